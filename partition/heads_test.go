@@ -13,7 +13,15 @@ func TestInner(t *testing.T) {
 		{4, 4, 3, 1, 2}, {6, 6, 9, 1, 3}, {1, 1, 4, 2, 1}, {7, 7, 4, 4, 1}, {8, 1, 32, 8, 1}, {2, 8, 32, 8, 2},
 	} {
 		if got := Inner(c.ranks, c.perHost, c.heads, c.kv); got != c.want {
-			t.Errorf("Inner(%d ranks, %d on a host, %d heads, %d of keys) = %d, want %d", c.ranks, c.perHost, c.heads, c.kv, got, c.want)
+			t.Errorf(
+				"Inner(%d ranks, %d on a host, %d heads, %d of keys) = %d, want %d",
+				c.ranks,
+				c.perHost,
+				c.heads,
+				c.kv,
+				got,
+				c.want,
+			)
 		}
 	}
 }

@@ -164,7 +164,10 @@ func (f *fleet) close() error {
 // small is the parameters of most tests, and the ranges of n ranks.
 func small(n int) ([]Param, []Range) {
 	r := rand.New(rand.NewPCG(1, 2))
-	params, total := place(r, map[string][]int{"embed": {5, 4}, "norm": {4}, "layers.0.w": {4, 3}, "layers.1.w": {3, 4}})
+	params, total := place(
+		r,
+		map[string][]int{"embed": {5, 4}, "norm": {4}, "layers.0.w": {4, 3}, "layers.1.w": {3, 4}},
+	)
 	ranges := make([]Range, n)
 	for i := range ranges {
 		ranges[i] = Range{total * int64(i) / int64(n), total * int64(i+1) / int64(n)}

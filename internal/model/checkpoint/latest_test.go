@@ -88,7 +88,9 @@ func TestSavesFollowNoLink(t *testing.T) {
 			params, ranges := small(2)
 			f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "first"})
 			if err == nil {
-				_ = f.each(func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, 1)) }) // it may be refused
+				_ = f.each(
+					func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, 1)) },
+				) // it may be refused
 				_ = f.close()
 			}
 			if left, err := os.ReadDir(outside); err != nil || len(left) > 0 {
@@ -133,11 +135,13 @@ func TestManifestClaimsNoMoreThanItsFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	big := strings.NewReplacer(`"length": 4`, `"length": 1099511627776`, "    4\n", "    1099511627776\n").Replace(string(text))
+	big := strings.NewReplacer(`"length": 4`, `"length": 1099511627776`, "    4\n", "    1099511627776\n").
+		Replace(string(text))
 	if big == string(text) {
 		t.Fatal("the manifest has no parameter of 4 elements")
 	}
-	if _, err := ParseManifest(checkpointtest.Summed([]byte(big))); err == nil || !strings.Contains(err.Error(), "more elements than its") {
+	if _, err := ParseManifest(checkpointtest.Summed([]byte(big))); err == nil ||
+		!strings.Contains(err.Error(), "more elements than its") {
 		t.Errorf("%v", err)
 	}
 	many := `{"format":"cprun-checkpoint","version":1,"fields":[` + strings.Repeat(`"",`, maxValues) + `""]}`

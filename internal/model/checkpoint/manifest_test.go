@@ -36,7 +36,8 @@ func TestGolden(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(old.Meta, m.Meta) || !reflect.DeepEqual(old.Files, m.Files) {
 		t.Errorf("version 1 is read as %+v, %v", old, err)
 	}
-	if m.Step != 100 || m.Seeds["train"] != 1 || len(m.Files) != 2 || m.Files[1].Entries[0] != (Entry{"model.norm.weight", 2, 2}) {
+	if m.Step != 100 || m.Seeds["train"] != 1 || len(m.Files) != 2 ||
+		m.Files[1].Entries[0] != (Entry{"model.norm.weight", 2, 2}) {
 		t.Errorf("ParseManifest = %+v", m)
 	}
 	again, err := m.encode()
@@ -145,7 +146,11 @@ func TestEveryBit(t *testing.T) {
 
 // TestTensorNames holds that a parameter cannot hide behind another's field.
 func TestTensorNames(t *testing.T) {
-	m := newManifest(Meta{}, []Param{{Name: "a", Shape: []int{0}}, {Name: "a.exp_avg", Shape: []int{0}}}, []Field{{Name: FieldParam}, {Name: "exp_avg"}})
+	m := newManifest(
+		Meta{},
+		[]Param{{Name: "a", Shape: []int{0}}, {Name: "a.exp_avg", Shape: []int{0}}},
+		[]Field{{Name: FieldParam}, {Name: "exp_avg"}},
+	)
 	if _, err := m.index(); err == nil || !strings.Contains(err.Error(), `"a.exp_avg"`) {
 		t.Errorf("index = %v, want that a.exp_avg stands twice", err)
 	}
@@ -158,7 +163,11 @@ func FuzzManifest(f *testing.F) {
 	f.Add(manifestFile(f, "manifest-2.json"))
 	f.Add([]byte(`{"format":"cprun-checkpoint","version":1}`))
 	f.Add([]byte(`{"format":"cprun-checkpoint","version":99}`))
-	f.Add([]byte(`{"format":"cprun-checkpoint","version":1,"config_sha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","fields":["param"],"params":[{"name":"a","shape":[0],"dtype":"F32"}],"extra":{"data":{"a":[1, 2]}}}`))
+	f.Add(
+		[]byte(
+			`{"format":"cprun-checkpoint","version":1,"config_sha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","fields":["param"],"params":[{"name":"a","shape":[0],"dtype":"F32"}],"extra":{"data":{"a":[1, 2]}}}`,
+		),
+	)
 	f.Add([]byte(`null`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		m, err := ParseManifest(data)

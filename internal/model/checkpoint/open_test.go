@@ -86,7 +86,8 @@ func TestDamage(t *testing.T) {
 		newest := filepath.Join(dir, dirName(2))
 		c.damage(t, newest)
 		step, reasons := latestStep(t, dir, params)
-		if step != 1 || len(reasons) != 1 || !strings.Contains(reasons[0], c.reason) || !strings.Contains(reasons[0], dirName(2)) {
+		if step != 1 || len(reasons) != 1 || !strings.Contains(reasons[0], c.reason) ||
+			!strings.Contains(reasons[0], dirName(2)) {
 			t.Errorf("%s: step %d, passed over %q, want step 1 and a reason with %q", c.name, step, reasons, c.reason)
 		}
 		// The damaged one must not load by name either.
@@ -169,7 +170,14 @@ func TestLatest(t *testing.T) {
 		dir, params := saved(t, Options{}, 1, 2, 3)
 		c.prepare(t, dir)
 		if step, reasons := latestStep(t, dir, params); step != c.want || len(reasons) != c.reasons {
-			t.Errorf("%s: step %d, passed over %q, want step %d and %d reasons", c.name, step, reasons, c.want, c.reasons)
+			t.Errorf(
+				"%s: step %d, passed over %q, want step %d and %d reasons",
+				c.name,
+				step,
+				reasons,
+				c.want,
+				c.reasons,
+			)
 		}
 	}
 }
@@ -195,7 +203,11 @@ func TestLatestNone(t *testing.T) {
 		os.RemoveAll(filepath.Join(full, dirName(step+1)))
 	}
 	if _, reasons, err := Latest(t.Context(), full); !errors.Is(err, ErrNoneWhole) || len(reasons) != 1 {
-		t.Errorf("Latest where the one that latest names is gone = %v, %q, want ErrNoneWhole and a reason", err, reasons)
+		t.Errorf(
+			"Latest where the one that latest names is gone = %v, %q, want ErrNoneWhole and a reason",
+			err,
+			reasons,
+		)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -216,7 +228,8 @@ func TestNewerVersion(t *testing.T) {
 		"Open":   func() error { _, err := Open(filepath.Join(dir, dirName(2))); return err }(),
 		"Latest": func() error { _, _, err := Latest(t.Context(), dir); return err }(),
 	} {
-		if !errors.Is(err, ErrVersion) || errors.Is(err, ErrNotWhole) || !strings.Contains(fmt.Sprint(err), "version 3") {
+		if !errors.Is(err, ErrVersion) || errors.Is(err, ErrNotWhole) ||
+			!strings.Contains(fmt.Sprint(err), "version 3") {
 			t.Errorf("%s = %v, want ErrVersion", name, err)
 		}
 	}
@@ -270,7 +283,13 @@ func TestMismatch(t *testing.T) {
 		}
 	}
 	_, ranges := small(2)
-	err = loadFrom(t, filepath.Join(dir, dirName(1)), params, ranges[0], Field{"momentum", make([]float32, ranges[0].Len())})
+	err = loadFrom(
+		t,
+		filepath.Join(dir, dirName(1)),
+		params,
+		ranges[0],
+		Field{"momentum", make([]float32, ranges[0].Len())},
+	)
 	if err == nil || !strings.Contains(err.Error(), `no field "momentum"`) {
 		t.Errorf("Load of a field that is not there = %v", err)
 	}

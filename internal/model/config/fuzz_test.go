@@ -39,12 +39,34 @@ func (d memDisk) readConfig(dir string) (*hf.Config, error) {
 }
 
 func fuzzDisk() memDisk {
-	model := &hf.Config{Architecture: "llama", VocabSize: 256, HiddenSize: 64, IntermediateSize: 160, NumHiddenLayers: 2,
-		NumAttentionHeads: 4, NumKeyValueHeads: 2, HeadDim: 16, RopeTheta: 10000, RMSNormEps: 1e-5, MaxPositionEmbedding: 1024,
-		InitializerRange: 0.02, LayerTypes: []string{},
-		RopeScaling: &hf.RopeScaling{Type: "linear", Factor: 2, OriginalMax: 512}}
-	return memDisk{"/work/hf": model, "/cfg/hf": model, "/cfg/text.txt": nil, "/cfg/tokens.bin": nil, "/work/tokens.bin": nil,
-		"/cfg/corpus/a.txt": nil, "/cfg/corpus/b.jsonl": nil, "/cfg/megatron/m.bin": nil, "/cfg/megatron/m.idx": nil, "/cfg/odd[1].txt": nil}
+	model := &hf.Config{
+		Architecture:         "llama",
+		VocabSize:            256,
+		HiddenSize:           64,
+		IntermediateSize:     160,
+		NumHiddenLayers:      2,
+		NumAttentionHeads:    4,
+		NumKeyValueHeads:     2,
+		HeadDim:              16,
+		RopeTheta:            10000,
+		RMSNormEps:           1e-5,
+		MaxPositionEmbedding: 1024,
+		InitializerRange:     0.02,
+		LayerTypes:           []string{},
+		RopeScaling:          &hf.RopeScaling{Type: "linear", Factor: 2, OriginalMax: 512},
+	}
+	return memDisk{
+		"/work/hf":            model,
+		"/cfg/hf":             model,
+		"/cfg/text.txt":       nil,
+		"/cfg/tokens.bin":     nil,
+		"/work/tokens.bin":    nil,
+		"/cfg/corpus/a.txt":   nil,
+		"/cfg/corpus/b.jsonl": nil,
+		"/cfg/megatron/m.bin": nil,
+		"/cfg/megatron/m.idx": nil,
+		"/cfg/odd[1].txt":     nil,
+	}
 }
 
 // FuzzLoad: whatever the file and a flag say, there is either a list of faults or a config

@@ -30,7 +30,12 @@ func TestReachOfRopeScaling(t *testing.T) {
 		{bare + ", rope_scaling: {rope_type: linear, factor: 2}}", maxLen, ""},                                       // of an unknown length
 	} {
 		warned := func(seqLen int) string {
-			cfg, err := load("t.yaml", []byte(c.model+fmt.Sprintf("\ndata: {path: a.bin, seq_len: %d}\n", seqLen)), Options{NoFiles: true}, osDisk{})
+			cfg, err := load(
+				"t.yaml",
+				[]byte(c.model+fmt.Sprintf("\ndata: {path: a.bin, seq_len: %d}\n", seqLen)),
+				Options{NoFiles: true},
+				osDisk{},
+			)
 			if err != nil {
 				t.Fatalf("%s: %v", c.model, err)
 			}
@@ -48,7 +53,8 @@ func TestReachOfRopeScaling(t *testing.T) {
 			continue
 		}
 		w := warned(c.reach + 1)
-		if !strings.Contains(w, fmt.Sprint(c.reach)) || !strings.HasSuffix(w, "to "+c.factor) && !strings.Contains(w, "model."+c.factor) {
+		if !strings.Contains(w, fmt.Sprint(c.reach)) ||
+			!strings.HasSuffix(w, "to "+c.factor) && !strings.Contains(w, "model."+c.factor) {
 			t.Errorf("%s: %d tokens: %q, want the reach and the factor %s", c.model, c.reach+1, w, c.factor)
 		}
 	}
@@ -57,7 +63,12 @@ func TestReachOfRopeScaling(t *testing.T) {
 // Three values of train.seed are three orders of the data, unless data.seed says one.
 func TestSeedOfTheData(t *testing.T) {
 	for set, want := range map[string]int64{"train.seed=2": 2, "train.seed=3": 3, "data.seed=0": 0, "data.seed=null": 1} {
-		cfg, err := load("t.yaml", []byte("model: {from: testdata/hf}\ndata: {path: a.bin}\n"), Options{NoFiles: true, Set: []string{set}}, osDisk{})
+		cfg, err := load(
+			"t.yaml",
+			[]byte("model: {from: testdata/hf}\ndata: {path: a.bin}\n"),
+			Options{NoFiles: true, Set: []string{set}},
+			osDisk{},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}

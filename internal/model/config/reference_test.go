@@ -38,7 +38,14 @@ func reference() string {
 		fmt.Fprintf(&b, "### %s\n\n%s\n\n| key | type | default | meaning |\n|---|---|---|---|\n", s.path, s.doc)
 		for i := range keys {
 			if section, name := split(keys[i].path); section == s.path {
-				fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", name, keys[i].described(), keys[i].defaulted(), keys[i].doc)
+				fmt.Fprintf(
+					&b,
+					"| `%s` | %s | %s | %s |\n",
+					name,
+					keys[i].described(),
+					keys[i].defaulted(),
+					keys[i].doc,
+				)
 			}
 		}
 		b.WriteString("\n")

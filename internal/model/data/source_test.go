@@ -114,7 +114,14 @@ func TestFormatsByteByByte(t *testing.T) {
 		{"a name with brackets", map[string]string{"a[1].txt": "x"}, "a[1].txt", -1, 256, []int32{'x'}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			d, err := Open(Source{Paths: []string{filepath.Join(put(t, tc.files), tc.glob)}, Tokenizer: asBytes, EOS: tc.eos, Vocab: tc.vocab})
+			d, err := Open(
+				Source{
+					Paths:     []string{filepath.Join(put(t, tc.files), tc.glob)},
+					Tokenizer: asBytes,
+					EOS:       tc.eos,
+					Vocab:     tc.vocab,
+				},
+			)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -184,7 +191,14 @@ func TestWrongSourcesAreExplained(t *testing.T) {
 		{"megatron negative", map[string]string{"a.bin": "", "a.idx": idx(8, 2, -1)}, "*", -1, 256, "sequence 0 has -1 tokens"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			_, err := Open(Source{Paths: []string{filepath.Join(put(t, tc.files), tc.glob)}, Tokenizer: asBytes, EOS: tc.eos, Vocab: tc.vocab})
+			_, err := Open(
+				Source{
+					Paths:     []string{filepath.Join(put(t, tc.files), tc.glob)},
+					Tokenizer: asBytes,
+					EOS:       tc.eos,
+					Vocab:     tc.vocab,
+				},
+			)
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got %v, want %q", err, tc.want)
 			}
@@ -192,7 +206,9 @@ func TestWrongSourcesAreExplained(t *testing.T) {
 	}
 	dir := put(t, map[string]string{"a.txt": "a", "tokenizer.json": "{}"})
 	for path, want := range map[string]string{"": "there is no tokenizer", filepath.Join(dir, "tokenizer.json"): "tokenizer.json: model: it is missing"} {
-		_, err := Open(Source{Paths: []string{filepath.Join(dir, "a.txt")}, Tokenizer: NewTokenizer(path, 0), EOS: -1, Vocab: 256})
+		_, err := Open(
+			Source{Paths: []string{filepath.Join(dir, "a.txt")}, Tokenizer: NewTokenizer(path, 0), EOS: -1, Vocab: 256},
+		)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("tokenizer %q: %v, want %q", path, err, want)
 		}
@@ -211,7 +227,11 @@ func TestTokensOutsideTheVocabularyAreFound(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := put(t, map[string]string{
-				"a.bin": v1(1, 2, 300), "b.bin": v7(1, 1<<32-1), "c.txt": "az", "d.jsonl": `{"text":"a"}` + "\n\n" + `{"text":"z"}`,
+				"a.bin": v1(
+					1,
+					2,
+					300,
+				), "b.bin": v7(1, 1<<32-1), "c.txt": "az", "d.jsonl": `{"text":"a"}` + "\n\n" + `{"text":"z"}`,
 				"e.bin": "\xff", "e.idx": idx(2, 1, 1), "f.bin": "\xfb" + strings.Repeat("\xff", 7), "f.idx": idx(5, 8, 1),
 				"g.bin": strings.Repeat("\x00", 13) + "\x01\x00\x00", "g.idx": idx(5, 8, 2),
 			})
@@ -280,7 +300,8 @@ func FuzzBin(f *testing.F) {
 		for i, id := range tokens {
 			raw := make([]byte, 8)
 			copy(raw, bin[tf.header+int64(i)*tf.width:][:tf.width])
-			if x := binary.LittleEndian.Uint64(raw); tf.width == 2 && !tf.signed && uint64(id) != x || id >= 0 && !tf.signed && uint64(id) != x {
+			if x := binary.LittleEndian.Uint64(raw); tf.width == 2 && !tf.signed && uint64(id) != x ||
+				id >= 0 && !tf.signed && uint64(id) != x {
 				t.Fatalf("token %d is %d of %x", i, id, raw)
 			}
 		}
@@ -328,7 +349,8 @@ func FuzzJSONL(f *testing.F) {
 			t.Fatal(err)
 		}
 		// A struct takes keys of other case too, which the index rightly does not.
-		if !slices.Equal(got, want) && !strings.Contains(strings.ToLower(file), "\\u") && strings.Count(strings.ToLower(file), "text") == strings.Count(file, "text") {
+		if !slices.Equal(got, want) && !strings.Contains(strings.ToLower(file), "\\u") &&
+			strings.Count(strings.ToLower(file), "text") == strings.Count(file, "text") {
 			t.Fatalf("got %v, want %v", got, want)
 		}
 		for at := range min(d.Len(), 20) {

@@ -27,8 +27,20 @@ const qwen3 = `"model_type":"qwen3","vocab_size":64,"hidden_size":32,"intermedia
 
 // base is what llama and a text of no further key give.
 func base() Config {
-	return Config{Architecture: Llama, VocabSize: 64, HiddenSize: 32, IntermediateSize: 48, NumHiddenLayers: 3, NumAttentionHeads: 4,
-		NumKeyValueHeads: 4, HeadDim: 8, RopeTheta: 10000, RMSNormEps: 1e-6, MaxPositionEmbedding: 2048, InitializerRange: 0.02}
+	return Config{
+		Architecture:         Llama,
+		VocabSize:            64,
+		HiddenSize:           32,
+		IntermediateSize:     48,
+		NumHiddenLayers:      3,
+		NumAttentionHeads:    4,
+		NumKeyValueHeads:     4,
+		HeadDim:              8,
+		RopeTheta:            10000,
+		RMSNormEps:           1e-6,
+		MaxPositionEmbedding: 2048,
+		InitializerRange:     0.02,
+	}
 }
 
 func TestConfigResolvesAsTransformersDoes(t *testing.T) {
@@ -194,7 +206,8 @@ func TestWrongConfigsAreRefused(t *testing.T) {
 			}
 		})
 	}
-	if _, err := ReadConfig(t.TempDir()); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "config.json") {
+	if _, err := ReadConfig(t.TempDir()); !errors.Is(err, os.ErrNotExist) ||
+		!strings.Contains(err.Error(), "config.json") {
 		t.Errorf("no file: %v", err)
 	}
 	if err := WriteConfig(opened(t, t.TempDir()), &Config{}, safetensors.F32); err == nil {

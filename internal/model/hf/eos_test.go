@@ -29,7 +29,8 @@ func TestEOSIsTheModelsOwn(t *testing.T) {
 		{map[string]string{"config.json": `nothing`}, -1, "config.json: invalid character"},
 	} {
 		got, err := EOS(dirOf(t, tc.files))
-		if got != tc.want || (err == nil) != (tc.fault == "") || err != nil && !strings.Contains(err.Error(), tc.fault) {
+		if got != tc.want || (err == nil) != (tc.fault == "") ||
+			err != nil && !strings.Contains(err.Error(), tc.fault) {
 			t.Errorf("%v: %d, %v; want %d, %q", tc.files, got, err, tc.want, tc.fault)
 		}
 	}
@@ -62,7 +63,8 @@ func TestEndsAreThoseOfGenerate(t *testing.T) {
 			t.Errorf("%v: %v, %v; want %v", tc.files, got, err, tc.want)
 		}
 	}
-	if _, err := Ends(dirOf(t, map[string]string{"generation_config.json": `{"eos_token_id": [1, "x"]}`})); err == nil || !strings.Contains(err.Error(), "generation_config.json: eos_token_id") {
+	if _, err := Ends(dirOf(t, map[string]string{"generation_config.json": `{"eos_token_id": [1, "x"]}`})); err == nil ||
+		!strings.Contains(err.Error(), "generation_config.json: eos_token_id") {
 		t.Errorf("an id that is none: %v", err)
 	}
 }

@@ -22,15 +22,37 @@ func tensors(c *Config) []Tensor {
 	ts := []Tensor{{Name: "model.embed_tokens.weight", Shape: []int{c.VocabSize, e}}}
 	for i := range c.NumHiddenLayers {
 		p := fmt.Sprintf("model.layers.%d.", i)
-		ts = append(ts, Tensor{Name: p + "input_layernorm.weight", Shape: []int{e}},
-			Tensor{Name: p + "self_attn.q_proj.weight", Shape: []int{q, e}}, Tensor{Name: p + "self_attn.k_proj.weight", Shape: []int{kv, e}},
-			Tensor{Name: p + "self_attn.v_proj.weight", Shape: []int{kv, e}}, Tensor{Name: p + "self_attn.o_proj.weight", Shape: []int{e, q}})
+		ts = append(
+			ts,
+			Tensor{Name: p + "input_layernorm.weight", Shape: []int{e}},
+			Tensor{
+				Name:  p + "self_attn.q_proj.weight",
+				Shape: []int{q, e},
+			},
+			Tensor{Name: p + "self_attn.k_proj.weight", Shape: []int{kv, e}},
+			Tensor{
+				Name:  p + "self_attn.v_proj.weight",
+				Shape: []int{kv, e},
+			},
+			Tensor{Name: p + "self_attn.o_proj.weight", Shape: []int{e, q}},
+		)
 		if c.Architecture == Qwen3 {
-			ts = append(ts, Tensor{Name: p + "self_attn.q_norm.weight", Shape: []int{d}}, Tensor{Name: p + "self_attn.k_norm.weight", Shape: []int{d}})
+			ts = append(
+				ts,
+				Tensor{Name: p + "self_attn.q_norm.weight", Shape: []int{d}},
+				Tensor{Name: p + "self_attn.k_norm.weight", Shape: []int{d}},
+			)
 		}
-		ts = append(ts, Tensor{Name: p + "post_attention_layernorm.weight", Shape: []int{e}},
-			Tensor{Name: p + "mlp.gate_proj.weight", Shape: []int{c.IntermediateSize, e}}, Tensor{Name: p + "mlp.up_proj.weight", Shape: []int{c.IntermediateSize, e}},
-			Tensor{Name: p + "mlp.down_proj.weight", Shape: []int{e, c.IntermediateSize}})
+		ts = append(
+			ts,
+			Tensor{Name: p + "post_attention_layernorm.weight", Shape: []int{e}},
+			Tensor{
+				Name:  p + "mlp.gate_proj.weight",
+				Shape: []int{c.IntermediateSize, e},
+			},
+			Tensor{Name: p + "mlp.up_proj.weight", Shape: []int{c.IntermediateSize, e}},
+			Tensor{Name: p + "mlp.down_proj.weight", Shape: []int{e, c.IntermediateSize}},
+		)
 	}
 	ts = append(ts, Tensor{Name: "model.norm.weight", Shape: []int{e}})
 	if !c.TieWordEmbeddings {
@@ -115,7 +137,8 @@ func TestExportedWeightsAreReadBack(t *testing.T) {
 				}
 			}
 			for _, f := range names(t, dir) {
-				if st, _ := os.Stat(filepath.Join(dir, f)); strings.HasSuffix(f, ".safetensors") && tc.limit > 1 && st.Size() > tc.limit+4096 {
+				if st, _ := os.Stat(filepath.Join(dir, f)); strings.HasSuffix(f, ".safetensors") && tc.limit > 1 &&
+					st.Size() > tc.limit+4096 {
 					t.Errorf("%s has %d bytes", f, st.Size())
 				}
 			}
@@ -166,10 +189,14 @@ func TestExportBringsTheTokenizer(t *testing.T) {
 	if err := Export(dir, m, ShardLimit); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := names(t, dir), []string{"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}; !slices.Equal(got, want) {
+	if got, want := names(t, dir), []string{"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}; !slices.Equal(
+		got,
+		want,
+	) {
 		t.Errorf("files %v, want %v", got, want)
 	}
-	if text, err := os.ReadFile(filepath.Join(dir, "tokenizer.json")); err != nil || string(text) != "text of tokenizer.json" {
+	if text, err := os.ReadFile(filepath.Join(dir, "tokenizer.json")); err != nil ||
+		string(text) != "text of tokenizer.json" {
 		t.Errorf("tokenizer.json is %q, %v", text, err)
 	}
 	if _, err := Companions(filepath.Join(from, "none")); !errors.Is(err, fs.ErrNotExist) {
@@ -183,7 +210,10 @@ func TestWrongWeightsAreNamedAllAtOnce(t *testing.T) {
 		return safetensors.Floats(name, safetensors.F32, []int{n}, make([]float32, n))
 	}
 	err := safetensors.WriteFile(filepath.Join(dir, singleFile), nil, []safetensors.Entry{
-		one("a", 2), one("b", 3), one("x", 1), one("y", 1), one("lm_head.weight", 1), one("model.layers.0.self_attn.rotary_emb.inv_freq", 1),
+		one(
+			"a",
+			2,
+		), one("b", 3), one("x", 1), one("y", 1), one("lm_head.weight", 1), one("model.layers.0.self_attn.rotary_emb.inv_freq", 1),
 		{Name: "i", DType: safetensors.I32, Shape: []int{1}, Data: func(w io.Writer) error {
 			_, err := w.Write(make([]byte, 4))
 			return err
@@ -197,7 +227,16 @@ func TestWrongWeightsAreNamedAllAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	err = w.Check(families[Llama], []Tensor{{Name: "a", Shape: []int{2}}, {Name: "b", Shape: []int{1, 3}}, {Name: "c", Shape: []int{1}}, {Name: "d", Shape: []int{1}}, {Name: "i", Shape: []int{1}}})
+	err = w.Check(
+		families[Llama],
+		[]Tensor{
+			{Name: "a", Shape: []int{2}},
+			{Name: "b", Shape: []int{1, 3}},
+			{Name: "c", Shape: []int{1}},
+			{Name: "d", Shape: []int{1}},
+			{Name: "i", Shape: []int{1}},
+		},
+	)
 	for _, want := range []string{
 		`"b" [3] for [1 3]`, `"c" [1], "d" [1] are missing`, `"i" I32`, `"x", "y" are not in the model`,
 	} {
@@ -233,7 +272,9 @@ func TestManyWrongTensors(t *testing.T) {
 		want = append(want, Tensor{Name: fmt.Sprintf("layer.%03d", i), Shape: []int{4}})
 	}
 	err = w.Check(families[Llama], want)
-	if err == nil || strings.Count(err.Error(), "\n") > 2 || !strings.Contains(err.Error(), "400 tensors") || !strings.Contains(err.Error(), `"layer.002"`) || !strings.Contains(err.Error(), "397 more") {
+	if err == nil || strings.Count(err.Error(), "\n") > 2 || !strings.Contains(err.Error(), "400 tensors") ||
+		!strings.Contains(err.Error(), `"layer.002"`) ||
+		!strings.Contains(err.Error(), "397 more") {
 		t.Errorf("%v", err)
 	}
 }
@@ -276,7 +317,10 @@ func TestSpoiltWeights(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := w.Read(Tensor{Name: "norm", Shape: []int{4}}, make([]float32, 3), 1); err == nil || !strings.Contains(err.Error(), `"norm"`) || !strings.Contains(err.Error(), "element 2") || !strings.Contains(err.Error(), singleFile) {
+			if err := w.Read(Tensor{Name: "norm", Shape: []int{4}}, make([]float32, 3), 1); err == nil ||
+				!strings.Contains(err.Error(), `"norm"`) ||
+				!strings.Contains(err.Error(), "element 2") ||
+				!strings.Contains(err.Error(), singleFile) {
 				t.Errorf("%v in %s: %v", x, dtype, err)
 			}
 			if err := w.Read(Tensor{Name: "norm", Shape: []int{4}}, make([]float32, 2), 0); err != nil {

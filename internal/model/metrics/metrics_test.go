@@ -33,7 +33,9 @@ func rootAt(t testing.TB, dir string) *os.Root {
 
 func step(n int64) Step {
 	return Step{
-		Time: Time(time.Unix(1700000000, 250000000)), Step: n, Epoch: Absent, Loss: 5.5 - Float(n)/8, GradNorm: 1.25, LR: 3e-4, Tokens: 4096 * n, StepSeconds: 0.5,
+		Time: Time(
+			time.Unix(1700000000, 250000000),
+		), Step: n, Epoch: Absent, Loss: 5.5 - Float(n)/8, GradNorm: 1.25, LR: 3e-4, Tokens: 4096 * n, StepSeconds: 0.5,
 		TokensPerSecond: 8192, TokensPerSecondPerDevice: 2048, TFLOPsPerDevice: 0.125, MFU: Absent,
 		MemoryBytes: 3 << 30, CommWaitSeconds: 0.0625, AttentionImbalance: 1.25, AttentionBytes: 1 << 20,
 	}
@@ -128,7 +130,12 @@ func TestJSONLResume(t *testing.T) {
 					t.Fatalf("%s: %v", c.name, err)
 				}
 				if got := readSteps(t, path); got[len(got)-1] != resumed+1+k {
-					t.Fatalf("%s: the file ends with step %d after the write of step %d", c.name, got[len(got)-1], resumed+1+k)
+					t.Fatalf(
+						"%s: the file ends with step %d after the write of step %d",
+						c.name,
+						got[len(got)-1],
+						resumed+1+k,
+					)
 				}
 			}
 			if err := j.Close(); err != nil {
@@ -171,7 +178,8 @@ func TestOpen(t *testing.T) {
 	if events, _ := filepath.Glob(filepath.Join(dir, "*tfevents*")); len(events) != 1 {
 		t.Errorf("event files %v, want one", events)
 	}
-	if _, err := Open(Options{Dir: rootAt(t, dir), Prometheus: "nowhere:port:"}); err == nil || !strings.Contains(err.Error(), "log.prometheus") {
+	if _, err := Open(Options{Dir: rootAt(t, dir), Prometheus: "nowhere:port:"}); err == nil ||
+		!strings.Contains(err.Error(), "log.prometheus") {
 		t.Errorf("Open with a bad address = %v, want an error that names log.prometheus", err)
 	}
 	gone := rootAt(t, filepath.Join(dir, "gone"))

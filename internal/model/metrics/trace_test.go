@@ -100,7 +100,16 @@ func TestTraceNests(t *testing.T) {
 		{"step 1/optimizer", "update", ""},
 		{"step 2/forward/layer 1", "norm", ""},
 	} {
-		tr.Span(tensor.Span{Lane: "compute", Name: s.name, Label: s.label, Detail: s.detail, Start: base.Add(time.Duration(10*i) * time.Millisecond), Took: 4 * time.Millisecond})
+		tr.Span(
+			tensor.Span{
+				Lane:   "compute",
+				Name:   s.name,
+				Label:  s.label,
+				Detail: s.detail,
+				Start:  base.Add(time.Duration(10*i) * time.Millisecond),
+				Took:   4 * time.Millisecond,
+			},
+		)
 	}
 	if err := tr.Close(); err != nil {
 		t.Fatal(err)
@@ -193,7 +202,11 @@ func TestMergeTraces(t *testing.T) {
 }
 
 func FuzzMergeTraces(f *testing.F) {
-	f.Add([]byte("{\"displayTimeUnit\":\"ms\",\"otherData\":{\"clock_start_unix_ns\":\"17\"},\"traceEvents\":[\n{\"ph\":\"X\",\"name\":\"a\",\"pid\":1,\"tid\":2,\"ts\":1.5,\"dur\":2},\n{\"ph\":\"X\",\"na"))
+	f.Add(
+		[]byte(
+			"{\"displayTimeUnit\":\"ms\",\"otherData\":{\"clock_start_unix_ns\":\"17\"},\"traceEvents\":[\n{\"ph\":\"X\",\"name\":\"a\",\"pid\":1,\"tid\":2,\"ts\":1.5,\"dur\":2},\n{\"ph\":\"X\",\"na",
+		),
+	)
 	f.Add([]byte("{}"))
 	f.Add([]byte(""))
 	f.Fuzz(func(t *testing.T, data []byte) {

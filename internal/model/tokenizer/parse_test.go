@@ -91,7 +91,8 @@ func TestNormalizersDoNotFillTheMemory(t *testing.T) {
 		`{"type":"Sequence","normalizers":[` + strings.TrimSuffix(double, ",") + `]}`,
 	} {
 		tok := parse(t, []byte(with(`,"normalizer":`+n)))
-		if _, err := tok.NewEncoder().Append(nil, strings.Repeat("a", 10)); err == nil || !strings.Contains(err.Error(), "the normalizer makes") {
+		if _, err := tok.NewEncoder().Append(nil, strings.Repeat("a", 10)); err == nil ||
+			!strings.Contains(err.Error(), "the normalizer makes") {
 			t.Errorf("%.60s: %v", n, err)
 		}
 	}
@@ -145,7 +146,14 @@ func TestTiesOfUnigrams(t *testing.T) {
 }
 
 func TestTruncationAndPaddingAreNotApplied(t *testing.T) {
-	tok := parse(t, []byte(with(`,"truncation":{"max_length":1,"strategy":"LongestFirst","stride":0},"padding":{"strategy":{"Fixed":9},"pad_id":0}`)))
+	tok := parse(
+		t,
+		[]byte(
+			with(
+				`,"truncation":{"max_length":1,"strategy":"LongestFirst","stride":0},"padding":{"strategy":{"Fixed":9},"pad_id":0}`,
+			),
+		),
+	)
 	if got := fmt.Sprint(encode(t, tok, "aba")); got != "[2 0]" {
 		t.Error(got)
 	}
@@ -181,7 +189,17 @@ func TestFormsHaveNoLimitOfMarks(t *testing.T) {
 
 func TestSets(t *testing.T) {
 	a := union(set{{5, 9}}, set{{1, 2}, {3, 3}}, set{{20, maxRune}})
-	if fmt.Sprint(a, a.not(), a.and(set{{8, 21}}), a.not().not()) != fmt.Sprint(set{{1, 3}, {5, 9}, {20, maxRune}}, set{{0, 0}, {4, 4}, {10, 19}}, set{{8, 9}, {20, 21}}, a) {
+	if fmt.Sprint(
+		a,
+		a.not(),
+		a.and(set{{8, 21}}),
+		a.not().not(),
+	) != fmt.Sprint(
+		set{{1, 3}, {5, 9}, {20, maxRune}},
+		set{{0, 0}, {4, 4}, {10, 19}},
+		set{{8, 9}, {20, 21}},
+		a,
+	) {
 		t.Error(a, a.not(), a.and(set{{8, 21}}))
 	}
 	c := newClass(a)

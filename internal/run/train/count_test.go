@@ -75,7 +75,10 @@ func TestDataIsCounted(t *testing.T) {
 	text, empty := write("a.txt", "to be or not"), write("b.txt", "")
 	lines := write("c.jsonl", `{"text":"ab"}`+"\n\n"+`{"text":""}`+"\n"+`{"text":"cdefg","label":3}`+"\n")
 	even := write("f.jsonl", `{"text":"abc"}`+"\n"+`{"text":"def"}`+"\n"+`{"text":"gh"}`) // ends where samples of 3 end
-	masked := write("d.jsonl", `{"input_ids":[1,2,3,4,5,0],"attention_mask":[1,1,1,1,1,0],"completion_mask":[0,0,1,1,0,0]}`+"\n"+`{"input_ids":[6,7,8]}`+"\n"+`{"input_ids":[9],"labels":[-100]}`)
+	masked := write(
+		"d.jsonl",
+		`{"input_ids":[1,2,3,4,5,0],"attention_mask":[1,1,1,1,1,0],"completion_mask":[0,0,1,1,0,0]}`+"\n"+`{"input_ids":[6,7,8]}`+"\n"+`{"input_ids":[9],"labels":[-100]}`,
+	)
 	plain, indexed := write("e.bin", string(bin)), filepath.Join(dir, "pair.bin")
 	pairDocs := [][]int{{1, 2, 3}, {4, 5}, {6, 7, 8, 9}}
 	for _, c := range []struct {
@@ -102,7 +105,14 @@ func TestDataIsCounted(t *testing.T) {
 	} {
 		for _, seqLen := range []int{1, 3, 4} {
 			packed := strings.Contains(c.set, "pack_documents")
-			cfg := load(t, tiny(t), 1, "data.eos_token_id=null", fmt.Sprintf("data={tokenizer: bytes, seq_len: %d, %s}", seqLen, c.set), "train.global_batch_size=2")
+			cfg := load(
+				t,
+				tiny(t),
+				1,
+				"data.eos_token_id=null",
+				fmt.Sprintf("data={tokenizer: bytes, seq_len: %d, %s}", seqLen, c.set),
+				"train.global_batch_size=2",
+			)
 			got, err := train.Check(cfg)
 			if err != nil {
 				t.Fatalf("%s: %v", c.set, err)
@@ -130,17 +140,29 @@ func TestDataIsCounted(t *testing.T) {
 		t.Errorf("many tokens: %+v, %v", found, err)
 	}
 	// A mixture's epoch is that of all its parts; each is cut by itself.
-	cfg := load(t, tiny(t), 1, fmt.Sprintf("data={path: [{path: %s, weight: 3}, {path: %s}], seq_len: 3, tokenizer: bytes, eos_token_id: null}", text, masked))
+	cfg := load(
+		t,
+		tiny(t),
+		1,
+		fmt.Sprintf(
+			"data={path: [{path: %s, weight: 3}, {path: %s}], seq_len: 3, tokenizer: bytes, eos_token_id: null}",
+			text,
+			masked,
+		),
+	)
 	got, err := train.Check(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	aTokens, aTargets, aSamples := counted(3, false, bytesOf("to be or not"))
 	bTokens, bTargets, bSamples := counted(3, false, []int{-100, -100, 3, 4, -100}, []int{6, 7, 8}, []int{-100})
-	if got.Files != 2 || *got.Documents != 4 || got.Tokens != aTokens+bTokens || got.Targets != aTargets+bTargets || got.Samples != aSamples+bSamples || got.StepsPerEpoch != got.Samples {
+	if got.Files != 2 || *got.Documents != 4 || got.Tokens != aTokens+bTokens || got.Targets != aTargets+bTargets ||
+		got.Samples != aSamples+bSamples ||
+		got.StepsPerEpoch != got.Samples {
 		t.Errorf("a mixture: %+v", *got)
 	}
-	if got, err := train.Check(load(t, tiny(t), 1, "data={path: "+lines+", seq_len: 3, tokenizer: bytes}")); err != nil || !reflect.DeepEqual(got.Ignored, []string{"label"}) {
+	if got, err := train.Check(load(t, tiny(t), 1, "data={path: "+lines+", seq_len: 3, tokenizer: bytes}")); err != nil ||
+		!reflect.DeepEqual(got.Ignored, []string{"label"}) {
 		t.Errorf("ignored keys: %+v, %v", got, err)
 	}
 }

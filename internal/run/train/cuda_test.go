@@ -127,7 +127,12 @@ func runGPU(t *testing.T, m machine.Machine, cfg *config.Config, ranks int, o tr
 				return err
 			}
 			if fused != nil && !cfg.Data.PackDocuments && fused.Plans() != rehearsed {
-				return fmt.Errorf("rank %d: cuDNN had %d plans before the first step and %d after the last", r, rehearsed, fused.Plans())
+				return fmt.Errorf(
+					"rank %d: cuDNN had %d plans before the first step and %d after the last",
+					r,
+					rehearsed,
+					fused.Plans(),
+				)
 			}
 			if r == 0 {
 				out.stopped = stopped
@@ -148,10 +153,15 @@ func joinGPUs(host *comm.Group, dev *device.Device, shared bool) (comm.Communica
 		return commdevice.New(context.Background(), host, stream, commdevice.Options{})
 	}
 	var using sync.Mutex
-	return newStaged(context.Background(), host, dev, func(ctx context.Context, host *comm.Group) (comm.Exchanger, error) {
-		e, err := copyengine.New(ctx, host, stream.Device(), stream, &using)
-		return ordered{e, &using}, err
-	})
+	return newStaged(
+		context.Background(),
+		host,
+		dev,
+		func(ctx context.Context, host *comm.Group) (comm.Exchanger, error) {
+			e, err := copyengine.New(ctx, host, stream.Device(), stream, &using)
+			return ordered{e, &using}, err
+		},
+	)
 }
 
 // ordered holds the compute stream for the calls of an engine, as it wants.
@@ -222,11 +232,17 @@ func TestOverflowOnGPUs(t *testing.T) {
 		from := filepath.Join(first.dir, "checkpoints", "step-00000002")
 		raiseScale(t, from)
 		var told []string
-		second := runGPU(t, m, loadGPU(t, m, yaml, ranks, append(set, "train.steps=40")...), ranks, train.Options{From: from, Report: func(r train.Report) {
-			if r.Kind == train.Notice && strings.Contains(r.Text, "overflowed") {
-				told = append(told, r.Text)
-			}
-		}})
+		second := runGPU(
+			t,
+			m,
+			loadGPU(t, m, yaml, ranks, append(set, "train.steps=40")...),
+			ranks,
+			train.Options{From: from, Report: func(r train.Report) {
+				if r.Kind == train.Notice && strings.Contains(r.Text, "overflowed") {
+					told = append(told, r.Text)
+				}
+			}},
+		)
 		if len(told) == 0 || !strings.HasSuffix(told[0], "loss scale 8388608") {
 			t.Errorf("%d ranks: notices %q", ranks, told)
 		}
@@ -265,7 +281,17 @@ func raiseScale(t *testing.T, checkpoint string) {
 func TestStopAndResumeOnGPUs(t *testing.T) {
 	m := here(t)
 	for _, ranks := range ranksOf(m) {
-		cfg := loadGPU(t, m, tiny(t), ranks, "model.head_dim=64", "train.steps=12", "train.deterministic=true", "train.global_batch_size=2", "checkpoint.async=true")
+		cfg := loadGPU(
+			t,
+			m,
+			tiny(t),
+			ranks,
+			"model.head_dim=64",
+			"train.steps=12",
+			"train.deterministic=true",
+			"train.global_batch_size=2",
+			"checkpoint.async=true",
+		)
 		want := runGPU(t, m, cfg, ranks, train.Options{}).steps
 		o := train.Options{RunDir: t.TempDir(), RunID: "a"}
 		stopAfter(4, &o)

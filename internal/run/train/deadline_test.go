@@ -27,7 +27,13 @@ func TestTheDeadlineFollowsTheSteps(t *testing.T) {
 	const ranks = 2
 	for set, want := range map[string]time.Duration{"parallel.deadline=auto": 2 * time.Minute, "parallel.deadline=40s": 40 * time.Second} {
 		jobs := make([]*run, ranks)
-		runRanks(t, ranks, []string{"train.steps=6", set}, Options{RunDir: t.TempDir(), RunID: "a"}, func(rank int, r *run) { jobs[rank] = r })
+		runRanks(
+			t,
+			ranks,
+			[]string{"train.steps=6", set},
+			Options{RunDir: t.TempDir(), RunID: "a"},
+			func(rank int, r *run) { jobs[rank] = r },
+		)
 		for rank, r := range jobs {
 			for i, g := range []comm.Communicator{r.mesh.world, r.mesh.state, r.mesh.context, r.mesh.saves} {
 				if got := g.(*comm.Group).Options().Deadline; got != want {

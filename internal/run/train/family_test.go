@@ -103,7 +103,9 @@ func TestAFamilyHasItsDefaultsAndBounds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !c.TieWordEmbeddings || c.SlidingWindow != 16 || c.Window(2) != 15 || c.MaxPositionEmbedding != 4096 || c.HeadDim != 8 || c.NumKeyValueHeads != 4 {
+	if !c.TieWordEmbeddings || c.SlidingWindow != 16 || c.Window(2) != 15 || c.MaxPositionEmbedding != 4096 ||
+		c.HeadDim != 8 ||
+		c.NumKeyValueHeads != 4 {
 		t.Errorf("defaults are %+v", c)
 	}
 	c, err = read(`,"sliding_window":null`)
@@ -122,7 +124,8 @@ func TestAFamilyHasItsDefaultsAndBounds(t *testing.T) {
 	if again, err := hf.ReadConfig(out); err != nil || again.SlidingWindow != 0 {
 		t.Errorf("no window, written and read: %+v, %v", again, err)
 	}
-	if _, err := read(`,"rope_scaling":{"rope_type":"linear","factor":2}`); err == nil || !strings.Contains(err.Error(), `"linear" is not supported; cprun has default and yarn`) {
+	if _, err := read(`,"rope_scaling":{"rope_type":"linear","factor":2}`); err == nil ||
+		!strings.Contains(err.Error(), `"linear" is not supported; cprun has default and yarn`) {
 		t.Errorf("linear scaling of a family that has yarn alone: %v", err)
 	}
 	names := map[string]bool{}

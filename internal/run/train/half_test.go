@@ -48,7 +48,13 @@ func TestHalfPrecisionRepeats(t *testing.T) {
 				one = mustRun(t, load(t, tiny(t), 1, append(set, more)...), 1, train.Options{}).steps
 			}
 			cfg := load(t, tiny(t), ranks, append(set, more)...)
-			closeTo(t, fmt.Sprintf("%d ranks, %s", ranks, more), mustRun(t, cfg, ranks, train.Options{}).steps, one, within["bf16"].loss)
+			closeTo(
+				t,
+				fmt.Sprintf("%d ranks, %s", ranks, more),
+				mustRun(t, cfg, ranks, train.Options{}).steps,
+				one,
+				within["bf16"].loss,
+			)
 		}
 	}
 }

@@ -31,7 +31,14 @@ func (c *counted) Alloc(n int64) (tensor.Memory, error) {
 
 // onRanks makes a trainer on each of some ranks in this process, on devices that count and are
 // changed, and has f look at it.
-func onRanks(t *testing.T, ranks int, cfg *config.Config, room plan.Memory, change func(*device.Device), f func(tr *Trainer, c *counted) error) {
+func onRanks(
+	t *testing.T,
+	ranks int,
+	cfg *config.Config,
+	room plan.Memory,
+	change func(*device.Device),
+	f func(tr *Trainer, c *counted) error,
+) {
 	t.Helper()
 	streams, compute := make([]*tensor.HostStream, ranks), make([]tensor.Stream, ranks)
 	for r := range ranks {
@@ -101,7 +108,12 @@ func TestThePlanIsWhatARunTakes(t *testing.T) {
 }
 
 // small makes the example's model quick to train; its tensors stay of different sizes, none a multiple of another's.
-var small = []string{"model.hidden_size=56", "model.intermediate_size=136", "model.num_hidden_layers=3", "data.validation.samples=1"}
+var small = []string{
+	"model.hidden_size=56",
+	"model.intermediate_size=136",
+	"model.num_hidden_layers=3",
+	"data.validation.samples=1",
+}
 
 // checkPlan compares a plan with the trainers of a config, and with what a step of them takes,
 // where the CPU can run it.

@@ -128,11 +128,25 @@ func runLocal(t *testing.T, cfg *config.Config, ranks int, o train.Options) (out
 // runOn does so on devices that are changed.
 func runOn(t *testing.T, cfg *config.Config, ranks int, o train.Options, change func(*device.Device)) (outcome, error) {
 	t.Helper()
-	return runJoined(t, cfg, ranks, o, change, func(host *comm.Group, _ *device.Device) (comm.Communicator, error) { return host, nil })
+	return runJoined(
+		t,
+		cfg,
+		ranks,
+		o,
+		change,
+		func(host *comm.Group, _ *device.Device) (comm.Communicator, error) { return host, nil },
+	)
 }
 
 // runJoined does so on devices that are joined in a way of their own.
-func runJoined(t *testing.T, cfg *config.Config, ranks int, o train.Options, change func(*device.Device), join func(*comm.Group, *device.Device) (comm.Communicator, error)) (outcome, error) {
+func runJoined(
+	t *testing.T,
+	cfg *config.Config,
+	ranks int,
+	o train.Options,
+	change func(*device.Device),
+	join func(*comm.Group, *device.Device) (comm.Communicator, error),
+) (outcome, error) {
 	t.Helper()
 	if o.RunDir == "" {
 		o.RunDir = t.TempDir()
@@ -289,7 +303,13 @@ func TestParity(t *testing.T) {
 						e = whole.begin()
 					}
 					what := fmt.Sprintf("%s, %d ranks, %s, %s", entry.Name(), ranks, layout, algorithm)
-					cfg := load(t, parityYAML(entry.Name(), e), ranks, "parallel.layout="+layout, "parallel.algorithm="+algorithm)
+					cfg := load(
+						t,
+						parityYAML(entry.Name(), e),
+						ranks,
+						"parallel.layout="+layout,
+						"parallel.algorithm="+algorithm,
+					)
 					follows(t, what, mustRun(t, cfg, ranks, train.Options{}).steps, e, "fp32")
 				}
 			}

@@ -94,7 +94,10 @@ func textFile(t *testing.T) string {
 func TestValidationIsTheSameOnAnyRanks(t *testing.T) {
 	val := textFile(t)
 	for _, samples := range []int{3, 0} {
-		set := []string{fmt.Sprintf("data.validation={path: %s, every: 2, samples: %d}", val, samples), "train.global_batch_size=4"}
+		set := []string{
+			fmt.Sprintf("data.validation={path: %s, every: 2, samples: %d}", val, samples),
+			"train.global_batch_size=4",
+		}
 		var want []float64
 		for _, r := range []struct {
 			ranks int
@@ -118,7 +121,15 @@ func TestValidationIsTheSameOnAnyRanks(t *testing.T) {
 			}
 			for i := range got {
 				if !(math.Abs(got[i]-want[i]) <= 1e-5) {
-					t.Errorf("%d samples, %d ranks, %v: validation %d = %v, want %v", samples, r.ranks, r.set, i, got[i], want[i])
+					t.Errorf(
+						"%d samples, %d ranks, %v: validation %d = %v, want %v",
+						samples,
+						r.ranks,
+						r.set,
+						i,
+						got[i],
+						want[i],
+					)
 				}
 			}
 		}
@@ -146,7 +157,10 @@ func TestMetricsBeginAtStep0(t *testing.T) {
 		got = append(got, fmt.Sprintf("%d %t %.3f %t", s.Step, s.Loss.Known(), float64(s.Epoch), s.ValLoss != nil))
 	}
 	// Two samples of 37 tokens are in 78 bytes of text.
-	if want := []string{"0 false 0.000 true", "1 true 0.500 false", "2 true 1.000 true", "3 true 1.500 false", "4 true 2.000 true"}; !slices.Equal(got, want) {
+	if want := []string{"0 false 0.000 true", "1 true 0.500 false", "2 true 1.000 true", "3 true 1.500 false", "4 true 2.000 true"}; !slices.Equal(
+		got,
+		want,
+	) {
 		t.Errorf("step, loss, epoch, validation: %q, want %q", got, want)
 	}
 }
@@ -246,7 +260,13 @@ func TestStepsWithoutTargetsHaveNoLoss(t *testing.T) {
 	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	cfg := load(t, tiny(t), 2, "data={path: "+path+", pack_documents: true, eos_token_id: 97, shuffle: false, validation: {path: "+path+", every: 2, samples: 1}}", "train.steps=2")
+	cfg := load(
+		t,
+		tiny(t),
+		2,
+		"data={path: "+path+", pack_documents: true, eos_token_id: 97, shuffle: false, validation: {path: "+path+", every: 2, samples: 1}}",
+		"train.steps=2",
+	)
 	steps := mustRun(t, cfg, 2, train.Options{}).steps
 	if len(steps) != 2 || steps[0].Loss.Known() || steps[0].GradNorm != 0 || !(steps[1].Loss > 0) {
 		t.Errorf("steps %+v, want one without a loss and one with", steps)
@@ -271,7 +291,10 @@ func TestCheckFindsWhatIsWrongWithTheFiles(t *testing.T) {
 	}
 	// Weights of another shape.
 	e := readExpect(t, "tiny-llama")
-	cfg, err := config.Load(writeYAML(t, parityYAML("tiny-llama", e)), config.Options{Ranks: 1, Set: []string{"model.intermediate_size=64"}})
+	cfg, err := config.Load(
+		writeYAML(t, parityYAML("tiny-llama", e)),
+		config.Options{Ranks: 1, Set: []string{"model.intermediate_size=64"}},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -37,7 +37,12 @@ func TestSavedIsReportedOfWholeCheckpoints(t *testing.T) {
 			}
 			defer c.Close()
 			if c.Manifest.Step < r.Step {
-				t.Errorf("%v: step %d is reported, and the newest whole checkpoint is of step %d", set, r.Step, c.Manifest.Step)
+				t.Errorf(
+					"%v: step %d is reported, and the newest whole checkpoint is of step %d",
+					set,
+					r.Step,
+					c.Manifest.Step,
+				)
 			}
 		}})
 		if want := []int64{2, 4, 6, 7}; !slices.Equal(saved, want) {
@@ -131,7 +136,10 @@ func TestDamagedCheckpointsAreNotReplaced(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := runLocal(t, cfg, 1, train.Options{RunDir: first.dir, RunID: "b", Resume: true}); !errors.Is(err, checkpoint.ErrNoneWhole) {
+	if _, err := runLocal(t, cfg, 1, train.Options{RunDir: first.dir, RunID: "b", Resume: true}); !errors.Is(
+		err,
+		checkpoint.ErrNoneWhole,
+	) {
 		t.Errorf("going on from damaged checkpoints: %v, want ErrNoneWhole", err)
 	}
 }
@@ -155,7 +163,9 @@ func TestTraceTellsAStory(t *testing.T) {
 	if err := json.Unmarshal(text, &file); err != nil {
 		t.Fatal(err)
 	}
-	labels := regexp.MustCompile(`^step [12](/(forward|backward)/(embedding|head|layer [01](/(hop \d owner \d|gradients home))?)|/optimizer)?$|^weights$`)
+	labels := regexp.MustCompile(
+		`^step [12](/(forward|backward)/(embedding|head|layer [01](/(hop \d owner \d|gradients home))?)|/optimizer)?$|^weights$`,
+	)
 	peers := regexp.MustCompile(`^(\d+ bytes (to|from) rank [02](, )?)+$|^\d+ bytes over 3 ranks$`)
 	exchanges, waits := 0, 0
 	parts := map[string]bool{}
@@ -175,7 +185,8 @@ func TestTraceTellsAStory(t *testing.T) {
 				t.Errorf("%s is told as %q", e.Name, e.Args.Detail)
 			}
 		}
-		if e.Name == "wait" && strings.HasPrefix(e.Args.Detail, "exchange: ") && strings.Contains(e.Args.Detail, "from rank") {
+		if e.Name == "wait" && strings.HasPrefix(e.Args.Detail, "exchange: ") &&
+			strings.Contains(e.Args.Detail, "from rank") {
 			waits++
 		}
 	}
