@@ -126,7 +126,6 @@ func (a array[A]) shared(b, i, h int) []A {
 	return a.row(min(b, a.shape[tensor.Batch]-1), i, min(h, a.shape[tensor.Heads]-1))
 }
 
-// add returns the score s of a pair plus its terms.
 func (t *terms[A]) add(s A, b, i, h, j int) A {
 	if t == nil {
 		return s
@@ -140,7 +139,6 @@ func (t *terms[A]) add(s A, b, i, h, j int) A {
 	return s
 }
 
-// keep keeps the largest score of a row.
 func (t *terms[A]) keep(s A, b, i, h int) {
 	if t != nil && t.max != nil {
 		m := &t.max.row(b, i, h)[0]

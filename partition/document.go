@@ -119,7 +119,6 @@ func (d Document) chunks(seqLen, size int) []chunk {
 	return all
 }
 
-// chunk returns the positions at of the i-th document.
 func (d *document) chunk(i int, at Range) chunk {
 	c := chunk{at: at, doc: i, of: d}
 	work := count{}
@@ -186,7 +185,6 @@ func (d Document) deal(seqLen, size int) []hand {
 	return best.ranks
 }
 
-// dealt returns all chunks dealt out.
 func (d Document) dealt(all []chunk, seqLen, size int, patience float64) *deal {
 	t := &deal{rows: float64(seqLen), patience: patience, ranks: make([]hand, size), place: make([]int, size)}
 	for i := range all {

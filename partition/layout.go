@@ -12,7 +12,6 @@ import (
 // Span is the global positions Start, Start+Stride, ..., Len of them.
 type Span struct{ Start, Len, Stride int }
 
-// end returns one past the last position.
 func (s Span) end() int { return s.Start + (s.Len-1)*s.Stride + 1 }
 
 // A Layout gives every position of a sequence to exactly one rank.

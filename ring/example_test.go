@@ -40,8 +40,6 @@ func ExampleNew() {
 			fmt.Printf("  computes queries %v against keys %v of buffer %d\n", t.Q, t.K, hop.Keys.Buf)
 		}
 	}
-	forward, backward := s.Bytes(1, 1)
-	fmt.Println("rows sent:", forward, "forward,", backward, "backward")
 	// Output:
 	// hop 0 owner 1
 	//   sends rows 0 to 4 of buffer 0 to rank 2
@@ -53,5 +51,4 @@ func ExampleNew() {
 	//   computes queries {0 4} against keys {0 2} of buffer 1
 	// hop 2 owner 2
 	//   computes queries {2 4} against keys {0 4} of buffer 2
-	// rows sent: 6 forward, 12 backward
 }

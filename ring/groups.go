@@ -125,7 +125,8 @@ type groupKernel struct {
 // next returns the query heads of the next pass.
 func (k *groupKernel) next(all int, p attention.Softmax) (heads partition.Range, err error) {
 	if p.Scores != nil {
-		return heads, fmt.Errorf("heads are gathered %d at a time, and slopes, a bias and largest scores need all at once",
+		return heads, fmt.Errorf(
+			"heads are gathered %d at a time, and slopes, a bias and largest scores need all at once",
 			k.groups[0].Len())
 	}
 	each := all / k.kvHeads

@@ -221,11 +221,11 @@ func (t *trade) exchange(label string, list []traded) error {
 // A side of an exchange has a tensor, and boxes of it.
 type side struct {
 	view  View
-	boxes []HeadMove
+	boxes []headMove
 }
 
 // joined joins boxes with neighbouring rows, which saves copies. Boxes of the rank itself come in pairs and stay.
-func joined(moves []HeadMove, rank int) (out []HeadMove) {
+func joined(moves []headMove, rank int) (out []headMove) {
 	for _, m := range moves {
 		if k := len(out) - 1; k >= 0 && m.Peer != rank {
 			next := out[k]

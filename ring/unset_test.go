@@ -41,11 +41,8 @@ func TestUnsetFieldsAreErrors(t *testing.T) {
 	defer group.Close()
 	x := tensor.New(tensor.F64, 1, seq, 1, dim)
 	out := attention.Partial{O: tensor.New(tensor.F64, 1, seq, 1, dim), LSE: tensor.New(tensor.F64, 1, seq, 1, 1)}
-	grads := attention.Grads{
-		DQ: tensor.New(tensor.F64, 1, seq, 1, dim),
-		DK: tensor.New(tensor.F64, 1, seq, 1, dim),
-		DV: tensor.New(tensor.F64, 1, seq, 1, dim),
-	}
+	grads := attention.Grads{DQ: tensor.New(tensor.F64, 1, seq, 1, dim), DK: tensor.New(tensor.F64, 1, seq, 1, dim),
+		DV: tensor.New(tensor.F64, 1, seq, 1, dim)}
 	for _, c := range []struct {
 		name  string
 		arena *tensor.Arena
@@ -56,7 +53,8 @@ func TestUnsetFieldsAreErrors(t *testing.T) {
 		{"a scale of zero", tensor.NewHostArena(0), attention.Softmax{Scale: math.Copysign(0, -1)}, ""},
 		{"no arena", nil, attention.Softmax{Scale: 1}, "Arena"},
 		{"no scale", tensor.NewHostArena(0), attention.Softmax{}, "Softmax.Scale"},
-		{"no positions", tensor.NewHostArena(0), attention.Softmax{Scale: 1, Scores: &attention.Scores{Slopes: x}}, "Spec.Positions"},
+		{"no positions", tensor.NewHostArena(0), attention.Softmax{Scale: 1, Scores: &attention.Scores{Slopes: x}},
+			"Spec.Positions"},
 	} {
 		loop := ring.Ring{Kernel: cpu.New(stream), Comm: group, Stream: stream, Arena: c.arena}
 		for pass, err := range map[string]error{
@@ -105,13 +103,8 @@ func TestGroupsOfHeadsNeedTheirFields(t *testing.T) {
 		{nil, nil, "Mover"},
 		{cpu.New(stream), &attention.Scores{Max: view(1)}, "largest scores"},
 	} {
-		loop := ring.Ring{
-			Kernel: failing{},
-			Comm:   idle{},
-			Mover:  c.mover,
-			Stream: stream,
-			Arena:  tensor.NewHostArena(0),
-		}
+		loop := ring.Ring{Kernel: failing{}, Comm: idle{}, Mover: c.mover, Stream: stream,
+			Arena: tensor.NewHostArena(0)}
 		p := attention.Softmax{Scale: 1, Scores: c.scores}
 		for pass, err := range map[string]error{
 			"forward":  loop.Forward(out, x, x, x, s, p),

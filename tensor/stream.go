@@ -290,3 +290,50 @@ func (s *HostStream) begin(t *task, now time.Time) bool {
 }
 
 var _ Stream = (*HostStream)(nil)
+
+// Work is what a stream is at.
+type Work struct {
+	Name, Label string // as a Span has them
+	Since       time.Time
+	For         Event // of another stream, which it stands waiting for; nil: it works
+}
+
+// At returns what the stream is at now, for those who ask why nothing goes on. It is false if the stream has nothing
+// to do. The host of a GPU does not know, so a stream of a GPU has no such method.
+func (s *HostStream) At() (w Work, busy bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.at, !s.at.Since.IsZero()
+}
+
+// WaitCounter is a Stream that tells how long it has stood waiting for events of other streams,
+// such as those of transfers. HostStream is one, and so are the streams of GPUs.
+type WaitCounter interface {
+	// CountWaits begins to count, on streams that do not count from the start.
+	CountWaits()
+	// Waited returns the time counted so far.
+	Waited() time.Duration
+}
+
+var _ WaitCounter = (*HostStream)(nil)
+
+// CountWaits does nothing: a stream of the host always counts.
+func (s *HostStream) CountWaits() {}
+
+// What streams do beyond the interface, for traces. HostStream does all of it, and so do the
+// streams of GPUs.
+
+// LabelOf returns the label of what is queued now on s, "" if s keeps none. A transfer has that of the compute stream:
+// it belongs to the step, the layer and the hop that asked for it.
+func LabelOf(s Stream) string {
+	if l, ok := s.(interface{ Labelled() string }); ok {
+		return l.Labelled()
+	}
+	return ""
+}
+
+// Tracing reports whether details of work on a stream are worth the work of making them.
+func Tracing(s Stream) bool {
+	t, ok := s.(interface{ Traced() bool })
+	return ok && t.Traced()
+}

@@ -131,7 +131,8 @@ func maskCases() []Case {
 	r := func(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
 	slices := Definition{SeqQ: 150, SeqKV: 190, Slices: []partition.Slice{
 		{Q: r(0, 150), K: r(0, 40)}, {Q: r(20, 110), K: r(30, 150), Mask: partition.SliceCausal},
-		{Q: r(70, 150), K: r(100, 190), Mask: partition.SliceBiCausal}, {Q: r(0, 60), K: r(90, 190), Mask: partition.SliceInvCausal},
+		{Q: r(70, 150), K: r(100, 190), Mask: partition.SliceBiCausal},
+		{Q: r(0, 60), K: r(90, 190), Mask: partition.SliceInvCausal},
 	}}
 	docs := Definition{
 		SeqQ: 150, SeqKV: 190, Diagonal: partition.Diagonal{Causal: true, Left: 50, Right: -1},

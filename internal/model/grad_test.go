@@ -63,13 +63,8 @@ func TestRecomputeModesAgreeBitForBit(t *testing.T) {
 						wantLoss, want = loss, grads
 					}
 					if !(loss == wantLoss) || !slices.Equal(grads, want) {
-						t.Errorf(
-							"%s: loss %v, want %v; gradients equal: %t",
-							mode,
-							loss,
-							wantLoss,
-							slices.Equal(grads, want),
-						)
+						t.Errorf("%s: loss %v, want %v; gradients equal: %t", mode, loss, wantLoss,
+							slices.Equal(grads, want))
 					}
 					c.opt.Hooks, c.att.calls = elsewhere(), new([2]int)
 					if loss, grads, _ := c.train(t, 0.5); loss != wantLoss || !slices.Equal(grads, want) {
@@ -80,12 +75,8 @@ func TestRecomputeModesAgreeBitForBit(t *testing.T) {
 						calls[0] *= 2
 					}
 					if *c.att.calls != calls {
-						t.Errorf(
-							"%s: attention called %v times forward and backward, want %v",
-							mode,
-							*c.att.calls,
-							calls,
-						)
+						t.Errorf("%s: attention called %v times forward and backward, want %v", mode, *c.att.calls,
+							calls)
 					}
 					peaks = append(peaks, peak)
 				}

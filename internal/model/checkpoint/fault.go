@@ -73,7 +73,6 @@ func (e *RankError) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// encode returns the JSON of a message or record of this package.
 func encode(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {

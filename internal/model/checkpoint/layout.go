@@ -59,7 +59,6 @@ func elements(shape []int) (int64, error) {
 	return n / elementSize, err
 }
 
-// tensorName returns the name of a parameter's field in a shard.
 func tensorName(param, field string) string {
 	if field == FieldParam {
 		return param
@@ -73,7 +72,8 @@ func checkLayout(params []Param, own []Range, fields []Field) error {
 	at, n := int64(0), int64(0)
 	for _, r := range own {
 		if r.Lo < at || r.Hi < r.Lo {
-			return fmt.Errorf("range [%d, %d) of the flat space ends before it begins, or overlaps the one before", r.Lo, r.Hi)
+			return fmt.Errorf("range [%d, %d) of the flat space ends before it begins, or overlaps the one before",
+				r.Lo, r.Hi)
 		}
 		at = r.Hi
 		n += r.Len()

@@ -67,7 +67,6 @@ const (
 // locked.
 var errSwept = errors.New("removed by another process that cleans up")
 
-// open makes and locks the directory.
 func (l *localDir) open(root *os.Root) error {
 	dir, err := files.Own(root, l.name)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -188,10 +188,8 @@ func TestLocalSweep(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := names(t, local), []string{localPrefix + "alive", localPrefix + "foreign", localPrefix + "next", "data"}; !slices.Equal(
-		got,
-		want,
-	) {
+	if got, want := names(t, local), []string{localPrefix + "alive", localPrefix + "foreign", localPrefix + "next",
+		"data"}; !slices.Equal(got, want) {
 		t.Errorf("there are %q, want %q", got, want)
 	}
 	if _, err := openLocal(local, "foreign"); err == nil || !strings.Contains(err.Error(), "checkpoint.local") {

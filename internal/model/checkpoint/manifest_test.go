@@ -55,7 +55,8 @@ func TestManifestRefuses(t *testing.T) {
 		{"fewer samples than steps", `"samples": 200`, `"samples": 99`, "samples 99"},
 		{"more samples than tokens", `"samples": 200`, `"samples": 4611686018427387904`, "step <= samples <= tokens"},
 		{"a negative generation", `"step": 100`, `"generation": -1, "step": 100`, "generation -1"},
-		{"more tokens than there are", `"tokens": 819200`, `"tokens": 9223372036854775807`, "step <= samples <= tokens"},
+		{"more tokens than there are", `"tokens": 819200`, `"tokens": 9223372036854775807`,
+			"step <= samples <= tokens"},
 		{"another config", `cosine`, `linear`, "config_sha256"},
 		{"a shape that overflows", `[
     4
@@ -146,11 +147,8 @@ func TestEveryBit(t *testing.T) {
 
 // TestTensorNames holds that a parameter cannot hide behind another's field.
 func TestTensorNames(t *testing.T) {
-	m := newManifest(
-		Meta{},
-		[]Param{{Name: "a", Shape: []int{0}}, {Name: "a.exp_avg", Shape: []int{0}}},
-		[]Field{{Name: FieldParam}, {Name: "exp_avg"}},
-	)
+	m := newManifest(Meta{}, []Param{{Name: "a", Shape: []int{0}}, {Name: "a.exp_avg", Shape: []int{0}}},
+		[]Field{{Name: FieldParam}, {Name: "exp_avg"}})
 	if _, err := m.index(); err == nil || !strings.Contains(err.Error(), `"a.exp_avg"`) {
 		t.Errorf("index = %v, want that a.exp_avg stands twice", err)
 	}
@@ -163,11 +161,7 @@ func FuzzManifest(f *testing.F) {
 	f.Add(manifestFile(f, "manifest-2.json"))
 	f.Add([]byte(`{"format":"cprun-checkpoint","version":1}`))
 	f.Add([]byte(`{"format":"cprun-checkpoint","version":99}`))
-	f.Add(
-		[]byte(
-			`{"format":"cprun-checkpoint","version":1,"config_sha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","fields":["param"],"params":[{"name":"a","shape":[0],"dtype":"F32"}],"extra":{"data":{"a":[1, 2]}}}`,
-		),
-	)
+	f.Add([]byte(`{"format":"cprun-checkpoint","version":1,"config_sha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","fields":["param"],"params":[{"name":"a","shape":[0],"dtype":"F32"}],"extra":{"data":{"a":[1, 2]}}}`))
 	f.Add([]byte(`null`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		m, err := ParseManifest(data)

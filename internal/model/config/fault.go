@@ -71,7 +71,6 @@ func (f *faults) ok(paths ...string) bool {
 	return !slices.ContainsFunc(paths, func(p string) bool { return f.bad[p] })
 }
 
-// err returns the faults in order, or nil.
 func (f *faults) err() error {
 	if len(f.list) == 0 {
 		return nil

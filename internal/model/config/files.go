@@ -67,7 +67,6 @@ func (k *key) files(n *yaml.Node) (Files, error) {
 	return list, nil
 }
 
-// file reads one entry.
 func (k *key) file(n *yaml.Node, f *File) (err error) {
 	if n.Kind == yaml.ScalarNode {
 		f.Path, err = k.text(n)
@@ -107,7 +106,6 @@ func (k *key) file(n *yaml.Node, f *File) (err error) {
 // maxWeight keeps shares within what a float64 tells apart.
 const maxWeight = 1e9
 
-// value returns the entries as JSON has them.
 func (f Files) value() any {
 	if len(f) == 1 && f[0].Weight == 0 {
 		return f[0].Path

@@ -41,7 +41,6 @@ func ParseSize(s string) (int64, error) {
 	return v * unit, nil
 }
 
-// shorten drops leading zeros, except the last one of a zero.
 func shorten(digits string) string {
 	if t := strings.TrimLeft(digits, "0"); t != "" {
 		return t

@@ -107,7 +107,6 @@ func (p paths) findGlob(pattern string, flag bool) (abs, tried string) {
 	return quoted.find(pattern, flag, func(abs string) bool { return len(p.files(abs)) > 0 })
 }
 
-// files lists the plain files that a pattern matches.
 func (p paths) files(pattern string) []string {
 	matches, err := p.disk.glob(pattern)
 	if err != nil {
@@ -181,7 +180,6 @@ func (l *loader) globFault(given, abs, tried string) string {
 
 const dataWanted = "name files of tokens or text, such as corpus/*.bin"
 
-// checkData checks the files of data by their endings.
 func (l *loader) checkData() {
 	for _, path := range dataPaths {
 		for _, pattern := range l.globsOf(path) {

@@ -38,8 +38,11 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 	auto(&c.Precision.Compute, compute)
 	wireRules(c, f)
 	auto(&c.Memory.Shard, shard)
-	if n := c.Memory.LossChunk; n > 0 && c.Parallel.Context > 0 && f.ok("memory.loss_chunk", "data.seq_len", "train.micro_batch_size") && c.passTokens()/n > MaxPieces {
-		f.add("memory.loss_chunk", "%d cuts the %d tokens of a pass on a rank into more than %d pieces; write %d or more, or auto", n, c.passTokens(), MaxPieces, c.passTokens()/MaxPieces+1)
+	if n := c.Memory.LossChunk; n > 0 && c.Parallel.Context > 0 &&
+		f.ok("memory.loss_chunk", "data.seq_len", "train.micro_batch_size") && c.passTokens()/n > MaxPieces {
+		f.add("memory.loss_chunk",
+			"%d cuts the %d tokens of a pass on a rank into more than %d pieces; write %d or more, or auto", n,
+			c.passTokens(), MaxPieces, c.passTokens()/MaxPieces+1)
 	}
 	if device == "cuda" {
 		return
@@ -70,12 +73,14 @@ func (c *Config) resolveGroups(ranks int, f *faults) {
 	switch {
 	case p.Context > 0 && p.Data > 0:
 		if p.Context*p.Data != ranks {
-			f.add(contextKey, "context %d x data %d is %d ranks, but the run has %d; %s", p.Context, p.Data, p.Context*p.Data, ranks, fix)
+			f.add(contextKey, "context %d x data %d is %d ranks, but the run has %d; %s", p.Context, p.Data,
+				p.Context*p.Data, ranks, fix)
 			return
 		}
 	case p.Context > 0:
 		if ranks%p.Context != 0 {
-			f.add(contextKey, "%d does not divide %d ranks; take one of %s, or %s", p.Context, ranks, divisors(ranks), fix)
+			f.add(contextKey, "%d does not divide %d ranks; take one of %s, or %s", p.Context, ranks, divisors(ranks),
+				fix)
 			return
 		}
 		p.Data = ranks / p.Context
@@ -88,7 +93,8 @@ func (c *Config) resolveGroups(ranks int, f *faults) {
 	default:
 		p.Context, p.Data = ranks, 1
 	}
-	if unit := c.Train.MicroBatchSize * p.Data; f.ok("train.global_batch_size", "train.micro_batch_size") && c.Train.GlobalBatchSize%unit != 0 {
+	if unit := c.Train.MicroBatchSize * p.Data; f.ok("train.global_batch_size", "train.micro_batch_size") &&
+		c.Train.GlobalBatchSize%unit != 0 {
 		f.add("train.global_batch_size", "%d is not a multiple of micro_batch_size %d x parallel.data %d; take %s",
 			c.Train.GlobalBatchSize, c.Train.MicroBatchSize, p.Data, multiples(c.Train.GlobalBatchSize, unit))
 	}
@@ -122,7 +128,8 @@ func (c *Config) resolveStrategy(ranks, hosts int, device string, f *faults) {
 func (c *Config) unread(given Parallel, f, to *faults) {
 	p := &c.Parallel
 	add := func(key string, value any, instead, reader string) {
-		to.add(key, "%v has no effect with parallel.algorithm %s; write %s, or parallel.algorithm: %s", value, p.Algorithm, instead, reader)
+		to.add(key, "%v has no effect with parallel.algorithm %s; write %s, or parallel.algorithm: %s", value,
+			p.Algorithm, instead, reader)
 	}
 	if n := given.Inner; n > 0 && p.Algorithm != "hierarchical" && f.ok("parallel.ulysses_degree") {
 		add("parallel.ulysses_degree", n, "auto", "hierarchical")

@@ -207,7 +207,6 @@ func groupWarnings(c *Config, f *faults) {
 	}
 }
 
-// divisors lists the divisors of a count of heads or of ranks.
 func divisors(n int) string {
 	var list []string
 	for d := 1; d <= n && d <= 1<<16; d++ {

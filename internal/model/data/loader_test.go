@@ -92,15 +92,8 @@ func TestRanksTogetherLoadTheSample(t *testing.T) {
 				got := gather(t, l, i, layout, size)
 				if !slices.Equal(got.ids, want.ids) || !slices.Equal(got.targets, want.targets) ||
 					!slices.Equal(got.positions, want.positions) {
-					t.Fatalf(
-						"trial %d, %s over %d ranks, pack %t:\ngot  %v\nwant %v",
-						trial,
-						name,
-						size,
-						pack,
-						got,
-						want,
-					)
+					t.Fatalf("trial %d, %s over %d ranks, pack %t:\ngot  %v\nwant %v", trial, name, size, pack, got,
+						want)
 				}
 			}
 		}
@@ -208,14 +201,8 @@ func TestDocumentsEndWhereTheFilesSay(t *testing.T) {
 		{"*.jsonl", lines, 0, 7, "[4 3]", "[98 99 0 -1 101 0 -1]"},
 	} {
 		t.Run(fmt.Sprint(tc.glob, tc.eos), func(t *testing.T) {
-			d, err := Open(
-				Source{
-					Paths:     []string{filepath.Join(put(t, tc.files), tc.glob)},
-					Tokenizer: asBytes,
-					EOS:       tc.eos,
-					Vocab:     256,
-				},
-			)
+			d, err := Open(Source{Paths: []string{filepath.Join(put(t, tc.files), tc.glob)}, Tokenizer: asBytes,
+				EOS: tc.eos, Vocab: 256})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -255,10 +242,8 @@ func TestPlansThatCannotBe(t *testing.T) {
 }
 
 func TestLoadsMayRunConcurrently(t *testing.T) {
-	dir := put(
-		t,
-		map[string]string{"a.jsonl": strings.Repeat("{\"text\":\"some words\"}\n{\"text\":\"and others\"}\n", 50)},
-	)
+	dir := put(t, map[string]string{"a.jsonl": strings.Repeat("{\"text\":\"some words\"}\n{\"text\":\"and others\"}\n",
+		50)})
 	d, err := Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, Tokenizer: asBytes, EOS: 0, Vocab: 256})
 	if err != nil {
 		t.Fatal(err)

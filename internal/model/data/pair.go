@@ -125,7 +125,6 @@ func (p *Pair) Close() (err error) {
 	return files.Sync(p.dir)
 }
 
-// index writes the .idx.
 func (p *Pair) index(w *bufio.Writer) error {
 	code := byte(4)
 	if p.width == 2 {

@@ -185,7 +185,6 @@ func (r *record) mask(keys map[string]json.RawMessage) error {
 	return nil
 }
 
-// textOf returns the value of "text".
 func textOf(keys map[string]json.RawMessage) (string, error) {
 	raw, ok := keys[keyText]
 	if !ok {

@@ -156,7 +156,6 @@ type file interface {
 
 func openFile(path string) (file, error) { return files.Open(path) }
 
-// add appends a file to the dataset.
 func (d *Dataset) add(path, kind string) error {
 	f, size, err := openSized(path)
 	if err != nil {

@@ -148,7 +148,6 @@ func load(o CUDAOptions) {
 	}
 }
 
-// closeAll calls the functions, the last one first.
 func closeAll(closers []func() error) error {
 	var errs []error
 	for i := len(closers) - 1; i >= 0; i-- {

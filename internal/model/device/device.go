@@ -5,8 +5,13 @@ package device
 
 import (
 	"fmt"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/optim"
@@ -157,3 +162,59 @@ func Caught(err *error) {
 		panic(p)
 	}
 }
+
+// residentBytes returns the most that this process has had resident, as the kernel counts it;
+// where it does not, what Go has taken from the system.
+func residentBytes() float64 {
+	status, err := files.Read("/proc/self/status", 1<<20)
+	if err == nil {
+		if n, ok := peakResident(string(status)); ok {
+			return n
+		}
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return float64(m.Sys)
+}
+
+// peakResident reads VmHWM of /proc/PID/status: "VmHWM:	   12345 kB".
+func peakResident(status string) (float64, bool) {
+	for line := range strings.Lines(status) {
+		rest, ok := strings.CutPrefix(line, "VmHWM:")
+		if !ok {
+			continue
+		}
+		n, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "kB")), 64)
+		return n * 1024, err == nil
+	}
+	return 0, false
+}
+
+// Clock takes the device's time at points of its stream, without a wait between them.
+type Clock interface {
+	// Mark queues taking the time of point i; a point may be used again.
+	Mark(i int)
+	// Between is the seconds from point i to point j, once the stream has got to both.
+	Between(i, j int) (float64, error)
+	// Close gives the clock back. The stream has got to every mark.
+	Close() error
+}
+
+// A hostClock is the clock of a CPU's stream.
+type hostClock struct {
+	stream *tensor.HostStream
+	at     []time.Time // written by the stream
+}
+
+// hostClocks makes clocks of a stream.
+func hostClocks(s *tensor.HostStream) func(points int) (Clock, error) {
+	return func(points int) (Clock, error) { return &hostClock{stream: s, at: make([]time.Time, points)}, nil }
+}
+
+func (c *hostClock) Mark(i int) {
+	c.stream.Do("", func() error { c.at[i] = time.Now(); return nil }) // without a name: not in traces
+}
+
+func (c *hostClock) Between(i, j int) (float64, error) { return c.at[j].Sub(c.at[i]).Seconds(), nil }
+
+func (c *hostClock) Close() error { return nil }

@@ -74,9 +74,10 @@ func Untrained(at time.Time, valLoss, memoryBytes float64) Step {
 // Step is one line of metrics.jsonl, about one optimizer step. The order of the fields is
 // the order in the file.
 type Step struct {
-	Time     Time  `json:"time"`      // when it was logged
-	Step     int64 `json:"step"`      // 1 is the first; 0 is the validation before it, and has no other values
-	Epoch    Float `json:"epoch"`     // samples consumed over the samples of the data: 1.5 is half through the second time
+	Time Time  `json:"time"` // when it was logged
+	Step int64 `json:"step"` // 1 is the first; 0 is the validation before it, and has no other values
+	// samples consumed over the samples of the data: 1.5 is half through the second time
+	Epoch    Float `json:"epoch"`
 	Loss     Float `json:"loss"`      // mean over all valid target tokens of the step, before the update, in nats
 	GradNorm Float `json:"grad_norm"` // global, before clipping
 	LR       Float `json:"lr"`

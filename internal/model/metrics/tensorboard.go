@@ -34,8 +34,9 @@ func CreateTensorBoard(dir *os.Root, resumed int64, config string) (*TensorBoard
 		host = "localhost" // the name only tells files apart
 	}
 	now := time.Now()
-	name := fmt.Sprintf("events.out.tfevents.%010d.%s.%d", now.Unix(), strings.ReplaceAll(host, string(filepath.Separator),
-		"_"), os.Getpid())
+	name := fmt.Sprintf("events.out.tfevents.%010d.%s.%d", now.Unix(),
+		strings.ReplaceAll(host, string(filepath.Separator),
+			"_"), os.Getpid())
 	d, err := files.Create(dir, name)
 	if err != nil {
 		return nil, fmt.Errorf("TensorBoard event file: %w", err)

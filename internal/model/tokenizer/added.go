@@ -35,7 +35,8 @@ func (f *finder) add(text string, t *addedToken) error {
 		return fmt.Errorf("the added token %.40q is empty once it is normalized", t.Content)
 	}
 	if len(text) > maxToken {
-		return fmt.Errorf("the added token %.40q has %d bytes; at most %d are looked for", t.Content, len(text), maxToken)
+		return fmt.Errorf("the added token %.40q has %d bytes; at most %d are looked for", t.Content, len(text),
+			maxToken)
 	}
 	f.starts[text[0]] = true
 	at := f.texts.node(text)

@@ -30,7 +30,6 @@ const manyMarks = 8
 // active is the runes that normalization touches in the library's Unicode.
 var active = newClassOnce("active")
 
-// normalizeText makes the form of a text.
 func (f form) normalizeText(s string) string {
 	k := 0
 	for k < len(s) && s[k] < utf8.RuneSelf {
@@ -126,7 +125,6 @@ func (f form) stretch(s string, slow bool) string {
 	return b.String()
 }
 
-// composed returns the one rune that two make.
 func composed(a, b rune) (rune, bool) {
 	s := norm.NFC.String(string(a) + string(b))
 	r, n := utf8.DecodeRuneInString(s)

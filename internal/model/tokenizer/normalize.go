@@ -126,7 +126,6 @@ func isSpace(r rune) bool {
 		r == 0x3000
 }
 
-// lowercase writes each rune in lower case, whatever its neighbours.
 func lowercase(s string) string {
 	lower := unicodeTables().lower
 	var b strings.Builder
@@ -157,7 +156,8 @@ func nmt() normalizer {
 		rewrite(func(s string) string {
 			return strings.Map(func(r rune) rune {
 				switch {
-				case r == 9, r == 0xa, r == 0xc, r == 0xd, r == 0x1680, r >= 0x200b && r <= 0x200f, r == 0x2028, r == 0x2029,
+				case r == 9, r == 0xa, r == 0xc, r == 0xd, r == 0x1680, r >= 0x200b && r <= 0x200f, r == 0x2028,
+					r == 0x2029,
 					r == 0x2581, r == 0xfeff, r == 0xfffd:
 					return ' '
 				}
@@ -167,7 +167,6 @@ func nmt() normalizer {
 	}
 }
 
-// bert returns BertNormalizer.
 func bert(clean, chinese, accents, lower bool) normalizer {
 	var ns normalizers
 	if clean {
@@ -197,7 +196,6 @@ func bert(clean, chinese, accents, lower bool) normalizer {
 var chinese = set{{0x3400, 0x4dbf}, {0x4e00, 0x9fff}, {0xf900, 0xfaff}, {0x20000, 0x2a6df}, {0x2a700, 0x2b81f},
 	{0x2b920, 0x2ceaf}, {0x2f800, 0x2fa1f}}
 
-// spaceChinese puts spaces around Chinese characters.
 func spaceChinese(s string) string {
 	var b strings.Builder
 	for _, r := range s {
@@ -212,7 +210,6 @@ func spaceChinese(s string) string {
 	return b.String()
 }
 
-// prepend puts a text in front of any that is not empty.
 func prepend(with string) normalizer {
 	return rewrite(func(s string) string {
 		if s == "" {

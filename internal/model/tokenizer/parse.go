@@ -110,13 +110,11 @@ func (t *Tokenizer) add(tokens []addedToken) error {
 	return nil
 }
 
-// null reports whether there is nothing.
 func null(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
 
 // maxParts is how many components stand in one another.
 const maxParts = 8
 
-// kindOf returns the type of a component.
 func kindOf(raw json.RawMessage, depth int) (string, error) {
 	var k struct {
 		Type string `json:"type"`
@@ -133,7 +131,6 @@ func kindOf(raw json.RawMessage, depth int) (string, error) {
 	return k.Type, nil
 }
 
-// named puts the name of a component before its error.
 func named(kind string, err error) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", kind, err)

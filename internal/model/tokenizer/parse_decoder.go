@@ -53,7 +53,6 @@ func parseDecoder(raw json.RawMessage, depth int) ([]step, error) {
 	return []step{s}, named(kind, err)
 }
 
-// step returns the step of one component.
 func (k *decoderFile) step(kind string) (step, error) {
 	switch kind {
 	case "ByteLevel":
@@ -74,7 +73,8 @@ func (k *decoderFile) step(kind string) (step, error) {
 		by := replace{p, *k.Content}
 		return step{whole: whole, make: func(next link) link { return &replaced{next: next, by: by} }}, nil
 	case "Strip":
-		if k.Content == nil || !oneChar(*k.Content) || k.Start < 0 || k.Stop < 0 || k.Start > maxTrim || k.Stop > maxTrim {
+		if k.Content == nil || !oneChar(*k.Content) || k.Start < 0 || k.Stop < 0 || k.Start > maxTrim ||
+			k.Stop > maxTrim {
 			return step{}, fmt.Errorf("want one character as content, and start and stop from 0 to %d", maxTrim)
 		}
 		return step{whole: k.Stop > 0, make: func(next link) link {
@@ -109,7 +109,8 @@ func joined(steps []step, emit func(string)) (link, error) {
 	fused := ""
 	for _, s := range steps {
 		if fused != "" && s.whole {
-			return nil, fmt.Errorf("%s behind %s: it would have to see the whole text, which comes token by token here", s.kind,
+			return nil, fmt.Errorf("%s behind %s: it would have to see the whole text, which comes token by token here",
+				s.kind,
 				fused)
 		}
 		if s.fuses {

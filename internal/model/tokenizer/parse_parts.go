@@ -6,7 +6,6 @@ import (
 	"fmt"
 )
 
-// parseNormalizer reads a normalizer.
 func parseNormalizer(raw json.RawMessage, depth int) (normalizer, error) {
 	kind, err := kindOf(raw, depth)
 	if err != nil {
@@ -84,7 +83,6 @@ func parseNormalizer(raw json.RawMessage, depth int) (normalizer, error) {
 	return nil, fmt.Errorf("the type %.40q is not known", kind)
 }
 
-// parseCutter reads a pre-tokenizer.
 func parseCutter(raw json.RawMessage, depth int) (cutter, error) {
 	kind, err := kindOf(raw, depth)
 	if err != nil {

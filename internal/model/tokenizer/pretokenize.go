@@ -74,8 +74,9 @@ const (
 )
 
 var behaviors = map[string]behavior{
-	"Removed": removed, "Isolated": isolated, "MergedWithPrevious": mergedWithPrevious, "MergedWithNext": mergedWithNext,
-	"Contiguous": contiguous,
+	"Removed": removed, "Isolated": isolated, "MergedWithPrevious": mergedWithPrevious,
+	"MergedWithNext": mergedWithNext,
+	"Contiguous":     contiguous,
 }
 
 func (s *split) cut(m *matcher, p piece, yield func(piece) error) error {
@@ -261,7 +262,6 @@ func visible(s string) string {
 	return b.String()
 }
 
-// newByteLevel returns the pre-tokenizer ByteLevel.
 func newByteLevel(prefix, cuts bool) (*byteLevel, error) {
 	b := &byteLevel{prefix: prefix}
 	if !cuts {
@@ -272,7 +272,6 @@ func newByteLevel(prefix, cuts bool) (*byteLevel, error) {
 	return b, err
 }
 
-// oneRune checks that a text is one character.
 func oneRune(s string) (rune, error) {
 	r, n := utf8.DecodeRuneInString(s)
 	if n != len(s) || n == 0 {

@@ -44,7 +44,6 @@ const (
 // maxCode bounds the growth of nested repeats.
 const maxCode = 1 << 14
 
-// compile makes a program of a pattern.
 func compile(pattern string) (*program, error) {
 	n, err := parsePattern(pattern)
 	if err != nil {
@@ -108,7 +107,8 @@ func (p *program) compile(n *node, next int) int {
 func (p *program) repeat(n *node, next int) int {
 	sub := n.sub[0]
 	if sub.kind == nodeSet && n.mode != 'l' {
-		return p.add(instr{op: opMany, class: p.class(sub.set), min: n.min, max: n.max, possess: n.mode == 'p', next: next})
+		return p.add(instr{op: opMany, class: p.class(sub.set), min: n.min, max: n.max, possess: n.mode == 'p',
+			next: next})
 	}
 	if n.mode == 'p' {
 		greedy := *n

@@ -46,7 +46,6 @@ const (
 	nodeTextEnd                   // \z
 )
 
-// nullable reports whether a node can match nothing.
 func (n *node) nullable() bool {
 	switch n.kind {
 	case nodeSet:
@@ -80,7 +79,6 @@ type parser struct {
 	fold  bool // (?i)
 }
 
-// parsePattern reads a whole pattern.
 func parsePattern(pattern string) (*node, error) {
 	if len(pattern) > maxPattern {
 		return nil, fmt.Errorf("the pattern has %d bytes; at most %d are read", len(pattern), maxPattern)
@@ -99,10 +97,8 @@ func parsePattern(pattern string) (*node, error) {
 	return n, nil
 }
 
-// rest returns the unread part.
 func (p *parser) rest() string { return p.text[p.at:] }
 
-// take reads a word if it comes next.
 func (p *parser) take(word string) bool {
 	if strings.HasPrefix(p.rest(), word) {
 		p.at += len(word)
@@ -141,7 +137,6 @@ func (p *parser) choice() (*node, error) {
 	return c, nil
 }
 
-// sequence reads nodes one after another.
 func (p *parser) sequence() (*node, error) {
 	s := &node{kind: nodeSequence}
 	for p.at < len(p.text) && p.text[p.at] != '|' && p.text[p.at] != ')' {
@@ -189,7 +184,6 @@ func (n *node) folds() error {
 	return nil
 }
 
-// atom reads an operand of a repeat.
 func (p *parser) atom() (*node, error) {
 	switch {
 	case p.take("("):
@@ -222,7 +216,6 @@ func (p *parser) atom() (*node, error) {
 	return p.letter(p.rune())
 }
 
-// class returns a node of one rune of a set.
 func (p *parser) class(s set) *node {
 	if p.fold {
 		s = foldSet(s)
@@ -230,7 +223,6 @@ func (p *parser) class(s set) *node {
 	return &node{set: s}
 }
 
-// letter returns a node of one given rune.
 func (p *parser) letter(r rune) (*node, error) {
 	if p.fold && r >= 128 {
 		return nil, fmt.Errorf("%q where case is ignored", r)
@@ -296,7 +288,6 @@ func (p *parser) group() (*node, error) {
 	return &node{kind: kind, sub: []*node{n}, negative: negative}, nil
 }
 
-// repeats reads the repeats after an atom.
 func (p *parser) repeats(a *node) (*node, error) {
 	for range maxNesting {
 		n := &node{kind: nodeRepeat, sub: []*node{a}, max: -1, mode: 'g'}

@@ -100,7 +100,6 @@ func (e *Encoder) cut(p piece) error {
 	return e.t.cutter.cut(&e.work.matcher, p, e.word)
 }
 
-// word encodes one word.
 func (e *Encoder) word(p piece) (err error) {
 	if p.text == "" {
 		return nil
@@ -122,7 +121,6 @@ func (e *Encoder) word(p piece) (err error) {
 	return err
 }
 
-// seen returns a word as the model knows it.
 func (e *Encoder) seen(word string) string {
 	if e.t.visible {
 		return visible(word)
@@ -156,7 +154,6 @@ const (
 	cachedBytes = 64
 )
 
-// get finds a word.
 func (c *cache) get(word string) ([]int32, bool) {
 	if len(word) > cachedBytes {
 		return nil, false

@@ -142,19 +142,13 @@ func TestLongWordsCutAreLongWordsWhole(t *testing.T) {
 
 // A part that is a token by itself is merged all the same: ignore_merges is for words.
 func TestPartsOfLongWordsAreNoWords(t *testing.T) {
-	tok := parse(
-		t,
-		[]byte(
-			`{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2,"ba":3,"aba":4,"<":5},"merges":[["a","b"],["b","a"]],"ignore_merges":true}}`,
-		),
-	)
+	tok := parse(t, []byte(
+		`{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2,"ba":3,"aba":4,"<":5},"merges":[["a","b"],["b","a"]],"ignore_merges":true}}`))
 	if got := encode(t, tok, "aba"); !slices.Equal(got, []int32{4}) {
 		t.Error(got)
 	}
-	if got, want := encode(t, tok, strings.Repeat("aba<", 20)), slices.Repeat([]int32{2, 0, 5}, 20); !slices.Equal(
-		got,
-		want,
-	) {
+	if got, want := encode(t, tok, strings.Repeat("aba<", 20)),
+		slices.Repeat([]int32{2, 0, 5}, 20); !slices.Equal(got, want) {
 		t.Error(got)
 	}
 }
@@ -195,15 +189,10 @@ func FuzzParse(f *testing.F) {
 		`{"type":"Unigram","vocab":[["<unk>",0],["a",-1],["ab",-1.5]],"unk_id":0,"byte_fallback":true}`,
 		`{"type":"WordPiece","vocab":{"a":0,"##b":1,"[UNK]":2}}`,
 	} {
-		f.Add(
-			[]byte(
-				`{"added_tokens":[{"id":0,"content":"a","lstrip":true,"rstrip":true,"single_word":true,"normalized":false}],"model":`+m+
-					`,"normalizer":{"type":"Sequence","normalizers":[{"type":"NFKC"},{"type":"Replace","pattern":{"Regex":"\\s+"},"content":" "},{"type":"Strip","strip_left":true}]}`+
-					`,"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Metaspace","replacement":"_"},{"type":"ByteLevel"}]}`+
-					`,"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"a"}},{"Sequence":{"id":"A"}}],"special_tokens":{"a":{"ids":[0]}}}}`,
-			),
-			"a b  c\u00e9",
-		)
+		f.Add([]byte(`{"added_tokens":[{"id":0,"content":"a","lstrip":true,"rstrip":true,"single_word":true,"normalized":false}],"model":`+m+
+			`,"normalizer":{"type":"Sequence","normalizers":[{"type":"NFKC"},{"type":"Replace","pattern":{"Regex":"\\s+"},"content":" "},{"type":"Strip","strip_left":true}]}`+
+			`,"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Metaspace","replacement":"_"},{"type":"ByteLevel"}]}`+
+			`,"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"a"}},{"Sequence":{"id":"A"}}],"special_tokens":{"a":{"ids":[0]}}}}`), "a b  c\u00e9")
 	}
 	f.Fuzz(func(t *testing.T, raw []byte, text string) {
 		tok, err := Parse(raw)

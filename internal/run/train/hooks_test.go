@@ -63,13 +63,8 @@ func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
 		}
 		n := int(flat.Size())
 		weights, grads := tensor.New(tensor.F32, n), tensor.New(tensor.F32, n)
-		m := model.New(
-			cfg,
-			dev.Ops,
-			noAttention{},
-			model.Params{Layout: flat, Weights: weights, Compute: weights, Grads: grads},
-			model.Options{Hooks: hooks},
-		)
+		m := model.New(cfg, dev.Ops, noAttention{}, model.Params{Layout: flat, Weights: weights, Compute: weights,
+			Grads: grads}, model.Options{Hooks: hooks})
 		ids := tensor.New(tensor.I32, 1, 3, 1, 1)
 		table := tensor.New(tensor.F32, 1, 3, 1, 2)
 		b := model.Batch{IDs: ids, Targets: ids, Cos: table, Sin: table}

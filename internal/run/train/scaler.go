@@ -116,12 +116,14 @@ func (s *scaler) restore(extra map[string]json.RawMessage, step int) error {
 	for _, x := range states {
 		if frac, _ := math.Frexp(x.Scale); frac != 0.5 || x.Scale < leastScale || x.Scale > mostScale ||
 			x.Good < 0 || x.Good >= growthSteps || x.Skipped < 0 || x.Skipped > step {
-			err = fmt.Errorf("scale %v after %d good and %d skipped steps of %d is none that a run reaches", x.Scale, x.Good,
+			err = fmt.Errorf("scale %v after %d good and %d skipped steps of %d is none that a run reaches", x.Scale,
+				x.Good,
 				x.Skipped, step)
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("%s in the checkpoint's manifest: %w; remove it there, and the scale begins anew", scalerState, err)
+		return fmt.Errorf("%s in the checkpoint's manifest: %w; remove it there, and the scale begins anew",
+			scalerState, err)
 	}
 	s.states = states
 	return nil

@@ -36,7 +36,8 @@ type reduction struct {
 }
 
 func newSharing(d *Device, s *state.State) *sharing {
-	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat, streams: append([]tensor.Stream{d.Stream}, d.Copies...)},
+	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat,
+		streams: append([]tensor.Stream{d.Stream}, d.Copies...)},
 		gathers: make([]comm.Pending, len(s.Flat.Buckets))}
 	x.reduces = make([]reduction, len(s.Flat.Buckets))
 	if s.Staging != nil {
@@ -180,7 +181,6 @@ func (x *sharing) step(sums, norm2 View, u optim.Update) error {
 	return nil
 }
 
-// sum adds v up over all ranks.
 func (x *sharing) sum(v View) error {
 	if x.world.Size() == 1 {
 		return nil

@@ -52,7 +52,6 @@ func (s *stage) write(ctx context.Context, dst View, fill func(lo int, data []fl
 	})
 }
 
-// read copies src, a float32 vector of the device, to dst.
 func (s *stage) read(ctx context.Context, dst []float32, src View) error {
 	var flush [2]func()
 	take := func(i int) error {

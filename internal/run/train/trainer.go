@@ -111,7 +111,8 @@ func Schedule(cfg *config.Config) (optim.Schedule, error) {
 func (t *Trainer) hold(o *Options) error {
 	defer o.timed("memory")()
 	c, world := t.cfg.Optimizer, t.mesh.world
-	adamw := optim.AdamW{Beta1: c.Betas[0], Beta2: c.Betas[1], Eps: c.Eps, WeightDecay: c.WeightDecay, MaxNorm: c.GradClip}
+	adamw := optim.AdamW{Beta1: c.Betas[0], Beta2: c.Betas[1], Eps: c.Eps, WeightDecay: c.WeightDecay,
+		MaxNorm: c.GradClip}
 	flat := model.NewLayout(&t.cfg.Model.Config, world.Size())
 	s, err := state.New(t.dev, state.Options{
 		Layout: flat, Groups: t.mesh.places(flat),
@@ -151,7 +152,6 @@ func (t *Trainer) populate(ctx context.Context, o *Options) error {
 	return t.share.join(t.mesh.state, t.mesh.reducing(t.share.Flat))
 }
 
-// feeds opens the data.
 func (t *Trainer) feeds(o *Options) (err error) {
 	defer o.timed("data")()
 	cfg := t.cfg
@@ -323,7 +323,6 @@ func (t *Trainer) update(ctx context.Context, f *flight, skipped int) (err error
 	return t.share.step(t.sums, state.Part(t.sums, sumNorm, sumNorm+1), u)
 }
 
-// finish waits for a step.
 func (t *Trainer) finish(ctx context.Context, f *flight) (Result, error) {
 	if err := f.done.Sync(ctx); err != nil {
 		return f.r, err
@@ -464,7 +463,6 @@ func (r *Result) finite() error {
 
 var errDiverged = errors.New("training diverged")
 
-// maximum returns the largest value over all ranks.
 func maximum(ctx context.Context, world comm.Communicator, xs ...float64) ([]float64, error) {
 	v := tensor.FromSlice(xs, len(xs))
 	p, err := world.AllReduce(v, comm.Max)
