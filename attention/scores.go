@@ -77,7 +77,6 @@ func (c *checker) scores(q View, s *Scores, backward bool) {
 	}
 }
 
-// columns finds faults of the columns of a block.
 func (c *checker) columns(k View, b Block, s *Scores) {
 	if !s.Positions() || len(b.Tiles) == 0 {
 		return

@@ -139,7 +139,6 @@ func (m *Mask) Check() error {
 	return nil
 }
 
-// sliced returns the mask of tiles that share no pair.
 func sliced(tiles []Tile) Mask {
 	if len(tiles) == 0 {
 		return Mask{Band: Band{1, 0}} // hides everything
@@ -151,7 +150,6 @@ func sliced(tiles []Tile) Mask {
 	return m
 }
 
-// move returns the tile q queries and k keys further on.
 func (t Tile) move(q, k int) Tile {
 	return Tile{Q: Range{t.Q.Lo + q, t.Q.Hi + q}, K: Range{t.K.Lo + k, t.K.Hi + k}, Band: t.Band.shift(k - q)}
 }

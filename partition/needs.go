@@ -147,7 +147,6 @@ func (x *Index) Meetings() (n int) {
 	return n
 }
 
-// hold finds who has part of which document.
 func (x *Index) hold() {
 	if x.held == nil {
 		x.held = holders(x.k)
@@ -204,7 +203,6 @@ func newHeld(rank int, list []piece) held {
 	return held{rank, list, extent(list), Range{list[0].at, last.at + last.Len}}
 }
 
-// holders returns the ranks that have part of each document.
 func holders(ranks []pieces) [][]held {
 	counts := []int{}
 	each := func(f func(rank, doc int, list []piece)) {

@@ -94,7 +94,6 @@ const (
 // ErrOverlap says that slices overlap in more ways than are worth cutting up.
 var ErrOverlap = errors.New("slices overlap in too many ways; give ones that share fewer queries and keys")
 
-// apartAll cuts trimmed tiles so that no pair is in two.
 func apartAll(tiles []Tile) ([]Tile, error) {
 	order := func(a, b Tile) int { return cmp.Or(cmp.Compare(a.Q.Lo, b.Q.Lo), cmp.Compare(a.K.Lo, b.K.Lo)) }
 	slices.SortStableFunc(tiles, order)

@@ -218,7 +218,6 @@ func placed(to, tiles []partition.Tile, ranges []partition.Range, at int) []part
 	return to
 }
 
-// shifted returns a tile with its keys d rows later.
 func shifted(t partition.Tile, d int) partition.Tile {
 	t.K = partition.Range{Lo: t.K.Lo + d, Hi: t.K.Hi + d}
 	t.Band = partition.Band{Lo: t.Band.Lo + d, Hi: t.Band.Hi + d}

@@ -362,7 +362,6 @@ func (p *Planner) finish(s *Schedule) *Schedule {
 	return s
 }
 
-// size makes the buffers hold the blocks of all hops.
 func (s *Schedule) size() {
 	hold := func(list *[]Buffer) func(*Block) {
 		return func(b *Block) {

@@ -120,7 +120,6 @@ func (t *trade) give(x *Exchange, v View) View {
 	return t.after[len(t.after)-1].all
 }
 
-// scores returns p for the heads that the rank computes.
 func (t *trade) scores(p attention.Softmax, backward bool) attention.Softmax {
 	if p.Scores == nil {
 		return p

@@ -256,7 +256,6 @@ type call struct {
 	columns []int
 }
 
-// block returns the i-th call as the block of a pass.
 func (c call) block(s *set, calls []call, i int) attention.Block {
 	tiles := func(calls []call) bool {
 		return slices.ContainsFunc(calls, func(c call) bool { return len(c.tiles) > 0 })
@@ -284,7 +283,6 @@ func (c Case) fresh() partition.Range {
 	return partition.Range{Hi: c.SeqK}
 }
 
-// folded returns the keys that get gradients from elsewhere.
 func (c Case) folded() partition.Range {
 	if !c.Folded {
 		return partition.Range{}
@@ -294,7 +292,6 @@ func (c Case) folded() partition.Range {
 
 func (c call) of(v tensor.View) tensor.View { return v.Slice(tensor.Seq, c.lo, c.hi) }
 
-// calls cuts the keys into c.Calls blocks.
 func (c Case) calls() []call {
 	n := max(c.Calls, 1)
 	var calls []call

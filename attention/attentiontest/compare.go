@@ -77,7 +77,6 @@ func (c Case) termSizes(in inputs, oracle *set) (dq, dk float64) {
 	return math.Sqrt(largest(sumQ)), math.Sqrt(largest(sumK))
 }
 
-// eachPair visits the visible pairs of a case.
 func (c Case) eachPair(visit func(b, i, h, j int)) {
 	for _, t := range c.Tiles {
 		for i := t.Q.Lo; i < t.Q.Hi; i++ {

@@ -116,7 +116,6 @@ func (s *set) buffer(elements int, dtype tensor.DType) *tensor.Host {
 	return h
 }
 
-// place makes one view in a buffer of its own.
 func (s *set) place(l Layout, dtype tensor.DType, n [4]int) tensor.View {
 	switch l {
 	case Dense:

@@ -156,7 +156,6 @@ func (c Case) poisons() (list []poison) {
 	return list
 }
 
-// in returns the inputs with the poison.
 func (p poison) in(c Case, x inputs) inputs {
 	put := func(xs []float64, heads, rows, dim int) []float64 {
 		xs = slices.Clone(xs)
@@ -284,7 +283,6 @@ func (c Case) poisoned(t *testing.T, rig Rig, dtype tensor.DType, p poison, opts
 	return f
 }
 
-// compare adds the faults of a result.
 func (f *findings) compare(r result, want []float64, tainted map[place]bool, allowed float64) {
 	got, i := read(r.view), -1
 	each(r.view, func(_ int64, at [4]int) {

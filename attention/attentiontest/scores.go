@@ -36,7 +36,6 @@ func (c Case) columns() []int {
 	return at
 }
 
-// width returns the columns of a bias.
 func (c Case) width() int { return c.SeqK + 5 }
 
 func scoreCases() []Case {
@@ -71,7 +70,6 @@ func scoreCases() []Case {
 // A scored holds the tensors of Scores; absent ones are zero.
 type scored struct{ slopes, bias, dbias, largest tensor.View }
 
-// placeScores makes the tensors of the case's Scores.
 func (s *set) placeScores(c Case, l Layout, acc tensor.DType) {
 	x := c.Scores
 	if x == nil {
@@ -126,7 +124,6 @@ func (c Case) scoreInputs(rng *rand.Rand, t tensor.DType) (slopes, bias []float6
 	return slopes, bias
 }
 
-// extra returns the sum of the terms of a pair.
 func (c Case) extra(in inputs, b, i, h, j int) float64 {
 	x, sum := c.Scores, 0.0
 	if x == nil {

@@ -106,7 +106,6 @@ func yarnFactor(s *hf.RopeScaling, factor float64) float64 {
 	return mscale(1)
 }
 
-// yarnRange returns the pairs between which the ramp rises.
 func yarnRange(cfg *hf.Config, s *hf.RopeScaling) (low, high float64) {
 	fast, slow := s.BetaFast, s.BetaSlow
 	if fast == 0 {

@@ -246,7 +246,6 @@ func (c *Checkpoint) Verify(ctx context.Context) error {
 	return nil
 }
 
-// verifyShard opens a shard anew to read it.
 func (c *Checkpoint) verifyShard(ctx context.Context, i int) error {
 	info := c.Manifest.Files[i]
 	f, err := c.regular(info.Name)

@@ -40,7 +40,6 @@ type Field struct {
 	Data []float32
 }
 
-// span returns the place of p in the flat space.
 func (p Param) span() (Range, error) {
 	n, err := elements(p.Shape)
 	if err == nil && (p.Offset < 0 || p.Offset > math.MaxInt64-n) {

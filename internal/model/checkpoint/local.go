@@ -233,7 +233,6 @@ func (s *Saver) copyShard(ctx context.Context, tmp store, info FileInfo) error {
 	return f.Commit()
 }
 
-// reread verifies a copy as the file server returns it.
 func (s *Saver) reread(ctx context.Context, tmp store, info FileInfo) error {
 	f, err := tmp.Open(info.Name)
 	if err != nil {

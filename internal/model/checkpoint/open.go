@@ -75,7 +75,6 @@ func openTold(ctx context.Context, dir store, name string, limit time.Duration) 
 	return c, err
 }
 
-// openIn opens a checkpoint in a directory that is open.
 func openIn(dir store, name string) (c *Checkpoint, err error) {
 	err = again(dir, func() error {
 		root, bad := dir.Dir(name)
@@ -155,7 +154,6 @@ func sized(dir store, want FileInfo) error {
 	return nil
 }
 
-// regular opens a regular file of the checkpoint.
 func (c *Checkpoint) regular(name string) (file, error) {
 	st, err := c.root.Lstat(name) // no link either: a manifest names what lies beside it
 	if err != nil {

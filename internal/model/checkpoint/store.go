@@ -66,7 +66,6 @@ type disk struct {
 	made fs.FileInfo // tells the directory from others
 }
 
-// diskOf takes an open directory for a store.
 func diskOf(root *os.Root, err error) (store, error) {
 	if err != nil {
 		return nil, err
@@ -79,7 +78,6 @@ func diskOf(root *os.Root, err error) (store, error) {
 	return &disk{root, st}, nil
 }
 
-// duplicate opens a directory of the caller's once more.
 func duplicate(dir *os.Root) (store, error) { return diskOf(files.Again(dir)) }
 
 func (d *disk) Name() string { return d.root.Name() }

@@ -112,14 +112,8 @@ func ReadValue(path string, n *yaml.Node) (value any, flag string, err error) {
 		}
 		return value, flag, nil
 	}
-	text, err := flow(valueNode(value))
-	return value, path + "=" + text, err
-}
-
-// flow returns a value on one line, as valueNode makes it.
-func flow(n *yaml.Node) (string, error) {
-	text, err := yaml.Marshal(n)
-	return strings.TrimSpace(string(text)), err
+	text, err := yaml.Marshal(valueNode(value)) // on one line
+	return value, path + "=" + strings.TrimSpace(string(text)), err
 }
 
 // Difference is a key of which two configs have different values, as YAML has them; "null"

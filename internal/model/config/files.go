@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -19,12 +20,7 @@ type File struct {
 
 // Mixed reports whether samples are drawn by weight.
 func (f Files) Mixed() bool {
-	for _, e := range f {
-		if e.Weight > 0 {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(f, func(e File) bool { return e.Weight > 0 })
 }
 
 // Globs lists the paths.

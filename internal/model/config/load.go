@@ -204,7 +204,6 @@ func (l *loader) modelGiven() bool {
 	return true
 }
 
-// eachRope visits the keys of rope_scaling.
 func (l *loader) eachRope(visit func(*key)) {
 	for i := range keys {
 		if keys[i].rope != "" {
@@ -374,7 +373,6 @@ func Ruled(s ring.Strategy, by Sharing) ring.Strategy {
 	return s
 }
 
-// auto fills a field that is open.
 func auto(field *string, choice string) {
 	if *field == "auto" || *field == "" {
 		*field = choice

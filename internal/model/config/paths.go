@@ -144,7 +144,6 @@ func (l *loader) resolvePaths() {
 	}
 }
 
-// globsOf returns the fields of a key that hold globs.
 func (l *loader) globsOf(path string) (globs []*string) {
 	if path != "data.path" {
 		if v := &l.cfg.Data.Validation.Path; *v != "" {
@@ -158,7 +157,6 @@ func (l *loader) globsOf(path string) (globs []*string) {
 	return globs
 }
 
-// globFault explains why a pattern matches no file.
 func (l *loader) globFault(given, abs, tried string) string {
 	if _, err := l.disk.glob(abs); errors.Is(err, path.ErrBadPattern) {
 		return "the pattern " + short(given) + ` is malformed; put \ before a [ or { that is part of a name`

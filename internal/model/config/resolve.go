@@ -1,15 +1,12 @@
 package config
 
-import (
-	"slices"
-)
+import "slices"
 
 // Resolve replaces every auto by the number of ranks and the device ("cuda", or anything
 // else for the CPU) make of it, and checks the rules that depend on them. parallel.ulysses_degree stays auto
-// without hierarchical, and parallel.gather where all ranks are on one host, since layers may differ. Five more stay, which depend on more: parallel.deadline on the time that steps take; parallel.transport on how the
-// GPUs are connected; attention.backend on the GPU and its libraries, which package backend knows; on
-// a GPU, memory.recompute and memory.loss_chunk on its memory, which package plan
-// knows. The error is Errors.
+// without hierarchical, and parallel.gather where all ranks are on one host, since layers may differ. Five more stay:
+// parallel.deadline depends on the time that steps take, parallel.transport on the links, attention.backend on the GPU
+// and its libraries, and on a GPU memory.recompute and memory.loss_chunk on its memory. The error is Errors.
 func (c *Config) Resolve(ranks int, device string) error {
 	f := newFaults(c.where)
 	c.resolve(ranks, 1, device, f)
@@ -36,7 +33,9 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 		auto(&c.Parallel.Gather, "beside") // links between hosts are slower, and there is more to hide
 	}
 	auto(&c.Precision.Compute, compute)
-	wireRules(c, f)
+	if p := &c.Precision; f.ok("precision.grad_wire") && p.GradWire != "fp32" {
+		f.add("precision.grad_wire", "%s is not in this build; write fp32", p.GradWire)
+	}
 	auto(&c.Memory.Shard, shard)
 	if n := c.Memory.LossChunk; n > 0 && c.Parallel.Context > 0 &&
 		f.ok("memory.loss_chunk", "data.seq_len", "train.micro_batch_size") && c.passTokens()/n > MaxPieces {
@@ -53,7 +52,6 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 	}
 }
 
-// passTokens returns the tokens of one pass on a rank.
 func (c *Config) passTokens() int {
 	return (c.Data.SeqLen + c.Parallel.Context - 1) / c.Parallel.Context * c.Train.MicroBatchSize
 }
@@ -153,7 +151,6 @@ func (c *Config) readsGather() bool {
 	return c.Parallel.Algorithm == "allgather" || windowed && c.Parallel.Algorithm != "ulysses"
 }
 
-// cpuRules refuses keys that only a GPU has.
 func cpuRules(c *Config, f *faults) {
 	if t := c.Parallel.Transport; f.ok("parallel.transport") && t != "auto" {
 		f.add("parallel.transport", "%s moves data between GPUs; on CPU write auto", t)
@@ -163,13 +160,5 @@ func cpuRules(c *Config, f *faults) {
 	}
 	if c.Parallel.Backend == "fused" && f.ok("attention.backend") {
 		f.add("attention.backend", "fused is cuDNN and needs CUDA; on CPU write flash or reference")
-	}
-}
-
-// wireRules refuses types that no device sends in this build.
-func wireRules(c *Config, f *faults) {
-	p := &c.Precision
-	if f.ok("precision.grad_wire") && p.GradWire != "fp32" {
-		f.add("precision.grad_wire", "%s is not in this build; write fp32", p.GradWire)
 	}
 }

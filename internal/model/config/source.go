@@ -300,7 +300,6 @@ func flagValue(path, text string) (*yaml.Node, error) {
 	return parseValue(text)
 }
 
-// textNode returns a text as if it stood in quotes.
 func textNode(text string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Style: yaml.DoubleQuotedStyle, Tag: "!!str", Value: text}
 }

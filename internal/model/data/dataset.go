@@ -125,7 +125,6 @@ func (d *Dataset) outside(f io.ReaderAt, p part, at int64, id int32) error {
 // scanChunk bounds the tokens of one read.
 const scanChunk = 1 << 16
 
-// scan calls f with all tokens of a range in order.
 func (d *Dataset) scan(from, to int64, f func(tokens []int32, at int64)) error {
 	buf := make([]int32, min(scanChunk, to-from))
 	for at := from; at < to; {
@@ -258,7 +257,6 @@ func newOrder(n, seed, epoch int64) order {
 	return o
 }
 
-// at returns the i-th of the permutation.
 func (o order) at(i int64) int64 {
 	mask := uint64(1)<<o.half - 1
 	x := uint64(i)

@@ -236,7 +236,6 @@ func (e *Encoding) document(text *encoder, b *batch, line []byte) (d Document, e
 	return d, e.check(d.IDs)
 }
 
-// check finds an id that the model does not have.
 func (e *Encoding) check(ids []int32) error {
 	for _, id := range ids {
 		if e.Vocab > 0 && int(id) >= e.Vocab {

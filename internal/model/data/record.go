@@ -197,7 +197,6 @@ func textOf(keys map[string]json.RawMessage) (string, error) {
 	return *s, nil
 }
 
-// missing names the way to train on a record of another kind.
 func missing(keys map[string]json.RawMessage) error {
 	has := func(key string) bool { return keys[key] != nil }
 	for _, key := range []string{"messages", "conversations"} {

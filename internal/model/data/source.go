@@ -63,7 +63,6 @@ func Open(s Source) (*Dataset, error) {
 	return d, nil
 }
 
-// name joins the paths for errors.
 func (s Source) name() string { return strings.Join(s.Paths, ", ") }
 
 // addAll appends files of one kind. It reads and encodes text now, except files whose bytes are their tokens.
@@ -92,7 +91,6 @@ func Find(glob string) (paths []string, text bool, err error) {
 	return paths, kind != "tokens", err
 }
 
-// find lists the files of a glob and their one kind.
 func find(pattern string) (paths []string, kind string, err error) {
 	matches := []string{pattern}
 	if _, err := os.Stat(pattern); err != nil { // a file's own name may have brackets in it

@@ -74,7 +74,6 @@ func LoadTokenizer(path string) (*tokenizer.Tokenizer, error) {
 	return tokenizer.Parse(raw)
 }
 
-// bytes reports whether each byte is a token.
 func (t *Tokenizer) bytes() bool { return t != nil && t.path == Bytes }
 
 // An encoder appends the ids of a text. One goroutine calls it.
@@ -136,7 +135,6 @@ func (t *Tokenizer) NewDecoder() (*tokenizer.Decoder, error) {
 	return d, nil
 }
 
-// openSized opens a regular file and says how long it is.
 func openSized(path string) (*os.File, int64, error) {
 	f, err := files.Open(path)
 	if err != nil {

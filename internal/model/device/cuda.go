@@ -247,7 +247,6 @@ func (s *cudaStore) FreeHost(h *tensor.Host) {
 	delete(s.out, h)
 }
 
-// further makes a further stream.
 func (s *cudaStore) further(name string) (Stream, error) {
 	stream, err := s.dev.NewStream(name, false)
 	if err != nil {
@@ -256,7 +255,6 @@ func (s *cudaStore) further(name string) (Stream, error) {
 	return stream, nil
 }
 
-// newCopies makes the streams for copies.
 func (s *cudaStore) newCopies() (*copies, error) {
 	up, err := s.further("upload")
 	if err != nil {
@@ -269,7 +267,6 @@ func (s *cudaStore) newCopies() (*copies, error) {
 	return &copies{compute: s.stream, up: up, down: down, queue: copyCUDA, follow: s.stream.Follow}, nil
 }
 
-// copyCUDA queues a copy on a stream of a GPU.
 func copyCUDA(to Stream, name string, dst, src View) {
 	if dst.DType() != src.DType() || dst.Size() != src.Size() || !dst.IsDense() || !src.IsDense() {
 		panic(fmt.Sprintf("device: %s of %v to %v", name, src, dst))

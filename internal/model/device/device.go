@@ -206,7 +206,6 @@ type hostClock struct {
 	at     []time.Time // written by the stream
 }
 
-// hostClocks makes clocks of a stream.
 func hostClocks(s *tensor.HostStream) func(points int) (Clock, error) {
 	return func(points int) (Clock, error) { return &hostClock{stream: s, at: make([]time.Time, points)}, nil }
 }

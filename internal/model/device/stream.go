@@ -26,7 +26,6 @@ type copies struct {
 	follow func(e tensor.Event)
 }
 
-// streams returns the lanes of copies in traces.
 func (c *copies) streams() []tensor.Stream { return []tensor.Stream{c.up, c.down} }
 
 func (c *copies) close() error { return errors.Join(c.up.Close(), c.down.Close()) }
@@ -50,7 +49,6 @@ func (c *copies) between(s Stream, name string, dst, src View) {
 	c.follow(s.Record())
 }
 
-// hostStream makes a further stream of the CPU.
 func hostStream(name string) (Stream, error) { return tensor.NewHostStream(name), nil }
 
 // hostCopies returns the copies of the CPU as a device, whose memory is the host's too.

@@ -69,7 +69,6 @@ func (d *dir) templates() (names []string) {
 // maxCompanion is more than any of these files has, in bytes.
 const maxCompanion = 256 << 20
 
-// companion opens one of these files.
 func (d *dir) companion(name string) (*os.File, error) {
 	f, err := d.open(name)
 	if err != nil {
@@ -103,7 +102,6 @@ func (m Model) bring(to *os.Root) error {
 	return nil
 }
 
-// copy copies a companion.
 func (d *dir) copy(name string, to *os.Root) error {
 	src, err := d.companion(name)
 	if err != nil {

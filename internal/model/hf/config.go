@@ -133,7 +133,6 @@ func openDir(path string) (*dir, error) {
 
 func (d *dir) Close() error { return d.root.Close() }
 
-// open opens a regular file.
 func (d *dir) open(name string) (*os.File, error) {
 	base := strings.TrimPrefix(name, templatesDir+"/")
 	if base == "" || base == "." || base == ".." || filepath.Base(base) != base {
@@ -149,7 +148,6 @@ func (d *dir) open(name string) (*os.File, error) {
 	return f, nil
 }
 
-// exists reports whether there is anything of that name.
 func (d *dir) exists(name string) bool {
 	_, err := d.root.Lstat(filepath.Join(d.sub, name))
 	return err == nil

@@ -75,7 +75,6 @@ func Export(path string, m Model, limit int64) (err error) {
 	return nil
 }
 
-// write writes the files of weights into dir.
 func (m Model) write(dir *os.Root, limit int64) error {
 	shards := m.shards(limit)
 	total := int64(0)
@@ -269,7 +268,6 @@ func number(x float64) json.RawMessage {
 	return append(b, '.', '0')
 }
 
-// writeJSON writes a file of JSON.
 func writeJSON(dir *os.Root, name string, v any) error {
 	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {

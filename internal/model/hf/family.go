@@ -89,7 +89,6 @@ func (c *Config) Tensors() []Tensor {
 	return list
 }
 
-// shape returns the shape of the tensor of a role.
 func (c *Config) shape(r Role) []int {
 	q, kv := c.NumAttentionHeads*c.HeadDim, c.NumKeyValueHeads*c.HeadDim
 	switch r {

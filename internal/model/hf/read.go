@@ -50,7 +50,6 @@ func ReadConfig(dir string) (*Config, error) {
 	return c, nil
 }
 
-// readJSON returns a whole small file.
 func (d *dir) readJSON(name string, most int64, values int) ([]byte, error) {
 	f, err := d.open(name)
 	if err != nil {
@@ -147,7 +146,6 @@ func architecture(o object) string {
 	return ""
 }
 
-// few returns the first of a list.
 func few[T any](list []T) []T { return list[:min(len(list), 8)] }
 
 // refuse reports keys that change the computation in a way that cprun does not follow.

@@ -71,7 +71,6 @@ const (
 	maxHeaders = 2 * safetensors.MaxHeader
 )
 
-// openShard opens one file of the directory.
 func (w *Weights) openShard(d *dir, name string) (*safetensors.File, error) {
 	f, err := d.open(name)
 	if err != nil {

@@ -165,7 +165,6 @@ func copyJSONL(dst io.Writer, dir *os.Root, name string, last int64) error {
 	return err
 }
 
-// copyLines copies the lines of steps up to last.
 func copyLines(dst io.Writer, src io.Reader, last int64) error {
 	w, foreign := bufio.NewWriter(dst), 0
 	err := eachLine(src, func(line []byte) error {
@@ -267,7 +266,6 @@ func ParseStep(line []byte) (s Step, ok bool) {
 	return s, json.Unmarshal(line, &s) == nil && s.Step >= 0
 }
 
-// wholeStep reads a line that has its end.
 func wholeStep(line []byte) (s Step, ok bool) {
 	line, ended := bytes.CutSuffix(line, []byte("\n"))
 	s, ok = ParseStep(line)

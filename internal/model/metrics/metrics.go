@@ -149,26 +149,13 @@ func Open(o Options) (Writer, error) {
 // multi writes to each of its writers, also when one of them has an error.
 type multi []Writer
 
-func (m multi) Write(s Step) error {
-	var errs []error
+func (m multi) each(f func(Writer) error) (err error) {
 	for _, w := range m {
-		errs = append(errs, w.Write(s))
+		err = errors.Join(err, f(w))
 	}
-	return errors.Join(errs...)
+	return err
 }
 
-func (m multi) Sync() error {
-	var errs []error
-	for _, w := range m {
-		errs = append(errs, w.Sync())
-	}
-	return errors.Join(errs...)
-}
-
-func (m multi) Close() error {
-	var errs []error
-	for _, w := range m {
-		errs = append(errs, w.Close())
-	}
-	return errors.Join(errs...)
-}
+func (m multi) Write(s Step) error { return m.each(func(w Writer) error { return w.Write(s) }) }
+func (m multi) Sync() error        { return m.each(Writer.Sync) }
+func (m multi) Close() error       { return m.each(Writer.Close) }

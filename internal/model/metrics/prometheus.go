@@ -105,7 +105,6 @@ type measure struct {
 	value      Float
 }
 
-// measured lists the gauges of a step.
 func measured(s Step) []measure {
 	return []measure{
 		{"cprun_step", "Last optimizer step.", Float(s.Step)},

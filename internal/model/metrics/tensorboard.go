@@ -137,7 +137,6 @@ const (
 
 )
 
-// versionEvent returns the first Event of a file.
 func versionEvent(wall time.Time) []byte {
 	version := eventHead(wall, 0)
 	return appendBytes(version, fieldFileVersion, []byte("brain.Event:2"))
@@ -149,7 +148,6 @@ func sessionEvent(wall time.Time, resumed int64) []byte {
 	return appendBytes(session, fieldSessionLog, appendVarint(nil, sessionStatus, sessionStart))
 }
 
-// stepEvent returns the Event of a step.
 func stepEvent(wall time.Time, s Step) []byte {
 	var summary []byte
 	for _, v := range scalars(s) {

@@ -110,12 +110,10 @@ func (r *rig) garbage(dtype tensor.DType, shape ...int) View {
 	return r.dev.Upload(host)
 }
 
-// ints returns a device view of int32 values.
 func (r *rig) ints(xs []int32, shape ...int) View {
 	return r.dev.Upload(tensor.FromSlice(xs, shape...))
 }
 
-// read returns the values of a device view.
 func (r *rig) read(v View) []float64 {
 	r.t.Helper()
 	host, err := r.dev.Download(v)
@@ -160,7 +158,6 @@ func (r *rig) equal(what string, v View, want []float64) {
 	}
 }
 
-// each runs f once for every shape.
 func each[S any](r *rig, shapes []S, f func(r *rig, s S)) {
 	for _, s := range shapes {
 		r.t.Run(fmt.Sprint(s), func(t *testing.T) {

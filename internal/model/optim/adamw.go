@@ -71,7 +71,6 @@ func (a AdamW) Step(d Device, p, c, g, m, v, sum tensor.View, segments []Segment
 	}
 }
 
-// part returns the elements of a segment.
 func part(v tensor.View, s Segment) tensor.View {
 	if v.IsZero() {
 		return v

@@ -230,7 +230,6 @@ func Groups(flat *model.FlatLayout, g Group) []Group {
 // Group returns the group of a bucket.
 func (s *State) Group(bucket int) Group { return s.groups[bucket] }
 
-// owned returns the elements of all parts of this rank.
 func (s *State) owned() int64 { return s.parts[len(s.parts)-1].Hi }
 
 // Owned returns where this rank's part of each bucket lies in a buffer of parts.

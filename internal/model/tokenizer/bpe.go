@@ -44,10 +44,8 @@ func (a candidate) before(b candidate) bool {
 	return a.rank < b.rank || a.rank == b.rank && a.pos < b.pos
 }
 
-// pair returns the key of two neighbours.
 func pair(a, b int32) uint64 { return uint64(uint32(a))<<32 | uint64(uint32(b)) }
 
-// init prepares the tables of the pairs.
 func (b *bpe) init(pairs [][2]string) error {
 	b.merges = make(map[uint64]merge, len(pairs))
 	ids, all := b.byteTokens()

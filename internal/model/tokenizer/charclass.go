@@ -130,7 +130,6 @@ func (p *parser) bracket() (set, error) {
 	return whole, nil
 }
 
-// bracketItem reads a rune or a class inside of [].
 func (p *parser) bracketItem() (s set, literal bool, err error) {
 	if p.take(`\`) {
 		return p.escape()

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"unicode/utf8"
@@ -90,6 +91,14 @@ func (s strip) normalize(_ *matcher, p piece) (piece, error) {
 type replace struct {
 	pattern pattern
 	content string
+}
+
+func newReplace(raw map[string]string, content *string) (replace, error) {
+	p, err := newPattern(raw)
+	if err == nil && content == nil {
+		err = errors.New("no content")
+	}
+	return replace{p, or(content, "")}, err
 }
 
 func (r replace) normalize(m *matcher, p piece) (piece, error) {
@@ -184,7 +193,7 @@ func bert(clean, chinese, accents, lower bool) normalizer {
 		ns = append(ns, rewrite(spaceChinese))
 	}
 	if accents {
-		ns = append(ns, rewrite(nfd.normalizeText), filter(newClass(unicodeTables().sets["bert_accent"]).has))
+		ns = append(ns, rewrite(forms["NFD"].normalizeText), filter(newClass(unicodeTables().sets["bert_accent"]).has))
 	}
 	if lower {
 		ns = append(ns, rewrite(lowercase))
@@ -208,15 +217,6 @@ func spaceChinese(s string) string {
 		}
 	}
 	return b.String()
-}
-
-func prepend(with string) normalizer {
-	return rewrite(func(s string) string {
-		if s == "" {
-			return s
-		}
-		return with + s
-	})
 }
 
 // A pattern is a literal text or a program.

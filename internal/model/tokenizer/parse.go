@@ -89,7 +89,7 @@ func (t *Tokenizer) add(tokens []addedToken) error {
 		if byID[a.ID] != a {
 			continue
 		}
-		if !a.normalized() {
+		if !or(a.Normalized, !a.Special) {
 			if err := t.raw.add(a.Content, a); err != nil {
 				return err
 			}
@@ -129,6 +129,19 @@ func kindOf(raw json.RawMessage, depth int) (string, error) {
 		return "", errors.New("it has no type")
 	}
 	return k.Type, nil
+}
+
+// sequence reads the components of a Sequence.
+func sequence[T any](raws []json.RawMessage, depth int, parse func(json.RawMessage, int) (T, error)) (all []T,
+	err error) {
+	for _, raw := range raws {
+		x, err := parse(raw, depth+1)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, x)
+	}
+	return all, nil
 }
 
 func named(kind string, err error) error {

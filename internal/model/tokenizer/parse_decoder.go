@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // maxTrim bounds how many characters Strip takes off.
@@ -38,15 +39,8 @@ func parseDecoder(raw json.RawMessage, depth int) ([]step, error) {
 		return nil, named(kind, err)
 	}
 	if kind == "Sequence" {
-		var all []step
-		for _, raw := range k.Decoders {
-			steps, err := parseDecoder(raw, depth+1)
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, steps...)
-		}
-		return all, nil
+		all, err := sequence(k.Decoders, depth, parseDecoder)
+		return slices.Concat(all...), err
 	}
 	s, err := k.step(kind)
 	s.kind = kind
@@ -62,16 +56,10 @@ func (k *decoderFile) step(kind string) (step, error) {
 	case "ByteFallback":
 		return step{whole: true, make: func(next link) link { return byteNames{next} }}, nil
 	case "Replace":
-		p, err := newPattern(k.Pattern)
-		if err == nil && k.Content == nil {
-			err = errors.New("no content")
-		}
-		whole := !oneChar(p.literal)
-		if err != nil {
-			return step{}, err
-		}
-		by := replace{p, *k.Content}
-		return step{whole: whole, make: func(next link) link { return &replaced{next: next, by: by} }}, nil
+		by, err := newReplace(k.Pattern, k.Content)
+		return step{whole: !oneChar(by.pattern.literal), make: func(next link) link {
+			return &replaced{next: next, by: by}
+		}}, err
 	case "Strip":
 		if k.Content == nil || !oneChar(*k.Content) || k.Start < 0 || k.Stop < 0 || k.Start > maxTrim ||
 			k.Stop > maxTrim {

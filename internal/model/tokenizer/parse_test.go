@@ -161,6 +161,7 @@ func TestTruncationAndPaddingAreNotApplied(t *testing.T) {
 
 // Marks in any number are put in order, and x/text's limit of 30 with its joiners does not show.
 func TestFormsHaveNoLimitOfMarks(t *testing.T) {
+	nfc, nfd, nfkc, nfkd := forms["NFC"], forms["NFD"], forms["NFKC"], forms["NFKD"]
 	for n := range 100 {
 		s := "e" + strings.Repeat("\u0301\u0323", n) + "x"
 		for f, want := range map[form]string{

@@ -117,7 +117,6 @@ func (s *split) cut(m *matcher, p piece, yield func(piece) error) error {
 	return give(start, end)
 }
 
-// joins reports whether a stretch goes to the one before it.
 func (s *split) joins(before, match bool) bool {
 	switch s.behavior {
 	case mergedWithPrevious:

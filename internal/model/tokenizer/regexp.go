@@ -242,7 +242,6 @@ var cased = sync.OnceValue(func() (all []rune) {
 	return all
 })
 
-// foldSet adds the other cases of the runes of a set.
 func foldSet(s set) set {
 	var more set
 	for _, r := range cased() {

@@ -92,7 +92,6 @@ func (e *Encoder) Append(dst []int32, text string) ([]int32, error) {
 	return append(out, e.t.tail...), nil
 }
 
-// cut cuts a stretch into words and encodes them.
 func (e *Encoder) cut(p piece) error {
 	if e.t.cutter == nil {
 		return e.word(p)

@@ -58,7 +58,6 @@ func (t *tables) derive() {
 	t.sets["space"] = union(set{{9, 13}, {0x85, 0x85}}, t.sets["Z"])
 }
 
-// readSet reads "41-5a 61-7a aa".
 func readSet(text string) set {
 	var s set
 	for field := range strings.FieldsSeq(text) {
@@ -83,7 +82,6 @@ func (t *tables) readLower(text string) {
 	}
 }
 
-// hexRune reads the number of a rune of the embedded file.
 func hexRune(s string) rune {
 	v, err := strconv.ParseUint(s, 16, 21)
 	if err != nil {

@@ -86,7 +86,6 @@ func (a *attend) begin(layout partition.Layout, docs []int) {
 	clear(a.schedules)
 }
 
-// schedule returns the hops of a layer.
 func (a *attend) schedule(layer int) (*ring.Schedule, error) {
 	window := a.cfg.Window(layer)
 	if s, ok := a.schedules[window]; ok {

@@ -52,7 +52,6 @@ func newFeed(cfg *config.Config, files config.Files, tok *data.Tokenizer, shuffl
 	}, nil
 }
 
-// total returns the samples of a validation.
 func (f *feed) total(cfg *config.Config) int64 {
 	if n := cfg.Data.Validation.Samples; n > 0 {
 		return min(f.loader.Samples(), int64(n))
@@ -86,7 +85,6 @@ func (f *feed) groups(samples []int64) [][]int64 {
 	return g
 }
 
-// lay gives the positions of a sample to ranks.
 func (f *feed) lay(sample int64) (laid, error) {
 	if f.next.layout != nil && f.next.sample == sample {
 		return f.next, nil
@@ -99,7 +97,6 @@ func (f *feed) lay(sample int64) (laid, error) {
 	return laid{sample, docs, partition.Ready(layout, f.seqLen, f.size)}, nil
 }
 
-// prepare lays out a sample that a batch to come begins with.
 func (f *feed) prepare(sample int64) (err error) {
 	f.next, err = f.lay(sample)
 	return err
@@ -249,7 +246,6 @@ type samples interface {
 	Load(sample int64, spans []partition.Span, ids, targets []int32, positions []int) error
 }
 
-// tokenizerOf returns the tokenizer of a run's text.
 func tokenizerOf(cfg *config.Config) *data.Tokenizer {
 	return data.NewTokenizer(cfg.Data.Tokenizer, cfg.Model.VocabSize)
 }

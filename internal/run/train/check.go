@@ -137,7 +137,6 @@ type load struct {
 	sent          int64 // bytes of keys, values, their gradients and exchanged heads that this rank sends
 }
 
-// add adds the work of another load that many times.
 func (l *load) add(o load, times int) {
 	l.slowest += float64(times) * o.slowest
 	l.mean += float64(times) * o.mean

@@ -58,10 +58,8 @@ func (x *sharing) join(world comm.Communicator, groups []comm.Communicator) erro
 	return nil
 }
 
-// hooks returns the hooks of the model's passes.
 func (x *sharing) hooks() model.Hooks { return model.Hooks{Use: x.use, Begin: x.begin, Done: x.done} }
 
-// use makes the compute stream wait for a bucket's weights.
 func (x *sharing) use(bucket int) error {
 	x.label.part("forward", bucket)
 	x.arrive(bucket)
@@ -75,7 +73,6 @@ func (x *sharing) arrive(bucket int) {
 	}
 }
 
-// begin makes room for a bucket's gradients.
 func (x *sharing) begin(bucket int) error {
 	x.label.part("backward", bucket)
 	if x.Staging == nil || x.Staging[bucket].Size() == 0 {
@@ -224,7 +221,6 @@ func (x *sharing) gather(bucket int) error {
 	return nil
 }
 
-// settle makes the compute stream wait for all weights.
 func (x *sharing) settle() {
 	x.label.part("weights", -1)
 	defer x.label.part("", -1)

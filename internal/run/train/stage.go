@@ -102,7 +102,6 @@ func (s *stage) each(ctx context.Context, v View, f func(i, lo int, host, part V
 	return nil
 }
 
-// free waits until a piece can be used again.
 func (s *stage) free(ctx context.Context, i int) error {
 	if s.busy[i] == nil {
 		return nil

@@ -27,7 +27,6 @@ type lane struct {
 	name string
 }
 
-// lanes returns the streams of a trace.
 func (r *run) lanes() []lane {
 	var out []lane
 	add := func(s tensor.Stream, of string) {

@@ -171,7 +171,6 @@ func (t *Trainer) feeds(o *Options) (err error) {
 	return nil
 }
 
-// build allocates all else that the rank computes in.
 func (t *Trainer) build(room state.Room) (err error) {
 	cfg, shape := t.cfg, &t.cfg.Model.Config
 	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk,
