@@ -198,11 +198,6 @@ type held struct {
 	rows   Range // the smallest that holds them
 }
 
-func newHeld(rank int, list []piece) held {
-	last := &list[len(list)-1]
-	return held{rank, list, extent(list), Range{list[0].at, last.at + last.Len}}
-}
-
 func holders(ranks []pieces) [][]held {
 	counts := []int{}
 	each := func(f func(rank, doc int, list []piece)) {
@@ -227,7 +222,10 @@ func holders(ranks []pieces) [][]held {
 	for d, n := range counts {
 		docs[d], room = room[:0:n], room[n:]
 	}
-	each(func(rank, doc int, list []piece) { docs[doc] = append(docs[doc], newHeld(rank, list)) })
+	each(func(rank, doc int, list []piece) {
+		last := &list[len(list)-1]
+		docs[doc] = append(docs[doc], held{rank, list, extent(list), Range{list[0].at, last.at + last.Len}})
+	})
 	return docs
 }
 

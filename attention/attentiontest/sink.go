@@ -119,7 +119,7 @@ func (s *sinkSet) want() (o, lse, dsink []float64) {
 	return o, lse, dsink
 }
 
-// checkPoisonedSinks holds that a NaN or infinity of o, do or lse reaches the elements that depend on it, and no others.
+// checkPoisonedSinks holds that a NaN or infinity of o, do or lse reaches the elements that depend on it alone.
 func checkPoisonedSinks(t *testing.T, rig Rig, sinks attention.Sinks, dtypes []tensor.DType) {
 	for _, dtype := range dtypes {
 		for _, value := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {

@@ -40,9 +40,9 @@ type Options struct {
 	// NoScores says that the kernel adds nothing to scores and keeps nothing of them, and so refuses what
 	// asks for it.
 	NoScores bool
-	// Block is how many queries or keys a product of the kernel has at most: TestNonFinite allows a NaN to reach rows that
-	// are nearer than that to a tile, and rows of its own tile that see a key nearer than that to it. 0: products go over
-	// the rows of a tile alone.
+	// Block is how many queries or keys a product of the kernel has at most: TestNonFinite allows a NaN to reach rows
+	// that are nearer than that to a tile, and rows of its own tile that see a key nearer than that to it. 0: products
+	// go over the rows of a tile alone.
 	Block int
 	// NoDelta says that a backward pass leaves Saved.Delta alone, as it does without.
 	NoDelta bool

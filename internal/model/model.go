@@ -79,7 +79,6 @@ type Model struct {
 // A weight is a parameter as a pass needs it: its values, and the gradient to add to.
 type weight struct{ w, g View }
 
-// A layer is the parameters of one layer, by role.
 type layer [hf.Roles]weight
 
 // New returns a model over the given parameters. cfg is resolved and valid; the parameters have

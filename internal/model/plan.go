@@ -65,7 +65,6 @@ func phantomBatch(cfg *hf.Config, batch, tokens int) (b Batch, loss View) {
 
 func phantom(dtype tensor.DType, shape ...int) View { return tensor.NewMeter().Alloc(dtype, shape...) }
 
-// nopOps does nothing.
 type nopOps struct{}
 
 func (nopOps) Linear(_, _, _, _ View)                        {}

@@ -108,7 +108,7 @@ func views(s *attention.Scores) []tensor.View {
 	if s == nil {
 		return nil
 	}
-	return slices.DeleteFunc([]tensor.View{s.Slopes, s.Bias, s.DBias, s.Max}, func(v tensor.View) bool { return v.IsZero() })
+	return slices.DeleteFunc([]tensor.View{s.Slopes, s.Bias, s.DBias, s.Max}, tensor.View.IsZero)
 }
 
 // begun queues the first values of the largest scores.

@@ -27,7 +27,6 @@ type rateKey struct {
 	deterministic bool
 }
 
-// A rateMask names a mask in the table of rates.
 type rateMask string
 
 // The masks that are measured. A window ends at the query's own key. Over ranks it is a band beside the diagonal, which

@@ -129,7 +129,6 @@ func (j *judgement) note(r *Rule, c *Call) {
 	}
 }
 
-// maxSteps bounds the remedies of one call and its parts.
 const maxSteps = 64
 
 // key identifies a rejection: by its rule, and by the hop if it matters.
@@ -209,8 +208,8 @@ func (j *judgement) apply(r *Rule, c *Call, calls []Call) {
 	j.applied = append(j.applied, a)
 }
 
-// cut splits a call as the kernel on cuDNN does (internal/base/cuda/dnn.Cut): rectangles run one by one, and a band is cut
-// by rows until each part has one diagonal, from the top left corner or to the bottom right one, with or without a
+// cut splits a call as the kernel on cuDNN does (internal/base/cuda/dnn.Cut): rectangles run one by one, and a band is
+// cut by rows until each part has one diagonal, from the top left corner or to the bottom right one, with or without a
 // window before it. cut returns nil where the kernel leaves the call as it is. The parts share no rows.
 func (c Call) cut() []Call {
 	if c.Documents {
@@ -252,7 +251,6 @@ func (c *Call) band() (lo, hi int) {
 	return lo, hi
 }
 
-// parter collects the parts of a call.
 type parter struct {
 	whole  Call
 	lo, hi int

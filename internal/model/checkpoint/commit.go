@@ -127,8 +127,8 @@ func filesOf(own report, blobs [][]byte) ([]FileInfo, faults) {
 		case r.Error != "":
 			err = errors.New(r.Error)
 		case own.err == nil && (r.Rank != rank || r.Run != own.Run || r.Step != own.Step || r.Layout != own.Layout):
-			err = fmt.Errorf("saves step %d of layout %.8s as rank %d of start %.64s, and rank 0 step %d of layout %.8s of "+
-				"start %s", r.Step, r.Layout, r.Rank, r.Run, own.Step, own.Layout, own.Run)
+			err = fmt.Errorf("saves step %d of layout %.8s as rank %d of start %.64s, and rank 0 step %d of layout "+
+				"%.8s of start %s", r.Step, r.Layout, r.Rank, r.Run, own.Step, own.Layout, own.Run)
 		}
 		if err != nil {
 			fs = append(fs, &RankError{rank, err})
@@ -147,8 +147,8 @@ func checkDir(ctx context.Context, tmp store, m *Manifest) error {
 		ours[f.Name] = true
 		err := await(ctx, tmp, longWait, func() error { return sized(tmp, f) })
 		if errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("rank 0 does not see a shard that another rank wrote; the run directory must lie on a file "+
-				"system that all nodes share: %w", err)
+			err = fmt.Errorf("rank 0 does not see a shard that another rank wrote; the run directory must lie on a "+
+				"file system that all nodes share: %w", err)
 		}
 		if err != nil {
 			return err

@@ -52,7 +52,6 @@ type verdict struct {
 	Final  bool // a newer start has begun: no later save can succeed
 }
 
-// faultText encodes a RankError.
 type faultText struct {
 	Rank  int    `json:"rank"`
 	Error string `json:"error"`

@@ -38,7 +38,6 @@ type origin struct {
 	Token string    `json:"token"`
 }
 
-// maxOrigin bounds the text of an origin, in bytes.
 const maxOrigin = 4 << 10
 
 func newOrigin() origin {
@@ -214,7 +213,6 @@ func (s *Saver) forget() {
 	}
 }
 
-// tries bounds the calls of an operation with passing errors.
 const tries = 4
 
 // passing reports whether a call may succeed when it is made anew: another host has replaced or removed what

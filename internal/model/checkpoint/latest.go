@@ -150,7 +150,6 @@ func candidates(dir store, all []found) (order []string, missing error) {
 	return append(order, later...), missing
 }
 
-// maxLatest bounds the name of a checkpoint, in bytes.
 const maxLatest = 4 << 10
 
 // readLatest returns the checkpoint that the file latest names, be it set aside for the moment.

@@ -170,6 +170,6 @@ func compare(model []Param, saved []ParamInfo) error {
 	if err == nil {
 		return nil
 	}
-	return errors.New("the checkpoint is of another model; use the config it was saved with, or start anew in another " +
-		"--run-dir:\n  " + strings.ReplaceAll(err.Error(), "\n", "\n  "))
+	return errors.New("the checkpoint is of another model; use the config it was saved with, or start anew in " +
+		"another --run-dir:\n  " + strings.ReplaceAll(err.Error(), "\n", "\n  "))
 }

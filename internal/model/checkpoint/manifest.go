@@ -188,7 +188,6 @@ func ParseManifest(data []byte) (*Manifest, error) {
 	return m, nil
 }
 
-// elementSize counts the bytes of an element in a shard.
 const elementSize = 4
 
 // A piece is a part of a flattened field of a parameter.

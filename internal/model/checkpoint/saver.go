@@ -119,8 +119,8 @@ func NewSaver(group comm.Communicator, o Options) (*Saver, error) {
 	if o.Local != "" {
 		s.local, err = openLocal(o.Local, fmt.Sprintf("%s-rank-%05d", o.RunID, group.Rank()))
 		if err == nil && s.local.dir.Remote() && group.Rank() == 0 {
-			o.Warn(fmt.Errorf("checkpoint.local: %s lies on a file system that other nodes may share; a disk of this node "+
-				"is faster", terminal.Name(o.Local)))
+			o.Warn(fmt.Errorf("checkpoint.local: %s lies on a file system that other nodes may share; a disk of this "+
+				"node is faster", terminal.Name(o.Local)))
 		}
 	}
 	if err == nil && group.Rank() == 0 {

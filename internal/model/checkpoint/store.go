@@ -43,7 +43,6 @@ type store interface {
 	Pause(ctx context.Context, d time.Duration) // a wait for another host
 }
 
-// A file is an open file.
 type file interface {
 	io.Reader
 	io.ReaderAt
@@ -190,7 +189,6 @@ func list(dir store) ([]found, error) {
 	return all, nil
 }
 
-// errLocked reports that another process holds a lock.
 var errLocked = errors.New("locked by another process")
 
 // lockName names the file that the launcher of a run locks. Its text names the last holder.

@@ -101,7 +101,6 @@ func (c *Config) Fault(key string, err error) error {
 // Given reports whether the file or a flag gave a key a value.
 func (c *Config) Given(key string) bool { return c.where.given(key) }
 
-// A position is a key's place.
 type position struct {
 	file string
 	line int

@@ -32,7 +32,6 @@ func (f Files) Globs() []string {
 	return globs
 }
 
-// maxFiles bounds a list of data.
 const maxFiles = 1000
 
 // files reads a path, or a list of paths and of {path, weight}.

@@ -56,7 +56,6 @@ func Parse(name string, text []byte, opts Options) (*Config, error) {
 	return load(name, text, opts, osDisk{})
 }
 
-// A loader turns a source into a Config.
 type loader struct {
 	*source
 	paths
@@ -164,8 +163,8 @@ func (l *loader) decodeFrom() {
 		return
 	}
 	if tried != "" {
-		l.add(k.path, "no directory %s; nothing is downloaded: fetch the model first, or take the key out for random weights",
-			tried)
+		l.add(k.path, "no directory %s; nothing is downloaded: fetch the model first, or take the key out for random "+
+			"weights", tried)
 		return
 	}
 	shape, err := l.disk.readConfig(dir)

@@ -121,7 +121,6 @@ func (p paths) files(pattern string) []string {
 	return files
 }
 
-// dataPaths lists the keys that hold globs.
 var dataPaths = []string{"data.path", "data.validation.path"}
 
 // resolvePaths makes the paths of data absolute and reports missing files.

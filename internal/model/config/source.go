@@ -35,7 +35,6 @@ func newSource(f *faults) *source {
 	return &source{faults: f, values: map[string]*yaml.Node{}, passOf: map[string]int{}, former: newFaults(f.where)}
 }
 
-// leastConfig describes the contents that an empty file lacks.
 const leastConfig = "the least config names data.path and the model, see docs/config.md"
 
 func (s *source) readFile(name string, text []byte) {

@@ -25,7 +25,6 @@ type Dataset struct {
 // Ignored lists the keys of records that were left aside, such as token_type_ids.
 func (d *Dataset) Ignored() []string { return d.ignored.Sorted() }
 
-// A part is one file.
 type part struct {
 	path  string
 	start int64 // tokens before it
@@ -122,7 +121,6 @@ func (d *Dataset) outside(f io.ReaderAt, p part, at int64, id int32) error {
 	return fmt.Errorf("%s: token id %d is not below vocab_size %d", p.codec.where(at), said, d.source.Vocab)
 }
 
-// scanChunk bounds the tokens of one read.
 const scanChunk = 1 << 16
 
 func (d *Dataset) scan(from, to int64, f func(tokens []int32, at int64)) error {

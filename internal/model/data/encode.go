@@ -125,8 +125,8 @@ func (e *Encoding) splitFile(file int, path string, give func(*batch) error) err
 		return err
 	}
 	if size > maxText {
-		return fmt.Errorf("one text of %d bytes; at most %d are one document: cut it into files, or write its documents "+
-			"as .jsonl", size, maxText)
+		return fmt.Errorf("one text of %d bytes; at most %d are one document: cut it into files, or write its "+
+			"documents as .jsonl", size, maxText)
 	}
 	var text strings.Builder
 	text.Grow(int(size))
@@ -161,7 +161,6 @@ func (e *Encoding) splitLines(file int, f *os.File, give func(*batch) error) err
 	}
 }
 
-// maxLine bounds a line of a .jsonl file, in bytes.
 const maxLine = 64 << 20
 
 // readLine appends a line with its end to buf; io.EOF comes with the last one, which may

@@ -201,8 +201,8 @@ func missing(keys map[string]json.RawMessage) error {
 	has := func(key string) bool { return keys[key] != nil }
 	for _, key := range []string{"messages", "conversations"} {
 		if has(key) {
-			return fmt.Errorf("%q is not in this build; write the %s and assistant_masks of each record, by transformers: "+
-				"tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)",
+			return fmt.Errorf("%q is not in this build; write the %s and assistant_masks of each record, by "+
+				"transformers: tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)",
 				key, keyIDs)
 		}
 	}

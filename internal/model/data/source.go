@@ -146,7 +146,6 @@ func kindOf(path string) string {
 	return "text"
 }
 
-// A file holds tokens.
 type file interface {
 	io.ReaderAt
 	io.Closer

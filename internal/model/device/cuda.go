@@ -195,7 +195,6 @@ func preload(ops *gpu.Ops, kernel attention.Kernel, compute tensor.DType, dim in
 	return g.Wait()
 }
 
-// A cudaStore is the memory of a GPU.
 type cudaStore struct {
 	*copies
 	dev    *cuda.Device

@@ -96,8 +96,9 @@ func CPU(stream *tensor.HostStream, backend string, compute tensor.DType) Device
 	d := Device{
 		Name: "cpu", Stream: stream, Copies: copies.streams(), Ops: ops, Kernel: ops, Sinks: ops, Optim: ops,
 		Store:   hostStore{copies},
-		Compute: compute, Masters: compute != tensor.F32, ScaleLoss: compute == tensor.F16, NewStream: hostStream,
-		NewClock: hostClocks(stream), close: copies.close,
+		Compute: compute, Masters: compute != tensor.F32, ScaleLoss: compute == tensor.F16,
+		NewStream: func(name string) (Stream, error) { return tensor.NewHostStream(name), nil },
+		NewClock:  hostClocks(stream), close: copies.close,
 	}
 	if backend == "reference" {
 		r := attention.NewReference[float64](stream.Do)
@@ -106,7 +107,6 @@ func CPU(stream *tensor.HostStream, backend string, compute tensor.DType) Device
 	return d
 }
 
-// A hostStore is the host's memory.
 type hostStore struct{ *copies }
 
 func (hostStore) Alloc(n int64) (tensor.Memory, error)    { return tensor.NewHost(n), nil }

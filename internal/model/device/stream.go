@@ -49,8 +49,6 @@ func (c *copies) between(s Stream, name string, dst, src View) {
 	c.follow(s.Record())
 }
 
-func hostStream(name string) (Stream, error) { return tensor.NewHostStream(name), nil }
-
 // hostCopies returns the copies of the CPU as a device, whose memory is the host's too.
 func hostCopies(compute *tensor.HostStream) *copies {
 	up, down := tensor.NewHostStream("upload"), tensor.NewHostStream("download")

@@ -115,8 +115,8 @@ func (c *Config) checkWindow(f *faults) {
 // config; empty for nothing.
 func (c *Config) Caveat() string {
 	if f := c.Family(); f.Windows.Foreign && c.SlidingWindow > 0 {
-		return fmt.Sprintf("transformers has no sliding window in its %s and will ignore sliding_window %d; cprun reads it",
-			f.Name, c.SlidingWindow)
+		return fmt.Sprintf("transformers has no sliding window in its %s and will ignore sliding_window %d; cprun "+
+			"reads it", f.Name, c.SlidingWindow)
 	}
 	return ""
 }

@@ -46,7 +46,6 @@ func Companions(path string) (names []string, err error) {
 // templatesDir is the one directory among the companions: more chat templates, each under its name.
 const templatesDir = "additional_chat_templates"
 
-// maxTemplates bounds how many of them are listed.
 const maxTemplates = 100
 
 // templates lists the files of templatesDir, if there is one.

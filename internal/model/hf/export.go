@@ -130,7 +130,6 @@ func (m Model) shards(limit int64) [][]Tensor {
 	return append(all, now)
 }
 
-// pieceSize bounds the elements of a tensor in memory at once.
 const pieceSize = 4 << 20
 
 // entry asks for a tensor's elements when its turn in the file comes.
@@ -151,7 +150,6 @@ func (m Model) entry(t Tensor) safetensors.Entry {
 	}}
 }
 
-// torchNames maps element types to their names in config.json.
 var torchNames = map[safetensors.DType]string{
 	safetensors.F32: "float32", safetensors.F16: "float16", safetensors.BF16: "bfloat16",
 }

@@ -319,8 +319,8 @@ func writeBytes(to *os.Root, eos int) error {
 		"pre_tokenizer": level, "post_processor": nil, "decoder": level,
 		"model": map[string]any{
 			"type": "BPE", "dropout": nil, "unk_token": nil, "continuing_subword_prefix": nil,
-			"end_of_word_suffix": nil,
-			"fuse_unk":           false, "byte_fallback": false, "ignore_merges": false, "vocab": vocab, "merges": []string{},
+			"end_of_word_suffix": nil, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+			"vocab": vocab, "merges": []string{},
 		},
 	}
 	if err := writeJSON(to, "tokenizer.json", tokenizer); err != nil {

@@ -243,7 +243,6 @@ func (w *Weights) Check(f *Family, want []Tensor) error {
 	return fmt.Errorf("model directory %s: %s", w.path, strings.Join(out, "\n  "))
 }
 
-// maxNames bounds the tensors of a kind that an error names.
 const maxNames = 3
 
 // tensorsNamed returns the subject of a sentence on tensors, with its verb.
@@ -290,8 +289,8 @@ func (w *Weights) Read(t Tensor, dst []float32, off int64) error {
 	}
 	for i, x := range dst {
 		if x-x != 0 { // NaN or an infinity
-			return fmt.Errorf("%s: tensor %q: element %d is %v: the weights in the file are spoilt; fetch the model again, "+
-				"or start from another",
+			return fmt.Errorf("%s: tensor %q: element %d is %v: the weights in the file are spoilt; fetch the model "+
+				"again, or start from another",
 				w.where[t.Name].Name(), t.Name, off+int64(i), x)
 		}
 	}

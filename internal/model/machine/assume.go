@@ -11,7 +11,6 @@ import (
 	"github.com/cprun/cprun/internal/model/config"
 )
 
-// An assumption is one key of --assume.
 type assumption struct {
 	name, want string
 	gpu        bool // describes a GPU: makes no sense where arch is a CPU

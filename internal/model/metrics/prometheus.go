@@ -99,7 +99,6 @@ func newPrometheus(r *prometheus.Registry) *Prometheus {
 	return p
 }
 
-// A measure is a gauge's value.
 type measure struct {
 	name, help string
 	value      Float

@@ -42,7 +42,6 @@ type traceLane struct {
 	last time.Time   // its end
 }
 
-// An openSlice is a slice that goes on as long as spans with its part of a label come.
 type openSlice struct {
 	name  string
 	began time.Time

@@ -21,7 +21,6 @@ type bpe struct {
 	joins map[uint64]struct{} // nil: words are not cut
 }
 
-// A merge is the result of a pair, and its rank.
 type merge struct {
 	rank uint32
 	id   int32

@@ -119,7 +119,6 @@ type step struct {
 	kind         string
 }
 
-// A sink is the end of a chain.
 type sink func(piece string)
 
 func (s sink) take(piece string, _ bool) { s(piece) }
@@ -139,7 +138,6 @@ func (s *asOne) take(piece string, _ bool) {
 // character stays as it is.
 type unseen struct{ asOne }
 
-// runeBytes inverts byteRunes.
 var runeBytes = func() map[rune]byte {
 	t := map[rune]byte{}
 	for b, r := range byteRunes {

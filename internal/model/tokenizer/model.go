@@ -27,7 +27,6 @@ type work struct {
 	ids     []int32
 }
 
-// vocabulary maps tokens to ids.
 type vocabulary map[string]int32
 
 func (v vocabulary) id(token string) (int32, bool) {

@@ -28,7 +28,6 @@ func (f rewrite) normalize(_ *matcher, p piece) (piece, error) {
 	return p, nil
 }
 
-// filter drops runes.
 type filter func(r rune) bool
 
 func (drop filter) normalize(_ *matcher, p piece) (piece, error) {
@@ -41,7 +40,6 @@ func (drop filter) normalize(_ *matcher, p piece) (piece, error) {
 	}, p.text), p.first && !drop(r)}, nil
 }
 
-// normalizers holds several, in order.
 type normalizers []normalizer
 
 func (ns normalizers) normalize(m *matcher, p piece) (piece, error) {
@@ -72,7 +70,6 @@ func grown(before, after int) error {
 	return nil
 }
 
-// strip takes white space off the ends.
 type strip struct{ left, right bool }
 
 func (s strip) normalize(_ *matcher, p piece) (piece, error) {
@@ -87,7 +84,6 @@ func (s strip) normalize(_ *matcher, p piece) (piece, error) {
 	return p, nil
 }
 
-// replace puts a text in place of each match.
 type replace struct {
 	pattern pattern
 	content string

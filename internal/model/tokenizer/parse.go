@@ -112,7 +112,6 @@ func (t *Tokenizer) add(tokens []addedToken) error {
 
 func null(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
 
-// maxParts is how many components stand in one another.
 const maxParts = 8
 
 func kindOf(raw json.RawMessage, depth int) (string, error) {

@@ -7,10 +7,8 @@ import (
 	"slices"
 )
 
-// maxTrim bounds how many characters Strip takes off.
 const maxTrim = 1 << 10
 
-// A decoderFile is a decoder of a tokenizer.json, of any type.
 type decoderFile struct {
 	Decoders       []json.RawMessage `json:"decoders"`
 	Pattern        map[string]string `json:"pattern"`

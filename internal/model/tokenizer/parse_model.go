@@ -8,7 +8,6 @@ import (
 	"strings"
 )
 
-// A modelFile is the model of a tokenizer.json, of any type.
 type modelFile struct {
 	Type         string          `json:"type"`
 	Vocab        json.RawMessage `json:"vocab"`

@@ -76,7 +76,6 @@ func parseProcessor(raw json.RawMessage, depth int) (head, tail []int32, err err
 // maxSpecial is how many special tokens one template puts around a text.
 const maxSpecial = 100
 
-// A templateItem is one part of a template.
 type templateItem struct {
 	SpecialToken *struct {
 		ID string `json:"id"`

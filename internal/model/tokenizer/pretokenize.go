@@ -55,7 +55,6 @@ func (is runes) each(_ *matcher, text string, f func(from, to int, match bool) e
 	return nil
 }
 
-// split cuts at delimiters.
 type split struct {
 	at       delimiters
 	invert   bool // the text between the matches delimits
@@ -179,7 +178,6 @@ func (s *metaspace) cut(m *matcher, p piece, yield func(piece) error) error {
 	return s.split.cut(m, p, yield)
 }
 
-// fixed cuts after every n runes.
 type fixed int
 
 func (n fixed) cut(_ *matcher, p piece, yield func(piece) error) error {
@@ -196,7 +194,6 @@ func (n fixed) cut(_ *matcher, p piece, yield func(piece) error) error {
 	return yield(piece{p.text[start:], p.first && start == 0})
 }
 
-// gpt2 holds the pattern of ByteLevel.
 const gpt2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 
 // byteLevel puts a space in front of each piece that has none, cuts by GPT-2's pattern, and writes
@@ -236,7 +233,6 @@ var byteRunes = func() (t [256]rune) {
 	return t
 }()
 
-// byteTexts holds byteRunes as text.
 var byteTexts = func() (t [256]string) {
 	for b, r := range byteRunes {
 		t[b] = string(r)

@@ -20,7 +20,6 @@ const (
 	maxNesting = 50
 )
 
-// A node is a part of a pattern.
 type node struct {
 	kind     nodeKind
 	set      set     // nodeSet
@@ -71,7 +70,6 @@ func (n *node) nullable() bool {
 	return true
 }
 
-// parser reads a pattern from left to right.
 type parser struct {
 	text  string
 	at    int

@@ -141,7 +141,6 @@ func (e *Encoder) part(text string) (err error) {
 	return err
 }
 
-// cache remembers the ids of words.
 type cache struct {
 	ids  map[string][]int32
 	slab []int32 // memory of the ids

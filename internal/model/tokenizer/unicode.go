@@ -15,13 +15,11 @@ import (
 //go:embed unicode.txt
 var unicodeText string
 
-// tables holds the contents of unicodeText.
 type tables struct {
 	sets  map[string]set
 	lower map[rune]string
 }
 
-// unicodeTables reads unicodeText once.
 var unicodeTables = sync.OnceValue(func() *tables {
 	t := &tables{sets: map[string]set{}, lower: map[rune]string{}}
 	for line := range strings.Lines(unicodeText) {

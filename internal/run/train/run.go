@@ -14,6 +14,7 @@ import (
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/metrics"
 	"github.com/cprun/cprun/internal/model/state"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Options are the inputs of a run besides its config.
@@ -40,7 +41,8 @@ type Options struct {
 	// Timed is called when a part of the start begins; the function that it returns is called at the part's end. It
 	// may be nil, and is called by several goroutines.
 	Timed func(part string) (end func())
-	// BoundGarbage says that the process is this rank's alone, and that it computes in memory of Go: see state.BoundGarbage.
+	// BoundGarbage says that the process is this rank's alone, and that it computes in memory of Go: see
+	// state.BoundGarbage.
 	BoundGarbage bool
 }
 
@@ -92,7 +94,6 @@ type Report struct {
 	Took, Stood time.Duration
 }
 
-// A run is a trainer with its outputs.
 type run struct {
 	*Trainer
 	opts   Options
@@ -112,7 +113,6 @@ type run struct {
 	deadline time.Duration // that was set for it; 0: none
 }
 
-// A saving is a save in progress.
 type saving struct {
 	step  int // 0: there is none
 	began time.Time
@@ -187,7 +187,9 @@ func withOwn(err error, closing []error) error {
 func (r *run) open(ctx context.Context) (err error) {
 	from := r.from
 	r.logged = r.step
-	r.countWaits()
+	if s, ok := r.dev.Stream.(tensor.WaitCounter); ok {
+		s.CountWaits()
+	}
 	r.began, r.own = r.step, from != "" && filepath.Dir(from) == r.opts.checkpoints()
 	if from != "" {
 		r.opts.notice(fmt.Sprintf("going on from step %d of %s", r.step, from))
@@ -322,11 +324,6 @@ func (r *run) due() bool {
 		time.Since(r.savedAt) >= every
 }
 
-// epoch returns the passes over the data after a number of steps.
-func (r *run) epoch(steps int) float64 {
-	return float64(steps) * float64(r.cfg.Train.GlobalBatchSize) / float64(r.train.loader.Samples())
-}
-
 // validates reports whether a validation follows a step, the n-th of the run; saves, whether a checkpoint
 // does.
 func (r *run) validates(n int) bool {
@@ -405,8 +402,9 @@ func (r *run) after(ctx context.Context, res Result) error {
 	}
 	tps := metrics.PerSecond(float64(res.Tokens), res.Took.Seconds())
 	tflops := metrics.TFLOPs(res.FLOPs, res.Took.Seconds(), world.Size())
+	epoch := float64(res.Step) * float64(r.cfg.Train.GlobalBatchSize) / float64(r.train.loader.Samples())
 	m := metrics.Step{
-		Time: metrics.Time(time.Now()), Step: int64(res.Step), Epoch: metrics.Float(r.epoch(res.Step)),
+		Time: metrics.Time(time.Now()), Step: int64(res.Step), Epoch: metrics.Float(epoch),
 		Loss: metrics.Float(res.Loss), GradNorm: metrics.Float(res.GradNorm), LR: metrics.Float(res.LR),
 		Tokens: res.Trained, StepSeconds: metrics.Float(res.Took.Seconds()), TokensPerSecond: tps,
 		TokensPerSecondPerDevice: metrics.PerDevice(tps, world.Size()), TFLOPsPerDevice: tflops,

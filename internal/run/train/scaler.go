@@ -85,7 +85,6 @@ func (s *scaler) finish(scale, gradNorm float64) (skipped bool, lowered float64)
 	return skipped, lowered
 }
 
-// scalerState names the state of the scaler in checkpoints.
 const scalerState = "loss_scaler"
 
 // save returns the state for a checkpoint, beginning with the scaling of the next step. No step is unfinished.

@@ -28,7 +28,6 @@ type sharing struct {
 	last    bool           // it is the last
 }
 
-// A reduction is gradients on their way.
 type reduction struct {
 	comm.Pending      // nil: there are none
 	bucket       int  // their bucket

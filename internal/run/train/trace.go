@@ -51,13 +51,6 @@ func (r *run) lanes() []lane {
 	return out
 }
 
-// countWaits makes the compute stream time its waits, if it does so only on demand.
-func (r *run) countWaits() {
-	if s, ok := r.dev.Stream.(tensor.WaitCounter); ok {
-		s.CountWaits()
-	}
-}
-
 // waitedFor returns the time that the compute stream has waited for transfers, if known.
 func (r *run) waitedFor() (time.Duration, bool) {
 	s, ok := r.dev.Stream.(tensor.WaitCounter)

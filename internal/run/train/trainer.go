@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -149,7 +150,8 @@ func (t *Trainer) populate(ctx context.Context, o *Options) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	return t.share.join(t.mesh.state, t.mesh.reducing(t.share.Flat))
+	// every rank has every parameter, so all reduce the gradients and gather the weights of each bucket
+	return t.share.join(t.mesh.state, slices.Repeat([]comm.Communicator{t.mesh.state}, len(t.share.Flat.Buckets)))
 }
 
 func (t *Trainer) feeds(o *Options) (err error) {
@@ -228,7 +230,6 @@ type Result struct {
 	Took time.Duration
 }
 
-// A flight is a queued step.
 type flight struct {
 	r     Result
 	valid int     // targets
