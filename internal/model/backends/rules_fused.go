@@ -93,7 +93,7 @@ func always(*Call) bool { return true }
 // repeats reports whether a backward pass must repeat bit for bit; the forward pass does.
 func repeats(c *Call) bool { return c.Training && c.Deterministic }
 
-// fusedDimRules is which head dims cuDNN's 16-bit kernels take: up to 128 everywhere, more
+// fusedDimRules lists the head dims that cuDNN's 16-bit kernels take: up to 128 everywhere, more
 // by architecture, version and pass. A backward pass takes less than a forward pass, and
 // Training asks for both. C17 also refuses wide head dims for a single query under a causal
 // mask; a single query is never asked for with one, since it would hide nothing.
@@ -177,7 +177,7 @@ var fusedDimRules = []Rule{
 		Remedy: splitCall},
 }
 
-// wide reports whether a head dim of a 16-bit call is over 128, what every version and
+// wide reports whether a head dim of a 16-bit call is over 128, the limit of every version and
 // architecture takes.
 func wide(c *Call) bool { return wider(c, 128) }
 

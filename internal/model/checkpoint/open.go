@@ -204,7 +204,7 @@ func (c *Checkpoint) tensors(ctx context.Context, i int) (*safetensors.File, err
 	return t, nil
 }
 
-// drop closes a shard whose handle is of no more use.
+// drop closes a shard with a stale handle.
 func (c *Checkpoint) drop(i int) {
 	if s := &c.shards[i]; s.f != nil {
 		s.f.Close()
@@ -212,7 +212,7 @@ func (c *Checkpoint) drop(i int) {
 	}
 }
 
-// header reads the header of a shard, which says what the manifest does.
+// header reads the header of a shard, which repeats the manifest.
 func header(f file, info FileInfo) (*safetensors.File, error) {
 	t, err := safetensors.New(info.Name, f, info.Bytes)
 	if err != nil {
@@ -244,7 +244,7 @@ func dirOf(path string) string {
 	return path
 }
 
-// Load fills the fields with what a checkpoint holds of a rank's range. The ranks that saved
+// Load fills the fields with a checkpoint's data of a rank's range. The ranks that saved
 // may have been any number with any ranges. params are the parameters of the model in its own
 // flat space; elements that belong to none (padding) are left as they are. Parameters that do
 // not match are all listed in the error. Only the parts of shards that are wanted are read,

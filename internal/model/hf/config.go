@@ -45,7 +45,7 @@ type Config struct {
 	LayerTypes []string
 
 	// TokenIDs are bos_token_id, eos_token_id and pad_token_id as config.json spells them.
-	// Training does not use them; they are kept so that an export has what the source had.
+	// Training does not use them; they are kept so that an export repeats the source.
 	TokenIDs map[string]json.RawMessage
 
 	// DType is the element type of the weights as config.json names it, such as "bfloat16"; ""
@@ -77,7 +77,7 @@ type RopeScaling struct {
 	Truncate        *bool    `json:"truncate"`         // yarn; nil: true
 }
 
-// SoftmaxScale returns what scores are multiplied by before the softmax.
+// SoftmaxScale returns the factor of scores before the softmax.
 func (c *Config) SoftmaxScale() float64 { return 1 / math.Sqrt(float64(c.HeadDim)) }
 
 // Windows lists the windows of the layers, each once, in the order of the layers.

@@ -279,7 +279,7 @@ func (e *ConfigError) Error() string {
 type faults []Fault
 
 func (f *faults) add(key, format string, args ...any) {
-	// One mistake is told once: a rule about a key whose value was unreadable says nothing.
+	// One mistake is told once: a rule about an unreadable key says nothing.
 	if !f.has(key) {
 		*f = append(*f, Fault{key, fmt.Sprintf(format, args...)})
 	}
@@ -289,10 +289,10 @@ func (f faults) has(key string) bool {
 	return slices.ContainsFunc(f, func(g Fault) bool { return g.Key == key })
 }
 
-// eosText is what ends a document in the tokenizer of a model of bytes, as GPT-2 writes it.
+// eosText ends a document in the tokenizer of a model of bytes, as GPT-2 writes it.
 const eosText = "<|endoftext|>"
 
-// writeBytes writes the tokenizer of a model whose tokens are bytes, as transformers and cprun read
+// writeBytes writes the tokenizer of a model of bytes, as transformers and cprun read
 // it: byte-level BPE without a merge, in which the id of a byte is its value. eos is the id of a
 // further token that ends documents; -1 for none.
 func writeBytes(to *os.Root, eos int) error {
@@ -329,10 +329,10 @@ func writeBytes(to *os.Root, eos int) error {
 	return writeJSON(to, "tokenizer_config.json", settings)
 }
 
-// maxBytesLength says that no text is too long, as transformers writes it.
+// maxBytesLength permits texts of any length, as transformers writes it.
 var maxBytesLength = json.Number("1000000000000000019884624838656")
 
-// visibleBytes returns the character that GPT-2's tokenizers write for each byte: itself, where it can be
+// visibleBytes returns the character that GPT-2's tokenizers write for each byte: itself, if it can be
 // seen, else one of those from U+0100 on.
 func visibleBytes() (all [256]rune) {
 	next := rune(256)

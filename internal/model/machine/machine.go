@@ -109,17 +109,17 @@ type GPU struct {
 	Arch    int // 10 times the compute capability
 	SMs     int
 	Memory  int64 // bytes
-	Peers   []int // the GPUs whose memory it reaches
+	Peers   []int // it reaches the memory of these GPUs
 }
 
 // Library is a library that a run on GPUs loads.
 type Library struct {
 	Name    string
-	Version string // "" where it cannot be used
+	Version string // "" if it cannot be used
 	Problem string // why not
 }
 
-// machineOf is what GPUs have in common: ranks must be able to do what the least of them can.
+// machineOf returns the common part of GPUs: ranks must be able to do what the least of them can.
 func machineOf(gpus []GPU) (Machine, error) {
 	if len(gpus) == 0 {
 		return Machine{}, nil

@@ -28,7 +28,7 @@ type feed struct {
 	next   laid // out before its time, by prepare
 }
 
-// laid is a sample with the positions of each rank.
+// A laid sample has the positions of each rank.
 type laid struct {
 	sample int64
 	docs   []int
@@ -59,7 +59,7 @@ func (f *feed) total(cfg *config.Config) int64 {
 	return f.loader.Samples()
 }
 
-// A microBatch is some samples of one layout, and what the schedules need to know of them.
+// A microBatch is some samples of one layout, with the input of their schedules.
 type microBatch struct {
 	model.Batch
 	layout partition.Layout
@@ -291,7 +291,7 @@ func cutData(cfg *config.Config, files config.Files, sources []*data.Dataset, sh
 	return data.Mix(parts, weights, cfg.Data.Seed)
 }
 
-// labels say what is queued, for traces and for those who ask what a rank waits for: "step
+// labels name queued work, for traces and for reports of what a rank waits for: "step
 // 7/forward/layer 3".
 type labels struct {
 	flat    *model.FlatLayout

@@ -129,7 +129,7 @@ func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most
 	return found, nil
 }
 
-// load is the attention of a step for the ranks that share its sequences.
+// A load describes the attention of a step for the ranks that share its sequences.
 type load struct {
 	// slowest and mean are visible pairs of all heads: of the rank with most and of the mean rank,
 	// over the layers and sequences, after each of which the ranks wait for each other.
@@ -142,7 +142,7 @@ func (l *load) add(o load, times int) {
 	l.mean += float64(times) * o.mean
 }
 
-// imbalance returns the work of the slowest rank over that of the mean, or 1 without work.
+// imbalance returns the work of the slowest rank over the mean rank's, or 1 without work.
 func (l *load) imbalance() float64 {
 	if l.mean == 0 {
 		return 1
@@ -150,7 +150,7 @@ func (l *load) imbalance() float64 {
 	return l.slowest / l.mean
 }
 
-// loadOf returns the work of one layer for one sequence, where that many ranks trade that many heads with each other.
+// loadOf returns the work of one layer for one sequence, if that many ranks exchange heads.
 func loadOf(shape partition.Shape, traders, heads int) (l load) {
 	work := partition.WorkOfHeads(partition.Work(shape), traders, heads)
 	l.slowest = float64(slices.Max(work))
