@@ -22,7 +22,7 @@ func scoresOf[T tensor.Float](s *attention.Scores, columns []int) *scores[T] {
 	}
 	x := &scores[T]{rows: s.Rows, columns: columns}
 	for _, r := range []struct {
-		from View
+		from tensor.View
 		to   *rows[T]
 	}{{s.Slopes, &x.slopes}, {s.Bias, &x.bias}, {s.DBias, &x.dbias}, {s.Max, &x.max}} {
 		if !r.from.IsZero() {
@@ -104,11 +104,11 @@ func (x *scores[T]) alone(batch, heads int) bool {
 }
 
 // views lists the tensors of s, without absent ones.
-func views(s *attention.Scores) []View {
+func views(s *attention.Scores) []tensor.View {
 	if s == nil {
 		return nil
 	}
-	return slices.DeleteFunc([]View{s.Slopes, s.Bias, s.DBias, s.Max}, func(v View) bool { return v.IsZero() })
+	return slices.DeleteFunc([]tensor.View{s.Slopes, s.Bias, s.DBias, s.Max}, tensor.View.IsZero)
 }
 
 // begun queues the first values of the largest scores.

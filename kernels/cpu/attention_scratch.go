@@ -56,11 +56,11 @@ func roundUp(n, unit int) int { return (n + unit - 1) / unit * unit }
 // rows reads a strided view row by row.
 type rows[T tensor.Float] struct {
 	memory[T]
-	view View
+	view tensor.View
 	dim  int
 }
 
-func rowsOf[T tensor.Float](v View) rows[T] {
+func rowsOf[T tensor.Float](v tensor.View) rows[T] {
 	return rows[T]{memoryOf[T](v), v, v.Len(tensor.Dim)}
 }
 

@@ -8,7 +8,7 @@ import (
 )
 
 // FoldSink folds sinks into attention; see attention.Sinks.
-func (c *Kernels) FoldSink(o, lse, sink View) error {
+func (c *Kernels) FoldSink(o, lse, sink tensor.View) error {
 	if err := attention.CheckFoldSink(o, lse, sink); err != nil {
 		return err
 	}
@@ -26,7 +26,7 @@ func (c *Kernels) FoldSink(o, lse, sink View) error {
 }
 
 // SinkGrad sets dsink to the gradient of the sinks; see attention.Sinks.
-func (c *Kernels) SinkGrad(dsink, do, o, lse, sink View) error {
+func (c *Kernels) SinkGrad(dsink, do, o, lse, sink tensor.View) error {
 	if err := attention.CheckSinkGrad(dsink, do, o, lse, sink); err != nil {
 		return err
 	}
@@ -45,7 +45,7 @@ func (c *Kernels) SinkGrad(dsink, do, o, lse, sink View) error {
 
 var _ attention.Sinks = (*Kernels)(nil)
 
-func foldSink[T tensor.Float](c *Kernels, o, lse, sink View) {
+func foldSink[T tensor.Float](c *Kernels, o, lse, sink tensor.View) {
 	out, z, s := rowsOf[T](o), rowsOf[T](lse), rowsOf[T](sink)
 	seq := max(o.Len(tensor.Seq), 1)
 	c.split(o.Rows(), func(mem *scratch, row int) {
@@ -69,7 +69,7 @@ func foldSink[T tensor.Float](c *Kernels, o, lse, sink View) {
 }
 
 // sinkGrad adds up a head's rows in order, one head a worker, so that the sum is the same bits.
-func sinkGrad[T tensor.Float](c *Kernels, dsink, do, o, lse, sink View) {
+func sinkGrad[T tensor.Float](c *Kernels, dsink, do, o, lse, sink tensor.View) {
 	grad, dy, y, z, s := rowsOf[T](dsink), rowsOf[T](do), rowsOf[T](o), rowsOf[T](lse), rowsOf[T](sink)
 	c.split(o.Len(tensor.Heads), func(mem *scratch, h int) {
 		room := open[T](mem, dy.room(1), y.room(1))

@@ -17,7 +17,7 @@ type memory[T tensor.Float] struct {
 // isHalf reports whether t is one of the floats of 16 bits.
 func isHalf(t tensor.DType) bool { return t == tensor.BF16 || t == tensor.F16 }
 
-func memoryOf[T tensor.Float](v View) memory[T] {
+func memoryOf[T tensor.Float](v tensor.View) memory[T] {
 	m := memory[T]{dtype: v.DType()}
 	if isHalf(m.dtype) {
 		m.half = tensor.Data[uint16](v)

@@ -37,7 +37,7 @@ func (c *Kernels) blocks(n, size int, f func(block, lo, hi int)) {
 }
 
 // dense panics unless all views are dense and of type dtype, which is float32 or float64.
-func dense(op string, dtype tensor.DType, vs ...View) {
+func dense(op string, dtype tensor.DType, vs ...tensor.View) {
 	shape.Must(dtype == tensor.F32 || dtype == tensor.F64, op, vs...)
 	for _, v := range vs {
 		shape.Must(v.DType() == dtype && v.IsDense(), op, vs...)
@@ -45,7 +45,7 @@ func dense(op string, dtype tensor.DType, vs ...View) {
 }
 
 // denseActivations panics unless all views are dense and of one float type.
-func denseActivations(op string, vs ...View) {
+func denseActivations(op string, vs ...tensor.View) {
 	if t := vs[0].DType(); !isHalf(t) {
 		dense(op, t, vs...)
 		return
@@ -54,7 +54,7 @@ func denseActivations(op string, vs ...View) {
 }
 
 // denseHalves panics unless all views are dense and of one float type of 16 bits.
-func denseHalves(op string, vs ...View) {
+func denseHalves(op string, vs ...tensor.View) {
 	for _, v := range vs {
 		shape.Must(isHalf(v.DType()) && v.DType() == vs[0].DType() && v.IsDense(), op, vs...)
 	}

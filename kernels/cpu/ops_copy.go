@@ -8,7 +8,7 @@ import (
 
 // Copy copies src to dst, of one shape, converting between float types: rounded to the
 // nearest, ties to even, float64 to a 16-bit type by way of float32. Views may be strided.
-func (c *Kernels) Copy(dst, src View) {
+func (c *Kernels) Copy(dst, src tensor.View) {
 	shape.Must(shape.SameShape(dst, src), "copy", dst, src)
 	if dst.DType() == src.DType() {
 		mustBeHere("copy", dst, src)
@@ -39,7 +39,7 @@ func (c *Kernels) Copy(dst, src View) {
 }
 
 // convert is Copy between float32 and a 16-bit type where elements of a head follow each other, and false elsewhere.
-func (c *Kernels) convert(dst, src View) bool {
+func (c *Kernels) convert(dst, src tensor.View) bool {
 	l := c.level
 	switch [2]tensor.DType{dst.DType(), src.DType()} {
 	case [2]tensor.DType{tensor.BF16, tensor.F32}:
@@ -55,7 +55,7 @@ func (c *Kernels) convert(dst, src View) bool {
 }
 
 // move is Copy between equal types where elements of a head follow each other, and false elsewhere.
-func (c *Kernels) move(dst, src View) bool {
+func (c *Kernels) move(dst, src tensor.View) bool {
 	switch dst.DType().Size() {
 	case 8:
 		return runs(c, dst, src, moved[int64])
@@ -71,7 +71,7 @@ func moved[T any](dst, src []T) { copy(dst, src) }
 
 // runs queues f for runs of elements, which cover dst and src: pieces of dense views, heads, or rows whose heads follow
 // each other. It is false where heads have gaps.
-func runs[D, S tensor.Element](c *Kernels, dst, src View, f func(dst []D, src []S)) bool {
+func runs[D, S tensor.Element](c *Kernels, dst, src tensor.View, f func(dst []D, src []S)) bool {
 	ds, ss := tensor.Data[D](dst), tensor.Data[S](src)
 	if dst.IsDense() && src.IsDense() {
 		c.queue("copy", func() {
@@ -98,14 +98,14 @@ func runs[D, S tensor.Element](c *Kernels, dst, src View, f func(dst []D, src []
 }
 
 // rowOf is row r of batch and seq together.
-func rowOf(v View, r int) View {
+func rowOf(v tensor.View, r int) tensor.View {
 	b, s := r/v.Len(tensor.Seq), r%v.Len(tensor.Seq)
 	return v.Slice(tensor.Batch, b, b+1).Slice(tensor.Seq, s, s+1)
 }
 
 // loader reads elements of v as float64, which holds every other float exactly; nil where
 // v is not of a float type.
-func loader(v View) func(i int64) float64 {
+func loader(v tensor.View) func(i int64) float64 {
 	switch v.DType() {
 	case tensor.F64:
 		xs := tensor.Data[float64](v)
@@ -124,7 +124,7 @@ func loader(v View) func(i int64) float64 {
 }
 
 // storer writes elements of v; nil where v is not of a float type.
-func storer(v View) func(i int64, x float64) {
+func storer(v tensor.View) func(i int64, x float64) {
 	switch v.DType() {
 	case tensor.F64:
 		xs := tensor.Data[float64](v)

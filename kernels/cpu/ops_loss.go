@@ -13,7 +13,7 @@ import (
 // rows with target >= 0. With grad, logits becomes scale times the gradient of that sum; rows
 // without target become 0, whatever their logits were. targets: int32, one a row. A target
 // outside the vocabulary poisons the stream.
-func (c *Kernels) CrossEntropy(loss, logits, targets View, scale float64, grad bool) {
+func (c *Kernels) CrossEntropy(loss, logits, targets tensor.View, scale float64, grad bool) {
 	if isHalf(logits.DType()) {
 		c.halfCrossEntropy(loss, logits, targets, scale, grad)
 		return
@@ -28,7 +28,7 @@ func (c *Kernels) CrossEntropy(loss, logits, targets View, scale float64, grad b
 	crossEntropy[float32](c, loss, logits, targets, scale, grad)
 }
 
-func crossEntropy[T tensor.Float](c *Kernels, loss, logits, targets View, scale float64, grad bool) {
+func crossEntropy[T tensor.Float](c *Kernels, loss, logits, targets tensor.View, scale float64, grad bool) {
 	l, sum := simd.LoopsOf[T](c.level), tensor.Data[float64](loss)
 	ls, ts := tensor.Data[T](logits), tensor.Data[int32](targets)
 	n := logits.Cols()

@@ -8,21 +8,21 @@ import (
 
 // RMSNorm (arXiv:1910.07467) normalises over the last axis: y = x * inv * w with inv =
 // 1 / sqrt(mean(x^2) + eps). inv: [batch, seq, heads, 1]; w: [1, 1, 1, dim].
-func (c *Kernels) RMSNorm(y, inv, x, w View, eps float64) {
+func (c *Kernels) RMSNorm(y, inv, x, w tensor.View, eps float64) {
 	if isHalf(x.DType()) {
 		c.halfNorm(y, inv, x, w, eps)
 		return
 	}
 	checkNorm("rmsnorm", inv, w, y, x)
 	if y.DType() == tensor.F64 {
-		rmsNorm[float64](c, y, inv, View{}, x, View{}, w, eps)
+		rmsNorm[float64](c, y, inv, tensor.View{}, x, tensor.View{}, w, eps)
 		return
 	}
-	rmsNorm[float32](c, y, inv, View{}, x, View{}, w, eps)
+	rmsNorm[float32](c, y, inv, tensor.View{}, x, tensor.View{}, w, eps)
 }
 
 // AddRMSNorm sets sum = a + b and y = RMSNorm(sum). sum may be a.
-func (c *Kernels) AddRMSNorm(y, inv, sum, a, b, w View, eps float64) {
+func (c *Kernels) AddRMSNorm(y, inv, sum, a, b, w tensor.View, eps float64) {
 	if isHalf(a.DType()) {
 		c.halfAddNorm(y, inv, sum, a, b, w, eps)
 		return
@@ -36,8 +36,8 @@ func (c *Kernels) AddRMSNorm(y, inv, sum, a, b, w View, eps float64) {
 }
 
 // checkNorm panics unless xs have one shape and inv and w go with it.
-func checkNorm(op string, inv, w View, xs ...View) {
-	all := append([]View{inv, w}, xs...)
+func checkNorm(op string, inv, w tensor.View, xs ...tensor.View) {
+	all := append([]tensor.View{inv, w}, xs...)
 	dense(op, inv.DType(), all...)
 	x := xs[0]
 	shape.Must(shape.SameShape(xs...) && x.Len(tensor.Dim) > 0 && w.Size() == x.Len(tensor.Dim) &&
@@ -45,7 +45,7 @@ func checkNorm(op string, inv, w View, xs ...View) {
 }
 
 // rmsNorm normalises a, or, where there is a sum, a + b.
-func rmsNorm[T tensor.Float](c *Kernels, y, inv, sum, a, b, w View, eps float64) {
+func rmsNorm[T tensor.Float](c *Kernels, y, inv, sum, a, b, w tensor.View, eps float64) {
 	l, n, rows := simd.LoopsOf[T](c.level), y.Len(tensor.Dim), shape.RowsOver(y)
 	ys, is, as, ws := tensor.Data[T](y), tensor.Data[T](inv), tensor.Data[T](a), tensor.Data[T](w)
 	var ss, bs []T
@@ -70,7 +70,7 @@ func rmsNorm[T tensor.Float](c *Kernels, y, inv, sum, a, b, w View, eps float64)
 
 // RMSNormBackward sets dx to the gradient of x, or adds it, and adds that of w to dw.
 // With g = dy * w: dx = inv * (g - x * inv^2 * mean(g * x)).
-func (c *Kernels) RMSNormBackward(dx, dw, dy, x, inv, w View, accumulate bool) {
+func (c *Kernels) RMSNormBackward(dx, dw, dy, x, inv, w tensor.View, accumulate bool) {
 	if isHalf(x.DType()) {
 		c.halfNormBackward(dx, dw, dy, x, inv, w, accumulate)
 		return
@@ -87,7 +87,7 @@ func (c *Kernels) RMSNormBackward(dx, dw, dy, x, inv, w View, accumulate bool) {
 // normParts is the most partial sums of dw, each one piece of work and dim float64s.
 const normParts = 32
 
-func rmsNormBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w View, accumulate bool) {
+func rmsNormBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w tensor.View, accumulate bool) {
 	l, n, rows := simd.LoopsOf[T](c.level), x.Len(tensor.Dim), shape.RowsOver(x)
 	dxs, dws, dys := tensor.Data[T](dx), tensor.Data[T](dw), tensor.Data[T](dy)
 	xs, is, ws := tensor.Data[T](x), tensor.Data[T](inv), tensor.Data[T](w)

@@ -10,7 +10,7 @@ import (
 )
 
 // SumSquares adds the sum of the squares of g to sum, a float64 scalar.
-func (c *Kernels) SumSquares(sum, g View) {
+func (c *Kernels) SumSquares(sum, g tensor.View) {
 	dense("sum of squares", g.DType(), g)
 	shape.Must(sum.Size() == 1 && sum.DType() == tensor.F64, "sum of squares", sum, g)
 	if g.DType() == tensor.F64 {
@@ -20,7 +20,7 @@ func (c *Kernels) SumSquares(sum, g View) {
 	addSquares[float32](c, sum, g)
 }
 
-func addSquares[T tensor.Float](c *Kernels, sum, g View) {
+func addSquares[T tensor.Float](c *Kernels, sum, g tensor.View) {
 	l, total, gs := simd.LoopsOf[T](c.level), tensor.Data[float64](sum), tensor.Data[T](g)
 	c.queue("sum of squares", func() {
 		partial := grow(&c.ops.f64, (len(gs)+elementBlock-1)/elementBlock)
@@ -39,7 +39,7 @@ func addSquares[T tensor.Float](c *Kernels, sum, g View) {
 // scalar, read when the step runs. With Scale > 0, g and sqrt(sum) are that much too large, and
 // where sum is not finite the step changes nothing. copied, where it is not the zero View, is
 // set to p in its own type.
-func (c *Kernels) AdamW(p, copied, g, m, v, sum View, h kernels.AdamStep) {
+func (c *Kernels) AdamW(p, copied, g, m, v, sum tensor.View, h kernels.AdamStep) {
 	dense("adamw", p.DType(), p, g, m, v)
 	shape.Must(p.Size() == g.Size() && p.Size() == m.Size() && p.Size() == v.Size(), "adamw", p, g, m, v)
 	shape.Must(h.MaxNorm <= 0 && h.Scale <= 0 || sum.Size() == 1 && sum.DType() == tensor.F64, "adamw", sum)
@@ -53,7 +53,7 @@ func (c *Kernels) AdamW(p, copied, g, m, v, sum View, h kernels.AdamStep) {
 	}
 }
 
-func adamW[T tensor.Float](c *Kernels, p, g, m, v, sum View, h kernels.AdamStep) {
+func adamW[T tensor.Float](c *Kernels, p, g, m, v, sum tensor.View, h kernels.AdamStep) {
 	l := simd.LoopsOf[T](c.level)
 	ps, gs, ms, vs := tensor.Data[T](p), tensor.Data[T](g), tensor.Data[T](m), tensor.Data[T](v)
 	var norm2 []float64

@@ -10,7 +10,7 @@ import (
 // halves against halves as Hugging Face does: (x1*cos - x2*sin, x2*cos + x1*sin). cos, sin:
 // [batch, seq, 1, dim/2]; inv: [batch, seq, heads, 1], kept as by RMSNorm. With the zero View
 // as w there is no norm, and y may be x.
-func (c *Kernels) NormRope(y, inv, x, w, cos, sin View, eps float64) {
+func (c *Kernels) NormRope(y, inv, x, w, cos, sin tensor.View, eps float64) {
 	if isHalf(x.DType()) {
 		c.halfRope(y, inv, x, w, cos, sin, eps)
 		return
@@ -26,15 +26,15 @@ func (c *Kernels) NormRope(y, inv, x, w, cos, sin View, eps float64) {
 	normRope[float32](c, y, inv, x, w, cos, sin, eps)
 }
 
-func checkRope(op string, w, cos, sin View, xs ...View) {
+func checkRope(op string, w, cos, sin tensor.View, xs ...tensor.View) {
 	x := xs[0]
-	all := append([]View{cos, sin}, xs...)
+	all := append([]tensor.View{cos, sin}, xs...)
 	dense(op, x.DType(), all...)
 	shape.Must(shape.SameShape(cos, sin) && shape.SameShape(xs...) && cos.Rows() == x.Rows() &&
 		2*cos.Cols() == x.Len(tensor.Dim), op, all...)
 }
 
-func normRope[T tensor.Float](c *Kernels, y, inv, x, w, cos, sin View, eps float64) {
+func normRope[T tensor.Float](c *Kernels, y, inv, x, w, cos, sin tensor.View, eps float64) {
 	r := newRotation[T](c, x, cos, sin)
 	ys, xs := tensor.Data[T](y), tensor.Data[T](x)
 	var is, ws []T
@@ -59,7 +59,7 @@ func normRope[T tensor.Float](c *Kernels, y, inv, x, w, cos, sin View, eps float
 
 // NormRopeBackward sets dx to the gradient of x given that of y, dy, and adds that of w to
 // dw. dx may be dy. With the zero View as w, dw, x and inv are not used.
-func (c *Kernels) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
+func (c *Kernels) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin tensor.View) {
 	if isHalf(dx.DType()) {
 		c.halfRopeBackward(dx, dw, dy, x, inv, w, cos, sin)
 		return
@@ -76,7 +76,7 @@ func (c *Kernels) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
 	normRopeBackward[float32](c, dx, dw, dy, x, inv, w, cos, sin)
 }
 
-func normRopeBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w, cos, sin View) {
+func normRopeBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w, cos, sin tensor.View) {
 	r := newRotation[T](c, dx, cos, sin)
 	dxs, dys := tensor.Data[T](dx), tensor.Data[T](dy)
 	n := dx.Cols()
@@ -99,7 +99,7 @@ type rotation[T tensor.Float] struct {
 	heads, half int
 }
 
-func newRotation[T tensor.Float](c *Kernels, x, cos, sin View) rotation[T] {
+func newRotation[T tensor.Float](c *Kernels, x, cos, sin tensor.View) rotation[T] {
 	return rotation[T]{simd.LoopsOf[T](c.level), tensor.Data[T](cos), tensor.Data[T](sin), x.Len(tensor.Heads),
 		cos.Cols()}
 }

@@ -7,7 +7,7 @@ import (
 )
 
 // SwiGLU (arXiv:2002.05202) sets y = silu(gate) * up.
-func (c *Kernels) SwiGLU(y, gate, up View) {
+func (c *Kernels) SwiGLU(y, gate, up tensor.View) {
 	if isHalf(y.DType()) {
 		c.halfSwiGLU(y, gate, up)
 		return
@@ -21,7 +21,7 @@ func (c *Kernels) SwiGLU(y, gate, up View) {
 	swiGLU[float32](c, y, gate, up)
 }
 
-func swiGLU[T tensor.Float](c *Kernels, y, gate, up View) {
+func swiGLU[T tensor.Float](c *Kernels, y, gate, up tensor.View) {
 	l, ys, gs, us := simd.LoopsOf[T](c.level), tensor.Data[T](y), tensor.Data[T](gate), tensor.Data[T](up)
 	c.queue("swiglu", func() {
 		c.blocks(len(ys), elementBlock, func(_, lo, hi int) {
@@ -32,7 +32,7 @@ func swiGLU[T tensor.Float](c *Kernels, y, gate, up View) {
 
 // SwiGLUBackward sets dgate = dy * up * s * (1 + gate * (1 - s)), with s = sigmoid(gate),
 // and dup = dy * silu(gate). They may be gate and up.
-func (c *Kernels) SwiGLUBackward(dgate, dup, dy, gate, up View) {
+func (c *Kernels) SwiGLUBackward(dgate, dup, dy, gate, up tensor.View) {
 	if isHalf(dy.DType()) {
 		c.halfSwiGLUBackward(dgate, dup, dy, gate, up)
 		return
@@ -46,7 +46,7 @@ func (c *Kernels) SwiGLUBackward(dgate, dup, dy, gate, up View) {
 	swiGLUBackward[float32](c, dgate, dup, dy, gate, up)
 }
 
-func swiGLUBackward[T tensor.Float](c *Kernels, dgate, dup, dy, gate, up View) {
+func swiGLUBackward[T tensor.Float](c *Kernels, dgate, dup, dy, gate, up tensor.View) {
 	dgs, dus, dys := tensor.Data[T](dgate), tensor.Data[T](dup), tensor.Data[T](dy)
 	l, gs, us := simd.LoopsOf[T](c.level), tensor.Data[T](gate), tensor.Data[T](up)
 	c.queue("swiglu backward", func() {
