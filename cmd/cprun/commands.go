@@ -257,3 +257,143 @@ func oneArg(what string) cobra.PositionalArgs {
 		return nil
 	}
 }
+
+func generateCommand() *cobra.Command {
+	o, prompt := command.GenerateOptions{}, ""
+	c := &cobra.Command{
+		Use:   "generate RUN|HF-DIR --prompt TEXT",
+		Short: "print text that the model of a run or of a Hugging Face directory writes",
+		Long: `Reads the prompt and writes on, token by token, to standard output: nothing else is
+printed there. It computes on one device, in float32, and keeps keys and values, so
+that each token costs one pass. The same seed writes the same text on the same kind of
+device. The text ends at the
+model's end-of-text token, after --max-tokens, or where prompt and text are as long as
+the model has positions; Ctrl-C ends it with status 130.`,
+		Example: "  cprun generate runs/opticks-20261120-101500 --prompt \"The Rays of Light\"\n  cprun generate " +
+			"Llama-3.2-1B --prompt-file start.txt --max-tokens 400 --temperature 0\n  echo \"Let there be\" | cprun " +
+			"generate Llama-3.2-1B --prompt - --seed 7 --quiet >text.txt",
+		Args: oneArg("a run directory, a checkpoint or a Hugging Face directory"),
+		RunE: func(c *cobra.Command, args []string) error {
+			if c.Flags().Changed("prompt") {
+				o.Prompt = &prompt
+			}
+			o.Stdin, o.Stdout, o.Stderr = os.Stdin, os.Stdout, os.Stderr
+			return finish(command.Generate(c.Context(), args[0], o))
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&prompt, "prompt", "", "the `text` to go on from; - reads it from standard input")
+	f.StringVar(&o.PromptFile, "prompt-file", "", "the `file` to go on from, without the line break at its end")
+	f.IntVar(&o.MaxTokens, "max-tokens", 200, "at most `N` new tokens")
+	f.Float64Var(&o.Sampling.Temperature, "temperature", 0.8,
+		"what logits are divided by; 0: the likeliest token, always")
+	f.Float64Var(&o.Sampling.TopP, "top-p", 0.95,
+		"draw from the smallest set of tokens of this probability; 1: from all")
+	f.IntVar(&o.Sampling.TopK, "top-k", 0, "draw from the `N` likeliest tokens; 0: from all")
+	f.Int64Var(&o.Sampling.Seed, "seed", 1, "of the draws")
+	f.Int64Var(&o.Step, "step", 0, "the checkpoint of step `N` of a run; 0: the newest")
+	f.StringVar(&o.Tokenizer, "tokenizer", "",
+		"a tokenizer.json or the `directory` of one, or bytes (default: the model's own)")
+	f.StringVar(&o.Device, "device", "auto", "auto, cpu or cuda")
+	f.BoolVar(&o.IgnoreEOS, "ignore-eos", false, "write on behind an end-of-text token")
+	f.BoolVar(&o.Echo, "echo", false, "also print the prompt")
+	f.BoolVar(&o.Quiet, "quiet", false, "no statistics and notes on standard error")
+	f.SortFlags = false
+	return c
+}
+
+func reportCommand() *cobra.Command {
+	o := command.ReportOptions{}
+	c := &cobra.Command{
+		Use:   "report RUN…",
+		Short: "draw one run or several, or an experiment: one HTML page that needs no network",
+		Long: `Writes one HTML page of run directories, laid over one another, or of the directory
+(or results.json) of an experiment: curves, throughput, memory, waits, the layout, and
+one step as a timeline where log.trace_steps wrote a trace. Runs that go on, and files
+that are missing or torn, are no fault; the page names them.`,
+		Example: "  cprun report runs/opticks-20261120-101500\n  cprun report runs/a runs/b --out compare.html",
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usagef("%s takes run directories, or that of an experiment", c.CommandPath())
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			o.Stdout, o.Version = stdout, versionString()
+			return finish(command.Report(args, o))
+		},
+	}
+	c.Flags().StringVar(&o.Out, "out", "", "the `file` to write (default report.html in the run; here for several)")
+	c.Flags().StringVar(&o.Title, "title", "", "`text` at the top of the page (default: the names of the runs)")
+	return c
+}
+
+func scaleCommand() *cobra.Command {
+	o := command.ScaleOptions{}
+	c := &cobra.Command{
+		Use:   "scale experiment.yaml",
+		Short: "run a grid of configs, such as lengths by ranks by algorithms, to one report",
+		Long: `Runs every cell of the grid that experiment.yaml lists, each as processes of its own,
+and writes results.csv, results.json and report.html. A cell that fails, or for which
+memory or time is too short, is a result. Repeating the command goes on where it was.`,
+		Example: "  cprun scale examples/scale/opticks.yaml\n" +
+			"  cprun scale examples/scale/opticks.yaml --out runs/scaling --set train.steps=20\n" +
+			"  cprun scale examples/scale/h200.yaml --plan --assume arch=sm90,cudnn=9.10.2,memory=141G\n" +
+			"  cprun scale examples/scale/h200.yaml --slurm --out /shared/scaling --sbatch=--partition=gpu " +
+			"--sbatch=--gpus-per-node=8",
+		Args: oneArg("an experiment"),
+		RunE: func(c *cobra.Command, args []string) error {
+			o.Args = os.Args
+			return finish(command.Scale(args[0], o))
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.Out, "out", "", "`directory` of the experiment (default runs/<name>-<time>, or the newest of "+
+		"those that is not done)")
+	f.StringVar(&o.Resume, "resume", "auto", "auto: resume what the directory has; never: begin anew, and remove it")
+	f.BoolVar(&o.PlanOnly, "plan", false, "predict every cell, and run none")
+	f.StringArrayVar(&o.Assume, "assume", nil, "with --plan: "+machine.AssumeHelp)
+	f.BoolVar(&o.Slurm, "slurm", false, "submit the cells as one array of Slurm, and a job that gathers the results")
+	f.StringArrayVar(&o.Sbatch, "sbatch", nil,
+		"with --slurm: an `argument` of sbatch, such as --partition=gpu (repeatable)")
+	f.StringArrayVar(&o.Set, "set", nil, "override a key of all cells: `key.path=value` (repeatable)")
+	deviceFlags(f, &o.Options)
+	f.Lookup("nproc").Usage = "processes of cells on a node where the grid has no nproc, `N` or auto"
+	f.BoolVar(&o.Quiet, "quiet", false, "print the table and failures only")
+	f.IntVar(&o.Share, "share", 0, "the part of the cells that a task of --slurm runs, from 1")
+	f.BoolVar(&o.Gather, "gather", false, "write the results of the cells that have ended")
+	f.MarkHidden("share")
+	f.MarkHidden("gather")
+	f.SortFlags = false
+	o.NodeRank, o.LogLevel, o.Stdout, o.Stderr, o.Version = -1, "info", stdout, os.Stderr, versionString()
+	return c
+}
+
+func topCommand() *cobra.Command {
+	o := command.TopOptions{}
+	c := &cobra.Command{
+		Use:   "top [RUN]",
+		Short: "show a run while it goes on: loss, speed, memory, what each rank waits for, events",
+		Long: `Shows a run, by what its directory holds: on a terminal as a picture that is drawn
+again each second, until q or Ctrl-C; elsewhere once, as lines. It may run on another
+host that shares the file system, and it changes nothing. Without RUN it shows the
+newest of runs/.`,
+		Example: "  cprun top runs/opticks-20261120-101500\n  cprun top --once",
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usagef("%s takes one run directory, got %q", c.CommandPath(), args)
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			dir := ""
+			if len(args) > 0 {
+				dir = args[0]
+			}
+			o.Stdout, o.Terminal = stdout, os.Stdout
+			return finish(command.Top(c.Context(), dir, o))
+		},
+	}
+	c.Flags().BoolVar(&o.Once, "once", false, "print what is known now, and end")
+	return c
+}

@@ -2,6 +2,7 @@ package command
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -15,8 +16,13 @@ import (
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/model/backends"
+	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/kernels/cpu"
+	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
 )
 
 // finding is one line of the report; a fix makes it a problem.
@@ -160,3 +166,158 @@ func temp() finding {
 	defer os.Remove(dir)
 	return finding{"temporary", filepath.Dir(dir) + " can be written", ""}
 }
+
+// doctorRuns lists the kinds of runs that doctor tries: changes of a common one.
+var doctorRuns = []struct {
+	name   string
+	change func(r *backend.Request)
+}{
+	{"causal, 32:8 heads, head dim 128, training, ring over 8", func(*backend.Request) {}},
+	{"one rank", func(r *backend.Request) { r.Ranks = 1 }},
+	{"all-gather instead of a ring", func(r *backend.Request) { r.Algorithm = "allgather" }},
+	{"q/k head dim 192, v 128", func(r *backend.Request) { r.HeadDim, r.KVHeads = 192, r.Heads }},
+	{"sliding window of 4096", func(r *backend.Request) { r.Window = 4095 }},
+	{"packed documents", func(r *backend.Request) { r.Documents, r.Layout = true, "document" }},
+	{"deterministic", func(r *backend.Request) { r.Deterministic = true }},
+}
+
+// attentionReport tries the rules on the machine: it prints the backend of common runs, kinds with the same ones on one
+// line. If verbose, it prints for each backend that none of them gets the rules that reject it.
+func attentionReport(w io.Writer, m machine.Machine, verbose bool) error {
+	env, err := launch.Attention()
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "\nattention backends on %s\n", m)
+	possible, spoke := map[backends.Backend]bool{}, []backends.Rejection{}
+	var order []string
+	kinds := map[string][]string{} // by backends
+	for _, run := range doctorRuns {
+		r := backend.Request{
+			Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: ring.Auto},
+			DType:    tensor.BF16, Batch: 1, SeqQ: 32768, SeqKV: 32768, Heads: 32, KVHeads: 8,
+			HeadDim: 128, HeadDimV: 128, Causal: true, Window: -1, Training: true, Ranks: 8,
+		}
+		if m.IsCPU() {
+			r.DType = tensor.F32 // the type of a CPU
+		}
+		run.change(&r)
+		line := "none"
+		c, err := backend.Select(m, backend.Disabled(env.NoFlash, env.NoFused), r)
+		var none *backends.NoBackendError
+		switch {
+		case errors.As(err, &none):
+			spoke = append(spoke, none.Rejected...)
+		case err != nil:
+			return fmt.Errorf("attention rules for %s: %w", run.name, err)
+		default:
+			line = c.Backend.String()
+			var others []string
+			for _, b := range c.Layers[0].Able {
+				possible[b] = true
+				if b != c.Backend {
+					others = append(others, b.String())
+				}
+			}
+			if len(others) > 0 {
+				line += " (also " + strings.Join(others, ", ") + ")"
+			}
+			spoke = append(spoke, c.Rejected...)
+		}
+		if kinds[line] == nil {
+			order = append(order, line)
+		}
+		kinds[line] = append(kinds[line], run.name)
+	}
+	for _, line := range order {
+		fmt.Fprintf(w, "  %s: %s\n", line, strings.Join(kinds[line], "; "))
+	}
+	said := map[string]bool{}
+	for _, r := range spoke {
+		if verbose && !possible[r.Backend] && !said[r.Rule] {
+			said[r.Rule] = true
+			fmt.Fprintf(w, "  not %s, %s: %s\n    fix: %s\n", r.Backend, r.Rule, r.Reason, r.Fix)
+		}
+	}
+	return nil
+}
+
+// gpus is the lines on GPUs, their links and the libraries that a run on them loads, and the
+// machine that such a run would find.
+func gpus() ([]finding, machine.Machine) {
+	devices := deviceFiles()
+	if !machine.Built {
+		if devices == 0 {
+			return []finding{{"GPUs", "none; runs go to the CPU", ""}}, machine.CPU()
+		}
+		return []finding{{"GPUs", fmt.Sprintf("%d, which this binary cannot use: it was built for the CPU", devices),
+			""}}, machine.CPU()
+	}
+	m, list, err := machine.Find()
+	switch {
+	case errors.Is(err, machine.ErrNoDriver) && devices == 0:
+		return []finding{{"GPUs", fmt.Sprintf("none; runs go to the CPU\nto use GPUs: %v", err), ""}}, machine.CPU()
+	case errors.Is(err, machine.ErrNoDriver):
+		return []finding{{"GPUs", fmt.Sprintf("%d, without a driver that can be loaded", devices),
+			err.Error() + "; in a container, have its libraries mounted; or run with --device cpu"}}, machine.CPU()
+	case err != nil:
+		return []finding{{"GPUs", err.Error(),
+				"look at nvidia-smi; choose GPUs of one kind with CUDA_VISIBLE_DEVICES, or run with --device cpu"}},
+			machine.CPU()
+	case len(list) == 0:
+		return []finding{{"GPUs", "none is seen; runs go to the CPU", ""}}, machine.CPU()
+	}
+	out := cards(list)
+	out = append(out, links(list))
+	for _, l := range machine.Libraries() {
+		f := finding{l.Name, l.Version, ""}
+		if l.Problem != "" { // the text of the loader names the fix
+			f = finding{l.Name, "cannot be used", l.Problem}
+		}
+		out = append(out, f)
+	}
+	return out, m
+}
+
+// cards lists GPUs, neighbours that are alike on one line.
+func cards(list []machine.GPU) (out []finding) {
+	first := 0
+	for _, g := range list {
+		f := finding{fmt.Sprintf("GPU %d", g.Ordinal), fmt.Sprintf("%s, sm%d, %d SMs, %s", g.Name, g.Arch, g.SMs,
+			readable.Bytes(g.Memory)), ""}
+		if n := len(out); n > 0 && out[n-1].value == f.value {
+			out[n-1].what = fmt.Sprintf("GPUs %d to %d", first, g.Ordinal)
+			continue
+		}
+		first, out = g.Ordinal, append(out, f)
+	}
+	return out
+}
+
+// deviceFiles counts the GPUs that the system has made files for, which takes no driver's library.
+func deviceFiles() int {
+	files, _ := filepath.Glob("/dev/nvidia[0-9]*") // the pattern is right
+	return len(files)
+}
+
+// links says which GPUs reach each other's memory, which copies between them go through.
+func links(list []machine.GPU) finding {
+	if len(list) == 1 {
+		return finding{"links", "one GPU", ""}
+	}
+	var without []string
+	for _, g := range list {
+		if len(g.Peers) < len(list)-1 {
+			without = append(without, fmt.Sprintf("GPU %d reaches %d of %d others", g.Ordinal, len(g.Peers),
+				len(list)-1))
+		}
+	}
+	if len(without) == 0 {
+		return finding{"links", "every GPU reaches the memory of every other", ""}
+	}
+	return finding{"links", strings.Join(without, "; ") + ": transfers between the rest go through the host's " +
+		"memory, by NCCL", ""}
+}
+
+// indented keeps the lines of a value below each other.
+func indented(s string) string { return strings.ReplaceAll(s, "\n", "\n                        ") }

@@ -6,12 +6,19 @@ package attend
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Case is an open input: q, k and v in one of the layouts of package qkv, dout [batch, seq, heads,
@@ -107,4 +114,172 @@ func number(s string, none float64, fault func()) float64 {
 		return none
 	}
 	return x
+}
+
+// metadataKeys are the metadata that are read: the mask and the softmax, and what is said of the
+// tensors.
+var metadataKeys = []string{"causal", "window", "docs", "docs_kv", "slices", "softcap", "scale", "layout", "heads", "kv_heads", "head_dim", "sink", "max_logit"}
+
+// harmless are metadata that cprun attention writes itself, and words that hold one of attentionWords
+// and change no result.
+var harmless = []string{"format", "lse", "name", "description", "torch_version", "seed"}
+
+// attentionWords are in the names of what changes an attention, in whatever tool's words.
+var attentionWords = []string{
+	"mask", "window", "causal", "doc", "seq", "slice", "range", "segment", "prefix", "block", "chunk", "local", "global", "band", "pad", "pack",
+	"bias", "alibi", "slope", "sink", "score", "soft", "scale", "cap", "logit", "drop", "norm", "rope", "rotary", "pos", "offset", "align",
+	"layout", "format", "head", "dim", "group", "batch", "q_", "k_", "v_", "kv", "query", "key", "value", "lse",
+}
+
+// inputTensors are the tensors that are read, resultTensors those that `cprun attention` writes: a file may hold
+// them to be compared with.
+var (
+	inputTensors  = slices.Concat([]string{"q", "k", "v", "kv", "qkv", "dout"}, scoreTensors)
+	resultTensors = []string{"out", "lse", "dq", "dk", "dv", "dsink", "dbias", "max_logit"}
+)
+
+// understood finds tensors that are not read, and metadata that are not and are named like what
+// changes an attention: none of these is ignored.
+func (c *Case) understood() error {
+	var faults terminal.Faults
+	for _, name := range c.file.Names() {
+		if !slices.Contains(inputTensors, name) && !slices.Contains(resultTensors, name) {
+			faults.Addf("%s: tensor %.255q is not understood, and without it the result might be another; tensors are %s (%s may be there and are not read)",
+				c.Path, name, strings.Join(inputTensors, ", "), strings.Join(resultTensors, ", "))
+		}
+	}
+	meta := c.file.Metadata()
+	for _, name := range slices.Sorted(maps.Keys(meta)) {
+		if err := understand(name); err != nil {
+			faults.Addf("%s: metadata %.255q %w", c.Path, name, err)
+		}
+	}
+	return faults.Err()
+}
+
+// understand is why a key of the metadata cannot stand as it is.
+func understand(name string) error {
+	if slices.Contains(metadataKeys, name) || slices.Contains(harmless, name) || strings.HasPrefix(name, "__") {
+		return nil
+	}
+	keys := strings.Join(metadataKeys, ", ")
+	if meant := meantBy(name); meant != "" {
+		return fmt.Errorf("is unknown; did you mean %s? (the keys are %s)", meant, keys)
+	}
+	if lower := strings.ToLower(name); slices.ContainsFunc(attentionWords, func(w string) bool { return strings.Contains(lower, w) }) {
+		return fmt.Errorf("is not understood, and without it the result might be another; the keys are %s; begin it with __ if it says nothing of the attention", keys)
+	}
+	return nil
+}
+
+// meantBy returns the key that a name was meant for: one like it, or one that it contains.
+func meantBy(name string) string {
+	if meant := config.Nearest(name, metadataKeys); meant != "" {
+		return meant
+	}
+	for _, key := range metadataKeys {
+		if strings.Contains(strings.ToLower(name), key) {
+			return key
+		}
+	}
+	return ""
+}
+
+// group is neighbouring samples of one mask, which go through the ring together. Kernels take one
+// list of tiles for all samples of a call, so samples with documents of their own go one by one.
+type group struct {
+	lo, hi   int // samples
+	shape    partition.Shape
+	schedule *ring.Schedule
+}
+
+// groups returns the samples of a case in groups, with what a rank does for each.
+func (s *Spec) groups(c *Case, shape partition.Shape, rank int) ([]group, error) {
+	list := []group{{0, c.Batch, shape, nil}}
+	if c.Masks.Apart() {
+		list = list[:0]
+		last := ""
+		for i, mask := range c.Masks.of {
+			masked := shape
+			masked.Mask = mask
+			if key := masked.Key(); key == last {
+				list[len(list)-1].hi++
+			} else {
+				list, last = append(list, group{i, i + 1, masked, nil}), key
+			}
+		}
+	}
+	for i := range list {
+		var err error
+		if list[i].schedule, err = ring.New(s.Algorithm, s.spec(c, list[i].shape), rank); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+// of is the rows of a group's samples on the device.
+func (l *local) of(g group) local {
+	if l.q.Len(tensor.Batch) == g.hi-g.lo {
+		return *l
+	}
+	part := *l
+	part.terms = l.terms.of(g.lo, g.hi)
+	for _, v := range []*View{&part.q, &part.k, &part.v, &part.do, &part.out.dev, &part.lse.dev, &part.dq.dev, &part.dk.dev, &part.dv.dev} {
+		if v.Len(tensor.Batch) > 0 { // else it is not there
+			*v = v.Slice(tensor.Batch, g.lo, g.hi)
+		}
+	}
+	return part
+}
+
+func (l *local) partial() attention.Partial { return attention.Partial{O: l.out.dev, LSE: l.lse.dev} }
+
+func (l *local) grads() attention.Grads {
+	return attention.Grads{DQ: l.dq.dev, DK: l.dk.dev, DV: l.dv.dev}
+}
+
+// work returns the visible pairs of every rank: of a sample where all have one mask, else of all samples.
+func (c *Case) work(groups []group) []int {
+	total := partition.Work(groups[0].shape)
+	if !c.Masks.Apart() {
+		return total
+	}
+	clear(total)
+	for _, g := range groups {
+		for r, n := range partition.Work(g.shape) {
+			total[r] += n * (g.hi - g.lo)
+		}
+	}
+	return total
+}
+
+// layoutDocs are the documents that a layout of documents goes by: those of all samples, or where these
+// differ the pieces that the ends of all of them leave, so that no piece is in two documents of a sample.
+func (c *Case) layoutDocs(layout string) ([]int, error) {
+	if c.SeqQ != c.SeqKV {
+		return nil, fmt.Errorf("layout %s needs as many queries (%d) as keys (%d); use zigzag", layout, c.SeqQ, c.SeqKV)
+	}
+	switch len(c.Masks.Docs) {
+	case 0:
+		return []int{c.SeqQ}, nil
+	case 1:
+		return c.Masks.Docs[0], nil
+	}
+	var ends []int
+	for _, docs := range c.Masks.Docs {
+		at := 0
+		for _, n := range docs {
+			at += n
+			ends = append(ends, at)
+		}
+	}
+	slices.Sort(ends)
+	docs, at := []int{}, 0
+	for _, end := range slices.Compact(ends) {
+		if end > at {
+			docs, at = append(docs, end-at), end
+		}
+	}
+	return docs, nil
 }

@@ -16,6 +16,8 @@ import (
 	commdevice "github.com/cprun/cprun/comm/device"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/run/attend"
 	"github.com/cprun/cprun/internal/run/job"
 	"github.com/cprun/cprun/tensor"
 )
@@ -245,4 +247,75 @@ func (h *history) print() {
 	for _, line := range h.lines {
 		fmt.Fprintln(os.Stderr, line)
 	}
+}
+
+// start notes what the time until the first step goes to. Parts may overlap.
+type start struct {
+	mu    sync.Mutex
+	began time.Time
+	parts []part // guarded by mu; in the order in which they began
+}
+
+type part struct {
+	name string
+	took time.Duration
+}
+
+func newStart() *start { return &start{began: time.Now()} }
+
+// time notes a part from now until the function that it returns is called.
+func (s *start) time(name string) (end func()) {
+	began := time.Now()
+	s.mu.Lock()
+	i := len(s.parts)
+	s.parts = append(s.parts, part{name: name})
+	s.mu.Unlock()
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.parts[i].took = time.Since(began)
+	}
+}
+
+// String returns a line for the log: "first step done in 3.21 s: context 0.90, weights 1.10, ...".
+func (s *start) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	parts := make([]string, len(s.parts))
+	for i, p := range s.parts {
+		parts[i] = fmt.Sprintf("%s %.2f", p.name, p.took.Seconds())
+	}
+	return fmt.Sprintf("first step done in %.2f s: %s (s; parts may overlap)", time.Since(s.began).Seconds(), strings.Join(parts, ", "))
+}
+
+func (p *process) attention(ctx context.Context) error {
+	p.where.enter("attention")
+	var spec attend.Spec
+	if err := p.payload(&spec); err != nil {
+		return err
+	}
+	c, err := attend.Open(spec.In)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	dtype, err := spec.Element()
+	if err != nil {
+		return err
+	}
+	dev, world, done, err := p.device(ctx, device.CUDAOptions{
+		Backend: spec.Backend, Remedies: spec.Remedies, Compute: dtype, Machine: spec.Machine, Packed: c.Masks.Docs != nil,
+	})
+	if err != nil {
+		return err
+	}
+	p.where.enter("attention")
+	report, err := c.Run(ctx, spec, world, &dev)
+	if err == nil && p.Rank == 0 {
+		err = p.SendData(job.EventReport, 0, report)
+	}
+	if err != nil {
+		return err
+	}
+	return done()
 }
