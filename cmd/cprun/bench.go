@@ -37,14 +37,12 @@ given, they are what the device does in some seconds.`,
 	return c
 }
 
-// benchFlags defines the flags of every benchmark.
 func benchFlags(f *pflag.FlagSet, o *command.BenchOptions) {
 	f.StringVar(&o.JSON, "json", "", "`file` to write the report to; - is standard output, in place of the tables")
 	runFlags(f, &o.Options, "print the tables and failures only")
 	o.Command = os.Args[1:]
 }
 
-// sizesVar defines a flag with a list of sizes such as 32K.
 func sizesVar[T int | int64](f *pflag.FlagSet, p *[]T, name, usage string) {
 	f.Var(&sizes[T]{p}, name, usage)
 }
@@ -71,7 +69,6 @@ func (s *sizes[T]) String() string {
 	return strings.Trim(fmt.Sprint(*s.list), "[]")
 }
 
-// ulyssesVar defines --ulysses-degree, and its former name.
 func ulyssesVar(f *pflag.FlagSet, n *int) {
 	const help = "with hierarchical: ranks that exchange heads; 0: by costs, else as many as divide the heads"
 	f.IntVar(n, "ulysses-degree", 0, help)

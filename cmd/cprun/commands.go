@@ -74,7 +74,6 @@ func nodeFlags(f *pflag.FlagSet, o *command.Options) {
 	f.IntVar(&o.MaxRestarts, "max-restarts", 0, "restart from the newest checkpoint this often after a failure")
 }
 
-// runFlags are the flags of every command that spawns processes.
 func runFlags(f *pflag.FlagSet, o *command.Options, quiet string) {
 	deviceFlags(f, o)
 	f.BoolVar(&o.Quiet, "quiet", false, quiet)

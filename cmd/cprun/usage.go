@@ -44,7 +44,6 @@ var (
 	unbuiltFlags    = []string{"verify", "chat", "logprobs", "merge"}
 )
 
-// commandsOf lists the commands that users have.
 func commandsOf(c *cobra.Command) (names []string) {
 	for _, sub := range c.Commands() {
 		if !sub.Hidden && sub.IsAvailableCommand() {

@@ -157,7 +157,6 @@ func merge(requests []Request, layers []*backends.Choice) *Choice {
 	return c
 }
 
-// hopOf returns the name of a hop of some layers only.
 func hopOf(layers, hop string) string {
 	if layers == "" || hop == "" {
 		return layers + hop

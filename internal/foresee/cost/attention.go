@@ -25,7 +25,6 @@ type attentionKey struct {
 	backward, deterministic bool
 }
 
-// kernelOf returns the kernel of a key of full tiles, a new one if there is none.
 func (m *Model) kernelOf(k attentionKey) *kernel {
 	x := m.kernels[k]
 	if x == nil {
@@ -101,7 +100,6 @@ func (a *Attention) Laid() []partition.Tile {
 	return list
 }
 
-// spot returns the place of a measured call in the grids of its kernel.
 func (a *Attention) spot() spot {
 	return tileSpot(float64(a.Queries*a.Heads), float64(a.Keys), float64(a.Dim))
 }
@@ -138,7 +136,6 @@ func (g *grid) less(s spot) float64 {
 	return rate
 }
 
-// masked returns the grid of a mask.
 func (x *kernel) masked(mask string) *grid {
 	if mask == Causal {
 		return &x.causal
@@ -192,7 +189,6 @@ func (m *Model) kernel(c *planner.Call) *kernel {
 	return m.kernels[k]
 }
 
-// wide reports whether a type has 4 bytes or more.
 func wide(dtype string) bool { return dtype == "fp32" || dtype == "fp64" }
 
 // Has reports whether the table measured that backend in that type.
@@ -264,7 +260,6 @@ const axes = 3
 // A spot is a point of a grid: the logarithms of its sizes.
 type spot [axes]float64
 
-// at returns the spot of some sizes.
 func at(sizes ...float64) (s spot) {
 	for i, x := range sizes {
 		s[i] = math.Log2(max(x, 1))
@@ -289,7 +284,6 @@ func (g *grid) add(s spot, value float64) {
 	}
 }
 
-// build makes the grid ready.
 func (g *grid) build() {
 	for i := range g.axis {
 		for s := range g.spots {

@@ -52,7 +52,6 @@ func (m *Model) move(pair string, r *route, bytes int64, messages int) float64 {
 	return more + max(start, float64(bytes)/math.Exp(rate))*m.slowLinks
 }
 
-// linkTimes returns the logarithm of the job's LinkTimes.
 func (m *Model) linkTimes() float64 {
 	if m.job.LinkTimes > 0 {
 		return math.Log(m.job.LinkTimes)

@@ -162,7 +162,6 @@ func (m *Model) pass(op, dtype string) *grid {
 	return nil
 }
 
-// memoryPass returns the time of a pass over n bytes.
 func (m *Model) memoryPass(g *grid, n int64) float64 {
 	rate, ok := g.look(at(float64(n)))
 	if !ok {

@@ -168,7 +168,6 @@ func Load(path string) (*Table, error) {
 	return Decode(text)
 }
 
-// check returns an error for figures that no machine can have.
 func (t *Table) check() error {
 	switch {
 	case t.Version != Version:
@@ -233,10 +232,8 @@ func (a *Attention) masked() bool {
 	return false
 }
 
-// time reports whether s is a possible time of a piece of work.
 func time(s float64) bool { return s > 0 && s < 3600 && !math.IsNaN(s) }
 
-// counts reports whether all may be sizes.
 func counts(ns ...int) bool {
 	for _, n := range ns {
 		if n < 1 || n > 1<<48 {
@@ -280,7 +277,6 @@ func (m *Model) ratio(a *Attention) float64 {
 	return max(a.Seconds+a.Further-one, kept) / one
 }
 
-// key returns the key of a call's grid.
 func (a *Attention) key() attentionKey {
 	return attentionKey{a.Backend, a.DType, a.Mask, a.Backward, a.Deterministic}
 }

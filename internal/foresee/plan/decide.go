@@ -80,7 +80,6 @@ func (d *Decider) First() []int {
 	return d.docs
 }
 
-// An option is one size of the groups, and the best strategy for it.
 type option struct {
 	Groups
 	Answer
@@ -121,7 +120,6 @@ func (d *Decider) options(cfg *config.Config, ranks, hosts int) (list []option, 
 	return list, nil
 }
 
-// questionOf describes the attention of a resolved config.
 func questionOf(cfg *config.Config) Question {
 	return Question{Attentions: backend.Requests(cfg), Recompute: cfg.Memory.Recompute == "full"}
 }
@@ -156,7 +154,6 @@ func (d *Decider) prefer(cfg *config.Config, ranks int, list []option) ([]option
 	return list, nil
 }
 
-// fits reports whether a run by that option has memory enough.
 func (d *Decider) fits(cfg *config.Config, ranks int, o *option) (bool, error) {
 	c, ok := d.resolved(cfg, o)
 	if !ok {

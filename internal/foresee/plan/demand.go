@@ -124,7 +124,6 @@ func layerOf(cfg *config.Config) planner.Attention {
 	return caseOf(&q, planner.Place{}).Attention
 }
 
-// specOf returns the input of the schedules of the config.
 func specOf(cfg *config.Config, shape partition.Shape) ring.Spec {
 	return cfg.Parallel.Spec(shape, cfg.Model.NumAttentionHeads, cfg.Model.NumKeyValueHeads)
 }
@@ -173,7 +172,6 @@ func recorded(cfg *config.Config, s *ring.Schedule, tokens int) (
 	return r, forward, backward, err
 }
 
-// localTokens returns the tokens of a sample on a rank.
 func localTokens(cfg *config.Config, machine machine.Machine, shape partition.Shape, rank int) int {
 	n := partition.Count(shape.Layout.Spans(shape.SeqQ, shape.Size, rank))
 	if cfg.Data.PackDocuments && !machine.IsCPU() {

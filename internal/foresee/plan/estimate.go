@@ -48,7 +48,6 @@ type Parts struct {
 	Host      float64 `json:"host"` // queueing work, as far as the device waits for it
 }
 
-// total returns the seconds of the step.
 func (p *Parts) total() float64 {
 	return p.Products + p.Attention + p.Transfers + p.Passes + p.Gradients + p.Optimizer + p.Host
 }
@@ -99,7 +98,6 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
 	return nil
 }
 
-// stepOf adds up an optimizer step.
 func stepOf(cfg *config.Config, ranks int, o Options, kernel string) (*Parts, error) {
 	s := &step{
 		cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, shared: o.Costs.Cores > 0, cores: o.Costs.Cores,
@@ -184,7 +182,6 @@ func (s *step) passes() error {
 	return nil
 }
 
-// state adds the work on weights and gradients.
 func (s *step) state() {
 	cfg, n := s.cfg, int64(s.ranks)
 	flat, dtype := model.NewLayout(&cfg.Model.Config, s.ranks), backend.DType(cfg)
@@ -242,14 +239,12 @@ func exposed(transfers, work, tail float64, shared bool) float64 {
 	return max(transfers-work, tail)
 }
 
-// host adds the waits of the device for the next call to be queued.
 func (s *step) host() {
 	if !s.shared {
 		s.Host = max(0, s.costs.Host(s.calls)-s.Products-s.Passes-s.Attention-s.Optimizer)
 	}
 }
 
-// tokens of a sample, of the rank that has most.
 func (s *step) tokens() (int, error) {
 	most, err := mostTokens(s.cfg)
 	return int(math.Ceil(float64(most) / float64(max(s.cfg.Train.MicroBatchSize, 1)))), err
@@ -287,7 +282,6 @@ func (c *charged) Backward(layer int, _ attention.Grads, _, _, _, _ tensor.View,
 	return c.add(c.layers[layer].backward)
 }
 
-// attention finds the times of the passes of every layer.
 func (s *step) attention() (*charged, error) {
 	cfg := s.cfg
 	q := questionOf(cfg)

@@ -52,7 +52,6 @@ type item struct {
 	bytes int64
 }
 
-// items returns the parts of Total. It leaves out machine-specific parts that are 0.
 func (m *Memory) items() []item {
 	list := []item{
 		{"weights", m.Weights}, {"compute copy", m.Compute}, {"gradients", m.Gradients}, {"optimizer", m.Optimizer},
@@ -158,7 +157,6 @@ func memoryOf(cfg *config.Config, ranks int, machine machine.Machine, d *demand)
 	return m, nil
 }
 
-// total adds up the items, and compares the sum with the machine.
 func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
 	m.Total, m.Fits, m.Reserve = m.Planned()+m.Context, true, cfg.Memory.Reserve.Of(m.Device)
 	if m.Device == 0 {
@@ -207,7 +205,6 @@ func evalMemory(cfg *config.Config, ranks int, machine machine.Machine, d *deman
 	return m, err
 }
 
-// sequences returns the number of samples in one forward pass.
 func sequences(cfg *config.Config) int {
 	if cfg.Data.PackDocuments { // packed samples go one by one
 		return 1
@@ -215,7 +212,6 @@ func sequences(cfg *config.Config) int {
 	return cfg.Train.MicroBatchSize
 }
 
-// state measures the allocations of weights, gradients, moments and batches.
 func (m *Memory) state(cfg *config.Config, ranks, batch int, dtype tensor.DType) error {
 	flat, meter := model.NewLayout(&cfg.Model.Config, ranks), state.Meter{}
 	_, err := state.New(meter, state.Options{
@@ -321,7 +317,6 @@ func upTo(tokens int) (chunks []int) {
 	return chunks
 }
 
-// mostTokens returns the tokens of one pass of the rank that has most.
 func mostTokens(cfg *config.Config) (int, error) {
 	shape, err := shapeOf(cfg, nil, windowsOf(cfg)[0].window)
 	if err != nil {

@@ -62,7 +62,6 @@ func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 // barColumns limits the bars: the rank with most work has that many columns.
 const barColumns = 32
 
-// write draws the work of each rank as a bar.
 func (p *Packed) write(b *strings.Builder) {
 	fmt.Fprintf(b, "\npacked      the first sample: %d document%s of %d to %d tokens; "+
 		"the slowest rank has %.3f of the mean work\n",

@@ -125,7 +125,6 @@ func (d *Decider) rules(q *Question, s ring.Strategy) (*backend.Choice, error) {
 	return backend.Select(d.Machine, d.Disabled, list...)
 }
 
-// caseOf returns a question for the planner.
 func caseOf(q *Question, at planner.Place) planner.Case {
 	r := &q.Attentions[0]
 	c := planner.Case{

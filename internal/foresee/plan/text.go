@@ -10,16 +10,13 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// pictureColumns bounds the partition's picture, between the rank and its tokens.
 const pictureColumns = 48
 
 // maxHopRanks bounds the ranks with hops in the text; --json has all.
 const maxHopRanks = 4
 
-// maxHops bounds the hops of each of them.
 const maxHops = 8
 
-// textColumns bounds the lines to a terminal.
 const textColumns = 80
 
 // print writes a text with long lines broken.
@@ -135,7 +132,6 @@ func together[T any](list []T, i int, of func(*T) (key, hop string)) (first bool
 	return true, " (" + strings.Join(names, "; ") + ")"
 }
 
-// times lists the seconds of a step by part.
 func (e *Estimate) times(b *strings.Builder) {
 	for _, part := range []struct {
 		name string

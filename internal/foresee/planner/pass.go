@@ -22,7 +22,6 @@ type Place struct {
 	Cores int
 }
 
-// sharers returns the number of the cores that a rank shares.
 func (p Place) sharers(rank int) int {
 	host, n := p.host(rank), p.PerHost
 	if p.Cores < 2 || n < p.Cores || n%p.Cores != 0 {
@@ -31,7 +30,6 @@ func (p Place) sharers(rank int) int {
 	return host*p.Cores + rank%n*p.Cores/n
 }
 
-// host returns the host of a rank of the group.
 func (p Place) host(rank int) int {
 	if p.PerHost <= 0 {
 		return 0

@@ -17,7 +17,6 @@ const (
 	wait                // for an exchange
 )
 
-// A step is one thing that a rank queues.
 type step struct {
 	kind    kind
 	of      int     // the number of the call or of the exchange, or bytes
@@ -81,7 +80,6 @@ func once[K comparable](known map[K]float64, key K, ask func() float64) float64 
 	return t
 }
 
-// price sets the times of a program.
 func (p *prices) price(x *program) {
 	x.host = p.costs.Host(1)
 	for i := range x.steps {
@@ -115,7 +113,6 @@ func (p *prices) begin(rank int, list []message) (carried float64) {
 	return carried
 }
 
-// A transferKey determines the time of messages.
 type transferKey struct {
 	across bool
 	count  int
@@ -125,7 +122,6 @@ type transferKey struct {
 // fewTiles limits the tiles of a call that are compared one by one.
 const fewTiles = 4
 
-// A callKey determines the time of a call.
 type callKey struct {
 	n           int
 	tiles       [fewTiles]partition.Tile
@@ -135,7 +131,6 @@ type callKey struct {
 	backward    bool
 }
 
-// call returns the seconds of a call.
 func (p *prices) call(c *Call) float64 {
 	c.Backend, c.Deterministic = p.a.Backend, p.a.Deterministic
 	key := callKey{n: len(c.Tiles), heads: c.Heads, kv: c.KVHeads, first: c.First, last: c.Last, backward: c.Backward}

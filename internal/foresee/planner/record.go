@@ -97,17 +97,14 @@ func (r *Recorder) Run(s *ring.Schedule, a Attention, rows int, backward bool) e
 	return x.Backward(attention.Grads{DQ: dq, DK: dk, DV: dv}, o, q, k, v, out, s, p)
 }
 
-// bytes returns the size of a view.
 func bytes(v View) int64 { return int64(v.Size()) * int64(v.DType().Size()) }
 
-// copy records a pass over memory that reads and writes that many bytes together.
 func (r *Recorder) copy(n int64) {
 	if r.program != nil && n > 0 {
 		r.program.add(copies, int(n))
 	}
 }
 
-// call records a kernel call.
 func (r *Recorder) call(b *attention.Block) {
 	if x := r.program; x != nil {
 		c := r.pass
@@ -122,7 +119,6 @@ func (r *Recorder) call(b *attention.Block) {
 	r.work.KVHeads, r.work.Keys = b.K.Len(tensor.Heads), max(r.work.Keys, b.K.Len(tensor.Seq))
 }
 
-// begin begins a pass of the kernel.
 func (r *Recorder) begin(q View, backward bool) {
 	batch, rows, heads, dim := q.Len(tensor.Batch), q.Len(tensor.Seq), q.Len(tensor.Heads), q.Len(tensor.Dim)
 	r.pass = Call{DType: q.DType(), Backward: backward, Batch: batch, Heads: heads, Dim: dim}

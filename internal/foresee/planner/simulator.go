@@ -47,7 +47,6 @@ type onePass struct {
 	backward bool
 }
 
-// followKey determines the work of ranks.
 type followKey struct {
 	layout  string
 	traders int
@@ -60,7 +59,6 @@ func newSimulator(c Case, kind Kind, common *common) *simulator {
 	}
 }
 
-// of returns the shards of a layout.
 func (s *simulator) of(name string) (*shards, error) {
 	if x := s.shards[name]; x != nil {
 		return x, nil
@@ -154,7 +152,6 @@ func (x *shards) plain(w ring.Strategy, backward bool) ring.Strategy {
 	return w
 }
 
-// pass returns the seconds of a pass.
 func (s *simulator) pass(x *shards, p onePass) (float64, error) {
 	if t, ok := s.times[p]; ok {
 		return t, nil

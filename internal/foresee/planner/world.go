@@ -36,7 +36,6 @@ type world struct {
 	lanes map[[2]int]*lane
 }
 
-// together runs the programs of all ranks.
 func together(programs []*program) (res Result, err error) {
 	w := &world{ranks: make([]runner, len(programs)), lanes: map[[2]int]*lane{}}
 	for i, p := range programs {
@@ -67,7 +66,6 @@ func (w *world) advance() (moved bool) {
 	return moved
 }
 
-// step runs one step, or returns false if another rank has to get on first.
 func (w *world) step(r *runner) bool {
 	switch s := &r.steps[r.at]; s.kind {
 	case begin:
@@ -203,7 +201,6 @@ func (r *runner) end() Rank {
 	return r.times
 }
 
-// add adds a rank.
 func (res *Result) add(r Rank) {
 	res.Seconds = max(res.Seconds, r.End)
 	res.Ranks = append(res.Ranks, r)

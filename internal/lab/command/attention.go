@@ -139,7 +139,6 @@ func writable(dir string) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// chooseFor decides how one attention on given tensors runs.
 func (o *Options) chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes []string, err error) {
 	m, batch := &c.Masks, c.Batch
 	if m.Apart() { // samples with masks of their own are computed one by one

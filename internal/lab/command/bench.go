@@ -100,7 +100,6 @@ func add(r *bench.Report, row job.BenchRow) {
 	}
 }
 
-// lineOf returns the progress that a row means.
 func lineOf(b *job.BenchRow) string {
 	switch {
 	case b.Attention != nil:
@@ -116,7 +115,6 @@ func lineOf(b *job.BenchRow) string {
 	return ""
 }
 
-// machineOf describes the machine in a report.
 func machineOf(m machine.Machine) bench.Machine {
 	out := bench.Machine{Device: "cpu", Cores: runtime.NumCPU()}
 	if m.IsCPU() {
@@ -141,7 +139,6 @@ func (o *BenchOptions) checkOutputs() error {
 	return nil
 }
 
-// present writes a report as the flags ask.
 func (o *BenchOptions) present(r *bench.Report) error {
 	r.Command, r.Version, r.Date = o.Command, o.Version, time.Now().UTC().Truncate(time.Second)
 	if o.JSON == "-" {
@@ -220,7 +217,6 @@ func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) err
 	return nil
 }
 
-// answers decides each row.
 func (o *BenchOptions) answers(task *job.Bench, ranks int, asked []bench.AttentionCase) ([]plan.Answer, error) {
 	var list []plan.Answer
 	s := task.Attention
@@ -324,7 +320,6 @@ func BenchTrain(ctx context.Context, path string, o BenchTrainOptions) (int, err
 // randomSamples bounds the file of random tokens; longer runs read it again.
 const randomSamples = 16
 
-// randomTokens makes a file of tokens for a config, and adds it to the settings.
 func randomTokens(path, dir string, o config.Options) ([]string, error) {
 	o.NoFiles = true
 	cfg, err := config.Load(path, o)
@@ -342,7 +337,6 @@ func randomTokens(path, dir string, o config.Options) ([]string, error) {
 // tokensPerDocument bounds the random tokens in memory.
 const tokensPerDocument = 1 << 20
 
-// writeTokens writes n random tokens, a pair of Megatron's.
 func writeTokens(file string, n, vocab int, seed uint64) error {
 	pair, err := data.NewPair(file, vocab)
 	if err != nil {

@@ -65,7 +65,6 @@ func (o *Options) spawns() (ranks int, device string, err error) {
 	return o.resolve()
 }
 
-// resolve checks the flags and counts the ranks of this node.
 func (o *Options) resolve() (ranks int, device string, err error) {
 	if err := launch.CheckLimits(); err != nil {
 		return 0, "", err
@@ -124,7 +123,6 @@ func found(device string) (machine.Machine, error) {
 	return m, nil
 }
 
-// onCPU returns this machine without GPUs.
 func onCPU() machine.Machine {
 	m := machine.CPU()
 	_, m.Memory = launch.HostMemory()
@@ -191,7 +189,6 @@ func printJSON(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
-// payload encodes a task for the workers.
 func payload(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {

@@ -58,7 +58,6 @@ func (o *Options) known(m machine.Machine) func(ranks, perHost int) planner.Cost
 	}
 }
 
-// jobOf describes ranks to a cost table.
 func jobOf(m machine.Machine, ranks, perHost int) cost.Job {
 	return cost.Job{Ranks: ranks, PerHost: perHost, Cores: coresOf(m), Link: float64(m.Link), Net: float64(m.Net)}
 }

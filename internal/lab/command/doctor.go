@@ -71,7 +71,6 @@ func Doctor(w io.Writer, verbose bool) (int, error) {
 	return status, err
 }
 
-// variables lists the environment variables that cprun reads.
 func variables(b *strings.Builder, verbose bool) {
 	all := launch.Environment()
 	if verbose {
@@ -279,7 +278,6 @@ func gpus() ([]finding, machine.Machine) {
 	return out, m
 }
 
-// cards lists GPUs, neighbours that are alike on one line.
 func cards(list []machine.GPU) (out []finding) {
 	first := 0
 	for _, g := range list {

@@ -88,7 +88,6 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 	return 0, nil
 }
 
-// ofStep opens the checkpoint of a step in a run, or what Find finds where step is 0.
 func ofStep(ctx context.Context, run string, step int64) (c *checkpoint.Checkpoint, reasons []string, err error) {
 	path := run
 	if step > 0 {
@@ -113,7 +112,6 @@ func ofBytes(cfg *config.Config) bool {
 		!slices.ContainsFunc(cfg.Data.Path, tokens)
 }
 
-// element is the type to export in.
 func (o *ExportOptions) element(cfg *config.Config) safetensors.DType {
 	if t, ok := exportTypes[o.DType]; ok {
 		return t
@@ -124,7 +122,6 @@ func (o *ExportOptions) element(cfg *config.Config) safetensors.DType {
 	return safetensors.F32
 }
 
-// typeName is what --dtype calls a type.
 func typeName(t safetensors.DType) string {
 	for name, d := range exportTypes {
 		if d == t {

@@ -78,7 +78,6 @@ func Generate(ctx context.Context, path string, o GenerateOptions) (int, error) 
 // errInterrupted ends a text that was interrupted and reported.
 var errInterrupted = errors.New("interrupted")
 
-// generate continues a text. After an interrupt it does not wait for the pass under way.
 func (o *GenerateOptions) generate(ctx context.Context, path, text string) error {
 	w, err := openSource(ctx, path, o)
 	if err != nil {
@@ -125,7 +124,6 @@ func (o *GenerateOptions) generate(ctx context.Context, path, text string) error
 	return end()
 }
 
-// check finds the faults of the flags.
 func (o *GenerateOptions) check() error {
 	switch {
 	case o.Prompt == nil && o.PromptFile == "":
@@ -166,7 +164,6 @@ func (o *GenerateOptions) prompt() (string, error) {
 	return string(bytes.TrimSuffix(bytes.TrimSuffix(text, []byte("\n")), []byte("\r"))), nil
 }
 
-// request returns the prompt's tokens, and a decoder for the tokens after them.
 func (w *source) request(text string, o *GenerateOptions) (req generate.Request, d *tokenizer.Decoder, err error) {
 	t := data.NewTokenizer(w.tokenizer, w.cfg.VocabSize)
 	if req.Prompt, err = t.Encode(text); err == nil {
@@ -279,7 +276,6 @@ func openSource(ctx context.Context, path string, o *GenerateOptions) (w *source
 	return w, nil
 }
 
-// findTokenizer finds the tokenizer and the tokens that begin and end a text.
 func (w *source) findTokenizer(given string) error {
 	whose := "its"
 	if given != "" {
@@ -310,7 +306,6 @@ func (w *source) findTokenizer(given string) error {
 	return nil
 }
 
-// sourceOfModel opens a Hugging Face directory.
 func sourceOfModel(path string) (*source, error) {
 	cfg, err := hf.ReadConfig(path)
 	if err != nil {
@@ -338,7 +333,6 @@ func sourceOfModel(path string) (*source, error) {
 	return w, nil
 }
 
-// sourceOfRun opens a run's checkpoint.
 func sourceOfRun(ctx context.Context, path string, step int64) (*source, error) {
 	c, reasons, err := checkpointOf(ctx, path, step)
 	if err != nil {
@@ -355,7 +349,6 @@ func sourceOfRun(ctx context.Context, path string, step int64) (*source, error) 
 	return w, nil
 }
 
-// sourceOf returns the source of an open checkpoint.
 func sourceOf(c *checkpoint.Checkpoint) (*source, error) {
 	cfg, err := checkpointConfig(c)
 	if err != nil {
@@ -398,7 +391,6 @@ func (o *GenerateOptions) output() io.Writer {
 	return o.Stdout
 }
 
-// printing writes tokens as text, as they come.
 type printing struct {
 	decoder *tokenizer.Decoder
 	out     io.Writer
@@ -406,7 +398,6 @@ type printing struct {
 	unended bool // the output does not end with a line break
 }
 
-// all prints before, then the model's text.
 func (p *printing) all(
 	ctx context.Context, m *generate.Model, req generate.Request, before string,
 ) (generate.Report, error) {
@@ -445,14 +436,12 @@ func (p *printing) write(text []byte) error {
 	return nil
 }
 
-// note prints a line beside the text.
 func (o *GenerateOptions) note(line string) {
 	if !o.Quiet {
 		fmt.Fprintf(o.Stderr, "cprun: %s\n", terminal.Text(line))
 	}
 }
 
-// report prints the speed, and why the text ends.
 func (o *GenerateOptions) report(w *source, req generate.Request, rep generate.Report) {
 	rate := func(n int, d time.Duration) string {
 		return fmt.Sprintf("%s tokens in %.2f s (%.1f tokens/s)", readable.Count(int64(n)), d.Seconds(),

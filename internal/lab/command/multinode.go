@@ -95,7 +95,6 @@ func hosts(at *place.Place, agents int) int {
 	return (agents + perHost - 1) / perHost
 }
 
-// train runs this agent's part of the run, and returns the exit status.
 func (t *multiNode) train(signals *launch.Signals) (int, error) {
 	defer t.close()
 	cohort, err := t.join()
@@ -147,7 +146,6 @@ func firstDevice(at *place.Place, workers, gpus int) (int, error) {
 	return workers * at.LocalRank, nil
 }
 
-// join makes this agent one of the job's.
 func (t *multiNode) join() (*cluster.Cohort, error) {
 	inputs, err := t.inputs()
 	if err != nil {
@@ -171,7 +169,6 @@ func (t *multiNode) join() (*cluster.Cohort, error) {
 	return cluster.Join(t.ctx, c)
 }
 
-// note prints a line of the agents' talk.
 func (t *multiNode) note(format string, args ...any) { t.out.Note(fmt.Sprintf(format, args...)) }
 
 // inputs returns a digest of the config and the flags that must be the same on all agents.
@@ -202,7 +199,6 @@ func hostID() (string, error) {
 	return id, nil
 }
 
-// portOf returns the port at which the agents meet.
 func portOf(rendezvous string) (int, error) {
 	_, port, err := net.SplitHostPort(rendezvous)
 	if err != nil {
@@ -306,7 +302,6 @@ func (t *multiNode) shared(task *job.Train) (*os.Root, error) {
 	}
 }
 
-// close closes the files of a start.
 func (t *multiNode) close() {
 	if t.lead.root != nil {
 		t.lead.close()
@@ -383,13 +378,11 @@ func localAddress(iface string, peers ...string) (netip.Addr, error) {
 	return fallback, nil
 }
 
-// A localAddr is an address of this host and its interface.
 type localAddr struct {
 	iface string
 	addr  netip.Addr
 }
 
-// localAddresses lists the addresses of this host.
 func localAddresses() (list []localAddr) {
 	all, _ := net.Interfaces() // none are listed where none can be
 	for _, i := range all {
@@ -431,7 +424,6 @@ func namedAddress(iface string) (netip.Addr, error) {
 		terminal.Name(iface), seen)
 }
 
-// interfaceOf returns the name of the interface with an address; "": none.
 func interfaceOf(addr netip.Addr) string {
 	for _, o := range localAddresses() {
 		if o.addr == addr.WithZone("") {

@@ -139,7 +139,6 @@ func loadPlanned(path string, o config.Options) (*config.Config, error) {
 	return config.Load(path, o)
 }
 
-// write prints the plan, as JSON or for a reader.
 func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error {
 	if o.JSON {
 		return printJSON(o.Stdout, p)
@@ -171,7 +170,6 @@ func (o *PlanOptions) refusal(
 	return whole, found, err
 }
 
-// lines splits the text of an error.
 func lines(err error) []string {
 	if err == nil {
 		return nil
@@ -179,12 +177,10 @@ func lines(err error) []string {
 	return strings.Split(err.Error(), "\n")
 }
 
-// planOptions returns the inputs of a plan, for printing and for a run directory.
 func planOptions(machine machine.Machine, choice *backend.Choice, costs plan.Costs) plan.Options {
 	return plan.Options{Machine: machine, Choice: choice, Costs: costs}
 }
 
-// costsOf keeps the costs of machines, for many plans.
 type costsOf map[string]plan.Costs
 
 func (c costsOf) of(o *Options, m machine.Machine) plan.Costs {

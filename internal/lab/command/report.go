@@ -68,7 +68,6 @@ func Report(paths []string, o ReportOptions) (int, error) {
 	return 0, nil
 }
 
-// title names what a page shows.
 func title(in *report.Input) string {
 	var names []string
 	if in.Experiment != nil {

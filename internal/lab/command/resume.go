@@ -111,7 +111,6 @@ func begin(c *checkpoint.Checkpoint, passedOver []string, cfg *config.Config) (*
 	return from, c.Fits(train.CheckpointParams(model.Layout(&cfg.Model.Config)))
 }
 
-// passed reports a checkpoint that could not be used.
 func passed(reason string) string { return "checkpoint passed over: " + reason }
 
 // Keys of the model that do not change its results, and keys that choose the tokens of the n-th sample.

@@ -97,7 +97,6 @@ func replace(dir *os.Root, name string, data []byte) error {
 	return write(dir, name, data)
 }
 
-// write writes a file, so that a reader sees the old or the new one.
 func write(dir *os.Root, name string, data []byte) error {
 	return files.Write(dir, name, func(f *files.Draft) error {
 		_, err := f.Write(data)
@@ -176,7 +175,6 @@ func resuming(args []string) []string {
 // plain are the characters that a shell takes as they are.
 const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789%+,-./:=@_"
 
-// shell quotes a command line for a shell.
 func shell(args []string) string {
 	quoted := make([]string, len(args))
 	for i, a := range args {

@@ -37,7 +37,6 @@ type ScaleOptions struct {
 	Gather bool // write the results of ended runs, and run nothing
 }
 
-// A scale runs, plans or submits an experiment.
 type scale struct {
 	*ScaleOptions
 	e      *experiment.Experiment
@@ -52,7 +51,6 @@ type scale struct {
 	costs  costsOf
 }
 
-// cellWork holds the inputs of a cell's runs.
 type cellWork struct {
 	config        []byte // train.yaml with its autos; nil if it has faults
 	nproc, nnodes int
@@ -187,7 +185,6 @@ func (s *scale) configs() error {
 	return nil
 }
 
-// flags returns the --set flags of a cell.
 func (s *scale) flags(i int) []string { return s.e.Flags(&s.cells[i], s.Set) }
 
 // directory decides --out if it is not given.
@@ -225,7 +222,6 @@ func (s *scale) directory() error {
 	return nil
 }
 
-// done reports whether no cell is left to run after those runs.
 func (s *scale) done(runs []experiment.Run) bool {
 	cells := slices.Clone(s.cells)
 	experiment.Settle(cells, runs, s.e.Repeat)
@@ -255,7 +251,6 @@ func (s *scale) machineOf(found machines, device string) (machine.Machine, error
 	return m, err
 }
 
-// results returns the results so far.
 func (s *scale) results() *experiment.Results {
 	r := &experiment.Results{
 		Version: experiment.Version, Name: s.e.Name, Command: shell(s.Args), Commit: s.Version, Machine: s.on,
@@ -276,7 +271,6 @@ func (s *scale) results() *experiment.Results {
 	return r
 }
 
-// report writes report.html.
 func (s *scale) report(w io.Writer, r *experiment.Results) error {
 	return report.Write(w, report.OfExperiment(s.Out, r))
 }
@@ -297,7 +291,6 @@ func (s *scale) finish() (int, error) {
 		terminal.Name(filepath.Join(s.store.Dir(), "cells")) + " say why")
 }
 
-// show prints a table of all cells that the experiment does not leave out.
 func (s *scale) show(r *experiment.Results) error {
 	t := readable.Table{Title: fmt.Sprintf("%s on %s", r.Name, r.Machine)}
 	type column struct {

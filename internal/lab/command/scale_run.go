@@ -30,7 +30,6 @@ const grace = 20 * time.Second
 // again is the time within which a second signal counts as the same request, sent twice.
 const again = 100 * time.Millisecond
 
-// run runs all cells that are left, and returns the exit status.
 func (s *scale) run(signals *launch.Signals) (int, error) {
 	if err := s.recordRefused(); err != nil {
 		return launch.ExitFailed, err
@@ -74,13 +73,11 @@ func (s *scale) recordRefused() error {
 	return nil
 }
 
-// order returns the pending cells in the order of their runs.
 func (s *scale) order() []int {
 	order := s.e.Order(s.cells, func(i int) float64 { return s.work[i].plan.StepSeconds * float64(s.work[i].steps) })
 	return slices.DeleteFunc(order, func(i int) bool { return !s.mine(i) })
 }
 
-// has reports whether a run has ended.
 func (s *scale) has(i, round int) bool {
 	return slices.ContainsFunc(s.store.Runs, func(r experiment.Run) bool {
 		return r.Cell == s.cells[i].ID && r.Run == round
@@ -148,7 +145,6 @@ func (s *scale) stop(p *launch.Program, asked, dir string, signals *launch.Signa
 	return code, err
 }
 
-// resumeCommand returns the command that resumes the experiment.
 func (s *scale) resumeCommand() string {
 	args := resuming(s.Args)
 	if !slices.ContainsFunc(args, func(a string) bool { return a == "--out" || strings.HasPrefix(a, "--out=") }) {
@@ -157,7 +153,6 @@ func (s *scale) resumeCommand() string {
 	return shell(args)
 }
 
-// arguments returns the arguments of a run.
 func (s *scale) arguments(w *cellWork, dir, file string) []string {
 	args := []string{
 		"--nproc", strconv.Itoa(w.nproc), "--device", w.device, "--resume", "never", "--run-dir",
@@ -205,7 +200,6 @@ func (s *scale) outcome(code int, late bool, tail string) (experiment.Status, st
 // failedRank matches the beginning of the report about the first failure.
 var failedRank = regexp.MustCompile(`^cprun: (rank \d+ failed|node )`)
 
-// reasonOf returns the report at the end of a run's output.
 func reasonOf(tail string) string {
 	lines := strings.Split(strings.TrimRight(tail, "\n"), "\n")
 	at := -1
@@ -229,7 +223,6 @@ func reasonOf(tail string) string {
 	return strings.Join(reason, "\n")
 }
 
-// measure reads the run's metrics.
 func (s *scale) measure(r *experiment.Run) {
 	steps, err := bench.ReadMetrics(filepath.Join(s.store.Dir(), r.Dir, "metrics.jsonl"))
 	if err == nil {
@@ -264,7 +257,6 @@ func (s *scale) line(i int, r *experiment.Run, order []int) string {
 	return text
 }
 
-// values lists a cell's values on one line.
 func (s *scale) values(i int) string {
 	var parts []string
 	for _, a := range s.e.Grid {
@@ -277,7 +269,6 @@ func (s *scale) values(i int) string {
 	return strings.Join(parts, " ")
 }
 
-// output keeps the end of a run's output.
 type output struct {
 	mu   sync.Mutex
 	text []byte // guarded by mu
@@ -337,7 +328,6 @@ func (s *scale) plans() error {
 // errMemory is the cause where a plan does not fit the memory.
 var errMemory = errors.New("out of memory")
 
-// settle sets the status that the faults of a plan mean.
 func (w *cellWork) settle() {
 	switch {
 	case errors.Is(w.why, errMemory):
@@ -468,7 +458,6 @@ func named(m machine.Machine) string {
 	return text
 }
 
-// planOnly writes what is predicted.
 func (s *scale) planOnly() (int, error) {
 	any := false
 	for i := range s.cells {

@@ -22,13 +22,10 @@ import (
 // maxTasks bounds the tasks of an array; each then runs several cells.
 const maxTasks = 64
 
-// sharesName names the file with the cells of each task.
 const sharesName = "array.json"
 
-// maxShares bounds that file, in bytes.
 const maxShares = 16 << 20
 
-// A batch fills the scripts of both jobs.
 type batch struct {
 	Name, Dir, Command string
 	Nodes, Last        int
@@ -112,7 +109,6 @@ func (s *scale) submit() (int, error) {
 	return launch.ExitDone, nil
 }
 
-// arrayName names the file with the number of the last array.
 const arrayName = "array.job"
 
 // queued returns the last array of the directory if Slurm still has it, else "".

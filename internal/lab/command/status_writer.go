@@ -72,7 +72,6 @@ func startStatus(job *launch.Job, nodes int, where func() (runID string, logs *o
 	return t
 }
 
-// start notes the next start of the workers.
 func (t *statusWriter) start(s *launch.Start, where func() (string, *os.Root)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -83,7 +82,6 @@ func (t *statusWriter) start(s *launch.Start, where func() (string, *os.Root)) {
 	t.changed()
 }
 
-// changed wakes the writer.
 func (t *statusWriter) changed() {
 	select {
 	case t.wake <- struct{}{}:
@@ -91,7 +89,6 @@ func (t *statusWriter) changed() {
 	}
 }
 
-// standing records the state of the workers.
 func (t *statusWriter) standing(all []standing.Standing) {
 	rows := make([]status.Row, len(all))
 	for i := range all {
@@ -103,7 +100,6 @@ func (t *statusWriter) standing(all []standing.Standing) {
 	t.changed()
 }
 
-// run writes until the end.
 func (t *statusWriter) run() {
 	defer close(t.done)
 	ticker := time.NewTicker(t.every)
@@ -122,7 +118,6 @@ func (t *statusWriter) run() {
 	}
 }
 
-// write writes the file.
 func (t *statusWriter) write() {
 	t.mu.Lock()
 	n, logs := t.node, t.logs
@@ -172,7 +167,6 @@ func resident(pid int) int64 {
 	return pages * int64(os.Getpagesize())
 }
 
-// tracker shows what the workers report.
 type tracker struct {
 	out   *progress.Printer
 	start time.Time

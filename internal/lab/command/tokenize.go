@@ -74,7 +74,6 @@ func Tokenize(ctx context.Context, globs []string, o TokenizeOptions) (int, erro
 	return 0, nil
 }
 
-// write encodes files into a pair.
 func (o *TokenizeOptions) write(ctx context.Context, e *data.Encoding, paths []string, pair *data.Pair) error {
 	var failed error // to write
 	err := e.Each(ctx, paths, func(file int, d data.Document) error {

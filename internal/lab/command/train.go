@@ -92,7 +92,6 @@ type ready struct {
 	generation int64 // of the first start of the workers
 }
 
-// close closes the files that check has opened.
 func (r *ready) close() {
 	r.lock.Close() // closing nil is no harm
 	if r.root != nil {
@@ -100,7 +99,6 @@ func (r *ready) close() {
 	}
 }
 
-// check finds every fault of the input, and makes and locks the run directory.
 func (o *TrainOptions) check(ctx context.Context, path string) (r ready, err error) {
 	ranks, device, err := o.resolve()
 	if err != nil {
@@ -174,7 +172,6 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, d
 	return r, err
 }
 
-// train runs the workers and returns the exit status.
 func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer, signals *launch.Signals) (int,
 	error) {
 	b, err := o.begin(r, out)
@@ -268,7 +265,6 @@ func (b *begun) close() {
 	}
 }
 
-// runDir makes the run directory.
 func (o *TrainOptions) runDir(config string) (*os.Root, error) {
 	if o.RunDir != "" {
 		dir, err := filepath.Abs(o.RunDir)

@@ -269,7 +269,6 @@ func axisOf(grid []Axis, key string) *Axis {
 	return nil
 }
 
-// texts returns the values as Text does.
 func (a *Axis) texts() (list []string) {
 	for _, v := range a.Values {
 		list = append(list, Text(v))

@@ -31,7 +31,6 @@ const (
 	reportName = "report.html"
 )
 
-// maxLog bounds a log, in bytes.
 const maxLog = 1 << 30
 
 // Identity holds the properties that two starts of one experiment share, by name.
@@ -94,7 +93,6 @@ func Open(dir string, o Options) (*Store, error) {
 	return s, nil
 }
 
-// open locks and reads the directory.
 func (s *Store) open(o Options) error {
 	if err := s.lock(o.Share); err != nil {
 		return err
@@ -427,7 +425,6 @@ func Settle(cells []Cell, runs []Run, repeat int) {
 	}
 }
 
-// settle does the same for one cell.
 func (c *Cell) settle(runs []Run, repeat int) {
 	all := Counted{}
 	c.Runs, c.RunDirs, c.Status, c.Error = 0, nil, Pending, ""
@@ -460,7 +457,6 @@ func (c *Cell) settle(runs []Run, repeat int) {
 	}
 }
 
-// add appends the steps of another run.
 func add(c, o *Counted) {
 	c.StepSeconds = append(c.StepSeconds, o.StepSeconds...)
 	c.TokensPerSecond = append(c.TokensPerSecond, o.TokensPerSecond...)

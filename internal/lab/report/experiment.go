@@ -25,7 +25,6 @@ const (
 	predictions = "Prediction"
 )
 
-// A grid wraps the results of an experiment for drawing figures.
 type grid struct {
 	*experiment.Results
 	axes []experiment.Axis // nproc and nnodes merged into ranks
@@ -63,7 +62,6 @@ func (p *page) experiment(e *experiment.Results, plans map[string]*Plan) {
 		Data: "data:text/csv;charset=utf-8;base64," + g.csv()})
 }
 
-// newGrid merges the axes nproc and nnodes into one axis, ranks.
 func newGrid(e *experiment.Results) *grid {
 	g := &grid{Results: e}
 	ranks := experiment.Axis{Key: keyRanks}
@@ -103,7 +101,6 @@ func (g *grid) ranks(c *experiment.Cell) float64 {
 	return n
 }
 
-// value returns a cell's value on an axis.
 func (g *grid) value(c *experiment.Cell, key string) any {
 	if key == keyRanks {
 		return g.ranks(c)
@@ -124,7 +121,6 @@ func (g *grid) at(c *experiment.Cell, key string) float64 {
 	return math.NaN()
 }
 
-// axis returns the axis of a key; ok if it has more than one value.
 func (g *grid) axis(key string) (a experiment.Axis, ok bool) {
 	for _, a = range g.axes {
 		if a.Key == key {
@@ -155,7 +151,6 @@ func label(key string, v any) string {
 	return experiment.Text(v)
 }
 
-// axisOf returns the chart axis for a key.
 func axisOf(key string) axis {
 	switch key {
 	case keyLength:
@@ -232,7 +227,6 @@ func (g *grid) lines(not []string, point func(c *experiment.Cell) (x, y, lo, hi 
 	return panels
 }
 
-// series returns the name and style of a cell's line.
 func (g *grid) series(c *experiment.Cell, axes []experiment.Axis) series {
 	s := series{Name: g.names(c, axes)}
 	if s.Name == "" {
@@ -250,7 +244,6 @@ func (g *grid) series(c *experiment.Cell, axes []experiment.Axis) series {
 	return s
 }
 
-// names joins the labels of a cell's values on these axes.
 func (g *grid) names(c *experiment.Cell, axes []experiment.Axis) string {
 	var names []string
 	for _, a := range axes {

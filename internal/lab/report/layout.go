@@ -98,7 +98,6 @@ func rankNames(parts []rankPart) (names []string) {
 	return names
 }
 
-// hops returns what each rank computes and sends in each hop, as the plan has it.
 func (r *Run) hops(source []string) *figure {
 	f := &figure{Title: "Work by rank and hop, " + r.Name, Kind: "heat", Section: layouts, Source: source,
 		Says: "Visible (query, key) pairs of a head that a rank computes in each hop of a layer that sees everything " +
@@ -137,7 +136,6 @@ func (r *Run) hops(source []string) *figure {
 	return f
 }
 
-// packedWork returns the work of each rank in the first sample of packed documents.
 func (r *Run) packedWork(source []string) *figure {
 	f := &figure{Title: "Work by rank of a packed batch, " + r.Name, Kind: "bars", Section: layouts, Source: source}
 	packed := r.Plan.Packed

@@ -8,7 +8,6 @@ import (
 	"strings"
 )
 
-// A page holds the contents for the template and the script.
 type page struct {
 	Title   string    `json:"title"`
 	Figures []*figure `json:"figures"`
@@ -81,7 +80,6 @@ type series struct {
 	Text   []int    `json:"text,omitempty"` // of each point: a place in Words
 }
 
-// say adds words to the newest point.
 func (s *series) say(words string, known map[string]int) {
 	i, ok := known[words]
 	if !ok {
@@ -114,14 +112,12 @@ func (n number) MarshalJSON() ([]byte, error) {
 	return strconv.AppendFloat(nil, x, 'g', 7, 64), nil
 }
 
-// A table holds rows of text. Numbers are right-aligned.
 type table struct {
 	Caption string
 	Columns []string
 	Rows    [][]cell
 }
 
-// A cell is one field of a table.
 type cell struct {
 	Text    string
 	Number  bool
@@ -132,10 +128,8 @@ type cell struct {
 
 func text(s string) cell { return cell{Text: s} }
 
-// A download is a file inside the page.
 type download struct{ Name, Says, Data string }
 
-// figure adds a figure, unless there is nothing in it.
 func (p *page) figure(f *figure) {
 	kept := f.Views[:0]
 	for _, v := range f.Views {
@@ -170,7 +164,6 @@ func (v *view) any() bool {
 	return len(kept) > 0
 }
 
-// points counts the finite points of a series.
 func (s *series) points() (n int) {
 	for _, y := range s.Y {
 		if !math.IsNaN(float64(y)) && !math.IsInf(float64(y), 0) {

@@ -115,7 +115,6 @@ type thinner struct {
 	stretches [][]metrics.Step // what is kept of each
 }
 
-// add takes the next step.
 func (t *thinner) add(s metrics.Step) {
 	if t.long == 0 {
 		t.long = 2 // whose steps are both extremes
@@ -135,7 +134,6 @@ func (t *thinner) add(s metrics.Step) {
 	t.seen++
 }
 
-// steps returns those that are kept.
 func (t *thinner) steps() []metrics.Step { return slices.Concat(t.stretches...) }
 
 // extremes leaves the steps with the lowest and the highest loss and those with a validation.

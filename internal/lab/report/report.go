@@ -72,7 +72,6 @@ func Write(w io.Writer, in Input) error {
 	}
 }
 
-// build makes the contents of a page, with up to n points of a run in a figure.
 func build(in Input, n int) *page {
 	p := &page{Title: in.Title}
 	if e := in.Experiment; e != nil {
@@ -87,7 +86,6 @@ func build(in Input, n int) *page {
 //go:embed assets/page.html assets/page.css assets/*.js
 var assets embed.FS
 
-// asset returns an embedded file.
 func asset(name string) string {
 	data, err := assets.ReadFile("assets/" + name)
 	if err != nil {
@@ -132,7 +130,6 @@ func hash(text string) string {
 	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
 }
 
-// A section is figures under a heading.
 type section struct {
 	Name, ID string
 	Figures  []*figure

@@ -140,7 +140,6 @@ func (p *page) runs(runs []Run, n int) {
 	p.Files = append(p.Files, rawFiles(runs)...)
 }
 
-// distinct makes the names of runs different.
 func distinct(runs []Run) {
 	seen := map[string]int{}
 	for i := range runs {
@@ -250,7 +249,6 @@ func orUnknown(s, what string) string {
 	return s
 }
 
-// facts lists the facts that all runs share, and the command of each.
 func facts(runs []Run) [][2]string {
 	if len(runs) == 1 {
 		r := runs[0]
@@ -299,7 +297,6 @@ func (r Run) data() string {
 		readable.Number(d.Steps))
 }
 
-// summary makes a table with a row for each run.
 func summary(runs []Run) *table {
 	t := &table{Caption: "Runs", Columns: []string{"run", "state", "parameters", "sample, tokens", "ranks", "attention",
 		"tokens", "loss", "validation, best", "tokens/s", "TFLOP/s a device", "MFU", "memory", "waiting", "logged for"}}
@@ -338,7 +335,6 @@ func summary(runs []Run) *table {
 	return t
 }
 
-// attention names the algorithm, layout and backend of a plan.
 func (p *Plan) attention() string {
 	var parts []string
 	for _, key := range []string{"parallel.algorithm", "parallel.layout", "attention.backend"} {
@@ -349,7 +345,6 @@ func (p *Plan) attention() string {
 	return strings.Join(parts, ", ")
 }
 
-// state reports how far a run is.
 func (r *Run) state() string {
 	if len(r.Steps) == 0 {
 		return "no step yet"
@@ -364,7 +359,6 @@ func (r *Run) state() string {
 	return fmt.Sprintf("at step %s of %s", last, all)
 }
 
-// best returns the lowest validation loss.
 func (r *Run) best() float64 {
 	best := math.NaN()
 	for _, s := range r.Steps {
@@ -377,7 +371,6 @@ func (r *Run) best() float64 {
 
 func loss(x float64) string { return fmt.Sprintf("%.4f", x) }
 
-// since returns the time between two lines.
 func since(b, a metrics.Step) time.Duration { return time.Time(b.Time).Sub(time.Time(a.Time)) }
 
 const (
@@ -433,7 +426,6 @@ func (s settings) String() string {
 	return b.String()
 }
 
-// A config is one run's config on the page.
 type config struct{ Name, Text string }
 
 // configs adds the configs of the runs, and a table of the keys that differ between them.

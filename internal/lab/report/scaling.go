@@ -12,7 +12,6 @@ import (
 	"github.com/cprun/cprun/internal/model/machine"
 )
 
-// A quantity is a figure of a cell.
 type quantity struct {
 	name string
 	y    axis
@@ -193,7 +192,6 @@ func fewest(all []series) (n, rate number) {
 	return n, rate
 }
 
-// drawn leaves out series without points.
 func drawn(all []series) []series {
 	return slices.DeleteFunc(all, func(s series) bool { return len(s.X) == 0 })
 }
@@ -478,7 +476,6 @@ func (g *grid) roofline(plans map[string]*Plan) *figure {
 	return f
 }
 
-// A roof is what bounds a machine.
 type roof struct {
 	flops, link float64 // a second; 0 where not known
 	says        string

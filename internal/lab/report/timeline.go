@@ -38,7 +38,6 @@ type span struct {
 
 var fromRank = regexp.MustCompile(`from rank (\d+)`)
 
-// kindOf returns the way to draw a slice; ok is false for one that is not drawn.
 func kindOf(s metrics.Slice) (k work, ok bool) {
 	switch {
 	case s.Lane == "compute" && s.Name == "wait":
@@ -195,7 +194,6 @@ func timelineView(name string, spans []span, ranks []int) view {
 	return v
 }
 
-// words describes a span to a reader.
 func (s span) words() string {
 	_, where, _ := strings.Cut(s.Label, "/")
 	where = strings.ReplaceAll(where, "/", ", ")
@@ -283,7 +281,6 @@ func hopOf(label string) string {
 	return ""
 }
 
-// hopTimes returns how long each rank computed and waited in each hop, over all layers of a step.
 func (r *Run) hopTimes(spans []span, ranks []int, step int, source []string) *figure {
 	f := &figure{Title: fmt.Sprintf("Time by rank and hop of step %d, %s", step, r.Name), Kind: "heat", Section: timeline,
 		Source: source,
@@ -307,7 +304,6 @@ func (r *Run) hopTimes(spans []span, ranks []int, step int, source []string) *fi
 	return f
 }
 
-// waitsFor returns who waited for whom in a step.
 func (r *Run) waitsFor(spans []span, ranks []int, step int, source []string) *figure {
 	took := map[[2]int]float64{}
 	for _, s := range spans {

@@ -51,7 +51,6 @@ func events(logs *os.Root) []Event {
 	return all[max(0, len(all)-maxEvents):]
 }
 
-// launcherLogs returns the names of the logs.
 func launcherLogs(logs *os.Root) ([]string, error) {
 	dir, err := logs.Open(".")
 	if err != nil {
@@ -175,7 +174,6 @@ func (l Line) String() string {
 // width returns the number of columns of a text: some characters take two or none.
 func width(s string) int { return displaywidth.String(s) }
 
-// width returns the columns of the whole line.
 func (l Line) width() int {
 	n := 0
 	for _, s := range l {
@@ -230,7 +228,6 @@ func ends(left, right Line, w int) Line {
 	return append(append(left, Span{strings.Repeat(" ", space), Plain}), right...)
 }
 
-// An item is a figure with its label.
 type item struct {
 	label, text string
 	style       Style

@@ -27,7 +27,6 @@ const (
 	endless   = 1 << 20         // lines of a picture that may be as long as it takes
 )
 
-// states maps each state to its words and their style.
 var states = map[State]item{
 	NotStarted:  {text: "not started", style: Warn},
 	Starting:    {text: "starting", style: Good},
@@ -94,7 +93,6 @@ type list struct {
 	more    func(from, to, of int) Line
 }
 
-// height returns how many lines it would take.
 func (l *list) height() int {
 	if l == nil || len(l.rows) == 0 {
 		return 0
@@ -102,7 +100,6 @@ func (l *list) height() int {
 	return len(l.heading) + len(l.rows) + len(l.below)
 }
 
-// lines returns at most n lines of it; none without room for a row.
 func (l *list) lines(n int) []Line {
 	if l.height() == 0 || n <= len(l.heading) {
 		return nil
@@ -121,14 +118,12 @@ func (l *list) lines(n int) []Line {
 	return append(append(out, l.rows[from:to]...), below...)
 }
 
-// picture makes the parts.
 type picture struct {
 	*View
 	look Look
 	w, h int
 }
 
-// head returns the lines that are always there.
 func (p *picture) head() []Line {
 	out := []Line{p.title()}
 	if p.Why != "" {
@@ -157,7 +152,6 @@ func (p *picture) head() []Line {
 	return append(out, p.nodes()...)
 }
 
-// title returns the run, its state, and the time.
 func (p *picture) title() Line {
 	s := states[p.State]
 	text := s.text
@@ -179,7 +173,6 @@ func (p *picture) title() Line {
 	return ends(left, Line{{clock, Dim}}, p.w)
 }
 
-// clock returns the time of day.
 func (p *picture) clock(t time.Time) string {
 	zone := p.look.Zone
 	if zone == nil {
@@ -188,7 +181,6 @@ func (p *picture) clock(t time.Time) string {
 	return t.In(zone).Format("15:04:05")
 }
 
-// progress returns how far it has come.
 func (p *picture) progress() []Line {
 	items := []item{{text: readable.Count(p.At), style: Bold}}
 	if p.Steps > 0 {
@@ -222,7 +214,6 @@ func (p *picture) progress() []Line {
 	return out
 }
 
-// bar returns the part of the steps that are done.
 func (p *picture) bar() Line {
 	part := min(1, float64(max(0, p.At))/float64(p.Steps))
 	percent := fmt.Sprintf(" %3.0f %%", math.Floor(100*part))
@@ -238,7 +229,6 @@ func (p *picture) bar() Line {
 	}
 }
 
-// losses returns the loss, and its curve.
 func (p *picture) losses() []Line {
 	var items []item
 	if p.Logged {
@@ -284,7 +274,6 @@ func (p *picture) loss4(x metrics.Float) string {
 	return fmt.Sprintf("%.4f", float64(x))
 }
 
-// speed returns the throughput, and the share of waits.
 func (p *picture) speed() []Line {
 	if !p.Logged {
 		return nil
@@ -314,7 +303,6 @@ func (p *picture) speed() []Line {
 	return out
 }
 
-// memory returns the memory of the device and of the hosts.
 func (p *picture) memory() []Line {
 	var items []item
 	if p.Logged && p.Last.MemoryBytes > 0 {
@@ -334,7 +322,6 @@ func (p *picture) memory() []Line {
 	return flow("memory", items, p.w)
 }
 
-// foot reports which keys there are.
 func (p *picture) foot() []Line {
 	if !p.look.Keys {
 		return nil

@@ -68,7 +68,6 @@ func Open(dir string) (*Source, error) {
 // Close closes it.
 func (s *Source) Close() error { return s.root.Close() }
 
-// add takes a step that was logged.
 func (s *Source) add(m metrics.Step) {
 	v := &s.view
 	if m.ValLoss != nil && m.ValLoss.Known() {
@@ -122,7 +121,6 @@ func (s *Source) Look(now time.Time) *View {
 	return &out
 }
 
-// fault notes an error of reading.
 func (s *Source) fault(err error) {
 	if err != nil {
 		s.view.Faults = append(s.view.Faults, terminal.Clip(string(terminal.Line([]byte(err.Error()))), maxText))
@@ -168,7 +166,6 @@ func (s *Source) saved() (step int64) {
 	return max(0, step)
 }
 
-// judge finds the state of the run.
 func (s *Source) judge(configured bool) {
 	v := &s.view
 	v.At, v.Starts, v.Begun, v.Heard = v.Last.Step, 0, time.Time{}, 0
@@ -335,7 +332,6 @@ func (f *follower) poll() error {
 	return nil
 }
 
-// reset begins with another file.
 func (f *follower) reset(now fs.FileInfo) {
 	if f.file != nil {
 		f.forget()

@@ -151,7 +151,6 @@ func chart(points []float64, rows int, low, high float64, plain bool) []string {
 	return out
 }
 
-// bounds returns the least and the greatest finite value; ok is false where there is none.
 func bounds(points []float64) (low, high float64, ok bool) {
 	low, high = math.Inf(1), math.Inf(-1)
 	for _, x := range points {

@@ -52,7 +52,6 @@ func Open(path string) (*Case, error) {
 	return c, nil
 }
 
-// read is the case of an open file.
 func read(path string, f *safetensors.File) (*Case, error) {
 	c := &Case{Path: path, file: f}
 	if f.Holes() {
@@ -157,7 +156,6 @@ func (c *Case) understood() error {
 	return faults.Err()
 }
 
-// understand is why a key of the metadata cannot stand as it is.
 func understand(name string) error {
 	if slices.Contains(metadataKeys, name) || slices.Contains(harmless, name) || strings.HasPrefix(name, "__") {
 		return nil

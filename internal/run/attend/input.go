@@ -21,16 +21,13 @@ type Input struct {
 	shapes   [][]int
 }
 
-// floating lists the element types that can be read.
 var floating = map[safetensors.DType]bool{
 	safetensors.F64: true, safetensors.F32: true, safetensors.F16: true, safetensors.BF16: true,
 	safetensors.F8E4M3: true, safetensors.F8E5M2: true,
 }
 
-// few returns the first names of a list.
 func few(names []string) []string { return names[:min(len(names), 16)] }
 
-// readable returns the shape of a tensor with elements that can be read.
 func (c *Case) readable(name string) ([]int, error) {
 	info, ok := c.file.Info(name)
 	switch {
@@ -95,10 +92,8 @@ func (c *Case) has(name string) bool {
 	return ok
 }
 
-// output returns the shape of the result.
 func output(n qkv.LayoutDims) []int { return []int{n.Batch, n.SeqQ, n.Heads, n.HeadDimV} }
 
-// known returns the lengths in the metadata.
 func (c *Case) known() (k qkv.Known, err error) {
 	var errs []error
 	for name, at := range map[string]*int{"heads": &k.Heads, "kv_heads": &k.KVHeads, "head_dim": &k.HeadDim} {

@@ -91,14 +91,12 @@ func (r *reader) fault(key string, err error) {
 	}
 }
 
-// parse reads the value of a key, if there is one.
 func (r *reader) parse(key string, parse func(string) error) {
 	if s := r.metadata[key]; s != "" {
 		r.fault(key, parse(s))
 	}
 }
 
-// diagonal reads "causal" and "window".
 func (r *reader) diagonal(d *partition.Diagonal) {
 	d.Left, d.Right = -1, -1
 	r.parse("causal", func(s string) (err error) {
@@ -197,7 +195,6 @@ func (c *Case) documentsOf(m *Masks, queries, keys documents) ([]partition.Mask,
 	return masks, nil
 }
 
-// alike reports whether all samples have the same documents.
 func alike(lists [][]int) bool {
 	return !slices.ContainsFunc(lists, func(l []int) bool { return !slices.Equal(l, lists[0]) })
 }

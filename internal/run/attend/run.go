@@ -101,7 +101,6 @@ func (s Spec) Check(c *Case, ranks int) error {
 	return err
 }
 
-// spec returns the input of a schedule.
 func (s *Spec) spec(c *Case, shape partition.Shape) ring.Spec {
 	out := s.Spec(shape, c.Heads, c.KVHeads)
 	out.Positions = c.Scores.ALiBi || c.Scores.Bias != nil
@@ -114,7 +113,6 @@ var types = map[string]map[string]tensor.DType{
 	"cuda": {"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32},
 }
 
-// backends lists the backends of each device.
 var backends = map[string][]string{"cpu": {"flash", "reference"}, "cuda": {"fused", "flash", "reference"}}
 
 // Element returns the element type that is computed in.
@@ -176,7 +174,6 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *de
 	}, nil
 }
 
-// compute runs the ring, and brings its results to the host.
 func (c *Case) compute(ctx context.Context, world comm.Communicator, dev *device.Device, groups []group, l *local) (took time.Duration, err error) {
 	defer device.Caught(&err)
 	arena, err := dev.Arena("buffers of the ring", 0)
@@ -230,7 +227,6 @@ func wait(ctx context.Context) func(comm.Pending, error) error {
 	}
 }
 
-// local holds a rank's rows of every tensor of a case, on its device.
 type local struct {
 	q, k, v, do          View
 	out, lse, dq, dk, dv result
@@ -439,7 +435,6 @@ func gather(ctx context.Context, world comm.Communicator, shape partition.Shape,
 	return whole, nil
 }
 
-// floats returns the elements of a dense view as float32, which the output file holds.
 func floats(v View) []float32 {
 	if v.DType() == tensor.F32 {
 		return tensor.Data[float32](v)

@@ -26,13 +26,11 @@ type Scores struct {
 	MaxLogit bool  // the largest scores are a result
 }
 
-// scoreTensors are the tensors of Scores.
 var scoreTensors = []string{"sink", "alibi_slopes", "bias"}
 
 // offByOne is the metadata "sink" of a constant sink of 0.
 const offByOne = "off_by_one"
 
-// scores reads what the file says of the scores. It is called when the lengths are known.
 func (c *Case) scores() error {
 	return errors.Join(c.sink(), c.slopes(), c.bias(), c.maxLogit())
 }
@@ -90,7 +88,6 @@ func (c *Case) sink() error {
 	return nil
 }
 
-// shaped is what is wrong with a tensor that is to be read and of that shape.
 func (c *Case) shaped(name string, want ...int) error {
 	shape, err := c.readable(name)
 	if err == nil && !slices.Equal(shape, want) {
@@ -162,7 +159,6 @@ func (c *Case) loadTerms(t tensor.DType, qs []partition.Span, dev *device.Device
 	return x, err
 }
 
-// softmax is p with the terms.
 func (x *terms) softmax(p attention.Softmax) attention.Softmax {
 	dbias := x.dbias.dev
 	if !x.dbiasOf.IsZero() {
@@ -175,7 +171,6 @@ func (x *terms) softmax(p attention.Softmax) attention.Softmax {
 	return p
 }
 
-// of is the terms of samples lo to hi.
 func (x *terms) of(lo, hi int) terms {
 	part := *x
 	if !x.largest.dev.IsZero() {
@@ -214,7 +209,6 @@ func (x *terms) byHeads(v View) View {
 		[4]int64{int64(x.biasHeads) * head, int64(n), head, 1})
 }
 
-// results are those that there are.
 func (x *terms) results() (list []*result) {
 	for _, r := range []*result{&x.dsink, &x.dbias, &x.largest} {
 		if !r.dev.IsZero() {

@@ -99,7 +99,6 @@ func (r *PackedRow) Line() string {
 		readable.Number(scale*r.Forward.TFLOPs), readable.Number(scale*r.Backward.TFLOPs), unit)
 }
 
-// packed collects the figures of one layout and algorithm.
 type packed struct {
 	ring.Strategy
 	flops, forward, both, forwardRate, backwardRate, bothRate []float64
@@ -165,7 +164,6 @@ func (t *attentionRun) packIters() int {
 	return packIters
 }
 
-// pack measures one pack.
 func (t *attentionRun) pack(ctx context.Context, c *packed, docs []int) error {
 	s, ranks := &t.spec, t.World.Size()
 	start := t.arena.Mark()
@@ -237,7 +235,6 @@ func (t *attentionRun) timed(ctx context.Context, n int, work func() error) (sec
 	return Median(took), (after - before) / float64(n), err
 }
 
-// userSeconds returns the CPU time of this process.
 func userSeconds() (float64, error) {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -286,7 +283,6 @@ var magiBins = []struct{ from, to, documents int }{
 	{32769, 65536, 18428}, {65537, 131072, 22513}, {131073, 196608, 18284},
 }
 
-// magiSeed is the benchmark's.
 const magiSeed = 42
 
 // MagiPacks returns the first packs of MagiAttention's benchmark of packed documents, as lists of lengths that sum to

@@ -102,7 +102,6 @@ func Compare(rows []Operation) {
 	}
 }
 
-// opsRun makes the operations' tensors.
 type opsRun struct {
 	*Rank
 	ctx   context.Context
