@@ -265,7 +265,9 @@ func attentionOf(c *backend.Choice) Attention {
 		return a
 	}
 	a.Backend, a.Reason = c.Backend.String(), c.Reason
-	a.Rejected = append(a.Rejected, rejectedOf(c.Rejected)...)
+	for _, r := range c.Rejected {
+		a.Rejected = append(a.Rejected, Rejected{r.Backend.String(), r.Rule, r.Reason, r.Fix, r.Hop, r.Example})
+	}
 	for _, b := range c.Layers[0].Named {
 		reason, fix := backends.ToName(b, c.Layers[0].Params.Arch)
 		a.Named = append(a.Named, Named{Backend: b.String(), Reason: reason, Fix: fix})
@@ -275,11 +277,4 @@ func attentionOf(c *backend.Choice) Attention {
 	}
 	a.Layout = backend.Layout
 	return a
-}
-
-func rejectedOf(list []backends.Rejection) (out []Rejected) {
-	for _, r := range list {
-		out = append(out, Rejected{Backend: r.Backend.String(), Rule: r.Rule, Reason: r.Reason, Fix: r.Fix, Hop: r.Hop, Example: r.Example})
-	}
-	return out
 }

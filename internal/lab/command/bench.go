@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/foresee/cost"
@@ -141,17 +142,26 @@ func (o *BenchOptions) checkOutputs() error {
 
 func (o *BenchOptions) present(r *bench.Report) error {
 	r.Command, r.Version, r.Date = o.Command, o.Version, time.Now().UTC().Truncate(time.Second)
+	return o.output(r.Encode, r.Tables())
+}
+
+// output prints tables, and writes JSON as --json asks: to a file, or in place of the tables.
+func (o *BenchOptions) output(encode func(io.Writer) error, tables []readable.Table) error {
 	if o.JSON == "-" {
-		if err := r.Encode(terminal.JSON(o.Stdout)); err != nil {
+		return encode(terminal.JSON(o.Stdout))
+	}
+	for i, t := range tables {
+		if i > 0 {
+			fmt.Fprintln(o.Stdout)
+		}
+		if _, err := t.WriteTo(o.Stdout); err != nil {
 			return err
 		}
-	} else if err := r.Print(o.Stdout); err != nil {
-		return err
 	}
-	if o.JSON == "" || o.JSON == "-" {
+	if o.JSON == "" {
 		return nil
 	}
-	if err := files.WriteTo(o.JSON, func(f *files.Draft) error { return r.Encode(f) }); err != nil {
+	if err := files.WriteTo(o.JSON, func(f *files.Draft) error { return encode(f) }); err != nil {
 		return fmt.Errorf("%s: %w", terminal.Name(o.JSON), err)
 	}
 	return nil
@@ -505,25 +515,8 @@ func merge(a, b *cost.Set) {
 
 // keep shows a table, and stores it.
 func (o *BenchOptions) keep(t *cost.Table, took time.Duration) (int, error) {
-	if o.JSON == "-" {
-		if err := t.Encode(terminal.JSON(o.Stdout)); err != nil {
-			return launch.ExitFailed, err
-		}
-	} else {
-		for i, table := range bench.CostTables(t) {
-			if i > 0 {
-				fmt.Fprintln(o.Stdout)
-			}
-			if _, err := table.WriteTo(o.Stdout); err != nil {
-				return launch.ExitFailed, err
-			}
-		}
-	}
 	path, err := t.Keep()
-	if err == nil && o.JSON != "" && o.JSON != "-" {
-		err = files.WriteTo(o.JSON, func(f *files.Draft) error { return t.Encode(f) })
-	}
-	if err != nil {
+	if err = errors.Join(err, o.output(t.Encode, bench.CostTables(t))); err != nil {
 		return launch.ExitFailed, fmt.Errorf("cost table: %w", err)
 	}
 	if !o.Quiet {

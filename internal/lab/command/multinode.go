@@ -162,7 +162,11 @@ func (t *multiNode) join() (*cluster.Cohort, error) {
 		MaxRestarts: t.MaxRestarts, Prepare: t.prepare, Log: t.note,
 	}
 	if t.at.Rank <= 0 { // it may be the one at the rendezvous
-		if c.Port, err = portOf(t.at.Rendezvous); err != nil {
+		_, port, err := net.SplitHostPort(t.at.Rendezvous)
+		if err != nil {
+			return nil, inputf("--rendezvous %s: %w", terminal.Name(t.at.Rendezvous), err)
+		}
+		if c.Port, err = strconv.Atoi(port); err != nil {
 			return nil, err
 		}
 	}
@@ -197,14 +201,6 @@ func hostID() (string, error) {
 		id += " " + named
 	}
 	return id, nil
-}
-
-func portOf(rendezvous string) (int, error) {
-	_, port, err := net.SplitHostPort(rendezvous)
-	if err != nil {
-		return 0, inputf("--rendezvous %s: %w", terminal.Name(rendezvous), err)
-	}
-	return strconv.Atoi(port)
 }
 
 // prepare makes the run directory ready for a start, and returns the payload of the workers. The leader calls it.

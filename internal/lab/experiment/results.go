@@ -185,31 +185,24 @@ var columns = []struct {
 	{"step_seconds", func(c *Cell) string { return decimal(c.StepSeconds) }},
 	{"step_seconds_min", func(c *Cell) string { return decimal(c.StepSecondsMin) }},
 	{"step_seconds_max", func(c *Cell) string { return decimal(c.StepSecondsMax) }},
-	{"memory_bytes", func(c *Cell) string { return whole(c.MemoryBytes) }},
-	{"planned_memory_bytes", func(c *Cell) string { return whole(c.PlannedMemoryBytes) }},
+	{"memory_bytes", func(c *Cell) string { return decimal(c.MemoryBytes) }},
+	{"planned_memory_bytes", func(c *Cell) string { return decimal(c.PlannedMemoryBytes) }},
 	{"comm_wait_seconds", func(c *Cell) string {
 		if c.CommWaitSeconds == nil {
 			return ""
 		}
-		return strconv.FormatFloat(*c.CommWaitSeconds, 'f', -1, 64)
+		return Text(*c.CommWaitSeconds)
 	}},
 	{"predicted_step_seconds", func(c *Cell) string { return decimal(c.PredictedStepSeconds) }},
 	{"error", func(c *Cell) string { return c.Error }},
 }
 
 // decimal is a number as pandas and spreadsheets read it; "" for 0, which is not known.
-func decimal(x float64) string {
+func decimal[T float64 | int64](x T) string {
 	if x == 0 {
 		return ""
 	}
-	return strconv.FormatFloat(x, 'f', -1, 64)
-}
-
-func whole(n int64) string {
-	if n == 0 {
-		return ""
-	}
-	return strconv.FormatInt(n, 10)
+	return Text(x)
 }
 
 // WriteCSV writes results.csv: a line for each cell that the experiment does not leave out, in the order of

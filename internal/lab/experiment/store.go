@@ -302,8 +302,10 @@ func (s *Store) Prepare(cell string, run int, config []byte) (dir, file string, 
 func (s *Store) Remove(dir string) error { return s.root.RemoveAll(dir) }
 
 // Write replaces a file of the directory, so that a reader sees the old or the new one.
-func (s *Store) Write(name string, f func(w io.Writer) error) error {
-	return files.Write(s.root, name, func(d *files.Draft) error { return f(d) })
+func (s *Store) Write(name string, f func(w io.Writer) error) error { return write(s.root, name, f) }
+
+func write(root *os.Root, name string, f func(w io.Writer) error) error {
+	return files.Write(root, name, func(d *files.Draft) error { return f(d) })
 }
 
 // WriteResults calls the function of that name for the store's directory.
@@ -313,12 +315,9 @@ func (s *Store) WriteResults(r *Results, report func(io.Writer, *Results) error)
 
 // WriteResults writes results.csv and results.json, and report.html where report is not nil.
 func WriteResults(root *os.Root, r *Results, report func(io.Writer, *Results) error) error {
-	write := func(name string, f func(io.Writer) error) error {
-		return files.Write(root, name, func(d *files.Draft) error { return f(d) })
-	}
-	err := errors.Join(write(csvName, r.WriteCSV), write(jsonName, r.Encode))
+	err := errors.Join(write(root, csvName, r.WriteCSV), write(root, jsonName, r.Encode))
 	if report != nil {
-		err = errors.Join(err, write(reportName, func(w io.Writer) error { return report(w, r) }))
+		err = errors.Join(err, write(root, reportName, func(w io.Writer) error { return report(w, r) }))
 	}
 	return err
 }
@@ -440,7 +439,7 @@ func (c *Cell) settle(runs []Run, repeat int) {
 			c.Status, c.Error = r.Status, r.Error
 		}
 		if r.Counted != nil {
-			add(&all, r.Counted)
+			all.Add(r.Counted)
 		}
 	}
 	if len(all.StepSeconds) == 0 {
@@ -455,14 +454,4 @@ func (c *Cell) settle(runs []Run, repeat int) {
 		wait := bench.Median(all.CommWaitSeconds)
 		c.CommWaitSeconds = &wait
 	}
-}
-
-func add(c, o *Counted) {
-	c.StepSeconds = append(c.StepSeconds, o.StepSeconds...)
-	c.TokensPerSecond = append(c.TokensPerSecond, o.TokensPerSecond...)
-	c.TokensPerSecondPerDevice = append(c.TokensPerSecondPerDevice, o.TokensPerSecondPerDevice...)
-	c.TFLOPsPerDevice = append(c.TFLOPsPerDevice, o.TFLOPsPerDevice...)
-	c.MFU = append(c.MFU, o.MFU...)
-	c.CommWaitSeconds = append(c.CommWaitSeconds, o.CommWaitSeconds...)
-	c.MemoryBytes = max(c.MemoryBytes, o.MemoryBytes)
 }

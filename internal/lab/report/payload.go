@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/cprun/cprun/internal/run/bench"
 )
 
 type page struct {
@@ -197,11 +199,7 @@ func median(x []float64) float64 {
 	if len(known) == 0 {
 		return math.NaN()
 	}
-	slices.Sort(known)
-	if n := len(known); n%2 == 0 {
-		return (known[n/2-1] + known[n/2]) / 2
-	}
-	return known[len(known)/2]
+	return bench.Median(known)
 }
 
 // known writes x by f where there is one, else a dash.

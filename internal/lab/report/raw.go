@@ -44,24 +44,24 @@ func rawFiles(runs []Run) []download {
 // rawColumns are the columns of a run's CSV, named as in metrics.jsonl.
 var rawColumns = []struct {
 	name string
-	of   func(metrics.Step) float64
+	of   func(metrics.Step) metrics.Float
 }{
-	{"step", func(s metrics.Step) float64 { return float64(s.Step) }},
-	{"epoch", number64(func(s metrics.Step) metrics.Float { return s.Epoch })},
-	{"tokens", func(s metrics.Step) float64 { return float64(s.Tokens) }},
-	{"loss", number64(func(s metrics.Step) metrics.Float { return s.Loss })},
+	{"step", func(s metrics.Step) metrics.Float { return metrics.Float(s.Step) }},
+	{"epoch", func(s metrics.Step) metrics.Float { return s.Epoch }},
+	{"tokens", func(s metrics.Step) metrics.Float { return metrics.Float(s.Tokens) }},
+	{"loss", func(s metrics.Step) metrics.Float { return s.Loss }},
 	{"val_loss", validation},
-	{"grad_norm", number64(func(s metrics.Step) metrics.Float { return s.GradNorm })},
-	{"lr", number64(func(s metrics.Step) metrics.Float { return s.LR })},
-	{"step_seconds", number64(func(s metrics.Step) metrics.Float { return s.StepSeconds })},
-	{"tokens_per_second", number64(func(s metrics.Step) metrics.Float { return s.TokensPerSecond })},
-	{"tokens_per_second_per_device", number64(func(s metrics.Step) metrics.Float { return s.TokensPerSecondPerDevice })},
-	{"tflops_per_device", number64(func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice })},
-	{"mfu", number64(func(s metrics.Step) metrics.Float { return s.MFU })},
-	{"memory_bytes", func(s metrics.Step) float64 { return float64(s.MemoryBytes) }},
-	{"comm_wait_seconds", number64(func(s metrics.Step) metrics.Float { return s.CommWaitSeconds })},
-	{"attention_imbalance", number64(func(s metrics.Step) metrics.Float { return s.AttentionImbalance })},
-	{"attention_bytes", number64(func(s metrics.Step) metrics.Float { return s.AttentionBytes })},
+	{"grad_norm", func(s metrics.Step) metrics.Float { return s.GradNorm }},
+	{"lr", func(s metrics.Step) metrics.Float { return s.LR }},
+	{"step_seconds", func(s metrics.Step) metrics.Float { return s.StepSeconds }},
+	{"tokens_per_second", func(s metrics.Step) metrics.Float { return s.TokensPerSecond }},
+	{"tokens_per_second_per_device", func(s metrics.Step) metrics.Float { return s.TokensPerSecondPerDevice }},
+	{"tflops_per_device", func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }},
+	{"mfu", func(s metrics.Step) metrics.Float { return s.MFU }},
+	{"memory_bytes", func(s metrics.Step) metrics.Float { return metrics.Float(s.MemoryBytes) }},
+	{"comm_wait_seconds", func(s metrics.Step) metrics.Float { return s.CommWaitSeconds }},
+	{"attention_imbalance", func(s metrics.Step) metrics.Float { return s.AttentionImbalance }},
+	{"attention_bytes", func(s metrics.Step) metrics.Float { return s.AttentionBytes }},
 }
 
 // packed returns a CSV of steps in gzip and base64. What is not known is empty.
@@ -78,7 +78,7 @@ func packed(steps []metrics.Step) string {
 		row = append(row[:0], time.Time(s.Time).UTC().Format(time.RFC3339Nano))
 		for _, c := range rawColumns {
 			field := ""
-			if x := c.of(s); !math.IsNaN(x) {
+			if x := float64(c.of(s)); !math.IsNaN(x) {
 				field = strconv.FormatFloat(x, 'g', -1, 64)
 				if x == math.Trunc(x) && math.Abs(x) < 1<<53 {
 					field = strconv.FormatFloat(x, 'f', 0, 64)

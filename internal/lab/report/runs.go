@@ -27,8 +27,8 @@ type curve struct {
 type measure struct {
 	name string
 	y    axis
-	of   func(metrics.Step) float64
-	val  func(metrics.Step) float64 // a second line with symbols; nil: none
+	of   func(metrics.Step) metrics.Float
+	val  func(metrics.Step) metrics.Float // a second line with symbols; nil: none
 }
 
 const (
@@ -38,65 +38,51 @@ const (
 	timeline = "One step"
 )
 
-func number64(f func(metrics.Step) metrics.Float) func(metrics.Step) float64 {
-	return func(s metrics.Step) float64 { return float64(f(s)) }
-}
-
 var curves = []curve{
 	{learning, "Loss", "Mean loss of the target tokens of a step, before its update. Points with symbols are of the " +
 		"validation data.", true, []measure{
-		{"loss", axis{Name: "loss, nats a token"}, number64(func(s metrics.Step) metrics.Float { return s.Loss }),
+		{"loss", axis{Name: "loss, nats a token"}, func(s metrics.Step) metrics.Float { return s.Loss },
 			validation},
-		{"loss, log", axis{Name: "loss, nats a token", Log: true},
-			number64(func(s metrics.Step) metrics.Float { return s.Loss }), validation},
+		{"loss, log", axis{Name: "loss, nats a token", Log: true}, func(s metrics.Step) metrics.Float { return s.Loss }, validation},
 		{"validation only", axis{Name: "validation loss, nats a token"},
-			func(metrics.Step) float64 { return math.NaN() }, validation},
+			func(metrics.Step) metrics.Float { return metrics.Absent }, validation},
 	}},
 	{learning, "Gradient norm", "Global norm of the gradients, before clipping. A spike that the loss follows is a " +
 		"step that went wrong.", true, []measure{
-		{"norm", axis{Name: "gradient norm", Log: true},
-			number64(func(s metrics.Step) metrics.Float { return s.GradNorm }), nil},
+		{"norm", axis{Name: "gradient norm", Log: true}, func(s metrics.Step) metrics.Float { return s.GradNorm }, nil},
 	}},
 	{learning, "Learning rate", "Of the schedule, as the optimizer used it.", false, []measure{
-		{"rate", axis{Name: "learning rate", Zero: true},
-			number64(func(s metrics.Step) metrics.Float { return s.LR }), nil},
+		{"rate", axis{Name: "learning rate", Zero: true}, func(s metrics.Step) metrics.Float { return s.LR }, nil},
 	}},
 	{speed, "Throughput", "Of each step that was logged. FLOPs are the model's: causal attention halved, " +
 		"recomputation not counted.", true, []measure{
-		{"tokens/s", axis{Name: "tokens/s", Zero: true},
-			number64(func(s metrics.Step) metrics.Float { return s.TokensPerSecond }), nil},
-		{"tokens/s a device", axis{Name: "tokens/s a device", Zero: true},
-			number64(func(s metrics.Step) metrics.Float { return s.TokensPerSecondPerDevice }), nil},
-		{"TFLOP/s a device", axis{Name: "TFLOP/s a device", Zero: true},
-			number64(func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }), nil},
-		{"MFU", axis{Name: "share of the device's peak", Kind: "share", Zero: true},
-			number64(func(s metrics.Step) metrics.Float { return s.MFU }), nil},
+		{"tokens/s", axis{Name: "tokens/s", Zero: true}, func(s metrics.Step) metrics.Float { return s.TokensPerSecond }, nil},
+		{"tokens/s a device", axis{Name: "tokens/s a device", Zero: true}, func(s metrics.Step) metrics.Float { return s.TokensPerSecondPerDevice }, nil},
+		{"TFLOP/s a device", axis{Name: "TFLOP/s a device", Zero: true}, func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }, nil},
+		{"MFU", axis{Name: "share of the device's peak", Kind: "share", Zero: true}, func(s metrics.Step) metrics.Float { return s.MFU }, nil},
 	}},
 	{speed, "Waiting for transfers", "What compute stood still for transfers that nothing hid, on the rank that " +
 		"waited longest; as a share of the step, or in seconds.", true, []measure{
 		{"share of the step", axis{Name: "share of the step", Kind: "share", Zero: true},
-			func(s metrics.Step) float64 { return float64(s.CommWaitSeconds / s.StepSeconds) }, nil},
-		{"seconds", axis{Name: "seconds a step", Kind: "seconds", Zero: true},
-			number64(func(s metrics.Step) metrics.Float { return s.CommWaitSeconds }), nil},
+			func(s metrics.Step) metrics.Float { return s.CommWaitSeconds / s.StepSeconds }, nil},
+		{"seconds", axis{Name: "seconds a step", Kind: "seconds", Zero: true}, func(s metrics.Step) metrics.Float { return s.CommWaitSeconds }, nil},
 	}},
 	{speed, "Memory", "Peak so far, of the device that uses most.", false, []measure{
 		{"peak", axis{Name: "bytes", Kind: "bytes", Zero: true},
-			func(s metrics.Step) float64 { return float64(s.MemoryBytes) }, nil},
+			func(s metrics.Step) metrics.Float { return metrics.Float(s.MemoryBytes) }, nil},
 	}},
 	{layouts, "Balance of attention by step", "Visible (query, key) pairs of the rank with most work over those of " +
 		"the mean one; 1 is even work. Packed documents differ from batch to batch.", false, []measure{
-		{"slowest over mean", axis{Name: "slowest rank over mean"},
-			number64(func(s metrics.Step) metrics.Float { return s.AttentionImbalance }), nil},
-		{"bytes sent", axis{Name: "bytes sent, most of a rank", Kind: "bytes", Zero: true},
-			number64(func(s metrics.Step) metrics.Float { return s.AttentionBytes }), nil},
+		{"slowest over mean", axis{Name: "slowest rank over mean"}, func(s metrics.Step) metrics.Float { return s.AttentionImbalance }, nil},
+		{"bytes sent", axis{Name: "bytes sent, most of a rank", Kind: "bytes", Zero: true}, func(s metrics.Step) metrics.Float { return s.AttentionBytes }, nil},
 	}},
 }
 
-func validation(s metrics.Step) float64 {
+func validation(s metrics.Step) metrics.Float {
 	if s.ValLoss == nil {
-		return math.NaN()
+		return metrics.Absent
 	}
-	return float64(*s.ValLoss)
+	return *s.ValLoss
 }
 
 // runs adds the figures and tables of runs, with n points of each in a figure.
@@ -166,7 +152,7 @@ func (m measure) view(runs []Run, steps [][]metrics.Step) view {
 		for _, s := range steps[i] {
 			y := m.of(s)
 			if s.Step == 0 {
-				y = math.NaN() // the line of a validation before the first step has nothing else
+				y = metrics.Absent // the line of a validation before the first step has nothing else
 			}
 			line.Y = append(line.Y, number(y))
 			if m.val != nil {
@@ -362,7 +348,7 @@ func (r *Run) state() string {
 func (r *Run) best() float64 {
 	best := math.NaN()
 	for _, s := range r.Steps {
-		if v := validation(s); !math.IsNaN(v) && !(v >= best) {
+		if v := float64(validation(s)); !math.IsNaN(v) && !(v >= best) {
 			best = v
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/lab/experiment"
@@ -192,10 +193,6 @@ func fewest(all []series) (n, rate number) {
 	return n, rate
 }
 
-func drawn(all []series) []series {
-	return slices.DeleteFunc(all, func(s series) bool { return len(s.X) == 0 })
-}
-
 // weak draws the rate of a device while the sequence grows with the ranks.
 func (g *grid) weak() *figure {
 	f := &figure{Title: "Weak scaling: as many tokens on each rank", Kind: "lines", Section: scaling,
@@ -245,7 +242,8 @@ func (g *grid) weak() *figure {
 			}
 			s.Lo, s.Hi = nil, nil
 		}
-		share[i].Series, plain[i].Series = drawn(share[i].Series), drawn(plain[i].Series)
+		empty := func(s series) bool { return len(s.X) == 0 }
+		share[i].Series, plain[i].Series = slices.DeleteFunc(share[i].Series, empty), slices.DeleteFunc(plain[i].Series, empty)
 		low, high := math.Inf(1), 0.0
 		for _, s := range share[i].Series {
 			low, high = min(low, float64(s.X[0])), max(high, float64(s.X[len(s.X)-1]))
@@ -310,17 +308,7 @@ func (g *grid) predicted() *figure {
 			}
 			return p, m, math.NaN(), math.NaN()
 		})
-		var one []series // in one panel: color alone tells the cells apart
-		for _, p := range panels {
-			for _, s := range p.Series {
-				s.Kind = "points"
-				if p.Title != "" {
-					s.Name += ", " + p.Title
-				}
-				one = append(one, s)
-			}
-		}
-		one = fold(one)
+		one := fold(panels) // in one panel: color alone tells the cells apart
 		for i, at := range []float64{1, 1.1, 1 / 1.1} {
 			one = append(one, series{Name: []string{"as predicted", "10 % more", "10 % less"}[i], Kind: "ideal", Dash: i,
 				X: []number{number(low), number(high)}, Y: []number{number(low * at), number(high * at)}})
@@ -331,21 +319,22 @@ func (g *grid) predicted() *figure {
 	return f
 }
 
-// fold joins series of the same color: points that need no line of their own.
-func fold(all []series) []series {
-	var out []series
-	for _, s := range all {
-		first := s.Name
-		for i, r := range first {
-			if r == ',' {
-				first = first[:i]
-				break
+// fold joins the series of all panels that have the same color: points that need no line of their own.
+func fold(panels []panel) []series {
+	var out, all []series
+	for _, p := range panels {
+		for _, s := range p.Series {
+			if p.Title != "" {
+				s.Name += ", " + p.Title
 			}
+			all = append(all, s)
 		}
+	}
+	for _, s := range all {
+		first, _, _ := strings.Cut(s.Name, ",")
 		k := slices.IndexFunc(out, func(o series) bool { return o.Name == first })
 		if k < 0 {
-			k, out = len(out), append(out, series{Name: first, Kind: s.Kind, Color: s.Color, Symbol: s.Symbol})
-			out[k].Words = nil
+			k, out = len(out), append(out, series{Name: first, Kind: "points", Color: s.Color, Symbol: s.Symbol})
 		}
 		known := map[string]int{}
 		for i, w := range out[k].Words {
@@ -424,7 +413,6 @@ func (g *grid) roofline(plans map[string]*Plan) *figure {
 	f := &figure{Title: "Roofline of transfers", Kind: "lines", Section: communicate,
 		Says: "Each point is a cell: model FLOPs of a device for each byte that the rank sends which sends most, and " +
 			"what rate it reached. "}
-	var all []series
 	var at roof
 	low, high := math.Inf(1), 0.0
 	panels := g.lines(nil, func(c *experiment.Cell) (x, y, lo, hi float64) {
@@ -441,16 +429,8 @@ func (g *grid) roofline(plans map[string]*Plan) *figure {
 		low, high = min(low, x), max(high, x)
 		return x, c.TFLOPsPerDevice, nan, nan
 	})
-	for _, p := range panels {
-		for _, s := range p.Series {
-			s.Kind = "points"
-			if p.Title != "" {
-				s.Name += ", " + p.Title
-			}
-			all = append(all, s)
-		}
-	}
-	if all = fold(all); len(all) == 0 {
+	all := fold(panels)
+	if len(all) == 0 {
 		return f
 	}
 	if at.flops > 0 {

@@ -158,19 +158,6 @@ func (r *Report) Encode(w io.Writer) error {
 	return enc.Encode(r)
 }
 
-// Print writes the report as tables.
-func (r *Report) Print(w io.Writer) error {
-	for i, t := range r.Tables() {
-		if i > 0 {
-			fmt.Fprintln(w)
-		}
-		if _, err := t.WriteTo(w); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // Median returns the middle of xs, or the mean of the two in the middle; 0 of none.
 func Median(xs []float64) float64 {
 	if len(xs) == 0 {
@@ -222,6 +209,19 @@ type Counted struct {
 	MemoryBytes              int64     `json:"memory_bytes"` // the most, warming up included
 }
 
+func (c *Counted) lists() []*[]float64 {
+	return []*[]float64{&c.StepSeconds, &c.TokensPerSecond, &c.TokensPerSecondPerDevice, &c.TFLOPsPerDevice, &c.MFU,
+		&c.CommWaitSeconds}
+}
+
+// Add appends the steps of another run.
+func (c *Counted) Add(o *Counted) {
+	for i, to := range c.lists() {
+		*to = append(*to, *o.lists()[i]...)
+	}
+	c.MemoryBytes = max(c.MemoryBytes, o.MemoryBytes)
+}
+
 // Count returns the steps of a run's metrics after its warm-up; nil if there are none.
 func Count(steps []metrics.Step, warmup int) *Counted {
 	c := &Counted{}
@@ -230,16 +230,10 @@ func Count(steps []metrics.Step, warmup int) *Counted {
 		if s.Step <= int64(warmup) { // a validation before the first step is step 0
 			continue
 		}
-		for _, f := range []struct {
-			to   *[]float64
-			what metrics.Float
-		}{
-			{&c.StepSeconds, s.StepSeconds}, {&c.TokensPerSecond, s.TokensPerSecond},
-			{&c.TokensPerSecondPerDevice, s.TokensPerSecondPerDevice}, {&c.TFLOPsPerDevice, s.TFLOPsPerDevice},
-			{&c.MFU, s.MFU}, {&c.CommWaitSeconds, s.CommWaitSeconds},
-		} {
-			if f.what.Known() {
-				*f.to = append(*f.to, float64(f.what))
+		for i, x := range []metrics.Float{s.StepSeconds, s.TokensPerSecond, s.TokensPerSecondPerDevice, s.TFLOPsPerDevice,
+			s.MFU, s.CommWaitSeconds} {
+			if to := c.lists()[i]; x.Known() {
+				*to = append(*to, float64(x))
 			}
 		}
 	}
