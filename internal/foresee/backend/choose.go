@@ -210,6 +210,7 @@ func writeLayout(w io.Writer, p *backends.Params) {
 		heads, dim int
 	}{{"q", p.Heads, p.HeadDim}, {"k", p.KVHeads, p.HeadDim}, {"v", p.KVHeads, p.HeadDimV}} {
 		v := tensor.NewMeter().Alloc(p.DType, p.Batch, tokens, t.heads, t.dim)
-		fmt.Fprintf(w, "attention:   %s %s of rank 0: shape %v, strides %v (batch, seq, heads, head dim)\n", t.name, p.DType, v.Shape(), v.Strides())
+		fmt.Fprintf(w, "attention:   %s %s of rank 0: shape %v, strides %v (batch, seq, heads, head dim)\n", t.name,
+			p.DType, v.Shape(), v.Strides())
 	}
 }

@@ -154,7 +154,8 @@ func (m *Model) Work(w Work) float64 {
 // pass finds the grid of a pass over memory. If the table lacks it, the most similar one replaces it; nil: there is
 // none.
 func (m *Model) pass(op, dtype string) *grid {
-	for _, k := range []productKey{{op, dtype}, {alike[op], dtype}, {op, "fp32"}, {alike[op], "fp32"}, {"copy", "fp32"}} {
+	for _, k := range []productKey{{op, dtype}, {alike[op], dtype}, {op, "fp32"}, {alike[op], "fp32"},
+		{"copy", "fp32"}} {
 		if g := m.passes[k]; g != nil {
 			return g
 		}

@@ -40,9 +40,11 @@ func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Ma
 	now := smaller{cfg: *cfg, ranks: ranks, demand: d}
 	var enough, all []string // changes that do by themselves, and all changes
 	together := now
-	for _, change := range []func(s smaller) (smaller, bool){smaller.sharded, smaller.recomputed, smaller.chunked, smaller.oneByOne} {
+	for _, change := range []func(s smaller) (smaller, bool){smaller.sharded, smaller.recomputed, smaller.chunked,
+		smaller.oneByOne} {
 		s, ok := change(now)
-		if less, err := of(&s.cfg, s.ranks, on, s.demand); !ok || err != nil || m.Total-less.Total < m.excess(on, ranks)/100 {
+		if less, err := of(&s.cfg, s.ranks, on, s.demand); !ok || err != nil ||
+			m.Total-less.Total < m.excess(on, ranks)/100 {
 			continue
 		}
 		if together, _ = change(together); fits(&s) {

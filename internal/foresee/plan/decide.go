@@ -24,7 +24,7 @@ type Chosen struct {
 	Groups []Groups `json:"groups"`
 	// Strategies are likewise for groups of the chosen size; seconds of all layers for one micro batch.
 	Strategies []planner.Timed `json:"strategies"`
-	// Backend is the backend of attention where costs took another than the rules have, which is Ruled; "": they did not.
+	// Backend is the backend of attention where costs took another than the rules have, which is Ruled; "": none.
 	Backend string `json:"backend,omitempty"`
 	Ruled   string `json:"ruled,omitempty"`
 }
@@ -199,7 +199,8 @@ const runnersUp = 6
 
 // write prints the choice, the runners-up and the slowest.
 func (c *Chosen) write(b *strings.Builder) {
-	fmt.Fprintf(b, "\nchoice      by the costs of this machine: attention takes %s of a step\n", readable.Seconds(c.Seconds))
+	fmt.Fprintf(b, "\nchoice      by the costs of this machine: attention takes %s of a step\n",
+		readable.Seconds(c.Seconds))
 	first := c.Strategies[0]
 	fmt.Fprintf(b, "            %s: %s of a micro batch, all layers\n", first.Strategy, readable.Seconds(first.Seconds))
 	for j, t := range c.Strategies[1:] {
@@ -273,7 +274,8 @@ func attentionOf(c *backend.Choice) Attention {
 		a.Named = append(a.Named, Named{Backend: b.String(), Reason: reason, Fix: fix})
 	}
 	for _, r := range c.Remedies {
-		a.Remedies = append(a.Remedies, Remedy{Kind: r.Kind.String(), Text: r.Text + r.More, Cost: r.Cost, Rule: r.Rule, Hop: r.Hop})
+		a.Remedies = append(a.Remedies, Remedy{Kind: r.Kind.String(), Text: r.Text + r.More, Cost: r.Cost, Rule: r.Rule,
+			Hop: r.Hop})
 	}
 	a.Layout = backend.Layout
 	return a

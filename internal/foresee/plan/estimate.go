@@ -115,7 +115,8 @@ func stepOf(cfg *config.Config, ranks int, o Options, kernel string) (*Parts, er
 // their speeds.
 func jobOf(ranks int, o *Options) cost.Job {
 	m, t := o.Machine, o.Costs.Table
-	job := cost.Job{Ranks: ranks, PerHost: m.PerHost(ranks), Cores: o.Costs.Cores, Net: float64(m.Net), FLOPs: o.Costs.Rate, Memory: o.Costs.Rate}
+	job := cost.Job{Ranks: ranks, PerHost: m.PerHost(ranks), Cores: o.Costs.Cores, Net: float64(m.Net),
+		FLOPs: o.Costs.Rate, Memory: o.Costs.Rate}
 	if m.IsCPU() {
 		job.Link = float64(m.Link)
 		return job
@@ -185,7 +186,8 @@ func (s *step) passes() error {
 func (s *step) state() {
 	cfg, n := s.cfg, int64(s.ranks)
 	flat, dtype := model.NewLayout(&cfg.Model.Config, s.ranks), backend.DType(cfg)
-	shard, micro := state.ShardingOf(cfg.Memory.Shard), cfg.Train.GlobalBatchSize/(cfg.Train.MicroBatchSize*cfg.Parallel.Data)
+	shard, micro := state.ShardingOf(cfg.Memory.Shard),
+		cfg.Train.GlobalBatchSize/(cfg.Train.MicroBatchSize*cfg.Parallel.Data)
 	reduce, gather, tail := 0.0, 0.0, 0.0
 	own := int64(1)
 	if shard != state.ShardNone {

@@ -55,7 +55,8 @@ type item struct {
 func (m *Memory) items() []item {
 	list := []item{
 		{"weights", m.Weights}, {"compute copy", m.Compute}, {"gradients", m.Gradients}, {"optimizer", m.Optimizer},
-		{"activations", m.Activations}, {"ring buffers", m.RingBuffers}, {"batches", m.Batches}, {"workspace", m.Workspace}, {"context", m.Context},
+		{"activations", m.Activations}, {"ring buffers", m.RingBuffers}, {"batches", m.Batches},
+		{"workspace", m.Workspace}, {"context", m.Context},
 	}
 	return slices.DeleteFunc(list, func(i item) bool {
 		return i.bytes == 0 && slices.Contains([]string{"compute copy", "workspace", "context"}, i.name)
@@ -175,7 +176,8 @@ func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
 		m.fits = fmt.Sprintf("does NOT fit the %s %s%s: it takes %s a rank, with %d in all",
 			readable.Bytes(m.Device), on, kept, readable.Bytes(m.Total), machine.PerHost(ranks))
 	default:
-		m.fits = fmt.Sprintf("does NOT fit the %s %s%s: %s too much", readable.Bytes(m.Device), on, kept, readable.Bytes(excess))
+		m.fits = fmt.Sprintf("does NOT fit the %s %s%s: %s too much", readable.Bytes(m.Device), on, kept,
+			readable.Bytes(excess))
 	}
 }
 
@@ -215,7 +217,8 @@ func sequences(cfg *config.Config) int {
 func (m *Memory) state(cfg *config.Config, ranks, batch int, dtype tensor.DType) error {
 	flat, meter := model.NewLayout(&cfg.Model.Config, ranks), state.Meter{}
 	_, err := state.New(meter, state.Options{
-		Layout: flat, Groups: state.Groups(flat, state.Group{Size: ranks}), Shard: state.ShardingOf(cfg.Memory.Shard), Compute: dtype,
+		Layout: flat, Groups: state.Groups(flat, state.Group{Size: ranks}), Shard: state.ShardingOf(cfg.Memory.Shard),
+		Compute: dtype,
 	})
 	if err != nil {
 		return err
@@ -238,7 +241,8 @@ func fusedBytes(cfg *config.Config, machine machine.Machine, d *demand, batch in
 	for h, w := range d.works {
 		most = max(most, gpu.FusedWorkspace(gpu.FusedShape{
 			Batch: batch, SeqQ: w.queries, SeqK: w.keys, Heads: h.q, KVHeads: h.kv,
-			Dim: m.HeadDim, DimV: m.HeadDim, Calls: w.calls, Training: true, Packed: cfg.Data.PackDocuments && backends.Packs(machine.Arch, machine.CUDNN),
+			Dim: m.HeadDim, DimV: m.HeadDim, Calls: w.calls, Training: true,
+			Packed:        cfg.Data.PackDocuments && backends.Packs(machine.Arch, machine.CUDNN),
 			Deterministic: cfg.Train.Deterministic && backends.KeepsMatrix(machine.Arch, machine.CUDNN),
 		}))
 	}

@@ -126,8 +126,8 @@ type Call struct {
 type Costs interface {
 	// Call returns the seconds of one attention kernel call on the device.
 	Call(c Call) float64
-	// Exchange returns the seconds in which the messages of one exchange go from one rank to another, of the same host or
-	// across hosts, with their start-up.
+	// Exchange returns the seconds in which the messages of one exchange go from one rank to another, of the same host
+	// or across hosts, with their start-up.
 	Exchange(across bool, bytes int64, messages int) float64
 	// Copy returns the seconds of a pass over device memory, by the sum of the bytes that it reads and writes.
 	Copy(bytes int64) float64

@@ -108,7 +108,8 @@ func (r *Recorder) copy(n int64) {
 func (r *Recorder) call(b *attention.Block) {
 	if x := r.program; x != nil {
 		c := r.pass
-		c.KVHeads, c.DimV, c.Tiles, c.First, c.Last = b.K.Len(tensor.Heads), b.V.Len(tensor.Dim), b.Tiles, b.First, b.Last
+		c.KVHeads, c.DimV, c.Tiles, c.First, c.Last = b.K.Len(tensor.Heads), b.V.Len(tensor.Dim), b.Tiles, b.First,
+			b.Last
 		x.add(compute, len(x.calls))
 		x.calls = append(x.calls, c)
 		return

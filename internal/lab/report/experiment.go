@@ -49,8 +49,8 @@ func (p *page) experiment(e *experiment.Results, plans map[string]*Plan) {
 	source := []string{e.Command + " · " + orUnknown(e.Commit, "commit") + " · " + orUnknown(e.Machine, "machine")}
 	planned := slices.ContainsFunc(e.Cells, func(c experiment.Cell) bool { return c.Status == experiment.Planned })
 	for _, f := range []*figure{
-		g.matrix(), g.choices(), g.against(keyLength), g.strong(), g.weak(), g.others(), g.memory(), g.exposed(keyLength),
-		g.roofline(plans), g.predicted(),
+		g.matrix(), g.choices(), g.against(keyLength), g.strong(), g.weak(), g.others(), g.memory(),
+		g.exposed(keyLength), g.roofline(plans), g.predicted(),
 	} {
 		f.Source = source
 		if planned {
@@ -58,7 +58,8 @@ func (p *page) experiment(e *experiment.Results, plans map[string]*Plan) {
 		}
 		p.figure(f)
 	}
-	p.Files = append(p.Files, download{Name: e.Name + ".csv", Says: "results.csv, as in the directory of the experiment",
+	p.Files = append(p.Files, download{Name: e.Name + ".csv",
+		Says: "results.csv, as in the directory of the experiment",
 		Data: "data:text/csv;charset=utf-8;base64," + g.csv()})
 }
 

@@ -33,7 +33,8 @@ func rawFiles(runs []Run) []download {
 		}
 		says := fmt.Sprintf("all %s logged steps", readable.Number(float64(r.Lines)))
 		if len(steps) < r.Lines {
-			says = fmt.Sprintf("%s of %s logged steps", readable.Number(float64(len(steps))), readable.Number(float64(r.Lines)))
+			says = fmt.Sprintf("%s of %s logged steps", readable.Number(float64(len(steps))),
+				readable.Number(float64(r.Lines)))
 		}
 		all = append(all, download{Name: r.Name + ".csv.gz", Says: r.Name + ": " + says,
 			Data: "data:application/gzip;base64," + data})

@@ -210,8 +210,8 @@ func (r *Run) readTrace(root *os.Root) error {
 	})
 }
 
-// Plan has the fields of a plan.json that the page shows; internal/foresee/plan writes and explains them: Config, Machine,
-// Partition, Packed, Hops, Attention, Communication and Estimate.
+// Plan has the fields of a plan.json that the page shows; internal/foresee/plan writes and explains them: Config,
+// Machine, Partition, Packed, Hops, Attention, Communication and Estimate.
 type Plan struct {
 	Config  map[string]map[string]any `json:"config"`
 	Machine string                    `json:"machine"`

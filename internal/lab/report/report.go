@@ -66,8 +66,8 @@ func Write(w io.Writer, in Input) error {
 			return err
 		}
 		if n < 20 {
-			return fmt.Errorf("report: the page would have %d bytes, of which %d are allowed; name fewer runs", page.Len(),
-				MaxPage)
+			return fmt.Errorf("report: the page would have %d bytes, of which %d are allowed; name fewer runs",
+				page.Len(), MaxPage)
 		}
 	}
 }
@@ -107,8 +107,8 @@ func render(w io.Writer, in Input, p *page) error {
 		return err
 	}
 	style := asset("page.css")
-	policy := []string{"default-src 'none'", "img-src data: blob:", "base-uri 'none'", "form-action 'none'", "style-src " +
-		hash(style)}
+	policy := []string{"default-src 'none'", "img-src data: blob:", "base-uri 'none'", "form-action 'none'",
+		"style-src " + hash(style)}
 	allowed := "script-src"
 	var code []template.HTML
 	for _, name := range scripts {
@@ -118,9 +118,10 @@ func render(w io.Writer, in Input, p *page) error {
 	}
 	policy = append(policy, allowed)
 	return layout.Execute(w, map[string]any{
-		"Page": p, "In": in, "Policy": strings.Join(policy, "; "), "Style": template.HTML("<style>" + style + "</style>"),
-		"Data": template.HTML(`<script type="application/json" id="data">` + string(data) + "</script>"), "Scripts": code,
-		"Sections": p.sections(), "Files": p.files(),
+		"Page": p, "In": in, "Policy": strings.Join(policy, "; "),
+		"Style":   template.HTML("<style>" + style + "</style>"),
+		"Data":    template.HTML(`<script type="application/json" id="data">` + string(data) + "</script>"),
+		"Scripts": code, "Sections": p.sections(), "Files": p.files(),
 	})
 }
 
@@ -139,8 +140,8 @@ func (p *page) sections() []section {
 	var all []section
 	for _, f := range p.Figures {
 		if len(all) == 0 || all[len(all)-1].Name != f.Section {
-			all = append(all, section{Name: f.Section, ID: "section-" + strings.ReplaceAll(strings.ToLower(f.Section), " ",
-				"-")})
+			all = append(all, section{Name: f.Section,
+				ID: "section-" + strings.ReplaceAll(strings.ToLower(f.Section), " ", "-")})
 		}
 		last := &all[len(all)-1]
 		last.Figures = append(last.Figures, f)

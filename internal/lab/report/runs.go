@@ -43,7 +43,8 @@ var curves = []curve{
 		"validation data.", true, []measure{
 		{"loss", axis{Name: "loss, nats a token"}, func(s metrics.Step) metrics.Float { return s.Loss },
 			validation},
-		{"loss, log", axis{Name: "loss, nats a token", Log: true}, func(s metrics.Step) metrics.Float { return s.Loss }, validation},
+		{"loss, log", axis{Name: "loss, nats a token", Log: true}, func(s metrics.Step) metrics.Float { return s.Loss },
+			validation},
 		{"validation only", axis{Name: "validation loss, nats a token"},
 			func(metrics.Step) metrics.Float { return metrics.Absent }, validation},
 	}},
@@ -56,16 +57,21 @@ var curves = []curve{
 	}},
 	{speed, "Throughput", "Of each step that was logged. FLOPs are the model's: causal attention halved, " +
 		"recomputation not counted.", true, []measure{
-		{"tokens/s", axis{Name: "tokens/s", Zero: true}, func(s metrics.Step) metrics.Float { return s.TokensPerSecond }, nil},
-		{"tokens/s a device", axis{Name: "tokens/s a device", Zero: true}, func(s metrics.Step) metrics.Float { return s.TokensPerSecondPerDevice }, nil},
-		{"TFLOP/s a device", axis{Name: "TFLOP/s a device", Zero: true}, func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }, nil},
-		{"MFU", axis{Name: "share of the device's peak", Kind: "share", Zero: true}, func(s metrics.Step) metrics.Float { return s.MFU }, nil},
+		{"tokens/s", axis{Name: "tokens/s", Zero: true},
+			func(s metrics.Step) metrics.Float { return s.TokensPerSecond }, nil},
+		{"tokens/s a device", axis{Name: "tokens/s a device", Zero: true},
+			func(s metrics.Step) metrics.Float { return s.TokensPerSecondPerDevice }, nil},
+		{"TFLOP/s a device", axis{Name: "TFLOP/s a device", Zero: true},
+			func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }, nil},
+		{"MFU", axis{Name: "share of the device's peak", Kind: "share", Zero: true},
+			func(s metrics.Step) metrics.Float { return s.MFU }, nil},
 	}},
 	{speed, "Waiting for transfers", "What compute stood still for transfers that nothing hid, on the rank that " +
 		"waited longest; as a share of the step, or in seconds.", true, []measure{
 		{"share of the step", axis{Name: "share of the step", Kind: "share", Zero: true},
 			func(s metrics.Step) metrics.Float { return s.CommWaitSeconds / s.StepSeconds }, nil},
-		{"seconds", axis{Name: "seconds a step", Kind: "seconds", Zero: true}, func(s metrics.Step) metrics.Float { return s.CommWaitSeconds }, nil},
+		{"seconds", axis{Name: "seconds a step", Kind: "seconds", Zero: true},
+			func(s metrics.Step) metrics.Float { return s.CommWaitSeconds }, nil},
 	}},
 	{speed, "Memory", "Peak so far, of the device that uses most.", false, []measure{
 		{"peak", axis{Name: "bytes", Kind: "bytes", Zero: true},
@@ -73,8 +79,10 @@ var curves = []curve{
 	}},
 	{layouts, "Balance of attention by step", "Visible (query, key) pairs of the rank with most work over those of " +
 		"the mean one; 1 is even work. Packed documents differ from batch to batch.", false, []measure{
-		{"slowest over mean", axis{Name: "slowest rank over mean"}, func(s metrics.Step) metrics.Float { return s.AttentionImbalance }, nil},
-		{"bytes sent", axis{Name: "bytes sent, most of a rank", Kind: "bytes", Zero: true}, func(s metrics.Step) metrics.Float { return s.AttentionBytes }, nil},
+		{"slowest over mean", axis{Name: "slowest rank over mean"},
+			func(s metrics.Step) metrics.Float { return s.AttentionImbalance }, nil},
+		{"bytes sent", axis{Name: "bytes sent, most of a rank", Kind: "bytes", Zero: true},
+			func(s metrics.Step) metrics.Float { return s.AttentionBytes }, nil},
 	}},
 }
 
@@ -292,8 +300,8 @@ func summary(runs []Run) *table {
 		if p := r.Plan; p != nil {
 			params, ranks, seq = p.Estimate.Parameters, float64(p.Partition.Ranks), float64(p.Partition.SeqLen)
 		}
-		row = append(row, known(params, readable.Short), known(seq, readable.Size[float64]), known(ranks, readable.Number),
-			text(r.Plan.attention()))
+		row = append(row, known(params, readable.Short), known(seq, readable.Size[float64]),
+			known(ranks, readable.Number), text(r.Plan.attention()))
 		last, took := metrics.Untrained(time.Time{}, 0, 0), math.NaN()
 		if n := len(r.Steps); n > 0 {
 			last, took = r.Steps[n-1], since(r.Steps[n-1], r.Steps[0]).Seconds()
@@ -313,7 +321,8 @@ func summary(runs []Run) *table {
 			known(mid(func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }), readable.Number),
 			known(mid(func(s metrics.Step) metrics.Float { return s.MFU }), readable.Percent),
 			known(float64(last.MemoryBytes), readable.Bytes[float64]),
-			known(mid(func(s metrics.Step) metrics.Float { return s.CommWaitSeconds / s.StepSeconds }), readable.Percent),
+			known(mid(func(s metrics.Step) metrics.Float { return s.CommWaitSeconds / s.StepSeconds }),
+				readable.Percent),
 			known(took, readable.Seconds))
 		t.Rows = append(t.Rows, row)
 	}

@@ -66,8 +66,8 @@ var rates = []quantity{
 // against draws the rates by a numeric key of the grid.
 func (g *grid) against(key string) *figure {
 	f := &figure{Title: "Throughput by " + axisOf(key).Name, Kind: "lines", Section: scaling,
-		Says: "Median of the counted steps; bars span the fastest and the slowest step. FLOPs are the model's: causal " +
-			"attention halved, recomputation not counted."}
+		Says: "Median of the counted steps; bars span the fastest and the slowest step. FLOPs are the model's: " +
+			"causal attention halved, recomputation not counted."}
 	if key == keyLength {
 		f.Title = "Throughput by sequence length"
 	}
@@ -136,8 +136,8 @@ func place(a experiment.Axis, v any) float64 {
 // strong draws how a problem of one size speeds up with ranks.
 func (g *grid) strong() *figure {
 	f := &figure{Title: "Strong scaling: one sequence over more ranks", Kind: "lines", Section: scaling,
-		Says: "The same length over more ranks. Speed-up is over the fastest cell of the chart with the fewest ranks; " +
-			"the thin line is the ideal: n times the ranks, n times the speed."}
+		Says: "The same length over more ranks. Speed-up is over the fastest cell of the chart with the fewest " +
+			"ranks; the thin line is the ideal: n times the ranks, n times the speed."}
 	if _, ok := g.axis(keyRanks); !ok {
 		return f
 	}
@@ -196,7 +196,8 @@ func fewest(all []series) (n, rate number) {
 // weak draws the rate of a device while the sequence grows with the ranks.
 func (g *grid) weak() *figure {
 	f := &figure{Title: "Weak scaling: as many tokens on each rank", Kind: "lines", Section: scaling,
-		Says: "The length grows with the ranks, so that each holds as many tokens. Work per token grows with the length, " +
+		Says: "The length grows with the ranks, so that each holds as many tokens. Work per token grows with the " +
+			"length, " +
 			"so the measure is TFLOP/s a device, over that of the fewest ranks; the thin line is the ideal, 100 %."}
 	_, ranks := g.axis(keyRanks)
 	_, lengths := g.axis(keyLength)
@@ -243,13 +244,14 @@ func (g *grid) weak() *figure {
 			s.Lo, s.Hi = nil, nil
 		}
 		empty := func(s series) bool { return len(s.X) == 0 }
-		share[i].Series, plain[i].Series = slices.DeleteFunc(share[i].Series, empty), slices.DeleteFunc(plain[i].Series, empty)
+		share[i].Series, plain[i].Series = slices.DeleteFunc(share[i].Series, empty), slices.DeleteFunc(plain[i].Series,
+			empty)
 		low, high := math.Inf(1), 0.0
 		for _, s := range share[i].Series {
 			low, high = min(low, float64(s.X[0])), max(high, float64(s.X[len(s.X)-1]))
 		}
-		share[i].Series = append(share[i].Series, series{Name: "ideal", Kind: "ideal", X: []number{number(low), number(high)},
-			Y: []number{1, 1}})
+		share[i].Series = append(share[i].Series, series{Name: "ideal", Kind: "ideal", X: []number{number(low),
+			number(high)}, Y: []number{1, 1}})
 	}
 	f.Views = []view{
 		{Name: "efficiency", X: axisOf(keyRanks), Y: axis{Name: "TFLOP/s a device over that of the fewest ranks",
@@ -310,8 +312,8 @@ func (g *grid) predicted() *figure {
 		})
 		one := fold(panels) // in one panel: color alone tells the cells apart
 		for i, at := range []float64{1, 1.1, 1 / 1.1} {
-			one = append(one, series{Name: []string{"as predicted", "10 % more", "10 % less"}[i], Kind: "ideal", Dash: i,
-				X: []number{number(low), number(high)}, Y: []number{number(low * at), number(high * at)}})
+			one = append(one, series{Name: []string{"as predicted", "10 % more", "10 % less"}[i], Kind: "ideal",
+				Dash: i, X: []number{number(low), number(high)}, Y: []number{number(low * at), number(high * at)}})
 		}
 		f.Views = append(f.Views, view{Name: q.name, X: axis{Name: "predicted", Kind: q.kind, Log: true},
 			Y: axis{Name: "measured", Kind: q.kind, Log: true}, Panels: []panel{{Series: one}}})
@@ -351,8 +353,8 @@ func fold(panels []panel) []series {
 // memory draws what a rank's memory holds by the plan, and what was measured.
 func (g *grid) memory() *figure {
 	f := &figure{Title: "Memory by kind", Kind: "bars", Section: memories,
-		Says: "Planned bytes of the rank that needs most, by kind; the diamond is the measured peak. A cell that ran out " +
-			"of memory has its plan and no diamond."}
+		Says: "Planned bytes of the rank that needs most, by kind; the diamond is the measured peak. A cell that ran " +
+			"out of memory has its plan and no diamond."}
 	x, ok := g.axis(keyLength)
 	if !ok {
 		if x, ok = g.axis(keyRanks); !ok {
@@ -386,7 +388,8 @@ func (g *grid) memory() *figure {
 			}
 		}
 		if c.MemoryBytes > 0 && c.Status == experiment.OK {
-			lineOf(p, series{Name: "measured peak", Kind: "points", Color: 7, Symbol: 3}).add(at, float64(c.MemoryBytes))
+			lineOf(p, series{Name: "measured peak", Kind: "points", Color: 7, Symbol: 3}).add(at,
+				float64(c.MemoryBytes))
 		}
 	}
 	most := 0.0
@@ -438,7 +441,8 @@ func (g *grid) roofline(plans map[string]*Plan) *figure {
 		if at.link > 0 {
 			ridge := at.flops / at.link
 			low = min(low, ridge/4)
-			top.X, top.Y = []number{number(low), number(ridge)}, []number{number(low * at.link / 1e12), number(at.flops / 1e12)}
+			top.X, top.Y = []number{number(low), number(ridge)}, []number{number(low * at.link / 1e12),
+				number(at.flops / 1e12)}
 			f.Says += fmt.Sprintf("The roof is %s TFLOP/s and %s GB/s (%s).", readable.Number(at.flops/1e12),
 				readable.Number(at.link/1e9), at.says)
 			high = max(high, ridge*2)

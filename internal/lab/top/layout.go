@@ -134,8 +134,8 @@ func (p *picture) head() []Line {
 		out = append(out, Line{{clip(p.Why, p.w), style}})
 	}
 	if p.State == Dead {
-		out = append(out, Line{{clip("start it again with the same --run-dir: it goes on from its newest checkpoint", p.w),
-			Dim}})
+		out = append(out, Line{{clip("start it again with the same --run-dir: it goes on from its newest checkpoint",
+			p.w), Dim}})
 	}
 	for _, f := range p.Faults {
 		out = append(out, Line{{clip("cannot read: "+f, p.w), Warn}})
@@ -235,7 +235,8 @@ func (p *picture) losses() []Line {
 		items = append(items, item{text: p.loss4(p.Last.Loss), style: Bold})
 	}
 	if p.Validated {
-		items = append(items, item{"validation", fmt.Sprintf("%.4f at step %s", p.Val, readable.Count(p.ValStep)), Bold})
+		items = append(items, item{"validation", fmt.Sprintf("%.4f at step %s", p.Val, readable.Count(p.ValStep)),
+			Bold})
 	}
 	if p.Logged {
 		items = append(items, item{"gradient norm", figure(p.Last.GradNorm, "%.3g"), Plain},
@@ -292,7 +293,8 @@ func (p *picture) speed() []Line {
 	add("MFU", 100*m.MFU, "%.1f %%")
 	add("step", m.StepSeconds, "%.3g s")
 	if m.CommWaitSeconds.Known() && m.StepSeconds > 0 {
-		items = append(items, item{"waits", fmt.Sprintf("%.0f %%", 100*float64(m.CommWaitSeconds/m.StepSeconds)), Plain})
+		items = append(items, item{"waits", fmt.Sprintf("%.0f %%", 100*float64(m.CommWaitSeconds/m.StepSeconds)),
+			Plain})
 	}
 	out := flow("speed", items, p.w)
 	points := p.rate.fit(p.w - nameWidth)

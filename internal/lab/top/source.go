@@ -147,7 +147,8 @@ func (s *Source) config() bool {
 	s.view.Steps = int64(c.Train.Steps)
 	s.view.About = terminal.Clip(string(terminal.Line(fmt.Appendf(nil,
 		"%s, %d layers of %d, sequences of %d tokens, %d a step",
-		c.Model.Architecture, c.Model.NumHiddenLayers, c.Model.HiddenSize, c.Data.SeqLen, c.Train.GlobalBatchSize))), maxText)
+		c.Model.Architecture, c.Model.NumHiddenLayers, c.Model.HiddenSize, c.Data.SeqLen, c.Train.GlobalBatchSize))),
+		maxText)
 	return true
 }
 

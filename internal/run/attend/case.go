@@ -85,7 +85,8 @@ func (c *Case) metadata() error {
 	m := c.file.Metadata()
 	var errs []error
 	fault := func(key, want string) {
-		errs = append(errs, fmt.Errorf("%s: metadata %q is %s; want %s", c.Path, key, terminal.Clip(strconv.Quote(m[key]), 80), want))
+		errs = append(errs, fmt.Errorf("%s: metadata %q is %s; want %s", c.Path, key,
+			terminal.Clip(strconv.Quote(m[key]), 80), want))
 	}
 	var err error
 	if c.Masks, err = c.readMasks(); err != nil {
@@ -117,7 +118,8 @@ func number(s string, none float64, fault func()) float64 {
 
 // metadataKeys are the metadata that are read: the mask and the softmax, and what is said of the
 // tensors.
-var metadataKeys = []string{"causal", "window", "docs", "docs_kv", "slices", "softcap", "scale", "layout", "heads", "kv_heads", "head_dim", "sink", "max_logit"}
+var metadataKeys = []string{"causal", "window", "docs", "docs_kv", "slices", "softcap", "scale", "layout", "heads",
+	"kv_heads", "head_dim", "sink", "max_logit"}
 
 // harmless are metadata that cprun attention writes itself, and words that hold one of attentionWords
 // and change no result.
@@ -125,8 +127,9 @@ var harmless = []string{"format", "lse", "name", "description", "torch_version",
 
 // attentionWords are in the names of what changes an attention, in whatever tool's words.
 var attentionWords = []string{
-	"mask", "window", "causal", "doc", "seq", "slice", "range", "segment", "prefix", "block", "chunk", "local", "global", "band", "pad", "pack",
-	"bias", "alibi", "slope", "sink", "score", "soft", "scale", "cap", "logit", "drop", "norm", "rope", "rotary", "pos", "offset", "align",
+	"mask", "window", "causal", "doc", "seq", "slice", "range", "segment", "prefix", "block", "chunk", "local",
+	"global", "band", "pad", "pack", "bias", "alibi", "slope", "sink", "score", "soft", "scale", "cap", "logit", "drop",
+	"norm", "rope", "rotary", "pos", "offset", "align",
 	"layout", "format", "head", "dim", "group", "batch", "q_", "k_", "v_", "kv", "query", "key", "value", "lse",
 }
 
@@ -143,7 +146,8 @@ func (c *Case) understood() error {
 	var faults terminal.Faults
 	for _, name := range c.file.Names() {
 		if !slices.Contains(inputTensors, name) && !slices.Contains(resultTensors, name) {
-			faults.Addf("%s: tensor %.255q is not understood, and without it the result might be another; tensors are %s (%s may be there and are not read)",
+			faults.Addf("%s: tensor %.255q is not understood, and without it the result might be another; tensors "+
+				"are %s (%s may be there and are not read)",
 				c.Path, name, strings.Join(inputTensors, ", "), strings.Join(resultTensors, ", "))
 		}
 	}
@@ -164,8 +168,10 @@ func understand(name string) error {
 	if meant := meantBy(name); meant != "" {
 		return fmt.Errorf("is unknown; did you mean %s? (the keys are %s)", meant, keys)
 	}
-	if lower := strings.ToLower(name); slices.ContainsFunc(attentionWords, func(w string) bool { return strings.Contains(lower, w) }) {
-		return fmt.Errorf("is not understood, and without it the result might be another; the keys are %s; begin it with __ if it says nothing of the attention", keys)
+	if lower := strings.ToLower(name); slices.ContainsFunc(attentionWords,
+		func(w string) bool { return strings.Contains(lower, w) }) {
+		return fmt.Errorf("is not understood, and without it the result might be another; the keys are %s; begin it "+
+			"with __ if it says nothing of the attention", keys)
 	}
 	return nil
 }
@@ -223,7 +229,8 @@ func (l *local) of(g group) local {
 	}
 	part := *l
 	part.terms = l.terms.of(g.lo, g.hi)
-	for _, v := range []*View{&part.q, &part.k, &part.v, &part.do, &part.out.dev, &part.lse.dev, &part.dq.dev, &part.dk.dev, &part.dv.dev} {
+	for _, v := range []*View{&part.q, &part.k, &part.v, &part.do, &part.out.dev, &part.lse.dev, &part.dq.dev,
+		&part.dk.dev, &part.dv.dev} {
 		if v.Len(tensor.Batch) > 0 { // else it is not there
 			*v = v.Slice(tensor.Batch, g.lo, g.hi)
 		}

@@ -34,7 +34,8 @@ func (c *Case) readable(name string) ([]int, error) {
 	case !ok:
 		return nil, fmt.Errorf("%s: tensor %q is missing; it holds %.64q", c.Path, name, few(c.file.Names()))
 	case !floating[info.DType]:
-		return nil, fmt.Errorf("%s: tensor %q has elements of type %.64s; want F64, F32, F16 or BF16", c.Path, name, info.DType)
+		return nil, fmt.Errorf("%s: tensor %q has elements of type %.64s; want F64, F32, F16 or BF16", c.Path, name,
+			info.DType)
 	case slices.ContainsFunc(info.Shape, func(n int) bool { return n < 1 }):
 		return nil, fmt.Errorf("%s: tensor %q has shape %v with an empty axis", c.Path, name, info.Shape)
 	}
@@ -160,7 +161,8 @@ func (c *Case) detect(known qkv.Known, dout []int) (n qkv.LayoutDims, err error)
 		case docs != 0 && docs != m.SeqQ:
 			err = fmt.Errorf("layout %v has %d tokens, and the documents %d", l, m.SeqQ, docs)
 		}
-		open := l.Packing == qkv.QKVHeads && known.Heads == 0 && known.KVHeads == 0 && (err == nil || errors.Is(err, qkv.ErrHeads))
+		open := l.Packing == qkv.QKVHeads && known.Heads == 0 && known.KVHeads == 0 &&
+			(err == nil || errors.Is(err, qkv.ErrHeads))
 		if err != nil && !open {
 			errs = append(errs, err)
 			continue
@@ -181,8 +183,8 @@ func (c *Case) detect(known qkv.Known, dout []int) (n qkv.LayoutDims, err error)
 	}
 	switch {
 	case len(names) > len(fits) || len(fits) > 1:
-		return n, fmt.Errorf("shapes %v of %v fit the layouts %s; name one as metadata \"layout\", or say heads or kv_heads",
-			in.shapes, in.Tensors, strings.Join(names, " and "))
+		return n, fmt.Errorf("shapes %v of %v fit the layouts %s; name one as metadata \"layout\", or say heads or "+
+			"kv_heads", in.shapes, in.Tensors, strings.Join(names, " and "))
 	case len(fits) == 0:
 		return n, fmt.Errorf("shapes %v of %v fit no layout; name it as metadata \"layout\":\n%w",
 			in.shapes, in.Tensors, errors.Join(errs...))
@@ -227,7 +229,8 @@ func (c *Case) dims(l qkv.Layout, known qkv.Known, dout []int) (qkv.LayoutDims, 
 		return n, err
 	}
 	if n.SeqQ != n.Batch*n.SeqKV || c.file.Metadata()["docs"] == "" {
-		return n, fmt.Errorf("layout %v has %d queries of all documents and keys of batch %d by %d tokens: this build takes as many queries as keys in each, with metadata \"docs\" that say so",
+		return n, fmt.Errorf("layout %v has %d queries of all documents and keys of batch %d by %d tokens: this "+
+			"build takes as many queries as keys in each, with metadata \"docs\" that say so",
 			l, n.SeqQ, n.Batch, n.SeqKV)
 	}
 	n.SeqQ = n.SeqKV

@@ -87,7 +87,8 @@ type reader struct {
 // fault says of a key what is wrong with it, with its value.
 func (r *reader) fault(key string, err error) {
 	if err != nil {
-		r.faults = append(r.faults, fmt.Errorf("%s: metadata %q is %s: %w", r.path, key, terminal.Clip(strconv.Quote(r.metadata[key]), 80), err))
+		r.faults = append(r.faults, fmt.Errorf("%s: metadata %q is %s: %w", r.path, key,
+			terminal.Clip(strconv.Quote(r.metadata[key]), 80), err))
 	}
 }
 
@@ -126,7 +127,8 @@ func parseWindow(s string) (left, right int, err error) {
 		left = max(left, -1)
 	}
 	if err != nil || left < -1 || right < -1 {
-		return -1, -1, errors.New("want the number of keys before a query's own, or two with a comma, before and behind it; -1 or nothing: all")
+		return -1, -1, errors.New("want the number of keys before a query's own, or two with a comma, before and " +
+			"behind it; -1 or nothing: all")
 	}
 	return left, right, nil
 }
@@ -136,16 +138,19 @@ func (r *reader) alone(m *Masks, queries, keys documents) {
 	for _, other := range []struct {
 		key  string
 		asks bool
-	}{{"causal", m.Causal}, {"window", m.Left >= 0 || m.Right >= 0}, {"docs", queries.lists != nil}, {"docs_kv", keys.lists != nil}} {
+	}{{"causal", m.Causal}, {"window", m.Left >= 0 || m.Right >= 0}, {"docs", queries.lists != nil},
+		{"docs_kv", keys.lists != nil}} {
 		if other.asks {
-			r.fault(other.key, errors.New("\"slices\" stand in place of causal, window and docs; leave one of them out"))
+			r.fault(other.key, errors.New("\"slices\" stand in place of causal, window and docs; leave one of them "+
+				"out"))
 		}
 	}
 }
 
 func (c *Case) slicesOf(list []partition.Slice) ([]partition.Mask, error) {
 	if c.batches {
-		return nil, fmt.Errorf("layout %v has queries of documents and keys of samples, which slices of both at once do not fit", c.Input.Layout)
+		return nil, fmt.Errorf("layout %v has queries of documents and keys of samples, which slices of both at once "+
+			"do not fit", c.Input.Layout)
 	}
 	mask, err := partition.SliceMaskOf(c.SeqQ, c.SeqKV, list)
 	return []partition.Mask{mask}, err
@@ -165,7 +170,8 @@ func (c *Case) documentsOf(m *Masks, queries, keys documents) ([]partition.Mask,
 		}
 	}
 	if keys.lists != nil && keys.samples != queries.samples {
-		return nil, errors.New("\"docs\" and \"docs_kv\" must both be lists of lengths, or both have a list for each sample")
+		return nil, errors.New("\"docs\" and \"docs_kv\" must both be lists of lengths, or both have a list for each " +
+			"sample")
 	}
 	m.Docs, m.DocsKV = queries.lists, keys.lists
 	if slices.EqualFunc(m.Docs, m.DocsKV, slices.Equal) && c.SeqQ == c.SeqKV {
@@ -213,7 +219,8 @@ func (c *Case) evenly(queries, keys documents) error {
 		return !d.samples && len(d.lists[0]) == c.Batch && !slices.ContainsFunc(d.lists[0], other)
 	}
 	if !even(queries) || keys.lists != nil && !even(keys) {
-		return fmt.Errorf("layout %v has %d documents of %d keys; documents of other lengths are not in this build", c.Input.Layout, c.Batch, c.SeqKV)
+		return fmt.Errorf("layout %v has %d documents of %d keys; documents of other lengths are not in this build",
+			c.Input.Layout, c.Batch, c.SeqKV)
 	}
 	return nil
 }
@@ -260,8 +267,8 @@ func (l lengthList) ints() []int {
 	return out
 }
 
-// parseDocuments reads a JSON list of lengths, or a list of such lists, one for each sample. An empty list, and null, are
-// no documents.
+// parseDocuments reads a JSON list of lengths, or a list of such lists, one for each sample. An empty list, and null,
+// are no documents.
 func parseDocuments(text string) (d documents, err error) {
 	if err := files.Modest([]byte(text), maxDocs+1); err != nil {
 		return d, err
@@ -300,7 +307,8 @@ func (d documents) tokens() (sum int) {
 }
 
 // errSlice is what every slice must be.
-var errSlice = errors.New("want [q0, q1, k0, k1, mask]: queries q0 to q1 and keys k0 to k1, the ends excluded, and full, causal, inv_causal or bi_causal")
+var errSlice = errors.New("want [q0, q1, k0, k1, mask]: queries q0 to q1 and keys k0 to k1, the ends excluded, and " +
+	"full, causal, inv_causal or bi_causal")
 
 // parseSlices reads a JSON list of slices. An empty list, and null, are none, as of documents.
 func parseSlices(text string) ([]partition.Slice, error) {

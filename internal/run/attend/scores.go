@@ -51,10 +51,11 @@ func (c *Case) bias() error {
 	if err != nil {
 		return err
 	}
-	fits := len(shape) == 4 && (shape[0] == 1 || shape[0] == c.Batch) && (shape[1] == 1 || shape[1] == c.Heads) && shape[2] == c.SeqQ && shape[3] == c.SeqKV
+	fits := len(shape) == 4 && (shape[0] == 1 || shape[0] == c.Batch) && (shape[1] == 1 || shape[1] == c.Heads) &&
+		shape[2] == c.SeqQ && shape[3] == c.SeqKV
 	if !fits {
-		return fmt.Errorf("%s: tensor \"bias\" has shape %v; want [1 or %d, 1 or %d, %d, %d], [batch, heads, seq, seq_kv]",
-			c.Path, shape, c.Batch, c.Heads, c.SeqQ, c.SeqKV)
+		return fmt.Errorf("%s: tensor \"bias\" has shape %v; want [1 or %d, 1 or %d, %d, %d], [batch, heads, seq, "+
+			"seq_kv]", c.Path, shape, c.Batch, c.Heads, c.SeqQ, c.SeqKV)
 	}
 	c.Scores.Bias = shape
 	return nil
@@ -76,14 +77,16 @@ func (c *Case) sink() error {
 	word := c.file.Metadata()["sink"]
 	switch {
 	case c.has("sink") && word != "":
-		return fmt.Errorf("%s: tensor \"sink\" stands beside metadata \"sink\" %.64q; leave one of them out", c.Path, word)
+		return fmt.Errorf("%s: tensor \"sink\" stands beside metadata \"sink\" %.64q; leave one of them out", c.Path,
+			word)
 	case c.has("sink"):
 		c.Scores.Sink = true
 		return c.shaped("sink", c.Heads)
 	case word == offByOne:
 		c.Scores.OffByOne = true
 	case word != "":
-		return fmt.Errorf("%s: metadata \"sink\" is %.64q; want %s, or a tensor \"sink\" [heads]", c.Path, word, offByOne)
+		return fmt.Errorf("%s: metadata \"sink\" is %.64q; want %s, or a tensor \"sink\" [heads]", c.Path, word,
+			offByOne)
 	}
 	return nil
 }
@@ -236,7 +239,8 @@ func (l *local) sinks(s attention.Sinks, acc attention.Partial) error {
 }
 
 // writeTerms makes the entries of the results, of which every rank has a part. Rank 0 has them.
-func (c *Case) writeTerms(ctx context.Context, world comm.Communicator, shape partition.Shape, x *terms) (entries []safetensors.Entry, err error) {
+func (c *Case) writeTerms(ctx context.Context, world comm.Communicator, shape partition.Shape,
+	x *terms) (entries []safetensors.Entry, err error) {
 	reduced := func(name string, v View, op comm.Op, dims ...int) {
 		if err == nil {
 			err = wait(ctx)(world.AllReduce(v, op))

@@ -230,8 +230,8 @@ func Count(steps []metrics.Step, warmup int) *Counted {
 		if s.Step <= int64(warmup) { // a validation before the first step is step 0
 			continue
 		}
-		for i, x := range []metrics.Float{s.StepSeconds, s.TokensPerSecond, s.TokensPerSecondPerDevice, s.TFLOPsPerDevice,
-			s.MFU, s.CommWaitSeconds} {
+		for i, x := range []metrics.Float{s.StepSeconds, s.TokensPerSecond, s.TokensPerSecondPerDevice,
+			s.TFLOPsPerDevice, s.MFU, s.CommWaitSeconds} {
 			if to := c.lists()[i]; x.Known() {
 				*to = append(*to, float64(x))
 			}

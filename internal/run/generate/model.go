@@ -50,7 +50,8 @@ func Bytes(cfg *hf.Config, tokens int) (weights, cache int64) {
 
 // New returns a model that has read nothing, with room for that many tokens. read sets dst to all
 // elements of a parameter. cfg is resolved and valid. The device computes in float32 and stays the caller's.
-func New(ctx context.Context, cfg *hf.Config, dev *device.Device, tokens int, read func(p model.Param, dst []float32) error) (m *Model, err error) {
+func New(ctx context.Context, cfg *hf.Config, dev *device.Device, tokens int,
+	read func(p model.Param, dst []float32) error) (m *Model, err error) {
 	defer device.Caught(&err)
 	layout := model.NewLayout(cfg, 1)
 	flat, err := dev.Vector("weights", tensor.F32, int(layout.Size()))
@@ -84,7 +85,8 @@ func New(ctx context.Context, cfg *hf.Config, dev *device.Device, tokens int, re
 	if m.arena, err = dev.Arena("activations", 0); err != nil {
 		return nil, err
 	}
-	m.model = model.New(cfg, dev.Ops, m.cache, model.Params{Layout: layout, Weights: flat, Compute: flat}, model.Options{})
+	m.model = model.New(cfg, dev.Ops, m.cache, model.Params{Layout: layout, Weights: flat, Compute: flat},
+		model.Options{})
 	return m, nil
 }
 
@@ -172,7 +174,8 @@ func newCache(cfg *hf.Config, dev *device.Device, room int) (*cache, error) {
 			if err != nil {
 				return nil, err
 			}
-			*list = append(*list, tensor.Dense(v.Memory(), tensor.F32, 0, [4]int{1, room, cfg.NumKeyValueHeads, cfg.HeadDim}))
+			*list = append(*list, tensor.Dense(v.Memory(), tensor.F32, 0,
+				[4]int{1, room, cfg.NumKeyValueHeads, cfg.HeadDim}))
 		}
 	}
 	return c, nil

@@ -18,7 +18,8 @@ import (
 
 // gpu takes this rank's GPU into use and joins it to those of the others. done gives both
 // back.
-func (p *process) gpu(ctx context.Context, o device.CUDAOptions) (dev device.Device, world comm.Communicator, done func() error, err error) {
+func (p *process) gpu(ctx context.Context, o device.CUDAOptions) (dev device.Device, world comm.Communicator,
+	done func() error, err error) {
 	o.Ordinal = p.Device
 	o.Note = func(text string) { fmt.Fprintln(os.Stderr, text) }
 	var d *commdevice.Group
@@ -70,5 +71,6 @@ func (p *process) gpuTransports(ctx context.Context, r *bench.Rank) (t []bench.T
 		fmt.Fprintf(os.Stderr, "cprun worker: without copy engines: %v\n", err)
 		return t, func() error { return nil }, nil
 	}
-	return append(t, bench.Transport{Name: other, Comm: second, NoReduce: other == commdevice.TransportCopy}), second.Close, nil
+	return append(t, bench.Transport{Name: other, Comm: second, NoReduce: other == commdevice.TransportCopy}),
+		second.Close, nil
 }

@@ -11,7 +11,8 @@ import (
 )
 
 // gpu is an error: this binary was built without the tag cuda.
-func (p *process) gpu(_ context.Context, o device.CUDAOptions) (dev device.Device, world comm.Communicator, done func() error, err error) {
+func (p *process) gpu(_ context.Context, o device.CUDAOptions) (dev device.Device, world comm.Communicator,
+	done func() error, err error) {
 	dev, err = device.CUDA(o)
 	return dev, nil, nil, err
 }

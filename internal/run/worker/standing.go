@@ -127,7 +127,8 @@ func told(w comm.Wait) standing.Wait {
 		More: w.More, Vague: w.Vague, Bytes: w.Bytes, Stood: stood(w.Since),
 	}
 	for _, o := range w.Open {
-		t.Open = append(t.Open, standing.Open{Peer: o.Peer, Send: o.Send, Bytes: o.Bytes, Moved: o.Moved, Stood: stood(o.Since)})
+		t.Open = append(t.Open, standing.Open{Peer: o.Peer, Send: o.Send, Bytes: o.Bytes, Moved: o.Moved,
+			Stood: stood(o.Since)})
 	}
 	return t
 }

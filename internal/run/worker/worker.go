@@ -133,7 +133,8 @@ func (p *process) join(ctx context.Context, opts comm.Options) (*comm.Group, err
 	mesh.Nodes = nodes(p.Hosts)
 	ln, err := comm.Listen(ctx, p.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("listening for ranks of other nodes: %w; --interface names the address of this host", err)
+		return nil, fmt.Errorf("listening for ranks of other nodes: %w; --interface names the address of this host",
+			err)
 	}
 	if err := p.Listening(ln.Addr().String()); err != nil {
 		return nil, errors.Join(err, ln.Close())
@@ -197,7 +198,8 @@ func (p *process) abort() {
 	if failed.Reason != "" {
 		cause = errors.New(failed.Reason)
 	}
-	p.world.Abort(&comm.PeerError{Rank: failed.Rank, Name: fmt.Sprintf("rank %d", failed.Rank), Op: "wait", Cause: cause})
+	p.world.Abort(&comm.PeerError{Rank: failed.Rank, Name: fmt.Sprintf("rank %d", failed.Rank), Op: "wait",
+		Cause: cause})
 }
 
 // errFailedJoining reports a rank that failed before all had met.
@@ -209,7 +211,8 @@ func (p *process) meeting(ctx context.Context) (_ context.Context, met func()) {
 	go func() { // ended by met
 		select {
 		case f := <-p.Failed():
-			cancel(&comm.PeerError{Rank: f.Rank, Name: fmt.Sprintf("rank %d", f.Rank), Op: "connect", Cause: errFailedJoining})
+			cancel(&comm.PeerError{Rank: f.Rank, Name: fmt.Sprintf("rank %d", f.Rank), Op: "connect",
+				Cause: errFailedJoining})
 		case <-ctx.Done():
 		}
 	}()
@@ -285,7 +288,8 @@ func (s *start) String() string {
 	for i, p := range s.parts {
 		parts[i] = fmt.Sprintf("%s %.2f", p.name, p.took.Seconds())
 	}
-	return fmt.Sprintf("first step done in %.2f s: %s (s; parts may overlap)", time.Since(s.began).Seconds(), strings.Join(parts, ", "))
+	return fmt.Sprintf("first step done in %.2f s: %s (s; parts may overlap)", time.Since(s.began).Seconds(),
+		strings.Join(parts, ", "))
 }
 
 func (p *process) attention(ctx context.Context) error {
@@ -304,7 +308,8 @@ func (p *process) attention(ctx context.Context) error {
 		return err
 	}
 	dev, world, done, err := p.device(ctx, device.CUDAOptions{
-		Backend: spec.Backend, Remedies: spec.Remedies, Compute: dtype, Machine: spec.Machine, Packed: c.Masks.Docs != nil,
+		Backend: spec.Backend, Remedies: spec.Remedies, Compute: dtype, Machine: spec.Machine,
+		Packed: c.Masks.Docs != nil,
 	})
 	if err != nil {
 		return err
@@ -322,7 +327,8 @@ func (p *process) attention(ctx context.Context) error {
 
 // device is what this rank computes on, and the group of all ranks whose calls are ordered
 // with it. done ends both in good order.
-func (p *process) device(ctx context.Context, o device.CUDAOptions) (dev device.Device, world comm.Communicator, done func() error, err error) {
+func (p *process) device(ctx context.Context, o device.CUDAOptions) (dev device.Device, world comm.Communicator,
+	done func() error, err error) {
 	if !o.Machine.IsCPU() {
 		p.where.enter("taking the GPU into use")
 		return p.gpu(ctx, o)
