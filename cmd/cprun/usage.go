@@ -18,7 +18,7 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// knownConfig tells a mistyped command from a config that is not there.
+// knownConfig distinguishes a mistyped command from a missing config.
 func knownConfig(c *cobra.Command, arg string) error {
 	if _, err := os.Stat(arg); err == nil || filepath.Ext(arg) != "" || strings.ContainsRune(arg, filepath.Separator) {
 		return nil // whether it can be read is found with the other faults of the config
@@ -35,7 +35,7 @@ func knownConfig(c *cobra.Command, arg string) error {
 	return usagef("%q is neither a config nor a command; the commands are %s", arg, strings.Join(commandsOf(c), ", "))
 }
 
-// trainingWords are what other programs call the command that trains.
+// trainingWords name the training command of other programs.
 var trainingWords = []string{"train", "run", "launch"}
 
 // unbuiltCommands and unbuiltFlags are planned and not in this build.
@@ -53,7 +53,7 @@ func commandsOf(c *cobra.Command) (names []string) {
 	return names
 }
 
-// helpCommand is that of cobra, but that what is no command is an error.
+// helpCommand is cobra's, except that unknown commands are errors.
 func helpCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "help [command]",
@@ -72,7 +72,7 @@ func helpCommand() *cobra.Command {
 	}
 }
 
-// flagError is a wrong flag, with the one that it was probably meant to be.
+// flagError adds the flag that was probably meant.
 func flagError(c *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	if !errors.As(err, &unknown) {

@@ -70,12 +70,11 @@ func (r *Request) params(m machine.Machine, disabled uint8) (backends.Params, er
 	}
 	return On(backends.Params{
 		Want: want, DType: r.DType,
-		Batch: r.Batch, SeqQ: r.SeqQ, SeqKV: r.SeqKV, Heads: r.Heads, KVHeads: r.KVHeads, HeadDim: r.HeadDim,
-		HeadDimV: r.HeadDimV,
-		Causal:   r.Causal, TopLeft: r.TopLeft, WindowLeft: r.Window, WindowRight: right, Softcap: r.Softcap,
-		ScaleNotAbove0: r.ScaleNotAbove0,
-		Sink:           r.Sink, Bias: r.Bias, MaxLogit: r.MaxLogit, Documents: r.Documents, DocumentKeys: r.DocumentKeys,
-		Slices: r.Slices, Training: r.Training, Deterministic: r.Deterministic,
+		Batch: r.Batch, SeqQ: r.SeqQ, SeqKV: r.SeqKV, Heads: r.Heads, KVHeads: r.KVHeads,
+		HeadDim: r.HeadDim, HeadDimV: r.HeadDimV, Causal: r.Causal, TopLeft: r.TopLeft,
+		WindowLeft: r.Window, WindowRight: right, Softcap: r.Softcap, ScaleNotAbove0: r.ScaleNotAbove0,
+		Sink: r.Sink, Bias: r.Bias, MaxLogit: r.MaxLogit, Training: r.Training, Deterministic: r.Deterministic,
+		Documents: r.Documents, DocumentKeys: r.DocumentKeys, Slices: r.Slices,
 		ContextSize: r.Ranks, InnerSize: inner, Algorithm: r.Algorithm, Gather: r.Gather, Layout: r.Layout,
 	}, m, disabled), nil
 }

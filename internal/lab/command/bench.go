@@ -167,9 +167,8 @@ func (o *BenchOptions) output(encode func(io.Writer) error, tables []readable.Ta
 	return nil
 }
 
-// chooseRows decides how every row of a benchmark of attention runs, each like a training run of that length. All rows
-// get one backend, since the device has one: if they would take several, the longest row chooses, if the others can run
-// on its backend.
+// chooseRows decides the strategy of every row, like that of a training run of its length. All rows get one backend,
+// since the device has one: the choice of the longest row that the others can run.
 func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) error {
 	s := task.Attention
 	asked := s.Asked()
@@ -265,8 +264,7 @@ type BenchTrainOptions struct {
 // tracedSteps are enough for the first, which warms up, and some that do not.
 const tracedSteps = 4
 
-// BenchTrain measures the steps of a config. It is a training run in a directory of its own,
-// whose metrics and plan it reads.
+// BenchTrain measures the steps of a config, by the metrics and the plan of a training run in a temporary directory.
 func BenchTrain(ctx context.Context, path string, o BenchTrainOptions) (int, error) {
 	if o.Steps < 1 || o.Warmup < 0 {
 		return 0, inputf("--steps %d --warmup %d: want 1 or more, and 0 or more", o.Steps, o.Warmup)
@@ -369,7 +367,6 @@ func writeTokens(file string, n, vocab int, seed uint64) error {
 // maxPlan is more than a plan.json of any number of ranks has, in bytes.
 const maxPlan = 256 << 20
 
-// measured reads what a run has left.
 func measured(t *bench.Training, run string) error {
 	text, err := files.Read(filepath.Join(run, "plan.json"), maxPlan)
 	if err != nil {
@@ -388,7 +385,7 @@ func measured(t *bench.Training, run string) error {
 	return t.Summarise(steps)
 }
 
-// move is a rename that works between file systems.
+// move copies, since a rename does not work between file systems.
 func move(from, to string) error {
 	src, err := files.Open(from)
 	if err != nil {
@@ -447,12 +444,11 @@ func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
 	return o.keep(t, time.Since(began))
 }
 
-// cpuTurns is how often all figures of a CPU are measured, one set after another. Its cores have others to serve, too,
-// some for seconds.
+// cpuTurns counts the measurements of each figure of a CPU, since other processes take its cores for seconds.
 const cpuTurns = 3
 
-// measureSet measures all figures of a set. Ranks that share cores compute as much slower as they are more, so that of
-// them transfers are enough: how they wait for each other is another matter.
+// measureSet measures all figures of a set. Ranks that share cores measure transfers alone: their compute slows down
+// in proportion to their number.
 func (o *BenchOptions) measureSet(ctx context.Context, device string, set *cost.Set, share bool) (int, error) {
 	for i, name := range costBackends(o.machine) {
 		s := &bench.CalibrateSpec{}
@@ -506,14 +502,12 @@ func (o *BenchOptions) calibrate(ctx context.Context, ranks int, s *bench.Calibr
 	return res.ExitCode, errors.Join(err, res.Err)
 }
 
-// merge adds the parts that b has to a.
 func merge(a, b *cost.Set) {
 	a.Attention, a.Products = append(a.Attention, b.Attention...), append(a.Products, b.Products...)
 	a.Passes, a.Links = append(a.Passes, b.Passes...), append(a.Links, b.Links...)
 	a.CallSeconds = max(a.CallSeconds, b.CallSeconds)
 }
 
-// keep shows a table, and stores it.
 func (o *BenchOptions) keep(t *cost.Table, took time.Duration) (int, error) {
 	path, err := t.Keep()
 	if err = errors.Join(err, o.output(t.Encode, bench.CostTables(t))); err != nil {
@@ -526,7 +520,6 @@ func (o *BenchOptions) keep(t *cost.Table, took time.Duration) (int, error) {
 	return 0, nil
 }
 
-// costMachine describes a machine to a cost table.
 func costMachine(m machine.Machine) cost.Machine {
 	of := machineOf(m)
 	c := cost.Machine{Device: of.Device, Arch: m.Arch, Cores: of.Cores, Count: m.GPUs, Versions: of.Versions}

@@ -25,12 +25,12 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// finding is one line of the report; a fix makes it a problem.
+// A finding is one line of the report; a fix makes it a problem.
 type finding struct {
 	what, value, fix string
 }
 
-// maxSet is how many variables that are set doctor lists without --verbose.
+// maxSet bounds the listed variables without --verbose.
 const maxSet = 10
 
 // Doctor prints whether something would keep a run from working, each problem with its fix, and what this machine has;
@@ -116,7 +116,6 @@ func memory() finding {
 	return f
 }
 
-// exchanges is what ranks of this node exchange large messages by.
 func exchanges() finding {
 	if err := comm.SharesMemory(); err != nil {
 		return finding{"exchanges", "of this node's ranks by Unix sockets, since they can share no memory: " +
@@ -156,7 +155,6 @@ func processes() finding {
 	return f
 }
 
-// temp is where the private directory of a job is made.
 func temp() finding {
 	dir, err := os.MkdirTemp("", "cprun-doctor-")
 	if err != nil {
@@ -180,8 +178,8 @@ var doctorRuns = []struct {
 	{"deterministic", func(r *backend.Request) { r.Deterministic = true }},
 }
 
-// attentionReport tries the rules on the machine: it prints the backend of common runs, kinds with the same ones on one
-// line. If verbose, it prints for each backend that none of them gets the rules that reject it.
+// attentionReport prints the backend of common runs, kinds with equal backends on one line. If verbose, it also prints
+// the rules that reject each unused backend.
 func attentionReport(w io.Writer, m machine.Machine, verbose bool) error {
 	env, err := launch.Attention()
 	if err != nil {
@@ -241,8 +239,7 @@ func attentionReport(w io.Writer, m machine.Machine, verbose bool) error {
 	return nil
 }
 
-// gpus is the lines on GPUs, their links and the libraries that a run on them loads, and the
-// machine that such a run would find.
+// gpus returns the lines on GPUs, their links and the libraries that a run loads, and the machine of such a run.
 func gpus() ([]finding, machine.Machine) {
 	devices := deviceFiles()
 	if !machine.Built {
@@ -298,7 +295,7 @@ func deviceFiles() int {
 	return len(files)
 }
 
-// links says which GPUs reach each other's memory, which copies between them go through.
+// links reports which GPUs reach each other's memory.
 func links(list []machine.GPU) finding {
 	if len(list) == 1 {
 		return finding{"links", "one GPU", ""}

@@ -158,8 +158,7 @@ func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error
 	return p.Details(o.Stdout)
 }
 
-// refusal returns the faults of the files that the config names. A plan can be made without them,
-// and a run does not begin.
+// refusal returns the faults of the files that the config names. They stop a run, but not a plan.
 func (o *PlanOptions) refusal(
 	path string, ranks int, m machine.Machine,
 ) (whole *config.Config, found *train.Data, err error) {
@@ -200,8 +199,8 @@ func (o *Options) costs(m machine.Machine) plan.Costs {
 	return c
 }
 
-// table returns the table that was measured here, else the one of the reference machine that is
-// most like this one. What is wrong with a table is told, and the plan goes without.
+// table returns the table measured here, else that of the most similar reference machine. It warns about a broken
+// table, and plans without one.
 func (o *Options) table(m machine.Machine) plan.Costs {
 	of := cost.Machine{Device: m.Name, Arch: m.Arch, Cores: runtime.NumCPU(), Count: m.GPUs}
 	c := plan.Costs{}
@@ -220,8 +219,7 @@ func (o *Options) table(m machine.Machine) plan.Costs {
 	return c
 }
 
-// where returns the machine to plan for and its ranks. A plan is for any machine, so the
-// bounds of this one do not hold.
+// where returns the machine to plan for and its ranks, without the bounds of this machine.
 func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 	if m, err = machine.Assume(o.Assume); err != nil {
 		return m, 0, &InputError{err}
@@ -263,14 +261,13 @@ func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 	return m, max(1, m.Hosts), nil
 }
 
-// MatmulTime is how long the rate of matrix products is looked for. Tests that start many programs make it short.
+// MatmulTime bounds the measurement of the rate of matrix products. Tests that start many programs shorten it.
 var MatmulTime = 100 * time.Millisecond
 
-// matmulRate returns the GFLOP/s of one thread's matrix product at its fastest, by which a CPU without a table of its
-// own is compared with one that has it. It is measured once.
+// matmulRate returns the peak GFLOP/s of one thread's matrix product, to scale a table to a CPU without its own.
 var matmulRate = sync.OnceValue(func() float64 { return cpu.ProductRate(128, MatmulTime) })
 
-// quick plans without what only a reader of one plan looks at. It chooses as a run does.
+// quick plans without hops and advice. It chooses as a run does.
 func (o *PlanOptions) quick(
 	path string, m machine.Machine, ranks int, costs plan.Costs, set ...string,
 ) (*plan.Plan, error) {
@@ -294,7 +291,6 @@ func (o *PlanOptions) quick(
 	return plan.Make(cfg, ranks, opts)
 }
 
-// stretchUnit is what the longest sequence is a multiple of.
 const stretchUnit = 1 << 10
 
 // stretch sets data.seq_len to the longest sequence that fits the memory, by bisection.

@@ -60,8 +60,8 @@ func firstDocuments(known []int, cfg *config.Config) ([]int, error) {
 	return train.FirstDocuments(cfg)
 }
 
-// keepConfig gives the config of an earlier start another name, config-1.yaml and so on, where
-// this one has other values, and lists them.
+// keepConfig renames the config of an earlier start to config-1.yaml and so on if this one differs, and lists the
+// differences.
 func keepConfig(dir *os.Root, cfg *config.Config) (changes []string, err error) {
 	text, err := files.ReadIn(dir, "config.yaml", config.MaxFile)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && bytes.Equal(text, cfg.YAML()) {
@@ -123,8 +123,7 @@ func openLog(logs *os.Root, name string, out *progress.Printer, o *TrainOptions)
 	return &launcherLog{f, name, out}, nil
 }
 
-// note puts an error that ends the command, and is printed by the caller, into the log, if there is
-// one.
+// note copies an error that ends the command into the log, if there is one.
 func (l *launcherLog) note(err error) error {
 	if err != nil && l != nil {
 		fmt.Fprintf(l.f, "%s cprun: %s\n", time.Now().UTC().Format(progress.Stamp), terminal.Message(err))
@@ -132,7 +131,7 @@ func (l *launcherLog) note(err error) error {
 	return err
 }
 
-// close ends the log. What is missing in it is told.
+// close ends the log, and reports if it is incomplete.
 func (l *launcherLog) close() {
 	if err := errors.Join(l.out.LogErr(), l.f.Close()); err != nil {
 		l.out.Note("logs/" + l.name + " is incomplete: " + err.Error())
@@ -172,7 +171,7 @@ func resuming(args []string) []string {
 	return args
 }
 
-// plain are the characters that a shell takes as they are.
+// plain lists the characters that need no quotes in a shell.
 const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789%+,-./:=@_"
 
 func shell(args []string) string {
@@ -186,11 +185,10 @@ func shell(args []string) string {
 	return strings.Join(quoted, " ")
 }
 
-// stateBytes is what a checkpoint has of each parameter: its weight and two moments, in float32.
+// stateBytes counts the bytes of a parameter in a checkpoint: weight and two moments, in float32.
 const stateBytes = 3 * 4
 
-// checkLocal finds what keeps a checkpoint from being written to the directory of this node that the
-// config names, before training and not at the first save.
+// checkLocal checks before training that a checkpoint can be written to checkpoint.local.
 func checkLocal(cfg *config.Config, hosts int) error {
 	dir := cfg.Checkpoint.Local
 	if dir == "" {

@@ -24,10 +24,10 @@ import (
 	"github.com/cprun/cprun/internal/run/train"
 )
 
-// grace is the time for a run to end after a request. It ends at a step, and one of a long sequence takes a while.
+// grace bounds the end of a run after a request: a run ends between steps, and a long sequence makes a long step.
 const grace = 20 * time.Second
 
-// again is the time within which a second signal counts as the same request, sent twice.
+// again merges signals within that time into one request.
 const again = 100 * time.Millisecond
 
 func (s *scale) run(signals *launch.Signals) (int, error) {
@@ -121,7 +121,7 @@ func (s *scale) runCell(i, round int, order []int, signals *launch.Signals) (int
 	return launch.ExitDone, nil
 }
 
-// stop ends the run that is at work, on request, and says how to go on.
+// stop ends the current run on request, and prints the command to resume.
 func (s *scale) stop(p *launch.Program, asked, dir string, signals *launch.Signals) (int, error) {
 	first := time.Now()
 	s.out.Note(asked + ": the running cell is ended; a second request ends at once")
@@ -236,7 +236,6 @@ func (s *scale) measure(r *experiment.Run) {
 	}
 }
 
-// at names a run of an order: its number and its values.
 func (s *scale) at(i, round int, order []int) string {
 	text := fmt.Sprintf("cell %d of %d  %s", slices.Index(order, i)+1, len(order), s.values(i))
 	if s.e.Repeat > 1 {
@@ -293,7 +292,7 @@ func (o *output) tail() string {
 	return string(o.text)
 }
 
-// plans finds what each pending cell would do on this machine, or on the assumed one.
+// plans plans each pending cell on this machine, or on the assumed one.
 func (s *scale) plans() error {
 	found := machines{}
 	m, err := s.machineOf(found, s.Device)
@@ -325,7 +324,6 @@ func (s *scale) plans() error {
 	return nil
 }
 
-// errMemory is the cause where a plan does not fit the memory.
 var errMemory = errors.New("out of memory")
 
 func (w *cellWork) settle() {
@@ -337,7 +335,6 @@ func (w *cellWork) settle() {
 	}
 }
 
-// plan is what `cprun plan` would say of a cell.
 func (s *scale) plan(i int, found machines) error {
 	c, w := &s.cells[i], &s.work[i]
 	w.device, w.nnodes = s.Device, 1
@@ -427,13 +424,11 @@ func (s *scale) place(c *experiment.Cell, w *cellWork, m machine.Machine) error 
 	return nil
 }
 
-// allocated is how many nodes Slurm has given this job.
 func allocated() int {
 	n, _ := strconv.Atoi(launch.Getenv("SLURM_JOB_NUM_NODES")) // 0 outside of one
 	return n
 }
 
-// byKind is a plan's memory in the kinds of a report.
 func byKind(m *plan.Memory) *experiment.Memory {
 	k := &experiment.Memory{Weights: m.Weights + m.Compute, Gradients: m.Gradients, Optimizer: m.Optimizer,
 		Activations: m.Activations}
@@ -441,7 +436,6 @@ func byKind(m *plan.Memory) *experiment.Memory {
 	return k
 }
 
-// named is the machine for a reader.
 func named(m machine.Machine) string {
 	text := m.String()
 	if m.IsCPU() {
@@ -486,10 +480,9 @@ func (s *scale) planOnly() (int, error) {
 	return launch.ExitDone, nil
 }
 
-// maxReason is the longest reason that a results file has, in bytes.
+// maxReason bounds an error in a results file, in bytes.
 const maxReason = 600
 
-// oneLine is an error as a results file has it.
 func oneLine(err error) string {
 	if err == nil {
 		return ""

@@ -36,16 +36,16 @@ const (
 // from delaying the run. It ignores errors: they change nothing about the run.
 type statusWriter struct {
 	every      time.Duration
-	wake       chan struct{} // there is something new to tell; room for one
+	wake       chan struct{} // there is news; capacity 1
 	quit, done chan struct{}
 
 	mu   sync.Mutex
 	node status.Node // guarded by mu
-	logs *os.Root    // guarded by mu; nil before the first start
+	logs *os.Root    // guarded by mu; nil until the first start
 }
 
-// startStatus starts a statusWriter for a job on at most nodes nodes. It asks where at each start of the workers for
-// the run's id and the directory of its logs, which stays the caller's.
+// startStatus starts a statusWriter for a job on at most nodes nodes. At each start of the workers, where returns the
+// run's id and the directory of its logs, which the caller closes.
 func startStatus(job *launch.Job, nodes int, where func() (runID string, logs *os.Root)) *statusWriter {
 	t := &statusWriter{every: max(statusEvery, time.Duration(nodes)*statusPerNode), wake: make(chan struct{}, 1),
 		quit: make(chan struct{}), done: make(chan struct{})}
@@ -106,7 +106,7 @@ func (t *statusWriter) run() {
 	defer ticker.Stop()
 	for {
 		select {
-		case <-ticker.C: // nothing is new, but that the launcher lives
+		case <-ticker.C: // a sign of life
 			t.write()
 		case <-t.wake:
 			t.write()
@@ -177,7 +177,7 @@ type tracker struct {
 	steps int64
 
 	again    string           // the command that goes on after a stop
-	writes   string           // the command that has the model write, or ""
+	writes   string           // the command that generates text, or ""
 	measures bool             // dir is removed afterwards
 	advanced func(step int64) // or nil
 }
@@ -262,7 +262,7 @@ func (t *tracker) summary(res launch.Result) {
 			t.out.Note(fmt.Sprintf("  %-11s %s", f.label, terminal.Name(filepath.Join(t.root.Name(), name))))
 		}
 	}
-	if saved && t.writes != "" && res.ExitCode == launch.ExitDone { // else the last words are how to go on
+	if saved && t.writes != "" && res.ExitCode == launch.ExitDone { // else the last line is the command to resume
 		t.out.Note(fmt.Sprintf("  %-11s %s", "its text", t.writes))
 	}
 }

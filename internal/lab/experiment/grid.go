@@ -62,8 +62,8 @@ func (e *Experiment) id(number, digits int, values map[string]any) string {
 	return name[:min(len(name), maxID)]
 }
 
-// Defaults of every cell, which the experiment may override: each step is logged, and nothing beside training takes
-// time. A schedule of the learning rate may be longer than a cell.
+// cellDefaults apply to every cell unless the experiment overrides them: log each step, and do nothing but train. The
+// warm-up of the learning rate may be longer than a cell.
 var cellDefaults = []string{"log.every=1", "log.tensorboard=false", "lr_schedule.warmup_steps=0"}
 
 // Flags returns the --set flags that turn the base into a cell's config. set overrides the experiment's.
@@ -90,10 +90,9 @@ func (e *Experiment) Saves() bool {
 // patience is the factor by which a cell may be more expensive for each halving of the gaps that precede it.
 const patience = 2
 
-// Order returns the pending cells as indices, in an order that gives a picture early: the ends of all axes of numbers
-// before their middles, those before the quarters, and so on. cost is the predicted time of a cell, in any unit:
-// cheap cells come before expensive ones of their level, and before the next levels within patience. If the cost of
-// any is unknown, 0, only levels count.
+// Order returns the indices of pending cells, coarse before fine: the ends of all axes of numbers, then their middles,
+// then the quarters, and so on. cost predicts the time of a cell, in any unit: cheap cells come before expensive ones
+// of their level, and before the next levels within patience. If any cost is 0, unknown, only levels count.
 func (e *Experiment) Order(cells []Cell, cost func(i int) float64) []int {
 	weight := func(i, depth int) float64 { return cost(i) * math.Pow(patience, float64(depth)) }
 	for i := range cells {
@@ -157,7 +156,7 @@ func level(i, n int) int {
 	return depth
 }
 
-// skipped is an entry of skip: the values of its keys, as Text returns them.
+// A skipped maps the keys of an entry of skip to values, as Text returns them.
 type skipped map[string][]string
 
 // holds reports whether the entry leaves out a cell with these values: all keys match.
@@ -192,7 +191,6 @@ func (e *Experiment) readSkip(n *yaml.Node) {
 	}
 }
 
-// readSkipEntry reads one entry, whose values are those that the grid would take.
 func (e *Experiment) readSkipEntry(entry *yaml.Node) {
 	s := skipped{}
 	for i := 0; i+1 < len(entry.Content); i += 2 {
@@ -228,7 +226,6 @@ func (e *Experiment) readSkipEntry(entry *yaml.Node) {
 	e.skip = append(e.skip, s)
 }
 
-// olderClause is a comparison of skip's older form.
 var olderClause = regexp.MustCompile(`^\s*([\w.]+)\s*(==|!=)\s*['"]?([\w.+-]+)['"]?\s*$`)
 
 // asMap returns the map that replaces a condition of the older form, or a sample where the condition has more than
@@ -250,7 +247,6 @@ func (e *Experiment) asMap(condition string) string {
 	return "{" + strings.Join(parts, ", ") + "}"
 }
 
-// nearestOf says what a word may have been meant to be.
 func nearestOf(word string, choices []string) string {
 	if meant := config.Nearest(word, choices); meant != "" {
 		return "did you mean " + meant + "?"
@@ -283,8 +279,8 @@ func keysOf(grid []Axis) (keys []string) {
 	return keys
 }
 
-// Identity returns what another start must have alike, with the flags of the command that count. configs are
-// those of the cells, in their order; one that has faults is nil.
+// Identity returns the properties that another start must share, with the relevant flags of the command. configs are
+// the configs of the cells, in order, nil for those with faults.
 func (e *Experiment) Identity(configs [][]byte, flags map[string]string) Identity {
 	sum := sha256.New()
 	for _, c := range configs {
@@ -302,7 +298,6 @@ func (e *Experiment) Identity(configs [][]byte, flags map[string]string) Identit
 	return id
 }
 
-// text is plain fields as JSON, whose keys are sorted.
 func text(v any) string {
 	b, err := json.Marshal(v)
 	if err != nil {

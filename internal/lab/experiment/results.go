@@ -1,6 +1,5 @@
-// Package experiment is `cprun scale`: a grid of training runs, their outcomes, and the files
-// that hold it. It reads experiment.yaml, puts the cells in order, keeps what has ended, and writes
-// results.csv and results.json. What a cell runs is the caller's.
+// Package experiment is `cprun scale`: a grid of training runs, their outcomes, and the files that hold it. It reads
+// experiment.yaml, orders the cells, keeps ended runs, and writes results.csv and results.json. The caller runs cells.
 package experiment
 
 import (
@@ -52,9 +51,8 @@ type Axis struct {
 	Values []any  `json:"values"` // in the order of the file; sizes are numbers
 }
 
-// Cell is one combination of the grid's values. A figure that is not known is 0 and is left out, but
-// for CommWaitSeconds, of which 0 is a measurement. Figures are those of the counted steps of
-// all runs; a cell that was ended by the limit may have some.
+// Cell is one combination of the grid's values. An unknown figure is 0 and is omitted, except CommWaitSeconds, where 0
+// is a measurement. Figures cover the counted steps of all runs; a cell that was ended by the limit may have some.
 type Cell struct {
 	ID     string         `json:"id"`
 	Values map[string]any `json:"values"` // one for each axis, by its key
@@ -73,7 +71,7 @@ type Cell struct {
 	StepSecondsMax     float64 `json:"step_seconds_max,omitempty"`
 	MemoryBytes        int64   `json:"memory_bytes,omitempty"` // the most that a rank had, measured
 	PlannedMemoryBytes int64   `json:"planned_memory_bytes,omitempty"`
-	// of a step, median: transfers that nothing hid
+	// of a step, median: exposed transfers
 	CommWaitSeconds      *float64 `json:"comm_wait_seconds,omitempty"`
 	PredictedStepSeconds float64  `json:"predicted_step_seconds,omitempty"`
 
@@ -169,7 +167,7 @@ func (r *Results) Encode(w io.Writer) error {
 	return enc.Encode(r)
 }
 
-// columns are those of results.csv behind the grid's keys.
+// columns follow the grid's keys in results.csv.
 var columns = []struct {
 	name string
 	of   func(c *Cell) string
@@ -197,7 +195,7 @@ var columns = []struct {
 	{"error", func(c *Cell) string { return c.Error }},
 }
 
-// decimal is a number as pandas and spreadsheets read it; "" for 0, which is not known.
+// decimal formats a number for pandas and spreadsheets; "" for 0, which is not known.
 func decimal[T float64 | int64](x T) string {
 	if x == 0 {
 		return ""

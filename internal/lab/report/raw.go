@@ -15,11 +15,10 @@ import (
 	"github.com/cprun/cprun/internal/model/metrics"
 )
 
-// maxRaw is how many bytes of the page the metrics of all runs may take.
+// maxRaw bounds the metrics of all runs in the page, in bytes.
 const maxRaw = 2_000_000
 
-// rawFiles returns the metrics of the runs, each as a CSV in gzip, with all digits. A run that would take more than its
-// share has fewer steps in it, and its text says so.
+// rawFiles returns the metrics of each run as a CSV in gzip, with all digits. It thins runs that exceed their share.
 func rawFiles(runs []Run) []download {
 	var all []download
 	for _, r := range runs {
@@ -65,7 +64,7 @@ var rawColumns = []struct {
 	{"attention_bytes", func(s metrics.Step) metrics.Float { return s.AttentionBytes }},
 }
 
-// packed returns a CSV of steps in gzip and base64. What is not known is empty.
+// packed returns a CSV of steps in gzip and base64. Unknown fields are empty.
 func packed(steps []metrics.Step) string {
 	var out bytes.Buffer
 	z := gzip.NewWriter(&out)
@@ -107,18 +106,18 @@ func thin(steps []metrics.Step, n int) []metrics.Step {
 	return kept
 }
 
-// thinner does the same for steps that come one by one, however many: it keeps all of most steps, and of more
-// the extremes of stretches that are as long as each other, most/4 to most/2 of them.
+// thinner does the same for a stream of steps. Above most steps it keeps the extremes of most/4 to most/2 stretches of
+// equal length.
 type thinner struct {
 	most      int
 	seen      int              // steps
 	long      int              // of a stretch, in steps
-	stretches [][]metrics.Step // what is kept of each
+	stretches [][]metrics.Step // the kept steps of each
 }
 
 func (t *thinner) add(s metrics.Step) {
 	if t.long == 0 {
-		t.long = 2 // whose steps are both extremes
+		t.long = 2 // both steps are extremes
 	}
 	if t.seen/t.long >= max(1, t.most/2) {
 		var joined [][]metrics.Step

@@ -18,7 +18,7 @@ import (
 
 const (
 	maxLogTail = 64 << 10 // bytes of the end of a log that are read
-	maxLogs    = 64       // launchers whose logs are read
+	maxLogs    = 64       // logs that are read
 	maxEvents  = 200
 	maxText    = 1000 // bytes of an event that are kept
 )
@@ -29,7 +29,7 @@ type Event struct {
 	Text string
 }
 
-// stepLine are the lines of steps, which the curves show.
+// stepLine matches the lines of steps, which the curves show.
 var stepLine = regexp.MustCompile(`^step \d+(/\d+)?  loss `)
 
 // startLine begins what one start has printed: "--- 2026-11-22T23:43:42.434Z cprun VERSION: COMMAND".
@@ -69,7 +69,7 @@ func launcherLogs(logs *os.Root) ([]string, error) {
 	return names[:min(len(names), maxLogs)], nil
 }
 
-// inOrder sorts events by time, with the lines that belong to one behind it.
+// inOrder sorts events by time, each with the lines that belong to it.
 func inOrder(all []Event) []Event {
 	type block struct{ from, to int }
 	var blocks []block
@@ -148,7 +148,7 @@ const (
 	Dim          // labels
 	Bold         // figures that are looked for
 	Good         // of a run that does well
-	Warn         // to be looked at
+	Warn         // for attention
 	Bad          // of a run that has failed
 	Accent       // curves
 )

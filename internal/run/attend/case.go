@@ -1,6 +1,5 @@
-// Package attend runs one distributed attention, forward and backward, on tensors from a
-// file: `cprun attention`. It is how a layout, an algorithm or a kernel is compared with
-// anybody else's attention, without a model around it.
+// Package attend runs one distributed attention, forward and backward, on tensors from a file: `cprun attention`. It
+// compares a layout, an algorithm or a kernel with another implementation, without a model.
 package attend
 
 import (
@@ -37,8 +36,7 @@ type Case struct {
 	batches            bool // documents of q are the batch of k and v; see layoutOf
 }
 
-// Open reads the header of a case and checks shapes and metadata. Every fault of the file
-// is in the error.
+// Open reads the header of a case and checks shapes and metadata. The error has every fault of the file.
 func Open(path string) (*Case, error) {
 	f, err := safetensors.Open(path)
 	if err != nil {
@@ -63,8 +61,8 @@ func read(path string, f *safetensors.File) (*Case, error) {
 	return c, errors.Join(c.metadata(), c.scores())
 }
 
-// Needs returns about how many bytes the tensors and the results take, over all ranks. It is no integer,
-// since what a file claims may not be one.
+// Needs estimates the bytes of tensors and results, over all ranks. It is a float, since the product of claimed lengths
+// may overflow an int.
 func (c *Case) Needs() float64 {
 	q := float64(c.Batch) * float64(c.SeqQ) * float64(c.Heads)
 	k := float64(c.Batch) * float64(c.SeqKV) * float64(c.KVHeads)
@@ -116,16 +114,15 @@ func number(s string, none float64, fault func()) float64 {
 	return x
 }
 
-// metadataKeys are the metadata that are read: the mask and the softmax, and what is said of the
-// tensors.
+// metadataKeys lists the metadata that are read.
 var metadataKeys = []string{"causal", "window", "docs", "docs_kv", "slices", "softcap", "scale", "layout", "heads",
 	"kv_heads", "head_dim", "sink", "max_logit"}
 
-// harmless are metadata that cprun attention writes itself, and words that hold one of attentionWords
-// and change no result.
+// harmless lists metadata that cprun attention writes itself, and keys that contain one of attentionWords and change
+// no result.
 var harmless = []string{"format", "lse", "name", "description", "torch_version", "seed"}
 
-// attentionWords are in the names of what changes an attention, in whatever tool's words.
+// attentionWords occur in the names of options of attention, in any tool.
 var attentionWords = []string{
 	"mask", "window", "causal", "doc", "seq", "slice", "range", "segment", "prefix", "block", "chunk", "local",
 	"global", "band", "pad", "pack", "bias", "alibi", "slope", "sink", "score", "soft", "scale", "cap", "logit", "drop",
@@ -140,8 +137,7 @@ var (
 	resultTensors = []string{"out", "lse", "dq", "dk", "dv", "dsink", "dbias", "max_logit"}
 )
 
-// understood finds tensors that are not read, and metadata that are not and are named like what
-// changes an attention: none of these is ignored.
+// understood refuses tensors that are not read, and unread metadata with names like options of attention.
 func (c *Case) understood() error {
 	var faults terminal.Faults
 	for _, name := range c.file.Names() {
@@ -189,15 +185,14 @@ func meantBy(name string) string {
 	return ""
 }
 
-// group is neighbouring samples of one mask, which go through the ring together. Kernels take one
-// list of tiles for all samples of a call, so samples with documents of their own go one by one.
+// A group holds neighbouring samples with one mask, which go through the ring together. A kernel call has one list of
+// tiles for all samples.
 type group struct {
 	lo, hi   int // samples
 	shape    partition.Shape
 	schedule *ring.Schedule
 }
 
-// groups returns the samples of a case in groups, with what a rank does for each.
 func (s *Spec) groups(c *Case, shape partition.Shape, rank int) ([]group, error) {
 	list := []group{{0, c.Batch, shape, nil}}
 	if c.Masks.Apart() {
@@ -222,7 +217,7 @@ func (s *Spec) groups(c *Case, shape partition.Shape, rank int) ([]group, error)
 	return list, nil
 }
 
-// of is the rows of a group's samples on the device.
+// of returns the rows of a group's samples on the device.
 func (l *local) of(g group) local {
 	if l.q.Len(tensor.Batch) == g.hi-g.lo {
 		return *l
@@ -259,8 +254,8 @@ func (c *Case) work(groups []group) []int {
 	return total
 }
 
-// layoutDocs are the documents that a layout of documents goes by: those of all samples, or where these
-// differ the pieces that the ends of all of them leave, so that no piece is in two documents of a sample.
+// layoutDocs returns the documents by which a layout cuts. If samples differ, it cuts at the ends of all documents, so
+// that no piece is in two documents of a sample.
 func (c *Case) layoutDocs(layout string) ([]int, error) {
 	if c.SeqQ != c.SeqKV {
 		return nil, fmt.Errorf("layout %s needs as many queries (%d) as keys (%d); use zigzag", layout, c.SeqQ, c.SeqKV)

@@ -15,7 +15,7 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// Masks is what the metadata say of who sees whom.
+// Masks holds the visibility of keys by the metadata.
 type Masks struct {
 	partition.Diagonal
 	// Docs are the lengths of packed documents, in queries: one list for all samples, or one for each;
@@ -50,7 +50,7 @@ func (m *Masks) String() string {
 	return strings.Join(words, ", ")
 }
 
-// readMasks reads the masks of a case whose lengths are known. All that is wrong with them is in the error.
+// readMasks reads the masks of a case with known lengths. The error has all faults.
 func (c *Case) readMasks() (m Masks, err error) {
 	r := reader{path: c.Path, metadata: c.file.Metadata()}
 	r.diagonal(&m.Diagonal)
@@ -77,14 +77,14 @@ func (c *Case) readMasks() (m Masks, err error) {
 	return m, errors.Join(r.faults...)
 }
 
-// reader collects what is wrong with metadata.
+// reader collects faults of metadata.
 type reader struct {
 	path     string
 	metadata map[string]string
 	faults   []error
 }
 
-// fault says of a key what is wrong with it, with its value.
+// fault notes a fault of a key, with its value.
 func (r *reader) fault(key string, err error) {
 	if err != nil {
 		r.faults = append(r.faults, fmt.Errorf("%s: metadata %q is %s: %w", r.path, key,
@@ -116,8 +116,8 @@ func (r *reader) diagonal(d *partition.Diagonal) {
 	})
 }
 
-// parseWindow reads "L", the keys before a query's own, where any number below 0 is all; or "L,R", those
-// before and behind it, where -1 is.
+// parseWindow reads "L", the keys before a query's own (below 0: all), or "L,R", the keys before and after it (-1:
+// all).
 func parseWindow(s string) (left, right int, err error) {
 	l, r, sides := strings.Cut(s, ",")
 	left, err = strconv.Atoi(strings.TrimSpace(l))
@@ -133,7 +133,7 @@ func parseWindow(s string) (left, right int, err error) {
 	return left, right, nil
 }
 
-// alone finds what slices cannot stand beside. Values that ask for nothing may be there.
+// alone rejects other masks beside slices. Values without effect may be there.
 func (r *reader) alone(m *Masks, queries, keys documents) {
 	for _, other := range []struct {
 		key  string
@@ -212,7 +212,7 @@ func (m *Masks) documentMask(c *Case, docs, docsKV []int) (partition.Mask, error
 	return m.Diagonal.Mask(c.SeqQ, c.SeqKV, docs, docsKV)
 }
 
-// evenly is why documents are not the batch of k and v; where they are, the batch stands for them.
+// evenly returns an error unless the documents equal the batch of k and v, which then replaces them.
 func (c *Case) evenly(queries, keys documents) error {
 	other := func(n int) bool { return n != c.SeqKV }
 	even := func(d documents) bool {
@@ -225,19 +225,19 @@ func (c *Case) evenly(queries, keys documents) error {
 	return nil
 }
 
-// maxDocs is how many documents a case may have, maxSlices how many slices.
+// maxDocs and maxSlices bound the documents and the slices of a case.
 const (
 	maxDocs   = 1 << 20
 	maxSlices = 1 << 16
 )
 
-// documents is lengths as the metadata have them: a list for all samples, or one for each.
+// documents holds the lengths of the metadata: a list for all samples, or one for each.
 type documents struct {
 	lists   [][]int // nil: none
 	samples bool    // a list for each sample
 }
 
-// length is an integer of JSON: null, fractions and numbers beyond an int are none.
+// length reads an integer of JSON, and refuses null, fractions and numbers beyond an int.
 type length int
 
 // UnmarshalJSON reads a length.
@@ -248,7 +248,6 @@ func (n *length) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*int)(n))
 }
 
-// lengthList is a list of lengths: null is none.
 type lengthList []length
 
 // UnmarshalJSON reads a list.
@@ -291,8 +290,7 @@ func parseDocuments(text string) (d documents, err error) {
 	return d, nil
 }
 
-// tokens is how many the documents of one list hold; 0: there are none, or several lists, or ones that
-// cannot be, which readMasks says.
+// tokens counts the tokens of one list; 0: there is none, there are several, or readMasks refuses it.
 func (d documents) tokens() (sum int) {
 	if len(d.lists) != 1 {
 		return 0
@@ -306,7 +304,6 @@ func (d documents) tokens() (sum int) {
 	return sum
 }
 
-// errSlice is what every slice must be.
 var errSlice = errors.New("want [q0, q1, k0, k1, mask]: queries q0 to q1 and keys k0 to k1, the ends excluded, and " +
 	"full, causal, inv_causal or bi_causal")
 

@@ -17,7 +17,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Scores is what a case asks for beside scale, soft cap and mask.
+// Scores holds the options of a case besides scale, soft cap and mask.
 type Scores struct {
 	Sink     bool // a tensor of logits in the softmax's denominator
 	OffByOne bool // a sink of constant 0
@@ -28,7 +28,7 @@ type Scores struct {
 
 var scoreTensors = []string{"sink", "alibi_slopes", "bias"}
 
-// offByOne is the metadata "sink" of a constant sink of 0.
+// offByOne names a constant sink of 0 in the metadata.
 const offByOne = "off_by_one"
 
 func (c *Case) scores() error {
@@ -99,8 +99,8 @@ func (c *Case) shaped(name string, want ...int) error {
 	return err
 }
 
-// terms are what a rank has for the scores of a case; what there is not is zero. Those of a bias
-// lie as in the file, with the rank's rows: [batch times heads, rows, 1, seq_kv].
+// terms holds a rank's tensors for the scores of a case; absent ones are zero. A bias lies as in the file, with the
+// rank's rows: [batch times heads, rows, 1, seq_kv].
 type terms struct {
 	sink, slopes, bias         View
 	dsink, dbias, largest      result
@@ -109,7 +109,7 @@ type terms struct {
 	dbiasOf View
 }
 
-// loadTerms reads what every rank has all of, and the rows qs of the bias, and makes room for results. t
+// loadTerms reads the vectors, which every rank has whole, and the rows qs of the bias, and allocates results. t
 // is the type of LSE.
 func (c *Case) loadTerms(t tensor.DType, qs []partition.Span, dev *device.Device) (x terms, err error) {
 	heads, nq := [4]int{1, 1, c.Heads, 1}, partition.Count(qs)
@@ -190,7 +190,7 @@ func (x *terms) of(lo, hi int) terms {
 	return part
 }
 
-// addBias adds the gradient that a group of samples has of a bias that all share; the first sets it.
+// addBias accumulates the gradient of a bias that several groups of samples share; the first group sets it.
 func (x *terms) addBias(ops ring.Mover, first bool) {
 	switch {
 	case x.dbiasOf.IsZero():
@@ -201,7 +201,7 @@ func (x *terms) addBias(ops ring.Mover, first bool) {
 	}
 }
 
-// byHeads is a bias as kernels have it, [batch, rows, heads, columns].
+// byHeads returns a view of a bias in the order of kernels, [batch, rows, heads, columns].
 func (x *terms) byHeads(v View) View {
 	if v.IsZero() {
 		return v
@@ -221,7 +221,6 @@ func (x *terms) results() (list []*result) {
 	return list
 }
 
-// dsink reports whether the gradient of the sinks is a result.
 func (c *Case) dsink() bool { return c.Scores.Sink && c.Backward }
 
 // sinks folds the sinks in, if there are any, and computes their gradient.
@@ -238,7 +237,7 @@ func (l *local) sinks(s attention.Sinks, acc attention.Partial) error {
 	return s.SinkGrad(l.dsink.dev, l.do, acc.O, acc.LSE, l.sink)
 }
 
-// writeTerms makes the entries of the results, of which every rank has a part. Rank 0 has them.
+// writeTerms reduces or gathers the results, and returns their entries on rank 0.
 func (c *Case) writeTerms(ctx context.Context, world comm.Communicator, shape partition.Shape,
 	x *terms) (entries []safetensors.Entry, err error) {
 	reduced := func(name string, v View, op comm.Op, dims ...int) {
@@ -269,7 +268,7 @@ func (c *Case) writeTerms(ctx context.Context, world comm.Communicator, shape pa
 	return entries, err
 }
 
-// overRows is the largest of each batch and head; -Inf where there is no row.
+// overRows returns the largest element of each batch and head; -Inf without rows.
 func overRows(v View) View {
 	out := tensor.New(v.DType(), v.Len(tensor.Batch), 1, v.Len(tensor.Heads), 1)
 	if v.DType() == tensor.F64 {

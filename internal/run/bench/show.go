@@ -23,7 +23,7 @@ func (r *Report) Tables() []readable.Table {
 	return []readable.Table{operationTable(r.Machine.Device, r.Ops)}
 }
 
-// what names what was measured: "attention, causal, 32:8 heads of 128, bf16".
+// what names the measurement: "attention, causal, 32:8 heads of 128, bf16".
 func (s *AttentionSpec) what() string {
 	parts := []string{"attention", map[bool]string{true: "causal", false: "full"}[s.Causal]}
 	if s.Window >= 0 {
@@ -36,7 +36,7 @@ func (s *AttentionSpec) what() string {
 	return strings.Join(parts, ", ")
 }
 
-// flopUnit is a unit in which rates have digits to read, and how many of it a TFLOP/s has.
+// flopUnit returns a readable unit for a rate, and its factor from TFLOP/s.
 func flopUnit(tflops float64) (unit string, scale float64) {
 	if tflops < 0.5 {
 		return "GFLOP/s", 1e3
@@ -44,7 +44,6 @@ func flopUnit(tflops float64) (unit string, scale float64) {
 	return "TFLOP/s", 1
 }
 
-// unit is that of the rows' rates.
 func (a *Attention) unit() (unit string, scale float64) {
 	most := 0.0
 	for _, r := range a.Rows {
@@ -53,7 +52,7 @@ func (a *Attention) unit() (unit string, scale float64) {
 	return flopUnit(most)
 }
 
-// Line returns the row in one line, for whoever waits for the table.
+// Line returns the row in one line, for progress.
 func (r *AttentionRow) Line() string {
 	unit, scale := flopUnit(max(r.Forward.TFLOPs, r.Both.TFLOPs))
 	return fmt.Sprintf("S=%s %s: forward %s, forward and backward %s %s per device",
@@ -97,7 +96,6 @@ func (a *Attention) tables(on string) []readable.Table {
 	return out
 }
 
-// way names the layout of a row, where there are several, and its algorithm.
 func (a *Attention) way(r *AttentionRow) string {
 	if len(a.Spec.Layouts) > 1 {
 		return r.Layout + ", " + pattern(r.Algorithm, r.Gather)
@@ -227,24 +225,21 @@ func CostTables(t *cost.Table) []readable.Table {
 	return out
 }
 
-// point is a figure of a line.
 type point struct {
 	size          string
 	amount        float64
 	seconds, rate float64
 }
 
-// line is a kind of work.
 type line struct {
 	name, unit string
 	low, high  point
 	points     int
 }
 
-// lines in the order in which their kinds come.
 type lines []line
 
-// add takes a point of so much work, in units whose rate is shown in scale a second.
+// add takes a point of that amount of work; scale converts its rate to the unit.
 func (l *lines) add(name, unit, size string, amount, seconds, scale float64) {
 	p := point{size: size, amount: amount, seconds: seconds, rate: amount / seconds / scale}
 	for i := range *l {

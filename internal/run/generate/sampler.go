@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Sampling says how a token is drawn from logits, in the order of transformers: temperature, then the
-// TopK likeliest, then the smallest set of likeliest tokens that has the mass TopP.
+// Sampling configures the draw of a token from logits, in the order of transformers: temperature, then the TopK
+// likeliest, then the smallest set of likeliest tokens that has the mass TopP.
 type Sampling struct {
 	Temperature float64 // 0: the likeliest token, the one of the lowest id where several are
 	TopK        int     // 0: all
@@ -32,20 +32,20 @@ func (s Sampling) Check() error {
 	return nil
 }
 
-// Sampler draws tokens. What it draws depends on the seed and on the logits alone.
+// Sampler draws tokens. The draw depends on the seed and on the logits alone.
 type Sampler struct {
 	Sampling
 	random *rand.Rand
 	heap   []candidate
 }
 
-// candidate is a token with its weight, exp of its score over that of the likeliest.
+// A candidate is a token and its weight: exp of its score less the best score.
 type candidate struct {
 	id     int32
 	weight float64
 }
 
-// stream is the second half of the generator's seed, so that the seeds of other things draw otherwise.
+// stream, the second half of the generator's seed, separates its draws from others with the same seed.
 const stream = 0x67656e6572617465
 
 // NewSampler returns a sampler at the start of its draws.
@@ -53,7 +53,6 @@ func NewSampler(s Sampling) *Sampler {
 	return &Sampler{Sampling: s, random: rand.New(rand.NewPCG(uint64(s.Seed), stream))}
 }
 
-// errLogits is for a model that has diverged.
 var errLogits = errors.New("the model's logits are no numbers; its weights have diverged, or are another model's")
 
 // Next draws a token.
@@ -83,8 +82,8 @@ func (s *Sampler) Next(logits []float32) (int32, error) {
 	return kept[len(kept)-1].id, nil // sums are rounded
 }
 
-// keep returns the tokens that may be drawn, and the sum of their weights. Where some are left out they
-// come in the order of their weights, and else as they are.
+// keep returns the tokens that may be drawn, and the sum of their weights. If it leaves some out, the others come in
+// the order of their weights.
 func (s *Sampler) keep(logits []float32, most float64) (kept []candidate, mass float64) {
 	s.heap = s.heap[:0]
 	for i, x := range logits {
@@ -108,9 +107,8 @@ func (s *Sampler) keep(logits []float32, most float64) (kept []candidate, mass f
 	return kept, mass
 }
 
-// likeliest takes tokens off the heap, the likeliest first, until enough says that their number and the
-// sum of their weights suffice. Most tokens stay where they are: sorting a vocabulary for each token
-// would take longer than a small model.
+// likeliest pops tokens off the heap, the likeliest first, until enough accepts their number and the sum of their
+// weights. To sort a vocabulary for each token would take longer than a small model.
 func (s *Sampler) likeliest(enough func(n int, sum float64) bool) (taken []candidate) {
 	h := s.heap
 	for i := len(h)/2 - 1; i >= 0; i-- {
@@ -152,7 +150,7 @@ func sink(h []candidate, i int) {
 // before orders candidates: the likelier first, of two alike the one of the lower id.
 func before(a, b candidate) bool { return a.weight > b.weight || a.weight == b.weight && a.id < b.id }
 
-// End is why a text ends where it does.
+// End names the reason why a text ends.
 type End string
 
 const (
@@ -178,8 +176,7 @@ type Report struct {
 	Write  time.Duration // from then on
 }
 
-// Write has a model that has read nothing read the prompt and write on. each gets every token as it
-// comes. An interrupt is no error: the report says what was done.
+// Write reads the prompt into a fresh model and generates tokens, which it passes to each. An interrupt is no error.
 func (m *Model) Write(ctx context.Context, r Request, each func(id int32) error) (Report, error) {
 	var rep Report
 	began := time.Now()
@@ -213,7 +210,7 @@ func (m *Model) Write(ctx context.Context, r Request, each func(id int32) error)
 	return rep, err
 }
 
-// end is why no token may follow so many new ones; "" where one may.
+// end returns the reason to stop after that many new tokens; "" to continue.
 func (m *Model) end(r Request, tokens int) End {
 	switch {
 	case tokens >= r.MaxTokens:
