@@ -128,29 +128,27 @@ func exchanges() finding {
 const enoughFiles = 1024
 
 func openFiles() finding {
-	var l unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
-		return finding{"open files", "not known: " + err.Error(), ""}
-	}
-	f := finding{"open files", fmt.Sprintf("at most %d", l.Max), ""}
-	if l.Max < enoughFiles {
-		f.fix = fmt.Sprintf("raise the limit to %d or more: ulimit -Hn %d, or nofile in /etc/security/limits.conf",
-			enoughFiles, enoughFiles)
-	}
-	return f
+	return limit("open files", unix.RLIMIT_NOFILE, func(l unix.Rlimit) uint64 { return l.Max }, "",
+		"-Hn %d, or nofile in /etc/security/limits.conf")
 }
 
 func processes() finding {
+	return limit("processes", unix.RLIMIT_NPROC, func(l unix.Rlimit) uint64 { return l.Cur },
+		" threads and processes of this user", "-u %d")
+}
+
+func limit(what string, resource int, of func(unix.Rlimit) uint64, unit, flag string) finding {
 	var l unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &l); err != nil {
-		return finding{"processes", "not known: " + err.Error(), ""}
+	if err := unix.Getrlimit(resource, &l); err != nil {
+		return finding{what, "not known: " + err.Error(), ""}
 	}
-	if l.Cur == unix.RLIM_INFINITY {
-		return finding{"processes", "no limit", ""}
+	most := of(l)
+	if most == unix.RLIM_INFINITY {
+		return finding{what, "no limit", ""}
 	}
-	f := finding{"processes", fmt.Sprintf("at most %d threads and processes of this user", l.Cur), ""}
-	if l.Cur < enoughFiles {
-		f.fix = fmt.Sprintf("raise the limit to %d or more: ulimit -u %d", enoughFiles, enoughFiles)
+	f := finding{what, fmt.Sprintf("at most %d%s", most, unit), ""}
+	if most < enoughFiles {
+		f.fix = fmt.Sprintf("raise the limit to %d or more: ulimit "+flag, enoughFiles, enoughFiles)
 	}
 	return f
 }

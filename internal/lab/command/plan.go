@@ -10,7 +10,6 @@ import (
 
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/base/terminal"
-	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/foresee/cost"
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/model/config"
@@ -57,8 +56,7 @@ func Plan(path string, o PlanOptions) (int, error) {
 	for _, line := range choice.notes {
 		fmt.Fprintln(o.Stderr, terminal.Text(line))
 	}
-	opts := planOptions(machine, choice.Choice, o.costs(machine))
-	opts.Chosen = d.Chosen
+	opts := plan.Options{Machine: machine, Choice: choice.Choice, Costs: o.costs(machine), Chosen: d.Chosen}
 	whole, found, refusal := o.refusal(path, ranks, machine)
 	opts.Data = (*plan.Data)(found)
 	if refusal == nil {
@@ -176,10 +174,6 @@ func lines(err error) []string {
 	return strings.Split(err.Error(), "\n")
 }
 
-func planOptions(machine machine.Machine, choice *backend.Choice, costs plan.Costs) plan.Options {
-	return plan.Options{Machine: machine, Choice: choice, Costs: costs}
-}
-
 type costsOf map[string]plan.Costs
 
 func (c costsOf) of(o *Options, m machine.Machine) plan.Costs {
@@ -268,27 +262,27 @@ var MatmulTime = 100 * time.Millisecond
 var matmulRate = sync.OnceValue(func() float64 { return cpu.ProductRate(128, MatmulTime) })
 
 // quick plans without hops and advice. It chooses as a run does.
-func (o *PlanOptions) quick(
-	path string, m machine.Machine, ranks int, costs plan.Costs, set ...string,
-) (*plan.Plan, error) {
+func (o *Options) quick(
+	load func(string, config.Options) (*config.Config, error), path string, m machine.Machine, ranks int,
+	costs plan.Costs, opts config.Options,
+) (*config.Config, *plan.Plan, error) {
 	d, err := o.decider(m)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	cfg, err := loadPlanned(path, config.Options{
-		Set: append(slices.Clone(o.Set), set...), Ranks: ranks, Hosts: m.Hosts, Device: m.Device(), NoFiles: true,
-		Decide: d.Decide,
-	})
+	opts.Ranks, opts.Hosts, opts.Device, opts.Decide = ranks, m.Hosts, m.Device(), d.Decide
+	cfg, err := load(path, opts)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	choice, err := choose(cfg, m, d.Chosen)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	opts := planOptions(m, choice.Choice, costs)
-	opts.Quick, opts.Chosen = true, d.Chosen
-	return plan.Make(cfg, ranks, opts)
+	p, err := plan.Make(cfg, ranks, plan.Options{
+		Machine: m, Choice: choice.Choice, Costs: costs, Chosen: d.Chosen, Quick: true,
+	})
+	return cfg, p, err
 }
 
 const stretchUnit = 1 << 10
@@ -307,7 +301,8 @@ func (o *PlanOptions) stretch(path string, m machine.Machine, ranks int) error {
 	set := func(units int) string { return fmt.Sprintf("data.seq_len=%d", units*stretchUnit) }
 	var why error
 	fits := func(units int) bool {
-		p, err := o.quick(path, m, ranks, plan.Costs{}, set(units))
+		_, p, err := o.quick(loadPlanned, path, m, ranks, plan.Costs{},
+			config.Options{Set: append(slices.Clone(o.Set), set(units)), NoFiles: true})
 		if err == nil && !p.Memory.Fits {
 			err = p.Memory.Check()
 		}

@@ -27,11 +27,10 @@ import (
 // values, and returns the changes.
 func prepare(r *ready, machine machine.Machine, costs plan.Costs) (changes []string, err error) {
 	dir, cfg := r.root, r.cfg
-	opts := planOptions(machine, r.choice.Choice, costs)
+	opts := plan.Options{Machine: machine, Choice: r.choice.Choice, Costs: costs, Chosen: r.chosen, Data: r.data}
 	if opts.Docs, err = firstDocuments(r.docs, cfg); err != nil {
 		return nil, &InputError{err}
 	}
-	opts.Chosen, opts.Data = r.chosen, r.data
 	p, err := plan.Make(cfg, r.ranks, opts)
 	if err != nil {
 		return nil, &InputError{err}

@@ -351,30 +351,18 @@ func (s *scale) plan(i int, found machines) error {
 	if err := s.place(c, w, m); err != nil {
 		return err
 	}
-	ranks := w.nproc * w.nnodes
-	d, err := s.decider(m)
-	if err != nil {
-		return err
+	load := loadPlanned
+	if !s.PlanOnly {
+		load = func(path string, o config.Options) (*config.Config, error) {
+			cfg, err := config.Load(path, o)
+			if err == nil {
+				_, err = train.Check(cfg)
+			}
+			return cfg, err
+		}
 	}
-	load := config.Load
-	if s.PlanOnly {
-		load = loadPlanned
-	}
-	cfg, err := load(s.e.BasePath, config.Options{Set: s.flags(i), Ranks: ranks, Hosts: m.Hosts, Device: m.Device(),
-		NoFiles: s.PlanOnly, Decide: d.Decide})
-	if err == nil && !s.PlanOnly {
-		_, err = train.Check(cfg)
-	}
-	if err != nil {
-		return err
-	}
-	choice, err := choose(cfg, m, d.Chosen)
-	if err != nil {
-		return err
-	}
-	opts := planOptions(m, choice.Choice, s.costs.of(&s.Options, m))
-	opts.Chosen, opts.Quick = d.Chosen, true
-	p, err := plan.Make(cfg, ranks, opts)
+	cfg, p, err := s.quick(load, s.e.BasePath, m, w.nproc*w.nnodes, s.costs.of(&s.Options, m),
+		config.Options{Set: s.flags(i), NoFiles: s.PlanOnly})
 	if err != nil {
 		return err
 	}

@@ -48,18 +48,6 @@ type Header struct {
 	Device   string    `json:"device"`
 }
 
-// ChangedError says that a directory holds an experiment that differs in Keys.
-type ChangedError struct {
-	Dir  string   // of the experiment
-	Keys []string // names of an Identity
-}
-
-func (e *ChangedError) Error() string {
-	return fmt.Sprintf("%s has results of an experiment that differs in %s; name another --out, or begin anew there "+
-		"with --resume never, which removes them",
-		terminal.Name(e.Dir), strings.Join(e.Keys, ", "))
-}
-
 // Store is the directory of an experiment, which no other process writes meanwhile.
 type Store struct {
 	Header
@@ -78,8 +66,7 @@ type Options struct {
 	Share int
 }
 
-// Open makes the directory of an experiment, or goes on with it. It fails with a ChangedError where
-// another experiment has been there.
+// Open makes the directory of an experiment, or goes on with it. It fails if the directory holds another experiment.
 func Open(dir string, o Options) (*Store, error) {
 	root, err := files.Make(dir)
 	if err != nil {
@@ -200,7 +187,8 @@ func (s *Store) readAll() error {
 			continue // of a share that has just begun
 		}
 		if keys := own.Identity.differ(h.Identity); len(keys) > 0 {
-			return &ChangedError{s.root.Name(), keys}
+			return fmt.Errorf("%s has results of an experiment that differs in %s; name another --out, or begin anew "+
+				"there with --resume never, which removes them", terminal.Name(s.root.Name()), strings.Join(keys, ", "))
 		}
 		if name == logName {
 			s.Header = *h
