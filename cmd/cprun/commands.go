@@ -118,12 +118,9 @@ func attentionCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "attention --in case.safetensors --out result.safetensors",
 		Short: "run one distributed attention, forward and backward, on given tensors",
-		Long: `Reads q, k, v and dout from a safetensors file in global order, with the mask in
-the file's metadata (causal, window, docs, docs_kv, or slices; softcap, scale), spreads
-them over the ranks, and writes out, lse, dq, dk and dv, float32, in global order.
-q, k and v may be packed as qkv, or k and v as kv, in any of 25 layouts, which
-metadata name or shapes tell. What is not understood is refused; docs/formats.md
-lists what is.`,
+		Long: `Reads q, k, v and dout from a safetensors file in global order, with the mask in the
+metadata, and writes out, lse, dq, dk and dv, float32, in global order. docs/formats.md
+lists the layouts and the metadata; everything else is refused.`,
 		Example: "  cprun attention --in attention/attentiontest/testdata/causal_gqa.safetensors --out " +
 			"/tmp/result.safetensors --nproc 4 --layout zigzag",
 		Args: noArgs,
@@ -173,9 +170,6 @@ func evalCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "eval RUN|HF-DIR --data PATH",
 		Short: "loss and perplexity of a checkpoint or a Hugging Face model over data, by position",
-		Long: `Computes the loss of a run's newest checkpoint, or of a Hugging Face directory,
-over files of data, all in samples of one length, and shows it by the position of
-a token in its sample. It trains nothing and writes nothing.`,
 		Example: "  cprun eval runs/opticks-20261120-101500 --data examples/data/opticks-book-3.txt --nproc 4\n" +
 			"  cprun eval ~/models/llama-3.2-1b --data book.txt --seq-len 128K --nproc 8",
 		Args: oneArg("a run directory, a checkpoint or a Hugging Face directory"),
@@ -199,10 +193,9 @@ func tokenizeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "tokenize --tokenizer T --to OUT FILE…",
 		Short: "turn text and .jsonl into token files, on all cores",
-		Long: `Writes OUT.bin and OUT.idx, Megatron's pair: one document for each record of a
-.jsonl ("text" or "input_ids") and for each other file. Ids are those of the Python
-library tokenizers with add_special_tokens; special tokens in the text are parsed as it
-does, and a truncation entry of the file is not applied.`,
+		Long: `Writes OUT.bin and OUT.idx, Megatron's pair: one document for each record of a .jsonl
+("text" or "input_ids") and for each other file. Ids are those of the Python library
+tokenizers with add_special_tokens, without truncation.`,
 		Example: "  cprun tokenize --tokenizer Llama-3.2-1B --to corpus texts/*.txt\n" +
 			"  cprun tokenize --tokenizer tokenizer.json --eos=false --to corpus a.jsonl b.jsonl",
 		Args: func(*cobra.Command, []string) error { return nil },
@@ -262,12 +255,9 @@ func generateCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "generate RUN|HF-DIR --prompt TEXT",
 		Short: "print text that the model of a run or of a Hugging Face directory writes",
-		Long: `Reads the prompt and writes on, token by token, to standard output: nothing else is
-printed there. It computes on one device, in float32, and keeps keys and values, so
-that each token costs one pass. The same seed writes the same text on the same kind of
-device. The text ends at the
-model's end-of-text token, after --max-tokens, or where prompt and text are as long as
-the model has positions; Ctrl-C ends it with status 130.`,
+		Long: `Writes the text, and nothing else, to standard output, on one device in float32. It ends
+at the model's end-of-text token, after --max-tokens, or at the model's last position;
+Ctrl-C ends it with status 130.`,
 		Example: "  cprun generate runs/opticks-20261120-101500 --prompt \"The Rays of Light\"\n  cprun generate " +
 			"Llama-3.2-1B --prompt-file start.txt --max-tokens 400 --temperature 0\n  echo \"Let there be\" | cprun " +
 			"generate Llama-3.2-1B --prompt - --seed 7 --quiet >text.txt",
@@ -307,9 +297,7 @@ func reportCommand() *cobra.Command {
 		Use:   "report RUN…",
 		Short: "draw one run or several, or an experiment: one HTML page that needs no network",
 		Long: `Writes one HTML page of run directories, laid over one another, or of the directory
-(or results.json) of an experiment: curves, throughput, memory, waits, the layout, and
-one step as a timeline where log.trace_steps wrote a trace. Runs that go on, and files
-that are missing or torn, are no fault; the page names them.`,
+(or results.json) of an experiment. The page names files that are missing or torn.`,
 		Example: "  cprun report runs/opticks-20261120-101500\n  cprun report runs/a runs/b --out compare.html",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -332,9 +320,8 @@ func scaleCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "scale experiment.yaml",
 		Short: "run a grid of configs, such as lengths by ranks by algorithms, to one report",
-		Long: `Runs every cell of the grid that experiment.yaml lists, each as processes of its own,
-and writes results.csv, results.json and report.html. A cell that fails, or for which
-memory or time is too short, is a result. Repeating the command goes on where it was.`,
+		Long: `Runs every cell of the grid as processes of its own, and writes results.csv, results.json
+and report.html. A cell that fails is a result. Repeat the command to resume.`,
 		Example: "  cprun scale examples/scale/opticks.yaml\n" +
 			"  cprun scale examples/scale/opticks.yaml --out runs/scaling --set train.steps=20\n" +
 			"  cprun scale examples/scale/h200.yaml --plan --assume arch=sm90,cudnn=9.10.2,memory=141G\n" +
@@ -373,10 +360,9 @@ func topCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "top [RUN]",
 		Short: "show a run while it goes on: loss, speed, memory, what each rank waits for, events",
-		Long: `Shows a run, by what its directory holds: on a terminal as a picture that is drawn
-again each second, until q or Ctrl-C; elsewhere once, as lines. It may run on another
-host that shares the file system, and it changes nothing. Without RUN it shows the
-newest of runs/.`,
+		Long: `Reads the run directory, also from another host that shares it, and changes nothing. It
+draws on a terminal until q or Ctrl-C, and elsewhere prints once. Default: the newest
+of runs/.`,
 		Example: "  cprun top runs/opticks-20261120-101500\n  cprun top --once",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) > 1 {

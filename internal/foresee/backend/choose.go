@@ -123,7 +123,6 @@ func common(params []backends.Params, best []*backends.Choice) ([]*backends.Choi
 	return nil, &backends.NoBackendError{Params: params[0], Rejected: all}
 }
 
-// merge returns one answer for all attentions of a run.
 func merge(requests []Request, layers []*backends.Choice) *Choice {
 	c := &Choice{Backend: layers[0].Backend, Reason: layers[0].Reason, Layers: layers}
 	for i := range requests {

@@ -85,7 +85,6 @@ func On(p backends.Params, m machine.Machine, disabled uint8) backends.Params {
 	return p
 }
 
-// computeTypes maps the words of a resolved precision.compute.
 var computeTypes = map[string]tensor.DType{"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32}
 
 // DType returns the type that a resolved config computes in.
@@ -133,7 +132,6 @@ func windows(cfg *config.Config) []int {
 	return list
 }
 
-// width orders windows; -1 is the widest.
 func width(window int) int {
 	if window < 0 {
 		return 1 << 62

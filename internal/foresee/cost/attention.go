@@ -70,7 +70,6 @@ func (m *Model) indexAttention() {
 	m.indexDocuments()
 }
 
-// manyTiles is the least number of tiles in a call of packed documents.
 const manyTiles = 4
 
 // indexDocuments makes the grids of calls with many tiles: the cost of adjacent tiles, relative to tiles alone.
@@ -254,7 +253,6 @@ func maskOf(t *partition.Tile, pairs, area float64) string {
 	return Band
 }
 
-// axes limits the sizes that a time depends on.
 const axes = 3
 
 // A spot is a point of a grid: the logarithms of its sizes.

@@ -4,7 +4,6 @@ import (
 	"math"
 )
 
-// A route is the curve of transfers between two ranks.
 type route struct {
 	*grid
 	ranks       int

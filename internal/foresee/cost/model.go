@@ -60,7 +60,6 @@ var _ planner.Costs = (*Model)(nil)
 // over InfiniBand.
 const netStart = 20e-6
 
-// names of element types in a table.
 var names = map[tensor.DType]string{tensor.F32: "fp32", tensor.F64: "fp64", tensor.BF16: "bf16", tensor.F16: "fp16"}
 
 // Name returns the name of an element type in a table; "" for types without computation.

@@ -17,7 +17,6 @@ const (
 	maxSpread = 512
 )
 
-// measure returns the memory of a run with demand d.
 type measure func(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Memory, error)
 
 type smaller struct {

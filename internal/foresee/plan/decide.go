@@ -85,7 +85,6 @@ type option struct {
 	Answer
 }
 
-// options lists the sizes of groups that a config allows, if their costs are known.
 func (d *Decider) options(cfg *config.Config, ranks, hosts int) (list []option, err error) {
 	perHost := ranks
 	if hosts > 1 && ranks%hosts == 0 {
@@ -197,7 +196,6 @@ func (o *option) apply(cfg *config.Config) {
 // runnersUp limits the strategies that the text shows besides the chosen one and the slowest; --json has all.
 const runnersUp = 6
 
-// write prints the choice, the runners-up and the slowest.
 func (c *Chosen) write(b *strings.Builder) {
 	fmt.Fprintf(b, "\nchoice      by the costs of this machine: attention takes %s of a step\n",
 		readable.Seconds(c.Seconds))

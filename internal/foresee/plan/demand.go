@@ -118,7 +118,6 @@ func schedulesOf(cfg *config.Config, shape partition.Shape, many bool) (func(ran
 	return func(rank int) (*ring.Schedule, error) { return p.Schedule(rank), nil }, nil
 }
 
-// layerOf returns the attention of a layer of the config.
 func layerOf(cfg *config.Config) planner.Attention {
 	q := questionOf(cfg)
 	return caseOf(&q, planner.Place{}).Attention

@@ -259,7 +259,6 @@ type charged struct {
 	calls            int
 }
 
-// layerTimes has the times of the attention of a layer.
 type layerTimes struct{ forward, backward passTime }
 
 // passTime has the seconds of one pass of attention on the slowest rank: of its kernels, and of the transfers

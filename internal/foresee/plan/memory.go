@@ -46,7 +46,6 @@ func (m *Memory) Planned() int64 {
 	return m.Weights + m.Compute + m.Gradients + m.Optimizer + m.Activations + m.RingBuffers + m.Batches + m.Workspace
 }
 
-// An item is one named part of a total.
 type item struct {
 	name  string
 	bytes int64
@@ -269,7 +268,6 @@ func Fit(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error)
 	return m.advised(memoryOf, cfg, ranks, machine, d), err
 }
 
-// fit does what Fit does for a known demand of the schedules.
 func fit(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (m Memory, err error) {
 	auto := cfg.Memory
 	recomputes, chunks := []string{auto.Recompute}, []int{auto.LossChunk}

@@ -29,7 +29,6 @@ type PackedPart struct {
 	SendBytes int64 `json:"send_bytes"` // keys and values of one layer, forward
 }
 
-// packedOf describes the sample of documents of these lengths; nil if there is none.
 func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 	if len(docs) == 0 {
 		return nil, nil

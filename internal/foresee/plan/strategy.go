@@ -116,7 +116,6 @@ func open(field string) string {
 	return field
 }
 
-// rules returns the backend of all attentions of a question by a strategy.
 func (d *Decider) rules(q *Question, s ring.Strategy) (*backend.Choice, error) {
 	list := slices.Clone(q.Attentions)
 	for i := range list {

@@ -95,7 +95,6 @@ type group struct {
 	sampled   bool
 }
 
-// newGroup returns the schedules of some ranks; nil: of all.
 func newGroup(algorithm string, s ring.Spec, index *partition.Index, ranks []int) (*group, error) {
 	p, err := ring.NewIndexedPlanner(algorithm, s, index, ranks == nil)
 	if err != nil {
@@ -114,7 +113,6 @@ func newGroup(algorithm string, s ring.Spec, index *partition.Index, ranks []int
 	return g, nil
 }
 
-// programs records a pass of every rank, several at a time.
 func (g *group) programs(a Attention, backward bool) ([]*program, error) {
 	list := make([]*program, len(g.schedules))
 	var all errgroup.Group

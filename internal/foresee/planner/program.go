@@ -7,7 +7,6 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// A kind names the work of a step.
 type kind uint8
 
 const (
@@ -44,7 +43,6 @@ type program struct {
 
 func (x *program) add(k kind, of int) { x.steps = append(x.steps, step{kind: k, of: of}) }
 
-// programOf records a pass by the schedule of a rank.
 func programOf(s *ring.Schedule, a Attention, rows int, backward bool) (*program, error) {
 	r := Recorder{program: &program{rank: s.Rank}}
 	err := r.Run(s, a, rows, backward)

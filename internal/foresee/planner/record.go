@@ -224,7 +224,6 @@ func (r exchanger) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 	return &r.pending[len(r.pending)-1], nil
 }
 
-// A place is an index of the list of an exchange.
 type place struct{ exchange, index int }
 
 // add adds n bytes to the message of the present exchange with that peer and direction.
@@ -246,7 +245,6 @@ func (r *Recorder) add(peer int, sends bool, n int64) {
 	m.count++
 }
 
-// exchange adds the peers and bytes of an exchange.
 func (h *Hop) exchange(list []message) {
 	for i := range list {
 		if m := &list[i]; m.sends {
@@ -257,7 +255,6 @@ func (h *Hop) exchange(list []message) {
 	}
 }
 
-// A pending is an exchange that has begun.
 type pending struct {
 	program *program
 	number  int

@@ -41,7 +41,6 @@ type shards struct {
 	halo  bool // the rows of a window come in one hop
 }
 
-// A onePass is a pass that several strategies share.
 type onePass struct {
 	ring.Strategy
 	backward bool
@@ -86,7 +85,6 @@ func (s *simulator) of(name string) (*shards, error) {
 	return x, nil
 }
 
-// layout returns the layout of that name, made once for all kinds.
 func (s *simulator) layout(name string) (partition.Layout, error) {
 	if s.layouts[name] == nil {
 		docs := s.Docs
@@ -110,7 +108,6 @@ func (s *simulator) layout(name string) (partition.Layout, error) {
 // if few pairs share a document.
 const preparedRanks = 256
 
-// prepared reports whether an index should do so.
 func (s *simulator) prepared(x *partition.Index) bool {
 	return len(s.Docs) > 0 && (s.Ranks <= preparedRanks || 2*x.Meetings() <= s.Ranks*s.Ranks)
 }

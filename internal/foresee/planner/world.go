@@ -12,13 +12,11 @@ type half struct{ begin, end float64 }
 // received.
 type lane struct{ sent, received []half }
 
-// A spot is the place of a message in its lane.
 type spot struct {
 	lane *lane
 	n    int
 }
 
-// A runner is a rank that runs its program.
 type runner struct {
 	*program
 	at    int           // the next step
@@ -30,7 +28,6 @@ type runner struct {
 	times Rank
 }
 
-// A world is ranks that run their programs.
 type world struct {
 	ranks []runner
 	lanes map[[2]int]*lane

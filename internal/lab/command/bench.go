@@ -325,7 +325,6 @@ func BenchTrain(ctx context.Context, path string, o BenchTrainOptions) (int, err
 	return 0, work.end(launch.ExitDone)
 }
 
-// randomSamples bounds the file of random tokens; longer runs read it again.
 const randomSamples = 16
 
 func randomTokens(path, dir string, o config.Options) ([]string, error) {
@@ -342,7 +341,6 @@ func randomTokens(path, dir string, o config.Options) ([]string, error) {
 	return append(o.Set, "data.path="+file, "data.pack_documents=false"), nil
 }
 
-// tokensPerDocument bounds the random tokens in memory.
 const tokensPerDocument = 1 << 20
 
 func writeTokens(file string, n, vocab int, seed uint64) error {
@@ -465,7 +463,6 @@ func (o *BenchOptions) measureSet(ctx context.Context, device string, set *cost.
 	return 0, nil
 }
 
-// costBackends lists the backends of attention that this machine runs, the fastest first.
 func costBackends(m machine.Machine) []string {
 	if !m.IsCPU() && m.CUDNN != 0 {
 		return []string{"fused", "flash"}

@@ -96,7 +96,6 @@ func (o *Options) resolve() (ranks int, device string, err error) {
 	return ranks, device, nil
 }
 
-// found returns the machine of --device, with the GPUs that it uses.
 func found(device string) (machine.Machine, error) {
 	switch device {
 	case "cpu":
@@ -182,7 +181,6 @@ func (o *Options) runWorkers(ctx context.Context, role job.Role, ranks int, note
 	return res, nil
 }
 
-// printJSON writes an indented object for a reader or a script.
 func printJSON(w io.Writer, v any) error {
 	enc := json.NewEncoder(terminal.JSON(w))
 	enc.SetIndent("", "  ")

@@ -31,7 +31,6 @@ func (o *Options) decider(m machine.Machine) (*plan.Decider, error) {
 	}, nil
 }
 
-// strategy decides how an attention runs on a machine, with lines for the user.
 func (o *Options) strategy(m machine.Machine, q plan.Question) (a plan.Answer, notes []string, err error) {
 	d, err := o.decider(m)
 	if err != nil {
@@ -79,7 +78,6 @@ func documents(cfg *config.Config) []int {
 	return docs
 }
 
-// A chosen holds the attention backend of a run, and lines about it.
 type chosen struct {
 	*backend.Choice
 	notes []string // lines for the user, at the start

@@ -162,7 +162,6 @@ func temp() finding {
 	return finding{"temporary", filepath.Dir(dir) + " can be written", ""}
 }
 
-// doctorRuns lists the kinds of runs that doctor tries: changes of a common one.
 var doctorRuns = []struct {
 	name   string
 	change func(r *backend.Request)
@@ -293,7 +292,6 @@ func deviceFiles() int {
 	return len(files)
 }
 
-// links reports which GPUs reach each other's memory.
 func links(list []machine.GPU) finding {
 	if len(list) == 1 {
 		return finding{"links", "one GPU", ""}
@@ -312,5 +310,4 @@ func links(list []machine.GPU) finding {
 		"memory, by NCCL", ""}
 }
 
-// indented keeps the lines of a value below each other.
 func indented(s string) string { return strings.ReplaceAll(s, "\n", "\n                        ") }

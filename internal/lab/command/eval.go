@@ -34,7 +34,6 @@ type EvalOptions struct {
 	JSON    bool
 }
 
-// An evaluation is a train.Evaluation and its subject.
 type evaluation struct {
 	Model string `json:"model"`
 	Step  int64  `json:"step"` // of the checkpoint; 0: a Hugging Face directory

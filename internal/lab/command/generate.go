@@ -75,7 +75,6 @@ func Generate(ctx context.Context, path string, o GenerateOptions) (int, error) 
 	return 0, err
 }
 
-// errInterrupted ends a text that was interrupted and reported.
 var errInterrupted = errors.New("interrupted")
 
 func (o *GenerateOptions) generate(ctx context.Context, path, text string) error {

@@ -130,7 +130,6 @@ func (t *multiNode) train(signals *launch.Signals) (int, error) {
 	return res.ExitCode, t.log.note(res.Err)
 }
 
-// exitInput ends all nodes if one of them finds wrong input.
 const exitInput = 2
 
 // firstDevice returns the number of this agent's first GPU among the visible GPUs: if the agents of a node see all of
@@ -432,7 +431,6 @@ func interfaceOf(addr netip.Addr) string {
 // keyTime bounds the wait for a key that another node has made.
 const keyTime = 30 * time.Second
 
-// key returns the secret by which the agents of the job know each other.
 func (t *multiNode) key(ctx context.Context) ([]byte, error) {
 	var k key.Key
 	path, err := t.keyFile()

@@ -113,7 +113,6 @@ func dataLines(d *plan.Data, cfg *config.Config) []string {
 	return lines
 }
 
-// unread names keys of records that change nothing.
 func unread(keys []string) string {
 	return "not read, since these keys of the records change nothing: " + strings.Join(keys, ", ")
 }
@@ -184,7 +183,6 @@ func (c costsOf) of(o *Options, m machine.Machine) plan.Costs {
 	return c[name]
 }
 
-// costs returns the table of a machine, and how fast the machine is by it.
 func (o *Options) costs(m machine.Machine) plan.Costs {
 	c := o.table(m)
 	if !c.Exact && m.IsCPU() && c.Table != nil && c.Table.CoreGFLOPs > 0 {

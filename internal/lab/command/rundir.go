@@ -110,7 +110,6 @@ type launcherLog struct {
 	out  *progress.Printer
 }
 
-// openLog begins to copy the output into the log.
 func openLog(logs *os.Root, name string, out *progress.Printer, o *TrainOptions) (*launcherLog, error) {
 	f, err := files.Append(logs, name)
 	if err != nil {
@@ -137,7 +136,6 @@ func (l *launcherLog) close() {
 	}
 }
 
-// again returns the command that resumes a run directory from its newest checkpoint.
 func (o *TrainOptions) again(dir string) string {
 	args := resuming(o.Args)
 	if o.RunDir == "" && len(args) > 0 {

@@ -187,7 +187,6 @@ func (s *scale) configs() error {
 
 func (s *scale) flags(i int) []string { return s.e.Flags(&s.cells[i], s.Set) }
 
-// directory decides --out if it is not given.
 func (s *scale) directory() error {
 	if s.Out == "" {
 		name := s.e.Name
@@ -275,7 +274,6 @@ func (s *scale) report(w io.Writer, r *experiment.Results) error {
 	return report.Write(w, report.OfExperiment(s.Out, r))
 }
 
-// finish writes all results and shows them, and returns the exit status.
 func (s *scale) finish() (int, error) {
 	r := s.results()
 	if err := s.store.WriteResults(r, s.report); err != nil {
@@ -372,7 +370,6 @@ func (s *scale) show(r *experiment.Results) error {
 	return err
 }
 
-// figure returns a number; "" for 0, which is not known.
 func figure(x float64) string {
 	if x == 0 {
 		return ""

@@ -54,7 +54,6 @@ func (s *scale) run(signals *launch.Signals) (int, error) {
 	return s.finish()
 }
 
-// recordRefused records the cells that cannot run.
 func (s *scale) recordRefused() error {
 	for i := range s.cells {
 		w := &s.work[i]
@@ -164,7 +163,6 @@ func (s *scale) arguments(w *cellWork, dir, file string) []string {
 	return append(args, filepath.Join(s.store.Dir(), file))
 }
 
-// before returns the command that starts a run on several nodes.
 func (s *scale) before(w *cellWork) []string {
 	if w.nnodes == 1 {
 		return nil
@@ -174,7 +172,6 @@ func (s *scale) before(w *cellWork) []string {
 		"--kill-on-bad-exit=0"}
 }
 
-// outcome interprets a run's exit status and its last lines.
 func (s *scale) outcome(code int, late bool, tail string) (experiment.Status, string) {
 	reason := reasonOf(tail)
 	why := oneLine(errors.New(reason))
@@ -244,7 +241,6 @@ func (s *scale) at(i, round int, order []int) string {
 	return text
 }
 
-// line describes the end of a run.
 func (s *scale) line(i int, r *experiment.Run, order []int) string {
 	text := s.at(i, r.Run, order) + "  " + string(r.Status)
 	if r.Error != "" {
@@ -273,7 +269,6 @@ type output struct {
 	text []byte // guarded by mu
 }
 
-// maxTail bounds the kept output, in bytes.
 const maxTail = 64 << 10
 
 func (o *output) Write(b []byte) (int, error) {
@@ -292,7 +287,6 @@ func (o *output) tail() string {
 	return string(o.text)
 }
 
-// plans plans each pending cell on this machine, or on the assumed one.
 func (s *scale) plans() error {
 	found := machines{}
 	m, err := s.machineOf(found, s.Device)
@@ -468,7 +462,6 @@ func (s *scale) planOnly() (int, error) {
 	return launch.ExitDone, nil
 }
 
-// maxReason bounds an error in a results file, in bytes.
 const maxReason = 600
 
 func oneLine(err error) string {

@@ -52,7 +52,6 @@ var gatherScript = template.Must(template.New("gather.sbatch").Parse(`#!/usr/bin
 exec {{.Command}} --gather
 `))
 
-// submit deals the pending cells out to the tasks of an array, and submits it with a job that gathers.
 func (s *scale) submit() (int, error) {
 	left := s.e.Order(s.cells, func(int) float64 { return 0 })
 	if len(left) == 0 {
@@ -135,7 +134,6 @@ func queueOf(args []string) []string {
 	})
 }
 
-// sbatch submits a script of the directory, and returns the number of the job.
 func (s *scale) sbatch(script string, args ...string) (string, error) {
 	c := exec.Command("sbatch", append(append([]string{"--parsable"}, args...), filepath.Join(s.Out, script))...)
 	var errs bytes.Buffer

@@ -218,7 +218,6 @@ func (t *tracker) event(rank int, e launch.Event) {
 	}
 }
 
-// maxLatest is more than the name of any checkpoint has, in bytes.
 const maxLatest = 4 << 10
 
 // summary says how a run ended and what it wrote. Failures have been reported already.

@@ -96,7 +96,6 @@ func (o *TokenizeOptions) write(ctx context.Context, e *data.Encoding, paths []s
 	return pair.Close()
 }
 
-// textFiles lists the files of globs, and how many bytes they have.
 func textFiles(globs []string) (paths []string, size int64, err error) {
 	if len(globs) == 0 {
 		return nil, 0, inputf("no file is named: cprun tokenize --tokenizer T --to OUT FILE…")

@@ -207,7 +207,6 @@ type begun struct {
 	task job.Train
 }
 
-// begin fills the run directory for the first step, and prints the facts of the run.
 func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error) {
 	b.ready = r
 	if b.logs, err = files.Private(r.root, "logs"); err != nil {
@@ -245,7 +244,6 @@ func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error
 	return b, nil
 }
 
-// merge makes one file of the ranks' traces.
 func (b *begun) merge(out *progress.Printer) {
 	if b.cfg.Log.TraceSteps == 0 {
 		return
@@ -255,7 +253,6 @@ func (b *begun) merge(out *progress.Printer) {
 	}
 }
 
-// close closes the files that begin has opened; ready closes the others.
 func (b *begun) close() {
 	if b.log != nil {
 		b.log.close()

@@ -50,7 +50,6 @@ type Experiment struct {
 // Axes of a grid that are no keys of a config.
 var ownKeys = []string{"nproc", "nnodes", "device"}
 
-// Keys of experiment.yaml, in the order of its documentation.
 var fields = []string{"base", "set", "grid", "skip", "warmup", "repeat", "limit"}
 
 const (
@@ -98,7 +97,6 @@ func parse(path string, text []byte) *Experiment {
 	return e
 }
 
-// unknown suggests the key that was meant.
 func (e *Experiment) unknown(name *yaml.Node) string {
 	if config.UnknownKey(name.Value) == "" || config.IsSection(name.Value) {
 		return "keys of the config stand below set or grid"
@@ -224,7 +222,6 @@ func (e *Experiment) value(path string, name, n *yaml.Node) (value any, flag str
 	return value, flag, true
 }
 
-// Keys with paths as values.
 var pathKeys = []string{"data.path", "data.validation.path", "data.tokenizer", "model.from"}
 
 // beside returns the path of a file in the directory of the experiment, if it exists there, as a config's paths are

@@ -45,7 +45,6 @@ func (e *Experiment) Cells() []Cell {
 	return cells
 }
 
-// maxID bounds the name of a cell's directory, in bytes.
 const maxID = 64
 
 // id names a cell's directory: its number, and its values for a reader.
@@ -171,7 +170,6 @@ func (s skipped) holds(values map[string]any) bool {
 
 const skipSample = "{nproc: 1, parallel.algorithm: [allgather, ulysses]}"
 
-// readSkip reads the entries that leave out cells.
 func (e *Experiment) readSkip(n *yaml.Node) {
 	if n.Kind != yaml.SequenceNode {
 		e.doc.Faultf(n, "skip", "found %s; want a list of maps, such as [%s]", config.Describe(n), skipSample)

@@ -167,7 +167,6 @@ func (r *Results) Encode(w io.Writer) error {
 	return enc.Encode(r)
 }
 
-// columns follow the grid's keys in results.csv.
 var columns = []struct {
 	name string
 	of   func(c *Cell) string

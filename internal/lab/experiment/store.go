@@ -228,7 +228,6 @@ func parseLog(text []byte) (h *Header, runs []Run, err error) {
 	return h, runs, nil
 }
 
-// differ lists the names with other values in o.
 func (id Identity) differ(o Identity) (keys []string) {
 	for _, key := range slices.Sorted(maps.Keys(id)) {
 		if id[key] != o[key] {
@@ -252,7 +251,6 @@ func (s *Store) Append(r Run) error {
 	return nil
 }
 
-// write appends a line, in one write.
 func (s *Store) write(v any) error {
 	text, err := json.Marshal(v)
 	if err == nil {

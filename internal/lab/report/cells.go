@@ -42,7 +42,6 @@ func speedOf(c *experiment.Cell) float64 {
 	return math.NaN()
 }
 
-// matrix shows the outcome of each cell.
 func (g *grid) matrix() *figure {
 	t, left := g.table("Tokens a second and device of each cell, or what became of it", func(c *experiment.Cell) cell {
 		field := status(c)

@@ -30,7 +30,6 @@ type grid struct {
 	axes []experiment.Axis // nproc and nnodes merged into ranks
 }
 
-// experiment adds the facts, figures and files of an experiment to the page.
 func (p *page) experiment(e *experiment.Results, plans map[string]*Plan) {
 	g := newGrid(e)
 	p.Facts = append(p.Facts, [][2]string{{"Command", e.Command}, {"Commit", e.Commit}, {"Machine", e.Machine},

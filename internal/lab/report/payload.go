@@ -92,7 +92,6 @@ func (s *series) say(words string, known map[string]int) {
 	s.Text = append(s.Text, i)
 }
 
-// add appends a point, unless it is not finite.
 func (s *series) add(x, y float64) {
 	if !math.IsNaN(x-x) && !math.IsNaN(y-y) { // an infinity less itself is NaN too
 		s.X, s.Y = append(s.X, number(x)), append(s.Y, number(y))
@@ -180,7 +179,6 @@ func (t *table) Numeric(column int) bool {
 	return len(t.Rows) > 0 && column < len(t.Rows[0]) && t.Rows[0][column].Number
 }
 
-// drop takes out the columns in which nothing is known.
 func (t *table) drop() {
 	for i := len(t.Columns) - 1; i > 0; i-- {
 		if slices.ContainsFunc(t.Rows, func(row []cell) bool { return row[i].Text != "" && row[i].Text != "–" }) {

@@ -41,7 +41,6 @@ func rawFiles(runs []Run) []download {
 	return all
 }
 
-// rawColumns are the columns of a run's CSV, named as in metrics.jsonl.
 var rawColumns = []struct {
 	name string
 	of   func(metrics.Step) metrics.Float

@@ -29,7 +29,6 @@ const (
 	maxValues  = 4 << 20   // values in a JSON file
 )
 
-// resultsFile marks the directory of an experiment.
 const resultsFile = "results.json"
 
 // Open adds a path to the page: a run directory, the directory of an experiment, or its
@@ -128,7 +127,6 @@ func ReadRun(root *os.Root) (*Run, error) {
 	return r, nil
 }
 
-// miss notes a missing file and the figures that need it.
 func (r *Run) miss(err error, name, effect string) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -50,7 +50,6 @@ type Run struct {
 	Missing []string        // files that are absent or cannot be read, and the figures that need them
 }
 
-// points bounds the points of a run in a figure of its own.
 const points = 2000
 
 // Write writes the page. Where all points of all runs make it longer than MaxPage, it has fewer of

@@ -23,7 +23,6 @@ type curve struct {
 	views                []measure
 }
 
-// A measure is a value of a step and its axis.
 type measure struct {
 	name string
 	y    axis
@@ -93,7 +92,6 @@ func validation(s metrics.Step) metrics.Float {
 	return *s.ValLoss
 }
 
-// runs adds the figures and tables of runs, with n points of each in a figure.
 func (p *page) runs(runs []Run, n int) {
 	n = max(10, min(n, 8*points/len(runs)))
 	runs = slices.Clone(runs)
@@ -187,7 +185,6 @@ func abscissae(steps []metrics.Step) [3][]number {
 	return x
 }
 
-// sourcesOf lists the command, version and machine of each run.
 func sourcesOf(runs []Run) []string {
 	var all []string
 	for _, r := range runs {
@@ -376,7 +373,6 @@ const (
 // A settings is a config, one value for each key such as "optimizer.lr".
 type settings map[string]string
 
-// settings returns the plan's config; nil without a plan.
 func (p *Plan) settings() settings {
 	if p == nil {
 		return nil
@@ -423,7 +419,6 @@ func (s settings) String() string {
 
 type config struct{ Name, Text string }
 
-// configs adds the configs of the runs, and a table of the keys that differ between them.
 func (p *page) configs(runs []Run) {
 	t := &table{Caption: "Config keys that differ", Columns: []string{"key"}}
 	var all []settings

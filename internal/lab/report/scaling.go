@@ -19,7 +19,6 @@ type quantity struct {
 	of   func(c *experiment.Cell) (y, lo, hi float64) // NaN: not known
 }
 
-// byTime returns a rate with its spread over the steps.
 func byTime(of func(*experiment.Cell) float64) func(*experiment.Cell) (y, lo, hi float64) {
 	return func(c *experiment.Cell) (y, lo, hi float64) {
 		nan := math.NaN()
@@ -63,7 +62,6 @@ var rates = []quantity{
 		byTime(func(c *experiment.Cell) float64 { return c.MFU })},
 }
 
-// against draws the rates by a numeric key of the grid.
 func (g *grid) against(key string) *figure {
 	f := &figure{Title: "Throughput by " + axisOf(key).Name, Kind: "lines", Section: scaling,
 		Says: "Median of the counted steps; bars span the fastest and the slowest step. FLOPs are the model's: " +
@@ -133,7 +131,6 @@ func place(a experiment.Axis, v any) float64 {
 	return float64(slices.IndexFunc(a.Values, func(o any) bool { return experiment.Text(o) == experiment.Text(v) }))
 }
 
-// strong draws how a problem of one size speeds up with ranks.
 func (g *grid) strong() *figure {
 	f := &figure{Title: "Strong scaling: one sequence over more ranks", Kind: "lines", Section: scaling,
 		Says: "The same length over more ranks. Speed-up is over the fastest cell of the chart with the fewest " +
@@ -284,7 +281,6 @@ func (g *grid) exposed(key string) *figure {
 	return f
 }
 
-// predicted draws the plan against the measurement.
 func (g *grid) predicted() *figure {
 	f := &figure{Title: "Predicted against measured", Kind: "lines", Section: predictions,
 		Says: "Each point is a cell; on the thin line the prediction holds, between the dotted ones it is within 10 %."}

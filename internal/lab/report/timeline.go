@@ -60,7 +60,6 @@ func stepOf(label string) (n int, ok bool) {
 	return n, ok && err == nil
 }
 
-// timeline adds the last step of a trace that all of its ranks have.
 func (p *page) timeline(r *Run) {
 	spans, step, ranks := r.lastStep()
 	if len(spans) == 0 {

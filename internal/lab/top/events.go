@@ -29,7 +29,6 @@ type Event struct {
 	Text string
 }
 
-// stepLine matches the lines of steps, which the curves show.
 var stepLine = regexp.MustCompile(`^step \d+(/\d+)?  loss `)
 
 // startLine begins what one start has printed: "--- 2026-11-22T23:43:42.434Z cprun VERSION: COMMAND".
@@ -182,7 +181,6 @@ func (l Line) width() int {
 	return n
 }
 
-// clip returns at most n columns of the line.
 func (l Line) clip(n int) Line {
 	var out Line
 	for _, s := range l {
@@ -261,5 +259,4 @@ func flow(name string, items []item, w int) []Line {
 	return out
 }
 
-// nameWidth counts the columns of the names at the left.
 const nameWidth = 8

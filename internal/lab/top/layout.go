@@ -83,7 +83,6 @@ func split(ranks *list, told *list, room int) []Line {
 	return append(ranks.lines(forRanks), told.lines(forEvents)...)
 }
 
-// A list is a heading and lines, shown in part.
 type list struct {
 	heading []Line // an empty line, a title, a row of names
 	rows    []Line

@@ -152,7 +152,6 @@ func (s *Source) config() bool {
 	return true
 }
 
-// maxLatest bounds the name of a checkpoint, in bytes.
 const maxLatest = 4 << 10
 
 // saved returns the step of the newest checkpoint; 0 without one of a name that a run gives.
@@ -213,7 +212,6 @@ func (s *Source) judgeAlone(configured bool) {
 	}
 }
 
-// living returns the state of a run with a live launcher.
 func (s *Source) living() State {
 	v := &s.view
 	working := slices.ContainsFunc(v.Rows, func(r status.Row) bool { return r.State != "starts" })
@@ -226,7 +224,6 @@ func (s *Source) living() State {
 	return Starting
 }
 
-// ending returns the state of a run after that exit code of its launcher.
 func ending(code int) State {
 	switch code {
 	case launch.ExitDone:
