@@ -108,16 +108,10 @@ func versionCommand() *cobra.Command {
 		Args:    noArgs,
 		Run: func(c *cobra.Command, _ []string) {
 			info, _ := debug.ReadBuildInfo()
-			fmt.Fprintf(c.OutOrStdout(), "cprun %s (%s, %s)\n", versionString(), info.GoVersion, builtFor())
+			fmt.Fprintf(c.OutOrStdout(), "cprun %s (%s, %s)\n", versionString(), info.GoVersion,
+				map[bool]string{true: "cuda", false: "cpu"}[machine.Built])
 		},
 	}
-}
-
-func builtFor() string {
-	if machine.Built {
-		return "cuda"
-	}
-	return "cpu"
 }
 
 func noArgs(c *cobra.Command, args []string) error {

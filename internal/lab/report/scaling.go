@@ -97,23 +97,19 @@ func (g *grid) others() *figure {
 		return g.against(last.Key)
 	}
 	for _, q := range rates {
+		panels := g.lines([]string{last.Key}, func(c *experiment.Cell) (x, y, lo, hi float64) {
+			y, _, _ = q.of(c)
+			return place(last, g.value(c, last.Key)), y, math.NaN(), math.NaN()
+		})
+		for _, p := range panels {
+			for k := range p.Series {
+				p.Series[k].Kind = "bar"
+			}
+		}
 		f.Views = append(f.Views, view{Name: q.name, X: axis{Name: last.Key, Kind: "text", Text: texts(last)},
-			Y: axis{Name: q.y.Name, Kind: q.y.Kind, Zero: true},
-			Panels: bars(g.lines([]string{last.Key}, func(c *experiment.Cell) (x, y, lo, hi float64) {
-				y, _, _ = q.of(c)
-				return place(last, g.value(c, last.Key)), y, math.NaN(), math.NaN()
-			}))})
+			Y: axis{Name: q.y.Name, Kind: q.y.Kind, Zero: true}, Panels: panels})
 	}
 	return f
-}
-
-func bars(panels []panel) []panel {
-	for i := range panels {
-		for k := range panels[i].Series {
-			panels[i].Series[k].Kind = "bar"
-		}
-	}
-	return panels
 }
 
 func texts(a experiment.Axis) (all []string) {

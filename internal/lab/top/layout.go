@@ -231,7 +231,11 @@ func (p *picture) bar() Line {
 func (p *picture) losses() []Line {
 	var items []item
 	if p.Logged {
-		items = append(items, item{text: p.loss4(p.Last.Loss), style: Bold})
+		loss := "not a number" // the one thing to be seen
+		if p.Last.Loss.Known() {
+			loss = figure(p.Last.Loss, "%.4f")
+		}
+		items = append(items, item{text: loss, style: Bold})
 	}
 	if p.Validated {
 		items = append(items, item{"validation", fmt.Sprintf("%.4f at step %s", p.Val, readable.Count(p.ValStep)),
@@ -264,14 +268,6 @@ func (p *picture) losses() []Line {
 		out = append(out, Line{{fill(label, nameWidth-1, true) + " ", Dim}, {line, Accent}})
 	}
 	return out
-}
-
-// loss4 returns a loss, as the lines of steps have it. One that is no number is the one thing to be seen.
-func (p *picture) loss4(x metrics.Float) string {
-	if !x.Known() {
-		return "not a number"
-	}
-	return fmt.Sprintf("%.4f", float64(x))
 }
 
 func (p *picture) speed() []Line {

@@ -26,13 +26,12 @@ var floating = map[safetensors.DType]bool{
 	safetensors.F8E4M3: true, safetensors.F8E5M2: true,
 }
 
-func few(names []string) []string { return names[:min(len(names), 16)] }
-
 func (c *Case) readable(name string) ([]int, error) {
 	info, ok := c.file.Info(name)
 	switch {
 	case !ok:
-		return nil, fmt.Errorf("%s: tensor %q is missing; it holds %.64q", c.Path, name, few(c.file.Names()))
+		return nil, fmt.Errorf("%s: tensor %q is missing; it holds %.64q", c.Path, name,
+			c.file.Names()[:min(len(c.file.Names()), 16)])
 	case !floating[info.DType]:
 		return nil, fmt.Errorf("%s: tensor %q has elements of type %.64s; want F64, F32, F16 or BF16", c.Path, name,
 			info.DType)

@@ -190,8 +190,11 @@ func (c *Case) documentsOf(m *Masks, queries, keys documents) ([]partition.Mask,
 		if m.DocsKV != nil {
 			inKeys = m.DocsKV[i]
 		}
-		var err error
-		if masks[i], err = m.documentMask(c, m.Docs[i], inKeys); err != nil {
+		err := errors.New("there are no documents")
+		if len(m.Docs[i]) > 0 {
+			masks[i], err = m.Diagonal.Mask(c.SeqQ, c.SeqKV, m.Docs[i], inKeys)
+		}
+		if err != nil {
 			if queries.samples {
 				err = fmt.Errorf("sample %d: %w", i, err)
 			}
@@ -203,13 +206,6 @@ func (c *Case) documentsOf(m *Masks, queries, keys documents) ([]partition.Mask,
 
 func alike(lists [][]int) bool {
 	return !slices.ContainsFunc(lists, func(l []int) bool { return !slices.Equal(l, lists[0]) })
-}
-
-func (m *Masks) documentMask(c *Case, docs, docsKV []int) (partition.Mask, error) {
-	if len(docs) == 0 {
-		return partition.Mask{}, errors.New("there are no documents")
-	}
-	return m.Diagonal.Mask(c.SeqQ, c.SeqKV, docs, docsKV)
 }
 
 // evenly returns an error unless the documents equal the batch of k and v, which then replaces them.

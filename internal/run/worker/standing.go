@@ -2,8 +2,6 @@ package worker
 
 import (
 	"cmp"
-	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -138,8 +136,3 @@ func stood(since time.Time) time.Duration {
 const long = time.Second
 
 func stoodLong(s *standing.Standing) bool { return len(s.Waits) > 0 && s.Waits[0].Stood >= long }
-
-func logWaits(s *standing.Standing) {
-	s.Clean()
-	fmt.Fprintf(os.Stderr, "cprun worker: %s\n", s)
-}

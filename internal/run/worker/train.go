@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/foresee/plan"
@@ -79,7 +80,7 @@ func (p *process) eval(ctx context.Context) (err error) {
 // task returns the task from the launcher, and the config in it.
 func (p *process) task() (task job.Train, cfg *config.Config, err error) {
 	p.where.enter("setup")
-	p.start = newStart()
+	p.start = &start{began: time.Now()}
 	if err := p.payload(&task); err != nil {
 		return task, nil, err
 	}

@@ -77,7 +77,8 @@ func (p *process) fail(err error) {
 	s := p.standing()
 	late := errors.Is(err, comm.ErrDeadline)
 	if late || stoodLong(&s) {
-		logWaits(&s)
+		s.Clean()
+		fmt.Fprintf(os.Stderr, "cprun worker: %s\n", &s)
 	}
 	r := launch.FailureReport{Error: err.Error(), Remote: comm.IsRemote(err), TimedOut: late, Standing: &s}
 	r.Phase, r.Step = p.where.at()
@@ -263,8 +264,6 @@ type part struct {
 	name string
 	took time.Duration
 }
-
-func newStart() *start { return &start{began: time.Now()} }
 
 // time notes a part from now until the function that it returns is called.
 func (s *start) time(name string) (end func()) {
