@@ -1,13 +1,13 @@
 package attentiontest
 
 import (
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/base/near"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
@@ -30,7 +30,7 @@ func (c Case) inputs(rng *rand.Rand, dtype tensor.DType) inputs {
 	draw := func(shape [4]int, spread float64, t tensor.DType) []float64 {
 		xs := make([]float64, shape[0]*shape[1]*shape[2]*shape[3])
 		for i := range xs {
-			xs[i] = round(rng.NormFloat64()*spread, t)
+			xs[i] = near.Round(rng.NormFloat64()*spread, t)
 		}
 		return xs
 	}
@@ -279,103 +279,15 @@ func each(v tensor.View, visit func(at int64, coord [4]int)) {
 }
 
 func write(v tensor.View, xs []float64) {
-	switch v.DType() {
-	case tensor.F64:
-		writeAs(v, xs, func(x float64) float64 { return x })
-	case tensor.F32:
-		writeAs(v, xs, func(x float64) float32 { return float32(x) })
-	case tensor.BF16:
-		writeAs(v, xs, func(x float64) uint16 { return uint16(math.Float32bits(float32(x)) >> 16) })
-	case tensor.F16:
-		writeAs(v, xs, halfBits)
-	}
-}
-
-func writeAs[T tensor.Element](v tensor.View, xs []float64, convert func(float64) T) {
-	data, i := tensor.Data[T](v), 0
-	each(v, func(at int64, _ [4]int) {
-		data[at] = convert(xs[i])
-		i++
-	})
+	shape := v.Shape()
+	dense := tensor.New(v.DType(), shape[:]...)
+	near.Encode(dense, xs)
+	tensor.Copy(v, dense)
 }
 
 func read(v tensor.View) []float64 {
-	xs := make([]float64, 0, v.Size())
-	if v.Size() == 0 {
-		return xs
-	}
-	switch v.DType() {
-	case tensor.F64:
-		data := tensor.Data[float64](v)
-		each(v, func(at int64, _ [4]int) { xs = append(xs, data[at]) })
-	case tensor.F32:
-		data := tensor.Data[float32](v)
-		each(v, func(at int64, _ [4]int) { xs = append(xs, float64(data[at])) })
-	case tensor.BF16:
-		data := tensor.Data[uint16](v)
-		each(v, func(at int64, _ [4]int) { xs = append(xs, float64(math.Float32frombits(uint32(data[at])<<16))) })
-	case tensor.F16:
-		data := tensor.Data[uint16](v)
-		each(v, func(at int64, _ [4]int) { xs = append(xs, halfValue(data[at])) })
-	default:
-		panic(fmt.Sprintf("attentiontest: a result of %v", v.DType()))
-	}
-	return xs
-}
-
-// round returns the value of type t that is nearest to x. Values here are far from the ends
-// of every type's range.
-func round(x float64, t tensor.DType) float64 {
-	bits := 53
-	switch t {
-	case tensor.F32:
-		bits = 24
-	case tensor.F16:
-		bits = 11
-	case tensor.BF16:
-		bits = 8
-	}
-	if bits == 53 || x == 0 {
-		return x
-	}
-	fraction, exponent := math.Frexp(x)
-	if t == tensor.F16 {
-		bits = min(bits, exponent+24) // subnormal below 2^-14
-	}
-	return math.Ldexp(math.RoundToEven(math.Ldexp(fraction, bits)), exponent-bits)
-}
-
-// halfValue returns the number of a binary16 encoding. It and halfBits do not use package tensor, so that a fault there
-// shows.
-func halfValue(b uint16) float64 {
-	sign, exponent, fraction := 1.0, int(b>>10&0x1f), float64(b&0x3ff)
-	if b&0x8000 != 0 {
-		sign = -1
-	}
-	switch {
-	case exponent == 31 && fraction != 0:
-		return math.NaN()
-	case exponent == 31:
-		return math.Inf(int(sign))
-	case exponent == 0:
-		return sign * math.Ldexp(fraction, -24)
-	}
-	return sign * math.Ldexp(1024+fraction, exponent-25)
-}
-
-// halfBits returns the binary16 encoding of NaN, an infinity or a value that round has made exact.
-func halfBits(x float64) uint16 {
-	sign := uint16(math.Float64bits(x) >> 48 & 0x8000)
-	x = math.Abs(x)
-	switch {
-	case math.IsNaN(x):
-		return 0x7e00
-	case math.IsInf(x, 1):
-		return sign | 0x7c00
-	}
-	if x < math.Ldexp(1, -14) {
-		return sign | uint16(math.Ldexp(x, 24))
-	}
-	fraction, exponent := math.Frexp(x) // x = fraction 2^exponent, fraction in [1/2, 1)
-	return sign | uint16(exponent+14)<<10 | uint16(math.Ldexp(fraction, 11)-1024)
+	shape := v.Shape()
+	dense := tensor.New(v.DType(), shape[:]...)
+	tensor.Copy(dense, v)
+	return near.Decode(dense)
 }

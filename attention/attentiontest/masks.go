@@ -7,8 +7,8 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// Definition is a mask by what it means, pair by pair, which what package partition makes of it is held
-// against: documents, each with a diagonal of its own; or slices, in place of both.
+// Definition is a mask by its meaning, pair by pair, to test the masks of package partition: documents, each with a
+// diagonal of its own; or slices, in place of both.
 type Definition struct {
 	SeqQ, SeqKV  int
 	Diagonal     partition.Diagonal

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/base/near"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
@@ -116,7 +117,7 @@ func (c Case) scoreInputs(rng *rand.Rand, t tensor.DType) (slopes, bias []float6
 		slopes = append(slopes, math.Exp2(-float64(h+2)))
 	}
 	for n := range c.Scores.Bias[0] * c.Scores.Bias[1] * c.SeqQ * c.width() {
-		bias = append(bias, round(rng.NormFloat64(), t))
+		bias = append(bias, near.Round(rng.NormFloat64(), t))
 		if c.Scores.Hides && (n%3 == 0 || n/c.width()%5 == 0) {
 			bias[n] = math.Inf(-1)
 		}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/base/near"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -64,7 +65,7 @@ func newSinkSet(rng *rand.Rand, l Layout, dtype tensor.DType, shape [4]int, firs
 	draw := func(v tensor.View, spread float64) {
 		xs := make([]float64, v.Size())
 		for i := range xs {
-			xs[i] = round(rng.NormFloat64()*spread, v.DType())
+			xs[i] = near.Round(rng.NormFloat64()*spread, v.DType())
 		}
 		if v == s.sink {
 			xs[0] = first

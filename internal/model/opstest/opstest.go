@@ -95,8 +95,8 @@ func (r *rig) random(dtype tensor.DType, shape ...int) (View, []float64) {
 // put returns a device view of xs, and xs as rounded to dtype.
 func (r *rig) put(dtype tensor.DType, xs []float64, shape ...int) (View, []float64) {
 	host := tensor.New(dtype, shape...)
-	encode(host, xs)
-	return r.dev.Upload(host), decode(host)
+	near.Encode(host, xs)
+	return r.dev.Upload(host), near.Decode(host)
 }
 
 // garbage returns a device view of NaN, for results that must not depend on the old values.
@@ -106,7 +106,7 @@ func (r *rig) garbage(dtype tensor.DType, shape ...int) View {
 	for i := range xs {
 		xs[i] = math.NaN()
 	}
-	encode(host, xs)
+	near.Encode(host, xs)
 	return r.dev.Upload(host)
 }
 
@@ -120,7 +120,7 @@ func (r *rig) read(v View) []float64 {
 	if err != nil {
 		r.t.Fatalf("stream: %v", err)
 	}
-	return decode(host)
+	return near.Decode(host)
 }
 
 // close fails the test unless v holds want within the rounding of its type and of a sum in
@@ -191,8 +191,8 @@ func testCopy(r *rig) {
 			dst := r.garbage(to, 2, 4, 2, 4)
 			r.ops.Copy(dst, src)
 			want := tensor.New(to, 2, 4, 2, 4)
-			encode(want, values)
-			r.equal(from.String()+" to "+to.String(), dst, decode(want))
+			near.Encode(want, values)
+			r.equal(from.String()+" to "+to.String(), dst, near.Decode(want))
 		}
 	}
 	empty := r.garbage(tensor.F32, 1, 0, 1, 3)
@@ -249,4 +249,19 @@ func Digest(t *testing.T, dev Device, activations tensor.DType) [sha256.Size]byt
 		h.Write(tensor.Bytes(host))
 	}
 	return [sha256.Size]byte(h.Sum(nil))
+}
+
+// epsilon returns the largest relative error of rounding to dtype.
+func epsilon(dtype tensor.DType) float64 {
+	switch dtype {
+	case tensor.F64:
+		return 0x1p-53
+	case tensor.F32:
+		return 0x1p-24
+	case tensor.F16:
+		return 0x1p-11
+	case tensor.BF16:
+		return 0x1p-8
+	}
+	panic(fmt.Sprintf("opstest: epsilon of %v", dtype))
 }

@@ -1,46 +1,46 @@
-package opstest
+package near
 
 import (
-	"fmt"
 	"math"
 
 	"github.com/cprun/cprun/tensor"
 )
 
-// epsilon returns the largest relative error of rounding to dtype.
-func epsilon(dtype tensor.DType) float64 {
-	switch dtype {
-	case tensor.F64:
-		return 0x1p-53
-	case tensor.F32:
-		return 0x1p-24
-	case tensor.F16:
-		return 0x1p-11
-	case tensor.BF16:
-		return 0x1p-8
-	}
-	panic(fmt.Sprintf("opstest: epsilon of %v", dtype))
-}
+// The conversions of this file do not use those of package tensor, so that a fault there shows.
 
-// encode writes xs, rounded, into a dense host view.
-func encode(v View, xs []float64) {
+// Encode writes xs, rounded, into a dense host view.
+func Encode(v tensor.View, xs []float64) {
 	for i, x := range xs {
+		x = Round(x, v.DType())
 		switch v.DType() {
 		case tensor.F64:
 			tensor.Data[float64](v)[i] = x
 		case tensor.F32:
 			tensor.Data[float32](v)[i] = float32(x)
 		case tensor.BF16:
-			x = float64(float32(x))
-			tensor.Data[uint16](v)[i] = uint16(math.Float32bits(float32(round(x, 8, -126))) >> 16)
+			tensor.Data[uint16](v)[i] = uint16(math.Float32bits(float32(x)) >> 16)
 		case tensor.F16:
-			x = float64(float32(x))
-			tensor.Data[uint16](v)[i] = halfBits(round(x, 11, -14))
+			tensor.Data[uint16](v)[i] = halfBits(x)
 		}
 	}
 }
 
-func decode(v View) []float64 {
+// Round returns x rounded to t, by way of float32 if t has 16 bits, as kernels do. A float16 may overflow to a
+// number from 65536, which Encode takes for an infinity.
+func Round(x float64, t tensor.DType) float64 {
+	switch t {
+	case tensor.F32:
+		return float64(float32(x))
+	case tensor.BF16:
+		return round(float64(float32(x)), 8, -126)
+	case tensor.F16:
+		return round(float64(float32(x)), 11, -14)
+	}
+	return x
+}
+
+// Decode returns the values of a dense host view.
+func Decode(v tensor.View) []float64 {
 	xs := make([]float64, v.Size())
 	for i := range xs {
 		switch v.DType() {
@@ -68,8 +68,7 @@ func round(x float64, bits, minExp int) float64 {
 	return math.Copysign(math.RoundToEven(x/step)*step, x)
 }
 
-// halfBits returns a float16 that x, already rounded, is exactly; from 65536 on it is infinite. It and
-// halfValue are not those of package tensor, so that a fault there shows.
+// halfBits returns a float16 that x, already rounded, is exactly; from 65536 on it is infinite.
 func halfBits(x float64) uint16 {
 	sign := uint16(0)
 	if math.Signbit(x) {
