@@ -52,7 +52,12 @@ func (x *Index) apart(rank, owner int) bool { return x.all != nil && x.Needs(ran
 // the hull of the K of Tiles, without computing tiles. It is empty when nothing is visible.
 func (x *Index) Needs(rank, owner int) Range {
 	if x.all != nil {
-		return find(x.all.of[rank], owner)
+		list := x.all.of[rank]
+		i, ok := slices.BinarySearchFunc(list, owner, func(n Need, owner int) int { return n.Peer - owner })
+		if !ok {
+			return Range{}
+		}
+		return list[i].Rows
 	}
 	return needs(x.bands, &x.q[rank], &x.k[owner])
 }

@@ -2,7 +2,6 @@ package partition
 
 import (
 	"math/bits"
-	"slices"
 	"sync"
 )
 
@@ -151,14 +150,6 @@ func (x *Index) hold() {
 	if x.held == nil {
 		x.held = holders(x.k)
 	}
-}
-
-// find returns the rows of a peer among needs in the order of theirs.
-func find(list []Need, peer int) Range {
-	if i, ok := slices.BinarySearchFunc(list, peer, func(n Need, peer int) int { return n.Peer - peer }); ok {
-		return list[i].Rows
-	}
-	return Range{}
 }
 
 // Owners returns the Needs of rank that are not empty, its own among them, by owner. ok is false without a call of

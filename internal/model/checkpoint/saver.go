@@ -173,7 +173,11 @@ func (s *Saver) Save(ctx context.Context, snap Snapshot) error {
 		if s.local == nil {
 			return s.finish(ctx, snap, p, err)
 		}
-		snap.Fields = fieldsOf(snap.Fields)
+		bare := make([]Field, len(snap.Fields)) // without their data
+		for i, f := range snap.Fields {
+			bare[i].Name = f.Name
+		}
+		snap.Fields = bare
 		s.background(func() error { return s.finish(ctx, snap, p, err) })
 		return nil
 	}
@@ -196,14 +200,6 @@ func (s *Saver) background(save func() error) {
 	pending := make(chan error, 1)
 	s.pending = pending
 	go func() { pending <- save() }()
-}
-
-func fieldsOf(fields []Field) []Field {
-	bare := make([]Field, len(fields))
-	for i, f := range fields {
-		bare[i].Name = f.Name
-	}
-	return bare
 }
 
 // Wait waits for the save in the background and returns its error, once.
@@ -275,9 +271,10 @@ func (s *Saver) stage(ctx context.Context, snap Snapshot) (report, error) {
 // together, the error is the own one of this rank, if it has one.
 func (s *Saver) reported(ctx context.Context, work func() report) (report, error) {
 	var done atomic.Pointer[report]
-	err := s.together(ctx, func() {
+	err := Together(ctx, s.group, s.o.Beat, s.o.Limit, func() error {
 		r := work()
 		done.Store(&r)
+		return nil
 	})
 	r := done.Load()
 	if r == nil {
@@ -325,13 +322,14 @@ func (s *Saver) conclude(ctx context.Context, snap Snapshot, r report) (failed b
 		return false, fmt.Errorf("gather of what the ranks wrote: %w", err)
 	}
 	var result verdict
-	commit := func() {
+	err = Together(ctx, s.group, s.o.Beat, s.o.Limit, func() error {
 		if s.group.Rank() == 0 {
 			result.Faults = s.commit(ctx, snap, r, blobs)
 			result.Final = errors.Is(result.Faults.seenBy(0), ErrSuperseded)
 		}
-	}
-	if err := s.together(ctx, commit); err != nil {
+		return nil
+	})
+	if err != nil {
 		return false, fmt.Errorf("waiting for rank 0 to complete it: %w", err)
 	}
 	blob, err := Broadcast(ctx, s.group, encode(result))

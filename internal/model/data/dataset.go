@@ -123,15 +123,19 @@ func (d *Dataset) outside(f io.ReaderAt, p part, at int64, id int32) error {
 
 const scanChunk = 1 << 16
 
-func (d *Dataset) scan(from, to int64, f func(tokens []int32, at int64)) error {
-	buf := make([]int32, min(scanChunk, to-from))
-	for at := from; at < to; {
-		tokens := buf[:min(int64(len(buf)), to-at)]
+// eachEOS reads a part, and calls f with the place after each EOS token.
+func (d *Dataset) eachEOS(p part, f func(end int64)) error {
+	buf := make([]int32, min(scanChunk, p.end()-p.start))
+	for at := p.start; at < p.end(); {
+		tokens := buf[:min(int64(len(buf)), p.end()-at)]
 		if err := d.ReadTokens(tokens, at); err != nil {
 			return err
 		}
-		f(tokens, at)
-		at += int64(len(tokens))
+		for _, id := range tokens {
+			if at++; int(id) == d.source.EOS {
+				f(at)
+			}
+		}
 	}
 	return nil
 }
@@ -152,11 +156,9 @@ func (d *Dataset) Check(read bool) (documents int64, err error) {
 		}
 		byToken := n == 0 && d.source.EOS >= 0
 		if read {
-			err := d.scan(p.start, p.end(), func(ids []int32, at int64) {
-				for i, id := range ids {
-					if byToken && int(id) == d.source.EOS {
-						n, last = n+1, at+int64(i)+1-p.start
-					}
+			err := d.eachEOS(p, func(end int64) {
+				if byToken {
+					n, last = n+1, end-p.start
 				}
 			})
 			if err != nil {
@@ -194,14 +196,7 @@ func (d *Dataset) documents() ([]int64, error) {
 		known := len(ends)
 		if _, whole := p.codec.(*held); !whole && d.source.EOS >= 0 {
 			// Bytes have the token too: it was appended to each document.
-			err := d.scan(p.start, p.end(), func(ids []int32, at int64) {
-				for i, id := range ids {
-					if int(id) == d.source.EOS {
-						ends = append(ends, at+int64(i)+1)
-					}
-				}
-			})
-			if err != nil {
+			if err := d.eachEOS(p, func(end int64) { ends = append(ends, end) }); err != nil {
 				return nil, err
 			}
 		}

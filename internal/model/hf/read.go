@@ -14,6 +14,7 @@ import (
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/model/tokenizer"
 )
 
 // Bounds of config.json (the largest known have some kilobytes) and of the index of
@@ -297,7 +298,7 @@ const eosText = "<|endoftext|>"
 // further token that ends documents; -1 for none.
 func writeBytes(to *os.Root, eos int) error {
 	vocab := map[string]int{}
-	for b, visible := range visibleBytes() {
+	for b, visible := range tokenizer.ByteRunes {
 		vocab[string(visible)] = b
 	}
 	added := []map[string]any{}
@@ -314,7 +315,7 @@ func writeBytes(to *os.Root, eos int) error {
 		settings["eos_token"] = eosText
 	}
 	level := map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}
-	tokenizer := map[string]any{
+	file := map[string]any{
 		"version": "1.0", "truncation": nil, "padding": nil, "added_tokens": added, "normalizer": nil,
 		"pre_tokenizer": level, "post_processor": nil, "decoder": level,
 		"model": map[string]any{
@@ -323,7 +324,7 @@ func writeBytes(to *os.Root, eos int) error {
 			"vocab": vocab, "merges": []string{},
 		},
 	}
-	if err := writeJSON(to, "tokenizer.json", tokenizer); err != nil {
+	if err := writeJSON(to, "tokenizer.json", file); err != nil {
 		return err
 	}
 	return writeJSON(to, "tokenizer_config.json", settings)
@@ -331,18 +332,3 @@ func writeBytes(to *os.Root, eos int) error {
 
 // maxBytesLength permits texts of any length, as transformers writes it.
 var maxBytesLength = json.Number("1000000000000000019884624838656")
-
-// visibleBytes returns the character that GPT-2's tokenizers write for each byte: itself, if it can be
-// seen, else one of those from U+0100 on.
-func visibleBytes() (all [256]rune) {
-	next := rune(256)
-	for b := range all {
-		if r := rune(b); r > ' ' && r <= '~' || r >= 0xa1 && r <= 0xac || r >= 0xae {
-			all[b] = r
-			continue
-		}
-		all[b] = next
-		next++
-	}
-	return all
-}

@@ -140,7 +140,7 @@ type unseen struct{ asOne }
 
 var runeBytes = func() map[rune]byte {
 	t := map[rune]byte{}
-	for b, r := range byteRunes {
+	for b, r := range ByteRunes {
 		t[r] = byte(b)
 	}
 	return t

@@ -221,8 +221,8 @@ func (b *byteLevel) cut(m *matcher, p piece, yield func(piece) error) error {
 	return b.split.cut(m, p, seen)
 }
 
-// byteRunes maps each byte to a rune: itself if visible, else one above U+00FF.
-var byteRunes = func() (t [256]rune) {
+// ByteRunes maps each byte to a rune: itself if visible, else one above U+00FF.
+var ByteRunes = func() (t [256]rune) {
 	next := rune(256)
 	for b := range t {
 		if t[b] = rune(b); !(b >= '!' && b <= '~' || b >= 0xa1 && b <= 0xac || b >= 0xae) {
@@ -234,7 +234,7 @@ var byteRunes = func() (t [256]rune) {
 }()
 
 var byteTexts = func() (t [256]string) {
-	for b, r := range byteRunes {
+	for b, r := range ByteRunes {
 		t[b] = string(r)
 	}
 	return t
