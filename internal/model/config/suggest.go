@@ -120,3 +120,142 @@ func join(section, name string) string {
 	}
 	return section + "." + name
 }
+
+// renames lists spellings with the same meaning, accepted silently: the forms of rope_scaling in the config.json of
+// older and newer transformers.
+var renames = map[string]string{
+	"model.rope_parameters":         "model.rope_scaling",
+	"model.rope_scaling.type":       "model.rope_scaling.rope_type",
+	"model.rope_scaling.rope_theta": "model.rope_theta",
+}
+
+// renamed lists keys under their former names, which are read with a warning.
+var renamed = map[string]string{"parallel.inner": "parallel.ulysses_degree"}
+
+// retired lists former keys and their values without effect. These are ignored with a warning.
+var retired = map[string][]string{"precision.fp8": {"off"}, kvWire: {"auto", "bf16", "fp16", "fp32"}}
+
+// Keys and values travel in the compute type. The former key kvWire accepted no other.
+const kvWire = "precision.kv_wire"
+
+// unbuiltKeys lists planned keys and sections that this build lacks, with the key to write instead.
+var unbuiltKeys = map[string]string{
+	"lora": "", "train.freeze": "", "train.early_stop": "", "checkpoint.best": "", "data.format": "", "data.cache": "",
+	"data.chat_template": "", "data.train_on": "", "data.overlong": "", "model.partial_rotary_factor": "",
+	"model.no_rope_layers": "", "train.epochs": "write train.steps",
+	"lr_schedule.warmup_ratio": "write lr_schedule.warmup_steps",
+}
+
+// byName reads lines "NAME… = MEANING" into the meaning of each name.
+func byName(lines string) map[string]string {
+	of := map[string]string{}
+	for line := range strings.Lines(strings.TrimSpace(lines)) {
+		names, meaning, _ := strings.Cut(strings.TrimSpace(line), " = ")
+		for name := range strings.FieldsSeq(names) {
+			of[name] = meaning
+		}
+	}
+	return of
+}
+
+// otherWords lists values by the names of other trainers.
+var otherWords = byName(`
+bfloat16 torch.bfloat16 = bf16
+float16 half = fp16
+float32 float fp64 = fp32
+cudnn = fused
+sdpa = flash
+eager math = reference
+p2p = ring
+a2a alltoall all_to_all = ulysses
+a2a+p2p = hierarchical
+all_gather = allgather
+load_balanced balanced head_tail = zigzag
+zero1 = optimizer
+zero2 = gradients
+zero3 fsdp = parameters
+block everything = full
+warmup_stable_decay = wsd
+`)
+
+// otherNames holds advice on keys of other trainers. A name without a section holds in every section.
+var otherNames = func() map[string]string {
+	said := byName(`
+torch_dtype dtype mixed_precision = the type of computation is precision.compute
+attention_bias mlp_bias bias = projections have no bias here; take the key out
+hidden_act = the activation is always silu; take the key out
+attention_dropout dropout = there is no dropout; take the key out
+use_cache = training keeps no cache; take the key out
+transformers_version = take the key out; nothing depends on it
+bos_token_id = no token is put in front of documents; take the key out
+pad_token_id = nothing is padded; take the key out
+partial_rotary_factor = rope turns the whole head; take the key out
+use_sliding_window = sliding_window alone says it: null for none
+max_window_layers = layer_types says which layers slide
+epochs num_epochs num_train_epochs = the length of a run is train.steps
+tensor_parallel tp = there is no tensor parallelism; ranks are parallel.context x parallel.data
+pipeline_parallel pp = there is no pipeline parallelism; ranks are parallel.context x parallel.data
+batch_size = did you mean train.global_batch_size (of one optimizer step) or train.micro_batch_size (of one pass)?
+train_batch_size = did you mean train.global_batch_size (of one optimizer step) or train.micro_batch_size (of one pass)?
+gradient_accumulation grad_accum = it follows from train.global_batch_size / (micro_batch_size x parallel.data)
+gradient_accumulation_steps = it follows from train.global_batch_size / (micro_batch_size x parallel.data)
+output_dir run_dir = the run directory is the flag --run-dir
+device = the device is the flag --device
+nproc = the number of processes is the flag --nproc
+resume = where to go on is the flag --resume
+<< = merge keys are not read; write the keys out
+validation.steps data.validation.steps = validation is counted in samples: write data.validation.samples, or 0 for all
+`)
+	for name, key := range byName(foreign) {
+		said[name] = "did you mean " + key + "?"
+	}
+	return said
+}()
+
+// foreign lists the names that our keys have in llm.c, nanoGPT, torchtitan, Megatron, DeepSpeed, accelerate and
+// Hugging Face.
+const foreign = `
+model_type architectures arch flavor = model.architecture
+n_vocab vocab padded_vocab_size = model.vocab_size
+hidden_dim n_embd d_model dim embed_dim embedding_dim = model.hidden_size
+ffn_dim ffn_hidden_size d_ff mlp_dim ffn_size = model.intermediate_size
+n_layer n_layers num_layers layers = model.num_hidden_layers
+n_head n_heads num_heads heads = model.num_attention_heads
+n_kv_head n_kv_heads num_kv_heads kv_heads num_query_groups = model.num_key_value_heads
+d_head head_size kv_channels = model.head_dim
+rope_base rotary_base theta = model.rope_theta
+norm_eps layer_norm_eps layernorm_epsilon rmsnorm_eps = model.rms_norm_eps
+tie_embeddings tied_embeddings weight_tying = model.tie_word_embeddings
+window window_size attention_window = model.sliding_window
+model_path pretrained pretrained_model_name_or_path model_name name_or_path = model.from
+seq_length sequence_length block_size context_length max_seq_len max_length = data.seq_len
+dataset dataset_path data_path train_data train_files = data.path
+eos_id eot_token eod_token = data.eos_token_id
+packing pack reset_attention_mask reset_position_ids sample_packing = data.pack_documents
+eval_interval eval_every val_every val_loss_every eval_steps train.eval_every = data.validation.every
+eval_iters val_steps val_max_steps eval_samples max_eval_samples = data.validation.samples
+val_path val_data eval_path validation_path = data.validation.path
+max_steps num_steps max_iters train_iters num_iterations total_steps iters train.max_steps = train.steps
+global_batch gbs total_batch_size = train.global_batch_size
+micro_batch mbs per_device_train_batch_size local_batch_size train_micro_batch_size_per_gpu = train.micro_batch_size
+learning_rate max_lr = optimizer.lr
+clip_grad max_grad_norm max_norm gradient_clipping gradient_clip_val clip_norm = optimizer.grad_clip
+adam_eps adam_epsilon epsilon = optimizer.eps
+beta1 beta2 adam_beta1 adam_beta2 = optimizer.betas
+wd decay = optimizer.weight_decay
+lr_warmup_steps warmup warmup_iters lr_warmup_iters num_warmup_steps = lr_schedule.warmup_steps
+lr_scheduler lr_scheduler_type lr_decay_style scheduler lr_schedule.type = lr_schedule.name
+lr_min end_lr eta_min = lr_schedule.min_lr
+cp cp_size context_parallel context_parallel_size context_parallel_degree sp sp_size ring_size = parallel.context
+dp dp_size data_parallel data_parallel_size data_parallel_degree = parallel.data
+cp_comm_type cp_comm_strategy context_parallel_rotate_method = parallel.algorithm
+attn_implementation attention_backend attn_backend = attention.backend
+activation_checkpointing gradient_checkpointing activation_checkpoint recompute_granularity = memory.recompute
+cpu_offload offload_optimizer = memory.offload
+zero_stage zero fsdp sharding_strategy = memory.shard
+save_interval save_every save_steps checkpoint_every checkpoint.save_every = checkpoint.every
+save_total_limit keep_latest_k keep_last = checkpoint.keep
+log_interval log_every logging_steps log_freq log.interval = log.every
+optimizer.type = optimizer.name
+model.rope_scaling.name = model.rope_scaling.rope_type
+`

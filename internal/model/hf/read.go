@@ -1,11 +1,13 @@
 package hf
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -332,3 +334,163 @@ func writeBytes(to *os.Root, eos int) error {
 
 // maxBytesLength permits texts of any length, as transformers writes it.
 var maxBytesLength = json.Number("1000000000000000019884624838656")
+
+// readRope reads the rotary settings in either form. Where a file has both, rope_scaling
+// wins, and a rope_theta inside wins over one outside, as in transformers. It returns the
+// prefix of the keys of the form that the file has.
+func readRope(c *Config, o object) string {
+	r := o.object("rope_scaling")
+	if len(r.keys) == 0 {
+		r = o.object("rope_parameters")
+	}
+	for _, kind := range []string{FullAttention, SlidingAttention} {
+		if r.has(kind) {
+			r.fault(kind, "rotary settings that differ by layer are not supported")
+			return r.prefix
+		}
+	}
+	c.RopeTheta = r.number("rope_theta", o.number("rope_theta", 10000))
+	if p := r.number("partial_rotary_factor", 1); p != 1 {
+		r.fault("partial_rotary_factor", "%v is not supported; cprun rotates all dimensions of a head", p)
+	}
+	if r.has("mrope_section") {
+		r.fault("mrope_section", "rotation by image coordinates is not supported")
+	}
+	s := &RopeScaling{Type: r.text("rope_type", r.text("type", "default"))}
+	trained := o.integer("original_max_position_embeddings", r.integer("original_max_position_embeddings",
+		c.MaxPositionEmbedding))
+	switch s.Type {
+	case "default":
+		return r.prefix
+	case "linear":
+		s.Factor = r.required("factor")
+	case "llama3":
+		s.Factor = r.required("factor")
+		s.LowFreqFactor, s.HighFreqFactor = r.required("low_freq_factor"), r.required("high_freq_factor")
+		s.OriginalMax = trained
+	case "yarn":
+		readYarn(c, s, r, trained)
+	default:
+		key := "rope_type"
+		if !r.has(key) {
+			key = "type"
+		}
+		r.fault(key, "%.64q is not supported; cprun has %s", s.Type, and(append([]string{"default"},
+			c.Family().ropes()...)...))
+		return r.prefix
+	}
+	c.RopeScaling = s
+	return r.prefix
+}
+
+func readYarn(c *Config, s *RopeScaling, r object, trained int) {
+	s.OriginalMax = trained
+	s.Factor = r.number("factor", 0)
+	if !r.has("factor") && trained > 0 { // DeepSeek's form: the ratio of the lengths
+		s.Factor = float64(c.MaxPositionEmbedding) / float64(trained)
+	}
+	// as in transformers, 0 is the default
+	s.BetaFast, s.BetaSlow = cmp.Or(r.number("beta_fast", 0), 32), cmp.Or(r.number("beta_slow", 0), 1)
+	if r.has("attention_factor") {
+		f := r.number("attention_factor", 0)
+		s.AttentionFactor = &f
+	}
+	s.MScale, s.MScaleAllDim = r.number("mscale", 0), r.number("mscale_all_dim", 0)
+	if r.has("truncate") {
+		t := r.boolean("truncate", true)
+		s.Truncate = &t
+	}
+}
+
+func (o object) required(key string) float64 {
+	if !o.has(key) {
+		o.fault(key, "missing")
+	}
+	return o.number(key, 0)
+}
+
+// Positions returns max_position_embeddings of a model that does not say it and was trained on samples
+// of that length: what its rotary settings reach, and no less than the samples. For yarn it is the
+// first alone, since transformers takes the factor to be its ratio to the trained length.
+func (c *Config) Positions(seqLen int) int {
+	reach := 0
+	if s := c.RopeScaling; s != nil {
+		reach = int(min(math.Round(float64(s.OriginalMax)*s.Factor), maxInt))
+		if s.Type == "yarn" {
+			return max(reach, 1)
+		}
+	}
+	return min(max(reach, seqLen), maxInt)
+}
+
+// An object is a JSON object whose values are read one by one, each with its type, so that
+// every wrong one is reported.
+type object struct {
+	prefix string // of its keys in faults
+	keys   map[string]json.RawMessage
+	faults *faults
+}
+
+func (o object) has(key string) bool {
+	raw, ok := o.keys[key]
+	return ok && !bytes.Equal(bytes.TrimSpace(raw), []byte("null"))
+}
+
+func (o object) fault(key, format string, args ...any) {
+	o.faults.add(o.prefix+key, format, args...)
+}
+
+// get decodes a key into v, which stays as it is where the key is absent or null.
+func (o object) get(key, want string, v any) {
+	if o.has(key) && json.Unmarshal(o.keys[key], v) != nil {
+		o.fault(key, "%s where %s belongs", clip(o.keys[key]), want)
+	}
+}
+
+func clip(raw []byte) []byte {
+	if len(raw) > 60 {
+		return append(bytes.Clone(raw[:57]), "..."...)
+	}
+	return raw
+}
+
+// maxInt bounds every length of a config, so that products of a few of them do not overflow.
+const maxInt = 1 << 31
+
+func (o object) integer(key string, missing int) int {
+	v := missing
+	o.get(key, "an integer", &v)
+	if v < 0 || v > maxInt {
+		o.fault(key, "%d is not from 0 to %d", v, maxInt)
+		return missing
+	}
+	return v
+}
+
+func (o object) number(key string, missing float64) float64 {
+	v := missing
+	o.get(key, "a number", &v)
+	if math.IsInf(v, 0) || math.IsNaN(v) {
+		o.fault(key, "%v is not finite", v)
+	}
+	return v
+}
+
+func (o object) boolean(key string, missing bool) bool {
+	v := missing
+	o.get(key, "true or false", &v)
+	return v
+}
+
+func (o object) text(key, missing string) string {
+	v := missing
+	o.get(key, "a string", &v)
+	return v
+}
+
+// object returns a nested object; nil keys where it is absent, null or empty.
+func (o object) object(key string) object {
+	in := object{prefix: o.prefix + key + ".", faults: o.faults}
+	o.get(key, "an object", &in.keys)
+	return in
+}

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/cprun/cprun/tensor"
 )
 
 // Format is the order of the axes of q, k and v in memory.
@@ -117,4 +119,156 @@ func (l *namedLayout) short() string {
 		return ""
 	}
 	return l.name[strings.LastIndex(l.name, "_")+1:]
+}
+
+// LayoutDims holds the lengths of a layout. Batch is the batch of k and v: 1 if they are thd. The batch of q is 1 if q
+// is thd, else the same. SeqQ and SeqKV then count the tokens of all documents.
+type LayoutDims struct {
+	Batch, SeqQ, SeqKV int
+	Heads, KVHeads     int
+	HeadDim, HeadDimV  int // of q and k, and of v
+}
+
+// A spot is the place of q, k or v in a layout: the index of its tensor in memory, the offset of the first element in
+// it, and the distances between tokens, groups, heads of a group.
+type spot struct {
+	buffer                  int
+	off, token, group, head int64
+}
+
+// spots defines the packings: it returns the places of q, k and v.
+func (l Layout) spots(n *LayoutDims) (q, k, v spot) {
+	h, g, d, e := int64(n.Heads), int64(n.KVHeads), int64(n.HeadDim), int64(n.HeadDimV)
+	r := h / max(g, 1)
+	all := (h + 2*g) * d // of one token, where the three are packed in one
+	switch l.Packing {
+	case QKV3HD:
+		return spot{0, 0, all, r * d, d}, spot{0, h * d, all, d, d}, spot{0, 2 * h * d, all, d, d}
+	case QKVH3D:
+		return spot{0, 0, all, 3 * d, 3 * d}, spot{0, d, all, 3 * d, 3 * d}, spot{0, 2 * d, all, 3 * d, 3 * d}
+	case QKVHeads:
+		return spot{0, 0, all, r * d, d}, spot{0, h * d, all, d, d}, spot{0, (h + g) * d, all, d, d}
+	case QKVGroups:
+		w := (r + 2) * d
+		return spot{0, 0, all, w, d}, spot{0, r * d, all, w, w}, spot{0, (r + 1) * d, all, w, w}
+	case KV2HD:
+		return spot{0, 0, h * d, r * d, d}, spot{1, 0, 2 * g * d, d, d}, spot{1, g * d, 2 * g * d, d, d}
+	case KVH2D:
+		return spot{0, 0, h * d, r * d, d}, spot{1, 0, 2 * g * d, 2 * d, 2 * d}, spot{1, d, 2 * g * d, 2 * d, 2 * d}
+	}
+	return spot{0, 0, h * d, r * d, d}, spot{1, 0, g * d, d, d}, spot{2, 0, g * e, e, e}
+}
+
+// strides returns the strides of a tensor in a spot. A thd tensor is a bshd tensor of batch 1 with all tokens on its
+// sequence.
+func (s *spot) strides(f Format, batch, seq int) [5]int64 {
+	if f == SBHD {
+		return [5]int64{s.token, int64(batch) * s.token, s.group, s.head, 1}
+	}
+	return [5]int64{int64(seq) * s.token, s.token, s.group, s.head, 1}
+}
+
+func (l Layout) batchQ(n *LayoutDims) int {
+	if l.Q == THD {
+		return 1
+	}
+	return n.Batch
+}
+
+func (p Packing) oneTensor() bool {
+	return p == QKV3HD || p == QKVH3D || p == QKVHeads || p == QKVGroups
+}
+
+// cannotHold returns the reason why the layout has no place for these lengths, or "".
+func (l Layout) cannotHold(n *LayoutDims) string {
+	switch {
+	case l.KV == THD && n.Batch != 1:
+		return "thd takes k and v of batch 1, with all tokens on the sequence axis"
+	case n.KVHeads <= 0 || n.Heads <= 0 || n.Heads%n.KVHeads != 0:
+		return "the query heads must be a multiple of the KV heads"
+	case l.Packing != Separate && n.HeadDim != n.HeadDimV:
+		return "packed tensors have one head dim for q, k and v"
+	case l.Packing.oneTensor() && n.SeqQ != n.SeqKV:
+		return "q, k and v in one tensor have one length"
+	case (l.Packing == QKV3HD || l.Packing == QKVH3D) && n.Heads != n.KVHeads:
+		return "an axis of length 3 needs as many KV heads as query heads"
+	}
+	return ""
+}
+
+// Alike reports whether two layouts of these lengths have the same tensors and give every element of q, k and v the
+// same address.
+func Alike(a, b Layout, n LayoutDims) bool {
+	if len(a.Tensors()) != len(b.Tensors()) || a.cannotHold(&n) != "" || b.cannotHold(&n) != "" {
+		return false
+	}
+	pa, pb := a.placed(n), b.placed(n)
+	for i := range pa {
+		x, y := &pa[i], &pb[i]
+		if x.buffer != y.buffer || x.off != y.off || x.shape != y.shape {
+			return false
+		}
+		for axis, length := range x.shape {
+			if length > 1 && x.strides[axis] != y.strides[axis] {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// placed is q, k or v in a layout, on the axes [batch, seq, group, head in the group, dim]: a group is one KV head with
+// the query heads that read it. In a layout such as sbg(h/g+2)d, query heads of different groups are not evenly spaced.
+type placed struct {
+	spot
+	shape   [5]int
+	strides [5]int64
+}
+
+func (l Layout) placed(n LayoutDims) (out [3]placed) {
+	q, k, v := l.spots(&n)
+	for i, x := range []struct {
+		spot
+		format                 Format
+		batch, seq, heads, dim int
+	}{
+		{q, l.Q, l.batchQ(&n), n.SeqQ, n.Heads / n.KVHeads, n.HeadDim},
+		{k, l.KV, n.Batch, n.SeqKV, 1, n.HeadDim},
+		{v, l.KV, n.Batch, n.SeqKV, 1, n.HeadDimV},
+	} {
+		out[i] = placed{x.spot, [5]int{x.batch, x.seq, n.KVHeads, x.heads, x.dim}, x.strides(x.format, x.batch, x.seq)}
+	}
+	return out
+}
+
+// QKV is q, k and v of a layout in memory.
+type QKV struct {
+	buffers []tensor.View
+	three   [3]placed
+}
+
+// Place returns q, k and v of a layout in its tensors, which are dense. It panics if one of them is too small.
+func (l Layout) Place(tensors []tensor.View, n LayoutDims) (*QKV, error) {
+	if !l.valid() {
+		return nil, fmt.Errorf("layout %v is not known", l)
+	}
+	if why := l.cannotHold(&n); why != "" {
+		return nil, fmt.Errorf("layout %v of %+v: %s", l, n, why)
+	}
+	return &QKV{tensors, l.placed(n)}, nil
+}
+
+// Groups returns the number of KV heads.
+func (t *QKV) Groups() int { return t.three[0].shape[2] }
+
+// Group returns the three views of one KV head and the query heads that read it: [batch, seq, heads of the group, dim].
+func (t *QKV) Group(i int) (q, k, v tensor.View) {
+	return t.group(0, i), t.group(1, i), t.group(2, i)
+}
+
+func (t *QKV) group(which, i int) tensor.View {
+	p := &t.three[which]
+	in, n, s := t.buffers[p.buffer], p.shape, p.strides
+	return tensor.NewView(in.Memory(), in.DType(), in.Offset()+p.off+int64(i)*s[2],
+		[4]int{n[0], n[1], n[3], n[4]}, [4]int64{s[0], s[1], s[3], s[4]})
 }

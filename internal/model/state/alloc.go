@@ -4,6 +4,9 @@
 package state
 
 import (
+	"runtime"
+	"runtime/debug"
+
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -41,4 +44,29 @@ type Room struct {
 	Activations int64 // bytes
 	RingBuffers int64 // bytes
 	Tokens      int   // of one batch
+}
+
+// leastGarbage is the garbage in a process on a CPU before Go collects it, unless a percent of the memory in use is
+// more. A step leaves some hundred KiB, and a collection takes some milliseconds.
+const leastGarbage = 4 << 20
+
+// Garbage returns the bytes of garbage that a process on a CPU keeps before a collection, with live bytes in use, and
+// their percentage of live.
+func Garbage(live int64) (percent int, bytes int64) {
+	live = max(live, 1)
+	percent = int(min(max((100*leastGarbage+live-1)/live, 1), 100))
+	return percent, live * int64(percent) / 100
+}
+
+// BoundGarbage makes Go collect as Garbage says, in a process on a CPU that has allocated its memory. Otherwise Go
+// waits until there is as much garbage as memory in use, mostly weights and activations, and a run of some hundred
+// steps takes twice the memory. A GOGC of the user's wins.
+func BoundGarbage() {
+	runtime.GC() // of the start
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	percent, _ := Garbage(int64(m.HeapAlloc))
+	if asked := debug.SetGCPercent(percent); asked != 100 {
+		debug.SetGCPercent(asked)
+	}
 }
