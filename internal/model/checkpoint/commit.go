@@ -213,7 +213,8 @@ const (
 )
 
 // Together does some work on every rank of a group, which may take up to limit, and returns when
-// all are done. Busy ranks report at every beat, so the group's deadline does not end slow disks. An error of the own work is returned at once: the caller tells the others. After
+// all are done. Busy ranks report at every beat, so the group's deadline does not end slow disks. An error of the own
+// work is returned at once: the caller tells the others. After
 // any other error work may go on; it has to end with ctx. 0 means the defaults for a Saver.
 func Together(ctx context.Context, c comm.Communicator, beat, limit time.Duration, work func() error) error {
 	beat, limit = cmp.Or(beat, defaultBeat), cmp.Or(limit, defaultLimit)

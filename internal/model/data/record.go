@@ -202,7 +202,8 @@ func missing(keys map[string]json.RawMessage) error {
 	for _, key := range []string{"messages", "conversations"} {
 		if has(key) {
 			return fmt.Errorf("%q is not in this build; write the %s and assistant_masks of each record, by "+
-				"transformers: tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)",
+				"transformers: tokenizer.apply_chat_template(messages, return_dict=True, "+
+				"return_assistant_tokens_mask=True)",
 				key, keyIDs)
 		}
 	}
