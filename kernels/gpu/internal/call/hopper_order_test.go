@@ -137,7 +137,15 @@ func TestTurns(t *testing.T) {
 					}
 					for p, blocks := range want {
 						if !slices.Equal(got[p], blocks) {
-							t.Fatalf("%d blocks at once, seed %d, row %d of query head %d: %v add, one after the other %v", n, seed, p.row, p.query, got[p], blocks)
+							t.Fatalf(
+								"%d blocks at once, seed %d, row %d of query head %d: %v add, one after the other %v",
+								n,
+								seed,
+								p.row,
+								p.query,
+								got[p],
+								blocks,
+							)
 						}
 					}
 				}
