@@ -3,8 +3,10 @@
 package gpu
 
 import (
+	"fmt"
 	"math"
 
+	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
@@ -122,4 +124,101 @@ func covered(ranges []partition.Range) (n int) {
 // done says that o holds the only part already, which has all rows. The LSE is still to be copied.
 func (h *heldParts) done(o View) bool {
 	return o == h.into && h.fresh && len(h.parts) == 1 && h.parts[0].x == cuda.Addr(o) && !h.parts[0].gaps
+}
+
+// Planning has cuDNN build plans; see attention.Planner.
+func (f *Fused) Planning() attention.Kernel { return fusedPlanning{f: f} }
+
+// fusedPlanning builds the plans of what it is asked for.
+type fusedPlanning struct{ f *Fused }
+
+// Forward begins a pass that builds the plans of one of Fused.
+func (p fusedPlanning) Forward(_ View, _ attention.Partial, q View,
+	s attention.Softmax) (attention.ForwardPass, error) {
+	return planForward{p.f, fusedCall{q: q, scale: s.Scale}}, nil
+}
+
+// Backward begins a pass that builds the plans of one of Fused.
+func (p fusedPlanning) Backward(_, do, q View, s attention.Saved, x attention.Softmax) (attention.BackwardPass, error) {
+	return planBackward{p.f, fusedCall{q: q, do: do, saved: s, scale: x.Scale, backward: true}}, nil
+}
+
+type planForward struct {
+	f *Fused
+	c fusedCall
+}
+
+func (p planForward) Block(b attention.Block) error {
+	p.c.k, p.c.v = b.K, b.V
+	return p.f.planAll(&p.c, b.Tiles)
+}
+
+func (planForward) End() error { return nil }
+
+type planBackward struct {
+	f *Fused
+	c fusedCall
+}
+
+func (p planBackward) Block(b attention.GradBlock) error {
+	p.c.k, p.c.v, p.c.dk, p.c.dv = b.K, b.V, b.DK, b.DV
+	return p.f.planAll(&p.c, b.Tiles)
+}
+
+func (planBackward) End() error                { return nil }
+func (planBackward) Fold(attention.Fold) error { return nil }
+
+func (f *Fused) planAll(c *fusedCall, tiles []partition.Tile) error {
+	for _, g := range f.grouped(c, tiles) {
+		if err := f.plans(c, g); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var _ attention.Planner = (*Fused)(nil)
+
+// fusedScratch is device memory that is handed out as from a stack. Work on the stream is in order,
+// so that what is given back can be handed out again at once.
+type fusedScratch struct {
+	dev *cuda.Device
+	mem *cuda.Memory
+	at  int64
+}
+
+const scratchAlign = 256
+
+func (s *fusedScratch) size() int64 {
+	if s.mem == nil {
+		return 0
+	}
+	return s.mem.Bytes()
+}
+
+// reserve makes room for bytes in one piece. Memory that it replaces stays until the device is
+// closed, since results may lie in it: FusedWorkspace is there to reserve enough at once.
+func (s *fusedScratch) reserve(bytes int64) error {
+	if bytes <= s.size() {
+		return nil
+	}
+	mem, err := s.dev.Alloc(bytes)
+	if err != nil {
+		return fmt.Errorf("workspace of fused attention: %w", err)
+	}
+	s.mem, s.at = mem, 0
+	return nil
+}
+
+// alloc returns the address of so many bytes.
+func (s *fusedScratch) alloc(bytes int64) (uint64, error) {
+	bytes = roundUp64(bytes, scratchAlign)
+	if s.at+bytes > s.size() {
+		if err := s.reserve(grownScratch(s.size(), s.at+bytes)); err != nil {
+			return 0, err
+		}
+	}
+	at := s.at
+	s.at += bytes
+	return uint64(uintptr(s.mem.Ptr())) + uint64(at), nil
 }

@@ -1,12 +1,16 @@
 package files
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"slices"
+	"strings"
 
+	"github.com/bmatcuk/doublestar/v4"
 	"golang.org/x/sys/unix"
 
 	"github.com/cprun/cprun/internal/base/terminal"
@@ -167,4 +171,49 @@ func All(f Readable, limit int64) ([]byte, error) {
 		return nil, fail(fmt.Errorf("it is %w; at most %d bytes are read", ErrTooLong, limit))
 	}
 	return data, nil
+}
+
+// Glob returns the sorted paths that a pattern matches: the syntax of path.Match, {a,b}, and ** for any number of
+// directories. As in a shell, wildcards do not match names that begin with a dot. ** does not follow symbolic links,
+// which may form a loop. A directory that cannot be read is an error.
+func Glob(pattern string) ([]string, error) {
+	opts := []doublestar.GlobOption{doublestar.WithNoHidden(), doublestar.WithFailOnIOErrors()}
+	if strings.Contains(pattern, "**") {
+		opts = append(opts, doublestar.WithNoFollow())
+	}
+	paths, err := doublestar.FilepathGlob(pattern, opts...)
+	slices.Sort(paths)
+	return paths, err
+}
+
+// Modest refuses JSON of more than most values and keys: decoded, a value of two bytes takes a
+// hundred. It looks at brackets, commas and colons alone; that the rest is JSON, its decoder finds.
+func Modest(json []byte, most int) error {
+	n, inside := 1, false
+	for i := 0; i < len(json); i++ {
+		switch c := json[i]; {
+		case inside && c == '\\':
+			i++
+		case c == '"':
+			inside = !inside
+		case inside:
+		case c == ',' || c == ':' || c == '[' || c == '{':
+			n++
+		}
+	}
+	if n > most {
+		return fmt.Errorf("it has %d values; at most %d are read", n, most)
+	}
+	return nil
+}
+
+// pointer begins what git-lfs puts in the place of a file that it has not fetched.
+var pointer = []byte("version https://git-lfs.github.com/spec/")
+
+// Fetched returns an error if a file that begins with these bytes is a pointer of git-lfs.
+func Fetched(begin []byte) error {
+	if n := min(len(begin), len(pointer)); n >= 8 && bytes.Equal(begin[:n], pointer[:n]) {
+		return errors.New("it is a git-lfs pointer, not the file: run git lfs pull in its directory")
+	}
+	return nil
 }

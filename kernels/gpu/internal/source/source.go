@@ -118,3 +118,23 @@ func (p Program) Source() (code []byte, headers map[string][]byte, err error) {
 	}
 	return code, headers, nil
 }
+
+// fused is what stands between cuDNN and the accumulators.
+var fused = []Program{{Name: "fused", File: "fused.cu"}}
+
+// gemm are the matrix products that cuBLASLt does not do.
+var gemm = []Program{{Name: "gemm_simple", File: "gemm_simple.cu"}}
+
+// ops are the operations of the model and the optimizer, but for matrix products and attention.
+var ops = []Program{
+	{Name: "ops_copy", File: "ops_copy.cu"},
+	{Name: "ops_embed", File: "ops_embed.cu"},
+	{Name: "ops_loss", File: "ops_loss.cu"},
+	{Name: "ops_norm", File: "ops_norm.cu"},
+	{Name: "ops_optim", File: "ops_optim.cu"},
+	{Name: "ops_rope", File: "ops_rope.cu"},
+	{Name: "ops_swiglu", File: "ops_swiglu.cu"},
+}
+
+// topics are the lists of programs, one file of this package each.
+var topics = [][]Program{gemm, fused, ops, flash, hopper}
