@@ -360,7 +360,7 @@ func TestRunIDs(t *testing.T) {
 
 // What C code sets for a library in its own process is listed too.
 func TestEnvironmentListsWhatIsSetInC(t *testing.T) {
-	src, err := os.ReadFile("../nccl/nccl.c")
+	src, err := os.ReadFile("../base/nccl/nccl.c")
 	if err != nil {
 		t.Fatal(err)
 	}

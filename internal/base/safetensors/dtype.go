@@ -135,8 +135,8 @@ func decode[T Float](dst []T, src []byte, d DType) error {
 			dst[i] = T(F8E5M2ToF32(src[i]))
 		}
 	default:
-		return fmt.Errorf("elements of type %s do not convert to floating point; F64, F32, F16, BF16, F8_E4M3 and F8_E5M2 do",
-			d)
+		return fmt.Errorf("elements of type %s do not convert to floating point; "+
+			"F64, F32, F16, BF16, F8_E4M3 and F8_E5M2 do", d)
 	}
 	return nil
 }
