@@ -22,7 +22,7 @@
 //
 // An Exchange needs the peers that it names, in a ring two neighbours. In groups of up to 16 every
 // collective needs all pairs: each part goes straight from the rank that has it to the rank that needs
-// it. In larger ones a rank needs those at distances of powers of two, but for AllToAll. A world by
+// it. In larger ones a rank needs those at distances of powers of two, except for AllToAll. A world by
 // sockets has the connections that this takes. See "Connections" in docs/architecture.md, and
 // docs/network.md for those between nodes.
 //
@@ -99,7 +99,7 @@ type Exchanger interface {
 //
 // Calls are queued: data is read and written only after the work that the compute stream
 // held at the time of the call. Views passed in must not be touched by other work until
-// Pending.Wait has ordered it behind the transfer.
+// Pending.Wait has ordered it after the transfer.
 //
 // A call waits for no work on a device, but it may block the caller for a while: on a group of
 // GPUs until NCCL has queued it or, the first time between two ranks, has connected them; where
@@ -152,17 +152,17 @@ type Pending interface {
 	Sync(ctx context.Context) error
 }
 
-// Gated is a transfer in flight whose arrival a kernel can wait for by itself. So the kernel may begin before it, and
-// do what it can meanwhile. Transfers by copy engines between GPUs are.
+// Gated is a transfer in flight whose arrival a kernel can await by itself, so the kernel may start early. Copy-engine
+// transfers between GPUs are gated.
 type Gated interface {
 	Pending
-	// Gates returns the gate of each peer that the call receives from, which opens when all of that peer's messages are
-	// there; nil where there are none, and the call is only to be waited for. Like Wait it may stand until the peers'
-	// hosts have made the same call. Wait still is to be called, behind the kernel.
+	// Gates returns the gate of each peer that the call receives from, which opens with the peer's last message; nil
+	// without gates, when only Wait remains. Like Wait it may block until the peers' hosts have made the same call.
+	// Wait must still be called after the kernel.
 	Gates() []PeerGate
 }
 
-// PeerGate is the gate of what comes from a peer.
+// PeerGate is the gate of a peer's messages.
 type PeerGate struct {
 	Peer int
 	tensor.Gate
@@ -192,10 +192,9 @@ type Hosted interface {
 	Host() *Group
 }
 
-// PeerError says which peer a transfer failed on. It is what every other rank reports when one
-// rank dies. Its fields are Rank, of the peer in the world group; Name, "rank 2 (pid 4711 on
-// node-a)"; Op, what was waiting, "receive of 4096 bytes", or "" when nothing was; and Cause,
-// one of the errors below or what another rank has said.
+// PeerError names the peer that a transfer failed on. When a rank dies, every other rank returns one. Rank is the peer
+// in the world group; Name is "rank 2 (pid 4711 on node-a)"; Op is the waiting operation, "receive of 4096 bytes", or
+// ""; Cause is one of the errors below or the error of another rank.
 type PeerError = blame.PeerError
 
 var (
@@ -212,9 +211,9 @@ var (
 	// ErrMismatch is the cause of a PeerError whose peer sends another size than is
 	// received, which means that the ranks do not make the same calls.
 	ErrMismatch = blame.ErrMismatch
-	// ErrClosed is what calls on a group get that this rank has closed.
+	// ErrClosed is returned by calls on a group that this rank has closed.
 	ErrClosed = blame.ErrClosed
-	// ErrProtocol is the cause of a PeerError whose peer sent what no rank may send.
+	// ErrProtocol is the cause of a PeerError whose peer broke the protocol.
 	ErrProtocol = blame.ErrProtocol
 )
 
@@ -258,8 +257,8 @@ func (g *Group) Options() Options {
 	return o
 }
 
-// Link returns what the group stands on. It is for the packages inside comm that build on a
-// group: the first failure of any of them ends the world.
+// Link returns the group's link, for packages inside comm that build on a group: the first failure of any of them ends
+// the world.
 func (g *Group) Link() link.Link { return g.link }
 
 // After has the group's later calls come after f, which may wait for what no stream of the host

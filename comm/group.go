@@ -22,7 +22,7 @@ type Options struct {
 	// Connect is how long the ranks may take to find each other, 1 minute by default.
 	Connect time.Duration
 	// Log is told of connections that were made, and of those that were refused, which harm
-	// nobody. It may be nil, and is called from several goroutines.
+	// no one. It may be nil, and is called from several goroutines.
 	Log func(format string, args ...any)
 }
 
@@ -54,7 +54,7 @@ type Group struct {
 	rank  int
 	ranks []int // world rank of each rank of the group
 	link  link.Link
-	opts  Options      // but for the deadline
+	opts  Options      // except for the deadline
 	limit atomic.Int64 // a time.Duration: how long a transfer may stand still
 
 	compute tensor.Stream
@@ -192,7 +192,7 @@ func (g *Group) Close() error {
 	return err
 }
 
-// enqueue orders f behind the compute stream's present work and behind the group's earlier
+// enqueue orders f after the compute stream's present work and after the group's earlier
 // calls. Without a compute stream to wait for, ordered is false.
 func (g *Group) enqueue(name, detail string, ordered bool, f func() error) (*pending, error) {
 	if err := g.cause(); err != nil {

@@ -79,8 +79,7 @@ func (g *Group) prepare(x *link.Transfer, i int, sends, recvs []part) {
 	seqs[p.peer]++
 }
 
-// alarmLook is for how long a call that begins while a rank is late stands before it says whom it waits
-// for.
+// alarmLook is the delay after which a call that begins while a rank is late reports its waits.
 const alarmLook = 20 * time.Millisecond
 
 // await returns when all transfers have ended. If one stands still for longer than the

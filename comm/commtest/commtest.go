@@ -74,7 +74,7 @@ type rank struct {
 // patience ends a test that hangs. It is a watchdog and no bound that is tested.
 const patience = 30 * time.Second
 
-// run has n ranks call f at once, fails the test with their errors, and closes everything.
+// run calls f on n ranks at once, fails the test with their errors, and closes everything.
 func (s suite) run(t *testing.T, n int, opts comm.Options, f func(r *rank) error) {
 	t.Helper()
 	if s.Ranks > 0 && n > s.Ranks {
@@ -128,7 +128,7 @@ func (s suite) parallel(t *testing.T) {
 	}
 }
 
-// do ends a call: it orders the compute stream behind it and waits for it.
+// do ends a call: it orders the compute stream after it and waits for it.
 func (r *rank) do(p comm.Pending, err error) error {
 	if err != nil {
 		return err

@@ -11,7 +11,7 @@ import (
 //
 //   - Flags, which devices write and wait for, in a line of 64 bytes for each (rank, peer).
 //     Only streams of the rank wait for the flags of its lines, so a rank that gives up can
-//     end its own waits by writing to them, and harms nobody.
+//     end its own waits by writing to them, and harms no one.
 //   - For each rank one word, set when it has left in good order.
 //   - For each (sender, receiver) the addresses that the receiver has posted, in a ring, and
 //     two counters: messages posted, and messages whose copy the sender has queued.
@@ -44,8 +44,7 @@ const (
 	pairWords = 2*lineWords + postRing*postWords // 3,200 bytes
 )
 
-// flagOver is what a rank writes to its flags to end waits: more than any message's number,
-// and less than 1<<63 ahead of it.
+// flagOver ends waits on a rank's flags: it is above any message's number, and less than 1<<63 ahead of it.
 const flagOver = 1 << 62
 
 func flagWords(ranks int) int {
@@ -65,12 +64,12 @@ func (b *board) flag(rank, peer, kind int) *uint64 {
 	return &b.words[(rank*b.ranks+peer)*lineWords+kind]
 }
 
-// at returns what a flag says now.
+// at loads a flag.
 func (b *board) at(rank, peer, kind int) uint64 {
 	return atomic.LoadUint64(b.flag(rank, peer, kind))
 }
 
-// left is set when a rank has closed in good order.
+// left returns the word that a rank sets when it closes in good order.
 func (b *board) left(rank int) *uint64 { return &b.words[flagWords(b.ranks)+rank*lineWords] }
 
 func (b *board) pair(sender, receiver int) []uint64 {
@@ -78,7 +77,7 @@ func (b *board) pair(sender, receiver int) []uint64 {
 	return b.words[at : at+pairWords : at+pairWords]
 }
 
-// posted counts the messages whose receive is on the board; the receiver writes it.
+// posted returns the counter of posted receives; the receiver writes it.
 func (b *board) posted(sender, receiver int) *uint64 { return &b.pair(sender, receiver)[0] }
 
 // queued counts the messages whose copy the sender has queued, which is when their places in
@@ -114,7 +113,7 @@ func (r region) at(offset, bytes uint64) (uint64, error) {
 	return r.base + offset, nil
 }
 
-// put writes message n of a pair to the board and publishes it. It reports false where there
+// put writes message n of a pair to the board and publishes it. It reports false if there
 // is no room.
 func (b *board) put(sender, receiver int, n uint64, p *notice) bool {
 	if n > atomic.LoadUint64(b.queued(sender, receiver))+postRing {

@@ -149,8 +149,8 @@ func (c *cudaCopies) reachNear(base uint64) (region, error) {
 	return r, nil
 }
 
-// size is that of the allocation that begins at base. Where the driver does not tell, as of some
-// imported memory, nothing can be checked against it: then it is without bounds.
+// size returns the size of the allocation at base, or no bound if the driver does not report one, as for some imported
+// memory.
 func (c *cudaCopies) size(base uint64) int64 {
 	at, n, err := c.dev.Range(base)
 	switch {

@@ -12,15 +12,15 @@ import (
 )
 
 const (
-	// lanesPerPeer is how many streams copy to one peer at once; BenchmarkCopyEngineRing compares.
+	// lanesPerPeer counts the streams that copy to one peer at once; BenchmarkCopyEngineRing compares.
 	lanesPerPeer = 1
-	// splitBytes is the least of a message that each of several streams gets.
+	// splitBytes bounds the share of a message for each of several streams from below.
 	splitBytes = 8 << 20
 	splitAlign = 4096
 )
 
-// progress gives the device and the peers what they can take by now, and reports whether
-// something is left that waits for a peer's host. It waits for nothing. e.mu is held.
+// progress issues all work that the device and the peers can take now, without waiting, and reports whether some waits
+// for a peer's host. e.mu is held.
 func (e *Engine) progress() (waiting bool) {
 	for {
 		for p := range e.board.ranks {
@@ -49,7 +49,7 @@ func (e *Engine) progress() (waiting bool) {
 	return waiting || len(e.deferred) > 0
 }
 
-// begin has a lane tell the devices of a call, and its messages queued by progress.
+// begin queues the flags of a call on a lane; progress queues its messages.
 func (e *Engine) begin(c *call, lane lane) {
 	for _, r := range c.p.recvd {
 		lane.write(e.board.flag(r.peer, e.rank, flagReady), r.n)
@@ -115,7 +115,7 @@ func (e *Engine) publish(peer int) {
 	}
 }
 
-// issue queues the copies to a peer whose receives are posted.
+// issue queues the copies to a peer that has posted receives.
 func (e *Engine) issue(peer int) {
 	q := &e.sends[peer]
 	for len(q.todo) > 0 && e.err() == nil {
@@ -186,7 +186,7 @@ func (e *Engine) copyAll(peer int, ms []message) error {
 	return nil
 }
 
-// locate finds out where a message goes.
+// locate finds the destination of a message.
 func (e *Engine) locate(peer int, m *message) error {
 	if peer == e.rank {
 		return nil
@@ -223,12 +223,12 @@ func (q *backlog) settle(at uint64) {
 // via is how the calls of an engine are told from others of the same group.
 const via = "copy"
 
-// lockTime is how long Waits tries to look. Who holds the lock for longer stands in the driver.
+// lockTime bounds the wait of Waits for the lock, whose holder may be blocked in the driver.
 const lockTime = 100 * time.Millisecond
 
 // Waits returns the calls that are not over, and after a failure those that were not then; see
-// comm.Group. Where the driver takes no more work it is
-// one call without peers, since nobody can look at the others. It waits for no device.
+// comm.Group. If the driver takes no more work it is
+// one call without peers, since no one can look at the others. It waits for no device.
 func (e *Engine) Waits() []comm.Wait {
 	if stood := e.stood.Load(); stood != nil {
 		return slices.Clone(*stood)

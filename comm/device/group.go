@@ -20,7 +20,7 @@ import (
 // move between the devices; views of the host move over the host's group, which also is what
 // ranks meet over, learn of failures by, and blame each other through.
 //
-// Work is queued on a stream of the group's own behind an event of the compute stream. One
+// Work is queued on a stream of the group's own after an event of the compute stream. One
 // goroutine watches what is in flight. When the host's group fails, because a peer has died or
 // has aborted, when a transfer stands still beyond the deadline of the host's group, or when
 // the library reports an error, the watch ends everything under way on the device and poisons
@@ -51,8 +51,8 @@ type Group struct {
 	mu       sync.Mutex
 	flights  []*flight   // guarded by mu; oldest first
 	calls    uint64      // guarded by mu; so far
-	cause    error       // guarded by mu; what ended the group
-	ended    []comm.Wait // guarded by mu; what was in flight then
+	cause    error       // guarded by mu; of the group's end
+	ended    []comm.Wait // guarded by mu; the calls in flight then
 	closed   bool        // guarded by mu
 	children []*Group    // guarded by mu
 
@@ -71,7 +71,7 @@ var (
 	_ comm.Hosted         = (*Group)(nil)
 )
 
-// newGroup joins the devices of host's ranks. It takes host over, also where it fails.
+// newGroup joins the devices of host's ranks. It takes host over, also if it fails.
 func newGroup(ctx context.Context, host *comm.Group, kit *kit, opts Options) (*Group, error) {
 	d := &Group{
 		host: host, kit: kit, opts: opts,
@@ -134,7 +134,7 @@ func (d *Group) connectEngines(ctx context.Context) (err error) {
 	}
 	here, near, err := reach(ctx, d.host)
 	if err != nil || here.Size() == 1 {
-		return err // alone on a node, it has nobody to reach
+		return err // alone on a node, it has no one to reach
 	}
 	m, err := d.kit.engine(ctx, here)
 	if err == nil {
@@ -156,8 +156,8 @@ func (d *Group) Size() int { return d.host.Size() }
 // that is queued on the device.
 func (d *Group) Host() *comm.Group { return d.host }
 
-// Transport returns what exchanges go over: "nccl", "copy", or "copy and nccl" where the ranks are on several
-// nodes and this one's has copy engines for messages within it.
+// Transport returns "nccl", "copy", or "copy and nccl" if the ranks are on several nodes and copy engines carry
+// messages within this one.
 func (d *Group) Transport() string {
 	switch {
 	case d.copies.everywhere():
@@ -178,8 +178,7 @@ func (d *Group) SetDeadline(limit time.Duration) {
 	}
 }
 
-// Streams returns the streams that the group's work runs on: that of collectives, and of exchanges
-// over NCCL, then those of the copy engines.
+// Streams returns the group's streams: first that of collectives and of exchanges over NCCL, then the copy engines'.
 func (d *Group) Streams() []tensor.Stream {
 	all := []tensor.Stream{d.stream}
 	if d.copies != nil {

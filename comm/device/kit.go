@@ -31,7 +31,7 @@ type collectives interface {
 	allGather(dst, src tensor.View) error
 	reduceScatter(dst, src tensor.View, op comm.Op) error
 	broadcast(v tensor.View, root int) error
-	// err is what has gone wrong since, or nil.
+	// err returns an asynchronous error, or nil.
 	err() error
 	// abort ends what is under way on the device, as an error or not, and gives everything back.
 	abort()
@@ -76,7 +76,7 @@ type mover interface {
 	Close() error
 }
 
-// A kit is what a Group needs of its device. All groups of a rank share it.
+// A kit holds the device, shared by all groups of a rank.
 type kit struct {
 	place     tensor.Device
 	compute   gpuStream
@@ -118,10 +118,10 @@ func shareID(ctx context.Context, host *comm.Group, size int, make func() ([]byt
 
 // Options of a Group. The zero value is usable. All ranks give the same.
 type Options struct {
-	// Transport is what exchanges between devices go over: "copy" for the copy engines, which
-	// need all devices on one node and take no processor from kernels; "nccl"; or "auto", the
-	// default, for copy engines where they can, within nodes, and NCCL elsewhere. Reductions always go
-	// over NCCL; gathers go the way of exchanges, but for those over several nodes, which NCCL does.
+	// Transport selects the carrier of exchanges between devices: "copy" for the copy engines, which need all devices
+	// on one node and take no processor from kernels; "nccl"; or "auto", the default, for copy engines within nodes and
+	// NCCL elsewhere. Reductions always use NCCL; gathers go like exchanges, except over several nodes, which NCCL
+	// does.
 	Transport string
 	// MaxCTAs is how many processors of a device a collective may take at most, 16 by default.
 	// Groups whose calls are in flight at once must find room on the device together.
@@ -154,11 +154,11 @@ func (o Options) withDefaults() (Options, error) {
 	return o, nil
 }
 
-// Copy engines reach the devices of one node. Where the ranks of a group are on several, messages within a
+// Copy engines reach the devices of one node. If the ranks of a group are on several, messages within a
 // node go over them, and those between nodes over the library. Which they are follows from the nodes of
 // the ranks, so both ends of a message choose the same, whatever came of the engines of other nodes.
 
-// engines are what the copy engines of a group reach.
+// engines are the copy engines of a group, with the ranks that they reach.
 type engines struct {
 	mover
 	near []int // by rank of the group, the rank among those that are reached, or -1; nil where all are
@@ -201,7 +201,7 @@ func apart(host *comm.Group) error {
 // everywhere reports whether the engines reach all ranks of the group.
 func (e *engines) everywhere() bool { return e != nil && e.near == nil }
 
-// split takes an exchange apart into what the engines carry, by their ranks, and what they do not.
+// split separates an exchange into messages for the engines, by their ranks, and all others.
 func (e *engines) split(c *exchanged) (near, far *exchanged) {
 	near, far = &exchanged{own: c.own, into: c.into}, &exchanged{}
 	near.send, far.out = e.part(c.send)
@@ -222,8 +222,8 @@ func (e *engines) part(ms []comm.Message) (near, far []comm.Message) {
 	return near, far
 }
 
-// moveBoth has the library carry what goes to other nodes, and the engines the rest. All ranks call the
-// library first, which may wait for its peers to do so.
+// moveBoth sends messages to other nodes over the library and the rest over the engines. All ranks call the library
+// first, which may wait for the peers' calls.
 func (d *Group) moveBoth(f *flight, c *exchanged) (comm.Pending, error) {
 	near, far := d.copies.split(c)
 	if len(far.out)+len(far.in) == 0 {

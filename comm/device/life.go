@@ -23,10 +23,9 @@ func (d *Group) fail(cause error) {
 	d.end(cause, true)
 }
 
-// end fails what is pending and what comes later here. Where something is under way, the device
-// is made to end it, and what waits for it on the compute stream is dropped. All that comes
-// after the other ranks have been told why, if they can be: what this rank's callers do with the
-// error may be to exit, and a connection that ends without a word is taken for a death.
+// end fails the pending calls and all later ones here. If some are under way, it makes the device end them and drops
+// their waiters on the compute stream. It informs the other ranks first, since this rank's callers may exit, and a
+// connection that ends without a word counts as a death.
 func (d *Group) end(cause error, busy bool) {
 	d.host.Link().AwaitTold()
 	d.markDone()
@@ -73,7 +72,7 @@ func (d *Group) log(err error) {
 	}
 }
 
-// endingBound is how long Close waits for the device to give back what the group held.
+// endingBound limits Close's wait for the device to release the group's resources.
 const endingBound = 5 * time.Second
 
 // Close ends the group and those split from it, and the host's group. Calls still pending
@@ -137,7 +136,7 @@ func (d *Group) waits() (all []comm.Wait) {
 		d.mu.Unlock()
 		if end != nil && !done {
 			over, err := d.reached(end)
-			done = over && err == nil // one that a failure has ended is what was waited for
+			done = over && err == nil // a failed call still counts as waited for
 		}
 		if done {
 			continue

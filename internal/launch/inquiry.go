@@ -13,10 +13,10 @@ import (
 )
 
 const (
-	// answerTime is what workers get to say what they wait for. Their answers come from goroutines of
-	// their own, so one that takes longer is stopped, or has no processor.
+	// answerTime bounds the workers' answers about their waits. They come from separate goroutines, so a slower worker
+	// is stopped, or has no processor.
 	answerTime = 1500 * time.Millisecond
-	// tableTime is what other nodes get to pass theirs on.
+	// tableTime bounds the answers of other nodes.
 	tableTime = 2 * time.Second
 )
 
@@ -46,7 +46,7 @@ func (t *attempt) inquireAnew(stacks bool) {
 	t.inquire(stacks)
 }
 
-// timeOut asks for stacks, too, at the first report of a rank that has waited for too long.
+// timeOut asks for stacks as well, at the first report of a rank that has waited for too long.
 func (t *attempt) timeOut(r *FailureReport) {
 	switch {
 	case !r.TimedOut || t.timedOut:
@@ -76,7 +76,7 @@ func (t *attempt) table(ours bool) {
 	}
 }
 
-// answered notes what a worker says that it waits for.
+// answered records a worker's answer about its waits.
 func (t *attempt) answered(c *child, e Event) {
 	if s, err := standing.Decode(e.Data); err == nil {
 		c.told, c.asked = &s, false
@@ -98,7 +98,7 @@ func (t *attempt) passedOn(rows []standing.Standing) {
 	t.showWhenWhole()
 }
 
-// showWhenWhole shows the table once nobody is left who might answer.
+// showWhenWhole shows the table once no one is left who might answer.
 func (t *attempt) showWhenWhole() {
 	if t.inquiry.timer == nil {
 		return
@@ -132,7 +132,7 @@ func (t *attempt) show() {
 		terminal.Name(t.Logs.Name()), standing.Table(rows)))
 }
 
-// keepStacks appends to the worker's log what it says of its goroutines.
+// keepStacks appends a worker's goroutine stacks to its log.
 func (c *child) keepStacks(data json.RawMessage) {
 	var text string
 	if json.Unmarshal(data, &text) != nil {
@@ -146,7 +146,7 @@ func (c *child) keepStacks(data json.RawMessage) {
 	}
 }
 
-// What the other nodes of a job say of a start, and what they are told of its addresses.
+// News from the other nodes of a job, and the addresses for them.
 
 // onNews does what the agent of another node asks for.
 func (t *attempt) onNews(n News) {

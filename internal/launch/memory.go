@@ -81,7 +81,7 @@ func memoryGroups(selfCgroup, root string) (groups []group) {
 // middle of their work. What it reserves for itself is most of that.
 const leastSpace = 1 << 30
 
-// addressSpace is the limit of this process's address space in bytes, where there is one.
+// addressSpace returns the limit of this process's address space in bytes, where there is one.
 func addressSpace() (limit uint64, ok bool) {
 	var r unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_AS, &r); err != nil || r.Cur == unix.RLIM_INFINITY {
@@ -101,7 +101,7 @@ func checkSpace(limit uint64, limited bool) error {
 	return nil
 }
 
-// oomKills is how many processes of this control group the kernel has killed for want of
+// oomKills returns how many processes of this control group the kernel has killed for want of
 // memory, as cgroup v2 (memory.events) or v1 (memory.oom_control) tells it; ok is false
 // where neither can be read. The files' folder is an argument so that it can be tested.
 func oomKills(selfCgroup, root string) (n int64, ok bool) {
@@ -145,7 +145,7 @@ var shortOfMemory = []string{
 }
 
 // OutOfMemory reports whether a failure's report says that the memory of the host or of a device was too
-// small. A process that was killed, and nobody knows by whom, is none.
+// small. A process that was killed, and no one knows by whom, is none.
 func OutOfMemory(report string) bool {
 	return slices.ContainsFunc(shortOfMemory, func(words string) bool { return strings.Contains(report, words) })
 }

@@ -19,7 +19,7 @@ const (
 	stateEnded   = "has ended"
 )
 
-// row returns what a worker has said of itself, or what can be seen of it from here.
+// row returns a worker's own account, or the launcher's observations.
 func (t *attempt) row(c *child) standing.Standing {
 	s := standing.Standing{Step: c.lastStep, State: c.state}
 	switch {
@@ -50,7 +50,7 @@ func silence(pid int) string {
 	return stateSilent
 }
 
-// waited returns the table of a start in which a rank has waited for too long; "" where none has.
+// waited returns the table of a start in which a rank has waited for too long; "" if none has.
 func waited(fs []Failure) string {
 	var rows []standing.Standing
 	timedOut := false
@@ -67,7 +67,7 @@ func waited(fs []Failure) string {
 	return "cprun: what each rank waited for\n" + standing.Table(rows)
 }
 
-// stoppedEvery is the time between two looks for workers that are stopped.
+// stoppedEvery separates two checks for stopped workers.
 const stoppedEvery = 50 * time.Millisecond
 
 // killStopped ends the workers that are stopped, since they cannot end by themselves, and looks again while there
@@ -82,7 +82,7 @@ func (t *attempt) killStopped() {
 	}
 }
 
-// state returns what the kernel says that a process is at, such as 'T' for one that is stopped; 0: not known.
+// state returns the kernel's state of a process, such as 'T' for stopped; 0: unknown.
 func state(pid int) byte {
 	stat, err := files.Read(fmt.Sprintf("/proc/%d/stat", pid), maxKernelFile)
 	_, state, ok := bytes.Cut(stat, []byte(") ")) // behind its name, which may hold anything
@@ -111,8 +111,8 @@ func (t *attempt) watch() (look <-chan time.Time, end func()) {
 	}
 }
 
-// look asks the workers anew, and passes on what has come so far if some have not answered the last time. Whoever has
-// not is not asked again, so that nothing piles up at one that is stopped.
+// look passes on the answers so far if some are missing, and asks the workers anew, except the silent ones, so that
+// nothing piles up at a stopped worker.
 func (t *attempt) look() {
 	if t.looking {
 		t.passOn()
@@ -127,7 +127,7 @@ func (t *attempt) look() {
 	}
 }
 
-// passOnWhenWhole passes on what the workers have said when nobody is left who might answer.
+// passOnWhenWhole passes on what the workers have said when no one is left who might answer.
 func (t *attempt) passOnWhenWhole() {
 	for _, c := range t.children {
 		if !c.ended && c.asked {
@@ -139,7 +139,7 @@ func (t *attempt) passOnWhenWhole() {
 	}
 }
 
-// passOn tells what can be seen of the workers.
+// passOn reports the known state of the workers.
 func (t *attempt) passOn() {
 	t.looking = false
 	rows := make([]standing.Standing, 0, len(t.children))

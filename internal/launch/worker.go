@@ -82,7 +82,7 @@ type Worker struct {
 // Attach connects a worker to the launcher that has started it, and tells it that it is ready.
 //
 // lost is called, on a goroutine of its own, when the launcher is gone. It has to end the
-// process at once: nobody is left to report to, and the other workers end as well.
+// process at once: no one is left to report to, and the other workers end as well.
 //
 // From then on SIGINT does nothing (Ctrl-C is the launcher's), and SIGTERM, SIGUSR1 and SIGHUP
 // ask this worker to stop, as the launcher's stop does.
@@ -292,8 +292,8 @@ const maxStacks = 256 << 10
 // for. It must not wait for anything.
 func (w *Worker) OnTell(f func() standing.Standing) { w.tell.Store(&f) }
 
-// answer says what this worker waits for, and then, where that is asked for, the stacks of its
-// goroutines, for which all of them stand for a moment. That the launcher is gone is seen by receive.
+// answer sends this worker's waits and, on request, the stacks of its goroutines, which stops all of them for a moment.
+// receive notices a lost launcher.
 func (w *Worker) answer(c command) {
 	var s standing.Standing
 	if f := w.tell.Load(); f != nil {

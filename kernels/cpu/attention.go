@@ -180,8 +180,8 @@ func rowDots[T tensor.Float](c *Kernels, delta, do, o View) {
 	})
 }
 
-// clip is the part of t inside a block of queries and a block of keys, shrunk to the
-// bounding box of its visible pairs. ok is false where there are none.
+// clip returns the part of t inside a block of queries and a block of keys, shrunk to the
+// bounding box of its visible pairs. ok is false if there are none.
 func clip(t partition.Tile, q, k partition.Range) (_ partition.Tile, ok bool) {
 	t.Q = meet(meet(t.Q, q), partition.Range{Lo: max(t.K.Lo, k.Lo) - t.Band.Hi, Hi: min(t.K.Hi, k.Hi) - t.Band.Lo})
 	t.K = meet(meet(t.K, k), partition.Range{Lo: t.Q.Lo + t.Band.Lo, Hi: t.Q.Hi + t.Band.Hi})

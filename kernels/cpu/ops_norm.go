@@ -164,8 +164,8 @@ func normRope[T tensor.Float](c *Kernels, y, inv, x, w, cos, sin View, eps float
 	})
 }
 
-// NormRopeBackward sets dx to the gradient of x given that of y, dy, and adds that of w to
-// dw. dx may be dy. With the zero View as w, dw, x and inv are not used.
+// NormRopeBackward sets dx to the gradient of x given dy, the gradient of y, and adds the gradient of w to dw. dx may
+// be dy. With the zero View as w, dw, x and inv are not used.
 func (c *Kernels) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
 	if isHalf(dx.DType()) {
 		c.halfRopeBackward(dx, dw, dy, x, inv, w, cos, sin)

@@ -38,7 +38,7 @@ func checkIDs(op string, x, table, ids View) {
 		ids.IsDense(), op, x, table, ids)
 }
 
-// embedSegment is the sorted tokens of a block, SEGMENT in ops_embed.cu.
+// embedSegment is SEGMENT in ops_embed.cu: the sorted tokens of a block.
 const embedSegment = 64
 
 // EmbedBackward adds row i of dy to row ids[i] of dtable, float32. The rows of one id are added
@@ -74,7 +74,7 @@ func (k keySplit) args(a *cuda.Args) *cuda.Args {
 	return cuda.Struct(a, &source.Keys{Count: int32(k.count), Bits: int32(k.bits), Vocab: int32(k.vocab)})
 }
 
-// carryAt returns where, in the workspace, what is carried lies behind the sorted keys.
+// carryAt returns the offset of the carried sums in the workspace, after the sorted keys.
 func (k keySplit) carryAt() int { return 4 << k.bits }
 
 // embedKeys makes chunks as large as the bits beside a token's id allow, up to what sorting by

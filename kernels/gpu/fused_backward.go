@@ -114,8 +114,8 @@ func (f *Fused) backwardGroup(c *fusedCall, g *fusedGroup, sum *keySum, last boo
 	return nil
 }
 
-// holdGrad holds what a group is about to leave at dq: a part for each run of rows that it has, or, where there is no
-// place for so many or rows of one batch element do not lie behind those of another, one part with zeros between.
+// holdGrad holds a group's gradients at dq: a part for each run of its rows, or one part with zeros between if there is
+// no place for that many or a batch element's rows are not contiguous.
 func (f *Fused) holdGrad(c *fusedCall, g *fusedGroup, dq uint64, bytes int64) {
 	runs := []partition.Range{g.rows}
 	if g.gaps() {
@@ -131,7 +131,7 @@ func (f *Fused) holdGrad(c *fusedCall, g *fusedGroup, dq uint64, bytes int64) {
 	}
 }
 
-// backwardPiece returns one call of cuDNN, and what it gives for k and v added.
+// backwardPiece makes one call of cuDNN, and adds its gradients of k and v.
 func (f *Fused) backwardPiece(c *fusedCall, g *fusedGroup, p dnn.Piece, dq uint64, sum *keySum, last bool) error {
 	dk, dv, err := f.keyGrads(c, p.K.Len())
 	if err != nil {
@@ -150,7 +150,7 @@ func (f *Fused) backwardPiece(c *fusedCall, g *fusedGroup, p dnn.Piece, dq uint6
 	return nil
 }
 
-// keyGrads is room for dK and dV of so many keys.
+// keyGrads returns memory for dK and dV of that many keys.
 func (f *Fused) keyGrads(c *fusedCall, keys int) (dk, dv uint64, err error) {
 	n := int64(c.batch()*keys*c.kvHeads()) * 2
 	if dk, err = f.scratch.alloc(n * int64(c.dim())); err != nil {

@@ -93,7 +93,7 @@ func (x *fusedForward) End() error {
 	return nil
 }
 
-// room folds what is held where there is no room for another part.
+// room folds the held parts if there is no room for another.
 func (f *Fused) room() {
 	if len(f.held.parts) >= maxHeld {
 		f.fold()
@@ -144,8 +144,7 @@ func (f *Fused) piece(c *fusedCall, g *fusedGroup, p dnn.Piece) dnn.Desc {
 
 func seqRows(v View, r partition.Range) View { return v.Slice(tensor.Seq, r.Lo, r.Hi) }
 
-// planStrides returns the strides of v; that of a batch of one is what it would be without gaps, so
-// that equal problems have equal plans.
+// planStrides returns the strides of v, for a batch of one those without gaps, so that equal problems share a plan.
 func planStrides(v View) axisStrides {
 	s := stridesOf(v)
 	if v.Len(tensor.Heads) == 1 {

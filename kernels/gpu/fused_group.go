@@ -12,9 +12,9 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// fusedGroup is pieces whose queries do not overlap, so that their results are one part. In a packed
-// group all have the mask of the group: cuDNN takes them in one call. Their keys do not overlap
-// backward, since each piece sets the gradients of its own.
+// fusedGroup is pieces with disjoint queries, so that their results form one part. In a packed group all have the mask
+// of the group, and cuDNN takes them in one call. Backward, their keys are disjoint as well, since each piece sets its
+// own gradients.
 type fusedGroup struct {
 	pieces   []dnn.Piece
 	rows     partition.Range // of the queries, from the first to the last
@@ -52,7 +52,7 @@ func (g *fusedGroup) covered() int {
 	return n
 }
 
-// keyGaps is the same for keys.
+// keyGaps returns the same for keys.
 func (g *fusedGroup) keyGaps() bool {
 	n := 0
 	for _, p := range g.pieces {
@@ -61,7 +61,7 @@ func (g *fusedGroup) keyGaps() bool {
 	return n < g.keys.Len()
 }
 
-// take adds a piece, whose queries begin no earlier than those of the last one, where it can.
+// take adds a piece if it can; its queries begin no earlier than those of the last one.
 func (g *fusedGroup) take(p dnn.Piece) bool {
 	if p.Q.Lo < g.rows.Hi {
 		return false
@@ -124,9 +124,8 @@ func groupedByMask(pieces []dnn.Piece, backward bool) []*fusedGroup {
 	return groups
 }
 
-// A heldKeys is what cuDNN gave for k and v in the last block, where a fold comes next: one go over
-// memory then reads what came from another rank and the 16-bit parts in the scratch memory, and
-// writes the sum.
+// A heldKeys holds cuDNN's gradients of k and v of the last block before a fold, which then reads the received
+// gradients and the 16-bit parts, and writes the sum in one pass over memory.
 type heldKeys struct {
 	dtype tensor.DType // of the parts
 	k, v  gradTotal    // without parts: nothing is held
@@ -163,7 +162,7 @@ func (x *fusedBackward) Fold(fold attention.Fold) error {
 	return nil
 }
 
-// gradsOf is no sum yet for dst, of which no row before lo is meant.
+// gradsOf returns an empty sum for rows of dst from lo.
 func gradsOf(dst View, lo int) gradTotal { return gradTotal{dst: dst, lo: lo, hi: lo} }
 
 // keySum adds gradients of k and v to the accumulators of a block. k and v are the rows of these
@@ -195,7 +194,7 @@ func (s *keySum) total(dst View, fresh *partition.Range, x uint64, keys partitio
 	case last:
 		t.lo, t.hi, t.fresh = min(t.lo, fresh.Lo), max(t.hi, fresh.Hi), *fresh
 		*fresh = partition.Range{}
-	case fresh.Lo < keys.Hi && keys.Lo < fresh.Hi: // what is before the keys is written, too
+	case fresh.Lo < keys.Hi && keys.Lo < fresh.Hi: // rows before the keys are written as well
 		t.lo, t.fresh = min(t.lo, fresh.Lo), partition.Range{Lo: fresh.Lo, Hi: min(fresh.Hi, keys.Hi)}
 		*fresh = partition.Range{Lo: keys.Hi, Hi: max(fresh.Hi, keys.Hi)}
 	}

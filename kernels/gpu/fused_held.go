@@ -12,17 +12,16 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A heldParts is what the pass under way has computed for its queries and is not in the accumulator
-// yet.
+// A heldParts holds results of the current pass that are not in the accumulator yet.
 type heldParts struct {
 	dst, lse View // acc.O and acc.LSE, or DQ and the zero View; zero: there is no pass
-	into     View // where the end of the pass writes to, if cuDNN can write there, too
+	into     View // the end of the pass writes there, if cuDNN can
 	fresh    bool // dst holds nothing
 	parts    []fusedPart
-	dtype    tensor.DType // of the parts: that of q
+	dtype    tensor.DType // of the parts: q's type
 	stats    heldStats
 	base     int64 // where parts begin in the scratch memory
-	// direct is the rows that calls have left in into; they are parts[0].
+	// direct lists the rows that calls have left in into; they are parts[0].
 	direct []partition.Range
 }
 
@@ -179,8 +178,8 @@ func (f *Fused) planAll(c *fusedCall, tiles []partition.Tile) error {
 
 var _ attention.Planner = (*Fused)(nil)
 
-// fusedScratch is device memory that is handed out as from a stack. Work on the stream is in order,
-// so that what is given back can be handed out again at once.
+// fusedScratch hands out device memory as a stack. Work on the stream is in order, so that returned memory is free at
+// once.
 type fusedScratch struct {
 	dev *cuda.Device
 	mem *cuda.Memory
@@ -210,7 +209,7 @@ func (s *fusedScratch) reserve(bytes int64) error {
 	return nil
 }
 
-// alloc returns the address of so many bytes.
+// alloc returns the address of that many bytes.
 func (s *fusedScratch) alloc(bytes int64) (uint64, error) {
 	bytes = roundUp64(bytes, scratchAlign)
 	if s.at+bytes > s.size() {

@@ -112,8 +112,8 @@ func (c *Ops) simple(p blas.Problem) error {
 	return c.launch("gemm_simple", "gemm_"+typeNames[p.In]+"_"+typeNames[p.Out], grid, cuda.Dim{X: 16, Y: 16}, args)
 }
 
-// squaresBlocks is the most blocks of SumSquares, and squaresShare the elements from which on
-// there is another. Both set the order of the sum, so they are the same on every GPU.
+// squaresBlocks bounds the blocks of SumSquares; squaresShare elements add another. Both set the order of the sum, so
+// they are the same on every GPU.
 const (
 	squaresBlocks = 4096
 	squaresShare  = 1 << 12

@@ -75,7 +75,7 @@ func (l *Loader) Load(name string) (*cuda.Module, error) {
 	return f()
 }
 
-// Function returns a kernel of a program, which is loaded, and where it is not on disk compiled, the
+// Function returns a kernel of a program, which is loaded, and if it is not on disk compiled, the
 // first time. shared is the most dynamic shared memory that it is launched with, in bytes.
 func (l *Loader) Function(program, name string, shared int) (*cuda.Function, error) {
 	return l.functions.get(functionKey{program, name, shared})

@@ -53,19 +53,18 @@ func (c *Ops) norm(op, kernel string, y, inv View, xs []View, w View, eps float6
 	})
 }
 
-// A rowShape is how threads share a row that stands in their registers.
+// A rowShape shares a row in registers among threads.
 type rowShape struct {
 	threads int // of a row
 	rows    int // of a block
 	vectors int // of 16 bytes, of a thread
 }
 
-// maxNormVectors is the most vectors of a thread that there are kernels for.
+// maxNormVectors bounds the vectors of a thread.
 const maxNormVectors = 16
 
-// normShape gives a row to a warp, or to a block of a few where it does not fit in the registers
-// of one; ok says that it fits. Between warps no barrier is needed, and what a warp loads at
-// once, some KiB, is what hides the latency of memory.
+// normShape gives a row to a warp, or to a block of a few if one's registers do not hold it; ok is false if none do.
+// Warps need no barrier between them, and their loads of some KiB hide the latency of memory.
 func normShape(n, lanes, most int) (s rowShape, ok bool) {
 	vecs := n / lanes
 	s = rowShape{threads: 32, rows: 4}
@@ -121,7 +120,7 @@ func normBackwardShape(n, lanes int) (s rowShape, ok bool) {
 	return s, false
 }
 
-// parts returns how many blocks go over so many rows, each of which leaves n float32 sums in the
+// parts returns how many blocks go over that many rows, each of which leaves n float32 sums in the
 // workspace: as many as the GPU holds.
 func (c *Ops) parts(program, name string, threads, rows, n int) (int, error) {
 	room := OpsWorkspace / (4 * n)

@@ -10,13 +10,13 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// The operations of the model (internal/model.Ops) and of the optimizer on a GPU, but for matrix
+// The operations of the model (internal/model.Ops) and of the optimizer on a GPU, except for matrix
 // products. Activations are float32, bfloat16 or float16, parameters, norms and their gradients
 // float32. All compute in float32. A fault of shape or type panics before anything is queued, as
 // on the CPU; sums have an order that depends on shapes and the GPU only, so that every run gives
 // the same bits.
 
-// A cudaOps is what the operations keep.
+// A cudaOps holds the state of the operations.
 type cudaOps struct {
 	blocks map[blocksKey]int // that an SM holds
 	work   *cuda.Memory
@@ -36,8 +36,8 @@ func newCUDAOps(dev *cuda.Device) (cudaOps, error) {
 	return cudaOps{blocks: map[blocksKey]int{}, work: work}, nil
 }
 
-// Preload loads all programs of the operations, which are compiled beside each other where they
-// are not on disk. Without it each is loaded when it is first used.
+// Preload loads all programs of the operations, and compiles missing ones in parallel. Otherwise each is loaded at its
+// first use.
 func (c *Ops) Preload() error {
 	return c.loader.Preload("gemm_simple", "ops_copy", "ops_embed", "ops_loss", "ops_norm", "ops_optim", "ops_rope",
 		"ops_swiglu")
@@ -76,7 +76,7 @@ func (c *Ops) work() uint64 {
 	return cuda.Addr(tensor.Dense(c.ops.work, tensor.U8, 0, [4]int{1, 1, 1, 1}))
 }
 
-// typeNames are the element types as kernels' names have them.
+// typeNames holds the element types in kernels' names.
 var typeNames = map[tensor.DType]string{
 	tensor.F64: "fp64", tensor.F32: "fp32", tensor.F16: "fp16", tensor.BF16: "bf16",
 }
@@ -111,8 +111,8 @@ func denseFloats(op string, vs ...View) {
 	}
 }
 
-// flat is element-wise work over dense views: a kernel of vectors, and, for views that are not
-// aligned and for what is left over, one of single elements.
+// flat is element-wise work over dense views: a kernel of vectors, and one of single elements for unaligned views and
+// the rest.
 type flat struct {
 	program, name, any string
 	lanes              int // elements of a vector

@@ -13,10 +13,9 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Reference is attention as it is defined, on a GPU: float32, bfloat16 and float16
-// inputs, float64 arithmetic, a warp a row. It is what other kernels are tested against, and
-// what computes attention in float32. Its results are the same bits in every run. It implements
-// attention.Kernel. One goroutine calls it.
+// Reference is attention by definition, on a GPU: float32, bfloat16 and float16 inputs, float64 arithmetic, a warp a
+// row. Tests compare other kernels with it, and it computes attention in float32. Its results are the same bits in
+// every run. It implements attention.Kernel. One goroutine calls it.
 type Reference struct{ deviceAttention }
 
 // NewReference returns a reference that computes on stream.

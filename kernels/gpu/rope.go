@@ -97,10 +97,10 @@ const (
 	ropeHeads   = 4 // that a group of lanes takes at once in the forward pass
 )
 
-// rope is source.Rope. lanes 0 stands for the kernels of any head dim.
+// rope is source.Rope; lanes 0 selects the kernels of any head dim.
 type rope struct{ tokens, heads, half, lanes int }
 
-// newRope takes vectors of so many elements where heads are made of them.
+// newRope takes vectors of that many elements where heads are made of them.
 func newRope(x View, lanes int, vectors bool) rope {
 	r := rope{tokens: x.Rows(), heads: x.Len(tensor.Heads), half: x.Len(tensor.Dim) / 2}
 	if vecs := r.half / lanes; vectors && r.half%lanes == 0 && vecs <= 32 {

@@ -1,6 +1,6 @@
-// Package blame says whose fault a failure is: the errors of a group, in the words of the rank
-// that met one and of those that are told, and the search for the rank that stopped among many
-// that wait for each other. Every part of comm reports through it.
+// Package blame attributes failures: it holds the errors of a group, as the first rank words them and as the others
+// hear them, and searches for the stopped rank among many that wait for each other. Every part of comm reports through
+// it.
 package blame
 
 import (
@@ -22,8 +22,7 @@ var (
 	ErrProtocol = errors.New("protocol violation")
 )
 
-// PeerError says which peer a transfer failed on. It is what every other rank reports when
-// one rank dies.
+// PeerError names the peer that a transfer failed on. Every other rank reports one when a rank dies.
 type PeerError struct {
 	Rank  int    // of the peer, in the world group
 	Name  string // "rank 2 (pid 4711 on node-a)"
@@ -123,7 +122,7 @@ type standing struct {
 	peer int
 }
 
-// Set notes that who, a part of the rank, waits for peer, or for nobody where that is -1. It returns
+// Set notes that who, a part of the rank, waits for peer, or for no one where that is -1. It returns
 // whom the rank as a whole waits for: the peer that it has waited for longest, or -1.
 func (s *Standing) Set(who any, peer int) int {
 	s.mu.Lock()
@@ -147,8 +146,8 @@ func (s *Standing) Set(who any, peer int) int {
 	return s.waits[0].peer
 }
 
-// Alarm wakes those who stand waiting when another has waited up to its deadline, so that they say whom
-// they wait for themselves: they may have come later, with their own deadline far ahead.
+// Alarm wakes waiting operations when another has waited up to its deadline, so that they report their own waits: they
+// may have come later, with a deadline far ahead.
 type Alarm struct {
 	mu   sync.Mutex
 	next chan struct{} // guarded by mu
@@ -190,10 +189,9 @@ func (a *Alarm) Ring() {
 	}
 }
 
-// SecondLook is what an operation gets beyond its deadline, or the deadline again if that is
-// shorter. The ranks use it to tell each other whom they wait for, so that in a ring the rank
-// which stopped is blamed and not the neighbour that waits for it. And a process that was
-// stopped and goes on sees its timers run out before it has read what lies in its sockets.
+// SecondLook extends an operation's deadline, at most to twice the deadline. Meanwhile the ranks exchange their waits,
+// so that a ring blames the rank that stopped and not its neighbour. Also, a process that was stopped and continues
+// sees its timers expire before it has read its sockets.
 const SecondLook = time.Second
 
 // Waits says who waits for whom among ranks from 0 to below Ranks.
@@ -225,8 +223,8 @@ func On(w Waits, rank int, op string, cause error) *PeerError {
 	return &PeerError{Rank: rank, Name: w.PeerName(rank), Op: op, Cause: cause}
 }
 
-// Last returns the other rank at the end of the chain of those that wait for each other from
-// first on. It returns -1 where there is none: a circle has no end, and own is not to blame.
+// Last returns the other rank at the end of the chain of waits from first, or -1 for a circle, which has no end, and if
+// own is that rank.
 func Last(w Waits, own, first int) int {
 	rank := first
 	for range w.Ranks() {

@@ -21,7 +21,7 @@ type Op interface {
 	String() string
 }
 
-// Rules are those of one rank of a group.
+// Rules are the rules for messages of one rank of a group.
 type Rules struct {
 	Rank, Size int
 	// Memory checks where a view lies. Its error begins with a verb: the view is named in
@@ -176,7 +176,7 @@ type message interface {
 	}
 }
 
-// A plain is a message whose fields can be used here.
+// A plain is a message with accessible fields.
 type plain struct {
 	Peer int
 	View View

@@ -1,6 +1,6 @@
-// Package link is what a group stands on: how its messages travel, and who is there. The
-// in-process world (comm/internal/local) and the sockets (comm/internal/wire) implement it. What
-// builds on a group, of devices, reaches it through comm.Group.Link.
+// Package link is the base of a group: it carries messages, and knows the ranks that are there. The in-process world
+// (comm/internal/local) and the sockets (comm/internal/wire) implement it. Groups of devices reach it through
+// comm.Group.Link.
 package link
 
 import (
@@ -29,7 +29,7 @@ type Transport interface {
 	// Err returns the cause of the failure as this rank reports it, or nil.
 	Err() error
 	// Failed returns a channel that is closed at the first failure. A transport may close it
-	// when it is closed, too.
+	// when it is closed as well.
 	Failed() <-chan struct{}
 	// Forget drops what is kept of a group that has been closed here.
 	Forget(group uint64)
@@ -90,7 +90,7 @@ type Transfer struct {
 	Buf  []byte
 
 	// What follows is the transport's. Both are 0 at first.
-	Moved  int // bytes so far; of what is sent, also those that are being written
+	Moved  int // bytes so far; for a send, including those being written
 	Flying int // pieces that are being written
 
 	posted  int64        // when it was made, by now()

@@ -37,7 +37,7 @@ func (r *Ring) Room(n int) bool {
 	return r.free() >= n // the reader may have looked ahead of the line above
 }
 
-// free returns how many bytes have room. Where the other side has written nonsense, none have.
+// free returns how many bytes have room. If the other side has written nonsense, none have.
 func (r *Ring) free() int {
 	used := r.reserved - r.taken.Load()
 	if used > RingBytes {

@@ -119,7 +119,7 @@ func (id *identity) channel(conn net.Conn, own, other *hello) (*channel, error) 
 	return c, nil
 }
 
-// keys returns the ciphers of a connection for what is read and for what is written.
+// keys returns the ciphers of a connection, to read and to write.
 func (id *identity) keys(own, other *hello) (open, seal cipher.AEAD, err error) {
 	public, err := ecdh.X25519().NewPublicKey(other.fresh[:])
 	if err != nil {
@@ -129,7 +129,7 @@ func (id *identity) keys(own, other *hello) (open, seal cipher.AEAD, err error) 
 	if err != nil {
 		return nil, nil, fmt.Errorf("its key: %w", err)
 	}
-	own.key = nil // nobody needs it any more, and nobody is to find it
+	own.key = nil // no one needs it any more, and no one is to find it
 	dialer, acceptor := own, other
 	to, from := "cprun frames to the acceptor", "cprun frames to the dialer"
 	if own.rank < other.rank { // this rank is the acceptor

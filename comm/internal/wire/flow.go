@@ -70,7 +70,7 @@ func (p *peer) start(t *link.Transfer) (err error, ended bool) {
 	return p.startReceive(t)
 }
 
-// arrived reports whether t is a receive whose message is here already. p.mu is held.
+// arrived reports whether the message of receive t is here already. p.mu is held.
 func (p *peer) arrived(t *link.Transfer) bool {
 	if t.Send {
 		return false
@@ -152,7 +152,7 @@ func (p *peer) consume(f *flow, group uint64, n int) {
 	}
 }
 
-// onOffer, onAccept and onCredit take what the peer says about a flow.
+// onOffer, onAccept and onCredit handle the peer's frames about a flow.
 func (p *peer) onOffer(h header) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -204,11 +204,11 @@ func (p *peer) onCredit(h header) error {
 // What an authenticated peer can have this rank remember, over all groups.
 const (
 	maxNotes   = 1 << 16  // large messages that it offers or accepts
-	maxHeld    = 16 << 20 // bytes of memory for messages that nobody has asked for yet
+	maxHeld    = 16 << 20 // bytes of memory for messages that no one has asked for yet
 	maxUnknown = 1 << 10  // groups that are not there yet: it may be ahead in making them
 )
 
-// debts are what a peer has this rank remember.
+// debts count the memory that a peer makes this rank hold.
 type debts struct{ notes, held, unknown int }
 
 // check returns what is too much.
@@ -261,7 +261,7 @@ func giveBuffer(b []byte) {
 	}
 }
 
-// kept returns what an early message takes of this rank's memory, with what it takes to find it.
+// kept returns the memory that an early message takes, with its index entry.
 func kept(b []byte) int { return cap(b) + 2*headerSize }
 
 // announced finds or makes the flow of a frame, which may come ahead of its group. p.mu is held.

@@ -21,7 +21,7 @@ import (
 //
 //	byte  0..2   "CPF"
 //	byte  3      type
-//	byte  4..7   length of the payload behind the header, at most 262144
+//	byte  4..7   length of the payload after the header, at most 262144
 //	byte  8..15  group id, 0 for the world
 //	byte 16..23  number of the message among those from the sending to the receiving rank of
 //	             the message in this group, from 0
@@ -61,7 +61,7 @@ import (
 // Two ranks of a node may share memory, a ring of bytes for each direction (comm/internal/shm), and two pipes.
 // Who dials attaches their descriptors to the ready frame: the memory's, of the pipe that the other reads, and of
 // the one that it writes. Who accepts and takes them says share as its first frame, and who dialled answers with
-// one. A share frame is the last on the socket: behind it a side puts the pieces of large messages into its ring,
+// one. A share frame is the last on the socket: after it a side puts the pieces of large messages into its ring,
 // in the order of their placed frames, and all frames into its pipe, which so tells what has come, and of its
 // end. A writer that finds no room says so in the memory, and the reader of the next piece sends a room frame.
 //
@@ -159,8 +159,7 @@ func decodeHeader(b []byte) (header, error) {
 	return h, nil
 }
 
-// causes are the sentinels that keep their identity from rank to rank, by their number on
-// the wire.
+// causes lists the sentinels that keep their identity from rank to rank, by number on the wire.
 var causes = [...]error{blame.ErrAborted, blame.ErrPeerLost, blame.ErrDeadline, blame.ErrPeerLeft, blame.ErrMismatch,
 	blame.ErrProtocol}
 
@@ -229,7 +228,7 @@ func decodeNote(b []byte, size int) (*blame.PeerError, error) {
 	return &blame.PeerError{Rank: int(rank), Name: words[0], Op: words[1], Cause: &notedError{words[2], cause}}, nil
 }
 
-// clean replaces what a terminal could take for a command: another rank's words are shown to users.
+// clean replaces terminal control characters in another rank's words.
 func clean(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
@@ -253,7 +252,7 @@ func (e *notedError) Unwrap() error { return e.cause }
 type frameWriter interface {
 	// add takes a frame; the payload is read until flush has returned.
 	add(h header, payload []byte)
-	flush() error // sends what was added
+	flush() error // sends all added frames
 }
 
 // A frameReader reads frames one by one. It is used by one goroutine.
@@ -264,10 +263,10 @@ type frameReader interface {
 	payload(dst []byte) error
 }
 
-// maxBatch is how many frames a frameWriter takes between two flushes.
+// maxBatch bounds the frames between two flushes of a frameWriter.
 const maxBatch = 32
 
-// plainWriter sends frames as they are, payloads straight from where they lie (writev).
+// plainWriter sends frames unchanged, payloads straight from their memory (writev).
 type plainWriter struct {
 	conn net.Conn
 	hdrs [maxBatch * headerSize]byte
@@ -277,7 +276,7 @@ type plainWriter struct {
 
 	ring   *shm.Ring // where placed pieces go
 	placed [][]byte
-	pipes  *pipes // where all goes behind a share frame
+	pipes  *pipes // where all goes after a share frame
 	moves  bool   // one has been added
 	moved  bool
 }
@@ -338,7 +337,7 @@ func (r *plainReader) next() (header, error) {
 	return decodeHeader(r.hdr[:])
 }
 
-// drained reports whether nothing has been read ahead of what it returned.
+// drained reports an empty read buffer.
 func (r *plainReader) drained() bool { return r.r.Buffered() == 0 }
 
 func (r *plainReader) payload(dst []byte) error {

@@ -40,13 +40,12 @@ import (
 // secret later cannot read what was recorded before. Who has it while a job starts can take a rank's place.
 
 const (
-	// helloBound is how long a stranger can say nothing, and handshakeBound how long who has said a
-	// hello can hold a connection open.
+	// helloBound limits the silence of a stranger, handshakeBound the whole handshake after its hello.
 	helloBound     = time.Second
 	handshakeBound = 10 * time.Second
 )
 
-// An identity is what a rank knows before it meets another.
+// An identity holds a rank's facts for handshakes.
 type identity struct {
 	rank, size int
 	run        [sha256.Size]byte
@@ -166,7 +165,7 @@ func (id *identity) verify(conn net.Conn, role string, dialer, acceptor *hello) 
 	return nil
 }
 
-// hungUp returns what it can mean that the other side has ended a handshake.
+// hungUp explains the peer's end of a handshake.
 func hungUp(err error) error {
 	if errors.Is(err, io.EOF) {
 		return errors.New("it hung up: its secret or run may differ, or it has this rank already")
@@ -176,7 +175,7 @@ func hungUp(err error) error {
 
 const (
 	helloMagic = "CPRUNH5\n"
-	freshSize  = 32 // that of an X25519 public key
+	freshSize  = 32 // of an X25519 public key
 	maxName    = 255
 
 	// Where in a hello its parts begin.
@@ -187,7 +186,7 @@ const (
 	helloFixed = helloMode + 2 // up to the name
 )
 
-// A hello is what a rank says of itself.
+// A hello is a rank's introduction.
 type hello struct {
 	mode       Mode
 	rank, size int
@@ -208,7 +207,7 @@ func (h *hello) encode() []byte {
 	return append(b, h.name...)
 }
 
-// readHello reads no more than a hello's bytes, and refuses what is none.
+// readHello reads exactly a hello, and refuses anything else.
 func (id *identity) readHello(r io.Reader) (*hello, error) {
 	raw := make([]byte, helloFixed, helloFixed+maxName+sha256.Size)
 	if _, err := io.ReadFull(r, raw[:helloRank]); err != nil {
@@ -243,7 +242,7 @@ func (id *identity) readHello(r io.Reader) (*hello, error) {
 	return h, nil
 }
 
-// fixed takes the parts of a hello that stand at fixed places.
+// fixed parses the parts of a hello at fixed offsets.
 func (h *hello) fixed(raw []byte) error {
 	rank, size := binary.BigEndian.Uint32(raw[helloRank:]), binary.BigEndian.Uint32(raw[helloRank+4:])
 	if size > maxRanks || rank >= size {
@@ -279,7 +278,7 @@ func (id *identity) hello(mode Mode) (*hello, error) {
 	return h, nil
 }
 
-// code returns what stands at the end of a hello.
+// code returns the authentication code at the end of a hello.
 func (id *identity) code(hello []byte) []byte {
 	m := hmac.New(sha256.New, id.secret)
 	m.Write([]byte("cprun hello"))

@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/comm/internal/link"
 )
 
-// endBound is how long a rank that ends tries to tell a peer so.
+// endBound limits the time for a last word to a peer.
 const endBound = 500 * time.Millisecond
 
 // A peer is one rank as another deals with it: what the two owe each other, and their connection, which
@@ -29,7 +29,7 @@ type peer struct {
 	ready  chan struct{} // closed then
 
 	mu      sync.Mutex
-	channel *channel // guarded by mu; nil where there is none yet
+	channel *channel // guarded by mu; nil if there is none yet
 	meeting bool     // guarded by mu; it is being made
 	why     error    // guarded by mu; why there is none yet
 
@@ -75,7 +75,7 @@ func (p *peer) blame(op string, cause error) *blame.PeerError {
 	return &blame.PeerError{Rank: p.rank, Name: p.name(), Op: op, Cause: cause}
 }
 
-// tell has the peer hear what a rank has said last.
+// tell queues the latest state of a rank for the peer.
 func (p *peer) tell(about int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -189,7 +189,7 @@ func (s *sockets) learn(rank int, said state, name string, from *peer) {
 	}
 }
 
-// spread tells those near what a rank has said last, but for the one that has told it.
+// spread sends the latest state of a rank to all neighbours except its source.
 func (s *sockets) spread(rank int, from *peer) {
 	for _, r := range s.near {
 		if p := s.peers[r].Load(); p != from && r != rank {

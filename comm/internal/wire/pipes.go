@@ -11,10 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pipes are how two ranks that share memory speak: one pipe each way, in place of the socket by which they met.
-// The system tells whoever polls a socket that what was written has been read, and Go polls each for both
-// directions, so that every message would wake its sender for nothing. A pipe says so only where its writer
-// has found no room. Its end is told as that of a socket is.
+// pipes carry the bytes between two ranks that share memory, one each way, in place of the socket of their handshake.
+// A poller of a socket wakes whenever the peer reads, and Go polls for both directions, so every message would wake its
+// sender. A pipe wakes its writer only after it was full. Its end shows like a socket's.
 type pipes struct {
 	*net.UnixConn // where all goes up to the word of each side that it goes on here
 	in, out       *os.File
@@ -38,8 +37,8 @@ func newPipes(conn *net.UnixConn, in, out *os.File) (*pipes, error) {
 	return &pipes{UnixConn: conn, in: in, out: out, raw: raw}, nil
 }
 
-// makePipes returns this side of two new pipes, and what the other side is to get: what it reads from, and what
-// it writes to. The caller closes those.
+// makePipes returns this side of two new pipes, and the read and write ends for the other side, which the caller
+// closes.
 func makePipes(conn *net.UnixConn) (own *pipes, theirs []*os.File, err error) {
 	read, out, err := os.Pipe()
 	if err != nil {
@@ -63,7 +62,7 @@ func closeAll(files ...*os.File) {
 	}
 }
 
-// Read reads what the other side says, from where it says it.
+// Read reads from the peer's current channel.
 func (p *pipes) Read(b []byte) (int, error) {
 	if p.heard {
 		return p.in.Read(b)

@@ -11,8 +11,7 @@ import (
 	"github.com/cprun/cprun/comm/internal/link"
 )
 
-// readLoop takes what the peer sends on a connection until the end, then waits for the peer to end too,
-// so that what was written last is not lost with the connection.
+// readLoop reads a connection to its end, then waits for the peer's end, so that the last written bytes are not lost.
 func (p *peer) readLoop(c *channel) {
 	defer c.area.Close()
 	if err := p.read(c); err != nil {
@@ -68,7 +67,7 @@ func (p *peer) read(c *channel) error {
 	}
 }
 
-// onAbort returns what the peer ends with.
+// onAbort returns the peer's final error.
 func (p *peer) onAbort(in frameReader, h header) error {
 	note := make([]byte, h.length)
 	if err := in.payload(note); err != nil {
@@ -81,7 +80,7 @@ func (p *peer) onAbort(in frameReader, h header) error {
 	return told
 }
 
-// onStatus takes what a rank has said of itself, and passes on news.
+// onStatus records the state of a rank, and passes on news.
 func (p *peer) onStatus(in frameReader, h header) error {
 	name := make([]byte, h.length)
 	if err := in.payload(name); err != nil {
@@ -108,7 +107,7 @@ func (p *peer) onGoodbye() error {
 	return p.leave()
 }
 
-// expecting returns what waits for the peer. p.mu is held.
+// expecting returns the messages that wait for the peer. p.mu is held.
 func (p *peer) expecting() string {
 	for _, f := range p.flows {
 		for _, t := range f.posted {
@@ -157,7 +156,7 @@ func (p *peer) verdict(c *channel, err error) error {
 }
 
 // What comes in of messages, read to where it belongs. p.mu is not held while a connection is read: a
-// message that is posted stays so until all of it is there, and nobody else touches it.
+// message that is posted stays so until all of it is there, and no one else touches it.
 
 // onData reads an eager message.
 func (p *peer) onData(in frameReader, h header) error {

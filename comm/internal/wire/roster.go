@@ -8,27 +8,25 @@ import (
 	"github.com/cprun/cprun/comm/internal/link"
 )
 
-// A roster is what a rank knows of all ranks of its world, from themselves or by word of others: their
-// names, whom they wait for, and who has left. What a rank says of itself is numbered, and only
-// the last of it counts, so that it does not matter which way news come, how often, and which are
-// left out because there are newer ones.
+// A roster holds the latest state of all ranks of the world, first or second hand: names, waits, departures. Each
+// rank numbers its states and only the last counts, so neither route, repetition nor omission of older ones matters.
 type roster struct {
 	own   int
 	alarm blame.Alarm // rings when another rank says that it waits
 
 	mu     sync.Mutex
-	names  []string // guarded by mu; "" where it is not known
+	names  []string // guarded by mu; "" if it is not known
 	states []state  // guarded by mu
 	stand  blame.Standing
 }
 
-// A state is what a rank has said last.
+// A state is the last word of a rank.
 type state struct {
-	seq   uint64 // of what it has said; lastWord has the highest
+	seq   uint64 // of its last word; lastWord is the highest
 	value uint64 // the size of a status frame
 }
 
-// lastWord is the number of a rank's word that it leaves.
+// lastWord numbers a rank's departure.
 const lastWord = math.MaxUint64
 
 // newRoster returns what rank own of size knows at the start.
@@ -81,8 +79,7 @@ func (r *roster) say(who any, peer int) bool {
 	return true
 }
 
-// learn takes what a rank has said, and reports whether it is news. name is that of the rank that
-// it is about.
+// learn records the state of a rank, whose name is given, and reports whether it is news.
 func (r *roster) learn(rank int, s state, name string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -101,7 +98,7 @@ func (r *roster) learn(rank int, s state, name string) bool {
 // waits reports whether it says that the rank waits.
 func (s state) waits() bool { return s.seq != lastWord && s.value > 0 }
 
-// about returns whose name goes with what a rank has said, or -1.
+// about returns the rank that a state waits for, or -1.
 func (s state) about(rank int) int {
 	if s.seq == lastWord {
 		return rank
@@ -153,7 +150,7 @@ func (p *peer) unreached(why error) {
 	}
 }
 
-// departed ends what is expected of a peer that has left by word of others. Where there is a
+// departed ends what is expected of a peer that has left by word of others. If there is a
 // connection, or is about to be, the peer's own word will come on it, behind all that it has sent.
 func (p *peer) departed() {
 	p.mu.Lock()

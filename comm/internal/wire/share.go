@@ -12,10 +12,10 @@ import (
 )
 
 // How two ranks of a node come to share memory and pipes, and the pieces that go through the memory. Their
-// descriptors travel behind the handshake, so that only who has the job's secret gets or gives them. Where a rank
+// descriptors travel after the handshake, so that only who has the job's secret gets or gives them. If a rank
 // has none to give, or cannot take them, all goes over the socket as before.
 
-// ready says the dialer's last word of the handshake, with memory for the two where that can be had.
+// ready sends the dialer's last word of the handshake, with shared memory if available.
 func (id *identity) ready(c *channel) error {
 	if conn, ok := c.Conn.(*net.UnixConn); ok && !id.alone {
 		area, own, err := give(conn)
@@ -108,7 +108,7 @@ func (id *identity) awaitReady(c *channel) error {
 	return nil
 }
 
-// take returns this side of what give has sent. Where that fails files stay the caller's.
+// take returns this side of the files from give. On error they stay the caller's.
 func take(conn *net.UnixConn, files []*os.File) (*shm.Area, *pipes, error) {
 	if len(files) != given {
 		return nil, nil, fmt.Errorf("%d descriptors, not %d", len(files), given)
@@ -135,10 +135,10 @@ func (c *channel) use(area *shm.Area, own *pipes) {
 	}
 }
 
-// rights reads from a socket, and keeps the descriptors that come along with what is read first.
+// rights reads from a socket, and keeps the descriptors that arrive with the first bytes.
 type rights struct {
 	*net.UnixConn
-	taken bool // those that come now are dropped
+	taken bool // drops later ones
 	files []*os.File
 }
 
@@ -159,7 +159,7 @@ func (r *rights) Read(b []byte) (int, error) {
 	return max(n, 0), err // of an error such as a reset it says -1, which a Reader must not
 }
 
-// take returns the descriptors, and has those that still come dropped.
+// take returns the descriptors, and drops later ones.
 func (r *rights) take() []*os.File {
 	r.taken = true
 	return r.files
@@ -182,8 +182,8 @@ func (p *peer) sendable(c *channel) bool {
 	return c.area.Out.Room(min(maxPlaced, len(t.Buf)-t.Moved))
 }
 
-// onShare takes the peer's word that it reads from the area, and goes on in its pipe. Who has dialled hears it
-// first, and says so, too.
+// onShare handles the peer's announcement that it reads from the area, and continues in its pipe. The dialer gets it
+// first, and answers in kind.
 func (p *peer) onShare(c *channel) error {
 	if c.pipes == nil || c.pipes.heard || !c.in.(*plainReader).drained() {
 		return fmt.Errorf("%w: it shares memory that it was not given, or goes on in the socket", blame.ErrProtocol)

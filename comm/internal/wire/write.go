@@ -6,7 +6,7 @@ import (
 	"github.com/cprun/cprun/comm/internal/link"
 )
 
-// A halfCloser is a connection that can end one direction: that of sockets, not that of net.Pipe.
+// A halfCloser can end one direction of a connection; sockets can, net.Pipe cannot.
 type halfCloser interface{ CloseWrite() error }
 
 // writeLoop sends what is queued until the end, and ends when the peer can read all of it, also if
@@ -31,7 +31,7 @@ func (p *peer) writeLoop(c *channel) {
 }
 
 // broken lets the reader find out why nothing can be written: an abort or a goodbye may lie
-// before the end of what the peer has sent. Where it reads nothing, the peer is lost.
+// before the end of what the peer has sent. If it reads nothing, the peer is lost.
 func (p *peer) broken(c *channel) {
 	p.mu.Lock()
 	if !p.ending {

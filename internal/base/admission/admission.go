@@ -23,7 +23,7 @@ type Limits struct {
 	Most int // connections at once
 	Each int // of them from one address, or one network of IPv6; 0: any
 	// Stay is how long a connection keeps its place when others wait for it, in the system's queue. After that
-	// the next comer ends the oldest, so that silent connections keep nobody out.
+	// the next comer ends the oldest, so that silent connections keep no one out.
 	Stay time.Duration
 }
 

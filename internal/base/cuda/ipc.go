@@ -58,7 +58,7 @@ func (d *Device) Export(base uint64) (h IPCHandle, err error) {
 }
 
 // Import maps an allocation that another process exported, of this or another device, and
-// returns where it begins here. A process cannot import what it exported itself. Where the
+// returns where it begins here. A process cannot import what it exported itself. If the
 // other process has ended, what the memory holds is undefined. CloseImport unmaps it.
 func (d *Device) Import(h IPCHandle) (addr uint64, err error) {
 	var a C.CUdeviceptr

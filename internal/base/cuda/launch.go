@@ -83,7 +83,7 @@ type Launch struct {
 	Overlap bool
 }
 
-// Launch queues a kernel. Where the grid is empty it does nothing.
+// Launch queues a kernel. If the grid is empty it does nothing.
 func (s *Stream) Launch(f *Function, l Launch, a *Args) {
 	if s.failed.Load() || l.Grid.X == 0 {
 		return

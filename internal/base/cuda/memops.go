@@ -63,12 +63,11 @@ func (d *Device) Unregister(p unsafe.Pointer) error {
 	return d.check("cuMemHostUnregister", C.cprun_host_unregister(d.ctx, p))
 }
 
-// WaitValue makes what is queued later wait until the 64-bit word at addr is v or more. The
-// comparison is cyclic: the word may be up to 1<<63 ahead.
+// WaitValue makes later work wait until the 64-bit word at addr is v or more. The comparison is cyclic: the word may be
+// up to 1<<63 ahead.
 //
-// The driver knows nothing of whom the stream waits for. Streams can share a queue of the
-// device, and some calls wait for all that is queued, so the wait is safe only if the write
-// that ends it has been queued before, on whatever device.
+// The driver does not know the writer. Streams can share a queue of the device, and some calls wait for all queued
+// work, so the wait is safe only if the write has been queued before, on whatever device.
 func (s *Stream) WaitValue(addr, v uint64) {
 	if s.failed.Load() {
 		return

@@ -14,8 +14,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// spans times what a stream does by pairs of events, whose times are read when the stream
-// has been waited for. Without a listener it costs nothing.
+// spans times the work of a stream by pairs of events, and reads them after a Sync. Without a listener it costs
+// nothing.
 type spans struct {
 	listen atomic.Pointer[func(tensor.Span)]
 	base   C.CUevent // the event that others are timed from

@@ -1,6 +1,6 @@
 // Package files is the one way in which cprun opens files to read, and makes those of a run.
 //
-// What is read may be anybody's: Open refuses all but regular files without waiting for them, and
+// What is read may be anybody's: Open refuses all except regular files without waiting for them, and
 // Read has a bound. What is written lies in a directory that is held open as an os.Root, so that no
 // link in it leads elsewhere; files get names of their own that did not exist, and their real name
 // when they are whole.
@@ -19,13 +19,13 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// The modes of what is made; the umask may take bits away, and nothing adds any.
+// The modes of new files and directories; the umask may take bits away, and nothing adds any.
 const (
 	dirMode  = 0o755
 	fileMode = 0o644
 )
 
-// Make makes a directory, where it is not there, and opens it.
+// Make makes a directory if it is missing, and opens it.
 func Make(path string) (*os.Root, error) {
 	if err := os.MkdirAll(path, dirMode); err != nil {
 		return nil, shown(err)
@@ -33,7 +33,7 @@ func Make(path string) (*os.Root, error) {
 	return OpenDir(path)
 }
 
-// OpenDir opens a directory that is there, and refuses at once what is none.
+// OpenDir opens an existing directory, and refuses anything else at once.
 func OpenDir(path string) (*os.Root, error) {
 	st, err := os.Stat(path)
 	if err == nil && !st.IsDir() { // a pipe would be waited for
@@ -67,10 +67,10 @@ func MakeNew(path string) (*os.Root, error) {
 	return OpenDir(path)
 }
 
-// Sub makes a directory in another, where it is not there, and opens it. No link leads out of it.
+// Sub makes a directory in another if it is missing, and opens it. No link leads out of it.
 func Sub(root *os.Root, name string) (*os.Root, error) { return sub(root, name, dirMode) }
 
-// Private makes and opens a directory as Sub does, one that nobody but the user may read.
+// Private makes and opens a directory as Sub does, one that no one but the user may read.
 func Private(root *os.Root, name string) (*os.Root, error) { return sub(root, name, 0o700) }
 
 func sub(root *os.Root, name string, mode fs.FileMode) (*os.Root, error) {
@@ -88,7 +88,7 @@ type Draft struct {
 	temp, name string
 }
 
-// temporary returns a name that nobody knows before.
+// temporary returns a name that no one knows before.
 func temporary(name string) string {
 	var b [8]byte
 	rand.Read(b[:])
@@ -140,7 +140,7 @@ func (d *Draft) Commit() error {
 	return nil
 }
 
-// Discard removes a file that has no name yet; nothing, where it has one.
+// Discard removes a file that has no name yet, and leaves a named one.
 func (d *Draft) Discard() error {
 	if d.temp == "" {
 		return nil
@@ -187,7 +187,7 @@ func WriteDir(root *os.Root, name string, f func(dir *os.Root) error) error {
 	return Sync(root)
 }
 
-// fill has f fill a directory, and waits until its names are on the disk.
+// fill fills a directory by f, and waits until its names are on the disk.
 func fill(root *os.Root, name string, f func(dir *os.Root) error) error {
 	dir, err := root.OpenRoot(name)
 	if err != nil {
@@ -235,14 +235,14 @@ func Append(root *os.Root, name string) (*os.File, error) {
 }
 
 // Update opens a regular file in a directory to read and to change, such as to lock it: a network
-// file system locks a file for one process alone only where it may write.
+// file system locks a file for one process alone only if it may write.
 func Update(root *os.Root, name string) (*os.File, error) {
 	f, err := root.OpenFile(name, os.O_RDWR|unix.O_NONBLOCK, 0)
 	f, err = regular(name, f, err)
 	return f, lead(root, name, err)
 }
 
-// Lockable opens a file as Update does, and makes it where it is not there.
+// Lockable opens a file as Update does, and makes a missing one.
 func Lockable(root *os.Root, name string) (*os.File, error) {
 	f, err := root.OpenFile(name, os.O_CREATE|os.O_RDWR|unix.O_NONBLOCK, fileMode)
 	f, err = regular(name, f, err)
@@ -259,7 +259,7 @@ func Sync(root *os.Root) error {
 	return d.Sync()
 }
 
-// escapes is what package os says of a link that leads out of a root.
+// escapes is package os's text for a link that leads out of a root.
 const escapes = "path escapes from parent"
 
 // lead puts the directory before the name in an error of a root, and says what to do about a link

@@ -16,16 +16,16 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// readFlags do not wait: opening a pipe would, for somebody who writes to it.
+// readFlags do not wait: opening a pipe would, for a writer.
 const readFlags = os.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY
 
-// ErrIrregular is the cause when a name is that of a pipe, a device, a socket or a directory.
+// ErrIrregular is the cause if a name is a pipe's, a device's, a socket's or a directory's.
 var ErrIrregular = errors.New("not a regular file")
 
-// ErrTooLong is the cause when a file is longer than what is read of its kind.
+// ErrTooLong is the cause if a file exceeds its limit.
 var ErrTooLong = errors.New("too long")
 
-// Open opens a regular file to read, and refuses at once what is none.
+// Open opens a regular file to read, and refuses anything else at once.
 func Open(path string) (*os.File, error) {
 	st, err := os.Stat(path)
 	if err == nil {
@@ -52,7 +52,7 @@ func OpenIn(root *os.Root, name string) (*os.File, error) {
 	return f, lead(root, name, err)
 }
 
-// regular is f, if it still is a regular file now that nobody can put another in its place.
+// regular is f, if it still is a regular file now that no one can put another in its place.
 func regular(path string, f *os.File, err error) (*os.File, error) {
 	if err != nil {
 		return nil, shown(err)
@@ -76,7 +76,7 @@ func check(path string, st fs.FileInfo) error {
 	return &fs.PathError{Op: "open", Path: path, Err: fmt.Errorf("it is %s, %w", kind(st.Mode()), ErrIrregular)}
 }
 
-// kind returns what a file is, and what to do about it.
+// kind names the type of a file, with the fix.
 func kind(m fs.FileMode) string {
 	switch {
 	case m.IsDir():
@@ -115,7 +115,7 @@ func Empty(path string) (bool, error) {
 }
 
 // Written returns the bytes of a file that are on the disk, at most those that it has. The others are
-// holes, which nobody wrote.
+// holes, which no one wrote.
 func Written(f *os.File) (int64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -153,7 +153,7 @@ type Readable interface {
 	Stat() (fs.FileInfo, error)
 }
 
-// All returns what is left of an open file, of which there are at most limit bytes.
+// All returns the rest of an open file, at most limit bytes.
 func All(f Readable, limit int64) ([]byte, error) {
 	fail := func(err error) error {
 		return &fs.PathError{Op: "read", Path: terminal.Name(f.Name()), Err: err}

@@ -72,7 +72,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s (%s)", e.Call, e.Text, e.Detail)
 }
 
-// ErrGone is what calls on a communicator get that has been aborted or destroyed.
+// ErrGone is returned by calls on a communicator that has been aborted or destroyed.
 var ErrGone = errors.New("NCCL communicator ended")
 
 // check is nil, also for a call that goes on in the background, or an *Error.

@@ -103,7 +103,7 @@ func F8E4M3ToF32(b uint8) float32 {
 // F8E5M2ToF32 converts exactly: the type is the upper half of a float16.
 func F8E5M2ToF32(b uint8) float32 { return half.FromF16(uint16(b) << 8) }
 
-// Float is what a tensor of floating point numbers is read as.
+// Float is a Go type for floating point elements.
 type Float interface{ float32 | float64 }
 
 // decode converts len(dst) elements of src to T.

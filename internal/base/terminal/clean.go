@@ -75,7 +75,7 @@ func clean(out, b []byte, m mode) (_, rest []byte) {
 	return out, nil
 }
 
-// unsafe reports control characters, and those that change the order or the number of lines.
+// unsafe reports control characters, and characters that change the order or the number of lines.
 func unsafe(r rune) bool {
 	return unicode.IsControl(r) || reverses(r) || r == 0x2028 || r == 0x2029
 }
@@ -131,26 +131,26 @@ func escape(b []byte) (n int, whole bool) {
 	return 1, true
 }
 
-// maxHeld bounds what a Writer keeps of a sequence that does not end.
+// maxHeld bounds the unfinished sequence that a Writer keeps.
 const maxHeld = 4 << 10
 
 // Writer passes on what Text leaves of what is written, in whatever pieces it comes: a sequence
 // that begins in one piece may end in another. It is used from one goroutine.
 type Writer struct {
 	w    io.Writer
-	held []byte // the end of what was written that only what follows can tell
+	held []byte // an unfinished sequence
 	out  []byte
 }
 
 // NewWriter returns a Writer to w.
 func NewWriter(w io.Writer) *Writer { return &Writer{w: w} }
 
-// Write passes on a piece. It returns the length of p, not of what is left of it.
+// Write passes on a piece. It returns the length of p, not of the cleaned text.
 func (w *Writer) Write(p []byte) (int, error) {
 	return len(p), w.pass(p, false)
 }
 
-// Flush passes on what was kept, at the end.
+// Flush passes on the unfinished rest.
 func (w *Writer) Flush() error { return w.pass(nil, true) }
 
 // pass cleans what was kept and p.
@@ -171,9 +171,8 @@ func (w *Writer) pass(p []byte, end bool) error {
 	return err
 }
 
-// JSON returns a writer for JSON, which passes it on with the characters that a terminal obeys
-// spelled out as \u009b: what encoding/json leaves as it is. The JSON means what it meant. Each
-// write has to be of whole characters, as those of an encoder are.
+// JSON returns a writer that spells out, as \u009b, the terminal characters that encoding/json leaves. The JSON keeps
+// its meaning. Each write must hold whole characters, as an encoder's do.
 func JSON(w io.Writer) io.Writer { return jsonWriter{w} }
 
 type jsonWriter struct{ w io.Writer }

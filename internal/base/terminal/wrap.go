@@ -122,7 +122,7 @@ func (f *Faults) Add(err error) (room bool) {
 	return !f.Full()
 }
 
-// Addf adds a fault that is made only where it is kept.
+// Addf adds a fault that is made only if it is kept.
 func (f *Faults) Addf(format string, args ...any) {
 	if f.Full() {
 		f.more++
@@ -134,7 +134,7 @@ func (f *Faults) Addf(format string, args ...any) {
 // Full says that no more faults are told.
 func (f *Faults) Full() bool { return len(f.list) >= MaxFaults }
 
-// Err returns all of them as one error, nil where there is none.
+// Err returns all of them as one error, nil if there is none.
 func (f *Faults) Err() error {
 	if f.more > 0 {
 		return errors.Join(append(f.list[:len(f.list):len(f.list)], fmt.Errorf("and %d faults more of these kinds",

@@ -63,7 +63,7 @@ func (s *status) check() error {
 	return s.Leader.check()
 }
 
-// check allows an empty one: nobody.
+// check allows an empty one: no one.
 func (f *Found) check() error {
 	if *f == (Found{}) {
 		return nil

@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/internal/launch/cluster/gossip"
 )
 
-// Config says which job an agent belongs to, and what it brings.
+// Config describes an agent and its job.
 type Config struct {
 	Job string // names the job: agents of different jobs refuse each other
 	Key []byte // the job's secret, at least 16 bytes; nothing of it is sent
@@ -29,8 +29,8 @@ type Config struct {
 	// Listen is the address of this host on the job's network, without a port. Control connections
 	// come in there, and workers listen at it.
 	Listen string
-	// Port is that of the job's meeting place where this agent may be it, else 0: any free one. If
-	// another process has the port, this agent takes a free one, too.
+	// Port is the port of the job's meeting place if this agent may be it, else 0: any free one. If another process has
+	// the port, this agent takes a free one.
 	Port int
 	// Meets says that this host is the meeting place: the agent on it that has Port leads until the first
 	// start. An agent that meets itself at the first of Seeds knows that without being told.
@@ -50,7 +50,7 @@ type Config struct {
 	// Its error ends the job, a *launch.Over with that status. The caller's Next gets the error as it is, those of
 	// the other agents its text. World names the agents and is complete.
 	Prepare func(context.Context, World) ([]byte, error)
-	// Log gets a line for people now and then; nil: nobody does.
+	// Log gets a line for people now and then; nil: no one does.
 	Log func(format string, args ...any)
 
 	Network   Network                             // nil: TCP, and gossip on the same ports
@@ -65,7 +65,7 @@ type Network interface {
 	Dial(ctx context.Context, addr string) (net.Conn, error)
 }
 
-// Found is an agent that may be there: its name, and where it takes control connections.
+// Found is an agent that may be there: its name and its control address.
 type Found struct{ Name, Addr string }
 
 // Discovery finds agents. It is a hint: whom it names may be gone, and a stranger must prove the key.

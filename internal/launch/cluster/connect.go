@@ -14,7 +14,7 @@ import (
 	"github.com/cprun/cprun/internal/launch/cluster/wire"
 )
 
-// What the machine does to the world: the effects, and the connections behind them. All but what has a
+// What the machine does to the world: the effects, and the connections after them. All but what has a
 // goroutine of its own runs on loop.
 
 // connecting bounds the wait for a host that does not answer.
@@ -103,8 +103,7 @@ func (c *Cohort) post(f func()) bool {
 	}
 }
 
-// doubled is the age up to which a connection stands against another one with the same peer: both have
-// dialed at the same time, and each has taken in the other's.
+// doubled is the age up to which a second connection with the same peer counts as simultaneous dialing.
 const doubled = 2 * time.Second
 
 // linkUp: the newest connection with a peer is the one that counts, unless both were made at once.

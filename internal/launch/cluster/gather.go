@@ -80,7 +80,7 @@ func (m *machine) sayWaiting(n int) {
 	m.fx.log("%d of %s nodes are here", n, want)
 }
 
-// enough reports whether n agents are enough to start now. Where they will not be any more, the job ends.
+// enough reports whether n agents are enough to start now. If they will not be any more, the job ends.
 func (m *machine) enough(n int) bool {
 	g, c := m.gather, m.cfg
 	waited := m.now.Sub(g.since)

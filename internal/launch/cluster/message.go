@@ -13,7 +13,7 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// A hello is what an agent tells of itself in a handshake.
+// A hello is an agent's introduction in a handshake.
 type hello struct {
 	Agent   Member `json:"agent"` // NodeRank as it is wanted, FirstRank 0
 	Program string `json:"program"`
@@ -21,7 +21,7 @@ type hello struct {
 	Status  status `json:"status"`
 }
 
-// A message is what agents tell each other after it. One field is set.
+// A message passes between agents after the hello. One field is set.
 type message struct {
 	Status   *status   `json:"status,omitempty"`
 	Join     *join     `json:"join,omitempty"`
@@ -77,7 +77,7 @@ type again struct {
 type bye struct {
 	Status int    `json:"status"`
 	Why    string `json:"why,omitempty"`
-	All    bool   `json:"all,omitempty"` // those that follow it give up, too
+	All    bool   `json:"all,omitempty"` // its followers give up as well
 }
 
 // A decision is one link of the chain of a job: its next start, or its end. What counts as agreed is in

@@ -13,7 +13,7 @@ import (
 	"github.com/cprun/cprun/internal/launch/cluster/wire"
 )
 
-// Who is connected, and what this agent does when that changes.
+// Connections, and this agent's reactions to their changes.
 
 // A peer is a connected agent.
 type peer struct {
@@ -22,7 +22,7 @@ type peer struct {
 	status status
 	joined int       // order in which it was taken in, from 1; 0: it has not asked to be
 	since  time.Time // connected
-	held   *join     // what it has asked for, where its rank may belong to another
+	held   *join     // its pending request, if its rank may belong to another
 }
 
 // setRole changes the role, and tells all who are connected.
@@ -73,7 +73,7 @@ func (m *machine) sorted() []*peer {
 	return slices.SortedFunc(maps.Values(m.peers), func(a, b *peer) int { return strings.Compare(a.Name, b.Name) })
 }
 
-// teach tells a peer the last decision if it is behind.
+// teach sends a peer the last decision if it is behind.
 func (m *machine) teach(p *peer) {
 	if p.status.Index < m.reg.index {
 		m.fx.send(&message{Decided: m.reg.last}, p.Name)
@@ -122,7 +122,7 @@ func (m *machine) doom(why string, rank int) {
 	}
 }
 
-// world is that of the last decision.
+// world returns the world of the last decision.
 func (m *machine) world() *World {
 	if m.reg.last == nil {
 		return new(World)
@@ -130,7 +130,7 @@ func (m *machine) world() *World {
 	return &m.reg.last.World
 }
 
-// firstRank is that of an agent in the last world; -1: it has none.
+// firstRank returns an agent's first rank in the last world; -1: it has none.
 func (m *machine) firstRank(name string) int {
 	if at := m.world().index(name); at >= 0 {
 		return m.world().Agents[at].FirstRank
@@ -156,7 +156,7 @@ func (m *machine) stranger(r *wire.Refusal) {
 	}
 }
 
-// errClosed is what a Cohort answers after Close.
+// errClosed answers a Cohort's calls after Close.
 var errClosed = errors.New("this agent has left the job")
 
 // mailbox holds the calls of those who do not wait: few, since each start has few.

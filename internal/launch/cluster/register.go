@@ -15,7 +15,7 @@ type ballot struct {
 	Name string `json:"name"`
 }
 
-// first returns the ballot that needs no promises: that of the agent which put the last decision forward.
+// first returns the ballot without promises, the last proposer's.
 func first(leader string) ballot { return ballot{0, leader} }
 
 func (b ballot) compare(c ballot) int {
@@ -32,7 +32,7 @@ type prepare struct {
 type promise struct {
 	Index    int       `json:"index"`
 	Ballot   ballot    `json:"ballot"`
-	Accepted *decision `json:"accepted,omitempty"` // what was accepted before
+	Accepted *decision `json:"accepted,omitempty"` // the earlier accepted decision
 	At       ballot    `json:"at"`                 // and under which ballot
 }
 
@@ -94,7 +94,7 @@ func (r *register) learn(d *decision) bool {
 	return true
 }
 
-// voters returns the agents that decide on what follows the last decision; nil: nobody but the agent at the
+// voters returns the agents that decide on what follows the last decision; nil: no one but the agent at the
 // meeting place, since nothing was decided yet.
 func (r *register) voters() []Member {
 	if r.last == nil {

@@ -164,7 +164,7 @@ func (m *machine) seek() {
 	}
 }
 
-// nobody returns the fault of an agent that found no other.
+// no one returns the fault of an agent that found no other.
 func (m *machine) nobody() string {
 	last := ""
 	if m.refused != "" {

@@ -8,7 +8,7 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// Flags are what the user has typed, and the name of the host.
+// Flags are the typed flags, and the name of the host.
 type Flags struct {
 	// NProc is --nproc; 0: not given, or auto.
 	NProc int
@@ -25,10 +25,10 @@ type Flags struct {
 // maxNodes bounds the nodes of a job.
 const maxNodes = maxHosts
 
-// A request is what the flags ask for.
+// A request is the parsed form of the flags.
 type request struct {
 	nproc       int
-	nodes       string // --nnodes as it was typed, "" where it was not
+	nodes       string // --nnodes as it was typed, "" if it was not
 	least, most int    // of nodes; 0: not given
 	nodeRank    int    // -1: not given
 	meet        string // "": not given
@@ -69,7 +69,7 @@ func nodeRange(text string) (least, most int, err error) {
 	return least, most, nil
 }
 
-// A started is what a launcher has started, to hold the flags against.
+// A started is a launcher's own account of its tasks, to check the flags against.
 type started struct {
 	by       string // srun, and so on
 	tasks    int

@@ -64,7 +64,7 @@ func nextTerm(list string) (term, rest string, err error) {
 	return list, "", nil
 }
 
-// A term is the text before each bracket, the last of it behind them all, and the numbers in each.
+// A term is the text before each bracket, the last of it after them all, and the numbers in each.
 type term struct {
 	text    []string // one more than brackets
 	numbers [][]string

@@ -81,7 +81,7 @@ type env struct {
 	get func(name string) string
 }
 
-// text returns a variable's text, "" where it is not set.
+// text returns a variable's text, "" if it is not set.
 func (e env) text(name string) string { return strings.TrimSpace(e.get(name)) }
 
 // has reports whether all of these are set.
@@ -127,7 +127,7 @@ func (e env) number(name string, lo, hi int) (int, error) {
 	return n, nil
 }
 
-// guess returns a number that only serves a note, or makes a message better; 0 where it is none.
+// guess returns a number that only serves a note, or makes a message better; 0 if it is none.
 func (e env) guess(name string) int {
 	n, err := strconv.Atoi(e.text(name))
 	if err != nil || n < 0 {

@@ -205,12 +205,12 @@ const (
 
 // An allocation is what Slurm has given to a job.
 type allocation struct {
-	job      string // its id, "" where there is no Slurm
+	job      string // its id, "" if there is no Slurm
 	control  string // what scontrol takes for it
 	nodes    int    // 0: not told
 	restarts int
 	onNode   bool  // this process runs on a node of it, as far as Slurm tells
-	step     *step // of srun, nil where this is no task
+	step     *step // of srun, nil if this is no task
 }
 
 // jobNumber and jobID are what scontrol takes for a job, and also for a task of an array.

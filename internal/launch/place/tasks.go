@@ -10,10 +10,10 @@ import (
 type launcher struct {
 	source, name                 string
 	rank, size, local, localSize string
-	needs                        string   // it started this only where this is set, too; "": the rank suffices
+	needs                        string   // it started this only if this is set as well; "": the rank suffices
 	id                           []string // variables that name the job
 	perNode                      bool     // a task that is alone on its node has all devices of it
-	bySlurm                      bool     // srun, or a script that it runs, sets these, too
+	bySlurm                      bool     // srun, or a script that it runs, sets these as well
 }
 
 // The variables of torchrun's workers.
@@ -28,7 +28,7 @@ const (
 	envElasticStore   = "TORCHELASTIC_USE_AGENT_STORE"
 )
 
-// envPMIxRank is all that a launcher of PMIx tells, if it is none of MPI.
+// envPMIxRank comes from a launcher of PMIx other than MPI's.
 const envPMIxRank = "PMIX_RANK"
 
 // launchers lists them, the innermost first: torchrun may run under mpirun, and not the other way round.
@@ -111,7 +111,7 @@ func innermost(e env, t *task, s *step) (*task, error) {
 		set(t.rank, t.at), set(envProcID, s.rank), s.tasks, t.rank, t.rank)
 }
 
-// place returns where a task stands.
+// place returns a task's place.
 func (t *task) place(e env, want request) (Place, error) {
 	n := numbers{env: e}
 	t.localOf = n.get(t.localSize, 1, t.of)
@@ -161,7 +161,7 @@ func (t *task) node() int {
 	return -1
 }
 
-// job names what the launcher has started, where it has a name for it.
+// job returns the launcher's name for its job, if it has one.
 func (t *task) job(e env) (string, error) {
 	name, _ := e.first(t.id...)
 	if name == "" {

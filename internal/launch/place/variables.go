@@ -5,8 +5,8 @@ import (
 	"strconv"
 )
 
-// The variables of a whole node. Those with PET_ are torchrun's own flags, which the operators of
-// Kubernetes set; the others are what scripts call the same.
+// The variables of a whole node. PET_ begins torchrun's own flags, which the operators of Kubernetes set; scripts use
+// the others with the same meaning.
 const (
 	envNodes         = "NNODES"
 	envNodeRank      = "NODE_RANK"
@@ -76,7 +76,7 @@ func (e env) meet(want request, asked nodesAsked, unranked bool) (string, error)
 	return addr, nil
 }
 
-// A nodesAsked is how many nodes there are to be, and who says so.
+// A nodesAsked is the requested number of nodes, and its source.
 type nodesAsked struct {
 	source, says string
 	least, most  int
@@ -105,7 +105,7 @@ func (e env) asked(want request) (nodesAsked, error) {
 	return e.pods()
 }
 
-// operator says who has set the variables of a node.
+// operator names the source of a node's variables.
 func (e env) operator() string {
 	if e.has(envKubernetes) || e.has(envJobCompletion) {
 		return Kubernetes
@@ -113,8 +113,8 @@ func (e env) operator() string {
 	return Torchrun
 }
 
-// pods reads RANK and WORLD_SIZE where there is no LOCAL_RANK: an operator has started a process on
-// each node, and counts nodes, or what torchrun would start there.
+// pods reads RANK and WORLD_SIZE without LOCAL_RANK: an operator has started one process on each node, and counts
+// nodes, or the processes of torchrun.
 func (e env) pods() (nodesAsked, error) {
 	size, err := e.number(envWorldSize, 1, maxTasks)
 	if err != nil {
@@ -160,7 +160,7 @@ func (e env) nodeRank(want request, asked nodesAsked) (int, error) {
 }
 
 // processes reads how many an operator wants on each node. --nproc beats it; auto, gpu and cpu are
-// for cprun to decide, too.
+// for cprun to decide as well.
 func (e env) processes(want request) (int, error) {
 	text := e.text(envPetProcesses)
 	if want.nproc > 0 || text == "" || text == "auto" || text == "gpu" || text == "cpu" {

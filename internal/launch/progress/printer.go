@@ -16,7 +16,7 @@ import (
 
 // Options say how to print.
 type Options struct {
-	Quiet bool // no progress and no notes; what is written with Write still appears
+	Quiet bool // no progress and no notes; Write still prints
 	// Terminal draws one line in place. It needs a writer that is a terminal; launch.Terminal
 	// tells.
 	Terminal bool
@@ -60,7 +60,7 @@ func (p *Printer) Step(s Step) {
 	}
 }
 
-// Note prints a line that stays, such as where a checkpoint was written, without what a terminal obeys.
+// Note prints a lasting line, such as the path of a checkpoint, without terminal control characters.
 func (p *Printer) Note(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -72,8 +72,8 @@ func (p *Printer) Note(text string) {
 	}
 }
 
-// Write puts b, without what a terminal obeys, above the progress line, which comes back with the
-// next step only, so that what is written last stays last.
+// Write puts b, without terminal control characters, above the progress line, which returns only with the next step, so
+// that the last output stays last.
 func (p *Printer) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -105,8 +105,8 @@ func (p *Printer) draw(s Step) {
 	p.line.draw(bar(s), s.Step, s.Steps)
 }
 
-// The bar itself is as wide as there is room for, in steps, so that it is seldom made anew; besideBar
-// is what its frame and percentage take.
+// The bar takes the available width, in steps, so that it is seldom made anew; besideBar is the width of its frame and
+// percentage.
 const (
 	barWidth  = 20
 	barStep   = 5
@@ -157,7 +157,7 @@ func (l *line) clear() {
 	}
 }
 
-// width is that of the terminal, 80 where it cannot be asked.
+// width returns the width of the terminal, 80 if unknown.
 func (l *line) width() int {
 	if f, ok := l.w.(*os.File); ok {
 		if w, _, err := term.GetSize(int(f.Fd())); err == nil && w > 0 {

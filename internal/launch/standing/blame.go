@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// maxBlamed is how many ranks, or cycles of them, are named.
+// maxBlamed bounds the named ranks, or cycles of them.
 const maxBlamed = 4
 
-// blame are lines that say who holds up whom.
+// blame returns lines that name the ranks that hold up others.
 func (g *graph) blame() (lines []string) {
 	holders, cycles := g.holders()
 	for i, h := range holders {
@@ -38,10 +38,10 @@ func (g *graph) blame() (lines []string) {
 }
 
 // passing is how long ranks may wait for each other before something is wrong: while data is on its way
-// they do, too.
+// they do as well.
 const passing = 5 * time.Second
 
-// together says that the ranks of a cycle wait for each other, and what that may mean.
+// together reports a cycle of ranks that wait for each other, with the likely cause.
 func (g *graph) together(cycle []int) string {
 	least := g.rows[cycle[0]].Waits[0].Stood
 	for _, r := range cycle {
@@ -54,7 +54,7 @@ func (g *graph) together(cycle []int) string {
 		"broken", chain(cycle), seconds(least))
 }
 
-// excuse returns why a rank that waits for nobody has not come.
+// excuse returns why a rank that waits for no one has not come.
 func (g *graph) excuse(rank int) string {
 	s := g.rows[rank]
 	switch {
@@ -74,7 +74,7 @@ func (g *graph) excuse(rank int) string {
 	return text
 }
 
-// maxChain is how many ranks of a cycle are named.
+// maxChain bounds the named ranks of a cycle.
 const maxChain = 8
 
 // chain returns a cycle of ranks: "ranks 0 -> 1 -> 0".
@@ -89,7 +89,7 @@ func chain(c []int) string {
 	return "ranks " + strings.Join(append(parts, fmt.Sprint(c[0])), " -> ")
 }
 
-// namely is "rank 3", or "ranks 0-2, 5".
+// namely returns "rank 3", or "ranks 0-2, 5".
 func namely(rs []int) string {
 	if len(rs) == 1 {
 		return fmt.Sprintf("rank %d", rs[0])
@@ -97,10 +97,10 @@ func namely(rs []int) string {
 	return "ranks " + ranks(rs)
 }
 
-// maxRanges is how many ranges of ranks are listed.
+// maxRanges bounds the listed ranges of ranks.
 const maxRanges = 6
 
-// ranks lists ranks in order, with those that follow each other in one range: "0-2, 5".
+// ranks lists ranks in order, consecutive ones as a range: "0-2, 5".
 func ranks(rs []int) string {
 	var parts []string
 	for i := 0; i < len(rs); {
@@ -129,7 +129,7 @@ func sortedKeys(set map[int]bool) []int { return slices.Sorted(maps.Keys(set)) }
 // A graph is who is waited for by whom, as far as ranks have told.
 type graph struct {
 	rows  map[int]*Standing
-	waits map[int][]int // by rank, those that it waits for, in order
+	waits map[int][]int // by rank, the ranks that it waits for, in order
 }
 
 func newGraph(all []Standing) *graph {
@@ -151,8 +151,8 @@ func newGraph(all []Standing) *graph {
 	return g
 }
 
-// missing returns the messages of a call whose peers have not come to it, as far as is known. If all have,
-// it is the link between them that stands, and all are returned.
+// missing returns the messages of a call whose peers have not reached it, as far as known. If all have, the link
+// between them is at fault, and it returns all messages.
 func (g *graph) missing(rank int, w *Wait) (out []Open) {
 	for _, o := range w.Open {
 		if o.Peer != rank && !(w.Vague && g.hasCome(o.Peer, rank, w)) {
@@ -170,8 +170,8 @@ func (g *graph) missing(rank int, w *Wait) (out []Open) {
 	return out
 }
 
-// hasCome reports whether a peer stands in the same call of the same group. Exchanges are not made by
-// all ranks, so that their numbers differ; two that name each other stand in the same one.
+// hasCome reports whether a peer waits in the same call of the same group. Not all ranks make each exchange, so their
+// numbers differ; two exchanges that name each other match.
 func (g *graph) hasCome(peer, rank int, w *Wait) bool {
 	s := g.rows[peer]
 	if s == nil {
@@ -183,17 +183,17 @@ func (g *graph) hasCome(peer, rank int, w *Wait) bool {
 	})
 }
 
-// A holder is a rank that waits for nobody, or tells nothing, and for which others wait.
+// A holder is a rank that waits for no one, or tells nothing, and for which others wait.
 type holder struct {
 	rank    int
 	direct  []int // that wait for it
 	through []int // that wait for those, and so on
 }
 
-// holders lists them, those that hold up most first. Ranks that wait for each other, and for nobody
+// holders lists them, those that hold up most first. Ranks that wait for each other, and for no one
 // else, are cycles; each is returned once, in the order of the waits.
 func (g *graph) holders() (hs []holder, cycles [][]int) {
-	behind := map[int][]int{} // by rank, those that wait for it
+	behind := map[int][]int{} // by rank, the ranks that wait for it
 	for _, r := range slices.Sorted(maps.Keys(g.waits)) {
 		for _, p := range g.waits[r] {
 			behind[p] = append(behind[p], r)
@@ -224,7 +224,7 @@ func (g *graph) holders() (hs []holder, cycles [][]int) {
 	return hs, g.cycles(held)
 }
 
-// cycles returns those of ranks that no holder holds up.
+// cycles returns the cycles of ranks that no holder holds up.
 func (g *graph) cycles(held map[int]bool) (all [][]int) {
 	seen := map[int]bool{}
 	for _, r := range slices.Sorted(maps.Keys(g.waits)) {

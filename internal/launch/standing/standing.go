@@ -1,5 +1,5 @@
-// Package standing is what each rank of a job is at and waits for, and the table that tells from it who
-// holds up whom.
+// Package standing describes the work and the waits of each rank of a job, and prints the table that names the ranks
+// that hold up others.
 package standing
 
 import (
@@ -13,17 +13,17 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// Standing is what one rank is at, and what it waits for. A rank tells it of itself; its launcher adds
-// where it runs, and makes up one for a rank that does not answer.
+// Standing is one rank's work and waits, by its own account. Its launcher adds the host, and fills in for a rank that
+// does not answer.
 type Standing struct {
 	Rank  int           `json:"rank"`
 	Host  string        `json:"host,omitempty"`
 	PID   int           `json:"pid,omitempty"`
-	State string        `json:"state,omitempty"` // why it tells nothing of itself: "does not answer"; "" where it does
+	State string        `json:"state,omitempty"` // why it gave no account: "does not answer"; "" if it did
 	Step  int64         `json:"step,omitempty"`  // the last that is done; 0: none
-	Phase string        `json:"phase,omitempty"` // what it has begun last: "step", "checkpoint"
+	Phase string        `json:"phase,omitempty"` // its last phase: "step", "checkpoint"
 	In    time.Duration `json:"in,omitempty"`    // that phase, for how long
-	Work  *Work         `json:"work,omitempty"`  // what its device is at; nil: nothing, or nobody knows
+	Work  *Work         `json:"work,omitempty"`  // its device's work; nil: none, or unknown
 	// Waits are the calls without which it does not go on.
 	Waits []Wait `json:"waits,omitempty"`
 	// Beside is how many calls are on their way that it does not stand for.
@@ -40,7 +40,7 @@ type Work struct {
 // Wait is a call between ranks that is not over.
 type Wait struct {
 	Op    string `json:"op"`
-	Label string `json:"label,omitempty"` // as that of Work
+	Label string `json:"label,omitempty"` // as Work.Label
 	Group uint64 `json:"group"`           // the same on all ranks of the group
 	Via   string `json:"via,omitempty"`   // "nccl", "copy"; "": sockets
 	Call  uint64 `json:"call"`            // the number among the calls of that group that go that way
@@ -62,7 +62,7 @@ type Open struct {
 	Stood time.Duration `json:"stood"`           // for how long it has not moved
 }
 
-// Bounds of what a rank tells.
+// Bounds of a rank's account.
 const (
 	MaxWaits = 3
 	MaxOpen  = 64
@@ -144,7 +144,7 @@ type place struct {
 // phaseStep is the phase of a rank that trains: its calls and its work say more.
 const phaseStep = "step"
 
-// place is that of the call that the rank waits for, else of its work, else what its phase says.
+// place returns the place of the call that the rank waits for, else of its work, else its phase.
 func (s *Standing) place() place {
 	label := ""
 	switch {
@@ -211,7 +211,7 @@ func (p place) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// doing returns what a rank that waits for nobody is at, and for how long.
+// doing returns what a rank that waits for no one is at, and for how long.
 func (s *Standing) doing() (what string, took time.Duration) {
 	if w := s.Work; w != nil {
 		return cmp.Or(w.Name, "work"), w.For

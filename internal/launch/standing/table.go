@@ -29,7 +29,7 @@ var columns = []column{
 	{"s", true},
 }
 
-// Table returns one row for each rank, by rank, and below them lines that say who holds up whom.
+// Table returns one row for each rank, by rank, and below them lines that name the ranks that hold up others.
 func Table(all []Standing) string {
 	all = slices.Clone(all)
 	slices.SortStableFunc(all, func(a, b Standing) int { return cmp.Compare(a.Rank, b.Rank) })
@@ -51,7 +51,7 @@ func Table(all []Standing) string {
 	return b.String()
 }
 
-// Row is what one rank is at, in words. A part is "" where it is not known, or there is none.
+// Row is one rank's account in words. A part is "" if unknown or absent.
 type Row struct {
 	// Step to Hop say where in the run the rank is.
 	Step, Pass, Layer, Hop string
@@ -59,7 +59,7 @@ type Row struct {
 	WaitsFor               string        // ranks that have not come to that call: "0-2, 5"
 	Waits                  bool          // Operation is a call between ranks
 	Known                  bool          // it tells of itself; otherwise Operation is why not
-	Bytes                  int64         // what is open of the call
+	Bytes                  int64         // open bytes of the call
 	For                    time.Duration // without progress of the call, or at its own work
 }
 
@@ -74,7 +74,7 @@ func Rows(all []Standing) []Row {
 	return rows
 }
 
-// Blame returns lines that say who holds up whom; none where no rank has waited for as long as least.
+// Blame returns lines that name the ranks that hold up others; none if no rank has waited for at least least.
 func Blame(all []Standing, least time.Duration) []string {
 	long := func(s Standing) bool { return len(s.Waits) > 0 && s.Waits[0].Stood >= least }
 	if !slices.ContainsFunc(all, long) {
@@ -83,7 +83,7 @@ func Blame(all []Standing, least time.Duration) []string {
 	return newGraph(all).blame()
 }
 
-// look returns what a rank is at.
+// look returns a rank's row.
 func (g *graph) look(s *Standing) Row {
 	p := s.place()
 	r := Row{Step: p.step, Pass: p.pass, Layer: p.layer, Hop: p.hop, Known: s.State == "", Operation: s.State}
@@ -121,8 +121,7 @@ func (g *graph) row(s *Standing) []string {
 	return row
 }
 
-// aligned returns the rows with their columns below each other. A column that says nothing is left out, and
-// so is what is empty at the end of a line.
+// aligned pads the columns. It drops empty columns, and empty cells at the end of a line.
 func aligned(rows [][]string) []string {
 	widths := make([]int, len(columns))
 	for i := range columns {

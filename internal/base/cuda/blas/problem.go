@@ -42,7 +42,7 @@ func (p Problem) String() string {
 	return fmt.Sprintf("%s%s product %dx%dx%d, %v to %v%s", t(p.TransA), t(p.TransB), p.M, p.N, p.K, p.In, p.Out, add)
 }
 
-// A key is what a choice depends on.
+// A key holds everything that a choice depends on.
 type key struct {
 	m, n, k        int
 	transA, transB bool

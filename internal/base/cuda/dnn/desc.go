@@ -36,18 +36,17 @@ const (
 // begins at, and two vectors of lengths, [batch] int32.
 type Pointers [2*Tensors + 2]uint64
 
-// Offsets returns where the address of the offsets of t stands.
+// Offsets returns the index of the address of t's offsets.
 func Offsets(t Tensor) Tensor { return Tensors + t }
 
-// Where the addresses of the lengths stand.
+// Indexes of the addresses of the lengths.
 const (
 	LensQ = 2*Tensors + iota
 	LensK
 )
 
-// Mask is what a query sees: key j where -Left < j-i-shift <= Right; shift is 0, or with
-// BottomRight the keys of the sequence less its queries. A negative bound is none. Left is above 0
-// where it is a bound.
+// Mask bounds the keys that a query sees: key j if -Left < j-i-shift <= Right; shift is 0, or with BottomRight the keys
+// of the sequence less its queries. A negative bound is none. A bound Left is above 0.
 type Mask struct {
 	Left, Right int
 	BottomRight bool
@@ -144,7 +143,7 @@ func halves(pieces []Piece, t partition.Tile, row int) []Piece {
 }
 
 // Widened gives a piece of one query and one key another one of the keys, which it hides: cuDNN
-// has no backward pass for a single pair. Where there is no other key it is returned as it is.
+// has no backward pass for a single pair. If there is no other key it is returned as it is.
 func (p Piece) Widened(keys int) Piece {
 	switch {
 	case p.Q.Len() > 1 || p.K.Len() > 1:

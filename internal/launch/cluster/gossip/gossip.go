@@ -153,8 +153,7 @@ func addrOf(n *memberlist.Node) netip.AddrPort {
 	return netip.AddrPortFrom(ip.Unmap(), n.Port)
 }
 
-// A delegate is what memberlist calls. Where it tells of members it holds its lock, so nothing here may
-// call it, nor wait.
+// A delegate takes memberlist's calls. memberlist may hold its lock, so the methods neither call it nor wait.
 type delegate struct {
 	*Members
 	meta []byte // of this agent

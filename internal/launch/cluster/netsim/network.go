@@ -18,7 +18,7 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// Conditions are those of every link between two hosts.
+// Conditions are the faults and delays of every link between two hosts.
 type Conditions struct {
 	// Loss is the share of packets that are lost. A part of a stream that is lost comes again, after
 	// Resend.
@@ -49,7 +49,7 @@ func New(seed uint64, c Conditions) *Network {
 		held: map[*half]bool{}}
 }
 
-// SetConditions changes those of packets that are sent from now on.
+// SetConditions changes the conditions of later packets.
 func (n *Network) SetConditions(c Conditions) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -195,7 +195,7 @@ func (p *Packets) WriteTo(b []byte, address string) (time.Time, error) {
 	p.host.sent.packetBytes.Add(int64(len(b)))
 	to, port, err := p.host.net.find(address)
 	if err != nil {
-		return now, nil // as to an address that nobody has
+		return now, nil // as to an address that no one has
 	}
 	delay, lost := p.host.net.packet()
 	if lost || !p.host.net.carries(p.host, to) {

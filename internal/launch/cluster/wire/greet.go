@@ -281,7 +281,7 @@ func NewIdentity() (*Identity, error) {
 	if err != nil {
 		return nil, fmt.Errorf("key of this agent: %w", err)
 	}
-	// Nobody looks at the times: the key is what counts, and it is proven by the handshake.
+	// No one looks at the times: the key is what counts, and it is proven by the handshake.
 	form := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Unix(0, 0),
 		NotAfter: time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)}
 	der, err := x509.CreateCertificate(rand.Reader, form, form, public, private)
@@ -309,7 +309,7 @@ func (id *Identity) tls() *tls.Config {
 		Certificates: []tls.Certificate{id.cert}, MinVersion: tls.VersionTLS13,
 		ClientAuth: tls.RequireAnyClientCert, SessionTicketsDisabled: true,
 		// There is no authority that signs. What follows the handshake proves that the owner of the
-		// key has the job's, too.
+		// key has the job's as well.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(s tls.ConnectionState) error {
 			_, err := publicKey(s)

@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	// queued is how many frames wait for a peer at most.
+	// queued bounds the frames that wait for a peer.
 	queued = 1024
-	// wordsPerSilence is how often an agent speaks in the time that another waits for it.
+	// wordsPerSilence counts an agent's messages within the peer's timeout.
 	wordsPerSilence = 5
 )
 
@@ -84,7 +84,7 @@ func (l *Link) send() {
 	}
 }
 
-// flush writes what is queued, for a short while.
+// flush writes the queue, for a short while.
 func (l *Link) flush() {
 	for {
 		select {
@@ -104,7 +104,7 @@ func (l *Link) write(f Frame, within time.Duration) error {
 	return err
 }
 
-// errSilent is how a link ends whose peer is gone without a word.
+// errSilent ends a link after the peer's silence.
 var errSilent = errors.New("no word")
 
 // Receive returns the next message. An error ends the link.
@@ -126,7 +126,7 @@ func (l *Link) Receive() ([]byte, error) {
 	}
 }
 
-// Close ends the link when what is queued has been written, or cannot be. It does not wait.
+// Close ends the link after its queue. It does not wait.
 func (l *Link) Close() { l.once.Do(func() { close(l.closing) }) }
 
 // Closed returns a channel that is closed when nothing more is written.
@@ -175,9 +175,9 @@ func (d *Door) Close() error {
 const (
 	// MaxFrame is the longest frame that agents send each other.
 	MaxFrame = 1 << 20
-	// maxGreeting is the longest one before a peer has proven the key.
+	// maxGreeting bounds a frame before a peer has proven the key.
 	maxGreeting = 16 << 10
-	// header is the length of what stands before a frame: its length.
+	// header is the size of the length before a frame.
 	header = 4
 )
 

@@ -203,7 +203,7 @@ func expNegated[T tensor.Float](buf *[piece]T, x []T) []T {
 	return e
 }
 
-// AdamStep is what a step of AdamW is the same in for all parameters.
+// AdamStep holds the factors of a step of AdamW that all parameters share.
 type AdamStep[T tensor.Float] struct {
 	Factor T // of the gradient
 	New1   T // 1 - beta1

@@ -29,7 +29,7 @@ func maxOf[T tensor.Float](xs []T) T {
 }
 
 // ExpSum sets dst to e^(x-top) and returns the sum of that, added up in float64. An exponential errs by less than 2
-// units in the last place, also where it is subnormal. dst may be x.
+// units in the last place, also if it is subnormal. dst may be x.
 func (l Loops[T]) ExpSum(dst, x []T, top T) float64 {
 	n := len(dst)
 	x = x[:n]
@@ -141,7 +141,7 @@ func expFast(x float32) float32 {
 	return y * math.Float32frombits((math.Float32bits(biased)+127)<<23)
 }
 
-// expEdge is exp where the fast way has no exponent bits left, and for NaN and infinities.
+// expEdge computes exp outside the fast path's exponents, and for NaN and infinities.
 func expEdge(x float32) float32 {
 	if x < expZero {
 		return 0

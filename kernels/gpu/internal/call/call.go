@@ -15,12 +15,12 @@ import (
 // View is a strided window onto memory; see package tensor.
 type View = tensor.View
 
-// Tensors are those of a block of a pass; what a pass does not have is the zero View.
+// Tensors are the tensors of a block of a pass; unused ones are the zero View.
 type Tensors struct {
 	Q, K, V, DO, O, LSE, Delta, DQ, DK, DV View // as in package attention; O: the accumulator
 }
 
-// address returns where a view begins; of the zero View, NULL.
+// address returns the address of a view; NULL for the zero View.
 func address(v View) uint64 {
 	if v.IsZero() {
 		return 0

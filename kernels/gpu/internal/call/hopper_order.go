@@ -122,8 +122,8 @@ func HopperWaits(all []attention.Gate) (within, before []attention.Gate) {
 	return within, before
 }
 
-// gates are a call's as a kernel has them, and what blocks of so many own rows need of them: bit i of a block's word
-// stands for gate i. nil where there are none. reads returns the keys that a block reads of a tile.
+// gates returns a call's gates for a kernel, and the needs of blocks of that many own rows: bit i of a block's word is
+// gate i. nil without gates. reads returns the keys that a block reads of a tile.
 func (f *Flash) gates(own []source.FlashTile, blocks, rows int,
 	reads func(t source.FlashTile, lo, hi int) partition.Range) (needs []uint32, list []source.HopperGate) {
 	if len(f.Gates) == 0 {
@@ -154,7 +154,7 @@ func (f *Flash) gates(own []source.FlashTile, blocks, rows int,
 // halves returns the lower and the upper half of a word.
 func halves(x uint64) [2]uint32 { return [2]uint32{uint32(x), uint32(x >> 32)} }
 
-// lateLast moves the blocks that need a gate behind the others, which keep their order, and returns how many need none.
+// lateLast moves the blocks that need a gate after the others, which keep their order, and returns how many need none.
 func lateLast(order []int32, needs []uint32) (early int) {
 	late := func(b int32) int { return min(int(needs[b]), 1) }
 	slices.SortStableFunc(order, func(a, b int32) int { return late(a) - late(b) })
@@ -164,7 +164,7 @@ func lateLast(order []int32, needs []uint32) (early int) {
 	return early
 }
 
-// stepsOf returns how many steps, of so many other rows, each block of so many own rows takes.
+// stepsOf returns the steps, of that many other rows, that each block of own rows takes.
 func stepsOf(tiles []source.FlashTile, blocks, rows, step int) []int {
 	steps := make([]int, blocks)
 	for _, t := range tiles {
@@ -201,7 +201,7 @@ func allBlocks(blocks int, down bool) []int32 {
 	return order
 }
 
-// longestFirst returns the blocks, those that take the most steps first; nil where that is from the first to the last
+// longestFirst returns the blocks, those that take the most steps first; nil if that is from the first to the last
 // or, down, the other way round.
 func longestFirst(steps []int, down bool) []int32 {
 	order := allBlocks(len(steps), down)
@@ -213,9 +213,9 @@ func longestFirst(steps []int, down bool) []int32 {
 	return order
 }
 
-// together returns how many of the blocks of a head, those that take the fewest steps but some, are taken after the
-// others of all heads: as many as keep every SM at work for as long as the longest one takes, so that SMs come to their
-// end together, but none that takes more than so many steps.
+// together counts the blocks of a head, those with the fewest steps, that run after the others of all heads: enough to
+// keep every SM busy for as long as the longest one runs, so that SMs finish together, but none with more than most
+// steps.
 func together(steps []int, heads, sms, most int) (count int) {
 	work, enough := 0, sms*slices.Max(steps)
 	for _, n := range slices.Sorted(slices.Values(steps)) {

@@ -33,15 +33,15 @@ const FlashTiles = 12
 const SmallShared = 99 << 10
 
 // FlashShapes are the shapes that are compiled, for each kind of float the smallest head dims first.
-// Where there are two for the same, the second is for GPUs that have no room for the first, and takes
+// If there are two for the same, the second is for GPUs that have no room for the first, and takes
 // no more than SmallShared. Other head dims are padded with zeros, in shared memory alone.
 var FlashShapes = slices.Concat(flashHalf, flashSingle)
 
 // FlashMaxDim is the largest head dim that there are shapes for.
 const FlashMaxDim = 256
 
-// FlashShapeFor returns the first shape for these head dims, in float32 or in 16 bits, of which a pass needs no more
-// than shared bytes of shared memory a block; ok is false where there is none. needs is what a pass needs, such as
+// FlashShapeFor returns the first shape for these head dims, in float32 or in 16 bits, that fits in shared bytes of
+// shared memory a block; ok is false if there is none. needs returns a shape's demand, such as
 // FlashShape.ForwardShared.
 func FlashShapeFor(float32 bool, qk, v, shared int, needs func(FlashShape) int) (s FlashShape, ok bool) {
 	for _, s := range FlashShapes {
@@ -77,7 +77,7 @@ type define struct {
 	value int
 }
 
-// defines are constants as a compiler takes them.
+// defines returns constants in the compiler's form.
 func defines(list ...define) (text []string) {
 	for _, d := range list {
 		text = append(text, fmt.Sprintf("%s=%d", d.name, d.value))
@@ -85,7 +85,7 @@ func defines(list ...define) (text []string) {
 	return text
 }
 
-// program returns a file for the head dims; cut tells its name from those of other shapes for the same.
+// program returns a file for the head dims; cut separates its name from other shapes' for the same.
 func (s FlashShape) program(file string, cut string, more ...define) Program {
 	name := file
 	if s.Float32 {
@@ -95,7 +95,7 @@ func (s FlashShape) program(file string, cut string, more ...define) Program {
 	return Program{Name: fmt.Sprintf("%s_%d_%d_%s", name, s.QK, s.V, cut), File: file + ".cu", Defines: defines(all...)}
 }
 
-// size is that of an element in shared memory, in bytes.
+// size returns the bytes of an element in shared memory.
 func (s FlashShape) size() int {
 	if s.Float32 {
 		return 4
@@ -185,10 +185,10 @@ var flashHalf = []FlashShape{
 		KeyWarps: 1, DQWarps: 1, OrderedRows: 64, OrderedStep: 32, OrderedWarps: 4},
 }
 
-// flashSingle are those for float32. Elements take twice the room, and every thread multiplies what it
-// loads from shared memory, which it does the seldomer the more of a product it has in registers: so
-// blocks are as large as the room allows, and one stage has to do. Head dims up to 96, and those of v
-// that are smaller than those of k, have no shapes of their own: such models train in 16 bits.
+// flashSingle are the shapes for float32. Elements take twice the room, and every thread multiplies values that it
+// loads from shared memory, fewer the more of a product it has in registers: so blocks are as large as the room allows,
+// with one stage. Head dims up to 96, and head dims of v below those of k, have no shapes: such models train in 16
+// bits.
 var flashSingle = []FlashShape{
 	{Float32: true, QK: 32, V: 32, Rows: 128, Step: 64, Warps: 4, Queries: 64, Keys: 64, Stages: 1, BackwardWarps: 4,
 		SWarps: 4, KeyWarps: 4, DQWarps: 4, OrderedRows: 64, OrderedStep: 64, OrderedWarps: 4},

@@ -40,7 +40,7 @@ func (m machine) upper(v, to reg.VecVirtual) {
 	m.VEXTRACTF128(imm(1), v, to.AsX())
 }
 
-// loadDoubles is load as float64.
+// loadDoubles loads float64.
 func (p piece) loadDoubles(base reg.Register) pair {
 	if p.mask != nil {
 		return p.doubles(p.load(base))
@@ -51,7 +51,7 @@ func (p piece) loadDoubles(base reg.Register) pair {
 	return v
 }
 
-// zeros is n pairs of 0.
+// zeros returns n pairs of 0.
 func (m machine) zeros(n int) []pair {
 	ps := make([]pair, n)
 	for i := range ps {
@@ -128,7 +128,7 @@ func (p piece) maskDoubles(half int) reg.Register {
 	return mask
 }
 
-// constant is x in every lane: a register with AVX-512, which has 32 of them, and memory with AVX2.
+// constant returns x in every lane: a register with AVX-512, which has 32 of them, and memory with AVX2.
 func (m machine) constant(x float32) operand.Op {
 	if m.wide {
 		return m.register(x)
@@ -136,7 +136,7 @@ func (m machine) constant(x float32) operand.Op {
 	return m.memory(x)
 }
 
-// memory is memory with x in every lane.
+// memory returns memory with x in every lane.
 func (m machine) memory(x float32) operand.Mem {
 	return m.words(math.Float32bits(x)) // bits, since the decimals that are printed might be others
 }
@@ -153,7 +153,7 @@ func (m machine) words(x uint32) operand.Mem {
 	return m.data(fmt.Sprintf("u%08x", x), func(int) operand.Constant { return operand.U32(x) })
 }
 
-// iota is 0, 1, 2 and so on.
+// iota returns 0, 1, 2 and so on.
 func (m machine) iota() operand.Mem {
 	return m.data("iota", func(i int) operand.Constant { return operand.U32(uint32(i)) })
 }

@@ -48,7 +48,7 @@ type sigmoid struct {
 
 func (m machine) sigmoid() sigmoid { return sigmoid{m.exponential(), m.bits(1 << 31)} }
 
-// A fraction is what sigmoids are quotients over: 1 + t as sum + rest, and 1/sum.
+// A fraction is the denominator of sigmoids: 1 + t as sum + rest, and 1/sum.
 type fraction struct {
 	t, sum, rest, over reg.VecVirtual
 }
@@ -188,8 +188,8 @@ func (m machine) widen(name string, convert func(from Mem, v reg.VecVirtual)) {
 	m.end()
 }
 
-// toBF16 is the conversion of a vector to the upper 16 bits after adding half a unit, less one bit where the last bit
-// that is kept is 0. For NaN it is the upper bits with the quiet bit.
+// toBF16 converts a vector to the upper 16 bits after adding half a unit, less one bit if the last kept bit is 0. NaN
+// keeps its upper bits with the quiet bit.
 func (m machine) toBF16(v reg.VecVirtual, to Mem, c bf16) {
 	odd, nan := m.vec(), m.vec()
 	m.VORPS(c.quiet, v, nan)

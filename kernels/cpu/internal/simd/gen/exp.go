@@ -7,9 +7,9 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// exponential has the constants of e^x = 2^n e^r, with n = round(x / ln 2) and r = x - n ln 2 in [-ln2/2, ln2/2].
-// ln 2 is in two parts, of which the first has so few bits that x - n*ln2Hi is exact. The polynomial 1 + r + r^2 q(r)
-// is minimax in the relative error, which is 4e-9.
+// exponential holds the constants of e^x = 2^n e^r, with n = round(x / ln 2) and r = x - n ln 2 in [-ln2/2, ln2/2].
+// ln 2 is in two parts; the first has so few bits that x - n*ln2Hi is exact. The polynomial 1 + r + r^2 q(r) is minimax
+// in the relative error, 4e-9.
 type exponential struct {
 	machine
 	least, most  reg.Register
@@ -25,7 +25,7 @@ const (
 	ln2Hi    = 0.693359375
 )
 
-// A small number plus expBias is that number rounded, and its low bits are n + 254: twice what an exponent begins at.
+// A small number plus expBias is that number rounded; its low bits are n + 254, twice the exponent's bias.
 const expBias = 3<<22 + 254
 
 // of q, from r^4 down
@@ -67,8 +67,8 @@ func (e exponential) ofSmall(x reg.VecVirtual) {
 		e.VSCALEFPS(whole, y, x)
 		return
 	}
-	// In two steps, since 2^n may have no exponent of its own where the result is subnormal: the low bits are
-	// n + 254, half of which and the rest go to the exponents of two factors.
+	// In two steps, since 2^n may have no exponent of its own if the result is subnormal: the low bits are
+	// n + 254; half of them and the rest go to the exponents of two factors.
 	e.VPSRLD(imm(1), n, whole)
 	e.VPSUBD(whole, n, n)
 	e.VPSLLD(imm(23), n, n)
@@ -123,8 +123,8 @@ func (m machine) maxOfVector(v reg.VecVirtual) {
 	}
 }
 
-// expSum emits the sum of e^(x-top), with a store of what is summed or without. It computes for so long that memory
-// brings what follows x meanwhile, a cache line at a time: with rows of logits that is what comes next.
+// expSum emits the sum of e^(x-top), and stores the summands or not. It computes for so long that it can prefetch the
+// data after x, a cache line at a time: the next row of logits.
 func (m machine) expSum(name string, store bool) {
 	const unroll = 2
 	params := "n int, dst, x *float32, top float32) (sum float64"

@@ -77,7 +77,7 @@ func write(c *build.Context, base string) error {
 	return nil
 }
 
-// writeStubs prints functions of the names and parameters of those of c, none of which is ever called.
+// writeStubs prints functions with the names and parameters of c's, never called.
 func writeStubs(c *build.Context, path string) error {
 	file, err := c.Result()
 	if err != nil {
