@@ -37,7 +37,6 @@ func (g *Group) told(v tensor.View) string {
 	return check.Collective(v, len(g.ranks))
 }
 
-// rules returns those that the arguments of calls keep.
 func (g *Group) rules() check.Rules {
 	return check.Rules{Rank: g.rank, Size: len(g.ranks), Memory: check.OnHost}
 }
@@ -279,7 +278,6 @@ func (g *Group) Broadcast(v tensor.View, root int) (Pending, error) {
 	})
 }
 
-// scatter sends of(r) from root to every rank r.
 func (g *Group) scatter(root int, of func(r int) []byte) error {
 	if g.rank != root {
 		return g.exchange(nil, []part{{root, of(g.rank)}})

@@ -235,7 +235,6 @@ func (g *Group) cause() error {
 	return err
 }
 
-// fault names rank and call in front of an error.
 func (g *Group) fault(call string, err error) error {
 	return blame.InCall(call, g.rank, len(g.ranks), err)
 }

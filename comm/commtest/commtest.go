@@ -297,10 +297,8 @@ func (h *host) Download(dst, src tensor.View) {
 	})
 }
 
-// new returns a view of zeros on the rank's device.
 func (r *rank) new(d tensor.DType, shape ...int) tensor.View { return r.dev.New(d, shape...) }
 
-// put copies a dense host view to the rank's device.
 func (r *rank) put(v tensor.View) tensor.View {
 	s := v.Shape()
 	w := r.new(v.DType(), s[:]...)

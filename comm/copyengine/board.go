@@ -64,7 +64,6 @@ func (b *board) flag(rank, peer, kind int) *uint64 {
 	return &b.words[(rank*b.ranks+peer)*lineWords+kind]
 }
 
-// at loads a flag.
 func (b *board) at(rank, peer, kind int) uint64 {
 	return atomic.LoadUint64(b.flag(rank, peer, kind))
 }
@@ -124,7 +123,6 @@ func (b *board) put(sender, receiver int, n uint64, p *notice) bool {
 	return true
 }
 
-// post returns the place of message n in the ring of a pair.
 func (b *board) post(sender, receiver int, n uint64) *notice {
 	at := 2*lineWords + int((n-1)%postRing)*postWords
 	return (*notice)(unsafe.Pointer(&b.pair(sender, receiver)[at]))
@@ -133,5 +131,4 @@ func (b *board) post(sender, receiver int, n uint64) *notice {
 // A post fits its place.
 var _ [postWords*8 - unsafe.Sizeof(notice{})]byte
 
-// reached reports whether a counter has come to n.
 func reached(at, n uint64) bool { return int64(at-n) >= 0 }

@@ -67,7 +67,6 @@ func (c *cudaCopies) detach() error {
 	return errors.Join(errs...)
 }
 
-// flag returns the device's address of a flag.
 func (c *cudaCopies) flag(f *uint64) uint64 {
 	return c.flags + uint64(uintptr(unsafe.Pointer(f))-uintptr(c.page))
 }

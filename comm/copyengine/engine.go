@@ -213,7 +213,6 @@ func (e *Engine) queue(send, recv []comm.Message) (*pending, error) {
 	return c.p, nil
 }
 
-// ends raises the peer's last message.
 func ends(all []lastOf, peer int, n uint64) []lastOf {
 	for i := range all {
 		if all[i].peer == peer {
@@ -224,7 +223,6 @@ func ends(all []lastOf, peer int, n uint64) []lastOf {
 	return append(all, lastOf{peer, n})
 }
 
-// number gives a message its number.
 func (q *backlog) number(m *message) {
 	q.last++
 	m.n = q.last

@@ -102,7 +102,6 @@ func (e *Engine) open(lanes int) (err error) {
 	return nil
 }
 
-// streams goes through all lanes that there are.
 func (e *Engine) streams(yield func(lane) bool) {
 	for _, lanes := range append([][]lane{{e.post, e.order, e.end}}, e.lanes...) {
 		for _, l := range lanes {
@@ -276,7 +275,6 @@ func mapBoard(f *os.File, ranks int) (*board, error) {
 	return &board{words: unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(m))), n), ranks: ranks}, nil
 }
 
-// done unmaps the board.
 func (sharedFile) done(b *board) error {
 	return syscall.Munmap(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(b.words))), len(b.words)*8))
 }

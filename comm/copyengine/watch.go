@@ -162,7 +162,6 @@ func (e *Engine) examine(peer int, q *backlog, send bool, mine, done uint64, too
 	}
 }
 
-// describe names a message in errors.
 func describe(m *message, send bool) blame.Op {
 	op := blame.Message(send, int(m.bytes))
 	op.What += fmt.Sprintf(" (message %d)", m.n)
@@ -200,12 +199,10 @@ func (w boardWaits) WaitsFor(rank int) int {
 
 func (e *Engine) peerName(peer int) string { return e.host.PeerName(peer) }
 
-// blame returns an error about a rank of the group.
 func (e *Engine) blame(peer int, op string, cause error) error {
 	return e.world(blame.On(boardWaits{e}, peer, op, cause))
 }
 
-// world converts an error's rank to its number in the world.
 func (e *Engine) world(err *comm.PeerError) error {
 	err.Rank = e.host.WorldRank(err.Rank)
 	return err

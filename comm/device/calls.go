@@ -34,7 +34,6 @@ type exchanged struct {
 	own, into  []tensor.View  // those of the own rank, pair by pair
 }
 
-// sort takes messages apart that have been checked.
 func (d *Group) sort(send, recv []comm.Message) *exchanged {
 	c := &exchanged{send: send, recv: recv}
 	c.out, c.own = d.parts(send)
@@ -54,7 +53,6 @@ func (d *Group) parts(ms []comm.Message) (others []comm.Message, own []tensor.Vi
 	return others, own
 }
 
-// onDevice checks that a view is one that moves between devices.
 func (d *Group) onDevice(v tensor.View) error {
 	if at := v.Memory().Device(); at != d.kit.place {
 		return fmt.Errorf("lies on %v: this rank's device is %v, and the views of a call lie all on it or all on the "+

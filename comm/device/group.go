@@ -187,7 +187,6 @@ func (d *Group) Streams() []tensor.Stream {
 	return all
 }
 
-// fault names rank and call in front of an error.
 func (d *Group) fault(call string, err error) error {
 	return blame.InCall(call, d.Rank(), d.Size(), err)
 }

@@ -102,7 +102,6 @@ func (n *ncclCalls) wait(ctx context.Context) error {
 	}
 }
 
-// done ends a call when its work is on the stream.
 func (n *ncclCalls) done(err error) error {
 	if err != nil {
 		return err

@@ -35,7 +35,6 @@ type flight struct {
 	left      time.Time // when one of the peers was seen to have left
 }
 
-// with adds a message.
 func (f *flight) with(peer int, bytes int64) {
 	f.bytes += bytes
 	for _, p := range f.peers {
@@ -129,7 +128,6 @@ func (d *Group) departed(f *flight) error {
 	return nil
 }
 
-// op names a call in errors.
 func (f *flight) op() string { return fmt.Sprintf("%s of %d bytes", f.name, f.bytes) }
 
 // register puts a call before the watch. It returns false if the group has ended.
@@ -149,7 +147,6 @@ func (d *Group) register(f *flight, start tensor.Event) bool {
 	return true
 }
 
-// inFlight returns the number of calls that are not over.
 func (d *Group) inFlight() int {
 	d.settleFlights()
 	d.mu.Lock()

@@ -56,7 +56,6 @@ func (c *console) printf(format string, args ...any) {
 	c.write([]byte(terminal.Text(fmt.Sprintf(format, args...))), nil)
 }
 
-// close writes what is queued.
 func (c *console) close() {
 	close(c.quit)
 	<-c.done

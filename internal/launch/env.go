@@ -310,7 +310,6 @@ func Honoured() string {
 	return "environment: " + strings.Join(set, " ")
 }
 
-// quoteOdd keeps a value readable on one line of a terminal.
 func quoteOdd(s string) string {
 	if q := fmt.Sprintf("%.80q", s); q != `"`+s+`"` || strings.Contains(s, " ") {
 		return q

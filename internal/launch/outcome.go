@@ -207,7 +207,6 @@ func judge(s seen) verdict {
 	return verdict{classOwn, fmt.Sprintf("exit status %d", s.exit.code), "the last lines of its log may say why"}
 }
 
-// crashHint returns the fix for a crash of Go's runtime.
 func crashHint(crash string) string {
 	const hint = "the stack is in its log"
 	if limit, ok := addressSpace(); ok && strings.Contains(crash, "out of memory") {
@@ -216,7 +215,6 @@ func crashHint(crash string) string {
 	return hint
 }
 
-// startHint returns the fix for a process that could not be started.
 func startHint(err error) string {
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
 		return "raise the limit on open files (ulimit -n; sysctl fs.file-max for all of the system)"

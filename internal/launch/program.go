@@ -118,7 +118,6 @@ func newSpawner() *spawner {
 	return s
 }
 
-// do runs f on the thread.
 func (s *spawner) do(f func() error) error {
 	result := make(chan error)
 	s.calls <- func() { result <- f() }

@@ -60,7 +60,6 @@ func openLog(dir *os.Root, rank int) (*os.File, error) {
 	return f, nil
 }
 
-// logName returns the name of a rank's log.
 func logName(rank int) string { return fmt.Sprintf("rank-%04d.log", rank) }
 
 // run ends with the pipe. It never stops reading before, since a worker that cannot write

@@ -139,7 +139,6 @@ func (t *attempt) passOnWhenWhole() {
 	}
 }
 
-// passOn reports the known state of the workers.
 func (t *attempt) passOn() {
 	t.looking = false
 	rows := make([]standing.Standing, 0, len(t.children))

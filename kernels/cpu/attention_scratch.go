@@ -246,7 +246,6 @@ func sinkGrad[T tensor.Float](c *Kernels, dsink, do, o, lse, sink View) {
 	})
 }
 
-// logAddExp returns the logarithm of exp(a) + exp(b).
 func logAddExp(a, b float64) float64 {
 	m := max(a, b)
 	if math.IsInf(m, 0) {

@@ -51,7 +51,6 @@ func (m memory[T]) loadRows(dst []T, at, ld, rows, n int) {
 	}
 }
 
-// store writes len(src) elements from element at on.
 func (m memory[T]) store(at int, src []T) {
 	if !isHalf(m.dtype) {
 		copy(m.data[at:][:len(src)], src)

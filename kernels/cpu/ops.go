@@ -160,7 +160,6 @@ func runs[D, S tensor.Element](c *Kernels, dst, src View, f func(dst []D, src []
 	return true
 }
 
-// rowOf is row r of batch and seq together.
 func rowOf(v View, r int) View {
 	b, s := r/v.Len(tensor.Seq), r%v.Len(tensor.Seq)
 	return v.Slice(tensor.Batch, b, b+1).Slice(tensor.Seq, s, s+1)

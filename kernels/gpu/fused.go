@@ -110,7 +110,6 @@ func fusedAligned(what string, views ...View) error {
 	return nil
 }
 
-// cutTiles returns the calls of cuDNN that tiles are made of.
 func cutTiles(tiles []partition.Tile) []dnn.Piece {
 	var out []dnn.Piece
 	for _, t := range tiles {

@@ -150,7 +150,6 @@ func (f *Fused) backwardPiece(c *fusedCall, g *fusedGroup, p dnn.Piece, dq uint6
 	return nil
 }
 
-// keyGrads returns memory for dK and dV of that many keys.
 func (f *Fused) keyGrads(c *fusedCall, keys int) (dk, dv uint64, err error) {
 	n := int64(c.batch()*keys*c.kvHeads()) * 2
 	if dk, err = f.scratch.alloc(n * int64(c.dim())); err != nil {

@@ -41,7 +41,6 @@ func (g *fusedGroup) runs() []partition.Range {
 	return out
 }
 
-// gaps reports whether rows between the pieces belong to none.
 func (g *fusedGroup) gaps() bool { return g.covered() < g.rows.Len() }
 
 func (g *fusedGroup) covered() int {
@@ -162,7 +161,6 @@ func (x *fusedBackward) Fold(fold attention.Fold) error {
 	return nil
 }
 
-// gradsOf returns an empty sum for rows of dst from lo.
 func gradsOf(dst View, lo int) gradTotal { return gradTotal{dst: dst, lo: lo, hi: lo} }
 
 // keySum adds gradients of k and v to the accumulators of a block. k and v are the rows of these

@@ -48,7 +48,6 @@ func (f *Fused) fold() {
 	f.scratch.at = h.base
 }
 
-// sumHeld adds the parts of DQ.
 func (f *Fused) sumHeld() {
 	h := &f.held
 	t := gradTotal{dst: h.dst, parts: h.parts, hi: h.dst.Len(tensor.Seq)}
@@ -112,7 +111,6 @@ func (h *heldParts) takes(g *fusedGroup) bool {
 	return true
 }
 
-// covered counts the rows of ranges that do not overlap.
 func covered(ranges []partition.Range) (n int) {
 	for _, r := range ranges {
 		n += r.Len()

@@ -40,7 +40,6 @@ func loadFused(loader *Loader) (fusedKernels, error) {
 	return k, nil
 }
 
-// launch queues a kernel that loadFused has found.
 func (k *fusedKernels) launch(s *cuda.Stream, name string, grid, block cuda.Dim, a *cuda.Args) {
 	f, err := k.loader.Function(fusedProgram, name, 0)
 	if err != nil {
@@ -83,7 +82,6 @@ func (s axisStrides) c() source.FusedStrides {
 // What is held fits into the arguments.
 const _ = uint(source.FusedMaxParts - maxHeld)
 
-// cParts returns the parts as the kernels have them.
 func cParts(parts []fusedPart) (c [source.FusedMaxParts]source.FusedPart) {
 	for i, p := range parts {
 		c[i] = source.FusedPart{X: p.x, LSE: p.lse, L: p.at.c(), Lo: int32(p.lo), Hi: int32(p.hi)}

@@ -87,7 +87,6 @@ func (g *fusedGroup) layout(c *fusedCall) [dnn.Tensors]packedTensor {
 	return l
 }
 
-// forwardPacked returns one call of cuDNN for a group.
 func (f *Fused) forwardPacked(c *fusedCall, g *fusedGroup, held fusedPart) error {
 	var at dnn.Pointers
 	at[dnn.O], at[dnn.Stats] = held.x, held.lse

@@ -29,7 +29,6 @@ type packing struct {
 
 var defaultPacking = packing{least: 128, widest: 192, multiple: 16}
 
-// grads reports whether gradients of such head dims are packed.
 func (p packing) grads(dim, dimV int) bool {
 	return max(dim, dimV) <= p.widest && dim%p.multiple == 0 && dimV%p.multiple == 0
 }

@@ -176,7 +176,6 @@ func (f *Flash) launchBackward(l *call.HopperBackward) error {
 		cuda.StructAligned(&cuda.Args{}, p, source.MapAlign))
 }
 
-// encodeAll makes maps as the copy engine reads them.
 func (f *Flash) encodeAll(maps []call.Map, to ...*source.TensorMap) error {
 	for i, m := range maps {
 		if err := f.encode(to[i], m); err != nil {

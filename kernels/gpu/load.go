@@ -201,12 +201,10 @@ func (c *Ops) Close() error { return c.blas.Close() }
 // Stream returns the stream that the work is queued on.
 func (c *Ops) Stream() *cuda.Stream { return c.stream }
 
-// length returns the extent of v along an axis as kernels have it.
 func length(v View, axis tensor.Axis) int32 { return call.Length(v, axis) }
 
 func ceilDiv(n, of int) int { return (n + of - 1) / of }
 
-// cInt returns a truth value of C.
 func cInt(b bool) int32 {
 	if b {
 		return 1

@@ -71,7 +71,6 @@ func (c *Ops) resident(program, name string, threads int) (int, error) {
 	return c.ops.blocks[key] * c.loader.Device().SMs, nil
 }
 
-// work returns the address of the workspace.
 func (c *Ops) work() uint64 {
 	return cuda.Addr(tensor.Dense(c.ops.work, tensor.U8, 0, [4]int{1, 1, 1, 1}))
 }
@@ -146,7 +145,6 @@ func (c *Ops) flat(k flat, n int, vectors bool, args func(lo, n int) *cuda.Args)
 	return c.launch(k.program, k.any, grid, cuda.Dim{X: flatThreads}, args(whole, n-whole))
 }
 
-// elementOf returns the address of element i of a dense view.
 func elementOf(v View, i int) uint64 {
 	if v.IsZero() {
 		return 0

@@ -165,7 +165,6 @@ func spanOf(v View) span {
 	return span{lo, lo + uintptr(int64(v.Size())*size)}
 }
 
-// overlaps reports whether two views share memory.
 func (s span) overlaps(t span) bool { return s.lo < s.hi && t.lo < t.hi && s.lo < t.hi && t.lo < s.hi }
 
 // A message is a view to or from a rank. It is comm.Message, which is made of the same fields.

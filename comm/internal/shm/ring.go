@@ -117,7 +117,6 @@ func mapped(f *os.File, side int) (*Area, error) {
 	return a, nil
 }
 
-// ringAt returns the ring to which a side writes.
 func ringAt(mem []byte, side int) *Ring {
 	counter := func(n int) unsafe.Pointer { return unsafe.Pointer(&mem[(2*side+n)*lineBytes]) }
 	return &Ring{

@@ -36,7 +36,6 @@ const (
 // needs the connection calls again.
 const maxCalls = 4096
 
-// call asks a higher rank to dial this one.
 func (s *sockets) call(rank int) {
 	for way := range uint64(2) {
 		s.pass(header{kind: frameCall, id: link.MsgID{Group: uint64(s.rank), Seq: uint64(rank)}, size: callUp + way})

@@ -47,7 +47,6 @@ func (p *peer) flow(group uint64) *flow {
 	return f
 }
 
-// post starts a transfer with this peer.
 func (p *peer) post(t *link.Transfer) {
 	p.mu.Lock()
 	err, ended := p.start(t)
@@ -240,7 +239,6 @@ var (
 	largePool  = sync.Pool{New: func() any { return new([maxEager]byte) }}
 )
 
-// takeBuffer returns memory for an eager message.
 func takeBuffer(n int) []byte {
 	switch {
 	case n <= smallBuffer:
@@ -251,7 +249,6 @@ func takeBuffer(n int) []byte {
 	return largePool.Get().(*[maxEager]byte)[:n]
 }
 
-// giveBuffer gives it back.
 func giveBuffer(b []byte) {
 	switch cap(b) {
 	case mediumBuffer:

@@ -188,7 +188,6 @@ func encodeNote(e *blame.PeerError) []byte {
 	return b
 }
 
-// clip cuts a string between runes.
 func clip(s string, n int) string {
 	if len(s) <= n {
 		return s
@@ -337,7 +336,6 @@ func (r *plainReader) next() (header, error) {
 	return decodeHeader(r.hdr[:])
 }
 
-// drained reports an empty read buffer.
 func (r *plainReader) drained() bool { return r.r.Buffered() == 0 }
 
 func (r *plainReader) payload(dst []byte) error {

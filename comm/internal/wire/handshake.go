@@ -165,7 +165,6 @@ func (id *identity) verify(conn net.Conn, role string, dialer, acceptor *hello) 
 	return nil
 }
 
-// hungUp explains the peer's end of a handshake.
 func hungUp(err error) error {
 	if errors.Is(err, io.EOF) {
 		return errors.New("it hung up: its secret or run may differ, or it has this rank already")
@@ -255,7 +254,6 @@ func (h *hello) fixed(raw []byte) error {
 	return nil
 }
 
-// printable reports whether a name can go into errors as it is.
 func printable(name string) bool {
 	return !strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) })
 }
@@ -278,7 +276,6 @@ func (id *identity) hello(mode Mode) (*hello, error) {
 	return h, nil
 }
 
-// code returns the authentication code at the end of a hello.
 func (id *identity) code(hello []byte) []byte {
 	m := hmac.New(sha256.New, id.secret)
 	m.Write([]byte("cprun hello"))

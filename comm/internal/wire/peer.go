@@ -67,15 +67,12 @@ func (p *peer) serve(c *channel) {
 	go p.writeLoop(c) // for them to let go of transfers
 }
 
-// name returns how errors name the peer.
 func (p *peer) name() string { return p.s.PeerName(p.rank) }
 
-// blame returns an error about the peer.
 func (p *peer) blame(op string, cause error) *blame.PeerError {
 	return &blame.PeerError{Rank: p.rank, Name: p.name(), Op: op, Cause: cause}
 }
 
-// tell queues the latest state of a rank for the peer.
 func (p *peer) tell(about int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

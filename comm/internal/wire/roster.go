@@ -29,7 +29,6 @@ type state struct {
 // lastWord numbers a rank's departure.
 const lastWord = math.MaxUint64
 
-// newRoster returns what rank own of size knows at the start.
 func newRoster(own, size int, name string) *roster {
 	r := &roster{own: own, names: make([]string, size), states: make([]state, size)}
 	r.names[own] = name
@@ -43,14 +42,12 @@ func (r *roster) name(rank int) string {
 	return r.names[rank]
 }
 
-// introduce sets the name of a rank that has said it itself.
 func (r *roster) introduce(rank int, name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.names[rank] = name
 }
 
-// hasLeft reports whether a rank has said that it leaves.
 func (r *roster) hasLeft(rank int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -141,7 +138,6 @@ func (p *peer) free(why error) {
 	p.departed()
 }
 
-// unreached notes why there is no connection.
 func (p *peer) unreached(why error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -23,7 +23,6 @@ const (
 // errForged is the fault of a frame that the peer has not sent here and now.
 var errForged = fmt.Errorf("%w: a frame is not authentic", blame.ErrProtocol)
 
-// newSeal returns the cipher of one connection and direction.
 func newSeal(key []byte) (cipher.AEAD, error) {
 	block, err := aes.NewCipher(key)
 	if err != nil {

@@ -199,7 +199,6 @@ func (p *peer) onShare(c *channel) error {
 	return nil
 }
 
-// onRoom has the writer look again for room in the area.
 func (p *peer) onRoom() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -95,7 +95,6 @@ func (s *sockets) peer(rank int) *peer {
 	return p
 }
 
-// all calls f for every peer there is.
 func (s *sockets) all(f func(p *peer)) {
 	for i := range s.peers {
 		if p := s.peers[i].Load(); p != nil {

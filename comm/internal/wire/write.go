@@ -98,7 +98,6 @@ func (p *peer) addSmall(c *channel, most int) int {
 	return n
 }
 
-// sending notes that bytes of t are on their way.
 func (c *channel) sending(t *link.Transfer, bytes int) {
 	t.Moved += bytes
 	t.Flying++

@@ -70,7 +70,6 @@ func (p *spans) event(s *Stream) C.CUevent {
 	return s.timing()
 }
 
-// timing returns a new event that takes the time.
 func (s *Stream) timing() (e C.CUevent) {
 	s.Fail(s.dev.check("cuEventCreate", C.cprun_event_new(s.dev.ctx, &e, C.CU_EVENT_DEFAULT)))
 	return e

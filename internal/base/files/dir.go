@@ -88,7 +88,6 @@ type Draft struct {
 	temp, name string
 }
 
-// temporary returns a name that no one knows before.
 func temporary(name string) string {
 	var b [8]byte
 	rand.Read(b[:])

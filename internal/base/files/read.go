@@ -68,7 +68,6 @@ func regular(path string, f *os.File, err error) (*os.File, error) {
 	return f, nil
 }
 
-// check refuses what is no regular file.
 func check(path string, st fs.FileInfo) error {
 	if st.Mode().IsRegular() {
 		return nil
@@ -91,7 +90,6 @@ func kind(m fs.FileMode) string {
 	return "none that holds bytes"
 }
 
-// shown has the path of an error as it is shown.
 func shown(err error) error {
 	if pe, ok := err.(*fs.PathError); ok {
 		return &fs.PathError{Op: pe.Op, Path: terminal.Name(pe.Path), Err: pe.Err}

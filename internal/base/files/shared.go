@@ -66,7 +66,6 @@ func Rename(root *os.Root, from, to string) error {
 	return lead(root, from, err)
 }
 
-// rename renames the file or directory that made describes.
 func rename(root *os.Root, from, to string, made fs.FileInfo) error {
 	err := root.Rename(from, to)
 	if errors.Is(err, fs.ErrNotExist) {

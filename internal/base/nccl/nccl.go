@@ -159,7 +159,6 @@ func (c *Comm) free() {
 	C.free(unsafe.Pointer(c.cell))
 }
 
-// call makes a call on the communicator.
 func (c *Comm) call(name string, f func(comm C.ncclComm_t) C.ncclResult_t) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -184,7 +183,6 @@ func (c *Comm) Busy() (bool, error) {
 	return state == C.ncclInProgress, check("NCCL in the background", state)
 }
 
-// take ends the use of the communicator by others.
 func (c *Comm) take() C.ncclComm_t {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -31,7 +31,6 @@ func Number(x float64) string {
 	return commas(whole) + rest
 }
 
-// commas groups digits by three.
 func commas(digits string) string {
 	for i := len(digits) - 3; i > 0 && digits[i-1] != '-'; i -= 3 {
 		digits = digits[:i] + "," + digits[i:]

@@ -49,7 +49,6 @@ func (m *machine) keep(d *decision) {
 	m.settle()
 }
 
-// book makes an empty one.
 func (m *machine) book(d *decision) {
 	m.run = &run{parts: map[string]*part{}, since: m.now}
 	for _, a := range d.World.Agents {
@@ -180,7 +179,6 @@ func (m *machine) judge(t *tally, e launch.Ending) launch.Verdict {
 	return t.Retries.Verdict(e)
 }
 
-// placeOf returns the key of the rank's agent.
 func (m *machine) placeOf(rank int) string {
 	for _, a := range m.world().Agents {
 		if rank >= a.FirstRank && rank < a.FirstRank+a.NProc {

@@ -20,7 +20,6 @@ import (
 // connecting bounds the wait for a host that does not answer.
 const connecting = 3 * time.Second
 
-// renewGreeting makes the hello for the next handshake.
 func (c *Cohort) renewGreeting() {
 	raw, err := json.Marshal(c.machine.hello())
 	if err == nil {
@@ -60,7 +59,6 @@ func (c *Cohort) inspect(key ed25519.PublicKey, raw []byte) (*hello, error) {
 	return h, nil
 }
 
-// short returns the beginning of a digest.
 func short(s string) string { return s[:min(len(s), 12)] }
 
 // decodeHello reads what an agent tells of itself.

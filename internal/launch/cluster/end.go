@@ -24,7 +24,6 @@ func (m *machine) conclusion(v launch.Verdict) {
 	m.propose(&decision{World: *m.world(), Tally: m.tally, End: o})
 }
 
-// end puts forward that the job ends between two starts.
 func (m *machine) end(r launch.Result, why string) {
 	if m.prop != nil && m.prop.value != nil {
 		return
@@ -116,7 +115,6 @@ func (m *machine) close(status int, why string) {
 	m.leave()
 }
 
-// leave ends this agent's part when no other agent needs it.
 func (m *machine) leave() {
 	if m.quit == nil || !m.over && m.now.Before(m.quitBy) {
 		return

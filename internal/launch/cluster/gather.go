@@ -31,7 +31,6 @@ type gather struct {
 // idle reports whether this leader waits for a start to be decided.
 func (m *machine) idle() bool { return m.gather != nil && (m.run == nil || m.run.over) }
 
-// there lists the agents that could be in the next world.
 func (m *machine) there() []candidate {
 	all := []candidate{{Member: m.self}}
 	for _, p := range m.sorted() {

@@ -111,10 +111,8 @@ func (m *machine) unwanted(p *peer) string {
 		holder.Host)
 }
 
-// note prints a line at one node.
 func (m *machine) note(to, text string) { m.fx.send(&message{Note: &text}, to) }
 
-// tellAll prints a line at all nodes.
 func (m *machine) tellAll(text string) {
 	m.fx.log("%s", text)
 	for _, p := range m.sorted() {

@@ -102,7 +102,6 @@ func newMachine(cfg *Config, self Member, fx effects, now time.Time) *machine {
 	}
 }
 
-// found returns how others reach this agent.
 func (m *machine) found() Found { return Found{m.self.Name, m.self.Addr} }
 
 // status returns what this agent tells others of the job.
@@ -119,7 +118,6 @@ func (m *machine) status() status {
 	return s
 }
 
-// hello returns what it says to an agent that it meets.
 func (m *machine) hello() hello {
 	return hello{Agent: m.self, Program: m.cfg.Program, Inputs: m.cfg.Inputs, Status: m.status()}
 }

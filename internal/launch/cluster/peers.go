@@ -73,7 +73,6 @@ func (m *machine) sorted() []*peer {
 	return slices.SortedFunc(maps.Values(m.peers), func(a, b *peer) int { return strings.Compare(a.Name, b.Name) })
 }
 
-// teach sends a peer the last decision if it is behind.
 func (m *machine) teach(p *peer) {
 	if p.status.Index < m.reg.index {
 		m.fx.send(&message{Decided: m.reg.last}, p.Name)
@@ -122,7 +121,6 @@ func (m *machine) doom(why string, rank int) {
 	}
 }
 
-// world returns the world of the last decision.
 func (m *machine) world() *World {
 	if m.reg.last == nil {
 		return new(World)

@@ -22,7 +22,6 @@ type proposal struct {
 	pending time.Time // since when it has a value, or asks
 }
 
-// stand begins a campaign.
 func (m *machine) stand() {
 	m.setRole(campaigning, "")
 	m.prop = &proposal{pending: m.now}
@@ -79,7 +78,6 @@ func (m *machine) offer() {
 	m.accepted(m.self.Name, mine)
 }
 
-// reach asks all connected voters. press dials the others.
 func (m *machine) reach() {
 	for _, v := range m.reg.voters() {
 		if p := m.peers[v.Name]; p != nil {
@@ -88,7 +86,6 @@ func (m *machine) reach() {
 	}
 }
 
-// solicit asks one voter that has not said yes.
 func (m *machine) solicit(p *peer) {
 	switch prop := m.prop; {
 	case prop == nil || prop.yes[p.Name] || m.world().index(p.Name) < 0:

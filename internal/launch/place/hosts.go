@@ -144,7 +144,6 @@ func expandNumbers(text string) ([]string, error) {
 	return numbers, nil
 }
 
-// digits reads a number that is nothing but digits.
 func digits(text string) (uint64, error) {
 	if len(text) > maxDigits {
 		return 0, strconv.ErrRange

@@ -84,7 +84,6 @@ type env struct {
 // text returns a variable's text, "" if it is not set.
 func (e env) text(name string) string { return strings.TrimSpace(e.get(name)) }
 
-// has reports whether all of these are set.
 func (e env) has(names ...string) bool {
 	for _, name := range names {
 		if e.text(name) == "" {
@@ -151,8 +150,6 @@ func (n *numbers) get(name string, lo, hi int) int {
 	return v
 }
 
-// show returns a variable as messages have it.
 func show(name, value string) string { return name + "=" + terminal.Name(value) }
 
-// set is show for a number.
 func set(name string, value int) string { return name + "=" + strconv.Itoa(value) }

@@ -33,14 +33,12 @@ func stepPort(job, step uint64) int {
 	return firstPort + int((job%ports+step%ports*stepStride)%ports)
 }
 
-// namedPort makes a port from a name.
 func namedPort(name string) int {
 	h := fnv.New32a()
 	h.Write([]byte(name))
 	return firstPort + int(h.Sum32()%ports)
 }
 
-// join does as net.JoinHostPort with a number.
 func join(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }
 
 // address checks host:port and returns its canonical form. The default port is port; 0: there is none.
@@ -75,7 +73,6 @@ func hostName(name string) bool {
 	return true
 }
 
-// loopback reports whether an address leads every host to itself.
 func loopback(addr string) bool {
 	host, _, _ := net.SplitHostPort(addr)
 	ip, err := netip.ParseAddr(host)

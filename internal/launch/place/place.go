@@ -61,7 +61,6 @@ type Place struct {
 // Several reports whether there may be more agents than this one.
 func (p *Place) Several() bool { return p.MaxAgents > 1 }
 
-// note adds a line for the user.
 func (p *Place) note(format string, args ...any) {
 	p.Notes = append(p.Notes, fmt.Sprintf(format, args...))
 }
@@ -110,7 +109,6 @@ func (e env) find(want request, s *step) (Place, error) {
 	return e.wholeNode(want)
 }
 
-// alone returns the place of a process that is the whole job.
 func alone(want request) Place {
 	return Place{Source: Alone, MinAgents: 1, MaxAgents: 1, LocalAgents: 1, Node: want.host}
 }

@@ -170,7 +170,6 @@ func (t *task) job(e env) (string, error) {
 	return e.word(name)
 }
 
-// oneHost reports whether all tasks are on this host.
 func (t *task) oneHost() bool { return t.localOf == t.of }
 
 // meet returns where the tasks meet.

@@ -105,7 +105,6 @@ func (e env) asked(want request) (nodesAsked, error) {
 	return e.pods()
 }
 
-// operator names the source of a node's variables.
 func (e env) operator() string {
 	if e.has(envKubernetes) || e.has(envJobCompletion) {
 		return Kubernetes

@@ -149,7 +149,6 @@ func (l *line) draw(text string, done, all int64) {
 	l.bar.Set64(min(done, all))
 }
 
-// clear takes the line away.
 func (l *line) clear() {
 	if l.drawn {
 		fmt.Fprint(l.w, "\r\x1b[2K")

@@ -98,7 +98,6 @@ func (s *Standing) Clean() {
 	}
 }
 
-// word returns a short text on one line.
 func word(s string) string {
 	s = strings.ReplaceAll(terminal.Clip(string(terminal.Line([]byte(s))), maxText), "\t", " ")
 	return strings.TrimSpace(s)
@@ -222,10 +221,8 @@ func (s *Standing) doing() (what string, took time.Duration) {
 	return cmp.Or(s.Phase, "its own work"), s.In
 }
 
-// seconds returns a time as the table has it.
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f", d.Seconds()) }
 
-// grouped returns a number with its digits in groups of three.
 func grouped(n int64) string {
 	s := strconv.FormatInt(n, 10)
 	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {

@@ -174,7 +174,6 @@ func Decode(text []byte) (n Node, err error) {
 	return n, nil
 }
 
-// word returns a short text on one line.
 func word(s string) string {
 	return strings.TrimSpace(strings.ReplaceAll(terminal.Clip(string(terminal.Line([]byte(s))), 96), "\t", " "))
 }

@@ -147,7 +147,6 @@ func (m *Members) tell() {
 	}
 }
 
-// addrOf returns the address of a node's gossip.
 func addrOf(n *memberlist.Node) netip.AddrPort {
 	ip, _ := netip.AddrFromSlice(n.Addr)
 	return netip.AddrPortFrom(ip.Unmap(), n.Port)

@@ -112,7 +112,6 @@ func (m *Members) anyone() (at netip.AddrPort, ok bool) {
 	return at, seen > 0
 }
 
-// alone reports whether no other agent is known.
 func (m *Members) alone() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -216,7 +215,6 @@ func (p Peer) check() error {
 	return nil
 }
 
-// printable reports whether s can go into messages as it is.
 func printable(s string) bool {
 	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
 }

@@ -226,7 +226,6 @@ func (h *Host) connect(to *Host, port uint16) (net.Conn, error) {
 	return nil, nil
 }
 
-// keep notes an open stream. It returns false if the host is gone.
 func (h *Host) keep(c *conn) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -49,7 +49,6 @@ type conn struct {
 	once          sync.Once
 }
 
-// pair returns the two ends of a stream.
 func pair(near, far *Host, at, to net.Addr) (*conn, *conn) {
 	there := &half{from: near, to: far}
 	back := &half{from: far, to: near, back: there}

@@ -183,7 +183,6 @@ func create(root *os.Root, name string) error {
 	return publish(root, temp, name)
 }
 
-// drafts returns the prefix of the names of unpublished files.
 func drafts(name string) string { return name + ".tmp-" }
 
 // draft writes a new key to a file with a random name, and waits until it is on the disk.
@@ -251,7 +250,6 @@ func read(root *os.Root, name string) (k Key, err error) {
 	return fromSecret(text)
 }
 
-// cause takes the path out of an error.
 func cause(err error) error {
 	if le := (*os.LinkError)(nil); errors.As(err, &le) {
 		return le.Err

@@ -89,7 +89,6 @@ func (f *Flash) HopperForward(s source.HopperShape, out View, first, last bool) 
 	return l, true
 }
 
-// needsMore reports whether scores need more than a factor.
 func needsMore(p *source.FlashParams) bool {
 	return p.Flags&(source.FlashCapped|source.FlashScaled) != 0
 }

@@ -151,7 +151,6 @@ func (f *Flash) gates(own []source.FlashTile, blocks, rows int,
 	return needs, list
 }
 
-// halves returns the lower and the upper half of a word.
 func halves(x uint64) [2]uint32 { return [2]uint32{uint32(x), uint32(x >> 32)} }
 
 // lateLast moves the blocks that need a gate after the others, which keep their order, and returns how many need none.

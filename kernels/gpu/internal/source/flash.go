@@ -77,7 +77,6 @@ type define struct {
 	value int
 }
 
-// defines returns constants in the compiler's form.
 func defines(list ...define) (text []string) {
 	for _, d := range list {
 		text = append(text, fmt.Sprintf("%s=%d", d.name, d.value))
@@ -95,7 +94,6 @@ func (s FlashShape) program(file string, cut string, more ...define) Program {
 	return Program{Name: fmt.Sprintf("%s_%d_%d_%s", name, s.QK, s.V, cut), File: file + ".cu", Defines: defines(all...)}
 }
 
-// size returns the bytes of an element in shared memory.
 func (s FlashShape) size() int {
 	if s.Float32 {
 		return 4
