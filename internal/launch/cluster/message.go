@@ -83,7 +83,7 @@ type bye struct {
 }
 
 // A decision is one link of the chain of a job: its next start, or its end. What counts as agreed is in
-// register.go.
+// propose.go.
 type decision struct {
 	Index   int      `json:"index"`
 	Leader  Found    `json:"leader"` // who has put it forward
