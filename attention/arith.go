@@ -24,7 +24,6 @@ func dot[A tensor.Float](x, y []A) A {
 	return sum
 }
 
-// axpy adds a*x to y.
 func axpy[A tensor.Float](a A, x, y []A) {
 	for i := range y {
 		y[i] += a * x[i]
@@ -65,7 +64,6 @@ func eachRow[A tensor.Float](q, k array[A], visible func(i, j int) bool, f func(
 	}
 }
 
-// add adds src to dst, both float32 or float64 and of one shape.
 func add[A tensor.Float](dst, src View) {
 	d, s := load[A](dst), load[A](src)
 	axpy(1, s.data, d.data)

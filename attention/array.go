@@ -20,7 +20,6 @@ func (a array[A]) row(b, s, h int) []A {
 	return a.data[i : i+n]
 }
 
-// load copies a view of any float type.
 func load[A tensor.Float](v View) array[A] {
 	switch v.DType() {
 	case tensor.F64:

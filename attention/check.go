@@ -99,21 +99,18 @@ func (g KeyGrads) Rows(lo, hi int) KeyGrads {
 	return KeyGrads{g.DK.Slice(tensor.Seq, lo, hi), g.DV.Slice(tensor.Seq, lo, hi)}
 }
 
-// withRows is the shape of v with n rows.
 func withRows(v View, n int) [4]int {
 	s := v.Shape()
 	s[tensor.Seq] = n
 	return s
 }
 
-// outShape is [batch, seqQ, heads, dimV].
 func outShape(q, v View) [4]int {
 	s := q.Shape()
 	s[tensor.Dim] = v.Len(tensor.Dim)
 	return s
 }
 
-// rowShape is [batch, seqQ, heads, 1].
 func rowShape(q View) [4]int {
 	s := q.Shape()
 	s[tensor.Dim] = 1

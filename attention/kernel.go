@@ -22,7 +22,6 @@ type Softmax struct {
 	Scores  *Scores // nil: nothing is added to scores, and nothing kept of them
 }
 
-// unset reports whether the scale has its zero value.
 func (p Softmax) unset() bool { return math.Float64bits(p.Scale) == 0 }
 
 // Partial is the state of a forward pass over some of the keys. O: [batch, seqQ, heads,
@@ -141,4 +140,37 @@ type BackwardPass interface {
 	End() error
 	// Fold adds gradients of keys that came from elsewhere.
 	Fold(f Fold) error
+}
+
+// Idle is a Kernel that computes nothing, for loops that are run to count what they take.
+type Idle struct{}
+
+// Forward begins a pass that does nothing.
+func (Idle) Forward(_ View, _ Partial, _ View, _ Softmax) (ForwardPass, error) {
+	return idleForward{}, nil
+}
+
+// Backward begins a pass that does nothing.
+func (Idle) Backward(_, _, _ View, _ Saved, _ Softmax) (BackwardPass, error) {
+	return idleBackward{}, nil
+}
+
+type idleForward struct{}
+
+func (idleForward) Block(Block) error { return nil }
+func (idleForward) End() error        { return nil }
+
+type idleBackward struct{}
+
+func (idleBackward) Block(GradBlock) error { return nil }
+func (idleBackward) End() error            { return nil }
+func (idleBackward) Fold(Fold) error       { return nil }
+
+// Planner is a Kernel that can prepare its slow first calls while the host waits for something
+// else.
+type Planner interface {
+	Kernel
+	// Planning returns a Kernel that prepares what its calls would need, and computes nothing: its
+	// views need no memory. It is used from one goroutine, while the Planner itself is not.
+	Planning() Kernel
 }

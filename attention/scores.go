@@ -77,7 +77,6 @@ func (c *checker) scores(q View, s *Scores, backward bool) {
 	}
 }
 
-// columns finds faults of the columns of a block.
 func (c *checker) columns(k View, b Block, s *Scores) {
 	if !s.Positions() || len(b.Tiles) == 0 {
 		return
@@ -126,7 +125,6 @@ func (a array[A]) shared(b, i, h int) []A {
 	return a.row(min(b, a.shape[tensor.Batch]-1), i, min(h, a.shape[tensor.Heads]-1))
 }
 
-// add returns the score s of a pair plus its terms.
 func (t *terms[A]) add(s A, b, i, h, j int) A {
 	if t == nil {
 		return s
@@ -140,7 +138,6 @@ func (t *terms[A]) add(s A, b, i, h, j int) A {
 	return s
 }
 
-// keep keeps the largest score of a row.
 func (t *terms[A]) keep(s A, b, i, h int) {
 	if t != nil && t.max != nil {
 		m := &t.max.row(b, i, h)[0]

@@ -110,7 +110,6 @@ func sinkGrad[A tensor.Float](dsink, do, o, lse, sink array[A]) {
 	})
 }
 
-// eachHead visits every batch, query and head.
 func eachHead[A tensor.Float](x array[A], visit func(b, i, h int)) {
 	for b := range x.shape[tensor.Batch] {
 		for i := range x.shape[tensor.Seq] {
@@ -121,7 +120,6 @@ func eachHead[A tensor.Float](x array[A], visit func(b, i, h int)) {
 	}
 }
 
-// logAddExp returns log(exp(a) + exp(b)).
 func logAddExp[A tensor.Float](a, b A) A {
 	m := max(a, b)
 	if math.IsInf(float64(m), 0) {

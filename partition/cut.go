@@ -12,7 +12,6 @@ type cuts struct {
 	ranges []Range // of each slice
 }
 
-// cuts returns those of queries and of keys.
 func (m *Mask) cuts() (q, k cuts) {
 	for _, t := range m.Slices {
 		q.ranges, k.ranges = append(q.ranges, t.Q), append(k.ranges, t.K)

@@ -7,7 +7,7 @@ import (
 )
 
 // Document deals packed documents out by the work in them. It cuts each into chunks, which stay
-// whole where a document is shorter, and gives the chunk with most visible pairs first to the rank
+// whole if a document is shorter, and gives the chunk with most visible pairs first to the rank
 // that it makes least busy. Every rank holds as many positions as the others, to within one, since
 // the rest of a model costs the same for each of them; documents may have any length.
 //
@@ -15,34 +15,34 @@ import (
 //
 //	its visible pairs / the mean of all ranks  +  the rows of keys that it newly needs / all rows,
 //
-// both without a unit; where it is better in the end, the first counts for less on the way. The first is what
+// both without a unit; if it is better in the end, the first counts for less on the way. The first is the quantity that
 // MagiAttention's dispatch balances by a heap (SandAI, magi_attention/meta/solver/dispatch_solver.py;
 // arXiv:2505.13211); the second keeps the chunks of a document together as far as balance allows, so that fewer keys
 // travel. Chunks of a document that a rank has already fetched the keys of cost nothing more.
 type Document struct {
 	Docs []int // lengths in tokens, which sum to the sequence length
-	// Bands are the masks of the layers whose pairs are balanced, each once; none: a causal one.
+	// Bands are the masks of the layers to balance, each once; none: a causal one.
 	Bands []Band
 }
 
 const (
 	// ChunkRows is the most positions of a chunk, unless a sequence or a document would have too many chunks.
 	ChunkRows = 512
-	// chunksPerRank is how many chunks a rank has at least of a sequence of one document, so that
-	// the last ones even out what the first ones leave.
+	// chunksPerRank bounds from below the chunks of a rank of a sequence of one document, so that
+	// the last ones even out the first ones.
 	chunksPerRank = 16
-	// pairChunks is how many chunks a rank has at most of one document, in the mean: two ranks that both have so many
+	// pairChunks bounds the chunks of a rank of one document, in the mean: two ranks with that many
 	// have tiles for the square of them.
 	pairChunks = 128
-	// dealings bounds chunks times ranks, which is what dealing costs, for very long sequences.
+	// dealings bounds chunks times ranks, the cost of dealing, for very long sequences.
 	dealings = 1 << 20
 )
 
 // Name returns "document".
 func (Document) Name() string { return "document" }
 
-// Spans returns the chunks of one rank, joined where they are neighbours. A caller that wants those of
-// several ranks asks AllSpans.
+// Spans returns the chunks of one rank, with neighbours joined. A caller that wants several ranks asks
+// AllSpans.
 func (d Document) Spans(seqLen, size, rank int) []Span { return d.AllSpans(seqLen, size)[rank] }
 
 // AllSpans returns the Spans of every rank.
@@ -57,7 +57,7 @@ func (d Document) AllSpans(seqLen, size int) [][]Span {
 	return all
 }
 
-// AllSpans returns the spans of every rank, at once where a layout can.
+// AllSpans returns the spans of every rank, at once if a layout can.
 func AllSpans(l Layout, seqLen, size int) [][]Span {
 	if a, ok := l.(interface {
 		AllSpans(seqLen, size int) [][]Span
@@ -71,31 +71,31 @@ func AllSpans(l Layout, seqLen, size int) [][]Span {
 	return all
 }
 
-// chunk is neighbouring positions of a document, the work of their queries, and the keys that these
+// A chunk has neighbouring positions of a document, the work of their queries, and the keys that these
 // see.
 type chunk struct {
 	at   Range
 	doc  int
 	work float64 // visible pairs; exact up to 2^53
 	keys Range
-	// of is what the chunk is a part of, for one that is cut.
+	// of: the document, for a chunk that is cut
 	of *document
 }
 
-// A document is what the work of its chunks follows from.
+// A document determines the work of its chunks.
 type document struct {
 	Range
 	bands []Band
 }
 
 // chunkRows returns the length of chunks. Sequences of few positions have shorter ones, so that each rank
-// has some; those of very many have longer ones.
+// has some; very long ones have longer chunks.
 func chunkRows(seqLen, size int) int {
 	most := max(chunksPerRank*size, dealings/size)
 	return max(min(ChunkRows, ceilDiv(seqLen, chunksPerRank*size)), ceilDiv(seqLen, most), 1)
 }
 
-// chunks lists the chunks of all documents, those of most work first.
+// chunks lists the chunks of all documents, by descending work.
 func (d Document) chunks(seqLen, size int) []chunk {
 	rows, bands := chunkRows(seqLen, size), d.Bands
 	if len(bands) == 0 {
@@ -119,7 +119,6 @@ func (d Document) chunks(seqLen, size int) []chunk {
 	return all
 }
 
-// chunk returns the positions at of the i-th document.
 func (d *document) chunk(i int, at Range) chunk {
 	c := chunk{at: at, doc: i, of: d}
 	work := count{}
@@ -133,15 +132,15 @@ func (d *document) chunk(i int, at Range) chunk {
 	return c
 }
 
-// deal is chunks being dealt out.
+// A deal hands chunks out.
 type deal struct {
 	rows, mean float64 // all positions; the mean work of a rank
-	patience   float64 // divides the work of ranks where it is weighed against keys
+	patience   float64 // divides the work of ranks when weighed against keys
 	ranks      []hand
 	place      []int // of each rank, 1 + its place among the holders of the present chunk's document
 }
 
-// A hand is what a rank has got.
+// A hand holds the chunks of a rank.
 type hand struct {
 	work float64
 	room int // positions that it has still to get
@@ -156,18 +155,18 @@ type piled struct {
 	keys Range // that it needs, and its own rows
 }
 
-// patiences are what the work of ranks is divided by, in turn: with more, a rank takes more of the
+// patiences divide the work of ranks, in turn: with more, a rank takes more of the
 // neighbouring chunks of a document before another has any, which a window rewards.
 var patiences = []float64{1, 4, 16}
 
 const (
-	// several is the chunks times ranks up to which all patiences are tried.
+	// several bounds chunks times ranks for trying all patiences.
 	several = 1 << 18
-	// uneven is how much more work a rank may have for fewer keys, as a share of the mean.
+	// uneven bounds the additional work of a rank for fewer keys, as a share of the mean.
 	uneven = 0.01
 )
 
-// deal gives chunks, those of most work first, to ranks: in the way in which the most work of a
+// deal gives chunks, by descending work, to ranks: in the way in which the most work of a
 // rank and the mean of the keys that ranks need are least together.
 func (d Document) deal(seqLen, size int) []hand {
 	chunks := d.chunks(seqLen, size)
@@ -186,7 +185,6 @@ func (d Document) deal(seqLen, size int) []hand {
 	return best.ranks
 }
 
-// dealt returns all chunks dealt out.
 func (d Document) dealt(all []chunk, seqLen, size int, patience float64) *deal {
 	t := &deal{rows: float64(seqLen), patience: patience, ranks: make([]hand, size), place: make([]int, size)}
 	for i := range all {
@@ -283,7 +281,7 @@ func (t *deal) give(c *chunk, holders *[]holder) {
 	}
 }
 
-// best is the rank that a chunk costs least, the first of several; of those that have room for it,
+// best returns the rank that a chunk costs least, the first of several; among ranks with room for it,
 // if any has. Only quotients are added here, so that no machine rounds otherwise by multiplying
 // and adding in one.
 func (t *deal) best(c *chunk, holders []holder) (rank int, fits bool) {
@@ -316,15 +314,15 @@ func grown(keys Range, c *chunk) int {
 }
 
 const (
-	// evenEnough is how much more than the mean a rank may have, as a share, without a swap: a swap
+	// evenEnough bounds the work above the mean of a rank, as a share, without a swap: a swap
 	// makes more keys travel.
 	evenEnough = 0.01
-	// swaps bounds the swaps for each rank, swapped the chunks that are looked at, those of most work.
+	// swaps bounds the swaps for each rank, swapped the chunks that are looked at.
 	swaps, swapped = 8, 64
 )
 
 // even swaps chunks of one length between the rank with most work and the one with least. Where all
-// documents are long, ranks that have their positions early leave what remains to the others.
+// documents are long, ranks that have their positions early leave the rest to the others.
 func (t *deal) even() {
 	for range swaps * len(t.ranks) {
 		most, least := &t.ranks[0], &t.ranks[0]
@@ -392,10 +390,10 @@ type ready struct {
 	all          [][]Span
 }
 
-// Spans returns those of one rank.
+// Spans returns one rank's spans.
 func (d ready) Spans(seqLen, size, rank int) []Span { return d.AllSpans(seqLen, size)[rank] }
 
-// AllSpans returns those of every rank.
+// AllSpans returns the spans of every rank.
 func (d ready) AllSpans(seqLen, size int) [][]Span {
 	if seqLen == d.seqLen && size == d.size {
 		return d.all

@@ -24,8 +24,10 @@ func longTail(rng *rand.Rand, n int) []int {
 func packings(rng *rand.Rand, n int) map[string][]int {
 	alike := func(length int) []int { return append(slices.Repeat([]int{length}, n/length), rest(n%length)...) }
 	return map[string][]int{
-		"one": {n}, "two": {n / 3, n - n/3}, "alike": alike(3000), "short": alike(7), "chunks": alike(ChunkRows), "a chunk and one": alike(ChunkRows + 1),
-		"long tail": longTail(rng, n), "one long": append(slices.Repeat([]int{8}, n/16), n-n/16*8), "random": randomDocs(rng, n),
+		"one": {n}, "two": {n / 3, n - n/3}, "alike": alike(3000), "short": alike(7), "chunks": alike(ChunkRows),
+		"a chunk and one": alike(ChunkRows + 1),
+		"long tail":       longTail(rng, n), "one long": append(slices.Repeat([]int{8}, n/16), n-n/16*8),
+		"random": randomDocs(rng, n),
 	}
 }
 
@@ -117,7 +119,8 @@ func TestDealingIsAFunctionOfTheLengths(t *testing.T) {
 		t.Error("a layout that has its answers is another")
 	}
 	for _, size := range []int{4, 3} {
-		if got, want := AllSpans(dealt.Layout, 5000, size), AllSpans(plain.Layout, 5000, size); !reflect.DeepEqual(got, want) {
+		if got, want := AllSpans(dealt.Layout, 5000, size),
+			AllSpans(plain.Layout, 5000, size); !reflect.DeepEqual(got, want) {
 			t.Errorf("over %d ranks a layout that has its answers gives %v, want %v", size, got, want)
 		}
 	}

@@ -9,7 +9,8 @@ import (
 // A zigzag layout cuts the sequence into twice as many chunks as there are ranks and gives each rank
 // one from the front and one from the back, so that all see equally many keys under a causal mask.
 func Example() {
-	s := partition.Shape{SeqQ: 16, SeqKV: 16, Size: 2, Layout: partition.Zigzag{}, Mask: partition.Mask{Band: partition.Causal()}}
+	s := partition.Shape{SeqQ: 16, SeqKV: 16, Size: 2, Layout: partition.Zigzag{},
+		Mask: partition.Mask{Band: partition.Causal()}}
 	for rank := range s.Size {
 		fmt.Printf("rank %d has %v\n", rank, partition.Positions(s.Layout.Spans(s.SeqQ, s.Size, rank)))
 		for owner := range s.Size {
@@ -32,7 +33,8 @@ func Example() {
 // Contiguous parts are the plainest layout, and the last rank then works nearly twice the mean.
 func ExampleBalance() {
 	for _, l := range []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}} {
-		s := partition.Shape{SeqQ: 1024, SeqKV: 1024, Size: 8, Layout: l, Mask: partition.Mask{Band: partition.Causal()}}
+		s := partition.Shape{SeqQ: 1024, SeqKV: 1024, Size: 8, Layout: l,
+			Mask: partition.Mask{Band: partition.Causal()}}
 		fmt.Printf("%-10s %.2f\n", l.Name(), partition.Balance(partition.Work(s)))
 	}
 	// Output:

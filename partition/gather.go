@@ -12,19 +12,19 @@ type Run struct {
 	Owner int
 	Rows  Range
 	Start int // the position of the first row
-	At    int // where the first row stands among what is gathered
+	At    int // the place of the first row among the gathered rows
 }
 
 // Gathered is all keys that queries of a rank see, its own and others', side by side in the order of the
 // sequence. What a query sees is in one piece there, whoever owns it.
 type Gathered struct {
-	Runs  []Run // each begins where the one before ends
+	Runs  []Run // without gaps
 	Rows  int
 	Tiles []Tile // of the rank's queries and the gathered rows, trimmed and joined
 }
 
 // Runs returns the rows of owner's keys that queries of rank see, in the order of the sequence. They are not
-// placed: At is 0. They lie in the memory of room, an empty slice, where that is enough.
+// placed: At is 0. They lie in the memory of room, an empty slice, if its capacity is enough.
 func (x *Index) Runs(room []Run, rank, owner int) []Run {
 	runs := x.addRuns(room, rank, owner)
 	if !slices.IsSortedFunc(runs, byStart) {
@@ -72,7 +72,7 @@ func (x *Index) runsOf(runs []Run, rank int) []Run {
 	return runs
 }
 
-// gathering is memory in which rows are gathered.
+// A gathering is scratch memory of Gather.
 type gathering struct {
 	runs  []Run
 	order []int
@@ -81,7 +81,7 @@ type gathering struct {
 
 var gatherings = sync.Pool{New: func() any { return &gathering{} }}
 
-// Gather returns what queries of rank see, and no other rows.
+// Gather returns the rows that queries of rank see, and no others.
 func (x *Index) Gather(rank int) Gathered {
 	s := gatherings.Get().(*gathering)
 	defer gatherings.Put(s)
@@ -114,7 +114,7 @@ func (x *Index) Gather(rank int) Gathered {
 	return g
 }
 
-// placed appends the parts of p that runs have, where they are gathered. Runs are of one owner, in the order
+// placed appends the parts of p that runs have, at their gathered places. Runs are of one owner, in the order
 // of its rows.
 func (p *piece) placed(to []piece, runs []Run) []piece {
 	i := sort.Search(len(runs), func(i int) bool { return runs[i].Rows.Hi > p.at })
@@ -127,7 +127,7 @@ func (p *piece) placed(to []piece, runs []Run) []piece {
 	return to
 }
 
-// join puts pieces in order, and makes one of those that owners had parted.
+// join puts pieces in order, and joins pieces that owners had parted.
 func (p *pieces) join() {
 	slices.SortFunc(p.list, func(a, b piece) int { return cmp.Or(a.doc-b.doc, a.at-b.at) })
 	out := p.list[:0]
@@ -141,7 +141,49 @@ func (p *pieces) join() {
 	p.list, p.ascend = out, rises(out)
 }
 
-// continues reports whether b is what comes next, in the sequence and in memory.
+// continues reports whether b comes next, in the sequence and in memory.
 func (p *piece) continues(b piece) bool {
 	return p.doc == b.doc && p.Stride == 1 && b.Stride == 1 && p.end() == b.Start && p.at+p.Len == b.at
+}
+
+// Halo reports whether a mask hides keys on both sides of a query, so that the rows that a rank needs do not grow with
+// the sequence, and every rank needs at most two blocks of the others' keys. Then it can fetch
+// them at once in no more memory than the two blocks that a ring keeps. It sends no more either, since in a
+// ring rows pass through ranks that do not need them. The answer is one for all ranks, and each finds
+// it: it asks every pair of ranks, up to the first rank that needs more.
+func (x *Index) Halo() bool {
+	if !x.windowed {
+		return false
+	}
+	block := 0
+	for r := range x.k {
+		block = max(block, x.Keys(r))
+	}
+	for rank := range x.q {
+		if x.othersOf(rank, 2*block) > 2*block {
+			return false
+		}
+	}
+	return true
+}
+
+// othersOf returns how many rows rank needs of others, or any number above most.
+func (x *Index) othersOf(rank, most int) (rows int) {
+	if list, ok := x.Owners(rank); ok {
+		for _, n := range list {
+			if n.Peer != rank {
+				rows += n.Rows.Len()
+			}
+		}
+		return rows
+	}
+	for owner := range x.k {
+		if owner != rank {
+			rows += x.Needs(rank, owner).Len()
+		}
+		if rows > most {
+			break
+		}
+	}
+	return rows
 }

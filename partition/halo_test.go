@@ -14,7 +14,8 @@ func TestHalo(t *testing.T) {
 		for ranks := 1; ranks <= 6; ranks++ {
 			for _, behind := range []int{0, 1, 7, 8, 9, 16, 17, 24, n - 1} {
 				for _, ahead := range []int{0, 3, 8, n - 1} {
-					s := partition.Shape{SeqQ: n, SeqKV: n, Size: ranks, Layout: layout, Mask: partition.Mask{Band: partition.Band{Lo: -behind, Hi: ahead}}}
+					s := partition.Shape{SeqQ: n, SeqKV: n, Size: ranks, Layout: layout,
+						Mask: partition.Mask{Band: partition.Band{Lo: -behind, Hi: ahead}}}
 					x := partition.NewIndex(s)
 					want := behind < n-1 && ahead < n-1
 					block := 0
@@ -33,7 +34,8 @@ func TestHalo(t *testing.T) {
 					plain := x.Halo()
 					x.Prepare()
 					if prepared := x.Halo(); plain != want || prepared != want {
-						t.Errorf("%s over %d ranks, %d behind and %d ahead: %t, prepared %t, want %t", layout.Name(), ranks, behind, ahead, plain, prepared, want)
+						t.Errorf("%s over %d ranks, %d behind and %d ahead: %t, prepared %t, want %t", layout.Name(),
+							ranks, behind, ahead, plain, prepared, want)
 					}
 					found[want]++
 				}

@@ -5,8 +5,8 @@ import (
 	"math/bits"
 )
 
-// Inner returns how many ranks trade heads with each other under hierarchical, where nobody has
-// said it: neighbours of one host, so that the trade stays inside it. It is the largest divisor of
+// Inner returns how many ranks trade heads with each other under hierarchical, unless a config
+// says it: neighbours of one host, so that the trade stays inside it. It is the largest divisor of
 // ranks and of perHost that divides the heads of keys too, so that none is copied, and with groups of
 // more than one rank: if there is none, the largest that divides the heads of queries, and then the
 // largest that gives each rank a head.
@@ -25,7 +25,7 @@ func Inner(ranks, perHost, heads, kvHeads int) int {
 	return 1
 }
 
-// Heads returns the heads of queries that member i of a group of so many ranks computes. Where they do
+// Heads returns the heads of queries that member i of a group of size ranks computes. Where they do
 // not divide, some members have one more than others; where there are fewer than members, some have
 // none.
 func Heads(heads, size, i int) Range {
@@ -56,7 +56,7 @@ func KeyHeads(q Range, heads, kvHeads int) []int {
 	return nil
 }
 
-// WorkOfHeads returns the work of each rank where groups of inner neighbours trade heads, given that of
+// WorkOfHeads returns the work of each rank where groups of inner neighbours trade heads, given the work of
 // the rows that each holds, as Work counts it: the pairs of its group times the heads that it computes.
 // A product too large for an int is the largest int.
 func WorkOfHeads(work []int, inner, heads int) []int {

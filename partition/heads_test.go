@@ -13,7 +13,8 @@ func TestInner(t *testing.T) {
 		{4, 4, 3, 1, 2}, {6, 6, 9, 1, 3}, {1, 1, 4, 2, 1}, {7, 7, 4, 4, 1}, {8, 1, 32, 8, 1}, {2, 8, 32, 8, 2},
 	} {
 		if got := Inner(c.ranks, c.perHost, c.heads, c.kv); got != c.want {
-			t.Errorf("Inner(%d ranks, %d on a host, %d heads, %d of keys) = %d, want %d", c.ranks, c.perHost, c.heads, c.kv, got, c.want)
+			t.Errorf("Inner(%d ranks, %d on a host, %d heads, %d of keys) = %d, want %d", c.ranks, c.perHost, c.heads,
+				c.kv, got, c.want)
 		}
 	}
 }
@@ -44,7 +45,8 @@ func TestWorkOfHeads(t *testing.T) {
 		{[]int{1, 2, 3, 4}, 4, 6, []int{10, 20, 10, 20}},
 		{[]int{1, 2, 3, 4}, 4, 3, []int{0, 10, 10, 10}},
 		{[]int{math.MaxInt, 1}, 2, 4, []int{math.MaxInt, math.MaxInt}},
-		{[]int{math.MaxInt, math.MaxInt, 2}, 3, 3, []int{math.MaxInt, math.MaxInt, math.MaxInt}}, // their sum would be 0
+		// their sum would be 0
+		{[]int{math.MaxInt, math.MaxInt, 2}, 3, 3, []int{math.MaxInt, math.MaxInt, math.MaxInt}},
 	} {
 		if got := WorkOfHeads(c.work, c.inner, c.heads); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("WorkOfHeads(%v, %d, %d) = %v, want %v", c.work, c.inner, c.heads, got, c.want)

@@ -4,7 +4,8 @@ import "testing"
 
 func TestKeysTellShapesApart(t *testing.T) {
 	shape := func(change func(*Shape)) Shape {
-		s := Shape{SeqQ: 12, SeqKV: 12, Size: 3, Layout: Document{Docs: []int{5, 7}}, Mask: Mask{Band: Band{-4, 0}, Docs: []int{5, 7}}}
+		s := Shape{SeqQ: 12, SeqKV: 12, Size: 3, Layout: Document{Docs: []int{5, 7}},
+			Mask: Mask{Band: Band{-4, 0}, Docs: []int{5, 7}}}
 		change(&s)
 		return s
 	}

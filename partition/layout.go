@@ -12,7 +12,6 @@ import (
 // Span is the global positions Start, Start+Stride, ..., Len of them.
 type Span struct{ Start, Len, Stride int }
 
-// end returns one past the last position.
 func (s Span) end() int { return s.Start + (s.Len-1)*s.Stride + 1 }
 
 // A Layout gives every position of a sequence to exactly one rank.
@@ -46,7 +45,7 @@ type Zigzag struct{}
 // Name returns "zigzag".
 func (Zigzag) Name() string { return "zigzag" }
 
-// Spans returns two spans, fewer where the sequence is shorter than 2*size.
+// Spans returns two spans, fewer if the sequence is shorter than 2*size.
 func (Zigzag) Spans(seqLen, size, rank int) []Span {
 	s := chunks(nil, 0, seqLen, 2*size, rank)
 	return chunks(s, 0, seqLen, 2*size, 2*size-1-rank)
@@ -94,7 +93,7 @@ func (d DocumentZigzag) Spans(seqLen, size, rank int) []Span {
 }
 
 // chunks appends the c-th of n near-equal parts of [start, start+length), joined to the
-// last span where it continues it.
+// last span if it continues it.
 func chunks(s []Span, start, length, n, c int) []Span {
 	lo, hi := share(length, c, n), share(length, c+1, n)
 	if lo == hi {
@@ -107,7 +106,7 @@ func chunks(s []Span, start, length, n, c int) []Span {
 	return append(s, Span{Start: start + lo, Len: hi - lo, Stride: 1})
 }
 
-// share is c*length/n for c up to n, also where the product is more than an int holds.
+// share returns c*length/n for c up to n, also if the product is more than an int holds.
 func share(length, c, n int) int {
 	hi, lo := bits.Mul64(uint64(length), uint64(c))
 	if hi == 0 {
@@ -123,9 +122,9 @@ var Names = []string{"contiguous", "zigzag", "striped", "document", "document-zi
 // ByDocument reports whether the layout of that name follows from the lengths of documents.
 func ByDocument(name string) bool { return name == "document" || name == "document-zigzag" }
 
-// New returns the layout of that name. Only those of documents use docs, the lengths in tokens, and
-// only "document" bands, what the layers of a model show, each once; causal where there is none.
-// The error of another name lists those that there are.
+// New returns the layout of that name. Only layouts of documents use docs, the lengths in tokens, and
+// only "document" bands, the masks of the layers of a model, each once; causal if there is none.
+// The error of another name lists the layouts.
 func New(name string, docs []int, bands ...Band) (Layout, error) {
 	switch name {
 	case "contiguous":

@@ -39,14 +39,16 @@ func checkDefinition(t *testing.T, d attentiontest.Definition, l partition.Layou
 				}
 			}
 			if got := prepared.Needs(r, o); got != need {
-				t.Fatalf("%+v, %s over %d, prepared: rank %d needs rows %v of %d, want %v", d, l.Name(), size, r, got, o, need)
+				t.Fatalf("%+v, %s over %d, prepared: rank %d needs rows %v of %d, want %v", d, l.Name(), size, r, got,
+					o, need)
 			}
 			if got := x.Needs(r, o); got != need {
 				t.Fatalf("%+v, %s over %d: rank %d needs rows %v of %d, want %v", d, l.Name(), size, r, got, o, need)
 			}
 		}
 		if work[r] != pairs {
-			t.Fatalf("%+v, %s over %d: rank %d has %d pairs by Work, %d by its tiles", d, l.Name(), size, r, work[r], pairs)
+			t.Fatalf("%+v, %s over %d: rank %d has %d pairs by Work, %d by its tiles", d, l.Name(), size, r, work[r],
+				pairs)
 		}
 	}
 	for i := range d.SeqQ {
@@ -57,7 +59,8 @@ func checkDefinition(t *testing.T, d attentiontest.Definition, l partition.Layou
 	for at, n := range seen {
 		i, j := at/d.SeqKV, at%d.SeqKV
 		if want := d.Sees(i, j); n > 1 || want != (n == 1) {
-			t.Fatalf("%+v, %s over %d: pair (%d, %d) is in %d tiles, and the mask shows it: %t", d, l.Name(), size, i, j, n, want)
+			t.Fatalf("%+v, %s over %d: pair (%d, %d) is in %d tiles, and the mask shows it: %t", d, l.Name(), size, i,
+				j, n, want)
 		}
 	}
 }
@@ -153,16 +156,23 @@ func TestMasksByHand(t *testing.T) {
 		seqQ, seqK int
 		want       string
 	}{
-		{"causal, bottom right", must(partition.Diagonal{Causal: true, Left: -1, Right: -1}.Mask(2, 4, nil, nil)), 2, 4, "xxx. xxxx"},
-		{"causal, top left", must(partition.Diagonal{Causal: true, TopLeft: true, Left: -1, Right: -1}.Mask(2, 4, nil, nil)), 2, 4, "x... xx.."},
-		{"top left, more queries", must(partition.Diagonal{Causal: true, TopLeft: true, Left: 1, Right: -1}.Mask(4, 2, nil, nil)), 4, 2, "x. xx .x .."},
+		{"causal, bottom right", must(partition.Diagonal{Causal: true, Left: -1, Right: -1}.Mask(2, 4, nil, nil)), 2, 4,
+			"xxx. xxxx"},
+		{"causal, top left", must(partition.Diagonal{Causal: true, TopLeft: true, Left: -1, Right: -1}.Mask(2, 4, nil,
+			nil)), 2, 4, "x... xx.."},
+		{"top left, more queries", must(partition.Diagonal{Causal: true, TopLeft: true, Left: 1, Right: -1}.Mask(4, 2,
+			nil, nil)), 4, 2, "x. xx .x .."},
 		{"two sides", must(partition.Diagonal{Left: 1, Right: 0}.Mask(3, 3, nil, nil)), 3, 3, "x.. xx. .xx"},
 		{"two sides, aligned", must(partition.Diagonal{Left: 0, Right: 1}.Mask(2, 4, nil, nil)), 2, 4, "..xx ...x"},
-		{"causal wins", must(partition.Diagonal{Causal: true, Left: 1, Right: 5}.Mask(3, 3, nil, nil)), 3, 3, "x.. xx. .xx"},
-		{"lengths in keys", must(partition.Diagonal{Causal: true, Left: -1, Right: -1}.Mask(4, 5, []int{2, 0, 2}, []int{3, 1, 1})), 4, 5, "xx... xxx.. ..... ....x"},
+		{"causal wins", must(partition.Diagonal{Causal: true, Left: 1, Right: 5}.Mask(3, 3, nil, nil)), 3, 3,
+			"x.. xx. .xx"},
+		{"lengths in keys", must(partition.Diagonal{Causal: true, Left: -1, Right: -1}.Mask(4, 5, []int{2, 0, 2},
+			[]int{3, 1, 1})), 4, 5, "xx... xxx.. ..... ....x"},
 		{"nothing", must(partition.Diagonal{Left: -1, Right: -1}.Mask(2, 2, []int{2, 0}, []int{0, 2})), 2, 2, ".. .."},
-		{"prefix", slices(4, 4, slice(0, 4, 0, 2, partition.SliceFull), slice(2, 4, 2, 4, partition.SliceCausal)), 4, 4, "xx.. xx.. xxx. xxxx"},
-		{"overlap", slices(3, 3, slice(0, 3, 0, 3, partition.SliceCausal), slice(0, 2, 0, 2, partition.SliceFull), slice(0, 3, 0, 1, partition.SliceFull)), 3, 3, "xx. xx. xxx"},
+		{"prefix", slices(4, 4, slice(0, 4, 0, 2, partition.SliceFull), slice(2, 4, 2, 4, partition.SliceCausal)), 4, 4,
+			"xx.. xx.. xxx. xxxx"},
+		{"overlap", slices(3, 3, slice(0, 3, 0, 3, partition.SliceCausal), slice(0, 2, 0, 2, partition.SliceFull),
+			slice(0, 3, 0, 1, partition.SliceFull)), 3, 3, "xx. xx. xxx"},
 		{"inverse", slices(2, 3, slice(0, 2, 0, 3, partition.SliceInvCausal)), 2, 3, "xxx .xx"},
 		{"both", slices(2, 3, slice(0, 2, 0, 3, partition.SliceBiCausal)), 2, 3, "xx. .xx"},
 		{"both, of fewer keys", slices(3, 2, slice(0, 3, 0, 2, partition.SliceBiCausal)), 3, 2, ".. .. .."},
@@ -187,7 +197,8 @@ func TestMasksThatAreRefused(t *testing.T) {
 		{nil, []int{9}, "0 documents by their lengths in queries"},
 		{[]int{8}, nil, "as many queries (8) as keys (9)"},
 	} {
-		if m, err := (partition.Diagonal{Left: -1, Right: -1}).Mask(8, 9, c.docs, c.docsKV); err == nil || !strings.Contains(err.Error(), c.want) {
+		if m, err := (partition.Diagonal{Left: -1, Right: -1}).Mask(8, 9, c.docs, c.docsKV); err == nil ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("documents %v, %v: mask %+v, %v; want %q", c.docs, c.docsKV, m, err, c.want)
 		}
 	}
@@ -195,11 +206,13 @@ func TestMasksThatAreRefused(t *testing.T) {
 		{Q: partition.Range{Lo: -1, Hi: 2}}, {Q: partition.Range{Lo: 3, Hi: 2}}, {Q: partition.Range{Lo: 0, Hi: 9}},
 		{K: partition.Range{Lo: -1, Hi: 2}}, {K: partition.Range{Lo: 3, Hi: 2}}, {K: partition.Range{Lo: 0, Hi: 10}},
 	} {
-		if m, err := partition.SliceMaskOf(8, 9, []partition.Slice{{}, s}); err == nil || !strings.Contains(err.Error(), "slice 1 has") {
+		if m, err := partition.SliceMaskOf(8, 9, []partition.Slice{{}, s}); err == nil ||
+			!strings.Contains(err.Error(), "slice 1 has") {
 			t.Errorf("slice %+v: mask %+v, %v", s, m, err)
 		}
 	}
-	if _, err := partition.ParseSliceMask("Causal"); err == nil || !strings.Contains(err.Error(), "full, causal, inv_causal, bi_causal") {
+	if _, err := partition.ParseSliceMask("Causal"); err == nil ||
+		!strings.Contains(err.Error(), "full, causal, inv_causal, bi_causal") {
 		t.Errorf("a mask of another name: %v", err)
 	}
 }
@@ -212,10 +225,13 @@ func TestManySlices(t *testing.T) {
 	for i := range n {
 		a, b := rng.IntN(n), rng.IntN(n)
 		dense = append(dense, partition.Slice{
-			Q: partition.Range{Lo: min(a, b), Hi: n - min(a, b)/2}, K: partition.Range{Lo: a, Hi: a + 1}, Mask: partition.SliceMask(i % 4),
-		}, partition.Slice{Q: partition.Range{Lo: i, Hi: n}, K: partition.Range{Lo: i, Hi: n}, Mask: partition.SliceBiCausal})
+			Q: partition.Range{Lo: min(a, b), Hi: n - min(a, b)/2}, K: partition.Range{Lo: a, Hi: a + 1},
+			Mask: partition.SliceMask(i % 4),
+		}, partition.Slice{Q: partition.Range{Lo: i, Hi: n}, K: partition.Range{Lo: i, Hi: n},
+			Mask: partition.SliceBiCausal})
 		documents = append(documents,
-			partition.Slice{Q: partition.Range{Lo: i, Hi: i + 1}, K: partition.Range{Lo: i, Hi: i + 1}, Mask: partition.SliceCausal},
+			partition.Slice{Q: partition.Range{Lo: i, Hi: i + 1}, K: partition.Range{Lo: i, Hi: i + 1},
+				Mask: partition.SliceCausal},
 			partition.Slice{Q: partition.Range{Lo: i, Hi: i + 1}, K: partition.Range{Lo: 0, Hi: min(i, 5)}})
 	}
 	for i := range dense {
@@ -251,7 +267,8 @@ func TestKeysTellSlicesApart(t *testing.T) {
 		if i < 6 {
 			x[i]++
 		}
-		tile := partition.Tile{Q: partition.Range{Lo: x[0], Hi: x[1]}, K: partition.Range{Lo: x[2], Hi: x[3]}, Band: partition.Band{Lo: x[4], Hi: x[5]}}
+		tile := partition.Tile{Q: partition.Range{Lo: x[0], Hi: x[1]}, K: partition.Range{Lo: x[2], Hi: x[3]},
+			Band: partition.Band{Lo: x[4], Hi: x[5]}}
 		for n := range 3 {
 			s := partition.Shape{SeqQ: 9, SeqKV: 9, Size: 2, Layout: partition.Zigzag{}}
 			for range n {
@@ -265,7 +282,8 @@ func TestKeysTellSlicesApart(t *testing.T) {
 		}
 	}
 	for _, stand := range []partition.Stand{{End: 9}, {End: 8}, {End: 9, Ahead: 1}} {
-		s := partition.Shape{SeqQ: 9, SeqKV: 9, Size: 2, Layout: partition.Zigzag{}, Mask: partition.Mask{Stands: []partition.Stand{stand}}}
+		s := partition.Shape{SeqQ: 9, SeqKV: 9, Size: 2, Layout: partition.Zigzag{},
+			Mask: partition.Mask{Stands: []partition.Stand{stand}}}
 		seen[s.Key()]++
 	}
 	if len(seen) != 18 { // seven tiles once and twice, no tile, and three stands

@@ -38,7 +38,7 @@ func (x *Index) Prepare() {
 	x.all = newPairs(s.needs, ends)
 }
 
-// newPairs returns the pairs of needs by rank, of which those of each rank have an end.
+// newPairs returns the pairs of needs by rank; the needs of each rank have an end.
 func newPairs(needs []Need, ends []int) *pairs {
 	ranks := len(ends)
 	p := &pairs{of: make([][]Need, ranks), by: make([][]Need, ranks)}
@@ -63,17 +63,17 @@ func newPairs(needs []Need, ends []int) *pairs {
 	return p
 }
 
-// preparing is memory in which needs are found.
+// preparing pools memory for finding needs.
 var preparing = sync.Pool{New: func() any { return &row{} }}
 
-// A row is what one rank needs of each owner, and a bit for those of whom it needs anything.
+// A row holds the needs of one rank by owner, and a bit for each owner with needs.
 type row struct {
 	rows  []Range
 	bits  []uint64
 	needs []Need // of this rank and those before it
 }
 
-// clear makes s one of so many owners of whom nothing is needed yet.
+// clear makes s a row of that many owners, without needs.
 func (s *row) clear(owners int) {
 	s.needs = s.needs[:0]
 	if len(s.rows) != owners {
@@ -101,7 +101,7 @@ func (s *row) take() {
 	}
 }
 
-// meet adds what a rank needs, document by document.
+// meet adds the needs of a rank, document by document.
 func (x *Index) meet(rank int, s *row) {
 	list := x.q[rank].list
 	for i := 0; i < len(list); {
@@ -147,7 +147,6 @@ func (x *Index) Meetings() (n int) {
 	return n
 }
 
-// hold finds who has part of which document.
 func (x *Index) hold() {
 	if x.held == nil {
 		x.held = holders(x.k)
@@ -162,7 +161,7 @@ func find(list []Need, peer int) Range {
 	return Range{}
 }
 
-// Owners returns the Needs of rank that are not empty, its own among them, by owner. ok is false where nobody called
+// Owners returns the Needs of rank that are not empty, its own among them, by owner. ok is false without a call of
 // Prepare.
 func (x *Index) Owners(rank int) (list []Need, ok bool) {
 	if x.all == nil {
@@ -171,7 +170,7 @@ func (x *Index) Owners(rank int) (list []Need, ok bool) {
 	return x.all.of[rank], true
 }
 
-// Readers returns what ranks need of owner, itself among them, as Owners does, by rank.
+// Readers returns the needs of ranks of owner, itself among them, as Owners does, by rank.
 func (x *Index) Readers(owner int) (list []Need, ok bool) {
 	if x.all == nil {
 		return nil, false
@@ -179,8 +178,8 @@ func (x *Index) Readers(owner int) (list []Need, ok bool) {
 	return x.all.by[owner], true
 }
 
-// Within returns the index of the same positions under another window: keys from lo before a query to hi behind it. It
-// shares what x knows of documents.
+// Within returns the index of the same positions under another window: keys from lo before a query to hi after it. It
+// shares the documents of x.
 func (x *Index) Within(b Band) *Index {
 	y := *x
 	y.bands, y.all = bands{b}, nil
@@ -191,7 +190,7 @@ func (x *Index) Within(b Band) *Index {
 // windowed reports whether a band hides keys on both sides of a query.
 func (b Band) windowed(seqQ, seqKV int) bool { return b.Lo > 1-seqQ && b.Hi < seqKV-1 }
 
-// held is keys that a rank has of a document.
+// A held is a rank's keys of a document.
 type held struct {
 	rank   int
 	list   []piece
@@ -199,12 +198,6 @@ type held struct {
 	rows   Range // the smallest that holds them
 }
 
-func newHeld(rank int, list []piece) held {
-	last := &list[len(list)-1]
-	return held{rank, list, extent(list), Range{list[0].at, last.at + last.Len}}
-}
-
-// holders returns the ranks that have part of each document.
 func holders(ranks []pieces) [][]held {
 	counts := []int{}
 	each := func(f func(rank, doc int, list []piece)) {
@@ -229,7 +222,10 @@ func holders(ranks []pieces) [][]held {
 	for d, n := range counts {
 		docs[d], room = room[:0:n], room[n:]
 	}
-	each(func(rank, doc int, list []piece) { docs[doc] = append(docs[doc], newHeld(rank, list)) })
+	each(func(rank, doc int, list []piece) {
+		last := &list[len(list)-1]
+		docs[doc] = append(docs[doc], held{rank, list, extent(list), Range{list[0].at, last.at + last.Len}})
+	})
 	return docs
 }
 

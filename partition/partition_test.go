@@ -250,7 +250,8 @@ func TestManyDocumentsStayLinear(t *testing.T) {
 		docs[i] = 16 + i%7
 		n += docs[i]
 	}
-	s := Shape{SeqQ: n, SeqKV: n, Size: 4, Layout: Document{Docs: docs}, Mask: Mask{Band: Band{-Unbounded, 0}, Docs: docs}}
+	s := Shape{SeqQ: n, SeqKV: n, Size: 4, Layout: Document{Docs: docs},
+		Mask: Mask{Band: Band{-Unbounded, 0}, Docs: docs}}
 	total := 0
 	for o := range s.Size {
 		total += len(Plan(s, 1, o))

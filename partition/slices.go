@@ -32,16 +32,16 @@ func ParseSliceMask(s string) (SliceMask, error) {
 	return 0, fmt.Errorf("mask %.64q is none of %s", s, strings.Join(sliceMasks[:], ", "))
 }
 
-// Slice is a rectangle of queries and keys of the whole sequence, and what it shows of it. Slices are
+// Slice is a rectangle of queries and keys of the whole sequence, and the pairs that it shows. Slices are
 // the masks of MagiAttention (SandAI, 2025): prefixes that all see, documents in blocks, and other
 // masks that no band describes.
 type Slice struct {
-	// Q and K are its queries and keys, either of which may be none.
+	// Q and K are its queries and keys, either may be empty.
 	Q, K Range
 	Mask SliceMask // counted from its own corners
 }
 
-// tile is the slice as a band over global positions; ok is false where it shows nothing.
+// tile returns the slice as a band over global positions; ok is false if it shows nothing.
 func (s Slice) tile() (t Tile, ok bool) {
 	t = Tile{Q: Range{0, s.Q.Len()}, K: Range{0, s.K.Len()}, Band: Full()}
 	if s.Mask == SliceCausal || s.Mask == SliceBiCausal {
@@ -94,11 +94,10 @@ const (
 // ErrOverlap says that slices overlap in more ways than are worth cutting up.
 var ErrOverlap = errors.New("slices overlap in too many ways; give ones that share fewer queries and keys")
 
-// apartAll cuts trimmed tiles so that no pair is in two.
 func apartAll(tiles []Tile) ([]Tile, error) {
 	order := func(a, b Tile) int { return cmp.Or(cmp.Compare(a.Q.Lo, b.Q.Lo), cmp.Compare(a.K.Lo, b.K.Lo)) }
 	slices.SortStableFunc(tiles, order)
-	var out, near, parts, rest []Tile // near: those that may share queries with what is to come
+	var out, near, parts, rest []Tile // near: tiles that may share queries with later ones
 	trials := 0
 	for _, t := range tiles {
 		near = slices.DeleteFunc(near, func(n Tile) bool { return n.Q.Hi <= t.Q.Lo })

@@ -22,7 +22,8 @@ func slowTiles(s Shape, rank, owner int) []Tile {
 		for _, q := range qs {
 			kAt := 0
 			for _, k := range ks {
-				t := Tile{Q: slowWithin(q, lo, lo+n, qAt), K: slowWithin(k, lo, lo+n, kAt), Band: localBand(s.Mask.Band, q, k).shift(kAt - qAt)}
+				t := Tile{Q: slowWithin(q, lo, lo+n, qAt), K: slowWithin(k, lo, lo+n, kAt),
+					Band: localBand(s.Mask.Band, q, k).shift(kAt - qAt)}
 				if t, ok := t.Trim(); ok {
 					tiles = append(tiles, t)
 				}

@@ -108,7 +108,6 @@ func (t *weighed) pairs() count {
 	return t.known
 }
 
-// row counts the keys that query i sees in the tile.
 func (t *Tile) row(i int) int {
 	if i < t.Q.Lo || i >= t.Q.Hi {
 		return 0
@@ -139,7 +138,6 @@ func join(a, b *weighed) (weighed, bool) {
 	return weighed{t, n}, t.count() == n
 }
 
-// apart reports whether an index lies between two ranges.
 func apart(a, b Range) bool { return a.Hi < b.Lo || b.Hi < a.Lo }
 
 // joinWindow is how many tiles back a new tile looks for one to join with. Tiles that share

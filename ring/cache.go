@@ -75,7 +75,7 @@ func (s *Schedule) bytes() int64 {
 	}
 	for _, x := range []*Exchange{s.Q, s.KV} {
 		if x != nil {
-			n += int64(len(x.Send)+len(x.Recv)) * int64(unsafe.Sizeof(HeadMove{}))
+			n += int64(len(x.Send)+len(x.Recv)) * int64(unsafe.Sizeof(headMove{}))
 		}
 	}
 	return n

@@ -35,7 +35,8 @@ func TestCacheGivesWhatNewGives(t *testing.T) {
 		size += e.Value.(*cached).size
 	}
 	if size != c.size || size > c.limit || c.order.Len() != len(c.known) {
-		t.Errorf("%d schedules, %d known, of %d bytes, counted as %d, at most %d", c.order.Len(), len(c.known), size, c.size, c.limit)
+		t.Errorf("%d schedules, %d known, of %d bytes, counted as %d, at most %d", c.order.Len(), len(c.known), size,
+			c.size, c.limit)
 	}
 }
 

@@ -91,7 +91,8 @@ func TestTransfersOfAGroupOverlapTheGroupBefore(t *testing.T) {
 	const kvHeads, n = 8, 3
 	for _, gather := range Gathers {
 		shape := causalShape(96, 4, partition.Zigzag{}, -1)
-		all, err := All("allgather", Spec{Shape: shape, Heads: kvHeads, KVHeads: kvHeads, GatherHeads: n, Gather: gather})
+		all, err := All("allgather", Spec{Shape: shape, Heads: kvHeads, KVHeads: kvHeads, GatherHeads: n,
+			Gather: gather})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -113,7 +114,8 @@ func TestTransfersOfAGroupOverlapTheGroupBefore(t *testing.T) {
 					last = last || h.Last
 				}
 				if want := (kvHeads + n - 1) / n; passes != want || early != want-1 {
-					t.Errorf("%s, %s of rank %d: %d passes, %d of which come before the last call of another; want %d", gather, pass, s.Rank, passes, early, want)
+					t.Errorf("%s, %s of rank %d: %d passes, %d of which come before the last call of another; want %d",
+						gather, pass, s.Rank, passes, early, want)
 				}
 			}
 		}
@@ -197,7 +199,8 @@ func TestWindowsAreFetchedInOneHop(t *testing.T) {
 		one    bool
 	}{
 		{partition.Contiguous{}, 1, true}, {partition.Contiguous{}, 32, true}, {partition.Contiguous{}, 33, false},
-		{partition.Zigzag{}, 5, true}, {partition.Zigzag{}, 16, true}, {partition.Zigzag{}, 40, false}, {partition.Striped{}, 5, false},
+		{partition.Zigzag{}, 5, true}, {partition.Zigzag{}, 16, true}, {partition.Zigzag{}, 40, false},
+		{partition.Striped{}, 5, false},
 	} {
 		shape := causalShape(128, 8, c.layout, c.window)
 		for _, algorithm := range []string{"ring", "hierarchical"} {
@@ -210,10 +213,12 @@ func TestWindowsAreFetchedInOneHop(t *testing.T) {
 				most = max(most, fetches(s))
 				got, _ := s.Bytes(1, 1)
 				if want, _ := whole[r].Bytes(1, 1); c.one && got != want {
-					t.Errorf("%s, %s, window %d: rank %d sends %d rows, the halo has %d", algorithm, c.layout.Name(), c.window, r, got, want)
+					t.Errorf("%s, %s, window %d: rank %d sends %d rows, the halo has %d", algorithm, c.layout.Name(),
+						c.window, r, got, want)
 				}
 				if room := s.KVBufs[0].Rows * 2; c.one && len(s.KVBufs) > 1 && s.KVBufs[1].Rows > room {
-					t.Errorf("%s, %s, window %d: rank %d has room for %d rows, a ring for %d", algorithm, c.layout.Name(), c.window, r, s.KVBufs[1].Rows, room)
+					t.Errorf("%s, %s, window %d: rank %d has room for %d rows, a ring for %d", algorithm,
+						c.layout.Name(), c.window, r, s.KVBufs[1].Rows, room)
 				}
 			}
 			if one := most == 1; one != c.one {

@@ -42,11 +42,13 @@ func TestDocumentsEqualOneDevice(t *testing.T) {
 					v: random(rng, tensor.F64, 1, n, heads[1], 3), do: random(rng, tensor.F64, 1, n, heads[0], 3),
 					softmax: attention.Softmax{Scale: 0.5},
 				}
-				p.shape = partition.Shape{SeqQ: n, SeqKV: n, Layout: partition.Document{Docs: docs, Bands: []partition.Band{mask.Band}}, Mask: mask}
+				p.shape = partition.Shape{SeqQ: n, SeqKV: n,
+					Layout: partition.Document{Docs: docs, Bands: []partition.Band{mask.Band}}, Mask: mask}
 				want := whole(p)
 				for _, p.shape.Size = range [][]int{{1, 4}, {2, 6}, {3, 8}}[(turn+h)%3] {
 					for _, algorithm := range ring.Variants {
-						what := fmt.Sprintf("documents %v, causal %t, window %d, heads %v, %s, %d ranks", docs, c.causal, c.window, heads, algorithm, p.shape.Size)
+						what := fmt.Sprintf("documents %v, causal %t, window %d, heads %v, %s, %d ranks", docs,
+							c.causal, c.window, heads, algorithm, p.shape.Size)
 						compare(t, what, run(t, p, algorithm, onCPU), want, 1e-11)
 					}
 				}
@@ -87,7 +89,8 @@ func TestOnlyRowsThatAreReadTravel(t *testing.T) {
 				}
 				const kv, grad = 1, 1000
 				if forward, backward := s.Bytes(kv, grad); forward != read*kv || backward != read*kv+reads*grad {
-					t.Errorf("%s over %d: rank %d sends %d and %d; %d of its rows are read, and it reads %d", layout, size, owner, forward, backward, read, reads)
+					t.Errorf("%s over %d: rank %d sends %d and %d; %d of its rows are read, and it reads %d", layout,
+						size, owner, forward, backward, read, reads)
 				}
 				peers := map[int]int{}
 				for _, m := range s.Backward[0].SendKV {

@@ -57,7 +57,8 @@ func (t *gatedTransfer) Gates() (gates []comm.PeerGate) {
 				word.Store(7)
 			}
 		}()
-		gates = append(gates, comm.PeerGate{Peer: peer, Gate: tensor.Gate{Word: uint64(len(t.seen.words) - 1), Count: 7}})
+		gates = append(gates, comm.PeerGate{Peer: peer,
+			Gate: tensor.Gate{Word: uint64(len(t.seen.words) - 1), Count: 7}})
 	}
 	return gates
 }
@@ -79,12 +80,14 @@ type waiter struct {
 
 func (w waiter) WaitsForKeys() bool { return true }
 
-func (w waiter) Forward(o tensor.View, acc attention.Partial, q tensor.View, p attention.Softmax) (attention.ForwardPass, error) {
+func (w waiter) Forward(o tensor.View, acc attention.Partial, q tensor.View,
+	p attention.Softmax) (attention.ForwardPass, error) {
 	pass, err := w.Kernel.Forward(o, acc, q, p)
 	return waitingForward{pass, w}, err
 }
 
-func (w waiter) Backward(dq, do, q tensor.View, s attention.Saved, p attention.Softmax) (attention.BackwardPass, error) {
+func (w waiter) Backward(dq, do, q tensor.View, s attention.Saved, p attention.Softmax) (attention.BackwardPass,
+	error) {
 	pass, err := w.Kernel.Backward(dq, do, q, s, p)
 	return waitingBackward{pass, w}, err
 }

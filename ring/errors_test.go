@@ -25,11 +25,13 @@ func (f failing) at(call string) error {
 	return nil
 }
 
-func (f failing) Forward(attention.View, attention.Partial, attention.View, attention.Softmax) (attention.ForwardPass, error) {
+func (f failing) Forward(attention.View, attention.Partial, attention.View, attention.Softmax) (attention.ForwardPass,
+	error) {
 	return forwardPass{f}, f.at("forward")
 }
 
-func (f failing) Backward(_, _, _ attention.View, _ attention.Saved, _ attention.Softmax) (attention.BackwardPass, error) {
+func (f failing) Backward(_, _, _ attention.View, _ attention.Saved, _ attention.Softmax) (attention.BackwardPass,
+	error) {
 	return backwardPass{f}, f.at("backward")
 }
 
@@ -70,7 +72,8 @@ func TestErrorsReachTheCaller(t *testing.T) {
 		name := fmt.Sprintf("%s, %s over %d", c.fail, c.algorithm, c.ranks)
 		const rows, heads, dim = 8, 2, 8
 		spec := ring.Spec{
-			Shape: partition.Shape{SeqQ: rows * c.ranks, SeqKV: rows * c.ranks, Size: c.ranks, Layout: partition.Contiguous{}, Mask: partition.Mask{Band: partition.Causal()}},
+			Shape: partition.Shape{SeqQ: rows * c.ranks, SeqKV: rows * c.ranks, Size: c.ranks,
+				Layout: partition.Contiguous{}, Mask: partition.Mask{Band: partition.Causal()}},
 			Heads: heads, KVHeads: heads, Inner: c.ranks,
 		}
 		s, err := ring.Make(c.algorithm, spec, 0)
@@ -78,14 +81,17 @@ func TestErrorsReachTheCaller(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		stream := tensor.NewHostStream("compute")
-		r := &ring.Ring{Kernel: failing{c.fail}, Comm: broken{}, Mover: cpu.New(stream), Stream: stream, Arena: tensor.NewHostArena(0)}
+		r := &ring.Ring{Kernel: failing{c.fail}, Comm: broken{}, Mover: cpu.New(stream), Stream: stream,
+			Arena: tensor.NewHostArena(0)}
 		view := func(dim int) tensor.View { return tensor.New(tensor.F32, 1, rows, heads, dim) }
 		out := attention.Partial{O: view(dim), LSE: view(1)}
 		grads := attention.Grads{DQ: view(dim), DK: view(dim), DV: view(dim)}
-		if err := r.Forward(out, view(dim), view(dim), view(dim), s, attention.Softmax{Scale: 1}); errors.Is(err, errBoom) != c.forward {
+		if err := r.Forward(out, view(dim), view(dim), view(dim), s, attention.Softmax{Scale: 1}); errors.Is(err,
+			errBoom) != c.forward {
 			t.Errorf("%s: forward %v", name, err)
 		}
-		if err := r.Backward(grads, view(dim), view(dim), view(dim), view(dim), out, s, attention.Softmax{Scale: 1}); errors.Is(err, errBoom) != c.backward {
+		if err := r.Backward(grads, view(dim), view(dim), view(dim), view(dim), out, s,
+			attention.Softmax{Scale: 1}); errors.Is(err, errBoom) != c.backward {
 			t.Errorf("%s: backward %v", name, err)
 		}
 		stream.Close()

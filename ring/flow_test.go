@@ -69,7 +69,8 @@ func TestPlannerIsWhatEachRankMakes(t *testing.T) {
 			for rank := range s.Size {
 				want, err := Make(algorithm, specOf(s), rank)
 				if got := p.Schedule(rank); err != nil || !reflect.DeepEqual(got, want) {
-					t.Fatalf("%s of %+v: schedule of rank %d is %+v, New makes %+v, %v", algorithm, s, rank, got, want, err)
+					t.Fatalf("%s of %+v: schedule of rank %d is %+v, New makes %+v, %v", algorithm, s, rank, got, want,
+						err)
 				}
 			}
 		}

@@ -12,7 +12,6 @@ import (
 // An all-gather may gather some KV heads at a time, in a kernel pass for each group of heads. Two sets of buffers take
 // turns: while kernels compute with one group, the rows of the next arrive.
 
-// groups cuts KV heads into groups of n.
 func groups(n, heads int) (list []partition.Range) {
 	for lo := 0; lo < heads; lo += n {
 		list = append(list, partition.Range{Lo: lo, Hi: min(lo+n, heads)})
@@ -122,10 +121,10 @@ type groupKernel struct {
 	groups  []partition.Range // of the passes to come
 }
 
-// next returns the query heads of the next pass.
 func (k *groupKernel) next(all int, p attention.Softmax) (heads partition.Range, err error) {
 	if p.Scores != nil {
-		return heads, fmt.Errorf("heads are gathered %d at a time, and slopes, a bias and largest scores need all at once",
+		return heads, fmt.Errorf(
+			"heads are gathered %d at a time, and slopes, a bias and largest scores need all at once",
 			k.groups[0].Len())
 	}
 	each := all / k.kvHeads

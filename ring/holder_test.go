@@ -18,12 +18,14 @@ type holder struct {
 	t *testing.T
 }
 
-func (h holder) Forward(o tensor.View, acc attention.Partial, q tensor.View, p attention.Softmax) (attention.ForwardPass, error) {
+func (h holder) Forward(o tensor.View, acc attention.Partial, q tensor.View,
+	p attention.Softmax) (attention.ForwardPass, error) {
 	pass, err := h.Kernel.Forward(o, acc, q, p)
 	return &holderForward{ForwardPass: pass, place: place{t: h.t}}, err
 }
 
-func (h holder) Backward(dq, do, q tensor.View, s attention.Saved, p attention.Softmax) (attention.BackwardPass, error) {
+func (h holder) Backward(dq, do, q tensor.View, s attention.Saved, p attention.Softmax) (attention.BackwardPass,
+	error) {
 	pass, err := h.Kernel.Backward(dq, do, q, s, p)
 	return &holderBackward{BackwardPass: pass, place: place{t: h.t}}, err
 }
@@ -82,7 +84,8 @@ func (h *holderBackward) Block(b attention.GradBlock) error {
 	}
 	held, n := b, b.DK.Len(tensor.Seq)
 	held.Tiles = nil
-	h.held, h.own = &held, attention.KeyGrads{DK: like(b.DK, n, b.DK.Len(2), b.DK.Len(3)), DV: like(b.DV, n, b.DV.Len(2), b.DV.Len(3))}
+	h.held, h.own = &held, attention.KeyGrads{DK: like(b.DK, n, b.DK.Len(2), b.DK.Len(3)),
+		DV: like(b.DV, n, b.DV.Len(2), b.DV.Len(3))}
 	b.KeyGrads, b.Fresh = h.own, partition.Range{Hi: n}
 	return h.BackwardPass.Block(b)
 }

@@ -61,6 +61,7 @@ func TestRandomMasksOnTheCPU(t *testing.T) {
 		want := whole(p)
 		p.shape.Mask, p.shape.Size, p.shape.Layout = mask, 1+int(seed%4), partition.Zigzag{}
 		algorithm := ring.Variants[seed%uint64(len(ring.Variants))]
-		compare(t, fmt.Sprintf("%+v, %s, %d ranks", d, algorithm, p.shape.Size), run(t, p, algorithm, onCPU), want, 1e-5)
+		compare(t, fmt.Sprintf("%+v, %s, %d ranks", d, algorithm, p.shape.Size), run(t, p, algorithm, onCPU), want,
+			1e-5)
 	}
 }

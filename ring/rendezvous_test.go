@@ -72,12 +72,14 @@ func rendezvous(all []*Schedule, backward bool) error {
 	}
 	for way, list := range sent {
 		if len(received[way]) != len(list) {
-			return fmt.Errorf("rank %d sends %d messages to %d, which receives %d", way[0], len(list), way[1], len(received[way]))
+			return fmt.Errorf("rank %d sends %d messages to %d, which receives %d", way[0], len(list), way[1],
+				len(received[way]))
 		}
 	}
 	for way, list := range received {
 		if len(sent[way]) != len(list) {
-			return fmt.Errorf("rank %d receives %d messages of %d, which sends %d", way[1], len(list), way[0], len(sent[way]))
+			return fmt.Errorf("rank %d receives %d messages of %d, which sends %d", way[1], len(list), way[0],
+				len(sent[way]))
 		}
 	}
 	at := make([]int, len(all)) // the exchange that each rank is in

@@ -38,7 +38,9 @@ type problem struct {
 
 func (p *problem) spec() ring.Spec {
 	h, kv := p.q.Len(tensor.Heads), p.k.Len(tensor.Heads)
-	return ring.Spec{Shape: p.shape, Heads: h, KVHeads: kv, Inner: cmp.Or(p.inner, partition.Inner(p.shape.Size, p.shape.Size, h, kv)), GatherHeads: p.gather, Positions: p.softmax.Scores.Positions()}
+	return ring.Spec{Shape: p.shape, Heads: h, KVHeads: kv,
+		Inner: cmp.Or(p.inner, partition.Inner(p.shape.Size, p.shape.Size, h, kv)), GatherHeads: p.gather,
+		Positions: p.softmax.Scores.Positions()}
 }
 
 // result is out, lse, dq, dk, dv in global order.
@@ -91,15 +93,18 @@ func runWith(t *testing.T, p problem, algorithm string, e engine, change func(ra
 			defer streams[r].Close()
 			qs := partition.Positions(p.shape.Layout.Spans(p.shape.SeqQ, n, r))
 			ks := partition.Positions(p.shape.Layout.Spans(p.shape.SeqKV, n, r))
-			q, k, v, do := tensor.Gather(p.q, qs), tensor.Gather(p.k, ks), tensor.Gather(p.v, ks), tensor.Gather(p.do, qs)
+			q, k, v, do := tensor.Gather(p.q, qs), tensor.Gather(p.k, ks), tensor.Gather(p.v, ks),
+				tensor.Gather(p.do, qs)
 			rows := q.Len(tensor.Seq)
 			acc := attention.Partial{O: like(q, rows, h, dv), LSE: like(q, rows, h, 1)}
-			grads := attention.Grads{DQ: like(q, rows, h, q.Len(3)), DK: like(k, k.Len(1), k.Len(2), k.Len(3)), DV: like(v, v.Len(1), v.Len(2), dv)}
+			grads := attention.Grads{DQ: like(q, rows, h, q.Len(3)), DK: like(k, k.Len(1), k.Len(2), k.Len(3)),
+				DV: like(v, v.Len(1), v.Len(2), dv)}
 			s, err := ring.Make(algorithm, p.spec(), r)
 			if err != nil {
 				return err
 			}
-			rg := &ring.Ring{Kernel: e(streams[r]), Comm: world[r], Mover: cpu.New(streams[r]), Stream: streams[r], Arena: tensor.NewHostArena(0)}
+			rg := &ring.Ring{Kernel: e(streams[r]), Comm: world[r], Mover: cpu.New(streams[r]), Stream: streams[r],
+				Arena: tensor.NewHostArena(0)}
 			change(r, rg)
 			for range 2 {
 				if err := rg.Forward(acc, q, k, v, s, p.softmax); err != nil {
@@ -272,15 +277,18 @@ func (m maskCase) problem(t *testing.T, rng *rand.Rand, heads [2]int) problem {
 	batch := 1 + rng.IntN(2) // rows of a batch of one are dense, and travel without a copy
 	return problem{
 		q: random(rng, tensor.F64, batch, m.sq, heads[0], dim), k: random(rng, tensor.F64, batch, m.skv, heads[1], dim),
-		v: random(rng, tensor.F64, batch, m.skv, heads[1], dimV), do: random(rng, tensor.F64, batch, m.sq, heads[0], dimV),
-		shape: m.shapes(t, 1)[0], gather: rng.IntN(heads[1] + 1), softmax: attention.Softmax{Scale: 0.4, Softcap: float64(rng.IntN(2)) * 2},
+		v:     random(rng, tensor.F64, batch, m.skv, heads[1], dimV),
+		do:    random(rng, tensor.F64, batch, m.sq, heads[0], dimV),
+		shape: m.shapes(t, 1)[0], gather: rng.IntN(heads[1] + 1),
+		softmax: attention.Softmax{Scale: 0.4, Softcap: float64(rng.IntN(2)) * 2},
 	}
 }
 
 func (p problem) equalsOneDevice(t *testing.T, mask, algorithm string, want result) {
 	t.Helper()
 	what := fmt.Sprintf("%s, %s, %s, %d ranks in groups of %d, %d heads, %d of keys, dims %d and %d, batch %d, %d heads at a time",
-		mask, algorithm, p.shape.Layout.Name(), p.shape.Size, p.inner, p.q.Len(tensor.Heads), p.k.Len(tensor.Heads), p.q.Len(tensor.Dim), p.v.Len(tensor.Dim), p.q.Len(tensor.Batch), p.gather)
+		mask, algorithm, p.shape.Layout.Name(), p.shape.Size, p.inner, p.q.Len(tensor.Heads), p.k.Len(tensor.Heads),
+		p.q.Len(tensor.Dim), p.v.Len(tensor.Dim), p.q.Len(tensor.Batch), p.gather)
 	compare(t, what, run(t, p, algorithm, reference), want, 1e-11)
 }
 
@@ -430,7 +438,8 @@ func fixture(t *testing.T, path string) (problem, result) {
 		t.Fatal(err)
 	}
 	p.shape.SeqQ, p.shape.SeqKV = p.q.Len(tensor.Seq), p.k.Len(tensor.Seq)
-	if p.shape.Mask, err = partition.NewMask(meta["causal"] == "true", window, p.shape.SeqQ, p.shape.SeqKV, docs); err != nil {
+	if p.shape.Mask, err = partition.NewMask(meta["causal"] == "true", window, p.shape.SeqQ, p.shape.SeqKV,
+		docs); err != nil {
 		t.Fatal(err)
 	}
 	lse := read("lse") // [1, batch, heads, seq] in the file

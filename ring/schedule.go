@@ -126,35 +126,11 @@ type Schedule struct {
 	GatherHeads int
 }
 
-// Bytes returns the bytes that the rank sends in the hops of one forward and one backward pass, given the bytes
-// of one row of K and V, and of one row of dK and dV, of the heads that the hops work on.
-func (s *Schedule) Bytes(kvRow, gradRow int64) (forward, backward int64) {
-	kv, again, grads := int64(0), int64(0), int64(0)
-	for i := range s.Forward {
-		kv += rowsOf(s.Forward[i].SendKV, s.KVBufs)
-	}
-	for i := range s.Backward {
-		again += rowsOf(s.Backward[i].SendKV, s.KVBufs)
-		grads += rowsOf(s.Backward[i].SendGrad, s.GradBufs)
-	}
-	return kv * kvRow, again*kvRow + grads*gradRow
-}
-
-// rowsOf counts the rows of moves of the first group of heads. Each group moves the same rows.
-func rowsOf(moves []Move, bufs []Buffer) (rows int64) {
-	for _, m := range moves {
-		if bufs[m.Block.Buf].Heads.Lo == 0 {
-			rows += int64(m.Block.Hi - m.Block.Lo)
-		}
-	}
-	return rows
-}
-
 // Box is rows of some heads.
 type Box struct{ Rows, Heads partition.Range }
 
-// HeadMove is a box to or from a peer. A peer that is the rank itself is a copy.
-type HeadMove struct {
+// headMove is a box to or from a peer. A peer that is the rank itself is a copy.
+type headMove struct {
 	Peer int
 	Box  Box
 	// Adds is for boxes to send: on their way back they are added to the boxes before them in the list.
@@ -169,8 +145,8 @@ type HeadMove struct {
 type Exchange struct {
 	Rows, Heads int
 	First       int        // of Q: the first of those heads, for values that a softmax has for each head
-	Send        []HeadMove // boxes of the rank's own tensor; without Adds, they cover it once
-	Recv        []HeadMove // boxes of the result; they cover it once
+	Send        []headMove // boxes of the rank's own tensor; without Adds, they cover it once
+	Recv        []headMove // boxes of the result; they cover it once
 }
 
 // Algorithms are the exchange patterns that New knows.
@@ -213,19 +189,6 @@ func New(algorithm string, s Spec, rank int) (*Schedule, error) {
 		return nil, err
 	}
 	return p.Schedule(rank), nil
-}
-
-// All returns the schedules of every rank.
-func All(algorithm string, s Spec) ([]*Schedule, error) {
-	p, err := NewPlanner(algorithm, s)
-	if err != nil {
-		return nil, err
-	}
-	all := make([]*Schedule, s.Size)
-	for r := range all {
-		all[r] = p.Schedule(r)
-	}
-	return all, nil
 }
 
 // Planner makes the schedules of one partition, from the rows that ranks need of each other. It is read-only, so
@@ -399,7 +362,6 @@ func (p *Planner) finish(s *Schedule) *Schedule {
 	return s
 }
 
-// size makes the buffers hold the blocks of all hops.
 func (s *Schedule) size() {
 	hold := func(list *[]Buffer) func(*Block) {
 		return func(b *Block) {

@@ -73,7 +73,8 @@ func TestSchedulesOfDocumentsComputeEveryPairOnce(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			shape := partition.Shape{SeqQ: n, SeqKV: n, Size: size, Layout: partition.Document{Docs: docs, Bands: []partition.Band{m.Band}}, Mask: m}
+			shape := partition.Shape{SeqQ: n, SeqKV: n, Size: size,
+				Layout: partition.Document{Docs: docs, Bands: []partition.Band{m.Band}}, Mask: m}
 			index := partition.NewIndex(shape)
 			index.Prepare()
 			for _, algorithm := range Variants {
@@ -88,9 +89,11 @@ func TestSchedulesOfDocumentsComputeEveryPairOnce(t *testing.T) {
 					t.Fatal(err)
 				}
 				for r, want := range all {
-					got, hops := prepared.Schedule(r), func(s *Schedule) string { return fmt.Sprint(s.Forward, s.Backward, s.KVBufs, s.GradBufs) }
+					got, hops := prepared.Schedule(r),
+						func(s *Schedule) string { return fmt.Sprint(s.Forward, s.Backward, s.KVBufs, s.GradBufs) }
 					if hops(got) != hops(want) {
-						t.Fatalf("%s: by a prepared index rank %d has %s, without %s", algorithm, r, hops(got), hops(want))
+						t.Fatalf("%s: by a prepared index rank %d has %s, without %s", algorithm, r, hops(got),
+							hops(want))
 					}
 				}
 			}
@@ -201,8 +204,10 @@ func TestGatherAuto(t *testing.T) {
 			if len(docs) > 1 {
 				forward = Before
 			}
-			if got := made[Auto]; !reflect.DeepEqual(got.Forward, made[forward].Forward) || !reflect.DeepEqual(got.Backward, made[Beside].Backward) {
-				t.Errorf("documents %v over %d ranks: auto is not %s forward and %s backward", docs, size, forward, Beside)
+			if got := made[Auto]; !reflect.DeepEqual(got.Forward, made[forward].Forward) ||
+				!reflect.DeepEqual(got.Backward, made[Beside].Backward) {
+				t.Errorf("documents %v over %d ranks: auto is not %s forward and %s backward", docs, size, forward,
+					Beside)
 			}
 			if differ := !reflect.DeepEqual(made[Before].Forward, made[Beside].Forward); differ != (size > 1) {
 				t.Errorf("documents %v over %d ranks: the two ways differ: %t", docs, size, differ)

@@ -119,7 +119,8 @@ func simulated(shape partition.Shape, heads, kvHeads int, all []*Schedule) strin
 		if err := rendezvous(all, backward); err != nil {
 			return err.Error()
 		}
-		s := &sim{shape: shape, heads: heads, kvHeads: kvHeads, seen: map[pair]int{}, wires: make([][]chan grid, shape.Size)}
+		s := &sim{shape: shape, heads: heads, kvHeads: kvHeads, seen: map[pair]int{},
+			wires: make([][]chan grid, shape.Size)}
 		for i := range s.wires {
 			s.wires[i] = make([]chan grid, shape.Size)
 			for j := range s.wires[i] {
@@ -431,7 +432,8 @@ func (p *pass) end(recv []Move, bufs []grid) {
 		for len(p.came[m.Peer]) <= p.turn[m] {
 			p.came[m.Peer] = append(p.came[m.Peer], <-p.wires[m.Peer][p.sch.Rank])
 		}
-		p.put(p.sch.Rank, m.Peer, p.came[m.Peer][p.turn[m]], bufs[m.Block.Buf].block(m.Block), func(_, came int) int { return came })
+		p.put(p.sch.Rank, m.Peer, p.came[m.Peer][p.turn[m]], bufs[m.Block.Buf].block(m.Block),
+			func(_, came int) int { return came })
 	}
 }
 
@@ -442,7 +444,8 @@ type used struct {
 }
 
 func (u used) meets(o used) bool {
-	return u.in == o.in && u.Rows.Lo < o.Rows.Hi && o.Rows.Lo < u.Rows.Hi && u.Heads.Lo < o.Heads.Hi && o.Heads.Lo < u.Heads.Hi
+	return u.in == o.in && u.Rows.Lo < o.Rows.Hi && o.Rows.Lo < u.Rows.Hi && u.Heads.Lo < o.Heads.Hi &&
+		o.Heads.Lo < u.Heads.Hi
 }
 
 // uses is the memory of a block.
@@ -509,7 +512,8 @@ func (p *pass) compute(h *Hop, backward bool) {
 		return
 	}
 	if p.ended || h.First != (p.calls == 0) || p.last {
-		p.fault = fmt.Sprintf("rank %d: call %d is marked first %t, last %t; no pass: %t", p.sch.Rank, p.calls, h.First, h.Last, p.ended)
+		p.fault = fmt.Sprintf("rank %d: call %d is marked first %t, last %t; no pass: %t", p.sch.Rank, p.calls, h.First,
+			h.Last, p.ended)
 	}
 	p.calls, p.last = p.calls+1, h.Last
 	keys := p.keys[h.Keys.Buf][:h.Keys.Hi]
@@ -532,7 +536,8 @@ func (p *pass) meet(i, j int, keys, grads grid) {
 		head, q, k := name%p.heads, name/p.heads, keys[j][b]/p.kvHeads
 		if keys[j][b] < 0 || keys[j][b]%p.kvHeads != head*p.kvHeads/p.heads {
 			if p.fault == "" {
-				p.fault = fmt.Sprintf("rank %d computes query %d, head %d, with %d, which is no key of it", p.sch.Rank, q, head, keys[j][b])
+				p.fault = fmt.Sprintf("rank %d computes query %d, head %d, with %d, which is no key of it", p.sch.Rank,
+					q, head, keys[j][b])
 			}
 			continue
 		}

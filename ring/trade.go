@@ -120,7 +120,6 @@ func (t *trade) give(x *Exchange, v View) View {
 	return t.after[len(t.after)-1].all
 }
 
-// scores returns p for the heads that the rank computes.
 func (t *trade) scores(p attention.Softmax, backward bool) attention.Softmax {
 	if p.Scores == nil {
 		return p
@@ -221,11 +220,11 @@ func (t *trade) exchange(label string, list []traded) error {
 // A side of an exchange has a tensor, and boxes of it.
 type side struct {
 	view  View
-	boxes []HeadMove
+	boxes []headMove
 }
 
 // joined joins boxes with neighbouring rows, which saves copies. Boxes of the rank itself come in pairs and stay.
-func joined(moves []HeadMove, rank int) (out []HeadMove) {
+func joined(moves []headMove, rank int) (out []headMove) {
 	for _, m := range moves {
 		if k := len(out) - 1; k >= 0 && m.Peer != rank {
 			next := out[k]

@@ -20,7 +20,8 @@ func TestUnsetFieldsAreErrors(t *testing.T) {
 		return partition.Shape{SeqQ: seq, SeqKV: seq, Size: 1, Layout: partition.Contiguous{}, Mask: m}
 	}
 	for _, m := range []partition.Mask{{}, {Docs: []int{2, 4}}} {
-		if _, err := ring.New("ring", ring.Spec{Shape: shape(m)}, 0); err == nil || !strings.Contains(err.Error(), "Mask.Band") {
+		if _, err := ring.New("ring", ring.Spec{Shape: shape(m)}, 0); err == nil ||
+			!strings.Contains(err.Error(), "Mask.Band") {
 			t.Errorf("a mask without a band, documents %v: %v", m.Docs, err)
 		}
 	}
@@ -40,7 +41,8 @@ func TestUnsetFieldsAreErrors(t *testing.T) {
 	defer group.Close()
 	x := tensor.New(tensor.F64, 1, seq, 1, dim)
 	out := attention.Partial{O: tensor.New(tensor.F64, 1, seq, 1, dim), LSE: tensor.New(tensor.F64, 1, seq, 1, 1)}
-	grads := attention.Grads{DQ: tensor.New(tensor.F64, 1, seq, 1, dim), DK: tensor.New(tensor.F64, 1, seq, 1, dim), DV: tensor.New(tensor.F64, 1, seq, 1, dim)}
+	grads := attention.Grads{DQ: tensor.New(tensor.F64, 1, seq, 1, dim), DK: tensor.New(tensor.F64, 1, seq, 1, dim),
+		DV: tensor.New(tensor.F64, 1, seq, 1, dim)}
 	for _, c := range []struct {
 		name  string
 		arena *tensor.Arena
@@ -51,7 +53,8 @@ func TestUnsetFieldsAreErrors(t *testing.T) {
 		{"a scale of zero", tensor.NewHostArena(0), attention.Softmax{Scale: math.Copysign(0, -1)}, ""},
 		{"no arena", nil, attention.Softmax{Scale: 1}, "Arena"},
 		{"no scale", tensor.NewHostArena(0), attention.Softmax{}, "Softmax.Scale"},
-		{"no positions", tensor.NewHostArena(0), attention.Softmax{Scale: 1, Scores: &attention.Scores{Slopes: x}}, "Spec.Positions"},
+		{"no positions", tensor.NewHostArena(0), attention.Softmax{Scale: 1, Scores: &attention.Scores{Slopes: x}},
+			"Spec.Positions"},
 	} {
 		loop := ring.Ring{Kernel: cpu.New(stream), Comm: group, Stream: stream, Arena: c.arena}
 		for pass, err := range map[string]error{
@@ -79,7 +82,8 @@ func TestGroupsOfHeadsNeedTheirFields(t *testing.T) {
 	const seq, heads, dim = 6, 2, 4
 	mask := partition.Mask{Band: partition.Causal()}
 	shape := partition.Shape{SeqQ: 2 * seq, SeqKV: 2 * seq, Size: 2, Layout: partition.Contiguous{}, Mask: mask}
-	if _, err := ring.New("allgather", ring.Spec{Shape: shape, GatherHeads: 1}, 0); err == nil || !strings.Contains(err.Error(), "KVHeads") {
+	if _, err := ring.New("allgather", ring.Spec{Shape: shape, GatherHeads: 1}, 0); err == nil ||
+		!strings.Contains(err.Error(), "KVHeads") {
 		t.Errorf("no heads: %v", err)
 	}
 	s, err := ring.New("allgather", ring.Spec{Shape: shape, Heads: heads, KVHeads: heads, GatherHeads: 1}, 0)
@@ -99,7 +103,8 @@ func TestGroupsOfHeadsNeedTheirFields(t *testing.T) {
 		{nil, nil, "Mover"},
 		{cpu.New(stream), &attention.Scores{Max: view(1)}, "largest scores"},
 	} {
-		loop := ring.Ring{Kernel: failing{}, Comm: idle{}, Mover: c.mover, Stream: stream, Arena: tensor.NewHostArena(0)}
+		loop := ring.Ring{Kernel: failing{}, Comm: idle{}, Mover: c.mover, Stream: stream,
+			Arena: tensor.NewHostArena(0)}
 		p := attention.Softmax{Scale: 1, Scores: c.scores}
 		for pass, err := range map[string]error{
 			"forward":  loop.Forward(out, x, x, x, s, p),

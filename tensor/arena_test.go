@@ -42,7 +42,8 @@ func TestArenaRepeatsAStepInPlace(t *testing.T) {
 	for range 3 {
 		for i, v := range step() {
 			if v != want[i] {
-				t.Errorf("view %d is %v at %d, in the step before %v at %d", i, v, v.Offset(), want[i], want[i].Offset())
+				t.Errorf("view %d is %v at %d, in the step before %v at %d", i, v, v.Offset(), want[i],
+					want[i].Offset())
 			}
 		}
 	}

@@ -33,7 +33,6 @@ func New(dtype DType, shape ...int) View {
 	return Dense(NewHost(n*int64(dtype.Size())), dtype, 0, s)
 }
 
-// pad puts axes of length 1 in front until there are four.
 func pad(shape []int) [4]int {
 	s := [4]int{1, 1, 1, 1}
 	if len(shape) > 4 {

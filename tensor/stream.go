@@ -10,15 +10,15 @@ import (
 )
 
 // Stream is a queue of work that a device does in order. Host code queues and goes on; it waits
-// only in Sync. A stream is poisoned by the first error of its work: what is queued behind it is
+// only in Sync. A stream is poisoned by the first error of its work: work queued after it is
 // not run, events still complete, streams that wait for them fail too, and Sync returns that error,
 // so that no caller hangs.
 type Stream interface {
 	// Record returns an event that completes when all that is queued so far is done.
 	Record() Event
-	// Wait makes what is queued later wait for e, while the caller goes on.
+	// Wait makes later work wait for e, while the caller goes on.
 	Wait(e Event)
-	// Label names what the work queued from here on is a part of, for traces, the whole first:
+	// Label names the whole that later work is a part of, for traces, the whole first:
 	// "step 7/forward/layer 3/hop 2 owner 1". A string is all that a trace of any device can keep.
 	Label(name string)
 	// Sync blocks the caller until all that is queued is done, and returns the first
@@ -37,7 +37,7 @@ type Event interface {
 }
 
 // Gate is a number by which a kernel that runs already learns that something has happened elsewhere: it is open when
-// the 64-bit word has come to Count, modulo 2^64. Who counts the word up has written what it stands for before.
+// the 64-bit word has come to Count, modulo 2^64. The writer of the word has written its data before.
 type Gate struct {
 	Word  uint64 // its address, as the device has it
 	Count uint64
@@ -66,8 +66,8 @@ type HostStream struct {
 	queue  []task      // guarded by mu
 	closed bool        // guarded by mu
 	err    error       // guarded by mu; the first error
-	at     Work        // guarded by mu; zero where there is nothing to do
-	last   string      // guarded by mu; name and detail of what was queued last, while traced
+	at     Work        // guarded by mu; zero if there is nothing to do
+	last   string      // guarded by mu; name and detail of the last work, while traced
 	onFail func(error) // guarded by mu
 
 	done   chan struct{} // closed when the goroutine has ended
@@ -93,11 +93,11 @@ func NewHostStream(name string) *HostStream {
 	return s
 }
 
-// Do queues work. The name says what it is in traces and errors' context.
+// Do queues work. The name stands for it in traces and errors.
 func (s *HostStream) Do(name string, run func() error) { s.DoDetailed(name, "", run) }
 
-// DoDetailed queues work with the detail of its span. Events recorded behind it have name and
-// detail for those that wait.
+// DoDetailed queues work with the detail of its span. Events recorded after it have name and
+// detail for waiters.
 func (s *HostStream) DoDetailed(name, detail string, run func() error) {
 	s.push(task{name: name, label: *s.label.Load(), detail: detail, run: run})
 }
@@ -105,7 +105,7 @@ func (s *HostStream) DoDetailed(name, detail string, run func() error) {
 // Name returns the stream's lane in traces.
 func (s *HostStream) Name() string { return s.name }
 
-// Label names what is queued from here on.
+// Label names later work.
 func (s *HostStream) Label(name string) { s.label.Store(&name) }
 
 // Labelled returns that name.
@@ -157,7 +157,7 @@ func (s *HostStream) OnFail(f func(error)) {
 type hostEvent struct {
 	done chan struct{}
 	err  error  // of the recording stream at that point; read after done is closed
-	last string // name and detail of the work before it, where the stream is traced
+	last string // name and detail of the work before it, if the stream is traced
 }
 
 func (e *hostEvent) Done() bool {
@@ -193,8 +193,8 @@ func (s *HostStream) Record() Event {
 	return e
 }
 
-// Wait makes what is queued later wait for e. If the stream that recorded e had failed
-// by then, this one fails with the same error: what it waited for will never be there.
+// Wait makes later work wait for e. If the stream that recorded e had failed
+// by then, this one fails with the same error: the event will never come.
 func (s *HostStream) Wait(e Event) {
 	he := e.(*hostEvent)
 	if he.Done() && he.err == nil {
@@ -275,7 +275,7 @@ func (s *HostStream) run(t *task) {
 	}
 }
 
-// begin notes what the stream is at from now on. It is false where the stream has failed.
+// begin notes the present work of the stream. It is false if the stream has failed.
 func (s *HostStream) begin(t *task, now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -290,3 +290,50 @@ func (s *HostStream) begin(t *task, now time.Time) bool {
 }
 
 var _ Stream = (*HostStream)(nil)
+
+// Work describes the present work of a stream.
+type Work struct {
+	Name, Label string // as a Span has them
+	Since       time.Time
+	For         Event // of another stream, which it stands waiting for; nil: it works
+}
+
+// At returns the present work of the stream, for reports of stalls. It is false if the stream has nothing
+// to do. The host of a GPU does not know, so a stream of a GPU has no such method.
+func (s *HostStream) At() (w Work, busy bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.at, !s.at.Since.IsZero()
+}
+
+// WaitCounter is a Stream that tells how long it has stood waiting for events of other streams,
+// such as those of transfers. HostStream is one, and so are the streams of GPUs.
+type WaitCounter interface {
+	// CountWaits begins to count, on streams that do not count from the start.
+	CountWaits()
+	// Waited returns the time counted so far.
+	Waited() time.Duration
+}
+
+var _ WaitCounter = (*HostStream)(nil)
+
+// CountWaits does nothing: a stream of the host always counts.
+func (s *HostStream) CountWaits() {}
+
+// What streams do beyond the interface, for traces. HostStream does all of it, and so do the
+// streams of GPUs.
+
+// LabelOf returns the label of what is queued now on s, "" if s keeps none. A transfer has that of the compute stream:
+// it belongs to the step, the layer and the hop that asked for it.
+func LabelOf(s Stream) string {
+	if l, ok := s.(interface{ Labelled() string }); ok {
+		return l.Labelled()
+	}
+	return ""
+}
+
+// Tracing reports whether details of work on a stream are worth the work of making them.
+func Tracing(s Stream) bool {
+	t, ok := s.(interface{ Traced() bool })
+	return ok && t.Traced()
+}

@@ -126,7 +126,8 @@ func TestStreamSaysWhatItIsAt(t *testing.T) {
 	first.Label("step 1")
 	first.Wait(e)
 	<-begun
-	if w, busy := second.At(); !busy || w.Name != "exchange" || w.Label != "step 1/hop 2" || w.For != nil || w.Since.IsZero() {
+	if w, busy := second.At(); !busy || w.Name != "exchange" || w.Label != "step 1/hop 2" || w.For != nil ||
+		w.Since.IsZero() {
 		t.Errorf("%+v, busy: %t", w, busy)
 	}
 	for {

@@ -30,7 +30,8 @@ func TestSliceAndCopyOfStridedViews(t *testing.T) {
 				for d := range 2 {
 					want := int32(((b*3+s+1)*4+h+2)*5 + d + 1)
 					if got := element(dst, b, s, h, d); got != want || element(v, b, s, h, d) != want {
-						t.Errorf("element %d %d %d %d is %d in the copy, %d in the view, want %d", b, s, h, d, got, element(v, b, s, h, d), want)
+						t.Errorf("element %d %d %d %d is %d in the copy, %d in the view, want %d", b, s, h, d, got,
+							element(v, b, s, h, d), want)
 					}
 				}
 			}

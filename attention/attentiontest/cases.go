@@ -48,7 +48,6 @@ func tile(q0, q1, k0, k1 int, b partition.Band) partition.Tile {
 	return partition.Tile{Q: partition.Range{Lo: q0, Hi: q1}, K: partition.Range{Lo: k0, Hi: k1}, Band: b}
 }
 
-// causal returns the band of keys up to i + diagonal for query i.
 func causal(diagonal int) partition.Band {
 	return partition.Band{Lo: -partition.Unbounded, Hi: diagonal}
 }
@@ -63,12 +62,14 @@ func base(name string) Case {
 
 // Cases returns the suite. Every case has a name of its own, which seeds its numbers.
 func Cases() []Case {
-	return slices.Concat(headCases(), bandCases(), tileCases(), maskCases(), layoutCases(), valueCases(), foldCases(), emptyCases(), scoreCases())
+	return slices.Concat(headCases(), bandCases(), tileCases(), maskCases(), layoutCases(), valueCases(), foldCases(),
+		emptyCases(), scoreCases())
 }
 
 func headCases() []Case {
 	var cs []Case
-	for _, d := range [][2]int{{1, 1}, {8, 8}, {16, 32}, {32, 16}, {32, 32}, {64, 64}, {80, 80}, {96, 96}, {128, 128}, {192, 128}, {256, 256}, {3, 5}} {
+	for _, d := range [][2]int{{1, 1}, {8, 8}, {16, 32}, {32, 16}, {32, 32}, {64, 64}, {80, 80}, {96, 96}, {128, 128},
+		{192, 128}, {256, 256}, {3, 5}} {
 		c := base(fmt.Sprintf("head dims %d and %d", d[0], d[1]))
 		c.Dim, c.DimV = d[0], d[1]
 		if d[0] >= 64 {
@@ -109,7 +110,8 @@ func bandCases() []Case {
 	for _, d := range []int{-200, -129, -65, -64, -63, -1, 0, 1, 64, 127, 128, 129, 250} {
 		add(fmt.Sprintf("130 by 200 up to diagonal %d", d), 130, 200, causal(d))
 	}
-	for _, b := range []partition.Band{{Lo: 0, Hi: 0}, {Lo: -3, Hi: 0}, {Lo: -48, Hi: 0}, {Lo: 10, Hi: 20}, {Lo: -100, Hi: -90}, {Lo: 5, Hi: 4}, {Lo: -70, Hi: 130}, {Lo: -150, Hi: 3}} {
+	for _, b := range []partition.Band{{Lo: 0, Hi: 0}, {Lo: -3, Hi: 0}, {Lo: -48, Hi: 0}, {Lo: 10, Hi: 20},
+		{Lo: -100, Hi: -90}, {Lo: 5, Hi: 4}, {Lo: -70, Hi: 130}, {Lo: -150, Hi: 3}} {
 		add(fmt.Sprintf("window %d to %d", b.Lo, b.Hi), 130, 200, b)
 	}
 	return cs
@@ -118,10 +120,12 @@ func bandCases() []Case {
 // tileCases have several tiles; some leave rows and keys alone.
 func tileCases() []Case {
 	zigzag := base("zigzag pair")
-	zigzag.Tiles = []partition.Tile{tile(0, 35, 0, 75, causal(0)), tile(35, 70, 0, 75, partition.Full()), tile(35, 70, 75, 150, causal(40))}
+	zigzag.Tiles = []partition.Tile{tile(0, 35, 0, 75, causal(0)), tile(35, 70, 0, 75, partition.Full()),
+		tile(35, 70, 75, 150, causal(40))}
 
 	rest := base("tiles that leave rows and keys alone")
-	rest.Tiles = []partition.Tile{tile(3, 20, 10, 40, partition.Full()), tile(40, 41, 149, 150, partition.Full()), tile(66, 70, 60, 140, causal(10))}
+	rest.Tiles = []partition.Tile{tile(3, 20, 10, 40, partition.Full()), tile(40, 41, 149, 150, partition.Full()),
+		tile(66, 70, 60, 140, causal(10))}
 
 	docs := base("documents")
 	docs.SeqQ, docs.SeqK, docs.Tiles = 150, 150, nil
@@ -219,7 +223,8 @@ func foldCases() []Case {
 		}
 	}
 	foldedPart := part
-	foldedPart.Name, foldedPart.Folded, foldedPart.Layout, foldedPart.SeqK = "folds into gradients that hold something in part", true, Padded, 140
+	foldedPart.Name, foldedPart.Folded, foldedPart.Layout,
+		foldedPart.SeqK = "folds into gradients that hold something in part", true, Padded, 140
 	foldedPart.Tiles = []partition.Tile{tile(0, 70, 50, 139, causal(60))}
 	capped := base("calls with a soft cap")
 	capped.Softmax.Softcap, capped.Calls, capped.Layout = 10, 3, Padded
@@ -251,7 +256,6 @@ type call struct {
 	columns []int
 }
 
-// block returns the i-th call as the block of a pass.
 func (c call) block(s *set, calls []call, i int) attention.Block {
 	tiles := func(calls []call) bool {
 		return slices.ContainsFunc(calls, func(c call) bool { return len(c.tiles) > 0 })
@@ -279,7 +283,6 @@ func (c Case) fresh() partition.Range {
 	return partition.Range{Hi: c.SeqK}
 }
 
-// folded returns the keys that get gradients from elsewhere.
 func (c Case) folded() partition.Range {
 	if !c.Folded {
 		return partition.Range{}
@@ -287,9 +290,8 @@ func (c Case) folded() partition.Range {
 	return partition.Range{Lo: c.SeqK / 4, Hi: c.SeqK}
 }
 
-func (c call) of(v View) View { return v.Slice(tensor.Seq, c.lo, c.hi) }
+func (c call) of(v tensor.View) tensor.View { return v.Slice(tensor.Seq, c.lo, c.hi) }
 
-// calls cuts the keys into c.Calls blocks.
 func (c Case) calls() []call {
 	n := max(c.Calls, 1)
 	var calls []call

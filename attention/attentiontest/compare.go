@@ -5,12 +5,13 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/internal/base/near"
+	"github.com/cprun/cprun/tensor"
 )
 
 // compare fails if got is further from want, the float64 result, than twice the distance of plain, plus floor.
 // Distances are over the largest |want|, or over size if that is more. Untouched positions must be equal, except for
 // the rounding of End.
-func compare(t testing.TB, name string, got, want, plain View, size, floor float64, touched []bool) {
+func compare(t testing.TB, name string, got, want, plain tensor.View, size, floor float64, touched []bool) {
 	t.Helper()
 	g, w := read(got), read(want)
 	if len(g) == 0 && got.Shape() == want.Shape() {
@@ -36,7 +37,8 @@ func compare(t testing.TB, name string, got, want, plain View, size, floor float
 
 // report fails if an element of got is further from want than its allowed share of scale. Equal infinities agree: rows
 // without a key have an LSE of -Inf.
-func report(t testing.TB, name string, shape View, got, want []float64, scale float64, allowed func(i int) float64) {
+func report(t testing.TB, name string, shape tensor.View, got, want []float64, scale float64,
+	allowed func(i int) float64) {
 	t.Helper()
 	if err := near.Each(got, want, near.Infinities, func(i int) float64 { return scale * allowed(i) }); err != nil {
 		t.Errorf("%s of shape %v, size %.3g: %v", name, shape.Shape(), scale, err)
@@ -75,7 +77,6 @@ func (c Case) termSizes(in inputs, oracle *set) (dq, dk float64) {
 	return math.Sqrt(largest(sumQ)), math.Sqrt(largest(sumK))
 }
 
-// eachPair visits the visible pairs of a case.
 func (c Case) eachPair(visit func(b, i, h, j int)) {
 	for _, t := range c.Tiles {
 		for i := t.Q.Lo; i < t.Q.Hi; i++ {

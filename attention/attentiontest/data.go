@@ -70,10 +70,10 @@ func (c Case) scoreMagnitude(in inputs) float64 {
 
 // A set holds the tensors of one run of a case, with their buffers.
 type set struct {
-	q, k, v, do View
+	q, k, v, do tensor.View
 	acc         attention.Partial
-	out         View // of the type of q, which End sets; acc.O if the types agree
-	delta       View
+	out         tensor.View // of the type of q, which End sets; acc.O if the types agree
+	delta       tensor.View
 	grads       attention.Grads
 	other       attention.KeyGrads // from elsewhere, to be folded
 	scored
@@ -116,8 +116,7 @@ func (s *set) buffer(elements int, dtype tensor.DType) *tensor.Host {
 	return h
 }
 
-// place makes one view in a buffer of its own.
-func (s *set) place(l Layout, dtype tensor.DType, n [4]int) View {
+func (s *set) place(l Layout, dtype tensor.DType, n [4]int) tensor.View {
 	switch l {
 	case Dense:
 		return tensor.Dense(s.buffer(n[0]*n[1]*n[2]*n[3], dtype), dtype, 0, n)
@@ -134,12 +133,13 @@ func (s *set) place(l Layout, dtype tensor.DType, n [4]int) View {
 }
 
 // interleave makes three views of one buffer. A position has its q heads, k heads and v heads side by side.
-func (s *set) interleave(dtype tensor.DType, q, k, v [4]int) (qv, kv, vv View) {
+func (s *set) interleave(dtype tensor.DType, q, k, v [4]int) (qv, kv, vv tensor.View) {
 	nq, nk, nv := q[2]*q[3], k[2]*k[3], v[2]*v[3]
 	position := nq + nk + nv
 	mem := s.buffer(q[0]*q[1]*position, dtype)
-	at := func(off int, n [4]int) View {
-		return tensor.NewView(mem, dtype, int64(off), n, [4]int64{int64(n[1] * position), int64(position), int64(n[3]), 1})
+	at := func(off int, n [4]int) tensor.View {
+		return tensor.NewView(mem, dtype, int64(off), n,
+			[4]int64{int64(n[1] * position), int64(position), int64(n[3]), 1})
 	}
 	return at(0, q), at(nq, k), at(nq+nk, v)
 }
@@ -162,7 +162,7 @@ func (s *set) fill(in inputs) {
 	}
 	if in.started {
 		for _, x := range []struct {
-			v  View
+			v  tensor.View
 			xs []float64
 		}{{s.grads.DK, in.dk}, {s.grads.DV, in.dv}} {
 			write(x.v, x.xs)
@@ -172,8 +172,9 @@ func (s *set) fill(in inputs) {
 	}
 }
 
-func (s *set) views() []*View {
-	return append(s.scored.views(), &s.q, &s.k, &s.v, &s.do, &s.delta, &s.acc.O, &s.out, &s.acc.LSE, &s.grads.DQ, &s.grads.DK, &s.grads.DV, &s.other.DK, &s.other.DV)
+func (s *set) views() []*tensor.View {
+	return append(s.scored.views(), &s.q, &s.k, &s.v, &s.do, &s.delta, &s.acc.O, &s.out, &s.acc.LSE, &s.grads.DQ,
+		&s.grads.DK, &s.grads.DV, &s.other.DK, &s.other.DV)
 }
 
 // upload returns the set on the rig's device; on the host it returns the set itself.
@@ -183,7 +184,7 @@ func (s *set) upload(rig Rig) (*set, error) {
 }
 
 // move copies buffers to the device and points their views at the copies.
-func (r *Rig) move(buffers []*tensor.Host, views []*View) error {
+func (r *Rig) move(buffers []*tensor.Host, views []*tensor.View) error {
 	if r.Upload == nil {
 		return nil
 	}
@@ -220,11 +221,12 @@ func (s *set) download(rig Rig, device *set) error {
 
 type result struct {
 	name string
-	view View
+	view tensor.View
 }
 
 func (s *set) results() []result {
-	list := []result{{"out", s.out}, {"lse", s.acc.LSE}, {"delta", s.delta}, {"dq", s.grads.DQ}, {"dk", s.grads.DK}, {"dv", s.grads.DV}}
+	list := []result{{"out", s.out}, {"lse", s.acc.LSE}, {"delta", s.delta}, {"dq", s.grads.DQ}, {"dk", s.grads.DK},
+		{"dv", s.grads.DV}}
 	if !s.dbias.IsZero() {
 		list = append(list, result{"dbias", s.dbias})
 	}
@@ -262,21 +264,21 @@ func (s *set) checkSentinels(t *testing.T) {
 }
 
 // each visits the elements of a view in row-major order with their index from its first one.
-func each(v View, visit func(at int64, coord [4]int)) {
+func each(v tensor.View, visit func(at int64, coord [4]int)) {
 	n, stride := v.Shape(), v.Strides()
 	for b := range n[0] {
 		for s := range n[1] {
 			for h := range n[2] {
 				for d := range n[3] {
-					visit(int64(b)*stride[0]+int64(s)*stride[1]+int64(h)*stride[2]+int64(d)*stride[3], [4]int{b, s, h, d})
+					visit(int64(b)*stride[0]+int64(s)*stride[1]+int64(h)*stride[2]+int64(d)*stride[3],
+						[4]int{b, s, h, d})
 				}
 			}
 		}
 	}
 }
 
-// write sets the elements of a host view.
-func write(v View, xs []float64) {
+func write(v tensor.View, xs []float64) {
 	switch v.DType() {
 	case tensor.F64:
 		writeAs(v, xs, func(x float64) float64 { return x })
@@ -289,7 +291,7 @@ func write(v View, xs []float64) {
 	}
 }
 
-func writeAs[T tensor.Element](v View, xs []float64, convert func(float64) T) {
+func writeAs[T tensor.Element](v tensor.View, xs []float64, convert func(float64) T) {
 	data, i := tensor.Data[T](v), 0
 	each(v, func(at int64, _ [4]int) {
 		data[at] = convert(xs[i])
@@ -297,8 +299,7 @@ func writeAs[T tensor.Element](v View, xs []float64, convert func(float64) T) {
 	})
 }
 
-// read lists the elements of a host view.
-func read(v View) []float64 {
+func read(v tensor.View) []float64 {
 	xs := make([]float64, 0, v.Size())
 	if v.Size() == 0 {
 		return xs

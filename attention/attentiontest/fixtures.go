@@ -26,11 +26,11 @@ const FixtureTolerance = 1e-5
 // a whole sequence in global order, float32 on the host.
 type Fixture struct {
 	Name          string
-	Q, K, V, DOut View
+	Q, K, V, DOut tensor.View
 	Mask          partition.Mask
 	Softmax       attention.Softmax
-	Out, LSE      View // LSE: [batch, seq, heads, 1]
-	DQ, DK, DV    View
+	Out, LSE      tensor.View // LSE: [batch, seq, heads, 1]
+	DQ, DK, DV    tensor.View
 }
 
 // Fixtures reads all fixtures.
@@ -60,8 +60,9 @@ func readFixture(t testing.TB, name string, f *safetensors.File) Fixture {
 	x := Fixture{Name: name}
 	for _, v := range []struct {
 		name string
-		to   *View
-	}{{"q", &x.Q}, {"k", &x.K}, {"v", &x.V}, {"dout", &x.DOut}, {"out", &x.Out}, {"lse", &x.LSE}, {"dq", &x.DQ}, {"dk", &x.DK}, {"dv", &x.DV}} {
+		to   *tensor.View
+	}{{"q", &x.Q}, {"k", &x.K}, {"v", &x.V}, {"dout", &x.DOut}, {"out", &x.Out}, {"lse", &x.LSE}, {"dq", &x.DQ},
+		{"dk", &x.DK}, {"dv", &x.DV}} {
 		info, ok := f.Info(v.name)
 		if !ok {
 			t.Fatalf("fixture %s has no tensor %q", name, v.name)
@@ -96,7 +97,8 @@ func readFixture(t testing.TB, name string, f *safetensors.File) Fixture {
 		t.Fatalf("fixture %s, docs: %v", name, err)
 	}
 	var err error
-	x.Mask, err = partition.NewMask(meta["causal"] == "true", int(number("window", -1)), n[1], x.K.Len(tensor.Seq), docs)
+	x.Mask, err = partition.NewMask(meta["causal"] == "true", int(number("window", -1)), n[1], x.K.Len(tensor.Seq),
+		docs)
 	if err != nil {
 		t.Fatalf("fixture %s: %v", name, err)
 	}
@@ -110,8 +112,10 @@ func TestFixtures(t *testing.T, newRig func(testing.TB) Rig) {
 	for _, f := range Fixtures(t) {
 		t.Run(f.Name, func(t *testing.T) {
 			n, m := f.Q.Shape(), f.K.Shape()
-			c := Case{Batch: n[0], SeqQ: n[1], SeqK: m[1], Heads: n[2], KVHeads: m[2], Dim: n[3], DimV: f.V.Len(tensor.Dim), Softmax: f.Softmax}
-			c.Tiles = partition.Plan(partition.Shape{SeqQ: n[1], SeqKV: m[1], Size: 1, Layout: partition.Contiguous{}, Mask: f.Mask}, 0, 0)
+			c := Case{Batch: n[0], SeqQ: n[1], SeqK: m[1], Heads: n[2], KVHeads: m[2], Dim: n[3],
+				DimV: f.V.Len(tensor.Dim), Softmax: f.Softmax}
+			c.Tiles = partition.Plan(partition.Shape{SeqQ: n[1], SeqKV: m[1], Size: 1, Layout: partition.Contiguous{},
+				Mask: f.Mask}, 0, 0)
 			s := newSet(c, Dense, tensor.F32)
 			s.fill(inputs{q: read(f.Q), k: read(f.K), v: read(f.V), do: read(f.DOut)})
 			device, err := s.upload(rig)
@@ -128,8 +132,9 @@ func (f Fixture) Check(t testing.TB, acc attention.Partial, grads attention.Grad
 	t.Helper()
 	for _, r := range []struct {
 		name      string
-		got, want View
-	}{{"out", acc.O, f.Out}, {"lse", acc.LSE, f.LSE}, {"dq", grads.DQ, f.DQ}, {"dk", grads.DK, f.DK}, {"dv", grads.DV, f.DV}} {
+		got, want tensor.View
+	}{{"out", acc.O, f.Out}, {"lse", acc.LSE, f.LSE}, {"dq", grads.DQ, f.DQ}, {"dk", grads.DK, f.DK},
+		{"dv", grads.DV, f.DV}} {
 		Compare(t, r.name, r.got, r.want, FixtureTolerance)
 	}
 }
@@ -137,7 +142,7 @@ func (f Fixture) Check(t testing.TB, acc attention.Partial, grads attention.Grad
 // Compare fails where an element of got is further from want than tolerance times the
 // largest finite |want|, or is NaN, and prints the first such coordinate. Both are float32 or
 // float64 host views.
-func Compare(t testing.TB, name string, got, want View, tolerance float64) {
+func Compare(t testing.TB, name string, got, want tensor.View, tolerance float64) {
 	t.Helper()
 	if got.Shape() != want.Shape() {
 		t.Errorf("%s has shape %v, want %v", name, got.Shape(), want.Shape())

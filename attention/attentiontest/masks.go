@@ -16,7 +16,7 @@ type Definition struct {
 	Slices       []partition.Slice
 }
 
-// Mask returns what package partition makes of it.
+// Mask returns the mask that package partition makes of it.
 func (d Definition) Mask() (partition.Mask, error) {
 	if d.Slices != nil {
 		return partition.SliceMaskOf(d.SeqQ, d.SeqKV, d.Slices)
@@ -45,7 +45,6 @@ func (d Definition) Sees(i, j int) bool {
 	return false
 }
 
-// documents are their lengths in queries and in keys.
 func (d Definition) documents() (docs, docsKV []int) {
 	docs, docsKV = d.Docs, d.DocsKV
 	if docs == nil {
@@ -57,14 +56,14 @@ func (d Definition) documents() (docs, docsKV []int) {
 	return docs, docsKV
 }
 
-// Aligned returns the key at which query i stands in its document. Slices say nothing of it: then the
+// Aligned returns the key that query i is aligned with in its document. Slices have no alignment: then the
 // sequence is the document, aligned at the bottom right.
 func (d Definition) Aligned(i int) int {
 	if d.Slices != nil {
 		return i + d.SeqKV - d.SeqQ
 	}
 	docs, docsKV := d.documents()
-	q, k := 0, 0 // where the document begins
+	q, k := 0, 0 // the document's start
 	for n := range docs {
 		if i < q+docs[n] {
 			if d.Diagonal.TopLeft {
@@ -77,7 +76,7 @@ func (d Definition) Aligned(i int) int {
 	panic("attentiontest: a query beyond all documents")
 }
 
-// diagonalSees is what a query that stands at a key sees of its document.
+// diagonalSees reports whether a query aligned with a key sees another key of its document.
 func (d Definition) diagonalSees(at, j int) bool {
 	switch {
 	case d.Diagonal.Causal && j > at:
@@ -125,13 +124,14 @@ func (d Definition) Rows() partition.Mask {
 	return m
 }
 
-// maskCases are masks of slices, which overlap, and of documents with lengths in keys of their own: whole, and a
+// maskCases lists masks of slices, which overlap, and of documents with lengths in keys of their own: whole, and a
 // hop of them.
 func maskCases() []Case {
 	r := func(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
 	slices := Definition{SeqQ: 150, SeqKV: 190, Slices: []partition.Slice{
 		{Q: r(0, 150), K: r(0, 40)}, {Q: r(20, 110), K: r(30, 150), Mask: partition.SliceCausal},
-		{Q: r(70, 150), K: r(100, 190), Mask: partition.SliceBiCausal}, {Q: r(0, 60), K: r(90, 190), Mask: partition.SliceInvCausal},
+		{Q: r(70, 150), K: r(100, 190), Mask: partition.SliceBiCausal},
+		{Q: r(0, 60), K: r(90, 190), Mask: partition.SliceInvCausal},
 	}}
 	docs := Definition{
 		SeqQ: 150, SeqKV: 190, Diagonal: partition.Diagonal{Causal: true, Left: 50, Right: -1},

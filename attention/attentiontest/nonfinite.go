@@ -31,7 +31,8 @@ func TestNonFinite(t *testing.T, newRig func(testing.TB) Rig, opts Options) {
 				if opts.takes(c) && (opts.Block > 0 || c.SeqQ <= 150) { // longer ones are for blocks
 					t.Run(c.Name, func(t *testing.T) {
 						for _, p := range c.poisons() {
-							if f := c.poisoned(t, rig, dtype, p, opts); len(f.missed)+len(f.strayed) > 0 || f.wrong != nil {
+							if f := c.poisoned(t, rig, dtype, p, opts); len(f.missed)+len(f.strayed) > 0 ||
+								f.wrong != nil {
 								t.Errorf("%v: %v", p, f)
 							}
 						}
@@ -155,7 +156,6 @@ func (c Case) poisons() (list []poison) {
 	return list
 }
 
-// in returns the inputs with the poison.
 func (p poison) in(c Case, x inputs) inputs {
 	put := func(xs []float64, heads, rows, dim int) []float64 {
 		xs = slices.Clone(xs)
@@ -253,7 +253,6 @@ func (c Case) exact(t *testing.T, in inputs, key string) *set {
 	return s
 }
 
-// poisoned runs the case with a poison and compares.
 func (c Case) poisoned(t *testing.T, rig Rig, dtype tensor.DType, p poison, opts Options) (f findings) {
 	t.Helper()
 	clean := c.clean(t, dtype)
@@ -284,14 +283,14 @@ func (c Case) poisoned(t *testing.T, rig Rig, dtype tensor.DType, p poison, opts
 	return f
 }
 
-// compare adds the faults of a result.
 func (f *findings) compare(r result, want []float64, tainted map[place]bool, allowed float64) {
 	got, i := read(r.view), -1
 	each(r.view, func(_ int64, at [4]int) {
 		i++
 		g, w := got[i], want[i]
 		text := func() string {
-			return fmt.Sprintf("%s[batch %d, seq %d, head %d, dim %d] = %v, want %v", r.name, at[0], at[1], at[2], at[3], g, w)
+			return fmt.Sprintf("%s[batch %d, seq %d, head %d, dim %d] = %v, want %v", r.name, at[0], at[1], at[2],
+				at[3], g, w)
 		}
 		empty := math.IsInf(w, -1) && (r.name == "lse" || r.name == "max") // the row sees no key
 		switch {
@@ -329,7 +328,7 @@ func (c Case) tainted(p poison, tested *set, beyond int) (forward, backward map[
 	if p.input == "do" {
 		bad[at], forward[at] = true, true // its delta
 	}
-	for _, v := range []View{tested.out, tested.acc.LSE} {
+	for _, v := range []tensor.View{tested.out, tested.acc.LSE} {
 		xs, i := read(v), -1
 		each(v, func(_ int64, at [4]int) {
 			if i++; !finite(xs[i]) && !math.IsInf(xs[i], -1) {

@@ -19,7 +19,8 @@ func RandomCase(seed uint64) Case {
 		docs = append(docs, n)
 		left -= n
 	}
-	layout := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}, partition.Document{Docs: docs}, partition.DocumentZigzag{Docs: docs}}[rng.IntN(5)]
+	layout := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{},
+		partition.Document{Docs: docs}, partition.DocumentZigzag{Docs: docs}}[rng.IntN(5)]
 	mask := partition.Mask{Band: partition.Full()}
 	if rng.IntN(3) > 0 {
 		mask.Hi = rng.IntN(21) - 10
@@ -34,10 +35,12 @@ func RandomCase(seed uint64) Case {
 	c := Case{
 		Name: fmt.Sprintf("seed %d", seed), Batch: 1 + rng.IntN(2), KVHeads: 1 + rng.IntN(2),
 		Dim: 1 + rng.IntN(24), DimV: 1 + rng.IntN(24), Layout: Layout(rng.IntN(4)),
-		Spread: math.Exp(2 * rng.NormFloat64()), Calls: 1 + rng.IntN(3), Reversed: rng.IntN(2) == 0, Started: rng.IntN(2) == 0, Folded: rng.IntN(2) == 0,
-		SeqQ:  partition.Count(layout.Spans(seq, size, rank)),
-		SeqK:  partition.Count(layout.Spans(seq, size, owner)),
-		Tiles: partition.Plan(partition.Shape{SeqQ: seq, SeqKV: seq, Size: size, Layout: layout, Mask: mask}, rank, owner),
+		Spread: math.Exp(2 * rng.NormFloat64()), Calls: 1 + rng.IntN(3), Reversed: rng.IntN(2) == 0,
+		Started: rng.IntN(2) == 0, Folded: rng.IntN(2) == 0,
+		SeqQ: partition.Count(layout.Spans(seq, size, rank)),
+		SeqK: partition.Count(layout.Spans(seq, size, owner)),
+		Tiles: partition.Plan(partition.Shape{SeqQ: seq, SeqKV: seq, Size: size, Layout: layout, Mask: mask}, rank,
+			owner),
 	}
 	c.PartFresh = c.Started && rng.IntN(2) == 0
 	c.Heads = group * c.KVHeads

@@ -36,7 +36,6 @@ func (c Case) columns() []int {
 	return at
 }
 
-// width returns the columns of a bias.
 func (c Case) width() int { return c.SeqK + 5 }
 
 func scoreCases() []Case {
@@ -50,25 +49,27 @@ func scoreCases() []Case {
 	as := func(*Case) {}
 	add("largest", Scores{Max: true}, as)
 	add("largest with a soft cap, in parts", Scores{Max: true}, func(c *Case) { c.Softmax.Softcap, c.Calls = 3, 3 })
-	add("largest of rows that see nothing", Scores{Max: true}, func(c *Case) { c.Tiles = []partition.Tile{tile(0, 70, 0, 150, causal(-20))} })
+	add("largest of rows that see nothing", Scores{Max: true},
+		func(c *Case) { c.Tiles = []partition.Tile{tile(0, 70, 0, 150, causal(-20))} })
 	add("slopes", Scores{ALiBi: true}, as)
-	add("slopes in parts", Scores{ALiBi: true, Max: true}, func(c *Case) { c.Calls, c.Reversed, c.Layout = 3, true, Padded })
+	add("slopes in parts", Scores{ALiBi: true, Max: true},
+		func(c *Case) { c.Calls, c.Reversed, c.Layout = 3, true, Padded })
 	for _, b := range [][2]int{{1, 1}, {2, 4}, {1, 4}, {2, 1}} {
 		add(fmt.Sprintf("bias %v", b), Scores{Bias: b}, func(c *Case) { c.Softmax.Softcap = 2 * float64(b[0]-1) })
 	}
 	add("bias that hides", Scores{Bias: [2]int{1, 4}, Hides: true}, func(c *Case) { c.Calls = 3 })
 	add("all in parts", Scores{ALiBi: true, Bias: [2]int{1, 4}, Max: true}, func(c *Case) {
 		c.Calls, c.Softmax.Softcap, c.Layout, c.Started = 4, 5, HeadsFirst, true
-		c.Tiles = []partition.Tile{tile(3, 20, 10, 40, partition.Full()), tile(40, 41, 149, 150, partition.Full()), tile(50, 70, 60, 140, causal(40))}
+		c.Tiles = []partition.Tile{tile(3, 20, 10, 40, partition.Full()), tile(40, 41, 149, 150, partition.Full()),
+			tile(50, 70, 60, 140, causal(40))}
 	})
 	add("no tile", Scores{ALiBi: true, Bias: [2]int{2, 1}, Max: true}, func(c *Case) { c.Tiles = nil })
 	return cs
 }
 
 // A scored holds the tensors of Scores; absent ones are zero.
-type scored struct{ slopes, bias, dbias, largest View }
+type scored struct{ slopes, bias, dbias, largest tensor.View }
 
-// placeScores makes the tensors of the case's Scores.
 func (s *set) placeScores(c Case, l Layout, acc tensor.DType) {
 	x := c.Scores
 	if x == nil {
@@ -86,9 +87,8 @@ func (s *set) placeScores(c Case, l Layout, acc tensor.DType) {
 	}
 }
 
-// views lists the tensors without absent ones.
-func (s *scored) views() (list []*View) {
-	for _, v := range []*View{&s.slopes, &s.bias, &s.dbias, &s.largest} {
+func (s *scored) views() (list []*tensor.View) {
+	for _, v := range []*tensor.View{&s.slopes, &s.bias, &s.dbias, &s.largest} {
 		if !v.IsZero() {
 			list = append(list, v)
 		}
@@ -100,7 +100,8 @@ func (s *scored) views() (list []*View) {
 func (c Case) softmax(s *set) attention.Softmax {
 	p := c.Softmax
 	if c.Scores != nil {
-		p.Scores = &attention.Scores{Slopes: s.slopes, Bias: s.bias, DBias: s.dbias, Max: s.largest, Rows: c.queryRows()}
+		p.Scores = &attention.Scores{Slopes: s.slopes, Bias: s.bias, DBias: s.dbias, Max: s.largest,
+			Rows: c.queryRows()}
 	}
 	return p
 }
@@ -123,7 +124,6 @@ func (c Case) scoreInputs(rng *rand.Rand, t tensor.DType) (slopes, bias []float6
 	return slopes, bias
 }
 
-// extra returns the sum of the terms of a pair.
 func (c Case) extra(in inputs, b, i, h, j int) float64 {
 	x, sum := c.Scores, 0.0
 	if x == nil {

@@ -21,11 +21,14 @@ func TestSinks(t *testing.T, newRig func(testing.TB) (Rig, attention.Sinks), dty
 			layout                 Layout
 			sink                   float64 // of head 0; others are drawn
 		}{
-			{1, 1, 1, 1, Dense, 0}, {2, 37, 3, 40, Dense, 1.5}, {2, 37, 3, 40, HeadsFirst, -3}, {2, 70, 5, 33, Padded, 0},
-			{1, 300, 2, 128, Dense, -200}, {1, 9, 2, 8, Dense, 300}, {1, 9, 2, 8, Dense, math.Inf(-1)}, {1, 0, 2, 8, Dense, 0},
+			{1, 1, 1, 1, Dense, 0}, {2, 37, 3, 40, Dense, 1.5}, {2, 37, 3, 40, HeadsFirst, -3},
+			{2, 70, 5, 33, Padded, 0},
+			{1, 300, 2, 128, Dense, -200}, {1, 9, 2, 8, Dense, 300}, {1, 9, 2, 8, Dense, math.Inf(-1)},
+			{1, 0, 2, 8, Dense, 0},
 		} {
 			t.Run(fmt.Sprintf("%v/%d", dtype, n), func(t *testing.T) {
-				s := newSinkSet(rand.New(rand.NewPCG(uint64(n), 3)), c.layout, dtype, [4]int{c.batch, c.seq, c.heads, c.dim}, c.sink)
+				s := newSinkSet(rand.New(rand.NewPCG(uint64(n), 3)), c.layout, dtype,
+					[4]int{c.batch, c.seq, c.heads, c.dim}, c.sink)
 				s.check(t, rig, sinks)
 			})
 		}
@@ -47,7 +50,7 @@ func TestSinks(t *testing.T, newRig func(testing.TB) (Rig, attention.Sinks), dty
 // A sinkSet holds the tensors of a case. It has no keys: any o and lse belong to some keys.
 type sinkSet struct {
 	set
-	o, do, lse, sink, dsink View
+	o, do, lse, sink, dsink tensor.View
 }
 
 func newSinkSet(rng *rand.Rand, l Layout, dtype tensor.DType, shape [4]int, first float64) *sinkSet {
@@ -58,7 +61,7 @@ func newSinkSet(rng *rand.Rand, l Layout, dtype tensor.DType, shape [4]int, firs
 	heads := [4]int{1, 1, shape[2], 1}
 	s.o, s.do, s.lse = s.place(l, dtype, shape), s.place(l, dtype, shape), s.place(l, acc, row)
 	s.sink, s.dsink = s.place(Dense, acc, heads), s.place(Dense, acc, heads)
-	draw := func(v View, spread float64) {
+	draw := func(v tensor.View, spread float64) {
 		xs := make([]float64, v.Size())
 		for i := range xs {
 			xs[i] = round(rng.NormFloat64()*spread, v.DType())
@@ -79,7 +82,7 @@ func newSinkSet(rng *rand.Rand, l Layout, dtype tensor.DType, shape [4]int, firs
 	return s
 }
 
-func constant(v View, x float64) []float64 {
+func constant(v tensor.View, x float64) []float64 {
 	xs := make([]float64, v.Size())
 	for i := range xs {
 		xs[i] = x
@@ -89,7 +92,7 @@ func constant(v View, x float64) []float64 {
 
 func (s *sinkSet) upload(rig Rig) (*sinkSet, error) {
 	d := *s
-	return &d, rig.move(s.buffers, []*View{&d.o, &d.do, &d.lse, &d.sink, &d.dsink})
+	return &d, rig.move(s.buffers, []*tensor.View{&d.o, &d.do, &d.lse, &d.sink, &d.dsink})
 }
 
 // want computes o, lse and dsink from the sums of exponentials.
@@ -116,7 +119,7 @@ func (s *sinkSet) want() (o, lse, dsink []float64) {
 	return o, lse, dsink
 }
 
-// checkPoisonedSinks holds that a NaN or infinity of o, do or lse reaches the elements that depend on it, and no others.
+// checkPoisonedSinks holds that a NaN or infinity of o, do or lse reaches the elements that depend on it alone.
 func checkPoisonedSinks(t *testing.T, rig Rig, sinks attention.Sinks, dtypes []tensor.DType) {
 	for _, dtype := range dtypes {
 		for _, value := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
@@ -148,13 +151,14 @@ func (s *sinkSet) check(t *testing.T, rig Rig, sinks attention.Sinks) {
 		must(t, rig.Sync(context.Background()))
 	}
 	if rig.Download != nil {
-		for i, v := range []View{s.o, s.do, s.lse, s.sink, s.dsink} {
-			from := []View{device.o, device.do, device.lse, device.sink, device.dsink}[i]
+		for i, v := range []tensor.View{s.o, s.do, s.lse, s.sink, s.dsink} {
+			from := []tensor.View{device.o, device.do, device.lse, device.sink, device.dsink}[i]
 			must(t, rig.Download(v.Memory().(*tensor.Host), from.Memory()))
 		}
 	}
-	tolerance := map[tensor.DType]float64{tensor.F64: 1e-13, tensor.F32: 4e-6, tensor.F16: 2e-3, tensor.BF16: 1e-2}[s.o.DType()]
-	compare := func(name string, v View, want []float64, scale float64) {
+	tolerance := map[tensor.DType]float64{tensor.F64: 1e-13, tensor.F32: 4e-6, tensor.F16: 2e-3,
+		tensor.BF16: 1e-2}[s.o.DType()]
+	compare := func(name string, v tensor.View, want []float64, scale float64) {
 		got := read(v)
 		broken := func(x float64) bool { return !finite(x) && !(name == "lse" && math.IsInf(x, -1)) }
 		for i := range want {

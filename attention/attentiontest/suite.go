@@ -16,9 +16,6 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// View is a strided window onto memory; see package tensor.
-type View = tensor.View
-
 // Rig is a kernel under test and the way to it.
 type Rig struct {
 	Kernel attention.Kernel
@@ -43,15 +40,14 @@ type Options struct {
 	// NoScores says that the kernel adds nothing to scores and keeps nothing of them, and so refuses what
 	// asks for it.
 	NoScores bool
-	// Block is how many queries or keys a product of the kernel has at most: TestNonFinite allows a NaN to reach rows that
-	// are nearer than that to a tile, and rows of its own tile that see a key nearer than that to it. 0: products go over
-	// the rows of a tile alone.
+	// Block is how many queries or keys a product of the kernel has at most: TestNonFinite allows a NaN to reach rows
+	// that are nearer than that to a tile, and rows of its own tile that see a key nearer than that to it. 0: products
+	// go over the rows of a tile alone.
 	Block int
 	// NoDelta says that a backward pass leaves Saved.Delta alone, as it does without.
 	NoDelta bool
 }
 
-// takes reports whether a case is within the capabilities.
 func (o Options) takes(c Case) bool {
 	switch {
 	case o.MaxHeadDim > 0 && max(c.Dim, c.DimV) > o.MaxHeadDim, o.SameHeadDim && c.Dim != c.DimV:
@@ -182,7 +178,8 @@ func (c Case) run(rig Rig, s *set) error {
 	if err := forward.End(); err != nil {
 		return err
 	}
-	backward, err := rig.Kernel.Backward(s.grads.DQ, s.do, s.q, attention.Saved{O: s.out, LSE: s.acc.LSE, Delta: s.delta}, c.softmax(s))
+	backward, err := rig.Kernel.Backward(s.grads.DQ, s.do, s.q,
+		attention.Saved{O: s.out, LSE: s.acc.LSE, Delta: s.delta}, c.softmax(s))
 	if err != nil {
 		return err
 	}
@@ -226,7 +223,8 @@ func (c Case) grads(pass attention.BackwardPass, s *set, calls []call, i int) er
 
 func scribble(tiles []partition.Tile) {
 	for i := range tiles {
-		tiles[i] = partition.Tile{Q: partition.Range{Lo: -1, Hi: 1 << 30}, K: partition.Range{Lo: -1, Hi: 1 << 30}, Band: partition.Full()}
+		tiles[i] = partition.Tile{Q: partition.Range{Lo: -1, Hi: 1 << 30}, K: partition.Range{Lo: -1, Hi: 1 << 30},
+			Band: partition.Full()}
 	}
 }
 
@@ -257,10 +255,17 @@ func checkFaults(t *testing.T, rig Rig) {
 		name  string
 		wrong func(s *set, tiles []partition.Tile, p *attention.Softmax)
 	}{
-		{"LSE too short", func(s *set, _ []partition.Tile, _ *attention.Softmax) { s.acc.LSE = s.acc.LSE.Slice(tensor.Seq, 0, 3) }},
-		{"values of another length", func(s *set, _ []partition.Tile, _ *attention.Softmax) { s.v = s.v.Slice(tensor.Seq, 0, 3) }},
+		{"LSE too short", func(s *set, _ []partition.Tile,
+			_ *attention.Softmax) {
+			s.acc.LSE = s.acc.LSE.Slice(tensor.Seq, 0, 3)
+		}},
+		{"values of another length", func(s *set, _ []partition.Tile,
+			_ *attention.Softmax) {
+			s.v = s.v.Slice(tensor.Seq, 0, 3)
+		}},
 		{"heads no multiple", func(s *set, _ []partition.Tile, _ *attention.Softmax) {
-			s.q, s.acc.O, s.acc.LSE = s.q.Slice(tensor.Heads, 0, 1), s.acc.O.Slice(tensor.Heads, 0, 1), s.acc.LSE.Slice(tensor.Heads, 0, 1)
+			s.q, s.acc.O, s.acc.LSE = s.q.Slice(tensor.Heads, 0, 1), s.acc.O.Slice(tensor.Heads, 0, 1),
+				s.acc.LSE.Slice(tensor.Heads, 0, 1)
 			s.out = s.acc.O
 		}},
 		{"tile outside", func(_ *set, tiles []partition.Tile, _ *attention.Softmax) { tiles[0].K.Hi = 5 }},
@@ -285,13 +290,15 @@ func checkFaults(t *testing.T, rig Rig) {
 
 // checkRefused holds that a kernel that adds nothing to scores says so, in both passes.
 func checkRefused(t *testing.T, rig Rig, dtype tensor.DType) {
-	c := Case{Batch: 1, SeqQ: 4, SeqK: 4, Heads: 2, KVHeads: 2, Dim: 8, DimV: 8, Softmax: attention.Softmax{Scale: 1}, Scores: &Scores{Max: true}}
+	c := Case{Batch: 1, SeqQ: 4, SeqK: 4, Heads: 2, KVHeads: 2, Dim: 8, DimV: 8, Softmax: attention.Softmax{Scale: 1},
+		Scores: &Scores{Max: true}}
 	s, err := newSet(c, Dense, dtype).upload(rig)
 	must(t, err)
 	if _, err := rig.Kernel.Forward(s.out, s.acc, s.q, c.softmax(s)); err == nil {
 		t.Error("a forward pass took it without an error")
 	}
-	if _, err := rig.Kernel.Backward(s.grads.DQ, s.do, s.q, attention.Saved{O: s.out, LSE: s.acc.LSE, Delta: s.delta}, c.softmax(s)); err == nil {
+	if _, err := rig.Kernel.Backward(s.grads.DQ, s.do, s.q, attention.Saved{O: s.out, LSE: s.acc.LSE, Delta: s.delta},
+		c.softmax(s)); err == nil {
 		t.Error("a backward pass took it without an error")
 	}
 }

@@ -37,14 +37,12 @@ given, they are what the device does in some seconds.`,
 	return c
 }
 
-// benchFlags defines the flags of every benchmark.
 func benchFlags(f *pflag.FlagSet, o *command.BenchOptions) {
 	f.StringVar(&o.JSON, "json", "", "`file` to write the report to; - is standard output, in place of the tables")
 	runFlags(f, &o.Options, "print the tables and failures only")
 	o.Command = os.Args[1:]
 }
 
-// sizesVar defines a flag with a list of sizes such as 32K.
 func sizesVar[T int | int64](f *pflag.FlagSet, p *[]T, name, usage string) {
 	f.Var(&sizes[T]{p}, name, usage)
 }
@@ -71,7 +69,6 @@ func (s *sizes[T]) String() string {
 	return strings.Trim(fmt.Sprint(*s.list), "[]")
 }
 
-// ulyssesVar defines --ulysses-degree, and its former name.
 func ulyssesVar(f *pflag.FlagSet, n *int) {
 	const help = "with hierarchical: ranks that exchange heads; 0: by costs, else as many as divide the heads"
 	f.IntVar(n, "ulysses-degree", 0, help)
@@ -155,8 +152,6 @@ func benchTrainCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "train train.yaml",
 		Short: "training steps of a config, on random tokens, without checkpoints",
-		Long: `Runs some steps of a config on random tokens of its vocabulary, without validation and
-checkpoints, and says what a step takes: time, tokens, model FLOPs, memory.`,
 		Example: "  cprun bench train --nproc 4 examples/bench/llama-3.2-3b-128k.yaml\n  cprun bench train --nproc 4 " +
 			"--steps 10 --set data.seq_len=64K examples/bench/llama-3.2-3b-128k.yaml",
 		Args: oneArg("a config"),
@@ -194,13 +189,9 @@ func benchCalibrateCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "calibrate",
 		Short: "measure the cost table that cprun plan reckons with, and keep it",
-		Long: `Measures this machine for cprun plan, in a minute or less: attention by tile, mask and
-head dim, matrix products, passes over memory, copies from and to the host, transfers by
-bytes. All ranks measure at once: on a CPU with 1 rank, with as many as there are cores
-and with twice as many, unless --nproc says how many; on GPUs one on each.
-
-The table is kept in the user's cache, for this machine and this version of cprun.
-docs/planner.md says what is in it.`,
+		Long: `Measures this machine for cprun plan, in a minute or less, and keeps the table in the
+user's cache: see docs/planner.md. On a CPU it measures 1 rank, one for each core and
+twice as many, unless --nproc is given; on GPUs one on each.`,
 		Example: "  cprun bench calibrate\n  cprun bench calibrate --nproc 2 --json table.json",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

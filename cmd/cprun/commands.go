@@ -74,7 +74,6 @@ func nodeFlags(f *pflag.FlagSet, o *command.Options) {
 	f.IntVar(&o.MaxRestarts, "max-restarts", 0, "restart from the newest checkpoint this often after a failure")
 }
 
-// runFlags are the flags of every command that spawns processes.
 func runFlags(f *pflag.FlagSet, o *command.Options, quiet string) {
 	deviceFlags(f, o)
 	f.BoolVar(&o.Quiet, "quiet", false, quiet)
@@ -119,12 +118,9 @@ func attentionCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "attention --in case.safetensors --out result.safetensors",
 		Short: "run one distributed attention, forward and backward, on given tensors",
-		Long: `Reads q, k, v and dout from a safetensors file in global order, with the mask in
-the file's metadata (causal, window, docs, docs_kv, or slices; softcap, scale), spreads
-them over the ranks, and writes out, lse, dq, dk and dv, float32, in global order.
-q, k and v may be packed as qkv, or k and v as kv, in any of 25 layouts, which
-metadata name or shapes tell. What is not understood is refused; docs/formats.md
-lists what is.`,
+		Long: `Reads q, k, v and dout from a safetensors file in global order, with the mask in the
+metadata, and writes out, lse, dq, dk and dv, float32, in global order. docs/formats.md
+lists the layouts and the metadata; everything else is refused.`,
 		Example: "  cprun attention --in attention/attentiontest/testdata/causal_gqa.safetensors --out " +
 			"/tmp/result.safetensors --nproc 4 --layout zigzag",
 		Args: noArgs,
@@ -174,9 +170,6 @@ func evalCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "eval RUN|HF-DIR --data PATH",
 		Short: "loss and perplexity of a checkpoint or a Hugging Face model over data, by position",
-		Long: `Computes the loss of a run's newest checkpoint, or of a Hugging Face directory,
-over files of data, all in samples of one length, and shows it by the position of
-a token in its sample. It trains nothing and writes nothing.`,
 		Example: "  cprun eval runs/opticks-20261120-101500 --data examples/data/opticks-book-3.txt --nproc 4\n" +
 			"  cprun eval ~/models/llama-3.2-1b --data book.txt --seq-len 128K --nproc 8",
 		Args: oneArg("a run directory, a checkpoint or a Hugging Face directory"),
@@ -200,10 +193,9 @@ func tokenizeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "tokenize --tokenizer T --to OUT FILE…",
 		Short: "turn text and .jsonl into token files, on all cores",
-		Long: `Writes OUT.bin and OUT.idx, Megatron's pair: one document for each record of a
-.jsonl ("text" or "input_ids") and for each other file. Ids are those of the Python
-library tokenizers with add_special_tokens; special tokens in the text are parsed as it
-does, and a truncation entry of the file is not applied.`,
+		Long: `Writes OUT.bin and OUT.idx, Megatron's pair: one document for each record of a .jsonl
+("text" or "input_ids") and for each other file. Ids are those of the Python library
+tokenizers with add_special_tokens, without truncation.`,
 		Example: "  cprun tokenize --tokenizer Llama-3.2-1B --to corpus texts/*.txt\n" +
 			"  cprun tokenize --tokenizer tokenizer.json --eos=false --to corpus a.jsonl b.jsonl",
 		Args: func(*cobra.Command, []string) error { return nil },
@@ -256,4 +248,137 @@ func oneArg(what string) cobra.PositionalArgs {
 		}
 		return nil
 	}
+}
+
+func generateCommand() *cobra.Command {
+	o, prompt := command.GenerateOptions{}, ""
+	c := &cobra.Command{
+		Use:   "generate RUN|HF-DIR --prompt TEXT",
+		Short: "print text that the model of a run or of a Hugging Face directory writes",
+		Long: `Writes the text, and nothing else, to standard output, on one device in float32. It ends
+at the model's end-of-text token, after --max-tokens, or at the model's last position;
+Ctrl-C ends it with status 130.`,
+		Example: "  cprun generate runs/opticks-20261120-101500 --prompt \"The Rays of Light\"\n  cprun generate " +
+			"Llama-3.2-1B --prompt-file start.txt --max-tokens 400 --temperature 0\n  echo \"Let there be\" | cprun " +
+			"generate Llama-3.2-1B --prompt - --seed 7 --quiet >text.txt",
+		Args: oneArg("a run directory, a checkpoint or a Hugging Face directory"),
+		RunE: func(c *cobra.Command, args []string) error {
+			if c.Flags().Changed("prompt") {
+				o.Prompt = &prompt
+			}
+			o.Stdin, o.Stdout, o.Stderr = os.Stdin, os.Stdout, os.Stderr
+			return finish(command.Generate(c.Context(), args[0], o))
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&prompt, "prompt", "", "the `text` to go on from; - reads it from standard input")
+	f.StringVar(&o.PromptFile, "prompt-file", "", "the `file` to go on from, without the line break at its end")
+	f.IntVar(&o.MaxTokens, "max-tokens", 200, "at most `N` new tokens")
+	f.Float64Var(&o.Sampling.Temperature, "temperature", 0.8,
+		"what logits are divided by; 0: the likeliest token, always")
+	f.Float64Var(&o.Sampling.TopP, "top-p", 0.95,
+		"draw from the smallest set of tokens of this probability; 1: from all")
+	f.IntVar(&o.Sampling.TopK, "top-k", 0, "draw from the `N` likeliest tokens; 0: from all")
+	f.Int64Var(&o.Sampling.Seed, "seed", 1, "of the draws")
+	f.Int64Var(&o.Step, "step", 0, "the checkpoint of step `N` of a run; 0: the newest")
+	f.StringVar(&o.Tokenizer, "tokenizer", "",
+		"a tokenizer.json or the `directory` of one, or bytes (default: the model's own)")
+	f.StringVar(&o.Device, "device", "auto", "auto, cpu or cuda")
+	f.BoolVar(&o.IgnoreEOS, "ignore-eos", false, "write on behind an end-of-text token")
+	f.BoolVar(&o.Echo, "echo", false, "also print the prompt")
+	f.BoolVar(&o.Quiet, "quiet", false, "no statistics and notes on standard error")
+	f.SortFlags = false
+	return c
+}
+
+func reportCommand() *cobra.Command {
+	o := command.ReportOptions{}
+	c := &cobra.Command{
+		Use:   "report RUN…",
+		Short: "draw one run or several, or an experiment: one HTML page that needs no network",
+		Long: `Writes one HTML page of run directories, laid over one another, or of the directory
+(or results.json) of an experiment. The page names files that are missing or torn.`,
+		Example: "  cprun report runs/opticks-20261120-101500\n  cprun report runs/a runs/b --out compare.html",
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usagef("%s takes run directories, or that of an experiment", c.CommandPath())
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			o.Stdout, o.Version = stdout, versionString()
+			return finish(command.Report(args, o))
+		},
+	}
+	c.Flags().StringVar(&o.Out, "out", "", "the `file` to write (default report.html in the run; here for several)")
+	c.Flags().StringVar(&o.Title, "title", "", "`text` at the top of the page (default: the names of the runs)")
+	return c
+}
+
+func scaleCommand() *cobra.Command {
+	o := command.ScaleOptions{}
+	c := &cobra.Command{
+		Use:   "scale experiment.yaml",
+		Short: "run a grid of configs, such as lengths by ranks by algorithms, to one report",
+		Long: `Runs every cell of the grid as processes of its own, and writes results.csv, results.json
+and report.html. A cell that fails is a result. Repeat the command to resume.`,
+		Example: "  cprun scale examples/scale/opticks.yaml\n" +
+			"  cprun scale examples/scale/opticks.yaml --out runs/scaling --set train.steps=20\n" +
+			"  cprun scale examples/scale/h200.yaml --plan --assume arch=sm90,cudnn=9.10.2,memory=141G\n" +
+			"  cprun scale examples/scale/h200.yaml --slurm --out /shared/scaling --sbatch=--partition=gpu " +
+			"--sbatch=--gpus-per-node=8",
+		Args: oneArg("an experiment"),
+		RunE: func(c *cobra.Command, args []string) error {
+			o.Args = os.Args
+			return finish(command.Scale(args[0], o))
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.Out, "out", "", "`directory` of the experiment (default runs/<name>-<time>, or the newest of "+
+		"those that is not done)")
+	f.StringVar(&o.Resume, "resume", "auto", "auto: resume what the directory has; never: begin anew, and remove it")
+	f.BoolVar(&o.PlanOnly, "plan", false, "predict every cell, and run none")
+	f.StringArrayVar(&o.Assume, "assume", nil, "with --plan: "+machine.AssumeHelp)
+	f.BoolVar(&o.Slurm, "slurm", false, "submit the cells as one array of Slurm, and a job that gathers the results")
+	f.StringArrayVar(&o.Sbatch, "sbatch", nil,
+		"with --slurm: an `argument` of sbatch, such as --partition=gpu (repeatable)")
+	f.StringArrayVar(&o.Set, "set", nil, "override a key of all cells: `key.path=value` (repeatable)")
+	deviceFlags(f, &o.Options)
+	f.Lookup("nproc").Usage = "processes of cells on a node where the grid has no nproc, `N` or auto"
+	f.BoolVar(&o.Quiet, "quiet", false, "print the table and failures only")
+	f.IntVar(&o.Share, "share", 0, "the part of the cells that a task of --slurm runs, from 1")
+	f.BoolVar(&o.Gather, "gather", false, "write the results of the cells that have ended")
+	f.MarkHidden("share")
+	f.MarkHidden("gather")
+	f.SortFlags = false
+	o.NodeRank, o.LogLevel, o.Stdout, o.Stderr, o.Version = -1, "info", stdout, os.Stderr, versionString()
+	return c
+}
+
+func topCommand() *cobra.Command {
+	o := command.TopOptions{}
+	c := &cobra.Command{
+		Use:   "top [RUN]",
+		Short: "show a run while it goes on: loss, speed, memory, what each rank waits for, events",
+		Long: `Reads the run directory, also from another host that shares it, and changes nothing. It
+draws on a terminal until q or Ctrl-C, and elsewhere prints once. Default: the newest
+of runs/.`,
+		Example: "  cprun top runs/opticks-20261120-101500\n  cprun top --once",
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usagef("%s takes one run directory, got %q", c.CommandPath(), args)
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			dir := ""
+			if len(args) > 0 {
+				dir = args[0]
+			}
+			o.Stdout, o.Terminal = stdout, os.Stdout
+			return finish(command.Top(c.Context(), dir, o))
+		},
+	}
+	c.Flags().BoolVar(&o.Once, "once", false, "print what is known now, and end")
+	return c
 }

@@ -17,18 +17,18 @@ import (
 	"github.com/cprun/cprun/internal/model/machine"
 )
 
-// exitUsage is the status of bad usage, config or input, found before any process is spawned.
+// exitUsage reports bad usage, config or input, found before any process is spawned.
 const exitUsage = 2
 
-// version is set by the release build; else it is what Go knows of the source.
+// version comes from the release build; "": ask the Go build info.
 var version = ""
 
-// stdout is where commands print: what a terminal obeys does not pass.
+// stdout strips the control characters of a terminal.
 var stdout = terminal.NewWriter(os.Stdout)
 
 func main() { os.Exit(run(os.Args[1:])) }
 
-// status is an exit status that a command has already explained.
+// A status is an exit status that a command has already explained.
 type status int
 
 func (s status) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
@@ -61,7 +61,6 @@ func run(args []string) int {
 	return 1
 }
 
-// usageError is a wrong command line.
 type usageError struct{ err error }
 
 func (e *usageError) Error() string { return e.err.Error() }
@@ -70,7 +69,7 @@ func (e *usageError) Unwrap() error { return e.err }
 
 func usagef(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
 
-// finish turns what an agent call returned into a command's error.
+// finish turns an exit status into an error of the command.
 func finish(code int, err error) error {
 	if err == nil && code != 0 {
 		return status(code)
@@ -109,17 +108,10 @@ func versionCommand() *cobra.Command {
 		Args:    noArgs,
 		Run: func(c *cobra.Command, _ []string) {
 			info, _ := debug.ReadBuildInfo()
-			fmt.Fprintf(c.OutOrStdout(), "cprun %s (%s, %s)\n", versionString(), info.GoVersion, builtFor())
+			fmt.Fprintf(c.OutOrStdout(), "cprun %s (%s, %s)\n", versionString(), info.GoVersion,
+				map[bool]string{true: "cuda", false: "cpu"}[machine.Built])
 		},
 	}
-}
-
-// builtFor is what a run can be on.
-func builtFor() string {
-	if machine.Built {
-		return "cuda"
-	}
-	return "cpu"
 }
 
 func noArgs(c *cobra.Command, args []string) error {

@@ -11,10 +11,14 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/run/bench"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
 )
 
-// knownConfig tells a mistyped command from a config that is not there.
+// knownConfig distinguishes a mistyped command from a missing config.
 func knownConfig(c *cobra.Command, arg string) error {
 	if _, err := os.Stat(arg); err == nil || filepath.Ext(arg) != "" || strings.ContainsRune(arg, filepath.Separator) {
 		return nil // whether it can be read is found with the other faults of the config
@@ -31,7 +35,7 @@ func knownConfig(c *cobra.Command, arg string) error {
 	return usagef("%q is neither a config nor a command; the commands are %s", arg, strings.Join(commandsOf(c), ", "))
 }
 
-// trainingWords are what other programs call the command that trains.
+// trainingWords name the training command of other programs.
 var trainingWords = []string{"train", "run", "launch"}
 
 // unbuiltCommands and unbuiltFlags are planned and not in this build.
@@ -40,7 +44,6 @@ var (
 	unbuiltFlags    = []string{"verify", "chat", "logprobs", "merge"}
 )
 
-// commandsOf lists the commands that users have.
 func commandsOf(c *cobra.Command) (names []string) {
 	for _, sub := range c.Commands() {
 		if !sub.Hidden && sub.IsAvailableCommand() {
@@ -50,7 +53,7 @@ func commandsOf(c *cobra.Command) (names []string) {
 	return names
 }
 
-// helpCommand is that of cobra, but that what is no command is an error.
+// helpCommand is cobra's, except that unknown commands are errors.
 func helpCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "help [command]",
@@ -69,7 +72,7 @@ func helpCommand() *cobra.Command {
 	}
 }
 
-// flagError is a wrong flag, with the one that it was probably meant to be.
+// flagError adds the flag that was probably meant.
 func flagError(c *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	if !errors.As(err, &unknown) {
@@ -90,4 +93,62 @@ func flagError(c *cobra.Command, err error) error {
 		return usagef("%w; did you mean --%s?", err, meant)
 	}
 	return &usageError{err}
+}
+
+// words lists the values of flags that take one of a few words.
+var words = map[string][]string{
+	"algorithm": append(slices.Clone(ring.Algorithms), "auto"),
+	"backend":   {backends.Flash.String(), backends.Fused.String(), "reference", "auto"},
+	"calls":     bench.Calls,
+	"device":    {"auto", "cpu", "cuda"},
+	"dtype":     {"auto", "bf16", "fp16", "fp32"},
+	"gather":    ring.Gathers,
+	"layout":    append(slices.Clone(partition.Names), "auto"),
+	"log-level": {"error", "warn", "info", "debug"},
+	"nproc":     {"auto"},
+}
+
+// completes adds shell completion to a command and its subcommands: configs and runs as arguments, words of
+// flags, and keys of --set.
+func completes(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "completion" {
+			c.Short = "print a script for bash, zsh, fish or powershell that completes commands, flags and values"
+			c.Example = "  source <(cprun completion bash)"
+			for _, shell := range c.Commands() {
+				shell.Example = "  cprun completion " + shell.Name()
+			}
+		}
+	}
+	completeAll(root)
+}
+
+func completeAll(c *cobra.Command) {
+	if c.ValidArgsFunction == nil {
+		switch arg := strings.TrimPrefix(c.Use, c.Name()+" "); {
+		case strings.HasSuffix(arg, ".yaml"):
+			c.ValidArgsFunction = cobra.FixedCompletions([]string{"yaml", "yml"}, cobra.ShellCompDirectiveFilterFileExt)
+		case strings.Contains(arg, "RUN"):
+			c.ValidArgsFunction = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
+		}
+	}
+	c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+		var err error
+		switch list, ok := words[f.Name]; {
+		case ok && f.Value.Type() != "bool":
+			err = c.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(list, cobra.ShellCompDirectiveNoFileComp))
+		case f.Name == "set":
+			err = c.RegisterFlagCompletionFunc(f.Name, func(_ *cobra.Command, _ []string, prefix string) ([]string,
+				cobra.ShellCompDirective) {
+				return config.Completions(prefix), cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
+			})
+		}
+		if err != nil {
+			panic("cprun: completion of --" + f.Name + ": " + err.Error())
+		}
+	})
+	for _, sub := range c.Commands() {
+		completeAll(sub)
+	}
 }

@@ -49,7 +49,6 @@ func (m *Model) keep(a *tensor.Arena, b Batch) (out View, s acts) {
 	return out, s
 }
 
-// move calls a hook with the saved activations of a layer.
 func (m *Model) move(hook func(int, []*View) error, layer int, s *acts) error {
 	if hook == nil {
 		return nil

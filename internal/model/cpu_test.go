@@ -61,7 +61,8 @@ func (c cpuAttention) Backward(layer int, g attention.Grads, do, q, k, v View, o
 		return err
 	}
 	b := attention.GradBlock{
-		Block: c.block(layer, k, v), KeyGrads: attention.KeyGrads{DK: g.DK, DV: g.DV}, Fresh: partition.Range{Hi: k.Len(tensor.Seq)},
+		Block: c.block(layer, k, v), KeyGrads: attention.KeyGrads{DK: g.DK, DV: g.DV},
+		Fresh: partition.Range{Hi: k.Len(tensor.Seq)},
 	}
 	if err := pass.Block(b); err != nil {
 		return err

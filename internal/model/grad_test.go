@@ -63,7 +63,8 @@ func TestRecomputeModesAgreeBitForBit(t *testing.T) {
 						wantLoss, want = loss, grads
 					}
 					if !(loss == wantLoss) || !slices.Equal(grads, want) {
-						t.Errorf("%s: loss %v, want %v; gradients equal: %t", mode, loss, wantLoss, slices.Equal(grads, want))
+						t.Errorf("%s: loss %v, want %v; gradients equal: %t", mode, loss, wantLoss,
+							slices.Equal(grads, want))
 					}
 					c.opt.Hooks, c.att.calls = elsewhere(), new([2]int)
 					if loss, grads, _ := c.train(t, 0.5); loss != wantLoss || !slices.Equal(grads, want) {
@@ -74,7 +75,8 @@ func TestRecomputeModesAgreeBitForBit(t *testing.T) {
 						calls[0] *= 2
 					}
 					if *c.att.calls != calls {
-						t.Errorf("%s: attention called %v times forward and backward, want %v", mode, *c.att.calls, calls)
+						t.Errorf("%s: attention called %v times forward and backward, want %v", mode, *c.att.calls,
+							calls)
 					}
 					peaks = append(peaks, peak)
 				}
@@ -233,7 +235,8 @@ func TestErrorsOfAttentionNameTheLayer(t *testing.T) {
 		b.refAttention = c.att
 		m, a, loss := New(c.cfg, c.ops, b, c.params, c.opt), c.arena(), tensor.New(tensor.F64, 1)
 		before := a.Mark()
-		if err := m.ForwardBackward(a, c.batch, loss, 1); err == nil || err.Error() != want || !errors.Is(err, errLink) {
+		if err := m.ForwardBackward(a, c.batch, loss, 1); err == nil || err.Error() != want ||
+			!errors.Is(err, errLink) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 		if b.forward >= 0 {

@@ -63,10 +63,8 @@ func phantomBatch(cfg *hf.Config, batch, tokens int) (b Batch, loss View) {
 	return Batch{IDs: ids, Targets: ids, Cos: table, Sin: table}, phantom(tensor.F64, 1, 1, 1, 1)
 }
 
-// phantom returns a view without memory.
 func phantom(dtype tensor.DType, shape ...int) View { return tensor.NewMeter().Alloc(dtype, shape...) }
 
-// nopOps does nothing.
 type nopOps struct{}
 
 func (nopOps) Linear(_, _, _, _ View)                        {}

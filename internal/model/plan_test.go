@@ -24,11 +24,13 @@ func TestPlanIsWhatARunTakes(t *testing.T) {
 					_, _, trained := c.train(t, 1)
 					_, validated := c.validate(t)
 					if plan.Activations != trained || plan.Validation != validated {
-						t.Errorf("planned %d and %d bytes, took %d and %d", plan.Activations, plan.Validation, trained, validated)
+						t.Errorf("planned %d and %d bytes, took %d and %d", plan.Activations, plan.Validation, trained,
+							validated)
 					}
 					flat := c.params.Weights.Memory().Bytes()
 					if plan.Weights != flat || plan.Grads != flat {
-						t.Errorf("planned %d bytes of weights and %d of gradients, took %d", plan.Weights, plan.Grads, flat)
+						t.Errorf("planned %d bytes of weights and %d of gradients, took %d", plan.Weights, plan.Grads,
+							flat)
 					}
 					compute := int64(0)
 					if dtype != tensor.F32 {

@@ -106,7 +106,6 @@ func yarnFactor(s *hf.RopeScaling, factor float64) float64 {
 	return mscale(1)
 }
 
-// yarnRange returns the pairs between which the ramp rises.
 func yarnRange(cfg *hf.Config, s *hf.RopeScaling) (low, high float64) {
 	fast, slow := s.BetaFast, s.BetaSlow
 	if fast == 0 {
@@ -146,7 +145,8 @@ func (r *Rope) Fill(cos, sin View, positions []int) {
 func fillRope[T tensor.Float](r *Rope, cos, sin []T, positions []int) {
 	n := len(r.InvFreq)
 	if len(cos) != n*len(positions) || len(sin) != len(cos) {
-		panic(fmt.Sprintf("model: rope tables of %d elements for %d positions of %d pairs", len(cos), len(positions), n))
+		panic(fmt.Sprintf("model: rope tables of %d elements for %d positions of %d pairs", len(cos), len(positions),
+			n))
 	}
 	for t, p := range positions {
 		for i, f := range r.InvFreq {

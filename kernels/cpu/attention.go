@@ -12,11 +12,14 @@ import (
 )
 
 // Forward begins a forward pass; see attention.Kernel.
-func (c *Kernels) Forward(o View, acc attention.Partial, q View, p attention.Softmax) (attention.ForwardPass, error) {
+func (c *Kernels) Forward(
+	o tensor.View, acc attention.Partial, q tensor.View, p attention.Softmax,
+) (attention.ForwardPass, error) {
 	if err := attention.CheckForward(o, acc, q, p); err != nil {
 		return nil, err
 	}
-	if err := computable("attention forward", append([]View{q, o, acc.O, acc.LSE}, views(p.Scores)...)...); err != nil {
+	all := append([]tensor.View{q, o, acc.O, acc.LSE}, views(p.Scores)...)
+	if err := computable("attention forward", all...); err != nil {
 		return nil, err
 	}
 	c.stream.Do("attention reset", func() error {
@@ -33,9 +36,9 @@ func (c *Kernels) Forward(o View, acc attention.Partial, q View, p attention.Sof
 // memory.
 type forwardPass struct {
 	c   *Kernels
-	o   View
+	o   tensor.View
 	acc attention.Partial
-	q   View
+	q   tensor.View
 	p   attention.Softmax
 }
 
@@ -70,11 +73,13 @@ func (f *forwardPass) End() error {
 }
 
 // Backward begins a backward pass; see attention.Kernel.
-func (c *Kernels) Backward(dq, do, q View, s attention.Saved, p attention.Softmax) (attention.BackwardPass, error) {
+func (c *Kernels) Backward(
+	dq, do, q tensor.View, s attention.Saved, p attention.Softmax,
+) (attention.BackwardPass, error) {
 	if err := attention.CheckBackward(dq, do, q, s, p); err != nil {
 		return nil, err
 	}
-	if err := computable("attention backward", append([]View{q, do, s.O, s.LSE, s.Delta, dq},
+	if err := computable("attention backward", append([]tensor.View{q, do, s.O, s.LSE, s.Delta, dq},
 		views(p.Scores)...)...); err != nil {
 		return nil, err
 	}
@@ -97,7 +102,7 @@ func (c *Kernels) Backward(dq, do, q View, s attention.Saved, p attention.Softma
 // A backwardPass is a backward pass.
 type backwardPass struct {
 	c         *Kernels
-	dq, do, q View
+	dq, do, q tensor.View
 	s         attention.Saved
 	p         attention.Softmax
 }
@@ -149,7 +154,7 @@ var _ attention.Kernel = (*Kernels)(nil)
 
 // computable returns an error where the views do not all lie in this process with types that the CPU computes with each
 // other: float64 with itself, and float32 with itself and with 16 bits.
-func computable(what string, vs ...View) error {
+func computable(what string, vs ...tensor.View) error {
 	if err := onHost(what, vs...); err != nil {
 		return err
 	}
@@ -164,7 +169,7 @@ func computable(what string, vs ...View) error {
 	return nil
 }
 
-func rowDots[T tensor.Float](c *Kernels, delta, do, o View) {
+func rowDots[T tensor.Float](c *Kernels, delta, do, o tensor.View) {
 	d, x, y := rowsOf[T](delta), rowsOf[T](do), rowsOf[T](o)
 	seq, heads, l := o.Len(tensor.Seq), o.Len(tensor.Heads), simd.LoopsOf[T](c.level)
 	size := rowBlock(heads * x.dim)

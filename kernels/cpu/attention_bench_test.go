@@ -14,9 +14,9 @@ import (
 
 // problem is causal self-attention of seq tokens, 8 query heads over 2 KV heads.
 type problem struct {
-	q, k, v, do View
+	q, k, v, do tensor.View
 	acc         attention.Partial
-	delta       View
+	delta       tensor.View
 	grads       attention.Grads
 	tiles       []partition.Tile
 	p           attention.Softmax
@@ -24,14 +24,14 @@ type problem struct {
 
 func newProblem(seq, dim int) *problem {
 	rng := rand.New(rand.NewPCG(1, 2))
-	draw := func(heads int) View {
+	draw := func(heads int) tensor.View {
 		v := tensor.New(tensor.F32, 1, seq, heads, dim)
 		for i, x := range tensor.Data[float32](v) {
 			tensor.Data[float32](v)[i] = x + float32(rng.NormFloat64())
 		}
 		return v
 	}
-	empty := func(heads, dim int) View { return tensor.New(tensor.F32, 1, seq, heads, dim) }
+	empty := func(heads, dim int) tensor.View { return tensor.New(tensor.F32, 1, seq, heads, dim) }
 	return &problem{
 		q: draw(8), k: draw(2), v: draw(2), do: draw(8),
 		acc: attention.Partial{O: empty(8, dim), LSE: empty(8, 1)}, delta: empty(8, 1),

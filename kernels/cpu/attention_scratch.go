@@ -9,13 +9,14 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// The block of scores that is computed at once. A row is a key and a column a query, so that softmax by query works on
-// whole vectors, keys and values are read in place, and only the block of queries is ever transposed.
+// The block of scores that is computed at once. Scores of a block stand with a key in each row and a query in each
+// column: what softmax does by query is then done to whole vectors, keys and values are read where they lie, and only
+// queries, which are a block, are ever transposed.
 const (
 	blockQ = 128
 	mostQ  = 2 * blockQ // queries of a piece of a long forward pass
 	blockK = 192        // rows of the micro-kernels come out even
-	// groupHeads counts the query heads of one KV head that share a packed block of values.
+	// groupHeads is how many query heads of one KV head share a packed block of values.
 	groupHeads = 4
 )
 
@@ -58,11 +59,11 @@ func roundUp(n, unit int) int { return (n + unit - 1) / unit * unit }
 // rows reads a strided view row by row.
 type rows[T tensor.Float] struct {
 	memory[T]
-	view View
+	view tensor.View
 	dim  int
 }
 
-func rowsOf[T tensor.Float](v View) rows[T] {
+func rowsOf[T tensor.Float](v tensor.View) rows[T] {
 	return rows[T]{memoryOf[T](v), v, v.Len(tensor.Dim)}
 }
 
@@ -72,7 +73,7 @@ func (r rows[T]) row(b, s, h int) []T {
 	return r.data[o : o+int64(r.dim) : o+int64(r.dim)]
 }
 
-// read returns the elements of [b, s, h, :]: in place, or, if they have 16 bits, in mem.
+// read returns the elements of [b, s, h, :]: in place, or if they have 16 bits in mem.
 func (r rows[T]) read(mem []T, b, s, h int) []T {
 	if !isHalf(r.dtype) {
 		return r.row(b, s, h)
@@ -99,8 +100,8 @@ type matrix[T tensor.Float] struct {
 	ld, rows, dim int
 }
 
-// matrix returns the rows of one head in that span: in place, or converted from 16 bits into mem, which has room for
-// them.
+// matrix returns the rows of one head in that span: where they lie, or if they have 16 bits in mem, which has room
+// for so many.
 func (r rows[T]) matrix(mem []T, b int, span partition.Range, h int) matrix[T] {
 	m := matrix[T]{mem, r.dim, span.Len(), r.dim}
 	if !isHalf(r.dtype) {
@@ -119,7 +120,7 @@ func (r rows[T]) room(n int) int {
 	return 0
 }
 
-// left returns rows from the i-th as the left factor of a product.
+// left is rows from the i-th on as the left factor of a product.
 func (m matrix[T]) left(i int) simd.Left[T] {
 	return simd.Left[T]{A: m.data[i*m.ld:], Ld: m.ld, Rows: true}
 }
@@ -162,7 +163,7 @@ func (x accumulator[T]) add(b, s, h, m, k int, left simd.Left[T], right simd.Rig
 }
 
 // FoldSink folds sinks into attention; see attention.Sinks.
-func (c *Kernels) FoldSink(o, lse, sink View) error {
+func (c *Kernels) FoldSink(o, lse, sink tensor.View) error {
 	if err := attention.CheckFoldSink(o, lse, sink); err != nil {
 		return err
 	}
@@ -180,7 +181,7 @@ func (c *Kernels) FoldSink(o, lse, sink View) error {
 }
 
 // SinkGrad sets dsink to the gradient of the sinks; see attention.Sinks.
-func (c *Kernels) SinkGrad(dsink, do, o, lse, sink View) error {
+func (c *Kernels) SinkGrad(dsink, do, o, lse, sink tensor.View) error {
 	if err := attention.CheckSinkGrad(dsink, do, o, lse, sink); err != nil {
 		return err
 	}
@@ -199,7 +200,7 @@ func (c *Kernels) SinkGrad(dsink, do, o, lse, sink View) error {
 
 var _ attention.Sinks = (*Kernels)(nil)
 
-func foldSink[T tensor.Float](c *Kernels, o, lse, sink View) {
+func foldSink[T tensor.Float](c *Kernels, o, lse, sink tensor.View) {
 	out, z, s := rowsOf[T](o), rowsOf[T](lse), rowsOf[T](sink)
 	seq := max(o.Len(tensor.Seq), 1)
 	c.split(o.Rows(), func(mem *scratch, row int) {
@@ -223,7 +224,7 @@ func foldSink[T tensor.Float](c *Kernels, o, lse, sink View) {
 }
 
 // sinkGrad adds up a head's rows in order, one head a worker, so that the sum is the same bits.
-func sinkGrad[T tensor.Float](c *Kernels, dsink, do, o, lse, sink View) {
+func sinkGrad[T tensor.Float](c *Kernels, dsink, do, o, lse, sink tensor.View) {
 	grad, dy, y, z, s := rowsOf[T](dsink), rowsOf[T](do), rowsOf[T](o), rowsOf[T](lse), rowsOf[T](sink)
 	c.split(o.Len(tensor.Heads), func(mem *scratch, h int) {
 		room := open[T](mem, dy.room(1), y.room(1))
@@ -246,6 +247,7 @@ func sinkGrad[T tensor.Float](c *Kernels, dsink, do, o, lse, sink View) {
 	})
 }
 
+// logAddExp returns the logarithm of exp(a) + exp(b).
 func logAddExp(a, b float64) float64 {
 	m := max(a, b)
 	if math.IsInf(m, 0) {

@@ -73,7 +73,7 @@ func TestAttentionBits(t *testing.T) {
 			check(t, c.Stream().Sync(context.Background()))
 		}
 		var all [][]float32
-		for _, v := range []View{x.acc.O, x.acc.LSE, x.grads.DQ, x.grads.DK, x.grads.DV} {
+		for _, v := range []tensor.View{x.acc.O, x.acc.LSE, x.grads.DQ, x.grads.DK, x.grads.DV} {
 			all = append(all, tensor.Data[float32](v))
 		}
 		return all
@@ -176,7 +176,7 @@ func TestForwardPieces(t *testing.T) {
 		t.Fatal("pieces of one size")
 	}
 	rng := rand.New(rand.NewPCG(5, 6))
-	draw := func() View {
+	draw := func() tensor.View {
 		v := tensor.New(tensor.F32, 1, seq, heads, dim)
 		for i := range tensor.Data[float32](v) {
 			tensor.Data[float32](v)[i] = float32(rng.NormFloat64())
@@ -186,7 +186,7 @@ func TestForwardPieces(t *testing.T) {
 	x := newProblem(seq, dim)
 	x.q, x.k, x.v = draw(), draw(), draw()
 	c := newCPU(t)
-	pass := func(q, k, v View) attention.Partial {
+	pass := func(q, k, v tensor.View) attention.Partial {
 		h := q.Len(tensor.Heads)
 		x := *x
 		x.q, x.k, x.v = q, k, v
@@ -197,7 +197,7 @@ func TestForwardPieces(t *testing.T) {
 	}
 	all := pass(x.q, x.k, x.v)
 	for h := range heads {
-		head := func(v View) View { return v.Slice(tensor.Heads, h, h+1) }
+		head := func(v tensor.View) tensor.View { return v.Slice(tensor.Heads, h, h+1) }
 		one := pass(head(x.q), head(x.k), head(x.v))
 		attentiontest.Compare(t, "out", head(all.O), one.O, 0)
 		attentiontest.Compare(t, "lse", head(all.LSE), one.LSE, 0)

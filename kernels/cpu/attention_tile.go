@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// log2e = 1/ln 2: softmax takes scores as base-2 logarithms.
+// log2e is 1/ln 2: softmax has scores as logarithms to the base of 2.
 const log2e = 1.4426950408889634
 
 // changed reports whether something happens to scores between the product and softmax. They are natural logarithms
@@ -28,8 +28,8 @@ func scoreScale[T tensor.Float](p attention.Softmax, s *scores[T]) T {
 	return T(p.Scale * log2e)
 }
 
-// scoreTile holds scores: row j belongs to key tile.K.Lo+j, and column i to query first+i. Only the columns of the
-// queries in tile.Q count; the others hold leftovers or padding.
+// scoreTile is scores and what they are of: row j is of key tile.K.Lo+j, and column i of query first+i. The columns of
+// the queries in tile.Q count; what stands in the others is left over or padding.
 type scoreTile[T tensor.Float] struct {
 	simd.Scores[T]
 	tile    partition.Tile
@@ -134,7 +134,7 @@ func scoresOf[T tensor.Float](s *attention.Scores, columns []int) *scores[T] {
 	}
 	x := &scores[T]{rows: s.Rows, columns: columns}
 	for _, r := range []struct {
-		from View
+		from tensor.View
 		to   *rows[T]
 	}{{s.Slopes, &x.slopes}, {s.Bias, &x.bias}, {s.DBias, &x.dbias}, {s.Max, &x.max}} {
 		if !r.from.IsZero() {
@@ -216,11 +216,11 @@ func (x *scores[T]) alone(batch, heads int) bool {
 }
 
 // views lists the tensors of s, without absent ones.
-func views(s *attention.Scores) []View {
+func views(s *attention.Scores) []tensor.View {
 	if s == nil {
 		return nil
 	}
-	return slices.DeleteFunc([]View{s.Slopes, s.Bias, s.DBias, s.Max}, func(v View) bool { return v.IsZero() })
+	return slices.DeleteFunc([]tensor.View{s.Slopes, s.Bias, s.DBias, s.Max}, tensor.View.IsZero)
 }
 
 // begun queues the first values of the largest scores.

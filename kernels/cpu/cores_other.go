@@ -4,4 +4,5 @@ package cpu
 
 import "runtime"
 
+// ownCores returns the number of cores of this host.
 func ownCores() int { return runtime.NumCPU() }

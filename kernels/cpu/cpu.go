@@ -14,9 +14,6 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// View is a strided window onto memory; see package tensor.
-type View = tensor.View
-
 // Kernels computes on the host. Its methods queue work on its stream and return at once. Faults of
 // shape or type are found before anything is queued: a pass of attention returns them, as
 // attention.Kernel has it, and an operation panics, as model.Ops has it.
@@ -26,7 +23,7 @@ type Kernels struct {
 	cores   int        // that this process may use by now
 	scratch []*scratch // one a worker; only work on the stream touches it, one piece at a time
 	ops     opsScratch
-	slots   [halfSlots]View // float32, of operations on 16 bits
+	slots   [halfSlots]tensor.View // float32, of operations on 16 bits
 
 	forward  forwardPass // the pass under way
 	backward backwardPass
@@ -41,7 +38,7 @@ func New(stream *tensor.HostStream) *Kernels {
 func (c *Kernels) Stream() *tensor.HostStream { return c.stream }
 
 // Zero sets views of any element type to 0.
-func (c *Kernels) Zero(vs ...View) {
+func (c *Kernels) Zero(vs ...tensor.View) {
 	mustBeHere("zero", vs...)
 	for _, v := range vs {
 		c.queue("zero", func() { fillAny(v, 0) })
@@ -49,7 +46,7 @@ func (c *Kernels) Zero(vs ...View) {
 }
 
 // Add adds src to dst, element by element, of one shape: views of one float type, or a 16-bit src to a float32 dst.
-func (c *Kernels) Add(dst, src View) {
+func (c *Kernels) Add(dst, src tensor.View) {
 	if isHalf(src.DType()) {
 		c.halfAdd(dst, src)
 		return
@@ -64,7 +61,7 @@ func (c *Kernels) Add(dst, src View) {
 	add[float32](c, dst, src)
 }
 
-func add[T tensor.Float](c *Kernels, dst, src View) {
+func add[T tensor.Float](c *Kernels, dst, src tensor.View) {
 	if dst.Size() == 0 {
 		return
 	}
@@ -94,7 +91,7 @@ func add[T tensor.Float](c *Kernels, dst, src View) {
 }
 
 // fillAny sets every element to x, which is 0 where the elements are not floats.
-func fillAny(v View, x float64) {
+func fillAny(v tensor.View, x float64) {
 	switch v.DType() {
 	case tensor.F64:
 		fill(v, x)
@@ -111,7 +108,7 @@ func fillAny(v View, x float64) {
 	}
 }
 
-func fill[T tensor.Element](v View, x T) {
+func fill[T tensor.Element](v tensor.View, x T) {
 	if v.Size() == 0 {
 		return
 	}
@@ -141,19 +138,19 @@ func fill[T tensor.Element](v View, x T) {
 }
 
 // at returns the index, in tensor.Data, of the first element of [b, s, h].
-func at(v View, b, s, h int) int64 {
+func at(v tensor.View, b, s, h int) int64 {
 	return int64(b)*v.Stride(tensor.Batch) + int64(s)*v.Stride(tensor.Seq) + int64(h)*v.Stride(tensor.Heads)
 }
 
 // mustBeHere panics where onHost has an error.
-func mustBeHere(what string, vs ...View) {
+func mustBeHere(what string, vs ...tensor.View) {
 	if err := onHost(what, vs...); err != nil {
 		panic("kernels: " + err.Error())
 	}
 }
 
 // onHost returns an error that names the first view that this process cannot read.
-func onHost(what string, vs ...View) error {
+func onHost(what string, vs ...tensor.View) error {
 	for _, v := range vs {
 		if v.IsZero() {
 			return fmt.Errorf("%s: a view without memory", what)
@@ -165,7 +162,7 @@ func onHost(what string, vs ...View) error {
 	return nil
 }
 
-// level selects the instructions of kernels made from now on.
+// level is what kernels compute with that are made from now on.
 var level = func() *atomic.Int64 {
 	l := new(atomic.Int64)
 	l.Store(int64(simd.Best()))

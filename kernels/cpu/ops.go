@@ -18,7 +18,7 @@ type opsScratch struct {
 	f64 []float64
 }
 
-// grow returns buf with n elements of arbitrary value.
+// grow is buf with n elements, whose values are left over from earlier use.
 func grow[T any](buf *[]T, n int) []T {
 	if cap(*buf) < n {
 		*buf = make([]T, n)
@@ -38,7 +38,7 @@ func (c *Kernels) blocks(n, size int, f func(block, lo, hi int)) {
 }
 
 // dense panics unless all views are dense and of type dtype, which is float32 or float64.
-func dense(op string, dtype tensor.DType, vs ...View) {
+func dense(op string, dtype tensor.DType, vs ...tensor.View) {
 	shape.Must(dtype == tensor.F32 || dtype == tensor.F64, op, vs...)
 	for _, v := range vs {
 		shape.Must(v.DType() == dtype && v.IsDense(), op, vs...)
@@ -46,7 +46,7 @@ func dense(op string, dtype tensor.DType, vs ...View) {
 }
 
 // denseActivations panics unless all views are dense and of one float type.
-func denseActivations(op string, vs ...View) {
+func denseActivations(op string, vs ...tensor.View) {
 	if t := vs[0].DType(); !isHalf(t) {
 		dense(op, t, vs...)
 		return
@@ -55,7 +55,7 @@ func denseActivations(op string, vs ...View) {
 }
 
 // denseHalves panics unless all views are dense and of one float type of 16 bits.
-func denseHalves(op string, vs ...View) {
+func denseHalves(op string, vs ...tensor.View) {
 	for _, v := range vs {
 		shape.Must(isHalf(v.DType()) && v.DType() == vs[0].DType() && v.IsDense(), op, vs...)
 	}
@@ -71,7 +71,7 @@ func rowBlock(n int) int { return max(1, rowWork/max(n, 1)) }
 
 // Copy copies src to dst, of one shape, converting between float types: rounded to the
 // nearest, ties to even, float64 to a 16-bit type by way of float32. Views may be strided.
-func (c *Kernels) Copy(dst, src View) {
+func (c *Kernels) Copy(dst, src tensor.View) {
 	shape.Must(shape.SameShape(dst, src), "copy", dst, src)
 	if dst.DType() == src.DType() {
 		mustBeHere("copy", dst, src)
@@ -101,8 +101,8 @@ func (c *Kernels) Copy(dst, src View) {
 	})
 }
 
-// convert copies between float32 and a 16-bit type if elements of a head are contiguous, and returns false otherwise.
-func (c *Kernels) convert(dst, src View) bool {
+// convert is Copy between float32 and a 16-bit type where elements of a head follow each other, and false elsewhere.
+func (c *Kernels) convert(dst, src tensor.View) bool {
 	l := c.level
 	switch [2]tensor.DType{dst.DType(), src.DType()} {
 	case [2]tensor.DType{tensor.BF16, tensor.F32}:
@@ -117,8 +117,8 @@ func (c *Kernels) convert(dst, src View) bool {
 	return false
 }
 
-// move copies between equal types if elements of a head are contiguous, and returns false otherwise.
-func (c *Kernels) move(dst, src View) bool {
+// move is Copy between equal types where elements of a head follow each other, and false elsewhere.
+func (c *Kernels) move(dst, src tensor.View) bool {
 	switch dst.DType().Size() {
 	case 8:
 		return runs(c, dst, src, moved[int64])
@@ -134,7 +134,7 @@ func moved[T any](dst, src []T) { copy(dst, src) }
 
 // runs queues f for runs of elements, which cover dst and src: pieces of dense views, heads, or rows whose heads follow
 // each other. It is false where heads have gaps.
-func runs[D, S tensor.Element](c *Kernels, dst, src View, f func(dst []D, src []S)) bool {
+func runs[D, S tensor.Element](c *Kernels, dst, src tensor.View, f func(dst []D, src []S)) bool {
 	ds, ss := tensor.Data[D](dst), tensor.Data[S](src)
 	if dst.IsDense() && src.IsDense() {
 		c.queue("copy", func() {
@@ -160,14 +160,15 @@ func runs[D, S tensor.Element](c *Kernels, dst, src View, f func(dst []D, src []
 	return true
 }
 
-func rowOf(v View, r int) View {
+// rowOf is row r of batch and seq together.
+func rowOf(v tensor.View, r int) tensor.View {
 	b, s := r/v.Len(tensor.Seq), r%v.Len(tensor.Seq)
 	return v.Slice(tensor.Batch, b, b+1).Slice(tensor.Seq, s, s+1)
 }
 
 // loader reads elements of v as float64, which holds every other float exactly; nil where
 // v is not of a float type.
-func loader(v View) func(i int64) float64 {
+func loader(v tensor.View) func(i int64) float64 {
 	switch v.DType() {
 	case tensor.F64:
 		xs := tensor.Data[float64](v)
@@ -186,7 +187,7 @@ func loader(v View) func(i int64) float64 {
 }
 
 // storer writes elements of v; nil where v is not of a float type.
-func storer(v View) func(i int64, x float64) {
+func storer(v tensor.View) func(i int64, x float64) {
 	switch v.DType() {
 	case tensor.F64:
 		xs := tensor.Data[float64](v)

@@ -30,7 +30,7 @@ func benchmarkLinear(b *testing.B, dtype tensor.DType) {
 	for _, s := range [][3]int{{256, 128, 384}, {1024, 256, 688}, {1024, 688, 256}, {512, 512, 512}, {1024, 1024, 1024}, {2048, 2048, 2048}} {
 		m, k, n := s[0], s[1], s[2]
 		c := newTestCPU(b)
-		draw := func(rows, cols int) View {
+		draw := func(rows, cols int) tensor.View {
 			v := tensor.New(dtype, 1, rows, 1, cols)
 			c.Copy(v, normal(rng, 1, rows, 1, cols))
 			return v
@@ -40,7 +40,7 @@ func benchmarkLinear(b *testing.B, dtype tensor.DType) {
 		run := func(what string, f func()) {
 			b.Run(name+what, func(b *testing.B) { rate(b, "GFLOP/s", 2*m*k*n, f) })
 		}
-		run("forward", func() { c.Linear(y, x, w, View{}); settle(b, c) })
+		run("forward", func() { c.Linear(y, x, w, tensor.View{}); settle(b, c) })
 		run("dx", func() { c.LinearDX(x, y, w, false); settle(b, c) })
 		run("dw", func() { c.LinearDW(dw, y, x); settle(b, c) })
 	}
@@ -50,7 +50,7 @@ func benchmarkLinear(b *testing.B, dtype tensor.DType) {
 func BenchmarkOps(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	const rows, n, vocab, large = 1024, 512, 2048, 8192
-	view := func(n int) View { return normal(rng, 1, rows, 1, n) }
+	view := func(n int) tensor.View { return normal(rng, 1, rows, 1, n) }
 	x, y, z, gate, up := view(n), view(n), view(n), view(n), view(n)
 	w, dw, inv := normal(rng, n), normal(rng, n), normal(rng, 1, rows, 1, 1)
 	logits, wide, half := view(vocab), view(large), tensor.New(tensor.BF16, 1<<20)
@@ -77,7 +77,11 @@ func BenchmarkOps(b *testing.B) {
 		{"RMSNorm", 2 * bytes, func() { c.RMSNorm(y, inv, x, w, 1e-5) }},
 		{"AddRMSNorm", 4 * bytes, func() { c.AddRMSNorm(y, inv, z, x, gate, w, 1e-5) }},
 		{"RMSNormBackward", 3 * bytes, func() { c.RMSNormBackward(z, dw, y, x, inv, w, false) }},
-		{"NormRope", 2 * bytes, func() { c.NormRope(y.Reshape(heads), View{}, y.Reshape(heads), View{}, cos, sin, 0) }},
+		{
+			"NormRope",
+			2 * bytes,
+			func() { c.NormRope(y.Reshape(heads), tensor.View{}, y.Reshape(heads), tensor.View{}, cos, sin, 0) },
+		},
 		{"SwiGLU", 3 * bytes, func() { c.SwiGLU(y, gate, up) }},
 		{"SwiGLUBackward", 5 * bytes, func() { c.SwiGLUBackward(z, x, y, gate, up) }},
 		{"Embed", 2 * bytes, func() { c.Embed(y, table, ids) }},
@@ -91,7 +95,15 @@ func BenchmarkOps(b *testing.B) {
 		{"FromBF16", 6 << 20, func() { c.Copy(m, half) }},
 		{"SumSquares", 4 << 20, func() { c.SumSquares(sum, g) }},
 		{"AdamW", 28 << 20, func() {
-			c.AdamW(p, View{}, g, m, v, sum, kernels.AdamStep{LR: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, MaxNorm: 1})
+			c.AdamW(
+				p,
+				tensor.View{},
+				g,
+				m,
+				v,
+				sum,
+				kernels.AdamStep{LR: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, MaxNorm: 1},
+			)
 		}},
 	}
 	for _, test := range tests {

@@ -11,7 +11,7 @@ import (
 
 // Embed sets row i of y to row ids[i] of table [vocab, hidden]. ids: int32. An id outside the
 // vocabulary poisons the stream.
-func (c *Kernels) Embed(y, table, ids View) {
+func (c *Kernels) Embed(y, table, ids tensor.View) {
 	if isHalf(y.DType()) {
 		c.halfEmbed(y, table, ids)
 		return
@@ -25,13 +25,13 @@ func (c *Kernels) Embed(y, table, ids View) {
 }
 
 // checkEmbed panics unless x [rows, hidden] and table [vocab, hidden] go with ids [rows].
-func checkEmbed(op string, x, table, ids View) {
+func checkEmbed(op string, x, table, ids tensor.View) {
 	dense(op, x.DType(), x, table)
 	shape.Must(x.Cols() == table.Cols() && ids.Size() == x.Rows() && ids.DType() == tensor.I32 &&
 		ids.IsDense(), op, x, table, ids)
 }
 
-func embed[T tensor.Element](c *Kernels, y, table, ids View) {
+func embed[T tensor.Element](c *Kernels, y, table, ids tensor.View) {
 	ys, ts, is := tensor.Data[T](y), tensor.Data[T](table), tensor.Data[int32](ids)
 	n, vocab := y.Cols(), table.Rows()
 	c.stream.Do("embed", func() error {
@@ -60,7 +60,7 @@ func inVocab(op string, ids []int32, vocab int) error {
 }
 
 // EmbedBackward adds row i of dy to row ids[i] of dtable.
-func (c *Kernels) EmbedBackward(dtable, dy, ids View) {
+func (c *Kernels) EmbedBackward(dtable, dy, ids tensor.View) {
 	if isHalf(dy.DType()) {
 		c.halfEmbedBackward(dtable, dy, ids)
 		return
@@ -77,7 +77,7 @@ func (c *Kernels) EmbedBackward(dtable, dy, ids View) {
 // in order, so the split is by columns and each piece goes through all tokens.
 const embedCols = 64
 
-func embedBackward[T tensor.Float](c *Kernels, dtable, dy, ids View) {
+func embedBackward[T tensor.Float](c *Kernels, dtable, dy, ids tensor.View) {
 	l, ts, ys, is := simd.LoopsOf[T](c.level), tensor.Data[T](dtable), tensor.Data[T](dy), tensor.Data[int32](ids)
 	n, vocab := dy.Cols(), dtable.Rows()
 	c.stream.Do("embed backward", func() error {
@@ -98,7 +98,7 @@ func embedBackward[T tensor.Float](c *Kernels, dtable, dy, ids View) {
 // rows with target >= 0. With grad, logits becomes scale times the gradient of that sum; rows
 // without target become 0, whatever their logits were. targets: int32, one a row. A target
 // outside the vocabulary poisons the stream.
-func (c *Kernels) CrossEntropy(loss, logits, targets View, scale float64, grad bool) {
+func (c *Kernels) CrossEntropy(loss, logits, targets tensor.View, scale float64, grad bool) {
 	if isHalf(logits.DType()) {
 		c.halfCrossEntropy(loss, logits, targets, scale, grad)
 		return
@@ -113,7 +113,7 @@ func (c *Kernels) CrossEntropy(loss, logits, targets View, scale float64, grad b
 	crossEntropy[float32](c, loss, logits, targets, scale, grad)
 }
 
-func crossEntropy[T tensor.Float](c *Kernels, loss, logits, targets View, scale float64, grad bool) {
+func crossEntropy[T tensor.Float](c *Kernels, loss, logits, targets tensor.View, scale float64, grad bool) {
 	l, sum := simd.LoopsOf[T](c.level), tensor.Data[float64](loss)
 	ls, ts := tensor.Data[T](logits), tensor.Data[int32](targets)
 	n := logits.Cols()

@@ -16,7 +16,7 @@ const (
 	halfSlots     = 5       // views that an operation converts, at most
 )
 
-// HalfWorkspace returns the host bytes of the operations on 16 bits, for rows of at most widest elements.
+// HalfWorkspace returns the bytes that the operations on 16 bits keep on the host for rows of at most so many elements.
 func HalfWorkspace(widest int) int64 {
 	return 4 * int64((halfSlots-1)*halfBlock+max(halfBlock, leastHalfRows*widest))
 }
@@ -32,24 +32,24 @@ func halfRows(rows, n int, f func(b halfSpan)) {
 // A halfSpan is a block of rows. Its views have them on the Seq axis.
 type halfSpan struct{ lo, hi int }
 
-// of returns the block of a dense view of rows [heads, dim].
-func (b halfSpan) of(v View, heads, dim int) View {
+// of returns the block of a dense view, whose rows are [heads, dim].
+func (b halfSpan) of(v tensor.View, heads, dim int) tensor.View {
 	if v.IsZero() {
 		return v
 	}
 	return v.Reshape([4]int{1, v.Size() / (heads * dim), heads, dim}).Slice(tensor.Seq, b.lo, b.hi)
 }
 
-// wide returns uninitialised float32 memory for v. A slot is free again after the block.
-func (c *Kernels) wide(slot int, v View) View {
+// wide is uninitialised float32 memory for v. A slot is free again when the block is done.
+func (c *Kernels) wide(slot int, v tensor.View) tensor.View {
 	if c.slots[slot].IsZero() || c.slots[slot].Size() < v.Size() {
 		c.slots[slot] = tensor.New(tensor.F32, v.Size())
 	}
 	return c.slots[slot].Slice(tensor.Dim, 0, v.Size()).Reshape(v.Shape())
 }
 
-// widened returns v as float32.
-func (c *Kernels) widened(slot int, v View) View {
+// widened is v as float32.
+func (c *Kernels) widened(slot int, v tensor.View) tensor.View {
 	w := c.wide(slot, v)
 	c.Copy(w, v)
 	return w
@@ -62,16 +62,18 @@ func (extent) Bytes() int64 { return 1<<63 - 1 }
 
 // standIn returns a float32 view of the shape of v, a dense one: what the checks of a float32 operation say of it goes
 // for v.
-func standIn(v View) View { return tensor.Dense(extent{v.Memory()}, tensor.F32, 0, v.Shape()) }
+func standIn(v tensor.View) tensor.View {
+	return tensor.Dense(extent{v.Memory()}, tensor.F32, 0, v.Shape())
+}
 
-func standIns(vs ...View) []View {
+func standIns(vs ...tensor.View) []tensor.View {
 	for i, v := range vs {
 		vs[i] = standIn(v)
 	}
 	return vs
 }
 
-func (c *Kernels) halfNorm(y, inv, x, w View, eps float64) {
+func (c *Kernels) halfNorm(y, inv, x, w tensor.View, eps float64) {
 	denseHalves("rmsnorm", y, x)
 	checkNorm("rmsnorm", inv, w, standIns(y, x)...)
 	n := x.Len(tensor.Dim)
@@ -84,7 +86,7 @@ func (c *Kernels) halfNorm(y, inv, x, w View, eps float64) {
 }
 
 // halfAddNorm normalises the sum as it is rounded.
-func (c *Kernels) halfAddNorm(y, inv, sum, x, add, w View, eps float64) {
+func (c *Kernels) halfAddNorm(y, inv, sum, x, add, w tensor.View, eps float64) {
 	denseHalves("add rmsnorm", y, sum, x, add)
 	checkNorm("add rmsnorm", inv, w, standIns(y, sum, x, add)...)
 	n := x.Len(tensor.Dim)
@@ -98,13 +100,13 @@ func (c *Kernels) halfAddNorm(y, inv, sum, x, add, w View, eps float64) {
 	})
 }
 
-func (c *Kernels) halfNormBackward(dx, dw, dy, x, inv, w View, accumulate bool) {
+func (c *Kernels) halfNormBackward(dx, dw, dy, x, inv, w tensor.View, accumulate bool) {
 	denseHalves("rmsnorm backward", dx, dy, x)
 	checkNorm("rmsnorm backward", inv, w, standIns(dx, dy, x)...)
 	n := x.Len(tensor.Dim)
 	halfRows(shape.RowsOver(x), n, func(b halfSpan) {
 		to := b.of(dx, 1, n)
-		var out View
+		var out tensor.View
 		if accumulate {
 			out = c.widened(0, to)
 		} else {
@@ -116,11 +118,11 @@ func (c *Kernels) halfNormBackward(dx, dw, dy, x, inv, w View, accumulate bool) 
 	})
 }
 
-func (c *Kernels) halfRope(y, inv, x, w, cos, sin View, eps float64) {
+func (c *Kernels) halfRope(y, inv, x, w, cos, sin tensor.View, eps float64) {
 	denseHalves("rope", y, x)
 	checkRope("rope", w, cos, sin, standIns(y, x)...)
 	if w.IsZero() {
-		inv = View{} // not used, so its shape does not matter
+		inv = tensor.View{} // not used, so its shape does not matter
 	} else {
 		checkNorm("norm and rope", inv, w, standIns(y, x)...)
 	}
@@ -136,20 +138,20 @@ func (c *Kernels) halfRope(y, inv, x, w, cos, sin View, eps float64) {
 	})
 }
 
-func (c *Kernels) halfRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
+func (c *Kernels) halfRopeBackward(dx, dw, dy, x, inv, w, cos, sin tensor.View) {
 	const op = "rope backward"
 	denseHalves(op, dx)
 	shape.Must((dy.DType() == dx.DType() || dy.DType() == tensor.F32) && dy.IsDense(), op, dx, dy)
 	checkRope(op, w, cos, sin, standIns(dx, dy)...)
 	if w.IsZero() {
-		inv = View{}
+		inv = tensor.View{}
 	} else {
 		denseHalves(op, dx, x)
 		checkNorm(op, inv, w, standIns(dx, dy, x)...)
 	}
 	heads, dim := dx.Len(tensor.Heads), dx.Len(tensor.Dim)
 	halfRows(dx.Rows(), dx.Cols(), func(b halfSpan) {
-		to, from, grad := b.of(dx, heads, dim), View{}, b.of(dy, heads, dim)
+		to, from, grad := b.of(dx, heads, dim), tensor.View{}, b.of(dy, heads, dim)
 		out := c.wide(0, to)
 		if isHalf(grad.DType()) {
 			grad = c.widened(1, grad)
@@ -162,7 +164,7 @@ func (c *Kernels) halfRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
 	})
 }
 
-func (c *Kernels) halfSwiGLU(y, gate, up View) {
+func (c *Kernels) halfSwiGLU(y, gate, up tensor.View) {
 	denseHalves("swiglu", y, gate, up)
 	shape.Must(shape.SameShape(y, gate, up), "swiglu", y, gate, up)
 	halfRows(y.Size(), 1, func(b halfSpan) {
@@ -173,7 +175,7 @@ func (c *Kernels) halfSwiGLU(y, gate, up View) {
 	})
 }
 
-func (c *Kernels) halfSwiGLUBackward(dgate, dup, dy, gate, up View) {
+func (c *Kernels) halfSwiGLUBackward(dgate, dup, dy, gate, up tensor.View) {
 	denseHalves("swiglu backward", dgate, dup, dy, gate, up)
 	shape.Must(shape.SameShape(dgate, dup, dy, gate, up), "swiglu backward", dgate, dup, dy, gate, up)
 	halfRows(dy.Size(), 1, func(b halfSpan) {
@@ -186,13 +188,13 @@ func (c *Kernels) halfSwiGLUBackward(dgate, dup, dy, gate, up View) {
 	})
 }
 
-func (c *Kernels) halfEmbed(y, table, ids View) {
+func (c *Kernels) halfEmbed(y, table, ids tensor.View) {
 	denseHalves("embed", y, table)
 	checkEmbed("embed", standIn(y), standIn(table), ids)
 	embed[uint16](c, y, table, ids)
 }
 
-func (c *Kernels) halfEmbedBackward(dtable, dy, ids View) {
+func (c *Kernels) halfEmbedBackward(dtable, dy, ids tensor.View) {
 	denseHalves("embed backward", dy)
 	checkEmbed("embed backward", standIn(dy), dtable, ids)
 	n, vocab := dy.Cols(), dtable.Rows()
@@ -202,7 +204,7 @@ func (c *Kernels) halfEmbedBackward(dtable, dy, ids View) {
 	})
 }
 
-func (c *Kernels) halfCrossEntropy(loss, logits, targets View, scale float64, grad bool) {
+func (c *Kernels) halfCrossEntropy(loss, logits, targets tensor.View, scale float64, grad bool) {
 	const op = "cross entropy"
 	denseHalves(op, logits)
 	shape.Must(targets.Size() == logits.Rows() && targets.DType() == tensor.I32 &&
@@ -220,7 +222,7 @@ func (c *Kernels) halfCrossEntropy(loss, logits, targets View, scale float64, gr
 }
 
 // halfAdd adds src, of 16 bits, to dst, of that type or float32. Their last axis has no gaps.
-func (c *Kernels) halfAdd(dst, src View) {
+func (c *Kernels) halfAdd(dst, src tensor.View) {
 	const op = "add"
 	one := dst.Len(tensor.Dim) <= 1 || dst.Stride(tensor.Dim) == 1 && src.Stride(tensor.Dim) == 1
 	shape.Must(one && shape.SameShape(dst, src) && isHalf(src.DType()) &&

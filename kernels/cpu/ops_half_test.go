@@ -28,7 +28,7 @@ func newTwins(t *testing.T, dtype tensor.DType) *twins {
 }
 
 // draw is random values in 16 bits, and these in float32.
-func (x *twins) draw(shape ...int) (half, wide View) {
+func (x *twins) draw(shape ...int) (half, wide tensor.View) {
 	wide = normal(x.rng, shape...)
 	half = tensor.New(x.dtype, shape...)
 	x.Copy(half, wide)
@@ -37,7 +37,7 @@ func (x *twins) draw(shape ...int) (half, wide View) {
 }
 
 // equal fails unless half is wide rounded, to the bit.
-func (x *twins) equal(what string, half, wide View) {
+func (x *twins) equal(what string, half, wide tensor.View) {
 	x.t.Helper()
 	shape := wide.Shape()
 	want := tensor.New(half.DType(), shape[:]...)
@@ -161,8 +161,8 @@ func TestHalfProducts(t *testing.T) {
 			x.LinearDW(dw, out, in)
 			x.LinearDW(dw32, out32, in32)
 			x.equal("dw", dw, dw32)
-			x.Linear(out, in, w, View{})
-			x.Linear(out32, in32, w32, View{})
+			x.Linear(out, in, w, tensor.View{})
+			x.Linear(out32, in32, w32, tensor.View{})
 			x.equal("y", out, out32)
 			x.Linear(out, in, w, add)
 			x.Linear(out32, in32, w32, add32)
@@ -185,10 +185,10 @@ func TestHalfAttention(t *testing.T) {
 				defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(procs))
 				x := newTwins(t, dtype)
 				wide, half := newProblem(300, 40), newProblem(300, 40)
-				for i, v := range []*View{&half.q, &half.k, &half.v, &half.do} {
+				for i, v := range []*tensor.View{&half.q, &half.k, &half.v, &half.do} {
 					shape := v.Shape()
 					*v = tensor.New(dtype, shape[:]...)
-					from := []View{wide.q, wide.k, wide.v, wide.do}[i]
+					from := []tensor.View{wide.q, wide.k, wide.v, wide.do}[i]
 					x.Copy(*v, from)
 					x.Copy(from, *v)
 				}
@@ -214,19 +214,21 @@ func TestHalfAttention(t *testing.T) {
 // TestHalfFaults: types that do not go together panic, with them in the message.
 func TestHalfFaults(t *testing.T) {
 	c := newTestCPU(t)
-	b := func(shape ...int) View { return tensor.New(tensor.BF16, shape...) }
-	h := func(shape ...int) View { return tensor.New(tensor.F16, shape...) }
-	f := func(shape ...int) View { return tensor.New(tensor.F32, shape...) }
+	b := func(shape ...int) tensor.View { return tensor.New(tensor.BF16, shape...) }
+	h := func(shape ...int) tensor.View { return tensor.New(tensor.F16, shape...) }
+	f := func(shape ...int) tensor.View { return tensor.New(tensor.F32, shape...) }
 	for name, call := range map[string]func(){
-		"linear":           func() { c.Linear(b(2, 5), b(2, 3), f(5, 3), View{}) },
+		"linear":           func() { c.Linear(b(2, 5), b(2, 3), f(5, 3), tensor.View{}) },
 		"linear dx":        func() { c.LinearDX(b(2, 3), h(2, 5), b(5, 3), true) },
 		"linear dw":        func() { c.LinearDW(h(5, 3), b(2, 5), b(2, 3)) },
 		"rmsnorm":          func() { c.RMSNorm(b(2, 4), f(2, 1), b(2, 4), b(4), 1) },
 		"add rmsnorm":      func() { c.AddRMSNorm(b(2, 4), f(2, 1), f(2, 4), b(2, 4), b(2, 4), f(4), 1) },
 		"rmsnorm backward": func() { c.RMSNormBackward(b(2, 4), f(4), f(2, 4), b(2, 4), f(2, 1), f(4), false) },
-		"rope":             func() { c.NormRope(b(1, 2, 3, 4), View{}, h(1, 2, 3, 4), View{}, f(1, 2, 1, 2), f(1, 2, 1, 2), 0) },
-		"swiglu":           func() { c.SwiGLU(b(3), b(3), h(3)) },
-		"embed":            func() { c.Embed(b(1, 2, 1, 4), f(1, 9, 1, 4), tensor.New(tensor.I32, 1, 2, 1, 1)) },
+		"rope": func() {
+			c.NormRope(b(1, 2, 3, 4), tensor.View{}, h(1, 2, 3, 4), tensor.View{}, f(1, 2, 1, 2), f(1, 2, 1, 2), 0)
+		},
+		"swiglu": func() { c.SwiGLU(b(3), b(3), h(3)) },
+		"embed":  func() { c.Embed(b(1, 2, 1, 4), f(1, 9, 1, 4), tensor.New(tensor.I32, 1, 2, 1, 1)) },
 		"cross entropy": func() {
 			c.CrossEntropy(tensor.New(tensor.F64, 1), b(1, 2, 1, 4), tensor.New(tensor.I32, 1, 3, 1, 1), 1, false)
 		},

@@ -11,21 +11,21 @@ import (
 
 // RMSNorm (arXiv:1910.07467) normalises over the last axis: y = x * inv * w with inv =
 // 1 / sqrt(mean(x^2) + eps). inv: [batch, seq, heads, 1]; w: [1, 1, 1, dim].
-func (c *Kernels) RMSNorm(y, inv, x, w View, eps float64) {
+func (c *Kernels) RMSNorm(y, inv, x, w tensor.View, eps float64) {
 	if isHalf(x.DType()) {
 		c.halfNorm(y, inv, x, w, eps)
 		return
 	}
 	checkNorm("rmsnorm", inv, w, y, x)
 	if y.DType() == tensor.F64 {
-		rmsNorm[float64](c, y, inv, View{}, x, View{}, w, eps)
+		rmsNorm[float64](c, y, inv, tensor.View{}, x, tensor.View{}, w, eps)
 		return
 	}
-	rmsNorm[float32](c, y, inv, View{}, x, View{}, w, eps)
+	rmsNorm[float32](c, y, inv, tensor.View{}, x, tensor.View{}, w, eps)
 }
 
 // AddRMSNorm sets sum = a + b and y = RMSNorm(sum). sum may be a.
-func (c *Kernels) AddRMSNorm(y, inv, sum, a, b, w View, eps float64) {
+func (c *Kernels) AddRMSNorm(y, inv, sum, a, b, w tensor.View, eps float64) {
 	if isHalf(a.DType()) {
 		c.halfAddNorm(y, inv, sum, a, b, w, eps)
 		return
@@ -39,8 +39,8 @@ func (c *Kernels) AddRMSNorm(y, inv, sum, a, b, w View, eps float64) {
 }
 
 // checkNorm panics unless xs have one shape and inv and w go with it.
-func checkNorm(op string, inv, w View, xs ...View) {
-	all := append([]View{inv, w}, xs...)
+func checkNorm(op string, inv, w tensor.View, xs ...tensor.View) {
+	all := append([]tensor.View{inv, w}, xs...)
 	dense(op, inv.DType(), all...)
 	x := xs[0]
 	shape.Must(shape.SameShape(xs...) && x.Len(tensor.Dim) > 0 && w.Size() == x.Len(tensor.Dim) &&
@@ -48,7 +48,7 @@ func checkNorm(op string, inv, w View, xs ...View) {
 }
 
 // rmsNorm normalises a, or, where there is a sum, a + b.
-func rmsNorm[T tensor.Float](c *Kernels, y, inv, sum, a, b, w View, eps float64) {
+func rmsNorm[T tensor.Float](c *Kernels, y, inv, sum, a, b, w tensor.View, eps float64) {
 	l, n, rows := simd.LoopsOf[T](c.level), y.Len(tensor.Dim), shape.RowsOver(y)
 	ys, is, as, ws := tensor.Data[T](y), tensor.Data[T](inv), tensor.Data[T](a), tensor.Data[T](w)
 	var ss, bs []T
@@ -73,7 +73,7 @@ func rmsNorm[T tensor.Float](c *Kernels, y, inv, sum, a, b, w View, eps float64)
 
 // RMSNormBackward sets dx to the gradient of x, or adds it, and adds that of w to dw.
 // With g = dy * w: dx = inv * (g - x * inv^2 * mean(g * x)).
-func (c *Kernels) RMSNormBackward(dx, dw, dy, x, inv, w View, accumulate bool) {
+func (c *Kernels) RMSNormBackward(dx, dw, dy, x, inv, w tensor.View, accumulate bool) {
 	if isHalf(x.DType()) {
 		c.halfNormBackward(dx, dw, dy, x, inv, w, accumulate)
 		return
@@ -90,7 +90,7 @@ func (c *Kernels) RMSNormBackward(dx, dw, dy, x, inv, w View, accumulate bool) {
 // normParts is the most partial sums of dw, each one piece of work and dim float64s.
 const normParts = 32
 
-func rmsNormBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w View, accumulate bool) {
+func rmsNormBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w tensor.View, accumulate bool) {
 	l, n, rows := simd.LoopsOf[T](c.level), x.Len(tensor.Dim), shape.RowsOver(x)
 	dxs, dws, dys := tensor.Data[T](dx), tensor.Data[T](dw), tensor.Data[T](dy)
 	xs, is, ws := tensor.Data[T](x), tensor.Data[T](inv), tensor.Data[T](w)
@@ -120,7 +120,7 @@ func rmsNormBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w View, acc
 // halves against halves as Hugging Face does: (x1*cos - x2*sin, x2*cos + x1*sin). cos, sin:
 // [batch, seq, 1, dim/2]; inv: [batch, seq, heads, 1], kept as by RMSNorm. With the zero View
 // as w there is no norm, and y may be x.
-func (c *Kernels) NormRope(y, inv, x, w, cos, sin View, eps float64) {
+func (c *Kernels) NormRope(y, inv, x, w, cos, sin tensor.View, eps float64) {
 	if isHalf(x.DType()) {
 		c.halfRope(y, inv, x, w, cos, sin, eps)
 		return
@@ -136,15 +136,15 @@ func (c *Kernels) NormRope(y, inv, x, w, cos, sin View, eps float64) {
 	normRope[float32](c, y, inv, x, w, cos, sin, eps)
 }
 
-func checkRope(op string, w, cos, sin View, xs ...View) {
+func checkRope(op string, w, cos, sin tensor.View, xs ...tensor.View) {
 	x := xs[0]
-	all := append([]View{cos, sin}, xs...)
+	all := append([]tensor.View{cos, sin}, xs...)
 	dense(op, x.DType(), all...)
 	shape.Must(shape.SameShape(cos, sin) && shape.SameShape(xs...) && cos.Rows() == x.Rows() &&
 		2*cos.Cols() == x.Len(tensor.Dim), op, all...)
 }
 
-func normRope[T tensor.Float](c *Kernels, y, inv, x, w, cos, sin View, eps float64) {
+func normRope[T tensor.Float](c *Kernels, y, inv, x, w, cos, sin tensor.View, eps float64) {
 	r := newRotation[T](c, x, cos, sin)
 	ys, xs := tensor.Data[T](y), tensor.Data[T](x)
 	var is, ws []T
@@ -167,9 +167,9 @@ func normRope[T tensor.Float](c *Kernels, y, inv, x, w, cos, sin View, eps float
 	})
 }
 
-// NormRopeBackward sets dx to the gradient of x given dy, the gradient of y, and adds the gradient of w to dw. dx may
-// be dy. With the zero View as w, dw, x and inv are not used.
-func (c *Kernels) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
+// NormRopeBackward sets dx to the gradient of x given that of y, dy, and adds that of w to
+// dw. dx may be dy. With the zero View as w, dw, x and inv are not used.
+func (c *Kernels) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin tensor.View) {
 	if isHalf(dx.DType()) {
 		c.halfRopeBackward(dx, dw, dy, x, inv, w, cos, sin)
 		return
@@ -186,7 +186,7 @@ func (c *Kernels) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
 	normRopeBackward[float32](c, dx, dw, dy, x, inv, w, cos, sin)
 }
 
-func normRopeBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w, cos, sin View) {
+func normRopeBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w, cos, sin tensor.View) {
 	r := newRotation[T](c, dx, cos, sin)
 	dxs, dys := tensor.Data[T](dx), tensor.Data[T](dy)
 	n := dx.Cols()
@@ -209,7 +209,7 @@ type rotation[T tensor.Float] struct {
 	heads, half int
 }
 
-func newRotation[T tensor.Float](c *Kernels, x, cos, sin View) rotation[T] {
+func newRotation[T tensor.Float](c *Kernels, x, cos, sin tensor.View) rotation[T] {
 	return rotation[T]{simd.LoopsOf[T](c.level), tensor.Data[T](cos), tensor.Data[T](sin), x.Len(tensor.Heads),
 		cos.Cols()}
 }
@@ -221,7 +221,7 @@ func (r rotation[T]) turn(y, x []T, row int, sign T) {
 }
 
 // SwiGLU (arXiv:2002.05202) sets y = silu(gate) * up.
-func (c *Kernels) SwiGLU(y, gate, up View) {
+func (c *Kernels) SwiGLU(y, gate, up tensor.View) {
 	if isHalf(y.DType()) {
 		c.halfSwiGLU(y, gate, up)
 		return
@@ -235,7 +235,7 @@ func (c *Kernels) SwiGLU(y, gate, up View) {
 	swiGLU[float32](c, y, gate, up)
 }
 
-func swiGLU[T tensor.Float](c *Kernels, y, gate, up View) {
+func swiGLU[T tensor.Float](c *Kernels, y, gate, up tensor.View) {
 	l, ys, gs, us := simd.LoopsOf[T](c.level), tensor.Data[T](y), tensor.Data[T](gate), tensor.Data[T](up)
 	c.queue("swiglu", func() {
 		c.blocks(len(ys), elementBlock, func(_, lo, hi int) {
@@ -246,7 +246,7 @@ func swiGLU[T tensor.Float](c *Kernels, y, gate, up View) {
 
 // SwiGLUBackward sets dgate = dy * up * s * (1 + gate * (1 - s)), with s = sigmoid(gate),
 // and dup = dy * silu(gate). They may be gate and up.
-func (c *Kernels) SwiGLUBackward(dgate, dup, dy, gate, up View) {
+func (c *Kernels) SwiGLUBackward(dgate, dup, dy, gate, up tensor.View) {
 	if isHalf(dy.DType()) {
 		c.halfSwiGLUBackward(dgate, dup, dy, gate, up)
 		return
@@ -260,7 +260,7 @@ func (c *Kernels) SwiGLUBackward(dgate, dup, dy, gate, up View) {
 	swiGLUBackward[float32](c, dgate, dup, dy, gate, up)
 }
 
-func swiGLUBackward[T tensor.Float](c *Kernels, dgate, dup, dy, gate, up View) {
+func swiGLUBackward[T tensor.Float](c *Kernels, dgate, dup, dy, gate, up tensor.View) {
 	dgs, dus, dys := tensor.Data[T](dgate), tensor.Data[T](dup), tensor.Data[T](dy)
 	l, gs, us := simd.LoopsOf[T](c.level), tensor.Data[T](gate), tensor.Data[T](up)
 	c.queue("swiglu backward", func() {
@@ -272,7 +272,7 @@ func swiGLUBackward[T tensor.Float](c *Kernels, dgate, dup, dy, gate, up View) {
 
 // Linear sets y [rows, out] to x [rows, in] times w [out, in] transposed, plus add, which
 // may be the zero View.
-func (c *Kernels) Linear(y, x, w, add View) {
+func (c *Kernels) Linear(y, x, w, add tensor.View) {
 	denseActivations("linear", y, x, w)
 	shape.Must(y.Rows() == x.Rows() && x.Cols() == w.Cols() && y.Cols() == w.Rows(), "linear", y, x, w)
 	if !add.IsZero() {
@@ -286,7 +286,7 @@ func (c *Kernels) Linear(y, x, w, add View) {
 	linear[float32](c, y, x, w, add)
 }
 
-func linear[T tensor.Float](c *Kernels, y, x, w, add View) {
+func linear[T tensor.Float](c *Kernels, y, x, w, add tensor.View) {
 	p := newProduct(c, y, factorOf[T](x, false), factorOf[T](w, true), x.Cols())
 	if !add.IsZero() {
 		m := memoryOf[T](add)
@@ -296,7 +296,7 @@ func linear[T tensor.Float](c *Kernels, y, x, w, add View) {
 }
 
 // LinearDX sets dx [rows, in] to dy [rows, out] times w [out, in], or adds it.
-func (c *Kernels) LinearDX(dx, dy, w View, accumulate bool) {
+func (c *Kernels) LinearDX(dx, dy, w tensor.View, accumulate bool) {
 	denseActivations("linear dx", dx, dy, w)
 	shape.Must(dx.Rows() == dy.Rows() && dx.Cols() == w.Cols() && dy.Cols() == w.Rows(), "linear dx", dx, dy, w)
 	if dx.DType() == tensor.F64 {
@@ -306,7 +306,7 @@ func (c *Kernels) LinearDX(dx, dy, w View, accumulate bool) {
 	linearDX[float32](c, dx, dy, w, accumulate)
 }
 
-func linearDX[T tensor.Float](c *Kernels, dx, dy, w View, accumulate bool) {
+func linearDX[T tensor.Float](c *Kernels, dx, dy, w tensor.View, accumulate bool) {
 	p := newProduct(c, dx, factorOf[T](dy, false), factorOf[T](w, false), dy.Cols())
 	p.accumulate = accumulate
 	c.queue("linear dx", func() { p.run(c) })
@@ -314,7 +314,7 @@ func linearDX[T tensor.Float](c *Kernels, dx, dy, w View, accumulate bool) {
 
 // LinearDW adds dy [rows, out] transposed times x [rows, in] to dw [out, in], of the type of the
 // activations or, where that has 16 bits, float32.
-func (c *Kernels) LinearDW(dw, dy, x View) {
+func (c *Kernels) LinearDW(dw, dy, x tensor.View) {
 	denseActivations("linear dw", dy, x)
 	shape.Must((dw.DType() == x.DType() || isHalf(x.DType()) && dw.DType() == tensor.F32) &&
 		dw.IsDense(), "linear dw", dw, dy, x)
@@ -326,26 +326,26 @@ func (c *Kernels) LinearDW(dw, dy, x View) {
 	linearDW[float32](c, dw, dy, x)
 }
 
-func linearDW[T tensor.Float](c *Kernels, dw, dy, x View) {
+func linearDW[T tensor.Float](c *Kernels, dw, dy, x tensor.View) {
 	p := newProduct(c, dw, factorOf[T](dy, true), factorOf[T](x, false), x.Rows())
 	p.accumulate = true
 	c.queue("linear dw", func() { p.run(c) })
 }
 
 // newProduct returns a product over k into a matrix.
-func newProduct[T tensor.Float](c *Kernels, out View, left, right factor[T], k int) *product[T] {
+func newProduct[T tensor.Float](c *Kernels, out tensor.View, left, right factor[T], k int) *product[T] {
 	return &product[T]{
 		m: out.Rows(), n: out.Cols(), k: k, loops: simd.LoopsOf[T](c.level), left: left, right: right,
 		out: memoryOf[T](out),
 	}
 }
 
-func factorOf[T tensor.Float](v View, turned bool) factor[T] {
+func factorOf[T tensor.Float](v tensor.View, turned bool) factor[T] {
 	return factor[T]{memoryOf[T](v), v.Cols(), turned}
 }
 
 // SumSquares adds the sum of the squares of g to sum, a float64 scalar.
-func (c *Kernels) SumSquares(sum, g View) {
+func (c *Kernels) SumSquares(sum, g tensor.View) {
 	dense("sum of squares", g.DType(), g)
 	shape.Must(sum.Size() == 1 && sum.DType() == tensor.F64, "sum of squares", sum, g)
 	if g.DType() == tensor.F64 {
@@ -355,7 +355,7 @@ func (c *Kernels) SumSquares(sum, g View) {
 	addSquares[float32](c, sum, g)
 }
 
-func addSquares[T tensor.Float](c *Kernels, sum, g View) {
+func addSquares[T tensor.Float](c *Kernels, sum, g tensor.View) {
 	l, total, gs := simd.LoopsOf[T](c.level), tensor.Data[float64](sum), tensor.Data[T](g)
 	c.queue("sum of squares", func() {
 		partial := grow(&c.ops.f64, (len(gs)+elementBlock-1)/elementBlock)
@@ -374,7 +374,7 @@ func addSquares[T tensor.Float](c *Kernels, sum, g View) {
 // scalar, read when the step runs. With Scale > 0, g and sqrt(sum) are that much too large, and
 // where sum is not finite the step changes nothing. copied, where it is not the zero View, is
 // set to p in its own type.
-func (c *Kernels) AdamW(p, copied, g, m, v, sum View, h kernels.AdamStep) {
+func (c *Kernels) AdamW(p, copied, g, m, v, sum tensor.View, h kernels.AdamStep) {
 	dense("adamw", p.DType(), p, g, m, v)
 	shape.Must(p.Size() == g.Size() && p.Size() == m.Size() && p.Size() == v.Size(), "adamw", p, g, m, v)
 	shape.Must(h.MaxNorm <= 0 && h.Scale <= 0 || sum.Size() == 1 && sum.DType() == tensor.F64, "adamw", sum)
@@ -388,7 +388,7 @@ func (c *Kernels) AdamW(p, copied, g, m, v, sum View, h kernels.AdamStep) {
 	}
 }
 
-func adamW[T tensor.Float](c *Kernels, p, g, m, v, sum View, h kernels.AdamStep) {
+func adamW[T tensor.Float](c *Kernels, p, g, m, v, sum tensor.View, h kernels.AdamStep) {
 	l := simd.LoopsOf[T](c.level)
 	ps, gs, ms, vs := tensor.Data[T](p), tensor.Data[T](g), tensor.Data[T](m), tensor.Data[T](v)
 	var norm2 []float64
@@ -413,8 +413,8 @@ func adamW[T tensor.Float](c *Kernels, p, g, m, v, sum View, h kernels.AdamStep)
 	})
 }
 
-// gradFactor returns the factor of the gradient: 1 over its scale, times the clip. ok is false for a skipped step. A
-// step that needs norm2 has it.
+// gradFactor is what the gradient is multiplied by: 1 over its scale, and what it is clipped by.
+// It is not ok for a step that is skipped. norm2 is there where the step needs it.
 func gradFactor(norm2 []float64, h kernels.AdamStep) (factor float64, ok bool) {
 	clip, unscale := 1.0, 1.0
 	if h.Scale > 0 {

@@ -29,7 +29,7 @@ type Loader struct {
 }
 
 // NewLoader loads NVRTC, from dirs or from where the system has it, and keeps what it compiles
-// in CacheDir.
+// in the folder of compiled kernels.
 func NewLoader(dev *cuda.Device, dirs ...string) (*Loader, error) {
 	compiler, err := nvrtc.Open(dirs...)
 	if err != nil {
@@ -37,16 +37,16 @@ func NewLoader(dev *cuda.Device, dirs ...string) (*Loader, error) {
 	}
 	l := &Loader{
 		dev:     dev,
-		cache:   nvrtc.Cache{Compiler: compiler, Dir: CacheDir()},
+		cache:   nvrtc.Cache{Compiler: compiler, Dir: cacheDir()},
 		modules: map[string]func() (*cuda.Module, error){},
 	}
 	l.functions = newFunctionCache(l.find)
 	return l, nil
 }
 
-// CacheDir returns the folder of compiled kernels: cprun/kernels in the user's cache, or where
+// cacheDir returns the folder of compiled kernels: cprun/kernels in the user's cache, or where
 // there is none, in the folder for temporary files.
-func CacheDir() string {
+func cacheDir() string {
 	dir, err := os.UserCacheDir()
 	if err != nil {
 		dir = os.TempDir()

@@ -4,11 +4,14 @@ package backend
 
 import (
 	"fmt"
+	"io"
 	"slices"
 
 	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Choice is the backend of all attentions of a run.
@@ -120,7 +123,6 @@ func common(params []backends.Params, best []*backends.Choice) ([]*backends.Choi
 	return nil, &backends.NoBackendError{Params: params[0], Rejected: all}
 }
 
-// merge returns one answer for all attentions of a run.
 func merge(requests []Request, layers []*backends.Choice) *Choice {
 	c := &Choice{Backend: layers[0].Backend, Reason: layers[0].Reason, Layers: layers}
 	for i := range requests {
@@ -154,7 +156,6 @@ func merge(requests []Request, layers []*backends.Choice) *Choice {
 	return c
 }
 
-// hopOf returns the name of a hop of some layers only.
 func hopOf(layers, hop string) string {
 	if layers == "" || hop == "" {
 		return layers + hop
@@ -171,4 +172,44 @@ func layersOf(window, kinds int) string {
 		return "layers without a window"
 	}
 	return fmt.Sprintf("layers with a window of %d keys", window+1)
+}
+
+// Explain writes the choice and its reasons, at level 1 in a few lines, at level 2 with every
+// parameter, every rule that spoke, and the layout of q, k and v with shapes and strides. The
+// layers of each window have an explanation of their own. Level 0 writes warnings, which all layers share.
+func (c *Choice) Explain(w io.Writer, level int) {
+	for i, l := range c.Layers {
+		if level == 0 && i > 0 {
+			return
+		}
+		if of := c.of[i]; of != "" && level > 0 {
+			fmt.Fprintf(w, "attention: %s\n", of)
+		}
+		l.Explain(w, level)
+		if level > 1 && i == 0 {
+			writeLayout(w, &l.Params)
+		}
+	}
+}
+
+// Layout names the layout of the q, k and v that kernels get: three dense tensors [batch, seq, heads, head dim].
+const Layout = "bshd_bshd_bshd"
+
+// writeLayout writes the layout of the model's q, k and v of rank 0 in memory: three dense tensors of
+// its tokens.
+func writeLayout(w io.Writer, p *backends.Params) {
+	fmt.Fprintf(w, "attention: layout %s, three tensors in memory\n", Layout)
+	layout, err := partition.New(p.Layout, []int{p.SeqQ})
+	if err != nil {
+		return // Select has refused such parameters
+	}
+	tokens := partition.Count(layout.Spans(p.SeqQ, max(1, p.ContextSize), 0))
+	for _, t := range []struct {
+		name       string
+		heads, dim int
+	}{{"q", p.Heads, p.HeadDim}, {"k", p.KVHeads, p.HeadDim}, {"v", p.KVHeads, p.HeadDimV}} {
+		v := tensor.NewMeter().Alloc(p.DType, p.Batch, tokens, t.heads, t.dim)
+		fmt.Fprintf(w, "attention:   %s %s of rank 0: shape %v, strides %v (batch, seq, heads, head dim)\n", t.name,
+			p.DType, v.Shape(), v.Strides())
+	}
 }

@@ -1,7 +1,11 @@
 package backend
 
 import (
+	"fmt"
+	"slices"
+
 	"github.com/cprun/cprun/internal/model/backends"
+	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
@@ -66,10 +70,11 @@ func (r *Request) params(m machine.Machine, disabled uint8) (backends.Params, er
 	}
 	return On(backends.Params{
 		Want: want, DType: r.DType,
-		Batch: r.Batch, SeqQ: r.SeqQ, SeqKV: r.SeqKV, Heads: r.Heads, KVHeads: r.KVHeads, HeadDim: r.HeadDim, HeadDimV: r.HeadDimV,
-		Causal: r.Causal, TopLeft: r.TopLeft, WindowLeft: r.Window, WindowRight: right, Softcap: r.Softcap, ScaleNotAbove0: r.ScaleNotAbove0,
-		Sink: r.Sink, Bias: r.Bias, MaxLogit: r.MaxLogit, Documents: r.Documents, DocumentKeys: r.DocumentKeys, Slices: r.Slices,
-		Training: r.Training, Deterministic: r.Deterministic,
+		Batch: r.Batch, SeqQ: r.SeqQ, SeqKV: r.SeqKV, Heads: r.Heads, KVHeads: r.KVHeads,
+		HeadDim: r.HeadDim, HeadDimV: r.HeadDimV, Causal: r.Causal, TopLeft: r.TopLeft,
+		WindowLeft: r.Window, WindowRight: right, Softcap: r.Softcap, ScaleNotAbove0: r.ScaleNotAbove0,
+		Sink: r.Sink, Bias: r.Bias, MaxLogit: r.MaxLogit, Training: r.Training, Deterministic: r.Deterministic,
+		Documents: r.Documents, DocumentKeys: r.DocumentKeys, Slices: r.Slices,
 		ContextSize: r.Ranks, InnerSize: inner, Algorithm: r.Algorithm, Gather: r.Gather, Layout: r.Layout,
 	}, m, disabled), nil
 }
@@ -78,4 +83,69 @@ func (r *Request) params(m machine.Machine, disabled uint8) (backends.Params, er
 func On(p backends.Params, m machine.Machine, disabled uint8) backends.Params {
 	p.Arch, p.CUDNN, p.Flash, p.Memory, p.Disabled = m.Arch, m.CUDNN, m.Flash, m.Memory, disabled
 	return p
+}
+
+var computeTypes = map[string]tensor.DType{"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32}
+
+// DType returns the type that a resolved config computes in.
+func DType(cfg *config.Config) tensor.DType {
+	t, ok := computeTypes[cfg.Precision.Compute]
+	if !ok {
+		panic(fmt.Sprintf("backend: precision.compute is %q, which no resolved config says", cfg.Precision.Compute))
+	}
+	return t
+}
+
+// Requests returns the attentions of a resolved config, one for each distinct window of its layers, the
+// widest first.
+func Requests(cfg *config.Config) (list []Request) {
+	ws := windows(cfg)
+	for _, w := range ws {
+		layers := 0
+		for l := range cfg.Model.NumHiddenLayers {
+			if cfg.Model.Window(l) == w {
+				layers++
+			}
+		}
+		list = append(list, Request{
+			Strategy: cfg.Parallel.Strategy, Of: layersOf(w, len(ws)), Layers: layers, DType: DType(cfg),
+			Batch: cfg.Train.MicroBatchSize, SeqQ: cfg.Data.SeqLen, SeqKV: cfg.Data.SeqLen,
+			Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads,
+			HeadDim: cfg.Model.HeadDim, HeadDimV: cfg.Model.HeadDim,
+			Causal: true, Window: w, Documents: cfg.Data.PackDocuments,
+			Training: true, Deterministic: cfg.Train.Deterministic,
+			Ranks: cfg.Parallel.Context,
+		})
+	}
+	return list
+}
+
+// windows lists the distinct windows of a model's layers, the widest first.
+func windows(cfg *config.Config) []int {
+	var list []int
+	for l := range cfg.Model.NumHiddenLayers {
+		if w := cfg.Model.Window(l); !slices.Contains(list, w) {
+			list = append(list, w)
+		}
+	}
+	slices.SortFunc(list, func(a, b int) int { return width(b) - width(a) })
+	return list
+}
+
+func width(window int) int {
+	if window < 0 {
+		return 1 << 62
+	}
+	return window
+}
+
+// Disabled returns the bits of backends.Params for backends that are switched off.
+func Disabled(flash, fused bool) (bits uint8) {
+	if flash {
+		bits |= 1 << backends.Flash
+	}
+	if fused {
+		bits |= 1 << backends.Fused
+	}
+	return bits
 }

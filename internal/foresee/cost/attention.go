@@ -25,7 +25,6 @@ type attentionKey struct {
 	backward, deterministic bool
 }
 
-// kernelOf returns the kernel of a key of full tiles, a new one if there is none.
 func (m *Model) kernelOf(k attentionKey) *kernel {
 	x := m.kernels[k]
 	if x == nil {
@@ -71,7 +70,6 @@ func (m *Model) indexAttention() {
 	m.indexDocuments()
 }
 
-// manyTiles is the least number of tiles in a call of packed documents.
 const manyTiles = 4
 
 // indexDocuments makes the grids of calls with many tiles: the cost of adjacent tiles, relative to tiles alone.
@@ -101,7 +99,6 @@ func (a *Attention) Laid() []partition.Tile {
 	return list
 }
 
-// spot returns the place of a measured call in the grids of its kernel.
 func (a *Attention) spot() spot {
 	return tileSpot(float64(a.Queries*a.Heads), float64(a.Keys), float64(a.Dim))
 }
@@ -138,7 +135,6 @@ func (g *grid) less(s spot) float64 {
 	return rate
 }
 
-// masked returns the grid of a mask.
 func (x *kernel) masked(mask string) *grid {
 	if mask == Causal {
 		return &x.causal
@@ -192,7 +188,6 @@ func (m *Model) kernel(c *planner.Call) *kernel {
 	return m.kernels[k]
 }
 
-// wide reports whether a type has 4 bytes or more.
 func wide(dtype string) bool { return dtype == "fp32" || dtype == "fp64" }
 
 // Has reports whether the table measured that backend in that type.
@@ -256,4 +251,106 @@ func maskOf(t *partition.Tile, pairs, area float64) string {
 		return Causal
 	}
 	return Band
+}
+
+const axes = 3
+
+// A spot is a point of a grid: the logarithms of its sizes.
+type spot [axes]float64
+
+func at(sizes ...float64) (s spot) {
+	for i, x := range sizes {
+		s[i] = math.Log2(max(x, 1))
+	}
+	return s
+}
+
+// A grid holds the logarithm of a rate, or of a ratio, over the logarithms of sizes. Between its points it is linear in
+// each size. Beyond them it has the value of the border. If corners of a cell have no value, the others replace them.
+type grid struct {
+	axis  [axes][]float64 // ascending
+	spots map[spot]float64
+}
+
+// add sets the value at a spot. Of several values it keeps the highest rate, since noise only slows.
+func (g *grid) add(s spot, value float64) {
+	if g.spots == nil {
+		g.spots = map[spot]float64{}
+	}
+	if old, ok := g.spots[s]; !ok || value > old {
+		g.spots[s] = value
+	}
+}
+
+func (g *grid) build() {
+	for i := range g.axis {
+		for s := range g.spots {
+			g.axis[i] = append(g.axis[i], s[i])
+		}
+		slices.Sort(g.axis[i])
+		g.axis[i] = slices.Compact(g.axis[i])
+	}
+}
+
+// look returns the value at a spot; false: the grid has no points, or is not built.
+func (g *grid) look(s spot) (float64, bool) {
+	if g == nil || len(g.axis[0]) == 0 {
+		return 0, false
+	}
+	var corners [1 << axes]spot // of the cell around s
+	var weights [1 << axes]float64
+	weights[0] = 1
+	n := 1
+	for i, axis := range g.axis {
+		low, share := between(axis, s[i])
+		for c := range n {
+			if corners[c][i] = axis[low]; share == 0 {
+				continue
+			}
+			corners[n+c], weights[n+c] = corners[c], weights[c]*share
+			corners[n+c][i] = axis[low+1]
+			weights[c] *= 1 - share
+		}
+		if share > 0 {
+			n *= 2
+		}
+	}
+	sum, weight := 0.0, 0.0
+	for c, w := range weights[:n] {
+		if v, ok := g.spots[corners[c]]; ok {
+			sum, weight = sum+w*v, weight+w
+		}
+	}
+	if weight > 0 {
+		return sum / weight, true
+	}
+	return g.nearest(s), true
+}
+
+// between finds the interval of an axis around x, and the place of x in it.
+func between(axis []float64, x float64) (low int, share float64) {
+	i, _ := slices.BinarySearch(axis, x)
+	switch {
+	case i == 0:
+		return 0, 0
+	case i == len(axis):
+		return len(axis) - 1, 0
+	}
+	return i - 1, (x - axis[i-1]) / (axis[i] - axis[i-1])
+}
+
+// nearest returns the value of the nearest point. Of several as near it returns the largest, so that the result does
+// not depend on their order.
+func (g *grid) nearest(s spot) float64 {
+	best, value := math.Inf(1), math.Inf(-1)
+	for p, v := range g.spots {
+		d := 0.0
+		for i, x := range p {
+			d += (x - s[i]) * (x - s[i])
+		}
+		if d < best || d == best && v > value {
+			best, value = d, v
+		}
+	}
+	return value
 }

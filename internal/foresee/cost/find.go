@@ -54,7 +54,6 @@ func Path(program string, m Machine) (string, error) {
 	return filepath.Join(dir, m.key()+".json"), nil
 }
 
-// key names a machine in a file name.
 func (m Machine) key() string {
 	if m.Arch != 0 {
 		return clean(fmt.Sprintf("%s-%d", m.Device, m.Count))

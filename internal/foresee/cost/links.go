@@ -4,7 +4,6 @@ import (
 	"math"
 )
 
-// A route is the curve of transfers between two ranks.
 type route struct {
 	*grid
 	ranks       int
@@ -52,7 +51,6 @@ func (m *Model) move(pair string, r *route, bytes int64, messages int) float64 {
 	return more + max(start, float64(bytes)/math.Exp(rate))*m.slowLinks
 }
 
-// linkTimes returns the logarithm of the job's LinkTimes.
 func (m *Model) linkTimes() float64 {
 	if m.job.LinkTimes > 0 {
 		return math.Log(m.job.LinkTimes)

@@ -60,7 +60,6 @@ var _ planner.Costs = (*Model)(nil)
 // over InfiniBand.
 const netStart = 20e-6
 
-// names of element types in a table.
 var names = map[tensor.DType]string{tensor.F32: "fp32", tensor.F64: "fp64", tensor.BF16: "bf16", tensor.F16: "fp16"}
 
 // Name returns the name of an element type in a table; "" for types without computation.
@@ -154,7 +153,8 @@ func (m *Model) Work(w Work) float64 {
 // pass finds the grid of a pass over memory. If the table lacks it, the most similar one replaces it; nil: there is
 // none.
 func (m *Model) pass(op, dtype string) *grid {
-	for _, k := range []productKey{{op, dtype}, {alike[op], dtype}, {op, "fp32"}, {alike[op], "fp32"}, {"copy", "fp32"}} {
+	for _, k := range []productKey{{op, dtype}, {alike[op], dtype}, {op, "fp32"}, {alike[op], "fp32"},
+		{"copy", "fp32"}} {
 		if g := m.passes[k]; g != nil {
 			return g
 		}
@@ -162,7 +162,6 @@ func (m *Model) pass(op, dtype string) *grid {
 	return nil
 }
 
-// memoryPass returns the time of a pass over n bytes.
 func (m *Model) memoryPass(g *grid, n int64) float64 {
 	rate, ok := g.look(at(float64(n)))
 	if !ok {

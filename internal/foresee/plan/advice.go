@@ -17,10 +17,8 @@ const (
 	maxSpread = 512
 )
 
-// measure returns the memory of a run with demand d.
 type measure func(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Memory, error)
 
-// A smaller run is one that takes less memory.
 type smaller struct {
 	advice string
 	cfg    config.Config
@@ -41,9 +39,11 @@ func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Ma
 	now := smaller{cfg: *cfg, ranks: ranks, demand: d}
 	var enough, all []string // changes that do by themselves, and all changes
 	together := now
-	for _, change := range []func(s smaller) (smaller, bool){smaller.sharded, smaller.recomputed, smaller.chunked, smaller.oneByOne} {
+	for _, change := range []func(s smaller) (smaller, bool){smaller.sharded, smaller.recomputed, smaller.chunked,
+		smaller.oneByOne} {
 		s, ok := change(now)
-		if less, err := of(&s.cfg, s.ranks, on, s.demand); !ok || err != nil || m.Total-less.Total < m.excess(on, ranks)/100 {
+		if less, err := of(&s.cfg, s.ranks, on, s.demand); !ok || err != nil ||
+			m.Total-less.Total < m.excess(on, ranks)/100 {
 			continue
 		}
 		if together, _ = change(together); fits(&s) {
@@ -100,7 +100,6 @@ func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Ma
 	return m
 }
 
-// sharded returns the run with gradients and optimizer state spread over the ranks.
 func (s smaller) sharded() (smaller, bool) {
 	ok := s.ranks > 1 && s.cfg.Memory.Shard != "gradients"
 	s.advice, s.cfg.Memory.Shard = "memory.shard gradients", "gradients"
@@ -120,7 +119,6 @@ func (s smaller) chunked() (smaller, bool) {
 	return s, ok
 }
 
-// oneByOne returns the run with one sample in a micro batch.
 func (s smaller) oneByOne() (smaller, bool) {
 	samples := sequences(&s.cfg)
 	d := *s.demand
@@ -129,14 +127,12 @@ func (s smaller) oneByOne() (smaller, bool) {
 	return s, samples > 1
 }
 
-// shorter returns the run with sequences that are factor times shorter.
 func (s smaller) shorter(factor int) (smaller, bool) {
 	s.cfg.Data.SeqLen /= factor
 	s.advice, s.demand = fmt.Sprintf("data.seq_len of at most %d", s.cfg.Data.SeqLen), s.demand.less(factor)
 	return s, s.cfg.Data.SeqLen >= 2*s.cfg.Parallel.Context
 }
 
-// spread returns the run with sequences that are spread over factor times the ranks.
 func (s smaller) spread(factor int) (smaller, bool) {
 	s.ranks *= factor
 	s.cfg.Parallel.Context *= factor

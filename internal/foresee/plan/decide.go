@@ -3,11 +3,15 @@ package plan
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
+	"strings"
 
+	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/foresee/planner"
+	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/ring"
 )
@@ -20,7 +24,7 @@ type Chosen struct {
 	Groups []Groups `json:"groups"`
 	// Strategies are likewise for groups of the chosen size; seconds of all layers for one micro batch.
 	Strategies []planner.Timed `json:"strategies"`
-	// Backend is the backend of attention where costs took another than the rules have, which is Ruled; "": they did not.
+	// Backend is the backend of attention where costs took another than the rules have, which is Ruled; "": none.
 	Backend string `json:"backend,omitempty"`
 	Ruled   string `json:"ruled,omitempty"`
 }
@@ -76,13 +80,11 @@ func (d *Decider) First() []int {
 	return d.docs
 }
 
-// An option is one size of the groups, and the best strategy for it.
 type option struct {
 	Groups
 	Answer
 }
 
-// options lists the sizes of groups that a config allows, if their costs are known.
 func (d *Decider) options(cfg *config.Config, ranks, hosts int) (list []option, err error) {
 	perHost := ranks
 	if hosts > 1 && ranks%hosts == 0 {
@@ -117,7 +119,6 @@ func (d *Decider) options(cfg *config.Config, ranks, hosts int) (list []option, 
 	return list, nil
 }
 
-// questionOf describes the attention of a resolved config.
 func questionOf(cfg *config.Config) Question {
 	return Question{Attentions: backend.Requests(cfg), Recompute: cfg.Memory.Recompute == "full"}
 }
@@ -152,7 +153,6 @@ func (d *Decider) prefer(cfg *config.Config, ranks int, list []option) ([]option
 	return list, nil
 }
 
-// fits reports whether a run by that option has memory enough.
 func (d *Decider) fits(cfg *config.Config, ranks int, o *option) (bool, error) {
 	c, ok := d.resolved(cfg, o)
 	if !ok {
@@ -191,4 +191,90 @@ func (o *option) apply(cfg *config.Config) {
 	if p.Algorithm == "hierarchical" {
 		p.Inner = s.Inner
 	}
+}
+
+// runnersUp limits the strategies that the text shows besides the chosen one and the slowest; --json has all.
+const runnersUp = 6
+
+func (c *Chosen) write(b *strings.Builder) {
+	fmt.Fprintf(b, "\nchoice      by the costs of this machine: attention takes %s of a step\n",
+		readable.Seconds(c.Seconds))
+	first := c.Strategies[0]
+	fmt.Fprintf(b, "            %s: %s of a micro batch, all layers\n", first.Strategy, readable.Seconds(first.Seconds))
+	for j, t := range c.Strategies[1:] {
+		if last := j == len(c.Strategies)-2; j < runnersUp || last {
+			more := 100 * (t.Seconds/first.Seconds - 1)
+			fmt.Fprintf(b, "              %-44s %10s  %+.1f%%\n", t.Strategy, readable.Seconds(t.Seconds), more)
+		} else if j == runnersUp {
+			fmt.Fprintf(b, "              %d more\n", len(c.Strategies)-runnersUp-2)
+		}
+	}
+	if len(c.Groups) > 1 {
+		var list []string
+		for _, g := range c.Groups {
+			text := fmt.Sprintf("%d x %d ranks %s", g.Data, g.Context, readable.Seconds(g.Seconds))
+			if g.TooLarge {
+				text += " (does not fit the memory)"
+			}
+			list = append(list, text)
+		}
+		fmt.Fprintf(b, "            data x context, attention of a step: %s\n", strings.Join(list, "; "))
+	}
+}
+
+// Attention is the chosen backend.
+type Attention struct {
+	Backend  string     `json:"backend"`
+	Reason   string     `json:"reason"`
+	Rejected []Rejected `json:"rejected"`
+	Named    []Named    `json:"named"`
+	Layout   string     `json:"layout"` // of q, k, v in memory
+	Remedies []Remedy   `json:"remedies"`
+}
+
+// Rejected is a backend that was not chosen, and a rule that rejects it.
+type Rejected struct {
+	Backend string `json:"backend"`
+	Rule    string `json:"rule"`
+	Reason  string `json:"reason"`
+	Fix     string `json:"fix"`
+	Hop     string `json:"hop,omitempty"`     // "" where the rule spoke of the whole run
+	Example string `json:"example,omitempty"` // one such hop: its rank, lengths and mask
+}
+
+// Named is a backend that could run this, but is so slow that it runs only where it is named.
+type Named struct {
+	Backend string `json:"backend"`
+	Reason  string `json:"reason"` // why auto does not take it
+	Fix     string `json:"fix"`    // what does
+}
+
+// Remedy is what a run does to tensors so that its backend takes them.
+type Remedy struct {
+	Kind string `json:"kind"`
+	Text string `json:"text"`
+	Cost string `json:"cost"`
+	Rule string `json:"rule"` // which it answers
+	Hop  string `json:"hop,omitempty"`
+}
+
+func attentionOf(c *backend.Choice) Attention {
+	a := Attention{Rejected: []Rejected{}, Named: []Named{}, Remedies: []Remedy{}}
+	if c == nil {
+		return a
+	}
+	a.Backend, a.Reason = c.Backend.String(), c.Reason
+	for _, r := range c.Rejected {
+		a.Rejected = append(a.Rejected, Rejected{r.Backend.String(), r.Rule, r.Reason, r.Fix, r.Hop, r.Example})
+	}
+	for _, b := range c.Layers[0].Named {
+		reason, fix := backends.ToName(b, c.Layers[0].Params.Arch)
+		a.Named = append(a.Named, Named{Backend: b.String(), Reason: reason, Fix: fix})
+	}
+	for _, r := range c.Remedies {
+		a.Remedies = append(a.Remedies, Remedy{Kind: r.Kind.String(), Text: r.Text + r.More, Cost: r.Cost, Rule: r.Rule,
+			Hop: r.Hop})
+	}
+	a.Layout = backend.Layout
+	return a
 }

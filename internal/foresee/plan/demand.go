@@ -118,13 +118,11 @@ func schedulesOf(cfg *config.Config, shape partition.Shape, many bool) (func(ran
 	return func(rank int) (*ring.Schedule, error) { return p.Schedule(rank), nil }, nil
 }
 
-// layerOf returns the attention of a layer of the config.
 func layerOf(cfg *config.Config) planner.Attention {
 	q := questionOf(cfg)
 	return caseOf(&q, planner.Place{}).Attention
 }
 
-// specOf returns the input of the schedules of the config.
 func specOf(cfg *config.Config, shape partition.Shape) ring.Spec {
 	return cfg.Parallel.Spec(shape, cfg.Model.NumAttentionHeads, cfg.Model.NumKeyValueHeads)
 }
@@ -173,7 +171,6 @@ func recorded(cfg *config.Config, s *ring.Schedule, tokens int) (
 	return r, forward, backward, err
 }
 
-// localTokens returns the tokens of a sample on a rank.
 func localTokens(cfg *config.Config, machine machine.Machine, shape partition.Shape, rank int) int {
 	n := partition.Count(shape.Layout.Spans(shape.SeqQ, shape.Size, rank))
 	if cfg.Data.PackDocuments && !machine.IsCPU() {

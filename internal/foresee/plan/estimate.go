@@ -1,10 +1,14 @@
 package plan
 
 import (
+	"cmp"
 	"math"
+	"slices"
 
+	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/foresee/cost"
+	"github.com/cprun/cprun/internal/foresee/planner"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/machine"
@@ -44,7 +48,6 @@ type Parts struct {
 	Host      float64 `json:"host"` // queueing work, as far as the device waits for it
 }
 
-// total returns the seconds of the step.
 func (p *Parts) total() float64 {
 	return p.Products + p.Attention + p.Transfers + p.Passes + p.Gradients + p.Optimizer + p.Host
 }
@@ -95,7 +98,6 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
 	return nil
 }
 
-// stepOf adds up an optimizer step.
 func stepOf(cfg *config.Config, ranks int, o Options, kernel string) (*Parts, error) {
 	s := &step{
 		cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, shared: o.Costs.Cores > 0, cores: o.Costs.Cores,
@@ -113,7 +115,8 @@ func stepOf(cfg *config.Config, ranks int, o Options, kernel string) (*Parts, er
 // their speeds.
 func jobOf(ranks int, o *Options) cost.Job {
 	m, t := o.Machine, o.Costs.Table
-	job := cost.Job{Ranks: ranks, PerHost: m.PerHost(ranks), Cores: o.Costs.Cores, Net: float64(m.Net), FLOPs: o.Costs.Rate, Memory: o.Costs.Rate}
+	job := cost.Job{Ranks: ranks, PerHost: m.PerHost(ranks), Cores: o.Costs.Cores, Net: float64(m.Net),
+		FLOPs: o.Costs.Rate, Memory: o.Costs.Rate}
 	if m.IsCPU() {
 		job.Link = float64(m.Link)
 		return job
@@ -180,11 +183,11 @@ func (s *step) passes() error {
 	return nil
 }
 
-// state adds the work on weights and gradients.
 func (s *step) state() {
 	cfg, n := s.cfg, int64(s.ranks)
 	flat, dtype := model.NewLayout(&cfg.Model.Config, s.ranks), backend.DType(cfg)
-	shard, micro := state.ShardingOf(cfg.Memory.Shard), cfg.Train.GlobalBatchSize/(cfg.Train.MicroBatchSize*cfg.Parallel.Data)
+	shard, micro := state.ShardingOf(cfg.Memory.Shard),
+		cfg.Train.GlobalBatchSize/(cfg.Train.MicroBatchSize*cfg.Parallel.Data)
 	reduce, gather, tail := 0.0, 0.0, 0.0
 	own := int64(1)
 	if shard != state.ShardNone {
@@ -238,15 +241,79 @@ func exposed(transfers, work, tail float64, shared bool) float64 {
 	return max(transfers-work, tail)
 }
 
-// host adds the waits of the device for the next call to be queued.
 func (s *step) host() {
 	if !s.shared {
 		s.Host = max(0, s.costs.Host(s.calls)-s.Products-s.Passes-s.Attention-s.Optimizer)
 	}
 }
 
-// tokens of a sample, of the rank that has most.
 func (s *step) tokens() (int, error) {
 	most, err := mostTokens(s.cfg)
 	return int(math.Ceil(float64(most) / float64(max(s.cfg.Train.MicroBatchSize, 1)))), err
 }
+
+// charged implements the attention of the model: it adds up the times of the passes of a layer.
+type charged struct {
+	layers           []layerTimes // of each layer
+	compute, exposed float64
+	calls            int
+}
+
+type layerTimes struct{ forward, backward passTime }
+
+// passTime has the seconds of one pass of attention on the slowest rank: of its kernels, and of the transfers
+// that they do not hide.
+type passTime struct {
+	compute, exposed float64
+	calls            int
+}
+
+func (c *charged) add(p passTime) error {
+	c.compute, c.exposed, c.calls = c.compute+p.compute, c.exposed+p.exposed, c.calls+p.calls
+	return nil
+}
+
+// Forward implements model.Attention.
+func (c *charged) Forward(layer int, _ attention.Partial, _, _, _ tensor.View) error {
+	return c.add(c.layers[layer].forward)
+}
+
+// Backward implements model.Attention.
+func (c *charged) Backward(layer int, _ attention.Grads, _, _, _, _ tensor.View, _ attention.Partial) error {
+	return c.add(c.layers[layer].backward)
+}
+
+func (s *step) attention() (*charged, error) {
+	cfg := s.cfg
+	q := questionOf(cfg)
+	of := caseOf(&q, planner.Place{PerHost: s.perHost, Shared: s.shared, Cores: s.cores})
+	of.Backend = s.kernel
+	byWindow := map[int]layerTimes{}
+	for _, w := range windowsOf(cfg) {
+		shape, err := shapeOf(cfg, s.docs, w.window)
+		if err != nil {
+			return nil, err
+		}
+		spec := specOf(cfg, shape)
+		forward, backward, err := planner.Passes(cfg.Parallel.Algorithm, spec, of.Attention, of.At, s.costs)
+		if err != nil {
+			return nil, err
+		}
+		byWindow[w.window] = layerTimes{longest(forward), longest(backward)}
+	}
+	c := &charged{}
+	for l := range cfg.Model.NumHiddenLayers {
+		c.layers = append(c.layers, byWindow[cfg.Model.Window(l)])
+	}
+	return c, nil
+}
+
+// longest returns a pass on the rank that ends last. What the host takes is counted for the whole step, in which it is
+// ahead of the device.
+func longest(r planner.Result) passTime {
+	last := slices.MaxFunc(r.Ranks, func(a, b planner.Rank) int { return cmp.Compare(busy(&a), busy(&b)) })
+	return passTime{last.Compute + last.Copies, last.Exposed, last.Calls}
+}
+
+// busy returns the time of a rank for a pass without its host.
+func busy(r *planner.Rank) float64 { return r.Compute + r.Copies + r.Exposed }

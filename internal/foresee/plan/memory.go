@@ -13,6 +13,7 @@ import (
 	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/kernels/gpu"
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -45,17 +46,16 @@ func (m *Memory) Planned() int64 {
 	return m.Weights + m.Compute + m.Gradients + m.Optimizer + m.Activations + m.RingBuffers + m.Batches + m.Workspace
 }
 
-// An item is one named part of a total.
 type item struct {
 	name  string
 	bytes int64
 }
 
-// items returns the parts of Total. It leaves out machine-specific parts that are 0.
 func (m *Memory) items() []item {
 	list := []item{
 		{"weights", m.Weights}, {"compute copy", m.Compute}, {"gradients", m.Gradients}, {"optimizer", m.Optimizer},
-		{"activations", m.Activations}, {"ring buffers", m.RingBuffers}, {"batches", m.Batches}, {"workspace", m.Workspace}, {"context", m.Context},
+		{"activations", m.Activations}, {"ring buffers", m.RingBuffers}, {"batches", m.Batches},
+		{"workspace", m.Workspace}, {"context", m.Context},
 	}
 	return slices.DeleteFunc(list, func(i item) bool {
 		return i.bytes == 0 && slices.Contains([]string{"compute copy", "workspace", "context"}, i.name)
@@ -157,7 +157,6 @@ func memoryOf(cfg *config.Config, ranks int, machine machine.Machine, d *demand)
 	return m, nil
 }
 
-// total adds up the items, and compares the sum with the machine.
 func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
 	m.Total, m.Fits, m.Reserve = m.Planned()+m.Context, true, cfg.Memory.Reserve.Of(m.Device)
 	if m.Device == 0 {
@@ -176,7 +175,8 @@ func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
 		m.fits = fmt.Sprintf("does NOT fit the %s %s%s: it takes %s a rank, with %d in all",
 			readable.Bytes(m.Device), on, kept, readable.Bytes(m.Total), machine.PerHost(ranks))
 	default:
-		m.fits = fmt.Sprintf("does NOT fit the %s %s%s: %s too much", readable.Bytes(m.Device), on, kept, readable.Bytes(excess))
+		m.fits = fmt.Sprintf("does NOT fit the %s %s%s: %s too much", readable.Bytes(m.Device), on, kept,
+			readable.Bytes(excess))
 	}
 }
 
@@ -206,7 +206,6 @@ func evalMemory(cfg *config.Config, ranks int, machine machine.Machine, d *deman
 	return m, err
 }
 
-// sequences returns the number of samples in one forward pass.
 func sequences(cfg *config.Config) int {
 	if cfg.Data.PackDocuments { // packed samples go one by one
 		return 1
@@ -214,11 +213,11 @@ func sequences(cfg *config.Config) int {
 	return cfg.Train.MicroBatchSize
 }
 
-// state measures the allocations of weights, gradients, moments and batches.
 func (m *Memory) state(cfg *config.Config, ranks, batch int, dtype tensor.DType) error {
 	flat, meter := model.NewLayout(&cfg.Model.Config, ranks), state.Meter{}
 	_, err := state.New(meter, state.Options{
-		Layout: flat, Groups: state.Groups(flat, state.Group{Size: ranks}), Shard: state.ShardingOf(cfg.Memory.Shard), Compute: dtype,
+		Layout: flat, Groups: state.Groups(flat, state.Group{Size: ranks}), Shard: state.ShardingOf(cfg.Memory.Shard),
+		Compute: dtype,
 	})
 	if err != nil {
 		return err
@@ -241,9 +240,93 @@ func fusedBytes(cfg *config.Config, machine machine.Machine, d *demand, batch in
 	for h, w := range d.works {
 		most = max(most, gpu.FusedWorkspace(gpu.FusedShape{
 			Batch: batch, SeqQ: w.queries, SeqK: w.keys, Heads: h.q, KVHeads: h.kv,
-			Dim: m.HeadDim, DimV: m.HeadDim, Calls: w.calls, Training: true, Packed: cfg.Data.PackDocuments && backends.Packs(machine.Arch, machine.CUDNN),
+			Dim: m.HeadDim, DimV: m.HeadDim, Calls: w.calls, Training: true,
+			Packed:        cfg.Data.PackDocuments && backends.Packs(machine.Arch, machine.CUDNN),
 			Deterministic: cfg.Train.Deterministic && backends.KeepsMatrix(machine.Arch, machine.CUDNN),
 		}))
 	}
 	return most
+}
+
+// lossChunks lists numbers of tokens with logits in memory at once on a GPU. More than the largest make no matrix
+// product faster; fewer than the second cost some speed.
+var lossChunks = []int{8192, 4096, 2048, 1024}
+
+// goodChunks counts the chunks that are worth less recompute.
+const goodChunks = 2
+
+// Fit decides memory.recompute and memory.loss_chunk if a resolved config for a GPU leaves
+// them auto: the least recompute that fits the machine's memory, then the largest chunk; full
+// recompute if nothing fits, or selective if the memory is not known. It returns the memory
+// that the run then takes, which may not fit: see Memory.Check.
+func Fit(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
+	d, err := demandOf(cfg, machine, nil)
+	if err != nil {
+		return Memory{}, err
+	}
+	m, err := fit(cfg, ranks, machine, d)
+	return m.advised(memoryOf, cfg, ranks, machine, d), err
+}
+
+func fit(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (m Memory, err error) {
+	auto := cfg.Memory
+	recomputes, chunks := []string{auto.Recompute}, []int{auto.LossChunk}
+	if auto.Recompute == "auto" {
+		recomputes = []string{"none", "selective", "full"}
+		if machine.Memory == 0 {
+			recomputes = []string{"selective"}
+		}
+	}
+	good := 1
+	if auto.LossChunk == 0 {
+		tokens, err := mostTokens(cfg)
+		if err != nil {
+			return m, err
+		}
+		chunks, good = upTo(max(1, tokens)), goodChunks
+	}
+	for i, r := range recomputes {
+		try := chunks[:min(good, len(chunks))]
+		if i == len(recomputes)-1 {
+			try = chunks
+		}
+		for _, n := range try {
+			cfg.Memory.Recompute, cfg.Memory.LossChunk = r, n
+			m, err = memoryOf(cfg, ranks, machine, d)
+			if err != nil || m.Fits {
+				return m, err
+			}
+		}
+	}
+	return m, nil // the last is the smallest
+}
+
+// Check returns an error if the run does not fit the machine's memory.
+func (m *Memory) Check() error {
+	if m.Fits {
+		return nil
+	}
+	return fmt.Errorf("this run %s; cprun plan lists what it takes", m.Verdict())
+}
+
+// upTo returns the chunks for that many tokens of one pass.
+func upTo(tokens int) (chunks []int) {
+	for _, n := range lossChunks {
+		if c := max(min(n, tokens), tokens/config.MaxPieces); len(chunks) == 0 || c < chunks[len(chunks)-1] {
+			chunks = append(chunks, c)
+		}
+	}
+	return chunks
+}
+
+func mostTokens(cfg *config.Config) (int, error) {
+	shape, err := shapeOf(cfg, nil, windowsOf(cfg)[0].window)
+	if err != nil {
+		return 0, err
+	}
+	most := 0
+	for r := range shape.Size {
+		most = max(most, partition.Count(shape.Layout.Spans(shape.SeqQ, shape.Size, r)))
+	}
+	return most * cfg.Train.MicroBatchSize, nil
 }

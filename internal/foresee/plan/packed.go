@@ -29,7 +29,6 @@ type PackedPart struct {
 	SendBytes int64 `json:"send_bytes"` // keys and values of one layer, forward
 }
 
-// packedOf describes the sample of documents of these lengths; nil if there is none.
 func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 	if len(docs) == 0 {
 		return nil, nil
@@ -62,7 +61,6 @@ func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 // barColumns limits the bars: the rank with most work has that many columns.
 const barColumns = 32
 
-// write draws the work of each rank as a bar.
 func (p *Packed) write(b *strings.Builder) {
 	fmt.Fprintf(b, "\npacked      the first sample: %d document%s of %d to %d tokens; "+
 		"the slowest rank has %.3f of the mean work\n",

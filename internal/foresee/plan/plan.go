@@ -174,13 +174,11 @@ func shapeOf(cfg *config.Config, docs []int, window int) (partition.Shape, error
 	return partition.Shape{SeqQ: n, SeqKV: n, Size: cfg.Parallel.Context, Layout: layout, Mask: mask}, err
 }
 
-// A windowed is the layers of one window.
 type windowed struct {
 	window int // -1: none
 	layers int64
 }
 
-// windowsOf lists the windows of a model, the widest first.
 func windowsOf(cfg *config.Config) []windowed {
 	var list []windowed
 	for l := range cfg.Model.NumHiddenLayers {

@@ -116,7 +116,6 @@ func open(field string) string {
 	return field
 }
 
-// rules returns the backend of all attentions of a question by a strategy.
 func (d *Decider) rules(q *Question, s ring.Strategy) (*backend.Choice, error) {
 	list := slices.Clone(q.Attentions)
 	for i := range list {
@@ -125,7 +124,6 @@ func (d *Decider) rules(q *Question, s ring.Strategy) (*backend.Choice, error) {
 	return backend.Select(d.Machine, d.Disabled, list...)
 }
 
-// caseOf returns a question for the planner.
 func caseOf(q *Question, at planner.Place) planner.Case {
 	r := &q.Attentions[0]
 	c := planner.Case{

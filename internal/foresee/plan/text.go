@@ -10,16 +10,13 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// pictureColumns bounds the partition's picture, between the rank and its tokens.
 const pictureColumns = 48
 
 // maxHopRanks bounds the ranks with hops in the text; --json has all.
 const maxHopRanks = 4
 
-// maxHops bounds the hops of each of them.
 const maxHops = 8
 
-// textColumns bounds the lines to a terminal.
 const textColumns = 80
 
 // print writes a text with long lines broken.
@@ -42,22 +39,27 @@ func (p *Plan) Summary(w io.Writer, data []string) error {
 	}
 	fmt.Fprintf(&b, "verdict     %s a rank: %s\n", readable.Bytes(m.Total), fits)
 	if e.Parts != nil {
-		fmt.Fprintf(&b, "step        about %s, %s tokens/s, %s a device", readable.Seconds(e.SecondsPerStep), readable.Short(e.TokensPerSecond), FLOPs(e.TFLOPsPerDevice))
+		fmt.Fprintf(&b, "step        about %s, %s tokens/s, %s a device", readable.Seconds(e.SecondsPerStep),
+			readable.Short(e.TokensPerSecond), FLOPs(e.TFLOPsPerDevice))
 		if e.MFU > 0 {
 			fmt.Fprintf(&b, ", MFU %.1f%%", 100*e.MFU)
 		}
 		b.WriteByte('\n')
 	} else {
-		b.WriteString("step        no estimate: there is no cost table of this machine; cprun bench calibrate makes one\n")
+		b.WriteString("step        no estimate: there is no cost table of this machine; cprun bench calibrate " +
+			"makes one\n")
 	}
 	fmt.Fprintf(&b, "backend     %s on %s: %s\n", p.Attention.Backend, p.machine, p.Attention.Reason)
 	fmt.Fprintf(&b, "ranks       %d: context %d x data %d; %s, layout %s, balance %.2f; %d tokens a sample\n",
 		pt.Ranks, pt.Context, pt.Data, p.hopsBy, pt.Layout, pt.Balance, pt.SeqLen)
 	fmt.Fprintf(&b, "model       %s parameters; %s tokens and %.3g FLOPs a step, %.0f%% of them attention\n",
-		readable.Short(float64(e.Parameters)), readable.Short(float64(e.TokensPerStep)), e.FLOPsPerStep, 100*e.AttentionShare)
+		readable.Short(float64(e.Parameters)), readable.Short(float64(e.TokensPerStep)), e.FLOPsPerStep,
+		100*e.AttentionShare)
 	c := &p.Communication
-	fmt.Fprintf(&b, "sent        %s a step, by the rank that sends most: attention %s forward and %s backward, gradients %s\n",
-		readable.Bytes(c.Total), readable.Bytes(c.AttentionForward), readable.Bytes(c.AttentionBackward), readable.Bytes(c.Gradients))
+	fmt.Fprintf(&b, "sent        %s a step, by the rank that sends most: attention %s forward and %s backward, "+
+		"gradients %s\n",
+		readable.Bytes(c.Total), readable.Bytes(c.AttentionForward), readable.Bytes(c.AttentionBackward),
+		readable.Bytes(c.Gradients))
 	for _, line := range data {
 		what, text, _ := strings.Cut(line, ": ")
 		fmt.Fprintf(&b, "%-11s %s\n", what, text)
@@ -98,13 +100,16 @@ func (p *Plan) attention(b *strings.Builder) {
 	a := &p.Attention
 	fmt.Fprintf(b, "\nattention   backend %s; q, k, v in layout %s\n", a.Backend, a.Layout)
 	for i, r := range a.Remedies {
-		if first, hops := together(a.Remedies, i, func(x *Remedy) (string, string) { return x.Kind + x.Text, x.Hop }); first {
+		of := func(x *Remedy) (string, string) { return x.Kind + x.Text, x.Hop }
+		if first, hops := together(a.Remedies, i, of); first {
 			fmt.Fprintf(b, "            with %s%s: %s\n              costs %s\n", r.Kind, hops, r.Text, r.Cost)
 		}
 	}
 	for i, r := range a.Rejected {
-		if first, hops := together(a.Rejected, i, func(x *Rejected) (string, string) { return x.Backend + " " + x.Rule, x.Hop }); first {
-			fmt.Fprintf(b, "            not %s, %s%s: %s\n              fix: %s\n", r.Backend, r.Rule, hops, r.Reason, r.Fix)
+		of := func(x *Rejected) (string, string) { return x.Backend + " " + x.Rule, x.Hop }
+		if first, hops := together(a.Rejected, i, of); first {
+			fmt.Fprintf(b, "            not %s, %s%s: %s\n              fix: %s\n", r.Backend, r.Rule, hops, r.Reason,
+				r.Fix)
 		}
 	}
 	for _, n := range a.Named {
@@ -135,17 +140,18 @@ func together[T any](list []T, i int, of func(*T) (key, hop string)) (first bool
 	return true, " (" + strings.Join(names, "; ") + ")"
 }
 
-// times lists the seconds of a step by part.
 func (e *Estimate) times(b *strings.Builder) {
 	for _, part := range []struct {
 		name string
 		t    float64
 	}{
-		{"products", e.Parts.Products}, {"attention", e.Parts.Attention}, {"its transfers", e.Parts.Transfers}, {"passes", e.Parts.Passes},
+		{"products", e.Parts.Products}, {"attention", e.Parts.Attention}, {"its transfers", e.Parts.Transfers},
+		{"passes", e.Parts.Passes},
 		{"gradients", e.Parts.Gradients}, {"optimizer", e.Parts.Optimizer}, {"host", e.Parts.Host},
 	} {
 		if part.t > 0 {
-			fmt.Fprintf(b, "            %-14s %10s %5.1f%%\n", part.name, readable.Seconds(part.t), 100*part.t/e.SecondsPerStep)
+			fmt.Fprintf(b, "            %-14s %10s %5.1f%%\n", part.name, readable.Seconds(part.t),
+				100*part.t/e.SecondsPerStep)
 		}
 	}
 	scaled := ""

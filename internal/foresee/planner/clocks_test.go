@@ -36,10 +36,7 @@ type clock struct {
 
 func clocked(t testing.TB, algorithm string, spec ring.Spec, a Attention, backward bool, c Costs) float64 {
 	t.Helper()
-	all, err := ring.All(algorithm, spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := schedules(t, algorithm, spec)
 	w := &clocks{costs: c}
 	for range all {
 		var to, back []chan half
@@ -57,10 +54,14 @@ func clocked(t testing.TB, algorithm string, spec ring.Spec, a Attention, backwa
 			data, rows := tensor.NewMeter(), partition.Count(spec.Layout.Spans(spec.SeqQ, spec.Size, i))
 			view := func(heads int) View { return data.Alloc(a.DType, a.Batch, rows, heads, a.Dim) }
 			q, k, out := view(a.Heads), view(a.KVHeads), attention.Partial{O: view(a.Heads), LSE: data.Alloc(tensor.F32, a.Batch, rows, a.Heads, 1)}
+			var err error
 			if p := (attention.Softmax{Scale: 1}); !backward {
 				err = x.Forward(out, q, k, k, s, p)
 			} else {
 				err = x.Backward(attention.Grads{DQ: q, DK: k, DV: k}, q, q, k, k, out, s, p)
+			}
+			if err != nil {
+				t.Error(err)
 			}
 			ends[i] = r.now
 		})

@@ -22,7 +22,6 @@ type Place struct {
 	Cores int
 }
 
-// sharers returns the number of the cores that a rank shares.
 func (p Place) sharers(rank int) int {
 	host, n := p.host(rank), p.PerHost
 	if p.Cores < 2 || n < p.Cores || n%p.Cores != 0 {
@@ -31,7 +30,6 @@ func (p Place) sharers(rank int) int {
 	return host*p.Cores + rank%n*p.Cores/n
 }
 
-// host returns the host of a rank of the group.
 func (p Place) host(rank int) int {
 	if p.PerHost <= 0 {
 		return 0
@@ -97,7 +95,6 @@ type group struct {
 	sampled   bool
 }
 
-// newGroup returns the schedules of some ranks; nil: of all.
 func newGroup(algorithm string, s ring.Spec, index *partition.Index, ranks []int) (*group, error) {
 	p, err := ring.NewIndexedPlanner(algorithm, s, index, ranks == nil)
 	if err != nil {
@@ -116,7 +113,6 @@ func newGroup(algorithm string, s ring.Spec, index *partition.Index, ranks []int
 	return g, nil
 }
 
-// programs records a pass of every rank, several at a time.
 func (g *group) programs(a Attention, backward bool) ([]*program, error) {
 	list := make([]*program, len(g.schedules))
 	var all errgroup.Group

@@ -232,13 +232,23 @@ func TestPassHasItsBounds(t *testing.T) {
 	}
 }
 
-// mostOnALink returns the seconds of the bytes of the rank that sends most.
-func mostOnALink(t testing.TB, algorithm string, s ring.Spec, a Attention, backward bool, byte float64) (most float64) {
+// schedules returns the schedules of all ranks.
+func schedules(t testing.TB, algorithm string, s ring.Spec) (all []*ring.Schedule) {
 	t.Helper()
-	all, err := ring.All(algorithm, s)
+	p, err := ring.NewPlanner(algorithm, s)
 	if err != nil {
 		t.Fatal(err)
 	}
+	for rank := range s.Size {
+		all = append(all, p.Schedule(rank))
+	}
+	return all
+}
+
+// mostOnALink returns the seconds of the bytes of the rank that sends most.
+func mostOnALink(t testing.TB, algorithm string, s ring.Spec, a Attention, backward bool, byte float64) (most float64) {
+	t.Helper()
+	all := schedules(t, algorithm, s)
 	for rank, x := range all {
 		var r Recorder
 		if err := r.Run(x, a, partition.Count(s.Layout.Spans(s.SeqKV, s.Size, rank)), backward); err != nil {

@@ -7,7 +7,6 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// A kind names the work of a step.
 type kind uint8
 
 const (
@@ -17,7 +16,6 @@ const (
 	wait                // for an exchange
 )
 
-// A step is one thing that a rank queues.
 type step struct {
 	kind    kind
 	of      int     // the number of the call or of the exchange, or bytes
@@ -45,7 +43,6 @@ type program struct {
 
 func (x *program) add(k kind, of int) { x.steps = append(x.steps, step{kind: k, of: of}) }
 
-// programOf records a pass by the schedule of a rank.
 func programOf(s *ring.Schedule, a Attention, rows int, backward bool) (*program, error) {
 	r := Recorder{program: &program{rank: s.Rank}}
 	err := r.Run(s, a, rows, backward)
@@ -81,7 +78,6 @@ func once[K comparable](known map[K]float64, key K, ask func() float64) float64 
 	return t
 }
 
-// price sets the times of a program.
 func (p *prices) price(x *program) {
 	x.host = p.costs.Host(1)
 	for i := range x.steps {
@@ -115,7 +111,6 @@ func (p *prices) begin(rank int, list []message) (carried float64) {
 	return carried
 }
 
-// A transferKey determines the time of messages.
 type transferKey struct {
 	across bool
 	count  int
@@ -125,7 +120,6 @@ type transferKey struct {
 // fewTiles limits the tiles of a call that are compared one by one.
 const fewTiles = 4
 
-// A callKey determines the time of a call.
 type callKey struct {
 	n           int
 	tiles       [fewTiles]partition.Tile
@@ -135,7 +129,6 @@ type callKey struct {
 	backward    bool
 }
 
-// call returns the seconds of a call.
 func (p *prices) call(c *Call) float64 {
 	c.Backend, c.Deterministic = p.a.Backend, p.a.Deterministic
 	key := callKey{n: len(c.Tiles), heads: c.Heads, kv: c.KVHeads, first: c.First, last: c.Last, backward: c.Backward}

@@ -97,21 +97,19 @@ func (r *Recorder) Run(s *ring.Schedule, a Attention, rows int, backward bool) e
 	return x.Backward(attention.Grads{DQ: dq, DK: dk, DV: dv}, o, q, k, v, out, s, p)
 }
 
-// bytes returns the size of a view.
 func bytes(v View) int64 { return int64(v.Size()) * int64(v.DType().Size()) }
 
-// copy records a pass over memory that reads and writes that many bytes together.
 func (r *Recorder) copy(n int64) {
 	if r.program != nil && n > 0 {
 		r.program.add(copies, int(n))
 	}
 }
 
-// call records a kernel call.
 func (r *Recorder) call(b *attention.Block) {
 	if x := r.program; x != nil {
 		c := r.pass
-		c.KVHeads, c.DimV, c.Tiles, c.First, c.Last = b.K.Len(tensor.Heads), b.V.Len(tensor.Dim), b.Tiles, b.First, b.Last
+		c.KVHeads, c.DimV, c.Tiles, c.First, c.Last = b.K.Len(tensor.Heads), b.V.Len(tensor.Dim), b.Tiles, b.First,
+			b.Last
 		x.add(compute, len(x.calls))
 		x.calls = append(x.calls, c)
 		return
@@ -122,7 +120,6 @@ func (r *Recorder) call(b *attention.Block) {
 	r.work.KVHeads, r.work.Keys = b.K.Len(tensor.Heads), max(r.work.Keys, b.K.Len(tensor.Seq))
 }
 
-// begin begins a pass of the kernel.
 func (r *Recorder) begin(q View, backward bool) {
 	batch, rows, heads, dim := q.Len(tensor.Batch), q.Len(tensor.Seq), q.Len(tensor.Heads), q.Len(tensor.Dim)
 	r.pass = Call{DType: q.DType(), Backward: backward, Batch: batch, Heads: heads, Dim: dim}
@@ -227,7 +224,6 @@ func (r exchanger) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 	return &r.pending[len(r.pending)-1], nil
 }
 
-// A place is an index of the list of an exchange.
 type place struct{ exchange, index int }
 
 // add adds n bytes to the message of the present exchange with that peer and direction.
@@ -249,7 +245,6 @@ func (r *Recorder) add(peer int, sends bool, n int64) {
 	m.count++
 }
 
-// exchange adds the peers and bytes of an exchange.
 func (h *Hop) exchange(list []message) {
 	for i := range list {
 		if m := &list[i]; m.sends {
@@ -260,7 +255,6 @@ func (h *Hop) exchange(list []message) {
 	}
 }
 
-// A pending is an exchange that has begun.
 type pending struct {
 	program *program
 	number  int

@@ -41,13 +41,11 @@ type shards struct {
 	halo  bool // the rows of a window come in one hop
 }
 
-// A onePass is a pass that several strategies share.
 type onePass struct {
 	ring.Strategy
 	backward bool
 }
 
-// followKey determines the work of ranks.
 type followKey struct {
 	layout  string
 	traders int
@@ -60,7 +58,6 @@ func newSimulator(c Case, kind Kind, common *common) *simulator {
 	}
 }
 
-// of returns the shards of a layout.
 func (s *simulator) of(name string) (*shards, error) {
 	if x := s.shards[name]; x != nil {
 		return x, nil
@@ -88,7 +85,6 @@ func (s *simulator) of(name string) (*shards, error) {
 	return x, nil
 }
 
-// layout returns the layout of that name, made once for all kinds.
 func (s *simulator) layout(name string) (partition.Layout, error) {
 	if s.layouts[name] == nil {
 		docs := s.Docs
@@ -112,7 +108,6 @@ func (s *simulator) layout(name string) (partition.Layout, error) {
 // if few pairs share a document.
 const preparedRanks = 256
 
-// prepared reports whether an index should do so.
 func (s *simulator) prepared(x *partition.Index) bool {
 	return len(s.Docs) > 0 && (s.Ranks <= preparedRanks || 2*x.Meetings() <= s.Ranks*s.Ranks)
 }
@@ -154,7 +149,6 @@ func (x *shards) plain(w ring.Strategy, backward bool) ring.Strategy {
 	return w
 }
 
-// pass returns the seconds of a pass.
 func (s *simulator) pass(x *shards, p onePass) (float64, error) {
 	if t, ok := s.times[p]; ok {
 		return t, nil

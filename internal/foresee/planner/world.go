@@ -12,13 +12,11 @@ type half struct{ begin, end float64 }
 // received.
 type lane struct{ sent, received []half }
 
-// A spot is the place of a message in its lane.
 type spot struct {
 	lane *lane
 	n    int
 }
 
-// A runner is a rank that runs its program.
 type runner struct {
 	*program
 	at    int           // the next step
@@ -30,13 +28,11 @@ type runner struct {
 	times Rank
 }
 
-// A world is ranks that run their programs.
 type world struct {
 	ranks []runner
 	lanes map[[2]int]*lane
 }
 
-// together runs the programs of all ranks.
 func together(programs []*program) (res Result, err error) {
 	w := &world{ranks: make([]runner, len(programs)), lanes: map[[2]int]*lane{}}
 	for i, p := range programs {
@@ -67,7 +63,6 @@ func (w *world) advance() (moved bool) {
 	return moved
 }
 
-// step runs one step, or returns false if another rank has to get on first.
 func (w *world) step(r *runner) bool {
 	switch s := &r.steps[r.at]; s.kind {
 	case begin:
@@ -203,7 +198,6 @@ func (r *runner) end() Rank {
 	return r.times
 }
 
-// add adds a rank.
 func (res *Result) add(r Rank) {
 	res.Seconds = max(res.Seconds, r.End)
 	res.Ranks = append(res.Ranks, r)

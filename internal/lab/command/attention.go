@@ -88,7 +88,12 @@ func (o *Options) checkAttention(spec *attend.Spec, ranks int) (notes []string, 
 	if info, err := os.Stat(filepath.Dir(spec.Out)); err != nil || !info.IsDir() {
 		return nil, fmt.Errorf("--out: %s is not a directory", terminal.Name(filepath.Dir(spec.Out)))
 	}
-	if err := writable(filepath.Dir(spec.Out)); err != nil {
+	// the result is first made beside its name
+	f, err := os.CreateTemp(filepath.Dir(spec.Out), ".cprun-*")
+	if err == nil {
+		err = errors.Join(f.Close(), os.Remove(f.Name()))
+	}
+	if err != nil {
 		return nil, fmt.Errorf("--out: %w; name a file in a directory that can be written to", err)
 	}
 	if out, err := os.Stat(spec.Out); err == nil {
@@ -114,32 +119,14 @@ func (o *Options) checkAttention(spec *attend.Spec, ranks int) (notes []string, 
 			return nil, fmt.Errorf("--backend: %w", err)
 		}
 	}
-	if err := fits(c, spec); err != nil {
-		return nil, err
+	room := float64(spec.Machine.Memory) * float64(max(spec.Machine.GPUs, 1))
+	if need := c.Needs(); room > 0 && need > room {
+		return nil, fmt.Errorf("--in: %s: its tensors and the results take %.3g GiB, and there are %.3g; cut the "+
+			"sequence, or take a larger machine", c.Path, need/(1<<30), room/(1<<30))
 	}
 	return o.chooseFor(spec, c, ranks)
 }
 
-// fits returns an error if a case is too large for this machine, before anything is allocated for it.
-func fits(c *attend.Case, spec *attend.Spec) error {
-	room := float64(spec.Machine.Memory) * float64(max(spec.Machine.GPUs, 1))
-	if need := c.Needs(); room > 0 && need > room {
-		return fmt.Errorf("--in: %s: its tensors and the results take %.3g GiB, and there are %.3g; cut the "+
-			"sequence, or take a larger machine", c.Path, need/(1<<30), room/(1<<30))
-	}
-	return nil
-}
-
-// writable makes a file in a directory, as the result is first made beside its name.
-func writable(dir string) error {
-	f, err := os.CreateTemp(dir, ".cprun-*")
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Close(), os.Remove(f.Name()))
-}
-
-// chooseFor decides how one attention on given tensors runs.
 func (o *Options) chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes []string, err error) {
 	m, batch := &c.Masks, c.Batch
 	if m.Apart() { // samples with masks of their own are computed one by one

@@ -1,21 +1,34 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/foresee/backend"
+	"github.com/cprun/cprun/internal/foresee/cost"
+	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/bench"
 	"github.com/cprun/cprun/internal/run/job"
+	"github.com/cprun/cprun/ring"
 )
 
 // BenchOptions are the flags that all benchmarks share.
@@ -88,7 +101,6 @@ func add(r *bench.Report, row job.BenchRow) {
 	}
 }
 
-// lineOf returns the progress that a row means.
 func lineOf(b *job.BenchRow) string {
 	switch {
 	case b.Attention != nil:
@@ -104,7 +116,6 @@ func lineOf(b *job.BenchRow) string {
 	return ""
 }
 
-// machineOf describes the machine in a report.
 func machineOf(m machine.Machine) bench.Machine {
 	out := bench.Machine{Device: "cpu", Cores: runtime.NumCPU()}
 	if m.IsCPU() {
@@ -129,21 +140,388 @@ func (o *BenchOptions) checkOutputs() error {
 	return nil
 }
 
-// present writes a report as the flags ask.
 func (o *BenchOptions) present(r *bench.Report) error {
 	r.Command, r.Version, r.Date = o.Command, o.Version, time.Now().UTC().Truncate(time.Second)
+	return o.output(r.Encode, r.Tables())
+}
+
+// output prints tables, and writes JSON as --json asks: to a file, or in place of the tables.
+func (o *BenchOptions) output(encode func(io.Writer) error, tables []readable.Table) error {
 	if o.JSON == "-" {
-		if err := r.Encode(terminal.JSON(o.Stdout)); err != nil {
+		return encode(terminal.JSON(o.Stdout))
+	}
+	for i, t := range tables {
+		if i > 0 {
+			fmt.Fprintln(o.Stdout)
+		}
+		if _, err := t.WriteTo(o.Stdout); err != nil {
 			return err
 		}
-	} else if err := r.Print(o.Stdout); err != nil {
-		return err
 	}
-	if o.JSON == "" || o.JSON == "-" {
+	if o.JSON == "" {
 		return nil
 	}
-	if err := files.WriteTo(o.JSON, func(f *files.Draft) error { return r.Encode(f) }); err != nil {
+	if err := files.WriteTo(o.JSON, func(f *files.Draft) error { return encode(f) }); err != nil {
 		return fmt.Errorf("%s: %w", terminal.Name(o.JSON), err)
 	}
 	return nil
+}
+
+// chooseRows decides the strategy of every row, like that of a training run of its length. All rows get one backend,
+// since the device has one: the choice of the longest row that the others can run.
+func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) error {
+	s := task.Attention
+	asked := s.Asked()
+	s.Rows = slices.Clone(asked)
+	for i := range s.Rows {
+		s.Rows[i].Strategy = config.Ruled(asked[i].Strategy, config.Sharing{
+			Device: device, Documents: s.Documents != "", Ranks: ranks, PerHost: ranks,
+			Heads: s.Heads, KVHeads: s.KVHeads,
+		})
+	}
+	if err := s.Check(ranks); err != nil {
+		return err
+	}
+	answers, err := o.answers(task, ranks, asked)
+	if err != nil {
+		return err
+	}
+	order := slices.Clone(answers) // the longest first
+	slices.SortStableFunc(order, func(a, b plan.Answer) int { return cmp.Compare(b.Predicted(), a.Predicted()) })
+	for _, first := range order {
+		if !slices.ContainsFunc(answers, func(a plan.Answer) bool { return a.Backend != first.Backend }) {
+			break
+		}
+		for i := range asked {
+			asked[i].Backend, s.Rows[i].Backend = first.Backend, first.Backend
+		}
+		var again []plan.Answer
+		if again, err = o.answers(task, ranks, asked); err == nil {
+			answers = again
+			break
+		}
+	}
+	if err != nil {
+		return err
+	}
+	task.Remedies, s.Layouts, s.Algorithms = nil, nil, nil
+	for i, a := range answers {
+		s.Rows[i].Strategy, s.Backend = a.Strategy, a.Backend
+		if !slices.Contains(s.Layouts, a.Layout) {
+			s.Layouts = append(s.Layouts, a.Layout)
+		}
+		if !slices.Contains(s.Algorithms, a.Algorithm) {
+			s.Algorithms = append(s.Algorithms, a.Algorithm)
+		}
+		if a.Algorithm == "allgather" && len(a.Ranked) > 0 {
+			s.Rows[i].Gather = a.When()
+		}
+		task.Remedies = append(task.Remedies, a.Choice.Kinds()...)
+	}
+	if len(answers) == 1 {
+		s.Predicted = answers[0].Ranked
+	}
+	slices.Sort(task.Remedies)
+	task.Remedies = slices.Compact(task.Remedies)
+	return nil
+}
+
+func (o *BenchOptions) answers(task *job.Bench, ranks int, asked []bench.AttentionCase) ([]plan.Answer, error) {
+	var list []plan.Answer
+	s := task.Attention
+	dtype, err := bench.DType(s.DType, task.Machine.IsCPU())
+	if err != nil {
+		return nil, err
+	}
+	docs := s.Longest()
+	for i, w := range s.Rows {
+		a, _, err := o.strategy(task.Machine, plan.Question{
+			Attentions: []backend.Request{{
+				Strategy: w.Strategy, Of: fmt.Sprintf("%d tokens, %s, %s", w.Seq, w.Layout, w.Algorithm), DType: dtype,
+				Batch: 1, SeqQ: w.Seq, SeqKV: w.Seq, Heads: s.Heads, KVHeads: s.KVHeads,
+				HeadDim: s.HeadDim, HeadDimV: s.HeadDim, Causal: s.Causal, Window: s.Window, Documents: docs != nil,
+				Training: true, Deterministic: s.Deterministic, Ranks: ranks,
+			}},
+			Asked: asked[i].Strategy, Docs: docs, Ranks: ranks, PerHost: ranks,
+		})
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, a)
+	}
+	return list, nil
+}
+
+// BenchTrainOptions are the flags of `cprun bench train`.
+type BenchTrainOptions struct {
+	BenchOptions
+	Steps, Warmup int
+	Data          string // random, or config
+	Set           []string
+	Trace         string // file; "": no trace
+}
+
+// tracedSteps are enough for the first, which warms up, and some that do not.
+const tracedSteps = 4
+
+// BenchTrain measures the steps of a config, by the metrics and the plan of a training run in a temporary directory.
+func BenchTrain(ctx context.Context, path string, o BenchTrainOptions) (int, error) {
+	if o.Steps < 1 || o.Warmup < 0 {
+		return 0, inputf("--steps %d --warmup %d: want 1 or more, and 0 or more", o.Steps, o.Warmup)
+	}
+	if o.Data != "random" && o.Data != "config" {
+		return 0, inputf("--data %q: want random or config", o.Data)
+	}
+	ranks, device, err := o.spawns()
+	if err != nil {
+		return 0, err
+	}
+	if err := o.checkOutputs(); err != nil {
+		return 0, &InputError{err}
+	}
+	work, err := newScratch("cprun-bench-")
+	if err != nil {
+		return 0, err
+	}
+	dir := work.path
+	set := append(o.Set[:len(o.Set):len(o.Set)],
+		fmt.Sprintf("train.steps=%d", o.Warmup+o.Steps), "data.validation={path: null, every: 0, samples: 0}",
+		"checkpoint.every=0", "log.every=1", "lr_schedule.warmup_steps=0")
+	if o.Trace != "" {
+		set = append(set, fmt.Sprintf("log.trace_steps=%d", tracedSteps))
+	}
+	if o.Data == "random" {
+		if set, err = randomTokens(path, dir, config.Options{Set: set, Ranks: ranks, Device: device}); err != nil {
+			return 0, errors.Join(err, work.end(launch.ExitDone))
+		}
+	}
+	start, first := time.Now(), time.Duration(0)
+	run := filepath.Join(dir, "run")
+	code, err := Train(ctx, path, TrainOptions{
+		Options: o.Options, Set: set, RunDir: run, Resume: "never", NoSave: true, Scratch: true,
+		advanced: func(step int64) {
+			if step == 1 {
+				first = time.Since(start)
+			}
+		},
+	})
+	if code == launch.ExitStopped || errors.As(err, new(*InputError)) {
+		return code, errors.Join(err, work.end(launch.ExitDone))
+	}
+	if code != 0 || err != nil {
+		return code, errors.Join(err, work.end(launch.ExitFailed))
+	}
+	t := &bench.Training{Config: filepath.Base(path), Data: o.Data, Skipped: o.Warmup, FirstStep: first.Seconds()}
+	r := &bench.Report{Bench: "train", Ranks: ranks, Machine: machineOf(o.machine), Train: t}
+	if err = measured(t, run); err == nil {
+		err = o.present(r)
+	}
+	if err == nil && o.Trace != "" {
+		err = move(filepath.Join(run, "trace.json"), o.Trace)
+	}
+	if err != nil {
+		return launch.ExitFailed, err
+	}
+	return 0, work.end(launch.ExitDone)
+}
+
+const randomSamples = 16
+
+func randomTokens(path, dir string, o config.Options) ([]string, error) {
+	o.NoFiles = true
+	cfg, err := config.Load(path, o)
+	if err != nil {
+		return nil, &InputError{err}
+	}
+	file := filepath.Join(dir, "random.bin")
+	n := cfg.Data.SeqLen*min(cfg.Train.GlobalBatchSize*cfg.Train.Steps, randomSamples) + 1
+	if err := writeTokens(file, n, cfg.Model.VocabSize, uint64(cfg.Data.Seed)); err != nil {
+		return nil, fmt.Errorf("random tokens: %w", err)
+	}
+	return append(o.Set, "data.path="+file, "data.pack_documents=false"), nil
+}
+
+const tokensPerDocument = 1 << 20
+
+func writeTokens(file string, n, vocab int, seed uint64) error {
+	pair, err := data.NewPair(file, vocab)
+	if err != nil {
+		return err
+	}
+	defer pair.Remove()
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for ; n > 0; n -= tokensPerDocument {
+		ids := make([]int32, min(n, tokensPerDocument))
+		for i := range ids {
+			ids[i] = int32(rng.IntN(vocab))
+		}
+		if err := pair.Add(ids); err != nil {
+			return err
+		}
+	}
+	return pair.Close()
+}
+
+// maxPlan is more than a plan.json of any number of ranks has, in bytes.
+const maxPlan = 256 << 20
+
+func measured(t *bench.Training, run string) error {
+	text, err := files.Read(filepath.Join(run, "plan.json"), maxPlan)
+	if err != nil {
+		return fmt.Errorf("plan of the run: %w", err)
+	}
+	var p plan.Plan
+	if err := json.Unmarshal(text, &p); err != nil {
+		return fmt.Errorf("plan of the run: %w", err)
+	}
+	t.Seq, t.Planned, t.Parameters = p.Partition.SeqLen, p.Memory.Total, p.Estimate.Parameters
+	t.Batch = p.Estimate.TokensPerStep / max(t.Seq, 1)
+	steps, err := bench.ReadMetrics(filepath.Join(run, "metrics.jsonl"))
+	if err != nil {
+		return err
+	}
+	return t.Summarise(steps)
+}
+
+// move copies, since a rename does not work between file systems.
+func move(from, to string) error {
+	src, err := files.Open(from)
+	if err != nil {
+		return fmt.Errorf("--trace: %w", err)
+	}
+	defer src.Close()
+	err = files.WriteTo(to, func(f *files.Draft) error {
+		_, err := io.Copy(f, src)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("--trace: %w", err)
+	}
+	return nil
+}
+
+// Calibrate measures this machine's cost table, shows it and keeps it, and returns the exit status.
+func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
+	most, device, err := o.spawns()
+	if err != nil {
+		return 0, err
+	}
+	if err := o.checkOutputs(); err != nil {
+		return 0, &InputError{err}
+	}
+	numbers := []int{most}
+	if device == "cpu" && o.NProc == "auto" {
+		numbers = []int{1, runtime.NumCPU(), 2 * runtime.NumCPU()}
+	}
+	t := &cost.Table{
+		Version: cost.Version, Machine: costMachine(o.machine), Program: o.Version,
+		Date:    time.Now().UTC().Format(time.RFC3339),
+		Command: "cprun " + strings.Join(o.Command, " "), Source: "measured",
+	}
+	if t.Machine.Count = min(o.machine.GPUs, most); device == "cpu" {
+		t.CoreGFLOPs = matmulRate()
+	}
+	began, turns := time.Now(), 1
+	if device == "cpu" {
+		turns = cpuTurns
+	}
+	for turn := range turns {
+		for i, ranks := range numbers {
+			set := cost.Set{Ranks: ranks}
+			if code, err := o.measureSet(ctx, device, &set, ranks > runtime.NumCPU() && len(numbers) > 1); code != 0 ||
+				err != nil {
+				return code, err
+			}
+			if turn == 0 {
+				t.Sets = append(t.Sets, set)
+			} else {
+				t.Sets[i].KeepLess(&set)
+			}
+		}
+	}
+	return o.keep(t, time.Since(began))
+}
+
+// cpuTurns counts the measurements of each figure of a CPU, since other processes take its cores for seconds.
+const cpuTurns = 3
+
+// measureSet measures all figures of a set. Ranks that share cores measure transfers alone: their compute slows down
+// in proportion to their number.
+func (o *BenchOptions) measureSet(ctx context.Context, device string, set *cost.Set, share bool) (int, error) {
+	for i, name := range costBackends(o.machine) {
+		s := &bench.CalibrateSpec{}
+		s.Default(device)
+		s.Backend, s.Operations = name, i == 0
+		if device == "cpu" {
+			s.Share(runtime.NumCPU() / set.Ranks)
+			s.TransfersOnly = share
+		}
+		if code, err := o.calibrate(ctx, set.Ranks, s, set); code != 0 || err != nil {
+			return code, err
+		}
+	}
+	return 0, nil
+}
+
+func costBackends(m machine.Machine) []string {
+	if !m.IsCPU() && m.CUDNN != 0 {
+		return []string{"fused", "flash"}
+	}
+	return []string{"flash"}
+}
+
+// calibrate runs the processes of one measurement, and adds their results to the set.
+func (o *BenchOptions) calibrate(ctx context.Context, ranks int, s *bench.CalibrateSpec, set *cost.Set) (int, error) {
+	task := job.Bench{Machine: o.machine, Calibrate: s}
+	dtype, err := bench.DType(s.DType, o.machine.IsCPU())
+	if err != nil {
+		return 0, &InputError{err}
+	}
+	choice, err := backend.Select(o.machine, 0, backend.Request{
+		Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: s.Backend},
+		Of:       "calibration", DType: dtype, Batch: 1, SeqQ: s.Sizes[0], SeqKV: s.Sizes[0],
+		Heads: s.Heads, KVHeads: s.KVHeads,
+		HeadDim: s.Dims[0], HeadDimV: s.Dims[0], Causal: true, Window: -1, Training: true, Ranks: 1,
+	})
+	if err != nil {
+		return 0, &InputError{err}
+	}
+	task.Remedies = choice.Kinds()
+	res, err := o.runWorkers(ctx, job.RoleBench, ranks, nil, func(string) any { return task },
+		func(out *progress.Printer, e launch.Event) {
+			var row job.BenchRow
+			if e.Kind == job.EventBench && json.Unmarshal(e.Data, &row) == nil && row.Calibrate != nil {
+				merge(set, row.Calibrate)
+				out.Note(fmt.Sprintf("%d ranks: %d calls of attention, %d products, %d passes, %d transfers",
+					ranks, len(set.Attention), len(set.Products), len(set.Passes), len(set.Links)))
+			}
+		})
+	return res.ExitCode, errors.Join(err, res.Err)
+}
+
+func merge(a, b *cost.Set) {
+	a.Attention, a.Products = append(a.Attention, b.Attention...), append(a.Products, b.Products...)
+	a.Passes, a.Links = append(a.Passes, b.Passes...), append(a.Links, b.Links...)
+	a.CallSeconds = max(a.CallSeconds, b.CallSeconds)
+}
+
+func (o *BenchOptions) keep(t *cost.Table, took time.Duration) (int, error) {
+	path, err := t.Keep()
+	if err = errors.Join(err, o.output(t.Encode, bench.CostTables(t))); err != nil {
+		return launch.ExitFailed, fmt.Errorf("cost table: %w", err)
+	}
+	if !o.Quiet {
+		fmt.Fprintf(o.Stderr, "measured in %.0f s; kept in %s, where cprun plan looks\n", took.Seconds(),
+			terminal.Name(path))
+	}
+	return 0, nil
+}
+
+func costMachine(m machine.Machine) cost.Machine {
+	of := machineOf(m)
+	c := cost.Machine{Device: of.Device, Arch: m.Arch, Cores: of.Cores, Count: m.GPUs, Versions: of.Versions}
+	if m.IsCPU() {
+		c.Device = machine.CPUName()
+	}
+	return c
 }

@@ -13,12 +13,14 @@ import (
 	"runtime"
 	"strconv"
 
+	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/foresee/planner"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/job"
+	"github.com/cprun/cprun/kernels/cpu"
 )
 
 // InputError wraps a fault Err of the user's input, found before any process is spawned: exit status 2.
@@ -63,7 +65,6 @@ func (o *Options) spawns() (ranks int, device string, err error) {
 	return o.resolve()
 }
 
-// resolve checks the flags and counts the ranks of this node.
 func (o *Options) resolve() (ranks int, device string, err error) {
 	if err := launch.CheckLimits(); err != nil {
 		return 0, "", err
@@ -95,7 +96,6 @@ func (o *Options) resolve() (ranks int, device string, err error) {
 	return ranks, device, nil
 }
 
-// found returns the machine of --device, with the GPUs that it uses.
 func found(device string) (machine.Machine, error) {
 	switch device {
 	case "cpu":
@@ -122,7 +122,6 @@ func found(device string) (machine.Machine, error) {
 	return m, nil
 }
 
-// onCPU returns this machine without GPUs.
 func onCPU() machine.Machine {
 	m := machine.CPU()
 	_, m.Memory = launch.HostMemory()
@@ -182,18 +181,53 @@ func (o *Options) runWorkers(ctx context.Context, role job.Role, ranks int, note
 	return res, nil
 }
 
-// printJSON writes an indented object for a reader or a script.
 func printJSON(w io.Writer, v any) error {
 	enc := json.NewEncoder(terminal.JSON(w))
 	enc.SetIndent("", "  ")
 	return enc.Encode(v)
 }
 
-// payload encodes a task for the workers.
 func payload(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {
 		panic("command: payload of plain fields: " + err.Error())
 	}
 	return b
+}
+
+// UseInstructions lets the environment choose what the CPU kernels of this process compute with. An error is an
+// InputError.
+func UseInstructions() error {
+	if err := cpu.Use(launch.Getenv(launch.EnvCPU)); err != nil {
+		return inputf("%s: %w; unset it for the best that there is", launch.EnvCPU, err)
+	}
+	return nil
+}
+
+// scratch is the temporary directory of a command that leaves nothing.
+type scratch struct {
+	path string
+	root *os.Root
+}
+
+func newScratch(prefix string) (*scratch, error) {
+	path, err := os.MkdirTemp("", prefix)
+	if err != nil {
+		return nil, fmt.Errorf("temporary directory: %w", err)
+	}
+	root, err := files.OpenDir(path)
+	if err != nil {
+		os.RemoveAll(path)
+		return nil, fmt.Errorf("temporary directory: %w", err)
+	}
+	return &scratch{path, root}, nil
+}
+
+// end removes the directory unless the command has failed: the report of a failure names its logs.
+func (s *scratch) end(status int) error {
+	s.root.Close()
+	if status == launch.ExitDone {
+		return os.RemoveAll(s.path)
+	}
+	return nil
 }

@@ -2,6 +2,7 @@ package command
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -15,16 +16,21 @@ import (
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/model/backends"
+	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/kernels/cpu"
+	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
 )
 
-// finding is one line of the report; a fix makes it a problem.
+// A finding is one line of the report; a fix makes it a problem.
 type finding struct {
 	what, value, fix string
 }
 
-// maxSet is how many variables that are set doctor lists without --verbose.
+// maxSet bounds the listed variables without --verbose.
 const maxSet = 10
 
 // Doctor prints whether something would keep a run from working, each problem with its fix, and what this machine has;
@@ -65,7 +71,6 @@ func Doctor(w io.Writer, verbose bool) (int, error) {
 	return status, err
 }
 
-// variables lists the environment variables that cprun reads.
 func variables(b *strings.Builder, verbose bool) {
 	all := launch.Environment()
 	if verbose {
@@ -111,7 +116,6 @@ func memory() finding {
 	return f
 }
 
-// exchanges is what ranks of this node exchange large messages by.
 func exchanges() finding {
 	if err := comm.SharesMemory(); err != nil {
 		return finding{"exchanges", "of this node's ranks by Unix sockets, since they can share no memory: " +
@@ -124,34 +128,31 @@ func exchanges() finding {
 const enoughFiles = 1024
 
 func openFiles() finding {
-	var l unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
-		return finding{"open files", "not known: " + err.Error(), ""}
-	}
-	f := finding{"open files", fmt.Sprintf("at most %d", l.Max), ""}
-	if l.Max < enoughFiles {
-		f.fix = fmt.Sprintf("raise the limit to %d or more: ulimit -Hn %d, or nofile in /etc/security/limits.conf",
-			enoughFiles, enoughFiles)
-	}
-	return f
+	return limit("open files", unix.RLIMIT_NOFILE, func(l unix.Rlimit) uint64 { return l.Max }, "",
+		"-Hn %d, or nofile in /etc/security/limits.conf")
 }
 
 func processes() finding {
+	return limit("processes", unix.RLIMIT_NPROC, func(l unix.Rlimit) uint64 { return l.Cur },
+		" threads and processes of this user", "-u %d")
+}
+
+func limit(what string, resource int, of func(unix.Rlimit) uint64, unit, flag string) finding {
 	var l unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &l); err != nil {
-		return finding{"processes", "not known: " + err.Error(), ""}
+	if err := unix.Getrlimit(resource, &l); err != nil {
+		return finding{what, "not known: " + err.Error(), ""}
 	}
-	if l.Cur == unix.RLIM_INFINITY {
-		return finding{"processes", "no limit", ""}
+	most := of(l)
+	if most == unix.RLIM_INFINITY {
+		return finding{what, "no limit", ""}
 	}
-	f := finding{"processes", fmt.Sprintf("at most %d threads and processes of this user", l.Cur), ""}
-	if l.Cur < enoughFiles {
-		f.fix = fmt.Sprintf("raise the limit to %d or more: ulimit -u %d", enoughFiles, enoughFiles)
+	f := finding{what, fmt.Sprintf("at most %d%s", most, unit), ""}
+	if most < enoughFiles {
+		f.fix = fmt.Sprintf("raise the limit to %d or more: ulimit "+flag, enoughFiles, enoughFiles)
 	}
 	return f
 }
 
-// temp is where the private directory of a job is made.
 func temp() finding {
 	dir, err := os.MkdirTemp("", "cprun-doctor-")
 	if err != nil {
@@ -160,3 +161,153 @@ func temp() finding {
 	defer os.Remove(dir)
 	return finding{"temporary", filepath.Dir(dir) + " can be written", ""}
 }
+
+var doctorRuns = []struct {
+	name   string
+	change func(r *backend.Request)
+}{
+	{"causal, 32:8 heads, head dim 128, training, ring over 8", func(*backend.Request) {}},
+	{"one rank", func(r *backend.Request) { r.Ranks = 1 }},
+	{"all-gather instead of a ring", func(r *backend.Request) { r.Algorithm = "allgather" }},
+	{"q/k head dim 192, v 128", func(r *backend.Request) { r.HeadDim, r.KVHeads = 192, r.Heads }},
+	{"sliding window of 4096", func(r *backend.Request) { r.Window = 4095 }},
+	{"packed documents", func(r *backend.Request) { r.Documents, r.Layout = true, "document" }},
+	{"deterministic", func(r *backend.Request) { r.Deterministic = true }},
+}
+
+// attentionReport prints the backend of common runs, kinds with equal backends on one line. If verbose, it also prints
+// the rules that reject each unused backend.
+func attentionReport(w io.Writer, m machine.Machine, verbose bool) error {
+	env, err := launch.Attention()
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "\nattention backends on %s\n", m)
+	possible, spoke := map[backends.Backend]bool{}, []backends.Rejection{}
+	var order []string
+	kinds := map[string][]string{} // by backends
+	for _, run := range doctorRuns {
+		r := backend.Request{
+			Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: ring.Auto},
+			DType:    tensor.BF16, Batch: 1, SeqQ: 32768, SeqKV: 32768, Heads: 32, KVHeads: 8,
+			HeadDim: 128, HeadDimV: 128, Causal: true, Window: -1, Training: true, Ranks: 8,
+		}
+		if m.IsCPU() {
+			r.DType = tensor.F32 // the type of a CPU
+		}
+		run.change(&r)
+		line := "none"
+		c, err := backend.Select(m, backend.Disabled(env.NoFlash, env.NoFused), r)
+		var none *backends.NoBackendError
+		switch {
+		case errors.As(err, &none):
+			spoke = append(spoke, none.Rejected...)
+		case err != nil:
+			return fmt.Errorf("attention rules for %s: %w", run.name, err)
+		default:
+			line = c.Backend.String()
+			var others []string
+			for _, b := range c.Layers[0].Able {
+				possible[b] = true
+				if b != c.Backend {
+					others = append(others, b.String())
+				}
+			}
+			if len(others) > 0 {
+				line += " (also " + strings.Join(others, ", ") + ")"
+			}
+			spoke = append(spoke, c.Rejected...)
+		}
+		if kinds[line] == nil {
+			order = append(order, line)
+		}
+		kinds[line] = append(kinds[line], run.name)
+	}
+	for _, line := range order {
+		fmt.Fprintf(w, "  %s: %s\n", line, strings.Join(kinds[line], "; "))
+	}
+	said := map[string]bool{}
+	for _, r := range spoke {
+		if verbose && !possible[r.Backend] && !said[r.Rule] {
+			said[r.Rule] = true
+			fmt.Fprintf(w, "  not %s, %s: %s\n    fix: %s\n", r.Backend, r.Rule, r.Reason, r.Fix)
+		}
+	}
+	return nil
+}
+
+// gpus returns the lines on GPUs, their links and the libraries that a run loads, and the machine of such a run.
+func gpus() ([]finding, machine.Machine) {
+	devices := deviceFiles()
+	if !machine.Built {
+		if devices == 0 {
+			return []finding{{"GPUs", "none; runs go to the CPU", ""}}, machine.CPU()
+		}
+		return []finding{{"GPUs", fmt.Sprintf("%d, which this binary cannot use: it was built for the CPU", devices),
+			""}}, machine.CPU()
+	}
+	m, list, err := machine.Find()
+	switch {
+	case errors.Is(err, machine.ErrNoDriver) && devices == 0:
+		return []finding{{"GPUs", fmt.Sprintf("none; runs go to the CPU\nto use GPUs: %v", err), ""}}, machine.CPU()
+	case errors.Is(err, machine.ErrNoDriver):
+		return []finding{{"GPUs", fmt.Sprintf("%d, without a driver that can be loaded", devices),
+			err.Error() + "; in a container, have its libraries mounted; or run with --device cpu"}}, machine.CPU()
+	case err != nil:
+		return []finding{{"GPUs", err.Error(),
+				"look at nvidia-smi; choose GPUs of one kind with CUDA_VISIBLE_DEVICES, or run with --device cpu"}},
+			machine.CPU()
+	case len(list) == 0:
+		return []finding{{"GPUs", "none is seen; runs go to the CPU", ""}}, machine.CPU()
+	}
+	out := cards(list)
+	out = append(out, links(list))
+	for _, l := range machine.Libraries() {
+		f := finding{l.Name, l.Version, ""}
+		if l.Problem != "" { // the text of the loader names the fix
+			f = finding{l.Name, "cannot be used", l.Problem}
+		}
+		out = append(out, f)
+	}
+	return out, m
+}
+
+func cards(list []machine.GPU) (out []finding) {
+	first := 0
+	for _, g := range list {
+		f := finding{fmt.Sprintf("GPU %d", g.Ordinal), fmt.Sprintf("%s, sm%d, %d SMs, %s", g.Name, g.Arch, g.SMs,
+			readable.Bytes(g.Memory)), ""}
+		if n := len(out); n > 0 && out[n-1].value == f.value {
+			out[n-1].what = fmt.Sprintf("GPUs %d to %d", first, g.Ordinal)
+			continue
+		}
+		first, out = g.Ordinal, append(out, f)
+	}
+	return out
+}
+
+// deviceFiles counts the GPUs that the system has made files for, which takes no driver's library.
+func deviceFiles() int {
+	files, _ := filepath.Glob("/dev/nvidia[0-9]*") // the pattern is right
+	return len(files)
+}
+
+func links(list []machine.GPU) finding {
+	if len(list) == 1 {
+		return finding{"links", "one GPU", ""}
+	}
+	var without []string
+	for _, g := range list {
+		if len(g.Peers) < len(list)-1 {
+			without = append(without, fmt.Sprintf("GPU %d reaches %d of %d others", g.Ordinal, len(g.Peers),
+				len(list)-1))
+		}
+	}
+	if len(without) == 0 {
+		return finding{"links", "every GPU reaches the memory of every other", ""}
+	}
+	return finding{"links", strings.Join(without, "; ") + ": transfers between the rest go through the host's " +
+		"memory, by NCCL", ""}
+}
+
+func indented(s string) string { return strings.ReplaceAll(s, "\n", "\n                        ") }

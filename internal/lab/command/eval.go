@@ -34,7 +34,6 @@ type EvalOptions struct {
 	JSON    bool
 }
 
-// An evaluation is a train.Evaluation and its subject.
 type evaluation struct {
 	Model string `json:"model"`
 	Step  int64  `json:"step"` // of the checkpoint; 0: a Hugging Face directory
@@ -85,7 +84,6 @@ func Eval(ctx context.Context, path string, o EvalOptions) (int, error) {
 	return 0, o.write(&e)
 }
 
-// prepare makes the config of an evaluation, and finds every fault of the input.
 func (o *EvalOptions) prepare(
 	ctx context.Context, path string, ranks int, device string, e *evaluation, task *job.Train,
 ) (cfg *config.Config, notes []string, err error) {
@@ -197,7 +195,6 @@ func checkpointOf(ctx context.Context, path string, step int64) (*checkpoint.Che
 	return c, reasons, err
 }
 
-// write prints an evaluation.
 func (o *EvalOptions) write(e *evaluation) error {
 	if o.JSON {
 		return printJSON(o.Stdout, e)

@@ -88,7 +88,6 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 	return 0, nil
 }
 
-// ofStep opens the checkpoint of a step in a run, or what Find finds where step is 0.
 func ofStep(ctx context.Context, run string, step int64) (c *checkpoint.Checkpoint, reasons []string, err error) {
 	path := run
 	if step > 0 {
@@ -106,14 +105,13 @@ func ofStep(ctx context.Context, run string, step int64) (c *checkpoint.Checkpoi
 	return c, reasons, nil
 }
 
-// ofBytes reports whether a model was trained on the bytes of text, and on nothing before.
+// ofBytes reports whether a model was trained from new weights on the bytes of text.
 func ofBytes(cfg *config.Config) bool {
 	tokens := func(f config.File) bool { return filepath.Ext(f.Path) == ".bin" }
 	return cfg.Model.From == "" && cfg.Data.Tokenizer == config.Bytes && cfg.Model.VocabSize >= 256 &&
 		!slices.ContainsFunc(cfg.Data.Path, tokens)
 }
 
-// element is the type to export in.
 func (o *ExportOptions) element(cfg *config.Config) safetensors.DType {
 	if t, ok := exportTypes[o.DType]; ok {
 		return t
@@ -124,7 +122,6 @@ func (o *ExportOptions) element(cfg *config.Config) safetensors.DType {
 	return safetensors.F32
 }
 
-// typeName is what --dtype calls a type.
 func typeName(t safetensors.DType) string {
 	for name, d := range exportTypes {
 		if d == t {
@@ -134,8 +131,7 @@ func typeName(t safetensors.DType) string {
 	return string(t)
 }
 
-// companions are the files of the model that training began with which the export has too, and
-// why some are missing.
+// companions lists the files that the export copies from the model that training began with, and why some are missing.
 func companions(cfg *config.Config) ([]string, error) {
 	if cfg.Model.From == "" {
 		return nil, nil
@@ -143,8 +139,7 @@ func companions(cfg *config.Config) ([]string, error) {
 	return hf.Companions(cfg.Model.From)
 }
 
-// exported is the shape of the trained model, with what its config.json should say and the run's
-// config says elsewhere, if at all.
+// exported returns the config.json of the trained model, completed by keys of the run's config.
 func exported(cfg *config.Config) *hf.Config {
 	const eos = "eos_token_id"
 	c := cfg.Model.Config
@@ -160,8 +155,7 @@ func exported(cfg *config.Config) *hf.Config {
 	return &c
 }
 
-// checkpointConfig is the config that a checkpoint was trained with. Its data need not be
-// there any more.
+// checkpointConfig returns the config of a checkpoint. Its data may be gone.
 func checkpointConfig(c *checkpoint.Checkpoint) (*config.Config, error) {
 	cfg, err := config.Parse(filepath.Join(c.Dir, "manifest.json"), []byte(c.Manifest.Config),
 		config.Options{NoFiles: true})

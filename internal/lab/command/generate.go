@@ -8,17 +8,26 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"slices"
 	"syscall"
+	"time"
 
 	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/checkpoint"
+	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/internal/model/tokenizer"
 	"github.com/cprun/cprun/internal/run/generate"
+	"github.com/cprun/cprun/internal/run/train"
 	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )
@@ -66,10 +75,8 @@ func Generate(ctx context.Context, path string, o GenerateOptions) (int, error) 
 	return 0, err
 }
 
-// errInterrupted ends a text that was interrupted and reported.
 var errInterrupted = errors.New("interrupted")
 
-// generate continues a text. After an interrupt it does not wait for the pass under way.
 func (o *GenerateOptions) generate(ctx context.Context, path, text string) error {
 	w, err := openSource(ctx, path, o)
 	if err != nil {
@@ -116,7 +123,6 @@ func (o *GenerateOptions) generate(ctx context.Context, path, text string) error
 	return end()
 }
 
-// check finds the faults of the flags.
 func (o *GenerateOptions) check() error {
 	switch {
 	case o.Prompt == nil && o.PromptFile == "":
@@ -157,7 +163,6 @@ func (o *GenerateOptions) prompt() (string, error) {
 	return string(bytes.TrimSuffix(bytes.TrimSuffix(text, []byte("\n")), []byte("\r"))), nil
 }
 
-// request returns the prompt's tokens, and a decoder for the tokens after them.
 func (w *source) request(text string, o *GenerateOptions) (req generate.Request, d *tokenizer.Decoder, err error) {
 	t := data.NewTokenizer(w.tokenizer, w.cfg.VocabSize)
 	if req.Prompt, err = t.Encode(text); err == nil {
@@ -234,4 +239,221 @@ func (o *GenerateOptions) open(w *source, tokens int) (dev *device.Device, end f
 		HeadDim: w.cfg.HeadDim, Note: o.note,
 	})
 	return &d, d.Close, err
+}
+
+// A source is a model that can generate, before its weights are read.
+type source struct {
+	what      string // its name in errors
+	cfg       *hf.Config
+	positions int    // that it was made for
+	tokenizer string // bytes, or the path of a tokenizer.json
+	begin     int    // the token that an empty prompt stands for; -1: none
+	ends      []int  // the tokens that end a text, with own
+	own       []int  // the model itself
+	read      func(ctx context.Context, p model.Param, dst []float32) error
+	from      io.Closer
+	notes     []string
+}
+
+func (w *source) close() { w.from.Close() }
+
+// openSource opens the checkpoint of a run, or a Hugging Face directory, and finds every fault of what it
+// says of itself.
+func openSource(ctx context.Context, path string, o *GenerateOptions) (w *source, err error) {
+	if isModel(path, o.Step) {
+		w, err = sourceOfModel(path)
+	} else {
+		w, err = sourceOfRun(ctx, path, o.Step)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := w.findTokenizer(o.Tokenizer); err != nil {
+		w.close()
+		return nil, err
+	}
+	return w, nil
+}
+
+func (w *source) findTokenizer(given string) error {
+	whose := "its"
+	if given != "" {
+		w.tokenizer, whose = tokenizerFile(given), "the"
+	}
+	if w.tokenizer == "" {
+		return inputf("%s: it is not known which tokenizer made its tokens; name it: --tokenizer, a tokenizer.json "+
+			"or its directory, or bytes", w.what)
+	}
+	if w.tokenizer != data.Bytes {
+		if _, err := os.Stat(w.tokenizer); err != nil {
+			return inputf("%s: %s tokenizer %s is not there; copy it there, or name one: --tokenizer", w.what, whose,
+				terminal.Name(w.tokenizer))
+		}
+	}
+	if w.tokenizer == data.Bytes { // a model's end-of-text token is no byte
+		w.own = slices.DeleteFunc(w.own, func(id int) bool { return id < 256 })
+	}
+	w.ends = append(w.ends, w.own...)
+	begins, err := w.cfg.SpecialIDs("bos_token_id")
+	if err != nil {
+		return inputf("%s: %w", w.what, err)
+	}
+	w.begin = -1
+	if all := append(begins, w.ends...); len(all) > 0 && all[0] < w.cfg.VocabSize { // texts follow the end of another
+		w.begin = all[0]
+	}
+	return nil
+}
+
+func sourceOfModel(path string) (*source, error) {
+	cfg, err := hf.ReadConfig(path)
+	if err != nil {
+		return nil, &InputError{err}
+	}
+	weights, err := hf.OpenWeights(path)
+	if err != nil {
+		return nil, &InputError{err}
+	}
+	w := &source{what: terminal.Name(path), cfg: cfg, positions: cfg.MaxPositionEmbedding,
+		tokenizer: filepath.Join(path, "tokenizer.json"), from: weights}
+	if err = weights.Check(cfg.Family(), cfg.Tensors()); err == nil {
+		w.own, err = hf.Ends(path)
+	}
+	if err != nil {
+		w.close()
+		return nil, &InputError{err}
+	}
+	if caveat := cfg.Caveat(); caveat != "" {
+		w.notes = append(w.notes, caveat)
+	}
+	w.read = func(_ context.Context, p model.Param, dst []float32) error {
+		return weights.Read(hf.Tensor{Name: p.Name, Shape: p.Shape}, dst, 0)
+	}
+	return w, nil
+}
+
+func sourceOfRun(ctx context.Context, path string, step int64) (*source, error) {
+	c, reasons, err := checkpointOf(ctx, path, step)
+	if err != nil {
+		return nil, err
+	}
+	w, err := sourceOf(c)
+	if err != nil {
+		c.Close()
+		return nil, &InputError{err}
+	}
+	for _, r := range reasons {
+		w.notes = append(w.notes, passed(r))
+	}
+	return w, nil
+}
+
+func sourceOf(c *checkpoint.Checkpoint) (*source, error) {
+	cfg, err := checkpointConfig(c)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.Fits(train.CheckpointParams(model.Layout(&cfg.Model.Config))); err != nil {
+		return nil, err
+	}
+	w := &source{what: terminal.Name(c.Dir), cfg: exported(cfg), tokenizer: tokenizerOf(cfg), from: c}
+	w.positions = w.cfg.MaxPositionEmbedding
+	if id := cfg.Data.EOSTokenID; id >= 0 {
+		w.ends = append(w.ends, id)
+	}
+	if w.own, err = w.cfg.SpecialIDs("eos_token_id"); err != nil {
+		return nil, err
+	}
+	if ends, err := hf.Ends(cfg.Model.From); err == nil && cfg.Model.From != "" { // it may be gone
+		w.own = append(w.own, ends...)
+	}
+	w.read = func(ctx context.Context, p model.Param, dst []float32) error {
+		return c.Read(ctx, p.Name, checkpoint.FieldParam, 0, dst)
+	}
+	return w, nil
+}
+
+// tokenizerOf returns the tokenizer of a run's text; "" if it was trained on tokens that another program made.
+func tokenizerOf(cfg *config.Config) string {
+	if cfg.Data.Tokenizer == config.Bytes && cfg.Model.From == "" && !ofBytes(cfg) {
+		return ""
+	}
+	return cfg.Data.Tokenizer
+}
+
+// output returns the writer of the text: it keeps control characters from a terminal; a file or a pipe gets
+// the text as the model writes it.
+func (o *GenerateOptions) output() io.Writer {
+	if launch.Terminal(o.Stdout) {
+		return terminal.NewWriter(o.Stdout)
+	}
+	return o.Stdout
+}
+
+type printing struct {
+	decoder *tokenizer.Decoder
+	out     io.Writer
+	buf     []byte
+	unended bool // the output does not end with a line break
+}
+
+func (p *printing) all(
+	ctx context.Context, m *generate.Model, req generate.Request, before string,
+) (generate.Report, error) {
+	if err := p.write([]byte(before)); err != nil {
+		return generate.Report{}, err
+	}
+	rep, err := m.Write(ctx, req, p.token)
+	if err == nil {
+		err = p.end()
+	}
+	return rep, err
+}
+
+func (p *printing) token(id int32) error { return p.write(p.decoder.Append(p.buf[:0], id)) }
+
+// end writes the rest, and ends the line of a terminal.
+func (p *printing) end() error {
+	err := p.write(p.decoder.Flush(p.buf[:0]))
+	if t, ok := p.out.(*terminal.Writer); ok && err == nil {
+		_, err = t.Write([]byte("\n"))
+		err = errors.Join(err, t.Flush())
+		p.unended = false
+	}
+	return err
+}
+
+func (p *printing) write(text []byte) error {
+	p.buf = text[:0]
+	if len(text) == 0 {
+		return nil
+	}
+	if _, err := p.out.Write(text); err != nil {
+		return fmt.Errorf("standard output: %w", err)
+	}
+	p.unended = text[len(text)-1] != '\n'
+	return nil
+}
+
+func (o *GenerateOptions) note(line string) {
+	if !o.Quiet {
+		fmt.Fprintf(o.Stderr, "cprun: %s\n", terminal.Text(line))
+	}
+}
+
+func (o *GenerateOptions) report(w *source, req generate.Request, rep generate.Report) {
+	rate := func(n int, d time.Duration) string {
+		return fmt.Sprintf("%s tokens in %.2f s (%.1f tokens/s)", readable.Count(int64(n)), d.Seconds(),
+			float64(n)/max(d.Seconds(), 1e-9))
+	}
+	why := map[generate.End]string{
+		generate.EndOfText: "the model ended the text", generate.EndTokens: "wrote --max-tokens tokens",
+		generate.Interrupted: "interrupted",
+		generate.EndRoom:     fmt.Sprintf("prompt and text are as long as the model's %d positions", w.positions),
+	}
+	line := fmt.Sprintf("prompt: %d tokens", len(req.Prompt)) // of one that was interrupted
+	if rep.End != generate.Interrupted || rep.Tokens > 0 {
+		line = fmt.Sprintf("prompt: %s; text: %s", rate(len(req.Prompt), rep.Prompt), rate(rep.Tokens, rep.Write))
+	}
+	o.note(line + "; " + why[rep.End])
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/cluster"
 	"github.com/cprun/cprun/internal/launch/place"
+	"github.com/cprun/cprun/internal/launch/place/key"
 	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/run/job"
@@ -94,7 +95,6 @@ func hosts(at *place.Place, agents int) int {
 	return (agents + perHost - 1) / perHost
 }
 
-// train runs this agent's part of the run, and returns the exit status.
 func (t *multiNode) train(signals *launch.Signals) (int, error) {
 	defer t.close()
 	cohort, err := t.join()
@@ -130,7 +130,6 @@ func (t *multiNode) train(signals *launch.Signals) (int, error) {
 	return res.ExitCode, t.log.note(res.Err)
 }
 
-// exitInput ends all nodes if one of them finds wrong input.
 const exitInput = 2
 
 // firstDevice returns the number of this agent's first GPU among the visible GPUs: if the agents of a node see all of
@@ -146,7 +145,6 @@ func firstDevice(at *place.Place, workers, gpus int) (int, error) {
 	return workers * at.LocalRank, nil
 }
 
-// join makes this agent one of the job's.
 func (t *multiNode) join() (*cluster.Cohort, error) {
 	inputs, err := t.inputs()
 	if err != nil {
@@ -163,14 +161,17 @@ func (t *multiNode) join() (*cluster.Cohort, error) {
 		MaxRestarts: t.MaxRestarts, Prepare: t.prepare, Log: t.note,
 	}
 	if t.at.Rank <= 0 { // it may be the one at the rendezvous
-		if c.Port, err = portOf(t.at.Rendezvous); err != nil {
+		_, port, err := net.SplitHostPort(t.at.Rendezvous)
+		if err != nil {
+			return nil, inputf("--rendezvous %s: %w", terminal.Name(t.at.Rendezvous), err)
+		}
+		if c.Port, err = strconv.Atoi(port); err != nil {
 			return nil, err
 		}
 	}
 	return cluster.Join(t.ctx, c)
 }
 
-// note prints a line of the agents' talk.
 func (t *multiNode) note(format string, args ...any) { t.out.Note(fmt.Sprintf(format, args...)) }
 
 // inputs returns a digest of the config and the flags that must be the same on all agents.
@@ -199,15 +200,6 @@ func hostID() (string, error) {
 		id += " " + named
 	}
 	return id, nil
-}
-
-// portOf returns the port at which the agents meet.
-func portOf(rendezvous string) (int, error) {
-	_, port, err := net.SplitHostPort(rendezvous)
-	if err != nil {
-		return 0, inputf("--rendezvous %s: %w", terminal.Name(rendezvous), err)
-	}
-	return strconv.Atoi(port)
 }
 
 // prepare makes the run directory ready for a start, and returns the payload of the workers. The leader calls it.
@@ -305,7 +297,6 @@ func (t *multiNode) shared(task *job.Train) (*os.Root, error) {
 	}
 }
 
-// close closes the files of a start.
 func (t *multiNode) close() {
 	if t.lead.root != nil {
 		t.lead.close()
@@ -317,4 +308,158 @@ func (t *multiNode) close() {
 		t.logs.Close()
 	}
 	t.lead, t.logs, t.log, t.leads = begun{}, nil, nil, false
+}
+
+// place finds where this process stands among the nodes of a job, by the flags and by what a launcher of
+// several nodes has set.
+func (o *Options) place() (place.Place, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "localhost"
+	}
+	nproc, _ := strconv.Atoi(o.NProc) // what is wrong with it, resolve says
+	at, err := place.Find(launch.Getenv, place.Flags{
+		NProc: max(0, nproc), Nodes: o.NNodes, NodeRank: o.NodeRank, Rendezvous: o.Rendezvous, Hostname: host,
+	})
+	if err != nil {
+		return at, &InputError{err}
+	}
+	if o.show() != launch.ShowNone {
+		for _, note := range at.Notes {
+			o.printer().Note(note)
+		}
+	}
+	return at, nil
+}
+
+// oneNode refuses a command that runs on one node where several processes of it were started, each of
+// which would do the same beside the others.
+func (o *Options) oneNode() error {
+	at, err := o.place()
+	if err != nil || !at.Several() {
+		return err
+	}
+	return inputf("this is one of %d tasks that %s has started, and this command runs on one node: start it once, as "+
+		"in srun --ntasks 1 or mpirun -n 1",
+		at.MaxAgents, strings.ToLower(at.Source))
+}
+
+// underSlurm reports whether this is part of a job of Slurm, which sends SIGTERM more than once.
+func underSlurm() bool { return launch.Getenv("SLURM_JOB_ID") != "" }
+
+// localAddress returns the address of this host at which the other nodes reach it: the one that --interface names,
+// else the one from which this host reaches one of peers, "host:port".
+func localAddress(iface string, peers ...string) (netip.Addr, error) {
+	if iface != "" {
+		return namedAddress(iface)
+	}
+	var fallback netip.Addr
+	for _, peer := range peers {
+		conn, err := net.Dial("udp", peer) // sends nothing; the kernel chooses the route
+		if err != nil {
+			continue
+		}
+		addr := conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
+		conn.Close()
+		if !addr.IsLoopback() {
+			return addr, nil
+		}
+		fallback = addr
+	}
+	if !fallback.IsValid() {
+		return fallback, inputf("rendezvous %s: no way there from this host; name the network between the nodes with "+
+			"--interface", terminal.Name(peers[0]))
+	}
+	return fallback, nil
+}
+
+type localAddr struct {
+	iface string
+	addr  netip.Addr
+}
+
+func localAddresses() (list []localAddr) {
+	all, _ := net.Interfaces() // none are listed where none can be
+	for _, i := range all {
+		addrs, _ := i.Addrs() // none where it is gone by now
+		for _, a := range addrs {
+			if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+				list = append(list, localAddr{i.Name, prefix.Addr().Unmap()})
+			}
+		}
+	}
+	return list
+}
+
+// namedAddress returns the address that --interface names: itself, in a network, or of an interface. A link-local one
+// is the last choice.
+func namedAddress(iface string) (netip.Addr, error) {
+	meant := func(netip.Addr) bool { return false }
+	if addr, err := netip.ParseAddr(iface); err == nil {
+		meant = func(a netip.Addr) bool { return a == addr.WithZone("").Unmap() }
+	} else if network, err := netip.ParsePrefix(iface); err == nil {
+		meant = network.Contains
+	}
+	var seen []string
+	var linkLocal netip.Addr
+	for _, o := range localAddresses() {
+		seen = append(seen, o.iface+" "+o.addr.String())
+		switch {
+		case o.iface != iface && !meant(o.addr):
+		case o.addr.IsLinkLocalUnicast():
+			linkLocal = o.addr.WithZone(o.iface)
+		default:
+			return o.addr, nil
+		}
+	}
+	if linkLocal.IsValid() {
+		return linkLocal, nil
+	}
+	return linkLocal, inputf("--interface %s: this host has no such interface or address; it has %v",
+		terminal.Name(iface), seen)
+}
+
+func interfaceOf(addr netip.Addr) string {
+	for _, o := range localAddresses() {
+		if o.addr == addr.WithZone("") {
+			return o.iface
+		}
+	}
+	return ""
+}
+
+// keyTime bounds the wait for a key that another node has made.
+const keyTime = 30 * time.Second
+
+func (t *multiNode) key(ctx context.Context) ([]byte, error) {
+	var k key.Key
+	path, err := t.keyFile()
+	if named := launch.Getenv(launch.EnvKeyFile); named != "" {
+		k, err = key.File(named, os.Stdin)
+	} else if err == nil {
+		ctx, cancel := context.WithTimeout(ctx, keyTime)
+		defer cancel()
+		k, err = key.Shared(ctx, path)
+	}
+	if err != nil {
+		return nil, &InputError{err}
+	}
+	return k[:], nil
+}
+
+// keyFile names the file of the key. It lies in the run directory. Without --run-dir, in which case the leader names
+// that directory later, it lies in runs and has the name of the job.
+func (t *multiNode) keyFile() (string, error) {
+	id := launch.Getenv("SLURM_JOB_ID")
+	if id == "" && t.at.LocalAgents == t.at.MaxAgents { // agents of one host share its files
+		id = fmt.Sprintf("%.8x", sha256.Sum256([]byte(t.at.Job)))
+	}
+	switch {
+	case t.RunDir != "":
+		return filepath.Abs(filepath.Join(t.RunDir, ".key"))
+	case id != "":
+		return filepath.Abs(filepath.Join("runs", ".job-"+id+".key"))
+	}
+	return "", errors.New("the nodes of the job need a key, so that no other process on the network joins it: " +
+		"pass --run-dir with a directory that all nodes share, or " + key.Fix)
 }

@@ -3,13 +3,13 @@ package command
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/base/terminal"
-	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/foresee/cost"
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/model/config"
@@ -56,8 +56,7 @@ func Plan(path string, o PlanOptions) (int, error) {
 	for _, line := range choice.notes {
 		fmt.Fprintln(o.Stderr, terminal.Text(line))
 	}
-	opts := planOptions(machine, choice.Choice, o.costs(machine))
-	opts.Chosen = d.Chosen
+	opts := plan.Options{Machine: machine, Choice: choice.Choice, Costs: o.costs(machine), Chosen: d.Chosen}
 	whole, found, refusal := o.refusal(path, ranks, machine)
 	opts.Data = (*plan.Data)(found)
 	if refusal == nil {
@@ -114,7 +113,6 @@ func dataLines(d *plan.Data, cfg *config.Config) []string {
 	return lines
 }
 
-// unread names keys of records that change nothing.
 func unread(keys []string) string {
 	return "not read, since these keys of the records change nothing: " + strings.Join(keys, ", ")
 }
@@ -138,7 +136,6 @@ func loadPlanned(path string, o config.Options) (*config.Config, error) {
 	return config.Load(path, o)
 }
 
-// write prints the plan, as JSON or for a reader.
 func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error {
 	if o.JSON {
 		return printJSON(o.Stdout, p)
@@ -158,8 +155,7 @@ func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error
 	return p.Details(o.Stdout)
 }
 
-// refusal returns the faults of the files that the config names. A plan can be made without them,
-// and a run does not begin.
+// refusal returns the faults of the files that the config names. They stop a run, but not a plan.
 func (o *PlanOptions) refusal(
 	path string, ranks int, m machine.Machine,
 ) (whole *config.Config, found *train.Data, err error) {
@@ -170,7 +166,6 @@ func (o *PlanOptions) refusal(
 	return whole, found, err
 }
 
-// lines splits the text of an error.
 func lines(err error) []string {
 	if err == nil {
 		return nil
@@ -178,12 +173,6 @@ func lines(err error) []string {
 	return strings.Split(err.Error(), "\n")
 }
 
-// planOptions returns the inputs of a plan, for printing and for a run directory.
-func planOptions(machine machine.Machine, choice *backend.Choice, costs plan.Costs) plan.Options {
-	return plan.Options{Machine: machine, Choice: choice, Costs: costs}
-}
-
-// costsOf keeps the costs of machines, for many plans.
 type costsOf map[string]plan.Costs
 
 func (c costsOf) of(o *Options, m machine.Machine) plan.Costs {
@@ -194,7 +183,6 @@ func (c costsOf) of(o *Options, m machine.Machine) plan.Costs {
 	return c[name]
 }
 
-// costs returns the table of a machine, and how fast the machine is by it.
 func (o *Options) costs(m machine.Machine) plan.Costs {
 	c := o.table(m)
 	if !c.Exact && m.IsCPU() && c.Table != nil && c.Table.CoreGFLOPs > 0 {
@@ -203,8 +191,8 @@ func (o *Options) costs(m machine.Machine) plan.Costs {
 	return c
 }
 
-// table returns the table that was measured here, else the one of the reference machine that is
-// most like this one. What is wrong with a table is told, and the plan goes without.
+// table returns the table measured here, else that of the most similar reference machine. It warns about a broken
+// table, and plans without one.
 func (o *Options) table(m machine.Machine) plan.Costs {
 	of := cost.Machine{Device: m.Name, Arch: m.Arch, Cores: runtime.NumCPU(), Count: m.GPUs}
 	c := plan.Costs{}
@@ -223,8 +211,7 @@ func (o *Options) table(m machine.Machine) plan.Costs {
 	return c
 }
 
-// where returns the machine to plan for and its ranks. A plan is for any machine, so the
-// bounds of this one do not hold.
+// where returns the machine to plan for and its ranks, without the bounds of this machine.
 func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 	if m, err = machine.Assume(o.Assume); err != nil {
 		return m, 0, &InputError{err}
@@ -266,9 +253,82 @@ func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 	return m, max(1, m.Hosts), nil
 }
 
-// MatmulTime is how long the rate of matrix products is looked for. Tests that start many programs make it short.
+// MatmulTime bounds the measurement of the rate of matrix products. Tests that start many programs shorten it.
 var MatmulTime = 100 * time.Millisecond
 
-// matmulRate returns the GFLOP/s of one thread's matrix product at its fastest, by which a CPU without a table of its
-// own is compared with one that has it. It is measured once.
+// matmulRate returns the peak GFLOP/s of one thread's matrix product, to scale a table to a CPU without its own.
 var matmulRate = sync.OnceValue(func() float64 { return cpu.ProductRate(128, MatmulTime) })
+
+// quick plans without hops and advice. It chooses as a run does.
+func (o *Options) quick(
+	load func(string, config.Options) (*config.Config, error), path string, m machine.Machine, ranks int,
+	costs plan.Costs, opts config.Options,
+) (*config.Config, *plan.Plan, error) {
+	d, err := o.decider(m)
+	if err != nil {
+		return nil, nil, err
+	}
+	opts.Ranks, opts.Hosts, opts.Device, opts.Decide = ranks, m.Hosts, m.Device(), d.Decide
+	cfg, err := load(path, opts)
+	if err != nil {
+		return nil, nil, err
+	}
+	choice, err := choose(cfg, m, d.Chosen)
+	if err != nil {
+		return nil, nil, err
+	}
+	p, err := plan.Make(cfg, ranks, plan.Options{
+		Machine: m, Choice: choice.Choice, Costs: costs, Chosen: d.Chosen, Quick: true,
+	})
+	return cfg, p, err
+}
+
+const stretchUnit = 1 << 10
+
+// stretch sets data.seq_len to the longest sequence that fits the memory, by bisection.
+func (o *PlanOptions) stretch(path string, m machine.Machine, ranks int) error {
+	if m.Memory == 0 {
+		return inputf("--longest: nothing says how much memory a device has; name a card, such as --assume gpu=h200, " +
+			"or add memory=80G")
+	}
+	for _, s := range o.Set {
+		if strings.HasPrefix(s, "data.seq_len=") {
+			return inputf("--longest finds data.seq_len itself; leave --set %s out", terminal.Name(s))
+		}
+	}
+	set := func(units int) string { return fmt.Sprintf("data.seq_len=%d", units*stretchUnit) }
+	var why error
+	fits := func(units int) bool {
+		_, p, err := o.quick(loadPlanned, path, m, ranks, plan.Costs{},
+			config.Options{Set: append(slices.Clone(o.Set), set(units)), NoFiles: true})
+		if err == nil && !p.Memory.Fits {
+			err = p.Memory.Check()
+		}
+		if err != nil {
+			why = err
+		}
+		return err == nil
+	}
+	least := max(1, (2*ranks+stretchUnit-1)/stretchUnit)
+	if !fits(least) {
+		return &InputError{fmt.Errorf("--longest: not even %d tokens: %w", least*stretchUnit, why)}
+	}
+	const most = 1 << 30 // units: more than any memory holds
+	lo, hi := least, 2*least
+	for hi < most && fits(hi) {
+		lo, hi = hi, 2*hi
+	}
+	for lo+1 < hi {
+		if mid := (lo + hi) / 2; fits(mid) {
+			lo = mid
+		} else {
+			hi = mid
+		}
+	}
+	o.Set = append(o.Set, set(lo))
+	if !o.JSON {
+		fmt.Fprintf(o.Stdout, "longest     %d tokens a sequence fit; of %d: %s\n\n", lo*stretchUnit, (lo+1)*stretchUnit,
+			terminal.Text(why.Error()))
+	}
+	return nil
+}

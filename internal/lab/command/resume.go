@@ -17,14 +17,12 @@ import (
 	"github.com/cprun/cprun/internal/run/train"
 )
 
-// An origin is the checkpoint that a run resumes from.
 type origin struct {
 	dir      string
 	notes    []string // for the user
 	reseeded bool     // the run's data.seed is the checkpoint's
 }
 
-// namedCheckpoint returns the checkpoint that --resume names, nil if it names none.
 func (o *TrainOptions) namedCheckpoint(ctx context.Context, cfg *config.Config) (*origin, error) {
 	if o.Resume == "auto" || o.Resume == "never" {
 		return nil, nil
@@ -83,12 +81,10 @@ func steps(runDir string) (names []string) {
 	return names
 }
 
-// checkpointsName names the directory of checkpoints in a run directory.
 const checkpointsName = "checkpoints"
 
 func checkpointsOf(runDir string) string { return filepath.Join(runDir, checkpointsName) }
 
-// begin checks that a run can go on from a checkpoint.
 func begin(c *checkpoint.Checkpoint, passedOver []string, cfg *config.Config) (*origin, error) {
 	dir, err := filepath.Abs(c.Dir)
 	if err != nil {
@@ -111,7 +107,6 @@ func begin(c *checkpoint.Checkpoint, passedOver []string, cfg *config.Config) (*
 	return from, c.Fits(train.CheckpointParams(model.Layout(&cfg.Model.Config)))
 }
 
-// passed reports a checkpoint that could not be used.
 func passed(reason string) string { return "checkpoint passed over: " + reason }
 
 // Keys of the model that do not change its results, and keys that choose the tokens of the n-th sample.

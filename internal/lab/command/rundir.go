@@ -13,9 +13,11 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/train"
@@ -25,11 +27,10 @@ import (
 // values, and returns the changes.
 func prepare(r *ready, machine machine.Machine, costs plan.Costs) (changes []string, err error) {
 	dir, cfg := r.root, r.cfg
-	opts := planOptions(machine, r.choice.Choice, costs)
+	opts := plan.Options{Machine: machine, Choice: r.choice.Choice, Costs: costs, Chosen: r.chosen, Data: r.data}
 	if opts.Docs, err = firstDocuments(r.docs, cfg); err != nil {
 		return nil, &InputError{err}
 	}
-	opts.Chosen, opts.Data = r.chosen, r.data
 	p, err := plan.Make(cfg, r.ranks, opts)
 	if err != nil {
 		return nil, &InputError{err}
@@ -58,8 +59,8 @@ func firstDocuments(known []int, cfg *config.Config) ([]int, error) {
 	return train.FirstDocuments(cfg)
 }
 
-// keepConfig gives the config of an earlier start another name, config-1.yaml and so on, where
-// this one has other values, and lists them.
+// keepConfig renames the config of an earlier start to config-1.yaml and so on if this one differs, and lists the
+// differences.
 func keepConfig(dir *os.Root, cfg *config.Config) (changes []string, err error) {
 	text, err := files.ReadIn(dir, "config.yaml", config.MaxFile)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && bytes.Equal(text, cfg.YAML()) {
@@ -95,7 +96,6 @@ func replace(dir *os.Root, name string, data []byte) error {
 	return write(dir, name, data)
 }
 
-// write writes a file, so that a reader sees the old or the new one.
 func write(dir *os.Root, name string, data []byte) error {
 	return files.Write(dir, name, func(f *files.Draft) error {
 		_, err := f.Write(data)
@@ -110,7 +110,6 @@ type launcherLog struct {
 	out  *progress.Printer
 }
 
-// openLog begins to copy the output into the log.
 func openLog(logs *os.Root, name string, out *progress.Printer, o *TrainOptions) (*launcherLog, error) {
 	f, err := files.Append(logs, name)
 	if err != nil {
@@ -122,8 +121,7 @@ func openLog(logs *os.Root, name string, out *progress.Printer, o *TrainOptions)
 	return &launcherLog{f, name, out}, nil
 }
 
-// note puts an error that ends the command, and is printed by the caller, into the log, if there is
-// one.
+// note copies an error that ends the command into the log, if there is one.
 func (l *launcherLog) note(err error) error {
 	if err != nil && l != nil {
 		fmt.Fprintf(l.f, "%s cprun: %s\n", time.Now().UTC().Format(progress.Stamp), terminal.Message(err))
@@ -131,14 +129,13 @@ func (l *launcherLog) note(err error) error {
 	return err
 }
 
-// close ends the log. What is missing in it is told.
+// close ends the log, and reports if it is incomplete.
 func (l *launcherLog) close() {
 	if err := errors.Join(l.out.LogErr(), l.f.Close()); err != nil {
 		l.out.Note("logs/" + l.name + " is incomplete: " + err.Error())
 	}
 }
 
-// again returns the command that resumes a run directory from its newest checkpoint.
 func (o *TrainOptions) again(dir string) string {
 	args := resuming(o.Args)
 	if o.RunDir == "" && len(args) > 0 {
@@ -171,10 +168,9 @@ func resuming(args []string) []string {
 	return args
 }
 
-// plain are the characters that a shell takes as they are.
+// plain lists the characters that need no quotes in a shell.
 const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789%+,-./:=@_"
 
-// shell quotes a command line for a shell.
 func shell(args []string) string {
 	quoted := make([]string, len(args))
 	for i, a := range args {
@@ -184,4 +180,28 @@ func shell(args []string) string {
 		quoted[i] = a
 	}
 	return strings.Join(quoted, " ")
+}
+
+// stateBytes counts the bytes of a parameter in a checkpoint: weight and two moments, in float32.
+const stateBytes = 3 * 4
+
+// checkLocal checks before training that a checkpoint can be written to checkpoint.local.
+func checkLocal(cfg *config.Config, hosts int) error {
+	dir := cfg.Checkpoint.Local
+	if dir == "" {
+		return nil
+	}
+	if st, err := files.Stat(dir); err == nil && !st.IsDir() {
+		return inputf("checkpoint.local: %s is a file; name a directory", terminal.Name(dir))
+	}
+	free, err := files.Free(dir)
+	if err != nil {
+		return inputf("checkpoint.local: %w; name a directory on a disk of this node", err)
+	}
+	if need := stateBytes * model.Count(model.Layout(&cfg.Model.Config)) / int64(max(1, hosts)); need > free {
+		return inputf("checkpoint.local: this node's part of a checkpoint has %s, and %s has %s free; free space "+
+			"there, name another directory, or unset the key",
+			readable.Bytes(need), terminal.Name(dir), readable.Bytes(free))
+	}
+	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/lab/experiment"
 	"github.com/cprun/cprun/internal/lab/report"
@@ -36,7 +37,6 @@ type ScaleOptions struct {
 	Gather bool // write the results of ended runs, and run nothing
 }
 
-// A scale runs, plans or submits an experiment.
 type scale struct {
 	*ScaleOptions
 	e      *experiment.Experiment
@@ -51,7 +51,6 @@ type scale struct {
 	costs  costsOf
 }
 
-// cellWork holds the inputs of a cell's runs.
 type cellWork struct {
 	config        []byte // train.yaml with its autos; nil if it has faults
 	nproc, nnodes int
@@ -186,10 +185,8 @@ func (s *scale) configs() error {
 	return nil
 }
 
-// flags returns the --set flags of a cell.
 func (s *scale) flags(i int) []string { return s.e.Flags(&s.cells[i], s.Set) }
 
-// directory decides --out if it is not given.
 func (s *scale) directory() error {
 	if s.Out == "" {
 		name := s.e.Name
@@ -224,7 +221,6 @@ func (s *scale) directory() error {
 	return nil
 }
 
-// done reports whether no cell is left to run after those runs.
 func (s *scale) done(runs []experiment.Run) bool {
 	cells := slices.Clone(s.cells)
 	experiment.Settle(cells, runs, s.e.Repeat)
@@ -254,7 +250,6 @@ func (s *scale) machineOf(found machines, device string) (machine.Machine, error
 	return m, err
 }
 
-// results returns the results so far.
 func (s *scale) results() *experiment.Results {
 	r := &experiment.Results{
 		Version: experiment.Version, Name: s.e.Name, Command: shell(s.Args), Commit: s.Version, Machine: s.on,
@@ -275,12 +270,10 @@ func (s *scale) results() *experiment.Results {
 	return r
 }
 
-// report writes report.html.
 func (s *scale) report(w io.Writer, r *experiment.Results) error {
 	return report.Write(w, report.OfExperiment(s.Out, r))
 }
 
-// finish writes all results and shows them, and returns the exit status.
 func (s *scale) finish() (int, error) {
 	r := s.results()
 	if err := s.store.WriteResults(r, s.report); err != nil {
@@ -294,4 +287,100 @@ func (s *scale) finish() (int, error) {
 	}
 	return launch.ExitFailed, errors.New("no cell of the experiment succeeded; the table and the logs below " +
 		terminal.Name(filepath.Join(s.store.Dir(), "cells")) + " say why")
+}
+
+func (s *scale) show(r *experiment.Results) error {
+	t := readable.Table{Title: fmt.Sprintf("%s on %s", r.Name, r.Machine)}
+	type column struct {
+		head string
+		of   func(c *experiment.Cell) string
+	}
+	var all []column
+	for _, a := range r.Grid {
+		all = append(all, column{a.Key, func(c *experiment.Cell) string { return sizeText(c.Values[a.Key]) }})
+	}
+	status := column{"status", func(c *experiment.Cell) string { return string(c.Status) }}
+	all = append(all,
+		column{"backend", func(c *experiment.Cell) string { return c.Backend }},
+		column{"layout", func(c *experiment.Cell) string { return c.Layout }},
+		column{"recompute", func(c *experiment.Cell) string { return c.Recompute }},
+		status,
+		column{"step s", func(c *experiment.Cell) string { return figure(c.StepSeconds) }},
+		column{"min", func(c *experiment.Cell) string { return figure(c.StepSecondsMin) }},
+		column{"max", func(c *experiment.Cell) string { return figure(c.StepSecondsMax) }},
+		column{"predicted s", func(c *experiment.Cell) string { return figure(c.PredictedStepSeconds) }},
+		column{"tok/s", func(c *experiment.Cell) string {
+			if c.TokensPerSecond == 0 {
+				return ""
+			}
+			return readable.Count(int64(c.TokensPerSecond + 0.5))
+		}},
+		column{"TFLOP/s a device", func(c *experiment.Cell) string { return figure(c.TFLOPsPerDevice) }},
+		column{"MFU %", func(c *experiment.Cell) string { return figure(100 * c.MFU) }},
+		column{"GiB", func(c *experiment.Cell) string { return figure(float64(c.MemoryBytes) / (1 << 30)) }},
+		column{"planned GiB", func(c *experiment.Cell) string {
+			return figure(float64(c.PlannedMemoryBytes) / (1 << 30))
+		}},
+		column{"wait ms", func(c *experiment.Cell) string {
+			if c.CommWaitSeconds == nil {
+				return ""
+			}
+			return figure(1e3 * *c.CommWaitSeconds)
+		}},
+	)
+	for _, col := range all {
+		some := false
+		for i := range r.Cells {
+			some = some || r.Cells[i].Status != experiment.Skipped && col.of(&r.Cells[i]) != ""
+		}
+		if !some { // such as the MFU of a CPU
+			continue
+		}
+		t.Head = append(t.Head, col.head)
+		row := 0
+		for i := range r.Cells {
+			if r.Cells[i].Status == experiment.Skipped {
+				continue
+			}
+			if row == len(t.Rows) {
+				t.Rows = append(t.Rows, nil)
+			}
+			t.Rows[row] = append(t.Rows[row], terminal.Clip(terminal.Name(col.of(&r.Cells[i])), 40))
+			row++
+		}
+	}
+	more := map[string]int{} // cells with the reason of one before
+	for i := range r.Cells {
+		more[r.Cells[i].Error]++
+	}
+	for i := range r.Cells {
+		c := &r.Cells[i]
+		if c.Error == "" || more[c.Error] == 0 {
+			continue
+		}
+		who := s.values(i)
+		if n := more[c.Error] - 1; n > 0 {
+			who += fmt.Sprintf(" and %d more", n)
+		}
+		more[c.Error] = 0
+		t.Notes = append(t.Notes, fmt.Sprintf("%s  %s: %s", who, c.Status, terminal.Clip(c.Error, 200)))
+	}
+	t.Notes = append(t.Notes, "results     "+terminal.Name(s.Out))
+	_, err := t.WriteTo(s.Stdout)
+	return err
+}
+
+func figure(x float64) string {
+	if x == 0 {
+		return ""
+	}
+	return readable.Number(x)
+}
+
+// sizeText returns a value of a grid for a reader: 131072 is 128K.
+func sizeText(value any) string {
+	if n, ok := value.(int64); ok {
+		return readable.Size(n)
+	}
+	return experiment.Text(value)
 }

@@ -5,27 +5,31 @@ import (
 	"fmt"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/lab/experiment"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/bench"
+	"github.com/cprun/cprun/internal/run/train"
 )
 
-// grace is the time for a run to end after a request. It ends at a step, and one of a long sequence takes a while.
+// grace bounds the end of a run after a request: a run ends between steps, and a long sequence makes a long step.
 const grace = 20 * time.Second
 
-// again is the time within which a second signal counts as the same request, sent twice.
+// again merges signals within that time into one request.
 const again = 100 * time.Millisecond
 
-// run runs all cells that are left, and returns the exit status.
 func (s *scale) run(signals *launch.Signals) (int, error) {
 	if err := s.recordRefused(); err != nil {
 		return launch.ExitFailed, err
@@ -50,7 +54,6 @@ func (s *scale) run(signals *launch.Signals) (int, error) {
 	return s.finish()
 }
 
-// recordRefused records the cells that cannot run.
 func (s *scale) recordRefused() error {
 	for i := range s.cells {
 		w := &s.work[i]
@@ -69,13 +72,11 @@ func (s *scale) recordRefused() error {
 	return nil
 }
 
-// order returns the pending cells in the order of their runs.
 func (s *scale) order() []int {
 	order := s.e.Order(s.cells, func(i int) float64 { return s.work[i].plan.StepSeconds * float64(s.work[i].steps) })
 	return slices.DeleteFunc(order, func(i int) bool { return !s.mine(i) })
 }
 
-// has reports whether a run has ended.
 func (s *scale) has(i, round int) bool {
 	return slices.ContainsFunc(s.store.Runs, func(r experiment.Run) bool {
 		return r.Cell == s.cells[i].ID && r.Run == round
@@ -119,7 +120,7 @@ func (s *scale) runCell(i, round int, order []int, signals *launch.Signals) (int
 	return launch.ExitDone, nil
 }
 
-// stop ends the run that is at work, on request, and says how to go on.
+// stop ends the current run on request, and prints the command to resume.
 func (s *scale) stop(p *launch.Program, asked, dir string, signals *launch.Signals) (int, error) {
 	first := time.Now()
 	s.out.Note(asked + ": the running cell is ended; a second request ends at once")
@@ -143,7 +144,6 @@ func (s *scale) stop(p *launch.Program, asked, dir string, signals *launch.Signa
 	return code, err
 }
 
-// resumeCommand returns the command that resumes the experiment.
 func (s *scale) resumeCommand() string {
 	args := resuming(s.Args)
 	if !slices.ContainsFunc(args, func(a string) bool { return a == "--out" || strings.HasPrefix(a, "--out=") }) {
@@ -152,7 +152,6 @@ func (s *scale) resumeCommand() string {
 	return shell(args)
 }
 
-// arguments returns the arguments of a run.
 func (s *scale) arguments(w *cellWork, dir, file string) []string {
 	args := []string{
 		"--nproc", strconv.Itoa(w.nproc), "--device", w.device, "--resume", "never", "--run-dir",
@@ -164,7 +163,6 @@ func (s *scale) arguments(w *cellWork, dir, file string) []string {
 	return append(args, filepath.Join(s.store.Dir(), file))
 }
 
-// before returns the command that starts a run on several nodes.
 func (s *scale) before(w *cellWork) []string {
 	if w.nnodes == 1 {
 		return nil
@@ -174,7 +172,6 @@ func (s *scale) before(w *cellWork) []string {
 		"--kill-on-bad-exit=0"}
 }
 
-// outcome interprets a run's exit status and its last lines.
 func (s *scale) outcome(code int, late bool, tail string) (experiment.Status, string) {
 	reason := reasonOf(tail)
 	why := oneLine(errors.New(reason))
@@ -200,7 +197,6 @@ func (s *scale) outcome(code int, late bool, tail string) (experiment.Status, st
 // failedRank matches the beginning of the report about the first failure.
 var failedRank = regexp.MustCompile(`^cprun: (rank \d+ failed|node )`)
 
-// reasonOf returns the report at the end of a run's output.
 func reasonOf(tail string) string {
 	lines := strings.Split(strings.TrimRight(tail, "\n"), "\n")
 	at := -1
@@ -224,7 +220,6 @@ func reasonOf(tail string) string {
 	return strings.Join(reason, "\n")
 }
 
-// measure reads the run's metrics.
 func (s *scale) measure(r *experiment.Run) {
 	steps, err := bench.ReadMetrics(filepath.Join(s.store.Dir(), r.Dir, "metrics.jsonl"))
 	if err == nil {
@@ -238,7 +233,6 @@ func (s *scale) measure(r *experiment.Run) {
 	}
 }
 
-// at names a run of an order: its number and its values.
 func (s *scale) at(i, round int, order []int) string {
 	text := fmt.Sprintf("cell %d of %d  %s", slices.Index(order, i)+1, len(order), s.values(i))
 	if s.e.Repeat > 1 {
@@ -247,7 +241,6 @@ func (s *scale) at(i, round int, order []int) string {
 	return text
 }
 
-// line describes the end of a run.
 func (s *scale) line(i int, r *experiment.Run, order []int) string {
 	text := s.at(i, r.Run, order) + "  " + string(r.Status)
 	if r.Error != "" {
@@ -259,7 +252,6 @@ func (s *scale) line(i int, r *experiment.Run, order []int) string {
 	return text
 }
 
-// values lists a cell's values on one line.
 func (s *scale) values(i int) string {
 	var parts []string
 	for _, a := range s.e.Grid {
@@ -272,13 +264,11 @@ func (s *scale) values(i int) string {
 	return strings.Join(parts, " ")
 }
 
-// output keeps the end of a run's output.
 type output struct {
 	mu   sync.Mutex
 	text []byte // guarded by mu
 }
 
-// maxTail bounds the kept output, in bytes.
 const maxTail = 64 << 10
 
 func (o *output) Write(b []byte) (int, error) {
@@ -295,4 +285,194 @@ func (o *output) tail() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return string(o.text)
+}
+
+func (s *scale) plans() error {
+	found := machines{}
+	m, err := s.machineOf(found, s.Device)
+	if err != nil {
+		return err
+	}
+	s.device, s.on = m.Device(), named(m)
+	var refused []error
+	good := false
+	for i := range s.cells {
+		if s.cells[i].Status != experiment.Pending || !s.mine(i) {
+			good = good || s.cells[i].Status != experiment.Skipped
+			continue
+		}
+		w := &s.work[i]
+		if w.status == experiment.Pending {
+			w.why = s.e.Place(s.plan(i, found))
+		}
+		w.settle()
+		s.cells[i].Predict(w.plan)
+		good = good || w.status != experiment.Refused
+		if w.why != nil {
+			refused = append(refused, w.why)
+		}
+	}
+	if !good {
+		return &InputError{s.e.Refuse(refused...)}
+	}
+	return nil
+}
+
+var errMemory = errors.New("out of memory")
+
+func (w *cellWork) settle() {
+	switch {
+	case errors.Is(w.why, errMemory):
+		w.status = experiment.OutOfMemory
+	case w.why != nil:
+		w.status = experiment.Refused
+	}
+}
+
+func (s *scale) plan(i int, found machines) error {
+	c, w := &s.cells[i], &s.work[i]
+	w.device, w.nnodes = s.Device, 1
+	if d := c.Text("device"); d != "" {
+		w.device = d
+	}
+	m, err := s.machineOf(found, w.device)
+	if err != nil {
+		return err
+	}
+	if n, ok := c.Number("nnodes"); ok {
+		w.nnodes, m.Hosts = int(n), int(n)
+	}
+	if err := s.place(c, w, m); err != nil {
+		return err
+	}
+	load := loadPlanned
+	if !s.PlanOnly {
+		load = func(path string, o config.Options) (*config.Config, error) {
+			cfg, err := config.Load(path, o)
+			if err == nil {
+				_, err = train.Check(cfg)
+			}
+			return cfg, err
+		}
+	}
+	cfg, p, err := s.quick(load, s.e.BasePath, m, w.nproc*w.nnodes, s.costs.of(&s.Options, m),
+		config.Options{Set: s.flags(i), NoFiles: s.PlanOnly})
+	if err != nil {
+		return err
+	}
+	w.plan = experiment.Plan{
+		Choices: experiment.Choices{
+			Backend: cfg.Parallel.Backend, Layout: cfg.Parallel.Layout, Recompute: cfg.Memory.Recompute,
+		},
+		StepSeconds: p.Estimate.SecondsPerStep, Memory: byKind(&p.Memory),
+	}
+	if err := p.Memory.Check(); err != nil {
+		return fmt.Errorf("%w: %w", errMemory, err)
+	}
+	return nil
+}
+
+// place decides how many processes a cell has, and whether this machine starts as many.
+func (s *scale) place(c *experiment.Cell, w *cellWork, m machine.Machine) error {
+	w.nproc = max(1, m.GPUs)
+	if m.Assumed && w.nnodes > 1 {
+		w.nproc = max(1, m.GPUs/w.nnodes) // gpus= of --assume is of all
+	}
+	if s.NProc != "auto" {
+		n, err := count(s.NProc)
+		if err != nil {
+			return err
+		}
+		w.nproc = n
+	}
+	if n, ok := c.Number("nproc"); ok {
+		w.nproc = int(n)
+	}
+	switch {
+	case s.PlanOnly && m.Assumed && w.nnodes == 1 && m.GPUs > 0 && w.nproc > m.GPUs:
+		return fmt.Errorf("nproc %d: one process runs on each GPU, and --assume says gpus=%d", w.nproc, m.GPUs)
+	case s.PlanOnly:
+		return nil
+	case m.GPUs > 0 && w.nproc > m.GPUs:
+		return fmt.Errorf("nproc %d: one process runs on each GPU, and this machine has %d", w.nproc, m.GPUs)
+	case w.nproc > maxProcs():
+		return fmt.Errorf("nproc %d: at most %d processes are started on this machine with %d cores", w.nproc,
+			maxProcs(), runtime.NumCPU())
+	case w.nnodes > 1 && s.Share == 0:
+		return fmt.Errorf("nnodes %d: cells of several nodes run under --slurm", w.nnodes)
+	case w.nnodes > 1 && allocated() < w.nnodes:
+		return fmt.Errorf("nnodes %d: this task of the array has %d", w.nnodes, allocated())
+	}
+	return nil
+}
+
+func allocated() int {
+	n, _ := strconv.Atoi(launch.Getenv("SLURM_JOB_NUM_NODES")) // 0 outside of one
+	return n
+}
+
+func byKind(m *plan.Memory) *experiment.Memory {
+	k := &experiment.Memory{Weights: m.Weights + m.Compute, Gradients: m.Gradients, Optimizer: m.Optimizer,
+		Activations: m.Activations}
+	k.Workspace = m.Total - k.Total()
+	return k
+}
+
+func named(m machine.Machine) string {
+	text := m.String()
+	if m.IsCPU() {
+		text = fmt.Sprintf("%d cores", runtime.NumCPU())
+	} else if _, gpus, err := machine.Find(); !m.Assumed && err == nil && len(gpus) > 0 {
+		text = gpus[0].Name + ", " + text
+	}
+	if m.GPUs > 0 {
+		text = fmt.Sprintf("%d x %s", m.GPUs, text)
+	}
+	if m.Assumed {
+		text += ", assumed"
+	}
+	return text
+}
+
+func (s *scale) planOnly() (int, error) {
+	any := false
+	for i := range s.cells {
+		c, w := &s.cells[i], &s.work[i]
+		if c.Status != experiment.Pending {
+			continue
+		}
+		c.Status = experiment.Planned
+		if w.status != experiment.Pending {
+			c.Status, c.Error = w.status, oneLine(w.why)
+		}
+		any = any || c.Status == experiment.Planned
+	}
+	r := s.results()
+	root, err := files.Make(s.Out)
+	if err != nil {
+		return 0, inputf("--out: %w", err)
+	}
+	defer root.Close()
+	if err := experiment.WriteResults(root, r, s.report); err != nil {
+		return launch.ExitFailed, err
+	}
+	if err := s.show(r); err != nil || !any {
+		return launch.ExitFailed, err
+	}
+	return launch.ExitDone, nil
+}
+
+const maxReason = 600
+
+func oneLine(err error) string {
+	if err == nil {
+		return ""
+	}
+	text := strings.TrimPrefix(err.Error(), errMemory.Error()+": ")
+	lines := slices.DeleteFunc(strings.Split(terminal.Text(text), "\n"),
+		func(l string) bool { return strings.TrimSpace(l) == "" })
+	for i := range lines {
+		lines[i] = strings.TrimSpace(lines[i])
+	}
+	return terminal.Clip(strings.Join(lines, "; "), maxReason)
 }

@@ -22,13 +22,10 @@ import (
 // maxTasks bounds the tasks of an array; each then runs several cells.
 const maxTasks = 64
 
-// sharesName names the file with the cells of each task.
 const sharesName = "array.json"
 
-// maxShares bounds that file, in bytes.
 const maxShares = 16 << 20
 
-// A batch fills the scripts of both jobs.
 type batch struct {
 	Name, Dir, Command string
 	Nodes, Last        int
@@ -55,7 +52,6 @@ var gatherScript = template.Must(template.New("gather.sbatch").Parse(`#!/usr/bin
 exec {{.Command}} --gather
 `))
 
-// submit deals the pending cells out to the tasks of an array, and submits it with a job that gathers.
 func (s *scale) submit() (int, error) {
 	left := s.e.Order(s.cells, func(int) float64 { return 0 })
 	if len(left) == 0 {
@@ -112,7 +108,6 @@ func (s *scale) submit() (int, error) {
 	return launch.ExitDone, nil
 }
 
-// arrayName names the file with the number of the last array.
 const arrayName = "array.job"
 
 // queued returns the last array of the directory if Slurm still has it, else "".
@@ -139,7 +134,6 @@ func queueOf(args []string) []string {
 	})
 }
 
-// sbatch submits a script of the directory, and returns the number of the job.
 func (s *scale) sbatch(script string, args ...string) (string, error) {
 	c := exec.Command("sbatch", append(append([]string{"--parsable"}, args...), filepath.Join(s.Out, script))...)
 	var errs bytes.Buffer

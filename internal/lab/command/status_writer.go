@@ -3,16 +3,24 @@ package command
 import (
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"fmt"
+	"math"
 	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/launch/standing"
 	"github.com/cprun/cprun/internal/launch/status"
+	"github.com/cprun/cprun/internal/run/job"
 )
 
 const (
@@ -28,16 +36,16 @@ const (
 // from delaying the run. It ignores errors: they change nothing about the run.
 type statusWriter struct {
 	every      time.Duration
-	wake       chan struct{} // there is something new to tell; room for one
+	wake       chan struct{} // there is news; capacity 1
 	quit, done chan struct{}
 
 	mu   sync.Mutex
 	node status.Node // guarded by mu
-	logs *os.Root    // guarded by mu; nil before the first start
+	logs *os.Root    // guarded by mu; nil until the first start
 }
 
-// startStatus starts a statusWriter for a job on at most nodes nodes. It asks where at each start of the workers for
-// the run's id and the directory of its logs, which stays the caller's.
+// startStatus starts a statusWriter for a job on at most nodes nodes. At each start of the workers, where returns the
+// run's id and the directory of its logs, which the caller closes.
 func startStatus(job *launch.Job, nodes int, where func() (runID string, logs *os.Root)) *statusWriter {
 	t := &statusWriter{every: max(statusEvery, time.Duration(nodes)*statusPerNode), wake: make(chan struct{}, 1),
 		quit: make(chan struct{}), done: make(chan struct{})}
@@ -64,7 +72,6 @@ func startStatus(job *launch.Job, nodes int, where func() (runID string, logs *o
 	return t
 }
 
-// start notes the next start of the workers.
 func (t *statusWriter) start(s *launch.Start, where func() (string, *os.Root)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -75,7 +82,6 @@ func (t *statusWriter) start(s *launch.Start, where func() (string, *os.Root)) {
 	t.changed()
 }
 
-// changed wakes the writer.
 func (t *statusWriter) changed() {
 	select {
 	case t.wake <- struct{}{}:
@@ -83,7 +89,6 @@ func (t *statusWriter) changed() {
 	}
 }
 
-// standing records the state of the workers.
 func (t *statusWriter) standing(all []standing.Standing) {
 	rows := make([]status.Row, len(all))
 	for i := range all {
@@ -95,14 +100,13 @@ func (t *statusWriter) standing(all []standing.Standing) {
 	t.changed()
 }
 
-// run writes until the end.
 func (t *statusWriter) run() {
 	defer close(t.done)
 	ticker := time.NewTicker(t.every)
 	defer ticker.Stop()
 	for {
 		select {
-		case <-ticker.C: // nothing is new, but that the launcher lives
+		case <-ticker.C: // a sign of life
 			t.write()
 		case <-t.wake:
 			t.write()
@@ -114,7 +118,6 @@ func (t *statusWriter) run() {
 	}
 }
 
-// write writes the file.
 func (t *statusWriter) write() {
 	t.mu.Lock()
 	n, logs := t.node, t.logs
@@ -162,4 +165,103 @@ func resident(pid int) int64 {
 		return 0
 	}
 	return pages * int64(os.Getpagesize())
+}
+
+type tracker struct {
+	out   *progress.Printer
+	start time.Time
+	root  *os.Root         // the run directory
+	first *progress.Number // validation loss at the first and at the newest validation
+	last  *progress.Number
+	loss  progress.Number
+	steps int64
+
+	again    string           // the command that goes on after a stop
+	writes   string           // the command that generates text, or ""
+	measures bool             // dir is removed afterwards
+	advanced func(step int64) // or nil
+}
+
+func (t *tracker) event(rank int, e launch.Event) {
+	if rank != 0 {
+		return
+	}
+	switch e.Kind {
+	case launch.EventProgress:
+		if t.advanced != nil {
+			t.advanced(e.Step)
+		}
+		var s progress.Step
+		if len(e.Data) == 0 || json.Unmarshal(e.Data, &s) != nil {
+			return // a step that was not logged; the launcher notes that it was reached
+		}
+		if s.ValLoss != nil {
+			t.last = s.ValLoss
+			if t.first == nil {
+				t.first = s.ValLoss
+			}
+		}
+		if t.steps = s.Step; !math.IsNaN(float64(s.Loss)) { // the last step that had targets
+			t.loss = s.Loss
+		}
+		t.out.Step(s)
+	case job.EventNotice:
+		var text string
+		if json.Unmarshal(e.Data, &text) == nil {
+			t.out.Note(text)
+		}
+	case job.EventValidation:
+		var n progress.Number
+		if json.Unmarshal(e.Data, &n) == nil {
+			t.first, t.last = &n, &n
+		}
+	}
+}
+
+const maxLatest = 4 << 10
+
+// summary says how a run ended and what it wrote. Failures have been reported already.
+func (t *tracker) summary(res launch.Result) {
+	switch {
+	case res.ExitCode == launch.ExitDone:
+		line := fmt.Sprintf("done in %s", readable.Duration(time.Since(t.start)))
+		if t.steps > 0 {
+			line += fmt.Sprintf(": loss %.4f", float64(t.loss))
+		} else {
+			line += ": no step was left to do"
+		}
+		if t.first != nil && t.last != nil {
+			line += fmt.Sprintf(", validation loss %.4f -> %.4f", float64(*t.first), float64(*t.last))
+		}
+		t.out.Note(line)
+	case res.Stopped && t.measures:
+		t.out.Note("stopped; a measurement writes no checkpoint")
+	case res.Stopped:
+		t.out.Note("stopped after a checkpoint; go on with: " + t.again)
+	default:
+		return
+	}
+	if t.measures {
+		return
+	}
+	saved := false
+	for _, f := range []struct{ label, name string }{
+		{"metrics", "metrics.jsonl"}, {"checkpoint", "checkpoints/latest"}, {"logs", "logs"}, {"trace", "trace.json"},
+	} {
+		name := f.name
+		if f.label == "checkpoint" {
+			data, err := files.ReadIn(t.root, name, maxLatest)
+			if err != nil {
+				continue
+			}
+			name = filepath.Join(checkpointsName, filepath.Base(strings.TrimSpace(string(data))))
+			saved = true
+		}
+		if _, err := t.root.Stat(name); err == nil {
+			t.out.Note(fmt.Sprintf("  %-11s %s", f.label, terminal.Name(filepath.Join(t.root.Name(), name))))
+		}
+	}
+	if saved && t.writes != "" && res.ExitCode == launch.ExitDone { // else the last line is the command to resume
+		t.out.Note(fmt.Sprintf("  %-11s %s", "its text", t.writes))
+	}
 }

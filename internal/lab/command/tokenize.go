@@ -74,7 +74,6 @@ func Tokenize(ctx context.Context, globs []string, o TokenizeOptions) (int, erro
 	return 0, nil
 }
 
-// write encodes files into a pair.
 func (o *TokenizeOptions) write(ctx context.Context, e *data.Encoding, paths []string, pair *data.Pair) error {
 	var failed error // to write
 	err := e.Each(ctx, paths, func(file int, d data.Document) error {
@@ -97,7 +96,6 @@ func (o *TokenizeOptions) write(ctx context.Context, e *data.Encoding, paths []s
 	return pair.Close()
 }
 
-// textFiles lists the files of globs, and how many bytes they have.
 func textFiles(globs []string) (paths []string, size int64, err error) {
 	if len(globs) == 0 {
 		return nil, 0, inputf("no file is named: cprun tokenize --tokenizer T --to OUT FILE…")

@@ -1,9 +1,11 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -90,7 +92,6 @@ type ready struct {
 	generation int64 // of the first start of the workers
 }
 
-// close closes the files that check has opened.
 func (r *ready) close() {
 	r.lock.Close() // closing nil is no harm
 	if r.root != nil {
@@ -98,7 +99,6 @@ func (r *ready) close() {
 	}
 }
 
-// check finds every fault of the input, and makes and locks the run directory.
 func (o *TrainOptions) check(ctx context.Context, path string) (r ready, err error) {
 	ranks, device, err := o.resolve()
 	if err != nil {
@@ -172,7 +172,6 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, d
 	return r, err
 }
 
-// train runs the workers and returns the exit status.
 func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer, signals *launch.Signals) (int,
 	error) {
 	b, err := o.begin(r, out)
@@ -208,7 +207,6 @@ type begun struct {
 	task job.Train
 }
 
-// begin fills the run directory for the first step, and prints the facts of the run.
 func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error) {
 	b.ready = r
 	if b.logs, err = files.Private(r.root, "logs"); err != nil {
@@ -246,7 +244,6 @@ func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error
 	return b, nil
 }
 
-// merge makes one file of the ranks' traces.
 func (b *begun) merge(out *progress.Printer) {
 	if b.cfg.Log.TraceSteps == 0 {
 		return
@@ -256,7 +253,6 @@ func (b *begun) merge(out *progress.Printer) {
 	}
 }
 
-// close closes the files that begin has opened; ready closes the others.
 func (b *begun) close() {
 	if b.log != nil {
 		b.log.close()
@@ -266,7 +262,6 @@ func (b *begun) close() {
 	}
 }
 
-// runDir makes the run directory.
 func (o *TrainOptions) runDir(config string) (*os.Root, error) {
 	if o.RunDir != "" {
 		dir, err := filepath.Abs(o.RunDir)
@@ -306,4 +301,67 @@ func (o *TrainOptions) runDir(config string) (*os.Root, error) {
 			return nil, inputf("run directory: %w; name another with --run-dir", err)
 		}
 	}
+}
+
+// ownNow works like own for a run directory as it is: it makes and locks nothing.
+func (o *TrainOptions) ownNow(ctx context.Context, cfg *config.Config) (*origin, error) {
+	if o.RunDir == "" {
+		return nil, nil
+	}
+	run, err := filepath.Abs(o.RunDir)
+	if err != nil {
+		return nil, inputf("--run-dir: %w", err)
+	}
+	dir, err := files.OpenDir(checkpointsOf(run))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, inputf("--run-dir: %w; name another --run-dir", err)
+	}
+	defer dir.Close()
+	return o.ownCheckpoint(ctx, dir, cfg)
+}
+
+// dry checks all that a start checks, and prints the plan of it.
+func (o *TrainOptions) dry(ctx context.Context, path string, out *progress.Printer) (int, error) {
+	at, err := o.place()
+	if err != nil {
+		return 0, err
+	}
+	perNode, device, err := o.resolve()
+	if err != nil {
+		return 0, err
+	}
+	o.machine.Hosts = hosts(&at, at.MaxAgents)
+	r, err := o.checkInput(ctx, path, at.MaxAgents*cmp.Or(at.Workers, perNode), device)
+	if err != nil {
+		return 0, err
+	}
+	if own, err := o.ownNow(ctx, r.cfg); err != nil {
+		return 0, err
+	} else if own != nil {
+		r.from = own
+	}
+	for _, w := range r.cfg.Warnings {
+		out.Note("warning: " + w.String())
+	}
+	for _, line := range slices.Concat(dataLines(r.data, r.cfg), r.choice.notes) {
+		out.Note(line)
+	}
+	begin := "new weights"
+	if r.cfg.Model.From != "" {
+		begin = "the weights of " + terminal.Name(r.cfg.Model.From)
+	}
+	if r.from != nil {
+		begin = "the checkpoint " + terminal.Name(r.from.dir)
+		for _, line := range r.from.notes {
+			out.Note(line)
+		}
+	}
+	p := &r.cfg.Parallel
+	out.Note(fmt.Sprintf("dry run: nothing is wrong, and nothing was started. It would train for %d steps on %d "+
+		"ranks (context %d x data %d), %s, %s, backend %s, from %s; cprun plan says more",
+		r.cfg.Train.Steps, r.ranks, p.Context, p.Data, p.Algorithm, p.Layout, r.cfg.Parallel.Backend, begin))
+	return 0, nil
 }

@@ -50,7 +50,6 @@ type Experiment struct {
 // Axes of a grid that are no keys of a config.
 var ownKeys = []string{"nproc", "nnodes", "device"}
 
-// Keys of experiment.yaml, in the order of its documentation.
 var fields = []string{"base", "set", "grid", "skip", "warmup", "repeat", "limit"}
 
 const (
@@ -72,7 +71,6 @@ func Load(path string) (*Experiment, error) {
 	return e, e.doc.Err()
 }
 
-// parse reads the text of an experiment. Faults are in its document.
 func parse(path string, text []byte) *Experiment {
 	e := &Experiment{
 		Path: path, Name: strings.TrimSuffix(filepath.Base(path), filepath.Ext(path)), Set: map[string]any{},
@@ -99,7 +97,6 @@ func parse(path string, text []byte) *Experiment {
 	return e
 }
 
-// unknown suggests the key that was meant.
 func (e *Experiment) unknown(name *yaml.Node) string {
 	if config.UnknownKey(name.Value) == "" || config.IsSection(name.Value) {
 		return "keys of the config stand below set or grid"
@@ -149,7 +146,6 @@ func (e *Experiment) read(given map[string]*yaml.Node) {
 	}
 }
 
-// count reads an integer; a missing node leaves the default.
 func (e *Experiment) count(n *yaml.Node, key string, low, high int64, to *int) (ok bool) {
 	if n == nil {
 		return true
@@ -204,7 +200,6 @@ func dot(name string) string {
 	return "." + name
 }
 
-// value reads a value of a key of the config.
 func (e *Experiment) value(path string, name, n *yaml.Node) (value any, flag string, ok bool) {
 	if slices.Contains(ownKeys, path) {
 		e.doc.Faultf(name, path, "it is no key of a config; put it below grid, or pass --%s", path)
@@ -227,7 +222,6 @@ func (e *Experiment) value(path string, name, n *yaml.Node) (value any, flag str
 	return value, flag, true
 }
 
-// Keys with paths as values.
 var pathKeys = []string{"data.path", "data.validation.path", "data.tokenizer", "model.from"}
 
 // beside returns the path of a file in the directory of the experiment, if it exists there, as a config's paths are
@@ -246,7 +240,6 @@ func (e *Experiment) beside(key, text string) string {
 	return text
 }
 
-// readGrid takes in the axes.
 func (e *Experiment) readGrid(n *yaml.Node) {
 	if n.Kind != yaml.MappingNode || len(n.Content) == 0 {
 		e.doc.Faultf(n, "grid", "found %s; want keys with lists of values, such as data.seq_len: [1K, 2K]",
@@ -290,7 +283,6 @@ func (e *Experiment) readGrid(n *yaml.Node) {
 	}
 }
 
-// addValue takes in a value of an axis.
 func (e *Experiment) addValue(axis *Axis, name, n *yaml.Node) {
 	value, flag, ok := e.axisValue(axis.Key, name, n)
 	if !ok {
@@ -304,7 +296,6 @@ func (e *Experiment) addValue(axis *Axis, name, n *yaml.Node) {
 	axis.Values = append(axis.Values, value)
 }
 
-// axisValue reads a value of a key of the grid.
 func (e *Experiment) axisValue(key string, name, n *yaml.Node) (value any, flag string, ok bool) {
 	switch key {
 	case "device":

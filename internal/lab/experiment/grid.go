@@ -2,11 +2,21 @@ package experiment
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"math"
 	"math/bits"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/model/config"
 )
 
 // Cells returns every combination of the grid's values, the last axis fastest. A cell is Skipped if an entry of skip
@@ -35,7 +45,6 @@ func (e *Experiment) Cells() []Cell {
 	return cells
 }
 
-// maxID bounds the name of a cell's directory, in bytes.
 const maxID = 64
 
 // id names a cell's directory: its number, and its values for a reader.
@@ -52,8 +61,8 @@ func (e *Experiment) id(number, digits int, values map[string]any) string {
 	return name[:min(len(name), maxID)]
 }
 
-// Defaults of every cell, which the experiment may override: each step is logged, and nothing beside training takes
-// time. A schedule of the learning rate may be longer than a cell.
+// cellDefaults apply to every cell unless the experiment overrides them: log each step, and do nothing but train. The
+// warm-up of the learning rate may be longer than a cell.
 var cellDefaults = []string{"log.every=1", "log.tensorboard=false", "lr_schedule.warmup_steps=0"}
 
 // Flags returns the --set flags that turn the base into a cell's config. set overrides the experiment's.
@@ -80,10 +89,9 @@ func (e *Experiment) Saves() bool {
 // patience is the factor by which a cell may be more expensive for each halving of the gaps that precede it.
 const patience = 2
 
-// Order returns the pending cells as indices, in an order that gives a picture early: the ends of all axes of numbers
-// before their middles, those before the quarters, and so on. cost is the predicted time of a cell, in any unit:
-// cheap cells come before expensive ones of their level, and before the next levels within patience. If the cost of
-// any is unknown, 0, only levels count.
+// Order returns the indices of pending cells, coarse before fine: the ends of all axes of numbers, then their middles,
+// then the quarters, and so on. cost predicts the time of a cell, in any unit: cheap cells come before expensive ones
+// of their level, and before the next levels within patience. If any cost is 0, unknown, only levels count.
 func (e *Experiment) Order(cells []Cell, cost func(i int) float64) []int {
 	weight := func(i, depth int) float64 { return cost(i) * math.Pow(patience, float64(depth)) }
 	for i := range cells {
@@ -145,4 +153,153 @@ func level(i, n int) int {
 		}
 	}
 	return depth
+}
+
+// A skipped maps the keys of an entry of skip to values, as Text returns them.
+type skipped map[string][]string
+
+// holds reports whether the entry leaves out a cell with these values: all keys match.
+func (s skipped) holds(values map[string]any) bool {
+	for key, any := range s {
+		if !slices.Contains(any, Text(values[key])) {
+			return false
+		}
+	}
+	return true
+}
+
+const skipSample = "{nproc: 1, parallel.algorithm: [allgather, ulysses]}"
+
+func (e *Experiment) readSkip(n *yaml.Node) {
+	if n.Kind != yaml.SequenceNode {
+		e.doc.Faultf(n, "skip", "found %s; want a list of maps, such as [%s]", config.Describe(n), skipSample)
+		return
+	}
+	for _, entry := range n.Content {
+		switch {
+		case e.doc.Full():
+			return
+		case entry.Kind == yaml.ScalarNode && entry.Value != "":
+			e.doc.Faultf(entry, "skip", "found the text %s; want %s", quote(entry.Value), e.asMap(entry.Value))
+		case entry.Kind != yaml.MappingNode || len(entry.Content) == 0:
+			e.doc.Faultf(entry, "skip", "found %s; want a map such as %s", config.Describe(entry), skipSample)
+		default:
+			e.readSkipEntry(entry)
+		}
+	}
+}
+
+func (e *Experiment) readSkipEntry(entry *yaml.Node) {
+	s := skipped{}
+	for i := 0; i+1 < len(entry.Content); i += 2 {
+		name, list := entry.Content[i], entry.Content[i+1]
+		key := name.Value
+		axis := axisOf(e.Grid, key)
+		switch {
+		case axis == nil:
+			e.doc.Faultf(name, "skip", "%s is no key of the grid; %s", quote(key), nearestOf(key, keysOf(e.Grid)))
+			return
+		case s[key] != nil:
+			e.doc.Faultf(name, "skip", "%s is given twice", key)
+			return
+		}
+		values := []*yaml.Node{list}
+		if list.Kind == yaml.SequenceNode {
+			values = list.Content
+		}
+		for _, v := range values {
+			value, _, ok := e.axisValue(key, name, v)
+			if !ok {
+				return
+			}
+			s[key] = append(s[key], Text(value))
+		}
+		choices := axis.texts()
+		if !slices.ContainsFunc(s[key], func(v string) bool { return slices.Contains(choices, v) }) {
+			e.doc.Faultf(list, "skip", "%s is never %s, so the entry matches no cell; %s", key,
+				quote(strings.Join(s[key], ", ")), nearestOf(strings.Join(s[key], ", "), choices))
+			return
+		}
+	}
+	e.skip = append(e.skip, s)
+}
+
+var olderClause = regexp.MustCompile(`^\s*([\w.]+)\s*(==|!=)\s*['"]?([\w.+-]+)['"]?\s*$`)
+
+// asMap returns the map that replaces a condition of the older form, or a sample where the condition has more than
+// == and != joined by &&.
+func (e *Experiment) asMap(condition string) string {
+	var parts []string
+	for clause := range strings.SplitSeq(condition, "&&") {
+		m := olderClause.FindStringSubmatch(clause)
+		if m == nil || axisOf(e.Grid, m[1]) == nil {
+			return "a map such as " + skipSample + ": all keys of it match, a list is any of its values"
+		}
+		value := m[3]
+		if m[2] == "!=" {
+			others := slices.DeleteFunc(axisOf(e.Grid, m[1]).texts(), func(v string) bool { return v == value })
+			value = "[" + strings.Join(others, ", ") + "]"
+		}
+		parts = append(parts, m[1]+": "+value)
+	}
+	return "{" + strings.Join(parts, ", ") + "}"
+}
+
+func nearestOf(word string, choices []string) string {
+	if meant := config.Nearest(word, choices); meant != "" {
+		return "did you mean " + meant + "?"
+	}
+	return "there are " + strings.Join(choices, ", ")
+}
+
+func quote(s string) string { return `"` + terminal.Clip(terminal.Name(s), 60) + `"` }
+
+func axisOf(grid []Axis, key string) *Axis {
+	for i := range grid {
+		if grid[i].Key == key {
+			return &grid[i]
+		}
+	}
+	return nil
+}
+
+func (a *Axis) texts() (list []string) {
+	for _, v := range a.Values {
+		list = append(list, Text(v))
+	}
+	return list
+}
+
+func keysOf(grid []Axis) (keys []string) {
+	for i := range grid {
+		keys = append(keys, grid[i].Key)
+	}
+	return keys
+}
+
+// Identity returns the properties that another start must share, with the relevant flags of the command. configs are
+// the configs of the cells, in order, nil for those with faults.
+func (e *Experiment) Identity(configs [][]byte, flags map[string]string) Identity {
+	sum := sha256.New()
+	for _, c := range configs {
+		sum.Write(c)
+		sum.Write([]byte{0})
+	}
+	id := Identity{
+		"base": e.Base, "set": text(e.Set), "grid": text(e.Grid),
+		"warmup": strconv.Itoa(e.Warmup), "repeat": strconv.Itoa(e.Repeat), "limit": config.FormatTime(e.Limit),
+		"the cells' configs": hex.EncodeToString(sum.Sum(nil)),
+	}
+	for name, value := range flags {
+		id[name] = value
+	}
+	return id
+}
+
+func text(v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic("experiment: plain fields do not encode: " + err.Error())
+	}
+	return string(b)
 }

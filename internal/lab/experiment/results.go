@@ -1,9 +1,9 @@
-// Package experiment is `cprun scale`: a grid of training runs, their outcomes, and the files
-// that hold it. It reads experiment.yaml, puts the cells in order, keeps what has ended, and writes
-// results.csv and results.json. What a cell runs is the caller's.
+// Package experiment is `cprun scale`: a grid of training runs, their outcomes, and the files that hold it. It reads
+// experiment.yaml, orders the cells, keeps ended runs, and writes results.csv and results.json. The caller runs cells.
 package experiment
 
 import (
+	"encoding/csv"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -51,9 +51,8 @@ type Axis struct {
 	Values []any  `json:"values"` // in the order of the file; sizes are numbers
 }
 
-// Cell is one combination of the grid's values. A figure that is not known is 0 and is left out, but
-// for CommWaitSeconds, of which 0 is a measurement. Figures are those of the counted steps of
-// all runs; a cell that was ended by the limit may have some.
+// Cell is one combination of the grid's values. An unknown figure is 0 and is omitted, except CommWaitSeconds, where 0
+// is a measurement. Figures cover the counted steps of all runs; a cell that was ended by the limit may have some.
 type Cell struct {
 	ID     string         `json:"id"`
 	Values map[string]any `json:"values"` // one for each axis, by its key
@@ -72,7 +71,7 @@ type Cell struct {
 	StepSecondsMax     float64 `json:"step_seconds_max,omitempty"`
 	MemoryBytes        int64   `json:"memory_bytes,omitempty"` // the most that a rank had, measured
 	PlannedMemoryBytes int64   `json:"planned_memory_bytes,omitempty"`
-	// of a step, median: transfers that nothing hid
+	// of a step, median: exposed transfers
 	CommWaitSeconds      *float64 `json:"comm_wait_seconds,omitempty"`
 	PredictedStepSeconds float64  `json:"predicted_step_seconds,omitempty"`
 
@@ -166,4 +165,66 @@ func (r *Results) Encode(w io.Writer) error {
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", " ")
 	return enc.Encode(r)
+}
+
+var columns = []struct {
+	name string
+	of   func(c *Cell) string
+}{
+	{"backend", func(c *Cell) string { return c.Backend }},
+	{"layout", func(c *Cell) string { return c.Layout }},
+	{"recompute", func(c *Cell) string { return c.Recompute }},
+	{"status", func(c *Cell) string { return string(c.Status) }},
+	{"tokens_per_second", func(c *Cell) string { return decimal(c.TokensPerSecond) }},
+	{"tokens_per_second_per_device", func(c *Cell) string { return decimal(c.TokensPerSecondPerDevice) }},
+	{"tflops_per_device", func(c *Cell) string { return decimal(c.TFLOPsPerDevice) }},
+	{"mfu", func(c *Cell) string { return decimal(c.MFU) }},
+	{"step_seconds", func(c *Cell) string { return decimal(c.StepSeconds) }},
+	{"step_seconds_min", func(c *Cell) string { return decimal(c.StepSecondsMin) }},
+	{"step_seconds_max", func(c *Cell) string { return decimal(c.StepSecondsMax) }},
+	{"memory_bytes", func(c *Cell) string { return decimal(c.MemoryBytes) }},
+	{"planned_memory_bytes", func(c *Cell) string { return decimal(c.PlannedMemoryBytes) }},
+	{"comm_wait_seconds", func(c *Cell) string {
+		if c.CommWaitSeconds == nil {
+			return ""
+		}
+		return Text(*c.CommWaitSeconds)
+	}},
+	{"predicted_step_seconds", func(c *Cell) string { return decimal(c.PredictedStepSeconds) }},
+	{"error", func(c *Cell) string { return c.Error }},
+}
+
+// decimal formats a number for pandas and spreadsheets; "" for 0, which is not known.
+func decimal[T float64 | int64](x T) string {
+	if x == 0 {
+		return ""
+	}
+	return Text(x)
+}
+
+// WriteCSV writes results.csv: a line for each cell that the experiment does not leave out, in the order of
+// the grid.
+func (r *Results) WriteCSV(w io.Writer) error {
+	out := csv.NewWriter(w)
+	head := keysOf(r.Grid)
+	for _, c := range columns {
+		head = append(head, c.name)
+	}
+	out.Write(head) // Flush's error is that of all
+	for i := range r.Cells {
+		cell := &r.Cells[i]
+		if cell.Status == Skipped {
+			continue
+		}
+		var row []string
+		for _, a := range r.Grid {
+			row = append(row, cell.Text(a.Key))
+		}
+		for _, c := range columns {
+			row = append(row, c.of(cell))
+		}
+		out.Write(row)
+	}
+	out.Flush()
+	return out.Error()
 }

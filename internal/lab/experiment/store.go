@@ -17,6 +17,7 @@ import (
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/run/bench"
 )
 
 // Names in the directory of an experiment.
@@ -30,7 +31,6 @@ const (
 	reportName = "report.html"
 )
 
-// maxLog bounds a log, in bytes.
 const maxLog = 1 << 30
 
 // Identity holds the properties that two starts of one experiment share, by name.
@@ -46,18 +46,6 @@ type Header struct {
 	Commit   string    `json:"commit"`
 	Machine  string    `json:"machine"`
 	Device   string    `json:"device"`
-}
-
-// ChangedError says that a directory holds an experiment that differs in Keys.
-type ChangedError struct {
-	Dir  string   // of the experiment
-	Keys []string // names of an Identity
-}
-
-func (e *ChangedError) Error() string {
-	return fmt.Sprintf("%s has results of an experiment that differs in %s; name another --out, or begin anew there "+
-		"with --resume never, which removes them",
-		terminal.Name(e.Dir), strings.Join(e.Keys, ", "))
 }
 
 // Store is the directory of an experiment, which no other process writes meanwhile.
@@ -78,8 +66,7 @@ type Options struct {
 	Share int
 }
 
-// Open makes the directory of an experiment, or goes on with it. It fails with a ChangedError where
-// another experiment has been there.
+// Open makes the directory of an experiment, or goes on with it. It fails if the directory holds another experiment.
 func Open(dir string, o Options) (*Store, error) {
 	root, err := files.Make(dir)
 	if err != nil {
@@ -93,7 +80,6 @@ func Open(dir string, o Options) (*Store, error) {
 	return s, nil
 }
 
-// open locks and reads the directory.
 func (s *Store) open(o Options) error {
 	if err := s.lock(o.Share); err != nil {
 		return err
@@ -201,7 +187,8 @@ func (s *Store) readAll() error {
 			continue // of a share that has just begun
 		}
 		if keys := own.Identity.differ(h.Identity); len(keys) > 0 {
-			return &ChangedError{s.root.Name(), keys}
+			return fmt.Errorf("%s has results of an experiment that differs in %s; name another --out, or begin anew "+
+				"there with --resume never, which removes them", terminal.Name(s.root.Name()), strings.Join(keys, ", "))
 		}
 		if name == logName {
 			s.Header = *h
@@ -241,7 +228,6 @@ func parseLog(text []byte) (h *Header, runs []Run, err error) {
 	return h, runs, nil
 }
 
-// differ lists the names with other values in o.
 func (id Identity) differ(o Identity) (keys []string) {
 	for _, key := range slices.Sorted(maps.Keys(id)) {
 		if id[key] != o[key] {
@@ -265,7 +251,6 @@ func (s *Store) Append(r Run) error {
 	return nil
 }
 
-// write appends a line, in one write.
 func (s *Store) write(v any) error {
 	text, err := json.Marshal(v)
 	if err == nil {
@@ -303,8 +288,10 @@ func (s *Store) Prepare(cell string, run int, config []byte) (dir, file string, 
 func (s *Store) Remove(dir string) error { return s.root.RemoveAll(dir) }
 
 // Write replaces a file of the directory, so that a reader sees the old or the new one.
-func (s *Store) Write(name string, f func(w io.Writer) error) error {
-	return files.Write(s.root, name, func(d *files.Draft) error { return f(d) })
+func (s *Store) Write(name string, f func(w io.Writer) error) error { return write(s.root, name, f) }
+
+func write(root *os.Root, name string, f func(w io.Writer) error) error {
+	return files.Write(root, name, func(d *files.Draft) error { return f(d) })
 }
 
 // WriteResults calls the function of that name for the store's directory.
@@ -314,12 +301,9 @@ func (s *Store) WriteResults(r *Results, report func(io.Writer, *Results) error)
 
 // WriteResults writes results.csv and results.json, and report.html where report is not nil.
 func WriteResults(root *os.Root, r *Results, report func(io.Writer, *Results) error) error {
-	write := func(name string, f func(io.Writer) error) error {
-		return files.Write(root, name, func(d *files.Draft) error { return f(d) })
-	}
-	err := errors.Join(write(csvName, r.WriteCSV), write(jsonName, r.Encode))
+	err := errors.Join(write(root, csvName, r.WriteCSV), write(root, jsonName, r.Encode))
 	if report != nil {
-		err = errors.Join(err, write(reportName, func(w io.Writer) error { return report(w, r) }))
+		err = errors.Join(err, write(root, reportName, func(w io.Writer) error { return report(w, r) }))
 	}
 	return err
 }
@@ -366,4 +350,94 @@ func Unfinished(dirs []string, id Identity, done func(runs []Run) bool) string {
 		}
 	}
 	return ""
+}
+
+// Run is one run of a cell that has ended: a line of cells.jsonl.
+type Run struct {
+	Cell    string    `json:"cell"`
+	Run     int       `json:"run"` // from 1
+	Status  Status    `json:"status"`
+	Error   string    `json:"error,omitempty"`
+	Ended   time.Time `json:"ended"`
+	Seconds float64   `json:"seconds"` // of the whole run, with its start
+	Commit  string    `json:"commit"`  // of the program that ran it
+	// relative to the file's directory; "": none was started, since the cell cannot run
+	Dir     string   `json:"dir"`
+	Counted *Counted `json:"counted,omitempty"`
+	Plan    Plan     `json:"plan"` // on the machine of the run
+}
+
+// A Plan predicts a cell before it runs; 0 and nil are not known.
+type Plan struct {
+	Choices
+	StepSeconds float64 `json:"step_seconds,omitempty"` // predicted
+	Memory      *Memory `json:"memory,omitempty"`       // of the rank that needs most
+}
+
+// Total returns the sum of the kinds.
+func (m *Memory) Total() int64 {
+	return m.Weights + m.Gradients + m.Optimizer + m.Activations + m.Workspace
+}
+
+// Predict sets the prediction of the cell.
+func (c *Cell) Predict(p Plan) {
+	c.Choices, c.PredictedStepSeconds, c.Memory = p.Choices, p.StepSeconds, p.Memory
+	if p.Memory != nil {
+		c.PlannedMemoryBytes = p.Memory.Total()
+	}
+}
+
+// Counted holds the measurements of a run after its warm-up.
+type Counted = bench.Counted
+
+// Settle sets the statuses and figures of the cells from their runs. Of two lines for one run the later
+// counts. A cell is done when it has repeat good runs, or one that is not.
+func Settle(cells []Cell, runs []Run, repeat int) {
+	of := map[string][]Run{}
+	for _, r := range runs {
+		list := of[r.Cell]
+		if i := slices.IndexFunc(list, func(o Run) bool { return o.Run == r.Run }); i >= 0 {
+			list[i] = r
+		} else {
+			of[r.Cell] = append(list, r)
+		}
+	}
+	for i := range cells {
+		if list := of[cells[i].ID]; len(list) > 0 {
+			slices.SortFunc(list, func(a, b Run) int { return a.Run - b.Run })
+			cells[i].settle(list, repeat)
+		}
+	}
+}
+
+func (c *Cell) settle(runs []Run, repeat int) {
+	all := Counted{}
+	c.Runs, c.RunDirs, c.Status, c.Error = 0, nil, Pending, ""
+	if len(runs) >= repeat {
+		c.Status = OK
+	}
+	for _, r := range runs {
+		c.Predict(r.Plan)
+		if r.Dir != "" {
+			c.Runs, c.RunDirs = c.Runs+1, append(c.RunDirs, r.Dir)
+		}
+		if r.Status != OK && c.Error == "" {
+			c.Status, c.Error = r.Status, r.Error
+		}
+		if r.Counted != nil {
+			all.Add(r.Counted)
+		}
+	}
+	if len(all.StepSeconds) == 0 {
+		return
+	}
+	c.StepSeconds, c.StepSecondsMin, c.StepSecondsMax = bench.Median(all.StepSeconds), slices.Min(all.StepSeconds),
+		slices.Max(all.StepSeconds)
+	c.TokensPerSecond, c.TokensPerSecondPerDevice = bench.Median(all.TokensPerSecond),
+		bench.Median(all.TokensPerSecondPerDevice)
+	c.TFLOPsPerDevice, c.MFU, c.MemoryBytes = bench.Median(all.TFLOPsPerDevice), bench.Median(all.MFU), all.MemoryBytes
+	if len(all.CommWaitSeconds) > 0 {
+		wait := bench.Median(all.CommWaitSeconds)
+		c.CommWaitSeconds = &wait
+	}
 }

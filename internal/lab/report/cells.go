@@ -13,14 +13,12 @@ import (
 	"github.com/cprun/cprun/internal/lab/experiment"
 )
 
-// said has the words for each status.
 var said = map[experiment.Status]string{
 	experiment.OK: "ok", experiment.Failed: "✗ failed", experiment.OutOfMemory: "✗ out of memory",
 	experiment.Timeout: "✗ timeout", experiment.Refused: "✗ refused", experiment.Skipped: "skipped",
 	experiment.Pending: "… not yet", experiment.Planned: "planned",
 }
 
-// status returns a cell's status for a reader.
 func status(c *experiment.Cell) cell {
 	s, ok := said[c.Status]
 	if !ok {
@@ -44,7 +42,6 @@ func speedOf(c *experiment.Cell) float64 {
 	return math.NaN()
 }
 
-// matrix shows the outcome of each cell.
 func (g *grid) matrix() *figure {
 	t, left := g.table("Tokens a second and device of each cell, or what became of it", func(c *experiment.Cell) cell {
 		field := status(c)
@@ -64,7 +61,6 @@ func (g *grid) matrix() *figure {
 	return f
 }
 
-// choices shows the backend, layout and recompute of each cell.
 func (g *grid) choices() *figure {
 	t, _ := g.table("Backend, layout and recompute of each cell",
 		func(c *experiment.Cell) cell { return text(c.Choices.String()) })
@@ -165,7 +161,6 @@ func (g *grid) errors() []string {
 	return out
 }
 
-// count returns the number of cells of each status.
 func (g *grid) count() string {
 	n := map[experiment.Status]int{}
 	for _, c := range g.Cells {
@@ -258,7 +253,6 @@ func share(c *experiment.Cell) float64 {
 	return *c.CommWaitSeconds / c.StepSeconds
 }
 
-// csv returns results.csv in base64.
 func (g *grid) csv() string {
 	var out bytes.Buffer
 	g.WriteCSV(&out) // a bytes.Buffer takes all

@@ -25,13 +25,11 @@ const (
 	predictions = "Prediction"
 )
 
-// A grid wraps the results of an experiment for drawing figures.
 type grid struct {
 	*experiment.Results
 	axes []experiment.Axis // nproc and nnodes merged into ranks
 }
 
-// experiment adds the facts, figures and files of an experiment to the page.
 func (p *page) experiment(e *experiment.Results, plans map[string]*Plan) {
 	g := newGrid(e)
 	p.Facts = append(p.Facts, [][2]string{{"Command", e.Command}, {"Commit", e.Commit}, {"Machine", e.Machine},
@@ -50,8 +48,8 @@ func (p *page) experiment(e *experiment.Results, plans map[string]*Plan) {
 	source := []string{e.Command + " · " + orUnknown(e.Commit, "commit") + " · " + orUnknown(e.Machine, "machine")}
 	planned := slices.ContainsFunc(e.Cells, func(c experiment.Cell) bool { return c.Status == experiment.Planned })
 	for _, f := range []*figure{
-		g.matrix(), g.choices(), g.against(keyLength), g.strong(), g.weak(), g.others(), g.memory(), g.exposed(keyLength),
-		g.roofline(plans), g.predicted(),
+		g.matrix(), g.choices(), g.against(keyLength), g.strong(), g.weak(), g.others(), g.memory(),
+		g.exposed(keyLength), g.roofline(plans), g.predicted(),
 	} {
 		f.Source = source
 		if planned {
@@ -59,11 +57,11 @@ func (p *page) experiment(e *experiment.Results, plans map[string]*Plan) {
 		}
 		p.figure(f)
 	}
-	p.Files = append(p.Files, download{Name: e.Name + ".csv", Says: "results.csv, as in the directory of the experiment",
+	p.Files = append(p.Files, download{Name: e.Name + ".csv",
+		Says: "results.csv, as in the directory of the experiment",
 		Data: "data:text/csv;charset=utf-8;base64," + g.csv()})
 }
 
-// newGrid merges the axes nproc and nnodes into one axis, ranks.
 func newGrid(e *experiment.Results) *grid {
 	g := &grid{Results: e}
 	ranks := experiment.Axis{Key: keyRanks}
@@ -103,7 +101,6 @@ func (g *grid) ranks(c *experiment.Cell) float64 {
 	return n
 }
 
-// value returns a cell's value on an axis.
 func (g *grid) value(c *experiment.Cell, key string) any {
 	if key == keyRanks {
 		return g.ranks(c)
@@ -124,7 +121,6 @@ func (g *grid) at(c *experiment.Cell, key string) float64 {
 	return math.NaN()
 }
 
-// axis returns the axis of a key; ok if it has more than one value.
 func (g *grid) axis(key string) (a experiment.Axis, ok bool) {
 	for _, a = range g.axes {
 		if a.Key == key {
@@ -155,7 +151,6 @@ func label(key string, v any) string {
 	return experiment.Text(v)
 }
 
-// axisOf returns the chart axis for a key.
 func axisOf(key string) axis {
 	switch key {
 	case keyLength:
@@ -232,7 +227,6 @@ func (g *grid) lines(not []string, point func(c *experiment.Cell) (x, y, lo, hi 
 	return panels
 }
 
-// series returns the name and style of a cell's line.
 func (g *grid) series(c *experiment.Cell, axes []experiment.Axis) series {
 	s := series{Name: g.names(c, axes)}
 	if s.Name == "" {
@@ -250,7 +244,6 @@ func (g *grid) series(c *experiment.Cell, axes []experiment.Axis) series {
 	return s
 }
 
-// names joins the labels of a cell's values on these axes.
 func (g *grid) names(c *experiment.Cell, axes []experiment.Axis) string {
 	var names []string
 	for _, a := range axes {

@@ -68,8 +68,8 @@ func (r *Run) tileMap(source []string) *figure {
 				if at >= end || len(held.X) == maxRects {
 					break
 				}
-				held.X, held.X2, held.Y = append(held.X, number(at)), append(held.X2, number(min(end, at+long))), append(held.Y,
-					number(row))
+				held.X, held.X2, held.Y = append(held.X, number(at)), append(held.X2, number(min(end, at+long))),
+					append(held.Y, number(row))
 				held.say(fmt.Sprintf("rank %d", rank.Rank), words)
 			}
 		}
@@ -82,8 +82,8 @@ func (r *Run) tileMap(source []string) *figure {
 	if part.Document {
 		says += " Packed documents are cut by sample; this is one document as long as the sequence."
 	}
-	return &figure{Title: "Tile map of " + part.Layout + ", " + r.Name, Kind: "rects", Section: layouts, Says: says + cut,
-		Source: source,
+	return &figure{Title: "Tile map of " + part.Layout + ", " + r.Name, Kind: "rects", Section: layouts, Says: says +
+		cut, Source: source,
 		Views: []view{{Name: "tokens", X: axis{Name: "position in the sequence", Kind: "tokens"},
 			Y:      axis{Name: "rank", Kind: "text", Text: rankNames(part.PerRank)},
 			Panels: []panel{{Series: []series{held}}}}}}
@@ -98,12 +98,11 @@ func rankNames(parts []rankPart) (names []string) {
 	return names
 }
 
-// hops returns what each rank computes and sends in each hop, as the plan has it.
 func (r *Run) hops(source []string) *figure {
 	f := &figure{Title: "Work by rank and hop, " + r.Name, Kind: "heat", Section: layouts, Source: source,
 		Says: "Visible (query, key) pairs of a head that a rank computes in each hop of a layer that sees everything " +
-			"before a token, and the keys and values that it sends meanwhile. Even columns mean that no rank waits for " +
-			"another's kernels."}
+			"before a token, and the keys and values that it sends meanwhile. Even columns mean that no rank waits " +
+			"for another's kernels."}
 	pairs, sent := series{Name: "pairs", Kind: "heat"}, series{Name: "bytes sent", Kind: "heat"}
 	var rows, columns []string
 	for i, h := range r.Plan.Hops {
@@ -114,7 +113,7 @@ func (r *Run) hops(source []string) *figure {
 		rows = append(rows, fmt.Sprintf("rank %d", h.Rank))
 		for k, hop := range h.Hops[:min(len(h.Hops), maxRanks)] {
 			if k == len(columns) {
-				name := hop.Label // such as "heads for rows"; that of a hop names its owner, who is another on each rank
+				name := hop.Label // of a hop it names the owner, who is another on each rank
 				if strings.HasPrefix(name, "hop ") || name == "" {
 					name = cmp.Or(hopOf(name), fmt.Sprintf("hop %d", k))
 				}
@@ -137,7 +136,6 @@ func (r *Run) hops(source []string) *figure {
 	return f
 }
 
-// packedWork returns the work of each rank in the first sample of packed documents.
 func (r *Run) packedWork(source []string) *figure {
 	f := &figure{Title: "Work by rank of a packed batch, " + r.Name, Kind: "bars", Section: layouts, Source: source}
 	packed := r.Plan.Packed

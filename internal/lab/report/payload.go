@@ -6,9 +6,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/cprun/cprun/internal/run/bench"
 )
 
-// A page holds the contents for the template and the script.
 type page struct {
 	Title   string    `json:"title"`
 	Figures []*figure `json:"figures"`
@@ -81,7 +82,6 @@ type series struct {
 	Text   []int    `json:"text,omitempty"` // of each point: a place in Words
 }
 
-// say adds words to the newest point.
 func (s *series) say(words string, known map[string]int) {
 	i, ok := known[words]
 	if !ok {
@@ -92,7 +92,6 @@ func (s *series) say(words string, known map[string]int) {
 	s.Text = append(s.Text, i)
 }
 
-// add appends a point, unless it is not finite.
 func (s *series) add(x, y float64) {
 	if !math.IsNaN(x-x) && !math.IsNaN(y-y) { // an infinity less itself is NaN too
 		s.X, s.Y = append(s.X, number(x)), append(s.Y, number(y))
@@ -114,14 +113,12 @@ func (n number) MarshalJSON() ([]byte, error) {
 	return strconv.AppendFloat(nil, x, 'g', 7, 64), nil
 }
 
-// A table holds rows of text. Numbers are right-aligned.
 type table struct {
 	Caption string
 	Columns []string
 	Rows    [][]cell
 }
 
-// A cell is one field of a table.
 type cell struct {
 	Text    string
 	Number  bool
@@ -132,10 +129,8 @@ type cell struct {
 
 func text(s string) cell { return cell{Text: s} }
 
-// A download is a file inside the page.
 type download struct{ Name, Says, Data string }
 
-// figure adds a figure, unless there is nothing in it.
 func (p *page) figure(f *figure) {
 	kept := f.Views[:0]
 	for _, v := range f.Views {
@@ -170,7 +165,6 @@ func (v *view) any() bool {
 	return len(kept) > 0
 }
 
-// points counts the finite points of a series.
 func (s *series) points() (n int) {
 	for _, y := range s.Y {
 		if !math.IsNaN(float64(y)) && !math.IsInf(float64(y), 0) {
@@ -185,7 +179,6 @@ func (t *table) Numeric(column int) bool {
 	return len(t.Rows) > 0 && column < len(t.Rows[0]) && t.Rows[0][column].Number
 }
 
-// drop takes out the columns in which nothing is known.
 func (t *table) drop() {
 	for i := len(t.Columns) - 1; i > 0; i-- {
 		if slices.ContainsFunc(t.Rows, func(row []cell) bool { return row[i].Text != "" && row[i].Text != "–" }) {
@@ -196,4 +189,21 @@ func (t *table) drop() {
 			t.Rows[k] = slices.Delete(t.Rows[k], i, i+1)
 		}
 	}
+}
+
+// median returns the middle of what is known, NaN of nothing.
+func median(x []float64) float64 {
+	known := slices.DeleteFunc(slices.Clone(x), math.IsNaN)
+	if len(known) == 0 {
+		return math.NaN()
+	}
+	return bench.Median(known)
+}
+
+// known writes x by f where there is one, else a dash.
+func known(x float64, f func(float64) string) cell {
+	if x == 0 || math.IsNaN(x) || math.IsInf(x, 0) {
+		return cell{Text: "–", Number: true}
+	}
+	return cell{Text: f(x), Number: true}
 }

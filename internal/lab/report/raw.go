@@ -7,6 +7,7 @@ import (
 	"encoding/csv"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"time"
 
@@ -14,11 +15,10 @@ import (
 	"github.com/cprun/cprun/internal/model/metrics"
 )
 
-// maxRaw is how many bytes of the page the metrics of all runs may take.
+// maxRaw bounds the metrics of all runs in the page, in bytes.
 const maxRaw = 2_000_000
 
-// rawFiles returns the metrics of the runs, each as a CSV in gzip, with all digits. A run that would take more than its
-// share has fewer steps in it, and its text says so.
+// rawFiles returns the metrics of each run as a CSV in gzip, with all digits. It thins runs that exceed their share.
 func rawFiles(runs []Run) []download {
 	var all []download
 	for _, r := range runs {
@@ -32,7 +32,8 @@ func rawFiles(runs []Run) []download {
 		}
 		says := fmt.Sprintf("all %s logged steps", readable.Number(float64(r.Lines)))
 		if len(steps) < r.Lines {
-			says = fmt.Sprintf("%s of %s logged steps", readable.Number(float64(len(steps))), readable.Number(float64(r.Lines)))
+			says = fmt.Sprintf("%s of %s logged steps", readable.Number(float64(len(steps))),
+				readable.Number(float64(r.Lines)))
 		}
 		all = append(all, download{Name: r.Name + ".csv.gz", Says: r.Name + ": " + says,
 			Data: "data:application/gzip;base64," + data})
@@ -40,30 +41,29 @@ func rawFiles(runs []Run) []download {
 	return all
 }
 
-// rawColumns are the columns of a run's CSV, named as in metrics.jsonl.
 var rawColumns = []struct {
 	name string
-	of   func(metrics.Step) float64
+	of   func(metrics.Step) metrics.Float
 }{
-	{"step", func(s metrics.Step) float64 { return float64(s.Step) }},
-	{"epoch", number64(func(s metrics.Step) metrics.Float { return s.Epoch })},
-	{"tokens", func(s metrics.Step) float64 { return float64(s.Tokens) }},
-	{"loss", number64(func(s metrics.Step) metrics.Float { return s.Loss })},
+	{"step", func(s metrics.Step) metrics.Float { return metrics.Float(s.Step) }},
+	{"epoch", func(s metrics.Step) metrics.Float { return s.Epoch }},
+	{"tokens", func(s metrics.Step) metrics.Float { return metrics.Float(s.Tokens) }},
+	{"loss", func(s metrics.Step) metrics.Float { return s.Loss }},
 	{"val_loss", validation},
-	{"grad_norm", number64(func(s metrics.Step) metrics.Float { return s.GradNorm })},
-	{"lr", number64(func(s metrics.Step) metrics.Float { return s.LR })},
-	{"step_seconds", number64(func(s metrics.Step) metrics.Float { return s.StepSeconds })},
-	{"tokens_per_second", number64(func(s metrics.Step) metrics.Float { return s.TokensPerSecond })},
-	{"tokens_per_second_per_device", number64(func(s metrics.Step) metrics.Float { return s.TokensPerSecondPerDevice })},
-	{"tflops_per_device", number64(func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice })},
-	{"mfu", number64(func(s metrics.Step) metrics.Float { return s.MFU })},
-	{"memory_bytes", func(s metrics.Step) float64 { return float64(s.MemoryBytes) }},
-	{"comm_wait_seconds", number64(func(s metrics.Step) metrics.Float { return s.CommWaitSeconds })},
-	{"attention_imbalance", number64(func(s metrics.Step) metrics.Float { return s.AttentionImbalance })},
-	{"attention_bytes", number64(func(s metrics.Step) metrics.Float { return s.AttentionBytes })},
+	{"grad_norm", func(s metrics.Step) metrics.Float { return s.GradNorm }},
+	{"lr", func(s metrics.Step) metrics.Float { return s.LR }},
+	{"step_seconds", func(s metrics.Step) metrics.Float { return s.StepSeconds }},
+	{"tokens_per_second", func(s metrics.Step) metrics.Float { return s.TokensPerSecond }},
+	{"tokens_per_second_per_device", func(s metrics.Step) metrics.Float { return s.TokensPerSecondPerDevice }},
+	{"tflops_per_device", func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }},
+	{"mfu", func(s metrics.Step) metrics.Float { return s.MFU }},
+	{"memory_bytes", func(s metrics.Step) metrics.Float { return metrics.Float(s.MemoryBytes) }},
+	{"comm_wait_seconds", func(s metrics.Step) metrics.Float { return s.CommWaitSeconds }},
+	{"attention_imbalance", func(s metrics.Step) metrics.Float { return s.AttentionImbalance }},
+	{"attention_bytes", func(s metrics.Step) metrics.Float { return s.AttentionBytes }},
 }
 
-// packed returns a CSV of steps in gzip and base64. What is not known is empty.
+// packed returns a CSV of steps in gzip and base64. Unknown fields are empty.
 func packed(steps []metrics.Step) string {
 	var out bytes.Buffer
 	z := gzip.NewWriter(&out)
@@ -77,7 +77,7 @@ func packed(steps []metrics.Step) string {
 		row = append(row[:0], time.Time(s.Time).UTC().Format(time.RFC3339Nano))
 		for _, c := range rawColumns {
 			field := ""
-			if x := c.of(s); !math.IsNaN(x) {
+			if x := float64(c.of(s)); !math.IsNaN(x) {
 				field = strconv.FormatFloat(x, 'g', -1, 64)
 				if x == math.Trunc(x) && math.Abs(x) < 1<<53 {
 					field = strconv.FormatFloat(x, 'f', 0, 64)
@@ -90,4 +90,67 @@ func packed(steps []metrics.Step) string {
 	w.Flush()
 	z.Close()
 	return base64.StdEncoding.EncodeToString(out.Bytes())
+}
+
+// thin leaves about n steps: the extremes of each of n/2 stretches.
+func thin(steps []metrics.Step, n int) []metrics.Step {
+	if len(steps) <= n {
+		return steps
+	}
+	stretches := max(1, n/2)
+	kept := make([]metrics.Step, 0, n)
+	for i := range stretches {
+		kept = append(kept, extremes(slices.Clone(steps[i*len(steps)/stretches:(i+1)*len(steps)/stretches]))...)
+	}
+	return kept
+}
+
+// thinner does the same for a stream of steps. Above most steps it keeps the extremes of most/4 to most/2 stretches of
+// equal length.
+type thinner struct {
+	most      int
+	seen      int              // steps
+	long      int              // of a stretch, in steps
+	stretches [][]metrics.Step // the kept steps of each
+}
+
+func (t *thinner) add(s metrics.Step) {
+	if t.long == 0 {
+		t.long = 2 // both steps are extremes
+	}
+	if t.seen/t.long >= max(1, t.most/2) {
+		var joined [][]metrics.Step
+		for pair := range slices.Chunk(t.stretches, 2) {
+			joined = append(joined, extremes(slices.Concat(pair...)))
+		}
+		t.stretches, t.long = joined, 2*t.long
+	}
+	i := t.seen / t.long
+	if i == len(t.stretches) {
+		t.stretches = append(t.stretches, nil)
+	}
+	t.stretches[i] = extremes(append(t.stretches[i], s))
+	t.seen++
+}
+
+func (t *thinner) steps() []metrics.Step { return slices.Concat(t.stretches...) }
+
+// extremes leaves the steps with the lowest and the highest loss and those with a validation.
+func extremes(steps []metrics.Step) []metrics.Step {
+	lo, hi := 0, len(steps)-1
+	for i, s := range steps {
+		if s.Loss < steps[lo].Loss {
+			lo = i
+		}
+		if s.Loss > steps[hi].Loss {
+			hi = i
+		}
+	}
+	kept := steps[:0]
+	for i, s := range steps {
+		if i == lo || i == hi || s.ValLoss != nil {
+			kept = append(kept, s)
+		}
+	}
+	return kept
 }

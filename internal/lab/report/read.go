@@ -29,7 +29,6 @@ const (
 	maxValues  = 4 << 20   // values in a JSON file
 )
 
-// resultsFile marks the directory of an experiment.
 const resultsFile = "results.json"
 
 // Open adds a path to the page: a run directory, the directory of an experiment, or its
@@ -128,7 +127,6 @@ func ReadRun(root *os.Root) (*Run, error) {
 	return r, nil
 }
 
-// miss notes a missing file and the figures that need it.
 func (r *Run) miss(err error, name, effect string) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -210,8 +208,8 @@ func (r *Run) readTrace(root *os.Root) error {
 	})
 }
 
-// Plan has the fields of a plan.json that the page shows; internal/foresee/plan writes and explains them: Config, Machine,
-// Partition, Packed, Hops, Attention, Communication and Estimate.
+// Plan has the fields of a plan.json that the page shows; internal/foresee/plan writes and explains them: Config,
+// Machine, Partition, Packed, Hops, Attention, Communication and Estimate.
 type Plan struct {
 	Config  map[string]map[string]any `json:"config"`
 	Machine string                    `json:"machine"`

@@ -1,7 +1,9 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"regexp"
 	"slices"
@@ -10,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/internal/lab/experiment"
 	"github.com/cprun/cprun/internal/model/metrics"
 )
 
@@ -20,12 +23,11 @@ type curve struct {
 	views                []measure
 }
 
-// A measure is a value of a step and its axis.
 type measure struct {
 	name string
 	y    axis
-	of   func(metrics.Step) float64
-	val  func(metrics.Step) float64 // a second line with symbols; nil: none
+	of   func(metrics.Step) metrics.Float
+	val  func(metrics.Step) metrics.Float // a second line with symbols; nil: none
 }
 
 const (
@@ -35,68 +37,61 @@ const (
 	timeline = "One step"
 )
 
-func number64(f func(metrics.Step) metrics.Float) func(metrics.Step) float64 {
-	return func(s metrics.Step) float64 { return float64(f(s)) }
-}
-
 var curves = []curve{
 	{learning, "Loss", "Mean loss of the target tokens of a step, before its update. Points with symbols are of the " +
 		"validation data.", true, []measure{
-		{"loss", axis{Name: "loss, nats a token"}, number64(func(s metrics.Step) metrics.Float { return s.Loss }),
+		{"loss", axis{Name: "loss, nats a token"}, func(s metrics.Step) metrics.Float { return s.Loss },
 			validation},
-		{"loss, log", axis{Name: "loss, nats a token", Log: true},
-			number64(func(s metrics.Step) metrics.Float { return s.Loss }), validation},
+		{"loss, log", axis{Name: "loss, nats a token", Log: true}, func(s metrics.Step) metrics.Float { return s.Loss },
+			validation},
 		{"validation only", axis{Name: "validation loss, nats a token"},
-			func(metrics.Step) float64 { return math.NaN() }, validation},
+			func(metrics.Step) metrics.Float { return metrics.Absent }, validation},
 	}},
 	{learning, "Gradient norm", "Global norm of the gradients, before clipping. A spike that the loss follows is a " +
 		"step that went wrong.", true, []measure{
-		{"norm", axis{Name: "gradient norm", Log: true},
-			number64(func(s metrics.Step) metrics.Float { return s.GradNorm }), nil},
+		{"norm", axis{Name: "gradient norm", Log: true}, func(s metrics.Step) metrics.Float { return s.GradNorm }, nil},
 	}},
 	{learning, "Learning rate", "Of the schedule, as the optimizer used it.", false, []measure{
-		{"rate", axis{Name: "learning rate", Zero: true},
-			number64(func(s metrics.Step) metrics.Float { return s.LR }), nil},
+		{"rate", axis{Name: "learning rate", Zero: true}, func(s metrics.Step) metrics.Float { return s.LR }, nil},
 	}},
 	{speed, "Throughput", "Of each step that was logged. FLOPs are the model's: causal attention halved, " +
 		"recomputation not counted.", true, []measure{
 		{"tokens/s", axis{Name: "tokens/s", Zero: true},
-			number64(func(s metrics.Step) metrics.Float { return s.TokensPerSecond }), nil},
+			func(s metrics.Step) metrics.Float { return s.TokensPerSecond }, nil},
 		{"tokens/s a device", axis{Name: "tokens/s a device", Zero: true},
-			number64(func(s metrics.Step) metrics.Float { return s.TokensPerSecondPerDevice }), nil},
+			func(s metrics.Step) metrics.Float { return s.TokensPerSecondPerDevice }, nil},
 		{"TFLOP/s a device", axis{Name: "TFLOP/s a device", Zero: true},
-			number64(func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }), nil},
+			func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }, nil},
 		{"MFU", axis{Name: "share of the device's peak", Kind: "share", Zero: true},
-			number64(func(s metrics.Step) metrics.Float { return s.MFU }), nil},
+			func(s metrics.Step) metrics.Float { return s.MFU }, nil},
 	}},
 	{speed, "Waiting for transfers", "What compute stood still for transfers that nothing hid, on the rank that " +
 		"waited longest; as a share of the step, or in seconds.", true, []measure{
 		{"share of the step", axis{Name: "share of the step", Kind: "share", Zero: true},
-			func(s metrics.Step) float64 { return float64(s.CommWaitSeconds / s.StepSeconds) }, nil},
+			func(s metrics.Step) metrics.Float { return s.CommWaitSeconds / s.StepSeconds }, nil},
 		{"seconds", axis{Name: "seconds a step", Kind: "seconds", Zero: true},
-			number64(func(s metrics.Step) metrics.Float { return s.CommWaitSeconds }), nil},
+			func(s metrics.Step) metrics.Float { return s.CommWaitSeconds }, nil},
 	}},
 	{speed, "Memory", "Peak so far, of the device that uses most.", false, []measure{
 		{"peak", axis{Name: "bytes", Kind: "bytes", Zero: true},
-			func(s metrics.Step) float64 { return float64(s.MemoryBytes) }, nil},
+			func(s metrics.Step) metrics.Float { return metrics.Float(s.MemoryBytes) }, nil},
 	}},
 	{layouts, "Balance of attention by step", "Visible (query, key) pairs of the rank with most work over those of " +
 		"the mean one; 1 is even work. Packed documents differ from batch to batch.", false, []measure{
 		{"slowest over mean", axis{Name: "slowest rank over mean"},
-			number64(func(s metrics.Step) metrics.Float { return s.AttentionImbalance }), nil},
+			func(s metrics.Step) metrics.Float { return s.AttentionImbalance }, nil},
 		{"bytes sent", axis{Name: "bytes sent, most of a rank", Kind: "bytes", Zero: true},
-			number64(func(s metrics.Step) metrics.Float { return s.AttentionBytes }), nil},
+			func(s metrics.Step) metrics.Float { return s.AttentionBytes }, nil},
 	}},
 }
 
-func validation(s metrics.Step) float64 {
+func validation(s metrics.Step) metrics.Float {
 	if s.ValLoss == nil {
-		return math.NaN()
+		return metrics.Absent
 	}
-	return float64(*s.ValLoss)
+	return *s.ValLoss
 }
 
-// runs adds the figures and tables of runs, with n points of each in a figure.
 func (p *page) runs(runs []Run, n int) {
 	n = max(10, min(n, 8*points/len(runs)))
 	runs = slices.Clone(runs)
@@ -137,7 +132,6 @@ func (p *page) runs(runs []Run, n int) {
 	p.Files = append(p.Files, rawFiles(runs)...)
 }
 
-// distinct makes the names of runs different.
 func distinct(runs []Run) {
 	seen := map[string]int{}
 	for i := range runs {
@@ -164,7 +158,7 @@ func (m measure) view(runs []Run, steps [][]metrics.Step) view {
 		for _, s := range steps[i] {
 			y := m.of(s)
 			if s.Step == 0 {
-				y = math.NaN() // the line of a validation before the first step has nothing else
+				y = metrics.Absent // the line of a validation before the first step has nothing else
 			}
 			line.Y = append(line.Y, number(y))
 			if m.val != nil {
@@ -191,7 +185,6 @@ func abscissae(steps []metrics.Step) [3][]number {
 	return x
 }
 
-// sourcesOf lists the command, version and machine of each run.
 func sourcesOf(runs []Run) []string {
 	var all []string
 	for _, r := range runs {
@@ -247,7 +240,6 @@ func orUnknown(s, what string) string {
 	return s
 }
 
-// facts lists the facts that all runs share, and the command of each.
 func facts(runs []Run) [][2]string {
 	if len(runs) == 1 {
 		r := runs[0]
@@ -296,7 +288,6 @@ func (r Run) data() string {
 		readable.Number(d.Steps))
 }
 
-// summary makes a table with a row for each run.
 func summary(runs []Run) *table {
 	t := &table{Caption: "Runs", Columns: []string{"run", "state", "parameters", "sample, tokens", "ranks", "attention",
 		"tokens", "loss", "validation, best", "tokens/s", "TFLOP/s a device", "MFU", "memory", "waiting", "logged for"}}
@@ -306,8 +297,8 @@ func summary(runs []Run) *table {
 		if p := r.Plan; p != nil {
 			params, ranks, seq = p.Estimate.Parameters, float64(p.Partition.Ranks), float64(p.Partition.SeqLen)
 		}
-		row = append(row, known(params, readable.Short), known(seq, readable.Size[float64]), known(ranks, readable.Number),
-			text(r.Plan.attention()))
+		row = append(row, known(params, readable.Short), known(seq, readable.Size[float64]),
+			known(ranks, readable.Number), text(r.Plan.attention()))
 		last, took := metrics.Untrained(time.Time{}, 0, 0), math.NaN()
 		if n := len(r.Steps); n > 0 {
 			last, took = r.Steps[n-1], since(r.Steps[n-1], r.Steps[0]).Seconds()
@@ -327,7 +318,8 @@ func summary(runs []Run) *table {
 			known(mid(func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }), readable.Number),
 			known(mid(func(s metrics.Step) metrics.Float { return s.MFU }), readable.Percent),
 			known(float64(last.MemoryBytes), readable.Bytes[float64]),
-			known(mid(func(s metrics.Step) metrics.Float { return s.CommWaitSeconds / s.StepSeconds }), readable.Percent),
+			known(mid(func(s metrics.Step) metrics.Float { return s.CommWaitSeconds / s.StepSeconds }),
+				readable.Percent),
 			known(took, readable.Seconds))
 		t.Rows = append(t.Rows, row)
 	}
@@ -335,7 +327,6 @@ func summary(runs []Run) *table {
 	return t
 }
 
-// attention names the algorithm, layout and backend of a plan.
 func (p *Plan) attention() string {
 	var parts []string
 	for _, key := range []string{"parallel.algorithm", "parallel.layout", "attention.backend"} {
@@ -346,7 +337,6 @@ func (p *Plan) attention() string {
 	return strings.Join(parts, ", ")
 }
 
-// state reports how far a run is.
 func (r *Run) state() string {
 	if len(r.Steps) == 0 {
 		return "no step yet"
@@ -361,11 +351,10 @@ func (r *Run) state() string {
 	return fmt.Sprintf("at step %s of %s", last, all)
 }
 
-// best returns the lowest validation loss.
 func (r *Run) best() float64 {
 	best := math.NaN()
 	for _, s := range r.Steps {
-		if v := validation(s); !math.IsNaN(v) && !(v >= best) {
+		if v := float64(validation(s)); !math.IsNaN(v) && !(v >= best) {
 			best = v
 		}
 	}
@@ -374,5 +363,92 @@ func (r *Run) best() float64 {
 
 func loss(x float64) string { return fmt.Sprintf("%.4f", x) }
 
-// since returns the time between two lines.
 func since(b, a metrics.Step) time.Duration { return time.Time(b.Time).Sub(time.Time(a.Time)) }
+
+const (
+	maxKeys    = 300 // of a config; cprun writes about 100
+	maxSetting = 200 // bytes of a key or a value
+)
+
+// A settings is a config, one value for each key such as "optimizer.lr".
+type settings map[string]string
+
+func (p *Plan) settings() settings {
+	if p == nil {
+		return nil
+	}
+	s := settings{}
+	for _, section := range slices.Sorted(maps.Keys(p.Config)) {
+		s.add(section, p.Config[section])
+	}
+	return s
+}
+
+// add adds the keys of a section, or of a section inside it.
+func (s settings) add(path string, section map[string]any) {
+	for _, name := range slices.Sorted(maps.Keys(section)) {
+		key, v := path+"."+name, section[name]
+		if inner, ok := v.(map[string]any); ok {
+			s.add(key, inner)
+			continue
+		}
+		if len(s) == maxKeys || len(key) > maxSetting {
+			continue
+		}
+		text := experiment.Text(v)
+		switch {
+		case v == nil:
+			text = "null"
+		case text == "":
+			text = `""`
+		case len(text) > maxSetting:
+			text = strings.ToValidUTF8(text[:maxSetting], "") + "…"
+		}
+		s[key] = text
+	}
+}
+
+// String returns a line for each key, in order.
+func (s settings) String() string {
+	var b strings.Builder
+	for _, key := range slices.Sorted(maps.Keys(s)) {
+		b.WriteString(key + ": " + s[key] + "\n")
+	}
+	return b.String()
+}
+
+type config struct{ Name, Text string }
+
+func (p *page) configs(runs []Run) {
+	t := &table{Caption: "Config keys that differ", Columns: []string{"key"}}
+	var all []settings
+	keys := map[string]bool{}
+	for _, r := range runs {
+		s := r.Plan.settings()
+		if s == nil { // a note says that its plan is missing
+			continue
+		}
+		p.Configs = append(p.Configs, config{r.Name, s.String()})
+		t.Columns, all = append(t.Columns, r.Name), append(all, s)
+		for key := range s {
+			keys[key] = true
+		}
+	}
+	if len(all) < 2 {
+		return
+	}
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		row := []cell{{Text: key, Head: true}}
+		for _, s := range all {
+			row = append(row, text(cmp.Or(s[key], "–")))
+		}
+		if slices.ContainsFunc(row[2:], func(c cell) bool { return c.Text != row[1].Text }) {
+			t.Rows = append(t.Rows, row)
+		}
+	}
+	if len(t.Rows) == 0 {
+		p.Facts = append(p.Facts, [2]string{"Config", "the same in all runs"})
+		return
+	}
+	p.Summary = append(p.Summary, t)
+}

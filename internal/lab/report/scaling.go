@@ -1,21 +1,24 @@
 package report
 
 import (
+	"fmt"
 	"math"
+	"regexp"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/lab/experiment"
+	"github.com/cprun/cprun/internal/model/machine"
 )
 
-// A quantity is a figure of a cell.
 type quantity struct {
 	name string
 	y    axis
 	of   func(c *experiment.Cell) (y, lo, hi float64) // NaN: not known
 }
 
-// byTime returns a rate with its spread over the steps.
 func byTime(of func(*experiment.Cell) float64) func(*experiment.Cell) (y, lo, hi float64) {
 	return func(c *experiment.Cell) (y, lo, hi float64) {
 		nan := math.NaN()
@@ -59,11 +62,10 @@ var rates = []quantity{
 		byTime(func(c *experiment.Cell) float64 { return c.MFU })},
 }
 
-// against draws the rates by a numeric key of the grid.
 func (g *grid) against(key string) *figure {
 	f := &figure{Title: "Throughput by " + axisOf(key).Name, Kind: "lines", Section: scaling,
-		Says: "Median of the counted steps; bars span the fastest and the slowest step. FLOPs are the model's: causal " +
-			"attention halved, recomputation not counted."}
+		Says: "Median of the counted steps; bars span the fastest and the slowest step. FLOPs are the model's: " +
+			"causal attention halved, recomputation not counted."}
 	if key == keyLength {
 		f.Title = "Throughput by sequence length"
 	}
@@ -95,23 +97,19 @@ func (g *grid) others() *figure {
 		return g.against(last.Key)
 	}
 	for _, q := range rates {
+		panels := g.lines([]string{last.Key}, func(c *experiment.Cell) (x, y, lo, hi float64) {
+			y, _, _ = q.of(c)
+			return place(last, g.value(c, last.Key)), y, math.NaN(), math.NaN()
+		})
+		for _, p := range panels {
+			for k := range p.Series {
+				p.Series[k].Kind = "bar"
+			}
+		}
 		f.Views = append(f.Views, view{Name: q.name, X: axis{Name: last.Key, Kind: "text", Text: texts(last)},
-			Y: axis{Name: q.y.Name, Kind: q.y.Kind, Zero: true},
-			Panels: bars(g.lines([]string{last.Key}, func(c *experiment.Cell) (x, y, lo, hi float64) {
-				y, _, _ = q.of(c)
-				return place(last, g.value(c, last.Key)), y, math.NaN(), math.NaN()
-			}))})
+			Y: axis{Name: q.y.Name, Kind: q.y.Kind, Zero: true}, Panels: panels})
 	}
 	return f
-}
-
-func bars(panels []panel) []panel {
-	for i := range panels {
-		for k := range panels[i].Series {
-			panels[i].Series[k].Kind = "bar"
-		}
-	}
-	return panels
 }
 
 func texts(a experiment.Axis) (all []string) {
@@ -129,11 +127,10 @@ func place(a experiment.Axis, v any) float64 {
 	return float64(slices.IndexFunc(a.Values, func(o any) bool { return experiment.Text(o) == experiment.Text(v) }))
 }
 
-// strong draws how a problem of one size speeds up with ranks.
 func (g *grid) strong() *figure {
 	f := &figure{Title: "Strong scaling: one sequence over more ranks", Kind: "lines", Section: scaling,
-		Says: "The same length over more ranks. Speed-up is over the fastest cell of the chart with the fewest ranks; " +
-			"the thin line is the ideal: n times the ranks, n times the speed."}
+		Says: "The same length over more ranks. Speed-up is over the fastest cell of the chart with the fewest " +
+			"ranks; the thin line is the ideal: n times the ranks, n times the speed."}
 	if _, ok := g.axis(keyRanks); !ok {
 		return f
 	}
@@ -189,15 +186,11 @@ func fewest(all []series) (n, rate number) {
 	return n, rate
 }
 
-// drawn leaves out series without points.
-func drawn(all []series) []series {
-	return slices.DeleteFunc(all, func(s series) bool { return len(s.X) == 0 })
-}
-
 // weak draws the rate of a device while the sequence grows with the ranks.
 func (g *grid) weak() *figure {
 	f := &figure{Title: "Weak scaling: as many tokens on each rank", Kind: "lines", Section: scaling,
-		Says: "The length grows with the ranks, so that each holds as many tokens. Work per token grows with the length, " +
+		Says: "The length grows with the ranks, so that each holds as many tokens. Work per token grows with the " +
+			"length, " +
 			"so the measure is TFLOP/s a device, over that of the fewest ranks; the thin line is the ideal, 100 %."}
 	_, ranks := g.axis(keyRanks)
 	_, lengths := g.axis(keyLength)
@@ -243,13 +236,15 @@ func (g *grid) weak() *figure {
 			}
 			s.Lo, s.Hi = nil, nil
 		}
-		share[i].Series, plain[i].Series = drawn(share[i].Series), drawn(plain[i].Series)
+		empty := func(s series) bool { return len(s.X) == 0 }
+		share[i].Series, plain[i].Series = slices.DeleteFunc(share[i].Series, empty), slices.DeleteFunc(plain[i].Series,
+			empty)
 		low, high := math.Inf(1), 0.0
 		for _, s := range share[i].Series {
 			low, high = min(low, float64(s.X[0])), max(high, float64(s.X[len(s.X)-1]))
 		}
-		share[i].Series = append(share[i].Series, series{Name: "ideal", Kind: "ideal", X: []number{number(low), number(high)},
-			Y: []number{1, 1}})
+		share[i].Series = append(share[i].Series, series{Name: "ideal", Kind: "ideal", X: []number{number(low),
+			number(high)}, Y: []number{1, 1}})
 	}
 	f.Views = []view{
 		{Name: "efficiency", X: axisOf(keyRanks), Y: axis{Name: "TFLOP/s a device over that of the fewest ranks",
@@ -282,7 +277,6 @@ func (g *grid) exposed(key string) *figure {
 	return f
 }
 
-// predicted draws the plan against the measurement.
 func (g *grid) predicted() *figure {
 	f := &figure{Title: "Predicted against measured", Kind: "lines", Section: predictions,
 		Says: "Each point is a cell; on the thin line the prediction holds, between the dotted ones it is within 10 %."}
@@ -308,23 +302,177 @@ func (g *grid) predicted() *figure {
 			}
 			return p, m, math.NaN(), math.NaN()
 		})
-		var one []series // in one panel: color alone tells the cells apart
-		for _, p := range panels {
-			for _, s := range p.Series {
-				s.Kind = "points"
-				if p.Title != "" {
-					s.Name += ", " + p.Title
-				}
-				one = append(one, s)
-			}
-		}
-		one = fold(one)
+		one := fold(panels) // in one panel: color alone tells the cells apart
 		for i, at := range []float64{1, 1.1, 1 / 1.1} {
-			one = append(one, series{Name: []string{"as predicted", "10 % more", "10 % less"}[i], Kind: "ideal", Dash: i,
-				X: []number{number(low), number(high)}, Y: []number{number(low * at), number(high * at)}})
+			one = append(one, series{Name: []string{"as predicted", "10 % more", "10 % less"}[i], Kind: "ideal",
+				Dash: i, X: []number{number(low), number(high)}, Y: []number{number(low * at), number(high * at)}})
 		}
 		f.Views = append(f.Views, view{Name: q.name, X: axis{Name: "predicted", Kind: q.kind, Log: true},
 			Y: axis{Name: "measured", Kind: q.kind, Log: true}, Panels: []panel{{Series: one}}})
 	}
 	return f
+}
+
+// fold joins the series of all panels that have the same color: points that need no line of their own.
+func fold(panels []panel) []series {
+	var out, all []series
+	for _, p := range panels {
+		for _, s := range p.Series {
+			if p.Title != "" {
+				s.Name += ", " + p.Title
+			}
+			all = append(all, s)
+		}
+	}
+	for _, s := range all {
+		first, _, _ := strings.Cut(s.Name, ",")
+		k := slices.IndexFunc(out, func(o series) bool { return o.Name == first })
+		if k < 0 {
+			k, out = len(out), append(out, series{Name: first, Kind: "points", Color: s.Color, Symbol: s.Symbol})
+		}
+		known := map[string]int{}
+		for i, w := range out[k].Words {
+			known[w] = i
+		}
+		for i := range s.X {
+			out[k].X, out[k].Y = append(out[k].X, s.X[i]), append(out[k].Y, s.Y[i])
+			out[k].say(s.Name, known)
+		}
+	}
+	return out
+}
+
+// memory draws what a rank's memory holds by the plan, and what was measured.
+func (g *grid) memory() *figure {
+	f := &figure{Title: "Memory by kind", Kind: "bars", Section: memories,
+		Says: "Planned bytes of the rank that needs most, by kind; the diamond is the measured peak. A cell that ran " +
+			"out of memory has its plan and no diamond."}
+	x, ok := g.axis(keyLength)
+	if !ok {
+		if x, ok = g.axis(keyRanks); !ok {
+			if all := g.telling(); len(all) > 0 {
+				x, ok = all[len(all)-1], true
+			}
+		}
+	}
+	if !ok {
+		return f
+	}
+	split := g.telling(x.Key)
+	slices.Reverse(split) // ranks first: they change most
+	v := view{Name: "planned", X: axis{Name: axisOf(x.Key).Name, Kind: "text", Text: texts(x)},
+		Y: axis{Name: "bytes of a rank", Kind: "bytes", Zero: true}}
+	for i := range g.Cells {
+		c := &g.Cells[i]
+		if c.Memory == nil && c.MemoryBytes == 0 {
+			continue
+		}
+		p := panelOf(&v.Panels, g.names(c, split))
+		p.place = g.places(c, split)
+		at := place(x, g.value(c, x.Key))
+		if m := c.Memory; m != nil {
+			for k, part := range []struct {
+				name  string
+				bytes int64
+			}{{"weights", m.Weights}, {"gradients", m.Gradients}, {"optimizer", m.Optimizer}, {"activations",
+				m.Activations}, {"workspace", m.Workspace}} {
+				lineOf(p, series{Name: part.name, Kind: "stack", Color: k}).add(at, float64(part.bytes))
+			}
+		}
+		if c.MemoryBytes > 0 && c.Status == experiment.OK {
+			lineOf(p, series{Name: "measured peak", Kind: "points", Color: 7, Symbol: 3}).add(at,
+				float64(c.MemoryBytes))
+		}
+	}
+	most := 0.0
+	for _, c := range g.Cells {
+		if c.Status == experiment.OK {
+			most = max(most, float64(c.MemoryBytes), float64(c.PlannedMemoryBytes))
+		}
+	}
+	for _, c := range g.Cells {
+		if most > 0 && float64(c.PlannedMemoryBytes) > 1.5*most {
+			v.Y.Max = number(1.5 * most)
+			f.Says += " Bars that leave the chart are of cells that need more; the numbers have them."
+			break
+		}
+	}
+	slices.SortStableFunc(v.Panels, func(a, b panel) int { return slices.Compare(a.place, b.place) })
+	f.Views = []view{v}
+	return f
+}
+
+// roofline draws the rate of a device over its model FLOPs for each byte that it sends: below the slanted line
+// the link can be what holds it up, below the flat one the arithmetic.
+func (g *grid) roofline(plans map[string]*Plan) *figure {
+	f := &figure{Title: "Roofline of transfers", Kind: "lines", Section: communicate,
+		Says: "Each point is a cell: model FLOPs of a device for each byte that the rank sends which sends most, and " +
+			"what rate it reached. "}
+	var at roof
+	low, high := math.Inf(1), 0.0
+	panels := g.lines(nil, func(c *experiment.Cell) (x, y, lo, hi float64) {
+		nan := math.NaN()
+		p := plans[c.ID]
+		if p == nil || c.Status != experiment.OK || p.Communication.Total <= 0 || p.Partition.Ranks < 2 ||
+			c.TFLOPsPerDevice <= 0 {
+			return nan, nan, nan, nan
+		}
+		if at.flops == 0 {
+			at = roofOf(p)
+		}
+		x = p.Estimate.FLOPsPerStep / float64(p.Partition.Ranks) / p.Communication.Total
+		low, high = min(low, x), max(high, x)
+		return x, c.TFLOPsPerDevice, nan, nan
+	})
+	all := fold(panels)
+	if len(all) == 0 {
+		return f
+	}
+	if at.flops > 0 {
+		top := series{Name: "roof: " + at.says, Kind: "ideal"}
+		if at.link > 0 {
+			ridge := at.flops / at.link
+			low = min(low, ridge/4)
+			top.X, top.Y = []number{number(low), number(ridge)}, []number{number(low * at.link / 1e12),
+				number(at.flops / 1e12)}
+			f.Says += fmt.Sprintf("The roof is %s TFLOP/s and %s GB/s (%s).", readable.Number(at.flops/1e12),
+				readable.Number(at.link/1e9), at.says)
+			high = max(high, ridge*2)
+		} else {
+			top.X, top.Y = []number{number(low)}, []number{number(at.flops / 1e12)}
+			f.Says += fmt.Sprintf("The roof is %s TFLOP/s (%s); the rate of the links of this machine is not known.",
+				readable.Number(at.flops/1e12), at.says)
+		}
+		high *= 1.5
+		top.X, top.Y = append(top.X, number(high)), append(top.Y, number(at.flops/1e12))
+		all = append(all, top)
+	}
+	f.Views = []view{{Name: "TFLOP/s a device", X: axis{Name: "model FLOPs for each byte sent", Log: true},
+		Y: axis{Name: "TFLOP/s a device", Log: true}, Panels: []panel{{Series: all}}}}
+	return f
+}
+
+type roof struct {
+	flops, link float64 // a second; 0 where not known
+	says        string
+}
+
+var archOf = regexp.MustCompile(`(?:^|,)arch=sm(\d+)`)
+
+// roofOf returns the data sheet's of a GPU, and the measured product rate of a CPU.
+func roofOf(p *Plan) roof {
+	if m := archOf.FindStringSubmatch(p.Machine); m != nil {
+		arch, _ := strconv.Atoi(m[1])
+		if peak, ok := machine.CardFor(arch); ok {
+			r := roof{flops: peak.BF16, link: peak.Link, says: "data sheet of " + peak.Name}
+			if p.option("precision.compute") == "fp32" {
+				r.flops = peak.FP32
+			}
+			return r
+		}
+	}
+	if p.Estimate.Measured > 0 {
+		return roof{flops: p.Estimate.Measured * 1e9, says: "matrix products measured on this CPU, of a rank"}
+	}
+	return roof{}
 }

@@ -38,7 +38,6 @@ type span struct {
 
 var fromRank = regexp.MustCompile(`from rank (\d+)`)
 
-// kindOf returns the way to draw a slice; ok is false for one that is not drawn.
 func kindOf(s metrics.Slice) (k work, ok bool) {
 	switch {
 	case s.Lane == "compute" && s.Name == "wait":
@@ -61,7 +60,6 @@ func stepOf(label string) (n int, ok bool) {
 	return n, ok && err == nil
 }
 
-// timeline adds the last step of a trace that all of its ranks have.
 func (p *page) timeline(r *Run) {
 	spans, step, ranks := r.lastStep()
 	if len(spans) == 0 {
@@ -72,10 +70,11 @@ func (p *page) timeline(r *Run) {
 	if r.Traced > len(shown) {
 		cut = fmt.Sprintf(" The first %d of %d ranks are drawn.", len(shown), r.Traced)
 	}
-	f := &figure{Title: fmt.Sprintf("Step %d by rank, %s", step, r.Name), Kind: "rects", Section: timeline, Source: source,
-		Says: "Each rank has two rows: what its device computes, and what travels meanwhile. A transfer under work is " +
-			"hidden. Waits name the rank that was waited for. What is too short to draw is joined with its neighbours, and " +
-			"looks like what took most time of them." + cut}
+	f := &figure{Title: fmt.Sprintf("Step %d by rank, %s", step, r.Name), Kind: "rects", Section: timeline,
+		Source: source,
+		Says: "Each rank has two rows: what its device computes, and what travels meanwhile. A transfer under work " +
+			"is hidden. Waits name the rank that was waited for. What is too short to draw is joined with its " +
+			"neighbours, and looks like what took most time of them." + cut}
 	f.Views = append(f.Views, timelineView("the whole step", spans, shown))
 	for _, pass := range []string{"forward", "backward"} {
 		if layer, ok := middle(spans, pass); ok {
@@ -195,7 +194,6 @@ func timelineView(name string, spans []span, ranks []int) view {
 	return v
 }
 
-// words describes a span to a reader.
 func (s span) words() string {
 	_, where, _ := strings.Cut(s.Label, "/")
 	where = strings.ReplaceAll(where, "/", ", ")
@@ -283,12 +281,11 @@ func hopOf(label string) string {
 	return ""
 }
 
-// hopTimes returns how long each rank computed and waited in each hop, over all layers of a step.
 func (r *Run) hopTimes(spans []span, ranks []int, step int, source []string) *figure {
-	f := &figure{Title: fmt.Sprintf("Time by rank and hop of step %d, %s", step, r.Name), Kind: "heat", Section: timeline,
-		Source: source,
-		Says: "Seconds over all layers, forward and backward. Attention shows whose kernels are slow, waiting who pays " +
-			"for it."}
+	f := &figure{Title: fmt.Sprintf("Time by rank and hop of step %d, %s", step, r.Name), Kind: "heat",
+		Section: timeline, Source: source,
+		Says: "Seconds over all layers, forward and backward. Attention shows whose kernels are slow, waiting who " +
+			"pays for it."}
 	for _, kind := range []work{attention, waiting} {
 		took := map[[2]int]float64{}
 		var columns []string
@@ -307,7 +304,6 @@ func (r *Run) hopTimes(spans []span, ranks []int, step int, source []string) *fi
 	return f
 }
 
-// waitsFor returns who waited for whom in a step.
 func (r *Run) waitsFor(spans []span, ranks []int, step int, source []string) *figure {
 	took := map[[2]int]float64{}
 	for _, s := range spans {
@@ -317,10 +313,10 @@ func (r *Run) waitsFor(spans []span, ranks []int, step int, source []string) *fi
 			}
 		}
 	}
-	return &figure{Title: fmt.Sprintf("Who waited for whom in step %d, %s", step, r.Name), Kind: "heat", Section: timeline,
-		Source: source,
-		Says: "Seconds that the rank of the row stood still for keys, values or gradients that the rank of the column " +
-			"sent. Waits for sums over all ranks name nobody and are not in it.",
+	return &figure{Title: fmt.Sprintf("Who waited for whom in step %d, %s", step, r.Name), Kind: "heat",
+		Section: timeline, Source: source,
+		Says: "Seconds that the rank of the row stood still for keys, values or gradients that the rank of the " +
+			"column sent. Waits for sums over all ranks name nobody and are not in it.",
 		Views: []view{heatView("seconds", "waited for", "seconds", nameRanks(ranks), nameRanks(ranks), took)}}
 }
 
@@ -337,10 +333,11 @@ func heatView(name, x, kind string, columns, rows []string, values map[[2]int]fl
 	if len(values) > 0 {
 		for row := range rows {
 			for col := range columns {
-				s.X, s.Y, s.Lo = append(s.X, number(col)), append(s.Y, number(row)), append(s.Lo, number(values[[2]int{row, col}]))
+				s.X, s.Y, s.Lo = append(s.X, number(col)), append(s.Y, number(row)),
+					append(s.Lo, number(values[[2]int{row, col}]))
 			}
 		}
 	}
-	return view{Name: name, X: axis{Name: x, Kind: "text", Text: columns}, Y: axis{Name: "rank", Kind: "text", Text: rows},
-		Panels: []panel{{Title: kind, Series: []series{s}}}}
+	return view{Name: name, X: axis{Name: x, Kind: "text", Text: columns}, Y: axis{Name: "rank", Kind: "text",
+		Text: rows}, Panels: []panel{{Title: kind, Series: []series{s}}}}
 }

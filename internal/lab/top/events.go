@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/clipperhouse/displaywidth"
+
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/launch/progress"
@@ -16,7 +18,7 @@ import (
 
 const (
 	maxLogTail = 64 << 10 // bytes of the end of a log that are read
-	maxLogs    = 64       // launchers whose logs are read
+	maxLogs    = 64       // logs that are read
 	maxEvents  = 200
 	maxText    = 1000 // bytes of an event that are kept
 )
@@ -27,7 +29,6 @@ type Event struct {
 	Text string
 }
 
-// stepLine are the lines of steps, which the curves show.
 var stepLine = regexp.MustCompile(`^step \d+(/\d+)?  loss `)
 
 // startLine begins what one start has printed: "--- 2026-11-22T23:43:42.434Z cprun VERSION: COMMAND".
@@ -49,7 +50,6 @@ func events(logs *os.Root) []Event {
 	return all[max(0, len(all)-maxEvents):]
 }
 
-// launcherLogs returns the names of the logs.
 func launcherLogs(logs *os.Root) ([]string, error) {
 	dir, err := logs.Open(".")
 	if err != nil {
@@ -68,7 +68,7 @@ func launcherLogs(logs *os.Root) ([]string, error) {
 	return names[:min(len(names), maxLogs)], nil
 }
 
-// inOrder sorts events by time, with the lines that belong to one behind it.
+// inOrder sorts events by time, each with the lines that belong to it.
 func inOrder(all []Event) []Event {
 	type block struct{ from, to int }
 	var blocks []block
@@ -137,3 +137,126 @@ func parseLog(text string) (all []Event) {
 	}
 	return all
 }
+
+// Style is how a part of a line is drawn.
+type Style int
+
+// The styles. Each can be told from the words alone, if a terminal has no colours.
+const (
+	Plain  Style = iota
+	Dim          // labels
+	Bold         // figures that are looked for
+	Good         // of a run that does well
+	Warn         // for attention
+	Bad          // of a run that has failed
+	Accent       // curves
+)
+
+// Span is a part of a line: Text in one Style.
+type Span struct {
+	Text  string
+	Style Style
+}
+
+// Line is one line of the picture.
+type Line []Span
+
+// String returns the line without its styles.
+func (l Line) String() string {
+	var b strings.Builder
+	for _, s := range l {
+		b.WriteString(s.Text)
+	}
+	return strings.TrimRight(b.String(), " ")
+}
+
+// width returns the number of columns of a text: some characters take two or none.
+func width(s string) int { return displaywidth.String(s) }
+
+func (l Line) width() int {
+	n := 0
+	for _, s := range l {
+		n += width(s.Text)
+	}
+	return n
+}
+
+func (l Line) clip(n int) Line {
+	var out Line
+	for _, s := range l {
+		w := width(s.Text)
+		if w > n {
+			s.Text = clip(s.Text, n)
+			return append(out, s)
+		}
+		out, n = append(out, s), n-w
+	}
+	return out
+}
+
+// clip returns at most n columns of s, the last of them ".." if it is longer.
+func clip(s string, n int) string {
+	if width(s) <= n {
+		return s
+	}
+	tail := ".."
+	if n < 6 {
+		tail = ""
+	}
+	return displaywidth.TruncateString(s, max(n, 0), tail)
+}
+
+// fill returns s in n columns, at the right end of them or at the left.
+func fill(s string, n int, right bool) string {
+	s = clip(s, n)
+	space := strings.Repeat(" ", max(0, n-width(s)))
+	if right {
+		return space + s
+	}
+	return s + space
+}
+
+// ends returns a line with one part at each end of w columns.
+func ends(left, right Line, w int) Line {
+	left = left.clip(w)
+	space := w - left.width() - right.width()
+	if space < 2 {
+		return left
+	}
+	return append(append(left, Span{strings.Repeat(" ", space), Plain}), right...)
+}
+
+type item struct {
+	label, text string
+	style       Style
+}
+
+// flow puts items beside each other, on as many lines of w columns as they take, the first part of each line being
+// name.
+func flow(name string, items []item, w int) []Line {
+	line := Line{{fill(name, nameWidth, false), Dim}}
+	var out []Line
+	empty := true
+	for _, it := range items {
+		var part Line
+		if it.label != "" {
+			part = append(part, Span{it.label + " ", Dim})
+		}
+		part = append(part, Span{it.text, it.style})
+		if !empty && line.width()+2+part.width() > w {
+			out = append(out, line)
+			line, empty = Line{{strings.Repeat(" ", nameWidth), Plain}}, true
+		}
+		if !empty {
+			line = append(line, Span{"  ", Plain})
+		}
+		line, empty = append(line, part...), false
+	}
+	out = append(out, line)
+	for i := range out {
+		out[i] = out[i].clip(w)
+	}
+	return out
+}
+
+const nameWidth = 8

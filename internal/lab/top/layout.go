@@ -27,7 +27,6 @@ const (
 	endless   = 1 << 20         // lines of a picture that may be as long as it takes
 )
 
-// states maps each state to its words and their style.
 var states = map[State]item{
 	NotStarted:  {text: "not started", style: Warn},
 	Starting:    {text: "starting", style: Good},
@@ -84,7 +83,6 @@ func split(ranks *list, told *list, room int) []Line {
 	return append(ranks.lines(forRanks), told.lines(forEvents)...)
 }
 
-// A list is a heading and lines, shown in part.
 type list struct {
 	heading []Line // an empty line, a title, a row of names
 	rows    []Line
@@ -94,7 +92,6 @@ type list struct {
 	more    func(from, to, of int) Line
 }
 
-// height returns how many lines it would take.
 func (l *list) height() int {
 	if l == nil || len(l.rows) == 0 {
 		return 0
@@ -102,7 +99,6 @@ func (l *list) height() int {
 	return len(l.heading) + len(l.rows) + len(l.below)
 }
 
-// lines returns at most n lines of it; none without room for a row.
 func (l *list) lines(n int) []Line {
 	if l.height() == 0 || n <= len(l.heading) {
 		return nil
@@ -121,14 +117,12 @@ func (l *list) lines(n int) []Line {
 	return append(append(out, l.rows[from:to]...), below...)
 }
 
-// picture makes the parts.
 type picture struct {
 	*View
 	look Look
 	w, h int
 }
 
-// head returns the lines that are always there.
 func (p *picture) head() []Line {
 	out := []Line{p.title()}
 	if p.Why != "" {
@@ -139,8 +133,8 @@ func (p *picture) head() []Line {
 		out = append(out, Line{{clip(p.Why, p.w), style}})
 	}
 	if p.State == Dead {
-		out = append(out, Line{{clip("start it again with the same --run-dir: it goes on from its newest checkpoint", p.w),
-			Dim}})
+		out = append(out, Line{{clip("start it again with the same --run-dir: it goes on from its newest checkpoint",
+			p.w), Dim}})
 	}
 	for _, f := range p.Faults {
 		out = append(out, Line{{clip("cannot read: "+f, p.w), Warn}})
@@ -157,7 +151,6 @@ func (p *picture) head() []Line {
 	return append(out, p.nodes()...)
 }
 
-// title returns the run, its state, and the time.
 func (p *picture) title() Line {
 	s := states[p.State]
 	text := s.text
@@ -179,7 +172,6 @@ func (p *picture) title() Line {
 	return ends(left, Line{{clock, Dim}}, p.w)
 }
 
-// clock returns the time of day.
 func (p *picture) clock(t time.Time) string {
 	zone := p.look.Zone
 	if zone == nil {
@@ -188,7 +180,6 @@ func (p *picture) clock(t time.Time) string {
 	return t.In(zone).Format("15:04:05")
 }
 
-// progress returns how far it has come.
 func (p *picture) progress() []Line {
 	items := []item{{text: readable.Count(p.At), style: Bold}}
 	if p.Steps > 0 {
@@ -222,7 +213,6 @@ func (p *picture) progress() []Line {
 	return out
 }
 
-// bar returns the part of the steps that are done.
 func (p *picture) bar() Line {
 	part := min(1, float64(max(0, p.At))/float64(p.Steps))
 	percent := fmt.Sprintf(" %3.0f %%", math.Floor(100*part))
@@ -238,14 +228,18 @@ func (p *picture) bar() Line {
 	}
 }
 
-// losses returns the loss, and its curve.
 func (p *picture) losses() []Line {
 	var items []item
 	if p.Logged {
-		items = append(items, item{text: p.loss4(p.Last.Loss), style: Bold})
+		loss := "not a number" // the one thing to be seen
+		if p.Last.Loss.Known() {
+			loss = figure(p.Last.Loss, "%.4f")
+		}
+		items = append(items, item{text: loss, style: Bold})
 	}
 	if p.Validated {
-		items = append(items, item{"validation", fmt.Sprintf("%.4f at step %s", p.Val, readable.Count(p.ValStep)), Bold})
+		items = append(items, item{"validation", fmt.Sprintf("%.4f at step %s", p.Val, readable.Count(p.ValStep)),
+			Bold})
 	}
 	if p.Logged {
 		items = append(items, item{"gradient norm", figure(p.Last.GradNorm, "%.3g"), Plain},
@@ -276,15 +270,6 @@ func (p *picture) losses() []Line {
 	return out
 }
 
-// loss4 returns a loss, as the lines of steps have it. One that is no number is the one thing to be seen.
-func (p *picture) loss4(x metrics.Float) string {
-	if !x.Known() {
-		return "not a number"
-	}
-	return fmt.Sprintf("%.4f", float64(x))
-}
-
-// speed returns the throughput, and the share of waits.
 func (p *picture) speed() []Line {
 	if !p.Logged {
 		return nil
@@ -303,7 +288,8 @@ func (p *picture) speed() []Line {
 	add("MFU", 100*m.MFU, "%.1f %%")
 	add("step", m.StepSeconds, "%.3g s")
 	if m.CommWaitSeconds.Known() && m.StepSeconds > 0 {
-		items = append(items, item{"waits", fmt.Sprintf("%.0f %%", 100*float64(m.CommWaitSeconds/m.StepSeconds)), Plain})
+		items = append(items, item{"waits", fmt.Sprintf("%.0f %%", 100*float64(m.CommWaitSeconds/m.StepSeconds)),
+			Plain})
 	}
 	out := flow("speed", items, p.w)
 	points := p.rate.fit(p.w - nameWidth)
@@ -314,7 +300,6 @@ func (p *picture) speed() []Line {
 	return out
 }
 
-// memory returns the memory of the device and of the hosts.
 func (p *picture) memory() []Line {
 	var items []item
 	if p.Logged && p.Last.MemoryBytes > 0 {
@@ -334,7 +319,6 @@ func (p *picture) memory() []Line {
 	return flow("memory", items, p.w)
 }
 
-// foot reports which keys there are.
 func (p *picture) foot() []Line {
 	if !p.look.Keys {
 		return nil

@@ -110,14 +110,12 @@ func watch(ctx context.Context, s *Source, views chan<- *View, faults chan<- err
 	}
 }
 
-// A display is the content of the screen.
 type display struct {
 	screen tcell.Screen
 	view   *View // nil before the first look
 	look   Look
 }
 
-// on handles an event, and reports whether to quit.
 func (d *display) on(ev tcell.Event) (quit bool) {
 	switch ev := ev.(type) {
 	case *tcell.EventResize:
@@ -128,7 +126,6 @@ func (d *display) on(ev tcell.Event) (quit bool) {
 	return false
 }
 
-// key handles a key.
 func (d *display) key(ev *tcell.EventKey) (quit bool) {
 	switch ev.Key() {
 	case tcell.KeyCtrlC:
@@ -160,7 +157,6 @@ func (d *display) key(ev *tcell.EventKey) (quit bool) {
 	return false
 }
 
-// scroll shows other ranks.
 func (d *display) scroll(by int) {
 	most := 0
 	if d.view != nil {
@@ -179,7 +175,6 @@ func (d *display) suspend() {
 	_ = d.screen.Resume()                // if that fails, so does the next thing that is drawn
 }
 
-// styles maps styles to the terminal's.
 var styles = map[Style]tcell.Style{
 	Plain:  tcell.StyleDefault,
 	Dim:    tcell.StyleDefault.Dim(true),
@@ -190,7 +185,6 @@ var styles = map[Style]tcell.Style{
 	Accent: tcell.StyleDefault.Foreground(color.Teal),
 }
 
-// draw draws the picture; tcell sends the changes.
 func (d *display) draw() {
 	w, h := d.screen.Size()
 	d.screen.Clear()

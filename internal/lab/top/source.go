@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -67,7 +68,6 @@ func Open(dir string) (*Source, error) {
 // Close closes it.
 func (s *Source) Close() error { return s.root.Close() }
 
-// add takes a step that was logged.
 func (s *Source) add(m metrics.Step) {
 	v := &s.view
 	if m.ValLoss != nil && m.ValLoss.Known() {
@@ -121,7 +121,6 @@ func (s *Source) Look(now time.Time) *View {
 	return &out
 }
 
-// fault notes an error of reading.
 func (s *Source) fault(err error) {
 	if err != nil {
 		s.view.Faults = append(s.view.Faults, terminal.Clip(string(terminal.Line([]byte(err.Error()))), maxText))
@@ -148,11 +147,11 @@ func (s *Source) config() bool {
 	s.view.Steps = int64(c.Train.Steps)
 	s.view.About = terminal.Clip(string(terminal.Line(fmt.Appendf(nil,
 		"%s, %d layers of %d, sequences of %d tokens, %d a step",
-		c.Model.Architecture, c.Model.NumHiddenLayers, c.Model.HiddenSize, c.Data.SeqLen, c.Train.GlobalBatchSize))), maxText)
+		c.Model.Architecture, c.Model.NumHiddenLayers, c.Model.HiddenSize, c.Data.SeqLen, c.Train.GlobalBatchSize))),
+		maxText)
 	return true
 }
 
-// maxLatest bounds the name of a checkpoint, in bytes.
 const maxLatest = 4 << 10
 
 // saved returns the step of the newest checkpoint; 0 without one of a name that a run gives.
@@ -167,7 +166,6 @@ func (s *Source) saved() (step int64) {
 	return max(0, step)
 }
 
-// judge finds the state of the run.
 func (s *Source) judge(configured bool) {
 	v := &s.view
 	v.At, v.Starts, v.Begun, v.Heard = v.Last.Step, 0, time.Time{}, 0
@@ -214,7 +212,6 @@ func (s *Source) judgeAlone(configured bool) {
 	}
 }
 
-// living returns the state of a run with a live launcher.
 func (s *Source) living() State {
 	v := &s.view
 	working := slices.ContainsFunc(v.Rows, func(r status.Row) bool { return r.State != "starts" })
@@ -227,7 +224,6 @@ func (s *Source) living() State {
 	return Starting
 }
 
-// ending returns the state of a run after that exit code of its launcher.
 func ending(code int) State {
 	switch code {
 	case launch.ExitDone:
@@ -275,5 +271,88 @@ func (s *Source) estimate() {
 	left := float64(max(0, v.Steps-v.At)) * took[len(took)/2]
 	if const100Years := 100 * 365 * 24 * 3600.0; left < const100Years {
 		v.Left, v.Timed = time.Duration(left*float64(time.Second)), true
+	}
+}
+
+const (
+	// maxBehind bounds the first read of a long metrics.jsonl, from its end, in bytes: 130,000 steps.
+	maxBehind = 64 << 20
+	// maxLine bounds a line of metrics, in bytes; a run writes 500.
+	maxLine = 64 << 10
+)
+
+// follower reads the new lines of a metrics.jsonl. The run may be on another host, and the file may be replaced
+// (a run that goes on from a checkpoint leaves out the steps after it), cut, or gone.
+type follower struct {
+	root   *os.Root
+	add    func(metrics.Step)
+	forget func() // all that came before: the file is another one
+
+	file   fs.FileInfo // that was read last; nil: none
+	offset int64       // bytes read
+	begun  []byte      // a line without its end
+	skip   bool        // the line that has begun is none: too long, or its beginning was left out
+}
+
+// poll reads the new lines. An absent file is no error.
+func (f *follower) poll() error {
+	// opened each time, since only then a network file system looks anew
+	file, err := files.OpenIn(f.root, "metrics.jsonl")
+	if errors.Is(err, fs.ErrNotExist) {
+		f.reset(nil)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	now, err := file.Stat()
+	if err != nil {
+		return fmt.Errorf("metrics.jsonl: %w", err)
+	}
+	if f.file == nil || !os.SameFile(now, f.file) || now.Size() < f.offset {
+		f.reset(now)
+		if f.offset = max(0, now.Size()-maxBehind); f.offset > 0 {
+			f.skip = true
+		}
+	}
+	if now.Size() == f.offset {
+		return nil
+	}
+	if _, err := file.Seek(f.offset, io.SeekStart); err != nil {
+		return fmt.Errorf("metrics.jsonl: %w", err)
+	}
+	n, err := io.Copy(lines{f}, io.LimitReader(file, maxBehind))
+	f.offset += n
+	if err != nil {
+		return fmt.Errorf("metrics.jsonl: %w", err)
+	}
+	return nil
+}
+
+func (f *follower) reset(now fs.FileInfo) {
+	if f.file != nil {
+		f.forget()
+	}
+	f.file, f.offset, f.begun, f.skip = now, 0, nil, false
+}
+
+// lines is a writer that cuts its input into lines.
+type lines struct{ *follower }
+
+func (l lines) Write(p []byte) (int, error) {
+	for rest := p; ; {
+		line, after, whole := bytes.Cut(rest, []byte("\n"))
+		if !l.skip {
+			l.begun = append(l.begun, line...)
+			l.skip = len(l.begun) > maxLine
+		}
+		if !whole {
+			return len(p), nil
+		}
+		if s, ok := metrics.ParseStep(l.begun); ok && !l.skip {
+			l.add(s)
+		}
+		l.begun, l.skip, rest = l.begun[:0], false, after
 	}
 }

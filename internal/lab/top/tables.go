@@ -64,7 +64,6 @@ func fitted(all []column, w int, skip ...string) []bool {
 	return use
 }
 
-// row returns a line of a table.
 func row(all []column, use []bool, cells []string, w int, style func(i int) Style) Line {
 	var line Line
 	at := 0
@@ -87,7 +86,6 @@ func row(all []column, use []bool, cells []string, w int, style func(i int) Styl
 	return line.clip(w)
 }
 
-// blank reports whether cell i and all after it are empty.
 func blank(all []column, use []bool, cells []string, i int) bool {
 	for ; i < len(all); i++ {
 		if use[i] && cells[i] != "" {
@@ -97,7 +95,6 @@ func blank(all []column, use []bool, cells []string, i int) bool {
 	return true
 }
 
-// names returns the line with the columns' names.
 func names(all []column, use []bool, w int) Line {
 	cells := make([]string, len(all))
 	for i, c := range all {
@@ -137,7 +134,6 @@ func (p *picture) ranks() *list {
 	return l
 }
 
-// rank returns the line of one rank.
 func (p *picture) rank(s *status.Row, r standing.Row, use []bool) Line {
 	cells := []string{
 		fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), readable.Bytes(s.Resident), r.Step, r.Pass, r.Layer, r.Hop,
@@ -213,7 +209,6 @@ func (p *picture) nodes() []Line {
 // maxHosts bounds the hosts that are named.
 const maxHosts = 4
 
-// several names hosts, up to some.
 func several(hosts []string) string {
 	if len(hosts) > maxHosts {
 		return fmt.Sprintf("%s and %d more", strings.Join(hosts[:maxHosts], ", "), len(hosts)-maxHosts)
@@ -236,7 +231,6 @@ func counted(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// events returns the last lines that the launchers have printed.
 func (p *picture) events() *list {
 	l := &list{heading: []Line{nil, {{"events", Bold}}}, last: true}
 	for _, e := range p.Events {

@@ -42,7 +42,7 @@ var literal = regexp.MustCompile(`\bV\([0-9]+, *[0-9]+, *[0-9]+\)|\b(?:CUDNN|cud
 // TestVersionsStandInTheRulesAlone finds versions that code outside this package knows. Tests may
 // name them, and machine.BuiltFlash is our own.
 func TestVersionsStandInTheRulesAlone(t *testing.T) {
-	const root = "../.."
+	const root = "../../.."
 	files := 0
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {

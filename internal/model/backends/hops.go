@@ -231,7 +231,6 @@ func (w *walker) gather(x *partition.Index) {
 	}
 }
 
-// block adds the calls of a rank with a block of keys.
 func (w *walker) block(rank, owner int, tiles []partition.Tile) {
 	for _, t := range tiles {
 		c := w.base

@@ -5,10 +5,13 @@
 package backends
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -114,4 +117,82 @@ type Params struct {
 	Algorithm   string // ring, allgather, ulysses, hierarchical
 	Gather      string // when rows travel that are fetched in one hop: beside, before, auto; "" is beside
 	Layout      string // of partition.Names
+}
+
+// maxLength bounds lengths, so that products of a few of them do not overflow.
+const maxLength = 1 << 40
+
+// checked returns p with its defaults filled in, or an error for ranks, heads or lengths that no run can have. Other
+// values are checked where they enter the program.
+func (p Params) checked() (Params, error) {
+	if p.ContextSize == 0 {
+		p.ContextSize = 1
+	}
+	if p.InnerSize == 0 && (p.Algorithm != "hierarchical" || p.ContextSize == 1) {
+		p.InnerSize = 1
+	}
+	if p.Algorithm == "" {
+		p.Algorithm = "ring"
+	}
+	if p.Layout == "" {
+		p.Layout = "zigzag"
+	}
+	if p.Gather == "" {
+		p.Gather = "beside"
+	}
+	if p.Causal {
+		p.WindowRight = 0
+	}
+	var faults []error
+	fault := func(format string, args ...any) {
+		faults = append(faults, fmt.Errorf("attention parameters: "+format, args...))
+	}
+	if n := min(p.Batch, p.SeqQ, p.SeqKV, p.HeadDim, p.HeadDimV); n < 1 || max(p.Batch, p.SeqQ, p.SeqKV) > maxLength {
+		fault("batch %d, %d queries, %d keys, head dims %d and %d: want 1 to %d", p.Batch, p.SeqQ, p.SeqKV, p.HeadDim,
+			p.HeadDimV, maxLength)
+	}
+	if p.KVHeads < 1 || p.Heads < 1 || p.Heads%p.KVHeads != 0 {
+		fault("%d query heads are not a multiple of %d KV heads", p.Heads, p.KVHeads)
+	}
+	if !slices.Contains([]string{"ring", "allgather", "ulysses", "hierarchical"}, p.Algorithm) {
+		fault("algorithm %q is not known", p.Algorithm)
+	}
+	if !slices.Contains(partition.Names, p.Layout) {
+		fault("layout %q is not known", p.Layout)
+	}
+	if p.ContextSize < 1 || p.InnerSize < 1 || p.ContextSize%p.InnerSize != 0 {
+		fault("%d ranks are not a multiple of the %d that exchange heads", p.ContextSize, p.InnerSize)
+	}
+	return p, errors.Join(faults...)
+}
+
+// dropped records the NaN and infinities that versions of cuDNN drop. A row has the form "k NaN: lse dv": a NaN in k
+// does not reach LSE and dv, which the definition makes NaN or infinite. TestFusedNonFinite of package kernels/gpu
+// measures the rows and holds them to this table. Other versions have not been measured.
+var dropped = map[Version][]string{
+	V(9, 19, 0): {},
+}
+
+// Dropped returns the rows of one version of cuDNN, and whether it has been measured.
+func Dropped(cudnn Version) (rows []string, measured bool) {
+	rows, measured = dropped[cudnn]
+	return rows, measured
+}
+
+// fusedWarnings are rules that warn of cuDNN and do not reject it.
+var fusedWarnings = []Rule{
+	{ID: "fused-drops-nan", Backend: Fused, Warns: true, // kernels
+		Speaks: func(c *Call) bool { return len(dropped[c.CUDNN]) > 0 },
+		Reason: "This version of cuDNN drops some NaN and infinities of q, k, v or dO, so a broken run may look sound.",
+		Fix:    "Set attention.backend to flash, which keeps them."},
+}
+
+// Warnings returns the rules that warn of the chosen backend.
+func (c *Choice) Warnings() (list []Rejection) {
+	for _, r := range rules {
+		if r.Warns && r.Backend == c.Backend && r.Speaks(&c.Hops[0]) {
+			list = append(list, Rejection{Backend: r.Backend, Rule: r.ID, Reason: r.Reason, Fix: r.Fix})
+		}
+	}
+	return list
 }

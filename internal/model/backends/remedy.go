@@ -107,7 +107,6 @@ type judgement struct {
 	seen    map[[2]string]bool
 }
 
-// against returns all rules that reject c.
 func against(b Backend, c *Call) []*Rule {
 	var out []*Rule
 	for i := range rules {
@@ -130,7 +129,6 @@ func (j *judgement) note(r *Rule, c *Call) {
 	}
 }
 
-// maxSteps bounds the remedies of one call and its parts.
 const maxSteps = 64
 
 // key identifies a rejection: by its rule, and by the hop if it matters.
@@ -208,4 +206,99 @@ func (j *judgement) apply(r *Rule, c *Call, calls []Call) {
 		}
 	}
 	j.applied = append(j.applied, a)
+}
+
+// cut splits a call as the kernel on cuDNN does (internal/base/cuda/dnn.Cut): rectangles run one by one, and a band is
+// cut by rows until each part has one diagonal, from the top left corner or to the bottom right one, with or without a
+// window before it. cut returns nil where the kernel leaves the call as it is. The parts share no rows.
+func (c Call) cut() []Call {
+	if c.Documents {
+		return nil
+	}
+	if c.Rects > 1 {
+		c.Rects = 1
+		return []Call{c}
+	}
+	lo, hi := c.band()
+	p := parter{whole: c, lo: lo, hi: hi}
+	row := 0
+	switch shift := c.SeqKV - c.SeqQ; {
+	case c.Right >= 0 && hi > 0 && hi != shift:
+		row = c.SeqKV - hi // from here on the right bound hides nothing
+	case c.Left >= 0 && shift < 0:
+		row = -lo // up to here the left bound hides nothing
+	default:
+		return nil
+	}
+	p.cut(0, row, 0, c.SeqKV)
+	p.cut(row, c.SeqQ, 0, c.SeqKV)
+	return p.out
+}
+
+// band is the bounds of j-i, counted from the call's first query and key.
+func (c *Call) band() (lo, hi int) {
+	shift := 0
+	if c.Mask == BottomRightMask {
+		shift = c.SeqKV - c.SeqQ
+	}
+	lo, hi = -(c.SeqQ - 1), c.SeqKV-1
+	if c.Left >= 0 {
+		lo = shift - c.Left
+	}
+	if c.Right >= 0 {
+		hi = shift + c.Right
+	}
+	return lo, hi
+}
+
+type parter struct {
+	whole  Call
+	lo, hi int
+	out    []Call
+}
+
+// cut adds the pairs of rows [q0, q1) and keys [k0, k1), shrunk to those that are visible.
+func (p *parter) cut(q0, q1, k0, k1 int) {
+	q0, q1 = max(q0, k0-p.hi), min(q1, k1-p.lo)
+	k0, k1 = max(k0, q0+p.lo), min(k1, q1+p.hi)
+	if q0 >= q1 || k0 >= k1 {
+		return
+	}
+	c := p.whole
+	c.QAt, c.KAt = c.QAt+q0, c.KAt+k0
+	c.SeqQ, c.SeqKV = q1-q0, k1-k0
+	c.masked(p.lo-k0+q0, p.hi-k0+q0)
+	p.out = append(p.out, c)
+}
+
+// Workspace returns the most bytes of device memory that the chosen backend takes beside its inputs and outputs, over
+// all hops and both passes of one layer: none for our kernels, which accumulate in the caller's buffers.
+func (c *Choice) Workspace() int64 {
+	if c.Backend != Fused {
+		return 0
+	}
+	most := 0.0 // absurd lengths are large numbers, not wrong ones
+	for i := range c.Hops {
+		most = max(most, c.Hops[i].fusedWorkspace())
+	}
+	return int64(most)
+}
+
+// fusedWorkspace is what cudnn-frontend asks for in the backward pass, as kernels/gpu reserves it: dQ in
+// float32, the row sums of dO*O, for grouped heads of documents dK and dV of every query head, and where
+// the deterministic algorithm of Hopper is the old one, the matrix dP, in blocks of 128 at most.
+func (c *Call) fusedWorkspace() float64 {
+	if !c.Training {
+		return 0
+	}
+	rowsQ := float64(c.Batch) * float64(c.Heads) * float64(c.SeqQ)
+	rowsK := float64(c.Batch) * float64(c.Heads) * float64(c.SeqKV)
+	n := 4*rowsQ*float64(c.HeadDim) + 4*rowsQ
+	if c.Deterministic && KeepsMatrix(c.Arch, c.CUDNN) {
+		n += dpBytes(c, 128)
+	}
+	if c.Documents && c.KVHeads != c.Heads {
+		n += 4 * rowsK * float64(c.HeadDim+c.HeadDimV)
+	}
+	return n
 }

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -8,6 +9,9 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"time"
+
+	"github.com/cprun/cprun/comm"
 )
 
 // commit does rank 0's part of a save, after all ranks have written: check, write the manifest,
@@ -123,8 +127,8 @@ func filesOf(own report, blobs [][]byte) ([]FileInfo, faults) {
 		case r.Error != "":
 			err = errors.New(r.Error)
 		case own.err == nil && (r.Rank != rank || r.Run != own.Run || r.Step != own.Step || r.Layout != own.Layout):
-			err = fmt.Errorf("saves step %d of layout %.8s as rank %d of start %.64s, and rank 0 step %d of layout %.8s of "+
-				"start %s", r.Step, r.Layout, r.Rank, r.Run, own.Step, own.Layout, own.Run)
+			err = fmt.Errorf("saves step %d of layout %.8s as rank %d of start %.64s, and rank 0 step %d of layout "+
+				"%.8s of start %s", r.Step, r.Layout, r.Rank, r.Run, own.Step, own.Layout, own.Run)
 		}
 		if err != nil {
 			fs = append(fs, &RankError{rank, err})
@@ -143,8 +147,8 @@ func checkDir(ctx context.Context, tmp store, m *Manifest) error {
 		ours[f.Name] = true
 		err := await(ctx, tmp, longWait, func() error { return sized(tmp, f) })
 		if errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("rank 0 does not see a shard that another rank wrote; the run directory must lie on a file "+
-				"system that all nodes share: %w", err)
+			err = fmt.Errorf("rank 0 does not see a shard that another rank wrote; the run directory must lie on a "+
+				"file system that all nodes share: %w", err)
 		}
 		if err != nil {
 			return err
@@ -189,7 +193,6 @@ func (s *Saver) rename(tmp, final string) error {
 	return again(s.dir, s.dir.Sync)
 }
 
-// setLatest makes the file latest name a checkpoint.
 func (s *Saver) setLatest(name string) error {
 	err := s.writeSynced(s.dir, latestName, []byte(name+"\n"), func() error {
 		return errors.Join(s.newest(), s.at("latest written"))
@@ -201,4 +204,49 @@ func (s *Saver) setLatest(name string) error {
 		return err
 	}
 	return again(s.dir, s.dir.Sync)
+}
+
+const (
+	defaultBeat  = 2 * time.Second
+	defaultLimit = 2 * time.Hour // hundreds of gigabytes on a slow file system
+)
+
+// together does some work on every rank, and returns on each when all are done. Ranks that are
+// still at it say so at every beat. So the group's deadline is for ranks that stand still, and
+// disks may be slow.
+func (s *Saver) together(ctx context.Context, work func()) error {
+	return Together(ctx, s.group, s.o.Beat, s.o.Limit, func() error {
+		work()
+		return nil
+	})
+}
+
+// Together does some work on every rank of a group, which may take up to limit, and returns when
+// all are done. An error of the own work is returned at once: the caller tells the others. After
+// any other error work may go on; it has to end with ctx. 0 means the defaults for a Saver.
+func Together(ctx context.Context, c comm.Communicator, beat, limit time.Duration, work func() error) error {
+	beat, limit = cmp.Or(beat, defaultBeat), cmp.Or(limit, defaultLimit)
+	done := make(chan error, 1)
+	go func() { done <- work() }() // ended by the end of work
+	tick := time.NewTicker(beat)
+	defer tick.Stop()
+	began := time.Now()
+	for mine := false; ; {
+		if !mine {
+			select {
+			case err := <-done:
+				if err != nil {
+					return err
+				}
+				mine = true
+			case <-tick.C:
+				if time.Since(began) > limit {
+					return fmt.Errorf("the disk has not done its part in %v", limit)
+				}
+			}
+		}
+		if all, err := (ranks{c}).all(ctx, mine); err != nil || all {
+			return err
+		}
+	}
 }

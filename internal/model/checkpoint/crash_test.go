@@ -45,7 +45,8 @@ func child(dir, point string, die int64) error {
 	if point == "set aside" {
 		first = die // a step that is there
 	}
-	f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: fmt.Sprintf("pid-%d", os.Getpid()), Keep: 2, Async: true, Local: *childLocal})
+	f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: fmt.Sprintf("pid-%d", os.Getpid()), Keep: 2,
+		Async: true, Local: *childLocal})
 	if err != nil {
 		return err
 	}
@@ -107,7 +108,8 @@ func childCommand(t *testing.T, dir, point string, step int64, more ...string) (
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := exec.Command(exe, append(more, "-child-dir="+dir, "-child-point="+point, fmt.Sprintf("-child-step=%d", step))...)
+	c := exec.Command(exe, append(more, "-child-dir="+dir, "-child-point="+point,
+		fmt.Sprintf("-child-step=%d", step))...)
 	out := &lines{got: make(chan struct{}, 1)}
 	c.Stdout, c.Stderr = out, os.Stderr
 	return c, out
@@ -134,7 +136,8 @@ func TestKillPoints(t *testing.T) {
 		}
 		step, reasons := latestStep(t, dir, params)
 		if step < max(out.last(), 2) {
-			t.Errorf("killed at %q of step %d: latest step is %d, want %d; passed over %q", point, die, step, max(out.last(), 2), reasons)
+			t.Errorf("killed at %q of step %d: latest step is %d, want %d; passed over %q", point, die, step,
+				max(out.last(), 2), reasons)
 		}
 		c, out = childCommand(t, dir, "none", 0)
 		if err := c.Run(); err != nil || out.last() != childSteps {

@@ -52,7 +52,6 @@ type verdict struct {
 	Final  bool // a newer start has begun: no later save can succeed
 }
 
-// faultText encodes a RankError.
 type faultText struct {
 	Rank  int    `json:"rank"`
 	Error string `json:"error"`
@@ -73,7 +72,6 @@ func (e *RankError) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// encode returns the JSON of a message or record of this package.
 func encode(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {

@@ -14,7 +14,8 @@ import (
 func beginner(t *testing.T, dir, run string, generation int64) *fleet {
 	t.Helper()
 	params, ranges := small(1)
-	f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: run, Start: Start{Generation: generation}, Locked: true})
+	f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: run, Start: Start{Generation: generation},
+		Locked: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,8 +77,10 @@ func TestGenerations(t *testing.T) {
 	if err != nil || next != 4 {
 		t.Fatalf("NextGeneration = %d, %v, want 4", next, err)
 	}
-	for generation, want := range map[int64]string{2: "number 3, by job first", 3: "generation 3 has been taken by job first"} {
-		_, err := NewSaver(world(1)[0], Options{Dir: rooted(dir), RunID: "other", Start: Start{Generation: generation}, Locked: true})
+	for generation, want := range map[int64]string{2: "number 3, by job first",
+		3: "generation 3 has been taken by job first"} {
+		_, err := NewSaver(world(1)[0], Options{Dir: rooted(dir), RunID: "other", Start: Start{Generation: generation},
+			Locked: true})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("a start with number %d: %v, want %q", generation, err, want)
 		}
@@ -95,7 +98,8 @@ func TestGenerations(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, generationName(6))); err != nil {
 		t.Fatal(err)
 	}
-	if err := late.save(t, 1); !errors.Is(err, ErrSuperseded) || !strings.Contains(err.Error(), "no such file or directory") {
+	if err := late.save(t, 1); !errors.Is(err, ErrSuperseded) ||
+		!strings.Contains(err.Error(), "no such file or directory") {
 		t.Errorf("without the record of the start: %v", err)
 	}
 }
@@ -119,7 +123,8 @@ func TestJobsDoNotFight(t *testing.T) {
 	dir := t.TempDir()
 	begin := func(job string, first, restart int64) error {
 		s, err := NewSaver(world(1)[0], Options{
-			Dir: rooted(dir), RunID: fmt.Sprintf("%s-%d", job, restart), Start: Start{Job: job, First: first, Generation: first + restart}, Locked: true,
+			Dir: rooted(dir), RunID: fmt.Sprintf("%s-%d", job, restart),
+			Start: Start{Job: job, First: first, Generation: first + restart}, Locked: true,
 		})
 		if err == nil {
 			err = s.Close()
@@ -148,7 +153,8 @@ func TestLockNamesItsHolder(t *testing.T) {
 	}
 	host, _ := os.Hostname()
 	_, err = Lock(dir, "")
-	if want := fmt.Sprintf("is in use by job mine, process %d on host %s", os.Getpid(), host); !errors.Is(err, errLocked) || !strings.Contains(err.Error(), want) {
+	if want := fmt.Sprintf("is in use by job mine, process %d on host %s", os.Getpid(), host); !errors.Is(err,
+		errLocked) || !strings.Contains(err.Error(), want) {
 		t.Errorf("a second lock: %v, want %q", err, want)
 	}
 	if _, err := Lock(dir, "other"); !errors.Is(err, errLocked) {

@@ -114,7 +114,8 @@ func fill(params []Param, own Range, step int64) []Field {
 
 func metaOf(step int64, ranks int) Meta {
 	return Meta{
-		Step: step, Samples: 2 * step, Tokens: 128 * step, World: World{Size: ranks, Context: ranks, Data: 1, Algorithm: "ring", Layout: "zigzag"},
+		Step: step, Samples: 2 * step, Tokens: 128 * step,
+		World:  World{Size: ranks, Context: ranks, Data: 1, Algorithm: "ring", Layout: "zigzag"},
 		Config: "train: {steps: 10}\n", CPRunVersion: "test", Seeds: map[string]int64{"train": 1, "data": 1 << 60},
 		Extra: map[string]json.RawMessage{"data": json.RawMessage(`{"shard":3}`)},
 	}
@@ -164,7 +165,8 @@ func (f *fleet) close() error {
 // small is the parameters of most tests, and the ranges of n ranks.
 func small(n int) ([]Param, []Range) {
 	r := rand.New(rand.NewPCG(1, 2))
-	params, total := place(r, map[string][]int{"embed": {5, 4}, "norm": {4}, "layers.0.w": {4, 3}, "layers.1.w": {3, 4}})
+	params, total := place(r, map[string][]int{"embed": {5, 4}, "norm": {4}, "layers.0.w": {4, 3},
+		"layers.1.w": {3, 4}})
 	ranges := make([]Range, n)
 	for i := range ranges {
 		ranges[i] = Range{total * int64(i) / int64(n), total * int64(i+1) / int64(n)}
@@ -187,7 +189,10 @@ func saved(t *testing.T, o Options, steps ...int64) (dir string, params []Param)
 		t.Fatal(err)
 	}
 	for _, step := range steps {
-		if err := f.each(func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, step)) }); err != nil {
+		if err := f.each(func(rank int, s *Saver) error {
+			return s.Save(t.Context(),
+				f.snapshot(rank, step))
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}

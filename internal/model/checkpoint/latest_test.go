@@ -16,7 +16,8 @@ import (
 // FuzzLatest: whatever the file latest holds, the checkpoints that are there are tried, each once, and
 // nothing else is.
 func FuzzLatest(f *testing.F) {
-	for _, text := range []string{"step-00000002\n", "", "step-00000009", "../step-00000001", "step-00000002.old-x", "\x00\xff\x1b[31m", strings.Repeat("x", 5000)} {
+	for _, text := range []string{"step-00000002\n", "", "step-00000009", "../step-00000001", "step-00000002.old-x",
+		"\x00\xff\x1b[31m", strings.Repeat("x", 5000)} {
 		f.Add([]byte(text))
 	}
 	dir := f.TempDir()
@@ -88,7 +89,8 @@ func TestSavesFollowNoLink(t *testing.T) {
 			params, ranges := small(2)
 			f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "first"})
 			if err == nil {
-				_ = f.each(func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, 1)) }) // it may be refused
+				// it may be refused
+				_ = f.each(func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, 1)) })
 				_ = f.close()
 			}
 			if left, err := os.ReadDir(outside); err != nil || len(left) > 0 {
@@ -100,7 +102,8 @@ func TestSavesFollowNoLink(t *testing.T) {
 
 func TestPipesAmongCheckpoints(t *testing.T) {
 	dir, params := saved(t, Options{}, 1, 2)
-	for _, name := range []string{latestName, "step-00000002/manifest.json", "step-00000001/shard-00000-of-00002.safetensors"} {
+	for _, name := range []string{latestName, "step-00000002/manifest.json",
+		"step-00000001/shard-00000-of-00002.safetensors"} {
 		path := filepath.Join(dir, name)
 		if err := errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600)); err != nil {
 			t.Fatal(err)
@@ -117,7 +120,8 @@ func TestPipesAmongCheckpoints(t *testing.T) {
 	if _, err := Lock(rooted(dir), ""); err != nil {
 		t.Error(err)
 	}
-	if err := errors.Join(os.Remove(filepath.Join(dir, ".lock")), unix.Mkfifo(filepath.Join(dir, ".lock"), 0o600)); err != nil {
+	if err := errors.Join(os.Remove(filepath.Join(dir, ".lock")),
+		unix.Mkfifo(filepath.Join(dir, ".lock"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Lock(rooted(dir), ""); err == nil {
@@ -133,11 +137,13 @@ func TestManifestClaimsNoMoreThanItsFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	big := strings.NewReplacer(`"length": 4`, `"length": 1099511627776`, "    4\n", "    1099511627776\n").Replace(string(text))
+	big := strings.NewReplacer(`"length": 4`, `"length": 1099511627776`, "    4\n",
+		"    1099511627776\n").Replace(string(text))
 	if big == string(text) {
 		t.Fatal("the manifest has no parameter of 4 elements")
 	}
-	if _, err := ParseManifest(checkpointtest.Summed([]byte(big))); err == nil || !strings.Contains(err.Error(), "more elements than its") {
+	if _, err := ParseManifest(checkpointtest.Summed([]byte(big))); err == nil ||
+		!strings.Contains(err.Error(), "more elements than its") {
 		t.Errorf("%v", err)
 	}
 	many := `{"format":"cprun-checkpoint","version":1,"fields":[` + strings.Repeat(`"",`, maxValues) + `""]}`

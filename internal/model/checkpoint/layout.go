@@ -40,7 +40,6 @@ type Field struct {
 	Data []float32
 }
 
-// span returns the place of p in the flat space.
 func (p Param) span() (Range, error) {
 	n, err := elements(p.Shape)
 	if err == nil && (p.Offset < 0 || p.Offset > math.MaxInt64-n) {
@@ -59,7 +58,6 @@ func elements(shape []int) (int64, error) {
 	return n / elementSize, err
 }
 
-// tensorName returns the name of a parameter's field in a shard.
 func tensorName(param, field string) string {
 	if field == FieldParam {
 		return param
@@ -73,7 +71,8 @@ func checkLayout(params []Param, own []Range, fields []Field) error {
 	at, n := int64(0), int64(0)
 	for _, r := range own {
 		if r.Lo < at || r.Hi < r.Lo {
-			return fmt.Errorf("range [%d, %d) of the flat space ends before it begins, or overlaps the one before", r.Lo, r.Hi)
+			return fmt.Errorf("range [%d, %d) of the flat space ends before it begins, or overlaps the one before",
+				r.Lo, r.Hi)
 		}
 		at = r.Hi
 		n += r.Len()
@@ -171,6 +170,6 @@ func compare(model []Param, saved []ParamInfo) error {
 	if err == nil {
 		return nil
 	}
-	return errors.New("the checkpoint is of another model; use the config it was saved with, or start anew in another " +
-		"--run-dir:\n  " + strings.ReplaceAll(err.Error(), "\n", "\n  "))
+	return errors.New("the checkpoint is of another model; use the config it was saved with, or start anew in " +
+		"another --run-dir:\n  " + strings.ReplaceAll(err.Error(), "\n", "\n  "))
 }

@@ -67,7 +67,6 @@ const (
 // locked.
 var errSwept = errors.New("removed by another process that cleans up")
 
-// open makes and locks the directory.
 func (l *localDir) open(root *os.Root) error {
 	dir, err := files.Own(root, l.name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -234,7 +233,6 @@ func (s *Saver) copyShard(ctx context.Context, tmp store, info FileInfo) error {
 	return f.Commit()
 }
 
-// reread verifies a copy as the file server returns it.
 func (s *Saver) reread(ctx context.Context, tmp store, info FileInfo) error {
 	f, err := tmp.Open(info.Name)
 	if err != nil {

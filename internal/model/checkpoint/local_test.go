@@ -127,7 +127,8 @@ func TestLocalFaults(t *testing.T) {
 		}
 		c.fault(t, f, local)
 		err := errors.Join(f.save(t, 2), f.wait())
-		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "rank 1: ") || !strings.Contains(err.Error(), shard1) {
+		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "rank 1: ") ||
+			!strings.Contains(err.Error(), shard1) {
 			t.Errorf("%s: %v, want %q of rank 1", c.name, err, c.want)
 		}
 		if got := names(t, dir); !slices.Equal(got, []string{"latest", "step-00000001"}) {
@@ -187,7 +188,8 @@ func TestLocalSweep(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := names(t, local), []string{localPrefix + "alive", localPrefix + "foreign", localPrefix + "next", "data"}; !slices.Equal(got, want) {
+	if got, want := names(t, local), []string{localPrefix + "alive", localPrefix + "foreign", localPrefix + "next",
+		"data"}; !slices.Equal(got, want) {
 		t.Errorf("there are %q, want %q", got, want)
 	}
 	if _, err := openLocal(local, "foreign"); err == nil || !strings.Contains(err.Error(), "checkpoint.local") {

@@ -167,7 +167,8 @@ func ParseManifest(data []byte) (*Manifest, error) {
 	case head.Format != manifestFormat:
 		return nil, fmt.Errorf("%s: format %.64q is not %q", manifestName, head.Format, manifestFormat)
 	case head.Version > Version:
-		return nil, fmt.Errorf("%s: %w: version %d by cprun %.64q, this one reads up to %d; use that cprun or a later one",
+		return nil, fmt.Errorf(
+			"%s: %w: version %d by cprun %.64q, this one reads up to %d; use that cprun or a later one",
 			manifestName, ErrVersion, head.Version, head.CPRunVersion, Version)
 	case head.Version < 1:
 		return nil, fmt.Errorf("%s: version %d does not exist", manifestName, head.Version)
@@ -187,7 +188,6 @@ func ParseManifest(data []byte) (*Manifest, error) {
 	return m, nil
 }
 
-// elementSize counts the bytes of an element in a shard.
 const elementSize = 4
 
 // A piece is a part of a flattened field of a parameter.
@@ -216,28 +216,33 @@ func (m *Manifest) index() (map[string][]piece, error) {
 	pieces := map[string][]piece{}
 	names := map[string]bool{manifestName: true}
 	for i, f := range m.Files {
-		if names[f.Name] || f.Name == "" || !filepath.IsLocal(f.Name) || filepath.Base(f.Name) != f.Name || f.Name == "." {
+		if names[f.Name] || f.Name == "" || !filepath.IsLocal(f.Name) || filepath.Base(f.Name) != f.Name ||
+			f.Name == "." {
 			return nil, fmt.Errorf("file name %.255q is listed twice or is not a plain name", f.Name)
 		}
 		names[f.Name] = true
 		if raw, err := hex.DecodeString(f.SHA256); err != nil || len(raw) != sha256.Size || f.Bytes < 0 {
-			return nil, fmt.Errorf("file %s: %d bytes with checksum %.70q are not a size and a SHA-256", terminal.Name(f.Name),
+			return nil, fmt.Errorf("file %s: %d bytes with checksum %.70q are not a size and a SHA-256",
+				terminal.Name(f.Name),
 				f.Bytes, f.SHA256)
 		}
 		seen, held := map[string]bool{}, int64(0)
 		for _, e := range f.Entries {
 			size, known := sizes[e.Tensor]
 			if !known || seen[e.Tensor] {
-				return nil, fmt.Errorf("file %s: tensor %.255q is listed twice or is of no parameter", terminal.Name(f.Name),
+				return nil, fmt.Errorf("file %s: tensor %.255q is listed twice or is of no parameter",
+					terminal.Name(f.Name),
 					e.Tensor)
 			}
 			seen[e.Tensor] = true
 			if e.Offset < 0 || e.Length <= 0 || e.Length > size || e.Offset > size-e.Length {
-				return nil, fmt.Errorf("file %s: tensor %.255q: %d elements from %d on are not in its %d", terminal.Name(f.Name),
+				return nil, fmt.Errorf("file %s: tensor %.255q: %d elements from %d on are not in its %d",
+					terminal.Name(f.Name),
 					e.Tensor, e.Length, e.Offset, size)
 			}
 			if held += e.Length; held > f.Bytes/elementSize { // each is at most 2^61, and so the sum does not overflow
-				return nil, fmt.Errorf("file %s: its tensors have more elements than its %d bytes hold", terminal.Name(f.Name),
+				return nil, fmt.Errorf("file %s: its tensors have more elements than its %d bytes hold",
+					terminal.Name(f.Name),
 					f.Bytes)
 			}
 			pieces[e.Tensor] = append(pieces[e.Tensor], piece{i, e.Offset, e.Length})
@@ -284,7 +289,8 @@ func cover(sizes map[string]int64, pieces map[string][]piece) error {
 		at := int64(0)
 		for _, p := range list {
 			if p.offset != at {
-				return fmt.Errorf("tensor %.255q: the next part in the shards begins at element %d, not at %d", name, p.offset, at)
+				return fmt.Errorf("tensor %.255q: the next part in the shards begins at element %d, not at %d", name,
+					p.offset, at)
 			}
 			at += p.length
 		}

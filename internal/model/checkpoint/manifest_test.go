@@ -36,7 +36,8 @@ func TestGolden(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(old.Meta, m.Meta) || !reflect.DeepEqual(old.Files, m.Files) {
 		t.Errorf("version 1 is read as %+v, %v", old, err)
 	}
-	if m.Step != 100 || m.Seeds["train"] != 1 || len(m.Files) != 2 || m.Files[1].Entries[0] != (Entry{"model.norm.weight", 2, 2}) {
+	if m.Step != 100 || m.Seeds["train"] != 1 || len(m.Files) != 2 ||
+		m.Files[1].Entries[0] != (Entry{"model.norm.weight", 2, 2}) {
 		t.Errorf("ParseManifest = %+v", m)
 	}
 	again, err := m.encode()
@@ -54,7 +55,8 @@ func TestManifestRefuses(t *testing.T) {
 		{"fewer samples than steps", `"samples": 200`, `"samples": 99`, "samples 99"},
 		{"more samples than tokens", `"samples": 200`, `"samples": 4611686018427387904`, "step <= samples <= tokens"},
 		{"a negative generation", `"step": 100`, `"generation": -1, "step": 100`, "generation -1"},
-		{"more tokens than there are", `"tokens": 819200`, `"tokens": 9223372036854775807`, "step <= samples <= tokens"},
+		{"more tokens than there are", `"tokens": 819200`, `"tokens": 9223372036854775807`,
+			"step <= samples <= tokens"},
 		{"another config", `cosine`, `linear`, "config_sha256"},
 		{"a shape that overflows", `[
     4
@@ -145,7 +147,8 @@ func TestEveryBit(t *testing.T) {
 
 // TestTensorNames holds that a parameter cannot hide behind another's field.
 func TestTensorNames(t *testing.T) {
-	m := newManifest(Meta{}, []Param{{Name: "a", Shape: []int{0}}, {Name: "a.exp_avg", Shape: []int{0}}}, []Field{{Name: FieldParam}, {Name: "exp_avg"}})
+	m := newManifest(Meta{}, []Param{{Name: "a", Shape: []int{0}}, {Name: "a.exp_avg", Shape: []int{0}}},
+		[]Field{{Name: FieldParam}, {Name: "exp_avg"}})
 	if _, err := m.index(); err == nil || !strings.Contains(err.Error(), `"a.exp_avg"`) {
 		t.Errorf("index = %v, want that a.exp_avg stands twice", err)
 	}

@@ -90,7 +90,8 @@ func (tr *trial) begin(rate int) *start {
 	tr.generation++
 	ranks := 1 + tr.r.IntN(3)
 	params, ranges := small(ranks)
-	o := Options{RunID: fmt.Sprintf("run-%d", tr.generation), Start: Start{Generation: tr.generation}, Keep: tr.r.IntN(4), Async: tr.r.IntN(2) == 0}
+	o := Options{RunID: fmt.Sprintf("run-%d", tr.generation), Start: Start{Generation: tr.generation},
+		Keep: tr.r.IntN(4), Async: tr.r.IntN(2) == 0}
 	st := &start{fleet: &fleet{params: params, ranges: ranges}, generation: tr.generation}
 	o.Warn = func(err error) {
 		if rate == 0 && !errors.Is(err, errDead) && !errors.Is(err, ErrSuperseded) {
@@ -259,7 +260,8 @@ func TestNetworkFileSystem(t *testing.T) {
 			tr.check("at the end")
 		})
 		if !ok {
-			t.Fatalf("again: go test ./internal/model/checkpoint -run TestNetworkFileSystem -nfs.trials 1 -nfs.seed %d", seed)
+			t.Fatalf("again: go test ./internal/model/checkpoint -run TestNetworkFileSystem -nfs.trials 1 -nfs.seed %d",
+				seed)
 		}
 	}
 }

@@ -94,7 +94,8 @@ type host struct {
 }
 
 func (s *server) host(seed uint64) *host {
-	return &host{s: s, r: rand.New(rand.NewPCG(seed, 99)), seen: map[*node]map[string]*node{}, stood: make(chan struct{}), goOn: make(chan struct{})}
+	return &host{s: s, r: rand.New(rand.NewPCG(seed, 99)), seen: map[*node]map[string]*node{},
+		stood: make(chan struct{}), goOn: make(chan struct{})}
 }
 
 var errDead = errors.New("this host is dead")

@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"sort"
 	"strings"
 	"syscall"
 	"time"
@@ -73,7 +75,6 @@ func openTold(ctx context.Context, dir store, name string, limit time.Duration) 
 	return c, err
 }
 
-// openIn opens a checkpoint in a directory that is open.
 func openIn(dir store, name string) (c *Checkpoint, err error) {
 	err = again(dir, func() error {
 		root, bad := dir.Dir(name)
@@ -134,7 +135,8 @@ func (c *Checkpoint) open() error {
 // what another host has written.
 func sized(dir store, want FileInfo) error {
 	st, err := dir.Lstat(want.Name)
-	if dir.Remote() && (errors.Is(err, fs.ErrNotExist) || err == nil && st.Mode().IsRegular() && st.Size() != want.Bytes) {
+	if dir.Remote() && (errors.Is(err, fs.ErrNotExist) || err == nil && st.Mode().IsRegular() &&
+		st.Size() != want.Bytes) {
 		var f file
 		if f, err = dir.Open(want.Name); err == nil {
 			st, err = f.Stat()
@@ -152,7 +154,6 @@ func sized(dir store, want FileInfo) error {
 	return nil
 }
 
-// regular opens a regular file of the checkpoint.
 func (c *Checkpoint) regular(name string) (file, error) {
 	st, err := c.root.Lstat(name) // no link either: a manifest names what lies beside it
 	if err != nil {
@@ -203,7 +204,7 @@ func (c *Checkpoint) tensors(ctx context.Context, i int) (*safetensors.File, err
 	return t, nil
 }
 
-// drop closes a shard whose handle is of no more use.
+// drop closes a shard with a stale handle.
 func (c *Checkpoint) drop(i int) {
 	if s := &c.shards[i]; s.f != nil {
 		s.f.Close()
@@ -211,7 +212,7 @@ func (c *Checkpoint) drop(i int) {
 	}
 }
 
-// header reads the header of a shard, which says what the manifest does.
+// header reads the header of a shard, which repeats the manifest.
 func header(f file, info FileInfo) (*safetensors.File, error) {
 	t, err := safetensors.New(info.Name, f, info.Bytes)
 	if err != nil {
@@ -225,7 +226,8 @@ func checkTensors(t *safetensors.File, info FileInfo) error {
 	for _, e := range info.Entries {
 		have, ok := t.Info(e.Tensor)
 		if !ok || have.DType != safetensors.F32 || len(have.Shape) != 1 || int64(have.Shape[0]) != e.Length {
-			return fmt.Errorf("%s: tensor %q is %s %v, the manifest says F32 [%d]", info.Name, e.Tensor, have.DType, have.Shape,
+			return fmt.Errorf("%s: tensor %q is %s %v, the manifest says F32 [%d]", info.Name, e.Tensor, have.DType,
+				have.Shape,
 				e.Length)
 		}
 	}
@@ -240,4 +242,72 @@ func dirOf(path string) string {
 		return inside
 	}
 	return path
+}
+
+// Load fills the fields with a checkpoint's data of a rank's range. The ranks that saved
+// may have been any number with any ranges. params are the parameters of the model in its own
+// flat space; elements that belong to none (padding) are left as they are. Parameters that do
+// not match are all listed in the error. Only the parts of shards that are wanted are read,
+// after the checksum of each shard that holds one.
+func (c *Checkpoint) Load(ctx context.Context, params []Param, want Range, fields ...Field) error {
+	if err := checkLayout(params, []Range{want}, fields); err != nil {
+		return fmt.Errorf("%s: %w", c.Dir, err)
+	}
+	if err := compare(params, c.Manifest.Params); err != nil {
+		return fmt.Errorf("%s: %w", c.Dir, err)
+	}
+	for _, p := range params {
+		span, err := p.span()
+		if err != nil {
+			return err
+		}
+		part := span.overlap(want)
+		if part.Len() <= 0 {
+			continue
+		}
+		for _, f := range fields {
+			dst := f.Data[part.Lo-want.Lo : part.Hi-want.Lo]
+			if err := c.Read(ctx, p.Name, f.Name, part.Lo-span.Lo, dst); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Read fills dst with the elements of one field of one flattened parameter, from offset on.
+// What it reads of damaged shards is ErrNotWhole.
+func (c *Checkpoint) Read(ctx context.Context, param, field string, offset int64, dst []float32) error {
+	if !slices.Contains(c.Manifest.Fields, field) {
+		return fmt.Errorf("%s: no field %q; it holds %q", c.Dir, field, c.Manifest.Fields)
+	}
+	name := tensorName(param, field)
+	pieces := c.pieces[name]
+	// The pieces are in order and without gaps: the first that ends behind offset holds it.
+	at := sort.Search(len(pieces), func(i int) bool { return pieces[i].offset+pieces[i].length > offset })
+	for len(dst) > 0 {
+		if offset < 0 || at == len(pieces) {
+			return fmt.Errorf("%s: %s: element %d is outside the parameter", c.Dir, name, offset)
+		}
+		p := pieces[at]
+		n := min(int64(len(dst)), p.offset+p.length-offset)
+		err := again(c.root, func() error {
+			t, err := c.tensors(ctx, p.file)
+			if err == nil {
+				err = t.ReadFloat32(name, dst[:n], offset-p.offset)
+			}
+			if passing(err) {
+				c.drop(p.file)
+			}
+			return err
+		})
+		if err != nil && ctx.Err() == nil {
+			err = fmt.Errorf("%w: %w", ErrNotWhole, err)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.Dir, err)
+		}
+		dst, offset, at = dst[n:], offset+n, at+1
+	}
+	return nil
 }

@@ -86,7 +86,8 @@ func TestDamage(t *testing.T) {
 		newest := filepath.Join(dir, dirName(2))
 		c.damage(t, newest)
 		step, reasons := latestStep(t, dir, params)
-		if step != 1 || len(reasons) != 1 || !strings.Contains(reasons[0], c.reason) || !strings.Contains(reasons[0], dirName(2)) {
+		if step != 1 || len(reasons) != 1 || !strings.Contains(reasons[0], c.reason) ||
+			!strings.Contains(reasons[0], dirName(2)) {
 			t.Errorf("%s: step %d, passed over %q, want step 1 and a reason with %q", c.name, step, reasons, c.reason)
 		}
 		// The damaged one must not load by name either.
@@ -140,7 +141,8 @@ func TestLatest(t *testing.T) {
 	}{
 		{"as it was written", func(t *testing.T, dir string) {}, 3, 0},
 		{"latest is missing", func(t *testing.T, dir string) { os.Remove(filepath.Join(dir, latestName)) }, 3, 0},
-		{"latest is empty", func(t *testing.T, dir string) { os.WriteFile(filepath.Join(dir, latestName), nil, 0o644) }, 3, 1},
+		{"latest is empty", func(t *testing.T, dir string) { os.WriteFile(filepath.Join(dir, latestName), nil, 0o644) },
+			3, 1},
 		{"latest leads out", func(t *testing.T, dir string) {
 			os.WriteFile(filepath.Join(dir, latestName), []byte("../checkpoints/step-00000001"), 0o644)
 		}, 3, 1},
@@ -169,7 +171,8 @@ func TestLatest(t *testing.T) {
 		dir, params := saved(t, Options{}, 1, 2, 3)
 		c.prepare(t, dir)
 		if step, reasons := latestStep(t, dir, params); step != c.want || len(reasons) != c.reasons {
-			t.Errorf("%s: step %d, passed over %q, want step %d and %d reasons", c.name, step, reasons, c.want, c.reasons)
+			t.Errorf("%s: step %d, passed over %q, want step %d and %d reasons", c.name, step, reasons, c.want,
+				c.reasons)
 		}
 	}
 }
@@ -195,7 +198,8 @@ func TestLatestNone(t *testing.T) {
 		os.RemoveAll(filepath.Join(full, dirName(step+1)))
 	}
 	if _, reasons, err := Latest(t.Context(), full); !errors.Is(err, ErrNoneWhole) || len(reasons) != 1 {
-		t.Errorf("Latest where the one that latest names is gone = %v, %q, want ErrNoneWhole and a reason", err, reasons)
+		t.Errorf("Latest where the one that latest names is gone = %v, %q, want ErrNoneWhole and a reason", err,
+			reasons)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -216,7 +220,8 @@ func TestNewerVersion(t *testing.T) {
 		"Open":   func() error { _, err := Open(filepath.Join(dir, dirName(2))); return err }(),
 		"Latest": func() error { _, _, err := Latest(t.Context(), dir); return err }(),
 	} {
-		if !errors.Is(err, ErrVersion) || errors.Is(err, ErrNotWhole) || !strings.Contains(fmt.Sprint(err), "version 3") {
+		if !errors.Is(err, ErrVersion) || errors.Is(err, ErrNotWhole) ||
+			!strings.Contains(fmt.Sprint(err), "version 3") {
 			t.Errorf("%s = %v, want ErrVersion", name, err)
 		}
 	}
@@ -225,7 +230,8 @@ func TestNewerVersion(t *testing.T) {
 func TestFind(t *testing.T) {
 	run := t.TempDir()
 	dir, params := saved(t, Options{Dir: rooted(filepath.Join(run, "checkpoints"))}, 1, 2)
-	for path, want := range map[string]int64{run: 2, dir: 2, filepath.Join(dir, latestName): 2, filepath.Join(dir, dirName(1)): 1} {
+	for path, want := range map[string]int64{run: 2, dir: 2, filepath.Join(dir, latestName): 2,
+		filepath.Join(dir, dirName(1)): 1} {
 		c, _, err := Find(t.Context(), path)
 		if err != nil {
 			t.Errorf("Find(%s): %v", path, err)
@@ -264,13 +270,15 @@ func TestMismatch(t *testing.T) {
 	}
 	own := Range{0, at}
 	err := loadFrom(t, filepath.Join(dir, dirName(1)), other, own, fill(nil, own, 0)...)
-	for _, want := range []string{"new [2] is missing", "embed is [5 4] in the checkpoint and [4 5] in the model", "norm [4] is not in the model"} {
+	for _, want := range []string{"new [2] is missing", "embed is [5 4] in the checkpoint and [4 5] in the model",
+		"norm [4] is not in the model"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("Load into another model = %v, want %q", err, want)
 		}
 	}
 	_, ranges := small(2)
-	err = loadFrom(t, filepath.Join(dir, dirName(1)), params, ranges[0], Field{"momentum", make([]float32, ranges[0].Len())})
+	err = loadFrom(t, filepath.Join(dir, dirName(1)), params, ranges[0],
+		Field{"momentum", make([]float32, ranges[0].Len())})
 	if err == nil || !strings.Contains(err.Error(), `no field "momentum"`) {
 		t.Errorf("Load of a field that is not there = %v", err)
 	}

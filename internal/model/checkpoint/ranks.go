@@ -16,7 +16,6 @@ type ranks struct{ comm.Communicator }
 // names every tensor of a shard, far below it.
 const maxBlob = 1 << 30
 
-// sizes gathers the length of every rank's blob.
 func (r ranks) sizes(ctx context.Context, n int) ([]int64, error) {
 	own, all := tensor.FromSlice([]int64{int64(n)}, 1), tensor.New(tensor.I64, r.Size())
 	if err := done(ctx)(r.AllGather(all, own)); err != nil {

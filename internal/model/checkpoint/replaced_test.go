@@ -23,19 +23,24 @@ func TestFileInPlaceOfACheckpoint(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, ranges := small(2)
-		f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "second", Warn: func(err error) { t.Error(err) }})
+		f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "second",
+			Warn: func(err error) { t.Error(err) }})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, step := range []int64{2, 3} {
-			if err := f.each(func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, step)) }); err != nil {
+			if err := f.each(func(rank int, s *Saver) error {
+				return s.Save(t.Context(),
+					f.snapshot(rank, step))
+			}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		if err := f.close(); err != nil {
 			t.Fatal(err)
 		}
-		if got, want := names(t, dir), []string{"latest", "step-00000001", "step-00000002", "step-00000003"}; !slices.Equal(got, want) {
+		if got, want := names(t, dir), []string{"latest", "step-00000001", "step-00000002",
+			"step-00000003"}; !slices.Equal(got, want) {
 			t.Errorf("link %t: directory holds %q, want %q", link, got, want)
 		}
 	}
@@ -87,7 +92,8 @@ func recorded(t *testing.T, dir string, generation int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := newSaver(world(1)[0], Options{Dir: rooted(dir), RunID: "newer", Start: Start{Job: "newer", First: generation, Generation: generation}}, d)
+	s := newSaver(world(1)[0], Options{Dir: rooted(dir), RunID: "newer",
+		Start: Start{Job: "newer", First: generation, Generation: generation}}, d)
 	if err := s.claim(); err != nil {
 		t.Fatal(err)
 	}

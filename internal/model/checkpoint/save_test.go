@@ -33,11 +33,15 @@ func TestReshard(t *testing.T) {
 			shapes[string(rune('a'+r.IntN(26)))+".w"] = shape
 		}
 		params, total := place(r, shapes)
-		f, err := newFleet(params, cut(r, total, 1+r.IntN(5)), Options{Dir: rooted(t.TempDir()), RunID: "run", Async: seed%2 == 0})
+		f, err := newFleet(params, cut(r, total, 1+r.IntN(5)),
+			Options{Dir: rooted(t.TempDir()), RunID: "run", Async: seed%2 == 0})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := f.each(func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, 3)) }); err != nil {
+		if err := f.each(func(rank int, s *Saver) error {
+			return s.Save(t.Context(),
+				f.snapshot(rank, 3))
+		}); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		dir := f.savers[0].o.Dir.Name()
@@ -74,7 +78,8 @@ func TestReshard(t *testing.T) {
 
 // TestBits holds that every float32 comes back bit for bit, NaNs and signed zeros too.
 func TestBits(t *testing.T) {
-	want := []uint32{0, 0x80000000, 1, 0x7f800000, 0xff800000, 0x7fc00001, 0xffc12345, math.Float32bits(math.MaxFloat32)}
+	want := []uint32{0, 0x80000000, 1, 0x7f800000, 0xff800000, 0x7fc00001, 0xffc12345,
+		math.Float32bits(math.MaxFloat32)}
 	data := make([]float32, len(want))
 	for i, b := range want {
 		data[i] = math.Float32frombits(b)
@@ -179,7 +184,8 @@ func TestDiskFull(t *testing.T) {
 				return nil
 			})
 			for rank, err := range errs {
-				if err == nil || !strings.Contains(err.Error(), "step 3") || !strings.Contains(err.Error(), "no space left") {
+				if err == nil || !strings.Contains(err.Error(), "step 3") ||
+					!strings.Contains(err.Error(), "no space left") {
 					t.Errorf("rank %d of a disk that is full for rank %d: %v", rank, broken, err)
 				}
 			}
@@ -194,18 +200,21 @@ func TestDiskFull(t *testing.T) {
 				for rank, err := range errs {
 					var retry *RetryError
 					if errors.As(err, &retry) != want {
-						t.Errorf("rank %d, failure %d in a row: %v may be tried again: %t, want %t", rank, i+1, err, !want, want)
+						t.Errorf("rank %d, failure %d in a row: %v may be tried again: %t, want %t", rank, i+1, err,
+							!want, want)
 					}
 				}
 			}
 			var fault *RankError
-			if !errors.As(errs[1-broken], &fault) || fault.Rank != broken || errors.As(errs[broken], &fault) && fault.Rank != broken {
+			if !errors.As(errs[1-broken], &fault) || fault.Rank != broken || errors.As(errs[broken], &fault) &&
+				fault.Rank != broken {
 				t.Errorf("rank %d does not name rank %d: %v", 1-broken, broken, errs[1-broken])
 			}
 			if !errors.Is(errs[broken], syscall.ENOSPC) {
 				t.Errorf("rank %d: %v is not ENOSPC", broken, errs[broken])
 			}
-			if got, want := names(t, dir), []string{"latest", "step-00000001", "step-00000002"}; !slices.Equal(got, want) {
+			if got, want := names(t, dir), []string{"latest", "step-00000001", "step-00000002"}; !slices.Equal(got,
+				want) {
 				t.Errorf("directory holds %q, want %q", got, want)
 			}
 			if step, _ := latestStep(t, dir, params); step != 2 {
@@ -256,7 +265,8 @@ func TestSaveRefuses(t *testing.T) {
 			r := s.Ranges[0]
 			s.Ranges = []Range{{r.Lo + 1, r.Hi}, {r.Lo, r.Lo + 1}}
 		}, "overlaps the one before"},
-		{"a slice that is too short", func(rank int, s *Snapshot) { s.Fields[1].Data = s.Fields[1].Data[1:] }, "exp_avg"},
+		{"a slice that is too short", func(rank int, s *Snapshot) { s.Fields[1].Data = s.Fields[1].Data[1:] },
+			"exp_avg"},
 		{"parameters that overlap", func(rank int, s *Snapshot) { s.Params = overlap }, "overlap"},
 		{"other steps", func(rank int, s *Snapshot) { s.Meta.Step += int64(rank) }, "rank 1: saves step 2"},
 		{"other fields", func(rank int, s *Snapshot) { s.Fields = s.Fields[:3-rank] }, "of layout"},
@@ -326,7 +336,8 @@ func TestLatestIsNoFile(t *testing.T) {
 func TestDiskThatHangs(t *testing.T) {
 	for _, local := range []string{"", t.TempDir()} {
 		params, ranges := small(2)
-		f, err := newFleet(params, ranges, Options{Dir: rooted(t.TempDir()), RunID: "run", Local: local, Beat: time.Millisecond, Limit: 20 * time.Millisecond})
+		f, err := newFleet(params, ranges, Options{Dir: rooted(t.TempDir()), RunID: "run", Local: local,
+			Beat: time.Millisecond, Limit: 20 * time.Millisecond})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -438,7 +449,8 @@ func TestKeepCountsWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	saved(t, Options{Dir: rooted(dir), RunID: "second", Keep: 2}, 4)
-	if got, want := names(t, dir), []string{"latest", "step-00000002", "step-00000003", "step-00000004"}; !slices.Equal(got, want) {
+	if got, want := names(t, dir), []string{"latest", "step-00000002", "step-00000003",
+		"step-00000004"}; !slices.Equal(got, want) {
 		t.Errorf("directory holds %q, want %q", got, want)
 	}
 	if step, _ := latestStep(t, dir, params); step != 4 {

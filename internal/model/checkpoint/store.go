@@ -1,14 +1,22 @@
 package checkpoint
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/terminal"
 )
 
 // A store is a directory for checkpoints: the operating system's, and in tests a file system
@@ -35,7 +43,6 @@ type store interface {
 	Pause(ctx context.Context, d time.Duration) // a wait for another host
 }
 
-// A file is an open file.
 type file interface {
 	io.Reader
 	io.ReaderAt
@@ -58,7 +65,6 @@ type disk struct {
 	made fs.FileInfo // tells the directory from others
 }
 
-// diskOf takes an open directory for a store.
 func diskOf(root *os.Root, err error) (store, error) {
 	if err != nil {
 		return nil, err
@@ -71,7 +77,6 @@ func diskOf(root *os.Root, err error) (store, error) {
 	return &disk{root, st}, nil
 }
 
-// duplicate opens a directory of the caller's once more.
 func duplicate(dir *os.Root) (store, error) { return diskOf(files.Again(dir)) }
 
 func (d *disk) Name() string { return d.root.Name() }
@@ -135,5 +140,112 @@ func (d *disk) Pause(ctx context.Context, t time.Duration) {
 	}
 }
 
-// at returns the path of a name in a store.
 func at(d store, name string) string { return filepath.Join(d.Name(), name) }
+
+const latestName = "latest"
+
+func dirName(step int64) string { return fmt.Sprintf("step-%08d", step) }
+
+// A checkpoint set aside while another of the same step takes its place is called
+// step-00000100.old-<run>. It counts as one until that is done, so that a crash in between
+// costs nothing.
+var dirPattern = regexp.MustCompile(`^step-(\d{8,18})(\.old-[A-Za-z0-9_-]+)?$`)
+
+// A found is a directory that is named as a checkpoint is.
+type found struct {
+	name string
+	step int64
+	old  bool
+}
+
+// list gives the checkpoints in dir by step, newest first. Their names are all that is known
+// of them.
+func list(dir store) ([]found, error) {
+	var entries []fs.DirEntry
+	err := again(dir, func() (err error) {
+		if err = dir.Refresh(); err == nil {
+			entries, err = dir.List()
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	var all []found
+	for _, e := range entries {
+		m := dirPattern.FindStringSubmatch(e.Name())
+		if m == nil || !e.IsDir() {
+			continue
+		}
+		step, err := strconv.ParseInt(m[1], 10, 64)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, found{e.Name(), step, m[2] != ""})
+	}
+	slices.SortFunc(all, func(a, b found) int {
+		return cmp.Or(cmp.Compare(b.step, a.step), cmp.Compare(a.name, b.name)) // without .old first
+	})
+	return all, nil
+}
+
+var errLocked = errors.New("locked by another process")
+
+// lockName names the file that the launcher of a run locks. Its text names the last holder.
+const lockName = ".lock"
+
+// lockFile takes a lock (shared or exclusive) on an open file without waiting. The kernel gives it back
+// when the holder ends, however it ends. On a network file system it may hold on this host alone, or
+// be refused: so a lock is a courtesy between hosts, and the generation of a start fences its
+// commits.
+func lockFile(f file, how int) error {
+	of, ok := f.(*os.File)
+	if ok && errors.Is(syscall.Flock(int(of.Fd()), how|syscall.LOCK_NB), syscall.EWOULDBLOCK) {
+		return errLocked
+	}
+	return nil
+}
+
+// Lock makes this process the only one that writes checkpoints into a directory, until it closes
+// the file or ends. Where another process of the same job has the lock, the file is nil: that one led the
+// job before, on a node that was cut off or stands still, and a newer generation keeps it from writing.
+// A job of one process has the name "".
+func Lock(dir *os.Root, job string) (*os.File, error) {
+	// Nothing could take its place at the next save, and all until then would be lost.
+	if st, err := dir.Lstat(latestName); err == nil && st.IsDir() {
+		return nil, fmt.Errorf(
+			"%s: not a regular file (%v), where the name of the newest checkpoint belongs; move it away",
+			terminal.Name(filepath.Join(dir.Name(), latestName)), st.Mode().Type())
+	}
+	f, err := files.Lockable(dir, lockName)
+	if err != nil {
+		return nil, err
+	}
+	if err := lockFile(f, syscall.LOCK_EX); err != nil {
+		f.Close()
+		by := holder(dir)
+		if job != "" && by.Job == job {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("%s is in use by %s: %w", terminal.Name(dir.Name()), by, err)
+	}
+	sign(f, job)
+	return f, nil
+}
+
+// holder returns the process that has the lock, if known.
+func holder(dir *os.Root) (o origin) {
+	if data, err := files.ReadIn(dir, lockName, maxOrigin); err == nil {
+		o, _ = parseOrigin(data)
+	}
+	return o
+}
+
+// sign writes the holder into a lock. A failure leaves it unnamed.
+func sign(f *os.File, job string) {
+	o := newOrigin()
+	o.Job = job
+	if err := f.Truncate(0); err == nil {
+		_, _ = f.WriteAt(append(encode(o), '\n'), 0)
+	}
+}

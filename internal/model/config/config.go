@@ -122,7 +122,6 @@ type Memory struct {
 // Reserve is the device memory that plans leave free: a share such as 3%, or a size such as 4G. "" is auto.
 type Reserve string
 
-// autoReserve stands for auto.
 const autoReserve Reserve = "3%"
 
 // Of returns the bytes to leave free of a device with so much memory.

@@ -35,7 +35,8 @@ func write(t *testing.T, path, text string) string {
 func TestPaths(t *testing.T) {
 	dir := t.TempDir()
 	work, home := filepath.Join(dir, "work"), filepath.Join(dir, "run[1]")
-	for _, f := range []string{"run[1]/both.txt", "work/both.txt", "work/only.txt", "run[1]/odd[2].txt", "run[1]/a{3}.txt", "run1/odd2.txt", "run[1]/star/a.txt"} {
+	for _, f := range []string{"run[1]/both.txt", "work/both.txt", "work/only.txt", "run[1]/odd[2].txt",
+		"run[1]/a{3}.txt", "run1/odd2.txt", "run[1]/star/a.txt"} {
 		write(t, filepath.Join(dir, f), "text")
 	}
 	t.Chdir(work)
@@ -62,7 +63,8 @@ func TestPaths(t *testing.T) {
 				continue
 			}
 			if want := filepath.Join(dir, tt.want); c.Data.Path[0].Path != want {
-				t.Errorf("Load(%s) with path %s, flag %s: data.path %v, want %s", name, tt.path, tt.flag, c.Data.Path, want)
+				t.Errorf("Load(%s) with path %s, flag %s: data.path %v, want %s", name, tt.path, tt.flag, c.Data.Path,
+					want)
 			}
 			if m, err := files.Glob(c.Data.Path[0].Path); err != nil || len(m) != 1 {
 				t.Errorf("%s matches %q, %v, want one file", c.Data.Path[0].Path, m, err)
@@ -108,7 +110,8 @@ func TestLoadUnreadable(t *testing.T) {
 }
 
 func TestManyFaults(t *testing.T) {
-	_, err := load("train.yaml", []byte(leastModel+"data: {path: a.txt}\n"+strings.Repeat("? x\n: 1\n", 300)), Options{NoFiles: true}, osDisk{})
+	_, err := load("train.yaml", []byte(leastModel+"data: {path: a.txt}\n"+strings.Repeat("? x\n: 1\n", 300)),
+		Options{NoFiles: true}, osDisk{})
 	var list Errors
 	if !errors.As(err, &list) || len(list) != maxFaults+1 || !strings.HasPrefix(list[maxFaults].Msg, "200 more") {
 		t.Errorf("got %d faults, the last %v", len(list), list[len(list)-1])
@@ -123,20 +126,43 @@ func TestResolve(t *testing.T) {
 		chunk              int
 		fault              string
 	}{
-		{"one rank", "", "", 1, Parallel{Context: 1, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
-		{"all ranks share", "", "cpu", 3, Parallel{Context: 3, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
-		{"context given", "parallel: {context: 2}\ntrain: {global_batch_size: 4, micro_batch_size: 2}", "cpu", 4, Parallel{Context: 2, Data: 2, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
-		{"data given", "parallel: {data: 2, algorithm: allgather, layout: striped}\ntrain: {global_batch_size: 2}", "cpu", 8, Parallel{Context: 4, Data: 2, Transport: "auto", Strategy: ring.Strategy{Algorithm: "allgather", Layout: "striped", Gather: "auto", Backend: "auto"}}, 1024, ""},
-		{"both given", "parallel: {context: 1, data: 2}\ntrain: {global_batch_size: 2}\nmemory: {loss_chunk: 7}", "cpu", 2, Parallel{Context: 1, Data: 2, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 7, ""},
-		{"heads are traded", "parallel: {algorithm: ulysses}", "cpu", 3, Parallel{Context: 3, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ulysses", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
-		{"groups", "parallel: {algorithm: hierarchical}", "cpu", 8, Parallel{Context: 8, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "hierarchical", Inner: 2, Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 512, ""},
+		{"one rank", "", "", 1, Parallel{Context: 1, Data: 1, Transport: "auto",
+			Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
+		{"all ranks share", "", "cpu", 3, Parallel{Context: 3, Data: 1, Transport: "auto",
+			Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
+		{"context given", "parallel: {context: 2}\ntrain: {global_batch_size: 4, micro_batch_size: 2}", "cpu", 4,
+			Parallel{Context: 2, Data: 2, Transport: "auto",
+				Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
+		{"data given", "parallel: {data: 2, algorithm: allgather, layout: striped}\ntrain: {global_batch_size: 2}",
+			"cpu", 8, Parallel{Context: 4, Data: 2, Transport: "auto",
+				Strategy: ring.Strategy{Algorithm: "allgather", Layout: "striped", Gather: "auto", Backend: "auto"}}, 1024,
+			""},
+		{"both given", "parallel: {context: 1, data: 2}\ntrain: {global_batch_size: 2}\nmemory: {loss_chunk: 7}", "cpu",
+			2, Parallel{Context: 1, Data: 2, Transport: "auto",
+				Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 7, ""},
+		{"heads are traded", "parallel: {algorithm: ulysses}", "cpu", 3,
+			Parallel{Context: 3, Data: 1, Transport: "auto",
+				Strategy: ring.Strategy{Algorithm: "ulysses", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024,
+			""},
+		{"groups", "parallel: {algorithm: hierarchical}", "cpu", 8,
+			Parallel{Context: 8, Data: 1, Transport: "auto",
+				Strategy: ring.Strategy{Algorithm: "hierarchical", Inner: 2, Layout: "zigzag", Gather: "auto",
+					Backend: "auto"}}, 512, ""},
 		{"groups given", "parallel: {algorithm: hierarchical, ulysses_degree: 3, data: 2}\ntrain: {global_batch_size: 2}", "cpu", 12, Parallel{Context: 6, Data: 2, Transport: "auto", Strategy: ring.Strategy{Algorithm: "hierarchical", Inner: 3, Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 683, ""},
-		{"more ranks than cuts", "", "cpu", 5000, Parallel{Context: 5000, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1, ""},
-		{"batch", "parallel: {data: 2}", "cpu", 2, Parallel{}, 0, "train.global_batch_size: 1 is not a multiple of micro_batch_size 1 x parallel.data 2; take 2"},
-		{"product", "parallel: {data: 2, context: 2}", "cpu", 8, Parallel{}, 0, "parallel.context: context 2 x data 2 is 4 ranks, but the run has 8"},
-		{"bf16", "precision: {compute: bf16, kv_wire: bf16}", "cpu", 1, Parallel{Context: 1, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
-		{"fp16 on CUDA", "precision: {compute: fp16}\nattention: {backend: fused}", "cuda", 2, Parallel{Context: 2, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "fused"}}, 0, ""},
-		{"bf16 wire", "precision: {grad_wire: bf16}", "cuda", 2, Parallel{}, 0, "precision.grad_wire: bf16 is not in this build"},
+		{"more ranks than cuts", "", "cpu", 5000, Parallel{Context: 5000, Data: 1, Transport: "auto",
+			Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1, ""},
+		{"batch", "parallel: {data: 2}", "cpu", 2, Parallel{}, 0,
+			"train.global_batch_size: 1 is not a multiple of micro_batch_size 1 x parallel.data 2; take 2"},
+		{"product", "parallel: {data: 2, context: 2}", "cpu", 8, Parallel{}, 0,
+			"parallel.context: context 2 x data 2 is 4 ranks, but the run has 8"},
+		{"bf16", "precision: {compute: bf16, kv_wire: bf16}", "cpu", 1,
+			Parallel{Context: 1, Data: 1, Transport: "auto",
+				Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
+		{"fp16 on CUDA", "precision: {compute: fp16}\nattention: {backend: fused}", "cuda", 2,
+			Parallel{Context: 2, Data: 1, Transport: "auto",
+				Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "fused"}}, 0, ""},
+		{"bf16 wire", "precision: {grad_wire: bf16}", "cuda", 2, Parallel{}, 0,
+			"precision.grad_wire: bf16 is not in this build"},
 	}
 	for _, tt := range tests {
 		c, err := load("t.yaml", []byte(leastModel+"data: {path: a.txt}\n"+tt.yaml), Options{NoFiles: true}, osDisk{})
@@ -152,11 +178,13 @@ func TestResolve(t *testing.T) {
 			continue
 		}
 		if err != nil || c.Parallel != tt.want || c.Memory.LossChunk != tt.chunk {
-			t.Errorf("%s: %v, %+v, loss_chunk %d, want %+v, %d", tt.name, err, c.Parallel, c.Memory.LossChunk, tt.want, tt.chunk)
+			t.Errorf("%s: %v, %+v, loss_chunk %d, want %+v, %d", tt.name, err, c.Parallel, c.Memory.LossChunk, tt.want,
+				tt.chunk)
 		}
 		// The backend is left to package backend, which knows the GPU and its libraries, and on a
 		// GPU what depends on its memory to package plan.
-		text := strings.NewReplacer("backend: auto", "", "deadline: auto", "", "transport: auto", "", "ulysses_degree: auto", "", "gather: auto", "").Replace(string(c.YAML())) // deadline waits for steps
+		text := strings.NewReplacer("backend: auto", "", "deadline: auto", "", "transport: auto", "",
+			"ulysses_degree: auto", "", "gather: auto", "").Replace(string(c.YAML())) // deadline waits for steps
 		if tt.device == "cuda" {
 			text = strings.NewReplacer("recompute: auto", "", "loss_chunk: auto", "").Replace(text)
 		}
@@ -262,17 +290,22 @@ func countFields(of reflect.Type) int {
 }
 
 func TestParseSize(t *testing.T) {
-	good := map[string]int64{"0": 0, "7": 7, "4096": 4096, "1_000_000": 1000000, "128K": 131072, "1M": 1 << 20, "2G": 2 << 30, "1_024K": 1 << 20,
+	good := map[string]int64{"0": 0, "7": 7, "4096": 4096, "1_000_000": 1000000, "128K": 131072, "1M": 1 << 20,
+		"2G": 2 << 30, "1_024K": 1 << 20,
 		"9223372036854775807": 1<<63 - 1, "0K": 0}
 	for s, want := range good {
 		if got, err := ParseSize(s); err != nil || got != want {
 			t.Errorf("ParseSize(%q) = %d, %v, want %d", s, got, err, want)
 		}
 	}
-	bad := map[string]string{"": "not an integer", "K": "not an integer", "010": "write 10", "00": "write 0", "010K": "write 10K", "0x10": "not decimal",
-		"0o17": "not decimal", "0b1": "not decimal", "1e3": "write 1000", "4096.0": "write 4096", "1.5": "not an integer", "-1": "negative", "-0.5": "negative",
-		"+1": "write 1", "128k": "write 128K", "1MB": "write 1M", "4 GiB": "write 4G", "1T": "not an integer", "9007199254740992G": "too large",
-		"9223372036854775808": "too large", "_1": "not an integer", "1_": "not an integer", "1__0": "not an integer", "١": "not an integer", "1K ": "not an integer"}
+	bad := map[string]string{"": "not an integer", "K": "not an integer", "010": "write 10", "00": "write 0",
+		"010K": "write 10K", "0x10": "not decimal",
+		"0o17": "not decimal", "0b1": "not decimal", "1e3": "write 1000", "4096.0": "write 4096",
+		"1.5": "not an integer", "-1": "negative", "-0.5": "negative",
+		"+1": "write 1", "128k": "write 128K", "1MB": "write 1M", "4 GiB": "write 4G", "1T": "not an integer",
+		"9007199254740992G":   "too large",
+		"9223372036854775808": "too large", "_1": "not an integer", "1_": "not an integer", "1__0": "not an integer",
+		"١": "not an integer", "1K ": "not an integer"}
 	for s, want := range bad {
 		if got, err := ParseSize(s); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("ParseSize(%q) = %d, %v, want an error with %q", s, got, err, want)
@@ -281,7 +314,8 @@ func TestParseSize(t *testing.T) {
 }
 
 func TestParseTime(t *testing.T) {
-	good := map[string]time.Duration{"0": 0, "0s": 0, "30s": 30 * time.Second, "15m": 15 * time.Minute, "1h30m": 90 * time.Minute, "2h": 2 * time.Hour, "1.5s": 1500 * time.Millisecond}
+	good := map[string]time.Duration{"0": 0, "0s": 0, "30s": 30 * time.Second, "15m": 15 * time.Minute,
+		"1h30m": 90 * time.Minute, "2h": 2 * time.Hour, "1.5s": 1500 * time.Millisecond}
 	for s, want := range good {
 		got, err := ParseTime(s)
 		if err != nil || got != want {
@@ -291,13 +325,16 @@ func TestParseTime(t *testing.T) {
 			t.Errorf("%v is written %q and read %v, %v", got, FormatTime(got), again, err)
 		}
 	}
-	bad := map[string]string{"": "not a time", "15": "write 15s, 15m or 15h", "-3s": "negative", "3 s": "not a time", "5d": "not a time", "20000h": "the most is 10000h", "9999999999h": "not a time"}
+	bad := map[string]string{"": "not a time", "15": "write 15s, 15m or 15h", "-3s": "negative", "3 s": "not a time",
+		"5d": "not a time", "20000h": "the most is 10000h", "9999999999h": "not a time"}
 	for s, want := range bad {
 		if got, err := ParseTime(s); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("parseTime(%q) = %v, %v, want an error with %q", s, got, err, want)
 		}
 	}
-	for d, want := range map[time.Duration]string{0: "0s", 15 * time.Minute: "15m", 2 * time.Hour: "2h", 90 * time.Minute: "1h30m", time.Hour + time.Second: "1h0m1s", 10 * time.Second: "10s", 20 * time.Minute: "20m"} {
+	for d, want := range map[time.Duration]string{0: "0s", 15 * time.Minute: "15m", 2 * time.Hour: "2h",
+		90 * time.Minute: "1h30m", time.Hour + time.Second: "1h0m1s", 10 * time.Second: "10s",
+		20 * time.Minute: "20m"} {
 		if got := FormatTime(d); got != want {
 			t.Errorf("formatTime(%v) = %q, want %q", int64(d), got, want)
 		}
@@ -306,8 +343,10 @@ func TestParseTime(t *testing.T) {
 
 func TestNearest(t *testing.T) {
 	choices := []string{"zigzag", "striped", "contiguous", "document", "auto", "bf16", "fp32"}
-	for word, want := range map[string]string{"zigzag": "zigzag", "ZigZag": "zigzag", "zig-zag": "zigzag", "stripe": "striped", "contigous": "contiguous",
-		"documents": "document", "atuo": "auto", "bfloat16": "", "b16": "bf16", "": "", "x": "", "completely": "", strings.Repeat("zigzag", 20): ""} {
+	for word, want := range map[string]string{"zigzag": "zigzag", "ZigZag": "zigzag", "zig-zag": "zigzag",
+		"stripe": "striped", "contigous": "contiguous",
+		"documents": "document", "atuo": "auto", "bfloat16": "", "b16": "bf16", "": "", "x": "", "completely": "",
+		strings.Repeat("zigzag", 20): ""} {
 		if got := Nearest(word, choices); got != want {
 			t.Errorf("nearest(%q) = %q, want %q", word, got, want)
 		}
@@ -328,12 +367,14 @@ func TestKeptConfigs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := Options{Set: []string{"parallel={algorithm: ring, inner: 2, gather_heads: 1, gather: beside}"}, NoFiles: true, Ranks: 2}
+	o := Options{Set: []string{"parallel={algorithm: ring, inner: 2, gather_heads: 1, gather: beside}"}, NoFiles: true,
+		Ranks: 2}
 	if _, err := Parse("testdata/config.yaml", text, o); err != nil {
 		t.Error(err)
 	}
 	for algorithm, want := range map[string]string{"ring": "auto", "allgather": "beside"} {
-		cfg, err := Parse("testdata/config.yaml", text, Options{Set: []string{"parallel.algorithm=" + algorithm}, Ranks: 4, Hosts: 2})
+		cfg, err := Parse("testdata/config.yaml", text,
+			Options{Set: []string{"parallel.algorithm=" + algorithm}, Ranks: 4, Hosts: 2})
 		if err != nil || cfg.Parallel.Gather != want {
 			t.Errorf("%s over two hosts: gather %q, %v, want %q", algorithm, cfg.Parallel.Gather, err, want)
 		}

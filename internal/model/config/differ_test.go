@@ -24,9 +24,11 @@ data: {path: x, seq_len: 200}
 	if d := read().Differences(was); len(d) > 0 {
 		t.Errorf("a config differs from itself in %v", d)
 	}
-	is := read("data.seq_len=100", "model.rope_scaling={rope_type: linear, factor: 4.0}", "model.sliding_window=8", "optimizer.betas=[0.8, 0.9]", "model.num_key_value_heads=4")
+	is := read("data.seq_len=100", "model.rope_scaling={rope_type: linear, factor: 4.0}", "model.sliding_window=8",
+		"optimizer.betas=[0.8, 0.9]", "model.num_key_value_heads=4")
 	want := []Difference{
-		{"model.rope_scaling.rope_type", "null", "linear"}, {"model.rope_scaling.factor", "null", "4.0"}, {"model.sliding_window", "null", "8"},
+		{"model.rope_scaling.rope_type", "null", "linear"}, {"model.rope_scaling.factor", "null", "4.0"},
+		{"model.sliding_window", "null", "8"},
 		{"data.seq_len", "200", "100"}, {"optimizer.betas", "[0.9, 0.95]", "[0.8, 0.9]"},
 	}
 	if got := is.Differences(was); !slices.Equal(got, want) {

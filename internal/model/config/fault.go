@@ -71,7 +71,6 @@ func (f *faults) ok(paths ...string) bool {
 	return !slices.ContainsFunc(paths, func(p string) bool { return f.bad[p] })
 }
 
-// err returns the faults in order, or nil.
 func (f *faults) err() error {
 	if len(f.list) == 0 {
 		return nil
@@ -102,7 +101,6 @@ func (c *Config) Fault(key string, err error) error {
 // Given reports whether the file or a flag gave a key a value.
 func (c *Config) Given(key string) bool { return c.where.given(key) }
 
-// A position is a key's place.
 type position struct {
 	file string
 	line int

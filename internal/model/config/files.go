@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -19,12 +20,7 @@ type File struct {
 
 // Mixed reports whether samples are drawn by weight.
 func (f Files) Mixed() bool {
-	for _, e := range f {
-		if e.Weight > 0 {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(f, func(e File) bool { return e.Weight > 0 })
 }
 
 // Globs lists the paths.
@@ -36,7 +32,6 @@ func (f Files) Globs() []string {
 	return globs
 }
 
-// maxFiles bounds a list of data.
 const maxFiles = 1000
 
 // files reads a path, or a list of paths and of {path, weight}.
@@ -67,7 +62,6 @@ func (k *key) files(n *yaml.Node) (Files, error) {
 	return list, nil
 }
 
-// file reads one entry.
 func (k *key) file(n *yaml.Node, f *File) (err error) {
 	if n.Kind == yaml.ScalarNode {
 		f.Path, err = k.text(n)
@@ -107,7 +101,6 @@ func (k *key) file(n *yaml.Node, f *File) (err error) {
 // maxWeight keeps shares within what a float64 tells apart.
 const maxWeight = 1e9
 
-// value returns the entries as JSON has them.
 func (f Files) value() any {
 	if len(f) == 1 && f[0].Weight == 0 {
 		return f[0].Path

@@ -39,12 +39,16 @@ func (d memDisk) readConfig(dir string) (*hf.Config, error) {
 }
 
 func fuzzDisk() memDisk {
-	model := &hf.Config{Architecture: "llama", VocabSize: 256, HiddenSize: 64, IntermediateSize: 160, NumHiddenLayers: 2,
-		NumAttentionHeads: 4, NumKeyValueHeads: 2, HeadDim: 16, RopeTheta: 10000, RMSNormEps: 1e-5, MaxPositionEmbedding: 1024,
-		InitializerRange: 0.02, LayerTypes: []string{},
+	model := &hf.Config{Architecture: "llama", VocabSize: 256, HiddenSize: 64, IntermediateSize: 160,
+		NumHiddenLayers:   2,
+		NumAttentionHeads: 4, NumKeyValueHeads: 2, HeadDim: 16, RopeTheta: 10000, RMSNormEps: 1e-5,
+		MaxPositionEmbedding: 1024,
+		InitializerRange:     0.02, LayerTypes: []string{},
 		RopeScaling: &hf.RopeScaling{Type: "linear", Factor: 2, OriginalMax: 512}}
-	return memDisk{"/work/hf": model, "/cfg/hf": model, "/cfg/text.txt": nil, "/cfg/tokens.bin": nil, "/work/tokens.bin": nil,
-		"/cfg/corpus/a.txt": nil, "/cfg/corpus/b.jsonl": nil, "/cfg/megatron/m.bin": nil, "/cfg/megatron/m.idx": nil, "/cfg/odd[1].txt": nil}
+	return memDisk{"/work/hf": model, "/cfg/hf": model, "/cfg/text.txt": nil, "/cfg/tokens.bin": nil,
+		"/work/tokens.bin":  nil,
+		"/cfg/corpus/a.txt": nil, "/cfg/corpus/b.jsonl": nil, "/cfg/megatron/m.bin": nil, "/cfg/megatron/m.idx": nil,
+		"/cfg/odd[1].txt": nil}
 }
 
 // FuzzLoad: whatever the file and a flag say, there is either a list of faults or a config
@@ -65,8 +69,10 @@ func FuzzLoad(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	for _, set := range []string{"train.steps=1K", "model.from=hf", "data.path=odd[1].txt", "model.rope_scaling={type: yarn, factor: 2, original_max_position_embeddings: 9}",
-		"model.rope_scaling.mscale=0", "log.prometheus=:1", "optimizer.betas=[0,0]", "=", "a.b.c=1", "model.rope_scaling=null", "optimizer.lr=-0.0", "\x9d.\xff=\xfe", "\xff\x00t\xc7.="} {
+	for _, set := range []string{"train.steps=1K", "model.from=hf", "data.path=odd[1].txt",
+		"model.rope_scaling={type: yarn, factor: 2, original_max_position_embeddings: 9}",
+		"model.rope_scaling.mscale=0", "log.prometheus=:1", "optimizer.betas=[0,0]", "=", "a.b.c=1",
+		"model.rope_scaling=null", "optimizer.lr=-0.0", "\x9d.\xff=\xfe", "\xff\x00t\xc7.="} {
 		f.Add(least, set, 6, true)
 	}
 	disk := fuzzDisk()
@@ -123,8 +129,10 @@ func checkFaults(t *testing.T, err error) {
 
 // FuzzSize: what is read is what the digits say, and comes back from its decimal form.
 func FuzzSize(f *testing.F) {
-	for _, s := range []string{"0", "1", "4096", "128K", "1M", "2G", "1_000", "010", "0x10", "1e3", "-1", "+1", "1k", "1KiB", "9223372036854775807",
-		"9223372036854775808", "8589934591G", "8589934592G", "", "K", "_1", "1_", "1__0", "1.5", "٣", "1 K", "1T", "00K"} {
+	for _, s := range []string{"0", "1", "4096", "128K", "1M", "2G", "1_000", "010", "0x10", "1e3", "-1", "+1", "1k",
+		"1KiB", "9223372036854775807",
+		"9223372036854775808", "8589934591G", "8589934592G", "", "K", "_1", "1_", "1__0", "1.5", "٣", "1 K", "1T",
+		"00K"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

@@ -32,7 +32,6 @@ type key struct {
 	needs    string          // types among them that need it
 }
 
-// allowed lists the words of a key that takes one of several.
 func (k *key) allowed() []string {
 	if k.known != nil {
 		return k.known()
@@ -179,7 +178,8 @@ var runKeys = []key{
 
 	{path: "lr_schedule.name", def: "cosine", choices: []string{"cosine", "linear", "constant", "wsd"},
 		doc: "wsd is warmup, stable, decay"},
-	{path: "lr_schedule.warmup_steps", def: "0", doc: "steps in which the rate rises from 0 to lr; at most train.steps"},
+	{path: "lr_schedule.warmup_steps", def: "0",
+		doc: "steps in which the rate rises from 0 to lr; at most train.steps"},
 	{path: "lr_schedule.min_lr", def: "null", word: "null", wordIs: -1, within: "[0, inf)",
 		doc: "the rate falls to this (not with constant), one step after the last, as in llm.c, transformers and " +
 			"torchtitan; null: a tenth of optimizer.lr"},
@@ -324,7 +324,6 @@ func fieldNamed(path string) func(*Config) any {
 	return func(c *Config) any { return reflect.ValueOf(c).Elem().FieldByIndex(index).Addr().Interface() }
 }
 
-// split cuts a path into its section and its last name.
 func split(path string) (section, name string) {
 	i := strings.LastIndexByte(path, '.')
 	return path[:max(i, 0)], path[i+1:]

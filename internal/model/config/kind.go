@@ -19,7 +19,6 @@ type kind struct {
 
 var kinds = map[reflect.Type]kind{} // by the type of a field's pointer; init fills it, since errors name kinds
 
-// kind returns that of a field.
 func (k *key) kind(field any) kind {
 	found, ok := kinds[reflect.TypeOf(field)]
 	if !ok {
@@ -63,7 +62,6 @@ func optional[T any](name string, read func(*key, *yaml.Node) (T, error), check 
 	}, func(p *T) any { return *p })
 }
 
-// same returns the value of a type that JSON has.
 func same[T any](v T) any { return v }
 
 func init() {

@@ -3,12 +3,15 @@ package config
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
 )
 
 // Options are the additions of a command line to the file.
@@ -53,7 +56,6 @@ func Parse(name string, text []byte, opts Options) (*Config, error) {
 	return load(name, text, opts, osDisk{})
 }
 
-// A loader turns a source into a Config.
 type loader struct {
 	*source
 	paths
@@ -161,8 +163,8 @@ func (l *loader) decodeFrom() {
 		return
 	}
 	if tried != "" {
-		l.add(k.path, "no directory %s; nothing is downloaded: fetch the model first, or take the key out for random weights",
-			tried)
+		l.add(k.path, "no directory %s; nothing is downloaded: fetch the model first, or take the key out for random "+
+			"weights", tried)
 		return
 	}
 	shape, err := l.disk.readConfig(dir)
@@ -193,14 +195,14 @@ func (l *loader) decodeFrom() {
 // modelGiven reports whether the file has every key of the model that a run without model.from needs.
 func (l *loader) modelGiven() bool {
 	for i := range keys {
-		if k := &keys[i]; strings.HasPrefix(k.path, "model.") && k.def == "" && k.rope == "" && l.values[k.path] == nil {
+		if k := &keys[i]; strings.HasPrefix(k.path, "model.") && k.def == "" && k.rope == "" &&
+			l.values[k.path] == nil {
 			return false
 		}
 	}
 	return true
 }
 
-// eachRope visits the keys of rope_scaling.
 func (l *loader) eachRope(visit func(*key)) {
 	for i := range keys {
 		if keys[i].rope != "" {
@@ -331,4 +333,108 @@ func (c *Config) Equal(o *Config) bool {
 	a.Warnings, b.Warnings, a.where, b.where = nil, nil, nil, nil
 	a.Model.LayerTypes, b.Model.LayerTypes = slices.Clip(a.Model.LayerTypes), slices.Clip(b.Model.LayerTypes)
 	return reflect.DeepEqual(a, b)
+}
+
+// Completions returns the keys of train.yaml that begin with a prefix, each with "=" after it, as --set takes
+// them.
+func Completions(prefix string) (found []string) {
+	for i := range keys {
+		if strings.HasPrefix(keys[i].path, prefix) {
+			found = append(found, keys[i].path+"=")
+		}
+	}
+	return found
+}
+
+// Sharing describes the ranks and the attention that the rules for a strategy go by.
+type Sharing struct {
+	Device         string // cuda, or anything else for the CPU
+	Documents      bool   // sequences are packed documents
+	Ranks, PerHost int    // that share a sequence, and all ranks of a host
+	Heads, KVHeads int
+}
+
+// Ruled returns the strategy with its open fields as the rules have them, which hold where no costs are known. The
+// backend and when rows travel stay open.
+func Ruled(s ring.Strategy, by Sharing) ring.Strategy {
+	layout, algorithm := "zigzag", "ring"
+	if by.Documents {
+		layout = "document"
+	}
+	auto(&s.Layout, layout)
+	if s.Layout == "document" && by.Device != "cuda" {
+		algorithm = "allgather" // of documents a ring sends three times as much (docs/ring.md); not measured on GPUs
+	}
+	auto(&s.Algorithm, algorithm)
+	if s.Algorithm == "hierarchical" && s.Inner == 0 && by.Ranks > 0 {
+		s.Inner = partition.Inner(by.Ranks, by.PerHost, by.Heads, by.KVHeads)
+	}
+	return s
+}
+
+func auto(field *string, choice string) {
+	if *field == "auto" || *field == "" {
+		*field = choice
+	}
+}
+
+// Bytes is the tokenizer that takes each byte of text for a token.
+const Bytes = "bytes"
+
+const (
+	tokenizerFile = "tokenizer.json"
+	tokenizerKey  = "data.tokenizer"
+	eosKey        = "data.eos_token_id"
+)
+
+// resolveTokenizer makes data.tokenizer "bytes" or the path of a tokenizer.json. Auto stays where
+// the model has none: only text needs one.
+func (l *loader) resolveTokenizer() {
+	t := &l.cfg.Data.Tokenizer
+	if !l.ok(tokenizerKey) || *t == Bytes {
+		return
+	}
+	if *t == "" {
+		if !l.ok("model.from") {
+			return
+		}
+		if l.cfg.Model.From == "" {
+			*t = Bytes
+		} else if path := filepath.Join(l.cfg.Model.From, tokenizerFile); l.disk.isFile(path) {
+			*t = path
+		}
+		return
+	}
+	given := *t
+	abs, tried := l.find(given, l.where.of(tokenizerKey).line == 0, func(path string) bool {
+		return l.disk.isFile(path) || l.disk.isFile(filepath.Join(path, tokenizerFile))
+	})
+	if *t = abs; !l.disk.isFile(abs) && tried == "" {
+		*t = filepath.Join(abs, tokenizerFile)
+	}
+	switch {
+	case tried == "" || l.opts.NoFiles:
+	case Nearest(given, []string{Bytes, "auto"}) != "":
+		l.add(tokenizerKey, "%s is not a choice; did you mean %s?", found(given),
+			Nearest(given, []string{Bytes, "auto"}))
+	default:
+		l.add(tokenizerKey, "no tokenizer %s; name a tokenizer.json or its directory, or write bytes", tried)
+	}
+}
+
+// ownEOS sets data.eos_token_id to the model's own where it is null. To bytes a model's own says
+// something only where it is no byte.
+func (l *loader) ownEOS() {
+	d := &l.cfg.Data
+	if d.EOSTokenID >= 0 || !l.fromRead || !l.ok(eosKey, tokenizerKey, "model.from", "model.vocab_size") {
+		return
+	}
+	id, err := l.disk.eos(l.cfg.Model.From)
+	if err != nil {
+		l.add(eosKey, "it is null, for the model's own, and that is not readable: %v; write its number", err)
+		return
+	}
+	if id < l.cfg.Model.VocabSize && (d.Tokenizer != Bytes || id > 255) {
+		d.EOSTokenID = id
+	}
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"regexp"
@@ -32,21 +33,13 @@ func ParseSize(s string) (int64, error) {
 	plain := strings.ReplaceAll(digits, "_", "")
 	if len(plain) > 1 && plain[0] == '0' {
 		return 0, fmt.Errorf("%s begins with 0, which some readers take for octal; write %s",
-			short(s), short(shorten(plain)+s[len(digits):]))
+			short(s), short(cmp.Or(strings.TrimLeft(plain, "0"), "0")+s[len(digits):]))
 	}
 	v, err := strconv.ParseInt(plain, 10, 64)
 	if err != nil || v > math.MaxInt64/unit {
 		return 0, fmt.Errorf("%s is too large for an integer of 64 bits", short(s))
 	}
 	return v * unit, nil
-}
-
-// shorten drops leading zeros, except the last one of a zero.
-func shorten(digits string) string {
-	if t := strings.TrimLeft(digits, "0"); t != "" {
-		return t
-	}
-	return "0"
 }
 
 // notSize explains why a word is no size, by its writer's likely intent.

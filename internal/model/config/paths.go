@@ -107,7 +107,6 @@ func (p paths) findGlob(pattern string, flag bool) (abs, tried string) {
 	return quoted.find(pattern, flag, func(abs string) bool { return len(p.files(abs)) > 0 })
 }
 
-// files lists the plain files that a pattern matches.
 func (p paths) files(pattern string) []string {
 	matches, err := p.disk.glob(pattern)
 	if err != nil {
@@ -122,7 +121,6 @@ func (p paths) files(pattern string) []string {
 	return files
 }
 
-// dataPaths lists the keys that hold globs.
 var dataPaths = []string{"data.path", "data.validation.path"}
 
 // resolvePaths makes the paths of data absolute and reports missing files.
@@ -145,7 +143,6 @@ func (l *loader) resolvePaths() {
 	}
 }
 
-// globsOf returns the fields of a key that hold globs.
 func (l *loader) globsOf(path string) (globs []*string) {
 	if path != "data.path" {
 		if v := &l.cfg.Data.Validation.Path; *v != "" {
@@ -159,7 +156,6 @@ func (l *loader) globsOf(path string) (globs []*string) {
 	return globs
 }
 
-// globFault explains why a pattern matches no file.
 func (l *loader) globFault(given, abs, tried string) string {
 	if _, err := l.disk.glob(abs); errors.Is(err, path.ErrBadPattern) {
 		return "the pattern " + short(given) + ` is malformed; put \ before a [ or { that is part of a name`
@@ -181,7 +177,6 @@ func (l *loader) globFault(given, abs, tried string) string {
 
 const dataWanted = "name files of tokens or text, such as corpus/*.bin"
 
-// checkData checks the files of data by their endings.
 func (l *loader) checkData() {
 	for _, path := range dataPaths {
 		for _, pattern := range l.globsOf(path) {

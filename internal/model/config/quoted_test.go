@@ -18,7 +18,8 @@ func TestQuotedWords(t *testing.T) {
 		}
 		return c
 	}
-	bare := load("bare.yaml", "data: {path: text.txt, seq_len: 4K}\nparallel: {context: auto, data: auto, layout: zigzag}\nmemory: {loss_chunk: auto}\n")
+	bare := load("bare.yaml",
+		"data: {path: text.txt, seq_len: 4K}\nparallel: {context: auto, data: auto, layout: zigzag}\nmemory: {loss_chunk: auto}\n")
 	quoted := load("quoted.yaml", `"data": {"path": "text.txt", "seq_len": "4K"}
 "parallel": {"context": "auto", "data": 'auto', "layout": "zigzag"}
 "memory": {"loss_chunk": "auto"}

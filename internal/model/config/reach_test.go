@@ -21,16 +21,24 @@ func TestReachOfRopeScaling(t *testing.T) {
 		{bare + ", max_position_embeddings: 1000, rope_scaling: {rope_type: yarn, factor: 2.5}}", 2500, "3"},
 		{bare + ", max_position_embeddings: 1000, rope_scaling: {rope_type: linear, factor: 2}}", 2000, "3"},
 		{bare + ", max_position_embeddings: 8192, rope_scaling: " + llama3 + "}", 8192, "9"},
-		{"model: {from: testdata/hf-long}", 1024, "9"},                                                               // llama3, 128 x 8, and 1024 positions
-		{"model: {from: testdata/hf-long, max_position_embeddings: 100K}", 1024, "9"},                                // of a model that states less
-		{"model: {from: testdata/hf-long, rope_scaling: {rope_type: linear, factor: 2}}", 2048, "3"},                 // of the model's own 1024
-		{"model: {from: testdata/hf-long, rope_scaling: " + strings.Replace(llama3, "1024", "16", 1) + "}", 64, "5"}, // the model's 1024 were another scaling's
-		{"model: {from: testdata/hf}", 1024, "rope_scaling"},                                                         // no scaling
-		{bare + ", max_position_embeddings: 8}", maxLen, ""},                                                         // it learns its positions in this run
-		{bare + ", rope_scaling: {rope_type: linear, factor: 2}}", maxLen, ""},                                       // of an unknown length
+		// llama3, 128 x 8, and 1024 positions
+		{"model: {from: testdata/hf-long}", 1024, "9"},
+		// of a model that states less
+		{"model: {from: testdata/hf-long, max_position_embeddings: 100K}", 1024, "9"},
+		// of the model's own 1024
+		{"model: {from: testdata/hf-long, rope_scaling: {rope_type: linear, factor: 2}}", 2048, "3"},
+		// the model's 1024 were another scaling's
+		{"model: {from: testdata/hf-long, rope_scaling: " + strings.Replace(llama3, "1024", "16", 1) + "}", 64, "5"},
+		// no scaling
+		{"model: {from: testdata/hf}", 1024, "rope_scaling"},
+		// it learns its positions in this run
+		{bare + ", max_position_embeddings: 8}", maxLen, ""},
+		// of an unknown length
+		{bare + ", rope_scaling: {rope_type: linear, factor: 2}}", maxLen, ""},
 	} {
 		warned := func(seqLen int) string {
-			cfg, err := load("t.yaml", []byte(c.model+fmt.Sprintf("\ndata: {path: a.bin, seq_len: %d}\n", seqLen)), Options{NoFiles: true}, osDisk{})
+			cfg, err := load("t.yaml", []byte(c.model+fmt.Sprintf("\ndata: {path: a.bin, seq_len: %d}\n", seqLen)),
+				Options{NoFiles: true}, osDisk{})
 			if err != nil {
 				t.Fatalf("%s: %v", c.model, err)
 			}
@@ -48,7 +56,8 @@ func TestReachOfRopeScaling(t *testing.T) {
 			continue
 		}
 		w := warned(c.reach + 1)
-		if !strings.Contains(w, fmt.Sprint(c.reach)) || !strings.HasSuffix(w, "to "+c.factor) && !strings.Contains(w, "model."+c.factor) {
+		if !strings.Contains(w, fmt.Sprint(c.reach)) || !strings.HasSuffix(w, "to "+c.factor) &&
+			!strings.Contains(w, "model."+c.factor) {
 			t.Errorf("%s: %d tokens: %q, want the reach and the factor %s", c.model, c.reach+1, w, c.factor)
 		}
 	}
@@ -56,8 +65,10 @@ func TestReachOfRopeScaling(t *testing.T) {
 
 // Three values of train.seed are three orders of the data, unless data.seed says one.
 func TestSeedOfTheData(t *testing.T) {
-	for set, want := range map[string]int64{"train.seed=2": 2, "train.seed=3": 3, "data.seed=0": 0, "data.seed=null": 1} {
-		cfg, err := load("t.yaml", []byte("model: {from: testdata/hf}\ndata: {path: a.bin}\n"), Options{NoFiles: true, Set: []string{set}}, osDisk{})
+	for set, want := range map[string]int64{"train.seed=2": 2, "train.seed=3": 3, "data.seed=0": 0,
+		"data.seed=null": 1} {
+		cfg, err := load("t.yaml", []byte("model: {from: testdata/hf}\ndata: {path: a.bin}\n"),
+			Options{NoFiles: true, Set: []string{set}}, osDisk{})
 		if err != nil {
 			t.Fatal(err)
 		}

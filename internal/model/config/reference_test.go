@@ -9,7 +9,8 @@ import (
 
 // TestReference holds docs/config.md to the table of keys.
 func TestReference(t *testing.T) {
-	const file, begin, end = "../../../docs/config.md", "<!-- keys: written by go test ./internal/model/config -update -->\n\n", "<!-- end of keys -->"
+	const file, begin, end = "../../../docs/config.md",
+		"<!-- keys: written by go test ./internal/model/config -update -->\n\n", "<!-- end of keys -->"
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -38,7 +39,8 @@ func reference() string {
 		fmt.Fprintf(&b, "### %s\n\n%s\n\n| key | type | default | meaning |\n|---|---|---|---|\n", s.path, s.doc)
 		for i := range keys {
 			if section, name := split(keys[i].path); section == s.path {
-				fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", name, keys[i].described(), keys[i].defaulted(), keys[i].doc)
+				fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", name, keys[i].described(), keys[i].defaulted(),
+					keys[i].doc)
 			}
 		}
 		b.WriteString("\n")

@@ -1,15 +1,12 @@
 package config
 
-import (
-	"slices"
-)
+import "slices"
 
 // Resolve replaces every auto by the number of ranks and the device ("cuda", or anything
 // else for the CPU) make of it, and checks the rules that depend on them. parallel.ulysses_degree stays auto
-// without hierarchical, and parallel.gather where all ranks are on one host, since layers may differ. Five more stay, which depend on more: parallel.deadline on the time that steps take; parallel.transport on how the
-// GPUs are connected; attention.backend on the GPU and its libraries, which package backend knows; on
-// a GPU, memory.recompute and memory.loss_chunk on its memory, which package plan
-// knows. The error is Errors.
+// without hierarchical, and parallel.gather where all ranks are on one host, since layers may differ. Five more stay:
+// parallel.deadline depends on the time that steps take, parallel.transport on the links, attention.backend on the GPU
+// and its libraries, and on a GPU memory.recompute and memory.loss_chunk on its memory. The error is Errors.
 func (c *Config) Resolve(ranks int, device string) error {
 	f := newFaults(c.where)
 	c.resolve(ranks, 1, device, f)
@@ -36,10 +33,15 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 		auto(&c.Parallel.Gather, "beside") // links between hosts are slower, and there is more to hide
 	}
 	auto(&c.Precision.Compute, compute)
-	wireRules(c, f)
+	if p := &c.Precision; f.ok("precision.grad_wire") && p.GradWire != "fp32" {
+		f.add("precision.grad_wire", "%s is not in this build; write fp32", p.GradWire)
+	}
 	auto(&c.Memory.Shard, shard)
-	if n := c.Memory.LossChunk; n > 0 && c.Parallel.Context > 0 && f.ok("memory.loss_chunk", "data.seq_len", "train.micro_batch_size") && c.passTokens()/n > MaxPieces {
-		f.add("memory.loss_chunk", "%d cuts the %d tokens of a pass on a rank into more than %d pieces; write %d or more, or auto", n, c.passTokens(), MaxPieces, c.passTokens()/MaxPieces+1)
+	if n := c.Memory.LossChunk; n > 0 && c.Parallel.Context > 0 &&
+		f.ok("memory.loss_chunk", "data.seq_len", "train.micro_batch_size") && c.passTokens()/n > MaxPieces {
+		f.add("memory.loss_chunk",
+			"%d cuts the %d tokens of a pass on a rank into more than %d pieces; write %d or more, or auto", n,
+			c.passTokens(), MaxPieces, c.passTokens()/MaxPieces+1)
 	}
 	if device == "cuda" {
 		return
@@ -50,7 +52,6 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 	}
 }
 
-// passTokens returns the tokens of one pass on a rank.
 func (c *Config) passTokens() int {
 	return (c.Data.SeqLen + c.Parallel.Context - 1) / c.Parallel.Context * c.Train.MicroBatchSize
 }
@@ -70,12 +71,14 @@ func (c *Config) resolveGroups(ranks int, f *faults) {
 	switch {
 	case p.Context > 0 && p.Data > 0:
 		if p.Context*p.Data != ranks {
-			f.add(contextKey, "context %d x data %d is %d ranks, but the run has %d; %s", p.Context, p.Data, p.Context*p.Data, ranks, fix)
+			f.add(contextKey, "context %d x data %d is %d ranks, but the run has %d; %s", p.Context, p.Data,
+				p.Context*p.Data, ranks, fix)
 			return
 		}
 	case p.Context > 0:
 		if ranks%p.Context != 0 {
-			f.add(contextKey, "%d does not divide %d ranks; take one of %s, or %s", p.Context, ranks, divisors(ranks), fix)
+			f.add(contextKey, "%d does not divide %d ranks; take one of %s, or %s", p.Context, ranks, divisors(ranks),
+				fix)
 			return
 		}
 		p.Data = ranks / p.Context
@@ -88,7 +91,8 @@ func (c *Config) resolveGroups(ranks int, f *faults) {
 	default:
 		p.Context, p.Data = ranks, 1
 	}
-	if unit := c.Train.MicroBatchSize * p.Data; f.ok("train.global_batch_size", "train.micro_batch_size") && c.Train.GlobalBatchSize%unit != 0 {
+	if unit := c.Train.MicroBatchSize * p.Data; f.ok("train.global_batch_size", "train.micro_batch_size") &&
+		c.Train.GlobalBatchSize%unit != 0 {
 		f.add("train.global_batch_size", "%d is not a multiple of micro_batch_size %d x parallel.data %d; take %s",
 			c.Train.GlobalBatchSize, c.Train.MicroBatchSize, p.Data, multiples(c.Train.GlobalBatchSize, unit))
 	}
@@ -122,7 +126,8 @@ func (c *Config) resolveStrategy(ranks, hosts int, device string, f *faults) {
 func (c *Config) unread(given Parallel, f, to *faults) {
 	p := &c.Parallel
 	add := func(key string, value any, instead, reader string) {
-		to.add(key, "%v has no effect with parallel.algorithm %s; write %s, or parallel.algorithm: %s", value, p.Algorithm, instead, reader)
+		to.add(key, "%v has no effect with parallel.algorithm %s; write %s, or parallel.algorithm: %s", value,
+			p.Algorithm, instead, reader)
 	}
 	if n := given.Inner; n > 0 && p.Algorithm != "hierarchical" && f.ok("parallel.ulysses_degree") {
 		add("parallel.ulysses_degree", n, "auto", "hierarchical")
@@ -146,7 +151,6 @@ func (c *Config) readsGather() bool {
 	return c.Parallel.Algorithm == "allgather" || windowed && c.Parallel.Algorithm != "ulysses"
 }
 
-// cpuRules refuses keys that only a GPU has.
 func cpuRules(c *Config, f *faults) {
 	if t := c.Parallel.Transport; f.ok("parallel.transport") && t != "auto" {
 		f.add("parallel.transport", "%s moves data between GPUs; on CPU write auto", t)
@@ -156,13 +160,5 @@ func cpuRules(c *Config, f *faults) {
 	}
 	if c.Parallel.Backend == "fused" && f.ok("attention.backend") {
 		f.add("attention.backend", "fused is cuDNN and needs CUDA; on CPU write flash or reference")
-	}
-}
-
-// wireRules refuses types that no device sends in this build.
-func wireRules(c *Config, f *faults) {
-	p := &c.Precision
-	if f.ok("precision.grad_wire") && p.GradWire != "fp32" {
-		f.add("precision.grad_wire", "%s is not in this build; write fp32", p.GradWire)
 	}
 }

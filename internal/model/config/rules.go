@@ -25,7 +25,9 @@ func rules(c *Config, f *faults) {
 		f.add("attention.sm_margin", "%d has no effect with attention.backend %s; write 0, or attention.backend: flash",
 			n, c.Parallel.Backend)
 	}
-	unbuilt(c, f)
+	if s := c.Memory.Shard; f.ok("memory.shard") && s == "parameters" {
+		f.add("memory.shard", "%s is not in this build; write gradients, optimizer or none", s)
+	}
 }
 
 func modelRules(c *Config, f *faults) {
@@ -143,13 +145,6 @@ func (c *Config) NoTokenizer() string {
 		"to learn bytes", short(c.Model.From))
 }
 
-// unbuilt refuses allowed values that this build has on no device.
-func unbuilt(c *Config, f *faults) {
-	if s := c.Memory.Shard; f.ok("memory.shard") && s == "parameters" {
-		f.add("memory.shard", "%s is not in this build; write gradients, optimizer or none", s)
-	}
-}
-
 // warnings lists allowed values that the writer probably did not mean.
 func warnings(c *Config) Errors {
 	f := newFaults(c.where)
@@ -207,7 +202,6 @@ func groupWarnings(c *Config, f *faults) {
 	}
 }
 
-// divisors lists the divisors of a count of heads or of ranks.
 func divisors(n int) string {
 	var list []string
 	for d := 1; d <= n && d <= 1<<16; d++ {
@@ -221,7 +215,6 @@ func divisors(n int) string {
 	return strings.Join(list, ", ")
 }
 
-// multiples names the multiples of m beside n.
 func multiples(n, m int) string {
 	if n < m {
 		return strconv.Itoa(m)

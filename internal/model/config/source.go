@@ -35,10 +35,8 @@ func newSource(f *faults) *source {
 	return &source{faults: f, values: map[string]*yaml.Node{}, passOf: map[string]int{}, former: newFaults(f.where)}
 }
 
-// leastConfig describes the contents that an empty file lacks.
 const leastConfig = "the least config names data.path and the model, see docs/config.md"
 
-// readFile takes in the text of a file.
 func (s *source) readFile(name string, text []byte) {
 	s.pass++
 	if root := s.parse(name, text, leastConfig, "sections, such as data: {path: corpus/*.bin}"); root != nil {
@@ -153,7 +151,6 @@ func (s *source) vet(n *yaml.Node) {
 	}
 }
 
-// mapping takes in the keys of a section.
 func (s *source) mapping(n *yaml.Node, section string) {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		name, value := n.Content[i], n.Content[i+1]
@@ -182,7 +179,6 @@ func (s *source) today(path string, at position) string {
 	return path
 }
 
-// assign takes in one key or section.
 func (s *source) assign(path, section, name string, value *yaml.Node, at position) {
 	if values := retired[path]; slices.Contains(values, value.Value) {
 		s.former.addAt(at, path, "has no effect by now; take it out")
@@ -243,7 +239,10 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 func (s *source) excuse() {
 	for i := range keys {
 		path := keys[i].path
-		isMeant := slices.ContainsFunc(s.meant, func(m string) bool { return path == m || strings.HasPrefix(path, m+".") })
+		isMeant := slices.ContainsFunc(s.meant, func(m string) bool {
+			return path == m ||
+				strings.HasPrefix(path, m+".")
+		})
 		if isMeant && s.values[path] == nil {
 			s.bad[path] = true
 		}
@@ -261,7 +260,6 @@ func (s *source) drop(section string) {
 	}
 }
 
-// readFlag takes in one --set key.path=value.
 func (s *source) readFlag(arg string) {
 	at := position{file: "--set " + short(arg)}
 	path, text, ok := strings.Cut(arg, "=")
@@ -301,7 +299,6 @@ func flagValue(path, text string) (*yaml.Node, error) {
 	return parseValue(text)
 }
 
-// textNode returns a text as if it stood in quotes.
 func textNode(text string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Style: yaml.DoubleQuotedStyle, Tag: "!!str", Value: text}
 }

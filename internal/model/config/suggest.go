@@ -104,7 +104,6 @@ func guesses(section, name string) []string {
 	return keysNamed[Nearest(name, slices.Sorted(maps.Keys(keysNamed)))]
 }
 
-// mentioned returns the keys that a sentence names.
 func mentioned(sentence string) []string {
 	var paths []string
 	for _, word := range strings.Fields(sentence) {

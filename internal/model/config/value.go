@@ -126,7 +126,6 @@ func (k *key) reserve(n *yaml.Node) (Reserve, error) {
 	return r, err
 }
 
-// choose checks a word against the key's choices.
 func (k *key) choose(word string) error {
 	if slices.Contains(k.allowed(), word) {
 		return nil
@@ -181,7 +180,6 @@ func (k *key) mistyped(n *yaml.Node) error {
 	return fmt.Errorf("found %s; want %s", describe(n), k.wanted())
 }
 
-// wanted describes the values of a key.
 func (k *key) wanted() string {
 	kind, words := k.kind(k.at(whole())).name, strings.Join(k.allowed(), ", ")
 	switch {
@@ -203,7 +201,6 @@ func (k *key) wanted() string {
 	return kind
 }
 
-// checkWord checks a text that is one of several words.
 func (k *key) checkWord(word string) error {
 	if len(k.allowed()) == 0 {
 		return nil
@@ -263,7 +260,6 @@ func isNull(n *yaml.Node) bool {
 	return isPlain(n) && slices.Contains([]string{"", "~", "null", "Null", "NULL"}, n.Value)
 }
 
-// isEmpty reports whether a section's value has no keys.
 func isEmpty(n *yaml.Node) bool {
 	return isNull(n) || n.Kind == yaml.MappingNode && len(n.Content) == 0
 }

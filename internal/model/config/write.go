@@ -96,7 +96,6 @@ func (k *key) value(c *Config) any {
 	return k.kind(field).value(field)
 }
 
-// valueNode returns a value in YAML.
 func valueNode(value any) *yaml.Node {
 	switch v := value.(type) {
 	case int64:
@@ -110,7 +109,8 @@ func valueNode(value any) *yaml.Node {
 	case map[string]any: // of Files
 		m := &yaml.Node{Kind: yaml.MappingNode, Style: yaml.FlowStyle}
 		for _, name := range slices.Sorted(maps.Keys(v)) {
-			m.Content = append(m.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: name}, valueNode(v[name]))
+			m.Content = append(m.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: name},
+				valueNode(v[name]))
 		}
 		return m
 	case []any:

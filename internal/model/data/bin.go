@@ -81,7 +81,6 @@ func (t tokenFile) read(f io.ReaderAt, dst []int32, at int64) error {
 	return nil
 }
 
-// id returns a token as the file has it.
 func (t tokenFile) id(f io.ReaderAt, at int64) (int64, error) {
 	var b [8]byte
 	if err := readFull(f, b[:t.width], t.header+at*t.width); err != nil {
@@ -138,9 +137,11 @@ func llmc(f io.ReaderAt, size int64, vocab int) (codec, error) {
 		if what, ok := others[magic]; ok {
 			return nil, fmt.Errorf("magic number %d: this is %s, not tokens to train on", magic, what)
 		}
-		return nil, fmt.Errorf("begins with %d, not with the magic number of a token file of llm.c: 20240520 (uint16) or "+
-			"20240801 (uint32); "+
-			"it may be raw tokens without a header (nanoGPT), which need one, or Megatron's .bin without its .idx", magic)
+		return nil, fmt.Errorf(
+			"begins with %d, not with the magic number of a token file of llm.c: 20240520 (uint16) or "+
+				"20240801 (uint32); "+
+				"it may be raw tokens without a header (nanoGPT), which need one, or Megatron's .bin without its .idx",
+			magic)
 	}
 	if version != want {
 		return nil, fmt.Errorf("magic number %d with version %d; version %d is known", magic, version, want)
@@ -149,8 +150,9 @@ func llmc(f io.ReaderAt, size int64, vocab int) (codec, error) {
 		return nil, fmt.Errorf("the header claims %d tokens; llm.c counts in an int32, split the file", uint32(count))
 	}
 	if size != t.header+t.count*t.width {
-		return nil, fmt.Errorf("%d bytes, but the header claims %d tokens of %d bytes, which makes %d: the file is cut "+
-			"short, damaged or still being written",
+		return nil, fmt.Errorf(
+			"%d bytes, but the header claims %d tokens of %d bytes, which makes %d: the file is cut "+
+				"short, damaged or still being written",
 			size, count, t.width, t.header+t.count*t.width)
 	}
 	if magic == magicGPT2 && vocab > 1<<16 && count > 0 {

@@ -1,9 +1,12 @@
 package data
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"iter"
+	"math/bits"
 	"slices"
 	"sort"
 )
@@ -22,7 +25,6 @@ type Dataset struct {
 // Ignored lists the keys of records that were left aside, such as token_type_ids.
 func (d *Dataset) Ignored() []string { return d.ignored.Sorted() }
 
-// A part is one file.
 type part struct {
 	path  string
 	start int64 // tokens before it
@@ -119,10 +121,8 @@ func (d *Dataset) outside(f io.ReaderAt, p part, at int64, id int32) error {
 	return fmt.Errorf("%s: token id %d is not below vocab_size %d", p.codec.where(at), said, d.source.Vocab)
 }
 
-// scanChunk bounds the tokens of one read.
 const scanChunk = 1 << 16
 
-// scan calls f with all tokens of a range in order.
 func (d *Dataset) scan(from, to int64, f func(tokens []int32, at int64)) error {
 	buf := make([]int32, min(scanChunk, to-from))
 	for at := from; at < to; {
@@ -187,8 +187,9 @@ func (d *Dataset) documents() ([]int64, error) {
 	for _, p := range d.parts {
 		t, tokens := p.codec.(tokenFile)
 		if tokens && t.docs == nil && d.source.EOS < 0 {
-			return nil, fmt.Errorf("data file %s: pack_documents needs eos_token_id: token files are cut into documents at "+
-				"that token", p.path)
+			return nil, fmt.Errorf(
+				"data file %s: pack_documents needs eos_token_id: token files are cut into documents at "+
+					"that token", p.path)
 		}
 		known := len(ends)
 		if _, whole := p.codec.(*held); !whole && d.source.EOS >= 0 {
@@ -229,3 +230,97 @@ func readFull(f io.ReaderAt, p []byte, off int64) error {
 	}
 	return fmt.Errorf("bytes %d to %d: %w", off, off+int64(len(p)), reason(err))
 }
+
+// An order is a permutation of 0 to n-1 that needs no memory: a Feistel network over the
+// smallest even number of bits that holds n, walked until it lands below n (Black and
+// Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002). A shuffled list of a
+// corpus's samples would be held by every rank; and this one is the same in every version of
+// Go, so that a run resumed after an upgrade reads on where it stopped.
+type order struct {
+	n    uint64
+	half uint // bits of each side
+	keys [feistelRounds]uint64
+}
+
+const feistelRounds = 8
+
+func newOrder(n, seed, epoch int64) order {
+	half := max(1, uint(bits.Len64(uint64(n-1))+1)/2)
+	o := order{n: uint64(n), half: half}
+	state := mix(uint64(seed)) ^ mix(uint64(epoch)+0x632be59bd9b4e019)
+	for i := range o.keys {
+		state += 0x9e3779b97f4a7c15
+		o.keys[i] = mix(state)
+	}
+	return o
+}
+
+func (o order) at(i int64) int64 {
+	mask := uint64(1)<<o.half - 1
+	x := uint64(i)
+	for {
+		l, r := x>>o.half, x&mask
+		for _, k := range o.keys {
+			l, r = r, l^mix(r^k)&mask
+		}
+		if x = l<<o.half | r; x < o.n {
+			return int64(x)
+		}
+	}
+}
+
+// mix returns the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+func mix(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// A held is a file of text that was encoded once, with its ids in memory, 4 bytes each.
+type held struct {
+	ids    []int32
+	labels []int32 // beside ids; nil: each token asks for itself
+	docs   []int64 // where documents end
+}
+
+// hold makes the ids of files of text, one held for each.
+func (d *Dataset) hold(paths []string) ([]*held, error) {
+	files := make([]*held, len(paths))
+	for i := range files {
+		files[i] = &held{}
+	}
+	e := Encoding{Tokenizer: d.source.Tokenizer, EOS: d.source.EOS, Vocab: d.source.Vocab, Ignored: &d.ignored}
+	err := e.Each(context.Background(), paths, func(file int, doc Document) error {
+		files[file].add(doc)
+		return nil
+	})
+	return files, err
+}
+
+func (h *held) add(doc Document) {
+	if doc.Labels != nil && h.labels == nil {
+		h.labels = append(make([]int32, 0, len(doc.IDs)), h.ids...) // never nil
+	}
+	h.ids = append(h.ids, doc.IDs...)
+	if h.labels != nil {
+		if doc.Labels == nil {
+			doc.Labels = doc.IDs
+		}
+		h.labels = append(h.labels, doc.Labels...)
+	}
+	h.docs = append(h.docs, int64(len(h.ids)))
+}
+
+func (h *held) tokens() int64 { return int64(len(h.ids)) }
+
+func (h *held) read(_ io.ReaderAt, dst []int32, at int64) error {
+	copy(dst, h.ids[at:])
+	return nil
+}
+
+func (h *held) where(at int64) string {
+	k := sort.Search(len(h.docs), func(k int) bool { return h.docs[k] > at })
+	return fmt.Sprintf("token %d (of document %d)", at, k+1)
+}
+
+func (h *held) ends() iter.Seq[int64] { return slices.Values(h.docs) }

@@ -100,7 +100,6 @@ func (e *Encoding) Each(ctx context.Context, paths []string, emit func(file int,
 	return g.Wait()
 }
 
-// split cuts files into batches.
 func (e *Encoding) split(ctx context.Context, paths []string, give func(*batch) error) error {
 	for file, path := range paths {
 		if err := e.splitFile(file, path, give); err != nil {
@@ -113,7 +112,6 @@ func (e *Encoding) split(ctx context.Context, paths []string, give func(*batch) 
 	return nil
 }
 
-// splitFile cuts one file.
 func (e *Encoding) splitFile(file int, path string, give func(*batch) error) error {
 	f, size, err := openSized(path)
 	if err != nil {
@@ -127,8 +125,8 @@ func (e *Encoding) splitFile(file int, path string, give func(*batch) error) err
 		return err
 	}
 	if size > maxText {
-		return fmt.Errorf("one text of %d bytes; at most %d are one document: cut it into files, or write its documents "+
-			"as .jsonl", size, maxText)
+		return fmt.Errorf("one text of %d bytes; at most %d are one document: cut it into files, or write its "+
+			"documents as .jsonl", size, maxText)
 	}
 	var text strings.Builder
 	text.Grow(int(size))
@@ -139,7 +137,6 @@ func (e *Encoding) splitFile(file int, path string, give func(*batch) error) err
 	return give(&batch{file: file, lines: [][]byte{nil}, text: text.String(), size: int64(text.Len())})
 }
 
-// splitLines cuts a .jsonl.
 func (e *Encoding) splitLines(file int, f *os.File, give func(*batch) error) error {
 	r := bufio.NewReaderSize(f, 256<<10)
 	b := &batch{file: file, first: 1}
@@ -164,7 +161,6 @@ func (e *Encoding) splitLines(file int, f *os.File, give func(*batch) error) err
 	}
 }
 
-// maxLine bounds a line of a .jsonl file, in bytes.
 const maxLine = 64 << 20
 
 // readLine appends a line with its end to buf; io.EOF comes with the last one, which may
@@ -182,7 +178,6 @@ func readLine(r *bufio.Reader, buf []byte) ([]byte, error) {
 	}
 }
 
-// note reports progress.
 func (e *Encoding) note(bytes int64) {
 	if e.Read != nil {
 		e.Read(bytes)
@@ -211,7 +206,6 @@ func (e *Encoding) work(jobs <-chan *batch) error {
 	return nil
 }
 
-// document encodes one text or line.
 func (e *Encoding) document(text *encoder, b *batch, line []byte) (d Document, err error) {
 	r := record{}
 	if b.first == 0 {
@@ -241,7 +235,6 @@ func (e *Encoding) document(text *encoder, b *batch, line []byte) (d Document, e
 	return d, e.check(d.IDs)
 }
 
-// check finds an id that the model does not have.
 func (e *Encoding) check(ids []int32) error {
 	for _, id := range ids {
 		if e.Vocab > 0 && int(id) >= e.Vocab {

@@ -57,7 +57,8 @@ func direct(t testing.TB, path, text string) []int32 {
 func TestTextIsWhatTheTokenizerMakesOfIt(t *testing.T) {
 	path := llama(t)
 	long := strings.Repeat("many words of light, ", 20000) // several batches
-	lines := []string{`{"text":"the first"}`, "", `{"text":"` + long + `"}`, `{"text":""}`, `{"text":"ends<|end|>"}`, `{"input_ids":[5,6,7]}`}
+	lines := []string{`{"text":"the first"}`, "", `{"text":"` + long + `"}`, `{"text":""}`, `{"text":"ends<|end|>"}`,
+		`{"input_ids":[5,6,7]}`}
 	dir := put(t, map[string]string{"a.txt": "a text\nof lines", "b.txt": "", "c.jsonl": strings.Join(lines, "\n")})
 	const end = 1 // <|end|>
 	var want []int32
@@ -71,7 +72,8 @@ func TestTextIsWhatTheTokenizerMakesOfIt(t *testing.T) {
 	note(append(direct(t, path, long), end)...)
 	note(direct(t, path, "ends<|end|>")...)
 	note(5, 6, 7)
-	d, err := Open(Source{Paths: []string{filepath.Join(dir, "*.txt"), filepath.Join(dir, "c.jsonl")}, Tokenizer: NewTokenizer(path, llamaVocab), EOS: end, Vocab: llamaVocab})
+	d, err := Open(Source{Paths: []string{filepath.Join(dir, "*.txt"), filepath.Join(dir, "c.jsonl")},
+		Tokenizer: NewTokenizer(path, llamaVocab), EOS: end, Vocab: llamaVocab})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +89,8 @@ func TestTextIsWhatTheTokenizerMakesOfIt(t *testing.T) {
 }
 
 func TestBytesMayStandBesideIDs(t *testing.T) {
-	dir := put(t, map[string]string{"a.jsonl": `{"text":"ab"}` + "\n" + `{"input_ids":[7],"labels":[-100]}`, "b.jsonl": `{"text":"c"}`})
+	dir := put(t, map[string]string{"a.jsonl": `{"text":"ab"}` + "\n" + `{"input_ids":[7],"labels":[-100]}`,
+		"b.jsonl": `{"text":"c"}`})
 	d, err := Open(Source{Paths: []string{filepath.Join(dir, "*.jsonl")}, Tokenizer: asBytes, EOS: 256, Vocab: 257})
 	if err != nil {
 		t.Fatal(err)
@@ -109,25 +112,30 @@ func TestTextThatCannotBeEncodedIsExplained(t *testing.T) {
 		{"a.jsonl", `{"input_ids":[1,-100]}`, "input_ids[1] is -100"},
 		{"a.jsonl", `{"input_ids":[1.5]}`, `"input_ids" is not a list of integers`},
 		{"a.jsonl", `{"input_ids":null}`, `"input_ids" is not a list of integers`},
-		{"a.jsonl", `{"input_ids":[1],"labels":[-1]}`, "labels[0] is -1; want an id below vocab_size 603, or -100 for none"},
+		{"a.jsonl", `{"input_ids":[1],"labels":[-1]}`,
+			"labels[0] is -1; want an id below vocab_size 603, or -100 for none"},
 		{"a.jsonl", `{"input_ids":[1,2],"labels":[1]}`, "1 labels for 2 input_ids"},
 		{"a.jsonl.gz", "x", "is compressed"},
 	} {
 		dir := put(t, map[string]string{tc.name: tc.content})
-		_, err := Open(Source{Paths: []string{filepath.Join(dir, tc.name)}, Tokenizer: NewTokenizer(path, llamaVocab), EOS: -1, Vocab: llamaVocab})
+		_, err := Open(Source{Paths: []string{filepath.Join(dir, tc.name)}, Tokenizer: NewTokenizer(path, llamaVocab),
+			EOS: -1, Vocab: llamaVocab})
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: got %v, want %q", tc.content, err, tc.want)
 		}
 	}
 	dir := put(t, map[string]string{"a.txt": "x"})
-	_, err := Open(Source{Paths: []string{filepath.Join(dir, "a.txt")}, Tokenizer: NewTokenizer(path, 599), EOS: -1, Vocab: 599})
-	if bad := (*TokenizerError)(nil); !errors.As(err, &bad) || !strings.Contains(err.Error(), "it has 600 tokens, and vocab_size is 599") {
+	_, err := Open(Source{Paths: []string{filepath.Join(dir, "a.txt")}, Tokenizer: NewTokenizer(path, 599), EOS: -1,
+		Vocab: 599})
+	if bad := (*TokenizerError)(nil); !errors.As(err, &bad) ||
+		!strings.Contains(err.Error(), "it has 600 tokens, and vocab_size is 599") {
 		t.Errorf("a model with fewer tokens: %v", err)
 	}
 	// Tokens that were added to a tokenizer need no row until a text has them.
 	for text, want := range map[string]string{"x": "", "x lonely x": "token id 601 is not below vocab_size 600"} {
 		dir := put(t, map[string]string{"a.txt": text})
-		_, err := Open(Source{Paths: []string{filepath.Join(dir, "a.txt")}, Tokenizer: NewTokenizer(path, 600), EOS: -1, Vocab: 600})
+		_, err := Open(Source{Paths: []string{filepath.Join(dir, "a.txt")}, Tokenizer: NewTokenizer(path, 600), EOS: -1,
+			Vocab: 600})
 		if fmt.Sprint(err) != "<nil>" != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
@@ -150,14 +158,16 @@ func TestEncodingStopsWhereItsReaderDoes(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := e.Each(ctx, []string{filepath.Join(dir, "a.jsonl")}, func(int, Document) error { return nil }); !errors.Is(err, context.Canceled) {
+	if err := e.Each(ctx, []string{filepath.Join(dir, "a.jsonl")},
+		func(int, Document) error { return nil }); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }
 
 // A target is the label of the next place; -100 asks for none. Every layout sees the same.
 func TestLabelsAreTheTargets(t *testing.T) {
-	lines := `{"input_ids":[1,2,3,4],"labels":[-100,-100,3,4]}` + "\n" + `{"input_ids":[5,6,7],"labels":[5,-100,9]}` + "\n" + `{"input_ids":[8,9,10,11,12]}` + "\n"
+	lines := `{"input_ids":[1,2,3,4],"labels":[-100,-100,3,4]}` + "\n" + `{"input_ids":[5,6,7],"labels":[5,-100,9]}` +
+		"\n" + `{"input_ids":[8,9,10,11,12]}` + "\n"
 	dir := put(t, map[string]string{"a.jsonl": lines})
 	for _, tc := range []struct {
 		pack    bool
@@ -167,7 +177,8 @@ func TestLabelsAreTheTargets(t *testing.T) {
 		{false, "[-1 3 4 5 -1] [9 8 9 10 11]", [2]int{3, 5}},
 		{true, "[-1 3 4 -1 -1] [9 -1 9 10 11]", [2]int{2, 4}},
 	} {
-		d, err := Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, Tokenizer: NewTokenizer("", 0), EOS: -1, Vocab: 20})
+		d, err := Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, Tokenizer: NewTokenizer("", 0), EOS: -1,
+			Vocab: 20})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -176,9 +187,11 @@ func TestLabelsAreTheTargets(t *testing.T) {
 			t.Fatal(err)
 		}
 		if l.Samples() != 2 || l.Valid(0) != tc.valid[0] || l.Valid(1) != tc.valid[1] || l.Alike() {
-			t.Errorf("pack %v: %d samples, %d and %d targets, alike %v", tc.pack, l.Samples(), l.Valid(0), l.Valid(1), l.Alike())
+			t.Errorf("pack %v: %d samples, %d and %d targets, alike %v", tc.pack, l.Samples(), l.Valid(0), l.Valid(1),
+				l.Alike())
 		}
-		for name, layout := range map[string]partition.Layout{"zigzag": partition.Zigzag{}, "striped": partition.Striped{}, "contiguous": partition.Contiguous{}} {
+		for name, layout := range map[string]partition.Layout{"zigzag": partition.Zigzag{},
+			"striped": partition.Striped{}, "contiguous": partition.Contiguous{}} {
 			for size := 1; size <= 4; size++ {
 				got := fmt.Sprint(gather(t, l, 0, layout, size).targets, gather(t, l, 1, layout, size).targets)
 				if got != tc.targets {
@@ -203,7 +216,8 @@ func FuzzRecord(f *testing.F) {
 			t.Fatalf("%+v", r)
 		}
 		for i, id := range r.ids {
-			if id < 0 || id >= 1000 || r.labels != nil && r.labels[i] != Ignore && (r.labels[i] < 0 || r.labels[i] >= 1000) {
+			if id < 0 || id >= 1000 || r.labels != nil && r.labels[i] != Ignore &&
+				(r.labels[i] < 0 || r.labels[i] >= 1000) {
 				t.Fatalf("%+v", r)
 			}
 		}

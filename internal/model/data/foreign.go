@@ -79,7 +79,8 @@ func readable(f io.ReaderAt, path string, size int64) error {
 			return fmt.Errorf("this is %s, which is not read as text; %s", k.what, k.fix)
 		}
 		if slices.Contains(k.exts, ext) {
-			return fmt.Errorf("by its name, %s, this is %s, which is not read as text; %s; if it is text, name it .txt", ext,
+			return fmt.Errorf("by its name, %s, this is %s, which is not read as text; %s; if it is text, name it .txt",
+				ext,
 				k.what, k.fix)
 		}
 	}

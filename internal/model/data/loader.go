@@ -34,8 +34,9 @@ func New(d *Dataset, p Plan) (*Loader, error) {
 	}
 	l := &Loader{data: d, plan: p, samples: (d.Len() - 1) / int64(p.SeqLen)}
 	if l.samples < 1 {
-		return nil, fmt.Errorf("data %s: %d tokens make no sample of seq_len %d, which needs %d (one more, for the last "+
-			"target); lower data.seq_len or add data",
+		return nil, fmt.Errorf(
+			"data %s: %d tokens make no sample of seq_len %d, which needs %d (one more, for the last "+
+				"target); lower data.seq_len or add data",
 			d.source.name(), d.Len(), p.SeqLen, int64(p.SeqLen)+1)
 	}
 	if p.PackDocuments {
@@ -153,7 +154,8 @@ func (l *Loader) Targets() (n int64) {
 func (l *Loader) Load(sample int64, spans []partition.Span, ids, targets []int32, positions []int) error {
 	n := partition.Count(spans)
 	if len(ids) != n || len(targets) != n || len(positions) != n {
-		panic(fmt.Sprintf("data: %d ids, %d targets and %d positions for %d tokens", len(ids), len(targets), len(positions),
+		panic(fmt.Sprintf("data: %d ids, %d targets and %d positions for %d tokens", len(ids), len(targets),
+			len(positions),
 			n))
 	}
 	buf := make([]int32, min(scanChunk, l.plan.SeqLen+1))

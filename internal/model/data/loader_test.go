@@ -90,8 +90,10 @@ func TestRanksTogetherLoadTheSample(t *testing.T) {
 					t.Fatal(err)
 				}
 				got := gather(t, l, i, layout, size)
-				if !slices.Equal(got.ids, want.ids) || !slices.Equal(got.targets, want.targets) || !slices.Equal(got.positions, want.positions) {
-					t.Fatalf("trial %d, %s over %d ranks, pack %t:\ngot  %v\nwant %v", trial, name, size, pack, got, want)
+				if !slices.Equal(got.ids, want.ids) || !slices.Equal(got.targets, want.targets) ||
+					!slices.Equal(got.positions, want.positions) {
+					t.Fatalf("trial %d, %s over %d ranks, pack %t:\ngot  %v\nwant %v", trial, name, size, pack, got,
+						want)
 				}
 			}
 		}
@@ -127,7 +129,8 @@ func TestLongSpans(t *testing.T) {
 	want := expect(tokens, 0, seqLen, 7, true)
 	for _, size := range []int{1, 3} {
 		got := gather(t, l, 0, partition.Striped{}, size)
-		if !slices.Equal(got.ids, want.ids) || !slices.Equal(got.targets, want.targets) || !slices.Equal(got.positions, want.positions) {
+		if !slices.Equal(got.ids, want.ids) || !slices.Equal(got.targets, want.targets) ||
+			!slices.Equal(got.positions, want.positions) {
 			t.Errorf("striped over %d ranks differs", size)
 		}
 	}
@@ -137,7 +140,8 @@ func TestLongSpans(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 3 {
-		if p := 4 + i*stride; ids[i] != want.ids[p] || targets[i] != want.targets[p] || positions[i] != want.positions[p] {
+		if p := 4 + i*stride; ids[i] != want.ids[p] || targets[i] != want.targets[p] ||
+			positions[i] != want.positions[p] {
 			t.Errorf("token %d differs", p)
 		}
 	}
@@ -197,7 +201,8 @@ func TestDocumentsEndWhereTheFilesSay(t *testing.T) {
 		{"*.jsonl", lines, 0, 7, "[4 3]", "[98 99 0 -1 101 0 -1]"},
 	} {
 		t.Run(fmt.Sprint(tc.glob, tc.eos), func(t *testing.T) {
-			d, err := Open(Source{Paths: []string{filepath.Join(put(t, tc.files), tc.glob)}, Tokenizer: asBytes, EOS: tc.eos, Vocab: 256})
+			d, err := Open(Source{Paths: []string{filepath.Join(put(t, tc.files), tc.glob)}, Tokenizer: asBytes,
+				EOS: tc.eos, Vocab: 256})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -227,7 +232,8 @@ func TestPlansThatCannotBe(t *testing.T) {
 			t.Errorf("%+v: got %v, want %q", tc.plan, err, tc.want)
 		}
 	}
-	if _, err := New(openTokens(t, -1), Plan{SeqLen: 1}); err == nil || !strings.Contains(err.Error(), "0 tokens make no sample") {
+	if _, err := New(openTokens(t, -1), Plan{SeqLen: 1}); err == nil ||
+		!strings.Contains(err.Error(), "0 tokens make no sample") {
 		t.Errorf("no tokens: %v", err)
 	}
 	if l, err := New(d, Plan{SeqLen: 3}); err != nil || l.Samples() != 1 {
@@ -236,7 +242,8 @@ func TestPlansThatCannotBe(t *testing.T) {
 }
 
 func TestLoadsMayRunConcurrently(t *testing.T) {
-	dir := put(t, map[string]string{"a.jsonl": strings.Repeat("{\"text\":\"some words\"}\n{\"text\":\"and others\"}\n", 50)})
+	dir := put(t, map[string]string{"a.jsonl": strings.Repeat("{\"text\":\"some words\"}\n{\"text\":\"and others\"}\n",
+		50)})
 	d, err := Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, Tokenizer: asBytes, EOS: 0, Vocab: 256})
 	if err != nil {
 		t.Fatal(err)

@@ -72,7 +72,8 @@ func parseMegatron(r io.Reader, size, binSize int64) (t tokenFile, err error) {
 	}
 	want := int64(megatronHeader + 12*sequences + 8*documents)
 	if size != want && size != want+int64(sequences) { // a byte each more for multimodal data
-		return t, fmt.Errorf("%d bytes; %d sequences and %d document boundaries need %d", size, sequences, documents, want)
+		return t, fmt.Errorf("%d bytes; %d sequences and %d document boundaries need %d", size, sequences, documents,
+			want)
 	}
 	// Back to back means that a pointer is the bytes of all sequences before it. All lengths
 	// come before the first pointer.
@@ -88,7 +89,8 @@ func parseMegatron(r io.Reader, size, binSize int64) (t tokenFile, err error) {
 			return t, fmt.Errorf("sequence %d has %d tokens", k, n)
 		}
 		if left -= int64(n); left < 0 {
-			return t, fmt.Errorf("sequences up to %d have more tokens of %d bytes than fit, but the .bin has %d bytes", k,
+			return t, fmt.Errorf("sequences up to %d have more tokens of %d bytes than fit, but the .bin has %d bytes",
+				k,
 				t.width, binSize)
 		}
 		if n == 0 {
@@ -107,13 +109,15 @@ func parseMegatron(r io.Reader, size, binSize int64) (t tokenFile, err error) {
 			return t, err
 		}
 		if p := le.Uint64(b[:]); p != uint64(t.count*t.width) {
-			return t, fmt.Errorf("sequence %d begins at byte %d of the .bin, not at %d where the one before it ends", k, p,
+			return t, fmt.Errorf("sequence %d begins at byte %d of the .bin, not at %d where the one before it ends", k,
+				p,
 				t.count*t.width)
 		}
 		t.count += int64(n)
 	}
 	if t.count*t.width != binSize {
-		return t, fmt.Errorf("%d tokens of %d bytes make %d, but the .bin has %d bytes", t.count, t.width, t.count*t.width,
+		return t, fmt.Errorf("%d tokens of %d bytes make %d, but the .bin has %d bytes", t.count, t.width,
+			t.count*t.width,
 			binSize)
 	}
 	t.docs, err = megatronDocuments(br, documents, append(starts, t.count))
@@ -132,7 +136,8 @@ func megatronDocuments(r io.Reader, n uint64, starts []int64) ([]int64, error) {
 		}
 		at := binary.LittleEndian.Uint64(b[:])
 		if at >= uint64(len(starts)) || at < before || k == 0 && at != 0 || k == n-1 && at != uint64(len(starts)-1) {
-			return nil, fmt.Errorf("document boundary %d is sequence %d of %d; they rise from 0 to the number of sequences", k,
+			return nil, fmt.Errorf(
+				"document boundary %d is sequence %d of %d; they rise from 0 to the number of sequences", k,
 				at, len(starts)-1)
 		}
 		if end := starts[at]; end > starts[before] { // one without tokens is none

@@ -121,7 +121,8 @@ func TestMixturesReadWhatTheyDraw(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if fmt.Sprint(other.Index(0), other.Index(1), other.Index(2), other.Index(3), other.Index(4), other.Index(5)) == first {
+	if fmt.Sprint(other.Index(0), other.Index(1), other.Index(2), other.Index(3), other.Index(4),
+		other.Index(5)) == first {
 		t.Error("another seed draws the same")
 	}
 }

@@ -116,16 +116,15 @@ func (p *Pair) Close() (err error) {
 	if err := p.index(index.w); err != nil {
 		return err
 	}
-	if err := index.publish(); err != nil {
+	if err := index.f.Commit(); err != nil {
 		return err
 	}
-	if err := p.bin.publish(); err != nil {
+	if err := p.bin.f.Commit(); err != nil {
 		return errors.Join(err, p.dir.Remove(filepath.Base(p.name)+".idx"))
 	}
 	return files.Sync(p.dir)
 }
 
-// index writes the .idx.
 func (p *Pair) index(w *bufio.Writer) error {
 	code := byte(4)
 	if p.width == 2 {
@@ -134,9 +133,7 @@ func (p *Pair) index(w *bufio.Writer) error {
 	le := binary.LittleEndian
 	head := append(le.AppendUint64([]byte(megatronMagic), 1), code)
 	head = le.AppendUint64(le.AppendUint64(head, uint64(p.docs)), uint64(p.docs+1))
-	if _, err := w.Write(head); err != nil {
-		return err
-	}
+	w.Write(head) // Flush returns the errors of w
 	if _, err := p.lengths.f.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
@@ -153,26 +150,14 @@ func (p *Pair) index(w *bufio.Writer) error {
 		}
 		n := int64(le.Uint32(b[:4]))
 		le.PutUint64(b[:], uint64(at))
-		if _, err := w.Write(b[:]); err != nil {
-			return err
-		}
+		w.Write(b[:])
 		at += n * p.width
 	}
 	for k := range p.docs + 1 {
 		le.PutUint64(b[:], uint64(k))
-		if _, err := w.Write(b[:]); err != nil {
-			return err
-		}
+		w.Write(b[:])
 	}
 	return w.Flush()
-}
-
-// publish gives a file its name, once it is on the disk.
-func (t *draft) publish() error {
-	if err := t.f.Sync(); err != nil {
-		return err
-	}
-	return t.f.Commit()
 }
 
 // Remove deletes the files that do not have their names yet.

@@ -57,7 +57,8 @@ func TestPairsReadAsTheyWereWritten(t *testing.T) {
 			t.Errorf("documents end at %v, %v", ends, err)
 		}
 		st, err := os.Stat(filepath.Join(dir, "out.bin"))
-		if size := map[bool]int64{true: 12, false: 24}[vocab < 65500]; err != nil || st.Size() != size || st.Mode().Perm() != 0o644 {
+		if size := map[bool]int64{true: 12, false: 24}[vocab < 65500]; err != nil || st.Size() != size ||
+			st.Mode().Perm() != 0o644 {
 			t.Errorf("%v, %v", st, err)
 		}
 	}
@@ -89,7 +90,8 @@ func TestPairsLeaveNothingBehind(t *testing.T) {
 	if got := entries(t, dir); !slices.Equal(got, []string{"out.bin"}) {
 		t.Errorf("left are %v", got)
 	}
-	if _, err := NewPair(filepath.Join(dir, "out"), 10); !errors.Is(err, ErrExists) || !strings.Contains(err.Error(), "name another, or remove it") {
+	if _, err := NewPair(filepath.Join(dir, "out"), 10); !errors.Is(err, ErrExists) ||
+		!strings.Contains(err.Error(), "name another, or remove it") {
 		t.Error(err)
 	}
 	if _, err := NewPair(filepath.Join(dir, "none", "out"), 10); err == nil {

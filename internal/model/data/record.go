@@ -185,7 +185,6 @@ func (r *record) mask(keys map[string]json.RawMessage) error {
 	return nil
 }
 
-// textOf returns the value of "text".
 func textOf(keys map[string]json.RawMessage) (string, error) {
 	raw, ok := keys[keyText]
 	if !ok {
@@ -198,13 +197,12 @@ func textOf(keys map[string]json.RawMessage) (string, error) {
 	return *s, nil
 }
 
-// missing names the way to train on a record of another kind.
 func missing(keys map[string]json.RawMessage) error {
 	has := func(key string) bool { return keys[key] != nil }
 	for _, key := range []string{"messages", "conversations"} {
 		if has(key) {
-			return fmt.Errorf("%q is not in this build; write the %s and assistant_masks of each record, by transformers: "+
-				"tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)",
+			return fmt.Errorf("%q is not in this build; write the %s and assistant_masks of each record, by "+
+				"transformers: tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)",
 				key, keyIDs)
 		}
 	}

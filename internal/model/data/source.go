@@ -63,7 +63,6 @@ func Open(s Source) (*Dataset, error) {
 	return d, nil
 }
 
-// name joins the paths for errors.
 func (s Source) name() string { return strings.Join(s.Paths, ", ") }
 
 // addAll appends files of one kind. It reads and encodes text now, except files whose bytes are their tokens.
@@ -92,7 +91,6 @@ func Find(glob string) (paths []string, text bool, err error) {
 	return paths, kind != "tokens", err
 }
 
-// find lists the files of a glob and their one kind.
 func find(pattern string) (paths []string, kind string, err error) {
 	matches := []string{pattern}
 	if _, err := os.Stat(pattern); err != nil { // a file's own name may have brackets in it
@@ -148,7 +146,6 @@ func kindOf(path string) string {
 	return "text"
 }
 
-// A file holds tokens.
 type file interface {
 	io.ReaderAt
 	io.Closer
@@ -156,7 +153,6 @@ type file interface {
 
 func openFile(path string) (file, error) { return files.Open(path) }
 
-// add appends a file to the dataset.
 func (d *Dataset) add(path, kind string) error {
 	f, size, err := openSized(path)
 	if err != nil {

@@ -19,7 +19,8 @@ func put(t testing.TB, files map[string]string) string {
 	dir := t.TempDir()
 	for name, content := range files {
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o600)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700),
+			os.WriteFile(path, []byte(content), 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -99,22 +100,34 @@ func TestFormatsByteByByte(t *testing.T) {
 	}{
 		{"v1", map[string]string{"a.bin": v1(1, 258, 65535)}, "a.bin", -1, 65536, []int32{1, 258, 65535}},
 		{"v7", map[string]string{"a.bin": v7(1, 70000, 128000)}, "a.bin", -1, 128256, []int32{1, 70000, 128000}},
-		{"sorted and joined, an empty one between", map[string]string{"b.bin": v1(), "c.bin": v7(4), "a.bin": v1(1, 2)}, "*.bin", -1, 9, []int32{1, 2, 4}},
+		{"sorted and joined, an empty one between", map[string]string{"b.bin": v1(), "c.bin": v7(4), "a.bin": v1(1, 2)},
+			"*.bin", -1, 9, []int32{1, 2, 4}},
 		{"text", map[string]string{"a.txt": "hé"}, "a.txt", -1, 256, []int32{'h', 0xc3, 0xa9}},
-		{"text with eos, an empty file is no document", map[string]string{"a.txt": "ab", "b.txt": "", "c": "d"}, "*", 256, 257, []int32{'a', 'b', 256, 'd', 256}},
-		{"words that files of other kinds begin with", map[string]string{"a.txt": "PAR1", "b.txt": "%PDF-é"}, "*.txt", -1, 256, []int32{'P', 'A', 'R', '1', '%', 'P', 'D', 'F', '-', 0xc3, 0xa9}},
-		{"jsonl", map[string]string{"a.jsonl": `{"text":"ab","id":1}` + "\n\n" + `{"x":{"text":"no"},"text":"c\u00e9"}`}, "*.jsonl", -1, 256, []int32{'a', 'b', 'c', 0xc3, 0xa9}},
-		{"jsonl with eos", map[string]string{"a.jsonl": `{"text":"ab"}` + "\r\n" + `{"text":""}` + "\n" + `{"text":"c"}` + "\n"}, "*.jsonl", 0, 256, []int32{'a', 'b', 0, 'c', 0}},
-		{"megatron uint16", map[string]string{"a.bin": "\x01\x00\xff\xff\x02\x00", "a.idx": idx(8, 2, 2, 1)}, "a.*", -1, 65536, []int32{1, 65535, 2}},
-		{"megatron int32", map[string]string{"a.bin": "\x01\x00\x01\x00\x02\x00\x00\x00", "a.idx": idx(4, 4, 2)}, "a.bin", -1, 65538, []int32{65537, 2}},
-		{"megatron int8", map[string]string{"a.bin": "\x01\x7f", "a.idx": idx(2, 1, 0, 2)}, "a.bin", -1, 128, []int32{1, 127}},
-		{"megatron int64", map[string]string{"a.bin": "\x07\x00\x00\x00\x00\x00\x00\x00", "a.idx": idx(5, 8, 1)}, "a.bin", -1, 128, []int32{7}},
-		{"directories within directories, without dot files", map[string]string{"a.txt": "a", ".b.txt": "b", "in/c.txt": "c", "in/.d/e.txt": "e"}, "**/*.txt", -1, 256, []int32{'a', 'c'}},
+		{"text with eos, an empty file is no document", map[string]string{"a.txt": "ab", "b.txt": "", "c": "d"}, "*",
+			256, 257, []int32{'a', 'b', 256, 'd', 256}},
+		{"words that files of other kinds begin with", map[string]string{"a.txt": "PAR1", "b.txt": "%PDF-é"}, "*.txt",
+			-1, 256, []int32{'P', 'A', 'R', '1', '%', 'P', 'D', 'F', '-', 0xc3, 0xa9}},
+		{"jsonl", map[string]string{"a.jsonl": `{"text":"ab","id":1}` + "\n\n" +
+			`{"x":{"text":"no"},"text":"c\u00e9"}`}, "*.jsonl", -1, 256, []int32{'a', 'b', 'c', 0xc3, 0xa9}},
+		{"jsonl with eos", map[string]string{"a.jsonl": `{"text":"ab"}` + "\r\n" + `{"text":""}` + "\n" +
+			`{"text":"c"}` + "\n"}, "*.jsonl", 0, 256, []int32{'a', 'b', 0, 'c', 0}},
+		{"megatron uint16", map[string]string{"a.bin": "\x01\x00\xff\xff\x02\x00", "a.idx": idx(8, 2, 2, 1)}, "a.*", -1,
+			65536, []int32{1, 65535, 2}},
+		{"megatron int32", map[string]string{"a.bin": "\x01\x00\x01\x00\x02\x00\x00\x00", "a.idx": idx(4, 4, 2)},
+			"a.bin", -1, 65538, []int32{65537, 2}},
+		{"megatron int8", map[string]string{"a.bin": "\x01\x7f", "a.idx": idx(2, 1, 0, 2)}, "a.bin", -1, 128,
+			[]int32{1, 127}},
+		{"megatron int64", map[string]string{"a.bin": "\x07\x00\x00\x00\x00\x00\x00\x00", "a.idx": idx(5, 8, 1)},
+			"a.bin", -1, 128, []int32{7}},
+		{"directories within directories, without dot files",
+			map[string]string{"a.txt": "a", ".b.txt": "b", "in/c.txt": "c", "in/.d/e.txt": "e"}, "**/*.txt", -1, 256,
+			[]int32{'a', 'c'}},
 		{"a table by another name", map[string]string{"a.txt": "x,y"}, "*", -1, 256, []int32{'x', ',', 'y'}},
 		{"a name with brackets", map[string]string{"a[1].txt": "x"}, "a[1].txt", -1, 256, []int32{'x'}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			d, err := Open(Source{Paths: []string{filepath.Join(put(t, tc.files), tc.glob)}, Tokenizer: asBytes, EOS: tc.eos, Vocab: tc.vocab})
+			d, err := Open(Source{Paths: []string{filepath.Join(put(t, tc.files), tc.glob)}, Tokenizer: asBytes,
+				EOS: tc.eos, Vocab: tc.vocab})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -144,27 +157,38 @@ func TestWrongSourcesAreExplained(t *testing.T) {
 		{"mixed", map[string]string{"a.bin": v1(1), "b.txt": "x"}, "*", -1, 256, "files of different kinds: text ("},
 		{"short", map[string]string{"a.bin": "abc"}, "*", -1, 256, "a.bin: 3 bytes are too short for the header"},
 		{"no magic", map[string]string{"a.bin": strings.Repeat("\x01\x00", 600)}, "*", -1, 256, "begins with 65537"},
-		{"tokenizer", map[string]string{"a.bin": string(header(20240328, 2, 3))}, "*", -1, 256, "a tokenizer.bin of llm.c"},
+		{"tokenizer", map[string]string{"a.bin": string(header(20240328, 2, 3))}, "*", -1, 256,
+			"a tokenizer.bin of llm.c"},
 		{"evaluation", map[string]string{"a.bin": string(header(20240522, 1, 3))}, "*", -1, 256, "an evaluation file"},
 		{"weights", map[string]string{"a.bin": string(header(20240326, 3, 3))}, "*", -1, 256, "GPT-2 weights"},
-		{"version", map[string]string{"a.bin": string(header(magicGPT2, 7, 0))}, "*", -1, 256, "version 7; version 1 is known"},
-		{"cut", map[string]string{"a.bin": v1(1, 2, 3)[:llmcHeader+5]}, "*", -1, 256, "1029 bytes, but the header claims 3 tokens of 2 bytes, which makes 1030"},
+		{"version", map[string]string{"a.bin": string(header(magicGPT2, 7, 0))}, "*", -1, 256,
+			"version 7; version 1 is known"},
+		{"cut", map[string]string{"a.bin": v1(1, 2, 3)[:llmcHeader+5]}, "*", -1, 256,
+			"1029 bytes, but the header claims 3 tokens of 2 bytes, which makes 1030"},
 		{"long", map[string]string{"a.bin": v7(1, 2) + "x"}, "*", -1, 256, "which makes 1032"},
-		{"negative count", map[string]string{"a.bin": string(header(magicGPT2, 1, -1))}, "*", -1, 256, "claims 4294967295 tokens"},
-		{"uint16 for a large vocabulary", map[string]string{"a.bin": v1(1)}, "*", -1, 128256, "vocab_size 128256 needs version 7"},
-		{"jsonl without text", map[string]string{"a.jsonl": `{"text":"a"}` + "\n" + `{"Text":"a"}`}, "*", -1, 256, `a.jsonl: line 2: no key "text"`},
-		{"jsonl number", map[string]string{"a.jsonl": `{"text":1}`}, "*", -1, 256, `line 1: the value of "text" is not a string`},
+		{"negative count", map[string]string{"a.bin": string(header(magicGPT2, 1, -1))}, "*", -1, 256,
+			"claims 4294967295 tokens"},
+		{"uint16 for a large vocabulary", map[string]string{"a.bin": v1(1)}, "*", -1, 128256,
+			"vocab_size 128256 needs version 7"},
+		{"jsonl without text", map[string]string{"a.jsonl": `{"text":"a"}` + "\n" + `{"Text":"a"}`}, "*", -1, 256,
+			`a.jsonl: line 2: no key "text"`},
+		{"jsonl number", map[string]string{"a.jsonl": `{"text":1}`}, "*", -1, 256,
+			`line 1: the value of "text" is not a string`},
 		{"jsonl null", map[string]string{"a.jsonl": `{"text":null}`}, "*", -1, 256, `is not a string`},
 		{"jsonl syntax", map[string]string{"a.jsonl": "\n{"}, "*", -1, 256, "line 2: not a JSON object"},
 		{"jsonl array", map[string]string{"a.jsonl": `["a"]`}, "*", -1, 256, "line 1: not a JSON object"},
 		{"jsonl encoding", map[string]string{"a.jsonl": "{\"text\":\"\xff\"}"}, "*", -1, 256, "line 1: not UTF-8"},
-		{"npy", map[string]string{"a": "\x93NUMPY\x01\x00"}, "*", -1, 256, "this is a NumPy array, which is not read as text; write its tokens as .bin"},
-		{"parquet", map[string]string{"a.txt": "PAR1\x00"}, "*", -1, 256, "this is Parquet, which is not read as text; write its texts as .jsonl"},
+		{"npy", map[string]string{"a": "\x93NUMPY\x01\x00"}, "*", -1, 256,
+			"this is a NumPy array, which is not read as text; write its tokens as .bin"},
+		{"parquet", map[string]string{"a.txt": "PAR1\x00"}, "*", -1, 256,
+			"this is Parquet, which is not read as text; write its texts as .jsonl"},
 		{"pickle", map[string]string{"a.PT": "?"}, "*", -1, 256, "by its name, .pt, this is a pickle"},
-		{"gzip", map[string]string{"a.jsonl.gz": "\x1f\x8b\x08"}, "*", -1, 256, "this is compressed, which is not read as text; unpack it first"},
+		{"gzip", map[string]string{"a.jsonl.gz": "\x1f\x8b\x08"}, "*", -1, 256,
+			"this is compressed, which is not read as text; unpack it first"},
 		{"bzip2", map[string]string{"a.txt": "BZh91AY&SY\xd1\x00"}, "*", -1, 256, "compressed by bzip2"},
 		{"tar", map[string]string{"a": strings.Repeat("x", 257) + "ustar\x00"}, "*", -1, 256, "a tar archive"},
-		{"json", map[string]string{"a.json": `{"text":"a"}`}, "*", -1, 256, "name it .jsonl; if it is text, name it .txt"},
+		{"json", map[string]string{"a.json": `{"text":"a"}`}, "*", -1, 256,
+			"name it .jsonl; if it is text, name it .txt"},
 		{"a table", map[string]string{"a.csv": "x,y"}, "*", -1, 256, "by its name, .csv, this is a table"},
 		{"markup", map[string]string{"a.HTML": "<p>"}, "*", -1, 256, "by its name, .html, this is markup"},
 		{"an image by its name", map[string]string{"a.png": "x"}, "*", -1, 256, "by its name, .png, this is an image"},
@@ -174,25 +198,38 @@ func TestWrongSourcesAreExplained(t *testing.T) {
 		{"eos", map[string]string{"a.txt": "a"}, "*", 256, 256, "eos_token_id 256 is not below vocab_size 256"},
 		{"vocabulary", map[string]string{"a.txt": "a"}, "*", -1, 0, "a vocabulary of 0 tokens"},
 		{"megatron magic", map[string]string{"a.bin": "", "a.idx": "x"}, "*", -1, 256, "does not begin with MMIDIDX"},
-		{"megatron version", map[string]string{"a.bin": "", "a.idx": megatronMagic + "\x02" + strings.Repeat("\x00", 24)}, "*", -1, 256, "version 2; version 1"},
-		{"megatron float", map[string]string{"a.bin": "", "a.idx": idx(7, 4)}, "*", -1, 256, "type code 7 is not an integer type"},
-		{"megatron cut index", map[string]string{"a.bin": "", "a.idx": idx(8, 2, 1)[:40]}, "*", -1, 256, "40 bytes; 1 sequences and 2 document boundaries need 62"},
-		{"megatron bomb", map[string]string{"a.bin": "", "a.idx": megatronMagic + "\x01\x00\x00\x00\x00\x00\x00\x00\x08" + strings.Repeat("\xff", 16)}, "*", -1, 256, "claims 18446744073709551615 sequences"},
-		{"megatron pointer", map[string]string{"a.bin": "\x01\x00\x00\x00\x01\x00", "a.idx": idx(8, 4, 1, 1)}, "*", -1, 256, "sequence 1 begins at byte 4 of the .bin, not at 2"},
-		{"megatron size", map[string]string{"a.bin": "\x01", "a.idx": idx(8, 2, 1)}, "*", -1, 256, "but the .bin has 1 bytes"},
-		{"megatron documents", map[string]string{"a.bin": "\x01", "a.idx": idx(1, 1, 1)[:54] + "\x07" + strings.Repeat("\x00", 7)}, "*", -1, 256, "document boundary 1 is sequence 7 of 1"},
-		{"megatron negative", map[string]string{"a.bin": "", "a.idx": idx(8, 2, -1)}, "*", -1, 256, "sequence 0 has -1 tokens"},
+		{"megatron version", map[string]string{"a.bin": "",
+			"a.idx": megatronMagic + "\x02" + strings.Repeat("\x00", 24)}, "*", -1, 256, "version 2; version 1"},
+		{"megatron float", map[string]string{"a.bin": "", "a.idx": idx(7, 4)}, "*", -1, 256,
+			"type code 7 is not an integer type"},
+		{"megatron cut index", map[string]string{"a.bin": "", "a.idx": idx(8, 2, 1)[:40]}, "*", -1, 256,
+			"40 bytes; 1 sequences and 2 document boundaries need 62"},
+		{"megatron bomb", map[string]string{"a.bin": "",
+			"a.idx": megatronMagic + "\x01\x00\x00\x00\x00\x00\x00\x00\x08" + strings.Repeat("\xff", 16)}, "*", -1, 256,
+			"claims 18446744073709551615 sequences"},
+		{"megatron pointer", map[string]string{"a.bin": "\x01\x00\x00\x00\x01\x00", "a.idx": idx(8, 4, 1, 1)}, "*", -1,
+			256, "sequence 1 begins at byte 4 of the .bin, not at 2"},
+		{"megatron size", map[string]string{"a.bin": "\x01", "a.idx": idx(8, 2, 1)}, "*", -1, 256,
+			"but the .bin has 1 bytes"},
+		{"megatron documents", map[string]string{"a.bin": "\x01",
+			"a.idx": idx(1, 1, 1)[:54] + "\x07" + strings.Repeat("\x00", 7)}, "*", -1, 256,
+			"document boundary 1 is sequence 7 of 1"},
+		{"megatron negative", map[string]string{"a.bin": "", "a.idx": idx(8, 2, -1)}, "*", -1, 256,
+			"sequence 0 has -1 tokens"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			_, err := Open(Source{Paths: []string{filepath.Join(put(t, tc.files), tc.glob)}, Tokenizer: asBytes, EOS: tc.eos, Vocab: tc.vocab})
+			_, err := Open(Source{Paths: []string{filepath.Join(put(t, tc.files), tc.glob)}, Tokenizer: asBytes,
+				EOS: tc.eos, Vocab: tc.vocab})
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got %v, want %q", err, tc.want)
 			}
 		})
 	}
 	dir := put(t, map[string]string{"a.txt": "a", "tokenizer.json": "{}"})
-	for path, want := range map[string]string{"": "there is no tokenizer", filepath.Join(dir, "tokenizer.json"): "tokenizer.json: model: it is missing"} {
-		_, err := Open(Source{Paths: []string{filepath.Join(dir, "a.txt")}, Tokenizer: NewTokenizer(path, 0), EOS: -1, Vocab: 256})
+	for path, want := range map[string]string{"": "there is no tokenizer",
+		filepath.Join(dir, "tokenizer.json"): "tokenizer.json: model: it is missing"} {
+		_, err := Open(Source{Paths: []string{filepath.Join(dir, "a.txt")}, Tokenizer: NewTokenizer(path, 0), EOS: -1,
+			Vocab: 256})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("tokenizer %q: %v, want %q", path, err, want)
 		}
@@ -211,8 +248,10 @@ func TestTokensOutsideTheVocabularyAreFound(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := put(t, map[string]string{
-				"a.bin": v1(1, 2, 300), "b.bin": v7(1, 1<<32-1), "c.txt": "az", "d.jsonl": `{"text":"a"}` + "\n\n" + `{"text":"z"}`,
-				"e.bin": "\xff", "e.idx": idx(2, 1, 1), "f.bin": "\xfb" + strings.Repeat("\xff", 7), "f.idx": idx(5, 8, 1),
+				"a.bin": v1(1, 2, 300), "b.bin": v7(1, 1<<32-1), "c.txt": "az",
+				"d.jsonl": `{"text":"a"}` + "\n\n" + `{"text":"z"}`,
+				"e.bin":   "\xff", "e.idx": idx(2, 1, 1), "f.bin": "\xfb" + strings.Repeat("\xff", 7),
+				"f.idx": idx(5, 8, 1),
 				"g.bin": strings.Repeat("\x00", 13) + "\x01\x00\x00", "g.idx": idx(5, 8, 2),
 			})
 			d, err := Open(Source{Paths: []string{filepath.Join(dir, name)}, Tokenizer: asBytes, EOS: -1, Vocab: 100})
@@ -280,7 +319,8 @@ func FuzzBin(f *testing.F) {
 		for i, id := range tokens {
 			raw := make([]byte, 8)
 			copy(raw, bin[tf.header+int64(i)*tf.width:][:tf.width])
-			if x := binary.LittleEndian.Uint64(raw); tf.width == 2 && !tf.signed && uint64(id) != x || id >= 0 && !tf.signed && uint64(id) != x {
+			if x := binary.LittleEndian.Uint64(raw); tf.width == 2 && !tf.signed && uint64(id) != x || id >= 0 &&
+				!tf.signed && uint64(id) != x {
 				t.Fatalf("token %d is %d of %x", i, id, raw)
 			}
 		}
@@ -328,7 +368,8 @@ func FuzzJSONL(f *testing.F) {
 			t.Fatal(err)
 		}
 		// A struct takes keys of other case too, which the index rightly does not.
-		if !slices.Equal(got, want) && !strings.Contains(strings.ToLower(file), "\\u") && strings.Count(strings.ToLower(file), "text") == strings.Count(file, "text") {
+		if !slices.Equal(got, want) && !strings.Contains(strings.ToLower(file), "\\u") &&
+			strings.Count(strings.ToLower(file), "text") == strings.Count(file, "text") {
 			t.Fatalf("got %v, want %v", got, want)
 		}
 		for at := range min(d.Len(), 20) {

@@ -74,13 +74,11 @@ func LoadTokenizer(path string) (*tokenizer.Tokenizer, error) {
 	return tokenizer.Parse(raw)
 }
 
-// bytes reports whether each byte is a token.
 func (t *Tokenizer) bytes() bool { return t != nil && t.path == Bytes }
 
 // An encoder appends the ids of a text. One goroutine calls it.
 type encoder func(dst []int32, text string) ([]int32, error)
 
-// encoder makes one.
 func (t *Tokenizer) encoder() (encoder, error) {
 	switch {
 	case t == nil || t.path == "":
@@ -102,7 +100,8 @@ func (t *Tokenizer) encoder() (encoder, error) {
 		dst, err := e.Append(dst, text)
 		if errors.Is(err, tokenizer.ErrUTF8) {
 			from := "latin1"
-			if strings.HasPrefix(text, "\xff\xfe") || strings.HasPrefix(text, "\xfe\xff") || strings.Contains(text, "\x00") {
+			if strings.HasPrefix(text, "\xff\xfe") || strings.HasPrefix(text, "\xfe\xff") ||
+				strings.Contains(text, "\x00") {
 				from = "utf-16"
 			}
 			err = fmt.Errorf("%w; convert it, such as with iconv -f %s -t utf-8", err, from)
@@ -136,7 +135,6 @@ func (t *Tokenizer) NewDecoder() (*tokenizer.Decoder, error) {
 	return d, nil
 }
 
-// openSized opens a regular file and says how long it is.
 func openSized(path string) (*os.File, int64, error) {
 	f, err := files.Open(path)
 	if err != nil {

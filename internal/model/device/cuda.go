@@ -148,7 +148,6 @@ func load(o CUDAOptions) {
 	}
 }
 
-// closeAll calls the functions, the last one first.
 func closeAll(closers []func() error) error {
 	var errs []error
 	for i := len(closers) - 1; i >= 0; i-- {
@@ -196,7 +195,6 @@ func preload(ops *gpu.Ops, kernel attention.Kernel, compute tensor.DType, dim in
 	return g.Wait()
 }
 
-// A cudaStore is the memory of a GPU.
 type cudaStore struct {
 	*copies
 	dev    *cuda.Device
@@ -248,7 +246,6 @@ func (s *cudaStore) FreeHost(h *tensor.Host) {
 	delete(s.out, h)
 }
 
-// further makes a further stream.
 func (s *cudaStore) further(name string) (Stream, error) {
 	stream, err := s.dev.NewStream(name, false)
 	if err != nil {
@@ -257,7 +254,6 @@ func (s *cudaStore) further(name string) (Stream, error) {
 	return stream, nil
 }
 
-// newCopies makes the streams for copies.
 func (s *cudaStore) newCopies() (*copies, error) {
 	up, err := s.further("upload")
 	if err != nil {
@@ -270,7 +266,6 @@ func (s *cudaStore) newCopies() (*copies, error) {
 	return &copies{compute: s.stream, up: up, down: down, queue: copyCUDA, follow: s.stream.Follow}, nil
 }
 
-// copyCUDA queues a copy on a stream of a GPU.
 func copyCUDA(to Stream, name string, dst, src View) {
 	if dst.DType() != src.DType() || dst.Size() != src.Size() || !dst.IsDense() || !src.IsDense() {
 		panic(fmt.Sprintf("device: %s of %v to %v", name, src, dst))

@@ -1,12 +1,17 @@
-// Package device is what a rank computes on, the CPU or a GPU, as the training loop and
+// Package device is the CPU or the GPU of a rank, as the training loop and
 // `cprun attention` see it: a stream, the operations that are queued on it, its memory, and
 // the way there and back. Nothing above it knows which it is.
 package device
 
 import (
 	"fmt"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/optim"
@@ -17,7 +22,7 @@ import (
 // View is a strided window onto device memory; see package tensor.
 type View = tensor.View
 
-// Device is what a rank computes on. Everything in it queues on Stream, but for copies to and from
+// Device is the CPU or the GPU of a rank. Everything in it queues on Stream, except copies to and from
 // the host: they run on Copies, ordered with Stream by events.
 type Device struct {
 	Name   string // "cpu", "cuda:0 (NVIDIA H200)"
@@ -35,14 +40,14 @@ type Device struct {
 	Masters bool
 	// ScaleLoss says that small gradients underflow in Compute, so that the loss is scaled.
 	ScaleLoss bool
-	// RunAhead is how many steps may be queued behind the one whose result is waited for. With
+	// RunAhead is how many steps may be queued after the one that is waited for. With
 	// 0 the device is idle while the host logs a step and reads the data of the next.
 	RunAhead int
 	// Machine is the GPU as plans know it; zero for the host.
 	Machine machine.Machine
 	// PeakTFLOPs is the rate that MFU is a share of; 0: not known.
 	PeakTFLOPs float64
-	// NewStream makes a further stream, whose name is its lane in traces. Events order it with Stream
+	// NewStream makes a further stream; its name is its lane in traces. Events order it with Stream
 	// and with others of the device.
 	NewStream func(name string) (Stream, error)
 	// NewClock makes a clock of that many points of Stream.
@@ -62,7 +67,7 @@ func (d *Device) Close() error {
 
 // Store is a device's memory, and the way there and back.
 type Store interface {
-	// Alloc is memory of the device, whose content is undefined. It lives as long as the device.
+	// Alloc returns memory of the device with undefined content. It lives as long as the device.
 	Alloc(bytes int64) (tensor.Memory, error)
 	// AllocHost is zeroed memory of the host that Upload and Download take: pinned where the
 	// device wants that.
@@ -72,15 +77,15 @@ type Store interface {
 	FreeHost(h *tensor.Host)
 	// Upload queues a copy of a host view to one of the device, Download the other way. Both
 	// are dense, of one type and size. The copy comes behind all that is queued on the device's
-	// Stream, and what is queued there later comes behind the copy, as if it was queued there. The
+	// Stream, and later work there follows the copy, as if it was queued there. The
 	// host view must stay as it is until then.
 	Upload(dst, src View)
 	Download(dst, src View)
-	// Prefetch is an Upload that does not wait for what is queued, and so runs beside it. Nothing that
+	// Prefetch is an Upload that does not wait for queued work, and so runs beside it. Nothing that
 	// is queued may use dst, or write src, any more.
 	Prefetch(dst, src View)
 	// MemoryBytes is the most that this process has had of the memory that is scarce: the
-	// host's where that is the device, else what is taken of the GPU's.
+	// host's where that is the device, else the GPU's memory in use.
 	MemoryBytes() int64
 }
 
@@ -91,8 +96,9 @@ func CPU(stream *tensor.HostStream, backend string, compute tensor.DType) Device
 	d := Device{
 		Name: "cpu", Stream: stream, Copies: copies.streams(), Ops: ops, Kernel: ops, Sinks: ops, Optim: ops,
 		Store:   hostStore{copies},
-		Compute: compute, Masters: compute != tensor.F32, ScaleLoss: compute == tensor.F16, NewStream: hostStream,
-		NewClock: hostClocks(stream), close: copies.close,
+		Compute: compute, Masters: compute != tensor.F32, ScaleLoss: compute == tensor.F16,
+		NewStream: func(name string) (Stream, error) { return tensor.NewHostStream(name), nil },
+		NewClock:  hostClocks(stream), close: copies.close,
 	}
 	if backend == "reference" {
 		r := attention.NewReference[float64](stream.Do)
@@ -101,7 +107,6 @@ func CPU(stream *tensor.HostStream, backend string, compute tensor.DType) Device
 	return d
 }
 
-// A hostStore is the host's memory.
 type hostStore struct{ *copies }
 
 func (hostStore) Alloc(n int64) (tensor.Memory, error)    { return tensor.NewHost(n), nil }
@@ -147,7 +152,7 @@ func (d *Device) Arena(what string, bytes int64) (a *tensor.Arena, err error) {
 	}), nil
 }
 
-// Caught sets err where an arena could not grow. It is to be deferred.
+// Caught sets err if an arena could not grow. Callers defer it.
 func Caught(err *error) {
 	switch p := recover().(type) {
 	case nil:
@@ -157,3 +162,58 @@ func Caught(err *error) {
 		panic(p)
 	}
 }
+
+// residentBytes returns the most that this process has had resident, as the kernel counts it;
+// otherwise the memory that Go has taken from the system.
+func residentBytes() float64 {
+	status, err := files.Read("/proc/self/status", 1<<20)
+	if err == nil {
+		if n, ok := peakResident(string(status)); ok {
+			return n
+		}
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return float64(m.Sys)
+}
+
+// peakResident reads VmHWM of /proc/PID/status: "VmHWM:	   12345 kB".
+func peakResident(status string) (float64, bool) {
+	for line := range strings.Lines(status) {
+		rest, ok := strings.CutPrefix(line, "VmHWM:")
+		if !ok {
+			continue
+		}
+		n, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "kB")), 64)
+		return n * 1024, err == nil
+	}
+	return 0, false
+}
+
+// Clock takes the device's time at points of its stream, without a wait between them.
+type Clock interface {
+	// Mark queues taking the time of point i; a point may be used again.
+	Mark(i int)
+	// Between is the seconds from point i to point j, once the stream has got to both.
+	Between(i, j int) (float64, error)
+	// Close gives the clock back. The stream has got to every mark.
+	Close() error
+}
+
+// A hostClock is the clock of a CPU's stream.
+type hostClock struct {
+	stream *tensor.HostStream
+	at     []time.Time // written by the stream
+}
+
+func hostClocks(s *tensor.HostStream) func(points int) (Clock, error) {
+	return func(points int) (Clock, error) { return &hostClock{stream: s, at: make([]time.Time, points)}, nil }
+}
+
+func (c *hostClock) Mark(i int) {
+	c.stream.Do("", func() error { c.at[i] = time.Now(); return nil }) // without a name: not in traces
+}
+
+func (c *hostClock) Between(i, j int) (float64, error) { return c.at[j].Sub(c.at[i]).Seconds(), nil }
+
+func (c *hostClock) Close() error { return nil }

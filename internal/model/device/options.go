@@ -12,7 +12,7 @@ import (
 type CUDAOptions struct {
 	Ordinal int    // of the GPUs that this process sees
 	Backend string // of attention: fused, flash or reference
-	// Remedies are what the choice of Backend relies on, as the launcher made it.
+	// Remedies are the remedies that the choice of Backend relies on, as the launcher made it.
 	Remedies []backends.RemedyKind
 	Compute  tensor.DType
 	Machine  machine.Machine // what backend.Find says of it
@@ -21,12 +21,12 @@ type CUDAOptions struct {
 	Reserve int64
 	// Workspace is the bytes of that which fused attention works in; see kernels.FusedWorkspace.
 	Workspace int64
-	// HeadDim is that of attention, so that its kernels are loaded beforehand; 0: not known.
+	// HeadDim is attention's head dim, so that its kernels are loaded beforehand; 0: not known.
 	HeadDim int
 	// Deterministic repeats gradients of attention bit for bit; Packed says that sequences are
 	// packed documents.
 	Deterministic, Packed bool
-	// SMMargin is how many processors of the device flash attention leaves to what runs beside it; see
+	// SMMargin is how many processors of the device flash attention leaves to work beside it; see
 	// gpu.FlashOptions.
 	SMMargin int
 
@@ -34,10 +34,10 @@ type CUDAOptions struct {
 	// for work that takes as long and queues nothing on it. If the device then fails to start for
 	// another reason, undo is called with that cause.
 	Beside func(stream tensor.Stream) (undo func(cause error), err error)
-	// Timed is told when a part of the start begins, and calls what it returns at the end. It
+	// Timed is told when a part of the start begins, and calls its result at the end. It
 	// may be nil, and is called by several goroutines.
 	Timed func(part string) (end func())
-	// Note is told what the rank's log should say of a start that went well. It may be nil.
+	// Note receives lines for the rank's log about a start that went well. It may be nil.
 	Note func(text string)
 }
 
@@ -54,12 +54,12 @@ func (o *CUDAOptions) timed(part string) (end func()) {
 	return o.Timed(part)
 }
 
-// A remedied is what remedies ask of a kernel beyond what it does by itself.
+// A remedied lists the requests of remedies to a kernel.
 type remedied struct {
 	zeroWorkspace bool // clear the workspace before each backward call
 }
 
-// remedies returns what is asked of the kernel, or an error that names a remedy that nothing here
+// remedies returns the requests to the kernel, or an error that names a remedy that nothing here
 // carries out: the choice of a launcher that knows more than this binary.
 func (o *CUDAOptions) remedies() (r remedied, err error) {
 	for _, kind := range o.Remedies {

@@ -7,7 +7,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Stream is a further stream of a device. Who made it closes it, before the device.
+// Stream is a further stream of a device. Its maker closes it, before the device.
 type Stream interface {
 	tensor.Stream
 	// Close ends the stream after its work, and returns its error.
@@ -15,18 +15,17 @@ type Stream interface {
 }
 
 // copies queues copies between the host and a device on two streams of their own, one each way,
-// so that they run beside what is computed as far as their order lets them.
+// so that they run beside computation as far as their order lets them.
 type copies struct {
 	compute  tensor.Stream
 	up, down Stream
-	// queue queues a copy on one of them; name says what it is in traces.
+	// queue queues a copy on one of them; name is its name in traces.
 	queue func(s Stream, name string, dst, src View)
 	// follow makes compute wait for an event of theirs. It does not count as waiting for other
 	// ranks.
 	follow func(e tensor.Event)
 }
 
-// streams returns the lanes of copies in traces.
 func (c *copies) streams() []tensor.Stream { return []tensor.Stream{c.up, c.down} }
 
 func (c *copies) close() error { return errors.Join(c.up.Close(), c.down.Close()) }
@@ -43,17 +42,14 @@ func (c *copies) Prefetch(dst, src View) {
 	c.follow(c.up.Record())
 }
 
-// between queues a copy that runs between what is queued on compute so far and what is queued later.
+// between queues a copy between the work on compute so far and later work.
 func (c *copies) between(s Stream, name string, dst, src View) {
 	s.Wait(c.compute.Record())
 	c.queue(s, name, dst, src)
 	c.follow(s.Record())
 }
 
-// hostStream makes a further stream of the CPU.
-func hostStream(name string) (Stream, error) { return tensor.NewHostStream(name), nil }
-
-// hostCopies returns the copies of the CPU as a device, whose memory is the host's too.
+// hostCopies returns the copies of the CPU as a device with the host's memory.
 func hostCopies(compute *tensor.HostStream) *copies {
 	up, down := tensor.NewHostStream("upload"), tensor.NewHostStream("download")
 	return &copies{
@@ -64,7 +60,7 @@ func hostCopies(compute *tensor.HostStream) *copies {
 				return nil
 			})
 		},
-		// Wait would count the time as that of waiting for other ranks.
+		// Wait would count as time of waiting for other ranks.
 		follow: func(e tensor.Event) {
 			compute.Do("", func() error { return e.Sync(context.Background()) })
 		},

@@ -45,7 +45,8 @@ func TestTokenizerOfBytes(t *testing.T) {
 			want++
 		}
 		if len(ids) != want || len(f.Model.Vocab) != want || len(f.Added) != want-256 {
-			t.Errorf("eos %d: %d ids of %d words, %d added; want %d", eos, len(ids), len(f.Model.Vocab), len(f.Added), want)
+			t.Errorf("eos %d: %d ids of %d words, %d added; want %d", eos, len(ids), len(f.Model.Vocab), len(f.Added),
+				want)
 		}
 	}
 }

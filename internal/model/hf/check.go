@@ -22,7 +22,8 @@ func (c *Config) Check() []Fault {
 		value int
 		most  int
 	}{
-		{"vocab_size", c.VocabSize, maxInt}, {"hidden_size", c.HiddenSize, maxInt}, {"intermediate_size", c.IntermediateSize,
+		{"vocab_size", c.VocabSize, maxInt}, {"hidden_size", c.HiddenSize, maxInt},
+		{"intermediate_size", c.IntermediateSize,
 			maxInt},
 		{"num_hidden_layers", c.NumHiddenLayers, maxLayers}, {"num_attention_heads", c.NumAttentionHeads, 1 << 16},
 		{"num_key_value_heads", c.NumKeyValueHeads, 1 << 16}, {"head_dim", c.HeadDim, 1 << 16},
@@ -32,7 +33,8 @@ func (c *Config) Check() []Fault {
 		}
 	}
 	if c.NumAttentionHeads > 0 && c.NumKeyValueHeads > 0 && c.NumAttentionHeads%c.NumKeyValueHeads != 0 {
-		f.add("num_key_value_heads", "%d does not divide num_attention_heads %d", c.NumKeyValueHeads, c.NumAttentionHeads)
+		f.add("num_key_value_heads", "%d does not divide num_attention_heads %d", c.NumKeyValueHeads,
+			c.NumAttentionHeads)
 	}
 	if c.HeadDim%2 != 0 {
 		f.add("head_dim", "%d is odd; rotary embeddings turn dimensions in pairs", c.HeadDim)
@@ -113,8 +115,8 @@ func (c *Config) checkWindow(f *faults) {
 // config; empty for nothing.
 func (c *Config) Caveat() string {
 	if f := c.Family(); f.Windows.Foreign && c.SlidingWindow > 0 {
-		return fmt.Sprintf("transformers has no sliding window in its %s and will ignore sliding_window %d; cprun reads it",
-			f.Name, c.SlidingWindow)
+		return fmt.Sprintf("transformers has no sliding window in its %s and will ignore sliding_window %d; cprun "+
+			"reads it", f.Name, c.SlidingWindow)
 	}
 	return ""
 }

@@ -46,7 +46,6 @@ func Companions(path string) (names []string, err error) {
 // templatesDir is the one directory among the companions: more chat templates, each under its name.
 const templatesDir = "additional_chat_templates"
 
-// maxTemplates bounds how many of them are listed.
 const maxTemplates = 100
 
 // templates lists the files of templatesDir, if there is one.
@@ -69,7 +68,6 @@ func (d *dir) templates() (names []string) {
 // maxCompanion is more than any of these files has, in bytes.
 const maxCompanion = 256 << 20
 
-// companion opens one of these files.
 func (d *dir) companion(name string) (*os.File, error) {
 	f, err := d.open(name)
 	if err != nil {
@@ -103,7 +101,6 @@ func (m Model) bring(to *os.Root) error {
 	return nil
 }
 
-// copy copies a companion.
 func (d *dir) copy(name string, to *os.Root) error {
 	src, err := d.companion(name)
 	if err != nil {

@@ -8,8 +8,17 @@ package hf
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/terminal"
 )
 
 // Config is the shape of a model, under the names of config.json.
@@ -36,7 +45,7 @@ type Config struct {
 	LayerTypes []string
 
 	// TokenIDs are bos_token_id, eos_token_id and pad_token_id as config.json spells them.
-	// Training does not use them; they are kept so that an export has what the source had.
+	// Training does not use them; they are kept so that an export repeats the source.
 	TokenIDs map[string]json.RawMessage
 
 	// DType is the element type of the weights as config.json names it, such as "bfloat16"; ""
@@ -68,7 +77,7 @@ type RopeScaling struct {
 	Truncate        *bool    `json:"truncate"`         // yarn; nil: true
 }
 
-// SoftmaxScale returns what scores are multiplied by before the softmax.
+// SoftmaxScale returns the factor of scores before the softmax.
 func (c *Config) SoftmaxScale() float64 { return 1 / math.Sqrt(float64(c.HeadDim)) }
 
 // Windows lists the windows of the layers, each once, in the order of the layers.
@@ -91,4 +100,55 @@ func (c *Config) Window(layer int) int {
 		return -1
 	}
 	return c.SlidingWindow - 1
+}
+
+// dir opens files of a model directory by their base name. Symbolic links may not lead out
+// of it: an index of foreign origin must not name files elsewhere. The download cache of
+// huggingface_hub is made of such links, from <repo>/snapshots/<revision> to <repo>/blobs,
+// so there the bound is <repo>.
+type dir struct {
+	path string // as the user gave it, for errors
+	root *os.Root
+	sub  string // of the directory inside root
+}
+
+func openDir(path string) (*dir, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return nil, fmt.Errorf("model directory %s: %w", terminal.Name(path), err)
+	}
+	top, sub := abs, "."
+	if snapshots := filepath.Dir(abs); filepath.Base(snapshots) == "snapshots" {
+		repo := filepath.Dir(snapshots)
+		if st, err := os.Stat(filepath.Join(repo, "blobs")); err == nil && st.IsDir() {
+			top, sub = repo, filepath.Join("snapshots", filepath.Base(abs))
+		}
+	}
+	root, err := files.OpenDir(top)
+	if err != nil {
+		return nil, fmt.Errorf("model directory %s: %w", terminal.Name(path), err)
+	}
+	return &dir{terminal.Name(path), root, sub}, nil
+}
+
+func (d *dir) Close() error { return d.root.Close() }
+
+func (d *dir) open(name string) (*os.File, error) {
+	base := strings.TrimPrefix(name, templatesDir+"/")
+	if base == "" || base == "." || base == ".." || filepath.Base(base) != base {
+		return nil, fmt.Errorf("model directory %s: %.255q is not a plain file name", d.path, name)
+	}
+	f, err := files.OpenIn(d.root, filepath.Join(d.sub, name))
+	if err != nil {
+		if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
+			err = pe.Err // its path is that of the root
+		}
+		return nil, fmt.Errorf("%s: %w", terminal.Name(filepath.Join(d.path, name)), err)
+	}
+	return f, nil
+}
+
+func (d *dir) exists(name string) bool {
+	_, err := d.root.Lstat(filepath.Join(d.sub, name))
+	return err == nil
 }

@@ -27,8 +27,10 @@ const qwen3 = `"model_type":"qwen3","vocab_size":64,"hidden_size":32,"intermedia
 
 // base is what llama and a text of no further key give.
 func base() Config {
-	return Config{Architecture: Llama, VocabSize: 64, HiddenSize: 32, IntermediateSize: 48, NumHiddenLayers: 3, NumAttentionHeads: 4,
-		NumKeyValueHeads: 4, HeadDim: 8, RopeTheta: 10000, RMSNormEps: 1e-6, MaxPositionEmbedding: 2048, InitializerRange: 0.02}
+	return Config{Architecture: Llama, VocabSize: 64, HiddenSize: 32, IntermediateSize: 48, NumHiddenLayers: 3,
+		NumAttentionHeads: 4,
+		NumKeyValueHeads:  4, HeadDim: 8, RopeTheta: 10000, RMSNormEps: 1e-6, MaxPositionEmbedding: 2048,
+		InitializerRange: 0.02}
 }
 
 func TestConfigResolvesAsTransformersDoes(t *testing.T) {
@@ -38,53 +40,73 @@ func TestConfigResolvesAsTransformersDoes(t *testing.T) {
 		want       func(*Config)
 	}{
 		{"defaults", `{` + llama + `}`, func(c *Config) {}},
-		{"architecture by class", `{` + llama[len(`"model_type":"llama",`):] + `,"architectures":["LlamaForCausalLM"]}`, func(c *Config) {}},
+		{"architecture by class", `{` + llama[len(`"model_type":"llama",`):] + `,"architectures":["LlamaForCausalLM"]}`,
+			func(c *Config) {}},
 		{"null heads", `{` + llama + `,"num_key_value_heads":null,"head_dim":null}`, func(c *Config) {}},
-		{"given", `{` + llama + `,"num_key_value_heads":2,"head_dim":16,"rms_norm_eps":1e-5,"tie_word_embeddings":true,"initializer_range":0.01,"max_position_embeddings":99}`, func(c *Config) {
-			c.NumKeyValueHeads, c.HeadDim, c.RMSNormEps, c.TieWordEmbeddings, c.InitializerRange, c.MaxPositionEmbedding = 2, 16, 1e-5, true, 0.01, 99
+		{"given", `{` + llama +
+			`,"num_key_value_heads":2,"head_dim":16,"rms_norm_eps":1e-5,"tie_word_embeddings":true,"initializer_range":0.01,"max_position_embeddings":99}`, func(c *Config) {
+			c.NumKeyValueHeads, c.HeadDim, c.RMSNormEps, c.TieWordEmbeddings, c.InitializerRange,
+				c.MaxPositionEmbedding = 2, 16, 1e-5, true, 0.01, 99
 		}},
 		{"token ids", `{` + llama + `,"bos_token_id":1,"eos_token_id":[2,3]}`, func(c *Config) {
 			c.TokenIDs = map[string]json.RawMessage{"bos_token_id": []byte("1"), "eos_token_id": []byte("[2,3]")}
 		}},
-		{"v4 theta", `{` + llama + `,"rope_theta":500000,"rope_scaling":null}`, func(c *Config) { c.RopeTheta = 500000 }},
-		{"v5 theta", `{` + llama + `,"rope_parameters":{"rope_type":"default","rope_theta":500000.0}}`, func(c *Config) { c.RopeTheta = 500000 }},
-		{"inner theta wins", `{` + llama + `,"rope_theta":7,"rope_parameters":{"rope_theta":9}}`, func(c *Config) { c.RopeTheta = 9 }},
-		{"rope_scaling wins", `{` + llama + `,"rope_scaling":{"type":"linear","factor":2},"rope_parameters":{"rope_type":"linear","factor":3,"rope_theta":9}}`, func(c *Config) {
-			c.RopeScaling = &RopeScaling{Type: "linear", Factor: 2}
+		{"v4 theta", `{` + llama + `,"rope_theta":500000,"rope_scaling":null}`,
+			func(c *Config) { c.RopeTheta = 500000 }},
+		{"v5 theta", `{` + llama + `,"rope_parameters":{"rope_type":"default","rope_theta":500000.0}}`,
+			func(c *Config) { c.RopeTheta = 500000 }},
+		{"inner theta wins", `{` + llama + `,"rope_theta":7,"rope_parameters":{"rope_theta":9}}`,
+			func(c *Config) { c.RopeTheta = 9 }},
+		{"rope_scaling wins",
+			`{` + llama + `,"rope_scaling":{"type":"linear","factor":2},"rope_parameters":{"rope_type":"linear","factor":3,"rope_theta":9}}`, func(c *Config) {
+				c.RopeScaling = &RopeScaling{Type: "linear", Factor: 2}
+			}},
+		{"rope_type wins over type", `{` + llama + `,"rope_scaling":{"type":"x","rope_type":"linear","factor":2}}`,
+			func(c *Config) {
+				c.RopeScaling = &RopeScaling{Type: "linear", Factor: 2}
+			}},
+		{"llama3", `{` + llama +
+			`,"rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":1,"high_freq_factor":4,"original_max_position_embeddings":8192}}`, func(c *Config) {
+			c.RopeScaling = &RopeScaling{Type: "llama3", Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4,
+				OriginalMax: 8192}
 		}},
-		{"rope_type wins over type", `{` + llama + `,"rope_scaling":{"type":"x","rope_type":"linear","factor":2}}`, func(c *Config) {
-			c.RopeScaling = &RopeScaling{Type: "linear", Factor: 2}
+		{"llama3 trained length",
+			`{` + llama + `,"rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":1,"high_freq_factor":4}}`,
+			func(c *Config) {
+				c.RopeScaling = &RopeScaling{Type: "llama3", Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4,
+					OriginalMax: 2048}
+			}},
+		{"yarn", `{` + llama +
+			`,"rope_scaling":{"type":"yarn","factor":4,"original_max_position_embeddings":512,"attention_factor":1.25,"truncate":false,"mscale":0.7,"mscale_all_dim":0.5,"beta_fast":16}}`, func(c *Config) {
+			c.RopeScaling = &RopeScaling{Type: "yarn", Factor: 4, OriginalMax: 512, BetaFast: 16, BetaSlow: 1,
+				AttentionFactor: &f, Truncate: &no, MScale: 0.7, MScaleAllDim: 0.5}
 		}},
-		{"llama3", `{` + llama + `,"rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":1,"high_freq_factor":4,"original_max_position_embeddings":8192}}`, func(c *Config) {
-			c.RopeScaling = &RopeScaling{Type: "llama3", Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4, OriginalMax: 8192}
-		}},
-		{"llama3 trained length", `{` + llama + `,"rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":1,"high_freq_factor":4}}`, func(c *Config) {
-			c.RopeScaling = &RopeScaling{Type: "llama3", Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4, OriginalMax: 2048}
-		}},
-		{"yarn", `{` + llama + `,"rope_scaling":{"type":"yarn","factor":4,"original_max_position_embeddings":512,"attention_factor":1.25,"truncate":false,"mscale":0.7,"mscale_all_dim":0.5,"beta_fast":16}}`, func(c *Config) {
-			c.RopeScaling = &RopeScaling{Type: "yarn", Factor: 4, OriginalMax: 512, BetaFast: 16, BetaSlow: 1, AttentionFactor: &f, Truncate: &no, MScale: 0.7, MScaleAllDim: 0.5}
-		}},
-		{"yarn factor from lengths", `{` + llama + `,"rope_scaling":{"type":"yarn","original_max_position_embeddings":512}}`, func(c *Config) {
-			c.RopeScaling = &RopeScaling{Type: "yarn", Factor: 4, OriginalMax: 512, BetaFast: 32, BetaSlow: 1}
-		}},
+		{"yarn factor from lengths",
+			`{` + llama + `,"rope_scaling":{"type":"yarn","original_max_position_embeddings":512}}`, func(c *Config) {
+				c.RopeScaling = &RopeScaling{Type: "yarn", Factor: 4, OriginalMax: 512, BetaFast: 32, BetaSlow: 1}
+			}},
 		{"llama window", `{` + llama + `,"sliding_window":8}`, func(c *Config) { c.SlidingWindow = 8 }},
-		{"llama window of layers", `{` + llama + `,"sliding_window":8,"layer_types":["full_attention","sliding_attention","full_attention"]}`, func(c *Config) {
-			c.SlidingWindow, c.LayerTypes = 8, []string{FullAttention, SlidingAttention, FullAttention}
-		}},
+		{"llama window of layers",
+			`{` + llama + `,"sliding_window":8,"layer_types":["full_attention","sliding_attention","full_attention"]}`,
+			func(c *Config) {
+				c.SlidingWindow, c.LayerTypes = 8, []string{FullAttention, SlidingAttention, FullAttention}
+			}},
 		{"llama window off", `{` + llama + `,"sliding_window":8,"use_sliding_window":false}`, func(c *Config) {}},
 		{"qwen3", `{` + qwen3 + `}`, func(c *Config) {
 			c.Architecture, c.NumKeyValueHeads, c.HeadDim, c.MaxPositionEmbedding = Qwen3, 2, 128, 32768
 		}},
-		{"qwen3 window unused", `{` + qwen3 + `,"sliding_window":8,"max_window_layers":1,"head_dim":8}`, func(c *Config) {
-			c.Architecture, c.NumKeyValueHeads, c.MaxPositionEmbedding = Qwen3, 2, 32768
-		}},
+		{"qwen3 window unused", `{` + qwen3 + `,"sliding_window":8,"max_window_layers":1,"head_dim":8}`,
+			func(c *Config) {
+				c.Architecture, c.NumKeyValueHeads, c.MaxPositionEmbedding = Qwen3, 2, 32768
+			}},
 		{"qwen3 window beyond the layers", `{` + qwen3 + `,"use_sliding_window":true,"head_dim":8}`, func(c *Config) {
 			c.Architecture, c.NumKeyValueHeads, c.MaxPositionEmbedding = Qwen3, 2, 32768
 		}},
-		{"qwen3 window", `{` + qwen3 + `,"use_sliding_window":true,"max_window_layers":1,"head_dim":8}`, func(c *Config) {
-			c.Architecture, c.NumKeyValueHeads, c.MaxPositionEmbedding = Qwen3, 2, 32768
-			c.SlidingWindow, c.LayerTypes = 4096, []string{FullAttention, SlidingAttention, SlidingAttention}
-		}},
+		{"qwen3 window", `{` + qwen3 + `,"use_sliding_window":true,"max_window_layers":1,"head_dim":8}`,
+			func(c *Config) {
+				c.Architecture, c.NumKeyValueHeads, c.MaxPositionEmbedding = Qwen3, 2, 32768
+				c.SlidingWindow, c.LayerTypes = 4096, []string{FullAttention, SlidingAttention, SlidingAttention}
+			}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := readText(t, tc.text)
@@ -109,7 +131,8 @@ func TestConfigsOfTransformers(t *testing.T) {
 			return c.TieWordEmbeddings && c.Window(0) == -1 && c.Window(1) == 7 && c.Window(2) == 7
 		},
 		"llama3-rope": func(c *Config) bool {
-			return c.RopeTheta == 500000 && *c.RopeScaling == RopeScaling{Type: "llama3", Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4, OriginalMax: 8192}
+			return c.RopeTheta == 500000 && *c.RopeScaling == RopeScaling{Type: "llama3", Factor: 8, LowFreqFactor: 1,
+				HighFreqFactor: 4, OriginalMax: 8192}
 		},
 		"llama-yarn": func(c *Config) bool {
 			s := c.RopeScaling
@@ -151,15 +174,21 @@ func TestWrongConfigsAreRefused(t *testing.T) {
 		{"no model", `{}`, []string{"model_type: missing"}},
 		{"other model", `{"model_type":"gpt2"}`, []string{`model_type: "gpt2" is not supported`}},
 		{"mistral", `{"model_type":"mistral"}`, []string{`"mistral" is not supported`, "sliding_window 4096"}},
-		{"other head", `{` + llama + `,"architectures":["LlamaForSequenceClassification"]}`, []string{"architectures: ", "cprun trains the language model"}},
+		{"other head", `{` + llama + `,"architectures":["LlamaForSequenceClassification"]}`,
+			[]string{"architectures: ", "cprun trains the language model"}},
 		{"unknown class", `{"architectures":["X"]}`, []string{"architectures: "}},
-		{"missing keys", `{"model_type":"llama"}`, []string{"vocab_size: missing", "hidden_size: missing", "intermediate_size: missing", "num_hidden_layers: missing", "num_attention_heads: missing"}},
-		{"many at once", `{` + llama + `,"attention_bias":true,"mlp_bias":true,"hidden_act":"gelu","num_local_experts":8,"quantization_config":{"bits":4},"attention_dropout":0.1}`,
-			[]string{"attention_bias: true", "mlp_bias: true", `hidden_act: "gelu"`, "num_local_experts: mixtures", "quantization_config: ", "attention_dropout: 0.1"}},
+		{"missing keys", `{"model_type":"llama"}`, []string{"vocab_size: missing", "hidden_size: missing",
+			"intermediate_size: missing", "num_hidden_layers: missing", "num_attention_heads: missing"}},
+		{"many at once", `{` + llama +
+			`,"attention_bias":true,"mlp_bias":true,"hidden_act":"gelu","num_local_experts":8,"quantization_config":{"bits":4},"attention_dropout":0.1}`,
+			[]string{"attention_bias: true", "mlp_bias: true", `hidden_act: "gelu"`, "num_local_experts: mixtures",
+				"quantization_config: ", "attention_dropout: 0.1"}},
 		{"softcap", `{` + llama + `,"attn_logit_softcapping":30.0}`, []string{"attn_logit_softcapping: "}},
 		{"partial rotary", `{` + llama + `,"partial_rotary_factor":0.5}`, []string{"partial_rotary_factor: 0.5"}},
-		{"wrong types", `{` + llama + `,"num_key_value_heads":"2","rms_norm_eps":[],"tie_word_embeddings":1,"head_dim":8.5}`,
-			[]string{`num_key_value_heads: "2" where an integer`, "rms_norm_eps: [] where a number", "tie_word_embeddings: 1 where true", "head_dim: 8.5 where an integer"}},
+		{"wrong types", `{` + llama +
+			`,"num_key_value_heads":"2","rms_norm_eps":[],"tie_word_embeddings":1,"head_dim":8.5}`,
+			[]string{`num_key_value_heads: "2" where an integer`, "rms_norm_eps: [] where a number",
+				"tie_word_embeddings: 1 where true", "head_dim: 8.5 where an integer"}},
 		{"negative", `{` + llama + `,"head_dim":-8}`, []string{"head_dim: -8 is not from 0"}},
 		{"huge", `{` + llama + `,"head_dim":1e30}`, []string{"head_dim: 1e30 where an integer"}},
 		{"odd head", `{` + llama + `,"head_dim":7}`, []string{"head_dim: 7 is odd"}},
@@ -167,15 +196,26 @@ func TestWrongConfigsAreRefused(t *testing.T) {
 		{"kv heads", `{` + llama + `,"num_key_value_heads":3}`, []string{"num_key_value_heads: 3 does not divide"}},
 		{"eps", `{` + llama + `,"rms_norm_eps":0}`, []string{"rms_norm_eps: 0 is not positive"}},
 		{"theta", `{` + llama + `,"rope_theta":0}`, []string{"rope_theta: 0 is not above 1"}},
-		{"dynamic", `{` + llama + `,"rope_scaling":{"type":"dynamic","factor":2}}`, []string{`rope_scaling.type: "dynamic" is not supported`}},
-		{"longrope", `{` + llama + `,"rope_parameters":{"rope_type":"longrope","rope_theta":1e4}}`, []string{`rope_parameters.rope_type: "longrope"`}},
-		{"no factor", `{` + llama + `,"rope_parameters":{"rope_type":"linear"}}`, []string{"rope_parameters.factor: missing"}},
-		{"llama3 order", `{` + llama + `,"rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":4,"high_freq_factor":4}}`, []string{"rope_scaling.high_freq_factor: 4 is not above"}},
-		{"rope by layer", `{` + llama + `,"rope_parameters":{"full_attention":{"rope_theta":1e6},"sliding_attention":{"rope_theta":1e4}}}`, []string{"rope_parameters.full_attention: ", "differ by layer"}},
+		{"dynamic", `{` + llama + `,"rope_scaling":{"type":"dynamic","factor":2}}`,
+			[]string{`rope_scaling.type: "dynamic" is not supported`}},
+		{"longrope", `{` + llama + `,"rope_parameters":{"rope_type":"longrope","rope_theta":1e4}}`,
+			[]string{`rope_parameters.rope_type: "longrope"`}},
+		{"no factor", `{` + llama + `,"rope_parameters":{"rope_type":"linear"}}`,
+			[]string{"rope_parameters.factor: missing"}},
+		{"llama3 order", `{` + llama +
+			`,"rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":4,"high_freq_factor":4}}`,
+			[]string{"rope_scaling.high_freq_factor: 4 is not above"}},
+		{"rope by layer", `{` + llama +
+			`,"rope_parameters":{"full_attention":{"rope_theta":1e6},"sliding_attention":{"rope_theta":1e4}}}`,
+			[]string{"rope_parameters.full_attention: ", "differ by layer"}},
 		{"rope text", `{` + llama + `,"rope_scaling":"linear"}`, []string{`rope_scaling: "linear" where an object`}},
-		{"layer count", `{` + llama + `,"sliding_window":8,"layer_types":["sliding_attention"]}`, []string{"layer_types: 1 entries for num_hidden_layers 3"}},
-		{"layer kind", `{` + llama + `,"layer_types":["full_attention","linear_attention","full_attention"]}`, []string{`layer_types: entry 1 is "linear_attention"`}},
-		{"window off but asked for", `{` + qwen3 + `,"layer_types":["full_attention","sliding_attention","full_attention"]}`, []string{"sliding_window: missing or switched off"}},
+		{"layer count", `{` + llama + `,"sliding_window":8,"layer_types":["sliding_attention"]}`,
+			[]string{"layer_types: 1 entries for num_hidden_layers 3"}},
+		{"layer kind", `{` + llama + `,"layer_types":["full_attention","linear_attention","full_attention"]}`,
+			[]string{`layer_types: entry 1 is "linear_attention"`}},
+		{"window off but asked for",
+			`{` + qwen3 + `,"layer_types":["full_attention","sliding_attention","full_attention"]}`,
+			[]string{"sliding_window: missing or switched off"}},
 		{"window 0", `{` + llama + `,"sliding_window":0}`, []string{"sliding_window: 0 hides"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -194,7 +234,8 @@ func TestWrongConfigsAreRefused(t *testing.T) {
 			}
 		})
 	}
-	if _, err := ReadConfig(t.TempDir()); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "config.json") {
+	if _, err := ReadConfig(t.TempDir()); !errors.Is(err, os.ErrNotExist) ||
+		!strings.Contains(err.Error(), "config.json") {
 		t.Errorf("no file: %v", err)
 	}
 	if err := WriteConfig(opened(t, t.TempDir()), &Config{}, safetensors.F32); err == nil {

@@ -17,19 +17,25 @@ func TestEOSIsTheModelsOwn(t *testing.T) {
 	}{
 		{nil, -1, ""},
 		{map[string]string{"config.json": `{"eos_token_id": 2}`}, 2, ""},
-		{map[string]string{"config.json": `{"eos_token_id": 2}`, "generation_config.json": `{"eos_token_id": 3}`}, 2, ""},
-		{map[string]string{"config.json": `{"eos_token_id": null}`, "generation_config.json": `{"eos_token_id": [5, 6]}`}, 5, ""},
-		{map[string]string{"config.json": `{}`, "tokenizer_config.json": `{"eos_token": "</s>"}`, "tokenizer.json": tokenizer}, 7, ""},
-		{map[string]string{"tokenizer_config.json": `{"eos_token": {"content": "</s>"}}`, "tokenizer.json": tokenizer}, 7, ""},
+		{map[string]string{"config.json": `{"eos_token_id": 2}`, "generation_config.json": `{"eos_token_id": 3}`}, 2,
+			""},
+		{map[string]string{"config.json": `{"eos_token_id": null}`,
+			"generation_config.json": `{"eos_token_id": [5, 6]}`}, 5, ""},
+		{map[string]string{"config.json": `{}`, "tokenizer_config.json": `{"eos_token": "</s>"}`,
+			"tokenizer.json": tokenizer}, 7, ""},
+		{map[string]string{"tokenizer_config.json": `{"eos_token": {"content": "</s>"}}`, "tokenizer.json": tokenizer},
+			7, ""},
 		{map[string]string{"tokenizer_config.json": `{"eos_token": "<end>"}`, "tokenizer.json": tokenizer}, -1, ""},
 		{map[string]string{"tokenizer_config.json": `{"eos_token": null}`, "tokenizer.json": tokenizer}, -1, ""},
-		{map[string]string{"config.json": `{"eos_token_id": "2"}`}, -1, `config.json: eos_token_id: "2" is neither an id`},
+		{map[string]string{"config.json": `{"eos_token_id": "2"}`}, -1,
+			`config.json: eos_token_id: "2" is neither an id`},
 		{map[string]string{"config.json": `{"eos_token_id": [-2]}`}, -1, "neither an id"},
 		{map[string]string{"config.json": `{"eos_token_id": []}`}, -1, ""},
 		{map[string]string{"config.json": `nothing`}, -1, "config.json: invalid character"},
 	} {
 		got, err := EOS(dirOf(t, tc.files))
-		if got != tc.want || (err == nil) != (tc.fault == "") || err != nil && !strings.Contains(err.Error(), tc.fault) {
+		if got != tc.want || (err == nil) != (tc.fault == "") || err != nil &&
+			!strings.Contains(err.Error(), tc.fault) {
 			t.Errorf("%v: %d, %v; want %d, %q", tc.files, got, err, tc.want, tc.fault)
 		}
 	}
@@ -54,15 +60,20 @@ func TestEndsAreThoseOfGenerate(t *testing.T) {
 		want  []int
 	}{
 		{nil, nil},
-		{map[string]string{"config.json": `{"eos_token_id": 2}`, "generation_config.json": `{"eos_token_id": [5, 6]}`}, []int{5, 6}},
-		{map[string]string{"config.json": `{"eos_token_id": [2, 3]}`, "generation_config.json": `{"eos_token_id": null}`}, []int{2, 3}},
-		{map[string]string{"tokenizer_config.json": `{"eos_token": "</s>"}`, "tokenizer.json": `{"added_tokens":[{"id":7,"content":"</s>"}]}`}, []int{7}},
+		{map[string]string{"config.json": `{"eos_token_id": 2}`, "generation_config.json": `{"eos_token_id": [5, 6]}`},
+			[]int{5, 6}},
+		{map[string]string{"config.json": `{"eos_token_id": [2, 3]}`,
+			"generation_config.json": `{"eos_token_id": null}`}, []int{2, 3}},
+		{map[string]string{"tokenizer_config.json": `{"eos_token": "</s>"}`,
+			"tokenizer.json": `{"added_tokens":[{"id":7,"content":"</s>"}]}`}, []int{7}},
 	} {
 		if got, err := Ends(dirOf(t, tc.files)); err != nil || !slices.Equal(got, tc.want) {
 			t.Errorf("%v: %v, %v; want %v", tc.files, got, err, tc.want)
 		}
 	}
-	if _, err := Ends(dirOf(t, map[string]string{"generation_config.json": `{"eos_token_id": [1, "x"]}`})); err == nil || !strings.Contains(err.Error(), "generation_config.json: eos_token_id") {
+	if _, err := Ends(dirOf(t,
+		map[string]string{"generation_config.json": `{"eos_token_id": [1, "x"]}`})); err == nil ||
+		!strings.Contains(err.Error(), "generation_config.json: eos_token_id") {
 		t.Errorf("an id that is none: %v", err)
 	}
 }

@@ -75,7 +75,6 @@ func Export(path string, m Model, limit int64) (err error) {
 	return nil
 }
 
-// write writes the files of weights into dir.
 func (m Model) write(dir *os.Root, limit int64) error {
 	shards := m.shards(limit)
 	total := int64(0)
@@ -131,7 +130,6 @@ func (m Model) shards(limit int64) [][]Tensor {
 	return append(all, now)
 }
 
-// pieceSize bounds the elements of a tensor in memory at once.
 const pieceSize = 4 << 20
 
 // entry asks for a tensor's elements when its turn in the file comes.
@@ -152,7 +150,6 @@ func (m Model) entry(t Tensor) safetensors.Entry {
 	}}
 }
 
-// torchNames maps element types to their names in config.json.
 var torchNames = map[safetensors.DType]string{
 	safetensors.F32: "float32", safetensors.F16: "float16", safetensors.BF16: "bfloat16",
 }
@@ -269,7 +266,6 @@ func number(x float64) json.RawMessage {
 	return append(b, '.', '0')
 }
 
-// writeJSON writes a file of JSON.
 func writeJSON(dir *os.Root, name string, v any) error {
 	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {

@@ -89,7 +89,6 @@ func (c *Config) Tensors() []Tensor {
 	return list
 }
 
-// shape returns the shape of the tensor of a role.
 func (c *Config) shape(r Role) []int {
 	q, kv := c.NumAttentionHeads*c.HeadDim, c.NumKeyValueHeads*c.HeadDim
 	switch r {
@@ -200,4 +199,42 @@ var strangers = map[string]string{
 	"mistral": "Its tensors are named like llama's, but its " +
 		"defaults differ (sliding_window 4096 on every layer where the key is absent). To train it, copy the " +
 		"directory and set model_type llama, architectures [LlamaForCausalLM], and every key that it left out",
+}
+
+// Llama is the name of llama's family.
+const Llama = "llama"
+
+// llamaNames are the tensors of llama, and of most families that came after it.
+var llamaNames = Names{
+	Embedding: "model.embed_tokens.weight", Head: "lm_head.weight", Norm: "model.norm.weight",
+	InputNorm: "input_layernorm.weight", PostNorm: "post_attention_layernorm.weight",
+	Query: "self_attn.q_proj.weight", Key: "self_attn.k_proj.weight", Value: "self_attn.v_proj.weight",
+	Output: "self_attn.o_proj.weight",
+	Gate:   "mlp.gate_proj.weight", Up: "mlp.up_proj.weight", Down: "mlp.down_proj.weight",
+}
+
+// llamaLayer is the prefix of a layer's tensors there.
+const llamaLayer = "model.layers.%d."
+
+func init() {
+	Register(Family{
+		Name: Llama, Class: "LlamaForCausalLM", Tensors: llamaNames, Layer: llamaLayer,
+		Defaults: Defaults{Positions: 2048},
+		Windows:  Windows{Foreign: true},
+		Export:   map[string]any{"mlp_bias": false},
+	})
+}
+
+// Qwen3 is the name of qwen3's family.
+const Qwen3 = "qwen3"
+
+func init() {
+	names := llamaNames
+	names[QueryNorm], names[KeyNorm] = "self_attn.q_norm.weight", "self_attn.k_norm.weight"
+	Register(Family{
+		Name: Qwen3, Class: "Qwen3ForCausalLM", About: "qwen3 is llama with an RMSNorm on each query and key " +
+			"head", Tensors: names, Layer: llamaLayer,
+		Defaults: Defaults{KVHeads: 32, HeadDim: 128, Positions: 32768},
+		Windows:  Windows{Default: 4096, Asked: true, From: 28},
+	})
 }

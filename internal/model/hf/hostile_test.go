@@ -42,7 +42,8 @@ func indexOf(t testing.TB, where map[string]string) []byte {
 // in a few lines.
 func FuzzOpenWeights(f *testing.F) {
 	f.Add(indexOf(f, map[string]string{"a": "x.safetensors", "b": "y.safetensors"}), shardOf(f, "a"), shardOf(f, "b"))
-	f.Add(indexOf(f, map[string]string{"a": "x.safetensors", "b": "../y.safetensors"}), shardOf(f, "a", "c"), []byte("{}"))
+	f.Add(indexOf(f, map[string]string{"a": "x.safetensors", "b": "../y.safetensors"}), shardOf(f, "a", "c"),
+		[]byte("{}"))
 	f.Add([]byte(`{"weight_map":{"a":"x.safetensors","a":"\u001b[31m"}}`), shardOf(f), []byte{})
 	f.Add([]byte(`{"weight_map":[]}`), []byte{255, 255, 255, 255, 255, 255, 255, 255}, []byte{8, 0, 0, 0, 0, 0, 0, 0})
 	dir := f.TempDir()
@@ -54,7 +55,8 @@ func FuzzOpenWeights(f *testing.F) {
 		}
 		w, err := OpenWeights(dir)
 		if err != nil {
-			if text := err.Error(); strings.Count(text, "\n") > 25 || len(text) > 64<<10 || !strings.Contains(text, dir) {
+			if text := err.Error(); strings.Count(text, "\n") > 25 || len(text) > 64<<10 ||
+				!strings.Contains(text, dir) {
 				t.Errorf("an error of %d lines and %d bytes: %.500s", strings.Count(text, "\n")+1, len(text), text)
 			}
 			return
@@ -97,9 +99,11 @@ func TestHugeIndexIsRefusedInAFewLines(t *testing.T) {
 	}{
 		"missing shards": {indexOf(t, missing), []string{"gone-0.safetensors", "980 more files"}},
 		"many shards":    {indexOf(t, many), []string{"it names 2049 files; at most 2048"}},
-		"many strangers": {indexOf(t, map[string]string{"a": "x.safetensors"}), []string{"but not listed for it", "and 997 more"}},
-		"many values":    {[]byte(`{"weight_map":{},"x":[` + strings.Repeat("0,", maxIndexValues) + `0]}`), []string{"values; at most"}},
-		"a long number":  {[]byte(`{"weight_map":` + strings.Repeat("9", 1<<20) + `}`), []string{"cannot unmarshal"}},
+		"many strangers": {indexOf(t, map[string]string{"a": "x.safetensors"}),
+			[]string{"but not listed for it", "and 997 more"}},
+		"many values": {[]byte(`{"weight_map":{},"x":[` + strings.Repeat("0,", maxIndexValues) + `0]}`),
+			[]string{"values; at most"}},
+		"a long number": {[]byte(`{"weight_map":` + strings.Repeat("9", 1<<20) + `}`), []string{"cannot unmarshal"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -131,7 +135,8 @@ func TestLinksToOneLargeHeader(t *testing.T) {
 	dir := t.TempDir()
 	header := []byte(`{"__metadata__":{"a":"` + strings.Repeat("x", 30<<20) + `"}}`)
 	size := make([]byte, 8)
-	size[0], size[1], size[2], size[3] = byte(len(header)), byte(len(header)>>8), byte(len(header)>>16), byte(len(header)>>24)
+	size[0], size[1], size[2], size[3] = byte(len(header)), byte(len(header)>>8), byte(len(header)>>16),
+		byte(len(header)>>24)
 	if err := os.WriteFile(filepath.Join(dir, "0.safetensors"), append(size, header...), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,6 @@ type object struct {
 	faults *faults
 }
 
-// has reports whether a key is there and not null.
 func (o object) has(key string) bool {
 	raw, ok := o.keys[key]
 	return ok && !bytes.Equal(bytes.TrimSpace(raw), []byte("null"))
@@ -31,7 +30,6 @@ func (o object) get(key, want string, v any) {
 	}
 }
 
-// clip bounds what an error shows of a file.
 func clip(raw []byte) []byte {
 	if len(raw) > 60 {
 		return append(bytes.Clone(raw[:57]), "..."...)

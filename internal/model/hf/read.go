@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -33,9 +34,10 @@ func ReadConfig(dir string) (*Config, error) {
 	}
 	defer d.Close()
 	if d.exists("adapter_config.json") && !d.exists("config.json") {
-		return nil, fmt.Errorf("model directory %s: it holds a LoRA adapter (adapter_config.json), not a model: name its "+
-			"base model, or merge the two "+
-			"in peft (merge_and_unload) and save_pretrained", d.path)
+		return nil, fmt.Errorf(
+			"model directory %s: it holds a LoRA adapter (adapter_config.json), not a model: name its "+
+				"base model, or merge the two "+
+				"in peft (merge_and_unload) and save_pretrained", d.path)
 	}
 	raw, err := d.readJSON("config.json", maxConfig, maxConfigValues)
 	if err != nil {
@@ -48,7 +50,6 @@ func ReadConfig(dir string) (*Config, error) {
 	return c, nil
 }
 
-// readJSON returns a whole small file.
 func (d *dir) readJSON(name string, most int64, values int) ([]byte, error) {
 	f, err := d.open(name)
 	if err != nil {
@@ -145,7 +146,6 @@ func architecture(o object) string {
 	return ""
 }
 
-// few returns the first of a list.
 func few[T any](list []T) []T { return list[:min(len(list), 8)] }
 
 // refuse reports keys that change the computation in a way that cprun does not follow.
@@ -250,4 +250,99 @@ func readWindow(c *Config, o object) {
 		// Nothing slides: one way to say it, whichever way the file did.
 		c.SlidingWindow, c.LayerTypes = 0, nil
 	}
+}
+
+// Fault is one thing wrong with a config.json.
+type Fault struct {
+	Key string // as in "rope_parameters.factor"; empty for the whole file
+	Msg string
+}
+
+// ConfigError is all Faults of the config.json at Path.
+type ConfigError struct {
+	Path   string
+	Faults []Fault
+}
+
+// Error returns one line a fault, each with the file.
+func (e *ConfigError) Error() string {
+	lines := make([]string, len(e.Faults))
+	for i, f := range e.Faults {
+		lines[i] = e.Path + ": " + f.Msg
+		if f.Key != "" {
+			lines[i] = e.Path + ": " + f.Key + ": " + f.Msg
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+type faults []Fault
+
+func (f *faults) add(key, format string, args ...any) {
+	// One mistake is told once: a rule about an unreadable key says nothing.
+	if !f.has(key) {
+		*f = append(*f, Fault{key, fmt.Sprintf(format, args...)})
+	}
+}
+
+func (f faults) has(key string) bool {
+	return slices.ContainsFunc(f, func(g Fault) bool { return g.Key == key })
+}
+
+// eosText ends a document in the tokenizer of a model of bytes, as GPT-2 writes it.
+const eosText = "<|endoftext|>"
+
+// writeBytes writes the tokenizer of a model of bytes, as transformers and cprun read
+// it: byte-level BPE without a merge, in which the id of a byte is its value. eos is the id of a
+// further token that ends documents; -1 for none.
+func writeBytes(to *os.Root, eos int) error {
+	vocab := map[string]int{}
+	for b, visible := range visibleBytes() {
+		vocab[string(visible)] = b
+	}
+	added := []map[string]any{}
+	settings := map[string]any{
+		"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false,
+		"model_max_length": maxBytesLength,
+	}
+	if eos >= len(vocab) {
+		vocab[eosText] = eos
+		added = append(added, map[string]any{
+			"id": eos, "content": eosText, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+			"special": true,
+		})
+		settings["eos_token"] = eosText
+	}
+	level := map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}
+	tokenizer := map[string]any{
+		"version": "1.0", "truncation": nil, "padding": nil, "added_tokens": added, "normalizer": nil,
+		"pre_tokenizer": level, "post_processor": nil, "decoder": level,
+		"model": map[string]any{
+			"type": "BPE", "dropout": nil, "unk_token": nil, "continuing_subword_prefix": nil,
+			"end_of_word_suffix": nil, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+			"vocab": vocab, "merges": []string{},
+		},
+	}
+	if err := writeJSON(to, "tokenizer.json", tokenizer); err != nil {
+		return err
+	}
+	return writeJSON(to, "tokenizer_config.json", settings)
+}
+
+// maxBytesLength permits texts of any length, as transformers writes it.
+var maxBytesLength = json.Number("1000000000000000019884624838656")
+
+// visibleBytes returns the character that GPT-2's tokenizers write for each byte: itself, if it can be
+// seen, else one of those from U+0100 on.
+func visibleBytes() (all [256]rune) {
+	next := rune(256)
+	for b := range all {
+		if r := rune(b); r > ' ' && r <= '~' || r >= 0xa1 && r <= 0xac || r >= 0xae {
+			all[b] = r
+			continue
+		}
+		all[b] = next
+		next++
+	}
+	return all
 }

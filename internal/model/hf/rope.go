@@ -1,6 +1,9 @@
 package hf
 
-import "math"
+import (
+	"cmp"
+	"math"
+)
 
 // readRope reads the rotary settings in either form. Where a file has both, rope_scaling
 // wins, and a rope_theta inside wins over one outside, as in transformers. It returns the
@@ -16,10 +19,7 @@ func readRope(c *Config, o object) string {
 			return r.prefix
 		}
 	}
-	c.RopeTheta = o.number("rope_theta", 10000)
-	if r.has("rope_theta") {
-		c.RopeTheta = r.number("rope_theta", 0)
-	}
+	c.RopeTheta = r.number("rope_theta", o.number("rope_theta", 10000))
 	if p := r.number("partial_rotary_factor", 1); p != 1 {
 		r.fault("partial_rotary_factor", "%v is not supported; cprun rotates all dimensions of a head", p)
 	}
@@ -59,13 +59,8 @@ func readYarn(c *Config, s *RopeScaling, r object, trained int) {
 	if !r.has("factor") && trained > 0 { // DeepSeek's form: the ratio of the lengths
 		s.Factor = float64(c.MaxPositionEmbedding) / float64(trained)
 	}
-	s.BetaFast, s.BetaSlow = r.number("beta_fast", 32), r.number("beta_slow", 1)
-	if s.BetaFast == 0 { // as in transformers, 0 is the default
-		s.BetaFast = 32
-	}
-	if s.BetaSlow == 0 {
-		s.BetaSlow = 1
-	}
+	// as in transformers, 0 is the default
+	s.BetaFast, s.BetaSlow = cmp.Or(r.number("beta_fast", 0), 32), cmp.Or(r.number("beta_slow", 0), 1)
 	if r.has("attention_factor") {
 		f := r.number("attention_factor", 0)
 		s.AttentionFactor = &f
@@ -77,7 +72,6 @@ func readYarn(c *Config, s *RopeScaling, r object, trained int) {
 	}
 }
 
-// required returns a number that must be there.
 func (o object) required(key string) float64 {
 	if !o.has(key) {
 		o.fault(key, "missing")

@@ -71,7 +71,6 @@ const (
 	maxHeaders = 2 * safetensors.MaxHeader
 )
 
-// openShard opens one file of the directory.
 func (w *Weights) openShard(d *dir, name string) (*safetensors.File, error) {
 	f, err := d.open(name)
 	if err != nil {
@@ -89,8 +88,9 @@ func (w *Weights) openShard(d *dir, name string) (*safetensors.File, error) {
 	w.headers += s.HeaderBytes()
 	w.tensors += len(s.Names())
 	if w.headers > maxHeaders || w.tensors > safetensors.MaxTensors {
-		return nil, fmt.Errorf("model directory %s: the headers up to %s have %d bytes and %d tensors; at most %d and %d "+
-			"are read",
+		return nil, fmt.Errorf(
+			"model directory %s: the headers up to %s have %d bytes and %d tensors; at most %d and %d "+
+				"are read",
 			w.path, terminal.Name(name), w.headers, w.tensors, maxHeaders, safetensors.MaxTensors)
 	}
 	return s, nil
@@ -148,10 +148,12 @@ func (w *Weights) openShards(d *dir) error {
 			}
 		}
 		if len(absent) > 0 {
-			faults.Addf("%s: weight_map: %s not in %s; fetch the model again", path, tensorsNamed(absent), terminal.Name(file))
+			faults.Addf("%s: weight_map: %s not in %s; fetch the model again", path, tensorsNamed(absent),
+				terminal.Name(file))
 		}
 		if len(strange) > 0 {
-			faults.Addf("%s: weight_map: %s in %s, but not listed for it; fetch the model again", path, tensorsNamed(strange),
+			faults.Addf("%s: weight_map: %s in %s, but not listed for it; fetch the model again", path,
+				tensorsNamed(strange),
 				terminal.Name(file))
 		}
 	}
@@ -222,7 +224,8 @@ func (w *Weights) Check(f *Family, want []Tensor) error {
 		say   string
 	}{
 		{missing, "missing: config.json needs them"}, {shapes, "of another shape than config.json needs"},
-		{types, "of a type that is not read; convert to F64, F32, F16 or BF16"}, {more, "not in the model of config.json"},
+		{types, "of a type that is not read; convert to F64, F32, F16 or BF16"},
+		{more, "not in the model of config.json"},
 	} {
 		if len(k.names) > 0 {
 			out = append(out, tensorsNamed(k.names)+" "+k.say)
@@ -230,8 +233,9 @@ func (w *Weights) Check(f *Family, want []Tensor) error {
 	}
 	untied := slices.ContainsFunc(want, func(t Tensor) bool { return t.Name == head })
 	if len(missing) > 0 && w.where[head] == nil && untied {
-		out = append(out, fmt.Sprintf("if the model has no output matrix %q of its own, set model.tie_word_embeddings to "+
-			"true", head))
+		out = append(out, fmt.Sprintf(
+			"if the model has no output matrix %q of its own, set model.tie_word_embeddings to "+
+				"true", head))
 	}
 	if len(out) == 0 {
 		return nil
@@ -239,7 +243,6 @@ func (w *Weights) Check(f *Family, want []Tensor) error {
 	return fmt.Errorf("model directory %s: %s", w.path, strings.Join(out, "\n  "))
 }
 
-// maxNames bounds the tensors of a kind that an error names.
 const maxNames = 3
 
 // tensorsNamed returns the subject of a sentence on tensors, with its verb.
@@ -257,12 +260,14 @@ func tensorsNamed(names []string) string {
 func (w *Weights) check(t Tensor) (*safetensors.Info, error) {
 	s, ok := w.where[t.Name]
 	if !ok {
-		return nil, fmt.Errorf("model directory %s: tensor %q: missing; config.json needs it with shape %v", w.path, t.Name,
+		return nil, fmt.Errorf("model directory %s: tensor %q: missing; config.json needs it with shape %v", w.path,
+			t.Name,
 			t.Shape)
 	}
 	i, _ := s.Info(t.Name)
 	if !slices.Equal(i.Shape, t.Shape) {
-		return &i, fmt.Errorf("model directory %s: tensor %q: shape %v, but config.json needs %v", w.path, t.Name, i.Shape,
+		return &i, fmt.Errorf("model directory %s: tensor %q: shape %v, but config.json needs %v", w.path, t.Name,
+			i.Shape,
 			t.Shape)
 	}
 	switch i.DType {
@@ -284,8 +289,8 @@ func (w *Weights) Read(t Tensor, dst []float32, off int64) error {
 	}
 	for i, x := range dst {
 		if x-x != 0 { // NaN or an infinity
-			return fmt.Errorf("%s: tensor %q: element %d is %v: the weights in the file are spoilt; fetch the model again, "+
-				"or start from another",
+			return fmt.Errorf("%s: tensor %q: element %d is %v: the weights in the file are spoilt; fetch the model "+
+				"again, or start from another",
 				w.where[t.Name].Name(), t.Name, off+int64(i), x)
 		}
 	}

@@ -11,7 +11,6 @@ import (
 	"github.com/cprun/cprun/internal/model/config"
 )
 
-// An assumption is one key of --assume.
 type assumption struct {
 	name, want string
 	gpu        bool // describes a GPU: makes no sense where arch is a CPU
@@ -25,31 +24,29 @@ var assumptions = []assumption{
 	{"arch", "sm90, 90 or cpu", false, setArch},
 	{"cudnn", "a version of cuDNN such as 9.1.0, or none", true, setCUDNN},
 	{"flash", "built or none", true, setFlash},
-	{"gpus", "a number of GPUs of one host, 1 to 65536", true, func(m *Machine, v string) (err error) {
-		n, err := size(v, 1, 1<<16)
-		m.GPUs = int(n)
-		return err
-	}},
-	{"hosts", "a number of hosts, 1 to 65536", false, func(m *Machine, v string) (err error) {
-		n, err := size(v, 1, 1<<16)
-		m.Hosts = int(n)
-		return err
-	}},
+	{"gpus", "a number of GPUs of one host, 1 to 65536", true, count(func(m *Machine) *int { return &m.GPUs })},
+	{"hosts", "a number of hosts, 1 to 65536", false, count(func(m *Machine) *int { return &m.Hosts })},
 	{"memory", "bytes of one device, or of a machine without, such as 80G, 16M to 65536G", false,
-		func(m *Machine, v string) (err error) {
-			m.Memory, err = size(v, 16<<20, 1<<46)
-			return err
-		}},
+		amount(16<<20, func(m *Machine) *int64 { return &m.Memory })},
 	{"link", "bytes a second that one device sends such as 450G, 1M to 65536G", false,
-		func(m *Machine, v string) (err error) {
-			m.Link, err = size(v, 1<<20, 1<<46)
-			return err
-		}},
+		amount(1<<20, func(m *Machine) *int64 { return &m.Link })},
 	{"net", "bytes a second that one device sends to other hosts such as 50G, 1M to 65536G", false,
-		func(m *Machine, v string) (err error) {
-			m.Net, err = size(v, 1<<20, 1<<46)
-			return err
-		}},
+		amount(1<<20, func(m *Machine) *int64 { return &m.Net })},
+}
+
+func amount(least int64, field func(*Machine) *int64) func(*Machine, string) error {
+	return func(m *Machine, v string) (err error) {
+		*field(m), err = size(v, least, 1<<46)
+		return err
+	}
+}
+
+func count(field func(*Machine) *int) func(*Machine, string) error {
+	return func(m *Machine, v string) error {
+		n, err := size(v, 1, 1<<16)
+		*field(m) = int(n)
+		return err
+	}
 }
 
 // AssumeHelp is the keys of --assume for a help text.
@@ -115,7 +112,6 @@ func (m *Machine) describe(given map[string]string) []error {
 	return nil
 }
 
-// setCard takes the name of a card.
 func setCard(m *Machine, v string) error {
 	card, ok := CardOf(v)
 	if !ok {
@@ -133,7 +129,6 @@ func setCard(m *Machine, v string) error {
 	return nil
 }
 
-// assume takes one key=value.
 func (m *Machine) assume(pair string, given map[string]string) error {
 	name, value, ok := strings.Cut(pair, "=")
 	a := lookup(name)
@@ -210,7 +205,6 @@ func setFlash(m *Machine, v string) error {
 	return nil
 }
 
-// size parses a size within bounds.
 func size(v string, least, most int64) (int64, error) {
 	n, err := config.ParseSize(v)
 	if err == nil && (n < least || n > most) {

@@ -9,6 +9,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"syscall"
+	"time"
 
 	"github.com/cprun/cprun/internal/base/files"
 )
@@ -163,7 +165,6 @@ func copyJSONL(dst io.Writer, dir *os.Root, name string, last int64) error {
 	return err
 }
 
-// copyLines copies the lines of steps up to last.
 func copyLines(dst io.Writer, src io.Reader, last int64) error {
 	w, foreign := bufio.NewWriter(dst), 0
 	err := eachLine(src, func(line []byte) error {
@@ -214,4 +215,101 @@ func eachLine(src io.Reader, f func(line []byte) error) error {
 		}
 		line, long = line[:0], false
 	}
+}
+
+// maxUnwritten bounds the memory for bytes that a full disk refuses: 2,000 steps of metrics.jsonl.
+const maxUnwritten = 1 << 20
+
+// appender appends to a file. A full disk does not end a run: the appender keeps the bytes, and the next
+// append writes them first.
+type appender struct {
+	*os.File
+	full      func() // called when the appender begins to keep bytes
+	unwritten []byte
+}
+
+// append writes b after all earlier bytes, or keeps the rest of them while the disk is full.
+func (a *appender) append(b []byte) error {
+	before := len(a.unwritten)
+	a.unwritten = append(a.unwritten, b...)
+	n, err := a.File.Write(a.unwritten)
+	a.unwritten = append(a.unwritten[:0], a.unwritten[n:]...)
+	if len(a.unwritten) > maxUnwritten || !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
+		return err
+	}
+	if before == 0 {
+		a.full()
+	}
+	return nil
+}
+
+// flush writes the bytes in memory, and fails if the disk is still full.
+func (a *appender) flush() error {
+	if len(a.unwritten) == 0 {
+		return nil
+	}
+	err := a.append(nil)
+	if n := len(a.unwritten); n > 0 && err == nil {
+		err = fmt.Errorf("%w, and %d bytes are not written", syscall.ENOSPC, n)
+	}
+	return err
+}
+
+// ParseStep reads a line of a metrics.jsonl, without its end. ok is false for a line without a step, such as one that a
+// crash has torn.
+func ParseStep(line []byte) (s Step, ok bool) {
+	if len(line) < 2 || line[0] != '{' || line[len(line)-1] != '}' {
+		return s, false
+	}
+	s = Untrained(time.Time{}, 0, 0)
+	s.ValLoss, s.Step = nil, -1
+	return s, json.Unmarshal(line, &s) == nil && s.Step >= 0
+}
+
+func wholeStep(line []byte) (s Step, ok bool) {
+	line, ended := bytes.CutSuffix(line, []byte("\n"))
+	s, ok = ParseStep(line)
+	return s, ok && ended
+}
+
+// EachStep calls f with every whole line of a metrics.jsonl, in the order of the file. Lines that are none
+// of metrics, such as the last of a run that was killed, are counted and left out.
+func EachStep(src io.Reader, f func(Step)) (torn int, err error) {
+	err = eachLine(src, func(line []byte) error {
+		if s, ok := wholeStep(line); ok {
+			f(s)
+		} else {
+			torn++
+		}
+		return nil
+	})
+	return torn, err
+}
+
+// A Slice is one piece of work in a trace.
+type Slice struct {
+	Rank   int
+	Lane   string // the stream: compute, attention comm, ...
+	Name   string // of the work; "wait" is for another stream
+	Label  string // where in the step: "step 2/forward/layer 0/hop 1 owner 3"
+	Detail string // bytes and ranks of a transfer; the subject of a wait
+	Start  float64
+	Took   float64 // seconds, as is Start, from the begin of the trace
+}
+
+// EachSlice calls f with every piece of work in a trace of this package, the slices around them
+// for parts of labels left out. A trace that a killed rank leaves is read up to its last whole line.
+func EachSlice(src io.Reader, f func(Slice)) error {
+	return eachLine(src, func(line []byte) error {
+		e, ok := parseEvent(line)
+		if !ok || e.Phase != "X" || e.Dur == nil || e.Args == nil {
+			return nil
+		}
+		text := func(key string) string { s, _ := e.Args[key].(string); return s }
+		f(Slice{
+			Rank: e.PID, Lane: e.Category, Name: e.Name, Label: text("label"), Detail: text("detail"),
+			Start: float64(e.TS) / 1e9, Took: float64(*e.Dur) / 1e9,
+		})
+		return nil
+	})
 }

@@ -74,9 +74,10 @@ func Untrained(at time.Time, valLoss, memoryBytes float64) Step {
 // Step is one line of metrics.jsonl, about one optimizer step. The order of the fields is
 // the order in the file.
 type Step struct {
-	Time     Time  `json:"time"`      // when it was logged
-	Step     int64 `json:"step"`      // 1 is the first; 0 is the validation before it, and has no other values
-	Epoch    Float `json:"epoch"`     // samples consumed over the samples of the data: 1.5 is half through the second time
+	Time Time  `json:"time"` // when it was logged
+	Step int64 `json:"step"` // 1 is the first; 0 is the validation before it, and has no other values
+	// samples consumed over the samples of the data: 1.5 is half through the second time
+	Epoch    Float `json:"epoch"`
 	Loss     Float `json:"loss"`      // mean over all valid target tokens of the step, before the update, in nats
 	GradNorm Float `json:"grad_norm"` // global, before clipping
 	LR       Float `json:"lr"`
@@ -148,26 +149,13 @@ func Open(o Options) (Writer, error) {
 // multi writes to each of its writers, also when one of them has an error.
 type multi []Writer
 
-func (m multi) Write(s Step) error {
-	var errs []error
+func (m multi) each(f func(Writer) error) (err error) {
 	for _, w := range m {
-		errs = append(errs, w.Write(s))
+		err = errors.Join(err, f(w))
 	}
-	return errors.Join(errs...)
+	return err
 }
 
-func (m multi) Sync() error {
-	var errs []error
-	for _, w := range m {
-		errs = append(errs, w.Sync())
-	}
-	return errors.Join(errs...)
-}
-
-func (m multi) Close() error {
-	var errs []error
-	for _, w := range m {
-		errs = append(errs, w.Close())
-	}
-	return errors.Join(errs...)
-}
+func (m multi) Write(s Step) error { return m.each(func(w Writer) error { return w.Write(s) }) }
+func (m multi) Sync() error        { return m.each(Writer.Sync) }
+func (m multi) Close() error       { return m.each(Writer.Close) }

@@ -33,7 +33,8 @@ func rootAt(t testing.TB, dir string) *os.Root {
 
 func step(n int64) Step {
 	return Step{
-		Time: Time(time.Unix(1700000000, 250000000)), Step: n, Epoch: Absent, Loss: 5.5 - Float(n)/8, GradNorm: 1.25, LR: 3e-4, Tokens: 4096 * n, StepSeconds: 0.5,
+		Time: Time(time.Unix(1700000000, 250000000)), Step: n, Epoch: Absent, Loss: 5.5 - Float(n)/8, GradNorm: 1.25,
+		LR: 3e-4, Tokens: 4096 * n, StepSeconds: 0.5,
 		TokensPerSecond: 8192, TokensPerSecondPerDevice: 2048, TFLOPsPerDevice: 0.125, MFU: Absent,
 		MemoryBytes: 3 << 30, CommWaitSeconds: 0.0625, AttentionImbalance: 1.25, AttentionBytes: 1 << 20,
 	}
@@ -54,10 +55,13 @@ func TestStepJSON(t *testing.T) {
 		want string
 	}{
 		{"plain", step(1), `{"time":"2023-11-14T22:13:20.250Z","step":1,"epoch":null,"loss":5.375,"grad_norm":1.25,"lr":0.0003,"tokens":4096,"step_seconds":0.5,"tokens_per_second":8192,"tokens_per_second_per_device":2048,"tflops_per_device":0.125,"mfu":null,"memory_bytes":3221225472,"comm_wait_seconds":0.0625,"attention_imbalance":1.25,"attention_bytes":1048576}`},
-		{"validation", full, `{"time":"2023-11-14T22:13:20.250Z","step":3,"epoch":0.75,"loss":5.125,"grad_norm":1.25,"lr":0.0003,"tokens":12288,"step_seconds":0.5,"tokens_per_second":8192,"tokens_per_second_per_device":2048,"tflops_per_device":0.125,"mfu":null,"memory_bytes":3221225472,"comm_wait_seconds":0.0625,"attention_imbalance":1.25,"attention_bytes":1048576,"val_loss":2.5}`},
-		{"diverged", diverged, `{"time":"2023-11-14T22:13:20.250Z","step":4,"epoch":null,"loss":null,"grad_norm":null,"lr":0.0003,"tokens":16384,"step_seconds":0.5,"tokens_per_second":8192,"tokens_per_second_per_device":2048,"tflops_per_device":0.125,"mfu":null,"memory_bytes":3221225472,"comm_wait_seconds":0.0625,"attention_imbalance":1.25,"attention_bytes":1048576,"val_loss":null}`},
+		{"validation", full,
+			`{"time":"2023-11-14T22:13:20.250Z","step":3,"epoch":0.75,"loss":5.125,"grad_norm":1.25,"lr":0.0003,"tokens":12288,"step_seconds":0.5,"tokens_per_second":8192,"tokens_per_second_per_device":2048,"tflops_per_device":0.125,"mfu":null,"memory_bytes":3221225472,"comm_wait_seconds":0.0625,"attention_imbalance":1.25,"attention_bytes":1048576,"val_loss":2.5}`},
+		{"diverged", diverged,
+			`{"time":"2023-11-14T22:13:20.250Z","step":4,"epoch":null,"loss":null,"grad_norm":null,"lr":0.0003,"tokens":16384,"step_seconds":0.5,"tokens_per_second":8192,"tokens_per_second_per_device":2048,"tflops_per_device":0.125,"mfu":null,"memory_bytes":3221225472,"comm_wait_seconds":0.0625,"attention_imbalance":1.25,"attention_bytes":1048576,"val_loss":null}`},
 		{"tiny", tiny, `{"time":"2023-11-14T22:13:20.250Z","step":5,"epoch":null,"loss":4.875,"grad_norm":1.25,"lr":1e-09,"tokens":20480,"step_seconds":0.5,"tokens_per_second":8192,"tokens_per_second_per_device":2048,"tflops_per_device":0.125,"mfu":0.5,"memory_bytes":3221225472,"comm_wait_seconds":0.0625,"attention_imbalance":1.25,"attention_bytes":1048576}`},
-		{"before the first step", Untrained(time.Unix(1700000000, 0), 5.5, 7), `{"time":"2023-11-14T22:13:20.000Z","step":0,"epoch":0,"loss":null,"grad_norm":null,"lr":null,"tokens":0,"step_seconds":null,"tokens_per_second":null,"tokens_per_second_per_device":null,"tflops_per_device":null,"mfu":null,"memory_bytes":7,"comm_wait_seconds":null,"attention_imbalance":null,"attention_bytes":null,"val_loss":5.5}`},
+		{"before the first step", Untrained(time.Unix(1700000000, 0), 5.5, 7),
+			`{"time":"2023-11-14T22:13:20.000Z","step":0,"epoch":0,"loss":null,"grad_norm":null,"lr":null,"tokens":0,"step_seconds":null,"tokens_per_second":null,"tokens_per_second_per_device":null,"tflops_per_device":null,"mfu":null,"memory_bytes":7,"comm_wait_seconds":null,"attention_imbalance":null,"attention_bytes":null,"val_loss":5.5}`},
 	} {
 		got, err := json.Marshal(c.step)
 		if err != nil || string(got) != c.want {
@@ -67,7 +71,8 @@ func TestStepJSON(t *testing.T) {
 }
 
 func FuzzFloat(f *testing.F) {
-	for _, x := range []float64{0, 1, -1.5, 1e-7, 1e21, math.MaxFloat64, math.SmallestNonzeroFloat64, math.NaN(), math.Inf(-1)} {
+	for _, x := range []float64{0, 1, -1.5, 1e-7, 1e21, math.MaxFloat64, math.SmallestNonzeroFloat64, math.NaN(),
+		math.Inf(-1)} {
 		f.Add(x)
 	}
 	f.Fuzz(func(t *testing.T, x float64) {
@@ -128,7 +133,8 @@ func TestJSONLResume(t *testing.T) {
 					t.Fatalf("%s: %v", c.name, err)
 				}
 				if got := readSteps(t, path); got[len(got)-1] != resumed+1+k {
-					t.Fatalf("%s: the file ends with step %d after the write of step %d", c.name, got[len(got)-1], resumed+1+k)
+					t.Fatalf("%s: the file ends with step %d after the write of step %d", c.name, got[len(got)-1],
+						resumed+1+k)
 				}
 			}
 			if err := j.Close(); err != nil {
@@ -171,7 +177,8 @@ func TestOpen(t *testing.T) {
 	if events, _ := filepath.Glob(filepath.Join(dir, "*tfevents*")); len(events) != 1 {
 		t.Errorf("event files %v, want one", events)
 	}
-	if _, err := Open(Options{Dir: rootAt(t, dir), Prometheus: "nowhere:port:"}); err == nil || !strings.Contains(err.Error(), "log.prometheus") {
+	if _, err := Open(Options{Dir: rootAt(t, dir), Prometheus: "nowhere:port:"}); err == nil ||
+		!strings.Contains(err.Error(), "log.prometheus") {
 		t.Errorf("Open with a bad address = %v, want an error that names log.prometheus", err)
 	}
 	gone := rootAt(t, filepath.Join(dir, "gone"))
@@ -243,7 +250,10 @@ func TestJSONLOfSomebodyElse(t *testing.T) {
 		"a directory":   func(path string) error { return os.Mkdir(path, 0o700) },
 		"a pipe":        func(path string) error { return unix.Mkfifo(path, 0o600) },
 		"one long line": func(path string) error { return os.WriteFile(path, bytes.Repeat([]byte("{"), 1<<20), 0o600) },
-		"another file":  func(path string) error { return os.WriteFile(path, bytes.Repeat([]byte("{}\n"), 2000), 0o600) },
+		"another file": func(path string) error {
+			return os.WriteFile(path, bytes.Repeat([]byte("{}\n"), 2000),
+				0o600)
+		},
 		"a huge file": func(path string) error {
 			return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, MaxJSONL+1))
 		},

@@ -99,13 +99,11 @@ func newPrometheus(r *prometheus.Registry) *Prometheus {
 	return p
 }
 
-// A measure is a gauge's value.
 type measure struct {
 	name, help string
 	value      Float
 }
 
-// measured lists the gauges of a step.
 func measured(s Step) []measure {
 	return []measure{
 		{"cprun_step", "Last optimizer step.", Float(s.Step)},

@@ -34,8 +34,9 @@ func CreateTensorBoard(dir *os.Root, resumed int64, config string) (*TensorBoard
 		host = "localhost" // the name only tells files apart
 	}
 	now := time.Now()
-	name := fmt.Sprintf("events.out.tfevents.%010d.%s.%d", now.Unix(), strings.ReplaceAll(host, string(filepath.Separator),
-		"_"), os.Getpid())
+	name := fmt.Sprintf("events.out.tfevents.%010d.%s.%d", now.Unix(),
+		strings.ReplaceAll(host, string(filepath.Separator),
+			"_"), os.Getpid())
 	d, err := files.Create(dir, name)
 	if err != nil {
 		return nil, fmt.Errorf("TensorBoard event file: %w", err)
@@ -136,7 +137,6 @@ const (
 
 )
 
-// versionEvent returns the first Event of a file.
 func versionEvent(wall time.Time) []byte {
 	version := eventHead(wall, 0)
 	return appendBytes(version, fieldFileVersion, []byte("brain.Event:2"))
@@ -148,7 +148,6 @@ func sessionEvent(wall time.Time, resumed int64) []byte {
 	return appendBytes(session, fieldSessionLog, appendVarint(nil, sessionStatus, sessionStart))
 }
 
-// stepEvent returns the Event of a step.
 func stepEvent(wall time.Time, s Step) []byte {
 	var summary []byte
 	for _, v := range scalars(s) {

@@ -151,7 +151,9 @@ func TestTensorBoard(t *testing.T) {
 		t.Fatalf("%d events, want 5", len(events))
 	}
 	// As TensorBoard itself writes it with tf.summary.text, but for its display name.
-	if text := textEvent(time.Unix(1, 0), 7, "config", "a\nb\n"); !bytes.HasSuffix(text, []byte("\n\x06config"+"B\x0f\x08\x07B\x0b    a\n    b"+"J\x08\n\x06\n\x04text")) || !bytes.Contains(data, []byte("      steps: 3")) {
+	if text := textEvent(time.Unix(1, 0), 7, "config", "a\nb\n"); !bytes.HasSuffix(text,
+		[]byte("\n\x06config"+"B\x0f\x08\x07B\x0b    a\n    b"+"J\x08\n\x06\n\x04text")) ||
+		!bytes.Contains(data, []byte("      steps: 3")) {
 		t.Errorf("a text is %q", text)
 	}
 	events = slices.Delete(events, 2, 3)
@@ -162,7 +164,8 @@ func TestTensorBoard(t *testing.T) {
 		t.Errorf("second event is %+v, want a session start at step 301", events[1])
 	}
 	first := events[2]
-	if first.step != 301 || first.values["lr"] != 3e-4 || first.values["throughput(tps)"] != 2048 || first.values["memory/max_active(GiB)"] != 3 {
+	if first.step != 301 || first.values["lr"] != 3e-4 || first.values["throughput(tps)"] != 2048 ||
+		first.values["memory/max_active(GiB)"] != 3 {
 		t.Errorf("step 301 is %+v", first)
 	}
 	if _, there := first.values["mfu(%)"]; there || len(first.values) != 10 {
@@ -202,7 +205,8 @@ func TestEventBytes(t *testing.T) {
 		{"session", sessionEvent(wall, 300)},
 		{"step", stepEvent(wall, step(301))},
 		{"large step", stepEvent(wall, long)},
-		{"negative step", stepEvent(wall, Step{Step: -1, Epoch: Absent, Loss: Float(math.Inf(-1)), StepSeconds: Absent})},
+		{"negative step", stepEvent(wall, Step{Step: -1, Epoch: Absent, Loss: Float(math.Inf(-1)),
+			StepSeconds: Absent})},
 	} {
 		fmt.Fprintf(&got, "%s: %x\n", event.name, event.data)
 	}
@@ -218,7 +222,8 @@ func TestEventBytes(t *testing.T) {
 // A step without targets has no loss to draw; a loss that diverged is drawn as NaN.
 func TestBlankStepsDrawNoLoss(t *testing.T) {
 	for norm, want := range map[Float]bool{0: false, Float(math.Inf(1)): true} {
-		drawn := slices.ContainsFunc(scalars(Step{Step: 1, Loss: Absent, GradNorm: norm}), func(s scalar) bool { return s.tag == "loss_metrics/global_avg_loss" })
+		drawn := slices.ContainsFunc(scalars(Step{Step: 1, Loss: Absent, GradNorm: norm}),
+			func(s scalar) bool { return s.tag == "loss_metrics/global_avg_loss" })
 		if drawn != want {
 			t.Errorf("gradient norm %v: a loss is drawn: %v", norm, drawn)
 		}

@@ -42,7 +42,6 @@ type traceLane struct {
 	last time.Time   // its end
 }
 
-// An openSlice is a slice that goes on as long as spans with its part of a label come.
 type openSlice struct {
 	name  string
 	began time.Time
@@ -92,11 +91,13 @@ func CreateTrace(dir *os.Root, name string, rank int) (*Trace, error) {
 	if err != nil {
 		return nil, fmt.Errorf("trace of rank %d: %w", rank, err)
 	}
-	t := &Trace{rank: rank, base: time.Now(), f: d.File, w: bufio.NewWriterSize(d, 1<<16), lanes: map[string]*traceLane{}}
+	t := &Trace{rank: rank, base: time.Now(), f: d.File, w: bufio.NewWriterSize(d, 1<<16),
+		lanes: map[string]*traceLane{}}
 	fmt.Fprintf(t.w, traceHeader, t.base.UnixNano())
 	t.event(traceEvent{Phase: "M", Name: "process_name", PID: rank, Args: map[string]any{"name": fmt.Sprintf("rank %d",
 		rank)}}, "")
-	t.event(traceEvent{Phase: "M", Name: "process_sort_index", PID: rank, Args: map[string]any{"sort_index": rank}}, ",\n")
+	t.event(traceEvent{Phase: "M", Name: "process_sort_index", PID: rank, Args: map[string]any{"sort_index": rank}},
+		",\n")
 	return t, nil
 }
 
@@ -113,7 +114,8 @@ func (t *Trace) Span(s tensor.Span) {
 	if l == nil {
 		l = &traceLane{tid: len(t.lanes) + 1}
 		t.lanes[s.Lane] = l
-		t.event(traceEvent{Phase: "M", Name: "thread_name", PID: t.rank, TID: l.tid, Args: map[string]any{"name": s.Lane}},
+		t.event(traceEvent{Phase: "M", Name: "thread_name", PID: t.rank, TID: l.tid,
+			Args: map[string]any{"name": s.Lane}},
 			",\n")
 		t.event(traceEvent{Phase: "M", Name: "thread_sort_index", PID: t.rank, TID: l.tid,
 			Args: map[string]any{"sort_index": l.tid}}, ",\n")

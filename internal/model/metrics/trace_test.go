@@ -100,7 +100,8 @@ func TestTraceNests(t *testing.T) {
 		{"step 1/optimizer", "update", ""},
 		{"step 2/forward/layer 1", "norm", ""},
 	} {
-		tr.Span(tensor.Span{Lane: "compute", Name: s.name, Label: s.label, Detail: s.detail, Start: base.Add(time.Duration(10*i) * time.Millisecond), Took: 4 * time.Millisecond})
+		tr.Span(tensor.Span{Lane: "compute", Name: s.name, Label: s.label, Detail: s.detail,
+			Start: base.Add(time.Duration(10*i) * time.Millisecond), Took: 4 * time.Millisecond})
 	}
 	if err := tr.Close(); err != nil {
 		t.Fatal(err)
@@ -115,8 +116,10 @@ func TestTraceNests(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		"early 0+4 <nil>", "step 1 10+44 <nil>", "forward 10+34 <nil>", "layer 0 10+24 <nil>", "norm 10+4 <nil>", "hop 0 owner 1 20+4 <nil>", "attention 20+4 <nil>",
-		"hop 1 owner 0 30+4 <nil>", "wait 30+4 exchange: 8 bytes from rank 0", "layer 1 40+4 <nil>", "norm 40+4 <nil>", "optimizer 50+4 <nil>", "update 50+4 <nil>",
+		"early 0+4 <nil>", "step 1 10+44 <nil>", "forward 10+34 <nil>", "layer 0 10+24 <nil>", "norm 10+4 <nil>",
+		"hop 0 owner 1 20+4 <nil>", "attention 20+4 <nil>",
+		"hop 1 owner 0 30+4 <nil>", "wait 30+4 exchange: 8 bytes from rank 0", "layer 1 40+4 <nil>", "norm 40+4 <nil>",
+		"optimizer 50+4 <nil>", "update 50+4 <nil>",
 		"step 2 60+4 <nil>", "forward 60+4 <nil>", "layer 1 60+4 <nil>", "norm 60+4 <nil>",
 	} {
 		if !got[want] {

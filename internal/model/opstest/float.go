@@ -40,7 +40,6 @@ func encode(v View, xs []float64) {
 	}
 }
 
-// decode returns the values of a dense host view.
 func decode(v View) []float64 {
 	xs := make([]float64, v.Size())
 	for i := range xs {

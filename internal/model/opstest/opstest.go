@@ -4,6 +4,7 @@
 package opstest
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -109,12 +110,10 @@ func (r *rig) garbage(dtype tensor.DType, shape ...int) View {
 	return r.dev.Upload(host)
 }
 
-// ints returns a device view of int32 values.
 func (r *rig) ints(xs []int32, shape ...int) View {
 	return r.dev.Upload(tensor.FromSlice(xs, shape...))
 }
 
-// read returns the values of a device view.
 func (r *rig) read(v View) []float64 {
 	r.t.Helper()
 	host, err := r.dev.Download(v)
@@ -159,7 +158,6 @@ func (r *rig) equal(what string, v View, want []float64) {
 	}
 }
 
-// each runs f once for every shape.
 func each[S any](r *rig, shapes []S, f func(r *rig, s S)) {
 	for _, s := range shapes {
 		r.t.Run(fmt.Sprint(s), func(t *testing.T) {
@@ -173,3 +171,82 @@ func each[S any](r *rig, shapes []S, f func(r *rig, s S)) {
 func zeros(n int) []float64 { return make([]float64, n) }
 
 func clone(xs []float64) []float64 { return append([]float64(nil), xs...) }
+
+// testCopy copies between all float types: values at the edges of each type, where rounding
+// and ranges show, and random ones.
+func testCopy(r *rig) {
+	nan, inf := math.NaN(), math.Inf(1)
+	edges := []float64{0, math.Copysign(0, -1), 1, -1, inf, -inf, nan,
+		65504, 65519, 65520, -65520, 65536, 1e5, // the largest float16 and around
+		0x1p-14, 0x1.ffep-15, 0x1.ffcp-15, 0x1p-24, 0x1p-25, 0x1.8p-25, -0x1.8p-24, 0x1p-26, // its subnormals
+		1 + 0x1p-11, 1 + 0x3p-11, 1 + 0x1p-8, 1 + 0x3p-8, 1 + 0x1.8p-8, 2 - 0x1p-12, 2 - 0x1p-9, // ties
+		3.3895313892515355e38, 3.4e38, 1e-40, -1e-45, 1e-30, 0x1p-126, 0x1.fp-127}
+	for range 64 - len(edges) {
+		edges = append(edges, r.rng.NormFloat64())
+	}
+	floats := []tensor.DType{tensor.F64, tensor.F32, tensor.F16, tensor.BF16}
+	for _, from := range floats {
+		src, values := r.put(from, edges, 2, 4, 2, 4)
+		for _, to := range floats {
+			dst := r.garbage(to, 2, 4, 2, 4)
+			r.ops.Copy(dst, src)
+			want := tensor.New(to, 2, 4, 2, 4)
+			encode(want, values)
+			r.equal(from.String()+" to "+to.String(), dst, decode(want))
+		}
+	}
+	empty := r.garbage(tensor.F32, 1, 0, 1, 3)
+	r.ops.Copy(r.garbage(tensor.BF16, 1, 0, 1, 3), empty)
+	r.equal("nothing", empty, nil)
+}
+
+// Digest returns the hash of the bits that every operation gives on fixed inputs large enough to
+// be split. It is the same for every run on a device, and on the CPU for every number of
+// goroutines.
+func Digest(t *testing.T, dev Device, activations tensor.DType) [sha256.Size]byte {
+	t.Helper()
+	r := newRig(t, dev, activations)
+	const seq, hidden, inner, vocab = 333, 130, 200, 71
+	targets := make([]int32, seq)
+	for i := range targets {
+		targets[i] = int32(i*i%(vocab+1)) - 1
+	}
+	ids := make([]int32, seq)
+	for i := range ids {
+		ids[i] = max(0, targets[i])
+	}
+	at := r.ints(ids, 1, seq, 1, 1)
+	random := func(dtype tensor.DType, shape ...int) View { v, _ := r.random(dtype, shape...); return v }
+	table, dtable := random(r.act, 1, vocab, 1, hidden), random(r.par, 1, vocab, 1, hidden)
+	w, dw := random(r.act, 1, inner, 1, hidden), random(r.par, 1, inner, 1, hidden)
+	norm, dnorm := random(r.par, 1, 1, 1, hidden), random(r.par, 1, 1, 1, hidden)
+	x, y, dx := random(r.act, 1, seq, 1, hidden), random(r.act, 1, seq, 1, hidden), random(r.act, 1, seq, 1, hidden)
+	inv := r.garbage(r.par, 1, seq, 1, 1)
+	gate, up, dy := random(r.act, 1, seq, 1, inner), random(r.act, 1, seq, 1, inner), random(r.act, 1, seq, 1, inner)
+	cos, sin := random(r.par, 1, seq, 1, 5), random(r.par, 1, seq, 1, 5)
+	logits, loss := random(r.act, 1, seq, 1, vocab), random(tensor.F64, 1, 1, 1, 1)
+
+	r.ops.Embed(x, table, at)
+	r.ops.AddRMSNorm(y, inv, x, x, dx, norm, 1e-6)
+	heads := y.Reshape([4]int{1, seq, 13, 10})
+	r.ops.NormRope(heads, View{}, heads, View{}, cos, sin, 0)
+	r.ops.Linear(gate, y, w, View{})
+	r.ops.SwiGLU(dy, gate, up)
+	r.ops.SwiGLUBackward(gate, up, dy, gate, up)
+	r.ops.LinearDX(dx, up, w, true)
+	r.ops.LinearDW(dw, up, x)
+	r.ops.RMSNormBackward(y, dnorm, dx, x, inv, norm, true)
+	r.ops.EmbedBackward(dtable, dx, at)
+	r.ops.Linear(logits, y, table, View{})
+	r.ops.CrossEntropy(loss, logits, r.ints(targets, 1, seq, 1, 1), 0.5, true)
+
+	h := sha256.New()
+	for _, v := range []View{x, y, inv, gate, up, dy, dx, dw, dnorm, dtable, logits, loss} {
+		host, err := dev.Download(v)
+		if err != nil {
+			t.Fatalf("stream: %v", err)
+		}
+		h.Write(tensor.Bytes(host))
+	}
+	return [sha256.Size]byte(h.Sum(nil))
+}

@@ -62,7 +62,8 @@ func (a AdamW) Step(d Device, p, c, g, m, v, sum tensor.View, segments []Segment
 		for i++; i < len(segments) && segments[i].Lo == s.Hi && segments[i].Decay == s.Decay; i++ {
 			s.Hi = segments[i].Hi
 		}
-		h := AdamStep{LR: u.LR, Beta1: a.Beta1, Beta2: a.Beta2, Eps: a.Eps, MaxNorm: a.MaxNorm, Step: u.Step, Scale: u.Scale}
+		h := AdamStep{LR: u.LR, Beta1: a.Beta1, Beta2: a.Beta2, Eps: a.Eps, MaxNorm: a.MaxNorm, Step: u.Step,
+			Scale: u.Scale}
 		if s.Decay {
 			h.Decay = a.WeightDecay
 		}
@@ -70,7 +71,6 @@ func (a AdamW) Step(d Device, p, c, g, m, v, sum tensor.View, segments []Segment
 	}
 }
 
-// part returns the elements of a segment.
 func part(v tensor.View, s Segment) tensor.View {
 	if v.IsZero() {
 		return v

@@ -55,11 +55,13 @@ func TestAdamWLikeTorch(t *testing.T) {
 		}
 		stream := tensor.NewHostStream("optimizer")
 		cpu, n := cpu.New(stream), len(c.Start)
-		p, g, m, v := vector(dtype, c.Start), vector(dtype, make([]float64, n)), vector(dtype, make([]float64, n)), vector(dtype, make([]float64, n))
+		p, g, m, v := vector(dtype, c.Start), vector(dtype, make([]float64, n)), vector(dtype, make([]float64, n)),
+			vector(dtype, make([]float64, n))
 		sum := tensor.New(tensor.F64, 1)
 		rule := optim.AdamW{Beta1: f.Beta1, Beta2: f.Beta2, Eps: f.Eps, WeightDecay: f.WeightDecay, MaxNorm: c.MaxNorm}
 		// Split where nothing changes, which must not matter.
-		segments := []optim.Segment{{Lo: 0, Hi: 5, Decay: true}, {Lo: 5, Hi: f.Decayed, Decay: true}, {Lo: f.Decayed, Hi: n}}
+		segments := []optim.Segment{{Lo: 0, Hi: 5, Decay: true}, {Lo: 5, Hi: f.Decayed, Decay: true},
+			{Lo: f.Decayed, Hi: n}}
 		for i, s := range c.Steps {
 			cpu.Copy(g, vector(dtype, s.Grad))
 			cpu.Zero(sum)
@@ -94,7 +96,8 @@ func TestSegmentsAreJoined(t *testing.T) {
 	r := &recorder{}
 	rule := optim.AdamW{WeightDecay: 0.5}
 	rule.Step(r, x, tensor.View{}, x, x, x, tensor.View{}, []optim.Segment{
-		{Lo: 0, Hi: 4, Decay: true}, {Lo: 4, Hi: 6, Decay: true}, {Lo: 6, Hi: 7}, {Lo: 9, Hi: 12}, {Lo: 12, Hi: 20, Decay: true}}, optim.Update{LR: 1})
+		{Lo: 0, Hi: 4, Decay: true}, {Lo: 4, Hi: 6, Decay: true}, {Lo: 6, Hi: 7}, {Lo: 9, Hi: 12},
+		{Lo: 12, Hi: 20, Decay: true}}, optim.Update{LR: 1})
 	check(t, 0, "sizes", r.sizes, []float64{6, 1, 3, 8}, 0)
 	check(t, 0, "decays", r.decays, []float64{0.5, 0, 0, 0.5}, 0)
 }
@@ -121,10 +124,12 @@ func TestSchedule(t *testing.T) {
 	}{
 		{"constant", 3e-4, 1e-5, 0, 4, map[int]float64{0: 3e-4, 1: 3e-4, 2: 3e-4, 3: 3e-4, 4: 3e-4, 99: 3e-4}},
 		{"constant", 1, 0.5, 4, 10, map[int]float64{0: 0.25, 1: 0.5, 2: 0.75, 3: 1, 4: 1, 9: 1}},
-		{"cosine", 1, 0, 0, 4, map[int]float64{0: 1, 1: (1 + math.Sqrt2/2) / 2, 2: 0.5, 3: (1 - math.Sqrt2/2) / 2, 4: 0, 7: 0}},
+		{"cosine", 1, 0, 0, 4, map[int]float64{0: 1, 1: (1 + math.Sqrt2/2) / 2, 2: 0.5, 3: (1 - math.Sqrt2/2) / 2, 4: 0,
+			7: 0}},
 		{"cosine", 1, 0.2, 2, 8, map[int]float64{0: 0.5, 1: 1, 2: 1, 4: 0.8, 5: 0.6, 6: 0.4, 8: 0.2}},
 		{"linear", 1, 0.2, 2, 6, map[int]float64{0: 0.5, 1: 1, 2: 1, 3: 0.8, 4: 0.6, 5: 0.4, 6: 0.2, 60: 0.2}},
-		{"wsd", 1, 0.1, 2, 20, map[int]float64{0: 0.5, 1: 1, 2: 1, 15: 1, 16: 1, 17: 0.55, 18: 1 - 0.9*math.Sqrt(0.5), 20: 0.1}},
+		{"wsd", 1, 0.1, 2, 20, map[int]float64{0: 0.5, 1: 1, 2: 1, 15: 1, 16: 1, 17: 0.55, 18: 1 - 0.9*math.Sqrt(0.5),
+			20: 0.1}},
 		{"wsd", 1, 0, 18, 20, map[int]float64{17: 1, 18: 1, 19: 1 - math.Sqrt(0.5), 20: 0}}, // warmup into the decay
 		{"linear", 1, 0.5, 8, 5, map[int]float64{0: 0.125, 4: 0.625, 7: 1, 8: 0.5}},         // warmup beyond the end
 		{"cosine", 1, 0.5, 5, 5, map[int]float64{4: 1, 5: 0.5}},
@@ -137,7 +142,8 @@ func TestSchedule(t *testing.T) {
 		for step, want := range test.want {
 			got := s(step)
 			if !(math.Abs(got-want) <= 1e-15) || test.name == "constant" && got != want {
-				t.Errorf("%s lr %g min %g warmup %d total %d: step %d is %.17g, want %.17g", test.name, test.lr, test.min, test.warmup, test.total, step, got, want)
+				t.Errorf("%s lr %g min %g warmup %d total %d: step %d is %.17g, want %.17g", test.name, test.lr,
+					test.min, test.warmup, test.total, step, got, want)
 			}
 		}
 	}

@@ -94,7 +94,6 @@ func (l Layout) String() string {
 	return fmt.Sprintf("layout(%d,%d,%d)", l.Q, l.KV, l.Packing)
 }
 
-// valid reports whether l is one of Layouts.
 func (l Layout) valid() bool { return slices.Contains(Layouts(), l) }
 
 // Named returns the layout of a name: a full one such as "sbhd_sbh2d" or "bs3hd", or the short one

@@ -53,7 +53,6 @@ func (s *spot) strides(f Format, batch, seq int) [5]int64 {
 	return [5]int64{int64(seq) * s.token, s.token, s.group, s.head, 1}
 }
 
-// batchQ returns the batch of q.
 func (l Layout) batchQ(n *LayoutDims) int {
 	if l.Q == THD {
 		return 1
@@ -61,7 +60,6 @@ func (l Layout) batchQ(n *LayoutDims) int {
 	return n.Batch
 }
 
-// oneTensor reports whether q, k and v are packed in one tensor.
 func (p Packing) oneTensor() bool {
 	return p == QKV3HD || p == QKVH3D || p == QKVHeads || p == QKVGroups
 }

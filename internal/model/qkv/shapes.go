@@ -46,7 +46,6 @@ func (l Layout) Shapes(n LayoutDims) [][]int {
 	return [][]int{of(q, h, d), of(k, g, d), of(k, g, e)}
 }
 
-// tokens returns the first axes of a shape.
 func (f Format) tokens(batch, seq int) []int {
 	switch f {
 	case SBHD:

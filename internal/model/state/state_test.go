@@ -39,12 +39,14 @@ func TestPartsTile(t *testing.T) {
 			next := int64(0)
 			for i, part := range s.Owned() {
 				if part.Lo != next || part.Size() != flat.Buckets[i].Size()/int64(sizes[i]) {
-					t.Errorf("bucket %d of %v is held at %v, want %d elements from %d on", i, sizes, part, flat.Buckets[i].Size()/int64(sizes[i]), next)
+					t.Errorf("bucket %d of %v is held at %v, want %d elements from %d on", i, sizes, part,
+						flat.Buckets[i].Size()/int64(sizes[i]), next)
 				}
 				next = part.Hi
 			}
 			if int64(s.Masters.Size()) != next || s.M.Size() != s.Masters.Size() || s.Grads.Size() != s.Masters.Size() {
-				t.Errorf("%d masters, %d moments and %d gradients for parts of %d", s.Masters.Size(), s.M.Size(), s.Grads.Size(), next)
+				t.Errorf("%d masters, %d moments and %d gradients for parts of %d", s.Masters.Size(), s.M.Size(),
+					s.Grads.Size(), next)
 			}
 		}
 		if at != bucket.Hi {
@@ -86,7 +88,8 @@ func TestBatchesGrow(t *testing.T) {
 			t.Errorf("packed %t: a smaller batch took memory (%v)", packed, err)
 		}
 		if err := b.Grow(1, 200); err != nil || m[Inputs] != want+6*int64(f.Words(200)) {
-			t.Errorf("packed %t: a batch of 200 tokens took %d bytes, want %d (%v)", packed, m[Inputs]-want, 6*f.Words(200), err)
+			t.Errorf("packed %t: a batch of 200 tokens took %d bytes, want %d (%v)", packed, m[Inputs]-want,
+				6*f.Words(200), err)
 		}
 	}
 }
@@ -122,7 +125,8 @@ func TestBatchesGrowSlowly(t *testing.T) {
 			t.Fatal(err)
 		}
 		if m.count > 60 || m.Meter[Inputs] > 5*exact[Inputs]+4*2*4*int64(tokens) {
-			t.Errorf("packed %t: %d vectors of %d bytes, where the last ones need %d", packed, m.count, m.Meter[Inputs], exact[Inputs])
+			t.Errorf("packed %t: %d vectors of %d bytes, where the last ones need %d", packed, m.count, m.Meter[Inputs],
+				exact[Inputs])
 		}
 	}
 }

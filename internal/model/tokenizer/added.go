@@ -17,11 +17,6 @@ type addedToken struct {
 	ID         int32  `json:"id"`
 }
 
-// normalized reports where a token is looked for.
-func (a *addedToken) normalized() bool {
-	return a.Normalized == nil && !a.Special || a.Normalized != nil && *a.Normalized
-}
-
 // finder finds added tokens in a text: at each place the longest, from the left.
 type finder struct {
 	tokens []*addedToken
@@ -29,13 +24,13 @@ type finder struct {
 	texts  trie // into tokens
 }
 
-// add adds a token by the text that is looked for.
 func (f *finder) add(text string, t *addedToken) error {
 	if text == "" {
 		return fmt.Errorf("the added token %.40q is empty once it is normalized", t.Content)
 	}
 	if len(text) > maxToken {
-		return fmt.Errorf("the added token %.40q has %d bytes; at most %d are looked for", t.Content, len(text), maxToken)
+		return fmt.Errorf("the added token %.40q has %d bytes; at most %d are looked for", t.Content, len(text),
+			maxToken)
 	}
 	f.starts[text[0]] = true
 	at := f.texts.node(text)
@@ -87,8 +82,12 @@ func (f *finder) each(p piece, token func(id int32), stretch func(piece) error) 
 			break
 		}
 		at = to
-		if t.SingleWord && (endsWord(p.text[:from]) || startsWord(p.text[to:])) {
-			continue
+		if t.SingleWord { // not inside a word
+			before, _ := utf8.DecodeLastRuneInString(p.text[:from])
+			after, _ := utf8.DecodeRuneInString(p.text[to:])
+			if wordClass().has(before) || wordClass().has(after) {
+				continue
+			}
 		}
 		if t.LStrip {
 			from = len(strings.TrimRightFunc(p.text[:from], isSpace))
@@ -105,16 +104,4 @@ func (f *finder) each(p piece, token func(id int32), stretch func(piece) error) 
 		done = to
 	}
 	return give(done, len(p.text))
-}
-
-// endsWord reports whether a text ends in the middle of a word.
-func endsWord(s string) bool {
-	r, n := utf8.DecodeLastRuneInString(s)
-	return n > 0 && wordClass().has(r)
-}
-
-// startsWord reports whether a text begins in the middle of a word.
-func startsWord(s string) bool {
-	r, n := utf8.DecodeRuneInString(s)
-	return n > 0 && wordClass().has(r)
 }

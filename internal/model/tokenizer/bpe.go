@@ -21,7 +21,6 @@ type bpe struct {
 	joins map[uint64]struct{} // nil: words are not cut
 }
 
-// A merge is the result of a pair, and its rank.
 type merge struct {
 	rank uint32
 	id   int32
@@ -44,10 +43,8 @@ func (a candidate) before(b candidate) bool {
 	return a.rank < b.rank || a.rank == b.rank && a.pos < b.pos
 }
 
-// pair returns the key of two neighbours.
 func pair(a, b int32) uint64 { return uint64(uint32(a))<<32 | uint64(uint32(b)) }
 
-// init prepares the tables of the pairs.
 func (b *bpe) init(pairs [][2]string) error {
 	b.merges = make(map[uint64]merge, len(pairs))
 	ids, all := b.byteTokens()
@@ -123,7 +120,6 @@ func (b *bpe) whole(word string) bool {
 	return ok && b.ignoreMerges
 }
 
-// merge appends the ids of a word that is put together from its runes.
 func (b *bpe) merge(w *work, dst []int32, word string) ([]int32, error) {
 	if err := b.begin(w, word); err != nil {
 		return dst, err
@@ -181,7 +177,6 @@ func (b *bpe) begin(w *work, word string) error {
 	return b.unknown(w, &unknown)
 }
 
-// rune returns the token of the rune at a place.
 func (b *bpe) rune(word string, at, n int, r rune) (int32, bool) {
 	if b.runes != nil {
 		id, ok := b.runes[r]
@@ -227,7 +222,6 @@ func (b *bpe) unknown(w *work, due *bool) error {
 	return nil
 }
 
-// add appends a symbol.
 func (w *work) add(id int32) {
 	n := int32(len(w.symbols))
 	w.symbols = append(w.symbols, symbol{id: id, prev: n - 1, next: n + 1})
@@ -271,7 +265,6 @@ func (b *bpe) propose(w *work, pos, left, right int32) {
 	}
 }
 
-// push adds to the queue, a binary heap.
 func (w *work) push(c candidate) {
 	w.queue = append(w.queue, c)
 	q, i := w.queue, len(w.queue)-1
@@ -282,7 +275,6 @@ func (w *work) push(c candidate) {
 	q[i] = c
 }
 
-// pop takes the first candidate off the queue.
 func (w *work) pop() candidate {
 	q := w.queue
 	top, last := q[0], q[len(q)-1]

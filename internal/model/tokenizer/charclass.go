@@ -59,7 +59,6 @@ func (p *parser) property(negative bool) (set, error) {
 	return s, err
 }
 
-// number reads the rune of \xHH, \x{H} or \uHHHH.
 func (p *parser) number(kind rune) (rune, error) {
 	digits, raw := "", false // \x80 to \xff would be bytes, not characters
 	if in, _, ok := strings.Cut(strings.TrimPrefix(p.rest(), "{"), "}"); kind == 'x' && ok &&
@@ -131,7 +130,6 @@ func (p *parser) bracket() (set, error) {
 	return whole, nil
 }
 
-// bracketItem reads a rune or a class inside of [].
 func (p *parser) bracketItem() (s set, literal bool, err error) {
 	if p.take(`\`) {
 		return p.escape()

@@ -2,6 +2,8 @@ package tokenizer
 
 import (
 	"fmt"
+	"strconv"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -87,7 +89,6 @@ func (d *Decoder) emit(text string) {
 	d.held = append(d.held[:0], b...)
 }
 
-// invert lists the tokens by their ids.
 func (t *Tokenizer) invert() *texts {
 	w := &texts{of: map[int32]string{}, special: map[int32]bool{}}
 	t.model.each(func(token string, id int32) { w.of[id] = token })
@@ -101,3 +102,193 @@ func (t *Tokenizer) invert() *texts {
 	}
 	return w
 }
+
+// The steps of a decoder. Each takes the output of the one before, in pieces: begins says that a piece
+// begins a token, as the next step counts them, and does not go on with the one before.
+
+// A link is a step with all that follow it.
+type link interface {
+	take(piece string, begins bool)
+}
+
+// step puts a step in front of the next.
+type step struct {
+	make func(next link) link
+	// fuses: its output is one token. whole: it must see whole tokens.
+	fuses, whole bool
+	kind         string
+}
+
+type sink func(piece string)
+
+func (s sink) take(piece string, _ bool) { s(piece) }
+
+// asOne gives all that comes as one token: Fuse.
+type asOne struct {
+	next link
+	some bool
+}
+
+func (s *asOne) take(piece string, _ bool) {
+	s.next.take(piece, !s.some)
+	s.some = true
+}
+
+// unseen turns characters that stand for bytes back into these: ByteLevel. A token with any other
+// character stays as it is.
+type unseen struct{ asOne }
+
+var runeBytes = func() map[rune]byte {
+	t := map[rune]byte{}
+	for b, r := range byteRunes {
+		t[r] = byte(b)
+	}
+	return t
+}()
+
+func (s *unseen) take(token string, begins bool) {
+	b := make([]byte, 0, len(token))
+	for _, r := range token {
+		x, ok := runeBytes[r]
+		if !ok {
+			b = append(b[:0], token...)
+			break
+		}
+		b = append(b, x)
+	}
+	s.asOne.take(string(b), begins)
+}
+
+// byteNames turns <0x41> into the byte: ByteFallback.
+type byteNames struct{ next link }
+
+func (s byteNames) take(token string, begins bool) {
+	if len(token) == 6 && strings.HasPrefix(token, "<0x") && token[5] == '>' {
+		if b, err := strconv.ParseUint(token[3:5], 16, 8); err == nil {
+			token = string([]byte{byte(b)})
+		}
+	}
+	s.next.take(token, begins)
+}
+
+// replaced puts a text in place of a pattern in each token: Replace.
+type replaced struct {
+	next    link
+	by      replace
+	matcher matcher
+}
+
+func (s *replaced) take(token string, begins bool) {
+	// else it is a token that no pattern gets through
+	if p, err := s.by.normalize(&s.matcher, piece{token, true}); err == nil {
+		token = p.text
+	}
+	s.next.take(token, begins)
+}
+
+// trimmed takes a character off the ends of each token, up to a number of times: Strip.
+type trimmed struct {
+	next        link
+	char        string
+	start, stop int
+	left        int // characters to take off the start of this token
+}
+
+func (s *trimmed) take(piece string, begins bool) {
+	if begins {
+		s.left = s.start
+	}
+	for s.left > 0 && strings.HasPrefix(piece, s.char) {
+		piece, s.left = piece[len(s.char):], s.left-1
+	}
+	if piece != "" {
+		s.left = 0
+	}
+	for range s.stop {
+		piece = strings.TrimSuffix(piece, s.char)
+	}
+	s.next.take(piece, begins)
+}
+
+// spaced turns marks into spaces: Metaspace.
+type spaced struct {
+	next  link
+	mark  string
+	drops bool // the marks of the first token, which the pre-tokenizer has put there
+	some  bool
+}
+
+func (s *spaced) take(token string, begins bool) {
+	space := " "
+	if s.drops && !s.some {
+		space = ""
+	}
+	s.some = true
+	s.next.take(strings.ReplaceAll(token, s.mark, space), begins)
+}
+
+// continued puts a space in front of tokens that do not continue a word: WordPiece.
+type continued struct {
+	next   link
+	prefix string
+	tidy   bool
+	some   bool
+}
+
+// tidied is how the library cleans English of the spaces of tokens.
+var tidied = [][2]string{
+	{" .", "."}, {" ?", "?"}, {" !", "!"}, {" ,", ","}, {" ' ", "'"}, {" n't", "n't"}, {" 'm", "'m"},
+	{" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"},
+}
+
+func (s *continued) take(token string, begins bool) {
+	if s.some {
+		if rest, ok := strings.CutPrefix(token, s.prefix); ok {
+			token = rest
+		} else {
+			token = " " + token
+		}
+	}
+	s.some = true
+	if s.tidy {
+		for _, t := range tidied {
+			token = strings.ReplaceAll(token, t[0], t[1])
+		}
+	}
+	s.next.take(token, begins)
+}
+
+// ended turns what ends a word into a space before the next: BPEDecoder.
+type ended struct {
+	next   link
+	suffix string
+	owed   string // the space, once there is a next word
+}
+
+func (s *ended) take(token string, begins bool) {
+	if s.owed != "" {
+		s.next.take(s.owed, true)
+	}
+	s.owed = ""
+	if rest, ok := strings.CutSuffix(token, s.suffix); ok {
+		token, s.owed = rest, " "
+	}
+	s.next.take(strings.ReplaceAll(token, s.suffix, " "), begins)
+}
+
+// apart puts a space between tokens: a file without a decoder.
+type apart struct {
+	next link
+	some bool
+}
+
+func (s *apart) take(token string, begins bool) {
+	if s.some {
+		s.next.take(" ", true)
+	}
+	s.some = true
+	s.next.take(token, begins)
+}
+
+// oneChar reports whether a text is one character, which no cut between pieces can divide.
+func oneChar(s string) bool { return utf8.RuneCountInString(s) == 1 }

@@ -103,7 +103,8 @@ func TestDecodersThatAreNotKnownAreRefusedByName(t *testing.T) {
 	for _, tc := range []struct{ decoder, want string }{
 		{`{"type":"CTC"}`, `the type "CTC" is not known`},
 		{`{"type":"Sequence","decoders":[{"type":"Fuse"},{"type":"ByteFallback"}]}`, "ByteFallback behind Fuse"},
-		{`{"type":"Sequence","decoders":[{"type":"Fuse"},{"type":"Strip","content":" ","stop":1}]}`, "Strip behind Fuse"},
+		{`{"type":"Sequence","decoders":[{"type":"Fuse"},{"type":"Strip","content":" ","stop":1}]}`,
+			"Strip behind Fuse"},
 		{`{"type":"Strip","content":"ab"}`, "want one character"},
 		{`{"type":"Strip","content":" ","start":99999}`, "want one character"},
 		{`{"type":"Replace","pattern":{"String":"a"}}`, "no content"},
@@ -122,7 +123,8 @@ func FuzzDecode(f *testing.F) {
 	for _, o := range decoders(f) {
 		f.Add([]byte(o.Decoder), []byte("\x00\x01\x02\x03\x04\x05"))
 	}
-	vocab := map[string]int{"a": 0, "b": 1, "ab": 2, "▁a": 3, "<0xE2>": 4, "<0x82>": 5, "<0xAC>": 6, "b</w>": 7, "##a": 8, "Ġ": 9, "â": 10, "": 11, "<0xZZ>": 12}
+	vocab := map[string]int{"a": 0, "b": 1, "ab": 2, "▁a": 3, "<0xE2>": 4, "<0x82>": 5, "<0xAC>": 6, "b</w>": 7,
+		"##a": 8, "Ġ": 9, "â": 10, "": 11, "<0xZZ>": 12}
 	model, err := json.Marshal(vocab)
 	if err != nil {
 		f.Fatal(err)
@@ -131,7 +133,8 @@ func FuzzDecode(f *testing.F) {
 		if !json.Valid(decoder) {
 			return
 		}
-		tok, err := Parse([]byte(`{"model":{"type":"WordPiece","vocab":` + string(model) + `},"decoder":` + string(decoder) + `}`))
+		tok, err := Parse([]byte(`{"model":{"type":"WordPiece","vocab":` + string(model) + `},"decoder":` +
+			string(decoder) + `}`))
 		if err != nil {
 			return
 		}

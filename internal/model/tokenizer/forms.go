@@ -16,12 +16,9 @@ type form struct {
 	compose bool
 }
 
-var (
-	nfc  = form{norm.NFC, true}
-	nfd  = form{norm.NFD, false}
-	nfkc = form{norm.NFKC, true}
-	nfkd = form{norm.NFKD, false}
-)
+var forms = map[string]form{
+	"NFC": {norm.NFC, true}, "NFD": {norm.NFD, false}, "NFKC": {norm.NFKC, true}, "NFKD": {norm.NFKD, false},
+}
 
 // manyMarks is how many marks in a row are left to golang.org/x/text, whose limit is 30 after
 // they are taken apart, into at most three each.
@@ -30,7 +27,6 @@ const manyMarks = 8
 // active is the runes that normalization touches in the library's Unicode.
 var active = newClassOnce("active")
 
-// normalizeText makes the form of a text.
 func (f form) normalizeText(s string) string {
 	k := 0
 	for k < len(s) && s[k] < utf8.RuneSelf {
@@ -71,13 +67,12 @@ func touched(s string) bool {
 		!norm.NFC.PropertiesString(s).BoundaryBefore() || !norm.NFC.PropertiesString(s).BoundaryAfter()
 }
 
-// stretch makes the form of a text without newer runes.
 func (f form) stretch(s string, slow bool) string {
 	if !slow {
 		return f.form.String(s)
 	}
 	apart := norm.NFD
-	if f == nfkc || f == nfkd {
+	if f.form == norm.NFKC || f.form == norm.NFKD {
 		apart = norm.NFKD
 	}
 	type mark struct {
@@ -126,7 +121,6 @@ func (f form) stretch(s string, slow bool) string {
 	return b.String()
 }
 
-// composed returns the one rune that two make.
 func composed(a, b rune) (rune, bool) {
 	s := norm.NFC.String(string(a) + string(b))
 	r, n := utf8.DecodeRuneInString(s)

@@ -27,7 +27,6 @@ type work struct {
 	ids     []int32
 }
 
-// vocabulary maps tokens to ids.
 type vocabulary map[string]int32
 
 func (v vocabulary) id(token string) (int32, bool) {
@@ -58,7 +57,8 @@ func (v vocabulary) check() error {
 			return fmt.Errorf("the token %.40q has the id %d", token, id)
 		}
 		if other, ok := seen[id]; ok {
-			return fmt.Errorf("the tokens %.40q and %.40q have the same id %d", min(token, other), max(token, other), id)
+			return fmt.Errorf("the tokens %.40q and %.40q have the same id %d", min(token, other), max(token, other),
+				id)
 		}
 		seen[id] = token
 	}
@@ -153,7 +153,6 @@ func (w *wordPiece) encode(_ *work, dst []int32, word string) ([]int32, error) {
 	return append(dst[:start], id), nil
 }
 
-// next returns the longest token at a place.
 func (w *wordPiece) next(word string, at int) (end int, id int32) {
 	prefix := ""
 	if at > 0 {

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"unicode/utf8"
@@ -27,7 +28,6 @@ func (f rewrite) normalize(_ *matcher, p piece) (piece, error) {
 	return p, nil
 }
 
-// filter drops runes.
 type filter func(r rune) bool
 
 func (drop filter) normalize(_ *matcher, p piece) (piece, error) {
@@ -40,7 +40,6 @@ func (drop filter) normalize(_ *matcher, p piece) (piece, error) {
 	}, p.text), p.first && !drop(r)}, nil
 }
 
-// normalizers holds several, in order.
 type normalizers []normalizer
 
 func (ns normalizers) normalize(m *matcher, p piece) (piece, error) {
@@ -71,7 +70,6 @@ func grown(before, after int) error {
 	return nil
 }
 
-// strip takes white space off the ends.
 type strip struct{ left, right bool }
 
 func (s strip) normalize(_ *matcher, p piece) (piece, error) {
@@ -86,10 +84,17 @@ func (s strip) normalize(_ *matcher, p piece) (piece, error) {
 	return p, nil
 }
 
-// replace puts a text in place of each match.
 type replace struct {
 	pattern pattern
 	content string
+}
+
+func newReplace(raw map[string]string, content *string) (replace, error) {
+	p, err := newPattern(raw)
+	if err == nil && content == nil {
+		err = errors.New("no content")
+	}
+	return replace{p, or(content, "")}, err
 }
 
 func (r replace) normalize(m *matcher, p piece) (piece, error) {
@@ -126,7 +131,6 @@ func isSpace(r rune) bool {
 		r == 0x3000
 }
 
-// lowercase writes each rune in lower case, whatever its neighbours.
 func lowercase(s string) string {
 	lower := unicodeTables().lower
 	var b strings.Builder
@@ -157,7 +161,8 @@ func nmt() normalizer {
 		rewrite(func(s string) string {
 			return strings.Map(func(r rune) rune {
 				switch {
-				case r == 9, r == 0xa, r == 0xc, r == 0xd, r == 0x1680, r >= 0x200b && r <= 0x200f, r == 0x2028, r == 0x2029,
+				case r == 9, r == 0xa, r == 0xc, r == 0xd, r == 0x1680, r >= 0x200b && r <= 0x200f, r == 0x2028,
+					r == 0x2029,
 					r == 0x2581, r == 0xfeff, r == 0xfffd:
 					return ' '
 				}
@@ -167,7 +172,6 @@ func nmt() normalizer {
 	}
 }
 
-// bert returns BertNormalizer.
 func bert(clean, chinese, accents, lower bool) normalizer {
 	var ns normalizers
 	if clean {
@@ -185,7 +189,7 @@ func bert(clean, chinese, accents, lower bool) normalizer {
 		ns = append(ns, rewrite(spaceChinese))
 	}
 	if accents {
-		ns = append(ns, rewrite(nfd.normalizeText), filter(newClass(unicodeTables().sets["bert_accent"]).has))
+		ns = append(ns, rewrite(forms["NFD"].normalizeText), filter(newClass(unicodeTables().sets["bert_accent"]).has))
 	}
 	if lower {
 		ns = append(ns, rewrite(lowercase))
@@ -197,7 +201,6 @@ func bert(clean, chinese, accents, lower bool) normalizer {
 var chinese = set{{0x3400, 0x4dbf}, {0x4e00, 0x9fff}, {0xf900, 0xfaff}, {0x20000, 0x2a6df}, {0x2a700, 0x2b81f},
 	{0x2b920, 0x2ceaf}, {0x2f800, 0x2fa1f}}
 
-// spaceChinese puts spaces around Chinese characters.
 func spaceChinese(s string) string {
 	var b strings.Builder
 	for _, r := range s {
@@ -210,16 +213,6 @@ func spaceChinese(s string) string {
 		}
 	}
 	return b.String()
-}
-
-// prepend puts a text in front of any that is not empty.
-func prepend(with string) normalizer {
-	return rewrite(func(s string) string {
-		if s == "" {
-			return s
-		}
-		return with + s
-	})
 }
 
 // A pattern is a literal text or a program.

@@ -89,7 +89,7 @@ func (t *Tokenizer) add(tokens []addedToken) error {
 		if byID[a.ID] != a {
 			continue
 		}
-		if !a.normalized() {
+		if !or(a.Normalized, !a.Special) {
 			if err := t.raw.add(a.Content, a); err != nil {
 				return err
 			}
@@ -110,13 +110,10 @@ func (t *Tokenizer) add(tokens []addedToken) error {
 	return nil
 }
 
-// null reports whether there is nothing.
 func null(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
 
-// maxParts is how many components stand in one another.
 const maxParts = 8
 
-// kindOf returns the type of a component.
 func kindOf(raw json.RawMessage, depth int) (string, error) {
 	var k struct {
 		Type string `json:"type"`
@@ -133,7 +130,19 @@ func kindOf(raw json.RawMessage, depth int) (string, error) {
 	return k.Type, nil
 }
 
-// named puts the name of a component before its error.
+// sequence reads the components of a Sequence.
+func sequence[T any](raws []json.RawMessage, depth int, parse func(json.RawMessage, int) (T, error)) (all []T,
+	err error) {
+	for _, raw := range raws {
+		x, err := parse(raw, depth+1)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, x)
+	}
+	return all, nil
+}
+
 func named(kind string, err error) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", kind, err)

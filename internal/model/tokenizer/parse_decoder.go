@@ -4,12 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 )
 
-// maxTrim bounds how many characters Strip takes off.
 const maxTrim = 1 << 10
 
-// A decoderFile is a decoder of a tokenizer.json, of any type.
 type decoderFile struct {
 	Decoders       []json.RawMessage `json:"decoders"`
 	Pattern        map[string]string `json:"pattern"`
@@ -38,22 +37,14 @@ func parseDecoder(raw json.RawMessage, depth int) ([]step, error) {
 		return nil, named(kind, err)
 	}
 	if kind == "Sequence" {
-		var all []step
-		for _, raw := range k.Decoders {
-			steps, err := parseDecoder(raw, depth+1)
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, steps...)
-		}
-		return all, nil
+		all, err := sequence(k.Decoders, depth, parseDecoder)
+		return slices.Concat(all...), err
 	}
 	s, err := k.step(kind)
 	s.kind = kind
 	return []step{s}, named(kind, err)
 }
 
-// step returns the step of one component.
 func (k *decoderFile) step(kind string) (step, error) {
 	switch kind {
 	case "ByteLevel":
@@ -63,18 +54,13 @@ func (k *decoderFile) step(kind string) (step, error) {
 	case "ByteFallback":
 		return step{whole: true, make: func(next link) link { return byteNames{next} }}, nil
 	case "Replace":
-		p, err := newPattern(k.Pattern)
-		if err == nil && k.Content == nil {
-			err = errors.New("no content")
-		}
-		whole := !oneChar(p.literal)
-		if err != nil {
-			return step{}, err
-		}
-		by := replace{p, *k.Content}
-		return step{whole: whole, make: func(next link) link { return &replaced{next: next, by: by} }}, nil
+		by, err := newReplace(k.Pattern, k.Content)
+		return step{whole: !oneChar(by.pattern.literal), make: func(next link) link {
+			return &replaced{next: next, by: by}
+		}}, err
 	case "Strip":
-		if k.Content == nil || !oneChar(*k.Content) || k.Start < 0 || k.Stop < 0 || k.Start > maxTrim || k.Stop > maxTrim {
+		if k.Content == nil || !oneChar(*k.Content) || k.Start < 0 || k.Stop < 0 || k.Start > maxTrim ||
+			k.Stop > maxTrim {
 			return step{}, fmt.Errorf("want one character as content, and start and stop from 0 to %d", maxTrim)
 		}
 		return step{whole: k.Stop > 0, make: func(next link) link {
@@ -109,7 +95,8 @@ func joined(steps []step, emit func(string)) (link, error) {
 	fused := ""
 	for _, s := range steps {
 		if fused != "" && s.whole {
-			return nil, fmt.Errorf("%s behind %s: it would have to see the whole text, which comes token by token here", s.kind,
+			return nil, fmt.Errorf("%s behind %s: it would have to see the whole text, which comes token by token here",
+				s.kind,
 				fused)
 		}
 		if s.fuses {

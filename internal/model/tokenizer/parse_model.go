@@ -8,7 +8,6 @@ import (
 	"strings"
 )
 
-// A modelFile is the model of a tokenizer.json, of any type.
 type modelFile struct {
 	Type         string          `json:"type"`
 	Vocab        json.RawMessage `json:"vocab"`
@@ -25,7 +24,6 @@ type modelFile struct {
 	Alpha        *float64        `json:"alpha"`
 }
 
-// parseModel reads the model.
 func parseModel(raw json.RawMessage) (model, error) {
 	if null(raw) {
 		return nil, errors.New("it is missing")
@@ -61,7 +59,6 @@ func parseModel(raw json.RawMessage) (model, error) {
 	return nil, fmt.Errorf("the type %.40q is not known; BPE, Unigram, WordPiece and WordLevel are", m.Type)
 }
 
-// or returns a value that may be missing.
 func or[T any](p *T, missing T) T {
 	if p == nil {
 		return missing
@@ -81,7 +78,6 @@ func (m *modelFile) vocabulary() (vocabulary, error) {
 	return v, v.check()
 }
 
-// bpe reads a BPE model.
 func (m *modelFile) bpe() (*bpe, error) {
 	if m.Dropout != nil && *m.Dropout != 0 {
 		return nil, fmt.Errorf("dropout %v: ids would be drawn at random; set it to null", *m.Dropout)
@@ -136,7 +132,6 @@ func readMerges(raw json.RawMessage) ([][2]string, error) {
 	return pairs, nil
 }
 
-// unigram reads a unigram model.
 func (m *modelFile) unigram() (*unigram, error) {
 	if m.Alpha != nil && *m.Alpha != 0 {
 		return nil, fmt.Errorf("alpha %v: ids would be drawn at random; set it to null", *m.Alpha)
@@ -161,13 +156,13 @@ func (m *modelFile) unigram() (*unigram, error) {
 	return newUnigram(tokens, scores, int32(unk), or(m.ByteFallback, false)), nil
 }
 
-// wordPiece reads a WordPiece model.
 func (m *modelFile) wordPiece() (*wordPiece, error) {
 	v, err := m.vocabulary()
 	if err != nil {
 		return nil, err
 	}
-	w := &wordPiece{vocabulary: v, unk: or(m.UnkToken, "[UNK]"), prefix: or(m.Prefix, "##"), maxRunes: or(m.MaxRunes, 100)}
+	w := &wordPiece{vocabulary: v, unk: or(m.UnkToken, "[UNK]"), prefix: or(m.Prefix, "##"),
+		maxRunes: or(m.MaxRunes, 100)}
 	for token := range v {
 		if err := short(token); err != nil {
 			return nil, err

@@ -1,12 +1,12 @@
 package tokenizer
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 )
 
-// parseNormalizer reads a normalizer.
 func parseNormalizer(raw json.RawMessage, depth int) (normalizer, error) {
 	kind, err := kindOf(raw, depth)
 	if err != nil {
@@ -30,23 +30,10 @@ func parseNormalizer(raw json.RawMessage, depth int) (normalizer, error) {
 	}
 	switch kind {
 	case "Sequence":
-		var ns normalizers
-		for _, raw := range k.Normalizers {
-			n, err := parseNormalizer(raw, depth+1)
-			if err != nil {
-				return nil, err
-			}
-			ns = append(ns, n)
-		}
-		return ns, nil
-	case "NFC":
-		return rewrite(nfc.normalizeText), nil
-	case "NFD":
-		return rewrite(nfd.normalizeText), nil
-	case "NFKC":
-		return rewrite(nfkc.normalizeText), nil
-	case "NFKD":
-		return rewrite(nfkd.normalizeText), nil
+		all, err := sequence(k.Normalizers, depth, parseNormalizer)
+		return normalizers(all), err
+	case "NFC", "NFD", "NFKC", "NFKD":
+		return rewrite(forms[kind].normalizeText), nil
 	case "Lowercase":
 		return rewrite(lowercase), nil
 	case "StripAccents":
@@ -58,25 +45,20 @@ func parseNormalizer(raw json.RawMessage, depth int) (normalizer, error) {
 	case "ByteLevel":
 		return rewrite(visible), nil
 	case "BertNormalizer":
-		accents := k.Lowercase
-		if k.StripAccents != nil {
-			accents = *k.StripAccents
-		}
-		return bert(k.CleanText, k.HandleChineseChars, accents, k.Lowercase), nil
+		return bert(k.CleanText, k.HandleChineseChars, or(k.StripAccents, k.Lowercase), k.Lowercase), nil
 	case "Prepend":
 		if k.Prepend == nil {
 			return nil, named(kind, errors.New("no prepend"))
 		}
-		return prepend(*k.Prepend), nil
+		return rewrite(func(s string) string {
+			if s == "" {
+				return s
+			}
+			return *k.Prepend + s
+		}), nil
 	case "Replace":
-		p, err := newPattern(k.Pattern)
-		if err == nil && k.Content == nil {
-			err = errors.New("no content")
-		}
-		if err != nil {
-			return nil, named(kind, err)
-		}
-		return replace{p, *k.Content}, nil
+		r, err := newReplace(k.Pattern, k.Content)
+		return r, named(kind, err)
 	case "Precompiled":
 		p, err := newPrecompiled(k.Charsmap)
 		return p, named(kind, err)
@@ -84,7 +66,6 @@ func parseNormalizer(raw json.RawMessage, depth int) (normalizer, error) {
 	return nil, fmt.Errorf("the type %.40q is not known", kind)
 }
 
-// parseCutter reads a pre-tokenizer.
 func parseCutter(raw json.RawMessage, depth int) (cutter, error) {
 	kind, err := kindOf(raw, depth)
 	if err != nil {
@@ -109,17 +90,10 @@ func parseCutter(raw json.RawMessage, depth int) (cutter, error) {
 	}
 	switch kind {
 	case "Sequence":
-		cs := cutters{}
-		for _, raw := range k.PreTokenizers {
-			c, err := parseCutter(raw, depth+1)
-			if err != nil {
-				return nil, err
-			}
-			cs = append(cs, c)
-		}
-		return cs, nil
+		all, err := sequence(k.PreTokenizers, depth, parseCutter)
+		return cutters(all), err
 	case "ByteLevel":
-		c, err := newByteLevel(k.AddPrefixSpace == nil || *k.AddPrefixSpace, k.UseRegex == nil || *k.UseRegex)
+		c, err := newByteLevel(or(k.AddPrefixSpace, true), or(k.UseRegex, true))
 		return c, named(kind, err)
 	case "Split":
 		p, err := newPattern(k.Pattern)
@@ -129,7 +103,7 @@ func parseCutter(raw json.RawMessage, depth int) (cutter, error) {
 		}
 		return &split{at: p, invert: k.Invert, behavior: b}, named(kind, err)
 	case "Metaspace":
-		c, err := newMetaspace(k.Replacement, k.PrependScheme, k.AddPrefixSpace, k.Split == nil || *k.Split)
+		c, err := newMetaspace(k.Replacement, k.PrependScheme, k.AddPrefixSpace, or(k.Split, true))
 		return c, named(kind, err)
 	case "Whitespace":
 		return words{}, nil
@@ -145,10 +119,7 @@ func parseCutter(raw json.RawMessage, depth int) (cutter, error) {
 		}
 		return &split{at: runes(newClass(unicodeTables().sets["rust_numeric"]).has), behavior: b}, nil
 	case "Punctuation":
-		b, ok := behaviors[k.Behavior]
-		if k.Behavior == "" {
-			b, ok = isolated, true
-		}
+		b, ok := behaviors[cmp.Or(k.Behavior, "Isolated")]
 		if !ok {
 			return nil, named(kind, fmt.Errorf("the behavior %.40q is not known", k.Behavior))
 		}
@@ -157,10 +128,7 @@ func parseCutter(raw json.RawMessage, depth int) (cutter, error) {
 		return cutters{&split{at: runes(isSpace), behavior: removed},
 			&split{at: runes(newClass(unicodeTables().sets["punctuation"]).has), behavior: isolated}}, nil
 	case "FixedLength":
-		n := 5
-		if k.Length != nil {
-			n = *k.Length
-		}
+		n := or(k.Length, 5)
 		if n < 1 {
 			return nil, named(kind, fmt.Errorf("the length %d", n))
 		}

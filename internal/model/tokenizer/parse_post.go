@@ -47,7 +47,8 @@ func parseProcessor(raw json.RawMessage, depth int) (head, tail []int32, err err
 			switch {
 			case item.Sequence != nil && (n != at || item.Sequence.ID != "A"),
 				(item.Sequence == nil) == (item.SpecialToken == nil):
-				return nil, nil, fmt.Errorf("TemplateProcessing: item %d of single is neither the one text nor a special token", n)
+				return nil, nil, fmt.Errorf(
+					"TemplateProcessing: item %d of single is neither the one text nor a special token", n)
 			case item.SpecialToken != nil:
 				s, ok := k.Special[item.SpecialToken.ID]
 				if !ok {
@@ -75,7 +76,6 @@ func parseProcessor(raw json.RawMessage, depth int) (head, tail []int32, err err
 // maxSpecial is how many special tokens one template puts around a text.
 const maxSpecial = 100
 
-// A templateItem is one part of a template.
 type templateItem struct {
 	SpecialToken *struct {
 		ID string `json:"id"`

@@ -29,7 +29,8 @@ func TestWhatIsNotKnownIsRefusedByName(t *testing.T) {
 		{with(`,"version":"2.0"`), `version "2.0"`},
 		{model(`{"type":"Neural","vocab":{}}`), `the type "Neural" is not known; BPE, Unigram`},
 		{model(`{"vocab":{"a":0}}`), "it has no type"},
-		{model(`{"type":"BPE","vocab":{"a":0},"merges":[],"dropout":0.1}`), "dropout 0.1: ids would be drawn at random"},
+		{model(`{"type":"BPE","vocab":{"a":0},"merges":[],"dropout":0.1}`),
+			"dropout 0.1: ids would be drawn at random"},
 		{model(`{"type":"BPE","vocab":{"a":0,"b":0},"merges":[]}`), `"a" and "b" have the same id 0`},
 		{model(`{"type":"BPE","vocab":{"a":-1},"merges":[]}`), "has the id -1"},
 		{model(`{"type":"BPE","vocab":{"a":0}}`), "merges are missing"},
@@ -68,13 +69,17 @@ func TestWhatIsNotKnownIsRefusedByName(t *testing.T) {
 		{with(`,"added_tokens":[{"content":"` + long + `","id":3}]`), "has 2000 bytes; at most 1024"},
 		{model(`{"type":"Unigram","vocab":[["` + long + `",0]]}`), "has 2000 bytes; at most 1024"},
 		{model(`{"type":"WordPiece","vocab":{"` + long + `":0}}`), "has 2000 bytes; at most 1024"},
-		{norm(`{"type":"Precompiled","precompiled_charsmap":"` + base64.StdEncoding.EncodeToString([]byte("\x04\x00\x00\x00\x00\x00\x00\x00"+long)) + `"}`), "a text of 2000 bytes replaces one"},
+		{norm(`{"type":"Precompiled","precompiled_charsmap":"` +
+			base64.StdEncoding.EncodeToString([]byte("\x04\x00\x00\x00\x00\x00\x00\x00"+long)) + `"}`),
+			"a text of 2000 bytes replaces one"},
 		{regex(`"` + strings.Repeat("a", 5000) + `"`), "the pattern has 5000 bytes"},
 		{post(`{"type":"Polish"}`), `post_processor: the type "Polish" is not known`},
 		{post(`{"type":"TemplateProcessing","single":[]}`), "single has no text in it"},
-		{post(`{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"x"}},{"Sequence":{"id":"A"}}]}`), `special_tokens has no "x"`},
+		{post(`{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"x"}},{"Sequence":{"id":"A"}}]}`),
+			`special_tokens has no "x"`},
 		{post(`{"type":"BertProcessing","cls":["a",0]}`), "cls or sep is missing"},
-		{with(`,"added_tokens":[{"content":"c","id":9}]`), `the token "c" has the id 9, and 3 by the order of the file`},
+		{with(`,"added_tokens":[{"content":"c","id":9}]`),
+			`the token "c" has the id 9, and 3 by the order of the file`},
 		{with(`,"normalizer":{"type":"Lowercase"},"added_tokens":[{"content":"C","id":3,"normalized":true},{"content":"c","id":4,"normalized":true}]`), "looked for as the same text"},
 	} {
 		if _, err := Parse([]byte(tc.raw)); err == nil || !strings.Contains(err.Error(), tc.want) {
@@ -91,7 +96,8 @@ func TestNormalizersDoNotFillTheMemory(t *testing.T) {
 		`{"type":"Sequence","normalizers":[` + strings.TrimSuffix(double, ",") + `]}`,
 	} {
 		tok := parse(t, []byte(with(`,"normalizer":`+n)))
-		if _, err := tok.NewEncoder().Append(nil, strings.Repeat("a", 10)); err == nil || !strings.Contains(err.Error(), "the normalizer makes") {
+		if _, err := tok.NewEncoder().Append(nil, strings.Repeat("a", 10)); err == nil ||
+			!strings.Contains(err.Error(), "the normalizer makes") {
 			t.Errorf("%.60s: %v", n, err)
 		}
 	}
@@ -138,14 +144,16 @@ func TestTiesOfUnigrams(t *testing.T) {
 		if strings.Contains(vocab, `"c"`) {
 			text = "abc"
 		}
-		if got := fmt.Sprint(encode(t, parse(t, []byte(`{"model":{"vocab":[`+vocab+`],"unk_id":0}}`)), text)); got != want {
+		if got := fmt.Sprint(encode(t, parse(t, []byte(`{"model":{"vocab":[`+vocab+`],"unk_id":0}}`)),
+			text)); got != want {
 			t.Errorf("%s: %s, want %s", vocab, got, want)
 		}
 	}
 }
 
 func TestTruncationAndPaddingAreNotApplied(t *testing.T) {
-	tok := parse(t, []byte(with(`,"truncation":{"max_length":1,"strategy":"LongestFirst","stride":0},"padding":{"strategy":{"Fixed":9},"pad_id":0}`)))
+	tok := parse(t, []byte(
+		with(`,"truncation":{"max_length":1,"strategy":"LongestFirst","stride":0},"padding":{"strategy":{"Fixed":9},"pad_id":0}`)))
 	if got := fmt.Sprint(encode(t, tok, "aba")); got != "[2 0]" {
 		t.Error(got)
 	}
@@ -153,6 +161,7 @@ func TestTruncationAndPaddingAreNotApplied(t *testing.T) {
 
 // Marks in any number are put in order, and x/text's limit of 30 with its joiners does not show.
 func TestFormsHaveNoLimitOfMarks(t *testing.T) {
+	nfc, nfd, nfkc, nfkd := forms["NFC"], forms["NFD"], forms["NFKC"], forms["NFKD"]
 	for n := range 100 {
 		s := "e" + strings.Repeat("\u0301\u0323", n) + "x"
 		for f, want := range map[form]string{
@@ -163,7 +172,8 @@ func TestFormsHaveNoLimitOfMarks(t *testing.T) {
 			}
 		}
 	}
-	for _, s := range []string{"", "abc", "e\u0301", "\u1100\u1161\u11a8", "\u212b\ufb01\u1e9b\u0323", "a\u0300\u0345\u0301b"} {
+	for _, s := range []string{"", "abc", "e\u0301", "\u1100\u1161\u11a8", "\u212b\ufb01\u1e9b\u0323",
+		"a\u0300\u0345\u0301b"} {
 		for _, f := range []form{nfc, nfd, nfkc, nfkd} {
 			if got, want := f.normalizeText(s), f.form.String(s); got != want {
 				t.Errorf("%q: %q, want %q", s, got, want)
@@ -181,7 +191,8 @@ func TestFormsHaveNoLimitOfMarks(t *testing.T) {
 
 func TestSets(t *testing.T) {
 	a := union(set{{5, 9}}, set{{1, 2}, {3, 3}}, set{{20, maxRune}})
-	if fmt.Sprint(a, a.not(), a.and(set{{8, 21}}), a.not().not()) != fmt.Sprint(set{{1, 3}, {5, 9}, {20, maxRune}}, set{{0, 0}, {4, 4}, {10, 19}}, set{{8, 9}, {20, 21}}, a) {
+	if fmt.Sprint(a, a.not(), a.and(set{{8, 21}}), a.not().not()) != fmt.Sprint(set{{1, 3}, {5, 9}, {20, maxRune}},
+		set{{0, 0}, {4, 4}, {10, 19}}, set{{8, 9}, {20, 21}}, a) {
 		t.Error(a, a.not(), a.and(set{{8, 21}}))
 	}
 	c := newClass(a)

@@ -18,7 +18,6 @@ type precompiled struct {
 	texts string // with a 0 byte behind each
 }
 
-// newPrecompiled reads precompiled_charsmap.
 func newPrecompiled(charsmap string) (*precompiled, error) {
 	raw, err := base64.StdEncoding.DecodeString(charsmap)
 	if err != nil {
@@ -37,7 +36,8 @@ func newPrecompiled(charsmap string) (*precompiled, error) {
 	}
 	for text := range strings.SplitSeq(p.texts, "\x00") {
 		if len(text) > maxReplacement {
-			return nil, fmt.Errorf("precompiled_charsmap: a text of %d bytes replaces one; at most %d are read", len(text),
+			return nil, fmt.Errorf("precompiled_charsmap: a text of %d bytes replaces one; at most %d are read",
+				len(text),
 				maxReplacement)
 		}
 	}

@@ -55,7 +55,6 @@ func (is runes) each(_ *matcher, text string, f func(from, to int, match bool) e
 	return nil
 }
 
-// split cuts at delimiters.
 type split struct {
 	at       delimiters
 	invert   bool // the text between the matches delimits
@@ -74,8 +73,9 @@ const (
 )
 
 var behaviors = map[string]behavior{
-	"Removed": removed, "Isolated": isolated, "MergedWithPrevious": mergedWithPrevious, "MergedWithNext": mergedWithNext,
-	"Contiguous": contiguous,
+	"Removed": removed, "Isolated": isolated, "MergedWithPrevious": mergedWithPrevious,
+	"MergedWithNext": mergedWithNext,
+	"Contiguous":     contiguous,
 }
 
 func (s *split) cut(m *matcher, p piece, yield func(piece) error) error {
@@ -116,7 +116,6 @@ func (s *split) cut(m *matcher, p piece, yield func(piece) error) error {
 	return give(start, end)
 }
 
-// joins reports whether a stretch goes to the one before it.
 func (s *split) joins(before, match bool) bool {
 	switch s.behavior {
 	case mergedWithPrevious:
@@ -179,7 +178,6 @@ func (s *metaspace) cut(m *matcher, p piece, yield func(piece) error) error {
 	return s.split.cut(m, p, yield)
 }
 
-// fixed cuts after every n runes.
 type fixed int
 
 func (n fixed) cut(_ *matcher, p piece, yield func(piece) error) error {
@@ -196,7 +194,6 @@ func (n fixed) cut(_ *matcher, p piece, yield func(piece) error) error {
 	return yield(piece{p.text[start:], p.first && start == 0})
 }
 
-// gpt2 holds the pattern of ByteLevel.
 const gpt2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 
 // byteLevel puts a space in front of each piece that has none, cuts by GPT-2's pattern, and writes
@@ -236,7 +233,6 @@ var byteRunes = func() (t [256]rune) {
 	return t
 }()
 
-// byteTexts holds byteRunes as text.
 var byteTexts = func() (t [256]string) {
 	for b, r := range byteRunes {
 		t[b] = string(r)
@@ -261,7 +257,6 @@ func visible(s string) string {
 	return b.String()
 }
 
-// newByteLevel returns the pre-tokenizer ByteLevel.
 func newByteLevel(prefix, cuts bool) (*byteLevel, error) {
 	b := &byteLevel{prefix: prefix}
 	if !cuts {
@@ -272,7 +267,6 @@ func newByteLevel(prefix, cuts bool) (*byteLevel, error) {
 	return b, err
 }
 
-// oneRune checks that a text is one character.
 func oneRune(s string) (rune, error) {
 	r, n := utf8.DecodeRuneInString(s)
 	if n != len(s) || n == 0 {

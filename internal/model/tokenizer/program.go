@@ -44,7 +44,6 @@ const (
 // maxCode bounds the growth of nested repeats.
 const maxCode = 1 << 14
 
-// compile makes a program of a pattern.
 func compile(pattern string) (*program, error) {
 	n, err := parsePattern(pattern)
 	if err != nil {
@@ -70,7 +69,6 @@ func (p *program) class(s set) *class {
 	return p.classes[key]
 }
 
-// add appends an instruction and returns its place.
 func (p *program) add(i instr) int {
 	if len(p.code) > maxCode { // the error comes at the end
 		return 0
@@ -108,7 +106,8 @@ func (p *program) compile(n *node, next int) int {
 func (p *program) repeat(n *node, next int) int {
 	sub := n.sub[0]
 	if sub.kind == nodeSet && n.mode != 'l' {
-		return p.add(instr{op: opMany, class: p.class(sub.set), min: n.min, max: n.max, possess: n.mode == 'p', next: next})
+		return p.add(instr{op: opMany, class: p.class(sub.set), min: n.min, max: n.max, possess: n.mode == 'p',
+			next: next})
 	}
 	if n.mode == 'p' {
 		greedy := *n
@@ -264,7 +263,6 @@ func (m *matcher) many(i *instr, text string, pos int) (least, most int, ok bool
 	return least, pos, count >= i.min
 }
 
-// pop takes up the way that was left last.
 func (m *matcher) pop(text string) (at, pos int) {
 	top := &m.stack[len(m.stack)-1]
 	at = top.at
@@ -282,7 +280,6 @@ func (m *matcher) pop(text string) (at, pos int) {
 	return at, pos
 }
 
-// here reports whether an anchor holds at a place.
 func (i *instr) here(text string, pos int) bool {
 	switch i.op {
 	case opLineStart:

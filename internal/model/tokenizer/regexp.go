@@ -20,7 +20,6 @@ const (
 	maxNesting = 50
 )
 
-// A node is a part of a pattern.
 type node struct {
 	kind     nodeKind
 	set      set     // nodeSet
@@ -46,7 +45,6 @@ const (
 	nodeTextEnd                   // \z
 )
 
-// nullable reports whether a node can match nothing.
 func (n *node) nullable() bool {
 	switch n.kind {
 	case nodeSet:
@@ -72,7 +70,6 @@ func (n *node) nullable() bool {
 	return true
 }
 
-// parser reads a pattern from left to right.
 type parser struct {
 	text  string
 	at    int
@@ -80,7 +77,6 @@ type parser struct {
 	fold  bool // (?i)
 }
 
-// parsePattern reads a whole pattern.
 func parsePattern(pattern string) (*node, error) {
 	if len(pattern) > maxPattern {
 		return nil, fmt.Errorf("the pattern has %d bytes; at most %d are read", len(pattern), maxPattern)
@@ -99,10 +95,8 @@ func parsePattern(pattern string) (*node, error) {
 	return n, nil
 }
 
-// rest returns the unread part.
 func (p *parser) rest() string { return p.text[p.at:] }
 
-// take reads a word if it comes next.
 func (p *parser) take(word string) bool {
 	if strings.HasPrefix(p.rest(), word) {
 		p.at += len(word)
@@ -141,7 +135,6 @@ func (p *parser) choice() (*node, error) {
 	return c, nil
 }
 
-// sequence reads nodes one after another.
 func (p *parser) sequence() (*node, error) {
 	s := &node{kind: nodeSequence}
 	for p.at < len(p.text) && p.text[p.at] != '|' && p.text[p.at] != ')' {
@@ -189,7 +182,6 @@ func (n *node) folds() error {
 	return nil
 }
 
-// atom reads an operand of a repeat.
 func (p *parser) atom() (*node, error) {
 	switch {
 	case p.take("("):
@@ -222,7 +214,6 @@ func (p *parser) atom() (*node, error) {
 	return p.letter(p.rune())
 }
 
-// class returns a node of one rune of a set.
 func (p *parser) class(s set) *node {
 	if p.fold {
 		s = foldSet(s)
@@ -230,7 +221,6 @@ func (p *parser) class(s set) *node {
 	return &node{set: s}
 }
 
-// letter returns a node of one given rune.
 func (p *parser) letter(r rune) (*node, error) {
 	if p.fold && r >= 128 {
 		return nil, fmt.Errorf("%q where case is ignored", r)
@@ -250,7 +240,6 @@ var cased = sync.OnceValue(func() (all []rune) {
 	return all
 })
 
-// foldSet adds the other cases of the runes of a set.
 func foldSet(s set) set {
 	var more set
 	for _, r := range cased() {
@@ -296,7 +285,6 @@ func (p *parser) group() (*node, error) {
 	return &node{kind: kind, sub: []*node{n}, negative: negative}, nil
 }
 
-// repeats reads the repeats after an atom.
 func (p *parser) repeats(a *node) (*node, error) {
 	for range maxNesting {
 		n := &node{kind: nodeRepeat, sub: []*node{a}, max: -1, mode: 'g'}

@@ -39,10 +39,13 @@ func found(t testing.TB, pattern, text string) (out [][]int) {
 func TestMatchesAreThoseOfGo(t *testing.T) {
 	text := "It's 12345 o'clock,  isn't\n\nit? \t AB-ab_9 aaabbb éèÉ中文 [x]{2}{a} ~!\r\n"
 	for _, p := range []string{
-		`a`, `ab|a`, `a|ab`, `a+?b`, `a*?b+`, `(?:ab|a)+b?`, `[a-c]{2}`, `[a-c]{2,}`, `[a-z]{2,3}b?`, `[^a-z ]+`, `[\w-]+`, `.+`, `\d{1,3}`, `a?a?a?aab`, `(?:a|b|ab){2,4}`,
-		`(?i:IT|IS|N'T)`, `(?i)[a-c]+`, `\x61|\x{e9}`, `[\]\[]`, `[-a]+`, `[a-]+`, `\p{Lu}\p{Ll}*`, `\P{L}+`, `\p{^L}+`, `{a}`, `x]`, `\A\p{L}+`, `\s\z`, `(?:a{2}){1,2}`, `[[:]`, `\n+`, `\t`, `a{,2}b`,
+		`a`, `ab|a`, `a|ab`, `a+?b`, `a*?b+`, `(?:ab|a)+b?`, `[a-c]{2}`, `[a-c]{2,}`, `[a-z]{2,3}b?`, `[^a-z ]+`,
+		`[\w-]+`, `.+`, `\d{1,3}`, `a?a?a?aab`, `(?:a|b|ab){2,4}`,
+		`(?i:IT|IS|N'T)`, `(?i)[a-c]+`, `\x61|\x{e9}`, `[\]\[]`, `[-a]+`, `[a-]+`, `\p{Lu}\p{Ll}*`, `\P{L}+`, `\p{^L}+`,
+		`{a}`, `x]`, `\A\p{L}+`, `\s\z`, `(?:a{2}){1,2}`, `[[:]`, `\n+`, `\t`, `a{,2}b`,
 	} {
-		goes := strings.NewReplacer(`\p{^L}`, `\P{L}`, `[[:]`, `[\[:]`, `{,2}`, `{0,2}`, `\d`, `\p{Nd}`, `\s`, `[\s\p{Z}]`, `[\w-]`, `[\pL\pN_-]`).Replace(p)
+		goes := strings.NewReplacer(`\p{^L}`, `\P{L}`, `[[:]`, `[\[:]`, `{,2}`, `{0,2}`, `\d`, `\p{Nd}`, `\s`,
+			`[\s\p{Z}]`, `[\w-]`, `[\pL\pN_-]`).Replace(p)
 		if p == `[[:]` {
 			continue // refused: it begins a class such as [:alpha:]
 		}

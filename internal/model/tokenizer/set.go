@@ -13,13 +13,11 @@ type set []span
 
 const maxRune = 0x10ffff
 
-// has reports whether a rune is in the set.
 func (s set) has(r rune) bool {
 	k := sort.Search(len(s), func(k int) bool { return s[k].hi >= r })
 	return k < len(s) && s[k].lo <= r
 }
 
-// union returns the runes of any of the sets.
 func union(sets ...set) set {
 	var all []span
 	for _, s := range sets {
@@ -37,7 +35,6 @@ func union(sets ...set) set {
 	return out
 }
 
-// not returns all runes that are not in the set.
 func (s set) not() set {
 	var out set
 	at := rune(0)
@@ -53,7 +50,6 @@ func (s set) not() set {
 	return out
 }
 
-// and returns the runes of both sets.
 func (s set) and(o set) set { return union(s.not(), o.not()).not() }
 
 // A class is a set that is quick to ask: by a bit for each byte of ASCII; above it by pages of 256
@@ -70,7 +66,6 @@ const fewSpans = 4
 var fullPage, emptyPage = &[8]uint32{^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0),
 	^uint32(0)}, &[8]uint32{}
 
-// newClass prepares a set.
 func newClass(s set) *class {
 	c := &class{few: s}
 	if len(s) <= fewSpans {
@@ -105,7 +100,6 @@ func newClass(s set) *class {
 	return c
 }
 
-// has reports whether a rune is in the class.
 func (c *class) has(r rune) bool {
 	if r < 128 {
 		return c.ascii[r/32]>>(r&31)&1 != 0
@@ -119,4 +113,29 @@ func (c *class) has(r rune) bool {
 		}
 	}
 	return false
+}
+
+// trie finds texts by their bytes. Node 0 is the root. The zero value is empty.
+type trie struct {
+	next map[uint64]int32 // a node by its parent's number and a byte
+	ends []int32          // of each node, what the caller has set; -1: no text ends there
+}
+
+// node returns the node of a text, which it makes where there is none.
+func (t *trie) node(text string) int32 {
+	if t.next == nil {
+		t.next, t.ends = map[uint64]int32{}, []int32{-1}
+	}
+	at := int32(0)
+	for i := range len(text) {
+		key := pair(at, int32(text[i]))
+		to, ok := t.next[key]
+		if !ok {
+			to = int32(len(t.ends))
+			t.next[key] = to
+			t.ends = append(t.ends, -1)
+		}
+		at = to
+	}
+	return at
 }

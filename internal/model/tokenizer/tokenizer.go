@@ -92,7 +92,6 @@ func (e *Encoder) Append(dst []int32, text string) ([]int32, error) {
 	return append(out, e.t.tail...), nil
 }
 
-// cut cuts a stretch into words and encodes them.
 func (e *Encoder) cut(p piece) error {
 	if e.t.cutter == nil {
 		return e.word(p)
@@ -100,7 +99,6 @@ func (e *Encoder) cut(p piece) error {
 	return e.t.cutter.cut(&e.work.matcher, p, e.word)
 }
 
-// word encodes one word.
 func (e *Encoder) word(p piece) (err error) {
 	if p.text == "" {
 		return nil
@@ -122,7 +120,6 @@ func (e *Encoder) word(p piece) (err error) {
 	return err
 }
 
-// seen returns a word as the model knows it.
 func (e *Encoder) seen(word string) string {
 	if e.t.visible {
 		return visible(word)
@@ -144,7 +141,6 @@ func (e *Encoder) part(text string) (err error) {
 	return err
 }
 
-// cache remembers the ids of words.
 type cache struct {
 	ids  map[string][]int32
 	slab []int32 // memory of the ids
@@ -156,7 +152,6 @@ const (
 	cachedBytes = 64
 )
 
-// get finds a word.
 func (c *cache) get(word string) ([]int32, bool) {
 	if len(word) > cachedBytes {
 		return nil, false

@@ -142,11 +142,13 @@ func TestLongWordsCutAreLongWordsWhole(t *testing.T) {
 
 // A part that is a token by itself is merged all the same: ignore_merges is for words.
 func TestPartsOfLongWordsAreNoWords(t *testing.T) {
-	tok := parse(t, []byte(`{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2,"ba":3,"aba":4,"<":5},"merges":[["a","b"],["b","a"]],"ignore_merges":true}}`))
+	tok := parse(t, []byte(
+		`{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2,"ba":3,"aba":4,"<":5},"merges":[["a","b"],["b","a"]],"ignore_merges":true}}`))
 	if got := encode(t, tok, "aba"); !slices.Equal(got, []int32{4}) {
 		t.Error(got)
 	}
-	if got, want := encode(t, tok, strings.Repeat("aba<", 20)), slices.Repeat([]int32{2, 0, 5}, 20); !slices.Equal(got, want) {
+	if got, want := encode(t, tok, strings.Repeat("aba<", 20)),
+		slices.Repeat([]int32{2, 0, 5}, 20); !slices.Equal(got, want) {
 		t.Error(got)
 	}
 }

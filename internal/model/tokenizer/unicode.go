@@ -15,13 +15,11 @@ import (
 //go:embed unicode.txt
 var unicodeText string
 
-// tables holds the contents of unicodeText.
 type tables struct {
 	sets  map[string]set
 	lower map[rune]string
 }
 
-// unicodeTables reads unicodeText once.
 var unicodeTables = sync.OnceValue(func() *tables {
 	t := &tables{sets: map[string]set{}, lower: map[rune]string{}}
 	for line := range strings.Lines(unicodeText) {
@@ -58,7 +56,6 @@ func (t *tables) derive() {
 	t.sets["space"] = union(set{{9, 13}, {0x85, 0x85}}, t.sets["Z"])
 }
 
-// readSet reads "41-5a 61-7a aa".
 func readSet(text string) set {
 	var s set
 	for field := range strings.FieldsSeq(text) {
@@ -83,7 +80,6 @@ func (t *tables) readLower(text string) {
 	}
 }
 
-// hexRune reads the number of a rune of the embedded file.
 func hexRune(s string) rune {
 	v, err := strconv.ParseUint(s, 16, 21)
 	if err != nil {

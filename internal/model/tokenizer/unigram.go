@@ -100,7 +100,6 @@ func (u *unigram) unknown(w *work, dst []int32, text string) ([]int32, error) {
 	return append(dst, u.unk), nil
 }
 
-// search finds the best way to each place.
 func (u *unigram) search(w *work, word string) error {
 	w.nodes = slices.Grow(w.nodes[:0], len(word)+1)[:len(word)+1]
 	for i := range w.nodes {

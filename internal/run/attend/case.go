@@ -1,17 +1,23 @@
-// Package attend runs one distributed attention, forward and backward, on tensors from a
-// file: `cprun attention`. It is how a layout, an algorithm or a kernel is compared with
-// anybody else's attention, without a model around it.
+// Package attend runs one distributed attention, forward and backward, on tensors from a file: `cprun attention`. It
+// compares a layout, an algorithm or a kernel with another implementation, without a model.
 package attend
 
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Case is an open input: q, k and v in one of the layouts of package qkv, dout [batch, seq, heads,
@@ -30,8 +36,7 @@ type Case struct {
 	batches            bool // documents of q are the batch of k and v; see layoutOf
 }
 
-// Open reads the header of a case and checks shapes and metadata. Every fault of the file
-// is in the error.
+// Open reads the header of a case and checks shapes and metadata. The error has every fault of the file.
 func Open(path string) (*Case, error) {
 	f, err := safetensors.Open(path)
 	if err != nil {
@@ -45,7 +50,6 @@ func Open(path string) (*Case, error) {
 	return c, nil
 }
 
-// read is the case of an open file.
 func read(path string, f *safetensors.File) (*Case, error) {
 	c := &Case{Path: path, file: f}
 	if f.Holes() {
@@ -57,8 +61,8 @@ func read(path string, f *safetensors.File) (*Case, error) {
 	return c, errors.Join(c.metadata(), c.scores())
 }
 
-// Needs returns about how many bytes the tensors and the results take, over all ranks. It is no integer,
-// since what a file claims may not be one.
+// Needs estimates the bytes of tensors and results, over all ranks. It is a float, since the product of claimed lengths
+// may overflow an int.
 func (c *Case) Needs() float64 {
 	q := float64(c.Batch) * float64(c.SeqQ) * float64(c.Heads)
 	k := float64(c.Batch) * float64(c.SeqKV) * float64(c.KVHeads)
@@ -79,7 +83,8 @@ func (c *Case) metadata() error {
 	m := c.file.Metadata()
 	var errs []error
 	fault := func(key, want string) {
-		errs = append(errs, fmt.Errorf("%s: metadata %q is %s; want %s", c.Path, key, terminal.Clip(strconv.Quote(m[key]), 80), want))
+		errs = append(errs, fmt.Errorf("%s: metadata %q is %s; want %s", c.Path, key,
+			terminal.Clip(strconv.Quote(m[key]), 80), want))
 	}
 	var err error
 	if c.Masks, err = c.readMasks(); err != nil {
@@ -107,4 +112,174 @@ func number(s string, none float64, fault func()) float64 {
 		return none
 	}
 	return x
+}
+
+// metadataKeys lists the metadata that are read.
+var metadataKeys = []string{"causal", "window", "docs", "docs_kv", "slices", "softcap", "scale", "layout", "heads",
+	"kv_heads", "head_dim", "sink", "max_logit"}
+
+// harmless lists metadata that cprun attention writes itself, and keys that contain one of attentionWords and change
+// no result.
+var harmless = []string{"format", "lse", "name", "description", "torch_version", "seed"}
+
+// attentionWords occur in the names of options of attention, in any tool.
+var attentionWords = []string{
+	"mask", "window", "causal", "doc", "seq", "slice", "range", "segment", "prefix", "block", "chunk", "local",
+	"global", "band", "pad", "pack", "bias", "alibi", "slope", "sink", "score", "soft", "scale", "cap", "logit", "drop",
+	"norm", "rope", "rotary", "pos", "offset", "align",
+	"layout", "format", "head", "dim", "group", "batch", "q_", "k_", "v_", "kv", "query", "key", "value", "lse",
+}
+
+// inputTensors are the tensors that are read, resultTensors those that `cprun attention` writes: a file may hold
+// them to be compared with.
+var (
+	inputTensors  = slices.Concat([]string{"q", "k", "v", "kv", "qkv", "dout"}, scoreTensors)
+	resultTensors = []string{"out", "lse", "dq", "dk", "dv", "dsink", "dbias", "max_logit"}
+)
+
+// understood refuses tensors that are not read, and unread metadata with names like options of attention.
+func (c *Case) understood() error {
+	var faults terminal.Faults
+	for _, name := range c.file.Names() {
+		if !slices.Contains(inputTensors, name) && !slices.Contains(resultTensors, name) {
+			faults.Addf("%s: tensor %.255q is not understood, and without it the result might be another; tensors "+
+				"are %s (%s may be there and are not read)",
+				c.Path, name, strings.Join(inputTensors, ", "), strings.Join(resultTensors, ", "))
+		}
+	}
+	meta := c.file.Metadata()
+	for _, name := range slices.Sorted(maps.Keys(meta)) {
+		if err := understand(name); err != nil {
+			faults.Addf("%s: metadata %.255q %w", c.Path, name, err)
+		}
+	}
+	return faults.Err()
+}
+
+func understand(name string) error {
+	if slices.Contains(metadataKeys, name) || slices.Contains(harmless, name) || strings.HasPrefix(name, "__") {
+		return nil
+	}
+	keys := strings.Join(metadataKeys, ", ")
+	if meant := meantBy(name); meant != "" {
+		return fmt.Errorf("is unknown; did you mean %s? (the keys are %s)", meant, keys)
+	}
+	if lower := strings.ToLower(name); slices.ContainsFunc(attentionWords,
+		func(w string) bool { return strings.Contains(lower, w) }) {
+		return fmt.Errorf("is not understood, and without it the result might be another; the keys are %s; begin it "+
+			"with __ if it says nothing of the attention", keys)
+	}
+	return nil
+}
+
+// meantBy returns the key that a name was meant for: one like it, or one that it contains.
+func meantBy(name string) string {
+	if meant := config.Nearest(name, metadataKeys); meant != "" {
+		return meant
+	}
+	for _, key := range metadataKeys {
+		if strings.Contains(strings.ToLower(name), key) {
+			return key
+		}
+	}
+	return ""
+}
+
+// A group holds neighbouring samples with one mask, which go through the ring together. A kernel call has one list of
+// tiles for all samples.
+type group struct {
+	lo, hi   int // samples
+	shape    partition.Shape
+	schedule *ring.Schedule
+}
+
+func (s *Spec) groups(c *Case, shape partition.Shape, rank int) ([]group, error) {
+	list := []group{{0, c.Batch, shape, nil}}
+	if c.Masks.Apart() {
+		list = list[:0]
+		last := ""
+		for i, mask := range c.Masks.of {
+			masked := shape
+			masked.Mask = mask
+			if key := masked.Key(); key == last {
+				list[len(list)-1].hi++
+			} else {
+				list, last = append(list, group{i, i + 1, masked, nil}), key
+			}
+		}
+	}
+	for i := range list {
+		var err error
+		if list[i].schedule, err = ring.New(s.Algorithm, s.spec(c, list[i].shape), rank); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+// of returns the rows of a group's samples on the device.
+func (l *local) of(g group) local {
+	if l.q.Len(tensor.Batch) == g.hi-g.lo {
+		return *l
+	}
+	part := *l
+	part.terms = l.terms.of(g.lo, g.hi)
+	for _, v := range []*View{&part.q, &part.k, &part.v, &part.do, &part.out.dev, &part.lse.dev, &part.dq.dev,
+		&part.dk.dev, &part.dv.dev} {
+		if v.Len(tensor.Batch) > 0 { // else it is not there
+			*v = v.Slice(tensor.Batch, g.lo, g.hi)
+		}
+	}
+	return part
+}
+
+func (l *local) partial() attention.Partial { return attention.Partial{O: l.out.dev, LSE: l.lse.dev} }
+
+func (l *local) grads() attention.Grads {
+	return attention.Grads{DQ: l.dq.dev, DK: l.dk.dev, DV: l.dv.dev}
+}
+
+// work returns the visible pairs of every rank: of a sample where all have one mask, else of all samples.
+func (c *Case) work(groups []group) []int {
+	total := partition.Work(groups[0].shape)
+	if !c.Masks.Apart() {
+		return total
+	}
+	clear(total)
+	for _, g := range groups {
+		for r, n := range partition.Work(g.shape) {
+			total[r] += n * (g.hi - g.lo)
+		}
+	}
+	return total
+}
+
+// layoutDocs returns the documents by which a layout cuts. If samples differ, it cuts at the ends of all documents, so
+// that no piece is in two documents of a sample.
+func (c *Case) layoutDocs(layout string) ([]int, error) {
+	if c.SeqQ != c.SeqKV {
+		return nil, fmt.Errorf("layout %s needs as many queries (%d) as keys (%d); use zigzag", layout, c.SeqQ, c.SeqKV)
+	}
+	switch len(c.Masks.Docs) {
+	case 0:
+		return []int{c.SeqQ}, nil
+	case 1:
+		return c.Masks.Docs[0], nil
+	}
+	var ends []int
+	for _, docs := range c.Masks.Docs {
+		at := 0
+		for _, n := range docs {
+			at += n
+			ends = append(ends, at)
+		}
+	}
+	slices.Sort(ends)
+	docs, at := []int{}, 0
+	for _, end := range slices.Compact(ends) {
+		if end > at {
+			docs, at = append(docs, end-at), end
+		}
+	}
+	return docs, nil
 }

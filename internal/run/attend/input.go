@@ -9,6 +9,8 @@ import (
 
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/model/qkv"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Input is how a file holds q, k and v.
@@ -19,23 +21,20 @@ type Input struct {
 	shapes   [][]int
 }
 
-// floating lists the element types that can be read.
 var floating = map[safetensors.DType]bool{
 	safetensors.F64: true, safetensors.F32: true, safetensors.F16: true, safetensors.BF16: true,
 	safetensors.F8E4M3: true, safetensors.F8E5M2: true,
 }
 
-// few returns the first names of a list.
-func few(names []string) []string { return names[:min(len(names), 16)] }
-
-// readable returns the shape of a tensor with elements that can be read.
 func (c *Case) readable(name string) ([]int, error) {
 	info, ok := c.file.Info(name)
 	switch {
 	case !ok:
-		return nil, fmt.Errorf("%s: tensor %q is missing; it holds %.64q", c.Path, name, few(c.file.Names()))
+		return nil, fmt.Errorf("%s: tensor %q is missing; it holds %.64q", c.Path, name,
+			c.file.Names()[:min(len(c.file.Names()), 16)])
 	case !floating[info.DType]:
-		return nil, fmt.Errorf("%s: tensor %q has elements of type %.64s; want F64, F32, F16 or BF16", c.Path, name, info.DType)
+		return nil, fmt.Errorf("%s: tensor %q has elements of type %.64s; want F64, F32, F16 or BF16", c.Path, name,
+			info.DType)
 	case slices.ContainsFunc(info.Shape, func(n int) bool { return n < 1 }):
 		return nil, fmt.Errorf("%s: tensor %q has shape %v with an empty axis", c.Path, name, info.Shape)
 	}
@@ -93,10 +92,8 @@ func (c *Case) has(name string) bool {
 	return ok
 }
 
-// output returns the shape of the result.
 func output(n qkv.LayoutDims) []int { return []int{n.Batch, n.SeqQ, n.Heads, n.HeadDimV} }
 
-// known returns the lengths in the metadata.
 func (c *Case) known() (k qkv.Known, err error) {
 	var errs []error
 	for name, at := range map[string]*int{"heads": &k.Heads, "kv_heads": &k.KVHeads, "head_dim": &k.HeadDim} {
@@ -163,7 +160,8 @@ func (c *Case) detect(known qkv.Known, dout []int) (n qkv.LayoutDims, err error)
 		case docs != 0 && docs != m.SeqQ:
 			err = fmt.Errorf("layout %v has %d tokens, and the documents %d", l, m.SeqQ, docs)
 		}
-		open := l.Packing == qkv.QKVHeads && known.Heads == 0 && known.KVHeads == 0 && (err == nil || errors.Is(err, qkv.ErrHeads))
+		open := l.Packing == qkv.QKVHeads && known.Heads == 0 && known.KVHeads == 0 &&
+			(err == nil || errors.Is(err, qkv.ErrHeads))
 		if err != nil && !open {
 			errs = append(errs, err)
 			continue
@@ -184,8 +182,8 @@ func (c *Case) detect(known qkv.Known, dout []int) (n qkv.LayoutDims, err error)
 	}
 	switch {
 	case len(names) > len(fits) || len(fits) > 1:
-		return n, fmt.Errorf("shapes %v of %v fit the layouts %s; name one as metadata \"layout\", or say heads or kv_heads",
-			in.shapes, in.Tensors, strings.Join(names, " and "))
+		return n, fmt.Errorf("shapes %v of %v fit the layouts %s; name one as metadata \"layout\", or say heads or "+
+			"kv_heads", in.shapes, in.Tensors, strings.Join(names, " and "))
 	case len(fits) == 0:
 		return n, fmt.Errorf("shapes %v of %v fit no layout; name it as metadata \"layout\":\n%w",
 			in.shapes, in.Tensors, errors.Join(errs...))
@@ -230,10 +228,76 @@ func (c *Case) dims(l qkv.Layout, known qkv.Known, dout []int) (qkv.LayoutDims, 
 		return n, err
 	}
 	if n.SeqQ != n.Batch*n.SeqKV || c.file.Metadata()["docs"] == "" {
-		return n, fmt.Errorf("layout %v has %d queries of all documents and keys of batch %d by %d tokens: this build takes as many queries as keys in each, with metadata \"docs\" that say so",
+		return n, fmt.Errorf("layout %v has %d queries of all documents and keys of batch %d by %d tokens: this "+
+			"build takes as many queries as keys in each, with metadata \"docs\" that say so",
 			l, n.SeqQ, n.Batch, n.SeqKV)
 	}
 	n.SeqQ = n.SeqKV
 	c.batches = true
 	return n, nil
+}
+
+// own reads a rank's rows of q, k and v into host memory of type t, in the layout of the file, and no others.
+func (c *Case) own(t tensor.DType, qs, ks []partition.Span) (*qkv.QKV, error) {
+	layout := c.Input.Layout
+	if c.batches {
+		layout.Q = qkv.BSHD // documents of one length, one after another, are a batch
+	}
+	n := qkv.LayoutDims{
+		Batch: c.Batch, SeqQ: partition.Count(qs), SeqKV: partition.Count(ks),
+		Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, HeadDimV: c.HeadDimV,
+	}
+	var tensors []View
+	for i, shape := range layout.Shapes(n) {
+		format, spans, seq := layout.KV, ks, c.SeqKV
+		if i == 0 {
+			format, spans, seq = layout.Q, qs, c.SeqQ
+		}
+		dst := tensor.New(t, among(format, shape)...)
+		if err := c.rows(c.Input.Tensors[i], dst, spans, seq); err != nil {
+			return nil, err
+		}
+		tensors = append(tensors, dst)
+	}
+	return layout.Place(tensors, n)
+}
+
+// among is a shape on the axes [outer, sequence, 1, inner]: rows of the sequence are what is read.
+func among(f qkv.Format, shape []int) []int {
+	product := func(s []int) int {
+		n := 1
+		for _, d := range s {
+			n *= d
+		}
+		return n
+	}
+	if f == qkv.BSHD {
+		return []int{shape[0], shape[1], 1, product(shape[2:])}
+	}
+	return []int{1, shape[0], 1, product(shape[1:])}
+}
+
+// rows reads the rows at spans of a tensor [outer, seq, inner], of every outer element, into dst.
+func (c *Case) rows(name string, dst View, spans []partition.Span, seq int) error {
+	row := int64(dst.Cols())
+	for b := range dst.Len(tensor.Batch) {
+		at := 0
+		err := eachRun(spans, func(start, n int) error {
+			part := dst.Slice(tensor.Batch, b, b+1).Slice(tensor.Seq, at, at+n)
+			at += n
+			return c.file.ReadInto(name, part, (int64(b)*int64(seq)+int64(start))*row)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unpack copies the heads of q, of k or of v, group by group, into a dense view of them all.
+func unpack(dst View, three *qkv.QKV, of func(q, k, v View) View) {
+	heads := dst.Len(tensor.Heads) / three.Groups()
+	for g := range three.Groups() {
+		tensor.Copy(dst.Slice(tensor.Heads, g*heads, (g+1)*heads), of(three.Group(g)))
+	}
 }

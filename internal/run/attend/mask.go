@@ -1,17 +1,21 @@
 package attend
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/partition"
 )
 
-// Masks is what the metadata say of who sees whom.
+// Masks holds the visibility of keys by the metadata.
 type Masks struct {
 	partition.Diagonal
 	// Docs are the lengths of packed documents, in queries: one list for all samples, or one for each;
@@ -46,7 +50,7 @@ func (m *Masks) String() string {
 	return strings.Join(words, ", ")
 }
 
-// readMasks reads the masks of a case whose lengths are known. All that is wrong with them is in the error.
+// readMasks reads the masks of a case with known lengths. The error has all faults.
 func (c *Case) readMasks() (m Masks, err error) {
 	r := reader{path: c.Path, metadata: c.file.Metadata()}
 	r.diagonal(&m.Diagonal)
@@ -73,28 +77,27 @@ func (c *Case) readMasks() (m Masks, err error) {
 	return m, errors.Join(r.faults...)
 }
 
-// reader collects what is wrong with metadata.
+// reader collects faults of metadata.
 type reader struct {
 	path     string
 	metadata map[string]string
 	faults   []error
 }
 
-// fault says of a key what is wrong with it, with its value.
+// fault notes a fault of a key, with its value.
 func (r *reader) fault(key string, err error) {
 	if err != nil {
-		r.faults = append(r.faults, fmt.Errorf("%s: metadata %q is %s: %w", r.path, key, terminal.Clip(strconv.Quote(r.metadata[key]), 80), err))
+		r.faults = append(r.faults, fmt.Errorf("%s: metadata %q is %s: %w", r.path, key,
+			terminal.Clip(strconv.Quote(r.metadata[key]), 80), err))
 	}
 }
 
-// parse reads the value of a key, if there is one.
 func (r *reader) parse(key string, parse func(string) error) {
 	if s := r.metadata[key]; s != "" {
 		r.fault(key, parse(s))
 	}
 }
 
-// diagonal reads "causal" and "window".
 func (r *reader) diagonal(d *partition.Diagonal) {
 	d.Left, d.Right = -1, -1
 	r.parse("causal", func(s string) (err error) {
@@ -113,8 +116,8 @@ func (r *reader) diagonal(d *partition.Diagonal) {
 	})
 }
 
-// parseWindow reads "L", the keys before a query's own, where any number below 0 is all; or "L,R", those
-// before and behind it, where -1 is.
+// parseWindow reads "L", the keys before a query's own (below 0: all), or "L,R", the keys before and after it (-1:
+// all).
 func parseWindow(s string) (left, right int, err error) {
 	l, r, sides := strings.Cut(s, ",")
 	left, err = strconv.Atoi(strings.TrimSpace(l))
@@ -124,26 +127,30 @@ func parseWindow(s string) (left, right int, err error) {
 		left = max(left, -1)
 	}
 	if err != nil || left < -1 || right < -1 {
-		return -1, -1, errors.New("want the number of keys before a query's own, or two with a comma, before and behind it; -1 or nothing: all")
+		return -1, -1, errors.New("want the number of keys before a query's own, or two with a comma, before and " +
+			"behind it; -1 or nothing: all")
 	}
 	return left, right, nil
 }
 
-// alone finds what slices cannot stand beside. Values that ask for nothing may be there.
+// alone rejects other masks beside slices. Values without effect may be there.
 func (r *reader) alone(m *Masks, queries, keys documents) {
 	for _, other := range []struct {
 		key  string
 		asks bool
-	}{{"causal", m.Causal}, {"window", m.Left >= 0 || m.Right >= 0}, {"docs", queries.lists != nil}, {"docs_kv", keys.lists != nil}} {
+	}{{"causal", m.Causal}, {"window", m.Left >= 0 || m.Right >= 0}, {"docs", queries.lists != nil},
+		{"docs_kv", keys.lists != nil}} {
 		if other.asks {
-			r.fault(other.key, errors.New("\"slices\" stand in place of causal, window and docs; leave one of them out"))
+			r.fault(other.key, errors.New("\"slices\" stand in place of causal, window and docs; leave one of them "+
+				"out"))
 		}
 	}
 }
 
 func (c *Case) slicesOf(list []partition.Slice) ([]partition.Mask, error) {
 	if c.batches {
-		return nil, fmt.Errorf("layout %v has queries of documents and keys of samples, which slices of both at once do not fit", c.Input.Layout)
+		return nil, fmt.Errorf("layout %v has queries of documents and keys of samples, which slices of both at once "+
+			"do not fit", c.Input.Layout)
 	}
 	mask, err := partition.SliceMaskOf(c.SeqQ, c.SeqKV, list)
 	return []partition.Mask{mask}, err
@@ -163,7 +170,8 @@ func (c *Case) documentsOf(m *Masks, queries, keys documents) ([]partition.Mask,
 		}
 	}
 	if keys.lists != nil && keys.samples != queries.samples {
-		return nil, errors.New("\"docs\" and \"docs_kv\" must both be lists of lengths, or both have a list for each sample")
+		return nil, errors.New("\"docs\" and \"docs_kv\" must both be lists of lengths, or both have a list for each " +
+			"sample")
 	}
 	m.Docs, m.DocsKV = queries.lists, keys.lists
 	if slices.EqualFunc(m.Docs, m.DocsKV, slices.Equal) && c.SeqQ == c.SeqKV {
@@ -182,8 +190,11 @@ func (c *Case) documentsOf(m *Masks, queries, keys documents) ([]partition.Mask,
 		if m.DocsKV != nil {
 			inKeys = m.DocsKV[i]
 		}
-		var err error
-		if masks[i], err = m.documentMask(c, m.Docs[i], inKeys); err != nil {
+		err := errors.New("there are no documents")
+		if len(m.Docs[i]) > 0 {
+			masks[i], err = m.Diagonal.Mask(c.SeqQ, c.SeqKV, m.Docs[i], inKeys)
+		}
+		if err != nil {
 			if queries.samples {
 				err = fmt.Errorf("sample %d: %w", i, err)
 			}
@@ -193,26 +204,145 @@ func (c *Case) documentsOf(m *Masks, queries, keys documents) ([]partition.Mask,
 	return masks, nil
 }
 
-// alike reports whether all samples have the same documents.
 func alike(lists [][]int) bool {
 	return !slices.ContainsFunc(lists, func(l []int) bool { return !slices.Equal(l, lists[0]) })
 }
 
-func (m *Masks) documentMask(c *Case, docs, docsKV []int) (partition.Mask, error) {
-	if len(docs) == 0 {
-		return partition.Mask{}, errors.New("there are no documents")
-	}
-	return m.Diagonal.Mask(c.SeqQ, c.SeqKV, docs, docsKV)
-}
-
-// evenly is why documents are not the batch of k and v; where they are, the batch stands for them.
+// evenly returns an error unless the documents equal the batch of k and v, which then replaces them.
 func (c *Case) evenly(queries, keys documents) error {
 	other := func(n int) bool { return n != c.SeqKV }
 	even := func(d documents) bool {
 		return !d.samples && len(d.lists[0]) == c.Batch && !slices.ContainsFunc(d.lists[0], other)
 	}
 	if !even(queries) || keys.lists != nil && !even(keys) {
-		return fmt.Errorf("layout %v has %d documents of %d keys; documents of other lengths are not in this build", c.Input.Layout, c.Batch, c.SeqKV)
+		return fmt.Errorf("layout %v has %d documents of %d keys; documents of other lengths are not in this build",
+			c.Input.Layout, c.Batch, c.SeqKV)
 	}
 	return nil
+}
+
+// maxDocs and maxSlices bound the documents and the slices of a case.
+const (
+	maxDocs   = 1 << 20
+	maxSlices = 1 << 16
+)
+
+// documents holds the lengths of the metadata: a list for all samples, or one for each.
+type documents struct {
+	lists   [][]int // nil: none
+	samples bool    // a list for each sample
+}
+
+// length reads an integer of JSON, and refuses null, fractions and numbers beyond an int.
+type length int
+
+// UnmarshalJSON reads a length.
+func (n *length) UnmarshalJSON(b []byte) error {
+	if bytes.Equal(b, []byte("null")) {
+		return errors.New("null is no length")
+	}
+	return json.Unmarshal(b, (*int)(n))
+}
+
+type lengthList []length
+
+// UnmarshalJSON reads a list.
+func (l *lengthList) UnmarshalJSON(b []byte) error {
+	if !bytes.HasPrefix(b, []byte("[")) {
+		return errors.New("not a list")
+	}
+	return json.Unmarshal(b, (*[]length)(l))
+}
+
+func (l lengthList) ints() []int {
+	out := make([]int, len(l))
+	for i, n := range l {
+		out[i] = int(n)
+	}
+	return out
+}
+
+// parseDocuments reads a JSON list of lengths, or a list of such lists, one for each sample. An empty list, and null,
+// are no documents.
+func parseDocuments(text string) (d documents, err error) {
+	if err := files.Modest([]byte(text), maxDocs+1); err != nil {
+		return d, err
+	}
+	var one []length
+	if json.Unmarshal([]byte(text), &one) == nil {
+		if len(one) > 0 {
+			d.lists = [][]int{lengthList(one).ints()}
+		}
+		return d, nil
+	}
+	var each []lengthList
+	if json.Unmarshal([]byte(text), &each) != nil {
+		return d, errors.New("want a JSON list of document lengths, or a list of such lists, one for each sample")
+	}
+	d.samples = true
+	for _, l := range each {
+		d.lists = append(d.lists, l.ints())
+	}
+	return d, nil
+}
+
+// tokens counts the tokens of one list; 0: there is none, there are several, or readMasks refuses it.
+func (d documents) tokens() (sum int) {
+	if len(d.lists) != 1 {
+		return 0
+	}
+	for _, n := range d.lists[0] {
+		if n < 0 || n > math.MaxInt-sum {
+			return 0
+		}
+		sum += n
+	}
+	return sum
+}
+
+var errSlice = errors.New("want [q0, q1, k0, k1, mask]: queries q0 to q1 and keys k0 to k1, the ends excluded, and " +
+	"full, causal, inv_causal or bi_causal")
+
+// parseSlices reads a JSON list of slices. An empty list, and null, are none, as of documents.
+func parseSlices(text string) ([]partition.Slice, error) {
+	if err := files.Modest([]byte(text), 6*maxSlices+1); err != nil {
+		return nil, err
+	}
+	var list []json.RawMessage
+	if json.Unmarshal([]byte(text), &list) != nil {
+		return nil, errors.New("want a JSON list of slices [q0, q1, k0, k1, mask]")
+	}
+	if len(list) > maxSlices {
+		return nil, fmt.Errorf("there are %d slices; at most %d are read", len(list), maxSlices)
+	}
+	var out []partition.Slice
+	for i, text := range list {
+		s, err := parseSlice(text)
+		if err != nil {
+			return nil, fmt.Errorf("slice %d: %w", i, err)
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+func parseSlice(text []byte) (s partition.Slice, err error) {
+	var fields []json.RawMessage
+	if json.Unmarshal(text, &fields) != nil || len(fields) != 5 {
+		return s, errSlice
+	}
+	var bounds [4]length
+	for i := range bounds {
+		if json.Unmarshal(fields[i], &bounds[i]) != nil {
+			return s, errSlice
+		}
+	}
+	var mask *string
+	if json.Unmarshal(fields[4], &mask) != nil || mask == nil {
+		return s, errSlice
+	}
+	s.Q = partition.Range{Lo: int(bounds[0]), Hi: int(bounds[1])}
+	s.K = partition.Range{Lo: int(bounds[2]), Hi: int(bounds[3])}
+	s.Mask, err = partition.ParseSliceMask(*mask)
+	return s, err
 }

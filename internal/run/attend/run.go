@@ -75,7 +75,8 @@ func (s Spec) Check(c *Case, ranks int) error {
 		return err
 	}
 	if has := backends[s.Device]; !slices.Contains(has, s.Backend) {
-		return fmt.Errorf("backend %q is none of %s, which are what %s has", s.Backend, strings.Join(has, ", "), s.where())
+		return fmt.Errorf("backend %q is none of %s, which are what %s has", s.Backend, strings.Join(has, ", "),
+			s.where())
 	}
 	if s.Inner < 0 || s.GatherHeads < 0 {
 		return fmt.Errorf("--ulysses-degree %d --gather-heads %d: want 0 or more", s.Inner, s.GatherHeads)
@@ -86,14 +87,17 @@ func (s Spec) Check(c *Case, ranks int) error {
 	}{
 		{"--ulysses-degree", "hierarchical", s.Inner > 0 && s.Algorithm != "hierarchical"},
 		{"--gather-heads", "allgather", s.GatherHeads > 0 && s.Algorithm != "allgather"},
-		{"--gather", "allgather", s.Gather != "" && s.Gather != ring.Auto && (s.Algorithm == "ulysses" || s.Algorithm != "allgather" && c.Masks.Left < 0 && c.Masks.Right < 0 && c.Masks.Slices == nil)},
+		{"--gather", "allgather", s.Gather != "" && s.Gather != ring.Auto && (s.Algorithm == "ulysses" ||
+			s.Algorithm != "allgather" && c.Masks.Left < 0 && c.Masks.Right < 0 && c.Masks.Slices == nil)},
 	} {
 		if f.unread {
-			return fmt.Errorf("%s has no effect with --algorithm %s; leave it out, or give --algorithm %s", f.flag, s.Algorithm, f.needs)
+			return fmt.Errorf("%s has no effect with --algorithm %s; leave it out, or give --algorithm %s", f.flag,
+				s.Algorithm, f.needs)
 		}
 	}
 	if s.GatherHeads > 0 && (c.Scores.Biased() || c.Scores.MaxLogit) {
-		return fmt.Errorf("--gather-heads %d: slopes, a bias and max_logit are of all heads; leave it out", s.GatherHeads)
+		return fmt.Errorf("--gather-heads %d: slopes, a bias and max_logit are of all heads; leave it out",
+			s.GatherHeads)
 	}
 	if _, err = ring.New(s.Algorithm, s.spec(c, shape), 0); err != nil && !slices.Contains(ring.Gathers, s.Gather) {
 		return fmt.Errorf("--gather %q: want one of %s", s.Gather, strings.Join(ring.Gathers, ", "))
@@ -101,7 +105,6 @@ func (s Spec) Check(c *Case, ranks int) error {
 	return err
 }
 
-// spec returns the input of a schedule.
 func (s *Spec) spec(c *Case, shape partition.Shape) ring.Spec {
 	out := s.Spec(shape, c.Heads, c.KVHeads)
 	out.Positions = c.Scores.ALiBi || c.Scores.Bias != nil
@@ -114,7 +117,6 @@ var types = map[string]map[string]tensor.DType{
 	"cuda": {"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32},
 }
 
-// backends lists the backends of each device.
 var backends = map[string][]string{"cpu": {"flash", "reference"}, "cuda": {"fused", "flash", "reference"}}
 
 // Element returns the element type that is computed in.
@@ -122,7 +124,8 @@ func (s Spec) Element() (tensor.DType, error) {
 	t, ok := types[s.Device][s.DType]
 	if !ok {
 		names := slices.Sorted(maps.Keys(types[s.Device]))
-		return tensor.Invalid, fmt.Errorf("dtype %q is none of %s, which are what %s computes in", s.DType, strings.Join(names, ", "), s.where())
+		return tensor.Invalid, fmt.Errorf("dtype %q is none of %s, which are what %s computes in", s.DType,
+			strings.Join(names, ", "), s.where())
 	}
 	return t, nil
 }
@@ -171,13 +174,14 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *de
 	}
 	return &Report{
 		In: s.In, Out: s.Out, Ranks: world.Size(), Layout: s.Layout, Algorithm: s.Algorithm, Backend: s.Backend,
-		DType: s.DType, Device: dev.Name, Hops: len(groups[0].schedule.Forward), Balance: partition.Balance(shared), Pairs: pairs, Mask: c.Masks.String(),
-		QKVLayout: c.Input.Layout.String(), QKVLayoutDeclared: c.Input.Declared, Seconds: tensor.Data[float64](slowest)[0],
+		DType: s.DType, Device: dev.Name, Hops: len(groups[0].schedule.Forward), Balance: partition.Balance(shared),
+		Pairs: pairs, Mask: c.Masks.String(), QKVLayout: c.Input.Layout.String(), QKVLayoutDeclared: c.Input.Declared,
+		Seconds: tensor.Data[float64](slowest)[0],
 	}, nil
 }
 
-// compute runs the ring, and brings its results to the host.
-func (c *Case) compute(ctx context.Context, world comm.Communicator, dev *device.Device, groups []group, l *local) (took time.Duration, err error) {
+func (c *Case) compute(ctx context.Context, world comm.Communicator, dev *device.Device, groups []group,
+	l *local) (took time.Duration, err error) {
 	defer device.Caught(&err)
 	arena, err := dev.Arena("buffers of the ring", 0)
 	if err != nil {
@@ -202,7 +206,8 @@ func (c *Case) compute(ctx context.Context, world comm.Communicator, dev *device
 			break
 		}
 		x := l.of(g)
-		if err := r.Backward(x.grads(), x.do, x.q, x.k, x.v, x.partial(), g.schedule, x.softmax(c.Softmax)); err != nil {
+		if err := r.Backward(x.grads(), x.do, x.q, x.k, x.v, x.partial(), g.schedule,
+			x.softmax(c.Softmax)); err != nil {
 			return 0, err
 		}
 		l.addBias(dev.Ops, i == 0)
@@ -230,7 +235,6 @@ func wait(ctx context.Context) func(comm.Pending, error) error {
 	}
 }
 
-// local holds a rank's rows of every tensor of a case, on its device.
 type local struct {
 	q, k, v, do          View
 	out, lse, dq, dk, dv result
@@ -301,7 +305,8 @@ func (c *Case) load(ctx context.Context, s Spec, shape partition.Shape, rank int
 	if c.Backward {
 		dout := func(host View) error { return c.rows("dout", host, qs, c.SeqQ) }
 		inputs = append(inputs, input{"dout", &l.do, o, dout})
-		outputs = append(outputs, output{&l.dq, wide(dtype), q}, output{&l.dk, wide(dtype), k}, output{&l.dv, wide(dtype), v})
+		outputs = append(outputs, output{&l.dq, wide(dtype), q}, output{&l.dk, wide(dtype), k},
+			output{&l.dv, wide(dtype), v})
 	}
 	for _, in := range inputs {
 		r, err := places(dev, dtype, in.shape)
@@ -373,7 +378,8 @@ func (c *Case) write(ctx context.Context, s Spec, shape partition.Shape, world c
 	}
 	results := []named{{"out", c.SeqQ, l.out.host}, {"lse", c.SeqQ, l.lse.host}}
 	if c.Backward {
-		results = append(results, named{"dq", c.SeqQ, l.dq.host}, named{"dk", c.SeqKV, l.dk.host}, named{"dv", c.SeqKV, l.dv.host})
+		results = append(results, named{"dq", c.SeqQ, l.dq.host}, named{"dk", c.SeqKV, l.dk.host},
+			named{"dv", c.SeqKV, l.dv.host})
 	}
 	var entries []safetensors.Entry
 	for _, r := range results {
@@ -439,7 +445,6 @@ func gather(ctx context.Context, world comm.Communicator, shape partition.Shape,
 	return whole, nil
 }
 
-// floats returns the elements of a dense view as float32, which the output file holds.
 func floats(v View) []float32 {
 	if v.DType() == tensor.F32 {
 		return tensor.Data[float32](v)

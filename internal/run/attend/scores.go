@@ -17,7 +17,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Scores is what a case asks for beside scale, soft cap and mask.
+// Scores holds the options of a case besides scale, soft cap and mask.
 type Scores struct {
 	Sink     bool // a tensor of logits in the softmax's denominator
 	OffByOne bool // a sink of constant 0
@@ -26,13 +26,11 @@ type Scores struct {
 	MaxLogit bool  // the largest scores are a result
 }
 
-// scoreTensors are the tensors of Scores.
 var scoreTensors = []string{"sink", "alibi_slopes", "bias"}
 
-// offByOne is the metadata "sink" of a constant sink of 0.
+// offByOne names a constant sink of 0 in the metadata.
 const offByOne = "off_by_one"
 
-// scores reads what the file says of the scores. It is called when the lengths are known.
 func (c *Case) scores() error {
 	return errors.Join(c.sink(), c.slopes(), c.bias(), c.maxLogit())
 }
@@ -53,10 +51,11 @@ func (c *Case) bias() error {
 	if err != nil {
 		return err
 	}
-	fits := len(shape) == 4 && (shape[0] == 1 || shape[0] == c.Batch) && (shape[1] == 1 || shape[1] == c.Heads) && shape[2] == c.SeqQ && shape[3] == c.SeqKV
+	fits := len(shape) == 4 && (shape[0] == 1 || shape[0] == c.Batch) && (shape[1] == 1 || shape[1] == c.Heads) &&
+		shape[2] == c.SeqQ && shape[3] == c.SeqKV
 	if !fits {
-		return fmt.Errorf("%s: tensor \"bias\" has shape %v; want [1 or %d, 1 or %d, %d, %d], [batch, heads, seq, seq_kv]",
-			c.Path, shape, c.Batch, c.Heads, c.SeqQ, c.SeqKV)
+		return fmt.Errorf("%s: tensor \"bias\" has shape %v; want [1 or %d, 1 or %d, %d, %d], [batch, heads, seq, "+
+			"seq_kv]", c.Path, shape, c.Batch, c.Heads, c.SeqQ, c.SeqKV)
 	}
 	c.Scores.Bias = shape
 	return nil
@@ -78,19 +77,20 @@ func (c *Case) sink() error {
 	word := c.file.Metadata()["sink"]
 	switch {
 	case c.has("sink") && word != "":
-		return fmt.Errorf("%s: tensor \"sink\" stands beside metadata \"sink\" %.64q; leave one of them out", c.Path, word)
+		return fmt.Errorf("%s: tensor \"sink\" stands beside metadata \"sink\" %.64q; leave one of them out", c.Path,
+			word)
 	case c.has("sink"):
 		c.Scores.Sink = true
 		return c.shaped("sink", c.Heads)
 	case word == offByOne:
 		c.Scores.OffByOne = true
 	case word != "":
-		return fmt.Errorf("%s: metadata \"sink\" is %.64q; want %s, or a tensor \"sink\" [heads]", c.Path, word, offByOne)
+		return fmt.Errorf("%s: metadata \"sink\" is %.64q; want %s, or a tensor \"sink\" [heads]", c.Path, word,
+			offByOne)
 	}
 	return nil
 }
 
-// shaped is what is wrong with a tensor that is to be read and of that shape.
 func (c *Case) shaped(name string, want ...int) error {
 	shape, err := c.readable(name)
 	if err == nil && !slices.Equal(shape, want) {
@@ -99,8 +99,8 @@ func (c *Case) shaped(name string, want ...int) error {
 	return err
 }
 
-// terms are what a rank has for the scores of a case; what there is not is zero. Those of a bias
-// lie as in the file, with the rank's rows: [batch times heads, rows, 1, seq_kv].
+// terms holds a rank's tensors for the scores of a case; absent ones are zero. A bias lies as in the file, with the
+// rank's rows: [batch times heads, rows, 1, seq_kv].
 type terms struct {
 	sink, slopes, bias         View
 	dsink, dbias, largest      result
@@ -109,7 +109,7 @@ type terms struct {
 	dbiasOf View
 }
 
-// loadTerms reads what every rank has all of, and the rows qs of the bias, and makes room for results. t
+// loadTerms reads the vectors, which every rank has whole, and the rows qs of the bias, and allocates results. t
 // is the type of LSE.
 func (c *Case) loadTerms(t tensor.DType, qs []partition.Span, dev *device.Device) (x terms, err error) {
 	heads, nq := [4]int{1, 1, c.Heads, 1}, partition.Count(qs)
@@ -162,7 +162,6 @@ func (c *Case) loadTerms(t tensor.DType, qs []partition.Span, dev *device.Device
 	return x, err
 }
 
-// softmax is p with the terms.
 func (x *terms) softmax(p attention.Softmax) attention.Softmax {
 	dbias := x.dbias.dev
 	if !x.dbiasOf.IsZero() {
@@ -175,7 +174,6 @@ func (x *terms) softmax(p attention.Softmax) attention.Softmax {
 	return p
 }
 
-// of is the terms of samples lo to hi.
 func (x *terms) of(lo, hi int) terms {
 	part := *x
 	if !x.largest.dev.IsZero() {
@@ -192,7 +190,7 @@ func (x *terms) of(lo, hi int) terms {
 	return part
 }
 
-// addBias adds the gradient that a group of samples has of a bias that all share; the first sets it.
+// addBias accumulates the gradient of a bias that several groups of samples share; the first group sets it.
 func (x *terms) addBias(ops ring.Mover, first bool) {
 	switch {
 	case x.dbiasOf.IsZero():
@@ -203,7 +201,7 @@ func (x *terms) addBias(ops ring.Mover, first bool) {
 	}
 }
 
-// byHeads is a bias as kernels have it, [batch, rows, heads, columns].
+// byHeads returns a view of a bias in the order of kernels, [batch, rows, heads, columns].
 func (x *terms) byHeads(v View) View {
 	if v.IsZero() {
 		return v
@@ -214,7 +212,6 @@ func (x *terms) byHeads(v View) View {
 		[4]int64{int64(x.biasHeads) * head, int64(n), head, 1})
 }
 
-// results are those that there are.
 func (x *terms) results() (list []*result) {
 	for _, r := range []*result{&x.dsink, &x.dbias, &x.largest} {
 		if !r.dev.IsZero() {
@@ -224,7 +221,6 @@ func (x *terms) results() (list []*result) {
 	return list
 }
 
-// dsink reports whether the gradient of the sinks is a result.
 func (c *Case) dsink() bool { return c.Scores.Sink && c.Backward }
 
 // sinks folds the sinks in, if there are any, and computes their gradient.
@@ -241,8 +237,9 @@ func (l *local) sinks(s attention.Sinks, acc attention.Partial) error {
 	return s.SinkGrad(l.dsink.dev, l.do, acc.O, acc.LSE, l.sink)
 }
 
-// writeTerms makes the entries of the results, of which every rank has a part. Rank 0 has them.
-func (c *Case) writeTerms(ctx context.Context, world comm.Communicator, shape partition.Shape, x *terms) (entries []safetensors.Entry, err error) {
+// writeTerms reduces or gathers the results, and returns their entries on rank 0.
+func (c *Case) writeTerms(ctx context.Context, world comm.Communicator, shape partition.Shape,
+	x *terms) (entries []safetensors.Entry, err error) {
 	reduced := func(name string, v View, op comm.Op, dims ...int) {
 		if err == nil {
 			err = wait(ctx)(world.AllReduce(v, op))
@@ -271,7 +268,7 @@ func (c *Case) writeTerms(ctx context.Context, world comm.Communicator, shape pa
 	return entries, err
 }
 
-// overRows is the largest of each batch and head; -Inf where there is no row.
+// overRows returns the largest element of each batch and head; -Inf without rows.
 func overRows(v View) View {
 	out := tensor.New(v.DType(), v.Len(tensor.Batch), 1, v.Len(tensor.Heads), 1)
 	if v.DType() == tensor.F64 {

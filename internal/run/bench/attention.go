@@ -154,7 +154,6 @@ func (s *AttentionSpec) Longest() (docs []int) {
 	return docs
 }
 
-// shape returns the partition of a sequence over the ranks.
 func (s *AttentionSpec) shape(layout string, docs []int, ranks int) (partition.Shape, error) {
 	if i := slices.IndexFunc(docs, func(d int) bool { return d < 1 }); i >= 0 {
 		return partition.Shape{}, fmt.Errorf("document %d has %d tokens", i, docs[i])
@@ -174,7 +173,6 @@ func (s *AttentionSpec) shape(layout string, docs []int, ranks int) (partition.S
 	return partition.Shape{SeqQ: n, SeqKV: n, Size: ranks, Layout: partition.Ready(l, n, ranks), Mask: mask}, nil
 }
 
-// spec returns the input of a schedule.
 func (s *AttentionSpec) spec(w ring.Strategy, shape partition.Shape) ring.Spec {
 	return w.Spec(shape, s.Heads, s.KVHeads)
 }
@@ -210,7 +208,6 @@ type AttentionCase struct {
 	ring.Strategy
 }
 
-// rows lists the rows to measure.
 func (s *AttentionSpec) rows() []AttentionCase {
 	if len(s.Rows) > 0 {
 		return s.Rows
@@ -258,7 +255,6 @@ func (s *AttentionSpec) Asked() (all []AttentionCase) {
 	return all
 }
 
-// attentionRun returns a run with memory for its largest row.
 func (r *Rank) attentionRun(s AttentionSpec) (*attentionRun, error) {
 	t := &attentionRun{Rank: r, spec: s, dtype: types[s.DType],
 		softmax: attention.Softmax{Scale: 1 / math.Sqrt(float64(s.HeadDim))}}
@@ -303,7 +299,6 @@ func (s *AttentionSpec) fused(w AttentionCase, ranks, i int, matrix bool) gpu.Fu
 	return shape
 }
 
-// An attentionRun is shared by the rows.
 type attentionRun struct {
 	*Rank
 	spec    AttentionSpec
@@ -312,7 +307,6 @@ type attentionRun struct {
 	arena   *tensor.Arena
 }
 
-// A pass runs one rank's attention over one schedule.
 type pass struct {
 	ring        ring.Ring
 	schedule    *ring.Schedule

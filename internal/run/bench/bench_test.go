@@ -190,8 +190,10 @@ func check(t *testing.T, r *Report) {
 	if err := back.Encode(&again); err != nil || again.String() != text.String() {
 		t.Errorf("the report read back is another (%v):\n%s\n%s", err, text.String(), again.String())
 	}
-	if err := r.Print(&tables); err != nil || tables.Len() == 0 {
-		t.Errorf("tables: %v, %q", err, tables.String())
+	for _, table := range r.Tables() {
+		if _, err := table.WriteTo(&tables); err != nil || tables.Len() == 0 {
+			t.Errorf("tables: %v, %q", err, tables.String())
+		}
 	}
 	if r.Rows() == 0 {
 		t.Error("no rows")

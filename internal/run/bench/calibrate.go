@@ -126,7 +126,6 @@ func (r *Rank) Calibrate(ctx context.Context, s CalibrateSpec, emit func(cost.Se
 	return nil
 }
 
-// A calibration holds the state that the parts share.
 type calibration struct {
 	*Rank
 	spec  CalibrateSpec
@@ -148,7 +147,6 @@ func (c *calibration) settled(ctx context.Context, work func() error) (float64, 
 	return seconds, err
 }
 
-// attention measures kernel calls by tile, mask and head dim.
 func (c *calibration) attention(ctx context.Context) (set cost.Set, err error) {
 	n, dim := slices.Max(c.spec.Sizes), slices.Max(c.spec.Dims)
 	arena, err := c.Device.Arena("tensors of attention", c.attentionBytes(n, dim))
@@ -179,7 +177,6 @@ type tileOf struct {
 	tiles     int // of cost.Documents
 }
 
-// tiles lists all tiles.
 func (c *calibration) tiles() (list []tileOf) {
 	n := slices.Max(c.spec.Sizes)
 	for i, dim := range c.spec.Dims {
@@ -231,7 +228,6 @@ func (c *calibration) again(ctx context.Context, arena *tensor.Arena, rows []cos
 	return nil
 }
 
-// heat computes for the seconds that the spec says.
 func (c *calibration) heat(ctx context.Context, arena *tensor.Arena) error {
 	defer arena.Release(arena.Mark())
 	p, err := c.load(ctx, arena, tileOf{cost.Full, slices.Max(c.spec.Sizes), slices.Max(c.spec.Sizes),
@@ -280,7 +276,6 @@ func (c *calibration) call(a *tensor.Arena, q, k, dim int) *call {
 	return p
 }
 
-// load makes the tensors of a tile.
 func (c *calibration) load(ctx context.Context, arena *tensor.Arena, t tileOf) (*call, error) {
 	n := max(t.tiles, 1)
 	p := c.call(arena, n*t.q, n*t.k, t.dim)
@@ -335,7 +330,6 @@ func (c *calibration) tile(ctx context.Context, arena *tensor.Arena, t tileOf) (
 	return []cost.Attention{forward, backward}, nil
 }
 
-// block returns block i of n equal ones.
 func (p *call) block(i, n int) attention.Block {
 	return attention.Block{K: p.k, V: p.v, Tiles: p.tiles, First: i == 0, Last: i == n-1}
 }
@@ -365,7 +359,6 @@ func (p *call) backward(kernel attention.Kernel, blocks int) error {
 	return pass.End()
 }
 
-// products measures matrix products of every size.
 func (c *calibration) products(ctx context.Context) (set cost.Set, err error) {
 	rows, side := slices.Max(c.spec.Rows), slices.Max(c.spec.Sides)
 	arena, err := c.Device.Arena("tensors of products", c.productBytes(rows, side, side)+c.coldBytes())
@@ -405,7 +398,6 @@ func (c *calibration) products(ctx context.Context) (set cost.Set, err error) {
 	return set, nil
 }
 
-// operands are the tensors of a product.
 type operands struct{ x, y, w, dw View }
 
 // cold is the size of operands that operations of a CPU take in turns, more than a core's own cache: a step returns
@@ -426,13 +418,10 @@ func (c *calibration) productBytes(n, in, out int) int64 {
 	return int64(c.dtype.Size())*int64(n*in+n*out+in*out) + 4*int64(in*out) + align
 }
 
-// mostOperands bounds the sets of operands.
 const mostOperands = 16
 
-// turns returns the number of sets of operands of the given size.
 func (c *calibration) turns(bytes int64) int64 { return min(1+c.coldBytes()/bytes, mostOperands) }
 
-// operandsOf allocates sets of operands of a product.
 func (c *calibration) operandsOf(
 	ctx context.Context, arena *tensor.Arena, n, in, out int,
 ) (list []operands, err error) {
@@ -486,7 +475,6 @@ func (c *calibration) passes(ctx context.Context) (set cost.Set, err error) {
 	return set, nil
 }
 
-// opsSpec returns the spec of `bench ops` for a number of tokens of a rank.
 func (c *calibration) opsSpec(tokens int) OpsSpec {
 	s := OpsSpec{}
 	s.Default(c.Device.Machine.Device())

@@ -49,7 +49,6 @@ type Transport struct {
 	NoReduce bool // reductions are not measured: they go another way
 }
 
-// Element types of attention, by the names of --dtype.
 var types = map[string]tensor.DType{"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32, "fp64": tensor.F64}
 
 // DType returns the element type of a name of --dtype. A GPU does not compute in the last.
@@ -61,7 +60,6 @@ func DType(name string, cpu bool) (tensor.DType, error) {
 	return t, nil
 }
 
-// slowest returns the largest of each figure over the ranks.
 func (r *Rank) slowest(ctx context.Context, xs ...float64) ([]float64, error) {
 	v := tensor.FromSlice(xs, len(xs))
 	p, err := r.Control.AllReduce(v, comm.Max)
@@ -157,7 +155,6 @@ func (r *Rank) settle(ctx context.Context, first float64, work func() error) (se
 	return most[0], n, nil
 }
 
-// times returns the time of each of n turns of work on the stream.
 func (r *Rank) times(ctx context.Context, n int, work func() error) ([]float64, error) {
 	clock, err := r.Device.NewClock(n + 1)
 	if err != nil {

@@ -69,7 +69,6 @@ func middle(rounds [][]HopTimes, hop int) (compute, wait float64) {
 	return Median(computes), Median(waits)
 }
 
-// order returns the labels of both passes.
 func (p *pass) order() ([]string, error) {
 	forward, backward, err := p.recorded()
 	var order []string
@@ -107,7 +106,6 @@ func (t *attentionRun) traced(ctx context.Context, p *pass) ([]HopTimes, error) 
 	return takeApart(order, all.spans), err
 }
 
-// labelled runs both passes, with their names before the labels of hops.
 func (p *pass) labelled() error {
 	p.ring.Label = "forward"
 	err := p.forward()

@@ -50,11 +50,10 @@ func (s *OpsSpec) bytes() int64 {
 	return max(params, mlp, head, embed) + 1<<20
 }
 
-// An operation is a piece of work with its amount: bytes over the memory bus, or FLOPs.
+// An operation is a piece of work on tensors of that shape. Its amount is as in a cost table: see work.
 type operation struct {
-	name, shape  string
-	bytes, flops float64
-	run          func()
+	name, shape string
+	run         func()
 }
 
 // Ops measures every operation and hands it to emit on rank 0. Every rank calls it.
@@ -78,9 +77,11 @@ func (r *Rank) Ops(ctx context.Context, s OpsSpec, emit func(Operation) error) (
 		if r.World.Rank() != 0 {
 			continue
 		}
-		row := Operation{Name: o.name, Shape: o.shape, Seconds: seconds, Rate: o.bytes / seconds / 1e9, Unit: "GB/s"}
-		if o.flops > 0 {
-			row.Rate, row.Unit = o.flops/seconds/1e12, "TFLOP/s"
+		w := b.work(o)
+		row := Operation{Name: o.name, Shape: o.shape, Seconds: seconds,
+			Rate: float64(w.Bytes) / seconds / 1e9, Unit: "GB/s"}
+		if w.Rows > 0 {
+			row.Rate, row.Unit = w.FLOPs()/seconds/1e12, "TFLOP/s"
 		}
 		if err := emit(row); err != nil {
 			return err
@@ -102,7 +103,6 @@ func Compare(rows []Operation) {
 	}
 }
 
-// opsRun makes the operations' tensors.
 type opsRun struct {
 	*Rank
 	ctx   context.Context
@@ -167,15 +167,13 @@ func (b *opsRun) all() []func() operation {
 func (b *opsRun) copyAll() operation {
 	n := b.s.Params
 	dst, src := b.arena.Alloc(tensor.F32, n), b.f32(n)
-	return operation{name: "copy", shape: readable.Size(int64(n)), bytes: 8 * float64(n),
-		run: func() { b.ops.Copy(dst, src) }}
+	return operation{"copy", readable.Size(int64(n)), func() { b.ops.Copy(dst, src) }}
 }
 
 func (b *opsRun) linear(name string, rows, in, out int) func() operation {
 	return func() operation {
 		y, x, w := b.act(rows, 1, out), b.act(rows, 1, in), b.noise(b.t, 1, out, 1, in)
-		return operation{name: name, shape: dims(rows, in, out), flops: 2 * float64(rows) * float64(in) * float64(out),
-			run: func() { b.ops.Linear(y, x, w, View{}) }}
+		return operation{name, dims(rows, in, out), func() { b.ops.Linear(y, x, w, View{}) }}
 	}
 }
 
@@ -191,134 +189,113 @@ func (b *opsRun) linears() []func() operation {
 		func() operation {
 			dx, dy, w := b.act(s.Tokens, 1, s.Hidden), b.act(s.Tokens, 1, s.Intermediate),
 				b.noise(b.t, 1, s.Intermediate, 1, s.Hidden)
-			return operation{name: "linear gate dx", shape: dims(s.Tokens, s.Intermediate, s.Hidden),
-				flops: 2 * float64(s.Tokens) * float64(s.Hidden) * float64(s.Intermediate),
-				run:   func() { b.ops.LinearDX(dx, dy, w, false) }}
+			return operation{"linear gate dx", dims(s.Tokens, s.Intermediate, s.Hidden),
+				func() { b.ops.LinearDX(dx, dy, w, false) }}
 		},
 		func() operation {
 			dw, dy, x := b.f32(1, s.Intermediate, 1, s.Hidden), b.act(s.Tokens, 1, s.Intermediate),
 				b.act(s.Tokens, 1, s.Hidden)
-			return operation{name: "linear gate dw", shape: dims(s.Intermediate, s.Tokens, s.Hidden),
-				flops: 2 * float64(s.Tokens) * float64(s.Hidden) * float64(s.Intermediate),
-				run:   func() { b.ops.LinearDW(dw, dy, x) }}
+			return operation{"linear gate dw", dims(s.Intermediate, s.Tokens, s.Hidden),
+				func() { b.ops.LinearDW(dw, dy, x) }}
 		},
 	}
 }
 
 func (b *opsRun) norms() []func() operation {
 	s := b.s
-	rows, size := s.Tokens, float64(b.t.Size())
-	n := float64(rows) * float64(s.Hidden) * size
-	heads := float64(rows*s.Heads*s.HeadDim) * size
-	table := float64(rows*s.HeadDim) * 4 // cos and sin, float32
+	rows := s.Tokens
 	inv := func() View { return b.f32(1, rows, 1, 1) }
 	x := func() View { return b.act(rows, 1, s.Hidden) }
-	shape := dims(rows, s.Hidden)
+	angle := func() View { return b.f32(1, rows, 1, s.HeadDim/2) }
+	shape, heads := dims(rows, s.Hidden), dims(rows, s.Heads, s.HeadDim)
 	const eps = 1e-5
 	return []func() operation{
 		func() operation {
 			y, i, in, w := x(), inv(), x(), b.f32(s.Hidden)
-			return operation{name: "rmsnorm", shape: shape, bytes: 2 * n,
-				run: func() { b.ops.RMSNorm(y, i, in, w, eps) }}
+			return operation{"rmsnorm", shape, func() { b.ops.RMSNorm(y, i, in, w, eps) }}
 		},
 		func() operation {
 			y, i, sum, in, add, w := x(), inv(), x(), x(), x(), b.f32(s.Hidden)
-			return operation{name: "add rmsnorm", shape: shape, bytes: 4 * n,
-				run: func() { b.ops.AddRMSNorm(y, i, sum, in, add, w, eps) }}
+			return operation{"add rmsnorm", shape, func() { b.ops.AddRMSNorm(y, i, sum, in, add, w, eps) }}
 		},
 		func() operation {
 			dx, dw, dy, in, i, w := x(), b.f32(s.Hidden), x(), x(), inv(), b.f32(s.Hidden)
-			return operation{name: "rmsnorm backward", shape: shape, bytes: 3 * n,
-				run: func() { b.ops.RMSNormBackward(dx, dw, dy, in, i, w, false) }}
+			return operation{"rmsnorm backward", shape, func() { b.ops.RMSNormBackward(dx, dw, dy, in, i, w, false) }}
 		},
 		func() operation {
 			y, in := b.act(rows, s.Heads, s.HeadDim), b.act(rows, s.Heads, s.HeadDim)
-			cos, sin := b.f32(1, rows, 1, s.HeadDim/2), b.f32(1, rows, 1, s.HeadDim/2)
-			return operation{name: "rope", shape: dims(rows, s.Heads, s.HeadDim), bytes: 2*heads + table,
-				run: func() { b.ops.NormRope(y, View{}, in, View{}, cos, sin, 0) }}
+			cos, sin := angle(), angle()
+			return operation{"rope", heads, func() { b.ops.NormRope(y, View{}, in, View{}, cos, sin, 0) }}
 		},
 		func() operation {
 			dx, dy := b.act(rows, s.Heads, s.HeadDim), b.f32(1, rows, s.Heads, s.HeadDim)
-			cos, sin := b.f32(1, rows, 1, s.HeadDim/2), b.f32(1, rows, 1, s.HeadDim/2)
-			return operation{name: "rope backward", shape: dims(rows, s.Heads, s.HeadDim),
-				bytes: heads*(1+4/size) + table,
-				run:   func() { b.ops.NormRopeBackward(dx, View{}, dy, View{}, View{}, View{}, cos, sin) }}
+			cos, sin := angle(), angle()
+			return operation{"rope backward", heads,
+				func() { b.ops.NormRopeBackward(dx, View{}, dy, View{}, View{}, View{}, cos, sin) }}
 		},
 		func() operation {
 			y, in, i, w := b.act(rows, s.Heads, s.HeadDim), b.act(rows, s.Heads, s.HeadDim), b.f32(1, rows, s.Heads, 1),
 				b.f32(s.HeadDim)
-			cos, sin := b.f32(1, rows, 1, s.HeadDim/2), b.f32(1, rows, 1, s.HeadDim/2)
-			return operation{name: "norm rope", shape: dims(rows, s.Heads, s.HeadDim), bytes: 2*heads + table,
-				run: func() { b.ops.NormRope(y, i, in, w, cos, sin, eps) }}
+			cos, sin := angle(), angle()
+			return operation{"norm rope", heads, func() { b.ops.NormRope(y, i, in, w, cos, sin, eps) }}
 		},
 	}
 }
 
 func (b *opsRun) rest() []func() operation {
 	s := b.s
-	size := float64(b.t.Size())
-	mlp := float64(s.Tokens) * float64(s.Intermediate) * size
-	embedded := float64(s.Tokens) * float64(s.Hidden) * size
-	logits := float64(s.Chunk) * float64(s.Vocab) * size
-	x := func() View { return b.act(s.Tokens, 1, s.Intermediate) }
+	x, mlp := func() View { return b.act(s.Tokens, 1, s.Intermediate) }, dims(s.Tokens, s.Intermediate)
 	return []func() operation{
 		func() operation {
 			y, gate, up := x(), x(), x()
-			return operation{name: "swiglu", shape: dims(s.Tokens, s.Intermediate), bytes: 3 * mlp,
-				run: func() { b.ops.SwiGLU(y, gate, up) }}
+			return operation{"swiglu", mlp, func() { b.ops.SwiGLU(y, gate, up) }}
 		},
 		func() operation {
 			dgate, dup, dy, gate, up := x(), x(), x(), x(), x()
-			return operation{name: "swiglu backward", shape: dims(s.Tokens, s.Intermediate), bytes: 5 * mlp,
-				run: func() { b.ops.SwiGLUBackward(dgate, dup, dy, gate, up) }}
+			return operation{"swiglu backward", mlp, func() { b.ops.SwiGLUBackward(dgate, dup, dy, gate, up) }}
 		},
 		func() operation {
 			y, table, ids := b.act(s.Tokens, 1, s.Hidden), b.noise(b.t, 1, s.Vocab, 1, s.Hidden), b.ids(s.Tokens)
-			return operation{name: "embed", shape: dims(s.Tokens, s.Hidden), bytes: 2 * embedded,
-				run: func() { b.ops.Embed(y, table, ids) }}
+			return operation{"embed", dims(s.Tokens, s.Hidden), func() { b.ops.Embed(y, table, ids) }}
 		},
 		func() operation {
 			dtable, dy, ids := b.f32(1, s.Vocab, 1, s.Hidden), b.act(s.Tokens, 1, s.Hidden), b.ids(s.Tokens)
-			return operation{name: "embed backward", shape: dims(s.Tokens, s.Hidden),
-				bytes: embedded + 8*float64(s.Tokens)*float64(s.Hidden),
-				run:   func() { b.ops.EmbedBackward(dtable, dy, ids) }}
+			return operation{"embed backward", dims(s.Tokens, s.Hidden),
+				func() { b.ops.EmbedBackward(dtable, dy, ids) }}
 		},
 		func() operation {
 			loss, y, ids := b.scalar(), b.act(s.Chunk, 1, s.Vocab), b.ids(s.Chunk)
-			return operation{name: "cross entropy", shape: dims(s.Chunk, s.Vocab), bytes: 2 * logits,
-				run: func() { b.ops.CrossEntropy(loss, y, ids, 1, true) }}
+			return operation{"cross entropy", dims(s.Chunk, s.Vocab),
+				func() { b.ops.CrossEntropy(loss, y, ids, 1, true) }}
 		},
 	}
 }
 
 func (b *opsRun) optimizer() []func() operation {
 	n := b.s.Params
+	shape := readable.Size(int64(n))
 	return []func() operation{
 		func() operation {
 			v := b.f32(n)
-			return operation{name: "zero", shape: readable.Size(int64(n)), bytes: 4 * float64(n),
-				run: func() { b.ops.Zero(v) }}
+			return operation{"zero", shape, func() { b.ops.Zero(v) }}
 		},
 		func() operation {
 			dst, src := b.f32(n), b.f32(n)
-			return operation{name: "accumulate", shape: readable.Size(int64(n)), bytes: 12 * float64(n),
-				run: func() { b.ops.Add(dst, src) }}
+			return operation{"accumulate", shape, func() { b.ops.Add(dst, src) }}
 		},
 		func() operation {
 			sum, g := b.scalar(), b.f32(n)
-			return operation{name: "gradient norm", shape: readable.Size(int64(n)), bytes: 4 * float64(n),
-				run: func() { b.Device.Optim.SumSquares(sum, g) }}
+			return operation{"gradient norm", shape, func() { b.Device.Optim.SumSquares(sum, g) }}
 		},
 		func() operation {
 			p, g, m, v, sum := b.f32(n), b.f32(n), b.f32(n), b.arena.Alloc(tensor.F32, n), b.scalar()
 			b.ops.Zero(v)
-			c, traffic := View{}, 28.0
+			c := View{}
 			if b.t != tensor.F32 {
-				c, traffic = b.noise(b.t, n), 28+float64(b.t.Size())
+				c = b.noise(b.t, n)
 			}
 			h := optim.AdamStep{LR: 1e-4, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, MaxNorm: 1}
-			return operation{name: "adamw", shape: readable.Size(int64(n)), bytes: traffic * float64(n),
-				run: func() { b.Device.Optim.AdamW(p, c, g, m, v, sum, h) }}
+			return operation{"adamw", shape, func() { b.Device.Optim.AdamW(p, c, g, m, v, sum, h) }}
 		},
 	}
 }

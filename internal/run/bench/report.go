@@ -1,11 +1,18 @@
+// Package bench measures: attention over ranks, transfers, single operations, and training
+// steps, on whatever device a rank has, and shows what it found as tables and JSON.
+//
+// Figures are medians over iterations by the device's own clock, of the rank that was slowest.
 package bench
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
+	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/model/metrics"
 )
 
@@ -151,15 +158,128 @@ func (r *Report) Encode(w io.Writer) error {
 	return enc.Encode(r)
 }
 
-// Print writes the report as tables.
-func (r *Report) Print(w io.Writer) error {
-	for i, t := range r.Tables() {
-		if i > 0 {
-			fmt.Fprintln(w)
+// Median returns the middle of xs, or the mean of the two in the middle; 0 of none.
+func Median(xs []float64) float64 {
+	if len(xs) == 0 {
+		return 0
+	}
+	s := slices.Sorted(slices.Values(xs))
+	n := len(s)
+	return (s[(n-1)/2] + s[n/2]) / 2
+}
+
+// Spread returns how far the middle half of xs lies apart, or all of few, as a share of their median; 0 of none.
+func Spread(xs []float64) float64 {
+	s := slices.Sorted(slices.Values(xs))
+	if quarter := len(s) / 4; quarter > 0 {
+		s = s[quarter : len(s)-quarter]
+	}
+	if m := Median(xs); m > 0 {
+		return (s[len(s)-1] - s[0]) / m
+	}
+	return 0
+}
+
+// FLOPs returns the floating-point operations of a forward pass of attention over that many visible
+// (query, key) pairs of a head: two products, over dim and over dimV. A causal sequence of S tokens has S(S+1)/2 pairs.
+func FLOPs(pairs, heads, dim, dimV int) float64 {
+	return 2 * float64(pairs) * float64(heads) * float64(dim+dimV)
+}
+
+// bothOfForward is what forward and backward take together: the backward pass has five
+// products where the forward pass has two.
+const bothOfForward = 3.5
+
+func rate(flops, seconds float64, ranks int) Rate {
+	if seconds <= 0 {
+		return Rate{}
+	}
+	return Rate{Seconds: seconds, TFLOPs: flops / seconds / float64(ranks) / 1e12}
+}
+
+// Counted holds the measurements of a run after its warm-up, one value for each step. A list is empty if a value is not
+// known.
+type Counted struct {
+	StepSeconds              []float64 `json:"step_seconds"`
+	TokensPerSecond          []float64 `json:"tokens_per_second"`
+	TokensPerSecondPerDevice []float64 `json:"tokens_per_second_per_device"`
+	TFLOPsPerDevice          []float64 `json:"tflops_per_device"`
+	MFU                      []float64 `json:"mfu"`
+	CommWaitSeconds          []float64 `json:"comm_wait_seconds"`
+	MemoryBytes              int64     `json:"memory_bytes"` // the most, warming up included
+}
+
+func (c *Counted) lists() []*[]float64 {
+	return []*[]float64{&c.StepSeconds, &c.TokensPerSecond, &c.TokensPerSecondPerDevice, &c.TFLOPsPerDevice, &c.MFU,
+		&c.CommWaitSeconds}
+}
+
+// Add appends the steps of another run.
+func (c *Counted) Add(o *Counted) {
+	for i, to := range c.lists() {
+		*to = append(*to, *o.lists()[i]...)
+	}
+	c.MemoryBytes = max(c.MemoryBytes, o.MemoryBytes)
+}
+
+// Count returns the steps of a run's metrics after its warm-up; nil if there are none.
+func Count(steps []metrics.Step, warmup int) *Counted {
+	c := &Counted{}
+	for _, s := range steps {
+		c.MemoryBytes = max(c.MemoryBytes, s.MemoryBytes)
+		if s.Step <= int64(warmup) { // a validation before the first step is step 0
+			continue
 		}
-		if _, err := t.WriteTo(w); err != nil {
-			return err
+		for i, x := range []metrics.Float{s.StepSeconds, s.TokensPerSecond, s.TokensPerSecondPerDevice,
+			s.TFLOPsPerDevice, s.MFU, s.CommWaitSeconds} {
+			if to := c.lists()[i]; x.Known() {
+				*to = append(*to, float64(x))
+			}
 		}
 	}
+	if len(c.StepSeconds) == 0 {
+		return nil
+	}
+	return c
+}
+
+// Summarise sets the figures of t from the steps of a run. Medians leave out the first t.Skipped, which compile,
+// allocate and warm up.
+func (t *Training) Summarise(steps []metrics.Step) error {
+	c := Count(steps, t.Skipped)
+	if c == nil {
+		return fmt.Errorf("%d steps were logged; want more than the %d that are left out", len(steps), t.Skipped)
+	}
+	for _, s := range steps {
+		t.Steps, t.Loss = append(t.Steps, float64(s.StepSeconds)), append(t.Loss, s.Loss)
+	}
+	t.StepSeconds, t.TokensPerSecond, t.TFLOPs = Median(c.StepSeconds), Median(c.TokensPerSecondPerDevice),
+		Median(c.TFLOPsPerDevice)
+	t.MFU, t.CommWait, t.Memory = Median(c.MFU), metrics.Absent, c.MemoryBytes
+	if len(c.CommWaitSeconds) > 0 {
+		t.CommWait = metrics.Float(Median(c.CommWaitSeconds))
+	}
 	return nil
+}
+
+// ReadMetrics reads a metrics.jsonl.
+func ReadMetrics(path string) ([]metrics.Step, error) {
+	f, err := files.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("metrics: %w", err)
+	}
+	defer f.Close()
+	var steps []metrics.Step
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		var s metrics.Step
+		if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
+			return nil, fmt.Errorf("%s: line %d: %w", path, len(steps)+1, err)
+		}
+		steps = append(steps, s)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return steps, nil
 }

@@ -13,8 +13,10 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/internal/foresee/planner"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
 )
 
 //go:generate go test . -run TestRingDocument -update
@@ -79,9 +81,13 @@ func measuredPack(layout string, size, window int, docs []int) (f figures, err e
 			return f, err
 		}
 		rows := int64(0)
-		for r := range size {
-			forward, _ := p.Schedule(r).Bytes(1, 0)
-			rows += forward
+		for r, spans := range partition.AllSpans(shape.Layout, n, size) {
+			var sent planner.Recorder
+			one := planner.Attention{DType: tensor.F32, Batch: 1, Heads: 1, KVHeads: 1, Dim: 1, DimV: 1}
+			if err := sent.Run(p.Schedule(r), one, partition.Count(spans), false); err != nil {
+				return f, err
+			}
+			rows += sent.Sent / (2 * int64(tensor.F32.Size())) // of K and V
 		}
 		f.sent[algorithm] = float64(rows) * docRow / float64(size) / (1 << 20)
 		if algorithm == "allgather" {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/internal/foresee/cost"
 )
 
 // Tables returns the report for a terminal.
@@ -22,7 +23,7 @@ func (r *Report) Tables() []readable.Table {
 	return []readable.Table{operationTable(r.Machine.Device, r.Ops)}
 }
 
-// what names what was measured: "attention, causal, 32:8 heads of 128, bf16".
+// what names the measurement: "attention, causal, 32:8 heads of 128, bf16".
 func (s *AttentionSpec) what() string {
 	parts := []string{"attention", map[bool]string{true: "causal", false: "full"}[s.Causal]}
 	if s.Window >= 0 {
@@ -35,7 +36,7 @@ func (s *AttentionSpec) what() string {
 	return strings.Join(parts, ", ")
 }
 
-// flopUnit is a unit in which rates have digits to read, and how many of it a TFLOP/s has.
+// flopUnit returns a readable unit for a rate, and its factor from TFLOP/s.
 func flopUnit(tflops float64) (unit string, scale float64) {
 	if tflops < 0.5 {
 		return "GFLOP/s", 1e3
@@ -43,7 +44,6 @@ func flopUnit(tflops float64) (unit string, scale float64) {
 	return "TFLOP/s", 1
 }
 
-// unit is that of the rows' rates.
 func (a *Attention) unit() (unit string, scale float64) {
 	most := 0.0
 	for _, r := range a.Rows {
@@ -52,7 +52,7 @@ func (a *Attention) unit() (unit string, scale float64) {
 	return flopUnit(most)
 }
 
-// Line returns the row in one line, for whoever waits for the table.
+// Line returns the row in one line, for progress.
 func (r *AttentionRow) Line() string {
 	unit, scale := flopUnit(max(r.Forward.TFLOPs, r.Both.TFLOPs))
 	return fmt.Sprintf("S=%s %s: forward %s, forward and backward %s %s per device",
@@ -96,7 +96,6 @@ func (a *Attention) tables(on string) []readable.Table {
 	return out
 }
 
-// way names the layout of a row, where there are several, and its algorithm.
 func (a *Attention) way(r *AttentionRow) string {
 	if len(a.Spec.Layouts) > 1 {
 		return r.Layout + ", " + pattern(r.Algorithm, r.Gather)
@@ -201,4 +200,83 @@ func operationTable(on string, rows []Operation) readable.Table {
 		t.Add(r.Name, r.Shape, readable.Number(1e6*r.Seconds), readable.Number(rate), unit, share)
 	}
 	return t
+}
+
+// CostTables returns a cost table for a terminal: of each kind of work the smallest and the largest that was
+// measured.
+func CostTables(t *cost.Table) []readable.Table {
+	var out []readable.Table
+	for i := range t.Sets {
+		s := &t.Sets[i]
+		table := readable.Table{
+			Title: fmt.Sprintf("cost table of %s, %d rank%s at once", t.Machine.Device, s.Ranks,
+				map[bool]string{false: "s"}[s.Ranks == 1]),
+			Head: []string{"work", "from", "µs", "rate", "to", "µs", "rate", "", "points"},
+		}
+		for _, l := range linesOf(s) {
+			table.Add(l.name, l.low.size, readable.Number(1e6*l.low.seconds), readable.Number(l.low.rate), l.high.size,
+				readable.Number(1e6*l.high.seconds), readable.Number(l.high.rate), l.unit, fmt.Sprint(l.points))
+		}
+		if s.CallSeconds > 0 {
+			table.Notes = []string{fmt.Sprintf("the host queues a call in %s µs", readable.Number(1e6*s.CallSeconds))}
+		}
+		out = append(out, table)
+	}
+	return out
+}
+
+type point struct {
+	size          string
+	amount        float64
+	seconds, rate float64
+}
+
+type line struct {
+	name, unit string
+	low, high  point
+	points     int
+}
+
+type lines []line
+
+// add takes a point of that amount of work; scale converts its rate to the unit.
+func (l *lines) add(name, unit, size string, amount, seconds, scale float64) {
+	p := point{size: size, amount: amount, seconds: seconds, rate: amount / seconds / scale}
+	for i := range *l {
+		if x := &(*l)[i]; x.name == name {
+			x.points++
+			if p.amount < x.low.amount {
+				x.low = p
+			}
+			if p.amount > x.high.amount {
+				x.high = p
+			}
+			return
+		}
+	}
+	*l = append(*l, line{name: name, unit: unit, low: p, high: p, points: 1})
+}
+
+func linesOf(s *cost.Set) (l lines) {
+	for _, a := range s.Attention {
+		way := map[bool]string{true: "backward", false: "forward"}[a.Backward]
+		if a.Deterministic {
+			way += ", deterministic"
+		}
+		l.add(fmt.Sprintf("%s %s, %s, %d, %s", a.Backend, a.DType, a.Mask, a.Dim, way), "GFLOP/s",
+			dims(a.Queries, a.Keys),
+			FLOPs(max(a.Tiles, 1)*cost.Tile(a.Mask, a.Queries, a.Keys).Pairs(), a.Heads, a.Dim, a.Dim), a.Seconds, 1e9)
+	}
+	for _, p := range s.Products {
+		l.add(p.Kind+" "+p.DType, "GFLOP/s", dims(p.Rows, p.In, p.Out),
+			cost.Work{Rows: p.Rows, In: p.In, Out: p.Out}.FLOPs(), p.Seconds, 1e9)
+	}
+	for _, p := range s.Passes {
+		l.add(p.Op+" "+p.DType, "GB/s", readable.Bytes(p.Bytes), float64(p.Bytes), p.Seconds, 1e9)
+	}
+	for _, k := range s.Links {
+		l.add(fmt.Sprintf("%s, %s", k.Call, k.Transport), "GB/s", readable.Bytes(k.Bytes), float64(k.Bytes), k.Seconds,
+			1e9)
+	}
+	return l
 }

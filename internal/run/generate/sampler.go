@@ -1,14 +1,17 @@
 package generate
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
+	"time"
 )
 
-// Sampling says how a token is drawn from logits, in the order of transformers: temperature, then the
-// TopK likeliest, then the smallest set of likeliest tokens that has the mass TopP.
+// Sampling configures the draw of a token from logits, in the order of transformers: temperature, then the TopK
+// likeliest, then the smallest set of likeliest tokens that has the mass TopP.
 type Sampling struct {
 	Temperature float64 // 0: the likeliest token, the one of the lowest id where several are
 	TopK        int     // 0: all
@@ -29,20 +32,20 @@ func (s Sampling) Check() error {
 	return nil
 }
 
-// Sampler draws tokens. What it draws depends on the seed and on the logits alone.
+// Sampler draws tokens. The draw depends on the seed and on the logits alone.
 type Sampler struct {
 	Sampling
 	random *rand.Rand
 	heap   []candidate
 }
 
-// candidate is a token with its weight, exp of its score over that of the likeliest.
+// A candidate is a token and its weight: exp of its score less the best score.
 type candidate struct {
 	id     int32
 	weight float64
 }
 
-// stream is the second half of the generator's seed, so that the seeds of other things draw otherwise.
+// stream, the second half of the generator's seed, separates its draws from others with the same seed.
 const stream = 0x67656e6572617465
 
 // NewSampler returns a sampler at the start of its draws.
@@ -50,7 +53,6 @@ func NewSampler(s Sampling) *Sampler {
 	return &Sampler{Sampling: s, random: rand.New(rand.NewPCG(uint64(s.Seed), stream))}
 }
 
-// errLogits is for a model that has diverged.
 var errLogits = errors.New("the model's logits are no numbers; its weights have diverged, or are another model's")
 
 // Next draws a token.
@@ -80,8 +82,8 @@ func (s *Sampler) Next(logits []float32) (int32, error) {
 	return kept[len(kept)-1].id, nil // sums are rounded
 }
 
-// keep returns the tokens that may be drawn, and the sum of their weights. Where some are left out they
-// come in the order of their weights, and else as they are.
+// keep returns the tokens that may be drawn, and the sum of their weights. If it leaves some out, the others come in
+// the order of their weights.
 func (s *Sampler) keep(logits []float32, most float64) (kept []candidate, mass float64) {
 	s.heap = s.heap[:0]
 	for i, x := range logits {
@@ -105,9 +107,8 @@ func (s *Sampler) keep(logits []float32, most float64) (kept []candidate, mass f
 	return kept, mass
 }
 
-// likeliest takes tokens off the heap, the likeliest first, until enough says that their number and the
-// sum of their weights suffice. Most tokens stay where they are: sorting a vocabulary for each token
-// would take longer than a small model.
+// likeliest pops tokens off the heap, the likeliest first, until enough accepts their number and the sum of their
+// weights. To sort a vocabulary for each token would take longer than a small model.
 func (s *Sampler) likeliest(enough func(n int, sum float64) bool) (taken []candidate) {
 	h := s.heap
 	for i := len(h)/2 - 1; i >= 0; i-- {
@@ -148,3 +149,74 @@ func sink(h []candidate, i int) {
 
 // before orders candidates: the likelier first, of two alike the one of the lower id.
 func before(a, b candidate) bool { return a.weight > b.weight || a.weight == b.weight && a.id < b.id }
+
+// End names the reason why a text ends.
+type End string
+
+const (
+	EndOfText   End = "end of text" // the model wrote a token that ends one
+	EndTokens   End = "all tokens"  // as many as were asked for
+	EndRoom     End = "no room"     // the sequence is as long as it may be
+	Interrupted End = "interrupted" // the context was cancelled
+)
+
+// Request is a text that a model is to write.
+type Request struct {
+	Prompt    []int32 // one token or more
+	MaxTokens int     // new ones
+	Ends      []int   // ids that end a text; they are not given
+	Sampling  Sampling
+}
+
+// Report is how a text was written.
+type Report struct {
+	End    End
+	Tokens int           // that were written
+	Prompt time.Duration // until the prompt was read
+	Write  time.Duration // from then on
+}
+
+// Write reads the prompt into a fresh model and generates tokens, which it passes to each. An interrupt is no error.
+func (m *Model) Write(ctx context.Context, r Request, each func(id int32) error) (Report, error) {
+	var rep Report
+	began := time.Now()
+	logits, err := m.Read(ctx, r.Prompt)
+	rep.Prompt = time.Since(began)
+	began = time.Now()
+	s := NewSampler(r.Sampling)
+	for err == nil {
+		if rep.End = m.end(r, rep.Tokens); rep.End != "" {
+			break
+		}
+		var id int32
+		if id, err = s.Next(logits); err != nil {
+			break
+		}
+		if slices.Contains(r.Ends, int(id)) {
+			rep.End = EndOfText
+			break
+		}
+		if err = each(id); err != nil {
+			break
+		}
+		if rep.Tokens++; m.end(r, rep.Tokens) == "" { // else nothing follows that would need its logits
+			logits, err = m.Read(ctx, []int32{id})
+		}
+	}
+	rep.Write = time.Since(began)
+	if err != nil && ctx.Err() != nil {
+		rep.End, err = Interrupted, nil
+	}
+	return rep, err
+}
+
+// end returns the reason to stop after that many new tokens; "" to continue.
+func (m *Model) end(r Request, tokens int) End {
+	switch {
+	case tokens >= r.MaxTokens:
+		return EndTokens
+	case len(r.Prompt)+tokens >= m.Room():
+		return EndRoom
+	}
+	return ""
+}

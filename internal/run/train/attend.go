@@ -86,23 +86,24 @@ func (a *attend) begin(layout partition.Layout, docs []int) {
 	clear(a.schedules)
 }
 
-// schedule returns the hops of a layer.
 func (a *attend) schedule(layer int) (*ring.Schedule, error) {
 	window := a.cfg.Window(layer)
 	if s, ok := a.schedules[window]; ok {
 		return s, nil
 	}
-	spec := a.spec
-	var err error
-	if spec.Shape, err = masked(spec.Shape, window); err != nil {
-		return nil, fmt.Errorf("layer %d: %w", layer, err)
-	}
-	s, err := a.cache.New(a.algorithm, spec, a.rank)
+	s, err := a.scheduleOf(a.spec, window)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("layer %d: %w", layer, err)
 	}
 	a.schedules[window] = s
 	return s, nil
+}
+
+func (a *attend) scheduleOf(spec ring.Spec, window int) (s *ring.Schedule, err error) {
+	if spec.Shape, err = masked(spec.Shape, window); err != nil {
+		return nil, err
+	}
+	return a.cache.New(a.algorithm, spec, a.rank)
 }
 
 // masked returns a shape with the mask of the layers of that window.
@@ -114,14 +115,10 @@ func masked(shape partition.Shape, window int) (partition.Shape, error) {
 
 // prepare makes the schedules of a batch to come, while the present one is computed.
 func (a *attend) prepare(layout partition.Layout, docs []int) error {
+	spec := a.spec
+	spec.Layout, spec.Mask.Docs = layout, docs
 	for _, window := range a.cfg.Windows() {
-		spec := a.spec
-		spec.Layout, spec.Mask.Docs = layout, docs
-		var err error
-		if spec.Shape, err = masked(spec.Shape, window); err == nil {
-			_, err = a.cache.New(a.algorithm, spec, a.rank)
-		}
-		if err != nil {
+		if _, err := a.scheduleOf(spec, window); err != nil {
 			return err
 		}
 	}

@@ -3,12 +3,14 @@ package train
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -26,14 +28,13 @@ type feed struct {
 	next   laid // out before its time, by prepare
 }
 
-// laid is a sample with the positions of each rank.
+// A laid sample has the positions of each rank.
 type laid struct {
 	sample int64
 	docs   []int
 	layout partition.Layout // nil: none
 }
 
-// newFeed opens files.
 func newFeed(cfg *config.Config, files config.Files, tok *data.Tokenizer, shuffle bool, m *mesh, in *inputs) (*feed,
 	error) {
 	sources, err := openData(cfg, files, tok)
@@ -51,7 +52,6 @@ func newFeed(cfg *config.Config, files config.Files, tok *data.Tokenizer, shuffl
 	}, nil
 }
 
-// total returns the samples of a validation.
 func (f *feed) total(cfg *config.Config) int64 {
 	if n := cfg.Data.Validation.Samples; n > 0 {
 		return min(f.loader.Samples(), int64(n))
@@ -59,7 +59,7 @@ func (f *feed) total(cfg *config.Config) int64 {
 	return f.loader.Samples()
 }
 
-// A microBatch is some samples of one layout, and what the schedules need to know of them.
+// A microBatch is some samples of one layout, with the input of their schedules.
 type microBatch struct {
 	model.Batch
 	layout partition.Layout
@@ -85,7 +85,6 @@ func (f *feed) groups(samples []int64) [][]int64 {
 	return g
 }
 
-// lay gives the positions of a sample to ranks.
 func (f *feed) lay(sample int64) (laid, error) {
 	if f.next.layout != nil && f.next.sample == sample {
 		return f.next, nil
@@ -98,7 +97,6 @@ func (f *feed) lay(sample int64) (laid, error) {
 	return laid{sample, docs, partition.Ready(layout, f.seqLen, f.size)}, nil
 }
 
-// prepare lays out a sample that a batch to come begins with.
 func (f *feed) prepare(sample int64) (err error) {
 	f.next, err = f.lay(sample)
 	return err
@@ -162,7 +160,8 @@ type slot struct {
 }
 
 func newInputs(dev *Device, cfg *config.Config, tokens int) (*inputs, error) {
-	mem, err := state.NewBatches(dev, state.Format{Pairs: cfg.Model.HeadDim / 2, Packed: cfg.Data.PackDocuments}, tokens)
+	mem, err := state.NewBatches(dev, state.Format{Pairs: cfg.Model.HeadDim / 2, Packed: cfg.Data.PackDocuments},
+		tokens)
 	return &inputs{dev: dev, mem: mem, slots: [2]slot{{dev: dev, block: 0}, {dev: dev, block: 1}}}, err
 }
 
@@ -219,11 +218,124 @@ func (in *inputs) tables(r *model.Rope, count, n int, positions []int) (cos, sin
 		if err != nil {
 			return cos, sin, err
 		}
-		c, s := state.Part(host, 0, cos.Size()).Reshape(shape), state.Part(host, cos.Size(), 2*cos.Size()).Reshape(shape)
+		c, s := state.Part(host, 0, cos.Size()).Reshape(shape),
+			state.Part(host, cos.Size(), 2*cos.Size()).Reshape(shape)
 		r.Fill(c, s, positions)
 		in.dev.Store.Upload(cos, c)
 		in.dev.Store.Upload(sin, s)
 		in.tabled = tokens
 	}
 	return cos, sin, nil
+}
+
+// A samples is a data.Loader, or a data.Mixture of several.
+type samples interface {
+	// Samples returns how many there are in an epoch.
+	Samples() int64
+	// Index returns the sample that is the n-th of the run.
+	Index(n int64) int64
+	// Docs returns the lengths of a sample's documents.
+	Docs(sample int64) []int
+	// Valid returns the number of a sample's targets.
+	Valid(sample int64) int
+	// Targets returns the number of targets of an epoch.
+	Targets() int64
+	// Alike reports whether Docs and Valid are the same for all samples.
+	Alike() bool
+	// Load reads one rank's shard of a sample.
+	Load(sample int64, spans []partition.Span, ids, targets []int32, positions []int) error
+}
+
+func tokenizerOf(cfg *config.Config) *data.Tokenizer {
+	return data.NewTokenizer(cfg.Data.Tokenizer, cfg.Model.VocabSize)
+}
+
+// openData opens files: one dataset of all, or one for each that has a weight.
+func openData(cfg *config.Config, files config.Files, tok *data.Tokenizer) ([]*data.Dataset, error) {
+	groups := [][]string{files.Globs()}
+	if files.Mixed() {
+		groups = nil
+		for _, glob := range files.Globs() {
+			groups = append(groups, []string{glob})
+		}
+	}
+	var sources []*data.Dataset
+	for _, globs := range groups {
+		ds, err := data.Open(data.Source{Paths: globs, Tokenizer: tok, EOS: cfg.Data.EOSTokenID,
+			Vocab: cfg.Model.VocabSize})
+		if err != nil {
+			return nil, err
+		}
+		sources = append(sources, ds)
+	}
+	return sources, nil
+}
+
+// cutData cuts what openData has opened into samples.
+func cutData(cfg *config.Config, files config.Files, sources []*data.Dataset, shuffle bool) (samples, error) {
+	var parts []*data.Loader
+	var weights []float64
+	for k, ds := range sources {
+		l, err := data.New(ds, data.Plan{
+			SeqLen: cfg.Data.SeqLen, Shuffle: shuffle, Seed: cfg.Data.Seed + int64(k),
+			PackDocuments: cfg.Data.PackDocuments,
+		})
+		if err != nil {
+			return nil, err
+		}
+		parts, weights = append(parts, l), append(weights, files[k].Weight)
+	}
+	if !files.Mixed() {
+		return parts[0], nil
+	}
+	return data.Mix(parts, weights, cfg.Data.Seed)
+}
+
+// labels name queued work, for traces and for reports of what a rank waits for: "step
+// 7/forward/layer 3".
+type labels struct {
+	flat    *model.FlatLayout
+	streams []tensor.Stream // of the device; those of transfers follow them
+	ring    *ring.Ring      // adds the hops; nil until it is there
+	whole   string          // the step, or the validation
+}
+
+// begin sets the name of everything that follows, until end.
+func (l *labels) begin(format string, args ...any) {
+	l.whole = fmt.Sprintf(format, args...)
+	l.set("")
+}
+
+func (l *labels) end() {
+	l.whole = ""
+	l.set("")
+}
+
+// part sets the pass that follows, "" for none, and its bucket of the weights; -1 is none.
+func (l *labels) part(pass string, bucket int) {
+	if bucket == l.flat.Vectors() { // which are used all along
+		return
+	}
+	switch {
+	case bucket < 0:
+	case bucket == model.Embedding && pass == "backward" && l.flat.Buckets[l.flat.Head()].Size() == 0:
+		pass += "/head" // they are tied, and begin together
+	case bucket == model.Embedding:
+		pass += "/embedding"
+	case bucket == l.flat.Head():
+		pass += "/head"
+	default:
+		pass += fmt.Sprintf("/layer %d", bucket-model.Layer(0))
+	}
+	l.set(pass)
+}
+
+func (l *labels) set(part string) {
+	path := strings.Trim(l.whole+"/"+part, "/")
+	for _, s := range l.streams {
+		s.Label(path)
+	}
+	if l.ring != nil {
+		l.ring.Label = path
+	}
 }

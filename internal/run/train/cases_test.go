@@ -29,10 +29,13 @@ func (c *gpuCase) backend() string {
 
 var gpuCases = []gpuCase{
 	{name: "qwen3", ranks: 1, set: []string{"model.architecture=qwen3"}},
-	{name: "packed documents", ranks: 1, flash: true, set: []string{"data.pack_documents=true", "train.micro_batch_size=2", "train.global_batch_size=2"}},
+	{name: "packed documents", ranks: 1, flash: true, set: []string{"data.pack_documents=true",
+		"train.micro_batch_size=2", "train.global_batch_size=2"}},
 	{name: "sliding window", ranks: 1, set: []string{"model.sliding_window=9"}},
-	{name: "micro batches with sharded gradients", ranks: 2, set: []string{"train.global_batch_size=4", "memory.shard=gradients"}},
-	{name: "data x context", ranks: 4, set: []string{"parallel.data=2", "train.global_batch_size=4", "memory.shard=gradients"}},
+	{name: "micro batches with sharded gradients", ranks: 2,
+		set: []string{"train.global_batch_size=4", "memory.shard=gradients"}},
+	{name: "data x context", ranks: 4, set: []string{"parallel.data=2", "train.global_batch_size=4",
+		"memory.shard=gradients"}},
 	{name: "allgather", ranks: 2, set: []string{"parallel.algorithm=allgather"}},
 	{name: "contiguous", ranks: 2, set: []string{"parallel.layout=contiguous"}},
 	{name: "striped", ranks: 2, set: []string{"parallel.layout=striped", "memory.shard=optimizer"}},
@@ -45,7 +48,9 @@ func TestGPUCasesAreValid(t *testing.T) {
 	m := machine.Machine{Arch: 90, CUDNN: backends.V(9, 19, 0), Flash: machine.BuiltFlash, GPUs: 4, Memory: 140 << 30}
 	for _, c := range gpuCases {
 		for _, v := range [][]string{
-			{"precision.compute=fp32", "attention.backend=reference"}, {"precision.compute=fp32", "attention.backend=flash"}, {"precision.compute=bf16", "attention.backend=" + c.backend()},
+			{"precision.compute=fp32", "attention.backend=reference"},
+			{"precision.compute=fp32", "attention.backend=flash"},
+			{"precision.compute=bf16", "attention.backend=" + c.backend()},
 		} {
 			set := slices.Concat([]string{"model.head_dim=64"}, c.set, v)
 			cfg, err := config.Load(writeYAML(t, tiny(t)), config.Options{Set: set, Ranks: 4, Device: "cuda"})

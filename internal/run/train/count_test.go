@@ -75,7 +75,8 @@ func TestDataIsCounted(t *testing.T) {
 	text, empty := write("a.txt", "to be or not"), write("b.txt", "")
 	lines := write("c.jsonl", `{"text":"ab"}`+"\n\n"+`{"text":""}`+"\n"+`{"text":"cdefg","label":3}`+"\n")
 	even := write("f.jsonl", `{"text":"abc"}`+"\n"+`{"text":"def"}`+"\n"+`{"text":"gh"}`) // ends where samples of 3 end
-	masked := write("d.jsonl", `{"input_ids":[1,2,3,4,5,0],"attention_mask":[1,1,1,1,1,0],"completion_mask":[0,0,1,1,0,0]}`+"\n"+`{"input_ids":[6,7,8]}`+"\n"+`{"input_ids":[9],"labels":[-100]}`)
+	masked := write("d.jsonl",
+		`{"input_ids":[1,2,3,4,5,0],"attention_mask":[1,1,1,1,1,0],"completion_mask":[0,0,1,1,0,0]}`+"\n"+`{"input_ids":[6,7,8]}`+"\n"+`{"input_ids":[9],"labels":[-100]}`)
 	plain, indexed := write("e.bin", string(bin)), filepath.Join(dir, "pair.bin")
 	pairDocs := [][]int{{1, 2, 3}, {4, 5}, {6, 7, 8, 9}}
 	for _, c := range []struct {
@@ -86,23 +87,27 @@ func TestDataIsCounted(t *testing.T) {
 	}{
 		{"path: " + text, 1, 1, [][]int{bytesOf("to be or not")}},
 		{"path: " + dir + "/*.txt, eos_token_id: 256", 2, 1, [][]int{bytesOf("to be or not", 256)}},
-		{"path: [" + text + ", " + empty + ", " + lines + "], eos_token_id: 256", 3, 3, [][]int{bytesOf("to be or not", 256), bytesOf("ab", 256), bytesOf("cdefg", 256)}},
+		{"path: [" + text + ", " + empty + ", " + lines + "], eos_token_id: 256", 3, 3,
+			[][]int{bytesOf("to be or not", 256), bytesOf("ab", 256), bytesOf("cdefg", 256)}},
 		{"path: " + lines, 1, 2, [][]int{bytesOf("ab"), bytesOf("cdefg")}},
 		{"path: " + lines + ", pack_documents: true", 1, 2, [][]int{bytesOf("ab"), bytesOf("cdefg")}},
 		{"path: " + even + ", pack_documents: true", 1, 3, [][]int{bytesOf("abc"), bytesOf("def"), bytesOf("gh")}},
-		{"path: " + text + ", pack_documents: true, eos_token_id: 32", 1, 4, [][]int{bytesOf("to "), bytesOf("be "), bytesOf("or "), bytesOf("not ")}}, // the last one is appended
+		{"path: " + text + ", pack_documents: true, eos_token_id: 32", 1, 4,
+			[][]int{bytesOf("to "), bytesOf("be "), bytesOf("or "), bytesOf("not ")}}, // the last one is appended
 		{"path: " + masked, 1, 3, [][]int{{-100, -100, 3, 4, -100}, {6, 7, 8}, {-100}}},
 		{"path: " + masked + ", pack_documents: true", 1, 3, [][]int{{-100, -100, 3, 4, -100}, {6, 7, 8}, {-100}}},
 		{"path: " + plain, 1, -1, [][]int{tokens}},
 		{"path: " + plain + ", eos_token_id: 256", 1, 3, [][]int{tokens}},
-		{"path: " + plain + ", eos_token_id: 256, pack_documents: true", 1, 3, [][]int{tokens[:3], tokens[3:5], tokens[5:]}},
+		{"path: " + plain + ", eos_token_id: 256, pack_documents: true", 1, 3,
+			[][]int{tokens[:3], tokens[3:5], tokens[5:]}},
 		{"path: " + indexed, 1, 3, pairDocs},
 		{"path: " + indexed + ", pack_documents: true", 1, 3, pairDocs},
 		{"path: [" + indexed + ", " + plain + "]", 2, -1, append(pairDocs[:3:3], tokens)},
 	} {
 		for _, seqLen := range []int{1, 3, 4} {
 			packed := strings.Contains(c.set, "pack_documents")
-			cfg := load(t, tiny(t), 1, "data.eos_token_id=null", fmt.Sprintf("data={tokenizer: bytes, seq_len: %d, %s}", seqLen, c.set), "train.global_batch_size=2")
+			cfg := load(t, tiny(t), 1, "data.eos_token_id=null",
+				fmt.Sprintf("data={tokenizer: bytes, seq_len: %d, %s}", seqLen, c.set), "train.global_batch_size=2")
 			got, err := train.Check(cfg)
 			if err != nil {
 				t.Fatalf("%s: %v", c.set, err)
@@ -130,17 +135,21 @@ func TestDataIsCounted(t *testing.T) {
 		t.Errorf("many tokens: %+v, %v", found, err)
 	}
 	// A mixture's epoch is that of all its parts; each is cut by itself.
-	cfg := load(t, tiny(t), 1, fmt.Sprintf("data={path: [{path: %s, weight: 3}, {path: %s}], seq_len: 3, tokenizer: bytes, eos_token_id: null}", text, masked))
+	cfg := load(t, tiny(t), 1,
+		fmt.Sprintf("data={path: [{path: %s, weight: 3}, {path: %s}], seq_len: 3, tokenizer: bytes, eos_token_id: null}", text, masked))
 	got, err := train.Check(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	aTokens, aTargets, aSamples := counted(3, false, bytesOf("to be or not"))
 	bTokens, bTargets, bSamples := counted(3, false, []int{-100, -100, 3, 4, -100}, []int{6, 7, 8}, []int{-100})
-	if got.Files != 2 || *got.Documents != 4 || got.Tokens != aTokens+bTokens || got.Targets != aTargets+bTargets || got.Samples != aSamples+bSamples || got.StepsPerEpoch != got.Samples {
+	if got.Files != 2 || *got.Documents != 4 || got.Tokens != aTokens+bTokens || got.Targets != aTargets+bTargets ||
+		got.Samples != aSamples+bSamples || got.StepsPerEpoch != got.Samples {
 		t.Errorf("a mixture: %+v", *got)
 	}
-	if got, err := train.Check(load(t, tiny(t), 1, "data={path: "+lines+", seq_len: 3, tokenizer: bytes}")); err != nil || !reflect.DeepEqual(got.Ignored, []string{"label"}) {
+	if got, err := train.Check(
+		load(t, tiny(t), 1, "data={path: "+lines+", seq_len: 3, tokenizer: bytes}")); err != nil ||
+		!reflect.DeepEqual(got.Ignored, []string{"label"}) {
 		t.Errorf("ignored keys: %+v, %v", got, err)
 	}
 }

@@ -34,7 +34,8 @@ func TestCasesOnGPUs(t *testing.T) {
 			{"bf16", "bf16", []string{"attention.backend=" + c.backend()}},
 		} {
 			t.Run(c.name+"/"+v.name, func(t *testing.T) {
-				cfg := loadGPU(t, m, tiny(t), ranks, append(append(slices.Clone(set), v.set...), "precision.compute="+v.compute)...)
+				cfg := loadGPU(t, m, tiny(t), ranks, append(append(slices.Clone(set), v.set...),
+					"precision.compute="+v.compute)...)
 				follows(t, cfg.Parallel.Backend, runGPU(t, m, cfg, ranks, train.Options{}).steps, e, v.compute)
 			})
 		}

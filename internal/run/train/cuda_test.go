@@ -96,8 +96,10 @@ func runGPU(t *testing.T, m machine.Machine, cfg *config.Config, ranks int, o tr
 				}
 			}()
 			dev, err := device.CUDA(device.CUDAOptions{
-				Ordinal: r % m.GPUs, Backend: cfg.Parallel.Backend, Remedies: choice.Kinds(), Compute: backend.DType(cfg), Machine: m,
-				Reserve: mem.Planned(), Workspace: mem.Fused(), Deterministic: cfg.Train.Deterministic, Packed: cfg.Data.PackDocuments,
+				Ordinal: r % m.GPUs, Backend: cfg.Parallel.Backend, Remedies: choice.Kinds(),
+				Compute: backend.DType(cfg), Machine: m,
+				Reserve: mem.Planned(), Workspace: mem.Fused(), Deterministic: cfg.Train.Deterministic,
+				Packed: cfg.Data.PackDocuments,
 			})
 			if err != nil {
 				return err
@@ -127,7 +129,8 @@ func runGPU(t *testing.T, m machine.Machine, cfg *config.Config, ranks int, o tr
 				return err
 			}
 			if fused != nil && !cfg.Data.PackDocuments && fused.Plans() != rehearsed {
-				return fmt.Errorf("rank %d: cuDNN had %d plans before the first step and %d after the last", r, rehearsed, fused.Plans())
+				return fmt.Errorf("rank %d: cuDNN had %d plans before the first step and %d after the last", r,
+					rehearsed, fused.Plans())
 			}
 			if r == 0 {
 				out.stopped = stopped
@@ -148,7 +151,8 @@ func joinGPUs(host *comm.Group, dev *device.Device, shared bool) (comm.Communica
 		return commdevice.New(context.Background(), host, stream, commdevice.Options{})
 	}
 	var using sync.Mutex
-	return newStaged(context.Background(), host, dev, func(ctx context.Context, host *comm.Group) (comm.Exchanger, error) {
+	return newStaged(context.Background(), host, dev, func(ctx context.Context, host *comm.Group) (comm.Exchanger,
+		error) {
 		e, err := copyengine.New(ctx, host, stream.Device(), stream, &using)
 		return ordered{e, &using}, err
 	})
@@ -188,7 +192,8 @@ func TestParityOnGPUs(t *testing.T) {
 			}{
 				{"fp32", []string{"attention.backend=reference"}},
 				{"fp32", []string{"attention.backend=reference", "memory.shard=none"}},
-				{"fp32", []string{"attention.backend=reference", "memory.shard=optimizer", "parallel.algorithm=allgather"}},
+				{"fp32", []string{"attention.backend=reference", "memory.shard=optimizer",
+					"parallel.algorithm=allgather"}},
 				{"fp32", []string{"attention.backend=auto"}},
 				{"fp32", []string{"attention.backend=flash", "memory.recompute=full", "memory.shard=optimizer"}},
 				{"bf16", []string{"attention.backend=reference"}},
@@ -222,11 +227,12 @@ func TestOverflowOnGPUs(t *testing.T) {
 		from := filepath.Join(first.dir, "checkpoints", "step-00000002")
 		raiseScale(t, from)
 		var told []string
-		second := runGPU(t, m, loadGPU(t, m, yaml, ranks, append(set, "train.steps=40")...), ranks, train.Options{From: from, Report: func(r train.Report) {
-			if r.Kind == train.Notice && strings.Contains(r.Text, "overflowed") {
-				told = append(told, r.Text)
-			}
-		}})
+		second := runGPU(t, m, loadGPU(t, m, yaml, ranks, append(set, "train.steps=40")...), ranks,
+			train.Options{From: from, Report: func(r train.Report) {
+				if r.Kind == train.Notice && strings.Contains(r.Text, "overflowed") {
+					told = append(told, r.Text)
+				}
+			}})
 		if len(told) == 0 || !strings.HasSuffix(told[0], "loss scale 8388608") {
 			t.Errorf("%d ranks: notices %q", ranks, told)
 		}
@@ -265,7 +271,8 @@ func raiseScale(t *testing.T, checkpoint string) {
 func TestStopAndResumeOnGPUs(t *testing.T) {
 	m := here(t)
 	for _, ranks := range ranksOf(m) {
-		cfg := loadGPU(t, m, tiny(t), ranks, "model.head_dim=64", "train.steps=12", "train.deterministic=true", "train.global_batch_size=2", "checkpoint.async=true")
+		cfg := loadGPU(t, m, tiny(t), ranks, "model.head_dim=64", "train.steps=12", "train.deterministic=true",
+			"train.global_batch_size=2", "checkpoint.async=true")
 		want := runGPU(t, m, cfg, ranks, train.Options{}).steps
 		o := train.Options{RunDir: t.TempDir(), RunID: "a"}
 		stopAfter(4, &o)

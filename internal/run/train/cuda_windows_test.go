@@ -18,7 +18,8 @@ func TestWindowsOnGPUs(t *testing.T) {
 	const ranks = 2
 	m := here(t)
 	path := filepath.Join(t.TempDir(), "text.txt")
-	text := strings.Repeat("the slings and arrows of outrageous fortune, or to take arms against a sea of troubles. ", 40)
+	text := strings.Repeat("the slings and arrows of outrageous fortune, or to take arms against a sea of troubles. ",
+		40)
 	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +40,8 @@ log: {tensorboard: false}
 	for _, backend := range []string{"flash", "fused"} {
 		for _, algorithm := range []string{"ring", "allgather", "ulysses"} {
 			t.Run(backend+"/"+algorithm, func(t *testing.T) {
-				cfg := loadGPU(t, m, yaml, ranks, "precision.compute=bf16", "attention.backend="+backend, "parallel.algorithm="+algorithm)
+				cfg := loadGPU(t, m, yaml, ranks, "precision.compute=bf16", "attention.backend="+backend,
+					"parallel.algorithm="+algorithm)
 				follows(t, "the CPU in float32", runGPU(t, m, cfg, ranks, train.Options{}).steps, e, "bf16")
 			})
 		}

@@ -14,7 +14,8 @@ import (
 
 func TestDeadlineOf(t *testing.T) {
 	for longest, want := range map[time.Duration]time.Duration{
-		0: 2 * time.Minute, 100 * time.Millisecond: 2 * time.Minute, 9 * time.Second: 3 * time.Minute, 20 * time.Second: 5 * time.Minute, 2 * time.Minute: 10 * time.Minute,
+		0: 2 * time.Minute, 100 * time.Millisecond: 2 * time.Minute, 9 * time.Second: 3 * time.Minute,
+		20 * time.Second: 5 * time.Minute, 2 * time.Minute: 10 * time.Minute,
 	} {
 		if got := deadlineOf(longest); got != want {
 			t.Errorf("steps of %v: %v, want %v", longest, got, want)
@@ -25,9 +26,11 @@ func TestDeadlineOf(t *testing.T) {
 // The deadline follows the steps on all groups of all ranks, where the config leaves it to them.
 func TestTheDeadlineFollowsTheSteps(t *testing.T) {
 	const ranks = 2
-	for set, want := range map[string]time.Duration{"parallel.deadline=auto": 2 * time.Minute, "parallel.deadline=40s": 40 * time.Second} {
+	for set, want := range map[string]time.Duration{"parallel.deadline=auto": 2 * time.Minute,
+		"parallel.deadline=40s": 40 * time.Second} {
 		jobs := make([]*run, ranks)
-		runRanks(t, ranks, []string{"train.steps=6", set}, Options{RunDir: t.TempDir(), RunID: "a"}, func(rank int, r *run) { jobs[rank] = r })
+		runRanks(t, ranks, []string{"train.steps=6", set}, Options{RunDir: t.TempDir(), RunID: "a"},
+			func(rank int, r *run) { jobs[rank] = r })
 		for rank, r := range jobs {
 			for i, g := range []comm.Communicator{r.mesh.world, r.mesh.state, r.mesh.context, r.mesh.saves} {
 				if got := g.(*comm.Group).Options().Deadline; got != want {

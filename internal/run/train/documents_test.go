@@ -22,7 +22,8 @@ func curve(steps []metrics.Step) (c [][2]metrics.Float) {
 func TestDocumentLayoutsTrainAlike(t *testing.T) {
 	for i, mode := range [][]string{
 		{"data.seq_len=61"},
-		{"data.seq_len=61", "model.sliding_window=4", "model.layer_types=[sliding_attention, full_attention]", "memory.recompute=full"},
+		{"data.seq_len=61", "model.sliding_window=4", "model.layer_types=[sliding_attention, full_attention]",
+			"memory.recompute=full"},
 	} {
 		mode = append(mode, "data.pack_documents=true", "train.micro_batch_size=2", "train.global_batch_size=2")
 		want := mustRun(t, load(t, tiny(t), 1, mode...), 1, train.Options{}).steps
@@ -33,16 +34,21 @@ func TestDocumentLayoutsTrainAlike(t *testing.T) {
 				}
 				of := map[string]metrics.Step{}
 				for _, layout := range []string{"document", "document-zigzag", "contiguous"} {
-					cfg := load(t, tiny(t), ranks, append(mode, "parallel.layout="+layout, "parallel.algorithm="+algorithm)...)
+					cfg := load(t, tiny(t), ranks, append(mode, "parallel.layout="+layout,
+						"parallel.algorithm="+algorithm)...)
 					got := mustRun(t, cfg, ranks, train.Options{}).steps
 					closeTo(t, fmt.Sprintf("%v, %d ranks, %s, %s", mode, ranks, layout, algorithm), got, want, 2e-5)
 					of[layout] = got[0]
 				}
-				if d, c := of["document"], of["contiguous"]; !(d.AttentionImbalance >= 1 && d.AttentionImbalance < c.AttentionImbalance) {
-					t.Errorf("%v, %d ranks: imbalance %v, of contiguous ranks %v", mode, ranks, d.AttentionImbalance, c.AttentionImbalance)
+				if d, c := of["document"], of["contiguous"]; !(d.AttentionImbalance >= 1 &&
+					d.AttentionImbalance < c.AttentionImbalance) {
+					t.Errorf("%v, %d ranks: imbalance %v, of contiguous ranks %v", mode, ranks, d.AttentionImbalance,
+						c.AttentionImbalance)
 				}
-				if d, z := of["document"], of["document-zigzag"]; i == 0 && algorithm == "allgather" && !(d.AttentionBytes > 0 && d.AttentionBytes < z.AttentionBytes) {
-					t.Errorf("%v, %d ranks: %v bytes are sent, of documents cut alike %v", mode, ranks, d.AttentionBytes, z.AttentionBytes)
+				if d, z := of["document"], of["document-zigzag"]; i == 0 && algorithm == "allgather" &&
+					!(d.AttentionBytes > 0 && d.AttentionBytes < z.AttentionBytes) {
+					t.Errorf("%v, %d ranks: %v bytes are sent, of documents cut alike %v", mode, ranks,
+						d.AttentionBytes, z.AttentionBytes)
 				}
 			}
 		}
@@ -54,7 +60,8 @@ func TestDocumentLayoutsTrainAlike(t *testing.T) {
 
 // A run that goes on from a checkpoint has the bits of one that was never stopped.
 func TestDocumentsGoOnFromACheckpoint(t *testing.T) {
-	set := []string{"data.pack_documents=true", "parallel.layout=document", "parallel.algorithm=allgather", "checkpoint.every=2", "data.seq_len=61"}
+	set := []string{"data.pack_documents=true", "parallel.layout=document", "parallel.algorithm=allgather",
+		"checkpoint.every=2", "data.seq_len=61"}
 	dir := t.TempDir()
 	whole := mustRun(t, load(t, tiny(t), 3, set...), 3, train.Options{}).steps
 	cfg := load(t, tiny(t), 3, append(set, "train.steps=2")...)

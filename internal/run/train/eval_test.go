@@ -39,7 +39,8 @@ func evaluate(t *testing.T, cfg *config.Config, ranks int, from string) train.Ev
 			defer world[r].Close()
 			dev := device.CPU(stream, "flash", tensor.F32)
 			defer dev.Close()
-			results[r], err = train.Eval(context.Background(), cfg, dev, world[r], train.Options{From: from, Room: mem.Room()})
+			results[r], err = train.Eval(context.Background(), cfg, dev, world[r],
+				train.Options{From: from, Room: mem.Room()})
 			if err == nil {
 				err = world[r].Barrier(context.Background())
 			} else {
@@ -65,7 +66,8 @@ func evaluate(t *testing.T, cfg *config.Config, ranks int, from string) train.Ev
 func TestEvaluationIsValidation(t *testing.T) {
 	val := textFile(t)
 	for _, packed := range []bool{false, true} {
-		set := []string{fmt.Sprintf("data.validation={path: %s, every: 4}", val), fmt.Sprintf("data.pack_documents=%t", packed)}
+		set := []string{fmt.Sprintf("data.validation={path: %s, every: 4}", val),
+			fmt.Sprintf("data.pack_documents=%t", packed)}
 		if packed {
 			set = append(set, "data.eos_token_id=46") // sentences
 		}
@@ -76,16 +78,19 @@ func TestEvaluationIsValidation(t *testing.T) {
 		for i, c := range []struct {
 			ranks int
 			set   []string
-		}{{1, nil}, {3, []string{"parallel.layout=striped"}}, {4, []string{"parallel.layout=contiguous"}}, {2, nil}, {4, []string{"parallel.data=2", "train.global_batch_size=2"}}} {
+		}{{1, nil}, {3, []string{"parallel.layout=striped"}}, {4, []string{"parallel.layout=contiguous"}}, {2, nil},
+			{4, []string{"parallel.data=2", "train.global_batch_size=2"}}} {
 			e := evaluate(t, load(t, tiny(t), c.ranks, append(set, c.set...)...), c.ranks, from)
 			if d := math.Abs(float64(e.Loss) - want); !(d <= 1e-5) || e.Samples != 7 {
-				t.Errorf("packed %t, %d ranks %v: loss %v over %d samples, the validation's is %v", packed, c.ranks, c.set, e.Loss, e.Samples, want)
+				t.Errorf("packed %t, %d ranks %v: loss %v over %d samples, the validation's is %v", packed, c.ranks,
+					c.set, e.Loss, e.Samples, want)
 			}
 			if i == 0 {
 				first = e
 			}
 			for k, b := range e.Buckets {
-				if w := first.Buckets[k]; b.From != w.From || b.To != w.To || b.Targets != w.Targets || b.Targets > 0 && !(math.Abs(float64(b.Loss-w.Loss)) <= 1e-5) {
+				if w := first.Buckets[k]; b.From != w.From || b.To != w.To || b.Targets != w.Targets || b.Targets > 0 &&
+					!(math.Abs(float64(b.Loss-w.Loss)) <= 1e-5) {
 					t.Errorf("packed %t, %d ranks %v: %+v, on one rank %+v", packed, c.ranks, c.set, b, w)
 				}
 			}
@@ -104,7 +109,8 @@ func TestBucketsAreByPosition(t *testing.T) {
 		sum, n = sum+float64(b.Loss)*float64(b.Targets), n+b.Targets
 		short := evaluate(t, load(t, tiny(t), 1, append(set, fmt.Sprintf("data.seq_len=%d", b.To))...), 1, from)
 		if short.Targets != n || n != int64(b.To) || !(math.Abs(float64(short.Loss)-sum/float64(n)) <= 1e-5) {
-			t.Errorf("up to position %d: %v over %d targets; a sample of that length: %v over %d", b.To, sum/float64(n), n, short.Loss, short.Targets)
+			t.Errorf("up to position %d: %v over %d targets; a sample of that length: %v over %d", b.To, sum/float64(n),
+				n, short.Loss, short.Targets)
 		}
 	}
 	if len(whole.Buckets) != 5 || whole.Targets != 37 {

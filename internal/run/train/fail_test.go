@@ -31,7 +31,9 @@ import (
 // spoil a rank's run before it begins.
 func runRanks(t *testing.T, ranks int, set []string, o Options, change func(rank int, r *run)) []error {
 	t.Helper()
-	cfg, err := config.Load("../../../examples/opticks.yaml", config.Options{Ranks: ranks, Device: "cpu", Set: append([]string{"data.seq_len=64", "data.validation.every=0"}, set...)})
+	cfg, err := config.Load("../../../examples/opticks.yaml",
+		config.Options{Ranks: ranks, Device: "cpu", Set: append([]string{"data.seq_len=64", "data.validation.every=0"},
+			set...)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +105,8 @@ func TestOwnErrorBesideASave(t *testing.T) {
 			t.Errorf("rank %d ended with %v, want the cause of rank %d", rank, err, culprit)
 		}
 		if own := rank == culprit; comm.IsRemote(err) == own {
-			t.Errorf("rank %d: told of as the error of another rank: %t, want %t: %v", rank, comm.IsRemote(err), !own, err)
+			t.Errorf("rank %d: told of as the error of another rank: %t, want %t: %v", rank, comm.IsRemote(err), !own,
+				err)
 		}
 		var peer *comm.PeerError
 		if errors.As(err, &peer) && peer.Rank != culprit {
@@ -120,7 +123,8 @@ func TestSaveBlamesTheRankWhoseDiskFails(t *testing.T) {
 	const ranks, culprit = 3, 2
 	for _, async := range []bool{true, false} {
 		dir := t.TempDir()
-		ended := runRanks(t, ranks, []string{"train.steps=9", "checkpoint.every=1", fmt.Sprintf("checkpoint.async=%t", async)}, Options{RunDir: dir, RunID: "a"}, func(rank int, r *run) {
+		ended := runRanks(t, ranks, []string{"train.steps=9", "checkpoint.every=1",
+			fmt.Sprintf("checkpoint.async=%t", async)}, Options{RunDir: dir, RunID: "a"}, func(rank int, r *run) {
 			blockShard(t, dir, culprit, ranks, 1)
 			blockShard(t, dir, culprit, ranks, 2)
 			r.opts.Report = func(rep Report) {
@@ -131,7 +135,8 @@ func TestSaveBlamesTheRankWhoseDiskFails(t *testing.T) {
 		})
 		for rank, err := range ended {
 			var peer *comm.PeerError
-			if own := rank == culprit; err == nil || errors.As(err, &peer) == own || peer != nil && peer.Rank != culprit {
+			if own := rank == culprit; err == nil || errors.As(err, &peer) == own || peer != nil &&
+				peer.Rank != culprit {
 				t.Errorf("async %t, rank %d: %v; want the fault of rank %d", async, rank, err, culprit)
 			}
 		}
@@ -186,7 +191,8 @@ func TestFailedSaves(t *testing.T) {
 				}
 				defer func() { checkpoint.Disk = func(w io.Writer) io.Writer { return w } }()
 				saved, notices := make([][]int, ranks), ""
-				set := []string{"train.steps=6", "checkpoint.every=2", "checkpoint.keep=0", fmt.Sprintf("checkpoint.async=%t", async)}
+				set := []string{"train.steps=6", "checkpoint.every=2", "checkpoint.keep=0",
+					fmt.Sprintf("checkpoint.async=%t", async)}
 				ended := runRanks(t, ranks, set, Options{RunDir: dir, RunID: "a"}, func(rank int, r *run) {
 					r.opts.Report = func(rep Report) {
 						switch {
@@ -205,7 +211,8 @@ func TestFailedSaves(t *testing.T) {
 						t.Errorf("rank %d reports checkpoints of %v, want %v", rank, saved[rank], c.saved)
 					}
 				}
-				if want := fmt.Sprintf("checkpoint of step %d: ", c.failed); !strings.Contains(notices, want) || !strings.Contains(notices, "no space left") {
+				if want := fmt.Sprintf("checkpoint of step %d: ", c.failed); !strings.Contains(notices, want) ||
+					!strings.Contains(notices, "no space left") {
 					t.Errorf("no notice says %q:\n%s", want, notices)
 				}
 				want := []string{"latest"}
@@ -228,19 +235,20 @@ func TestFailedSaves(t *testing.T) {
 func TestUnsyncedMetricsFailTheSave(t *testing.T) {
 	const ranks = 2
 	saved, notices := make([][]int, ranks), ""
-	ended := runRanks(t, ranks, []string{"train.steps=6", "checkpoint.every=3"}, Options{RunDir: t.TempDir(), RunID: "a"}, func(rank int, r *run) {
-		r.opts.Report = func(rep Report) {
-			if r.out != nil && rep.Kind == Advanced && rep.Step == 1 {
-				r.out = &fullOnce{Writer: r.out}
+	ended := runRanks(t, ranks, []string{"train.steps=6", "checkpoint.every=3"},
+		Options{RunDir: t.TempDir(), RunID: "a"}, func(rank int, r *run) {
+			r.opts.Report = func(rep Report) {
+				if r.out != nil && rep.Kind == Advanced && rep.Step == 1 {
+					r.out = &fullOnce{Writer: r.out}
+				}
+				if rep.Kind == Saved {
+					saved[rank] = append(saved[rank], int(rep.Step))
+				}
+				if rep.Kind == Notice && rank == 0 {
+					notices += rep.Text
+				}
 			}
-			if rep.Kind == Saved {
-				saved[rank] = append(saved[rank], int(rep.Step))
-			}
-			if rep.Kind == Notice && rank == 0 {
-				notices += rep.Text
-			}
-		}
-	})
+		})
 	if want := "rank 0: checkpoint of step 3: "; !strings.Contains(notices, want) {
 		t.Errorf("no notice says %q:\n%s", want, notices)
 	}
@@ -287,13 +295,14 @@ func TestMetricsAreSyncedBeforeACheckpoint(t *testing.T) {
 		return w
 	}
 	defer func() { checkpoint.Disk = func(w io.Writer) io.Writer { return w } }()
-	ended := runRanks(t, 1, []string{"train.steps=6", "checkpoint.every=2", "checkpoint.async=false"}, Options{RunDir: t.TempDir(), RunID: "a"}, func(_ int, r *run) {
-		r.opts.Report = func(rep Report) {
-			if _, ours := r.out.(synced); r.out != nil && !ours {
-				r.out = synced{r.out, &yes}
+	ended := runRanks(t, 1, []string{"train.steps=6", "checkpoint.every=2", "checkpoint.async=false"},
+		Options{RunDir: t.TempDir(), RunID: "a"}, func(_ int, r *run) {
+			r.opts.Report = func(rep Report) {
+				if _, ours := r.out.(synced); r.out != nil && !ours {
+					r.out = synced{r.out, &yes}
+				}
 			}
-		}
-	})
+		})
 	if ended[0] != nil || wrote != 3 {
 		t.Errorf("%v; %d shards were written, want 3", ended[0], wrote)
 	}

@@ -22,7 +22,8 @@ var drift = hf.Family{
 	Name: "drift", Class: "DriftForCausalLM",
 	Tensors: hf.Names{
 		hf.Embedding: "wte", hf.Head: "out.weight", hf.Norm: "ln_f",
-		hf.InputNorm: "ln_1", hf.PostNorm: "ln_2", hf.Query: "attn/q", hf.Key: "attn/k", hf.Value: "attn/v", hf.Output: "attn/o",
+		hf.InputNorm: "ln_1", hf.PostNorm: "ln_2", hf.Query: "attn/q", hf.Key: "attn/k", hf.Value: "attn/v",
+		hf.Output:    "attn/o",
 		hf.QueryNorm: "attn/ln_q", hf.KeyNorm: "attn/ln_k", hf.Gate: "mlp/g", hf.Up: "mlp/u", hf.Down: "mlp/d",
 	},
 	Layer:    "h/%d/",
@@ -40,8 +41,10 @@ func init() { hf.Register(drift) }
 func TestAFamilyIsARegistration(t *testing.T) {
 	shape := func(family string) *hf.Config {
 		return &hf.Config{
-			Architecture: family, VocabSize: 256, HiddenSize: 32, IntermediateSize: 48, NumHiddenLayers: 2, NumAttentionHeads: 4,
-			NumKeyValueHeads: 2, HeadDim: 8, RopeTheta: 10000, RMSNormEps: 1e-6, InitializerRange: 0.02, MaxPositionEmbedding: 512, SlidingWindow: 16,
+			Architecture: family, VocabSize: 256, HiddenSize: 32, IntermediateSize: 48, NumHiddenLayers: 2,
+			NumAttentionHeads: 4,
+			NumKeyValueHeads:  2, HeadDim: 8, RopeTheta: 10000, RMSNormEps: 1e-6, InitializerRange: 0.02,
+			MaxPositionEmbedding: 512, SlidingWindow: 16,
 		}
 	}
 	export := func(c *hf.Config) string {
@@ -103,7 +106,8 @@ func TestAFamilyHasItsDefaultsAndBounds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !c.TieWordEmbeddings || c.SlidingWindow != 16 || c.Window(2) != 15 || c.MaxPositionEmbedding != 4096 || c.HeadDim != 8 || c.NumKeyValueHeads != 4 {
+	if !c.TieWordEmbeddings || c.SlidingWindow != 16 || c.Window(2) != 15 || c.MaxPositionEmbedding != 4096 ||
+		c.HeadDim != 8 || c.NumKeyValueHeads != 4 {
 		t.Errorf("defaults are %+v", c)
 	}
 	c, err = read(`,"sliding_window":null`)
@@ -122,7 +126,8 @@ func TestAFamilyHasItsDefaultsAndBounds(t *testing.T) {
 	if again, err := hf.ReadConfig(out); err != nil || again.SlidingWindow != 0 {
 		t.Errorf("no window, written and read: %+v, %v", again, err)
 	}
-	if _, err := read(`,"rope_scaling":{"rope_type":"linear","factor":2}`); err == nil || !strings.Contains(err.Error(), `"linear" is not supported; cprun has default and yarn`) {
+	if _, err := read(`,"rope_scaling":{"rope_type":"linear","factor":2}`); err == nil ||
+		!strings.Contains(err.Error(), `"linear" is not supported; cprun has default and yarn`) {
 		t.Errorf("linear scaling of a family that has yarn alone: %v", err)
 	}
 	names := map[string]bool{}

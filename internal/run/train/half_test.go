@@ -18,9 +18,11 @@ func TestParityInHalfPrecision(t *testing.T) {
 	}{
 		{"tiny-llama", "bf16", 1, "memory.recompute=none"}, {"tiny-llama", "bf16", 2, "memory.recompute=full"},
 		{"tiny-llama", "bf16", 4, "memory.recompute=selective"}, {"tiny-llama", "bf16", 2, "memory.shard=gradients"},
-		{"tiny-llama", "bf16", 2, "parallel.algorithm=allgather"}, {"tiny-llama", "bf16", 2, "parallel.algorithm=ulysses"},
+		{"tiny-llama", "bf16", 2, "parallel.algorithm=allgather"},
+		{"tiny-llama", "bf16", 2, "parallel.algorithm=ulysses"},
 		{"tiny-llama", "bf16", 2, "attention.backend=reference"}, {"tiny-llama", "fp16", 2, "memory.shard=optimizer"},
-		{"tiny-llama-tied-clip", "bf16", 2, "memory.recompute=none"}, {"tiny-llama-tied-clip", "fp16", 1, "memory.recompute=none"},
+		{"tiny-llama-tied-clip", "bf16", 2, "memory.recompute=none"},
+		{"tiny-llama-tied-clip", "fp16", 1, "memory.recompute=none"},
 	} {
 		e := readExpect(t, v.fixture)
 		e.Steps = min(e.Steps, 6)
@@ -42,13 +44,15 @@ func TestHalfPrecisionRepeats(t *testing.T) {
 		}
 	}
 	for _, ranks := range []int{2, 4} {
-		for _, more := range []string{"parallel.algorithm=ring", "parallel.algorithm=hierarchical", "data.pack_documents=true"} {
+		for _, more := range []string{"parallel.algorithm=ring", "parallel.algorithm=hierarchical",
+			"data.pack_documents=true"} {
 			one := want
 			if more == "data.pack_documents=true" {
 				one = mustRun(t, load(t, tiny(t), 1, append(set, more)...), 1, train.Options{}).steps
 			}
 			cfg := load(t, tiny(t), ranks, append(set, more)...)
-			closeTo(t, fmt.Sprintf("%d ranks, %s", ranks, more), mustRun(t, cfg, ranks, train.Options{}).steps, one, within["bf16"].loss)
+			closeTo(t, fmt.Sprintf("%d ranks, %s", ranks, more), mustRun(t, cfg, ranks, train.Options{}).steps, one,
+				within["bf16"].loss)
 		}
 	}
 }

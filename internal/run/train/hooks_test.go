@@ -44,7 +44,8 @@ func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
 					t.Errorf("tied %t: bucket %d begins twice", tied, b)
 				}
 				for _, other := range open {
-					if flat.Buckets[b].Size() > 0 && flat.Buckets[other].Size() > 0 && slot[other] == state.StageOf(flat, b) {
+					if flat.Buckets[b].Size() > 0 && flat.Buckets[other].Size() > 0 &&
+						slot[other] == state.StageOf(flat, b) {
 						t.Errorf("tied %t: buckets %d and %d are staged in one memory", tied, b, other)
 					}
 				}
@@ -62,7 +63,8 @@ func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
 		}
 		n := int(flat.Size())
 		weights, grads := tensor.New(tensor.F32, n), tensor.New(tensor.F32, n)
-		m := model.New(cfg, dev.Ops, noAttention{}, model.Params{Layout: flat, Weights: weights, Compute: weights, Grads: grads}, model.Options{Hooks: hooks})
+		m := model.New(cfg, dev.Ops, noAttention{}, model.Params{Layout: flat, Weights: weights, Compute: weights,
+			Grads: grads}, model.Options{Hooks: hooks})
 		ids := tensor.New(tensor.I32, 1, 3, 1, 1)
 		table := tensor.New(tensor.F32, 1, 3, 1, 2)
 		b := model.Batch{IDs: ids, Targets: ids, Cos: table, Sin: table}

@@ -17,7 +17,8 @@ func labelled(t *testing.T, labels []string) string {
 	t.Helper()
 	ids := strings.Fields("3 1 4 15 9 2 6 5 3 5 8 9 7")
 	line := func(from, to int) string {
-		return fmt.Sprintf(`{"input_ids":[%s],"labels":[%s]}`, strings.Join(ids[from:to], ","), strings.Join(labels[from:to], ","))
+		return fmt.Sprintf(`{"input_ids":[%s],"labels":[%s]}`, strings.Join(ids[from:to], ","),
+			strings.Join(labels[from:to], ","))
 	}
 	path := filepath.Join(t.TempDir(), "a.jsonl")
 	if err := os.WriteFile(path, []byte(line(0, 7)+"\n"+line(7, 13)+"\n"), 0o666); err != nil {
@@ -65,7 +66,8 @@ func TestLabelsSayWhatIsLearned(t *testing.T) {
 			cfg := load(t, labelled(t, mask), r.ranks, pack, "parallel.layout="+r.layout)
 			got := mustRun(t, cfg, r.ranks, train.Options{}).steps
 			if loss := float64(got[0].Loss); !(math.Abs(loss-sum/float64(n)) <= 2e-6) {
-				t.Errorf("%s, %d ranks, %s: loss %v, want %v, the mean of %d places", pack, r.ranks, r.layout, loss, sum/float64(n), n)
+				t.Errorf("%s, %d ranks, %s: loss %v, want %v, the mean of %d places", pack, r.ranks, r.layout, loss,
+					sum/float64(n), n)
 			}
 			if want == nil {
 				want = got
@@ -150,7 +152,8 @@ func TestBatchesWithoutTargetsAreSkipped(t *testing.T) {
 		var notices []string
 		for i, cut := range append(c.cuts, 7) {
 			cfg := load(t, yaml, c.ranks, fmt.Sprintf("train.steps=%d", cut))
-			out := mustRunAhead(t, cfg, c.ranks, train.Options{RunDir: dir, RunID: fmt.Sprint(i), Resume: i > 0}, c.ahead)
+			out := mustRunAhead(t, cfg, c.ranks, train.Options{RunDir: dir, RunID: fmt.Sprint(i), Resume: i > 0},
+				c.ahead)
 			s, notices = append(s, out.steps...), append(notices, out.notices...)
 		}
 		closeTo(t, fmt.Sprint(c), withLoss(s), want, 2e-5)
@@ -168,7 +171,8 @@ func TestBatchesWithoutTargetsAreSkipped(t *testing.T) {
 // A mixture goes on where it stopped, and draws the same on any ranks.
 func TestMixturesGoOn(t *testing.T) {
 	dir := t.TempDir()
-	for name, text := range map[string]string{"a.txt": strings.Repeat("to be or not to be, ", 20), "b.txt": strings.Repeat("0123456789 ", 30)} {
+	for name, text := range map[string]string{"a.txt": strings.Repeat("to be or not to be, ", 20),
+		"b.txt": strings.Repeat("0123456789 ", 30)} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
 			t.Fatal(err)
 		}

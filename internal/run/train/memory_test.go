@@ -31,7 +31,8 @@ func (c *counted) Alloc(n int64) (tensor.Memory, error) {
 
 // onRanks makes a trainer on each of some ranks in this process, on devices that count and are
 // changed, and has f look at it.
-func onRanks(t *testing.T, ranks int, cfg *config.Config, room plan.Memory, change func(*device.Device), f func(tr *Trainer, c *counted) error) {
+func onRanks(t *testing.T, ranks int, cfg *config.Config, room plan.Memory, change func(*device.Device),
+	f func(tr *Trainer, c *counted) error) {
 	t.Helper()
 	streams, compute := make([]*tensor.HostStream, ranks), make([]tensor.Stream, ranks)
 	for r := range ranks {
@@ -82,7 +83,8 @@ func TestThePlanIsWhatARunTakes(t *testing.T) {
 				for _, recompute := range []string{"none", "selective", "full"} {
 					set := []string{
 						"data.seq_len=91", "train.micro_batch_size=2", "train.global_batch_size=2", "train.steps=20",
-						"memory.shard=" + shard, "precision.compute=" + compute, fmt.Sprintf("data.pack_documents=%t", packed), "memory.recompute=" + recompute,
+						"memory.shard=" + shard, "precision.compute=" + compute,
+						fmt.Sprintf("data.pack_documents=%t", packed), "memory.recompute=" + recompute,
 						"memory.loss_chunk=15",
 					}
 					checkPlan(t, ranks, !packed, set)
@@ -91,7 +93,10 @@ func TestThePlanIsWhatARunTakes(t *testing.T) {
 		}
 	}
 	for _, set := range [][]string{
-		{"parallel.algorithm=allgather", "memory.recompute=full"}, {"parallel.algorithm=ulysses"}, {"parallel.algorithm=allgather", "parallel.gather_heads=1"}, {"parallel.algorithm=hierarchical", "parallel.ulysses_degree=3", "train.micro_batch_size=2", "train.global_batch_size=2"},
+		{"parallel.algorithm=allgather", "memory.recompute=full"}, {"parallel.algorithm=ulysses"},
+		{"parallel.algorithm=allgather", "parallel.gather_heads=1"},
+		{"parallel.algorithm=hierarchical", "parallel.ulysses_degree=3", "train.micro_batch_size=2",
+			"train.global_batch_size=2"},
 		{"model={sliding_window: 27, layer_types: [full_attention, sliding_attention, full_attention, sliding_attention]}", "model.num_hidden_layers=4", "parallel.layout=contiguous"},
 		{"parallel.layout=striped"}, {"parallel.layout=contiguous", "model.sliding_window=12"},
 		{"model.architecture=qwen3", "model.tie_word_embeddings=false"},
@@ -101,7 +106,8 @@ func TestThePlanIsWhatARunTakes(t *testing.T) {
 }
 
 // small makes the example's model quick to train; its tensors stay of different sizes, none a multiple of another's.
-var small = []string{"model.hidden_size=56", "model.intermediate_size=136", "model.num_hidden_layers=3", "data.validation.samples=1"}
+var small = []string{"model.hidden_size=56", "model.intermediate_size=136", "model.num_hidden_layers=3",
+	"data.validation.samples=1"}
 
 // checkPlan compares a plan with the trainers of a config, and with what a step of them takes,
 // where the CPU can run it.
@@ -136,7 +142,8 @@ func checkPlan(t *testing.T, ranks int, run bool, set []string) {
 			{"all", c.bytes.Load() - sumsBytes, m.Planned()},
 			{"weights", held(s.Masters), m.Weights},
 			{"moments", held(s.M, s.V), m.Optimizer},
-			{"batches", held(tr.train.inputs.mem.Blocks[:]...) + held(tr.train.inputs.mem.Cos, tr.train.inputs.mem.Sin), m.Batches},
+			{"batches", held(tr.train.inputs.mem.Blocks[:]...) + held(tr.train.inputs.mem.Cos, tr.train.inputs.mem.Sin),
+				m.Batches},
 		} {
 			if i.got != i.want {
 				t.Errorf("%v: %s: %d bytes were asked for, planned are %d", set, i.name, i.got, i.want)

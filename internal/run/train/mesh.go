@@ -3,7 +3,6 @@ package train
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/cprun/cprun/comm"
@@ -72,12 +71,6 @@ func (m *mesh) join(ctx context.Context) (err error) {
 		return fmt.Errorf("context groups: %w", err)
 	}
 	return nil
-}
-
-// reducing lists, for each bucket, the group that reduces its gradients and gathers its weights:
-// all ranks, since every rank has every parameter. They are joined.
-func (m *mesh) reducing(flat *model.FlatLayout) []comm.Communicator {
-	return slices.Repeat([]comm.Communicator{m.state}, len(flat.Buckets))
 }
 
 // places lists this rank's place in each of those groups, before they are joined.

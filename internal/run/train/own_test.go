@@ -11,7 +11,8 @@ import (
 
 // A rank whose own save has failed is the cause, even where it hears of it from another rank first.
 func TestOwnFaultsAreNoVictims(t *testing.T) {
-	told := fmt.Errorf("metrics of step 13: %w", &comm.PeerError{Rank: 1, Name: "rank 1", Cause: errors.New("rank 2: no space left on device")})
+	told := fmt.Errorf("metrics of step 13: %w", &comm.PeerError{Rank: 1, Name: "rank 1",
+		Cause: errors.New("rank 2: no space left on device")})
 	own := errors.New("shard-00002-of-00003.safetensors: no space left on device")
 	err := withOwn(told, []error{nil, own, comm.ErrAborted, told})
 	if comm.IsRemote(err) || !errors.Is(err, own) || !strings.Contains(err.Error(), "metrics of step 13") {

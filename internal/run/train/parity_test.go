@@ -128,11 +128,15 @@ func runLocal(t *testing.T, cfg *config.Config, ranks int, o train.Options) (out
 // runOn does so on devices that are changed.
 func runOn(t *testing.T, cfg *config.Config, ranks int, o train.Options, change func(*device.Device)) (outcome, error) {
 	t.Helper()
-	return runJoined(t, cfg, ranks, o, change, func(host *comm.Group, _ *device.Device) (comm.Communicator, error) { return host, nil })
+	return runJoined(t, cfg, ranks, o, change, func(host *comm.Group, _ *device.Device) (comm.Communicator,
+		error) {
+		return host, nil
+	})
 }
 
 // runJoined does so on devices that are joined in a way of their own.
-func runJoined(t *testing.T, cfg *config.Config, ranks int, o train.Options, change func(*device.Device), join func(*comm.Group, *device.Device) (comm.Communicator, error)) (outcome, error) {
+func runJoined(t *testing.T, cfg *config.Config, ranks int, o train.Options, change func(*device.Device),
+	join func(*comm.Group, *device.Device) (comm.Communicator, error)) (outcome, error) {
 	t.Helper()
 	if o.RunDir == "" {
 		o.RunDir = t.TempDir()
@@ -289,7 +293,8 @@ func TestParity(t *testing.T) {
 						e = whole.begin()
 					}
 					what := fmt.Sprintf("%s, %d ranks, %s, %s", entry.Name(), ranks, layout, algorithm)
-					cfg := load(t, parityYAML(entry.Name(), e), ranks, "parallel.layout="+layout, "parallel.algorithm="+algorithm)
+					cfg := load(t, parityYAML(entry.Name(), e), ranks, "parallel.layout="+layout,
+						"parallel.algorithm="+algorithm)
 					follows(t, what, mustRun(t, cfg, ranks, train.Options{}).steps, e, "fp32")
 				}
 			}
@@ -308,7 +313,8 @@ func TestVariantsFollowTheSameCurve(t *testing.T) {
 		set   string
 	}{
 		{2, "memory.recompute=selective"}, {2, "memory.recompute=full"}, {3, "memory.loss_chunk=17"},
-		{4, "parallel={algorithm: allgather, gather_heads: 1}"}, {4, "memory.shard=optimizer"}, {3, "memory.shard=optimizer"}, {2, "attention.backend=reference"},
+		{4, "parallel={algorithm: allgather, gather_heads: 1}"}, {4, "memory.shard=optimizer"},
+		{3, "memory.shard=optimizer"}, {2, "attention.backend=reference"},
 	} {
 		cfg := load(t, parityYAML(name, e), v.ranks, v.set)
 		follows(t, v.set, mustRun(t, cfg, v.ranks, train.Options{}).steps, e, "fp32")

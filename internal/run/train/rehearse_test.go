@@ -46,7 +46,9 @@ func TestKernelsGetReady(t *testing.T) {
 		"model={sliding_window: 9, layer_types: [full_attention, sliding_attention, full_attention, sliding_attention]}": 4,
 		"data.pack_documents=true": 0,
 	} {
-		cfg, err := config.Load("../../../examples/opticks.yaml", config.Options{Ranks: ranks, Device: "cpu", Set: []string{"data.seq_len=100", "model.num_hidden_layers=4", set}})
+		cfg, err := config.Load("../../../examples/opticks.yaml",
+			config.Options{Ranks: ranks, Device: "cpu",
+				Set: []string{"data.seq_len=100", "model.num_hidden_layers=4", set}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -55,7 +57,8 @@ func TestKernelsGetReady(t *testing.T) {
 			t.Fatal(err)
 		}
 		var passes atomic.Int64
-		onRanks(t, ranks, cfg, m, func(d *device.Device) { d.Kernel = planned{d.Kernel, &passes} }, func(*Trainer, *counted) error { return nil })
+		onRanks(t, ranks, cfg, m, func(d *device.Device) { d.Kernel = planned{d.Kernel, &passes} },
+			func(*Trainer, *counted) error { return nil })
 		if got := passes.Load(); got != want*ranks {
 			t.Errorf("%s: told of %d passes on %d ranks, want %d on each", set, got, ranks, want)
 		}
@@ -115,8 +118,11 @@ func (p watchedBackward) Block(b attention.GradBlock) error {
 func TestKernelsGetReadyForEachKind(t *testing.T) {
 	const ranks = 2
 	for _, algorithm := range []string{"ring", "ulysses", "allgather"} {
-		cfg, err := config.Load("../../../examples/opticks.yaml", config.Options{Ranks: ranks, Device: "cpu", Set: append([]string{
-			"data.seq_len=100", "parallel.algorithm=" + algorithm, "model={sliding_window: 9, layer_types: [full_attention, sliding_attention, full_attention]}"}, small...)})
+		cfg, err := config.Load("../../../examples/opticks.yaml",
+			config.Options{Ranks: ranks, Device: "cpu", Set: append([]string{
+				"data.seq_len=100", "parallel.algorithm=" + algorithm,
+				"model={sliding_window: 9, layer_types: [full_attention, sliding_attention, full_attention]}"},
+				small...)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -131,9 +137,10 @@ func TestKernelsGetReadyForEachKind(t *testing.T) {
 			defer mu.Unlock()
 			calls[call] = true
 		}
-		onRanks(t, ranks, cfg, m, func(d *device.Device) { d.Kernel = watched{d.Kernel, attention.Idle{}, saw} }, func(tr *Trainer, _ *counted) error {
-			return tr.oneStep(t.Context())
-		})
+		onRanks(t, ranks, cfg, m, func(d *device.Device) { d.Kernel = watched{d.Kernel, attention.Idle{}, saw} },
+			func(tr *Trainer, _ *counted) error {
+				return tr.oneStep(t.Context())
+			})
 		for call := range calls {
 			other := map[string]string{"plan": "step", "step": "plan"}[call[:4]] + call[4:]
 			if !calls[other] {

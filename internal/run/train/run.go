@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/metrics"
 	"github.com/cprun/cprun/internal/model/state"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Options are the inputs of a run besides its config.
@@ -38,7 +41,8 @@ type Options struct {
 	// Timed is called when a part of the start begins; the function that it returns is called at the part's end. It
 	// may be nil, and is called by several goroutines.
 	Timed func(part string) (end func())
-	// BoundGarbage says that the process is this rank's alone, and that it computes in memory of Go: see state.BoundGarbage.
+	// BoundGarbage says that the process is this rank's alone, and that it computes in memory of Go: see
+	// state.BoundGarbage.
 	BoundGarbage bool
 }
 
@@ -90,7 +94,6 @@ type Report struct {
 	Took, Stood time.Duration
 }
 
-// A run is a trainer with its outputs.
 type run struct {
 	*Trainer
 	opts   Options
@@ -110,7 +113,6 @@ type run struct {
 	deadline time.Duration // that was set for it; 0: none
 }
 
-// A saving is a save in progress.
 type saving struct {
 	step  int // 0: there is none
 	began time.Time
@@ -120,7 +122,8 @@ type saving struct {
 // Run trains on this rank until the config's steps are done or some rank is asked to stop.
 // Every rank of the world calls it with the same config. stopped says that it ended on
 // request, with a checkpoint from which the same call goes on.
-func Run(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o Options) (stopped bool, err error) {
+func Run(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o Options) (stopped bool,
+	err error) {
 	o.report(Report{Kind: Phase, Text: "setup"})
 	t, err := newTrainer(ctx, cfg, dev, world, &o)
 	if err != nil {
@@ -181,11 +184,12 @@ func withOwn(err error, closing []error) error {
 	}
 }
 
-// open opens the outputs of the run.
 func (r *run) open(ctx context.Context) (err error) {
 	from := r.from
 	r.logged = r.step
-	r.countWaits()
+	if s, ok := r.dev.Stream.(tensor.WaitCounter); ok {
+		s.CountWaits()
+	}
 	r.began, r.own = r.step, from != "" && filepath.Dir(from) == r.opts.checkpoints()
 	if from != "" {
 		r.opts.notice(fmt.Sprintf("going on from step %d of %s", r.step, from))
@@ -195,7 +199,8 @@ func (r *run) open(ctx context.Context) (err error) {
 	}
 	c := r.cfg.Checkpoint
 	r.saver, err = checkpoint.NewSaver(r.mesh.saves, checkpoint.Options{
-		Dir: r.dirs.checkpoints, RunID: r.opts.RunID, Keep: c.Keep, Async: c.Async, Locked: r.opts.Locked, Beat: beat(r.cfg),
+		Dir: r.dirs.checkpoints, RunID: r.opts.RunID, Keep: c.Keep, Async: c.Async, Locked: r.opts.Locked,
+		Beat:  beat(r.cfg),
 		Start: r.opts.Start, Local: c.Local,
 		Warn: func(err error) { r.opts.notice(err.Error()) },
 	})
@@ -204,7 +209,8 @@ func (r *run) open(ctx context.Context) (err error) {
 	}
 	if r.mesh.world.Rank() == 0 {
 		l := r.cfg.Log
-		r.out, err = metrics.Open(metrics.Options{Dir: r.dirs.run, Resumed: int64(r.step), TensorBoard: l.TensorBoard, Config: r.opts.ConfigYAML, Prometheus: l.Prometheus, Warn: r.opts.notice})
+		r.out, err = metrics.Open(metrics.Options{Dir: r.dirs.run, Resumed: int64(r.step), TensorBoard: l.TensorBoard,
+			Config: r.opts.ConfigYAML, Prometheus: l.Prometheus, Warn: r.opts.notice})
 		if err != nil {
 			return fmt.Errorf("metrics: %w", err)
 		}
@@ -258,7 +264,8 @@ func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 	done, due := r.step, false // steps finished; a checkpoint is due by time
 	r.savedAt = time.Now()
 	for done < steps {
-		for !stopped && !due && len(queue) <= r.dev.RunAhead && r.step < steps && (len(queue) == 0 || !r.drains(r.step)) {
+		for !stopped && !due && len(queue) <= r.dev.RunAhead && r.step < steps &&
+			(len(queue) == 0 || !r.drains(r.step)) {
 			r.opts.report(Report{Kind: Phase, Text: "step", Step: int64(r.step)})
 			f, err := r.queue(ctx)
 			if err != nil {
@@ -303,7 +310,6 @@ func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 	return false, r.settle(ctx)
 }
 
-// queue queues the next step.
 func (r *run) queue(ctx context.Context) (*flight, error) {
 	if r.step == r.began {
 		defer r.opts.timed("queueing it")() // products get their algorithms then, and peers are reached
@@ -314,12 +320,8 @@ func (r *run) queue(ctx context.Context) (*flight, error) {
 // due reports whether the time for a checkpoint has come. Rank 0's clock decides.
 func (r *run) due() bool {
 	every := r.cfg.Checkpoint.Interval
-	return every > 0 && !r.opts.NoSave && r.mesh.world.Rank() == 0 && r.saving.step == 0 && time.Since(r.savedAt) >= every
-}
-
-// epoch returns the passes over the data after a number of steps.
-func (r *run) epoch(steps int) float64 {
-	return float64(steps) * float64(r.cfg.Train.GlobalBatchSize) / float64(r.train.loader.Samples())
+	return every > 0 && !r.opts.NoSave && r.mesh.world.Rank() == 0 && r.saving.step == 0 &&
+		time.Since(r.savedAt) >= every
 }
 
 // validates reports whether a validation follows a step, the n-th of the run; saves, whether a checkpoint
@@ -364,7 +366,8 @@ func (r *run) after(ctx context.Context, res Result) error {
 		finite = together{err} // by numbers that are the same on every rank
 	}
 	if finite == nil && res.Lowered > 0 {
-		r.opts.notice(fmt.Sprintf("step %d: gradients overflowed in fp16, the step is skipped; loss scale %.0f", res.Step, res.Lowered))
+		r.opts.notice(fmt.Sprintf("step %d: gradients overflowed in fp16, the step is skipped; loss scale %.0f",
+			res.Step, res.Lowered))
 	}
 	if n := res.Blank; n > 0 && n&(n-1) == 0 { // the 1st, 2nd, 4th, …: they may be many
 		r.opts.notice(fmt.Sprintf("step %d: none of its tokens is a target, so it is skipped and nothing is updated "+
@@ -383,7 +386,8 @@ func (r *run) after(ctx context.Context, res Result) error {
 	if told {
 		mean = (waited - r.waited).Seconds() / float64(res.Step-r.logged) // of the steps since the last log
 	}
-	most, err := maximum(ctx, world, float64(r.dev.Store.MemoryBytes()), mean, r.longest.Seconds(), res.Load.imbalance(), float64(res.Load.sent))
+	most, err := maximum(ctx, world, float64(r.dev.Store.MemoryBytes()), mean, r.longest.Seconds(),
+		res.Load.imbalance(), float64(res.Load.sent))
 	r.waited, r.logged = waited, res.Step
 	if err != nil {
 		return fmt.Errorf("metrics of step %d: %w", res.Step, err)
@@ -398,8 +402,10 @@ func (r *run) after(ctx context.Context, res Result) error {
 	}
 	tps := metrics.PerSecond(float64(res.Tokens), res.Took.Seconds())
 	tflops := metrics.TFLOPs(res.FLOPs, res.Took.Seconds(), world.Size())
+	epoch := float64(res.Step) * float64(r.cfg.Train.GlobalBatchSize) / float64(r.train.loader.Samples())
 	m := metrics.Step{
-		Time: metrics.Time(time.Now()), Step: int64(res.Step), Epoch: metrics.Float(r.epoch(res.Step)), Loss: metrics.Float(res.Loss), GradNorm: metrics.Float(res.GradNorm), LR: metrics.Float(res.LR),
+		Time: metrics.Time(time.Now()), Step: int64(res.Step), Epoch: metrics.Float(epoch),
+		Loss: metrics.Float(res.Loss), GradNorm: metrics.Float(res.GradNorm), LR: metrics.Float(res.LR),
 		Tokens: res.Trained, StepSeconds: metrics.Float(res.Took.Seconds()), TokensPerSecond: tps,
 		TokensPerSecondPerDevice: metrics.PerDevice(tps, world.Size()), TFLOPsPerDevice: tflops,
 		MFU: metrics.MFU(tflops, r.dev.PeakTFLOPs), MemoryBytes: int64(most[0]), CommWaitSeconds: wait,
@@ -414,4 +420,70 @@ func (r *run) after(ctx context.Context, res Result) error {
 	}
 	r.opts.report(Report{Kind: Progressed, Step: int64(res.Step), Steps: int64(steps), Metrics: m, Left: left})
 	return finite
+}
+
+// runDirs holds open the directories that a rank writes into: no link in them leads out of the
+// run directory, and one that is removed under the run is not made again.
+type runDirs struct {
+	run, checkpoints, logs *os.Root
+}
+
+// openDirs opens a run directory, which is there, and those in it.
+func openDirs(path string) (d runDirs, err error) {
+	if d.run, err = files.OpenDir(path); err != nil {
+		return d, err
+	}
+	if d.checkpoints, err = files.Sub(d.run, "checkpoints"); err == nil {
+		d.logs, err = files.Private(d.run, "logs")
+	}
+	if err != nil {
+		return runDirs{}, errors.Join(err, d.close())
+	}
+	return d, nil
+}
+
+func (d *runDirs) close() error {
+	var errs []error
+	for _, root := range []*os.Root{d.logs, d.checkpoints, d.run} {
+		if root != nil {
+			errs = append(errs, root.Close())
+		}
+	}
+	*d = runDirs{}
+	return errors.Join(errs...)
+}
+
+// What parallel.deadline: auto takes, so that a rank that stands still costs a run little, and
+// one that is slow for a while, as a shared file system may make it, does not end it.
+const (
+	deadlineSteps = 20              // of the longest
+	deadlineLeast = 2 * time.Minute // what a shared file system may stand still for
+	deadlineMost  = 5 * time.Minute // but never less than deadlineMin of the longest steps
+	deadlineMin   = 5
+
+	// timedSteps have to be timed before, and the first, which sets things up, is not counted.
+	timedSteps = 3
+)
+
+// deadlineOf returns how long a rank may stand still where the longest step takes so long.
+func deadlineOf(longest time.Duration) time.Duration {
+	return max(min(deadlineSteps*longest, deadlineMost), deadlineMin*longest, deadlineLeast)
+}
+
+// beat returns how often a rank that is at the disk says so to those that wait for it.
+func beat(cfg *config.Config) time.Duration {
+	return min(2*time.Second, cfg.Parallel.Patience()/4)
+}
+
+// hurry sets the deadline by the longest step of any rank so far. All ranks call it at the same
+// points, with the same time.
+func (r *run) hurry(step int, longest time.Duration) {
+	if r.cfg.Parallel.Deadline != 0 || step-r.began < timedSteps {
+		return
+	}
+	// A little longer is no reason to set it anew.
+	if d := deadlineOf(longest); r.deadline == 0 || d > r.deadline*11/10 {
+		r.deadline = d
+		r.mesh.setDeadline(d)
+	}
 }

@@ -22,7 +22,8 @@ import (
 func tiny(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	for i, text := range []string{"to be or not to be", "that is the question:", "whether 'tis nobler in the mind to suffer"} {
+	for i, text := range []string{"to be or not to be", "that is the question:",
+		"whether 'tis nobler in the mind to suffer"} {
 		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.txt", i)), []byte(text), 0o666); err != nil {
 			t.Fatal(err)
 		}
@@ -83,7 +84,8 @@ func TestRanksLeaveNoTrace(t *testing.T) {
 func textFile(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "val.txt")
-	if err := os.WriteFile(path, []byte(strings.Repeat("the slings and arrows of outrageous fortune. ", 6)), 0o666); err != nil {
+	if err := os.WriteFile(path, []byte(strings.Repeat("the slings and arrows of outrageous fortune. ", 6)),
+		0o666); err != nil {
 		t.Fatal(err)
 	}
 	return path
@@ -94,7 +96,8 @@ func textFile(t *testing.T) string {
 func TestValidationIsTheSameOnAnyRanks(t *testing.T) {
 	val := textFile(t)
 	for _, samples := range []int{3, 0} {
-		set := []string{fmt.Sprintf("data.validation={path: %s, every: 2, samples: %d}", val, samples), "train.global_batch_size=4"}
+		set := []string{fmt.Sprintf("data.validation={path: %s, every: 2, samples: %d}", val, samples),
+			"train.global_batch_size=4"}
 		var want []float64
 		for _, r := range []struct {
 			ranks int
@@ -118,7 +121,8 @@ func TestValidationIsTheSameOnAnyRanks(t *testing.T) {
 			}
 			for i := range got {
 				if !(math.Abs(got[i]-want[i]) <= 1e-5) {
-					t.Errorf("%d samples, %d ranks, %v: validation %d = %v, want %v", samples, r.ranks, r.set, i, got[i], want[i])
+					t.Errorf("%d samples, %d ranks, %v: validation %d = %v, want %v", samples, r.ranks, r.set, i,
+						got[i], want[i])
 				}
 			}
 		}
@@ -146,7 +150,8 @@ func TestMetricsBeginAtStep0(t *testing.T) {
 		got = append(got, fmt.Sprintf("%d %t %.3f %t", s.Step, s.Loss.Known(), float64(s.Epoch), s.ValLoss != nil))
 	}
 	// Two samples of 37 tokens are in 78 bytes of text.
-	if want := []string{"0 false 0.000 true", "1 true 0.500 false", "2 true 1.000 true", "3 true 1.500 false", "4 true 2.000 true"}; !slices.Equal(got, want) {
+	if want := []string{"0 false 0.000 true", "1 true 0.500 false", "2 true 1.000 true", "3 true 1.500 false",
+		"4 true 2.000 true"}; !slices.Equal(got, want) {
 		t.Errorf("step, loss, epoch, validation: %q, want %q", got, want)
 	}
 }
@@ -163,7 +168,8 @@ func stopAfter(step int64, o *train.Options) {
 }
 
 func TestStopAndResumeRepeatBitForBit(t *testing.T) {
-	for _, set := range []string{"memory.shard=none", "memory.shard=optimizer", "memory.shard=gradients", "precision.compute=bf16"} {
+	for _, set := range []string{"memory.shard=none", "memory.shard=optimizer", "memory.shard=gradients",
+		"precision.compute=bf16"} {
 		for _, ranks := range []int{1, 3} {
 			cfg := load(t, tiny(t), ranks, set, "train.steps=9", "checkpoint.async=true")
 			want := mustRun(t, cfg, ranks, train.Options{}).steps
@@ -246,7 +252,8 @@ func TestStepsWithoutTargetsHaveNoLoss(t *testing.T) {
 	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	cfg := load(t, tiny(t), 2, "data={path: "+path+", pack_documents: true, eos_token_id: 97, shuffle: false, validation: {path: "+path+", every: 2, samples: 1}}", "train.steps=2")
+	cfg := load(t, tiny(t), 2,
+		"data={path: "+path+", pack_documents: true, eos_token_id: 97, shuffle: false, validation: {path: "+path+", every: 2, samples: 1}}", "train.steps=2")
 	steps := mustRun(t, cfg, 2, train.Options{}).steps
 	if len(steps) != 2 || steps[0].Loss.Known() || steps[0].GradNorm != 0 || !(steps[1].Loss > 0) {
 		t.Errorf("steps %+v, want one without a loss and one with", steps)
@@ -271,7 +278,8 @@ func TestCheckFindsWhatIsWrongWithTheFiles(t *testing.T) {
 	}
 	// Weights of another shape.
 	e := readExpect(t, "tiny-llama")
-	cfg, err := config.Load(writeYAML(t, parityYAML("tiny-llama", e)), config.Options{Ranks: 1, Set: []string{"model.intermediate_size=64"}})
+	cfg, err := config.Load(writeYAML(t, parityYAML("tiny-llama", e)),
+		config.Options{Ranks: 1, Set: []string{"model.intermediate_size=64"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -158,8 +158,8 @@ func wholesome(s checkpoint.Snapshot) error {
 			g.Go(func() error {
 				for _, x := range data {
 					if x-x != 0 { // neither NaN nor an infinity equals itself less itself
-						return fmt.Errorf("%w: %s holds %v; older checkpoints are left as they are: lower optimizer.lr, or set "+
-							"optimizer.grad_clip", errDiverged, f.Name, x)
+						return fmt.Errorf("%w: %s holds %v; older checkpoints are left as they are: lower optimizer.lr, or "+
+							"set optimizer.grad_clip", errDiverged, f.Name, x)
 					}
 				}
 				return nil

@@ -37,7 +37,8 @@ func TestSavedIsReportedOfWholeCheckpoints(t *testing.T) {
 			}
 			defer c.Close()
 			if c.Manifest.Step < r.Step {
-				t.Errorf("%v: step %d is reported, and the newest whole checkpoint is of step %d", set, r.Step, c.Manifest.Step)
+				t.Errorf("%v: step %d is reported, and the newest whole checkpoint is of step %d", set, r.Step,
+					c.Manifest.Step)
 			}
 		}})
 		if want := []int64{2, 4, 6, 7}; !slices.Equal(saved, want) {
@@ -131,7 +132,8 @@ func TestDamagedCheckpointsAreNotReplaced(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := runLocal(t, cfg, 1, train.Options{RunDir: first.dir, RunID: "b", Resume: true}); !errors.Is(err, checkpoint.ErrNoneWhole) {
+	if _, err := runLocal(t, cfg, 1, train.Options{RunDir: first.dir, RunID: "b", Resume: true}); !errors.Is(err,
+		checkpoint.ErrNoneWhole) {
 		t.Errorf("going on from damaged checkpoints: %v, want ErrNoneWhole", err)
 	}
 }
@@ -155,7 +157,8 @@ func TestTraceTellsAStory(t *testing.T) {
 	if err := json.Unmarshal(text, &file); err != nil {
 		t.Fatal(err)
 	}
-	labels := regexp.MustCompile(`^step [12](/(forward|backward)/(embedding|head|layer [01](/(hop \d owner \d|gradients home))?)|/optimizer)?$|^weights$`)
+	labels := regexp.MustCompile(
+		`^step [12](/(forward|backward)/(embedding|head|layer [01](/(hop \d owner \d|gradients home))?)|/optimizer)?$|^weights$`)
 	peers := regexp.MustCompile(`^(\d+ bytes (to|from) rank [02](, )?)+$|^\d+ bytes over 3 ranks$`)
 	exchanges, waits := 0, 0
 	parts := map[string]bool{}
@@ -175,14 +178,16 @@ func TestTraceTellsAStory(t *testing.T) {
 				t.Errorf("%s is told as %q", e.Name, e.Args.Detail)
 			}
 		}
-		if e.Name == "wait" && strings.HasPrefix(e.Args.Detail, "exchange: ") && strings.Contains(e.Args.Detail, "from rank") {
+		if e.Name == "wait" && strings.HasPrefix(e.Args.Detail, "exchange: ") &&
+			strings.Contains(e.Args.Detail, "from rank") {
 			waits++
 		}
 	}
 	if exchanges == 0 || waits == 0 {
 		t.Errorf("%d transfers, %d waits for one", exchanges, waits)
 	}
-	for _, part := range []string{"step 1", "step 2", "forward", "backward", "optimizer", "embedding", "layer 1", "head"} {
+	for _, part := range []string{"step 1", "step 2", "forward", "backward", "optimizer", "embedding", "layer 1",
+		"head"} {
 		if !parts[part] {
 			t.Errorf("no slice %q around the work", part)
 		}

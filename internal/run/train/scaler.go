@@ -85,7 +85,6 @@ func (s *scaler) finish(scale, gradNorm float64) (skipped bool, lowered float64)
 	return skipped, lowered
 }
 
-// scalerState names the state of the scaler in checkpoints.
 const scalerState = "loss_scaler"
 
 // save returns the state for a checkpoint, beginning with the scaling of the next step. No step is unfinished.
@@ -116,12 +115,14 @@ func (s *scaler) restore(extra map[string]json.RawMessage, step int) error {
 	for _, x := range states {
 		if frac, _ := math.Frexp(x.Scale); frac != 0.5 || x.Scale < leastScale || x.Scale > mostScale ||
 			x.Good < 0 || x.Good >= growthSteps || x.Skipped < 0 || x.Skipped > step {
-			err = fmt.Errorf("scale %v after %d good and %d skipped steps of %d is none that a run reaches", x.Scale, x.Good,
+			err = fmt.Errorf("scale %v after %d good and %d skipped steps of %d is none that a run reaches", x.Scale,
+				x.Good,
 				x.Skipped, step)
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("%s in the checkpoint's manifest: %w; remove it there, and the scale begins anew", scalerState, err)
+		return fmt.Errorf("%s in the checkpoint's manifest: %w; remove it there, and the scale begins anew",
+			scalerState, err)
 	}
 	s.states = states
 	return nil

@@ -42,7 +42,8 @@ func at(limit float64) func(int) float64 { return func(int) float64 { return lim
 // The schedule is GradScaler's: half after an overflow, double after 2000 good steps in a row.
 func TestScalerFollowsOverflows(t *testing.T) {
 	s := scalerOf(0)
-	if got, want := scales(s, 5, at(1<<14)), []float64{1 << 16, 1 << 15, 1 << 14, 1 << 14, 1 << 14}; !slices.Equal(got, want) {
+	if got, want := scales(s, 5, at(1<<14)), []float64{1 << 16, 1 << 15, 1 << 14, 1 << 14, 1 << 14}; !slices.Equal(got,
+		want) {
 		t.Errorf("scales %v, want %v", got, want)
 	}
 	if got, want := s.states[len(s.states)-1], (scaling{Scale: 1 << 14, Good: 3, Skipped: 2}); got != want {
@@ -121,7 +122,8 @@ func TestScalerIsTheSameHoweverStepsAreWaitedFor(t *testing.T) {
 
 func TestScalerState(t *testing.T) {
 	s := scalerOf(1)
-	extra := map[string]json.RawMessage{scalerState: json.RawMessage(`[{"scale": 2048, "good_steps": 3, "skipped_steps": 5, "new": 1}]`)}
+	extra := map[string]json.RawMessage{scalerState: json.RawMessage(
+		`[{"scale": 2048, "good_steps": 3, "skipped_steps": 5, "new": 1}]`)}
 	if err := s.restore(extra, 8); err != nil || !reflect.DeepEqual(s.states, []scaling{{2048, 3, 5}}) {
 		t.Errorf("restored %+v, %v", s.states, err)
 	}

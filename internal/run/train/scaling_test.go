@@ -34,12 +34,14 @@ func TestScalingLeavesNoTrace(t *testing.T) {
 			cfg := load(t, tiny(t), ranks, append(mode, "train.steps=8")...)
 			want := mustRun(t, cfg, ranks, train.Options{}).steps
 			for ahead := range 2 {
-				out, err := runOn(t, cfg, ranks, train.Options{}, func(d *device.Device) { scaled(d); d.RunAhead = ahead })
+				out, err := runOn(t, cfg, ranks, train.Options{},
+					func(d *device.Device) { scaled(d); d.RunAhead = ahead })
 				if err != nil {
 					t.Fatal(err)
 				}
 				if got := losses(out.steps); got != losses(want) {
-					t.Errorf("%v, %d ranks, %d ahead: with a scale\n%s\nwithout\n%s", mode, ranks, ahead, got, losses(want))
+					t.Errorf("%v, %d ranks, %d ahead: with a scale\n%s\nwithout\n%s", mode, ranks, ahead, got,
+						losses(want))
 				}
 				if len(out.notices) > 0 {
 					t.Errorf("%v: %q", mode, out.notices)
@@ -75,14 +77,16 @@ func (n *narrow) CrossEntropy(loss, logits, targets tensor.View, scale float64, 
 
 // narrowRun trains on devices that scale the loss, of which one overflows, from the step behind
 // done others on.
-func narrowRun(t *testing.T, cfg *config.Config, ranks, ahead, done int, limit func(step int) float64, o train.Options) (outcome, error) {
+func narrowRun(t *testing.T, cfg *config.Config, ranks, ahead, done int, limit func(step int) float64,
+	o train.Options) (outcome, error) {
 	t.Helper()
 	var taken atomic.Bool
 	return runOn(t, cfg, ranks, o, func(d *device.Device) {
 		scaled(d)
 		d.RunAhead = ahead
 		if taken.CompareAndSwap(false, true) {
-			d.Ops = &narrow{Ops: d.Ops, stream: d.Stream.(*tensor.HostStream), tokens: float64(cfg.Data.SeqLen), limit: limit, step: done + 1}
+			d.Ops = &narrow{Ops: d.Ops, stream: d.Stream.(*tensor.HostStream), tokens: float64(cfg.Data.SeqLen),
+				limit: limit, step: done + 1}
 		}
 	})
 }
@@ -109,7 +113,8 @@ func TestOverflowIsSkipped(t *testing.T) {
 		{1, []int64{3, 4, 5, 6, 7, 8}}, // each with the one that was queued behind it
 	} {
 		for _, ranks := range []int{1, 3} {
-			cfg := load(t, tiny(t), ranks, "train.steps=12", "checkpoint.every=1", "checkpoint.keep=0", "memory.shard=gradients")
+			cfg := load(t, tiny(t), ranks, "train.steps=12", "checkpoint.every=1", "checkpoint.keep=0",
+				"memory.shard=gradients")
 			out, err := narrowRun(t, cfg, ranks, c.ahead, 0, falling, train.Options{})
 			if err != nil {
 				t.Fatal(err)
@@ -135,7 +140,8 @@ func TestOverflowIsSkipped(t *testing.T) {
 			}
 			notices(t, what, out.notices, 32768, 16384, 8192)
 			text, err := os.ReadFile(filepath.Join(out.dir, "metrics.jsonl"))
-			if n := strings.Count(string(text), `"grad_norm":null`); err != nil || n != len(c.skipped) || strings.Count(string(text), "\n") != 12 {
+			if n := strings.Count(string(text), `"grad_norm":null`); err != nil || n != len(c.skipped) ||
+				strings.Count(string(text), "\n") != 12 {
 				t.Errorf("%s: %d lines without a gradient norm, %v:\n%s", what, n, err, text)
 			}
 		}
@@ -168,7 +174,8 @@ func TestSkippedStepsDoNotCount(t *testing.T) {
 			scaled(d)
 			d.RunAhead = ahead
 			d.Optim = steps{d.Optim, &told}
-			d.Ops = &narrow{Ops: d.Ops, stream: d.Stream.(*tensor.HostStream), tokens: float64(cfg.Data.SeqLen), limit: falling, step: 1}
+			d.Ops = &narrow{Ops: d.Ops, stream: d.Stream.(*tensor.HostStream), tokens: float64(cfg.Data.SeqLen),
+				limit: falling, step: 1}
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -242,7 +249,8 @@ func TestStopAmongOverflows(t *testing.T) {
 				t.Errorf("%d ahead, stopped after step %d: %t\n%s\nwant\n%s", ahead, stop, first.stopped, got, want)
 			}
 		}
-		drained := load(t, tiny(t), ranks, append(set, "data.validation={path: "+textFile(t)+", every: 1, samples: 1}")...)
+		drained := load(t, tiny(t), ranks, append(set,
+			"data.validation={path: "+textFile(t)+", every: 1, samples: 1}")...)
 		if got := losses(run(drained, 0, train.Options{}).steps); got != want {
 			t.Errorf("%d ahead, with validations\n%s\nwant\n%s", ahead, got, want)
 		}
@@ -279,7 +287,8 @@ func TestOverflowWithoutEndIsDivergence(t *testing.T) {
 		}
 		return 0
 	}, train.Options{})
-	if err == nil || !strings.Contains(err.Error(), "step 20: training diverged") || !strings.Contains(err.Error(), "scale of 1;") {
+	if err == nil || !strings.Contains(err.Error(), "step 20: training diverged") ||
+		!strings.Contains(err.Error(), "scale of 1;") {
 		t.Fatalf("a run that overflows from step 4 on ended with %v", err)
 	}
 	scales := make([]int, 16)

@@ -43,9 +43,11 @@ func TestMastersLeaveNoTrace(t *testing.T) {
 	apart := func(d *device.Device) { d.Masters = true }
 	for _, shard := range []string{"none", "optimizer", "gradients"} {
 		for _, ranks := range []int{1, 3} {
-			cfg := load(t, tiny(t), ranks, "memory.shard="+shard, "train.steps=6", "train.global_batch_size=2", "model.architecture=qwen3")
+			cfg := load(t, tiny(t), ranks, "memory.shard="+shard, "train.steps=6", "train.global_batch_size=2",
+				"model.architecture=qwen3")
 			want := mustRun(t, cfg, ranks, train.Options{}).steps
-			half := load(t, tiny(t), ranks, "memory.shard="+shard, "train.steps=3", "train.global_batch_size=2", "model.architecture=qwen3")
+			half := load(t, tiny(t), ranks, "memory.shard="+shard, "train.steps=3", "train.global_batch_size=2",
+				"model.architecture=qwen3")
 			first, err := runOn(t, half, ranks, train.Options{}, apart)
 			if err != nil {
 				t.Fatal(err)
@@ -93,7 +95,8 @@ func TestCheckpointsMoveBetweenShardings(t *testing.T) {
 // A device that runs ahead does the same steps, with the same bits, and its checkpoints,
 // validations and stops fall where they do on one that does not; a stop is a step late at most.
 func TestRunningAheadLeavesNoTrace(t *testing.T) {
-	set := []string{"train.steps=9", "checkpoint.every=4", "checkpoint.keep=0", "checkpoint.async=true", "memory.shard=gradients", "train.global_batch_size=2"}
+	set := []string{"train.steps=9", "checkpoint.every=4", "checkpoint.keep=0", "checkpoint.async=true",
+		"memory.shard=gradients", "train.global_batch_size=2"}
 	val := "data.validation={path: " + textFile(t) + ", every: 3, samples: 2}"
 	for _, ranks := range []int{1, 3} {
 		cfg := load(t, tiny(t), ranks, append(set, val)...)
@@ -108,7 +111,8 @@ func TestRunningAheadLeavesNoTrace(t *testing.T) {
 					t.Errorf("%d ranks, %d ahead: validation of step %d differs", ranks, ahead, i+1)
 				}
 				if s.Tokens != want.steps[i].Tokens {
-					t.Errorf("%d ranks, %d ahead: %d tokens after step %d, want %d", ranks, ahead, s.Tokens, i+1, want.steps[i].Tokens)
+					t.Errorf("%d ranks, %d ahead: %d tokens after step %d, want %d", ranks, ahead, s.Tokens, i+1,
+						want.steps[i].Tokens)
 				}
 			}
 		}

@@ -28,7 +28,6 @@ type sharing struct {
 	last    bool           // it is the last
 }
 
-// A reduction is gradients on their way.
 type reduction struct {
 	comm.Pending      // nil: there are none
 	bucket       int  // their bucket
@@ -36,7 +35,8 @@ type reduction struct {
 }
 
 func newSharing(d *Device, s *state.State) *sharing {
-	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat, streams: append([]tensor.Stream{d.Stream}, d.Copies...)},
+	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat,
+		streams: append([]tensor.Stream{d.Stream}, d.Copies...)},
 		gathers: make([]comm.Pending, len(s.Flat.Buckets))}
 	x.reduces = make([]reduction, len(s.Flat.Buckets))
 	if s.Staging != nil {
@@ -57,10 +57,8 @@ func (x *sharing) join(world comm.Communicator, groups []comm.Communicator) erro
 	return nil
 }
 
-// hooks returns the hooks of the model's passes.
 func (x *sharing) hooks() model.Hooks { return model.Hooks{Use: x.use, Begin: x.begin, Done: x.done} }
 
-// use makes the compute stream wait for a bucket's weights.
 func (x *sharing) use(bucket int) error {
 	x.label.part("forward", bucket)
 	x.arrive(bucket)
@@ -74,7 +72,6 @@ func (x *sharing) arrive(bucket int) {
 	}
 }
 
-// begin makes room for a bucket's gradients.
 func (x *sharing) begin(bucket int) error {
 	x.label.part("backward", bucket)
 	if x.Staging == nil || x.Staging[bucket].Size() == 0 {
@@ -180,7 +177,6 @@ func (x *sharing) step(sums, norm2 View, u optim.Update) error {
 	return nil
 }
 
-// sum adds v up over all ranks.
 func (x *sharing) sum(v View) error {
 	if x.world.Size() == 1 {
 		return nil
@@ -224,7 +220,6 @@ func (x *sharing) gather(bucket int) error {
 	return nil
 }
 
-// settle makes the compute stream wait for all weights.
 func (x *sharing) settle() {
 	x.label.part("weights", -1)
 	defer x.label.part("", -1)

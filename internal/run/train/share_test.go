@@ -100,7 +100,8 @@ func reference(t *testing.T, flat *model.FlatLayout, by []division) map[[2]int]w
 		for rank := range shareRanks {
 			colour, _ := by[b](rank)
 			n := int(bucket.Size())
-			w := whole{p: tensor.New(tensor.F32, n), g: tensor.New(tensor.F32, n), m: tensor.New(tensor.F32, n), v: tensor.New(tensor.F32, n)}
+			w := whole{p: tensor.New(tensor.F32, n), g: tensor.New(tensor.F32, n), m: tensor.New(tensor.F32, n),
+				v: tensor.New(tensor.F32, n)}
 			for i := range n {
 				tensor.Data[float32](w.p)[i] = weightOf(b, colour, i)
 			}
@@ -138,7 +139,8 @@ func reference(t *testing.T, flat *model.FlatLayout, by []division) map[[2]int]w
 }
 
 // grouped is a rank of a world whose buckets have groups of their own.
-func grouped(ctx context.Context, dev *Device, world comm.Communicator, by []division, shard state.Sharding, masters bool) (*Trainer, error) {
+func grouped(ctx context.Context, dev *Device, world comm.Communicator, by []division, shard state.Sharding,
+	masters bool) (*Trainer, error) {
 	flat := shareLayout()
 	var groups []comm.Communicator
 	var places []state.Group
@@ -150,7 +152,8 @@ func grouped(ctx context.Context, dev *Device, world comm.Communicator, by []div
 		}
 		groups, places = append(groups, g), append(places, state.Group{Rank: g.Rank(), Size: g.Size()})
 	}
-	s, err := state.New(dev, state.Options{Layout: flat, Groups: places, Shard: shard, Compute: tensor.F32, Masters: masters, AdamW: shareRule})
+	s, err := state.New(dev, state.Options{Layout: flat, Groups: places, Shard: shard, Compute: tensor.F32,
+		Masters: masters, AdamW: shareRule})
 	if err != nil {
 		return nil, err
 	}
@@ -403,7 +406,8 @@ func TestCheckpointsOfGroups(t *testing.T) {
 			return err
 		}
 		tr.step, tr.consumed, tr.tokens = 1, 1, 1
-		if err := save(tr, world, refused); err == nil || !strings.Contains(err.Error(), "do not make the whole state") {
+		if err := save(tr, world, refused); err == nil ||
+			!strings.Contains(err.Error(), "do not make the whole state") {
 			t.Errorf("a checkpoint in which groups have different weights of one name: %v", err)
 		}
 		return nil

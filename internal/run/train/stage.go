@@ -52,7 +52,6 @@ func (s *stage) write(ctx context.Context, dst View, fill func(lo int, data []fl
 	})
 }
 
-// read copies src, a float32 vector of the device, to dst.
 func (s *stage) read(ctx context.Context, dst []float32, src View) error {
 	var flush [2]func()
 	take := func(i int) error {
@@ -103,7 +102,6 @@ func (s *stage) each(ctx context.Context, v View, f func(i, lo int, host, part V
 	return nil
 }
 
-// free waits until a piece can be used again.
 func (s *stage) free(ctx context.Context, i int) error {
 	if s.busy[i] == nil {
 		return nil

@@ -61,7 +61,10 @@ func (g *staged) AllReduce(v tensor.View, op comm.Op) (comm.Pending, error) {
 }
 
 func (g *staged) ReduceScatter(dst, src tensor.View, op comm.Op) (comm.Pending, error) {
-	return g.via(dst, src, func(dst, src tensor.View) (comm.Pending, error) { return g.Group.ReduceScatter(dst, src, op) })
+	return g.via(dst, src, func(dst, src tensor.View) (comm.Pending,
+		error) {
+		return g.Group.ReduceScatter(dst, src, op)
+	})
 }
 
 func (g *staged) AllGather(dst, src tensor.View) (comm.Pending, error) {
@@ -69,7 +72,8 @@ func (g *staged) AllGather(dst, src tensor.View) (comm.Pending, error) {
 }
 
 // via makes a call on copies that the host has.
-func (g *staged) via(dst, src tensor.View, call func(dst, src tensor.View) (comm.Pending, error)) (comm.Pending, error) {
+func (g *staged) via(dst, src tensor.View, call func(dst, src tensor.View) (comm.Pending, error)) (comm.Pending,
+	error) {
 	ctx := context.Background()
 	in, err := g.dev.HostVector(src.DType(), src.Size())
 	if err != nil {
@@ -117,14 +121,17 @@ func (g *staged) Close() (err error) {
 func TestStagedGroupsTrain(t *testing.T) {
 	const ranks = 2
 	for shard, algorithm := range map[string]string{"none": "ulysses", "optimizer": "ring", "gradients": "ulysses"} {
-		cfg := load(t, tiny(t), ranks, "memory.shard="+shard, "parallel.algorithm="+algorithm, "model.layer_types=[full_attention, sliding_attention]", "model.sliding_window=10")
+		cfg := load(t, tiny(t), ranks, "memory.shard="+shard, "parallel.algorithm="+algorithm,
+			"model.layer_types=[full_attention, sliding_attention]", "model.sliding_window=10")
 		var o train.Options
 		want := mustRun(t, cfg, ranks, o).steps
-		got, err := runJoined(t, cfg, ranks, o, func(*device.Device) {}, func(host *comm.Group, dev *device.Device) (comm.Communicator, error) {
-			return newStaged(t.Context(), host, dev, func(ctx context.Context, host *comm.Group) (comm.Exchanger, error) {
-				return host.Subgroup(ctx, 0, host.Rank(), dev.Stream)
+		got, err := runJoined(t, cfg, ranks, o, func(*device.Device) {},
+			func(host *comm.Group, dev *device.Device) (comm.Communicator, error) {
+				return newStaged(t.Context(), host, dev, func(ctx context.Context, host *comm.Group) (comm.Exchanger,
+					error) {
+					return host.Subgroup(ctx, 0, host.Rank(), dev.Stream)
+				})
 			})
-		})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -27,7 +27,6 @@ type lane struct {
 	name string
 }
 
-// lanes returns the streams of a trace.
 func (r *run) lanes() []lane {
 	var out []lane
 	add := func(s tensor.Stream, of string) {
@@ -50,13 +49,6 @@ func (r *run) lanes() []lane {
 		}
 	}
 	return out
-}
-
-// countWaits makes the compute stream time its waits, if it does so only on demand.
-func (r *run) countWaits() {
-	if s, ok := r.dev.Stream.(tensor.WaitCounter); ok {
-		s.CountWaits()
-	}
 }
 
 // waitedFor returns the time that the compute stream has waited for transfers, if known.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -111,7 +112,8 @@ func Schedule(cfg *config.Config) (optim.Schedule, error) {
 func (t *Trainer) hold(o *Options) error {
 	defer o.timed("memory")()
 	c, world := t.cfg.Optimizer, t.mesh.world
-	adamw := optim.AdamW{Beta1: c.Betas[0], Beta2: c.Betas[1], Eps: c.Eps, WeightDecay: c.WeightDecay, MaxNorm: c.GradClip}
+	adamw := optim.AdamW{Beta1: c.Betas[0], Beta2: c.Betas[1], Eps: c.Eps, WeightDecay: c.WeightDecay,
+		MaxNorm: c.GradClip}
 	flat := model.NewLayout(&t.cfg.Model.Config, world.Size())
 	s, err := state.New(t.dev, state.Options{
 		Layout: flat, Groups: t.mesh.places(flat),
@@ -148,10 +150,10 @@ func (t *Trainer) populate(ctx context.Context, o *Options) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	return t.share.join(t.mesh.state, t.mesh.reducing(t.share.Flat))
+	// every rank has every parameter, so all reduce the gradients and gather the weights of each bucket
+	return t.share.join(t.mesh.state, slices.Repeat([]comm.Communicator{t.mesh.state}, len(t.share.Flat.Buckets)))
 }
 
-// feeds opens the data.
 func (t *Trainer) feeds(o *Options) (err error) {
 	defer o.timed("data")()
 	cfg := t.cfg
@@ -171,7 +173,6 @@ func (t *Trainer) feeds(o *Options) (err error) {
 	return nil
 }
 
-// build allocates all else that the rank computes in.
 func (t *Trainer) build(room state.Room) (err error) {
 	cfg, shape := t.cfg, &t.cfg.Model.Config
 	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk,
@@ -229,7 +230,6 @@ type Result struct {
 	Took time.Duration
 }
 
-// A flight is a queued step.
 type flight struct {
 	r     Result
 	valid int     // targets
@@ -323,7 +323,6 @@ func (t *Trainer) update(ctx context.Context, f *flight, skipped int) (err error
 	return t.share.step(t.sums, state.Part(t.sums, sumNorm, sumNorm+1), u)
 }
 
-// finish waits for a step.
 func (t *Trainer) finish(ctx context.Context, f *flight) (Result, error) {
 	if err := f.done.Sync(ctx); err != nil {
 		return f.r, err
@@ -464,7 +463,6 @@ func (r *Result) finite() error {
 
 var errDiverged = errors.New("training diverged")
 
-// maximum returns the largest value over all ranks.
 func maximum(ctx context.Context, world comm.Communicator, xs ...float64) ([]float64, error) {
 	v := tensor.FromSlice(xs, len(xs))
 	p, err := world.AllReduce(v, comm.Max)

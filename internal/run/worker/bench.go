@@ -59,13 +59,15 @@ func (p *process) bench(ctx context.Context) (err error) {
 // benchDevice returns the options of the device for a benchmark.
 func benchDevice(task *job.Bench, ranks int) (o device.CUDAOptions, err error) {
 	cpu := task.Machine.IsCPU()
-	o = device.CUDAOptions{Machine: task.Machine, Backend: backends.Reference.String(), Compute: tensor.BF16} // the quickest to load
+	o = device.CUDAOptions{Machine: task.Machine, Backend: backends.Reference.String(),
+		Compute: tensor.BF16} // the quickest to load
 	switch {
 	case task.Attention != nil:
 		s := task.Attention
 		matrix := backends.KeepsMatrix(task.Machine.Arch, task.Machine.CUDNN)
 		o.Remedies = task.Remedies
-		o.Backend, o.Deterministic, o.SMMargin, o.Workspace = s.Backend, s.Deterministic, s.SMMargin, s.Workspace(ranks, matrix)
+		o.Backend, o.Deterministic, o.SMMargin, o.Workspace = s.Backend, s.Deterministic, s.SMMargin,
+			s.Workspace(ranks, matrix)
 		o.Compute, err = bench.DType(s.DType, cpu)
 	case task.Calibrate != nil:
 		s := task.Calibrate

@@ -3,10 +3,11 @@ package worker
 import (
 	"regexp"
 	"testing"
+	"time"
 )
 
 func TestStartIsOneLine(t *testing.T) {
-	s := newStart()
+	s := &start{began: time.Now()}
 	gpu := s.time("GPU")
 	weights := s.time("weights")
 	weights()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/foresee/plan"
@@ -35,9 +36,11 @@ func (p *process) train(ctx context.Context) (err error) {
 			err = done()
 		}
 	}()
-	start := train.Start{Job: p.RunID, First: job.Generation, Generation: job.Generation + cmp.Or(job.World, int64(p.Restart))}
+	start := train.Start{Job: p.RunID, First: job.Generation, Generation: job.Generation + cmp.Or(job.World,
+		int64(p.Restart))}
 	stopped, err := train.Run(ctx, cfg, dev, world, train.Options{
-		RunDir: job.RunDir, RunID: fmt.Sprintf("%s-%d", p.RunID, start.Generation), Version: job.Version, ConfigYAML: string(cfg.YAML()),
+		RunDir: job.RunDir, RunID: fmt.Sprintf("%s-%d", p.RunID, start.Generation), Version: job.Version,
+		ConfigYAML: string(cfg.YAML()),
 		// The launcher has found where a job begins. A restarted one goes on from what it had.
 		Resume: p.Restart > 0, From: job.From, Locked: true,
 		Start: start,
@@ -77,12 +80,13 @@ func (p *process) eval(ctx context.Context) (err error) {
 // task returns the task from the launcher, and the config in it.
 func (p *process) task() (task job.Train, cfg *config.Config, err error) {
 	p.where.enter("setup")
-	p.start = newStart()
+	p.start = &start{began: time.Now()}
 	if err := p.payload(&task); err != nil {
 		return task, nil, err
 	}
 	p.started = task.Machine.IsCPU() // a CPU's start has no parts worth a line
-	cfg, err = config.Parse(filepath.Join(task.RunDir, "config.yaml"), []byte(task.Config), config.Options{Ranks: p.WorldSize, Device: task.Machine.Device()})
+	cfg, err = config.Parse(filepath.Join(task.RunDir, "config.yaml"), []byte(task.Config),
+		config.Options{Ranks: p.WorldSize, Device: task.Machine.Device()})
 	if err == nil {
 		p.moves = cfg.Parallel.Transport
 	}
@@ -93,9 +97,9 @@ func (p *process) task() (task job.Train, cfg *config.Config, err error) {
 func (p *process) deviceFor(task job.Train, cfg *config.Config, mem *plan.Memory) device.CUDAOptions {
 	return device.CUDAOptions{
 		Backend: cfg.Parallel.Backend, Remedies: task.Remedies, Compute: backend.DType(cfg), Machine: task.Machine,
-		Reserve: mem.Planned(), Workspace: mem.Fused(), HeadDim: cfg.Model.HeadDim, Deterministic: cfg.Train.Deterministic, Packed: cfg.Data.PackDocuments,
-		SMMargin: cfg.Attention.SMMargin,
-		Timed:    p.start.time,
+		Reserve: mem.Planned(), Workspace: mem.Fused(), HeadDim: cfg.Model.HeadDim,
+		Deterministic: cfg.Train.Deterministic, Packed: cfg.Data.PackDocuments, SMMargin: cfg.Attention.SMMargin,
+		Timed: p.start.time,
 	}
 }
 
@@ -128,7 +132,9 @@ func (p *process) report(r train.Report) {
 	case train.Saved:
 		_ = p.Send(launch.Event{Kind: launch.EventCheckpoint, Step: r.Step})
 		if p.Rank == 0 {
-			_ = p.SendData(job.EventNotice, 0, fmt.Sprintf("checkpoint of step %d: whole after %.1f s, of which training stood still for %.1f s", r.Step, r.Took.Seconds(), r.Stood.Seconds()))
+			_ = p.SendData(job.EventNotice, 0,
+				fmt.Sprintf("checkpoint of step %d: whole after %.1f s, of which training stood still for %.1f s",
+					r.Step, r.Took.Seconds(), r.Stood.Seconds()))
 		}
 	case train.Stopped:
 		p.where.reach(r.Step)
@@ -136,7 +142,8 @@ func (p *process) report(r train.Report) {
 		m := r.Metrics
 		s := progress.Step{
 			Step: r.Step, Steps: r.Steps, Loss: progress.Number(m.Loss), GradNorm: progress.Number(m.GradNorm),
-			LR: progress.Number(m.LR), TokensPerSecond: progress.Number(m.TokensPerSecond), ETASeconds: progress.Number(r.Left.Seconds()),
+			LR: progress.Number(m.LR), TokensPerSecond: progress.Number(m.TokensPerSecond),
+			ETASeconds: progress.Number(r.Left.Seconds()),
 		}
 		if m.ValLoss != nil {
 			v := progress.Number(*m.ValLoss)

@@ -16,6 +16,8 @@ import (
 	commdevice "github.com/cprun/cprun/comm/device"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/run/attend"
 	"github.com/cprun/cprun/internal/run/job"
 	"github.com/cprun/cprun/tensor"
 )
@@ -75,7 +77,8 @@ func (p *process) fail(err error) {
 	s := p.standing()
 	late := errors.Is(err, comm.ErrDeadline)
 	if late || stoodLong(&s) {
-		logWaits(&s)
+		s.Clean()
+		fmt.Fprintf(os.Stderr, "cprun worker: %s\n", &s)
 	}
 	r := launch.FailureReport{Error: err.Error(), Remote: comm.IsRemote(err), TimedOut: late, Standing: &s}
 	r.Phase, r.Step = p.where.at()
@@ -131,7 +134,8 @@ func (p *process) join(ctx context.Context, opts comm.Options) (*comm.Group, err
 	mesh.Nodes = nodes(p.Hosts)
 	ln, err := comm.Listen(ctx, p.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("listening for ranks of other nodes: %w; --interface names the address of this host", err)
+		return nil, fmt.Errorf("listening for ranks of other nodes: %w; --interface names the address of this host",
+			err)
 	}
 	if err := p.Listening(ln.Addr().String()); err != nil {
 		return nil, errors.Join(err, ln.Close())
@@ -195,7 +199,8 @@ func (p *process) abort() {
 	if failed.Reason != "" {
 		cause = errors.New(failed.Reason)
 	}
-	p.world.Abort(&comm.PeerError{Rank: failed.Rank, Name: fmt.Sprintf("rank %d", failed.Rank), Op: "wait", Cause: cause})
+	p.world.Abort(&comm.PeerError{Rank: failed.Rank, Name: fmt.Sprintf("rank %d", failed.Rank), Op: "wait",
+		Cause: cause})
 }
 
 // errFailedJoining reports a rank that failed before all had met.
@@ -207,7 +212,8 @@ func (p *process) meeting(ctx context.Context) (_ context.Context, met func()) {
 	go func() { // ended by met
 		select {
 		case f := <-p.Failed():
-			cancel(&comm.PeerError{Rank: f.Rank, Name: fmt.Sprintf("rank %d", f.Rank), Op: "connect", Cause: errFailedJoining})
+			cancel(&comm.PeerError{Rank: f.Rank, Name: fmt.Sprintf("rank %d", f.Rank), Op: "connect",
+				Cause: errFailedJoining})
 		case <-ctx.Done():
 		}
 	}()
@@ -245,4 +251,94 @@ func (h *history) print() {
 	for _, line := range h.lines {
 		fmt.Fprintln(os.Stderr, line)
 	}
+}
+
+// start notes what the time until the first step goes to. Parts may overlap.
+type start struct {
+	mu    sync.Mutex
+	began time.Time
+	parts []part // guarded by mu; in the order in which they began
+}
+
+type part struct {
+	name string
+	took time.Duration
+}
+
+// time notes a part from now until the function that it returns is called.
+func (s *start) time(name string) (end func()) {
+	began := time.Now()
+	s.mu.Lock()
+	i := len(s.parts)
+	s.parts = append(s.parts, part{name: name})
+	s.mu.Unlock()
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.parts[i].took = time.Since(began)
+	}
+}
+
+// String returns a line for the log: "first step done in 3.21 s: context 0.90, weights 1.10, ...".
+func (s *start) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	parts := make([]string, len(s.parts))
+	for i, p := range s.parts {
+		parts[i] = fmt.Sprintf("%s %.2f", p.name, p.took.Seconds())
+	}
+	return fmt.Sprintf("first step done in %.2f s: %s (s; parts may overlap)", time.Since(s.began).Seconds(),
+		strings.Join(parts, ", "))
+}
+
+func (p *process) attention(ctx context.Context) error {
+	p.where.enter("attention")
+	var spec attend.Spec
+	if err := p.payload(&spec); err != nil {
+		return err
+	}
+	c, err := attend.Open(spec.In)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	dtype, err := spec.Element()
+	if err != nil {
+		return err
+	}
+	dev, world, done, err := p.device(ctx, device.CUDAOptions{
+		Backend: spec.Backend, Remedies: spec.Remedies, Compute: dtype, Machine: spec.Machine,
+		Packed: c.Masks.Docs != nil,
+	})
+	if err != nil {
+		return err
+	}
+	p.where.enter("attention")
+	report, err := c.Run(ctx, spec, world, &dev)
+	if err == nil && p.Rank == 0 {
+		err = p.SendData(job.EventReport, 0, report)
+	}
+	if err != nil {
+		return err
+	}
+	return done()
+}
+
+// device is what this rank computes on, and the group of all ranks whose calls are ordered
+// with it. done ends both in good order.
+func (p *process) device(ctx context.Context, o device.CUDAOptions) (dev device.Device, world comm.Communicator,
+	done func() error, err error) {
+	if !o.Machine.IsCPU() {
+		p.where.enter("taking the GPU into use")
+		return p.gpu(ctx, o)
+	}
+	core, err := p.KeepToCore()
+	switch {
+	case err != nil: // which costs speed only
+		fmt.Fprintf(os.Stderr, "cprun worker: rank %d runs on any core: %v\n", p.Rank, err)
+	case core >= 0 && p.LocalRank > 0: // what rank 0 prints is on the terminal
+		fmt.Fprintf(os.Stderr, "rank %d keeps to core %d, since ranks come out even on the cores\n", p.Rank, core)
+	}
+	dev = device.CPU(p.stream, o.Backend, o.Compute)
+	return dev, p.world, dev.Close, nil
 }

@@ -63,7 +63,6 @@ type rig struct {
 // A state is p, m, v and, where there is one, the copy: what a step changes.
 type state []View
 
-// vector returns lo+n values on the device.
 func (r *rig) vector(value func(rng *rand.Rand) float64, seed uint64) View {
 	host, rng := tensor.New(tensor.F32, r.lo+r.n), rand.New(rand.NewPCG(seed, 0))
 	for i := range tensor.Data[float32](host) {
@@ -86,12 +85,10 @@ func (r *rig) state() state {
 	return s
 }
 
-// gradient returns random values times scale.
 func (r *rig) gradient(scale float64) View {
 	return r.vector(func(rng *rand.Rand) float64 { return scale * rng.NormFloat64() }, 4)
 }
 
-// part returns the elements that the suite steps.
 func (r *rig) part(v View) View { return v.Slice(tensor.Dim, r.lo, r.lo+r.n) }
 
 func (r *rig) step(s state, g, sum View, h optim.AdamStep) {
@@ -102,10 +99,8 @@ func (r *rig) step(s state, g, sum View, h optim.AdamStep) {
 	r.dev.Optim.AdamW(r.part(s[0]), c, r.part(g), r.part(s[1]), r.part(s[2]), sum, h)
 }
 
-// sum returns a float64 scalar on the device.
 func (r *rig) sum(x float64) View { return r.dev.Upload(tensor.FromSlice([]float64{x}, 1)) }
 
-// bits returns what a state holds.
 func (r *rig) bits(s state) (all [][]byte) {
 	r.t.Helper()
 	for _, v := range s {
@@ -118,7 +113,6 @@ func (r *rig) bits(s state) (all [][]byte) {
 	return all
 }
 
-// same fails the test unless both have the same bits.
 func (r *rig) same(what string, got, want [][]byte) {
 	r.t.Helper()
 	for i, name := range []string{"p", "m", "v", "copy"}[:len(want)] {

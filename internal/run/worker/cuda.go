@@ -1,0 +1,76 @@
+//go:build cuda
+
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cprun/cprun/comm"
+	commdevice "github.com/cprun/cprun/comm/device"
+	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/run/bench"
+	"github.com/cprun/cprun/tensor"
+)
+
+// gpu takes this rank's GPU into use and joins it to those of the others. done gives both
+// back.
+func (p *process) gpu(ctx context.Context, o device.CUDAOptions) (dev device.Device, world comm.Communicator,
+	done func() error, err error) {
+	o.Ordinal = p.Device
+	o.Note = func(text string) { fmt.Fprintln(os.Stderr, text) }
+	var d *commdevice.Group
+	o.Beside = func(s tensor.Stream) (undo func(cause error), err error) {
+		if o.Timed != nil {
+			defer o.Timed("joining the GPUs")()
+		}
+		if d, err = commdevice.New(ctx, p.world, s.(*cuda.Stream), commdevice.Options{Transport: p.moves}); err != nil {
+			return nil, fmt.Errorf("joining the GPUs: %w", err)
+		}
+		p.where.join(d)
+		if d.Size() > 1 {
+			o.Note("exchanges between the GPUs go over " + map[string]string{
+				commdevice.TransportCopy: "copy engines", commdevice.TransportNCCL: "NCCL",
+				commdevice.TransportBoth: "copy engines within nodes and NCCL between them",
+			}[d.Transport()])
+		}
+		return func(cause error) { d.Abort(cause); d.Close() }, nil
+	}
+	if dev, err = device.CUDA(o); err != nil {
+		return dev, nil, nil, err
+	}
+	p.gpus = d
+	return dev, d, func() error { return errors.Join(d.Close(), dev.Close()) }, nil
+}
+
+// gpuTransports are NCCL and the copy engines; none on a CPU. Copy engines that cannot be
+// had are told of and left out.
+func (p *process) gpuTransports(ctx context.Context, r *bench.Rank) (t []bench.Transport, end func() error, err error) {
+	world := p.gpus
+	if world == nil {
+		return nil, nil, nil
+	}
+	mine, other := world.Transport(), commdevice.TransportNCCL
+	if mine == commdevice.TransportNCCL {
+		other = commdevice.TransportCopy
+	}
+	// Copy engines cannot add: such a group reduces over NCCL, which has a row.
+	t = []bench.Transport{{Name: mine, Comm: world, NoReduce: mine != commdevice.TransportNCCL}}
+	host, err := world.Host().Subgroup(ctx, 0, world.Rank(), world.Host().Compute())
+	if err != nil {
+		return nil, nil, fmt.Errorf("second group of all ranks: %w", err)
+	}
+	second, err := commdevice.New(ctx, host, r.Device.Stream.(*cuda.Stream), commdevice.Options{Transport: other})
+	if err != nil {
+		if other != commdevice.TransportCopy {
+			return nil, nil, err
+		}
+		fmt.Fprintf(os.Stderr, "cprun worker: without copy engines: %v\n", err)
+		return t, func() error { return nil }, nil
+	}
+	return append(t, bench.Transport{Name: other, Comm: second, NoReduce: other == commdevice.TransportCopy}),
+		second.Close, nil
+}
