@@ -9,14 +9,13 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// The block of scores that is computed at once. Scores of a block stand with a key in each row and a query in each
-// column: what softmax does by query is then done to whole vectors, keys and values are read where they lie, and only
-// queries, which are a block, are ever transposed.
+// The block of scores that is computed at once. A row is a key and a column a query, so that softmax by query works on
+// whole vectors, keys and values are read in place, and only the block of queries is ever transposed.
 const (
 	blockQ = 128
 	mostQ  = 2 * blockQ // queries of a piece of a long forward pass
 	blockK = 192        // rows of the micro-kernels come out even
-	// groupHeads is how many query heads of one KV head share a packed block of values.
+	// groupHeads counts the query heads of one KV head that share a packed block of values.
 	groupHeads = 4
 )
 
@@ -73,7 +72,7 @@ func (r rows[T]) row(b, s, h int) []T {
 	return r.data[o : o+int64(r.dim) : o+int64(r.dim)]
 }
 
-// read returns the elements of [b, s, h, :]: in place, or if they have 16 bits in mem.
+// read returns the elements of [b, s, h, :]: in place, or, if they have 16 bits, in mem.
 func (r rows[T]) read(mem []T, b, s, h int) []T {
 	if !isHalf(r.dtype) {
 		return r.row(b, s, h)
@@ -100,8 +99,7 @@ type matrix[T tensor.Float] struct {
 	ld, rows, dim int
 }
 
-// matrix returns the rows of one head in that span: where they lie, or if they have 16 bits in mem, which has room
-// for so many.
+// matrix returns the rows of one head in that span: in place, or converted from 16 bits into mem, which has the room.
 func (r rows[T]) matrix(mem []T, b int, span partition.Range, h int) matrix[T] {
 	m := matrix[T]{mem, r.dim, span.Len(), r.dim}
 	if !isHalf(r.dtype) {
@@ -120,7 +118,7 @@ func (r rows[T]) room(n int) int {
 	return 0
 }
 
-// left is rows from the i-th on as the left factor of a product.
+// left returns rows from the i-th as the left factor of a product.
 func (m matrix[T]) left(i int) simd.Left[T] {
 	return simd.Left[T]{A: m.data[i*m.ld:], Ld: m.ld, Rows: true}
 }

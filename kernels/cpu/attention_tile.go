@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// log2e is 1/ln 2: softmax has scores as logarithms to the base of 2.
+// log2e = 1/ln 2: softmax takes scores as base-2 logarithms.
 const log2e = 1.4426950408889634
 
 // changed reports whether something happens to scores between the product and softmax. They are natural logarithms
@@ -28,8 +28,8 @@ func scoreScale[T tensor.Float](p attention.Softmax, s *scores[T]) T {
 	return T(p.Scale * log2e)
 }
 
-// scoreTile is scores and what they are of: row j is of key tile.K.Lo+j, and column i of query first+i. The columns of
-// the queries in tile.Q count; what stands in the others is left over or padding.
+// scoreTile holds scores: row j belongs to key tile.K.Lo+j, and column i to query first+i. Only the columns of the
+// queries in tile.Q count; the others hold leftovers or padding.
 type scoreTile[T tensor.Float] struct {
 	simd.Scores[T]
 	tile    partition.Tile

@@ -162,7 +162,7 @@ func onHost(what string, vs ...tensor.View) error {
 	return nil
 }
 
-// level is what kernels compute with that are made from now on.
+// level selects the instructions of kernels made from now on.
 var level = func() *atomic.Int64 {
 	l := new(atomic.Int64)
 	l.Store(int64(simd.Best()))

@@ -31,7 +31,7 @@ func memoryOf[T tensor.Float](v tensor.View) memory[T] {
 	return m
 }
 
-// load reads len(dst) elements from element at on.
+// load reads len(dst) elements, the first at index at.
 func (m memory[T]) load(dst []T, at int) {
 	if !isHalf(m.dtype) {
 		copy(dst, m.data[at:][:len(dst)])
@@ -40,7 +40,7 @@ func (m memory[T]) load(dst []T, at int) {
 	widen(any(dst).([]float32), m.half[at:][:len(dst)], m.dtype)
 }
 
-// loadRows reads rows of n elements, which begin ld elements apart from element at on, side by side into dst.
+// loadRows reads rows of n elements, ld elements apart, the first at index at, side by side into dst.
 func (m memory[T]) loadRows(dst []T, at, ld, rows, n int) {
 	if isHalf(m.dtype) && rows > 0 {
 		widenRows(any(dst).([]float32), m.half[at:], ld, rows, n, m.dtype)
@@ -93,7 +93,7 @@ func round(dst []uint16, src []float32, t tensor.DType) {
 	}
 }
 
-// aligned is s from its first whole cache line on, which is less than pieceUnit elements away.
+// aligned returns s from its first whole cache line, less than pieceUnit elements away.
 func aligned[T tensor.Float](s []T) []T {
 	off := int(uintptr(unsafe.Pointer(unsafe.SliceData(s))) % lineBytes)
 	if off == 0 {

@@ -18,7 +18,7 @@ type opsScratch struct {
 	f64 []float64
 }
 
-// grow is buf with n elements, whose values are left over from earlier use.
+// grow returns buf with n elements of arbitrary value.
 func grow[T any](buf *[]T, n int) []T {
 	if cap(*buf) < n {
 		*buf = make([]T, n)
@@ -101,7 +101,7 @@ func (c *Kernels) Copy(dst, src tensor.View) {
 	})
 }
 
-// convert is Copy between float32 and a 16-bit type where elements of a head follow each other, and false elsewhere.
+// convert copies between float32 and a 16-bit type if elements of a head are contiguous, and returns false otherwise.
 func (c *Kernels) convert(dst, src tensor.View) bool {
 	l := c.level
 	switch [2]tensor.DType{dst.DType(), src.DType()} {
@@ -117,7 +117,7 @@ func (c *Kernels) convert(dst, src tensor.View) bool {
 	return false
 }
 
-// move is Copy between equal types where elements of a head follow each other, and false elsewhere.
+// move copies between equal types if elements of a head are contiguous, and returns false otherwise.
 func (c *Kernels) move(dst, src tensor.View) bool {
 	switch dst.DType().Size() {
 	case 8:
@@ -160,7 +160,7 @@ func runs[D, S tensor.Element](c *Kernels, dst, src tensor.View, f func(dst []D,
 	return true
 }
 
-// rowOf is row r of batch and seq together.
+// rowOf returns row r of batch and seq together.
 func rowOf(v tensor.View, r int) tensor.View {
 	b, s := r/v.Len(tensor.Seq), r%v.Len(tensor.Seq)
 	return v.Slice(tensor.Batch, b, b+1).Slice(tensor.Seq, s, s+1)

@@ -413,8 +413,8 @@ func adamW[T tensor.Float](c *Kernels, p, g, m, v, sum tensor.View, h kernels.Ad
 	})
 }
 
-// gradFactor is what the gradient is multiplied by: 1 over its scale, and what it is clipped by.
-// It is not ok for a step that is skipped. norm2 is there where the step needs it.
+// gradFactor returns the factor of the gradient: 1 over its scale, times the clip. ok is false for a skipped step. A
+// step that needs norm2 has it.
 func gradFactor(norm2 []float64, h kernels.AdamStep) (factor float64, ok bool) {
 	clip, unscale := 1.0, 1.0
 	if h.Scale > 0 {

@@ -208,8 +208,8 @@ type waits struct {
 
 type waitPair struct{ from, to C.CUevent }
 
-// waitsOpen is how many pairs there may be before those that are over are looked for: a run that
-// logs every thousandth step waits some hundred thousand times in between.
+// waitsOpen bounds the pairs before a search for finished ones: a run that logs every thousandth step waits some
+// hundred thousand times in between.
 const waitsOpen = 512
 
 // CountWaits has Waited count from here on. It costs two events for each wait.

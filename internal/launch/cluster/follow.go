@@ -252,7 +252,7 @@ func clip(s string) string {
 	return s
 }
 
-// What the ranks of a start wait for: an agent asks, all say, and what they say goes to those who have asked.
+// The waits of a start's ranks: an agent asks, all answer, and the answers go to the askers.
 
 // onAsked: an agent's user wants to know what all ranks wait for.
 func (m *machine) onAsked(from string) {

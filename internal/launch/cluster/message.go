@@ -55,7 +55,7 @@ type join struct {
 	Ended *ended `json:"ended,omitempty"`
 }
 
-// relayed is news of a start: from an agent to the leader, and from it to the others.
+// relayed is news of a start, from an agent to the leader and from it to the others.
 type relayed struct {
 	Index int         `json:"index"`
 	News  launch.News `json:"news"`

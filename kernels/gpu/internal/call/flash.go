@@ -68,7 +68,7 @@ func (f *Flash) Backward(deterministic bool) []Launch {
 	return []Launch{keys("flash_backward_ordered"), queries}
 }
 
-// launch returns a kernel's launch whose blocks own that many rows of a tensor each.
+// launch returns the launch of a kernel; its blocks own that many rows of a tensor each.
 func (f *Flash) launch(tiles []source.FlashTile, program source.Program, kernel string, owns View, rows, warps,
 	shared int) Launch {
 	l := Launch{

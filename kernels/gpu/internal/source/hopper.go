@@ -116,7 +116,7 @@ func (s HopperShape) OwnKeys() int {
 	return 64 * s.KeyGroups
 }
 
-// fetching lists kernels whose consumers leave 24 registers to the other threads, too few for some.
+// fetching lists kernels with 24 registers for the threads that do not compute, too few for some.
 func fetching(local int) (list []Entry) {
 	for _, name := range []string{"bf16", "fp16"} {
 		list = append(list, Entry{Name: "hopper_backward_" + name, Local: local,

@@ -1,4 +1,4 @@
-// If the operands of wg_multiply lie in shared memory; see hopper.cuh.
+// The layout of wg_multiply operands in shared memory; see hopper.cuh.
 #pragma once
 
 // matrix describes an operand of wg_multiply in shared memory: 128 byte rows, with 16 byte pieces permuted by the row

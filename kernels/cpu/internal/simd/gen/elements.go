@@ -120,7 +120,7 @@ func (m machine) swiGLUBackward() {
 	m.end()
 }
 
-// adamW has the order of operations of torch.optim.AdamW, each rounded for itself.
+// adamW keeps the order of operations of torch.optim.AdamW, each rounded for itself.
 func (m machine) adamW() {
 	n, a := m.elements("adamW", "p, grad, m, v", ", step *float32")
 	step := m.argument("step")
@@ -166,7 +166,7 @@ func halves(m machine) {
 	m.widen("fromF16", func(from Mem, v reg.VecVirtual) { m.VCVTPH2PS(from, v) })
 }
 
-// short returns where the 16-bit elements of p are.
+// short returns the memory of the 16-bit elements of p.
 func (p piece) short(base reg.Register) Mem { return indexed(base, p.i, 2, 0) }
 
 func (m machine) narrow(name string, convert func(v reg.VecVirtual, to Mem, c bf16)) {
