@@ -216,7 +216,7 @@ func TestThereIsNoRoomBehindTheEnd(t *testing.T) {
 // fixture is a model that scripts/oracle/parity.py has made, with a change of its config.
 func fixture(t *testing.T, name string, room int, change func(*hf.Config)) *Model {
 	t.Helper()
-	dir := filepath.Join("..", "model", "testdata", "parity", name)
+	dir := filepath.Join("..", "..", "model", "testdata", "parity", name)
 	cfg, err := hf.ReadConfig(dir)
 	if err != nil {
 		t.Fatal(err)
