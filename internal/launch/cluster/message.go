@@ -45,7 +45,7 @@ type message struct {
 // A status names the index of the last decision, and who leads.
 type status struct {
 	Index  int    `json:"index"`
-	Leader Found  `json:"leader"` // Name "": nobody that it knows of
+	Leader Found  `json:"leader"` // Name "": none known
 	Ballot ballot `json:"ballot"` // under which it leads itself
 }
 
