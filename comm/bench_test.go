@@ -28,7 +28,12 @@ func BenchmarkExchange(b *testing.B) {
 func node(b *testing.B, n int, alone bool) []*comm.Group {
 	dir, key := worldtest.SocketDir(b), worldtest.Secret()
 	return worldtest.Join(b, n, func(r int) (*comm.Group, error) {
-		return comm.Connect(context.Background(), comm.Mesh{Dir: dir, Rank: r, Size: n, Secret: key, Alone: alone}, nil, comm.Options{})
+		return comm.Connect(
+			context.Background(),
+			comm.Mesh{Dir: dir, Rank: r, Size: n, Secret: key, Alone: alone},
+			nil,
+			comm.Options{},
+		)
 	})
 }
 

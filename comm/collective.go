@@ -8,19 +8,19 @@ import (
 // The ranks of a small group are joined pairwise, so its collectives are direct: each part goes
 // from the rank that has it to the rank that needs it in one round of messages. That moves as few
 // bytes as a ring does, in fewer steps, and a rank that stays away is met, and named, by everybody
-// who waits for it and not by its neighbour alone. Those of a large group are in few.go, but for
+// who waits for it and not by its neighbour alone. Those of a large group are in few.go, except for
 // AllToAll, which is about all pairs.
 
 const (
-	// smallReduce is the size up to which an all-reduce sends whole vectors in one round.
+	// smallReduce bounds the vectors that an all-reduce sends whole, in one round.
 	smallReduce = 16 << 10
-	// smallBroadcast is the size up to which the root sends whole copies.
+	// smallBroadcast bounds the vectors that the root sends whole.
 	smallBroadcast = 64 << 10
 	// pieceBytes bounds the scratch memory of a reduction.
 	pieceBytes = 4 << 20
 )
 
-// call queues f behind the compute stream. The error is untyped where there is none.
+// call queues f after the compute stream. The error is untyped if there is none.
 func (g *Group) call(name, detail string, f func() error) (Pending, error) {
 	p, err := g.enqueue(name, detail, true, f)
 	if err != nil {
@@ -29,7 +29,7 @@ func (g *Group) call(name, detail string, f func() error) (Pending, error) {
 	return p, nil
 }
 
-// told returns what a trace says of a collective: the bytes of all ranks' data, and the ranks.
+// told returns a collective's text in traces: the bytes of all ranks' data, and the ranks.
 func (g *Group) told(v tensor.View) string {
 	if !tensor.Tracing(g.stream) {
 		return ""
@@ -37,7 +37,6 @@ func (g *Group) told(v tensor.View) string {
 	return check.Collective(v, len(g.ranks))
 }
 
-// rules returns those that the arguments of calls keep.
 func (g *Group) rules() check.Rules {
 	return check.Rules{Rank: g.rank, Size: len(g.ranks), Memory: check.OnHost}
 }
@@ -95,7 +94,7 @@ func (g *Group) AllReduce(v tensor.View, op Op) (Pending, error) {
 	})
 }
 
-// pieces calls f for ranges of at most about pieceBytes that are multiples of unit, but for
+// pieces calls f for ranges of at most about pieceBytes that are multiples of unit, except for
 // the last.
 func pieces(n, unit int, f func(lo, hi int) error) error {
 	step := max(pieceBytes/unit, 1) * unit
@@ -279,7 +278,6 @@ func (g *Group) Broadcast(v tensor.View, root int) (Pending, error) {
 	})
 }
 
-// scatter sends of(r) from root to every rank r.
 func (g *Group) scatter(root int, of func(r int) []byte) error {
 	if g.rank != root {
 		return g.exchange(nil, []part{{root, of(g.rank)}})

@@ -1,9 +1,66 @@
+// Package comm moves tensors between the ranks of a group: exchanges between neighbours for the
+// ring, and collectives for everything else, behind one interface, Communicator. NewLocal joins
+// ranks of one process, Connect the processes of one node or of several.
+// Package comm/device joins GPUs on top of such a group.
+//
+// # Rooms
+//
+//	comm                  Communicator, Group, the collectives of the host, the constructors
+//	comm/device           Group of GPUs: NCCL, and copy engines where they can
+//	comm/copyengine       exchanges by the copy engines of one node's GPUs
+//	comm/commtest         the suite that every Communicator passes
+//	comm/internal/link    what a group stands on: Transport moves data, Roster knows who is there
+//	comm/internal/local   that, in one process
+//	comm/internal/wire    that, by sockets: frames, sealing, flow control, handshake, mesh, silence
+//	comm/internal/shm     memory that two processes share, for the large messages of these
+//	comm/internal/blame   errors, and who stopped among many that wait for each other
+//	comm/internal/check   wrong arguments
+//	comm/internal/pace    looking again and again
+//	comm/internal/worldtest worlds of ranks for tests
+//
+// # Who needs whom
+//
+// An Exchange needs the peers that it names, in a ring two neighbours. In groups of up to 16 every
+// collective needs all pairs: each part goes straight from the rank that has it to the rank that needs
+// it. In larger ones a rank needs those at distances of powers of two, except for AllToAll. A world by
+// sockets has the connections that this takes. See "Connections" in docs/architecture.md, and
+// docs/network.md for those between nodes.
+//
+// # Lock order
+//
+// A mutex further down may be taken while one further up is held, and never the other way round.
+// Of one line at most one is held at a time.
+//
+//	device.Group.issuing   one call at a time, from its order on the streams to its registration
+//	kit.order              queueing on the compute stream; a copy engine has it as "using"
+//	device.Group.events    the stream's events: read to use them, written to close the stream
+//	device.Group.mu        calls in flight, cause of the end, children
+//	Engine.mu              a copy engine's queues, lanes and calls
+//	Group.mu               closed, children; keeps the order of calls while they are queued
+//	ledger.mu              calls that are not over, for those who ask what is waited for
+//	inbox.mu, peer.mu      messages on their way: of one receiving rank in process, of one connection
+//	World.mu, sockets.mu   the cause of the failure, in process and by sockets; which peers there are
+//	roster.mu              what ranks say of themselves
+//	Standing.mu, Alarm.mu  whom this rank waits for; who is woken when another says so
+//
+// Below all of them are the mutexes of streams (tensor.HostStream, cuda.Stream) and of the exported
+// allocations of a GPU (cudaCopies.mu), under which nothing of comm is called: a stream calls back
+// (OnFail) with none of its locks held.
+//
+// A caller may wait with issuing held: until a call is over where 1,024 are in flight, and until NCCL
+// has queued its call. It may stand in the driver with issuing, kit.order, events (for reading) and
+// Engine.mu. A copy engine's call that fails tells the other ranks with kit.order held, for half a
+// second at most. Nothing else waits for a device, a peer or a channel with a lock held. Those who end such waits do
+// not need these locks: the watch of a device group takes neither issuing nor kit.order, that of a copy engine only
+// tries Engine.mu, and the readers of sockets take none of the first five.
 package comm
 
 import (
 	"context"
 	"time"
 
+	"github.com/cprun/cprun/comm/internal/blame"
+	"github.com/cprun/cprun/comm/internal/link"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -42,7 +99,7 @@ type Exchanger interface {
 //
 // Calls are queued: data is read and written only after the work that the compute stream
 // held at the time of the call. Views passed in must not be touched by other work until
-// Pending.Wait has ordered it behind the transfer.
+// Pending.Wait has ordered it after the transfer.
 //
 // A call waits for no work on a device, but it may block the caller for a while: on a group of
 // GPUs until NCCL has queued it or, the first time between two ranks, has connected them; where
@@ -95,17 +152,17 @@ type Pending interface {
 	Sync(ctx context.Context) error
 }
 
-// Gated is a transfer in flight whose arrival a kernel can wait for by itself. So the kernel may begin before it, and
-// do what it can meanwhile. Transfers by copy engines between GPUs are.
+// Gated is a transfer in flight whose arrival a kernel can await by itself, so the kernel may start early. Copy-engine
+// transfers between GPUs are gated.
 type Gated interface {
 	Pending
-	// Gates returns the gate of each peer that the call receives from, which opens when all of that peer's messages are
-	// there; nil where there are none, and the call is only to be waited for. Like Wait it may stand until the peers'
-	// hosts have made the same call. Wait still is to be called, behind the kernel.
+	// Gates returns the gate of each peer that the call receives from, which opens with the peer's last message; nil
+	// without gates, when only Wait remains. Like Wait it may block until the peers' hosts have made the same call.
+	// Wait must still be called after the kernel.
 	Gates() []PeerGate
 }
 
-// PeerGate is the gate of what comes from a peer.
+// PeerGate is the gate of a peer's messages.
 type PeerGate struct {
 	Peer int
 	tensor.Gate
@@ -133,4 +190,89 @@ type Streamer interface {
 type Hosted interface {
 	// Host returns that group. Its calls wait for nothing that is queued on the device.
 	Host() *Group
+}
+
+// PeerError names the peer that a transfer failed on. When a rank dies, every other rank returns one. Rank is the peer
+// in the world group; Name is "rank 2 (pid 4711 on node-a)"; Op is the waiting operation, "receive of 4096 bytes", or
+// ""; Cause is one of the errors below or the error of another rank.
+type PeerError = blame.PeerError
+
+var (
+	// ErrAborted is the cause of calls that failed because the group was aborted.
+	ErrAborted = blame.ErrAborted
+	// ErrPeerLost is the cause of a PeerError whose peer closed its connection without a
+	// goodbye.
+	ErrPeerLost = blame.ErrPeerLost
+	// ErrDeadline is the cause of a PeerError whose transfer stood still for too long.
+	ErrDeadline = blame.ErrDeadline
+	// ErrPeerLeft is the cause of a PeerError whose peer has closed its side in good order
+	// while something was still expected of it.
+	ErrPeerLeft = blame.ErrPeerLeft
+	// ErrMismatch is the cause of a PeerError whose peer sends another size than is
+	// received, which means that the ranks do not make the same calls.
+	ErrMismatch = blame.ErrMismatch
+	// ErrClosed is returned by calls on a group that this rank has closed.
+	ErrClosed = blame.ErrClosed
+	// ErrProtocol is the cause of a PeerError whose peer broke the protocol.
+	ErrProtocol = blame.ErrProtocol
+)
+
+// IsRemote reports whether err is a victim's: its cause came from another rank, or is the
+// loss or the silence of one. A launcher that looks for the rank which failed first passes
+// over such errors as long as some rank reports one of its own.
+func IsRemote(err error) bool { return blame.IsRemote(err) }
+
+// What groups of devices need of the group that their hosts are in.
+
+// ID returns the number of the group, which is the same on all its ranks and is that of no other
+// group of the world. That of the world is 0.
+func (g *Group) ID() uint64 { return g.id }
+
+// WorldRank returns the number in the world of a rank of the group. PeerError.Rank is one.
+func (g *Group) WorldRank(rank int) int { return g.ranks[rank] }
+
+// Node returns the number of the node that a rank of the group is on. Ranks of one node share its
+// memory and devices.
+func (g *Group) Node(rank int) int {
+	if g.link.Nodes == nil {
+		return 0
+	}
+	return g.link.Nodes[g.ranks[rank]]
+}
+
+// OneNode reports whether all ranks of the group share a node.
+func (g *Group) OneNode() bool {
+	for r := range g.ranks {
+		if g.Node(r) != g.Node(0) {
+			return false
+		}
+	}
+	return true
+}
+
+// Options returns what the group was made with, defaults filled in, and its present deadline.
+func (g *Group) Options() Options {
+	o := g.opts
+	o.Deadline = time.Duration(g.limit.Load())
+	return o
+}
+
+// Link returns the group's link, for packages inside comm that build on a group: the first failure of any of them ends
+// the world.
+func (g *Group) Link() link.Link { return g.link }
+
+// After has the group's later calls come after f, which may wait for what no stream of the host
+// does. An error of f fails the world.
+func (g *Group) After(f func() error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.closed {
+		g.stream.Do("", f)
+	}
+}
+
+// Subgroup splits like Split, for callers that go on with a *Group, whose calls are ordered against
+// compute; nil means a private stream.
+func (g *Group) Subgroup(ctx context.Context, colour, key int, compute tensor.Stream) (*Group, error) {
+	return g.split(ctx, colour, key, compute)
 }

@@ -8,15 +8,15 @@ import (
 
 // Collectives of groups that are too large for connections between all pairs. A rank talks to
 // those at distances of 1, 2, 4 and so on, link.Neighbours, and to no others. Results are those of
-// the direct form bit for bit, because sums are made in rank order here, too.
+// the direct form bit for bit, because sums are made in rank order here as well.
 //
 // A rank that stays away is met by few. The others wait for ranks that wait themselves, and find
 // it at the end of that chain (blame.Stalled). No chain is a circle: in every form below a rank
 // waits for one that has not come as far as itself.
 
 const (
-	// gatherReduce is the size of all ranks' vectors together up to which each rank gathers
-	// them and combines them itself: 2·log2 n steps at most, where a chain takes 2n.
+	// gatherReduce bounds all ranks' vectors together for which each rank gathers them and combines them itself: at
+	// most 2·log2 n steps; a chain takes 2n.
 	gatherReduce = 1 << 20
 	// minPiece and maxPiece bound the pieces that go along a chain. Smaller ones cost more
 	// steps than they save waiting, larger ones more memory than they save steps.
@@ -27,7 +27,7 @@ const (
 // few reports whether collectives of the group go over few neighbours.
 func (g *Group) few() bool { return g.link.Few(len(g.ranks)) }
 
-// around returns the rank at that distance from rank, backwards where it is negative.
+// around returns the rank at that distance from rank, backwards if it is negative.
 func (g *Group) around(rank, distance int) int {
 	n := len(g.ranks)
 	return ((rank+distance)%n + n) % n
@@ -43,9 +43,9 @@ func (g *Group) disseminate() error {
 	return nil
 }
 
-// doubling completes every rank's n blocks, of which a rank has its own: in step k it has got
-// 2^k and gets as many again (Bruck et al. 1997). Block i is that of the i-th rank from first on, and
-// span returns the memory of the blocks from lo to below hi. full: rank first has all blocks.
+// doubling completes every rank's n blocks; each begins with its own. In step k it has 2^k and gets as many again
+// (Bruck et al. 1997). Block i belongs to the i-th rank from first, and span returns the memory of blocks lo to hi-1.
+// full: rank first has all blocks.
 func (g *Group) doubling(first int, full bool, span func(lo, hi int) []byte) error {
 	n := len(g.ranks)
 	own := g.around(g.rank, -first)
@@ -109,8 +109,7 @@ func (g *Group) broadcastFew(d tensor.DType, b []byte, root int) error {
 	return g.doubling(root, true, span)
 }
 
-// shareStart returns where the share of rank r begins of n bytes; that of the first rank behind the
-// last is n.
+// shareStart returns the start of rank r's share of n bytes; n for r = ranks.
 func shareStart(n, size, ranks, r int) int { return n / size * r / ranks * size }
 
 // gatherWhole gathers the ranks' b into the group's scratch memory.
@@ -175,12 +174,12 @@ func (g *Group) reduceScatterFew(d tensor.DType, op Op, dst, src []byte) error {
 	return c.run(g, func(acc, own []byte) { combine(d, op, acc, own) })
 }
 
-// pieceSize is that of a vector of so many bytes on its way along n ranks: as many pieces as there
-// are steps to fill, within bounds, and aligned for every element type.
+// pieceSize returns the size of a vector's pieces on their way along n ranks: as many pieces as steps to fill, within
+// bounds, and aligned for every element type.
 func pieceSize(bytes, n int) int { return padded(min(max(bytes/(2*n), minPiece), maxPiece)) }
 
 // chain combines vectors in rank order: their pieces go up from rank 0 to the last, each rank adding
-// its own, one piece behind the other, and the results come back down to those who need them. All
+// its own, one piece after the other, and the results come back down to those who need them. All
 // ranks take their steps together: a piece goes from one rank to the next in one step, in both
 // directions, so that no rank waits for one that is as far as itself.
 type chain struct {

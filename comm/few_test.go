@@ -42,7 +42,8 @@ func TestFewSumsAreDirectSums(t *testing.T) {
 						in[r] = numbers(d, size, r)
 					}
 					for _, op := range []comm.Op{comm.Sum, comm.Max, comm.Min} {
-						like := d != tensor.F32 && op != comm.Sum || testing.Short() && (d != tensor.F32 || op != comm.Sum)
+						like := d != tensor.F32 && op != comm.Sum ||
+							testing.Short() && (d != tensor.F32 || op != comm.Sum)
 						if large := size > 1000; large && like {
 							continue // the same pieces over the same streams, added up as the small ones are
 						}

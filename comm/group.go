@@ -1,13 +1,19 @@
 package comm
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/cprun/cprun/comm/internal/blame"
 	"github.com/cprun/cprun/comm/internal/link"
+	"github.com/cprun/cprun/comm/internal/local"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -20,7 +26,7 @@ type Options struct {
 	// Connect is how long the ranks may take to find each other, 1 minute by default.
 	Connect time.Duration
 	// Log is told of connections that were made, and of those that were refused, which harm
-	// nobody. It may be nil, and is called from several goroutines.
+	// no one. It may be nil, and is called from several goroutines.
 	Log func(format string, args ...any)
 }
 
@@ -52,7 +58,7 @@ type Group struct {
 	rank  int
 	ranks []int // world rank of each rank of the group
 	link  link.Link
-	opts  Options      // but for the deadline
+	opts  Options      // except for the deadline
 	limit atomic.Int64 // a time.Duration: how long a transfer may stand still
 
 	compute tensor.Stream
@@ -190,7 +196,7 @@ func (g *Group) Close() error {
 	return err
 }
 
-// enqueue orders f behind the compute stream's present work and behind the group's earlier
+// enqueue orders f after the compute stream's present work and after the group's earlier
 // calls. Without a compute stream to wait for, ordered is false.
 func (g *Group) enqueue(name, detail string, ordered bool, f func() error) (*pending, error) {
 	if err := g.cause(); err != nil {
@@ -233,7 +239,6 @@ func (g *Group) cause() error {
 	return err
 }
 
-// fault names rank and call in front of an error.
 func (g *Group) fault(call string, err error) error {
 	return blame.InCall(call, g.rank, len(g.ranks), err)
 }
@@ -268,4 +273,129 @@ func (p *pending) Sync(ctx context.Context) error {
 	default:
 		return p.g.fault(p.name, p.g.link.Err())
 	}
+}
+
+// NewLocal joins n ranks of this process and returns their groups, by rank. Messages are one
+// copy from the sender's view to the receiver's. Rank r's calls are ordered against compute[r];
+// a nil slice or element means a private stream, for callers that only use Sync. Each group is
+// closed on its own. It panics when n is below 1 or compute has another length.
+func NewLocal(n int, compute []tensor.Stream, opts Options) []*Group {
+	return newLocal(n, 0, compute, opts)
+}
+
+// newLocal has all pairs talk to each other in collectives of up to pairs ranks; 0 means any number.
+func newLocal(n, pairs int, compute []tensor.Stream, opts Options) []*Group {
+	if n < 1 || compute != nil && len(compute) != n {
+		panic(fmt.Sprintf("comm: local world of %d ranks with %d compute streams", n, len(compute)))
+	}
+	w := local.NewWorld(n)
+	groups := make([]*Group, n)
+	for r := range n {
+		var s tensor.Stream
+		if compute != nil {
+			s = compute[r]
+		}
+		l := w.Link(r)
+		l.Pairs = pairs
+		groups[r] = NewWorld(l, r, s, opts)
+	}
+	return groups
+}
+
+// Barrier blocks the caller until every rank has called it. It comes after the group's
+// earlier calls; the compute stream has no part in it.
+func (g *Group) Barrier(ctx context.Context) error {
+	p, err := g.enqueue("barrier", "", false, func() error {
+		if g.few() {
+			return g.disseminate()
+		}
+		n := len(g.ranks)
+		sends, recvs := make([]part, n-1), make([]part, n-1)
+		g.others(func(i, peer int) { sends[i], recvs[i] = part{peer: peer}, part{peer: peer} })
+		return g.exchange(sends, recvs)
+	})
+	if err != nil {
+		return err
+	}
+	return p.Sync(ctx)
+}
+
+// A member is what Split asks of each rank.
+type member struct{ colour, key, rank int }
+
+// Split makes groups of the ranks with the same colour, ordered by key, then by rank.
+func (g *Group) Split(ctx context.Context, colour, key int) (Communicator, error) {
+	c, err := g.split(ctx, colour, key, g.compute)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func (g *Group) split(ctx context.Context, colour, key int, compute tensor.Stream) (*Group, error) {
+	n := len(g.ranks)
+	all := make([]int64, 2*n)
+	all[2*g.rank], all[2*g.rank+1] = int64(colour), int64(key)
+	g.mu.Lock()
+	g.splits++
+	count := g.splits
+	g.mu.Unlock()
+	p, err := g.enqueue("split", "", false, func() error {
+		buf := tensor.FromSlice(all, 1, n, 1, 2)
+		b := tensor.Bytes(buf)
+		if err := g.gatherBlocks(b, len(b)/n); err != nil {
+			return err
+		}
+		copy(all, tensor.Data[int64](buf))
+		return nil
+	})
+	if err == nil {
+		err = p.Sync(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var members []member
+	for r := range n {
+		if int(all[2*r]) == colour {
+			members = append(members, member{colour, int(all[2*r+1]), r})
+		}
+	}
+	slices.SortFunc(members, func(a, b member) int {
+		return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(a.rank, b.rank))
+	})
+	ranks, own := make([]int, len(members)), 0
+	for i, m := range members {
+		ranks[i] = g.ranks[m.rank]
+		if m.rank == g.rank {
+			own = i
+		}
+	}
+	return g.adopt(newGroup(g.link, splitID(g.id, count, colour), ranks, own, compute, g.Options()))
+}
+
+// adopt makes c end with g.
+func (g *Group) adopt(c *Group) (*Group, error) {
+	g.mu.Lock()
+	closed := g.closed
+	if !closed {
+		g.children = append(g.children, c)
+	}
+	g.mu.Unlock()
+	if closed {
+		c.Close()
+		return nil, g.fault("split", ErrClosed)
+	}
+	return c, nil
+}
+
+// splitID derives the id of a sub-group from what all its members know. Ids are drawn from
+// 64 bits of a hash, so that two groups of one world do not meet.
+func splitID(parent, count uint64, colour int) uint64 {
+	var b [24]byte
+	binary.BigEndian.PutUint64(b[0:], parent)
+	binary.BigEndian.PutUint64(b[8:], count)
+	binary.BigEndian.PutUint64(b[16:], uint64(int64(colour)))
+	sum := sha256.Sum256(b[:])
+	return max(binary.BigEndian.Uint64(sum[:8]), worldID+1)
 }

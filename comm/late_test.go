@@ -198,7 +198,8 @@ func TestLateWithOneThatAborts(t *testing.T) {
 				err = swap(t.Context(), g, culprit, culprit)
 			}
 			var pe *comm.PeerError
-			if !errors.As(err, &pe) || pe.Rank != culprit || !errors.Is(err, comm.ErrAborted) || !strings.Contains(err.Error(), spoiled.Error()) {
+			if !errors.As(err, &pe) || pe.Rank != culprit || !errors.Is(err, comm.ErrAborted) ||
+				!strings.Contains(err.Error(), spoiled.Error()) {
 				return fmt.Errorf("%w, want rank %d and %q", err, culprit, spoiled)
 			}
 			return nil
@@ -231,7 +232,9 @@ func TestLateUnreachable(t *testing.T) {
 			var pe *comm.PeerError
 			// Whoever comes first to its deadline says it for both.
 			reasons := map[int]string{7: "it has been called and has not dialled", 4: "connection refused"}
-			if !errors.As(err, &pe) || !errors.Is(err, comm.ErrDeadline) || !strings.Contains(err.Error(), reasons[pe.Rank]) || reasons[pe.Rank] == "" {
+			if !errors.As(err, &pe) || !errors.Is(err, comm.ErrDeadline) ||
+				!strings.Contains(err.Error(), reasons[pe.Rank]) ||
+				reasons[pe.Rank] == "" {
 				t.Errorf("rank %d: %v", r, err)
 			}
 		})

@@ -98,7 +98,7 @@ func Connect(ctx context.Context, m Mesh, compute tensor.Stream, opts Options) (
 	return NewWorld(l, m.Rank, compute, opts), nil
 }
 
-// prepare checks m, and sets how c dials and where it listens.
+// prepare checks m, and sets how c dials and if it listens.
 func (m *Mesh) prepare(c *wire.Config) error {
 	if err := c.Check(); err != nil {
 		return err

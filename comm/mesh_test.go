@@ -212,7 +212,12 @@ func TestDeathWhileConnecting(t *testing.T) {
 			if r == 1 {
 				c = ctx
 			}
-			_, err := comm.Connect(c, comm.Mesh{Dir: dir, Rank: r, Size: 3, Secret: key}, nil, comm.Options{Log: log.add})
+			_, err := comm.Connect(
+				c,
+				comm.Mesh{Dir: dir, Rank: r, Size: 3, Secret: key},
+				nil,
+				comm.Options{Log: log.add},
+			)
 			done <- err
 		}()
 	}
@@ -263,14 +268,17 @@ func TestMeshRefused(t *testing.T) {
 		"rank 0 of 0":          {Dir: good, Secret: key},
 		"name of 256 bytes":    {Dir: good, Size: 1, Secret: key, Name: strings.Repeat("n", 256)},
 	} {
-		if _, err := comm.Connect(context.Background(), m, nil, comm.Options{}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := comm.Connect(context.Background(), m, nil, comm.Options{}); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	if _, err := comm.Connect(context.Background(), comm.Mesh{Rank: 1, Size: 2, Secret: key}, nil, comm.Options{}); err == nil || !strings.Contains(err.Error(), "rank 0 has no address") {
+	if _, err := comm.Connect(context.Background(), comm.Mesh{Rank: 1, Size: 2, Secret: key}, nil, comm.Options{}); err == nil ||
+		!strings.Contains(err.Error(), "rank 0 has no address") {
 		t.Errorf("no addresses: %v", err)
 	}
-	if _, err := comm.Connect(context.Background(), comm.Mesh{Size: 2, Secret: key}, nil, comm.Options{}); err == nil || !strings.Contains(err.Error(), "no listener") {
+	if _, err := comm.Connect(context.Background(), comm.Mesh{Size: 2, Secret: key}, nil, comm.Options{}); err == nil ||
+		!strings.Contains(err.Error(), "no listener") {
 		t.Errorf("no listener: %v", err)
 	}
 }

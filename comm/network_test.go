@@ -108,7 +108,10 @@ type labRank struct {
 func (l *lab) start(t testing.TB, does string, six bool) (ranks [2]*labRank) {
 	t.Helper()
 	for i, h := range l.hosts {
-		r := &labRank{cmd: exec.Command("/proc/self/exe", hostArg, fmt.Sprint(i), does, fmt.Sprint(six)), lines: make(chan string, 1<<16)}
+		r := &labRank{
+			cmd:   exec.Command("/proc/self/exe", hostArg, fmt.Sprint(i), does, fmt.Sprint(six)),
+			lines: make(chan string, 1<<16),
+		}
 		r.cmd.Stderr = &r.errs
 		stdin, err1 := r.cmd.StdinPipe()
 		stdout, err2 := r.cmd.StdoutPipe()
@@ -162,7 +165,8 @@ func (r *labRank) next(t testing.TB, word string, bound time.Duration) string {
 // the connection, or itself, by those of the other.
 func tells(line string, rank int, six bool) bool {
 	lost := func(r int, how string) bool {
-		return strings.Contains(line, fmt.Sprintf("rank %d (host %d)", r, r)) && strings.HasSuffix(line, ": connection lost") &&
+		return strings.Contains(line, fmt.Sprintf("rank %d (host %d)", r, r)) &&
+			strings.HasSuffix(line, ": connection lost") &&
 			strings.Contains(line, how+net.JoinHostPort(addressOf(r, six), ""))
 	}
 	return lost(1-rank, fmt.Sprintf("rank %d hears nothing from ", rank)) || lost(1-rank, ": ") ||

@@ -26,7 +26,12 @@ func TestStrangers(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		var err error
-		groups[0], err = comm.Connect(ctx, comm.Mesh{Listener: lns[0], Addrs: addrs, Rank: 0, Size: 2, Secret: key}, nil, comm.Options{Log: log.add})
+		groups[0], err = comm.Connect(
+			ctx,
+			comm.Mesh{Listener: lns[0], Addrs: addrs, Rank: 0, Size: 2, Secret: key},
+			nil,
+			comm.Options{Log: log.add},
+		)
 		if err != nil {
 			t.Error(err)
 		}
@@ -61,7 +66,12 @@ func TestStrangers(t *testing.T) {
 	}
 	wg.Go(func() {
 		var err error
-		groups[1], err = comm.Connect(ctx, comm.Mesh{Listener: lns[1], Addrs: addrs, Rank: 1, Size: 2, Secret: key}, nil, comm.Options{})
+		groups[1], err = comm.Connect(
+			ctx,
+			comm.Mesh{Listener: lns[1], Addrs: addrs, Rank: 1, Size: 2, Secret: key},
+			nil,
+			comm.Options{},
+		)
 		if err != nil {
 			t.Error(err)
 		}

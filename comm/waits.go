@@ -11,13 +11,13 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Wait is a call of a group that is not over, and what it waits for.
+// Wait is a pending call of a group, with its open messages.
 type Wait struct {
 	Op    string // "all-reduce"
 	Label string // of the compute stream at the call: "step 7/forward/layer 3/hop 2 owner 1"; "" for none
 	Group uint64 // the group's number, the same on all its ranks
-	Via   string // what moves its data, where that is not the host: "nccl", "copy"
-	Call  uint64 // the call's number among those that this rank has made in the group that way, from 1
+	Via   string // the carrier of its data other than the host: "nccl", "copy"
+	Call  uint64 // the call's number among this rank's calls by that carrier in the group, from 1
 	// Begun says that the calls before it are over, and the work that it comes behind.
 	Begun bool
 	// Needed says that the compute stream stands until it is over. Groups of devices do not know how
@@ -26,7 +26,7 @@ type Wait struct {
 	// the work.
 	Needed, Called bool
 	// Open are its messages that are posted and not over, the one that stands for longest
-	// first. More is how many there are beyond the first of them. Where a call has begun and
+	// first. More is how many there are beyond the first of them. If a call has begun and
 	// has none, it is this rank that is at work on it.
 	Open []Open
 	More int
@@ -40,26 +40,26 @@ type Wait struct {
 type Open struct {
 	Peer  int // world rank
 	Send  bool
-	Bytes int64     // 0 where they are told of the call alone
+	Bytes int64     // 0 if only the call is known
 	Moved bool      // some of it has moved; else nothing is known of the other end's being posted
 	Since time.Time // it has not moved
 }
 
 const (
-	// MaxWaits is how many calls of a group are told, besides those that are needed.
+	// MaxWaits bounds the reported calls of a group, besides the needed ones.
 	MaxWaits = 16
 	// MaxOpen is how many messages of a call are told: those with every other rank of a small
 	// group, and with every neighbour of one in a large group.
 	MaxOpen = 64
 )
 
-// A ledger is what a group knows of its calls that are not over.
+// A ledger records a group's pending calls.
 type ledger struct {
 	mu          sync.Mutex
 	first, last *pending        // guarded by mu; a list of the calls in their order, which is that in which they end
 	made        uint64          // guarded by mu; calls so far
-	open        []link.Transfer // guarded by mu; those of the first call that are posted, until all have ended
-	ended       []Wait          // guarded by mu; what was waited for when the world failed
+	open        []link.Transfer // guarded by mu; posted by the first call, until all have ended
+	ended       []Wait          // guarded by mu; the waits when the world failed
 	over        bool            // guarded by mu; the world has failed
 }
 
@@ -89,7 +89,7 @@ func (l *ledger) remove() {
 	}
 }
 
-// post notes the messages of the first call. Until clear nobody writes to what is read of them here.
+// post notes the messages of the first call. Until clear no one writes to what is read of them here.
 func (l *ledger) post(xs []link.Transfer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -120,8 +120,7 @@ func (g *Group) Waits() []Wait {
 	return all
 }
 
-// keepWaits has Waits return from now on what it would return now: the world has failed, and what
-// was waited for ends for that reason.
+// keepWaits freezes the result of Waits, since the failure of the world ends all waits.
 func (g *Group) keepWaits() {
 	now := g.ledger.waits(g)
 	g.ledger.mu.Lock()
@@ -133,7 +132,7 @@ func (g *Group) keepWaits() {
 
 // waits lists the calls of g that are not over.
 func (l *ledger) waits(g *Group) (all []Wait) {
-	var at tensor.Event // what the compute stream stands waiting for
+	var at tensor.Event // the event that the compute stream waits for
 	if s, ok := g.compute.(interface{ At() (tensor.Work, bool) }); ok {
 		w, _ := s.At()
 		at = w.For
@@ -185,7 +184,7 @@ func (w *Wait) measure(xs []link.Transfer) {
 	w.Open = w.Open[:len(w.Open)-w.More]
 }
 
-// An entry is what a ledger knows of a call.
+// An entry is the ledger's part of a call.
 type entry struct {
 	number  uint64 // of the call
 	label   string

@@ -69,7 +69,8 @@ func TestWaitsNameWhoStaysAway(t *testing.T) {
 			}
 			for _, g := range groups[:away] {
 				got := await(t, g, held(away))[0]
-				if got.Op != "all-reduce" || got.Group != 0 || got.Call != 2 || got.Vague || got.Bytes < 4000 || got.Since.IsZero() {
+				if got.Op != "all-reduce" || got.Group != 0 || got.Call != 2 || got.Vague || got.Bytes < 4000 ||
+					got.Since.IsZero() {
 					t.Errorf("rank %d: %+v", g.Rank(), got)
 				}
 			}
@@ -120,8 +121,15 @@ func TestWaitsTellWhatIsNeeded(t *testing.T) {
 	first.Wait()
 	compute[0].Label("step 3/forward/layer 2")
 	second, third := swap(groups[0]), swap(apart[0])
-	ws := await(t, groups[0], func(ws []comm.Wait) bool { return len(ws) == 3 && ws[0].Begun && ws[0].Needed && !ws[0].Called })
-	if w := ws[0]; w.Label != "step 3/forward/layer 1" || len(w.Open) != 2 || w.Open[0].Peer != 1 || w.Open[0].Bytes != 40 || w.Bytes != 80 || w.Open[0].Send == w.Open[1].Send {
+	ws := await(
+		t,
+		groups[0],
+		func(ws []comm.Wait) bool { return len(ws) == 3 && ws[0].Begun && ws[0].Needed && !ws[0].Called },
+	)
+	if w := ws[0]; w.Label != "step 3/forward/layer 1" || len(w.Open) != 2 || w.Open[0].Peer != 1 ||
+		w.Open[0].Bytes != 40 ||
+		w.Bytes != 80 ||
+		w.Open[0].Send == w.Open[1].Send {
 		t.Errorf("the first call: %+v", w)
 	}
 	// Both lie behind the first, which the compute stream stands for.
@@ -181,7 +189,13 @@ func TestWaitsAreBounded(t *testing.T) {
 	}
 	ws := await(t, groups[0], func(ws []comm.Wait) bool { return len(ws) > 0 && ws[0].Begun })
 	if len(ws) != 16 || len(ws[0].Open) != 64 || ws[0].More != 2*(n-1)-64 || ws[0].Bytes != 2*(n-1)*4 {
-		t.Errorf("%d calls, the first with %d messages, %d more, %d bytes", len(ws), len(ws[0].Open), ws[0].More, ws[0].Bytes)
+		t.Errorf(
+			"%d calls, the first with %d messages, %d more, %d bytes",
+			len(ws),
+			len(ws[0].Open),
+			ws[0].More,
+			ws[0].Bytes,
+		)
 	}
 }
 

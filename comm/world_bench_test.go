@@ -28,7 +28,12 @@ func BenchmarkWorld(b *testing.B) {
 				}
 				before, start := inUse(), time.Now()
 				groups := worldtest.Join(b, n, func(r int) (*comm.Group, error) {
-					return comm.Connect(context.Background(), comm.Mesh{Dir: dir, Rank: r, Size: n, Secret: key}, nil, comm.Options{})
+					return comm.Connect(
+						context.Background(),
+						comm.Mesh{Dir: dir, Rank: r, Size: n, Secret: key},
+						nil,
+						comm.Options{},
+					)
 				})
 				everyone(b, groups, func(g *comm.Group) error { return g.Barrier(context.Background()) })
 				made += time.Since(start)
@@ -49,7 +54,12 @@ func BenchmarkCollectives(b *testing.B) {
 	for _, n := range []int{8, 16, 64} {
 		dir, key := worldtest.SocketDir(b), worldtest.Secret()
 		groups := worldtest.Join(b, n, func(r int) (*comm.Group, error) {
-			return comm.Connect(context.Background(), comm.Mesh{Dir: dir, Rank: r, Size: n, Secret: key}, nil, comm.Options{})
+			return comm.Connect(
+				context.Background(),
+				comm.Mesh{Dir: dir, Rank: r, Size: n, Secret: key},
+				nil,
+				comm.Options{},
+			)
 		})
 		b.Run(fmt.Sprintf("barrier/%d", n), func(b *testing.B) {
 			everyone(b, groups, func(g *comm.Group) (err error) {

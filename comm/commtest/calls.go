@@ -313,7 +313,7 @@ func (r *rank) queued() error {
 		all, views = append(all, p), append(views, v)
 	}
 	in := r.new(tensor.F32, 40_000)
-	for k := range n - 1 { // each rank hands on to the next what it got
+	for k := range n - 1 { // each rank passes its last receipt to the next
 		var p comm.Pending
 		var err error
 		if r.Rank() == k {

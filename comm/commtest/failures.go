@@ -40,7 +40,7 @@ func (r *rank) calls() map[string]func() error {
 
 var errSpoiled = errors.New("the loss is not a number")
 
-// testAbort has the last rank abort while the others stand in a call.
+// testAbort checks an abort by the last rank during a call of the others.
 func (s suite) testAbort(t *testing.T) {
 	const n = 3
 	for _, name := range []string{"exchange", "receive", "all-reduce", "all-reduce big", "all-gather", "reduce-scatter",
@@ -74,7 +74,7 @@ func (s suite) testAbort(t *testing.T) {
 	}
 }
 
-// testAbortIdle checks that a rank which waits for nobody learns of an abort: its next call
+// testAbortIdle checks that a rank which waits for no one learns of an abort: its next call
 // fails although it could have completed.
 func (s suite) testAbortIdle(t *testing.T) {
 	told := make(chan struct{})
@@ -88,14 +88,14 @@ func (s suite) testAbortIdle(t *testing.T) {
 		}
 		defer pair.Close()
 		if r.Rank() == 3 {
-			split.Wait() // an abort could overtake what a rank still needs
+			split.Wait() // an abort could overtake data of a waiting rank
 			pair.Abort(errSpoiled)
 			close(told)
 			return nil
 		}
 		<-told
 		for {
-			err := pair.Barrier(r.ctx) // ranks 0 and 1 need nobody else for this
+			err := pair.Barrier(r.ctx) // ranks 0 and 1 need no one else for this
 			if err == nil {
 				continue // the news has not come yet
 			}
@@ -248,7 +248,7 @@ func (s suite) testMismatch(t *testing.T) {
 }
 
 // testClose checks that a rank may close as soon as its own calls are done, that it fails
-// nobody who needs nothing more of it, and that later calls say what happened.
+// no one who needs nothing more of it, and that later calls say what happened.
 func (s suite) testClose(t *testing.T) {
 	s.run(t, 3, comm.Options{}, func(r *rank) error {
 		for range 3 {

@@ -69,8 +69,8 @@ func (s suite) testStreamOrder(t *testing.T) {
 	})
 }
 
-// testCopyOrder fills one buffer, sends it on and reads what came into another, again and
-// again, without ever waiting on the host. Each value must be that of its own turn.
+// testCopyOrder fills one buffer, sends it and reads the received one, again and again, without waiting on the host.
+// Each value must belong to its own turn.
 func (s suite) testCopyOrder(t *testing.T) {
 	const hops, size = 12, 1 << 18
 	n := s.most(4)

@@ -48,7 +48,13 @@ func (r *Rank) Ring(ctx context.Context, calls, most int) error {
 			}
 			o, v := out[k].Slice(3, 0, size), in[k].Slice(3, 0, size)
 			r.rig.set(o, pattern(r.Rank(), i, k))
-			send, recv = append(send, comm.Message{Peer: next, View: o}), append(recv, comm.Message{Peer: prev, View: v})
+			send, recv = append(
+				send,
+				comm.Message{Peer: next, View: o},
+			), append(
+				recv,
+				comm.Message{Peer: prev, View: v},
+			)
 		}
 		p, err := r.Exchange(send, recv)
 		if err != nil {

@@ -67,7 +67,6 @@ func (c *cudaCopies) detach() error {
 	return errors.Join(errs...)
 }
 
-// flag returns the device's address of a flag.
 func (c *cudaCopies) flag(f *uint64) uint64 {
 	return c.flags + uint64(uintptr(unsafe.Pointer(f))-uintptr(c.page))
 }
@@ -149,8 +148,8 @@ func (c *cudaCopies) reachNear(base uint64) (region, error) {
 	return r, nil
 }
 
-// size is that of the allocation that begins at base. Where the driver does not tell, as of some
-// imported memory, nothing can be checked against it: then it is without bounds.
+// size returns the size of the allocation at base, or no bound if the driver does not report one, as for some imported
+// memory.
 func (c *cudaCopies) size(base uint64) int64 {
 	at, n, err := c.dev.Range(base)
 	switch {

@@ -52,10 +52,10 @@ type Engine struct {
 	share   boardSource
 	board   *board
 	same    []bool // per rank: it is of this process
-	near    []bool // per rank: it has this rank's device, whose processors may be what copies between the two
+	near    []bool // per rank: on this rank's device, whose processors may copy between the two
 
-	cause  atomic.Pointer[error]       // what ended the group
-	stood  atomic.Pointer[[]comm.Wait] // what was waited for then; nil before
+	cause  atomic.Pointer[error]       // of the group's end
+	stood  atomic.Pointer[[]comm.Wait] // waits at that time; nil before
 	failed chan struct{}               // closed then
 	wake   chan struct{}               // there is work for the watch
 	ending chan struct{}               // closed by close
@@ -67,10 +67,10 @@ type Engine struct {
 	dozing   bool      // the watch waits for wake alone
 	calls    uint64    // of Exchange
 	deferred []call    // not begun yet, in order
-	post     lane      // writes begun and ready behind the compute stream
+	post     lane      // writes begun and ready after the compute stream
 	order    lane      // writes them for deferred calls
-	end      lane      // waits for what the compute stream is to come behind
-	lanes    [][]lane  // per peer, what copies to it
+	end      lane      // waits for work that the compute stream must follow
+	lanes    [][]lane  // per peer
 	sends    []backlog // per peer
 	receives []backlog // per peer
 }
@@ -78,13 +78,13 @@ type Engine struct {
 // Compute is the stream that an engine's calls are ordered against.
 type Compute interface {
 	tensor.Stream
-	// Fail ends what comes behind the group's transfers, when the group has failed.
+	// Fail ends all work after the group's transfers, when the group has failed.
 	Fail(err error)
 }
 
-// A device is what the engine needs of a device. Addresses are the device's own.
+// A device is the engine's view of a device. Addresses are the device's own.
 type device interface {
-	// attach has the device know the flags, which live until detach.
+	// attach gives the device the flags, which live until detach.
 	attach(flags []uint64) error
 	detach() error
 	// lane makes a stream for copies.
@@ -105,7 +105,7 @@ type device interface {
 	hold(compute tensor.Stream, l lane)
 }
 
-// A lane is a stream of a device. Its methods are called under the engine's lock, but for
+// A lane is a stream of a device. Its methods are called under the engine's lock, except for
 // fail. What has been queued is carried out also after fail, what is queued later is not.
 type lane interface {
 	after(e tensor.Event)
@@ -213,7 +213,6 @@ func (e *Engine) queue(send, recv []comm.Message) (*pending, error) {
 	return c.p, nil
 }
 
-// ends raises the peer's last message.
 func ends(all []lastOf, peer int, n uint64) []lastOf {
 	for i := range all {
 		if all[i].peer == peer {
@@ -224,7 +223,6 @@ func ends(all []lastOf, peer int, n uint64) []lastOf {
 	return append(all, lastOf{peer, n})
 }
 
-// number gives a message its number.
 func (q *backlog) number(m *message) {
 	q.last++
 	m.n = q.last
@@ -255,13 +253,12 @@ func (e *Engine) Streams() (all []tensor.Stream) {
 	return all
 }
 
-// rules returns those that messages keep. Where a view lies is for the device to say.
+// rules returns the rules of messages. The device checks where a view lies.
 func (e *Engine) rules() check.Rules {
 	return check.Rules{Rank: e.rank, Size: e.board.ranks, Memory: func(tensor.View) error { return nil }}
 }
 
-// locateAll finds out where the views of checked messages lie, and sorts out those of the own
-// rank.
+// locateAll finds the memory of the views of checked messages, and separates the messages to the own rank.
 func (e *Engine) locateAll(verb string, ms []comm.Message) (others, own []peerMessage, err error) {
 	fault := func(i int, err error) ([]peerMessage, []peerMessage, error) {
 		return nil, nil, fmt.Errorf("the view of %s %d (rank %d): %w", verb, i, ms[i].Peer, err)
@@ -341,8 +338,8 @@ func (e *Engine) promisedAll(messages []lastOf, send bool) bool {
 	return true
 }
 
-// Gates returns the gates of what the call receives; see comm.Gated. There are none where a copy may need the
-// processors that wait for it, and where the group has failed, which Wait tells.
+// Gates returns the gates of the call's receives; see comm.Gated. It returns none if a copy may need the processors
+// that wait for it, or if the group has failed; Wait returns that error.
 func (p *pending) Gates() []comm.PeerGate {
 	e := p.e
 	for _, r := range p.recvd {

@@ -181,10 +181,20 @@ func TestCopyEngineSetup(t *testing.T) {
 				if r == 1 {
 					dev.faults = map[string]error{call: broken}
 				}
-				return config{host: hosts[r], dev: dev, compute: compute, using: new(sync.Mutex), limit: time.Minute, lanes: 1, split: 1, share: sharedFile{}}
+				return config{
+					host:    hosts[r],
+					dev:     dev,
+					compute: compute,
+					using:   new(sync.Mutex),
+					limit:   time.Minute,
+					lanes:   1,
+					split:   1,
+					share:   sharedFile{},
+				}
 			}, 3)
 			for r, err := range errs {
-				if err == nil || errors.Is(err, broken) != (r == 1) || r != 1 && !strings.Contains(err.Error(), "rank 1") {
+				if err == nil || errors.Is(err, broken) != (r == 1) ||
+					r != 1 && !strings.Contains(err.Error(), "rank 1") {
 					t.Errorf("rank %d: %v", r, err)
 				}
 				if worlds[r] != nil {

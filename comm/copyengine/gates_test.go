@@ -21,7 +21,10 @@ func TestNoGates(t *testing.T) {
 		}
 		peer := 1 - r.Rank()
 		r.e.near[peer] = true
-		p, err := r.Exchange([]comm.Message{{Peer: peer, View: v.Slice(3, 0, 50)}}, []comm.Message{{Peer: peer, View: v.Slice(3, 50, 100)}})
+		p, err := r.Exchange(
+			[]comm.Message{{Peer: peer, View: v.Slice(3, 0, 50)}},
+			[]comm.Message{{Peer: peer, View: v.Slice(3, 50, 100)}},
+		)
 		if err != nil {
 			return err
 		}

@@ -1,22 +1,26 @@
 package copyengine
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"sync/atomic"
+	"time"
 
+	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/comm/internal/blame"
 )
 
 const (
-	// lanesPerPeer is how many streams copy to one peer at once; BenchmarkCopyEngineRing compares.
+	// lanesPerPeer counts the streams that copy to one peer at once; BenchmarkCopyEngineRing compares.
 	lanesPerPeer = 1
-	// splitBytes is the least of a message that each of several streams gets.
+	// splitBytes bounds the share of a message for each of several streams from below.
 	splitBytes = 8 << 20
 	splitAlign = 4096
 )
 
-// progress gives the device and the peers what they can take by now, and reports whether
-// something is left that waits for a peer's host. It waits for nothing. e.mu is held.
+// progress issues all work that the device and the peers can take now, without waiting, and reports whether some waits
+// for a peer's host. e.mu is held.
 func (e *Engine) progress() (waiting bool) {
 	for {
 		for p := range e.board.ranks {
@@ -45,7 +49,7 @@ func (e *Engine) progress() (waiting bool) {
 	return waiting || len(e.deferred) > 0
 }
 
-// begin has a lane tell the devices of a call, and its messages queued by progress.
+// begin queues the flags of a call on a lane; progress queues its messages.
 func (e *Engine) begin(c *call, lane lane) {
 	for _, r := range c.p.recvd {
 		lane.write(e.board.flag(r.peer, e.rank, flagReady), r.n)
@@ -111,7 +115,7 @@ func (e *Engine) publish(peer int) {
 	}
 }
 
-// issue queues the copies to a peer whose receives are posted.
+// issue queues the copies to a peer that has posted receives.
 func (e *Engine) issue(peer int) {
 	q := &e.sends[peer]
 	for len(q.todo) > 0 && e.err() == nil {
@@ -182,7 +186,7 @@ func (e *Engine) copyAll(peer int, ms []message) error {
 	return nil
 }
 
-// locate finds out where a message goes.
+// locate finds the destination of a message.
 func (e *Engine) locate(peer int, m *message) error {
 	if peer == e.rank {
 		return nil
@@ -214,4 +218,77 @@ func (q *backlog) settle(at uint64) {
 		n++
 	}
 	q.open = append(q.open[:0], q.open[n:]...)
+}
+
+// via is how the calls of an engine are told from others of the same group.
+const via = "copy"
+
+// lockTime bounds the wait of Waits for the lock, whose holder may be blocked in the driver.
+const lockTime = 100 * time.Millisecond
+
+// Waits returns the calls that are not over, and after a failure those that were not then; see
+// comm.Group. If the driver takes no more work it is
+// one call without peers, since no one can look at the others. It waits for no device.
+func (e *Engine) Waits() []comm.Wait {
+	if stood := e.stood.Load(); stood != nil {
+		return slices.Clone(*stood)
+	}
+	for start := time.Now(); !e.mu.TryLock(); time.Sleep(time.Millisecond) {
+		if time.Since(start) > lockTime {
+			return []comm.Wait{{Op: "exchange behind a full queue of the device", Group: e.host.ID(), Via: via,
+				Begun: true, Needed: true, Since: start}}
+		}
+	}
+	defer e.mu.Unlock()
+	if e.gone {
+		return nil
+	}
+	byCall := map[uint64]*comm.Wait{}
+	for p := range e.board.ranks {
+		e.tellOpen(byCall, p, true)
+		e.tellOpen(byCall, p, false)
+	}
+	var all []comm.Wait
+	for _, w := range byCall {
+		slices.SortStableFunc(w.Open, func(a, b comm.Open) int { return cmp.Compare(a.Peer, b.Peer) })
+		w.More = max(len(w.Open)-comm.MaxOpen, 0)
+		w.Open = w.Open[:len(w.Open)-w.More]
+		all = append(all, *w)
+	}
+	slices.SortFunc(all, func(a, b comm.Wait) int { return cmp.Compare(a.Call, b.Call) })
+	return all[:min(len(all), comm.MaxWaits)]
+}
+
+// tellOpen adds the messages to or from a peer that are not over to their calls. A call has begun for
+// a message that this rank's device has come to. e.mu is held.
+func (e *Engine) tellOpen(calls map[uint64]*comm.Wait, peer int, send bool) {
+	b, q := e.board, &e.receives[peer]
+	mine, done := b.at(peer, e.rank, flagReady), b.at(e.rank, peer, flagArrived)
+	if send {
+		q, mine, done = &e.sends[peer], b.at(e.rank, peer, flagBegun), b.at(e.rank, peer, flagSent)
+	}
+	for i := range q.open {
+		m := &q.open[i]
+		if reached(done, m.n) {
+			continue
+		}
+		w := calls[m.call]
+		if w == nil {
+			w = &comm.Wait{Op: "exchange", Label: m.label, Group: e.host.ID(), Via: via, Call: m.call}
+			calls[m.call] = w
+		}
+		w.Bytes += m.bytes
+		if !reached(mine, m.n) || peer == e.rank {
+			continue // the peer is not waited for yet, or this rank is at work on it
+		}
+		w.Begun, w.Needed = true, true
+		o := comm.Open{Peer: e.host.WorldRank(peer), Send: send, Bytes: m.bytes, Moved: e.promised(peer, m.n, send)}
+		if q.at.at == m.n {
+			o.Since = time.Now().Add(-q.at.stood)
+			if w.Since.Before(o.Since) {
+				w.Since = o.Since
+			}
+		}
+		w.Open = append(w.Open, o)
+	}
 }

@@ -14,7 +14,9 @@ import (
 var kinds = worldtest.ProcessKinds{"copy": {Open: ringOf(fakeProcess)}}
 
 // ringOf makes ranks pass messages around a ring for ever.
-func ringOf(connect func(ctx context.Context, host *comm.Group, dir string) (*Rank, error)) func(context.Context, *comm.Group, string) (worldtest.ProcessRank, error) {
+func ringOf(
+	connect func(ctx context.Context, host *comm.Group, dir string) (*Rank, error),
+) func(context.Context, *comm.Group, string) (worldtest.ProcessRank, error) {
 	return func(ctx context.Context, host *comm.Group, dir string) (worldtest.ProcessRank, error) {
 		r, err := connect(ctx, host, dir)
 		if err != nil {

@@ -43,7 +43,16 @@ func TestCopyBeyondRegion(t *testing.T) {
 	hosts, board := comm.NewLocal(2, nil, comm.Options{}), newHeapBoard(2)
 	streams := []*tensor.HostStream{tensor.NewHostStream("compute 0"), tensor.NewHostStream("compute 1")}
 	worlds, errs := connectAll(func(r int) config {
-		c := config{host: hosts[r], dev: &fakeDevice{rank: r}, compute: streams[r], using: new(sync.Mutex), limit: hosts[r].Options().Deadline, lanes: 1, split: 1000, share: board}
+		c := config{
+			host:    hosts[r],
+			dev:     &fakeDevice{rank: r},
+			compute: streams[r],
+			using:   new(sync.Mutex),
+			limit:   hosts[r].Options().Deadline,
+			lanes:   1,
+			split:   1000,
+			share:   board,
+		}
 		if r == 1 {
 			c.dev = lying{&fakeDevice{rank: r}}
 		}
@@ -64,7 +73,12 @@ func TestCopyBeyondRegion(t *testing.T) {
 			if err == nil {
 				err = p.Sync(ctx)
 			}
-			if err == nil || r == 0 && !strings.Contains(err.Error(), "memory of rank 1: 1000 bytes at offset 1048576 are not within its allocation of 1000") {
+			if err == nil ||
+				r == 0 &&
+					!strings.Contains(
+						err.Error(),
+						"memory of rank 1: 1000 bytes at offset 1048576 are not within its allocation of 1000",
+					) {
 				t.Errorf("rank %d: %v", r, err)
 			}
 		})

@@ -68,7 +68,9 @@ func TestWaits(t *testing.T) {
 			break
 		}
 	}
-	if len(ws) != 1 || !ws[0].Begun || ws[0].Op != "exchange" || ws[0].Via != via || ws[0].Call != 1 || ws[0].Bytes != 200 || len(ws[0].Open) != 2 {
+	if len(ws) != 1 || !ws[0].Begun || ws[0].Op != "exchange" || ws[0].Via != via || ws[0].Call != 1 ||
+		ws[0].Bytes != 200 ||
+		len(ws[0].Open) != 2 {
 		t.Fatalf("%+v", ws)
 	}
 	if o := ws[0].Open[0]; o.Peer != 1 || o.Bytes != 100 || o.Moved || ws[0].Open[1].Send == o.Send {

@@ -11,17 +11,16 @@ import (
 )
 
 const (
-	// graceOver is how long a failed group's streams may end by themselves, as they do unless
-	// a peer has died. Then the rank's own flags are written, and by that time the peers have
-	// been told, so that nobody uses what is copied from then on.
+	// graceOver is the time in which a failed group's streams may end by themselves, as they do unless a peer has died.
+	// Then the rank writes its own flags. By that time the peers know of the failure and use no copied data.
 	graceOver = 250 * time.Millisecond
-	// drainBound is when streams that do not end are left behind.
+	// drainBound limits the wait for streams that do not end.
 	drainBound = 10 * time.Second
-	// closeBound is how long close waits for the streams; they are given back later then.
+	// closeBound limits Close's wait for the streams; the watch releases them later.
 	closeBound = 2 * time.Second
 )
 
-// watch is the engine's goroutine, one for its whole life: it does what callers are not there
+// watch runs as the engine's goroutine, one for its whole life: it does what callers are not there
 // to do, and notices who stands still. It ends after close, or after a failure.
 func (e *Engine) watch() {
 	defer close(e.ended)
@@ -53,16 +52,15 @@ func (e *Engine) watch() {
 			return
 		case <-e.wake:
 			if fast = minTick; dozing {
-				last = time.Now() // nobody has stood still while nothing was under way
+				last = time.Now() // no one has stood still while nothing was under way
 			}
 		case <-tick:
 		}
 	}
 }
 
-// seize locks e.mu for the watch, or reports false because the group has failed. Who holds the lock
-// may stand in the driver, whose queues are full behind a wait for a peer. In a live world that ends
-// by itself; where it lasts as long as a message may stand still, it is one that does.
+// seize locks e.mu for the watch, or returns false if the group has failed. The holder may be blocked in the driver,
+// whose queues are full after a wait for a peer. In a live world that ends; otherwise it counts as a stalled message.
 func (e *Engine) seize() bool {
 	last, stood := time.Now(), time.Duration(0)
 	for pause := (pace.Backoff{}); !e.mu.TryLock(); pause.Wait() {
@@ -80,7 +78,7 @@ func (e *Engine) seize() bool {
 	return true
 }
 
-// awake is took, or less where it is so long that the process has been stopped in the meantime.
+// awake returns took, or less if the process must have been stopped meanwhile.
 func (e *Engine) awake(took time.Duration) time.Duration {
 	if limit := e.deadline(); limit > 0 {
 		return min(took, max(limit/4, maxTick))
@@ -164,7 +162,6 @@ func (e *Engine) examine(peer int, q *backlog, send bool, mine, done uint64, too
 	}
 }
 
-// describe names a message in errors.
 func describe(m *message, send bool) blame.Op {
 	op := blame.Message(send, int(m.bytes))
 	op.What += fmt.Sprintf(" (message %d)", m.n)
@@ -177,8 +174,7 @@ func (e *Engine) stalled(peer int, m *message, send bool) error {
 	return e.world(blame.Stalled(boardWaits{e}, e.rank, []int{peer}, describe(m, send), e.deadline()))
 }
 
-// boardWaits says who waits for whom, by what the devices have written on the board. Ranks are
-// those of the group.
+// boardWaits derives from the board which rank waits for which. Ranks count within the group.
 type boardWaits struct{ *Engine }
 
 func (w boardWaits) Ranks() int               { return w.board.ranks }
@@ -203,12 +199,10 @@ func (w boardWaits) WaitsFor(rank int) int {
 
 func (e *Engine) peerName(peer int) string { return e.host.PeerName(peer) }
 
-// blame returns an error about a rank of the group.
 func (e *Engine) blame(peer int, op string, cause error) error {
 	return e.world(blame.On(boardWaits{e}, peer, op, cause))
 }
 
-// world has an error name a rank by its number in the world.
 func (e *Engine) world(err *comm.PeerError) error {
 	err.Rank = e.host.WorldRank(err.Rank)
 	return err
@@ -232,8 +226,8 @@ func (e *Engine) err() error {
 // Abort fails all pending and later calls. Any goroutine may call it; it does not block.
 func (e *Engine) Abort(cause error) { e.fail(cause) }
 
-// fail ends the group with its first cause. What is queued on the lanes goes on, so that peers
-// who are not told yet get what they were promised; the watch sees to it that it ends.
+// fail ends the group with its first cause. Queued copies go on, so that peers not yet informed get their data; the
+// watch ends them.
 func (e *Engine) fail(cause error) {
 	cause = blame.OwnForm(cause)
 	if !e.cause.CompareAndSwap(nil, &cause) {
@@ -261,7 +255,7 @@ func (e *Engine) tell() {
 // computed from it.
 //
 // The flags are written again and again: a peer's device may still write to them what it
-// was told to before. The board stays mapped after a failure, because nobody can tell when the
+// was told to before. The board stays mapped after a failure, because no one can tell when the
 // compute stream, or a device that hangs, has looked at it for the last time.
 func (e *Engine) drain() {
 	e.tell()
@@ -270,7 +264,7 @@ func (e *Engine) drain() {
 	for start := time.Now(); ; time.Sleep(time.Millisecond) {
 		took := time.Since(start)
 		if took > graceOver {
-			e.release() // without the lock, whose holder may stand in the driver until a wait ends
+			e.release() // without the lock, whose holder may be blocked in the driver until a wait ends
 		}
 		if e.drained(took) || took > drainBound {
 			return

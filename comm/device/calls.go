@@ -34,7 +34,6 @@ type exchanged struct {
 	own, into  []tensor.View  // those of the own rank, pair by pair
 }
 
-// sort takes messages apart that have been checked.
 func (d *Group) sort(send, recv []comm.Message) *exchanged {
 	c := &exchanged{send: send, recv: recv}
 	c.out, c.own = d.parts(send)
@@ -54,7 +53,6 @@ func (d *Group) parts(ms []comm.Message) (others []comm.Message, own []tensor.Vi
 	return others, own
 }
 
-// onDevice checks that a view is one that moves between devices.
 func (d *Group) onDevice(v tensor.View) error {
 	if at := v.Memory().Device(); at != d.kit.place {
 		return fmt.Errorf("lies on %v: this rank's device is %v, and the views of a call lie all on it or all on the "+
@@ -166,7 +164,7 @@ func shareOf(v tensor.View, n, i int) tensor.View {
 	return v.Reshape([4]int{1, 1, 1, v.Size()}).Slice(tensor.Dim, i*size, (i+1)*size)
 }
 
-// moveParts fills the parts of dst from the ranks, each of which gets what of says.
+// moveParts fills the parts of dst from the ranks; of returns the part to send to each.
 func (d *Group) moveParts(name string, dst, src tensor.View, of func(rank int) tensor.View) (comm.Pending, error) {
 	n := d.Size()
 	c := &exchanged{}
@@ -208,7 +206,7 @@ func (d *Group) collective(name string, v tensor.View, err error, queue func() e
 	})
 }
 
-// viaHost runs a call on views of the host, behind the present work of the compute stream,
+// viaHost runs a call on views of the host, after the present work of the compute stream,
 // which may be about to fill them.
 func (d *Group) viaHost(call func() (comm.Pending, error)) (comm.Pending, error) {
 	d.issuing.Lock()
@@ -230,8 +228,7 @@ type hostPending struct {
 	comm.Pending
 }
 
-// Wait blocks the caller until the transfer has ended: the device has no part in it, so that
-// what is queued later comes behind it.
+// Wait blocks the caller until the transfer has ended, since the device has no part in it.
 func (p *hostPending) Wait() {
 	if err := p.Sync(context.Background()); err != nil {
 		p.d.kit.compute.Fail(err)

@@ -85,7 +85,11 @@ func newGPUDevice(ordinal int) (*gpuDevice, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &gpuDevice{gpu: g, stream: s, arena: tensor.NewArena(testMemory, func(int64) tensor.Memory { return g.mem })}, nil
+	return &gpuDevice{
+		gpu:    g,
+		stream: s,
+		arena:  tensor.NewArena(testMemory, func(int64) tensor.Memory { return g.mem }),
+	}, nil
 }
 
 func (d *gpuDevice) Stream() tensor.Stream { return stagedStream{d.stream, d} }
@@ -189,7 +193,12 @@ func connectGPUs(t *testing.T, transport string, devices []commtest.Device, opts
 	start := time.Now()
 	for r := range hosts {
 		wg.Go(func() {
-			cs[r], errs[r] = New(context.Background(), hosts[r], devices[r].(*gpuDevice).stream, Options{Transport: transport})
+			cs[r], errs[r] = New(
+				context.Background(),
+				hosts[r],
+				devices[r].(*gpuDevice).stream,
+				Options{Transport: transport},
+			)
 		})
 	}
 	wg.Wait()
@@ -202,14 +211,20 @@ func connectGPUs(t *testing.T, transport string, devices []commtest.Device, opts
 
 func init() {
 	for _, transport := range []string{TransportNCCL, TransportCopy} {
-		kinds[transport] = worldtest.ProcessKind{Patience: time.Minute, Open: func(ctx context.Context, host *comm.Group, _ string) (worldtest.ProcessRank, error) {
-			d, err := newGPUDevice(host.Rank())
-			if err != nil {
-				return worldtest.ProcessRank{}, err
-			}
-			c, err := New(ctx, host, d.stream, Options{Transport: transport})
-			return worldtest.ProcessRank{Comm: c, New: func(t tensor.DType, n int) tensor.View { return d.New(t, n) }}, err
-		}}
+		kinds[transport] = worldtest.ProcessKind{
+			Patience: time.Minute,
+			Open: func(ctx context.Context, host *comm.Group, _ string) (worldtest.ProcessRank, error) {
+				d, err := newGPUDevice(host.Rank())
+				if err != nil {
+					return worldtest.ProcessRank{}, err
+				}
+				c, err := New(ctx, host, d.stream, Options{Transport: transport})
+				return worldtest.ProcessRank{
+					Comm: c,
+					New:  func(t tensor.DType, n int) tensor.View { return d.New(t, n) },
+				}, err
+			},
+		}
 	}
 }
 
@@ -223,7 +238,10 @@ func TestDeviceKill(t *testing.T) {
 	for _, c := range []struct{ kind, call string }{
 		{TransportNCCL, "all-reduce"}, {TransportNCCL, "chain"}, {TransportCopy, "chain"},
 	} {
-		t.Run(c.kind+" "+c.call, func(t *testing.T) { kinds.End(t, c.kind, c.call, n, worldtest.Kill, comm.ErrPeerLost.Error()) })
+		t.Run(
+			c.kind+" "+c.call,
+			func(t *testing.T) { kinds.End(t, c.kind, c.call, n, worldtest.Kill, comm.ErrPeerLost.Error()) },
+		)
 	}
 }
 

@@ -116,7 +116,13 @@ func (l *fakeLibrary) world(id uint64, n int) *local.World {
 	return l.worlds[id]
 }
 
-func (l *fakeLibrary) connect(ctx context.Context, host *comm.Group, s gpuStream, _ Options, _ <-chan struct{}) (collectives, error) {
+func (l *fakeLibrary) connect(
+	ctx context.Context,
+	host *comm.Group,
+	s gpuStream,
+	_ Options,
+	_ <-chan struct{},
+) (collectives, error) {
 	id, err := shareID(ctx, host, 8, func() ([]byte, error) { return []byte("deadbeef"), l.refuse })
 	if err != nil || string(id) != "deadbeef" {
 		return nil, errors.Join(err, fmt.Errorf("id %q", id))

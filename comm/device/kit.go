@@ -2,6 +2,7 @@ package device
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -30,7 +31,7 @@ type collectives interface {
 	allGather(dst, src tensor.View) error
 	reduceScatter(dst, src tensor.View, op comm.Op) error
 	broadcast(v tensor.View, root int) error
-	// err is what has gone wrong since, or nil.
+	// err returns an asynchronous error, or nil.
 	err() error
 	// abort ends what is under way on the device, as an error or not, and gives everything back.
 	abort()
@@ -75,7 +76,7 @@ type mover interface {
 	Close() error
 }
 
-// A kit is what a Group needs of its device. All groups of a rank share it.
+// A kit holds the device, shared by all groups of a rank.
 type kit struct {
 	place     tensor.Device
 	compute   gpuStream
@@ -91,4 +92,168 @@ type kit struct {
 	// order guards the compute stream, which several groups may use from goroutines of their
 	// own. It comes before a group's events.
 	order sync.Mutex
+}
+
+// shareID gives the bytes that rank 0 makes to all ranks of host. A rank 0 that cannot make
+// them aborts the group, so that the others do not wait.
+func shareID(ctx context.Context, host *comm.Group, size int, make func() ([]byte, error)) ([]byte, error) {
+	v := tensor.New(tensor.U8, size)
+	if host.Rank() == 0 {
+		id, err := make()
+		if err != nil {
+			host.Abort(fmt.Errorf("an id for the devices: %w", err))
+			return nil, err
+		}
+		copy(tensor.Bytes(v), id)
+	}
+	p, err := host.Broadcast(v, 0)
+	if err == nil {
+		err = p.Sync(ctx)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the id of the devices: %w", err)
+	}
+	return tensor.Bytes(v), nil
+}
+
+// Options of a Group. The zero value is usable. All ranks give the same.
+type Options struct {
+	// Transport selects the carrier of exchanges between devices: "copy" for the copy engines, which need all devices
+	// on one node and take no processor from kernels; "nccl"; or "auto", the default, for copy engines within nodes and
+	// NCCL elsewhere. Reductions always use NCCL; gathers go like exchanges, except over several nodes, which NCCL
+	// does.
+	Transport string
+	// MaxCTAs is how many processors of a device a collective may take at most, 16 by default.
+	// Groups whose calls are in flight at once must find room on the device together.
+	MaxCTAs int
+}
+
+// The transports of Options.
+const (
+	TransportAuto = "auto"
+	TransportNCCL = "nccl"
+	TransportCopy = "copy"
+
+	// TransportBoth is no option. It is what Group.Transport returns of a group over several nodes.
+	TransportBoth = "copy and nccl"
+)
+
+const defaultCTAs = 16
+
+func (o Options) withDefaults() (Options, error) {
+	switch o.Transport {
+	case "":
+		o.Transport = TransportAuto
+	case TransportAuto, TransportNCCL, TransportCopy:
+	default:
+		return o, fmt.Errorf("transport %q: known are auto, nccl and copy", o.Transport)
+	}
+	if o.MaxCTAs == 0 {
+		o.MaxCTAs = defaultCTAs
+	}
+	return o, nil
+}
+
+// Copy engines reach the devices of one node. If the ranks of a group are on several, messages within a
+// node go over them, and those between nodes over the library. Which they are follows from the nodes of
+// the ranks, so both ends of a message choose the same, whatever came of the engines of other nodes.
+
+// engines are the copy engines of a group, with the ranks that they reach.
+type engines struct {
+	mover
+	near []int // by rank of the group, the rank among those that are reached, or -1; nil where all are
+}
+
+// reach returns the ranks of host on this rank's node, as a group of their own, and their ranks in it by
+// rank of host. Where all are, it is host itself, and nil.
+func reach(ctx context.Context, host *comm.Group) (*comm.Group, []int, error) {
+	if host.OneNode() {
+		return host, nil, nil
+	}
+	here, err := host.Subgroup(ctx, host.Node(host.Rank()), host.Rank(), host.Compute())
+	if err != nil {
+		return nil, nil, err
+	}
+	near := make([]int, host.Size())
+	n := 0
+	for r := range near {
+		near[r] = -1
+		if host.Node(r) == host.Node(host.Rank()) {
+			near[r] = n
+			n++
+		}
+	}
+	return here, near, nil
+}
+
+// apart returns an error that names two ranks of different nodes.
+func apart(host *comm.Group) error {
+	for r := range host.Size() {
+		if host.Node(r) != host.Node(0) {
+			return fmt.Errorf("transport copy: %s is on node %d and %s on node %d, and copy engines reach the "+
+				"devices of one: use nccl or auto",
+				host.PeerName(0), host.Node(0), host.PeerName(r), host.Node(r))
+		}
+	}
+	return nil
+}
+
+// everywhere reports whether the engines reach all ranks of the group.
+func (e *engines) everywhere() bool { return e != nil && e.near == nil }
+
+// split separates an exchange into messages for the engines, by their ranks, and all others.
+func (e *engines) split(c *exchanged) (near, far *exchanged) {
+	near, far = &exchanged{own: c.own, into: c.into}, &exchanged{}
+	near.send, far.out = e.part(c.send)
+	near.recv, far.in = e.part(c.recv)
+	return near, far
+}
+
+// part takes messages apart. Those that are far and empty do not move.
+func (e *engines) part(ms []comm.Message) (near, far []comm.Message) {
+	for _, m := range ms {
+		switch {
+		case e.near[m.Peer] >= 0:
+			near = append(near, comm.Message{Peer: e.near[m.Peer], View: m.View})
+		case m.View.Size() > 0:
+			far = append(far, m)
+		}
+	}
+	return near, far
+}
+
+// moveBoth sends messages to other nodes over the library and the rest over the engines. All ranks call the library
+// first, which may wait for the peers' calls.
+func (d *Group) moveBoth(f *flight, c *exchanged) (comm.Pending, error) {
+	near, far := d.copies.split(c)
+	if len(far.out)+len(far.in) == 0 {
+		return d.moveByEngine(f, near)
+	}
+	g := d.newFlight(f.name, far)
+	p, err := d.issue(g, func() error { return d.lib.exchange(far.out, far.in) })
+	if err != nil || len(near.send)+len(near.recv) == 0 {
+		return p, err
+	}
+	q, err := d.moveByEngine(f, near)
+	if err != nil {
+		return nil, err
+	}
+	return bothPending{p, q}, nil
+}
+
+// bothPending is two parts of one call.
+type bothPending struct{ far, near comm.Pending }
+
+// Wait makes the compute stream wait for both.
+func (b bothPending) Wait() {
+	b.far.Wait()
+	b.near.Wait()
+}
+
+// Sync blocks the caller until both have ended.
+func (b bothPending) Sync(ctx context.Context) error {
+	if err := b.far.Sync(ctx); err != nil {
+		return err
+	}
+	return b.near.Sync(ctx)
 }

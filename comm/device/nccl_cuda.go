@@ -19,7 +19,7 @@ import (
 
 // New joins the GPUs of host's ranks, one a rank and each another. Calls are ordered
 // against compute, and a failure of the group poisons it. host should have no compute stream;
-// the new group takes it over, with its deadline, and closes it, also where this fails. Close
+// the new group takes it over, with its deadline, and closes it, also if this fails. Close
 // the new group before compute and its device.
 func New(ctx context.Context, host *comm.Group, compute *cuda.Stream, opts Options) (*Group, error) {
 	dev := compute.Device()
@@ -48,7 +48,7 @@ func New(ctx context.Context, host *comm.Group, compute *cuda.Stream, opts Optio
 	return newGroup(ctx, host, kit, opts)
 }
 
-// ncclCalls are the collectives of NCCL.
+// ncclCalls implements the group's collectives with NCCL.
 type ncclCalls struct {
 	c      *nccl.Comm
 	stream *cuda.Stream
@@ -102,7 +102,6 @@ func (n *ncclCalls) wait(ctx context.Context) error {
 	}
 }
 
-// done ends a call when its work is on the stream.
 func (n *ncclCalls) done(err error) error {
 	if err != nil {
 		return err

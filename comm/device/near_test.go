@@ -33,7 +33,12 @@ func (e *fakeEngine) Close() error                    { return e.g.Close() }
 
 // nodeRanks joins fake devices of ranks on the given nodes. Those of the node that is lame have no copy
 // engines. sent counts what goes over the others.
-func nodeRanks(t *testing.T, nodes []int, lame int, opts Options) (groups []*Group, devices []*FakeDevice, sent *atomic.Int64, err error) {
+func nodeRanks(
+	t *testing.T,
+	nodes []int,
+	lame int,
+	opts Options,
+) (groups []*Group, devices []*FakeDevice, sent *atomic.Int64, err error) {
 	t.Helper()
 	sent = &atomic.Int64{}
 	n := len(nodes)
@@ -48,7 +53,10 @@ func nodeRanks(t *testing.T, nodes []int, lame int, opts Options) (groups []*Gro
 		}
 		compute := devices[host.WorldRank(host.Rank())].s
 		w := lib.world(host.ID()+1<<40, host.Size())
-		return &fakeEngine{comm.NewWorld(w.Link(host.Rank()), host.Rank(), compute, comm.Options{Deadline: -1}), sent}, nil
+		return &fakeEngine{
+			comm.NewWorld(w.Link(host.Rank()), host.Rank(), compute, comm.Options{Deadline: -1}),
+			sent,
+		}, nil
 	}
 	w, hosts := local.NewWorld(n), make([]*comm.Group, n)
 	for r := range n {
@@ -132,7 +140,10 @@ func TestNodes(t *testing.T) {
 			each(t, groups, func(r int, g *Group) error {
 				out, in := devices[r].New(tensor.F32, 1), devices[r].New(tensor.F32, 1)
 				tensor.Data[float32](unmask(out))[0] = float32(r + 1)
-				p, err := g.Exchange([]comm.Message{{Peer: (r + 1) % n, View: out}}, []comm.Message{{Peer: (r + n - 1) % n, View: in}})
+				p, err := g.Exchange(
+					[]comm.Message{{Peer: (r + 1) % n, View: out}},
+					[]comm.Message{{Peer: (r + n - 1) % n, View: in}},
+				)
 				if err == nil {
 					err = p.Sync(ctx)
 				}
@@ -166,7 +177,10 @@ func TestNodes(t *testing.T) {
 func TestCopyAcrossNodes(t *testing.T) {
 	_, _, _, err := nodeRanks(t, []int{3, 3, 4}, -1, Options{Transport: TransportCopy})
 	for r := range 3 {
-		want := fmt.Sprintf("connect devices on rank %d of 3: transport copy: rank 0 is on node 3 and rank 2 on node 4, and copy engines reach the devices of one: use nccl or auto", r)
+		want := fmt.Sprintf(
+			"connect devices on rank %d of 3: transport copy: rank 0 is on node 3 and rank 2 on node 4, and copy engines reach the devices of one: use nccl or auto",
+			r,
+		)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
@@ -187,7 +201,13 @@ func TestDeathOnAnotherNode(t *testing.T) {
 			g.Abort(boom)
 			return nil
 		}
-		p, err := g.Exchange(nil, []comm.Message{{Peer: 3, View: devices[r].New(tensor.F32, 1)}, {Peer: 3 - (r ^ 1), View: devices[r].New(tensor.F32, 1)}})
+		p, err := g.Exchange(
+			nil,
+			[]comm.Message{
+				{Peer: 3, View: devices[r].New(tensor.F32, 1)},
+				{Peer: 3 - (r ^ 1), View: devices[r].New(tensor.F32, 1)},
+			},
+		)
 		if err == nil {
 			err = p.Sync(ctx)
 		}

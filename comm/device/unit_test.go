@@ -80,7 +80,8 @@ func TestGroupMovesHostViews(t *testing.T) {
 			return groups[0].AllGather(f.New(tensor.F32, 4), tensor.New(tensor.F32, 2))
 		},
 	} {
-		if _, err := call(); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "rank 0 of 2") {
+		if _, err := call(); err == nil || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), "rank 0 of 2") {
 			t.Errorf("error %v, want one with %q and the rank", err, want)
 		}
 	}
@@ -133,7 +134,9 @@ func (nothingPending) Sync(context.Context) error { return nil }
 func TestGroupTransports(t *testing.T) {
 	ctx := testContext(t)
 	movers := []*recorder{{}, {}}
-	lib := &fakeLibrary{engine: func(_ context.Context, host *comm.Group) (mover, error) { return movers[host.Rank()], nil }}
+	lib := &fakeLibrary{
+		engine: func(_ context.Context, host *comm.Group) (mover, error) { return movers[host.Rank()], nil },
+	}
 	groups, devices, err := fakeRanks(t, lib, 2, Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -179,7 +182,8 @@ func TestGroupWithoutEngines(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			if _, err := newGroup(ctx, sub, g.kit, Options{Transport: TransportCopy}); !errors.Is(err, boom) || comm.IsRemote(err) {
+			if _, err := newGroup(ctx, sub, g.kit, Options{Transport: TransportCopy}); !errors.Is(err, boom) ||
+				comm.IsRemote(err) {
 				t.Errorf("copy without engines: %v, want %v", err, boom)
 			}
 			if err := g.Barrier(ctx); err != nil {
@@ -188,10 +192,12 @@ func TestGroupWithoutEngines(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if _, _, err := fakeRanks(t, &fakeLibrary{}, 2, Options{Transport: TransportCopy}); err == nil || !strings.Contains(err.Error(), "fake:1 has no copy engines") {
+	if _, _, err := fakeRanks(t, &fakeLibrary{}, 2, Options{Transport: TransportCopy}); err == nil ||
+		!strings.Contains(err.Error(), "fake:1 has no copy engines") {
 		t.Errorf("copy on a device that has none: %v", err)
 	}
-	if _, _, err := fakeRanks(t, lib, 1, Options{Transport: "pigeon"}); err == nil || !strings.Contains(err.Error(), "auto, nccl and copy") {
+	if _, _, err := fakeRanks(t, lib, 1, Options{Transport: "pigeon"}); err == nil ||
+		!strings.Contains(err.Error(), "auto, nccl and copy") {
 		t.Errorf("an unknown transport: %v", err)
 	}
 }

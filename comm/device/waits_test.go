@@ -17,7 +17,11 @@ func TestGroupWaits(t *testing.T) {
 	for r := range devices {
 		devices[r] = NewFakeDevice(r)
 	}
-	groups, err := FakeDeviceWorld(comm.NewLocal(n, nil, comm.Options{Deadline: 500 * time.Millisecond}), devices, Options{})
+	groups, err := FakeDeviceWorld(
+		comm.NewLocal(n, nil, comm.Options{Deadline: 500 * time.Millisecond}),
+		devices,
+		Options{},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,17 +37,24 @@ func TestGroupWaits(t *testing.T) {
 	calls[0].Wait()
 	check := func(when string, ws []comm.Wait) {
 		t.Helper()
-		if len(ws) != 2 || !ws[0].Begun || !ws[0].Needed || !ws[0].Vague || len(ws[0].Open) != n-1 || ws[0].Open[0].Peer != 1 || ws[0].Bytes != 400 || ws[1].Begun || len(ws[1].Open) > 0 {
+		if len(ws) != 2 || !ws[0].Begun || !ws[0].Needed || !ws[0].Vague || len(ws[0].Open) != n-1 ||
+			ws[0].Open[0].Peer != 1 ||
+			ws[0].Bytes != 400 ||
+			ws[1].Begun ||
+			len(ws[1].Open) > 0 {
 			t.Fatalf("%s: %+v", when, ws)
 		}
 		for i, w := range ws {
-			if w.Op != "all-reduce" || w.Label != "step 4/backward/layer 1" || w.Call != uint64(i+1) || w.Via != TransportNCCL || w.Group != groups[0].Host().ID() {
+			if w.Op != "all-reduce" || w.Label != "step 4/backward/layer 1" || w.Call != uint64(i+1) ||
+				w.Via != TransportNCCL ||
+				w.Group != groups[0].Host().ID() {
 				t.Errorf("%s: %+v", when, w)
 			}
 		}
 	}
 	for start := time.Now(); ; time.Sleep(time.Millisecond) {
-		if ws := groups[0].Waits(); len(ws) == 2 && !ws[1].Needed && ws[0].Begun && !ws[0].Since.IsZero() || time.Since(start) > 10*time.Second {
+		if ws := groups[0].Waits(); len(ws) == 2 && !ws[1].Needed && ws[0].Begun && !ws[0].Since.IsZero() ||
+			time.Since(start) > 10*time.Second {
 			check("in flight", ws)
 			break
 		}

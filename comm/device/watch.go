@@ -15,7 +15,7 @@ import (
 // A flight is a call that is in flight on the device.
 type flight struct {
 	name  string
-	told  string // what a trace says of it
+	told  string // its text in a trace
 	label string // of the compute stream at the call
 	peers []int  // ranks of the group that it needs
 	bytes int64
@@ -31,11 +31,10 @@ type flight struct {
 	began time.Time // when it was seen to be able to move; written by the watch, guarded by the group's mu
 
 	// Of the watch alone.
-	announced time.Time // when the other ranks were told that this one stands
+	announced time.Time // of the wait to the other ranks
 	left      time.Time // when one of the peers was seen to have left
 }
 
-// with adds a message.
 func (f *flight) with(peer int, bytes int64) {
 	f.bytes += bytes
 	for _, p := range f.peers {
@@ -49,7 +48,7 @@ func (f *flight) with(peer int, bytes int64) {
 // maxFlights bounds how far the host runs ahead of the device.
 const maxFlights = 1024
 
-// issue queues a call behind the compute stream's present work and behind the group's earlier
+// issue queues a call after the compute stream's present work and after the group's earlier
 // calls.
 func (d *Group) issue(f *flight, queue func() error) (comm.Pending, error) {
 	d.issuing.Lock()
@@ -89,14 +88,14 @@ func (d *Group) issue(f *flight, queue func() error) (comm.Pending, error) {
 	return &devicePending{d, f}, nil
 }
 
-// admit returns a Pending, or an error, where a call cannot begin.
+// admit returns a Pending, or an error, if a call cannot begin.
 func (d *Group) admit(f *flight) (comm.Pending, error) {
 	f.limit = time.Duration(d.limit.Load())
 	if err := d.failure(); err != nil {
 		return nil, d.fault(f.name, err)
 	}
 	if err := d.kit.compute.Err(); err != nil {
-		// The error of a call on the compute stream is an error of what waits for it.
+		// An error of the compute stream fails everything that waits for it.
 		d.fail(err)
 		return &devicePending{d, f}, nil
 	}
@@ -109,7 +108,7 @@ func (d *Group) admit(f *flight) (comm.Pending, error) {
 	return nil, nil
 }
 
-// failure returns the cause that ended the group, also where the watch has not come to it yet.
+// failure returns the cause that ended the group, even before the watch has noticed it.
 func (d *Group) failure() error {
 	if err := d.host.Link().Err(); err != nil {
 		d.end(err, true)
@@ -129,10 +128,9 @@ func (d *Group) departed(f *flight) error {
 	return nil
 }
 
-// op returns what a call was waiting for, in errors.
 func (f *flight) op() string { return fmt.Sprintf("%s of %d bytes", f.name, f.bytes) }
 
-// register puts a call before the watch. It is false where the group has ended.
+// register puts a call before the watch. It returns false if the group has ended.
 func (d *Group) register(f *flight, start tensor.Event) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -149,7 +147,6 @@ func (d *Group) register(f *flight, start tensor.Event) bool {
 	return true
 }
 
-// inFlight returns the number of calls that are not over.
 func (d *Group) inFlight() int {
 	d.settleFlights()
 	d.mu.Lock()
@@ -178,7 +175,7 @@ func (d *Group) settleFlights() *flight {
 	}
 }
 
-// finished reports whether a call is over, or what ended the group before it was.
+// finished reports whether a call is over, or returns the earlier end of the group.
 func (d *Group) finished(f *flight) (bool, error) {
 	d.mu.Lock()
 	done, end, cause := f.done, f.end, d.cause
@@ -203,7 +200,7 @@ func (d *Group) finished(f *flight) (bool, error) {
 	return true, nil
 }
 
-// markDone marks the calls that have ended well although nobody has announced yet. It is for the last
+// markDone marks the calls that have ended well although no one has announced yet. It is for the last
 // moment in which that can be told, before the device is made to end the others.
 func (d *Group) markDone() {
 	d.mu.Lock()
@@ -236,20 +233,19 @@ func (d *Group) reached(e tensor.Event) (bool, error) {
 }
 
 const (
-	// watchTick is how often calls in flight are announced at, for their deadlines and for errors
-	// of the library. Who waits for a call looks more often.
+	// watchTick is the period of checks of calls in flight, for announcements, deadlines and errors of the library. A
+	// waiting caller checks more often.
 	watchTick = 2 * time.Millisecond
 	// newsTime is how long an error of the library may turn out to be the death of a peer. The
 	// host's group tells that within milliseconds, and names who died.
 	newsTime = 300 * time.Millisecond
-	// leaveTime is what a call gets to end after one of its peers has left: it may have all it
-	// needs by then.
+	// leaveTime is a call's time to end after a peer has left: it may have all its data by then.
 	leaveTime = time.Second
 	// partTime is how much later than here a call may end on other ranks.
 	partTime = 50 * time.Millisecond
 )
 
-// watch is the group's goroutine. It ends with the group.
+// watch runs as the group's goroutine. It ends with the group.
 func (d *Group) watch() {
 	defer close(d.over)
 	var waiting *flight
@@ -383,7 +379,7 @@ func (p *devicePending) Wait() {
 	case end != nil:
 		d.kit.order.Lock()
 		defer d.kit.order.Unlock()
-		d.events.RLock() // and not more: the driver may keep us here, and the watch looks at events, too
+		d.events.RLock() // and not more: the driver may keep us here, and the watch looks at events as well
 		defer d.events.RUnlock()
 		if d.shut {
 			d.kit.compute.Fail(d.Err())

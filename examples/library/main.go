@@ -18,7 +18,8 @@ import (
 const ranks, seq, heads, kvHeads, dim = 4, 96, 4, 2, 16
 
 func main() {
-	shape := partition.Shape{SeqQ: seq, SeqKV: seq, Size: ranks, Layout: partition.Zigzag{}, Mask: partition.Mask{Band: partition.Causal()}}
+	shape := partition.Shape{SeqQ: seq, SeqKV: seq, Size: ranks, Layout: partition.Zigzag{},
+		Mask: partition.Mask{Band: partition.Causal()}}
 	softmax := attention.Softmax{Scale: 1 / math.Sqrt(dim)}
 	q, k, v, do := random(heads), random(kvHeads), random(kvHeads), random(heads)
 	all := newResults(seq)
@@ -48,12 +49,14 @@ func main() {
 }
 
 // attend is what one rank does.
-func attend(c *comm.Group, s *tensor.HostStream, shape partition.Shape, p attention.Softmax, out results, q, k, v, do tensor.View) error {
+func attend(c *comm.Group, s *tensor.HostStream, shape partition.Shape, p attention.Softmax, out results,
+	q, k, v, do tensor.View) error {
 	schedule, err := ring.New("ring", ring.Spec{Shape: shape}, c.Rank())
 	if err != nil {
 		return err
 	}
 	loop := ring.Ring{Kernel: cpu.New(s), Comm: c, Stream: s, Arena: tensor.NewHostArena(0)}
-	return errors.Join(loop.Forward(out.acc, q, k, v, schedule, p), loop.Backward(out.grads, do, q, k, v, out.acc, schedule, p),
+	return errors.Join(loop.Forward(out.acc, q, k, v, schedule, p),
+		loop.Backward(out.grads, do, q, k, v, out.acc, schedule, p),
 		s.Close(), c.Close()) // Close of a stream waits for what is queued
 }

@@ -49,7 +49,7 @@ func (r results) compare(want results) {
 			worst = max(worst, math.Abs(float64(got[j])-x))
 		}
 		fmt.Printf("%-3s  largest error %.1e\n", name, worst)
-		if !(worst <= tolerance) { // NaN fails, too
+		if !(worst <= tolerance) { // NaN fails as well
 			log.Fatalf("%s is off by more than %.0e", name, tolerance)
 		}
 	}

@@ -241,7 +241,6 @@ func (t *attempt) awaitExits() {
 	})
 }
 
-// works reports whether the worker is not done.
 func (c *child) works() bool { return !c.ended && c.seen.finished == "" }
 
 // endLast ends the workers that are not done, so long after the first that was.
@@ -273,7 +272,6 @@ func (t *attempt) killAll() {
 	})
 }
 
-// signalAll goes to the process groups of the workers that live.
 func (t *attempt) signalAll(sig syscall.Signal) {
 	for _, c := range t.children {
 		if !c.ended {

@@ -41,7 +41,7 @@ type Start struct {
 	Listen string
 }
 
-// News is what the agents of a job tell each other of a start that goes on. One field is set.
+// News passes between the agents of a job during a start. One field is set.
 type News struct {
 	// Addrs are where workers listen: told by a node, of its own, by local rank; told to a node, of
 	// all, by rank.
@@ -78,13 +78,13 @@ type Verdict struct {
 	Result
 	Again bool
 	After time.Duration // before the next start
-	// Notes are printed before the report, Last behind it.
+	// Notes are printed before the report, Last after it.
 	Notes, Last []string
 	// Told says that another node tells the user of the failures.
 	Told bool
 }
 
-// errEnded is the fault of a run whose context ended without a cause of its own.
+// errEnded is the fault of a run if its context ended without a cause.
 var errEnded = errors.New("ended by its caller")
 
 // Merge makes one ending of those of all nodes.

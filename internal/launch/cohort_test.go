@@ -29,7 +29,10 @@ func TestMergedEndings(t *testing.T) {
 	own := Failure{Rank: 1, Class: classOwn, Order: 1}
 	killed := Failure{Rank: 6, Class: classSignal, Order: 2}
 	victim := Failure{Rank: 0, Class: classRemote, Order: 1}
-	e := Merge(Ending{Failures: []Failure{own, victim}, Step: 7, Asked: true}, Ending{Failures: []Failure{killed}, Step: 9, Stopped: true, Forced: true})
+	e := Merge(
+		Ending{Failures: []Failure{own, victim}, Step: 7, Asked: true},
+		Ending{Failures: []Failure{killed}, Step: 9, Stopped: true, Forced: true},
+	)
 	var order []int
 	for _, f := range e.Failures {
 		order = append(order, f.Rank)

@@ -3,6 +3,7 @@ package launch
 import (
 	"fmt"
 	"io"
+	"sync"
 
 	"github.com/cprun/cprun/internal/base/terminal"
 )
@@ -55,8 +56,67 @@ func (c *console) printf(format string, args ...any) {
 	c.write([]byte(terminal.Text(fmt.Sprintf(format, args...))), nil)
 }
 
-// close writes what is queued.
 func (c *console) close() {
 	close(c.quit)
 	<-c.done
+}
+
+// maxWaiting is how many events may wait for a slow Job.OnEvent before progress events are
+// left out. A stopped terminal must not stop the training, nor fill the memory.
+const maxWaiting = 4096
+
+// mailbox makes calls in order, on a goroutine of its own.
+type mailbox struct {
+	done chan struct{}
+
+	mu      sync.Mutex
+	wake    *sync.Cond
+	waiting []func() // guarded by mu
+	closed  bool     // guarded by mu
+}
+
+func newMailbox() *mailbox {
+	m := &mailbox{done: make(chan struct{})}
+	m.wake = sync.NewCond(&m.mu)
+	go m.dispatch() // ended by close, which waits for it
+	return m
+}
+
+// put queues a call; one that may be left out is, when too many wait.
+func (m *mailbox) put(leaveOut bool, call func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if leaveOut && len(m.waiting) >= maxWaiting {
+		return
+	}
+	m.waiting = append(m.waiting, call)
+	m.wake.Signal()
+}
+
+func (m *mailbox) dispatch() {
+	defer close(m.done)
+	for {
+		m.mu.Lock()
+		for len(m.waiting) == 0 && !m.closed {
+			m.wake.Wait()
+		}
+		batch := m.waiting
+		m.waiting = nil
+		m.mu.Unlock()
+		if len(batch) == 0 {
+			return
+		}
+		for _, call := range batch {
+			call()
+		}
+	}
+}
+
+// close delivers what waits.
+func (m *mailbox) close() {
+	m.mu.Lock()
+	m.closed = true
+	m.wake.Signal()
+	m.mu.Unlock()
+	<-m.done
 }

@@ -49,7 +49,8 @@ func TestRarelyWoken(t *testing.T) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/timerslack_ns", child.Process.Pid))
 	child.Process.Kill()
 	child.Wait()
-	if got := strings.TrimSpace(string(text)); err != nil && !errors.Is(err, os.ErrPermission) || err == nil && got != fmt.Sprint(int(timerSlack)) {
+	if got := strings.TrimSpace(string(text)); err != nil && !errors.Is(err, os.ErrPermission) ||
+		err == nil && got != fmt.Sprint(int(timerSlack)) {
 		t.Errorf("the child has %q ns (%v), want %d", got, err, timerSlack)
 	}
 	if got := slack(); got != was {

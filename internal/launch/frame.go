@@ -25,11 +25,11 @@ const (
 	EventStopped    = "stopped"    // about to exit on request, with a checkpoint
 	EventDone       = "done"       // about to exit, all work done
 	EventFailed     = "failed"     // about to exit; Data is a FailureReport
-	EventStanding   = "standing"   // Data is what it is at and waits for; the launcher keeps it
+	EventStanding   = "standing"   // Data is its work and its waits; the launcher keeps it
 	EventStacks     = "stacks"     // Data is text for the worker's log; the launcher keeps it
 )
 
-// Event is what a worker tells the launcher.
+// Event is a worker's message to the launcher.
 type Event struct {
 	Kind string          `json:"kind"`
 	Step int64           `json:"step,omitempty"` // counted from 1; 0: not about a step
@@ -42,14 +42,14 @@ type FailureReport struct {
 	Remote bool   `json:"remote"` // the cause came from another rank
 	Phase  string `json:"phase,omitempty"`
 	Step   int64  `json:"step,omitempty"`
-	// TimedOut says that some rank has waited for another for too long; Standing is what this one is
-	// at and waits for, nil where it cannot tell.
+	// TimedOut reports that some rank has waited for another for too long; Standing holds this one's work and waits,
+	// nil if unknown.
 	TimedOut bool               `json:"timed_out,omitempty"`
 	Standing *standing.Standing `json:"standing,omitempty"`
 }
 
-// A command is what the launcher tells a worker: first one hello, later at most one each of the others, but
-// for any number of tell.
+// A command is a launcher's message to a worker: first one hello, later at most one of each kind, except any number of
+// tell.
 type command struct {
 	Kind  string `json:"kind"`
 	Hello *hello `json:"hello,omitempty"`
@@ -65,7 +65,7 @@ const (
 	commandStop   = "stop"
 	commandFailed = "failed"
 	commandPeers  = "peers"
-	commandTell   = "tell" // what are you at, and what do you wait for?
+	commandTell   = "tell" // asks for its work and its waits
 )
 
 // commandKinds is how many kinds of commands a worker is told once.

@@ -25,7 +25,8 @@ func FuzzEnvironment(f *testing.F) {
 				t.Errorf("%s=%q: told %v, %v", name, v, told, err)
 			}
 		}
-		if err != nil && strings.Count(err.Error(), "\n") != bad-1 || e.Debug < 0 && bad == 0 || e.Debug > 2 && bad == 0 {
+		if err != nil && strings.Count(err.Error(), "\n") != bad-1 || e.Debug < 0 && bad == 0 ||
+			e.Debug > 2 && bad == 0 {
 			t.Errorf("%q: %+v, %v", values, e, err)
 		}
 		for _, v := range values {

@@ -75,7 +75,11 @@ func TestQuitShowsWhoWaitsForWhom(t *testing.T) {
 		t.Errorf("stderr %s", text)
 	}
 	for _, log := range []string{"rank-0000.log", "rank-0002.log"} {
-		said(t, filepath.Join(a.cmd.Args[4], log), `(?s)--- stacks of rank \d, .*launch\.workerMain\(.*--- end of the stacks ---`)
+		said(
+			t,
+			filepath.Join(a.cmd.Args[4], log),
+			`(?s)--- stacks of rank \d, .*launch\.workerMain\(.*--- end of the stacks ---`,
+		)
 	}
 	a.signal(t, syscall.SIGTERM)
 	a.wait(t, ExitStopped)
@@ -103,8 +107,13 @@ func TestATimeOutShowsWhoWaitedForWhom(t *testing.T) {
 		t.Run(scenario, func(t *testing.T) {
 			t.Parallel()
 			r := play(t, scenario, 3)
-			table, report, ok := strings.Cut(r.stderr, "cprun: rank 2 holds up rank 1, and by that rank 0: it "+why+"\n")
-			if r.ExitCode != ExitFailed || !ok || !strings.HasPrefix(table, "cprun: what each rank waited for\n  rank ") || !strings.HasSuffix(report, r.First.Report()) {
+			table, report, ok := strings.Cut(
+				r.stderr,
+				"cprun: rank 2 holds up rank 1, and by that rank 0: it "+why+"\n",
+			)
+			if r.ExitCode != ExitFailed || !ok ||
+				!strings.HasPrefix(table, "cprun: what each rank waited for\n  rank ") ||
+				!strings.HasSuffix(report, r.First.Report()) {
 				t.Errorf("%+v\n%s", r.Result, r.stderr)
 			}
 			if f := r.First; !f.TimedOut || f.Standing == nil || f.Standing.PID != f.PID || len(f.Standing.Waits) != 1 {
@@ -155,7 +164,12 @@ func TestQuitShowsTheRanksOfOtherNodes(t *testing.T) {
 		if i == 0 {
 			job.Stderr, job.Signals = f, signals
 		}
-		h := &half{alone: *newAlone(&job), place: Place{NodeRank: i, FirstRank: 2 * i, WorldSize: 4}, news: ways[i], say: ways[1-i]}
+		h := &half{
+			alone: *newAlone(&job),
+			place: Place{NodeRank: i, FirstRank: 2 * i, WorldSize: 4},
+			news:  ways[i],
+			say:   ways[1-i],
+		}
 		job.Cohort = h
 		go func() { results[i] <- Run(t.Context(), job) }()
 	}
@@ -163,7 +177,9 @@ func TestQuitShowsTheRanksOfOtherNodes(t *testing.T) {
 		signals.c <- syscall.SIGQUIT
 		time.Sleep(50 * time.Millisecond)
 		b, err := os.ReadFile(stderr)
-		return err == nil && regexp.MustCompile(`(?s)  node-a  .*  node-b .*cprun: rank 2 holds up rank 1, and by that rank 0: it is at its own work`).Match(b)
+		return err == nil &&
+			regexp.MustCompile(`(?s)  node-a  .*  node-b .*cprun: rank 2 holds up rank 1, and by that rank 0: it is at its own work`).
+				Match(b)
 	})
 	signals.c <- syscall.SIGTERM
 	for _, r := range results {

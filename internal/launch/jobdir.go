@@ -77,7 +77,6 @@ func lockedDir(base string) (*jobDir, error) {
 	return d, nil
 }
 
-// close removes the directory and all in it.
 func (d *jobDir) close() error {
 	err := os.RemoveAll(d.path)
 	if d.lock != nil {

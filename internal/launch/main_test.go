@@ -181,7 +181,9 @@ func waiting(w *Worker) int {
 // timesOut fails, since it has waited for too long.
 func timesOut(w *Worker) int {
 	s := chained(w)
-	if w.Fail(FailureReport{Error: "rank 2: no progress", Remote: true, Phase: "step", Step: 7, TimedOut: true, Standing: &s}) != nil {
+	if w.Fail(
+		FailureReport{Error: "rank 2: no progress", Remote: true, Phase: "step", Step: 7, TimedOut: true, Standing: &s},
+	) != nil {
 		return 3
 	}
 	return 1
@@ -201,17 +203,25 @@ var scenarios = map[string]func(*Worker) int{
 	"meeting": at(1, kill(syscall.SIGKILL), func(w *Worker) int {
 		return fail(fmt.Sprintf("heard of rank %d", (<-w.Failed()).Rank), true, 0)(w)
 	}),
-	"stopped":   at(1, kill(syscall.SIGSTOP), fail("rank 1 stands still", true, 0)), // before or after rank 1 stands
-	"sigsys":    at(1, kill(syscall.SIGSYS), hang),
-	"late-kill": at(2, func(w *Worker) int { time.Sleep(100 * time.Millisecond); return kill(syscall.SIGKILL)(w) }, fail("lost rank 2", true, 0)),
-	"own-late":  at(1, fail("corpus.bin: short read\n\x1b[31mat byte 12", false, 100*time.Millisecond), fail("lost rank 1", true, 0)),
-	"stubborn":  at(0, fail("wrong shape", false, 0), hang),
-	"early":     at(1, func(*Worker) int { return 0 }, hang),
-	"exit3":     at(1, func(*Worker) int { fmt.Println("so long"); return 3 }, hang),
-	"panic":     at(1, func(w *Worker) int { var p *Worker; return p.Rank }, hang),
-	"garbage":   at(1, func(w *Worker) int { w.conn.Write([]byte("{\"kind\":3}\n")); return hang(w) }, hang),
-	"last":      at(1, hang, done),
-	"linger":    at(1, func(w *Worker) int { w.Done(); return hang(w) }, done),
+	"stopped": at(1, kill(syscall.SIGSTOP), fail("rank 1 stands still", true, 0)), // before or after rank 1 stands
+	"sigsys":  at(1, kill(syscall.SIGSYS), hang),
+	"late-kill": at(
+		2,
+		func(w *Worker) int { time.Sleep(100 * time.Millisecond); return kill(syscall.SIGKILL)(w) },
+		fail("lost rank 2", true, 0),
+	),
+	"own-late": at(
+		1,
+		fail("corpus.bin: short read\n\x1b[31mat byte 12", false, 100*time.Millisecond),
+		fail("lost rank 1", true, 0),
+	),
+	"stubborn": at(0, fail("wrong shape", false, 0), hang),
+	"early":    at(1, func(*Worker) int { return 0 }, hang),
+	"exit3":    at(1, func(*Worker) int { fmt.Println("so long"); return 3 }, hang),
+	"panic":    at(1, func(w *Worker) int { var p *Worker; return p.Rank }, hang),
+	"garbage":  at(1, func(w *Worker) int { w.conn.Write([]byte("{\"kind\":3}\n")); return hang(w) }, hang),
+	"last":     at(1, hang, done),
+	"linger":   at(1, func(w *Worker) int { w.Done(); return hang(w) }, done),
 	"chain": func(w *Worker) int {
 		w.OnTell(func() standing.Standing { return chained(w) })
 		return awaitStop(w)
@@ -273,7 +283,9 @@ var scenarios = map[string]func(*Worker) int{
 		}
 		w.SendData("place", 0, map[string]any{
 			"env": env, "payload": string(w.Payload), "dir": w.SocketDir, "mode": info.Mode().String(),
-			"secret": []byte(w.Secret), "printed": fmt.Sprintf("%v %+v %#v", w.Secret, w.Secret, w.Secret), "exposed": exposed,
+			"secret": []byte(
+				w.Secret,
+			), "printed": fmt.Sprintf("%v %+v %#v", w.Secret, w.Secret, w.Secret), "exposed": exposed,
 		})
 		return done(w)
 	},
@@ -290,7 +302,10 @@ var scenarios = map[string]func(*Worker) int{
 		return fail("always", false, 0)(w)
 	},
 	"big": func(w *Worker) int {
-		if err := w.Send(Event{Kind: "big", Data: json.RawMessage(`"` + strings.Repeat("a", maxFrame) + `"`)}); !errors.Is(err, errFrameLength) {
+		if err := w.Send(Event{Kind: "big", Data: json.RawMessage(`"` + strings.Repeat("a", maxFrame) + `"`)}); !errors.Is(
+			err,
+			errFrameLength,
+		) {
 			return 3
 		}
 		if err := w.Send(Event{}); err == nil {

@@ -31,11 +31,13 @@ func TestAttentionEnv(t *testing.T) {
 	}
 	for _, bad := range []string{"NVTE_FLASH_ATTN=", "NVTE_FLASH_ATTN=no", "NVTE_FUSED_ATTN=1.0", "NVTE_FUSED_ATTN=0x1", "NVTE_DEBUG=true", "NVTE_DEBUG_LEVEL=INFO", "NVTE_DEBUG_LEVEL=4294967296"} {
 		name, _, _ := strings.Cut(bad, "=")
-		if _, err := attentionEnv(lookupIn(bad)); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "want an integer") {
+		if _, err := attentionEnv(lookupIn(bad)); err == nil || !strings.Contains(err.Error(), name) ||
+			!strings.Contains(err.Error(), "want an integer") {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}
-	if _, err := attentionEnv(lookupIn("NVTE_DEBUG=x NVTE_FUSED_ATTN=y")); err == nil || strings.Count(err.Error(), "want") != 2 {
+	if _, err := attentionEnv(lookupIn("NVTE_DEBUG=x NVTE_FUSED_ATTN=y")); err == nil ||
+		strings.Count(err.Error(), "want") != 2 {
 		t.Errorf("two faults: %v", err)
 	}
 }
@@ -57,7 +59,8 @@ func TestHonoured(t *testing.T) {
 	}
 	t.Setenv("NVTE_FUSED_ATTN", "0")
 	line := Honoured()
-	if !strings.HasPrefix(line, "environment: ") || !strings.Contains(line, "NVTE_FUSED_ATTN=0") || strings.Contains(line, "TMPDIR") {
+	if !strings.HasPrefix(line, "environment: ") || !strings.Contains(line, "NVTE_FUSED_ATTN=0") ||
+		strings.Contains(line, "TMPDIR") {
 		t.Errorf("%q", line)
 	}
 	t.Setenv("NVTE_DEBUG", "a b\n")

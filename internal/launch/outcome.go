@@ -3,9 +3,16 @@ package launch
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cprun/cprun/internal/base/terminal"
 )
 
 // ending returns how the start has ended here.
@@ -122,4 +129,147 @@ func (f *Failure) lastLines() string {
 		fmt.Fprintf(&b, "[rank %d] %s\n", f.Rank, line)
 	}
 	return b.String()
+}
+
+// A seen collects the launcher's evidence of how one worker ended.
+type seen struct {
+	order     int // of the first sign of failure among the ranks, from 1; 0: none
+	startErr  error
+	fault     error // of its channel
+	report    *FailureReport
+	finished  string // EventDone, EventStopped or ""
+	exit      exitState
+	ours      bool          // it ended after a signal of the launcher
+	lingers   time.Duration // the limit that it passed after it, or another rank, was done; 0: none
+	crash     string        // first line of a crash in its output
+	oomKilled bool          // the kernel's count for this control group has risen
+}
+
+// Class orders failures: likely causes of the others first.
+type Class int
+
+// The classes, which only this package tells apart; a node that is gone is of classSignal.
+const (
+	// A signal that the launcher did not send is never a consequence of another rank's failure.
+	classSignal Class = iota
+	classOwn
+	classRemote // it says itself that the cause came from another rank
+	classOurs   // ended by the launcher because others had failed
+	classNone   // no failure
+)
+
+type verdict struct {
+	class       Class
+	cause, hint string
+}
+
+// judge returns whether, why and in which class a worker failed.
+func judge(s seen) verdict {
+	sig := s.exit.signal
+	switch {
+	case s.startErr != nil:
+		return verdict{classOwn, s.startErr.Error(), startHint(s.startErr)}
+	case sig == 0 && s.exit.code == 0 && s.finished != "" && s.fault == nil && s.report == nil:
+		return verdict{class: classNone}
+	case sig != 0 && !s.ours:
+		cause, hint := explainSignal(sig, s.oomKilled)
+		if s.report != nil { // it came to say why before it was killed
+			cause += "; before that: " + s.report.Error
+		}
+		return verdict{classSignal, cause, hint}
+	case s.lingers > 0 && s.finished == "":
+		return verdict{
+			classOwn, fmt.Sprintf("was not done %v after another rank was, and was ended by the launcher", s.lingers),
+			"its log has the stacks of that time: see which disk or device it waits for",
+		}
+	case s.report != nil && s.report.Remote && s.report.TimedOut:
+		return verdict{classRemote, s.report.Error, "the table above tells who held up whom; see the log of that rank"}
+	case s.report != nil && s.report.Remote:
+		return verdict{classRemote, s.report.Error, "the cause came from another rank; see the logs of the others"}
+	case s.report != nil:
+		return verdict{classOwn, s.report.Error, ""}
+	case s.fault != nil:
+		return verdict{classOwn, "channel to the launcher: " + s.fault.Error(),
+			"launcher and worker must be the same build"}
+	case s.lingers > 0 && s.ours:
+		return verdict{
+			classOwn, fmt.Sprintf("did not exit after it was done, and was ended by the launcher %v later", s.lingers),
+			"its work is complete; SIGQUIT at such a process shows where it hangs",
+		}
+	case s.ours:
+		return verdict{classOurs, "ended by the launcher after another rank had failed", ""}
+	case s.crash != "":
+		return verdict{classOwn, s.crash, crashHint(s.crash)}
+	case s.exit.code == 0:
+		return verdict{classOwn, "exit status 0 before its work was done",
+			"the last lines of its log say how far it came"}
+	}
+	return verdict{classOwn, fmt.Sprintf("exit status %d", s.exit.code), "the last lines of its log may say why"}
+}
+
+func crashHint(crash string) string {
+	const hint = "the stack is in its log"
+	if limit, ok := addressSpace(); ok && strings.Contains(crash, "out of memory") {
+		return fmt.Sprintf("the limit of address space is %d KiB: raise it (ulimit -v unlimited); %s", limit>>10, hint)
+	}
+	return hint
+}
+
+func startHint(err error) string {
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+		return "raise the limit on open files (ulimit -n; sysctl fs.file-max for all of the system)"
+	}
+	return "check the limits on processes and memory (ulimit -u, cgroup pids.max)"
+}
+
+// outOfMemoryKiller names the cause of a SIGKILL if the control group's count of them has risen.
+const outOfMemoryKiller = "the kernel's out-of-memory killer: this control group reached its memory limit"
+
+func explainSignal(sig syscall.Signal, oomKilled bool) (cause, hint string) {
+	cause = "killed by " + signalName(sig)
+	switch {
+	case sig == unix.SIGKILL && oomKilled:
+		return cause + " (" + outOfMemoryKiller + ")",
+			"lower train.micro_batch_size, data.seq_len or memory.loss_chunk, set memory.recompute: full, or raise " +
+				"the limit"
+	case sig == unix.SIGKILL:
+		return cause + " (not by cprun: likely the kernel's out-of-memory killer, or a user)",
+			"dmesg names the processes that the kernel has killed; cprun plan shows the memory that a rank needs"
+	case sig == unix.SIGBUS:
+		return cause + " (a mapped file was cut short, or a file system is full)",
+			"check free space on /dev/shm and of the data's file system"
+	case sig == unix.SIGSEGV || sig == unix.SIGILL || sig == unix.SIGABRT || sig == unix.SIGFPE:
+		return cause + " (a crash in native code)", "the stack is in its log; please report it"
+	case sig == unix.SIGXCPU:
+		return cause + " (a limit on CPU time)", "ulimit -t shows it"
+	}
+	return cause + " (not by cprun)", ""
+}
+
+// rank puts the failure that the others followed from first: by class, then by the order in which
+// the launchers saw them.
+func rank(fs []Failure) {
+	slices.SortStableFunc(fs, func(a, b Failure) int {
+		return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(a.Order, b.Order))
+	})
+}
+
+// cleanText makes a worker's text fit for the report: sanitised lines, no empty ones, and
+// not many.
+func cleanText(s string) string {
+	const most = 12
+	var lines []string
+	for line := range strings.Lines(s) {
+		text := strings.TrimRight(string(clip(terminal.Line([]byte(line)), maxTail)), " ")
+		if text != "" {
+			lines = append(lines, text)
+		}
+	}
+	if len(lines) > most {
+		lines = append(lines[:most], fmt.Sprintf("(%d lines more)", len(lines)-most))
+	}
+	if len(lines) == 0 {
+		return "no reason given"
+	}
+	return strings.Join(lines, "\n")
 }

@@ -18,7 +18,11 @@ func TestOutput(t *testing.T) {
 	for rank := range 2 {
 		path := filepath.Join(r.logs, fmt.Sprintf("rank-%04d.log", rank))
 		log, err := os.ReadFile(path)
-		want := fmt.Sprintf("hello from rank %d\n%s\n\ufffd\ufffd\nno newline at the end", rank, strings.Repeat("x", maxLine+5))
+		want := fmt.Sprintf(
+			"hello from rank %d\n%s\n\ufffd\ufffd\nno newline at the end",
+			rank,
+			strings.Repeat("x", maxLine+5),
+		)
 		if err != nil || string(log) != want {
 			t.Errorf("log of rank %d has %d bytes, want %d; %v", rank, len(log), len(want), err)
 		}
@@ -26,7 +30,10 @@ func TestOutput(t *testing.T) {
 			t.Errorf("mode of the log: %v, %v", info.Mode(), err)
 		}
 	}
-	want := "[rank 0] hello from rank 0\n[rank 0] " + strings.Repeat("x", maxLine) + " [5 bytes more in the log]\n[rank 0] \ufffd\ufffd\n[rank 0] no newline at the end\n"
+	want := "[rank 0] hello from rank 0\n[rank 0] " + strings.Repeat(
+		"x",
+		maxLine,
+	) + " [5 bytes more in the log]\n[rank 0] \ufffd\ufffd\n[rank 0] no newline at the end\n"
 	if r.stderr != want {
 		t.Errorf("stderr has %d bytes, want %d: %.100q", len(r.stderr), len(want), r.stderr)
 	}
@@ -56,7 +63,15 @@ func TestStuckConsole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &relay{src: src, log: log, con: con, prefix: "rank 0", show: true, abandon: make(chan struct{}), done: make(chan struct{})}
+	r := &relay{
+		src:     src,
+		log:     log,
+		con:     con,
+		prefix:  "rank 0",
+		show:    true,
+		abandon: make(chan struct{}),
+		done:    make(chan struct{}),
+	}
 	go r.run()
 	go func() {
 		for i := range 1000 {

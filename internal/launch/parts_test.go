@@ -62,7 +62,9 @@ func roundTrip(t *testing.T, v any) []byte {
 
 func TestFrameLength(t *testing.T) {
 	exact := append(bytes.Repeat([]byte("a"), maxFrame-1), '\n')
-	frames := newFrameReader(io.MultiReader(bytes.NewReader(exact), bytes.NewReader(exact), strings.NewReader("a"), bytes.NewReader(exact)))
+	frames := newFrameReader(
+		io.MultiReader(bytes.NewReader(exact), bytes.NewReader(exact), strings.NewReader("a"), bytes.NewReader(exact)),
+	)
 	for range 2 {
 		if line, err := frames.next(); err != nil || len(line) != maxFrame-1 {
 			t.Fatalf("%d bytes, %v", len(line), err)
@@ -170,7 +172,8 @@ func TestJobDirTooLong(t *testing.T) {
 	if err := os.Mkdir(long, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := newJobDir(long); err == nil || !strings.Contains(err.Error(), "too long for the path of a socket") || !strings.Contains(err.Error(), "TMPDIR") {
+	if _, err := newJobDir(long); err == nil || !strings.Contains(err.Error(), "too long for the path of a socket") ||
+		!strings.Contains(err.Error(), "TMPDIR") {
 		t.Errorf("%v", err)
 	}
 	d, err := newJobDir(long, shortTempDir(t))

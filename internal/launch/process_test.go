@@ -21,7 +21,17 @@ func TestAllDone(t *testing.T) {
 		t.Errorf("%+v, stderr %q", r.Result, r.stderr)
 	}
 	slices.Sort(r.events)
-	want := []string{"0 done 0", "0 pid 0", "0 ready 0", "1 done 0", "1 pid 0", "1 ready 0", "2 done 0", "2 pid 0", "2 ready 0"}
+	want := []string{
+		"0 done 0",
+		"0 pid 0",
+		"0 ready 0",
+		"1 done 0",
+		"1 pid 0",
+		"1 ready 0",
+		"2 done 0",
+		"2 pid 0",
+		"2 ready 0",
+	}
 	if !slices.Equal(r.events, want) {
 		t.Errorf("events %q", r.events)
 	}
@@ -31,7 +41,8 @@ func TestAllDone(t *testing.T) {
 func TestLastRankHangs(t *testing.T) {
 	t.Parallel()
 	r := play(t, "last", 2, func(j *Job) { j.Last = 200 * time.Millisecond })
-	if r.ExitCode != ExitFailed || r.First == nil || r.First.Rank != 1 || !strings.Contains(r.First.Cause, "200ms") || r.First.Remote {
+	if r.ExitCode != ExitFailed || r.First == nil || r.First.Rank != 1 || !strings.Contains(r.First.Cause, "200ms") ||
+		r.First.Remote {
 		t.Errorf("%+v", r.First)
 	}
 }
@@ -70,7 +81,8 @@ func TestFailures(t *testing.T) {
 				t.Fatalf("%+v", r.Result)
 			}
 			f := r.First
-			if f.Rank != c.rank || !strings.HasPrefix(f.Cause, c.cause) || f.Phase != c.phase || f.Remote || f.PID == 0 {
+			if f.Rank != c.rank || !strings.HasPrefix(f.Cause, c.cause) || f.Phase != c.phase || f.Remote ||
+				f.PID == 0 {
 				t.Errorf("first failure %+v", f)
 			}
 			if !strings.HasSuffix(r.stderr, f.Report()) || !strings.Contains(f.Report(), f.Log) {
@@ -140,7 +152,8 @@ func TestPlace(t *testing.T) {
 			if _, err := os.Stat(p.Dir); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("private directory after the job: %v", err)
 			}
-			if p.Mode != "drwx------" || p.Exposed || len(p.Secret) != 32 || p.Payload != "\x00opaque\xff" || p.Printed != "(secret) (secret) (secret)" {
+			if p.Mode != "drwx------" || p.Exposed || len(p.Secret) != 32 || p.Payload != "\x00opaque\xff" ||
+				p.Printed != "(secret) (secret) (secret)" {
 				// JSON replaces the byte that is not UTF-8.
 				if p.Payload != "\x00opaque\ufffd" {
 					t.Errorf("%+v", p)
@@ -157,7 +170,9 @@ func TestPlace(t *testing.T) {
 	slices.SortFunc(a, func(x, y place) int { return strings.Compare(x.Env[envRank], y.Env[envRank]) })
 	for i, p := range a {
 		want := map[string]string{
-			envRank: string(rune('2' + i)), envLocalRank: string(rune('0' + i)), envWorldSize: "6", envLocalWorldSize: "2",
+			envRank: string(
+				rune('2' + i),
+			), envLocalRank: string(rune('0' + i)), envWorldSize: "6", envLocalWorldSize: "2",
 			envNodeRank: "1", envRestartCount: "0", envRunID: p.Env[envRunID], envMaxProcs: p.Env[envMaxProcs],
 		}
 		for name, value := range want {
@@ -171,7 +186,8 @@ func TestPlace(t *testing.T) {
 	if b[0].Env[envMaxProcs] != "3" {
 		t.Errorf("GOMAXPROCS of the user became %q", b[0].Env[envMaxProcs])
 	}
-	if string(a[0].Secret) != string(a[1].Secret) || string(a[0].Secret) == string(b[0].Secret) || a[0].Env[envRunID] == b[0].Env[envRunID] {
+	if string(a[0].Secret) != string(a[1].Secret) || string(a[0].Secret) == string(b[0].Secret) ||
+		a[0].Env[envRunID] == b[0].Env[envRunID] {
 		t.Error("secret and run id: one for all workers of a job, another for each job")
 	}
 }
@@ -256,7 +272,10 @@ func TestInterruptedTwice(t *testing.T) {
 	a.signal(t, syscall.SIGTERM)
 	a.await(t, "asked") // so the first has been seen, and the second cannot overtake it
 	a.signal(t, syscall.SIGINT)
-	if text := a.wait(t, ExitInterrupted); !strings.HasSuffix(text, "interrupted twice: all workers were ended at once\n") {
+	if text := a.wait(t, ExitInterrupted); !strings.HasSuffix(
+		text,
+		"interrupted twice: all workers were ended at once\n",
+	) {
 		t.Errorf("stderr %q", text)
 	}
 }

@@ -64,7 +64,8 @@ func TestProgram(t *testing.T) {
 			}
 		})
 	}
-	if _, err := StartProgram([]string{"/nowhere/srun"}, nil, os.Stderr); err == nil || !strings.Contains(err.Error(), "/nowhere/srun") {
+	if _, err := StartProgram([]string{"/nowhere/srun"}, nil, os.Stderr); err == nil ||
+		!strings.Contains(err.Error(), "/nowhere/srun") {
 		t.Errorf("a program that is not there: %v", err)
 	}
 }

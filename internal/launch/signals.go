@@ -28,7 +28,7 @@ const (
 	actNone action = iota
 	actStop        // ask the workers for a checkpoint and a clean end
 	actKill        // end at once
-	actTell        // show what the workers wait for; they go on
+	actTell        // print the workers' waits and go on
 )
 
 // stopPolicy decides what a signal at the launcher means. It is told the time, so that it can
@@ -79,8 +79,8 @@ type Signals struct {
 	release  sync.Once
 }
 
-// CatchSignals keeps the requests to stop from now on, for Before and for the Job that is
-// given them. SIGHUP stays ignored where the program was started so (nohup).
+// CatchSignals keeps later requests to stop, for Before and for the Job that gets them. SIGHUP stays ignored if it was
+// ignored at the start (nohup).
 func CatchSignals() *Signals {
 	s := &Signals{c: make(chan os.Signal, 16), released: make(chan struct{})}
 	sigs := []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1}
@@ -103,7 +103,7 @@ func (s *Signals) Release() {
 	})
 }
 
-// concludeTime is what a program that is done gets to say so once a signal has come.
+// concludeTime bounds the end of a finished program after a signal.
 const concludeTime = 2 * time.Second
 
 // Conclude says that all is done and the program is about to end with that status. A signal that

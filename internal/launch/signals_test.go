@@ -58,7 +58,8 @@ func TestSignalsAfterTheEnd(t *testing.T) {
 
 func TestCheckSpace(t *testing.T) {
 	for limit, fine := range map[uint64]bool{700 << 20: false, leastSpace: true, 1 << 40: true} {
-		if err := checkSpace(limit, true); (err == nil) != fine || err != nil && !strings.Contains(err.Error(), "ulimit -v") {
+		if err := checkSpace(limit, true); (err == nil) != fine ||
+			err != nil && !strings.Contains(err.Error(), "ulimit -v") {
 			t.Errorf("a limit of %d bytes: %v", limit, err)
 		}
 	}

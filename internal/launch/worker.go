@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -80,7 +82,7 @@ type Worker struct {
 // Attach connects a worker to the launcher that has started it, and tells it that it is ready.
 //
 // lost is called, on a goroutine of its own, when the launcher is gone. It has to end the
-// process at once: nobody is left to report to, and the other workers end as well.
+// process at once: no one is left to report to, and the other workers end as well.
 //
 // From then on SIGINT does nothing (Ctrl-C is the launcher's), and SIGTERM, SIGUSR1 and SIGHUP
 // ask this worker to stop, as the launcher's stop does.
@@ -280,4 +282,28 @@ func (w *Worker) Close() error {
 	signal.Stop(w.signals)
 	close(w.signals)
 	return w.conn.Close()
+}
+
+// maxStacks is the most that a worker tells of its goroutines: some hundred of them, and half a frame when
+// it is quoted.
+const maxStacks = 256 << 10
+
+// OnTell has f called, on a goroutine of its own, when the launcher asks what this worker is at and waits
+// for. It must not wait for anything.
+func (w *Worker) OnTell(f func() standing.Standing) { w.tell.Store(&f) }
+
+// answer sends this worker's waits and, on request, the stacks of its goroutines, which stops all of them for a moment.
+// receive notices a lost launcher.
+func (w *Worker) answer(c command) {
+	var s standing.Standing
+	if f := w.tell.Load(); f != nil {
+		s = (*f)()
+	}
+	if w.SendData(EventStanding, 0, s) != nil || !c.Stacks || !w.dumping.CompareAndSwap(false, true) {
+		return
+	}
+	defer w.dumping.Store(false)
+	buf := make([]byte, maxStacks)
+	buf = buf[:runtime.Stack(buf, true)]
+	_ = w.SendData(EventStacks, 0, string(bytes.ToValidUTF8(buf, nil)))
 }

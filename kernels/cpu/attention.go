@@ -185,8 +185,8 @@ func rowDots[T tensor.Float](c *Kernels, delta, do, o tensor.View) {
 	})
 }
 
-// clip is the part of t inside a block of queries and a block of keys, shrunk to the
-// bounding box of its visible pairs. ok is false where there are none.
+// clip returns the part of t inside a block of queries and a block of keys, shrunk to the
+// bounding box of its visible pairs. ok is false if there are none.
 func clip(t partition.Tile, q, k partition.Range) (_ partition.Tile, ok bool) {
 	t.Q = meet(meet(t.Q, q), partition.Range{Lo: max(t.K.Lo, k.Lo) - t.Band.Hi, Hi: min(t.K.Hi, k.Hi) - t.Band.Lo})
 	t.K = meet(meet(t.K, k), partition.Range{Lo: t.Q.Lo + t.Band.Lo, Hi: t.Q.Hi + t.Band.Hi})
@@ -203,3 +203,195 @@ func block(n, size, length int) partition.Range {
 }
 
 func blocks(length, size int) int { return (length + size - 1) / size }
+
+// A forwardCall folds one block. A piece of work is a block of queries of up to
+// groupHeads heads of one KV head; it owns their rows of O and LSE.
+type forwardCall[T tensor.Float] struct {
+	loops         simd.Loops[T]
+	o, lse, q     rows[T]
+	k, v          rows[T]
+	tiles         []partition.Tile
+	p             attention.Softmax
+	scores        *scores[T] // nil: nothing is added to scores, and nothing kept of them
+	group         int        // query heads of a KV head
+	heads         int        // heads of a piece
+	queries       int        // of a piece
+	chunks        int        // pieces of a group
+	seqQ, kvHeads int
+}
+
+// A forwardBlock holds the state of one piece of work: FlashAttention-2 (arXiv:2307.08691),
+// algorithm 1, started from acc.
+type forwardBlock[T tensor.Float] struct {
+	*forwardCall[T]
+	b, g, h0, h1 int             // batch, KV head, query heads
+	at           partition.Range // queries
+	wide         int             // queries and the columns that pad them
+	ldo          int             // elements of a row of o
+
+	q      []T         // by head, panels of the transposed queries
+	o      []T         // by head, wide rows, not yet divided by sum
+	top    []T         // by head and query: the largest score so far
+	sum    []float64   // by head and query: sum of 2^(score - top)
+	v      []T         // panels of the values
+	narrow []T         // keys, and the packed operand, if these have 16 bits
+	s      []T         // scores of a panel of queries
+	shrink []T         // by query: 2^(old top - new top)
+	sees   [mostQ]bool // by query: some key of a tile is visible to it
+}
+
+func forward[T tensor.Float](pass *forwardPass, b attention.Block) {
+	q, k, v, tiles := pass.q, b.K, b.V, b.Tiles
+	if q.Size() == 0 || k.Size() == 0 || v.Size() == 0 || len(tiles) == 0 {
+		return
+	}
+	f := &forwardCall[T]{
+		loops: simd.LoopsOf[T](pass.c.level), o: rowsOf[T](pass.acc.O), lse: rowsOf[T](pass.acc.LSE),
+		q: rowsOf[T](q), k: rowsOf[T](k), v: rowsOf[T](v), tiles: tiles, p: pass.p,
+		scores: scoresOf[T](pass.p.Scores, b.Columns),
+		group:  q.Len(tensor.Heads) / k.Len(tensor.Heads), seqQ: q.Len(tensor.Seq), kvHeads: k.Len(tensor.Heads),
+	}
+	f.heads = min(groupHeads, f.group)
+	f.chunks = blocks(f.group, f.heads)
+	groups := q.Len(tensor.Batch) * f.kvHeads * f.chunks
+	f.queries = queriesOf(groups, f.seqQ)
+	pass.c.split(groups*blocks(f.seqQ, f.queries), func(s *scratch, i int) { f.piece(s, i) })
+}
+
+// Keys come from memory, and values are packed, once for the queries of a piece. So a piece has two blocks of queries
+// if there are leastPieces of them even so.
+const leastPieces = 64
+
+// queriesOf returns the queries of a piece. It depends on the shape alone.
+func queriesOf(groups, seq int) int {
+	if groups*blocks(seq, mostQ) < leastPieces {
+		return blockQ
+	}
+	return mostQ
+}
+
+// piece computes the n-th piece of work. The last queries come first: under a causal mask
+// they have the most keys, and the longest work is best begun early.
+func (f *forwardCall[T]) piece(s *scratch, n int) {
+	per := f.kvHeads * f.chunks
+	head := n % per
+	n /= per
+	nq := blocks(f.seqQ, f.queries)
+	x := forwardBlock[T]{forwardCall: f, b: n / nq, g: head / f.chunks, at: block(nq-1-n%nq, f.queries, f.seqQ)}
+	x.h0 = x.g*f.group + head%f.chunks*f.heads
+	x.h1 = min(x.h0+f.heads, (x.g+1)*f.group)
+
+	begun := false
+	for _, t := range f.tiles {
+		t, ok := clip(t, x.at, partition.Range{Lo: 0, Hi: t.K.Hi})
+		if !ok {
+			continue
+		}
+		if !begun {
+			x.begin(s)
+			begun = true
+		}
+		for i := t.Q.Lo; i < t.Q.Hi; i++ { // clip left no query that sees nothing
+			x.sees[i-x.at.Lo] = true
+		}
+		for j := t.K.Lo; j < t.K.Hi; j += blockK {
+			if t, ok := clip(t, t.Q, partition.Range{Lo: j, Hi: min(j+blockK, t.K.Hi)}); ok {
+				x.keys(t)
+			}
+		}
+	}
+	if begun {
+		x.end()
+	}
+}
+
+// begin loads the queries and the state. An LSE is the state (top = LSE, sum = 1); if it is
+// -Inf, the first key shrinks that sum to 0.
+func (x *forwardBlock[T]) begin(s *scratch) {
+	heads, dim, dimV, l := x.h1-x.h0, x.forwardCall.q.dim, x.forwardCall.v.dim, x.loops
+	x.wide, x.ldo = l.Padded(x.at.Len()), l.Padded(dimV)
+	nq, no, ns := heads*x.wide*dim, heads*x.wide*x.ldo, heads*x.wide
+	narrow := x.k.room(blockK) + max(x.forwardCall.q.room(x.queries), x.forwardCall.v.room(blockK))
+	mem := open[T](s, nq, no, ns, blockK*x.ldo, blockK*l.Cols, l.Cols, narrow)
+	x.q, x.o, x.top = mem.take(nq), mem.take(no), mem.take(ns)
+	x.v, x.s, x.shrink = mem.take(blockK*x.ldo), mem.take(blockK*l.Cols), mem.take(l.Cols)
+	x.narrow = mem.take(narrow)
+	x.sum = s.sum[:]
+	clear(x.o)
+	none := T(math.Inf(-1))
+	for h := x.h0; h < x.h1; h++ {
+		at := (h - x.h0) * x.wide
+		x.forwardCall.q.matrix(x.narrow, x.b, x.at, h).columns(l, x.q[at*dim:], scoreScale(x.p, x.scores))
+		lse, lseStep := x.lse.from(x.b, x.at.Lo, h)
+		o, oStep := x.forwardCall.o.from(x.b, x.at.Lo, h)
+		for i := range x.wide {
+			x.top[at+i], x.sum[at+i] = none, 1
+			if i < x.at.Len() {
+				x.top[at+i] = lse[i*lseStep] * log2e
+				if x.top[at+i] != none { // otherwise no key has been seen, and o is 0
+					copy(x.o[(at+i)*x.ldo:], o[i*oStep:][:dimV])
+				}
+			}
+		}
+	}
+}
+
+// keys folds one tile of at most blockK keys, a panel of queries at a time.
+func (x *forwardBlock[T]) keys(t partition.Tile) {
+	keys := x.k.matrix(x.narrow, x.b, t.K, x.g)
+	values := x.forwardCall.v.matrix(x.narrow[x.k.room(blockK):], x.b, t.K, x.g).panels(x.loops, x.v, t.K.Len())
+	for h := range x.h1 - x.h0 {
+		for lo := (t.Q.Lo - x.at.Lo) / x.loops.Cols * x.loops.Cols; x.at.Lo+lo < t.Q.Hi; lo += x.loops.Cols {
+			first := x.at.Lo + lo
+			if part, ok := clip(t, partition.Range{Lo: first, Hi: first + x.loops.Cols}, t.K); ok {
+				values.From = part.K.Lo - t.K.Lo
+				x.panel(h, lo, part, keys.left(values.From), values)
+			}
+		}
+	}
+}
+
+// panel folds a tile of queries within the panel that begins at column lo of the block.
+func (x *forwardBlock[T]) panel(h, lo int, t partition.Tile, keys simd.Left[T], values simd.Right[T]) {
+	l, dim, dimV := x.loops, x.forwardCall.q.dim, x.forwardCall.v.dim
+	cols, n := min(l.Cols, x.wide-lo), t.K.Len()
+	s := simd.Scores[T]{S: x.s, Ld: cols, Keys: n, Cols: cols}
+	queries := simd.Right[T]{Panels: x.q[(h*x.wide+lo)*dim:], Rows: dim}
+	l.Product(n, cols, dim, keys, queries, s.S, cols, simd.Set, nil)
+	where := scoreTile[T]{s, t, x.b, x.h0 + h, x.at.Lo + lo}
+	if x.p.Softcap > 0 {
+		softcap(s, nil, x.p.Softcap)
+	}
+	x.scores.add(where)
+	hide(l, where, T(math.Inf(-1)))
+	x.scores.keep(where)
+	if changed(x.p, x.scores) {
+		s.Times(log2e)
+	}
+	row := h*x.wide + lo
+	l.Softmax(s, x.top[row:], x.sum[row:], x.shrink)
+	// Queries of other tiles get no 0 * NaN. Their shrink is 1, or their row is still 0.
+	from := t.Q.Lo - where.first
+	left := simd.Left[T]{A: s.S[from:], Ld: cols}
+	l.Product(t.Q.Len(), dimV, n, left, values, x.o[(row+from)*x.ldo:], x.ldo, simd.ScaleAdd, x.shrink[from:])
+}
+
+// end divides by the sums and writes the state back.
+func (x *forwardBlock[T]) end() {
+	for h := x.h0; h < x.h1; h++ {
+		lse, lseStep := x.lse.from(x.b, x.at.Lo, h)
+		o, oStep := x.forwardCall.o.from(x.b, x.at.Lo, h)
+		for i := range x.at.Len() {
+			row := (h-x.h0)*x.wide + i
+			top, sum := x.top[row], x.sum[row]
+			if math.IsInf(float64(top), -1) && sum == sum { // scores that are all NaN leave a sum of NaN
+				if !x.sees[i] || x.p.Scores.Hides() {
+					continue // no key yet
+				}
+				sum = math.NaN()
+			}
+			lse[i*lseStep] = T((float64(top) + math.Log2(sum)) / log2e)
+			x.loops.Scaled(o[i*oStep:][:x.forwardCall.v.dim], x.o[row*x.ldo:], T(1/sum))
+		}
+	}
+}

@@ -80,7 +80,10 @@ func BenchmarkBackward(b *testing.B) { benchmark(b, 5, (*problem).backward) }
 func benchmark(b *testing.B, products int, run func(*problem, testing.TB, *Kernels)) {
 	for _, seq := range []int{1024, 2048, 8192} {
 		for _, dim := range []int{32, 64, 128} {
-			b.Run(fmt.Sprintf("seq=%d/dim=%d", seq, dim), func(b *testing.B) { benchmarkShape(b, seq, dim, products, run) })
+			b.Run(
+				fmt.Sprintf("seq=%d/dim=%d", seq, dim),
+				func(b *testing.B) { benchmarkShape(b, seq, dim, products, run) },
+			)
 		}
 	}
 }

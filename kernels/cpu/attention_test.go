@@ -48,7 +48,11 @@ func twoOfThree() func(attentiontest.Case) bool {
 func TestAttentionAtLevels(t *testing.T) {
 	atLevels(t, func(t *testing.T) {
 		if used, best := Instructions(); used != best {
-			attentiontest.TestKernel(t, newRig, attentiontest.Options{DTypes: []tensor.DType{tensor.F32}, Leaves: twoOfThree()})
+			attentiontest.TestKernel(
+				t,
+				newRig,
+				attentiontest.Options{DTypes: []tensor.DType{tensor.F32}, Leaves: twoOfThree()},
+			)
 		}
 	})
 }

@@ -2,6 +2,8 @@ package cpu
 
 import (
 	"math"
+	"slices"
+	"sync"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/kernels/cpu/internal/simd"
@@ -9,7 +11,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// log2e is 1/ln 2: softmax has scores as logarithms to the base of 2.
+// log2e = 1/ln 2: softmax takes scores as base-2 logarithms.
 const log2e = 1.4426950408889634
 
 // changed reports whether something happens to scores between the product and softmax. They are natural logarithms
@@ -26,8 +28,8 @@ func scoreScale[T tensor.Float](p attention.Softmax, s *scores[T]) T {
 	return T(p.Scale * log2e)
 }
 
-// scoreTile is scores and what they are of: row j is of key tile.K.Lo+j, and column i of query first+i. The columns of
-// the queries in tile.Q count; what stands in the others is left over or padding.
+// scoreTile holds scores: row j belongs to key tile.K.Lo+j, and column i to query first+i. Only the columns of the
+// queries in tile.Q count; the others hold leftovers or padding.
 type scoreTile[T tensor.Float] struct {
 	simd.Scores[T]
 	tile    partition.Tile
@@ -73,5 +75,157 @@ func softcap[T tensor.Float](t simd.Scores[T], slope []T, c float64) {
 				slope[j*t.Ld+i] = T(1 - y*y)
 			}
 		}
+	}
+}
+
+// A cell is a block of queries and one of keys, and the cells, by number, that add to the gradients of either last
+// before it: -1 if it is the first.
+type cell struct{ i, j, row, column int }
+
+// order returns the visible cells of a grid of nq by nk blocks, round by round.
+func (f *backwardCall[T]) order(nq, nk int) []cell {
+	n := max(nq, nk)
+	last := slices.Repeat([]int{-1}, nq+nk)
+	var cells []cell
+	for round := range n {
+		for i := range nq {
+			if j := (round - i + n) % n; j < nk && f.visible(i, j) {
+				cells = append(cells, cell{i, j, last[i], last[nq+j]})
+				last[i], last[nq+j] = len(cells)-1, len(cells)-1
+			}
+		}
+	}
+	return cells
+}
+
+// inOrder runs do(cell, 0) to do(cell, per-1) of all cells, each when those before it have been done. No one waits for
+// a whole round: what a cell waits for was begun before it.
+func inOrder(c *Kernels, cells []cell, per int, do func(s *scratch, c cell, n int)) {
+	var mu sync.Mutex
+	ended := sync.NewCond(&mu)
+	done := make([]bool, len(cells)*per)
+	c.split(len(done), func(s *scratch, w int) {
+		at, n := cells[w/per], w%per
+		before := func(cell int) bool { return cell < 0 || done[cell*per+n] }
+		mu.Lock()
+		for !before(at.row) || !before(at.column) {
+			ended.Wait()
+		}
+		mu.Unlock()
+		do(s, at, n)
+		mu.Lock()
+		done[w] = true
+		mu.Unlock()
+		ended.Broadcast()
+	})
+}
+
+// A scores holds the terms that a block adds to scores, and the largest score; see attention.Scores. An absent tensor
+// has no data.
+type scores[T tensor.Float] struct {
+	slopes, bias, dbias, max rows[T]
+	rows, columns            []int
+}
+
+// scoresOf returns nil if the block adds and keeps nothing.
+func scoresOf[T tensor.Float](s *attention.Scores, columns []int) *scores[T] {
+	if s == nil {
+		return nil
+	}
+	x := &scores[T]{rows: s.Rows, columns: columns}
+	for _, r := range []struct {
+		from tensor.View
+		to   *rows[T]
+	}{{s.Slopes, &x.slopes}, {s.Bias, &x.bias}, {s.DBias, &x.dbias}, {s.Max, &x.max}} {
+		if !r.from.IsZero() {
+			*r.to = rowsOf[T](r.from)
+		}
+	}
+	return x
+}
+
+// shared returns a row of a tensor; all batches or heads share an axis of 1.
+func (r rows[T]) shared(b, s, h int) []T {
+	return r.row(min(b, r.view.Len(tensor.Batch)-1), s, min(h, r.view.Len(tensor.Heads)-1))
+}
+
+// add adds to the scores of a tile.
+func (x *scores[T]) add(t scoreTile[T]) {
+	if x == nil {
+		return
+	}
+	for j := range t.Keys {
+		column, lo, hi := 0, 0, 0
+		if lo, hi = t.seen(j); lo >= hi {
+			continue
+		}
+		if len(x.columns) > 0 {
+			column = x.columns[t.tile.K.Lo+j]
+		}
+		s := t.S[j*t.Ld:][:hi]
+		if x.slopes.data != nil {
+			slope := x.slopes.row(0, 0, t.head)[0]
+			for i := lo; i < hi; i++ {
+				at := x.rows[t.first+i]
+				s[i] -= slope * T(max(at-column, column-at))
+			}
+		}
+		if x.bias.data != nil {
+			for i := lo; i < hi; i++ {
+				s[i] += x.bias.shared(t.b, t.first+i, t.head)[column]
+			}
+		}
+	}
+}
+
+// keep keeps the largest score of each query, or NaN.
+func (x *scores[T]) keep(t scoreTile[T]) {
+	if x == nil || x.max.data == nil {
+		return
+	}
+	for j := range t.Keys {
+		lo, hi := t.seen(j)
+		for i := lo; i < hi; i++ {
+			if m, s := &x.max.row(t.b, t.first+i, t.head)[0], t.S[j*t.Ld+i]; s > *m || s != s {
+				*m = s
+			}
+		}
+	}
+}
+
+// grad adds the gradients of scores to the gradient of their bias.
+func (x *scores[T]) grad(t scoreTile[T]) {
+	if x == nil || x.dbias.data == nil {
+		return
+	}
+	for j := range t.Keys {
+		lo, hi := t.seen(j)
+		for i := lo; i < hi; i++ {
+			x.dbias.shared(t.b, t.first+i, t.head)[x.columns[t.tile.K.Lo+j]] += t.S[j*t.Ld+i]
+		}
+	}
+}
+
+// alone reports whether several batches or heads add to one gradient of a bias, so that only one
+// worker may.
+func (x *scores[T]) alone(batch, heads int) bool {
+	if x == nil || x.dbias.data == nil {
+		return false
+	}
+	return x.dbias.view.Len(tensor.Batch) < batch || x.dbias.view.Len(tensor.Heads) < heads
+}
+
+// views lists the tensors of s, without absent ones.
+func views(s *attention.Scores) []tensor.View {
+	if s == nil {
+		return nil
+	}
+	return slices.DeleteFunc([]tensor.View{s.Slopes, s.Bias, s.DBias, s.Max}, tensor.View.IsZero)
+}
+
+// begun queues the first values of the largest scores.
+func (c *Kernels) begun(s *attention.Scores) {
+	if s != nil && !s.Max.IsZero() {
+		c.queue("attention reset", func() { fillAny(s.Max, math.Inf(-1)) })
 	}
 }

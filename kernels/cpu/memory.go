@@ -2,6 +2,10 @@ package cpu
 
 import (
 	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"unsafe"
 
 	"github.com/cprun/cprun/tensor"
 )
@@ -27,7 +31,7 @@ func memoryOf[T tensor.Float](v tensor.View) memory[T] {
 	return m
 }
 
-// load reads len(dst) elements from element at on.
+// load reads len(dst) elements, the first at index at.
 func (m memory[T]) load(dst []T, at int) {
 	if !isHalf(m.dtype) {
 		copy(dst, m.data[at:][:len(dst)])
@@ -36,7 +40,7 @@ func (m memory[T]) load(dst []T, at int) {
 	widen(any(dst).([]float32), m.half[at:][:len(dst)], m.dtype)
 }
 
-// loadRows reads rows of n elements, which begin ld elements apart from element at on, side by side into dst.
+// loadRows reads rows of n elements, ld elements apart, the first at index at, side by side into dst.
 func (m memory[T]) loadRows(dst []T, at, ld, rows, n int) {
 	if isHalf(m.dtype) && rows > 0 {
 		widenRows(any(dst).([]float32), m.half[at:], ld, rows, n, m.dtype)
@@ -87,4 +91,51 @@ func round(dst []uint16, src []float32, t tensor.DType) {
 	default:
 		panic(fmt.Sprintf("kernels: %v is no float of 16 bits", t))
 	}
+}
+
+// aligned returns s from its first whole cache line, less than pieceUnit elements away.
+func aligned[T tensor.Float](s []T) []T {
+	off := int(uintptr(unsafe.Pointer(unsafe.SliceData(s))) % lineBytes)
+	if off == 0 {
+		return s
+	}
+	return s[(lineBytes-off)/int(unsafe.Sizeof(T(0))):]
+}
+
+// workers returns how many goroutines compute at once. A process that keeps to fewer cores than it began with has a
+// thread for messages, perhaps, but computes on no more goroutines than it has cores.
+func (c *Kernels) workers() int {
+	n := runtime.GOMAXPROCS(0)
+	if c.cores < runtime.NumCPU() {
+		n = min(n, c.cores)
+	}
+	return n
+}
+
+// each runs f(0) ... f(n-1) on up to so many goroutines as workers says, and returns when all are done.
+// Pieces are handed out as workers come free; for results that do not depend on who does
+// what, no two pieces may write the same element.
+func (c *Kernels) each(n int, f func(i int)) {
+	c.split(n, func(_ *scratch, i int) { f(i) })
+}
+
+// split returns each with the scratch memory of the worker. Only work on the stream calls it,
+// so one call at a time uses the scratch.
+func (c *Kernels) split(n int, f func(s *scratch, i int)) {
+	workers := max(1, min(n, c.workers()))
+	for len(c.scratch) < workers {
+		c.scratch = append(c.scratch, new(scratch))
+	}
+	var next atomic.Int64
+	work := func(s *scratch) {
+		for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+			f(s, i)
+		}
+	}
+	var wg sync.WaitGroup
+	for _, s := range c.scratch[1:workers] {
+		wg.Go(func() { work(s) }) // ends when the pieces are used up; Wait below waits for it
+	}
+	work(c.scratch[0])
+	wg.Wait()
 }

@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"github.com/cprun/cprun/internal/base/half"
 	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
 )
@@ -17,7 +18,7 @@ type opsScratch struct {
 	f64 []float64
 }
 
-// grow is buf with n elements, whose values are left over from earlier use.
+// grow returns buf with n elements of arbitrary value.
 func grow[T any](buf *[]T, n int) []T {
 	if cap(*buf) < n {
 		*buf = make([]T, n)
@@ -67,3 +68,139 @@ const (
 
 // rowBlock returns how many rows of n elements make one piece of work.
 func rowBlock(n int) int { return max(1, rowWork/max(n, 1)) }
+
+// Copy copies src to dst, of one shape, converting between float types: rounded to the
+// nearest, ties to even, float64 to a 16-bit type by way of float32. Views may be strided.
+func (c *Kernels) Copy(dst, src tensor.View) {
+	shape.Must(shape.SameShape(dst, src), "copy", dst, src)
+	if dst.DType() == src.DType() {
+		mustBeHere("copy", dst, src)
+		if !c.move(dst, src) {
+			c.queue("copy", func() {
+				c.each(dst.Rows(), func(r int) { tensor.Copy(rowOf(dst, r), rowOf(src, r)) })
+			})
+		}
+		return
+	}
+	if c.convert(dst, src) {
+		return
+	}
+	load, store := loader(src), storer(dst)
+	shape.Must(load != nil && store != nil, "copy", dst, src)
+	heads, dim := dst.Len(tensor.Heads), dst.Len(tensor.Dim)
+	seq, dn, sn := dst.Len(tensor.Seq), dst.Stride(tensor.Dim), src.Stride(tensor.Dim)
+	c.queue("copy", func() {
+		c.each(dst.Rows(), func(r int) {
+			for h := range heads {
+				do, so := at(dst, r/seq, r%seq, h), at(src, r/seq, r%seq, h)
+				for i := range int64(dim) {
+					store(do+i*dn, load(so+i*sn))
+				}
+			}
+		})
+	})
+}
+
+// convert copies between float32 and a 16-bit type if elements of a head are contiguous, and returns false otherwise.
+func (c *Kernels) convert(dst, src tensor.View) bool {
+	l := c.level
+	switch [2]tensor.DType{dst.DType(), src.DType()} {
+	case [2]tensor.DType{tensor.BF16, tensor.F32}:
+		return runs(c, dst, src, l.ToBF16)
+	case [2]tensor.DType{tensor.F32, tensor.BF16}:
+		return runs(c, dst, src, l.FromBF16)
+	case [2]tensor.DType{tensor.F16, tensor.F32}:
+		return runs(c, dst, src, l.ToF16)
+	case [2]tensor.DType{tensor.F32, tensor.F16}:
+		return runs(c, dst, src, l.FromF16)
+	}
+	return false
+}
+
+// move copies between equal types if elements of a head are contiguous, and returns false otherwise.
+func (c *Kernels) move(dst, src tensor.View) bool {
+	switch dst.DType().Size() {
+	case 8:
+		return runs(c, dst, src, moved[int64])
+	case 4:
+		return runs(c, dst, src, moved[int32])
+	case 2:
+		return runs(c, dst, src, moved[uint16])
+	}
+	return false
+}
+
+func moved[T any](dst, src []T) { copy(dst, src) }
+
+// runs queues f for runs of elements, which cover dst and src: pieces of dense views, heads, or rows whose heads follow
+// each other. It is false where heads have gaps.
+func runs[D, S tensor.Element](c *Kernels, dst, src tensor.View, f func(dst []D, src []S)) bool {
+	ds, ss := tensor.Data[D](dst), tensor.Data[S](src)
+	if dst.IsDense() && src.IsDense() {
+		c.queue("copy", func() {
+			c.blocks(len(ds), elementBlock, func(_, lo, hi int) { f(ds[lo:hi], ss[lo:hi]) })
+		})
+		return true
+	}
+	if dst.Stride(tensor.Dim) != 1 || src.Stride(tensor.Dim) != 1 || dst.Size() == 0 {
+		return false
+	}
+	heads, seq, dim := dst.Len(tensor.Heads), dst.Len(tensor.Seq), int64(dst.Len(tensor.Dim))
+	if dst.Stride(tensor.Heads) == dim && src.Stride(tensor.Heads) == dim {
+		heads, dim = 1, dim*int64(heads)
+	}
+	c.queue("copy", func() {
+		c.each(dst.Rows(), func(r int) {
+			for h := range heads {
+				do, so := at(dst, r/seq, r%seq, h), at(src, r/seq, r%seq, h)
+				f(ds[do:do+dim], ss[so:so+dim])
+			}
+		})
+	})
+	return true
+}
+
+// rowOf returns row r of batch and seq together.
+func rowOf(v tensor.View, r int) tensor.View {
+	b, s := r/v.Len(tensor.Seq), r%v.Len(tensor.Seq)
+	return v.Slice(tensor.Batch, b, b+1).Slice(tensor.Seq, s, s+1)
+}
+
+// loader reads elements of v as float64, which holds every other float exactly; nil where
+// v is not of a float type.
+func loader(v tensor.View) func(i int64) float64 {
+	switch v.DType() {
+	case tensor.F64:
+		xs := tensor.Data[float64](v)
+		return func(i int64) float64 { return xs[i] }
+	case tensor.F32:
+		xs := tensor.Data[float32](v)
+		return func(i int64) float64 { return float64(xs[i]) }
+	case tensor.BF16:
+		xs := tensor.Data[uint16](v)
+		return func(i int64) float64 { return float64(half.FromBF16(xs[i])) }
+	case tensor.F16:
+		xs := tensor.Data[uint16](v)
+		return func(i int64) float64 { return float64(half.FromF16(xs[i])) }
+	}
+	return nil
+}
+
+// storer writes elements of v; nil where v is not of a float type.
+func storer(v tensor.View) func(i int64, x float64) {
+	switch v.DType() {
+	case tensor.F64:
+		xs := tensor.Data[float64](v)
+		return func(i int64, x float64) { xs[i] = x }
+	case tensor.F32:
+		xs := tensor.Data[float32](v)
+		return func(i int64, x float64) { xs[i] = float32(x) }
+	case tensor.BF16:
+		xs := tensor.Data[uint16](v)
+		return func(i int64, x float64) { xs[i] = half.ToBF16(float32(x)) }
+	case tensor.F16:
+		xs := tensor.Data[uint16](v)
+		return func(i int64, x float64) { xs[i] = half.ToF16(float32(x)) }
+	}
+	return nil
+}

@@ -77,7 +77,11 @@ func BenchmarkOps(b *testing.B) {
 		{"RMSNorm", 2 * bytes, func() { c.RMSNorm(y, inv, x, w, 1e-5) }},
 		{"AddRMSNorm", 4 * bytes, func() { c.AddRMSNorm(y, inv, z, x, gate, w, 1e-5) }},
 		{"RMSNormBackward", 3 * bytes, func() { c.RMSNormBackward(z, dw, y, x, inv, w, false) }},
-		{"NormRope", 2 * bytes, func() { c.NormRope(y.Reshape(heads), tensor.View{}, y.Reshape(heads), tensor.View{}, cos, sin, 0) }},
+		{
+			"NormRope",
+			2 * bytes,
+			func() { c.NormRope(y.Reshape(heads), tensor.View{}, y.Reshape(heads), tensor.View{}, cos, sin, 0) },
+		},
 		{"SwiGLU", 3 * bytes, func() { c.SwiGLU(y, gate, up) }},
 		{"SwiGLUBackward", 5 * bytes, func() { c.SwiGLUBackward(z, x, y, gate, up) }},
 		{"Embed", 2 * bytes, func() { c.Embed(y, table, ids) }},
@@ -91,7 +95,15 @@ func BenchmarkOps(b *testing.B) {
 		{"FromBF16", 6 << 20, func() { c.Copy(m, half) }},
 		{"SumSquares", 4 << 20, func() { c.SumSquares(sum, g) }},
 		{"AdamW", 28 << 20, func() {
-			c.AdamW(p, tensor.View{}, g, m, v, sum, kernels.AdamStep{LR: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, MaxNorm: 1})
+			c.AdamW(
+				p,
+				tensor.View{},
+				g,
+				m,
+				v,
+				sum,
+				kernels.AdamStep{LR: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, MaxNorm: 1},
+			)
 		}},
 	}
 	for _, test := range tests {

@@ -16,7 +16,7 @@ const (
 	halfSlots     = 5       // views that an operation converts, at most
 )
 
-// HalfWorkspace returns the bytes that the operations on 16 bits keep on the host for rows of at most so many elements.
+// HalfWorkspace returns the host bytes of the operations on 16 bits, for rows of at most widest elements.
 func HalfWorkspace(widest int) int64 {
 	return 4 * int64((halfSlots-1)*halfBlock+max(halfBlock, leastHalfRows*widest))
 }
@@ -32,7 +32,7 @@ func halfRows(rows, n int, f func(b halfSpan)) {
 // A halfSpan is a block of rows. Its views have them on the Seq axis.
 type halfSpan struct{ lo, hi int }
 
-// of returns the block of a dense view, whose rows are [heads, dim].
+// of returns the block of a dense view of rows [heads, dim].
 func (b halfSpan) of(v tensor.View, heads, dim int) tensor.View {
 	if v.IsZero() {
 		return v
@@ -40,7 +40,7 @@ func (b halfSpan) of(v tensor.View, heads, dim int) tensor.View {
 	return v.Reshape([4]int{1, v.Size() / (heads * dim), heads, dim}).Slice(tensor.Seq, b.lo, b.hi)
 }
 
-// wide is uninitialised float32 memory for v. A slot is free again when the block is done.
+// wide returns uninitialised float32 memory for v. A slot is free again after the block.
 func (c *Kernels) wide(slot int, v tensor.View) tensor.View {
 	if c.slots[slot].IsZero() || c.slots[slot].Size() < v.Size() {
 		c.slots[slot] = tensor.New(tensor.F32, v.Size())
@@ -48,7 +48,7 @@ func (c *Kernels) wide(slot int, v tensor.View) tensor.View {
 	return c.slots[slot].Slice(tensor.Dim, 0, v.Size()).Reshape(v.Shape())
 }
 
-// widened is v as float32.
+// widened returns v as float32.
 func (c *Kernels) widened(slot int, v tensor.View) tensor.View {
 	w := c.wide(slot, v)
 	c.Copy(w, v)

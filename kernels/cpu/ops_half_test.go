@@ -137,7 +137,8 @@ func TestHalfTokens(t *testing.T) {
 		} {
 			c := newTestCPU(t)
 			call(c)
-			if err := c.stream.Sync(context.Background()); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%d at position 690", vocab)) {
+			if err := c.stream.Sync(context.Background()); err == nil ||
+				!strings.Contains(err.Error(), fmt.Sprintf("%d at position 690", vocab)) {
 				t.Errorf("%v, %s: error %v", dtype, what, err)
 			}
 		}

@@ -65,32 +65,74 @@ func TestShapeFaults(t *testing.T) {
 		call func()
 		want []string
 	}{
-		"inner":       {func() { c.Linear(f(2, 5), f(2, 3), f(5, 4), tensor.View{}) }, []string{"linear", "[1 1 2 3]", "[1 1 5 4]"}},
-		"rows":        {func() { c.Linear(f(1, 2, 1, 5), f(1, 3, 1, 4), f(1, 5, 1, 4), tensor.View{}) }, []string{"[1 2 1 5]", "[1 3 1 4]"}},
-		"linear dx":   {func() { c.LinearDX(f(1, 2, 1, 5), f(1, 2, 1, 4), f(1, 5, 1, 4), false) }, []string{"linear dx", "[1 2 1 5]", "[1 2 1 4]"}},
-		"linear dw":   {func() { c.LinearDW(f(1, 5, 1, 4), f(1, 2, 1, 4), f(1, 2, 1, 5)) }, []string{"linear dw", "[1 5 1 4]"}},
-		"not dense":   {func() { c.SwiGLU(strided, f(2, 4, 1, 3), f(2, 4, 1, 3)) }, []string{"swiglu", "strides [24 6 6 1]"}},
+		"inner": {
+			func() { c.Linear(f(2, 5), f(2, 3), f(5, 4), tensor.View{}) },
+			[]string{"linear", "[1 1 2 3]", "[1 1 5 4]"},
+		},
+		"rows": {
+			func() { c.Linear(f(1, 2, 1, 5), f(1, 3, 1, 4), f(1, 5, 1, 4), tensor.View{}) },
+			[]string{"[1 2 1 5]", "[1 3 1 4]"},
+		},
+		"linear dx": {
+			func() { c.LinearDX(f(1, 2, 1, 5), f(1, 2, 1, 4), f(1, 5, 1, 4), false) },
+			[]string{"linear dx", "[1 2 1 5]", "[1 2 1 4]"},
+		},
+		"linear dw": {
+			func() { c.LinearDW(f(1, 5, 1, 4), f(1, 2, 1, 4), f(1, 2, 1, 5)) },
+			[]string{"linear dw", "[1 5 1 4]"},
+		},
+		"not dense": {
+			func() { c.SwiGLU(strided, f(2, 4, 1, 3), f(2, 4, 1, 3)) },
+			[]string{"swiglu", "strides [24 6 6 1]"},
+		},
 		"type":        {func() { c.SwiGLU(tensor.New(tensor.BF16, 3), f(3), f(3)) }, []string{"swiglu", "bfloat16"}},
 		"mixed types": {func() { c.SwiGLU(f(3), tensor.New(tensor.F64, 3), f(3)) }, []string{"float32", "float64"}},
-		"norm weight": {func() { c.RMSNorm(f(2, 4), f(2, 1), f(2, 4), f(3), 1) }, []string{"rmsnorm", "[1 1 1 3]", "[1 1 2 4]"}},
-		"norm inv":    {func() { c.RMSNorm(f(2, 4), f(3, 1), f(2, 4), f(4), 1) }, []string{"[1 1 3 1]", "[1 1 2 4]"}},
-		"norm sum":    {func() { c.AddRMSNorm(f(2, 4), f(2, 1), f(2, 4), f(2, 4), f(3, 4), f(4), 1) }, []string{"[1 1 3 4]"}},
-		"norm dw":     {func() { c.RMSNormBackward(f(2, 4), f(5), f(2, 4), f(2, 4), f(2, 1), f(4), false) }, []string{"[1 1 1 5]", "[1 1 1 4]"}},
+		"norm weight": {
+			func() { c.RMSNorm(f(2, 4), f(2, 1), f(2, 4), f(3), 1) },
+			[]string{"rmsnorm", "[1 1 1 3]", "[1 1 2 4]"},
+		},
+		"norm inv": {func() { c.RMSNorm(f(2, 4), f(3, 1), f(2, 4), f(4), 1) }, []string{"[1 1 3 1]", "[1 1 2 4]"}},
+		"norm sum": {
+			func() { c.AddRMSNorm(f(2, 4), f(2, 1), f(2, 4), f(2, 4), f(3, 4), f(4), 1) },
+			[]string{"[1 1 3 4]"},
+		},
+		"norm dw": {
+			func() { c.RMSNormBackward(f(2, 4), f(5), f(2, 4), f(2, 4), f(2, 1), f(4), false) },
+			[]string{"[1 1 1 5]", "[1 1 1 4]"},
+		},
 		"odd rope": {func() {
 			c.NormRope(f(1, 2, 3, 5), tensor.View{}, f(1, 2, 3, 5), tensor.View{}, f(1, 2, 1, 2), f(1, 2, 1, 2), 0)
 		}, []string{"rope", "[1 2 3 5]", "[1 2 1 2]"}},
-		"embed ids":      {func() { c.Embed(f(1, 2, 1, 4), f(1, 9, 1, 4), i32(1, 3, 1, 1)) }, []string{"embed", "[1 3 1 1]"}},
-		"embed ids type": {func() { c.EmbedBackward(f(1, 9, 1, 4), f(1, 2, 1, 4), f(1, 2, 1, 1)) }, []string{"embed backward", "[1 2 1 1]"}},
-		"loss type":      {func() { c.CrossEntropy(f(1), f(1, 2, 1, 4), i32(1, 2, 1, 1), 1, false) }, []string{"cross entropy", "float32[1 1 1 1]"}},
-		"targets":        {func() { c.CrossEntropy(loss, f(1, 2, 1, 4), i32(1, 3, 1, 1), 1, false) }, []string{"[1 2 1 4]", "[1 3 1 1]"}},
-		"copy shape":     {func() { c.Copy(f(2, 3), f(3, 2)) }, []string{"copy", "[1 1 2 3]", "[1 1 3 2]"}},
-		"copy type":      {func() { c.Copy(f(2), i32(2)) }, []string{"copy", "int32"}},
-		"add shape":      {func() { c.Add(f(2, 3), f(3, 2)) }, []string{"add", "[1 1 2 3]", "[1 1 3 2]"}},
-		"add types":      {func() { c.Add(f(2), tensor.New(tensor.F64, 2)) }, []string{"add", "float32", "float64"}},
-		"add type":       {func() { c.Add(i32(2), i32(2)) }, []string{"add", "int32"}},
-		"zero":           {func() { c.Zero(f(2), tensor.View{}) }, []string{"zero", "without memory"}},
-		"adamw":          {func() { c.AdamW(f(4), tensor.View{}, f(4), f(3), f(4), tensor.View{}, kernels.AdamStep{}) }, []string{"adamw", "[1 1 1 3]"}},
-		"adamw no norm":  {func() { c.AdamW(f(4), tensor.View{}, f(4), f(4), f(4), f(1), kernels.AdamStep{MaxNorm: 1}) }, []string{"adamw", "float32"}},
+		"embed ids": {
+			func() { c.Embed(f(1, 2, 1, 4), f(1, 9, 1, 4), i32(1, 3, 1, 1)) },
+			[]string{"embed", "[1 3 1 1]"},
+		},
+		"embed ids type": {
+			func() { c.EmbedBackward(f(1, 9, 1, 4), f(1, 2, 1, 4), f(1, 2, 1, 1)) },
+			[]string{"embed backward", "[1 2 1 1]"},
+		},
+		"loss type": {
+			func() { c.CrossEntropy(f(1), f(1, 2, 1, 4), i32(1, 2, 1, 1), 1, false) },
+			[]string{"cross entropy", "float32[1 1 1 1]"},
+		},
+		"targets": {
+			func() { c.CrossEntropy(loss, f(1, 2, 1, 4), i32(1, 3, 1, 1), 1, false) },
+			[]string{"[1 2 1 4]", "[1 3 1 1]"},
+		},
+		"copy shape": {func() { c.Copy(f(2, 3), f(3, 2)) }, []string{"copy", "[1 1 2 3]", "[1 1 3 2]"}},
+		"copy type":  {func() { c.Copy(f(2), i32(2)) }, []string{"copy", "int32"}},
+		"add shape":  {func() { c.Add(f(2, 3), f(3, 2)) }, []string{"add", "[1 1 2 3]", "[1 1 3 2]"}},
+		"add types":  {func() { c.Add(f(2), tensor.New(tensor.F64, 2)) }, []string{"add", "float32", "float64"}},
+		"add type":   {func() { c.Add(i32(2), i32(2)) }, []string{"add", "int32"}},
+		"zero":       {func() { c.Zero(f(2), tensor.View{}) }, []string{"zero", "without memory"}},
+		"adamw": {
+			func() { c.AdamW(f(4), tensor.View{}, f(4), f(3), f(4), tensor.View{}, kernels.AdamStep{}) },
+			[]string{"adamw", "[1 1 1 3]"},
+		},
+		"adamw no norm": {
+			func() { c.AdamW(f(4), tensor.View{}, f(4), f(4), f(4), f(1), kernels.AdamStep{MaxNorm: 1}) },
+			[]string{"adamw", "float32"},
+		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -232,7 +274,13 @@ func TestCopyHalves(t *testing.T) { atLevels(t, copyHalves) }
 func copyHalves(t *testing.T) {
 	c, rng := newTestCPU(t), rand.New(rand.NewPCG(1, 1))
 	cut := func(v tensor.View) []tensor.View {
-		return []tensor.View{v, v.Slice(tensor.Seq, 1, 3), v.Slice(tensor.Heads, 1, 2), v.Slice(tensor.Dim, 3, 36), v.Slice(tensor.Dim, 5, 6)}
+		return []tensor.View{
+			v,
+			v.Slice(tensor.Seq, 1, 3),
+			v.Slice(tensor.Heads, 1, 2),
+			v.Slice(tensor.Dim, 3, 36),
+			v.Slice(tensor.Dim, 5, 6),
+		}
 	}
 	for _, dtype := range []tensor.DType{tensor.F16, tensor.BF16} {
 		src, half, back := normal(rng, 2, 4, 3, 37), tensor.New(dtype, 2, 4, 3, 37), tensor.New(tensor.F32, 2, 4, 3, 37)

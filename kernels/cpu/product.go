@@ -5,9 +5,9 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// product is out [m, n] = left [m, k] right [k, n], or adds it, or starts from begin. Sums go over blocks of k and in
-// each in order, so an element is the same bits whatever the tiles are, and a row whatever rows stand around it.
-// Results of 16 bits are rounded when the sum is complete.
+// product is out [m, n] = left [m, k] right [k, n], or adds it, or starts from begin. Sums go over blocks of k, in
+// order within each, so the tiles do not change an element's bits, nor do other rows. It rounds 16-bit results after
+// the complete sum.
 type product[T tensor.Float] struct {
 	m, n, k     int
 	loops       simd.Loops[T]
@@ -48,7 +48,7 @@ func (p *product[T]) run(c *Kernels) {
 	})
 }
 
-// tile returns the size of the tiles for so many workers.
+// tile returns the size of the tiles for that many workers.
 func (p *product[T]) tile(workers int) (rows, cols int) {
 	rows, cols = tileRows, tileCols
 	if p.copied() {
@@ -142,8 +142,8 @@ func (p *product[T]) packStrip(panel, strip []T, from, rows, j, cols int) {
 	p.loops.Pack(panel, strip, cols, rows, cols, rows)
 }
 
-// start writes what the sums of a tile start from, and returns what the first block of k does with it. Of results of 16
-// bits it stands in spare.
+// start writes the initial values of a tile's sums, and returns the mode of the first block of k. 16-bit results start
+// in spare.
 func (p *product[T]) start(spare []T, i, j, m, n int) simd.Mode {
 	if p.begin == nil && p.k > 0 && !p.accumulate {
 		return simd.Set
@@ -186,7 +186,7 @@ func (p *product[T]) copied() bool {
 
 const page = 1024 // elements; float32 that far apart share a set of most first-level caches
 
-// leftFrom is rows i to i+m of the left factor, from column from on.
+// leftFrom returns rows i to i+m of the left factor, from column from.
 func (p *product[T]) leftFrom(mem []T, i, m, from, k int) simd.Left[T] {
 	x := p.left
 	at := i*x.ld + from

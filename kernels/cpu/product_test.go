@@ -30,9 +30,41 @@ func TestProducts(t *testing.T) {
 // checkProducts is of rows by in, with out outputs.
 func checkProducts(t *testing.T, c *Kernels, rng *rand.Rand, rows, out, in int) {
 	t.Helper()
-	x, w, y, dy := normal(rng, 1, rows, 1, in), normal(rng, 1, out, 1, in), normal(rng, 1, rows, 1, out), normal(rng, 1, rows, 1, out)
+	x, w, y, dy := normal(
+		rng,
+		1,
+		rows,
+		1,
+		in,
+	), normal(
+		rng,
+		1,
+		out,
+		1,
+		in,
+	), normal(
+		rng,
+		1,
+		rows,
+		1,
+		out,
+	), normal(
+		rng,
+		1,
+		rows,
+		1,
+		out,
+	)
 	dx, dw, add := normal(rng, 1, rows, 1, in), normal(rng, 1, out, 1, in), normal(rng, 1, rows, 1, out)
-	xs, ws, ys, dys := tensor.Data[float32](x), tensor.Data[float32](w), tensor.Data[float32](y), tensor.Data[float32](dy)
+	xs, ws, ys, dys := tensor.Data[float32](
+		x,
+	), tensor.Data[float32](
+		w,
+	), tensor.Data[float32](
+		y,
+	), tensor.Data[float32](
+		dy,
+	)
 	dxs, dws, adds := tensor.Data[float32](dx), tensor.Data[float32](dw), tensor.Data[float32](add)
 	oldX, oldW := append([]float32(nil), dxs...), append([]float32(nil), dws...)
 	c.Linear(y, x, w, add)
@@ -49,12 +81,38 @@ func checkProducts(t *testing.T, c *Kernels, rng *rand.Rand, rows, out, in int) 
 					size += math.Abs(term(i, j, l))
 				}
 				if e := near.Gap(float64(got[i*n+j]), want, near.Finite); !(e <= 1e-6*size) {
-					t.Fatalf("%s of %d x %d x %d: element %d, %d is %v, want %v", what, rows, out, in, i, j, got[i*n+j], want)
+					t.Fatalf(
+						"%s of %d x %d x %d: element %d, %d is %v, want %v",
+						what,
+						rows,
+						out,
+						in,
+						i,
+						j,
+						got[i*n+j],
+						want,
+					)
 				}
 			}
 		}
 	}
 	near("y", rows, out, in, ys, adds, func(i, j, l int) float64 { return float64(xs[i*in+l]) * float64(ws[j*in+l]) })
-	near("dx", rows, in, out, dxs, oldX, func(i, j, l int) float64 { return float64(dys[i*out+l]) * float64(ws[l*in+j]) })
-	near("dw", out, in, rows, dws, oldW, func(i, j, l int) float64 { return float64(dys[l*out+i]) * float64(xs[l*in+j]) })
+	near(
+		"dx",
+		rows,
+		in,
+		out,
+		dxs,
+		oldX,
+		func(i, j, l int) float64 { return float64(dys[i*out+l]) * float64(ws[l*in+j]) },
+	)
+	near(
+		"dw",
+		out,
+		in,
+		rows,
+		dws,
+		oldW,
+		func(i, j, l int) float64 { return float64(dys[l*out+i]) * float64(xs[l*in+j]) },
+	)
 }

@@ -175,7 +175,6 @@ func (f *deviceBackward) Block(b attention.GradBlock) error {
 	return f.k.backwardBlock(f, b)
 }
 
-// zeroFresh clears the gradients of keys that hold nothing yet.
 func (d *deviceAttention) zeroFresh(b attention.GradBlock) error {
 	fresh := b.KeyGrads.Rows(b.Fresh.Lo, b.Fresh.Hi)
 	return d.zero(fresh.DK, fresh.DV)

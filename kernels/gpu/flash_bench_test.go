@@ -45,7 +45,10 @@ func benchmarkFlash(b *testing.B, dtype tensor.DType, seqs ...int) {
 		for _, seq := range seqs {
 			x := newFlashBench(b, dtype, seq, dim, dim)
 			x.run(b, fmt.Sprintf("dim=%d/seq=%d", dim, seq))
-			b.Run(fmt.Sprintf("backward, small shapes/dim=%d/seq=%d", dim, seq), func(b *testing.B) { x.time(b, 6, 4, x.backward(x.small)) })
+			b.Run(
+				fmt.Sprintf("backward, small shapes/dim=%d/seq=%d", dim, seq),
+				func(b *testing.B) { x.time(b, 6, 4, x.backward(x.small)) },
+			)
 		}
 	}
 }
@@ -94,11 +97,29 @@ func newFlashBenchOf(b *testing.B, dtype tensor.DType, seq, qHeads, dim, dimV in
 		}
 		return v
 	}
-	x.q, x.k, x.v, x.do, x.o = random(qHeads, dim), random(8, dim), random(8, dimV), random(qHeads, dimV), of(dtype, qHeads, dimV)
+	x.q, x.k, x.v, x.do, x.o = random(
+		qHeads,
+		dim,
+	), random(
+		8,
+		dim,
+	), random(
+		8,
+		dimV,
+	), random(
+		qHeads,
+		dimV,
+	), of(
+		dtype,
+		qHeads,
+		dimV,
+	)
 	x.acc = attention.Partial{O: of(tensor.F32, qHeads, dimV), LSE: of(tensor.F32, qHeads, 1)}
 	x.delta = of(tensor.F32, qHeads, 1)
 	x.grads = attention.Grads{DQ: of(tensor.F32, qHeads, dim), DK: of(tensor.F32, 8, dim), DV: of(tensor.F32, 8, dimV)}
-	x.tiles = []partition.Tile{{Q: partition.Range{Hi: seq}, K: partition.Range{Hi: seq}, Band: partition.Band{Lo: -partition.Unbounded}}}
+	x.tiles = []partition.Tile{
+		{Q: partition.Range{Hi: seq}, K: partition.Range{Hi: seq}, Band: partition.Band{Lo: -partition.Unbounded}},
+	}
 	return x
 }
 
@@ -128,7 +149,16 @@ func (x *flashBench) backward(k attention.Kernel) func() error {
 	pass, err := k.Backward(x.grads.DQ, x.do, x.q, attention.Saved{O: x.o, LSE: x.acc.LSE, Delta: x.delta}, x.p)
 	check(x.t, err)
 	b := attention.GradBlock{Block: x.block(), KeyGrads: attention.KeyGrads{DK: x.grads.DK, DV: x.grads.DV}}
-	check(x.t, pass.Block(attention.GradBlock{Block: attention.Block{K: x.k, V: x.v}, KeyGrads: b.KeyGrads, Fresh: partition.Range{Hi: x.k.Len(tensor.Seq)}}))
+	check(
+		x.t,
+		pass.Block(
+			attention.GradBlock{
+				Block:    attention.Block{K: x.k, V: x.v},
+				KeyGrads: b.KeyGrads,
+				Fresh:    partition.Range{Hi: x.k.Len(tensor.Seq)},
+			},
+		),
+	)
 	return func() error { return pass.Block(b) }
 }
 

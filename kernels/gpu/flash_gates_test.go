@@ -154,7 +154,13 @@ func BenchmarkFlashGates(b *testing.B) {
 	x := newFlashBenchOf(b, tensor.BF16, seq, heads, dim, dim)
 	q, o := x.q.Slice(tensor.Seq, 0, rows), x.o.Slice(tensor.Seq, 0, rows)
 	acc := attention.Partial{O: x.acc.O.Slice(tensor.Seq, 0, rows), LSE: x.acc.LSE.Slice(tensor.Seq, 0, rows)}
-	block := attention.Block{K: x.k.Slice(tensor.Seq, 0, g.Rows), V: x.v.Slice(tensor.Seq, 0, g.Rows), Tiles: g.Tiles, First: true, Last: true}
+	block := attention.Block{
+		K:     x.k.Slice(tensor.Seq, 0, g.Rows),
+		V:     x.v.Slice(tensor.Seq, 0, g.Rows),
+		Tiles: g.Tiles,
+		First: true,
+		Last:  true,
+	}
 	a := x.newArrivals(64 << 20)
 	var bring []func()
 	bytes := 0
@@ -168,7 +174,10 @@ func BenchmarkFlashGates(b *testing.B) {
 		}
 	}
 	saved := attention.Saved{O: o, LSE: acc.LSE, Delta: x.delta.Slice(tensor.Seq, 0, rows)}
-	grads := attention.KeyGrads{DK: x.grads.DK.Slice(tensor.Seq, 0, g.Rows), DV: x.grads.DV.Slice(tensor.Seq, 0, g.Rows)}
+	grads := attention.KeyGrads{
+		DK: x.grads.DK.Slice(tensor.Seq, 0, g.Rows),
+		DV: x.grads.DV.Slice(tensor.Seq, 0, g.Rows),
+	}
 	do, dq := x.do.Slice(tensor.Seq, 0, rows), x.grads.DQ.Slice(tensor.Seq, 0, rows)
 	forward := func(block attention.Block) {
 		pass, err := x.fast.Forward(o, acc, q, x.p)

@@ -46,7 +46,8 @@ func TestFlashKeepsNaN(t *testing.T) {
 						}
 						for i, y := range x {
 							isNaN := y != y
-							if row := i / width; isNaN != (row >= first) && (row >= first || row < bad/192*192) || what == "lse" && math.IsInf(float64(y), -1) {
+							if row := i / width; isNaN != (row >= first) && (row >= first || row < bad/192*192) ||
+								what == "lse" && math.IsInf(float64(y), -1) {
 								t.Fatalf("row %d of %s is %g", row, what, y)
 							}
 						}
@@ -84,7 +85,11 @@ func TestLostTurn(t *testing.T) {
 	all := partition.Range{Hi: seq}
 	c := call.Flash{
 		Tensors: call.Tensors{
-			Q: v(tensor.BF16, 2, 128), K: v(tensor.BF16, 1, 128), V: v(tensor.BF16, 1, 128), DO: v(tensor.BF16, 2, 128), LSE: v(tensor.F32, 2, 1),
+			Q: v(
+				tensor.BF16,
+				2,
+				128,
+			), K: v(tensor.BF16, 1, 128), V: v(tensor.BF16, 1, 128), DO: v(tensor.BF16, 2, 128), LSE: v(tensor.F32, 2, 1),
 			Delta: v(tensor.F32, 2, 1), DQ: v(tensor.F32, 2, 128), DK: v(tensor.F32, 1, 128), DV: v(tensor.F32, 1, 128),
 		},
 		Softmax: attention.Softmax{Scale: 1}, Tiles: []partition.Tile{{Q: all, K: all, Band: partition.Full()}},
@@ -104,9 +109,18 @@ func TestLostTurn(t *testing.T) {
 	p.Next, p.Polls = p.Progress+uint64(4*l.Progress), 1000
 	p.Fault = uint64(uintptr(f.fault.Host().Ptr()))
 	grid := cuda.Dim{X: l.Grid[0], Y: l.Grid[1], Z: l.Grid[2]}
-	check(t, f.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared}, cuda.StructAligned(&cuda.Args{}, p, 64)))
+	check(
+		t,
+		f.launch(
+			l.Program,
+			l.Kernel,
+			cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared},
+			cuda.StructAligned(&cuda.Args{}, p, 64),
+		),
+	)
 	var e *cuda.Error
-	if err := r.stream.Sync(context.Background()); !errors.As(err, &e) || !strings.Contains(err.Error(), "block of keys 1 of KV head 0, batch 0, waited too long for block 0") {
+	if err := r.stream.Sync(context.Background()); !errors.As(err, &e) ||
+		!strings.Contains(err.Error(), "block of keys 1 of KV head 0, batch 0, waited too long for block 0") {
 		t.Fatalf("the error is %v", err)
 	}
 	fmt.Println(mark)
@@ -128,10 +142,19 @@ func TestManyTiles(t *testing.T) {
 			var err error
 			x.Mask, err = partition.NewMask(true, -1, 4096, 4096, docs)
 			check(t, err)
-			got, want := r.within(t).attend(f, tensor.BF16, x), r.within(t).attend(r.newDeviceReference(), tensor.BF16, x)
+			got, want := r.within(t).
+				attend(f, tensor.BF16, x),
+				r.within(t).
+					attend(r.newDeviceReference(), tensor.BF16, x)
 			for what, pair := range map[string][2][]float32{"out": {got.out, want.out}, "dq": {got.dq, want.dq}, "dk": {got.dk, want.dk}, "dv": {got.dv, want.dv}} {
 				if d := distanceOf(pair[0], pair[1]); !(d < 0.02) {
-					t.Errorf("%d documents, deterministic %t: %s is off by %g of the largest", len(docs), deterministic, what, d)
+					t.Errorf(
+						"%d documents, deterministic %t: %s is off by %g of the largest",
+						len(docs),
+						deterministic,
+						what,
+						d,
+					)
 				}
 			}
 		}

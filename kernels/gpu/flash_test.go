@@ -41,7 +41,11 @@ func (r *cudaRig) attention(k attention.Kernel) attentiontest.Rig {
 	}
 }
 
-var flashSuite = attentiontest.Options{DTypes: []tensor.DType{tensor.F32, tensor.BF16, tensor.F16}, MaxHeadDim: 256, NoScores: true}
+var flashSuite = attentiontest.Options{
+	DTypes:     []tensor.DType{tensor.F32, tensor.BF16, tensor.F16},
+	MaxHeadDim: 256,
+	NoScores:   true,
+}
 
 func TestFlash(t *testing.T) {
 	r := newCUDARig(t)
@@ -113,7 +117,13 @@ func TestFlashSmallShapes(t *testing.T) {
 			if s.QK <= 64 || s.BackwardShared() > source.SmallShared {
 				continue
 			}
-			forward, _ := source.FlashShapeFor(s.Float32, s.QK, s.V, source.SmallShared, source.FlashShape.ForwardShared)
+			forward, _ := source.FlashShapeFor(
+				s.Float32,
+				s.QK,
+				s.V,
+				source.SmallShared,
+				source.FlashShape.ForwardShared,
+			)
 			dtype := "bf16"
 			if s.Float32 {
 				dtype = "fp32"
@@ -180,7 +190,12 @@ func (r *cudaRig) attend(k attention.Kernel, dtype tensor.DType, f attentiontest
 }
 
 // attendLate is attend with keys that arrive late: late is called with the block of each pass, and what it returns when the call is queued.
-func (r *cudaRig) attendLate(k attention.Kernel, dtype tensor.DType, f attentiontest.Fixture, late func(*attention.Block) func()) attended {
+func (r *cudaRig) attendLate(
+	k attention.Kernel,
+	dtype tensor.DType,
+	f attentiontest.Fixture,
+	late func(*attention.Block) func(),
+) attended {
 	r.t.Helper()
 	put := func(v View) View {
 		shape := v.Shape()
@@ -193,7 +208,11 @@ func (r *cudaRig) attendLate(k attention.Kernel, dtype tensor.DType, f attention
 	g := attention.Grads{DQ: r.like(tensor.F32, q), DK: r.like(tensor.F32, keys), DV: r.like(tensor.F32, v)}
 	o, delta := r.like(dtype, do), r.like(tensor.F32, f.LSE)
 	n, m := q.Len(tensor.Seq), keys.Len(tensor.Seq)
-	tiles := partition.Plan(partition.Shape{SeqQ: n, SeqKV: m, Size: 1, Layout: partition.Contiguous{}, Mask: f.Mask}, 0, 0)
+	tiles := partition.Plan(
+		partition.Shape{SeqQ: n, SeqKV: m, Size: 1, Layout: partition.Contiguous{}, Mask: f.Mask},
+		0,
+		0,
+	)
 	b := attention.Block{K: keys, V: v, Tiles: tiles, First: true, Last: true}
 	forward, err := k.Forward(o, acc, q, f.Softmax)
 	check(r.t, err)
@@ -204,7 +223,16 @@ func (r *cudaRig) attendLate(k attention.Kernel, dtype tensor.DType, f attention
 	backward, err := k.Backward(g.DQ, do, q, attention.Saved{O: o, LSE: acc.LSE, Delta: delta}, f.Softmax)
 	check(r.t, err)
 	come = late(&b)
-	check(r.t, backward.Block(attention.GradBlock{Block: b, KeyGrads: attention.KeyGrads{DK: g.DK, DV: g.DV}, Fresh: partition.Range{Hi: m}}))
+	check(
+		r.t,
+		backward.Block(
+			attention.GradBlock{
+				Block:    b,
+				KeyGrads: attention.KeyGrads{DK: g.DK, DV: g.DV},
+				Fresh:    partition.Range{Hi: m},
+			},
+		),
+	)
 	come()
 	check(r.t, backward.End())
 	return attended{r.values(o), r.values(acc.LSE), r.values(g.DQ), r.values(g.DK), r.values(g.DV)}
@@ -286,7 +314,10 @@ func (r *cudaRig) masked(seq, window int, dims [2]int) attentiontest.Fixture {
 	mask, err := partition.NewMask(true, window, seq, seq, nil)
 	check(r.t, err)
 	return attentiontest.Fixture{
-		Q: draw(heads, dim), K: draw(kvHeads, dim), V: draw(kvHeads, dimV), DOut: draw(heads, dimV), LSE: draw(heads, 1),
+		Q: draw(
+			heads,
+			dim,
+		), K: draw(kvHeads, dim), V: draw(kvHeads, dimV), DOut: draw(heads, dimV), LSE: draw(heads, 1),
 		Mask: mask, Softmax: attention.Softmax{Scale: 1 / math.Sqrt(float64(dim))},
 	}
 }
@@ -374,7 +405,8 @@ func (r *cudaRig) testRepeats(dtype tensor.DType, f attentiontest.Fixture, times
 	// one subtracts LSE elsewhere.
 	got := r.attend(fast, dtype, f)
 	otherwise := flash.hopper != nil && dtype != tensor.F32
-	if !slices.Equal(got.out, want.out) || !otherwise && (!slices.Equal(got.dk, want.dk) || !slices.Equal(got.dv, want.dv)) {
+	if !slices.Equal(got.out, want.out) ||
+		!otherwise && (!slices.Equal(got.dk, want.dk) || !slices.Equal(got.dv, want.dv)) {
 		t.Error("the fast kernel and the deterministic one differ in more than dq")
 	}
 }

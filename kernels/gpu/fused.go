@@ -49,7 +49,7 @@ type FusedOptions struct {
 	Workspace int64
 }
 
-// NewFused computes on stream. It loads cuDNN; the error says what is missing.
+// NewFused computes on stream. It loads cuDNN; the error names a missing library.
 func NewFused(stream *cuda.Stream, loader *Loader, options FusedOptions) (*Fused, error) {
 	f := &Fused{stream: stream, options: options, scratch: fusedScratch{dev: stream.Device()}, packing: defaultPacking}
 	var err error
@@ -65,13 +65,13 @@ func NewFused(stream *cuda.Stream, loader *Loader, options FusedOptions) (*Fused
 // Close lets go of cuDNN. The stream must be done.
 func (f *Fused) Close() error { return f.dnn.Close() }
 
-// Plans returns how many plans cuDNN has built, each of which took up to a second.
+// Plans counts the plans that cuDNN has built, up to a second each.
 func (f *Fused) Plans() int { return f.dnn.Built() }
 
 // Workspace returns the device memory that is taken, in bytes.
 func (f *Fused) Workspace() int64 { return f.scratch.size() }
 
-// usable returns what is wrong with the inputs of a call beyond what attention checks.
+// usable returns a fault of the inputs beyond attention's checks.
 func (f *Fused) usable(q View, p attention.Softmax, views ...View) error {
 	if t := q.DType(); t != tensor.BF16 && t != tensor.F16 {
 		return fmt.Errorf("fused attention in %v: cuDNN computes in bfloat16 and float16; set precision.compute to "+
@@ -110,7 +110,6 @@ func fusedAligned(what string, views ...View) error {
 	return nil
 }
 
-// cutTiles returns the calls of cuDNN that tiles are made of.
 func cutTiles(tiles []partition.Tile) []dnn.Piece {
 	var out []dnn.Piece
 	for _, t := range tiles {

@@ -37,7 +37,10 @@ func BenchmarkFused(b *testing.B) {
 		}
 		for _, parts := range []int{1, 2, 4} {
 			b.Run(fmt.Sprintf("finish/%d parts/%d", parts, seq), func(b *testing.B) { x.finish(b, parts) })
-			b.Run(fmt.Sprintf("finish gradients/%d parts/%d", parts, seq), func(b *testing.B) { x.finishGrads(b, parts) })
+			b.Run(
+				fmt.Sprintf("finish gradients/%d parts/%d", parts, seq),
+				func(b *testing.B) { x.finishGrads(b, parts) },
+			)
 		}
 		b.Run(fmt.Sprintf("add keys/%d", seq), func(b *testing.B) { x.addKeys(b) })
 		b.Run(fmt.Sprintf("unified forward/%d", seq), func(b *testing.B) { x.unified(b) })
@@ -59,7 +62,13 @@ func BenchmarkFusedDocuments(b *testing.B) {
 			x := newFusedBenchOf(b, seq, heads, true)
 			q, o := x.q.Slice(tensor.Seq, 0, rows), x.o.Slice(tensor.Seq, 0, rows)
 			acc := attention.Partial{O: x.acc.O.Slice(tensor.Seq, 0, rows), LSE: x.acc.LSE.Slice(tensor.Seq, 0, rows)}
-			block := attention.Block{K: x.k.Slice(tensor.Seq, 0, g.Rows), V: x.v.Slice(tensor.Seq, 0, g.Rows), Tiles: g.Tiles, First: true, Last: true}
+			block := attention.Block{
+				K:     x.k.Slice(tensor.Seq, 0, g.Rows),
+				V:     x.v.Slice(tensor.Seq, 0, g.Rows),
+				Tiles: g.Tiles,
+				First: true,
+				Last:  true,
+			}
 			flops := 4 * float64(partition.Pairs(g.Tiles)) * heads * 128 / 1e12
 			x.time(b, flops, "TFLOP/s", func() {
 				pass, err := x.Forward(o, acc, q, x.p)
@@ -87,8 +96,15 @@ func newFusedBenchOf(b *testing.B, seq, heads int, packed bool) *fusedBench {
 	x.p.Scale = 1 / math.Sqrt(dim)
 	x.q, x.do, x.o = x.random(b, seq, heads, dim), x.random(b, seq, heads, dim), x.random(b, seq, heads, dim)
 	x.k, x.v = x.random(b, seq, kvHeads, dim), x.random(b, seq, kvHeads, dim)
-	x.acc = attention.Partial{O: x.empty(b, tensor.F32, 1, seq, heads, dim), LSE: x.empty(b, tensor.F32, 1, seq, heads, 1)}
-	x.grads = attention.Grads{DQ: x.empty(b, tensor.F32, 1, seq, heads, dim), DK: x.empty(b, tensor.F32, 1, seq, kvHeads, dim), DV: x.empty(b, tensor.F32, 1, seq, kvHeads, dim)}
+	x.acc = attention.Partial{
+		O:   x.empty(b, tensor.F32, 1, seq, heads, dim),
+		LSE: x.empty(b, tensor.F32, 1, seq, heads, 1),
+	}
+	x.grads = attention.Grads{
+		DQ: x.empty(b, tensor.F32, 1, seq, heads, dim),
+		DK: x.empty(b, tensor.F32, 1, seq, kvHeads, dim),
+		DV: x.empty(b, tensor.F32, 1, seq, kvHeads, dim),
+	}
 	x.saved = attention.Saved{O: x.o, LSE: x.acc.LSE, Delta: x.empty(b, tensor.F32, 1, seq, heads, 1)}
 	pass, err := x.Forward(x.o, x.acc, x.q, x.p)
 	check(b, err)
@@ -151,12 +167,21 @@ func (x *fusedBench) forward(b *testing.B, t partition.Tile) {
 }
 
 func (x *fusedBench) backward(b *testing.B, t partition.Tile) {
-	whole := partition.Tile{Q: partition.Range{Hi: x.q.Len(tensor.Seq)}, K: partition.Range{Hi: x.k.Len(tensor.Seq)}, Band: partition.Full()}
+	whole := partition.Tile{
+		Q:    partition.Range{Hi: x.q.Len(tensor.Seq)},
+		K:    partition.Range{Hi: x.k.Len(tensor.Seq)},
+		Band: partition.Full(),
+	}
 	check(b, x.begin(b, whole).End())
 	x.time(b, 2.5*x.flops(t), "TFLOP/s", func() {
 		pass, err := x.Backward(x.grads.DQ, x.do, x.q, x.saved, x.p)
 		check(b, err)
-		check(b, pass.Block(attention.GradBlock{Block: x.block(t), KeyGrads: attention.KeyGrads{DK: x.grads.DK, DV: x.grads.DV}}))
+		check(
+			b,
+			pass.Block(
+				attention.GradBlock{Block: x.block(t), KeyGrads: attention.KeyGrads{DK: x.grads.DK, DV: x.grads.DV}},
+			),
+		)
 	})
 	d := x.backwardOf(t)
 	plan, err := x.dnn.Plan(d)
@@ -166,7 +191,17 @@ func (x *fusedBench) backward(b *testing.B, t partition.Tile) {
 
 // backwardOf is the problem of a tile that is one piece.
 func (x *fusedBench) backwardOf(t partition.Tile) dnn.Desc {
-	c := fusedCall{q: x.q, k: x.k, v: x.v, do: x.do, saved: x.saved, dk: x.grads.DK, dv: x.grads.DV, scale: x.p.Scale, backward: true}
+	c := fusedCall{
+		q:        x.q,
+		k:        x.k,
+		v:        x.v,
+		do:       x.do,
+		saved:    x.saved,
+		dk:       x.grads.DK,
+		dv:       x.grads.DV,
+		scale:    x.p.Scale,
+		backward: true,
+	}
 	g := grouped(cutTiles([]partition.Tile{t}), false, false)[0]
 	return x.piece(&c, g, g.pieces[0])
 }
@@ -174,7 +209,13 @@ func (x *fusedBench) backwardOf(t partition.Tile) dnn.Desc {
 // BenchmarkFusedPlan times the building of plans, each for another length.
 func BenchmarkFusedPlan(b *testing.B) {
 	x := newFusedBench(b, 4096)
-	d := x.backwardOf(partition.Tile{Q: partition.Range{Hi: 4096}, K: partition.Range{Hi: 4096}, Band: partition.Band{Lo: -partition.Unbounded}})
+	d := x.backwardOf(
+		partition.Tile{
+			Q:    partition.Range{Hi: 4096},
+			K:    partition.Range{Hi: 4096},
+			Band: partition.Band{Lo: -partition.Unbounded},
+		},
+	)
 	for _, pass := range []string{"forward", "backward"} {
 		b.Run(pass, func(b *testing.B) {
 			d.Backward = pass == "backward"
@@ -241,7 +282,11 @@ func (x *fusedBench) addKeys(b *testing.B) {
 // unified is the one-node forward pass of a full hop, which newer versions of cuDNN have.
 func (x *fusedBench) unified(b *testing.B) {
 	c := fusedCall{q: x.q, k: x.k, v: x.v, scale: x.p.Scale}
-	tile := partition.Tile{Q: partition.Range{Hi: x.q.Len(tensor.Seq)}, K: partition.Range{Hi: x.k.Len(tensor.Seq)}, Band: partition.Full()}
+	tile := partition.Tile{
+		Q:    partition.Range{Hi: x.q.Len(tensor.Seq)},
+		K:    partition.Range{Hi: x.k.Len(tensor.Seq)},
+		Band: partition.Full(),
+	}
 	g := grouped(cutTiles([]partition.Tile{tile}), false, false)[0]
 	d := x.piece(&c, g, g.pieces[0])
 	d.Unified = true
@@ -249,6 +294,12 @@ func (x *fusedBench) unified(b *testing.B) {
 		b.Skip(err)
 	}
 	part := x.parts(1)[0]
-	at := dnn.Pointers{dnn.Q: cuda.Addr(x.q), dnn.K: cuda.Addr(x.k), dnn.V: cuda.Addr(x.v), dnn.O: part.x, dnn.Stats: part.lse}
+	at := dnn.Pointers{
+		dnn.Q:     cuda.Addr(x.q),
+		dnn.K:     cuda.Addr(x.k),
+		dnn.V:     cuda.Addr(x.v),
+		dnn.O:     part.x,
+		dnn.Stats: part.lse,
+	}
 	x.time(b, x.flops(tile), "TFLOP/s", func() { check(b, x.execute(d, &at)) })
 }

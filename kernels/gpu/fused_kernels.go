@@ -17,7 +17,7 @@ type fusedKernels struct {
 
 const fusedProgram = "fused"
 
-// fusedNames are the kernels for parts of one type.
+// fusedNames names the kernels for parts of one type.
 type fusedNames struct{ merge, mergeF32, sum string }
 
 var fusedTypes = map[tensor.DType]fusedNames{
@@ -40,7 +40,6 @@ func loadFused(loader *Loader) (fusedKernels, error) {
 	return k, nil
 }
 
-// launch queues a kernel that loadFused has found.
 func (k *fusedKernels) launch(s *cuda.Stream, name string, grid, block cuda.Dim, a *cuda.Args) {
 	f, err := k.loader.Function(fusedProgram, name, 0)
 	if err != nil {
@@ -50,7 +49,7 @@ func (k *fusedKernels) launch(s *cuda.Stream, name string, grid, block cuda.Dim,
 	s.Launch(f, cuda.Launch{Grid: grid, Block: block}, a)
 }
 
-// axisStrides are those of batch, seq and heads, in elements.
+// axisStrides holds the strides of batch, seq and heads, in elements.
 type axisStrides [3]int64
 
 func stridesOf(v View) axisStrides {
@@ -73,7 +72,7 @@ type fusedPart struct {
 	x, lse uint64
 	at     axisStrides // of the LSE
 	lo, hi int
-	gaps   bool // there are rows with LSE = -Inf, whose x is not set
+	gaps   bool // some rows have LSE = -Inf and unset x
 }
 
 func (s axisStrides) c() source.FusedStrides {
@@ -83,7 +82,6 @@ func (s axisStrides) c() source.FusedStrides {
 // What is held fits into the arguments.
 const _ = uint(source.FusedMaxParts - maxHeld)
 
-// cParts returns the parts as the kernels have them.
 func cParts(parts []fusedPart) (c [source.FusedMaxParts]source.FusedPart) {
 	for i, p := range parts {
 		c[i] = source.FusedPart{X: p.x, LSE: p.lse, L: p.at.c(), Lo: int32(p.lo), Hi: int32(p.hi)}
@@ -91,11 +89,11 @@ func cParts(parts []fusedPart) (c [source.FusedMaxParts]source.FusedPart) {
 	return c
 }
 
-// mergePairs is the pairs of a row and a head that a block weighs at most.
+// mergePairs bounds the (row, head) pairs of a block.
 const mergePairs = 256
 
 // A merging is one pass of fused_merge: the parts, of type dtype, and the accumulator where it is not
-// fresh, go into lse and out. With all, rows that nothing is known of are written, too.
+// fresh, go into lse and out. With all, rows that nothing is known of are written as well.
 type merging struct {
 	out, acc, lse View
 	dtype         tensor.DType
@@ -140,7 +138,7 @@ type gradTotal struct {
 	at     int
 }
 
-// withSrc is t with src, which is added to rows from at on.
+// withSrc returns t with src, added to rows from at.
 func (t gradTotal) withSrc(src View, at int) gradTotal {
 	t.lo, t.hi = min(t.lo, at), max(t.hi, at+src.Len(tensor.Seq))
 	t.src, t.at = src, at

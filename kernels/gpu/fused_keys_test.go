@@ -27,8 +27,11 @@ func TestFusedHold(t *testing.T) {
 		"some keys":    {tile(all, partition.Range{Lo: 128, Hi: 256}, partition.Full())},
 		"half queries": {tile(partition.Range{Lo: seq / 2, Hi: seq}, all, partition.Full())},
 		"window":       {tile(all, all, partition.Band{Lo: -100})},
-		"two tiles":    {tile(partition.Range{Hi: 200}, partition.Range{Hi: 200}, causal), tile(partition.Range{Lo: 200, Hi: seq}, partition.Range{Lo: 200, Hi: seq}, causal)},
-		"none":         nil,
+		"two tiles": {
+			tile(partition.Range{Hi: 200}, partition.Range{Hi: 200}, causal),
+			tile(partition.Range{Lo: 200, Hi: seq}, partition.Range{Lo: 200, Hi: seq}, causal),
+		},
+		"none": nil,
 	}
 	for _, packed := range []bool{false, true} {
 		r := newFused(t, FusedOptions{Packed: packed})
@@ -45,8 +48,26 @@ func TestFusedHold(t *testing.T) {
 			}
 			return r.put(t, xs, rows, heads, dim)
 		}
-		q, k, v, do, o := view(heads), view(kvHeads), view(kvHeads), view(heads), r.empty(t, tensor.BF16, 1, seq, heads, dim)
-		acc := attention.Partial{O: r.empty(t, tensor.F32, 1, seq, heads, dim), LSE: r.empty(t, tensor.F32, 1, seq, heads, 1)}
+		q, k, v, do, o := view(
+			heads,
+		), view(
+			kvHeads,
+		), view(
+			kvHeads,
+		), view(
+			heads,
+		), r.empty(
+			t,
+			tensor.BF16,
+			1,
+			seq,
+			heads,
+			dim,
+		)
+		acc := attention.Partial{
+			O:   r.empty(t, tensor.F32, 1, seq, heads, dim),
+			LSE: r.empty(t, tensor.F32, 1, seq, heads, 1),
+		}
 		keys := func() View { return r.empty(t, tensor.F32, 1, seq, kvHeads, dim) }
 		dq := r.empty(t, tensor.F32, 1, seq, heads, dim)
 		g, src := attention.KeyGrads{DK: keys(), DV: keys()}, attention.KeyGrads{DK: keys(), DV: keys()}
@@ -62,7 +83,12 @@ func TestFusedHold(t *testing.T) {
 			return pass
 		}
 		block := func(g attention.KeyGrads, tiles []partition.Tile, fresh int, next bool) attention.GradBlock {
-			return attention.GradBlock{Block: attention.Block{K: k, V: v, Tiles: tiles}, KeyGrads: g, Fresh: partition.Range{Hi: fresh}, FoldNext: next}
+			return attention.GradBlock{
+				Block:    attention.Block{K: k, V: v, Tiles: tiles},
+				KeyGrads: g,
+				Fresh:    partition.Range{Hi: fresh},
+				FoldNext: next,
+			}
 		}
 		// What came from another rank may be any numbers.
 		from := begin()

@@ -60,13 +60,13 @@ func (f *Fused) packed(c *fusedCall, g *fusedGroup) dnn.Desc {
 	return d
 }
 
-// packedTensor says how the rows of a tensor lie, from the first row of the group on.
+// packedTensor describes the memory of a tensor's rows, from the group's first row.
 type packedTensor struct {
 	used, keys bool
 	at         axisStrides
 }
 
-// layout is that of all tensors of a packed call.
+// layout returns the layout of all tensors of a packed call.
 func (g *fusedGroup) layout(c *fusedCall) [dnn.Tensors]packedTensor {
 	var l [dnn.Tensors]packedTensor
 	rows, keys := g.rows.Len(), g.keys.Len()
@@ -87,7 +87,6 @@ func (g *fusedGroup) layout(c *fusedCall) [dnn.Tensors]packedTensor {
 	return l
 }
 
-// forwardPacked returns one call of cuDNN for a group.
 func (f *Fused) forwardPacked(c *fusedCall, g *fusedGroup, held fusedPart) error {
 	var at dnn.Pointers
 	at[dnn.O], at[dnn.Stats] = held.x, held.lse

@@ -19,17 +19,16 @@ type FusedShape struct {
 
 // A packing is how packed problems are made.
 type packing struct {
-	least  int // what the longest sequence counts as at least: where it is 1, cuDNN gives a wrong LSE
-	widest int // head dim up to which gradients are packed; beyond, they lack all keys behind the 128th
-	// multiple is what head dims are multiples of where gradients are packed. With others
-	// cudnn-frontend takes them as loose bounds in any case: gigabytes with many documents.
+	least  int // least length of the longest sequence: with 1, cuDNN gives a wrong LSE
+	widest int // head dim up to which gradients are packed; beyond, they lack all keys after the 128th
+	// multiple divides head dims if gradients are packed. With others cudnn-frontend takes them as loose bounds:
+	// gigabytes with many documents.
 	multiple int
 	loose    bool // workspace for as many sequences of the longest length, not for all rows together
 }
 
 var defaultPacking = packing{least: 128, widest: 192, multiple: 16}
 
-// grads reports whether gradients of such head dims are packed.
 func (p packing) grads(dim, dimV int) bool {
 	return max(dim, dimV) <= p.widest && dim%p.multiple == 0 && dimV%p.multiple == 0
 }
@@ -72,8 +71,8 @@ func backwardWorkspace(s FusedShape) int64 {
 	return n
 }
 
-// scratchGrowth is what is taken at most beyond what is needed where there is not enough: a workspace can
-// be most of the memory, so that half as much again is more than there is.
+// scratchGrowth bounds the extra memory of a growing workspace, which can be most of the memory, so that half as much
+// again does not fit.
 const scratchGrowth = 256 << 20
 
 // grownScratch returns how large scratch memory of size bytes is made for need bytes.
@@ -81,7 +80,7 @@ func grownScratch(size, need int64) int64 {
 	return max(need, min(size*3/2, need+scratchGrowth))
 }
 
-// fusedSlack is for what is rounded up, and for the counters of cuDNN's kernels.
+// fusedSlack covers rounding, and the counters of cuDNN's kernels.
 const fusedSlack = 16 << 20
 
 func roundUp64(n, m int64) int64 { return (n + m - 1) / m * m }
@@ -96,3 +95,10 @@ func bucket(n int) int {
 	}
 	return b
 }
+
+// The device memory that Ops holds, in bytes, each in one allocation made with it. Plans of
+// builds without CUDA count it too.
+const (
+	LinearWorkspace = 64 << 20 // for matrix products
+	OpsWorkspace    = 32 << 20 // for partial results of the other operations
+)

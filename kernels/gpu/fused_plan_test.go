@@ -23,7 +23,17 @@ func TestFusedPackedGrads(t *testing.T) {
 			if got := defaultPacking.grads(c.dim, c.dimV); got != c.packed {
 				t.Errorf("packed: %t, want %t", got, c.packed)
 			}
-			s := FusedShape{Batch: 1, SeqQ: 4096, SeqK: 4096, Heads: 8, KVHeads: 2, Dim: c.dim, DimV: c.dimV, Calls: 1, Training: true}
+			s := FusedShape{
+				Batch:    1,
+				SeqQ:     4096,
+				SeqK:     4096,
+				Heads:    8,
+				KVHeads:  2,
+				Dim:      c.dim,
+				DimV:     c.dimV,
+				Calls:    1,
+				Training: true,
+			}
 			want := FusedWorkspace(s)
 			if c.packed {
 				want += 4096 * 8 * int64(4*(c.dim+c.dimV))
@@ -42,14 +52,25 @@ func TestWorkspacesAgree(t *testing.T) {
 	for _, dim := range []int{64, 128, 256} {
 		for _, kvHeads := range []int{2, 8} {
 			for _, seq := range []int{1000, 8192, 32768} {
-				s := FusedShape{Batch: 1, SeqQ: seq, SeqK: seq, Heads: 8, KVHeads: kvHeads, Dim: dim, DimV: dim, Calls: 1, Training: true}
+				s := FusedShape{
+					Batch:    1,
+					SeqQ:     seq,
+					SeqK:     seq,
+					Heads:    8,
+					KVHeads:  kvHeads,
+					Dim:      dim,
+					DimV:     dim,
+					Calls:    1,
+					Training: true,
+				}
 				for _, s.Deterministic = range []bool{false, true} {
 					if got, want := backwardWorkspace(s), chosenWorkspace(t, s); got != want {
 						t.Errorf("%+v: %d bytes are reserved, the choice says %d", s, got, want)
 					}
 				}
 				s.Packed, s.Deterministic = true, false
-				if got, want := backwardWorkspace(s), chosenWorkspace(t, s); defaultPacking.grads(dim, dim) && got < want {
+				if got, want := backwardWorkspace(s), chosenWorkspace(t, s); defaultPacking.grads(dim, dim) &&
+					got < want {
 					t.Errorf("%+v: %d bytes are reserved, the choice says %d", s, got, want)
 				}
 			}

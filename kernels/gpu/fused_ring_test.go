@@ -101,14 +101,29 @@ func (c fusedCase) run(t testing.TB, r fusedRig, after func()) results {
 		}
 	}
 	n, kn := c.seq*c.heads*c.dim, c.seq*c.kvHeads*c.dim
-	out := results{make([]float64, n), make([]float64, c.seq*c.heads), make([]float64, n), make([]float64, kn), make([]float64, kn)}
+	out := results{
+		make([]float64, n),
+		make([]float64, c.seq*c.heads),
+		make([]float64, n),
+		make([]float64, kn),
+		make([]float64, kn),
+	}
 	shape := partition.Shape{SeqQ: c.seq, SeqKV: c.seq, Size: c.ranks, Layout: c.layout, Mask: c.mask}
 	p := attention.Softmax{Scale: 1 / math.Sqrt(float64(c.dim))}
 	for rank := range c.ranks {
 		mine := partition.Positions(c.layout.Spans(c.seq, c.ranks, rank))
 		x := rankTensors{
-			q: r.put(t, q, mine, c.heads, c.dim), do: r.put(t, do, mine, c.heads, c.dim), o: r.empty(t, tensor.BF16, 1, len(mine), c.heads, c.dim),
-			acc: attention.Partial{O: r.empty(t, tensor.F32, 1, len(mine), c.heads, c.dim), LSE: r.empty(t, tensor.F32, 1, len(mine), c.heads, 1)},
+			q: r.put(
+				t,
+				q,
+				mine,
+				c.heads,
+				c.dim,
+			), do: r.put(t, do, mine, c.heads, c.dim), o: r.empty(t, tensor.BF16, 1, len(mine), c.heads, c.dim),
+			acc: attention.Partial{
+				O:   r.empty(t, tensor.F32, 1, len(mine), c.heads, c.dim),
+				LSE: r.empty(t, tensor.F32, 1, len(mine), c.heads, 1),
+			},
 		}
 		dq := r.empty(t, tensor.F32, 1, len(mine), c.heads, c.dim)
 		forward, err := r.Forward(x.o, x.acc, x.q, p)
@@ -116,16 +131,33 @@ func (c fusedCase) run(t testing.TB, r fusedRig, after func()) results {
 		block := func(owner int) attention.Block {
 			theirs := partition.Positions(c.layout.Spans(c.seq, c.ranks, owner))
 			return attention.Block{
-				K: r.put(t, k, theirs, c.kvHeads, c.dim), V: r.put(t, v, theirs, c.kvHeads, c.dim), Tiles: partition.Plan(shape, rank, owner),
+				K: r.put(
+					t,
+					k,
+					theirs,
+					c.kvHeads,
+					c.dim,
+				), V: r.put(t, v, theirs, c.kvHeads, c.dim), Tiles: partition.Plan(shape, rank, owner),
 			}
 		}
 		if c.gathered {
 			g := partition.NewIndex(shape).Gather(rank)
 			var theirs []int
 			for _, run := range g.Runs {
-				theirs = append(theirs, partition.Positions(c.layout.Spans(c.seq, c.ranks, run.Owner))[run.Rows.Lo:run.Rows.Hi]...)
+				theirs = append(
+					theirs,
+					partition.Positions(c.layout.Spans(c.seq, c.ranks, run.Owner))[run.Rows.Lo:run.Rows.Hi]...)
 			}
-			check(t, forward.Block(attention.Block{K: r.put(t, k, theirs, c.kvHeads, c.dim), V: r.put(t, v, theirs, c.kvHeads, c.dim), Tiles: g.Tiles}))
+			check(
+				t,
+				forward.Block(
+					attention.Block{
+						K:     r.put(t, k, theirs, c.kvHeads, c.dim),
+						V:     r.put(t, v, theirs, c.kvHeads, c.dim),
+						Tiles: g.Tiles,
+					},
+				),
+			)
 		}
 		for hop := range c.ranks {
 			if !c.gathered {
@@ -140,8 +172,16 @@ func (c fusedCase) run(t testing.TB, r fusedRig, after func()) results {
 		for hop := range c.ranks {
 			owner := (rank - hop + c.ranks) % c.ranks
 			theirs := partition.Positions(c.layout.Spans(c.seq, c.ranks, owner))
-			g := attention.KeyGrads{DK: r.empty(t, tensor.F32, 1, len(theirs), c.kvHeads, c.dim), DV: r.empty(t, tensor.F32, 1, len(theirs), c.kvHeads, c.dim)}
-			check(t, backward.Block(attention.GradBlock{Block: block(owner), KeyGrads: g, Fresh: partition.Range{Hi: len(theirs)}}))
+			g := attention.KeyGrads{
+				DK: r.empty(t, tensor.F32, 1, len(theirs), c.kvHeads, c.dim),
+				DV: r.empty(t, tensor.F32, 1, len(theirs), c.kvHeads, c.dim),
+			}
+			check(
+				t,
+				backward.Block(
+					attention.GradBlock{Block: block(owner), KeyGrads: g, Fresh: partition.Range{Hi: len(theirs)}},
+				),
+			)
 			after()
 			r.get(t, g.DK, out.dk, theirs)
 			r.get(t, g.DV, out.dv, theirs)
@@ -189,7 +229,15 @@ func fusedCases(t testing.TB) map[string]fusedCase {
 	cases := map[string]fusedCase{}
 	for name, mask := range map[string]partition.Mask{"causal": causal, "window": window, "documents": docs} {
 		for _, ranks := range []int{2, 4, 8} { // with 8, results are folded on the way
-			cases[fmt.Sprintf("%s, %d ranks", name, ranks)] = fusedCase{ranks: ranks, seq: 1024, heads: 4, kvHeads: 2, dim: 64, layout: partition.Zigzag{}, mask: mask}
+			cases[fmt.Sprintf("%s, %d ranks", name, ranks)] = fusedCase{
+				ranks:   ranks,
+				seq:     1024,
+				heads:   4,
+				kvHeads: 2,
+				dim:     64,
+				layout:  partition.Zigzag{},
+				mask:    mask,
+			}
 		}
 	}
 	return cases
@@ -288,22 +336,43 @@ func TestFusedWorkspaceIsEnough(t *testing.T) {
 		{4, 128, nil, false}, {1, 128, docs, false}, {1, 120, docs, false}, {1, 256, docs, false},
 		{1, 64, nil, true}, {1, 128, nil, true}, {1, 256, nil, true},
 	} {
-		t.Run(fmt.Sprintf("%d ranks, head dim %d, %d documents, deterministic %t", c.ranks, c.dim, len(c.docs), c.deterministic), func(t *testing.T) {
-			mask, err := partition.NewMask(true, -1, seq, seq, c.docs)
-			check(t, err)
-			rows, packed := seq/c.ranks, len(c.docs) > 0
-			n := FusedWorkspace(FusedShape{
-				Batch: 1, SeqQ: rows, SeqK: rows, Heads: heads, KVHeads: kvHeads, Dim: c.dim, DimV: c.dim,
-				Calls: c.ranks, Training: true, Packed: packed, Deterministic: c.deterministic && keepsMatrix(t),
-			})
-			r := newFused(t, FusedOptions{Workspace: n, Packed: packed, Deterministic: c.deterministic})
-			fusedCase{ranks: c.ranks, seq: seq, heads: heads, kvHeads: kvHeads, dim: c.dim, layout: partition.Zigzag{}, mask: mask}.run(t, r, func() {})
-			if got := r.Workspace(); got != n {
-				t.Errorf("the workspace is %d bytes, FusedWorkspace says %d", got, n)
-			}
-			for d, bytes := range r.dnn.Workspaces() {
-				t.Logf("%d bytes for %v", bytes, d)
-			}
-		})
+		t.Run(
+			fmt.Sprintf(
+				"%d ranks, head dim %d, %d documents, deterministic %t",
+				c.ranks,
+				c.dim,
+				len(c.docs),
+				c.deterministic,
+			),
+			func(t *testing.T) {
+				mask, err := partition.NewMask(true, -1, seq, seq, c.docs)
+				check(t, err)
+				rows, packed := seq/c.ranks, len(c.docs) > 0
+				n := FusedWorkspace(FusedShape{
+					Batch: 1, SeqQ: rows, SeqK: rows, Heads: heads, KVHeads: kvHeads, Dim: c.dim, DimV: c.dim,
+					Calls: c.ranks, Training: true, Packed: packed, Deterministic: c.deterministic && keepsMatrix(t),
+				})
+				r := newFused(t, FusedOptions{Workspace: n, Packed: packed, Deterministic: c.deterministic})
+				fusedCase{
+					ranks:   c.ranks,
+					seq:     seq,
+					heads:   heads,
+					kvHeads: kvHeads,
+					dim:     c.dim,
+					layout:  partition.Zigzag{},
+					mask:    mask,
+				}.run(
+					t,
+					r,
+					func() {},
+				)
+				if got := r.Workspace(); got != n {
+					t.Errorf("the workspace is %d bytes, FusedWorkspace says %d", got, n)
+				}
+				for d, bytes := range r.dnn.Workspaces() {
+					t.Logf("%d bytes for %v", bytes, d)
+				}
+			},
+		)
 	}
 }

@@ -98,10 +98,20 @@ func beyondAnyDims(c attentiontest.Case) bool {
 }
 
 // Each shape of a case costs a plan, so that not every case is run in every way.
-var fusedSuite = attentiontest.Options{DTypes: []tensor.DType{tensor.BF16}, MaxHeadDim: 256, NoDelta: true, NoScores: true, Leaves: beyondFused}
+var fusedSuite = attentiontest.Options{
+	DTypes:     []tensor.DType{tensor.BF16},
+	MaxHeadDim: 256,
+	NoDelta:    true,
+	NoScores:   true,
+	Leaves:     beyondFused,
+}
 
 func TestFused(t *testing.T) {
-	attentiontest.TestKernel(t, func(t testing.TB) attentiontest.Rig { return newFused(t, FusedOptions{}).rig() }, fusedSuite)
+	attentiontest.TestKernel(
+		t,
+		func(t testing.TB) attentiontest.Rig { return newFused(t, FusedOptions{}).rig() },
+		fusedSuite,
+	)
 }
 
 // TestFusedPacked runs the cases of several tiles, calls or batches through packed calls.
@@ -110,7 +120,11 @@ func TestFusedPacked(t *testing.T) {
 	suite.Leaves = func(c attentiontest.Case) bool {
 		return beyondFused(c) || len(c.Tiles) < 2 && c.Calls < 2 && c.Batch < 2
 	}
-	attentiontest.TestKernel(t, func(t testing.TB) attentiontest.Rig { return newFused(t, FusedOptions{Packed: true}).rig() }, suite)
+	attentiontest.TestKernel(
+		t,
+		func(t testing.TB) attentiontest.Rig { return newFused(t, FusedOptions{Packed: true}).rig() },
+		suite,
+	)
 }
 
 // TestFusedBands runs the cases whose head dims are too small for cuDNN with others.
@@ -133,7 +147,15 @@ func TestFusedBands(t *testing.T) {
 func TestFusedHalf(t *testing.T) {
 	rig := newFused(t, FusedOptions{}).rig()
 	for _, c := range attentiontest.Cases() {
-		if slices.Contains([]string{"heads 8 over 2", "zigzag pair", "gradients that hold something", "8 calls, reversed true, inputs of size 1"}, c.Name) {
+		if slices.Contains(
+			[]string{
+				"heads 8 over 2",
+				"zigzag pair",
+				"gradients that hold something",
+				"8 calls, reversed true, inputs of size 1",
+			},
+			c.Name,
+		) {
 			t.Run(c.Name, func(t *testing.T) { attentiontest.CheckWith(t, rig, c, tensor.F16, fusedSuite) })
 		}
 	}

@@ -18,7 +18,17 @@ func BenchmarkHeadDims(b *testing.B) {
 	all := partition.Range{Hi: seq}
 	for _, dims := range [][2]int{{64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}} {
 		x := newFlashBench(b, tensor.BF16, seq, dims[0], dims[1])
-		shape := FusedShape{Batch: 1, SeqQ: seq, SeqK: seq, Heads: heads, KVHeads: kvHeads, Dim: dims[0], DimV: dims[1], Calls: 1, Training: true}
+		shape := FusedShape{
+			Batch:    1,
+			SeqQ:     seq,
+			SeqK:     seq,
+			Heads:    heads,
+			KVHeads:  kvHeads,
+			Dim:      dims[0],
+			DimV:     dims[1],
+			Calls:    1,
+			Training: true,
+		}
 		fused, err := NewFused(x.stream, x.loader, FusedOptions{Workspace: FusedWorkspace(shape)})
 		check(b, err)
 		for _, mask := range []struct {
@@ -57,7 +67,9 @@ func (x *flashBench) whole(k attention.Kernel, both bool) func() error {
 		}
 		backward, err := k.Backward(x.grads.DQ, x.do, x.q, saved, x.p)
 		if err == nil {
-			err = backward.Block(attention.GradBlock{Block: block, KeyGrads: grads, Fresh: partition.Range{Hi: x.k.Len(tensor.Seq)}})
+			err = backward.Block(
+				attention.GradBlock{Block: block, KeyGrads: grads, Fresh: partition.Range{Hi: x.k.Len(tensor.Seq)}},
+			)
 		}
 		if err == nil {
 			err = backward.End()

@@ -4,9 +4,12 @@ package gpu
 
 import (
 	"fmt"
+	"math"
+	"math/bits"
 
 	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/internal/base/cuda/blas"
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/kernels/gpu/internal/source"
 	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
@@ -108,4 +111,222 @@ func (c *Ops) simple(p blas.Problem) error {
 	const tile, most = 64, 65535 // blocks along y; the kernel's loop does the rest
 	grid := cuda.Dim{X: ceilDiv(p.N, tile), Y: min(ceilDiv(p.M, tile), most)}
 	return c.launch("gemm_simple", "gemm_"+typeNames[p.In]+"_"+typeNames[p.Out], grid, cuda.Dim{X: 16, Y: 16}, args)
+}
+
+// squaresBlocks bounds the blocks of SumSquares; squaresShare elements add another. Both set the order of the sum, so
+// they are the same on every GPU.
+const (
+	squaresBlocks = 4096
+	squaresShare  = 1 << 12
+)
+
+// SumSquares adds the sum of the squares of g, dense float32, to sum, a float64 scalar. It is
+// float64, in an order that depends on the size of g and whether it is aligned to 16 bytes.
+func (c *Ops) SumSquares(sum, g View) {
+	denseFloats("sum of squares", g)
+	shape.Must(sum.Size() == 1 && sum.DType() == tensor.F64, "sum of squares", sum, g)
+	if g.Size() == 0 {
+		return
+	}
+	c.stream.Do("sum of squares", func() error {
+		whole := g.Size() / 4 * 4
+		if !aligned16(g) {
+			whole = 0
+		}
+		parts := 0
+		for _, part := range []struct {
+			kernel string
+			lo, n  int
+		}{{"squares_fp32", 0, whole}, {"squares_any_fp32", whole, g.Size() - whole}} {
+			blocks := min(ceilDiv(part.n, squaresShare), squaresBlocks)
+			args := new(cuda.Args).Addr(c.work() + uint64(8*parts)).Addr(elementOf(g, part.lo)).Int64(int64(part.n))
+			if err := c.launch("ops_optim", part.kernel, cuda.Dim{X: blocks}, cuda.Dim{X: flatThreads},
+				args); err != nil {
+				return err
+			}
+			parts += blocks
+		}
+		return c.addScalars(sum, parts)
+	})
+}
+
+// AdamW updates p, m and v, dense float32, in place by one step with gradient g, by the formulas
+// of the CPU. With MaxNorm > 0, g is first scaled by min(1, MaxNorm / (sqrt(sum) + 1e-6)), sum a
+// float64 scalar, read when the step runs. With Scale > 0, g and sqrt(sum) are that much too
+// large, and where sum is not finite the step changes nothing, as the device finds by itself.
+// copied, where it is not the zero View, is set to p in its own type.
+func (c *Ops) AdamW(p, copied, g, m, v, sum View, h kernels.AdamStep) {
+	denseFloats("adamw", p, g, m, v)
+	shape.Must(p.Size() == g.Size() && p.Size() == m.Size() && p.Size() == v.Size(), "adamw", p, g, m, v)
+	shape.Must(h.MaxNorm <= 0 && h.Scale <= 0 || sum.Size() == 1 && sum.DType() == tensor.F64, "adamw", sum)
+	name, all := "none", []View{p, g, m, v}
+	if !copied.IsZero() {
+		denseActivations("adamw", copied)
+		shape.Must(copied.Size() == p.Size(), "adamw", p, copied)
+		name, all = typeNames[copied.DType()], append(all, copied)
+	}
+	k := flat{program: "ops_optim", name: "adamw_" + name, any: "adamw_any_" + name, lanes: 4, vectors: 2}
+	step := adamStep(h)
+	c.stream.Do("adamw", func() error {
+		return c.flat(k, p.Size(), aligned16(all...), func(lo, n int) *cuda.Args {
+			a := new(cuda.Args)
+			for _, x := range []View{p, copied, g, m, v} {
+				a.Addr(elementOf(x, lo))
+			}
+			return cuda.Struct(a.View(sum).Int64(int64(n)), &step)
+		})
+	})
+}
+
+// adamStep returns the numbers of a step as the kernel has them, each rounded once.
+func adamStep(h kernels.AdamStep) source.AdamStep {
+	t, unscale := float64(h.Step+1), 0.0
+	if h.Scale > 0 {
+		unscale = 1 / h.Scale
+	}
+	return source.AdamStep{
+		MaxNorm: h.MaxNorm, Keep: float32(1 - h.LR*h.Decay),
+		Rate: float32(h.LR / (1 - math.Pow(h.Beta1, t))), Root: float32(math.Sqrt(1 - math.Pow(h.Beta2, t))),
+		New1: float32(1 - h.Beta1), Old2: float32(h.Beta2), New2: float32(1 - h.Beta2),
+		Eps: float32(h.Eps), Unscale: float32(unscale),
+	}
+}
+
+// NormRope sets y [batch, seq, heads, dim] to the rotation of RMSNorm(x), halves against halves:
+// (x1*cos - x2*sin, x2*cos + x1*sin). cos, sin: float32 [batch, seq, 1, dim/2]; inv: float32
+// [batch, seq, heads, 1]. With the zero View as w there is no norm, and inv is not used. y may
+// be x.
+func (c *Ops) NormRope(y, inv, x, w, cos, sin View, eps float64) {
+	checkCUDARope("rope", inv, w, cos, sin, y, x)
+	c.stream.Do("norm and rope", func() error {
+		var args cuda.Args
+		name := typeNames[x.DType()]
+		r := newRope(x, lanesOf(x.DType()), aligned16(y, x, w, cos, sin))
+		switch {
+		case r.lanes == 0:
+			args.View(y).View(inv).View(x).View(w).View(cos).View(sin)
+			grid := cuda.Dim{X: ceilDiv(shape.RowsOver(x), 8)}
+			return c.launch("ops_rope", "norm_rope_any_"+name, grid, cuda.Dim{X: 32, Y: 8}, r.args(&args).Float(eps))
+		case w.IsZero():
+			args.View(y).View(x).View(cos).View(sin)
+			return c.launch("ops_rope", "rope_"+name, r.grid(ropeHeads), cuda.Dim{X: ropeThreads}, r.args(&args))
+		}
+		args.View(y).View(inv).View(x).View(w).View(cos).View(sin)
+		return c.launch("ops_rope", "norm_rope_"+name, r.grid(ropeHeads), cuda.Dim{X: ropeThreads},
+			r.args(&args).Float(eps))
+	})
+}
+
+// NormRopeBackward sets dx, of the type of x, to its gradient given dy, of that type or float32,
+// and adds that of w to dw. dx may be dy, if they agree in type. With the zero View as w, inv, x
+// and dw are not used.
+func (c *Ops) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
+	norm := !w.IsZero()
+	if !norm {
+		x = dx
+	}
+	checkCUDARope("rope backward", inv, w, cos, sin, dx, x)
+	shape.Must(dy.Shape() == dx.Shape() && dy.IsDense() && (dy.DType() == dx.DType() || dy.DType() == tensor.F32),
+		"rope backward", dx, dy)
+	if norm {
+		denseFloats("rope backward", dw)
+		shape.Must(dw.Size() == w.Size(), "rope backward", dw, w)
+	}
+	if dx.Size() == 0 {
+		return
+	}
+	c.stream.Do("norm and rope backward", func() error {
+		var args cuda.Args
+		name := typeNames[dx.DType()] + "_" + typeNames[dy.DType()]
+		lanes := lanesOf(dy.DType())
+		r := newRope(dx, lanes, aligned16(dx, dy, x, w, cos, sin))
+		if r.lanes > 0 && !norm {
+			args.View(dx).View(dy).View(cos).View(sin)
+			return c.launch("ops_rope", "rope_backward_"+name, r.grid(16/lanes), cuda.Dim{X: ropeThreads},
+				r.args(&args))
+		}
+		kernel, threads, blocks := "norm_rope_backward_any_"+name, 32, shape.RowsOver(dx)
+		if r.lanes > 0 {
+			kernel, threads, blocks = "norm_rope_backward_"+name, ropeThreads, r.grid(16/lanes).X
+		}
+		parts, err := c.parts("ops_rope", kernel, threads, blocks, 2*r.half)
+		if err != nil {
+			return err
+		}
+		args.View(dx).Addr(c.work()).View(dy).View(x).View(inv).View(w).View(cos).View(sin)
+		if err := c.launch("ops_rope", kernel, cuda.Dim{X: parts}, cuda.Dim{X: threads}, r.args(&args)); err != nil ||
+			!norm {
+			return err
+		}
+		return c.addColumns(dw, parts)
+	})
+}
+
+func checkCUDARope(op string, inv, w, cos, sin View, xs ...View) {
+	denseActivations(op, xs...)
+	denseFloats(op, cos, sin)
+	x := xs[0]
+	shape.Must(shape.SameShape(cos, sin) && shape.SameShape(xs...) && cos.Rows() == x.Rows() &&
+		2*cos.Cols() == x.Len(tensor.Dim) && cos.Cols() > 0, op, append(xs, cos, sin)...)
+	if !w.IsZero() {
+		checkCUDANorm(op, inv, w, xs...)
+	}
+}
+
+const (
+	ropeThreads = 256
+	ropeHeads   = 4 // that a group of lanes takes at once in the forward pass
+)
+
+// rope is source.Rope; lanes 0 selects the kernels of any head dim.
+type rope struct{ tokens, heads, half, lanes int }
+
+// newRope takes vectors of that many elements where heads are made of them.
+func newRope(x View, lanes int, vectors bool) rope {
+	r := rope{tokens: x.Rows(), heads: x.Len(tensor.Heads), half: x.Len(tensor.Dim) / 2}
+	if vecs := r.half / lanes; vectors && r.half%lanes == 0 && vecs <= 32 {
+		r.lanes = 1 << bits.Len(uint(vecs-1))
+	}
+	return r
+}
+
+func (r rope) args(a *cuda.Args) *cuda.Args {
+	return cuda.Struct(a, &source.Rope{Tokens: int32(r.tokens), Heads: int32(r.heads), Half: int32(r.half),
+		Lanes: int32(r.lanes)})
+}
+
+// grid returns the blocks that take so many heads at once with each group of lanes.
+func (r rope) grid(heads int) cuda.Dim {
+	return cuda.Dim{X: ceilDiv(r.tokens*ceilDiv(r.heads, heads), ropeThreads/r.lanes)}
+}
+
+// SwiGLU sets y = silu(gate) * up.
+func (c *Ops) SwiGLU(y, gate, up View) {
+	denseActivations("swiglu", y, gate, up)
+	shape.Must(shape.SameShape(y, gate, up), "swiglu", y, gate, up)
+	name := typeNames[y.DType()]
+	k := flat{program: "ops_swiglu", name: "swiglu_" + name, any: "swiglu_any_" + name, lanes: lanesOf(y.DType()),
+		vectors: 4, anyElements: 1}
+	c.stream.Do("swiglu", func() error {
+		return c.flat(k, y.Size(), aligned16(y, gate, up), func(lo, n int) *cuda.Args {
+			return new(cuda.Args).Addr(elementOf(y, lo)).Addr(elementOf(gate, lo)).Addr(elementOf(up,
+				lo)).Int64(int64(n))
+		})
+	})
+}
+
+// SwiGLUBackward sets dgate = dy * up * s * (1 + gate * (1 - s)), with s = sigmoid(gate), and
+// dup = dy * silu(gate). They may be gate and up.
+func (c *Ops) SwiGLUBackward(dgate, dup, dy, gate, up View) {
+	denseActivations("swiglu backward", dgate, dup, dy, gate, up)
+	shape.Must(shape.SameShape(dgate, dup, dy, gate, up), "swiglu backward", dgate, dup, dy, gate, up)
+	name := typeNames[dy.DType()]
+	k := flat{program: "ops_swiglu", name: "swiglu_backward_" + name, any: "swiglu_backward_any_" + name,
+		lanes: lanesOf(dy.DType()), vectors: 2, anyElements: 1}
+	c.stream.Do("swiglu backward", func() error {
+		return c.flat(k, dy.Size(), aligned16(dgate, dup, dy, gate, up), func(lo, n int) *cuda.Args {
+			return new(cuda.Args).Addr(elementOf(dgate, lo)).Addr(elementOf(dup, lo)).Addr(elementOf(dy,
+				lo)).Addr(elementOf(gate, lo)).Addr(elementOf(up, lo)).Int64(int64(n))
+		})
+	})
 }

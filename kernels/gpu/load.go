@@ -9,8 +9,11 @@ import (
 	"sync"
 
 	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/internal/base/cuda/blas"
 	"github.com/cprun/cprun/internal/base/cuda/nvrtc"
+	"github.com/cprun/cprun/kernels/gpu/internal/call"
 	"github.com/cprun/cprun/kernels/gpu/internal/source"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Loader compiles the programs of kernels/gpu/internal/source for a device, or finds them compiled on disk,
@@ -72,7 +75,7 @@ func (l *Loader) Load(name string) (*cuda.Module, error) {
 	return f()
 }
 
-// Function returns a kernel of a program, which is loaded, and where it is not on disk compiled, the
+// Function returns a kernel of a program, which is loaded, and if it is not on disk compiled, the
 // first time. shared is the most dynamic shared memory that it is launched with, in bytes.
 func (l *Loader) Function(program, name string, shared int) (*cuda.Function, error) {
 	return l.functions.get(functionKey{program, name, shared})
@@ -111,4 +114,100 @@ func (l *Loader) load(name string) (*cuda.Module, error) {
 		return nil, err
 	}
 	return l.dev.Load(cubin)
+}
+
+// functionKey says which function is meant, and how much dynamic shared memory it is launched with
+// at most, in bytes.
+type functionKey struct {
+	program, name string
+	shared        int
+}
+
+// functionCache finds each function of the driver once. Any goroutine may use it. A function that
+// is known is found without an allocation, since that is on the way of every launch.
+type functionCache struct {
+	// find asks the driver for a function.
+	find func(functionKey) (*cuda.Function, error)
+
+	mu    sync.RWMutex
+	known map[functionKey]*cuda.Function // guarded by mu
+}
+
+func newFunctionCache(find func(functionKey) (*cuda.Function, error)) *functionCache {
+	return &functionCache{find: find, known: map[functionKey]*cuda.Function{}}
+}
+
+// get returns the function of k. An error is not kept: the next call tries again.
+func (c *functionCache) get(k functionKey) (*cuda.Function, error) {
+	c.mu.RLock()
+	f := c.known[k]
+	c.mu.RUnlock()
+	if f != nil {
+		return f, nil
+	}
+	return c.add(k)
+}
+
+func (c *functionCache) add(k functionKey) (*cuda.Function, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if f := c.known[k]; f != nil {
+		return f, nil
+	}
+	// The driver has one limit of shared memory for a function, which must not become lower for those
+	// that have it already.
+	most := k
+	for other := range c.known {
+		if other.program == k.program && other.name == k.name {
+			most.shared = max(most.shared, other.shared)
+		}
+	}
+	f, err := c.find(most)
+	if err == nil {
+		c.known[k] = f
+	}
+	return f, err
+}
+
+// View is a strided window onto memory; see package tensor.
+type View = tensor.View
+
+// Ops computes the operations of the model and the optimizer on a GPU. Its methods queue work
+// on its stream and return at once; an error of the device poisons the stream, a fault of
+// shape or type panics, as it does on the CPU. One goroutine uses it at a time.
+type Ops struct {
+	stream *cuda.Stream
+	loader *Loader
+	ops    cudaOps
+	blas   *blas.Handle
+}
+
+// NewOps returns operations that compute on stream, which the caller closes. They take OpsWorkspace and
+// LinearWorkspace bytes of the device.
+func NewOps(stream *cuda.Stream, loader *Loader) (*Ops, error) {
+	c := &Ops{stream: stream, loader: loader}
+	var opsErr, blasErr error
+	c.ops, opsErr = newCUDAOps(loader.Device())
+	c.blas, blasErr = openBlas(stream)
+	if err := errors.Join(opsErr, blasErr); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Close lets go of cuBLASLt. The stream must be done.
+func (c *Ops) Close() error { return c.blas.Close() }
+
+// Stream returns the stream that the work is queued on.
+func (c *Ops) Stream() *cuda.Stream { return c.stream }
+
+func length(v View, axis tensor.Axis) int32 { return call.Length(v, axis) }
+
+func ceilDiv(n, of int) int { return (n + of - 1) / of }
+
+func cInt(b bool) int32 {
+	if b {
+		return 1
+	}
+	return 0
 }

@@ -21,7 +21,17 @@ const block = 192
 // Hopper, with little shared memory, and as on this GPU.
 func TestNonFinite(t *testing.T) {
 	r := newCUDARig(t)
-	flash, ordered, older, olderOrdered, small := r.newFlash(false), r.newFlash(true), r.newOlderFlash(false), r.newOlderFlash(true), r.newSmallFlash(false)
+	flash, ordered, older, olderOrdered, small := r.newFlash(
+		false,
+	), r.newFlash(
+		true,
+	), r.newOlderFlash(
+		false,
+	), r.newOlderFlash(
+		true,
+	), r.newSmallFlash(
+		false,
+	)
 	compileFlash(t, [][2]int{{16, 16}, {64, 64}, {128, 128}}, flash, ordered, older, olderOrdered, small)
 	for _, x := range []struct {
 		name     string
@@ -36,9 +46,13 @@ func TestNonFinite(t *testing.T) {
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			r := r.within(t)
-			attentiontest.TestNonFinite(t, func(testing.TB) attentiontest.Rig { return r.attention(x.kernel) }, attentiontest.Options{
-				DTypes: []tensor.DType{tensor.BF16, tensor.F16, tensor.F32}, NoScores: x.noScores, Block: x.block,
-			})
+			attentiontest.TestNonFinite(
+				t,
+				func(testing.TB) attentiontest.Rig { return r.attention(x.kernel) },
+				attentiontest.Options{
+					DTypes: []tensor.DType{tensor.BF16, tensor.F16, tensor.F32}, NoScores: x.noScores, Block: x.block,
+				},
+			)
 		})
 	}
 }
@@ -70,6 +84,12 @@ func TestFusedNonFinite(t *testing.T) {
 	found = slices.Compact(found)
 	recorded, ok := backends.Dropped(backends.Version(version))
 	if !ok || !slices.Equal(found, recorded) {
-		t.Errorf("cuDNN %s drops %q; the record, which has it %t, is %q", backends.Version(version), found, ok, recorded)
+		t.Errorf(
+			"cuDNN %s drops %q; the record, which has it %t, is %q",
+			backends.Version(version),
+			found,
+			ok,
+			recorded,
+		)
 	}
 }

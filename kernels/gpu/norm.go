@@ -4,8 +4,10 @@ package gpu
 
 import (
 	"fmt"
+	"math/bits"
 
 	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/kernels/gpu/internal/source"
 	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
 )
@@ -53,19 +55,18 @@ func (c *Ops) norm(op, kernel string, y, inv View, xs []View, w View, eps float6
 	})
 }
 
-// A rowShape is how threads share a row that stands in their registers.
+// A rowShape shares a row in registers among threads.
 type rowShape struct {
 	threads int // of a row
 	rows    int // of a block
 	vectors int // of 16 bytes, of a thread
 }
 
-// maxNormVectors is the most vectors of a thread that there are kernels for.
+// maxNormVectors bounds the vectors of a thread.
 const maxNormVectors = 16
 
-// normShape gives a row to a warp, or to a block of a few where it does not fit in the registers
-// of one; ok says that it fits. Between warps no barrier is needed, and what a warp loads at
-// once, some KiB, is what hides the latency of memory.
+// normShape gives a row to a warp, or to a block of a few if one's registers do not hold it; ok is false if none do.
+// Warps need no barrier between them, and their loads of some KiB hide the latency of memory.
 func normShape(n, lanes, most int) (s rowShape, ok bool) {
 	vecs := n / lanes
 	s = rowShape{threads: 32, rows: 4}
@@ -121,7 +122,7 @@ func normBackwardShape(n, lanes int) (s rowShape, ok bool) {
 	return s, false
 }
 
-// parts returns how many blocks go over so many rows, each of which leaves n float32 sums in the
+// parts returns how many blocks go over that many rows, each of which leaves n float32 sums in the
 // workspace: as many as the GPU holds.
 func (c *Ops) parts(program, name string, threads, rows, n int) (int, error) {
 	room := OpsWorkspace / (4 * n)
@@ -138,4 +139,151 @@ func (c *Ops) addColumns(dw View, parts int) error {
 	n := dw.Size()
 	return c.launch("ops_optim", "add_columns", cuda.Dim{X: ceilDiv(n, 32)}, cuda.Dim{X: 32, Y: 32},
 		args.View(dw).Addr(c.work()).Int(parts).Int(n))
+}
+
+// Embed sets row i of y to row ids[i] of table [vocab, hidden], of the type of y. ids: int32. A
+// row whose id is outside the vocabulary becomes NaN, which the loss shows; the data loader lets
+// no such id in.
+func (c *Ops) Embed(y, table, ids View) {
+	denseActivations("embed", y, table)
+	checkIDs("embed", y, table, ids)
+	n, size, kernel := y.Cols(), y.DType().Size(), "embed_16"
+	if n*size%16 != 0 || !aligned16(y, table) {
+		kernel = fmt.Sprintf("embed_%d", size)
+	} else {
+		size = 16
+	}
+	words := n * y.DType().Size() / size
+	c.stream.Do("embed", func() error {
+		var args cuda.Args
+		args.View(y).View(table).View(ids).Int(y.Rows()).Int(words).Int(table.Rows())
+		return c.launch("ops_embed", kernel, cuda.Dim{X: ceilDiv(y.Rows(), 8)}, cuda.Dim{X: 32, Y: 8}, &args)
+	})
+}
+
+// checkIDs panics unless x [rows, hidden] and table [vocab, hidden] go with ids [rows].
+func checkIDs(op string, x, table, ids View) {
+	shape.Must(x.Cols() == table.Cols() && ids.Size() == x.Rows() && ids.DType() == tensor.I32 &&
+		ids.IsDense(), op, x, table, ids)
+}
+
+// embedSegment is SEGMENT in ops_embed.cu: the sorted tokens of a block.
+const embedSegment = 64
+
+// EmbedBackward adds row i of dy to row ids[i] of dtable, float32. The rows of one id are added
+// in order, so that the sum has the same bits in every run; ids outside the vocabulary are left
+// out.
+func (c *Ops) EmbedBackward(dtable, dy, ids View) {
+	denseActivations("embed backward", dy)
+	denseFloats("embed backward", dtable)
+	checkIDs("embed backward", dy, dtable, ids)
+	n, rows := dy.Cols(), dy.Rows()
+	if dy.Size() == 0 || dtable.Size() == 0 {
+		return
+	}
+	c.stream.Do("embed backward", func() error {
+		k, err := embedKeys(dtable.Rows(), n)
+		if err != nil {
+			return err
+		}
+		for lo := 0; lo < rows; lo += 1 << k.bits {
+			k.count = min(rows-lo, 1<<k.bits)
+			if err := c.embedChunk(k, dtable, elementOf(dy, lo*n), elementOf(ids, lo), dy.DType(), n); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// A keySplit is how ids and positions share the bits of a key; see source.Keys.
+type keySplit struct{ count, bits, vocab int }
+
+func (k keySplit) args(a *cuda.Args) *cuda.Args {
+	return cuda.Struct(a, &source.Keys{Count: int32(k.count), Bits: int32(k.bits), Vocab: int32(k.vocab)})
+}
+
+// carryAt returns the offset of the carried sums in the workspace, after the sorted keys.
+func (k keySplit) carryAt() int { return 4 << k.bits }
+
+// embedKeys makes chunks as large as the bits beside a token's id allow, up to what sorting by
+// comparing each with each is good for, and as the workspace allows.
+func embedKeys(vocab, n int) (keySplit, error) {
+	k := keySplit{vocab: vocab, bits: min(14, 32-bits.Len(uint(vocab)))}
+	for ; k.bits >= 6; k.bits-- {
+		if k.carryAt()+ceilDiv(1<<k.bits, embedSegment)*n*4 <= OpsWorkspace {
+			return k, nil
+		}
+	}
+	return k, fmt.Errorf("a vocabulary of %d or rows of %d elements are more than the kernel is for", vocab, n)
+}
+
+// embedChunk adds the rows of one chunk.
+func (c *Ops) embedChunk(k keySplit, dtable View, dy, ids uint64, dtype tensor.DType, n int) error {
+	const threads = 128
+	sorted, carry := c.work(), c.work()+uint64(k.carryAt())
+	sort := k.args(new(cuda.Args).Addr(sorted).Addr(ids))
+	if err := c.launch("ops_embed", "embed_sort", cuda.Dim{X: ceilDiv(k.count, 256/8)}, cuda.Dim{X: 256},
+		sort); err != nil {
+		return err
+	}
+	name, lanes := "embed_sum_", lanesOf(dtype)
+	if n%lanes != 0 || dy%16 != 0 || !aligned16(dtable) {
+		name, lanes = "embed_sum_any_", 1
+	}
+	grid := cuda.Dim{X: ceilDiv(k.count, embedSegment), Y: ceilDiv(n, threads*lanes)}
+	sum := k.args(new(cuda.Args).View(dtable).Addr(carry).Addr(dy).Addr(sorted)).Int(n)
+	if err := c.launch("ops_embed", name+typeNames[dtype], grid, cuda.Dim{X: threads}, sum); err != nil {
+		return err
+	}
+	grid.Y = ceilDiv(n, threads)
+	rest := k.args(new(cuda.Args).View(dtable).Addr(carry).Addr(sorted)).Int(n)
+	return c.launch("ops_embed", "embed_carry", grid, cuda.Dim{X: threads}, rest)
+}
+
+// CrossEntropy adds to loss, a float64 scalar, the sum of -log softmax(logits)[target] over rows
+// with target >= 0. With grad, logits becomes scale times the gradient of that sum; rows without
+// target become 0, whatever their logits were. targets: int32, one a row. A target outside the
+// vocabulary makes the loss NaN; the data loader lets none in.
+func (c *Ops) CrossEntropy(loss, logits, targets View, scale float64, grad bool) {
+	denseActivations("cross entropy", logits)
+	shape.Must(loss.Size() == 1 && loss.DType() == tensor.F64 && targets.DType() == tensor.I32 &&
+		targets.IsDense() && targets.Size() == logits.Rows(), "cross entropy", loss, logits, targets)
+	rows, n := logits.Rows(), logits.Cols()
+	if n == 0 {
+		return
+	}
+	kernel := "cross_entropy_" + typeNames[logits.DType()]
+	if grad {
+		kernel = "cross_entropy_grad_" + typeNames[logits.DType()]
+	}
+	// A row's logits stay in shared memory between the two passes over them, as far as they fit.
+	// The kernel has a few arrays of its own.
+	held, most := 0, (c.loader.Device().SharedPerBlock-1024)/16
+	if grad {
+		held = min(n/lanesOf(logits.DType()), most)
+	}
+	c.stream.Do("cross entropy", func() error {
+		f, err := c.loader.Function("ops_loss", kernel, most*16)
+		if err != nil {
+			return err
+		}
+		const chunk = OpsWorkspace / 8 // rows whose losses fit in the workspace
+		for lo := 0; lo < rows; lo += chunk {
+			count := min(chunk, rows-lo)
+			row := new(cuda.Args).Addr(c.work()).Addr(elementOf(logits, lo*n)).Addr(elementOf(targets,
+				lo)).Int(n).Float(scale).Int(held)
+			c.stream.Launch(f, cuda.Launch{Grid: cuda.Dim{X: count}, Block: cuda.Dim{X: 1024}, Shared: held * 16}, row)
+			if err := c.addScalars(loss, count); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// addScalars adds the sum of count float64 of the workspace to sum.
+func (c *Ops) addScalars(sum View, count int) error {
+	args := new(cuda.Args).View(sum).Addr(c.work()).Int(count)
+	return c.launch("ops_optim", "add_scalars", cuda.Dim{X: 1}, cuda.Dim{X: 1024}, args)
 }

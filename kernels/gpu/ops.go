@@ -6,17 +6,18 @@ import (
 	"fmt"
 
 	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/kernels/gpu/internal/source"
 	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
 )
 
-// The operations of the model (internal/model.Ops) and of the optimizer on a GPU, but for matrix
+// The operations of the model (internal/model.Ops) and of the optimizer on a GPU, except for matrix
 // products. Activations are float32, bfloat16 or float16, parameters, norms and their gradients
 // float32. All compute in float32. A fault of shape or type panics before anything is queued, as
 // on the CPU; sums have an order that depends on shapes and the GPU only, so that every run gives
 // the same bits.
 
-// A cudaOps is what the operations keep.
+// A cudaOps holds the state of the operations.
 type cudaOps struct {
 	blocks map[blocksKey]int // that an SM holds
 	work   *cuda.Memory
@@ -36,8 +37,8 @@ func newCUDAOps(dev *cuda.Device) (cudaOps, error) {
 	return cudaOps{blocks: map[blocksKey]int{}, work: work}, nil
 }
 
-// Preload loads all programs of the operations, which are compiled beside each other where they
-// are not on disk. Without it each is loaded when it is first used.
+// Preload loads all programs of the operations, and compiles missing ones in parallel. Otherwise each is loaded at its
+// first use.
 func (c *Ops) Preload() error {
 	return c.loader.Preload("gemm_simple", "ops_copy", "ops_embed", "ops_loss", "ops_norm", "ops_optim", "ops_rope",
 		"ops_swiglu")
@@ -71,12 +72,11 @@ func (c *Ops) resident(program, name string, threads int) (int, error) {
 	return c.ops.blocks[key] * c.loader.Device().SMs, nil
 }
 
-// work returns the address of the workspace.
 func (c *Ops) work() uint64 {
 	return cuda.Addr(tensor.Dense(c.ops.work, tensor.U8, 0, [4]int{1, 1, 1, 1}))
 }
 
-// typeNames are the element types as kernels' names have them.
+// typeNames holds the element types in kernels' names.
 var typeNames = map[tensor.DType]string{
 	tensor.F64: "fp64", tensor.F32: "fp32", tensor.F16: "fp16", tensor.BF16: "bf16",
 }
@@ -111,8 +111,8 @@ func denseFloats(op string, vs ...View) {
 	}
 }
 
-// flat is element-wise work over dense views: a kernel of vectors, and, for views that are not
-// aligned and for what is left over, one of single elements.
+// flat is element-wise work over dense views: a kernel of vectors, and one of single elements for unaligned views and
+// the rest.
 type flat struct {
 	program, name, any string
 	lanes              int // elements of a vector
@@ -146,10 +146,90 @@ func (c *Ops) flat(k flat, n int, vectors bool, args func(lo, n int) *cuda.Args)
 	return c.launch(k.program, k.any, grid, cuda.Dim{X: flatThreads}, args(whole, n-whole))
 }
 
-// elementOf returns the address of element i of a dense view.
 func elementOf(v View, i int) uint64 {
 	if v.IsZero() {
 		return 0
 	}
 	return cuda.Addr(v) + uint64(i*v.DType().Size())
+}
+
+// Copy copies src to dst, of one shape, converting between float types: rounded to the nearest,
+// ties to even, float64 to a 16-bit type by way of float32. Views may be strided.
+func (c *Ops) Copy(dst, src View) {
+	shape.Must(shape.SameShape(dst, src), "copy", dst, src)
+	same, flatly := dst.DType() == src.DType(), dst.IsDense() && src.IsDense()
+	to, of := typeNames[dst.DType()], typeNames[src.DType()]
+	shape.Must(same || to != "" && of != "", "copy", dst, src)
+	c.stream.Do("copy", func() error {
+		switch {
+		case same && flatly:
+			c.stream.Copy(cuda.Addr(dst), cuda.Addr(src), int64(dst.Size())*int64(dst.DType().Size()))
+			return nil
+		case same:
+			wide := shape.Wide(dst, src)
+			return c.stridedBy(wide, fmt.Sprintf("move_strided_%d", wide*dst.DType().Size()), dst, src)
+		case flatly:
+			return c.pairwise("copy_"+to+"_"+of, dst, src)
+		}
+		return c.strided("copy_strided_"+to+"_"+of, dst, src)
+	})
+}
+
+// Add adds src to dst, of one shape: views of one float type, or a 16-bit src to a float32 dst.
+func (c *Ops) Add(dst, src View) {
+	t, s := dst.DType(), src.DType()
+	half := s == tensor.BF16 || s == tensor.F16
+	shape.Must(shape.SameShape(dst, src) && (t == tensor.F32 && (s == tensor.F32 || half) || half && t == s), "add",
+		dst, src)
+	name := typeNames[t] + "_" + typeNames[s]
+	c.stream.Do("add", func() error {
+		if dst.IsDense() && src.IsDense() {
+			return c.pairwise("add_"+name, dst, src)
+		}
+		return c.strided("add_strided_"+name, dst, src)
+	})
+}
+
+// Zero sets views of any element type to 0.
+func (c *Ops) Zero(vs ...View) {
+	for _, v := range vs {
+		c.stream.Do("zero", func() error {
+			if v.IsDense() {
+				c.stream.Memset(cuda.Addr(v), 0, int64(v.Size())*int64(v.DType().Size()))
+				return nil
+			}
+			return c.strided(fmt.Sprintf("move_strided_%d", v.DType().Size()), v, View{})
+		})
+	}
+}
+
+// pairwise queues a flat kernel of ops_copy.cu over dense views of one size.
+func (c *Ops) pairwise(name string, dst, src View) error {
+	lanes := 4
+	if dst.DType().Size() == 2 && src.DType().Size() == 2 {
+		lanes = 8
+	}
+	k := flat{program: "ops_copy", name: name, any: name + "_any", lanes: lanes, vectors: 4}
+	vectors := dst.DType() != tensor.F64 && src.DType() != tensor.F64 && aligned16(dst, src)
+	return c.flat(k, dst.Size(), vectors, func(lo, n int) *cuda.Args {
+		return new(cuda.Args).Addr(elementOf(dst, lo)).Addr(elementOf(src, lo)).Int64(int64(n))
+	})
+}
+
+// strided queues a kernel of ops_copy.cu with an element a thread; src may be the zero View.
+func (c *Ops) strided(name string, dst, src View) error { return c.stridedBy(1, name, dst, src) }
+
+// stridedBy is strided with so many neighbouring elements as one.
+func (c *Ops) stridedBy(wide int, name string, dst, src View) error {
+	n, layout := dst.Size()/wide, source.Layout{Dst: dst.Strides(), Src: src.Strides()}
+	for axis := range layout.Shape {
+		layout.Shape[axis] = length(dst, tensor.Axis(axis))
+	}
+	layout.Shape[tensor.Dim] /= int32(wide)
+	for axis := tensor.Batch; axis < tensor.Dim; axis++ {
+		layout.Dst[axis] /= int64(wide)
+		layout.Src[axis] /= int64(wide)
+	}
+	args := cuda.Struct(new(cuda.Args).View(dst).View(src), &layout).Int64(int64(n))
+	return c.launch("ops_copy", name, cuda.Dim{X: ceilDiv(n, flatThreads)}, cuda.Dim{X: flatThreads}, args)
 }

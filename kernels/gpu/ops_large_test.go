@@ -25,7 +25,10 @@ func TestCUDANormSizes(t *testing.T) {
 			sizes = []int{3072}
 		}
 		for _, n := range sizes {
-			t.Run(fmt.Sprint(dtype, n), func(t *testing.T) { testCUDANorm(rig.within(t), dtype, min(20_000, 3_000_000/n)/rig.fewer(), n) })
+			t.Run(
+				fmt.Sprint(dtype, n),
+				func(t *testing.T) { testCUDANorm(rig.within(t), dtype, min(20_000, 3_000_000/n)/rig.fewer(), n) },
+			)
 		}
 	}
 }
@@ -80,7 +83,10 @@ func TestCUDARopeSizes(t *testing.T) {
 			shapes = shapes[:1]
 		}
 		for _, s := range shapes {
-			t.Run(fmt.Sprint(dtype, s), func(t *testing.T) { testCUDARope(rig.within(t), dtype, 1+2000/rig.fewer(), s[0], s[1]) })
+			t.Run(
+				fmt.Sprint(dtype, s),
+				func(t *testing.T) { testCUDARope(rig.within(t), dtype, 1+2000/rig.fewer(), s[0], s[1]) },
+			)
 		}
 	}
 }
@@ -320,7 +326,16 @@ func TestCUDABeyond32Bits(t *testing.T) {
 	}
 	const eps = 1e-5
 	shape := func(rows, n int) View { return tensor.Dense(extent{}, tensor.U8, 0, [4]int{1, rows, 1, n}) }
-	x, y, gate := r.like(tensor.BF16, shape(rows, n)), r.like(tensor.BF16, shape(rows, n)), r.like(tensor.BF16, shape(rows, n))
+	x, y, gate := r.like(
+		tensor.BF16,
+		shape(rows, n),
+	), r.like(
+		tensor.BF16,
+		shape(rows, n),
+	), r.like(
+		tensor.BF16,
+		shape(rows, n),
+	)
 	inv := r.like(tensor.F32, shape(rows, 1))
 	r.Zero(x, y, gate)
 	w, ws := r.normal(tensor.F32, 1, 1, 1, n)

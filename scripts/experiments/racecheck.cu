@@ -5,16 +5,25 @@
 #include <cstdio>
 __device__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 __device__ void init(unsigned b, int n) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(b), "r"(n)); }
-__device__ void arrive(unsigned b) { asm volatile("{.reg .b64 t; mbarrier.arrive.shared::cta.b64 t, [%0];}" ::"r"(b) : "memory"); }
-__device__ void expect(unsigned b, int n) { asm volatile("{.reg .b64 t; mbarrier.arrive.expect_tx.shared::cta.b64 t, [%0], %1;}" ::"r"(b), "r"(n) : "memory"); }
+__device__ void arrive(unsigned b) {
+  asm volatile("{.reg .b64 t; mbarrier.arrive.shared::cta.b64 t, [%0];}" ::"r"(b) : "memory");
+}
+__device__ void expect(unsigned b, int n) {
+  asm volatile("{.reg .b64 t; mbarrier.arrive.expect_tx.shared::cta.b64 t, [%0], %1;}" ::"r"(b), "r"(n) : "memory");
+}
 __device__ void wait(unsigned b, int parity) {
-  asm volatile("{.reg .pred p; L: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @!p bra L;}" ::"r"(b), "r"(parity) : "memory");
+  asm volatile(
+      "{.reg .pred p; L: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @!p bra L;}" ::"r"(b), "r"(parity)
+      : "memory");
 }
 __device__ void bulk(unsigned to, const void* from, int n, unsigned b) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(n), "r"(b) : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+      "l"(from), "r"(n), "r"(b)
+      : "memory");
 }
-// mode 0: one thread writes and arrives. 1: a warp writes, a lane arrives. 2: a warp writes, all lanes arrive. 3: one thread writes, and expects a copy.
-// 4: mode 0, then readers free it, a lane a warp, and it is written again. 5: the same, all lanes arrive.
+// mode 0: one thread writes and arrives. 1: a warp writes, a lane arrives. 2: a warp writes, all lanes arrive. 3: one
+// thread writes, and expects a copy. 4: mode 0, then readers free it, a lane a warp, and it is written again. 5: the
+// same, all lanes arrive.
 template <int MODE> __global__ void hand(const float* in, float* out) {
   __shared__ alignas(128) float copied[32];
   __shared__ alignas(16) float x[32];

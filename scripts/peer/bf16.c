@@ -14,10 +14,13 @@ static double now(void) {
 }
 
 #define ONE(op, n) op " %%zmm30, %%zmm31, %%zmm" #n "\n"
-#define EIGHT(op, a, b, c, d, e, f, g, h) ONE(op, a) ONE(op, b) ONE(op, c) ONE(op, d) ONE(op, e) ONE(op, f) ONE(op, g) ONE(op, h)
-#define ALL(op) EIGHT(op, 0, 1, 2, 3, 4, 5, 6, 7) EIGHT(op, 8, 9, 10, 11, 12, 13, 14, 15) EIGHT(op, 16, 17, 18, 19, 20, 21, 22, 23)
+#define EIGHT(op, a, b, c, d, e, f, g, h)                                                                              \
+	ONE(op, a) ONE(op, b) ONE(op, c) ONE(op, d) ONE(op, e) ONE(op, f) ONE(op, g) ONE(op, h)
+#define ALL(op)                                                                                                        \
+	EIGHT(op, 0, 1, 2, 3, 4, 5, 6, 7) EIGHT(op, 8, 9, 10, 11, 12, 13, 14, 15) EIGHT(op, 16, 17, 18, 19, 20, 21, 22, 23)
 
-// RATE defines a function that returns instructions per nanosecond. The registers are named in the text alone: nothing else here uses them.
+// RATE defines a function that returns instructions per nanosecond. The registers are named in the text alone: nothing
+// else here uses them.
 #define RATE(name, op)                                                                                 \
 	static double name(void) {                                                                         \
 		double best = 0;                                                                               \

@@ -1,11 +1,13 @@
-// Package blame says whose fault a failure is: the errors of a group, in the words of the rank
-// that met one and of those that are told, and the search for the rank that stopped among many
-// that wait for each other. Every part of comm reports through it.
+// Package blame attributes failures: it holds the errors of a group, as the first rank words them and as the others
+// hear them, and searches for the stopped rank among many that wait for each other. Every part of comm reports through
+// it.
 package blame
 
 import (
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -20,8 +22,7 @@ var (
 	ErrProtocol = errors.New("protocol violation")
 )
 
-// PeerError says which peer a transfer failed on. It is what every other rank reports when
-// one rank dies.
+// PeerError names the peer that a transfer failed on. Every other rank reports one when a rank dies.
 type PeerError struct {
 	Rank  int    // of the peer, in the world group
 	Name  string // "rank 2 (pid 4711 on node-a)"
@@ -107,4 +108,152 @@ func RankName(rank int, detail string) string {
 // InCall names call and rank in front of an error.
 func InCall(call string, rank, size int, err error) error {
 	return fmt.Errorf("%s on rank %d of %d: %w", call, rank, size, err)
+}
+
+// Standing are the waits of one rank that it tells the others of. The zero value is usable.
+type Standing struct {
+	mu    sync.Mutex
+	waits []standing // guarded by mu; the oldest first
+}
+
+// standing is whom one part of a rank waits for.
+type standing struct {
+	who  any
+	peer int
+}
+
+// Set notes that who, a part of the rank, waits for peer, or for no one where that is -1. It returns
+// whom the rank as a whole waits for: the peer that it has waited for longest, or -1.
+func (s *Standing) Set(who any, peer int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	kept := s.waits[:0]
+	for _, w := range s.waits {
+		if w.who == who {
+			if peer < 0 {
+				continue
+			}
+			w.peer, peer = peer, -1
+		}
+		kept = append(kept, w)
+	}
+	if s.waits = kept; peer >= 0 {
+		s.waits = append(s.waits, standing{who, peer})
+	}
+	if len(s.waits) == 0 {
+		return -1
+	}
+	return s.waits[0].peer
+}
+
+// Alarm wakes waiting operations when another has waited up to its deadline, so that they report their own waits: they
+// may have come later, with a deadline far ahead.
+type Alarm struct {
+	mu   sync.Mutex
+	next chan struct{} // guarded by mu
+
+	late atomic.Int32 // ranks that say so now
+}
+
+// Late takes that a rank has said that it waits, or waits no longer: it did before, and does now.
+func (a *Alarm) Late(before, now bool) {
+	if now {
+		a.late.Add(1)
+		a.Ring()
+	}
+	if before {
+		a.late.Add(-1)
+	}
+}
+
+// On reports whether any rank says that it is late.
+func (a *Alarm) On() bool { return a.late.Load() > 0 }
+
+// Next returns a channel that is closed when the alarm next rings.
+func (a *Alarm) Next() <-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.next == nil {
+		a.next = make(chan struct{})
+	}
+	return a.next
+}
+
+// Ring wakes all who have asked.
+func (a *Alarm) Ring() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.next != nil {
+		close(a.next)
+		a.next = nil
+	}
+}
+
+// SecondLook extends an operation's deadline, at most to twice the deadline. Meanwhile the ranks exchange their waits,
+// so that a ring blames the rank that stopped and not its neighbour. Also, a process that was stopped and continues
+// sees its timers expire before it has read its sockets.
+const SecondLook = time.Second
+
+// Waits says who waits for whom among ranks from 0 to below Ranks.
+type Waits interface {
+	// Ranks returns how many ranks there are.
+	Ranks() int
+	// WaitsFor returns whom a rank waits for, or -1.
+	WaitsFor(rank int) int
+	// PeerName returns how errors name a rank.
+	PeerName(rank int) string
+}
+
+// Op is an operation that needs peers.
+type Op struct {
+	What string // "receive of 4096 bytes"
+	Way  string // how it names its peer: "from", "to" or "with"
+}
+
+// Message returns the Op of one message.
+func Message(send bool, bytes int) Op {
+	if send {
+		return Op{fmt.Sprintf("send of %d bytes", bytes), "to"}
+	}
+	return Op{fmt.Sprintf("receive of %d bytes", bytes), "from"}
+}
+
+// On returns an error about a rank: op may be empty.
+func On(w Waits, rank int, op string, cause error) *PeerError {
+	return &PeerError{Rank: rank, Name: w.PeerName(rank), Op: op, Cause: cause}
+}
+
+// Last returns the other rank at the end of the chain of waits from first, or -1 for a circle, which has no end, and if
+// own is that rank.
+func Last(w Waits, own, first int) int {
+	rank := first
+	for range w.Ranks() {
+		next := w.WaitsFor(rank)
+		if next < 0 {
+			break
+		}
+		rank = next
+	}
+	if rank == own || w.WaitsFor(rank) >= 0 {
+		return -1
+	}
+	return rank
+}
+
+// Stalled returns the error of rank own's operation on peers that has stood still for limit. It
+// names the first peer that does not wait itself. Where all do, as in a ring, it names the rank
+// at the end of the chain, or the first peer where the chain has no end.
+func Stalled(w Waits, own int, peers []int, op Op, limit time.Duration) *PeerError {
+	for _, p := range peers {
+		if w.WaitsFor(p) < 0 {
+			return On(w, p, op.What, Deadline(limit))
+		}
+	}
+	first := peers[0]
+	rank := Last(w, own, first)
+	if rank < 0 {
+		return On(w, first, op.What, Deadline(limit))
+	}
+	what := fmt.Sprintf("%s %s %s, which waits itself", op.What, op.Way, w.PeerName(first))
+	return On(w, rank, what, Deadline(limit))
 }

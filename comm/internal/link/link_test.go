@@ -15,7 +15,8 @@ func TestNeighbours(t *testing.T) {
 			Neighbours(r, n, func(peer int) { of[r] = append(of[r], peer) })
 		}
 		for r, near := range of {
-			if sorted := slices.Compact(slices.Sorted(slices.Values(near))); len(sorted) != len(near) || slices.Contains(near, r) {
+			if sorted := slices.Compact(slices.Sorted(slices.Values(near))); len(sorted) != len(near) ||
+				slices.Contains(near, r) {
 				t.Fatalf("the neighbours of rank %d of %d are %v", r, n, near)
 			}
 			if most := 2 * bits.Len(uint(n-1)); len(near) > most {

@@ -86,7 +86,6 @@ func (l *rank) Err() error {
 	return l.w.errFor(l.rank)
 }
 
-// errFor returns the failure of the world as one rank reports it.
 func (w *World) errFor(rank int) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -28,7 +28,6 @@ func New() (*Area, *os.File, error) {
 	return a, f, nil
 }
 
-// prepare sets and seals the size of a new memory.
 func prepare(f *os.File) (*Area, error) {
 	if err := unix.Ftruncate(int(f.Fd()), areaBytes); err != nil {
 		return nil, fmt.Errorf("memfd of %d bytes: %w", areaBytes, err)

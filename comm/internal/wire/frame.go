@@ -1,11 +1,27 @@
 package wire
 
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/cprun/cprun/comm/internal/blame"
+	"github.com/cprun/cprun/comm/internal/link"
+	"github.com/cprun/cprun/comm/internal/shm"
+)
+
 // The wire format. Every frame between two ranks begins with this header; integers are
 // big-endian:
 //
 //	byte  0..2   "CPF"
 //	byte  3      type
-//	byte  4..7   length of the payload behind the header, at most 262144
+//	byte  4..7   length of the payload after the header, at most 262144
 //	byte  8..15  group id, 0 for the world
 //	byte 16..23  number of the message among those from the sending to the receiving rank of
 //	             the message in this group, from 0
@@ -45,7 +61,7 @@ package wire
 // Two ranks of a node may share memory, a ring of bytes for each direction (comm/internal/shm), and two pipes.
 // Who dials attaches their descriptors to the ready frame: the memory's, of the pipe that the other reads, and of
 // the one that it writes. Who accepts and takes them says share as its first frame, and who dialled answers with
-// one. A share frame is the last on the socket: behind it a side puts the pieces of large messages into its ring,
+// one. A share frame is the last on the socket: after it a side puts the pieces of large messages into its ring,
 // in the order of their placed frames, and all frames into its pipe, which so tells what has come, and of its
 // end. A writer that finds no room says so in the memory, and the reader of the next piece sends a room frame.
 //
@@ -53,18 +69,6 @@ package wire
 // AES-256-GCM, to 48 bytes. The payload follows, sealed too. The key is of one connection and direction, the nonce
 // counts its headers and payloads from 0 (4 zero bytes, then 8 bytes), and both ends count, so that
 // a frame is accepted once, in its place, on its connection.
-
-import (
-	"encoding/binary"
-	"errors"
-	"fmt"
-	"strings"
-	"unicode"
-	"unicode/utf8"
-
-	"github.com/cprun/cprun/comm/internal/blame"
-	"github.com/cprun/cprun/comm/internal/link"
-)
 
 type frameType uint8
 
@@ -155,8 +159,7 @@ func decodeHeader(b []byte) (header, error) {
 	return h, nil
 }
 
-// causes are the sentinels that keep their identity from rank to rank, by their number on
-// the wire.
+// causes lists the sentinels that keep their identity from rank to rank, by number on the wire.
 var causes = [...]error{blame.ErrAborted, blame.ErrPeerLost, blame.ErrDeadline, blame.ErrPeerLeft, blame.ErrMismatch,
 	blame.ErrProtocol}
 
@@ -185,7 +188,6 @@ func encodeNote(e *blame.PeerError) []byte {
 	return b
 }
 
-// clip cuts a string between runes.
 func clip(s string, n int) string {
 	if len(s) <= n {
 		return s
@@ -225,7 +227,7 @@ func decodeNote(b []byte, size int) (*blame.PeerError, error) {
 	return &blame.PeerError{Rank: int(rank), Name: words[0], Op: words[1], Cause: &notedError{words[2], cause}}, nil
 }
 
-// clean replaces what a terminal could take for a command: another rank's words are shown to users.
+// clean replaces terminal control characters in another rank's words.
 func clean(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
@@ -243,3 +245,100 @@ type notedError struct {
 
 func (e *notedError) Error() string { return e.text }
 func (e *notedError) Unwrap() error { return e.cause }
+
+// A frameWriter collects frames and writes them with one system call. It is used by one
+// goroutine.
+type frameWriter interface {
+	// add takes a frame; the payload is read until flush has returned.
+	add(h header, payload []byte)
+	flush() error // sends all added frames
+}
+
+// A frameReader reads frames one by one. It is used by one goroutine.
+type frameReader interface {
+	next() (header, error)
+	// payload fills dst, whose length is the length that the last header said. It is called once
+	// for each header that says one above 0. What dst holds after an error means nothing.
+	payload(dst []byte) error
+}
+
+// maxBatch bounds the frames between two flushes of a frameWriter.
+const maxBatch = 32
+
+// plainWriter sends frames unchanged, payloads straight from their memory (writev).
+type plainWriter struct {
+	conn net.Conn
+	hdrs [maxBatch * headerSize]byte
+	n    int
+	back [2 * maxBatch][]byte
+	bufs net.Buffers
+
+	ring   *shm.Ring // where placed pieces go
+	placed [][]byte
+	pipes  *pipes // where all goes after a share frame
+	moves  bool   // one has been added
+	moved  bool
+}
+
+func (w *plainWriter) add(h header, payload []byte) {
+	if w.n == 0 {
+		w.bufs = w.back[:0]
+	}
+	b := w.hdrs[w.n*headerSize:][:headerSize]
+	w.n++
+	h.encode(b)
+	w.bufs = append(w.bufs, b)
+	switch {
+	case h.kind == framePlaced:
+		w.placed = append(w.placed, payload)
+	case h.kind == frameShare:
+		w.moves = true
+	case len(payload) > 0:
+		w.bufs = append(w.bufs, payload)
+	}
+}
+
+func (w *plainWriter) flush() error {
+	w.n = 0
+	for _, piece := range w.placed {
+		w.ring.Put(piece)
+	}
+	clear(w.placed)
+	w.placed = w.placed[:0]
+	err := w.write()
+	w.moved = w.moved || w.moves
+	clear(w.back[:])
+	return err
+}
+
+func (w *plainWriter) write() error {
+	if w.moved {
+		return w.pipes.send(w.bufs)
+	}
+	_, err := w.bufs.WriteTo(w.conn)
+	return err
+}
+
+// plainReader reads small frames through a buffer and large payloads past it.
+type plainReader struct {
+	r   *bufio.Reader
+	hdr [headerSize]byte
+}
+
+func newPlainReader(r io.Reader) *plainReader {
+	return &plainReader{r: bufio.NewReaderSize(r, 64<<10)}
+}
+
+func (r *plainReader) next() (header, error) {
+	if _, err := io.ReadFull(r.r, r.hdr[:]); err != nil {
+		return header{}, err
+	}
+	return decodeHeader(r.hdr[:])
+}
+
+func (r *plainReader) drained() bool { return r.r.Buffered() == 0 }
+
+func (r *plainReader) payload(dst []byte) error {
+	_, err := io.ReadFull(r.r, dst)
+	return err
+}

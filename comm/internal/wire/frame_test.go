@@ -98,7 +98,8 @@ func TestNote(t *testing.T) {
 		}
 	}
 	rude := &blame.PeerError{Rank: 1, Name: "rank 1 (\x1b[2J)", Cause: errors.New("two\nlines\a")}
-	if got, err := decodeNote(encodeNote(rude), 2); err != nil || got.Error() != "rank 1 (\ufffd[2J): two\nlines\ufffd" {
+	if got, err := decodeNote(encodeNote(rude), 2); err != nil ||
+		got.Error() != "rank 1 (\ufffd[2J): two\nlines\ufffd" {
 		t.Errorf("a rude note became %q (%v)", got, err)
 	}
 	long := &blame.PeerError{Name: "rank 0", Cause: errors.New(strings.Repeat("ü", 5000))}

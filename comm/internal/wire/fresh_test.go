@@ -51,7 +51,12 @@ func record(t *testing.T, mode Mode) (toAcceptor, toDialer []byte) {
 }
 
 // shakeOpen is shake for connections that are used afterwards.
-func shakeOpen(dialer, acceptor *identity, a, b net.Conn, say [2]Mode, want int) (dialed, accepted *channel, dialErr, acceptErr error) {
+func shakeOpen(
+	dialer, acceptor *identity,
+	a, b net.Conn,
+	say [2]Mode,
+	want int,
+) (dialed, accepted *channel, dialErr, acceptErr error) {
 	done := make(chan struct{})
 	go func() {
 		accepted, acceptErr = acceptor.accept(b, say[1], func() {}, func(int) error { return nil })

@@ -1,5 +1,25 @@
 package wire
 
+import (
+	"bufio"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/ecdh"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/cprun/cprun/comm/internal/blame"
+)
+
 // The handshake, before the first frame. The dialing rank is always the higher one.
 //
 //	dialer -> acceptor   hello: "CPRUNH5\n", rank (4 bytes), size (4), SHA-256 of the run id
@@ -24,24 +44,13 @@ package wire
 // common and the secret, salted with SHA-256 of both hellos, one for each direction. Who learns the
 // secret later cannot read what was recorded before. Who has it while a job starts can take a rank's place.
 
-import (
-	"crypto/hmac"
-	"crypto/sha256"
-	"errors"
-	"fmt"
-	"io"
-	"net"
-	"time"
-)
-
 const (
-	// helloBound is how long a stranger can say nothing, and handshakeBound how long who has said a
-	// hello can hold a connection open.
+	// helloBound limits the silence of a stranger, handshakeBound the whole handshake after its hello.
 	helloBound     = time.Second
 	handshakeBound = 10 * time.Second
 )
 
-// An identity is what a rank knows before it meets another.
+// An identity holds a rank's facts for handshakes.
 type identity struct {
 	rank, size int
 	run        [sha256.Size]byte
@@ -161,10 +170,217 @@ func (id *identity) verify(conn net.Conn, role string, dialer, acceptor *hello) 
 	return nil
 }
 
-// hungUp returns what it can mean that the other side has ended a handshake.
 func hungUp(err error) error {
 	if errors.Is(err, io.EOF) {
 		return errors.New("it hung up: its secret or run may differ, or it has this rank already")
 	}
 	return err
+}
+
+const (
+	helloMagic = "CPRUNH5\n"
+	freshSize  = 32 // of an X25519 public key
+	maxName    = 255
+
+	// Where in a hello its parts begin.
+	helloRank  = len(helloMagic)
+	helloRun   = helloRank + 4 + 4
+	helloFresh = helloRun + sha256.Size
+	helloMode  = helloFresh + freshSize
+	helloFixed = helloMode + 2 // up to the name
+)
+
+// A hello is a rank's introduction.
+type hello struct {
+	mode       Mode
+	rank, size int
+	run        [sha256.Size]byte
+	fresh      [freshSize]byte
+	name       string
+	raw        []byte           // as it stood on the wire
+	key        *ecdh.PrivateKey // of fresh, in an own hello that is not plain
+}
+
+func (h *hello) encode() []byte {
+	b := append(make([]byte, 0, helloFixed+len(h.name)+sha256.Size), helloMagic...)
+	b = binary.BigEndian.AppendUint32(b, uint32(h.rank))
+	b = binary.BigEndian.AppendUint32(b, uint32(h.size))
+	b = append(b, h.run[:]...)
+	b = append(b, h.fresh[:]...)
+	b = append(b, byte(h.mode), byte(len(h.name)))
+	return append(b, h.name...)
+}
+
+// readHello reads exactly a hello, and refuses anything else.
+func (id *identity) readHello(r io.Reader) (*hello, error) {
+	raw := make([]byte, helloFixed, helloFixed+maxName+sha256.Size)
+	if _, err := io.ReadFull(r, raw[:helloRank]); err != nil {
+		return nil, err
+	}
+	if string(raw[:helloRank]) != helloMagic {
+		return nil, errors.New("it does not speak this protocol")
+	}
+	if _, err := io.ReadFull(r, raw[helloRank:]); err != nil {
+		return nil, err
+	}
+	h := &hello{}
+	if err := h.fixed(raw); err != nil {
+		return nil, err
+	}
+	raw = raw[:helloFixed+int(raw[helloFixed-1])]
+	if _, err := io.ReadFull(r, raw[helloFixed:]); err != nil {
+		return nil, err
+	}
+	h.name = string(raw[helloFixed:])
+	code := raw[len(raw) : len(raw)+sha256.Size]
+	if _, err := io.ReadFull(r, code); err != nil {
+		return nil, err
+	}
+	if !hmac.Equal(code, id.code(raw)) {
+		return nil, errProof
+	}
+	h.raw = raw[:len(raw)+sha256.Size]
+	if !printable(h.name) {
+		return nil, errors.New("its name has characters that cannot be printed")
+	}
+	return h, nil
+}
+
+// fixed parses the parts of a hello at fixed offsets.
+func (h *hello) fixed(raw []byte) error {
+	rank, size := binary.BigEndian.Uint32(raw[helloRank:]), binary.BigEndian.Uint32(raw[helloRank+4:])
+	if size > maxRanks || rank >= size {
+		return fmt.Errorf("it says rank %d of %d", rank, size)
+	}
+	h.rank, h.size = int(rank), int(size)
+	copy(h.run[:], raw[helloRun:])
+	copy(h.fresh[:], raw[helloFresh:])
+	h.mode = Mode(raw[helloMode])
+	return nil
+}
+
+func printable(name string) bool {
+	return !strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) })
+}
+
+// hello returns what this rank says on a connection.
+func (id *identity) hello(mode Mode) (*hello, error) {
+	h := &hello{mode: mode, rank: id.rank, size: id.size, run: id.run, name: id.name}
+	if mode == Plain {
+		rand.Read(h.fresh[:]) // never fails, by its documentation
+	} else {
+		key, err := ecdh.X25519().GenerateKey(rand.Reader)
+		if err != nil {
+			return nil, err
+		}
+		h.key = key
+		copy(h.fresh[:], key.PublicKey().Bytes())
+	}
+	h.raw = h.encode()
+	h.raw = append(h.raw, id.code(h.raw)...)
+	return h, nil
+}
+
+func (id *identity) code(hello []byte) []byte {
+	m := hmac.New(sha256.New, id.secret)
+	m.Write([]byte("cprun hello"))
+	m.Write(hello)
+	return m.Sum(nil)
+}
+
+// Sealed frames. A header travels as 48 bytes, encrypted and authenticated, so that its length can be
+// trusted before anything is read by it. The payload follows, encrypted, with a tag of its own.
+
+const (
+	tagSize    = 16
+	sealedSize = headerSize + tagSize // of a header
+)
+
+// errForged is the fault of a frame that the peer has not sent here and now.
+var errForged = fmt.Errorf("%w: a frame is not authentic", blame.ErrProtocol)
+
+func newSeal(key []byte) (cipher.AEAD, error) {
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		return nil, err
+	}
+	return cipher.NewGCM(block)
+}
+
+// A counter is the nonce of a connection and direction: it counts headers and payloads. A key is never
+// used on another connection, so it starts at zero and cannot repeat.
+type counter struct {
+	n     uint64
+	nonce [12]byte
+}
+
+func (c *counter) next() []byte {
+	binary.BigEndian.PutUint64(c.nonce[4:], c.n)
+	c.n++
+	return c.nonce[:]
+}
+
+// sealedWriter encrypts frames.
+type sealedWriter struct {
+	conn  net.Conn
+	aead  cipher.AEAD
+	count counter
+	hdr   [headerSize]byte
+	out   []byte
+}
+
+func (w *sealedWriter) add(h header, payload []byte) {
+	h.encode(w.hdr[:])
+	w.out = w.aead.Seal(w.out, w.count.next(), w.hdr[:], nil)
+	if len(payload) > 0 {
+		w.out = w.aead.Seal(w.out, w.count.next(), payload, nil)
+	}
+}
+
+func (w *sealedWriter) flush() error {
+	_, err := w.conn.Write(w.out)
+	w.out = w.out[:0]
+	return err
+}
+
+// openingReader reads what sealedWriter writes.
+type openingReader struct {
+	r     *bufio.Reader
+	aead  cipher.AEAD
+	count counter
+	hdr   [sealedSize]byte
+	buf   []byte
+}
+
+func newOpeningReader(r io.Reader, aead cipher.AEAD) *openingReader {
+	return &openingReader{r: bufio.NewReaderSize(r, 64<<10), aead: aead}
+}
+
+func (r *openingReader) next() (header, error) {
+	if _, err := io.ReadFull(r.r, r.hdr[:]); err != nil {
+		return header{}, err
+	}
+	plain, err := r.aead.Open(r.hdr[:0], r.count.next(), r.hdr[:], nil)
+	if err != nil {
+		return header{}, errForged
+	}
+	return decodeHeader(plain)
+}
+
+func (r *openingReader) payload(dst []byte) error {
+	if len(dst) == 0 {
+		return nil
+	}
+	n := len(dst) + tagSize
+	if cap(r.buf) < n {
+		r.buf = make([]byte, n)
+	}
+	sealed := r.buf[:n]
+	if _, err := io.ReadFull(r.r, sealed); err != nil {
+		return err
+	}
+	if _, err := r.aead.Open(dst[:0:len(dst)], r.count.next(), sealed, nil); err != nil {
+		return errForged
+	}
+	return nil
 }

@@ -17,12 +17,23 @@ import (
 )
 
 func testIdentity(rank int) *identity {
-	c := Config{Rank: rank, Size: 3, Secret: []byte("0123456789abcdef"), RunID: "run", Name: fmt.Sprintf("pid %d", rank)}
+	c := Config{
+		Rank:   rank,
+		Size:   3,
+		Secret: []byte("0123456789abcdef"),
+		RunID:  "run",
+		Name:   fmt.Sprintf("pid %d", rank),
+	}
 	return c.identity()
 }
 
 // shake runs both sides of a handshake on a connection from a to b.
-func shake(dialer, acceptor *identity, a, b net.Conn, say [2]Mode, want int) (dialed, accepted *channel, dialErr, acceptErr error) {
+func shake(
+	dialer, acceptor *identity,
+	a, b net.Conn,
+	say [2]Mode,
+	want int,
+) (dialed, accepted *channel, dialErr, acceptErr error) {
 	defer a.Close()
 	defer b.Close()
 	done := make(chan struct{})
@@ -76,7 +87,8 @@ func TestHandshakeRefused(t *testing.T) {
 		c.change(d, a)
 		here, there := net.Pipe()
 		_, _, err1, err2 := shake(d, a, here, there, both(Plain), c.want)
-		if err1 == nil || err2 == nil || !strings.Contains(err1.Error(), c.dialer) || !strings.Contains(err2.Error(), c.acceptor) {
+		if err1 == nil || err2 == nil || !strings.Contains(err1.Error(), c.dialer) ||
+			!strings.Contains(err2.Error(), c.acceptor) {
 			t.Errorf("%s: dialer %v, want %q; acceptor %v, want %q", name, err1, c.dialer, err2, c.acceptor)
 		}
 	}
@@ -88,7 +100,8 @@ func TestModesMustAgree(t *testing.T) {
 	for _, modes := range [][2]Mode{{Sealed, Plain}, {Plain, Sealed}} {
 		here, there := net.Pipe()
 		_, _, _, err := shake(testIdentity(2), testIdentity(1), here, there, modes, 1)
-		if want := fmt.Sprintf("its frames are %v, on this connection they are %v", modes[0], modes[1]); err == nil || err.Error() != want {
+		if want := fmt.Sprintf("its frames are %v, on this connection they are %v", modes[0], modes[1]); err == nil ||
+			err.Error() != want {
 			t.Errorf("%v: %v, want %q", modes, err, want)
 		}
 		here, near := net.Pipe()
@@ -120,16 +133,31 @@ func TestPlainOverTCP(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		c := Config{Rank: 0, Size: 2, Secret: secret, Timeout: 200 * time.Millisecond, Log: log, Listeners: []Listener{{ln, Plain}}}
+		c := Config{
+			Rank:      0,
+			Size:      2,
+			Secret:    secret,
+			Timeout:   200 * time.Millisecond,
+			Log:       log,
+			Listeners: []Listener{{ln, Plain}},
+		}
 		if _, err := Connect(t.Context(), c); !errors.Is(err, blame.ErrDeadline) {
 			t.Errorf("the listener: %v", err)
 		}
 	})
-	c := Config{Rank: 1, Size: 2, Secret: secret, Timeout: 200 * time.Millisecond, Log: log, Dial: func(ctx context.Context, _ int) (net.Conn, Mode, error) {
-		conn, err := DialTCP(ctx, ln.Addr().String())
-		return conn, Plain, err
-	}}
-	if _, err := Connect(t.Context(), c); !errors.Is(err, blame.ErrDeadline) || !strings.Contains(err.Error(), "plain frames over tcp") {
+	c := Config{
+		Rank:    1,
+		Size:    2,
+		Secret:  secret,
+		Timeout: 200 * time.Millisecond,
+		Log:     log,
+		Dial: func(ctx context.Context, _ int) (net.Conn, Mode, error) {
+			conn, err := DialTCP(ctx, ln.Addr().String())
+			return conn, Plain, err
+		},
+	}
+	if _, err := Connect(t.Context(), c); !errors.Is(err, blame.ErrDeadline) ||
+		!strings.Contains(err.Error(), "plain frames over tcp") {
 		t.Errorf("the dialer: %v", err)
 	}
 	wg.Wait()
@@ -167,7 +195,8 @@ func FuzzHandshake(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if h, err := testIdentity(0).readHello(bytes.NewReader(b)); err == nil {
 			again := h.encode()
-			if again = append(again, testIdentity(0).code(again)...); !bytes.Equal(again, h.raw) || !bytes.HasPrefix(b, again) {
+			if again = append(again, testIdentity(0).code(again)...); !bytes.Equal(again, h.raw) ||
+				!bytes.HasPrefix(b, again) {
 				t.Fatalf("%x is read as %+v", b, h)
 			}
 		}

@@ -115,7 +115,8 @@ func TestHostilePeer(t *testing.T) {
 	} {
 		err := against(t, c.raw, 4)
 		var pe *blame.PeerError
-		if !errors.As(err, &pe) || pe.Rank != 1 || !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) || !strings.Contains(err.Error(), "rank 1 (pid 1)") {
+		if !errors.As(err, &pe) || pe.Rank != 1 || !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) ||
+			!strings.Contains(err.Error(), "rank 1 (pid 1)") {
 			t.Errorf("%s: %v, want rank 1, %v and %q", name, err, c.want, c.text)
 		}
 	}
@@ -162,7 +163,9 @@ func TestEndOfOneThatHasLeft(t *testing.T) {
 		s.attach(plainChannel(here, r, ""))
 		go io.Copy(io.Discard, there[r])
 	}
-	there[1].Write(frame(header{kind: frameStatus, length: 5, size: leftMark, id: link.MsgID{Group: 2, Seq: lastWord}}, "pid 2"))
+	there[1].Write(
+		frame(header{kind: frameStatus, length: 5, size: leftMark, id: link.MsgID{Group: 2, Seq: lastWord}}, "pid 2"),
+	)
 	for !s.roster.hasLeft(2) {
 		time.Sleep(time.Millisecond)
 	}
@@ -216,14 +219,25 @@ func TestSmallMessagesTakeLittle(t *testing.T) {
 // nothing is kept beyond the bounds.
 func FuzzPeer(f *testing.F) {
 	f.Add(frame(header{kind: frameData, length: 4, size: 4}, "data"))
-	f.Add(append(frame(header{kind: frameOffer, size: 1 << 20, id: link.MsgID{Group: 3}}, ""), frame(header{kind: frameGoodbye}, "")...))
+	f.Add(
+		append(
+			frame(header{kind: frameOffer, size: 1 << 20, id: link.MsgID{Group: 3}}, ""),
+			frame(header{kind: frameGoodbye}, "")...),
+	)
 	f.Add(frame(header{kind: frameStatus, length: 5, size: 1, id: link.MsgID{Group: 1, Seq: 9}}, "pid 7"))
 	f.Add(frame(header{kind: frameStatus, size: leftMark, id: link.MsgID{Group: 1, Seq: lastWord}}, ""))
 	f.Add(frame(header{kind: frameCall, size: callDown, id: link.MsgID{Group: 0, Seq: 1}}, ""))
 	f.Add(frame(header{kind: frameCredit, size: 64, id: link.MsgID{Group: 5}}, ""))
 	note := encodeNote(&blame.PeerError{Rank: 1, Name: "rank 1", Cause: blame.ErrAborted})
 	f.Add(frame(header{kind: frameAbort, length: len(note)}, string(note)))
-	f.Add(append(frame(header{kind: framePiece, length: maxPayload, id: link.MsgID{Seq: 1}}, strings.Repeat("x", maxPayload)), frame(header{kind: framePiece, length: 9, size: maxPayload, id: link.MsgID{Seq: 1}}, "last part")...))
+	f.Add(
+		append(
+			frame(
+				header{kind: framePiece, length: maxPayload, id: link.MsgID{Seq: 1}},
+				strings.Repeat("x", maxPayload),
+			),
+			frame(header{kind: framePiece, length: 9, size: maxPayload, id: link.MsgID{Seq: 1}}, "last part")...),
+	)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		err := against(t, raw, 4, maxPayload+9)
 		var pe *blame.PeerError

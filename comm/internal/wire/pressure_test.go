@@ -48,7 +48,14 @@ func TestSleepingReceiver(t *testing.T) {
 		stands(p)
 		// Lists of what waits, and a batch of frames that is being written.
 		if grown, most := heap()-before, 4*maxPayload+200*c.n; grown > most {
-			t.Errorf("%s: %d messages of %d bytes take %d bytes of the sender, above %d", name, c.n, c.bytes, grown, most)
+			t.Errorf(
+				"%s: %d messages of %d bytes take %d bytes of the sender, above %d",
+				name,
+				c.n,
+				c.bytes,
+				grown,
+				most,
+			)
 		}
 		p.mu.Lock()
 		onWire := 0

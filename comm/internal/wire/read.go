@@ -8,10 +8,10 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/comm/internal/blame"
+	"github.com/cprun/cprun/comm/internal/link"
 )
 
-// readLoop takes what the peer sends on a connection until the end, then waits for the peer to end too,
-// so that what was written last is not lost with the connection.
+// readLoop reads a connection to its end, then waits for the peer's end, so that the last written bytes are not lost.
 func (p *peer) readLoop(c *channel) {
 	defer c.area.Close()
 	if err := p.read(c); err != nil {
@@ -67,7 +67,7 @@ func (p *peer) read(c *channel) error {
 	}
 }
 
-// onAbort returns what the peer ends with.
+// onAbort returns the peer's final error.
 func (p *peer) onAbort(in frameReader, h header) error {
 	note := make([]byte, h.length)
 	if err := in.payload(note); err != nil {
@@ -80,7 +80,7 @@ func (p *peer) onAbort(in frameReader, h header) error {
 	return told
 }
 
-// onStatus takes what a rank has said of itself, and passes on news.
+// onStatus records the state of a rank, and passes on news.
 func (p *peer) onStatus(in frameReader, h header) error {
 	name := make([]byte, h.length)
 	if err := in.payload(name); err != nil {
@@ -107,7 +107,7 @@ func (p *peer) onGoodbye() error {
 	return p.leave()
 }
 
-// expecting returns what waits for the peer. p.mu is held.
+// expecting returns the messages that wait for the peer. p.mu is held.
 func (p *peer) expecting() string {
 	for _, f := range p.flows {
 		for _, t := range f.posted {
@@ -153,4 +153,263 @@ func (p *peer) verdict(c *channel, err error) error {
 		return p.leave()
 	}
 	return p.blame(p.expecting(), c.loss(err))
+}
+
+// What comes in of messages, read to where it belongs. p.mu is not held while a connection is read: a
+// message that is posted stays so until all of it is there, and no one else touches it.
+
+// onData reads an eager message.
+func (p *peer) onData(in frameReader, h header) error {
+	p.mu.Lock()
+	f, err := p.announced(h.id.Group)
+	var t *link.Transfer
+	if err == nil {
+		t = f.posted[h.id.Seq]
+	}
+	p.mu.Unlock()
+	switch {
+	case err != nil:
+		return err
+	case t == nil:
+		return p.readEarly(in, f, h)
+	case len(t.Buf) != h.length:
+		return t.Mismatch(p.name(), h.length)
+	}
+	if err := fillFrom(in, t.Buf); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	delete(f.posted, h.id.Seq)
+	p.consume(f, h.id.Group, len(t.Buf))
+	p.mu.Unlock()
+	t.Finish(nil)
+	return nil
+}
+
+// fillFrom reads the payload of a frame, which may be none.
+func fillFrom(in frameReader, dst []byte) error {
+	if len(dst) == 0 {
+		return nil
+	}
+	return in.payload(dst)
+}
+
+// readEarly keeps an eager message that is not asked for yet.
+func (p *peer) readEarly(in frameReader, f *flow, h header) error {
+	n := h.length
+	b := takeBuffer(n)
+	if err := fillFrom(in, b); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.flows[h.id.Group] != f { // the group was closed while it was read
+		giveBuffer(b)
+		return nil
+	}
+	if t := f.posted[h.id.Seq]; t != nil { // asked for while it was read
+		if len(t.Buf) != n {
+			return t.Mismatch(p.name(), n)
+		}
+		copy(t.Buf, b)
+		giveBuffer(b)
+		delete(f.posted, h.id.Seq)
+		p.consume(f, h.id.Group, n)
+		t.Finish(nil)
+		return nil
+	}
+	f.held += cost(n)
+	p.debts.held += kept(b)
+	if _, twice := f.early[h.id.Seq]; twice || f.held > eagerWindow {
+		return fmt.Errorf("%w: eager messages beyond the window of %d bytes, or twice", blame.ErrProtocol, eagerWindow)
+	}
+	f.early[h.id.Seq] = b
+	return p.debts.check()
+}
+
+// onPiece reads a piece of a large message.
+func (p *peer) onPiece(in frameReader, h header) error {
+	t, piece, err := p.piece(h, maxPayload)
+	if err == nil && len(piece) != h.length {
+		err = fmt.Errorf("%w: a piece of %d bytes where %d are to come", blame.ErrProtocol, h.length, len(piece))
+	}
+	if err == nil {
+		err = in.payload(piece)
+	}
+	if err == nil {
+		p.moved(t, h, len(piece))
+	}
+	return err
+}
+
+// piece returns the message that a piece belongs to, and the place of its next bytes, at most so many. Pieces of a
+// message come in order.
+func (p *peer) piece(h header, most int) (*link.Transfer, []byte, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f := p.flows[h.id.Group]
+	if f == nil || f.posted[h.id.Seq] == nil {
+		return nil, nil, fmt.Errorf("%w: %d bytes of a message that was not accepted", blame.ErrProtocol, h.length)
+	}
+	t := f.posted[h.id.Seq]
+	if len(t.Buf) <= maxEager || h.size != uint64(t.Moved) {
+		return nil, nil, fmt.Errorf("%w: a piece at %d of a message of %d bytes, of which %d have come",
+			blame.ErrProtocol, h.size, len(t.Buf), t.Moved)
+	}
+	return t, t.Buf[t.Moved:min(t.Moved+most, len(t.Buf))], nil
+}
+
+// moved notes that n more bytes of a message are there, and ends it with the last.
+func (p *peer) moved(t *link.Transfer, h header, n int) {
+	t.Touch()
+	p.mu.Lock()
+	t.Moved += n
+	done := t.Moved == len(t.Buf)
+	if done {
+		delete(p.flows[h.id.Group].posted, h.id.Seq)
+	}
+	p.mu.Unlock()
+	if done {
+		t.Finish(nil)
+	}
+}
+
+// A halfCloser can end one direction of a connection; sockets can, net.Pipe cannot.
+type halfCloser interface{ CloseWrite() error }
+
+// writeLoop sends what is queued until the end, and ends when the peer can read all of it, also if
+// this process exits then.
+func (p *peer) writeLoop(c *channel) {
+	defer p.quiet.Done()
+	defer c.area.Close()
+	for p.fill(c) {
+		if err := c.out.flush(); err != nil {
+			p.broken(c)
+			return
+		}
+		p.settle(c)
+	}
+	c.out.add(p.last, p.payload)
+	if c.out.flush() == nil {
+		if half, ok := c.Conn.(halfCloser); ok {
+			half.CloseWrite()
+		}
+		awaitTaken(c.Conn, p.until)
+	}
+}
+
+// broken lets the reader find out why nothing can be written: an abort or a goodbye may lie
+// before the end of what the peer has sent. If it reads nothing, the peer is lost.
+func (p *peer) broken(c *channel) {
+	p.mu.Lock()
+	if !p.ending {
+		c.SetReadDeadline(time.Now().Add(endBound))
+	}
+	p.mu.Unlock()
+	<-p.stop
+}
+
+// fill waits for work and adds one batch of frames; it is false at the end. What is small goes ahead of what is
+// large.
+func (p *peer) fill(c *channel) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for !c.says && len(p.ctrl) == 0 && len(p.news) == 0 && len(p.small) == 0 && !p.sendable(c) && !p.ending {
+		p.work.Wait()
+	}
+	switch {
+	case p.ending:
+		return false
+	case c.says: // the last word on the socket
+		c.says = false
+		c.out.add(header{kind: frameShare}, nil)
+		return true
+	}
+	room := maxBatch - 1 // a large message comes on in each batch
+	room -= p.addControl(c, room)
+	room -= p.addNews(c, room)
+	room -= p.addSmall(c, room)
+	p.addPieces(c, room+1)
+	return true
+}
+
+// addControl, addNews and addSmall add up to most frames of their kind, and return how many.
+func (p *peer) addControl(c *channel, most int) int {
+	n := min(most, len(p.ctrl))
+	for _, h := range p.ctrl[:n] {
+		c.out.add(h, nil)
+	}
+	p.ctrl = append(p.ctrl[:0], p.ctrl[n:]...)
+	return n
+}
+
+func (p *peer) addNews(c *channel, most int) (n int) {
+	for rank := range p.news {
+		if n == most {
+			break
+		}
+		c.out.add(p.s.roster.status(rank))
+		delete(p.news, rank)
+		n++
+	}
+	return n
+}
+
+func (p *peer) addSmall(c *channel, most int) int {
+	n := min(most, len(p.small))
+	for _, t := range p.small[:n] {
+		size := len(t.Buf)
+		c.out.add(header{kind: frameData, length: size, id: t.ID, size: uint64(size)}, t.Buf)
+		c.sending(t, size)
+	}
+	p.small = append(p.small[:0], p.small[n:]...)
+	return n
+}
+
+func (c *channel) sending(t *link.Transfer, bytes int) {
+	t.Moved += bytes
+	t.Flying++
+	c.current = append(c.current, t)
+}
+
+// addPieces adds pieces of large messages, up to most and up to the bytes of a whole one. Messages take
+// turns piece by piece, so that one does not hold up the others.
+func (p *peer) addPieces(c *channel, most int) {
+	limit := c.pieceBytes()
+	for bytes := 0; most > 0 && bytes < limit && len(p.large) > 0; most-- {
+		t := p.large[0]
+		from := t.Moved
+		piece := t.Buf[from:min(from+limit, len(t.Buf))]
+		h := header{kind: framePiece, length: len(piece), id: t.ID, size: uint64(from)}
+		if c.placing {
+			if !c.area.Out.Reserve(len(piece)) {
+				break
+			}
+			h.kind, h.length = framePlaced, 0
+		}
+		p.large = append(p.large[:0], p.large[1:]...)
+		c.out.add(h, piece)
+		c.sending(t, len(piece))
+		if t.Moved < len(t.Buf) {
+			p.large = append(p.large, t)
+		}
+		bytes += len(piece)
+	}
+}
+
+// settle ends the messages that have been written.
+func (p *peer) settle(c *channel) {
+	p.mu.Lock()
+	done := c.current[:0]
+	for _, t := range c.current {
+		t.Touch()
+		if t.Flying--; t.Flying == 0 && t.Moved == len(t.Buf) {
+			done = append(done, t)
+		}
+	}
+	c.current = c.current[:0]
+	p.mu.Unlock()
+	for _, t := range done {
+		t.Finish(nil)
+	}
 }

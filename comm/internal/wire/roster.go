@@ -8,30 +8,27 @@ import (
 	"github.com/cprun/cprun/comm/internal/link"
 )
 
-// A roster is what a rank knows of all ranks of its world, from themselves or by word of others: their
-// names, whom they wait for, and who has left. What a rank says of itself is numbered, and only
-// the last of it counts, so that it does not matter which way news come, how often, and which are
-// left out because there are newer ones.
+// A roster holds the latest state of all ranks of the world, first or second hand: names, waits, departures. Each
+// rank numbers its states and only the last counts, so neither route, repetition nor omission of older ones matters.
 type roster struct {
 	own   int
 	alarm blame.Alarm // rings when another rank says that it waits
 
 	mu     sync.Mutex
-	names  []string // guarded by mu; "" where it is not known
+	names  []string // guarded by mu; "" if it is not known
 	states []state  // guarded by mu
 	stand  blame.Standing
 }
 
-// A state is what a rank has said last.
+// A state is the last word of a rank.
 type state struct {
-	seq   uint64 // of what it has said; lastWord has the highest
+	seq   uint64 // of its last word; lastWord is the highest
 	value uint64 // the size of a status frame
 }
 
-// lastWord is the number of a rank's word that it leaves.
+// lastWord numbers a rank's departure.
 const lastWord = math.MaxUint64
 
-// newRoster returns what rank own of size knows at the start.
 func newRoster(own, size int, name string) *roster {
 	r := &roster{own: own, names: make([]string, size), states: make([]state, size)}
 	r.names[own] = name
@@ -45,14 +42,12 @@ func (r *roster) name(rank int) string {
 	return r.names[rank]
 }
 
-// introduce sets the name of a rank that has said it itself.
 func (r *roster) introduce(rank int, name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.names[rank] = name
 }
 
-// hasLeft reports whether a rank has said that it leaves.
 func (r *roster) hasLeft(rank int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -81,8 +76,7 @@ func (r *roster) say(who any, peer int) bool {
 	return true
 }
 
-// learn takes what a rank has said, and reports whether it is news. name is that of the rank that
-// it is about.
+// learn records the state of a rank, whose name is given, and reports whether it is news.
 func (r *roster) learn(rank int, s state, name string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -101,7 +95,7 @@ func (r *roster) learn(rank int, s state, name string) bool {
 // waits reports whether it says that the rank waits.
 func (s state) waits() bool { return s.seq != lastWord && s.value > 0 }
 
-// about returns whose name goes with what a rank has said, or -1.
+// about returns the rank that a state waits for, or -1.
 func (s state) about(rank int) int {
 	if s.seq == lastWord {
 		return rank
@@ -119,4 +113,59 @@ func (r *roster) status(rank int) (header, []byte) {
 	}
 	return header{kind: frameStatus, length: len(name), id: link.MsgID{Group: uint64(rank), Seq: s.seq}, size: s.value},
 		[]byte(name)
+}
+
+// What becomes of a peer before there is a connection with it.
+
+// reserve takes the place of the connection with the peer for one that is being made, and reports whether
+// it was free. free gives it back.
+func (p *peer) reserve() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.channel != nil || p.meeting {
+		return false
+	}
+	p.meeting = true
+	return true
+}
+
+// free gives the place back, and says why no connection was made.
+func (p *peer) free(why error) {
+	p.mu.Lock()
+	p.meeting = false
+	p.mu.Unlock()
+	p.unreached(why)
+	p.departed()
+}
+
+func (p *peer) unreached(why error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.met.Load() {
+		p.why = why
+	}
+}
+
+// departed ends what is expected of a peer that has left by word of others. If there is a
+// connection, or is about to be, the peer's own word will come on it, behind all that it has sent.
+func (p *peer) departed() {
+	p.mu.Lock()
+	var err error
+	if p.channel == nil && !p.meeting && p.s.roster.hasLeft(p.rank) {
+		err = p.leave()
+	}
+	p.mu.Unlock()
+	if err != nil {
+		p.s.Fail(err)
+	}
+}
+
+// leave notes that the peer has left, which is in order as long as nothing is expected of it. p.mu is
+// held.
+func (p *peer) leave() error {
+	p.left = true
+	if op := p.expecting(); op != "" {
+		return p.blame(op, blame.ErrPeerLeft)
+	}
+	return nil
 }

@@ -2,8 +2,11 @@ package wire
 
 import (
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
+	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -12,10 +15,10 @@ import (
 )
 
 // How two ranks of a node come to share memory and pipes, and the pieces that go through the memory. Their
-// descriptors travel behind the handshake, so that only who has the job's secret gets or gives them. Where a rank
+// descriptors travel after the handshake, so that only who has the job's secret gets or gives them. If a rank
 // has none to give, or cannot take them, all goes over the socket as before.
 
-// ready says the dialer's last word of the handshake, with memory for the two where that can be had.
+// ready sends the dialer's last word of the handshake, with shared memory if available.
 func (id *identity) ready(c *channel) error {
 	if conn, ok := c.Conn.(*net.UnixConn); ok && !id.alone {
 		area, own, err := give(conn)
@@ -108,7 +111,7 @@ func (id *identity) awaitReady(c *channel) error {
 	return nil
 }
 
-// take returns this side of what give has sent. Where that fails files stay the caller's.
+// take returns this side of the files from give. On error they stay the caller's.
 func take(conn *net.UnixConn, files []*os.File) (*shm.Area, *pipes, error) {
 	if len(files) != given {
 		return nil, nil, fmt.Errorf("%d descriptors, not %d", len(files), given)
@@ -135,10 +138,10 @@ func (c *channel) use(area *shm.Area, own *pipes) {
 	}
 }
 
-// rights reads from a socket, and keeps the descriptors that come along with what is read first.
+// rights reads from a socket, and keeps the descriptors that arrive with the first bytes.
 type rights struct {
 	*net.UnixConn
-	taken bool // those that come now are dropped
+	taken bool // drops later ones
 	files []*os.File
 }
 
@@ -159,7 +162,7 @@ func (r *rights) Read(b []byte) (int, error) {
 	return max(n, 0), err // of an error such as a reset it says -1, which a Reader must not
 }
 
-// take returns the descriptors, and has those that still come dropped.
+// take returns the descriptors, and drops later ones.
 func (r *rights) take() []*os.File {
 	r.taken = true
 	return r.files
@@ -182,8 +185,8 @@ func (p *peer) sendable(c *channel) bool {
 	return c.area.Out.Room(min(maxPlaced, len(t.Buf)-t.Moved))
 }
 
-// onShare takes the peer's word that it reads from the area, and goes on in its pipe. Who has dialled hears it
-// first, and says so, too.
+// onShare handles the peer's announcement that it reads from the area, and continues in its pipe. The dialer gets it
+// first, and answers in kind.
 func (p *peer) onShare(c *channel) error {
 	if c.pipes == nil || c.pipes.heard || !c.in.(*plainReader).drained() {
 		return fmt.Errorf("%w: it shares memory that it was not given, or goes on in the socket", blame.ErrProtocol)
@@ -199,7 +202,6 @@ func (p *peer) onShare(c *channel) error {
 	return nil
 }
 
-// onRoom has the writer look again for room in the area.
 func (p *peer) onRoom() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -223,4 +225,119 @@ func (p *peer) onPlaced(c *channel, h header) error {
 	}
 	p.moved(t, h, len(piece))
 	return nil
+}
+
+// pipes carry the bytes between two ranks that share memory, one each way, in place of the socket of their handshake.
+// A poller of a socket wakes whenever the peer reads, and Go polls for both directions, so every message would wake its
+// sender. A pipe wakes its writer only after it was full. Its end shows like a socket's.
+type pipes struct {
+	*net.UnixConn // where all goes up to the word of each side that it goes on here
+	in, out       *os.File
+	raw           syscall.RawConn // of out
+	heard         bool            // the reader's: the other side goes on here
+}
+
+// newPipes returns what this side has of two pipes.
+func newPipes(conn *net.UnixConn, in, out *os.File) (*pipes, error) {
+	for _, f := range []*os.File{in, out} {
+		if info, err := f.Stat(); err != nil {
+			return nil, err
+		} else if info.Mode().Type() != fs.ModeNamedPipe {
+			return nil, fmt.Errorf("%v where a pipe was to be", info.Mode().Type())
+		}
+	}
+	raw, err := out.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	return &pipes{UnixConn: conn, in: in, out: out, raw: raw}, nil
+}
+
+// makePipes returns this side of two new pipes, and the read and write ends for the other side, which the caller
+// closes.
+func makePipes(conn *net.UnixConn) (own *pipes, theirs []*os.File, err error) {
+	read, out, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	in, write, err := os.Pipe()
+	if err != nil {
+		closeAll(read, out)
+		return nil, nil, err
+	}
+	if own, err = newPipes(conn, in, out); err != nil {
+		closeAll(read, out, in, write)
+		return nil, nil, err
+	}
+	return own, []*os.File{read, write}, nil
+}
+
+func closeAll(files ...*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// Read reads from the peer's current channel.
+func (p *pipes) Read(b []byte) (int, error) {
+	if p.heard {
+		return p.in.Read(b)
+	}
+	return p.UnixConn.Read(b)
+}
+
+// send writes all of bufs to the other side's pipe, with as few system calls as it has room for.
+func (p *pipes) send(bufs net.Buffers) (err error) {
+	wait := p.raw.Write(func(fd uintptr) bool {
+		for len(bufs) > 0 && err == nil {
+			var n int
+			switch n, err = unix.Writev(int(fd), bufs); err {
+			case nil:
+				bufs = after(bufs, n)
+			case unix.EINTR:
+				err = nil
+			case unix.EAGAIN:
+				err = nil
+				return false // to be called again when there is room
+			}
+		}
+		return true
+	})
+	if err == nil {
+		err = wait
+	}
+	return err
+}
+
+// after returns what is left of bufs, which it changes, behind n bytes.
+func after(bufs net.Buffers, n int) net.Buffers {
+	for len(bufs) > 0 && n >= len(bufs[0]) {
+		n -= len(bufs[0])
+		bufs = bufs[1:]
+	}
+	if n > 0 {
+		bufs[0] = bufs[0][n:]
+	}
+	return bufs
+}
+
+func (p *pipes) SetReadDeadline(t time.Time) error {
+	p.in.SetReadDeadline(t)
+	return p.UnixConn.SetReadDeadline(t)
+}
+
+func (p *pipes) SetWriteDeadline(t time.Time) error {
+	p.out.SetWriteDeadline(t)
+	return p.UnixConn.SetWriteDeadline(t)
+}
+
+// CloseWrite says that this side has said all.
+func (p *pipes) CloseWrite() error {
+	p.out.Close()
+	return p.UnixConn.CloseWrite()
+}
+
+func (p *pipes) Close() error {
+	closeAll(p.in, p.out)
+	return p.UnixConn.Close()
 }

@@ -71,7 +71,8 @@ func TestShareOfOthers(t *testing.T) {
 func TestShare(t *testing.T) {
 	var log strings.Builder
 	dialed, accepted := shared(t, pairOf(&log))
-	if dialed.area == nil || accepted.area == nil || !accepted.placing || !strings.Contains(log.String(), "rank 0: shares memory with rank 1") {
+	if dialed.area == nil || accepted.area == nil || !accepted.placing ||
+		!strings.Contains(log.String(), "rank 0: shares memory with rank 1") {
 		t.Fatalf("no memory is shared: %s", &log)
 	}
 	ends := [2]*sockets{talk(0, accepted), talk(1, dialed)}
@@ -143,7 +144,8 @@ func TestHostilePlaced(t *testing.T) {
 		}
 		<-r.Done()
 		var pe *blame.PeerError
-		if err := xs[0].Err(); !errors.As(err, &pe) || pe.Rank != 1 || !errors.Is(err, blame.ErrProtocol) || !strings.Contains(err.Error(), c.text) {
+		if err := xs[0].Err(); !errors.As(err, &pe) || pe.Rank != 1 || !errors.Is(err, blame.ErrProtocol) ||
+			!strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: %v, want rank 1 and %q", name, err, c.text)
 		}
 		dialed.Close()

@@ -19,8 +19,8 @@ type sockets struct {
 	rank, size int
 	few        bool
 	roster     *roster
-	near       []int   // whose connections are made at the start
-	meets      *mesher // makes connections; nil where they are made by hand
+	near       []int   // the ranks to connect to at the start
+	meets      *mesher // makes connections; nil if they are made by hand
 
 	mu     sync.Mutex
 	coming int   // guarded by mu; how many of near are still to come
@@ -29,7 +29,7 @@ type sockets struct {
 
 	peers []atomic.Pointer[peer] // set under mu, on first use
 
-	// committed are the handshakes whose other side counts on a last word.
+	// committed counts the handshakes whose other side expects a last word.
 	committed sync.WaitGroup // added to with mu held, while the world has not ended
 
 	watched  bool           // guarded by mu; there is something to watch
@@ -95,7 +95,6 @@ func (s *sockets) peer(rank int) *peer {
 	return p
 }
 
-// all calls f for every peer there is.
 func (s *sockets) all(f func(p *peer)) {
 	for i := range s.peers {
 		if p := s.peers[i].Load(); p != nil {
@@ -164,7 +163,7 @@ func (s *sockets) attach(c *channel) {
 	}
 }
 
-// dismiss tells a rank that has come after the end what it was.
+// dismiss sends the world's last word to a rank that arrives after the end.
 func (s *sockets) dismiss(c *channel, last header, note []byte) {
 	p := newPeer(s, c.rank)
 	p.mu.Lock()
@@ -205,8 +204,8 @@ func (s *sockets) Fail(cause error) {
 	go s.windDown()
 }
 
-// windDown tells the peers, and only then this rank's callers: what they do next may be to
-// exit, and a connection that ends without a word is taken for a death.
+// windDown informs the peers first and then this rank's callers, who may exit at once: a connection that ends without a
+// word counts as a death.
 func (s *sockets) windDown() {
 	s.mu.Lock()
 	last, note, _ := s.lastFrame()

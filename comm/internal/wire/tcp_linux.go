@@ -14,7 +14,6 @@ func keepSending(raw syscall.RawConn, d time.Duration) {
 	set(raw, unix.TCP_USER_TIMEOUT, int(d/time.Millisecond))
 }
 
-// sendOften shortens the pauses between retransmissions.
 func sendOften(raw syscall.RawConn) {
 	set(raw, unix.TCP_RTO_MAX_MS, int(resendBound/time.Millisecond))
 	set(raw, unix.TCP_THIN_LINEAR_TIMEOUTS, 1)

@@ -42,7 +42,8 @@ func TestSilence(t *testing.T) {
 		}
 	}
 	var pe *blame.PeerError
-	if !errors.As(err, &pe) || pe.Rank != 1 || !errors.Is(err, blame.ErrPeerLost) || !strings.Contains(err.Error(), "rank 1 (pid 1): rank 0 hears nothing from 127.0.0.1:") {
+	if !errors.As(err, &pe) || pe.Rank != 1 || !errors.Is(err, blame.ErrPeerLost) ||
+		!strings.Contains(err.Error(), "rank 1 (pid 1): rank 0 hears nothing from 127.0.0.1:") {
 		t.Errorf("after nothing: %v", err)
 	}
 	there.Close()

@@ -190,7 +190,6 @@ func (p ProcessRank) steps(call string, alone comm.Communicator) func(ctx contex
 	}
 }
 
-// victimOf returns the rank of n that a test ends.
 func victimOf(n int) int { return min(2, n-1) }
 
 // Kill ends a process at once.

@@ -120,7 +120,9 @@ func TestLog(t *testing.T) {
 		}
 		time.Sleep(2 * linePause)
 		l.Printf("another")
-		if end := lines[freeLines:]; len(end) != 2 || end[0] != fmt.Sprintf("%d more lines were left out", 100-freeLines) || end[1] != "another" {
+		if end := lines[freeLines:]; len(end) != 2 ||
+			end[0] != fmt.Sprintf("%d more lines were left out", 100-freeLines) ||
+			end[1] != "another" {
 			t.Errorf("after a pause: %q", end)
 		}
 	})

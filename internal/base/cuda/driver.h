@@ -25,7 +25,8 @@ typedef struct {
 	unsigned short at[CPRUN_PARAMS];            // where each parameter is in args otherwise
 } cprun_launch_t;
 
-static inline CUresult cprun_launch(CUcontext ctx, CUstream stream, CUfunction f, const cprun_launch_t *l, void *args, size_t bytes) {
+static inline CUresult cprun_launch(
+	CUcontext ctx, CUstream stream, CUfunction f, const cprun_launch_t *l, void *args, size_t bytes) {
 	CUresult r = cprun_use(ctx);
 	if (r != CUDA_SUCCESS) return r;
 	CUlaunchAttribute attrs[2];
@@ -72,13 +73,17 @@ static inline CUresult cprun_event_sync(CUcontext ctx, CUevent e) { CPRUN_IN(ctx
 static inline CUresult cprun_event_elapsed(CUcontext ctx, float *ms, CUevent a, CUevent b) {
 	CPRUN_IN(ctx, cuEventElapsedTime(ms, a, b));
 }
-static inline CUresult cprun_stream_wait(CUcontext ctx, CUstream s, CUevent e) { CPRUN_IN(ctx, cuStreamWaitEvent(s, e, 0)); }
+static inline CUresult cprun_stream_wait(CUcontext ctx, CUstream s, CUevent e) {
+	CPRUN_IN(ctx, cuStreamWaitEvent(s, e, 0));
+}
 static inline CUresult cprun_stream_free(CUcontext ctx, CUstream s) { CPRUN_IN(ctx, cuStreamDestroy(s)); }
 static inline CUresult cprun_host_alloc(CUcontext ctx, void **p, size_t n) {
 	CPRUN_IN(ctx, cuMemHostAlloc(p, n, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
 }
 static inline CUresult cprun_host_free(CUcontext ctx, void *p) { CPRUN_IN(ctx, cuMemFreeHost(p)); }
-static inline CUresult cprun_module_load(CUcontext ctx, CUmodule *m, const void *image) { CPRUN_IN(ctx, cuModuleLoadData(m, image)); }
+static inline CUresult cprun_module_load(CUcontext ctx, CUmodule *m, const void *image) {
+	CPRUN_IN(ctx, cuModuleLoadData(m, image));
+}
 static inline CUresult cprun_module_function(CUcontext ctx, CUfunction *f, CUmodule m, const char *name) {
 	CPRUN_IN(ctx, cuModuleGetFunction(f, m, name));
 }
@@ -94,6 +99,14 @@ static inline CUresult cprun_occupancy(CUcontext ctx, int *blocks, CUfunction f,
 
 // Names of C's own, so that Go does not depend on which version a macro of cuda.h picks.
 static inline CUresult cprun_current(CUcontext *ctx) { return cuCtxGetCurrent(ctx); }
-static inline const char *cprun_error_name(CUresult r) { const char *s = 0; cuGetErrorName(r, &s); return s ? s : "unknown error"; }
-static inline const char *cprun_error_text(CUresult r) { const char *s = 0; cuGetErrorString(r, &s); return s ? s : ""; }
+static inline const char *cprun_error_name(CUresult r) {
+	const char *s = 0;
+	cuGetErrorName(r, &s);
+	return s ? s : "unknown error";
+}
+static inline const char *cprun_error_text(CUresult r) {
+	const char *s = 0;
+	cuGetErrorString(r, &s);
+	return s ? s : "";
+}
 #endif

@@ -2,10 +2,54 @@
 
 package cuda
 
-// #include "driver.h"
+/*
+#include <string.h>
+#include "driver.h"
+
+static inline CUresult cprun_host_register(CUcontext ctx, void *p, size_t n, CUdeviceptr *addr) {
+	CUresult r = cprun_use(ctx);
+	if (r == CUDA_SUCCESS) r = cuMemHostRegister(p, n, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+	return r != CUDA_SUCCESS ? r : cuMemHostGetDevicePointer(addr, p, 0);
+}
+static inline CUresult cprun_host_unregister(CUcontext ctx, void *p) { CPRUN_IN(ctx, cuMemHostUnregister(p)); }
+static inline CUresult cprun_wait_value(CUcontext ctx, CUstream s, CUdeviceptr addr, cuuint64_t v) {
+	CPRUN_IN(ctx, cuStreamWaitValue64(s, addr, v, CU_STREAM_WAIT_VALUE_GEQ));
+}
+static inline CUresult cprun_write_value(CUcontext ctx, CUstream s, CUdeviceptr addr, cuuint64_t v) {
+	CPRUN_IN(ctx, cuStreamWriteValue64(s, addr, v, CU_STREAM_WRITE_VALUE_DEFAULT));
+}
+static inline CUresult cprun_stream_query(CUcontext ctx, CUstream s) { CPRUN_IN(ctx, cuStreamQuery(s)); }
+static inline CUresult cprun_ipc_export(CUcontext ctx, void *handle, CUdeviceptr p) {
+	CUipcMemHandle h;
+	CUresult r = cprun_use(ctx);
+	if (r == CUDA_SUCCESS) r = cuIpcGetMemHandle(&h, p);
+	if (r == CUDA_SUCCESS) memcpy(handle, &h, sizeof h);
+	return r;
+}
+static inline CUresult cprun_ipc_open(CUcontext ctx, CUdeviceptr *p, const void *handle) {
+	CUipcMemHandle h;
+	memcpy(&h, handle, sizeof h);
+	CPRUN_IN(ctx, cuIpcOpenMemHandle(p, h, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+}
+static inline CUresult cprun_ipc_close(CUcontext ctx, CUdeviceptr p) { CPRUN_IN(ctx, cuIpcCloseMemHandle(p)); }
+static inline CUresult cprun_range(CUcontext ctx, CUdeviceptr *base, size_t *bytes, CUdeviceptr p) {
+	CUresult r = cprun_use(ctx);
+	if (r == CUDA_SUCCESS) r = cuPointerGetAttribute(base, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, p);
+	if (r == CUDA_SUCCESS) r = cuPointerGetAttribute(bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, p);
+	return r;
+}
+static inline CUresult cprun_peer(CUcontext ctx, CUdeviceptr p) {
+	CUcontext other;
+	CUresult r = cprun_use(ctx);
+	if (r == CUDA_SUCCESS) r = cuPointerGetAttribute(&other, CU_POINTER_ATTRIBUTE_CONTEXT, p);
+	if (r == CUDA_SUCCESS && other != ctx) r = cuCtxEnablePeerAccess(other, 0);
+	return r == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED ? CUDA_SUCCESS : r;
+}
+*/
 import "C"
 
 import (
+	"errors"
 	"fmt"
 	"unsafe"
 
@@ -154,3 +198,118 @@ func Addr(v tensor.View) uint64 {
 
 // Host returns the memory as host memory of tensor.
 func (p *Pinned) Host() *tensor.Host { return tensor.HostAt(p.ptr, p.bytes) }
+
+const (
+	memOps64    = cu.DeviceAttribute(C.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS)
+	memOps64Old = cu.DeviceAttribute(C.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V1)
+)
+
+// MemOps returns nil where WaitValue and WriteValue work on this device, else an error that says why
+// they do not.
+func (d *Device) MemOps() error {
+	var faults []error
+	for _, a := range []cu.DeviceAttribute{memOps64, memOps64Old} {
+		can, err := d.dev.Attribute(a)
+		if err == nil && can != 0 {
+			return nil
+		}
+		faults = append(faults, err)
+	}
+	return fmt.Errorf("%v: its streams cannot wait for 64-bit values in memory: %w", d,
+		errors.Join(append(faults, errors.ErrUnsupported)...))
+}
+
+// Register pins host memory of somebody else's, such as memory shared between processes, and
+// returns its address on the device. Both p and bytes are multiples of a page. Unregister
+// takes it back.
+func (d *Device) Register(p unsafe.Pointer, bytes int64) (addr uint64, err error) {
+	var a C.CUdeviceptr
+	err = d.check(fmt.Sprintf("cuMemHostRegister of %d bytes", bytes),
+		C.cprun_host_register(d.ctx, p, C.size_t(bytes), &a))
+	return uint64(a), err
+}
+
+// Unregister unpins what Register pinned. The device must be done with it.
+func (d *Device) Unregister(p unsafe.Pointer) error {
+	return d.check("cuMemHostUnregister", C.cprun_host_unregister(d.ctx, p))
+}
+
+// WaitValue makes later work wait until the 64-bit word at addr is v or more. The comparison is cyclic: the word may be
+// up to 1<<63 ahead.
+//
+// The driver does not know the writer. Streams can share a queue of the device, and some calls wait for all queued
+// work, so the wait is safe only if the write has been queued before, on whatever device.
+func (s *Stream) WaitValue(addr, v uint64) {
+	if s.failed.Load() {
+		return
+	}
+	defer s.spans.begin(s, "wait", "")()
+	s.Fail(s.dev.check("cuStreamWaitValue64", C.cprun_wait_value(s.dev.ctx, s.handle, C.CUdeviceptr(addr),
+		C.cuuint64_t(v))))
+}
+
+// WriteValue queues writing the 64-bit word at addr, which other devices and the host may
+// read. They see all that was queued before it when they see v.
+func (s *Stream) WriteValue(addr, v uint64) {
+	if s.failed.Load() {
+		return
+	}
+	s.Fail(s.dev.check("cuStreamWriteValue64", C.cprun_write_value(s.dev.ctx, s.handle, C.CUdeviceptr(addr),
+		C.cuuint64_t(v))))
+}
+
+// Idle reports whether the device has done all that was queued, which on a poisoned stream it
+// may not have. Any goroutine may ask.
+func (s *Stream) Idle() bool {
+	return C.cprun_stream_query(s.dev.ctx, s.handle) != C.CUDA_ERROR_NOT_READY
+}
+
+// IPCHandle names an allocation of the driver's to the other processes of the host.
+type IPCHandle [C.sizeof_CUipcMemHandle]byte
+
+// Allocation returns the allocation of this device that addr lies in: all of what Reserve took
+// counts as one. It stays where it is until Close.
+func (d *Device) Allocation(addr uint64) (base uint64, bytes int64, ok bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, a := range d.allocs {
+		if addr >= a.addr && addr-a.addr < uint64(a.bytes) {
+			return a.addr, a.bytes, true
+		}
+	}
+	return 0, 0, false
+}
+
+// Export makes the handle of the allocation that begins at base.
+func (d *Device) Export(base uint64) (h IPCHandle, err error) {
+	return h, d.check("cuIpcGetMemHandle", C.cprun_ipc_export(d.ctx, unsafe.Pointer(&h), C.CUdeviceptr(base)))
+}
+
+// Import maps an allocation that another process exported, of this or another device, and
+// returns where it begins here. A process cannot import what it exported itself. If the
+// other process has ended, what the memory holds is undefined. CloseImport unmaps it.
+func (d *Device) Import(h IPCHandle) (addr uint64, err error) {
+	var a C.CUdeviceptr
+	err = d.check("cuIpcOpenMemHandle", C.cprun_ipc_open(d.ctx, &a, unsafe.Pointer(&h)))
+	return uint64(a), err
+}
+
+// Range returns where the allocation of addr begins, and its size: of memory that this process has
+// allocated, on whatever device, or imported.
+func (d *Device) Range(addr uint64) (base uint64, bytes int64, err error) {
+	var at C.CUdeviceptr
+	var size C.size_t
+	err = d.check("cuPointerGetAttribute", C.cprun_range(d.ctx, &at, &size, C.CUdeviceptr(addr)))
+	return uint64(at), int64(size), err
+}
+
+// CloseImport unmaps what Import mapped. The device must be done with it.
+func (d *Device) CloseImport(addr uint64) error {
+	return d.check("cuIpcCloseMemHandle", C.cprun_ipc_close(d.ctx, C.CUdeviceptr(addr)))
+}
+
+// Reach lets this device read and write the device memory at addr, which this process
+// allocated on whatever device.
+func (d *Device) Reach(addr uint64) error {
+	return d.check("cuCtxEnablePeerAccess", C.cprun_peer(d.ctx, C.CUdeviceptr(addr)))
+}

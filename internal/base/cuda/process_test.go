@@ -47,7 +47,12 @@ func TestIPC(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	child(t, "TestIPCChild", "CPRUN_TEST_HANDLE="+hex.EncodeToString(h[:]), "CPRUN_TEST_OFFSET="+strconv.FormatUint(x.addr-base, 10))
+	child(
+		t,
+		"TestIPCChild",
+		"CPRUN_TEST_HANDLE="+hex.EncodeToString(h[:]),
+		"CPRUN_TEST_OFFSET="+strconv.FormatUint(x.addr-base, 10),
+	)
 	for i, got := range get[int64](t, s, x.addr, 4) {
 		if want := int64(10 * (i + 1)); got != want {
 			t.Errorf("element %d is %d, want %d", i, got, want)

@@ -26,7 +26,7 @@ type Stream struct {
 	name   string
 	handle C.CUstream
 	label  string
-	last   string // name and detail of what was queued last, while traced
+	last   string // name and detail of the last queued work, while traced
 
 	events [eventRing]C.CUevent // a ring: the n-th Record uses events[n % eventRing]; set before seq counts it
 	seq    atomic.Uint64        // Records so far; written by Record and Close
@@ -44,8 +44,7 @@ type Stream struct {
 // the stream has reached it.
 const eventRing = 4096
 
-// NewStream makes a stream. urgent ones are scheduled before others: transfers, whose
-// kernels are short and which somebody waits for.
+// NewStream makes a stream. urgent ones are scheduled before others: transfers have short kernels with waiters.
 func (d *Device) NewStream(name string, urgent bool) (*Stream, error) {
 	s := &Stream{dev: d, name: name}
 	err := d.With(func() error {
@@ -70,7 +69,7 @@ func (d *Device) NewStream(name string, urgent bool) (*Stream, error) {
 // Close destroys the stream after its work.
 func (s *Stream) Close() error {
 	n := s.seq.Load()
-	s.seq.Store(n + eventRing) // who still holds an event does not look at what is gone
+	s.seq.Store(n + eventRing) // holders of older events do not read them
 	for i := range min(n, eventRing) {
 		s.dev.check("cuEventDestroy", C.cprun_event_free(s.dev.ctx, s.events[i]))
 	}
@@ -90,7 +89,7 @@ func (s *Stream) Name() string { return s.name }
 // Handle returns the CUstream, for libraries.
 func (s *Stream) Handle() unsafe.Pointer { return unsafe.Pointer(s.handle) }
 
-// Label names what is queued from here on, for traces.
+// Label names all later work, for traces.
 func (s *Stream) Label(name string) { s.label = name }
 
 // Labelled returns that name.
@@ -137,7 +136,7 @@ func (s *Stream) OnFail(f func(error)) {
 // poisons it with queue's error. The name says what it is in traces.
 func (s *Stream) Do(name string, queue func() error) { s.DoDetailed(name, "", queue) }
 
-// DoDetailed does what Do does, with the detail of its span. Events recorded behind it have name and detail for
+// DoDetailed does what Do does, with the detail of its span. Events recorded after it have name and detail for
 // those that wait.
 func (s *Stream) DoDetailed(name, detail string, queue func() error) {
 	if s.failed.Load() {
@@ -254,8 +253,8 @@ func (e *event) Sync(ctx context.Context) error {
 	}
 }
 
-// Wait makes what is queued later wait for e, of this or another stream of the device. If e's
-// stream has failed, this one fails with the same error.
+// Wait makes later work wait for e, of this or another stream of the device. If e's stream has failed, this one fails
+// with the same error.
 func (s *Stream) Wait(e tensor.Event) {
 	if ev := e.(*event); s.waitsFor(ev) {
 		defer s.waits.begin(s)()

@@ -105,14 +105,16 @@ func TestBadLaunch(t *testing.T) {
 	a.Launch(f, Launch{Grid: Dim{X: 1}, Block: Dim{X: 4096}}, new(Args))
 	err := a.Sync(t.Context())
 	var e *Error
-	if !errors.As(err, &e) || e.Device != 0 || !strings.Contains(err.Error(), "launch of nothing") || !strings.HasPrefix(e.Name, "CUDA_ERROR_") {
+	if !errors.As(err, &e) || e.Device != 0 || !strings.Contains(err.Error(), "launch of nothing") ||
+		!strings.HasPrefix(e.Name, "CUDA_ERROR_") {
 		t.Errorf("error %v", err)
 	}
 	x := put(t, b, []int32{1})
 	if got := get[int32](t, b, x.addr, 1); got[0] != 1 {
 		t.Errorf("the other stream copied %d", got[0])
 	}
-	if _, err := compile(t, d, `extern "C" __global__ void nothing() {}`).Function("something", 0); err == nil || !strings.Contains(err.Error(), "something") {
+	if _, err := compile(t, d, `extern "C" __global__ void nothing() {}`).Function("something", 0); err == nil ||
+		!strings.Contains(err.Error(), "something") {
 		t.Errorf("a kernel that does not exist: %v", err)
 	}
 }
@@ -129,7 +131,8 @@ func TestTrace(t *testing.T) {
 	s.Trace(nil)
 	s.Do("fill", func() error { return nil })
 	wait(t, s)
-	if len(spans) != 1 || spans[0].Lane != "lane" || spans[0].Name != "fill" || spans[0].Label != "layer 1" || spans[0].Took <= 0 {
+	if len(spans) != 1 || spans[0].Lane != "lane" || spans[0].Name != "fill" || spans[0].Label != "layer 1" ||
+		spans[0].Took <= 0 {
 		t.Errorf("spans %+v", spans)
 	}
 }

@@ -36,8 +36,15 @@ extern "C" __global__ void fetch(PARAMETER, float *out, int x, int y) {
 
 // mapKinds are the ways that a kernel gets a tensor map.
 var mapKinds = map[string]*strings.Replacer{
-	"first argument":  strings.NewReplacer("PARAMETER", "const __grid_constant__ Map map", "MAP", "&map", "FENCE", ""),
-	"second argument": strings.NewReplacer("PARAMETER", "int zero, const __grid_constant__ Map map", "MAP", "&map", "FENCE", ""),
+	"first argument": strings.NewReplacer("PARAMETER", "const __grid_constant__ Map map", "MAP", "&map", "FENCE", ""),
+	"second argument": strings.NewReplacer(
+		"PARAMETER",
+		"int zero, const __grid_constant__ Map map",
+		"MAP",
+		"&map",
+		"FENCE",
+		"",
+	),
 	"memory": strings.NewReplacer("PARAMETER", "const Map *map", "MAP", "map", "FENCE",
 		`asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");`),
 }
@@ -64,7 +71,9 @@ func TestTensorMapChild(t *testing.T) {
 		src[i] = float32(i + 1)
 	}
 	in, out := put(t, s, src), alloc0(t, d, 4*64)
-	m, err := d.TensorMap(Tiled{Type: tensor.F32, Addr: in.addr, Shape: []int{cols, rows}, Strides: []int64{4 * cols}, Box: []int{16, 4}})
+	m, err := d.TensorMap(
+		Tiled{Type: tensor.F32, Addr: in.addr, Shape: []int{cols, rows}, Strides: []int64{4 * cols}, Box: []int{16, 4}},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,10 +46,12 @@ func TestOnlyRegularFilesAreOpened(t *testing.T) {
 	dir := t.TempDir()
 	r := root(t, dir)
 	for _, name := range irregular(t, dir) {
-		if f, err := Open(filepath.Join(dir, name)); !errors.Is(err, ErrIrregular) || !strings.Contains(err.Error(), name) {
+		if f, err := Open(filepath.Join(dir, name)); !errors.Is(err, ErrIrregular) ||
+			!strings.Contains(err.Error(), name) {
 			t.Errorf("Open of a %s: %v, %v", name, f, err)
 		}
-		if f, err := OpenIn(r, name); !errors.Is(err, ErrIrregular) || !strings.Contains(err.Error(), filepath.Join(dir, name)) {
+		if f, err := OpenIn(r, name); !errors.Is(err, ErrIrregular) ||
+			!strings.Contains(err.Error(), filepath.Join(dir, name)) {
 			t.Errorf("OpenIn of a %s: %v, %v", name, f, err)
 		}
 		if f, err := Append(r, name); err == nil {

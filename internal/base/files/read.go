@@ -1,27 +1,31 @@
 package files
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"slices"
+	"strings"
 
+	"github.com/bmatcuk/doublestar/v4"
 	"golang.org/x/sys/unix"
 
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// readFlags do not wait: opening a pipe would, for somebody who writes to it.
+// readFlags do not wait: opening a pipe would, for a writer.
 const readFlags = os.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY
 
-// ErrIrregular is the cause when a name is that of a pipe, a device, a socket or a directory.
+// ErrIrregular is the cause if a name is a pipe's, a device's, a socket's or a directory's.
 var ErrIrregular = errors.New("not a regular file")
 
-// ErrTooLong is the cause when a file is longer than what is read of its kind.
+// ErrTooLong is the cause if a file exceeds its limit.
 var ErrTooLong = errors.New("too long")
 
-// Open opens a regular file to read, and refuses at once what is none.
+// Open opens a regular file to read, and refuses anything else at once.
 func Open(path string) (*os.File, error) {
 	st, err := os.Stat(path)
 	if err == nil {
@@ -48,7 +52,7 @@ func OpenIn(root *os.Root, name string) (*os.File, error) {
 	return f, lead(root, name, err)
 }
 
-// regular is f, if it still is a regular file now that nobody can put another in its place.
+// regular is f, if it still is a regular file now that no one can put another in its place.
 func regular(path string, f *os.File, err error) (*os.File, error) {
 	if err != nil {
 		return nil, shown(err)
@@ -64,7 +68,6 @@ func regular(path string, f *os.File, err error) (*os.File, error) {
 	return f, nil
 }
 
-// check refuses what is no regular file.
 func check(path string, st fs.FileInfo) error {
 	if st.Mode().IsRegular() {
 		return nil
@@ -72,7 +75,7 @@ func check(path string, st fs.FileInfo) error {
 	return &fs.PathError{Op: "open", Path: path, Err: fmt.Errorf("it is %s, %w", kind(st.Mode()), ErrIrregular)}
 }
 
-// kind returns what a file is, and what to do about it.
+// kind names the type of a file, with the fix.
 func kind(m fs.FileMode) string {
 	switch {
 	case m.IsDir():
@@ -87,7 +90,6 @@ func kind(m fs.FileMode) string {
 	return "none that holds bytes"
 }
 
-// shown has the path of an error as it is shown.
 func shown(err error) error {
 	if pe, ok := err.(*fs.PathError); ok {
 		return &fs.PathError{Op: pe.Op, Path: terminal.Name(pe.Path), Err: pe.Err}
@@ -111,7 +113,7 @@ func Empty(path string) (bool, error) {
 }
 
 // Written returns the bytes of a file that are on the disk, at most those that it has. The others are
-// holes, which nobody wrote.
+// holes, which no one wrote.
 func Written(f *os.File) (int64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -149,7 +151,7 @@ type Readable interface {
 	Stat() (fs.FileInfo, error)
 }
 
-// All returns what is left of an open file, of which there are at most limit bytes.
+// All returns the rest of an open file, at most limit bytes.
 func All(f Readable, limit int64) ([]byte, error) {
 	fail := func(err error) error {
 		return &fs.PathError{Op: "read", Path: terminal.Name(f.Name()), Err: err}
@@ -167,4 +169,49 @@ func All(f Readable, limit int64) ([]byte, error) {
 		return nil, fail(fmt.Errorf("it is %w; at most %d bytes are read", ErrTooLong, limit))
 	}
 	return data, nil
+}
+
+// Glob returns the sorted paths that a pattern matches: the syntax of path.Match, {a,b}, and ** for any number of
+// directories. As in a shell, wildcards do not match names that begin with a dot. ** does not follow symbolic links,
+// which may form a loop. A directory that cannot be read is an error.
+func Glob(pattern string) ([]string, error) {
+	opts := []doublestar.GlobOption{doublestar.WithNoHidden(), doublestar.WithFailOnIOErrors()}
+	if strings.Contains(pattern, "**") {
+		opts = append(opts, doublestar.WithNoFollow())
+	}
+	paths, err := doublestar.FilepathGlob(pattern, opts...)
+	slices.Sort(paths)
+	return paths, err
+}
+
+// Modest refuses JSON of more than most values and keys: decoded, a value of two bytes takes a
+// hundred. It looks at brackets, commas and colons alone; that the rest is JSON, its decoder finds.
+func Modest(json []byte, most int) error {
+	n, inside := 1, false
+	for i := 0; i < len(json); i++ {
+		switch c := json[i]; {
+		case inside && c == '\\':
+			i++
+		case c == '"':
+			inside = !inside
+		case inside:
+		case c == ',' || c == ':' || c == '[' || c == '{':
+			n++
+		}
+	}
+	if n > most {
+		return fmt.Errorf("it has %d values; at most %d are read", n, most)
+	}
+	return nil
+}
+
+// pointer begins what git-lfs puts in the place of a file that it has not fetched.
+var pointer = []byte("version https://git-lfs.github.com/spec/")
+
+// Fetched returns an error if a file that begins with these bytes is a pointer of git-lfs.
+func Fetched(begin []byte) error {
+	if n := min(len(begin), len(pointer)); n >= 8 && bytes.Equal(begin[:n], pointer[:n]) {
+		return errors.New("it is a git-lfs pointer, not the file: run git lfs pull in its directory")
+	}
+	return nil
 }

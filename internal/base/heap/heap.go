@@ -11,7 +11,7 @@ import (
 
 // Heap hands out dense views from blocks of one device's memory and takes them back in any order.
 // Memory that is given back in the reverse order of its allocation belongs in a tensor.Arena, which never
-// has holes. Where a view lies depends only on the calls before. A Heap is used by one goroutine at
+// has holes. The place of a view depends only on the calls before. A Heap is used by one goroutine at
 // a time.
 type Heap struct {
 	alloc  func(bytes int64) (tensor.Memory, error)

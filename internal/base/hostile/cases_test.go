@@ -16,7 +16,10 @@ func quarter(metadata map[string]string) string {
 	if err != nil {
 		panic(err)
 	}
-	return fmt.Sprintf(`{"__metadata__":%s,"q":{"dtype":"F32","shape":[1,8,2,4],"data_offsets":[0,256]},"k":{"dtype":"F32","shape":[1,8,1,4],"data_offsets":[256,384]},"v":{"dtype":"F32","shape":[1,8,1,4],"data_offsets":[384,512]}}`, meta)
+	return fmt.Sprintf(
+		`{"__metadata__":%s,"q":{"dtype":"F32","shape":[1,8,2,4],"data_offsets":[0,256]},"k":{"dtype":"F32","shape":[1,8,1,4],"data_offsets":[256,384]},"v":{"dtype":"F32","shape":[1,8,1,4],"data_offsets":[384,512]}}`,
+		meta,
+	)
 }
 
 // tensorsOf is a header of float32 tensors with these shapes, and the bytes that they claim.
@@ -29,7 +32,10 @@ func tensorsOf(shapes map[string][]int64) (string, int64) {
 			n *= d
 		}
 		list, _ := json.Marshal(shapes[name]) // a list of integers
-		parts = append(parts, fmt.Sprintf(`"%s":{"dtype":"F32","shape":%s,"data_offsets":[%d,%d]}`, name, list, at, at+n))
+		parts = append(
+			parts,
+			fmt.Sprintf(`"%s":{"dtype":"F32","shape":%s,"data_offsets":[%d,%d]}`, name, list, at, at+n),
+		)
 		at += n
 	}
 	return "{" + strings.Join(parts, ",") + "}", at
@@ -47,13 +53,25 @@ func cases() (all []input) {
 		}})
 	}
 	for name, h := range headers() {
-		add("header "+name, []string{"case.safetensors"}, func(p *place) { p.raw("case.safetensors", h.text(), h.data) })
+		add(
+			"header "+name,
+			[]string{"case.safetensors"},
+			func(p *place) { p.raw("case.safetensors", h.text(), h.data) },
+		)
 	}
 	for name, n := range lengths {
-		add("length "+name, []string{"case.safetensors"}, func(p *place) { p.write("case.safetensors", binary.LittleEndian.AppendUint64(nil, n)) })
+		add(
+			"length "+name,
+			[]string{"case.safetensors"},
+			func(p *place) { p.write("case.safetensors", binary.LittleEndian.AppendUint64(nil, n)) },
+		)
 	}
 	for _, kind := range unreadable {
-		add("a "+kind, []string{"case.safetensors"}, func(p *place) { p.must(irregular[kind](p, p.path("case.safetensors"))) })
+		add(
+			"a "+kind,
+			[]string{"case.safetensors"},
+			func(p *place) { p.must(irregular[kind](p, p.path("case.safetensors"))) },
+		)
 	}
 	for name, meta := range map[string]map[string]string{
 		"documents overflow":       {"docs": "[9223372036854775807,9223372036854775807,10]"},
@@ -94,7 +112,11 @@ func cases() (all []input) {
 		"window of three sides":    {"window": "1,2,3"},
 		"a window below -1":        {"window": "3,-2"},
 	} {
-		add("metadata "+name, []string{"case.safetensors"}, func(p *place) { p.raw("case.safetensors", quarter(meta), 512) })
+		add(
+			"metadata "+name,
+			[]string{"case.safetensors"},
+			func(p *place) { p.raw("case.safetensors", quarter(meta), 512) },
+		)
 	}
 	for name, meta := range map[string]map[string]string{
 		"least window": {"window": "-9223372036854775808"}, "large window": {"window": "1099511627776", "causal": "true"},
@@ -131,11 +153,19 @@ func cases() (all []input) {
 		})
 		all[len(all)-1].good = true
 	}
-	all = append(all, input{kind: "attention", name: "the result is the case", says: []string{"also --in"}, make: func(p *place) []string {
-		p.raw("case.safetensors", quarter(map[string]string{}), 512)
-		p.must(os.Link(p.path("case.safetensors"), p.path("out.safetensors")))
-		return run(p)
-	}})
+	all = append(
+		all,
+		input{
+			kind: "attention",
+			name: "the result is the case",
+			says: []string{"also --in"},
+			make: func(p *place) []string {
+				p.raw("case.safetensors", quarter(map[string]string{}), 512)
+				p.must(os.Link(p.path("case.safetensors"), p.path("out.safetensors")))
+				return run(p)
+			},
+		},
+	)
 	sortInputs(all)
 	return all
 }

@@ -110,21 +110,37 @@ func configs() (all []input) {
 	}
 	for name, text := range texts {
 		for _, command := range []string{"plan", "train", "scale"} {
-			all = append(all, input{kind: "config", name: command + " " + name, says: []string{"train.yaml"}, make: func(p *place) []string {
-				path := p.write("train.yaml", text)
-				if command != "train" {
-					return []string{command, path}
-				}
-				return []string{"--run-dir", "run", path}
-			}})
+			all = append(
+				all,
+				input{
+					kind: "config",
+					name: command + " " + name,
+					says: []string{"train.yaml"},
+					make: func(p *place) []string {
+						path := p.write("train.yaml", text)
+						if command != "train" {
+							return []string{command, path}
+						}
+						return []string{"--run-dir", "run", path}
+					},
+				},
+			)
 		}
 	}
 	for _, kind := range unreadable {
 		for _, command := range [][]string{{"plan"}, {"--run-dir", "run"}, {"bench", "train"}, {"scale"}} {
-			all = append(all, input{kind: "config", name: command[0] + " of a " + kind, says: []string{"bad.yaml"}, make: func(p *place) []string {
-				p.must(irregular[kind](p, p.path("bad.yaml")))
-				return append(command, "bad.yaml")
-			}})
+			all = append(
+				all,
+				input{
+					kind: "config",
+					name: command[0] + " of a " + kind,
+					says: []string{"bad.yaml"},
+					make: func(p *place) []string {
+						p.must(irregular[kind](p, p.path("bad.yaml")))
+						return append(command, "bad.yaml")
+					},
+				},
+			)
 		}
 	}
 	for name, text := range experiments() {
@@ -132,10 +148,13 @@ func configs() (all []input) {
 		if name == "device" {
 			says = "/dev/zero"
 		}
-		all = append(all, input{kind: "config", name: "experiment with " + name, says: []string{says}, make: func(p *place) []string {
-			p.small()
-			return []string{"scale", p.write("grid.yaml", []byte(text))}
-		}})
+		all = append(
+			all,
+			input{kind: "config", name: "experiment with " + name, says: []string{says}, make: func(p *place) []string {
+				p.small()
+				return []string{"scale", p.write("grid.yaml", []byte(text))}
+			}},
+		)
 	}
 	sortInputs(all)
 	return all
@@ -144,17 +163,29 @@ func configs() (all []input) {
 // experiments are texts of an experiment over a config that is right.
 func experiments() map[string]string {
 	return map[string]string{
-		"many cells":      "base: train.yaml\ngrid:\n" + numbered("  model.m%d: [1, 2]\n", 10) + "  data.seq_len: [" + numbered("%d, ", 20_000) + "1]\n",
-		"many axes":       "base: train.yaml\ngrid:\n" + numbered("  k%d: [1]\n", 50_000),
-		"many values":     "base: train.yaml\ngrid: {parallel.algorithm: [" + strings.Repeat("rign, ", 100_000) + "x]}\n",
+		"many cells": "base: train.yaml\ngrid:\n" + numbered(
+			"  model.m%d: [1, 2]\n",
+			10,
+		) + "  data.seq_len: [" + numbered(
+			"%d, ",
+			20_000,
+		) + "1]\n",
+		"many axes": "base: train.yaml\ngrid:\n" + numbered("  k%d: [1]\n", 50_000),
+		"many values": "base: train.yaml\ngrid: {parallel.algorithm: [" + strings.Repeat(
+			"rign, ",
+			100_000,
+		) + "x]}\n",
 		"many settings":   "base: train.yaml\nset:\n" + numbered("  k%d: 1\n", 50_000) + "grid: {nproc: [1]}\n",
 		"deep conditions": "base: train.yaml\ngrid: {nproc: [1]}\nskip: ['" + strings.Repeat("(", 400_000) + "']\n",
-		"many conditions": "base: train.yaml\ngrid: {nproc: [1]}\nskip: [" + strings.Repeat("'nproc == ', ", 50_000) + "'']\n",
-		"escape":          "base: \"\\e[2J\"\ngrid: {nproc: [\"\\e[31m\"], \"\\e[2Jx\": [1]}\nskip: [\"\\e[2J == '\\u202e\"]\n",
-		"break":           "base: \"x\\nFORGED done\"\ngrid: {\"x\\nFORGED done\": [1]}\n",
-		"itself":          "base: grid.yaml\ngrid: {nproc: [1]}\n",
-		"device":          "base: /dev/zero\ngrid: {nproc: [1]}\n",
-		"cells outside":   "base: train.yaml\ngrid: {checkpoint.local: [../../outside, /]}\nwarmup: 100\n",
+		"many conditions": "base: train.yaml\ngrid: {nproc: [1]}\nskip: [" + strings.Repeat(
+			"'nproc == ', ",
+			50_000,
+		) + "'']\n",
+		"escape":        "base: \"\\e[2J\"\ngrid: {nproc: [\"\\e[31m\"], \"\\e[2Jx\": [1]}\nskip: [\"\\e[2J == '\\u202e\"]\n",
+		"break":         "base: \"x\\nFORGED done\"\ngrid: {\"x\\nFORGED done\": [1]}\n",
+		"itself":        "base: grid.yaml\ngrid: {nproc: [1]}\n",
+		"device":        "base: /dev/zero\ngrid: {nproc: [1]}\n",
+		"cells outside": "base: train.yaml\ngrid: {checkpoint.local: [../../outside, /]}\nwarmup: 100\n",
 	}
 }
 

@@ -47,7 +47,14 @@ func built(run func() int) int {
 	if err == nil {
 		defer os.RemoveAll(dir)
 		program = filepath.Join(dir, "cprun")
-		build := exec.Command("go", "build", "-ldflags=-s -w", "-o", program, "../../../cmd/cprun") // without tables for debuggers, which take long to link
+		build := exec.Command(
+			"go",
+			"build",
+			"-ldflags=-s -w",
+			"-o",
+			program,
+			"../../../cmd/cprun",
+		) // without tables for debuggers, which take long to link
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		var out []byte
 		if out, err = build.CombinedOutput(); err != nil {
@@ -170,7 +177,13 @@ func TestHostile(t *testing.T) {
 		total += n
 		told = append(told, fmt.Sprintf("%s %d", kind, n))
 	}
-	t.Logf("%d inputs (%s): at most %d MiB and %.2f s", total, strings.Join(told, ", "), most.Resident>>20, most.Time.Seconds())
+	t.Logf(
+		"%d inputs (%s): at most %d MiB and %.2f s",
+		total,
+		strings.Join(told, ", "),
+		most.Resident>>20,
+		most.Time.Seconds(),
+	)
 }
 
 // newTokens returns what waits until fewer than n others are at work, and returns what lets the next go.
@@ -263,7 +276,8 @@ func (in *input) judge(t *testing.T, p *place, code int, stdout, stderr string) 
 		tell("it prints %d bytes", len(stderr))
 	}
 	for _, r := range stdout + stderr {
-		if r != '\n' && r != '\t' && (unicode.IsControl(r) || r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069) {
+		if r != '\n' && r != '\t' &&
+			(unicode.IsControl(r) || r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069) {
 			tell("it prints %q", r)
 			break
 		}

@@ -36,7 +36,10 @@ func headers() map[string]header {
 		"a long name": {func() string {
 			return `{"` + strings.Repeat("n", 20<<20) + `":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`
 		}, 4},
-		"an odd name":   {func() string { return `{"\u001b[2J\u009b31m\u202e":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}` }, 4},
+		"an odd name": {
+			func() string { return `{"\u001b[2J\u009b31m\u202e":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}` },
+			4,
+		},
 		"a broken name": {func() string { return `{"x\nFORGED":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}` }, 4},
 		"an odd type": {func() string {
 			return `{"q":{"dtype":"\u001b[2J` + strings.Repeat("x", 1<<20) + `","shape":[1],"data_offsets":[0,4]}}`
@@ -47,11 +50,20 @@ func headers() map[string]header {
 		"many offsets": {func() string {
 			return `{"q":{"dtype":"F32","shape":[1],"data_offsets":[` + strings.Repeat("0,", 10<<20) + `4]}}`
 		}, 4},
-		"many keys":      {func() string { return `{"q":` + many(1_000_000, `"%d":0`) + `}` }, 0},
-		"many metadata":  {func() string { return `{"__metadata__":` + many(1_000_000, `"%d":"x"`) + `}` }, 0},
-		"long metadata":  {func() string { return `{"__metadata__":{"docs":"` + strings.Repeat("1,", 15<<20) + `"}}` }, 0},
-		"many tensors":   {func() string { return many(600_000, `"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}`) }, 0},
-		"tensors at max": {func() string { return many(260_000, `"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}`) }, 0},
+		"many keys":     {func() string { return `{"q":` + many(1_000_000, `"%d":0`) + `}` }, 0},
+		"many metadata": {func() string { return `{"__metadata__":` + many(1_000_000, `"%d":"x"`) + `}` }, 0},
+		"long metadata": {
+			func() string { return `{"__metadata__":{"docs":"` + strings.Repeat("1,", 15<<20) + `"}}` },
+			0,
+		},
+		"many tensors": {
+			func() string { return many(600_000, `"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}`) },
+			0,
+		},
+		"tensors at max": {
+			func() string { return many(260_000, `"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}`) },
+			0,
+		},
 		"overflow": {func() string {
 			return `{"q":{"dtype":"F32","shape":[4294967296,4294967296,4294967296],"data_offsets":[0,4]}}`
 		}, 4},
@@ -60,7 +72,10 @@ func headers() map[string]header {
 		}, 0},
 		"negative":  {func() string { return `{"q":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}` }, 4},
 		"backwards": {func() string { return `{"q":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}` }, 4},
-		"beyond":    {func() string { return `{"q":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}` }, 4},
+		"beyond": {
+			func() string { return `{"q":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}` },
+			4,
+		},
 		"overlap": {func() string {
 			return `{"q":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"k":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`
 		}, 4},
@@ -70,16 +85,31 @@ func headers() map[string]header {
 		"long number": {func() string {
 			return `{"q":{"dtype":"F32","shape":[` + strings.Repeat("9", 20<<20) + `],"data_offsets":[0,4]}}`
 		}, 4},
-		"spaces":        {func() string { return `{` + strings.Repeat(" ", 30<<20) + `}` }, 0},
-		"no UTF-8":      {func() string { return "{\"\xff\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}" }, 4},
-		"long header":   {func() string { return `{"__metadata__":{"a":"` + strings.Repeat("x", 60<<20) + `"}}` }, 0},
-		"long but read": {func() string { return `{"__metadata__":{"a":"` + strings.Repeat("x", 33_000_000) + `"}}` }, 0},
-		"escapes":       {func() string { return `{"__metadata__":{"a":"` + strings.Repeat(`\u001b`, 5_000_000) + `"}}` }, 0},
+		"spaces": {func() string { return `{` + strings.Repeat(" ", 30<<20) + `}` }, 0},
+		"no UTF-8": {
+			func() string { return "{\"\xff\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}" },
+			4,
+		},
+		"long header": {func() string { return `{"__metadata__":{"a":"` + strings.Repeat("x", 60<<20) + `"}}` }, 0},
+		"long but read": {
+			func() string { return `{"__metadata__":{"a":"` + strings.Repeat("x", 33_000_000) + `"}}` },
+			0,
+		},
+		"escapes": {
+			func() string { return `{"__metadata__":{"a":"` + strings.Repeat(`\u001b`, 5_000_000) + `"}}` },
+			0,
+		},
 	}
 }
 
 // lengths are claims of a header's length.
-var lengths = map[string]uint64{"2^63": 1 << 63, "2^64-1": 1<<64 - 1, "2^62": 1 << 62, "100 MB": 100_000_000, "one more": 1}
+var lengths = map[string]uint64{
+	"2^63":     1 << 63,
+	"2^64-1":   1<<64 - 1,
+	"2^62":     1 << 62,
+	"100 MB":   100_000_000,
+	"one more": 1,
+}
 
 // shape is a config.json of the model of the small config.
 const shape = `{"model_type":"llama","architectures":["LlamaForCausalLM"],"vocab_size":256,"hidden_size":16,"intermediate_size":32,"num_hidden_layers":1,` +
@@ -110,7 +140,11 @@ func models() (all []input) {
 		add("header "+name, []string{"/m"}, func(p *place) { p.raw("m/model.safetensors", h.text(), h.data) })
 	}
 	for name, n := range lengths {
-		add("length "+name, []string{"model.safetensors"}, func(p *place) { p.write("m/model.safetensors", binary.LittleEndian.AppendUint64(nil, n)) })
+		add(
+			"length "+name,
+			[]string{"model.safetensors"},
+			func(p *place) { p.write("m/model.safetensors", binary.LittleEndian.AppendUint64(nil, n)) },
+		)
 	}
 	for _, kind := range unreadable {
 		for _, name := range []string{"config.json", "model.safetensors", "model.safetensors.index.json"} {
@@ -155,11 +189,21 @@ func models() (all []input) {
 	}
 	for name, links := range map[string]int{"1500 links": 1500, "5000 links": 5000} {
 		add(name+" to one shard", []string{"index.json"}, func(p *place) {
-			p.raw("m/0.safetensors", `{"__metadata__":{"a":"`+strings.Repeat("x", 1<<20)+`"},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`, 4)
+			p.raw(
+				"m/0.safetensors",
+				`{"__metadata__":{"a":"`+strings.Repeat(
+					"x",
+					1<<20,
+				)+`"},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`,
+				4,
+			)
 			for i := 1; i < links; i++ {
 				p.must(os.Link(p.path("m/0.safetensors"), p.path(fmt.Sprintf("m/%d.safetensors", i))))
 			}
-			p.write("m/model.safetensors.index.json", []byte(`{"weight_map":{`+strings.TrimSuffix(numbered(`"%d":"%[1]d.safetensors",`, links), ",")+"}}"))
+			p.write(
+				"m/model.safetensors.index.json",
+				[]byte(`{"weight_map":{`+strings.TrimSuffix(numbered(`"%d":"%[1]d.safetensors",`, links), ",")+"}}"),
+			)
 		})
 	}
 	add("links that lead out", []string{"leads out"}, func(p *place) {
@@ -173,7 +217,11 @@ func models() (all []input) {
 		add("tokenizer.json "+name, []string{"tokenizer"}, func(p *place) { p.write("m/tokenizer.json", []byte(text)) })
 	}
 	for _, kind := range unreadable {
-		add("tokenizer.json is a "+kind, []string{"tokenizer"}, func(p *place) { p.must(irregular[kind](p, p.path("m/tokenizer.json"))) })
+		add(
+			"tokenizer.json is a "+kind,
+			[]string{"tokenizer"},
+			func(p *place) { p.must(irregular[kind](p, p.path("m/tokenizer.json"))) },
+		)
 	}
 	add("a pickle", []string{"pickle"}, func(p *place) { p.write("m/pytorch_model.bin", []byte("\x80\x02")) })
 	sortInputs(all)

@@ -61,11 +61,14 @@ func names() (all []input) {
 		}
 		// A file of that name that is there.
 		text := utf8.ValidString(bad)
-		all = append(all, input{kind: "name", name: "a real " + bad, good: text, fail: !text, make: func(p *place) []string {
-			p.small()
-			p.must(os.Rename(p.path("train.yaml"), p.path(bad)))
-			return []string{"--run-dir", "./run" + bad, "./" + bad}
-		}})
+		all = append(
+			all,
+			input{kind: "name", name: "a real " + bad, good: text, fail: !text, make: func(p *place) []string {
+				p.small()
+				p.must(os.Rename(p.path("train.yaml"), p.path(bad)))
+				return []string{"--run-dir", "./run" + bad, "./" + bad}
+			}},
+		)
 	}
 	for i := range all {
 		all[i].name = clean.Replace(all[i].name)
@@ -81,23 +84,56 @@ var clean = strings.NewReplacer("/", "_", "\n", "_")
 func environments() (all []input) {
 	for _, name := range []string{"NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_DEBUG", "NVTE_DEBUG_LEVEL"} {
 		for _, value := range []string{escape, "", "99999999999999999999", "0\nFORGED", strings.Repeat("9", 100_000)} {
-			all = append(all, input{kind: "environment", name: name, says: []string{name}, env: []string{name + "=" + value}, make: func(p *place) []string {
-				return []string{"plan", p.small()}
-			}})
+			all = append(
+				all,
+				input{
+					kind: "environment",
+					name: name,
+					says: []string{name},
+					env:  []string{name + "=" + value},
+					make: func(p *place) []string {
+						return []string{"plan", p.small()}
+					},
+				},
+			)
 		}
 	}
 	for _, set := range [][]string{
 		{"NVTE_DEBUG=1", "NVTE_DEBUG_LEVEL=2147483647"}, {"CUDA_VISIBLE_DEVICES=" + escape}, {"TERM=" + escape}, {"XDG_RUNTIME_DIR=/proc"}, {"XDG_CACHE_HOME=" + escape},
 		{"CPRUN_RUN_ID=" + escape}, {"RANK=" + escape, "WORLD_SIZE=-1"}, {"GOMEMLIMIT=1GiB"}, {"XDG_RUNTIME_DIR=" + strings.Repeat("/x", 2000)},
 	} {
-		all = append(all, input{kind: "environment", name: "train with " + strings.Split(set[0], "=")[0], good: true, env: set, make: func(p *place) []string {
-			return []string{"--nproc", "2", "--run-dir", "run", p.small()}
-		}}, input{kind: "environment", name: "doctor with " + strings.Split(set[0], "=")[0], fail: true, env: set, make: func(*place) []string {
-			return []string{"doctor"}
-		}})
+		all = append(
+			all,
+			input{
+				kind: "environment",
+				name: "train with " + strings.Split(set[0], "=")[0],
+				good: true,
+				env:  set,
+				make: func(p *place) []string {
+					return []string{"--nproc", "2", "--run-dir", "run", p.small()}
+				},
+			},
+			input{
+				kind: "environment",
+				name: "doctor with " + strings.Split(set[0], "=")[0],
+				fail: true,
+				env:  set,
+				make: func(*place) []string {
+					return []string{"doctor"}
+				},
+			},
+		)
 	}
 	for _, role := range []string{"train", "bench", escape, ""} { // only a launcher starts these
-		all = append(all, input{kind: "environment", name: "worker", env: []string{"CPRUN_RUN_ID=x"}, make: func(*place) []string { return []string{"worker", role} }})
+		all = append(
+			all,
+			input{
+				kind: "environment",
+				name: "worker",
+				env:  []string{"CPRUN_RUN_ID=x"},
+				make: func(*place) []string { return []string{"worker", role} },
+			},
+		)
 	}
 	return all
 }

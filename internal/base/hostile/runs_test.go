@@ -54,7 +54,17 @@ var spoiled = map[string]bool{"plan.json": true, "trace.json": true, "checkpoint
 // runs are run directories and checkpoints.
 func runs() (all []input) {
 	resume := func(*place) []string {
-		return []string{"--nproc", "2", "--run-dir", "run", "--set", "train.steps=3", "--set", "log.trace_steps=1", "train.yaml"}
+		return []string{
+			"--nproc",
+			"2",
+			"--run-dir",
+			"run",
+			"--set",
+			"train.steps=3",
+			"--set",
+			"log.trace_steps=1",
+			"train.yaml",
+		}
 	}
 	export := func(*place) []string { return []string{"export", "run", "--to", "hf"} }
 	write := func(*place) []string {
@@ -101,12 +111,18 @@ func runs() (all []input) {
 	} {
 		add("status "+name, func(p *place) {
 			p.write("run/logs/status-0000.json", []byte(text))
-			p.write("run/logs/launcher.log", []byte("2026-11-22T11:58:00.000Z "+escape+"\n"+strings.Repeat("2026-11-22T11:58:00.000Z x\n", 100_000)))
+			p.write(
+				"run/logs/launcher.log",
+				[]byte("2026-11-22T11:58:00.000Z "+escape+"\n"+strings.Repeat("2026-11-22T11:58:00.000Z x\n", 100_000)),
+			)
 		}, watch)
 	}
 	add("many launchers", func(p *place) {
 		for i := range 20_000 {
-			p.write(fmt.Sprintf("run/logs/status-%05d.json", i), []byte(fmt.Sprintf(`{"version":1,"node_rank":%d,"host":"h%d"}`, i, i)))
+			p.write(
+				fmt.Sprintf("run/logs/status-%05d.json", i),
+				[]byte(fmt.Sprintf(`{"version":1,"node_rank":%d,"host":"h%d"}`, i, i)),
+			)
 			p.write(fmt.Sprintf("run/logs/launcher-%05d.log", i), []byte("2026-11-22T11:58:00.000Z x\n"))
 		}
 	}, watch, resume)
@@ -138,7 +154,13 @@ func runs() (all []input) {
 				path := p.path("run/" + dir + "manifest.json")
 				text, err := os.ReadFile(path)
 				p.must(err)
-				p.must(os.WriteFile(path, checkpointtest.Summed(bytes.ReplaceAll(text, []byte(change[0]), []byte(change[1]))), 0o644))
+				p.must(
+					os.WriteFile(
+						path,
+						checkpointtest.Summed(bytes.ReplaceAll(text, []byte(change[0]), []byte(change[1]))),
+						0o644,
+					),
+				)
 			}
 		}, resume, export)
 	}
@@ -156,7 +178,20 @@ func runs() (all []input) {
 			p.must(err)
 			st, err := os.Stat(shard)
 			p.must(err)
-			p.must(os.WriteFile(path, checkpointtest.Summed(bytes.Replace(text, fmt.Appendf(nil, `"bytes": %d`, st.Size()), []byte(`"bytes": 1099511627776`), 1)), 0o644))
+			p.must(
+				os.WriteFile(
+					path,
+					checkpointtest.Summed(
+						bytes.Replace(
+							text,
+							fmt.Appendf(nil, `"bytes": %d`, st.Size()),
+							[]byte(`"bytes": 1099511627776`),
+							1,
+						),
+					),
+					0o644,
+				),
+			)
 			p.must(os.Truncate(shard, 1<<40))
 		}
 	}, resume, export)

@@ -31,6 +31,12 @@ func spawn(args []string) int {
 	fmt.Fprintf(report, "%d\n", c.Process.Pid)
 	_ = c.Wait() // its status is reported
 	use := c.ProcessState.SysUsage().(*syscall.Rusage)
-	fmt.Fprintf(report, "%d %d %d\n", use.Maxrss<<10, c.ProcessState.UserTime()+c.ProcessState.SystemTime(), c.ProcessState.ExitCode())
+	fmt.Fprintf(
+		report,
+		"%d %d %d\n",
+		use.Maxrss<<10,
+		c.ProcessState.UserTime()+c.ProcessState.SystemTime(),
+		c.ProcessState.ExitCode(),
+	)
 	return 0
 }

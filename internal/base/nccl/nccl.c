@@ -41,7 +41,8 @@ ncclResult_t cprun_nccl_id(ncclUniqueId *id) { return nccl.GetUniqueId(id); }
 const char *cprun_nccl_text(ncclResult_t r) { return nccl.GetErrorString(r); }
 const char *cprun_nccl_detail(void) { return nccl.GetLastError(NULL); }
 
-ncclResult_t cprun_nccl_init(ncclComm_t *c, int ranks, const void *id, int rank, int min_ctas, int max_ctas, int cluster, const char *name) {
+ncclResult_t cprun_nccl_init(
+	ncclComm_t *c, int ranks, const void *id, int rank, int min_ctas, int max_ctas, int cluster, const char *name) {
 	ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
 	config.blocking = 0;
 	config.commName = name;
@@ -78,7 +79,8 @@ ncclResult_t cprun_nccl_all_gather(ncclComm_t c, void *stream, uint64_t dst, uin
 	return nccl.AllGather(PTR(src), PTR(dst), bytes, ncclUint8, c, stream);
 }
 
-ncclResult_t cprun_nccl_reduce_scatter(ncclComm_t c, void *stream, uint64_t dst, uint64_t src, size_t count, int type, int op) {
+ncclResult_t cprun_nccl_reduce_scatter(
+	ncclComm_t c, void *stream, uint64_t dst, uint64_t src, size_t count, int type, int op) {
 	return nccl.ReduceScatter(PTR(src), PTR(dst), count, type, op, c, stream);
 }
 

@@ -72,7 +72,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s (%s)", e.Call, e.Text, e.Detail)
 }
 
-// ErrGone is what calls on a communicator get that has been aborted or destroyed.
+// ErrGone is returned by calls on a communicator that has been aborted or destroyed.
 var ErrGone = errors.New("NCCL communicator ended")
 
 // check is nil, also for a call that goes on in the background, or an *Error.
@@ -159,7 +159,6 @@ func (c *Comm) free() {
 	C.free(unsafe.Pointer(c.cell))
 }
 
-// call makes a call on the communicator.
 func (c *Comm) call(name string, f func(comm C.ncclComm_t) C.ncclResult_t) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -184,7 +183,6 @@ func (c *Comm) Busy() (bool, error) {
 	return state == C.ncclInProgress, check("NCCL in the background", state)
 }
 
-// take ends the use of the communicator by others.
 func (c *Comm) take() C.ncclComm_t {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -38,7 +38,15 @@ func TestBadElements(t *testing.T) {
 					within := Within(a, b, Contract(contract), 1e-3) == nil
 					each := Each(a, b, Contract(contract), func(int) float64 { return 1e-3 }) == nil
 					if within != (want == 0) || each != within {
-						t.Errorf("%v and %v at %d, contract %d: within %t, each %t", c.x, c.y, at, contract, within, each)
+						t.Errorf(
+							"%v and %v at %d, contract %d: within %t, each %t",
+							c.x,
+							c.y,
+							at,
+							contract,
+							within,
+							each,
+						)
 					}
 					a, b = b, a
 				}
@@ -75,7 +83,8 @@ func TestNumbers(t *testing.T) {
 	}
 	// Squares neither overflow nor vanish.
 	for _, size := range []float64{1e-300, 1e300} {
-		if d, err := Of([]float64{size, 0}, []float64{size, size}, Finite); err != nil || math.Abs(d.Norm-math.Sqrt(0.5)) > 1e-15 {
+		if d, err := Of([]float64{size, 0}, []float64{size, size}, Finite); err != nil ||
+			math.Abs(d.Norm-math.Sqrt(0.5)) > 1e-15 {
 			t.Errorf("%g: %+v, %v", size, d, err)
 		}
 	}

@@ -78,8 +78,11 @@ func TestMalformedFilesAreRefused(t *testing.T) {
 }
 
 func TestUnusualFilesAreRead(t *testing.T) {
-	b := file(`{"s":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"e":{"dtype":"F64","shape":[0,3],"data_offsets":[4,4]},`+
-		`"f4":{"dtype":"F4","shape":[4],"data_offsets":[4,6]}, "b":{"data_offsets":[6,7],"shape":[1],"dtype":"BOOL"}}   `, 7)
+	b := file(
+		`{"s":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"e":{"dtype":"F64","shape":[0,3],"data_offsets":[4,4]},`+
+			`"f4":{"dtype":"F4","shape":[4],"data_offsets":[4,6]}, "b":{"data_offsets":[6,7],"shape":[1],"dtype":"BOOL"}}   `,
+		7,
+	)
 	f, err := open(b)
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +99,8 @@ func TestUnusualFilesAreRead(t *testing.T) {
 	if err := f.ReadBytes("f4", make([]byte, 2), 0); err != nil {
 		t.Error(err)
 	}
-	if err := f.ReadFloat32("f4", make([]float32, 1), 0); err == nil || !strings.Contains(err.Error(), "do not convert") {
+	if err := f.ReadFloat32("f4", make([]float32, 1), 0); err == nil ||
+		!strings.Contains(err.Error(), "do not convert") {
 		t.Errorf("F4 as float32: %v", err)
 	}
 	if _, err := open(file(`{}`, 0)); err != nil {
@@ -170,7 +174,8 @@ func TestReadsPartsAndConverts(t *testing.T) {
 				if err := errors.Join(f.ReadFloat32("x", f32, int64(lo)), f.ReadFloat64("x", f64, int64(lo))); err != nil {
 					t.Fatal(err)
 				}
-				if !slices.Equal(f64, data[lo:hi]) || !slices.EqualFunc(f32, f64, func(a float32, b float64) bool { return float64(a) == b }) {
+				if !slices.Equal(f64, data[lo:hi]) ||
+					!slices.EqualFunc(f32, f64, func(a float32, b float64) bool { return float64(a) == b }) {
 					t.Errorf("elements %v differ", at)
 				}
 			}
@@ -245,7 +250,12 @@ func TestOpenWantsARegularFile(t *testing.T) {
 func FuzzOpen(f *testing.F) {
 	var b bytes.Buffer
 	_ = Write(&b, map[string]string{"format": "pt"}, []Entry{
-		Floats("w", F32, []int{2, 2}, []float32{1, 2, 3, 4}), Floats("h", BF16, []int{3}, []float32{1, 2, 3}), rawEntry("e", U8, []int{0}, nil),
+		Floats(
+			"w",
+			F32,
+			[]int{2, 2},
+			[]float32{1, 2, 3, 4},
+		), Floats("h", BF16, []int{3}, []float32{1, 2, 3}), rawEntry("e", U8, []int{0}, nil),
 	})
 	f.Add(b.Bytes())
 	f.Add(file(`{"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}`, 1))

@@ -283,8 +283,8 @@ func (p parser) info(name string) (Info, error) {
 	i.Begin, i.End = offsets[0], offsets[1]
 	size, err := ByteSize(i.DType, i.Shape)
 	if err == nil && (i.End < i.Begin || i.End-i.Begin != size) {
-		err = fmt.Errorf("data_offsets %d to %d do not hold the %d bytes of shape %v of %s", i.Begin, i.End, size, i.Shape,
-			i.DType)
+		err = fmt.Errorf("data_offsets %d to %d do not hold the %d bytes of shape %v of %s", i.Begin, i.End, size,
+			i.Shape, i.DType)
 	}
 	if err != nil {
 		return i, fmt.Errorf("tensor %q: %w", name, err)

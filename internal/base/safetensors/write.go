@@ -100,8 +100,8 @@ func header(metadata map[string]string, entries []Entry) ([]byte, []int64, error
 		case seen[e.Name]:
 			err = errors.New("the name stands twice")
 		case len(e.Name) > maxName || len(entries) > MaxTensors:
-			err = fmt.Errorf("a name of %d bytes, or one of %d tensors; at most %d and %d are read", len(e.Name), len(entries),
-				maxName, MaxTensors)
+			err = fmt.Errorf("a name of %d bytes, or one of %d tensors; at most %d and %d are read", len(e.Name),
+				len(entries), maxName, MaxTensors)
 		case at+size < at:
 			err = errors.New("the file is too long")
 		}

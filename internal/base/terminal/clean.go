@@ -1,6 +1,15 @@
+// Package terminal makes text fit for a terminal and for lines of a log: names of files, values of
+// a config and words of other processes may hold control characters, that move the cursor, change
+// what a key does or reverse the reading order, and may be of any length.
+//
+// All that cprun prints goes through Text, Message or a Writer at the place where it is printed;
+// names in it go through Name where the text is made, so that a line break in one is seen as such.
 package terminal
 
 import (
+	"bytes"
+	"fmt"
+	"io"
 	"unicode"
 	"unicode/utf8"
 )
@@ -66,7 +75,7 @@ func clean(out, b []byte, m mode) (_, rest []byte) {
 	return out, nil
 }
 
-// unsafe reports control characters, and those that change the order or the number of lines.
+// unsafe reports control characters, and characters that change the order or the number of lines.
 func unsafe(r rune) bool {
 	return unicode.IsControl(r) || reverses(r) || r == 0x2028 || r == 0x2029
 }
@@ -120,4 +129,68 @@ func escape(b []byte) (n int, whole bool) {
 		return 2, true
 	}
 	return 1, true
+}
+
+// maxHeld bounds the unfinished sequence that a Writer keeps.
+const maxHeld = 4 << 10
+
+// Writer passes on what Text leaves of what is written, in whatever pieces it comes: a sequence
+// that begins in one piece may end in another. It is used from one goroutine.
+type Writer struct {
+	w    io.Writer
+	held []byte // an unfinished sequence
+	out  []byte
+}
+
+// NewWriter returns a Writer to w.
+func NewWriter(w io.Writer) *Writer { return &Writer{w: w} }
+
+// Write passes on a piece. It returns the length of p, not of the cleaned text.
+func (w *Writer) Write(p []byte) (int, error) {
+	return len(p), w.pass(p, false)
+}
+
+// Flush passes on the unfinished rest.
+func (w *Writer) Flush() error { return w.pass(nil, true) }
+
+// pass cleans what was kept and p.
+func (w *Writer) pass(p []byte, end bool) error {
+	all := p
+	if len(w.held) > 0 {
+		all = append(w.held, p...)
+	}
+	out, rest := clean(w.out[:0], all, mode{lines: true, end: end})
+	if len(rest) > maxHeld {
+		rest = nil
+	}
+	w.held, w.out = bytes.Clone(rest), out[:0]
+	if len(out) == 0 {
+		return nil
+	}
+	_, err := w.w.Write(out)
+	return err
+}
+
+// JSON returns a writer that spells out, as \u009b, the terminal characters that encoding/json leaves. The JSON keeps
+// its meaning. Each write must hold whole characters, as an encoder's do.
+func JSON(w io.Writer) io.Writer { return jsonWriter{w} }
+
+type jsonWriter struct{ w io.Writer }
+
+func (j jsonWriter) Write(p []byte) (int, error) {
+	if !plain(string(p)) {
+		var out []byte
+		for b := p; len(b) > 0; {
+			r, n := utf8.DecodeRune(b)
+			if unsafe(r) && r >= 0x20 {
+				out = fmt.Appendf(out, `\u%04x`, r)
+			} else {
+				out = append(out, b[:n]...)
+			}
+			b = b[n:]
+		}
+		_, err := j.w.Write(out)
+		return len(p), err
+	}
+	return j.w.Write(p)
 }

@@ -55,7 +55,15 @@ func TestAnEndingFitsAMessage(t *testing.T) {
 	for r := range 1000 {
 		s := standing.Standing{Rank: r, Host: strings.Repeat("h", 96), Phase: "step"}
 		for range standing.MaxWaits {
-			s.Waits = append(s.Waits, standing.Wait{Op: "exchange", Label: strings.Repeat("l", 96), Open: make([]standing.Open, standing.MaxOpen), Stood: time.Hour})
+			s.Waits = append(
+				s.Waits,
+				standing.Wait{
+					Op:    "exchange",
+					Label: strings.Repeat("l", 96),
+					Open:  make([]standing.Open, standing.MaxOpen),
+					Stood: time.Hour,
+				},
+			)
 		}
 		e.Failures = append(e.Failures, launch.Failure{Rank: r, Cause: "no progress", Standing: &s})
 	}

@@ -266,15 +266,19 @@ func TestEndOfTheJobEndsTheRanks(t *testing.T) {
 
 // A follower's caller gets the verdict of the leader, once, and its start is given up if it still runs.
 func TestFollowerHearsOfAnotherStart(t *testing.T) {
-	next := &message{Again: &again{Index: 1, Tally: tally{Retries: launch.Retries{Max: 9, Done: 3}}, After: int64(time.Second)}}
+	next := &message{
+		Again: &again{Index: 1, Tally: tally{Retries: launch.Retries{Max: 9, Done: 3}}, After: int64(time.Second)},
+	}
 	l := follower(t, "b")
 	l.endsHere(2)
-	if e := last(l, "a", func(m *message) *ended { return m.Ended }); e == nil || e.Index != 1 || len(e.Ending.Failures) != 1 {
+	if e := last(l, "a", func(m *message) *ended { return m.Ended }); e == nil || e.Index != 1 ||
+		len(e.Ending.Failures) != 1 {
 		t.Fatalf("a hears %+v", e)
 	}
 	l.from("a", next)
 	l.from("a", next)
-	if len(l.verdicts) != 1 || !l.verdicts[0].Again || l.verdicts[0].After != time.Second || l.verdicts[0].Restarts != 3 {
+	if len(l.verdicts) != 1 || !l.verdicts[0].Again || l.verdicts[0].After != time.Second ||
+		l.verdicts[0].Restarts != 3 {
 		t.Errorf("verdicts %+v", l.verdicts)
 	}
 	if l.told() {

@@ -14,7 +14,7 @@ const (
 	losses      = 2
 )
 
-// A tally is what a job remembers of its starts. It goes with each decision, to whoever leads next.
+// A tally is a job's memory of its starts. It goes with each decision, to the next leader.
 type tally struct {
 	Retries launch.Retries `json:"retries"`
 	Cause   string         `json:"cause,omitempty"` // key of the node that failed first last time
@@ -26,8 +26,8 @@ type tally struct {
 // key names the place of an agent for the tally: it outlives the agent's process.
 func key(m *Member) string { return fmt.Sprintf("%s#%d", m.HostID, m.NodeRank) }
 
-// note counts how a start has ended in which cause, the place of the agent whose rank was first to fail, failed;
-// "" is none. lost are the places of those that were lost.
+// note counts the end of a start. cause is the place of the agent with the first failed rank, or ""; lost are the
+// places of lost agents.
 func (t *tally) note(cause string, lost []string) {
 	if cause == "" || cause != t.Cause {
 		t.Cause, t.InRow = cause, 0
@@ -62,9 +62,8 @@ type candidate struct {
 	joined int // order in which they came
 }
 
-// choose takes the agents of the next world out of those that are there: at most most, those of the last
-// world before others, and before those that the tally leaves out, which are taken if there are fewer than
-// least without them. left are the notes about those.
+// choose picks the agents of the next world among the present ones: at most most, first those of the last world, last
+// those that the tally leaves out, which it takes only to reach least. left holds notes about them.
 func choose(there []candidate, last *World, t *tally, least, most int) (agents []Member, left []string) {
 	ranked := ranks(there, last)
 	var in, out []candidate
@@ -88,9 +87,9 @@ func choose(there []candidate, last *World, t *tally, least, most int) (agents [
 	return agents, left
 }
 
-// ranks gives each agent a node rank, and sorts: those of the last world first, then those that want a rank,
-// then the others as they came. A rank that is wanted goes to who wants it; agents of the last world keep
-// theirs; the rest get the lowest that are free.
+// ranks assigns node ranks, and sorts: agents of the last world first, then those that ask for a rank, then the others
+// as they came. A rank goes to the agent that asks for it; agents of the last world keep theirs; the rest get the
+// lowest free ones.
 func ranks(there []candidate, last *World) []candidate {
 	before := map[string]int{} // node ranks
 	for _, m := range last.Agents {

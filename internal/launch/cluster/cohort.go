@@ -154,7 +154,6 @@ func (c *Cohort) loop() {
 	}
 }
 
-// step lets the machine see one event.
 func (c *Cohort) step(f func()) {
 	c.machine.now = time.Now()
 	f()

@@ -159,7 +159,8 @@ func TestJobOfFourNodes(t *testing.T) {
 			return err
 		}
 		ranks <- s.Place.FirstRank
-		if s.Number != 0 || s.Place.WorldSize != 8 || string(s.Payload) != "payload 1" || len(s.Secret) != 32 || s.Listen != "127.0.0.1" {
+		if s.Number != 0 || s.Place.WorldSize != 8 || string(s.Payload) != "payload 1" || len(s.Secret) != 32 ||
+			s.Listen != "127.0.0.1" {
 			return fmt.Errorf("start %+v", s)
 		}
 		v := h.End(t.Context(), launch.Ending{Step: 3})
@@ -303,7 +304,8 @@ func TestRankOfAnother(t *testing.T) {
 	joinOne(t, port, 0, 2, change)
 	h := joinOne(t, port, 1, 2, change)
 	_, err := h.Next(t.Context())
-	if over := (*launch.Over)(nil); !errors.As(err, &over) || over.ExitCode != launch.ExitFailed || !strings.Contains(err.Error(), "node rank 0 belongs to") {
+	if over := (*launch.Over)(nil); !errors.As(err, &over) || over.ExitCode != launch.ExitFailed ||
+		!strings.Contains(err.Error(), "node rank 0 belongs to") {
 		t.Fatalf("error %v", err)
 	}
 }
@@ -385,11 +387,16 @@ func waitFor(t *testing.T, h *host, is func(*machine) bool) {
 
 // Too few agents: an error that says who is there and who is missing.
 func TestNotEnoughNodes(t *testing.T) {
-	hosts := joinAll(t, 2, func(i int, c *Config) { c.NodeRank, c.Min, c.Max, c.JoinTimeout = i, 3, 3, 500*time.Millisecond })
+	hosts := joinAll(
+		t,
+		2,
+		func(i int, c *Config) { c.NodeRank, c.Min, c.Max, c.JoinTimeout = i, 3, 3, 500*time.Millisecond },
+	)
 	all(t, hosts, func(h *host) error {
 		_, err := h.Next(t.Context())
 		over := (*launch.Over)(nil)
-		if !errors.As(err, &over) || over.ExitCode != launch.ExitFailed || !strings.Contains(err.Error(), "only 2 of at least 3 nodes came in 500ms: a, b; missing are node ranks 2") {
+		if !errors.As(err, &over) || over.ExitCode != launch.ExitFailed ||
+			!strings.Contains(err.Error(), "only 2 of at least 3 nodes came in 500ms: a, b; missing are node ranks 2") {
 			return fmt.Errorf("error %v", err)
 		}
 		return h.Close(1)
@@ -443,7 +450,8 @@ func TestStopBeforeTheStart(t *testing.T) {
 	waitFor(t, hosts[0], func(m *machine) bool { return m.joins == 1 })
 	go hosts[1].Close(launch.ExitStopped)
 	_, err := hosts[0].Next(t.Context())
-	if over := (*launch.Over)(nil); !errors.As(err, &over) || over.ExitCode != launch.ExitStopped || !strings.Contains(err.Error(), "node b was asked to stop") {
+	if over := (*launch.Over)(nil); !errors.As(err, &over) || over.ExitCode != launch.ExitStopped ||
+		!strings.Contains(err.Error(), "node b was asked to stop") {
 		t.Errorf("error %v", err)
 	}
 }

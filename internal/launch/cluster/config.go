@@ -7,9 +7,11 @@ import (
 	"net"
 	"os"
 	"time"
+
+	"github.com/cprun/cprun/internal/launch/cluster/gossip"
 )
 
-// Config says which job an agent belongs to, and what it brings.
+// Config describes an agent and its job.
 type Config struct {
 	Job string // names the job: agents of different jobs refuse each other
 	Key []byte // the job's secret, at least 16 bytes; nothing of it is sent
@@ -27,8 +29,8 @@ type Config struct {
 	// Listen is the address of this host on the job's network, without a port. Control connections
 	// come in there, and workers listen at it.
 	Listen string
-	// Port is that of the job's meeting place where this agent may be it, else 0: any free one. If
-	// another process has the port, this agent takes a free one, too.
+	// Port is the port of the job's meeting place if this agent may be it, else 0: any free one. If another process has
+	// the port, this agent takes a free one.
 	Port int
 	// Meets says that this host is the meeting place: the agent on it that has Port leads until the first
 	// start. An agent that meets itself at the first of Seeds knows that without being told.
@@ -48,7 +50,7 @@ type Config struct {
 	// Its error ends the job, a *launch.Over with that status. The caller's Next gets the error as it is, those of
 	// the other agents its text. World names the agents and is complete.
 	Prepare func(context.Context, World) ([]byte, error)
-	// Log gets a line for people now and then; nil: nobody does.
+	// Log gets a line for people now and then; nil: no one does.
 	Log func(format string, args ...any)
 
 	Network   Network                             // nil: TCP, and gossip on the same ports
@@ -63,7 +65,7 @@ type Network interface {
 	Dial(ctx context.Context, addr string) (net.Conn, error)
 }
 
-// Found is an agent that may be there: its name, and where it takes control connections.
+// Found is an agent that may be there: its name and its control address.
 type Found struct{ Name, Addr string }
 
 // Discovery finds agents. It is a hint: whom it names may be gone, and a stranger must prove the key.
@@ -130,3 +132,53 @@ const (
 	maxProcs  = 1024
 	maxHost   = 255
 )
+
+// withGossip returns c with agents that find each other by gossip too, on the port of their control
+// connections: its Network is TCP, and Seeds serve both.
+func withGossip(c Config) Config {
+	g := &gossiping{cfg: c}
+	c.Network, c.Discovery = g, g.discover
+	return c
+}
+
+// A gossiping is the network of an agent whose control port carries gossip.
+type gossiping struct {
+	tcp
+	cfg  Config
+	port *gossip.Port // that was bound last
+}
+
+func (g *gossiping) Listen(addr string) (ln net.Listener, err error) {
+	if g.port, err = gossip.Bind(addr); err != nil {
+		return nil, err
+	}
+	return g.port, nil
+}
+
+func (g *gossiping) discover(self Found) (Discovery, error) {
+	m, err := gossip.Join(context.Background(), gossip.Config{
+		Job: g.cfg.Job, Key: g.cfg.Key, Seeds: g.cfg.Seeds, Transport: g.port,
+		Self: gossip.Peer{Name: self.Name, Control: self.Addr},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return Hints(m, self), nil
+}
+
+// Hints returns what gossip knows of the others, as self's Discovery.
+func Hints(m *gossip.Members, self Found) Discovery { return hints{m, self.Name} }
+
+type hints struct {
+	*gossip.Members
+	self string
+}
+
+func (h hints) Peers() (found []Found) {
+	for _, p := range h.Members.Peers() {
+		if p.Name != h.self {
+			found = append(found, Found{p.Name, p.Control})
+		}
+	}
+	return found
+}

@@ -61,7 +61,10 @@ func (c *crowd) end() {
 func newCrowd(t *testing.T, loss float64) *crowd {
 	return &crowd{
 		t: t, loss: loss, finish: make(chan struct{}),
-		net: netsim.New(1, netsim.Conditions{Loss: loss, Delay: 100 * time.Microsecond, Jitter: 400 * time.Microsecond}),
+		net: netsim.New(
+			1,
+			netsim.Conditions{Loss: loss, Delay: 100 * time.Microsecond, Jitter: 400 * time.Microsecond},
+		),
 	}
 }
 
@@ -141,7 +144,10 @@ func (a *agent) work(s launch.Start) launch.Ending {
 			case n.Failed != nil || n.Lost != "":
 				a.note(func() { a.warned = time.Now() })
 				time.Sleep(100 * time.Millisecond) // workers end
-				return launch.Ending{Step: 1 + int64(s.Number), Failures: []launch.Failure{{Rank: s.Place.FirstRank, Remote: true, Cause: "lost a rank"}}}
+				return launch.Ending{
+					Step:     1 + int64(s.Number),
+					Failures: []launch.Failure{{Rank: s.Place.FirstRank, Remote: true, Cause: "lost a rank"}},
+				}
 			}
 		case <-a.finish:
 			return launch.Ending{Step: 100}

@@ -19,15 +19,27 @@ func samples() []*message {
 	}}
 	d := decision{
 		Index: 2, Leader: at, World: w, Payload: []byte("payload"), Secret: []byte("secret"),
-		Tally: tally{Retries: launch.Retries{Max: 3, Done: 1, Reached: 7}, Cause: "x#0", InRow: 1, Lost: map[string]int{"y#1": 1}, Target: 2},
+		Tally: tally{
+			Retries: launch.Retries{Max: 3, Done: 1, Reached: 7},
+			Cause:   "x#0",
+			InRow:   1,
+			Lost:    map[string]int{"y#1": 1},
+			Target:  2,
+		},
 	}
 	end := d
 	end.End = &outcome{ExitCode: 1, Restarts: 1, First: &launch.Failure{Rank: 3, Cause: "killed", Tail: []string{"x"}}}
 	e := &ended{2, launch.Ending{Failures: []launch.Failure{{Rank: 3}}, Step: 7}, "fault"}
 	return []*message{
-		{Status: &status{2, at, ballot{1, "a-1"}}}, {Status: &status{}}, {Join: &join{}}, {Join: &join{e}}, {Refuse: &text}, {Note: &text},
-		{Prepare: &prepare{3, ballot{1, "a-1"}}}, {Promise: &promise{Index: 3, Ballot: ballot{1, "a-1"}, Accepted: &d, At: first("a-1")}},
-		{Accept: &accept{first("a-1"), d}}, {Accepted: &accepted{2, first("a-1")}}, {Nack: &nack{2, ballot{4, "b-2"}, at}},
+		{
+			Status: &status{2, at, ballot{1, "a-1"}},
+		}, {Status: &status{}}, {Join: &join{}}, {Join: &join{e}}, {Refuse: &text}, {Note: &text},
+		{
+			Prepare: &prepare{3, ballot{1, "a-1"}},
+		}, {Promise: &promise{Index: 3, Ballot: ballot{1, "a-1"}, Accepted: &d, At: first("a-1")}},
+		{
+			Accept: &accept{first("a-1"), d},
+		}, {Accepted: &accepted{2, first("a-1")}}, {Nack: &nack{2, ballot{4, "b-2"}, at}},
 		{Decided: &d}, {Decided: &end}, {News: &relayed{2, launch.News{Failed: &rank, Lost: "gone"}}}, {Ended: e},
 		{Again: &again{2, d.Tally, 1e9}}, {Told: &index}, {Bye: &bye{75, "asked", true}},
 	}
@@ -55,7 +67,11 @@ func FuzzMessage(f *testing.F) {
 		f.Add(raw)
 	}
 	f.Add([]byte(`{"status":{"index":1},"told":1}`))
-	f.Add([]byte(`{"decided":{"index":1,"leader":{"Name":"a","Addr":"10.0.0.1:1"},"world":{"generation":1,"agents":[{"name":"a"}]}}}`))
+	f.Add(
+		[]byte(
+			`{"decided":{"index":1,"leader":{"Name":"a","Addr":"10.0.0.1:1"},"world":{"generation":1,"agents":[{"name":"a"}]}}}`,
+		),
+	)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		m, err := decodeMessage(raw)
 		if err != nil {
@@ -84,7 +100,12 @@ func FuzzMessage(f *testing.F) {
 }
 
 func FuzzHello(f *testing.F) {
-	m := newMachine(&Config{Program: "v1", Inputs: "x"}, Member{Name: "a-1", Host: "a", HostID: "a", NodeRank: -1, NProc: 1, Addr: "10.0.0.1:1"}, nil, time.Time{})
+	m := newMachine(
+		&Config{Program: "v1", Inputs: "x"},
+		Member{Name: "a-1", Host: "a", HostID: "a", NodeRank: -1, NProc: 1, Addr: "10.0.0.1:1"},
+		nil,
+		time.Time{},
+	)
 	raw, err := json.Marshal(m.hello())
 	if err != nil {
 		f.Fatal(err)

@@ -219,7 +219,8 @@ func TestElectedPutsForwardTheLatestValue(t *testing.T) {
 			}
 			for _, to := range []string{"c", "d", "e"} {
 				a := l.offers(to)
-				if a == nil || string(a.Decision.Payload) != c.want || a.Decision.Leader.Name != "a" || a.Ballot != asked.Ballot {
+				if a == nil || string(a.Decision.Payload) != c.want || a.Decision.Leader.Name != "a" ||
+					a.Ballot != asked.Ballot {
 					t.Errorf("%s is offered %+v, want %s unchanged", to, a, c.want)
 				}
 			}

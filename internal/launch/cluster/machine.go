@@ -17,7 +17,7 @@ type machine struct {
 
 	role   role
 	meets  bool      // this agent is at the meeting place
-	leader string    // name of the agent that leads; "": nobody, as far as this one knows
+	leader string    // name of the agent that leads; "": no one, as far as this one knows
 	since  time.Time // when the leader was lost, or the agent began
 	yield  time.Time // until then another candidate has the field
 	under  ballot    // under which this agent leads, or has led
@@ -35,7 +35,7 @@ type machine struct {
 	hints      []Found              // of the discovery
 	local      local
 	telling    *telling        // the end is decided, and the others are being told
-	last       *launch.Verdict // the end, in full, where this agent has put it forward
+	last       *launch.Verdict // the full end, if this agent has proposed it
 	orphaned   launch.Failure  // the loss of the leader of the start of the decision orphanedAt
 	orphanedAt int             // 0: none was lost
 	cause      error           // of the end, as the caller's Prepare has given it
@@ -51,7 +51,7 @@ type machine struct {
 	strangeAt time.Time
 }
 
-// A role is what an agent does for the job.
+// A role is an agent's part in the job.
 type role int
 
 // The roles.
@@ -90,7 +90,7 @@ type local struct {
 	ending  bool          // for a verdict
 	quiet   bool          // the caller knows why
 	early   []launch.News // of a start that it has not begun
-	fatal   *launch.Over  // what all calls return from now on
+	fatal   *launch.Over  // the result of all later calls
 	when    time.Time     // it has told so
 }
 
@@ -102,7 +102,6 @@ func newMachine(cfg *Config, self Member, fx effects, now time.Time) *machine {
 	}
 }
 
-// found returns how others reach this agent.
 func (m *machine) found() Found { return Found{m.self.Name, m.self.Addr} }
 
 // status returns what this agent tells others of the job.
@@ -119,7 +118,6 @@ func (m *machine) status() status {
 	return s
 }
 
-// hello returns what it says to an agent that it meets.
 func (m *machine) hello() hello {
 	return hello{Agent: m.self, Program: m.cfg.Program, Inputs: m.cfg.Inputs, Status: m.status()}
 }

@@ -239,7 +239,15 @@ func TestOneFaultIsSurvived(t *testing.T) {
 		s.until(10*time.Minute, s.everyone)
 		for _, b := range s.agents {
 			if b != a && b.status != 0 || len(s.faults) > 0 { // a may be too late for the end
-				t.Fatalf("seed %d: of %d agents %s ended with %d: %s\n%v", seed, n, b.m.self.Name, b.status, b.why, s.faults)
+				t.Fatalf(
+					"seed %d: of %d agents %s ended with %d: %s\n%v",
+					seed,
+					n,
+					b.m.self.Name,
+					b.status,
+					b.why,
+					s.faults,
+				)
 			}
 		}
 	}
@@ -288,7 +296,15 @@ func TestCutIsHealed(t *testing.T) {
 		s.until(10*time.Minute, s.everyone)
 		for _, b := range s.agents {
 			if b.status != 0 || len(s.faults) > 0 {
-				t.Fatalf("seed %d: of %d agents %s ended with %d: %s\n%v", seed, n, b.m.self.Name, b.status, b.why, s.faults)
+				t.Fatalf(
+					"seed %d: of %d agents %s ended with %d: %s\n%v",
+					seed,
+					n,
+					b.m.self.Name,
+					b.status,
+					b.why,
+					s.faults,
+				)
 			}
 		}
 	}

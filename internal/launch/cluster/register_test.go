@@ -34,7 +34,8 @@ func TestRegister(t *testing.T) {
 	if !offer(value(4, "a"), high) || r.accepted.Leader.Name != "a" {
 		t.Error("the higher ballot is not accepted")
 	}
-	if r.learn(value(3, "z")) || !r.learn(value(6, "z")) || r.index != 6 || r.accepted != nil || r.promised != (ballot{}) {
+	if r.learn(value(3, "z")) || !r.learn(value(6, "z")) || r.index != 6 || r.accepted != nil ||
+		r.promised != (ballot{}) {
 		t.Errorf("after a later decision: %+v", r)
 	}
 }

@@ -53,7 +53,6 @@ func (m *machine) dial(addr string) {
 	m.fx.dial(addr)
 }
 
-// connected reports whether a peer has that address.
 func (m *machine) connected(addr string) bool {
 	for _, p := range m.peers {
 		if p.Addr == addr || p.via == addr {
@@ -164,7 +163,6 @@ func (m *machine) seek() {
 	}
 }
 
-// nobody returns the fault of an agent that found no other.
 func (m *machine) nobody() string {
 	last := ""
 	if m.refused != "" {
@@ -240,7 +238,6 @@ func (m *machine) noQuorum() string {
 		"No word of %s", n, len(w.Agents), strings.Join(missing, ", "))
 }
 
-// fail ends the job for this agent and its followers.
 func (m *machine) fail(why string) {
 	if m.over {
 		return

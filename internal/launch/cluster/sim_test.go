@@ -137,7 +137,11 @@ func (s *sim) add(cfg Config, change func(*Config)) *simAgent {
 		a.cfg.HostID = a.cfg.Host
 	}
 	a.m = newMachine(&a.cfg, Member{
-		Name: fmt.Sprintf("%s-%03d", a.cfg.Host, n), Host: a.cfg.Host, HostID: a.cfg.HostID, NodeRank: a.cfg.NodeRank, NProc: a.cfg.NProc, Addr: addr,
+		Name: fmt.Sprintf(
+			"%s-%03d",
+			a.cfg.Host,
+			n,
+		), Host: a.cfg.Host, HostID: a.cfg.HostID, NodeRank: a.cfg.NodeRank, NProc: a.cfg.NProc, Addr: addr,
 	}, a, s.now)
 	s.agents = append(s.agents, a)
 	s.byAddr[addr] = a
@@ -178,7 +182,15 @@ func (a *simAgent) do(f func()) {
 func (a *simAgent) learned() {
 	raw, _ := json.Marshal(a.m.reg.last)
 	d := a.m.reg.last
-	a.trace("%v %s learns decision %d: end %v, %d agents by %s", a.now.Unix(), a.m.self.Name, d.Index, d.End != nil, len(d.World.Agents), d.Leader.Name)
+	a.trace(
+		"%v %s learns decision %d: end %v, %d agents by %s",
+		a.now.Unix(),
+		a.m.self.Name,
+		d.Index,
+		d.End != nil,
+		len(d.World.Agents),
+		d.Leader.Name,
+	)
 	if other, ok := a.decided[d.Index]; ok && other != string(raw) {
 		a.fault("decision %d is both\n%s and\n%s", d.Index, other, raw)
 	}
@@ -425,7 +437,13 @@ func (a *simAgent) news(n launch.News) {
 	a.drop()
 	run := a.run
 	a.after(a.between(time.Millisecond, 3*time.Second), func() {
-		a.finish(run, launch.Ending{Step: int64(run), Failures: []launch.Failure{{Rank: a.m.firstRank(a.m.self.Name), Remote: true, Class: 3, Order: 1}}})
+		a.finish(
+			run,
+			launch.Ending{
+				Step:     int64(run),
+				Failures: []launch.Failure{{Rank: a.m.firstRank(a.m.self.Name), Remote: true, Class: 3, Order: 1}},
+			},
+		)
 	})
 }
 
@@ -465,7 +483,18 @@ func (a *simAgent) end(status int, why string) {
 func (s *sim) states() (out []string) {
 	for _, a := range s.agents {
 		if !a.dead {
-			out = append(out, fmt.Sprintf("%s %v of %q, decision %d, local %+v, prop %+v", a.m.self.Name, a.m.role, a.m.leader, a.m.reg.index, a.m.local, a.m.prop))
+			out = append(
+				out,
+				fmt.Sprintf(
+					"%s %v of %q, decision %d, local %+v, prop %+v",
+					a.m.self.Name,
+					a.m.role,
+					a.m.leader,
+					a.m.reg.index,
+					a.m.local,
+					a.m.prop,
+				),
+			)
 		}
 	}
 	return out

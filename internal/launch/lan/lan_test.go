@@ -13,7 +13,11 @@ import (
 // ping reports whether one host gets an answer from another, and after how long.
 func ping(t *testing.T, from, to *Host) (bool, string) {
 	t.Helper()
-	cmd := exec.Command("bash", "-c", "echo hello >/dev/udp/"+to.Addr.String()+"/9; exec 3<>/dev/tcp/"+to.Addr.String()+"/7777")
+	cmd := exec.Command(
+		"bash",
+		"-c",
+		"echo hello >/dev/udp/"+to.Addr.String()+"/9; exec 3<>/dev/tcp/"+to.Addr.String()+"/7777",
+	)
 	var out strings.Builder
 	cmd.Stderr = &out
 	if err := from.Start(cmd); err != nil {

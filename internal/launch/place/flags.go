@@ -2,13 +2,14 @@ package place
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// Flags are what the user has typed, and the name of the host.
+// Flags are the typed flags, and the name of the host.
 type Flags struct {
 	// NProc is --nproc; 0: not given, or auto.
 	NProc int
@@ -25,10 +26,10 @@ type Flags struct {
 // maxNodes bounds the nodes of a job.
 const maxNodes = maxHosts
 
-// A request is what the flags ask for.
+// A request is the parsed form of the flags.
 type request struct {
 	nproc       int
-	nodes       string // --nnodes as it was typed, "" where it was not
+	nodes       string // --nnodes as it was typed, "" if it was not
 	least, most int    // of nodes; 0: not given
 	nodeRank    int    // -1: not given
 	meet        string // "": not given
@@ -69,7 +70,7 @@ func nodeRange(text string) (least, most int, err error) {
 	return least, most, nil
 }
 
-// A started is what a launcher has started, to hold the flags against.
+// A started is a launcher's own account of its tasks, to check the flags against.
 type started struct {
 	by       string // srun, and so on
 	tasks    int
@@ -110,3 +111,148 @@ func (s started) agree(want request) (least int, err error) {
 	}
 	return want.least * (s.tasks / s.nodes), nil
 }
+
+// Variable is one that Find reads.
+type Variable struct {
+	Name    string
+	Meaning string // one line, for cprun doctor
+}
+
+// VariableList lists every variable that Find reads.
+func VariableList() []Variable {
+	list := []Variable{
+		{envJobID, "Slurm's job"},
+		{envJobNodes, "nodes of the job, for a notice where a run uses one of several"},
+		{envStepID, "the step of srun that this task is of; there is none in a batch shell"},
+		{envStepTasks, "tasks of the step: one on each node, or one for each device"},
+		{envStepNodes, "nodes of the step"},
+		{envStepHosts, "their names, in the order of ranks"},
+		{envStepCounts, "tasks on each of them"},
+		{envStepPorts, "ports reserved by srun --resv-ports; the tasks meet at the first"},
+		{envProcID, "this task's rank in the step; without it the process is no task, and stands alone"},
+		{envLocalID, "its rank on this node"},
+		{envNodeID, "this node's rank in the step"},
+		{envNodeName, "this node's name"},
+		{envTasks, "tasks of the job, to know a task that has lost its other variables"},
+		{envHetSize, "components of the job; steps of several tasks run in jobs of one"},
+		{envRestarts, "how often the job was requeued"},
+		{envArrayJob, "the array that the job is of"},
+		{envArrayTask, "its number in the array, to requeue it"},
+		{envGPUsPerTask, "for a notice where each task sees one GPU alone"},
+		{envVisible, "for the same notice; also read by the CUDA driver"},
+		{envMasterAddr, "host of rank 0, where nodes or tasks meet"},
+		{envMasterPort, "port there; default 29500"},
+		{envPetRendezvous, "host:port where nodes meet; default port 29400"},
+		{envPetMasterAddr, "as MASTER_ADDR, for torchrun's nodes"},
+		{envPetMasterPort, "as MASTER_PORT, for torchrun's nodes"},
+		{envPetNodes, "nodes, N or MIN:MAX, as torchrun reads it"},
+		{envPetNodeRank, "this node's rank, as torchrun reads it"},
+		{envPetProcesses, "processes on each node, as torchrun reads it; --nproc beats it"},
+		{envNodes, "nodes, N or MIN:MAX, with MASTER_ADDR and NODE_RANK; --nnodes beats it"},
+		{envNodeRank, "this node's rank; --node-rank beats it"},
+		{envJobCompletion, "this pod's rank in an indexed Job of Kubernetes, where NODE_RANK is not set"},
+		{envKubernetes, "to tell the operators of Kubernetes from scripts"},
+		{envPMIxRank, "to know a task of a launcher that does not say how many there are"},
+		{envGroupRank, "this node's rank, for torchrun's workers"},
+		{envElasticRun, "torchrun's id of the job"},
+		{envElasticCount, "how often torchrun has started its workers again"},
+		{envElasticStore, "True where torchrun itself listens at MASTER_PORT, so that other ports are used"},
+	}
+	for _, l := range launchers() {
+		list = append(list,
+			Variable{l.rank, "this task's rank among those that " + l.name + " has started"},
+			Variable{l.size, "how many those are"},
+			Variable{l.local, "this task's rank on this node"},
+			Variable{l.localSize, "tasks on this node"})
+		for _, name := range l.id {
+			list = append(list, Variable{name, "names the job of " + l.name + ", to make a port from"})
+		}
+	}
+	seen := map[string]bool{}
+	return slices.DeleteFunc(list, func(v Variable) bool {
+		twice := seen[v.Name]
+		seen[v.Name] = true
+		return twice
+	})
+}
+
+// maxText bounds a variable whose text is kept, such as a name. Host lists have a bound of their own.
+const maxText = 1024
+
+// env reads variables. One that is set to nothing counts as not set, as launchers and their users have it.
+type env struct {
+	get func(name string) string
+}
+
+// text returns a variable's text, "" if it is not set.
+func (e env) text(name string) string { return strings.TrimSpace(e.get(name)) }
+
+func (e env) has(names ...string) bool {
+	for _, name := range names {
+		if e.text(name) == "" {
+			return false
+		}
+	}
+	return true
+}
+
+// first returns the first of these variables that is set, and its text.
+func (e env) first(names ...string) (name, text string) {
+	for _, name := range names {
+		if text := e.text(name); text != "" {
+			return name, text
+		}
+	}
+	return "", ""
+}
+
+// word returns the text of a variable that names something: printable, and not longer than names are.
+func (e env) word(name string) (string, error) {
+	v := e.text(name)
+	if v != terminal.Name(v) || len(v) > maxText || strings.ContainsAny(v, " \t") {
+		return "", fmt.Errorf("%s is no name; unset it, or start this through its launcher", show(name, v))
+	}
+	return v, nil
+}
+
+// number returns a variable that is a number from lo to hi.
+func (e env) number(name string, lo, hi int) (int, error) {
+	v := e.text(name)
+	if v == "" {
+		return 0, fmt.Errorf("%s is not set; start this through its launcher, which sets it, or take its other "+
+			"variables away", name)
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil || n < lo || n > hi {
+		return 0, fmt.Errorf("%s: want a number from %d to %d; set it right, or unset it", show(name, v), lo, hi)
+	}
+	return n, nil
+}
+
+// guess returns a number that only serves a note, or makes a message better; 0 if it is none.
+func (e env) guess(name string) int {
+	n, err := strconv.Atoi(e.text(name))
+	if err != nil || n < 0 {
+		return 0
+	}
+	return n
+}
+
+// numbers reads several numbers, up to the first fault.
+type numbers struct {
+	env env
+	err error
+}
+
+func (n *numbers) get(name string, lo, hi int) int {
+	if n.err != nil {
+		return 0
+	}
+	v, err := n.env.number(name, lo, hi)
+	n.err = err
+	return v
+}
+
+func show(name, value string) string { return name + "=" + terminal.Name(value) }
+
+func set(name string, value int) string { return name + "=" + strconv.Itoa(value) }

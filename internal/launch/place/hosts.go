@@ -64,7 +64,7 @@ func nextTerm(list string) (term, rest string, err error) {
 	return list, "", nil
 }
 
-// A term is the text before each bracket, the last of it behind them all, and the numbers in each.
+// A term is the text before each bracket, the last of it after them all, and the numbers in each.
 type term struct {
 	text    []string // one more than brackets
 	numbers [][]string
@@ -144,7 +144,6 @@ func expandNumbers(text string) ([]string, error) {
 	return numbers, nil
 }
 
-// digits reads a number that is nothing but digits.
 func digits(text string) (uint64, error) {
 	if len(text) > maxDigits {
 		return 0, strconv.ErrRange

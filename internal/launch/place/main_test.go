@@ -11,7 +11,11 @@ import (
 )
 
 // as makes the test binary a program for scripts/test-slurm.
-var as = flag.String("as", "", "hosts: expand each line of the input; task: print the place of this process; \"\": run the tests")
+var as = flag.String(
+	"as",
+	"",
+	"hosts: expand each line of the input; task: print the place of this process; \"\": run the tests",
+)
 
 func TestMain(m *testing.M) {
 	flag.Parse()

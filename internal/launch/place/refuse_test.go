@@ -14,56 +14,219 @@ var refused = []struct {
 	flags     func(f *Flags)
 	want      []string
 }{
-	{name: "a task without its step", env: "SLURM_JOB_ID=7 SLURM_PROCID=3 SLURM_NTASKS=4", want: []string{"SLURM_PROCID=3", "SLURM_NTASKS=4", "SLURM_STEP_ID", "srun", "env -u SLURM_PROCID"}},
-	{name: "the first task without its step", env: "SLURM_JOB_ID=7 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4", want: []string{"SLURM_STEP_NUM_TASKS=4", "SLURM_STEP_ID= is not"}},
-	{name: "a task without its job", env: "SLURM_PROCID=0 SLURM_NTASKS=2", want: []string{"SLURM_JOB_ID", "--export=ALL"}},
+	{
+		name: "a task without its step",
+		env:  "SLURM_JOB_ID=7 SLURM_PROCID=3 SLURM_NTASKS=4",
+		want: []string{"SLURM_PROCID=3", "SLURM_NTASKS=4", "SLURM_STEP_ID", "srun", "env -u SLURM_PROCID"},
+	},
+	{
+		name: "the first task without its step",
+		env:  "SLURM_JOB_ID=7 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4",
+		want: []string{"SLURM_STEP_NUM_TASKS=4", "SLURM_STEP_ID= is not"},
+	},
+	{
+		name: "a task without its job",
+		env:  "SLURM_PROCID=0 SLURM_NTASKS=2",
+		want: []string{"SLURM_JOB_ID", "--export=ALL"},
+	},
 	{name: "a job that is no number", env: "SLURM_JOB_ID=x\x1b[2J", want: []string{`SLURM_JOB_ID="x\x1b[2J"`}},
-	{name: "no number of tasks", env: strings.ReplaceAll(taskANode, "SLURM_STEP_NUM_TASKS=2", ""), want: []string{"SLURM_STEP_NUM_TASKS is not set"}},
-	{name: "no name of the node", env: strings.ReplaceAll(taskANode, "SLURMD_NODENAME=node02", ""), want: []string{"SLURMD_NODENAME=, ", "node02", "SLURM_NODEID=1"}},
-	{name: "another step's nodes", env: taskANode + "SLURM_STEP_NODELIST=node[01-03]", want: []string{"SLURM_STEP_NODELIST=node[01-03] names 3 nodes", "SLURM_STEP_NUM_NODES=2"}},
-	{name: "nodes that are no list", env: taskANode + "SLURM_STEP_NODELIST=node[01-", want: []string{"SLURM_STEP_NODELIST", "node[01-", "does not close"}},
-	{name: "another node", env: taskANode + "SLURMD_NODENAME=node03", want: []string{"SLURMD_NODENAME=node03", "node02 at SLURM_NODEID=1"}},
-	{name: "counts of another step", env: taskANode + "SLURM_STEP_TASKS_PER_NODE=2(x2)", want: []string{"SLURM_STEP_TASKS_PER_NODE=2(x2)", "4 tasks on 2 nodes", "SLURM_STEP_NUM_TASKS=2"}},
-	{name: "counts that are none", env: taskANode + "SLURM_STEP_TASKS_PER_NODE=2(x", want: []string{"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"}},
-	{name: "a node without a task", env: taskAGPU + "SLURM_STEP_TASKS_PER_NODE=3,4,0(x2)", want: []string{"a node has no task", "--ntasks-per-node"}},
-	{name: "too high a local rank", env: taskANode + "SLURM_LOCALID=1", want: []string{"SLURM_LOCALID=1", "only 1 tasks"}},
+	{
+		name: "no number of tasks",
+		env:  strings.ReplaceAll(taskANode, "SLURM_STEP_NUM_TASKS=2", ""),
+		want: []string{"SLURM_STEP_NUM_TASKS is not set"},
+	},
+	{
+		name: "no name of the node",
+		env:  strings.ReplaceAll(taskANode, "SLURMD_NODENAME=node02", ""),
+		want: []string{"SLURMD_NODENAME=, ", "node02", "SLURM_NODEID=1"},
+	},
+	{
+		name: "another step's nodes",
+		env:  taskANode + "SLURM_STEP_NODELIST=node[01-03]",
+		want: []string{"SLURM_STEP_NODELIST=node[01-03] names 3 nodes", "SLURM_STEP_NUM_NODES=2"},
+	},
+	{
+		name: "nodes that are no list",
+		env:  taskANode + "SLURM_STEP_NODELIST=node[01-",
+		want: []string{"SLURM_STEP_NODELIST", "node[01-", "does not close"},
+	},
+	{
+		name: "another node",
+		env:  taskANode + "SLURMD_NODENAME=node03",
+		want: []string{"SLURMD_NODENAME=node03", "node02 at SLURM_NODEID=1"},
+	},
+	{
+		name: "counts of another step",
+		env:  taskANode + "SLURM_STEP_TASKS_PER_NODE=2(x2)",
+		want: []string{"SLURM_STEP_TASKS_PER_NODE=2(x2)", "4 tasks on 2 nodes", "SLURM_STEP_NUM_TASKS=2"},
+	},
+	{
+		name: "counts that are none",
+		env:  taskANode + "SLURM_STEP_TASKS_PER_NODE=2(x",
+		want: []string{"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"},
+	},
+	{
+		name: "a node without a task",
+		env:  taskAGPU + "SLURM_STEP_TASKS_PER_NODE=3,4,0(x2)",
+		want: []string{"a node has no task", "--ntasks-per-node"},
+	},
+	{
+		name: "too high a local rank",
+		env:  taskANode + "SLURM_LOCALID=1",
+		want: []string{"SLURM_LOCALID=1", "only 1 tasks"},
+	},
 	{name: "too high a rank", env: taskANode + "SLURM_PROCID=2", want: []string{"SLURM_PROCID=2", "from 0 to 1"}},
-	{name: "several components", env: taskANode + "SLURM_HET_SIZE=2", want: []string{"SLURM_HET_SIZE=2", "one component"}},
-	{name: "RANK exported before srun", env: taskANode + "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2", want: []string{"RANK=0", "SLURM_PROCID=1", "env -u RANK"}},
-	{name: "MASTER_PORT that is none", env: taskANode + "MASTER_ADDR=node01 MASTER_PORT=http", want: []string{"MASTER_PORT=http", "from 1 to 65535"}},
-	{name: "--nnodes of another size", env: taskANode, flags: func(f *Flags) { f.Nodes = "3" }, want: []string{"--nnodes 3, where there are 2 nodes,", "SLURM_STEP_NUM_TASKS=2", "Leave the flag out"}},
-	{name: "--nnodes MIN with uneven tasks", env: taskAGPU, flags: func(f *Flags) { f.Nodes = "2:4" }, want: []string{"--nnodes 2:4", "as many tasks on every node"}},
-	{name: "--node-rank of another node", env: taskANode, flags: func(f *Flags) { f.NodeRank = 0 }, want: []string{"--node-rank 0", "this node's, 1"}},
-	{name: "--nproc beside tasks", env: taskAGPU, flags: func(f *Flags) { f.NProc = 8 }, want: []string{"--nproc 8", "2 on this node", "one task on each node"}},
+	{
+		name: "several components",
+		env:  taskANode + "SLURM_HET_SIZE=2",
+		want: []string{"SLURM_HET_SIZE=2", "one component"},
+	},
+	{
+		name: "RANK exported before srun",
+		env:  taskANode + "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2",
+		want: []string{"RANK=0", "SLURM_PROCID=1", "env -u RANK"},
+	},
+	{
+		name: "MASTER_PORT that is none",
+		env:  taskANode + "MASTER_ADDR=node01 MASTER_PORT=http",
+		want: []string{"MASTER_PORT=http", "from 1 to 65535"},
+	},
+	{
+		name:  "--nnodes of another size",
+		env:   taskANode,
+		flags: func(f *Flags) { f.Nodes = "3" },
+		want:  []string{"--nnodes 3, where there are 2 nodes,", "SLURM_STEP_NUM_TASKS=2", "Leave the flag out"},
+	},
+	{
+		name:  "--nnodes MIN with uneven tasks",
+		env:   taskAGPU,
+		flags: func(f *Flags) { f.Nodes = "2:4" },
+		want:  []string{"--nnodes 2:4", "as many tasks on every node"},
+	},
+	{
+		name:  "--node-rank of another node",
+		env:   taskANode,
+		flags: func(f *Flags) { f.NodeRank = 0 },
+		want:  []string{"--node-rank 0", "this node's, 1"},
+	},
+	{
+		name:  "--nproc beside tasks",
+		env:   taskAGPU,
+		flags: func(f *Flags) { f.NProc = 8 },
+		want:  []string{"--nproc 8", "2 on this node", "one task on each node"},
+	},
 
-	{name: "torchrun without a local size", env: "RANK=1 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=h", want: []string{"LOCAL_WORLD_SIZE is not set"}},
-	{name: "a rank beyond the world", env: "RANK=2 LOCAL_RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=1", want: []string{"RANK=2", "from 0 to 1"}},
-	{name: "torchrun's ranks that are none", env: "RANK=x LOCAL_RANK=0 WORLD_SIZE=8", want: []string{"RANK=x", "from 0 to 7"}},
-	{name: "MPI that meets nowhere", env: openMPI, want: []string{"task 2 of 4", "OMPI_COMM_WORLD_RANK=2", "--rendezvous HOST:PORT", "env -u OMPI_COMM_WORLD_RANK"}},
-	{name: "MPI on one host that meets nowhere", env: mvapich, want: []string{"--rendezvous 127.0.0.1:29400", "MVAPICH"}},
-	{name: "several hosts that meet at themselves", env: pmi + "MASTER_ADDR=localhost", want: []string{"MASTER_ADDR=localhost leads every host to itself", "PMI_SIZE=2"}},
+	{
+		name: "torchrun without a local size",
+		env:  "RANK=1 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=h",
+		want: []string{"LOCAL_WORLD_SIZE is not set"},
+	},
+	{
+		name: "a rank beyond the world",
+		env:  "RANK=2 LOCAL_RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=1",
+		want: []string{"RANK=2", "from 0 to 1"},
+	},
+	{
+		name: "torchrun's ranks that are none",
+		env:  "RANK=x LOCAL_RANK=0 WORLD_SIZE=8",
+		want: []string{"RANK=x", "from 0 to 7"},
+	},
+	{
+		name: "MPI that meets nowhere",
+		env:  openMPI,
+		want: []string{
+			"task 2 of 4",
+			"OMPI_COMM_WORLD_RANK=2",
+			"--rendezvous HOST:PORT",
+			"env -u OMPI_COMM_WORLD_RANK",
+		},
+	},
+	{
+		name: "MPI on one host that meets nowhere",
+		env:  mvapich,
+		want: []string{"--rendezvous 127.0.0.1:29400", "MVAPICH"},
+	},
+	{
+		name: "several hosts that meet at themselves",
+		env:  pmi + "MASTER_ADDR=localhost",
+		want: []string{"MASTER_ADDR=localhost leads every host to itself", "PMI_SIZE=2"},
+	},
 	{name: "PMIx alone", env: "PMIX_RANK=0", want: []string{"PMIX_RANK=0", "env -u PMIX_RANK"}},
-	{name: "MPI and another number of nodes", env: openMPI + "MASTER_ADDR=h", flags: func(f *Flags) { f.Nodes = "4" }, want: []string{"--nnodes 4", "2 nodes"}},
-	{name: "MPI with uneven nodes", env: openMPI + "MASTER_ADDR=h OMPI_COMM_WORLD_LOCAL_SIZE=3", flags: func(f *Flags) { f.Nodes = "2" }, want: []string{"--nnodes 2", "as many tasks on every node"}},
-	{name: "a name of a job that commands a terminal", env: openMPI + "MASTER_ADDR=h PMIX_NAMESPACE=\x1b[2J", want: []string{`PMIX_NAMESPACE="\x1b[2J" is no name`}},
+	{
+		name:  "MPI and another number of nodes",
+		env:   openMPI + "MASTER_ADDR=h",
+		flags: func(f *Flags) { f.Nodes = "4" },
+		want:  []string{"--nnodes 4", "2 nodes"},
+	},
+	{
+		name:  "MPI with uneven nodes",
+		env:   openMPI + "MASTER_ADDR=h OMPI_COMM_WORLD_LOCAL_SIZE=3",
+		flags: func(f *Flags) { f.Nodes = "2" },
+		want:  []string{"--nnodes 2", "as many tasks on every node"},
+	},
+	{
+		name: "a name of a job that commands a terminal",
+		env:  openMPI + "MASTER_ADDR=h PMIX_NAMESPACE=\x1b[2J",
+		want: []string{`PMIX_NAMESPACE="\x1b[2J" is no name`},
+	},
 
-	{name: "nodes without an address", env: "NNODES=2 NODE_RANK=0", want: []string{"NNODES=2", "--rendezvous HOST:PORT", "MASTER_ADDR"}},
-	{name: "nodes without a rank", env: "NNODES=2 MASTER_ADDR=h", want: []string{"which node this is", "--node-rank", "NODE_RANK"}},
-	{name: "a rank beyond the nodes", env: "NNODES=2 MASTER_ADDR=h NODE_RANK=2", want: []string{"NODE_RANK=2", "NNODES=2"}},
+	{
+		name: "nodes without an address",
+		env:  "NNODES=2 NODE_RANK=0",
+		want: []string{"NNODES=2", "--rendezvous HOST:PORT", "MASTER_ADDR"},
+	},
+	{
+		name: "nodes without a rank",
+		env:  "NNODES=2 MASTER_ADDR=h",
+		want: []string{"which node this is", "--node-rank", "NODE_RANK"},
+	},
+	{
+		name: "a rank beyond the nodes",
+		env:  "NNODES=2 MASTER_ADDR=h NODE_RANK=2",
+		want: []string{"NODE_RANK=2", "NNODES=2"},
+	},
 	{name: "no number of nodes", env: "PET_NNODES=two", want: []string{"PET_NNODES=two", "MIN:MAX"}},
 	{name: "no address of a master", env: "NNODES=2 NODE_RANK=0 MASTER_ADDR=a,b", want: []string{"MASTER_ADDR=a,b"}},
 	{name: "no rendezvous", env: "PET_NNODES=2 PET_RDZV_ENDPOINT=h:", want: []string{"PET_RDZV_ENDPOINT=h:"}},
-	{name: "processes that do not divide", env: pyTorchJob + "PET_NPROC_PER_NODE=2", want: []string{"WORLD_SIZE=3", "PET_NPROC_PER_NODE=2"}},
-	{name: "processes that are none", env: trainer + "PET_NPROC_PER_NODE=many", want: []string{"PET_NPROC_PER_NODE=many"}},
+	{
+		name: "processes that do not divide",
+		env:  pyTorchJob + "PET_NPROC_PER_NODE=2",
+		want: []string{"WORLD_SIZE=3", "PET_NPROC_PER_NODE=2"},
+	},
+	{
+		name: "processes that are none",
+		env:  trainer + "PET_NPROC_PER_NODE=many",
+		want: []string{"PET_NPROC_PER_NODE=many"},
+	},
 	{name: "a world that is none", env: "RANK=0 WORLD_SIZE=x", want: []string{"WORLD_SIZE=x"}},
 
-	{name: "--nnodes that is none", flags: func(f *Flags) { f.Nodes = "4:2" }, want: []string{"--nnodes 4:2", "MIN:MAX"}},
+	{
+		name:  "--nnodes that is none",
+		flags: func(f *Flags) { f.Nodes = "4:2" },
+		want:  []string{"--nnodes 4:2", "MIN:MAX"},
+	},
 	{name: "--nnodes alone", flags: func(f *Flags) { f.Nodes = "2" }, want: []string{"--nnodes 2", "--rendezvous"}},
-	{name: "--node-rank alone", flags: func(f *Flags) { f.NodeRank = 1 }, want: []string{"--node-rank 1", "--nnodes N"}},
-	{name: "--node-rank beyond", flags: func(f *Flags) { f.Nodes, f.NodeRank, f.Rendezvous = "2", 2, "h:1" }, want: []string{"--node-rank 2", "0 to 1"}},
+	{
+		name:  "--node-rank alone",
+		flags: func(f *Flags) { f.NodeRank = 1 },
+		want:  []string{"--node-rank 1", "--nnodes N"},
+	},
+	{
+		name:  "--node-rank beyond",
+		flags: func(f *Flags) { f.Nodes, f.NodeRank, f.Rendezvous = "2", 2, "h:1" },
+		want:  []string{"--node-rank 2", "0 to 1"},
+	},
 	{name: "--node-rank below", flags: func(f *Flags) { f.NodeRank = -2 }, want: []string{"--node-rank -2"}},
-	{name: "--rendezvous without a port", flags: func(f *Flags) { f.Rendezvous = "head" }, want: []string{"--rendezvous head", "node01:29400"}},
-	{name: "--rendezvous with a high port", flags: func(f *Flags) { f.Rendezvous = "head:65536" }, want: []string{"--rendezvous head:65536", "65535"}},
+	{
+		name:  "--rendezvous without a port",
+		flags: func(f *Flags) { f.Rendezvous = "head" },
+		want:  []string{"--rendezvous head", "node01:29400"},
+	},
+	{
+		name:  "--rendezvous with a high port",
+		flags: func(f *Flags) { f.Rendezvous = "head:65536" },
+		want:  []string{"--rendezvous head:65536", "65535"},
+	},
 }
 
 func TestFindRefuses(t *testing.T) {
@@ -147,7 +310,10 @@ func FuzzFind(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text, nodes, meet string, rank, nproc int) {
 		env := environment(text)
-		p, err := Find(func(name string) string { return env[name] }, Flags{NProc: nproc, Nodes: nodes, NodeRank: rank, Rendezvous: meet})
+		p, err := Find(
+			func(name string) string { return env[name] },
+			Flags{NProc: nproc, Nodes: nodes, NodeRank: rank, Rendezvous: meet},
+		)
 		if err != nil {
 			if len(err.Error()) > 8000 || strings.ContainsAny(err.Error(), "\x00\x1b\n") {
 				t.Fatalf("%.200q", err)
@@ -173,7 +339,10 @@ func checkPlace(t *testing.T, p Place) {
 			t.Fatalf("%s: %v", got, err)
 		}
 	}
-	if slices.ContainsFunc(append(p.Notes, p.Job, p.Node, p.Rendezvous), func(s string) bool { return strings.ContainsAny(s, "\x00\x1b\n") }) {
+	if slices.ContainsFunc(
+		append(p.Notes, p.Job, p.Node, p.Rendezvous),
+		func(s string) bool { return strings.ContainsAny(s, "\x00\x1b\n") },
+	) {
 		t.Fatalf("%q", p.Notes)
 	}
 }

@@ -88,7 +88,8 @@ func TestPrinterTerminal(t *testing.T) {
 	p.Step(Step{Step: 1, Steps: 2, Loss: 3, TokensPerSecond: 100, ETASeconds: 9})
 	p.Note("a checkpoint")
 	p.Step(Step{Step: 2, Steps: 2, Loss: 2.5, TokensPerSecond: 100, ETASeconds: 0})
-	if got := screen(b.String()); len(got) != 2 || got[0] != "a checkpoint" || !strings.HasPrefix(got[1], "step 2/2  loss 2.5000  grad_norm 0  100 tok/s  eta 0s") {
+	if got := screen(b.String()); len(got) != 2 || got[0] != "a checkpoint" ||
+		!strings.HasPrefix(got[1], "step 2/2  loss 2.5000  grad_norm 0  100 tok/s  eta 0s") {
 		t.Errorf("screen is %q", got)
 	}
 	p.Write([]byte("cprun: rank 1 failed\n"))
@@ -106,11 +107,13 @@ func TestPrinterTerminalManySteps(t *testing.T) {
 		p.Step(Step{Step: 50001 + i, Steps: 100000, Loss: Number(i), ETASeconds: -1})
 	}
 	got := screen(b.String())
-	if len(got) != 1 || !strings.HasPrefix(got[0], "step 50003/100000  loss 2.0000") || !strings.Contains(got[0], "50%") {
+	if len(got) != 1 || !strings.HasPrefix(got[0], "step 50003/100000  loss 2.0000") ||
+		!strings.Contains(got[0], "50%") {
 		t.Errorf("screen is %q", got)
 	}
 	p.Step(Step{Step: 2, Steps: 3, Loss: 1, ETASeconds: -1}) // another run on the same printer
-	if got := screen(b.String()); len(got) != 1 || !strings.HasPrefix(got[0], "step 2/3 ") || !strings.Contains(got[0], "66%") {
+	if got := screen(b.String()); len(got) != 1 || !strings.HasPrefix(got[0], "step 2/3 ") ||
+		!strings.Contains(got[0], "66%") {
 		t.Errorf("screen is %q", got)
 	}
 }

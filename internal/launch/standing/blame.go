@@ -1,17 +1,19 @@
 package standing
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
-// maxBlamed is how many ranks, or cycles of them, are named.
+// maxBlamed bounds the named ranks, or cycles of them.
 const maxBlamed = 4
 
-// blame are lines that say who holds up whom.
+// blame returns lines that name the ranks that hold up others.
 func (g *graph) blame() (lines []string) {
 	holders, cycles := g.holders()
 	for i, h := range holders {
@@ -38,10 +40,10 @@ func (g *graph) blame() (lines []string) {
 }
 
 // passing is how long ranks may wait for each other before something is wrong: while data is on its way
-// they do, too.
+// they do as well.
 const passing = 5 * time.Second
 
-// together says that the ranks of a cycle wait for each other, and what that may mean.
+// together reports a cycle of ranks that wait for each other, with the likely cause.
 func (g *graph) together(cycle []int) string {
 	least := g.rows[cycle[0]].Waits[0].Stood
 	for _, r := range cycle {
@@ -54,7 +56,7 @@ func (g *graph) together(cycle []int) string {
 		"broken", chain(cycle), seconds(least))
 }
 
-// excuse returns why a rank that waits for nobody has not come.
+// excuse returns why a rank that waits for no one has not come.
 func (g *graph) excuse(rank int) string {
 	s := g.rows[rank]
 	switch {
@@ -74,7 +76,7 @@ func (g *graph) excuse(rank int) string {
 	return text
 }
 
-// maxChain is how many ranks of a cycle are named.
+// maxChain bounds the named ranks of a cycle.
 const maxChain = 8
 
 // chain returns a cycle of ranks: "ranks 0 -> 1 -> 0".
@@ -89,7 +91,7 @@ func chain(c []int) string {
 	return "ranks " + strings.Join(append(parts, fmt.Sprint(c[0])), " -> ")
 }
 
-// namely is "rank 3", or "ranks 0-2, 5".
+// namely returns "rank 3", or "ranks 0-2, 5".
 func namely(rs []int) string {
 	if len(rs) == 1 {
 		return fmt.Sprintf("rank %d", rs[0])
@@ -97,10 +99,10 @@ func namely(rs []int) string {
 	return "ranks " + ranks(rs)
 }
 
-// maxRanges is how many ranges of ranks are listed.
+// maxRanges bounds the listed ranges of ranks.
 const maxRanges = 6
 
-// ranks lists ranks in order, with those that follow each other in one range: "0-2, 5".
+// ranks lists ranks in order, consecutive ones as a range: "0-2, 5".
 func ranks(rs []int) string {
 	var parts []string
 	for i := 0; i < len(rs); {
@@ -125,3 +127,263 @@ func ranks(rs []int) string {
 }
 
 func sortedKeys(set map[int]bool) []int { return slices.Sorted(maps.Keys(set)) }
+
+// A graph is who is waited for by whom, as far as ranks have told.
+type graph struct {
+	rows  map[int]*Standing
+	waits map[int][]int // by rank, the ranks that it waits for, in order
+}
+
+func newGraph(all []Standing) *graph {
+	g := &graph{rows: map[int]*Standing{}, waits: map[int][]int{}}
+	for i := range all {
+		g.rows[all[i].Rank] = &all[i]
+	}
+	for r, s := range g.rows {
+		set := map[int]bool{}
+		for i := range s.Waits {
+			for _, o := range g.missing(r, &s.Waits[i]) {
+				set[o.Peer] = true
+			}
+		}
+		if len(set) > 0 {
+			g.waits[r] = slices.Sorted(maps.Keys(set))
+		}
+	}
+	return g
+}
+
+// missing returns the messages of a call whose peers have not reached it, as far as known. If all have, the link
+// between them is at fault, and it returns all messages.
+func (g *graph) missing(rank int, w *Wait) (out []Open) {
+	for _, o := range w.Open {
+		if o.Peer != rank && !(w.Vague && g.hasCome(o.Peer, rank, w)) {
+			out = append(out, o)
+		}
+	}
+	if len(out) > 0 || !w.Vague {
+		return out
+	}
+	for _, o := range w.Open {
+		if o.Peer != rank {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+// hasCome reports whether a peer waits in the same call of the same group. Not all ranks make each exchange, so their
+// numbers differ; two exchanges that name each other match.
+func (g *graph) hasCome(peer, rank int, w *Wait) bool {
+	s := g.rows[peer]
+	if s == nil {
+		return false
+	}
+	return slices.ContainsFunc(s.Waits, func(v Wait) bool {
+		return v.Group == w.Group && v.Via == w.Via && v.Op == w.Op && (v.Call == w.Call || v.Op == "exchange") &&
+			(v.More > 0 || slices.ContainsFunc(v.Open, func(o Open) bool { return o.Peer == rank }))
+	})
+}
+
+// A holder is a rank that waits for no one, or tells nothing, and for which others wait.
+type holder struct {
+	rank    int
+	direct  []int // that wait for it
+	through []int // that wait for those, and so on
+}
+
+// holders lists them, those that hold up most first. Ranks that wait for each other, and for no one
+// else, are cycles; each is returned once, in the order of the waits.
+func (g *graph) holders() (hs []holder, cycles [][]int) {
+	behind := map[int][]int{} // by rank, the ranks that wait for it
+	for _, r := range slices.Sorted(maps.Keys(g.waits)) {
+		for _, p := range g.waits[r] {
+			behind[p] = append(behind[p], r)
+		}
+	}
+	held := map[int]bool{}
+	for _, r := range slices.Sorted(maps.Keys(behind)) {
+		if len(g.waits[r]) > 0 {
+			continue
+		}
+		h := holder{rank: r, direct: behind[r]}
+		reached := map[int]bool{r: true}
+		for next := slices.Clone(h.direct); len(next) > 0; next = next[1:] {
+			if q := next[0]; !reached[q] {
+				reached[q], held[q] = true, true
+				next = append(next, behind[q]...)
+				if !slices.Contains(h.direct, q) {
+					h.through = append(h.through, q)
+				}
+			}
+		}
+		slices.Sort(h.through)
+		hs = append(hs, h)
+	}
+	slices.SortStableFunc(hs, func(a, b holder) int {
+		return len(b.direct) + len(b.through) - len(a.direct) - len(a.through)
+	})
+	return hs, g.cycles(held)
+}
+
+// cycles returns the cycles of ranks that no holder holds up.
+func (g *graph) cycles(held map[int]bool) (all [][]int) {
+	seen := map[int]bool{}
+	for _, r := range slices.Sorted(maps.Keys(g.waits)) {
+		var path []int
+		for !held[r] && !seen[r] {
+			seen[r] = true
+			path = append(path, r)
+			r = g.waits[r][0]
+		}
+		if at := slices.Index(path, r); at >= 0 {
+			all = append(all, path[at:])
+		}
+	}
+	return all
+}
+
+// A column is one of the table.
+type column struct {
+	name  string
+	right bool // numbers
+}
+
+var columns = []column{
+	{"rank", true},
+	{"host", false},
+	{"pid", true},
+	{"step", true},
+	{"pass", false},
+	{"layer", true},
+	{"hop", true},
+	{"operation", false},
+	{"waits for", false},
+	{"bytes", true},
+	{"s", true},
+}
+
+// Table returns one row for each rank, by rank, and below them lines that name the ranks that hold up others.
+func Table(all []Standing) string {
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, func(a, b Standing) int { return cmp.Compare(a.Rank, b.Rank) })
+	g := newGraph(all)
+	rows := [][]string{nil}
+	for _, c := range columns {
+		rows[0] = append(rows[0], c.name)
+	}
+	for i := range all {
+		rows = append(rows, g.row(&all[i]))
+	}
+	var b strings.Builder
+	for _, line := range aligned(rows) {
+		b.WriteString("  " + line + "\n")
+	}
+	for _, line := range g.blame() {
+		b.WriteString("cprun: " + line + "\n")
+	}
+	return b.String()
+}
+
+// Row is one rank's account in words. A part is "" if unknown or absent.
+type Row struct {
+	// Step to Hop say where in the run the rank is.
+	Step, Pass, Layer, Hop string
+	Operation              string        // the call that it stands for, or its own work
+	WaitsFor               string        // ranks that have not come to that call: "0-2, 5"
+	Waits                  bool          // Operation is a call between ranks
+	Known                  bool          // it tells of itself; otherwise Operation is why not
+	Bytes                  int64         // open bytes of the call
+	For                    time.Duration // without progress of the call, or at its own work
+}
+
+// Rows returns what each rank is at, in the order of all. A rank that waits for others shows the first call that
+// it stands for.
+func Rows(all []Standing) []Row {
+	g := newGraph(all)
+	rows := make([]Row, len(all))
+	for i := range all {
+		rows[i] = g.look(&all[i])
+	}
+	return rows
+}
+
+// Blame returns lines that name the ranks that hold up others; none if no rank has waited for at least least.
+func Blame(all []Standing, least time.Duration) []string {
+	long := func(s Standing) bool { return len(s.Waits) > 0 && s.Waits[0].Stood >= least }
+	if !slices.ContainsFunc(all, long) {
+		return nil
+	}
+	return newGraph(all).blame()
+}
+
+// look returns a rank's row.
+func (g *graph) look(s *Standing) Row {
+	p := s.place()
+	r := Row{Step: p.step, Pass: p.pass, Layer: p.layer, Hop: p.hop, Known: s.State == "", Operation: s.State}
+	if !r.Known {
+		return r
+	}
+	if len(s.Waits) == 0 {
+		r.Operation, r.For = s.doing()
+		return r
+	}
+	w := &s.Waits[0]
+	r.Operation, r.Waits, r.Bytes, r.For = w.Op, true, w.Bytes, w.Stood
+	peers := map[int]bool{}
+	for _, o := range g.missing(s.Rank, w) {
+		peers[o.Peer] = true
+	}
+	r.WaitsFor = ranks(sortedKeys(peers))
+	return r
+}
+
+// row returns what the table shows of a rank.
+func (g *graph) row(s *Standing) []string {
+	r := g.look(s)
+	row := []string{fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), r.Step, r.Pass, r.Layer, r.Hop, r.Operation,
+		r.WaitsFor, "", ""}
+	if s.PID == 0 {
+		row[2] = ""
+	}
+	if r.Waits {
+		row[9] = grouped(r.Bytes)
+	}
+	if r.Known {
+		row[10] = seconds(r.For)
+	}
+	return row
+}
+
+// aligned pads the columns. It drops empty columns, and empty cells at the end of a line.
+func aligned(rows [][]string) []string {
+	widths := make([]int, len(columns))
+	for i := range columns {
+		for _, row := range rows[1:] {
+			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
+		}
+		if widths[i] > 0 {
+			widths[i] = max(widths[i], len(columns[i].name))
+		}
+	}
+	var lines []string
+	for _, row := range rows {
+		var parts []string
+		for i, text := range row {
+			if widths[i] == 0 {
+				continue
+			}
+			if text == "" {
+				text = "-"
+			}
+			space := strings.Repeat(" ", max(widths[i]-utf8.RuneCountInString(text), 0))
+			if columns[i].right {
+				parts = append(parts, space+text)
+			} else {
+				parts = append(parts, text+space)
+			}
+		}
+		lines = append(lines, strings.TrimRight(strings.Join(parts, "  "), " "))
+	}
+	return lines
+}

@@ -1,27 +1,29 @@
-// Package standing is what each rank of a job is at and waits for, and the table that tells from it who
-// holds up whom.
+// Package standing describes the work and the waits of each rank of a job, and prints the table that names the ranks
+// that hold up others.
 package standing
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// Standing is what one rank is at, and what it waits for. A rank tells it of itself; its launcher adds
-// where it runs, and makes up one for a rank that does not answer.
+// Standing is one rank's work and waits, by its own account. Its launcher adds the host, and fills in for a rank that
+// does not answer.
 type Standing struct {
 	Rank  int           `json:"rank"`
 	Host  string        `json:"host,omitempty"`
 	PID   int           `json:"pid,omitempty"`
-	State string        `json:"state,omitempty"` // why it tells nothing of itself: "does not answer"; "" where it does
+	State string        `json:"state,omitempty"` // why it gave no account: "does not answer"; "" if it did
 	Step  int64         `json:"step,omitempty"`  // the last that is done; 0: none
-	Phase string        `json:"phase,omitempty"` // what it has begun last: "step", "checkpoint"
+	Phase string        `json:"phase,omitempty"` // its last phase: "step", "checkpoint"
 	In    time.Duration `json:"in,omitempty"`    // that phase, for how long
-	Work  *Work         `json:"work,omitempty"`  // what its device is at; nil: nothing, or nobody knows
+	Work  *Work         `json:"work,omitempty"`  // its device's work; nil: none, or unknown
 	// Waits are the calls without which it does not go on.
 	Waits []Wait `json:"waits,omitempty"`
 	// Beside is how many calls are on their way that it does not stand for.
@@ -38,7 +40,7 @@ type Work struct {
 // Wait is a call between ranks that is not over.
 type Wait struct {
 	Op    string `json:"op"`
-	Label string `json:"label,omitempty"` // as that of Work
+	Label string `json:"label,omitempty"` // as Work.Label
 	Group uint64 `json:"group"`           // the same on all ranks of the group
 	Via   string `json:"via,omitempty"`   // "nccl", "copy"; "": sockets
 	Call  uint64 `json:"call"`            // the number among the calls of that group that go that way
@@ -60,7 +62,7 @@ type Open struct {
 	Stood time.Duration `json:"stood"`           // for how long it has not moved
 }
 
-// Bounds of what a rank tells.
+// Bounds of a rank's account.
 const (
 	MaxWaits = 3
 	MaxOpen  = 64
@@ -96,7 +98,6 @@ func (s *Standing) Clean() {
 	}
 }
 
-// word returns a short text on one line.
 func word(s string) string {
 	s = strings.ReplaceAll(terminal.Clip(string(terminal.Line([]byte(s))), maxText), "\t", " ")
 	return strings.TrimSpace(s)
@@ -133,3 +134,99 @@ func (s *Standing) String() string {
 
 // maxTold is how many messages of a call are told in one line.
 const maxTold = 8
+
+// A place is where in a run a rank is. Each part is "" where it is not known, or there is none.
+type place struct {
+	step, pass, layer, hop string
+}
+
+// phaseStep is the phase of a rank that trains: its calls and its work say more.
+const phaseStep = "step"
+
+// place returns the place of the call that the rank waits for, else of its work, else its phase.
+func (s *Standing) place() place {
+	label := ""
+	switch {
+	case len(s.Waits) > 0:
+		label = s.Waits[0].Label
+	case s.Work != nil:
+		label = s.Work.Label
+	}
+	p := parse(label)
+	if s.Phase != phaseStep && p.step == "" {
+		p.pass = s.Phase
+	}
+	if p.step == "" && (s.Step > 0 || s.Phase == phaseStep) {
+		at := s.Step
+		if s.Phase == phaseStep {
+			at++ // it is at the next
+		}
+		p.step = strconv.FormatInt(at, 10)
+	}
+	return p
+}
+
+// parse reads a label, "step 7/forward/layer 3/hop 2 owner 1": all parts but the step may be missing,
+// and others are a pass.
+func parse(label string) (p place) {
+	for part := range strings.SplitSeq(label, "/") {
+		if n, ok := strings.CutPrefix(part, "step "); ok && p.step == "" {
+			p.step = n
+		} else if n, ok := strings.CutPrefix(part, "validation after step "); ok && p.step == "" {
+			p.step, p.pass = n, "validation"
+		} else if n, ok := strings.CutPrefix(part, "layer "); ok {
+			p.layer = n
+		} else if n, ok := strings.CutPrefix(part, "hop "); ok {
+			p.hop, _, _ = strings.Cut(n, " ")
+		} else if part == "gradients home" {
+			p.hop = "home"
+		} else if part == "embedding" || part == "head" {
+			p.layer = part
+		} else if p.pass != "validation" {
+			p.pass = part
+		}
+	}
+	return p
+}
+
+// String returns the place in words: "step 7, forward, layer 3, hop 2".
+func (p place) String() string {
+	var parts []string
+	add := func(before, text string) {
+		if text != "" {
+			if _, err := strconv.Atoi(text); err == nil {
+				text = before + text
+			}
+			parts = append(parts, text)
+		}
+	}
+	add("step ", p.step)
+	add("", p.pass)
+	add("layer ", p.layer)
+	if p.hop == "home" {
+		p.hop = "gradients home"
+	}
+	add("hop ", p.hop)
+	return strings.Join(parts, ", ")
+}
+
+// doing returns what a rank that waits for no one is at, and for how long.
+func (s *Standing) doing() (what string, took time.Duration) {
+	if w := s.Work; w != nil {
+		return cmp.Or(w.Name, "work"), w.For
+	}
+	if s.Phase == phaseStep {
+		return "its own work", s.In
+	}
+	return cmp.Or(s.Phase, "its own work"), s.In
+}
+
+func seconds(d time.Duration) string { return fmt.Sprintf("%.1f", d.Seconds()) }
+
+func grouped(n int64) string {
+	s := strconv.FormatInt(n, 10)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}

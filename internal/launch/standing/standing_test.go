@@ -38,7 +38,13 @@ cprun: rank 2 holds up rank 1, and by that rank 0: it is stopped by a signal or 
 }
 
 func TestWhatARankIsAt(t *testing.T) {
-	busy := Standing{Rank: 0, Step: 11, Phase: "step", In: 9 * sec, Work: &Work{Name: "attention forward", Label: "step 12/forward/layer 3/hop 0 owner 0", For: 8 * sec}}
+	busy := Standing{
+		Rank:  0,
+		Step:  11,
+		Phase: "step",
+		In:    9 * sec,
+		Work:  &Work{Name: "attention forward", Label: "step 12/forward/layer 3/hop 0 owner 0", For: 8 * sec},
+	}
 	disk := Standing{Rank: 3, Step: 12, Phase: "checkpoint", In: 75 * sec}
 	check(t, []Standing{busy, hop(1, 0, 3, 1, sec), hop(2, 3, 3, 1, sec), disk}, `
   rank  host     pid  step  pass        layer  hop  operation          waits for      bytes     s
@@ -49,27 +55,45 @@ func TestWhatARankIsAt(t *testing.T) {
 cprun: rank 0 holds up rank 1: it is at attention forward for 8.0 s (step 12, forward, layer 3, hop 0)
 cprun: rank 3 holds up rank 2: it is at checkpoint for 75.0 s (step 12, checkpoint)
 `)
-	if got := Table([]Standing{busy}); !strings.HasSuffix(got, "cprun: no rank waits for another\n") || strings.Contains(got, "bytes") {
+	if got := Table([]Standing{busy}); !strings.HasSuffix(got, "cprun: no rank waits for another\n") ||
+		strings.Contains(got, "bytes") {
 		t.Error(got)
 	}
 }
 
 func TestACycleIsNamed(t *testing.T) {
-	all := []Standing{hop(0, 1, 3, 1, 31*sec), hop(1, 2, 3, 1, 30*sec), hop(2, 0, 3, 1, 32*sec), hop(3, 0, 3, 1, 33*sec)}
+	all := []Standing{
+		hop(0, 1, 3, 1, 31*sec),
+		hop(1, 2, 3, 1, 30*sec),
+		hop(2, 0, 3, 1, 32*sec),
+		hop(3, 0, 3, 1, 33*sec),
+	}
 	want := "cprun: ranks 0 -> 1 -> 2 -> 0 wait for each other, for 30.0 s: they stand in different calls, or the way between them is broken\n"
 	if got := Table(all); !strings.HasSuffix(got, "\n"+want) || strings.Count(got, "cprun:") != 1 {
 		t.Error(got)
 	}
 	// In a run that goes on a moment may look like that.
 	all = []Standing{hop(0, 1, 3, 1, sec), hop(1, 0, 3, 1, sec)}
-	if got := Table(all); !strings.HasSuffix(got, "cprun: ranks 0 -> 1 -> 0 wait for each other, for 1.0 s: data may be on its way\n") {
+	if got := Table(all); !strings.HasSuffix(
+		got,
+		"cprun: ranks 0 -> 1 -> 0 wait for each other, for 1.0 s: data may be on its way\n",
+	) {
 		t.Error(got)
 	}
 }
 
 // reduce is a rank in a collective of which it is only known who takes part.
 func reduce(rank, call int, ranks ...int) Standing {
-	w := Wait{Op: "all-reduce", Label: "step 4/backward/layer 1", Group: 2, Via: "nccl", Call: uint64(call), Vague: true, Bytes: 400, Stood: 20 * sec}
+	w := Wait{
+		Op:    "all-reduce",
+		Label: "step 4/backward/layer 1",
+		Group: 2,
+		Via:   "nccl",
+		Call:  uint64(call),
+		Vague: true,
+		Bytes: 400,
+		Stood: 20 * sec,
+	}
 	for _, p := range ranks {
 		if p != rank {
 			w.Open = append(w.Open, Open{Peer: p, Stood: 20 * sec})
@@ -82,7 +106,10 @@ func reduce(rank, call int, ranks ...int) Standing {
 func TestThoseWhoHaveComeAreNotBlamed(t *testing.T) {
 	away := Standing{Rank: 1, Step: 3, Phase: "step", In: 21 * sec}
 	all := []Standing{reduce(0, 7, 0, 1, 2, 3), away, reduce(2, 7, 0, 1, 2, 3), reduce(3, 7, 0, 1, 2, 3)}
-	if got := Table(all); !strings.Contains(got, "cprun: rank 1 holds up ranks 0, 2, 3: it is at its own work for 21.0 s (step 4)\n") {
+	if got := Table(all); !strings.Contains(
+		got,
+		"cprun: rank 1 holds up ranks 0, 2, 3: it is at its own work for 21.0 s (step 4)\n",
+	) {
 		t.Error(got)
 	}
 	// One that stands in an earlier call has not come either.
@@ -98,7 +125,10 @@ cprun: rank 1 holds up ranks 0, 2, 3: it is at its own work for 21.0 s (step 4)
 	// Two that are in the same exchange need not have made as many.
 	a, b := reduce(0, 5, 0, 1), reduce(1, 6, 1, 0, 2)
 	a.Waits[0].Op, b.Waits[0].Op = "exchange", "exchange"
-	if got := Table([]Standing{a, b}); !strings.Contains(got, "cprun: rank 2 holds up rank 1, and by that rank 0: nothing is known of it\n") {
+	if got := Table([]Standing{a, b}); !strings.Contains(
+		got,
+		"cprun: rank 2 holds up rank 1, and by that rank 0: nothing is known of it\n",
+	) {
 		t.Error(got)
 	}
 }
@@ -109,11 +139,15 @@ func TestALongTable(t *testing.T) {
 	for r := range n {
 		all = append(all, hop(r, (r+1)%n, 3, 1, 40*sec))
 	}
-	if got := Table(all); strings.Count(got, "\n") != n+2 || !strings.Contains(got, "ranks 0 -> 1 -> 2 -> 3 -> 4 -> 5 -> 6 -> 7 -> (292 more) -> 0 wait") {
+	if got := Table(all); strings.Count(got, "\n") != n+2 ||
+		!strings.Contains(got, "ranks 0 -> 1 -> 2 -> 3 -> 4 -> 5 -> 6 -> 7 -> (292 more) -> 0 wait") {
 		t.Error(got[len(got)-300:])
 	}
 	all[n-1] = Standing{Rank: n - 1, State: "does not answer"}
-	if got := Table(all); !strings.HasSuffix(got, "cprun: rank 299 holds up rank 298, and by that ranks 0-297: it does not answer\n") {
+	if got := Table(all); !strings.HasSuffix(
+		got,
+		"cprun: rank 299 holds up rank 298, and by that ranks 0-297: it does not answer\n",
+	) {
 		t.Error(got[len(got)-300:])
 	}
 	// A rank that waits for many names a few.
@@ -123,7 +157,9 @@ func TestALongTable(t *testing.T) {
 	}
 	all = []Standing{{Waits: []Wait{{Op: "barrier", Open: opens, Stood: sec}}}}
 	got := Table(all)
-	if !strings.Contains(got, "1, 3, 5, 7, 9, 11, 144 more") || !strings.Contains(got, "cprun: 146 ranks more hold up others\n") || len(got) > 1000 {
+	if !strings.Contains(got, "1, 3, 5, 7, 9, 11, 144 more") ||
+		!strings.Contains(got, "cprun: 146 ranks more hold up others\n") ||
+		len(got) > 1000 {
 		t.Error(got)
 	}
 }
@@ -178,7 +214,8 @@ func FuzzStanding(f *testing.F) {
 			return
 		}
 		text := Table([]Standing{s, hop(2, s.Rank, 3, 1, sec)}) + s.String()
-		if n := strings.Count(text, "\n"); n < 4 || n > 4+maxBlamed || len(text) > 16<<10 || strings.ContainsAny(text, "\x1b\r\x07") {
+		if n := strings.Count(text, "\n"); n < 4 || n > 4+maxBlamed || len(text) > 16<<10 ||
+			strings.ContainsAny(text, "\x1b\r\x07") {
 			t.Errorf("%d lines, %d bytes: %q", n, len(text), text)
 		}
 	})

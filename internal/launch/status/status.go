@@ -1,6 +1,6 @@
-// Package status is what a launcher tells of a run while it goes on, to whoever looks into its run directory, also on
-// another host: one small file for each node, written anew every second or so. It has no secret in it. Who reads it
-// trusts nothing of it: it may be torn, old, or somebody else's.
+// Package status is a launcher's live account of a run, for any reader of its run directory, also on another host: one
+// small file for each node, rewritten every second or so. It holds no secret. A reader trusts nothing in it: it may be
+// torn, old, or forged.
 package status
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/cprun/cprun/internal/launch/standing"
 )
 
-// Version is that of the file's format.
+// Version is the version of the file's format.
 const Version = 1
 
 // States of a launcher, as it tells them itself. One that was killed stays Running; see Node.Written.
@@ -35,7 +35,7 @@ const (
 	maxWhy   = 400 // bytes
 )
 
-// Node is what the launcher of one node tells.
+// Node is one node's account by its launcher.
 type Node struct {
 	Version   int       `json:"version"`
 	RunID     string    `json:"run_id"` // the same on all nodes of a run, and new at its next start by a user
@@ -56,14 +56,14 @@ type Node struct {
 	Rows []Row `json:"rows,omitempty"`
 }
 
-// Row is what a rank is at and waits for.
+// Row is one rank's work and waits.
 type Row struct {
 	standing.Standing
 	// Resident is the host memory of its process, in bytes; 0: not known.
 	Resident int64 `json:"resident_bytes,omitempty"`
 }
 
-// name is that of a node's file, in the directory of the logs, which is private to the user.
+// name returns the name of a node's file, in the directory of the logs, which is private to the user.
 func name(rank int) string { return fmt.Sprintf("status-%04d.json", rank) }
 
 // Write replaces a node's file, so that a reader sees the old or the new one. It does not wait for the disk. One
@@ -89,7 +89,7 @@ func Write(logs *os.Root, n *Node) error {
 	return nil
 }
 
-// Read returns the nodes of the run that wrote last, by their ranks; none where nobody has told anything. A file that
+// Read returns the nodes of the run that wrote last, by their ranks; none where no one has told anything. A file that
 // cannot be read is passed over where there are others.
 func Read(logs *os.Root) ([]Node, error) {
 	names, err := list(logs)
@@ -174,7 +174,6 @@ func Decode(text []byte) (n Node, err error) {
 	return n, nil
 }
 
-// word returns a short text on one line.
 func word(s string) string {
 	return strings.TrimSpace(strings.ReplaceAll(terminal.Clip(string(terminal.Line([]byte(s))), 96), "\t", " "))
 }

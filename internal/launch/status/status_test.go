@@ -25,7 +25,9 @@ func logs(t *testing.T) *os.Root {
 func node(run string, rank, start int, written int64) *Node {
 	return &Node{
 		Version: Version, RunID: run, Host: "h", PID: 1, Rank: rank, Ranks: 1, WorldSize: 2, Start: start, Every: 1, State: Running,
-		Written: time.Unix(written, 0).UTC(), Rows: []Row{{Standing: standing.Standing{Rank: rank, Step: 3}, Resident: 4096}},
+		Written: time.Unix(written, 0).
+			UTC(),
+		Rows: []Row{{Standing: standing.Standing{Rank: rank, Step: 3}, Resident: 4096}},
 	}
 }
 
@@ -91,7 +93,11 @@ func TestAFileThatCannotBeReadIsTold(t *testing.T) {
 
 // FuzzDecode: whatever stands in a file is refused, or made fit to be shown.
 func FuzzDecode(f *testing.F) {
-	f.Add([]byte(`{"version":1,"host":"\u001b[31mred","rows":[{"rank":-1,"state":"a\nb","resident_bytes":-5}],"every_seconds":-1}`))
+	f.Add(
+		[]byte(
+			`{"version":1,"host":"\u001b[31mred","rows":[{"rank":-1,"state":"a\nb","resident_bytes":-5}],"every_seconds":-1}`,
+		),
+	)
 	f.Add([]byte(`{"version":1,"why":"` + strings.Repeat("x", 5000) + `","world_size":-9}`))
 	f.Add([]byte("null"))
 	f.Fuzz(func(t *testing.T, text []byte) {
@@ -126,10 +132,17 @@ func BenchmarkWrite(b *testing.B) {
 	}
 	defer root.Close()
 	n := node("a", 0, 0, 10)
-	wait := standing.Wait{Op: "exchange", Label: "step 15/backward/layer 0/hop 3 owner 3", Open: []standing.Open{{Peer: 2, Bytes: 65536}, {Peer: 3, Bytes: 65536}}}
+	wait := standing.Wait{
+		Op:    "exchange",
+		Label: "step 15/backward/layer 0/hop 3 owner 3",
+		Open:  []standing.Open{{Peer: 2, Bytes: 65536}, {Peer: 3, Bytes: 65536}},
+	}
 	n.Rows = nil
 	for rank := range 8 {
-		n.Rows = append(n.Rows, Row{Standing: standing.Standing{Rank: rank, Step: 3, Waits: []standing.Wait{wait}}, Resident: 4096})
+		n.Rows = append(
+			n.Rows,
+			Row{Standing: standing.Standing{Rank: rank, Step: 3, Waits: []standing.Wait{wait}}, Resident: 4096},
+		)
 	}
 	for b.Loop() {
 		if err := Write(root, n); err != nil {

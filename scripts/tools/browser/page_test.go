@@ -43,8 +43,17 @@ type media struct {
 // open loads a page at a width and height.
 func open(t *testing.T, name string, width, height int64, as media) *tab {
 	t.Helper()
-	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.NoSandbox, chromedp.Flag("force-color-profile", "srgb"),
-		chromedp.Flag("font-render-hinting", "none"), chromedp.Flag("disable-lcd-text", true), chromedp.Flag("hide-scrollbars", true))
+	options := append(
+		chromedp.DefaultExecAllocatorOptions[:],
+		chromedp.NoSandbox,
+		chromedp.Flag("force-color-profile", "srgb"),
+		chromedp.Flag(
+			"font-render-hinting",
+			"none",
+		),
+		chromedp.Flag("disable-lcd-text", true),
+		chromedp.Flag("hide-scrollbars", true),
+	)
 	if *chrome != "" {
 		options = append(options, chromedp.ExecPath(*chrome))
 	}
@@ -61,15 +70,33 @@ func open(t *testing.T, name string, width, height int64, as media) *tab {
 	call(t, p, network.Enable, network.EnableParams{})
 	call(t, p, log.Enable, cdp.Empty{})
 	call(t, p, runtime.Enable, cdp.Empty{})
-	call(t, p, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Media: as.kind, Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: as.scheme}}})
+	call(
+		t,
+		p,
+		emulation.SetEmulatedMedia,
+		emulation.SetEmulatedMediaParams{
+			Media:    as.kind,
+			Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: as.scheme}},
+		},
+	)
 	if as.gray {
-		call(t, p, emulation.SetEmulatedVisionDeficiency, emulation.SetEmulatedVisionDeficiencyParams{Type: emulation.SetEmulatedVisionDeficiencyTypeAchromatopsia})
+		call(
+			t,
+			p,
+			emulation.SetEmulatedVisionDeficiency,
+			emulation.SetEmulatedVisionDeficiencyParams{Type: emulation.SetEmulatedVisionDeficiencyTypeAchromatopsia},
+		)
 	}
 	path, err := filepath.Abs(filepath.Join(*pages, name))
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.do(t, chromedp.EmulateViewport(width, height), chromedp.Navigate("file://"+path), chromedp.WaitReady(chromedp.CSS("html[data-drawn]")))
+	p.do(
+		t,
+		chromedp.EmulateViewport(width, height),
+		chromedp.Navigate("file://"+path),
+		chromedp.WaitReady(chromedp.CSS("html[data-drawn]")),
+	)
 	return p
 }
 
@@ -233,7 +260,14 @@ func TestFiguresAreDrawn(t *testing.T) {
 					t.Errorf("figures have %d views at most", views)
 				}
 				for _, b := range []string{"steps", "hours", "smooth", "zoom in"} {
-					ask[int](t, p, fmt.Sprintf(`[...document.querySelectorAll(".bar button")].filter(b => b.textContent === %q).map(b => b.click()).length`, b))
+					ask[int](
+						t,
+						p,
+						fmt.Sprintf(
+							`[...document.querySelectorAll(".bar button")].filter(b => b.textContent === %q).map(b => b.click()).length`,
+							b,
+						),
+					)
 				}
 				for _, fault := range ask[[]string](t, p, empty) {
 					t.Errorf("with all buttons pressed: %s", fault)
@@ -253,7 +287,8 @@ func TestSummaryFits(t *testing.T) {
 		for _, width := range []int64{1400, 400} {
 			t.Run(fmt.Sprint(name, " ", width), func(t *testing.T) {
 				p := open(t, name, width, 900, media{kind: "screen", scheme: "light"})
-				if n := ask[int](t, p, `document.querySelectorAll("#summary td").length`); n == 0 && name != "hostile.html" {
+				if n := ask[int](t, p, `document.querySelectorAll("#summary td").length`); n == 0 &&
+					name != "hostile.html" {
 					t.Error("the summary is empty")
 				}
 				for _, wider := range ask[[]string](t, p, `[...document.querySelectorAll("#summary .scroll")].filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent.slice(0, 40) + ": " + e.scrollWidth + " of " + e.clientWidth)`) {
@@ -279,7 +314,11 @@ func TestKeyboard(t *testing.T) {
 			if !ask[bool](t, p, `location.hash === "#main"`) {
 				t.Error("the skip link leads nowhere")
 			}
-			want := ask[int](t, p, `document.querySelectorAll("main a[href], main button, main [tabindex='0'], main summary").length`)
+			want := ask[int](
+				t,
+				p,
+				`document.querySelectorAll("main a[href], main button, main [tabindex='0'], main summary").length`,
+			)
 			reached := map[string]bool{}
 			for range want + 5 {
 				p.do(t, chromedp.KeyEvent("\t"))
@@ -296,13 +335,24 @@ func TestKeyboard(t *testing.T) {
 				t.Errorf("%d buttons, charts, tables or figures have no name", n)
 			}
 			for i := range ask[int](t, p, `document.querySelectorAll(".chart").length`) {
-				ask[bool](t, p, fmt.Sprintf(`(document.querySelectorAll(".chart")[%d].focus(), document.getElementById("live").textContent = "", true)`, i))
+				ask[bool](
+					t,
+					p,
+					fmt.Sprintf(
+						`(document.querySelectorAll(".chart")[%d].focus(), document.getElementById("live").textContent = "", true)`,
+						i,
+					),
+				)
 				p.do(t, chromedp.KeyEvent("\u0303")) // ArrowRight
 				if said := ask[string](t, p, `document.getElementById("live").textContent`); said == "" {
 					t.Errorf("chart %d, %s: the arrow key says nothing", i, ask[string](t, p, at))
 				}
 			}
-			rows := ask[[]int](t, p, `[...document.querySelectorAll("details.numbers")].map(d => { d.open = true; d.dispatchEvent(new Event("toggle")); return d.querySelectorAll("tbody tr").length; })`)
+			rows := ask[[]int](
+				t,
+				p,
+				`[...document.querySelectorAll("details.numbers")].map(d => { d.open = true; d.dispatchEvent(new Event("toggle")); return d.querySelectorAll("tbody tr").length; })`,
+			)
 			for i, n := range rows {
 				if n == 0 {
 					t.Errorf("the %d. figure has no numbers", i+1)

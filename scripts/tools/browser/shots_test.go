@@ -23,7 +23,14 @@ type shot struct {
 
 var all = []shot{
 	{"experiment-desk", "experiment.html", 1280, 800, media{kind: "screen", scheme: "light"}, ""},
-	{"scaling-gray-print", "experiment.html", 720, 1000, media{kind: "print", scheme: "light", gray: true}, "Strong scaling"},
+	{
+		"scaling-gray-print",
+		"experiment.html",
+		720,
+		1000,
+		media{kind: "print", scheme: "light", gray: true},
+		"Strong scaling",
+	},
 	{"memory-dark", "experiment.html", 1280, 800, media{kind: "screen", scheme: "dark"}, "Memory by kind"},
 	{"loss-phone", "runs.html", 390, 844, media{kind: "screen", scheme: "light"}, "Loss"},
 	{"summary-desk", "runs.html", 1400, 900, media{kind: "screen", scheme: "light"}, ""},
@@ -71,7 +78,11 @@ func (s *shot) take(t *testing.T) []byte {
 	p := open(t, s.page, s.width, s.height, s.as)
 	picture := chromedp.CaptureScreenshot()
 	if s.title != "" {
-		id := ask[string](t, p, `[...document.querySelectorAll("figure")].find(f => f.querySelector("h3").textContent.startsWith("`+s.title+`")).id`)
+		id := ask[string](
+			t,
+			p,
+			`[...document.querySelectorAll("figure")].find(f => f.querySelector("h3").textContent.startsWith("`+s.title+`")).id`,
+		)
 		picture = chromedp.Screenshot(chromedp.CSS("#" + id))
 	}
 	data, err := chromedp.Run(p, picture)
@@ -130,7 +141,13 @@ func compare(t *testing.T, got, want image.Image) {
 		}
 	}
 	if n := float64(len(a)); sum/n > mostMean || float64(differ)/n > mostFar {
-		t.Errorf("it looks another way: cells differ by %.1f shades, %d of %d by more than %d; look at it, then store it with -update", sum/n, differ, len(a), far)
+		t.Errorf(
+			"it looks another way: cells differ by %.1f shades, %d of %d by more than %d; look at it, then store it with -update",
+			sum/n,
+			differ,
+			len(a),
+			far,
+		)
 	}
 }
 

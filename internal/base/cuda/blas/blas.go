@@ -26,8 +26,7 @@ var library struct {
 	err  error
 }
 
-// paths are where cuBLASLt is looked for; the folders are those of a toolkit that the loader
-// does not know of.
+// paths lists the places to look for cuBLASLt: after the loader's own, the folders of a toolkit.
 var paths = []string{
 	"libcublasLt.so.13", "libcublasLt.so.12",
 	"/usr/local/cuda/lib64/libcublasLt.so.13", "/usr/local/cuda/lib64/libcublasLt.so.12",
@@ -67,7 +66,7 @@ func check(call string, s C.cublasStatus_t) error {
 	return fmt.Errorf("%s: %s", call, C.GoString(C.cprun_blas_status(&library.t, s)))
 }
 
-// Handle is cuBLASLt on one stream, with what it chose. One goroutine uses it at a time.
+// Handle is cuBLASLt on one stream, with its choices. One goroutine uses it at a time.
 type Handle struct {
 	stream    *cuda.Stream
 	workspace *cuda.Memory
@@ -106,7 +105,7 @@ func (h *Handle) Close() error {
 // Plans returns how many problems it has met.
 func (h *Handle) Plans() int { return len(h.plans) }
 
-// A plan is what was chosen for a problem.
+// A plan is the choice for a problem.
 type plan struct {
 	c      *C.cprun_plan_t
 	choice int

@@ -57,7 +57,8 @@ static void cprun_plan_free(const cprun_blas_t *t, cprun_plan_t *p) {
 
 #define CPRUN_TRY(call) if ((s = (call)) != CUBLAS_STATUS_SUCCESS) return s
 
-static cublasStatus_t cprun_plan_choose(const cprun_blas_t *t, cublasLtHandle_t h, const cprun_product_t *x, cublasLtMatmulPreference_t pref, cprun_plan_t *p) {
+static cublasStatus_t cprun_plan_choose(const cprun_blas_t *t, cublasLtHandle_t h, const cprun_product_t *x,
+	cublasLtMatmulPreference_t pref, cprun_plan_t *p) {
 	cublasStatus_t s;
 	CPRUN_TRY(t->cublasLtMatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
 	CPRUN_TRY(t->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &x->op[0], sizeof x->op[0]));
@@ -69,22 +70,27 @@ static cublasStatus_t cprun_plan_choose(const cprun_blas_t *t, cublasLtHandle_t 
 		CPRUN_TRY(t->cublasLtMatrixLayoutCreate(&p->at[i], x->type[i], x->rows[i], x->cols[i], x->stride[i]));
 		CPRUN_TRY(t->cublasLtMatmulPreferenceSetAttribute(pref, aligned[i], &x->align[i], sizeof x->align[i]));
 	}
-	CPRUN_TRY(t->cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &x->workspace, sizeof x->workspace));
+	CPRUN_TRY(t->cublasLtMatmulPreferenceSetAttribute(
+		pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &x->workspace, sizeof x->workspace));
 	// Sums of parts of the inner dimension are rounded once, at the end: never in a 16-bit result.
 	uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 	if (x->type[3] == CUDA_R_32F) sums = CUBLASLT_REDUCTION_SCHEME_MASK;
-	CPRUN_TRY(t->cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &sums, sizeof sums));
+	CPRUN_TRY(
+		t->cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &sums, sizeof sums));
 	cublasLtMatmulHeuristicResult_t found[CPRUN_CHOICES];
 	int n = 0;
-	s = t->cublasLtMatmulAlgoGetHeuristic(h, p->desc, p->at[0], p->at[1], p->at[2], p->at[3], pref, CPRUN_CHOICES, found, &n);
+	s = t->cublasLtMatmulAlgoGetHeuristic(
+		h, p->desc, p->at[0], p->at[1], p->at[2], p->at[3], pref, CPRUN_CHOICES, found, &n);
 	if (s == CUBLAS_STATUS_NOT_SUPPORTED) return CUBLAS_STATUS_SUCCESS; // no choices
 	if (s != CUBLAS_STATUS_SUCCESS) return s;
 	for (int i = 0; i < n; i++)
-		if (found[i].state == CUBLAS_STATUS_SUCCESS && found[i].workspaceSize <= x->workspace) p->choice[p->choices++] = found[i];
+		if (found[i].state == CUBLAS_STATUS_SUCCESS && found[i].workspaceSize <= x->workspace)
+			p->choice[p->choices++] = found[i];
 	return CUBLAS_STATUS_SUCCESS;
 }
 
-static cublasStatus_t cprun_plan_make(const cprun_blas_t *t, cublasLtHandle_t h, const cprun_product_t *x, cprun_plan_t **plan) {
+static cublasStatus_t cprun_plan_make(
+	const cprun_blas_t *t, cublasLtHandle_t h, const cprun_product_t *x, cprun_plan_t **plan) {
 	cublasLtMatmulPreference_t pref;
 	cublasStatus_t s;
 	CPRUN_TRY(t->cublasLtMatmulPreferenceCreate(&pref));
@@ -96,9 +102,10 @@ static cublasStatus_t cprun_plan_make(const cprun_blas_t *t, cublasLtHandle_t h,
 	return s;
 }
 
-static cublasStatus_t cprun_plan_run(const cprun_blas_t *t, cublasLtHandle_t h, const cprun_plan_t *p, int choice, float alpha, float beta, uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t workspace, void *stream) {
+static cublasStatus_t cprun_plan_run(const cprun_blas_t *t, cublasLtHandle_t h, const cprun_plan_t *p, int choice,
+	float alpha, float beta, uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t workspace, void *stream) {
 	const cublasLtMatmulHeuristicResult_t *r = &p->choice[choice];
-	return t->cublasLtMatmul(h, p->desc, &alpha, (void *)a, p->at[0], (void *)b, p->at[1], &beta, (void *)c, p->at[2], (void *)d, p->at[3],
-		&r->algo, (void *)workspace, r->workspaceSize, (cudaStream_t)stream);
+	return t->cublasLtMatmul(h, p->desc, &alpha, (void *)a, p->at[0], (void *)b, p->at[1], &beta, (void *)c, p->at[2],
+		(void *)d, p->at[3], &r->algo, (void *)workspace, r->workspaceSize, (cudaStream_t)stream);
 }
 #endif

@@ -1,3 +1,6 @@
+// Package blas multiplies matrices on a GPU with cuBLASLt, on one stream. What cuBLASLt chose for
+// a problem is kept, so that a product costs one call. The library is loaded when it is first
+// used; without the build tag cuda only the problems can be described.
 package blas
 
 import (
@@ -39,7 +42,7 @@ func (p Problem) String() string {
 	return fmt.Sprintf("%s%s product %dx%dx%d, %v to %v%s", t(p.TransA), t(p.TransB), p.M, p.N, p.K, p.In, p.Out, add)
 }
 
-// A key is what a choice depends on.
+// A key holds everything that a choice depends on.
 type key struct {
 	m, n, k        int
 	transA, transB bool

@@ -21,7 +21,7 @@ const rounds = 4
 
 // measure picks the fastest choice of a plan. The product is scaled by the smallest number there
 // is, so that what is in D stays where it is added to, and no kernel can leave the work out.
-// Where it is not added to, D is overwritten, as it will be anyway.
+// If it is not added to, D is overwritten, as it will be anyway.
 func (h *Handle) measure(x *plan, p Problem) (err error) {
 	x.tuned = true
 	clock, err := h.stream.NewClock(rounds + 1)

@@ -111,7 +111,8 @@ func TestRingTilesAreOnePiece(t *testing.T) {
 			for owner := range 4 {
 				tiles := partition.Plan(s, rank, owner)
 				for _, tile := range tiles {
-					if p := dnn.Cut(nil, tile); len(p) != 1 || p[0].Mask != dnn.NoMask && p[0].Mask != (dnn.Mask{Left: -1}) {
+					if p := dnn.Cut(nil, tile); len(p) != 1 ||
+						p[0].Mask != dnn.NoMask && p[0].Mask != (dnn.Mask{Left: -1}) {
 						t.Errorf("%s, rank %d, keys of %d: %v is %v", layout.Name(), rank, owner, tile, p)
 					}
 				}

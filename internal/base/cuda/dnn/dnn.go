@@ -47,7 +47,6 @@ func Version() (int, error) {
 	return l.version, l.err
 }
 
-// call makes the text that a function of the shim leaves an error.
 func call(what string, f func(err *C.char, n C.size_t) C.int) error {
 	var text [4096]C.char
 	if f(&text[0], C.size_t(len(text))) == 0 {

@@ -21,7 +21,8 @@ static int cudart_major;
 
 static void *open_library(const char *name, int flags) {
 	static const std::string stem = "libcudart.so.";
-	if (stem.compare(0, stem.size(), name, 0, stem.size()) == 0 && stem + std::to_string(cudart_major) != name) return nullptr;
+	if (stem.compare(0, stem.size(), name, 0, stem.size()) == 0 && stem + std::to_string(cudart_major) != name)
+		return nullptr;
 	return dlopen(name, flags);
 }
 
@@ -67,7 +68,8 @@ void check(fe::error_t e, const char *what) {
 }
 
 void check(cudnnStatus_t s, const char *what) {
-	if (s != CUDNN_STATUS_SUCCESS) throw std::runtime_error(std::string(what) + ": " + fe::detail::get_error_string(s) + last());
+	if (s != CUDNN_STATUS_SUCCESS)
+		throw std::runtime_error(std::string(what) + ": " + fe::detail::get_error_string(s) + last());
 }
 
 // Uids begin at 1: 0 means none to cudnn-frontend.
@@ -77,12 +79,15 @@ class Builder {
   public:
 	Builder(Plan &plan, const cprun_dnn_desc &d) : plan(plan), d(d), used(CPRUN_DNN_POINTERS) {
 		auto type = d.half ? fe::DataType_t::HALF : fe::DataType_t::BFLOAT16;
-		plan.graph.set_io_data_type(type).set_intermediate_data_type(fe::DataType_t::FLOAT).set_compute_data_type(fe::DataType_t::FLOAT);
+		plan.graph.set_io_data_type(type)
+			.set_intermediate_data_type(fe::DataType_t::FLOAT)
+			.set_compute_data_type(fe::DataType_t::FLOAT);
 	}
 
 	void forward() {
 		auto a = fe::graph::SDPA_attributes().set_name("sdpa").set_generate_stats(true);
-		a.set_implementation(d.unified ? fe::AttentionImplementation_t::UNIFIED : fe::AttentionImplementation_t::COMPOSITE);
+		a.set_implementation(
+			d.unified ? fe::AttentionImplementation_t::UNIFIED : fe::AttentionImplementation_t::COMPOSITE);
 		options(a);
 		auto [o, stats] = plan.graph.sdpa(input(CPRUN_DNN_Q), input(CPRUN_DNN_K), input(CPRUN_DNN_V), a);
 		output(o, CPRUN_DNN_O);
@@ -96,8 +101,8 @@ class Builder {
 		options(a);
 		auto stats = input(CPRUN_DNN_STATS);
 		stats->set_data_type(fe::DataType_t::FLOAT);
-		auto [dq, dk, dv] = plan.graph.sdpa_backward(input(CPRUN_DNN_Q), input(CPRUN_DNN_K), input(CPRUN_DNN_V), input(CPRUN_DNN_O),
-		                                             input(CPRUN_DNN_DO), stats, a);
+		auto [dq, dk, dv] = plan.graph.sdpa_backward(input(CPRUN_DNN_Q), input(CPRUN_DNN_K), input(CPRUN_DNN_V),
+			input(CPRUN_DNN_O), input(CPRUN_DNN_DO), stats, a);
 		output(dq, CPRUN_DNN_DQ);
 		output(dk, CPRUN_DNN_DK);
 		output(dv, CPRUN_DNN_DV);
@@ -132,7 +137,8 @@ class Builder {
 		a.set_diagonal_alignment(corner);
 		if (d.left >= 0) a.set_diagonal_band_left_bound(static_cast<int>(d.left));
 		if (d.right >= 0) a.set_diagonal_band_right_bound(static_cast<int>(d.right));
-		if (ragged()) a.set_padding_mask(true).set_seq_len_q(lengths(CPRUN_DNN_LEN_Q)).set_seq_len_kv(lengths(CPRUN_DNN_LEN_K));
+		if (ragged())
+			a.set_padding_mask(true).set_seq_len_q(lengths(CPRUN_DNN_LEN_Q)).set_seq_len_kv(lengths(CPRUN_DNN_LEN_K));
 	}
 
 	// shape is [batch, heads, seq, dim] of a tensor.
@@ -148,7 +154,8 @@ class Builder {
 
 	Tensor make(int pointer, std::vector<int64_t> dims, std::vector<int64_t> strides) {
 		used[pointer] = true;
-		return plan.graph.tensor(fe::graph::Tensor_attributes().set_uid(uid(pointer)).set_dim(dims).set_stride(strides));
+		return plan.graph.tensor(
+			fe::graph::Tensor_attributes().set_uid(uid(pointer)).set_dim(dims).set_stride(strides));
 	}
 
 	Tensor lengths(int pointer) {
@@ -205,10 +212,12 @@ extern "C" int cprun_dnn_open(void **handle, void *stream, char *err, size_t n) 
 }
 
 extern "C" int cprun_dnn_close(void *handle, char *err, size_t n) {
-	return guard(err, n, [&] { check(fe::detail::destroy_handle(static_cast<cudnnHandle_t>(handle)), "cudnnDestroy"); });
+	return guard(
+		err, n, [&] { check(fe::detail::destroy_handle(static_cast<cudnnHandle_t>(handle)), "cudnnDestroy"); });
 }
 
-extern "C" int cprun_dnn_build(void **plan, int64_t *workspace, void *handle, const cprun_dnn_desc *d, char *err, size_t n) {
+extern "C" int cprun_dnn_build(
+	void **plan, int64_t *workspace, void *handle, const cprun_dnn_desc *d, char *err, size_t n) {
 	return guard(err, n, [&] {
 		auto p = std::make_unique<Plan>();
 		Builder b(*p, *d);
@@ -218,13 +227,16 @@ extern "C" int cprun_dnn_build(void **plan, int64_t *workspace, void *handle, co
 	});
 }
 
-extern "C" int cprun_dnn_execute(const void *plan, void *handle, const uint64_t pointers[CPRUN_DNN_POINTERS], uint64_t workspace, char *err, size_t n) {
+extern "C" int cprun_dnn_execute(const void *plan, void *handle, const uint64_t pointers[CPRUN_DNN_POINTERS],
+	uint64_t workspace, char *err, size_t n) {
 	return guard(err, n, [&] {
 		auto p = static_cast<const Plan *>(plan);
 		std::array<void *, CPRUN_DNN_POINTERS> at;
 		int count = 0;
 		for (int i : p->used) at[count++] = reinterpret_cast<void *>(pointers[i]);
-		check(p->graph.execute(static_cast<cudnnHandle_t>(handle), at.data(), count, reinterpret_cast<void *>(workspace)), "execute");
+		check(
+			p->graph.execute(static_cast<cudnnHandle_t>(handle), at.data(), count, reinterpret_cast<void *>(workspace)),
+			"execute");
 	});
 }
 

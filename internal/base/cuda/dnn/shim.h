@@ -37,7 +37,8 @@ int cprun_dnn_load(size_t *version, char *err, size_t n);
 int cprun_dnn_open(void **handle, void *stream, char *err, size_t n);
 int cprun_dnn_close(void *handle, char *err, size_t n);
 int cprun_dnn_build(void **plan, int64_t *workspace, void *handle, const cprun_dnn_desc *d, char *err, size_t n);
-int cprun_dnn_execute(const void *plan, void *handle, const uint64_t pointers[CPRUN_DNN_POINTERS], uint64_t workspace, char *err, size_t n);
+int cprun_dnn_execute(const void *plan, void *handle, const uint64_t pointers[CPRUN_DNN_POINTERS], uint64_t workspace,
+	char *err, size_t n);
 void cprun_dnn_free(void *plan);
 
 #ifdef __cplusplus

@@ -70,11 +70,26 @@ func made(t *testing.T, written string, names ...string) string {
 	source.WriteString("#include <cuda.h>\n#include <stddef.h>\n" + written)
 	for _, name := range names {
 		if !strings.Contains(written, name+"(") {
-			fmt.Fprintf(&source, "int stand_in_%s(void) __asm__(\"%s\");\nint stand_in_%[1]s(void) { return 0; }\n", name, name)
+			fmt.Fprintf(
+				&source,
+				"int stand_in_%s(void) __asm__(\"%s\");\nint stand_in_%[1]s(void) { return 0; }\n",
+				name,
+				name,
+			)
 		}
 	}
 	dir := t.TempDir()
-	args := append(strings.Fields(os.Getenv("CGO_CFLAGS")), "-shared", "-fPIC", "-w", "-x", "c", "-", "-o", filepath.Join(dir, "libcuda.so.1"))
+	args := append(
+		strings.Fields(os.Getenv("CGO_CFLAGS")),
+		"-shared",
+		"-fPIC",
+		"-w",
+		"-x",
+		"c",
+		"-",
+		"-o",
+		filepath.Join(dir, "libcuda.so.1"),
+	)
 	compile := exec.Command("cc", args...)
 	compile.Stdin = strings.NewReader(source.String())
 	if out, err := compile.CombinedOutput(); err != nil {
@@ -92,7 +107,13 @@ func names(t *testing.T, list string) []string {
 	}
 	args := append(strings.Fields(os.Getenv("CGO_CFLAGS")), "-E", "-P", "-x", "c", "-")
 	expand := exec.Command("cc", args...)
-	expand.Stdin = strings.NewReader(fmt.Sprintf("#include <cuda.h>\n#include \"%s/functions.h\"\n#define NAME(name) (found name)\n%s(NAME)\n", here, list))
+	expand.Stdin = strings.NewReader(
+		fmt.Sprintf(
+			"#include <cuda.h>\n#include \"%s/functions.h\"\n#define NAME(name) (found name)\n%s(NAME)\n",
+			here,
+			list,
+		),
+	)
 	out, err := expand.Output()
 	if err != nil {
 		t.Fatalf("cc -E: %v", err)
@@ -125,8 +146,17 @@ func TestNoDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := with(t, dir)
-	contains(t, out, "before: NotInitialized", "absent: true", "the NVIDIA driver is not on this machine (", "libcuda.so.1: ", "; install a driver for CUDA ",
-		"count: 0, NotInitialized", "version: , the NVIDIA driver is not")
+	contains(
+		t,
+		out,
+		"before: NotInitialized",
+		"absent: true",
+		"the NVIDIA driver is not on this machine (",
+		"libcuda.so.1: ",
+		"; install a driver for CUDA ",
+		"count: 0, NotInitialized",
+		"version: , the NVIDIA driver is not",
+	)
 }
 
 func TestOldDriver(t *testing.T) {
@@ -137,14 +167,25 @@ func TestOldDriver(t *testing.T) {
 		}
 	}
 	out := with(t, made(t, version, old...))
-	contains(t, out, "absent: false", "the NVIDIA driver, for CUDA 11.4, is too old: its libcuda.so.1 has no cuLaunchKernelEx, cuTensorMapEncodeTiled; install a driver for CUDA ",
-		"count: 0, NotInitialized")
+	contains(
+		t,
+		out,
+		"absent: false",
+		"the NVIDIA driver, for CUDA 11.4, is too old: its libcuda.so.1 has no cuLaunchKernelEx, cuTensorMapEncodeTiled; install a driver for CUDA ",
+		"count: 0, NotInitialized",
+	)
 	none := with(t, made(t, "int nothing;\n"))
 	contains(t, none, "the NVIDIA driver is too old: its libcuda.so.1 has no cuInit, ")
 }
 
 func TestNoDevice(t *testing.T) {
-	out := with(t, made(t, version+"CUresult cuInit(unsigned flags) { return CUDA_ERROR_NO_DEVICE; }\n", names(t, "CPRUN_DRIVER_NEEDED")...))
+	out := with(
+		t,
+		made(
+			t,
+			version+"CUresult cuInit(unsigned flags) { return CUDA_ERROR_NO_DEVICE; }\n",
+			names(t, "CPRUN_DRIVER_NEEDED")...),
+	)
 	contains(t, out, "absent: false, no device: true", "version: 11.4, <nil>")
 }
 
@@ -154,8 +195,12 @@ CUresult cuInit(unsigned flags) { return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH; }
 CUresult cuGetErrorName(CUresult r, const char **s) { *s = r == 803 ? "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH" : "?"; return 0; }
 CUresult cuGetErrorString(CUresult r, const char **s) { *s = "system has unsupported display driver"; return 0; }
 `, names(t, "CPRUN_DRIVER_NEEDED")...))
-	contains(t, out, "absent: false, no device: false",
-		"the NVIDIA driver does not start: cuInit: system has unsupported display driver (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)")
+	contains(
+		t,
+		out,
+		"absent: false, no device: false",
+		"the NVIDIA driver does not start: cuInit: system has unsupported display driver (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)",
+	)
 }
 
 // Calls reach the driver with all of their arguments, and the driver is started once.
@@ -170,7 +215,15 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
 		? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 `, append(names(t, "CPRUN_DRIVER_NEEDED"), "cuLaunchKernel")...))
-	contains(t, out, "before: NotInitialized", "load: <nil>", "count: 41, <nil>", "version: 11.4, <nil>", "launch: <nil>")
+	contains(
+		t,
+		out,
+		"before: NotInitialized",
+		"load: <nil>",
+		"count: 41, <nil>",
+		"version: 11.4, <nil>",
+		"launch: <nil>",
+	)
 }
 
 // A driver of tomorrow may drop what nothing calls.

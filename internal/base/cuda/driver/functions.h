@@ -6,16 +6,18 @@
 
 // What cprun calls, itself or through gorgonia.org/cu: a driver without one of them is too old.
 #define CPRUN_DRIVER_NEEDED(F) \
-	F(cuInit) F(cuDriverGetVersion) F(cuGetErrorName) F(cuGetErrorString) \
-	F(cuDeviceGet) F(cuDeviceGetCount) F(cuDeviceGetName) F(cuDeviceGetAttribute) F(cuDeviceTotalMem) F(cuDeviceCanAccessPeer) \
-	F(cuDevicePrimaryCtxRetain) F(cuDevicePrimaryCtxRelease) F(cuCtxGetCurrent) F(cuCtxSetCurrent) F(cuCtxEnablePeerAccess) F(cuCtxGetStreamPriorityRange) \
-	F(cuMemAlloc) F(cuMemFree) F(cuMemGetInfo) F(cuMemHostAlloc) F(cuMemFreeHost) F(cuMemHostRegister) F(cuMemHostUnregister) F(cuMemHostGetDevicePointer) \
-	F(cuMemcpyAsync) F(cuMemsetD8Async) F(cuPointerGetAttribute) F(cuIpcGetMemHandle) F(cuIpcOpenMemHandle) F(cuIpcCloseMemHandle) \
-	F(cuStreamCreateWithPriority) F(cuStreamDestroy) F(cuStreamQuery) F(cuStreamWaitEvent) F(cuStreamWaitValue64) F(cuStreamWriteValue64) \
-	F(cuStreamBeginCapture) F(cuStreamEndCapture) F(cuGraphInstantiateWithParams) F(cuGraphDestroy) F(cuGraphLaunch) F(cuGraphExecDestroy) \
-	F(cuEventCreate) F(cuEventDestroy) F(cuEventRecord) F(cuEventQuery) F(cuEventSynchronize) F(cuEventElapsedTime) \
-	F(cuModuleLoadData) F(cuModuleGetFunction) F(cuModuleUnload) F(cuFuncSetAttribute) F(cuFuncGetAttribute) F(cuOccupancyMaxActiveBlocksPerMultiprocessor) \
-	F(cuLaunchKernelEx) F(cuTensorMapEncodeTiled)
+	F(cuInit) F(cuDriverGetVersion) F(cuGetErrorName) F(cuGetErrorString) F(cuDeviceGet) F(cuDeviceGetCount) \
+	F(cuDeviceGetName) F(cuDeviceGetAttribute) F(cuDeviceTotalMem) F(cuDeviceCanAccessPeer) \
+	F(cuDevicePrimaryCtxRetain) F(cuDevicePrimaryCtxRelease) F(cuCtxGetCurrent) F(cuCtxSetCurrent) \
+	F(cuCtxEnablePeerAccess) F(cuCtxGetStreamPriorityRange) F(cuMemAlloc) F(cuMemFree) F(cuMemGetInfo) \
+	F(cuMemHostAlloc) F(cuMemFreeHost) F(cuMemHostRegister) F(cuMemHostUnregister) F(cuMemHostGetDevicePointer) \
+	F(cuMemcpyAsync) F(cuMemsetD8Async) F(cuPointerGetAttribute) F(cuIpcGetMemHandle) F(cuIpcOpenMemHandle) \
+	F(cuIpcCloseMemHandle) F(cuStreamCreateWithPriority) F(cuStreamDestroy) F(cuStreamQuery) F(cuStreamWaitEvent) \
+	F(cuStreamWaitValue64) F(cuStreamWriteValue64) F(cuStreamBeginCapture) F(cuStreamEndCapture) \
+	F(cuGraphInstantiateWithParams) F(cuGraphDestroy) F(cuGraphLaunch) F(cuGraphExecDestroy) F(cuEventCreate) \
+	F(cuEventDestroy) F(cuEventRecord) F(cuEventQuery) F(cuEventSynchronize) F(cuEventElapsedTime) \
+	F(cuModuleLoadData) F(cuModuleGetFunction) F(cuModuleUnload) F(cuFuncSetAttribute) F(cuFuncGetAttribute) \
+	F(cuOccupancyMaxActiveBlocksPerMultiprocessor) F(cuLaunchKernelEx) F(cuTensorMapEncodeTiled)
 
 // What only gorgonia.org/cu refers to, and nothing calls.
 #define CPRUN_DRIVER_UNUSED(F) \

@@ -110,7 +110,6 @@ const magic = "cprun cubin 1\n"
 // maxCubin is more than any entry has, in bytes.
 const maxCubin = 256 << 20
 
-// read is false for what is not a whole entry.
 func read(path string) ([]byte, bool) {
 	data, err := files.Read(path, maxCubin)
 	if err != nil || !bytes.HasPrefix(data, []byte(magic)) || len(data) < len(magic)+sha256.Size {

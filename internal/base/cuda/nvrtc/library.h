@@ -29,17 +29,28 @@ static const char *cprun_nvrtc_where(const cprun_nvrtc_t *t) {
 // cprun_nvrtc_preload loads a library that NVRTC will ask the loader for by its name alone.
 static void cprun_nvrtc_preload(const char *path) { dlopen(path, RTLD_NOW | RTLD_LOCAL); }
 
-static nvrtcResult cprun_nvrtc_version(const cprun_nvrtc_t *t, int *major, int *minor) { return t->nvrtcVersion(major, minor); }
+static nvrtcResult cprun_nvrtc_version(const cprun_nvrtc_t *t, int *major, int *minor) {
+	return t->nvrtcVersion(major, minor);
+}
 static const char *cprun_nvrtc_error(const cprun_nvrtc_t *t, nvrtcResult r) { return t->nvrtcGetErrorString(r); }
-static nvrtcResult cprun_nvrtc_create(const cprun_nvrtc_t *t, nvrtcProgram *p, const char *code, const char *name, int n, const char **headers, const char **names) {
+static nvrtcResult cprun_nvrtc_create(const cprun_nvrtc_t *t, nvrtcProgram *p, const char *code, const char *name,
+	int n, const char **headers, const char **names) {
 	return t->nvrtcCreateProgram(p, code, name, n, headers, names);
 }
 static nvrtcResult cprun_nvrtc_compile(const cprun_nvrtc_t *t, nvrtcProgram p, int n, const char **options) {
 	return t->nvrtcCompileProgram(p, n, options);
 }
 static void cprun_nvrtc_destroy(const cprun_nvrtc_t *t, nvrtcProgram p) { t->nvrtcDestroyProgram(&p); }
-static nvrtcResult cprun_nvrtc_cubin_size(const cprun_nvrtc_t *t, nvrtcProgram p, size_t *n) { return t->nvrtcGetCUBINSize(p, n); }
-static nvrtcResult cprun_nvrtc_cubin(const cprun_nvrtc_t *t, nvrtcProgram p, void *to) { return t->nvrtcGetCUBIN(p, to); }
-static nvrtcResult cprun_nvrtc_log_size(const cprun_nvrtc_t *t, nvrtcProgram p, size_t *n) { return t->nvrtcGetProgramLogSize(p, n); }
-static nvrtcResult cprun_nvrtc_log(const cprun_nvrtc_t *t, nvrtcProgram p, void *to) { return t->nvrtcGetProgramLog(p, to); }
+static nvrtcResult cprun_nvrtc_cubin_size(const cprun_nvrtc_t *t, nvrtcProgram p, size_t *n) {
+	return t->nvrtcGetCUBINSize(p, n);
+}
+static nvrtcResult cprun_nvrtc_cubin(const cprun_nvrtc_t *t, nvrtcProgram p, void *to) {
+	return t->nvrtcGetCUBIN(p, to);
+}
+static nvrtcResult cprun_nvrtc_log_size(const cprun_nvrtc_t *t, nvrtcProgram p, size_t *n) {
+	return t->nvrtcGetProgramLogSize(p, n);
+}
+static nvrtcResult cprun_nvrtc_log(const cprun_nvrtc_t *t, nvrtcProgram p, void *to) {
+	return t->nvrtcGetProgramLog(p, to);
+}
 #endif

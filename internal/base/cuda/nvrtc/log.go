@@ -1,3 +1,6 @@
+// Package nvrtc compiles CUDA C++ to machine code of one architecture with NVIDIA's run time compiler, and keeps the
+// results on disk. It needs neither a driver nor a GPU, so that any machine can compile every kernel. It loads the
+// library on first use. Without the build tag cuda only the parser of the assembler's log remains.
 package nvrtc
 
 import (
@@ -6,7 +9,7 @@ import (
 	"strings"
 )
 
-// Usage is what one kernel takes of an SM, as the assembler says with --ptxas-options=-v.
+// Usage is a kernel's share of an SM, from the assembler's --ptxas-options=-v.
 type Usage struct {
 	Kernel    string
 	Registers int // of a thread

@@ -27,10 +27,10 @@ type Compiler struct {
 	major, minor int
 }
 
-// sonames are the libraries that this package works with, the newest first.
+// sonames lists the supported libraries, the newest first.
 var sonames = []string{"libnvrtc.so.13", "libnvrtc.so.12"}
 
-// places are where a toolkit is that the loader does not know of.
+// places lists the folders of toolkits that the loader does not know.
 var places = []string{"/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib"}
 
 // Open loads NVRTC from the first of dirs that has it, else from where the loader looks, else
@@ -92,7 +92,7 @@ func (c *Compiler) check(call string, r C.nvrtcResult) error {
 type Error struct {
 	Name  string // of the source
 	Cause error
-	Log   string // what the compiler said
+	Log   string // the compiler's log
 }
 
 func (e *Error) Error() string {
@@ -157,7 +157,7 @@ func (c *Compiler) log(p C.nvrtcProgram) (string, error) {
 	return strings.TrimRight(string(text), "\x00"), err
 }
 
-// texts are strings of C's, and arrays of them.
+// texts holds C strings, and arrays of them.
 type texts struct{ held []unsafe.Pointer }
 
 func (t *texts) one(s string) *C.char {

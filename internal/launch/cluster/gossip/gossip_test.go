@@ -35,7 +35,13 @@ func at(t testing.TB, addr, name string, seeds ...string) Config {
 			t.Error(err)
 		}
 	})
-	return Config{Job: "job", Key: key, Seeds: seeds, Self: Peer{Name: name, Control: "127.0.0.1:4000"}, Transport: port}
+	return Config{
+		Job:       "job",
+		Key:       key,
+		Seeds:     seeds,
+		Self:      Peer{Name: name, Control: "127.0.0.1:4000"},
+		Transport: port,
+	}
 }
 
 // join makes a member that leaves when the test ends.

@@ -111,7 +111,6 @@ func (g *guard) passPackets() {
 	}
 }
 
-// ours reports whether a packet begins as the job's do.
 func (g *guard) ours(packet []byte) bool {
 	rest, ok := bytes.CutPrefix(packet, g.head)
 	return ok && len(rest) >= sealCost && rest[0] == sealing

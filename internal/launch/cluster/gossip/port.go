@@ -20,8 +20,7 @@ const (
 	// packetSize is the most that a packet of ours has (1,400 bytes), and a bit, so that a longer
 	// one is known as such.
 	packetSize = 1500
-	// packetQueue is what the system is asked to hold of packets that wait. Agents are slow to read
-	// while ranks compute.
+	// packetQueue is the requested size of the system's queue of packets. Agents are slow to read while ranks compute.
 	packetQueue = 2 << 20
 	// portTries bounds the search for a port that is free for both UDP and TCP.
 	portTries = 16

@@ -172,7 +172,13 @@ func TestSimulation(t *testing.T) {
 }
 
 func simulate(t *testing.T, agents int, loss float64) {
-	w := &crowd{t: t, net: netsim.New(1, netsim.Conditions{Loss: loss, Delay: 100 * time.Microsecond, Jitter: 400 * time.Microsecond})}
+	w := &crowd{
+		t: t,
+		net: netsim.New(
+			1,
+			netsim.Conditions{Loss: loss, Delay: 100 * time.Microsecond, Jitter: 400 * time.Microsecond},
+		),
+	}
 	defer w.end()
 	row := func(what string, s spent) { t.Logf("| %s | %d | %.0f %% | %v |", what, agents, 100*loss, s) }
 	row("agents start within 1 s; until all know all", w.measure(func() {

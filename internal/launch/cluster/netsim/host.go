@@ -31,8 +31,7 @@ type Host struct {
 // counters count what a host has sent.
 type counters struct{ packets, packetBytes, streams, streamBytes atomic.Int64 }
 
-// Traffic is what a host has sent: packets, streams that it opened, and the bytes in them, without
-// those of headers.
+// Traffic counts a host's sent packets, opened streams, and the bytes in them without headers.
 type Traffic struct{ Packets, PacketBytes, Streams, StreamBytes int64 }
 
 // Sent returns what the host has sent so far.
@@ -47,7 +46,7 @@ func (h *Host) Addr() netip.Addr { return h.addr }
 // see their streams end.
 func (h *Host) Kill() { h.end() }
 
-// Crash silences the host, as the loss of its power does: nobody is told.
+// Crash silences the host, as the loss of its power does: no one is told.
 func (h *Host) Crash() {
 	h.silent.Store(true)
 	h.end()
@@ -141,7 +140,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 // Addr returns where it listens.
 func (l *Listener) Addr() net.Addr { return l.addr }
 
-// Close frees the port, and ends the streams that nobody has accepted.
+// Close frees the port, and ends the streams that no one has accepted.
 func (l *Listener) Close() error {
 	l.once.Do(func() {
 		l.host.mu.Lock()
@@ -227,7 +226,6 @@ func (h *Host) connect(to *Host, port uint16) (net.Conn, error) {
 	return nil, nil
 }
 
-// keep notes an open stream. It returns false if the host is gone.
 func (h *Host) keep(c *conn) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -82,11 +82,13 @@ func TestDeadlines(t *testing.T) {
 		near.SetDeadline(begin.Add(time.Second))
 		_, err := near.Read(make([]byte, 1))
 		var timeout net.Error
-		if !errors.Is(err, os.ErrDeadlineExceeded) || !errors.As(err, &timeout) || !timeout.Timeout() || time.Since(begin) != time.Second {
+		if !errors.Is(err, os.ErrDeadlineExceeded) || !errors.As(err, &timeout) || !timeout.Timeout() ||
+			time.Since(begin) != time.Second {
 			t.Errorf("read: %v after %v", err, time.Since(begin))
 		}
 		near.SetDeadline(time.Now().Add(time.Second))
-		if _, err := near.Write(make([]byte, 2*window)); !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(begin) != 2*time.Second {
+		if _, err := near.Write(make([]byte, 2*window)); !errors.Is(err, os.ErrDeadlineExceeded) ||
+			time.Since(begin) != 2*time.Second {
 			t.Errorf("write to one who does not read: %v after %v", err, time.Since(begin))
 		}
 		near.SetDeadline(time.Time{})

@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	// window is how many bytes of a stream may be on their way, or wait to be read.
+	// window bounds the unread bytes of a stream.
 	window = 256 << 10
-	// segment is the most that one part of a stream has.
+	// segment bounds one part of a stream.
 	segment = 16 << 10
 )
 
@@ -49,7 +49,6 @@ type conn struct {
 	once          sync.Once
 }
 
-// pair returns the two ends of a stream.
 func pair(near, far *Host, at, to net.Addr) (*conn, *conn) {
 	there := &half{from: near, to: far}
 	back := &half{from: far, to: near, back: there}

@@ -1,8 +1,10 @@
 package wire
 
 import (
+	"context"
 	"crypto/ed25519"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -10,12 +12,14 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/cprun/cprun/internal/base/admission"
 )
 
 const (
-	// queued is how many frames wait for a peer at most.
+	// queued bounds the frames that wait for a peer.
 	queued = 1024
-	// wordsPerSilence is how often an agent speaks in the time that another waits for it.
+	// wordsPerSilence counts an agent's messages within the peer's timeout.
 	wordsPerSilence = 5
 )
 
@@ -80,7 +84,7 @@ func (l *Link) send() {
 	}
 }
 
-// flush writes what is queued, for a short while.
+// flush writes the queue, for a short while.
 func (l *Link) flush() {
 	for {
 		select {
@@ -100,7 +104,7 @@ func (l *Link) write(f Frame, within time.Duration) error {
 	return err
 }
 
-// errSilent is how a link ends whose peer is gone without a word.
+// errSilent ends a link after the peer's silence.
 var errSilent = errors.New("no word")
 
 // Receive returns the next message. An error ends the link.
@@ -122,8 +126,89 @@ func (l *Link) Receive() ([]byte, error) {
 	}
 }
 
-// Close ends the link when what is queued has been written, or cannot be. It does not wait.
+// Close ends the link after its queue. It does not wait.
 func (l *Link) Close() { l.once.Do(func() { close(l.closing) }) }
 
 // Closed returns a channel that is closed when nothing more is written.
 func (l *Link) Closed() <-chan struct{} { return l.sent }
+
+// unproven bounds the connections in their handshake. A thousand agents may come in a moment; those that wait for
+// a place do so in the system's queue.
+var unproven = admission.Limits{Most: 64, Stay: 250 * time.Millisecond}
+
+// Door takes the connections of other agents.
+type Door struct {
+	ln     net.Listener
+	door   *admission.Door
+	cancel context.CancelFunc
+	group  sync.WaitGroup
+}
+
+// Open lets agents in: up gets the links of those that are welcome, refused the others' errors. Both are
+// called from several goroutines.
+func Open(ln net.Listener, p *Party, up func(*Link), refused func(error)) *Door {
+	ctx, cancel := context.WithCancel(context.Background())
+	d := &Door{ln: ln, door: admission.New(unproven), cancel: cancel}
+	greet := func(conn net.Conn) {
+		l, err := Accept(ctx, conn, p)
+		known := d.door.Leave(conn)
+		switch {
+		case err == nil:
+			up(l)
+		case known: // others have not pushed it out
+			refused(err)
+		}
+	}
+	d.group.Go(func() { d.door.Serve(ln, greet, refused) })
+	return d
+}
+
+// Close closes the listener, and waits until nothing of the door runs.
+func (d *Door) Close() error {
+	d.cancel()
+	d.door.Close()
+	err := d.ln.Close()
+	d.group.Wait()
+	return err
+}
+
+const (
+	// MaxFrame is the longest frame that agents send each other.
+	MaxFrame = 1 << 20
+	// maxGreeting bounds a frame before a peer has proven the key.
+	maxGreeting = 16 << 10
+	// header is the size of the length before a frame.
+	header = 4
+)
+
+// Frame is a message with its length before it, made once for all who get it.
+type Frame []byte
+
+// NewFrame makes a frame of a message.
+func NewFrame(message []byte) (Frame, error) {
+	if len(message) > MaxFrame {
+		return nil, fmt.Errorf("message of %d bytes: at most %d are allowed", len(message), MaxFrame)
+	}
+	f := binary.BigEndian.AppendUint32(make([]byte, 0, header+len(message)), uint32(len(message)))
+	return append(f, message...), nil
+}
+
+// readFrame reads the next frame, of at most limit bytes. An empty one is a word without news.
+func readFrame(r io.Reader, limit int) ([]byte, error) {
+	var head [header]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return nil, err
+	}
+	n := binary.BigEndian.Uint32(head[:])
+	if n > uint32(limit) {
+		return nil, fmt.Errorf("frame of %d bytes: at most %d are allowed", n, limit)
+	}
+	message := make([]byte, n)
+	if _, err := io.ReadFull(r, message); err != nil {
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		return nil, err
+	}
+	return message, nil
+}

@@ -189,7 +189,8 @@ func TestHandshakeRefuses(t *testing.T) {
 			m := open(t, party(t, c.acceptor))
 			l, err := Dial(t.Context(), dial(t, m.addr), party(t, c.dialer))
 			refusal := (*Refusal)(nil)
-			if l != nil || !errors.As(err, &refusal) || !strings.Contains(refusal.Text, c.want) || refusal.Proven != c.proven {
+			if l != nil || !errors.As(err, &refusal) || !strings.Contains(refusal.Text, c.want) ||
+				refusal.Proven != c.proven {
 				t.Fatalf("the dialer got %v", err)
 			}
 			if strings.ContainsAny(refusal.Text, "\x1b\n") || !strings.Contains(err.Error(), m.addr) {
@@ -197,7 +198,8 @@ func TestHandshakeRefuses(t *testing.T) {
 			}
 			err = <-m.refused
 			other := (*Refusal)(nil)
-			if !errors.As(err, &other) || !strings.Contains(other.Text, c.want) || other.Theirs == refusal.Theirs || other.Peer != "127.0.0.1" {
+			if !errors.As(err, &other) || !strings.Contains(other.Text, c.want) || other.Theirs == refusal.Theirs ||
+				other.Peer != "127.0.0.1" {
 				t.Errorf("the acceptor got %v", err)
 			}
 		})
@@ -353,7 +355,8 @@ func TestHandshakeEndsInTime(t *testing.T) {
 
 // A frame's length is looked at before there is memory for it.
 func TestReadFrame(t *testing.T) {
-	if _, err := readFrame(bytes.NewReader([]byte{0xff, 0xff, 0xff, 0xff}), MaxFrame); err == nil || errors.Is(err, io.ErrUnexpectedEOF) {
+	if _, err := readFrame(bytes.NewReader([]byte{0xff, 0xff, 0xff, 0xff}), MaxFrame); err == nil ||
+		errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("4 GiB: %v", err)
 	}
 	if _, err := readFrame(bytes.NewReader([]byte{0, 0, 0, 9, 1}), MaxFrame); !errors.Is(err, io.ErrUnexpectedEOF) {

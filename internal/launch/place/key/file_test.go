@@ -55,7 +55,8 @@ func TestFile(t *testing.T) {
 		`CPRUN_KEY_FILE="\x1b[2`: "\x1b[2J",
 	} {
 		_, err := File(path, nil)
-		if err == nil || !strings.Contains(err.Error(), part) || !strings.Contains(err.Error(), "openssl rand") || strings.Contains(err.Error(), secret[:8]) {
+		if err == nil || !strings.Contains(err.Error(), part) || !strings.Contains(err.Error(), "openssl rand") ||
+			strings.Contains(err.Error(), secret[:8]) {
 			t.Errorf("%s: %v, want %q", path, err, part)
 		}
 	}

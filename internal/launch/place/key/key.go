@@ -1,6 +1,29 @@
+// Package key gives the agents of a job one secret that other users do not have.
+//
+// Shared returns the key in a file of the run directory, which all agents of a job share, and makes it for the first
+// agent that comes. File reads a key that the user made, such as a mounted Secret of Kubernetes. Both trust only files
+// that no other user can read. The key is in no argument, no variable of the environment and no log.
 package key
 
-import "fmt"
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/terminal"
+)
 
 // Size is the number of bytes of a key.
 const Size = 32
@@ -12,3 +35,227 @@ func (k Key) String() string { return "(a key)" }
 
 // Format keeps a key out of messages, whatever the verb.
 func (k Key) Format(f fmt.State, _ rune) { f.Write([]byte(k.String())) }
+
+// Bounds of the text of a key: 32 bytes are 16 random ones as hexadecimal digits.
+const (
+	minSecret   = 32
+	maxSecret   = 4096
+	minDistinct = 8 // different bytes: a file of zeros is no secret
+)
+
+// Fix says how to make a key, for messages.
+const Fix = "make one with (umask 077; openssl rand -hex 32 >cprun.key), have the same file on every node, and set " +
+	"CPRUN_KEY_FILE to its path"
+
+// File reads a key from a file that no other user can read; the path - is stdin.
+func File(path string, stdin io.Reader) (Key, error) {
+	secret, err := readSecret(path, stdin)
+	if err == nil {
+		var k Key
+		if k, err = fromSecret(secret); err == nil {
+			return k, nil
+		}
+	}
+	name := "CPRUN_KEY_FILE=" + terminal.Name(path)
+	return Key{}, fmt.Errorf("%s: %w; %s", name, cause(err), Fix)
+}
+
+func readSecret(path string, stdin io.Reader) ([]byte, error) {
+	if path == "-" {
+		secret, err := io.ReadAll(io.LimitReader(stdin, maxSecret+1))
+		if len(secret) > maxSecret {
+			return nil, fmt.Errorf("stdin has more than %d bytes", maxSecret)
+		}
+		return secret, err
+	}
+	f, err := files.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if err := private(st, os.Geteuid()); err != nil {
+		return nil, err
+	}
+	return files.All(f, maxSecret)
+}
+
+// private refuses a file that others could read or have written. One of root may be for a group:
+// Kubernetes gives a secret to a pod without root in that way.
+func private(st fs.FileInfo, uid int) error {
+	owner := st.Sys().(*syscall.Stat_t).Uid
+	mode, open := st.Mode().Perm(), fs.FileMode(0o077)
+	switch {
+	case int(owner) == uid:
+	case owner == 0:
+		open = 0o027
+	default:
+		return fmt.Errorf("it belongs to user %d, and this is user %d: have it belong to this one", owner, uid)
+	}
+	if mode&open != 0 {
+		return fmt.Errorf("its mode is %#o, so that others have access: chmod 600", mode)
+	}
+	return nil
+}
+
+// fromSecret makes a key of the text of a file, in any form. A line break at the end does not count, since editors add
+// one.
+func fromSecret(secret []byte) (Key, error) {
+	secret = bytes.TrimRight(secret, "\r\n")
+	if len(secret) < minSecret {
+		return Key{}, fmt.Errorf("it has %d bytes; at least %d are needed", len(secret), minSecret)
+	}
+	seen := map[byte]bool{}
+	for _, b := range secret {
+		seen[b] = true
+	}
+	if len(seen) < minDistinct {
+		return Key{}, fmt.Errorf("it has only %d different bytes, and is not random", len(seen))
+	}
+	return sha256.Sum256(append([]byte("cprun key file 1\n"), secret...)), nil
+}
+
+// madeSize is the length of a file that cprun makes: a line of hexadecimal digits.
+const madeSize = 2*Size + 1
+
+// pause is the time between two looks at a file that another host has made and this one does not see yet.
+const pause = 100 * time.Millisecond
+
+// Shared returns the key in the file at path, which all agents of a job name. The first agent to come makes the file
+// and its directory; an existing file is used again. It waits until ctx ends for a file that another host has made.
+func Shared(ctx context.Context, path string) (Key, error) {
+	for {
+		k, err := try(filepath.Dir(path), filepath.Base(path))
+		if err == nil {
+			return k, nil
+		}
+		if errors.Is(err, fs.ErrNotExist) && sleep(ctx) {
+			continue
+		}
+		return Key{},
+			fmt.Errorf("key of the job %s: %w; all nodes must share this directory, and the user of the job must own "+
+				"the file: remove it and start again, name another --run-dir, or set CPRUN_KEY_FILE",
+				terminal.Name(path), cause(err))
+	}
+}
+
+// sleep waits for a moment, and reports whether ctx has not ended.
+func sleep(ctx context.Context) bool {
+	select {
+	case <-time.After(pause):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// try reads the key, and makes it if there is none. It opens the directory by its path: a network file system asks its
+// server then, and answers a look-up below an open directory from memory.
+func try(dir, name string) (Key, error) {
+	root, err := files.Make(dir)
+	if err != nil {
+		return Key{}, err
+	}
+	defer root.Close()
+	k, err := read(root, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		failed := create(root, name)
+		// A server that got a request twice reports a failure of the second. So the file counts, not the answer.
+		if k, err = read(root, name); errors.Is(err, fs.ErrNotExist) && failed != nil {
+			err = failed
+		}
+	}
+	if err == nil {
+		sweep(root, name)
+	}
+	return k, err
+}
+
+// create makes a new key, unless another agent is faster.
+func create(root *os.Root, name string) error {
+	temp, err := draft(root, name)
+	if err != nil {
+		return err
+	}
+	return publish(root, temp, name)
+}
+
+func drafts(name string) string { return name + ".tmp-" }
+
+// draft writes a new key to a file with a random name, and waits until it is on the disk.
+func draft(root *os.Root, name string) (temp string, err error) {
+	temp = drafts(name) + rand.Text()
+	secret := make([]byte, Size)
+	rand.Read(secret)
+	return temp, files.Secret(root, temp, append(hex.AppendEncode(nil, secret), '\n'))
+}
+
+// publish gives a draft its name, unless that name exists. After O_EXCL alone, other agents would see an empty file.
+func publish(root *os.Root, temp, name string) error {
+	err := root.Link(temp, name)
+	if errors.Is(err, fs.ErrExist) {
+		err = nil
+	}
+	return errors.Join(err, root.Remove(temp))
+}
+
+// sweep removes the drafts of killed agents. An agent that loses its draft to sweep finds the published key.
+func sweep(root *os.Root, name string) {
+	dir, err := root.Open(".")
+	if err != nil {
+		return
+	}
+	defer dir.Close()
+	all, _ := dir.Readdirnames(-1)
+	for _, other := range all {
+		if strings.HasPrefix(other, drafts(name)) {
+			_ = root.Remove(other)
+		}
+	}
+}
+
+// read reads a published key. It refuses a link, which another user may have put there.
+func read(root *os.Root, name string) (k Key, err error) {
+	st, err := root.Lstat(name)
+	if err != nil {
+		return k, err
+	}
+	if !st.Mode().IsRegular() {
+		return k, files.ErrIrregular
+	}
+	f, err := files.OpenIn(root, name)
+	if err != nil {
+		return k, err
+	}
+	defer f.Close()
+	if st, err = f.Stat(); err != nil {
+		return k, err
+	}
+	if owner := st.Sys().(*syscall.Stat_t).Uid; int(owner) != os.Geteuid() {
+		return k, fmt.Errorf("it belongs to user %d, and this is user %d", owner, os.Geteuid())
+	}
+	if mode := st.Mode().Perm(); mode != 0o600 {
+		return k, fmt.Errorf("its mode is %#o, and not 0600", mode)
+	}
+	text, err := files.All(f, madeSize)
+	if err != nil {
+		return k, err
+	}
+	if _, err := hex.DecodeString(strings.TrimSuffix(string(text), "\n")); err != nil || len(text) != madeSize {
+		return k, fmt.Errorf("its %d bytes are no key that cprun has made", len(text))
+	}
+	return fromSecret(text)
+}
+
+func cause(err error) error {
+	if le := (*os.LinkError)(nil); errors.As(err, &le) {
+		return le.Err
+	}
+	if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
+		return pe.Err
+	}
+	return err
+}

@@ -12,7 +12,11 @@ import (
 )
 
 // as makes the test binary a process of a job, whose argument is the path of the key.
-var as = flag.String("as", "", "share: print a hash of the key; draft: write a draft, and wait to be killed; \"\": run the tests")
+var as = flag.String(
+	"as",
+	"",
+	"share: print a hash of the key; draft: write a draft, and wait to be killed; \"\": run the tests",
+)
 
 func TestMain(m *testing.M) {
 	flag.Parse()

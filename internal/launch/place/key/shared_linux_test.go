@@ -41,7 +41,8 @@ func TestSharedWithoutPermission(t *testing.T) {
 			c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 		}
 		out, err := c.CombinedOutput()
-		if c.ProcessState.ExitCode() != 2 || !strings.Contains(string(out), "permission denied") || !strings.Contains(string(out), path) {
+		if c.ProcessState.ExitCode() != 2 || !strings.Contains(string(out), "permission denied") ||
+			!strings.Contains(string(out), path) {
 			t.Errorf("a directory of mode %v: %v, %s", mode, err, out)
 		}
 		if got := names(t, dir); got != made {

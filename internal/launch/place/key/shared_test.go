@@ -266,7 +266,8 @@ func TestSharedRefuses(t *testing.T) {
 		}
 		before := state(path)
 		_, err := Shared(t.Context(), path)
-		if err == nil || !strings.Contains(err.Error(), c.part) || strings.Count(err.Error(), path) != 1 || !strings.Contains(err.Error(), "CPRUN_KEY_FILE") {
+		if err == nil || !strings.Contains(err.Error(), c.part) || strings.Count(err.Error(), path) != 1 ||
+			!strings.Contains(err.Error(), "CPRUN_KEY_FILE") {
 			t.Errorf("%s: %v, want %q and the path once", name, err, c.part)
 		}
 		if after := state(path); after != before {
@@ -301,7 +302,8 @@ func TestSharedOfAnotherUser(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := Shared(t.Context(), path); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("belongs to user %d", owner)) {
+	if _, err := Shared(t.Context(), path); err == nil ||
+		!strings.Contains(err.Error(), fmt.Sprintf("belongs to user %d", owner)) {
 		t.Errorf("%v, want that it belongs to user %d", err, owner)
 	}
 }

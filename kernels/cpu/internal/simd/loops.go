@@ -9,7 +9,7 @@ import (
 
 // Loops are the loops of products, of attention and of the operations between them in one element type.
 //
-// The right factor of a product is packed into panels: Cols columns side by side, row after row, and behind the last
+// The right factor of a product is packed into panels: Cols columns side by side, row after row, and after the last
 // full panel one of Lanes columns if that is enough for the rest. What a panel has beyond the matrix is 0.
 type Loops[T tensor.Float] struct {
 	Lanes, Cols int // columns of a narrow and of a full panel
@@ -32,7 +32,7 @@ func LoopsOf[T tensor.Float](l Level) Loops[T] {
 // Padded returns the columns of the panels of a matrix of n columns.
 func (l Loops[T]) Padded(n int) int { return (n + l.Lanes - 1) / l.Lanes * l.Lanes }
 
-// Mode is what a product does with what stands in its result.
+// Mode selects a product's use of the values in its result.
 type Mode int
 
 // A product sets the result, adds to it, or multiplies its rows by their scales and adds.
@@ -55,9 +55,9 @@ type Right[T tensor.Float] struct {
 	Rows, From int
 }
 
-// Product computes m rows and n columns of a product over k: c[i*ldc+j], j < Padded(n). The elements of c beyond n
-// columns are written too. A sum goes over k in order, with fused multiplications and additions where there is
-// assembly. scale has m elements with ScaleAdd and is nil otherwise.
+// Product computes m rows and n columns of a product over k: c[i*ldc+j], j < Padded(n). It also writes the elements of
+// c beyond n columns. A sum goes over k in order, in assembly with fused multiplications and additions. scale has m
+// elements with ScaleAdd and is nil otherwise.
 func (l Loops[T]) Product(m, n, k int, a Left[T], b Right[T], c []T, ldc int, mode Mode, scale []T) {
 	if m <= 0 {
 		return

@@ -74,7 +74,18 @@ func testProduct[T tensor.Float](t *testing.T, l Loops[T]) {
 					size += math.Abs(old * float64(scale[i]))
 				}
 				if e := near.Gap(float64(got[i*ldc+j]), want, near.Finite); !(e <= 3*size*epsilon[T]()) {
-					t.Fatalf("m %d n %d k %d rows %v mode %d: element %d, %d is %v, want %v", m, n, k, left.Rows, mode, i, j, got[i*ldc+j], want)
+					t.Fatalf(
+						"m %d n %d k %d rows %v mode %d: element %d, %d is %v, want %v",
+						m,
+						n,
+						k,
+						left.Rows,
+						mode,
+						i,
+						j,
+						got[i*ldc+j],
+						want,
+					)
 				}
 			}
 		}
@@ -108,10 +119,27 @@ func TestProductRows(t *testing.T) {
 				if rows {
 					from = a[i*m:]
 				}
-				l.Product(1, n, k, Left[float32]{from, m, rows}, Right[float32]{panels, k, 0}, one, l.Padded(n), Set, nil)
+				l.Product(
+					1,
+					n,
+					k,
+					Left[float32]{from, m, rows},
+					Right[float32]{panels, k, 0},
+					one,
+					l.Padded(n),
+					Set,
+					nil,
+				)
 				for j := range n {
 					if one[j] != all[i*l.Padded(n)+j] {
-						t.Fatalf("%v: row %d alone is %v in column %d, among others %v", level, i, one[j], j, all[i*l.Padded(n)+j])
+						t.Fatalf(
+							"%v: row %d alone is %v in column %d, among others %v",
+							level,
+							i,
+							one[j],
+							j,
+							all[i*l.Padded(n)+j],
+						)
 					}
 				}
 			}

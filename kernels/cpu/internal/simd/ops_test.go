@@ -205,7 +205,8 @@ func TestRowsAtOnce(t *testing.T) {
 				l.RMSNorm(y[0][lo:hi], inv[1][r:r+1], y[1][lo:hi], w, 1e-5)
 				l.RMSNormBackward(y[2][lo:hi], dw[1], y[3][lo:hi], y[1][lo:hi], inv[1][r:r+1], w, true)
 			}
-			if inv[0] != inv[1] || !slices.Equal(dw[0], dw[1]) || !slices.Equal(x[0], y[0]) || !slices.Equal(x[2], y[2]) {
+			if inv[0] != inv[1] || !slices.Equal(dw[0], dw[1]) || !slices.Equal(x[0], y[0]) ||
+				!slices.Equal(x[2], y[2]) {
 				t.Errorf("%d elements a row: rows at once are not the bits of rows alone", n)
 			}
 		}

@@ -1,8 +1,8 @@
-// Package simd has the inner loops of the CPU kernels: in assembly for AVX2 with FMA and for AVX-512, written by
-// gen, and each once more in plain Go, which every machine runs and which the assembly is tested against.
+// Package simd holds the inner loops of the CPU kernels: in assembly for AVX2 with FMA and for AVX-512, written by gen,
+// and each once more in plain Go for every other machine and as the reference of the assembly's tests.
 //
-// Functions take slices and sizes and check nothing that the caller knows; they never keep what they get. A result
-// depends on its inputs and on the level alone, never on how memory is aligned or on what stands beside it.
+// Functions take slices and sizes without checks, and keep none of their arguments. A result depends on its inputs and
+// on the level alone, never on alignment or neighbours in memory.
 package simd
 
 import (
@@ -14,7 +14,7 @@ import (
 // Level is a set of instructions.
 type Level int
 
-// The levels, each of which can do what those before it can.
+// The levels, in order of their instruction sets.
 const (
 	Generic Level = iota // plain Go
 	AVX2                 // AVX2, FMA and F16C: vectors of 8 float32

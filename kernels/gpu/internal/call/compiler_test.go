@@ -66,7 +66,21 @@ func (c *compiler) file(name string, make func(to string) error) (string, error)
 
 // compile compiles a file of the directory.
 func (c *compiler) compile(to, file string, more ...string) error {
-	args := append([]string{"-std=c++17", "-O2", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-Wno-unknown-pragmas", "-Wno-psabi", "-x", "c++", file, "-o", to}, more...)
+	args := append(
+		[]string{
+			"-std=c++17",
+			"-O2",
+			"-fno-strict-aliasing",
+			"-U_FORTIFY_SOURCE",
+			"-Wno-unknown-pragmas",
+			"-Wno-psabi",
+			"-x",
+			"c++",
+			file,
+			"-o",
+			to,
+		},
+		more...)
 	run := exec.Command(c.cxx, args...)
 	run.Dir = c.dir
 	if out, err := run.CombinedOutput(); err != nil {

@@ -30,13 +30,13 @@ type Launch struct {
 	Tiles []source.FlashTile
 }
 
-// flashTypes are the types of Q as kernels' names have them.
+// flashTypes names the types of Q in kernels' names.
 var flashTypes = map[tensor.DType]string{tensor.F32: "fp32", tensor.BF16: "bf16", tensor.F16: "fp16"}
 
 // TakesFlash reports whether there are flash kernels for q, k and v of a type.
 func TakesFlash(t tensor.DType) bool { return flashTypes[t] != "" }
 
-// MaxFlashRows returns what a grid of a shape's smallest blocks can count.
+// MaxFlashRows returns the rows that a grid of a shape's smallest blocks can count.
 func MaxFlashRows(s source.FlashShape) int { return 65535 * min(s.Rows, s.Keys, s.OrderedRows) }
 
 // Forward returns the launches of a block of a forward pass, one or none.
@@ -68,7 +68,7 @@ func (f *Flash) Backward(deterministic bool) []Launch {
 	return []Launch{keys("flash_backward_ordered"), queries}
 }
 
-// launch is a kernel whose blocks, of so many warps, own so many rows of a tensor each.
+// launch returns the launch of a kernel; its blocks own that many rows of a tensor each.
 func (f *Flash) launch(tiles []source.FlashTile, program source.Program, kernel string, owns View, rows, warps,
 	shared int) Launch {
 	l := Launch{
@@ -80,7 +80,7 @@ func (f *Flash) launch(tiles []source.FlashTile, program source.Program, kernel 
 	return l
 }
 
-// params returns the arguments for a kernel with those tiles; more are those that they have no room for.
+// params returns the arguments for a kernel with those tiles; more holds the tiles that do not fit.
 func (f *Flash) params(tiles []source.FlashTile) (p source.FlashParams, more []source.FlashTile) {
 	flags, unit, inner, outer := f.scores()
 	p = source.FlashParams{

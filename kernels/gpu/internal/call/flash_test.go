@@ -51,8 +51,16 @@ const large = 163 << 10
 func (k *hostFlash) suite(t *testing.T, dtype tensor.DType, leaves func(attentiontest.Case) bool) {
 	t.Run(fmt.Sprintf("%v, deterministic %t", dtype, k.deterministic), func(t *testing.T) {
 		k.t = t
-		attentiontest.TestKernel(t, func(testing.TB) attentiontest.Rig { return k.rig() },
-			attentiontest.Options{DTypes: []tensor.DType{dtype}, MaxHeadDim: source.FlashMaxDim, Leaves: leaves, NoScores: true})
+		attentiontest.TestKernel(
+			t,
+			func(testing.TB) attentiontest.Rig { return k.rig() },
+			attentiontest.Options{
+				DTypes:     []tensor.DType{dtype},
+				MaxHeadDim: source.FlashMaxDim,
+				Leaves:     leaves,
+				NoScores:   true,
+			},
+		)
 	})
 }
 
@@ -102,18 +110,21 @@ func TestFlashShapesOnHost(t *testing.T) {
 			k := &hostFlash{h, deterministic, shared}
 			rig := k.rig()
 			for _, dims := range [][2]int{{32, 32}, {64, 64}, {128, 128}, {192, 192}, {256, 256}, {72, 40}, {101, 33}} {
-				t.Run(fmt.Sprintf("%d and %d, %d bytes, deterministic %t", dims[0], dims[1], shared, deterministic), func(t *testing.T) {
-					h.t = t
-					for seed := range uint64(2) {
-						if testing.Short() && (seed == 0) != deterministic {
-							continue
+				t.Run(
+					fmt.Sprintf("%d and %d, %d bytes, deterministic %t", dims[0], dims[1], shared, deterministic),
+					func(t *testing.T) {
+						h.t = t
+						for seed := range uint64(2) {
+							if testing.Short() && (seed == 0) != deterministic {
+								continue
+							}
+							c := attentiontest.RandomCase(seed)
+							c.Dim, c.DimV = dims[0], dims[1]
+							c.Softmax.Scale = 1 / math.Sqrt(float64(c.Dim))
+							attentiontest.Check(t, rig, c, tensor.F32)
 						}
-						c := attentiontest.RandomCase(seed)
-						c.Dim, c.DimV = dims[0], dims[1]
-						c.Softmax.Scale = 1 / math.Sqrt(float64(c.Dim))
-						attentiontest.Check(t, rig, c, tensor.F32)
-					}
-				})
+					},
+				)
 			}
 		}
 	}
@@ -140,7 +151,12 @@ func (k *hostFlash) step(q, keys, v, do View, tiles ...partition.Tile) step {
 	backward, err := k.Backward(s.dq, do, q, attention.Saved{O: s.o, LSE: s.lse, Delta: like(q, 1)}, p)
 	ok(k.t, err)
 	grads := attention.KeyGrads{DK: s.dk, DV: s.dv}
-	ok(k.t, backward.Block(attention.GradBlock{Block: b, KeyGrads: grads, Fresh: partition.Range{Hi: keys.Len(tensor.Seq)}}))
+	ok(
+		k.t,
+		backward.Block(
+			attention.GradBlock{Block: b, KeyGrads: grads, Fresh: partition.Range{Hi: keys.Len(tensor.Seq)}},
+		),
+	)
 	return s
 }
 

@@ -13,7 +13,7 @@ type Map struct {
 	Columns, Rows int
 }
 
-// panel is how many 16-bit elements of a row lie beside each other in shared memory.
+// panel counts the adjacent 16-bit elements of a row in shared memory.
 const panel = 64
 
 // TakesHopper reports whether the copy engine can bring all of a call's tensors in 16 bits: their rows are
@@ -43,7 +43,7 @@ type HopperForward struct {
 	Lists           HopperLists
 }
 
-// HopperLists are what goes to memory, where there is any.
+// HopperLists are the lists in memory, if any.
 type HopperLists struct {
 	Tiles []source.FlashTile
 	Order []int32  // how the blocks of a head are taken
@@ -51,7 +51,7 @@ type HopperLists struct {
 	Gates []source.HopperGate
 }
 
-// HopperForward returns the launch of a block of a forward pass; ok is false where there is nothing to do.
+// HopperForward returns the launch of a block of a forward pass; ok is false if there is nothing to do.
 // first says that the accumulators hold nothing yet, and last that O goes to out, which has 16 bits.
 func (f *Flash) HopperForward(s source.HopperShape, out View, first, last bool) (l HopperForward, ok bool) {
 	own := ownTiles(f.Tiles, false)
@@ -89,7 +89,6 @@ func (f *Flash) HopperForward(s source.HopperShape, out View, first, last bool) 
 	return l, true
 }
 
-// needsMore reports whether scores need more than a factor.
 func needsMore(p *source.FlashParams) bool {
 	return p.Flags&(source.FlashCapped|source.FlashScaled) != 0
 }
@@ -106,11 +105,11 @@ type HopperBackward struct {
 	SetsFresh       bool // whether it sets gradients of keys that hold nothing yet
 }
 
-// SMs are those of a GPU: All that there are, and those that a kernel takes, as others are to have the rest.
+// SMs counts a GPU's SMs: All, and the Taken ones of a kernel that leaves others the rest.
 type SMs struct{ All, Taken int }
 
-// share has a grid of so many blocks for each of a batch, one of which fills an SM, keep to the SMs that it takes:
-// there are as many blocks as those, or one for each of the batch, and each does the work of several.
+// share limits a grid whose blocks fill an SM each to the SMs that it takes: as many blocks as SMs, or one for each of
+// the batch; each does the work of several.
 func (l *HopperBackward) share(sms SMs) {
 	if n := max(1, sms.Taken/l.Grid[2]); sms.Taken < sms.All && n < l.Grid[0] {
 		l.Grid[0], l.Next = n, l.Grid[2]
@@ -134,15 +133,15 @@ func (f *Flash) HopperBackward(s source.HopperShape, sms SMs, fresh partition.Ra
 	return l
 }
 
-// stepsBeside returns how many steps, of so many queries, blocks of all KV heads may take that run beside each other:
-// what they read and add to then stays in the L2.
+// stepsBeside returns the steps, of that many queries, that concurrent blocks of all KV heads may take so that their
+// reads and sums stay in the L2.
 func (f *Flash) stepsBeside(queries int) int {
 	const kept = 32 << 20
 	row := f.Q.Len(tensor.Dim)*(f.Q.DType().Size()+f.DQ.DType().Size()) + f.DO.Len(tensor.Dim)*f.DO.DType().Size()
 	return kept / (f.K.Len(tensor.Heads) * queries * row)
 }
 
-// hopperBackward is HopperBackward but for how blocks of keys are taken, and the steps that each takes.
+// hopperBackward is HopperBackward except for how blocks of keys are taken, and the steps that each takes.
 func (f *Flash) hopperBackward(s source.HopperShape, ordered bool, fresh partition.Range) (l HopperBackward,
 	steps []int) {
 	p, more := f.params(ownTiles(f.Tiles, true))
@@ -172,8 +171,7 @@ func (f *Flash) hopperBackward(s source.HopperShape, ordered bool, fresh partiti
 	return l, steps
 }
 
-// keptBytes is how much of K and V blocks of the grid read beside each other: what the L2 holds of it, which
-// keeps what its halves share twice, beside all else.
+// keptBytes bounds the K and V that concurrent blocks of the grid read: the L2's share for them, twice for its halves.
 const keptBytes = 8 << 20
 
 // headsBeside returns how many heads of queries are taken beside each other before the next ones are: those of

@@ -93,7 +93,9 @@ func TestGatesOnHost(t *testing.T) {
 				}
 				for seed := range seeds {
 					c := attentiontest.RandomCase(seed)
-					c.Dim, c.DimV, c.Layout, c.Softmax = dim, dim, attentiontest.Dense, attention.Softmax{Scale: 1 / math.Sqrt(float64(dim))}
+					c.Dim, c.DimV, c.Layout, c.Softmax = dim, dim, attentiontest.Dense, attention.Softmax{
+						Scale: 1 / math.Sqrt(float64(dim)),
+					}
 					attentiontest.Check(t, rig, c, tensor.BF16)
 				}
 				if waits == 0 {
@@ -112,20 +114,43 @@ func TestGates(t *testing.T) {
 	q32, k32 := tensor.New(tensor.F32, 1, 512, 4, 128), tensor.New(tensor.F32, 1, 1024, 2, 128)
 	a, b := tensor.Gate{Word: 1 << 40, Count: 5}, tensor.Gate{Word: 1<<40 + 8, Count: 7}
 	f := Flash{
-		Tensors: Tensors{Q: q, K: k, V: k, DO: q, O: q32, DQ: q32, DK: k32, DV: k32, LSE: tensor.New(tensor.F32, 1, 512, 4, 1), Delta: tensor.New(tensor.F32, 1, 512, 4, 1)},
+		Tensors: Tensors{
+			Q:     q,
+			K:     k,
+			V:     k,
+			DO:    q,
+			O:     q32,
+			DQ:    q32,
+			DK:    k32,
+			DV:    k32,
+			LSE:   tensor.New(tensor.F32, 1, 512, 4, 1),
+			Delta: tensor.New(tensor.F32, 1, 512, 4, 1),
+		},
 		Tiles: []partition.Tile{
 			{Q: r(0, 256), K: r(0, 300), Band: partition.Full()},
 			{Q: r(256, 384), K: r(300, 640), Band: partition.Full()},
-			{Q: r(384, 512), K: r(640, 1024), Band: partition.Band{Lo: -partition.Unbounded, Hi: 256}}, // causal: aligned at the end of both it would be 512
+			{
+				Q:    r(384, 512),
+				K:    r(640, 1024),
+				Band: partition.Band{Lo: -partition.Unbounded, Hi: 256},
+			}, // causal: aligned at the end of both it would be 512
 		},
-		Gates: []attention.Gate{{Rows: r(300, 310), Gate: a}, {Rows: r(310, 400), Gate: b}, {Rows: r(640, 700), Gate: a}},
+		Gates: []attention.Gate{
+			{Rows: r(300, 310), Gate: a},
+			{Rows: r(310, 400), Gate: b},
+			{Rows: r(640, 700), Gate: a},
+		},
 	}
 	forward, ok := f.HopperForward(s, View{}, true, false)
 	if !ok {
 		t.Fatal("nothing to do")
 	}
-	gates := []source.HopperGate{{At: [2]uint32{0, 256}, Count: [2]uint32{5, 0}}, {At: [2]uint32{8, 256}, Count: [2]uint32{7, 0}}}
-	if l := forward.Lists; !slices.Equal(l.Needs, []uint32{0, 0, 3, 1}) || !slices.Equal(l.Gates, gates) || forward.Params.Early != 2 {
+	gates := []source.HopperGate{
+		{At: [2]uint32{0, 256}, Count: [2]uint32{5, 0}},
+		{At: [2]uint32{8, 256}, Count: [2]uint32{7, 0}},
+	}
+	if l := forward.Lists; !slices.Equal(l.Needs, []uint32{0, 0, 3, 1}) || !slices.Equal(l.Gates, gates) ||
+		forward.Params.Early != 2 {
 		t.Errorf("forward: needs %v of %v, %d early", l.Needs, l.Gates, forward.Params.Early)
 	}
 	for i, block := range forward.Lists.Order {
@@ -138,14 +163,19 @@ func TestGates(t *testing.T) {
 		t.Errorf("backward: needs %v of %v", l.Needs, l.Gates)
 	}
 	// Keys that no query of a block sees, but that its last step brings, are waited for, too: their values must not be NaN.
-	f.Tiles, f.Gates = []partition.Tile{{Q: r(0, 128), K: r(0, 1024), Band: partition.Band{Lo: -partition.Unbounded, Hi: 10}}}, []attention.Gate{{Rows: r(170, 180), Gate: a}}
+	f.Tiles, f.Gates = []partition.Tile{
+		{Q: r(0, 128), K: r(0, 1024), Band: partition.Band{Lo: -partition.Unbounded, Hi: 10}},
+	}, []attention.Gate{
+		{Rows: r(170, 180), Gate: a},
+	}
 	if forward, _ = f.HopperForward(s, View{}, true, false); forward.Lists.Needs[0] != 1 {
 		t.Error("values that the last step brings may not be there yet")
 	}
 	for i := range 40 {
 		f.Gates = append(f.Gates, attention.Gate{Rows: r(i, i+1), Gate: tensor.Gate{Word: uint64(i)}})
 	}
-	if within, before := HopperWaits(f.Gates); len(within) != source.HopperGates || len(before) != 41-source.HopperGates {
+	if within, before := HopperWaits(f.Gates); len(within) != source.HopperGates ||
+		len(before) != 41-source.HopperGates {
 		t.Errorf("of 41 gates %d are waited for in the kernel, and %d before", len(within), len(before))
 	}
 }

@@ -72,7 +72,12 @@ func (f *hopperForward) Block(b attention.Block) error {
 		return err
 	}
 	defer arrived()
-	c := Flash{Tensors: Tensors{Q: f.q, K: b.K, V: b.V, O: f.acc.O, LSE: f.acc.LSE}, Softmax: f.p, Tiles: b.Tiles, Gates: gates}
+	c := Flash{
+		Tensors: Tensors{Q: f.q, K: b.K, V: b.V, O: f.acc.O, LSE: f.acc.LSE},
+		Softmax: f.p,
+		Tiles:   b.Tiles,
+		Gates:   gates,
+	}
 	s, ok := f.k.shapeOf(&c)
 	rounds := f.o != f.acc.O && f.o.DType() == f.q.DType()
 	if !ok || !c.TakesHopper() || rounds && !c.TakesHopper(f.o) {
@@ -144,7 +149,14 @@ func (k *hostFlash) launchForward(l HopperForward) error {
 		return err
 	}
 	const grid = 2
-	return k.start(l.Program, l.Kernel, [3]int{min(grid, l.Blocks), 1, 1}, [2]int{l.Threads, 1}, l.Shared, argumentsOf(p))
+	return k.start(
+		l.Program,
+		l.Kernel,
+		[3]int{min(grid, l.Blocks), 1, 1},
+		[2]int{l.Threads, 1},
+		l.Shared,
+		argumentsOf(p),
+	)
 }
 
 func (k hostHopper) Backward(dq, do, q View, s attention.Saved, p attention.Softmax) (attention.BackwardPass, error) {
@@ -199,7 +211,17 @@ func (f *hopperBackward) Block(b attention.GradBlock) error {
 	}
 	defer arrived()
 	c := Flash{
-		Tensors: Tensors{Q: f.q, K: b.K, V: b.V, DO: f.do, LSE: f.s.LSE, Delta: f.s.Delta, DQ: f.dq, DK: b.DK, DV: b.DV},
+		Tensors: Tensors{
+			Q:     f.q,
+			K:     b.K,
+			V:     b.V,
+			DO:    f.do,
+			LSE:   f.s.LSE,
+			Delta: f.s.Delta,
+			DQ:    f.dq,
+			DK:    b.DK,
+			DV:    b.DV,
+		},
 		Softmax: f.p, Tiles: b.Tiles, Gates: gates,
 	}
 	s, ok := f.k.shapeOf(&c)
@@ -305,7 +327,11 @@ func shapeCases(s source.HopperShape) (list []shapeCase) {
 		capped(c)
 		c.Tiles = []partition.Tile{
 			{Q: partition.Range{Lo: 3, Hi: 20}, K: partition.Range{Lo: 10, Hi: 40}, Band: partition.Full()},
-			{Q: partition.Range{Lo: 66, Hi: 105}, K: partition.Range{Lo: 60, Hi: 101}, Band: partition.Band{Lo: -partition.Unbounded, Hi: 10}},
+			{
+				Q:    partition.Range{Lo: 66, Hi: 105},
+				K:    partition.Range{Lo: 60, Hi: 101},
+				Band: partition.Band{Lo: -partition.Unbounded, Hi: 10},
+			},
 		}
 	})
 	if !testing.Short() {
@@ -330,7 +356,13 @@ func TestHopperShapesOnHost(t *testing.T) {
 				}
 			})
 		}
-		backward, ordered := []source.Program{s.Backward(false, false), s.Backward(true, false)}, []source.Program{s.Backward(false, true), s.Backward(true, true)}
+		backward, ordered := []source.Program{
+			s.Backward(false, false),
+			s.Backward(true, false),
+		}, []source.Program{
+			s.Backward(false, true),
+			s.Backward(true, true),
+		}
 		some := [][]source.Program{{s.Forward(false), s.Forward(true)}, backward, ordered}
 		if isWide(s) {
 			for _, p := range slices.Concat(backward, ordered) {
@@ -352,7 +384,9 @@ func TestSharedPOnHost(t *testing.T) {
 	rig.Kernel = hostHopper{hostFlash: k, change: func(s *source.HopperShape) { s.SharedP = true }, sms: 4}
 	for seed := range uint64(4) {
 		c := attentiontest.RandomCase(seed)
-		c.Dim, c.DimV, c.Layout, c.Softmax = source.HopperSharedP.QK, source.HopperSharedP.V, attentiontest.Dense, attention.Softmax{Scale: 0.1}
+		c.Dim, c.DimV, c.Layout, c.Softmax = source.HopperSharedP.QK, source.HopperSharedP.V, attentiontest.Dense, attention.Softmax{
+			Scale: 0.1,
+		}
 		attentiontest.Check(t, rig, c, tensor.BF16)
 	}
 	for _, p := range []source.Program{source.HopperSharedP.Forward(false), source.HopperSharedP.Backward(false, true)} {
@@ -382,39 +416,6 @@ func TestEveryLaneOnHost(t *testing.T) {
 				}
 			}
 		}
-	}
-}
-
-// TestHasOrder holds which tiles blocks of keys can take in order of their queries.
-func TestHasOrder(t *testing.T) {
-	s, _ := source.HopperShapeFor(128, 128)
-	tile := func(keys, queries partition.Range) partition.Tile {
-		return partition.Tile{Q: queries, K: keys, Band: partition.Band{Lo: -partition.Unbounded, Hi: partition.Unbounded}}
-	}
-	r := func(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
-	for _, c := range []struct {
-		name  string
-		tiles []partition.Tile
-		want  bool
-	}{
-		{"none", nil, true},
-		{"one", []partition.Tile{tile(r(0, 500), r(0, 500))}, true},
-		{"documents that share blocks", []partition.Tile{tile(r(0, 100), r(0, 100)), tile(r(100, 130), r(100, 130)), tile(r(130, 500), r(130, 500))}, true},
-		{"the same queries, other blocks", []partition.Tile{tile(r(0, 128), r(0, 500)), tile(r(128, 256), r(0, 500))}, true},
-		{"the same queries and a block", []partition.Tile{tile(r(0, 100), r(0, 500)), tile(r(100, 256), r(0, 500))}, false},
-		{"back, in a block", []partition.Tile{tile(r(0, 100), r(250, 500)), tile(r(100, 256), r(0, 250))}, false},
-		{"back, in another block", []partition.Tile{tile(r(0, 128), r(250, 500)), tile(r(128, 256), r(0, 250))}, true},
-		{"queries one after the other", []partition.Tile{tile(r(0, 256), r(250, 500)), tile(r(0, 256), r(0, 250))}, true},
-		{"behind a short tile", []partition.Tile{tile(r(0, 256), r(250, 500)), tile(r(130, 140), r(500, 510)), tile(r(150, 256), r(0, 200))}, false},
-	} {
-		f := Flash{Tiles: c.tiles, Tensors: Tensors{Q: tensor.New(tensor.F32, 1, 512, 4, 8), K: tensor.New(tensor.F32, 1, 512, 2, 8)}}
-		if got := f.HasOrder(s); got != c.want {
-			t.Errorf("%s: %v", c.name, got)
-		}
-	}
-	long := Flash{Tensors: Tensors{Q: tensor.New(tensor.F32, 1, 1<<29, 8, 0), K: tensor.New(tensor.F32, 1, 1, 1, 0)}}
-	if long.HasOrder(s) {
-		t.Error("rows that 32 bits do not count")
 	}
 }
 
@@ -464,7 +465,13 @@ func TestBadRowsStayInTheirTileOnHost(t *testing.T) {
 				return v
 			}
 			q, ks, v, do := draw("q", 70), draw("k", 96), draw("v", 96), draw("do", 70)
-			s := step{k.draw(0, 70, 1, 64), k.draw(0, 70, 1, 1), k.draw(0, 70, 1, 64), k.draw(0, 96, 1, 64), k.draw(0, 96, 1, 64)}
+			s := step{
+				k.draw(0, 70, 1, 64),
+				k.draw(0, 70, 1, 1),
+				k.draw(0, 70, 1, 64),
+				k.draw(0, 96, 1, 64),
+				k.draw(0, 96, 1, 64),
+			}
 			x, p := hostHopper{hostFlash: k, sms: 4}, attention.Softmax{Scale: 0.125}
 			b := attention.Block{K: ks, V: v, Tiles: tiles, First: true, Last: true}
 			forward, err := x.Forward(s.o, attention.Partial{O: s.o, LSE: s.lse}, q, p)
@@ -510,7 +517,13 @@ func TestLostTurnOnHost(t *testing.T) {
 		return tensor.Dense(m, dtype, 0, [4]int{1, 300, 1, dim})
 	}
 	q, do := v(tensor.BF16, 128), v(tensor.BF16, 128)
-	pass, err := x.Backward(v(tensor.F32, 128), do, q, attention.Saved{O: v(tensor.F32, 128), LSE: v(tensor.F32, 1), Delta: v(tensor.F32, 1)}, attention.Softmax{Scale: 1})
+	pass, err := x.Backward(
+		v(tensor.F32, 128),
+		do,
+		q,
+		attention.Saved{O: v(tensor.F32, 128), LSE: v(tensor.F32, 1), Delta: v(tensor.F32, 1)},
+		attention.Softmax{Scale: 1},
+	)
 	ok(t, err)
 	err = pass.Block(attention.GradBlock{
 		Block:    attention.Block{K: q, V: do, Tiles: []partition.Tile{{Q: all, K: all, Band: partition.Full()}}},
@@ -527,7 +540,16 @@ func TestFold(t *testing.T) {
 		{128, 8, 132, 64, 2}, {256, 8, 132, 128, 1}, {512, 8, 132, 128, 1}, {64, 8, 132, 32, 4}, {1, 1, 132, 1, 1}, {6, 3, 4, 3, 1}, {100000, 8, 132, 132, 1},
 	} {
 		if fold, beside := fold(c.blocks, c.heads, c.sms); fold != c.fold || beside != c.beside {
-			t.Errorf("%d blocks of %d heads, %d SMs: %d and %d, want %d and %d", c.blocks, c.heads, c.sms, fold, beside, c.fold, c.beside)
+			t.Errorf(
+				"%d blocks of %d heads, %d SMs: %d and %d, want %d and %d",
+				c.blocks,
+				c.heads,
+				c.sms,
+				fold,
+				beside,
+				c.fold,
+				c.beside,
+			)
 		}
 	}
 }

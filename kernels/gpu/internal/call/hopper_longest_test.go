@@ -96,7 +96,13 @@ func TestTogetherEvens(t *testing.T) {
 			sum += s
 		}
 		if got := float64(sum) / float64(sms*slices.Max(ends)); got < c.least {
-			t.Errorf("%d blocks of up to %d steps: at work for %.3f of the time, want %.3f", len(c.steps), c.steps[0], got, c.least)
+			t.Errorf(
+				"%d blocks of up to %d steps: at work for %.3f of the time, want %.3f",
+				len(c.steps),
+				c.steps[0],
+				got,
+				c.least,
+			)
 		}
 	}
 }
@@ -133,7 +139,10 @@ func TestFreeTurnsOnHost(t *testing.T) {
 
 		like := func(heads int, dtype tensor.DType) View { return tensor.New(dtype, 2, 300, heads, 64) }
 		f := Flash{Tiles: c.tiles, Softmax: x.Softmax, Tensors: Tensors{
-			Q: like(4, tensor.BF16), K: like(2, tensor.BF16), V: like(2, tensor.BF16), DO: like(4, tensor.BF16), DQ: like(4, tensor.F32), DK: like(2, tensor.F32), DV: like(2, tensor.F32),
+			Q: like(
+				4,
+				tensor.BF16,
+			), K: like(2, tensor.BF16), V: like(2, tensor.BF16), DO: like(4, tensor.BF16), DQ: like(4, tensor.F32), DK: like(2, tensor.F32), DV: like(2, tensor.F32),
 		}}
 		s, _ := source.HopperShapeFor(64, 64)
 		l := f.HopperBackward(s, SMs{c.sms, c.sms}, span(0, 300))

@@ -4,6 +4,10 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/cprun/cprun/kernels/gpu/internal/source"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
 )
 
 // turnOf is turn of hopper_backward.cuh, whose formulas TestTurnsOnHost runs.
@@ -137,11 +141,59 @@ func TestTurns(t *testing.T) {
 					}
 					for p, blocks := range want {
 						if !slices.Equal(got[p], blocks) {
-							t.Fatalf("%d blocks at once, seed %d, row %d of query head %d: %v add, one after the other %v", n, seed, p.row, p.query, got[p], blocks)
+							t.Fatalf(
+								"%d blocks at once, seed %d, row %d of query head %d: %v add, one after the other %v",
+								n,
+								seed,
+								p.row,
+								p.query,
+								got[p],
+								blocks,
+							)
 						}
 					}
 				}
 			}
 		})
+	}
+}
+
+// TestHasOrder holds which tiles blocks of keys can take in order of their queries.
+func TestHasOrder(t *testing.T) {
+	s, _ := source.HopperShapeFor(128, 128)
+	tile := func(keys, queries partition.Range) partition.Tile {
+		return partition.Tile{
+			Q:    queries,
+			K:    keys,
+			Band: partition.Band{Lo: -partition.Unbounded, Hi: partition.Unbounded},
+		}
+	}
+	r := func(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
+	for _, c := range []struct {
+		name  string
+		tiles []partition.Tile
+		want  bool
+	}{
+		{"none", nil, true},
+		{"one", []partition.Tile{tile(r(0, 500), r(0, 500))}, true},
+		{"documents that share blocks", []partition.Tile{tile(r(0, 100), r(0, 100)), tile(r(100, 130), r(100, 130)), tile(r(130, 500), r(130, 500))}, true},
+		{"the same queries, other blocks", []partition.Tile{tile(r(0, 128), r(0, 500)), tile(r(128, 256), r(0, 500))}, true},
+		{"the same queries and a block", []partition.Tile{tile(r(0, 100), r(0, 500)), tile(r(100, 256), r(0, 500))}, false},
+		{"back, in a block", []partition.Tile{tile(r(0, 100), r(250, 500)), tile(r(100, 256), r(0, 250))}, false},
+		{"back, in another block", []partition.Tile{tile(r(0, 128), r(250, 500)), tile(r(128, 256), r(0, 250))}, true},
+		{"queries one after the other", []partition.Tile{tile(r(0, 256), r(250, 500)), tile(r(0, 256), r(0, 250))}, true},
+		{"behind a short tile", []partition.Tile{tile(r(0, 256), r(250, 500)), tile(r(130, 140), r(500, 510)), tile(r(150, 256), r(0, 200))}, false},
+	} {
+		f := Flash{
+			Tiles:   c.tiles,
+			Tensors: Tensors{Q: tensor.New(tensor.F32, 1, 512, 4, 8), K: tensor.New(tensor.F32, 1, 512, 2, 8)},
+		}
+		if got := f.HasOrder(s); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
+		}
+	}
+	long := Flash{Tensors: Tensors{Q: tensor.New(tensor.F32, 1, 1<<29, 8, 0), K: tensor.New(tensor.F32, 1, 1, 1, 0)}}
+	if long.HasOrder(s) {
+		t.Error("rows that 32 bits do not count")
 	}
 }

@@ -24,7 +24,12 @@ type tensorMap struct {
 // mapOf is the map of a view, for boxes of 128 bytes in so many rows.
 func (h *host) mapOf(v View, rows int) tensorMap {
 	size := v.DType().Size()
-	m := tensorMap{At: address(v), Box: [2]uint64{uint64(128 / size), uint64(rows)}, Size: uint64(size), Permutation: 128}
+	m := tensorMap{
+		At:          address(v),
+		Box:         [2]uint64{uint64(128 / size), uint64(rows)},
+		Size:        uint64(size),
+		Permutation: 128,
+	}
 	for i, a := range []tensor.Axis{tensor.Dim, tensor.Seq, tensor.Heads, tensor.Batch} {
 		m.Extents[i] = uint64(v.Len(a))
 		if i > 0 {
@@ -104,7 +109,15 @@ type product struct {
 }
 
 func (p product) String() string {
-	return fmt.Sprintf("64 by %d over %d, bfloat %t, turned round %t and %t, A in registers %t", p.n, p.k, p.bfloat, p.transA, p.transB, p.registers)
+	return fmt.Sprintf(
+		"64 by %d over %d, bfloat %t, turned round %t and %t, A in registers %t",
+		p.n,
+		p.k,
+		p.bfloat,
+		p.transA,
+		p.transB,
+		p.registers,
+	)
 }
 
 func bit(b bool) int {
@@ -118,7 +131,10 @@ func bit(b bool) int {
 func TestProductsOnHost(t *testing.T) {
 	h := newHost(t)
 	list := []product{
-		{n: 64, k: 64}, {n: 128, k: 128, transB: true}, {n: 96, k: 96, bfloat: true}, {n: 96, k: 32, transB: true}, {n: 256, k: 64, bfloat: true, transB: true},
+		{
+			n: 64,
+			k: 64,
+		}, {n: 128, k: 128, transB: true}, {n: 96, k: 96, bfloat: true}, {n: 96, k: 32, transB: true}, {n: 256, k: 64, bfloat: true, transB: true},
 		{n: 64, k: 128, transA: true}, {n: 176, k: 48, transA: true, transB: true, bfloat: true},
 		{n: 128, k: 64, registers: true}, {n: 192, k: 128, registers: true, transB: true, bfloat: true},
 	}
@@ -137,9 +153,25 @@ func (p product) run(h *host) {
 	if p.bfloat {
 		kind, dtype = "bf16_t", tensor.BF16
 	}
-	name := fmt.Sprintf("products_%d_%d_%d%d%d%d", p.n, p.k, bit(p.bfloat), bit(p.transA), bit(p.transB), bit(p.registers))
-	_, err := h.compiler.text(name, []byte(products), "TYPE="+kind, fmt.Sprint("WIDTH=", p.n), fmt.Sprint("DEPTH=", p.k),
-		fmt.Sprint("TURN_A=", p.transA), fmt.Sprint("TURN_B=", p.transB), fmt.Sprint("REGISTERS=", bit(p.registers)))
+	name := fmt.Sprintf(
+		"products_%d_%d_%d%d%d%d",
+		p.n,
+		p.k,
+		bit(p.bfloat),
+		bit(p.transA),
+		bit(p.transB),
+		bit(p.registers),
+	)
+	_, err := h.compiler.text(
+		name,
+		[]byte(products),
+		"TYPE="+kind,
+		fmt.Sprint("WIDTH=", p.n),
+		fmt.Sprint("DEPTH=", p.k),
+		fmt.Sprint("TURN_A=", p.transA),
+		fmt.Sprint("TURN_B=", p.transB),
+		fmt.Sprint("REGISTERS=", bit(p.registers)),
+	)
 	ok(h.t, err)
 	// The last rows and columns of the matrices are outside the tensors.
 	const heads, batch = 3, 2

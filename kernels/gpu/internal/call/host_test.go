@@ -91,7 +91,19 @@ func (h *host) launch(l Launch) error {
 		l.Params.Tiles = uint64(uintptr(m.Ptr()))
 	}
 	p := &l.Params
-	h.move(&p.Q.At, &p.K.At, &p.V.At, &p.Dout.At, &p.O.At, &p.LSE.At, &p.Delta.At, &p.DQ.At, &p.DK.At, &p.DV.At, &p.Tiles)
+	h.move(
+		&p.Q.At,
+		&p.K.At,
+		&p.V.At,
+		&p.Dout.At,
+		&p.O.At,
+		&p.LSE.At,
+		&p.Delta.At,
+		&p.DQ.At,
+		&p.DK.At,
+		&p.DV.At,
+		&p.Tiles,
+	)
 	return h.start(l.Program, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, arguments{FlashParams: *p})
 }
 

@@ -115,7 +115,17 @@ func (f *hostBackward) Block(b attention.GradBlock) error {
 	clear32(fresh.DK)
 	clear32(fresh.DV)
 	c := Flash{
-		Tensors: Tensors{Q: f.q, K: b.K, V: b.V, DO: f.do, LSE: f.s.LSE, Delta: f.s.Delta, DQ: f.dq, DK: b.DK, DV: b.DV},
+		Tensors: Tensors{
+			Q:     f.q,
+			K:     b.K,
+			V:     b.V,
+			DO:    f.do,
+			LSE:   f.s.LSE,
+			Delta: f.s.Delta,
+			DQ:    f.dq,
+			DK:    b.DK,
+			DV:    b.DV,
+		},
 		Softmax: f.p, Tiles: b.Tiles,
 	}
 	c.Shape = f.k.shapeFor(f.q.DType(), f.q.Len(tensor.Dim), b.V.Len(tensor.Dim), f.k.backwardNeeds)

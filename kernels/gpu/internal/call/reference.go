@@ -25,15 +25,15 @@ type ReferenceLaunch struct {
 	Grid            [3]int
 	Block           [2]int
 	Params          source.ReferenceParams
-	// Lists are the words of tiles, rows and columns, one behind the other. They go to memory; see At.
+	// Lists are the words of tiles, rows and columns, one after the other. They go to memory; see At.
 	Lists []uint32
-	rows  int // where the rows begin among the words
+	rows  int // index of the first row among the words
 }
 
-// referenceWarps is the rows of a block.
+// referenceWarps counts the rows of a block.
 const referenceWarps = 4
 
-// At says where the lists are in memory.
+// At sets the address of the lists.
 func (l *ReferenceLaunch) At(address uint64) {
 	l.Params.Tiles = address
 	l.Params.Rows = address + uint64(4*l.rows)
@@ -103,7 +103,7 @@ func (r *Reference) launch(name string, rows View) ReferenceLaunch {
 	return l
 }
 
-// scores are the arguments for what is added to scores and kept of them.
+// scores sets the arguments for the bias and the kept scores.
 func (r *Reference) scores(l *ReferenceLaunch) {
 	s := r.Softmax.Scores
 	if s == nil {

@@ -44,7 +44,12 @@ func plain(p attention.Softmax) attention.Softmax {
 }
 
 // Forward begins a forward pass.
-func (k *hostReference) Forward(o View, acc attention.Partial, q View, p attention.Softmax) (attention.ForwardPass, error) {
+func (k *hostReference) Forward(
+	o View,
+	acc attention.Partial,
+	q View,
+	p attention.Softmax,
+) (attention.ForwardPass, error) {
 	if err := attention.CheckForward(o, acc, q, p); err != nil {
 		return nil, err
 	}
@@ -68,7 +73,12 @@ func (f *referenceForward) Block(b attention.Block) error {
 	if err := attention.CheckBlock(f.acc.O, f.q, b, f.p); err != nil {
 		return err
 	}
-	c := Reference{Tensors: Tensors{Q: f.q, K: b.K, V: b.V, O: f.acc.O, LSE: f.acc.LSE}, Softmax: f.p, Tiles: b.Tiles, Columns: b.Columns}
+	c := Reference{
+		Tensors: Tensors{Q: f.q, K: b.K, V: b.V, O: f.acc.O, LSE: f.acc.LSE},
+		Softmax: f.p,
+		Tiles:   b.Tiles,
+		Columns: b.Columns,
+	}
 	program, err := c.Program("forward")
 	if err != nil {
 		return err
@@ -77,7 +87,11 @@ func (f *referenceForward) Block(b attention.Block) error {
 }
 
 // Backward begins a backward pass.
-func (k *hostReference) Backward(dq, do, q View, s attention.Saved, p attention.Softmax) (attention.BackwardPass, error) {
+func (k *hostReference) Backward(
+	dq, do, q View,
+	s attention.Saved,
+	p attention.Softmax,
+) (attention.BackwardPass, error) {
 	if err := attention.CheckBackward(dq, do, q, s, p); err != nil {
 		return nil, err
 	}
@@ -105,7 +119,17 @@ func (f *referenceBackward) Block(b attention.GradBlock) error {
 	clear32(fresh.DK)
 	clear32(fresh.DV)
 	c := Reference{
-		Tensors: Tensors{Q: f.q, K: b.K, V: b.V, DO: f.do, LSE: f.s.LSE, Delta: f.s.Delta, DQ: f.dq, DK: b.DK, DV: b.DV},
+		Tensors: Tensors{
+			Q:     f.q,
+			K:     b.K,
+			V:     b.V,
+			DO:    f.do,
+			LSE:   f.s.LSE,
+			Delta: f.s.Delta,
+			DQ:    f.dq,
+			DK:    b.DK,
+			DV:    b.DV,
+		},
 		Softmax: f.p, Tiles: b.Tiles, Columns: b.Columns,
 	}
 	program, err := c.Program("backward")
@@ -130,7 +154,9 @@ func TestReferenceOnHost(t *testing.T) {
 			c.SeqQ, c.SeqK = 9, 14
 			if len(c.Tiles) > 0 {
 				r := partition.Range{Lo: 2, Hi: 9}
-				c.Tiles = []partition.Tile{{Q: r, K: partition.Range{Lo: 1, Hi: 14}, Band: partition.Band{Lo: -partition.Unbounded, Hi: 3}}}
+				c.Tiles = []partition.Tile{
+					{Q: r, K: partition.Range{Lo: 1, Hi: 14}, Band: partition.Band{Lo: -partition.Unbounded, Hi: 3}},
+				}
 			}
 		case c.SeqQ*c.SeqK > 35:
 			continue

@@ -5,7 +5,7 @@
 // on it, V neighbouring elements each at a time.
 #include "element.cuh"
 
-// Strided is a tensor [batch, seq, heads, dim]; strides count elements, that of dim is 1.
+// Strided is a tensor [batch, seq, heads, dim]; strides count elements, and dim's is 1.
 struct Strided {
   void* at;
   long long batch, seq, head;
@@ -75,7 +75,7 @@ template <class T, int V> __device__ __forceinline__ void cast(const Rows& r, co
   });
 }
 
-// delta sets d to the dot products of the rows of x and y, and rows of cleared, of so many columns, to 0.
+// delta sets d to the dot products of the rows of x and y, and the rows of cleared, of that many columns, to 0.
 template <class X, class Y, int V>
 __device__ __forceinline__ void delta(
     const Rows& r, const Strided& d, const Strided& x, const Strided& y, const Strided& cleared, int columns) {

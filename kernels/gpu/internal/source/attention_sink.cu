@@ -91,7 +91,7 @@ template <class O, class D> __device__ __forceinline__ void grad(const SinkParam
   }
 }
 
-// Entries are named by the types of O and, behind it, of dO.
+// Entries are named by the types of O and, after it, of dO.
 #define FOR_O(on, O) \
   extern "C" __global__ void __launch_bounds__(256) attention_sink_##on(const __grid_constant__ SinkParams p) { \
     fold<O>(p); \

@@ -38,7 +38,10 @@ func archs(p Program) (list []string) {
 func smallOnly(p Program) bool {
 	small := false
 	for i, s := range FlashShapes {
-		if !slices.ContainsFunc([]Program{s.Forward(), s.Backward(), s.DQ()}, func(q Program) bool { return q.Name == p.Name }) {
+		if !slices.ContainsFunc(
+			[]Program{s.Forward(), s.Backward(), s.DQ()},
+			func(q Program) bool { return q.Name == p.Name },
+		) {
 			continue
 		}
 		before := FlashShapes[max(i-1, 0)]
@@ -192,7 +195,16 @@ func faults(p Program, all []nvrtc.Usage) (list []string) {
 			}
 		}
 		if u.Stack > allowed || u.Spilled > 0 && allowed == 0 {
-			list = append(list, fmt.Sprintf("%s has %d bytes of local memory a thread, with %d bytes spilled; %d are allowed", u.Kernel, u.Stack, u.Spilled, allowed))
+			list = append(
+				list,
+				fmt.Sprintf(
+					"%s has %d bytes of local memory a thread, with %d bytes spilled; %d are allowed",
+					u.Kernel,
+					u.Stack,
+					u.Spilled,
+					allowed,
+				),
+			)
 		}
 	}
 	return list
@@ -200,7 +212,15 @@ func faults(p Program, all []nvrtc.Usage) (list []string) {
 
 func TestFaults(t *testing.T) {
 	p := Program{Entries: []Entry{{Name: "a", Local: 16, Why: "test"}, {Name: "gone"}}}
-	got := faults(p, []nvrtc.Usage{{Kernel: "a", Stack: 16, Spilled: 4}, {Kernel: "b", Spilled: 8}, {Kernel: "c", Stack: 8}, {Kernel: "d", Stack: 0}})
+	got := faults(
+		p,
+		[]nvrtc.Usage{
+			{Kernel: "a", Stack: 16, Spilled: 4},
+			{Kernel: "b", Spilled: 8},
+			{Kernel: "c", Stack: 8},
+			{Kernel: "d", Stack: 0},
+		},
+	)
 	if len(got) != 3 {
 		t.Errorf("faults %q, want those of gone, b and c", got)
 	}

@@ -33,15 +33,15 @@ const FlashTiles = 12
 const SmallShared = 99 << 10
 
 // FlashShapes are the shapes that are compiled, for each kind of float the smallest head dims first.
-// Where there are two for the same, the second is for GPUs that have no room for the first, and takes
+// If there are two for the same, the second is for GPUs that have no room for the first, and takes
 // no more than SmallShared. Other head dims are padded with zeros, in shared memory alone.
 var FlashShapes = slices.Concat(flashHalf, flashSingle)
 
 // FlashMaxDim is the largest head dim that there are shapes for.
 const FlashMaxDim = 256
 
-// FlashShapeFor returns the first shape for these head dims, in float32 or in 16 bits, of which a pass needs no more
-// than shared bytes of shared memory a block; ok is false where there is none. needs is what a pass needs, such as
+// FlashShapeFor returns the first shape for these head dims, in float32 or in 16 bits, that fits in shared bytes of
+// shared memory a block; ok is false if there is none. needs returns a shape's demand, such as
 // FlashShape.ForwardShared.
 func FlashShapeFor(float32 bool, qk, v, shared int, needs func(FlashShape) int) (s FlashShape, ok bool) {
 	for _, s := range FlashShapes {
@@ -77,7 +77,6 @@ type define struct {
 	value int
 }
 
-// defines are constants as a compiler takes them.
 func defines(list ...define) (text []string) {
 	for _, d := range list {
 		text = append(text, fmt.Sprintf("%s=%d", d.name, d.value))
@@ -85,7 +84,7 @@ func defines(list ...define) (text []string) {
 	return text
 }
 
-// program returns a file for the head dims; cut tells its name from those of other shapes for the same.
+// program returns a file for the head dims; cut separates its name from other shapes' for the same.
 func (s FlashShape) program(file string, cut string, more ...define) Program {
 	name := file
 	if s.Float32 {
@@ -95,7 +94,6 @@ func (s FlashShape) program(file string, cut string, more ...define) Program {
 	return Program{Name: fmt.Sprintf("%s_%d_%d_%s", name, s.QK, s.V, cut), File: file + ".cu", Defines: defines(all...)}
 }
 
-// size is that of an element in shared memory, in bytes.
 func (s FlashShape) size() int {
 	if s.Float32 {
 		return 4
@@ -155,4 +153,57 @@ func flashPrograms() []Program {
 		list = append(list, Reference(n))
 	}
 	return list
+}
+
+// flashHalf are the shapes for bfloat16 and float16.
+var flashHalf = []FlashShape{
+	{QK: 32, V: 32, Rows: 128, Step: 64, Warps: 4, Queries: 64, Keys: 128, Stages: 2, BackwardWarps: 8, SWarps: 2,
+		KeyWarps: 4, DQWarps: 4, OrderedRows: 64, OrderedStep: 64, OrderedWarps: 4},
+	{QK: 64, V: 64, Rows: 128, Step: 64, Warps: 4, Queries: 64, Keys: 128, Stages: 2, BackwardWarps: 8, SWarps: 2,
+		KeyWarps: 4, DQWarps: 4, OrderedRows: 64, OrderedStep: 64, OrderedWarps: 4},
+	{QK: 96, V: 96, Rows: 128, Step: 64, Warps: 4, Queries: 64, Keys: 128, Stages: 2, BackwardWarps: 8, SWarps: 2,
+		KeyWarps: 4, DQWarps: 4, OrderedRows: 64, OrderedStep: 64, OrderedWarps: 4},
+	{QK: 96, V: 96, Rows: 128, Step: 64, Warps: 4, Queries: 64, Keys: 64, Stages: 2, BackwardWarps: 8, SWarps: 4,
+		KeyWarps: 4, DQWarps: 4, OrderedRows: 64, OrderedStep: 64, OrderedWarps: 4},
+	{QK: 128, V: 128, Rows: 128, Step: 64, Warps: 4, Queries: 64, Keys: 128, Stages: 2, BackwardWarps: 8, SWarps: 2,
+		KeyWarps: 4, DQWarps: 2, OrderedRows: 64, OrderedStep: 64, OrderedWarps: 4},
+	{QK: 128, V: 128, Rows: 128, Step: 64, Warps: 4, Queries: 32, Keys: 128, Stages: 1, BackwardWarps: 8, SWarps: 2,
+		KeyWarps: 4, DQWarps: 2, OrderedRows: 64, OrderedStep: 64, OrderedWarps: 4},
+	{QK: 192, V: 128, Rows: 128, Step: 64, Warps: 4, Queries: 64, Keys: 64, Stages: 2, BackwardWarps: 8, SWarps: 4,
+		KeyWarps: 2, DQWarps: 2, OrderedRows: 64, OrderedStep: 64, OrderedWarps: 4},
+	{QK: 192, V: 128, Rows: 128, Step: 64, Warps: 4, Queries: 64, Keys: 64, Stages: 1, BackwardWarps: 8, SWarps: 4,
+		KeyWarps: 2, DQWarps: 2, OrderedRows: 64, OrderedStep: 64, OrderedWarps: 4},
+	{QK: 192, V: 192, Rows: 128, Step: 64, Warps: 8, Queries: 64, Keys: 64, Stages: 2, BackwardWarps: 8, SWarps: 4,
+		KeyWarps: 2, DQWarps: 2, OrderedRows: 64, OrderedStep: 64, OrderedWarps: 4},
+	{QK: 192, V: 192, Rows: 128, Step: 64, Warps: 8, Queries: 32, Keys: 64, Stages: 1, BackwardWarps: 8, SWarps: 2,
+		KeyWarps: 2, DQWarps: 2, OrderedRows: 64, OrderedStep: 64, OrderedWarps: 4},
+	{QK: 256, V: 256, Rows: 128, Step: 64, Warps: 8, Queries: 64, Keys: 64, Stages: 1, BackwardWarps: 8, SWarps: 4,
+		KeyWarps: 2, DQWarps: 2, OrderedRows: 64, OrderedStep: 32, OrderedWarps: 4},
+	{QK: 256, V: 256, Rows: 128, Step: 32, Warps: 8, Queries: 32, Keys: 32, Stages: 1, BackwardWarps: 4, SWarps: 2,
+		KeyWarps: 1, DQWarps: 1, OrderedRows: 64, OrderedStep: 32, OrderedWarps: 4},
+}
+
+// flashSingle are the shapes for float32. Elements take twice the room, and every thread multiplies values that it
+// loads from shared memory, fewer the more of a product it has in registers: so blocks are as large as the room allows,
+// with one stage. Head dims up to 96, and head dims of v below those of k, have no shapes: such models train in 16
+// bits.
+var flashSingle = []FlashShape{
+	{Float32: true, QK: 32, V: 32, Rows: 128, Step: 64, Warps: 4, Queries: 64, Keys: 64, Stages: 1, BackwardWarps: 4,
+		SWarps: 4, KeyWarps: 4, DQWarps: 4, OrderedRows: 64, OrderedStep: 64, OrderedWarps: 4},
+	{Float32: true, QK: 64, V: 64, Rows: 128, Step: 64, Warps: 4, Queries: 64, Keys: 128, Stages: 1, BackwardWarps: 8,
+		SWarps: 4, KeyWarps: 4, DQWarps: 4, OrderedRows: 64, OrderedStep: 64, OrderedWarps: 4},
+	{Float32: true, QK: 64, V: 64, Rows: 128, Step: 64, Warps: 4, Queries: 64, Keys: 64, Stages: 1, BackwardWarps: 8,
+		SWarps: 4, KeyWarps: 4, DQWarps: 4, OrderedRows: 64, OrderedStep: 64, OrderedWarps: 4},
+	{Float32: true, QK: 128, V: 128, Rows: 128, Step: 64, Warps: 8, Queries: 64, Keys: 64, Stages: 1, BackwardWarps: 8,
+		SWarps: 4, KeyWarps: 2, DQWarps: 2, OrderedRows: 64, OrderedStep: 32, OrderedWarps: 4},
+	{Float32: true, QK: 128, V: 128, Rows: 64, Step: 32, Warps: 4, Queries: 32, Keys: 32, Stages: 1, BackwardWarps: 4,
+		SWarps: 2, KeyWarps: 2, DQWarps: 2, OrderedRows: 32, OrderedStep: 32, OrderedWarps: 4},
+	{Float32: true, QK: 192, V: 192, Rows: 128, Step: 32, Warps: 8, Queries: 32, Keys: 64, Stages: 1, BackwardWarps: 8,
+		SWarps: 2, KeyWarps: 4, DQWarps: 4, OrderedRows: 64, OrderedStep: 32, OrderedWarps: 4},
+	{Float32: true, QK: 192, V: 192, Rows: 32, Step: 32, Warps: 4, Queries: 16, Keys: 32, Stages: 1, BackwardWarps: 4,
+		SWarps: 2, KeyWarps: 2, DQWarps: 2, OrderedRows: 16, OrderedStep: 32, OrderedWarps: 2},
+	{Float32: true, QK: 256, V: 256, Rows: 64, Step: 32, Warps: 4, Queries: 32, Keys: 32, Stages: 1, BackwardWarps: 8,
+		SWarps: 4, KeyWarps: 2, DQWarps: 2, OrderedRows: 32, OrderedStep: 32, OrderedWarps: 4},
+	{Float32: true, QK: 256, V: 256, Rows: 16, Step: 32, Warps: 2, Queries: 16, Keys: 16, Stages: 1, BackwardWarps: 2,
+		SWarps: 2, KeyWarps: 1, DQWarps: 2, OrderedRows: 16, OrderedStep: 32, OrderedWarps: 2},
 }

@@ -6,10 +6,9 @@
 using Stored = unsigned short; // an element of q, k, v and do, as load takes it
 #define FOR_TYPES(ENTRY) ENTRY(bf16, bf16_t) ENTRY(fp16, fp16_t)
 
-// Fragment is what a warp has of a product, HEIGHT by WIDTH, its lanes together. This lane has ROWS
-// times COLS of it: at(r, c) stands in row first_row(lane) + row(r) and column first_col(lane) + col(c),
-// and that of c + 1 beside it where c is even. LANES neighbouring lanes have the same rows. How the
-// operands lay in memory makes a difference in float32 alone.
+// Fragment is a warp's share of a product, HEIGHT by WIDTH. This lane has ROWS times COLS of it: at(r, c) belongs to
+// row first_row(lane) + row(r) and column first_col(lane) + col(c), with that of c + 1 beside it if c is even. LANES
+// neighbouring lanes have the same rows. The operands' order in memory matters in float32 only.
 template <int HEIGHT, int WIDTH, bool TRANS_A, bool TRANS_B> struct Fragment {
   static constexpr int MT = HEIGHT / 16, NT = WIDTH / 8;
   static constexpr int ROWS = MT * 2, COLS = NT * 2, LANES = 4;
@@ -34,9 +33,9 @@ template <int HEIGHT, int WIDTH, bool TRANS_A, bool TRANS_B> struct Fragment {
     }
   }
 
-  // each_four calls f(row, col, four) with factor times four neighbours of a row, whose place it tells
-  // where the fragment begins at (row, col); rows from end on are left out. Two neighbouring lanes hold
-  // four floats in two rows; they exchange halves, so that each has four in one row.
+  // each_four calls f(row, col, four) with factor times four neighbours of a row, at their place relative to a fragment
+  // that begins at (row, col); it leaves out rows from end. Two neighbouring lanes hold four floats in two rows; they
+  // exchange halves, so that each has four in one row.
   template <class F> __device__ __forceinline__ void each_four(float factor, int row, int col, int end, F f) {
     const int lane = threadIdx.x % 32, odd = lane % 2, i = row + lane / 4;
 #pragma unroll
@@ -80,7 +79,7 @@ template <int ROWS, int COLS> struct Operand {
   }
 };
 
-// word is the i-th pair of elements of the piece at col, for load; 0 beyond dim.
+// word returns the i-th pair of elements of the piece at col, for load; 0 beyond dim.
 __device__ __forceinline__ unsigned word(const Stored* row, int col, int i, int dim, bool valid) {
   unsigned a = valid && col + 2 * i < dim ? row[col + 2 * i] : 0;
   unsigned b = valid && col + 2 * i + 1 < dim ? row[col + 2 * i + 1] : 0;
@@ -91,7 +90,7 @@ __device__ __forceinline__ unsigned word(const Stored* row, int col, int i, int 
 // [k][outer]; outer is m of A and n of B. A warp's part of it begins at a multiple of ALIGN.
 template <int ROWS, int COLS, bool TRANS, int ALIGN = 64> struct InShared {
   using Tile = Operand<ROWS, COLS>;
-  unsigned of_a, of_b; // what a lane addresses of the first fragment, as A and as B
+  unsigned of_a, of_b; // a lane's addresses of the first fragment, as A and as B
   int at;
 
   __device__ __forceinline__ InShared(unsigned smem, int at) : at(ALIGN % Tile::PANEL == 0 ? 0 : at) {
@@ -111,9 +110,9 @@ template <int ROWS, int COLS, bool TRANS, int ALIGN = 64> struct InShared {
     hide_value(of_b);
   }
 
-  // move is an address (row, col) further on, both multiples of 16 (row: of 8). Permuting
-  // pieces is an exclusive or of row and column, so that of the column can come later; it costs
-  // an instruction where keeping all addresses costs registers.
+  // move returns an address (row, col) further, both multiples of 16 (row: of 8). Permuting pieces is an exclusive or
+  // of row and column, so the column's can come later; it costs an instruction, and keeping all addresses costs
+  // registers.
   static __device__ __forceinline__ unsigned move(unsigned address, int row, int col) {
     return (address + Tile::offset(row, 0) + Tile::offset(0, col / Tile::PANEL * Tile::PANEL)) ^
         (col % Tile::PANEL * 2);
@@ -136,8 +135,7 @@ template <int ROWS, int COLS, bool TRANS, int ALIGN = 64> struct InShared {
   }
 };
 
-// Left is A that is what an earlier product left in registers, rounded to T. It is passed on in
-// registers, and needs no room in shared memory.
+// Left is the operand A from the registers of an earlier product, rounded to T. It needs no shared memory.
 template <class T, int HEIGHT, int WIDTH> struct Left {
   unsigned x[HEIGHT / 16][WIDTH / 16][4];
 
@@ -201,8 +199,7 @@ template <class T, int K, class F, class A, class B> __device__ __forceinline__ 
   }
 }
 
-// tanh_score is tanh with an absolute error of a few roundings of 1, which is what a score
-// wants; tanh.approx has only 11 bits.
+// tanh_score is tanh with an absolute error of a few roundings of 1, enough for a score; tanh.approx has only 11 bits.
 __device__ __forceinline__ float tanh_score(float x) {
   return 1 - __fdividef(2, 1 + exp2_fast(2 * LOG2E * x));
 }

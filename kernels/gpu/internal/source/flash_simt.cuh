@@ -12,8 +12,8 @@ using Stored = float; // an element of q, k, v and do, as load takes it
 
 constexpr int LANES_DOWN = 4, LANES_ACROSS = 8;
 
-// Fragment is what a warp has of a product; see flash_mma.cuh. A lane's rows and columns come in runs
-// of what it loads at once, and of two where it loads along k, so that lanes read different banks.
+// Fragment is a warp's share of a product; see flash_mma.cuh. A lane's rows and columns come in runs of one load, or of
+// two for loads along k, so that lanes read different banks.
 template <int HEIGHT, int WIDTH, bool TRANS_A, bool TRANS_B> struct Fragment {
   static constexpr int RUN_A = TRANS_A ? 4 : 2, RUN_B = TRANS_B ? 4 : 2;
   static constexpr int ROWS = HEIGHT / LANES_DOWN, COLS = WIDTH / LANES_ACROSS, LANES = LANES_ACROSS;
@@ -65,24 +65,24 @@ template <int ROWS, int COLS> struct Operand {
   static constexpr int LINE = PANEL * 4, PANEL_BYTES = ROWS * LINE, BYTES = ROWS * COLS * 4;
   static_assert(COLS % PANEL == 0, "shape");
 
-  // permuted is what the place of a piece in its row, in bytes, is xored with.
+  // permuted returns the xor for the place of a piece in its row, in bytes.
   static __device__ __forceinline__ constexpr unsigned permuted(unsigned row) {
     return (row >> 1) % (PANEL / PIECE) * 16;
   }
 
-  // offset is where element (row, col) lies, in bytes.
+  // offset returns the byte offset of element (row, col).
   static __device__ __forceinline__ unsigned offset(unsigned row, unsigned col) {
     return col / PANEL * PANEL_BYTES + row * LINE + (col % PANEL * 4 ^ permuted(row));
   }
 };
 
-// word is element i of the four of a piece at col, for load; 0 beyond dim.
+// word returns element i of the four of a piece at col, for load; 0 beyond dim.
 __device__ __forceinline__ unsigned word(const Stored* row, int col, int i, int dim, bool valid) {
   return valid && col + i < dim ? __float_as_uint(row[col + i]) : 0;
 }
 
-// Lines is what a lane loads of an operand that lies as [outer][k]: four of k at once. N lanes share
-// the outer rows, RUN neighbours each in turn.
+// Lines loads an operand in order [outer][k]: four of k at once. N lanes share the outer rows, RUN neighbours each in
+// turn.
 template <class Tile, int N> struct Lines {
   static constexpr int RUN = 2;
   unsigned base, mix;
@@ -103,8 +103,7 @@ template <class Tile, int N> struct Lines {
   }
 };
 
-// Columns is what a lane loads of an operand that lies as [k][outer]: four outer ones at once, of N
-// lanes in turn.
+// Columns loads an operand in order [k][outer]: four outer ones at once, of N lanes in turn.
 template <class Tile, int N> struct Columns {
   static constexpr int RUN = 4;
   unsigned base, mix;
@@ -114,7 +113,7 @@ template <class Tile, int N> struct Columns {
     mix = (at % Tile::PANEL + lane * RUN) * 4;
   }
 
-  // load is the lane's i-th run of row k.
+  // load loads the lane's i-th run of row k.
   __device__ __forceinline__ void load(float (&x)[4], int i, int k) const {
     const int col = i * (N * RUN);
     load_shared(base + col / Tile::PANEL * Tile::PANEL_BYTES + k * Tile::LINE +
@@ -152,8 +151,8 @@ __device__ __forceinline__ void keep(unsigned smem, const F& x, int row, int col
   }
 }
 
-// Left is A that is what an earlier product left in registers. A lane needs whole rows of it, which
-// lanes have together, so that it passes through shared memory, where a warp has rows of its own.
+// Left is the operand A from the registers of an earlier product. A lane needs whole rows, which several lanes share,
+// so they pass through shared memory, with separate rows for each warp.
 template <class T, int HEIGHT, int WIDTH> struct Left : InShared<BM, WIDTH, false> {
   __device__ __forceinline__ Left(const Fragment<HEIGHT, WIDTH, false, false>& c, unsigned smem)
       : InShared<BM, WIDTH, false>(smem, threadIdx.x / 32 * HEIGHT) {

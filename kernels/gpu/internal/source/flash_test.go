@@ -20,7 +20,15 @@ func TestFlashShapes(t *testing.T) {
 					for v := 1; v <= FlashMaxDim; v++ {
 						s, ok := FlashShapeFor(single, qk, v, shared, needs)
 						if !ok || s.Float32 != single || s.QK < qk || s.V < v || needs(s) > shared {
-							t.Fatalf("float32 %t, head dims %d and %d, %s, %d bytes: shape %+v", single, qk, v, name, shared, s)
+							t.Fatalf(
+								"float32 %t, head dims %d and %d, %s, %d bytes: shape %+v",
+								single,
+								qk,
+								v,
+								name,
+								shared,
+								s,
+							)
 						}
 					}
 				}
@@ -32,7 +40,8 @@ func TestFlashShapes(t *testing.T) {
 			}
 		}
 	}
-	if s, ok := FlashShapeFor(false, 192, 128, SmallShared, FlashShape.BackwardShared); !ok || s.QK != 192 || s.V != 128 {
+	if s, ok := FlashShapeFor(false, 192, 128, SmallShared, FlashShape.BackwardShared); !ok || s.QK != 192 ||
+		s.V != 128 {
 		t.Errorf("head dims 192 and 128 get shape %+v", s)
 	}
 }

@@ -34,7 +34,7 @@ struct Merge {
   Strides lse_at;
   void* out;
   Strides out_at;
-  int count, fresh, all; // all: rows without anything are written, too
+  int count, fresh, all; // all: rows without anything are written as well
   int seq, heads, dim;
   int rows_per_block, heads_per_block;
 };
@@ -74,7 +74,7 @@ __device__ void axpy(float (&y)[8], float w, uint4 v) {
   }
 }
 
-// weigh sets w[p] to exp(lse_p - lse) of every part and of the state, 0 where a part does not
+// weigh sets w[p] to exp(lse_p - lse) of every part and of the state, 0 if a part does not
 // have the row, and lse to the log of the sum. Without any finite LSE all are 0 and -inf; NaN
 // stays NaN.
 __device__ float weigh(float (&w)[MAX_PARTS + 1], const Merge& m, int b, int row, int head) {
@@ -148,7 +148,7 @@ __device__ void merge(const Merge& m) {
 }
 
 // Sum is one tensor of gradients: dst, float32, rows [lo, hi) of it, becomes or gets added the
-// sum of the parts and of src, which has the rows [src0, src1) and is float32, too. Rows in
+// sum of the parts and of src, which has the rows [src0, src1) and is float32 as well. Rows in
 // [fresh0, fresh1) hold nothing yet.
 struct Sum {
   Part parts[MAX_PARTS];

@@ -33,10 +33,10 @@ var HopperShapes = []HopperShape{
 		Split: true},
 }
 
-// hopperArchs are the architectures that have wgmma.
+// hopperArchs lists the architectures with wgmma.
 var hopperArchs = []string{"sm_90a"}
 
-// HopperShapeFor returns the first shape for these head dims; ok is false where there is none.
+// HopperShapeFor returns the first shape for these head dims; ok is false if there is none.
 func HopperShapeFor(qk, v int) (s HopperShape, ok bool) {
 	for _, s := range HopperShapes {
 		if qk <= s.QK && v <= s.V {
@@ -49,11 +49,11 @@ func HopperShapeFor(qk, v int) (s HopperShape, ok bool) {
 // Rows returns how many queries a block of the forward pass takes.
 func (s HopperShape) Rows() int { return 64 * s.Groups }
 
-// hopperRegisters are those of a thread that loads and of one that computes, with so many warpgroups that
-// compute. A block may have no more than the 65536 of an SM, nor than it is launched with.
+// hopperRegisters are the registers of a loading and of a computing thread, by the number of computing warpgroups. A
+// block may have at most the 65536 of an SM, and at most its registers at launch.
 var hopperRegisters = map[int][2]int{2: {40, 232}, 3: {32, 160}}
 
-// option returns what a program is called that has something, or has not, and its constant.
+// option returns the name part of a program with or without an option, and its constant.
 func option(has bool, name, constant string) (string, define) {
 	if has {
 		return "_" + name, define{constant, 1}
@@ -61,7 +61,7 @@ func option(has bool, name, constant string) (string, define) {
 	return "", define{constant, 0}
 }
 
-// options returns what a program is called for capped scores, and their constants.
+// options returns the name part of a program for capped scores, and its constants.
 func (s HopperShape) options(capped bool) (name string, constants []define) {
 	a, score := option(capped, "capped", "CAP")
 	b, shared := option(s.SharedP, "shared_p", "SHARED_P")
@@ -116,7 +116,7 @@ func (s HopperShape) OwnKeys() int {
 	return 64 * s.KeyGroups
 }
 
-// fetching are kernels whose consumers leave 24 registers to the other threads, which lack some.
+// fetching lists kernels with 24 registers for the threads that do not compute, too few for some.
 func fetching(local int) (list []Entry) {
 	for _, name := range []string{"bf16", "fp16"} {
 		list = append(list, Entry{Name: "hopper_backward_" + name, Local: local,
@@ -150,8 +150,8 @@ func (s HopperShape) Backward(capped, ordered bool) Program {
 	}
 }
 
-// BackwardBoxes returns how many rows the boxes of Q and dO, and those of dQ have; a warpgroup's part of
-// dQ is so many panels of 64 columns.
+// BackwardBoxes returns the rows of the boxes of Q and dO, and of dQ; a warpgroup's part of dQ has dqPanels panels of
+// 64 columns.
 func (s HopperShape) BackwardBoxes(capped bool) (queries, dqRows, dqPanels int) {
 	queries, panels := s.queries(capped), (s.QK+63)/64
 	if panels%s.KeyGroups == 0 {

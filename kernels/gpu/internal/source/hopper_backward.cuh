@@ -44,7 +44,7 @@ using Douts = Panels<BM, HEAD_V>;
 using Scores = Panels<BM, BN>; // P or dS, as [query][key]
 using KeyWalk = Walk<BN, BM>; // own rows are keys, others queries
 
-// A warpgroup's part of dQ' is made of DQ_PARTS times 64 of the head dim by DQ_ROWS queries. Where the
+// A warpgroup's part of dQ' is made of DQ_PARTS times 64 of the head dim by DQ_ROWS queries. If the
 // head dim does not divide, the queries do.
 constexpr int DQ_PANELS = (HEAD_QK + 63) / 64;
 constexpr bool BY_DIM = DQ_PANELS % GROUPS == 0;

@@ -1,29 +1,29 @@
-// Where the operands of wg_multiply lie in shared memory; see hopper.cuh.
+// The layout of wg_multiply operands in shared memory; see hopper.cuh.
 #pragma once
 
-// matrix says where an operand of wg_multiply lies in shared memory: 128 byte rows, whose 16 byte pieces
-// are permuted by the row in its group of eight, as the copy engine puts them. Its start may be moved by
-// 32 bytes, 16 elements, along a row. wide, in bytes, is from one panel of 64 elements to the next, for
-// an operand that lies turned round; deep is from a group of eight rows to the next.
+// matrix describes an operand of wg_multiply in shared memory: 128 byte rows, with 16 byte pieces permuted by the row
+// in its group of eight, as the copy engine puts them. Its start may be moved by 32 bytes, 16 elements, along a row.
+// wide, in bytes, is the distance of panels of 64 elements, for a transposed operand; deep is the distance of groups of
+// eight rows.
 __device__ __forceinline__ unsigned long long matrix(unsigned address, unsigned wide = 0, unsigned deep = 1024) {
   return (unsigned long long)(address >> 4 & 0x3fff) | (unsigned long long)(wide >> 4) << 16 |
       (unsigned long long)(deep >> 4) << 32 | 1ull << 62;
 }
 
-// Panels is ROWS by COLS 16-bit elements in shared memory, from a multiple of 1024 bytes on, as copies of boxes of 64
-// elements by ROWS leave them: panels of 64 columns, the last of which may be wider than what is used of it.
+// Panels is ROWS by COLS 16-bit elements in shared memory, from a multiple of 1024 bytes, as copies of boxes of 64
+// elements by ROWS leave them: panels of 64 columns; the last may be wider than the columns in use.
 template <int ROWS, int COLS> struct Panels {
   static constexpr int COUNT = (COLS + 63) / 64, PANEL = ROWS * 128, BYTES = COUNT * PANEL;
   static_assert(ROWS % 8 == 0 && COLS % 16 == 0, "shape");
 
-  // What is added to where the panels begin is a constant in a product's loop, and costs no masks there.
+  // Offsets from the start of the panels are constants in a product's loop, and cost no masks there.
   //
-  // along is an operand that lies as [outer][k], from a multiple of 8 rows and of 16 columns on.
+  // along describes an operand in order [outer][k], from a multiple of 8 rows and of 16 columns.
   static __device__ __forceinline__ unsigned long long along(unsigned at, int row, int k) {
     return matrix(at) + ((k / 64 * PANEL + row * 128 + k % 64 * 2) >> 4);
   }
 
-  // across is one that lies as [k][outer], from a multiple of 8 rows, and of 64 columns, on.
+  // across describes one in order [k][outer], from a multiple of 8 rows and of 64 columns.
   static __device__ __forceinline__ unsigned long long across(unsigned at, int k, int col = 0) {
     return matrix(at, PANEL) + ((col / 64 * PANEL + k * 128) >> 4);
   }

@@ -82,6 +82,11 @@ func compileLayout(compiler *nvrtc.Compiler, file, checks string) error {
 	if err != nil {
 		return err
 	}
-	_, _, err = compiler.Compile(file, slices.Concat([]byte(noKernels), code, []byte(checks)), headers, p.Options(Archs[0]))
+	_, _, err = compiler.Compile(
+		file,
+		slices.Concat([]byte(noKernels), code, []byte(checks)),
+		headers,
+		p.Options(Archs[0]),
+	)
 	return err
 }

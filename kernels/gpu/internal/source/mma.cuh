@@ -23,7 +23,7 @@ __device__ __forceinline__ void mma<fp16_t>(float (&c)[4], const unsigned (&a)[4
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// smem_address is what the instructions below call an address in shared memory.
+// smem_address converts to an address for the instructions below.
 __device__ __forceinline__ unsigned smem_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 
 // ldmatrix loads four 8x8 matrices; lane l gives the address of row l%8 of matrix l/8, and gets

@@ -55,7 +55,7 @@ template <class T> __device__ __forceinline__ Vec<T> stream(const T* p) { return
 
 template <class T> __device__ __forceinline__ void put(T* p, const Vec<T>& v) { *(uint4*)p = v.raw; }
 
-// cached loads N floats, a multiple of 4, that other rows read too.
+// cached loads N floats, a multiple of 4, that other rows also read.
 template <int N> __device__ __forceinline__ void cached(float (&x)[N], const float* p) {
 #pragma unroll
   for (int i = 0; i < N; i += 4) {
@@ -64,7 +64,7 @@ template <int N> __device__ __forceinline__ void cached(float (&x)[N], const flo
   }
 }
 
-// load is L floats from L elements at p: a vector of 16 or 8 bytes, or one element.
+// load loads L floats from L elements at p: a vector of 16 or 8 bytes, or one element.
 template <int L, class T> __device__ __forceinline__ void load(float (&x)[L], const T* p) {
   if constexpr (L == 1) {
     x[0] = to_float(p[0]);
@@ -89,7 +89,7 @@ template <int L, class T> __device__ __forceinline__ void store(T* p, const floa
   }
 }
 
-// group_sum is the sum of x over groups of that many lanes, a power of two, the same bits in each.
+// group_sum returns the sum of x over groups of that many lanes, a power of two, the same bits in each.
 template <class T> __device__ __forceinline__ T group_sum(T x, int lanes) {
   for (int i = lanes / 2; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
   return x;
@@ -113,7 +113,7 @@ template <class T> __device__ __forceinline__ T block_sum(T x, T* scratch) {
   return warp_sum(lane < warps ? scratch[lane] : T(0));
 }
 
-// block_max is the largest x over the block likewise. It leaves NaN out.
+// block_max returns the largest x over the block likewise. It leaves NaN out.
 __device__ __forceinline__ float block_max(float x, float* scratch) {
 #pragma unroll
   for (int i = 16; i > 0; i /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, i));

@@ -8,7 +8,7 @@ constexpr float LOG2E = 1.4426950408889634f;
 struct Softmax {
   float top, sum;
 
-  // floor is what is taken from a logit: 0 where all are -infinite, so that no NaN comes of them.
+  // floor returns the subtrahend of a logit: 0 if all are -infinite, so that no NaN results.
   __device__ __forceinline__ static float floor(float top) { return top == -INF ? 0 : top; }
 
   // add takes N more logits in. A NaN is left out of top, and makes sum one.
@@ -35,15 +35,14 @@ template <class T> struct Row {
     vecs = (n - head) / LANES<T>;
   }
   __device__ __forceinline__ T* vec(int i) const { return at + head + i * LANES<T>; }
-  // loose is the number of logits outside of vectors, which are one(0), one(1) and so on.
+  // loose returns the number of logits outside of vectors: one(0), one(1) and so on.
   __device__ __forceinline__ int loose() const { return n - vecs * LANES<T>; }
   __device__ __forceinline__ T* one(int i) const { return at + (i < head ? i : i + vecs * LANES<T>); }
 };
 
-// cross_entropy has a block for each row, and leaves its loss in losses: -log softmax(logits)[target],
-// 0 where the target is negative, NaN where it is n or more. With GRAD the row becomes scale *
-// (softmax - onehot(target)), or 0. Of the row, the first `held` vectors stay in shared memory
-// between the two passes, each with the thread that loaded it.
+// cross_entropy has a block for each row, and leaves its loss in losses: -log softmax(logits)[target], 0 for a negative
+// target, NaN for n or more. With GRAD the row becomes scale * (softmax - onehot(target)), or 0. The first `held`
+// vectors of the row stay in shared memory between the two passes, each with the thread that loaded it.
 template <class T, bool GRAD>
 __device__ __forceinline__ void cross_entropy(double* losses, T* logits, const int* targets, int n,
     float scale, int held) {

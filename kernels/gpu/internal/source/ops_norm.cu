@@ -88,7 +88,7 @@ __device__ __forceinline__ void norm_any(T* y, float* inv, T* sum, const T* a, c
     norm<T, V, true>(y, inv, sum, a, b, w, rows, n, eps);                                                  \
   }
 
-// NormRow is what the backward pass needs of a row, as loaded.
+// NormRow holds a row's inputs of the backward pass.
 template <class T, int V> struct NormRow {
   Vec<T> dy[V], x[V], dx[V];
   float inv;

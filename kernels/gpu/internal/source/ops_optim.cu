@@ -11,8 +11,8 @@ struct Step {
 // SKIPPED stands for the factor of a step that changes nothing.
 constexpr float SKIPPED = -1;
 
-// factor_of is what the gradient is multiplied by: 1 over its scale, and what it is clipped by. What
-// the norm is compared with is written so that a NaN is handed on.
+// factor_of returns the factor of the gradient: 1 over its scale, times the clip. The comparison with the norm passes a
+// NaN on.
 __device__ __forceinline__ float factor_of(const double* sum, const Step& h) {
   float unscale = 1;
   if (h.unscale > 0) {

@@ -1,21 +1,19 @@
-// Package source is the CUDA C++ of the GPU kernels, and the catalogue of what is compiled of
-// it. A program is a file with its constants; it is compiled at run time for the GPU that is
-// found, and in CI for every architecture, which needs no GPU.
+// Package source holds the CUDA C++ of the GPU kernels and the catalogue of programs. A program is a file with its
+// constants. NVRTC compiles it at run time for the GPU at hand, and in CI, without a GPU, for every architecture.
 //
-// NVRTC has no headers of the C or CUDA libraries; what a file includes lies beside it.
+// NVRTC has no headers of the C or CUDA libraries; all included files are in this directory.
 //
-// All files are written in one style:
+// All files follow one style:
 //
-//   - A file begins with what it computes and how it is cut into blocks. A comment stands before what
-//     it is about, and says why where the code does not.
-//   - Two spaces. Types are WordCase, functions, variables and fields snake_case, constants, template
-//     values and macros UPPER_CASE. The star stands beside the type: const float* x.
+//   - A file begins with its computation and its blocks. A comment precedes its subject, and explains why if the code
+//     does not.
+//   - Two spaces. Types are WordCase, functions, variables and fields snake_case, constants, template values and macros
+//     UPPER_CASE. The star is beside the type: const float* x.
 //   - An integer that may exceed 2^31 is a long long.
-//   - Kernels are extern "C" and named by what they do and the element types, bf16, fp16, fp32 or
-//     fp64: rmsnorm_bf16, copy_fp32_bf16. The rest of a name tells variants for other sizes or
-//     alignments apart. Macros at the end of a file stamp out the types.
-//   - A struct that is an argument has no gaps, and a twin in params.go, whose fields have the same
-//     names.
+//   - Kernels are extern "C" and named by their work and the element types, bf16, fp16, fp32 or fp64: rmsnorm_bf16,
+//     copy_fp32_bf16. The rest of a name separates variants for other sizes or alignments. Macros at the end of a file
+//     instantiate the types.
+//   - A struct that is an argument has no gaps, and a twin in params.go with the same field names.
 package source
 
 import (
@@ -30,14 +28,14 @@ import (
 //go:embed *.cu *.cuh
 var files embed.FS
 
-// Program is what is compiled at once.
+// Program is one unit of compilation.
 type Program struct {
 	Name    string   // unique; "flash_forward_128"
 	File    string   // "flash_forward.cu"
 	Defines []string // "HEAD_DIM=128"
 	// Archs are the architectures that it is for; nil: all of them.
 	Archs []string
-	// Entries are kernels of which more is known than that they are in the file.
+	// Entries are kernels with known needs.
 	Entries []Entry
 }
 
@@ -118,3 +116,23 @@ func (p Program) Source() (code []byte, headers map[string][]byte, err error) {
 	}
 	return code, headers, nil
 }
+
+// fused holds the kernels between cuDNN and the accumulators.
+var fused = []Program{{Name: "fused", File: "fused.cu"}}
+
+// gemm holds the matrix products beyond cuBLASLt.
+var gemm = []Program{{Name: "gemm_simple", File: "gemm_simple.cu"}}
+
+// ops holds the operations of the model and the optimizer, except matrix products and attention.
+var ops = []Program{
+	{Name: "ops_copy", File: "ops_copy.cu"},
+	{Name: "ops_embed", File: "ops_embed.cu"},
+	{Name: "ops_loss", File: "ops_loss.cu"},
+	{Name: "ops_norm", File: "ops_norm.cu"},
+	{Name: "ops_optim", File: "ops_optim.cu"},
+	{Name: "ops_rope", File: "ops_rope.cu"},
+	{Name: "ops_swiglu", File: "ops_swiglu.cu"},
+}
+
+// topics lists all programs.
+var topics = [][]Program{gemm, fused, ops, flash, hopper}

@@ -16,13 +16,13 @@ type loop struct {
 // A piece is the elements of a loop that are at hand: a whole vector, or the first ones of the last vector.
 type piece struct {
 	loop
-	i    reg.Register // elements of the row before those of this turn
+	i    reg.Register // elements of the row before this turn's
 	u    int          // which vector of the turn
 	mask reg.Register // of the elements that are there; nil where all are
 }
 
-// each emits body for all elements: whole vectors, then what is left, under a mask. What body computes is the same
-// arithmetic either way, so a result does not depend on where in a row its element stands.
+// each emits body for all elements: whole vectors, then the rest under a mask. Both use the same arithmetic, so a
+// result does not depend on an element's position.
 func (l loop) each(body func(p piece)) {
 	i, left := l.start()
 	if l.unroll > 1 {
@@ -42,7 +42,7 @@ func (l loop) whole(body func(p piece)) {
 	l.turns("turn", i, left, 1, body)
 }
 
-// start returns the index of a loop at 0 and the count of what is left.
+// start returns the index of a loop at 0 and the remaining count.
 func (l loop) start() (i, left reg.Register) {
 	i, left = l.GP64(), l.GP64()
 	l.XORQ(i, i)
@@ -92,7 +92,7 @@ func (m machine) maskOf(left reg.Register) reg.Register {
 // memory returns where the elements of p are, of the row that begins at base.
 func (p piece) memory(base reg.Register) Mem { return indexed(base, p.i, 4, p.u*p.bytes()) }
 
-// load is elements of a row, 0 for those that are not there.
+// load loads elements of a row, 0 beyond its end.
 func (p piece) load(base reg.Register) reg.VecVirtual {
 	v, from := p.vec(), p.memory(base)
 	switch {

@@ -113,7 +113,7 @@ func (m machine) columns(f func(x reg.Register)) {
 	m.JL(LabelRef("columns"))
 }
 
-// down emits a loop over the keys: turns of so many rows, the longest first, for as long as there are as many left.
+// down emits a loop over the keys: turns of that many rows, the longest first, for as long as there are as many left.
 func (m machine) down(label string, turns []int, turn func(rows int)) {
 	keys := m.argument("keys")
 	for _, n := range turns {

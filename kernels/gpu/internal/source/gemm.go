@@ -1,4 +1,0 @@
-package source
-
-// gemm are the matrix products that cuBLASLt does not do.
-var gemm = []Program{{Name: "gemm_simple", File: "gemm_simple.cu"}}
