@@ -38,9 +38,8 @@ type AttentionSpec struct {
 	Causal        bool     `json:"causal"`
 	Window        int      `json:"window"` // keys that a query sees before itself; -1: all
 	Deterministic bool     `json:"deterministic"`
-	SMMargin      int      `json:"sm_margin,omitempty"` // processors of a GPU that flash leaves free
-	Iters         int      `json:"iters"`               // 0: as many as take two seconds, or Seconds
-	Seconds       float64  `json:"seconds,omitempty"`   // how long a figure is measured, at least
+	Iters         int      `json:"iters"`             // 0: as many as take two seconds, or Seconds
+	Seconds       float64  `json:"seconds,omitempty"` // how long a figure is measured, at least
 	Warmup        int      `json:"warmup"`
 
 	// Rows are decided from the fields above; none: all of them, unchanged.
@@ -92,9 +91,8 @@ func (s *AttentionSpec) Check(ranks int) error {
 		return fmt.Errorf("--seq: no length given")
 	case s.Heads < 1 || s.KVHeads < 1 || s.Heads%s.KVHeads != 0:
 		return fmt.Errorf("--heads %d --kv-heads %d: the first must be a multiple of the second", s.Heads, s.KVHeads)
-	case s.Inner < 0 || s.GatherHeads < 0 || s.SMMargin < 0:
-		return fmt.Errorf("--ulysses-degree %d --gather-heads %d --sm-margin %d: want 0 or more",
-			s.Inner, s.GatherHeads, s.SMMargin)
+	case s.Inner < 0 || s.GatherHeads < 0:
+		return fmt.Errorf("--ulysses-degree %d --gather-heads %d: want 0 or more", s.Inner, s.GatherHeads)
 	case s.HeadDim < 1:
 		return fmt.Errorf("--head-dim %d: want at least 1", s.HeadDim)
 	case s.Window < -1 || s.Window >= 0 && !s.Causal:

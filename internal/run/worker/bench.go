@@ -66,8 +66,7 @@ func benchDevice(task *job.Bench, ranks int) (o device.CUDAOptions, err error) {
 		s := task.Attention
 		matrix := backends.KeepsMatrix(task.Machine.Arch, task.Machine.CUDNN)
 		o.Remedies = task.Remedies
-		o.Backend, o.Deterministic, o.SMMargin, o.Workspace = s.Backend, s.Deterministic, s.SMMargin,
-			s.Workspace(ranks, matrix)
+		o.Backend, o.Deterministic, o.Workspace = s.Backend, s.Deterministic, s.Workspace(ranks, matrix)
 		o.Compute, err = bench.DType(s.DType, cpu)
 	case task.Calibrate != nil:
 		s := task.Calibrate
