@@ -304,7 +304,6 @@ func (m *Memory) Check() error {
 	return fmt.Errorf("this run %s; cprun plan lists what it takes", m.Verdict())
 }
 
-// upTo returns the chunks for that many tokens of one pass.
 func upTo(tokens int) (chunks []int) {
 	for _, n := range lossChunks {
 		if c := max(min(n, tokens), tokens/config.MaxPieces); len(chunks) == 0 || c < chunks[len(chunks)-1] {

@@ -329,7 +329,6 @@ func (p *pass) backward() error {
 	return p.ring.Backward(p.grads, p.do, p.q, p.k, p.v, p.out, p.schedule, p.softmax)
 }
 
-// pass makes room in arena for the rank's part of a shape.
 func (t *attentionRun) pass(w ring.Strategy, shape partition.Shape, rank int, arena *tensor.Arena) (*pass, error) {
 	schedule, err := ring.New(w.Algorithm, t.spec.spec(w, shape), rank)
 	if err != nil {
@@ -449,7 +448,6 @@ func (t *attentionRun) share(ctx context.Context, row *AttentionRow, p *pass) er
 	return err
 }
 
-// recorded runs both passes over recorders.
 func (p *pass) recorded() (forward, backward planner.Recorder, err error) {
 	bare := *p
 	bare.ring = forward.Ring()
@@ -491,7 +489,6 @@ func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass
 	return nil
 }
 
-// silent implements exchanges and copies that move nothing.
 type silent struct{}
 
 func (silent) Exchange(_, _ []comm.Message) (comm.Pending, error) { return silent{}, nil }
