@@ -70,10 +70,8 @@ func (s *sizes[T]) String() string {
 }
 
 func ulyssesVar(f *pflag.FlagSet, n *int) {
-	const help = "with hierarchical: ranks that exchange heads; 0: by costs, else as many as divide the heads"
-	f.IntVar(n, "ulysses-degree", 0, help)
-	f.IntVar(n, "inner", 0, help)
-	_ = f.MarkDeprecated("inner", "use --ulysses-degree") // no error: the flag is there
+	f.IntVar(n, "ulysses-degree", 0,
+		"with hierarchical: ranks that exchange heads; 0: by costs, else as many as divide the heads")
 }
 
 func (s *sizes[T]) Type() string { return "sizes" }
@@ -116,7 +114,6 @@ func benchAttentionCommand() *cobra.Command {
 	f.StringVar(&s.Backend, "backend", "auto", "fused, flash, reference or auto")
 	f.StringVar(&s.DType, "dtype", "auto", "bf16, fp16, fp32, on a CPU also fp64; auto: bf16, and fp32 on a CPU")
 	f.BoolVar(&s.Deterministic, "deterministic", false, "the same bits every time")
-	f.IntVar(&s.SMMargin, "sm-margin", 0, "processors that flash on Hopper leaves free")
 	f.Float64Var(&s.Seconds, "seconds", 0, "seconds that each figure is measured for, at least; 0: --iters")
 	itersFlags(f, &s.Iters, &s.Warmup)
 	benchFlags(f, &o)
@@ -162,7 +159,6 @@ func benchTrainCommand() *cobra.Command {
 	f := c.Flags()
 	f.IntVar(&o.Steps, "steps", 8, "measured steps")
 	f.IntVar(&o.Warmup, "warmup", 2, "steps before them")
-	f.StringVar(&o.Data, "data", "random", "random: random tokens; config: the config's own data")
 	f.StringVar(&o.Trace, "trace", "", "`file` to write the trace of the first steps to (Chrome and Perfetto)")
 	f.StringArrayVar(&o.Set, "set", nil, "override a key of the config: `key.path=value` (repeatable)")
 	benchFlags(f, &o.BenchOptions)

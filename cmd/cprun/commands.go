@@ -311,7 +311,6 @@ func reportCommand() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&o.Out, "out", "", "the `file` to write (default report.html in the run; here for several)")
-	c.Flags().StringVar(&o.Title, "title", "", "`text` at the top of the page (default: the names of the runs)")
 	return c
 }
 

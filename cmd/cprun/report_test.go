@@ -22,8 +22,9 @@ func TestReport(t *testing.T) {
 	}
 
 	both := filepath.Join(t.TempDir(), "both.html")
-	must(t, "report", run, "../../internal/lab/report/testdata/runs/allgather", "--out", both, "--title", "Two of them")
-	if page, err = os.ReadFile(both); err != nil || !strings.Contains(string(page), "<title>Two of them</title>") {
+	must(t, "report", run, "../../internal/lab/report/testdata/runs/allgather", "--out", both)
+	if page, err = os.ReadFile(both); err != nil || !strings.Contains(string(page),
+		"<title>"+filepath.Base(run)+", allgather</title>") {
 		t.Errorf("the page of two runs: %v", err)
 	}
 

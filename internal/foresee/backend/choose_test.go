@@ -15,7 +15,8 @@ import (
 
 func load(t *testing.T, name string, ranks int, m machine.Machine, set ...string) *config.Config {
 	t.Helper()
-	cfg, err := config.Load("../../../examples/"+name, config.Options{Ranks: ranks, Device: m.Device(), Set: set, NoFiles: true})
+	cfg, err := config.Load("../../../examples/"+name, config.Options{Ranks: ranks, Device: m.Device(), Set: set,
+		NoFiles: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,16 +32,18 @@ func TestParamsAreTheRuns(t *testing.T) {
 	cfg := load(t, "cases/windows.yaml", 8, m, "train.deterministic=true", "attention.backend=fused")
 	got, err := params(cfg, m, 4095, Disabled(true, false))
 	want := backends.Params{
-		Arch: 90, CUDNN: backends.V(9, 10, 2), Flash: machine.BuiltFlash, Disabled: 1 << backends.Flash, Want: backends.Fused,
-		DType: tensor.BF16,
+		Arch: 90, CUDNN: backends.V(9, 10, 2), Flash: machine.BuiltFlash, Disabled: 1 << backends.Flash,
+		Want: backends.Fused, DType: tensor.BF16,
 		Batch: 1, SeqQ: 131072, SeqKV: 131072, Heads: 32, KVHeads: 8, HeadDim: 128, HeadDimV: 128,
-		Causal: true, WindowLeft: 4095, Training: true, Deterministic: true, ContextSize: 8, Algorithm: "ring", Gather: "auto", Layout: "zigzag",
+		Causal: true, WindowLeft: 4095, Training: true, Deterministic: true, ContextSize: 8, Algorithm: "ring",
+		Gather: "auto", Layout: "zigzag",
 	}
 	if err != nil || got != want {
 		t.Errorf("%+v, %v\nwant %+v", got, err, want)
 	}
 	cfg = load(t, "opticks.yaml", 4, machine.CPU(), "data.pack_documents=true", "parallel.layout=document")
-	if got, err = params(cfg, machine.CPU(), -1, 0); err != nil || got.DType != tensor.F32 || !got.Documents || got.Arch != 0 || got.Want != backends.Auto {
+	if got, err = params(cfg, machine.CPU(), -1, 0); err != nil || got.DType != tensor.F32 || !got.Documents ||
+		got.Arch != 0 || got.Want != backends.Auto {
 		t.Errorf("on a CPU: %+v, %v", got, err)
 	}
 }
@@ -68,7 +71,8 @@ func TestLayersShareABackend(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Backend != backends.Flash || len(c.Layers) != 2 || c.Layers[0].Backend != backends.Flash || c.Layers[1].Backend != backends.Flash {
+	if c.Backend != backends.Flash || len(c.Layers) != 2 || c.Layers[0].Backend != backends.Flash ||
+		c.Layers[1].Backend != backends.Flash {
 		t.Fatalf("chose %s: %+v", c.Backend, c.Layers)
 	}
 	found := false
@@ -86,7 +90,8 @@ func TestLayersShareABackend(t *testing.T) {
 	cfg.Parallel.Backend = "fused"
 	_, err = Choose(cfg, m, 0)
 	var none *NoneError
-	if !errors.As(err, &none) || !strings.Contains(err.Error(), "attention.backend: fused") || !strings.Contains(err.Error(), "window of 4096 keys") {
+	if !errors.As(err, &none) || !strings.Contains(err.Error(), "attention.backend: fused") ||
+		!strings.Contains(err.Error(), "window of 4096 keys") {
 		t.Errorf("asked for fused: %v", err)
 	}
 }
@@ -113,8 +118,9 @@ func TestFloat32OnAGPUNamesEveryBackend(t *testing.T) {
 			m := gpu(90, backends.V(9, 19, 0))
 			m.Assumed = assumed
 			r := Request{
-				Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: "auto", Backend: "auto"}, DType: tensor.F32, Batch: 1, SeqQ: 1024, SeqKV: 1024, Heads: 4, KVHeads: 4, HeadDim: 64, HeadDimV: 64,
-				Causal: true, Window: -1, Training: true, Ranks: ranks,
+				Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: "auto", Backend: "auto"},
+				DType:    tensor.F32, Batch: 1, SeqQ: 1024, SeqKV: 1024, Heads: 4, KVHeads: 4, HeadDim: 64,
+				HeadDimV: 64, Causal: true, Window: -1, Training: true, Ranks: ranks,
 			}
 			c, err := Select(m, 0, r)
 			if err != nil || c.Backend != backends.Flash || len(c.Remedies) != 0 {
@@ -122,13 +128,15 @@ func TestFloat32OnAGPUNamesEveryBackend(t *testing.T) {
 			}
 			var said strings.Builder
 			c.Explain(&said, 2)
-			for _, w := range []string{"attention: flash: first on sm90", "fused: fused-dtype", "reference: It can run this", "Fix: Set attention.backend to reference."} {
+			for _, w := range []string{"attention: flash: first on sm90", "fused: fused-dtype",
+				"reference: It can run this", "Fix: Set attention.backend to reference."} {
 				if !strings.Contains(said.String(), w) {
 					t.Errorf("%d ranks, assumed %t: %s; want %q", ranks, assumed, said.String(), w)
 				}
 			}
 			_, err = Select(m, 1<<backends.Flash, r)
-			for _, w := range []string{"flash-disabled", "fused-dtype", "reference: It can run this", "Fix: Set attention.backend to reference."} {
+			for _, w := range []string{"flash-disabled", "fused-dtype", "reference: It can run this",
+				"Fix: Set attention.backend to reference."} {
 				if err == nil || !strings.Contains(err.Error(), w) {
 					t.Errorf("%d ranks, assumed %t: %v; want %q", ranks, assumed, err, w)
 				}
@@ -145,7 +153,8 @@ func TestFloat32OnAGPUNamesEveryBackend(t *testing.T) {
 func TestOneBackendForAllRequests(t *testing.T) {
 	m := gpu(100, backends.V(9, 19, 0))
 	r := Request{
-		Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: "auto"}, Of: "short", DType: tensor.BF16, Batch: 1, SeqQ: 1024, SeqKV: 1024, Heads: 4, KVHeads: 4, HeadDim: 128, HeadDimV: 128,
+		Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: "auto"}, Of: "short", DType: tensor.BF16,
+		Batch: 1, SeqQ: 1024, SeqKV: 1024, Heads: 4, KVHeads: 4, HeadDim: 128, HeadDimV: 128,
 		Causal: true, Window: -1, Training: true, Ranks: 2,
 	}
 	sunk := r

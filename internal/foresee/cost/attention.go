@@ -292,7 +292,6 @@ func (g *grid) build() {
 	}
 }
 
-// look returns the value at a spot; false: the grid has no points, or is not built.
 func (g *grid) look(s spot) (float64, bool) {
 	if g == nil || len(g.axis[0]) == 0 {
 		return 0, false

@@ -33,20 +33,22 @@ func rates(start float64) *Table {
 	}
 	for _, n := range []int64{1 << 10, 1 << 20, 1 << 30} {
 		for _, call := range []string{"exchange", "all_reduce"} {
-			s.Links = append(s.Links, Link{Pair: SameHost, Transport: "nccl", Call: call, Ranks: 2, Bytes: n, Seconds: 1e-5 + float64(n)/1e9})
+			s.Links = append(s.Links, Link{Pair: SameHost, Transport: "nccl", Call: call, Ranks: 2, Bytes: n,
+				Seconds: 1e-5 + float64(n)/1e9})
 		}
 		s.Passes = append(s.Passes, Pass{Op: "copy", DType: "fp32", Bytes: n, Seconds: 1e-6 + float64(n)/1e12})
 	}
 	for _, n := range []int{64, 512, 4096} {
-		s.Products = append(s.Products, Product{Kind: "linear", DType: "bf16", Rows: n, In: n, Out: n, Seconds: 2 * math.Pow(float64(n), 3) / 1e14})
+		s.Products = append(s.Products, Product{Kind: "linear", DType: "bf16", Rows: n, In: n, Out: n,
+			Seconds: 2 * math.Pow(float64(n), 3) / 1e14})
 	}
 	return &Table{Version: Version, Machine: Machine{Device: "test", Arch: 90}, Sets: []Set{s}}
 }
 
 func call(q, k int, band partition.Band) planner.Call {
 	return planner.Call{
-		Backend: "flash", DType: tensor.BF16, Batch: 1, Heads: 4, KVHeads: 4, Dim: 64, DimV: 64, First: true, Last: true,
-		Tiles: []partition.Tile{{Q: partition.Range{Hi: q}, K: partition.Range{Hi: k}, Band: band}},
+		Backend: "flash", DType: tensor.BF16, Batch: 1, Heads: 4, KVHeads: 4, Dim: 64, DimV: 64, First: true,
+		Last: true, Tiles: []partition.Tile{{Q: partition.Range{Hi: q}, K: partition.Range{Hi: k}, Band: band}},
 	}
 }
 
@@ -56,7 +58,8 @@ func TestPointsAreThemselves(t *testing.T) {
 	m := table.For(Job{Ranks: 2, PerHost: 2})
 	for _, a := range table.Sets[0].Attention {
 		c := call(a.Queries, a.Keys, Tile(a.Mask, a.Queries, a.Keys).Band)
-		if got := m.Call(c); math.Abs(got/max(a.Seconds, m.kernels[attentionKey{"flash", "bf16", Full, false, false}].floor)-1) > 1e-9 {
+		if got := m.Call(c); math.Abs(got/max(a.Seconds, m.kernels[attentionKey{"flash", "bf16", Full, false,
+			false}].floor)-1) > 1e-9 {
 			t.Errorf("%s of %d x %d: %v s, measured %v", a.Mask, a.Queries, a.Keys, got, a.Seconds)
 		}
 	}
@@ -80,7 +83,8 @@ func TestBetweenPoints(t *testing.T) {
 		}
 		last = got
 	}
-	if one, four := m.Call(call(1<<14, 1<<14, partition.Full())), m.Call(call(1<<15, 1<<15, partition.Full())); math.Abs(four/one-4) > 0.01 {
+	if one, four := m.Call(call(1<<14, 1<<14, partition.Full())),
+		m.Call(call(1<<15, 1<<15, partition.Full())); math.Abs(four/one-4) > 0.01 {
 		t.Errorf("four times the pairs take %v times as long", four/one)
 	}
 	full, causal := m.Call(call(1024, 1024, partition.Full())), m.Call(call(1024, 1024, partition.Causal()))
@@ -92,8 +96,8 @@ func TestBetweenPoints(t *testing.T) {
 	}
 }
 
-// A pair that takes a softmax beside its products, and a mask that takes as much more for each query, however many keys it
-// sees, are predicted at sizes and dims that were not measured, larger ones too.
+// A pair that takes a softmax beside its products, and a mask that takes as much more for each query, however many keys
+// it sees, are predicted at sizes and dims that were not measured, larger ones too.
 func TestMasksAndDims(t *testing.T) {
 	const heads, edge = 4, 40 // pairs for nothing, of each query under a causal mask
 	seconds := func(mask string, n, dim int) float64 {
@@ -108,7 +112,8 @@ func TestMasksAndDims(t *testing.T) {
 		for _, n := range []int{64, 256, 1024} {
 			for _, mask := range []string{Full, Causal} {
 				s.Attention = append(s.Attention, Attention{
-					Backend: "flash", DType: "bf16", Mask: mask, Dim: dim, Heads: heads, KVHeads: heads, Queries: n, Keys: n, Seconds: seconds(mask, n, dim),
+					Backend: "flash", DType: "bf16", Mask: mask, Dim: dim, Heads: heads, KVHeads: heads, Queries: n,
+					Keys: n, Seconds: seconds(mask, n, dim),
 				})
 			}
 		}
@@ -236,10 +241,12 @@ func TestKeptUp(t *testing.T) {
 	table := rates(0)
 	flops := attentionFLOPs(1<<28, 4, 64, 64)
 	table.Sets[0].Attention = append(table.Sets[0].Attention, Attention{ // both blocks together at 0.8e12
-		Backend: "flash", DType: "bf16", Mask: Full, Dim: 64, Heads: 4, KVHeads: 4, Queries: 1 << 14, Keys: 1 << 14, Seconds: flops / 1e12, Further: 1.5 * flops / 1e12,
+		Backend: "flash", DType: "bf16", Mask: Full, Dim: 64, Heads: 4, KVHeads: 4, Queries: 1 << 14, Keys: 1 << 14,
+		Seconds: flops / 1e12, Further: 1.5 * flops / 1e12,
 	})
 	n := 1 << 13
-	table.Sets[0].Products = append(table.Sets[0].Products, Product{Kind: "linear", DType: "bf16", Rows: n, In: n, Out: n, Seconds: 2 * math.Pow(float64(n), 3) / 0.9e14})
+	table.Sets[0].Products = append(table.Sets[0].Products, Product{Kind: "linear", DType: "bf16", Rows: n, In: n,
+		Out: n, Seconds: 2 * math.Pow(float64(n), 3) / 0.9e14})
 	gpu := table.For(Job{Ranks: 2, PerHost: 2})
 	long := call(1<<14, 1<<14, partition.Full())
 	if got := gpu.Call(long); math.Abs(got/(flops/0.8e12)-1) > 1e-9 {
@@ -296,7 +303,8 @@ func TestKept(t *testing.T) {
 	if _, err := table.Keep(); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := Own(table.Program, table.Machine); err != nil || got == nil || len(got.Sets[0].Attention) != len(table.Sets[0].Attention) {
+	if got, err := Own(table.Program, table.Machine); err != nil || got == nil ||
+		len(got.Sets[0].Attention) != len(table.Sets[0].Attention) {
 		t.Errorf("%v, %v", got, err)
 	}
 	if got, err := Own("v2", table.Machine); got != nil || err != nil {
@@ -306,8 +314,10 @@ func TestKept(t *testing.T) {
 
 // documents is a table with a call of so many tiles.
 func documents(mask string, tiles int) string {
-	const call = `{"backend":"flash","dtype":"bf16","mask":%q,"dim":64,"heads":4,"kv_heads":4,"queries":16,"keys":16,"tiles":%d,"seconds":1}`
-	return fmt.Sprintf(`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"attention":[`+call+`]}]}`, mask, tiles)
+	const call = `{"backend":"flash","dtype":"bf16","mask":%q,"dim":64,"heads":4,"kv_heads":4,"queries":16,` +
+		`"keys":16,"tiles":%d,"seconds":1}`
+	return fmt.Sprintf(`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"attention":[`+call+`]}]}`, mask,
+		tiles)
 }
 
 // A call of documents as calibrations measure it is taken.
@@ -319,13 +329,19 @@ func TestDecodeDocuments(t *testing.T) {
 
 func TestDecodeFaults(t *testing.T) {
 	for text, want := range map[string]string{
-		`{"version":2}`: "version 2", `{"version":1}`: "machine.device", `{"version":1,"machine":{"device":"x"}}`: "no sets", `[`: "cost table",
-		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":0}]}`:                                                                          "0 ranks",
-		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"links":[{"pair":"moon","bytes":1,"ranks":1,"seconds":1}]}]}`:                "link 1",
-		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"products":[{"rows":1,"in":1,"out":-1,"seconds":1}]}]}`:                      "product 1",
-		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"passes":[{"op":"copy","bytes":1,"seconds":0}]}]}`:                           "pass 1",
-		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"attention":[{"mask":"full","dim":1,"heads":1,"kv_heads":2,"seconds":1}]}]}`: "attention 1",
-		documents("documents", 1<<40): "attention 1", documents("documents", 0): "attention 1", documents("causal", 4): "attention 1",
+		`{"version":2}`: "version 2", `{"version":1}`: "machine.device",
+		`{"version":1,"machine":{"device":"x"}}`: "no sets", `[`: "cost table",
+		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":0}]}`: "0 ranks",
+		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"links":[{"pair":"moon","bytes":1,"ranks":1,` +
+			`"seconds":1}]}]}`: "link 1",
+		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"products":[{"rows":1,"in":1,"out":-1,` +
+			`"seconds":1}]}]}`: "product 1",
+		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"passes":[{"op":"copy","bytes":1,` +
+			`"seconds":0}]}]}`: "pass 1",
+		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"attention":[{"mask":"full","dim":1,` +
+			`"heads":1,"kv_heads":2,"seconds":1}]}]}`: "attention 1",
+		documents("documents", 1<<40): "attention 1", documents("documents", 0): "attention 1", documents("causal",
+			4): "attention 1",
 	} {
 		if _, err := Decode([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)
@@ -337,7 +353,8 @@ func TestDecodeFaults(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	var b bytes.Buffer
 	seed, many := rates(1e-6), call(1, 1, partition.Causal())
-	packed := Attention{Backend: "flash", DType: "bf16", Mask: Documents, Dim: 64, Heads: 4, KVHeads: 4, Queries: 16, Keys: 16, Tiles: 8, Seconds: 1e-5}
+	packed := Attention{Backend: "flash", DType: "bf16", Mask: Documents, Dim: 64, Heads: 4, KVHeads: 4, Queries: 16,
+		Keys: 16, Tiles: 8, Seconds: 1e-5}
 	seed.Sets[0].Attention, many.Tiles = append(seed.Sets[0].Attention, packed), packed.Laid()
 	if err := seed.Encode(&b); err != nil {
 		f.Fatal(err)
@@ -351,8 +368,10 @@ func FuzzDecode(f *testing.F) {
 		}
 		m := table.For(Job{Ranks: 3, PerHost: 2, Cores: 2})
 		for what, s := range map[string]float64{
-			"call": m.Call(call(100, 50, partition.Causal())), "documents": m.Call(many), "exchange": m.Exchange(true, 1000, 2), "reduce": m.Reduce("all_reduce", 3, 1000),
-			"copy": m.Copy(1000), "product": m.Work(Work{Op: "linear", DType: tensor.F32, Rows: 3, In: 4, Out: 5}), "host": m.Host(7),
+			"call": m.Call(call(100, 50, partition.Causal())), "documents": m.Call(many), "exchange": m.Exchange(true,
+				1000, 2), "reduce": m.Reduce("all_reduce", 3, 1000),
+			"copy": m.Copy(1000), "product": m.Work(Work{Op: "linear", DType: tensor.F32, Rows: 3, In: 4, Out: 5}),
+			"host": m.Host(7),
 		} {
 			if !(s >= 0) || math.IsInf(s, 0) {
 				t.Fatalf("%s takes %v s", what, s)
@@ -372,8 +391,9 @@ func FuzzDecode(f *testing.F) {
 func TestKeepLess(t *testing.T) {
 	set := func(one, further, other, call float64) *Set {
 		return &Set{
-			Attention: []Attention{{Seconds: one, Further: further}, {Seconds: other}}, Products: []Product{{Seconds: other}},
-			Passes: []Pass{{Seconds: other}}, Links: []Link{{Seconds: other}}, CallSeconds: call,
+			Attention: []Attention{{Seconds: one, Further: further}, {Seconds: other}},
+			Products:  []Product{{Seconds: other}},
+			Passes:    []Pass{{Seconds: other}}, Links: []Link{{Seconds: other}}, CallSeconds: call,
 		}
 	}
 	s := set(4, 6, 3, 2)
@@ -386,11 +406,13 @@ func TestKeepLess(t *testing.T) {
 	}
 }
 
-// Calls of many documents take what was measured of such calls, and between two lengths what lies between. Few tiles are not concerned.
+// Calls of many documents take what was measured of such calls, and between two lengths what lies between. Few tiles
+// are not concerned.
 func TestDocumentsSideBySide(t *testing.T) {
 	table := rates(0)
 	docs := func(n, tiles int, seconds float64) Attention {
-		return Attention{Backend: "flash", DType: "bf16", Mask: Documents, Dim: 64, Heads: 4, KVHeads: 4, Queries: n, Keys: n, Tiles: tiles, Seconds: seconds}
+		return Attention{Backend: "flash", DType: "bf16", Mask: Documents, Dim: 64, Heads: 4, KVHeads: 4, Queries: n,
+			Keys: n, Tiles: tiles, Seconds: seconds}
 	}
 	of := func(a Attention) planner.Call {
 		c := call(1, 1, partition.Causal())

@@ -61,7 +61,6 @@ func (m Machine) key() string {
 	return clean(fmt.Sprintf("%s-%d", m.Device, m.Cores))
 }
 
-// clean makes a name of letters, digits, dots and hyphens.
 func clean(s string) string {
 	s = strings.Map(func(r rune) rune {
 		switch {

@@ -155,7 +155,7 @@ func (s smaller) fewer(factor int) (smaller, bool) {
 	return s, ok
 }
 
-// less returns about the demand of factor times fewer tokens.
+// less estimates the demand of factor times fewer tokens.
 func (d *demand) less(factor int) *demand {
 	part := func(n int) int { return (n + factor - 1) / factor }
 	l := *d

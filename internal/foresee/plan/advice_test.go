@@ -15,13 +15,15 @@ import (
 // planned is the memory of a run of a 3B llama, on GPUs or a CPU of so many MiB.
 func planned(t *testing.T, device string, ranks int, mib int64, set ...string) Memory {
 	t.Helper()
-	cfg, err := config.Load("../../../examples/bench/llama-3.2-3b-32k.yaml", config.Options{Ranks: ranks, Device: device, Set: set, NoFiles: true})
+	cfg, err := config.Load("../../../examples/bench/llama-3.2-3b-32k.yaml", config.Options{Ranks: ranks,
+		Device: device, Set: set, NoFiles: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	m := machine.Machine{Memory: mib << 20}
 	if device == "cuda" {
-		m = machine.Machine{Arch: 90, CUDNN: backends.V(9, 19, 0), Flash: machine.BuiltFlash, GPUs: ranks, Memory: mib << 20}
+		m = machine.Machine{Arch: 90, CUDNN: backends.V(9, 19, 0), Flash: machine.BuiltFlash, GPUs: ranks,
+			Memory: mib << 20}
 	}
 	cfg.Parallel.Backend = "flash"
 	mem, err := Fit(cfg, ranks, m)
@@ -36,7 +38,8 @@ var (
 	keys    = regexp.MustCompile(`(memory.shard|memory.recompute|memory.loss_chunk|train.micro_batch_size) ([a-z0-9]+)`)
 )
 
-// What is advised makes the run fit, and half as much of it does not; what is set already, or cannot help, is not advised.
+// What is advised makes the run fit, and half as much of it does not; what is set already, or cannot help, is not
+// advised.
 func TestAdvice(t *testing.T) {
 	const gib = 1 << 10
 	for _, c := range []struct {
@@ -48,17 +51,27 @@ func TestAdvice(t *testing.T) {
 		never    []string
 		together bool // several changes are needed
 	}{
-		{"cuda", 2, 60 * gib, []string{"memory.shard=none"}, []string{"optimizer", "memory.shard gradients"}, []string{"memory.recompute"}, false},
-		{"cuda", 2, 40 * gib, []string{"data.seq_len=256K"}, []string{"activations", "data.seq_len of at most", "at least 8 ranks"}, []string{"memory.shard", "memory.recompute"}, false},
-		{"cuda", 8, 60 * gib, []string{"memory.shard=none", "memory.recompute=none"}, []string{"optimizer", "memory.shard gradients"}, nil, false},
-		{"cuda", 8, 141 * gib, []string{"model.num_hidden_layers=800"}, []string{"compute copy", "whole on every rank", "smaller model"}, []string{"at least", "seq_len", "memory.recompute", "memory.shard "}, false},
-		{"cuda", 2, 30 * gib, nil, []string{"optimizer", "at least"}, []string{"memory.recompute", "memory.shard"}, false},
+		{"cuda", 2, 60 * gib, []string{"memory.shard=none"}, []string{"optimizer", "memory.shard gradients"},
+			[]string{"memory.recompute"}, false},
+		{"cuda", 2, 40 * gib, []string{"data.seq_len=256K"}, []string{"activations", "data.seq_len of at most",
+			"at least 8 ranks"}, []string{"memory.shard", "memory.recompute"}, false},
+		{"cuda", 8, 60 * gib, []string{"memory.shard=none", "memory.recompute=none"}, []string{"optimizer",
+			"memory.shard gradients"}, nil, false},
+		{"cuda", 8, 141 * gib, []string{"model.num_hidden_layers=800"}, []string{"compute copy", "whole on every rank",
+			"smaller model"}, []string{"at least", "seq_len", "memory.recompute", "memory.shard "}, false},
+		{"cuda", 2, 30 * gib, nil, []string{"optimizer", "at least"}, []string{"memory.recompute", "memory.shard"},
+			false},
 		{"cuda", 1, 30 * gib, nil, []string{"optimizer", "at least", "memory.shard gradients"}, nil, false},
-		{"cuda", 2, 20 * gib, []string{"memory.shard=none"}, []string{"optimizer", "at least", "memory.shard gradients"}, []string{"memory.recompute"}, true},
-		{"cuda", 2, 60 * gib, []string{"data.seq_len=128K", "train.micro_batch_size=2", "train.global_batch_size=2"}, []string{"activations", "train.micro_batch_size 1"}, nil, false},
-		{"cuda", 2, 60 * gib, []string{"data.seq_len=64K", "memory.recompute=none"}, []string{"activations", "memory.recompute full"}, nil, false},
-		{"cpu", 4, 100 * gib, []string{"memory.recompute=full"}, []string{"weights", "whole on every rank", "--nproc 2"}, []string{"at least", "memory.shard none"}, false},
-		{"cpu", 1, 100 * gib, []string{"data.seq_len=256K"}, []string{"data.seq_len of at most", "activations"}, []string{"at least", "--nproc"}, false},
+		{"cuda", 2, 20 * gib, []string{"memory.shard=none"}, []string{"optimizer", "at least",
+			"memory.shard gradients"}, []string{"memory.recompute"}, true},
+		{"cuda", 2, 60 * gib, []string{"data.seq_len=128K", "train.micro_batch_size=2", "train.global_batch_size=2"},
+			[]string{"activations", "train.micro_batch_size 1"}, nil, false},
+		{"cuda", 2, 60 * gib, []string{"data.seq_len=64K", "memory.recompute=none"}, []string{"activations",
+			"memory.recompute full"}, nil, false},
+		{"cpu", 4, 100 * gib, []string{"memory.recompute=full"}, []string{"weights", "whole on every rank",
+			"--nproc 2"}, []string{"at least", "memory.shard none"}, false},
+		{"cpu", 1, 100 * gib, []string{"data.seq_len=256K"}, []string{"data.seq_len of at most", "activations"},
+			[]string{"at least", "--nproc"}, false},
 		{"cpu", 1, 10 * gib, nil, []string{"smaller model"}, []string{"at least", "--nproc", "memory.shard"}, false},
 	} {
 		m := planned(t, c.device, c.ranks, c.mib, c.set...)
@@ -81,7 +94,8 @@ func TestAdvice(t *testing.T) {
 			continue
 		}
 		for _, key := range keys.FindAllStringSubmatch(advice, -1) {
-			if less := planned(t, c.device, c.ranks, c.mib, append(slices.Clone(c.set), key[1]+"="+key[2])...); !less.Fits {
+			if less := planned(t, c.device, c.ranks, c.mib, append(slices.Clone(c.set),
+				key[1]+"="+key[2])...); !less.Fits {
 				t.Errorf("%v with %s: %s", c.set, key[0], less.Verdict())
 			}
 		}
@@ -120,15 +134,18 @@ func TestReserve(t *testing.T) {
 			extra   int64 // MiB beside the need
 			fits    bool
 		}{
-			{"0", 1, true}, {"0", -2, false}, {"1G", 1<<10 + 1, true}, {"1G", 1<<10 - 2, false}, {"50%", need + 2, true}, {"50%", need - 4, false},
-			{"auto", need * 4 / 100, true}, {"auto", need * 2 / 100, false}, {"3%", need * 2 / 100, false}, {"2%", need * 3 / 100, true},
+			{"0", 1, true}, {"0", -2, false}, {"1G", 1<<10 + 1, true}, {"1G", 1<<10 - 2, false}, {"50%", need + 2,
+				true}, {"50%", need - 4, false},
+			{"auto", need * 4 / 100, true}, {"auto", need * 2 / 100, false}, {"3%", need * 2 / 100, false},
+			{"2%", need * 3 / 100, true},
 		} {
 			m := planned(t, device, 2, need+c.extra, append(set, "memory.reserve="+c.reserve)...)
 			if m.Fits != c.fits || strings.Contains(m.Verdict(), "memory.reserve") != (c.reserve != "0") {
 				t.Errorf("%s with %d MiB beside the need and reserve %s: %s", device, c.extra, c.reserve, m.Verdict())
 			}
 			if m.Fits && together*m.Total > m.Device-m.Reserve {
-				t.Errorf("%s with reserve %s: %d ranks of %d bytes and %d in reserve on %d", device, c.reserve, together, m.Total, m.Reserve, m.Device)
+				t.Errorf("%s with reserve %s: %d ranks of %d bytes and %d in reserve on %d", device, c.reserve,
+					together, m.Total, m.Reserve, m.Device)
 			}
 		}
 	}

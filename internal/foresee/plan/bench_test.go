@@ -17,7 +17,8 @@ func BenchmarkMake(b *testing.B) {
 					set := []string{"data.seq_len=" + seq, "parallel.algorithm=" + algorithm, "parallel.layout=zigzag"}
 					m := machine.Machine{Arch: 90, GPUs: ranks, Memory: 140 << 30}
 					for b.Loop() {
-						cfg, err := config.Load("../../../examples/bench/llama-3.2-3b-32k.yaml", config.Options{Ranks: ranks, Device: "cuda", Set: set, NoFiles: true})
+						cfg, err := config.Load("../../../examples/bench/llama-3.2-3b-32k.yaml",
+							config.Options{Ranks: ranks, Device: "cuda", Set: set, NoFiles: true})
 						if err != nil {
 							b.Fatal(err)
 						}

@@ -47,7 +47,8 @@ var h200 = machine.Machine{Arch: 90, GPUs: 8, Memory: 140 << 30, Flash: machine.
 
 func TestDecideWithoutCostsKeepsTheRules(t *testing.T) {
 	cfg, chosen := decided(t, nil, h200, 8)
-	if p := cfg.Parallel; chosen != nil || p.Algorithm != "ring" || p.Layout != "zigzag" || p.Context != 8 || cfg.Parallel.Backend != "auto" {
+	if p := cfg.Parallel; chosen != nil || p.Algorithm != "ring" || p.Layout != "zigzag" || p.Context != 8 ||
+		cfg.Parallel.Backend != "auto" {
 		t.Errorf("%+v, %+v", chosen, p)
 	}
 }
@@ -55,18 +56,22 @@ func TestDecideWithoutCostsKeepsTheRules(t *testing.T) {
 func TestDecideFillsWhatIsOpen(t *testing.T) {
 	fast, slow := flat{pair: 1e-12, byte: 1 / 450e9, start: 1e-5}, flat{pair: 1e-12, byte: 1e-9, start: 1e-5}
 	cfg, chosen := decided(t, fast, h200, 8)
-	if chosen == nil || cfg.Parallel.Layout != chosen.Strategies[0].Layout || cfg.Parallel.Algorithm != chosen.Strategies[0].Algorithm {
+	if chosen == nil || cfg.Parallel.Layout != chosen.Strategies[0].Layout ||
+		cfg.Parallel.Algorithm != chosen.Strategies[0].Algorithm {
 		t.Fatalf("%+v, %+v", cfg.Parallel, chosen)
 	}
 	// Under slow links heads are traded, which sends fewer bytes; and what was asked for stays.
 	if cfg, _ := decided(t, slow, h200, 8); cfg.Parallel.Algorithm == "ring" {
 		t.Errorf("with slow links: %+v", cfg.Parallel)
 	}
-	cfg, chosen = decided(t, slow, h200, 8, "parallel.algorithm=ring", "parallel.layout=striped", "parallel.context=4", "parallel.data=2", "train.global_batch_size=2")
-	if p := cfg.Parallel; p.Algorithm != "ring" || p.Layout != "striped" || p.Context != 4 || p.Data != 2 || len(chosen.Groups) != 1 {
+	cfg, chosen = decided(t, slow, h200, 8, "parallel.algorithm=ring", "parallel.layout=striped", "parallel.context=4",
+		"parallel.data=2", "train.global_batch_size=2")
+	if p := cfg.Parallel; p.Algorithm != "ring" || p.Layout != "striped" || p.Context != 4 || p.Data != 2 ||
+		len(chosen.Groups) != 1 {
 		t.Errorf("asked for a striped ring of 4: %+v, %+v", p, chosen)
 	}
-	if cfg, chosen := decided(t, slow, h200, 8, "parallel.algorithm=hierarchical"); cfg.Parallel.Inner < 2 || len(chosen.Strategies) < 2 {
+	if cfg, chosen := decided(t, slow, h200, 8, "parallel.algorithm=hierarchical"); cfg.Parallel.Inner < 2 ||
+		len(chosen.Strategies) < 2 {
 		t.Errorf("hierarchical: %+v", cfg.Parallel)
 	}
 }
@@ -114,7 +119,8 @@ func TestPlanTellsOfTheChoice(t *testing.T) {
 			}
 		}
 	}
-	if err := json.Unmarshal(text, &back); err != nil || len(back.Choice.Strategies) < 2 || back.Choice.Strategies[0].Seconds <= 0 {
+	if err := json.Unmarshal(text, &back); err != nil || len(back.Choice.Strategies) < 2 ||
+		back.Choice.Strategies[0].Seconds <= 0 {
 		t.Errorf("%+v, %v", back, err)
 	}
 }
@@ -123,13 +129,17 @@ func TestPlanTellsOfTheChoice(t *testing.T) {
 func TestDecideOnceForAllLayers(t *testing.T) {
 	hosts := machine.Machine{Hosts: 2}
 	slow := flat{pair: 1e-12, byte: 1e-6, start: 1e-9}
-	cfg, chosen := decided(t, slow, hosts, 4, "model.num_hidden_layers=4", "model.num_key_value_heads=24", "data.seq_len=4K",
-		"model.layer_types=[full_attention, sliding_attention, sliding_attention, sliding_attention]", "model.sliding_window=64")
-	if chosen == nil || cfg.Parallel.Algorithm != chosen.Strategies[0].Algorithm || cfg.Parallel.Layout != chosen.Strategies[0].Layout {
+	cfg, chosen := decided(t, slow, hosts, 4, "model.num_hidden_layers=4", "model.num_key_value_heads=24",
+		"data.seq_len=4K",
+		"model.layer_types=[full_attention, sliding_attention, sliding_attention, sliding_attention]",
+		"model.sliding_window=64")
+	if chosen == nil || cfg.Parallel.Algorithm != chosen.Strategies[0].Algorithm ||
+		cfg.Parallel.Layout != chosen.Strategies[0].Layout {
 		t.Fatalf("%+v, %+v", chosen, cfg.Parallel)
 	}
 	requests := backend.Requests(cfg)
-	if len(requests) != 2 || requests[0].Layers != 1 || requests[1].Layers != 3 || requests[0].Strategy != requests[1].Strategy {
+	if len(requests) != 2 || requests[0].Layers != 1 || requests[1].Layers != 3 ||
+		requests[0].Strategy != requests[1].Strategy {
 		t.Errorf("%+v", requests)
 	}
 }
@@ -137,15 +147,18 @@ func TestDecideOnceForAllLayers(t *testing.T) {
 // Where a rule rejects the backend of the fastest strategy, the fastest that the rules accept is the answer.
 func TestDecideByCostsAndRules(t *testing.T) {
 	costs := flat{pair: 1e-12, byte: 1e-11, start: 1e-5}
-	set := []string{"model.num_hidden_layers=4", "model.sliding_window=3000", "data.seq_len=8K", "attention.backend=fused"}
-	gpus := machine.Machine{Arch: 103, GPUs: 8, Memory: 140 << 30, Flash: machine.BuiltFlash, CUDNN: backends.V(9, 20, 0), Assumed: true}
+	set := []string{"model.num_hidden_layers=4", "model.sliding_window=3000", "data.seq_len=8K",
+		"attention.backend=fused"}
+	gpus := machine.Machine{Arch: 103, GPUs: 8, Memory: 140 << 30, Flash: machine.BuiltFlash, CUDNN: backends.V(9, 20,
+		0), Assumed: true}
 	cfg, free := decided(t, costs, gpus, 8, set...)
 	if cfg.Parallel.Algorithm != "allgather" {
 		t.Fatalf("%+v, want an all-gather, which 9.21 hangs under", free.Strategies[0])
 	}
 	gpus.CUDNN = backends.V(9, 21, 0)
 	cfg, chosen := decided(t, costs, gpus, 8, set...)
-	if cfg.Parallel.Algorithm == "allgather" || chosen.Strategies[0].Algorithm != cfg.Parallel.Algorithm || chosen.Seconds <= free.Seconds {
+	if cfg.Parallel.Algorithm == "allgather" || chosen.Strategies[0].Algorithm != cfg.Parallel.Algorithm ||
+		chosen.Seconds <= free.Seconds {
 		t.Errorf("%+v in %g s, before %g s", cfg.Parallel.Strategy, chosen.Seconds, free.Seconds)
 	}
 	if choice, err := backend.Choose(cfg, gpus, 0); err != nil || choice.Backend != backends.Fused {
@@ -153,13 +166,18 @@ func TestDecideByCostsAndRules(t *testing.T) {
 	}
 }
 
-// Costs are of causal self-attention, forward and backward, with documents of known lengths. All else goes by the rules.
+// Costs are of causal self-attention, forward and backward, with documents of known lengths. All else goes by the
+// rules.
 func TestCostsAreOfPlainAttention(t *testing.T) {
-	d := &Decider{Machine: h200, Costs: func(_, _ int) planner.Costs { return flat{pair: 1e-12, byte: 1 / 450e9, start: 1e-5} }}
+	d := &Decider{Machine: h200, Costs: func(_, _ int) planner.Costs {
+		return flat{pair: 1e-12, byte: 1 / 450e9,
+			start: 1e-5}
+	}}
 	ask := func(docs []int, change func(r *backend.Request)) Answer {
 		t.Helper()
 		r := backend.Request{
-			Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: ring.Auto}, DType: tensor.BF16, Batch: 1, SeqQ: 4096, SeqKV: 4096,
+			Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: ring.Auto}, DType: tensor.BF16,
+			Batch: 1, SeqQ: 4096, SeqKV: 4096,
 			Heads: 8, KVHeads: 8, HeadDim: 64, HeadDimV: 64, Causal: true, Window: -1, Training: true, Ranks: 4,
 		}
 		change(&r)
@@ -179,7 +197,8 @@ func TestCostsAreOfPlainAttention(t *testing.T) {
 		if name != "documents" {
 			given = nil
 		}
-		if a := ask(given, change); len(a.Ranked) == 0 || a.Ranked[0].Strategy != a.Strategy || a.Predicted() != a.Ranked[0].Seconds {
+		if a := ask(given, change); len(a.Ranked) == 0 || a.Ranked[0].Strategy != a.Strategy ||
+			a.Predicted() != a.Ranked[0].Seconds {
 			t.Errorf("%s: %+v", name, a)
 		}
 	}

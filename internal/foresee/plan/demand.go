@@ -127,7 +127,6 @@ func specOf(cfg *config.Config, shape partition.Shape) ring.Spec {
 	return cfg.Parallel.Spec(shape, cfg.Model.NumAttentionHeads, cfg.Model.NumKeyValueHeads)
 }
 
-// and returns a work that is enough for both.
 func (w work) and(b work) work {
 	return work{max(w.calls, b.calls), max(w.queries, b.queries), max(w.keys, b.keys)}
 }

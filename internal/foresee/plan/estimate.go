@@ -315,5 +315,4 @@ func longest(r planner.Result) passTime {
 	return passTime{last.Compute + last.Copies, last.Exposed, last.Calls}
 }
 
-// busy returns the time of a rank for a pass without its host.
 func busy(r *planner.Rank) float64 { return r.Compute + r.Copies + r.Exposed }

@@ -17,13 +17,17 @@ func round() *cost.Table {
 	s := cost.Set{Ranks: 2}
 	for _, n := range []int{16, 4096} {
 		s.Attention = append(s.Attention, cost.Attention{
-			Backend: "flash", DType: "fp32", Mask: cost.Full, Dim: 32, Heads: 4, KVHeads: 4, Queries: n, Keys: n, Seconds: 4 * float64(n*n) * 4 * 32 / 1e10,
+			Backend: "flash", DType: "fp32", Mask: cost.Full, Dim: 32, Heads: 4, KVHeads: 4, Queries: n, Keys: n,
+			Seconds: 4 * float64(n*n) * 4 * 32 / 1e10,
 		})
-		s.Products = append(s.Products, cost.Product{Kind: "linear", DType: "fp32", Rows: n, In: n, Out: n, Seconds: 2 * math.Pow(float64(n), 3) / 1e10})
+		s.Products = append(s.Products, cost.Product{Kind: "linear", DType: "fp32", Rows: n, In: n, Out: n,
+			Seconds: 2 * math.Pow(float64(n), 3) / 1e10})
 		s.Passes = append(s.Passes, cost.Pass{Op: "copy", DType: "fp32", Bytes: int64(n), Seconds: float64(n) / 1e9})
-		s.Links = append(s.Links, cost.Link{Pair: cost.SameHost, Call: "exchange", Ranks: 2, Bytes: int64(n), Seconds: float64(n) / 1e8})
+		s.Links = append(s.Links, cost.Link{Pair: cost.SameHost, Call: "exchange", Ranks: 2, Bytes: int64(n),
+			Seconds: float64(n) / 1e8})
 	}
-	return &cost.Table{Version: cost.Version, Machine: cost.Machine{Device: "a machine of round numbers"}, Date: "2026-11-23T00:00:00Z", Sets: []cost.Set{s}}
+	return &cost.Table{Version: cost.Version, Machine: cost.Machine{Device: "a machine of round numbers"},
+		Date: "2026-11-23T00:00:00Z", Sets: []cost.Set{s}}
 }
 
 // on plans a config of examples/bench for GPUs that --assume describes.
@@ -33,7 +37,8 @@ func on(t *testing.T, assume string, ranks int, set ...string) (*Plan, *config.C
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg, err := config.Load("../../../examples/bench/llama-3.2-3b-128k.yaml", config.Options{Ranks: ranks, Hosts: m.Hosts, Device: "cuda", Set: set, NoFiles: true})
+	cfg, err := config.Load("../../../examples/bench/llama-3.2-3b-128k.yaml", config.Options{Ranks: ranks,
+		Hosts: m.Hosts, Device: "cuda", Set: set, NoFiles: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,8 +59,8 @@ func on(t *testing.T, assume string, ranks int, set ...string) (*Plan, *config.C
 }
 
 // Steps of a 3B llama that were measured on H200: docs/benchmarks/202611_h200.md, docs/planner.md and
-// docs/benchmarks/h200-scale. The estimate is within a tenth of each. Steps by flash have not been measured since it has kernels
-// for Hopper.
+// docs/benchmarks/h200-scale. The estimate is within a tenth of each. Steps by flash have not been measured since it
+// has kernels for Hopper.
 func TestEstimatesOfMeasuredSteps(t *testing.T) {
 	ulysses, gather := "parallel.algorithm=ulysses", "parallel.algorithm=allgather"
 	for _, c := range []struct {
@@ -65,12 +70,14 @@ func TestEstimatesOfMeasuredSteps(t *testing.T) {
 		set     string
 	}{
 		{4, "32K", 0.632, ""}, {4, "128K", 6.00, ""}, {2, "32K", 1.21, ""}, {2, "64K", 3.57, ""}, {1, "16K", 0.858, ""},
-		{1, "16K", 0.851, ""}, {2, "32K", 1.194, ""}, {2, "64K", 3.538, ""}, {2, "32K", 1.195, gather}, {2, "32K", 1.235, ulysses},
+		{1, "16K", 0.851, ""}, {2, "32K", 1.194, ""}, {2, "64K", 3.538, ""}, {2, "32K", 1.195, gather},
+		{2, "32K", 1.235, ulysses},
 		{2, "64K", 1.428, "model.sliding_window=4096"}, {1, "8K", 0.370, ""},
 		{2, "16K", 0.457, ""}, {2, "16K", 0.452, gather}, {2, "16K", 0.474, ulysses},
 		{1, "32K", 2.239, ""}, {2, "32K", 1.197, gather}, {2, "32K", 1.240, ulysses},
 		{1, "64K", 7.120, ""}, {2, "64K", 3.520, ""}, {2, "64K", 3.520, gather}, {2, "64K", 3.611, ulysses},
-		{1, "128K", 29.37, ""}, {2, "128K", 11.96, ""}, {2, "128K", 11.97, gather}, {2, "128K", 12.41, ulysses}, {2, "256K", 42.58, ""},
+		{1, "128K", 29.37, ""}, {2, "128K", 11.96, ""}, {2, "128K", 11.97, gather}, {2, "128K", 12.41, ulysses},
+		{2, "256K", 42.58, ""},
 	} {
 		set := []string{"data.seq_len=" + c.seq}
 		if c.set != "" {
@@ -78,9 +85,11 @@ func TestEstimatesOfMeasuredSteps(t *testing.T) {
 		}
 		p, _, _ := on(t, fmt.Sprintf("gpu=h200,cudnn=9.19.0,gpus=%d", c.ranks), c.ranks, set...)
 		got := p.Estimate.SecondsPerStep
-		t.Logf("%d GPUs, %s %s: %.3f s, measured %.3f, %+.1f %%", c.ranks, c.seq, c.set, got, c.seconds, 100*(got/c.seconds-1))
+		t.Logf("%d GPUs, %s %s: %.3f s, measured %.3f, %+.1f %%", c.ranks, c.seq, c.set, got, c.seconds,
+			100*(got/c.seconds-1))
 		if math.Abs(got/c.seconds-1) > 0.1 {
-			t.Errorf("%d GPUs, %s %s: %.3f s, measured %.3f: %+v", c.ranks, c.seq, c.set, got, c.seconds, *p.Estimate.Parts)
+			t.Errorf("%d GPUs, %s %s: %.3f s, measured %.3f: %+v", c.ranks, c.seq, c.set, got, c.seconds,
+				*p.Estimate.Parts)
 		}
 	}
 }
@@ -89,7 +98,8 @@ func TestEstimatesOfMeasuredSteps(t *testing.T) {
 func TestEstimateHangsTogether(t *testing.T) {
 	base, _, _ := on(t, "gpu=h200,cudnn=9.19.0,gpus=8", 8)
 	e := base.Estimate
-	if got := e.Parts.total(); got != e.SecondsPerStep || e.TokensPerSecond != float64(e.TokensPerStep)/got || e.MFU <= 0 || e.MFU >= 1 || e.Scaled {
+	if got := e.Parts.total(); got != e.SecondsPerStep || e.TokensPerSecond != float64(e.TokensPerStep)/got ||
+		e.MFU <= 0 || e.MFU >= 1 || e.Scaled {
 		t.Errorf("%+v of %+v", e, *e.Parts)
 	}
 	for what, c := range map[string]struct {
@@ -125,7 +135,8 @@ func TestEstimateScales(t *testing.T) {
 	one := seconds(Costs{Table: round(), Cores: 2})
 	two := seconds(Costs{Table: round(), Cores: 2}, "train.global_batch_size=2")
 	fast := seconds(Costs{Table: round(), Cores: 2, Rate: 2})
-	if math.Abs(two.Products/one.Products-2) > 1e-9 || math.Abs(two.Attention/one.Attention-2) > 1e-9 || two.Optimizer != one.Optimizer {
+	if math.Abs(two.Products/one.Products-2) > 1e-9 || math.Abs(two.Attention/one.Attention-2) > 1e-9 ||
+		two.Optimizer != one.Optimizer {
 		t.Errorf("a batch of two: %+v, of one %+v", two, one)
 	}
 	if math.Abs(one.Products/fast.Products-2) > 1e-9 || math.Abs(one.Attention/fast.Attention-2) > 1e-9 {

@@ -20,7 +20,8 @@ func TestFitTakesWhatTheMemoryHasRoomFor(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m := machine.Machine{Arch: 90, CUDNN: backends.V(9, 19, 0), Flash: machine.BuiltFlash, GPUs: ranks, Memory: memory}
+		m := machine.Machine{Arch: 90, CUDNN: backends.V(9, 19, 0), Flash: machine.BuiltFlash, GPUs: ranks,
+			Memory: memory}
 		choice, err := backend.Choose(cfg, m, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -40,7 +41,8 @@ func TestFitTakesWhatTheMemoryHasRoomFor(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !cfg.Equal(&undecided) || mem != p.Memory || mem != again {
-			t.Errorf("Make decides %+v with %+v, Fit %+v with %+v, of which MemoryOf says %+v", undecided.Memory, p.Memory, cfg.Memory, mem, again)
+			t.Errorf("Make decides %+v with %+v, Fit %+v with %+v, of which MemoryOf says %+v", undecided.Memory,
+				p.Memory, cfg.Memory, mem, again)
 		}
 		if said := p.Config["memory"].(map[string]any)["recompute"]; said != cfg.Memory.Recompute {
 			t.Errorf("the plan's config has recompute %v, Fit took %s", said, cfg.Memory.Recompute)
@@ -66,8 +68,10 @@ func TestFitTakesWhatTheMemoryHasRoomFor(t *testing.T) {
 	} {
 		cfg, mem := fit(c.ranks, c.gib<<30, c.set)
 		if cfg.Memory.Recompute != c.recompute || cfg.Memory.LossChunk != c.chunk || mem.Fits != c.fits {
-			t.Errorf("%d ranks of %d GiB, %s: recompute %s, chunks of %d, fits %t (%s); want %s, %d, %t", c.ranks, c.gib, c.set,
-				cfg.Memory.Recompute, cfg.Memory.LossChunk, mem.Fits, readable.Bytes(mem.Total), c.recompute, c.chunk, c.fits)
+			t.Errorf("%d ranks of %d GiB, %s: recompute %s, chunks of %d, fits %t (%s); want %s, %d, %t", c.ranks,
+				c.gib, c.set,
+				cfg.Memory.Recompute, cfg.Memory.LossChunk, mem.Fits, readable.Bytes(mem.Total), c.recompute, c.chunk,
+				c.fits)
 		}
 	}
 }

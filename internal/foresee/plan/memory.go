@@ -120,12 +120,17 @@ const packedSlack = 0.02
 
 // MemoryOf returns the memory of a run of a resolved config on a machine.
 func MemoryOf(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
+	return measured(memoryOf, memoryOf, cfg, ranks, machine)
+}
+
+// measured returns the memory of a run by of, with advice by alike if it does not fit.
+func measured(of, alike measure, cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
 	d, err := demandOf(cfg, machine, nil)
 	if err != nil {
 		return Memory{}, err
 	}
-	m, err := memoryOf(cfg, ranks, machine, d)
-	return m.advised(memoryOf, cfg, ranks, machine, d), err
+	m, err := of(cfg, ranks, machine, d)
+	return m.advised(alike, cfg, ranks, machine, d), err
 }
 
 func memoryOf(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Memory, error) {
@@ -191,12 +196,7 @@ func (m *Memory) excess(machine machine.Machine, ranks int) int64 {
 
 // EvalMemoryOf returns the memory of an evaluation, without gradients and moments.
 func EvalMemoryOf(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
-	d, err := demandOf(cfg, machine, nil)
-	if err != nil {
-		return Memory{}, err
-	}
-	m, err := evalMemory(cfg, ranks, machine, d)
-	return m.advised(evalMemory, cfg, ranks, machine, d), err
+	return measured(evalMemory, evalMemory, cfg, ranks, machine)
 }
 
 func evalMemory(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Memory, error) {
@@ -260,12 +260,7 @@ const goodChunks = 2
 // recompute if nothing fits, or selective if the memory is not known. It returns the memory
 // that the run then takes, which may not fit: see Memory.Check.
 func Fit(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
-	d, err := demandOf(cfg, machine, nil)
-	if err != nil {
-		return Memory{}, err
-	}
-	m, err := fit(cfg, ranks, machine, d)
-	return m.advised(memoryOf, cfg, ranks, machine, d), err
+	return measured(fit, memoryOf, cfg, ranks, machine)
 }
 
 func fit(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (m Memory, err error) {
@@ -309,7 +304,6 @@ func (m *Memory) Check() error {
 	return fmt.Errorf("this run %s; cprun plan lists what it takes", m.Verdict())
 }
 
-// upTo returns the chunks for that many tokens of one pass.
 func upTo(tokens int) (chunks []int) {
 	for _, n := range lossChunks {
 		if c := max(min(n, tokens), tokens/config.MaxPieces); len(chunks) == 0 || c < chunks[len(chunks)-1] {

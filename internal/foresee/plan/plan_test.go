@@ -89,7 +89,8 @@ func TestMoreRanksTakeFewerActivations(t *testing.T) {
 	}
 	four := make4(t)
 	if four.Memory.Activations >= one.Memory.Activations {
-		t.Errorf("activations of one of 4 ranks %d, of the only rank %d", four.Memory.Activations, one.Memory.Activations)
+		t.Errorf("activations of one of 4 ranks %d, of the only rank %d", four.Memory.Activations,
+			one.Memory.Activations)
 	}
 	if one.Communication.Total != 0 {
 		t.Errorf("a single rank sends %d bytes", one.Communication.Total)
@@ -112,7 +113,8 @@ func TestPictureMarksEveryPosition(t *testing.T) {
 						want[x*columns/n] = '#'
 					}
 					if got := part.row(n); !bytes.Equal(got, want) {
-						t.Fatalf("%s, %d of %d ranks, %d positions: %s, want %s", layout.Name(), rank, size, n, got, want)
+						t.Fatalf("%s, %d of %d ranks, %d positions: %s, want %s", layout.Name(), rank, size, n, got,
+							want)
 					}
 				}
 			}

@@ -19,7 +19,6 @@ const maxHops = 8
 
 const textColumns = 80
 
-// print writes a text with long lines broken.
 func print(w io.Writer, b *strings.Builder) error {
 	_, err := io.WriteString(w, terminal.Wrap(b.String(), textColumns, 12))
 	return err

@@ -45,10 +45,12 @@ func chosen(t testing.TB, c Case, asked ring.Strategy, backends []string, costs 
 
 func TestChoiceIsTheFastestStrategy(t *testing.T) {
 	for _, costs := range []plain{fastLinks, slowLinks} {
-		for _, c := range []Case{caseOf(4096, 8, 4), caseOf(1<<16, 8, 4, Kind{-1, 1}, Kind{1024, 3}), caseOf(1<<14, 2, 2)} {
+		for _, c := range []Case{caseOf(4096, 8, 4), caseOf(1<<16, 8, 4, Kind{-1, 1}, Kind{1024, 3}), caseOf(1<<14, 2,
+			2)} {
 			list := Strategies(c, anything, flash)
 			ranked := chosen(t, c, anything, flash, costs)
-			if len(ranked) != len(list) || !slices.IsSortedFunc(ranked[1:], func(a, b Timed) int { return cmp.Compare(a.Seconds, b.Seconds) }) {
+			if len(ranked) != len(list) || !slices.IsSortedFunc(ranked[1:],
+				func(a, b Timed) int { return cmp.Compare(a.Seconds, b.Seconds) }) {
 				t.Errorf("%d of %d strategies are ranked: %v", len(ranked), len(list), ranked)
 			}
 			for _, s := range list {
@@ -63,7 +65,8 @@ func TestChoiceIsTheFastestStrategy(t *testing.T) {
 				if best := ranked[0]; seconds < best.Seconds*(1-Margin)-1e-15 {
 					t.Errorf("%v: chose %s with %g s, %s takes %g s", c.Kinds, best.Strategy, best.Seconds, s, seconds)
 				}
-				if i := slices.IndexFunc(ranked, func(x Timed) bool { return x.Strategy == s }); i < 0 || ranked[i].Seconds != seconds {
+				if i := slices.IndexFunc(ranked, func(x Timed) bool { return x.Strategy == s }); i < 0 ||
+					ranked[i].Seconds != seconds {
 					t.Errorf("%v: %s takes %g s, ranked are %v", c.Kinds, s, seconds, ranked)
 				}
 			}
@@ -117,8 +120,10 @@ func TestChoiceKeepsWhatWasAsked(t *testing.T) {
 			t.Errorf("%+v has no strategies", a)
 		}
 		for _, s := range list {
-			if a.Algorithm != "" && s.Algorithm != a.Algorithm || a.Layout != "" && s.Layout != a.Layout || a.Gather != "" && s.Gather != a.Gather ||
-				a.Inner > 0 && s.Inner != a.Inner || a.GatherHeads > 0 && s.GatherHeads != a.GatherHeads || !slices.Contains(x.backends, s.Backend) {
+			if a.Algorithm != "" && s.Algorithm != a.Algorithm || a.Layout != "" && s.Layout != a.Layout ||
+				a.Gather != "" && s.Gather != a.Gather ||
+				a.Inner > 0 && s.Inner != a.Inner || a.GatherHeads > 0 && s.GatherHeads != a.GatherHeads ||
+				!slices.Contains(x.backends, s.Backend) {
 				t.Errorf("%+v has the strategy %s", a, s)
 			}
 		}
@@ -163,7 +168,8 @@ func TestChoiceOfABackend(t *testing.T) {
 	if got[0].Backend != "flash" || slices.ContainsFunc(got, func(x Timed) bool { return x.Backend == "reference" }) {
 		t.Errorf("%+v", got)
 	}
-	if got := chosen(t, c, anything, names, known{fastLinks, map[string]float64{"flash": 1 + Margin/2, "fused": 1}}); got[0].Backend != "fused" {
+	if got := chosen(t, c, anything, names, known{fastLinks, map[string]float64{"flash": 1 + Margin/2,
+		"fused": 1}}); got[0].Backend != "fused" {
 		t.Errorf("a difference below the margin chose %+v", got[0])
 	}
 	if none, err := Choose(c, Strategies(c, anything, names), known{fastLinks, nil}); err != nil || len(none) > 0 {
@@ -230,7 +236,8 @@ func TestFirstWithinTheMargin(t *testing.T) {
 	for _, x := range []struct {
 		list []float64
 		want float64
-	}{{[]float64{110, 101, 100}, 110}, {[]float64{120, 101, 100}, 101}, {[]float64{95, 110, 101}, 95}, {[]float64{130, 120, 100}, 100}} {
+	}{{[]float64{110, 101, 100}, 110}, {[]float64{120, 101, 100}, 101}, {[]float64{95, 110, 101}, 95},
+		{[]float64{130, 120, 100}, 100}} {
 		First(x.list, 0.1, func(x float64) float64 { return x })
 		if x.list[0] != x.want || !slices.IsSorted(x.list[1:]) || len(x.list) != 3 {
 			t.Errorf("%v, want %g first", x.list, x.want)

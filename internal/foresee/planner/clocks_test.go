@@ -49,11 +49,13 @@ func clocked(t testing.TB, algorithm string, spec ring.Spec, a Attention, backwa
 	var wg sync.WaitGroup
 	for i, s := range all {
 		wg.Go(func() {
-			r := &clock{clocks: w, rank: i, backward: backward, begun: map[<-chan half]int{}, came: map[<-chan half][]half{}}
+			r := &clock{clocks: w, rank: i, backward: backward, begun: map[<-chan half]int{},
+				came: map[<-chan half][]half{}}
 			x := ring.Ring{Kernel: r, Comm: r, Mover: r, Stream: silent{}, Arena: tensor.NewMeter()}
 			data, rows := tensor.NewMeter(), partition.Count(spec.Layout.Spans(spec.SeqQ, spec.Size, i))
 			view := func(heads int) View { return data.Alloc(a.DType, a.Batch, rows, heads, a.Dim) }
-			q, k, out := view(a.Heads), view(a.KVHeads), attention.Partial{O: view(a.Heads), LSE: data.Alloc(tensor.F32, a.Batch, rows, a.Heads, 1)}
+			q, k := view(a.Heads), view(a.KVHeads)
+			out := attention.Partial{O: view(a.Heads), LSE: data.Alloc(tensor.F32, a.Batch, rows, a.Heads, 1)}
 			var err error
 			if p := (attention.Softmax{Scale: 1}); !backward {
 				err = x.Forward(out, q, k, k, s, p)
@@ -102,8 +104,9 @@ func (r *clock) Backward(_, _, q View, _ attention.Saved, _ attention.Softmax) (
 
 func (r *clock) Block(b attention.Block) error {
 	r.now += r.costs.Call(Call{
-		Backward: r.backward, Batch: r.q.Len(tensor.Batch), Heads: r.q.Len(tensor.Heads), KVHeads: b.K.Len(tensor.Heads),
-		Dim: r.q.Len(tensor.Dim), DimV: b.V.Len(tensor.Dim), Tiles: b.Tiles, First: b.First, Last: b.Last,
+		Backward: r.backward, Batch: r.q.Len(tensor.Batch), Heads: r.q.Len(tensor.Heads),
+		KVHeads: b.K.Len(tensor.Heads),
+		Dim:     r.q.Len(tensor.Dim), DimV: b.V.Len(tensor.Dim), Tiles: b.Tiles, First: b.First, Last: b.Last,
 	})
 	return nil
 }

@@ -41,7 +41,8 @@ func specOf(t testing.TB, causal bool, window, tokens, ranks int, layout partiti
 	if err != nil {
 		t.Fatal(err)
 	}
-	return ring.Spec{Shape: partition.Shape{SeqQ: tokens, SeqKV: tokens, Size: ranks, Layout: layout, Mask: mask}, Heads: 1, KVHeads: 1, Inner: 1}
+	return ring.Spec{Shape: partition.Shape{SeqQ: tokens, SeqKV: tokens, Size: ranks, Layout: layout, Mask: mask},
+		Heads: 1, KVHeads: 1, Inner: 1}
 }
 
 // run returns one of the passes.
@@ -64,7 +65,8 @@ var one = Attention{Backend: "flash", DType: tensor.F32, Batch: 1, Heads: 1, KVH
 func TestByHand(t *testing.T) {
 	slow, fast := plain{pair: 1, byte: 0.5}, plain{pair: 1, byte: 0.125}
 	two, causal := specOf(t, false, -1, 4, 2, partition.Contiguous{}), specOf(t, true, -1, 4, 2, partition.Contiguous{})
-	three, full3 := specOf(t, true, -1, 6, 3, partition.Contiguous{}), specOf(t, false, -1, 6, 3, partition.Contiguous{})
+	three, full3 := specOf(t, true, -1, 6, 3, partition.Contiguous{}), specOf(t, false, -1, 6, 3,
+		partition.Contiguous{})
 	for _, c := range []struct {
 		name      string
 		algorithm string
@@ -84,14 +86,17 @@ func TestByHand(t *testing.T) {
 		// Two blocks come over a rank's link one behind the other, by 16; then 8 pairs.
 		{"three, all-gather", "allgather", full3, false, slow, []float64{24, 24, 24}, []float64{12, 12, 12}},
 		// Gradients of 16 bytes go home behind the last call: 8, 12, then 20; folding them moves 48 bytes.
-		{"two, full, backward", "ring", two, true, plain{pair: 1, byte: 0.5, copied: 0.125}, []float64{26, 26}, []float64{12, 12}},
+		{"two, full, backward", "ring", two, true, plain{pair: 1, byte: 0.5, copied: 0.125}, []float64{26, 26},
+			[]float64{12, 12}},
 		// The host takes 3 seconds each for two calls and an exchange, longer than the device.
-		{"two, full, slow host", "ring", two, false, plain{pair: 1, byte: 0.125, queued: 3}, []float64{9, 9}, []float64{0, 0}},
+		{"two, full, slow host", "ring", two, false, plain{pair: 1, byte: 0.125, queued: 3}, []float64{9, 9},
+			[]float64{0, 0}},
 	} {
 		r := run(t, c.algorithm, c.s, one, c.backward, Place{}, c.costs)
 		for i, x := range r.Ranks {
 			if x.End != c.ends[i] || x.Exposed != c.exposed[i] {
-				t.Errorf("%s: rank %d ends at %g with %g exposed, want %g and %g", c.name, i, x.End, x.Exposed, c.ends[i], c.exposed[i])
+				t.Errorf("%s: rank %d ends at %g with %g exposed, want %g and %g", c.name, i, x.End, x.Exposed,
+					c.ends[i], c.exposed[i])
 			}
 		}
 		if r.Seconds != slices.Max(c.ends) {
@@ -100,12 +105,13 @@ func TestByHand(t *testing.T) {
 	}
 }
 
-// With the rows of others before its only call, an all-gather has a hop without a call. A rank copies its own rows for it, 16
-// bytes read and 16 written, while 16 travel for 8 seconds; then come 8 pairs.
+// With the rows of others before its only call, an all-gather has a hop without a call. A rank copies its own rows for
+// it, 16 bytes read and 16 written, while 16 travel for 8 seconds; then come 8 pairs.
 func TestHopOfTransfersAndCopies(t *testing.T) {
 	s := specOf(t, false, -1, 4, 2, partition.Contiguous{})
 	s.Gather = ring.Before
-	for _, c := range []struct{ copied, copies, exposed, end float64 }{{0, 0, 8, 16}, {0.125, 4, 4, 16}, {0.5, 16, 0, 24}} {
+	for _, c := range []struct{ copied, copies, exposed, end float64 }{{0, 0, 8, 16}, {0.125, 4, 4, 16},
+		{0.5, 16, 0, 24}} {
 		r := run(t, "allgather", s, one, false, Place{}, plain{pair: 1, byte: 0.5, copied: c.copied}).Ranks[0]
 		if r.Copies != c.copies || r.Exposed != c.exposed || r.End != c.end {
 			t.Errorf("%g seconds a byte: %+v, want %+v", c.copied, r, c)
@@ -115,14 +121,15 @@ func TestHopOfTransfersAndCopies(t *testing.T) {
 
 // Ranks of 3 and 7 pairs on shared cores take 5 each.
 func TestSharedCores(t *testing.T) {
-	r := run(t, "ring", specOf(t, true, -1, 4, 2, partition.Contiguous{}), one, false, Place{Shared: true}, plain{pair: 1})
+	r := run(t, "ring", specOf(t, true, -1, 4, 2, partition.Contiguous{}), one, false, Place{Shared: true},
+		plain{pair: 1})
 	if math.Abs(r.Seconds-5) > 1e-12 || math.Abs(r.Ranks[1].Compute-5) > 1e-12 {
 		t.Errorf("%+v", r)
 	}
 }
 
-// Of four ranks that keep to two cores, two each, those of 3 and 7 pairs share one, and those of 11 and 15 the other. With a core each
-// they share none.
+// Of four ranks that keep to two cores, two each, those of 3 and 7 pairs share one, and those of 11 and 15 the other.
+// With a core each they share none.
 func TestRanksThatKeepToCores(t *testing.T) {
 	s := specOf(t, true, -1, 8, 4, partition.Contiguous{})
 	for _, x := range []struct {
@@ -146,7 +153,8 @@ func TestRanksThatKeepToCores(t *testing.T) {
 
 // Shared cores carry the 16 bytes that each of two ranks sends, 8 seconds, and compute nothing beside: 8 and twice 4.
 func TestSharedCoresCarry(t *testing.T) {
-	r := run(t, "ring", specOf(t, false, -1, 4, 2, partition.Contiguous{}), one, false, Place{Shared: true}, plain{pair: 1, byte: 0.5})
+	r := run(t, "ring", specOf(t, false, -1, 4, 2, partition.Contiguous{}), one, false, Place{Shared: true},
+		plain{pair: 1, byte: 0.5})
 	if r.Seconds != 16 || r.Ranks[0].Exposed != 8 || r.Ranks[0].Calls != 3 {
 		t.Errorf("%+v", r)
 	}
@@ -155,7 +163,8 @@ func TestSharedCoresCarry(t *testing.T) {
 func TestRanksThatWaitForEachOther(t *testing.T) {
 	from := func(peer int) [][]message { return [][]message{{{peer: peer}}} }
 	steps := []step{{kind: begin}, {kind: wait}}
-	if _, err := together([]*program{{rank: 0, steps: steps, exchanges: from(1)}, {rank: 1, steps: steps, exchanges: from(0)}}); err == nil {
+	if _, err := together([]*program{{rank: 0, steps: steps, exchanges: from(1)}, {rank: 1, steps: steps,
+		exchanges: from(0)}}); err == nil {
 		t.Error("a message that nobody sends arrives")
 	}
 }
@@ -191,10 +200,12 @@ func sampleOf(t testing.TB, rng *rand.Rand) (name, algorithm string, spec ring.S
 	}
 	spec.GatherHeads = rng.IntN(3)
 	algorithm = ring.Algorithms[rng.IntN(len(ring.Algorithms))]
-	a = Attention{Backend: "flash", DType: tensor.F32, Batch: 1 + rng.IntN(2), Heads: spec.Heads, KVHeads: spec.KVHeads, Dim: 4, DimV: 4}
-	c = plain{pair: rng.Float64() / 1000, start: rng.Float64() / 100, byte: rng.Float64() / 10000, latency: rng.Float64() / 100,
-		copied: rng.Float64() / 100000, queued: rng.Float64() / 1000}
-	name = fmt.Sprintf("%s, %s, %d tokens, %d ranks, window %d, documents %v, %d:%d heads", algorithm, layout.Name(), tokens, ranks, window, docs, spec.Heads, spec.KVHeads)
+	a = Attention{Backend: "flash", DType: tensor.F32, Batch: 1 + rng.IntN(2), Heads: spec.Heads, KVHeads: spec.KVHeads,
+		Dim: 4, DimV: 4}
+	c = plain{pair: rng.Float64() / 1000, start: rng.Float64() / 100, byte: rng.Float64() / 10000,
+		latency: rng.Float64() / 100, copied: rng.Float64() / 100000, queued: rng.Float64() / 1000}
+	name = fmt.Sprintf("%s, %s, %d tokens, %d ranks, window %d, documents %v, %d:%d heads", algorithm, layout.Name(),
+		tokens, ranks, window, docs, spec.Heads, spec.KVHeads)
 	return name, algorithm, spec, a, c
 }
 
@@ -215,16 +226,19 @@ func TestPassHasItsBounds(t *testing.T) {
 				t.Fatalf("%s: %g seconds, and %g of bytes on one link", name, r.Seconds, b)
 			}
 			higher := c
-			for _, f := range []*float64{&higher.pair, &higher.start, &higher.byte, &higher.latency, &higher.copied, &higher.queued} {
+			for _, f := range []*float64{&higher.pair, &higher.start, &higher.byte, &higher.latency, &higher.copied,
+				&higher.queued} {
 				*f *= 1 + rng.Float64()
 				if h := run(t, algorithm, s, a, backward, Place{}, higher); h.Seconds < r.Seconds-1e-12 {
 					t.Fatalf("%s: %g seconds with higher costs, %g before", name, h.Seconds, r.Seconds)
 				}
 			}
-			if again := run(t, algorithm, s, a, backward, Place{}, c); again.Seconds != r.Seconds || !slices.Equal(again.Ranks, r.Ranks) {
+			if again := run(t, algorithm, s, a, backward, Place{}, c); again.Seconds != r.Seconds ||
+				!slices.Equal(again.Ranks, r.Ranks) {
 				t.Fatalf("%s: %v, and %v for the same", name, again, r)
 			}
-			twice := plain{pair: 2 * c.pair, start: 2 * c.start, byte: 2 * c.byte, latency: 2 * c.latency, copied: 2 * c.copied, queued: 2 * c.queued}
+			twice := plain{pair: 2 * c.pair, start: 2 * c.start, byte: 2 * c.byte, latency: 2 * c.latency,
+				copied: 2 * c.copied, queued: 2 * c.queued}
 			if x := run(t, algorithm, s, a, backward, Place{}, twice); math.Abs(x.Seconds-2*r.Seconds) > 1e-9 {
 				t.Fatalf("%s: %g seconds, and %g of half the size", name, r.Seconds, x.Seconds)
 			}
@@ -295,7 +309,8 @@ func TestSampledRanksStandForAll(t *testing.T) {
 				t.Fatal(err)
 			}
 			if d := part.Seconds/whole.Seconds - 1; math.Abs(d) > 0.05 {
-				t.Errorf("%s with %+v: %g seconds, by samples %g: %+.1f %%", algorithm, c, whole.Seconds, part.Seconds, 100*d)
+				t.Errorf("%s with %+v: %g seconds, by samples %g: %+.1f %%", algorithm, c, whole.Seconds, part.Seconds,
+					100*d)
 			}
 		}
 	}
@@ -307,7 +322,8 @@ func BenchmarkPass(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/%d", algorithm, ranks), func(b *testing.B) {
 				spec := specOf(b, true, -1, 1<<20, ranks, partition.Zigzag{})
 				spec.Heads, spec.KVHeads, spec.Inner = 32, 8, 8
-				a := Attention{Backend: "flash", DType: tensor.BF16, Batch: 1, Heads: 32, KVHeads: 8, Dim: 128, DimV: 128}
+				a := Attention{Backend: "flash", DType: tensor.BF16, Batch: 1, Heads: 32, KVHeads: 8, Dim: 128,
+					DimV: 128}
 				for b.Loop() {
 					run(b, algorithm, spec, a, true, Place{PerHost: 8}, plain{pair: 1e-12, byte: 1e-11})
 				}

@@ -117,7 +117,6 @@ type transferKey struct {
 	bytes  int64
 }
 
-// fewTiles limits the tiles of a call that are compared one by one.
 const fewTiles = 4
 
 type callKey struct {

@@ -226,7 +226,6 @@ func (r exchanger) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 
 type place struct{ exchange, index int }
 
-// add adds n bytes to the message of the present exchange with that peer and direction.
 func (r *Recorder) add(peer int, sends bool, n int64) {
 	at := 2 * peer
 	if sends {

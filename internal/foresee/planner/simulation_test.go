@@ -34,7 +34,8 @@ func cluster(t testing.TB, ranks int) planner.Costs {
 }
 
 // qwen3 is the attention of Qwen3-8B.
-var qwen3 = planner.Attention{Backend: "fused", DType: tensor.BF16, Batch: 1, Heads: 32, KVHeads: 8, Dim: 128, DimV: 128}
+var qwen3 = planner.Attention{Backend: "fused", DType: tensor.BF16, Batch: 1, Heads: 32, KVHeads: 8, Dim: 128,
+	DimV: 128}
 
 // layer is the seconds of one causal layer, forward and backward, in a zigzag.
 func layer(t testing.TB, algorithm string, tokens, ranks, inner, gather int) float64 {
@@ -47,7 +48,8 @@ func layer(t testing.TB, algorithm string, tokens, ranks, inner, gather int) flo
 		Shape: partition.Shape{SeqQ: tokens, SeqKV: tokens, Size: ranks, Layout: partition.Zigzag{}, Mask: mask},
 		Heads: qwen3.Heads, KVHeads: qwen3.KVHeads, Inner: inner, GatherHeads: gather,
 	}
-	forward, backward, err := planner.Passes(algorithm, spec, qwen3, planner.Place{PerHost: min(ranks, 8)}, cluster(t, ranks))
+	forward, backward, err := planner.Passes(algorithm, spec, qwen3, planner.Place{PerHost: min(ranks, 8)},
+		cluster(t, ranks))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +66,8 @@ func simulation(t testing.TB) string {
 		{"16K tokens a rank", func(ranks int) int { return ranks << 14 }},
 		{"1M tokens in all", func(int) int { return 1 << 20 }},
 	} {
-		fmt.Fprintf(&b, "%s:\n\n| ranks | tokens | ring | all-gather | gather_heads 1 | hierarchical, inner 8 | best, TFLOP/s a GPU |\n|--:|--:|--:|--:|--:|--:|--:|\n", c.title)
+		fmt.Fprintf(&b, "%s:\n\n| ranks | tokens | ring | all-gather | gather_heads 1 | hierarchical, inner 8 | "+
+			"best, TFLOP/s a GPU |\n|--:|--:|--:|--:|--:|--:|--:|\n", c.title)
 		for ranks := 1; ranks <= 1024; ranks *= 2 {
 			tokens := c.tokens(ranks)
 			best := math.Inf(1)
@@ -82,16 +85,18 @@ func simulation(t testing.TB) string {
 			} else {
 				add("hierarchical", 8, 0)
 			}
-			fmt.Fprintf(&b, "| %d | %dK | %s | %.0f |\n", ranks, tokens>>10, strings.Join(cells, " | "), flops(tokens)/best/float64(ranks)/1e12)
+			fmt.Fprintf(&b, "| %d | %dK | %s | %.0f |\n", ranks, tokens>>10, strings.Join(cells, " | "),
+				flops(tokens)/best/float64(ranks)/1e12)
 		}
 		b.WriteString("\n")
 	}
-	b.WriteString("Beside what was measured (commits 3d912c5 and 7d0e94d, see the table of the README), TFLOP/s a GPU:\n\n" +
-		"| H200s | tokens | algorithm | predicted | measured | |\n|--:|--:|---|--:|--:|--:|\n")
+	b.WriteString("Beside what was measured (commits 3d912c5 and 7d0e94d, see the table of the README), TFLOP/s a " +
+		"GPU:\n\n| H200s | tokens | algorithm | predicted | measured | |\n|--:|--:|---|--:|--:|--:|\n")
 	for _, c := range measured {
 		s := layer(t, c.algorithm, c.tokens, c.ranks, c.ranks, 0)
 		rate := flops(c.tokens) / s / float64(c.ranks) / 1e12
-		fmt.Fprintf(&b, "| %d | %dK | %s | %.0f | %.0f | %+.1f %% |\n", c.ranks, c.tokens>>10, c.algorithm, rate, c.rate, 100*(rate/c.rate-1))
+		fmt.Fprintf(&b, "| %d | %dK | %s | %.0f | %.0f | %+.1f %% |\n", c.ranks, c.tokens>>10, c.algorithm, rate,
+			c.rate, 100*(rate/c.rate-1))
 	}
 	return b.String() + "\n"
 }
@@ -103,7 +108,8 @@ var measured = []struct {
 	rate          float64
 }{
 	{4, 32 << 10, "ring", 501}, {4, 128 << 10, "ring", 529}, {4, 512 << 10, "ring", 551},
-	{2, 128 << 10, "ring", 536}, {2, 128 << 10, "allgather", 535}, {2, 128 << 10, "ulysses", 514}, {2, 128 << 10, "hierarchical", 514},
+	{2, 128 << 10, "ring", 536}, {2, 128 << 10, "allgather", 535}, {2, 128 << 10, "ulysses", 514}, {2, 128 << 10,
+		"hierarchical", 514},
 }
 
 // flops are those of a causal layer, forward and backward.
@@ -140,7 +146,8 @@ func TestSimulationPage(t *testing.T) {
 	}
 }
 
-// A thousand ranks of a ring take as long as their calls, where links keep up, and no less than the bytes of the slowest.
+// A thousand ranks of a ring take as long as their calls, where links keep up, and no less than the bytes of the
+// slowest.
 func TestThousandRanks(t *testing.T) {
 	const ranks = 1024
 	few, many := layer(t, "ring", 64<<14, 64, 1, 0), layer(t, "ring", ranks<<14, ranks, 1, 0)

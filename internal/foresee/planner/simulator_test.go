@@ -8,7 +8,8 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// plainly returns the seconds of a layer by a strategy, with nothing remembered: each index, schedule and cost is made anew.
+// plainly returns the seconds of a layer by a strategy, with nothing remembered: each index, schedule and cost is made
+// anew.
 func plainly(t testing.TB, c Case, kind Kind, w ring.Strategy, costs Costs) (total float64) {
 	t.Helper()
 	s := newSimulator(c, kind, newCommon(costs))
@@ -52,7 +53,8 @@ func TestTimesAreThoseOfThePlainSearch(t *testing.T) {
 	}
 	for n := range turns {
 		ranks := []int{2, 3, 4, 8, 12, ExactRanks + 1}[n%6]
-		c := caseOf(64*ranks+rng.IntN(4096), ranks, []int{0, 2, 4}[rng.IntN(3)], Kind{-1, 2}, Kind{1 + rng.IntN(400), 3})
+		c := caseOf(64*ranks+rng.IntN(4096), ranks, []int{0, 2, 4}[rng.IntN(3)], Kind{-1, 2}, Kind{1 + rng.IntN(400),
+			3})
 		c.At.Shared = n%4 == 0
 		if c.Recompute = n%2 == 0; n%3 > 0 {
 			c.Docs = drawDocs(rng, c.Tokens, 1+rng.IntN(60))
@@ -69,7 +71,8 @@ func TestTimesAreThoseOfThePlainSearch(t *testing.T) {
 					t.Fatal(err)
 				}
 				if want := plainly(t, c, kind, x, by); got != want {
-					t.Fatalf("%d ranks, documents %v, %v: %s takes %v s, by a plain search %v", ranks, c.Docs, kind, x, got, want)
+					t.Fatalf("%d ranks, documents %v, %v: %s takes %v s, by a plain search %v", ranks, c.Docs, kind, x,
+						got, want)
 				}
 			}
 		}
@@ -95,7 +98,8 @@ func TestLoneIsOneOfAll(t *testing.T) {
 				t.Fatal(err)
 			}
 			if some, err := newPrices(a, Place{}, c).pass(programs, true); err != nil || some.Seconds != all.Seconds {
-				t.Errorf("%s, backward %t: %g seconds, %v, all together %g", algorithm, backward, some.Seconds, err, all.Seconds)
+				t.Errorf("%s, backward %t: %g seconds, %v, all together %g", algorithm, backward, some.Seconds, err,
+					all.Seconds)
 			}
 		}
 	}

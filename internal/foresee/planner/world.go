@@ -108,13 +108,11 @@ func (r *runner) carried(m *message) float64 {
 	return *free
 }
 
-// queue counts one more thing that the host queues.
 func (r *runner) queue() {
 	r.host += r.program.host
 	r.times.Calls++
 }
 
-// until advances the device to the end of a transfer.
 func (r *runner) until(end float64) {
 	if end > r.clock {
 		r.times.Exposed += end - r.clock

@@ -236,7 +236,6 @@ func attentionReport(w io.Writer, m machine.Machine, verbose bool) error {
 	return nil
 }
 
-// gpus returns the lines on GPUs, their links and the libraries that a run loads, and the machine of such a run.
 func gpus() ([]finding, machine.Machine) {
 	devices := deviceFiles()
 	if !machine.Built {

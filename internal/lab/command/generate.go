@@ -241,7 +241,6 @@ func (o *GenerateOptions) open(w *source, tokens int) (dev *device.Device, end f
 	return &d, d.Close, err
 }
 
-// A source is a model that can generate, before its weights are read.
 type source struct {
 	what      string // its name in errors
 	cfg       *hf.Config
@@ -412,7 +411,6 @@ func (p *printing) all(
 
 func (p *printing) token(id int32) error { return p.write(p.decoder.Append(p.buf[:0], id)) }
 
-// end writes the rest, and ends the line of a terminal.
 func (p *printing) end() error {
 	err := p.write(p.decoder.Flush(p.buf[:0]))
 	if t, ok := p.out.(*terminal.Writer); ok && err == nil {

@@ -21,22 +21,19 @@ import (
 // ReportOptions are the flags of `cprun report`.
 type ReportOptions struct {
 	Out     string // the page to write; "": report.html in the run, or in the working directory for several
-	Title   string // of the page; "": the names of what it shows
 	Version string
 	Stdout  io.Writer
 }
 
 // Report writes one HTML page of runs, or of an experiment.
 func Report(paths []string, o ReportOptions) (int, error) {
-	in := report.Input{Title: o.Title, Commit: o.Version}
+	in := report.Input{Commit: o.Version}
 	for _, path := range paths {
 		if err := in.Open(path); err != nil {
 			return 0, &InputError{err}
 		}
 	}
-	if in.Title == "" {
-		in.Title = title(&in)
-	}
+	in.Title = title(&in)
 	out := o.Out
 	if out == "" {
 		out = "report.html"

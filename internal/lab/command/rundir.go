@@ -88,7 +88,6 @@ func keepConfig(dir *os.Root, cfg *config.Config) (changes []string, err error) 
 	return append([]string{"changed since the last start, whose config is kept as " + kept + ":"}, changes...), nil
 }
 
-// replace writes a file, unless it holds the same already.
 func replace(dir *os.Root, name string, data []byte) error {
 	if old, err := files.ReadIn(dir, name, int64(len(data))); err == nil && bytes.Equal(old, data) {
 		return nil

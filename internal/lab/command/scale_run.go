@@ -120,7 +120,6 @@ func (s *scale) runCell(i, round int, order []int, signals *launch.Signals) (int
 	return launch.ExitDone, nil
 }
 
-// stop ends the current run on request, and prints the command to resume.
 func (s *scale) stop(p *launch.Program, asked, dir string, signals *launch.Signals) (int, error) {
 	first := time.Now()
 	s.out.Note(asked + ": the running cell is ended; a second request ends at once")

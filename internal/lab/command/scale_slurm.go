@@ -172,7 +172,6 @@ func (s *scale) taskCommand() (string, error) {
 	return "env --chdir=" + shell([]string{work}) + " " + shell(args), nil
 }
 
-// jobName replaces characters that batch scripts refuse.
 func jobName(name string) string {
 	return strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' || r == '.' {
@@ -182,7 +181,6 @@ func jobName(name string) string {
 	}, name)
 }
 
-// deal finds the cells of this task's share.
 func (s *scale) deal() error {
 	text, err := files.Read(filepath.Join(s.Out, sharesName), maxShares)
 	if err != nil {
@@ -202,5 +200,4 @@ func (s *scale) deal() error {
 	return nil
 }
 
-// mine reports whether a cell is this task's to run.
 func (s *scale) mine(i int) bool { return s.share == nil || s.share[s.cells[i].ID] }

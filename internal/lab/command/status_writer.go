@@ -150,7 +150,6 @@ func (t *statusWriter) end(res launch.Result) {
 	}
 }
 
-// resident returns the host memory of a process, in bytes; 0: not known.
 func resident(pid int) int64 {
 	if pid == 0 {
 		return 0

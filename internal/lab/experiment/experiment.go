@@ -352,7 +352,6 @@ func (e *Experiment) Faultf(key, format string, args ...any) error {
 	return e.doc.Err()
 }
 
-// lineOf returns the line that set a key; 0 if none did.
 func (e *Experiment) lineOf(path string) int {
 	for _, key := range []string{"grid." + path, path} {
 		if n := e.lines[key]; n != nil {

@@ -158,7 +158,6 @@ func level(i, n int) int {
 // A skipped maps the keys of an entry of skip to values, as Text returns them.
 type skipped map[string][]string
 
-// holds reports whether the entry leaves out a cell with these values: all keys match.
 func (s skipped) holds(values map[string]any) bool {
 	for key, any := range s {
 		if !slices.Contains(any, Text(values[key])) {

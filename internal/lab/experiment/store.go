@@ -129,7 +129,6 @@ func (s *Store) lockFile(name string, how int) error {
 	return nil
 }
 
-// clear removes the results of an experiment; other files stay.
 func (s *Store) clear() error {
 	names, err := fs.Glob(s.root.FS(), logPattern)
 	if err != nil || len(names) == 0 {

@@ -245,7 +245,6 @@ func (g *grid) best() *table {
 	return t
 }
 
-// share returns the part of a step in which compute waited for transfers; NaN: not known.
 func share(c *experiment.Cell) float64 {
 	if c.CommWaitSeconds == nil || c.StepSeconds == 0 || c.Status != experiment.OK {
 		return math.NaN()

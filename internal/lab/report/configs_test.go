@@ -20,24 +20,28 @@ func TestConfigs(t *testing.T) {
 		got = append(got, strings.Join(cells, " "))
 	}
 	want := []string{
-		"data.eos_token_id 0 null", "data.pack_documents true false", "data.path data/docs.jsonl examples/data/opticks-books-1-2.txt", "log.trace_steps 2 0",
+		"data.eos_token_id 0 null", "data.pack_documents true false",
+		"data.path data/docs.jsonl examples/data/opticks-books-1-2.txt", "log.trace_steps 2 0",
 		"optimizer.lr 0.003 0.001", "parallel.algorithm ring allgather", "parallel.layout document-zigzag zigzag",
 	}
 	if !slices.Equal(got, want) || !slices.Equal(p.Summary[1].Columns, []string{"key", "ring-packed", "allgather"}) {
 		t.Errorf("keys that differ: %q\n%q, want\n%q", p.Summary[1].Columns, got, want)
 	}
 	page := written(t, in)
-	for _, text := range []string{"Config of ring-packed", "Config of allgather", "optimizer.betas: [0.9,0.95]", "data.validation.every: 8", "model.from: null", "log.prometheus: &#34;&#34;"} {
+	for _, text := range []string{"Config of ring-packed", "Config of allgather", "optimizer.betas: [0.9,0.95]",
+		"data.validation.every: 8", "model.from: null", "log.prometheus: &#34;&#34;"} {
 		if !strings.Contains(page, text) {
 			t.Errorf("the page lacks %q", text)
 		}
 	}
 	one := opened(t, "runs/ring-packed")
-	if p := build(one, 100); len(p.Summary) != 1 || len(p.Configs) != 1 || !strings.Contains(p.Configs[0].Text, "\nlog.trace_steps: 2\n") {
+	if p := build(one, 100); len(p.Summary) != 1 || len(p.Configs) != 1 || !strings.Contains(p.Configs[0].Text,
+		"\nlog.trace_steps: 2\n") {
 		t.Errorf("of one run: %d tables, configs %q", len(p.Summary), p.Configs)
 	}
 	same := opened(t, "runs/ring-packed", "runs/ring-packed")
-	if p := build(same, 100); len(p.Summary) != 1 || !slices.Contains(p.Facts, [2]string{"Config", "the same in all runs"}) {
+	if p := build(same, 100); len(p.Summary) != 1 || !slices.Contains(p.Facts, [2]string{"Config",
+		"the same in all runs"}) {
 		t.Errorf("of equal runs: %d tables, %q", len(p.Summary), p.Facts)
 	}
 	lost := opened(t, "runs/ring-packed", "runs/allgather")
@@ -50,7 +54,8 @@ func TestConfigs(t *testing.T) {
 // A config of any size and depth stays within bounds.
 func TestConfigsAreBounded(t *testing.T) {
 	in := opened(t, "runs/ring-packed")
-	section := map[string]any{"long": strings.Repeat("é", 1<<20), "deep": map[string]any{"er": map[string]any{"x": 1.0}}}
+	section := map[string]any{"long": strings.Repeat("é", 1<<20),
+		"deep": map[string]any{"er": map[string]any{"x": 1.0}}}
 	for i := range 10 * maxKeys {
 		section[fmt.Sprintf("key%d%s", i, strings.Repeat("x", i%2*maxSetting))] = "v" // every second is too long
 	}

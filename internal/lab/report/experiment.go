@@ -252,7 +252,6 @@ func (g *grid) names(c *experiment.Cell, axes []experiment.Axis) string {
 	return strings.Join(names, ", ")
 }
 
-// places returns the positions of a cell's values on these axes.
 func (g *grid) places(c *experiment.Cell, axes []experiment.Axis) (p []int) {
 	for _, a := range axes {
 		p = append(p, int(place(a, g.value(c, a.Key))))
@@ -260,7 +259,6 @@ func (g *grid) places(c *experiment.Cell, axes []experiment.Axis) (p []int) {
 	return p
 }
 
-// order sorts panels and lines in the grid's order of values, independent of the order of cells.
 func (g *grid) order(panels []panel) {
 	slices.SortStableFunc(panels, func(a, b panel) int { return slices.Compare(a.place, b.place) })
 	for _, p := range panels {

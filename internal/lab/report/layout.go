@@ -39,7 +39,6 @@ func (p *page) layouts(runs []Run) {
 	}
 }
 
-// tileMap shows who holds which tokens of a sequence.
 func (r *Run) tileMap(source []string) *figure {
 	part := &r.Plan.Partition
 	held := series{Name: "tokens of the rank", Kind: "rects"}

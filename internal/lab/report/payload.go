@@ -191,7 +191,6 @@ func (t *table) drop() {
 	}
 }
 
-// median returns the middle of what is known, NaN of nothing.
 func median(x []float64) float64 {
 	known := slices.DeleteFunc(slices.Clone(x), math.IsNaN)
 	if len(known) == 0 {
@@ -200,7 +199,6 @@ func median(x []float64) float64 {
 	return bench.Median(known)
 }
 
-// known writes x by f where there is one, else a dash.
 func known(x float64, f func(float64) string) cell {
 	if x == 0 || math.IsNaN(x) || math.IsInf(x, 0) {
 		return cell{Text: "–", Number: true}

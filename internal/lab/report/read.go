@@ -285,7 +285,6 @@ func readPlan(root *os.Root, name string) (*Plan, error) {
 	return &p, nil
 }
 
-// option returns a key of the plan's config, such as "parallel.algorithm"; "" if it has none.
 func (p *Plan) option(path string) string {
 	if p == nil {
 		return ""

@@ -86,7 +86,8 @@ type page_ struct {
 
 // The payloads are compared with those in testdata, a figure on each line.
 func TestPayloads(t *testing.T) {
-	for name, in := range map[string]Input{"experiment": opened(t, "experiment"), "runs": opened(t, "runs/ring-packed", "runs/allgather")} {
+	for name, in := range map[string]Input{"experiment": opened(t, "experiment"), "runs": opened(t, "runs/ring-packed",
+		"runs/allgather")} {
 		t.Run(name, func(t *testing.T) {
 			p := build(in, 40)
 			var got bytes.Buffer
@@ -126,10 +127,14 @@ func figuresOf(in Input) (titles []string) {
 }
 
 func TestEveryFigureIsThere(t *testing.T) {
-	got := strings.Join(append(figuresOf(opened(t, "experiment")), figuresOf(opened(t, "runs/ring-packed", "runs/allgather"))...), "\n")
-	for _, want := range []string{"What became of each cell", "Throughput by sequence length", "Strong scaling", "Weak scaling", "Memory by kind", "Transfers that nothing hid", "Roofline",
-		"Predicted against measured", "Loss", "Gradient norm", "Learning rate", "Throughput", "Waiting for transfers", "Memory", "Balance of attention by step", "Tile map of document-zigzag",
-		"Tile map of zigzag", "Work by rank and hop", "Work by rank of a packed batch", "Step 2 by rank", "Time by rank and hop", "Who waited for whom"} {
+	got := strings.Join(append(figuresOf(opened(t, "experiment")), figuresOf(opened(t, "runs/ring-packed",
+		"runs/allgather"))...), "\n")
+	for _, want := range []string{"What became of each cell", "Throughput by sequence length", "Strong scaling",
+		"Weak scaling", "Memory by kind", "Transfers that nothing hid", "Roofline",
+		"Predicted against measured", "Loss", "Gradient norm", "Learning rate", "Throughput", "Waiting for transfers",
+		"Memory", "Balance of attention by step", "Tile map of document-zigzag",
+		"Tile map of zigzag", "Work by rank and hop", "Work by rank of a packed batch", "Step 2 by rank",
+		"Time by rank and hop", "Who waited for whom"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no figure %q among:\n%s", want, got)
 		}
@@ -179,8 +184,10 @@ func TestNothingOfOthersRuns(t *testing.T) {
 // The policy allows what is in the page, by its hash, and nothing else.
 func TestPolicy(t *testing.T) {
 	page := written(t, opened(t, "experiment"))
-	policy := html.UnescapeString(regexp.MustCompile(`Content-Security-Policy" content="([^"]*)"`).FindStringSubmatch(page)[1])
-	if !strings.HasPrefix(policy, "default-src 'none'; ") || strings.Contains(policy, "unsafe") || strings.Contains(policy, "http") {
+	meta := regexp.MustCompile(`Content-Security-Policy" content="([^"]*)"`)
+	policy := html.UnescapeString(meta.FindStringSubmatch(page)[1])
+	if !strings.HasPrefix(policy, "default-src 'none'; ") || strings.Contains(policy, "unsafe") ||
+		strings.Contains(policy, "http") {
 		t.Errorf("policy %s", policy)
 	}
 	inline := regexp.MustCompile(`(?s)<(script|style)>(.*?)</(?:script|style)>`).FindAllStringSubmatch(page, -1)
@@ -193,7 +200,8 @@ func TestPolicy(t *testing.T) {
 			t.Errorf("the policy forbids a %s that is in the page: %.60s", m[1], m[2])
 		}
 	}
-	if markup := page[:strings.Index(page, "<script>")]; strings.Contains(markup, " style=") || regexp.MustCompile(`<[a-z]+[^>]* on[a-z]+=`).MatchString(markup) {
+	if markup := page[:strings.Index(page, "<script>")]; strings.Contains(markup, " style=") ||
+		regexp.MustCompile(`<[a-z]+[^>]* on[a-z]+=`).MatchString(markup) {
 		t.Error("the page has a style or a handler in an attribute, which the policy forbids")
 	}
 	if m := regexp.MustCompile(`(?:src|href)="((?:https?:)?//[^"]*)"`).FindString(page); m != "" {
@@ -222,7 +230,8 @@ func many(n, spike int) Run {
 	r := Run{Name: "long", Lines: n, Commit: "c", Machine: "m", Command: "cprun"}
 	for i := range n {
 		s := metrics.Untrained(time.Unix(int64(i), 0), 0, 1e9)
-		s.ValLoss, s.Step, s.Tokens, s.StepSeconds, s.TokensPerSecond = nil, int64(i+1), int64(i+1)*4096, 1.5, 4096.123456789
+		s.ValLoss, s.Step, s.Tokens, s.StepSeconds, s.TokensPerSecond = nil, int64(i+1), int64(i+1)*4096, 1.5,
+			4096.123456789
 		s.Loss, s.GradNorm = metrics.Float(10/float64(i+1)), metrics.Float(1+1/float64(i+3))
 		if i == spike {
 			s.Loss = 99
@@ -353,18 +362,23 @@ func TestRawNumbers(t *testing.T) {
 
 // A run that goes on, was killed, or has lost files is shown as far as it is there.
 func TestRunsInPieces(t *testing.T) {
-	line := `{"time":"2026-11-23T00:00:00Z","step":1,"epoch":0,"loss":3,"grad_norm":1,"lr":0.001,"tokens":64,"step_seconds":1,"tokens_per_second":64,"memory_bytes":5}`
+	line := `{"time":"2026-11-23T00:00:00Z","step":1,"epoch":0,"loss":3,"grad_norm":1,"lr":0.001,` +
+		`"tokens":64,"step_seconds":1,"tokens_per_second":64,"memory_bytes":5}`
 	for name, c := range map[string]struct {
 		files map[string]string
 		want  []string // in the page; "" alone: it is no run
 	}{
-		"torn":        {map[string]string{"metrics.jsonl": line + "\n" + line[:40]}, []string{"1 lines that are not whole", "plan.json is not there", "at step 1"}},
-		"no metrics":  {map[string]string{"plan.json": `{"partition":{"ranks":2}}`}, []string{"metrics.jsonl is not there", "no step yet"}},
-		"bad plan":    {map[string]string{"metrics.jsonl": line + "\n", "plan.json": "{"}, []string{"plan.json cannot be read"}},
-		"empty":       {map[string]string{"metrics.jsonl": ""}, []string{"no step yet"}},
-		"nothing":     {map[string]string{"other": ""}, []string{""}},
-		"no results":  {map[string]string{"results.json": "{}"}, []string{""}},
-		"null losses": {map[string]string{"metrics.jsonl": strings.Replace(line, `"loss":3`, `"loss":null`, 1) + "\n"}, []string{"at step 1"}},
+		"torn": {map[string]string{"metrics.jsonl": line + "\n" + line[:40]},
+			[]string{"1 lines that are not whole", "plan.json is not there", "at step 1"}},
+		"no metrics": {map[string]string{"plan.json": `{"partition":{"ranks":2}}`},
+			[]string{"metrics.jsonl is not there", "no step yet"}},
+		"bad plan": {map[string]string{"metrics.jsonl": line + "\n", "plan.json": "{"},
+			[]string{"plan.json cannot be read"}},
+		"empty":      {map[string]string{"metrics.jsonl": ""}, []string{"no step yet"}},
+		"nothing":    {map[string]string{"other": ""}, []string{""}},
+		"no results": {map[string]string{"results.json": "{}"}, []string{""}},
+		"null losses": {map[string]string{"metrics.jsonl": strings.Replace(line, `"loss":3`, `"loss":null`, 1) + "\n"},
+			[]string{"at step 1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -403,8 +417,10 @@ func TestGridsOfAnyShape(t *testing.T) {
 	cells := func(key string, values ...any) *experiment.Results {
 		e := &experiment.Results{Version: 1, Name: "grid", Grid: []experiment.Axis{{Key: key, Values: values}}}
 		for i, v := range values {
-			e.Cells = append(e.Cells, experiment.Cell{ID: fmt.Sprint(i), Values: map[string]any{key: v}, Status: experiment.OK, Runs: 1,
-				TokensPerSecond: 100, TokensPerSecondPerDevice: 50 + float64(i), StepSeconds: 1, StepSecondsMin: .9, StepSecondsMax: 1.1, TFLOPsPerDevice: 3})
+			e.Cells = append(e.Cells, experiment.Cell{ID: fmt.Sprint(i), Values: map[string]any{key: v},
+				Status: experiment.OK, Runs: 1,
+				TokensPerSecond: 100, TokensPerSecondPerDevice: 50 + float64(i), StepSeconds: 1, StepSecondsMin: .9,
+				StepSecondsMax: 1.1, TFLOPsPerDevice: 3})
 		}
 		return e
 	}
@@ -413,11 +429,14 @@ func TestGridsOfAnyShape(t *testing.T) {
 	chosen.Cells[1].Choices = experiment.Choices{Backend: "fused", Layout: "striped", Recompute: "full"}
 	pending := cells("nproc", 1.0, 2.0)
 	for i := range pending.Cells {
-		pending.Cells[i] = experiment.Cell{ID: fmt.Sprint(i), Values: pending.Cells[i].Values, Status: experiment.Pending}
+		pending.Cells[i] = experiment.Cell{ID: fmt.Sprint(i), Values: pending.Cells[i].Values,
+			Status: experiment.Pending}
 	}
 	for name, e := range map[string]*experiment.Results{
-		"words": cells("attention.backend", "flash", "fused"), "chosen": chosen, "numbers": cells("train.micro_batch_size", 1.0, 2.0), "booleans": cells("train.deterministic", true, false),
-		"ints": cells("data.seq_len", 1024, 2048), "one": cells("nproc", 1.0), "pending": pending, "none": {Version: 1, Name: "none"}, "lists": cells("optimizer.betas", []any{.9, .95}, []any{.9, .99}),
+		"words": cells("attention.backend", "flash", "fused"), "chosen": chosen,
+		"numbers": cells("train.micro_batch_size", 1.0, 2.0), "booleans": cells("train.deterministic", true, false),
+		"ints": cells("data.seq_len", 1024, 2048), "one": cells("nproc", 1.0), "pending": pending, "none": {Version: 1,
+			Name: "none"}, "lists": cells("optimizer.betas", []any{.9, .95}, []any{.9, .99}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := Input{Title: name, Experiment: e}
@@ -436,11 +455,14 @@ func TestGridsOfAnyShape(t *testing.T) {
 
 // Speed-up is over the fastest cell with the fewest ranks, and the ideal begins there.
 func TestStrongScaling(t *testing.T) {
-	e := &experiment.Results{Version: 1, Grid: []experiment.Axis{{Key: "nproc", Values: []any{1.0, 2.0, 4.0}}, {Key: "parallel.algorithm", Values: []any{"ring", "ulysses"}}}}
+	e := &experiment.Results{Version: 1, Grid: []experiment.Axis{{Key: "nproc", Values: []any{1.0, 2.0, 4.0}},
+		{Key: "parallel.algorithm", Values: []any{"ring", "ulysses"}}}}
 	for i, rate := range map[int]float64{1: 100, 2: 90, 4: 80} {
 		for k, a := range []string{"ring", "ulysses"} {
 			r := rate / float64(k+1)
-			e.Cells = append(e.Cells, experiment.Cell{ID: fmt.Sprint(i, a), Values: map[string]any{"nproc": float64(i), "parallel.algorithm": a}, Status: experiment.OK, TokensPerSecondPerDevice: r, TokensPerSecond: r * float64(i), StepSeconds: 1 / r / float64(i)})
+			e.Cells = append(e.Cells, experiment.Cell{ID: fmt.Sprint(i, a), Values: map[string]any{"nproc": float64(i),
+				"parallel.algorithm": a}, Status: experiment.OK, TokensPerSecondPerDevice: r,
+				TokensPerSecond: r * float64(i), StepSeconds: 1 / r / float64(i)})
 		}
 	}
 	f := newGrid(e).strong()
@@ -455,9 +477,12 @@ func TestStrongScaling(t *testing.T) {
 // A wait names the rank that sends what is waited for.
 func TestWhoWaitedForWhom(t *testing.T) {
 	r := Run{Name: "r", Slices: []metrics.Slice{
-		{Rank: 0, Lane: "compute", Name: "attention forward", Label: "step 4/forward/layer 0/hop 0 owner 0", Start: 1, Took: 1},
-		{Rank: 0, Lane: "compute", Name: "wait", Label: "step 4/forward/layer 0/hop 0 owner 0", Detail: "exchange: 8 bytes to rank 1, 8 bytes from rank 1", Start: 2, Took: 3},
-		{Rank: 1, Lane: "attention comm", Name: "exchange", Label: "step 4/forward/layer 0", Detail: "8 bytes to rank 0, 8 bytes from rank 0", Start: 1, Took: 4},
+		{Rank: 0, Lane: "compute", Name: "attention forward", Label: "step 4/forward/layer 0/hop 0 owner 0", Start: 1,
+			Took: 1},
+		{Rank: 0, Lane: "compute", Name: "wait", Label: "step 4/forward/layer 0/hop 0 owner 0",
+			Detail: "exchange: 8 bytes to rank 1, 8 bytes from rank 1", Start: 2, Took: 3},
+		{Rank: 1, Lane: "attention comm", Name: "exchange", Label: "step 4/forward/layer 0",
+			Detail: "8 bytes to rank 0, 8 bytes from rank 0", Start: 1, Took: 4},
 		{Rank: 1, Lane: "compute", Name: "linear", Label: "step 4/forward/layer 0", Start: 1, Took: 1},
 		{Rank: 0, Lane: "compute", Name: "linear", Label: "step 5/forward/layer 0", Start: 9, Took: 1},
 	}}

@@ -149,7 +149,6 @@ func uneven(runs []Run) bool {
 	})
 }
 
-// view makes a value by step; the script draws it against any of the axes of page.Steps.
 func (m measure) view(runs []Run, steps [][]metrics.Step) view {
 	v := view{Name: m.name, Y: m.y, Panels: []panel{{}}}
 	for i := range runs {
@@ -384,7 +383,6 @@ func (p *Plan) settings() settings {
 	return s
 }
 
-// add adds the keys of a section, or of a section inside it.
 func (s settings) add(path string, section map[string]any) {
 	for _, name := range slices.Sorted(maps.Keys(section)) {
 		key, v := path+"."+name, section[name]

@@ -171,7 +171,6 @@ func (g *grid) strong() *figure {
 	return f
 }
 
-// fewest returns the fewest ranks of any line, and the fastest rate with so few.
 func fewest(all []series) (n, rate number) {
 	for _, s := range all {
 		for j, x := range s.X {
@@ -342,7 +341,6 @@ func fold(panels []panel) []series {
 	return out
 }
 
-// memory draws what a rank's memory holds by the plan, and what was measured.
 func (g *grid) memory() *figure {
 	f := &figure{Title: "Memory by kind", Kind: "bars", Section: memories,
 		Says: "Planned bytes of the rank that needs most, by kind; the diamond is the measured peak. A cell that ran " +

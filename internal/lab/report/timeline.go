@@ -212,7 +212,6 @@ func (s span) words() string {
 	return what
 }
 
-// byRow returns the spans of each row: two for each rank, of its work and of its transfers.
 func byRow(spans []span, ranks []int) [][]span {
 	rows := make([][]span, 2*len(ranks))
 	for _, s := range spans {

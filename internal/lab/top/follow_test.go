@@ -17,11 +17,12 @@ func followed(t *testing.T, r run) (f *follower, steps *[]int64) {
 	t.Helper()
 	s := r.source()
 	steps = new([]int64)
-	return &follower{root: s.root, add: func(m metrics.Step) { *steps = append(*steps, m.Step) }, forget: func() { *steps = nil }}, steps
+	return &follower{root: s.root, add: func(m metrics.Step) { *steps = append(*steps, m.Step) },
+		forget: func() { *steps = nil }}, steps
 }
 
-// What is appended in pieces is told once, when a line is whole; lines that are none are passed over, and a file that is
-// replaced, cut or gone begins anew.
+// What is appended in pieces is told once, when a line is whole; lines that are none are passed over, and a file that
+// is replaced, cut or gone begins anew.
 func TestFollower(t *testing.T) {
 	r := newRun(t)
 	f, steps := followed(t, r)
@@ -37,7 +38,8 @@ func TestFollower(t *testing.T) {
 	r.add("metrics.jsonl", line(1)+two[:40])
 	check(1)
 	check(1)
-	r.add("metrics.jsonl", two[40:]+"not json\n{\"step\":\n[1]\n{\"step\":-4}\n"+strings.Repeat("{", 3*maxLine)+"\n"+line(3))
+	r.add("metrics.jsonl", two[40:]+"not json\n{\"step\":\n[1]\n{\"step\":-4}\n"+strings.Repeat("{",
+		3*maxLine)+"\n"+line(3))
 	check(1, 2, 3)
 	r.add("metrics.jsonl", strings.Repeat("x", maxLine+7)) // its end comes with the next
 	check(1, 2, 3)
@@ -133,7 +135,8 @@ func TestChart(t *testing.T) {
 func FuzzFollow(f *testing.F) {
 	f.Add([]byte(line(1)+line(2)), 40)
 	f.Add([]byte(`{"step":1e300,"loss":"x"}`+"\n"+`{"step":5,"loss":null,"val_loss":1e999,"memory_bytes":-1}`+"\n"), 3)
-	f.Add([]byte(`{"step":9223372036854775807,"loss":-1e308,"tokens":-5,"tokens_per_second":1e308,"epoch":-1,"time":"0001-01-01T00:00:00Z"}`+"\n"+line(3)), 1)
+	f.Add([]byte(`{"step":9223372036854775807,"loss":-1e308,"tokens":-5,"tokens_per_second":1e308,`+
+		`"epoch":-1,"time":"0001-01-01T00:00:00Z"}`+"\n"+line(3)), 1)
 	f.Fuzz(func(t *testing.T, text []byte, cut int) {
 		var whole, parts Source
 		whole.log = follower{add: whole.add, forget: whole.forget}

@@ -104,7 +104,8 @@ func liveOn(t *testing.T, ctx context.Context, s *Source, signals chan os.Signal
 	t.Setenv("TERM", "xterm-256color")
 	t.Setenv("LC_ALL", "C.UTF-8")
 	tty := newTTY(80, 24)
-	screen, err := tcell.NewTerminfoScreenFromTty(tty, tcell.OptNegotiation(false), tcell.OptKeyboardProtocol(tcell.LegacyKeyboard))
+	screen, err := tcell.NewTerminfoScreenFromTty(tty, tcell.OptNegotiation(false),
+		tcell.OptKeyboardProtocol(tcell.LegacyKeyboard))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,8 +151,8 @@ func TestLiveEnds(t *testing.T) {
 	}
 }
 
-// A panic of what reads the run ends it with an error, and one of what draws goes on as a panic: both leave the terminal
-// as it was.
+// A panic of what reads the run ends it with an error, and one of what draws goes on as a panic: both leave the
+// terminal as it was.
 func TestLiveLeavesTheTerminalAfterAPanic(t *testing.T) {
 	tty, done := liveOn(t, t.Context(), nil, nil)
 	if err := <-done; err == nil || !strings.Contains(err.Error(), "panic") || tty.started {
@@ -233,7 +234,8 @@ func TestLiveOnPlainTerminals(t *testing.T) {
 	s := example(t).source()
 	ended := make(chan error, 1)
 	go func() { ended <- Live(t.Context(), s, screen, nil) }()
-	if all := until(t, plain, "quit"); strings.IndexFunc(all, func(r rune) bool { return r > 0x7e }) >= 0 || !strings.Contains(all, "####") {
+	if all := until(t, plain, "quit"); strings.IndexFunc(all, func(r rune) bool { return r > 0x7e }) >= 0 ||
+		!strings.Contains(all, "####") {
 		t.Errorf("no ASCII: %q", all)
 	}
 	plain.keys <- []byte("q")

@@ -103,7 +103,6 @@ func names(all []column, use []bool, w int) Line {
 	return row(all, use, cells, w, func(int) Style { return Dim })
 }
 
-// ranks returns the table of the ranks, with the causes of waits.
 func (p *picture) ranks() *list {
 	if len(p.Rows) == 0 || !p.State.lives() {
 		return nil
@@ -163,7 +162,6 @@ func (p *picture) rank(s *status.Row, r standing.Row, use []bool) Line {
 	})
 }
 
-// nodes returns one line for each node, or a summary of many.
 func (p *picture) nodes() []Line {
 	switch {
 	case len(p.Nodes) == 0:
@@ -206,7 +204,6 @@ func (p *picture) nodes() []Line {
 	return flow("nodes", items, p.w)
 }
 
-// maxHosts bounds the hosts that are named.
 const maxHosts = 4
 
 func several(hosts []string) string {
@@ -223,7 +220,6 @@ func (p *picture) isLive(n *status.Node) bool {
 	return at < len(p.Rows) && p.Rows[at].Rank < n.FirstRank+n.Ranks
 }
 
-// counted returns "1 rank" or "4 ranks".
 func counted(n int, what string) string {
 	if n == 1 {
 		return "1 " + what

@@ -89,7 +89,8 @@ func (r run) source() *Source {
 }
 
 const trainYAML = `
-model: {vocab_size: 256, hidden_size: 128, intermediate_size: 344, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2}
+model: {vocab_size: 256, hidden_size: 128, intermediate_size: 344, num_hidden_layers: 2,
+  num_attention_heads: 4, num_key_value_heads: 2}
 data: {path: x.txt, seq_len: 1K}
 train: {steps: 300}
 `
@@ -98,9 +99,12 @@ train: {steps: 300}
 func line(step int64) string {
 	x := float64(step)
 	s := metrics.Step{
-		Time: metrics.Time(noon.Add(time.Duration(step-150) * 200 * time.Millisecond)), Step: step, Epoch: metrics.Float(x / 420), Loss: metrics.Float(2 + 3.5*math.Exp(-x/25) + 0.1*math.Sin(x)),
-		GradNorm: 0.81, LR: 3e-4, Tokens: 1024 * step, StepSeconds: 0.25, TokensPerSecond: metrics.Float(4000 + 100*math.Cos(x)), TokensPerSecondPerDevice: 1000,
-		TFLOPsPerDevice: 0.0036, MFU: metrics.Absent, MemoryBytes: 46 << 20, CommWaitSeconds: 0.05, AttentionImbalance: 1, AttentionBytes: 2e6,
+		Time: metrics.Time(noon.Add(time.Duration(step-150) * 200 * time.Millisecond)), Step: step,
+		Epoch: metrics.Float(x / 420), Loss: metrics.Float(2 + 3.5*math.Exp(-x/25) + 0.1*math.Sin(x)),
+		GradNorm: 0.81, LR: 3e-4, Tokens: 1024 * step, StepSeconds: 0.25, TokensPerSecond: metrics.Float(4000 +
+			100*math.Cos(x)), TokensPerSecondPerDevice: 1000,
+		TFLOPsPerDevice: 0.0036, MFU: metrics.Absent, MemoryBytes: 46 << 20, CommWaitSeconds: 0.05,
+		AttentionImbalance: 1, AttentionBytes: 2e6,
 	}
 	if step%100 == 0 {
 		v := metrics.Float(2.5)
@@ -116,11 +120,13 @@ func line(step int64) string {
 // node is one of two ranks.
 func node(rank int) status.Node {
 	n := status.Node{
-		RunID: "a", Host: fmt.Sprintf("node-%c", 'a'+rank), PID: 4711 + rank, Rank: rank, FirstRank: 2 * rank, Ranks: 2, WorldSize: 4, Every: 1,
+		RunID: "a", Host: fmt.Sprintf("node-%c", 'a'+rank), PID: 4711 + rank, Rank: rank, FirstRank: 2 * rank, Ranks: 2,
+		WorldSize: 4, Every: 1,
 		Begun: noon.Add(-2 * time.Minute), Written: noon.Add(-time.Second), State: status.Running, Start: 1,
 	}
 	for i := range 2 {
-		r := status.Row{Resident: int64(38+i) << 20, Standing: standing.Standing{Rank: 2*rank + i, Host: n.Host, PID: 5000 + 2*rank + i, Step: 150, Phase: "step"}}
+		r := status.Row{Resident: int64(38+i) << 20, Standing: standing.Standing{Rank: 2*rank + i, Host: n.Host,
+			PID: 5000 + 2*rank + i, Step: 150, Phase: "step"}}
 		if r.Rank == 2 {
 			r.Standing.State = "is stopped by a signal or a debugger"
 		} else {
@@ -152,7 +158,8 @@ func example(t *testing.T) run {
 		t.Fatal(err)
 	}
 	r.write("checkpoints/latest", "step-00000100\n")
-	r.write("logs/launcher.log", `--- 2026-11-22T11:58:00.000Z cprun v1: cprun --nnodes 2 --nproc 2 examples/opticks.yaml
+	r.write("logs/launcher.log", `--- 2026-11-22T11:58:00.000Z cprun v1: cprun --nnodes 2 --nproc 2 `+
+		`examples/opticks.yaml
 2026-11-22T11:58:00.100Z run directory runs/opticks-20261122-115800
 2026-11-22T11:58:10.000Z step 10/300  loss 3.1234  grad_norm 0.81  lr 3.0e-04  4,012 tok/s  eta 1m23s
 2026-11-22T11:58:50.000Z cprun: rank 3 failed on host node-b (pid 77): killed by SIGKILL
@@ -160,7 +167,8 @@ func example(t *testing.T) run {
 2026-11-22T11:58:50.100Z cprun: restart 1 of 3
 2026-11-22T11:59:20.000Z checkpoint of step 100: whole after 0.1 s, of which training stood still for 0.1 s
 `)
-	r.write("logs/launcher-0001.log", "--- 2026-11-22T11:58:00.050Z cprun v1: cprun --nnodes 2 --nproc 2 examples/opticks.yaml\n2026-11-22T11:59:00.000Z \x1b[31mred\x1b[0m text of a rank\n")
+	r.write("logs/launcher-0001.log", "--- 2026-11-22T11:58:00.050Z cprun v1: cprun --nnodes 2 --nproc 2 "+
+		"examples/opticks.yaml\n2026-11-22T11:59:00.000Z \x1b[31mred\x1b[0m text of a rank\n")
 	return r
 }
 
@@ -200,7 +208,8 @@ func golden(t *testing.T, name string, got []byte) {
 	}
 }
 
-// No picture is larger than its terminal, and none is of anything but what a terminal shows as it is, whatever the sizes.
+// No picture is larger than its terminal, and none is of anything but what a terminal shows as it is, whatever the
+// sizes.
 func TestLayoutFitsAnySize(t *testing.T) {
 	v := example(t).source().Look(noon)
 	v.Faults = []string{strings.Repeat("wide 中文 ", 40)}
@@ -234,7 +243,8 @@ func TestManyRanksAreScrolled(t *testing.T) {
 	for _, l := range Layout(v, 80, 24, Look{Scroll: 50, Keys: true}) {
 		text += l.String() + "\n"
 	}
-	if !strings.Contains(text, "64 ranks, of which ") || !strings.Contains(text, " to 63\n") || !strings.Contains(text, "\n  63  ") || strings.Contains(text, "\n   0  ") {
+	if !strings.Contains(text, "64 ranks, of which ") || !strings.Contains(text, " to 63\n") || !strings.Contains(text,
+		"\n  63  ") || strings.Contains(text, "\n   0  ") {
 		t.Errorf("\n%s", text)
 	}
 }
@@ -255,22 +265,31 @@ func TestStates(t *testing.T) {
 		want State
 		text string
 	}{
-		"empty":       {func(run) {}, NotStarted, "no run has begun"},
-		"no word":     {func(r run) { r.write("config.yaml", trainYAML) }, Unknown, "its launcher says nothing"},
-		"metrics":     {func(r run) { r.write("metrics.jsonl", line(3)) }, Unknown, "state unknown"},
-		"running":     {at(func(n *status.Node) {}), Running, "running"},
-		"starting":    {at(func(n *status.Node) { n.Rows = nil }), Starting, "starting"},
-		"on its way":  {at(func(n *status.Node) { n.Rows[0].State, n.Rows[1].State = "starts", "starts" }), Starting, "starting"},
-		"between":     {at(func(n *status.Node) { n.Rows, n.Start = nil, 2 }), Between, "restarts 2"},
-		"silent":      {at(func(n *status.Node) { n.Written = noon.Add(-time.Minute) }), Silent, "silent for 1m00s"},
-		"late":        {at(func(n *status.Node) { n.Written = noon.Add(-10 * time.Second) }), Running, ""},
-		"fast clock":  {at(func(n *status.Node) { n.Written = noon.Add(time.Hour) }), Running, ""},
-		"dead":        {at(func(n *status.Node) { n.Host, n.PID, n.Written = "here", 1<<22+1, noon.Add(-5*time.Second) }), Dead, "its launcher is gone for 5s"},
-		"alive":       {at(func(n *status.Node) { n.Host, n.PID, n.Written = "here", os.Getpid(), noon.Add(-5*time.Second) }), Running, ""},
-		"done":        {at(func(n *status.Node) { n.State = status.Ended }), Done, "done"},
-		"stopped":     {at(func(n *status.Node) { n.State, n.ExitCode = status.Ended, 75 }), Stopped, "stopped"},
-		"interrupted": {at(func(n *status.Node) { n.State, n.ExitCode = status.Ended, 130 }), Interrupted, "interrupted"},
-		"failed":      {at(func(n *status.Node) { n.State, n.ExitCode, n.Why = status.Ended, 1, "rank 1 failed" }), Failed, "rank 1 failed"},
+		"empty":    {func(run) {}, NotStarted, "no run has begun"},
+		"no word":  {func(r run) { r.write("config.yaml", trainYAML) }, Unknown, "its launcher says nothing"},
+		"metrics":  {func(r run) { r.write("metrics.jsonl", line(3)) }, Unknown, "state unknown"},
+		"running":  {at(func(n *status.Node) {}), Running, "running"},
+		"starting": {at(func(n *status.Node) { n.Rows = nil }), Starting, "starting"},
+		"on its way": {at(func(n *status.Node) { n.Rows[0].State, n.Rows[1].State = "starts", "starts" }), Starting,
+			"starting"},
+		"between":    {at(func(n *status.Node) { n.Rows, n.Start = nil, 2 }), Between, "restarts 2"},
+		"silent":     {at(func(n *status.Node) { n.Written = noon.Add(-time.Minute) }), Silent, "silent for 1m00s"},
+		"late":       {at(func(n *status.Node) { n.Written = noon.Add(-10 * time.Second) }), Running, ""},
+		"fast clock": {at(func(n *status.Node) { n.Written = noon.Add(time.Hour) }), Running, ""},
+		"dead": {at(func(n *status.Node) {
+			n.Host, n.PID, n.Written = "here", 1<<22+1,
+				noon.Add(-5*time.Second)
+		}), Dead, "its launcher is gone for 5s"},
+		"alive": {at(func(n *status.Node) {
+			n.Host, n.PID, n.Written = "here", os.Getpid(),
+				noon.Add(-5*time.Second)
+		}), Running, ""},
+		"done":    {at(func(n *status.Node) { n.State = status.Ended }), Done, "done"},
+		"stopped": {at(func(n *status.Node) { n.State, n.ExitCode = status.Ended, 75 }), Stopped, "stopped"},
+		"interrupted": {at(func(n *status.Node) { n.State, n.ExitCode = status.Ended, 130 }), Interrupted,
+			"interrupted"},
+		"failed": {at(func(n *status.Node) { n.State, n.ExitCode, n.Why = status.Ended, 1, "rank 1 failed" }),
+			Failed, "rank 1 failed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRun(t)
@@ -281,7 +300,8 @@ func TestStates(t *testing.T) {
 				fmt.Fprintln(&b, l)
 			}
 			if v.State != c.want || !strings.Contains(b.String(), c.text) {
-				t.Errorf("state %v, want %v, with %q in\n%s", states[v.State].text, states[c.want].text, c.text, b.String())
+				t.Errorf("state %v, want %v, with %q in\n%s", states[v.State].text, states[c.want].text, c.text,
+					b.String())
 			}
 		})
 	}

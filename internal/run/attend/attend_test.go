@@ -76,8 +76,10 @@ func TestOpenNamesEveryFault(t *testing.T) {
 		{"dout", good.with("dout", 2, 9, 4, 8), nil, []string{"dout"}},
 		{"metadata", good, map[string]string{"causal": "maybe", "window": "x", "softcap": "-1", "scale": "inf"},
 			[]string{`"causal"`, `"window"`, `"softcap"`, `"scale"`}},
-		{"metadata's names", good, map[string]string{"windw": "3", "Causal": "true", "softmax_scale": "1", "is_causal": "true", "window_size": "3"},
-			[]string{`"windw"`, "mean window?", `"Causal"`, "mean causal?", `"softmax_scale"`, "mean scale?", `"is_causal"`, `"window_size"`}},
+		{"metadata's names", good, map[string]string{"windw": "3", "Causal": "true", "softmax_scale": "1",
+			"is_causal": "true", "window_size": "3"},
+			[]string{`"windw"`, "mean window?", `"Causal"`, "mean causal?", `"softmax_scale"`, "mean scale?",
+				`"is_causal"`, `"window_size"`}},
 		{"docs", good, map[string]string{"docs": "[4, 4]"}, []string{`"docs"`, "8", "9"}},
 		{"docs text", good, map[string]string{"docs": "four"}, []string{`"docs"`, "JSON"}},
 	} {
@@ -165,7 +167,8 @@ func TestSpecsAgree(t *testing.T) {
 		{"format": "pt", "layout": "bshd", "lse": "natural log", "source": "a model"},
 	} {
 		path := write(t, good, meta)
-		want, _ := run(t, path, 1, Spec{Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "ring", Backend: "reference"}, DType: "fp64"})
+		want, _ := run(t, path, 1, Spec{Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "ring",
+			Backend: "reference"}, DType: "fp64"})
 		if len(want) != 5 {
 			t.Fatalf("results %v, want out, lse, dq, dk, dv", want)
 		}
@@ -188,7 +191,10 @@ func TestSpecsAgree(t *testing.T) {
 				bound = 2e-5
 			}
 			for name, w := range want {
-				if err := near.Each(got[name], w, near.Finite, func(i int) float64 { return bound * math.Max(1, math.Abs(float64(w[i]))) }); err != nil {
+				if err := near.Each(got[name], w, near.Finite, func(i int) float64 {
+					return bound * math.Max(1,
+						math.Abs(float64(w[i])))
+				}); err != nil {
 					t.Fatalf("%v, %+v: %s: %v", meta, s, name, err)
 				}
 			}
@@ -197,7 +203,8 @@ func TestSpecsAgree(t *testing.T) {
 }
 
 func TestWithoutDoutThereIsNoBackward(t *testing.T) {
-	got, _ := run(t, write(t, good.with("dout"), nil), 2, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"}, DType: "fp32"})
+	got, _ := run(t, write(t, good.with("dout"), nil), 2, Spec{Strategy: ring.Strategy{Layout: "zigzag",
+		Algorithm: "ring", Backend: "flash"}, DType: "fp32"})
 	if len(got) != 2 || got["out"] == nil || got["lse"] == nil {
 		t.Errorf("results %v, want out and lse alone", got)
 	}

@@ -114,7 +114,6 @@ func number(s string, none float64, fault func()) float64 {
 	return x
 }
 
-// metadataKeys lists the metadata that are read.
 var metadataKeys = []string{"causal", "window", "docs", "docs_kv", "slices", "softcap", "scale", "layout", "heads",
 	"kv_heads", "head_dim", "sink", "max_logit"}
 
@@ -217,7 +216,6 @@ func (s *Spec) groups(c *Case, shape partition.Shape, rank int) ([]group, error)
 	return list, nil
 }
 
-// of returns the rows of a group's samples on the device.
 func (l *local) of(g group) local {
 	if l.q.Len(tensor.Batch) == g.hi-g.lo {
 		return *l

@@ -48,11 +48,13 @@ func runGPU(t *testing.T, m machine.Machine, path string, ranks int, s Spec) map
 			if err != nil {
 				return err
 			}
-			dev, err := device.CUDA(device.CUDAOptions{Ordinal: r, Backend: s.Backend, Compute: dtype, Machine: m, Packed: c.Masks.Docs != nil})
+			dev, err := device.CUDA(device.CUDAOptions{Ordinal: r, Backend: s.Backend, Compute: dtype, Machine: m,
+				Packed: c.Masks.Docs != nil})
 			if err != nil {
 				return err
 			}
-			world, err := commdevice.New(context.Background(), hosts[r], dev.Stream.(*cuda.Stream), commdevice.Options{})
+			world, err := commdevice.New(context.Background(), hosts[r], dev.Stream.(*cuda.Stream),
+				commdevice.Options{})
 			if err != nil {
 				return err
 			}
@@ -89,7 +91,8 @@ func TestFixturesOnGPUs(t *testing.T) {
 	}
 	paths = append(paths, masks...)
 	for _, path := range paths {
-		want, _ := run(t, path, 1, Spec{Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "ring", Backend: "reference"}, DType: "fp64"})
+		want, _ := run(t, path, 1, Spec{Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "ring",
+			Backend: "reference"}, DType: "fp64"})
 		for ranks := 1; ranks <= min(len(gpus), 4); ranks *= 2 {
 			for _, s := range []Spec{
 				{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "reference"}, DType: "fp32"},
@@ -101,17 +104,18 @@ func TestFixturesOnGPUs(t *testing.T) {
 				if s.Backend == "fused" && takesTiles(t, path) {
 					continue // rules fused-slices and fused-documents-mixed-bands
 				}
-				t.Run(fmt.Sprintf("%s/%d/%s-%s-%s", filepath.Base(path), ranks, s.Backend, s.Layout, s.DType), func(t *testing.T) {
-					bound := map[string]float64{"fp32": 1e-4, "bf16": 2e-2}[s.DType]
-					got := runGPU(t, m, path, ranks, s)
-					for name, w := range want {
-						d, err := near.Of(got[name], w, near.Infinities)
-						if err != nil || !(d.Norm <= bound) {
-							t.Errorf("%s is off by %+v, want a norm of at most %g: %v", name, d, bound, err)
+				t.Run(fmt.Sprintf("%s/%d/%s-%s-%s", filepath.Base(path), ranks, s.Backend, s.Layout, s.DType),
+					func(t *testing.T) {
+						bound := map[string]float64{"fp32": 1e-4, "bf16": 2e-2}[s.DType]
+						got := runGPU(t, m, path, ranks, s)
+						for name, w := range want {
+							d, err := near.Of(got[name], w, near.Infinities)
+							if err != nil || !(d.Norm <= bound) {
+								t.Errorf("%s is off by %+v, want a norm of at most %g: %v", name, d, bound, err)
+							}
+							t.Logf("%s is off by %.3g relative", name, d.Norm)
 						}
-						t.Logf("%s is off by %.3g relative", name, d.Norm)
-					}
-				})
+					})
 			}
 		}
 	}
@@ -140,31 +144,39 @@ func TestScoresOnGPUs(t *testing.T) {
 	for _, path := range scoreCases(t) {
 		want := stored(t, path)
 		specs := []Spec{
-			{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "reference"}, DType: "fp32"}, {Strategy: ring.Strategy{Layout: "striped", Algorithm: "allgather", Backend: "reference"}, DType: "fp32"},
-			{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ulysses", Backend: "reference"}, DType: "fp32"}, {Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "hierarchical", Backend: "reference"}, DType: "fp32"},
+			{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "reference"}, DType: "fp32"},
+			{Strategy: ring.Strategy{Layout: "striped", Algorithm: "allgather", Backend: "reference"},
+				DType: "fp32"},
+			{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ulysses", Backend: "reference"}, DType: "fp32"},
+			{Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "hierarchical", Backend: "reference"},
+				DType: "fp32"},
 		}
 		c, err := Open(path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !c.Scores.Biased() && !c.Scores.MaxLogit {
-			specs = append(specs, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"}, DType: "fp32"})
+			specs = append(specs, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"},
+				DType: "fp32"})
 		}
 		c.Close()
 		if strings.HasSuffix(path, "sink_wide.safetensors") { // of head dims that cuDNN takes
-			specs = append(specs, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "fused"}, DType: "bf16"}, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"}, DType: "bf16"})
+			specs = append(specs, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "fused"},
+				DType: "bf16"}, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"},
+				DType: "bf16"})
 		}
 		for ranks := 1; ranks <= min(len(gpus), 4); ranks *= 2 {
 			for _, s := range specs {
-				t.Run(fmt.Sprintf("%s/%d/%s-%s-%s", filepath.Base(path), ranks, s.Backend, s.Layout, s.DType), func(t *testing.T) {
-					got := runGPU(t, m, path, ranks, s)
-					bound := map[string]float64{"fp32": 1e-4, "bf16": 2e-2}[s.DType]
-					for name, w := range want {
-						if d, err := near.Of(got[name], w, near.Infinities); err != nil || !(d.Norm <= bound) {
-							t.Errorf("%s is off by %+v, want a norm of at most %g: %v", name, d, bound, err)
+				t.Run(fmt.Sprintf("%s/%d/%s-%s-%s", filepath.Base(path), ranks, s.Backend, s.Layout, s.DType),
+					func(t *testing.T) {
+						got := runGPU(t, m, path, ranks, s)
+						bound := map[string]float64{"fp32": 1e-4, "bf16": 2e-2}[s.DType]
+						for name, w := range want {
+							if d, err := near.Of(got[name], w, near.Infinities); err != nil || !(d.Norm <= bound) {
+								t.Errorf("%s is off by %+v, want a norm of at most %g: %v", name, d, bound, err)
+							}
 						}
-					}
-				})
+					})
 			}
 		}
 	}

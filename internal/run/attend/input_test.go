@@ -67,7 +67,8 @@ func packed(t *testing.T, l qkv.Layout, n qkv.LayoutDims, meta map[string]string
 	if err != nil {
 		t.Fatal(err)
 	}
-	q, k, v := filled(1, n.Batch, n.SeqQ, n.Heads, n.HeadDim), filled(2, n.Batch, n.SeqKV, n.KVHeads, n.HeadDim), filled(3, n.Batch, n.SeqKV, n.KVHeads, n.HeadDimV)
+	q, k, v := filled(1, n.Batch, n.SeqQ, n.Heads, n.HeadDim), filled(2, n.Batch, n.SeqKV, n.KVHeads, n.HeadDim),
+		filled(3, n.Batch, n.SeqKV, n.KVHeads, n.HeadDimV)
 	r := n.Heads / n.KVHeads
 	for g := range three.Groups() {
 		gq, gk, gv := three.Group(g)
@@ -157,12 +158,16 @@ func TestDetection(t *testing.T) {
 		{shapes{"qkv": {2, 9, 8, 8}}, map[string]string{"kv_heads": "1"}, "bs(h+2h_g)d", nil},
 		{shapes{"qkv": {2, 9, 8, 8}}, nil, "", []string{"say heads", "bs(h+2h_g)d and sb(h+2h_g)d"}},
 		{shapes{"qkv": {2, 9, 8, 16}, "dout": {2, 9, 4, 16}}, nil, "", []string{"say heads", "bs(h+2h_g)d"}},
-		{shapes{"qkv": {2, 9, 8, 16}, "dout": {2, 9, 6, 16}}, map[string]string{"head_dim": "16"}, "", []string{"say heads", "bs(h+2h_g)d"}},
+		{shapes{"qkv": {2, 9, 8, 16}, "dout": {2, 9, 6, 16}}, map[string]string{"head_dim": "16"}, "",
+			[]string{"say heads", "bs(h+2h_g)d"}},
 		{shapes{"qkv": {2, 9, 8, 16}, "dout": {2, 9, 4, 16}}, map[string]string{"kv_heads": "2"}, "bs(h+2h_g)d", nil},
 		{shapes{"qkv": {9, 2, 8, 16}, "dout": {2, 9, 4, 16}}, map[string]string{"heads": "4"}, "sb(h+2h_g)d", nil},
-		{shapes{"qkv": {2, 9, 8, 16}, "dout": {2, 9, 4, 16}}, map[string]string{"layout": "bs(h+2h_g)d"}, "bs(h+2h_g)d", nil},
-		{shapes{"qkv": {9, 8, 16}, "dout": {1, 9, 4, 16}}, map[string]string{"docs": "[4,5]"}, "", []string{"t(h+2h_g)d"}},
-		{shapes{"qkv": {9, 8, 16}, "dout": {1, 9, 4, 16}}, map[string]string{"docs": "[4,5]", "heads": "4"}, "t(h+2h_g)d", nil},
+		{shapes{"qkv": {2, 9, 8, 16}, "dout": {2, 9, 4, 16}}, map[string]string{"layout": "bs(h+2h_g)d"}, "bs(h+2h_g)d",
+			nil},
+		{shapes{"qkv": {9, 8, 16}, "dout": {1, 9, 4, 16}}, map[string]string{"docs": "[4,5]"}, "",
+			[]string{"t(h+2h_g)d"}},
+		{shapes{"qkv": {9, 8, 16}, "dout": {1, 9, 4, 16}}, map[string]string{"docs": "[4,5]", "heads": "4"},
+			"t(h+2h_g)d", nil},
 		{shapes{"qkv": {9, 3, 5, 8}}, map[string]string{"docs": "[4,5]", "heads": "5"}, "t3hd", nil},
 		{shapes{"qkv": {9, 3, 5, 8}}, map[string]string{"docs": "[4,5]"}, "", []string{"t3hd", "tg(h/g+2)d"}},
 		{shapes{"qkv": {9, 3, 5, 8}}, map[string]string{"heads": "3"}, "bs(h+2h_g)d", nil},
@@ -172,17 +177,23 @@ func TestDetection(t *testing.T) {
 		{shapes{"q": {2, 9, 4, 8}, "kv": {2, 7, 4, 2, 8}}, nil, "bshd_bsh2d", nil},
 		{shapes{"q": {2, 9, 4, 8}, "kv": {2, 7, 2, 2, 8}}, nil, "", []string{"bshd_bs2hd", "bshd_bsh2d"}},
 		{shapes{"q": {2, 9, 4, 8}, "kv": {2, 7, 2, 2, 8}}, map[string]string{"layout": "bsh2d"}, "bshd_bsh2d", nil},
-		{shapes{"q": {9, 2, 4, 8}, "k": {9, 2, 2, 8}, "v": {9, 2, 2, 8}}, map[string]string{"layout": "sbhd"}, "sbhd_sbhd_sbhd", nil},
+		{shapes{"q": {9, 2, 4, 8}, "k": {9, 2, 2, 8}, "v": {9, 2, 2, 8}}, map[string]string{"layout": "sbhd"},
+			"sbhd_sbhd_sbhd", nil},
 		{shapes{"q": {9, 4, 8}, "k": {9, 2, 8}, "v": {9, 2, 8}}, nil, "thd_thd_thd", nil},
-		{shapes{"q": {18, 4, 8}, "k": {2, 9, 2, 8}, "v": {2, 9, 2, 8}}, map[string]string{"layout": "thd_bshd_bshd"}, "", []string{"docs"}},
-		{shapes{"q": {18, 4, 8}, "k": {2, 9, 2, 8}, "v": {2, 9, 2, 8}}, map[string]string{"layout": "thd_bshd_bshd", "docs": "[8,10]"}, "", []string{"[8,10]", "of 9 keys"}},
+		{shapes{"q": {18, 4, 8}, "k": {2, 9, 2, 8}, "v": {2, 9, 2, 8}}, map[string]string{"layout": "thd_bshd_bshd"},
+			"", []string{"docs"}},
+		{shapes{"q": {18, 4, 8}, "k": {2, 9, 2, 8}, "v": {2, 9, 2, 8}}, map[string]string{"layout": "thd_bshd_bshd",
+			"docs": "[8,10]"}, "", []string{"[8,10]", "of 9 keys"}},
 		{shapes{"qkv": {2, 9, 3, 5, 8}, "q": {2, 9, 5, 8}}, nil, "", []string{`"q" stands beside "qkv"`}},
 		{shapes{"qkv": {2, 9, 3, 5, 8}}, map[string]string{"layout": "bshd"}, "", []string{"[q k v]", "[qkv]"}},
 		{shapes{"qkv": {2, 9, 3, 5, 8}}, map[string]string{"layout": "bs4hd"}, "", []string{"bs4hd", "bs3hd"}},
-		{shapes{"qkv": {2, 9, 3, 5, 8}}, map[string]string{"layout": "bs3hd", "head_dim": "9"}, "", []string{"head dim 8"}},
-		{shapes{"qkv": {2, 9, 3, 5, 8}, "dout": {2, 9, 4, 8}}, map[string]string{"layout": "bs3hd"}, "", []string{"dout"}},
+		{shapes{"qkv": {2, 9, 3, 5, 8}}, map[string]string{"layout": "bs3hd", "head_dim": "9"}, "",
+			[]string{"head dim 8"}},
+		{shapes{"qkv": {2, 9, 3, 5, 8}, "dout": {2, 9, 4, 8}}, map[string]string{"layout": "bs3hd"}, "",
+			[]string{"dout"}},
 		{shapes{"qkv": {2, 9, 4, 2, 8}}, nil, "", []string{"fit no layout", "bs3hd"}},
-		{shapes{"q": {2, 9, 4, 8}, "k": {2, 9, 2, 8}, "v": {2, 9, 2, 8}}, map[string]string{"heads": "8"}, "", []string{"query heads 4"}},
+		{shapes{"q": {2, 9, 4, 8}, "k": {2, 9, 2, 8}, "v": {2, 9, 2, 8}}, map[string]string{"heads": "8"}, "",
+			[]string{"query heads 4"}},
 		{shapes{"qkv": {2, 9, 3, 5, 8}}, map[string]string{"heads": "many"}, "", []string{`"heads"`}},
 	} {
 		path := write(t, c.shapes, c.meta)
@@ -221,19 +232,22 @@ func TestNothingIsIgnored(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"attn_bias", "sinks", "slopes", "mask", "attn_mask", "key_padding_mask", "cu_seqlens_q", "Q", "dqkv", "x"} {
+	for _, name := range []string{"attn_bias", "sinks", "slopes", "mask", "attn_mask", "key_padding_mask",
+		"cu_seqlens_q", "Q", "dqkv", "x"} {
 		refused(good.with(name, 1, 1, 9, 9), nil, `tensor "`+name+`"`, "qkv", "dout")
 	}
 	for key, value := range map[string]string{
-		"bias": "alibi", "mask": "causal", "attn_mask": "x", "window_size": "3", "window_size_left": "3", "cu_seqlens": "[0,9]", "cu_seqlens_q": "[0,9]",
-		"dropout_p": "0.1", "q_ranges": "[]", "block_mask": "x",
-		"score_mod": "x", "alibi_slopes": "x", "softmax_type": "learnable", "prefix": "4", "Heads": "4", "causl": "true", "is_causal": "true", "softmax_scale": "2",
+		"bias": "alibi", "mask": "causal", "attn_mask": "x", "window_size": "3", "window_size_left": "3",
+		"cu_seqlens": "[0,9]", "cu_seqlens_q": "[0,9]", "dropout_p": "0.1", "q_ranges": "[]", "block_mask": "x",
+		"score_mod": "x", "alibi_slopes": "x", "softmax_type": "learnable", "prefix": "4", "Heads": "4",
+		"causl": "true", "is_causal": "true", "softmax_scale": "2",
 	} {
 		refused(good, map[string]string{key: value}, `metadata "`+key+`"`, "causal, window, docs")
 	}
 	// The results of another run, and words, change nothing.
 	c, err := Open(write(t, good.with("out", 1).with("lse", 1).with("dq", 1).with("dk", 1).with("dv", 1),
-		map[string]string{"format": "pt", "__tool": "x", "comment": "mask", "case": "17", "author": "x", "seed": "1", "max_logit": "false", "sink": ""}))
+		map[string]string{"format": "pt", "__tool": "x", "comment": "mask", "case": "17", "author": "x", "seed": "1",
+			"max_logit": "false", "sink": ""}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,9 +257,12 @@ func TestNothingIsIgnored(t *testing.T) {
 // FuzzMetadata: whatever is accepted is known by name, and a mask of the lengths that are there.
 func FuzzMetadata(f *testing.F) {
 	for _, s := range []string{
-		"causal=true\nwindow=3", "docs=[4,5]", "docs=[[4,5]]", "softcap=1e400", "scale=nan", "layout=sbhd", "layout=bshd\nheads=4", "window=-9223372036854775808",
-		"head_dim=8\nkv_heads=2", "mask=x", "__x=y", "docs=[9223372036854775807,9223372036854775807,11]", "=x", "causal=top_left", "window=1,2", "sink=off_by_one",
-		"docs=[[9],[0,9]]\ncausal=true", "docs=[4,5]\ndocs_kv=[9,0]\nwindow=2,3", "slices=[[0,9,0,9,\"causal\"],[1,3,2,9,\"full\"]]",
+		"causal=true\nwindow=3", "docs=[4,5]", "docs=[[4,5]]", "softcap=1e400", "scale=nan", "layout=sbhd",
+		"layout=bshd\nheads=4", "window=-9223372036854775808",
+		"head_dim=8\nkv_heads=2", "mask=x", "__x=y", "docs=[9223372036854775807,9223372036854775807,11]", "=x",
+		"causal=top_left", "window=1,2", "sink=off_by_one",
+		"docs=[[9],[0,9]]\ncausal=true", "docs=[4,5]\ndocs_kv=[9,0]\nwindow=2,3",
+		"slices=[[0,9,0,9,\"causal\"],[1,3,2,9,\"full\"]]",
 		"slices=[[0,1,0,1,\"full\"]]\ncausal=false\nwindow=-1\ndocs=[]", "docs=[[9],[9]]\ndocs_kv=[[9],[9]]",
 	} {
 		f.Add(s, uint8(0))
@@ -254,7 +271,8 @@ func FuzzMetadata(f *testing.F) {
 	f.Add("heads=3", uint8(1))
 	f.Add("layout=thd_bshd_bshd\ndocs=[9,9]", uint8(3))
 	f.Add("layout=bsh2d", uint8(2))
-	cases := []shapes{good, {"qkv": {2, 9, 3, 3, 8}}, {"q": {2, 9, 4, 8}, "kv": {2, 9, 2, 2, 8}}, {"q": {18, 4, 8}, "k": {2, 9, 2, 8}, "v": {2, 9, 2, 6}}}
+	cases := []shapes{good, {"qkv": {2, 9, 3, 3, 8}}, {"q": {2, 9, 4, 8}, "kv": {2, 9, 2, 2, 8}}, {"q": {18, 4, 8},
+		"k": {2, 9, 2, 8}, "v": {2, 9, 2, 6}}}
 	f.Fuzz(func(t *testing.T, text string, which uint8) {
 		meta := map[string]string{}
 		for _, line := range strings.Split(text, "\n") {
@@ -294,7 +312,8 @@ func FuzzMetadata(f *testing.F) {
 func accepted(c *Case, meta map[string]string) error {
 	for key := range meta {
 		known := slices.Contains(metadataKeys, key) || slices.Contains(harmless, key) || strings.HasPrefix(key, "__")
-		if !known && (strings.Contains(key, "mask") || strings.Contains(key, "window") || strings.Contains(key, "causal")) {
+		if !known && (strings.Contains(key, "mask") || strings.Contains(key, "window") || strings.Contains(key,
+			"causal")) {
 			return fmt.Errorf("metadata %q is taken", key)
 		}
 	}
@@ -304,7 +323,8 @@ func accepted(c *Case, meta map[string]string) error {
 	if math.IsNaN(c.Softmax.Scale) || math.IsInf(c.Softmax.Scale, 0) || c.Softmax.Softcap < 0 {
 		return fmt.Errorf("%+v", c)
 	}
-	if c.Batch < 1 || c.SeqQ < 1 || c.SeqKV < 1 || c.Heads < 1 || c.KVHeads < 1 || c.Heads%c.KVHeads != 0 || !slices.Contains(qkv.Layouts(), c.Input.Layout) {
+	if c.Batch < 1 || c.SeqQ < 1 || c.SeqKV < 1 || c.Heads < 1 || c.KVHeads < 1 || c.Heads%c.KVHeads != 0 ||
+		!slices.Contains(qkv.Layouts(), c.Input.Layout) {
 		return fmt.Errorf("%+v", c)
 	}
 	return nil

@@ -77,14 +77,12 @@ func (c *Case) readMasks() (m Masks, err error) {
 	return m, errors.Join(r.faults...)
 }
 
-// reader collects faults of metadata.
 type reader struct {
 	path     string
 	metadata map[string]string
 	faults   []error
 }
 
-// fault notes a fault of a key, with its value.
 func (r *reader) fault(key string, err error) {
 	if err != nil {
 		r.faults = append(r.faults, fmt.Errorf("%s: metadata %q is %s: %w", r.path, key,

@@ -20,7 +20,8 @@ import (
 
 // shapesOf are tensors of those lengths.
 func shapesOf(batch, seqQ, seqKV int) shapes {
-	return shapes{"q": {batch, seqQ, 2, 4}, "k": {batch, seqKV, 1, 4}, "v": {batch, seqKV, 1, 3}, "dout": {batch, seqQ, 2, 3}}
+	return shapes{"q": {batch, seqQ, 2, 4}, "k": {batch, seqKV, 1, 4}, "v": {batch, seqKV, 1, 3}, "dout": {batch, seqQ,
+		2, 3}}
 }
 
 // What is malformed is refused, by the name of its key.
@@ -56,7 +57,8 @@ func TestMasksThatAreRefused(t *testing.T) {
 		{map[string]string{"docs_kv": "[9]"}, "docs_kv", "beside \"docs\""},
 		{map[string]string{"docs_kv": "[[9],[9]]", "docs": "[]"}, "docs_kv", "beside \"docs\""},
 		{map[string]string{"docs_kv": "nine", "docs": "[9]"}, "docs_kv", "JSON list"},
-		{map[string]string{"docs_kv": "[9]", "docs": "[4,5]"}, "docs", "2 documents by their lengths in queries, and 1"},
+		{map[string]string{"docs_kv": "[9]", "docs": "[4,5]"}, "docs",
+			"2 documents by their lengths in queries, and 1"},
 		{map[string]string{"docs_kv": "[4,4]", "docs": "[4,5]"}, "docs", "in keys"},
 		{map[string]string{"docs_kv": "[[9],[9]]", "docs": "[9]"}, "docs", "must both"},
 		{map[string]string{"docs_kv": "[9]", "docs": "[[9],[9]]"}, "docs", "must both"},
@@ -148,7 +150,8 @@ func TestMetadataAreTheDefinition(t *testing.T) {
 		if c.Masks.Apart() {
 			t.Fatalf("%v: samples of their own", meta)
 		}
-		tiles := partition.Plan(partition.Shape{SeqQ: d.SeqQ, SeqKV: d.SeqKV, Size: 1, Layout: partition.Contiguous{}, Mask: c.Masks.of[0]}, 0, 0)
+		tiles := partition.Plan(partition.Shape{SeqQ: d.SeqQ, SeqKV: d.SeqKV, Size: 1, Layout: partition.Contiguous{},
+			Mask: c.Masks.of[0]}, 0, 0)
 		for i := range d.SeqQ {
 			for j := range d.SeqKV {
 				got := slices.ContainsFunc(tiles, func(t partition.Tile) bool {
@@ -178,7 +181,8 @@ func TestSamplesOfTheirOwn(t *testing.T) {
 	for _, c := range []struct {
 		seqKV   int
 		layouts []string
-	}{{13, []string{"zigzag", "striped", "contiguous", "document"}}, {11, []string{"zigzag", "striped", "contiguous"}}} {
+	}{{13, []string{"zigzag", "striped", "contiguous", "document"}}, {11, []string{"zigzag", "striped",
+		"contiguous"}}} {
 		s, apart := shapesOf(4, 13, c.seqKV), maps.Clone(meta)
 		apart["docs"] = "[" + strings.Join(docs, ",") + "]"
 		if c.seqKV != 13 {
@@ -205,7 +209,8 @@ func TestSamplesOfTheirOwn(t *testing.T) {
 					if layout == "document" {
 						allowed = 1e-6
 					}
-					if err := near.Each(got[name][b*len(w):(b+1)*len(w)], w, near.Infinities, func(int) float64 { return allowed }); err != nil {
+					if err := near.Each(got[name][b*len(w):(b+1)*len(w)], w, near.Infinities,
+						func(int) float64 { return allowed }); err != nil {
 						t.Fatalf("%s, layout %s, sample %d, not as alone: %s: %v", apart["docs"], layout, b, name, err)
 					}
 				}
@@ -230,7 +235,8 @@ func sample(t *testing.T, path string, b int, meta map[string]string) string {
 	for _, name := range f.Names() {
 		info, _ := f.Info(name)
 		n := len(all[name]) / info.Shape[0]
-		entries = append(entries, safetensors.Floats(name, safetensors.F32, append([]int{1}, info.Shape[1:]...), all[name][b*n:(b+1)*n]))
+		entries = append(entries, safetensors.Floats(name, safetensors.F32, append([]int{1}, info.Shape[1:]...),
+			all[name][b*n:(b+1)*n]))
 	}
 	out := filepath.Join(t.TempDir(), "sample.safetensors")
 	if err := safetensors.WriteFile(out, meta, entries); err != nil {
@@ -246,16 +252,20 @@ func TestMaskFixtures(t *testing.T) {
 		t.Fatalf("%d fixtures, %v", len(paths), err)
 	}
 	words := []string{
-		"causal, documents", "causal, window (6, -1), documents, their lengths in keys", "window (4, 2), documents, their lengths in keys",
+		"causal, documents", "causal, window (6, -1), documents, their lengths in keys",
+		"window (4, 2), documents, their lengths in keys",
 		"causal from the top left, documents, their lengths in keys", "causal, documents of each sample",
-		"causal, window (8, -1), documents of each sample, their lengths in keys", "slices: 5", "slices: 5", "slices: 6", "slices: 2",
-		"causal from the top left, window (12, -1)", "causal from the top left", "window (-1, 3)", "window (6, -1)", "window (7, 4)", "window (9, 5)",
+		"causal, window (8, -1), documents of each sample, their lengths in keys", "slices: 5", "slices: 5",
+		"slices: 6", "slices: 2",
+		"causal from the top left, window (12, -1)", "causal from the top left", "window (-1, 3)", "window (6, -1)",
+		"window (7, 4)", "window (9, 5)",
 	}
 	for i, path := range paths {
 		want := results(t, path)
 		for ranks := 1; ranks <= 5; ranks++ {
 			spec := Spec{Strategy: ring.Strategy{
-				Layout: []string{"zigzag", "striped", "contiguous"}[(i+ranks)%3], Algorithm: []string{"ring", "allgather"}[ranks/2%2], Backend: "flash",
+				Layout: []string{"zigzag", "striped", "contiguous"}[(i+ranks)%3], Algorithm: []string{"ring",
+					"allgather"}[ranks/2%2], Backend: "flash",
 			}, DType: "fp32"}
 			got, report := run(t, path, ranks, spec)
 			if report.Mask != words[i] {
@@ -263,7 +273,8 @@ func TestMaskFixtures(t *testing.T) {
 			}
 			for _, name := range []string{"out", "lse", "dq", "dk", "dv"} {
 				if err := near.Within(got[name], want[name], near.Infinities, 3e-6); err != nil {
-					t.Errorf("%s, %d ranks, %s, %s: %s: %v", filepath.Base(path), ranks, spec.Layout, spec.Algorithm, name, err)
+					t.Errorf("%s, %d ranks, %s, %s: %s: %v", filepath.Base(path), ranks, spec.Layout, spec.Algorithm,
+						name, err)
 				}
 			}
 		}
@@ -274,14 +285,16 @@ func TestMaskFixtures(t *testing.T) {
 func TestDocumentsOneBehindAnother(t *testing.T) {
 	meta := map[string]string{"docs": "[4,0,5]", "docs_kv": "[2,1,8]", "causal": "true"}
 	batched := shapes{"q": {1, 9, 2, 4}, "k": {1, 11, 1, 4}, "v": {1, 11, 1, 3}, "dout": {1, 9, 2, 3}}
-	want, _ := run(t, write(t, batched, meta), 2, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"}, DType: "fp32"})
+	want, _ := run(t, write(t, batched, meta), 2, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring",
+		Backend: "flash"}, DType: "fp32"})
 	flat := shapes{"q": {9, 2, 4}, "k": {11, 1, 4}, "v": {11, 1, 3}, "dout": {1, 9, 2, 3}}
 	for _, docs := range []string{"[4,0,5]", "[[4,0,5]]"} {
 		meta := maps.Clone(meta)
 		if meta["docs"] = docs; docs[1] == '[' {
 			meta["docs_kv"] = "[[2,1,8]]"
 		}
-		got, _ := run(t, write(t, flat, meta), 2, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"}, DType: "fp32"})
+		got, _ := run(t, write(t, flat, meta), 2, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring",
+			Backend: "flash"}, DType: "fp32"})
 		for name, w := range want {
 			if !slices.Equal(got[name], w) {
 				t.Errorf("documents %s: %s is not that of tensors with a batch", docs, name)
@@ -314,7 +327,8 @@ func TestMasksThatAskForNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if words := c.Masks.String(); words != "documents" || c.Masks.Apart() || len(c.Masks.Docs) != 1 || c.Masks.DocsKV != nil {
+	if words := c.Masks.String(); words != "documents" || c.Masks.Apart() || len(c.Masks.Docs) != 1 ||
+		c.Masks.DocsKV != nil {
 		t.Errorf("documents that are alike are %q: %+v", words, c.Masks)
 	}
 }
@@ -336,7 +350,8 @@ func TestLayoutDocumentNeedsAsManyKeys(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		s := Spec{Strategy: ring.Strategy{Layout: "document", Algorithm: "ring", Backend: "flash"}, DType: "fp32", Device: "cpu"}
+		s := Spec{Strategy: ring.Strategy{Layout: "document", Algorithm: "ring", Backend: "flash"}, DType: "fp32",
+			Device: "cpu"}
 		if err := s.Check(f, 2); (err == nil) != c.good {
 			t.Errorf("%d keys, %v: %v", c.seqKV, c.meta, err)
 		}
@@ -378,7 +393,8 @@ func acceptedMasks(c *Case) error {
 // FuzzMaskText: what the parsers of masks accept is JSON that says the same.
 func FuzzMaskText(f *testing.F) {
 	for _, s := range []string{
-		"[]", "null", "[4,5]", "[[4,5],[9]]", "[[],[0]]", "[-1]", "[1e3]", "[null]", "[[null]]", "[[1],2]", " [1 ] ", `[[0,9,0,9,"full"]]`,
+		"[]", "null", "[4,5]", "[[4,5],[9]]", "[[],[0]]", "[-1]", "[1e3]", "[null]", "[[null]]", "[[1],2]", " [1 ] ",
+		`[[0,9,0,9,"full"]]`,
 		`[[0,9,0,9,"causal"],[1,2,3,4,"bi_causal"]]`, `[[0,9,0,9,null]]`, "3", "3,4", "-1,-1", " 3 , 4", "+3,04",
 	} {
 		f.Add(s)

@@ -111,7 +111,6 @@ func (s *Spec) spec(c *Case, shape partition.Shape) ring.Spec {
 	return out
 }
 
-// types lists the element types of each device by the names of --dtype.
 var types = map[string]map[string]tensor.DType{
 	"cpu":  {"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32, "fp64": tensor.F64},
 	"cuda": {"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32},
@@ -245,7 +244,6 @@ type local struct {
 // the host.
 type result struct{ dev, wide, host View }
 
-// results lists the results in the order of the file.
 func (l *local) results(backward bool) []*result {
 	list := []*result{&l.out, &l.lse}
 	if backward {
@@ -369,7 +367,6 @@ func eachRun(spans []partition.Span, f func(start, n int) error) error {
 	return nil
 }
 
-// write gathers every result on rank 0, tensor by tensor, and writes them in global order.
 func (c *Case) write(ctx context.Context, s Spec, shape partition.Shape, world comm.Communicator, l *local) error {
 	type named struct {
 		name string
@@ -411,7 +408,6 @@ func (c *Case) write(ctx context.Context, s Spec, shape partition.Shape, world c
 	return safetensors.WriteFile(s.Out, meta, entries)
 }
 
-// gather brings every rank's rows to rank 0 and puts them in global order.
 func gather(ctx context.Context, world comm.Communicator, shape partition.Shape, seq int, v View) (View, error) {
 	if world.Rank() != 0 {
 		var send []comm.Message
@@ -456,7 +452,6 @@ func floats(v View) []float32 {
 	return out
 }
 
-// transpose turns [batch, seq, heads] into [batch, heads, seq].
 func transpose(x []float32, batch, seq, heads int) []float32 {
 	out := make([]float32, len(x))
 	for b := range batch {

@@ -28,7 +28,6 @@ type Scores struct {
 
 var scoreTensors = []string{"sink", "alibi_slopes", "bias"}
 
-// offByOne names a constant sink of 0 in the metadata.
 const offByOne = "off_by_one"
 
 func (c *Case) scores() error {

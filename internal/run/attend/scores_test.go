@@ -31,9 +31,9 @@ func stored(t *testing.T, path string) map[string][]float32 {
 	return all
 }
 
-// Every result of every case, whatever ranks, layout, algorithm and backend. Each layout meets each algorithm with every other
-// number of ranks, even ones or odd ones, and among these the slow backend with every other; a single rank has all rows
-// in any layout.
+// Every result of every case, whatever ranks, layout, algorithm and backend. Each layout meets each algorithm with
+// every other number of ranks, even ones or odd ones, and among these the slow backend with every other; a single rank
+// has all rows in any layout.
 func TestScoresOfEveryLayout(t *testing.T) {
 	most, turns := 6, 2
 	if testing.Short() { // each layout and algorithm with one number of ranks
@@ -50,7 +50,8 @@ func TestScoresOfEveryLayout(t *testing.T) {
 					if ranks == 1 && l > 0 || ranks > 1 && (ranks+i+l)%turns != 1 {
 						continue
 					}
-					specs := []Spec{{Strategy: ring.Strategy{Backend: "flash"}, DType: "fp32"}, {Strategy: ring.Strategy{Backend: "reference"}, DType: "fp64"}}
+					specs := []Spec{{Strategy: ring.Strategy{Backend: "flash"}, DType: "fp32"},
+						{Strategy: ring.Strategy{Backend: "reference"}, DType: "fp64"}}
 					for _, s := range specs[:1+(ranks/2+i)%2] {
 						s.Layout, s.Algorithm = layout, algorithm
 						got, _ := run(t, path, ranks, s)
@@ -85,13 +86,16 @@ func TestMalformedScores(t *testing.T) {
 		{"a sink of three heads", good.with("sink", 3), nil, []string{`tensor "sink"`, "[3]", "[4]"}},
 		{"a sink of one axis more", good.with("sink", 1, 4), nil, []string{`tensor "sink"`, "[1 4]"}},
 		{"a sink without elements", good.with("sink", 0), nil, []string{`tensor "sink"`, "empty"}},
-		{"a sink and the word", good.with("sink", 4), map[string]string{"sink": "off_by_one"}, []string{`tensor "sink"`, `metadata "sink"`}},
-		{"slopes of another length", good.with("alibi_slopes", 2), nil, []string{`tensor "alibi_slopes"`, "[2]", "[4]"}},
+		{"a sink and the word", good.with("sink", 4), map[string]string{"sink": "off_by_one"}, []string{`tensor "sink"`,
+			`metadata "sink"`}},
+		{"slopes of another length", good.with("alibi_slopes", 2), nil, []string{`tensor "alibi_slopes"`, "[2]",
+			"[4]"}},
 		{"a bias of three axes", good.with("bias", 4, 9, 9), nil, []string{`tensor "bias"`, "[4 9 9]", "seq_kv"}},
 		{"a bias of two heads", good.with("bias", 2, 2, 9, 9), nil, []string{`tensor "bias"`, "1 or 4"}},
 		{"a bias of another batch", good.with("bias", 3, 4, 9, 9), nil, []string{`tensor "bias"`, "1 or 2"}},
 		{"a bias of fewer keys", good.with("bias", 1, 1, 9, 8), nil, []string{`tensor "bias"`, "[1 1 9 8]"}},
-		{"a largest logit of what", good, map[string]string{"max_logit": "all"}, []string{`metadata "max_logit"`, "true or false"}},
+		{"a largest logit of what", good, map[string]string{"max_logit": "all"}, []string{`metadata "max_logit"`,
+			"true or false"}},
 		{"another word", good, map[string]string{"sink": "learnable"}, []string{`metadata "sink"`, "off_by_one"}},
 	} {
 		_, err := Open(write(t, c.shapes, c.meta))
@@ -109,7 +113,8 @@ func TestMalformedScores(t *testing.T) {
 
 // Without dout there is no gradient of a sink.
 func TestSinkWithoutDout(t *testing.T) {
-	got, _ := run(t, write(t, good.with("dout").with("sink", 4), nil), 2, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"}, DType: "fp32"})
+	got, _ := run(t, write(t, good.with("dout").with("sink", 4), nil), 2, Spec{Strategy: ring.Strategy{Layout: "zigzag",
+		Algorithm: "ring", Backend: "flash"}, DType: "fp32"})
 	if len(got) != 2 || got["out"] == nil || got["lse"] == nil {
 		t.Errorf("results %v, want out and lse alone", slices.Sorted(maps.Keys(got)))
 	}
@@ -122,7 +127,8 @@ func TestScoresOfRanksWithoutRows(t *testing.T) {
 		"sink": {4}, "alibi_slopes": {4}, "bias": {1, 4, 3, 3},
 	}
 	path := write(t, few, map[string]string{"causal": "true", "max_logit": "true"})
-	want, _ := run(t, path, 1, Spec{Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "ring", Backend: "reference"}, DType: "fp64"})
+	want, _ := run(t, path, 1, Spec{Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "ring",
+		Backend: "reference"}, DType: "fp64"})
 	if len(want) != len(resultTensors) {
 		t.Fatalf("results %v, want %v", slices.Sorted(maps.Keys(want)), resultTensors)
 	}
@@ -135,8 +141,8 @@ func TestScoresOfRanksWithoutRows(t *testing.T) {
 	}
 }
 
-// Slopes, slices of a bias and largest scores go where their heads go: with groups of all sizes that trade heads, more ranks
-// than heads, several heads of queries to one of keys, and biases that samples or heads share.
+// Slopes, slices of a bias and largest scores go where their heads go: with groups of all sizes that trade heads, more
+// ranks than heads, several heads of queries to one of keys, and biases that samples or heads share.
 func TestScoresTradeWithTheirHeads(t *testing.T) {
 	masks := []map[string]string{
 		{"causal": "true"},
@@ -155,15 +161,18 @@ func TestScoresTradeWithTheirHeads(t *testing.T) {
 				}
 				turn++
 				h, kv := heads[0], heads[1]
-				s := shapes{"q": {2, 23, h, 8}, "k": {2, 23, kv, 8}, "v": {2, 23, kv, 6}, "dout": {2, 23, h, 6}, "alibi_slopes": {h}}
+				s := shapes{"q": {2, 23, h, 8}, "k": {2, 23, kv, 8}, "v": {2, 23, kv, 6}, "dout": {2, 23, h, 6},
+					"alibi_slopes": {h}}
 				if b := biases[turn%len(biases)]; b != nil {
 					s["bias"] = []int{b[0], max(b[1], h*(1-b[1])), 23, 23}
 				}
 				meta := maps.Clone(masks[turn/2%len(masks)])
 				meta["max_logit"] = "true"
 				path := write(t, s, meta)
-				want, _ := run(t, path, 1, Spec{Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "ring", Backend: "reference"}, DType: "fp64"})
-				with := Spec{Strategy: ring.Strategy{Algorithm: "hierarchical", Inner: inner, Layout: []string{"zigzag", "striped", "contiguous"}[turn%3], Backend: "flash"}, DType: "fp32"}
+				want, _ := run(t, path, 1, Spec{Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "ring",
+					Backend: "reference"}, DType: "fp64"})
+				with := Spec{Strategy: ring.Strategy{Algorithm: "hierarchical", Inner: inner, Layout: []string{"zigzag",
+					"striped", "contiguous"}[turn%3], Backend: "flash"}, DType: "fp32"}
 				if inner == ranks {
 					with.Algorithm, with.Inner = "ulysses", 0
 				}

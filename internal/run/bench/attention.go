@@ -38,9 +38,8 @@ type AttentionSpec struct {
 	Causal        bool     `json:"causal"`
 	Window        int      `json:"window"` // keys that a query sees before itself; -1: all
 	Deterministic bool     `json:"deterministic"`
-	SMMargin      int      `json:"sm_margin,omitempty"` // processors of a GPU that flash leaves free
-	Iters         int      `json:"iters"`               // 0: as many as take two seconds, or Seconds
-	Seconds       float64  `json:"seconds,omitempty"`   // how long a figure is measured, at least
+	Iters         int      `json:"iters"`             // 0: as many as take two seconds, or Seconds
+	Seconds       float64  `json:"seconds,omitempty"` // how long a figure is measured, at least
 	Warmup        int      `json:"warmup"`
 
 	// Rows are decided from the fields above; none: all of them, unchanged.
@@ -92,9 +91,8 @@ func (s *AttentionSpec) Check(ranks int) error {
 		return fmt.Errorf("--seq: no length given")
 	case s.Heads < 1 || s.KVHeads < 1 || s.Heads%s.KVHeads != 0:
 		return fmt.Errorf("--heads %d --kv-heads %d: the first must be a multiple of the second", s.Heads, s.KVHeads)
-	case s.Inner < 0 || s.GatherHeads < 0 || s.SMMargin < 0:
-		return fmt.Errorf("--ulysses-degree %d --gather-heads %d --sm-margin %d: want 0 or more",
-			s.Inner, s.GatherHeads, s.SMMargin)
+	case s.Inner < 0 || s.GatherHeads < 0:
+		return fmt.Errorf("--ulysses-degree %d --gather-heads %d: want 0 or more", s.Inner, s.GatherHeads)
 	case s.HeadDim < 1:
 		return fmt.Errorf("--head-dim %d: want at least 1", s.HeadDim)
 	case s.Window < -1 || s.Window >= 0 && !s.Causal:
@@ -331,7 +329,6 @@ func (p *pass) backward() error {
 	return p.ring.Backward(p.grads, p.do, p.q, p.k, p.v, p.out, p.schedule, p.softmax)
 }
 
-// pass makes room in arena for the rank's part of a shape.
 func (t *attentionRun) pass(w ring.Strategy, shape partition.Shape, rank int, arena *tensor.Arena) (*pass, error) {
 	schedule, err := ring.New(w.Algorithm, t.spec.spec(w, shape), rank)
 	if err != nil {
@@ -451,7 +448,6 @@ func (t *attentionRun) share(ctx context.Context, row *AttentionRow, p *pass) er
 	return err
 }
 
-// recorded runs both passes over recorders.
 func (p *pass) recorded() (forward, backward planner.Recorder, err error) {
 	bare := *p
 	bare.ring = forward.Ring()
@@ -493,7 +489,6 @@ func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass
 	return nil
 }
 
-// silent implements exchanges and copies that move nothing.
 type silent struct{}
 
 func (silent) Exchange(_, _ []comm.Message) (comm.Pending, error) { return silent{}, nil }

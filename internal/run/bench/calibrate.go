@@ -243,7 +243,6 @@ func (c *calibration) heat(ctx context.Context, arena *tensor.Arena) error {
 	return err
 }
 
-// attentionBytes returns the bytes of the largest tile's tensors.
 func (c *calibration) attentionBytes(n, dim int) int64 {
 	a := tensor.NewMeter()
 	c.call(a, n, n, dim)
@@ -494,7 +493,6 @@ func (b *opsRun) work(o operation) (w cost.Work) {
 	return w
 }
 
-// Sizes of copies from and to the host, in bytes.
 var hostCopies = []int{64 << 10, 1 << 20, 16 << 20}
 
 // host measures copies between the device and the host, and the host's time to queue a call.
@@ -526,7 +524,6 @@ func (c *calibration) host(ctx context.Context) (set cost.Set, err error) {
 	return set, err
 }
 
-// queued calls are timed together.
 const queued = 256
 
 // queueing returns the host's time to queue one tiny call, on the slowest rank.
@@ -549,7 +546,6 @@ func (c *calibration) queueing(ctx context.Context, v View) (float64, error) {
 	return most[0], c.Device.Stream.Sync(ctx)
 }
 
-// Transports between hosts.
 var otherHosts = []string{"tcp"}
 
 // links measures transfers between neighbours and collectives, over every transport; of one rank there are none.

@@ -174,7 +174,8 @@ func TestOperationsAreCountedAlike(t *testing.T) {
 		flops := map[string]int{
 			"matrix product": 2 * s.Ceiling * s.Ceiling * s.Ceiling,
 			"linear qkv":     2 * s.Tokens * s.Hidden * (s.Heads + 2*s.KVHeads) * s.HeadDim,
-			"linear out":     2 * s.Tokens * s.Heads * s.HeadDim * s.Hidden, "linear head": 2 * s.Chunk * s.Hidden * s.Vocab,
+			"linear out":     2 * s.Tokens * s.Heads * s.HeadDim * s.Hidden,
+			"linear head":    2 * s.Chunk * s.Hidden * s.Vocab,
 		}
 		for _, make := range b.all() {
 			mark := arena.Mark()

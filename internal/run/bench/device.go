@@ -224,7 +224,6 @@ func fill[T any](xs []T, f func() T) {
 	}
 }
 
-// bf16 truncates x to bfloat16.
 func bf16(x float32) uint16 { return uint16(math.Float32bits(x) >> 16) }
 
 // f16 truncates x, of at most a few thousand, to half precision; numbers below the smallest normal one become 0.

@@ -243,7 +243,6 @@ func userSeconds() (float64, error) {
 	return time.Duration(u.Utime.Nano()).Seconds(), nil
 }
 
-// packTable puts layouts and algorithms beside each other.
 func (a *Attention) packTable(on string) readable.Table {
 	most := 0.0
 	for _, r := range a.Packed {
@@ -340,7 +339,6 @@ func magiLengths(piece int) (lengths []int32, total int64) {
 	return lengths, total
 }
 
-// cutPacks calls see for the documents of each pack in order.
 func cutPacks(lengths []int32, tokens int, see func(pack int32, length int)) {
 	pack, left := int32(0), tokens
 	for _, n := range lengths {

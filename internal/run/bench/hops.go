@@ -14,7 +14,6 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A trace collects the work of the compute stream in one pass.
 type trace struct {
 	mu    sync.Mutex
 	spans []tensor.Span // guarded by mu
@@ -60,7 +59,6 @@ func (t *attentionRun) hops(ctx context.Context, p *pass, seconds float64) ([]Ho
 	return t.longest(ctx, hops)
 }
 
-// middle returns the medians of a hop over the rounds.
 func middle(rounds [][]HopTimes, hop int) (compute, wait float64) {
 	var computes, waits []float64
 	for _, r := range rounds {
@@ -226,7 +224,6 @@ func (t *attentionRun) longest(ctx context.Context, hops []HopTimes) ([]HopTimes
 	return broadcastJSON(ctx, t.Control, int(who[0]), hops)
 }
 
-// broadcastJSON returns root's value on every rank.
 func broadcastJSON[T any](ctx context.Context, c comm.Communicator, root int, value T) (out T, err error) {
 	text, size := []byte(nil), tensor.FromSlice([]int64{0}, 1)
 	if c.Rank() == root {

@@ -129,7 +129,6 @@ func (b *opsRun) noise(t tensor.DType, shape ...int) View {
 	return v
 }
 
-// scalar returns a float64 0.
 func (b *opsRun) scalar() View {
 	v := b.arena.Alloc(tensor.F64, 1)
 	b.ops.Zero(v)

@@ -118,7 +118,6 @@ func (r *AttentionRow) hopTable() readable.Table {
 	return t
 }
 
-// transferTable puts the transports of one call and size beside each other.
 func transferTable(on string, rows []Transfer) readable.Table {
 	var names []string
 	for _, r := range rows {

@@ -69,7 +69,6 @@ func (r *Rank) Comm(ctx context.Context, s CommSpec, emit func(Transfer) error) 
 	})
 }
 
-// comm measures every row and hands it to emit on every rank.
 func (r *Rank) comm(ctx context.Context, s CommSpec, emit func(Transfer) error) error {
 	most := slices.Max(s.Sizes)
 	arena, err := r.Device.Arena("buffers", 2*most+1024)

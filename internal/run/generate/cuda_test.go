@@ -32,7 +32,8 @@ func TestReadingOnAGPU(t *testing.T) {
 			for i := range ids {
 				ids[i] = int32(r.IntN(cfg.VocabSize))
 			}
-			dev, err := device.CUDA(device.CUDAOptions{Backend: backend, Compute: tensor.F32, Machine: m, HeadDim: cfg.HeadDim})
+			dev, err := device.CUDA(device.CUDAOptions{Backend: backend, Compute: tensor.F32, Machine: m,
+				HeadDim: cfg.HeadDim})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -90,7 +90,6 @@ func New(ctx context.Context, cfg *hf.Config, dev *device.Device, tokens int,
 	return m, nil
 }
 
-// load sets dst, on the device, to the elements that read returns.
 func load(ctx context.Context, dev *device.Device, dst View, read func([]float32) error) error {
 	if _, ok := dst.Memory().(*tensor.Host); ok {
 		return read(tensor.Data[float32](dst))
@@ -107,7 +106,6 @@ func load(ctx context.Context, dev *device.Device, dst View, read func([]float32
 	return dev.Stream.Record().Sync(ctx)
 }
 
-// first returns the first elements of a vector in another shape.
 func first(v View, shape [4]int) View {
 	return v.Slice(tensor.Dim, 0, shape[1]*shape[3]).Reshape(shape)
 }
@@ -134,7 +132,6 @@ func (m *Model) Read(ctx context.Context, ids []int32) ([]float32, error) {
 	return tensor.Data[float32](m.logits.host), nil
 }
 
-// pass brings tokens through the layers.
 func (m *Model) pass(ctx context.Context, ids []int32) (err error) {
 	defer device.Caught(&err)
 	n, half := len(ids), m.cfg.HeadDim/2

@@ -42,7 +42,8 @@ func (w whole) Forward(layer int, out attention.Partial, q, k, v View) error {
 	if err != nil {
 		return err
 	}
-	if err := pass.Block(attention.Block{K: k, V: v, Tiles: []partition.Tile{{Q: r, K: r, Band: band}}, First: true, Last: true}); err != nil {
+	if err := pass.Block(attention.Block{K: k, V: v, Tiles: []partition.Tile{{Q: r, K: r, Band: band}}, First: true,
+		Last: true}); err != nil {
 		return err
 	}
 	return pass.End()
@@ -84,7 +85,8 @@ func trained(t *testing.T, cfg *hf.Config, weights View, ids []int32) (logits []
 	}
 	model.NewRope(cfg).Fill(b.Cos, b.Sin, positions)
 	ops := recorder{cpu.New(stream), &logits}
-	m := model.New(cfg, ops, whole{cfg, attention.NewReference[float64](stream.Do)}, model.Params{Weights: weights, Compute: weights}, model.Options{})
+	m := model.New(cfg, ops, whole{cfg, attention.NewReference[float64](stream.Do)}, model.Params{Weights: weights,
+		Compute: weights}, model.Options{})
 	if err := m.Forward(tensor.NewHostArena(0), b, tensor.New(tensor.F64, 1)); err != nil {
 		t.Fatal(err)
 	}
@@ -98,8 +100,10 @@ func trained(t *testing.T, cfg *hf.Config, weights View, ids []int32) (logits []
 func randomModel(r *rand.Rand) *hf.Config {
 	kv := 1 + r.IntN(3)
 	c := &hf.Config{
-		Architecture: hf.Families()[r.IntN(len(hf.Families()))], VocabSize: 11 + r.IntN(30), HiddenSize: 8 + 2*r.IntN(10), IntermediateSize: 8 + r.IntN(30),
-		NumHiddenLayers: 1 + r.IntN(3), NumKeyValueHeads: kv, NumAttentionHeads: kv * (1 + r.IntN(3)), HeadDim: 4 + 2*r.IntN(7),
+		Architecture: hf.Families()[r.IntN(len(hf.Families()))], VocabSize: 11 + r.IntN(30), HiddenSize: 8 +
+			2*r.IntN(10), IntermediateSize: 8 + r.IntN(30),
+		NumHiddenLayers: 1 + r.IntN(3), NumKeyValueHeads: kv, NumAttentionHeads: kv * (1 + r.IntN(3)), HeadDim: 4 +
+			2*r.IntN(7),
 		RopeTheta: 100, RMSNormEps: 1e-5, TieWordEmbeddings: r.IntN(2) == 0,
 	}
 	switch r.IntN(4) {
@@ -256,15 +260,17 @@ func TestGreedyTextIsThatOfTransformers(t *testing.T) {
 		t.Fatalf("%d cases: %v", len(oracle.Cases), err)
 	}
 	for _, c := range oracle.Cases {
-		t.Run(fmt.Sprintf("%s window %d prompt %d", c.Model, c.Change.SlidingWindow, len(c.Prompt)), func(t *testing.T) {
-			m := fixture(t, c.Model, len(c.Prompt)+len(c.Tokens), func(cfg *hf.Config) {
-				cfg.SlidingWindow, cfg.LayerTypes = c.Change.SlidingWindow, c.Change.LayerTypes
+		t.Run(fmt.Sprintf("%s window %d prompt %d", c.Model, c.Change.SlidingWindow, len(c.Prompt)),
+			func(t *testing.T) {
+				m := fixture(t, c.Model, len(c.Prompt)+len(c.Tokens), func(cfg *hf.Config) {
+					cfg.SlidingWindow, cfg.LayerTypes = c.Change.SlidingWindow, c.Change.LayerTypes
+				})
+				got := written(t, m, Request{Prompt: c.Prompt, MaxTokens: len(c.Tokens), Sampling: Sampling{TopP: 1}},
+					EndTokens)
+				if !slices.Equal(got, c.Tokens) {
+					t.Errorf("it writes\n%v, transformers\n%v", got, c.Tokens)
+				}
 			})
-			got := written(t, m, Request{Prompt: c.Prompt, MaxTokens: len(c.Tokens), Sampling: Sampling{TopP: 1}}, EndTokens)
-			if !slices.Equal(got, c.Tokens) {
-				t.Errorf("it writes\n%v, transformers\n%v", got, c.Tokens)
-			}
-		})
 	}
 }
 

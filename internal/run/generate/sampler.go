@@ -129,7 +129,6 @@ func (s *Sampler) likeliest(enough func(n int, sum float64) bool) (taken []candi
 	return taken
 }
 
-// sink moves an element of a heap down to its place.
 func sink(h []candidate, i int) {
 	for {
 		child := 2*i + 1

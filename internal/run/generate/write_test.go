@@ -17,7 +17,8 @@ func TestTheSameSeedWritesTheSameText(t *testing.T) {
 	text := func(threads int, seed int64) []int32 {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(threads))
 		m := loaded(t, cfg, weights, 300)
-		req := Request{Prompt: []int32{1, 2, 3, 4, 5, 6, 7, 8, 9}, MaxTokens: 120, Sampling: Sampling{Temperature: 1.5, TopP: 0.98, Seed: seed}}
+		req := Request{Prompt: []int32{1, 2, 3, 4, 5, 6, 7, 8, 9}, MaxTokens: 120, Sampling: Sampling{Temperature: 1.5,
+			TopP: 0.98, Seed: seed}}
 		return written(t, m, req, EndTokens)
 	}
 	want := text(1, 5)
@@ -75,7 +76,8 @@ func TestWriteStopsWhenItIsTold(t *testing.T) {
 		t.Errorf("%+v, %v; want an interrupt after 4 tokens", rep, err)
 	}
 	full := errors.New("no space left on device")
-	if _, err := loaded(t, cfg, weights, 100).Write(t.Context(), req, func(int32) error { return full }); !errors.Is(err, full) {
+	if _, err := loaded(t, cfg, weights, 100).Write(t.Context(), req,
+		func(int32) error { return full }); !errors.Is(err, full) {
 		t.Errorf("the text could not be written, and the error is %v", err)
 	}
 }

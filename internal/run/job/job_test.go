@@ -9,7 +9,8 @@ import (
 // FuzzMessages: what launcher and workers hand each other is read, or refused, and stays the same when
 // it is handed on.
 func FuzzMessages(f *testing.F) {
-	f.Add([]byte(`{"config":"train: {steps: 1}\n","run_dir":"/x","from":"","version":"v","machine":{},"remedies":[1,2],"no_save":true}`))
+	f.Add([]byte(`{"config":"train: {steps: 1}\n","run_dir":"/x","from":"","version":"v","machine":{},` +
+		`"remedies":[1,2],"no_save":true}`))
 	f.Add([]byte(`{"attention":{"seq":[1],"heads":2},"comm":null,"ops":{}}`))
 	f.Add([]byte(`{"attention":{"Seq":-1},"comm":{"Bytes":9223372036854775807},"ops":{"Rate":1e308}}`))
 	f.Add([]byte("null"))

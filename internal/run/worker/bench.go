@@ -56,7 +56,6 @@ func (p *process) bench(ctx context.Context) (err error) {
 	})
 }
 
-// benchDevice returns the options of the device for a benchmark.
 func benchDevice(task *job.Bench, ranks int) (o device.CUDAOptions, err error) {
 	cpu := task.Machine.IsCPU()
 	o = device.CUDAOptions{Machine: task.Machine, Backend: backends.Reference.String(),
@@ -66,8 +65,7 @@ func benchDevice(task *job.Bench, ranks int) (o device.CUDAOptions, err error) {
 		s := task.Attention
 		matrix := backends.KeepsMatrix(task.Machine.Arch, task.Machine.CUDNN)
 		o.Remedies = task.Remedies
-		o.Backend, o.Deterministic, o.SMMargin, o.Workspace = s.Backend, s.Deterministic, s.SMMargin,
-			s.Workspace(ranks, matrix)
+		o.Backend, o.Deterministic, o.Workspace = s.Backend, s.Deterministic, s.Workspace(ranks, matrix)
 		o.Compute, err = bench.DType(s.DType, cpu)
 	case task.Calibrate != nil:
 		s := task.Calibrate
@@ -98,7 +96,6 @@ func (p *process) benchComm(ctx context.Context, r *bench.Rank, task job.Bench) 
 	return end()
 }
 
-// calibrate measures for a cost table.
 func (p *process) calibrate(ctx context.Context, r *bench.Rank, s bench.CalibrateSpec) error {
 	end := func() error { return nil }
 	if p.WorldSize > 1 && s.Operations {

@@ -11,7 +11,8 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// A rank whose launcher never says where the others listen gives up at its limit. It names those ranks, and blames them.
+// A rank whose launcher never says where the others listen gives up at its limit. It names those ranks, and blames
+// them.
 func TestAddressesThatDoNotCome(t *testing.T) {
 	p := &process{Worker: &launch.Worker{Rank: 3, LocalRank: 1, LocalWorldSize: 2, WorldSize: 7}}
 	_, err := p.addresses(t.Context(), time.Millisecond)

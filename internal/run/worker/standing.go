@@ -124,7 +124,6 @@ func told(w comm.Wait) standing.Wait {
 	return t
 }
 
-// stood returns the time since then, or 0 if then is not known.
 func stood(since time.Time) time.Duration {
 	if since.IsZero() {
 		return 0

@@ -40,14 +40,20 @@ func TestWhatARankStandsFor(t *testing.T) {
 		busy bool
 		want []uint64 // groups
 	}{
-		"nothing":                          {},
-		"what the stream stands for":       {all: []comm.Wait{needed(call(1, 1, true, 0)), call(2, 1, true, 0)}, want: []uint64{1}},
-		"the call before it":               {all: []comm.Wait{call(1, 1, true, 0), needed(call(1, 2, false, 0)), call(2, 1, true, 0)}, want: []uint64{1}},
-		"not what goes on beside it":       {all: []comm.Wait{needed(call(1, 1, true, 0)), called(call(2, 1, true, 0))}, want: []uint64{1}},
-		"a caller, where nothing is done":  {all: []comm.Wait{called(call(2, 1, true, 0)), call(1, 1, true, 0)}, want: []uint64{2}},
-		"no caller, where something is":    {all: []comm.Wait{called(call(2, 1, true, 0))}, busy: true},
-		"the oldest first":                 {all: []comm.Wait{needed(call(1, 1, true, time.Second)), needed(call(2, 1, true, time.Minute))}, want: []uint64{2, 1}},
-		"those that wait for others first": {all: []comm.Wait{needed(comm.Wait{Group: 1, Begun: true}), needed(call(2, 1, true, 0))}, want: []uint64{2, 1}},
+		"nothing": {},
+		"what the stream stands for": {all: []comm.Wait{needed(call(1, 1, true, 0)), call(2, 1, true, 0)},
+			want: []uint64{1}},
+		"the call before it": {all: []comm.Wait{call(1, 1, true, 0), needed(call(1, 2, false, 0)),
+			call(2, 1, true, 0)}, want: []uint64{1}},
+		"not what goes on beside it": {all: []comm.Wait{needed(call(1, 1, true, 0)), called(call(2, 1, true, 0))},
+			want: []uint64{1}},
+		"a caller, where nothing is done": {all: []comm.Wait{called(call(2, 1, true, 0)), call(1, 1, true, 0)},
+			want: []uint64{2}},
+		"no caller, where something is": {all: []comm.Wait{called(call(2, 1, true, 0))}, busy: true},
+		"the oldest first": {all: []comm.Wait{needed(call(1, 1, true, time.Second)),
+			needed(call(2, 1, true, time.Minute))}, want: []uint64{2, 1}},
+		"those that wait for others first": {all: []comm.Wait{needed(comm.Wait{Group: 1, Begun: true}),
+			needed(call(2, 1, true, 0))}, want: []uint64{2, 1}},
 	} {
 		var got []uint64
 		for _, w := range standsFor(c.all, c.busy) {
@@ -67,24 +73,28 @@ func TestStanding(t *testing.T) {
 	p.where.reach(7)
 	p.where.join(groupOf{needed(call(1, 4, true, time.Minute)), call(1, 5, false, 0)})
 	s := p.standing()
-	if s.Rank != 3 || s.Step != 7 || s.Phase != "step" || s.Work != nil || len(s.Waits) != 1 || s.Beside != 1 || s.Waits[0].Call != 4 || s.Waits[0].Stood < time.Minute || s.Waits[0].Open[0].Peer != 1 {
+	if s.Rank != 3 || s.Step != 7 || s.Phase != "step" || s.Work != nil || len(s.Waits) != 1 || s.Beside != 1 ||
+		s.Waits[0].Call != 4 || s.Waits[0].Stood < time.Minute || s.Waits[0].Open[0].Peer != 1 {
 		t.Errorf("%+v", s)
 	}
 	stuck := make(hung)
 	defer close(stuck)
 	p.where.join(stuck)
-	if s := p.standing(); s.Work == nil || s.Work.Name != "a call of the driver, which does not return" || len(s.Waits) != 1 {
+	if s := p.standing(); s.Work == nil || s.Work.Name != "a call of the driver, which does not return" ||
+		len(s.Waits) != 1 {
 		t.Errorf("with a driver that hangs: %+v", s)
 	}
 }
 
-// A rank that has waited for a second tells of it at its end, and one that waits for nobody or has just begun to does not.
+// A rank that has waited for a second tells of it at its end, and one that waits for nobody or has just begun to does
+// not.
 func TestStoodLong(t *testing.T) {
 	for _, x := range []struct {
 		waits []standing.Wait
 		want  bool
 	}{
-		{nil, false}, {[]standing.Wait{{Op: "exchange", Stood: long - time.Millisecond}}, false}, {[]standing.Wait{{Op: "exchange", Stood: long}}, true},
+		{nil, false}, {[]standing.Wait{{Op: "exchange", Stood: long - time.Millisecond}}, false},
+		{[]standing.Wait{{Op: "exchange", Stood: long}}, true},
 	} {
 		if got := stoodLong(&standing.Standing{Waits: x.waits}); got != x.want {
 			t.Errorf("%+v: %v", x.waits, got)

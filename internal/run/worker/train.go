@@ -51,7 +51,6 @@ func (p *process) train(ctx context.Context) (err error) {
 	return err
 }
 
-// eval computes the loss of a model, which rank 0 reports.
 func (p *process) eval(ctx context.Context) (err error) {
 	task, cfg, err := p.task()
 	if err != nil {
@@ -77,7 +76,6 @@ func (p *process) eval(ctx context.Context) (err error) {
 	return done()
 }
 
-// task returns the task from the launcher, and the config in it.
 func (p *process) task() (task job.Train, cfg *config.Config, err error) {
 	p.where.enter("setup")
 	p.start = &start{began: time.Now()}
@@ -93,7 +91,6 @@ func (p *process) task() (task job.Train, cfg *config.Config, err error) {
 	return task, cfg, err
 }
 
-// deviceFor returns the options of the device for a task.
 func (p *process) deviceFor(task job.Train, cfg *config.Config, mem *plan.Memory) device.CUDAOptions {
 	return device.CUDAOptions{
 		Backend: cfg.Parallel.Backend, Remedies: task.Remedies, Compute: backend.DType(cfg), Machine: task.Machine,

@@ -22,7 +22,6 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A process holds the state that all roles share.
 type process struct {
 	*launch.Worker
 	world  *comm.Group
@@ -174,7 +173,6 @@ func (p *process) addresses(ctx context.Context, limit time.Duration) ([]string,
 	}
 }
 
-// nodes numbers the hosts of all ranks.
 func nodes(hosts []string) []int {
 	number := map[string]int{}
 	var by []int
@@ -203,7 +201,6 @@ func (p *process) abort() {
 		Cause: cause})
 }
 
-// errFailedJoining reports a rank that failed before all had met.
 var errFailedJoining = errors.New("it has failed before the ranks had met")
 
 // meeting returns a ctx that ends when the launcher reports a failed rank; met ends the watch.
