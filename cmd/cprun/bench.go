@@ -159,6 +159,7 @@ func benchTrainCommand() *cobra.Command {
 	f := c.Flags()
 	f.IntVar(&o.Steps, "steps", 8, "measured steps")
 	f.IntVar(&o.Warmup, "warmup", 2, "steps before them")
+	f.StringVar(&o.Data, "data", "random", "random: random tokens; config: the config's own data")
 	f.StringVar(&o.Trace, "trace", "", "`file` to write the trace of the first steps to (Chrome and Perfetto)")
 	f.StringArrayVar(&o.Set, "set", nil, "override a key of the config: `key.path=value` (repeatable)")
 	benchFlags(f, &o.BenchOptions)

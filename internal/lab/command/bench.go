@@ -256,6 +256,7 @@ func (o *BenchOptions) answers(task *job.Bench, ranks int, asked []bench.Attenti
 type BenchTrainOptions struct {
 	BenchOptions
 	Steps, Warmup int
+	Data          string // random, or config
 	Set           []string
 	Trace         string // file; "": no trace
 }
@@ -267,6 +268,9 @@ const tracedSteps = 4
 func BenchTrain(ctx context.Context, path string, o BenchTrainOptions) (int, error) {
 	if o.Steps < 1 || o.Warmup < 0 {
 		return 0, inputf("--steps %d --warmup %d: want 1 or more, and 0 or more", o.Steps, o.Warmup)
+	}
+	if o.Data != "random" && o.Data != "config" {
+		return 0, inputf("--data %q: want random or config", o.Data)
 	}
 	ranks, device, err := o.spawns()
 	if err != nil {
@@ -286,8 +290,10 @@ func BenchTrain(ctx context.Context, path string, o BenchTrainOptions) (int, err
 	if o.Trace != "" {
 		set = append(set, fmt.Sprintf("log.trace_steps=%d", tracedSteps))
 	}
-	if set, err = randomTokens(path, dir, config.Options{Set: set, Ranks: ranks, Device: device}); err != nil {
-		return 0, errors.Join(err, work.end(launch.ExitDone))
+	if o.Data == "random" {
+		if set, err = randomTokens(path, dir, config.Options{Set: set, Ranks: ranks, Device: device}); err != nil {
+			return 0, errors.Join(err, work.end(launch.ExitDone))
+		}
 	}
 	start, first := time.Now(), time.Duration(0)
 	run := filepath.Join(dir, "run")
@@ -305,7 +311,7 @@ func BenchTrain(ctx context.Context, path string, o BenchTrainOptions) (int, err
 	if code != 0 || err != nil {
 		return code, errors.Join(err, work.end(launch.ExitFailed))
 	}
-	t := &bench.Training{Config: filepath.Base(path), Data: "random", Skipped: o.Warmup, FirstStep: first.Seconds()}
+	t := &bench.Training{Config: filepath.Base(path), Data: o.Data, Skipped: o.Warmup, FirstStep: first.Seconds()}
 	r := &bench.Report{Bench: "train", Ranks: ranks, Machine: machineOf(o.machine), Train: t}
 	if err = measured(t, run); err == nil {
 		err = o.present(r)

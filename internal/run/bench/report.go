@@ -121,7 +121,7 @@ type Operation struct {
 // Training is the steps of `bench train`.
 type Training struct {
 	Config     string `json:"config"`
-	Data       string `json:"data"` // random
+	Data       string `json:"data"` // random, or config
 	Seq        int    `json:"seq"`  // global tokens of a sample
 	Batch      int    `json:"global_batch_size"`
 	Parameters int64  `json:"parameters"`
