@@ -9,7 +9,7 @@ export CGO_ENABLED ?= 0
 # Build tags besides those that a target is about, as in TAGS=netgo.
 TAGS ?=
 
-.PHONY: all help build run test test-full test-portable vet-darwin test-ring test-crash test-nfs test-hostile test-slurm test-cluster test-network simulate-cluster check-kubernetes test-report examples race fuzz lint staticcheck asm bench cuda vet-cuda test-kernels test-gpu gpu-pack install dist check-dist clean
+.PHONY: all help build run test test-full test-portable vet-darwin mutate test-ring test-crash test-nfs test-hostile test-slurm test-cluster test-network simulate-cluster check-kubernetes test-report examples race fuzz lint staticcheck asm bench cuda vet-cuda test-kernels test-gpu gpu-pack install dist check-dist clean
 
 all: build
 
@@ -18,7 +18,7 @@ help: ## list the targets
 
 # What compiles and tests is short, and pays a fifth of its time for taking memory back that it does not need. A process of
 # cprun that a test starts has Go's own measure, as users have it.
-test test-full test-portable vet-darwin examples race fuzz staticcheck asm cuda vet-cuda test-kernels: export GOGC ?= 400
+test test-full test-portable vet-darwin mutate examples race fuzz staticcheck asm cuda vet-cuda test-kernels: export GOGC ?= 400
 
 build: ## build bin/cprun for CPUs
 	$(GO) build -o bin/cprun ./cmd/cprun
@@ -56,6 +56,12 @@ test-portable: ## run key tests with the forms for other systems than Linux
 DARWIN ?= arm64 amd64
 vet-darwin: ## compile and vet everything for macOS
 	for arch in $(DARWIN); do GOOS=darwin GOARCH=$$arch $(GO) vet -gcflags='all=-N -l -dwarf=false' -tags=$(TAGS) ./... || exit 1; done
+
+# Changes PACKAGES in N places, one at a time, and names the changes that their tests pass: scripts/mutate. Minutes.
+PACKAGES ?= ./partition
+N        ?= 25
+mutate: ## report changes of PACKAGES that their tests pass
+	$(GO) run ./scripts/mutate -n $(N) -seed $(SEED) $(PACKAGES)
 
 # Programs of other modules that use the packages of this one.
 examples: ## run the example of the library

@@ -27,6 +27,7 @@ var rootOpeners = []string{"OpenFile", "WriteFile", "OpenRoot"}
 // openExceptions are the files that open others themselves, what they call, and why that is right.
 var openExceptions = map[string]struct{ calls, why string }{
 	"internal/base/files/read.go":           {"os.OpenFile root.OpenFile", "the one way to read"},
+	"scripts/mutate/source.go":              {"os.ReadFile os.WriteFile", "reads sources, and writes changed copies into a directory of its own"},
 	"kernels/cpu/internal/simd/gen/main.go": {"os.WriteFile", "writes the assembly of package simd, next to it"},
 	"internal/base/files/dir.go":            {"os.OpenRoot root.OpenFile root.OpenRoot", "the one way to write, to open directories, and to make a file that another host may make, too"},
 	"internal/launch/jobdir.go":             {"os.Open os.WriteFile", "locks directories of its own user that are closed to all others, and marks one that it has just made"},

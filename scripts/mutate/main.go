@@ -1,130 +1,57 @@
-// Command mutate removes and inverts each rule of package internal/model/backends, runs the package's tests, and
-// reports each change that passes them. Such a change is a missing row in the selection tests; it
-// exits 1.
+// Command mutate looks for code that no test holds. It changes a package in one place, runs the package's tests, and
+// reports each change that passes them (a survivor), as file:line and the change. The working tree stays as it
+// is: the compiler reads changed files through an overlay.
 //
-//	go run ./scripts/mutate -only flash-head-dim
+//	go run ./scripts/mutate -n 25 -seed 1 ./comm ./ring
+//	go run ./scripts/mutate -n 10 -run 'TestSchedule|TestSplit' -only schedule.go ./ring
+//	go run ./scripts/mutate -rules
+//
+// The changes are: an if that returns, breaks or continues never does; a condition is negated; a comparison gets or
+// loses its equal sign; the value of an assignment is dropped; a call without a result is dropped. -rules instead
+// removes
+// and inverts each rule of package internal/model/backends.
+//
+// A survivor is a missing test, a line without effect, or a change that no test can see, such as one that costs
+// speed only. Look at each. The exit status is 1 if there are survivors.
 package main
 
 import (
-	"bytes"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"runtime"
-	"strings"
-	"sync"
 	"time"
-
-	"github.com/cprun/cprun/internal/model/backends"
-)
-
-// The tables catch almost every mutation, in a tenth of a second. A mutation that passes them meets the
-// other tests of the package, except those that no rule can change.
-const (
-	tables    = "^(TestSelectTable|TestBothSidesOfEveryVersion)$"
-	unrelated = "Layout|Fuzz|Gradient|Reference|Whole|Allocates"
 )
 
 func main() {
-	only := flag.String("only", "", "mutate only rules whose id contains this")
+	var o options
+	rules := flag.Bool("rules", false, "mutate the rules of package internal/model/backends")
+	flag.IntVar(&o.n, "n", 25, "mutants of each package")
+	flag.Uint64Var(&o.seed, "seed", 1, "chooses the mutants")
+	flag.StringVar(&o.run, "run", ".", "run the tests whose names match")
+	flag.StringVar(&o.skip, "skip", "", "skip the tests whose names match")
+	flag.StringVar(&o.only, "only", "", "mutate only places or rules that contain this, such as file.go:12:")
+	flag.DurationVar(&o.timeout, "timeout", 0,
+		"limit of one mutant's tests; 0: 10 s and three times the unchanged tests")
+	flag.BoolVar(&o.verbose, "v", false, "name the other mutants too")
 	flag.Parse()
-	if err := mutateRules(*only); err != nil {
+	err := errors.New("no package is named")
+	switch {
+	case *rules:
+		err = mutateRules(o.only)
+	case flag.NArg() > 0:
+		err = mutateSource(o, flag.Args())
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutate:", err)
 		os.Exit(1)
 	}
 }
 
-// mutateRules removes and inverts each rule whose id contains only. It returns an error if a change goes unnoticed.
-func mutateRules(only string) error {
-	start := time.Now()
-	dir, err := os.MkdirTemp("", "mutate-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	suite, err := build(dir)
-	if err != nil {
-		return err
-	}
-	// Without these two checks, a suite that always fails, or ignores the flag, would look perfect.
-	if out, err := suite.with("", "."); err != nil {
-		return fmt.Errorf("the tests without a mutation: %w\n%s", err, out)
-	}
-	if _, err := suite.with("no-such-rule:remove", tables); err == nil {
-		return errors.New("the tests pass with -mutate=no-such-rule:remove, so they do not read the flag")
-	}
-	var mutations []string
-	for _, r := range backends.Rules() {
-		if strings.Contains(r.ID, only) {
-			mutations = append(mutations, r.ID+":remove", r.ID+":invert")
-		}
-	}
-	if len(mutations) == 0 {
-		return fmt.Errorf("no rule has %q in its id", only)
-	}
-	survived := suite.all(mutations)
-	fmt.Printf("%d mutations of %d rules, %d survived (%.0f s)\n", len(mutations), len(mutations)/2, len(survived),
-		time.Since(start).Seconds())
-	if len(survived) > 0 {
-		return fmt.Errorf("no test notices these; add a row to the table of attention's selection tests:\n  %s",
-			strings.Join(survived, "\n  "))
-	}
-	return nil
-}
-
-// A suite is the compiled tests of package internal/model/backends.
-type suite struct{ binary, dir string }
-
-func build(dir string) (suite, error) {
-	root, err := exec.Command("go", "list", "-f", "{{.Dir}}", "github.com/cprun/cprun/internal/model/backends").Output()
-	if err != nil {
-		return suite{}, fmt.Errorf("package internal/model/backends, from here: %w", err)
-	}
-	s := suite{binary: filepath.Join(dir, "backends.test"), dir: strings.TrimSpace(string(root))}
-	if out, err := exec.Command("go", "test", "-c", "-o", s.binary,
-		"github.com/cprun/cprun/internal/model/backends").CombinedOutput(); err != nil {
-		return s, fmt.Errorf("the tests do not compile: %w\n%s", err, out)
-	}
-	return s, nil
-}
-
-// with runs the named tests under one mutation, and returns their output and error.
-func (s suite) with(mutation, names string) ([]byte, error) {
-	c := exec.Command(s.binary, "-test.short", "-test.failfast", "-test.timeout=60s", "-test.run="+names,
-		"-test.skip="+unrelated, "-mutate="+mutation)
-	c.Dir = s.dir
-	var out bytes.Buffer
-	c.Stdout, c.Stderr = &out, &out
-	err := c.Run()
-	return out.Bytes(), err
-}
-
-// all runs every mutation, several at once, and returns the survivors.
-func (s suite) all(mutations []string) (survived []string) {
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	queue := make(chan string)
-	for range max(1, runtime.NumCPU()) {
-		wg.Go(func() {
-			for m := range queue {
-				if _, err := s.with(m, tables); err != nil {
-					continue
-				}
-				if _, err := s.with(m, "."); err == nil {
-					mu.Lock()
-					survived = append(survived, m)
-					mu.Unlock()
-				}
-			}
-		})
-	}
-	for _, m := range mutations {
-		queue <- m
-	}
-	close(queue)
-	wg.Wait()
-	return survived
+type options struct {
+	n               int
+	seed            uint64
+	run, skip, only string
+	timeout         time.Duration
+	verbose         bool
 }

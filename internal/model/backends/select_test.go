@@ -13,7 +13,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// mutate changes one rule before the tests run, and they must then fail: scripts/mutate
+// mutate changes one rule before the tests run, and they must then fail: scripts/mutate -rules
 // proves that for every rule.
 var mutate = flag.String("mutate", "", "`id:remove` or id:invert: spoil one rule of the table")
 

@@ -173,7 +173,7 @@ func (s *source) today(path string, at position) string {
 		return other
 	}
 	if other, ok := renamed[path]; ok {
-		s.former.addAt(at, path, "is %s by now; rename it", other)
+		s.former.addAt(at, path, "was renamed to %s; use the new name", other)
 		return other
 	}
 	return path
@@ -181,7 +181,7 @@ func (s *source) today(path string, at position) string {
 
 func (s *source) assign(path, section, name string, value *yaml.Node, at position) {
 	if values := retired[path]; slices.Contains(values, value.Value) {
-		s.former.addAt(at, path, "has no effect by now; take it out")
+		s.former.addAt(at, path, "has no effect; remove it")
 		if path == kvWire {
 			s.where.keys[path], s.wire = at, value.Value
 		}
