@@ -167,23 +167,15 @@ func shareOf(v tensor.View, n, i int) tensor.View {
 // moveParts fills the parts of dst from the ranks; of returns the part to send to each.
 func (d *Group) moveParts(name string, dst, src tensor.View, of func(rank int) tensor.View) (comm.Pending, error) {
 	n := d.Size()
-	c := &exchanged{}
+	var send, recv []comm.Message
 	for i := range n { // the next rank first, so that not all begin with the same
 		p := (d.Rank() + 1 + i) % n
 		from, to := of(p), shareOf(dst, n, p)
-		if to.Size() == 0 || p == d.Rank() && check.Same(from, to) {
-			continue
-		}
-		c.send, c.recv = append(c.send, comm.Message{Peer: p, View: from}), append(c.recv,
-			comm.Message{Peer: p, View: to})
-		if p == d.Rank() {
-			c.own, c.into = append(c.own, from), append(c.into, to)
-		} else {
-			c.out, c.in = append(c.out, comm.Message{Peer: p, View: from}), append(c.in,
-				comm.Message{Peer: p, View: to})
+		if p != d.Rank() || !check.Same(from, to) {
+			send, recv = append(send, comm.Message{Peer: p, View: from}), append(recv, comm.Message{Peer: p, View: to})
 		}
 	}
-	return d.move(name, c)
+	return d.move(name, d.sort(send, recv))
 }
 
 // collective runs a call of all ranks, unless there is an error to return.
