@@ -39,8 +39,8 @@ import (
 // It may block in the driver with issuing, kit.order, events (for reading) and Engine.mu. A failing call of a copy
 // engine informs the other ranks with kit.order held, for half a second at most. Nothing else waits for a device, a
 // peer or a channel with a lock held. The goroutines that end such waits do not need these locks: the watch of a device
-// group takes neither issuing nor kit.order, the watch of a copy engine only tries Engine.mu, and the readers of sockets
-// take none of the first five.
+// group takes neither issuing nor kit.order, the watch of a copy engine only tries Engine.mu, and the readers of
+// sockets take none of the first five.
 
 // Message is one view to or from one peer. Messages between two ranks in one Exchange match in order: the first sent
 // arrives in the first received.
