@@ -199,7 +199,7 @@ func (c *crowd) sent() (list []netsim.Traffic) {
 	return list
 }
 
-// row measures a part of the simulation, and prints a row of docs/cluster-simulation.md: packets and
+// row measures a part of the simulation, and prints a row of docs/benchmarks/202611_cluster.md: packets and
 // KiB that a host has sent, and MiB of the one that has sent the most.
 func (c *crowd) row(what string, part func()) {
 	begin, before := time.Now(), c.sent()

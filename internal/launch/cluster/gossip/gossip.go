@@ -199,7 +199,7 @@ func (d delegate) MergeRemoteState([]byte, bool) {}
 
 // tuned returns memberlist's settings. Its own for a local network find a dead agent after 5 s and
 // more; these after 1 to 2 s, and 3 s among 1,024, for about 60 packets a second while there is news
-// and 16 otherwise. docs/cluster-simulation.md has what they cost.
+// and 16 otherwise. docs/benchmarks/202611_cluster.md has what they cost.
 func tuned(name, label string, seal []byte) *memberlist.Config {
 	c := memberlist.DefaultLANConfig()
 	c.Name = name
