@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -234,6 +235,6 @@ func randomParams(rng *rand.Rand) Params {
 	if p.Algorithm == "hierarchical" {
 		p.InnerSize = p.ContextSize
 	}
-	p.Layout = []string{"zigzag", "zigzag", "striped", "contiguous", "document"}[rng.IntN(5)]
+	p.Layout = []partition.LayoutName{"zigzag", "zigzag", "striped", "contiguous", "document"}[rng.IntN(5)]
 	return p
 }

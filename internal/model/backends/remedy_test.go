@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -136,7 +137,7 @@ func fuzzParams(b []byte) Params {
 		Training: few(2) == 0, Deterministic: few(2) == 0,
 		ContextSize: few(12) - 1, InnerSize: few(5) - 1,
 		Algorithm: []string{"", "ring", "allgather", "ulysses", "hierarchical", "tree"}[few(6)],
-		Layout:    []string{"", "zigzag", "striped", "contiguous", "document", "spiral"}[few(6)],
+		Layout:    []partition.LayoutName{"", "zigzag", "striped", "contiguous", "document", "spiral"}[few(6)],
 	}
 }
 

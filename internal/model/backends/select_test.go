@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -124,7 +125,7 @@ func setName(p *Params, k, v string) (err error) {
 	case "alg":
 		p.Algorithm = v
 	case "layout":
-		p.Layout = v
+		p.Layout = partition.LayoutName(v)
 	case "want":
 		p.Want, err = ParseBackend(v)
 	case "off":

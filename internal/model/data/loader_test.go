@@ -85,11 +85,7 @@ func TestRanksTogetherLoadTheSample(t *testing.T) {
 				t.Fatalf("%d valid targets, want %d", got, want.valid)
 			}
 			for _, name := range partition.Names {
-				layout, err := partition.New(name, l.Docs(i))
-				if err != nil {
-					t.Fatal(err)
-				}
-				got := gather(t, l, i, layout, size)
+				got := gather(t, l, i, partition.LayoutName(name).Layout(l.Docs(i)), size)
 				if !slices.Equal(got.ids, want.ids) || !slices.Equal(got.targets, want.targets) ||
 					!slices.Equal(got.positions, want.positions) {
 					t.Fatalf("trial %d, %s over %d ranks, pack %t:\ngot  %v\nwant %v", trial, name, size, pack, got,
