@@ -361,7 +361,7 @@ func (s *scale) plan(i int, found machines) error {
 	}
 	w.plan = experiment.Plan{
 		Choices: experiment.Choices{
-			Backend: cfg.Parallel.Backend, Layout: cfg.Parallel.Layout, Recompute: cfg.Memory.Recompute,
+			Backend: cfg.Parallel.Backend, Layout: string(cfg.Parallel.Layout), Recompute: cfg.Memory.Recompute,
 		},
 		StepSeconds: p.Estimate.SecondsPerStep, Memory: byKind(&p.Memory),
 	}

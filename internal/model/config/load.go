@@ -357,7 +357,7 @@ type Sharing struct {
 // Ruled returns the strategy with its open fields as the rules have them, which hold where no costs are known. The
 // backend and when rows travel stay open.
 func Ruled(s ring.Strategy, by Sharing) ring.Strategy {
-	layout, algorithm := "zigzag", "ring"
+	layout, algorithm := partition.LayoutName("zigzag"), "ring"
 	if by.Documents {
 		layout = "document"
 	}
@@ -372,7 +372,7 @@ func Ruled(s ring.Strategy, by Sharing) ring.Strategy {
 	return s
 }
 
-func auto(field *string, choice string) {
+func auto[S ~string](field *S, choice S) {
 	if *field == "auto" || *field == "" {
 		*field = choice
 	}
