@@ -148,7 +148,7 @@ func TestStrategiesAreOnes(t *testing.T) {
 	}
 }
 
-// known is costs of some backends only.
+// known has the costs of some backends only.
 type known struct {
 	plain
 	speed map[string]float64
