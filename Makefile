@@ -131,7 +131,7 @@ check-kubernetes: ## check the Kubernetes Job against the published schemas
 	scripts/kubernetes/check
 
 # The agents of a job of many nodes in one process, on a network that loses packets and hosts. It
-# prints the rows of docs/cluster-simulation.md. Then jobs with faults at random, without a network.
+# prints the rows of docs/benchmarks/202611_cluster.md. Then jobs with faults at random, without a network.
 AGENTS ?= 1024
 JOBS   ?= 40000
 simulate-cluster: ## simulate the agents of a job of many nodes

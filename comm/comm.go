@@ -23,7 +23,7 @@
 // An Exchange needs the peers that it names, in a ring two neighbours. In groups of up to 16 every
 // collective needs all pairs: each part goes straight from the rank that has it to the rank that needs
 // it. In larger ones a rank needs those at distances of powers of two, except for AllToAll. A world by
-// sockets has the connections that this takes. See "Connections" in docs/architecture.md, and
+// sockets has the connections that this takes. See "Connections" in docs/runtime.md, and
 // docs/network.md for those between nodes.
 //
 // # Lock order
@@ -104,7 +104,7 @@ type Exchanger interface {
 // A call waits for no work on a device, but it may block the caller for a while: on a group of
 // GPUs until NCCL has queued it or, the first time between two ranks, has connected them; where
 // 1,024 calls are in flight, until one is over; and where a queue of the driver is full. See
-// "Goroutines and streams" in docs/architecture.md. Groups of the host return at once.
+// "Goroutines and streams" in docs/runtime.md. Groups of the host return at once.
 //
 // Every wait ends: in data, in an error that names the peer, or in an abort. After an error
 // the group is dead: all pending and later calls on it fail with the same cause.
@@ -126,8 +126,6 @@ type Communicator interface {
 	// ReduceScatter combines the ranks' src, Size equal parts, and leaves part Rank in dst,
 	// which may be that part of src and no other memory of it.
 	ReduceScatter(dst, src tensor.View, op Op) (Pending, error)
-	// AllToAll sends part p of src to rank p, and fills part p of dst from rank p.
-	AllToAll(dst, src tensor.View) (Pending, error)
 	// Broadcast copies root's v to every rank.
 	Broadcast(v tensor.View, root int) (Pending, error)
 	// Barrier blocks the caller until every rank has called it.

@@ -1,7 +1,7 @@
 """How much slower the way that auto chooses is than the best fixed way, measured.
 
     scripts/regret.py                              # all of it on this machine's CPU, into regret-cpu.json
-    scripts/regret.py --table docs/planner.md      # writes the section of the page, too
+    scripts/regret.py --table docs/benchmarks/predictions.md      # writes the section of the page, too
 
 Each cell of the grid is a shape of heads, a length, a mask and a number of ranks. `cprun bench attention --layout auto
 --algorithm auto` says what auto chooses there and what the costs of the machine predict for every other way. Then all ways
