@@ -126,8 +126,6 @@ type Communicator interface {
 	// ReduceScatter combines the ranks' src, Size equal parts, and leaves part Rank in dst,
 	// which may be that part of src and no other memory of it.
 	ReduceScatter(dst, src tensor.View, op Op) (Pending, error)
-	// AllToAll sends part p of src to rank p, and fills part p of dst from rank p.
-	AllToAll(dst, src tensor.View) (Pending, error)
 	// Broadcast copies root's v to every rank.
 	Broadcast(v tensor.View, root int) (Pending, error)
 	// Barrier blocks the caller until every rank has called it.

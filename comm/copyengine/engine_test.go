@@ -187,8 +187,6 @@ func TestCopyEngineSetup(t *testing.T) {
 					compute: compute,
 					using:   new(sync.Mutex),
 					limit:   time.Minute,
-					lanes:   1,
-					split:   1,
 					share:   sharedFile{},
 				}
 			}, 3)

@@ -49,8 +49,6 @@ func TestCopyBeyondRegion(t *testing.T) {
 			compute: streams[r],
 			using:   new(sync.Mutex),
 			limit:   hosts[r].Options().Deadline,
-			lanes:   1,
-			split:   1000,
 			share:   board,
 		}
 		if r == 1 {

@@ -18,7 +18,7 @@ func pair(t *testing.T, limit time.Duration) (rigs []fakeRig, worlds []*world, s
 	worlds, errs := connectAll(func(r int) config {
 		return config{
 			host: hosts[r], dev: rigs[r].dev, compute: rigs[r].compute, using: new(sync.Mutex),
-			limit: limit, lanes: 1, split: splitBytes, share: board,
+			limit: limit, share: board,
 		}
 	}, 2)
 	if err := errors.Join(errs...); err != nil {

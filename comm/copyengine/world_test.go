@@ -95,7 +95,7 @@ func fakeWorld(compute []tensor.Stream, opts comm.Options) ([]comm.Communicator,
 	worlds, errs := connectAll(func(r int) config {
 		return config{
 			host: hosts[r], dev: &fakeDevice{rank: r}, compute: compute[r].(Compute), using: new(sync.Mutex), limit: hosts[r].Options().Deadline,
-			lanes: 1 + n%2, split: 1000, share: board,
+			share: board,
 		}
 	}, n)
 	cs := make([]comm.Communicator, n)
@@ -123,7 +123,7 @@ func fakeProcess(ctx context.Context, host *comm.Group, dir string) (*Rank, erro
 	dev := &fakeDevice{rank: host.Rank(), dir: dir}
 	compute := newFakeStream(nil, 0)
 	w, err := newWorld(ctx, config{
-		host: host, dev: dev, compute: compute, using: new(sync.Mutex), limit: host.Options().Deadline, lanes: 1, split: splitBytes, share: sharedFile{},
+		host: host, dev: dev, compute: compute, using: new(sync.Mutex), limit: host.Options().Deadline, share: sharedFile{},
 	})
 	if err != nil {
 		return nil, err
@@ -212,7 +212,7 @@ func fakeRanks(t *testing.T, n int, queue *fakeQueue, room int, opts comm.Option
 	worlds, errs := connectAll(func(r int) config {
 		return config{
 			host: hosts[r], dev: rigs[r].dev, compute: rigs[r].compute, using: new(sync.Mutex), limit: hosts[r].Options().Deadline,
-			lanes: 1 + n%2, split: 1000, share: board,
+			share: board,
 		}
 	}, n)
 	ranks := make([]*Rank, n)

@@ -125,7 +125,12 @@ func TestNodes(t *testing.T) {
 				for p := range n {
 					tensor.Data[float32](unmask(src))[p] = float32(10*r + p)
 				}
-				p, err := g.AllToAll(dst, src)
+				var send, recv []comm.Message
+				for p := range n {
+					send = append(send, comm.Message{Peer: p, View: src.Slice(tensor.Dim, p, p+1)})
+					recv = append(recv, comm.Message{Peer: p, View: dst.Slice(tensor.Dim, p, p+1)})
+				}
+				p, err := g.Exchange(send, recv)
 				if err == nil {
 					p.Wait()
 					err = p.Sync(ctx)

@@ -41,6 +41,28 @@ func TestBytesOfExchangedHeads(t *testing.T) {
 	}
 }
 
+// Exchanges of heads reuse lists: the host must not spend its time on garbage while the device waits for work.
+func TestUlyssesAllocatesLittle(t *testing.T) {
+	s := specOf(t, true, -1, 64, 8, partition.Zigzag{})
+	s.Heads, s.KVHeads = 8, 8
+	a := Attention{DType: tensor.BF16, Batch: 1, Heads: 8, KVHeads: 8, Dim: 16, DimV: 16}
+	schedule, err := ring.New("ulysses", s, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := testing.AllocsPerRun(10, func() {
+		r := Recorder{}
+		for _, backward := range []bool{false, true} {
+			if err := r.Run(schedule, a, 8, backward); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	if n > 300 {
+		t.Errorf("a forward and a backward pass allocate %v times", n)
+	}
+}
+
 func TestHopsOfARing(t *testing.T) {
 	s := specOf(t, true, -1, 6, 3, partition.Contiguous{})
 	none := []int{}

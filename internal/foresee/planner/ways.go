@@ -16,12 +16,13 @@ import (
 // it balances like a zigzag, and cuts the tiles of every two ranks by the mask's edges.
 func Strategies(c Case, asked ring.Strategy, backends []string) (list []ring.Strategy) {
 	documents := len(c.Docs) > 0
-	layouts, algorithms := []string{"zigzag", "contiguous"}, []string{"ring", "allgather", "ulysses", "hierarchical"}
+	layouts := []partition.LayoutName{"zigzag", "contiguous"}
+	algorithms := []string{"ring", "allgather", "ulysses", "hierarchical"}
 	if documents || c.At.Shared && c.Ranks > 1 {
 		algorithms[0], algorithms[1] = algorithms[1], algorithms[0]
 	}
 	if documents {
-		layouts = []string{"document", "document-zigzag", "zigzag", "contiguous"}
+		layouts = []partition.LayoutName{"document", "document-zigzag", "zigzag", "contiguous"}
 		if c.At.Shared { // a zigzag cuts documents once more, into tiles that cost more than they hide
 			layouts[2], layouts[3] = layouts[3], layouts[2]
 		}
@@ -33,7 +34,7 @@ func Strategies(c Case, asked ring.Strategy, backends []string) (list []ring.Str
 		layouts, algorithms = layouts[:1], algorithms[:1] // all are the same
 	}
 	if asked.Layout != "" {
-		layouts = []string{asked.Layout}
+		layouts = []partition.LayoutName{asked.Layout}
 	}
 	if asked.Algorithm != "" {
 		algorithms = []string{asked.Algorithm}

@@ -10,8 +10,8 @@ import (
 
 const (
 	// firstCauses in a row, or losses, and a node is left out.
-	firstCauses = 3
-	losses      = 2
+	maxFirstCauses = 3
+	maxLosses      = 2
 )
 
 // A tally is a job's memory of its starts. It goes with each decision, to the next leader.
@@ -28,7 +28,7 @@ func key(m *Member) string { return fmt.Sprintf("%s#%d", m.HostID, m.NodeRank) }
 
 // note counts the end of a start. cause is the place of the agent with the first failed rank, or ""; lost are the
 // places of lost agents.
-func (t *tally) note(cause string, lost []string) {
+func (t *tally) record(cause string, lost []string) {
 	if cause == "" || cause != t.Cause {
 		t.Cause, t.InRow = cause, 0
 	}
@@ -46,11 +46,11 @@ func (t *tally) note(cause string, lost []string) {
 }
 
 // out returns why the agent at that place is left out, or "".
-func (t *tally) out(key string) string {
+func (t *tally) excludedFor(key string) string {
 	switch {
-	case t.InRow >= firstCauses && t.Cause == key:
+	case t.InRow >= maxFirstCauses && t.Cause == key:
 		return fmt.Sprintf("its ranks were the first to fail %d times in a row", t.InRow)
-	case t.Lost[key] >= losses:
+	case t.Lost[key] >= maxLosses:
 		return fmt.Sprintf("it was lost %d times", t.Lost[key])
 	}
 	return ""
@@ -64,11 +64,11 @@ type candidate struct {
 
 // choose picks the agents of the next world among the present ones: at most most, first those of the last world, last
 // those that the tally leaves out, which it takes only to reach least. left holds notes about them.
-func choose(there []candidate, last *World, t *tally, least, most int) (agents []Member, left []string) {
-	ranked := ranks(there, last)
+func chooseMembers(there []candidate, last *Assignment, t *tally, least, most int) (agents []Member, left []string) {
+	ranked := assignNodeRanks(there, last)
 	var in, out []candidate
 	for _, c := range ranked {
-		if t.out(key(&c.Member)) == "" {
+		if t.excludedFor(key(&c.Member)) == "" {
 			in = append(in, c)
 		} else {
 			out = append(out, c)
@@ -79,7 +79,7 @@ func choose(there []candidate, last *World, t *tally, least, most int) (agents [
 	}
 	for _, c := range out {
 		left = append(left, fmt.Sprintf("node %s (node rank %d) is left out: %s", c.Host, c.NodeRank,
-			t.out(key(&c.Member))))
+			t.excludedFor(key(&c.Member))))
 	}
 	for _, c := range in[:min(len(in), most)] {
 		agents = append(agents, c.Member)
@@ -90,9 +90,9 @@ func choose(there []candidate, last *World, t *tally, least, most int) (agents [
 // ranks assigns node ranks, and sorts: agents of the last world first, then those that ask for a rank, then the others
 // as they came. A rank goes to the agent that asks for it; agents of the last world keep theirs; the rest get the
 // lowest free ones.
-func ranks(there []candidate, last *World) []candidate {
+func assignNodeRanks(there []candidate, last *Assignment) []candidate {
 	before := map[string]int{} // node ranks
-	for _, m := range last.Agents {
+	for _, m := range last.Members {
 		before[m.Name] = m.NodeRank
 	}
 	class := func(c *candidate) int {

@@ -49,12 +49,12 @@ type Config struct {
 	// Prepare makes the payload of all workers, before each start, on the agent that leads. nil: none.
 	// Its error ends the job, a *launch.Over with that status. The caller's Next gets the error as it is, those of
 	// the other agents its text. World names the agents and is complete.
-	Prepare func(context.Context, World) ([]byte, error)
+	Prepare func(context.Context, Assignment) ([]byte, error)
 	// Log gets a line for people now and then; nil: no one does.
 	Log func(format string, args ...any)
 
-	Network   Network                             // nil: TCP, and gossip on the same ports
-	Discovery func(self Found) (Discovery, error) // nil: Seeds and the last world are all that finds agents
+	Network   Network                                // nil: TCP, and gossip on the same ports
+	Discovery func(self PeerAddr) (Discovery, error) // nil: Seeds and the last world are all that finds agents
 }
 
 // Network is how agents reach each other. It is there for tests.
@@ -66,11 +66,11 @@ type Network interface {
 }
 
 // Found is an agent that may be there: its name and its control address.
-type Found struct{ Name, Addr string }
+type PeerAddr struct{ Name, Addr string }
 
 // Discovery finds agents. It is a hint: whom it names may be gone, and a stranger must prove the key.
 type Discovery interface {
-	Peers() []Found           // the agents that seem to be alive, without this one
+	Peers() []PeerAddr        // the agents that seem to be alive, without this one
 	Changed() <-chan struct{} // gets a value after Peers has changed; room for one
 	Close() error
 }
@@ -104,7 +104,7 @@ func (c *Config) resolve() error {
 		c.Network = tcp{}
 	}
 	if c.Prepare == nil {
-		c.Prepare = func(context.Context, World) ([]byte, error) { return nil, nil }
+		c.Prepare = func(context.Context, Assignment) ([]byte, error) { return nil, nil }
 	}
 	switch ip := net.ParseIP(c.Listen); {
 	case c.Job == "":
@@ -155,7 +155,7 @@ func (g *gossiping) Listen(addr string) (ln net.Listener, err error) {
 	return g.port, nil
 }
 
-func (g *gossiping) discover(self Found) (Discovery, error) {
+func (g *gossiping) discover(self PeerAddr) (Discovery, error) {
 	m, err := gossip.Join(context.Background(), gossip.Config{
 		Job: g.cfg.Job, Key: g.cfg.Key, Seeds: g.cfg.Seeds, Transport: g.port,
 		Self: gossip.Peer{Name: self.Name, Control: self.Addr},
@@ -167,17 +167,17 @@ func (g *gossiping) discover(self Found) (Discovery, error) {
 }
 
 // Hints returns what gossip knows of the others, as self's Discovery.
-func Hints(m *gossip.Members, self Found) Discovery { return hints{m, self.Name} }
+func Hints(m *gossip.Members, self PeerAddr) Discovery { return hints{m, self.Name} }
 
 type hints struct {
 	*gossip.Members
 	self string
 }
 
-func (h hints) Peers() (found []Found) {
+func (h hints) Peers() (found []PeerAddr) {
 	for _, p := range h.Members.Peers() {
 		if p.Name != h.self {
-			found = append(found, Found{p.Name, p.Control})
+			found = append(found, PeerAddr{p.Name, p.Control})
 		}
 	}
 	return found

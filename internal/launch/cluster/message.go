@@ -17,7 +17,7 @@ import (
 
 // A hello is an agent's introduction in a handshake.
 type hello struct {
-	Agent   Member `json:"agent"` // NodeRank as it is wanted, FirstRank 0
+	Member  Member `json:"agent"` // NodeRank as it is wanted, FirstRank 0
 	Program string `json:"program"`
 	Inputs  string `json:"inputs"`
 	Status  status `json:"status"`
@@ -25,28 +25,28 @@ type hello struct {
 
 // A message passes between agents after the hello. One field is set.
 type message struct {
-	Status   *status   `json:"status,omitempty"`
-	Join     *join     `json:"join,omitempty"`
-	Refuse   *string   `json:"refuse,omitempty"` // the leader does not take the agent: why
-	Note     *string   `json:"note,omitempty"`   // the leader tells the user of another node
-	Prepare  *prepare  `json:"prepare,omitempty"`
-	Promise  *promise  `json:"promise,omitempty"`
-	Accept   *accept   `json:"accept,omitempty"`
-	Accepted *accepted `json:"accepted,omitempty"`
-	Nack     *nack     `json:"nack,omitempty"`
-	Decided  *decision `json:"decided,omitempty"`
-	News     *relayed  `json:"news,omitempty"`
-	Ended    *ended    `json:"ended,omitempty"`
-	Again    *again    `json:"again,omitempty"`
-	Told     *int      `json:"told,omitempty"` // the end was heard: index of the decision
-	Bye      *bye      `json:"bye,omitempty"`
+	Status       *status   `json:"status,omitempty"`
+	Join         *join     `json:"join,omitempty"`
+	Refuse       *string   `json:"refuse,omitempty"` // the leader does not take the agent: why
+	Note         *string   `json:"note,omitempty"`   // the leader tells the user of another node
+	Prepare      *prepare  `json:"prepare,omitempty"`
+	Promise      *promise  `json:"promise,omitempty"`
+	Accept       *accept   `json:"accept,omitempty"`
+	Accepted     *accepted `json:"accepted,omitempty"`
+	Nack         *nack     `json:"nack,omitempty"`
+	Decided      *decision `json:"decided,omitempty"`
+	News         *relayed  `json:"news,omitempty"`
+	Ended        *ended    `json:"ended,omitempty"`
+	Again        *again    `json:"again,omitempty"`
+	EndConfirmed *int      `json:"told,omitempty"` // the end was heard: index of the decision
+	Bye          *bye      `json:"bye,omitempty"`
 }
 
 // A status names the index of the last decision, and who leads.
 type status struct {
-	Index  int    `json:"index"`
-	Leader Found  `json:"leader"` // Name "": none known
-	Ballot ballot `json:"ballot"` // under which it leads itself
+	Index  int      `json:"index"`
+	Leader PeerAddr `json:"leader"` // Name "": none known
+	Ballot ballot   `json:"ballot"` // under which it leads itself
 }
 
 // join asks an agent that leads to be taken in, or back.
@@ -85,13 +85,13 @@ type bye struct {
 // A decision is one link of the chain of a job: its next start, or its end. What counts as agreed is in
 // propose.go.
 type decision struct {
-	Index   int      `json:"index"`
-	Leader  Found    `json:"leader"` // who has put it forward
-	World   World    `json:"world"`  // at the end, the last one
-	Payload []byte   `json:"payload,omitempty"`
-	Secret  []byte   `json:"secret,omitempty"`
-	Tally   tally    `json:"tally"`
-	End     *outcome `json:"end,omitempty"` // nil: a start
+	Index      int        `json:"index"`
+	Leader     PeerAddr   `json:"leader"` // who has put it forward
+	Assignment Assignment `json:"world"`  // at the end, the last one
+	Payload    []byte     `json:"payload,omitempty"`
+	Secret     []byte     `json:"secret,omitempty"`
+	Tally      tally      `json:"tally"`
+	End        *outcome   `json:"end,omitempty"` // nil: a start
 }
 
 // An outcome is how a job ends.
@@ -153,10 +153,10 @@ func decodeMessage(raw []byte) (*message, error) {
 }
 
 // World is the agents of one start of the workers.
-type World struct {
+type Assignment struct {
 	Generation int      `json:"generation"` // counts worlds, from 1; no two of a job have the same
 	Restart    int      `json:"restart"`    // of the workers, from 0
-	Agents     []Member `json:"agents"`     // by rank of their first worker
+	Members    []Member `json:"agents"`     // by rank of their first worker
 	Size       int      `json:"size"`       // workers of all agents
 }
 
@@ -172,13 +172,13 @@ type Member struct {
 }
 
 // index returns the place of the agent of that name in Agents, or -1.
-func (w *World) index(name string) int {
-	return slices.IndexFunc(w.Agents, func(m Member) bool { return m.Name == name })
+func (w *Assignment) index(name string) int {
+	return slices.IndexFunc(w.Members, func(m Member) bool { return m.Name == name })
 }
 
 // place puts agents in order and gives their workers ranks: agents of one host are neighbours, and hosts
 // come in the order of their lowest node rank.
-func place(agents []Member) (placed []Member, size int) {
+func assignRanks(agents []Member) (placed []Member, size int) {
 	lowest := map[string]int{}
 	for _, m := range agents {
 		if l, ok := lowest[m.HostID]; !ok || m.NodeRank < l {
@@ -251,8 +251,8 @@ func (s *status) check() error {
 }
 
 // check allows an empty one: no one.
-func (f *Found) check() error {
-	if *f == (Found{}) {
+func (f *PeerAddr) check() error {
+	if *f == (PeerAddr{}) {
 		return nil
 	}
 	if err := checkName(f.Name); err != nil {
@@ -290,13 +290,13 @@ func (m *Member) check() error {
 }
 
 // check refuses a world whose ranks do not follow each other.
-func (w *World) check() error {
-	if w.Generation < 0 || w.Restart < 0 || len(w.Agents) > maxAgents {
-		return fmt.Errorf("world %d, restart %d, %d agents", w.Generation, w.Restart, len(w.Agents))
+func (w *Assignment) check() error {
+	if w.Generation < 0 || w.Restart < 0 || len(w.Members) > maxAgents {
+		return fmt.Errorf("world %d, restart %d, %d agents", w.Generation, w.Restart, len(w.Members))
 	}
 	seen, next := map[string]bool{}, 0
-	for i := range w.Agents {
-		m := &w.Agents[i]
+	for i := range w.Members {
+		m := &w.Members[i]
 		if err := m.check(); err != nil {
 			return err
 		}
@@ -313,17 +313,17 @@ func (w *World) check() error {
 }
 
 func (d *decision) check() error {
-	if d.Index < 1 || d.Leader.Name == "" || d.End == nil && len(d.World.Agents) == 0 {
-		return fmt.Errorf("decision %d of %q about %d agents", d.Index, d.Leader.Name, len(d.World.Agents))
+	if d.Index < 1 || d.Leader.Name == "" || d.End == nil && len(d.Assignment.Members) == 0 {
+		return fmt.Errorf("decision %d of %q about %d agents", d.Index, d.Leader.Name, len(d.Assignment.Members))
 	}
 	if d.End != nil {
 		if err := checkText(d.End.Why); err != nil {
 			return err
 		}
-	} else if d.World.Generation != d.Index {
-		return fmt.Errorf("decision %d: world %d", d.Index, d.World.Generation)
+	} else if d.Assignment.Generation != d.Index {
+		return fmt.Errorf("decision %d: world %d", d.Index, d.Assignment.Generation)
 	}
-	for _, err := range []error{d.Leader.check(), d.World.check(), d.Tally.check()} {
+	for _, err := range []error{d.Leader.check(), d.Assignment.check(), d.Tally.check()} {
 		if err != nil {
 			return err
 		}
@@ -356,7 +356,7 @@ func checkNews(n *launch.News) error {
 	if len(n.Addrs) > maxAgents*maxProcs {
 		return errors.New("too many addresses")
 	}
-	if len(n.Standings) > maxProcs {
+	if len(n.WaitStates) > maxProcs {
 		return errors.New("what too many ranks wait for")
 	}
 	for _, s := range []string{n.Stop, n.Lost} {

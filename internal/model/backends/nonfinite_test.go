@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// A version of cuDNN that drops NaN has a warning where it is chosen, at every level of Explain, and is chosen as
-// before.
+// A version of cuDNN that drops NaN gives a warning at every level of Explain, and is chosen as before.
 func TestWarningOfDroppedNaN(t *testing.T) {
 	const drops, unknown = Version(91999), Version(91998)
 	dropped[drops] = []string{"k NaN: lse"}

@@ -116,7 +116,7 @@ type Params struct {
 	InnerSize   int    // ranks that exchange heads, for hierarchical
 	Algorithm   string // ring, allgather, ulysses, hierarchical
 	Gather      string // when rows travel that are fetched in one hop: beside, before, auto; "" is beside
-	Layout      string // of partition.Names
+	Layout      partition.LayoutName
 }
 
 // maxLength bounds lengths, so that products of a few of them do not overflow.
@@ -157,8 +157,8 @@ func (p Params) checked() (Params, error) {
 	if !slices.Contains([]string{"ring", "allgather", "ulysses", "hierarchical"}, p.Algorithm) {
 		fault("algorithm %q is not known", p.Algorithm)
 	}
-	if !slices.Contains(partition.Names, p.Layout) {
-		fault("layout %q is not known", p.Layout)
+	if err := p.Layout.Check(); err != nil {
+		fault("%w", err)
 	}
 	if p.ContextSize < 1 || p.InnerSize < 1 || p.ContextSize%p.InnerSize != 0 {
 		fault("%d ranks are not a multiple of the %d that exchange heads", p.ContextSize, p.InnerSize)

@@ -357,13 +357,13 @@ type Sharing struct {
 // Ruled returns the strategy with its open fields as the rules have them, which hold where no costs are known. The
 // backend and when rows travel stay open.
 func Ruled(s ring.Strategy, by Sharing) ring.Strategy {
-	layout, algorithm := "zigzag", "ring"
+	layout, algorithm := partition.LayoutName("zigzag"), "ring"
 	if by.Documents {
 		layout = "document"
 	}
 	auto(&s.Layout, layout)
 	if s.Layout == "document" && by.Device != "cuda" {
-		algorithm = "allgather" // of documents a ring sends three times as much (docs/ring.md); not measured on GPUs
+		algorithm = "allgather" // a ring sends several times as much: docs/concepts/documents.md; not measured on GPUs
 	}
 	auto(&s.Algorithm, algorithm)
 	if s.Algorithm == "hierarchical" && s.Inner == 0 && by.Ranks > 0 {
@@ -372,7 +372,7 @@ func Ruled(s ring.Strategy, by Sharing) ring.Strategy {
 	return s
 }
 
-func auto(field *string, choice string) {
+func auto[S ~string](field *S, choice S) {
 	if *field == "auto" || *field == "" {
 		*field = choice
 	}

@@ -96,8 +96,7 @@ func trainRules(c *Config, f *faults) {
 		f.add("data.eos_token_id", "token %d is outside the vocabulary; vocab_size is %d", d.EOSTokenID,
 			c.Model.VocabSize)
 	}
-	if f.ok("parallel.layout", "data.pack_documents") && strings.HasPrefix(c.Parallel.Layout, "document") &&
-		!d.PackDocuments {
+	if f.ok("parallel.layout", "data.pack_documents") && c.Parallel.Layout.ByDocument() && !d.PackDocuments {
 		f.add("parallel.layout", "%s needs data.pack_documents: true; set it, or write zigzag", c.Parallel.Layout)
 	}
 	v := &d.Validation

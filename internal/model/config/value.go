@@ -13,6 +13,8 @@ import (
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/cprun/cprun/partition"
 )
 
 // decode reads a YAML value into the key's field. The error names the value found and the one
@@ -352,6 +354,10 @@ func init() {
 	addKind("true or false", (*key).boolean, nil, same[bool])
 	optional[bool]("true or false", (*key).boolean, nil)
 	addKind("text", (*key).text, (*key).checkWord, same[string])
+	addKind("text", func(k *key, n *yaml.Node) (partition.LayoutName, error) {
+		name, err := k.text(n)
+		return partition.LayoutName(name), err
+	}, nil, func(n partition.LayoutName) any { return string(n) })
 	addKind("time", (*key).duration, (*key).checkTime, func(d time.Duration) any { return FormatTime(d) })
 	addKind("list of two numbers", (*key).pair, func(k *key, v [2]float64) error {
 		return cmp.Or(k.checkFloat(v[0]), k.checkFloat(v[1]))

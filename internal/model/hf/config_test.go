@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/internal/base/safetensors"
 )
 
-// readText reads a config of that text.
+// readText reads a config with this text.
 func readText(t testing.TB, text string) (*Config, error) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(text), 0o600); err != nil {
@@ -25,7 +25,7 @@ const llama = `"model_type":"llama","vocab_size":64,"hidden_size":32,"intermedia
 
 const qwen3 = `"model_type":"qwen3","vocab_size":64,"hidden_size":32,"intermediate_size":48,"num_hidden_layers":3,"num_attention_heads":4,"num_key_value_heads":2`
 
-// base is what llama and a text of no further key give.
+// base returns the config of llama without further keys.
 func base() Config {
 	return Config{Architecture: Llama, VocabSize: 64, HiddenSize: 32, IntermediateSize: 48, NumHiddenLayers: 3,
 		NumAttentionHeads: 4,
@@ -157,10 +157,10 @@ func TestConfigsOfTransformers(t *testing.T) {
 	}
 }
 
-// tokenless is c without what WriteConfig fills with nulls.
+// tokenless returns c without the fields that WriteConfig fills with null.
 func (c *Config) tokenless() Config {
 	d := *c
-	d.TokenIDs, d.DType = nil, "" // the type is the writer's
+	d.TokenIDs, d.DType = nil, "" // the writer sets the type
 	return d
 }
 
@@ -275,7 +275,7 @@ func TestPositionsOfATrainedModel(t *testing.T) {
 	}
 }
 
-// opened opens a directory, until the test ends.
+// opened opens a directory until the end of the test.
 func opened(t *testing.T, dir string) *os.Root {
 	t.Helper()
 	root, err := os.OpenRoot(dir)
@@ -286,7 +286,7 @@ func opened(t *testing.T, dir string) *os.Root {
 	return root
 }
 
-// FuzzReadConfig: what is accepted can be built, written and read again as the same.
+// FuzzReadConfig checks that an accepted config can be built, written, and read back as the same.
 func FuzzReadConfig(f *testing.F) {
 	f.Add(`{` + llama + `}`)
 	f.Add(`{` + qwen3 + `,"use_sliding_window":true,"max_window_layers":1}`)
@@ -322,7 +322,7 @@ func FuzzReadConfig(f *testing.F) {
 	})
 }
 
-// normal is c in the one form of its meaning that WriteConfig writes.
+// normal returns c in the canonical form of WriteConfig.
 func (c *Config) normal() Config {
 	d := c.tokenless()
 	if d.SlidingWindow > 0 {

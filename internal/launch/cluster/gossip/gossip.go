@@ -34,7 +34,7 @@ const (
 	// leaveBound bounds the wait of Close until others know.
 	leaveBound = 500 * time.Millisecond
 	// tellPause collects changes.
-	tellPause = 20 * time.Millisecond
+	notifyDelay = 20 * time.Millisecond
 )
 
 // Members are the agents of a job that this one knows of.
@@ -49,9 +49,9 @@ type Members struct {
 	close sync.Once
 	err   error // of Close
 
-	mu      sync.Mutex
-	peers   map[string]member // guarded by mu; those alive
-	telling bool              // guarded by mu; changed is about to be told
+	mu            sync.Mutex
+	peers         map[string]member // guarded by mu; those alive
+	notifyPending bool              // guarded by mu; changed is about to be told
 }
 
 // A member is a peer and the address of its gossip.
@@ -90,7 +90,7 @@ func Join(ctx context.Context, c Config) (*Members, error) {
 	m.addr = addrOf(local)
 	ctx, m.stop = context.WithCancel(ctx)
 	m.wait.Go(func() { m.seek(ctx, seeds) })
-	m.wait.Go(func() { m.mingle(ctx) })
+	m.wait.Go(func() { m.syncRandom(ctx) })
 	return m, nil
 }
 
@@ -131,15 +131,15 @@ func (m *Members) change(f func(peers map[string]member)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	f(m.peers)
-	if !m.telling {
-		m.telling = true
-		time.AfterFunc(tellPause, m.tell)
+	if !m.notifyPending {
+		m.notifyPending = true
+		time.AfterFunc(notifyDelay, m.notify)
 	}
 }
 
-func (m *Members) tell() {
+func (m *Members) notify() {
 	m.mu.Lock()
-	m.telling = false
+	m.notifyPending = false
 	m.mu.Unlock()
 	select {
 	case m.changed <- struct{}{}:

@@ -34,7 +34,7 @@ const (
 // maxStreams bounds the streams of others that have not brought all they have to.
 const maxStreams = 128
 
-var inbound = admission.Limits{Most: maxStreams, Stay: 250 * time.Millisecond}
+var inboundLimits = admission.Limits{Most: maxStreams, Stay: 250 * time.Millisecond}
 
 const (
 	// headBound bounds the wait for a stream's first bytes, and handBound the wait
@@ -79,7 +79,7 @@ func newGuard(inner memberlist.Transport, label string) *guard {
 		packets:   make(chan *memberlist.Packet),
 		streams:   make(chan net.Conn),
 		done:      make(chan struct{}),
-		inbound:   admission.New(inbound),
+		inbound:   admission.New(inboundLimits),
 		dialed:    map[*stream]bool{},
 	}
 	g.wait.Go(g.passPackets)
@@ -97,7 +97,7 @@ func (g *guard) passPackets() {
 	for {
 		select {
 		case p := <-g.Transport.PacketCh():
-			if !g.ours(p.Buf) {
+			if !g.isOurs(p.Buf) {
 				continue
 			}
 			select {
@@ -111,7 +111,7 @@ func (g *guard) passPackets() {
 	}
 }
 
-func (g *guard) ours(packet []byte) bool {
+func (g *guard) isOurs(packet []byte) bool {
 	rest, ok := bytes.CutPrefix(packet, g.head)
 	return ok && len(rest) >= sealCost && rest[0] == sealing
 }
@@ -258,12 +258,12 @@ func (s *stream) Close() error {
 }
 
 // A begun stream has had its first bytes read.
-type begun struct {
+type prefixedConn struct {
 	net.Conn
 	head []byte
 }
 
-func (b *begun) Read(p []byte) (int, error) {
+func (b *prefixedConn) Read(p []byte) (int, error) {
 	if len(b.head) > 0 {
 		n := copy(p, b.head)
 		b.head = b.head[n:]

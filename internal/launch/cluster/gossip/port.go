@@ -82,7 +82,7 @@ func bind(at netip.AddrPort) (*Port, error) {
 	}
 	_ = udp.SetReadBuffer(packetQueue) // the system may give less
 	p := &Port{
-		udp: udp, tcp: tcp, silent: admission.New(inbound),
+		udp: udp, tcp: tcp, silent: admission.New(inboundLimits),
 		packets: make(chan *memberlist.Packet), streams: make(chan net.Conn), others: make(chan net.Conn),
 	}
 	p.gossip, p.stop = context.WithCancel(context.Background())
@@ -122,7 +122,7 @@ func (p *Port) sort(conn net.Conn) {
 		to, end = p.streams, p.gossip
 	}
 	select {
-	case to <- &begun{conn, first}:
+	case to <- &prefixedConn{conn, first}:
 		return
 	case <-time.After(handBound): // no one is there for it
 	case <-end.Done():

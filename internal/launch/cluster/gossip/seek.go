@@ -31,8 +31,8 @@ const (
 	// An agent that has just found others exchanges all it knows with mingles of them, one each
 	// minglePause. When all agents of a job start together, packets alone would take 18 s to tell
 	// each of 1,024 of all; they are made to tell of few changes.
-	mingles     = 6
-	minglePause = 500 * time.Millisecond
+	randomSyncs     = 6
+	randomSyncPause = 500 * time.Millisecond
 	// maxAddresses bounds the addresses tried of one seed.
 	maxAddresses = 8
 )
@@ -67,7 +67,7 @@ func parseSeeds(list []string) ([]seed, error) {
 func (m *Members) seek(ctx context.Context, seeds []seed) {
 	pause := seekPause
 	for len(seeds) > 0 && ctx.Err() == nil {
-		m.ask(ctx, seeds)
+		m.joinSeeds(ctx, seeds)
 		switch alone := m.alone(); {
 		case !alone:
 			pause = idlePause
@@ -84,12 +84,12 @@ func (m *Members) seek(ctx context.Context, seeds []seed) {
 }
 
 // mingle exchanges all members with random ones, once this agent is not alone any more.
-func (m *Members) mingle(ctx context.Context) {
-	for done := 0; done < mingles; {
-		if !sleep(ctx, minglePause/2+rand.N(minglePause)) {
+func (m *Members) syncRandom(ctx context.Context) {
+	for done := 0; done < randomSyncs; {
+		if !sleep(ctx, randomSyncPause/2+rand.N(randomSyncPause)) {
 			return
 		}
-		if at, ok := m.anyone(); ok {
+		if at, ok := m.randomMember(); ok {
 			_, _ = m.list.Join([]string{at.String()}) // if it is gone, memberlist finds that out
 			done++
 		}
@@ -97,7 +97,7 @@ func (m *Members) mingle(ctx context.Context) {
 }
 
 // anyone returns the address of a random member, if there is another than this agent.
-func (m *Members) anyone() (at netip.AddrPort, ok bool) {
+func (m *Members) randomMember() (at netip.AddrPort, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	seen := 0
@@ -120,7 +120,7 @@ func (m *Members) alone() bool {
 }
 
 // ask exchanges all members with each seed that is no member, all at the same time.
-func (m *Members) ask(ctx context.Context, seeds []seed) {
+func (m *Members) joinSeeds(ctx context.Context, seeds []seed) {
 	var wait sync.WaitGroup
 	defer wait.Wait()
 	for _, s := range seeds {

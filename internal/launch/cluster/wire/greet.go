@@ -30,7 +30,7 @@ import (
 )
 
 // Party describes an agent to the handshake.
-type Party struct {
+type Config struct {
 	Identity *Identity
 	Job      string
 	Key      []byte
@@ -43,7 +43,7 @@ type Party struct {
 }
 
 // Patience bounds a handshake.
-const Patience = 5 * time.Second
+const HandshakeTimeout = 5 * time.Second
 
 // Refusal is the error of a handshake in which one side refuses the other.
 type Refusal struct {
@@ -84,20 +84,20 @@ const (
 )
 
 // Dial does the dialer's side of the handshake. It closes conn if that fails.
-func Dial(ctx context.Context, conn net.Conn, p *Party) (*Link, error) {
-	return p.greet(ctx, tls.Client(conn, p.Identity.tls()), dialer, acceptor)
+func Dial(ctx context.Context, conn net.Conn, p *Config) (*Link, error) {
+	return p.handshake(ctx, tls.Client(conn, p.Identity.tls()), dialer, acceptor)
 }
 
 // Accept does the other side. It closes conn if that fails.
-func Accept(ctx context.Context, conn net.Conn, p *Party) (*Link, error) {
-	return p.greet(ctx, tls.Server(conn, p.Identity.tls()), acceptor, dialer)
+func Accept(ctx context.Context, conn net.Conn, p *Config) (*Link, error) {
+	return p.handshake(ctx, tls.Server(conn, p.Identity.tls()), acceptor, dialer)
 }
 
-func (p *Party) greet(ctx context.Context, conn *tls.Conn, mine, theirs string) (*Link, error) {
-	ctx, cancel := context.WithTimeout(ctx, Patience)
+func (p *Config) handshake(ctx context.Context, conn *tls.Conn, mine, theirs string) (*Link, error) {
+	ctx, cancel := context.WithTimeout(ctx, HandshakeTimeout)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { conn.NetConn().Close() })
-	l, err := p.shake(ctx, conn, mine, theirs)
+	l, err := p.exchange(ctx, conn, mine, theirs)
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
 	}
@@ -127,7 +127,7 @@ type peer struct {
 	hello []byte
 }
 
-func (p *Party) shake(ctx context.Context, conn *tls.Conn, mine, theirs string) (peer, error) {
+func (p *Config) exchange(ctx context.Context, conn *tls.Conn, mine, theirs string) (peer, error) {
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return peer{}, err
 	}
@@ -139,7 +139,7 @@ func (p *Party) shake(ctx context.Context, conn *tls.Conn, mine, theirs string) 
 	if key.Equal(p.Identity.public) {
 		return peer{}, ErrSelf
 	}
-	s := shake{p, conn, state, conn.RemoteAddr().String()}
+	s := handshake{p, conn, state, conn.RemoteAddr().String()}
 	if mine == acceptor { // the dialer's port differs each time, so that repetitions would look like news
 		s.from, _, _ = net.SplitHostPort(s.from)
 	}
@@ -172,7 +172,7 @@ func (p *Party) shake(ctx context.Context, conn *tls.Conn, mine, theirs string) 
 }
 
 // proof shows that its maker has the job's key, on this connection and in this role alone.
-func (p *Party) proof(state tls.ConnectionState, role, job string) []byte {
+func (p *Config) proof(state tls.ConnectionState, role, job string) []byte {
 	bound, err := state.ExportKeyingMaterial("EXPORTER-cprun-agents", nil, 32)
 	if err != nil {
 		return nil // never in TLS 1.3; verify refuses it
@@ -188,7 +188,7 @@ func (p *Party) proof(state tls.ConnectionState, role, job string) []byte {
 }
 
 // verify checks the proof of a peer.
-func (p *Party) verify(state tls.ConnectionState, role string, g *greeting) error {
+func (p *Config) verify(state tls.ConnectionState, role string, g *greeting) error {
 	want := p.proof(state, role, g.Job)
 	switch {
 	case len(want) == 0 || !hmac.Equal(want, g.Proof):
@@ -201,14 +201,14 @@ func (p *Party) verify(state tls.ConnectionState, role string, g *greeting) erro
 }
 
 // A shake is one handshake.
-type shake struct {
-	*Party
+type handshake struct {
+	*Config
 	conn  *tls.Conn
 	state tls.ConnectionState
 	from  string // the peer's address
 }
 
-func (s *shake) send(g greeting) error {
+func (s *handshake) send(g greeting) error {
 	message, err := json.Marshal(g)
 	if err != nil {
 		return err
@@ -222,7 +222,7 @@ func (s *shake) send(g greeting) error {
 }
 
 // receive reads a greeting and looks at it. A fault that check finds goes to the peer as well.
-func (s *shake) receive(g *greeting, proven bool, check func() error) error {
+func (s *handshake) receive(g *greeting, proven bool, check func() error) error {
 	if err := readGreeting(s.conn, g); err != nil {
 		return err
 	}
@@ -301,7 +301,7 @@ func Name(host string, public ed25519.PublicKey) string {
 }
 
 // errStranger is the fault of a peer whose certificate is not one of ours.
-var errStranger = errors.New("it is no agent of cprun")
+var errForeign = errors.New("it is no agent of cprun")
 
 // tls returns how this agent speaks TLS, in both roles.
 func (id *Identity) tls() *tls.Config {
@@ -321,11 +321,11 @@ func (id *Identity) tls() *tls.Config {
 // publicKey returns the peer's.
 func publicKey(s tls.ConnectionState) (ed25519.PublicKey, error) {
 	if len(s.PeerCertificates) != 1 {
-		return nil, errStranger
+		return nil, errForeign
 	}
 	key, ok := s.PeerCertificates[0].PublicKey.(ed25519.PublicKey)
 	if !ok {
-		return nil, errStranger
+		return nil, errForeign
 	}
 	return key, nil
 }

@@ -18,9 +18,9 @@ import (
 
 const (
 	// queued bounds the frames that wait for a peer.
-	queued = 1024
+	maxQueued = 1024
 	// wordsPerSilence counts an agent's messages within the peer's timeout.
-	wordsPerSilence = 5
+	keepalivesPerSilence = 5
 )
 
 // Link is an authenticated connection to another agent. Receive has one caller at a time; the other
@@ -40,7 +40,7 @@ type Link struct {
 func newLink(conn *tls.Conn, p peer, silence time.Duration) *Link {
 	l := &Link{
 		Key: p.key, Hello: p.hello, conn: conn, silence: silence,
-		frames: make(chan Frame, queued), closing: make(chan struct{}), sent: make(chan struct{}),
+		frames: make(chan Frame, maxQueued), closing: make(chan struct{}), sent: make(chan struct{}),
 	}
 	go l.send()
 	return l
@@ -66,7 +66,7 @@ func (l *Link) send() {
 	defer close(l.sent)
 	defer l.conn.NetConn().Close()
 	empty := Frame(make([]byte, header))
-	word := time.NewTicker(l.silence / wordsPerSilence)
+	word := time.NewTicker(l.silence / keepalivesPerSilence)
 	defer word.Stop()
 	for {
 		var f Frame
@@ -89,7 +89,7 @@ func (l *Link) flush() {
 	for {
 		select {
 		case f := <-l.frames:
-			if l.write(f, l.silence/wordsPerSilence) != nil {
+			if l.write(f, l.silence/keepalivesPerSilence) != nil {
 				return
 			}
 		default:
@@ -134,24 +134,24 @@ func (l *Link) Closed() <-chan struct{} { return l.sent }
 
 // unproven bounds the connections in their handshake. A thousand agents may come in a moment; those that wait for
 // a place do so in the system's queue.
-var unproven = admission.Limits{Most: 64, Stay: 250 * time.Millisecond}
+var handshakeLimits = admission.Limits{Most: 64, Stay: 250 * time.Millisecond}
 
 // Door takes the connections of other agents.
-type Door struct {
-	ln     net.Listener
-	door   *admission.Door
-	cancel context.CancelFunc
-	group  sync.WaitGroup
+type Acceptor struct {
+	ln        net.Listener
+	admission *admission.Door
+	cancel    context.CancelFunc
+	group     sync.WaitGroup
 }
 
 // Open lets agents in: up gets the links of those that are welcome, refused the others' errors. Both are
 // called from several goroutines.
-func Open(ln net.Listener, p *Party, up func(*Link), refused func(error)) *Door {
+func Open(ln net.Listener, p *Config, up func(*Link), refused func(error)) *Acceptor {
 	ctx, cancel := context.WithCancel(context.Background())
-	d := &Door{ln: ln, door: admission.New(unproven), cancel: cancel}
+	d := &Acceptor{ln: ln, admission: admission.New(handshakeLimits), cancel: cancel}
 	greet := func(conn net.Conn) {
 		l, err := Accept(ctx, conn, p)
-		known := d.door.Leave(conn)
+		known := d.admission.Leave(conn)
 		switch {
 		case err == nil:
 			up(l)
@@ -159,14 +159,14 @@ func Open(ln net.Listener, p *Party, up func(*Link), refused func(error)) *Door 
 			refused(err)
 		}
 	}
-	d.group.Go(func() { d.door.Serve(ln, greet, refused) })
+	d.group.Go(func() { d.admission.Serve(ln, greet, refused) })
 	return d
 }
 
 // Close closes the listener, and waits until nothing of the door runs.
-func (d *Door) Close() error {
+func (d *Acceptor) Close() error {
 	d.cancel()
-	d.door.Close()
+	d.admission.Close()
 	err := d.ln.Close()
 	d.group.Wait()
 	return err

@@ -17,18 +17,18 @@ import (
 
 const (
 	// The machine checks its limits every ticking.
-	ticking = 200 * time.Millisecond
+	tickInterval = 200 * time.Millisecond
 	// farewells bounds the waits of Close: for the others to hear of it, and for goroutines to end.
-	farewells = 3 * tellingTime
+	closeTimeout = 3 * confirmTime
 )
 
 // Cohort is this agent's part in the job. It implements launch.Cohort.
-type Cohort struct {
-	cfg   Config
-	self  Member
-	party wire.Party // of connections that come in
-	door  *wire.Door
-	disco Discovery
+type Membership struct {
+	cfg        Config
+	self       Member
+	wireConfig wire.Config // of connections that come in
+	acceptor   *wire.Acceptor
+	discovery  Discovery
 
 	ctx    context.Context // of all goroutines
 	cancel context.CancelFunc
@@ -37,32 +37,32 @@ type Cohort struct {
 	events chan func() // from connections; loop runs them
 	calls  mailbox     // from callers, who do not wait
 
-	machine *machine              // loop's
-	links   map[string]*wire.Link // loop's, as linked
-	linked  map[string]time.Time  // since when each is there
-	frame   wire.Frame            // loop's: of sending
-	sending *message              // loop's
+	coord    *coordinator          // loop's
+	links    map[string]*wire.Link // loop's, as linked
+	linkedAt map[string]time.Time  // since when each is there
+	frame    wire.Frame            // loop's: of sending
+	sending  *message              // loop's
 
-	greeting atomic.Pointer[[]byte]
-	dialing  sync.Map // addresses that are being connected to
+	helloFrame atomic.Pointer[[]byte]
+	dialing    sync.Map // addresses that are being connected to
 
-	next     chan next // room for one
-	verdicts chan launch.Verdict
-	heard    atomic.Pointer[chan launch.News]
-	left     chan struct{}
-	leave    sync.Once
-	close    sync.Once
+	next        chan nextResult // room for one
+	verdicts    chan launch.Verdict
+	newsChan    atomic.Pointer[chan launch.News]
+	goodbyeSent chan struct{}
+	leaveOnce   sync.Once
+	closeOnce   sync.Once
 }
 
 // A next holds the results of Next.
-type next struct {
+type nextResult struct {
 	decision *decision
 	err      error
 }
 
 // Join begins to look for the other agents of the job, and returns at once; Next waits for them. Call Close
 // at the end.
-func Join(ctx context.Context, cfg Config) (*Cohort, error) {
+func Join(ctx context.Context, cfg Config) (*Membership, error) {
 	plain := cfg.Network == nil && cfg.Discovery == nil
 	if err := cfg.resolve(); err != nil {
 		return nil, err
@@ -78,31 +78,31 @@ func Join(ctx context.Context, cfg Config) (*Cohort, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Cohort{
-		cfg: cfg, events: make(chan func()), links: map[string]*wire.Link{}, linked: map[string]time.Time{},
-		next: make(chan next, 1), verdicts: make(chan launch.Verdict, 1), left: make(chan struct{}),
+	c := &Membership{
+		cfg: cfg, events: make(chan func()), links: map[string]*wire.Link{}, linkedAt: map[string]time.Time{},
+		next: make(chan nextResult, 1), verdicts: make(chan launch.Verdict, 1), goodbyeSent: make(chan struct{}),
 		self: Member{
 			Name: id.Name(cfg.Host), Host: cfg.Host, HostID: cfg.HostID, NodeRank: cfg.NodeRank, NProc: cfg.NProc,
 			Addr: ln.Addr().String(),
 		},
 	}
 	c.calls.init()
-	c.party = wire.Party{
+	c.wireConfig = wire.Config{
 		Identity: id, Job: cfg.Job, Key: cfg.Key, Silence: cfg.Silence,
-		Hello: func() []byte { return *c.greeting.Load() }, Check: c.welcome,
+		Hello: func() []byte { return *c.helloFrame.Load() }, Check: c.checkInbound,
 	}
 	c.ctx, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if cfg.Discovery != nil {
-		if c.disco, err = cfg.Discovery(Found{c.self.Name, c.self.Addr}); err != nil {
+		if c.discovery, err = cfg.Discovery(PeerAddr{c.self.Name, c.self.Addr}); err != nil {
 			ln.Close()
 			c.cancel()
 			return nil, err
 		}
 	}
-	c.machine = newMachine(&c.cfg, c.self, c, time.Now())
-	c.machine.meets = cfg.Meets && first
-	c.renewGreeting()
-	c.door = wire.Open(ln, &c.party, func(l *wire.Link) { c.admit(l, "") }, c.strange)
+	c.coord = newCoordinator(&c.cfg, c.self, c, time.Now())
+	c.coord.atRendezvous = cfg.Meets && first
+	c.renewHello()
+	c.acceptor = wire.Open(ln, &c.wireConfig, func(l *wire.Link) { c.admit(l, "") }, c.onRefused)
 	c.group.Go(c.loop)
 	return c, nil
 }
@@ -123,75 +123,75 @@ func listen(cfg *Config) (ln net.Listener, first bool, err error) {
 }
 
 // loop owns the machine: nothing else touches it.
-func (c *Cohort) loop() {
-	tick := time.NewTicker(ticking)
+func (m *Membership) loop() {
+	tick := time.NewTicker(tickInterval)
 	defer tick.Stop()
 	defer func() {
-		for _, l := range c.links {
+		for _, l := range m.links {
 			l.Close()
 		}
 	}()
 	var changed <-chan struct{}
-	if c.disco != nil {
-		changed = c.disco.Changed()
-		c.machine.onHints(c.disco.Peers())
+	if m.discovery != nil {
+		changed = m.discovery.Changed()
+		m.coord.onHints(m.discovery.Peers())
 	}
 	for {
 		select {
-		case f := <-c.events:
-			c.step(f)
-		case <-c.calls.ready:
-			for _, f := range c.calls.take() {
-				c.step(f)
+		case f := <-m.events:
+			m.step(f)
+		case <-m.calls.ready:
+			for _, f := range m.calls.take() {
+				m.step(f)
 			}
 		case <-tick.C:
-			c.step(c.machine.tick)
+			m.step(m.coord.tick)
 		case <-changed:
-			c.step(func() { c.machine.onHints(c.disco.Peers()) })
-		case <-c.ctx.Done():
+			m.step(func() { m.coord.onHints(m.discovery.Peers()) })
+		case <-m.ctx.Done():
 			return
 		}
 	}
 }
 
-func (c *Cohort) step(f func()) {
-	c.machine.now = time.Now()
+func (m *Membership) step(f func()) {
+	m.coord.now = time.Now()
 	f()
-	c.renewGreeting()
+	m.renewHello()
 }
 
 // Next waits until the agents agree on the next start of all workers, or on the end of the job.
-func (c *Cohort) Next(ctx context.Context) (launch.Start, error) {
+func (m *Membership) Next(ctx context.Context) (launch.Start, error) {
 	select {
-	case <-c.next: // of a call that was given up
+	case <-m.next: // of a call that was given up
 	default:
 	}
-	c.calls.put(func() { c.machine.next() })
+	m.calls.put(func() { m.coord.next() })
 	select {
-	case n := <-c.next:
+	case n := <-m.next:
 		if n.err != nil {
 			return launch.Start{}, n.err
 		}
-		return c.begun(n.decision), nil
+		return m.startFor(n.decision), nil
 	case <-ctx.Done():
-		c.calls.put(func() { c.machine.local.waiting = false })
+		m.calls.put(func() { m.coord.caller.waiting = false })
 		return launch.Start{}, context.Cause(ctx)
-	case <-c.ctx.Done():
+	case <-m.ctx.Done():
 		return launch.Start{}, errClosed
 	}
 }
 
 // begun returns the start of d on this agent.
-func (c *Cohort) begun(d *decision) launch.Start {
-	w := &d.World
-	me := w.Agents[w.index(c.self.Name)]
+func (m *Membership) startFor(d *decision) launch.Start {
+	w := &d.Assignment
+	me := w.Members[w.index(m.self.Name)]
 	s := launch.Start{
 		Number: w.Restart, Secret: d.Secret, Payload: d.Payload,
-		Place: launch.Place{NodeRank: me.NodeRank, FirstRank: me.FirstRank, WorldSize: w.Size},
+		Ranks: launch.RankRange{NodeRank: me.NodeRank, FirstRank: me.FirstRank, WorldSize: w.Size},
 	}
-	if len(w.Agents) > 1 {
-		s.Listen = c.cfg.Listen
-		for _, a := range w.Agents {
+	if len(w.Members) > 1 {
+		s.Listen = m.cfg.Listen
+		for _, a := range w.Members {
 			s.Hosts = append(s.Hosts, slices.Repeat([]string{a.HostID}, a.NProc)...)
 		}
 	}
@@ -199,35 +199,35 @@ func (c *Cohort) begun(d *decision) launch.Start {
 }
 
 // News returns the channel of the other agents' news of the present start.
-func (c *Cohort) News() <-chan launch.News {
-	if ch := c.heard.Load(); ch != nil {
+func (m *Membership) News() <-chan launch.News {
+	if ch := m.newsChan.Load(); ch != nil {
 		return *ch
 	}
 	return nil
 }
 
 // Say tells the other agents something about the present start.
-func (c *Cohort) Say(n launch.News) { c.calls.put(func() { c.machine.say(n) }) }
+func (m *Membership) Publish(n launch.News) { m.calls.put(func() { m.coord.publish(n) }) }
 
 // End tells how the start has ended here, and returns how it ended for the job. If ctx has ended, it
 // waits for the others a moment only.
-func (c *Cohort) End(ctx context.Context, e launch.Ending) launch.Verdict {
+func (m *Membership) End(ctx context.Context, e launch.Ending) launch.Verdict {
 	select {
-	case <-c.verdicts:
+	case <-m.verdicts:
 	default:
 	}
-	c.calls.put(func() { c.machine.endHere(e) })
+	m.calls.put(func() { m.coord.onLocalEnd(e) })
 	select {
-	case v := <-c.verdicts:
+	case v := <-m.verdicts:
 		return v
 	case <-ctx.Done():
-	case <-c.ctx.Done():
+	case <-m.ctx.Done():
 		return launch.Verdict{Result: launch.Result{ExitCode: launch.ExitFailed, Err: errClosed}}
 	}
-	t := time.NewTimer(farewells)
+	t := time.NewTimer(closeTimeout)
 	defer t.Stop()
 	select {
-	case v := <-c.verdicts:
+	case v := <-m.verdicts:
 		return v
 	case <-t.C:
 		return launch.Verdict{Result: launch.Result{ExitCode: launch.ExitFailed,
@@ -236,41 +236,41 @@ func (c *Cohort) End(ctx context.Context, e launch.Ending) launch.Verdict {
 }
 
 // Close leaves the job with the exit status that this agent ends with. The others are told.
-func (c *Cohort) Close(status int) error { return c.Leave(status, "") }
+func (m *Membership) Close(status int) error { return m.Leave(status, "") }
 
 // Leave does what Close does, and gives the others a reason to tell their users; "": none.
-func (c *Cohort) Leave(status int, why string) error {
+func (m *Membership) Leave(status int, why string) error {
 	var err error
-	c.close.Do(func() {
-		c.calls.put(func() { c.machine.close(status, why) })
-		t := time.NewTimer(farewells)
+	m.closeOnce.Do(func() {
+		m.calls.put(func() { m.coord.close(status, why) })
+		t := time.NewTimer(closeTimeout)
 		select {
-		case <-c.left:
+		case <-m.goodbyeSent:
 		case <-t.C:
 		}
 		t.Stop()
-		err = c.shut()
+		err = m.shut()
 	})
 	return err
 }
 
 // shut ends all goroutines. Frames in the queues of the others still go out, if they take them.
-func (c *Cohort) shut() error {
-	c.cancel()
-	err := c.door.Close()
+func (m *Membership) shut() error {
+	m.cancel()
+	err := m.acceptor.Close()
 	ended := make(chan struct{})
 	go func() { // ends with the goroutines, or with the process
-		c.group.Wait()
+		m.group.Wait()
 		close(ended)
 	}()
 	select {
 	case <-ended:
-	case <-time.After(farewells):
+	case <-time.After(closeTimeout):
 		err = cmp.Or(err, fmt.Errorf("this agent left the job while Prepare or a connection still hung after %v: "+
-			"see whether the disks answer", farewells))
+			"see whether the disks answer", closeTimeout))
 	}
-	if c.disco != nil {
-		err = cmp.Or(err, c.disco.Close())
+	if m.discovery != nil {
+		err = cmp.Or(err, m.discovery.Close())
 	}
 	return err
 }
