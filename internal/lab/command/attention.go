@@ -159,7 +159,7 @@ func (o *Options) chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes
 			Sink: c.Scores.Sink || c.Scores.OffByOne, Bias: c.Scores.Biased(), MaxLogit: c.Scores.MaxLogit,
 			Ranks: ranks,
 		}},
-		Asked: asked, Docs: docs, Ranks: ranks, PerHost: ranks,
+		Requested: asked, Docs: docs, Ranks: ranks, PerHost: ranks,
 	})
 	if err != nil {
 		return nil, err

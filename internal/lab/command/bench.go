@@ -242,7 +242,7 @@ func (o *BenchOptions) answers(task *job.Bench, ranks int, asked []bench.Attenti
 				HeadDim: s.HeadDim, HeadDimV: s.HeadDim, Causal: s.Causal, Window: s.Window, Documents: docs != nil,
 				Training: true, Deterministic: s.Deterministic, Ranks: ranks,
 			}},
-			Asked: asked[i].Strategy, Docs: docs, Ranks: ranks, PerHost: ranks,
+			Requested: asked[i].Strategy, Docs: docs, Ranks: ranks, PerHost: ranks,
 		})
 		if err != nil {
 			return nil, err

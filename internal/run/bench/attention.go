@@ -271,7 +271,7 @@ func (s *AttentionSpec) Workspace(ranks int, matrix bool) int64 {
 		return most
 	}
 	for _, w := range s.rows() {
-		for i := range min(w.Traders(ranks), s.Heads) { // the ranks of a group may have different heads
+		for i := range min(w.UlyssesDegree(ranks), s.Heads) { // the ranks of a group may have different heads
 			most = max(most, gpu.FusedWorkspace(s.fused(w, ranks, i, matrix)))
 		}
 	}
@@ -280,7 +280,7 @@ func (s *AttentionSpec) Workspace(ranks int, matrix bool) int64 {
 
 // fused returns the shape of the cuDNN call of member i of a group that exchanges heads.
 func (s *AttentionSpec) fused(w AttentionCase, ranks, i int, matrix bool) gpu.FusedShape {
-	group, seq := w.Traders(ranks), w.Seq
+	group, seq := w.UlyssesDegree(ranks), w.Seq
 	outer := ranks / group
 	mine := partition.Heads(s.Heads, group, i)
 	shape := gpu.FusedShape{
