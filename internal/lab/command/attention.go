@@ -136,7 +136,7 @@ func (o *Options) chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes
 	if len(m.Docs) == 1 && m.DocsKV == nil && c.SeqQ == c.SeqKV { // else no list is the documents of a sequence
 		docs = m.Docs[0]
 	}
-	spec.Strategy = config.Ruled(asked, config.Sharing{
+	spec.Strategy = config.DefaultStrategy(asked, config.RunShape{
 		Device: spec.Device, Documents: docs != nil, Ranks: ranks, PerHost: ranks, Heads: c.Heads, KVHeads: c.KVHeads,
 	})
 	ruled := spec.Strategy

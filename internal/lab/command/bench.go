@@ -174,7 +174,7 @@ func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) err
 	asked := s.Asked()
 	s.Rows = slices.Clone(asked)
 	for i := range s.Rows {
-		s.Rows[i].Strategy = config.Ruled(asked[i].Strategy, config.Sharing{
+		s.Rows[i].Strategy = config.DefaultStrategy(asked[i].Strategy, config.RunShape{
 			Device: device, Documents: s.Documents != "", Ranks: ranks, PerHost: ranks,
 			Heads: s.Heads, KVHeads: s.KVHeads,
 		})
