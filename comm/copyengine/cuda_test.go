@@ -19,7 +19,7 @@ import (
 
 func init() { kinds["copy-gpu"] = worldtest.ProcessKind{Open: ringOf(gpuProcess)} }
 
-// gpuRig is a GPU under test.
+// A gpuRig holds a GPU under test.
 type gpuRig struct {
 	dev     *cuda.Device
 	compute *cuda.Stream
@@ -29,7 +29,7 @@ type gpuRig struct {
 	wrong   error
 }
 
-// gpuCheck is a view's copy that should hold nothing but x.
+// A gpuCheck holds a copy of a view that should contain only x.
 type gpuCheck struct {
 	what     string
 	off, end int
@@ -79,7 +79,7 @@ func (g *gpuRig) set(v tensor.View, x byte) {
 	g.compute.Memset(cuda.Addr(v), x, int64(v.Size()))
 }
 
-// host is the pinned memory.
+// host returns the pinned memory.
 func (g *gpuRig) host() *tensor.Host { return g.pinned.Host() }
 
 func (g *gpuRig) check(what string, v tensor.View, x byte) {
@@ -111,7 +111,7 @@ func (g *gpuRig) result(ctx context.Context) error {
 	return g.wrong
 }
 
-// gpuConfig is the engine of a rank.
+// gpuConfig returns the config of a rank's engine.
 func gpuConfig(host *comm.Group, g *gpuRig) config {
 	return config{
 		host: host, dev: &cudaCopies{dev: g.dev}, compute: g.compute, using: new(sync.Mutex),
@@ -119,7 +119,7 @@ func gpuConfig(host *comm.Group, g *gpuRig) config {
 	}
 }
 
-// gpuProcess is a rank with a GPU, in a process of its own.
+// gpuProcess makes a rank with a GPU, in a process of its own.
 func gpuProcess(ctx context.Context, host *comm.Group, _ string) (*Rank, error) {
 	g, err := newGPURig(host.Rank(), 64<<20)
 	if err != nil {
@@ -164,7 +164,7 @@ func gpuRanks(t testing.TB, n int, reserve int64) []*Rank {
 	return ranks
 }
 
-// Several ranks share a GPU where there are fewer GPUs, and with it the queues of the device.
+// With fewer GPUs than ranks, several ranks share a GPU and its queues.
 func TestCopyEngineGPUCases(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 4} {
 		t.Run(fmt.Sprintf("ranks=%d", n), func(t *testing.T) {

@@ -151,7 +151,7 @@ func (f *frameReader) next() ([]byte, error) {
 
 func decodeEvent(line []byte) (Event, error) {
 	var e Event
-	if err := decodeStrict(line, &e); err != nil {
+	if err := DecodeStrict(line, &e); err != nil {
 		return Event{}, fmt.Errorf("event frame: %w", err)
 	}
 	if err := e.check(); err != nil {
@@ -169,7 +169,7 @@ func (e *Event) check() error {
 
 func decodeCommand(line []byte) (command, error) {
 	var c command
-	if err := decodeStrict(line, &c); err != nil {
+	if err := DecodeStrict(line, &c); err != nil {
 		return command{}, fmt.Errorf("command frame: %w", err)
 	}
 	switch c.Kind {
@@ -187,8 +187,8 @@ func decodeCommand(line []byte) (command, error) {
 	return c, nil
 }
 
-// decodeStrict takes exactly one JSON object of known fields.
-func decodeStrict(line []byte, v any) error {
+// DecodeStrict decodes exactly one JSON value and refuses unknown fields.
+func DecodeStrict(line []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(line))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {

@@ -181,12 +181,8 @@ func (j *Job) resolve() error {
 	if j.Stderr == nil {
 		j.Stderr = io.Discard
 	}
-	if j.Settle == 0 {
-		j.Settle = 2 * time.Second
-	}
-	if j.Grace == 0 {
-		j.Grace = 5 * time.Second
-	}
+	j.Settle = cmp.Or(j.Settle, 2*time.Second)
+	j.Grace = cmp.Or(j.Grace, 5*time.Second)
 	j.Last = cmp.Or(j.Last, LastTime)
 	if j.Ranks.WorldSize == 0 {
 		j.Ranks.WorldSize = j.Ranks.FirstRank + j.NProc

@@ -212,7 +212,7 @@ const (
 	stateEnded   = "has ended"
 )
 
-// row returns a worker's own account, or the launcher's observations.
+// waitState returns a worker's account, from its failure report or its answer, else the launcher's observation.
 func (t *attempt) waitState(c *child) waits.WaitState {
 	s := waits.WaitState{Step: c.lastStep, State: c.state}
 	switch {

@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/internal/model/machine"
 )
 
-// round is a table of round numbers: 10 GFLOP/s, 1 GB/s of memory, 100 MB/s of links.
+// round returns a table of round numbers: 10 GFLOP/s, 1 GB/s of memory, 100 MB/s of links.
 func round() *cost.Table {
 	s := cost.Set{Ranks: 2}
 	for _, n := range []int{16, 4096} {
@@ -120,7 +120,8 @@ func TestEstimateHangsTogether(t *testing.T) {
 	}
 }
 
-// A rank's work is that of its share: twice the batch takes twice the passes, and a table of twice the speed half.
+// A rank's time is proportional to its share: twice the batch takes twice the passes, and a table of twice the speed
+// half the time.
 func TestEstimateScales(t *testing.T) {
 	seconds := func(c Costs, set ...string) *Parts {
 		cfg := load(t, 2, set...)

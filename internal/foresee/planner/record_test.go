@@ -24,8 +24,8 @@ func record(t testing.TB, r *Recorder, algorithm string, s ring.Spec, a Attentio
 	return r
 }
 
-// Two ranks of 8 rows exchange half the heads of queries, 2 of 4, and one of two heads of keys, in bfloat16; LSE and
-// gradients are float32. Heads of keys have 2 elements, heads of values 3.
+// Two ranks of 8 rows exchange 2 of 4 query heads and one of two key heads, in bfloat16; LSE and gradients are float32.
+// Key heads have 2 elements, value heads 3.
 func TestBytesOfExchangedHeads(t *testing.T) {
 	s := specOf(t, true, -1, 16, 2, partition.Contiguous{})
 	s.Heads, s.KVHeads = 4, 2

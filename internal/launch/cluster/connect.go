@@ -18,10 +18,10 @@ import (
 	"github.com/cprun/cprun/internal/launch/cluster/wire"
 )
 
-// What the machine does to the world: the effects, and the connections after them. All but what has a
-// goroutine of its own runs on loop.
+// The coordinator's effects, and the connections. All of it runs on loop, except for the goroutines in the package
+// comment.
 
-// connecting bounds the wait for a host that does not answer.
+// dialTimeout bounds the wait for a host that does not answer.
 const dialTimeout = 3 * time.Second
 
 func (m *Membership) renewHello() {
@@ -31,7 +31,7 @@ func (m *Membership) renewHello() {
 	}
 }
 
-// welcome looks at the hello of an agent that has connected. On a goroutine of the door.
+// checkInbound checks the hello of an inbound connection. The acceptor's goroutines call it.
 func (m *Membership) checkInbound(from net.Addr, key ed25519.PublicKey, raw []byte) error {
 	h, err := m.checkHello(key, raw)
 	if err != nil {
@@ -43,21 +43,21 @@ func (m *Membership) checkInbound(from net.Addr, key ed25519.PublicKey, raw []by
 	return nil
 }
 
-// inspect refuses an agent that is not of this job, or not who it says.
+// checkHello refuses an agent of another job, or with another identity than its key's.
 func (m *Membership) checkHello(key ed25519.PublicKey, raw []byte) (*hello, error) {
 	h, err := decodeHello(raw)
 	switch {
 	case err != nil:
 		return nil, err
 	case h.Member.Name != wire.Name(h.Member.Host, key):
-		return nil, fmt.Errorf("its name %s is not that of its key", h.Member.Name)
+		return nil, fmt.Errorf("its name %s does not match its key", h.Member.Name)
 	case h.Program != m.cfg.Program:
-		return nil, fmt.Errorf("node %s runs version %s of the program, and node %s version %s: "+
-			"all nodes need the same",
+		return nil, fmt.Errorf("node %s runs cprun version %s, and node %s version %s: "+
+			"install the same version on all nodes",
 			h.Member.Host, h.Program, m.self.Host, m.cfg.Program)
 	case h.Inputs != m.cfg.Inputs:
-		return nil, fmt.Errorf("the config or flags of node %s (digest %s) are not those of node %s (digest %s): all "+
-			"nodes need the same",
+		return nil, fmt.Errorf("the config or flags of node %s (digest %s) differ from those of node %s (digest %s): "+
+			"start all nodes with the same",
 			h.Member.Host, short(h.Inputs), m.self.Host, short(m.cfg.Inputs))
 	}
 	return h, nil
@@ -65,10 +65,10 @@ func (m *Membership) checkHello(key ed25519.PublicKey, raw []byte) (*hello, erro
 
 func short(s string) string { return s[:min(len(s), 12)] }
 
-// decodeHello reads what an agent tells of itself.
+// decodeHello decodes and validates a hello.
 func decodeHello(raw []byte) (*hello, error) {
 	h := new(hello)
-	if err := decodeStrict(raw, h); err != nil {
+	if err := launch.DecodeStrict(raw, h); err != nil {
 		return nil, fmt.Errorf("hello: %w", err)
 	}
 	for _, err := range []error{h.Member.check(), h.Status.check(), checkText(h.Program), checkText(h.Inputs)} {
@@ -79,14 +79,14 @@ func decodeHello(raw []byte) (*hello, error) {
 	return h, nil
 }
 
-// strange hears of connections that came to nothing. On a goroutine of the door.
+// onRefused logs refused connections. The acceptor's goroutines call it.
 func (m *Membership) onRefused(err error) {
 	if refusal := (*wire.Refusal)(nil); errors.As(err, &refusal) && !refusal.Theirs && !refusal.Both {
 		m.calls.put(func() { m.coord.logForeign(refusal) })
 	}
 }
 
-// admit takes a connection in. It is called on the goroutine that made it.
+// admit adds a connection. The goroutine of its handshake calls it.
 func (m *Membership) admit(l *wire.Link, via string) {
 	h, err := decodeHello(l.Hello)
 	if err != nil || !m.post(func() { m.linkUp(l, h, via) }) {
@@ -95,7 +95,7 @@ func (m *Membership) admit(l *wire.Link, via string) {
 	}
 }
 
-// post hands an event to loop, and reports whether it took it.
+// post passes an event to loop, and reports whether loop accepted it.
 func (m *Membership) post(f func()) bool {
 	select {
 	case m.events <- f:
@@ -105,10 +105,10 @@ func (m *Membership) post(f func()) bool {
 	}
 }
 
-// doubled is the age up to which a second connection with the same peer counts as simultaneous dialing.
+// simultaneous is the age up to which a second connection with a peer counts as simultaneous dialing.
 const simultaneous = 2 * time.Second
 
-// linkUp: the newest connection with a peer is the one that counts, unless both were made at once.
+// linkUp replaces an older connection with the same peer, unless both agents dialed at the same time.
 func (m *Membership) linkUp(l *wire.Link, h *hello, via string) {
 	name := h.Member.Name
 	if old := m.links[name]; old != nil {
@@ -119,14 +119,14 @@ func (m *Membership) linkUp(l *wire.Link, h *hello, via string) {
 		}
 		delete(m.links, name)
 		old.Close()
-		m.coord.down(name, "it has connected anew")
+		m.coord.down(name, "it has reconnected")
 	}
 	m.links[name], m.linkedAt[name] = l, time.Now()
 	m.group.Go(func() { m.read(l, name) })
 	m.coord.up(*h, via)
 }
 
-// read hands the messages of a peer to loop, one after the other.
+// read passes a peer's messages to loop, in order.
 func (m *Membership) read(l *wire.Link, name string) {
 	defer func() { <-l.Closed() }()
 	defer l.Close()
@@ -135,7 +135,7 @@ func (m *Membership) read(l *wire.Link, name string) {
 		var msg *message
 		if err == nil {
 			if msg, err = decodeMessage(raw); err != nil {
-				err = fmt.Errorf("it has sent what no agent sends: %w", err)
+				err = fmt.Errorf("it sent an invalid message: %w", err)
 			}
 		}
 		ok := m.post(func() {
@@ -189,7 +189,7 @@ func (m *Membership) hangUp(name string) {
 	}
 }
 
-// send makes a frame once for all who get the same message in a row.
+// send encodes a message once for consecutive recipients.
 func (m *Membership) send(msg *message, names ...string) {
 	if m.sending != msg {
 		raw, err := json.Marshal(msg)
@@ -197,14 +197,14 @@ func (m *Membership) send(msg *message, names ...string) {
 			m.frame, err = wire.NewFrame(raw)
 		}
 		if err != nil {
-			m.cfg.Log("to the other nodes: %v", err)
+			m.cfg.Log("message to the other nodes: %v", err)
 			return
 		}
 		m.sending = msg
 	}
 	for _, name := range names {
 		if l := m.links[name]; l != nil && !l.Send(m.frame) {
-			l.Close() // read sees it
+			l.Close() // read gets the error
 		}
 	}
 }
@@ -216,7 +216,7 @@ func (m *Membership) prepare(w Assignment) {
 		rand.Read(secret)
 		if raw, _ := json.Marshal(&message{Decided: &decision{Assignment: w, Payload: payload}}); err == nil &&
 			len(raw) > wire.MaxFrame/8*7 {
-			err = fmt.Errorf("a start of %d nodes with a payload of %d bytes: too large for a message of %d",
+			err = fmt.Errorf("a start of %d nodes with a payload of %d bytes exceeds the message limit of %d",
 				len(w.Members), len(payload), wire.MaxFrame)
 		}
 		m.calls.put(func() { m.coord.prepared(w.Generation, payload, secret, err) })
@@ -240,7 +240,7 @@ func (m *Membership) news(n launch.News) {
 	}
 }
 
-// put never blocks: who does not look at the last one needs no other.
+// put never blocks. It drops v if the last value was not read.
 func put[T any](ch chan T, v T) {
 	select {
 	case ch <- v:
@@ -252,7 +252,7 @@ func (m *Membership) gone() { m.leaveOnce.Do(func() { close(m.goodbyeSent) }) }
 
 func (m *Membership) log(format string, args ...any) { m.cfg.Log(format, args...) }
 
-// A tcp is the network of agents.
+// A tcp connects agents by TCP.
 type tcp struct{}
 
 func (tcp) Listen(addr string) (net.Listener, error) { return net.Listen("tcp", addr) }
@@ -261,19 +261,19 @@ func (tcp) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "tcp", addr)
 }
 
-// Connections, and this agent's reactions to their changes.
+// Connections, and the coordinator's reactions to their changes.
 
 // A peer is a connected agent.
 type peer struct {
 	Member
-	via    string // the address that this agent has dialed; "": the peer did
+	via    string // the address that this agent dialed; "": the peer dialed
 	status status
-	joined int       // order in which it was taken in, from 1; 0: it has not asked to be
+	joined int       // order of joining, from 1; 0: not joined
 	since  time.Time // connected
-	held   *join     // its pending request, if its rank may belong to another
+	held   *join     // its pending request, if another agent may have its rank
 }
 
-// setRole changes the role, and tells all who are connected.
+// setRole changes the role, and informs all connected agents.
 func (c *coordinator) setRole(r role, leader string) {
 	if c.role == r && c.leader == leader {
 		return
@@ -297,7 +297,7 @@ func (c *coordinator) setRole(r role, leader string) {
 	}
 }
 
-// up: a peer is connected.
+// up adds a connected peer.
 func (c *coordinator) up(h hello, via string) {
 	p := &peer{Member: h.Member, via: via, status: h.Status, since: c.now}
 	c.peers[p.Name] = p
@@ -309,14 +309,14 @@ func (c *coordinator) up(h hello, via string) {
 		delete(c.peers, p.Name)
 		return
 	}
-	// What the handshake said may be old by now.
+	// The status in the handshake may be outdated.
 	s := c.status()
 	c.effects.send(&message{Status: &s}, p.Name)
 	c.onStatus(p, &h.Status)
 	c.solicit(p)
 }
 
-// sorted lists the connected agents by name, so that a run can be repeated.
+// sorted lists the connected agents by name, so that simulations are reproducible.
 func (c *coordinator) sorted() []*peer {
 	return slices.SortedFunc(maps.Values(c.peers), func(a, b *peer) int { return strings.Compare(a.Name, b.Name) })
 }
@@ -328,7 +328,7 @@ func (c *coordinator) sendDecision(p *peer) {
 	}
 }
 
-// down: a peer is no longer connected.
+// down removes a disconnected peer.
 func (c *coordinator) down(name, why string) {
 	p := c.peers[name]
 	if p == nil {
@@ -348,17 +348,17 @@ func (c *coordinator) down(name, why string) {
 	}
 }
 
-// lostLeader: the agent that leads is gone, or leads no more.
+// lostLeader handles the loss of the leader, or the end of its leadership.
 func (c *coordinator) lostLeader(p *peer, why string) {
 	c.setRole(seeking, "")
 	if at := c.assignment().index(p.Name); at >= 0 {
 		a := c.assignment().Members[at]
 		c.leaderLoss, c.leaderLossAt = a.lost(why, 1), c.register.index
 	}
-	c.abortStart(describeMember(p.Member, c.assignment())+", which led: "+why, c.firstRank(p.Name))
+	c.abortStart(describeMember(p.Member, c.assignment())+", the leader, is lost: "+why, c.firstRank(p.Name))
 }
 
-// doom ends the start that goes on here: the others cannot be told, or do not wait.
+// abortStart ends the start that runs here, since this agent cannot report to the others, or they do not wait for it.
 func (c *coordinator) abortStart(why string, rank int) {
 	if c.caller.running {
 		n := launch.News{Lost: why}
@@ -376,7 +376,7 @@ func (c *coordinator) assignment() *Assignment {
 	return &c.register.last.Assignment
 }
 
-// firstRank returns an agent's first rank in the last world; -1: it has none.
+// firstRank returns an agent's first rank in the last assignment, or -1.
 func (c *coordinator) firstRank(name string) int {
 	if at := c.assignment().index(name); at >= 0 {
 		return c.assignment().Members[at].FirstRank
@@ -384,7 +384,7 @@ func (c *coordinator) firstRank(name string) int {
 	return -1
 }
 
-// name returns an agent with its ranks, for people.
+// describeMember returns an agent with its ranks, for messages.
 func describeMember(a Member, w *Assignment) string {
 	if at := w.index(a.Name); at >= 0 {
 		a = w.Members[at]
@@ -393,7 +393,7 @@ func describeMember(a Member, w *Assignment) string {
 	return "node " + a.Host
 }
 
-// stranger: an agent was refused at the door.
+// logForeign logs a refused connection, with a limited rate.
 func (c *coordinator) logForeign(r *wire.Refusal) {
 	const quiet = 10 * time.Second
 	if text := r.Error(); text != c.lastForeign || c.now.Sub(c.lastForeignAt) > quiet {
@@ -402,12 +402,12 @@ func (c *coordinator) logForeign(r *wire.Refusal) {
 	}
 }
 
-// errClosed answers a Cohort's calls after Close.
+// errClosed is the result of calls after Close.
 var errClosed = errors.New("this agent has left the job")
 
-// mailbox holds the calls of those who do not wait: few, since each start has few.
+// A mailbox queues calls without blocking the caller. Each start has few.
 type mailbox struct {
-	ready chan struct{} // room for one
+	ready chan struct{} // capacity 1
 
 	mu    sync.Mutex
 	calls []func() // guarded by mu
@@ -426,7 +426,7 @@ func (b *mailbox) put(f func()) {
 	}
 }
 
-// take returns what is there, in order.
+// take returns the queued calls in order.
 func (b *mailbox) take() []func() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

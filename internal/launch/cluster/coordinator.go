@@ -6,48 +6,48 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// A machine is an agent's part in the job, without goroutines, connections or a clock of its own: it is told
-// what happens, at which time, and answers through effects. One goroutine calls it.
+// A coordinator is an agent's part in the job without goroutines, connections or clock. Its caller passes events and
+// the time; it acts through effects. One goroutine calls it.
 type coordinator struct {
 	cfg       *Config
-	self      Member // NodeRank as it is wanted
+	self      Member // NodeRank as requested
 	effects   effects
 	now       time.Time
 	startedAt time.Time
 
 	role         role
-	atRendezvous bool      // this agent is at the meeting place
-	leader       string    // name of the agent that leads; "": no one, as far as this one knows
-	seekingSince time.Time // when the leader was lost, or the agent began
-	yieldUntil   time.Time // until then another candidate has the field
-	ballot       ballot    // under which this agent leads, or has led
-	maxBallot    int       // the highest number of a ballot that this agent has heard of
+	atRendezvous bool      // this agent is at the rendezvous
+	leader       string    // name of the leader; "": unknown
+	seekingSince time.Time // when the leader was lost, or the agent started
+	yieldUntil   time.Time // until then, another candidate campaigns
+	ballot       ballot    // under which this agent leads or led
+	maxBallot    int       // the highest number of any ballot seen
 
 	register     register
-	proposal     *proposal    // this agent's own, for the decision after the last
+	proposal     *proposal    // for the next decision; nil: none
 	record       *startRecord // on the leader: the start of the last decision, until its verdict
 	regroup      *regroup     // on the leader: between a verdict and the next decision
 	tally        tally
-	peers        map[string]*peer // that are connected, by name
+	peers        map[string]*peer // connected agents, by name
 	joins        int
 	dials        map[string]*dialing
-	suspects     map[string]time.Time // agents that may be gone, and until when they are thought to be
-	hints        []PeerAddr           // of the discovery
+	suspects     map[string]time.Time // agents that may be lost, and until when to avoid them
+	hints        []PeerAddr           // from the discovery
 	caller       caller
-	confirming   *confirmations  // the end is decided, and the others are being told
-	verdict      *launch.Verdict // the full end, if this agent has proposed it
-	leaderLoss   launch.Failure  // the loss of the leader of the start of the decision orphanedAt
-	leaderLossAt int             // 0: none was lost
-	prepareErr   error           // of the end, as the caller's Prepare has given it
-	goodbye      *bye            // this agent leaves, and how
-	goodbyeBy    time.Time       // at the latest
+	confirming   *confirmations  // the end is decided, and agents confirm it; nil: not yet
+	verdict      *launch.Verdict // all failures, if this agent proposed the end
+	leaderLoss   launch.Failure  // the loss of the leader of start leaderLossAt
+	leaderLossAt int             // index of that start; 0: none
+	prepareErr   error           // the error of this agent's Prepare that ended the job
+	goodbye      *bye            // this agent's last message, once it leaves
+	goodbyeBy    time.Time       // latest time for it
 	over         bool            // nothing more happens
 	probedAt     time.Time
-	lastRefusal  string    // how the last dial of the meeting place has failed
-	foreignSince time.Time // since when a stranger is there; zero: none is
-	warnedAt     time.Time // when the user was told
+	lastRefusal  string    // error of the last dial of the rendezvous
+	foreignSince time.Time // since when a foreign process answers there; zero: none does
+	warnedAt     time.Time // when the user was last warned of it
 
-	lastForeign   string // of whom the user was last told
+	lastForeign   string // the last logged refusal
 	lastForeignAt time.Time
 }
 
@@ -56,8 +56,8 @@ type role int
 
 // The roles.
 const (
-	seeking     role = iota // looks for the agent that leads
-	following               // is connected with it
+	seeking     role = iota // looks for the leader
+	following               // is connected to the leader
 	campaigning             // asks for promises, to lead
 	leading
 )
@@ -66,32 +66,32 @@ func (r role) String() string {
 	return [...]string{"seeking", "following", "campaigning", "leading"}[r]
 }
 
-// An effects value is all that a machine does to the world. Nothing of it blocks, or calls back.
+// An effects value performs the coordinator's actions. No method blocks or calls back.
 type effects interface {
 	dial(addr string)
-	hangUp(name string) // when what was sent to it before is gone
+	hangUp(name string) // after the queued messages
 	send(m *message, names ...string)
 	prepare(w Assignment)
-	// begin hands a start to the caller of Next, and over ends its wait for one.
+	// begin passes a start to the caller of Next. over ends Next with an error.
 	begin(d *decision)
 	over(err error)
 	verdict(v launch.Verdict)
 	news(n launch.News)
-	gone() // what Close waits for
+	gone() // Close may continue
 	log(format string, args ...any)
 }
 
-// local is this agent's caller.
+// A caller is the state of this agent's launcher.
 type caller struct {
-	start      int           // index of the last start that it was given
-	running    bool          // it has not told of the end of it
-	ended      *ended        // how that one has ended
-	waiting    bool          // for the next start
-	ending     bool          // for a verdict
-	knowsError bool          // the caller knows why
+	start      int           // index of its last start
+	running    bool          // that start has not ended here
+	ended      *ended        // how it ended
+	waiting    bool          // in Next
+	ending     bool          // in End
+	knowsError bool          // the error is the launcher's own
 	pending    []launch.News // of a start that it has not begun
 	fatal      *launch.Over  // the result of all later calls
-	endedAt    time.Time     // it has told so
+	endedAt    time.Time     // when it ended
 }
 
 func newCoordinator(cfg *Config, self Member, fx effects, now time.Time) *coordinator {
@@ -104,7 +104,7 @@ func newCoordinator(cfg *Config, self Member, fx effects, now time.Time) *coordi
 
 func (c *coordinator) selfAddr() PeerAddr { return PeerAddr{c.self.Name, c.self.Addr} }
 
-// status returns what this agent tells others of the job.
+// status returns this agent's view of the job, for its peers.
 func (c *coordinator) status() status {
 	s := status{Index: c.register.index}
 	switch {
@@ -122,7 +122,7 @@ func (c *coordinator) hello() hello {
 	return hello{Member: c.self, Program: c.cfg.Program, Inputs: c.cfg.Inputs, Status: c.status()}
 }
 
-// receive: a peer has sent a message.
+// receive handles a message of a peer.
 func (c *coordinator) receive(from string, msg *message) {
 	p := c.peers[from]
 	if p == nil || c.over {
@@ -162,7 +162,7 @@ func (c *coordinator) receive(from string, msg *message) {
 	}
 }
 
-// tick: time has passed.
+// tick checks all timeouts.
 func (c *coordinator) tick() {
 	if c.over {
 		return

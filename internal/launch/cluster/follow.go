@@ -10,9 +10,9 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// Following a leader, and serving this agent's caller.
+// Following a leader, and serving this agent's launcher.
 
-// onStatus takes a peer's index and leader.
+// onStatus handles a peer's status.
 func (c *coordinator) onStatus(p *peer, s *status) {
 	p.status = *s
 	if s.Index < c.register.index {
@@ -21,25 +21,25 @@ func (c *coordinator) onStatus(p *peer, s *status) {
 	}
 	switch {
 	case c.role == following && c.leader == p.Name && s.Leader.Name != p.Name:
-		c.lostLeader(p, "it gave up the lead")
+		c.lostLeader(p, "it no longer leads")
 		fallthrough
 	case c.role == leading && c.outvoted(p):
 		c.setRole(seeking, "")
-		c.abortStart("the other nodes have elected another one to lead", -1)
+		c.abortStart("the other nodes have elected another leader", -1)
 		fallthrough
 	case c.role == seeking || c.role == campaigning:
 		c.follow(p)
 	}
 }
 
-// outvoted reports whether p also leads, under a later ballot: the others have elected it while this agent
-// could not be heard.
+// outvoted reports whether p also leads, under a later ballot: the others elected it while they could not reach this
+// agent.
 func (c *coordinator) outvoted(p *peer) bool {
 	s := &p.status
 	return c.register.index > 0 && s.Index == c.register.index && s.Leader.Name == p.Name && c.ballot.compare(s.Ballot) < 0
 }
 
-// follow takes p for the leader if it leads, and knows all that this agent knows; else it goes where p says.
+// follow takes p as the leader if it leads and knows all decisions of this agent. Otherwise it dials p's leader.
 func (c *coordinator) follow(p *peer) {
 	s := &p.status
 	switch {
@@ -49,11 +49,11 @@ func (c *coordinator) follow(p *peer) {
 	case s.Index >= c.register.index:
 		c.setRole(following, p.Name)
 		c.effects.send(&message{Join: &join{Ended: c.localEnding()}}, p.Name)
-		c.deliver() // a start that came while there was no leader
+		c.deliver() // a start that arrived without a leader
 	}
 }
 
-// outcome returns the ending of the last decision's start here, or nil.
+// localEnding returns how the last decision's start ended here, or nil.
 func (c *coordinator) localEnding() *ended {
 	if e := c.caller.ended; e != nil && e.Index == c.register.index {
 		return e
@@ -61,22 +61,22 @@ func (c *coordinator) localEnding() *ended {
 	return nil
 }
 
-// onRefuse: the leader does not take this agent.
+// onRefuse ends this agent if the leader refuses it.
 func (c *coordinator) onRefuse(p *peer, why string) {
 	if c.role == following && c.leader == p.Name {
-		c.fail(fmt.Sprintf("node %s at %s, which leads, refuses this one: %s", p.Host, p.Addr, why))
+		c.fail(fmt.Sprintf("the leader, node %s at %s, refuses this node: %s", p.Host, p.Addr, why))
 	}
 }
 
-// onBye: a peer leaves.
+// onBye handles the last message of a peer.
 func (c *coordinator) onBye(p *peer, b *bye) {
-	why := cmp.Or(b.Why, fmt.Sprintf("its agent has ended with status %d", b.Status))
+	why := cmp.Or(b.Why, fmt.Sprintf("its agent exited with status %d", b.Status))
 	leads := c.role == following && p.Name == c.leader
 	switch {
 	case leads && b.All, leads && c.register.index == 0:
 		c.farewell(&bye{Status: b.Status, Why: why})
 		c.endJob(over(launch.Result{ExitCode: b.Status, Stopped: b.Status == launch.ExitStopped},
-			fmt.Sprintf("node %s, which led, has ended the job: %s", p.Host, why)))
+			fmt.Sprintf("node %s, the leader, has ended the job: %s", p.Host, why)))
 		return
 	case c.role == leading && b.Status == launch.ExitStopped && c.idle() && p.joined > 0 &&
 		(c.register.index == 0 || c.firstRank(p.Name) >= 0):
@@ -87,61 +87,56 @@ func (c *coordinator) onBye(p *peer, b *bye) {
 	c.effects.hangUp(p.Name)
 }
 
-// onAgain: the start has ended, and another one follows.
+// onAgain handles the announcement of another start.
 func (c *coordinator) onAgain(p *peer, a *again) {
 	if c.role != following || p.Name != c.leader || a.Index != c.register.index {
 		return
 	}
 	c.tally = a.Tally
 	if c.caller.ending && c.caller.start == a.Index {
-		c.caller.ending = false
-		c.effects.verdict(launch.Verdict{
+		c.answerEnd(launch.Verdict{
 			Result: launch.Result{ExitCode: launch.ExitFailed, Restarts: a.Tally.Retries.Done},
 			Again:  true, After: time.Duration(a.After), ReportedElsewhere: true,
 		})
 		return
 	}
-	c.abortStart("the other nodes have given this start up", -1)
+	c.abortStart("the other nodes have ended this start", -1)
 }
 
-// ended: the job has.
+// onJobEnded handles the decided end of the job.
 func (c *coordinator) onJobEnded(d *decision) {
 	c.finish(d, launch.Verdict{Result: d.End.result(), ReportedElsewhere: true})
 }
 
-// finish ends the job for the caller of this agent, with verdict v if it waits for one.
+// finish ends the job for this agent's launcher, with verdict v if it is in End.
 func (c *coordinator) finish(d *decision, v launch.Verdict) {
 	if c.over {
 		return
 	}
-	if c.caller.ending {
-		c.caller.ending = false
-		c.effects.verdict(v)
-	}
+	c.answerEnd(v)
 	why := d.End.Why
 	if why == "" && d.End.First != nil {
 		why = "the job has ended: " + d.End.First.Error()
 	}
 	end := over(d.End.result(), why)
-	if c.prepareErr != nil { // its own caller's, who knows it
+	if c.prepareErr != nil { // the launcher knows its own error
 		end.Why, end.Err = "", c.prepareErr
 	}
 	c.endJob(end)
 	c.leave()
 }
 
-// next: the caller waits for the next start.
+// next handles the launcher's wait for the next start.
 func (c *coordinator) next() {
 	c.caller.waiting = true
 	c.deliver()
 }
 
-// deliver hands the caller a start, a verdict or the end, if it waits for one that has come.
+// deliver gives the launcher the start, verdict or end that it waits for, if there is one.
 func (c *coordinator) deliver() {
 	l := &c.caller
 	switch d := c.register.last; {
 	case l.ending && l.fatal != nil:
-		l.ending = false
 		v := launch.Verdict{Result: l.fatal.Result}
 		switch {
 		case v.ExitCode != launch.ExitFailed || v.First != nil:
@@ -151,11 +146,11 @@ func (c *coordinator) deliver() {
 		default:
 			v.Err = errors.New(l.fatal.Error())
 		}
-		c.effects.verdict(v)
+		c.answerEnd(v)
 	case l.ending && d != nil && d.Index > l.start && d.End == nil:
-		l.ending = false
-		c.effects.verdict(launch.Verdict{
-			Result: launch.Result{ExitCode: launch.ExitFailed, Restarts: d.Tally.Retries.Done}, Again: true, ReportedElsewhere: true,
+		c.answerEnd(launch.Verdict{
+			Result: launch.Result{ExitCode: launch.ExitFailed, Restarts: d.Tally.Retries.Done},
+			Again:  true, ReportedElsewhere: true,
 		})
 	case l.waiting && l.fatal != nil:
 		l.waiting = false
@@ -171,7 +166,15 @@ func (c *coordinator) deliver() {
 	}
 }
 
-// hear hands the caller news of the start of the last decision, when it has begun.
+// answerEnd gives the launcher v if it is in End.
+func (c *coordinator) answerEnd(v launch.Verdict) {
+	if c.caller.ending {
+		c.caller.ending = false
+		c.effects.verdict(v)
+	}
+}
+
+// deliverNews gives the launcher news of the last decision's start, once it has begun that start.
 func (c *coordinator) deliverNews(n launch.News) {
 	const most = 8
 	l := &c.caller
@@ -183,7 +186,7 @@ func (c *coordinator) deliverNews(n launch.News) {
 	}
 }
 
-// endHere takes the ending of the caller's start.
+// onLocalEnd handles the end of the launcher's start.
 func (c *coordinator) onLocalEnd(e launch.Ending) {
 	l := &c.caller
 	if !l.running {
@@ -204,7 +207,7 @@ func (c *coordinator) onLocalEnd(e launch.Ending) {
 	}
 }
 
-// say passes the caller's news of its start to the leader.
+// publish passes the launcher's news of its start to the leader.
 func (c *coordinator) publish(n launch.News) {
 	l := &c.caller
 	if !l.running || l.start != c.register.index || c.over {
@@ -218,8 +221,7 @@ func (c *coordinator) publish(n launch.News) {
 	}
 }
 
-// trim cuts an ending to the size of a message: the failures that caused the others first, with
-// their last lines if there are not many.
+// trim cuts an ending to the size of a message. Likely causes come first; the first few keep their last lines.
 func trim(e launch.Ending) launch.Ending {
 	const most, tailed = 256, 16
 	fs := make([]launch.Failure, min(len(e.Failures), most))
@@ -244,7 +246,7 @@ func size(lines []string) (n int) {
 	return n
 }
 
-// clip cuts a text at the length that messages may have.
+// clip cuts a text to the length allowed in messages.
 func clip(s string) string {
 	if len(s) > maxText/2 {
 		return s[:maxText/2]
@@ -252,9 +254,9 @@ func clip(s string) string {
 	return s
 }
 
-// The waits of a start's ranks: an agent asks, all answer, and the answers go to the askers.
+// Wait states of all ranks: an agent asks, all agents answer, and the answers go to the askers.
 
-// onAsked: an agent's user wants to know what all ranks wait for.
+// onAsked relays an agent's question for the wait states of all ranks.
 func (c *coordinator) onAsked(from string) {
 	if r := c.record; !slices.Contains(r.askers, from) {
 		r.askers = append(r.askers, from)
@@ -262,7 +264,7 @@ func (c *coordinator) onAsked(from string) {
 	c.relayNews(from, launch.News{Ask: true})
 }
 
-// onStandings: an agent says what its ranks wait for.
+// onWaitStates sends an agent's wait states to the askers.
 func (c *coordinator) onWaitStates(from string, n launch.News) {
 	for _, name := range c.record.askers {
 		switch {
@@ -275,7 +277,7 @@ func (c *coordinator) onWaitStates(from string, n launch.News) {
 	}
 }
 
-// brief cuts what a rank has said of its waits down to the first, of few ranks.
+// truncateWaits cuts a rank's wait state to its first wait, with few peers.
 func truncateWaits(f *launch.Failure) {
 	const most = 8
 	if f.WaitState == nil || len(f.WaitState.Waits) == 0 {

@@ -10,26 +10,26 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// The agent that leads: it takes others in, keeps the book of a start, and puts the next decision forward.
+// The leader admits agents, records how a start ends on each, and proposes the next decision.
 
 const (
-	// tellingTime bounds the leader's wait for all agents to confirm the end of the job.
+	// confirmTime bounds the leader's wait for all agents to confirm the end of the job.
 	confirmTime = 2 * time.Second
-	// hurrying bounds the wait for the other agents' endings after the first failure of a start.
+	// failureTime bounds the wait for the other agents' endings after the first failure of a start.
 	failureTime = 90 * time.Second
-	// finishing bounds the same wait after the ranks of one node are done. Each launcher has a shorter limit.
+	// finishTime bounds the same wait after the ranks of one node are done. Each launcher has a shorter limit.
 	finishTime = launch.LastTime + time.Minute
-	// listening bounds the wait for the ranks of a node to listen. The ranks wait a minute longer for their peers.
+	// listenTime bounds the wait for the ranks of a node to listen. The ranks wait a minute longer for their peers.
 	listenTime = 4 * time.Minute
 )
 
-// joined reports whether a peer is connected and has asked to be taken in.
+// joined reports whether a peer is connected and admitted.
 func (c *coordinator) joined(name string) bool {
 	p := c.peers[name]
 	return p != nil && p.joined > 0
 }
 
-// onJoin takes an agent in, or back.
+// onJoin admits an agent, for the first time or again.
 func (c *coordinator) onJoin(p *peer, j *join) {
 	if c.role != leading {
 		s := c.status()
@@ -60,8 +60,8 @@ func (c *coordinator) onJoin(p *peer, j *join) {
 	c.tryStart()
 }
 
-// hold keeps an agent waiting if another has its rank: the holder may be gone, without having been found
-// to be. If it is not, the newcomer is refused: to have the key is not to be a rank.
+// hold keeps an agent waiting whose rank belongs to another agent, since that one may be lost but not yet detected.
+// After two timeouts it refuses the agent: the key alone gives no right to a rank.
 func (c *coordinator) hold(p *peer, j *join, why string) {
 	p.held = j
 	if c.now.Sub(p.since) < 2*c.cfg.Silence {
@@ -73,7 +73,7 @@ func (c *coordinator) hold(p *peer, j *join, why string) {
 	delete(c.peers, p.Name)
 }
 
-// catchUp sends a returning agent the news that it missed of the present start.
+// resendNews sends a returning agent the news of the current start that it missed.
 func (c *coordinator) resendNews(p *peer) {
 	r := c.record
 	switch {
@@ -90,13 +90,13 @@ func (c *coordinator) resendNews(p *peer) {
 	}
 }
 
-// unwanted returns the reason to refuse an agent, or "".
+// refusal returns the reason to refuse an agent, or "".
 func (c *coordinator) refusal(p *peer) string {
 	if p.NodeRank < 0 {
 		return ""
 	}
 	if p.NodeRank >= c.cfg.Max {
-		return fmt.Sprintf("it wants node rank %d, and there are %d nodes at most", p.NodeRank, c.cfg.Max)
+		return fmt.Sprintf("it requests node rank %d of at most %d nodes", p.NodeRank, c.cfg.Max)
 	}
 	holder := Member{}
 	if c.self.NodeRank == p.NodeRank {
@@ -110,7 +110,7 @@ func (c *coordinator) refusal(p *peer) string {
 	if holder.Name == "" {
 		return ""
 	}
-	return fmt.Sprintf("node rank %d belongs to the agent at %s on %s, which is alive", p.NodeRank, holder.Addr,
+	return fmt.Sprintf("node rank %d belongs to the live agent at %s on %s", p.NodeRank, holder.Addr,
 		holder.Host)
 }
 
@@ -125,7 +125,7 @@ func (c *coordinator) broadcastNote(text string) {
 	}
 }
 
-// relay hands news to all agents of the start but one.
+// relayNews passes news to all agents of the start except one.
 func (c *coordinator) relayNews(but string, n launch.News) {
 	msg := &message{News: &relayed{c.register.index, n}}
 	for _, a := range c.assignment().Members {
@@ -139,7 +139,7 @@ func (c *coordinator) relayNews(but string, n launch.News) {
 	}
 }
 
-// onNews: an agent has news of the start. To one that follows, they come from the leader.
+// onNews handles news of the start. A follower takes them from the leader only.
 func (c *coordinator) onNews(from string, n *relayed) {
 	if n.Index != c.register.index {
 		return
@@ -175,7 +175,7 @@ func (c *coordinator) onNews(from string, n *relayed) {
 	}
 }
 
-// introduce sends all agents the addresses of all workers, once they are complete.
+// sendAddrs sends all agents the addresses of all workers, once they are complete.
 func (c *coordinator) sendAddrs() {
 	var all []string
 	for _, a := range c.assignment().Members {
@@ -192,24 +192,24 @@ func (c *coordinator) sendAddrs() {
 }
 
 const (
-	// returning bounds a restart's wait for lost agents or spares if fewer agents are enough.
+	// rejoinTime bounds a restart's wait for lost agents or spares when fewer agents are enough.
 	rejoinTime = 2 * time.Second
-	// preparing bounds Config.Prepare, which may hang at a disk.
+	// prepareTime bounds Config.Prepare, which may hang on a disk.
 	prepareTime = 30 * time.Minute
 )
 
-// A gather records the leader's wait for the agents of the next start.
+// A regroup is the leader's wait for the agents of the next start.
 type regroup struct {
 	since        time.Time   // when it began
-	lastJoin     time.Time   // when the last newcomer came
-	again        *again      // the verdict before it; nil: none
-	preparing    *Assignment // Prepare makes its payload; nil: it does not run
-	prepareBegan time.Time   // when that began
-	reported     int         // agents that the user was told of
+	lastJoin     time.Time   // when the last new agent joined
+	again        *again      // the preceding verdict; nil: none
+	preparing    *Assignment // the assignment in Prepare; nil: none
+	prepareBegan time.Time
+	reported     int // number of agents last logged
 	reportedAt   time.Time
 }
 
-// idle reports whether this leader waits for a start to be decided.
+// idle reports whether this leader is waiting for the next start.
 func (c *coordinator) idle() bool { return c.regroup != nil && (c.record == nil || c.record.over) }
 
 func (c *coordinator) joinedMembers() []candidate {
@@ -222,8 +222,8 @@ func (c *coordinator) joinedMembers() []candidate {
 	return all
 }
 
-// advance puts the next start forward as soon as enough agents are there. The caller of this leader has to
-// be ready as well: it pauses between restarts.
+// tryStart proposes the next start once enough agents have joined and the leader's own launcher waits for it: launchers
+// pause between restarts.
 func (c *coordinator) tryStart() {
 	g := c.regroup
 	if c.role != leading || !c.idle() || c.proposal != nil && c.proposal.value != nil || g.preparing != nil ||
@@ -245,7 +245,7 @@ func (c *coordinator) tryStart() {
 	c.effects.prepare(w)
 }
 
-// sayWaiting prints how many agents are here, at most every 5 seconds.
+// logWaiting prints the number of joined agents, at most every 5 seconds.
 func (c *coordinator) logWaiting(n int) {
 	const pause = 5 * time.Second
 	g := c.regroup
@@ -257,10 +257,10 @@ func (c *coordinator) logWaiting(n int) {
 	if c.cfg.Min < c.cfg.Max {
 		want = fmt.Sprintf("%d to %d", c.cfg.Min, c.cfg.Max)
 	}
-	c.effects.log("%d of %s nodes are here", n, want)
+	c.effects.log("%d of %s nodes have joined", n, want)
 }
 
-// enough reports whether n agents are enough to start now. If they will not be any more, the job ends.
+// enough reports whether n agents may start now. After the timeout it ends the job.
 func (c *coordinator) enough(n int) bool {
 	g, cfg := c.regroup, c.cfg
 	waited := c.now.Sub(g.since)
@@ -283,7 +283,7 @@ func (c *coordinator) enough(n int) bool {
 	return false
 }
 
-// giveUpWaiting ends the job: the nodes that are missing have not come.
+// giveUpWaiting ends the job because nodes are missing.
 func (c *coordinator) giveUpWaiting(n int, after time.Duration) {
 	var hosts []string
 	have := map[int]bool{}
@@ -292,7 +292,7 @@ func (c *coordinator) giveUpWaiting(n int, after time.Duration) {
 		have[member.NodeRank] = true
 	}
 	slices.Sort(hosts)
-	why := fmt.Sprintf("only %d of at least %d nodes came in %v: %s", n, c.cfg.Min, after,
+	why := fmt.Sprintf("only %d of at least %d nodes joined in %v: %s", n, c.cfg.Min, after,
 		strings.Join(hosts[:min(len(hosts), 16)], ", "))
 	var missing []string
 	for r := range c.cfg.Min {
@@ -301,12 +301,12 @@ func (c *coordinator) giveUpWaiting(n int, after time.Duration) {
 		}
 	}
 	if len(missing) > 0 {
-		why += "; missing are node ranks " + strings.Join(missing, ", ")
+		why += "; missing node ranks: " + strings.Join(missing, ", ")
 	}
 	c.proposeEnd(launch.Result{ExitCode: launch.ExitFailed}, why)
 }
 
-// prepared: the payload of a world is made, or cannot be.
+// prepared handles the result of Prepare for an assignment.
 func (c *coordinator) prepared(generation int, payload, secret []byte, err error) {
 	g := c.regroup
 	if c.over || c.role != leading || g == nil || g.preparing == nil || g.preparing.Generation != generation {
@@ -325,7 +325,7 @@ func (c *coordinator) prepared(generation int, payload, secret []byte, err error
 	}
 	for _, a := range w.Members {
 		if a.Name != c.self.Name && !c.joined(a.Name) {
-			return // gone meanwhile; advance chooses anew
+			return // lost meanwhile; tryStart chooses again
 		}
 	}
 	t := c.tally
@@ -335,7 +335,7 @@ func (c *coordinator) prepared(generation int, payload, secret []byte, err error
 	c.propose(&decision{Assignment: w, Payload: payload, Secret: secret, Tally: t})
 }
 
-// lead goes one step on.
+// lead performs the leader's periodic work.
 func (c *coordinator) lead() {
 	c.retryProposal()
 	c.confirmEnd("")
@@ -343,8 +343,8 @@ func (c *coordinator) lead() {
 	c.checkOverdue()
 	if g := c.regroup; g != nil && g.preparing != nil && c.now.Sub(g.prepareBegan) > prepareTime {
 		g.preparing = nil
-		c.proposeEnd(launch.Result{ExitCode: launch.ExitFailed}, fmt.Sprintf("node %s has not made the start ready in %v: "+
-			"see whether the disks of config, data and run directory answer there", c.self.Host, prepareTime))
+		c.proposeEnd(launch.Result{ExitCode: launch.ExitFailed}, fmt.Sprintf("node %s has not prepared the start in %v: "+
+			"check the disks of the config, the data and the run directory there", c.self.Host, prepareTime))
 	}
 	for _, p := range c.sorted() {
 		if p.held != nil {
@@ -353,7 +353,7 @@ func (c *coordinator) lead() {
 	}
 	c.tryStart()
 	every := probeInterval
-	if c.idle() { // a start waits for who may be there
+	if c.idle() { // agents may be looking for this job
 		every = idleProbeInterval
 	}
 	if c.over || c.register.index == 0 || c.now.Sub(c.probedAt) < every {
@@ -363,7 +363,7 @@ func (c *coordinator) lead() {
 	for _, seed := range c.cfg.Seeds {
 		c.dial(seed)
 	}
-	if c.idle() { // who is missing may be there again
+	if c.idle() { // missing members may be back
 		for _, v := range c.register.voters() {
 			if c.peers[v.Name] == nil {
 				c.dial(v.Addr)
@@ -372,7 +372,7 @@ func (c *coordinator) lead() {
 	}
 }
 
-// grace returns the time that a new leader gives an agent to join: less for one that was just lost.
+// joinGrace returns how long a new leader waits for an agent to join: less for one that was just lost.
 func (c *coordinator) joinGrace(name string) time.Duration {
 	if _, is := c.suspects[name]; is {
 		return time.Second
@@ -380,7 +380,7 @@ func (c *coordinator) joinGrace(name string) time.Duration {
 	return 2 * c.cfg.Silence
 }
 
-// overdue strikes agents that are late. If this agent's own ranks are late, its caller has to end them.
+// checkOverdue marks late agents as lost. If this agent's own ranks are late, its launcher has to end them.
 func (c *coordinator) checkOverdue() {
 	r := c.record
 	if r == nil || r.over {
@@ -401,20 +401,20 @@ func (c *coordinator) checkOverdue() {
 	c.decideVerdict()
 }
 
-// late returns why this agent gives up on an agent's part of the start, or "".
+// overdueReason returns why the leader gives up on an agent's part of the start, or "".
 func (c *coordinator) overdueReason(p *memberRecord) string {
 	r := c.record
 	past := func(since time.Time, limit time.Duration) bool { return !since.IsZero() && c.now.Sub(since) > limit }
 	switch {
 	case p.ended != nil || p.lost != "":
 	case p.absent && past(r.since, c.joinGrace(p.Name)):
-		return "it cannot be reached by the node that leads now"
+		return "the new leader cannot reach it"
 	case past(r.firstFailed, failureTime):
-		return fmt.Sprintf("it has not told in %v how the start has ended there", failureTime)
+		return fmt.Sprintf("it has not reported the end of the start in %v", failureTime)
 	case past(r.firstDone, finishTime):
-		return fmt.Sprintf("its ranks have not ended in %v since those of another node were done", finishTime)
+		return fmt.Sprintf("its ranks have not ended within %v after those of another node", finishTime)
 	case p.addrs == nil && len(r.members) > 1 && past(r.since, listenTime):
-		return fmt.Sprintf("its ranks have not told in %v where they listen", listenTime)
+		return fmt.Sprintf("its ranks do not listen after %v", listenTime)
 	}
 	return ""
 }

@@ -16,17 +16,17 @@ import (
 )
 
 const (
-	// The machine checks its limits every ticking.
+	// tickInterval separates two checks of the coordinator's timeouts.
 	tickInterval = 200 * time.Millisecond
-	// farewells bounds the waits of Close: for the others to hear of it, and for goroutines to end.
+	// closeTimeout bounds two waits of Close: for the peers to learn of the end, and for goroutines to end.
 	closeTimeout = 3 * confirmTime
 )
 
-// Cohort is this agent's part in the job. It implements launch.Cohort.
+// Membership is this agent's part in the job. It implements launch.Membership.
 type Membership struct {
 	cfg        Config
 	self       Member
-	wireConfig wire.Config // of connections that come in
+	wireConfig wire.Config // for inbound connections
 	acceptor   *wire.Acceptor
 	discovery  Discovery
 
@@ -34,19 +34,19 @@ type Membership struct {
 	cancel context.CancelFunc
 	group  sync.WaitGroup
 
-	events chan func() // from connections; loop runs them
+	events chan func() // from connections, for loop
 	calls  mailbox     // from callers, who do not wait
 
-	coord    *coordinator          // loop's
-	links    map[string]*wire.Link // loop's, as linked
-	linkedAt map[string]time.Time  // since when each is there
-	frame    wire.Frame            // loop's: of sending
-	sending  *message              // loop's
+	coord    *coordinator          // used by loop alone
+	links    map[string]*wire.Link // used by loop alone, as linkedAt
+	linkedAt map[string]time.Time  // when each connection came up
+	frame    wire.Frame            // of sending; used by loop alone
+	sending  *message              // the last sent message; used by loop alone
 
 	helloFrame atomic.Pointer[[]byte]
-	dialing    sync.Map // addresses that are being connected to
+	dialing    sync.Map // addresses with a dial in progress
 
-	next        chan nextResult // room for one
+	next        chan nextResult // capacity 1
 	verdicts    chan launch.Verdict
 	newsChan    atomic.Pointer[chan launch.News]
 	goodbyeSent chan struct{}
@@ -54,14 +54,14 @@ type Membership struct {
 	closeOnce   sync.Once
 }
 
-// A next holds the results of Next.
+// A nextResult holds the results of Next.
 type nextResult struct {
 	decision *decision
 	err      error
 }
 
-// Join begins to look for the other agents of the job, and returns at once; Next waits for them. Call Close
-// at the end.
+// Join starts to look for the job's other agents and returns at once. Next waits for them. Call Leave or Close at the
+// end.
 func Join(ctx context.Context, cfg Config) (*Membership, error) {
 	plain := cfg.Network == nil && cfg.Discovery == nil
 	if err := cfg.resolve(); err != nil {
@@ -74,7 +74,7 @@ func Join(ctx context.Context, cfg Config) (*Membership, error) {
 	if err != nil {
 		return nil, err
 	}
-	ln, first, err := listen(&cfg)
+	ln, rendezvous, err := listen(&cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -100,15 +100,15 @@ func Join(ctx context.Context, cfg Config) (*Membership, error) {
 		}
 	}
 	c.coord = newCoordinator(&c.cfg, c.self, c, time.Now())
-	c.coord.atRendezvous = cfg.Meets && first
+	c.coord.atRendezvous = cfg.Meets && rendezvous
 	c.renewHello()
 	c.acceptor = wire.Open(ln, &c.wireConfig, func(l *wire.Link) { c.admit(l, "") }, c.onRefused)
 	c.group.Go(c.loop)
 	return c, nil
 }
 
-// listen opens the control port. first reports whether it has the port of the meeting place.
-func listen(cfg *Config) (ln net.Listener, first bool, err error) {
+// listen opens the control port. rendezvous reports whether it is the port of the rendezvous.
+func listen(cfg *Config) (ln net.Listener, rendezvous bool, err error) {
 	if cfg.Port != 0 {
 		ln, err = cfg.Network.Listen(net.JoinHostPort(cfg.Listen, strconv.Itoa(cfg.Port)))
 		if err == nil {
@@ -122,7 +122,7 @@ func listen(cfg *Config) (ln net.Listener, first bool, err error) {
 	return ln, false, nil
 }
 
-// loop owns the machine: nothing else touches it.
+// loop owns the coordinator.
 func (m *Membership) loop() {
 	tick := time.NewTicker(tickInterval)
 	defer tick.Stop()
@@ -163,7 +163,7 @@ func (m *Membership) step(f func()) {
 // Next waits until the agents agree on the next start of all workers, or on the end of the job.
 func (m *Membership) Next(ctx context.Context) (launch.Start, error) {
 	select {
-	case <-m.next: // of a call that was given up
+	case <-m.next: // of an abandoned call
 	default:
 	}
 	m.calls.put(func() { m.coord.next() })
@@ -181,7 +181,7 @@ func (m *Membership) Next(ctx context.Context) (launch.Start, error) {
 	}
 }
 
-// begun returns the start of d on this agent.
+// startFor returns this agent's part of a start.
 func (m *Membership) startFor(d *decision) launch.Start {
 	w := &d.Assignment
 	me := w.Members[w.index(m.self.Name)]
@@ -198,7 +198,7 @@ func (m *Membership) startFor(d *decision) launch.Start {
 	return s
 }
 
-// News returns the channel of the other agents' news of the present start.
+// News returns the channel with news of the current start from the other agents.
 func (m *Membership) News() <-chan launch.News {
 	if ch := m.newsChan.Load(); ch != nil {
 		return *ch
@@ -206,11 +206,10 @@ func (m *Membership) News() <-chan launch.News {
 	return nil
 }
 
-// Say tells the other agents something about the present start.
+// Publish sends news of the current start to the other agents.
 func (m *Membership) Publish(n launch.News) { m.calls.put(func() { m.coord.publish(n) }) }
 
-// End tells how the start has ended here, and returns how it ended for the job. If ctx has ended, it
-// waits for the others a moment only.
+// End reports how the start ended here, and returns the job's verdict. If ctx has ended, it waits at most closeTimeout.
 func (m *Membership) End(ctx context.Context, e launch.Ending) launch.Verdict {
 	select {
 	case <-m.verdicts:
@@ -235,10 +234,10 @@ func (m *Membership) End(ctx context.Context, e launch.Ending) launch.Verdict {
 	}
 }
 
-// Close leaves the job with the exit status that this agent ends with. The others are told.
+// Close leaves the job with this agent's exit status, and informs the other agents.
 func (m *Membership) Close(status int) error { return m.Leave(status, "") }
 
-// Leave does what Close does, and gives the others a reason to tell their users; "": none.
+// Leave does the same as Close. The other agents print the reason; "": none.
 func (m *Membership) Leave(status int, why string) error {
 	var err error
 	m.closeOnce.Do(func() {
@@ -254,7 +253,7 @@ func (m *Membership) Leave(status int, why string) error {
 	return err
 }
 
-// shut ends all goroutines. Frames in the queues of the others still go out, if they take them.
+// shut ends all goroutines. Queued frames are still sent if the peers accept them.
 func (m *Membership) shut() error {
 	m.cancel()
 	err := m.acceptor.Close()
@@ -266,8 +265,8 @@ func (m *Membership) shut() error {
 	select {
 	case <-ended:
 	case <-time.After(closeTimeout):
-		err = cmp.Or(err, fmt.Errorf("this agent left the job while Prepare or a connection still hung after %v: "+
-			"see whether the disks answer", closeTimeout))
+		err = cmp.Or(err, fmt.Errorf("this agent left the job, but Prepare or a connection still hung after %v: "+
+			"check the disks of this host", closeTimeout))
 	}
 	if m.discovery != nil {
 		err = cmp.Or(err, m.discovery.Close())

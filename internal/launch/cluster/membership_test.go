@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -396,7 +397,7 @@ func TestNotEnoughNodes(t *testing.T) {
 		_, err := h.Next(t.Context())
 		over := (*launch.Over)(nil)
 		if !errors.As(err, &over) || over.ExitCode != launch.ExitFailed ||
-			!strings.Contains(err.Error(), "only 2 of at least 3 nodes came in 500ms: a, b; missing are node ranks 2") {
+			!containsAll(err.Error(), "2 of at least 3", "500ms", "a, b", ": 2") {
 			return fmt.Errorf("error %v", err)
 		}
 		return h.Close(1)
@@ -504,7 +505,7 @@ func TestNameIsOfTheKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	public := ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)).Public().(ed25519.PublicKey)
-	if _, err := h.checkHello(public, raw); err == nil || !strings.Contains(err.Error(), "is not that of its key") {
+	if _, err := h.checkHello(public, raw); err == nil || !strings.Contains(err.Error(), h.self.Name) {
 		t.Errorf("error %v", err)
 	}
 	if other.Name("a") == h.self.Name {
@@ -556,4 +557,8 @@ func TestLastCall(t *testing.T) {
 		h.End(t.Context(), launch.Ending{})
 		return nil
 	})
+}
+
+func containsAll(text string, parts ...string) bool {
+	return !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(text, p) })
 }

@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// round bounds the wait for promises. After it an agent asks anew.
+// voteRound bounds the wait for promises. After it, a candidate asks again.
 const voteRound = 1500 * time.Millisecond
 
 // A proposal collects the votes for this agent's next decision. Without a value it only asks to lead. A ballot carries
 // one value at most.
 type proposal struct {
 	ballot  ballot
-	value   *decision // nil: to lead is all that is wanted yet
-	asking  bool      // for promises; else for acceptance, or, without a value, for nothing
+	value   *decision // nil: it only asks to lead
+	asking  bool      // for promises; else for acceptance, if it has a value
 	yes     map[string]bool
-	best    *decision // of the highest ballot that was accepted before, as far as the promises tell
+	best    *decision // the accepted value of the highest ballot in the promises
 	bestAt  ballot
 	asked   time.Time
 	pending time.Time // since when it has a value, or asks
@@ -29,13 +29,13 @@ func (c *coordinator) startElection() {
 	c.ask()
 }
 
-// campaign dials the missing voters, asks anew after a round, and gives up in the end.
+// campaign asks again after each round, and finally gives up.
 func (c *coordinator) campaign() {
 	c.retryProposal()
 	c.giveUp()
 }
 
-// propose puts a value forward for the next decision. This agent leads.
+// propose proposes a value for the next decision. This agent leads.
 func (c *coordinator) propose(d *decision) {
 	d.Index, d.Leader = c.register.index+1, c.selfAddr()
 	p := c.proposal
@@ -44,7 +44,7 @@ func (c *coordinator) propose(d *decision) {
 		return
 	case c.register.index == 0: // this agent decides alone
 		c.decided(d)
-	case p != nil: // elected, and the promises hold
+	case p != nil: // elected, and the promises are valid
 		p.value, p.pending = d, c.now
 		c.offer()
 	case c.register.last.Leader.Name == c.self.Name:
@@ -56,7 +56,7 @@ func (c *coordinator) propose(d *decision) {
 	}
 }
 
-// ask asks for promises under a ballot above all that this agent has heard of.
+// ask asks for promises under a ballot above all ballots seen.
 func (c *coordinator) ask() {
 	p := c.proposal
 	p.ballot = ballot{max(c.maxBallot, c.register.promised.N) + 1, c.self.Name}
@@ -66,12 +66,12 @@ func (c *coordinator) ask() {
 	c.solicitAll()
 }
 
-// offer asks to accept the value under the ballot that has the promises.
+// offer asks to accept the value under the promised ballot.
 func (c *coordinator) offer() {
 	p := c.proposal
 	p.asking, p.yes, p.asked = false, map[string]bool{}, c.now
 	mine, no := c.register.accept(&accept{p.ballot, *p.value})
-	if no != nil { // it has promised more since
+	if no != nil { // this agent has promised a later ballot
 		c.ask()
 		return
 	}
@@ -97,7 +97,7 @@ func (c *coordinator) solicit(p *peer) {
 	}
 }
 
-// press goes on with a proposal that has no quorum yet.
+// retryProposal dials the missing voters, and asks again after a round.
 func (c *coordinator) retryProposal() {
 	p := c.proposal
 	if p == nil || !p.asking && p.value == nil {
@@ -111,14 +111,14 @@ func (c *coordinator) retryProposal() {
 	}
 }
 
-// jitter keeps two candidates from asking at the same time again and again.
+// jitter keeps two candidates from asking at the same time repeatedly.
 func (c *coordinator) jitter() time.Duration {
 	h := fnv.New32a()
 	fmt.Fprintf(h, "%s %d", c.self.Name, c.proposal.ballot.N)
 	return time.Duration(h.Sum32()%1000) * time.Millisecond
 }
 
-// onPrepare promises, unless this agent hears a leader. So an agent that loses the leader alone does not disturb the
+// onPrepare promises, unless this agent has a leader. So an agent that alone lost the leader does not disturb the
 // others.
 func (c *coordinator) onPrepare(p *peer, req *prepare) {
 	if req.Index <= c.register.index {
@@ -164,8 +164,8 @@ func (c *coordinator) onPromise(p *peer, yes *promise) {
 	}
 }
 
-// count notes a promise. With a quorum this agent leads. It must then propose the accepted value of the highest ballot,
-// since a quorum may have decided on it.
+// countPromise counts a promise. With a quorum, this agent leads. It must then propose the accepted value of the
+// highest ballot, since a quorum may have decided it.
 func (c *coordinator) countPromise(from string, yes *promise) {
 	p := c.proposal
 	p.yes[from] = true
@@ -190,7 +190,7 @@ func (c *coordinator) countPromise(from string, yes *promise) {
 
 func (c *coordinator) onAccepted(p *peer, yes *accepted) { c.countAccepted(p.Name, yes) }
 
-// accepted notes that an agent has accepted the value. A quorum of them decides.
+// countAccepted counts an acceptance of the value. A quorum decides.
 func (c *coordinator) countAccepted(from string, yes *accepted) {
 	p := c.proposal
 	if p == nil || p.asking || p.value == nil || yes.Index != c.register.index+1 || yes.Ballot != p.ballot {
@@ -219,7 +219,7 @@ func (c *coordinator) onNack(p *peer, no *nack) {
 	}
 }
 
-// decided: a decision is made, and this agent is the first to know.
+// decided handles a decision that this agent's proposal won, and informs the others.
 func (c *coordinator) decided(d *decision) {
 	c.learn(d)
 	c.regroup = nil
@@ -237,7 +237,7 @@ func (c *coordinator) decided(d *decision) {
 	c.beginStart(d)
 }
 
-// onDecided: another agent tells of a decision.
+// onDecided handles a decision received from another agent.
 func (c *coordinator) onDecided(p *peer, d *decision) {
 	p.status.Index = max(p.status.Index, d.Index)
 	if !c.learn(d) {
@@ -257,83 +257,83 @@ func (c *coordinator) onDecided(p *peer, d *decision) {
 	c.deliver()
 }
 
-// learn notes a decision, and reports whether it is new. A new start ends an older one that still runs here. A new
-// leader needs that as well: the promises may bind it to the lost leader's value.
+// learn stores a decision, and reports whether it is new. A new start ends an older one that still runs here. A new
+// leader needs this as well: the promises may bind it to the lost leader's value.
 func (c *coordinator) learn(d *decision) bool {
 	if !c.register.learn(d) {
 		return false
 	}
 	c.proposal, c.tally, c.caller.pending = nil, d.Tally, nil
 	if d.End == nil {
-		c.abortStart("the other nodes went on without this one", -1)
+		c.abortStart("the other nodes continued without this one", -1)
 	}
 	return true
 }
 
-// The starts of a job, and its end, are a chain of decisions, counted from 1. The agents of the last
-// decision's world decide on the next one, by Paxos: a quorum of them has to promise a ballot, and a quorum to
-// accept a value under it. Two quorums of a world share an agent, so no two values are decided; and as only
-// a decided world decides on the next, no part of a torn network goes on beside another.
+// The starts of a job and its end are a log of decisions, counted from 1. The members of the last assignment decide
+// the next entry by Paxos: a quorum of them must promise a ballot, and a quorum must accept a value under it. Two
+// quorums of an assignment share an agent, so two values are never decided. Only a decided assignment decides the
+// next one, so at most one side of a network partition continues.
 //
-// Nothing of it is stored: an agent that is started again is another one, and has no vote.
+// Nothing is stored on disk: a restarted agent has a new identity and no vote.
 
-// A ballot is one try to get a decision. Ballots of different agents differ.
+// A ballot is one attempt to get a decision. Ballots of different agents differ.
 type ballot struct {
 	N    int    `json:"n"`
 	Name string `json:"name"`
 }
 
-// first returns the ballot without promises, the last proposer's.
+// initialBallot returns the last proposer's ballot, which needs no promises.
 func initialBallot(leader string) ballot { return ballot{0, leader} }
 
 func (b ballot) compare(c ballot) int {
 	return cmp.Or(cmp.Compare(b.N, c.N), cmp.Compare(b.Name, c.Name))
 }
 
-// prepare asks for the promise to accept nothing below a ballot.
+// A prepare asks for the promise to accept no lower ballot.
 type prepare struct {
 	Index  int    `json:"index"`
 	Ballot ballot `json:"ballot"`
 }
 
-// promise gives it.
+// A promise answers prepare.
 type promise struct {
 	Index    int       `json:"index"`
 	Ballot   ballot    `json:"ballot"`
 	Accepted *decision `json:"accepted,omitempty"` // the earlier accepted decision
-	At       ballot    `json:"at"`                 // and under which ballot
+	At       ballot    `json:"at"`                 // its ballot
 }
 
-// accept asks to accept a value.
+// An accept asks to accept a value.
 type accept struct {
 	Ballot   ballot   `json:"ballot"`
 	Decision decision `json:"decision"`
 }
 
-// accepted says that it was.
+// An accepted answers accept.
 type accepted struct {
 	Index  int    `json:"index"`
 	Ballot ballot `json:"ballot"`
 }
 
-// nack refuses a promise, or to accept.
+// A nack refuses prepare or accept.
 type nack struct {
-	Index    int      `json:"index"`    // the last decision that this agent knows
-	Promised ballot   `json:"promised"` // for the one after it
-	Leader   PeerAddr `json:"leader"`   // is alive; Name "": that is not why
+	Index    int      `json:"index"`    // the sender's last decision
+	Promised ballot   `json:"promised"` // for the next decision
+	Leader   PeerAddr `json:"leader"`   // a live leader; Name "": the ballot is the reason
 }
 
 // A register is an agent's memory of decisions.
 type register struct {
-	index int       // of the last decision that it knows was made; 0: none
-	last  *decision // that one
-	// For the one after it:
+	index int // of the last known decision; 0: none
+	last  *decision
+	// For the next decision:
 	promised ballot
 	accepted *decision // nil: none
 	at       ballot    // of accepted
 }
 
-// prepare promises, or refuses.
+// prepare promises or refuses.
 func (r *register) prepare(p *prepare) (*promise, *nack) {
 	if p.Index != r.index+1 || p.Ballot.compare(r.promised) < 0 {
 		return nil, r.nack()
@@ -342,7 +342,7 @@ func (r *register) prepare(p *prepare) (*promise, *nack) {
 	return &promise{Index: p.Index, Ballot: p.Ballot, Accepted: r.accepted, At: r.at}, nil
 }
 
-// accept accepts a value, or refuses.
+// accept accepts a value or refuses it.
 func (r *register) accept(a *accept) (*accepted, *nack) {
 	if a.Decision.Index != r.index+1 || a.Ballot.compare(r.promised) < 0 {
 		return nil, r.nack()
@@ -353,7 +353,7 @@ func (r *register) accept(a *accept) (*accepted, *nack) {
 
 func (r *register) nack() *nack { return &nack{Index: r.index, Promised: r.promised} }
 
-// learn notes a decision, and reports whether it is news.
+// learn stores a decision, and reports whether it is new.
 func (r *register) learn(d *decision) bool {
 	if d.Index <= r.index {
 		return false
@@ -362,8 +362,8 @@ func (r *register) learn(d *decision) bool {
 	return true
 }
 
-// voters returns the agents that decide on what follows the last decision; nil: no one but the agent at the
-// meeting place, since nothing was decided yet.
+// voters returns the agents that decide the next entry. It returns nil before the first decision, which the agent at
+// the rendezvous makes alone.
 func (r *register) voters() []Member {
 	if r.last == nil {
 		return nil
@@ -371,8 +371,7 @@ func (r *register) voters() []Member {
 	return r.last.Assignment.Members
 }
 
-// quorum reports whether those of the voters for which has is true decide for all: more than half, or half
-// with the first.
+// quorum reports whether the voters for which has is true decide for all: more than half, or half including the first.
 func quorum(voters []Member, has func(name string) bool) bool {
 	n := 0
 	for _, v := range voters {

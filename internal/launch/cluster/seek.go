@@ -10,33 +10,33 @@ import (
 	"github.com/cprun/cprun/internal/launch/cluster/wire"
 )
 
-// An agent without a leader looks for one: at the seeds, among the agents that the discovery finds, and, after the
-// first start, among the agents of the last world. The first of these that can be reached asks the others for votes.
+// An agent without a leader looks for one at the seeds, among discovered agents and, after the first start, among the
+// members of the last assignment. The first reachable member asks the others for votes.
 
 const (
-	// The wait after a failed dial begins at redial and doubles up to mostRedial.
+	// The wait after a failed dial starts at minRedial and doubles up to maxRedial.
 	minRedial = 200 * time.Millisecond
 	maxRedial = 2 * time.Second
-	// tried bounds the agents that are dialed at once: a dead one may take seconds to find out about.
+	// maxDials bounds the concurrent dials: a lost host may take seconds to time out.
 	maxDials = 3
-	// strangerTime bounds the time of a stranger at the meeting place.
+	// foreignTime bounds the wait while a foreign process answers at the rendezvous.
 	foreignTime = 30 * time.Second
-	// After patience the user hears that no agent was found, and again every mostPatience.
+	// After firstWarning the user is warned that no agent was found, and again every warningInterval.
 	firstWarning, warningInterval = 10 * time.Second, time.Minute
-	// A leader dials the seeds every probing, for agents that look for the job there,
+	// A leader dials the seeds every probeInterval, for agents that look for the job there,
 	probeInterval = 5 * time.Second
-	// and every probingIdle while no start runs.
+	// and every idleProbeInterval while no start runs.
 	idleProbeInterval = 500 * time.Millisecond
 )
 
-// A dialing records the tries to connect to an address.
+// A dialing records the attempts to connect to an address.
 type dialing struct {
 	on    bool
 	tries int
 	next  time.Time
 }
 
-// dial connects to an address unless that is under way, or was tried a moment ago.
+// dial connects to an address, unless a dial is in progress or failed a moment ago.
 func (c *coordinator) dial(addr string) {
 	if addr == c.self.Addr || c.connected(addr) {
 		return
@@ -62,7 +62,7 @@ func (c *coordinator) connected(addr string) bool {
 	return false
 }
 
-// dialed: a dial has ended.
+// dialed handles the end of a dial.
 func (c *coordinator) dialed(addr string, err error) {
 	d := c.dials[addr]
 	if d == nil {
@@ -93,8 +93,8 @@ func (c *coordinator) dialed(addr string, err error) {
 	}
 }
 
-// unmet: before the first start, a dial came to nothing. An agent of the job that refuses this one ends it. So
-// does a stranger at the meeting place, unless it goes away: the job before may have the port still.
+// seekFailed handles a failed dial before the first start. A refusal by an agent of the job ends this agent. So does a
+// foreign process at the rendezvous, unless it leaves: the previous job may still use the port.
 func (c *coordinator) seekFailed(meeting bool, err error) {
 	refusal := (*wire.Refusal)(nil)
 	refused := errors.As(err, &refusal) && !refusal.Both
@@ -116,11 +116,11 @@ func (c *coordinator) seekFailed(meeting bool, err error) {
 	c.lastRefusal = err.Error()
 	if c.now.Sub(c.startedAt) >= firstWarning && c.now.Sub(c.warnedAt) >= warningInterval {
 		c.warnedAt = c.now
-		c.effects.log("no other agent was found yet at %s: %v", c.cfg.Seeds[0], err)
+		c.effects.log("no agent of the job answers at %s yet: %v", c.cfg.Seeds[0], err)
 	}
 }
 
-// meet makes this agent the one at the meeting place: until the first start, it leads.
+// leadAtRendezvous makes this agent the leader until the first start, since it is at the rendezvous.
 func (c *coordinator) leadAtRendezvous() {
 	c.atRendezvous = true
 	if c.register.index == 0 && c.role == seeking {
@@ -129,10 +129,10 @@ func (c *coordinator) leadAtRendezvous() {
 	}
 }
 
-// onHints: the discovery has found others.
+// onHints stores the discovered agents.
 func (c *coordinator) onHints(found []PeerAddr) { c.hints = found }
 
-// seek goes one step on in the search.
+// seek performs the periodic search for a leader.
 func (c *coordinator) seek() {
 	if c.register.index == 0 && (c.atRendezvous || len(c.cfg.Seeds) == 0 || c.cfg.Seeds[0] == c.self.Addr) {
 		c.leadAtRendezvous()
@@ -163,16 +163,17 @@ func (c *coordinator) seek() {
 	}
 }
 
+// noneFound returns the error of a search without a result.
 func (c *coordinator) noneFound() string {
 	last := ""
 	if c.lastRefusal != "" {
 		last = ": " + c.lastRefusal
 	}
-	return fmt.Sprintf("no agent of job %s was found in %v at %s%s", c.cfg.Job, c.cfg.JoinTimeout,
+	return fmt.Sprintf("no agent of job %s answered in %v at %s%s", c.cfg.Job, c.cfg.JoinTimeout,
 		strings.Join(c.cfg.Seeds, ", "), last)
 }
 
-// elect looks for the agent of the last world that should lead, and asks for votes if that is this one.
+// elect looks for the member of the last assignment that should lead, and asks for votes if that is this agent.
 func (c *coordinator) elect() {
 	for i, v := range c.candidates() {
 		if v.Name == c.self.Name && i == 0 && !c.now.Before(c.yieldUntil) {
@@ -182,13 +183,14 @@ func (c *coordinator) elect() {
 			return
 		}
 		c.dial(v.Addr)
-		if p := c.peers[v.Name]; i == 0 && p != nil && c.now.Sub(maxTime(p.since, c.seekingSince)) > c.cfg.Silence+2*voteRound {
-			c.suspects[v.Name] = c.now.Add(2 * c.cfg.Silence) // it does not come to lead
+		p := c.peers[v.Name]
+		if i == 0 && p != nil && min(c.now.Sub(p.since), c.now.Sub(c.seekingSince)) > c.cfg.Silence+2*voteRound {
+			c.suspects[v.Name] = c.now.Add(2 * c.cfg.Silence) // it does not start to lead
 		}
 	}
 }
 
-// candidates lists the agents of the last world that may be alive, in the order in which they should lead.
+// candidates lists the members of the last assignment that may be alive, in the order in which they should lead.
 func (c *coordinator) candidates() (there []Member) {
 	hinted := map[string]bool{}
 	for _, f := range c.hints {
@@ -204,25 +206,25 @@ func (c *coordinator) candidates() (there []Member) {
 	return there
 }
 
-// giveUp ends the job here when no leader was found for too long.
+// giveUp ends the job here if no leader was found for too long.
 func (c *coordinator) giveUp() {
-	since := maxTime(c.seekingSince, c.caller.endedAt)
+	waited := min(c.now.Sub(c.seekingSince), c.now.Sub(c.caller.endedAt))
 	wait := c.cfg.RegroupTimeout
 	if r := c.tally.Retries; r.Done >= r.Max { // the job has ended, and another agent may know how
 		wait = min(wait, 2*c.cfg.Silence)
 	}
-	if c.caller.running || c.now.Sub(since) < wait {
+	if c.caller.running || waited < wait {
 		return
 	}
 	if d := c.register.accepted; d != nil && d.End != nil {
-		// All that is missing is that somebody says so.
+		// Only the confirmation is missing.
 		c.finish(d, launch.Verdict{Result: d.End.result()})
 		return
 	}
 	c.fail(c.noQuorum())
 }
 
-// noQuorum returns the fault of a side that has no quorum.
+// noQuorum returns the error of a side without a quorum.
 func (c *coordinator) noQuorum() string {
 	w := c.assignment()
 	n := 0
@@ -235,7 +237,7 @@ func (c *coordinator) noQuorum() string {
 		}
 	}
 	return fmt.Sprintf("this side has %d of %d nodes: not enough to go on, since the others may do so. "+
-		"No word of %s", n, len(w.Members), strings.Join(missing, ", "))
+		"Not connected: %s", n, len(w.Members), strings.Join(missing, ", "))
 }
 
 func (c *coordinator) fail(why string) {
@@ -246,14 +248,14 @@ func (c *coordinator) fail(why string) {
 	c.endJob(over(launch.Result{ExitCode: launch.ExitFailed}, why))
 }
 
-// finished ends the job for this agent: its workers end if they run, and its caller gets the reason.
+// endJob ends the job for this agent: running workers end, and its launcher gets the reason.
 func (c *coordinator) endJob(why *launch.Over) {
 	c.over, c.caller.fatal = true, why
 	c.abortStart("the job has ended", -1)
 	c.deliver()
 }
 
-// farewell sends the last message to all peers, and hangs up.
+// farewell sends the last message to all peers and closes their connections.
 func (c *coordinator) farewell(b *bye) {
 	msg := &message{Bye: b}
 	for _, p := range c.sorted() {
@@ -263,7 +265,7 @@ func (c *coordinator) farewell(b *bye) {
 	clear(c.peers)
 }
 
-// tidy ends connections that have led to the leader and are of no further use.
+// closeExtraLinks closes dialed connections that led to the leader and are no longer needed.
 func (c *coordinator) closeExtraLinks() {
 	for name, p := range c.peers {
 		if p.via != "" && name != c.leader && c.now.Sub(p.since) > probeInterval {
@@ -271,11 +273,4 @@ func (c *coordinator) closeExtraLinks() {
 			c.effects.hangUp(name)
 		}
 	}
-}
-
-func maxTime(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }

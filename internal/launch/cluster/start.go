@@ -10,40 +10,40 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// What the leader knows of a start: how it has ended on each agent, and so for the job.
+// The leader's record of a start, and the verdict for the job.
 
-// A run records a start on the leader.
+// A startRecord is the leader's record of a start.
 type startRecord struct {
 	members     map[string]*memberRecord
-	since       time.Time // when this agent began to keep it
+	since       time.Time // when this agent began the record
 	over        bool      // the verdict is out
-	firstFailed time.Time // when the first failure was heard of; zero: none
-	firstDone   time.Time // when the first node was heard to have ended without one; zero: none
-	failures    int       // of first signs of failure, by agent
+	firstFailed time.Time // time of the first failure; zero: none
+	firstDone   time.Time // when the first node ended without a failure; zero: none
+	failures    int       // number of agents with a failure
 	stop        string    // signal and node of the first request to stop; "": none
-	addrsSent   bool      // the addresses are out
-	askers      []string  // agents to send the standings to
-	// stillborn: agents were gone when it was decided. Such a start does not count as one.
+	addrsSent   bool
+	askers      []string // agents that want the wait states
+	// stillborn: members were lost before the decision. Such a start does not count.
 	stillborn bool
 }
 
-// A part records the start on one agent.
+// A memberRecord is the leader's record of one agent.
 type memberRecord struct {
 	Member
 	addrs  []string
 	ended  *ended
 	lost   string // why it is lost; "": it is not
-	failed int    // order of the first sign of failure; 0: none
-	absent bool   // it has not come to this leader, who is new
+	failed int    // order of its first failure; 0: none
+	absent bool   // it has not joined this new leader
 }
 
-// keep begins the book of a start that was just decided.
+// beginStart begins the record of a start that was just decided.
 func (c *coordinator) beginStart(d *decision) {
 	c.newRecord(d)
 	for _, a := range d.Assignment.Members {
 		if a.Name != c.self.Name && !c.joined(a.Name) {
 			c.record.stillborn = true
-			c.markLost(c.record.members[a.Name], "it was gone before the start")
+			c.markLost(c.record.members[a.Name], "it was lost before the start")
 		}
 	}
 	c.deliver()
@@ -59,7 +59,7 @@ func (c *coordinator) newRecord(d *decision) {
 
 // takeOver continues the lost leader's work: the others join and report how the start ended for them.
 func (c *coordinator) takeOver() {
-	c.effects.log("this node leads the job now")
+	c.effects.log("this node now leads the job")
 	c.tally = c.register.last.Tally
 	c.newRecord(c.register.last)
 	for _, p := range c.record.members {
@@ -72,7 +72,7 @@ func (c *coordinator) takeOver() {
 	c.decideVerdict()
 }
 
-// lost: a peer of this leader is gone.
+// onPeerLost records the loss of a member of the running start.
 func (c *coordinator) onPeerLost(p *peer, why string) {
 	if r := c.record; r != nil && !r.over {
 		if part := r.members[p.Name]; part != nil && part.ended == nil && part.lost == "" {
@@ -82,14 +82,14 @@ func (c *coordinator) onPeerLost(p *peer, why string) {
 	}
 }
 
-// strike counts an agent as lost to the start, and tells the others.
+// markLost records an agent as lost to the start, and informs the others.
 func (c *coordinator) markLost(p *memberRecord, why string) {
 	p.lost = why
 	c.failed(p, launch.News{Failed: &p.FirstRank, Lost: describeMember(p.Member, c.assignment()) + " is lost: " + why})
 }
 
-// failed notes an agent's first sign of failure. The job's first failure goes to the other agents, since their workers
-// may wait for ranks that are gone.
+// failed records an agent's first failure. The job's first failure goes to the other agents, since their workers may
+// wait for dead ranks.
 func (c *coordinator) failed(p *memberRecord, n launch.News) {
 	r := c.record
 	if p.failed == 0 {
@@ -102,7 +102,7 @@ func (c *coordinator) failed(p *memberRecord, n launch.News) {
 	}
 }
 
-// onEnded: the start has ended on an agent.
+// onEnded records how the start ended on an agent.
 func (c *coordinator) onEnded(from string, e *ended) {
 	r := c.record
 	if c.role != leading || r == nil || r.over || e.Index != c.register.index {
@@ -121,7 +121,7 @@ func (c *coordinator) onEnded(from string, e *ended) {
 	c.decideVerdict()
 }
 
-// settle gives the verdict when the start has ended on all agents.
+// decideVerdict gives the verdict once the start has ended on all agents.
 func (c *coordinator) decideVerdict() {
 	r := c.record
 	if r == nil || r.over {
@@ -160,10 +160,7 @@ func (c *coordinator) decideVerdict() {
 			c.effects.send(msg, a.Name)
 		}
 	}
-	if c.caller.ending {
-		c.caller.ending = false
-		c.effects.verdict(v)
-	}
+	c.answerEnd(v)
 	c.tryStart()
 }
 
@@ -189,33 +186,26 @@ func (c *coordinator) nodeKeyOf(rank int) string {
 	return ""
 }
 
-// lost returns the failure that reports a lost agent, for all its ranks.
+// lost returns the failure that reports a lost agent with all its ranks.
 func (a *Member) lost(why string, order int) launch.Failure {
 	return launch.Failure{
 		Rank: a.FirstRank, Ranks: a.NProc, Host: a.Host, ExitCode: -1, Cause: why, Order: order,
-		Hint: "see whether the host is up, and its log of the time; the last lines of the other nodes say how far " +
-			"they came",
+		Hint: "check that the host is up, and read its system log; the logs of the other nodes contain the last step",
 	}
 }
 
 // merge combines the endings of all agents.
 func (c *coordinator) merge() launch.Ending {
 	var all []launch.Ending
-	parts := slices.Collect(func(yield func(*memberRecord) bool) {
-		for _, a := range c.assignment().Members {
-			if !yield(c.record.members[a.Name]) {
-				return
-			}
-		}
-	})
-	for _, p := range parts {
+	for _, a := range c.assignment().Members {
+		p := c.record.members[a.Name]
 		if p.lost != "" {
 			all = append(all, launch.Ending{Failures: []launch.Failure{p.Member.lost(p.lost, p.failed<<16)}})
 			continue
 		}
 		e := p.ended.Ending
 		e.Failures = slices.Clone(e.Failures)
-		for i := range e.Failures { // in the order in which the leader heard of them
+		for i := range e.Failures { // in the order of the agents' first reports
 			e.Failures[i].Order += cmp.Or(p.failed, 1<<16) << 16
 		}
 		if p.ended.Fault != "" && e.Err == nil {
@@ -229,9 +219,9 @@ func (c *coordinator) merge() launch.Ending {
 	return launch.Merge(all...)
 }
 
-// The end of a job, and of an agent.
+// The end of a job and of an agent.
 
-// conclusion puts the end of the job forward, as v says it.
+// proposeVerdict proposes to end the job with verdict v.
 func (c *coordinator) proposeVerdict(v launch.Verdict) {
 	c.verdict = &v
 	o := &outcome{ExitCode: v.ExitCode, Stopped: v.Stopped, Restarts: v.Restarts}
@@ -256,7 +246,7 @@ func (c *coordinator) proposeEnd(r launch.Result, why string) {
 	}})
 }
 
-// conclude: the end is decided. It waits a moment until the others have heard of it.
+// onEndDecided waits a moment for the other agents to confirm the decided end.
 func (c *coordinator) onEndDecided(d *decision) {
 	c.confirming = &confirmations{until: c.now.Add(confirmTime), missing: map[string]bool{}}
 	for _, p := range c.peers {
@@ -265,13 +255,13 @@ func (c *coordinator) onEndDecided(d *decision) {
 	c.confirmEnd("")
 }
 
-// A telling records which agents have not confirmed the end of the job.
+// A confirmations value records which agents have not confirmed the end of the job.
 type confirmations struct {
 	until   time.Time
-	missing map[string]bool // agents that have not confirmed
+	missing map[string]bool
 }
 
-// heard: an agent knows of the end, or is gone.
+// confirmEnd records that an agent knows the end, or is lost. After the last one, or the deadline, it finishes the job.
 func (c *coordinator) confirmEnd(name string) {
 	t := c.confirming
 	if t == nil {
@@ -282,12 +272,16 @@ func (c *coordinator) confirmEnd(name string) {
 		return
 	}
 	c.confirming = nil
-	d := c.register.last
-	v := launch.Verdict{Result: d.End.result()}
+	c.finish(c.register.last, c.finalVerdict(c.register.last.End))
+}
+
+// finalVerdict returns the job's verdict: with all failures if this agent proposed the end, else as the outcome
+// records it.
+func (c *coordinator) finalVerdict(o *outcome) launch.Verdict {
 	if c.verdict != nil {
-		v = *c.verdict
+		return *c.verdict
 	}
-	c.finish(d, v)
+	return launch.Verdict{Result: o.result()}
 }
 
 func (c *coordinator) onConfirmed(from string, index int) {
@@ -296,7 +290,7 @@ func (c *coordinator) onConfirmed(from string, index int) {
 	}
 }
 
-// stuck ends the job here if the next decision finds no quorum.
+// checkQuorum ends the job here if the next decision finds no quorum.
 func (c *coordinator) checkQuorum() {
 	p := c.proposal
 	if p == nil || !p.asking && p.value == nil {
@@ -305,16 +299,9 @@ func (c *coordinator) checkQuorum() {
 	waited := c.now.Sub(p.pending)
 	switch {
 	case p.value != nil && p.value.End != nil && waited >= confirmTime:
-		// The others may go on without this side. Its end is the same in any case.
+		// The others may continue without this side. The job ends here in any case.
 		o := p.value.End
-		v := launch.Verdict{Result: o.result()}
-		if c.verdict != nil {
-			v = *c.verdict
-		}
-		if c.caller.ending {
-			c.caller.ending = false
-			c.effects.verdict(v)
-		}
+		c.answerEnd(c.finalVerdict(o))
 		c.farewell(&bye{Status: o.ExitCode, Why: o.Why, All: true})
 		c.endJob(over(o.result(), o.Why))
 	case waited >= c.cfg.RegroupTimeout:
@@ -322,7 +309,7 @@ func (c *coordinator) checkQuorum() {
 	}
 }
 
-// close: the caller of this agent has ended, with that status, and maybe a reason.
+// close begins to leave the job with the launcher's exit status and optional reason.
 func (c *coordinator) close(status int, why string) {
 	if c.goodbye != nil {
 		return

@@ -157,7 +157,7 @@ func Decode(text []byte) (n Node, err error) {
 	if n.Version != Version {
 		return Node{}, fmt.Errorf("status: of version %d, and this cprun reads %d", n.Version, Version)
 	}
-	n.RunID, n.Host, n.State = word(n.RunID), word(n.Host), word(n.State)
+	n.RunID, n.Host, n.State = waits.Word(n.RunID), waits.Word(n.Host), waits.Word(n.State)
 	n.Why = terminal.Clip(strings.TrimSpace(string(terminal.Line([]byte(n.Why)))), maxWhy)
 	for _, v := range []*int{&n.PID, &n.Rank, &n.FirstRank, &n.Ranks, &n.WorldSize, &n.Start} {
 		*v = max(*v, 0)
@@ -172,8 +172,4 @@ func Decode(text []byte) (n Node, err error) {
 		r.Resident = max(r.Resident, 0)
 	}
 	return n, nil
-}
-
-func word(s string) string {
-	return strings.TrimSpace(strings.ReplaceAll(terminal.Clip(string(terminal.Line([]byte(s))), 96), "\t", " "))
 }

@@ -126,8 +126,6 @@ func ranks(rs []int) string {
 	return strings.Join(parts, ", ")
 }
 
-func sortedKeys(set map[int]bool) []int { return slices.Sorted(maps.Keys(set)) }
-
 // A graph is who is waited for by whom, as far as ranks have told.
 type graph struct {
 	rows  map[int]*WaitState
@@ -334,7 +332,7 @@ func (g *graph) describe(s *WaitState) Row {
 	for _, o := range g.missing(s.Rank, w) {
 		peers[o.Peer] = true
 	}
-	r.WaitsFor = ranks(sortedKeys(peers))
+	r.WaitsFor = ranks(slices.Sorted(maps.Keys(peers)))
 	return r
 }
 

@@ -81,14 +81,14 @@ func Decode(data []byte) (s WaitState, err error) {
 // Clean bounds what another process has told, and makes it fit to be shown.
 func (s *WaitState) Clean() {
 	s.Rank, s.PID, s.Step, s.Background = max(s.Rank, 0), max(s.PID, 0), max(s.Step, 0), max(s.Background, 0)
-	s.Host, s.State, s.Phase, s.PhaseTime = word(s.Host), word(s.State), word(s.Phase), max(s.PhaseTime, 0)
+	s.Host, s.State, s.Phase, s.PhaseTime = Word(s.Host), Word(s.State), Word(s.Phase), max(s.PhaseTime, 0)
 	if w := s.Work; w != nil {
-		w.Name, w.Label, w.For = word(w.Name), word(w.Label), max(w.For, 0)
+		w.Name, w.Label, w.For = Word(w.Name), Word(w.Label), max(w.For, 0)
 	}
 	s.Waits = s.Waits[:min(len(s.Waits), MaxWaits)]
 	for i := range s.Waits {
 		w := &s.Waits[i]
-		w.Op, w.Label, w.Via, w.Stalled = word(w.Op), word(w.Label), word(w.Via), max(w.Stalled, 0)
+		w.Op, w.Label, w.Via, w.Stalled = Word(w.Op), Word(w.Label), Word(w.Via), max(w.Stalled, 0)
 		w.More, w.Bytes = max(w.More, 0), max(w.Bytes, 0)
 		w.Open = w.Open[:min(len(w.Open), MaxOpen)]
 		for j := range w.Open {
@@ -98,7 +98,8 @@ func (s *WaitState) Clean() {
 	}
 }
 
-func word(s string) string {
+// Word returns s without terminal control characters, on one line and bounded.
+func Word(s string) string {
 	s = strings.ReplaceAll(terminal.Clip(string(terminal.Line([]byte(s))), maxText), "\t", " ")
 	return strings.TrimSpace(s)
 }

@@ -210,14 +210,16 @@ func parseAnswer(s string) (a answer, err error) {
 // spoken returns the sorted ids of the rules that reject a backend of the set.
 func spoken(t testing.TB, p Params, of map[Backend]bool) []string {
 	t.Helper()
-	all, err := Evaluate(p)
+	p, err := p.checked()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var ids []string
-	for _, r := range all {
-		if of[r.Backend] && !slices.Contains(ids, r.Rule) {
-			ids = append(ids, r.Rule)
+	for b := range of {
+		for _, r := range judge(b, p, hopsOf(p)).spoke {
+			if !slices.Contains(ids, r.Rule) {
+				ids = append(ids, r.Rule)
+			}
 		}
 	}
 	slices.Sort(ids)

@@ -73,7 +73,7 @@ func (f *reading) ReadAt(p []byte, off int64) (int, error) {
 	return bytes.NewReader(f.n.data).ReadAt(p, off)
 }
 
-// A writing is a file that a host has open for writing. The host reports a failed write at the write, at a sync or at the
+// A writing is a file that a host has open for writing. The host reports a failed write at once, at a sync or at the
 // close.
 type writing struct {
 	d          *folder

@@ -130,7 +130,7 @@ func TestSchedule(t *testing.T) {
 		{"linear", 1, 0.2, 2, 6, map[int]float64{0: 0.5, 1: 1, 2: 1, 3: 0.8, 4: 0.6, 5: 0.4, 6: 0.2, 60: 0.2}},
 		{"wsd", 1, 0.1, 2, 20, map[int]float64{0: 0.5, 1: 1, 2: 1, 15: 1, 16: 1, 17: 0.55, 18: 1 - 0.9*math.Sqrt(0.5),
 			20: 0.1}},
-		{"wsd", 1, 0, 18, 20, map[int]float64{17: 1, 18: 1, 19: 1 - math.Sqrt(0.5), 20: 0}}, // warmup reaches into the decay
+		{"wsd", 1, 0, 18, 20, map[int]float64{17: 1, 18: 1, 19: 1 - math.Sqrt(0.5), 20: 0}}, // warmup into decay
 		{"linear", 1, 0.5, 8, 5, map[int]float64{0: 0.125, 4: 0.625, 7: 1, 8: 0.5}},         // warmup beyond the end
 		{"cosine", 1, 0.5, 5, 5, map[int]float64{4: 1, 5: 0.5}},
 	}
