@@ -98,6 +98,35 @@ func TestReadme(t *testing.T) {
 	}
 }
 
+var sourceFile = regexp.MustCompile("`((?:cmd|internal|kernels|comm|ring|attention|partition|tensor|scripts|examples)/" +
+	"[\\w./*-]+\\.(?:go|cuh?|txt|py|ya?ml))`")
+
+// Every file of the tree that a page names in code is there. NAME stands for a file to write.
+func TestNamedFilesExist(t *testing.T) {
+	found := 0
+	for _, page := range pages(t) {
+		if page == "docs/log.md" { // which may name what there was
+			continue
+		}
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range sourceFile.FindAllStringSubmatch(string(text), -1) {
+			if strings.Contains(m[1], "NAME") {
+				continue
+			}
+			found++
+			if files, err := filepath.Glob(m[1]); err != nil || len(files) == 0 {
+				t.Errorf("%s names %s, which is not there", page, m[1])
+			}
+		}
+	}
+	if found < 20 {
+		t.Errorf("only %d files found", found)
+	}
+}
+
 var testCommand = regexp.MustCompile("`go test [^`]*-(?:run|bench) '?([A-Z]\\w*)[^`]* \\./(\\S+)`")
 
 // A figure counts only with a command that reproduces it, so what pages tell to run must be there.
