@@ -8,8 +8,7 @@ import (
 // The ranks of a small group are joined pairwise, so its collectives are direct: each part goes
 // from the rank that has it to the rank that needs it in one round of messages. That moves as few
 // bytes as a ring does, in fewer steps, and a rank that stays away is met, and named, by everybody
-// who waits for it and not by its neighbour alone. Those of a large group are in few.go, except for
-// AllToAll, which is about all pairs.
+// who waits for it and not by its neighbour alone. Those of a large group are in few.go.
 
 const (
 	// smallReduce bounds the vectors that an all-reduce sends whole, in one round.
@@ -222,23 +221,6 @@ func (g *Group) ReduceScatter(dst, src tensor.View, op Op) (Pending, error) {
 			}
 		}
 		return nil
-	})
-}
-
-// AllToAll sends part p of src to rank p and fills part p of dst from rank p.
-func (g *Group) AllToAll(dst, src tensor.View) (Pending, error) {
-	if err := g.rules().AllToAll(dst, src); err != nil {
-		return nil, g.fault("all-to-all", err)
-	}
-	n, d, s := len(g.ranks), tensor.Bytes(dst), tensor.Bytes(src)
-	return g.call("all-to-all", g.told(src), func() error {
-		size := len(s) / n
-		copy(d[g.rank*size:][:size], s[g.rank*size:])
-		sends, recvs := make([]part, n-1), make([]part, n-1)
-		g.others(func(i, peer int) {
-			sends[i], recvs[i] = part{peer, s[peer*size:][:size]}, part{peer, d[peer*size:][:size]}
-		})
-		return g.exchange(sends, recvs)
 	})
 }
 

@@ -65,17 +65,13 @@ type world struct {
 	all []*ring.Schedule
 }
 
-func newWorld(t *testing.T, algorithm, layout string, s ring.Spec, window int, docs ...int) world {
+func newWorld(t *testing.T, algorithm string, layout partition.LayoutName, s ring.Spec, window int, docs ...int) world {
 	t.Helper()
 	mask, err := partition.NewMask(true, window, s.SeqQ, s.SeqQ, docs)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := partition.New(layout, docs, mask.Band)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.SeqKV, s.Layout, s.Mask = s.SeqQ, l, mask
+	s.SeqKV, s.Layout, s.Mask = s.SeqQ, layout.Layout(docs, mask.Band), mask
 	w := world{Shape: s.Shape}
 	for r := range s.Size {
 		one, err := ring.New(algorithm, s, r)

@@ -159,7 +159,7 @@ func drawZigzag(t *testing.T) *canvas {
 	c := &canvas{w: 940, h: 404, title: "Causal work by layout: contiguous and zigzag", desc: "Under a contiguous " +
 		"layout ranks are idle in some hops; under a zigzag layout all ranks have equal work in every hop."}
 	for i, layout := range []string{"contiguous", "zigzag"} {
-		w, x := newWorld(t, "ring", layout, spec(32, 4), -1), 30+460*float64(i)
+		w, x := newWorld(t, "ring", partition.LayoutName(layout), spec(32, 4), -1), 30+460*float64(i)
 		c.text("b", x, 40, "%s", layout)
 		c.strip(&w, x, 54, 420, 28)
 		c.text("s", x, 112, "queries (down) by keys")
@@ -312,7 +312,7 @@ func drawDocuments(t *testing.T) *canvas {
 		at += float64(n)
 	}
 	for i, layout := range []string{"contiguous", "zigzag", "striped", "document-zigzag", "document"} {
-		w, y := newWorld(t, "allgather", layout, spec(64, 4), -1, docs...), 92+48*float64(i)
+		w, y := newWorld(t, "allgather", partition.LayoutName(layout), spec(64, 4), -1, docs...), 92+48*float64(i)
 		c.text("b", 30, y+20, "%s", layout)
 		c.strip(&w, 186, y, 576, 28)
 		sent := 0
@@ -334,7 +334,7 @@ func drawWindows(t *testing.T) *canvas {
 		desc: "The visible pairs of a window of eight keys. A rank fetches only the rows of other ranks that its window " +
 			"reaches: the halo."}
 	for i, layout := range []string{"contiguous", "zigzag"} {
-		w, x := newWorld(t, "ring", layout, spec(32, 4), 7), 30+460*float64(i)
+		w, x := newWorld(t, "ring", partition.LayoutName(layout), spec(32, 4), 7), 30+460*float64(i)
 		c.text("b", x, 40, "%s", layout)
 		c.strip(&w, x, 54, 256, 26)
 		c.matrix(&w, x, 92, 256, func(m mark) string {

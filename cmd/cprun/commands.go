@@ -131,7 +131,7 @@ lists the layouts and the metadata; everything else is refused.`,
 	f := c.Flags()
 	f.StringVar(&spec.In, "in", "", "the `file` with q, k, v and dout")
 	f.StringVar(&spec.Out, "out", "", "the `file` to write")
-	f.StringVar(&spec.Layout, "layout", "auto", "zigzag, striped, contiguous, document, document-zigzag or auto")
+	f.StringVar((*string)(&spec.Layout), "layout", "auto", "zigzag, striped, contiguous, document, document-zigzag or auto")
 	f.StringVar(&spec.Algorithm, "algorithm", "auto", strings.Join(ring.Algorithms, ", ")+" or auto")
 	ulyssesVar(f, &spec.Inner)
 	f.IntVar(&spec.GatherHeads, "gather-heads", 0,

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// waits is whom each rank waits for.
+// A waits value has the rank that each rank waits for, or -1.
 type waits []int
 
 func (w waits) Ranks() int               { return len(w) }

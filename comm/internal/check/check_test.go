@@ -7,7 +7,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// msg has the shape of comm.Message.
+// A msg has the fields of comm.Message.
 type msg struct {
 	Peer int
 	View tensor.View

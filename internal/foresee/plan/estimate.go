@@ -289,8 +289,9 @@ func (s *step) attention() (*charged, error) {
 	of := caseOf(&q, planner.Place{PerHost: s.perHost, Shared: s.shared, Cores: s.cores})
 	of.Backend = s.kernel
 	byWindow := map[int]layerTimes{}
-	for _, w := range windowsOf(cfg) {
-		shape, err := shapeOf(cfg, s.docs, w.window)
+	for i := range q.Attentions {
+		window := q.Attentions[i].Window
+		shape, err := shapeOf(cfg, s.docs, window)
 		if err != nil {
 			return nil, err
 		}
@@ -299,7 +300,7 @@ func (s *step) attention() (*charged, error) {
 		if err != nil {
 			return nil, err
 		}
-		byWindow[w.window] = layerTimes{longest(forward), longest(backward)}
+		byWindow[window] = layerTimes{longest(forward), longest(backward)}
 	}
 	c := &charged{}
 	for l := range cfg.Model.NumHiddenLayers {

@@ -34,7 +34,7 @@ func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 		return nil, nil
 	}
 	n, size := cfg.Data.SeqLen, cfg.Parallel.Context
-	shape, err := shapeOf(cfg, docs, windowsOf(cfg)[0].window)
+	shape, err := shapeOf(cfg, docs, widest(cfg))
 	if err != nil {
 		return nil, fmt.Errorf("documents of the first sample: %w", err)
 	}

@@ -148,7 +148,7 @@ func TestStrategiesAreOnes(t *testing.T) {
 	}
 }
 
-// known is costs of some backends only.
+// known has the costs of some backends only.
 type known struct {
 	plain
 	speed map[string]float64
@@ -227,6 +227,23 @@ func TestChoiceOfWhenRowsTravel(t *testing.T) {
 	for _, s := range Strategies(c, asked, []string{"fused"}) {
 		if s.Gather == ring.Before {
 			t.Errorf("cuDNN's backward pass has the rows of others in its call: %+v", s)
+		}
+	}
+}
+
+// Predictions within the margin decide nothing: the first strategy of the list wins. If all layers have a window, that is
+// one call after the transfer.
+func TestFirstStrategyOfWindows(t *testing.T) {
+	for _, x := range []struct {
+		kinds []Kind
+		want  ring.Strategy
+	}{
+		{[]Kind{{16, 1}, {64, 2}}, ring.Strategy{Algorithm: "allgather", Gather: ring.Before}},
+		{[]Kind{{16, 1}, {-1, 2}}, ring.Strategy{Algorithm: "ring"}},
+	} {
+		got := Strategies(caseOf(4096, 4, 4, x.kinds...), anything, flash)[0]
+		if x.want.Layout, x.want.Backend = "zigzag", flash[0]; got != x.want {
+			t.Errorf("%v: %+v, want %+v", x.kinds, got, x.want)
 		}
 	}
 }

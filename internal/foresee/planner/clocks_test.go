@@ -15,14 +15,14 @@ import (
 )
 
 // clocks runs the ring with a goroutine for each rank, whose devices are a clock. It shares no code with the planner:
-// messages go through channels, where the n-th that is sent is the n-th that is received.
+// messages go through channels, in order.
 type clocks struct {
 	costs Costs
 	wires [][]chan half // [from][to]: when a message was begun and carried, of the sender
 	back  [][]chan half // likewise, of the receiver
 }
 
-// clock is the devices of a rank.
+// A clock stands in for the devices of a rank.
 type clock struct {
 	*clocks
 	rank     int

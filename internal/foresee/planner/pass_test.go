@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// plain is costs that are easy to add up by hand.
+// plain has costs that are easy to add up by hand.
 type plain struct {
 	pair, start    float64 // of a call: seconds a pair and head of queries, and its start
 	byte, latency  float64 // of a message within a host
@@ -83,9 +83,9 @@ func TestByHand(t *testing.T) {
 		{"two, causal", "ring", causal, false, slow, []float64{8, 12}, []float64{5, 5}},
 		// Block 0 reaches rank 1 at 8 and rank 2 at 16; block 1 reaches rank 2 at 8.
 		{"three, causal", "ring", three, false, slow, []float64{8, 16, 20}, []float64{5, 9, 9}},
-		// Two blocks come over a rank's link one behind the other, by 16; then 8 pairs.
+		// A rank's link carries two blocks one after another, by 16; then 8 pairs.
 		{"three, all-gather", "allgather", full3, false, slow, []float64{24, 24, 24}, []float64{12, 12, 12}},
-		// Gradients of 16 bytes go home behind the last call: 8, 12, then 20; folding them moves 48 bytes.
+		// Gradients of 16 bytes go home after the last call: 8, 12, then 20; folding them moves 48 bytes.
 		{"two, full, backward", "ring", two, true, plain{pair: 1, byte: 0.5, copied: 0.125}, []float64{26, 26},
 			[]float64{12, 12}},
 		// The host takes 3 seconds each for two calls and an exchange, longer than the device.
@@ -128,8 +128,8 @@ func TestSharedCores(t *testing.T) {
 	}
 }
 
-// Of four ranks that keep to two cores, two each, those of 3 and 7 pairs share one, and those of 11 and 15 the other.
-// With a core each they share none.
+// Four ranks are pinned to two cores. The ranks with 3 and 7 pairs share one, and the ranks with 11 and 15 pairs the
+// other. With a core each they share none.
 func TestRanksThatKeepToCores(t *testing.T) {
 	s := specOf(t, true, -1, 8, 4, partition.Contiguous{})
 	for _, x := range []struct {
@@ -175,7 +175,7 @@ func sampleOf(t testing.TB, rng *rand.Rand) (name, algorithm string, spec ring.S
 	ranks := 1 + rng.IntN(8)
 	tokens := 2*ranks + rng.IntN(200)
 	var docs []int
-	layouts := []string{"zigzag", "striped", "contiguous"}
+	layouts := []partition.LayoutName{"zigzag", "striped", "contiguous"}
 	if rng.IntN(2) == 0 {
 		for left := tokens; left > 0; {
 			n := 1 + rng.IntN(left)
@@ -183,10 +183,7 @@ func sampleOf(t testing.TB, rng *rand.Rand) (name, algorithm string, spec ring.S
 		}
 		layouts = append(layouts, "document", "document-zigzag")
 	}
-	layout, err := partition.New(layouts[rng.IntN(len(layouts))], docs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	layout := layouts[rng.IntN(len(layouts))].Layout(docs)
 	window := -1
 	if rng.IntN(3) == 0 {
 		window = rng.IntN(tokens)

@@ -47,7 +47,7 @@ func plainly(t testing.TB, c Case, kind Kind, w ring.Strategy, costs Costs) (tot
 // What strategies share and remember changes no time by a bit.
 func TestTimesAreThoseOfThePlainSearch(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
-	turns := 12 // those of 6, 4, 3 and 2 meet in all ways in which they do
+	turns := 12 // covers all combinations of cycles of 6, 4, 3 and 2
 	if testing.Short() {
 		turns = 6 // each of them is there
 	}
@@ -79,7 +79,7 @@ func TestTimesAreThoseOfThePlainSearch(t *testing.T) {
 	}
 }
 
-// A rank whose peers do as it does ends as all do where all do the same.
+// A rank alone, with peers that run the same program, ends with the ranks of a group that all run it.
 func TestLoneIsOneOfAll(t *testing.T) {
 	for _, algorithm := range ring.Algorithms {
 		spec := specOf(t, false, -1, 64, 4, partition.Contiguous{})

@@ -207,8 +207,8 @@ func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) err
 	task.Remedies, s.Layouts, s.Algorithms = nil, nil, nil
 	for i, a := range answers {
 		s.Rows[i].Strategy, s.Backend = a.Strategy, a.Backend
-		if !slices.Contains(s.Layouts, a.Layout) {
-			s.Layouts = append(s.Layouts, a.Layout)
+		if l := string(a.Layout); !slices.Contains(s.Layouts, l) {
+			s.Layouts = append(s.Layouts, l)
 		}
 		if !slices.Contains(s.Algorithms, a.Algorithm) {
 			s.Algorithms = append(s.Algorithms, a.Algorithm)

@@ -8,8 +8,7 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// TestCutIsWhatTheKernelDoes holds the parts that a choice counts on to those that the kernel on
-// cuDNN makes of the same band.
+// TestCutIsWhatTheKernelDoes compares Call.cut with the cut of the cuDNN kernel, for the same bands.
 func TestCutIsWhatTheKernelDoes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(21, 22))
 	cuts := 0

@@ -118,9 +118,9 @@ func (p Params) sharing() (ring, heads int) {
 // represents the longest document and the widest slice, and a zigzag the layouts by document, which have more such
 // rectangles, but none wider.
 func (p Params) shape(ranks int) partition.Shape {
-	layout, err := partition.New(p.Layout, []int{p.SeqQ})
-	if err != nil || partition.ByDocument(p.Layout) {
-		layout = partition.Zigzag{}
+	layout := partition.Layout(partition.Zigzag{})
+	if !p.Layout.ByDocument() {
+		layout = p.Layout.Layout(nil)
 	}
 	// Without documents no mask is an error.
 	mask, _ := partition.Diagonal{TopLeft: p.TopLeft, Left: p.WindowLeft, Right: p.WindowRight}.Mask(p.SeqQ, p.SeqKV,

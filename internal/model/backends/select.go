@@ -146,21 +146,6 @@ func choose(p Params, table []rate) (*Choice, error) {
 	return c, nil
 }
 
-// Evaluate returns every rule that rejects any backend for p, over all hops, before and after remedies. The error
-// names the faults of p.
-func Evaluate(p Params) ([]Rejection, error) {
-	p, err := p.checked()
-	if err != nil {
-		return nil, err
-	}
-	var all []Rejection
-	hops := hopsOf(p)
-	for _, b := range Backends {
-		all = append(all, judge(b, p, hops).spoke...)
-	}
-	return all, nil
-}
-
 // pick returns the backend asked for if it can run, or the best able one; Auto if there is none.
 func pick(p Params, order order, m measured, verdicts map[Backend]verdict) (Backend, string) {
 	if p.Want != Auto {

@@ -10,11 +10,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
-// mutate changes one rule before the tests run, and they must then fail: scripts/mutate -rules
-// proves that for every rule.
+// mutate changes one rule before the tests run. They must then fail: scripts/mutate -rules checks that for every rule.
 var mutate = flag.String("mutate", "", "`id:remove` or id:invert: spoil one rule of the table")
 
 func TestMain(m *testing.M) {
@@ -46,7 +46,7 @@ func spoil(spec string) error {
 	return nil
 }
 
-// row is one line of testdata/select.txt.
+// A row is one line of testdata/select.txt.
 type row struct {
 	line   int
 	text   string
@@ -55,7 +55,7 @@ type row struct {
 	rules []string
 }
 
-// answer is a backend, Auto for none, and the kinds of remedies that it needs.
+// An answer is the expected backend, Auto for none, and the kinds of its remedies.
 type answer struct {
 	backend  Backend
 	remedies []string
@@ -124,7 +124,7 @@ func setName(p *Params, k, v string) (err error) {
 	case "alg":
 		p.Algorithm = v
 	case "layout":
-		p.Layout = v
+		p.Layout = partition.LayoutName(v)
 	case "want":
 		p.Want, err = ParseBackend(v)
 	case "off":
@@ -207,17 +207,19 @@ func parseAnswer(s string) (a answer, err error) {
 	return a, err
 }
 
-// spoken is the ids of the rules that speak, sorted, of the backends in the set.
+// spoken returns the sorted ids of the rules that reject a backend of the set.
 func spoken(t testing.TB, p Params, of map[Backend]bool) []string {
 	t.Helper()
-	all, err := Evaluate(p)
+	p, err := p.checked()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var ids []string
-	for _, r := range all {
-		if of[r.Backend] && !slices.Contains(ids, r.Rule) {
-			ids = append(ids, r.Rule)
+	for b := range of {
+		for _, r := range judge(b, p, hopsOf(p)).spoke {
+			if !slices.Contains(ids, r.Rule) {
+				ids = append(ids, r.Rule)
+			}
 		}
 	}
 	slices.Sort(ids)
@@ -258,8 +260,7 @@ func outcomeOf(t testing.TB, p Params) (Backend, []string) {
 	return c.Backend, kinds
 }
 
-// TestEveryRuleIsInTheTable holds that each rule speaks in one row and is silent in another.
-// Warnings choose nothing.
+// TestEveryRuleIsInTheTable checks that each rule applies to one row and not to another. Warnings choose nothing.
 func TestEveryRuleIsInTheTable(t *testing.T) {
 	rows := readRows(t)
 	for _, rule := range rules {
@@ -287,8 +288,8 @@ func TestEveryRuleIsInTheTable(t *testing.T) {
 	}
 }
 
-// TestBothSidesOfEveryVersion holds that for each version of a rule some row stands at it, and
-// would have another outcome for that rule one patch before.
+// TestBothSidesOfEveryVersion checks that for each version of a rule a row has exactly that version, and that the rule
+// changes one patch earlier.
 func TestBothSidesOfEveryVersion(t *testing.T) {
 	rows := readRows(t)
 	for _, rule := range rules {

@@ -227,8 +227,7 @@ func checkTensors(t *safetensors.File, info FileInfo) error {
 		have, ok := t.Info(e.Tensor)
 		if !ok || have.DType != safetensors.F32 || len(have.Shape) != 1 || int64(have.Shape[0]) != e.Length {
 			return fmt.Errorf("%s: tensor %q is %s %v, the manifest says F32 [%d]", info.Name, e.Tensor, have.DType,
-				have.Shape,
-				e.Length)
+				have.Shape, e.Length)
 		}
 	}
 	return nil

@@ -11,11 +11,11 @@ import (
 	"github.com/cprun/cprun/internal/base/files"
 )
 
-// counting is a store of another host's: it counts open files and pauses, and makes handles stale.
+// A counting store is a remote store that counts open files and pauses, and makes handles stale.
 type counting struct {
 	store
 	opened, closed int
-	age            int // handles of an earlier age are stale
+	age            int // handles of a lower age are stale
 	pauses         []time.Duration
 }
 
@@ -50,7 +50,7 @@ func (f *counted) Close() error {
 	return f.file.Close()
 }
 
-// A load opens each shard once, opens it again after its handle has become stale, and leaves no file open.
+// A load opens each shard once, reopens it if its handle is stale, and closes all files.
 func TestLoadOpensStaleShardsAgain(t *testing.T) {
 	dir, params := saved(t, Options{}, 1)
 	c, err := Open(filepath.Join(dir, dirName(1)))
@@ -74,7 +74,7 @@ func TestLoadOpensStaleShardsAgain(t *testing.T) {
 	}
 }
 
-// A file whose size is another's is opened to ask the server, and closed.
+// sized opens a file of unexpected size, which makes an NFS client ask the server, and closes it.
 func TestSizedLeavesNoFileOpen(t *testing.T) {
 	dir, _ := saved(t, Options{}, 1)
 	root, err := diskOf(files.OpenDir(filepath.Join(dir, dirName(1))))
@@ -89,7 +89,7 @@ func TestSizedLeavesNoFileOpen(t *testing.T) {
 	}
 }
 
-// A busy file is tried again after longer and longer pauses, a stale one at once.
+// A busy file is retried after growing pauses, a stale one at once.
 func TestAgainPausesWhereAFileIsBusy(t *testing.T) {
 	for _, c := range []struct {
 		err    error
@@ -114,7 +114,7 @@ func TestAgainPausesWhereAFileIsBusy(t *testing.T) {
 	}
 }
 
-// A directory whose handle has become stale is opened again by its path.
+// A directory with a stale handle is reopened by its path.
 func TestRefreshOpensADirectoryAgain(t *testing.T) {
 	d, err := diskOf(files.OpenDir(t.TempDir()))
 	if err != nil {
@@ -130,7 +130,7 @@ func TestRefreshOpensADirectoryAgain(t *testing.T) {
 	d.Close()
 }
 
-// A directory that cannot be opened again is an error of NewSaver.
+// NewSaver fails if the directory cannot be reopened.
 func TestSaverOfAClosedDirectory(t *testing.T) {
 	root := rooted(t.TempDir())
 	root.Close()
@@ -139,10 +139,10 @@ func TestSaverOfAClosedDirectory(t *testing.T) {
 	}
 }
 
-// An error of a rank's own work ends its wait at once, and is what it returns.
+// An error of the rank's own work ends its wait at once, and Together returns it.
 func TestTogetherReturnsTheOwnError(t *testing.T) {
 	own := errors.New("own")
-	// Nobody else answers: only the own error can end it.
+	// The other rank never answers.
 	if err := Together(t.Context(), world(2)[0], time.Hour, 0, func() error { return own }); !errors.Is(err, own) {
 		t.Errorf("Together = %v, want %v", err, own)
 	}

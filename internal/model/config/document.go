@@ -74,12 +74,6 @@ func (d *Document) Place(err error, lineOf func(key string) int) Errors {
 // Err returns the faults in order of their lines, as Errors, or nil.
 func (d *Document) Err() error { return d.src.err() }
 
-// Describe names the type and text of a value, for the writer of a wrong one.
-func Describe(n *yaml.Node) string { return describe(n) }
-
-// IsNull reports whether a value is none.
-func IsNull(n *yaml.Node) bool { return isNull(n) }
-
 // IsSection reports whether a path names a section of train.yaml.
 func IsSection(path string) bool { return isSection[path] }
 

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"go.yaml.in/yaml/v3"
+
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/partition"
@@ -41,10 +43,10 @@ type Options struct {
 func Load(path string, opts Options) (*Config, error) {
 	text, err := files.Read(path, MaxFile)
 	if errors.Is(err, files.ErrTooLong) {
-		err = fmt.Errorf("it is longer than the %d bytes that a config may have", MaxFile)
+		err = fmt.Errorf("it is longer than %d bytes, the limit for a config", MaxFile)
 	}
 	if err != nil {
-		return nil, Errors{{File: path, Msg: fmt.Sprintf("the config is not readable: %v", err)}}
+		return nil, Errors{{File: path, Msg: fmt.Sprintf("the config cannot be read: %v", err)}}
 	}
 	return load(path, text, opts, osDisk{})
 }
@@ -104,10 +106,6 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 			}
 		}
 		l.cfg.resolve(opts.Ranks, opts.Hosts, opts.Device, f)
-		if t := l.wire; t != "" && t != "auto" && t != l.cfg.Precision.Compute && f.ok("precision.compute") {
-			f.add(kvWire, "%s is unknown: keys and values travel in the compute type, %s; take the key out",
-				t, l.cfg.Precision.Compute)
-		}
 		if open {
 			l.cfg.unread(given, f, idle)
 		}
@@ -132,13 +130,20 @@ func (l *loader) decodeKey(k *key) {
 		case !l.ok(k.path):
 			return // it was given, under another name
 		case k.def == "" && isModel:
-			l.add(k.path, "missing; it is needed where model.from is absent")
+			l.add(k.path, "missing; write it, or set model.from")
 			return
 		case k.def == "":
 			l.add(k.path, "missing; %s", dataWanted)
 			return
 		}
-		var err error
+	}
+	l.decodeValue(k, n)
+}
+
+// decodeValue puts a value into the config; nil is the key's default.
+func (l *loader) decodeValue(k *key, n *yaml.Node) {
+	var err error
+	if n == nil {
 		if n, err = parseValue(k.def); err != nil {
 			panic("config: default of " + k.path + ": " + err.Error())
 		}
@@ -163,8 +168,8 @@ func (l *loader) decodeFrom() {
 		return
 	}
 	if tried != "" {
-		l.add(k.path, "no directory %s; nothing is downloaded: fetch the model first, or take the key out for random "+
-			"weights", tried)
+		l.add(k.path, "no directory %s, and cprun downloads nothing; download the model first, or remove the key for "+
+			"random weights", tried)
 		return
 	}
 	shape, err := l.disk.readConfig(dir)
@@ -241,29 +246,15 @@ func (l *loader) decodeRope() {
 		switch {
 		case k == typeKey:
 		case n != nil && typeKnown && !of(k.rope, r.Type):
-			l.add(k.path, "rope_type %s has no %s; take it out", r.Type, name)
+			l.add(k.path, "rope_type %s has no %s; remove it", r.Type, name)
 		case n == nil && of(k.needs, r.Type):
 			l.add(k.path, "missing; rope_type %s needs it", r.Type)
 		case n != nil || k.def != "" && of(k.rope, r.Type):
-			l.decodeRopeKey(k, n != nil)
+			l.decodeValue(k, n) // whatever model.from has, since rope_scaling is replaced whole
 		}
 	})
 	if r.Type == "default" {
 		l.cfg.Model.RopeScaling = nil
-	}
-}
-
-// decodeRopeKey decodes a key whatever model.from says, since rope_scaling is replaced whole.
-func (l *loader) decodeRopeKey(k *key, given bool) {
-	n := l.values[k.path]
-	if !given {
-		n, _ = parseValue(k.def)
-	}
-	if !l.ok(k.path) {
-		return
-	}
-	if err := k.decode(n, l.cfg); err != nil {
-		l.add(k.path, "%v", err)
 	}
 }
 
@@ -279,7 +270,7 @@ func (l *loader) derive() {
 			m.HeadDim = m.HiddenSize / m.NumAttentionHeads
 		} else {
 			l.add("model.num_attention_heads",
-				"%d heads do not divide hidden_size %d; set head_dim, or take another number of heads",
+				"%d heads do not divide hidden_size %d; set head_dim, or another number of heads",
 				m.NumAttentionHeads, m.HiddenSize)
 		}
 	}
@@ -287,7 +278,7 @@ func (l *loader) derive() {
 		l.ok(ropeSection+".original_max_position_embeddings") {
 		if r.OriginalMax = m.MaxPositionEmbedding; r.OriginalMax == 0 {
 			l.add(ropeSection+".original_max_position_embeddings",
-				"missing; rope_type yarn needs it where max_position_embeddings is not given")
+				"missing; rope_type yarn needs it, or max_position_embeddings")
 		}
 	}
 	if s := &l.cfg.LRSchedule; s.MinLR < 0 && l.ok("optimizer.lr", "lr_schedule.min_lr") {
@@ -357,7 +348,7 @@ type Sharing struct {
 // Ruled returns the strategy with its open fields as the rules have them, which hold where no costs are known. The
 // backend and when rows travel stay open.
 func Ruled(s ring.Strategy, by Sharing) ring.Strategy {
-	layout, algorithm := "zigzag", "ring"
+	layout, algorithm := partition.LayoutName("zigzag"), "ring"
 	if by.Documents {
 		layout = "document"
 	}
@@ -372,7 +363,7 @@ func Ruled(s ring.Strategy, by Sharing) ring.Strategy {
 	return s
 }
 
-func auto(field *string, choice string) {
+func auto[S ~string](field *S, choice S) {
 	if *field == "auto" || *field == "" {
 		*field = choice
 	}
@@ -431,7 +422,7 @@ func (l *loader) ownEOS() {
 	}
 	id, err := l.disk.eos(l.cfg.Model.From)
 	if err != nil {
-		l.add(eosKey, "it is null, for the model's own, and that is not readable: %v; write its number", err)
+		l.add(eosKey, "null means the model's own token, which cannot be read: %v; write its number", err)
 		return
 	}
 	if id < l.cfg.Model.VocabSize && (d.Tokenizer != Bytes || id > 255) {

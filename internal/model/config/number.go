@@ -37,7 +37,7 @@ func ParseSize(s string) (int64, error) {
 	}
 	v, err := strconv.ParseInt(plain, 10, 64)
 	if err != nil || v > math.MaxInt64/unit {
-		return 0, fmt.Errorf("%s is too large for an integer of 64 bits", short(s))
+		return 0, fmt.Errorf("%s is too large for a 64-bit integer; write a smaller one", short(s))
 	}
 	return v * unit, nil
 }
@@ -54,11 +54,11 @@ func notSize(s string) error {
 		v, err := strconv.ParseFloat(s, 64)
 		switch {
 		case err == nil && v < 0:
-			return fmt.Errorf("%s is negative", short(s))
+			return fmt.Errorf("%s is negative; write it without a sign", short(s))
 		case err == nil && v == math.Trunc(v) && v < 1<<53:
 			return fmt.Errorf("%s is not written as an integer; write %d", short(s), int64(v))
 		}
-		return fmt.Errorf("%s is not an integer", short(s))
+		return fmt.Errorf("%s is not an integer; write one such as 4096", short(s))
 	}
 	return fmt.Errorf("%s is not an integer; write one such as 4096, or a size such as 128K", found(s))
 }
@@ -68,13 +68,13 @@ func ParseFloat(s string) (float64, error) {
 	if !floatRE.MatchString(s) {
 		switch strings.ToLower(strings.TrimLeft(s, "+-")) {
 		case ".inf", ".nan", "inf", "nan", "infinity":
-			return 0, fmt.Errorf("%s is not a finite number", short(s))
+			return 0, fmt.Errorf("%s is not a finite number; write one such as 0.1", short(s))
 		}
 		return 0, fmt.Errorf("%s is not a number; write one such as 0.1 or 3.0e-4", found(s))
 	}
 	v, err := strconv.ParseFloat(s, 64)
 	if err != nil {
-		return 0, fmt.Errorf("%s is too large for a float64", short(s))
+		return 0, fmt.Errorf("%s is too large for a float64; write a smaller one", short(s))
 	}
 	return v + 0, nil
 }
@@ -114,7 +114,7 @@ func ParseTime(s string) (time.Duration, error) {
 	case err != nil:
 		return 0, fmt.Errorf("%s is not a time; write one such as 30s, 5m or 2h", found(s))
 	case d < 0:
-		return 0, fmt.Errorf("%s is negative", short(s))
+		return 0, fmt.Errorf("%s is negative; write it without a sign", short(s))
 	case d > longest:
 		return 0, fmt.Errorf("%s is too long; the most is %s", short(s), FormatTime(longest))
 	}

@@ -64,7 +64,7 @@ func (c *Config) resolveGroups(ranks int, f *faults) {
 		return
 	}
 	if ranks > maxRanks {
-		f.add(contextKey, "%d ranks are too many; the most is %d", ranks, maxRanks)
+		f.add(contextKey, "%d ranks are too many; start at most %d", ranks, maxRanks)
 		return
 	}
 	const fix = "write auto, or start another number of processes with --nproc"

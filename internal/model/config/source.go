@@ -27,7 +27,6 @@ type source struct {
 	pass   int
 	meant  []string // keys and sections that unknown names were probably meant to be
 	former *faults  // warnings of former names and keys
-	wire   string   // the value of kvWire; "": not given
 	inFile func(n *yaml.Node) position
 }
 
@@ -64,17 +63,17 @@ func (s *source) parse(name string, text []byte, least, want string) *yaml.Node 
 	}
 	switch err := dec.Decode(&next); {
 	case err == nil:
-		s.addAt(s.inFile(&next), "", "a second YAML document begins here; a config is one: take the --- out")
+		s.addAt(s.inFile(&next), "", "a second YAML document begins here, and a config is one document; remove the ---")
 	case !errors.Is(err, io.EOF):
 		s.notYAML(name, text, err)
 	}
 	root := doc.Content[0]
-	if isNull(root) {
+	if IsNull(root) {
 		s.addAt(s.inFile(root), "", "the file is empty; %s", least)
 		return nil
 	}
 	if root.Kind != yaml.MappingNode {
-		s.addAt(s.inFile(root), "", "found %s; want %s", describe(root), want)
+		s.addAt(s.inFile(root), "", "found %s; want %s", Describe(root), want)
 		return nil
 	}
 	s.vet(root)
@@ -139,12 +138,12 @@ func unreadable(text []byte) int {
 func (s *source) vet(n *yaml.Node) {
 	switch {
 	case n.Kind == yaml.AliasNode:
-		s.addAt(s.inFile(n), "", "the alias *%s: aliases are not read; write the value out, "+
-			"or put it in quotes if it begins with *", short(n.Value))
+		s.addAt(s.inFile(n), "", "the alias *%s: YAML aliases are not supported; write the value "+
+			"itself, or put it in quotes if it begins with *", short(n.Value))
 	case n.Anchor != "":
-		s.addAt(s.inFile(n), "", "the anchor &%s: anchors are not read; take it out", short(n.Anchor))
+		s.addAt(s.inFile(n), "", "the anchor &%s: YAML anchors are not supported; remove it", short(n.Anchor))
 	case n.Style&yaml.TaggedStyle != 0:
-		s.addAt(s.inFile(n), "", "the tag %s: tags are not read; take it out", short(n.ShortTag()))
+		s.addAt(s.inFile(n), "", "the tag %s: YAML tags are not supported; remove it", short(n.ShortTag()))
 	}
 	for _, child := range n.Content {
 		s.vet(child)
@@ -156,7 +155,7 @@ func (s *source) mapping(n *yaml.Node, section string) {
 		name, value := n.Content[i], n.Content[i+1]
 		at := s.inFile(name)
 		if name.Kind != yaml.ScalarNode {
-			s.addAt(at, section, "%s stands where a key is wanted", describe(name))
+			s.addAt(at, section, "found %s; want a key", Describe(name))
 			continue
 		}
 		path := join(section, name.Value)
@@ -182,9 +181,6 @@ func (s *source) today(path string, at position) string {
 func (s *source) assign(path, section, name string, value *yaml.Node, at position) {
 	if values := retired[path]; slices.Contains(values, value.Value) {
 		s.former.addAt(at, path, "has no effect; remove it")
-		if path == kvWire {
-			s.where.keys[path], s.wire = at, value.Value
-		}
 		return
 	}
 	if keyAt[path] == nil && !isSection[path] {
@@ -213,7 +209,7 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 	case path == ropeSection:
 		delete(s.values, path)
 		s.drop(path)
-		if isNull(value) {
+		if IsNull(value) {
 			s.values[path] = value
 			return
 		}
@@ -224,8 +220,8 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 		}
 		if value.Kind == yaml.MappingNode {
 			s.mapping(value, path)
-		} else if !isNull(value) {
-			s.addAt(at, path, "found %s; want a mapping of %s", describe(value), strings.Join(childrenOf[path], ", "))
+		} else if !IsNull(value) {
+			s.addAt(at, path, "found %s; want a mapping of %s", Describe(value), strings.Join(childrenOf[path], ", "))
 		}
 	}
 	if strings.HasPrefix(path, ropeSection+".") {

@@ -13,14 +13,16 @@ import (
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/cprun/cprun/partition"
 )
 
 // decode reads a YAML value into the key's field. The error names the value found and the one
 // wanted; then the field's value means nothing.
 func (k *key) decode(n *yaml.Node, c *Config) error {
 	field := k.at(c)
-	if isNull(n) || k.word == "auto" && n.Kind == yaml.ScalarNode && n.Value == "auto" {
-		if word := map[bool]string{true: "null", false: "auto"}[isNull(n)]; k.word != word {
+	if IsNull(n) || k.word == "auto" && n.Kind == yaml.ScalarNode && n.Value == "auto" {
+		if word := map[bool]string{true: "null", false: "auto"}[IsNull(n)]; k.word != word {
 			return fmt.Errorf("has no value; want %s", k.wanted())
 		}
 		k.unset(field)
@@ -110,7 +112,7 @@ func (k *key) text(n *yaml.Node) (string, error) {
 		return n.Value, k.choose(n.Value)
 	}
 	if isPlain(n) && n.ShortTag() != "!!str" {
-		return "", fmt.Errorf("found %s; want text: put it in quotes", describe(n))
+		return "", fmt.Errorf("found %s; want text: put it in quotes", Describe(n))
 	}
 	if !utf8.ValidString(n.Value) || strings.ContainsFunc(n.Value, unicode.IsControl) {
 		return "", fmt.Errorf("%s holds a control character or is not UTF-8; remove it", found(n.Value))
@@ -176,9 +178,9 @@ func (k *key) list(n *yaml.Node) (list []string, err error) {
 
 func (k *key) mistyped(n *yaml.Node) error {
 	if n.Kind == yaml.ScalarNode && !isPlain(n) {
-		return fmt.Errorf("found %s; want %s: take the quotes off", describe(n), k.wanted())
+		return fmt.Errorf("found %s; want %s; remove the quotes", Describe(n), k.wanted())
 	}
-	return fmt.Errorf("found %s; want %s", describe(n), k.wanted())
+	return fmt.Errorf("found %s; want %s", Describe(n), k.wanted())
 }
 
 func (k *key) wanted() string {
@@ -257,22 +259,23 @@ func isWord(n *yaml.Node) bool {
 	return n.Kind == yaml.ScalarNode && bare.ShortTag() == "!!str"
 }
 
-func isNull(n *yaml.Node) bool {
+// IsNull reports whether a value is null or empty.
+func IsNull(n *yaml.Node) bool {
 	return isPlain(n) && slices.Contains([]string{"", "~", "null", "Null", "NULL"}, n.Value)
 }
 
 func isEmpty(n *yaml.Node) bool {
-	return isNull(n) || n.Kind == yaml.MappingNode && len(n.Content) == 0
+	return IsNull(n) || n.Kind == yaml.MappingNode && len(n.Content) == 0
 }
 
-// describe names the type and text of a value, for its writer, who meant another type.
-func describe(n *yaml.Node) string {
+// Describe returns the type and the text of a value, for an error about a wrong type.
+func Describe(n *yaml.Node) string {
 	switch {
 	case n.Kind == yaml.MappingNode:
 		return "a mapping"
 	case n.Kind == yaml.SequenceNode:
 		return "a list"
-	case isNull(n):
+	case IsNull(n):
 		return "nothing"
 	case !isPlain(n):
 		return "the text " + found(n.Value)
@@ -352,6 +355,10 @@ func init() {
 	addKind("true or false", (*key).boolean, nil, same[bool])
 	optional[bool]("true or false", (*key).boolean, nil)
 	addKind("text", (*key).text, (*key).checkWord, same[string])
+	addKind("text", func(k *key, n *yaml.Node) (partition.LayoutName, error) {
+		name, err := k.text(n)
+		return partition.LayoutName(name), err
+	}, nil, func(n partition.LayoutName) any { return string(n) })
 	addKind("time", (*key).duration, (*key).checkTime, func(d time.Duration) any { return FormatTime(d) })
 	addKind("list of two numbers", (*key).pair, func(k *key, v [2]float64) error {
 		return cmp.Or(k.checkFloat(v[0]), k.checkFloat(v[1]))

@@ -38,7 +38,7 @@ type figures struct {
 }
 
 // measured is the figures of a layout under a mask: of packs, or of one sequence.
-func measured(t *testing.T, layout string, size, window int, packs [][]int) figures {
+func measured(t *testing.T, layout partition.LayoutName, size, window int, packs [][]int) figures {
 	t.Helper()
 	f := figures{sent: map[string]float64{}}
 	parts := make([]figures, len(packs))
@@ -62,17 +62,14 @@ func measured(t *testing.T, layout string, size, window int, packs [][]int) figu
 	return f
 }
 
-func measuredPack(layout string, size, window int, docs []int) (f figures, err error) {
+func measuredPack(layout partition.LayoutName, size, window int, docs []int) (f figures, err error) {
 	n := size * docTokens
 	mask, err := partition.NewMask(true, window, n, n, docs)
 	if err != nil {
 		return f, err
 	}
-	l, err := partition.New(layout, docs, mask.Band)
-	if err != nil {
-		return f, err
-	}
-	shape := partition.Shape{SeqQ: n, SeqKV: n, Size: size, Layout: partition.Ready(l, n, size), Mask: mask}
+	l := partition.Ready(layout.Layout(docs, mask.Band), n, size)
+	shape := partition.Shape{SeqQ: n, SeqKV: n, Size: size, Layout: l, Mask: mask}
 	f = figures{imbalance: 1 / partition.Balance(partition.Work(shape)), sent: map[string]float64{}}
 	for _, algorithm := range []string{"ring", "allgather"} { // the others trade heads, which no mask changes
 		p, err := ring.NewPlanner(algorithm, ring.Spec{Shape: shape})
@@ -142,7 +139,7 @@ func maskTable(t *testing.T, ranks []int, window int, packs func(size int) [][]i
 	for _, size := range ranks {
 		row := fmt.Sprintf("| %d |", size)
 		for _, name := range names {
-			f := measured(t, name, size, window, packs(size))
+			f := measured(t, partition.LayoutName(name), size, window, packs(size))
 			row += fmt.Sprintf(" %.3f; %s, %s |", f.imbalance, readable.Number(f.sent["ring"]),
 				readable.Number(f.sent["allgather"]))
 		}

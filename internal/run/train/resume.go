@@ -209,7 +209,7 @@ func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot
 		Meta: checkpoint.Meta{
 			Step: int64(t.step), Samples: t.consumed, Tokens: t.tokens,
 			World: checkpoint.World{Size: t.mesh.world.Size(), Context: p.Context, Data: p.Data, Algorithm: p.Algorithm,
-				Layout: p.Layout},
+				Layout: string(p.Layout)},
 			Config: o.ConfigYAML, CPRunVersion: o.Version,
 			Seeds: map[string]int64{"train": t.cfg.Train.Seed, "data": t.cfg.Data.Seed},
 			Extra: extra,

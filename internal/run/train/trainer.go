@@ -384,9 +384,7 @@ func (t *Trainer) prepare() error {
 	if !t.train.packed {
 		return nil
 	}
-	if err := t.train.prepare(t.samplesOf(0)[0]); err != nil {
-		return err
-	}
+	t.train.prepare(t.samplesOf(0)[0])
 	return t.att.prepare(t.train.next.layout, t.train.next.docs)
 }
 
