@@ -103,8 +103,8 @@ const (
 	versionLlama3 = 7
 )
 
-// others are the files of llm.c that are no training tokens.
-var others = map[int32]string{
+// otherMagics are the files of llm.c that are no training tokens.
+var otherMagics = map[int32]string{
 	20240328: "a tokenizer.bin of llm.c",
 	20240522: "an evaluation file of llm.c (HellaSwag, MMLU)",
 	20240326: "GPT-2 weights of llm.c",
@@ -134,7 +134,7 @@ func llmc(f io.ReaderAt, size int64, vocab int) (codec, error) {
 	case magicLlama3:
 		t.width, want = 4, versionLlama3
 	default:
-		if what, ok := others[magic]; ok {
+		if what, ok := otherMagics[magic]; ok {
 			return nil, fmt.Errorf("magic number %d: this is %s, not tokens to train on", magic, what)
 		}
 		return nil, fmt.Errorf(

@@ -69,7 +69,7 @@ func (d *Dataset) each(dst []int32, at int64, read func(p part, dst []int32, at 
 // labelled reports whether some token asks for another one than itself, or for none.
 func (d *Dataset) labelled() bool {
 	return slices.ContainsFunc(d.parts, func(p part) bool {
-		h, ok := p.codec.(*held)
+		h, ok := p.codec.(*encodedFile)
 		return ok && h.labels != nil
 	})
 }
@@ -77,7 +77,7 @@ func (d *Dataset) labelled() bool {
 // readLabels fills dst with labels, beginning at the at-th token. All of them exist.
 func (d *Dataset) readLabels(dst []int32, at int64) error {
 	return d.each(dst, at, func(p part, dst []int32, at int64) error {
-		if h, ok := p.codec.(*held); ok && h.labels != nil {
+		if h, ok := p.codec.(*encodedFile); ok && h.labels != nil {
 			copy(dst, h.labels[at:])
 			return nil
 		}
@@ -87,12 +87,12 @@ func (d *Dataset) readLabels(dst []int32, at int64) error {
 
 // readPart reads tokens of one part, and checks them.
 func (d *Dataset) readPart(p part, dst []int32, at int64) error {
-	if h, ok := p.codec.(*held); ok { // they were checked when they were made
+	if h, ok := p.codec.(*encodedFile); ok { // they were checked when they were made
 		return h.read(nil, dst, at)
 	}
 	f, err := d.open(p.path)
 	if err != nil {
-		return reason(err)
+		return cause(err)
 	}
 	defer f.Close()
 	if err := p.codec.read(f, dst, at); err != nil {
@@ -194,7 +194,7 @@ func (d *Dataset) documents() ([]int64, error) {
 					"that token", p.path)
 		}
 		known := len(ends)
-		if _, whole := p.codec.(*held); !whole && d.source.EOS >= 0 {
+		if _, whole := p.codec.(*encodedFile); !whole && d.source.EOS >= 0 {
 			// Bytes have the token too: it was appended to each document.
 			if err := d.eachEOS(p, func(end int64) { ends = append(ends, end) }); err != nil {
 				return nil, err
@@ -223,15 +223,15 @@ func readFull(f io.ReaderAt, p []byte, off int64) error {
 	if err == nil || err == io.EOF {
 		err = errors.New("the file has become shorter since it was opened")
 	}
-	return fmt.Errorf("bytes %d to %d: %w", off, off+int64(len(p)), reason(err))
+	return fmt.Errorf("bytes %d to %d: %w", off, off+int64(len(p)), cause(err))
 }
 
-// An order is a permutation of 0 to n-1 that needs no memory: a Feistel network over the
+// A permutation of 0 to n-1 that needs no memory: a Feistel network over the
 // smallest even number of bits that holds n, walked until it lands below n (Black and
 // Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002). A shuffled list of a
 // corpus's samples would be held by every rank; and this one is the same in every version of
 // Go, so that a run resumed after an upgrade reads on where it stopped.
-type order struct {
+type permutation struct {
 	n    uint64
 	half uint // bits of each side
 	keys [feistelRounds]uint64
@@ -239,9 +239,9 @@ type order struct {
 
 const feistelRounds = 8
 
-func newOrder(n, seed, epoch int64) order {
+func newPermutation(n, seed, epoch int64) permutation {
 	half := max(1, uint(bits.Len64(uint64(n-1))+1)/2)
-	o := order{n: uint64(n), half: half}
+	o := permutation{n: uint64(n), half: half}
 	state := mix(uint64(seed)) ^ mix(uint64(epoch)+0x632be59bd9b4e019)
 	for i := range o.keys {
 		state += 0x9e3779b97f4a7c15
@@ -250,7 +250,7 @@ func newOrder(n, seed, epoch int64) order {
 	return o
 }
 
-func (o order) at(i int64) int64 {
+func (o permutation) at(i int64) int64 {
 	mask := uint64(1)<<o.half - 1
 	x := uint64(i)
 	for {
@@ -271,18 +271,18 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// A held is a file of text that was encoded once, with its ids in memory, 4 bytes each.
-type held struct {
+// An encodedFile is a file of text that was encoded once, with its ids in memory, 4 bytes each.
+type encodedFile struct {
 	ids    []int32
 	labels []int32 // beside ids; nil: each token asks for itself
 	docs   []int64 // where documents end
 }
 
-// hold makes the ids of files of text, one held for each.
-func (d *Dataset) hold(paths []string) ([]*held, error) {
-	files := make([]*held, len(paths))
+// encodeFiles makes the ids of files of text, one held for each.
+func (d *Dataset) encodeFiles(paths []string) ([]*encodedFile, error) {
+	files := make([]*encodedFile, len(paths))
 	for i := range files {
-		files[i] = &held{}
+		files[i] = &encodedFile{}
 	}
 	e := Encoding{Tokenizer: d.source.Tokenizer, EOS: d.source.EOS, Vocab: d.source.Vocab, Ignored: &d.ignored}
 	err := e.Each(context.Background(), paths, func(file int, doc Document) error {
@@ -292,7 +292,7 @@ func (d *Dataset) hold(paths []string) ([]*held, error) {
 	return files, err
 }
 
-func (h *held) add(doc Document) {
+func (h *encodedFile) add(doc Document) {
 	if doc.Labels != nil && h.labels == nil {
 		h.labels = append(make([]int32, 0, len(doc.IDs)), h.ids...) // never nil
 	}
@@ -306,16 +306,16 @@ func (h *held) add(doc Document) {
 	h.docs = append(h.docs, int64(len(h.ids)))
 }
 
-func (h *held) tokens() int64 { return int64(len(h.ids)) }
+func (h *encodedFile) tokens() int64 { return int64(len(h.ids)) }
 
-func (h *held) read(_ io.ReaderAt, dst []int32, at int64) error {
+func (h *encodedFile) read(_ io.ReaderAt, dst []int32, at int64) error {
 	copy(dst, h.ids[at:])
 	return nil
 }
 
-func (h *held) where(at int64) string {
+func (h *encodedFile) where(at int64) string {
 	k := sort.Search(len(h.docs), func(k int) bool { return h.docs[k] > at })
 	return fmt.Sprintf("token %d (of document %d)", at, k+1)
 }
 
-func (h *held) ends() iter.Seq[int64] { return slices.Values(h.docs) }
+func (h *encodedFile) ends() iter.Seq[int64] { return slices.Values(h.docs) }

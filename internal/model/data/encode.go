@@ -121,7 +121,7 @@ func (e *Encoding) splitFile(file int, path string, give func(*batch) error) err
 	if kindOf(path) == "jsonl" {
 		return e.splitLines(file, f, give)
 	}
-	if err := readable(f, path, size); err != nil {
+	if err := checkText(f, path, size); err != nil {
 		return err
 	}
 	if size > maxText {
@@ -131,7 +131,7 @@ func (e *Encoding) splitFile(file int, path string, give func(*batch) error) err
 	var text strings.Builder
 	text.Grow(int(size))
 	if _, err := io.Copy(&text, io.LimitReader(f, maxText+1)); err != nil {
-		return reason(err)
+		return cause(err)
 	}
 	e.note(int64(text.Len()))
 	return give(&batch{file: file, lines: [][]byte{nil}, text: text.String(), size: int64(text.Len())})
@@ -143,7 +143,7 @@ func (e *Encoding) splitLines(file int, f *os.File, give func(*batch) error) err
 	for n := 1; ; n++ {
 		line, err := readLine(r, nil)
 		if err != nil && !errors.Is(err, io.EOF) {
-			return fmt.Errorf("line %d: %w", n, reason(err))
+			return fmt.Errorf("line %d: %w", n, cause(err))
 		}
 		b.lines = append(b.lines, line)
 		b.size += int64(len(line))

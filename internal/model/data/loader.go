@@ -46,7 +46,7 @@ func New(d *Dataset, p Plan) (*Loader, error) {
 		}
 	}
 	if d.labelled() {
-		if err := l.count(); err != nil {
+		if err := l.countTargets(); err != nil {
 			return nil, err
 		}
 	}
@@ -57,8 +57,8 @@ func New(d *Dataset, p Plan) (*Loader, error) {
 	return l, nil
 }
 
-// count finds the targets of each sample, which labels make fewer.
-func (l *Loader) count() error {
+// countTargets counts the unmasked labels of each sample.
+func (l *Loader) countTargets() error {
 	l.valid = make([]int32, l.samples)
 	labels := make([]int32, l.plan.SeqLen)
 	for s := range l.samples {
@@ -66,7 +66,7 @@ func (l *Loader) count() error {
 		if err := l.data.readLabels(labels, first); err != nil {
 			return err
 		}
-		for _, end := range l.within(s) { // the first token of a document is no target
+		for _, end := range l.docEnds(s) { // the first token of a document is no target
 			labels[end-first] = Ignore
 		}
 		for _, label := range labels {
@@ -95,11 +95,11 @@ func (l *Loader) Index(n int64) int64 {
 	if !l.plan.Shuffle {
 		return i
 	}
-	return newOrder(l.samples, l.plan.Seed, epoch).at(i)
+	return newPermutation(l.samples, l.plan.Seed, epoch).at(i)
 }
 
-// within returns the ends of documents in the sample: above its first token, up to its last.
-func (l *Loader) within(sample int64) []int64 {
+// docEnds returns the ends of documents in the sample: above its first token, up to its last.
+func (l *Loader) docEnds(sample int64) []int64 {
 	if sample < 0 || sample >= l.samples {
 		panic(fmt.Sprintf("data: sample %d of %d", sample, l.samples))
 	}
@@ -116,7 +116,7 @@ func (l *Loader) Docs(sample int64) []int {
 	var docs []int
 	at := sample * int64(l.plan.SeqLen)
 	stop := at + int64(l.plan.SeqLen)
-	for _, end := range l.within(sample) {
+	for _, end := range l.docEnds(sample) {
 		docs = append(docs, int(end-at))
 		at = end
 	}
@@ -131,7 +131,7 @@ func (l *Loader) Valid(sample int64) int {
 	if l.valid != nil {
 		return int(l.valid[sample])
 	}
-	return l.plan.SeqLen - len(l.within(sample))
+	return l.plan.SeqLen - len(l.docEnds(sample))
 }
 
 // Targets returns the number of targets of an epoch.
@@ -178,7 +178,7 @@ func (l *Loader) Load(sample int64, spans []partition.Span, ids, targets []int32
 // strided span: a read for each token would be slower.
 func (l *Loader) loadSpan(sample int64, s partition.Span, buf, labels, ids, targets []int32, positions []int) error {
 	base := sample * int64(l.plan.SeqLen)
-	ends := l.within(sample)
+	ends := l.docEnds(sample)
 	doc := 0         // documents that end at or before the token
 	docStart := base // begin of the token's document, or of its part in the sample
 	for done := 0; done < s.Len; {

@@ -44,7 +44,7 @@ func megatron(path string, size int64) (codec, error) {
 		t, err = parseMegatron(f, st.Size(), size)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("its index %s: %w", idx, reason(err))
+		return nil, fmt.Errorf("its index %s: %w", idx, cause(err))
 	}
 	return t, nil
 }

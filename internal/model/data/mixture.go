@@ -73,7 +73,7 @@ func (m *Mixture) Index(n int64) int64 {
 		panic(fmt.Sprintf("data: sample %d in the order of training", n))
 	}
 	block := n / m.block
-	at := newOrder(m.block, m.seed, block).at(n % m.block)
+	at := newPermutation(m.block, m.seed, block).at(n % m.block)
 	for k, p := range m.parts {
 		before := m.before(k, block)
 		if here := m.before(k, block+1) - before; at >= here {

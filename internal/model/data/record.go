@@ -65,7 +65,7 @@ var (
 	// Keys with a 1 for each token that may be a target, else 0.
 	masks = []string{"completion_mask", "loss_mask", "assistant_masks"}
 	// Keys that change nothing with a tokenizer's defaults.
-	idle = []string{keyPositions, "special_tokens_mask", "token_type_ids"}
+	defaultKeys = []string{keyPositions, "special_tokens_mask", "token_type_ids"}
 )
 
 // fields returns the values of a line by key; nil for a blank line. It refuses keys that look like a choice of targets
@@ -89,7 +89,7 @@ func fields(line []byte, ignored *Keys) (map[string]json.RawMessage, error) {
 	_, hasIDs := keys[keyIDs]
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		switch {
-		case key == "label", hasIDs && slices.Contains(idle, key):
+		case key == "label", hasIDs && slices.Contains(defaultKeys, key):
 			ignored.Add(key)
 		case key == "chosen" || key == "rejected":
 			return nil, fmt.Errorf("key %q: preference pairs cannot be trained on; write the chosen answers alone", key)
@@ -188,7 +188,7 @@ func (r *record) mask(keys map[string]json.RawMessage) error {
 func textOf(keys map[string]json.RawMessage) (string, error) {
 	raw, ok := keys[keyText]
 	if !ok {
-		return "", missing(keys)
+		return "", noContent(keys)
 	}
 	var s *string
 	if err := json.Unmarshal(raw, &s); err != nil || s == nil {
@@ -197,7 +197,7 @@ func textOf(keys map[string]json.RawMessage) (string, error) {
 	return *s, nil
 }
 
-func missing(keys map[string]json.RawMessage) error {
+func noContent(keys map[string]json.RawMessage) error {
 	has := func(key string) bool { return keys[key] != nil }
 	for _, key := range []string{"messages", "conversations"} {
 		if has(key) {

@@ -75,7 +75,7 @@ func (d *Dataset) addAll(paths []string, kind string) error {
 		}
 		return nil
 	}
-	files, err := d.hold(paths)
+	files, err := d.encodeFiles(paths)
 	if err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func (d *Dataset) add(path, kind string) error {
 	defer f.Close()
 	var c codec
 	if kind != "tokens" {
-		c, err = rawText(size, d.source.EOS), readable(f, path, size)
+		c, err = rawText(size, d.source.EOS), checkText(f, path, size)
 	} else if c, err = megatron(path, size); c == nil && err == nil {
 		c, err = llmc(f, size, d.source.Vocab)
 	}
@@ -172,8 +172,8 @@ func (d *Dataset) add(path, kind string) error {
 	return nil
 }
 
-// reason returns the cause of a file's error without its path, which the caller adds.
-func reason(err error) error {
+// cause returns the cause of a file's error without its path, which the caller adds.
+func cause(err error) error {
 	var pe *os.PathError
 	if errors.As(err, &pe) {
 		return pe.Err

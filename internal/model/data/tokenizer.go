@@ -66,7 +66,7 @@ func LoadTokenizer(path string) (*tokenizer.Tokenizer, error) {
 	}
 	raw, err := io.ReadAll(io.LimitReader(f, tokenizer.MaxFile+1))
 	if err != nil {
-		return nil, reason(err)
+		return nil, cause(err)
 	}
 	if err := files.Fetched(raw); err != nil {
 		return nil, err
@@ -138,12 +138,12 @@ func (t *Tokenizer) NewDecoder() (*tokenizer.Decoder, error) {
 func openSized(path string) (*os.File, int64, error) {
 	f, err := files.Open(path)
 	if err != nil {
-		return nil, 0, reason(err)
+		return nil, 0, cause(err)
 	}
 	st, err := f.Stat()
 	if err != nil {
 		f.Close()
-		return nil, 0, reason(err)
+		return nil, 0, cause(err)
 	}
 	return f, st.Size(), nil
 }

@@ -162,7 +162,7 @@ func (b *bpe) begin(w *work, word string) error {
 				return err
 			}
 			w.add(id)
-		} else if ok = b.fallback && b.appendBytes(w, b.dress(word, at, n)); !ok && b.unk != nil {
+		} else if ok = b.fallback && b.appendBytes(w, b.withAffixes(word, at, n)); !ok && b.unk != nil {
 			if unknown && !b.fuseUnk {
 				if err := b.unknown(w, &unknown); err != nil {
 					return err
@@ -180,12 +180,12 @@ func (b *bpe) rune(word string, at, n int, r rune) (int32, bool) {
 		id, ok := b.runes[r]
 		return id, ok
 	}
-	id, ok := b.vocabulary[b.dress(word, at, n)]
+	id, ok := b.vocabulary[b.withAffixes(word, at, n)]
 	return id, ok
 }
 
-// dress returns a rune with the prefix that it has inside of a word, and the suffix at its end.
-func (b *bpe) dress(word string, at, n int) string {
+// withAffixes returns a rune with the prefix that it has inside of a word, and the suffix at its end.
+func (b *bpe) withAffixes(word string, at, n int) string {
 	s := word[at : at+n]
 	if at > 0 {
 		s = b.prefix + s

@@ -21,7 +21,7 @@ type Decoder struct {
 	out   []byte
 }
 
-// texts holds the text of each token, by id.
+// tokenTexts holds the text of each token, by id.
 type texts struct {
 	of      map[int32]string
 	special map[int32]bool // has no text for a reader
@@ -126,20 +126,20 @@ type sink func(piece string)
 
 func (s sink) take(piece string, _ bool) { s(piece) }
 
-// asOne gives all that comes as one token: Fuse.
-type asOne struct {
+// fuseDecoder gives all that comes as one token: Fuse.
+type fuseDecoder struct {
 	next link
 	some bool
 }
 
-func (s *asOne) take(piece string, _ bool) {
+func (s *fuseDecoder) take(piece string, _ bool) {
 	s.next.take(piece, !s.some)
 	s.some = true
 }
 
-// unseen turns characters that stand for bytes back into these: ByteLevel. A token with any other
+// byteLevelDecoder turns characters that stand for bytes back into these: ByteLevel. A token with any other
 // character stays as it is.
-type unseen struct{ asOne }
+type byteLevelDecoder struct{ fuseDecoder }
 
 var runeBytes = func() map[rune]byte {
 	t := map[rune]byte{}
@@ -149,7 +149,7 @@ var runeBytes = func() map[rune]byte {
 	return t
 }()
 
-func (s *unseen) take(token string, begins bool) {
+func (s *byteLevelDecoder) take(token string, begins bool) {
 	b := make([]byte, 0, len(token))
 	for _, r := range token {
 		x, ok := runeBytes[r]
@@ -159,13 +159,13 @@ func (s *unseen) take(token string, begins bool) {
 		}
 		b = append(b, x)
 	}
-	s.asOne.take(string(b), begins)
+	s.fuseDecoder.take(string(b), begins)
 }
 
-// byteNames turns <0x41> into the byte: ByteFallback.
-type byteNames struct{ next link }
+// byteFallbackDecoder turns <0x41> into the byte: ByteFallback.
+type byteFallbackDecoder struct{ next link }
 
-func (s byteNames) take(token string, begins bool) {
+func (s byteFallbackDecoder) take(token string, begins bool) {
 	if len(token) == 6 && strings.HasPrefix(token, "<0x") && token[5] == '>' {
 		if b, err := strconv.ParseUint(token[3:5], 16, 8); err == nil {
 			token = string([]byte{byte(b)})
@@ -174,14 +174,14 @@ func (s byteNames) take(token string, begins bool) {
 	s.next.take(token, begins)
 }
 
-// replaced puts a text in place of a pattern in each token: Replace.
-type replaced struct {
+// replaceDecoder puts a text in place of a pattern in each token: Replace.
+type replaceDecoder struct {
 	next    link
 	by      replace
 	matcher matcher
 }
 
-func (s *replaced) take(token string, begins bool) {
+func (s *replaceDecoder) take(token string, begins bool) {
 	// else it is a token that no pattern gets through
 	if p, err := s.by.normalize(&s.matcher, piece{token, true}); err == nil {
 		token = p.text
@@ -189,15 +189,15 @@ func (s *replaced) take(token string, begins bool) {
 	s.next.take(token, begins)
 }
 
-// trimmed takes a character off the ends of each token, up to a number of times: Strip.
-type trimmed struct {
+// stripDecoder takes a character off the ends of each token, up to a number of times: Strip.
+type stripDecoder struct {
 	next        link
 	char        string
 	start, stop int
 	left        int // characters to take off the start of this token
 }
 
-func (s *trimmed) take(piece string, begins bool) {
+func (s *stripDecoder) take(piece string, begins bool) {
 	if begins {
 		s.left = s.start
 	}
@@ -213,15 +213,15 @@ func (s *trimmed) take(piece string, begins bool) {
 	s.next.take(piece, begins)
 }
 
-// spaced turns marks into spaces: Metaspace.
-type spaced struct {
+// metaspaceDecoder turns marks into spaces: Metaspace.
+type metaspaceDecoder struct {
 	next  link
 	mark  string
 	drops bool // the marks of the first token, which the pre-tokenizer has put there
 	some  bool
 }
 
-func (s *spaced) take(token string, begins bool) {
+func (s *metaspaceDecoder) take(token string, begins bool) {
 	space := " "
 	if s.drops && !s.some {
 		space = ""
@@ -230,21 +230,21 @@ func (s *spaced) take(token string, begins bool) {
 	s.next.take(strings.ReplaceAll(token, s.mark, space), begins)
 }
 
-// continued puts a space in front of tokens that do not continue a word: WordPiece.
-type continued struct {
+// wordPieceDecoder puts a space in front of tokens that do not continue a word: WordPiece.
+type wordPieceDecoder struct {
 	next   link
 	prefix string
 	tidy   bool
 	some   bool
 }
 
-// tidied is how the library cleans English of the spaces of tokens.
-var tidied = [][2]string{
+// cleanups is how the library cleans English of the spaces of tokens.
+var cleanups = [][2]string{
 	{" .", "."}, {" ?", "?"}, {" !", "!"}, {" ,", ","}, {" ' ", "'"}, {" n't", "n't"}, {" 'm", "'m"},
 	{" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"},
 }
 
-func (s *continued) take(token string, begins bool) {
+func (s *wordPieceDecoder) take(token string, begins bool) {
 	if s.some {
 		if rest, ok := strings.CutPrefix(token, s.prefix); ok {
 			token = rest
@@ -254,21 +254,21 @@ func (s *continued) take(token string, begins bool) {
 	}
 	s.some = true
 	if s.tidy {
-		for _, t := range tidied {
+		for _, t := range cleanups {
 			token = strings.ReplaceAll(token, t[0], t[1])
 		}
 	}
 	s.next.take(token, begins)
 }
 
-// ended turns what ends a word into a space before the next: BPEDecoder.
-type ended struct {
+// bpeDecoder turns what ends a word into a space before the next: BPEDecoder.
+type bpeDecoder struct {
 	next   link
 	suffix string
 	owed   string // the space, once there is a next word
 }
 
-func (s *ended) take(token string, begins bool) {
+func (s *bpeDecoder) take(token string, begins bool) {
 	if s.owed != "" {
 		s.next.take(s.owed, true)
 	}
@@ -279,13 +279,13 @@ func (s *ended) take(token string, begins bool) {
 	s.next.take(strings.ReplaceAll(token, s.suffix, " "), begins)
 }
 
-// apart puts a space between tokens: a file without a decoder.
-type apart struct {
+// spaceDecoder puts a space between tokens: a file without a decoder.
+type spaceDecoder struct {
 	next link
 	some bool
 }
 
-func (s *apart) take(token string, begins bool) {
+func (s *spaceDecoder) take(token string, begins bool) {
 	if s.some {
 		s.next.take(" ", true)
 	}
@@ -314,8 +314,8 @@ type decoderFile struct {
 
 // parseDecoder reads a decoder as the steps that it is made of.
 func parseDecoder(raw json.RawMessage, depth int) ([]step, error) {
-	if null(raw) {
-		return []step{{kind: "null", make: func(next link) link { return &apart{next: next} }}}, nil
+	if isNull(raw) {
+		return []step{{kind: "null", make: func(next link) link { return &spaceDecoder{next: next} }}}, nil
 	}
 	kind, err := kindOf(raw, depth)
 	if err != nil {
@@ -323,7 +323,7 @@ func parseDecoder(raw json.RawMessage, depth int) ([]step, error) {
 	}
 	var k decoderFile
 	if err := json.Unmarshal(raw, &k); err != nil {
-		return nil, named(kind, err)
+		return nil, inComponent(kind, err)
 	}
 	if kind == "Sequence" {
 		all, err := sequence(k.Decoders, depth, parseDecoder)
@@ -331,21 +331,23 @@ func parseDecoder(raw json.RawMessage, depth int) ([]step, error) {
 	}
 	s, err := k.step(kind)
 	s.kind = kind
-	return []step{s}, named(kind, err)
+	return []step{s}, inComponent(kind, err)
 }
 
 func (k *decoderFile) step(kind string) (step, error) {
 	switch kind {
 	case "ByteLevel":
-		return step{fuses: true, whole: true, make: func(next link) link { return &unseen{asOne{next: next}} }}, nil
+		return step{fuses: true, whole: true, make: func(next link) link {
+			return &byteLevelDecoder{fuseDecoder{next: next}}
+		}}, nil
 	case "Fuse":
-		return step{fuses: true, make: func(next link) link { return &asOne{next: next} }}, nil
+		return step{fuses: true, make: func(next link) link { return &fuseDecoder{next: next} }}, nil
 	case "ByteFallback":
-		return step{whole: true, make: func(next link) link { return byteNames{next} }}, nil
+		return step{whole: true, make: func(next link) link { return byteFallbackDecoder{next} }}, nil
 	case "Replace":
 		by, err := newReplace(k.Pattern, k.Content)
 		return step{whole: !oneChar(by.pattern.literal), make: func(next link) link {
-			return &replaced{next: next, by: by}
+			return &replaceDecoder{next: next, by: by}
 		}}, err
 	case "Strip":
 		if k.Content == nil || !oneChar(*k.Content) || k.Start < 0 || k.Stop < 0 || k.Start > maxTrim ||
@@ -353,7 +355,7 @@ func (k *decoderFile) step(kind string) (step, error) {
 			return step{}, fmt.Errorf("want one character as content, and start and stop from 0 to %d", maxTrim)
 		}
 		return step{whole: k.Stop > 0, make: func(next link) link {
-			return &trimmed{next: next, char: *k.Content, start: k.Start, stop: k.Stop}
+			return &stripDecoder{next: next, char: *k.Content, start: k.Start, stop: k.Stop}
 		}}, nil
 	case "Metaspace":
 		c, err := newMetaspace(k.Replacement, k.PrependScheme, k.AddPrefixSpace, false)
@@ -362,18 +364,18 @@ func (k *decoderFile) step(kind string) (step, error) {
 		}
 		m := c.(*metaspace)
 		return step{whole: true, make: func(next link) link {
-			return &spaced{next: next, mark: m.mark, drops: m.scheme != "never"}
+			return &metaspaceDecoder{next: next, mark: m.mark, drops: m.scheme != "never"}
 		}}, nil
 	case "WordPiece":
 		return step{whole: true, make: func(next link) link {
-			return &continued{next: next, prefix: or(k.Prefix, "##"), tidy: or(k.Cleanup, true)}
+			return &wordPieceDecoder{next: next, prefix: or(k.Prefix, "##"), tidy: or(k.Cleanup, true)}
 		}}, nil
 	case "BPEDecoder":
 		suffix := or(k.Suffix, "</w>")
 		if suffix == "" {
 			return step{}, errors.New("an empty suffix")
 		}
-		return step{whole: true, make: func(next link) link { return &ended{next: next, suffix: suffix} }}, nil
+		return step{whole: true, make: func(next link) link { return &bpeDecoder{next: next, suffix: suffix} }}, nil
 	}
 	return step{}, fmt.Errorf("the type %.40q is not known", kind)
 }

@@ -67,7 +67,7 @@ func (v vocabulary) check() error {
 const maxToken = 1024
 
 // short refuses tokens that are too long to be looked for at each place.
-func short(token string) error {
+func checkLength(token string) error {
 	if len(token) > maxToken {
 		return fmt.Errorf("the token %.40q… has %d bytes; at most %d are looked for", token, len(token), maxToken)
 	}

@@ -47,7 +47,7 @@ func (ns normalizers) normalize(m *matcher, p piece) (piece, error) {
 	for _, n := range ns {
 		var err error
 		if p, err = n.normalize(m, p); err == nil {
-			err = grown(before, len(p.text))
+			err = checkGrowth(before, len(p.text))
 		}
 		if err != nil {
 			return p, err
@@ -62,8 +62,8 @@ const (
 	growBytes = 1 << 20
 )
 
-// grown returns an error for a normalizer that would fill the memory.
-func grown(before, after int) error {
+// checkGrowth returns an error for a normalizer that would fill the memory.
+func checkGrowth(before, after int) error {
 	if after > growTimes*before+growBytes {
 		return fmt.Errorf("the normalizer makes %d bytes and more of %d", after, before)
 	}
@@ -111,7 +111,7 @@ func (r replace) normalize(m *matcher, p piece) (piece, error) {
 			first = first && to == n && r.content != ""
 		}
 		b.WriteString(r.content)
-		return grown(len(p.text), b.Len())
+		return checkGrowth(len(p.text), b.Len())
 	})
 	if err != nil || !found {
 		return p, err

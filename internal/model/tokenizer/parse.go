@@ -40,21 +40,21 @@ func Parse(raw []byte) (*Tokenizer, error) {
 	if t.model, err = parseModel(f.Model); err != nil {
 		return nil, fmt.Errorf("model: %w", err)
 	}
-	if !null(f.Normalizer) {
+	if !isNull(f.Normalizer) {
 		if t.normalizer, err = parseNormalizer(f.Normalizer, 0); err != nil {
 			return nil, fmt.Errorf("normalizer: %w", err)
 		}
 	}
-	if !null(f.PreTokenizer) {
-		if t.cutter, err = parseCutter(f.PreTokenizer, 0); err != nil {
+	if !isNull(f.PreTokenizer) {
+		if t.preTokenizer, err = parsePreTokenizer(f.PreTokenizer, 0); err != nil {
 			return nil, fmt.Errorf("pre_tokenizer: %w", err)
 		}
-		t.cutter, t.visible = lastVisible(t.cutter)
+		t.preTokenizer, t.visible = lastVisible(t.preTokenizer)
 	}
 	if err = t.add(f.AddedTokens); err != nil {
 		return nil, fmt.Errorf("added_tokens: %w", err)
 	}
-	if !null(f.PostProcessor) {
+	if !isNull(f.PostProcessor) {
 		if t.head, t.tail, err = parseProcessor(f.PostProcessor, 0); err != nil {
 			return nil, fmt.Errorf("post_processor: %w", err)
 		}
@@ -110,7 +110,7 @@ func (t *Tokenizer) add(tokens []addedToken) error {
 	return nil
 }
 
-func null(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
+func isNull(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
 
 const maxParts = 8
 
@@ -143,7 +143,7 @@ func sequence[T any](raws []json.RawMessage, depth int, parse func(json.RawMessa
 	return all, nil
 }
 
-func named(kind string, err error) error {
+func inComponent(kind string, err error) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", kind, err)
 	}
@@ -152,14 +152,14 @@ func named(kind string, err error) error {
 
 // lastVisible takes a ByteLevel that comes last off, as far as it makes bytes visible: words are
 // looked up before that.
-func lastVisible(c cutter) (cutter, bool) {
+func lastVisible(c preTokenizer) (preTokenizer, bool) {
 	switch c := c.(type) {
 	case *byteLevel:
 		if c.split != nil && !c.prefix {
 			return c.split, true
 		}
 		return &byteLevel{prefix: c.prefix, split: c.split, hidden: true}, true
-	case cutters:
+	case preTokenizers:
 		if len(c) == 0 {
 			return c, false
 		}
@@ -188,7 +188,7 @@ func parseProcessor(raw json.RawMessage, depth int) (head, tail []int32, err err
 		} `json:"special_tokens"`
 	}
 	if err := json.Unmarshal(raw, &k); err != nil {
-		return nil, nil, named(kind, err)
+		return nil, nil, inComponent(kind, err)
 	}
 	switch kind {
 	case "ByteLevel": // changes offsets
@@ -205,7 +205,7 @@ func parseProcessor(raw json.RawMessage, depth int) (head, tail []int32, err err
 	case "BertProcessing", "RobertaProcessing":
 		cls, err := tokenID(k.Cls)
 		sep, err2 := tokenID(k.Sep)
-		return []int32{cls}, []int32{sep}, named(kind, errors.Join(err, err2))
+		return []int32{cls}, []int32{sep}, inComponent(kind, errors.Join(err, err2))
 	case "TemplateProcessing":
 		at := slices.IndexFunc(k.Single, func(i templateItem) bool { return i.Sequence != nil })
 		for n, item := range k.Single {

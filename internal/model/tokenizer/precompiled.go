@@ -97,7 +97,7 @@ func (p *precompiled) normalize(_ *matcher, in piece) (piece, error) {
 		if len(cluster) <= maxCluster {
 			if to, ok := p.find(cluster); ok {
 				b.WriteString(to)
-				if err := grown(len(in.text), b.Len()); err != nil {
+				if err := checkGrowth(len(in.text), b.Len()); err != nil {
 					return in, err
 				}
 				continue
@@ -111,7 +111,7 @@ func (p *precompiled) normalize(_ *matcher, in piece) (piece, error) {
 				b.WriteString(c)
 			}
 		}
-		if err := grown(len(in.text), b.Len()); err != nil {
+		if err := checkGrowth(len(in.text), b.Len()); err != nil {
 			return in, err
 		}
 	}

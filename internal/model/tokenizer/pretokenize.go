@@ -6,15 +6,15 @@ import (
 	"unicode/utf8"
 )
 
-// cutter cuts a piece of text into smaller ones, none of them empty. yield must not keep them.
-type cutter interface {
+// preTokenizer cuts a piece of text into smaller ones, none of them empty. yield must not keep them.
+type preTokenizer interface {
 	cut(m *matcher, p piece, yield func(piece) error) error
 }
 
-// cutters cut in turn, each the pieces of the one before.
-type cutters []cutter
+// preTokenizers cut in turn, each the pieces of the one before.
+type preTokenizers []preTokenizer
 
-func (cs cutters) cut(m *matcher, p piece, yield func(piece) error) error {
+func (cs preTokenizers) cut(m *matcher, p piece, yield func(piece) error) error {
 	if len(cs) == 0 {
 		return yield(p)
 	}
@@ -208,17 +208,17 @@ func (b *byteLevel) cut(m *matcher, p piece, yield func(piece) error) error {
 	if b.prefix && !strings.HasPrefix(p.text, " ") {
 		p.text = " " + p.text
 	}
-	seen := yield
+	emit := yield
 	if !b.hidden {
-		seen = func(p piece) error {
+		emit = func(p piece) error {
 			p.text = visible(p.text)
 			return yield(p)
 		}
 	}
 	if b.split == nil {
-		return seen(p)
+		return emit(p)
 	}
-	return b.split.cut(m, p, seen)
+	return b.split.cut(m, p, emit)
 }
 
 // ByteRunes maps each byte to a rune: itself if visible, else one above U+00FF.

@@ -231,7 +231,7 @@ func (m *matcher) run(p *program, at int, text string, pos int) int {
 				pos = end
 			}
 		default:
-			ok = i.here(text, pos)
+			ok = i.atAnchor(text, pos)
 		}
 		if at = i.next; ok {
 			continue
@@ -280,7 +280,7 @@ func (m *matcher) pop(text string) (at, pos int) {
 	return at, pos
 }
 
-func (i *instr) here(text string, pos int) bool {
+func (i *instr) atAnchor(text string, pos int) bool {
 	switch i.op {
 	case opLineStart:
 		return pos == 0 || text[pos-1] == '\n' && pos < len(text)

@@ -11,15 +11,15 @@ import (
 // Tokenizer is a tokenizer.json. It never changes, and may be used concurrently by way of
 // encoders.
 type Tokenizer struct {
-	raw, normal finder // added tokens that are looked for before and after normalization
-	added       map[string]int32
-	normalizer  normalizer // nil: none
-	cutter      cutter     // nil: none
-	visible     bool       // words are written byte by byte, which the last cutter would do
-	model       model
-	head, tail  []int32 // around each text
-	decoder     json.RawMessage
-	texts       func() *texts // made when it is asked for the first time: training needs none
+	raw, normal  finder // added tokens that are looked for before and after normalization
+	added        map[string]int32
+	normalizer   normalizer   // nil: none
+	preTokenizer preTokenizer // nil: none
+	visible      bool         // words are written byte by byte, which the last cutter would do
+	model        model
+	head, tail   []int32 // around each text
+	decoder      json.RawMessage
+	texts        func() *texts // made when it is asked for the first time: training needs none
 }
 
 // Size returns the ids that a vocabulary needs: one more than the highest.
@@ -93,10 +93,10 @@ func (e *Encoder) Append(dst []int32, text string) ([]int32, error) {
 }
 
 func (e *Encoder) cut(p piece) error {
-	if e.t.cutter == nil {
+	if e.t.preTokenizer == nil {
 		return e.word(p)
 	}
-	return e.t.cutter.cut(&e.work.matcher, p, e.word)
+	return e.t.preTokenizer.cut(&e.work.matcher, p, e.word)
 }
 
 func (e *Encoder) word(p piece) (err error) {
@@ -104,7 +104,7 @@ func (e *Encoder) word(p piece) (err error) {
 		return nil
 	}
 	if b, ok := e.t.model.(*bpe); ok && b.joins != nil && len(p.text) > longWord {
-		text := e.seen(p.text)
+		text := e.visibleWord(p.text)
 		if !b.whole(text) {
 			return b.parts(text, e.part)
 		}
@@ -114,13 +114,13 @@ func (e *Encoder) word(p piece) (err error) {
 		return nil
 	}
 	start := len(e.out)
-	if e.out, err = e.t.model.encode(&e.work, e.out, e.seen(p.text)); err == nil {
+	if e.out, err = e.t.model.encode(&e.work, e.out, e.visibleWord(p.text)); err == nil {
 		e.words.put(p.text, e.out[start:])
 	}
 	return err
 }
 
-func (e *Encoder) seen(word string) string {
+func (e *Encoder) visibleWord(word string) string {
 	if e.t.visible {
 		return visible(word)
 	}
