@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// maskSees is the definition that plans are tested against: global positions, no tiles.
+// maskSees implements the definition that plans are compared with: global positions, no tiles.
 func maskSees(m Mask, i, j int) bool {
 	if !m.Sees(i, j) {
 		return false

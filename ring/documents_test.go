@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// packed is documents of a sequence with a long tail: many short ones, one of a third.
+// packed returns documents of a sequence with a long tail: many short ones, and one of a third.
 func packed(rng *rand.Rand, n int) []int {
 	docs := []int{n / 3}
 	for left := n - n/3; left > 0; left -= docs[len(docs)-1] {

@@ -38,7 +38,7 @@ func randomShape(rng *rand.Rand) partition.Shape {
 	return s
 }
 
-// specOf is a shape with heads that every algorithm can share out.
+// specOf returns a shape with heads that every algorithm can divide.
 func specOf(s partition.Shape) Spec {
 	return Spec{Shape: s, Heads: 4, KVHeads: 2, Inner: partition.Inner(s.Size, s.Size, 4, 2)}
 }

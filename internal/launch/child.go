@@ -17,7 +17,7 @@ import (
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
-	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 // flushTime bounds the wait for the ends of a dead worker's pipe and socket. They end
@@ -28,7 +28,7 @@ const flushTime = 3 * time.Second
 type child struct {
 	rank, localRank int
 	cmd             *exec.Cmd
-	shares          bool // its core with other ranks
+	sharesCore      bool // its core with other ranks
 	pid             int
 	log             string
 	conn            net.Conn
@@ -41,15 +41,15 @@ type child struct {
 	sent   map[syscall.Signal]bool // guarded by mu: signals of ours
 
 	// What follows belongs to loop.
-	seen     seen
-	lastStep int64
-	addr     string // at which ranks of other nodes reach it; "": not known
-	ended    bool
-	state    string             // why it cannot report; "" if not known
-	told     *standing.Standing // its answer to the current inquiry
-	asked    bool               // by look, and has not answered
-	glimpse  *standing.Standing // its last answer, to whatever request
-	glimpsed time.Time          // when it came
+	evidence     evidence
+	lastStep     int64
+	addr         string // at which ranks of other nodes reach it; "": not known
+	ended        bool
+	state        string           // why it cannot report; "" if not known
+	answer       *waits.WaitState // its answer to the current inquiry
+	awaiting     bool             // by look, and has not answered
+	lastAnswer   *waits.WaitState // its last answer, to whatever request
+	lastAnswerAt time.Time        // when it came
 }
 
 // A message goes from the goroutines of a child to loop.
@@ -87,8 +87,8 @@ func (c *child) start(greeting []byte, inbox chan<- message) error {
 	c.cmd.Stdout, c.cmd.Stderr = in, in
 	c.cmd.ExtraFiles = []*os.File{theirs} // becomes channelFD
 	c.cmd.SysProcAttr = grouped()
-	if c.shares {
-		defer rarelyWoken()()
+	if c.sharesCore {
+		defer withTimerSlack()()
 	}
 	if err := c.cmd.Start(); err != nil {
 		out.Close()

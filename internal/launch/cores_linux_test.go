@@ -37,7 +37,7 @@ func TestRarelyWoken(t *testing.T) {
 		return n
 	}
 	was := slack()
-	back := rarelyWoken()
+	back := withTimerSlack()
 	if got := slack(); got != int(timerSlack) {
 		t.Errorf("a slack of %d ns, want %d", got, timerSlack)
 	}

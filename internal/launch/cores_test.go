@@ -23,7 +23,7 @@ func TestShareOf(t *testing.T) {
 		"limited in cores": {[]int{0, 1, 2, 3}, 2, 8, nil}, // a cgroup's processor time, of any cores
 	} {
 		for r := range c.ranks {
-			got := shareOf(c.cores, c.procs, r, c.ranks)
+			got := coreForRank(c.cores, c.procs, r, c.ranks)
 			switch {
 			case c.want == nil && got != nil:
 				t.Errorf("%s: rank %d of %d keeps to core %d", name, r, c.ranks, *got)
@@ -48,7 +48,7 @@ func TestCrowded(t *testing.T) {
 		"not known":                    {host: 8, given: 1, local: 4, ranks: 4},
 		"a host that is not known":     {own: 2, local: 4, ranks: 4},
 	} {
-		if n, cores := crowded(c.own, c.host, c.given, c.local, c.ranks); n != c.want || cores != c.cores {
+		if n, cores := oversubscribed(c.own, c.host, c.given, c.local, c.ranks); n != c.want || cores != c.cores {
 			t.Errorf("%s: %d ranks on %d cores, want %d on %d", name, n, cores, c.want, c.cores)
 		}
 	}
@@ -58,14 +58,14 @@ func TestCrowded(t *testing.T) {
 func TestCoreIsLeftAlone(t *testing.T) {
 	n := len(ownCores())
 	ranks := &hello{LocalWorldSize: 2 * n}
-	if core := ranks.core(true); core != nil {
+	if core := ranks.chooseCore(true); core != nil {
 		t.Errorf("with GOMAXPROCS of the user a rank keeps to core %d", *core)
 	}
-	if core := ranks.core(false); (core != nil) != (n > 1 && runtime.GOMAXPROCS(0) == n) {
+	if core := ranks.chooseCore(false); (core != nil) != (n > 1 && runtime.GOMAXPROCS(0) == n) {
 		t.Errorf("the first of %d ranks on %d cores keeps to %v", 2*n, n, core)
 	}
 	one := &hello{LocalWorldSize: 1, Hosts: slices.Repeat([]string{"a"}, 2*n)}
-	if core := one.core(false); core != nil {
+	if core := one.chooseCore(false); core != nil {
 		t.Errorf("the rank of a launcher of its own keeps to core %d", *core)
 	}
 }

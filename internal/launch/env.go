@@ -153,7 +153,7 @@ func workerEnv(base []string, h hello) []string {
 		// Without this every worker would start a thread for each core of the node.
 		// At least two, so that transfers run while a kernel computes: with one, a transfer
 		// begins when the kernel that it was to hide behind lets go of the processor.
-		set[envMaxProcs] = strconv.Itoa(max(2, runtime.GOMAXPROCS(0)/h.sharers()))
+		set[envMaxProcs] = strconv.Itoa(max(2, runtime.GOMAXPROCS(0)/h.ranksSharingCores()))
 	}
 	if h.Interface != "" && !given(envNCCLNetwork) {
 		// Left alone, NCCL takes the first interface by name, which may lead nowhere.
@@ -179,7 +179,7 @@ func workerEnv(base []string, h hello) []string {
 
 // sharers counts the ranks that share the cores of the launcher: its own workers, or all ranks of this host if a
 // batch system has started one launcher for each rank and bound none of them to cores of its own.
-func (h *hello) sharers() int {
+func (h *hello) ranksSharingCores() int {
 	if h.Rank >= len(h.Hosts) || runtime.NumCPU() < hostCores() {
 		return h.LocalWorldSize
 	}
@@ -301,7 +301,7 @@ func Honoured() string {
 	var set []string
 	for _, v := range Environment() {
 		if v.Set && v.changes {
-			set = append(set, v.Name+"="+quoteOdd(v.Value))
+			set = append(set, v.Name+"="+quoteUnusual(v.Value))
 		}
 	}
 	if len(set) == 0 {
@@ -310,7 +310,7 @@ func Honoured() string {
 	return "environment: " + strings.Join(set, " ")
 }
 
-func quoteOdd(s string) string {
+func quoteUnusual(s string) string {
 	if q := fmt.Sprintf("%.80q", s); q != `"`+s+`"` || strings.Contains(s, " ") {
 		return q
 	}

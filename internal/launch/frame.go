@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 // maxFrame is the longest frame, newline included, that either side sends or accepts.
@@ -25,7 +25,7 @@ const (
 	EventStopped    = "stopped"    // about to exit on request, with a checkpoint
 	EventDone       = "done"       // about to exit, all work done
 	EventFailed     = "failed"     // about to exit; Data is a FailureReport
-	EventStanding   = "standing"   // Data is its work and its waits; the launcher keeps it
+	EventStatus     = "standing"   // Data is its work and its waits; the launcher keeps it
 	EventStacks     = "stacks"     // Data is text for the worker's log; the launcher keeps it
 )
 
@@ -44,8 +44,8 @@ type FailureReport struct {
 	Step   int64  `json:"step,omitempty"`
 	// TimedOut reports that some rank has waited for another for too long; Standing holds this one's work and waits,
 	// nil if unknown.
-	TimedOut bool               `json:"timed_out,omitempty"`
-	Standing *standing.Standing `json:"standing,omitempty"`
+	TimedOut  bool             `json:"timed_out,omitempty"`
+	WaitState *waits.WaitState `json:"standing,omitempty"`
 }
 
 // A command is a launcher's message to a worker: first one hello, later at most one of each kind, except any number of
@@ -65,7 +65,7 @@ const (
 	commandStop   = "stop"
 	commandFailed = "failed"
 	commandPeers  = "peers"
-	commandTell   = "tell" // asks for its work and its waits
+	commandStatus = "tell" // asks for its work and its waits
 )
 
 // commandKinds is how many kinds of commands a worker is told once.
@@ -151,7 +151,7 @@ func (f *frameReader) next() ([]byte, error) {
 
 func decodeEvent(line []byte) (Event, error) {
 	var e Event
-	if err := decodeStrict(line, &e); err != nil {
+	if err := DecodeStrict(line, &e); err != nil {
 		return Event{}, fmt.Errorf("event frame: %w", err)
 	}
 	if err := e.check(); err != nil {
@@ -169,7 +169,7 @@ func (e *Event) check() error {
 
 func decodeCommand(line []byte) (command, error) {
 	var c command
-	if err := decodeStrict(line, &c); err != nil {
+	if err := DecodeStrict(line, &c); err != nil {
 		return command{}, fmt.Errorf("command frame: %w", err)
 	}
 	switch c.Kind {
@@ -180,15 +180,15 @@ func decodeCommand(line []byte) (command, error) {
 		if err := c.Hello.check(); err != nil {
 			return command{}, fmt.Errorf("command frame: %w", err)
 		}
-	case commandStop, commandFailed, commandPeers, commandTell:
+	case commandStop, commandFailed, commandPeers, commandStatus:
 	default:
 		return command{}, fmt.Errorf("command frame: unknown kind %q", c.Kind)
 	}
 	return c, nil
 }
 
-// decodeStrict takes exactly one JSON object of known fields.
-func decodeStrict(line []byte, v any) error {
+// DecodeStrict decodes exactly one JSON value and refuses unknown fields.
+func DecodeStrict(line []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(line))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {

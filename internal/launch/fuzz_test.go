@@ -30,8 +30,8 @@ func FuzzEnvironment(f *testing.F) {
 			t.Errorf("%q: %+v, %v", values, e, err)
 		}
 		for _, v := range values {
-			if strings.ContainsAny(quoteOdd(v), "\n\x1b") {
-				t.Errorf("%q is shown as %s", v, quoteOdd(v))
+			if strings.ContainsAny(quoteUnusual(v), "\n\x1b") {
+				t.Errorf("%q is shown as %s", v, quoteUnusual(v))
 			}
 		}
 	})

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/internal/base/terminal"
-	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 // Exit statuses of a job; Result.ExitCode is one of them.
@@ -35,7 +35,7 @@ const (
 
 // Place numbers the processes of this node among the processes of all nodes. The zero Place
 // is the only node.
-type Place struct {
+type RankRange struct {
 	NodeRank  int
 	FirstRank int // rank of the first process of this node
 	WorldSize int // over all nodes; 0: the processes of this node are all
@@ -45,7 +45,7 @@ type Place struct {
 type Job struct {
 	RunID string // names the job in messages and in the environment; "": a random one
 	NProc int    // processes on this node
-	Place Place
+	Ranks RankRange
 	Argv  []string // of the worker, without the program: []string{"worker", "train"}
 	// Payload is handed to every worker as it is; at most 512 KiB.
 	Payload []byte
@@ -58,14 +58,14 @@ type Job struct {
 	OnEvent func(rank int, e Event)
 	// OnStanding is called every Watch with the state of the workers of this node, without waiting for silent
 	// workers, and with nothing when a start has ended. It is called as OnEvent is; nil: never.
-	OnStanding  func(rows []standing.Standing)
+	OnStatus    func(rows []waits.WaitState)
 	Watch       time.Duration
 	MaxRestarts int
 	// Node names this node in messages; "": the name of the host.
 	Node string
 	// Cohort is the nodes of the job; nil: this one is all, and MaxRestarts its own. With a Cohort,
 	// Place and Payload come with each start.
-	Cohort Cohort
+	Membership Membership
 	// Device is the number of the first worker's GPU among the GPUs that this process sees.
 	Device int
 	// Interface is the network interface towards the other nodes; "": there are none.
@@ -120,8 +120,8 @@ type Failure struct {
 	Order    int            // of the first signs of failure, from 1; 0: not known
 	TimedOut bool           // it, or one that it has heard of, has waited for too long
 	// Standing is its work and its waits at that time; nil: not known.
-	Standing *standing.Standing
-	Tail     []string // the last lines of its output, unless they were shown as they came
+	WaitState *waits.WaitState `json:"Standing"`
+	Tail      []string         // the last lines of its output, unless they were shown as they came
 }
 
 // Error returns the first line of the report.
@@ -181,15 +181,11 @@ func (j *Job) resolve() error {
 	if j.Stderr == nil {
 		j.Stderr = io.Discard
 	}
-	if j.Settle == 0 {
-		j.Settle = 2 * time.Second
-	}
-	if j.Grace == 0 {
-		j.Grace = 5 * time.Second
-	}
+	j.Settle = cmp.Or(j.Settle, 2*time.Second)
+	j.Grace = cmp.Or(j.Grace, 5*time.Second)
 	j.Last = cmp.Or(j.Last, LastTime)
-	if j.Place.WorldSize == 0 {
-		j.Place.WorldSize = j.Place.FirstRank + j.NProc
+	if j.Ranks.WorldSize == 0 {
+		j.Ranks.WorldSize = j.Ranks.FirstRank + j.NProc
 	}
 	if j.Node == "" {
 		var err error
@@ -202,15 +198,15 @@ func (j *Job) resolve() error {
 		return fmt.Errorf("number of processes %d: at least 1 is needed", j.NProc)
 	case len(j.Argv) == 0:
 		return errors.New("arguments of the worker: none given")
-	case j.Cohort != nil: // it brings the rest
+	case j.Membership != nil: // it brings the rest
 		return nil
 	}
-	return j.fits(&Start{Place: j.Place, Payload: j.Payload, Logs: j.Logs})
+	return j.fits(&Start{Ranks: j.Ranks, Payload: j.Payload, Logs: j.Logs})
 }
 
 // fits refuses a start that this node has no place in.
 func (j *Job) fits(s *Start) error {
-	p := s.Place
+	p := s.Ranks
 	switch {
 	case p.FirstRank < 0 || p.FirstRank+j.NProc > p.WorldSize:
 		return fmt.Errorf("ranks %d to %d of this node: outside a world of %d", p.FirstRank, p.FirstRank+j.NProc-1,
@@ -228,7 +224,7 @@ func (j *Job) fits(s *Start) error {
 // SIGUSR1, SIGHUP and SIGQUIT belong to it while it runs; the end of ctx kills the workers.
 func Run(ctx context.Context, job Job) Result {
 	followParent()
-	a, err := newAgent(job)
+	a, err := newNodeLauncher(job)
 	if err != nil {
 		if job.Stderr != nil {
 			fmt.Fprintf(job.Stderr, "cprun: %s\n", terminal.Message(err))

@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cprun/cprun/internal/base/files"
-	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 // The test binary is launcher and worker too, as cprun is.
@@ -147,12 +147,12 @@ func fail(text string, remote bool, wait time.Duration) func(*Worker) int {
 }
 
 // chained is what a rank says that waits for the one after it; the last of three is at work.
-func chained(w *Worker) standing.Standing {
-	s := standing.Standing{Rank: 99, Step: 6, Phase: "step", In: time.Minute}
+func chained(w *Worker) waits.WaitState {
+	s := waits.WaitState{Rank: 99, Step: 6, Phase: "step", PhaseTime: time.Minute}
 	if w.Rank < 2 {
-		s.Waits = []standing.Wait{{
-			Op: "exchange", Label: "step 7/forward/layer 3/hop 1 owner 0", Bytes: 4096, Stood: 30 * time.Second,
-			Open: []standing.Open{{Peer: w.Rank + 1, Bytes: 4096, Stood: 30 * time.Second}},
+		s.Waits = []waits.Wait{{
+			Op: "exchange", Label: "step 7/forward/layer 3/hop 1 owner 0", Bytes: 4096, Stalled: 30 * time.Second,
+			Open: []waits.Open{{Peer: w.Rank + 1, Bytes: 4096, Stalled: 30 * time.Second}},
 		}}
 	}
 	return s
@@ -182,7 +182,7 @@ func waiting(w *Worker) int {
 func timesOut(w *Worker) int {
 	s := chained(w)
 	if w.Fail(
-		FailureReport{Error: "rank 2: no progress", Remote: true, Phase: "step", Step: 7, TimedOut: true, Standing: &s},
+		FailureReport{Error: "rank 2: no progress", Remote: true, Phase: "step", Step: 7, TimedOut: true, WaitState: &s},
 	) != nil {
 		return 3
 	}
@@ -223,15 +223,15 @@ var scenarios = map[string]func(*Worker) int{
 	"last":     at(1, hang, done),
 	"linger":   at(1, func(w *Worker) int { w.Done(); return hang(w) }, done),
 	"chain": func(w *Worker) int {
-		w.OnTell(func() standing.Standing { return chained(w) })
+		w.OnStatus(func() waits.WaitState { return chained(w) })
 		return awaitStop(w)
 	},
 	"watched": at(2, kill(syscall.SIGSTOP), func(w *Worker) int {
-		w.OnTell(func() standing.Standing { return chained(w) })
+		w.OnStatus(func() waits.WaitState { return chained(w) })
 		return awaitStop(w)
 	}),
 	"timeout": at(2, func(w *Worker) int { return wait(w, kill(syscall.SIGSTOP)) }, func(w *Worker) int {
-		w.OnTell(func() standing.Standing { return chained(w) })
+		w.OnStatus(func() waits.WaitState { return chained(w) })
 		pid := waiting(w)
 		for s := state(pid); s != 'T' && s != 'Z' && s != 0; s = state(pid) { // another may have had it killed by then
 			time.Sleep(time.Millisecond)
@@ -239,10 +239,10 @@ var scenarios = map[string]func(*Worker) int{
 		return timesOut(w)
 	}),
 	"stuck": at(2, func(w *Worker) int {
-		w.OnTell(func() standing.Standing { return chained(w) })
+		w.OnStatus(func() waits.WaitState { return chained(w) })
 		return wait(w, hang)
 	}, func(w *Worker) int {
-		w.OnTell(func() standing.Standing { return chained(w) })
+		w.OnStatus(func() waits.WaitState { return chained(w) })
 		waiting(w)
 		return timesOut(w)
 	}),

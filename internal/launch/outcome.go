@@ -19,10 +19,10 @@ import (
 func (t *attempt) ending(ctx context.Context) Ending {
 	e := Ending{
 		Failures: t.failures(), Asked: t.asked != "", Forced: t.forced, Hung: t.live > 0, Step: t.maxStep, Err: t.err,
-		Stopped: slices.ContainsFunc(t.children, func(c *child) bool { return c.seen.finished == EventStopped }),
+		Stopped: slices.ContainsFunc(t.children, func(c *child) bool { return c.evidence.finished == EventStopped }),
 	}
 	if t.err == nil && t.ended && len(e.Failures) > 0 {
-		e.Err, e.Quiet = cmp.Or(context.Cause(ctx), errEnded), true
+		e.Err, e.Quiet = cmp.Or(context.Cause(ctx), errContextEnded), true
 	}
 	return e
 }
@@ -31,7 +31,7 @@ func (t *attempt) ending(ctx context.Context) Ending {
 func (t *attempt) failures() []Failure {
 	var fs []Failure
 	for _, c := range t.children {
-		v := judge(c.seen)
+		v := judge(c.evidence)
 		if !c.ended {
 			v = verdict{classOurs, "does not end after SIGKILL: it hangs in the kernel",
 				"ps -o stat,wchan shows where; it may still hold memory and devices"}
@@ -41,25 +41,25 @@ func (t *attempt) failures() []Failure {
 		}
 		f := Failure{
 			Rank: c.rank, LocalRank: c.localRank, Host: t.job.Node, PID: c.pid,
-			ExitCode: c.seen.exit.code, Signal: c.seen.exit.signal,
+			ExitCode: c.evidence.exit.code, Signal: c.evidence.exit.signal,
 			Cause: v.cause, Hint: v.hint, Log: c.log,
 			Remote: v.class == classRemote || v.class == classOurs,
-			Class:  v.class, Order: c.seen.order, Tail: c.lastLines(),
+			Class:  v.class, Order: c.evidence.order, Tail: c.lastLines(),
 			// Only some ranks tell their steps; the others were at about the same one.
 			Step: cmp.Or(c.lastStep, t.maxStep),
 		}
-		s := t.row(c)
-		f.Standing = &s
-		if r := c.seen.report; r != nil {
+		s := t.waitState(c)
+		f.WaitState = &s
+		if r := c.evidence.report; r != nil {
 			f.TimedOut = r.TimedOut
 			f.Phase, f.Step = r.Phase, cmp.Or(r.Step, f.Step)
 		}
-		if c.seen.startErr != nil {
+		if c.evidence.startErr != nil {
 			f.ExitCode = -1
 		}
 		fs = append(fs, f)
 	}
-	rank(fs)
+	sortFailures(fs)
 	return fs
 }
 
@@ -81,9 +81,9 @@ func (t *attempt) report(v Verdict) {
 		t.say("cprun: " + note + "\n")
 	}
 	switch {
-	case v.Told && v.ExitCode == ExitFailed && v.First != nil:
+	case v.ReportedElsewhere && v.ExitCode == ExitFailed && v.First != nil:
 		t.notice("%s; the node of rank 0 tells more", v.First.Error())
-	case v.Told:
+	case v.ReportedElsewhere:
 	case v.ExitCode == ExitStopped:
 		t.notice("all workers have ended after a checkpoint")
 	case v.Err != nil && t.ended:
@@ -96,7 +96,7 @@ func (t *attempt) report(v Verdict) {
 		}
 		t.say("cprun: interrupted twice: all workers were ended at once\n")
 	case v.ExitCode == ExitFailed:
-		t.say(waited(v.Failures) + others(v.Failures[1:]) + v.First.lastLines() + v.First.Report())
+		t.say(timeoutTable(v.Failures) + others(v.Failures[1:]) + v.First.lastLines() + v.First.Report())
 	}
 	for _, note := range v.Last {
 		t.say("cprun: " + note + "\n")
@@ -132,15 +132,15 @@ func (f *Failure) lastLines() string {
 }
 
 // A seen collects the launcher's evidence of how one worker ended.
-type seen struct {
+type evidence struct {
 	order     int // of the first sign of failure among the ranks, from 1; 0: none
 	startErr  error
 	fault     error // of its channel
 	report    *FailureReport
 	finished  string // EventDone, EventStopped or ""
 	exit      exitState
-	ours      bool          // it ended after a signal of the launcher
-	lingers   time.Duration // the limit that it passed after it, or another rank, was done; 0: none
+	endedByUs bool          // it ended after a signal of the launcher
+	overLimit time.Duration // the limit that it passed after it, or another rank, was done; 0: none
 	crash     string        // first line of a crash in its output
 	oomKilled bool          // the kernel's count for this control group has risen
 }
@@ -164,22 +164,22 @@ type verdict struct {
 }
 
 // judge returns whether, why and in which class a worker failed.
-func judge(s seen) verdict {
+func judge(s evidence) verdict {
 	sig := s.exit.signal
 	switch {
 	case s.startErr != nil:
 		return verdict{classOwn, s.startErr.Error(), startHint(s.startErr)}
 	case sig == 0 && s.exit.code == 0 && s.finished != "" && s.fault == nil && s.report == nil:
 		return verdict{class: classNone}
-	case sig != 0 && !s.ours:
+	case sig != 0 && !s.endedByUs:
 		cause, hint := explainSignal(sig, s.oomKilled)
 		if s.report != nil { // it came to say why before it was killed
 			cause += "; before that: " + s.report.Error
 		}
 		return verdict{classSignal, cause, hint}
-	case s.lingers > 0 && s.finished == "":
+	case s.overLimit > 0 && s.finished == "":
 		return verdict{
-			classOwn, fmt.Sprintf("was not done %v after another rank was, and was ended by the launcher", s.lingers),
+			classOwn, fmt.Sprintf("was not done %v after another rank was, and was ended by the launcher", s.overLimit),
 			"its log has the stacks of that time: see which disk or device it waits for",
 		}
 	case s.report != nil && s.report.Remote && s.report.TimedOut:
@@ -191,12 +191,12 @@ func judge(s seen) verdict {
 	case s.fault != nil:
 		return verdict{classOwn, "channel to the launcher: " + s.fault.Error(),
 			"launcher and worker must be the same build"}
-	case s.lingers > 0 && s.ours:
+	case s.overLimit > 0 && s.endedByUs:
 		return verdict{
-			classOwn, fmt.Sprintf("did not exit after it was done, and was ended by the launcher %v later", s.lingers),
+			classOwn, fmt.Sprintf("did not exit after it was done, and was ended by the launcher %v later", s.overLimit),
 			"its work is complete; SIGQUIT at such a process shows where it hangs",
 		}
-	case s.ours:
+	case s.endedByUs:
 		return verdict{classOurs, "ended by the launcher after another rank had failed", ""}
 	case s.crash != "":
 		return verdict{classOwn, s.crash, crashHint(s.crash)}
@@ -248,7 +248,7 @@ func explainSignal(sig syscall.Signal, oomKilled bool) (cause, hint string) {
 
 // rank puts the failure that the others followed from first: by class, then by the order in which
 // the launchers saw them.
-func rank(fs []Failure) {
+func sortFailures(fs []Failure) {
 	slices.SortStableFunc(fs, func(a, b Failure) int {
 		return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(a.Order, b.Order))
 	})

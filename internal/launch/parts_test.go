@@ -297,7 +297,7 @@ func TestWorkerEnvironmentOfGPUs(t *testing.T) {
 
 // Ranks share the cores of their host, also where each has a launcher of its own that is bound to none.
 func TestSharers(t *testing.T) {
-	if n := (&hello{LocalWorldSize: 3}).sharers(); n != 3 {
+	if n := (&hello{LocalWorldSize: 3}).ranksSharingCores(); n != 3 {
 		t.Errorf("on one node: %d, want 3", n)
 	}
 	h := hello{LocalWorldSize: 1, Rank: 2, Hosts: []string{"a", "a", "b", "b", "b"}}
@@ -305,7 +305,7 @@ func TestSharers(t *testing.T) {
 	if runtime.NumCPU() < hostCores() {
 		want = 1 // this process is bound
 	}
-	if n := h.sharers(); n != want {
+	if n := h.ranksSharingCores(); n != want {
 		t.Errorf("one of three on a host: %d, want %d", n, want)
 	}
 }
@@ -314,7 +314,7 @@ func TestRunRefuses(t *testing.T) {
 	good := Job{NProc: 1, Argv: []string{"worker", "done"}, Logs: logsIn(t, t.TempDir())}
 	for want, change := range map[string]func(*Job){
 		"number of processes 0":   func(j *Job) { j.NProc = 0 },
-		"ranks 0 to 1 of this":    func(j *Job) { j.NProc = 2; j.Place.WorldSize = 1 },
+		"ranks 0 to 1 of this":    func(j *Job) { j.NProc = 2; j.Ranks.WorldSize = 1 },
 		"arguments of the worker": func(j *Job) { j.Argv = nil },
 		"payload for the workers": func(j *Job) { j.Payload = make([]byte, maxPayload+1) },
 		"log directory: none":     func(j *Job) { j.Logs = nil },

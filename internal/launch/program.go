@@ -69,10 +69,10 @@ func (p *Program) signal(sig syscall.Signal) {
 }
 
 // Ask asks it to end by itself.
-func (p *Program) Ask() { p.signal(syscall.SIGTERM) }
+func (p *Program) Terminate() { p.signal(syscall.SIGTERM) }
 
 // Hurry has it end its workers at once, and wait until they have given back their devices, once it was asked.
-func (p *Program) Hurry() { p.signal(syscall.SIGINT) }
+func (p *Program) Interrupt() { p.signal(syscall.SIGINT) }
 
 // Wait returns the exit status of the ended program, -1 if a signal ended it. After limit it asks the program to end,
 // and reports it late; after grace more it hurries it, after grace more kills it, and after grace more leaves it
@@ -84,7 +84,7 @@ func (p *Program) Wait(limit, grace time.Duration) (status int, late bool) {
 		defer timer.Stop()
 		over = timer.C
 	}
-	for _, do := range []func(){p.Ask, p.Hurry, func() { p.signal(syscall.SIGKILL) }, func() {}} {
+	for _, do := range []func(){p.Terminate, p.Interrupt, func() { p.signal(syscall.SIGKILL) }, func() {}} {
 		select {
 		case <-p.ended:
 			return p.code, late

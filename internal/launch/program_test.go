@@ -58,7 +58,7 @@ func TestProgram(t *testing.T) {
 			if status != c.status || late != c.late || out.text.String() != c.out {
 				t.Errorf("status %d, late %v, %q", status, late, out.text.String())
 			}
-			p.Ask() // its pid may belong to another process
+			p.Terminate() // its pid may belong to another process
 			if again, _ := p.Wait(0, 0); again != status {
 				t.Errorf("asked again, the status is %d", again)
 			}

@@ -163,7 +163,7 @@ const maxCores = 1024
 // shareOf returns the core to which a rank of a node is pinned, or nil. It is nil if there are more cores than ranks,
 // if the ranks do not divide evenly, or if a limit on processor time (procs at once) leaves fewer cores, since the
 // limit does not name them.
-func shareOf(cores []int, procs, rank, ranks int) *int {
+func coreForRank(cores []int, procs, rank, ranks int) *int {
 	n := len(cores)
 	if n < 2 || procs != n || ranks < n || ranks%n != 0 {
 		return nil
@@ -173,18 +173,18 @@ func shareOf(cores []int, procs, rank, ranks int) *int {
 
 // core returns the core to which a rank of this launcher is pinned, or nil. If the user has set GOMAXPROCS
 // (given), the user has placed the ranks, and cprun pins none.
-func (h *hello) core(given bool) *int {
-	if given || h.sharers() != h.LocalWorldSize {
+func (h *hello) chooseCore(given bool) *int {
+	if given || h.ranksSharingCores() != h.LocalWorldSize {
 		return nil
 	}
-	return shareOf(ownCores(), runtime.GOMAXPROCS(0), h.LocalRank, h.LocalWorldSize)
+	return coreForRank(ownCores(), runtime.GOMAXPROCS(0), h.LocalRank, h.LocalWorldSize)
 }
 
 // crowded returns the ranks of a node, and the fewer cores that they share; 0: there are enough cores, or all of the
 // host's. own is the size of this launcher's mask, local the number of its ranks. If the node has more launchers, each
 // may have a mask of its own, so that only the number of cores that Slurm has given to all of them counts; 0: not
 // known.
-func crowded(own, host, given, local, ranks int) (n, cores int) {
+func oversubscribed(own, host, given, local, ranks int) (n, cores int) {
 	n, cores = local, own
 	if ranks > local && given > 0 {
 		n, cores = ranks, max(own, given)
@@ -197,18 +197,18 @@ func crowded(own, host, given, local, ranks int) (n, cores int) {
 
 // warnCrowded warns, once in a job, of ranks that share too few cores: a batch system gives one core to a task that
 // asks for no more.
-func (a *agent) warnCrowded(s *Start) {
-	if s.Number > 0 || s.Place.FirstRank > 0 {
+func (l *nodeLauncher) warnOversubscribed(s *Start) {
+	if s.Number > 0 || s.Ranks.FirstRank > 0 {
 		return
 	}
-	ranks := a.job.NProc
+	ranks := l.job.NProc
 	if len(s.Hosts) > 0 {
 		ranks = len(slices.DeleteFunc(slices.Clone(s.Hosts), func(h string) bool { return h != s.Hosts[0] }))
 	}
 	given, _ := strconv.Atoi(os.Getenv(envSlurmCPUs)) // 0: not under Slurm
 	host := hostCores()
-	if n, cores := crowded(len(ownCores()), host, given, a.job.NProc, ranks); n > 0 {
-		a.notice("warning: %d ranks of this node share %d of its %d cores, and will be slow; under Slurm, submit "+
+	if n, cores := oversubscribed(len(ownCores()), host, given, l.job.NProc, ranks); n > 0 {
+		l.notice("warning: %d ranks of this node share %d of its %d cores, and will be slow; under Slurm, submit "+
 			"with --exclusive or "+
 			"--cpus-per-task=%d and use srun --cpu-bind=none; elsewhere, widen the CPU mask (taskset, cpuset)",
 			n, cores, host, n)

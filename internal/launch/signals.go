@@ -25,10 +25,10 @@ const (
 type action int
 
 const (
-	actNone action = iota
-	actStop        // ask the workers for a checkpoint and a clean end
-	actKill        // end at once
-	actTell        // print the workers' waits and go on
+	actNone   action = iota
+	actStop          // ask the workers for a checkpoint and a clean end
+	actKill          // end at once
+	actStatus        // print the workers' waits and go on
 )
 
 // stopPolicy decides what a signal at the launcher means. It is told the time, so that it can
@@ -42,7 +42,7 @@ type stopPolicy struct {
 
 func (p *stopPolicy) on(sig os.Signal, now time.Time) action {
 	if sig == syscall.SIGQUIT {
-		return actTell
+		return actStatus
 	}
 	again := p.asked
 	p.asked = true

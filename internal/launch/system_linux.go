@@ -89,7 +89,7 @@ const timerSlack = time.Millisecond
 
 // rarelyWoken gives timerSlack to the processes that the calling thread starts, until it calls back. A thread or
 // process inherits its slack from its creator, and an unprivileged process can set only its own thread's.
-func rarelyWoken() (back func()) {
+func withTimerSlack() (back func()) {
 	was, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
 	if err != nil || unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(timerSlack), 0, 0, 0) != nil {
 		return func() {} // which costs speed only

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 const (
@@ -72,8 +72,8 @@ type Worker struct {
 	stopOnce sync.Once
 	signals  chan os.Signal
 
-	tell    atomic.Pointer[func() standing.Standing] // set by OnTell
-	dumping atomic.Bool                              // stacks are being sent
+	status  atomic.Pointer[func() waits.WaitState] // set by OnTell
+	dumping atomic.Bool                            // stacks are being sent
 
 	mu     sync.Mutex
 	closed bool // guarded by mu
@@ -184,7 +184,7 @@ func (w *Worker) receive(frames *frameReader, lost func(error)) {
 		switch c.Kind {
 		case commandStop:
 			w.requestStop()
-		case commandTell:
+		case commandStatus:
 			go w.answer(c) // ends by itself
 		case commandPeers:
 			select {
@@ -290,16 +290,16 @@ const maxStacks = 256 << 10
 
 // OnTell has f called, on a goroutine of its own, when the launcher asks what this worker is at and waits
 // for. It must not wait for anything.
-func (w *Worker) OnTell(f func() standing.Standing) { w.tell.Store(&f) }
+func (w *Worker) OnStatus(f func() waits.WaitState) { w.status.Store(&f) }
 
 // answer sends this worker's waits and, on request, the stacks of its goroutines, which stops all of them for a moment.
 // receive notices a lost launcher.
 func (w *Worker) answer(c command) {
-	var s standing.Standing
-	if f := w.tell.Load(); f != nil {
+	var s waits.WaitState
+	if f := w.status.Load(); f != nil {
 		s = (*f)()
 	}
-	if w.SendData(EventStanding, 0, s) != nil || !c.Stacks || !w.dumping.CompareAndSwap(false, true) {
+	if w.SendData(EventStatus, 0, s) != nil || !c.Stacks || !w.dumping.CompareAndSwap(false, true) {
 		return
 	}
 	defer w.dumping.Store(false)

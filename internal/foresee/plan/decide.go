@@ -104,7 +104,7 @@ func (d *Decider) options(cfg *config.Config, ranks, hosts int) (list []option, 
 			continue // package config reports the fault
 		}
 		q := questionOf(c)
-		q.Asked, q.Docs, q.Ranks, q.PerHost = cfg.Parallel.Strategy, d.docs, ranks, perHost
+		q.Requested, q.Docs, q.Ranks, q.PerHost = cfg.Parallel.Strategy, d.docs, ranks, perHost
 		o.Answer, err = d.Strategy(q)
 		if errors.As(err, new(*backend.NoneError)) {
 			continue // the final choice of a backend says so
@@ -126,7 +126,7 @@ func questionOf(cfg *config.Config) Question {
 // prefer moves the first option that fits and is within the margin of the fastest to the front, and sorts the others.
 // If none fits, the order stays: most ranks a sequence need least memory, and the memory plan reports it.
 func (d *Decider) prefer(cfg *config.Config, ranks int, list []option) ([]option, error) {
-	margin := planner.Place{Shared: d.Machine.IsCPU()}.Margin()
+	margin := planner.Topology{Shared: d.Machine.IsCPU()}.Margin()
 	seconds := func(o option) float64 {
 		if o.TooLarge {
 			return math.Inf(1)

@@ -15,7 +15,7 @@ import (
 // for another protocol with the same messages.
 type lone struct {
 	t        *testing.T
-	m        *machine
+	m        *coordinator
 	sent     []sent         // messages, in order
 	dials    map[string]int // by address: how often
 	hungUp   map[string]int // by name
@@ -23,7 +23,7 @@ type lone struct {
 	heard    []launch.News  // that it got
 	verdicts []launch.Verdict
 	ends     []error // of its waits for a start
-	prepares []World
+	prepares []Assignment
 	left     bool
 	values   map[string]string // what was put forward, by decision and ballot: one value at most
 }
@@ -36,22 +36,22 @@ type sent struct {
 // The world of these tests: agents a, b and c with two ranks each. a has put decision 1 forward, and meets the others.
 var trio = worldOf(1, "a:0 b:1 c:2")
 
-func worldOf(generation int, agents string) World {
+func worldOf(generation int, agents string) Assignment {
 	all := members(agents)
 	for i := range all {
 		all[i].Addr = addrOf(all[i].Name)
 	}
-	w := World{Generation: generation}
-	w.Agents, w.Size = place(all)
+	w := Assignment{Generation: generation}
+	w.Members, w.Size = assignRanks(all)
 	return w
 }
 
 func addrOf(name string) string { return fmt.Sprintf("10.0.0.%d:4000", name[0]-'a'+1) }
 
 // start is a decision to start a world. by has put it forward.
-func start(by string, w World) *decision {
+func start(by string, w Assignment) *decision {
 	t := tally{Retries: launch.Retries{Max: 20}, Target: 3}
-	return &decision{Index: w.Generation, Leader: found(by), World: w, Tally: t}
+	return &decision{Index: w.Generation, Leader: found(by), Assignment: w, Tally: t}
 }
 
 // finale is a decision to end the job.
@@ -71,7 +71,7 @@ func newLone(t *testing.T, name string, change ...func(*Config)) *lone {
 	}
 	l := &lone{t: t, dials: map[string]int{}, hungUp: map[string]int{}, values: map[string]string{}}
 	self := Member{Name: name, Host: name, HostID: name, NodeRank: -1, NProc: 2, Addr: addrOf(name)}
-	l.m = newMachine(&cfg, self, l, time.Unix(0, 0))
+	l.m = newCoordinator(&cfg, self, l, time.Unix(0, 0))
 	l.m.next()
 	return l
 }
@@ -86,12 +86,12 @@ func follower(t *testing.T, name string) *lone {
 
 // voter is an agent of a world that was decided and whose leader, a, it has lost since. It has not begun its start. The
 // others of the world are connected.
-func voter(t *testing.T, name string, w World, change ...func(*Config)) *lone {
+func voter(t *testing.T, name string, w Assignment, change ...func(*Config)) *lone {
 	l := newLone(t, name, change...)
 	l.up("a", status{})
 	l.from("a", &message{Decided: start("a", w)})
 	l.m.down("a", "no word")
-	for _, a := range w.Agents[1:] {
+	for _, a := range w.Members[1:] {
 		if a.Name != name {
 			l.up(a.Name, status{Index: w.Generation})
 		}
@@ -100,7 +100,7 @@ func voter(t *testing.T, name string, w World, change ...func(*Config)) *lone {
 }
 
 // candidate is agent b of that world when it has asked the others for their votes.
-func campaigner(t *testing.T, w World, change ...func(*Config)) *lone {
+func campaigner(t *testing.T, w Assignment, change ...func(*Config)) *lone {
 	l := voter(t, "b", w, change...)
 	l.runs(time.Second)
 	return l
@@ -131,12 +131,12 @@ func leader(t *testing.T, change ...func(*Config)) *lone {
 	return l
 }
 
-func found(name string) Found { return Found{name, addrOf(name)} }
+func found(name string) PeerAddr { return PeerAddr{name, addrOf(name)} }
 
 // up connects a peer.
 func (l *lone) up(name string, s status) {
 	m := Member{Name: name, Host: name, HostID: name, NodeRank: -1, NProc: 2, Addr: addrOf(name)}
-	l.m.up(hello{Agent: m, Status: s}, "")
+	l.m.up(hello{Member: m, Status: s}, "")
 }
 
 // from has a peer send a message. It is checked as any that comes from the network.
@@ -155,7 +155,7 @@ func (l *lone) from(name string, m *message) {
 // runs lets time pass, with all its ticks.
 func (l *lone) runs(d time.Duration) {
 	for end := l.m.now.Add(d); l.m.now.Before(end); {
-		l.m.now = l.m.now.Add(ticking)
+		l.m.now = l.m.now.Add(tickInterval)
 		l.m.tick()
 	}
 }
@@ -249,14 +249,14 @@ func (l *lone) endsHere(rank int) {
 	if rank >= 0 {
 		e = failedAt(0, rank).Ending
 	}
-	l.m.endHere(e)
+	l.m.onLocalEnd(e)
 }
 
 // The effects.
 
 func (l *lone) dial(addr string)         { l.dials[addr]++ }
 func (l *lone) hangUp(name string)       { l.hungUp[name]++ }
-func (l *lone) prepare(w World)          { l.prepares = append(l.prepares, w) }
+func (l *lone) prepare(w Assignment)     { l.prepares = append(l.prepares, w) }
 func (l *lone) begin(d *decision)        { l.begun = append(l.begun, d.Index) }
 func (l *lone) over(err error)           { l.ends = append(l.ends, err) }
 func (l *lone) gone()                    { l.left = true }

@@ -36,7 +36,7 @@ type crowd struct {
 type agent struct {
 	*crowd
 	host   *netsim.Host
-	cohort *cluster.Cohort
+	cohort *cluster.Membership
 	ctx    context.Context // of run
 	stop   context.CancelFunc
 	dead   bool // its host is
@@ -76,7 +76,7 @@ func (c *crowd) start(i, n int) {
 	cfg := cluster.Config{
 		Job: "simulation", Key: crowdKey, Program: "v1", Inputs: "digest", NodeRank: i, Min: (n*3 + 3) / 4, Max: n, NProc: 8,
 		Host: fmt.Sprintf("node%04d", i), Listen: h.Addr().String(), Seeds: []string{"10.0.0.0:4000"}, MaxRestarts: 5,
-		Prepare: func(context.Context, cluster.World) ([]byte, error) { return make([]byte, 8<<10), nil },
+		Prepare: func(context.Context, cluster.Assignment) ([]byte, error) { return make([]byte, 8<<10), nil },
 		Network: h, Discovery: a.discover,
 	}
 	if i == 0 {
@@ -90,7 +90,7 @@ func (c *crowd) start(i, n int) {
 	c.wait.Go(a.run)
 }
 
-func (a *agent) discover(self cluster.Found) (cluster.Discovery, error) {
+func (a *agent) discover(self cluster.PeerAddr) (cluster.Discovery, error) {
 	p, err := a.host.Packets(7946)
 	if err != nil {
 		return nil, err
@@ -134,7 +134,7 @@ func (a *agent) work(s launch.Start) launch.Ending {
 	for i := range addrs {
 		addrs[i] = fmt.Sprintf("%s:%d", a.host.Addr(), 5000+i)
 	}
-	a.cohort.Say(launch.News{Addrs: addrs})
+	a.cohort.Publish(launch.News{Addrs: addrs})
 	for {
 		select {
 		case n := <-a.cohort.News():
@@ -146,7 +146,7 @@ func (a *agent) work(s launch.Start) launch.Ending {
 				time.Sleep(100 * time.Millisecond) // workers end
 				return launch.Ending{
 					Step:     1 + int64(s.Number),
-					Failures: []launch.Failure{{Rank: s.Place.FirstRank, Remote: true, Cause: "lost a rank"}},
+					Failures: []launch.Failure{{Rank: s.Ranks.FirstRank, Remote: true, Cause: "lost a rank"}},
 				}
 			}
 		case <-a.finish:
@@ -199,7 +199,7 @@ func (c *crowd) sent() (list []netsim.Traffic) {
 	return list
 }
 
-// row measures a part of the simulation, and prints a row of docs/cluster-simulation.md: packets and
+// row measures a part of the simulation, and prints a row of docs/benchmarks/202611_cluster.md: packets and
 // KiB that a host has sent, and MiB of the one that has sent the most.
 func (c *crowd) row(what string, part func()) {
 	begin, before := time.Now(), c.sent()

@@ -14,9 +14,9 @@ func TestAgentsFindEachOtherByGossip(t *testing.T) {
 		if _, err := h.starts(t.Context()); err != nil {
 			return err
 		}
-		for len(h.disco.Peers()) < 2 {
+		for len(h.discovery.Peers()) < 2 {
 			select {
-			case <-h.disco.Changed():
+			case <-h.discovery.Changed():
 			case <-t.Context().Done():
 				return t.Context().Err()
 			}

@@ -70,7 +70,7 @@ func TestVoterThatIsMissingIsDialed(t *testing.T) {
 		t.Helper()
 		l.m.dialed(addrOf("e"), errors.New("refused"))
 		clear(l.dials)
-		l.runs(mostRedial + time.Second)
+		l.runs(maxRedial + time.Second)
 		if dialed := l.dials[addrOf("e")] > 0; dialed != want {
 			t.Errorf("%s: dialed: %v", when, dialed)
 		}
@@ -78,7 +78,7 @@ func TestVoterThatIsMissingIsDialed(t *testing.T) {
 	l.m.down("e", "no word")
 	misses("for its promise", true)
 	asked := l.asks("c")
-	l.promise("c", asked, second("x"), first("a"))
+	l.promise("c", asked, second("x"), initialBallot("a"))
 	l.promise("d", asked, nil, ballot{})
 	misses("for its acceptance", true)
 	l.up("e", status{Index: 1})
@@ -97,7 +97,7 @@ func TestVoterThatIsMissingIsDialed(t *testing.T) {
 func TestMeetingPlaceIsDialedAgain(t *testing.T) {
 	l := newLone(t, "b")
 	for n := 1; n < 4; n++ {
-		l.runs(mostRedial + time.Second)
+		l.runs(maxRedial + time.Second)
 		if l.dials[addrOf("a")] != n {
 			t.Fatalf("dialed %d times, want %d", l.dials[addrOf("a")], n)
 		}
@@ -133,7 +133,7 @@ func TestElectedOffersItsOwnValue(t *testing.T) {
 	if d := l.tells("c"); d == nil || string(d.Payload) != "own" || d.Leader.Name != "b" {
 		t.Errorf("decided %+v", d)
 	}
-	if l.m.hello().Status.Ballot != first("b") {
+	if l.m.hello().Status.Ballot != initialBallot("b") {
 		t.Errorf("it leads under %+v", l.m.hello().Status.Ballot)
 	}
 }
@@ -201,7 +201,7 @@ func TestElectedPutsForwardTheLatestValue(t *testing.T) {
 		{"of equal numbers", nil, []vote{{"c", "b", ballot{1, "b"}}, {"d", "c", ballot{1, "c"}}}, "c"},
 		{"its own", &accept{high, *second("own")}, []vote{{"c", "low", low}, {"d", "low", low}}, "own"},
 		{"a later one than its own", &accept{low, *second("own")}, []vote{{"c", "high", high}, {"d", "", ballot{}}}, "high"},
-		{"of a leader without promises", nil, []vote{{"c", "low", first("a")}, {"d", "", ballot{}}}, "low"},
+		{"of a leader without promises", nil, []vote{{"c", "low", initialBallot("a")}, {"d", "", ballot{}}}, "low"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := voter(t, "b", quintet)
@@ -252,7 +252,7 @@ func TestLeaderAsksForPromises(t *testing.T) {
 		{"none", nil, ballot{}, "b"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			l := elected(t, start("a", worldOf(2, "c:0 b:1")), first("a"))
+			l := elected(t, start("a", worldOf(2, "c:0 b:1")), initialBallot("a"))
 			l.accept("c", l.offers("c"))
 			l.from("c", &message{Join: &join{}})
 			if l.begun[len(l.begun)-1] != 2 {
@@ -313,7 +313,7 @@ func TestFirstBallotIsNotUsedAfterALaterOne(t *testing.T) {
 	}
 	l := leader(t)
 	next(l)
-	if a := l.offers("b"); a == nil || a.Ballot != first("a") || string(a.Decision.Payload) != "own" {
+	if a := l.offers("b"); a == nil || a.Ballot != initialBallot("a") || string(a.Decision.Payload) != "own" {
 		t.Errorf("offered %+v", a)
 	}
 	l = leader(t)
@@ -354,7 +354,7 @@ func TestQuorumDecides(t *testing.T) {
 		l.up("a", status{Index: 1})
 		l.up("s", status{Index: 1})
 		asked := l.asks("c")
-		l.promise("c", asked, second("x"), first("a"))
+		l.promise("c", asked, second("x"), initialBallot("a"))
 		l.from("c", &message{Accepted: &accepted{Index: 2, Ballot: asked.Ballot}}) // too early: nothing is offered yet
 		l.promise("d", asked, nil, ballot{})
 		for _, v := range c.votes {
@@ -372,7 +372,7 @@ func TestQuorumDecides(t *testing.T) {
 func TestOneValueOfABallot(t *testing.T) {
 	l := campaigner(t, quintet)
 	asked := l.asks("c")
-	l.promise("c", asked, second("x"), first("a"))
+	l.promise("c", asked, second("x"), initialBallot("a"))
 	l.promise("d", asked, nil, ballot{})
 	// Start 1 ends meanwhile, with a fault that nothing follows: b would like to end the job.
 	for _, name := range []string{"c", "d", "e"} {
@@ -391,7 +391,7 @@ func TestOneValueOfABallot(t *testing.T) {
 // what the promises say.
 func TestRefusedLeaderAsksAnew(t *testing.T) {
 	l := campaigner(t, trio)
-	l.promise("c", l.asks("c"), second("x"), first("a"))
+	l.promise("c", l.asks("c"), second("x"), initialBallot("a"))
 	was := l.offers("c").Ballot
 	l.forget()
 	l.from("c", &message{Nack: &nack{Index: 1, Promised: ballot{8, "c"}}})
@@ -414,7 +414,7 @@ func TestRefusedLeaderAsksAnew(t *testing.T) {
 	if b := c.asks("c").Ballot; b != now {
 		t.Errorf("asked at once under %+v", b)
 	}
-	c.runs(2*round + time.Second)
+	c.runs(2*voteRound + time.Second)
 	if b := c.asks("c").Ballot; b.N <= 8 {
 		t.Errorf("asked under %+v", b)
 	}
@@ -436,7 +436,7 @@ func TestRefusalsTell(t *testing.T) {
 	if d := l.tells("c"); d == nil || d.Index != 1 || l.asks("c") == nil {
 		t.Errorf("a voter that is behind: %+v", l.sent)
 	}
-	l.from("c", &message{Nack: &nack{Index: 1, Promised: ballot{50, "x"}, Leader: Found{"x", addrOf("x")}}})
+	l.from("c", &message{Nack: &nack{Index: 1, Promised: ballot{50, "x"}, Leader: PeerAddr{"x", addrOf("x")}}})
 	if l.dials[addrOf("x")] != 1 {
 		t.Errorf("dialed %v", l.dials)
 	}
@@ -452,11 +452,11 @@ func TestRoundIsAskedAnew(t *testing.T) {
 	l := campaigner(t, quintet)
 	was := l.asks("c")
 	l.promise("c", was, nil, ballot{})
-	l.runs(round - time.Second) // one is over since it has asked
+	l.runs(voteRound - time.Second) // one is over since it has asked
 	if b := l.asks("c").Ballot; b != was.Ballot {
 		t.Fatalf("asked under %+v before the round was over", b)
 	}
-	l.runs(round + 2*time.Second)
+	l.runs(voteRound + 2*time.Second)
 	now := l.asks("c")
 	if now.Ballot.compare(was.Ballot) <= 0 {
 		t.Fatalf("asked under %v, then %v", was.Ballot, now.Ballot)
@@ -486,7 +486,7 @@ func TestCandidateGivesWay(t *testing.T) {
 		t.Error("it leads by a ballot below what it has promised")
 	}
 	l.forget()
-	l.runs(2*round - time.Second)
+	l.runs(2*voteRound - time.Second)
 	if l.asks("c") != nil {
 		t.Error("it asks again at once")
 	}

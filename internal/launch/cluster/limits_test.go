@@ -13,7 +13,7 @@ import (
 // A new leader that has to decide what the lost one put forward begins the start before, or not. If it does, its caller
 // hears that this start is over, so that the agent comes to the new one.
 func TestNewLeaderEndsItsOlderStart(t *testing.T) {
-	l := elected(t, start("a", worldOf(2, "b:1 c:2")), first("a"))
+	l := elected(t, start("a", worldOf(2, "b:1 c:2")), initialBallot("a"))
 	l.accept("c", l.offers("c"))
 	if d := l.tells("c"); d == nil || d.Index != 2 {
 		t.Fatalf("decided %+v", d)
@@ -86,11 +86,11 @@ func TestFirstFailureIsToldOnce(t *testing.T) {
 // listens has all agents but one tell where their ranks listen.
 func (l *lone) listens(but string) {
 	addrs := &relayed{Index: 1, News: launch.News{Addrs: []string{"x", "y"}}}
-	for _, a := range trio.Agents {
+	for _, a := range trio.Members {
 		switch a.Name {
 		case but:
 		case l.m.self.Name:
-			l.m.say(addrs.News)
+			l.m.publish(addrs.News)
 		default:
 			l.from(a.Name, &message{News: addrs})
 		}
@@ -106,13 +106,13 @@ func TestLateNodeEndsTheStart(t *testing.T) {
 		until func(l *lone)
 		knows bool // the caller has ended its start, or has been told to, before
 	}{
-		{"its ranks do not listen", listening, func(l *lone) { l.listens("c") }, false},
-		{"others have failed", hurrying, func(l *lone) {
+		{"its ranks do not listen", listenTime, func(l *lone) { l.listens("c") }, false},
+		{"others have failed", failureTime, func(l *lone) {
 			l.listens("")
 			l.from("b", &message{Ended: failedAt(1, 2)})
 			l.forget()
 		}, true},
-		{"others are done", finishing, func(l *lone) {
+		{"others are done", finishTime, func(l *lone) {
 			l.listens("")
 			l.from("b", &message{Ended: &ended{Index: 1}})
 			l.endsHere(-1)
@@ -154,11 +154,11 @@ func TestLateLeaderEndsItsOwnRanks(t *testing.T) {
 	l := leader(t)
 	l.listens("a")
 	l.forget()
-	l.runs(listening + time.Second)
+	l.runs(listenTime + time.Second)
 	if len(l.heard) != 1 || l.heard[0].Failed == nil || *l.heard[0].Failed != 0 {
 		t.Errorf("the caller hears %+v", l.heard)
 	}
-	if rank, lost := l.hears("b"); rank != 0 || !strings.Contains(lost, listening.String()) {
+	if rank, lost := l.hears("b"); rank != 0 || !strings.Contains(lost, listenTime.String()) {
 		t.Errorf("b hears of rank %d: %q", rank, lost)
 	}
 }
@@ -168,7 +168,7 @@ func TestOneNodeDoesNotListen(t *testing.T) {
 	l := newLone(t, "a", func(c *Config) { c.Max = 1 })
 	l.runs(time.Second)
 	l.m.prepared(1, nil, nil, nil)
-	l.runs(2 * listening)
+	l.runs(2 * listenTime)
 	if len(l.begun) != 1 || l.told() {
 		t.Errorf("begun %v, news %v", l.begun, l.heard)
 	}
@@ -180,7 +180,7 @@ func TestPrepareHangs(t *testing.T) {
 	l.runs(time.Second)
 	l.up("b", status{})
 	l.from("b", &message{Join: &join{}})
-	l.runs(preparing - 2*time.Second)
+	l.runs(prepareTime - 2*time.Second)
 	if len(l.prepares) != 1 || l.tells("b") != nil {
 		t.Fatalf("%d prepared, b hears %+v", len(l.prepares), l.tells("b"))
 	}
@@ -189,10 +189,10 @@ func TestPrepareHangs(t *testing.T) {
 	if d == nil || d.End == nil || d.End.ExitCode != launch.ExitFailed {
 		t.Fatalf("b hears %+v", d)
 	}
-	if !strings.Contains(d.End.Why, "node a") || !strings.Contains(d.End.Why, preparing.String()) {
+	if !strings.Contains(d.End.Why, "node a") || !strings.Contains(d.End.Why, prepareTime.String()) {
 		t.Errorf("the job ends since %q", d.End.Why)
 	}
-	l.runs(tellingTime + time.Second)
+	l.runs(confirmTime + time.Second)
 	if len(l.ends) != 1 {
 		t.Errorf("the caller's wait ends %d times", len(l.ends))
 	}

@@ -164,9 +164,9 @@ func (s *sim) divide(cut func(x, y *simAgent) bool) {
 
 func (a *simAgent) workerFails() {
 	a.do(func() {
-		if rank := a.m.firstRank(a.m.self.Name); a.m.local.running {
+		if rank := a.m.firstRank(a.m.self.Name); a.m.caller.running {
 			n := news(rank)
-			a.m.say(n)
+			a.m.publish(n)
 			a.news(n)
 		}
 	})
@@ -271,9 +271,9 @@ func TestNodeThatFailsIsLeftOut(t *testing.T) {
 	s.after(2*time.Second, fails)
 	s.until(10*time.Minute, s.everyone)
 	for _, a := range s.agents {
-		last := a.m.world()
-		if a.status != 0 || len(last.Agents) != 2 || last.index(bad.m.self.Name) >= 0 {
-			t.Errorf("%s ended with %d (%s) in a world of %d", a.m.self.Name, a.status, a.why, len(last.Agents))
+		last := a.m.assignment()
+		if a.status != 0 || len(last.Members) != 2 || last.index(bad.m.self.Name) >= 0 {
+			t.Errorf("%s ended with %d (%s) in a world of %d", a.m.self.Name, a.status, a.why, len(last.Members))
 		}
 	}
 }

@@ -92,7 +92,7 @@ func (s *sim) between(least, most time.Duration) time.Duration {
 // simAgent is an agent, its connections and its caller.
 type simAgent struct {
 	*sim
-	m      *machine
+	m      *coordinator
 	cfg    Config
 	links  map[string]*simLink // by the name of the peer
 	dead   bool                // killed, or ended
@@ -136,7 +136,7 @@ func (s *sim) add(cfg Config, change func(*Config)) *simAgent {
 	if a.cfg.HostID == "" {
 		a.cfg.HostID = a.cfg.Host
 	}
-	a.m = newMachine(&a.cfg, Member{
+	a.m = newCoordinator(&a.cfg, Member{
 		Name: fmt.Sprintf(
 			"%s-%03d",
 			a.cfg.Host,
@@ -151,7 +151,7 @@ func (s *sim) add(cfg Config, change func(*Config)) *simAgent {
 }
 
 func (a *simAgent) tick() {
-	a.after(ticking, func() {
+	a.after(tickInterval, func() {
 		if !a.dead {
 			if !a.paused { // one tick is as good as many
 				a.do(a.m.tick)
@@ -171,24 +171,24 @@ func (a *simAgent) do(f func()) {
 		return
 	}
 	a.m.now = a.now
-	before := a.m.reg.index
+	before := a.m.register.index
 	f()
-	if a.m.reg.index != before {
+	if a.m.register.index != before {
 		a.learned()
 	}
 }
 
 // learned checks that all agents agree on each decision.
 func (a *simAgent) learned() {
-	raw, _ := json.Marshal(a.m.reg.last)
-	d := a.m.reg.last
+	raw, _ := json.Marshal(a.m.register.last)
+	d := a.m.register.last
 	a.trace(
 		"%v %s learns decision %d: end %v, %d agents by %s",
 		a.now.Unix(),
 		a.m.self.Name,
 		d.Index,
 		d.End != nil,
-		len(d.World.Agents),
+		len(d.Assignment.Members),
 		d.Leader.Name,
 	)
 	if other, ok := a.decided[d.Index]; ok && other != string(raw) {
@@ -367,7 +367,7 @@ func (a *simAgent) send(m *message, names ...string) {
 	}
 }
 
-func (a *simAgent) prepare(w World) {
+func (a *simAgent) prepare(w Assignment) {
 	a.after(time.Millisecond, func() {
 		a.do(func() { a.m.prepared(w.Generation, []byte("payload"), []byte("secret"), nil) })
 	})
@@ -386,7 +386,7 @@ func (a *simAgent) begin(d *decision) {
 	a.failed = false
 	w := a.worlds[d.Index]
 	if w == nil {
-		w = &simWorld{map[string]bool{}, map[string]bool{}, len(d.World.Agents)}
+		w = &simWorld{map[string]bool{}, map[string]bool{}, len(d.Assignment.Members)}
 		a.worlds[d.Index] = w
 	}
 	w.begun[a.m.self.Name], w.alive[a.m.self.Name] = true, true
@@ -395,8 +395,8 @@ func (a *simAgent) begin(d *decision) {
 			a.fault("worlds %d and %d run beside each other", g, d.Index)
 		}
 	}
-	me := d.World.Agents[d.World.index(a.m.self.Name)]
-	a.m.say(launch.News{Addrs: make([]string, me.NProc)})
+	me := d.Assignment.Members[d.Assignment.index(a.m.self.Name)]
+	a.m.publish(launch.News{Addrs: make([]string, me.NProc)})
 	a.work(a.run, w, a.now.Add(a.between(5*time.Second, 40*time.Second)))
 }
 
@@ -425,7 +425,7 @@ func (a *simAgent) finish(run int, e launch.Ending) {
 		if len(e.Failures) > 0 {
 			a.drop()
 		}
-		a.do(func() { a.m.endHere(e) })
+		a.do(func() { a.m.onLocalEnd(e) })
 	})
 }
 
@@ -490,9 +490,9 @@ func (s *sim) states() (out []string) {
 					a.m.self.Name,
 					a.m.role,
 					a.m.leader,
-					a.m.reg.index,
-					a.m.local,
-					a.m.prop,
+					a.m.register.index,
+					a.m.caller,
+					a.m.proposal,
 				),
 			)
 		}

@@ -169,7 +169,7 @@ func TestDecisionsAreFinal(t *testing.T) {
 	if d := l.tells("c"); d == nil || string(d.Payload) != "x" {
 		t.Errorf("c is told %+v", d)
 	}
-	if len(l.ends) > 0 || l.told() || last(l, "a", func(m *message) *int { return m.Told }) != nil {
+	if len(l.ends) > 0 || l.told() || last(l, "a", func(m *message) *int { return m.EndConfirmed }) != nil {
 		t.Errorf("the job ends: %v, %v", l.ends, l.heard)
 	}
 	l = leader(t)
@@ -198,7 +198,7 @@ func TestLaterDecisionIsFollowed(t *testing.T) {
 			t.Errorf("%s: dialed %v", name, l.dials)
 		}
 		l.forget()
-		l.up("c", status{2, found("c"), first("c")})
+		l.up("c", status{2, found("c"), initialBallot("c")})
 		if last(l, "c", func(m *message) *join { return m.Join }) == nil {
 			t.Errorf("%s: does not join the leader of the later decision", name)
 		}
@@ -218,7 +218,7 @@ func TestLaterDecisionIsFollowed(t *testing.T) {
 func TestEndIsConfirmed(t *testing.T) {
 	l := follower(t, "b")
 	l.from("a", &message{Decided: finale(2, "a", 3)})
-	if told := last(l, "a", func(m *message) *int { return m.Told }); told == nil || *told != 2 {
+	if told := last(l, "a", func(m *message) *int { return m.EndConfirmed }); told == nil || *told != 2 {
 		t.Errorf("told %v", told)
 	}
 	if len(l.heard) != 1 || l.heard[0].Lost == "" {
@@ -237,12 +237,12 @@ func TestLaterLeaderIsFollowed(t *testing.T) {
 		down bool
 	}{
 		{status{1, found("b"), ballot{1, "b"}}, true},
-		{status{1, found("b"), ballot{}}, false},       // an earlier one
-		{status{1, found("c"), ballot{1, "c"}}, false}, // by word of another
-		{status{0, found("b"), ballot{1, "b"}}, false}, // it is behind
-		{status{1, Found{}, ballot{1, "b"}}, false},    // it leads no more
-		{status{1, found("b"), first("a")}, false},     // the same
-		{status{1, found("b"), ballot{0, "b"}}, true},  // of equal numbers the later name
+		{status{1, found("b"), ballot{}}, false},           // an earlier one
+		{status{1, found("c"), ballot{1, "c"}}, false},     // by word of another
+		{status{0, found("b"), ballot{1, "b"}}, false},     // it is behind
+		{status{1, PeerAddr{}, ballot{1, "b"}}, false},     // it leads no more
+		{status{1, found("b"), initialBallot("a")}, false}, // the same
+		{status{1, found("b"), ballot{0, "b"}}, true},      // of equal numbers the later name
 	} {
 		l := leader(t)
 		l.from("b", &message{Status: &c.status})

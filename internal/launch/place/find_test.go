@@ -20,7 +20,7 @@ func environment(text string) map[string]string {
 func typed() Flags { return Flags{NodeRank: -1, Hostname: "here"} }
 
 // summary is a place in one line.
-func summary(p Place) string {
+func summary(p Placement) string {
 	s := fmt.Sprintf("%s %s rank %d of %d:%d", p.Source, p.Job, p.Rank, p.MinAgents, p.MaxAgents)
 	if p.Restart > 0 {
 		s += fmt.Sprintf(" restart %d", p.Restart)

@@ -32,7 +32,7 @@ type request struct {
 	nodes       string // --nnodes as it was typed, "" if it was not
 	least, most int    // of nodes; 0: not given
 	nodeRank    int    // -1: not given
-	meet        string // "": not given
+	rendezvous  string // "": not given
 	host        string
 }
 
@@ -49,7 +49,7 @@ func (f Flags) parse() (request, error) {
 		return r, fmt.Errorf("--node-rank %d: want 0 for the first node, 1 for the next, and so on", f.NodeRank)
 	}
 	if f.Rendezvous != "" {
-		if r.meet, err = address(f.Rendezvous, 0); err != nil {
+		if r.rendezvous, err = address(f.Rendezvous, 0); err != nil {
 			return r, fmt.Errorf("--rendezvous %s: %w", terminal.Name(f.Rendezvous), err)
 		}
 	}
@@ -71,7 +71,7 @@ func nodeRange(text string) (least, most int, err error) {
 }
 
 // A started is a launcher's own account of its tasks, to check the flags against.
-type started struct {
+type taskCounts struct {
 	by       string // srun, and so on
 	tasks    int
 	evidence string // the variable that says so
@@ -83,7 +83,7 @@ type started struct {
 
 // agree checks the flags against what was started, and returns the least number of agents: --nnodes
 // MIN:MAX lets a job go on with fewer nodes.
-func (s started) agree(want request) (least int, err error) {
+func (s taskCounts) checkFlags(want request) (least int, err error) {
 	fail := func(flag, fix string, args ...any) (int, error) {
 		return 0, fmt.Errorf("%s contradicts what %s has started: %d tasks (%s), %d on this node. Leave the flag "+
 			"out, or %s",
@@ -160,10 +160,10 @@ func VariableList() []Variable {
 	}
 	for _, l := range launchers() {
 		list = append(list,
-			Variable{l.rank, "this task's rank among those that " + l.name + " has started"},
-			Variable{l.size, "how many those are"},
-			Variable{l.local, "this task's rank on this node"},
-			Variable{l.localSize, "tasks on this node"})
+			Variable{l.rankVar, "this task's rank among those that " + l.name + " has started"},
+			Variable{l.sizeVar, "how many those are"},
+			Variable{l.localRankVar, "this task's rank on this node"},
+			Variable{l.localSizeVar, "tasks on this node"})
 		for _, name := range l.id {
 			list = append(list, Variable{name, "names the job of " + l.name + ", to make a port from"})
 		}
@@ -230,7 +230,7 @@ func (e env) number(name string, lo, hi int) (int, error) {
 }
 
 // guess returns a number that only serves a note, or makes a message better; 0 if it is none.
-func (e env) guess(name string) int {
+func (e env) optional(name string) int {
 	n, err := strconv.Atoi(e.text(name))
 	if err != nil || n < 0 {
 		return 0

@@ -89,7 +89,7 @@ func expand(hosts []string, text string) ([]string, error) {
 			return nil, fmt.Errorf("a name of %d bytes; a host has at most %d", len(name), maxHostName)
 		}
 		hosts = append(hosts, name)
-		t.turn(at)
+		t.advance(at)
 	}
 	return hosts, nil
 }
@@ -164,7 +164,7 @@ func (t *term) name(at []int) string {
 
 // turn goes on to the next host. Slurm's order is that the last bracket turns fastest, then the first,
 // the second and so on.
-func (t *term) turn(at []int) {
+func (t *term) advance(at []int) {
 	last := len(at) - 1
 	for i := range at {
 		j := i - 1

@@ -30,7 +30,7 @@ const (
 )
 
 // Place is the position of an agent among the agents of its job.
-type Place struct {
+type Placement struct {
 	// Source names the launcher of the agents, in one of the words above.
 	Source string
 	// Job names the job: the same text for all its agents, and another after Slurm has requeued it. It is public.
@@ -67,9 +67,9 @@ type Place struct {
 }
 
 // Several reports whether there may be more agents than this one.
-func (p *Place) Several() bool { return p.MaxAgents > 1 }
+func (p *Placement) Several() bool { return p.MaxAgents > 1 }
 
-func (p *Place) note(format string, args ...any) {
+func (p *Placement) note(format string, args ...any) {
 	p.Notes = append(p.Notes, fmt.Sprintf(format, args...))
 }
 
@@ -79,33 +79,33 @@ func (p *Place) note(format string, args ...any) {
 // Several launchers may have left variables, since one starts another. The innermost counts: torchrun, then MPI, then
 // Slurm, then variables for a whole node, then flags alone. The tasks of a launcher are a fact, so a flag that
 // contradicts them is an error. A flag beats a variable that only asks for something.
-func Find(getenv func(name string) string, flags Flags) (Place, error) {
+func Find(getenv func(name string) string, flags Flags) (Placement, error) {
 	e := env{getenv}
 	want, err := flags.parse()
 	if err != nil {
-		return Place{}, err
+		return Placement{}, err
 	}
 	a, err := findAllocation(e)
 	if err != nil {
-		return Place{}, err
+		return Placement{}, err
 	}
 	p, err := e.find(want, a.step)
 	if err != nil {
-		return Place{}, err
+		return Placement{}, err
 	}
-	a.mark(&p)
+	a.annotate(&p)
 	return p, nil
 }
 
 // find asks one launcher after the other.
-func (e env) find(want request, s *step) (Place, error) {
+func (e env) find(want request, s *step) (Placement, error) {
 	t, err := e.tasks()
 	if err != nil {
-		return Place{}, err
+		return Placement{}, err
 	}
 	if t != nil && s != nil {
 		if t, err = innermost(e, t, s); err != nil {
-			return Place{}, err
+			return Placement{}, err
 		}
 	}
 	switch {
@@ -117,8 +117,8 @@ func (e env) find(want request, s *step) (Place, error) {
 	return e.wholeNode(want)
 }
 
-func alone(want request) Place {
-	return Place{Source: Alone, MinAgents: 1, MaxAgents: 1, LocalAgents: 1, Node: want.host}
+func alone(want request) Placement {
+	return Placement{Source: Alone, MinAgents: 1, MaxAgents: 1, LocalAgents: 1, Node: want.host}
 }
 
 // Ports made from the name of a job. They lie below net.ipv4.ip_local_port_range and the node ports of Kubernetes, from

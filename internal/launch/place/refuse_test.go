@@ -324,7 +324,7 @@ func FuzzFind(f *testing.F) {
 	})
 }
 
-func checkPlace(t *testing.T, p Place) {
+func checkPlace(t *testing.T, p Placement) {
 	t.Helper()
 	switch {
 	case p.MinAgents < 1 || p.MaxAgents < p.MinAgents || p.Rank < -1 || p.Rank >= p.MaxAgents:

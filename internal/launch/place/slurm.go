@@ -9,7 +9,7 @@ import (
 )
 
 // offer ends messages about Slurm's variables that cannot be understood.
-const offer = "Start cprun with srun itself, and pass the environment on (--export=ALL); for a run by itself on this " +
+const srunHint = "Start cprun with srun itself, and pass the environment on (--export=ALL); for a run by itself on this " +
 	"node, env -u " + envProcID + " cprun"
 
 // specialSteps begins the ids of the batch shell, interactive shells and others. The steps of srun have lower ids.
@@ -48,7 +48,7 @@ func findStep(e env, a allocation) (*step, error) {
 	if s.name, err = e.word(envNodeName); err != nil || s.tasks == 1 {
 		return s, err
 	}
-	if size := e.guess(envHetSize); size > 1 {
+	if size := e.optional(envHetSize); size > 1 {
 		return nil, fmt.Errorf("%s: cprun does not run in jobs of several components. Submit the nodes that train as "+
 			"a job of one component", set(envHetSize, size))
 	}
@@ -60,7 +60,7 @@ func findStep(e env, a allocation) (*step, error) {
 		return nil, n.err
 	}
 	if err := s.readLists(e); err != nil {
-		return nil, fmt.Errorf("%w. %s", err, offer)
+		return nil, fmt.Errorf("%w. %s", err, srunHint)
 	}
 	return s, nil
 }
@@ -99,16 +99,16 @@ func (s *step) readLists(e env) error {
 }
 
 // place returns the place of one task of several.
-func (s *step) place(e env, want request) (Place, error) {
+func (s *step) place(e env, want request) (Placement, error) {
 	here := s.counts[s.nodeID]
-	least, err := started{
+	least, err := taskCounts{
 		by: "srun", tasks: s.tasks, evidence: set(envStepTasks, s.tasks), nodes: s.nodes, node: s.nodeID, local: here,
 		even: slices.Max(s.counts) == slices.Min(s.counts),
-	}.agree(want)
+	}.checkFlags(want)
 	if err != nil {
-		return Place{}, err
+		return Placement{}, err
 	}
-	p := Place{
+	p := Placement{
 		Source: Slurm, Job: s.label, MinAgents: least, MaxAgents: s.tasks,
 		LocalRank: s.local, LocalAgents: here, NodeRank: s.nodeID, Node: s.name, Hosts: s.hosts, Tasks: s.counts,
 	}
@@ -126,12 +126,12 @@ func (s *step) place(e env, want request) (Place, error) {
 		p.Workers = 1
 		gpuNotes(e, &p)
 	}
-	p.Rendezvous, err = s.meet(e, want, &p)
+	p.Rendezvous, err = s.rendezvous(e, want, &p)
 	return p, err
 }
 
 // gpuNotes notes that tasks cannot reach the memory of each other's GPUs.
-func gpuNotes(e env, p *Place) {
+func gpuNotes(e env, p *Placement) {
 	visible := e.text(envVisible)
 	if p.LocalAgents < 2 || visible == "" || strings.Contains(visible, ",") {
 		return
@@ -145,9 +145,9 @@ func gpuNotes(e env, p *Place) {
 }
 
 // meet returns the address at which the agents of a step meet.
-func (s *step) meet(e env, want request, p *Place) (string, error) {
-	if want.meet != "" {
-		return want.meet, nil
+func (s *step) rendezvous(e env, want request, p *Placement) (string, error) {
+	if want.rendezvous != "" {
+		return want.rendezvous, nil
 	}
 	port := s.port
 	if reserved := reservedPort(e.text(envStepPorts)); reserved > 0 {
@@ -229,7 +229,7 @@ func findAllocation(e env) (a allocation, err error) {
 		return a, fmt.Errorf("%s: want Slurm's number of a job; unset it, or start this through Slurm",
 			show(envJobID, id))
 	}
-	a = allocation{job: id, control: id, nodes: e.guess(envJobNodes), restarts: e.guess(envRestarts),
+	a = allocation{job: id, control: id, nodes: e.optional(envJobNodes), restarts: e.optional(envRestarts),
 		onNode: e.has(envNodeName)}
 	if array := e.text(envArrayJob) + "_" + e.text(envArrayTask); jobID.MatchString(array) {
 		a.control = array
@@ -241,9 +241,9 @@ func findAllocation(e env) (a allocation, err error) {
 // lostTask refuses a task of Slurm that lost a part of its environment: it would train beside others. The
 // shell of a batch job has the variables of task 0 as well, and is none.
 func lostTask(e env) error {
-	ofStep := e.guess(envStepTasks)
+	ofStep := e.optional(envStepTasks)
 	shell := e.has(envJobID) && e.text(envProcID) == "0" && ofStep < 2
-	if max(ofStep, e.guess(envTasks)) < 2 || !e.has(envProcID) || shell {
+	if max(ofStep, e.optional(envTasks)) < 2 || !e.has(envProcID) || shell {
 		return nil
 	}
 	missing := envJobID
@@ -253,11 +253,11 @@ func lostTask(e env) error {
 	tasks, _ := e.first(envStepTasks, envTasks)
 	return fmt.Errorf("%s and %s are set, and %s is not that of a step: this looks like one of several tasks of "+
 		"Slurm that lost its environment. %s",
-		show(envProcID, e.text(envProcID)), show(tasks, e.text(tasks)), show(missing, e.text(missing)), offer)
+		show(envProcID, e.text(envProcID)), show(tasks, e.text(tasks)), show(missing, e.text(missing)), srunHint)
 }
 
 // mark adds to a place what Slurm says of the job, whoever has started this process inside it.
-func (a allocation) mark(p *Place) {
+func (a allocation) annotate(p *Placement) {
 	if a.job == "" {
 		return
 	}

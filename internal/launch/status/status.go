@@ -15,7 +15,7 @@ import (
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
-	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 // Version is the version of the file's format.
@@ -58,7 +58,7 @@ type Node struct {
 
 // Row is one rank's work and waits.
 type Row struct {
-	standing.Standing
+	waits.WaitState
 	// Resident is the host memory of its process, in bytes; 0: not known.
 	Resident int64 `json:"resident_bytes,omitempty"`
 }
@@ -114,7 +114,7 @@ func Read(logs *os.Root) ([]Node, error) {
 	if len(nodes) == 0 {
 		return nil, errors.Join(faults...)
 	}
-	return present(nodes), nil
+	return latest(nodes), nil
 }
 
 // list returns the names of the nodes' files.
@@ -136,7 +136,7 @@ func list(logs *os.Root) ([]string, error) {
 }
 
 // present keeps the nodes of the run that wrote last. A node that its newest start does without stays, without ranks.
-func present(nodes []Node) []Node {
+func latest(nodes []Node) []Node {
 	last := slices.MaxFunc(nodes, func(a, b Node) int { return a.Written.Compare(b.Written) })
 	nodes = slices.DeleteFunc(nodes, func(n Node) bool { return n.RunID != last.RunID })
 	start := slices.MaxFunc(nodes, func(a, b Node) int { return a.Start - b.Start }).Start
@@ -157,7 +157,7 @@ func Decode(text []byte) (n Node, err error) {
 	if n.Version != Version {
 		return Node{}, fmt.Errorf("status: of version %d, and this cprun reads %d", n.Version, Version)
 	}
-	n.RunID, n.Host, n.State = word(n.RunID), word(n.Host), word(n.State)
+	n.RunID, n.Host, n.State = waits.Word(n.RunID), waits.Word(n.Host), waits.Word(n.State)
 	n.Why = terminal.Clip(strings.TrimSpace(string(terminal.Line([]byte(n.Why)))), maxWhy)
 	for _, v := range []*int{&n.PID, &n.Rank, &n.FirstRank, &n.Ranks, &n.WorldSize, &n.Start} {
 		*v = max(*v, 0)
@@ -172,8 +172,4 @@ func Decode(text []byte) (n Node, err error) {
 		r.Resident = max(r.Resident, 0)
 	}
 	return n, nil
-}
-
-func word(s string) string {
-	return strings.TrimSpace(strings.ReplaceAll(terminal.Clip(string(terminal.Line([]byte(s))), 96), "\t", " "))
 }

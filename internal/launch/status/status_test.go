@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 func logs(t *testing.T) *os.Root {
@@ -27,7 +27,7 @@ func node(run string, rank, start int, written int64) *Node {
 		Version: Version, RunID: run, Host: "h", PID: 1, Rank: rank, Ranks: 1, WorldSize: 2, Start: start, Every: 1, State: Running,
 		Written: time.Unix(written, 0).
 			UTC(),
-		Rows: []Row{{Standing: standing.Standing{Rank: rank, Step: 3}, Resident: 4096}},
+		Rows: []Row{{WaitState: waits.WaitState{Rank: rank, Step: 3}, Resident: 4096}},
 	}
 }
 
@@ -132,16 +132,16 @@ func BenchmarkWrite(b *testing.B) {
 	}
 	defer root.Close()
 	n := node("a", 0, 0, 10)
-	wait := standing.Wait{
+	wait := waits.Wait{
 		Op:    "exchange",
 		Label: "step 15/backward/layer 0/hop 3 owner 3",
-		Open:  []standing.Open{{Peer: 2, Bytes: 65536}, {Peer: 3, Bytes: 65536}},
+		Open:  []waits.Open{{Peer: 2, Bytes: 65536}, {Peer: 3, Bytes: 65536}},
 	}
 	n.Rows = nil
 	for rank := range 8 {
 		n.Rows = append(
 			n.Rows,
-			Row{Standing: standing.Standing{Rank: rank, Step: 3, Waits: []standing.Wait{wait}}, Resident: 4096},
+			Row{WaitState: waits.WaitState{Rank: rank, Step: 3, Waits: []waits.Wait{wait}}, Resident: 4096},
 		)
 	}
 	for b.Loop() {

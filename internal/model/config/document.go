@@ -113,6 +113,16 @@ func ReadValue(path string, n *yaml.Node) (value any, flag string, err error) {
 	return value, path + "=" + strings.TrimSpace(string(text)), err
 }
 
+// Default returns the default of a key, as JSON has it; ok is false for a key that must be given.
+func Default(path string) (value any, ok bool) {
+	k, n := keyAt[path], yaml.Node{}
+	if k == nil || k.def == "" || yaml.Unmarshal([]byte(k.def), &n) != nil {
+		return nil, false
+	}
+	value, _, err := ReadValue(path, n.Content[0])
+	return value, err == nil
+}
+
 // Difference is a key of which two configs have different values, as YAML has them; "null"
 // where a config has no such key.
 type Difference struct{ Key, Old, New string }

@@ -354,7 +354,7 @@ func DefaultStrategy(s ring.Strategy, by RunShape) ring.Strategy {
 	}
 	auto(&s.Layout, layout)
 	if s.Layout == "document" && by.Device != "cuda" {
-		algorithm = "allgather" // of documents a ring sends three times as much (docs/ring.md); not measured on GPUs
+		algorithm = "allgather" // a ring sends several times as much: docs/concepts/documents.md; not measured on GPUs
 	}
 	auto(&s.Algorithm, algorithm)
 	if s.Algorithm == "hierarchical" && s.Inner == 0 && by.Ranks > 0 {

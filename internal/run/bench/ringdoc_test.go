@@ -19,16 +19,15 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-//go:generate go test . -run TestRingDocument -update
+//go:generate go test . -run TestConceptTables -update
 
-var update = flag.Bool("update", false, "rewrite docs/ring.md")
+var update = flag.Bool("update", false, "rewrite the tables of docs/concepts")
 
 const (
-	ringDocument = "../../../docs/ring.md"
-	docTokens    = 8192 // of a rank
-	docRow       = 4096 // bytes of a row of K and V: 8 heads of 128 in bf16
-	docWindow    = 4096 // keys
-	docPacks     = 20
+	docTokens = 8192 // of a rank
+	docRow    = 4096 // bytes of a row of K and V: 8 heads of 128 in bf16
+	docWindow = 4096 // keys
+	docPacks  = 20
 )
 
 // figures are what a layout gives over some packs, in means.
@@ -195,41 +194,41 @@ func ringTables(t *testing.T, ranks []int) map[string][]string {
 	}
 }
 
-// The tables of docs/ring.md are what the layouts and schedules give. Those of few ranks are worked out
-// again here, all of them by go generate.
-func TestRingDocument(t *testing.T) {
+// conceptPages name the page of docs/concepts that shows each table.
+var conceptPages = map[string]string{
+	"causal": "zigzag", "window": "windows", "documents": "documents", "magi": "documents",
+}
+
+// TestConceptTables compares the tables of docs/concepts with the layouts and schedules. It computes the rows of few
+// ranks again; go generate computes all.
+func TestConceptTables(t *testing.T) {
 	ranks := docRanks[:2]
 	if *update {
 		ranks = docRanks
 	}
-	tables := ringTables(t, ranks)
-	text, err := os.ReadFile(ringDocument)
-	if err != nil {
-		t.Fatal(err)
-	}
-	doc := string(text)
-	for name, lines := range tables {
-		begin, end := "<!-- "+name+" -->\n", "<!-- end -->"
-		i := strings.Index(doc, begin)
-		if i < 0 {
-			t.Fatalf("%s has no place for %q", ringDocument, name)
+	for name, lines := range ringTables(t, ranks) {
+		page := "../../../docs/concepts/" + conceptPages[name] + ".md"
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
 		}
-		i += len(begin)
-		j := i + strings.Index(doc[i:], end)
+		before, rest, ok := strings.Cut(string(text), "<!-- "+name+" -->\n")
+		table, after, ended := strings.Cut(rest, "<!-- end -->")
+		if !ok || !ended {
+			t.Fatalf("%s has no place for %q", page, name)
+		}
 		if *update {
-			doc = doc[:i] + strings.Join(lines, "\n") + "\n" + doc[j:]
+			text := before + "<!-- " + name + " -->\n" + strings.Join(lines, "\n") + "\n<!-- end -->" + after
+			if err := os.WriteFile(page, []byte(text), 0o666); err != nil {
+				t.Fatal(err)
+			}
 			continue
 		}
 		for _, line := range lines {
-			if !strings.Contains(doc[i:j], line+"\n") {
-				t.Errorf("%s, %s: run go generate ./internal/run/bench; want the line\n%s\nin\n%s", ringDocument, name,
-					line, doc[i:j])
+			if !strings.Contains(table, line+"\n") {
+				t.Errorf("%s, %s: run go generate ./internal/run/bench; want the line\n%s\nin\n%s", page, name, line,
+					table)
 			}
-		}
-	}
-	if *update {
-		if err := os.WriteFile(ringDocument, []byte(doc), 0o666); err != nil {
-			t.Fatal(err)
 		}
 	}
 }

@@ -224,10 +224,10 @@ func TestBindRefuses(t *testing.T) {
 	defer busy.Close()
 	defer busy.Shutdown()
 	for want, addr := range map[string]string{
-		"others cannot reach 0.0.0.0":      "0.0.0.0:0",
-		"others cannot reach fe80::1%lo":   "[fe80::1%lo]:0",
+		"cannot reach 0.0.0.0":             "0.0.0.0:0",
+		"cannot reach fe80::1%lo":          "[fe80::1%lo]:0",
 		`cannot listen at "node03:0"`:      "node03:0",
-		"so choose another":                busy.Addr().String(),
+		"choose another":                   busy.Addr().String(),
 		"bind: cannot assign requested ad": "192.0.2.1:0",
 	} {
 		p, err := Bind(addr)

@@ -247,20 +247,20 @@ func TestGuardKnowsTheJobsPackets(t *testing.T) {
 	g := newGuard(idle{}, "label")
 	defer g.Shutdown()
 	packet := append([]byte("\xf4\x05label\x01"), make([]byte, 28)...)
-	if !g.ours(packet) {
+	if !g.isOurs(packet) {
 		t.Error("a packet of the job is none")
 	}
 	for i := range 8 {
 		other := slices.Clone(packet)
 		other[i] ^= 1
-		if g.ours(other) {
+		if g.isOurs(other) {
 			t.Errorf("a packet of the job with byte %d changed is one", i)
 		}
-		if g.ours(packet[:i]) {
+		if g.isOurs(packet[:i]) {
 			t.Errorf("%d bytes of it are one", i)
 		}
 	}
-	if g.ours(packet[:len(packet)-1]) {
+	if g.isOurs(packet[:len(packet)-1]) {
 		t.Error("one that is too short to be sealed is one")
 	}
 }
@@ -276,7 +276,7 @@ func FuzzStream(f *testing.F) {
 			return
 		}
 		g := &guard{}
-		s := &stream{Conn: &begun{Conn: ended{}, head: slices.Clone(b)}, guard: g}
+		s := &stream{Conn: &prefixedConn{Conn: ended{}, head: slices.Clone(b)}, guard: g}
 		if err := s.open(prefix); err != nil {
 			return
 		}

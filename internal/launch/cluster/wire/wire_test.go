@@ -24,13 +24,13 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // party is an agent for a test.
-func party(t testing.TB, change func(*Party)) *Party {
+func party(t testing.TB, change func(*Config)) *Config {
 	t.Helper()
 	id, err := NewIdentity()
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Party{
+	p := &Config{
 		Identity: id, Job: "job", Key: []byte("0123456789abcdef"), Silence: 2 * time.Second,
 		Hello: func() []byte { return []byte(`{"i":"am"}`) },
 		Check: func(net.Addr, ed25519.PublicKey, []byte) error { return nil },
@@ -48,7 +48,7 @@ type meeting struct {
 	refused chan error
 }
 
-func open(t testing.TB, p *Party) *meeting {
+func open(t testing.TB, p *Config) *meeting {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -79,7 +79,7 @@ func dial(t testing.TB, addr string) net.Conn {
 }
 
 // meet connects two agents.
-func meet(t *testing.T, a, b *Party) (*Link, *Link) {
+func meet(t *testing.T, a, b *Config) (*Link, *Link) {
 	t.Helper()
 	m := open(t, b)
 	near, err := Dial(t.Context(), dial(t, m.addr), a)
@@ -139,7 +139,7 @@ func (f *frozen) Write(p []byte) (int, error) {
 
 // A peer that is gone without a word is lost after Silence; one that has nothing to say is not.
 func TestSilence(t *testing.T) {
-	short := func(p *Party) { p.Silence = 300 * time.Millisecond }
+	short := func(p *Config) { p.Silence = 300 * time.Millisecond }
 	m := open(t, party(t, short))
 	f := &frozen{dial(t, m.addr), make(chan struct{})}
 	near, err := Dial(t.Context(), f, party(t, short))
@@ -170,18 +170,18 @@ func TestSilence(t *testing.T) {
 }
 
 func TestHandshakeRefuses(t *testing.T) {
-	says := func(text string) func(*Party) {
-		return func(p *Party) {
+	says := func(text string) func(*Config) {
+		return func(p *Config) {
 			p.Check = func(net.Addr, ed25519.PublicKey, []byte) error { return errors.New(text) }
 		}
 	}
 	for name, c := range map[string]struct {
-		dialer, acceptor func(*Party)
+		dialer, acceptor func(*Config)
 		want             string
 		proven           bool
 	}{
-		"another key":         {func(p *Party) { p.Key = []byte("another key, as long") }, nil, "keys of the two differ", false},
-		"another job":         {func(p *Party) { p.Job = "other\x1b[2Jjob" }, nil, "belongs to job", false},
+		"another key":         {func(p *Config) { p.Key = []byte("another key, as long") }, nil, "keys of the two differ", false},
+		"another job":         {func(p *Config) { p.Job = "other\x1b[2Jjob" }, nil, "belongs to job", false},
 		"the acceptor checks": {nil, says("other config"), "other config", true},
 		"the dialer checks":   {says("other version"), nil, "other version", true},
 	} {

@@ -1,4 +1,4 @@
-package standing
+package waits
 
 import (
 	"cmp"
@@ -21,17 +21,17 @@ func (g *graph) blame() (lines []string) {
 			lines = append(lines, fmt.Sprintf("%d ranks more hold up others", len(holders)-i))
 			break
 		}
-		line := fmt.Sprintf("rank %d holds up %s", h.rank, namely(h.direct))
+		line := fmt.Sprintf("rank %d holds up %s", h.rank, rankList(h.direct))
 		if len(h.through) > 0 {
-			line += ", and by that " + namely(h.through)
+			line += ", and by that " + rankList(h.through)
 		}
-		lines = append(lines, line+": "+g.excuse(h.rank))
+		lines = append(lines, line+": "+g.reasonFor(h.rank))
 	}
 	for i, c := range cycles {
 		if i == maxBlamed {
 			break
 		}
-		lines = append(lines, g.together(c))
+		lines = append(lines, g.describeCycle(c))
 	}
 	if len(lines) == 0 {
 		lines = append(lines, "no rank waits for another")
@@ -41,23 +41,23 @@ func (g *graph) blame() (lines []string) {
 
 // passing is how long ranks may wait for each other before something is wrong: while data is on its way
 // they do as well.
-const passing = 5 * time.Second
+const cycleTolerance = 5 * time.Second
 
 // together reports a cycle of ranks that wait for each other, with the likely cause.
-func (g *graph) together(cycle []int) string {
-	least := g.rows[cycle[0]].Waits[0].Stood
+func (g *graph) describeCycle(cycle []int) string {
+	least := g.rows[cycle[0]].Waits[0].Stalled
 	for _, r := range cycle {
-		least = min(least, g.rows[r].Waits[0].Stood)
+		least = min(least, g.rows[r].Waits[0].Stalled)
 	}
-	if least < passing {
-		return fmt.Sprintf("%s wait for each other, for %s s: data may be on its way", chain(cycle), seconds(least))
+	if least < cycleTolerance {
+		return fmt.Sprintf("%s wait for each other, for %s s: data may be on its way", cycleText(cycle), seconds(least))
 	}
 	return fmt.Sprintf("%s wait for each other, for %s s: they stand in different calls, or the way between them is "+
-		"broken", chain(cycle), seconds(least))
+		"broken", cycleText(cycle), seconds(least))
 }
 
 // excuse returns why a rank that waits for no one has not come.
-func (g *graph) excuse(rank int) string {
+func (g *graph) reasonFor(rank int) string {
 	s := g.rows[rank]
 	switch {
 	case s == nil:
@@ -65,9 +65,9 @@ func (g *graph) excuse(rank int) string {
 	case s.State != "":
 		return "it " + s.State
 	}
-	what, since := s.doing()
+	what, since := s.activity()
 	text := fmt.Sprintf("it is at %s for %s s", what, seconds(since))
-	if p := s.place().String(); p != "" && p != what {
+	if p := s.position().String(); p != "" && p != what {
 		text = fmt.Sprintf("it is at %s for %s s (%s)", what, seconds(since), p)
 	}
 	if len(s.Waits) > 0 {
@@ -80,7 +80,7 @@ func (g *graph) excuse(rank int) string {
 const maxChain = 8
 
 // chain returns a cycle of ranks: "ranks 0 -> 1 -> 0".
-func chain(c []int) string {
+func cycleText(c []int) string {
 	var parts []string
 	for _, r := range c[:min(len(c), maxChain)] {
 		parts = append(parts, fmt.Sprint(r))
@@ -92,7 +92,7 @@ func chain(c []int) string {
 }
 
 // namely returns "rank 3", or "ranks 0-2, 5".
-func namely(rs []int) string {
+func rankList(rs []int) string {
 	if len(rs) == 1 {
 		return fmt.Sprintf("rank %d", rs[0])
 	}
@@ -126,16 +126,14 @@ func ranks(rs []int) string {
 	return strings.Join(parts, ", ")
 }
 
-func sortedKeys(set map[int]bool) []int { return slices.Sorted(maps.Keys(set)) }
-
 // A graph is who is waited for by whom, as far as ranks have told.
 type graph struct {
-	rows  map[int]*Standing
+	rows  map[int]*WaitState
 	waits map[int][]int // by rank, the ranks that it waits for, in order
 }
 
-func newGraph(all []Standing) *graph {
-	g := &graph{rows: map[int]*Standing{}, waits: map[int][]int{}}
+func newGraph(all []WaitState) *graph {
+	g := &graph{rows: map[int]*WaitState{}, waits: map[int][]int{}}
 	for i := range all {
 		g.rows[all[i].Rank] = &all[i]
 	}
@@ -157,11 +155,11 @@ func newGraph(all []Standing) *graph {
 // between them is at fault, and it returns all messages.
 func (g *graph) missing(rank int, w *Wait) (out []Open) {
 	for _, o := range w.Open {
-		if o.Peer != rank && !(w.Vague && g.hasCome(o.Peer, rank, w)) {
+		if o.Peer != rank && !(w.Unresolved && g.hasReached(o.Peer, rank, w)) {
 			out = append(out, o)
 		}
 	}
-	if len(out) > 0 || !w.Vague {
+	if len(out) > 0 || !w.Unresolved {
 		return out
 	}
 	for _, o := range w.Open {
@@ -174,7 +172,7 @@ func (g *graph) missing(rank int, w *Wait) (out []Open) {
 
 // hasCome reports whether a peer waits in the same call of the same group. Not all ranks make each exchange, so their
 // numbers differ; two exchanges that name each other match.
-func (g *graph) hasCome(peer, rank int, w *Wait) bool {
+func (g *graph) hasReached(peer, rank int, w *Wait) bool {
 	s := g.rows[peer]
 	if s == nil {
 		return false
@@ -264,19 +262,19 @@ var columns = []column{
 }
 
 // Table returns one row for each rank, by rank, and below them lines that name the ranks that hold up others.
-func Table(all []Standing) string {
+func Table(all []WaitState) string {
 	all = slices.Clone(all)
-	slices.SortStableFunc(all, func(a, b Standing) int { return cmp.Compare(a.Rank, b.Rank) })
+	slices.SortStableFunc(all, func(a, b WaitState) int { return cmp.Compare(a.Rank, b.Rank) })
 	g := newGraph(all)
 	rows := [][]string{nil}
 	for _, c := range columns {
 		rows[0] = append(rows[0], c.name)
 	}
 	for i := range all {
-		rows = append(rows, g.row(&all[i]))
+		rows = append(rows, g.cells(&all[i]))
 	}
 	var b strings.Builder
-	for _, line := range aligned(rows) {
+	for _, line := range alignColumns(rows) {
 		b.WriteString("  " + line + "\n")
 	}
 	for _, line := range g.blame() {
@@ -299,18 +297,18 @@ type Row struct {
 
 // Rows returns what each rank is at, in the order of all. A rank that waits for others shows the first call that
 // it stands for.
-func Rows(all []Standing) []Row {
+func Rows(all []WaitState) []Row {
 	g := newGraph(all)
 	rows := make([]Row, len(all))
 	for i := range all {
-		rows[i] = g.look(&all[i])
+		rows[i] = g.describe(&all[i])
 	}
 	return rows
 }
 
 // Blame returns lines that name the ranks that hold up others; none if no rank has waited for at least least.
-func Blame(all []Standing, least time.Duration) []string {
-	long := func(s Standing) bool { return len(s.Waits) > 0 && s.Waits[0].Stood >= least }
+func Blame(all []WaitState, least time.Duration) []string {
+	long := func(s WaitState) bool { return len(s.Waits) > 0 && s.Waits[0].Stalled >= least }
 	if !slices.ContainsFunc(all, long) {
 		return nil
 	}
@@ -318,29 +316,29 @@ func Blame(all []Standing, least time.Duration) []string {
 }
 
 // look returns a rank's row.
-func (g *graph) look(s *Standing) Row {
-	p := s.place()
+func (g *graph) describe(s *WaitState) Row {
+	p := s.position()
 	r := Row{Step: p.step, Pass: p.pass, Layer: p.layer, Hop: p.hop, Known: s.State == "", Operation: s.State}
 	if !r.Known {
 		return r
 	}
 	if len(s.Waits) == 0 {
-		r.Operation, r.For = s.doing()
+		r.Operation, r.For = s.activity()
 		return r
 	}
 	w := &s.Waits[0]
-	r.Operation, r.Waits, r.Bytes, r.For = w.Op, true, w.Bytes, w.Stood
+	r.Operation, r.Waits, r.Bytes, r.For = w.Op, true, w.Bytes, w.Stalled
 	peers := map[int]bool{}
 	for _, o := range g.missing(s.Rank, w) {
 		peers[o.Peer] = true
 	}
-	r.WaitsFor = ranks(sortedKeys(peers))
+	r.WaitsFor = ranks(slices.Sorted(maps.Keys(peers)))
 	return r
 }
 
 // row returns what the table shows of a rank.
-func (g *graph) row(s *Standing) []string {
-	r := g.look(s)
+func (g *graph) cells(s *WaitState) []string {
+	r := g.describe(s)
 	row := []string{fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), r.Step, r.Pass, r.Layer, r.Hop, r.Operation,
 		r.WaitsFor, "", ""}
 	if s.PID == 0 {
@@ -356,7 +354,7 @@ func (g *graph) row(s *Standing) []string {
 }
 
 // aligned pads the columns. It drops empty columns, and empty cells at the end of a line.
-func aligned(rows [][]string) []string {
+func alignColumns(rows [][]string) []string {
 	widths := make([]int, len(columns))
 	for i := range columns {
 		for _, row := range rows[1:] {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
-	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 const (
@@ -25,16 +25,16 @@ const (
 )
 
 // An inquiry is a table that is being made. The zero inquiry is none.
-type inquiry struct {
-	timer        <-chan time.Time    // when it is shown as it is
-	ours, theirs bool                // the user has asked here; at another node, which gets the rows
-	other        []standing.Standing // of ranks of other nodes
+type waitTable struct {
+	timer         <-chan time.Time  // when it is shown as it is
+	local, remote bool              // the user has asked here; at another node, which gets the rows
+	remoteRows    []waits.WaitState // of ranks of other nodes
 }
 
 // inquire asks the workers what they wait for, and maybe for the stacks of all their goroutines. An answer
 // is about the moment in which it is made, whichever request it is to.
-func (t *attempt) inquire(stacks bool) {
-	frame, err := encodeFrame(command{Kind: commandTell, Stacks: stacks})
+func (t *attempt) requestStatus(stacks bool) {
+	frame, err := encodeFrame(command{Kind: commandStatus, Stacks: stacks})
 	for _, c := range t.children {
 		if err == nil && !c.ended && len(c.commands) == 0 { // one that has not read the last is not asked again
 			c.commands <- frame
@@ -43,11 +43,11 @@ func (t *attempt) inquire(stacks bool) {
 }
 
 // inquireAnew forgets the answers so far, and asks.
-func (t *attempt) inquireAnew(stacks bool) {
+func (t *attempt) requestFreshStatus(stacks bool) {
 	for _, c := range t.children {
-		c.told = nil
+		c.answer = nil
 	}
-	t.inquire(stacks)
+	t.requestStatus(stacks)
 }
 
 // timeOut asks for stacks as well, at the first report of a rank that has waited for too long.
@@ -56,84 +56,84 @@ func (t *attempt) timeOut(r *FailureReport) {
 	case !r.TimedOut || t.timedOut:
 		return
 	case t.failing:
-		t.inquire(true)
+		t.requestStatus(true)
 	default:
-		t.inquireAnew(true)
+		t.requestFreshStatus(true)
 	}
 	t.timedOut = true
 }
 
 // table asks for the rows of a table, which is shown when all have come, or after a time.
-func (t *attempt) table(ours bool) {
-	i, after := &t.inquiry, answerTime
-	if ours && !i.ours {
-		t.cohort.Say(News{Ask: true})
-		if t.Place.WorldSize > t.job.NProc {
+func (t *attempt) startTable(ours bool) {
+	i, after := &t.waitTable, answerTime
+	if ours && !i.local {
+		t.membership.Publish(News{Ask: true})
+		if t.Ranks.WorldSize > t.job.NProc {
 			after = tableTime
 		}
 	}
-	begun := i.ours || i.theirs
-	i.ours, i.theirs = i.ours || ours, i.theirs || !ours
+	begun := i.local || i.remote
+	i.local, i.remote = i.local || ours, i.remote || !ours
 	if !begun {
 		i.timer = time.After(after)
-		t.inquireAnew(true)
+		t.requestFreshStatus(true)
 	}
 }
 
 // answered records a worker's answer about its waits.
-func (t *attempt) answered(c *child, e Event) {
-	if s, err := standing.Decode(e.Data); err == nil {
-		c.told, c.asked = &s, false
-		c.glimpse, c.glimpsed = &s, time.Now()
-		t.passOnWhenWhole()
-		t.showWhenWhole()
+func (t *attempt) onStatus(c *child, e Event) {
+	if s, err := waits.Decode(e.Data); err == nil {
+		c.answer, c.awaiting = &s, false
+		c.lastAnswer, c.lastAnswerAt = &s, time.Now()
+		t.publishIfComplete()
+		t.showTableIfComplete()
 	}
 }
 
 // passedOn takes the rows of another node.
-func (t *attempt) passedOn(rows []standing.Standing) {
-	if t.inquiry.timer == nil {
+func (t *attempt) addRemoteRows(rows []waits.WaitState) {
+	if t.waitTable.timer == nil {
 		return
 	}
 	for i := range rows {
 		rows[i].Clean()
 	}
-	t.inquiry.other = append(t.inquiry.other, rows[:min(len(rows), t.Place.WorldSize-len(t.inquiry.other))]...)
-	t.showWhenWhole()
+	t.waitTable.remoteRows = append(t.waitTable.remoteRows, rows[:min(len(rows), t.Ranks.WorldSize-len(t.waitTable.remoteRows))]...)
+	t.showTableIfComplete()
 }
 
 // showWhenWhole shows the table once no one is left who might answer.
-func (t *attempt) showWhenWhole() {
-	if t.inquiry.timer == nil {
+func (t *attempt) showTableIfComplete() {
+	if t.waitTable.timer == nil {
 		return
 	}
 	for _, c := range t.children {
-		if !c.ended && c.told == nil {
+		if !c.ended && c.answer == nil {
 			return
 		}
 	}
-	if !t.inquiry.ours || len(t.inquiry.other)+t.job.NProc >= t.Place.WorldSize {
-		t.show()
+	if !t.waitTable.local || len(t.waitTable.remoteRows)+t.job.NProc >= t.Ranks.WorldSize {
+		t.showTable()
 	}
 }
 
 // show shows the table as far as it has come, or passes this node's rows on.
-func (t *attempt) show() {
-	var rows []standing.Standing
+func (t *attempt) showTable() {
+	var rows []waits.WaitState
 	for _, c := range t.children {
-		rows = append(rows, t.row(c))
+		rows = append(rows, t.waitState(c))
 	}
-	i := t.inquiry
-	t.inquiry = inquiry{}
-	if i.theirs {
-		t.cohort.Say(News{Standings: rows})
+	i := t.waitTable
+	t.waitTable = waitTable{}
+	if i.remote {
+		t.membership.Publish(News{WaitStates: rows})
 	}
-	if !i.ours {
+	if !i.local {
 		return
 	}
-	rows = append(rows, i.other...)
+	rows = append(rows, i.remoteRows...)
 	t.say(fmt.Sprintf("cprun: what each rank waits for (stacks of all goroutines: %s)\n%s",
-		terminal.Name(t.Logs.Name()), standing.Table(rows)))
+		terminal.Name(t.Logs.Name()), waits.Table(rows)))
 }
 
 // keepStacks appends a worker's goroutine stacks to its log.
@@ -156,17 +156,17 @@ func (c *child) keepStacks(data json.RawMessage) {
 func (t *attempt) onNews(n News) {
 	switch {
 	case n.Addrs != nil:
-		t.introduce(n.Addrs)
+		t.sendPeers(n.Addrs)
 	case n.Failed != nil || n.Lost != "":
 		failed := -1
 		if n.Failed != nil {
 			failed = *n.Failed
 		}
-		t.fail(failed, n.Lost)
+		t.abort(failed, n.Lost)
 	case n.Ask:
-		t.table(false)
-	case n.Standings != nil:
-		t.passedOn(n.Standings)
+		t.startTable(false)
+	case n.WaitStates != nil:
+		t.addRemoteRows(n.WaitStates)
 	case n.Kill:
 		t.forced = true
 		t.killAll()
@@ -187,21 +187,21 @@ func (t *attempt) listening(c *child, e Event) {
 		}
 	}
 	if len(addrs) == t.job.NProc {
-		t.cohort.Say(News{Addrs: addrs})
+		t.membership.Publish(News{Addrs: addrs})
 	}
 }
 
 // introduce tells the workers where all ranks are. Those of this node meet in its private directory.
-func (t *attempt) introduce(addrs []string) {
-	if t.introduced || len(addrs) != t.Place.WorldSize {
+func (t *attempt) sendPeers(addrs []string) {
+	if t.peersSent || len(addrs) != t.Ranks.WorldSize {
 		return
 	}
-	t.introduced = true
+	t.peersSent = true
 	addrs = slices.Clone(addrs)
 	for r := range t.job.NProc {
-		addrs[t.Place.FirstRank+r] = ""
+		addrs[t.Ranks.FirstRank+r] = ""
 	}
-	t.tell(command{Kind: commandPeers, Addrs: addrs})
+	t.broadcast(command{Kind: commandPeers, Addrs: addrs})
 }
 
 // What is said of ranks that say nothing themselves.
@@ -212,26 +212,26 @@ const (
 	stateEnded   = "has ended"
 )
 
-// row returns a worker's own account, or the launcher's observations.
-func (t *attempt) row(c *child) standing.Standing {
-	s := standing.Standing{Step: c.lastStep, State: c.state}
+// waitState returns a worker's account, from its failure report or its answer, else the launcher's observation.
+func (t *attempt) waitState(c *child) waits.WaitState {
+	s := waits.WaitState{Step: c.lastStep, State: c.state}
 	switch {
-	case c.seen.report != nil && c.seen.report.Standing != nil:
-		s = *c.seen.report.Standing
-	case c.told != nil:
-		s = *c.told
+	case c.evidence.report != nil && c.evidence.report.WaitState != nil:
+		s = *c.evidence.report.WaitState
+	case c.answer != nil:
+		s = *c.answer
 	case s.State != "":
 	case c.ended:
 		s.State = stateEnded
 	default:
-		s.State = silence(c.pid)
+		s.State = silentState(c.pid)
 	}
 	s.Rank, s.Host, s.PID = c.rank, t.job.Node, c.pid
 	return s
 }
 
 // silence returns why a process may not answer.
-func silence(pid int) string {
+func silentState(pid int) string {
 	switch state(pid) {
 	case 'T', 't':
 		return stateStopped
@@ -244,12 +244,12 @@ func silence(pid int) string {
 }
 
 // waited returns the table of a start in which a rank has waited for too long; "" if none has.
-func waited(fs []Failure) string {
-	var rows []standing.Standing
+func timeoutTable(fs []Failure) string {
+	var rows []waits.WaitState
 	timedOut := false
 	for i := range fs {
 		timedOut = timedOut || fs[i].TimedOut
-		if s := fs[i].Standing; s != nil {
+		if s := fs[i].WaitState; s != nil {
 			s.Clean() // it may come from another node
 			rows = append(rows, *s)
 		}
@@ -257,7 +257,7 @@ func waited(fs []Failure) string {
 	if !timedOut || len(rows) == 0 {
 		return ""
 	}
-	return "cprun: what each rank waited for\n" + standing.Table(rows)
+	return "cprun: what each rank waited for\n" + waits.Table(rows)
 }
 
 // stoppedEvery separates two checks for stopped workers.
@@ -268,7 +268,7 @@ const stoppedEvery = 50 * time.Millisecond
 func (t *attempt) killStopped() {
 	t.stopped = time.After(stoppedEvery)
 	for _, c := range t.children {
-		if !c.ended && c.state != stateStopped && silence(c.pid) == stateStopped {
+		if !c.ended && c.state != stateStopped && silentState(c.pid) == stateStopped {
 			c.state = stateStopped
 			c.signal(unix.SIGKILL, true)
 		}
@@ -289,69 +289,69 @@ func state(pid int) byte {
 const stateStarts = "starts"
 
 // glimpses is how many times Job.Watch an answer is good for: a worker that has much to do may be late.
-const glimpses = 3
+const freshPeriods = 3
 
 // watch begins to look at the workers, where somebody wants to know. Its second result ends that, and tells that there
 // is nothing to see any more.
 func (t *attempt) watch() (look <-chan time.Time, end func()) {
-	if t.job.OnStanding == nil || t.job.Watch <= 0 {
+	if t.job.OnStatus == nil || t.job.Watch <= 0 {
 		return nil, func() {}
 	}
 	ticker := time.NewTicker(t.job.Watch)
 	return ticker.C, func() {
 		ticker.Stop()
-		t.mail.put(false, func() { t.job.OnStanding(nil) })
+		t.mail.put(false, func() { t.job.OnStatus(nil) })
 	}
 }
 
 // look passes on the answers so far if some are missing, and asks the workers anew, except the silent ones, so that
 // nothing piles up at a stopped worker.
-func (t *attempt) look() {
-	if t.looking {
-		t.passOn()
+func (t *attempt) poll() {
+	if t.polling {
+		t.publishStatus()
 	}
-	t.looking = true
-	frame, err := encodeFrame(command{Kind: commandTell})
+	t.polling = true
+	frame, err := encodeFrame(command{Kind: commandStatus})
 	for _, c := range t.children {
-		if err == nil && !c.ended && !c.asked && len(c.commands) == 0 {
-			c.asked = true
+		if err == nil && !c.ended && !c.awaiting && len(c.commands) == 0 {
+			c.awaiting = true
 			c.commands <- frame
 		}
 	}
 }
 
 // passOnWhenWhole passes on what the workers have said when no one is left who might answer.
-func (t *attempt) passOnWhenWhole() {
+func (t *attempt) publishIfComplete() {
 	for _, c := range t.children {
-		if !c.ended && c.asked {
+		if !c.ended && c.awaiting {
 			return
 		}
 	}
-	if t.looking {
-		t.passOn()
+	if t.polling {
+		t.publishStatus()
 	}
 }
 
-func (t *attempt) passOn() {
-	t.looking = false
-	rows := make([]standing.Standing, 0, len(t.children))
+func (t *attempt) publishStatus() {
+	t.polling = false
+	rows := make([]waits.WaitState, 0, len(t.children))
 	for _, c := range t.children {
-		rows = append(rows, t.glance(c))
+		rows = append(rows, t.lastKnown(c))
 	}
-	t.mail.put(true, func() { t.job.OnStanding(rows) })
+	t.mail.put(true, func() { t.job.OnStatus(rows) })
 }
 
 // glance returns a worker's last answer, or what can be seen of it from here.
-func (t *attempt) glance(c *child) standing.Standing {
-	s := standing.Standing{Step: c.lastStep, State: c.state}
+func (t *attempt) lastKnown(c *child) waits.WaitState {
+	s := waits.WaitState{Step: c.lastStep, State: c.state}
 	switch {
 	case c.ended:
 		s.State = stateEnded
-	case c.glimpse != nil && time.Since(c.glimpsed) <= glimpses*t.job.Watch:
-		s = *c.glimpse
+	case c.lastAnswer != nil && time.Since(c.lastAnswerAt) <= freshPeriods*t.job.Watch:
+		s = *c.lastAnswer
 	case s.State != "":
 	default:
-		if s.State = silence(c.pid); s.State == stateSilent && c.glimpse == nil {
+		if s.State = silentState(c.pid); s.State == stateSilent && c.lastAnswer == nil {
 			s.State = stateStarts
 		}
 	}

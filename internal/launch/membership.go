@@ -8,19 +8,19 @@ import (
 	"os"
 	"time"
 
-	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 // Cohort is the nodes of a job: what an agent agrees on with the agents of the others. alone is that
 // of a job of one node. Its methods are called by loop alone.
-type Cohort interface {
+type Membership interface {
 	// Next waits until the nodes agree on the next start of all workers, or cannot: an error ends
 	// the job. The end of ctx ends the wait.
 	Next(ctx context.Context) (Start, error)
 	// News returns what other nodes say of the present start. It is made anew by Next.
 	News() <-chan News
 	// Say tells the other nodes something about the present start. It never blocks.
-	Say(News)
+	Publish(News)
 	// End tells how the start has ended on this node, when none of its workers is left, and returns
 	// how it ended for the job.
 	End(ctx context.Context, e Ending) Verdict
@@ -30,7 +30,7 @@ type Cohort interface {
 type Start struct {
 	Number int    // of the starts of this job, from 0
 	RunID  string // as Job.RunID, which it is if ""
-	Place  Place
+	Ranks  RankRange
 	// Hosts says by rank on which host it is: ranks with the same text share one. nil: all share one.
 	Hosts   []string
 	Secret  []byte   // for the workers of this start to know each other by, 32 bytes
@@ -53,8 +53,8 @@ type News struct {
 	// Kill asks for the end of all workers at once: the user has lost patience.
 	Kill bool `json:"kill,omitempty"`
 	// Ask asks the agents what their ranks wait for; each says it in Standings.
-	Ask       bool                `json:"ask,omitempty"`
-	Standings []standing.Standing `json:"standings,omitempty"`
+	Ask        bool              `json:"ask,omitempty"`
+	WaitStates []waits.WaitState `json:"standings,omitempty"`
 	// Lost says that the start cannot go on, and why: a node is gone, or cannot be reached.
 	Lost string `json:"lost,omitempty"`
 }
@@ -81,11 +81,11 @@ type Verdict struct {
 	// Notes are printed before the report, Last after it.
 	Notes, Last []string
 	// Told says that another node tells the user of the failures.
-	Told bool
+	ReportedElsewhere bool
 }
 
 // errEnded is the fault of a run if its context ended without a cause.
-var errEnded = errors.New("ended by its caller")
+var errContextEnded = errors.New("ended by its caller")
 
 // Merge makes one ending of those of all nodes.
 func Merge(all ...Ending) Ending {
@@ -101,7 +101,7 @@ func Merge(all ...Ending) Ending {
 			e.Err, e.Quiet = one.Err, one.Quiet
 		}
 	}
-	rank(e.Failures)
+	sortFailures(e.Failures)
 	return e
 }
 
@@ -176,24 +176,24 @@ func (e *Ending) result() Result {
 }
 
 // An alone is the cohort of a job of one node.
-type alone struct {
+type singleNode struct {
 	job     *Job
 	starts  int
 	retries Retries
 }
 
-func newAlone(job *Job) *alone {
-	return &alone{job: job, retries: Retries{Max: job.MaxRestarts}}
+func newSingleNode(job *Job) *singleNode {
+	return &singleNode{job: job, retries: Retries{Max: job.MaxRestarts}}
 }
 
-func (a *alone) Next(context.Context) (Start, error) {
+func (a *singleNode) Next(context.Context) (Start, error) {
 	a.starts++
-	return Start{Number: a.starts - 1, Place: a.job.Place, Secret: newSecret(), Payload: a.job.Payload,
+	return Start{Number: a.starts - 1, Ranks: a.job.Ranks, Secret: newSecret(), Payload: a.job.Payload,
 		Logs: a.job.Logs}, nil
 }
 
-func (a *alone) News() <-chan News { return nil }
+func (a *singleNode) News() <-chan News { return nil }
 
-func (a *alone) Say(News) {}
+func (a *singleNode) Publish(News) {}
 
-func (a *alone) End(_ context.Context, e Ending) Verdict { return a.retries.Verdict(e) }
+func (a *singleNode) End(_ context.Context, e Ending) Verdict { return a.retries.Verdict(e) }

@@ -1,6 +1,6 @@
-// Package standing describes the work and the waits of each rank of a job, and prints the table that names the ranks
+// Package waits describes the work and the waits of each rank of a job, and prints the table that names the ranks
 // that hold up others.
-package standing
+package waits
 
 import (
 	"cmp"
@@ -15,19 +15,19 @@ import (
 
 // Standing is one rank's work and waits, by its own account. Its launcher adds the host, and fills in for a rank that
 // does not answer.
-type Standing struct {
-	Rank  int           `json:"rank"`
-	Host  string        `json:"host,omitempty"`
-	PID   int           `json:"pid,omitempty"`
-	State string        `json:"state,omitempty"` // why it gave no account: "does not answer"; "" if it did
-	Step  int64         `json:"step,omitempty"`  // the last that is done; 0: none
-	Phase string        `json:"phase,omitempty"` // its last phase: "step", "checkpoint"
-	In    time.Duration `json:"in,omitempty"`    // that phase, for how long
-	Work  *Work         `json:"work,omitempty"`  // its device's work; nil: none, or unknown
+type WaitState struct {
+	Rank      int           `json:"rank"`
+	Host      string        `json:"host,omitempty"`
+	PID       int           `json:"pid,omitempty"`
+	State     string        `json:"state,omitempty"` // why it gave no account: "does not answer"; "" if it did
+	Step      int64         `json:"step,omitempty"`  // the last that is done; 0: none
+	Phase     string        `json:"phase,omitempty"` // its last phase: "step", "checkpoint"
+	PhaseTime time.Duration `json:"in,omitempty"`    // that phase, for how long
+	Work      *Work         `json:"work,omitempty"`  // its device's work; nil: none, or unknown
 	// Waits are the calls without which it does not go on.
 	Waits []Wait `json:"waits,omitempty"`
 	// Beside is how many calls are on their way that it does not stand for.
-	Beside int `json:"beside,omitempty"`
+	Background int `json:"beside,omitempty"`
 }
 
 // Work is a piece of work that is being done.
@@ -48,18 +48,18 @@ type Wait struct {
 	Open []Open `json:"open,omitempty"`
 	More int    `json:"more,omitempty"`
 	// Vague: Open names all that take part, since it is not known which of them have come.
-	Vague bool          `json:"vague,omitempty"`
-	Bytes int64         `json:"bytes,omitempty"` // of all open messages
-	Stood time.Duration `json:"stood"`           // for how long nothing of it has moved
+	Unresolved bool          `json:"vague,omitempty"`
+	Bytes      int64         `json:"bytes,omitempty"` // of all open messages
+	Stalled    time.Duration `json:"stood"`           // for how long nothing of it has moved
 }
 
 // Open is a message that is not over.
 type Open struct {
-	Peer  int           `json:"peer"` // world rank
-	Send  bool          `json:"send,omitempty"`
-	Bytes int64         `json:"bytes,omitempty"`
-	Moved bool          `json:"moved,omitempty"` // some of it has: the peer has come to it
-	Stood time.Duration `json:"stood"`           // for how long it has not moved
+	Peer    int           `json:"peer"` // world rank
+	Send    bool          `json:"send,omitempty"`
+	Bytes   int64         `json:"bytes,omitempty"`
+	Moved   bool          `json:"moved,omitempty"` // some of it has: the peer has come to it
+	Stalled time.Duration `json:"stood"`           // for how long it has not moved
 }
 
 // Bounds of a rank's account.
@@ -70,42 +70,43 @@ const (
 )
 
 // Decode reads the standing that a rank has told, and makes it fit to be shown.
-func Decode(data []byte) (s Standing, err error) {
+func Decode(data []byte) (s WaitState, err error) {
 	if err := json.Unmarshal(data, &s); err != nil {
-		return Standing{}, fmt.Errorf("standing: %w", err)
+		return WaitState{}, fmt.Errorf("standing: %w", err)
 	}
 	s.Clean()
 	return s, nil
 }
 
 // Clean bounds what another process has told, and makes it fit to be shown.
-func (s *Standing) Clean() {
-	s.Rank, s.PID, s.Step, s.Beside = max(s.Rank, 0), max(s.PID, 0), max(s.Step, 0), max(s.Beside, 0)
-	s.Host, s.State, s.Phase, s.In = word(s.Host), word(s.State), word(s.Phase), max(s.In, 0)
+func (s *WaitState) Clean() {
+	s.Rank, s.PID, s.Step, s.Background = max(s.Rank, 0), max(s.PID, 0), max(s.Step, 0), max(s.Background, 0)
+	s.Host, s.State, s.Phase, s.PhaseTime = Word(s.Host), Word(s.State), Word(s.Phase), max(s.PhaseTime, 0)
 	if w := s.Work; w != nil {
-		w.Name, w.Label, w.For = word(w.Name), word(w.Label), max(w.For, 0)
+		w.Name, w.Label, w.For = Word(w.Name), Word(w.Label), max(w.For, 0)
 	}
 	s.Waits = s.Waits[:min(len(s.Waits), MaxWaits)]
 	for i := range s.Waits {
 		w := &s.Waits[i]
-		w.Op, w.Label, w.Via, w.Stood = word(w.Op), word(w.Label), word(w.Via), max(w.Stood, 0)
+		w.Op, w.Label, w.Via, w.Stalled = Word(w.Op), Word(w.Label), Word(w.Via), max(w.Stalled, 0)
 		w.More, w.Bytes = max(w.More, 0), max(w.Bytes, 0)
 		w.Open = w.Open[:min(len(w.Open), MaxOpen)]
 		for j := range w.Open {
 			o := &w.Open[j]
-			o.Peer, o.Bytes, o.Stood = max(o.Peer, 0), max(o.Bytes, 0), max(o.Stood, 0)
+			o.Peer, o.Bytes, o.Stalled = max(o.Peer, 0), max(o.Bytes, 0), max(o.Stalled, 0)
 		}
 	}
 }
 
-func word(s string) string {
+// Word returns s without terminal control characters, on one line and bounded.
+func Word(s string) string {
 	s = strings.ReplaceAll(terminal.Clip(string(terminal.Line([]byte(s))), maxText), "\t", " ")
 	return strings.TrimSpace(s)
 }
 
 // String returns what the rank waits for, in one line, as its log has it.
-func (s *Standing) String() string {
-	p := s.place()
+func (s *WaitState) String() string {
+	p := s.position()
 	text := strings.TrimSuffix(fmt.Sprintf("rank %d, %s", s.Rank, p), ", ")
 	switch {
 	case s.State != "":
@@ -114,29 +115,29 @@ func (s *Standing) String() string {
 		return fmt.Sprintf("%s: waits for no other rank", text)
 	}
 	w := &s.Waits[0]
-	text += fmt.Sprintf(": %s, %s s without progress", w.Op, seconds(w.Stood))
+	text += fmt.Sprintf(": %s, %s s without progress", w.Op, seconds(w.Stalled))
 	for i := range w.Open {
 		o := &w.Open[i]
 		switch {
-		case w.Vague:
+		case w.Unresolved:
 			text += fmt.Sprintf("; with rank %d", o.Peer)
 		case o.Send:
-			text += fmt.Sprintf("; %s bytes to rank %d for %s s", grouped(o.Bytes), o.Peer, seconds(o.Stood))
+			text += fmt.Sprintf("; %s bytes to rank %d for %s s", grouped(o.Bytes), o.Peer, seconds(o.Stalled))
 		default:
-			text += fmt.Sprintf("; %s bytes from rank %d for %s s", grouped(o.Bytes), o.Peer, seconds(o.Stood))
+			text += fmt.Sprintf("; %s bytes from rank %d for %s s", grouped(o.Bytes), o.Peer, seconds(o.Stalled))
 		}
-		if i == maxTold-1 && len(w.Open)+w.More > maxTold {
-			return text + fmt.Sprintf("; %d more", len(w.Open)+w.More-maxTold)
+		if i == maxListed-1 && len(w.Open)+w.More > maxListed {
+			return text + fmt.Sprintf("; %d more", len(w.Open)+w.More-maxListed)
 		}
 	}
 	return text
 }
 
 // maxTold is how many messages of a call are told in one line.
-const maxTold = 8
+const maxListed = 8
 
 // A place is where in a run a rank is. Each part is "" where it is not known, or there is none.
-type place struct {
+type position struct {
 	step, pass, layer, hop string
 }
 
@@ -144,7 +145,7 @@ type place struct {
 const phaseStep = "step"
 
 // place returns the place of the call that the rank waits for, else of its work, else its phase.
-func (s *Standing) place() place {
+func (s *WaitState) position() position {
 	label := ""
 	switch {
 	case len(s.Waits) > 0:
@@ -152,7 +153,7 @@ func (s *Standing) place() place {
 	case s.Work != nil:
 		label = s.Work.Label
 	}
-	p := parse(label)
+	p := parsePosition(label)
 	if s.Phase != phaseStep && p.step == "" {
 		p.pass = s.Phase
 	}
@@ -168,7 +169,7 @@ func (s *Standing) place() place {
 
 // parse reads a label, "step 7/forward/layer 3/hop 2 owner 1": all parts but the step may be missing,
 // and others are a pass.
-func parse(label string) (p place) {
+func parsePosition(label string) (p position) {
 	for part := range strings.SplitSeq(label, "/") {
 		if n, ok := strings.CutPrefix(part, "step "); ok && p.step == "" {
 			p.step = n
@@ -190,7 +191,7 @@ func parse(label string) (p place) {
 }
 
 // String returns the place in words: "step 7, forward, layer 3, hop 2".
-func (p place) String() string {
+func (p position) String() string {
 	var parts []string
 	add := func(before, text string) {
 		if text != "" {
@@ -211,14 +212,14 @@ func (p place) String() string {
 }
 
 // doing returns what a rank that waits for no one is at, and for how long.
-func (s *Standing) doing() (what string, took time.Duration) {
+func (s *WaitState) activity() (what string, took time.Duration) {
 	if w := s.Work; w != nil {
 		return cmp.Or(w.Name, "work"), w.For
 	}
 	if s.Phase == phaseStep {
-		return "its own work", s.In
+		return "its own work", s.PhaseTime
 	}
-	return cmp.Or(s.Phase, "its own work"), s.In
+	return cmp.Or(s.Phase, "its own work"), s.PhaseTime
 }
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f", d.Seconds()) }

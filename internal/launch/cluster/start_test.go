@@ -139,13 +139,13 @@ func TestFaultOfAnAgentEndsTheJob(t *testing.T) {
 	}
 	// The leader waits until both have heard it.
 	told := 2
-	l.from("b", &message{Told: &told})
+	l.from("b", &message{EndConfirmed: &told})
 	other := 1
-	l.from("c", &message{Told: &other})
+	l.from("c", &message{EndConfirmed: &other})
 	if len(l.verdicts) > 0 {
 		t.Fatal("the leader ends before c has heard of the end")
 	}
-	l.from("c", &message{Told: &told})
+	l.from("c", &message{EndConfirmed: &told})
 	if len(l.verdicts) != 1 || l.verdicts[0].ExitCode != launch.ExitFailed || l.verdicts[0].Again {
 		t.Errorf("verdicts %+v", l.verdicts)
 	}
@@ -173,11 +173,11 @@ func TestPayloadIsOfItsWorld(t *testing.T) {
 		t.Fatal("decided with a payload of before")
 	}
 	l.runs(l.m.cfg.LastCall + time.Second)
-	if n := len(l.prepares); n != 2 || len(l.prepares[1].Agents) != 2 {
+	if n := len(l.prepares); n != 2 || len(l.prepares[1].Members) != 2 {
 		t.Fatalf("prepared %+v", l.prepares)
 	}
 	l.m.prepared(1, []byte("of two"), nil, nil)
-	if d := l.tells("b"); d == nil || string(d.Payload) != "of two" || len(d.World.Agents) != 2 || d.Tally.Target != 2 {
+	if d := l.tells("b"); d == nil || string(d.Payload) != "of two" || len(d.Assignment.Members) != 2 || d.Tally.Target != 2 {
 		t.Errorf("decided %+v", d)
 	}
 }
@@ -198,7 +198,7 @@ func TestStartIsOfItsWorld(t *testing.T) {
 	if len(l.begun) > 0 {
 		t.Errorf("begun %v without a leader", l.begun)
 	}
-	l.up("a", status{1, found("a"), first("a")})
+	l.up("a", status{1, found("a"), initialBallot("a")})
 	if !slices.Equal(l.begun, []int{1}) {
 		t.Errorf("begun %v", l.begun)
 	}
@@ -208,7 +208,7 @@ func TestStartIsOfItsWorld(t *testing.T) {
 func TestStartWithoutAnAgentDoesNotCount(t *testing.T) {
 	d := start("a", worldOf(2, "b:0 a:1"))
 	d.Tally.Retries.Max = 0
-	l := elected(t, d, first("a"))
+	l := elected(t, d, initialBallot("a"))
 	l.accept("c", l.offers("c")) // decided about a, which is gone
 	if l.begun[len(l.begun)-1] != 2 {
 		l.endsHere(-1)
@@ -255,7 +255,7 @@ func TestEndOfTheJobEndsTheRanks(t *testing.T) {
 	if len(l.verdicts) != 1 || l.verdicts[0].Again || l.verdicts[0].ExitCode != launch.ExitFailed {
 		t.Errorf("verdicts %+v", l.verdicts)
 	}
-	l = elected(t, second("x"), first("a")) // which may have begun start 1
+	l = elected(t, second("x"), initialBallot("a")) // which may have begun start 1
 	l.m.down("c", "no word")
 	l.forget()
 	l.runs(l.m.cfg.RegroupTimeout + time.Second)
@@ -406,10 +406,10 @@ func TestWhoEndsTheJob(t *testing.T) {
 func TestRankIsHeld(t *testing.T) {
 	l := leader(t)
 	l.m.down("b", "no word")
-	h := hello{Agent: Member{Name: "b", Host: "b", HostID: "b", NodeRank: 1, NProc: 2, Addr: addrOf("b")}}
+	h := hello{Member: Member{Name: "b", Host: "b", HostID: "b", NodeRank: 1, NProc: 2, Addr: addrOf("b")}}
 	l.m.up(h, "")
 	l.from("b", &message{Join: &join{}})
-	h = hello{Agent: Member{Name: "x", Host: "x", HostID: "x", NodeRank: 1, NProc: 2, Addr: addrOf("x")}}
+	h = hello{Member: Member{Name: "x", Host: "x", HostID: "x", NodeRank: 1, NProc: 2, Addr: addrOf("x")}}
 	l.m.up(h, "")
 	l.from("x", &message{Join: &join{}})
 	l.runs(2 * l.m.cfg.Silence)

@@ -116,7 +116,7 @@ func TestATimeOutShowsWhoWaitedForWhom(t *testing.T) {
 				!strings.HasSuffix(report, r.First.Report()) {
 				t.Errorf("%+v\n%s", r.Result, r.stderr)
 			}
-			if f := r.First; !f.TimedOut || f.Standing == nil || f.Standing.PID != f.PID || len(f.Standing.Waits) != 1 {
+			if f := r.First; !f.TimedOut || f.WaitState == nil || f.WaitState.PID != f.PID || len(f.WaitState.Waits) != 1 {
 				t.Errorf("%+v", f)
 			}
 		})
@@ -128,20 +128,20 @@ func TestATimeOutShowsWhoWaitedForWhom(t *testing.T) {
 
 // half is one of two nodes, which tell each other everything.
 type half struct {
-	alone
-	place     Place
+	singleNode
+	place     RankRange
 	news, say chan News
 }
 
 func (h *half) Next(ctx context.Context) (Start, error) {
-	s, err := h.alone.Next(ctx)
-	s.Place = h.place
+	s, err := h.singleNode.Next(ctx)
+	s.Ranks = h.place
 	return s, err
 }
 
 func (h *half) News() <-chan News { return h.news }
 
-func (h *half) Say(n News) { h.say <- n }
+func (h *half) Publish(n News) { h.say <- n }
 
 // The table of a node has the rows of the others, and waits are followed from node to node.
 func TestQuitShowsTheRanksOfOtherNodes(t *testing.T) {
@@ -165,12 +165,12 @@ func TestQuitShowsTheRanksOfOtherNodes(t *testing.T) {
 			job.Stderr, job.Signals = f, signals
 		}
 		h := &half{
-			alone: *newAlone(&job),
-			place: Place{NodeRank: i, FirstRank: 2 * i, WorldSize: 4},
-			news:  ways[i],
-			say:   ways[1-i],
+			singleNode: *newSingleNode(&job),
+			place:      RankRange{NodeRank: i, FirstRank: 2 * i, WorldSize: 4},
+			news:       ways[i],
+			say:        ways[1-i],
 		}
-		job.Cohort = h
+		job.Membership = h
 		go func() { results[i] <- Run(t.Context(), job) }()
 	}
 	until(t, func() bool {
