@@ -10,9 +10,9 @@ import (
 	"unicode/utf8"
 )
 
-// Decoder turns ids into text, id by id, as they come out of a model. The text of all ids together is
-// that of the Python library's decode with skip_special_tokens, but that a character of which a part
-// is missing becomes one U+FFFD and leaves the bytes around it alone. It is not for concurrent use.
+// Decoder turns ids into text one by one, as a model generates them. The text equals the decode of the Python library
+// with skip_special_tokens, with one exception: an incomplete character becomes one U+FFFD and the bytes around it
+// stay. It is not for concurrent use.
 type Decoder struct {
 	bytes bool // each id is a byte
 	words *texts
@@ -24,11 +24,10 @@ type Decoder struct {
 // tokenTexts holds the text of each token, by id.
 type texts struct {
 	of      map[int32]string
-	special map[int32]bool // has no text for a reader
+	special map[int32]bool // without text
 }
 
-// NewDecoder returns a decoder at the start of a text. It refuses a decoder of the file that is not known,
-// by its name.
+// NewDecoder returns a decoder at the start of a text. It refuses an unknown decoder in the file by name.
 func (t *Tokenizer) NewDecoder() (*Decoder, error) {
 	d := &Decoder{words: t.texts()}
 	steps, err := parseDecoder(t.decoder, 0)
@@ -44,8 +43,7 @@ func (t *Tokenizer) NewDecoder() (*Decoder, error) {
 // NewByteDecoder returns a decoder of ids that are bytes. Ids above 255 have no text.
 func NewByteDecoder() *Decoder { return &Decoder{bytes: true} }
 
-// Append appends the text that an id adds: whole characters only.
-// An id that the tokenizer does not have, and a special token, have no text.
+// Append appends the text of an id, in whole characters. Unknown ids and special tokens have no text.
 func (d *Decoder) Append(dst []byte, id int32) []byte {
 	d.out = dst
 	if d.bytes {
@@ -58,7 +56,7 @@ func (d *Decoder) Append(dst []byte, id int32) []byte {
 	return d.taken()
 }
 
-// Flush appends the rest at the end of a text: U+FFFD for a character that has not become whole.
+// Flush ends a text: it appends U+FFFD for an incomplete character.
 func (d *Decoder) Flush(dst []byte) []byte {
 	d.out = dst
 	if len(d.held) > 0 {
@@ -74,8 +72,8 @@ func (d *Decoder) taken() []byte {
 	return out
 }
 
-// emit passes on the characters that are whole. Bytes that begin none become U+FFFD, as many as there
-// are longest starts of a character among them: the way of Rust's from_utf8_lossy and of browsers.
+// emit passes on complete characters. Invalid bytes become U+FFFD, one for each longest start of a character, as in
+// Rust's from_utf8_lossy and in browsers.
 func (d *Decoder) emit(text string) {
 	d.held = append(d.held, text...)
 	b := d.held
@@ -106,18 +104,18 @@ func (t *Tokenizer) invert() *texts {
 	return w
 }
 
-// The steps of a decoder. Each takes the output of the one before, in pieces: begins says that a piece
-// begins a token, as the next step counts them, and does not go on with the one before.
+// A decoder is a chain of steps. Each step takes pieces of the output of the step before. begins marks the first piece
+// of a token.
 
-// A link is a step with all that follow it.
+// A link is a step and all steps after it.
 type link interface {
 	take(piece string, begins bool)
 }
 
-// step puts a step in front of the next.
+// A step makes a link in front of the next one.
 type step struct {
 	make func(next link) link
-	// fuses: its output is one token. whole: it must see whole tokens.
+	// fuses: its output is one token. whole: its input must be whole tokens.
 	fuses, whole bool
 	kind         string
 }
@@ -126,7 +124,7 @@ type sink func(piece string)
 
 func (s sink) take(piece string, _ bool) { s(piece) }
 
-// fuseDecoder gives all that comes as one token: Fuse.
+// fuseDecoder joins all tokens to one: Fuse.
 type fuseDecoder struct {
 	next link
 	some bool
@@ -137,8 +135,8 @@ func (s *fuseDecoder) take(piece string, _ bool) {
 	s.some = true
 }
 
-// byteLevelDecoder turns characters that stand for bytes back into these: ByteLevel. A token with any other
-// character stays as it is.
+// byteLevelDecoder turns the characters of ByteRunes back into bytes: ByteLevel. It keeps a token with any other
+// character.
 type byteLevelDecoder struct{ fuseDecoder }
 
 var runeBytes = func() map[rune]byte {
@@ -162,7 +160,7 @@ func (s *byteLevelDecoder) take(token string, begins bool) {
 	s.fuseDecoder.take(string(b), begins)
 }
 
-// byteFallbackDecoder turns <0x41> into the byte: ByteFallback.
+// byteFallbackDecoder turns <0x41> into its byte: ByteFallback.
 type byteFallbackDecoder struct{ next link }
 
 func (s byteFallbackDecoder) take(token string, begins bool) {
@@ -174,7 +172,7 @@ func (s byteFallbackDecoder) take(token string, begins bool) {
 	s.next.take(token, begins)
 }
 
-// replaceDecoder puts a text in place of a pattern in each token: Replace.
+// replaceDecoder replaces a pattern in each token: Replace.
 type replaceDecoder struct {
 	next    link
 	by      replace
@@ -182,19 +180,19 @@ type replaceDecoder struct {
 }
 
 func (s *replaceDecoder) take(token string, begins bool) {
-	// else it is a token that no pattern gets through
+	// On an error of the pattern the token stays as it is.
 	if p, err := s.by.normalize(&s.matcher, piece{token, true}); err == nil {
 		token = p.text
 	}
 	s.next.take(token, begins)
 }
 
-// stripDecoder takes a character off the ends of each token, up to a number of times: Strip.
+// stripDecoder removes up to start and stop copies of a character at the ends of each token: Strip.
 type stripDecoder struct {
 	next        link
 	char        string
 	start, stop int
-	left        int // characters to take off the start of this token
+	left        int // characters still to remove at the start of this token
 }
 
 func (s *stripDecoder) take(piece string, begins bool) {
@@ -217,7 +215,7 @@ func (s *stripDecoder) take(piece string, begins bool) {
 type metaspaceDecoder struct {
 	next  link
 	mark  string
-	drops bool // the marks of the first token, which the pre-tokenizer has put there
+	drops bool // remove the marks of the first token, which the pre-tokenizer added
 	some  bool
 }
 
@@ -230,7 +228,7 @@ func (s *metaspaceDecoder) take(token string, begins bool) {
 	s.next.take(strings.ReplaceAll(token, s.mark, space), begins)
 }
 
-// wordPieceDecoder puts a space in front of tokens that do not continue a word: WordPiece.
+// wordPieceDecoder puts a space before tokens that begin a word: WordPiece.
 type wordPieceDecoder struct {
 	next   link
 	prefix string
@@ -238,7 +236,7 @@ type wordPieceDecoder struct {
 	some   bool
 }
 
-// cleanups is how the library cleans English of the spaces of tokens.
+// cleanups lists the replacements with which the library cleans up spaces in English text.
 var cleanups = [][2]string{
 	{" .", "."}, {" ?", "?"}, {" !", "!"}, {" ,", ","}, {" ' ", "'"}, {" n't", "n't"}, {" 'm", "'m"},
 	{" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"},
@@ -261,11 +259,11 @@ func (s *wordPieceDecoder) take(token string, begins bool) {
 	s.next.take(token, begins)
 }
 
-// bpeDecoder turns what ends a word into a space before the next: BPEDecoder.
+// bpeDecoder turns the end-of-word suffix into a space before the next word: BPEDecoder.
 type bpeDecoder struct {
 	next   link
 	suffix string
-	owed   string // the space, once there is a next word
+	owed   string // the space, once a word follows
 }
 
 func (s *bpeDecoder) take(token string, begins bool) {
@@ -279,7 +277,7 @@ func (s *bpeDecoder) take(token string, begins bool) {
 	s.next.take(strings.ReplaceAll(token, s.suffix, " "), begins)
 }
 
-// spaceDecoder puts a space between tokens: a file without a decoder.
+// spaceDecoder puts a space between tokens, for a file without a decoder.
 type spaceDecoder struct {
 	next link
 	some bool
@@ -293,7 +291,7 @@ func (s *spaceDecoder) take(token string, begins bool) {
 	s.next.take(token, begins)
 }
 
-// oneChar reports whether a text is one character, which no cut between pieces can divide.
+// oneChar reports whether a text is one character. No border between pieces divides one.
 func oneChar(s string) bool { return utf8.RuneCountInString(s) == 1 }
 
 const maxTrim = 1 << 10
@@ -312,7 +310,7 @@ type decoderFile struct {
 	Suffix         *string           `json:"suffix"`
 }
 
-// parseDecoder reads a decoder as the steps that it is made of.
+// parseDecoder reads a decoder as a list of steps.
 func parseDecoder(raw json.RawMessage, depth int) ([]step, error) {
 	if isNull(raw) {
 		return []step{{kind: "null", make: func(next link) link { return &spaceDecoder{next: next} }}}, nil
@@ -380,8 +378,8 @@ func (k *decoderFile) step(kind string) (step, error) {
 	return step{}, fmt.Errorf("the type %.40q is not known", kind)
 }
 
-// joined returns the steps as a chain that ends in emit. A step that has to see whole tokens cannot stand
-// behind one that makes one token of all: it would have to wait for the end of the text.
+// joined returns the steps as a chain that ends in emit. It refuses a step with whole tokens as input after one that
+// fuses all tokens: it would have to wait for the end of the text.
 func joined(steps []step, emit func(string)) (link, error) {
 	fused := ""
 	for _, s := range steps {

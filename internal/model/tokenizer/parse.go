@@ -8,10 +8,10 @@ import (
 	"sync"
 )
 
-// MaxFile is the longest tokenizer.json that is read, in bytes; the largest known have 40 MB.
+// MaxFile bounds the size of a tokenizer.json in bytes. The largest known have 40 MB.
 const MaxFile = 256 << 20
 
-// A file is a tokenizer.json. The entries truncation and padding change no ids here.
+// A file is a tokenizer.json. Its entries truncation and padding change no ids here.
 type file struct {
 	Version       string          `json:"version"`
 	AddedTokens   []addedToken    `json:"added_tokens"`
@@ -62,8 +62,8 @@ func Parse(raw []byte) (*Tokenizer, error) {
 	return t, nil
 }
 
-// add gives added tokens their ids, as the library does: that of the model where it has the token,
-// else the next that is free, whatever the file says.
+// add assigns ids to added tokens, as in the library: the id of the model's token of that text, else the next free id.
+// The id in the file must agree.
 func (t *Tokenizer) add(tokens []addedToken) error {
 	next := int32(t.model.size())
 	byID := map[int32]*addedToken{}
@@ -130,7 +130,7 @@ func kindOf(raw json.RawMessage, depth int) (string, error) {
 	return k.Type, nil
 }
 
-// sequence reads the components of a Sequence.
+// sequence parses the components of a Sequence.
 func sequence[T any](raws []json.RawMessage, depth int, parse func(json.RawMessage, int) (T, error)) (all []T,
 	err error) {
 	for _, raw := range raws {
@@ -150,8 +150,8 @@ func inComponent(kind string, err error) error {
 	return nil
 }
 
-// lastVisible takes a ByteLevel that comes last off, as far as it makes bytes visible: words are
-// looked up before that.
+// lastVisible removes the byte-to-character mapping of a final ByteLevel, so that words are looked up in the cache
+// before it.
 func lastVisible(c preTokenizer) (preTokenizer, bool) {
 	switch c := c.(type) {
 	case *byteLevel:
@@ -172,7 +172,7 @@ func lastVisible(c preTokenizer) (preTokenizer, bool) {
 	return c, false
 }
 
-// parseProcessor reads a post-processor: the ids that come before and behind each text.
+// parseProcessor reads a post-processor: the ids before and after each text.
 func parseProcessor(raw json.RawMessage, depth int) (head, tail []int32, err error) {
 	kind, err := kindOf(raw, depth)
 	if err != nil {
@@ -191,7 +191,7 @@ func parseProcessor(raw json.RawMessage, depth int) (head, tail []int32, err err
 		return nil, nil, inComponent(kind, err)
 	}
 	switch kind {
-	case "ByteLevel": // changes offsets
+	case "ByteLevel": // changes only offsets
 		return nil, nil, nil
 	case "Sequence":
 		for _, raw := range k.Processors {
@@ -238,7 +238,7 @@ func parseProcessor(raw json.RawMessage, depth int) (head, tail []int32, err err
 	return nil, nil, fmt.Errorf("the type %.40q is not known", kind)
 }
 
-// maxSpecial is how many special tokens one template puts around a text.
+// maxSpecial bounds the special tokens of a template.
 const maxSpecial = 100
 
 type templateItem struct {
@@ -250,7 +250,7 @@ type templateItem struct {
 	} `json:"Sequence"`
 }
 
-// tokenID reads ["[CLS]", 101].
+// tokenID reads a pair such as ["[CLS]", 101].
 func tokenID(p *[2]any) (int32, error) {
 	if p == nil {
 		return 0, errors.New("cls or sep is missing")

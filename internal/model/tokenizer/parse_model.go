@@ -32,7 +32,7 @@ func parseModel(raw json.RawMessage) (model, error) {
 	if err := json.Unmarshal(raw, &m); err != nil {
 		return nil, err
 	}
-	if m.Type == "" { // files of 2020 and before
+	if m.Type == "" { // files of 2020 and earlier
 		switch vocab := strings.TrimSpace(string(m.Vocab)); {
 		case !isNull(m.Merges):
 			m.Type = "BPE"
@@ -97,8 +97,7 @@ func (m *modelFile) bpe() (*bpe, error) {
 	return b, b.init(pairs)
 }
 
-// readMerges reads pairs, or texts of two tokens with a space between them as older files have
-// them.
+// readMerges reads pairs, or the older form: two tokens separated by a space.
 func readMerges(raw json.RawMessage) ([][2]string, error) {
 	if isNull(raw) {
 		return nil, errors.New("merges are missing")

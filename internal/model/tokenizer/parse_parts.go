@@ -137,8 +137,7 @@ func parsePreTokenizer(raw json.RawMessage, depth int) (preTokenizer, error) {
 	return nil, fmt.Errorf("the type %.40q is not known", kind)
 }
 
-// newMetaspace returns the pre-tokenizer Metaspace, in its form of today and in the older one that has
-// add_prefix_space.
+// newMetaspace returns the pre-tokenizer Metaspace. It also reads the older form with add_prefix_space.
 func newMetaspace(mark, scheme string, prefix *bool, cuts bool) (preTokenizer, error) {
 	r, err := oneRune(mark)
 	if err != nil {
