@@ -28,7 +28,7 @@ func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DTyp
 		plan.Compute = int64(dtype.Size()) * n
 	}
 	m := New(cfg, nopOps{}, nopAttention{}, phantomParams(cfg, dtype), opt)
-	m.planned = true
+	m.dryRun = true
 	b, loss := phantomBatch(cfg, batch, localTokens)
 
 	train, validate := tensor.NewMeter(), tensor.NewMeter()

@@ -15,7 +15,7 @@ const maxLayers = 1 << 16
 func (c *Config) Check() []Fault {
 	var f faults
 	if families[c.Architecture] == nil {
-		f.add("architecture", "%.64q is not supported; cprun trains %s", c.Architecture, and(Families()...))
+		f.add("architecture", "%.64q is not supported; cprun trains %s", c.Architecture, wordList(Families()...))
 	}
 	for _, p := range []struct {
 		key   string
@@ -69,7 +69,8 @@ func (c *Config) checkRope(f *faults) {
 	}
 	kinds := families[c.Architecture].ropes()
 	if !slices.Contains(kinds, s.Type) {
-		add("rope_type", "%.64q is not supported; cprun has %s", s.Type, and(append([]string{"default"}, kinds...)...))
+		add("rope_type", "%.64q is not supported; cprun has %s", s.Type,
+			wordList(append([]string{"default"}, kinds...)...))
 	}
 	switch s.Type {
 	case "llama3":
@@ -106,8 +107,7 @@ func (c *Config) checkWindow(f *faults) {
 		case t != FullAttention && t != SlidingAttention:
 			f.add("layer_types", "entry %d is %.64q; write full_attention or sliding_attention", i, t)
 		case t == SlidingAttention && c.SlidingWindow == 0:
-			f.add("sliding_window", "missing, but entry %d of layer_types is sliding_attention; write a number of tokens",
-				i)
+			f.add("sliding_window", "missing, but layer_types[%d] is sliding_attention; write a number of tokens", i)
 		}
 	}
 }

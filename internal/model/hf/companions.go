@@ -85,8 +85,8 @@ func (d *dir) companion(name string) (*os.File, error) {
 	return f, nil
 }
 
-// bring copies the companions that m names into the directory to.
-func (m Model) bring(to *os.Root) error {
+// copyCompanions copies the companions that m names into the directory to.
+func (m Model) copyCompanions(to *os.Root) error {
 	if len(m.Companions) == 0 {
 		return nil
 	}
@@ -129,7 +129,8 @@ const (
 )
 
 // EOS returns the id of the token that ends a text of the model in a directory: eos_token_id of config.json, else of
-// generation_config.json (the first of several), else the eos_token of tokenizer_config.json. It returns -1 without any.
+// generation_config.json (the first of several), else the eos_token of tokenizer_config.json. It returns -1 without
+// any.
 func EOS(path string) (int, error) {
 	ids, err := endIDs(path, "config.json", "generation_config.json")
 	if err != nil || len(ids) == 0 {

@@ -59,7 +59,7 @@ func Export(path string, m Model, limit int64) (err error) {
 		if err := WriteConfig(dir, m.Config, m.DType); err != nil {
 			return err
 		}
-		if err := m.bring(dir); err != nil {
+		if err := m.copyCompanions(dir); err != nil {
 			return err
 		}
 		if m.Bytes {

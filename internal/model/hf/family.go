@@ -184,8 +184,8 @@ func (f *Family) ropes() []string {
 	return f.Ropes
 }
 
-// and writes words as a sentence has them: "a, b and c".
-func and(words ...string) string {
+// wordList joins words as in a sentence: "a, b and c".
+func wordList(words ...string) string {
 	if len(words) < 2 {
 		return strings.Join(words, "")
 	}
@@ -193,9 +193,9 @@ func and(words ...string) string {
 	return strings.Join(words[:last], ", ") + " and " + words[last]
 }
 
-// strangers holds advice on families that are not registered, with models that can be trained
+// adviceFor holds advice on families that are not registered, with models that can be trained
 // under the name of another.
-var strangers = map[string]string{
+var adviceFor = map[string]string{
 	"mistral": "Its tensors are named like llama's, but its " +
 		"defaults differ (sliding_window 4096 on every layer where the key is absent). To train it, copy the " +
 		"directory and set model_type llama, architectures [LlamaForCausalLM], and every key that it left out",

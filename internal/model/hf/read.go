@@ -127,7 +127,7 @@ func architecture(o object) string {
 			}
 		}
 	}
-	f, known := families[kind], and(Families()...)
+	f, known := families[kind], wordList(Families()...)
 	switch {
 	case kind == "" && len(names) == 0:
 		o.fault("model_type", "missing; cprun trains %s", known)
@@ -136,9 +136,9 @@ func architecture(o object) string {
 		for _, name := range Families() {
 			classes = append(classes, families[name].Class)
 		}
-		o.fault("architectures", "%.64q is not supported; cprun trains %s", few(names), and(classes...))
-	case f == nil && strangers[kind] != "":
-		o.fault("model_type", "%.64q is not supported; cprun trains %s. %s", kind, known, strangers[kind])
+		o.fault("architectures", "%.64q is not supported; cprun trains %s", few(names), wordList(classes...))
+	case f == nil && adviceFor[kind] != "":
+		o.fault("model_type", "%.64q is not supported; cprun trains %s. %s", kind, known, adviceFor[kind])
 	case f == nil:
 		o.fault("model_type", "%.64q is not supported; cprun trains %s", kind, known)
 	case len(names) > 0 && !slices.Contains(names, f.Class):
@@ -375,7 +375,7 @@ func readRope(c *Config, o object) string {
 		if !r.has(key) {
 			key = "type"
 		}
-		r.fault(key, "%.64q is not supported; cprun has %s", s.Type, and(append([]string{"default"},
+		r.fault(key, "%.64q is not supported; cprun has %s", s.Type, wordList(append([]string{"default"},
 			c.Family().ropes()...)...))
 		return r.prefix
 	}
