@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestKeepToCore has a worker keep to one core, with threads that it has and that it makes later. One that has the core for itself runs
-// as many goroutines at once as before, and one that shares it with other ranks one.
+// TestKeepToCore has a worker keep to one core, with threads that it has and that it makes later. One that has the core
+// for itself runs as many goroutines at once as before, and one that shares it with other ranks one.
 func TestKeepToCore(t *testing.T) {
 	if r := play(t, "keep", 1); r.ExitCode != ExitDone {
 		t.Errorf("%+v, stderr %q", r.Result, r.stderr)

@@ -34,8 +34,8 @@ func TestShareOf(t *testing.T) {
 	}
 }
 
-// Ranks are crowded if a batch system has bound them to fewer cores than ranks. On a host without that there is no other fix than
-// fewer ranks, and of tasks with a core each none is.
+// Ranks are crowded if a batch system has bound them to fewer cores than ranks. On a host without that there is no
+// other fix than fewer ranks, and of tasks with a core each none is.
 func TestCrowded(t *testing.T) {
 	for name, c := range map[string]struct{ own, host, given, local, ranks, want, cores int }{
 		"a task with one core":         {own: 1, host: 8, given: 1, local: 4, ranks: 4, want: 4, cores: 1},

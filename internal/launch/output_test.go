@@ -33,7 +33,7 @@ func TestOutput(t *testing.T) {
 	want := "[rank 0] hello from rank 0\n[rank 0] " + strings.Repeat(
 		"x",
 		maxLine,
-	) + " [5 bytes more in the log]\n[rank 0] \ufffd\ufffd\n[rank 0] no newline at the end\n"
+	) + " [5 more bytes in the log]\n[rank 0] \ufffd\ufffd\n[rank 0] no newline at the end\n"
 	if r.stderr != want {
 		t.Errorf("stderr has %d bytes, want %d: %.100q", len(r.stderr), len(want), r.stderr)
 	}

@@ -251,7 +251,8 @@ func TestTwoJobsAtOnce(t *testing.T) {
 }
 
 func TestLauncherSignals(t *testing.T) {
-	// Under nohup it is ignored, and would be by the agents, too: processes inherit that from one which does not listen.
+	// Under nohup it is ignored, and would be by the agents, too: processes inherit that from one which does not
+	// listen.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	t.Cleanup(func() { signal.Reset(syscall.SIGHUP) })
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1, syscall.SIGHUP} {

@@ -139,7 +139,7 @@ var found = []struct {
 	{
 		name: "MASTER_ADDR that leads nowhere",
 		env:  taskANode + "MASTER_ADDR=localhost",
-		note: "MASTER_ADDR=localhost leads each",
+		note: "MASTER_ADDR=localhost",
 		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at node01:21016",
 	},
 	{

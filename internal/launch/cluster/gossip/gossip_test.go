@@ -198,7 +198,7 @@ func TestJoinRefuses(t *testing.T) {
 		`the seed "node03:x" is not`: func(c *Config) { c.Seeds = []string{"node03:x"} },
 		`the seed "node03" is not`:   func(c *Config) { c.Seeds = []string{"node03"} },
 		"give at most 64":            func(c *Config) { c.Seeds = make([]string, 65) },
-		"an agent's name is":         func(c *Config) { c.Self.Name = "" },
+		`agent name ""`:              func(c *Config) { c.Self.Name = "" },
 		"it must be host:port":       func(c *Config) { c.Self.Control = "node03" },
 		`"\x1b[2J:1"`:                func(c *Config) { c.Self.Control = "\x1b[2J:1" },
 		`hhhh`:                       func(c *Config) { c.Self.Control = strings.Repeat("h", 512) + ":1" },
