@@ -50,9 +50,9 @@ func TestShow(t *testing.T) {
 	}
 }
 
-// A console that takes nothing must cost no line of the log, nor keep the relay from its end.
+// TestStuckConsole checks that a blocked console loses no line of the log, and that the relay ends.
 func TestStuckConsole(t *testing.T) {
-	read, write := io.Pipe() // nobody reads until the end
+	read, write := io.Pipe() // not read until the end
 	con := newConsole(write)
 	dir := t.TempDir()
 	log, err := openLog(logsIn(t, dir), 0)

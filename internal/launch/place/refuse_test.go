@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// refused are environments and flags that contradict each other, or of which a part is missing. The message names
-// what is wrong, its value, and what to do.
+// refused contains environments and flags that contradict each other or are incomplete. The message names the fault,
+// its value and the fix.
 var refused = []struct {
 	name, env string
 	flags     func(f *Flags)
@@ -249,7 +249,7 @@ func TestFindRefuses(t *testing.T) {
 	}
 }
 
-// cprun doctor lists what is read, no more and no less.
+// TestVariablesAreListed checks that cprun doctor lists exactly the variables that Find reads.
 func TestVariablesAreListed(t *testing.T) {
 	listed := map[string]bool{}
 	for _, v := range VariableList() {
@@ -287,7 +287,7 @@ func TestVariablesAreListed(t *testing.T) {
 	}
 }
 
-// The table of docs/cluster.md has them, too.
+// TestVariablesAreDocumented checks that the table in docs/cluster.md has them as well.
 func TestVariablesAreDocumented(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/cluster.md")
 	if err != nil {
@@ -300,7 +300,7 @@ func TestVariablesAreDocumented(t *testing.T) {
 	}
 }
 
-// Whatever the environment has, a place is whole, and a message is short and harmless.
+// FuzzFind checks that any environment gives a valid placement, or a short message without control characters.
 func FuzzFind(f *testing.F) {
 	for _, c := range found {
 		f.Add(c.env, "", "", -1, 0)
