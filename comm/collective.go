@@ -8,8 +8,7 @@ import (
 // The ranks of a small group are joined pairwise, so its collectives are direct: each part goes
 // from the rank that has it to the rank that needs it in one round of messages. That moves as few
 // bytes as a ring does, in fewer steps, and a rank that stays away is met, and named, by everybody
-// who waits for it and not by its neighbour alone. Those of a large group are in few.go, except for
-// AllToAll, which is about all pairs.
+// who waits for it and not by its neighbour alone. Those of a large group are in few.go.
 
 const (
 	// smallReduce bounds the vectors that an all-reduce sends whole, in one round.
@@ -29,8 +28,8 @@ func (g *Group) call(name, detail string, f func() error) (Pending, error) {
 	return p, nil
 }
 
-// told returns a collective's text in traces: the bytes of all ranks' data, and the ranks.
-func (g *Group) told(v tensor.View) string {
+// detail returns a collective's text in traces: the bytes of all ranks' data, and the ranks.
+func (g *Group) detail(v tensor.View) string {
 	if !tensor.Tracing(g.stream) {
 		return ""
 	}
@@ -50,7 +49,7 @@ func (g *Group) Exchange(send, recv []Message) (Pending, error) {
 	recvs, into := g.parts(recv)
 	detail := ""
 	if tensor.Tracing(g.stream) {
-		detail = check.Told(send, recv)
+		detail = check.Detail(send, recv)
 	}
 	return g.call("exchange", detail, func() error {
 		for i := range own {
@@ -79,7 +78,7 @@ func (g *Group) AllReduce(v tensor.View, op Op) (Pending, error) {
 		return nil, g.fault("all-reduce", err)
 	}
 	b := tensor.Bytes(v)
-	return g.call("all-reduce", g.told(v), func() error {
+	return g.call("all-reduce", g.detail(v), func() error {
 		switch {
 		case len(g.ranks) == 1:
 			return nil
@@ -181,7 +180,7 @@ func (g *Group) AllGather(dst, src tensor.View) (Pending, error) {
 		return nil, g.fault("all-gather", err)
 	}
 	d, s := tensor.Bytes(dst), tensor.Bytes(src)
-	return g.call("all-gather", g.told(dst), func() error {
+	return g.call("all-gather", g.detail(dst), func() error {
 		copy(d[g.rank*len(s):], s)
 		return g.gatherBlocks(d, len(s))
 	})
@@ -208,7 +207,7 @@ func (g *Group) ReduceScatter(dst, src tensor.View, op Op) (Pending, error) {
 		return nil, g.fault("reduce-scatter", err)
 	}
 	d, s := tensor.Bytes(dst), tensor.Bytes(src)
-	return g.call("reduce-scatter", g.told(src), func() error {
+	return g.call("reduce-scatter", g.detail(src), func() error {
 		if g.few() {
 			return g.reduceScatterFew(dst.DType(), op, d, s)
 		}
@@ -225,23 +224,6 @@ func (g *Group) ReduceScatter(dst, src tensor.View, op Op) (Pending, error) {
 	})
 }
 
-// AllToAll sends part p of src to rank p and fills part p of dst from rank p.
-func (g *Group) AllToAll(dst, src tensor.View) (Pending, error) {
-	if err := g.rules().AllToAll(dst, src); err != nil {
-		return nil, g.fault("all-to-all", err)
-	}
-	n, d, s := len(g.ranks), tensor.Bytes(dst), tensor.Bytes(src)
-	return g.call("all-to-all", g.told(src), func() error {
-		size := len(s) / n
-		copy(d[g.rank*size:][:size], s[g.rank*size:])
-		sends, recvs := make([]part, n-1), make([]part, n-1)
-		g.others(func(i, peer int) {
-			sends[i], recvs[i] = part{peer, s[peer*size:][:size]}, part{peer, d[peer*size:][:size]}
-		})
-		return g.exchange(sends, recvs)
-	})
-}
-
 // Broadcast copies root's v to every rank. A large one goes out in parts that the ranks then
 // pass on to each other (van de Geijn's scatter and all-gather), so that the root sends the
 // data once and not once per rank.
@@ -250,7 +232,7 @@ func (g *Group) Broadcast(v tensor.View, root int) (Pending, error) {
 		return nil, g.fault("broadcast", err)
 	}
 	n, b := len(g.ranks), tensor.Bytes(v)
-	return g.call("broadcast", g.told(v), func() error {
+	return g.call("broadcast", g.detail(v), func() error {
 		if g.few() {
 			return g.broadcastFew(v.DType(), b, root)
 		}

@@ -70,7 +70,7 @@ func traders(t *testing.T, shape partition.Shape, inner, heads, kvHeads int) []*
 	return all
 }
 
-// An all-gather of some heads at a time computes and returns what one of all heads does.
+// An all-gather of some heads at a time computes and returns the same as an all-gather of all heads.
 func TestSchedulesGatherHeadsInGroups(t *testing.T) {
 	rng := rand.New(rand.NewPCG(35, 36))
 	for range 150 {
@@ -165,7 +165,7 @@ func TestSchedulesCarryAHalo(t *testing.T) {
 		} {
 			simulate(t, name, shape, 2, 1, all)
 			for r, s := range all {
-				want := int64(0) // rows of this block in the windows of the ranks behind it
+				want := int64(0) // rows of this block in the windows of later ranks
 				for d := 1; r+d < 8; d++ {
 					want += int64(max(0, min(16, window-16*(d-1))))
 				}
@@ -182,8 +182,7 @@ func TestSchedulesCarryAHalo(t *testing.T) {
 	}
 }
 
-// Under a window every algorithm fetches the rows in it in one hop, where they are no more than a ring
-// has room for.
+// Under a window every algorithm fetches its rows in one hop if they need no more memory than a ring's buffers.
 func TestWindowsAreFetchedInOneHop(t *testing.T) {
 	fetches := func(s *Schedule) (hops int) {
 		for _, h := range s.Forward {
@@ -235,8 +234,8 @@ func TestWindowsAreFetchedInOneHop(t *testing.T) {
 	}
 }
 
-// The simulation must see what is wrong: a call before its rows, a head that goes to the wrong
-// place, a part of a gradient that is lost, groups of heads in each other's memory.
+// The simulation must detect faults: a call before its rows arrive, misplaced heads, a lost part of a gradient, and
+// groups of heads in each other's memory.
 func TestSimulationSeesFaults(t *testing.T) {
 	shape := causalShape(32, 4, partition.Zigzag{}, -1)
 	heads := func() []*Schedule {

@@ -6,7 +6,7 @@
 //	loop := ring.Ring{Kernel: kernel, Comm: group, Stream: stream, Arena: arena}
 //	err = loop.Forward(out, q, k, v, schedule, attention.Softmax{Scale: scale})
 //
-// ring.go holds the loop; docs/schedules.md explains the fields of a Hop.
+// ring.go holds the loop; docs/concepts/schedules.md explains the fields of a Hop.
 package ring
 
 import (
@@ -223,9 +223,8 @@ func NewIndexedPlanner(algorithm string, s Spec, index *partition.Index, all boo
 	return p, err
 }
 
-// Traders returns how many ranks trade heads with each other: all, or inner, or, with most algorithms,
-// 1: none.
-func Traders(algorithm string, ranks, inner int) int {
+// UlyssesDegree returns how many ranks exchange heads with each other: all, or inner, or 1: none.
+func UlyssesDegree(algorithm string, ranks, inner int) int {
 	switch algorithm {
 	case "ulysses":
 		return ranks
@@ -251,7 +250,7 @@ func newPlanner(algorithm string, s Spec, index *partition.Index) (*Planner, err
 	if err := s.Mask.Check(); err != nil {
 		return nil, err
 	}
-	p := &Planner{algorithm: algorithm, spec: s, inner: Traders(algorithm, s.Size, s.Inner), pattern: pattern}
+	p := &Planner{algorithm: algorithm, spec: s, inner: UlyssesDegree(algorithm, s.Size, s.Inner), pattern: pattern}
 	if p.inner < 1 || s.Size%p.inner != 0 {
 		return nil, fmt.Errorf("algorithm %s: groups of %d ranks do not make up %d", algorithm, p.inner, s.Size)
 	}
@@ -414,7 +413,8 @@ func forwardOf(hops []Hop) []Hop {
 // A Strategy says how attention runs over the ranks that share a sequence. A run has one for all its layers.
 // Strategies are comparable.
 type Strategy struct {
-	Layout      string `json:"layout"`                 // of partition.Names
+	Layout partition.LayoutName `json:"layout"` // which rank has which positions
+
 	Algorithm   string `json:"algorithm"`              // of Algorithms
 	Inner       int    `json:"inner,omitempty"`        // of hierarchical: neighbouring ranks that exchange heads
 	GatherHeads int    `json:"gather_heads,omitempty"` // of allgather: key-value heads at a time; 0: all
@@ -433,7 +433,7 @@ func (s Strategy) String() string {
 	if s.Algorithm == "allgather" {
 		text += map[string]string{Before: " (before)", Auto: " (before, forward)"}[s.Gather]
 	}
-	return text + ", " + s.Layout + ", " + s.Backend
+	return text + ", " + string(s.Layout) + ", " + s.Backend
 }
 
 // When returns Gather, or Beside if it is empty.
@@ -447,5 +447,5 @@ func (s Strategy) Spec(shape partition.Shape, heads, kvHeads int) Spec {
 	}
 }
 
-// Traders returns how many ranks exchange heads with each other by s, if that many share a sequence.
-func (s Strategy) Traders(ranks int) int { return Traders(s.Algorithm, ranks, s.Inner) }
+// UlyssesDegree returns how many ranks exchange heads with each other by s, if that many share a sequence.
+func (s Strategy) UlyssesDegree(ranks int) int { return UlyssesDegree(s.Algorithm, ranks, s.Inner) }

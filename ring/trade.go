@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/comm"
@@ -177,8 +178,9 @@ func (t *trade) exchange(label string, list []traded) error {
 		if back {
 			from, to = to, from
 		}
-		out, places := t.parcels(from, rank, false)
-		in, sources := t.parcels(to, rank, back)
+		var places, sources []View
+		send, places = t.parcels(send, from, rank, false)
+		recv, sources = t.parcels(recv, to, rank, back)
 		for i, v := range places {
 			if !v.IsZero() {
 				t.Mover.Copy(v, from.box(i))
@@ -198,7 +200,6 @@ func (t *trade) exchange(label string, list []traded) error {
 				came = append(came, unpacking{to.box(i), src, back && m.Adds})
 			}
 		}
-		send, recv = append(send, out...), append(recv, in...)
 	}
 	if len(send)+len(recv) > 0 {
 		moving, err := t.Comm.Exchange(send, recv)
@@ -224,7 +225,8 @@ type side struct {
 }
 
 // joined joins boxes with neighbouring rows, which saves copies. Boxes of the rank itself come in pairs and stay.
-func joined(moves []headMove, rank int) (out []headMove) {
+func joined(moves []headMove, rank int) []headMove {
+	out := make([]headMove, 0, len(moves))
 	for _, m := range moves {
 		if k := len(out) - 1; k >= 0 && m.Peer != rank {
 			next := out[k]
@@ -244,29 +246,30 @@ func (s side) box(i int) View {
 	return s.view.Slice(tensor.Seq, b.Rows.Lo, b.Rows.Hi).Slice(tensor.Heads, b.Heads.Lo, b.Heads.Hi)
 }
 
-// parcels returns one message for each peer: for each batch element the peer's boxes in order, each dense. The cuts
+// parcels appends one message for each peer: for each batch element the peer's boxes in order, each dense. The cuts
 // between boxes do not matter, so both sides may join different ones. places gives each box its place in scratch. A
 // dense box that is a whole message and not added has none: it travels from or to the tensor itself.
-func (r *Ring) parcels(s side, rank int, adds bool) (messages []comm.Message, places []View) {
+func (r *Ring) parcels(list []comm.Message, s side, rank int, adds bool) (messages []comm.Message, places []View) {
 	places = make([]View, len(s.boxes))
-	known := map[int]bool{rank: true}
 	for i, m := range s.boxes {
-		if known[m.Peer] {
+		ofPeer := func(b headMove) bool { return b.Peer == m.Peer }
+		if m.Peer == rank || slices.ContainsFunc(s.boxes[:i], ofPeer) {
 			continue
 		}
-		known[m.Peer] = true
-		var list []int // the peer's boxes
-		n := 0         // elements of them
-		for j := i; j < len(s.boxes); j++ {
-			if b := s.boxes[j]; b.Peer == m.Peer {
-				list, n = append(list, j), n+b.Box.Rows.Len()*b.Box.Heads.Len()*s.view.Len(tensor.Dim)
+		boxes, n := 0, 0 // of the peer, and elements of them
+		for _, b := range s.boxes[i:] {
+			if ofPeer(b) {
+				boxes, n = boxes+1, n+b.Box.Rows.Len()*b.Box.Heads.Len()*s.view.Len(tensor.Dim)
 			}
 		}
 		view := s.box(i)
-		if len(list) > 1 || adds && m.Adds || !view.IsDense() {
+		if boxes > 1 || adds && m.Adds || !view.IsDense() {
 			view = r.Arena.Alloc(s.view.DType(), s.view.Len(tensor.Batch), 1, 1, n)
 			at := view.Offset()
-			for _, j := range list {
+			for j := i; j < len(s.boxes); j++ {
+				if !ofPeer(s.boxes[j]) {
+					continue
+				}
 				shape := s.box(j).Shape()
 				row := int64(shape[tensor.Heads] * shape[tensor.Dim])
 				places[j] = tensor.NewView(view.Memory(), view.DType(), at, shape,
@@ -274,7 +277,7 @@ func (r *Ring) parcels(s side, rank int, adds bool) (messages []comm.Message, pl
 				at += int64(shape[tensor.Seq]) * row
 			}
 		}
-		messages = append(messages, comm.Message{Peer: m.Peer, View: view})
+		list = append(list, comm.Message{Peer: m.Peer, View: view})
 	}
-	return messages, places
+	return list, places
 }

@@ -22,7 +22,7 @@ func New(ctx context.Context, host *comm.Group, dev *cuda.Device, compute *cuda.
 	using sync.Locker) (*Engine, error) {
 	return connect(ctx, config{
 		host: host, dev: &cudaCopies{dev: dev}, compute: compute, using: using,
-		limit: host.Options().Deadline, lanes: lanesPerPeer, split: splitBytes, share: sharedFile{},
+		limit: host.Options().Deadline, share: sharedFile{},
 	})
 }
 

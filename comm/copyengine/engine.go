@@ -48,7 +48,6 @@ type Engine struct {
 	using   sync.Locker // held by who uses compute; before mu
 	dev     device
 	limit   atomic.Int64 // a time.Duration: how long a message may stand still
-	split   int64        // the least bytes that are worth a lane of their own
 	share   boardSource
 	board   *board
 	same    []bool // per rank: it is of this process
@@ -70,7 +69,7 @@ type Engine struct {
 	post     lane      // writes begun and ready after the compute stream
 	order    lane      // writes them for deferred calls
 	end      lane      // waits for work that the compute stream must follow
-	lanes    [][]lane  // per peer
+	lanes    []lane    // per peer
 	sends    []backlog // per peer
 	receives []backlog // per peer
 }
@@ -156,7 +155,7 @@ type pending struct {
 func (e *Engine) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 	p, err := e.queue(send, recv)
 	if err != nil {
-		e.tell()
+		e.inform()
 		return nil, err
 	}
 	return p, nil
@@ -245,10 +244,8 @@ type peerMessage struct {
 // Streams returns the streams that copy, for traces. They may be waited for while nothing is in
 // flight.
 func (e *Engine) Streams() (all []tensor.Stream) {
-	for _, lanes := range e.lanes {
-		for _, l := range lanes {
-			all = append(all, l.stream())
-		}
+	for _, l := range e.lanes {
+		all = append(all, l.stream())
 	}
 	return all
 }
@@ -290,7 +287,7 @@ func (p *pending) Wait() {
 	e := p.e
 	for pause := (pace.Backoff{}); ; pause.Wait() {
 		if ready, err := p.tryWait(); err != nil {
-			e.tell()
+			e.inform()
 			e.compute.Fail(e.fault(err))
 			return
 		} else if ready {
@@ -392,7 +389,7 @@ func (p *pending) Sync(ctx context.Context) error {
 		case over:
 			return nil
 		case err != nil:
-			e.tell()
+			e.inform()
 			return e.fault(err)
 		case ctx.Err() != nil:
 			return e.fault(context.Cause(ctx))

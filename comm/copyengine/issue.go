@@ -11,14 +11,6 @@ import (
 	"github.com/cprun/cprun/comm/internal/blame"
 )
 
-const (
-	// lanesPerPeer counts the streams that copy to one peer at once; BenchmarkCopyEngineRing compares.
-	lanesPerPeer = 1
-	// splitBytes bounds the share of a message for each of several streams from below.
-	splitBytes = 8 << 20
-	splitAlign = 4096
-)
-
 // progress issues all work that the device and the peers can take now, without waiting, and reports whether some waits
 // for a peer's host. e.mu is held.
 func (e *Engine) progress() (waiting bool) {
@@ -156,32 +148,20 @@ func (e *Engine) copyAll(peer int, ms []message) error {
 			return err
 		}
 	}
-	last := ms[len(ms)-1].n
-	lanes := e.lanes[peer]
-	for _, l := range lanes {
-		l.wait(e.board.flag(e.rank, peer, flagBegun), last)
-		if peer != e.rank {
-			l.wait(e.board.flag(e.rank, peer, flagReady), last)
-		}
+	last, l := ms[len(ms)-1].n, e.lanes[peer]
+	l.wait(e.board.flag(e.rank, peer, flagBegun), last)
+	if peer != e.rank {
+		l.wait(e.board.flag(e.rank, peer, flagReady), last)
 	}
 	for _, m := range ms {
-		lo, part := int64(0), m.bytes
-		if len(lanes) > 1 && m.bytes >= int64(len(lanes))*e.split {
-			part = (m.bytes/int64(len(lanes)) + splitAlign - 1) / splitAlign * splitAlign
-		}
-		for i := 0; lo < m.bytes; i++ {
-			size := min(part, m.bytes-lo)
-			lanes[i].stream().Label(m.label)
-			lanes[i].copy(m.dst+uint64(lo), m.src+uint64(lo), size, peer)
-			lo += size
+		if m.bytes > 0 {
+			l.stream().Label(m.label)
+			l.copy(m.dst, m.src, m.bytes, peer)
 		}
 	}
-	for _, l := range lanes[1:] {
-		lanes[0].after(l.record())
-	}
-	lanes[0].write(e.board.flag(e.rank, peer, flagSent), last)
+	l.write(e.board.flag(e.rank, peer, flagSent), last)
 	if peer != e.rank {
-		lanes[0].write(e.board.flag(peer, e.rank, flagArrived), last)
+		l.write(e.board.flag(peer, e.rank, flagArrived), last)
 	}
 	return nil
 }
@@ -211,8 +191,8 @@ func (e *Engine) locate(peer int, m *message) error {
 // pop takes n messages off the front, and keeps the memory.
 func (q *backlog) pop(n int) { q.todo = append(q.todo[:0], q.todo[n:]...) }
 
-// settle forgets the messages that are over. at is the flag that says so.
-func (q *backlog) settle(at uint64) {
+// forget drops the messages that are over. at is the flag that says so.
+func (q *backlog) forget(at uint64) {
 	n := 0
 	for n < len(q.open) && reached(at, q.open[n].n) {
 		n++

@@ -25,8 +25,6 @@ type config struct {
 	compute Compute
 	using   sync.Locker   // held by who uses the compute stream
 	limit   time.Duration // comm.Options.Deadline
-	lanes   int           // streams a peer
-	split   int64         // bytes of a message for each of them, at least
 	share   boardSource
 }
 
@@ -52,14 +50,14 @@ func connect(ctx context.Context, c config) (*Engine, error) {
 	}
 	n := board.ranks
 	e := &Engine{
-		rank: c.host.Rank(), host: c.host, compute: c.compute, using: c.using, dev: c.dev, split: c.split,
+		rank: c.host.Rank(), host: c.host, compute: c.compute, using: c.using, dev: c.dev,
 		share: c.share, board: board, same: make([]bool, n), near: make([]bool, n),
 		failed: make(chan struct{}), wake: make(chan struct{}, 1),
 		ending: make(chan struct{}), ended: make(chan struct{}),
-		lanes: make([][]lane, n), sends: make([]backlog, n), receives: make([]backlog, n),
+		lanes: make([]lane, n), sends: make([]backlog, n), receives: make([]backlog, n),
 	}
 	e.limit.Store(int64(c.limit))
-	places, err := e.introduce(ctx, e.open(c.lanes))
+	places, err := e.introduce(ctx, e.open())
 	if err == nil {
 		err = agree(ctx, c.host, e.reachAll(places))
 	}
@@ -74,7 +72,7 @@ func connect(ctx context.Context, c config) (*Engine, error) {
 }
 
 // open makes the streams now: later a device that waits for a flag could hold that up.
-func (e *Engine) open(lanes int) (err error) {
+func (e *Engine) open() (err error) {
 	if err := e.dev.attach(e.board.flags()); err != nil {
 		return err
 	}
@@ -88,27 +86,17 @@ func (e *Engine) open(lanes int) (err error) {
 		return err
 	}
 	for p := range e.lanes {
-		for i := range lanes {
-			name := fmt.Sprintf("comm to rank %d", p)
-			if i > 0 {
-				name += fmt.Sprintf(" (%d)", i)
-			}
-			l, err := e.dev.lane(name)
-			if err != nil {
-				return err
-			}
-			e.lanes[p] = append(e.lanes[p], l)
+		if e.lanes[p], err = e.dev.lane(fmt.Sprintf("comm to rank %d", p)); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
 func (e *Engine) streams(yield func(lane) bool) {
-	for _, lanes := range append([][]lane{{e.post, e.order, e.end}}, e.lanes...) {
-		for _, l := range lanes {
-			if l != nil && !yield(l) {
-				return
-			}
+	for _, l := range append([]lane{e.post, e.order, e.end}, e.lanes...) {
+		if l != nil && !yield(l) {
+			return
 		}
 	}
 }

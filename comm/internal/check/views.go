@@ -91,23 +91,6 @@ func (r Rules) ReduceScatter(dst, src View, op Op) error {
 	return reduction(src, op)
 }
 
-// AllToAll checks that both views are as many equal parts as there are ranks, and share none.
-func (r Rules) AllToAll(dst, src View) error {
-	if err := r.pair(dst, src); err != nil {
-		return err
-	}
-	switch {
-	case dst.DType() != src.DType() || dst.Size() != src.Size():
-		return fmt.Errorf("dst is %d elements of %s, src %d of %s: both need one size and type", dst.Size(),
-			dst.DType(), src.Size(), src.DType())
-	case src.Size()%r.Size != 0:
-		return fmt.Errorf("src has %d elements: it needs a multiple of the %d ranks", src.Size(), r.Size)
-	case spanOf(dst).overlaps(spanOf(src)):
-		return errors.New("dst and src share memory: parts would be overwritten before they are sent")
-	}
-	return nil
-}
-
 // Broadcast checks the view and the rank that it comes from.
 func (r Rules) Broadcast(v View, root int) error {
 	if err := r.named("the view", v); err != nil {
@@ -235,13 +218,13 @@ func next[M message](rank int, ms []M, i int) int {
 	return i
 }
 
-// Told returns what a trace says of an exchange: "1024 bytes to rank 2, 1024 bytes from rank 0".
-func Told[M message](send, recv []M) string {
-	return strings.Join(append(told("to", send), told("from", recv)...), ", ")
+// Detail returns what a trace says of an exchange: "1024 bytes to rank 2, 1024 bytes from rank 0".
+func Detail[M message](send, recv []M) string {
+	return strings.Join(append(detail("to", send), detail("from", recv)...), ", ")
 }
 
-// told sums the messages up by peer, in the order of their first messages.
-func told[M message](way string, ms []M) (parts []string) {
+// detail sums the messages up by peer, in the order of their first messages.
+func detail[M message](way string, ms []M) (parts []string) {
 	var peers []int
 	bytes := map[int]int64{}
 	for _, m := range ms {

@@ -17,8 +17,8 @@ import (
 	"github.com/cprun/cprun/comm/internal/shm"
 )
 
-// TestShareOfOthers sends descriptors with the ready frame that are not those of a memory and two pipes, such as
-// one of a file that could be cut off.
+// TestShareOfOthers sends other descriptors with the ready frame than those of a memory and two pipes, such as one of a
+// file that could be truncated.
 func TestShareOfOthers(t *testing.T) {
 	file, err := os.Create(t.TempDir() + "/file")
 	if err != nil {

@@ -199,8 +199,8 @@ func (c *crowd) sent() (list []netsim.Traffic) {
 	return list
 }
 
-// row measures a part of the simulation, and prints a row of docs/cluster-simulation.md: packets and KiB per host, and
-// MiB of the host that sent most.
+// row measures a part of the simulation, and prints a row of docs/benchmarks/202611_cluster.md: packets and KiB per
+// host, and MiB of the host that sent most.
 func (c *crowd) row(what string, part func()) {
 	begin, before := time.Now(), c.sent()
 	part()

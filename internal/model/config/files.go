@@ -41,7 +41,7 @@ func (k *key) files(n *yaml.Node) (Files, error) {
 		return Files{{Path: path}}, err
 	}
 	if n.Kind != yaml.SequenceNode {
-		return nil, fmt.Errorf("found %s; want %s", describe(n), k.wanted())
+		return nil, fmt.Errorf("found %s; want %s", Describe(n), k.wanted())
 	}
 	if len(n.Content) == 0 || len(n.Content) > maxFiles {
 		return nil, fmt.Errorf("found a list of %d; want 1 to %d paths", len(n.Content), maxFiles)
@@ -68,13 +68,13 @@ func (k *key) file(n *yaml.Node, f *File) (err error) {
 		return err
 	}
 	if n.Kind != yaml.MappingNode {
-		return fmt.Errorf("found %s; want a path, or {path: …, weight: …}", describe(n))
+		return fmt.Errorf("found %s; want a path, or {path: …, weight: …}", Describe(n))
 	}
 	seen := map[string]bool{}
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		name, value := n.Content[i].Value, n.Content[i+1]
 		if seen[name] {
-			return fmt.Errorf("%s is given twice", short(name))
+			return fmt.Errorf("%s is given twice; remove one", clipped(name))
 		}
 		seen[name] = true
 		switch name {
@@ -86,14 +86,14 @@ func (k *key) file(n *yaml.Node, f *File) (err error) {
 				err = fmt.Errorf("weight %g is out of range; want a number in (0, %g]", f.Weight, float64(maxWeight))
 			}
 		default:
-			err = fmt.Errorf("%s is no key of an entry; path and weight are", found(name))
+			err = fmt.Errorf("unknown key %s; an entry has path and weight", quoted(name))
 		}
 		if err != nil {
 			return err
 		}
 	}
 	if !seen["path"] {
-		return errors.New("it has no path")
+		return errors.New("path is missing; write {path: …, weight: …}")
 	}
 	return nil
 }

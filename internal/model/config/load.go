@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"go.yaml.in/yaml/v3"
+
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/partition"
@@ -41,10 +43,10 @@ type Options struct {
 func Load(path string, opts Options) (*Config, error) {
 	text, err := files.Read(path, MaxFile)
 	if errors.Is(err, files.ErrTooLong) {
-		err = fmt.Errorf("it is longer than the %d bytes that a config may have", MaxFile)
+		err = fmt.Errorf("it is longer than %d bytes, the limit for a config", MaxFile)
 	}
 	if err != nil {
-		return nil, Errors{{File: path, Msg: fmt.Sprintf("the config is not readable: %v", err)}}
+		return nil, Errors{{File: path, Msg: fmt.Sprintf("the config cannot be read: %v", err)}}
 	}
 	return load(path, text, opts, osDisk{})
 }
@@ -75,7 +77,7 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	for _, arg := range opts.Set {
 		src.readFlag(arg)
 	}
-	src.excuse()
+	src.skipMeant()
 	l := &loader{source: src, paths: newPaths(name, disk), cfg: &Config{where: f.where}, opts: opts}
 	l.decodeFrom()
 	l.decodeRope()
@@ -88,11 +90,11 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	l.bounds()
 	l.resolvePaths()
 	l.resolveTokenizer()
-	l.ownEOS()
+	l.modelEOS()
 	rules(l.cfg, f)
 	open := l.cfg.Parallel.Algorithm == "auto"
 	if !open && !opts.kept && f.ok("parallel.algorithm") {
-		l.cfg.unread(l.cfg.Parallel, f, f)
+		l.cfg.reportUnused(l.cfg.Parallel, f, f)
 	}
 	l.checkData()
 	idle := newFaults(f.where)
@@ -104,12 +106,8 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 			}
 		}
 		l.cfg.resolve(opts.Ranks, opts.Hosts, opts.Device, f)
-		if t := l.wire; t != "" && t != "auto" && t != l.cfg.Precision.Compute && f.ok("precision.compute") {
-			f.add(kvWire, "%s is unknown: keys and values travel in the compute type, %s; take the key out",
-				t, l.cfg.Precision.Compute)
-		}
 		if open {
-			l.cfg.unread(given, f, idle)
+			l.cfg.reportUnused(given, f, idle)
 		}
 	} else if opts.Device == "cpu" {
 		cpuRules(l.cfg, f)
@@ -117,7 +115,7 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	l.cfg.Warnings = slices.Concat(warnings(l.cfg), idle.list, l.former.list)
+	l.cfg.Warnings = slices.Concat(warnings(l.cfg), idle.list, l.deprecations.list)
 	return l.cfg, nil
 }
 
@@ -132,13 +130,20 @@ func (l *loader) decodeKey(k *key) {
 		case !l.ok(k.path):
 			return // it was given, under another name
 		case k.def == "" && isModel:
-			l.add(k.path, "missing; it is needed where model.from is absent")
+			l.add(k.path, "missing; write it, or set model.from")
 			return
 		case k.def == "":
 			l.add(k.path, "missing; %s", dataWanted)
 			return
 		}
-		var err error
+	}
+	l.decodeValue(k, n)
+}
+
+// decodeValue puts a value into the config; nil is the key's default.
+func (l *loader) decodeValue(k *key, n *yaml.Node) {
+	var err error
+	if n == nil {
 		if n, err = parseValue(k.def); err != nil {
 			panic("config: default of " + k.path + ": " + err.Error())
 		}
@@ -163,8 +168,8 @@ func (l *loader) decodeFrom() {
 		return
 	}
 	if tried != "" {
-		l.add(k.path, "no directory %s; nothing is downloaded: fetch the model first, or take the key out for random "+
-			"weights", tried)
+		l.add(k.path, "no directory %s, and cprun downloads nothing; download the model first, or remove the key for "+
+			"random weights", tried)
 		return
 	}
 	shape, err := l.disk.readConfig(dir)
@@ -185,7 +190,7 @@ func (l *loader) decodeFrom() {
 		own := *r
 		l.cfg.Model.RopeScaling = &own
 		l.eachRope(func(k *key) {
-			if !of(k.rope, own.Type) {
+			if !hasType(k.rope, own.Type) {
 				reflect.ValueOf(k.at(l.cfg)).Elem().SetZero()
 			}
 		})
@@ -240,30 +245,16 @@ func (l *loader) decodeRope() {
 		n := l.values[k.path]
 		switch {
 		case k == typeKey:
-		case n != nil && typeKnown && !of(k.rope, r.Type):
-			l.add(k.path, "rope_type %s has no %s; take it out", r.Type, name)
-		case n == nil && of(k.needs, r.Type):
+		case n != nil && typeKnown && !hasType(k.rope, r.Type):
+			l.add(k.path, "rope_type %s has no %s; remove it", r.Type, name)
+		case n == nil && hasType(k.needs, r.Type):
 			l.add(k.path, "missing; rope_type %s needs it", r.Type)
-		case n != nil || k.def != "" && of(k.rope, r.Type):
-			l.decodeRopeKey(k, n != nil)
+		case n != nil || k.def != "" && hasType(k.rope, r.Type):
+			l.decodeValue(k, n) // whatever model.from has, since rope_scaling is replaced whole
 		}
 	})
 	if r.Type == "default" {
 		l.cfg.Model.RopeScaling = nil
-	}
-}
-
-// decodeRopeKey decodes a key whatever model.from says, since rope_scaling is replaced whole.
-func (l *loader) decodeRopeKey(k *key, given bool) {
-	n := l.values[k.path]
-	if !given {
-		n, _ = parseValue(k.def)
-	}
-	if !l.ok(k.path) {
-		return
-	}
-	if err := k.decode(n, l.cfg); err != nil {
-		l.add(k.path, "%v", err)
 	}
 }
 
@@ -279,7 +270,7 @@ func (l *loader) derive() {
 			m.HeadDim = m.HiddenSize / m.NumAttentionHeads
 		} else {
 			l.add("model.num_attention_heads",
-				"%d heads do not divide hidden_size %d; set head_dim, or take another number of heads",
+				"%d heads do not divide hidden_size %d; set head_dim, or another number of heads",
 				m.NumAttentionHeads, m.HiddenSize)
 		}
 	}
@@ -287,7 +278,7 @@ func (l *loader) derive() {
 		l.ok(ropeSection+".original_max_position_embeddings") {
 		if r.OriginalMax = m.MaxPositionEmbedding; r.OriginalMax == 0 {
 			l.add(ropeSection+".original_max_position_embeddings",
-				"missing; rope_type yarn needs it where max_position_embeddings is not given")
+				"missing; rope_type yarn needs it, or max_position_embeddings")
 		}
 	}
 	if s := &l.cfg.LRSchedule; s.MinLR < 0 && l.ok("optimizer.lr", "lr_schedule.min_lr") {
@@ -303,7 +294,7 @@ func (l *loader) derive() {
 func (l *loader) bounds() {
 	for i := range keys {
 		k := &keys[i]
-		skip := k.rope != "" && (l.cfg.Model.RopeScaling == nil || !of(k.rope, l.cfg.Model.RopeScaling.Type)) ||
+		skip := k.rope != "" && (l.cfg.Model.RopeScaling == nil || !hasType(k.rope, l.cfg.Model.RopeScaling.Type)) ||
 			strings.HasPrefix(k.path, "model.") && !l.ok("model.from") && l.values[k.path] == nil
 		if skip || !l.ok(k.path) {
 			continue
@@ -320,8 +311,8 @@ func (l *loader) bounds() {
 	}
 }
 
-// whole returns a config in which every field of the table exists.
-func whole() *Config {
+// blankConfig returns a config in which every field of the table exists.
+func blankConfig() *Config {
 	c := &Config{}
 	c.Model.RopeScaling = &hf.RopeScaling{}
 	return c
@@ -346,24 +337,24 @@ func Completions(prefix string) (found []string) {
 	return found
 }
 
-// Sharing describes the ranks and the attention that the rules for a strategy go by.
-type Sharing struct {
+// RunShape describes the ranks and the attention that the rules for a strategy go by.
+type RunShape struct {
 	Device         string // cuda, or anything else for the CPU
 	Documents      bool   // sequences are packed documents
 	Ranks, PerHost int    // that share a sequence, and all ranks of a host
 	Heads, KVHeads int
 }
 
-// Ruled returns the strategy with its open fields as the rules have them, which hold where no costs are known. The
-// backend and when rows travel stay open.
-func Ruled(s ring.Strategy, by Sharing) ring.Strategy {
-	layout, algorithm := "zigzag", "ring"
+// DefaultStrategy returns the strategy with its open fields as the rules have them, which hold where no costs are
+// known. The backend and when rows travel stay open.
+func DefaultStrategy(s ring.Strategy, by RunShape) ring.Strategy {
+	layout, algorithm := partition.LayoutName("zigzag"), "ring"
 	if by.Documents {
 		layout = "document"
 	}
 	auto(&s.Layout, layout)
 	if s.Layout == "document" && by.Device != "cuda" {
-		algorithm = "allgather" // of documents a ring sends three times as much (docs/ring.md); not measured on GPUs
+		algorithm = "allgather" // a ring sends several times as much: docs/concepts/documents.md; not measured on GPUs
 	}
 	auto(&s.Algorithm, algorithm)
 	if s.Algorithm == "hierarchical" && s.Inner == 0 && by.Ranks > 0 {
@@ -372,7 +363,7 @@ func Ruled(s ring.Strategy, by Sharing) ring.Strategy {
 	return s
 }
 
-func auto(field *string, choice string) {
+func auto[S ~string](field *S, choice S) {
 	if *field == "auto" || *field == "" {
 		*field = choice
 	}
@@ -415,23 +406,23 @@ func (l *loader) resolveTokenizer() {
 	switch {
 	case tried == "" || l.opts.NoFiles:
 	case Nearest(given, []string{Bytes, "auto"}) != "":
-		l.add(tokenizerKey, "%s is not a choice; did you mean %s?", found(given),
+		l.add(tokenizerKey, "%s is not a choice; did you mean %s?", quoted(given),
 			Nearest(given, []string{Bytes, "auto"}))
 	default:
 		l.add(tokenizerKey, "no tokenizer %s; name a tokenizer.json or its directory, or write bytes", tried)
 	}
 }
 
-// ownEOS sets data.eos_token_id to the model's own where it is null. To bytes a model's own says
+// modelEOS sets data.eos_token_id to the model's own where it is null. To bytes a model's own says
 // something only where it is no byte.
-func (l *loader) ownEOS() {
+func (l *loader) modelEOS() {
 	d := &l.cfg.Data
 	if d.EOSTokenID >= 0 || !l.fromRead || !l.ok(eosKey, tokenizerKey, "model.from", "model.vocab_size") {
 		return
 	}
 	id, err := l.disk.eos(l.cfg.Model.From)
 	if err != nil {
-		l.add(eosKey, "it is null, for the model's own, and that is not readable: %v; write its number", err)
+		l.add(eosKey, "null means the model's own token, which cannot be read: %v; write its number", err)
 		return
 	}
 	if id < l.cfg.Model.VocabSize && (d.Tokenizer != Bytes || id > 255) {

@@ -64,7 +64,7 @@ func unknownKey(section, name string) (msg string, meant []string) {
 	}
 	for path := join(section, name); path != ""; path, _ = split(path) {
 		if instead, ok := unbuiltKeys[path]; ok {
-			return "not in this build; " + cmp.Or(instead, "take it out"), nil
+			return "not in this build; " + cmp.Or(instead, "remove it"), nil
 		}
 	}
 	said, ok := otherNames[join(section, name)]
@@ -84,7 +84,7 @@ func unknownKey(section, name string) (msg string, meant []string) {
 }
 
 // guesses returns the keys that a name may have been meant for: a neighbour in its section, the
-// same name in a section of nearly the same name or in any, a similar name anywhere.
+// identity name in a section of nearly the same name or in any, a similar name anywhere.
 func guesses(section, name string) []string {
 	if s := Nearest(name, childrenOf[section]); s != "" {
 		return []string{join(section, s)}
@@ -133,10 +133,9 @@ var renames = map[string]string{
 var renamed = map[string]string{"parallel.inner": "parallel.ulysses_degree"}
 
 // retired lists former keys and their values without effect. These are ignored with a warning.
-var retired = map[string][]string{"precision.fp8": {"off"}, kvWire: {"auto", "bf16", "fp16", "fp32"}}
-
-// Keys and values travel in the compute type. The former key kvWire accepted no other.
-const kvWire = "precision.kv_wire"
+var retired = map[string][]string{
+	"precision.fp8": {"off"}, "precision.kv_wire": {"auto", "bf16", "fp16", "fp32"},
+}
 
 // unbuiltKeys lists planned keys and sections that this build lacks, with the key to write instead.
 var unbuiltKeys = map[string]string{
@@ -180,16 +179,16 @@ warmup_stable_decay = wsd
 
 // otherNames holds advice on keys of other trainers. A name without a section holds in every section.
 var otherNames = func() map[string]string {
-	said := byName(`
+	hints := byName(`
 torch_dtype dtype mixed_precision = the type of computation is precision.compute
-attention_bias mlp_bias bias = projections have no bias here; take the key out
-hidden_act = the activation is always silu; take the key out
-attention_dropout dropout = there is no dropout; take the key out
-use_cache = training keeps no cache; take the key out
-transformers_version = take the key out; nothing depends on it
-bos_token_id = no token is put in front of documents; take the key out
-pad_token_id = nothing is padded; take the key out
-partial_rotary_factor = rope turns the whole head; take the key out
+attention_bias mlp_bias bias = projections have no bias here; remove the key
+hidden_act = the activation is always silu; remove the key
+attention_dropout dropout = there is no dropout; remove the key
+use_cache = training keeps no cache; remove the key
+transformers_version = nothing depends on it; remove the key
+bos_token_id = documents get no first token; remove the key
+pad_token_id = cprun does not pad; remove the key
+partial_rotary_factor = rope rotates the whole head; remove the key
 use_sliding_window = sliding_window alone says it: null for none
 max_window_layers = layer_types says which layers slide
 epochs num_epochs num_train_epochs = the length of a run is train.steps
@@ -203,13 +202,13 @@ output_dir run_dir = the run directory is the flag --run-dir
 device = the device is the flag --device
 nproc = the number of processes is the flag --nproc
 resume = where to go on is the flag --resume
-<< = merge keys are not read; write the keys out
+<< = merge keys are not supported; write the keys themselves
 validation.steps data.validation.steps = validation is counted in samples: write data.validation.samples, or 0 for all
 `)
 	for name, key := range byName(foreign) {
-		said[name] = "did you mean " + key + "?"
+		hints[name] = "did you mean " + key + "?"
 	}
-	return said
+	return hints
 }()
 
 // foreign lists the names that our keys have in llm.c, nanoGPT, torchtitan, Megatron, DeepSpeed, accelerate and

@@ -13,14 +13,16 @@ import (
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/cprun/cprun/partition"
 )
 
 // decode reads a YAML value into the key's field. The error names the value found and the one
 // wanted; then the field's value means nothing.
 func (k *key) decode(n *yaml.Node, c *Config) error {
 	field := k.at(c)
-	if isNull(n) || k.word == "auto" && n.Kind == yaml.ScalarNode && n.Value == "auto" {
-		if word := map[bool]string{true: "null", false: "auto"}[isNull(n)]; k.word != word {
+	if IsNull(n) || k.word == "auto" && n.Kind == yaml.ScalarNode && n.Value == "auto" {
+		if word := map[bool]string{true: "null", false: "auto"}[IsNull(n)]; k.word != word {
 			return fmt.Errorf("has no value; want %s", k.wanted())
 		}
 		k.unset(field)
@@ -68,7 +70,7 @@ func (k *key) integer(n *yaml.Node) (int64, error) {
 		return 0, k.mistyped(n)
 	}
 	if k.word == "auto" && !strings.ContainsAny(n.Value, "0123456789") {
-		return 0, fmt.Errorf("%s is not an integer; write auto, or an integer such as 8", found(n.Value))
+		return 0, fmt.Errorf("%s is not an integer; write auto, or an integer such as 8", quoted(n.Value))
 	}
 	return ParseSize(n.Value)
 }
@@ -94,9 +96,9 @@ func (k *key) boolean(n *yaml.Node) (bool, error) {
 	if isPlain(n) {
 		switch strings.ToLower(n.Value) {
 		case "true", "yes", "on", "y", "1":
-			return false, fmt.Errorf("%s is not a boolean; write true", short(n.Value))
+			return false, fmt.Errorf("%s is not a boolean; write true", clipped(n.Value))
 		case "false", "no", "off", "n", "0":
-			return false, fmt.Errorf("%s is not a boolean; write false", short(n.Value))
+			return false, fmt.Errorf("%s is not a boolean; write false", clipped(n.Value))
 		}
 	}
 	return false, k.mistyped(n)
@@ -110,10 +112,10 @@ func (k *key) text(n *yaml.Node) (string, error) {
 		return n.Value, k.choose(n.Value)
 	}
 	if isPlain(n) && n.ShortTag() != "!!str" {
-		return "", fmt.Errorf("found %s; want text: put it in quotes", describe(n))
+		return "", fmt.Errorf("found %s; want text: put it in quotes", Describe(n))
 	}
 	if !utf8.ValidString(n.Value) || strings.ContainsFunc(n.Value, unicode.IsControl) {
-		return "", fmt.Errorf("%s holds a control character or is not UTF-8; remove it", found(n.Value))
+		return "", fmt.Errorf("%s holds a control character or is not UTF-8; remove it", quoted(n.Value))
 	}
 	return n.Value, nil
 }
@@ -133,16 +135,16 @@ func (k *key) choose(word string) error {
 	}
 	wanted := strings.Join(k.allowed(), ", ")
 	if len(k.allowed()) == 1 {
-		return fmt.Errorf("%s is not a choice; write %s, the only one in this build", found(word), wanted)
+		return fmt.Errorf("%s is not a choice; write %s, the only one in this build", quoted(word), wanted)
 	}
 	s := otherWords[strings.ToLower(word)]
 	if !slices.Contains(k.allowed(), s) {
 		s = Nearest(word, k.allowed())
 	}
 	if s != "" {
-		return fmt.Errorf("%s is not a choice; did you mean %s? (one of %s)", found(word), s, wanted)
+		return fmt.Errorf("%s is not a choice; did you mean %s? (one of %s)", quoted(word), s, wanted)
 	}
-	return fmt.Errorf("%s is not a choice; write one of %s", found(word), wanted)
+	return fmt.Errorf("%s is not a choice; write one of %s", quoted(word), wanted)
 }
 
 func (k *key) pair(n *yaml.Node) (v [2]float64, err error) {
@@ -176,13 +178,13 @@ func (k *key) list(n *yaml.Node) (list []string, err error) {
 
 func (k *key) mistyped(n *yaml.Node) error {
 	if n.Kind == yaml.ScalarNode && !isPlain(n) {
-		return fmt.Errorf("found %s; want %s: take the quotes off", describe(n), k.wanted())
+		return fmt.Errorf("found %s; want %s; remove the quotes", Describe(n), k.wanted())
 	}
-	return fmt.Errorf("found %s; want %s", describe(n), k.wanted())
+	return fmt.Errorf("found %s; want %s", Describe(n), k.wanted())
 }
 
 func (k *key) wanted() string {
-	kind, words := k.kind(k.at(whole())).name, strings.Join(k.allowed(), ", ")
+	kind, words := k.kind(k.at(blankConfig())).name, strings.Join(k.allowed(), ", ")
 	switch {
 	case kind == "list":
 		kind += " of " + words
@@ -257,35 +259,36 @@ func isWord(n *yaml.Node) bool {
 	return n.Kind == yaml.ScalarNode && bare.ShortTag() == "!!str"
 }
 
-func isNull(n *yaml.Node) bool {
+// IsNull reports whether a value is null or empty.
+func IsNull(n *yaml.Node) bool {
 	return isPlain(n) && slices.Contains([]string{"", "~", "null", "Null", "NULL"}, n.Value)
 }
 
 func isEmpty(n *yaml.Node) bool {
-	return isNull(n) || n.Kind == yaml.MappingNode && len(n.Content) == 0
+	return IsNull(n) || n.Kind == yaml.MappingNode && len(n.Content) == 0
 }
 
-// describe names the type and text of a value, for its writer, who meant another type.
-func describe(n *yaml.Node) string {
+// Describe returns the type and the text of a value, for an error about a wrong type.
+func Describe(n *yaml.Node) string {
 	switch {
 	case n.Kind == yaml.MappingNode:
 		return "a mapping"
 	case n.Kind == yaml.SequenceNode:
 		return "a list"
-	case isNull(n):
+	case IsNull(n):
 		return "nothing"
 	case !isPlain(n):
-		return "the text " + found(n.Value)
+		return "the text " + quoted(n.Value)
 	}
 	switch n.ShortTag() {
 	case "!!bool":
-		return "the boolean " + short(n.Value)
+		return "the boolean " + clipped(n.Value)
 	case "!!int", "!!float":
-		return "the number " + short(n.Value)
+		return "the number " + clipped(n.Value)
 	case "!!timestamp":
-		return "the date " + short(n.Value)
+		return "the date " + clipped(n.Value)
 	}
-	return "the text " + found(n.Value)
+	return "the text " + quoted(n.Value)
 }
 
 // A kind is what keys of one Go type have in common.
@@ -341,17 +344,21 @@ func optional[T any](name string, read func(*key, *yaml.Node) (T, error), check 
 	}, func(p *T) any { return *p })
 }
 
-func same[T any](v T) any { return v }
+func identity[T any](v T) any { return v }
 
 func init() {
 	addKind("integer", func(k *key, n *yaml.Node) (int, error) { v, err := k.integer(n); return int(v), err },
 		func(k *key, v int) error { return k.checkInt(int64(v)) }, func(v int) any { return int64(v) })
-	addKind("integer", (*key).integer, (*key).checkInt, same[int64])
-	addKind("number", (*key).number, (*key).checkFloat, same[float64])
+	addKind("integer", (*key).integer, (*key).checkInt, identity[int64])
+	addKind("number", (*key).number, (*key).checkFloat, identity[float64])
 	optional("number", (*key).number, (*key).checkFloat)
-	addKind("true or false", (*key).boolean, nil, same[bool])
+	addKind("true or false", (*key).boolean, nil, identity[bool])
 	optional[bool]("true or false", (*key).boolean, nil)
-	addKind("text", (*key).text, (*key).checkWord, same[string])
+	addKind("text", (*key).text, (*key).checkWord, identity[string])
+	addKind("text", func(k *key, n *yaml.Node) (partition.LayoutName, error) {
+		name, err := k.text(n)
+		return partition.LayoutName(name), err
+	}, nil, func(n partition.LayoutName) any { return string(n) })
 	addKind("time", (*key).duration, (*key).checkTime, func(d time.Duration) any { return FormatTime(d) })
 	addKind("list of two numbers", (*key).pair, func(k *key, v [2]float64) error {
 		return cmp.Or(k.checkFloat(v[0]), k.checkFloat(v[1]))

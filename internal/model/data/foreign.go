@@ -80,8 +80,7 @@ func readable(f io.ReaderAt, path string, size int64) error {
 		}
 		if slices.Contains(k.exts, ext) {
 			return fmt.Errorf("by its name, %s, this is %s, which is not read as text; %s; if it is text, name it .txt",
-				ext,
-				k.what, k.fix)
+				ext, k.what, k.fix)
 		}
 	}
 	if at := bytes.IndexByte(head, 0); at >= 0 {

@@ -155,8 +155,7 @@ func (l *Loader) Load(sample int64, spans []partition.Span, ids, targets []int32
 	n := partition.Count(spans)
 	if len(ids) != n || len(targets) != n || len(positions) != n {
 		panic(fmt.Sprintf("data: %d ids, %d targets and %d positions for %d tokens", len(ids), len(targets),
-			len(positions),
-			n))
+			len(positions), n))
 	}
 	buf := make([]int32, min(scanChunk, l.plan.SeqLen+1))
 	var labels []int32

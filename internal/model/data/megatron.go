@@ -90,8 +90,7 @@ func parseMegatron(r io.Reader, size, binSize int64) (t tokenFile, err error) {
 		}
 		if left -= int64(n); left < 0 {
 			return t, fmt.Errorf("sequences up to %d have more tokens of %d bytes than fit, but the .bin has %d bytes",
-				k,
-				t.width, binSize)
+				k, t.width, binSize)
 		}
 		if n == 0 {
 			empty++ // a file of holes has nothing else
@@ -110,15 +109,13 @@ func parseMegatron(r io.Reader, size, binSize int64) (t tokenFile, err error) {
 		}
 		if p := le.Uint64(b[:]); p != uint64(t.count*t.width) {
 			return t, fmt.Errorf("sequence %d begins at byte %d of the .bin, not at %d where the one before it ends", k,
-				p,
-				t.count*t.width)
+				p, t.count*t.width)
 		}
 		t.count += int64(n)
 	}
 	if t.count*t.width != binSize {
 		return t, fmt.Errorf("%d tokens of %d bytes make %d, but the .bin has %d bytes", t.count, t.width,
-			t.count*t.width,
-			binSize)
+			t.count*t.width, binSize)
 	}
 	t.docs, err = megatronDocuments(br, documents, append(starts, t.count))
 	return t, err

@@ -54,8 +54,8 @@ func TestTheOrderIsFixed(t *testing.T) {
 	}
 }
 
-// Over many seeds every sample comes about equally often at every place: a chi-square
-// statistic near its degrees of freedom, for a small number of samples and a larger one.
+// Over many seeds every sample comes about equally often at every place. The chi-square statistic must be near its
+// degrees of freedom.
 func TestTheOrderIsFair(t *testing.T) {
 	for _, n := range []int64{2, 3, 5, 16, 33} {
 		const seeds = 4000

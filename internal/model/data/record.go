@@ -203,8 +203,7 @@ func missing(keys map[string]json.RawMessage) error {
 		if has(key) {
 			return fmt.Errorf("%q is not in this build; write the %s and assistant_masks of each record, by "+
 				"transformers: tokenizer.apply_chat_template(messages, return_dict=True, "+
-				"return_assistant_tokens_mask=True)",
-				key, keyIDs)
+				"return_assistant_tokens_mask=True)", key, keyIDs)
 		}
 	}
 	for _, pair := range [][2]string{{"prompt", "completion"}, {"instruction", "output"}} {

@@ -7,7 +7,7 @@ import (
 	"github.com/cprun/cprun/internal/model/backends"
 )
 
-// The device carries out every remedy of a rule for its backend, and refuses it for another.
+// The device applies every remedy of its backend, and refuses one of another backend.
 func TestRemediesAreCarriedOutOrRefused(t *testing.T) {
 	for _, r := range backends.Rules() {
 		if r.Remedy == nil {

@@ -128,35 +128,28 @@ const (
 	maxTokenizerValues = 16 << 20
 )
 
-// EOS returns the id of the token that ends a text of the model in a directory: eos_token_id of
-// config.json, else of generation_config.json, the first of several, else the id of
-// the eos_token of tokenizer_config.json. It is -1 if none of them has it.
+// EOS returns the id of the token that ends a text of the model in a directory: eos_token_id of config.json, else of
+// generation_config.json (the first of several), else the eos_token of tokenizer_config.json. It returns -1 without any.
 func EOS(path string) (int, error) {
-	d, err := openDir(path)
-	if err != nil {
+	ids, err := endIDs(path, "config.json", "generation_config.json")
+	if err != nil || len(ids) == 0 {
 		return -1, err
 	}
-	defer d.Close()
-	for _, name := range []string{"config.json", "generation_config.json"} {
-		if ids, err := d.ends(name); err != nil {
-			return -1, err
-		} else if len(ids) > 0 {
-			return ids[0], nil
-		}
-	}
-	return d.eosOfTokenizer()
+	return ids[0], nil
 }
 
-// Ends returns the ids at each of which a model in a directory stops to write, as generate of
-// transformers takes them: all of eos_token_id in generation_config.json, else of config.json, else the
-// eos_token of tokenizer_config.json. There may be none.
-func Ends(path string) ([]int, error) {
+// Ends returns the ids at which the model in a directory stops to generate, as in transformers: all of eos_token_id in
+// generation_config.json, else of config.json, else the eos_token of tokenizer_config.json. There may be none.
+func Ends(path string) ([]int, error) { return endIDs(path, "generation_config.json", "config.json") }
+
+// endIDs returns eos_token_id of the first file that has one, else the eos_token of the tokenizer.
+func endIDs(path string, files ...string) ([]int, error) {
 	d, err := openDir(path)
 	if err != nil {
 		return nil, err
 	}
 	defer d.Close()
-	for _, name := range []string{"generation_config.json", "config.json"} {
+	for _, name := range files {
 		if ids, err := d.ends(name); err != nil || len(ids) > 0 {
 			return ids, err
 		}

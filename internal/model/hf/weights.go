@@ -153,8 +153,7 @@ func (w *Weights) openShards(d *dir) error {
 		}
 		if len(strange) > 0 {
 			faults.Addf("%s: weight_map: %s in %s, but not listed for it; fetch the model again", path,
-				tensorsNamed(strange),
-				terminal.Name(file))
+				tensorsNamed(strange), terminal.Name(file))
 		}
 	}
 	if err := faults.Err(); err != nil && left > 0 {
@@ -261,14 +260,12 @@ func (w *Weights) check(t Tensor) (*safetensors.Info, error) {
 	s, ok := w.where[t.Name]
 	if !ok {
 		return nil, fmt.Errorf("model directory %s: tensor %q: missing; config.json needs it with shape %v", w.path,
-			t.Name,
-			t.Shape)
+			t.Name, t.Shape)
 	}
 	i, _ := s.Info(t.Name)
 	if !slices.Equal(i.Shape, t.Shape) {
 		return &i, fmt.Errorf("model directory %s: tensor %q: shape %v, but config.json needs %v", w.path, t.Name,
-			i.Shape,
-			t.Shape)
+			i.Shape, t.Shape)
 	}
 	switch i.DType {
 	case safetensors.F64, safetensors.F32, safetensors.F16, safetensors.BF16:

@@ -102,8 +102,6 @@ func (b *bpe) join(p [2]string, whole string) bool {
 	return true
 }
 
-func (b *bpe) cached() bool { return true }
-
 // longWord bounds words that stay whole, in bytes; longer ones are cut between merges.
 const longWord = 32
 

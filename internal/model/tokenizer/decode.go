@@ -385,8 +385,7 @@ func joined(steps []step, emit func(string)) (link, error) {
 	for _, s := range steps {
 		if fused != "" && s.whole {
 			return nil, fmt.Errorf("%s behind %s: it would have to see the whole text, which comes token by token here",
-				s.kind,
-				fused)
+				s.kind, fused)
 		}
 		if s.fuses {
 			fused = s.kind

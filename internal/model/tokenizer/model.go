@@ -14,8 +14,6 @@ type model interface {
 	top() int32
 	// each calls f with every token.
 	each(f func(token string, id int32))
-	// cached reports whether a cache of words helps.
-	cached() bool
 }
 
 // work holds memory that a model uses from word to word.
@@ -107,8 +105,6 @@ type wordLevel struct {
 	unk string
 }
 
-func (w *wordLevel) cached() bool { return false }
-
 func (w *wordLevel) encode(_ *work, dst []int32, word string) ([]int32, error) {
 	id, ok := w.vocabulary[word]
 	if !ok {
@@ -126,8 +122,6 @@ type wordPiece struct {
 	maxRunes    int // of a word; a longer one is unknown
 	longest     int // token, in bytes
 }
-
-func (w *wordPiece) cached() bool { return true }
 
 func (w *wordPiece) encode(_ *work, dst []int32, word string) ([]int32, error) {
 	start := len(dst)

@@ -37,8 +37,7 @@ func newPrecompiled(charsmap string) (*precompiled, error) {
 	for text := range strings.SplitSeq(p.texts, "\x00") {
 		if len(text) > maxReplacement {
 			return nil, fmt.Errorf("precompiled_charsmap: a text of %d bytes replaces one; at most %d are read",
-				len(text),
-				maxReplacement)
+				len(text), maxReplacement)
 		}
 	}
 	if !utf8.ValidString(p.texts) {

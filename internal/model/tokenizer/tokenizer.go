@@ -114,7 +114,7 @@ func (e *Encoder) word(p piece) (err error) {
 		return nil
 	}
 	start := len(e.out)
-	if e.out, err = e.t.model.encode(&e.work, e.out, e.seen(p.text)); err == nil && e.t.model.cached() {
+	if e.out, err = e.t.model.encode(&e.work, e.out, e.seen(p.text)); err == nil {
 		e.words.put(p.text, e.out[start:])
 	}
 	return err

@@ -52,8 +52,6 @@ func (u *unigram) size() int { return len(u.scores) }
 
 func (u *unigram) top() int32 { return int32(len(u.scores)) - 1 }
 
-func (u *unigram) cached() bool { return true }
-
 var errNoUnk = errors.New("a character that no token has, and the model has no unk_id")
 
 func (u *unigram) encode(w *work, dst []int32, word string) ([]int32, error) {

@@ -198,7 +198,7 @@ func (d delegate) MergeRemoteState([]byte, bool) {}
 
 // tuned returns memberlist's settings. Its defaults for a local network detect a dead agent after 5 s or more. These
 // detect it after 1 to 2 s, and 3 s among 1,024 agents, with about 60 packets a second during changes and 16 otherwise.
-// docs/cluster-simulation.md lists the costs.
+// docs/benchmarks/202611_cluster.md lists the costs.
 func tuned(name, label string, seal []byte) *memberlist.Config {
 	c := memberlist.DefaultLANConfig()
 	c.Name = name

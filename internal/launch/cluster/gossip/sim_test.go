@@ -158,7 +158,7 @@ func (s spent) String() string {
 }
 
 // TestSimulation starts agents on a network that loses packets, waits, and crashes every tenth host. With -v it prints
-// rows of docs/cluster-simulation.md.
+// rows of docs/benchmarks/202611_cluster.md.
 func TestSimulation(t *testing.T) {
 	losses := []float64{0.05, 0}
 	if testing.Short() {

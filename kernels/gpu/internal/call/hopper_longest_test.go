@@ -55,7 +55,7 @@ func TestTogether(t *testing.T) {
 		{[]int{8, 8, 8, 8}, 8, 132, 7, 0},              // all too long
 		{[]int{66, 66, 66, 50, 30, 10}, 100, 1, 99, 1}, // one is enough
 	} {
-		if got := together(c.steps, c.heads, c.sms, c.most); got != c.want {
+		if got := shortLast(c.steps, c.heads, c.sms, c.most); got != c.want {
 			t.Errorf("%v: %d, want %d", c, got, c.want)
 		}
 	}
@@ -74,7 +74,7 @@ func TestTogetherEvens(t *testing.T) {
 		steps []int
 		least float64 // of the time that SMs are at work
 	}{{causal(64, 1000), 0.98}, {causal(128, 1000), 0.99}, {causal(256, 1000), 0.995}, {causal(256, 66), 0.99}} {
-		n := together(c.steps, heads, sms, 256)
+		n := shortLast(c.steps, heads, sms, 256)
 		var order []int
 		for range heads {
 			order = append(order, c.steps[:len(c.steps)-n]...)
@@ -107,8 +107,8 @@ func TestTogetherEvens(t *testing.T) {
 	}
 }
 
-// TestFreeTurnsOnHost runs blocks of keys that differ in how many queries see them, with some of all heads at the end, and some that no
-// query sees.
+// TestFreeTurnsOnHost runs blocks of keys that differ in how many queries see them, with some of all heads at the end,
+// and some that no query sees.
 func TestFreeTurnsOnHost(t *testing.T) {
 	h := newHost(t)
 	span := func(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }

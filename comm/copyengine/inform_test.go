@@ -21,7 +21,7 @@ func TestTellsFirst(t *testing.T) {
 	worlds, errs := connectAll(func(r int) config {
 		return config{
 			host: hosts[r], dev: rigs[r].dev, compute: rigs[r].compute, using: new(sync.Mutex),
-			limit: 20 * time.Millisecond, lanes: 1, split: splitBytes, share: board,
+			limit: 20 * time.Millisecond, share: board,
 		}
 	}, 2)
 	if err := errors.Join(errs...); err != nil {
