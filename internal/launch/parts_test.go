@@ -140,7 +140,7 @@ func TestJobDir(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.lock.Close()
-	// What nobody has locked but is not ours in form stays too.
+	// An unlocked directory without the marker also stays.
 	foreign := filepath.Join(base, dirPrefix+"x")
 	if err := os.Mkdir(foreign, 0o700); err != nil {
 		t.Fatal(err)
@@ -183,7 +183,7 @@ func TestJobDirTooLong(t *testing.T) {
 	d.close()
 }
 
-// shortTempDir is short enough for sockets, which t.TempDir, with the test's name, is not.
+// shortTempDir returns a directory with a path short enough for sockets, unlike t.TempDir.
 func shortTempDir(t *testing.T) string {
 	dir, err := os.MkdirTemp("/tmp", "l")
 	if err != nil {
@@ -193,7 +193,7 @@ func shortTempDir(t *testing.T) string {
 	return dir
 }
 
-// tree is a directory, and what writes a file in it and returns its path.
+// tree returns a directory, and a function that writes a file in it and returns its path.
 func tree(t *testing.T) (root string, write func(name, text string) string) {
 	t.Helper()
 	root = t.TempDir()
@@ -274,7 +274,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// What libraries of the GPU read is set for workers, unless the user has.
+// TestWorkerEnvironmentOfGPUs checks that workers get the variables for GPU libraries unless the user has set them.
 func TestWorkerEnvironmentOfGPUs(t *testing.T) {
 	for name, want := range map[string]string{envMulticast: "0", envQueues: "32", envNCCLNetwork: "=ib0", envNCCLFamily: "AF_INET6"} {
 		for _, c := range []struct{ base, want []string }{
@@ -295,7 +295,7 @@ func TestWorkerEnvironmentOfGPUs(t *testing.T) {
 	}
 }
 
-// Ranks share the cores of their host, also where each has a launcher of its own that is bound to none.
+// TestSharers checks that ranks share the cores of their host, even if each has its own unbound launcher.
 func TestSharers(t *testing.T) {
 	if n := (&hello{LocalWorldSize: 3}).ranksSharingCores(); n != 3 {
 		t.Errorf("on one node: %d, want 3", n)
@@ -358,7 +358,7 @@ func TestRunIDs(t *testing.T) {
 	}
 }
 
-// What C code sets for a library in its own process is listed too.
+// TestEnvironmentListsWhatIsSetInC checks that Environment also lists variables that C code sets for a library.
 func TestEnvironmentListsWhatIsSetInC(t *testing.T) {
 	src, err := os.ReadFile("../base/nccl/nccl.c")
 	if err != nil {
@@ -375,7 +375,7 @@ func TestEnvironmentListsWhatIsSetInC(t *testing.T) {
 	}
 }
 
-// The pages for users name every variable that Environment lists.
+// TestDocsNameEveryVariable checks that the user documentation names every variable of Environment.
 func TestDocsNameEveryVariable(t *testing.T) {
 	var pages []byte
 	for _, page := range []string{"../../docs/operations.md", "../../docs/cluster.md"} {

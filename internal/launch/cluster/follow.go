@@ -36,7 +36,8 @@ func (c *coordinator) onStatus(p *peer, s *status) {
 // agent.
 func (c *coordinator) outvoted(p *peer) bool {
 	s := &p.status
-	return c.register.index > 0 && s.Index == c.register.index && s.Leader.Name == p.Name && c.ballot.compare(s.Ballot) < 0
+	return c.register.index > 0 && s.Index == c.register.index && s.Leader.Name == p.Name &&
+		c.ballot.compare(s.Ballot) < 0
 }
 
 // follow takes p as the leader if it leads and knows all decisions of this agent. Otherwise it dials p's leader.

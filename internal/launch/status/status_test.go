@@ -53,8 +53,8 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 	}
 }
 
-// Files of an earlier run, and those that are torn, say nothing of this one. A node that a restart does without stays,
-// without ranks.
+// TestReadTakesTheRunThatWroteLast checks that files of an earlier run and torn files are ignored. A node outside the
+// last restart stays, without ranks.
 func TestReadTakesTheRunThatWroteLast(t *testing.T) {
 	root := logs(t)
 	for _, n := range []*Node{node("old", 0, 5, 10), node("old", 3, 0, 99), node("new", 0, 1, 100), node("new", 1, 0, 60), node("new", 2, 1, 98)} {
@@ -91,7 +91,7 @@ func TestAFileThatCannotBeReadIsTold(t *testing.T) {
 	}
 }
 
-// FuzzDecode: whatever stands in a file is refused, or made fit to be shown.
+// FuzzDecode checks that any file is refused, or bounded and cleaned.
 func FuzzDecode(f *testing.F) {
 	f.Add(
 		[]byte(
@@ -124,7 +124,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// BenchmarkWrite is what telling costs the launcher, once a second, of 8 ranks that each wait for another.
+// BenchmarkWrite measures the launcher's write of 8 ranks that each wait for another, once a second.
 func BenchmarkWrite(b *testing.B) {
 	root, err := os.OpenRoot(b.TempDir())
 	if err != nil {
