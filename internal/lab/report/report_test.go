@@ -320,7 +320,8 @@ func TestTimelineInPieces(t *testing.T) {
 	at := 0.0
 	for i := range 1000 {
 		took := float64(1 + i%7)
-		row = append(row, span{Slice: metrics.Slice{Name: "work", Start: at, Took: took}, kind: work(i % 3)})
+		piece := metrics.Slice{Name: "work", Start: at, Took: took}
+		row = append(row, span{Slice: piece, kind: pieceKind(i % 3)})
 		at += took
 	}
 	for _, least := range []float64{0, 3, 50, 1e6} {
@@ -344,7 +345,8 @@ func TestTimelineInPieces(t *testing.T) {
 func TestRawNumbers(t *testing.T) {
 	r := many(100, -1)
 	files := rawFiles([]Run{r})
-	data, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(files[0].Data, "data:application/gzip;base64,"))
+	_, text, _ := strings.Cut(string(files[0].Link), "data:application/gzip;base64,")
+	data, err := base64.StdEncoding.DecodeString(text)
 	if err != nil {
 		t.Fatal(err)
 	}
