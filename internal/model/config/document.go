@@ -50,9 +50,9 @@ func (d *Document) Add(list Errors) {
 	}
 }
 
-// Place returns the faults of a config that was loaded with flags out of this file: faults of a flag have
+// Locate returns the faults of a config that was loaded with flags out of this file: faults of a flag have
 // the line that the flag came from.
-func (d *Document) Place(err error, lineOf func(key string) int) Errors {
+func (d *Document) Locate(err error, lineOf func(key string) int) Errors {
 	var list Errors
 	if !errors.As(err, &list) {
 		return Errors{{File: d.name, Line: 1, Msg: err.Error()}}
@@ -98,14 +98,14 @@ func ReadValue(path string, n *yaml.Node) (value any, flag string, err error) {
 	if k == nil {
 		return nil, "", errors.New(UnknownKey(path))
 	}
-	c := whole()
+	c := blankConfig()
 	if err := k.decode(n, c); err != nil {
 		return nil, "", err
 	}
 	value = k.value(c)
 	if text, ok := value.(string); ok {
 		if flag = path + "=" + text; text == "null" { // a text of that name, which the flag would take for none
-			return nil, "", fmt.Errorf("found the text %s; want another", found(text))
+			return nil, "", fmt.Errorf("found the text %s; want another", quoted(text))
 		}
 		return value, flag, nil
 	}
@@ -229,7 +229,7 @@ func (c *Config) visit(fn func(path string, value any)) {
 				}
 				continue
 			}
-			if !of(k.rope, r.Type) {
+			if !hasType(k.rope, r.Type) {
 				continue
 			}
 		}
