@@ -372,9 +372,9 @@ func TestIncompleteRuns(t *testing.T) {
 		want  []string // in the page; "" alone: an error
 	}{
 		"torn": {map[string]string{"metrics.jsonl": line + "\n" + line[:40]},
-			[]string{"metrics.jsonl: 1 ", "plan.json is not there", "at step 1"}},
+			[]string{"metrics.jsonl: 1 ", "plan.json", "at step 1"}},
 		"no metrics": {map[string]string{"plan.json": `{"partition":{"ranks":2}}`},
-			[]string{"metrics.jsonl is not there", "no step yet"}},
+			[]string{"metrics.jsonl", "no step yet"}},
 		"bad plan": {map[string]string{"metrics.jsonl": line + "\n", "plan.json": "{"},
 			[]string{"plan.json cannot be read"}},
 		"empty":      {map[string]string{"metrics.jsonl": ""}, []string{"no step yet"}},
