@@ -28,8 +28,8 @@ func (g *Group) call(name, detail string, f func() error) (Pending, error) {
 	return p, nil
 }
 
-// told returns a collective's text in traces: the bytes of all ranks' data, and the ranks.
-func (g *Group) told(v tensor.View) string {
+// detail returns a collective's text in traces: the bytes of all ranks' data, and the ranks.
+func (g *Group) detail(v tensor.View) string {
 	if !tensor.Tracing(g.stream) {
 		return ""
 	}
@@ -49,7 +49,7 @@ func (g *Group) Exchange(send, recv []Message) (Pending, error) {
 	recvs, into := g.parts(recv)
 	detail := ""
 	if tensor.Tracing(g.stream) {
-		detail = check.Told(send, recv)
+		detail = check.Detail(send, recv)
 	}
 	return g.call("exchange", detail, func() error {
 		for i := range own {
@@ -78,7 +78,7 @@ func (g *Group) AllReduce(v tensor.View, op Op) (Pending, error) {
 		return nil, g.fault("all-reduce", err)
 	}
 	b := tensor.Bytes(v)
-	return g.call("all-reduce", g.told(v), func() error {
+	return g.call("all-reduce", g.detail(v), func() error {
 		switch {
 		case len(g.ranks) == 1:
 			return nil
@@ -180,7 +180,7 @@ func (g *Group) AllGather(dst, src tensor.View) (Pending, error) {
 		return nil, g.fault("all-gather", err)
 	}
 	d, s := tensor.Bytes(dst), tensor.Bytes(src)
-	return g.call("all-gather", g.told(dst), func() error {
+	return g.call("all-gather", g.detail(dst), func() error {
 		copy(d[g.rank*len(s):], s)
 		return g.gatherBlocks(d, len(s))
 	})
@@ -207,7 +207,7 @@ func (g *Group) ReduceScatter(dst, src tensor.View, op Op) (Pending, error) {
 		return nil, g.fault("reduce-scatter", err)
 	}
 	d, s := tensor.Bytes(dst), tensor.Bytes(src)
-	return g.call("reduce-scatter", g.told(src), func() error {
+	return g.call("reduce-scatter", g.detail(src), func() error {
 		if g.few() {
 			return g.reduceScatterFew(dst.DType(), op, d, s)
 		}
@@ -232,7 +232,7 @@ func (g *Group) Broadcast(v tensor.View, root int) (Pending, error) {
 		return nil, g.fault("broadcast", err)
 	}
 	n, b := len(g.ranks), tensor.Bytes(v)
-	return g.call("broadcast", g.told(v), func() error {
+	return g.call("broadcast", g.detail(v), func() error {
 		if g.few() {
 			return g.broadcastFew(v.DType(), b, root)
 		}

@@ -118,7 +118,7 @@ func newGroup(l link.Link, id uint64, ranks []int, rank int, compute tensor.Stre
 	g.stream.OnFail(func(err error) {
 		g.keepWaits()
 		l.Fail(err)
-		l.AwaitTold()
+		l.AwaitNotified()
 		close(g.failed)
 	})
 	return g
@@ -155,7 +155,7 @@ func (g *Group) Err() error { return g.link.Err() }
 // ranks. It returns when the other ranks are informed, or after half a second.
 func (g *Group) Abort(cause error) {
 	g.link.Fail(blame.OwnForm(cause))
-	g.link.AwaitTold()
+	g.link.AwaitNotified()
 }
 
 // Close ends the group and those split from it. Close of a constructor's group also informs the other ranks that this
@@ -227,7 +227,7 @@ func (g *Group) enqueue(name, detail string, ordered bool, f func() error) (*pen
 func (g *Group) cause() error {
 	err := g.link.Err()
 	if err != nil {
-		g.link.AwaitTold()
+		g.link.AwaitNotified()
 	}
 	return err
 }

@@ -75,7 +75,7 @@ func untilLost(g *comm.Group, does string) error {
 	switch does {
 	case "idle":
 		<-g.Link().Failed()
-		g.Link().AwaitTold()
+		g.Link().AwaitNotified()
 		return g.Err()
 	case "small":
 		bytes = 8
@@ -161,9 +161,9 @@ func (r *labRank) next(t testing.TB, word string, bound time.Duration) string {
 	}
 }
 
-// tells reports whether a line names the lost rank and the side that noticed: the other rank, by silence or by the end
+// namesLost reports whether a line names the lost rank and the side that noticed: the other rank, by silence or by the end
 // of the connection, or this rank, by the other's silence.
-func tells(line string, rank int, six bool) bool {
+func namesLost(line string, rank int, six bool) bool {
 	lost := func(r int, how string) bool {
 		return strings.Contains(line, fmt.Sprintf("rank %d (host %d)", r, r)) &&
 			strings.HasSuffix(line, ": connection lost") &&
@@ -198,7 +198,7 @@ func TestNetworkLost(t *testing.T) {
 				for r, rank := range ranks {
 					line := rank.next(t, "lost", 20*time.Second)
 					took := time.Since(start)
-					if !tells(line, r, six) {
+					if !namesLost(line, r, six) {
 						t.Errorf("rank %d says %q", r, line)
 					}
 					if took > 10*time.Second {

@@ -53,7 +53,7 @@ func (g *Group) exchange(sends, recvs []part) error {
 		return nil
 	}
 	g.link.Fail(first)
-	g.link.AwaitTold()
+	g.link.AwaitNotified()
 	return g.link.Err()
 }
 

@@ -223,9 +223,8 @@ func NewIndexedPlanner(algorithm string, s Spec, index *partition.Index, all boo
 	return p, err
 }
 
-// Traders returns how many ranks trade heads with each other: all, or inner, or, with most algorithms,
-// 1: none.
-func Traders(algorithm string, ranks, inner int) int {
+// UlyssesDegree returns how many ranks exchange heads with each other: all, or inner, or 1: none.
+func UlyssesDegree(algorithm string, ranks, inner int) int {
 	switch algorithm {
 	case "ulysses":
 		return ranks
@@ -251,7 +250,7 @@ func newPlanner(algorithm string, s Spec, index *partition.Index) (*Planner, err
 	if err := s.Mask.Check(); err != nil {
 		return nil, err
 	}
-	p := &Planner{algorithm: algorithm, spec: s, inner: Traders(algorithm, s.Size, s.Inner), pattern: pattern}
+	p := &Planner{algorithm: algorithm, spec: s, inner: UlyssesDegree(algorithm, s.Size, s.Inner), pattern: pattern}
 	if p.inner < 1 || s.Size%p.inner != 0 {
 		return nil, fmt.Errorf("algorithm %s: groups of %d ranks do not make up %d", algorithm, p.inner, s.Size)
 	}
@@ -448,5 +447,5 @@ func (s Strategy) Spec(shape partition.Shape, heads, kvHeads int) Spec {
 	}
 }
 
-// Traders returns how many ranks exchange heads with each other by s, if that many share a sequence.
-func (s Strategy) Traders(ranks int) int { return Traders(s.Algorithm, ranks, s.Inner) }
+// UlyssesDegree returns how many ranks exchange heads with each other by s, if that many share a sequence.
+func (s Strategy) UlyssesDegree(ranks int) int { return UlyssesDegree(s.Algorithm, ranks, s.Inner) }

@@ -1,13 +1,12 @@
-"""How much slower the way that auto chooses is than the best fixed way, measured.
+"""Measures the regret of auto: how much slower its strategy of attention is than the best fixed one.
 
     scripts/regret.py                              # all of it on this machine's CPU, into regret-cpu.json
-    scripts/regret.py --table docs/benchmarks/predictions.md      # writes the section of the page, too
+    scripts/regret.py --table docs/benchmarks/predictions.md      # also writes the section of the page
 
-Each cell of the grid is a shape of heads, a length, a mask and a number of ranks. `cprun bench attention --layout auto
---algorithm auto` says what auto chooses there and what the costs of the machine predict for every other way. Then all ways
-are measured in turns, forward and backward, ROUNDS times, and a way's time is the median of its rounds; its rounds also give
-a spread, below which two ways are as good as each other. Needs Python's standard library and cprun. Where no cost table of the machine is
-kept for this binary, `cprun bench calibrate` makes one first.
+A cell of the grid is a shape of heads, a length, a mask and a number of ranks. `cprun bench attention --layout auto
+--algorithm auto` reports auto's choice and the predicted times of all strategies (ways). All ways then run in turns, forward
+and backward, ROUNDS times; the time of a way is the median of its rounds. Smaller differences than the spread of the rounds
+mean nothing. If this binary has no cost table of the machine, `cprun bench calibrate` makes one first.
 """
 
 import argparse
@@ -119,8 +118,8 @@ def selected(predicted, most):
 
 
 def in_turns(args, cell, ways, folder):
-    """Measures ways in turns, pack by pack, in one process, where starting one for each costs more than it takes: a CPU. Several processes
-    follow each other, since one may have a worse place in memory and in time than another; each gives a way one round, the median of its packs."""
+    """Measures ways in turns, pack by pack, in one process: on a CPU a start takes longer than a measurement. TURNS processes run
+    one after another, since memory placement differs between processes; each gives a way one round, the median of its packs."""
     *_, gather, backend = next(iter(ways))
     if not any(w[0] == "striped" for w in ways):  # which auto leaves out
         for algorithm in ("ring", "allgather"):
@@ -148,7 +147,7 @@ def calibrate(args):
 
 
 def predictions(args, flags, folder):
-    """What auto measures and the ways that it has compared, the chosen one first; none: nothing is known of this machine."""
+    """The report of auto, and the ways that it compared, the chosen one first; none: this machine has no costs."""
     report = bench(args, flags + ["--layout", "auto", "--algorithm", "auto", "--iters", "1", "--warmup", "0"], folder)
     return report, report["attention"]["spec"].get("predicted")
 
@@ -185,8 +184,8 @@ def medians(cell):
 
 
 def apart(cell):
-    """The regret where the best way is found in one half of the rounds and compared in the other, and the other way round: the least of
-    many medians is less than what it is the median of. None where rounds are too few."""
+    """The regret with the best way of one half of the rounds, compared in the other half, and vice versa. The least of many medians
+    is biased low; this is not. None if there are too few rounds."""
     rounds = {w: f["rounds"] for w, f in cell["ways"].items()}
     own, n = rounds.get(cell["auto"]), min(len(r) for r in rounds.values())
     if not own or n < 4:

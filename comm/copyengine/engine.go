@@ -155,7 +155,7 @@ type pending struct {
 func (e *Engine) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 	p, err := e.queue(send, recv)
 	if err != nil {
-		e.tell()
+		e.inform()
 		return nil, err
 	}
 	return p, nil
@@ -287,7 +287,7 @@ func (p *pending) Wait() {
 	e := p.e
 	for pause := (pace.Backoff{}); ; pause.Wait() {
 		if ready, err := p.tryWait(); err != nil {
-			e.tell()
+			e.inform()
 			e.compute.Fail(e.fault(err))
 			return
 		} else if ready {
@@ -389,7 +389,7 @@ func (p *pending) Sync(ctx context.Context) error {
 		case over:
 			return nil
 		case err != nil:
-			e.tell()
+			e.inform()
 			return e.fault(err)
 		case ctx.Err() != nil:
 			return e.fault(context.Cause(ctx))

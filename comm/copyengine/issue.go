@@ -191,8 +191,8 @@ func (e *Engine) locate(peer int, m *message) error {
 // pop takes n messages off the front, and keeps the memory.
 func (q *backlog) pop(n int) { q.todo = append(q.todo[:0], q.todo[n:]...) }
 
-// settle forgets the messages that are over. at is the flag that says so.
-func (q *backlog) settle(at uint64) {
+// forget drops the messages that are over. at is the flag that says so.
+func (q *backlog) forget(at uint64) {
 	n := 0
 	for n < len(q.open) && reached(at, q.open[n].n) {
 		n++

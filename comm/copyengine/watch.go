@@ -142,7 +142,7 @@ func (e *Engine) inspect(took time.Duration) (open bool) {
 // examine looks at the messages to or from a peer. mine is how far this rank's device has come,
 // done what has been copied.
 func (e *Engine) examine(peer int, q *backlog, send bool, mine, done uint64, took time.Duration) {
-	q.settle(done)
+	q.forget(done)
 	if len(q.open) == 0 {
 		q.at = standstill{}
 		return
@@ -239,11 +239,11 @@ func (e *Engine) fail(cause error) {
 	close(e.failed)
 }
 
-// tell returns when the other ranks know of a failure, as far as they can be reached, and the compute
+// inform returns when the other ranks know of a failure, as far as they can be reached, and the compute
 // stream does. Only then are callers told: what they do next may be to exit, and the end of a
 // connection without a word is taken for a death; or to wait for the stream, which must not end as
 // if all was well. The wait is bounded; no lock that the watch needs is held.
-func (e *Engine) tell() {
+func (e *Engine) inform() {
 	if cause := e.cause.Load(); cause != nil {
 		e.host.Abort(*cause)
 		e.compute.Fail(*cause)
@@ -258,7 +258,7 @@ func (e *Engine) tell() {
 // was told to before. The board stays mapped after a failure, because no one can tell when the
 // compute stream, or a device that hangs, has looked at it for the last time.
 func (e *Engine) drain() {
-	e.tell()
+	e.inform()
 	stood := e.Waits() // before the waits end
 	e.stood.Store(&stood)
 	for start := time.Now(); ; time.Sleep(time.Millisecond) {
@@ -278,7 +278,7 @@ func (e *Engine) drained(took time.Duration) bool {
 		return false
 	}
 	defer e.mu.Unlock()
-	if !e.idle() || took <= graceOver && !e.settled() {
+	if !e.idle() || took <= graceOver && !e.allCopied() {
 		return false
 	}
 	e.gone = true
@@ -297,8 +297,8 @@ func (e *Engine) release() {
 	}
 }
 
-// settled reports whether every message of this rank has been copied. e.mu is held.
-func (e *Engine) settled() bool {
+// allCopied reports whether every message of this rank has been copied. e.mu is held.
+func (e *Engine) allCopied() bool {
 	for p := range e.board.ranks {
 		if !reached(e.board.at(e.rank, p, flagSent), e.sends[p].last) ||
 			!reached(e.board.at(e.rank, p, flagArrived), e.receives[p].last) {

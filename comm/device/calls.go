@@ -63,7 +63,7 @@ func (d *Group) onDevice(v tensor.View) error {
 
 // move runs an exchange over the copy engines or the library.
 func (d *Group) move(name string, c *exchanged) (comm.Pending, error) {
-	f := d.newFlight(name, c)
+	f := d.newInflight(name, c)
 	switch {
 	case d.copies.everywhere():
 		return d.moveByEngine(f, c)
@@ -81,11 +81,11 @@ func (d *Group) move(name string, c *exchanged) (comm.Pending, error) {
 	})
 }
 
-// newFlight returns the flight of an exchange.
-func (d *Group) newFlight(name string, c *exchanged) *flight {
-	f := &flight{name: name}
+// newInflight returns the inflight of an exchange.
+func (d *Group) newInflight(name string, c *exchanged) *inflight {
+	f := &inflight{name: name}
 	if tensor.Tracing(d.stream) {
-		f.told = check.Told(c.send, c.recv)
+		f.detail = check.Detail(c.send, c.recv)
 	}
 	for _, m := range append(append([]comm.Message{}, c.out...), c.in...) {
 		f.with(m.Peer, check.Bytes(m.View))
@@ -94,7 +94,7 @@ func (d *Group) newFlight(name string, c *exchanged) *flight {
 }
 
 // moveByEngine leaves the call to the copy engines, which watch it themselves.
-func (d *Group) moveByEngine(f *flight, c *exchanged) (comm.Pending, error) {
+func (d *Group) moveByEngine(f *inflight, c *exchanged) (comm.Pending, error) {
 	d.issuing.Lock()
 	defer d.issuing.Unlock()
 	if p, err := d.admit(f); p != nil || err != nil {
@@ -166,9 +166,9 @@ func (d *Group) collective(name string, v tensor.View, err error, queue func() e
 	if err != nil {
 		return nil, d.fault(name, err)
 	}
-	f := &flight{name: name, bytes: check.Bytes(v)}
+	f := &inflight{name: name, bytes: check.Bytes(v)}
 	if tensor.Tracing(d.stream) {
-		f.told = check.Collective(v, d.Size())
+		f.detail = check.Collective(v, d.Size())
 	}
 	for i := 1; i < d.Size(); i++ { // the next rank first
 		f.peers = append(f.peers, (d.Rank()+i)%d.Size())

@@ -51,7 +51,7 @@ type Group struct {
 	shut    bool         // guarded by events; the stream is closed
 
 	mu       sync.Mutex
-	flights  []*flight   // guarded by mu; oldest first
+	inflight []*inflight // guarded by mu; oldest first
 	calls    uint64      // guarded by mu; so far
 	cause    error       // guarded by mu; of the group's end
 	ended    []comm.Wait // guarded by mu; the calls in flight then
@@ -250,7 +250,7 @@ func (d *Group) fail(cause error) {
 // their waiters on the compute stream. It informs the other ranks first, since this rank's callers may exit, and a
 // connection that ends without a word counts as a death.
 func (d *Group) end(cause error, busy bool) {
-	d.host.Link().AwaitTold()
+	d.host.Link().AwaitNotified()
 	d.markDone()
 	waits := d.waits()
 	d.mu.Lock()
@@ -259,7 +259,7 @@ func (d *Group) end(cause error, busy bool) {
 		return
 	}
 	d.cause, d.ended = cause, waits
-	d.flights = nil
+	d.inflight = nil
 	d.mu.Unlock()
 	d.die(cause)
 	if busy {
@@ -315,7 +315,7 @@ func (d *Group) Close() error {
 	}
 	close(d.quit)
 	<-d.over
-	d.end(comm.ErrClosed, d.inFlight() > 0)
+	d.end(comm.ErrClosed, d.countInflight() > 0)
 	ended := make(chan struct{})
 	go func() { // ends when the device lets it
 		d.ending.Wait()
@@ -350,10 +350,10 @@ func (d *Group) waits() (all []comm.Wait) {
 		defer d.mu.Unlock()
 		return slices.Clone(d.ended)
 	}
-	flights := slices.Clone(d.flights)
+	calls := slices.Clone(d.inflight)
 	d.mu.Unlock()
 	before := true // all calls so far are over
-	for _, f := range flights {
+	for _, f := range calls {
 		d.mu.Lock()
 		w, start, end, done := d.wait(f), f.start, f.end, f.done
 		d.mu.Unlock()
@@ -383,7 +383,7 @@ func (d *Group) waits() (all []comm.Wait) {
 }
 
 // wait returns a call as one that has begun. d.mu is held.
-func (d *Group) wait(f *flight) comm.Wait {
+func (d *Group) wait(f *inflight) comm.Wait {
 	w := comm.Wait{
 		Op: f.name, Label: f.label, Group: d.host.ID(), Via: TransportNCCL, Call: f.number,
 		Needed: f.needed, Called: f.called, Vague: true, Bytes: f.bytes, Since: f.began,

@@ -224,12 +224,12 @@ func (e *engines) part(ms []comm.Message) (near, far []comm.Message) {
 
 // moveBoth sends messages to other nodes over the library and the rest over the engines. All ranks call the library
 // first, which may wait for the peers' calls.
-func (d *Group) moveBoth(f *flight, c *exchanged) (comm.Pending, error) {
+func (d *Group) moveBoth(f *inflight, c *exchanged) (comm.Pending, error) {
 	near, far := d.copies.split(c)
 	if len(far.out)+len(far.in) == 0 {
 		return d.moveByEngine(f, near)
 	}
-	g := d.newFlight(f.name, far)
+	g := d.newInflight(f.name, far)
 	p, err := d.issue(g, func() error { return d.lib.exchange(far.out, far.in) })
 	if err != nil || len(near.send)+len(near.recv) == 0 {
 		return p, err

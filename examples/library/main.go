@@ -1,5 +1,5 @@
-// Ring attention in a program of its own: 4 ranks in one process, each with a part of the sequence,
-// forward and backward, checked against attention of the whole sequence in float64.
+// Command library runs ring attention, forward and backward, over 4 ranks in one process. It compares the result with
+// attention on the whole sequence in float64.
 package main
 
 import (

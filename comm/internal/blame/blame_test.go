@@ -60,7 +60,7 @@ func TestForms(t *testing.T) {
 
 // The waits of a rank's parts do not hide each other, and the oldest is told.
 func TestStanding(t *testing.T) {
-	var s Standing
+	var s WaitState
 	for i, c := range []struct {
 		who        string
 		peer, want int

@@ -110,21 +110,21 @@ func InCall(call string, rank, size int, err error) error {
 	return fmt.Errorf("%s on rank %d of %d: %w", call, rank, size, err)
 }
 
-// Standing are the waits of one rank that it tells the others of. The zero value is usable.
-type Standing struct {
+// WaitState are the waits of one rank that it tells the others of. The zero value is usable.
+type WaitState struct {
 	mu    sync.Mutex
-	waits []standing // guarded by mu; the oldest first
+	waits []wait // guarded by mu; the oldest first
 }
 
-// standing is whom one part of a rank waits for.
-type standing struct {
+// A wait is whom one part of a rank waits for.
+type wait struct {
 	who  any
 	peer int
 }
 
 // Set notes that who, a part of the rank, waits for peer, or for no one where that is -1. It returns
 // whom the rank as a whole waits for: the peer that it has waited for longest, or -1.
-func (s *Standing) Set(who any, peer int) int {
+func (s *WaitState) Set(who any, peer int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	kept := s.waits[:0]
@@ -138,7 +138,7 @@ func (s *Standing) Set(who any, peer int) int {
 		kept = append(kept, w)
 	}
 	if s.waits = kept; peer >= 0 {
-		s.waits = append(s.waits, standing{who, peer})
+		s.waits = append(s.waits, wait{who, peer})
 	}
 	if len(s.waits) == 0 {
 		return -1

@@ -218,13 +218,13 @@ func next[M message](rank int, ms []M, i int) int {
 	return i
 }
 
-// Told returns what a trace says of an exchange: "1024 bytes to rank 2, 1024 bytes from rank 0".
-func Told[M message](send, recv []M) string {
-	return strings.Join(append(told("to", send), told("from", recv)...), ", ")
+// Detail returns what a trace says of an exchange: "1024 bytes to rank 2, 1024 bytes from rank 0".
+func Detail[M message](send, recv []M) string {
+	return strings.Join(append(detail("to", send), detail("from", recv)...), ", ")
 }
 
-// told sums the messages up by peer, in the order of their first messages.
-func told[M message](way string, ms []M) (parts []string) {
+// detail sums the messages up by peer, in the order of their first messages.
+func detail[M message](way string, ms []M) (parts []string) {
 	var peers []int
 	bytes := map[int]int64{}
 	for _, m := range ms {

@@ -23,9 +23,9 @@ type Transport interface {
 	// Fail ends the transport and tells the other ranks why. It does not block; only the
 	// first cause counts.
 	Fail(cause error)
-	// AwaitTold blocks until the other ranks have been told of a failure, as far as they can
+	// AwaitNotified blocks until the other ranks have been told of a failure, as far as they can
 	// be reached within a short bound. It returns at once when there was none.
-	AwaitTold()
+	AwaitNotified()
 	// Err returns the cause of the failure as this rank reports it, or nil.
 	Err() error
 	// Failed returns a channel that is closed at the first failure. A transport may close it

@@ -14,8 +14,8 @@ import (
 func NewWorld(n int) *World {
 	w := &World{
 		boxes: make([]inbox, n), left: make([]atomic.Bool, n), waits: make([]atomic.Int32, n),
-		stand:  make([]blame.Standing, n),
-		failed: make(chan struct{}),
+		waitStates: make([]blame.WaitState, n),
+		failed:     make(chan struct{}),
 	}
 	for r := range n {
 		w.boxes[r].slots = map[slotID]*link.Transfer{}
@@ -26,11 +26,11 @@ func NewWorld(n int) *World {
 // World is where the ranks of one process meet. Whoever comes second to a message
 // copies it, outside of every lock.
 type World struct {
-	boxes []inbox        // per receiving rank
-	left  []atomic.Bool  // ranks that have closed
-	waits []atomic.Int32 // 1 + whom each rank waits for, or 0
-	stand []blame.Standing
-	alarm blame.Alarm
+	boxes      []inbox        // per receiving rank
+	left       []atomic.Bool  // ranks that have closed
+	waits      []atomic.Int32 // 1 + whom each rank waits for, or 0
+	waitStates []blame.WaitState
+	alarm      blame.Alarm
 
 	mu     sync.Mutex
 	origin int   // guarded by mu; the rank that failed first
@@ -63,7 +63,7 @@ type rank struct {
 
 func (l *rank) PeerName(rank int) string { return blame.RankName(rank, "") }
 func (l *rank) Forget(uint64)            {}
-func (l *rank) AwaitTold()               {}
+func (l *rank) AwaitNotified()           {}
 func (l *rank) Unreached(int) error      { return nil }
 func (l *rank) Ranks() int               { return len(l.w.boxes) }
 func (l *rank) WaitsFor(rank int) int    { return int(l.w.waits[rank].Load()) - 1 }
@@ -73,7 +73,7 @@ func (l *rank) HasLeft(rank int) bool    { return l.w.left[rank].Load() }
 func (l *rank) Alarm() *blame.Alarm { return &l.w.alarm }
 
 func (l *rank) AnnounceWait(who any, peer int) {
-	peer = l.w.stand[l.rank].Set(who, peer)
+	peer = l.w.waitStates[l.rank].Set(who, peer)
 	if was := l.w.waits[l.rank].Swap(int32(peer + 1)); int(was) != peer+1 {
 		l.w.alarm.Late(was > 0, peer >= 0)
 	}

@@ -73,7 +73,7 @@ func (p *peer) blame(op string, cause error) *blame.PeerError {
 	return &blame.PeerError{Rank: p.rank, Name: p.name(), Op: op, Cause: cause}
 }
 
-func (p *peer) tell(about int) {
+func (p *peer) addNewsOf(about int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.news == nil {
@@ -110,7 +110,7 @@ func (p *peer) end(last header, note []byte) {
 	if c := p.channel; c != nil {
 		c.SetReadDeadline(time.Now())
 		c.SetWriteDeadline(p.until)
-		c.hurry()
+		c.limitResends()
 	}
 	close(p.stop)
 	p.work.Signal()
@@ -190,7 +190,7 @@ func (s *sockets) learn(rank int, said state, name string, from *peer) {
 func (s *sockets) spread(rank int, from *peer) {
 	for _, r := range s.near {
 		if p := s.peers[r].Load(); p != from && r != rank {
-			p.tell(rank)
+			p.addNewsOf(rank)
 		}
 	}
 }
@@ -239,8 +239,8 @@ func tune(conn net.Conn) syscall.RawConn {
 	return raw
 }
 
-// hurry bounds the system's retransmissions after this rank has closed a connection.
-func (c *channel) hurry() {
+// limitResends bounds the system's retransmissions after this rank has closed a connection.
+func (c *channel) limitResends() {
 	if c.raw != nil {
 		keepSending(c.raw, keptAtEnd)
 	}

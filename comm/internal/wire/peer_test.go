@@ -54,7 +54,7 @@ func against(t testing.TB, raw []byte, sizes ...int) error {
 	there.Write(raw) // it is cut short by the failure
 	there.Close()
 	<-r.Done()
-	s.AwaitTold()
+	s.AwaitNotified()
 	s.Close()
 	failed := 0
 	for i := range xs {

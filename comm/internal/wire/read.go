@@ -287,7 +287,7 @@ func (p *peer) writeLoop(c *channel) {
 			p.broken(c)
 			return
 		}
-		p.settle(c)
+		p.finishWritten(c)
 	}
 	c.out.add(p.last, p.payload)
 	if c.out.flush() == nil {
@@ -397,8 +397,8 @@ func (p *peer) addPieces(c *channel, most int) {
 	}
 }
 
-// settle ends the messages that have been written.
-func (p *peer) settle(c *channel) {
+// finishWritten ends the messages that have been written.
+func (p *peer) finishWritten(c *channel) {
 	p.mu.Lock()
 	done := c.current[:0]
 	for _, t := range c.current {

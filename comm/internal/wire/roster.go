@@ -17,7 +17,7 @@ type roster struct {
 	mu     sync.Mutex
 	names  []string // guarded by mu; "" if it is not known
 	states []state  // guarded by mu
-	stand  blame.Standing
+	waits  blame.WaitState
 }
 
 // A state is the last word of a rank.
@@ -68,7 +68,7 @@ func (r *roster) waitsFor(rank int) int {
 func (r *roster) say(who any, peer int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s, value := &r.states[r.own], uint64(r.stand.Set(who, peer)+1)
+	s, value := &r.states[r.own], uint64(r.waits.Set(who, peer)+1)
 	if s.value == value {
 		return false
 	}

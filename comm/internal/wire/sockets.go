@@ -37,7 +37,7 @@ type sockets struct {
 
 	complete chan struct{} // closed when those near are there
 	dead     chan struct{} // closed at the first failure, or at close
-	told     chan struct{} // closed when the peers know, and no transfer is left
+	notified chan struct{} // closed when the peers know, and no transfer is left
 }
 
 // newSockets returns the transport of a rank without connections. In worlds of up to pairs ranks all
@@ -46,7 +46,7 @@ func newSockets(rank, size int, name string, pairs int) *sockets {
 	s := &sockets{
 		rank: rank, size: size, few: size > pairs, roster: newRoster(rank, size, name),
 		peers:    make([]atomic.Pointer[peer], size),
-		complete: make(chan struct{}), dead: make(chan struct{}), told: make(chan struct{}),
+		complete: make(chan struct{}), dead: make(chan struct{}), notified: make(chan struct{}),
 	}
 	add := func(r int) {
 		s.near = append(s.near, r)
@@ -200,7 +200,7 @@ func (s *sockets) Fail(cause error) {
 	}
 	s.cause = blame.OwnForm(cause)
 	close(s.dead)
-	// It ends within twice endBound, and AwaitTold and Close wait for it.
+	// It ends within twice endBound, and AwaitNotified and Close wait for it.
 	go s.windDown()
 }
 
@@ -219,13 +219,13 @@ func (s *sockets) windDown() {
 			t.Finish(err)
 		}
 	})
-	close(s.told)
+	close(s.notified)
 }
 
-func (s *sockets) AwaitTold() {
+func (s *sockets) AwaitNotified() {
 	select {
 	case <-s.dead:
-		<-s.told
+		<-s.notified
 	default:
 	}
 }
@@ -263,7 +263,7 @@ func (s *sockets) Close() error {
 	if first {
 		s.windDown()
 	}
-	<-s.told
+	<-s.notified
 	s.watching.Wait()
 	if s.meets != nil {
 		s.meets.close()

@@ -355,7 +355,7 @@ func FuzzDecode(f *testing.F) {
 	seed, many := rates(1e-6), call(1, 1, partition.Causal())
 	packed := Attention{Backend: "flash", DType: "bf16", Mask: Documents, Dim: 64, Heads: 4, KVHeads: 4, Queries: 16,
 		Keys: 16, Tiles: 8, Seconds: 1e-5}
-	seed.Sets[0].Attention, many.Tiles = append(seed.Sets[0].Attention, packed), packed.Laid()
+	seed.Sets[0].Attention, many.Tiles = append(seed.Sets[0].Attention, packed), packed.MeasuredTiles()
 	if err := seed.Encode(&b); err != nil {
 		f.Fatal(err)
 	}
@@ -416,7 +416,7 @@ func TestDocumentsSideBySide(t *testing.T) {
 	}
 	of := func(a Attention) planner.Call {
 		c := call(1, 1, partition.Causal())
-		c.Tiles = a.Laid()
+		c.Tiles = a.MeasuredTiles()
 		return c
 	}
 	short, long, few := docs(16, 64, 3e-4), docs(256, 4, 2e-4), docs(256, 3, 1e-3)

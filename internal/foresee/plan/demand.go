@@ -105,7 +105,7 @@ func looked(size, shown int) (list []int) {
 
 func layerOf(cfg *config.Config) planner.Attention {
 	q := questionOf(cfg)
-	return caseOf(&q, planner.Place{}).Attention
+	return workloadOf(&q, planner.Topology{}).Attention
 }
 
 func specOf(cfg *config.Config, shape partition.Shape) ring.Spec {

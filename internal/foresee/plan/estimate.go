@@ -286,7 +286,7 @@ func (c *charged) Backward(layer int, _ attention.Grads, _, _, _, _ tensor.View,
 func (s *step) attention() (*charged, error) {
 	cfg := s.cfg
 	q := questionOf(cfg)
-	of := caseOf(&q, planner.Place{PerHost: s.perHost, Shared: s.shared, Cores: s.cores})
+	of := workloadOf(&q, planner.Topology{PerHost: s.perHost, Shared: s.shared, Cores: s.cores})
 	of.Backend = s.kernel
 	byWindow := map[int]layerTimes{}
 	for i := range q.Attentions {
@@ -296,7 +296,7 @@ func (s *step) attention() (*charged, error) {
 			return nil, err
 		}
 		spec := specOf(cfg, shape)
-		forward, backward, err := planner.Passes(cfg.Parallel.Algorithm, spec, of.Attention, of.At, s.costs)
+		forward, backward, err := planner.Passes(cfg.Parallel.Algorithm, spec, of.Attention, of.Topology, s.costs)
 		if err != nil {
 			return nil, err
 		}

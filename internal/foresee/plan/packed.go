@@ -43,7 +43,7 @@ func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 		return nil, err
 	}
 	work := partition.Work(shape)
-	share := partition.WorkOfHeads(work, cfg.Parallel.Traders(size), cfg.Model.NumAttentionHeads)
+	share := partition.WorkOfHeads(work, cfg.Parallel.UlyssesDegree(size), cfg.Model.NumAttentionHeads)
 	p := &Packed{Documents: docs, Imbalance: 1 / partition.Balance(share)}
 	attention := layerOf(cfg)
 	for r, spans := range partition.AllSpans(shape.Layout, n, size) {

@@ -173,7 +173,7 @@ func widest(cfg *config.Config) int { return backend.Requests(cfg)[0].Window }
 
 func partitionOf(cfg *config.Config, ranks int, shape partition.Shape) Partition {
 	work := partition.Work(shape)
-	traders := cfg.Parallel.Traders(shape.Size)
+	traders := cfg.Parallel.UlyssesDegree(shape.Size)
 	p := Partition{
 		Ranks: ranks, Context: shape.Size, Data: ranks / shape.Size, Layout: shape.Layout.Name(), SeqLen: shape.SeqQ,
 		Balance:  partition.Balance(partition.WorkOfHeads(work, traders, cfg.Model.NumAttentionHeads)),

@@ -16,25 +16,25 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A Kind is the layers of a model with one mask.
-type Kind struct {
-	Window int // keys before a query's own that it sees; -1: all
-	Layers int
+// A LayerGroup describes the layers of a model with one mask.
+type LayerGroup struct {
+	Window int // visible keys before a query's own; -1: all
+	Count  int // of layers
 }
 
-// A Case is the attention of all layers of a model over the ranks of a context group.
-type Case struct {
-	Attention        // its Backend is left to the strategies
-	Tokens    int    // of a sequence, over all ranks
-	Docs      []int  // the lengths of its documents; none: one sequence
-	Kinds     []Kind // each window once
-	Ranks     int    // of the context group
-	At        Place  // of the ranks
+// A Workload is the attention of all layers of a model over the ranks of a context group.
+type Workload struct {
+	Attention              // its Backend is left to the strategies
+	Tokens    int          // of a sequence, over all ranks
+	Docs      []int        // the lengths of its documents; none: one sequence
+	Layers    []LayerGroup // each window once
+	Ranks     int          // of the context group
+	Topology
 	// Recompute says that the backward pass runs the forward pass again.
 	Recompute bool
 }
 
-// Timed is a strategy and the predicted seconds of attention, forward and backward, in all layers of a Case.
+// Timed is a strategy and its predicted seconds of attention, forward and backward, in all layers of a Workload.
 type Timed struct {
 	ring.Strategy
 	Seconds float64 `json:"seconds"`
@@ -48,7 +48,7 @@ const Margin = 0.02
 const SharedMargin = 0.04
 
 // Margin returns the margin for ranks at p.
-func (p Place) Margin() float64 {
+func (p Topology) Margin() float64 {
 	if p.Shared {
 		return SharedMargin
 	}
@@ -58,24 +58,24 @@ func (p Place) Margin() float64 {
 // Choose ranks strategies by the seconds that all layers take: first the first of the list that is within the
 // margin of the fastest, then the others by their times. It omits strategies without known costs. It is a
 // pure function of its arguments, so that ranks with the same costs agree.
-func Choose(c Case, list []ring.Strategy, costs Costs) ([]Timed, error) {
+func Choose(c Workload, list []ring.Strategy, costs Costs) ([]Timed, error) {
 	ranked := make([]Timed, len(list))
 	for i, s := range list {
 		ranked[i].Strategy = s
 	}
 	common, order := newCommon(costs), alike(list)
-	for _, kind := range c.Kinds {
-		sim := newSimulator(c, kind, common)
+	for _, layers := range c.Layers {
+		sim := newSimulator(c, layers, common)
 		for _, i := range order {
 			t, err := sim.time(ranked[i].Strategy)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", ranked[i].Strategy, err)
 			}
-			ranked[i].Seconds += float64(kind.Layers) * t
+			ranked[i].Seconds += float64(layers.Count) * t
 		}
 	}
 	ranked = slices.DeleteFunc(ranked, func(t Timed) bool { return math.IsInf(t.Seconds, 1) })
-	First(ranked, c.At.Margin(), func(t Timed) float64 { return t.Seconds })
+	First(ranked, c.Topology.Margin(), func(t Timed) float64 { return t.Seconds })
 	return ranked, nil
 }
 

@@ -197,7 +197,7 @@ func TestPassIsWhatClocksShow(t *testing.T) {
 		name, algorithm, s, a, c := sampleOf(t, rng)
 		c.queued = 0
 		for _, backward := range []bool{false, true} {
-			want, got := clocked(t, algorithm, s, a, backward, c), run(t, algorithm, s, a, backward, Place{}, c).Seconds
+			want, got := clocked(t, algorithm, s, a, backward, c), run(t, algorithm, s, a, backward, Topology{}, c).Seconds
 			if math.Abs(want-got) > 1e-9*want {
 				t.Fatalf("%s, backward %t: %g seconds, by clocks %g", name, backward, got, want)
 			}

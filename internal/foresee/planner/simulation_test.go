@@ -48,7 +48,7 @@ func layer(t testing.TB, algorithm string, tokens, ranks, inner, gather int) flo
 		Shape: partition.Shape{SeqQ: tokens, SeqKV: tokens, Size: ranks, Layout: partition.Zigzag{}, Mask: mask},
 		Heads: qwen3.Heads, KVHeads: qwen3.KVHeads, Inner: inner, GatherHeads: gather,
 	}
-	forward, backward, err := planner.Passes(algorithm, spec, qwen3, planner.Place{PerHost: min(ranks, 8)},
+	forward, backward, err := planner.Passes(algorithm, spec, qwen3, planner.Topology{PerHost: min(ranks, 8)},
 		cluster(t, ranks))
 	if err != nil {
 		t.Fatal(err)

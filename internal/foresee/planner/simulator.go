@@ -20,9 +20,9 @@ func newCommon(costs Costs) *common {
 
 // A simulator times strategies for one kind of layers.
 type simulator struct {
-	Case
+	Workload
 	*common
-	kind    Kind
+	layers  LayerGroup
 	shards  map[partition.LayoutName]*shards
 	groups  map[ring.Strategy]*group
 	follows map[followKey][]int
@@ -51,9 +51,9 @@ type followKey struct {
 	traders int
 }
 
-func newSimulator(c Case, kind Kind, common *common) *simulator {
+func newSimulator(c Workload, layers LayerGroup, common *common) *simulator {
 	return &simulator{
-		Case: c, common: common, kind: kind, shards: map[partition.LayoutName]*shards{}, groups: map[ring.Strategy]*group{},
+		Workload: c, common: common, layers: layers, shards: map[partition.LayoutName]*shards{}, groups: map[ring.Strategy]*group{},
 		follows: map[followKey][]int{}, prices: map[string]*prices{}, times: map[onePass]float64{},
 	}
 }
@@ -62,7 +62,7 @@ func (s *simulator) of(name partition.LayoutName) (*shards, error) {
 	if x := s.shards[name]; x != nil {
 		return x, nil
 	}
-	mask, err := partition.NewMask(true, s.kind.Window, s.Tokens, s.Tokens, s.Docs)
+	mask, err := partition.NewMask(true, s.layers.Window, s.Tokens, s.Tokens, s.Docs)
 	if err != nil {
 		return nil, err
 	}
@@ -87,8 +87,8 @@ func (s *simulator) layout(name partition.LayoutName) partition.Layout {
 		if len(docs) == 0 {
 			docs = []int{s.Tokens}
 		}
-		windows := make([]int, len(s.Kinds))
-		for i, k := range s.Kinds {
+		windows := make([]int, len(s.Layers))
+		for i, k := range s.Layers {
 			windows[i] = k.Window
 		}
 		s.layouts[name] = partition.Ready(name.Layout(docs, partition.Windows(windows)...), s.Tokens, s.Ranks)
@@ -152,7 +152,7 @@ func (s *simulator) pass(x *shards, p onePass) (float64, error) {
 	if s.prices[p.Backend] == nil {
 		a := s.Attention
 		a.Backend = p.Backend
-		s.prices[p.Backend] = newPrices(a, s.At, s.costs)
+		s.prices[p.Backend] = newPrices(a, s.Topology, s.costs)
 	}
 	last := &s.last[map[bool]int{true: 1}[p.backward]]
 	if last.group != g {
@@ -187,7 +187,7 @@ func (s *simulator) group(x *shards, w ring.Strategy) (*group, error) {
 
 // follow returns the ranks that represent all: the rank with most work, and both sides of the edge of a host.
 func (s *simulator) follow(x *shards, w ring.Strategy) []int {
-	traders := w.Traders(s.Ranks)
+	traders := w.UlyssesDegree(s.Ranks)
 	key := followKey{w.Layout, traders}
 	if list, ok := s.follows[key]; ok {
 		return list
@@ -200,7 +200,7 @@ func (s *simulator) follow(x *shards, w ring.Strategy) []int {
 		}
 	}
 	list := []int{most}
-	if edge := s.At.edge(s.Ranks); edge > 0 {
+	if edge := s.Topology.edge(s.Ranks); edge > 0 {
 		list = append(list, edge-1, edge)
 	}
 	slices.Sort(list)

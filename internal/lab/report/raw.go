@@ -18,7 +18,7 @@ import (
 // maxRaw bounds the metrics of all runs in the page, in bytes.
 const maxRaw = 2_000_000
 
-// rawFiles returns the metrics of each run as a CSV in gzip, with all digits. It thins runs that exceed their share.
+// rawFiles returns the metrics of each run as CSV with all digits. It thins runs that exceed their share of maxRaw.
 func rawFiles(runs []Run) []download {
 	var all []download
 	for _, r := range runs {
@@ -30,12 +30,12 @@ func rawFiles(runs []Run) []download {
 		for most := maxRaw / len(runs); len(data) > most && len(steps) > 2; data = packed(steps) {
 			steps = thin(steps, len(steps)*most/len(data)*9/10)
 		}
-		says := fmt.Sprintf("all %s logged steps", readable.Number(float64(r.Lines)))
+		caption := fmt.Sprintf("all %s logged steps", readable.Number(float64(r.Lines)))
 		if len(steps) < r.Lines {
-			says = fmt.Sprintf("%s of %s logged steps", readable.Number(float64(len(steps))),
+			caption = fmt.Sprintf("%s of %s logged steps", readable.Number(float64(len(steps))),
 				readable.Number(float64(r.Lines)))
 		}
-		all = append(all, download{Name: r.Name + ".csv.gz", Says: r.Name + ": " + says,
+		all = append(all, download{Name: r.Name + ".csv.gz", Caption: r.Name + ": " + caption,
 			Data: "data:application/gzip;base64," + data})
 	}
 	return all
@@ -63,7 +63,7 @@ var rawColumns = []struct {
 	{"attention_bytes", func(s metrics.Step) metrics.Float { return s.AttentionBytes }},
 }
 
-// packed returns a CSV of steps in gzip and base64. Unknown fields are empty.
+// packed returns steps as CSV, compressed by gzip, in base64. Unknown fields are empty.
 func packed(steps []metrics.Step) string {
 	var out bytes.Buffer
 	z := gzip.NewWriter(&out)
@@ -72,7 +72,7 @@ func packed(steps []metrics.Step) string {
 	for _, c := range rawColumns {
 		row = append(row, c.name)
 	}
-	w.Write(row) // a bytes.Buffer takes all, and so do the writers on it
+	w.Write(row) // writers on a bytes.Buffer return no errors
 	for _, s := range steps {
 		row = append(row[:0], time.Time(s.Time).UTC().Format(time.RFC3339Nano))
 		for _, c := range rawColumns {
@@ -92,25 +92,23 @@ func packed(steps []metrics.Step) string {
 	return base64.StdEncoding.EncodeToString(out.Bytes())
 }
 
-// thin leaves about n steps: the extremes of each of n/2 stretches.
+// thin returns at most about n of the steps, with the extremes of the loss.
 func thin(steps []metrics.Step, n int) []metrics.Step {
 	if len(steps) <= n {
 		return steps
 	}
-	stretches := max(1, n/2)
-	kept := make([]metrics.Step, 0, n)
-	for i := range stretches {
-		kept = append(kept, extremes(slices.Clone(steps[i*len(steps)/stretches:(i+1)*len(steps)/stretches]))...)
+	t := thinner{most: n}
+	for _, s := range steps {
+		t.add(s)
 	}
-	return kept
+	return t.steps()
 }
 
-// thinner does the same for a stream of steps. Above most steps it keeps the extremes of most/4 to most/2 stretches of
-// equal length.
+// A thinner keeps all steps up to most. Beyond, it keeps the extremes of most/4 to most/2 stretches of equal length.
 type thinner struct {
 	most      int
 	seen      int              // steps
-	long      int              // of a stretch, in steps
+	long      int              // steps of a stretch
 	stretches [][]metrics.Step // the kept steps of each
 }
 
@@ -135,7 +133,7 @@ func (t *thinner) add(s metrics.Step) {
 
 func (t *thinner) steps() []metrics.Step { return slices.Concat(t.stretches...) }
 
-// extremes leaves the steps with the lowest and the highest loss and those with a validation.
+// extremes keeps the steps with the lowest and the highest loss, and steps with a validation.
 func extremes(steps []metrics.Step) []metrics.Step {
 	lo, hi := 0, len(steps)-1
 	for i, s := range steps {

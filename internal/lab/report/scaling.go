@@ -32,7 +32,7 @@ func byTime(of func(*experiment.Cell) float64) func(*experiment.Cell) (y, lo, hi
 	}
 }
 
-// secondsOf returns a step's time: measured, or predicted of a cell that was planned only; NaN for none.
+// secondsOf returns the measured step time, or the predicted one of a planned cell; NaN for none.
 func secondsOf(c *experiment.Cell) float64 {
 	switch {
 	case c.Status == experiment.OK && c.StepSeconds > 0:
@@ -43,7 +43,7 @@ func secondsOf(c *experiment.Cell) float64 {
 	return math.NaN()
 }
 
-// rates lists the speeds of a cell; tokens/s in all is the third.
+// rates lists the speeds of a cell. strong uses the third, weak the first.
 var rates = []quantity{
 	{"TFLOP/s a device", axis{Name: "TFLOP/s a device", Zero: true},
 		byTime(func(c *experiment.Cell) float64 { return c.TFLOPsPerDevice })},
@@ -64,8 +64,8 @@ var rates = []quantity{
 
 func (g *grid) against(key string) *figure {
 	f := &figure{Title: "Throughput by " + axisOf(key).Name, Kind: "lines", Section: scaling,
-		Says: "Median of the counted steps; bars span the fastest and the slowest step. FLOPs are the model's: " +
-			"causal attention halved, recomputation not counted."}
+		Caption: "Median of the counted steps; bars span the fastest and the slowest step. FLOPs are model FLOPs: " +
+			"causal attention counts half, and recomputation does not count."}
 	if key == keyLength {
 		f.Title = "Throughput by sequence length"
 	}
@@ -82,13 +82,12 @@ func (g *grid) against(key string) *figure {
 	return f
 }
 
-// others draws the rates by another numeric key if the grid has neither lengths nor ranks, or by words
-// if it has no numbers either.
+// others draws the rates by another key, if the grid has neither lengths nor ranks: by a numeric key, or else by words.
 func (g *grid) others() *figure {
-	f := &figure{Title: "Throughput", Kind: "bars", Section: scaling, Says: "Median of the counted steps."}
+	f := &figure{Title: "Throughput", Kind: "bars", Section: scaling, Caption: "Median of the counted steps."}
 	_, lengths := g.axis(keyLength)
 	_, ranks := g.axis(keyRanks)
-	axes := g.telling()
+	axes := g.varying()
 	if lengths || ranks || len(axes) == 0 {
 		return f
 	}
@@ -129,8 +128,8 @@ func place(a experiment.Axis, v any) float64 {
 
 func (g *grid) strong() *figure {
 	f := &figure{Title: "Strong scaling: one sequence over more ranks", Kind: "lines", Section: scaling,
-		Says: "The same length over more ranks. Speed-up is over the fastest cell of the chart with the fewest " +
-			"ranks; the thin line is the ideal: n times the ranks, n times the speed."}
+		Caption: "The same length over more ranks. Speed-up is relative to the fastest cell with the fewest ranks; the " +
+			"thin line is ideal: n times the ranks, n times the speed."}
 	if _, ok := g.axis(keyRanks); !ok {
 		return f
 	}
@@ -153,7 +152,7 @@ func (g *grid) strong() *figure {
 				e.Y[j] = s.Y[j] / (n / n0)
 			}
 		}
-		if high == n0 { // one number of ranks says nothing of scaling
+		if high == n0 { // only one number of ranks
 			speedup[i], efficiency[i] = panel{}, panel{}
 			continue
 		}
@@ -185,12 +184,11 @@ func fewest(all []series) (n, rate number) {
 	return n, rate
 }
 
-// weak draws the rate of a device while the sequence grows with the ranks.
+// weak draws the rate of a device over ranks, with the sequence length in proportion to the ranks.
 func (g *grid) weak() *figure {
-	f := &figure{Title: "Weak scaling: as many tokens on each rank", Kind: "lines", Section: scaling,
-		Says: "The length grows with the ranks, so that each holds as many tokens. Work per token grows with the " +
-			"length, " +
-			"so the measure is TFLOP/s a device, over that of the fewest ranks; the thin line is the ideal, 100 %."}
+	f := &figure{Title: "Weak scaling: equal tokens on each rank", Kind: "lines", Section: scaling,
+		Caption: "The length grows with the ranks. Since work per token grows with the length, the measure is TFLOP/s a " +
+			"device, relative to the fewest ranks; the thin line is ideal, 100 %."}
 	_, ranks := g.axis(keyRanks)
 	_, lengths := g.axis(keyLength)
 	if !ranks || !lengths {
@@ -246,20 +244,20 @@ func (g *grid) weak() *figure {
 			number(high)}, Y: []number{1, 1}})
 	}
 	f.Views = []view{
-		{Name: "efficiency", X: axisOf(keyRanks), Y: axis{Name: "TFLOP/s a device over that of the fewest ranks",
+		{Name: "efficiency", X: axisOf(keyRanks), Y: axis{Name: "TFLOP/s a device over the fewest ranks",
 			Kind: "share", Zero: true}, Panels: share},
 		{Name: "TFLOP/s a device", X: axisOf(keyRanks), Y: axis{Name: "TFLOP/s a device", Zero: true}, Panels: plain},
 	}
 	return f
 }
 
-// keyPerRank names an axis of no grid: tokens of a sequence over ranks.
+// keyPerRank names the axis for weak scaling: sequence length over ranks.
 const keyPerRank = "tokens a rank"
 
 // exposed draws the share of a step in which compute waited for transfers.
 func (g *grid) exposed(key string) *figure {
-	f := &figure{Title: "Transfers that nothing hid", Kind: "lines", Section: communicate,
-		Says: "The share of a step in which compute stood waiting for transfers, on the rank that waited longest."}
+	f := &figure{Title: "Waiting for transfers", Kind: "lines", Section: communicate,
+		Caption: "Share of a step in which compute waited for transfers, on the rank that waited longest."}
 	if _, ok := g.axis(key); !ok {
 		if key == keyRanks {
 			return f
@@ -268,7 +266,7 @@ func (g *grid) exposed(key string) *figure {
 	}
 	f.Views = []view{{Name: "share of the step", X: axisOf(key), Y: axis{Name: "share of the step", Kind: "share",
 		Zero: true}, Panels: g.lines([]string{key}, func(c *experiment.Cell) (x, y, lo, hi float64) {
-		if g.at(c, keyRanks) == 1 { // there is nothing to wait for
+		if g.at(c, keyRanks) == 1 { // one rank never waits
 			return math.NaN(), math.NaN(), math.NaN(), math.NaN()
 		}
 		return g.at(c, key), share(c), math.NaN(), math.NaN()
@@ -278,7 +276,7 @@ func (g *grid) exposed(key string) *figure {
 
 func (g *grid) predicted() *figure {
 	f := &figure{Title: "Predicted against measured", Kind: "lines", Section: predictions,
-		Says: "Each point is a cell; on the thin line the prediction holds, between the dotted ones it is within 10 %."}
+		Caption: "Each point is a cell. On the thin line the prediction is exact, between the dotted lines within 10 %."}
 	for _, q := range []struct {
 		name string
 		kind string
@@ -301,7 +299,7 @@ func (g *grid) predicted() *figure {
 			}
 			return p, m, math.NaN(), math.NaN()
 		})
-		one := fold(panels) // in one panel: color alone tells the cells apart
+		one := fold(panels) // one panel, in which only color distinguishes cells
 		for i, at := range []float64{1, 1.1, 1 / 1.1} {
 			one = append(one, series{Name: []string{"as predicted", "10 % more", "10 % less"}[i], Kind: "ideal",
 				Dash: i, X: []number{number(low), number(high)}, Y: []number{number(low * at), number(high * at)}})
@@ -312,7 +310,7 @@ func (g *grid) predicted() *figure {
 	return f
 }
 
-// fold joins the series of all panels that have the same color: points that need no line of their own.
+// fold joins series of equal color in all panels to one series of points.
 func fold(panels []panel) []series {
 	var out, all []series
 	for _, p := range panels {
@@ -335,7 +333,7 @@ func fold(panels []panel) []series {
 		}
 		for i := range s.X {
 			out[k].X, out[k].Y = append(out[k].X, s.X[i]), append(out[k].Y, s.Y[i])
-			out[k].say(s.Name, known)
+			out[k].label(s.Name, known)
 		}
 	}
 	return out
@@ -343,12 +341,12 @@ func fold(panels []panel) []series {
 
 func (g *grid) memory() *figure {
 	f := &figure{Title: "Memory by kind", Kind: "bars", Section: memories,
-		Says: "Planned bytes of the rank that needs most, by kind; the diamond is the measured peak. A cell that ran " +
-			"out of memory has its plan and no diamond."}
+		Caption: "Planned bytes of the rank that needs most; the diamond is the measured peak. Cells that ran out of " +
+			"memory have no diamond."}
 	x, ok := g.axis(keyLength)
 	if !ok {
 		if x, ok = g.axis(keyRanks); !ok {
-			if all := g.telling(); len(all) > 0 {
+			if all := g.varying(); len(all) > 0 {
 				x, ok = all[len(all)-1], true
 			}
 		}
@@ -356,7 +354,7 @@ func (g *grid) memory() *figure {
 	if !ok {
 		return f
 	}
-	split := g.telling(x.Key)
+	split := g.varying(x.Key)
 	slices.Reverse(split) // ranks first: they change most
 	v := view{Name: "planned", X: axis{Name: axisOf(x.Key).Name, Kind: "text", Text: texts(x)},
 		Y: axis{Name: "bytes of a rank", Kind: "bytes", Zero: true}}
@@ -391,7 +389,7 @@ func (g *grid) memory() *figure {
 	for _, c := range g.Cells {
 		if most > 0 && float64(c.PlannedMemoryBytes) > 1.5*most {
 			v.Y.Max = number(1.5 * most)
-			f.Says += " Bars that leave the chart are of cells that need more; the numbers have them."
+			f.Caption += " Bars that leave the chart need more; see the numbers."
 			break
 		}
 	}
@@ -400,12 +398,12 @@ func (g *grid) memory() *figure {
 	return f
 }
 
-// roofline draws the rate of a device over its model FLOPs for each byte that it sends: below the slanted line
-// the link can be what holds it up, below the flat one the arithmetic.
+// roofline draws the rate of a device over its model FLOPs per sent byte. Below the slanted line the link can be the
+// limit, below the flat line the arithmetic.
 func (g *grid) roofline(plans map[string]*Plan) *figure {
 	f := &figure{Title: "Roofline of transfers", Kind: "lines", Section: communicate,
-		Says: "Each point is a cell: model FLOPs of a device for each byte that the rank sends which sends most, and " +
-			"what rate it reached. "}
+		Caption: "Each point is a cell: model FLOPs of a device per byte sent by the rank that sends most, and the rate " +
+			"that the device reached. "}
 	var at roof
 	low, high := math.Inf(1), 0.0
 	panels := g.lines(nil, func(c *experiment.Cell) (x, y, lo, hi float64) {
@@ -427,19 +425,19 @@ func (g *grid) roofline(plans map[string]*Plan) *figure {
 		return f
 	}
 	if at.flops > 0 {
-		top := series{Name: "roof: " + at.says, Kind: "ideal"}
+		top := series{Name: "roof: " + at.source, Kind: "ideal"}
 		if at.link > 0 {
 			ridge := at.flops / at.link
 			low = min(low, ridge/4)
 			top.X, top.Y = []number{number(low), number(ridge)}, []number{number(low * at.link / 1e12),
 				number(at.flops / 1e12)}
-			f.Says += fmt.Sprintf("The roof is %s TFLOP/s and %s GB/s (%s).", readable.Number(at.flops/1e12),
-				readable.Number(at.link/1e9), at.says)
+			f.Caption += fmt.Sprintf("The roof is %s TFLOP/s and %s GB/s (%s).", readable.Number(at.flops/1e12),
+				readable.Number(at.link/1e9), at.source)
 			high = max(high, ridge*2)
 		} else {
 			top.X, top.Y = []number{number(low)}, []number{number(at.flops / 1e12)}
-			f.Says += fmt.Sprintf("The roof is %s TFLOP/s (%s); the rate of the links of this machine is not known.",
-				readable.Number(at.flops/1e12), at.says)
+			f.Caption += fmt.Sprintf("The roof is %s TFLOP/s (%s); the links of this machine have no known rate.",
+				readable.Number(at.flops/1e12), at.source)
 		}
 		high *= 1.5
 		top.X, top.Y = append(top.X, number(high)), append(top.Y, number(at.flops/1e12))
@@ -452,17 +450,17 @@ func (g *grid) roofline(plans map[string]*Plan) *figure {
 
 type roof struct {
 	flops, link float64 // a second; 0 where not known
-	says        string
+	source      string
 }
 
 var archOf = regexp.MustCompile(`(?:^|,)arch=sm(\d+)`)
 
-// roofOf returns the data sheet's of a GPU, and the measured product rate of a CPU.
+// roofOf returns the rates in the data sheet of a GPU, or the measured rate of matrix products of a CPU.
 func roofOf(p *Plan) roof {
 	if m := archOf.FindStringSubmatch(p.Machine); m != nil {
 		arch, _ := strconv.Atoi(m[1])
 		if peak, ok := machine.CardFor(arch); ok {
-			r := roof{flops: peak.BF16, link: peak.Link, says: "data sheet of " + peak.Name}
+			r := roof{flops: peak.BF16, link: peak.Link, source: "data sheet of " + peak.Name}
 			if p.option("precision.compute") == "fp32" {
 				r.flops = peak.FP32
 			}
@@ -470,7 +468,7 @@ func roofOf(p *Plan) roof {
 		}
 	}
 	if p.Estimate.Measured > 0 {
-		return roof{flops: p.Estimate.Measured * 1e9, says: "matrix products measured on this CPU, of a rank"}
+		return roof{flops: p.Estimate.Measured * 1e9, source: "matrix products measured on this CPU, of a rank"}
 	}
 	return roof{}
 }

@@ -165,7 +165,7 @@ func example(t *testing.T) run {
 2026-11-22T11:58:50.000Z cprun: rank 3 failed on host node-b (pid 77): killed by SIGKILL
   at:    step 98, backward
 2026-11-22T11:58:50.100Z cprun: restart 1 of 3
-2026-11-22T11:59:20.000Z checkpoint of step 100: whole after 0.1 s, of which training stood still for 0.1 s
+2026-11-22T11:59:20.000Z checkpoint of step 100: saved in 0.1 s (training paused for 0.1 s)
 `)
 	r.write("logs/launcher-0001.log", "--- 2026-11-22T11:58:00.050Z cprun v1: cprun --nnodes 2 --nproc 2 "+
 		"examples/opticks.yaml\n2026-11-22T11:59:00.000Z \x1b[31mred\x1b[0m text of a rank\n")

@@ -19,7 +19,7 @@ func TestCutIsWhatTheKernelDoes(t *testing.T) {
 		if hi+c.SeqQ < c.SeqKV || c.SeqKV-lo < c.SeqQ {
 			continue // not trimmed: a row or a column has no pair
 		}
-		c.masked(lo, hi)
+		c.setMask(lo, hi)
 		var parts []Call
 		for work := []Call{c}; len(work) > 0; {
 			at := work[0]

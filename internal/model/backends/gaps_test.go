@@ -164,13 +164,13 @@ func TestGap8RulesOfABackendStandAlone(t *testing.T) {
 		q.CUDNN, q.Disabled, q.Want = V(8, 9, 7), 1<<Fused, Flash
 		flash := map[Backend]bool{Flash: true}
 		p.Disabled, p.Want = 0, Auto
-		if a, b := spoken(t, p, flash), spoken(t, q, flash); !slices.Equal(a, b) {
+		if a, b := rejectingRules(t, p, flash), rejectingRules(t, q, flash); !slices.Equal(a, b) {
 			t.Fatalf("%+v: flash %v, with another cuDNN %v", p, a, b)
 		}
 		q = p
 		q.Flash, q.Disabled = 0, 1<<Flash
 		fused := map[Backend]bool{Fused: true}
-		if a, b := spoken(t, p, fused), spoken(t, q, fused); !slices.Equal(a, b) {
+		if a, b := rejectingRules(t, p, fused), rejectingRules(t, q, fused); !slices.Equal(a, b) {
 			t.Fatalf("%+v: fused %v, without flash %v", p, a, b)
 		}
 	}

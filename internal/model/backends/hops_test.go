@@ -95,7 +95,7 @@ func TestHopsLeaveNoneOut(t *testing.T) {
 				for _, x := range tiles {
 					c := Call{Params: p}
 					c.SeqQ, c.SeqKV = x.Q.Len(), x.K.Len()
-					c.masked(x.Band.Lo-x.K.Lo+x.Q.Lo, x.Band.Hi-x.K.Lo+x.Q.Lo)
+					c.setMask(x.Band.Lo-x.K.Lo+x.Q.Lo, x.Band.Hi-x.K.Lo+x.Q.Lo)
 					if !have[callKey{"", c.SeqQ, c.SeqKV, c.Mask, c.Left, c.Right, len(tiles), false}] {
 						t.Fatalf("%+v: rank %d with owner %d: %s is in no hop", p, r, o, &c)
 					}
@@ -137,7 +137,7 @@ func TestCutCoversEachPairOnce(t *testing.T) {
 		if hi+c.SeqQ < c.SeqKV || c.SeqKV-lo < c.SeqQ {
 			continue
 		}
-		c.masked(lo, hi)
+		c.setMask(lo, hi)
 		want := map[[2]int]int{}
 		for i := range c.SeqQ {
 			for j := range c.SeqKV {

@@ -176,7 +176,7 @@ var Dropped = map[Version][]string{
 // fusedWarnings are rules that warn of cuDNN and do not reject it.
 var fusedWarnings = []Rule{
 	{ID: "fused-drops-nan", Backend: Fused, Warns: true, // kernels
-		Speaks: func(c *Call) bool { return len(Dropped[c.CUDNN]) > 0 },
+		When:   func(c *Call) bool { return len(Dropped[c.CUDNN]) > 0 },
 		Reason: "This version of cuDNN drops some NaN and infinities of q, k, v or dO, so a broken run may look sound.",
 		Fix:    "Set attention.backend to flash, which keeps them."},
 }
@@ -184,7 +184,7 @@ var fusedWarnings = []Rule{
 // Warnings returns the rules that warn of the chosen backend.
 func (c *Choice) Warnings() (list []Rejection) {
 	for _, r := range rules {
-		if r.Warns && r.Backend == c.Backend && r.Speaks(&c.Hops[0]) {
+		if r.Warns && r.Backend == c.Backend && r.When(&c.Hops[0]) {
 			list = append(list, Rejection{Backend: r.Backend, Rule: r.ID, Reason: r.Reason, Fix: r.Fix})
 		}
 	}

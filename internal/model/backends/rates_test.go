@@ -102,7 +102,7 @@ func fastest(k rateKey, p Params) (best Backend, able []Backend) {
 		rates[r.backend], top = rate, max(top, rate)
 	}
 	for _, b := range slices.Backward(order.backends) {
-		if rates[b]*(1+alike) >= top {
+		if rates[b]*(1+rateTolerance) >= top {
 			best = b
 		}
 	}

@@ -44,9 +44,9 @@ func checkChoice(t *testing.T, p Params) {
 	}
 	checkCured(t, c)
 	for _, b := range Backends {
-		v := judge(b, c.Params, c.Hops)
+		v := evaluate(b, c.Params, c.Hops)
 		for _, id := range v.blocked {
-			if !slices.ContainsFunc(v.spoke, func(r Rejection) bool { return r.Rule == id }) {
+			if !slices.ContainsFunc(v.rejections, func(r Rejection) bool { return r.Rule == id }) {
 				t.Fatalf("%+v: %s is said to block %s and is not among the rejections", p, id, b)
 			}
 		}
@@ -64,12 +64,12 @@ func checkCured(t *testing.T, c *Choice) {
 	work := slices.Clone(c.Hops)
 	for steps := 0; len(work) > 0; steps++ {
 		at := work[0]
-		bad := against(c.Backend, &at)
+		bad := rejecting(c.Backend, &at)
 		if len(bad) == 0 {
 			work = work[1:]
 			continue
 		}
-		rule, calls := cure(bad, at)
+		rule, calls := firstRemedy(bad, at)
 		known := slices.ContainsFunc(c.Remedies, func(a Applied) bool { return rule != nil && a.Rule == rule.ID })
 		if calls == nil || !known || steps > 10000 {
 			t.Fatalf("%+v: %s chosen, and %v speaks in %s", c.Params, c.Backend, bad[0].ID, &at)

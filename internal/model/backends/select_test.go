@@ -34,12 +34,12 @@ func spoil(spec string) error {
 	if i < 0 {
 		return fmt.Errorf("mutate %q: no such rule", id)
 	}
-	speaks := rules[i].Speaks
+	applies := rules[i].When
 	switch how {
 	case "remove":
-		rules[i].Speaks = func(*Call) bool { return false }
+		rules[i].When = func(*Call) bool { return false }
 	case "invert":
-		rules[i].Speaks = func(c *Call) bool { return !speaks(c) }
+		rules[i].When = func(c *Call) bool { return !applies(c) }
 	default:
 		return fmt.Errorf("mutate %q: want remove or invert", spec)
 	}
@@ -207,8 +207,8 @@ func parseAnswer(s string) (a answer, err error) {
 	return a, err
 }
 
-// spoken returns the sorted ids of the rules that reject a backend of the set.
-func spoken(t testing.TB, p Params, of map[Backend]bool) []string {
+// rejectingRules returns the sorted ids of the rules that reject a backend of the set.
+func rejectingRules(t testing.TB, p Params, of map[Backend]bool) []string {
 	t.Helper()
 	p, err := p.checked()
 	if err != nil {
@@ -216,7 +216,7 @@ func spoken(t testing.TB, p Params, of map[Backend]bool) []string {
 	}
 	var ids []string
 	for b := range of {
-		for _, r := range judge(b, p, hopsOf(p)).spoke {
+		for _, r := range evaluate(b, p, hopsOf(p)).rejections {
 			if !slices.Contains(ids, r.Rule) {
 				ids = append(ids, r.Rule)
 			}
@@ -232,7 +232,7 @@ func TestSelectTable(t *testing.T) {
 	rows := readRows(t)
 	for _, r := range rows {
 		at := fmt.Sprintf("select.txt:%d: %s", r.line, r.text)
-		if got := spoken(t, r.params, every); !slices.Equal(got, r.rules) {
+		if got := rejectingRules(t, r.params, every); !slices.Equal(got, r.rules) {
 			t.Errorf("%s\n got rules %s", at, strings.Join(got, " "))
 		}
 		if got, remedies := outcomeOf(t, r.params); got != r.backend || !slices.Equal(remedies, r.remedies) {
@@ -267,16 +267,16 @@ func TestEveryRuleIsInTheTable(t *testing.T) {
 		if rule.Warns {
 			continue
 		}
-		speaks, silent := false, false
+		applies, silent := false, false
 		for _, r := range rows {
 			if slices.Contains(r.rules, rule.ID) {
-				speaks = true
+				applies = true
 			} else {
 				silent = true
 			}
 		}
-		if !speaks || !silent {
-			t.Errorf("rule %s: speaks in a row: %t, is silent in one: %t", rule.ID, speaks, silent)
+		if !applies || !silent {
+			t.Errorf("rule %s: speaks in a row: %t, is silent in one: %t", rule.ID, applies, silent)
 		}
 	}
 	for _, r := range rows {
@@ -304,7 +304,7 @@ func TestBothSidesOfEveryVersion(t *testing.T) {
 				before := r.params
 				before.CUDNN = v - 1
 				own := map[Backend]bool{rule.Backend: true}
-				return slices.Contains(r.rules, rule.ID) != slices.Contains(spoken(t, before, own), rule.ID)
+				return slices.Contains(r.rules, rule.ID) != slices.Contains(rejectingRules(t, before, own), rule.ID)
 			})
 			if !found {
 				t.Errorf("rule %s: no row at version %s that differs from the one before", rule.ID, v)

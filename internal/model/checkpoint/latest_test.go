@@ -33,7 +33,7 @@ func FuzzLatest(f *testing.F) {
 		}
 		root := rooted(dir)
 		defer root.Close()
-		d, err := duplicate(root)
+		d, err := reopen(root)
 		if err != nil {
 			t.Fatal(err)
 		}

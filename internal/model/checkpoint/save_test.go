@@ -188,13 +188,13 @@ func TestDiskFull(t *testing.T) {
 					t.Errorf("rank %d of a disk that is full for rank %d: %v", rank, broken, err)
 				}
 			}
-			again := func(rank int, s *Saver) error { // the second failure in a row
+			retry := func(rank int, s *Saver) error { // the second failure in a row
 				err := s.Save(t.Context(), f.snapshot(rank, 3))
 				return errors.Join(err, s.Wait())
 			}
 			for i, want := range []bool{true, false, true} {
 				if i > 0 {
-					f.each(func(rank int, s *Saver) error { errs[rank] = again(rank, s); return nil })
+					f.each(func(rank int, s *Saver) error { errs[rank] = retry(rank, s); return nil })
 				}
 				for rank, err := range errs {
 					var retry *RetryError

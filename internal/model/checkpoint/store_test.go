@@ -74,7 +74,7 @@ func TestLoadOpensStaleShardsAgain(t *testing.T) {
 	}
 }
 
-// sized opens a file of unexpected size, which makes an NFS client ask the server, and closes it.
+// checkSize opens a file of unexpected size, which makes an NFS client ask the server, and closes it.
 func TestSizedLeavesNoFileOpen(t *testing.T) {
 	dir, _ := saved(t, Options{}, 1)
 	root, err := diskOf(files.OpenDir(filepath.Join(dir, dirName(1))))
@@ -83,7 +83,7 @@ func TestSizedLeavesNoFileOpen(t *testing.T) {
 	}
 	defer root.Close()
 	count := &counting{store: root}
-	err = sized(count, FileInfo{Name: manifestName, Bytes: 1})
+	err = checkSize(count, FileInfo{Name: manifestName, Bytes: 1})
 	if err == nil || count.opened != 1 || count.closed != 1 {
 		t.Errorf("sized = %v; %d files were opened and %d closed", err, count.opened, count.closed)
 	}
@@ -100,7 +100,7 @@ func TestAgainPausesWhereAFileIsBusy(t *testing.T) {
 			t.Fatal(err)
 		}
 		count, calls := &counting{store: root}, 0
-		err = again(count, func() error { calls++; return c.err })
+		err = retry(count, func() error { calls++; return c.err })
 		if !errors.Is(err, c.err) || calls != tries || len(count.pauses) != c.pauses {
 			t.Errorf("%v: %v after %d calls and pauses of %v; want %d calls and %d pauses",
 				c.err, err, calls, count.pauses, tries, c.pauses)
@@ -143,7 +143,7 @@ func TestSaverOfAClosedDirectory(t *testing.T) {
 func TestTogetherReturnsTheOwnError(t *testing.T) {
 	own := errors.New("own")
 	// The other rank never answers.
-	if err := Together(t.Context(), world(2)[0], time.Hour, 0, func() error { return own }); !errors.Is(err, own) {
+	if err := OnAllRanks(t.Context(), world(2)[0], time.Hour, 0, func() error { return own }); !errors.Is(err, own) {
 		t.Errorf("Together = %v, want %v", err, own)
 	}
 }

@@ -137,7 +137,7 @@ func (r Reserve) Of(memory int64) int64 {
 func (r Reserve) parse() (share float64, bytes int64, err error) {
 	if percent, ok := strings.CutSuffix(string(r), "%"); ok {
 		if share, err = ParseFloat(percent); err == nil && !(share >= 0 && share < 100) {
-			err = fmt.Errorf("%s is out of range; want at least 0%% and less than 100%%", short(string(r)))
+			err = fmt.Errorf("%s is out of range; want at least 0%% and less than 100%%", clipped(string(r)))
 		}
 		return share / 100, 0, err
 	}
@@ -173,5 +173,5 @@ type Log struct {
 // parallel.deadline is auto and no steps have been timed.
 const Deadline = 5 * time.Minute
 
-// Patience returns how long a rank waits for another.
-func (p *Parallel) Patience() time.Duration { return cmp.Or(p.Deadline, Deadline) }
+// TransferTimeout returns how long a rank waits for another.
+func (p *Parallel) TransferTimeout() time.Duration { return cmp.Or(p.Deadline, Deadline) }

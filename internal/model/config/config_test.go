@@ -223,7 +223,7 @@ func TestMapIsYAML(t *testing.T) {
 // trainer leads to a key without hiding one.
 func TestTable(t *testing.T) {
 	fields := map[any]string{}
-	c := whole()
+	c := blankConfig()
 	for i := range keys {
 		k := &keys[i]
 		if section, _ := split(k.path); !isSection[section] {

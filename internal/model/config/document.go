@@ -50,9 +50,9 @@ func (d *Document) Add(list Errors) {
 	}
 }
 
-// Place returns the faults of a config that was loaded with flags out of this file: faults of a flag have
+// Locate returns the faults of a config that was loaded with flags out of this file: faults of a flag have
 // the line that the flag came from.
-func (d *Document) Place(err error, lineOf func(key string) int) Errors {
+func (d *Document) Locate(err error, lineOf func(key string) int) Errors {
 	var list Errors
 	if !errors.As(err, &list) {
 		return Errors{{File: d.name, Line: 1, Msg: err.Error()}}
@@ -98,19 +98,29 @@ func ReadValue(path string, n *yaml.Node) (value any, flag string, err error) {
 	if k == nil {
 		return nil, "", errors.New(UnknownKey(path))
 	}
-	c := whole()
+	c := blankConfig()
 	if err := k.decode(n, c); err != nil {
 		return nil, "", err
 	}
 	value = k.value(c)
 	if text, ok := value.(string); ok {
 		if flag = path + "=" + text; text == "null" { // a text of that name, which the flag would take for none
-			return nil, "", fmt.Errorf("found the text %s; want another", found(text))
+			return nil, "", fmt.Errorf("found the text %s; want another", quoted(text))
 		}
 		return value, flag, nil
 	}
 	text, err := yaml.Marshal(valueNode(value)) // on one line
 	return value, path + "=" + strings.TrimSpace(string(text)), err
+}
+
+// Default returns the default of a key, as JSON has it; ok is false for a key that must be given.
+func Default(path string) (value any, ok bool) {
+	k, n := keyAt[path], yaml.Node{}
+	if k == nil || k.def == "" || yaml.Unmarshal([]byte(k.def), &n) != nil {
+		return nil, false
+	}
+	value, _, err := ReadValue(path, n.Content[0])
+	return value, err == nil
 }
 
 // Difference is a key of which two configs have different values, as YAML has them; "null"
@@ -219,7 +229,7 @@ func (c *Config) visit(fn func(path string, value any)) {
 				}
 				continue
 			}
-			if !of(k.rope, r.Type) {
+			if !hasType(k.rope, r.Type) {
 				continue
 			}
 		}

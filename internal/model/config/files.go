@@ -74,7 +74,7 @@ func (k *key) file(n *yaml.Node, f *File) (err error) {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		name, value := n.Content[i].Value, n.Content[i+1]
 		if seen[name] {
-			return fmt.Errorf("%s is given twice; remove one", short(name))
+			return fmt.Errorf("%s is given twice; remove one", clipped(name))
 		}
 		seen[name] = true
 		switch name {
@@ -86,7 +86,7 @@ func (k *key) file(n *yaml.Node, f *File) (err error) {
 				err = fmt.Errorf("weight %g is out of range; want a number in (0, %g]", f.Weight, float64(maxWeight))
 			}
 		default:
-			err = fmt.Errorf("unknown key %s; an entry has path and weight", found(name))
+			err = fmt.Errorf("unknown key %s; an entry has path and weight", quoted(name))
 		}
 		if err != nil {
 			return err

@@ -333,7 +333,7 @@ func split(path string) (section, name string) {
 const ropeSection = "model.rope_scaling"
 
 // of reports whether the key belongs to a type of rope scaling.
-func of(types, ropeType string) bool {
+func hasType(types, ropeType string) bool {
 	for _, t := range strings.Fields(types) {
 		if t == ropeType {
 			return true

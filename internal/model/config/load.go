@@ -77,7 +77,7 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	for _, arg := range opts.Set {
 		src.readFlag(arg)
 	}
-	src.excuse()
+	src.skipMeant()
 	l := &loader{source: src, paths: newPaths(name, disk), cfg: &Config{where: f.where}, opts: opts}
 	l.decodeFrom()
 	l.decodeRope()
@@ -90,11 +90,11 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	l.bounds()
 	l.resolvePaths()
 	l.resolveTokenizer()
-	l.ownEOS()
+	l.modelEOS()
 	rules(l.cfg, f)
 	open := l.cfg.Parallel.Algorithm == "auto"
 	if !open && !opts.kept && f.ok("parallel.algorithm") {
-		l.cfg.unread(l.cfg.Parallel, f, f)
+		l.cfg.reportUnused(l.cfg.Parallel, f, f)
 	}
 	l.checkData()
 	idle := newFaults(f.where)
@@ -107,7 +107,7 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 		}
 		l.cfg.resolve(opts.Ranks, opts.Hosts, opts.Device, f)
 		if open {
-			l.cfg.unread(given, f, idle)
+			l.cfg.reportUnused(given, f, idle)
 		}
 	} else if opts.Device == "cpu" {
 		cpuRules(l.cfg, f)
@@ -115,7 +115,7 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	l.cfg.Warnings = slices.Concat(warnings(l.cfg), idle.list, l.former.list)
+	l.cfg.Warnings = slices.Concat(warnings(l.cfg), idle.list, l.deprecations.list)
 	return l.cfg, nil
 }
 
@@ -190,7 +190,7 @@ func (l *loader) decodeFrom() {
 		own := *r
 		l.cfg.Model.RopeScaling = &own
 		l.eachRope(func(k *key) {
-			if !of(k.rope, own.Type) {
+			if !hasType(k.rope, own.Type) {
 				reflect.ValueOf(k.at(l.cfg)).Elem().SetZero()
 			}
 		})
@@ -245,11 +245,11 @@ func (l *loader) decodeRope() {
 		n := l.values[k.path]
 		switch {
 		case k == typeKey:
-		case n != nil && typeKnown && !of(k.rope, r.Type):
+		case n != nil && typeKnown && !hasType(k.rope, r.Type):
 			l.add(k.path, "rope_type %s has no %s; remove it", r.Type, name)
-		case n == nil && of(k.needs, r.Type):
+		case n == nil && hasType(k.needs, r.Type):
 			l.add(k.path, "missing; rope_type %s needs it", r.Type)
-		case n != nil || k.def != "" && of(k.rope, r.Type):
+		case n != nil || k.def != "" && hasType(k.rope, r.Type):
 			l.decodeValue(k, n) // whatever model.from has, since rope_scaling is replaced whole
 		}
 	})
@@ -294,7 +294,7 @@ func (l *loader) derive() {
 func (l *loader) bounds() {
 	for i := range keys {
 		k := &keys[i]
-		skip := k.rope != "" && (l.cfg.Model.RopeScaling == nil || !of(k.rope, l.cfg.Model.RopeScaling.Type)) ||
+		skip := k.rope != "" && (l.cfg.Model.RopeScaling == nil || !hasType(k.rope, l.cfg.Model.RopeScaling.Type)) ||
 			strings.HasPrefix(k.path, "model.") && !l.ok("model.from") && l.values[k.path] == nil
 		if skip || !l.ok(k.path) {
 			continue
@@ -311,8 +311,8 @@ func (l *loader) bounds() {
 	}
 }
 
-// whole returns a config in which every field of the table exists.
-func whole() *Config {
+// blankConfig returns a config in which every field of the table exists.
+func blankConfig() *Config {
 	c := &Config{}
 	c.Model.RopeScaling = &hf.RopeScaling{}
 	return c
@@ -337,17 +337,17 @@ func Completions(prefix string) (found []string) {
 	return found
 }
 
-// Sharing describes the ranks and the attention that the rules for a strategy go by.
-type Sharing struct {
+// RunShape describes the ranks and the attention that the rules for a strategy go by.
+type RunShape struct {
 	Device         string // cuda, or anything else for the CPU
 	Documents      bool   // sequences are packed documents
 	Ranks, PerHost int    // that share a sequence, and all ranks of a host
 	Heads, KVHeads int
 }
 
-// Ruled returns the strategy with its open fields as the rules have them, which hold where no costs are known. The
-// backend and when rows travel stay open.
-func Ruled(s ring.Strategy, by Sharing) ring.Strategy {
+// DefaultStrategy returns the strategy with its open fields as the rules have them, which hold where no costs are
+// known. The backend and when rows travel stay open.
+func DefaultStrategy(s ring.Strategy, by RunShape) ring.Strategy {
 	layout, algorithm := partition.LayoutName("zigzag"), "ring"
 	if by.Documents {
 		layout = "document"
@@ -406,16 +406,16 @@ func (l *loader) resolveTokenizer() {
 	switch {
 	case tried == "" || l.opts.NoFiles:
 	case Nearest(given, []string{Bytes, "auto"}) != "":
-		l.add(tokenizerKey, "%s is not a choice; did you mean %s?", found(given),
+		l.add(tokenizerKey, "%s is not a choice; did you mean %s?", quoted(given),
 			Nearest(given, []string{Bytes, "auto"}))
 	default:
 		l.add(tokenizerKey, "no tokenizer %s; name a tokenizer.json or its directory, or write bytes", tried)
 	}
 }
 
-// ownEOS sets data.eos_token_id to the model's own where it is null. To bytes a model's own says
+// modelEOS sets data.eos_token_id to the model's own where it is null. To bytes a model's own says
 // something only where it is no byte.
-func (l *loader) ownEOS() {
+func (l *loader) modelEOS() {
 	d := &l.cfg.Data
 	if d.EOSTokenID >= 0 || !l.fromRead || !l.ok(eosKey, tokenizerKey, "model.from", "model.vocab_size") {
 		return

@@ -33,11 +33,11 @@ func ParseSize(s string) (int64, error) {
 	plain := strings.ReplaceAll(digits, "_", "")
 	if len(plain) > 1 && plain[0] == '0' {
 		return 0, fmt.Errorf("%s begins with 0, which some readers take for octal; write %s",
-			short(s), short(cmp.Or(strings.TrimLeft(plain, "0"), "0")+s[len(digits):]))
+			clipped(s), clipped(cmp.Or(strings.TrimLeft(plain, "0"), "0")+s[len(digits):]))
 	}
 	v, err := strconv.ParseInt(plain, 10, 64)
 	if err != nil || v > math.MaxInt64/unit {
-		return 0, fmt.Errorf("%s is too large for a 64-bit integer; write a smaller one", short(s))
+		return 0, fmt.Errorf("%s is too large for a 64-bit integer; write a smaller one", clipped(s))
 	}
 	return v * unit, nil
 }
@@ -45,22 +45,23 @@ func ParseSize(s string) (int64, error) {
 // notSize explains why a word is no size, by its writer's likely intent.
 func notSize(s string) error {
 	if m := unitRE.FindStringSubmatch(s); m != nil && !strings.EqualFold(m[2], "t") {
-		return fmt.Errorf("%s is not a size; write %s%s (powers of two)", short(s), short(m[1]), strings.ToUpper(m[2]))
+		return fmt.Errorf("%s is not a size; write %s%s (powers of two)", clipped(s), clipped(m[1]),
+			strings.ToUpper(m[2]))
 	}
 	if basedRE.MatchString(s) {
-		return fmt.Errorf("%s is not decimal; write a plain integer or a size such as 128K", short(s))
+		return fmt.Errorf("%s is not decimal; write a plain integer or a size such as 128K", clipped(s))
 	}
 	if floatRE.MatchString(s) {
 		v, err := strconv.ParseFloat(s, 64)
 		switch {
 		case err == nil && v < 0:
-			return fmt.Errorf("%s is negative; write it without a sign", short(s))
+			return fmt.Errorf("%s is negative; write it without a sign", clipped(s))
 		case err == nil && v == math.Trunc(v) && v < 1<<53:
-			return fmt.Errorf("%s is not written as an integer; write %d", short(s), int64(v))
+			return fmt.Errorf("%s is not written as an integer; write %d", clipped(s), int64(v))
 		}
-		return fmt.Errorf("%s is not an integer; write one such as 4096", short(s))
+		return fmt.Errorf("%s is not an integer; write one such as 4096", clipped(s))
 	}
-	return fmt.Errorf("%s is not an integer; write one such as 4096, or a size such as 128K", found(s))
+	return fmt.Errorf("%s is not an integer; write one such as 4096, or a size such as 128K", quoted(s))
 }
 
 // ParseFloat reads a decimal number that is finite.
@@ -68,13 +69,13 @@ func ParseFloat(s string) (float64, error) {
 	if !floatRE.MatchString(s) {
 		switch strings.ToLower(strings.TrimLeft(s, "+-")) {
 		case ".inf", ".nan", "inf", "nan", "infinity":
-			return 0, fmt.Errorf("%s is not a finite number; write one such as 0.1", short(s))
+			return 0, fmt.Errorf("%s is not a finite number; write one such as 0.1", clipped(s))
 		}
-		return 0, fmt.Errorf("%s is not a number; write one such as 0.1 or 3.0e-4", found(s))
+		return 0, fmt.Errorf("%s is not a number; write one such as 0.1 or 3.0e-4", quoted(s))
 	}
 	v, err := strconv.ParseFloat(s, 64)
 	if err != nil {
-		return 0, fmt.Errorf("%s is too large for a float64; write a smaller one", short(s))
+		return 0, fmt.Errorf("%s is too large for a float64; write a smaller one", clipped(s))
 	}
 	return v + 0, nil
 }
@@ -110,13 +111,13 @@ func ParseTime(s string) (time.Duration, error) {
 	d, err := time.ParseDuration(s)
 	switch {
 	case err != nil && floatRE.MatchString(s):
-		return 0, fmt.Errorf("%s has no unit; write %ss, %sm or %sh", short(s), short(s), short(s), short(s))
+		return 0, fmt.Errorf("%s has no unit; write %ss, %sm or %sh", clipped(s), clipped(s), clipped(s), clipped(s))
 	case err != nil:
-		return 0, fmt.Errorf("%s is not a time; write one such as 30s, 5m or 2h", found(s))
+		return 0, fmt.Errorf("%s is not a time; write one such as 30s, 5m or 2h", quoted(s))
 	case d < 0:
-		return 0, fmt.Errorf("%s is negative; write it without a sign", short(s))
+		return 0, fmt.Errorf("%s is negative; write it without a sign", clipped(s))
 	case d > longest:
-		return 0, fmt.Errorf("%s is too long; the most is %s", short(s), FormatTime(longest))
+		return 0, fmt.Errorf("%s is too long; the most is %s", clipped(s), FormatTime(longest))
 	}
 	return d, nil
 }
@@ -134,7 +135,7 @@ func FormatTime(d time.Duration) string {
 }
 
 // short cuts a word of the user's that would fill the terminal.
-func short(s string) string {
+func clipped(s string) string {
 	const limit = 240 // a path of a temporary directory is well over 100
 	clean := strconv.Quote(s)
 	clean = clean[1 : len(clean)-1]
@@ -144,4 +145,4 @@ func short(s string) string {
 	return clean
 }
 
-func found(s string) string { return `"` + short(s) + `"` }
+func quoted(s string) string { return `"` + clipped(s) + `"` }

@@ -71,7 +71,7 @@ func newPaths(file string, disk disk) paths {
 func (p paths) find(path string, flag bool, exists func(string) bool) (abs, tried string) {
 	if filepath.IsAbs(path) {
 		if abs = filepath.Clean(path); !exists(abs) {
-			tried = short(abs)
+			tried = clipped(abs)
 		}
 		return abs, tried
 	}
@@ -84,7 +84,7 @@ func (p paths) find(path string, flag bool, exists func(string) bool) (abs, trie
 			return abs, ""
 		}
 	}
-	tried = short(path) + " in " + dirs[0]
+	tried = clipped(path) + " in " + dirs[0]
 	if dirs[0] != dirs[1] {
 		tried += " or " + dirs[1]
 	}
@@ -158,18 +158,18 @@ func (l *loader) globsOf(path string) (globs []*string) {
 
 func (l *loader) globFault(given, abs, tried string) string {
 	if _, err := l.disk.glob(abs); errors.Is(err, path.ErrBadPattern) {
-		return "the pattern " + short(given) + ` is malformed; put \ before a [ or { that is part of a name`
+		return "the pattern " + clipped(given) + ` is malformed; put \ before a [ or { that is part of a name`
 	} else if err != nil {
-		return fmt.Sprintf("the files of %s cannot be listed: %v", short(given), err)
+		return fmt.Sprintf("the files of %s cannot be listed: %v", clipped(given), err)
 	}
 	for _, dir := range []string{abs, filepath.Join(l.fileDir, given)} {
 		if l.disk.isDir(dir) {
-			return short(given) + " is a directory; write a glob of its files, such as " + short(given) + "/*.bin"
+			return clipped(given) + " is a directory; write a glob of its files, such as " + clipped(given) + "/*.bin"
 		}
 	}
 	for _, dir := range []string{abs, filepath.Join(literal(l.fileDir), given)} {
 		if len(l.files(dir+".idx")) > 0 {
-			return "no file " + tried + ", but there is a pair of that name; write " + short(given) + ".bin"
+			return "no file " + tried + ", but there is a pair of that name; write " + clipped(given) + ".bin"
 		}
 	}
 	return "no file " + tried + "; a glob must match at least one"
@@ -218,7 +218,7 @@ func (l *loader) areTokens(path string, files []string) bool {
 	}
 	idx := example[".idx"]
 	if delete(example, ".idx"); idx != "" && len(example) == 0 {
-		l.add(path, "%s is an index; name the .bin beside it", short(idx))
+		l.add(path, "%s is an index; name the .bin beside it", clipped(idx))
 		return true
 	}
 	if len(example) > 1 {

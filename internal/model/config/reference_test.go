@@ -49,7 +49,7 @@ func reference() string {
 
 // described returns the type of a key with its bounds.
 func (k *key) described() string {
-	switch k.at(whole()).(type) {
+	switch k.at(blankConfig()).(type) {
 	case *float64, **float64, *[2]float64:
 		return k.wanted() + " in " + k.within
 	case *int, *int64:

@@ -102,7 +102,7 @@ func (c *Config) resolveGroups(ranks int, f *faults) {
 func (c *Config) resolveStrategy(ranks, hosts int, device string, f *faults) {
 	const innerKey = "parallel.ulysses_degree"
 	p := &c.Parallel
-	by := Sharing{
+	by := RunShape{
 		Device: device, Documents: c.Data.PackDocuments, PerHost: ranks,
 		Heads: c.Model.NumAttentionHeads, KVHeads: c.Model.NumKeyValueHeads,
 	}
@@ -114,7 +114,7 @@ func (c *Config) resolveStrategy(ranks, hosts int, device string, f *faults) {
 	if f.ok("parallel.context", innerKey, "model.from", "model.num_attention_heads", "model.num_key_value_heads") {
 		by.Ranks = p.Context
 	}
-	p.Strategy = Ruled(p.Strategy, by)
+	p.Strategy = DefaultStrategy(p.Strategy, by)
 	known := p.Context > 0 && p.Inner > 0 && f.ok("parallel.context", innerKey)
 	if known && p.Algorithm == "hierarchical" && p.Context%p.Inner != 0 {
 		f.add(innerKey, "%d does not divide the %d ranks of parallel.context; take one of %s, or write auto",
@@ -122,8 +122,8 @@ func (c *Config) resolveStrategy(ranks, hosts int, device string, f *faults) {
 	}
 }
 
-// unread adds to a fault for each given key that the algorithm of the config does not read, and resets it.
-func (c *Config) unread(given Parallel, f, to *faults) {
+// reportUnused adds to a fault for each given key that the algorithm of the config does not read, and resets it.
+func (c *Config) reportUnused(given Parallel, f, to *faults) {
 	p := &c.Parallel
 	add := func(key string, value any, instead, reader string) {
 		to.add(key, "%v has no effect with parallel.algorithm %s; write %s, or parallel.algorithm: %s", value,

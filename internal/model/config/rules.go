@@ -82,13 +82,13 @@ func trainRules(c *Config, f *faults) {
 	}
 	if p := c.Checkpoint.Local; f.ok("checkpoint.local") && p != "" && !filepath.IsAbs(p) {
 		f.add("checkpoint.local", "%s is a relative path, and every node has its own disk; write an absolute one "+
-			"such as /scratch", found(p))
+			"such as /scratch", quoted(p))
 	}
 	if p := c.Log.Prometheus; f.ok("log.prometheus") && p != "" {
 		_, port, err := net.SplitHostPort(p)
 		if n, numErr := strconv.ParseUint(port, 10, 16); err != nil || numErr != nil || n == 0 {
 			f.add("log.prometheus",
-				"%s is not an address to listen on; write one such as :9090 or localhost:9090", found(p))
+				"%s is not an address to listen on; write one such as :9090 or localhost:9090", quoted(p))
 		}
 	}
 }
@@ -115,14 +115,14 @@ func (c *Config) NoTokenizer() string {
 	return fmt.Sprintf("there is no tokenizer.json in %s, and text needs the tokenizer that the model was trained "+
 		"with; transformers writes one "+
 		"(AutoTokenizer.from_pretrained(dir).save_pretrained(dir)), or name it here, or write bytes if the model is "+
-		"to learn bytes", short(c.Model.From))
+		"to learn bytes", clipped(c.Model.From))
 }
 
 // warnings lists allowed values that the writer probably did not mean.
 func warnings(c *Config) Errors {
 	f := newFaults(c.where)
 	m := &c.Model
-	reachWarning(c, f)
+	contextWarning(c, f)
 	if caveat := m.Caveat(); caveat != "" {
 		f.add("model.sliding_window", "%s", caveat)
 	}
@@ -133,8 +133,8 @@ func warnings(c *Config) Errors {
 	return f.list
 }
 
-// reachWarning compares seq_len with the positions that the rotary settings cover.
-func reachWarning(c *Config, f *faults) {
+// contextWarning compares seq_len with the positions that the rotary settings cover.
+func contextWarning(c *Config, f *faults) {
 	m, r, n := &c.Model, c.Model.RopeScaling, float64(c.Data.SeqLen)
 	longest := float64(m.MaxPositionEmbedding)
 	if r == nil {

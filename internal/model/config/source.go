@@ -22,16 +22,17 @@ const MaxFile = 1 << 20
 // passes (flags) replace values of earlier ones (the file).
 type source struct {
 	*faults
-	values map[string]*yaml.Node
-	passOf map[string]int
-	pass   int
-	meant  []string // keys and sections that unknown names were probably meant to be
-	former *faults  // warnings of former names and keys
-	inFile func(n *yaml.Node) position
+	values       map[string]*yaml.Node
+	passOf       map[string]int
+	pass         int
+	meant        []string // keys and sections that unknown names were probably meant to be
+	deprecations *faults  // warnings about former names and keys
+	inFile       func(n *yaml.Node) position
 }
 
 func newSource(f *faults) *source {
-	return &source{faults: f, values: map[string]*yaml.Node{}, passOf: map[string]int{}, former: newFaults(f.where)}
+	return &source{faults: f, values: map[string]*yaml.Node{}, passOf: map[string]int{},
+		deprecations: newFaults(f.where)}
 }
 
 const leastConfig = "the least config names data.path and the model, see docs/config.md"
@@ -118,7 +119,7 @@ func (s *source) notYAML(name string, text []byte, err error) {
 	case strings.Contains(msg, "mapping values are not allowed"):
 		hint = "; a key or a space before it is out of line, or a value with a colon lacks quotes"
 	}
-	s.addAt(at, "", "not YAML: %s%s", short(msg), hint)
+	s.addAt(at, "", "not YAML: %s%s", clipped(msg), hint)
 }
 
 // unreadable returns the place of the first byte that is no letter of a text in UTF-8.
@@ -139,11 +140,11 @@ func (s *source) vet(n *yaml.Node) {
 	switch {
 	case n.Kind == yaml.AliasNode:
 		s.addAt(s.inFile(n), "", "the alias *%s: YAML aliases are not supported; write the value "+
-			"itself, or put it in quotes if it begins with *", short(n.Value))
+			"itself, or put it in quotes if it begins with *", clipped(n.Value))
 	case n.Anchor != "":
-		s.addAt(s.inFile(n), "", "the anchor &%s: YAML anchors are not supported; remove it", short(n.Anchor))
+		s.addAt(s.inFile(n), "", "the anchor &%s: YAML anchors are not supported; remove it", clipped(n.Anchor))
 	case n.Style&yaml.TaggedStyle != 0:
-		s.addAt(s.inFile(n), "", "the tag %s: YAML tags are not supported; remove it", short(n.ShortTag()))
+		s.addAt(s.inFile(n), "", "the tag %s: YAML tags are not supported; remove it", clipped(n.ShortTag()))
 	}
 	for _, child := range n.Content {
 		s.vet(child)
@@ -162,17 +163,17 @@ func (s *source) mapping(n *yaml.Node, section string) {
 		if strings.Contains(name.Value, ".") { // a path is for --set; here it would hide a section
 			path = ""
 		}
-		s.assign(s.today(path, at), section, name.Value, value, at)
+		s.assign(s.currentName(path, at), section, name.Value, value, at)
 	}
 }
 
-// today returns the key that a name stands for.
-func (s *source) today(path string, at position) string {
+// currentName returns the key that a name stands for.
+func (s *source) currentName(path string, at position) string {
 	if other, ok := renames[path]; ok {
 		return other
 	}
 	if other, ok := renamed[path]; ok {
-		s.former.addAt(at, path, "was renamed to %s; use the new name", other)
+		s.deprecations.addAt(at, path, "was renamed to %s; use the new name", other)
 		return other
 	}
 	return path
@@ -180,7 +181,7 @@ func (s *source) today(path string, at position) string {
 
 func (s *source) assign(path, section, name string, value *yaml.Node, at position) {
 	if values := retired[path]; slices.Contains(values, value.Value) {
-		s.former.addAt(at, path, "has no effect; remove it")
+		s.deprecations.addAt(at, path, "has no effect; remove it")
 		return
 	}
 	if keyAt[path] == nil && !isSection[path] {
@@ -189,7 +190,7 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 			return
 		}
 		msg, meant := unknownKey(section, name)
-		s.addAt(at, join(section, short(name)), "%s", msg)
+		s.addAt(at, join(section, clipped(name)), "%s", msg)
 		s.meant = append(s.meant, meant...)
 		return
 	}
@@ -229,10 +230,10 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 	}
 }
 
-// excuse leaves keys that were meant by an unknown name, or are in a section that was, out of
+// skipMeant leaves keys that were meant by an unknown name, or are in a section that was, out of
 // later rules if they are absent: the message that they are missing would be the same mistake told
 // twice.
-func (s *source) excuse() {
+func (s *source) skipMeant() {
 	for i := range keys {
 		path := keys[i].path
 		isMeant := slices.ContainsFunc(s.meant, func(m string) bool {
@@ -257,18 +258,18 @@ func (s *source) drop(section string) {
 }
 
 func (s *source) readFlag(arg string) {
-	at := position{file: "--set " + short(arg)}
+	at := position{file: "--set " + clipped(arg)}
 	path, text, ok := strings.Cut(arg, "=")
 	path = strings.TrimSpace(path)
 	if !ok || path == "" {
 		s.addAt(at, "", "want key.path=value, such as train.steps=10")
 		return
 	}
-	path = s.today(path, at)
+	path = s.currentName(path, at)
 	section, name := split(path)
 	value, err := flagValue(path, text)
 	if err != nil {
-		s.addAt(at, short(path), "%v", err)
+		s.addAt(at, clipped(path), "%v", err)
 		return
 	}
 	s.pass++
@@ -285,10 +286,10 @@ func flagValue(path, text string) (*yaml.Node, error) {
 		return nil, fmt.Errorf("the value has %d bytes; the most is %d", len(text), MaxFile)
 	}
 	if k := keyAt[path]; k != nil {
-		if _, isText := k.at(whole()).(*string); isText && text != "null" {
+		if _, isText := k.at(blankConfig()).(*string); isText && text != "null" {
 			return textNode(text), nil
 		}
-		if _, isFiles := k.at(whole()).(*Files); isFiles && !strings.HasPrefix(text, "[") {
+		if _, isFiles := k.at(blankConfig()).(*Files); isFiles && !strings.HasPrefix(text, "[") {
 			return textNode(text), nil
 		}
 	}
@@ -303,7 +304,7 @@ func textNode(text string) *yaml.Node {
 func parseValue(text string) (*yaml.Node, error) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal([]byte(text), &doc); err != nil {
-		return nil, fmt.Errorf("not a YAML value: %s", short(strings.TrimPrefix(err.Error(), "yaml: ")))
+		return nil, fmt.Errorf("not a YAML value: %s", clipped(strings.TrimPrefix(err.Error(), "yaml: ")))
 	}
 	if len(doc.Content) == 0 {
 		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!null"}, nil

@@ -84,7 +84,7 @@ func unknownKey(section, name string) (msg string, meant []string) {
 }
 
 // guesses returns the keys that a name may have been meant for: a neighbour in its section, the
-// same name in a section of nearly the same name or in any, a similar name anywhere.
+// identity name in a section of nearly the same name or in any, a similar name anywhere.
 func guesses(section, name string) []string {
 	if s := Nearest(name, childrenOf[section]); s != "" {
 		return []string{join(section, s)}
@@ -179,7 +179,7 @@ warmup_stable_decay = wsd
 
 // otherNames holds advice on keys of other trainers. A name without a section holds in every section.
 var otherNames = func() map[string]string {
-	said := byName(`
+	hints := byName(`
 torch_dtype dtype mixed_precision = the type of computation is precision.compute
 attention_bias mlp_bias bias = projections have no bias here; remove the key
 hidden_act = the activation is always silu; remove the key
@@ -206,9 +206,9 @@ resume = where to go on is the flag --resume
 validation.steps data.validation.steps = validation is counted in samples: write data.validation.samples, or 0 for all
 `)
 	for name, key := range byName(foreign) {
-		said[name] = "did you mean " + key + "?"
+		hints[name] = "did you mean " + key + "?"
 	}
-	return said
+	return hints
 }()
 
 // foreign lists the names that our keys have in llm.c, nanoGPT, torchtitan, Megatron, DeepSpeed, accelerate and

@@ -70,7 +70,7 @@ func (k *key) integer(n *yaml.Node) (int64, error) {
 		return 0, k.mistyped(n)
 	}
 	if k.word == "auto" && !strings.ContainsAny(n.Value, "0123456789") {
-		return 0, fmt.Errorf("%s is not an integer; write auto, or an integer such as 8", found(n.Value))
+		return 0, fmt.Errorf("%s is not an integer; write auto, or an integer such as 8", quoted(n.Value))
 	}
 	return ParseSize(n.Value)
 }
@@ -96,9 +96,9 @@ func (k *key) boolean(n *yaml.Node) (bool, error) {
 	if isPlain(n) {
 		switch strings.ToLower(n.Value) {
 		case "true", "yes", "on", "y", "1":
-			return false, fmt.Errorf("%s is not a boolean; write true", short(n.Value))
+			return false, fmt.Errorf("%s is not a boolean; write true", clipped(n.Value))
 		case "false", "no", "off", "n", "0":
-			return false, fmt.Errorf("%s is not a boolean; write false", short(n.Value))
+			return false, fmt.Errorf("%s is not a boolean; write false", clipped(n.Value))
 		}
 	}
 	return false, k.mistyped(n)
@@ -115,7 +115,7 @@ func (k *key) text(n *yaml.Node) (string, error) {
 		return "", fmt.Errorf("found %s; want text: put it in quotes", Describe(n))
 	}
 	if !utf8.ValidString(n.Value) || strings.ContainsFunc(n.Value, unicode.IsControl) {
-		return "", fmt.Errorf("%s holds a control character or is not UTF-8; remove it", found(n.Value))
+		return "", fmt.Errorf("%s holds a control character or is not UTF-8; remove it", quoted(n.Value))
 	}
 	return n.Value, nil
 }
@@ -135,16 +135,16 @@ func (k *key) choose(word string) error {
 	}
 	wanted := strings.Join(k.allowed(), ", ")
 	if len(k.allowed()) == 1 {
-		return fmt.Errorf("%s is not a choice; write %s, the only one in this build", found(word), wanted)
+		return fmt.Errorf("%s is not a choice; write %s, the only one in this build", quoted(word), wanted)
 	}
 	s := otherWords[strings.ToLower(word)]
 	if !slices.Contains(k.allowed(), s) {
 		s = Nearest(word, k.allowed())
 	}
 	if s != "" {
-		return fmt.Errorf("%s is not a choice; did you mean %s? (one of %s)", found(word), s, wanted)
+		return fmt.Errorf("%s is not a choice; did you mean %s? (one of %s)", quoted(word), s, wanted)
 	}
-	return fmt.Errorf("%s is not a choice; write one of %s", found(word), wanted)
+	return fmt.Errorf("%s is not a choice; write one of %s", quoted(word), wanted)
 }
 
 func (k *key) pair(n *yaml.Node) (v [2]float64, err error) {
@@ -184,7 +184,7 @@ func (k *key) mistyped(n *yaml.Node) error {
 }
 
 func (k *key) wanted() string {
-	kind, words := k.kind(k.at(whole())).name, strings.Join(k.allowed(), ", ")
+	kind, words := k.kind(k.at(blankConfig())).name, strings.Join(k.allowed(), ", ")
 	switch {
 	case kind == "list":
 		kind += " of " + words
@@ -278,17 +278,17 @@ func Describe(n *yaml.Node) string {
 	case IsNull(n):
 		return "nothing"
 	case !isPlain(n):
-		return "the text " + found(n.Value)
+		return "the text " + quoted(n.Value)
 	}
 	switch n.ShortTag() {
 	case "!!bool":
-		return "the boolean " + short(n.Value)
+		return "the boolean " + clipped(n.Value)
 	case "!!int", "!!float":
-		return "the number " + short(n.Value)
+		return "the number " + clipped(n.Value)
 	case "!!timestamp":
-		return "the date " + short(n.Value)
+		return "the date " + clipped(n.Value)
 	}
-	return "the text " + found(n.Value)
+	return "the text " + quoted(n.Value)
 }
 
 // A kind is what keys of one Go type have in common.
@@ -344,17 +344,17 @@ func optional[T any](name string, read func(*key, *yaml.Node) (T, error), check 
 	}, func(p *T) any { return *p })
 }
 
-func same[T any](v T) any { return v }
+func identity[T any](v T) any { return v }
 
 func init() {
 	addKind("integer", func(k *key, n *yaml.Node) (int, error) { v, err := k.integer(n); return int(v), err },
 		func(k *key, v int) error { return k.checkInt(int64(v)) }, func(v int) any { return int64(v) })
-	addKind("integer", (*key).integer, (*key).checkInt, same[int64])
-	addKind("number", (*key).number, (*key).checkFloat, same[float64])
+	addKind("integer", (*key).integer, (*key).checkInt, identity[int64])
+	addKind("number", (*key).number, (*key).checkFloat, identity[float64])
 	optional("number", (*key).number, (*key).checkFloat)
-	addKind("true or false", (*key).boolean, nil, same[bool])
+	addKind("true or false", (*key).boolean, nil, identity[bool])
 	optional[bool]("true or false", (*key).boolean, nil)
-	addKind("text", (*key).text, (*key).checkWord, same[string])
+	addKind("text", (*key).text, (*key).checkWord, identity[string])
 	addKind("text", func(k *key, n *yaml.Node) (partition.LayoutName, error) {
 		name, err := k.text(n)
 		return partition.LayoutName(name), err

@@ -49,9 +49,9 @@ func count(field func(*Machine) *int) func(*Machine, string) error {
 	}
 }
 
-// AssumeHelp is the keys of --assume for a help text.
-const AssumeHelp = "plan for another machine: gpu=h200 (or " +
-	"arch=sm90),cudnn=9.1.0,flash=built,gpus=8,hosts=16,memory=80G,link=450G,net=50G as `k=v,...` (repeatable)"
+// AssumeHelp is the help text of --assume.
+const AssumeHelp = "plan for another machine, `k=v,...` of gpu=h200 (or arch=sm90), cudnn=9.1.0, flash=built, gpus=8, " +
+	"hosts=16, memory=80G, link=450G, net=50G (repeatable)"
 
 // AssumeError is a fault of the --assume flag Arg; Msg describes it.
 type AssumeError struct{ Arg, Msg string }

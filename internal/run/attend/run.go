@@ -167,7 +167,7 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *de
 		return nil, err
 	}
 	work := c.work(groups)
-	shared := partition.WorkOfHeads(work, s.Traders(shape.Size), c.Heads)
+	shared := partition.WorkOfHeads(work, s.UlyssesDegree(shape.Size), c.Heads)
 	pairs := 0
 	for _, w := range work {
 		pairs += w

@@ -30,7 +30,7 @@ func newAttend(r *ring.Ring, cfg *config.Config, layout partition.Layout, rank i
 	n, m := cfg.Data.SeqLen, &cfg.Model.Config
 	return &attend{
 		ring: r, cfg: m, algorithm: cfg.Parallel.Algorithm, rank: rank,
-		traders: cfg.Parallel.Traders(cfg.Parallel.Context),
+		traders: cfg.Parallel.UlyssesDegree(cfg.Parallel.Context),
 		spec: cfg.Parallel.Spec(
 			partition.Shape{SeqQ: n, SeqKV: n, Size: cfg.Parallel.Context, Layout: layout},
 			m.NumAttentionHeads, m.NumKeyValueHeads,

@@ -170,7 +170,7 @@ function optionOf(figure, view, k, state, width) {
   if (flat) {
     y.inverse = true;
     y.name = "";
-    if (figure.kind === "rects") { x.min = 0; x.max = Math.max(...list.flatMap((s) => s.x2 || [])); x.splitLine = { show: false }; delete x.scale; }
+    if (figure.kind === "rects") { x.min = 0; x.max = Math.max(...list.flatMap((s) => s.x2 || [])); x.splitLine = { show: false }; x.axisLabel.showMaxLabel = false; delete x.scale; }
   } else if (figure.by_steps) {
     x.splitLine = { show: false };
     x.min = "dataMin"; x.max = "dataMax"; x.axisLabel.showMaxLabel = false;
