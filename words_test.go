@@ -1,9 +1,11 @@
 package cprun_test
 
 import (
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -147,6 +149,67 @@ func names(doc *ast.CommentGroup, name string) bool {
 		w = w[1:]
 	}
 	return len(w) > 0 && strings.TrimRight(w[0], ",.:") == name
+}
+
+// stumbles are turns of phrase that a reader stumbles over, with the plain form.
+var stumbles = []struct {
+	found *regexp.Regexp
+	plain string
+}{
+	{regexp.MustCompile(`\b(is|are|was|were) what\b`), "name the thing: a noun for the clause"},
+	{regexp.MustCompile(`(^|[.;:] )Who [a-z]`), "name the actor: the reader, a rank"},
+	{regexp.MustCompile(`\bbehind (it|them|the|a|an|this|that|those|what)\b`), "after, under or inside"},
+}
+
+// TestProseIsPlain keeps stumbles out of comments and docs, tests included. The log keeps what it once said.
+func TestProseIsPlain(t *testing.T) {
+	check := func(at string, line string) {
+		for _, s := range stumbles {
+			if m := s.found.FindString(line); m != "" {
+				t.Errorf("%s: %q: %s", at, strings.TrimSpace(m), s.plain)
+			}
+		}
+	}
+	walk(t, func(file string, src []byte) {
+		for i, line := range strings.Split(string(src), "\n") {
+			if _, comment, found := strings.Cut(line, "// "); found && file != "words_test.go" {
+				check(fmt.Sprintf("%s:%d", file, i+1), comment)
+			}
+		}
+	})
+	for _, page := range pages(t) {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, line := range strings.Split(string(text), "\n") {
+			if page != "docs/log.md" {
+				check(fmt.Sprintf("%s:%d", page, i+1), line)
+			}
+		}
+	}
+}
+
+// TestFunctionsBeginWithAVerb holds comments of all functions to the rule for exported ones: a verb follows the name.
+func TestFunctionsBeginWithAVerb(t *testing.T) {
+	walk(t, func(file string, src []byte) {
+		files := token.NewFileSet()
+		f, err := parser.ParseFile(files, file, src, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		for _, d := range f.Decls {
+			fn, ok := d.(*ast.FuncDecl)
+			if !ok {
+				continue
+			}
+			words := strings.Fields(fn.Doc.Text())
+			if len(words) > 1 && words[0] == fn.Name.Name && slices.Contains([]string{"is", "are", "has", "says", "tells"}, words[1]) {
+				t.Errorf("%s: the comment of %s begins with %q; begin with what it does", files.Position(fn.Pos()), words[0], words[1])
+			}
+		}
+	})
 }
 
 // commentFault says what is wrong with the comment of an exported function, or "".
