@@ -16,7 +16,10 @@ import (
 )
 
 func FuzzFrame(f *testing.F) {
-	h := hello{RunID: "r", WorldSize: 2, LocalWorldSize: 2, SocketDir: "/d", Secret: make([]byte, secretSize)}
+	h := hello{
+		Process: Process{RunID: "r", WorldSize: 2, LocalWorldSize: 2, SocketDir: "/d"},
+		Secret:  make([]byte, secretSize),
+	}
 	greeting, err := encodeFrame(command{Kind: commandHello, Hello: &h})
 	if err != nil {
 		f.Fatal(err)
@@ -276,6 +279,7 @@ func TestEnvironment(t *testing.T) {
 
 // TestWorkerEnvironmentOfGPUs checks that workers get the variables for GPU libraries unless the user has set them.
 func TestWorkerEnvironmentOfGPUs(t *testing.T) {
+	h := hello{Process: Process{LocalWorldSize: 1, Listen: "fd00::1"}, Interface: "ib0"}
 	for name, want := range map[string]string{envMulticast: "0", envQueues: "32", envNCCLNetwork: "=ib0", envNCCLFamily: "AF_INET6"} {
 		for _, c := range []struct{ base, want []string }{
 			{nil, []string{name + "=" + want}},
@@ -283,7 +287,7 @@ func TestWorkerEnvironmentOfGPUs(t *testing.T) {
 			{[]string{name + "=7"}, []string{name + "=7"}},
 		} {
 			var got []string
-			for _, v := range workerEnv(c.base, hello{LocalWorldSize: 1, Interface: "ib0", Listen: "fd00::1"}) {
+			for _, v := range workerEnv(c.base, h) {
 				if strings.HasPrefix(v, name+"=") {
 					got = append(got, v)
 				}
@@ -297,10 +301,10 @@ func TestWorkerEnvironmentOfGPUs(t *testing.T) {
 
 // TestSharers checks that ranks share the cores of their host, even if each has its own unbound launcher.
 func TestSharers(t *testing.T) {
-	if n := (&hello{LocalWorldSize: 3}).ranksSharingCores(); n != 3 {
+	if n := (&hello{Process: Process{LocalWorldSize: 3}}).ranksSharingCores(); n != 3 {
 		t.Errorf("on one node: %d, want 3", n)
 	}
-	h := hello{LocalWorldSize: 1, Rank: 2, Hosts: []string{"a", "a", "b", "b", "b"}}
+	h := hello{Process: Process{LocalWorldSize: 1, Rank: 2, Hosts: []string{"a", "a", "b", "b", "b"}}}
 	want := 3
 	if runtime.NumCPU() < hostCores() {
 		want = 1 // this process is bound

@@ -413,8 +413,6 @@ type mailbox struct {
 	calls []func() // guarded by mu
 }
 
-func (b *mailbox) init() { b.ready = make(chan struct{}, 1) }
-
 // put never blocks.
 func (b *mailbox) put(f func()) {
 	b.mu.Lock()

@@ -140,11 +140,11 @@ func (c *coordinator) receive(from string, msg *message) {
 	case msg.Prepare != nil:
 		c.onPrepare(p, msg.Prepare)
 	case msg.Promise != nil:
-		c.onPromise(p, msg.Promise)
+		c.countPromise(p.Name, msg.Promise)
 	case msg.Accept != nil:
 		c.onAccept(p, msg.Accept)
 	case msg.Accepted != nil:
-		c.onAccepted(p, msg.Accepted)
+		c.countAccepted(p.Name, msg.Accepted)
 	case msg.Nack != nil:
 		c.onNack(p, msg.Nack)
 	case msg.Decided != nil:
@@ -155,8 +155,8 @@ func (c *coordinator) receive(from string, msg *message) {
 		c.onEnded(p.Name, msg.Ended)
 	case msg.Again != nil:
 		c.onAgain(p, msg.Again)
-	case msg.EndConfirmed != nil:
-		c.onConfirmed(p.Name, *msg.EndConfirmed)
+	case msg.EndConfirmed != nil && *msg.EndConfirmed == c.register.index:
+		c.confirmEnd(p.Name)
 	case msg.Bye != nil:
 		c.onBye(p, msg.Bye)
 	}
@@ -176,7 +176,8 @@ func (c *coordinator) tick() {
 	case seeking:
 		c.seek()
 	case campaigning:
-		c.campaign()
+		c.retryProposal()
+		c.giveUp()
 	case leading:
 		c.lead()
 	case following:

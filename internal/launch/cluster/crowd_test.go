@@ -122,7 +122,7 @@ func (a *agent) run() {
 		}
 		time.Sleep(v.After)
 	}
-	if err := a.cohort.Close(status); err != nil && !a.dead {
+	if err := a.cohort.Close(status, ""); err != nil && !a.dead {
 		a.note(func() { a.err = errors.Join(a.err, err) })
 	}
 }

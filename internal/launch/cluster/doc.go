@@ -6,7 +6,7 @@
 //
 //	m, err := cluster.Join(ctx, cluster.Config{Job: "7", Key: key, Min: 2, Max: 2, …})
 //	result := launch.Run(ctx, launch.Job{Membership: m, …})
-//	err = m.Leave(result.ExitCode, "")
+//	err = m.Close(result.ExitCode, "")
 //
 // The type coordinator holds all decisions. It has no goroutines, connections or clock, so tests run thousands of jobs
 // with faults in simulated time. Membership connects it to the network and the caller.

@@ -89,7 +89,7 @@ func joinOne(t *testing.T, port, i, n int, change func(i int, c *Config)) *host 
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { c.Close(1) })
+	t.Cleanup(func() { c.Close(1, "") })
 	return &host{c, cfg.Host}
 }
 
@@ -102,7 +102,7 @@ func all(t *testing.T, hosts []*host, f func(h *host) error) {
 			err := f(h)
 			if err != nil {
 				err = fmt.Errorf("host %s: %w", h.id, err)
-				h.Close(1) // the others do not wait for it
+				h.Close(1, "") // the others do not wait for it
 			}
 			errs <- err
 		}()
@@ -168,7 +168,7 @@ func TestJobOfFourNodes(t *testing.T) {
 		if v.ExitCode != launch.ExitDone || v.Again || v.Err != nil || v.ReportedElsewhere == h.leads() {
 			return fmt.Errorf("verdict %+v", v)
 		}
-		return h.Close(v.ExitCode)
+		return h.Close(v.ExitCode, "")
 	})
 	seen := map[int]bool{}
 	for range 4 {
@@ -210,7 +210,7 @@ func TestFailureAndRestart(t *testing.T) {
 			return fmt.Errorf("start %+v, %v", s, err)
 		}
 		h.End(t.Context(), launch.Ending{})
-		return h.Close(0)
+		return h.Close(0, "")
 	})
 }
 
@@ -400,7 +400,7 @@ func TestNotEnoughNodes(t *testing.T) {
 			!containsAll(err.Error(), "2 of at least 3", "500ms", "a, b", ": 2") {
 			return fmt.Errorf("error %v", err)
 		}
-		return h.Close(1)
+		return h.Close(1, "")
 	})
 }
 
@@ -449,7 +449,7 @@ func TestNoQuorum(t *testing.T) {
 func TestStopBeforeTheStart(t *testing.T) {
 	hosts := joinAll(t, 2, func(i int, c *Config) { c.Min, c.Max = 3, 3 })
 	waitFor(t, hosts[0], func(m *coordinator) bool { return m.joins == 1 })
-	go hosts[1].Close(launch.ExitStopped)
+	go hosts[1].Close(launch.ExitStopped, "")
 	_, err := hosts[0].Next(t.Context())
 	if over := (*launch.Over)(nil); !errors.As(err, &over) || over.ExitCode != launch.ExitStopped ||
 		!strings.Contains(err.Error(), "node b was asked to stop") {
@@ -472,7 +472,7 @@ func TestPrepareFails(t *testing.T) {
 		case over.Err == nil && !strings.Contains(over.Why, tooSmall.Error()), over.Err != nil && over.Err != tooSmall:
 			return fmt.Errorf("result %+v, %q", over.Result, over.Why)
 		}
-		return h.Close(1)
+		return h.Close(1, "")
 	})
 }
 
@@ -491,7 +491,7 @@ func TestPrepareThatHangsIsLeft(t *testing.T) {
 	go h.Next(ctx) // ended by cancel
 	<-begun
 	cancel()
-	if err := h.Close(1); err == nil || !strings.Contains(err.Error(), closeTimeout.String()) {
+	if err := h.Close(1, ""); err == nil || !strings.Contains(err.Error(), closeTimeout.String()) {
 		t.Errorf("error %v, want one that says what was left behind", err)
 	}
 }

@@ -129,9 +129,6 @@ func (c *coordinator) leadAtRendezvous() {
 	}
 }
 
-// onHints stores the discovered agents.
-func (c *coordinator) onHints(found []PeerAddr) { c.hints = found }
-
 // seek performs the periodic search for a leader.
 func (c *coordinator) seek() {
 	if c.register.index == 0 && (c.atRendezvous || len(c.cfg.Seeds) == 0 || c.cfg.Seeds[0] == c.self.Addr) {

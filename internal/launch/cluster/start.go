@@ -284,12 +284,6 @@ func (c *coordinator) finalVerdict(o *outcome) launch.Verdict {
 	return launch.Verdict{Result: o.result()}
 }
 
-func (c *coordinator) onConfirmed(from string, index int) {
-	if c.register.index == index {
-		c.confirmEnd(from)
-	}
-}
-
 // checkQuorum ends the job here if the next decision finds no quorum.
 func (c *coordinator) checkQuorum() {
 	p := c.proposal

@@ -146,8 +146,8 @@ func gpuNotes(e env, p *Placement) {
 
 // rendezvous returns the address at which the agents of a step meet.
 func (s *step) rendezvous(e env, want request, p *Placement) (string, error) {
-	if want.rendezvous != "" {
-		return want.rendezvous, nil
+	if want.Rendezvous != "" {
+		return want.Rendezvous, nil
 	}
 	port := s.port
 	if reserved := reservedPort(e.text(envStepPorts)); reserved > 0 {

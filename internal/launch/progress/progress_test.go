@@ -151,9 +151,9 @@ func screen(s string) []string {
 
 func TestMeterLines(t *testing.T) {
 	for want, line := range map[string]string{
-		"tokenize 25%  1.0 of 4.0 MB  0.5 MB/s  eta 6s": MeterLine("tokenize", 1e6, 4e6, 2*time.Second),
-		"tokenize 0%  0.0 of 0.0 MB":                    MeterLine("tokenize", 0, 0, time.Second),
-		"tokenize 100%  4.0 of 4.0 MB":                  MeterLine("tokenize", 4e6, 4e6, 0),
+		"tokenize 25%  1.0 of 4.0 MB  0.5 MB/s  eta 6s": meterLine("tokenize", 1e6, 4e6, 2*time.Second),
+		"tokenize 0%  0.0 of 0.0 MB":                    meterLine("tokenize", 0, 0, time.Second),
+		"tokenize 100%  4.0 of 4.0 MB":                  meterLine("tokenize", 4e6, 4e6, 0),
 	} {
 		if line != want {
 			t.Errorf("%q, want %q", line, want)
