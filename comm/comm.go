@@ -6,7 +6,7 @@
 //	transfer, err := group.AllReduce(view, comm.Sum) // starts after the present work of the compute stream
 //	err = transfer.Sync(ctx)
 //
-// docs/architecture.md describes the packages under comm, docs/network.md the connections between nodes.
+// docs/runtime.md describes connections, docs/network.md those between nodes.
 package comm
 
 import (
@@ -79,7 +79,7 @@ type Exchanger interface {
 //
 // A group of the host returns from calls at once. A group of GPUs waits for no work on a device, but it may block the
 // caller until NCCL has queued the call or connected two ranks, until a call ends if 1,024 are in flight, and while a
-// queue of the driver is full. See "Goroutines and streams" in docs/architecture.md.
+// queue of the driver is full. See "Goroutines and streams" in docs/runtime.md.
 //
 // Every wait ends: in data, in an error that names the peer, or in an abort. After an error
 // the group is dead: all pending and later calls on it fail with the same cause.

@@ -11,6 +11,7 @@ package partition
 import (
 	"fmt"
 	"math/bits"
+	"slices"
 	"strings"
 )
 
@@ -120,29 +121,39 @@ func share(length, c, n int) int {
 	return int(q)
 }
 
-// Names are the layouts that New knows.
+// A LayoutName selects a layout in a config or by a flag. In a config that is not resolved it may also be "auto".
+type LayoutName string
+
+// Names lists the layouts.
 var Names = []string{"contiguous", "zigzag", "striped", "document", "document-zigzag"}
 
-// ByDocument reports whether the layout of that name follows from the lengths of documents.
-func ByDocument(name string) bool { return name == "document" || name == "document-zigzag" }
-
-// New returns the layout of that name. Only layouts of documents use docs, the lengths in tokens, and
-// only "document" bands, the masks of the layers of a model, each once; causal if there is none.
-// The error of another name lists the layouts.
-func New(name string, docs []int, bands ...Band) (Layout, error) {
-	switch name {
-	case "contiguous":
-		return Contiguous{}, nil
-	case "zigzag":
-		return Zigzag{}, nil
-	case "striped":
-		return Striped{}, nil
-	case "document":
-		return Document{Docs: docs, Bands: bands}, nil
-	case "document-zigzag":
-		return DocumentZigzag{Docs: docs}, nil
+// Check returns an error that lists the layouts unless n is one of Names.
+func (n LayoutName) Check() error {
+	if slices.Contains(Names, string(n)) {
+		return nil
 	}
-	return nil, fmt.Errorf("layout %q is none of %s", name, strings.Join(Names, ", "))
+	return fmt.Errorf("layout %q is none of %s", string(n), strings.Join(Names, ", "))
+}
+
+// ByDocument reports whether the layout follows from the lengths of documents.
+func (n LayoutName) ByDocument() bool { return n == "document" || n == "document-zigzag" }
+
+// Layout returns the layout of a name that Check accepts. Only layouts of documents use docs, the lengths in tokens,
+// and only "document" uses bands: the masks of a model's layers, each once. Without bands it takes a causal mask.
+func (n LayoutName) Layout(docs []int, bands ...Band) Layout {
+	switch n {
+	case "contiguous":
+		return Contiguous{}
+	case "zigzag":
+		return Zigzag{}
+	case "striped":
+		return Striped{}
+	case "document":
+		return Document{Docs: docs, Bands: bands}
+	case "document-zigzag":
+		return DocumentZigzag{Docs: docs}
+	}
+	panic("partition: " + n.Check().Error())
 }
 
 // Count returns the number of positions in spans: the local sequence length.

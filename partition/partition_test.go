@@ -280,7 +280,7 @@ func TestHugeWindowHidesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, l := range layouts([]int{13}) {
-			if !ByDocument(l.Name()) || n.q == n.kv {
+			if !LayoutName(l.Name()).ByDocument() || n.q == n.kv {
 				checkCover(t, Shape{SeqQ: n.q, SeqKV: n.kv, Size: 3, Layout: l, Mask: m})
 			}
 		}

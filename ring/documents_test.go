@@ -62,14 +62,11 @@ func TestDocumentsEqualOneDevice(t *testing.T) {
 func TestOnlyRowsThatAreReadTravel(t *testing.T) {
 	rng := rand.New(rand.NewPCG(73, 74))
 	several := 0
-	for _, layout := range []string{"document", "document-zigzag"} {
+	for _, layout := range []partition.LayoutName{"document", "document-zigzag"} {
 		for _, size := range []int{2, 3, 4, 8} {
 			n := 300 * size
 			docs := packed(rng, n)
-			l, err := partition.New(layout, docs)
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := layout.Layout(docs)
 			mask, err := partition.NewMask(true, 40, n, n, docs)
 			if err != nil {
 				t.Fatal(err)

@@ -477,10 +477,7 @@ func TestFixtures(t *testing.T) {
 				if len(docs) == 0 {
 					docs = []int{p.shape.SeqQ}
 				}
-				if p.shape.Layout, err = partition.New(layout, docs); err != nil {
-					t.Fatal(err)
-				}
-				p.shape.Size = size
+				p.shape.Layout, p.shape.Size = partition.LayoutName(layout).Layout(docs), size
 				for _, algorithm := range ring.Variants {
 					if trades := algorithm == "ulysses" || algorithm == "hierarchical"; trades && layout != "zigzag" {
 						continue // the layouts are tried above

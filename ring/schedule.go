@@ -6,7 +6,7 @@
 //	loop := ring.Ring{Kernel: kernel, Comm: group, Stream: stream, Arena: arena}
 //	err = loop.Forward(out, q, k, v, schedule, attention.Softmax{Scale: scale})
 //
-// ring.go holds the loop; docs/schedules.md explains the fields of a Hop.
+// ring.go holds the loop; docs/concepts/schedules.md explains the fields of a Hop.
 package ring
 
 import (
@@ -412,7 +412,8 @@ func forwardOf(hops []Hop) []Hop {
 // A Strategy says how attention runs over the ranks that share a sequence. A run has one for all its layers.
 // Strategies are comparable.
 type Strategy struct {
-	Layout      string `json:"layout"`                 // of partition.Names
+	Layout partition.LayoutName `json:"layout"` // which rank has which positions
+
 	Algorithm   string `json:"algorithm"`              // of Algorithms
 	Inner       int    `json:"inner,omitempty"`        // of hierarchical: neighbouring ranks that exchange heads
 	GatherHeads int    `json:"gather_heads,omitempty"` // of allgather: key-value heads at a time; 0: all
@@ -431,7 +432,7 @@ func (s Strategy) String() string {
 	if s.Algorithm == "allgather" {
 		text += map[string]string{Before: " (before)", Auto: " (before, forward)"}[s.Gather]
 	}
-	return text + ", " + s.Layout + ", " + s.Backend
+	return text + ", " + string(s.Layout) + ", " + s.Backend
 }
 
 // When returns Gather, or Beside if it is empty.

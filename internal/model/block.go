@@ -12,7 +12,7 @@ import (
 //
 //	h   = x + Wo attention(rope(Wq n1), rope(Wk n1), Wv n1),  n1 = norm(x)
 //	out = h + Wdown (silu(Wgate n2) * Wup n2),                n2 = norm(h)
-func (m *Model) layerForward(i int, b Batch, out View, s *acts) error {
+func (m *Model) layerForward(i int, b Batch, out View, s *activations) error {
 	l := &m.layers[i]
 	m.projectForward(l, s)
 	m.rotateForward(l, b, s)
@@ -27,7 +27,7 @@ func (m *Model) layerForward(i int, b Batch, out View, s *acts) error {
 
 // recompute computes again the activations that were not kept. Each stage is the very call of the forward pass
 // on the very inputs, hence the same bits.
-func (m *Model) recompute(a *tensor.Arena, i int, b Batch, s *acts) error {
+func (m *Model) recompute(a *tensor.Arena, i int, b Batch, s *activations) error {
 	l := &m.layers[i]
 	switch m.opt.Recompute {
 	case RecomputeFull:
@@ -53,7 +53,7 @@ func (m *Model) recompute(a *tensor.Arena, i int, b Batch, s *acts) error {
 
 // layerBackward turns d, the gradient of the layer's output, into that of its input, and
 // adds to the gradients of its parameters. It uses up s.
-func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s *acts) error {
+func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s *activations) error {
 	if err := m.recompute(a, i, b, s); err != nil {
 		return err
 	}
@@ -71,7 +71,7 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s *acts) 
 	if err := m.att.Backward(i, g, do, s.q, s.k, s.v, s.out); err != nil {
 		return err
 	}
-	dq, dk, dv := m.likeCompute(a, g.DQ), m.likeCompute(a, g.DK), m.likeCompute(a, g.DV)
+	dq, dk, dv := m.asCompute(a, g.DQ), m.asCompute(a, g.DK), m.asCompute(a, g.DV)
 	m.ops.NormRopeBackward(dq, l[hf.QueryNorm].g, g.DQ, s.qRaw, s.qInv, l[hf.QueryNorm].w, b.Cos, b.Sin)
 	m.ops.NormRopeBackward(dk, l[hf.KeyNorm].g, g.DK, s.kRaw, s.kInv, l[hf.KeyNorm].w, b.Cos, b.Sin)
 	if dv != g.DV {
@@ -82,14 +82,14 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s *acts) 
 }
 
 // projectForward: n1 = norm(x), and its three projections.
-func (m *Model) projectForward(l *layer, s *acts) {
+func (m *Model) projectForward(l *layer, s *activations) {
 	m.ops.RMSNorm(s.n1, s.inv1, s.x, l[hf.InputNorm].w, m.cfg.RMSNormEps)
 	m.ops.Linear(s.qRaw, s.n1, l[hf.Query].w, View{})
 	m.ops.Linear(s.kRaw, s.n1, l[hf.Key].w, View{})
 	m.ops.Linear(s.v, s.n1, l[hf.Value].w, View{})
 }
 
-func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *acts) {
+func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {
 	m.ops.LinearDW(l[hf.Query].g, dq, s.n1)
 	m.ops.LinearDW(l[hf.Key].g, dk, s.n1)
 	m.ops.LinearDW(l[hf.Value].g, dv, s.n1)
@@ -101,26 +101,26 @@ func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *acts) {
 }
 
 // rotateForward: q = rope(norm(qRaw)), k likewise; without head norms in place.
-func (m *Model) rotateForward(l *layer, b Batch, s *acts) {
+func (m *Model) rotateForward(l *layer, b Batch, s *activations) {
 	m.ops.NormRope(s.q, s.qInv, s.qRaw, l[hf.QueryNorm].w, b.Cos, b.Sin, m.cfg.RMSNormEps)
 	m.ops.NormRope(s.k, s.kInv, s.kRaw, l[hf.KeyNorm].w, b.Cos, b.Sin, m.cfg.RMSNormEps)
 }
 
 // mixForward: h = x + Wo o, n2 = norm(h).
-func (m *Model) mixForward(l *layer, s *acts) {
+func (m *Model) mixForward(l *layer, s *activations) {
 	m.ops.Linear(s.h, s.out.O, l[hf.Output].w, View{})
 	m.ops.AddRMSNorm(s.n2, s.inv2, s.h, s.h, s.x, l[hf.PostNorm].w, m.cfg.RMSNormEps)
 }
 
 // mixBackward sets do. d is the gradient of h and, since h = x + ..., the first part of x's.
-func (m *Model) mixBackward(l *layer, do, d View, s *acts) {
+func (m *Model) mixBackward(l *layer, do, d View, s *activations) {
 	m.ops.LinearDW(l[hf.Output].g, d, s.out.O)
 	m.ops.LinearDX(do, d, l[hf.Output].w, false)
 }
 
 // mlpForward: y = silu(Wgate n2) * Wup n2. The last product is the layer's output, which
 // the backward pass does not need.
-func (m *Model) mlpForward(l *layer, s *acts) {
+func (m *Model) mlpForward(l *layer, s *activations) {
 	m.ops.Linear(s.gate, s.n2, l[hf.Gate].w, View{})
 	m.ops.Linear(s.up, s.n2, l[hf.Up].w, View{})
 	m.ops.SwiGLU(s.y, s.gate, s.up)
@@ -128,7 +128,7 @@ func (m *Model) mlpForward(l *layer, s *acts) {
 
 // mlpBackward turns d from the gradient of out into h's. Gradients take the place of
 // the activations that they are of, as soon as nothing needs those.
-func (m *Model) mlpBackward(l *layer, d View, s *acts) {
+func (m *Model) mlpBackward(l *layer, d View, s *activations) {
 	m.ops.LinearDW(l[hf.Down].g, d, s.y)
 	dy := s.y
 	m.ops.LinearDX(dy, d, l[hf.Down].w, false)
@@ -144,8 +144,8 @@ func (m *Model) mlpBackward(l *layer, d View, s *acts) {
 	m.ops.RMSNormBackward(d, l[hf.PostNorm].g, dn2, s.h, s.inv2, l[hf.PostNorm].w, true)
 }
 
-// likeCompute returns a place for v in the type of activations: its own, or a new one.
-func (m *Model) likeCompute(a *tensor.Arena, v View) View {
+// asCompute returns a place for v in the type of activations: its own, or a new one.
+func (m *Model) asCompute(a *tensor.Arena, v View) View {
 	if v.DType() == m.dtype {
 		return v
 	}
@@ -157,9 +157,9 @@ func shape(v View) []int {
 	return s[:]
 }
 
-// acts holds the activations of one layer that its backward pass reads. Which of them live
+// activations are the tensors of one layer that its backward pass reads. Which of them live
 // from the forward to the backward pass is a matter of Recompute.
-type acts struct {
+type activations struct {
 	mark tensor.Mark // below everything of this layer
 
 	x        View // [B, S, 1, E], the layer's input
@@ -186,7 +186,7 @@ const (
 )
 
 // keep makes a layer's output and what Recompute keeps of the layer, above a mark.
-func (m *Model) keep(a *tensor.Arena, b Batch) (out View, s acts) {
+func (m *Model) keep(a *tensor.Arena, b Batch) (out View, s activations) {
 	s.mark = a.Mark()
 	out = m.hidden(a, b)
 	switch m.opt.Recompute {
@@ -199,7 +199,7 @@ func (m *Model) keep(a *tensor.Arena, b Batch) (out View, s acts) {
 	return out, s
 }
 
-func (m *Model) move(hook func(int, []*View) error, layer int, s *acts) error {
+func (m *Model) runHook(hook func(int, []*View) error, layer int, s *activations) error {
 	if hook == nil {
 		return nil
 	}
@@ -218,7 +218,7 @@ func (m *Model) move(hook func(int, []*View) error, layer int, s *acts) error {
 
 // alloc makes the activations that s does not have yet. They are laid out in the order in
 // which the backward pass is done with them, last first.
-func (m *Model) alloc(a *tensor.Arena, b Batch, s *acts, e extent) {
+func (m *Model) alloc(a *tensor.Arena, b Batch, s *activations, e extent) {
 	B, S := b.IDs.Len(tensor.Batch), b.IDs.Len(tensor.Seq)
 	H, K, D := m.cfg.NumAttentionHeads, m.cfg.NumKeyValueHeads, m.cfg.HeadDim
 	E, F := m.cfg.HiddenSize, m.cfg.IntermediateSize

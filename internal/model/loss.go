@@ -73,7 +73,7 @@ func (m *Model) chunks(a *tensor.Arena, b Batch, x View, f func(chunk)) {
 			logits:  a.Alloc(m.dtype, 1, hi-lo, 1, m.cfg.VocabSize),
 		})
 		a.Release(mark)
-		if m.planned {
+		if m.dryRun {
 			return // none of the others is larger, and a very long sequence has very many
 		}
 	}

@@ -67,7 +67,7 @@ type Model struct {
 	dtype tensor.DType // of activations
 	accum tensor.DType // of accumulated values: float32, or float64 for activations in that
 
-	planned bool // nothing is computed: Plan measures the memory of a pass
+	dryRun bool // Plan measures the memory of a pass without computing it
 
 	flat   *FlatLayout
 	embed  weight // [V, E]
@@ -160,7 +160,7 @@ func (m *Model) layersForward(a *tensor.Arena, b Batch) (View, error) {
 	}
 	for i := range m.layers {
 		mark := a.Mark()
-		var s acts
+		var s activations
 		m.alloc(a, b, &s, everything)
 		s.x = x
 		if err := call(m.opt.Hooks.Use, Layer(i)); err != nil {
@@ -198,7 +198,7 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 		return err
 	}
 
-	kept := make([]acts, len(m.layers))
+	kept := make([]activations, len(m.layers))
 	for i := range m.layers {
 		out, s := m.keep(a, b)
 		mark := a.Mark()
@@ -212,7 +212,7 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 			return fmt.Errorf("layer %d forward: %w", i, err)
 		}
 		a.Release(mark)
-		if err := m.move(m.opt.Hooks.Keep, i, &s); err != nil {
+		if err := m.runHook(m.opt.Hooks.Keep, i, &s); err != nil {
 			return fmt.Errorf("layer %d: keeping activations: %w", i, err)
 		}
 		kept[i], x = s, out
@@ -226,7 +226,7 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 		if err := call(h.Begin, Layer(i)); err != nil {
 			return err
 		}
-		if err := m.move(h.Bring, i, &kept[i]); err != nil {
+		if err := m.runHook(h.Bring, i, &kept[i]); err != nil {
 			return fmt.Errorf("layer %d: bringing activations: %w", i, err)
 		}
 		if err := m.layerBackward(a, i, b, d, &kept[i]); err != nil {

@@ -23,16 +23,12 @@ type Memory struct {
 // arena without memory and operations that do nothing, so it cannot differ from the run.
 func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DType) Memory {
 	n := FlatSize(Layout(cfg))
-	params := Params{Weights: phantom(tensor.F32, 1, 1, 1, int(n)), Grads: phantom(tensor.F32, 1, 1, 1, int(n))}
-	params.Compute = params.Weights
 	plan := Memory{Weights: 4 * n, Grads: 4 * n}
 	if dtype != tensor.F32 {
-		params.Compute = phantom(dtype, 1, 1, 1, int(n))
 		plan.Compute = int64(dtype.Size()) * n
 	}
-
-	m := New(cfg, nopOps{}, nopAttention{}, params, opt)
-	m.planned = true
+	m := New(cfg, nopOps{}, nopAttention{}, phantomParams(cfg, dtype), opt)
+	m.dryRun = true
 	b, loss := phantomBatch(cfg, batch, localTokens)
 
 	train, validate := tensor.NewMeter(), tensor.NewMeter()
@@ -49,11 +45,15 @@ func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DTyp
 // Rehearse runs a forward and a backward pass, as a run does, over an arena without memory: ops and att are told what a
 // run would ask of them.
 func Rehearse(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DType, ops Ops, att Attention) error {
-	n := FlatSize(Layout(cfg))
-	params := Params{Weights: phantom(tensor.F32, 1, 1, 1, int(n)), Grads: phantom(tensor.F32, 1, 1, 1, int(n))}
-	params.Compute = phantom(dtype, 1, 1, 1, int(n))
 	b, loss := phantomBatch(cfg, batch, localTokens)
-	return New(cfg, ops, att, params, opt).ForwardBackward(tensor.NewMeter(), b, loss, 1)
+	return New(cfg, ops, att, phantomParams(cfg, dtype), opt).ForwardBackward(tensor.NewMeter(), b, loss, 1)
+}
+
+// phantomParams returns parameters without memory.
+func phantomParams(cfg *hf.Config, dtype tensor.DType) Params {
+	n := int(FlatSize(Layout(cfg)))
+	vector := phantom(tensor.F32, 1, 1, 1, n)
+	return Params{Weights: vector, Grads: vector, Compute: phantom(dtype, 1, 1, 1, n)}
 }
 
 // phantomBatch returns a batch without memory, and a sum of losses.

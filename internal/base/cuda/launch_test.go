@@ -32,7 +32,7 @@ extern "C" __global__ void arguments(double *out, int a, long long b, int c, flo
 	}
 }
 
-// A struct lies where its fields would, one by one, and begins at a multiple of its largest one.
+// A struct has the layout of its fields as separate parameters, aligned to its largest field.
 func TestStructArgument(t *testing.T) {
 	x := struct {
 		At    uint64
@@ -86,7 +86,7 @@ extern "C" __global__ void fill(int *x, int bytes) {
 		Launch{Grid: Dim{2, 3, 4}, Block: Dim{4, 3, 2}, Shared: d.SharedPerBlock},
 		new(Args).Addr(x.addr).Int(d.SharedPerBlock),
 	)
-	s.Launch(f, Launch{Grid: Dim{X: 0}, Block: Dim{X: 1}}, new(Args).Addr(x.addr).Int(1)) // an empty grid is nothing
+	s.Launch(f, Launch{Grid: Dim{X: 0}, Block: Dim{X: 1}}, new(Args).Addr(x.addr).Int(1)) // an empty grid does nothing
 	got := get[int32](t, s, x.addr, 24*24+1)
 	if i := slices.Index(got, 0); i != 24*24 {
 		t.Errorf("element %d was not written", i)
@@ -116,7 +116,7 @@ extern "C" __global__ void rank(int *x) {
 	}
 }
 
-// Kernels that may start early see what the ones before them wrote, as they wait for it.
+// Kernels that may start early see the writes of the previous kernels, since they wait for them.
 func TestOverlap(t *testing.T) {
 	d := device(t)
 	if d.Arch < 90 {

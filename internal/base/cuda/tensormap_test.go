@@ -10,7 +10,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// fetchSource copies a box to out. mapKinds says what stands for PARAMETER, MAP and FENCE.
+// fetchSource copies a box to out. mapKinds defines PARAMETER, MAP and FENCE.
 const fetchSource = `
 struct alignas(64) Map { char bytes[128]; };
 extern "C" __global__ void fetch(PARAMETER, float *out, int x, int y) {
@@ -34,7 +34,7 @@ extern "C" __global__ void fetch(PARAMETER, float *out, int x, int y) {
   out[threadIdx.x] = tile[threadIdx.x / 16][threadIdx.x % 16];
 }`
 
-// mapKinds are the ways that a kernel gets a tensor map.
+// mapKinds lists the ways to pass a tensor map to a kernel.
 var mapKinds = map[string]*strings.Replacer{
 	"first argument": strings.NewReplacer("PARAMETER", "const __grid_constant__ Map map", "MAP", "&map", "FENCE", ""),
 	"second argument": strings.NewReplacer(
@@ -49,7 +49,7 @@ var mapKinds = map[string]*strings.Replacer{
 		`asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");`),
 }
 
-// A map that a GPU does not take breaks it for good, so that each way has a process.
+// A map that a GPU rejects breaks its context, so each way runs in a separate process.
 func TestTensorMap(t *testing.T) {
 	for kind := range mapKinds {
 		t.Run(kind, func(t *testing.T) { child(t, "TestTensorMapChild", "CPRUN_TEST_MAP="+kind) })

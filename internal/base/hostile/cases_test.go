@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// quarter is a header of q, k and v of 8 tokens, with metadata.
+// quarter is a header, with metadata, of q, k and v for 8 tokens.
 func quarter(metadata map[string]string) string {
 	meta, err := json.Marshal(metadata)
 	if err != nil {
@@ -22,7 +22,7 @@ func quarter(metadata map[string]string) string {
 	)
 }
 
-// tensorsOf is a header of float32 tensors with these shapes, and the bytes that they claim.
+// tensorsOf returns a header of float32 tensors with the given shapes, and the number of bytes that it claims.
 func tensorsOf(shapes map[string][]int64) (string, int64) {
 	var parts []string
 	at := int64(0)
@@ -41,13 +41,13 @@ func tensorsOf(shapes map[string][]int64) (string, int64) {
 	return "{" + strings.Join(parts, ",") + "}", at
 }
 
-// cases are inputs of cprun attention.
+// cases returns the inputs of cprun attention.
 func cases() (all []input) {
-	run := func(p *place) []string {
+	run := func(p *sandbox) []string {
 		return []string{"attention", "--nproc", "2", "--in", "case.safetensors", "--out", "out.safetensors"}
 	}
-	add := func(name string, says []string, make func(p *place)) {
-		all = append(all, input{kind: "attention", name: name, says: says, make: func(p *place) []string {
+	add := func(name string, says []string, make func(p *sandbox)) {
+		all = append(all, input{kind: "attention", name: name, says: says, make: func(p *sandbox) []string {
 			make(p)
 			return run(p)
 		}})
@@ -56,21 +56,21 @@ func cases() (all []input) {
 		add(
 			"header "+name,
 			[]string{"case.safetensors"},
-			func(p *place) { p.raw("case.safetensors", h.text(), h.data) },
+			func(p *sandbox) { p.raw("case.safetensors", h.text(), h.data) },
 		)
 	}
 	for name, n := range lengths {
 		add(
 			"length "+name,
 			[]string{"case.safetensors"},
-			func(p *place) { p.write("case.safetensors", binary.LittleEndian.AppendUint64(nil, n)) },
+			func(p *sandbox) { p.write("case.safetensors", binary.LittleEndian.AppendUint64(nil, n)) },
 		)
 	}
 	for _, kind := range unreadable {
 		add(
 			"a "+kind,
 			[]string{"case.safetensors"},
-			func(p *place) { p.must(irregular[kind](p, p.path("case.safetensors"))) },
+			func(p *sandbox) { p.must(irregular[kind](p, p.path("case.safetensors"))) },
 		)
 	}
 	for name, meta := range map[string]map[string]string{
@@ -115,14 +115,14 @@ func cases() (all []input) {
 		add(
 			"metadata "+name,
 			[]string{"case.safetensors"},
-			func(p *place) { p.raw("case.safetensors", quarter(meta), 512) },
+			func(p *sandbox) { p.raw("case.safetensors", quarter(meta), 512) },
 		)
 	}
 	for name, meta := range map[string]map[string]string{
 		"least window": {"window": "-9223372036854775808"}, "large window": {"window": "1099511627776", "causal": "true"},
 		"empty documents": {"docs": "[0,8,0]"}, "slices": {"slices": `[[0,8,0,8,"full"],[2,5,1,8,"bi_causal"]]`}, "each a document": {"docs": "[1,1,1,1,1,1,1,1]", "causal": "true"},
 	} {
-		add("good metadata "+name, nil, func(p *place) { p.raw("case.safetensors", quarter(meta), 512) })
+		add("good metadata "+name, nil, func(p *sandbox) { p.raw("case.safetensors", quarter(meta), 512) })
 		all[len(all)-1].good = true
 	}
 	for name, shapes := range map[string]map[string][]int64{
@@ -138,16 +138,16 @@ func cases() (all []input) {
 		"twice":             {"qkv": {1, 8, 3, 2, 4}, "q": {1, 8, 2, 4}},
 	} {
 		header, n := tensorsOf(shapes)
-		add("shapes "+name, []string{"case.safetensors"}, func(p *place) { p.raw("case.safetensors", header, n) })
+		add("shapes "+name, []string{"case.safetensors"}, func(p *sandbox) { p.raw("case.safetensors", header, n) })
 	}
 	for _, kind := range []string{"pipe", "folder", "zero", "socket"} {
-		add("the result is a "+kind, []string{"out.safetensors"}, func(p *place) {
+		add("the result is a "+kind, []string{"out.safetensors"}, func(p *sandbox) {
 			p.raw("case.safetensors", quarter(map[string]string{}), 512)
 			p.must(irregular[kind](p, p.path("out.safetensors")))
 		})
 	}
-	for _, kind := range []string{"link", "target", "hard", "gone", "loop"} { // it is replaced, and not what it leads to
-		add("the result is a "+kind, nil, func(p *place) {
+	for _, kind := range []string{"link", "target", "hard", "gone", "loop"} { // the link is replaced, not its target
+		add("the result is a "+kind, nil, func(p *sandbox) {
 			p.raw("case.safetensors", quarter(map[string]string{}), 512)
 			p.must(irregular[kind](p, p.path("out.safetensors")))
 		})
@@ -159,7 +159,7 @@ func cases() (all []input) {
 			kind: "attention",
 			name: "the result is the case",
 			says: []string{"also --in"},
-			make: func(p *place) []string {
+			make: func(p *sandbox) []string {
 				p.raw("case.safetensors", quarter(map[string]string{}), 512)
 				p.must(os.Link(p.path("case.safetensors"), p.path("out.safetensors")))
 				return run(p)

@@ -16,7 +16,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// file is a file of a header and so many zero bytes of data.
+// file returns a file with the given header and data zero bytes of data.
 func file(header string, data int) []byte {
 	b := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
 	return append(append(b, header...), make([]byte, data)...)
@@ -122,8 +122,7 @@ func TestAllTypesOfTheFormatAreKnown(t *testing.T) {
 	}
 }
 
-// The bytes are those that the reference implementation (Python package safetensors 0.8)
-// gives for the same tensors.
+// The bytes are the output of the reference implementation (Python package safetensors 0.8) for the same tensors.
 func TestWriteGivesTheBytesOfTheReferenceWriter(t *testing.T) {
 	var b bytes.Buffer
 	err := Write(&b, map[string]string{"format": "pt"}, []Entry{
@@ -246,7 +245,8 @@ func TestOpenWantsARegularFile(t *testing.T) {
 	}
 }
 
-// FuzzOpen: whatever opens is described fully, reads wholly, and survives being written.
+// FuzzOpen checks that a file that opens has a complete description, can be read entirely, and is unchanged after a
+// rewrite.
 func FuzzOpen(f *testing.F) {
 	var b bytes.Buffer
 	_ = Write(&b, map[string]string{"format": "pt"}, []Entry{
@@ -299,7 +299,7 @@ func FuzzOpen(f *testing.F) {
 	})
 }
 
-// rawEntry returns an entry of bytes that are in the file's form already.
+// rawEntry returns an entry of bytes that are already encoded.
 func rawEntry(name string, dtype DType, shape []int, data []byte) Entry {
 	return Entry{Name: name, DType: dtype, Shape: shape, Data: func(w io.Writer) error {
 		_, err := w.Write(data)

@@ -268,7 +268,7 @@ func attentionOf(c *backend.Choice) Attention {
 		a.Rejected = append(a.Rejected, Rejected{r.Backend.String(), r.Rule, r.Reason, r.Fix, r.Hop, r.Example})
 	}
 	for _, b := range c.Layers[0].Named {
-		reason, fix := backends.ToName(b, c.Layers[0].Params.Arch)
+		reason, fix := backends.NamedOnly(b, c.Layers[0].Params.Arch)
 		a.Named = append(a.Named, Named{Backend: b.String(), Reason: reason, Fix: fix})
 	}
 	for _, r := range c.Remedies {

@@ -58,7 +58,7 @@ func on(t *testing.T, assume string, ranks int, set ...string) (*Plan, *config.C
 	return p, cfg, o
 }
 
-// Steps of a 3B llama that were measured on H200: docs/benchmarks/202611_h200.md, docs/planner.md and
+// Steps of a 3B llama that were measured on H200: docs/benchmarks/202611_h200.md, docs/benchmarks/predictions.md and
 // docs/benchmarks/h200-scale. The estimate is within a tenth of each. Steps by flash have not been measured since it
 // has kernels for Hopper.
 func TestEstimatesOfMeasuredSteps(t *testing.T) {

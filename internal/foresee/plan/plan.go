@@ -160,10 +160,7 @@ func shapeOf(cfg *config.Config, docs []int, window int) (partition.Shape, error
 	if len(docs) == 0 {
 		lengths = []int{n}
 	}
-	layout, err := partition.New(cfg.Parallel.Layout, lengths, partition.Windows(cfg.Model.Windows())...)
-	if err != nil {
-		return partition.Shape{}, err
-	}
+	layout := cfg.Parallel.Layout.Layout(lengths, partition.Windows(cfg.Model.Windows())...)
 	mask, err := partition.NewMask(true, window, n, n, docs)
 	if len(docs) > 0 && err == nil {
 		layout = partition.Ready(layout, n, cfg.Parallel.Context)

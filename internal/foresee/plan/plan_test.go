@@ -103,7 +103,7 @@ func TestPictureMarksEveryPosition(t *testing.T) {
 		for _, layout := range []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}} {
 			for _, size := range []int{1, 3, 8, 100} {
 				for rank := range size {
-					columns := min(pictureColumns, n)
+					columns := min(48, n)
 					want, part := bytes.Repeat([]byte("."), columns), RankPart{}
 					spans := layout.Spans(n, size, rank)
 					for _, s := range spans {
@@ -112,7 +112,7 @@ func TestPictureMarksEveryPosition(t *testing.T) {
 					for _, x := range partition.Positions(spans) {
 						want[x*columns/n] = '#'
 					}
-					if got := part.row(n); !bytes.Equal(got, want) {
+					if got := part.row(n, 48); !bytes.Equal(got, want) {
 						t.Fatalf("%s, %d of %d ranks, %d positions: %s, want %s", layout.Name(), rank, size, n, got,
 							want)
 					}
@@ -126,7 +126,7 @@ var update = flag.Bool("update", false, "rewrite testdata")
 
 // written writes all that the text of a plan has.
 func written(w io.Writer, p *Plan) error {
-	return cmp.Or(p.Summary(w, []string{"data: 1 file"}), p.Details(w))
+	return cmp.Or(p.Summary(w, 80, []string{"data: 1 file"}), p.Details(w, 80))
 }
 
 // This checks the text for users; a reviewer looks at changes of it.

@@ -110,7 +110,7 @@ func (d *Decider) Strategy(q Question) (Answer, error) {
 }
 
 // open returns a field of a strategy; "" if it is open.
-func open(field string) string {
+func open[S ~string](field S) S {
 	if field == "auto" {
 		return ""
 	}

@@ -231,6 +231,23 @@ func TestChoiceOfWhenRowsTravel(t *testing.T) {
 	}
 }
 
+// Predictions within the margin decide nothing: the first strategy of the list wins. If all layers have a window, that is
+// one call after the transfer.
+func TestFirstStrategyOfWindows(t *testing.T) {
+	for _, x := range []struct {
+		layers []LayerGroup
+		want   ring.Strategy
+	}{
+		{[]LayerGroup{{16, 1}, {64, 2}}, ring.Strategy{Algorithm: "allgather", Gather: ring.Before}},
+		{[]LayerGroup{{16, 1}, {-1, 2}}, ring.Strategy{Algorithm: "ring"}},
+	} {
+		got := Strategies(workloadOf(4096, 4, 4, x.layers...), anything, flash)[0]
+		if x.want.Layout, x.want.Backend = "zigzag", flash[0]; got != x.want {
+			t.Errorf("%v: %+v, want %+v", x.layers, got, x.want)
+		}
+	}
+}
+
 // A list begins with the first element within the margin, whatever lies between.
 func TestFirstWithinTheMargin(t *testing.T) {
 	for _, x := range []struct {

@@ -175,7 +175,7 @@ func sampleOf(t testing.TB, rng *rand.Rand) (name, algorithm string, spec ring.S
 	ranks := 1 + rng.IntN(8)
 	tokens := 2*ranks + rng.IntN(200)
 	var docs []int
-	layouts := []string{"zigzag", "striped", "contiguous"}
+	layouts := []partition.LayoutName{"zigzag", "striped", "contiguous"}
 	if rng.IntN(2) == 0 {
 		for left := tokens; left > 0; {
 			n := 1 + rng.IntN(left)
@@ -183,10 +183,7 @@ func sampleOf(t testing.TB, rng *rand.Rand) (name, algorithm string, spec ring.S
 		}
 		layouts = append(layouts, "document", "document-zigzag")
 	}
-	layout, err := partition.New(layouts[rng.IntN(len(layouts))], docs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	layout := layouts[rng.IntN(len(layouts))].Layout(docs)
 	window := -1
 	if rng.IntN(3) == 0 {
 		window = rng.IntN(tokens)

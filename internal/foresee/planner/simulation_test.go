@@ -15,10 +15,10 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-var update = flag.Bool("update", false, "write the tables of docs/planner.md")
+var update = flag.Bool("update", false, "write the tables of docs/benchmarks/predictions.md")
 
 const (
-	page  = "../../../docs/planner.md"
+	page  = "../../../docs/benchmarks/predictions.md"
 	begin = "<!-- simulation: go test ./internal/foresee/planner -run TestSimulation -update -->\n"
 	end   = "<!-- end of simulation -->"
 )
@@ -90,7 +90,7 @@ func simulation(t testing.TB) string {
 		}
 		b.WriteString("\n")
 	}
-	b.WriteString("Beside what was measured (commits 3d912c5 and 7d0e94d, see the table of the README), TFLOP/s a " +
+	b.WriteString("Beside measurements ([H200](202611_h200.md), commits 3d912c5 and 7d0e94d), TFLOP/s a " +
 		"GPU:\n\n| H200s | tokens | algorithm | predicted | measured | |\n|--:|--:|---|--:|--:|--:|\n")
 	for _, c := range measured {
 		s := layer(t, c.algorithm, c.tokens, c.ranks, c.ranks, 0)
@@ -101,7 +101,7 @@ func simulation(t testing.TB) string {
 	return b.String() + "\n"
 }
 
-// measured lists the README's rates of attention, which has the heads of qwen3, by fused.
+// measured holds rates of attention from docs/benchmarks/202611_h200.md, with the heads of qwen3 and fused.
 var measured = []struct {
 	ranks, tokens int
 	algorithm     string

@@ -11,17 +11,19 @@ import (
 // Strategies lists the strategies of a case over these backends, in order of preference. They agree with asked; its
 // empty fields, and a Gather of auto, are open.
 //
-// Others have to beat a ring in a zigzag. If ranks share cores, nothing hides behind calls, and of packed documents a
-// ring sends more rows than ranks read: then an all-gather comes first. A striped layout is listed only if asked for:
+// Others have to beat a ring in a zigzag. An all-gather comes first if ranks share cores, where no transfer overlaps;
+// for packed documents, where a ring sends more rows than ranks read; and if all layers have a window: the rows fit one
+// short call, whose measured gain over two calls exceeds the predicted one. A striped layout is listed only if asked for:
 // it balances like a zigzag, and cuts the tiles of every two ranks by the mask's edges.
 func Strategies(c Workload, asked ring.Strategy, backends []string) (list []ring.Strategy) {
 	documents := len(c.Docs) > 0
-	layouts, algorithms := []string{"zigzag", "contiguous"}, []string{"ring", "allgather", "ulysses", "hierarchical"}
-	if documents || c.Topology.Shared && c.Ranks > 1 {
+	layouts := []partition.LayoutName{"zigzag", "contiguous"}
+	algorithms := []string{"ring", "allgather", "ulysses", "hierarchical"}
+	if documents || c.Ranks > 1 && (c.Topology.Shared || c.windowed()) {
 		algorithms[0], algorithms[1] = algorithms[1], algorithms[0]
 	}
 	if documents {
-		layouts = []string{"document", "document-zigzag", "zigzag", "contiguous"}
+		layouts = []partition.LayoutName{"document", "document-zigzag", "zigzag", "contiguous"}
 		if c.Topology.Shared { // a zigzag cuts documents once more, into tiles that cost more than they hide
 			layouts[2], layouts[3] = layouts[3], layouts[2]
 		}
@@ -33,7 +35,7 @@ func Strategies(c Workload, asked ring.Strategy, backends []string) (list []ring
 		layouts, algorithms = layouts[:1], algorithms[:1] // all are the same
 	}
 	if asked.Layout != "" {
-		layouts = []string{asked.Layout}
+		layouts = []partition.LayoutName{asked.Layout}
 	}
 	if asked.Algorithm != "" {
 		algorithms = []string{asked.Algorithm}
@@ -58,6 +60,11 @@ func Strategies(c Workload, asked ring.Strategy, backends []string) (list []ring
 		}
 	}
 	return list
+}
+
+// windowed reports whether every layer has a sliding window.
+func (c *Workload) windowed() bool {
+	return !slices.ContainsFunc(c.Layers, func(k LayerGroup) bool { return k.Window < 0 })
 }
 
 // open reports whether when rows travel is open.
@@ -87,7 +94,7 @@ func gathered(s ring.Strategy, c Workload, asked ring.Strategy) (list []ring.Str
 				times = append(times, x)
 			}
 		}
-		if c.Topology.Shared && !documents {
+		if (c.Topology.Shared || c.windowed()) && !documents {
 			slices.Reverse(times)
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// environment reads "A=1 B=2".
+// environment parses "A=1 B=2".
 func environment(text string) map[string]string {
 	env := map[string]string{}
 	for v := range strings.FieldsSeq(text) {
@@ -16,11 +16,11 @@ func environment(text string) map[string]string {
 	return env
 }
 
-// typed are flags of which none was given.
+// typed returns flags with none given.
 func typed() Flags { return Flags{NodeRank: -1, Hostname: "here"} }
 
-// summary is a place in one line.
-func summary(p Place) string {
+// summary formats a placement in one line.
+func summary(p Placement) string {
 	s := fmt.Sprintf("%s %s rank %d of %d:%d", p.Source, p.Job, p.Rank, p.MinAgents, p.MaxAgents)
 	if p.Restart > 0 {
 		s += fmt.Sprintf(" restart %d", p.Restart)
@@ -35,7 +35,7 @@ func summary(p Place) string {
 	return s
 }
 
-// What Slurm 22.05 sets, in the parts that count.
+// The relevant variables of Slurm 22.05.
 const (
 	batchShell = "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=3 SLURM_NTASKS=6 SLURM_TASKS_PER_NODE=2(x3) SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURMD_NODENAME=node01 "
 	ofJob      = "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=3 "
@@ -57,12 +57,12 @@ const (
 	pyTorchJob  = "MASTER_ADDR=job-master-0 MASTER_PORT=23456 WORLD_SIZE=3 RANK=2 KUBERNETES_SERVICE_HOST=10.0.0.1 "
 )
 
-// found are environments, and the places that they mean.
+// found contains environments and their placements.
 var found = []struct {
 	name, env string
 	flags     func(f *Flags)
 	want      string
-	note      string // a part of a note, "" for none
+	note      string // a part of a note; "": no note
 }{
 	{name: "nothing", want: "alone  rank 0 of 1:1 workers 0 local 0 of 1 node 0 here"},
 	{
@@ -139,7 +139,7 @@ var found = []struct {
 	{
 		name: "MASTER_ADDR that leads nowhere",
 		env:  taskANode + "MASTER_ADDR=localhost",
-		note: "MASTER_ADDR=localhost leads each",
+		note: "MASTER_ADDR=localhost",
 		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at node01:21016",
 	},
 	{
@@ -285,7 +285,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// Slurm starts an array of jobs at once, and steps of one job beside each other, on the same nodes.
+// TestPortsOfNeighboursDiffer checks that jobs of an array, and concurrent steps of one job, have different ports on
+// shared nodes.
 func TestPortsOfNeighboursDiffer(t *testing.T) {
 	seen := map[int]string{}
 	for job := uint64(4_000_000); job < 4_000_900; job++ {
@@ -302,7 +303,7 @@ func TestPortsOfNeighboursDiffer(t *testing.T) {
 	}
 }
 
-// scontrol takes a task of an array by the array's number and its own.
+// TestRequeue checks that the name for scontrol of an array task has the array's number and its own.
 func TestRequeue(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "", batchShell: "7", taskANode: "7", taskAGPU + "SLURM_ARRAY_JOB_ID=5 SLURM_ARRAY_TASK_ID=2": "5_2", taskANode + "SLURM_ARRAY_JOB_ID=5": "7",

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// What `scontrol show hostnames` of Slurm 22.05 prints, and for text behind brackets what later
-// versions print. scripts/test-slurm compares many more with the program.
+// Output of `scontrol show hostnames` of Slurm 22.05; for text after brackets, of later versions. scripts/test-slurm
+// compares more lists with the program.
 func TestHosts(t *testing.T) {
 	for list, want := range map[string]string{
 		"":                         "",
@@ -82,7 +82,7 @@ func FuzzHosts(f *testing.F) {
 				t.Fatalf("host %q", h)
 			}
 		}
-		// Written out, the list stands for itself.
+		// An expanded list expands to itself.
 		if again, err := Hosts(strings.Join(hosts, ",")); err != nil || !slices.Equal(again, hosts) {
 			if len(strings.Join(hosts, ",")) <= maxHostList {
 				t.Fatalf("%d hosts become %d, %v", len(hosts), len(again), err)

@@ -40,7 +40,7 @@ func (c *Choice) Explain(w io.Writer, level int) {
 			}
 		}
 		for _, n := range c.Named {
-			reason, fix := ToName(n, c.Params.Arch)
+			reason, fix := NamedOnly(n, c.Params.Arch)
 			fmt.Fprintf(&b, "attention: %s: %s Fix: %s\n", n, reason, fix)
 		}
 		fmt.Fprintf(&b, "attention: able: %s\n", names(c.Able))

@@ -70,7 +70,7 @@ func (c *Call) String() string {
 
 // hopsOf returns the distinct kernel calls of a run over all ranks, each with an example.
 func hopsOf(p Params) []Call {
-	ranks, inner := p.sharing()
+	ranks, inner := p.rankGroups()
 	ring, rects := ranks, 1
 	if p.Layout == "striped" && inner > 1 {
 		// What a group holds is the stripes of its members side by side, so that a hop has the
@@ -80,12 +80,12 @@ func hopsOf(p Params) []Call {
 	w := walker{base: Call{Params: p}, shape: p.shape(ring), ranks: ring, rects: rects, seen: map[rankPair]bool{},
 		calls: map[callKey]bool{}}
 	w.walkAll(ring)
-	return p.shares(inner, w.out)
+	return p.perHeadCount(inner, w.out)
 }
 
-// shares returns the calls for each number of heads that a rank of a group of inner ranks has: one set unless heads
-// do not divide. A rank without heads makes no calls.
-func (p Params) shares(inner int, calls []Call) []Call {
+// perHeadCount returns the calls for each number of heads that a rank of a group of inner ranks has: one set unless
+// heads do not divide. A rank without heads makes no calls.
+func (p Params) perHeadCount(inner int, calls []Call) []Call {
 	var out []Call
 	seen := map[[2]int]bool{}
 	for i := range inner {
@@ -103,8 +103,8 @@ func (p Params) shares(inner int, calls []Call) []Call {
 	return out
 }
 
-// sharing returns the numbers of ranks that share a sequence while kernels run, and that share its heads.
-func (p Params) sharing() (ring, heads int) {
+// rankGroups returns the numbers of ranks that share a sequence while kernels run, and that share its heads.
+func (p Params) rankGroups() (ring, heads int) {
 	switch p.Algorithm {
 	case "ulysses":
 		return 1, p.ContextSize
@@ -118,9 +118,9 @@ func (p Params) sharing() (ring, heads int) {
 // represents the longest document and the widest slice, and a zigzag the layouts by document, which have more such
 // rectangles, but none wider.
 func (p Params) shape(ranks int) partition.Shape {
-	layout, err := partition.New(p.Layout, []int{p.SeqQ})
-	if err != nil || partition.ByDocument(p.Layout) {
-		layout = partition.Zigzag{}
+	layout := partition.Layout(partition.Zigzag{})
+	if !p.Layout.ByDocument() {
+		layout = p.Layout.Layout(nil)
 	}
 	// Without documents no mask is an error.
 	mask, _ := partition.Diagonal{TopLeft: p.TopLeft, Left: p.WindowLeft, Right: p.WindowRight}.Mask(p.SeqQ, p.SeqKV,
@@ -167,7 +167,7 @@ func (w *walker) walk() {
 				key.q[i] = s.Len
 				for j, t := range k[owner] {
 					key.k[j] = t.Len
-					key.far[i][j] = apart(w.shape.Mask.Band, s, t)
+					key.far[i][j] = distance(w.shape.Mask.Band, s, t)
 				}
 			}
 			if !w.seen[key] {
@@ -186,9 +186,9 @@ func (w *walker) spans(n int) [][]partition.Span {
 	return out
 }
 
-// apart returns the distance of span t of keys from span s of queries. One value represents all distances at which
+// distance returns the distance of span t of keys from span s of queries. One value represents all distances at which
 // everything is visible, and one those at which nothing is.
-func apart(b partition.Band, s, t partition.Span) int {
+func distance(b partition.Band, s, t partition.Span) int {
 	const all, none = 1 << 62, 1<<62 + 1
 	least := t.Start - s.Start - (s.Len-1)*s.Stride
 	most := t.Start - s.Start + (t.Len-1)*t.Stride
@@ -239,7 +239,7 @@ func (w *walker) block(rank, owner int, tiles []partition.Tile) {
 		if c.Documents { // documents split a hop in any case, into one call with their lengths
 			c.Rects = 1
 		}
-		c.masked(t.Band.Lo-t.K.Lo+t.Q.Lo, t.Band.Hi-t.K.Lo+t.Q.Lo)
+		c.setMask(t.Band.Lo-t.K.Lo+t.Q.Lo, t.Band.Hi-t.K.Lo+t.Q.Lo)
 		c.MixedBands = c.Documents && (c.Windowed() || len(tiles) > 1 && !w.gathered)
 		if w.ranks == 1 {
 			c.MixedBands = false
@@ -256,9 +256,9 @@ func (w *walker) block(rank, owner int, tiles []partition.Tile) {
 	}
 }
 
-// masked sets the mask to keys lo <= j-i <= hi, indices from the call's first query and key.
+// setMask sets the mask to keys lo <= j-i <= hi, indices from the call's first query and key.
 // The band is trimmed: lo <= 0 <= hi, and a bound that hides nothing is at a corner.
-func (c *Call) masked(lo, hi int) {
+func (c *Call) setMask(lo, hi int) {
 	c.Left, c.Right = -lo, hi
 	if lo <= -(c.SeqQ - 1) {
 		c.Left = -1

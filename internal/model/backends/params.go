@@ -116,7 +116,7 @@ type Params struct {
 	InnerSize   int    // ranks that exchange heads, for hierarchical
 	Algorithm   string // ring, allgather, ulysses, hierarchical
 	Gather      string // when rows travel that are fetched in one hop: beside, before, auto; "" is beside
-	Layout      string // of partition.Names
+	Layout      partition.LayoutName
 }
 
 // maxLength bounds lengths, so that products of a few of them do not overflow.
@@ -157,8 +157,8 @@ func (p Params) checked() (Params, error) {
 	if !slices.Contains([]string{"ring", "allgather", "ulysses", "hierarchical"}, p.Algorithm) {
 		fault("algorithm %q is not known", p.Algorithm)
 	}
-	if !slices.Contains(partition.Names, p.Layout) {
-		fault("layout %q is not known", p.Layout)
+	if err := p.Layout.Check(); err != nil {
+		fault("%w", err)
 	}
 	if p.ContextSize < 1 || p.InnerSize < 1 || p.ContextSize%p.InnerSize != 0 {
 		fault("%d ranks are not a multiple of the %d that exchange heads", p.ContextSize, p.InnerSize)
@@ -166,23 +166,17 @@ func (p Params) checked() (Params, error) {
 	return p, errors.Join(faults...)
 }
 
-// dropped records the NaN and infinities that versions of cuDNN drop. A row has the form "k NaN: lse dv": a NaN in k
+// Dropped records the NaN and infinities that versions of cuDNN drop. A row has the form "k NaN: lse dv": a NaN in k
 // does not reach LSE and dv, which the definition makes NaN or infinite. TestFusedNonFinite of package kernels/gpu
 // measures the rows and holds them to this table. Other versions have not been measured.
-var dropped = map[Version][]string{
+var Dropped = map[Version][]string{
 	V(9, 19, 0): {},
-}
-
-// Dropped returns the rows of one version of cuDNN, and whether it has been measured.
-func Dropped(cudnn Version) (rows []string, measured bool) {
-	rows, measured = dropped[cudnn]
-	return rows, measured
 }
 
 // fusedWarnings are rules that warn of cuDNN and do not reject it.
 var fusedWarnings = []Rule{
 	{ID: "fused-drops-nan", Backend: Fused, Warns: true, // kernels
-		Speaks: func(c *Call) bool { return len(dropped[c.CUDNN]) > 0 },
+		When:   func(c *Call) bool { return len(Dropped[c.CUDNN]) > 0 },
 		Reason: "This version of cuDNN drops some NaN and infinities of q, k, v or dO, so a broken run may look sound.",
 		Fix:    "Set attention.backend to flash, which keeps them."},
 }
@@ -190,7 +184,7 @@ var fusedWarnings = []Rule{
 // Warnings returns the rules that warn of the chosen backend.
 func (c *Choice) Warnings() (list []Rejection) {
 	for _, r := range rules {
-		if r.Warns && r.Backend == c.Backend && r.Speaks(&c.Hops[0]) {
+		if r.Warns && r.Backend == c.Backend && r.When(&c.Hops[0]) {
 			list = append(list, Rejection{Backend: r.Backend, Rule: r.ID, Reason: r.Reason, Fix: r.Fix})
 		}
 	}

@@ -99,7 +99,7 @@ func keyOf(p Params) (k rateKey, ok bool) {
 	}
 	plain := !p.Documents && !p.Softcap && !p.Sink && !p.Bias &&
 		p.HeadDim == p.HeadDimV && p.SeqQ == p.SeqKV
-	ranks, _ := p.sharing()
+	ranks, _ := p.rankGroups()
 	switch {
 	case !p.Causal && p.WindowLeft < 0 && p.WindowRight < 0:
 		k.mask = rateFull
@@ -115,9 +115,9 @@ func keyOf(p Params) (k rateKey, ok bool) {
 	return k, plain
 }
 
-// alike is the relative difference below which two rates do not compare: two runs of the table differ by as much for
-// one kernel of cuDNN.
-const alike = 0.05
+// rateTolerance is the relative difference below which two rates do not compare: two runs of the table differ by as
+// much for one kernel of cuDNN.
+const rateTolerance = 0.05
 
 // sort returns order with the measured backends sorted by rate. They share the places that they had; the others keep
 // theirs, and rates that are alike leave the order unchanged.
@@ -129,7 +129,7 @@ func (m *measured) sort(order []Backend) []Backend {
 		}
 	}
 	for i := range fast {
-		for ; i > 0 && m.rates[fast[i]] > m.rates[fast[i-1]]*(1+alike); i-- {
+		for ; i > 0 && m.rates[fast[i]] > m.rates[fast[i-1]]*(1+rateTolerance); i-- {
 			fast[i], fast[i-1] = fast[i-1], fast[i]
 		}
 	}
@@ -142,8 +142,8 @@ func (m *measured) sort(order []Backend) []Backend {
 	return out
 }
 
-// about describes the rates of b and of the others; it returns "" if nothing is compared with b.
-func (m *measured) about(b Backend, order []Backend) string {
+// comparison describes the rates of b and of the others; it returns "" if nothing is compared with b.
+func (m *measured) comparison(b Backend, order []Backend) string {
 	if len(m.rates) < 2 || m.rates[b] == 0 {
 		return ""
 	}

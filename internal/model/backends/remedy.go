@@ -65,10 +65,10 @@ func (c Call) grantWorkspace() []Call {
 
 // A verdict is the result of the rules for one backend.
 type verdict struct {
-	ok      bool
-	spoke   []Rejection // every rule, before and after remedies
-	applied []Applied   // the remedies that make it run
-	blocked []string    // rules without a cure
+	ok         bool
+	rejections []Rejection // every rule, before and after remedies
+	applied    []Applied   // the remedies that make it run
+	blocked    []string    // rules without a cure
 }
 
 func (v verdict) cures() string {
@@ -88,12 +88,12 @@ func (v verdict) remedied() string {
 	return ", with " + v.cures()
 }
 
-// judge asks every rule of b about every call, applies remedies, and asks again.
-func judge(b Backend, p Params, hops []Call) verdict {
-	j := judgement{backend: b, seen: map[[2]string]bool{}}
+// evaluate asks every rule of b about every call, applies remedies, and asks again.
+func evaluate(b Backend, p Params, hops []Call) verdict {
+	j := evaluation{backend: b, seen: map[[2]string]bool{}}
 	j.ok = true
 	for i := range hops {
-		j.settle(hops[i])
+		j.applyRemedies(hops[i])
 	}
 	if !j.ok {
 		j.applied = nil
@@ -101,16 +101,16 @@ func judge(b Backend, p Params, hops []Call) verdict {
 	return j.verdict
 }
 
-type judgement struct {
+type evaluation struct {
 	verdict
 	backend Backend
 	seen    map[[2]string]bool
 }
 
-func against(b Backend, c *Call) []*Rule {
+func rejecting(b Backend, c *Call) []*Rule {
 	var out []*Rule
 	for i := range rules {
-		if r := &rules[i]; r.Backend == b && r.speaks(c) {
+		if r := &rules[i]; r.Backend == b && r.applies(c) {
 			out = append(out, r)
 		}
 	}
@@ -118,42 +118,42 @@ func against(b Backend, c *Call) []*Rule {
 }
 
 // note keeps a rule that rejects c, once for each hop.
-func (j *judgement) note(r *Rule, c *Call) {
+func (j *evaluation) note(r *Rule, c *Call) {
 	n := Rejection{Backend: j.backend, Rule: r.ID, Reason: r.Reason, Fix: r.Fix, Remedy: r.Remedy}
 	if r.PerHop {
 		n.Hop, n.Example = c.Hop, c.String()
 	}
 	if key := j.key(r, c); !j.seen[key] {
 		j.seen[key] = true
-		j.spoke = append(j.spoke, n)
+		j.rejections = append(j.rejections, n)
 	}
 }
 
 const maxSteps = 64
 
 // key identifies a rejection: by its rule, and by the hop if it matters.
-func (j *judgement) key(r *Rule, c *Call) [2]string {
+func (j *evaluation) key(r *Rule, c *Call) [2]string {
 	if r.PerHop {
 		return [2]string{r.ID, c.Hop}
 	}
 	return [2]string{r.ID, ""}
 }
 
-// settle applies remedies to one call: the first rule that has one is obeyed, and the resulting calls are judged
+// applyRemedies applies remedies to one call: the first rule that has one is obeyed, and the resulting calls are judged
 // again. It notes the rules that reject the call itself, and rules that no remedy is left for.
-func (j *judgement) settle(c Call) {
-	for _, r := range against(j.backend, &c) {
+func (j *evaluation) applyRemedies(c Call) {
+	for _, r := range rejecting(j.backend, &c) {
 		j.note(r, &c)
 	}
 	work := []Call{c}
 	for steps := 0; len(work) > 0; steps++ {
 		at := work[0]
-		bad := against(j.backend, &at)
+		bad := rejecting(j.backend, &at)
 		if len(bad) == 0 {
 			work = work[1:]
 			continue
 		}
-		rule, calls := cure(bad, at)
+		rule, calls := firstRemedy(bad, at)
 		if calls == nil || steps == maxSteps {
 			j.block(bad, &at)
 			return
@@ -163,8 +163,8 @@ func (j *judgement) settle(c Call) {
 	}
 }
 
-// cure returns the first rule of bad with a remedy that fits the call, and the calls that replace it.
-func cure(bad []*Rule, c Call) (*Rule, []Call) {
+// firstRemedy returns the first rule of bad with a remedy that fits the call, and the calls that replace it.
+func firstRemedy(bad []*Rule, c Call) (*Rule, []Call) {
 	for _, r := range bad {
 		if r.Remedy == nil {
 			continue
@@ -178,7 +178,7 @@ func cure(bad []*Rule, c Call) (*Rule, []Call) {
 
 // block records that no remedy helps c, the call itself or a part of it. It notes a rule that only rejects the result
 // of a remedy if no noted rule says why: every rule that is named as blocking is among the rejections.
-func (j *judgement) block(bad []*Rule, c *Call) {
+func (j *evaluation) block(bad []*Rule, c *Call) {
 	j.ok = false
 	known := slices.ContainsFunc(bad, func(r *Rule) bool { return j.seen[j.key(r, c)] })
 	for _, r := range bad {
@@ -192,7 +192,7 @@ func (j *judgement) block(bad []*Rule, c *Call) {
 }
 
 // apply records a remedy once for each rule and hop.
-func (j *judgement) apply(r *Rule, c *Call, calls []Call) {
+func (j *evaluation) apply(r *Rule, c *Call, calls []Call) {
 	a := Applied{Remedy: r.Remedy, Rule: r.ID, Calls: slices.Clone(calls)}
 	if r.PerHop {
 		a.Hop = c.Hop
@@ -220,7 +220,7 @@ func (c Call) cut() []Call {
 		return []Call{c}
 	}
 	lo, hi := c.band()
-	p := parter{whole: c, lo: lo, hi: hi}
+	p := cutter{whole: c, lo: lo, hi: hi}
 	row := 0
 	switch shift := c.SeqKV - c.SeqQ; {
 	case c.Right >= 0 && hi > 0 && hi != shift:
@@ -251,14 +251,14 @@ func (c *Call) band() (lo, hi int) {
 	return lo, hi
 }
 
-type parter struct {
+type cutter struct {
 	whole  Call
 	lo, hi int
 	out    []Call
 }
 
 // cut adds the pairs of rows [q0, q1) and keys [k0, k1), shrunk to those that are visible.
-func (p *parter) cut(q0, q1, k0, k1 int) {
+func (p *cutter) cut(q0, q1, k0, k1 int) {
 	q0, q1 = max(q0, k0-p.hi), min(q1, k1-p.lo)
 	k0, k1 = max(k0, q0+p.lo), min(k1, q1+p.hi)
 	if q0 >= q1 || k0 >= k1 {
@@ -267,7 +267,7 @@ func (p *parter) cut(q0, q1, k0, k1 int) {
 	c := p.whole
 	c.QAt, c.KAt = c.QAt+q0, c.KAt+k0
 	c.SeqQ, c.SeqKV = q1-q0, k1-k0
-	c.masked(p.lo-k0+q0, p.hi-k0+q0)
+	c.setMask(p.lo-k0+q0, p.hi-k0+q0)
 	p.out = append(p.out, c)
 }
 

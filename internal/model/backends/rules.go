@@ -18,7 +18,7 @@ type Rule struct {
 	PerHop bool
 	NoGPU  bool // for Fused: holds without a GPU too; its other rules are not asked there
 	Warns  bool // rejects nothing: a choice of its backend has a warning
-	Speaks func(*Call) bool
+	When   func(*Call) bool
 	Reason string // one sentence
 	Fix    string // one sentence
 	Remedy *Remedy
@@ -29,7 +29,7 @@ func Rules() []Rule { return slices.Clone(rules) }
 
 var rules = slices.Concat(disabledRules, flashRules, fusedRunRules, fusedWarnings, fusedDimRules, fusedHopRules)
 
-func (r *Rule) speaks(c *Call) bool {
+func (r *Rule) applies(c *Call) bool {
 	if r.Warns {
 		return false
 	}
@@ -39,7 +39,7 @@ func (r *Rule) speaks(c *Call) bool {
 	if v := c.CUDNN; (r.Since != 0 || r.Until != 0) && (v == 0 || v < r.Since || r.Until != 0 && v >= r.Until) {
 		return false
 	}
-	return r.Speaks(c)
+	return r.When(c)
 }
 
 // disabledRules reject the backends that the environment can switch off.
@@ -47,7 +47,7 @@ var disabledRules = []Rule{disabled(Flash), disabled(Fused)}
 
 func disabled(b Backend) Rule {
 	return Rule{ID: b.String() + "-disabled", Backend: b, NoGPU: true, // U01, U03, U04
-		Speaks: func(c *Call) bool { return c.Disabled&(1<<b) != 0 },
+		When:   func(c *Call) bool { return c.Disabled&(1<<b) != 0 },
 		Reason: "It was switched off by the user.",
 		Fix:    "Unset the environment variable that switches it off; cprun doctor lists those it read."}
 }

@@ -14,7 +14,7 @@ type Rejection struct {
 	Reason  string
 	Fix     string
 	// Hop names the kernel call that the rule rejects, such as "half keys"; it is empty for a rule
-	// about the run as a whole. Example is one such call, with its rank, its lengths and its mask.
+	// compare the run as a whole. Example is one such call, with its rank, its lengths and its mask.
 	Hop     string
 	Example string
 	Remedy  *Remedy // nil: none
@@ -68,15 +68,15 @@ func (e *NoBackendError) Error() string {
 		}
 	}
 	for _, n := range e.Named {
-		reason, fix := ToName(n, e.Params.Arch)
+		reason, fix := NamedOnly(n, e.Params.Arch)
 		fmt.Fprintf(&b, "\n  %s: %s Fix: %s", n, reason, fix)
 	}
 	return b.String()
 }
 
-// ToName returns why auto does not take a backend that could run this, and what does, as the reason and
+// NamedOnly returns why auto does not take a backend that could run this, and what does, as the reason and
 // the fix of a rule.
-func ToName(b Backend, arch int) (reason, fix string) {
+func NamedOnly(b Backend, arch int) (reason, fix string) {
 	return fmt.Sprintf("It can run this, slowly; auto does not take it on %s.", archName(arch)),
 		fmt.Sprintf("Set attention.backend to %s.", b)
 }
@@ -115,7 +115,7 @@ func choose(p Params, table []rate) (*Choice, error) {
 	c := &Choice{Params: p, Hops: hopsOf(p)}
 	verdicts := make(map[Backend]verdict, len(Backends))
 	for _, b := range Backends {
-		verdicts[b] = judge(b, p, c.Hops)
+		verdicts[b] = evaluate(b, p, c.Hops)
 	}
 	m := measuredFor(p, table)
 	order := orderOf(p.Arch)
@@ -131,7 +131,7 @@ func choose(p Params, table []rate) (*Choice, error) {
 	c.Backend, c.Reason = pick(p, order, m, verdicts)
 	for _, b := range Backends {
 		if b != c.Backend {
-			c.Rejected = append(c.Rejected, verdicts[b].spoke...)
+			c.Rejected = append(c.Rejected, verdicts[b].rejections...)
 		}
 	}
 	for _, b := range Backends {
@@ -144,21 +144,6 @@ func choose(p Params, table []rate) (*Choice, error) {
 	}
 	c.Remedies = verdicts[c.Backend].applied
 	return c, nil
-}
-
-// Evaluate returns every rule that rejects any backend for p, over all hops, before and after remedies. The error
-// names the faults of p.
-func Evaluate(p Params) ([]Rejection, error) {
-	p, err := p.checked()
-	if err != nil {
-		return nil, err
-	}
-	var all []Rejection
-	hops := hopsOf(p)
-	for _, b := range Backends {
-		all = append(all, judge(b, p, hops).spoke...)
-	}
-	return all, nil
 }
 
 // pick returns the backend asked for if it can run, or the best able one; Auto if there is none.
@@ -198,7 +183,7 @@ func reason(b Backend, p Params, order order, m measured, verdicts map[Backend]v
 		}
 	}
 	place, why := "first", before
-	if rates := m.about(b, order.backends); rates != "" {
+	if rates := m.comparison(b, order.backends); rates != "" {
 		place, why = "fastest", append(why, rates)
 	}
 	if len(before) > 0 {

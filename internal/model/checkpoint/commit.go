@@ -22,13 +22,13 @@ func (s *Saver) commit(ctx context.Context, snap Snapshot, own report, blobs [][
 	tmp := s.tmpName(snap.Meta.Step)
 	written, fs := filesOf(own, blobs)
 	if len(fs) > 0 {
-		if err := again(s.dir, func() error { return s.dir.RemoveAll(tmp) }); err != nil {
+		if err := retry(s.dir, func() error { return s.dir.RemoveAll(tmp) }); err != nil {
 			s.o.Warn(fmt.Errorf("remains of a save: %w", err))
 		}
 		return fs
 	}
 	if err := s.complete(ctx, tmp, snap, written); err != nil {
-		return faults{{0, advised(err)}}
+		return faults{{0, withFix(err)}}
 	}
 	return nil
 }
@@ -39,7 +39,7 @@ func (s *Saver) complete(ctx context.Context, tmp string, snap Snapshot, written
 	if err := s.writeManifest(ctx, tmp, snap, written); err != nil {
 		return errors.Join(err, s.dir.RemoveAll(tmp))
 	}
-	if err := s.newest(); err != nil {
+	if err := s.checkNewest(); err != nil {
 		return errors.Join(err, s.dir.RemoveAll(tmp))
 	}
 	name := dirName(snap.Meta.Step)
@@ -83,7 +83,7 @@ func (s *Saver) writeManifest(ctx context.Context, tmp string, snap Snapshot, wr
 	if err := s.at("manifest written"); err != nil {
 		return err
 	}
-	return again(dir, dir.Sync)
+	return retry(dir, dir.Sync)
 }
 
 // tempName returns a fresh name for an incomplete file. It contains the RunID of its owner.
@@ -94,7 +94,7 @@ func (s *Saver) tempName(name string) string {
 // writeSynced writes a file, waits until it is on the disk, and gives it its name. between is called
 // before the last.
 func (s *Saver) writeSynced(dir store, name string, data []byte, between func() error) error {
-	return again(dir, func() error {
+	return retry(dir, func() error {
 		d, err := dir.Create(s.tempName(name), name)
 		if err != nil {
 			return err
@@ -146,7 +146,7 @@ func checkDir(ctx context.Context, tmp store, m *Manifest) error {
 	ours := map[string]bool{}
 	for _, f := range m.Files {
 		ours[f.Name] = true
-		err := await(ctx, tmp, longWait, func() error { return sized(tmp, f) })
+		err := awaitVisible(ctx, tmp, longWait, func() error { return checkSize(tmp, f) })
 		if errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("rank 0 does not see a shard that another rank wrote; the run directory must lie on a "+
 				"file system that all nodes share: %w", err)
@@ -182,7 +182,7 @@ func (s *Saver) rename(tmp, final string) error {
 			return err
 		}
 	}
-	if err := again(s.dir, func() error { return s.dir.Rename(tmp, final) }); err != nil {
+	if err := retry(s.dir, func() error { return s.dir.Rename(tmp, final) }); err != nil {
 		if moved {
 			err = errors.Join(err, s.dir.Rename(aside, final))
 		}
@@ -191,12 +191,12 @@ func (s *Saver) rename(tmp, final string) error {
 	if err := s.at("renamed"); err != nil {
 		return err
 	}
-	return again(s.dir, s.dir.Sync)
+	return retry(s.dir, s.dir.Sync)
 }
 
 func (s *Saver) setLatest(name string) error {
 	err := s.writeSynced(s.dir, latestName, []byte(name+"\n"), func() error {
-		return errors.Join(s.newest(), s.at("latest written"))
+		return errors.Join(s.checkNewest(), s.at("latest written"))
 	})
 	if err != nil {
 		return err
@@ -204,7 +204,7 @@ func (s *Saver) setLatest(name string) error {
 	if err := s.at("latest renamed"); err != nil {
 		return err
 	}
-	return again(s.dir, s.dir.Sync)
+	return retry(s.dir, s.dir.Sync)
 }
 
 const (
@@ -212,11 +212,11 @@ const (
 	defaultLimit = 2 * time.Hour // hundreds of gigabytes on a slow file system
 )
 
-// Together does some work on every rank of a group, which may take up to limit, and returns when
+// OnAllRanks does some work on every rank of a group, which may take up to limit, and returns when
 // all are done. Busy ranks report at every beat, so the group's deadline does not end slow disks. An error of the own
 // work is returned at once: the caller tells the others. After
 // any other error work may go on; it has to end with ctx. 0 means the defaults for a Saver.
-func Together(ctx context.Context, c comm.Communicator, beat, limit time.Duration, work func() error) error {
+func OnAllRanks(ctx context.Context, c comm.Communicator, beat, limit time.Duration, work func() error) error {
 	beat, limit = cmp.Or(beat, defaultBeat), cmp.Or(limit, defaultLimit)
 	done := make(chan error, 1)
 	go func() { done <- work() }() // ended by the end of work

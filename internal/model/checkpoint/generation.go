@@ -75,7 +75,7 @@ func (o origin) String() string {
 
 // generations lists the numbers of the starts in a directory that is looked at anew, in order.
 func generations(d store) (all []int64, err error) {
-	err = again(d, func() error {
+	err = retry(d, func() error {
 		if err := d.Refresh(); err != nil {
 			return err
 		}
@@ -111,7 +111,7 @@ func last(all []int64) int64 {
 // NextGeneration returns the number of the next start in a checkpoints directory, which this process
 // has locked. Each restart of that job counts one further.
 func NextGeneration(dir *os.Root) (int64, error) {
-	d, err := duplicate(dir)
+	d, err := reopen(dir)
 	if err != nil {
 		return 0, err
 	}
@@ -120,8 +120,8 @@ func NextGeneration(dir *os.Root) (int64, error) {
 	return last(all) + 1, err
 }
 
-// claim records this start, which has to be the newest. With generation 0 it takes the next number.
-func (s *Saver) claim() error {
+// claimGeneration records this start, which has to be the newest. With generation 0 it takes the next number.
+func (s *Saver) claimGeneration() error {
 	all, err := generations(s.dir)
 	if err != nil {
 		return err
@@ -130,32 +130,32 @@ func (s *Saver) claim() error {
 	for n := last(all); ; n++ {
 		if next {
 			s.generation = n + 1
-		} else if n > s.generation || s.another(n) {
+		} else if n > s.generation || s.ofNewerJob(n) {
 			return s.superseded(n)
 		}
-		err := s.take()
+		err := s.createRecord()
 		if next && errors.Is(err, fs.ErrExist) {
 			continue
 		}
 		if err != nil {
 			return fmt.Errorf("record of this start: %w", err)
 		}
-		return s.newest() // of two that raced, both look after both have written
+		return s.checkNewest() // of two that raced, both look after both have written
 	}
 }
 
-// another reports whether a start is of a job that began after this one's.
-func (s *Saver) another(n int64) bool {
+// ofNewerJob reports whether a start is of a job that began after this one's.
+func (s *Saver) ofNewerJob(n int64) bool {
 	first := s.o.Start.First
-	return first > 0 && n >= first && s.recorded(n).Job != s.own.Job
+	return first > 0 && n >= first && s.originOf(n).Job != s.own.Job
 }
 
-// take makes the file of a generation. It fails if the file exists.
-func (s *Saver) take() error {
+// createRecord makes the file of a generation. It fails if the file exists.
+func (s *Saver) createRecord() error {
 	name := generationName(s.generation)
-	err := again(s.dir, func() error { return s.dir.Exclusive(name, append(encode(s.own), '\n')) })
+	err := retry(s.dir, func() error { return s.dir.Exclusive(name, append(encode(s.own), '\n')) })
 	if errors.Is(err, fs.ErrExist) {
-		made := s.recorded(s.generation)
+		made := s.originOf(s.generation)
 		if made.Token != s.own.Token { // else the request was sent twice
 			return fmt.Errorf("generation %d has been taken by %s: %w; start the run again", s.generation, made,
 				fs.ErrExist)
@@ -168,9 +168,9 @@ func (s *Saver) take() error {
 	return s.dir.Sync()
 }
 
-// newest returns an error unless this start is the newest. It opens the directory anew, so that no start is
+// checkNewest returns an error unless this start is the newest. It opens the directory anew, so that no start is
 // missed that was recorded before.
-func (s *Saver) newest() error {
+func (s *Saver) checkNewest() error {
 	all, err := generations(s.dir)
 	if err != nil {
 		return err
@@ -180,7 +180,7 @@ func (s *Saver) newest() error {
 		return s.superseded(n)
 	case n < s.generation:
 		return fmt.Errorf("%s, which records this start: %v: %w, or somebody has removed it; start the run again",
-			terminal.Name(at(s.dir, generationName(s.generation))), syscall.ENOENT, ErrSuperseded)
+			terminal.Name(pathOf(s.dir, generationName(s.generation))), syscall.ENOENT, ErrSuperseded)
 	}
 	return nil
 }
@@ -188,11 +188,11 @@ func (s *Saver) newest() error {
 // superseded returns the error that names the newer start.
 func (s *Saver) superseded(by int64) error {
 	return fmt.Errorf("%w: number %d, by %s; this one is number %d, and commits nothing more", ErrSuperseded, by,
-		s.recorded(by), s.generation)
+		s.originOf(by), s.generation)
 }
 
-// recorded returns the origin of a generation, if readable.
-func (s *Saver) recorded(n int64) origin {
+// originOf returns the origin of a generation, if readable.
+func (s *Saver) originOf(n int64) origin {
 	data, err := readIn(s.dir, generationName(n), maxOrigin)
 	if err != nil {
 		return origin{}
@@ -201,7 +201,7 @@ func (s *Saver) recorded(n int64) origin {
 	return o
 }
 
-func (s *Saver) forget() {
+func (s *Saver) removeOldRecords() {
 	all, err := generations(s.dir)
 	for _, n := range all {
 		if n < s.generation && err == nil {
@@ -215,18 +215,18 @@ func (s *Saver) forget() {
 
 const tries = 4
 
-// passing reports whether a call may succeed when it is made anew: another host has replaced or removed what
+// transient reports whether a call may succeed when it is made anew: another host has replaced or removed what
 // a name was looked up to be, or a signal came, or the file to replace is open somewhere.
-func passing(err error) bool {
+func transient(err error) bool {
 	return errors.Is(err, syscall.ESTALE) || errors.Is(err, syscall.EINTR) || errors.Is(err, syscall.EBUSY)
 }
 
-// again calls f, and again while its error is a passing one. f begins anew each time: it opens
+// retry calls f, and again while its error is a passing one. f begins anew each time: it opens
 // its files itself.
-func again(d store, f func() error) error {
+func retry(d store, f func() error) error {
 	for i := 1; ; i++ {
 		err := f()
-		if i == tries || !passing(err) {
+		if i == tries || !transient(err) {
 			return err
 		}
 		if d == nil { // a directory that others use at the same time
@@ -239,18 +239,18 @@ func again(d store, f func() error) error {
 	}
 }
 
-// await calls f until it finds the files of another host, as long as a client may remember that names are
+// awaitVisible calls f until it finds the files of another host, as long as a client may remember that names are
 // absent. If no other host writes, it calls f once.
-func await(ctx context.Context, d store, limit time.Duration, f func() error) error {
-	err := again(d, f)
+func awaitVisible(ctx context.Context, d store, limit time.Duration, f func() error) error {
+	err := retry(d, f)
 	if !d.Remote() {
 		return err
 	}
 	wait := firstPause
-	for waited := time.Duration(0); late(err) && waited < limit && ctx.Err() == nil; waited += wait {
+	for waited := time.Duration(0); maybeStale(err) && waited < limit && ctx.Err() == nil; waited += wait {
 		d.Pause(ctx, wait)
 		_ = d.Refresh()
-		err = again(d, f)
+		err = retry(d, f)
 		wait = min(2*wait, lastPause)
 	}
 	return err
@@ -266,23 +266,23 @@ const (
 	longWait   = 2 * time.Minute
 )
 
-// errBehind reports a file that does not show the last writes of another host.
-var errBehind = errors.New("not as it was written")
+// errStale reports a file that does not show the last writes of another host.
+var errStale = errors.New("not as it was written")
 
-// A behind is an error in its own words that may be of an old view.
-type behind struct{ error }
+// A staleView is an error in its own words that may be of an old view.
+type staleView struct{ error }
 
 // Unwrap returns errBehind alone: an old view does not prove that a file is missing.
-func (b *behind) Unwrap() error { return errBehind }
+func (b *staleView) Unwrap() error { return errStale }
 
-// late reports whether an old view of the directory may explain an error.
-func late(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, errBehind) || errors.Is(err, syscall.ESTALE)
+// maybeStale reports whether an old view of the directory may explain an error.
+func maybeStale(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, errStale) || errors.Is(err, syscall.ESTALE)
 }
 
 // readIn returns a whole file. One that another takes the place of while it is read is read again.
 func readIn(d store, name string, limit int64) (data []byte, err error) {
-	err = again(d, func() error {
+	err = retry(d, func() error {
 		f, err := d.Open(name)
 		if err != nil {
 			return err
@@ -294,8 +294,8 @@ func readIn(d store, name string, limit int64) (data []byte, err error) {
 	return data, err
 }
 
-// advice lists the fixes for errors of a file system that end a save.
-var advice = []struct {
+// fixes lists the fixes for errors of a file system that end a save.
+var fixes = []struct {
 	cause error
 	fix   string
 }{
@@ -307,9 +307,9 @@ var advice = []struct {
 	{syscall.EACCES, "let this user write there"},
 }
 
-// advised adds the fix to an error of a file system.
-func advised(err error) error {
-	for _, a := range advice {
+// withFix adds the fix to an error of a file system.
+func withFix(err error) error {
+	for _, a := range fixes {
 		if errors.Is(err, a.cause) {
 			return fmt.Errorf("%w; %s", err, a.fix)
 		}

@@ -49,7 +49,7 @@ func Latest(ctx context.Context, dir string) (c *Checkpoint, reasons []string, e
 
 // LatestIn does what Latest does, in a directory that is open.
 func LatestIn(ctx context.Context, dir *os.Root) (c *Checkpoint, reasons []string, err error) {
-	d, err := duplicate(dir)
+	d, err := reopen(dir)
 	if err != nil {
 		return nil, nil, fmt.Errorf("checkpoints: %w", err)
 	}
@@ -60,10 +60,10 @@ func LatestIn(ctx context.Context, dir *os.Root) (c *Checkpoint, reasons []strin
 // maxTries bounds how many checkpoints are looked at for one that is whole: a run keeps a few.
 const maxTries = 1000
 
-// surveyed returns the candidates in a directory. What latest names may have been made by another host just
+// listCandidates returns the candidates in a directory. What latest names may have been made by another host just
 // now, and is waited for.
-func surveyed(ctx context.Context, dir store) (order []string, reason string, err error) {
-	err = await(ctx, dir, shortWait, func() error {
+func listCandidates(ctx context.Context, dir store) (order []string, reason string, err error) {
+	err = awaitVisible(ctx, dir, shortWait, func() error {
 		all, err := list(dir)
 		if err != nil {
 			return err
@@ -80,7 +80,7 @@ func surveyed(ctx context.Context, dir store) (order []string, reason string, er
 }
 
 func latestIn(ctx context.Context, dir store) (c *Checkpoint, reasons []string, err error) {
-	order, reason, err := surveyed(ctx, dir)
+	order, reason, err := listCandidates(ctx, dir)
 	if err != nil {
 		return nil, nil, fmt.Errorf("checkpoints: %w", err)
 	}
@@ -98,7 +98,7 @@ func latestIn(ctx context.Context, dir store) (c *Checkpoint, reasons []string, 
 		if i == 0 { // it should be there
 			limit = shortWait
 		}
-		c, err := openTold(ctx, dir, name, limit)
+		c, err := openWait(ctx, dir, name, limit)
 		if err == nil {
 			if err = c.Verify(ctx); err == nil {
 				return c, reasons, nil
@@ -111,8 +111,8 @@ func latestIn(ctx context.Context, dir store) (c *Checkpoint, reasons []string, 
 		if errors.Is(err, ErrVersion) {
 			return nil, reasons, err
 		}
-		if passing(err) { // it may be whole: to go on from an older one would lose work
-			return nil, reasons, fmt.Errorf("checkpoints: %w", advised(err))
+		if transient(err) { // it may be whole: to go on from an older one would lose work
+			return nil, reasons, fmt.Errorf("checkpoints: %w", withFix(err))
 		}
 		if len(reasons) < terminal.MaxFaults {
 			reasons = append(reasons, err.Error())
@@ -131,7 +131,7 @@ func latestIn(ctx context.Context, dir store) (c *Checkpoint, reasons []string, 
 
 // candidates returns the names to try, in order: the one that latest names, older ones, later ones; and the fault
 // of latest.
-func candidates(dir store, all []found) (order []string, missing error) {
+func candidates(dir store, all []stepDir) (order []string, missing error) {
 	step, named, err := readLatest(dir, all)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a crash before its first update leaves no latest
 		missing = err
@@ -153,7 +153,7 @@ func candidates(dir store, all []found) (order []string, missing error) {
 const maxLatest = 4 << 10
 
 // readLatest returns the checkpoint that the file latest names, be it set aside for the moment.
-func readLatest(dir store, all []found) (step int64, name string, err error) {
+func readLatest(dir store, all []stepDir) (step int64, name string, err error) {
 	data, err := readIn(dir, latestName, maxLatest)
 	if err != nil {
 		return 0, "", err
@@ -164,7 +164,8 @@ func readLatest(dir store, all []found) (step int64, name string, err error) {
 			return f.step, f.name, nil
 		}
 	}
-	return 0, "", &behind{fmt.Errorf("%s: names %.64q, which does not exist", terminal.Name(at(dir, latestName)), name)}
+	return 0, "", &staleView{fmt.Errorf("%s: names %.64q, which does not exist", terminal.Name(pathOf(dir, latestName)),
+		name)}
 }
 
 // OfStep returns the directory of the checkpoint of a step in a run directory or a checkpoints
@@ -233,7 +234,7 @@ func (c *Checkpoint) Verify(ctx context.Context) error {
 			continue
 		}
 		g.Go(func() error {
-			return again(nil, func() error { return c.verifyShard(all, i) })
+			return retry(nil, func() error { return c.verifyShard(all, i) })
 		})
 	}
 	if err := g.Wait(); err != nil {
@@ -247,11 +248,11 @@ func (c *Checkpoint) Verify(ctx context.Context) error {
 
 func (c *Checkpoint) verifyShard(ctx context.Context, i int) error {
 	info := c.Manifest.Files[i]
-	f, err := c.regular(info.Name)
+	f, err := c.openRegular(info.Name)
 	if err != nil {
 		return err
 	}
-	_, err = header(f, info) // a moment, where the checksum of what is no shard may take hours
+	_, err = readHeader(f, info) // a moment, where the checksum of what is no shard may take hours
 	if err == nil {
 		err = verify(ctx, f, info)
 	}
@@ -262,7 +263,7 @@ func (c *Checkpoint) verifyShard(ctx context.Context, i int) error {
 // verify compares the size and the checksum of an open shard with the manifest's.
 func verify(ctx context.Context, f file, want FileInfo) error {
 	h := sha256.New()
-	n, err := io.Copy(&cancelled{ctx: ctx, w: h}, f)
+	n, err := io.Copy(&contextWriter{ctx: ctx, w: h}, f)
 	if err != nil {
 		return fmt.Errorf("%s: %w", want.Name, err)
 	}

@@ -50,7 +50,7 @@ func openLocal(path, name string) (*localDir, error) {
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint.local: %w", err)
 	}
-	if l.parent, err = duplicate(root); err != nil {
+	if l.parent, err = reopen(root); err != nil {
 		return nil, errors.Join(err, l.close())
 	}
 	return l, nil
@@ -83,7 +83,7 @@ func (l *localDir) open(root *os.Root) error {
 	if err := lockIn(root, l.name, lock); err != nil {
 		return errors.Join(errSwept, err, lock.Close())
 	}
-	if l.dir, err = duplicate(dir); err != nil {
+	if l.dir, err = reopen(dir); err != nil {
 		return errors.Join(err, lock.Close())
 	}
 	l.lock = lock
@@ -110,7 +110,7 @@ func lockIn(root *os.Root, name string, lock *os.File) error {
 // sweep removes the directories of processes of this user that have ended. What it cannot remove is
 // left: others may write here as well.
 func sweep(root *os.Root) {
-	d, err := duplicate(root)
+	d, err := reopen(root)
 	if err != nil {
 		return
 	}
@@ -156,8 +156,8 @@ func removeEnded(root *os.Root, d store, name string) error {
 	return d.RemoveAll(gone)
 }
 
-// forget removes the shards, after a save that was committed or given up.
-func (l *localDir) forget() error {
+// clear removes the shards, after a save that was committed or given up.
+func (l *localDir) clear() error {
 	entries, err := l.dir.List()
 	for _, e := range entries {
 		if e.Name() != lockName {
@@ -198,7 +198,7 @@ func (s *Saver) upload(ctx context.Context, r report) report {
 		if err := s.copyShard(ctx, tmp, *r.File); err != nil {
 			return err
 		}
-		return s.reread(ctx, tmp, *r.File)
+		return s.verifyUpload(ctx, tmp, *r.File)
 	})
 	if err == nil {
 		err = s.at("uploaded")
@@ -221,7 +221,7 @@ func (s *Saver) copyShard(ctx context.Context, tmp store, info FileInfo) error {
 		return err
 	}
 	hash := sha256.New()
-	to := &cancelled{ctx: ctx, w: io.MultiWriter(&paced{draft: f, w: s.wrap(f)}, hash)}
+	to := &contextWriter{ctx: ctx, w: io.MultiWriter(&syncedWriter{draft: f, w: s.wrap(f)}, hash)}
 	_, err = io.CopyBuffer(to, struct{ io.Reader }{from}, make([]byte, min(copyBuffer, max(1, info.Bytes))))
 	if got := hex.EncodeToString(hash.Sum(nil)); err == nil && got != info.SHA256 {
 		err = fmt.Errorf("the disk of this node returns other bytes than were written: checksum %.12s…, not %.12s…; "+
@@ -233,7 +233,7 @@ func (s *Saver) copyShard(ctx context.Context, tmp store, info FileInfo) error {
 	return f.Commit()
 }
 
-func (s *Saver) reread(ctx context.Context, tmp store, info FileInfo) error {
+func (s *Saver) verifyUpload(ctx context.Context, tmp store, info FileInfo) error {
 	f, err := tmp.Open(info.Name)
 	if err != nil {
 		return err
@@ -245,15 +245,15 @@ func (s *Saver) reread(ctx context.Context, tmp store, info FileInfo) error {
 	return verify(ctx, f, info)
 }
 
-// paced syncs a file at intervals, so that few bytes wait in memory.
-type paced struct {
+// syncedWriter syncs a file at intervals, so that few bytes wait in memory.
+type syncedWriter struct {
 	draft
 	w io.Writer
 	n int64 // since the last time
 }
 
 // Write writes to w.
-func (p *paced) Write(data []byte) (int, error) {
+func (p *syncedWriter) Write(data []byte) (int, error) {
 	n, err := p.w.Write(data)
 	if p.n += int64(n); err == nil && p.n >= copyUnsent {
 		p.n, err = 0, p.draft.Sync()

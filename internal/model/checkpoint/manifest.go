@@ -223,16 +223,14 @@ func (m *Manifest) index() (map[string][]piece, error) {
 		names[f.Name] = true
 		if raw, err := hex.DecodeString(f.SHA256); err != nil || len(raw) != sha256.Size || f.Bytes < 0 {
 			return nil, fmt.Errorf("file %s: %d bytes with checksum %.70q are not a size and a SHA-256",
-				terminal.Name(f.Name),
-				f.Bytes, f.SHA256)
+				terminal.Name(f.Name), f.Bytes, f.SHA256)
 		}
 		seen, held := map[string]bool{}, int64(0)
 		for _, e := range f.Entries {
 			size, known := sizes[e.Tensor]
 			if !known || seen[e.Tensor] {
 				return nil, fmt.Errorf("file %s: tensor %.255q is listed twice or is of no parameter",
-					terminal.Name(f.Name),
-					e.Tensor)
+					terminal.Name(f.Name), e.Tensor)
 			}
 			seen[e.Tensor] = true
 			if e.Offset < 0 || e.Length <= 0 || e.Length > size || e.Offset > size-e.Length {
@@ -242,8 +240,7 @@ func (m *Manifest) index() (map[string][]piece, error) {
 			}
 			if held += e.Length; held > f.Bytes/elementSize { // each is at most 2^61, and so the sum does not overflow
 				return nil, fmt.Errorf("file %s: its tensors have more elements than its %d bytes hold",
-					terminal.Name(f.Name),
-					f.Bytes)
+					terminal.Name(f.Name), f.Bytes)
 			}
 			pieces[e.Tensor] = append(pieces[e.Tensor], piece{i, e.Offset, e.Length})
 		}

@@ -52,23 +52,23 @@ type shard struct {
 // error is ErrNotWhole when something is missing, and ErrVersion when a newer cprun wrote it.
 func Open(dir string) (*Checkpoint, error) {
 	root, err := diskOf(files.OpenDir(dir))
-	return opened(dir, root, err)
+	return fromRoot(dir, root, err)
 }
 
-// OpenTold opens a checkpoint that another process has said is there. Where other hosts write, what
+// OpenWait opens a checkpoint that another process has said is there. Where other hosts write, what
 // they have done is waited for until it is seen here.
-func OpenTold(ctx context.Context, dir string) (c *Checkpoint, err error) {
+func OpenWait(ctx context.Context, dir string) (c *Checkpoint, err error) {
 	parent, err := diskOf(files.OpenDir(filepath.Dir(dir)))
 	if err != nil {
 		return nil, fmt.Errorf("checkpoints: %w", err)
 	}
 	defer parent.Close()
-	return openTold(ctx, parent, filepath.Base(dir), longWait)
+	return openWait(ctx, parent, filepath.Base(dir), longWait)
 }
 
-// openTold does what OpenTold does, in a directory that is open.
-func openTold(ctx context.Context, dir store, name string, limit time.Duration) (c *Checkpoint, err error) {
-	err = await(ctx, dir, limit, func() error {
+// openWait does what OpenTold does, in a directory that is open.
+func openWait(ctx context.Context, dir store, name string, limit time.Duration) (c *Checkpoint, err error) {
+	err = awaitVisible(ctx, dir, limit, func() error {
 		c, err = openIn(dir, name)
 		return err
 	})
@@ -76,16 +76,16 @@ func openTold(ctx context.Context, dir store, name string, limit time.Duration) 
 }
 
 func openIn(dir store, name string) (c *Checkpoint, err error) {
-	err = again(dir, func() error {
+	err = retry(dir, func() error {
 		root, bad := dir.Dir(name)
-		c, err = opened(at(dir, name), root, bad)
+		c, err = fromRoot(pathOf(dir, name), root, bad)
 		return err
 	})
 	return c, err
 }
 
-// opened returns the checkpoint in a directory that was opened.
-func opened(dir string, root store, err error) (*Checkpoint, error) {
+// fromRoot returns the checkpoint in a directory that was opened.
+func fromRoot(dir string, root store, err error) (*Checkpoint, error) {
 	c := &Checkpoint{Dir: dir, root: root}
 	if err == nil {
 		err = c.open()
@@ -102,7 +102,7 @@ func opened(dir string, root store, err error) (*Checkpoint, error) {
 
 func (c *Checkpoint) open() error {
 	var err error
-	if c.manifest, err = c.regular(manifestName); err != nil {
+	if c.manifest, err = c.openRegular(manifestName); err != nil {
 		return err
 	}
 	if err := lockFile(c.manifest, syscall.LOCK_SH); err != nil {
@@ -124,16 +124,16 @@ func (c *Checkpoint) open() error {
 	}
 	c.shards = make([]shard, len(c.Manifest.Files))
 	for _, f := range c.Manifest.Files {
-		if err := sized(c.root, f); err != nil {
+		if err := checkSize(c.root, f); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// sized looks at the size of a shard. One that seems to be another's is opened: only that asks a server
+// checkSize looks at the size of a shard. One that seems to be another's is opened: only that asks a server
 // what another host has written.
-func sized(dir store, want FileInfo) error {
+func checkSize(dir store, want FileInfo) error {
 	st, err := dir.Lstat(want.Name)
 	if dir.Remote() && (errors.Is(err, fs.ErrNotExist) || err == nil && st.Mode().IsRegular() &&
 		st.Size() != want.Bytes) {
@@ -149,12 +149,12 @@ func sized(dir store, want FileInfo) error {
 	case !st.Mode().IsRegular():
 		return fmt.Errorf("%s: not a regular file", want.Name)
 	case st.Size() != want.Bytes:
-		return &behind{fmt.Errorf("%s: %d bytes, the manifest says %d", want.Name, st.Size(), want.Bytes)}
+		return &staleView{fmt.Errorf("%s: %d bytes, the manifest says %d", want.Name, st.Size(), want.Bytes)}
 	}
 	return nil
 }
 
-func (c *Checkpoint) regular(name string) (file, error) {
+func (c *Checkpoint) openRegular(name string) (file, error) {
 	st, err := c.root.Lstat(name) // no link either: a manifest names what lies beside it
 	if err != nil {
 		return nil, err
@@ -189,11 +189,11 @@ func (c *Checkpoint) tensors(ctx context.Context, i int) (*safetensors.File, err
 	if s.tensors != nil {
 		return s.tensors, nil
 	}
-	f, err := c.regular(info.Name)
+	f, err := c.openRegular(info.Name)
 	if err != nil {
 		return nil, err
 	}
-	t, err := header(f, info)
+	t, err := readHeader(f, info)
 	if err == nil && !s.verified {
 		err = verify(ctx, f, info)
 	}
@@ -204,16 +204,16 @@ func (c *Checkpoint) tensors(ctx context.Context, i int) (*safetensors.File, err
 	return t, nil
 }
 
-// drop closes a shard with a stale handle.
-func (c *Checkpoint) drop(i int) {
+// closeShard closes a shard with a stale handle.
+func (c *Checkpoint) closeShard(i int) {
 	if s := &c.shards[i]; s.f != nil {
 		s.f.Close()
 		s.f, s.tensors = nil, nil
 	}
 }
 
-// header reads the header of a shard, which repeats the manifest.
-func header(f file, info FileInfo) (*safetensors.File, error) {
+// readHeader reads the header of a shard, which repeats the manifest.
+func readHeader(f file, info FileInfo) (*safetensors.File, error) {
 	t, err := safetensors.New(info.Name, f, info.Bytes)
 	if err != nil {
 		return nil, err
@@ -227,8 +227,7 @@ func checkTensors(t *safetensors.File, info FileInfo) error {
 		have, ok := t.Info(e.Tensor)
 		if !ok || have.DType != safetensors.F32 || len(have.Shape) != 1 || int64(have.Shape[0]) != e.Length {
 			return fmt.Errorf("%s: tensor %q is %s %v, the manifest says F32 [%d]", info.Name, e.Tensor, have.DType,
-				have.Shape,
-				e.Length)
+				have.Shape, e.Length)
 		}
 	}
 	return nil
@@ -291,13 +290,13 @@ func (c *Checkpoint) Read(ctx context.Context, param, field string, offset int64
 		}
 		p := pieces[at]
 		n := min(int64(len(dst)), p.offset+p.length-offset)
-		err := again(c.root, func() error {
+		err := retry(c.root, func() error {
 			t, err := c.tensors(ctx, p.file)
 			if err == nil {
 				err = t.ReadFloat32(name, dst[:n], offset-p.offset)
 			}
-			if passing(err) {
-				c.drop(p.file)
+			if transient(err) {
+				c.closeShard(p.file)
 			}
 			return err
 		})

@@ -13,7 +13,7 @@ import (
 // entries lists the directory. Without an error, this start may remove all of it: a newer start records
 // itself before it creates anything, and there is no such record.
 func (s *Saver) entries() (names []string, err error) {
-	err = again(s.dir, func() error {
+	err = retry(s.dir, func() error {
 		if err := s.dir.Refresh(); err != nil {
 			return err
 		}
@@ -25,7 +25,7 @@ func (s *Saver) entries() (names []string, err error) {
 		return err
 	})
 	if err == nil {
-		err = s.newest()
+		err = s.checkNewest()
 	}
 	return names, err
 }
@@ -67,12 +67,12 @@ func (s *Saver) discard(name string) error {
 	gone := name
 	if !strings.HasSuffix(name, prunedEnd) {
 		gone = name + "." + rand.Text() + prunedEnd
-		err := again(s.dir, func() error { return s.dir.Rename(name, gone) })
+		err := retry(s.dir, func() error { return s.dir.Rename(name, gone) })
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	return again(s.dir, func() error { return s.dir.RemoveAll(gone) })
+	return retry(s.dir, func() error { return s.dir.RemoveAll(gone) })
 }
 
 // prunedEnd ends the names of directories under removal.
@@ -87,13 +87,13 @@ func (s *Saver) prune(step int64) {
 	}
 	all, err := list(s.dir)
 	if err == nil {
-		err = s.newest()
+		err = s.checkNewest()
 	}
 	if err != nil {
 		s.o.Warn(fmt.Errorf("old checkpoints: %w", err))
 		return
 	}
-	var past, future []found
+	var past, future []stepDir
 	for _, f := range all {
 		if f.step > step {
 			future = append(future, f)
@@ -124,28 +124,28 @@ func (s *Saver) prune(step int64) {
 func (s *Saver) remove(name string) error {
 	gone := name + ".tmp-" + s.o.RunID + prunedEnd
 	moved := false
-	err := again(s.dir, func() (err error) {
-		moved, err = s.unname(name, gone)
+	err := retry(s.dir, func() (err error) {
+		moved, err = s.renameUnlessOpen(name, gone)
 		return err
 	})
-	if errors.Is(err, fs.ErrNotExist) { // another start has been quicker
+	if errors.Is(err, fs.ErrNotExist) { // ofNewerJob start has been quicker
 		err = nil
 	}
 	if err != nil || !moved {
 		return err // the next save tries again
 	}
-	if s.newer(gone) {
+	if s.ofNewerStart(gone) {
 		return s.dir.Rename(gone, name)
 	}
 	if err := s.at("pruning"); err != nil {
 		return err
 	}
-	return again(s.dir, func() error { return s.dir.RemoveAll(gone) })
+	return retry(s.dir, func() error { return s.dir.RemoveAll(gone) })
 }
 
-// unname renames a checkpoint to gone, unless a process has it open. It closes its own file after that: a
+// renameUnlessOpen renames a checkpoint to gone, unless a process has it open. It closes its own file after that: a
 // network file system does not remove a directory with an open file.
-func (s *Saver) unname(name, gone string) (moved bool, err error) {
+func (s *Saver) renameUnlessOpen(name, gone string) (moved bool, err error) {
 	f, err := s.dir.Update(filepath.Join(name, manifestName))
 	st, bad := s.dir.Lstat(name)
 	switch {
@@ -162,9 +162,9 @@ func (s *Saver) unname(name, gone string) (moved bool, err error) {
 	return err == nil, err
 }
 
-// newer reports whether a checkpoint is of a newer start: it may have replaced the one of the same step
+// ofNewerStart reports whether a checkpoint is of a newer start: it may have replaced the one of the same step
 // that this start wanted to remove.
-func (s *Saver) newer(name string) bool {
+func (s *Saver) ofNewerStart(name string) bool {
 	c, err := openIn(s.dir, name)
 	if err != nil {
 		return false

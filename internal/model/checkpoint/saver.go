@@ -111,7 +111,7 @@ func NewSaver(group comm.Communicator, o Options) (*Saver, error) {
 		return nil, fmt.Errorf("checkpoints in %s: run id %q is not 1 to 64 letters, digits, '-' and '_'", o.Dir.Name(),
 			o.RunID)
 	}
-	dir, err := duplicate(o.Dir)
+	dir, err := reopen(o.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("checkpoints: %w", err)
 	}
@@ -132,7 +132,7 @@ func NewSaver(group comm.Communicator, o Options) (*Saver, error) {
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("checkpoints: %w", advised(err)), s.Close())
+		return nil, errors.Join(fmt.Errorf("checkpoints: %w", withFix(err)), s.Close())
 	}
 	return s, nil
 }
@@ -148,13 +148,13 @@ func newSaver(group comm.Communicator, o Options, dir store) *Saver {
 
 // begin makes this start the newest, and removes uncommitted files of older starts.
 func (s *Saver) begin() error {
-	if err := s.claim(); err != nil {
+	if err := s.claimGeneration(); err != nil {
 		return err
 	}
 	if err := s.clean(false); err != nil {
 		return err
 	}
-	s.forget()
+	s.removeOldRecords()
 	return nil
 }
 
@@ -260,18 +260,18 @@ func (s *Saver) tmpName(step int64) string { return dirName(step) + ".tmp-" + s.
 
 // stage writes the own shard. After it the state itself is needed no more.
 func (s *Saver) stage(ctx context.Context, snap Snapshot) (report, error) {
-	wrote, err := s.reported(ctx, func() report { return s.writeShard(ctx, snap) })
+	wrote, err := s.reportWork(ctx, func() report { return s.writeShard(ctx, snap) })
 	if err != nil {
 		err = fmt.Errorf("writing the shards: %w", err)
 	}
 	return wrote, err
 }
 
-// reported does a part of the work on every rank at once. Where the ranks have not come to its end
+// reportWork does a part of the work on every rank at once. Where the ranks have not come to its end
 // together, the error is the own one of this rank, if it has one.
-func (s *Saver) reported(ctx context.Context, work func() report) (report, error) {
+func (s *Saver) reportWork(ctx context.Context, work func() report) (report, error) {
 	var done atomic.Pointer[report]
-	err := Together(ctx, s.group, s.o.Beat, s.o.Limit, func() error {
+	err := OnAllRanks(ctx, s.group, s.o.Beat, s.o.Limit, func() error {
 		r := work()
 		done.Store(&r)
 		return nil
@@ -289,19 +289,19 @@ func (s *Saver) reported(ctx context.Context, work func() report) (report, error
 // finish makes a checkpoint of the shards of all ranks, unless staging has failed.
 func (s *Saver) finish(ctx context.Context, snap Snapshot, p report, err error) error {
 	if err == nil && s.local != nil {
-		p, err = s.reported(ctx, func() report { return s.upload(ctx, p) })
+		p, err = s.reportWork(ctx, func() report { return s.upload(ctx, p) })
 		if err != nil {
 			err = fmt.Errorf("copying the shards from the nodes to the run directory: %w", err)
 		}
 	}
 	failed := false
 	if err == nil {
-		if failed, err = s.conclude(ctx, snap, p); err != nil && p.err != nil {
+		if failed, err = s.gatherAndCommit(ctx, snap, p); err != nil && p.err != nil {
 			err = p.err // however the others end the save
 		}
 	}
 	if s.local != nil {
-		if bad := s.local.forget(); bad != nil && s.group.Rank() == 0 {
+		if bad := s.local.clear(); bad != nil && s.group.Rank() == 0 {
 			s.o.Warn(fmt.Errorf("checkpoint.local: %w", bad))
 		}
 	}
@@ -314,15 +314,15 @@ func (s *Saver) finish(ctx context.Context, snap Snapshot, p report, err error) 
 	return err
 }
 
-// conclude gathers the reports of all ranks, and has rank 0 commit the checkpoint. failed: every rank
+// gatherAndCommit gathers the reports of all ranks, and has rank 0 commit the checkpoint. failed: every rank
 // returns an error, all of them reached the end of the save, and no newer start has begun.
-func (s *Saver) conclude(ctx context.Context, snap Snapshot, r report) (failed bool, err error) {
+func (s *Saver) gatherAndCommit(ctx context.Context, snap Snapshot, r report) (failed bool, err error) {
 	blobs, err := s.group.gather(ctx, encode(r))
 	if err != nil {
 		return false, fmt.Errorf("gather of what the ranks wrote: %w", err)
 	}
 	var result verdict
-	err = Together(ctx, s.group, s.o.Beat, s.o.Limit, func() error {
+	err = OnAllRanks(ctx, s.group, s.o.Beat, s.o.Limit, func() error {
 		if s.group.Rank() == 0 {
 			result.Faults = s.commit(ctx, snap, r, blobs)
 			result.Final = errors.Is(result.Faults.seenBy(0), ErrSuperseded)

@@ -35,7 +35,7 @@ func (s *Saver) writeShard(ctx context.Context, snap Snapshot) report {
 
 // failed returns the report with an error, which may be nil.
 func (r report) failed(err error) report {
-	r.err = advised(err)
+	r.err = withFix(err)
 	r.Error = errText(r.err)
 	return r
 }
@@ -48,7 +48,7 @@ func (s *Saver) tryShard(ctx context.Context, snap Snapshot) (string, *FileInfo,
 		return "", nil, err
 	}
 	if s.group.Rank() == 0 {
-		if err := s.newest(); err != nil { // fail before the others write for nothing
+		if err := s.checkNewest(); err != nil { // fail before the others write for nothing
 			return "", nil, err
 		}
 	}
@@ -70,7 +70,7 @@ func (s *Saver) tryShard(ctx context.Context, snap Snapshot) (string, *FileInfo,
 	}
 	write := func(dir store) error { return s.writeFile(ctx, dir, info, tensors) }
 	if s.local != nil {
-		err = again(s.local.dir, func() error { return write(s.local.dir) })
+		err = retry(s.local.dir, func() error { return write(s.local.dir) })
 	} else {
 		err = s.inTemp(snap.Meta.Step, write)
 	}
@@ -83,7 +83,7 @@ func (s *Saver) tryShard(ctx context.Context, snap Snapshot) (string, *FileInfo,
 // inTemp calls f with the directory of a step before its commit, and again if its handle becomes
 // stale.
 func (s *Saver) inTemp(step int64, f func(dir store) error) error {
-	return again(s.dir, func() error {
+	return retry(s.dir, func() error {
 		tmp, err := s.dir.Sub(s.tmpName(step))
 		if err != nil {
 			return err
@@ -106,7 +106,7 @@ func (s *Saver) writeFile(ctx context.Context, dir store, info *FileInfo, tensor
 		return err
 	}
 	hash := sha256.New()
-	c := &cancelled{ctx: ctx, w: io.MultiWriter(s.wrap(f), hash)}
+	c := &contextWriter{ctx: ctx, w: io.MultiWriter(s.wrap(f), hash)}
 	w := bufio.NewWriterSize(c, 1<<20)
 	err = safetensors.Write(w, map[string]string{"format": "pt"}, tensors)
 	if err == nil {
@@ -128,14 +128,14 @@ func (s *Saver) writeFile(ctx context.Context, dir store, info *FileInfo, tensor
 	return s.at("shard synced")
 }
 
-// cancelled counts what passes, and refuses it once ctx has ended.
-type cancelled struct {
+// contextWriter counts what passes, and refuses it once ctx has ended.
+type contextWriter struct {
 	ctx context.Context
 	w   io.Writer
 	n   int64
 }
 
-func (c *cancelled) Write(p []byte) (int, error) {
+func (c *contextWriter) Write(p []byte) (int, error) {
 	if c.ctx.Err() != nil {
 		return 0, context.Cause(c.ctx)
 	}

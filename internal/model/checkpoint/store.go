@@ -77,7 +77,7 @@ func diskOf(root *os.Root, err error) (store, error) {
 	return &disk{root, st}, nil
 }
 
-func duplicate(dir *os.Root) (store, error) { return diskOf(files.Again(dir)) }
+func reopen(dir *os.Root) (store, error) { return diskOf(files.Again(dir)) }
 
 func (d *disk) Name() string { return d.root.Name() }
 
@@ -140,7 +140,7 @@ func (d *disk) Pause(ctx context.Context, t time.Duration) {
 	}
 }
 
-func at(d store, name string) string { return filepath.Join(d.Name(), name) }
+func pathOf(d store, name string) string { return filepath.Join(d.Name(), name) }
 
 const latestName = "latest"
 
@@ -151,8 +151,8 @@ func dirName(step int64) string { return fmt.Sprintf("step-%08d", step) }
 // costs nothing.
 var dirPattern = regexp.MustCompile(`^step-(\d{8,18})(\.old-[A-Za-z0-9_-]+)?$`)
 
-// A found is a directory that is named as a checkpoint is.
-type found struct {
+// A stepDir is a directory that is named as a checkpoint is.
+type stepDir struct {
 	name string
 	step int64
 	old  bool
@@ -160,9 +160,9 @@ type found struct {
 
 // list gives the checkpoints in dir by step, newest first. Their names are all that is known
 // of them.
-func list(dir store) ([]found, error) {
+func list(dir store) ([]stepDir, error) {
 	var entries []fs.DirEntry
-	err := again(dir, func() (err error) {
+	err := retry(dir, func() (err error) {
 		if err = dir.Refresh(); err == nil {
 			entries, err = dir.List()
 		}
@@ -171,7 +171,7 @@ func list(dir store) ([]found, error) {
 	if err != nil {
 		return nil, err
 	}
-	var all []found
+	var all []stepDir
 	for _, e := range entries {
 		m := dirPattern.FindStringSubmatch(e.Name())
 		if m == nil || !e.IsDir() {
@@ -181,9 +181,9 @@ func list(dir store) ([]found, error) {
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, found{e.Name(), step, m[2] != ""})
+		all = append(all, stepDir{e.Name(), step, m[2] != ""})
 	}
-	slices.SortFunc(all, func(a, b found) int {
+	slices.SortFunc(all, func(a, b stepDir) int {
 		return cmp.Or(cmp.Compare(b.step, a.step), cmp.Compare(a.name, b.name)) // without .old first
 	})
 	return all, nil
@@ -229,7 +229,7 @@ func Lock(dir *os.Root, job string) (*os.File, error) {
 		}
 		return nil, fmt.Errorf("%s is in use by %s: %w", terminal.Name(dir.Name()), by, err)
 	}
-	sign(f, job)
+	writeHolder(f, job)
 	return f, nil
 }
 
@@ -241,8 +241,8 @@ func holder(dir *os.Root) (o origin) {
 	return o
 }
 
-// sign writes the holder into a lock. A failure leaves it unnamed.
-func sign(f *os.File, job string) {
+// writeHolder writes the holder into a lock. A failure leaves it unnamed.
+func writeHolder(f *os.File, job string) {
 	o := newOrigin()
 	o.Job = job
 	if err := f.Truncate(0); err == nil {

@@ -148,7 +148,7 @@ func (c *packed) row(t *attentionRun, tokens int) PackedRow {
 		backward[i] = c.both[i] - c.forward[i]
 	}
 	return PackedRow{
-		Layout: c.Layout, Algorithm: c.Algorithm, Gather: c.Gather, Backend: t.spec.Backend, Ranks: t.World.Size(),
+		Layout: string(c.Layout), Algorithm: c.Algorithm, Gather: c.Gather, Backend: t.spec.Backend, Ranks: t.World.Size(),
 		Packs: len(c.both), Tokens: tokens, Iters: t.packIters(),
 		FLOPs: Median(c.flops), Forward: rate(c.forward, c.forwardRate), Backward: rate(backward, c.backwardRate),
 		Both:        rate(c.both, c.bothRate),

@@ -50,10 +50,7 @@ func (t *Trainer) rehearse(o *Options) error {
 	}
 	defer o.timed("attention plans")()
 	n := t.cfg.Data.SeqLen
-	layout, err := partition.New(t.cfg.Parallel.Layout, []int{n}, partition.Windows(t.cfg.Model.Windows())...)
-	if err != nil {
-		return err
-	}
+	layout := t.cfg.Parallel.Layout.Layout([]int{n}, partition.Windows(t.cfg.Model.Windows())...)
 	a := newAttend(nil, t.cfg, layout, t.mesh.world.Rank()%t.cfg.Parallel.Context)
 	rows, m := partition.Count(layout.Spans(n, a.spec.Size, a.rank)), a.cfg
 	of := planner.Attention{

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// local is where scripts/cuda-sdk puts the library.
+// local is the folder of scripts/cuda-sdk.
 const local = "../../../../.cuda/lib"
 
 func open(t testing.TB) *Compiler {
@@ -56,7 +56,7 @@ func TestCompile(t *testing.T) {
 	}
 }
 
-// A kernel that needs an array in local memory must be seen to.
+// The log reports a kernel with an array in local memory.
 func TestUsageSeesLocalMemory(t *testing.T) {
 	_, log, err := open(t).Compile("local.cu", []byte(`
 extern "C" __global__ void local(int *x, const int *at) {
@@ -149,7 +149,7 @@ func TestCacheDistrustsDamage(t *testing.T) {
 
 func TestCacheIsShared(t *testing.T) {
 	compiler, dir := open(t), t.TempDir()
-	var all [6]Cache // each as another process has it
+	var all [6]Cache // one for each simulated process
 	var wg sync.WaitGroup
 	for i := range all {
 		all[i] = Cache{Compiler: compiler, Dir: dir}

@@ -10,7 +10,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// TestHostSeesFaults holds that a kernel that no GPU would run as it is meant ends with an error.
+// TestHostSeesFaults checks that faulty kernels end with an error.
 func TestHostSeesFaults(t *testing.T) {
 	for i, c := range []struct{ name, body, want string }{
 		{"right", "store_shared(at + 4 * threadIdx.x, 1); __syncthreads();", ""},
@@ -35,7 +35,7 @@ func TestHostSeesFaults(t *testing.T) {
 struct Params { long long x[96]; };
 extern "C" void faulty(Params) { unsigned at = smem_address(shared); `+c.body+` }`))
 			ok(t, err)
-			for range 2 { // in either order of threads
+			for range 2 { // in both orders of threads
 				if err == nil {
 					err = h.launch(
 						Launch{Program: name, Kernel: "faulty", Grid: [3]int{1, 1, 1}, Threads: 64, Shared: 256},
@@ -49,8 +49,8 @@ extern "C" void faulty(Params) { unsigned at = smem_address(shared); `+c.body+` 
 	}
 }
 
-// TestHostSeesHopperFaults holds the same of kernels with the instructions of Hopper. Threads have a matrix
-// a, 64 by 64, another b, floats, 32 by 8, and a barrier of one arrival; there are maps of such matrices.
+// TestHostSeesHopperFaults does the same for the instructions of Hopper. Threads have matrices of 64 by 64, a and b,
+// floats of 32 by 8, and a barrier of one arrival. There are tensor maps of such matrices.
 func TestHostSeesHopperFaults(t *testing.T) {
 	const (
 		bring    = "if (one) { barrier_expect(full, 16384); copy_box(a, p.map, full, 0, 0, 0, 0); copy_box(b, p.map, full, 0, 0, 0, 0); }"
@@ -249,7 +249,7 @@ struct Params { TensorMap map, floats; float* out; };
 				uint64(uintptr(m.Ptr())),
 			}
 			h.move(&arg.out)
-			for range 2 { // in either order of threads
+			for range 2 { // in both orders of threads
 				if err == nil {
 					err = h.start(
 						"hopper_faults",

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// until polls.
+// until polls ok.
 func until(t *testing.T, ok func() bool) {
 	t.Helper()
 	for start := time.Now(); !ok(); time.Sleep(5 * time.Millisecond) {
@@ -22,7 +22,7 @@ func until(t *testing.T, ok func() bool) {
 	}
 }
 
-// said polls a file until what it has matches, and returns it.
+// said polls a file until it matches, and returns its text.
 func said(t *testing.T, path string, want string) (text string) {
 	t.Helper()
 	until(t, func() bool {
@@ -33,7 +33,7 @@ func said(t *testing.T, path string, want string) (text string) {
 	return text
 }
 
-// quiet is an agent whose stderr can be read while it runs.
+// quiet starts a launcher whose stderr can be read while it runs.
 func quiet(t *testing.T, scenario string, n int) (a *agentProcess, stderr string) {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
@@ -44,8 +44,7 @@ func quiet(t *testing.T, scenario string, n int) (a *agentProcess, stderr string
 	return startAgent(t, scenario, n, func(c *exec.Cmd) { c.Stderr = f }), f.Name()
 }
 
-// ask sends SIGQUIT until stderr matches: workers may not have come to say what they wait for, or have been
-// too busy to answer.
+// ask sends SIGQUIT until stderr matches: workers may not have started to wait, or may be too busy to answer.
 func ask(t *testing.T, a *agentProcess, stderr, want string) {
 	t.Helper()
 	asked := 0
@@ -62,8 +61,8 @@ func ask(t *testing.T, a *agentProcess, stderr, want string) {
 	})
 }
 
-// SIGQUIT shows what each rank waits for and writes stacks to the logs. The job goes on, and can be asked
-// again.
+// TestQuitShowsWhoWaitsForWhom checks that SIGQUIT prints the table of waits and writes stacks to the logs. The job
+// continues, and answers again.
 func TestQuitShowsWhoWaitsForWhom(t *testing.T) {
 	t.Parallel()
 	a, stderr := quiet(t, "chain", 3)
@@ -85,7 +84,8 @@ func TestQuitShowsWhoWaitsForWhom(t *testing.T) {
 	a.wait(t, ExitStopped)
 }
 
-// Ranks that say nothing have a row as well: one that is stopped, and those that know nothing.
+// TestQuitShowsARankThatIsStopped checks that ranks without an account have a row: a stopped one, and ones without a
+// state.
 func TestQuitShowsARankThatIsStopped(t *testing.T) {
 	t.Parallel()
 	a, stderr := quiet(t, "stop", 3)
@@ -100,8 +100,8 @@ func TestQuitShowsARankThatIsStopped(t *testing.T) {
 	a.wait(t, ExitStopped)
 }
 
-// When a rank has waited for too long, the table stands before the report. The rank that is to blame is
-// stopped, or hangs and is asked.
+// TestATimeOutShowsWhoWaitedForWhom checks that the table precedes the report after a timeout. The blocking rank is
+// stopped, or hangs and answers.
 func TestATimeOutShowsWhoWaitedForWhom(t *testing.T) {
 	for scenario, why := range map[string]string{"timeout": "is stopped by a signal or a debugger", "stuck": "is at its own work for 60.0 s (step 7)"} {
 		t.Run(scenario, func(t *testing.T) {
@@ -116,34 +116,35 @@ func TestATimeOutShowsWhoWaitedForWhom(t *testing.T) {
 				!strings.HasSuffix(report, r.First.Report()) {
 				t.Errorf("%+v\n%s", r.Result, r.stderr)
 			}
-			if f := r.First; !f.TimedOut || f.Standing == nil || f.Standing.PID != f.PID || len(f.Standing.Waits) != 1 {
+			if f := r.First; !f.TimedOut || f.WaitState == nil || f.WaitState.PID != f.PID || len(f.WaitState.Waits) != 1 {
 				t.Errorf("%+v", f)
 			}
 		})
 	}
 	if r := play(t, "stubborn", 2); strings.Contains(r.stderr, "what each rank waited for") {
-		t.Errorf("a table where nobody has waited:\n%s", r.stderr)
+		t.Errorf("a table without a wait:\n%s", r.stderr)
 	}
 }
 
-// half is one of two nodes, which tell each other everything.
+// A half is one of two nodes that exchange all news.
 type half struct {
-	alone
-	place     Place
+	singleNode
+	place     RankRange
 	news, say chan News
 }
 
 func (h *half) Next(ctx context.Context) (Start, error) {
-	s, err := h.alone.Next(ctx)
-	s.Place = h.place
+	s, err := h.singleNode.Next(ctx)
+	s.Ranks = h.place
 	return s, err
 }
 
 func (h *half) News() <-chan News { return h.news }
 
-func (h *half) Say(n News) { h.say <- n }
+func (h *half) Publish(n News) { h.say <- n }
 
-// The table of a node has the rows of the others, and waits are followed from node to node.
+// TestQuitShowsTheRanksOfOtherNodes checks that a node's table has the rows of the others, and follows waits across
+// nodes.
 func TestQuitShowsTheRanksOfOtherNodes(t *testing.T) {
 	ways := [2]chan News{make(chan News, 16), make(chan News, 16)}
 	signals := CatchSignals()
@@ -165,12 +166,12 @@ func TestQuitShowsTheRanksOfOtherNodes(t *testing.T) {
 			job.Stderr, job.Signals = f, signals
 		}
 		h := &half{
-			alone: *newAlone(&job),
-			place: Place{NodeRank: i, FirstRank: 2 * i, WorldSize: 4},
-			news:  ways[i],
-			say:   ways[1-i],
+			singleNode: *newSingleNode(&job),
+			place:      RankRange{NodeRank: i, FirstRank: 2 * i, WorldSize: 4},
+			news:       ways[i],
+			say:        ways[1-i],
 		}
-		job.Cohort = h
+		job.Membership = h
 		go func() { results[i] <- Run(t.Context(), job) }()
 	}
 	until(t, func() bool {

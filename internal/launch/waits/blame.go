@@ -1,4 +1,4 @@
-package standing
+package waits
 
 import (
 	"cmp"
@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// maxBlamed bounds the named ranks, or cycles of them.
+// maxBlamed bounds the named ranks, and the named cycles.
 const maxBlamed = 4
 
 // blame returns lines that name the ranks that hold up others.
@@ -18,20 +18,20 @@ func (g *graph) blame() (lines []string) {
 	holders, cycles := g.holders()
 	for i, h := range holders {
 		if i == maxBlamed {
-			lines = append(lines, fmt.Sprintf("%d ranks more hold up others", len(holders)-i))
+			lines = append(lines, fmt.Sprintf("%d more ranks hold up others", len(holders)-i))
 			break
 		}
-		line := fmt.Sprintf("rank %d holds up %s", h.rank, namely(h.direct))
+		line := fmt.Sprintf("rank %d holds up %s", h.rank, rankList(h.direct))
 		if len(h.through) > 0 {
-			line += ", and by that " + namely(h.through)
+			line += ", and by that " + rankList(h.through)
 		}
-		lines = append(lines, line+": "+g.excuse(h.rank))
+		lines = append(lines, line+": "+g.reasonFor(h.rank))
 	}
 	for i, c := range cycles {
 		if i == maxBlamed {
 			break
 		}
-		lines = append(lines, g.together(c))
+		lines = append(lines, g.describeCycle(c))
 	}
 	if len(lines) == 0 {
 		lines = append(lines, "no rank waits for another")
@@ -39,39 +39,39 @@ func (g *graph) blame() (lines []string) {
 	return lines
 }
 
-// passing is how long ranks may wait for each other before something is wrong: while data is on its way
-// they do as well.
-const passing = 5 * time.Second
+// cycleTolerance is the time for which ranks may wait for each other without a fault: they also do while data is in
+// transit.
+const cycleTolerance = 5 * time.Second
 
-// together reports a cycle of ranks that wait for each other, with the likely cause.
-func (g *graph) together(cycle []int) string {
-	least := g.rows[cycle[0]].Waits[0].Stood
+// describeCycle reports a cycle of ranks that wait for each other, with the likely cause.
+func (g *graph) describeCycle(cycle []int) string {
+	least := g.rows[cycle[0]].Waits[0].Stalled
 	for _, r := range cycle {
-		least = min(least, g.rows[r].Waits[0].Stood)
+		least = min(least, g.rows[r].Waits[0].Stalled)
 	}
-	if least < passing {
-		return fmt.Sprintf("%s wait for each other, for %s s: data may be on its way", chain(cycle), seconds(least))
+	if least < cycleTolerance {
+		return fmt.Sprintf("%s wait for each other, for %s s: data may be in transit", cycleText(cycle), seconds(least))
 	}
-	return fmt.Sprintf("%s wait for each other, for %s s: they stand in different calls, or the way between them is "+
-		"broken", chain(cycle), seconds(least))
+	return fmt.Sprintf("%s wait for each other, for %s s: they are in different calls, or the link between them is "+
+		"broken", cycleText(cycle), seconds(least))
 }
 
-// excuse returns why a rank that waits for no one has not come.
-func (g *graph) excuse(rank int) string {
+// reasonFor returns why a rank that waits for no other has not reached the call.
+func (g *graph) reasonFor(rank int) string {
 	s := g.rows[rank]
 	switch {
 	case s == nil:
-		return "nothing is known of it"
+		return "its state is unknown"
 	case s.State != "":
 		return "it " + s.State
 	}
-	what, since := s.doing()
+	what, since := s.activity()
 	text := fmt.Sprintf("it is at %s for %s s", what, seconds(since))
-	if p := s.place().String(); p != "" && p != what {
+	if p := s.position().String(); p != "" && p != what {
 		text = fmt.Sprintf("it is at %s for %s s (%s)", what, seconds(since), p)
 	}
 	if len(s.Waits) > 0 {
-		text = fmt.Sprintf("it stands in %s, and waits for no rank there", s.Waits[0].Op)
+		text = fmt.Sprintf("it is in %s, and waits for no rank there", s.Waits[0].Op)
 	}
 	return text
 }
@@ -79,8 +79,8 @@ func (g *graph) excuse(rank int) string {
 // maxChain bounds the named ranks of a cycle.
 const maxChain = 8
 
-// chain returns a cycle of ranks: "ranks 0 -> 1 -> 0".
-func chain(c []int) string {
+// cycleText formats a cycle of ranks: "ranks 0 -> 1 -> 0".
+func cycleText(c []int) string {
 	var parts []string
 	for _, r := range c[:min(len(c), maxChain)] {
 		parts = append(parts, fmt.Sprint(r))
@@ -91,8 +91,8 @@ func chain(c []int) string {
 	return "ranks " + strings.Join(append(parts, fmt.Sprint(c[0])), " -> ")
 }
 
-// namely returns "rank 3", or "ranks 0-2, 5".
-func namely(rs []int) string {
+// rankList returns "rank 3", or "ranks 0-2, 5".
+func rankList(rs []int) string {
 	if len(rs) == 1 {
 		return fmt.Sprintf("rank %d", rs[0])
 	}
@@ -126,16 +126,14 @@ func ranks(rs []int) string {
 	return strings.Join(parts, ", ")
 }
 
-func sortedKeys(set map[int]bool) []int { return slices.Sorted(maps.Keys(set)) }
-
-// A graph is who is waited for by whom, as far as ranks have told.
+// A graph contains the edges from waiting ranks to their peers.
 type graph struct {
-	rows  map[int]*Standing
-	waits map[int][]int // by rank, the ranks that it waits for, in order
+	rows  map[int]*WaitState
+	waits map[int][]int // for each rank, the ranks that it waits for, in order
 }
 
-func newGraph(all []Standing) *graph {
-	g := &graph{rows: map[int]*Standing{}, waits: map[int][]int{}}
+func newGraph(all []WaitState) *graph {
+	g := &graph{rows: map[int]*WaitState{}, waits: map[int][]int{}}
 	for i := range all {
 		g.rows[all[i].Rank] = &all[i]
 	}
@@ -157,11 +155,11 @@ func newGraph(all []Standing) *graph {
 // between them is at fault, and it returns all messages.
 func (g *graph) missing(rank int, w *Wait) (out []Open) {
 	for _, o := range w.Open {
-		if o.Peer != rank && !(w.Vague && g.hasCome(o.Peer, rank, w)) {
+		if o.Peer != rank && !(w.Unresolved && g.hasReached(o.Peer, rank, w)) {
 			out = append(out, o)
 		}
 	}
-	if len(out) > 0 || !w.Vague {
+	if len(out) > 0 || !w.Unresolved {
 		return out
 	}
 	for _, o := range w.Open {
@@ -172,9 +170,9 @@ func (g *graph) missing(rank int, w *Wait) (out []Open) {
 	return out
 }
 
-// hasCome reports whether a peer waits in the same call of the same group. Not all ranks make each exchange, so their
-// numbers differ; two exchanges that name each other match.
-func (g *graph) hasCome(peer, rank int, w *Wait) bool {
+// hasReached reports whether a peer waits in the same call of the same group. Ranks may make different numbers of
+// exchanges, so two exchanges that name each other match.
+func (g *graph) hasReached(peer, rank int, w *Wait) bool {
 	s := g.rows[peer]
 	if s == nil {
 		return false
@@ -185,17 +183,17 @@ func (g *graph) hasCome(peer, rank int, w *Wait) bool {
 	})
 }
 
-// A holder is a rank that waits for no one, or tells nothing, and for which others wait.
+// A holder is a rank that others wait for, and that waits for none or gives no account.
 type holder struct {
 	rank    int
-	direct  []int // that wait for it
-	through []int // that wait for those, and so on
+	direct  []int // ranks that wait for it
+	through []int // ranks that wait for those, and so on
 }
 
-// holders lists them, those that hold up most first. Ranks that wait for each other, and for no one
-// else, are cycles; each is returned once, in the order of the waits.
+// holders lists the holders, the most blocking first, and the cycles of ranks that wait only for each other, each once,
+// in the order of the waits.
 func (g *graph) holders() (hs []holder, cycles [][]int) {
-	behind := map[int][]int{} // by rank, the ranks that wait for it
+	behind := map[int][]int{} // for each rank, the ranks that wait for it
 	for _, r := range slices.Sorted(maps.Keys(g.waits)) {
 		for _, p := range g.waits[r] {
 			behind[p] = append(behind[p], r)
@@ -226,7 +224,7 @@ func (g *graph) holders() (hs []holder, cycles [][]int) {
 	return hs, g.cycles(held)
 }
 
-// cycles returns the cycles of ranks that no holder holds up.
+// cycles returns the cycles of ranks that no holder blocks.
 func (g *graph) cycles(held map[int]bool) (all [][]int) {
 	seen := map[int]bool{}
 	for _, r := range slices.Sorted(maps.Keys(g.waits)) {
@@ -243,7 +241,7 @@ func (g *graph) cycles(held map[int]bool) (all [][]int) {
 	return all
 }
 
-// A column is one of the table.
+// A column of the table.
 type column struct {
 	name  string
 	right bool // numbers
@@ -263,20 +261,20 @@ var columns = []column{
 	{"s", true},
 }
 
-// Table returns one row for each rank, by rank, and below them lines that name the ranks that hold up others.
-func Table(all []Standing) string {
+// Table returns one row for each rank, and below them lines that name the ranks that hold up others.
+func Table(all []WaitState) string {
 	all = slices.Clone(all)
-	slices.SortStableFunc(all, func(a, b Standing) int { return cmp.Compare(a.Rank, b.Rank) })
+	slices.SortStableFunc(all, func(a, b WaitState) int { return cmp.Compare(a.Rank, b.Rank) })
 	g := newGraph(all)
 	rows := [][]string{nil}
 	for _, c := range columns {
 		rows[0] = append(rows[0], c.name)
 	}
 	for i := range all {
-		rows = append(rows, g.row(&all[i]))
+		rows = append(rows, g.cells(&all[i]))
 	}
 	var b strings.Builder
-	for _, line := range aligned(rows) {
+	for _, line := range alignColumns(rows) {
 		b.WriteString("  " + line + "\n")
 	}
 	for _, line := range g.blame() {
@@ -287,60 +285,59 @@ func Table(all []Standing) string {
 
 // Row is one rank's account in words. A part is "" if unknown or absent.
 type Row struct {
-	// Step to Hop say where in the run the rank is.
+	// Step to Hop are the rank's position in the run.
 	Step, Pass, Layer, Hop string
-	Operation              string        // the call that it stands for, or its own work
-	WaitsFor               string        // ranks that have not come to that call: "0-2, 5"
+	Operation              string        // the call that blocks it, or its own work
+	WaitsFor               string        // ranks that have not reached that call: "0-2, 5"
 	Waits                  bool          // Operation is a call between ranks
-	Known                  bool          // it tells of itself; otherwise Operation is why not
-	Bytes                  int64         // open bytes of the call
-	For                    time.Duration // without progress of the call, or at its own work
+	Known                  bool          // it gave an account; otherwise Operation is why not
+	Bytes                  int64         // incomplete bytes of the call
+	For                    time.Duration // without progress of the call, or in its own work
 }
 
-// Rows returns what each rank is at, in the order of all. A rank that waits for others shows the first call that
-// it stands for.
-func Rows(all []Standing) []Row {
+// Rows returns each rank's activity, in the order of all. A waiting rank shows the first call that blocks it.
+func Rows(all []WaitState) []Row {
 	g := newGraph(all)
 	rows := make([]Row, len(all))
 	for i := range all {
-		rows[i] = g.look(&all[i])
+		rows[i] = g.describe(&all[i])
 	}
 	return rows
 }
 
 // Blame returns lines that name the ranks that hold up others; none if no rank has waited for at least least.
-func Blame(all []Standing, least time.Duration) []string {
-	long := func(s Standing) bool { return len(s.Waits) > 0 && s.Waits[0].Stood >= least }
+func Blame(all []WaitState, least time.Duration) []string {
+	long := func(s WaitState) bool { return len(s.Waits) > 0 && s.Waits[0].Stalled >= least }
 	if !slices.ContainsFunc(all, long) {
 		return nil
 	}
 	return newGraph(all).blame()
 }
 
-// look returns a rank's row.
-func (g *graph) look(s *Standing) Row {
-	p := s.place()
+// describe returns a rank's row.
+func (g *graph) describe(s *WaitState) Row {
+	p := s.position()
 	r := Row{Step: p.step, Pass: p.pass, Layer: p.layer, Hop: p.hop, Known: s.State == "", Operation: s.State}
 	if !r.Known {
 		return r
 	}
 	if len(s.Waits) == 0 {
-		r.Operation, r.For = s.doing()
+		r.Operation, r.For = s.activity()
 		return r
 	}
 	w := &s.Waits[0]
-	r.Operation, r.Waits, r.Bytes, r.For = w.Op, true, w.Bytes, w.Stood
+	r.Operation, r.Waits, r.Bytes, r.For = w.Op, true, w.Bytes, w.Stalled
 	peers := map[int]bool{}
 	for _, o := range g.missing(s.Rank, w) {
 		peers[o.Peer] = true
 	}
-	r.WaitsFor = ranks(sortedKeys(peers))
+	r.WaitsFor = ranks(slices.Sorted(maps.Keys(peers)))
 	return r
 }
 
-// row returns what the table shows of a rank.
-func (g *graph) row(s *Standing) []string {
-	r := g.look(s)
+// cells returns the table's cells for a rank.
+func (g *graph) cells(s *WaitState) []string {
+	r := g.describe(s)
 	row := []string{fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), r.Step, r.Pass, r.Layer, r.Hop, r.Operation,
 		r.WaitsFor, "", ""}
 	if s.PID == 0 {
@@ -355,8 +352,8 @@ func (g *graph) row(s *Standing) []string {
 	return row
 }
 
-// aligned pads the columns. It drops empty columns, and empty cells at the end of a line.
-func aligned(rows [][]string) []string {
+// alignColumns pads the columns. It drops empty columns and trailing spaces.
+func alignColumns(rows [][]string) []string {
 	widths := make([]int, len(columns))
 	for i := range columns {
 		for _, row := range rows[1:] {
