@@ -144,7 +144,7 @@ func (o Options) withDefaults() (Options, error) {
 		o.Transport = TransportAuto
 	case TransportAuto, TransportNCCL, TransportCopy:
 	default:
-		return o, fmt.Errorf("transport %q: known are auto, nccl and copy", o.Transport)
+		return o, fmt.Errorf("transport %q: use auto, nccl or copy", o.Transport)
 	}
 	if o.MaxCTAs == 0 {
 		o.MaxCTAs = defaultCTAs
