@@ -77,7 +77,7 @@ type mover interface {
 
 // A kit holds the device, which all groups of a rank share.
 type kit struct {
-	place     tensor.Device
+	device    tensor.Device
 	compute   gpuStream
 	newStream func(name string) (gpuStream, error)
 	copy      func(s gpuStream, dst, src tensor.View) // of the device, dense and of one size
