@@ -27,7 +27,8 @@ const (
 	maxValues   = 2 << 20
 )
 
-// Checkpoint is an open checkpoint in directory Dir. No run removes it while it is open. It is for one goroutine.
+// Checkpoint is an open checkpoint in directory Dir, with its Manifest. No run removes it while it is open. It is for
+// one goroutine.
 type Checkpoint struct {
 	Manifest *Manifest
 	Dir      string
