@@ -162,7 +162,8 @@ var found = []struct {
 	{
 		name: "flags beside Slurm", env: taskANode,
 		flags: func(f *Flags) { f.Nodes, f.NodeRank, f.Rendezvous, f.NProc = "1:4", 1, "node01:99", 8 },
-		want:  "slurm slurm:7.1:0 rank 1 of 1:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at node01:99",
+		want: "slurm slurm:7.1:0 rank 1 of 1:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at " +
+			"node01:99",
 	},
 	{
 		name: "torchrun's variables made from Slurm's",

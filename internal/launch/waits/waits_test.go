@@ -15,7 +15,8 @@ func hop(rank, peer int, layer, hop int, stood time.Duration) WaitState {
 	return WaitState{Rank: rank, Host: "node-a", PID: 4700 + rank, Step: 11, Phase: "step", PhaseTime: 40 * sec,
 		Waits: []Wait{{
 			Op: "exchange", Label: fmt.Sprintf("step 12/forward/layer %d/hop %d owner 0", layer, hop),
-			Group: 3, Call: 9, Bytes: 1 << 20, Stalled: stood, Open: []Open{{Peer: peer, Bytes: 1 << 20, Stalled: stood}},
+			Group: 3, Call: 9, Bytes: 1 << 20, Stalled: stood,
+			Open: []Open{{Peer: peer, Bytes: 1 << 20, Stalled: stood}},
 		}}}
 }
 
