@@ -112,7 +112,6 @@ func innermost(e env, t *task, s *step) (*task, error) {
 		set(t.rankVar, t.rank), set(envProcID, s.rank), s.tasks, t.rankVar, t.rankVar)
 }
 
-// place returns a task's placement.
 func (t *task) place(e env, want request) (Placement, error) {
 	n := numbers{env: e}
 	t.localSize = n.get(t.localSizeVar, 1, t.size)

@@ -339,7 +339,6 @@ func (m *Meter) Add(n int64) {
 	fmt.Fprintln(m.line.w, text)
 }
 
-// meterLine returns the progress as one line.
 func meterLine(what string, done, total int64, took time.Duration) string {
 	line := fmt.Sprintf("%s %.0f%%  %.1f of %.1f MB", what, 100*float64(done)/float64(max(total, 1)), float64(done)/1e6,
 		float64(total)/1e6)
