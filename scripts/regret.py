@@ -255,13 +255,13 @@ def table(cells, command):
         lines += ["", f"The other {len(rows) - ROWS} cells have a regret of at most {100 * rows[ROWS][0]:.1f} %."]
     if regrets:
         lines += ["", f"Regret of auto: {100 * statistics.mean(regrets):.1f} % in the mean, {100 * statistics.median(regrets):.1f} % in the median, {100 * max(regrets):.1f} % at most. The worst "
-                  f"way takes {100 * statistics.mean(worsts):.0f} % more than the best in the mean. Predictions differ from what was measured by {100 * statistics.median(errors):.0f} % in the median."]
+                  f"way takes {100 * statistics.mean(worsts):.0f} % more than the best in the mean. Predictions differ from measurements by {100 * statistics.median(errors):.0f} % in the median."]
         fair = [x for x in map(apart, cells) if x is not None]
         if fair:
             lines[-1] += (f" With the best way found in one half of the rounds and compared with auto's in the other, {100 * statistics.mean(fair):.1f} % in the mean, "
                           f"{100 * statistics.median(fair):.1f} % in the median, {100 * max(fair):.1f} % at most.")
         if noise:
-            lines[-1] += f" Ways that are predicted to take the same were measured {100 * statistics.median(noise):.0f} % apart in the median, which is what this machine tells apart."
+            lines[-1] += f" Ways that are predicted to take the same were measured {100 * statistics.median(noise):.0f} % apart in the median, the resolution of this machine."
         if spreads:
             lines[-1] += f" The rounds of one way differ by {100 * statistics.median(spreads):.0f} % in the median."
     return "\n".join(lines) + "\n"
