@@ -127,7 +127,7 @@ func (f *referenceBackward[A]) Block(b GradBlock) error {
 	})
 }
 
-// End has nothing to do: gradients are added at once.
+// End does nothing: Block adds gradients at once.
 func (f *referenceBackward[A]) End() error { return nil }
 
 // Fold adds src to rows of dst.

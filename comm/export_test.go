@@ -4,7 +4,7 @@ import "github.com/cprun/cprun/tensor"
 
 // What tests need to have small worlds do as large ones.
 
-// NewLocalFew is NewLocal with collectives over few neighbours in groups of more than pairs ranks.
+// NewLocalFew makes local groups whose collectives use few neighbours above pairs ranks.
 func NewLocalFew(n, pairs int, compute []tensor.Stream, opts Options) []*Group {
 	return newLocal(n, pairs, compute, opts)
 }

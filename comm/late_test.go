@@ -148,9 +148,8 @@ func TestLateFromBothSides(t *testing.T) {
 	}
 }
 
-// TestLateWithOneThatLeaves has ranks that are not connected talk to one that leaves as soon as it has
-// sent, whatever comes first, its message or the word of others that it has left. Then ranks talk to
-// it that it expects nothing of, and are told.
+// TestLateWithOneThatLeaves lets unconnected ranks exchange with one that leaves after its sends, whether its message
+// or the news of its departure comes first. Later sends to it fail.
 func TestLateWithOneThatLeaves(t *testing.T) {
 	const n, leaver = 9, 4
 	for _, peer := range []int{1, 7} { // which the leaver calls and dials; neither is a neighbour
@@ -182,7 +181,7 @@ func TestLateWithOneThatLeaves(t *testing.T) {
 	}
 }
 
-// TestLateWithOneThatAborts has a rank abort while others begin to talk to it. All learn why.
+// TestLateWithOneThatAborts aborts a rank while others connect to it. All learn the cause.
 func TestLateWithOneThatAborts(t *testing.T) {
 	const n, culprit = 9, 4
 	spoiled := errors.New("the loss is not a number")

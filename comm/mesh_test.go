@@ -106,8 +106,7 @@ func closeAll(groups []*comm.Group) {
 	wg.Wait()
 }
 
-// TestRankTwice has a second process claim a rank that is there: it gets nowhere, and the job
-// goes on.
+// TestRankTwice starts a second process with a connected rank: it fails, and the job continues.
 func TestRankTwice(t *testing.T) {
 	t.Parallel()
 	dir, key := worldtest.SocketDir(t), worldtest.Secret()

@@ -105,8 +105,7 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// TestAbortExit has a process exit right behind its abort. The abort's cause wins over the
-// end of the connection.
+// TestAbortExit ends a process right after its abort. The abort's cause wins over the end of the connection.
 func TestAbortExit(t *testing.T) {
 	for kind := range kinds {
 		t.Run(kind, func(t *testing.T) {

@@ -101,9 +101,8 @@ func halfOpen(t *testing.T, addrs []string, n int) {
 	}
 }
 
-// TestStrangersHoldNothingUp has more strangers connect than are let in at once, and say nothing. A
-// world comes together all the same, and in a large one ranks find each other later. The
-// log stays short.
+// TestStrangersHoldNothingUp connects more silent strangers than the door admits at once. A world still connects, in a
+// large one also later, and the log stays short.
 func TestStrangersHoldNothingUp(t *testing.T) {
 	const n, crowd = 9, 1000
 	lns, addrs := listeners(t, n)

@@ -176,7 +176,7 @@ func TestWaitsAreKept(t *testing.T) {
 	}
 }
 
-// TestWaitsAreBounded has a rank make more calls than are told, and one with more messages.
+// TestWaitsAreBounded makes more calls than Waits reports, with more messages than it reports of one.
 func TestWaitsAreBounded(t *testing.T) {
 	const n = 100
 	groups := comm.NewLocal(n, nil, comm.Options{})

@@ -25,14 +25,14 @@ func Draws(n int) int {
 // Variants lists the Algorithms, and variants that fetch rows in one hop before the first call.
 var Variants = append([]string{"allgather before", "hierarchical before", "allgather auto"}, Algorithms...)
 
-// As is the algorithm of a variant, and its spec.
+// As returns the algorithm of a variant, and its spec.
 func As(variant string, s Spec) (string, Spec) {
 	algorithm, gather, _ := strings.Cut(variant, " ")
 	s.Gather = gather
 	return algorithm, s
 }
 
-// Make is New, but knows variants.
+// Make returns what New does, and accepts variants.
 func Make(variant string, s Spec, rank int) (*Schedule, error) {
 	algorithm, s := As(variant, s)
 	return New(algorithm, s, rank)

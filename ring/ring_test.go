@@ -68,7 +68,7 @@ func run(t *testing.T, p problem, algorithm string, e engine) result {
 	return runWith(t, p, algorithm, e, func(int, *ring.Ring) {})
 }
 
-// runWith is run on rings that change has modified.
+// runWith runs p on rings modified by change.
 func runWith(t *testing.T, p problem, algorithm string, e engine, change func(rank int, r *ring.Ring)) result {
 	t.Helper()
 	n := p.shape.Size

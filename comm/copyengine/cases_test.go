@@ -88,7 +88,7 @@ func (r *Rank) Ring(ctx context.Context, calls, most int) error {
 	return r.rig.result(ctx)
 }
 
-// AllPairs has every rank send to every rank, itself included, in an order of its own.
+// AllPairs sends from every rank to every rank, itself included, in a different order on each.
 func (r *Rank) AllPairs(ctx context.Context, calls, most int) error {
 	n, order := r.Size(), rand.New(rand.NewPCG(uint64(r.Rank()), 5))
 	all, err := r.memory(2 * n * most)
@@ -122,8 +122,8 @@ func (r *Rank) AllPairs(ctx context.Context, calls, most int) error {
 	return r.rig.result(ctx)
 }
 
-// Ahead has the even ranks call far ahead of the odd ones, as senders and as receivers, with
-// more messages a call than the board has room for.
+// Ahead lets the even ranks call far ahead of the odd ones, as senders and as receivers, with more messages a call than
+// the board has room for.
 func (r *Rank) Ahead(ctx context.Context, calls, messages int) error {
 	peer := r.Rank() ^ 1
 	if peer >= r.Size() {

@@ -236,8 +236,8 @@ func TestCopyEngineGPUAbort(t *testing.T) {
 	})
 }
 
-// BenchmarkCopyEngineRing is the rate of a ring of neighbours in each direction, and the time
-// from call to arrival of small messages.
+// BenchmarkCopyEngineRing measures the rate of a ring of neighbours in each direction, and the latency of small
+// messages.
 func BenchmarkCopyEngineRing(b *testing.B) {
 	n, err := cuda.Count()
 	if err != nil || n < 2 {

@@ -36,8 +36,7 @@ func (d lying) export(addr uint64) (location, error) {
 	return d.fakeDevice.export(addr + 1<<20)
 }
 
-// TestCopyBeyondRegion has a peer post a receive beyond its allocation: the sender names it and copies
-// nothing.
+// TestCopyBeyondRegion posts a receive beyond its allocation: the sender's error names the peer, and nothing is copied.
 func TestCopyBeyondRegion(t *testing.T) {
 	ctx := testContext(t)
 	hosts, board := comm.NewLocal(2, nil, comm.Options{}), newHeapBoard(2)

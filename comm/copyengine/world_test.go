@@ -67,7 +67,7 @@ func (w *world) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 	return p, nil
 }
 
-// SetDeadline is the engine's and the host group's.
+// SetDeadline sets the deadline of the engine and of the host group.
 func (w *world) SetDeadline(d time.Duration) {
 	w.e.SetDeadline(d)
 	w.Group.SetDeadline(d)

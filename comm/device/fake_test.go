@@ -23,10 +23,10 @@ func NewFakeDevice(rank int) *FakeDevice {
 	return &FakeDevice{rank, eagerStream{tensor.NewHostStream(fmt.Sprintf("compute %d", rank))}}
 }
 
-// Place is the device as views name it.
+// Place returns the device of its views.
 func (f *FakeDevice) Place() tensor.Device { return tensor.Device{Kind: "fake", Index: f.index} }
 
-// Stream is the compute stream.
+// Stream returns the compute stream.
 func (f *FakeDevice) Stream() tensor.Stream { return f.s }
 
 // Fail queues an error.
@@ -35,7 +35,7 @@ func (f *FakeDevice) Fail(err error) { f.s.HostStream.Fail(err) }
 // Close ends the stream.
 func (f *FakeDevice) Close() error { return f.s.Close() }
 
-// New is a view of zeros.
+// New returns a view of zeros.
 func (f *FakeDevice) New(d tensor.DType, shape ...int) tensor.View {
 	h := tensor.New(d, shape...)
 	return tensor.Dense(&maskedMemory{h.Memory().(*tensor.Host), f.Place()}, d, 0, h.Shape())

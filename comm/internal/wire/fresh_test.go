@@ -50,7 +50,7 @@ func record(t *testing.T, mode Mode) (toAcceptor, toDialer []byte) {
 	return up.Bytes(), down.Bytes()
 }
 
-// shakeOpen is like shake, but leaves the connections open.
+// shakeOpen shakes hands and leaves the connections open.
 func shakeOpen(
 	dialer, acceptor *identity,
 	a, b net.Conn,
@@ -67,8 +67,8 @@ func shakeOpen(
 	return
 }
 
-// TestRecordedTrafficStaysClosed has somebody record a connection who later learns the job's secret: none
-// of the keys that he can make of all that he has opens it.
+// TestRecordedTrafficStaysClosed records a connection and later learns the job's secret: no key derived from both opens
+// the record.
 func TestRecordedTrafficStaysClosed(t *testing.T) {
 	up, down := record(t, Sealed)
 	if bytes.Contains(up, []byte("secret")) {
@@ -117,8 +117,8 @@ func TestKeysAreNeverTheSame(t *testing.T) {
 	}
 }
 
-// TestKeysOfSmallOrder has a side say a key that gives the same common secret whatever the other's is: it
-// is refused, also with the job's secret.
+// TestKeysOfSmallOrder sends a key that gives the same common secret with any other key. The other side refuses it,
+// even with the job's secret.
 func TestKeysOfSmallOrder(t *testing.T) {
 	id := testIdentity(1)
 	own, err := id.hello(Sealed)
@@ -131,7 +131,7 @@ func TestKeysOfSmallOrder(t *testing.T) {
 	}
 }
 
-// TestKeyReplaced has a relay without the secret put in a key of its own: the code of the hello tells.
+// TestKeyReplaced replaces the key in a relay without the secret: the code of the hello reveals it.
 func TestKeyReplaced(t *testing.T) {
 	here, near := net.Pipe()
 	far, there := net.Pipe()

@@ -94,8 +94,8 @@ func TestHandshakeRefused(t *testing.T) {
 	}
 }
 
-// TestModesMustAgree has one side seal and the other not: they refuse each other, and a relay that
-// has each read its own mode in the other's hello breaks the proofs.
+// TestModesMustAgree makes one side seal and the other not: they refuse each other. A relay that shows each side its
+// own mode breaks the proofs.
 func TestModesMustAgree(t *testing.T) {
 	for _, modes := range [][2]Mode{{Sealed, Plain}, {Plain, Sealed}} {
 		here, there := net.Pipe()

@@ -122,8 +122,8 @@ func TestHostilePeer(t *testing.T) {
 	}
 }
 
-// TestHostilePieces has a rank send pieces of an accepted message that are none: outside of it, of another
-// length, twice, or of a message of its own.
+// TestHostilePieces sends invalid pieces of an accepted message: outside of it, of another length, twice, or of another
+// message.
 func TestHostilePieces(t *testing.T) {
 	const size = 2*maxPayload + 9
 	whole := strings.Repeat("x", maxPayload)

@@ -91,8 +91,8 @@ func TestFramesAreTakenOnceInOrder(t *testing.T) {
 	}
 }
 
-// TestInjection has somebody on the way put bytes between the frames of a job that is under way: the
-// receiver fails with the peer's name and takes nothing of it.
+// TestInjection puts bytes between the frames of a running job: the receiver fails with the peer's name and accepts
+// none of them.
 func TestInjection(t *testing.T) {
 	here, there := net.Pipe()
 	s := newSockets(0, 2, "", defaultPairs)

@@ -81,7 +81,7 @@ func rightsTo(files []*os.File) ([]byte, error) {
 	return unix.UnixRights(fds...), nil
 }
 
-// awaitReady is the acceptor's side of ready.
+// awaitReady completes the acceptor's side of ready.
 func (id *identity) awaitReady(c *channel) error {
 	conn, ok := c.Conn.(*net.UnixConn)
 	var with rights

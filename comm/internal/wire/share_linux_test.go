@@ -110,7 +110,7 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// TestHostilePlaced has a rank that shares memory announce pieces in it that are none.
+// TestHostilePlaced announces invalid pieces in shared memory.
 func TestHostilePlaced(t *testing.T) {
 	for name, c := range map[string]struct {
 		h    header

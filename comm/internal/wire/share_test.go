@@ -100,7 +100,7 @@ func transfers(s *sockets, peer int, out bool, all [][]byte) {
 	<-r.Done()
 }
 
-// TestShareRefused has one of two ranks share no memory: all goes over the socket.
+// TestShareRefused lets one of two ranks share no memory: everything uses the socket.
 func TestShareRefused(t *testing.T) {
 	for name, change := range map[string]func(dialer, acceptor *identity){
 		"dialer":   func(d, _ *identity) { d.alone = true },

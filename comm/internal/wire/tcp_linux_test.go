@@ -50,9 +50,8 @@ func TestSilence(t *testing.T) {
 	s.Close()
 }
 
-// TestAbortBehindData has a rank abort over TCP and exit as soon as it may, with data before the
-// abort that the other rank has not read, and data of the other rank coming in. The other rank must
-// learn the cause.
+// TestAbortBehindData aborts a rank over TCP and ends it at once, with unread data before the abort, and data of the
+// other rank in flight. The other rank must learn the cause.
 func TestAbortBehindData(t *testing.T) {
 	here, there := tcpPair(t)
 	s := newSockets(0, 2, "", defaultPairs)
