@@ -219,7 +219,7 @@ func TestAssumeFaultsEndWithStatus2(t *testing.T) {
 		{[]string{"--assume", "cudnn=9.1.0"}, []string{"arch=sm90"}},
 		{[]string{"--assume", "arch=sm90,gpus=2", "--nproc", "4"}, []string{"gpus=2"}},
 		{[]string{"--assume", "arch=sm90", "--device", "cpu"}, []string{"--device cpu", "arch=sm90"}},
-		{[]string{"--device", "cuda"}, []string{"--assume arch=sm90"}},
+		{[]string{"--device", "cuda"}, []string{"--device cuda", "--assume"}},
 		{[]string{"--set", "attention.backend=fused"}, []string{"attention.backend", "fused", "CUDA"}},
 		{[]string{"--assume", "arch=sm70,flash=none", "--set", "attention.backend=fused"},
 			[]string{"fused-arch-sm80", "fused-not-installed", "Fix: "}},

@@ -18,16 +18,15 @@ import (
 
 func benchCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "bench attention|comm|train|ops|calibrate",
-		Short: "measure attention over the ranks, transfers, training steps, single operations, or all that a plan " +
-			"reckons with",
-		Long: `Figures are medians by the device's own clock, of the slowest rank. Where no sizes are
-given, they are what the device does in some seconds.`,
+		Use:   "bench attention|comm|train|ops|calibrate",
+		Short: "measure attention, transfers, steps or operations",
+		Long: `Prints medians of the slowest rank, by the device's own clock. Without sizes, it picks some that the device
+does in a few seconds.`,
 		Example: "  cprun bench attention --nproc 4 --seq 32K,128K,512K\n  cprun bench comm --nproc 4 --json " +
 			"comm.json\n  cprun bench train --nproc 4 examples/bench/llama-3.2-3b-128k.yaml",
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usagef("%s takes what to measure: attention, comm, train, ops or calibrate", c.CommandPath())
+				return usagef("%s needs one of attention, comm, train, ops or calibrate", c.CommandPath())
 			}
 			return usagef("%s %q: want attention, comm, train, ops or calibrate", c.CommandPath(), args[0])
 		},
@@ -38,7 +37,7 @@ given, they are what the device does in some seconds.`,
 }
 
 func benchFlags(f *pflag.FlagSet, o *command.BenchOptions) {
-	f.StringVar(&o.JSON, "json", "", "`file` to write the report to; - is standard output, in place of the tables")
+	f.StringVar(&o.JSON, "json", "", "`file` for the report; -: standard output, without the tables")
 	runFlags(f, &o.Options, "print the tables and failures only")
 	o.Command = os.Args[1:]
 }
@@ -70,8 +69,7 @@ func (s *sizes[T]) String() string {
 }
 
 func ulyssesVar(f *pflag.FlagSet, n *int) {
-	f.IntVar(n, "ulysses-degree", 0,
-		"with hierarchical: ranks that exchange heads; 0: by costs, else as many as divide the heads")
+	f.IntVar(n, "ulysses-degree", 0, "with hierarchical: ranks that exchange heads; 0: auto")
 }
 
 func (s *sizes[T]) Type() string { return "sizes" }
@@ -80,7 +78,7 @@ func benchAttentionCommand() *cobra.Command {
 	o, s := command.BenchOptions{}, &bench.AttentionSpec{}
 	c := &cobra.Command{
 		Use:   "attention",
-		Short: "attention over the ranks on random data, forward and backward, and its hops",
+		Short: "attention over the ranks on random data, and its hops",
 		Example: "  cprun bench attention --nproc 4 --seq 32K,128K,512K\n" +
 			"  cprun bench attention --nproc 4 --seq 128K --algorithm ring,allgather --backend flash " +
 			"--deterministic\n" +
@@ -94,42 +92,41 @@ func benchAttentionCommand() *cobra.Command {
 	f := c.Flags()
 	sizesVar(f, &s.Seq, "seq", "global tokens, `N,N,...` (default 32K,128K,512K, and 512,1K on a CPU)")
 	f.IntVar(&s.Heads, "heads", 0, "query heads (default 32, and 4 on a CPU)")
-	f.IntVar(&s.KVHeads, "kv-heads", 0, "key and value heads (default 8, and 2 on a CPU; as many as --heads where "+
-		"that is given)")
-	f.IntVar(&s.HeadDim, "head-dim", 0, "width of a head (default 128, and 32 on a CPU)")
-	f.BoolVar(&s.Causal, "causal", true, "a query sees the keys up to its own position; --causal=false: all")
-	f.IntVar(&s.Window, "window", -1, "a query sees that many keys before its own; -1: all")
-	f.StringSliceVar(&s.Layouts, "layout", nil, strings.Join(partition.Names, ", ")+": `NAME,...`, or auto (default "+
+	f.IntVar(&s.KVHeads, "kv-heads", 0, "key and value heads (default --heads if given, else 8, and 2 on a CPU)")
+	f.IntVar(&s.HeadDim, "head-dim", 0, "head dimension (default 128, and 32 on a CPU)")
+	f.BoolVar(&s.Causal, "causal", true, "causal mask; --causal=false: full attention")
+	f.IntVar(&s.Window, "window", -1, "keys before its own that a query sees; -1: all")
+	f.StringSliceVar(&s.Layouts, "layout", nil, "`NAME,...` of "+strings.Join(partition.Names, ", ")+", or auto (default "+
 		"zigzag, and document with --documents)")
 	f.StringVar(&s.Documents, "documents", "",
-		"packed documents: those of MagiAttention's benchmark (magi), or a JSON `FILE`, a list of lists of lengths")
-	f.IntVar(&s.PackCount, "packs", 20, "packs of documents at most")
-	f.StringSliceVar(&s.Algorithms, "algorithm", []string{"ring"}, strings.Join(ring.Algorithms,
-		", ")+": `NAME,...`, or auto")
+		"packed documents: magi (MagiAttention's), or a JSON `FILE` of lists of lengths")
+	f.IntVar(&s.PackCount, "packs", 20, "maximum number of packs of documents")
+	f.StringSliceVar(&s.Algorithms, "algorithm", []string{"ring"}, "`NAME,...` of "+strings.Join(ring.Algorithms,
+		", ")+", or auto")
 	ulyssesVar(f, &s.Inner)
-	f.IntVar(&s.GatherHeads, "gather-heads", 0,
-		"with allgather: key and value heads that are gathered at a time; 0: all")
+	f.IntVar(&s.GatherHeads, "gather-heads", 0, "with allgather: key and value heads per gather; 0: all")
 	f.StringSliceVar(&s.Gathers, "gather", []string{ring.Auto},
-		"with allgather and in windows, when rows of other ranks travel, `NAME,...`: "+strings.Join(ring.Gathers, ", "))
+		"with allgather and windows: when remote rows are sent, `NAME,...` of "+strings.Join(ring.Gathers, ", "))
 	f.StringVar(&s.Backend, "backend", "auto", "fused, flash, reference or auto")
-	f.StringVar(&s.DType, "dtype", "auto", "bf16, fp16, fp32, on a CPU also fp64; auto: bf16, and fp32 on a CPU")
-	f.BoolVar(&s.Deterministic, "deterministic", false, "the same bits every time")
-	f.Float64Var(&s.Seconds, "seconds", 0, "seconds that each figure is measured for, at least; 0: --iters")
+	f.StringVar(&s.DType, "dtype", "auto",
+		"data type: bf16, fp16, fp32, on a CPU also fp64, or auto (bf16, on a CPU fp32)")
+	f.BoolVar(&s.Deterministic, "deterministic", false, "same bits on every run")
+	f.Float64Var(&s.Seconds, "seconds", 0, "minimum seconds per figure; 0: use --iters")
 	itersFlags(f, &s.Iters, &s.Warmup)
 	benchFlags(f, &o)
 	return c
 }
 
 func itersFlags(f *pflag.FlagSet, iters, warmup *int) {
-	f.IntVar(iters, "iters", 0, "measured iterations; 0: as many as take two seconds, at least 3")
-	f.IntVar(warmup, "warmup", 2, "iterations before them")
+	f.IntVar(iters, "iters", 0, "measured iterations; 0: for two seconds, at least 3")
+	f.IntVar(warmup, "warmup", 2, "iterations before the measured ones")
 }
 
 func benchCommCommand() *cobra.Command {
 	o, s := command.BenchOptions{}, &bench.CommSpec{}
 	c := &cobra.Command{
 		Use:     "comm",
-		Short:   "a ring of neighbours, and collectives, over every transport",
+		Short:   "ring exchange and collectives, on every transport",
 		Example: "  cprun bench comm --nproc 4 --sizes 16M,64M,256M --calls exchange",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -138,7 +135,7 @@ func benchCommCommand() *cobra.Command {
 	}
 	f := c.Flags()
 	sizesVar(f, &s.Sizes, "sizes", "bytes, `N,N,...` (default 64K to 256M, and 4K to 1M on a CPU)")
-	f.StringSliceVar(&s.Calls, "calls", bench.Calls, "what to measure, `NAME,...`")
+	f.StringSliceVar(&s.Calls, "calls", bench.Calls, "operations to measure, `NAME,...`")
 	itersFlags(f, &s.Iters, &s.Warmup)
 	benchFlags(f, &o)
 	return c
@@ -148,7 +145,7 @@ func benchTrainCommand() *cobra.Command {
 	o := command.BenchTrainOptions{}
 	c := &cobra.Command{
 		Use:   "train train.yaml",
-		Short: "training steps of a config, on random tokens, without checkpoints",
+		Short: "training steps of a config, without checkpoints",
 		Example: "  cprun bench train --nproc 4 examples/bench/llama-3.2-3b-128k.yaml\n  cprun bench train --nproc 4 " +
 			"--steps 10 --set data.seq_len=64K examples/bench/llama-3.2-3b-128k.yaml",
 		Args: oneArg("a config"),
@@ -158,9 +155,9 @@ func benchTrainCommand() *cobra.Command {
 	}
 	f := c.Flags()
 	f.IntVar(&o.Steps, "steps", 8, "measured steps")
-	f.IntVar(&o.Warmup, "warmup", 2, "steps before them")
-	f.StringVar(&o.Data, "data", "random", "random: random tokens; config: the config's own data")
-	f.StringVar(&o.Trace, "trace", "", "`file` to write the trace of the first steps to (Chrome and Perfetto)")
+	f.IntVar(&o.Warmup, "warmup", 2, "steps before the measured ones")
+	f.StringVar(&o.Data, "data", "random", "random (tokens) or config (the config's own data)")
+	f.StringVar(&o.Trace, "trace", "", "`file` for a trace of the first steps (Chrome, Perfetto)")
 	f.StringArrayVar(&o.Set, "set", nil, "override a key of the config: `key.path=value` (repeatable)")
 	benchFlags(f, &o.BenchOptions)
 	return c
@@ -170,7 +167,7 @@ func benchOpsCommand() *cobra.Command {
 	o := command.BenchOptions{}
 	c := &cobra.Command{
 		Use:     "ops",
-		Short:   "the operations of a training step one by one, beside the device's ceilings",
+		Short:   "single operations of a step, and the device's peaks",
 		Example: "  cprun bench ops --json ops.json",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -185,10 +182,10 @@ func benchCalibrateCommand() *cobra.Command {
 	o := command.BenchOptions{}
 	c := &cobra.Command{
 		Use:   "calibrate",
-		Short: "measure the cost table that cprun plan reckons with, and keep it",
-		Long: `Measures this machine for cprun plan, in a minute or less, and keeps the table in the
-user's cache: see docs/planner.md. On a CPU it measures 1 rank, one for each core and
-twice as many, unless --nproc is given; on GPUs one on each.`,
+		Short: "measure this machine for cprun plan",
+		Long: `Measures the cost table that cprun plan uses, in a minute or less, and stores it in the user's cache; see
+docs/planner.md. On a CPU it measures 1 rank, one per core and twice as many, unless --nproc is given; on GPUs one rank
+on each.`,
 		Example: "  cprun bench calibrate\n  cprun bench calibrate --nproc 2 --json table.json",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

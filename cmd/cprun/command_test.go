@@ -31,12 +31,12 @@ func TestUsageEndsWithStatus2BeforeAnythingIsSpawned(t *testing.T) {
 		{[]string{"--nporc", "2", good}, []string{"--nporc", "did you mean --nproc?"}},
 		{[]string{"-nproc", "2", good}, []string{"did you mean --nproc?"}},
 		{[]string{"plan", "--asume", "arch=sm90", good}, []string{"did you mean --assume?"}},
-		{[]string{"help", "nosuch"}, []string{`"nosuch" is no command`, "bench"}},
-		{[]string{good, good}, []string{"one config"}},
+		{[]string{"help", "nosuch"}, []string{`"nosuch"`, "bench"}},
+		{[]string{good, good}, []string{filepath.Base(good)}},
 		{[]string{"bensch"}, []string{"bensch", "mean bench?"}},
 		{[]string{"pln", good}, []string{"mean plan?"}},
 		{[]string{"xyzzy"}, []string{"xyzzy", "plan", "attention"}},
-		{[]string{"train", good}, []string{`"train" is no command`, "cprun [flags] train.yaml"}},
+		{[]string{"train", good}, []string{`"train"`, "cprun [flags] train.yaml"}},
 		{[]string{"trian", good}, []string{"cprun [flags] train.yaml"}},
 		{[]string{"run", good}, []string{"cprun [flags] train.yaml"}},
 		{[]string{"verify", good}, []string{"verify is not in this build"}},
@@ -68,11 +68,11 @@ func TestUsageEndsWithStatus2BeforeAnythingIsSpawned(t *testing.T) {
 		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out",
 			"../../attention/attentiontest/testdata/../testdata/docs.safetensors"}, []string{"--out", "also --in"}},
 		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out",
-			"/proc/self/x"}, []string{"--out", "can be written to"}},
+			"/proc/self/x"}, []string{"--out", "/proc/self"}},
 		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", "/dev/null"},
 			[]string{"--out"}},
 		{[]string{"attention", "--in", integers(t), "--out", filepath.Join(dir, "x")}, []string{"--in", "I32"}},
-		{[]string{"export", dir, "--to", dir}, []string{"--to", "has files in it"}},
+		{[]string{"export", dir, "--to", dir}, []string{"--to", dir}},
 		{[]string{"export", dir, "--to", bad}, []string{"--to"}},
 		{[]string{"--nproc", "2", "--set", "parallel.context=3", good}, []string{"parallel.context"}},
 		{[]string{"plan"}, []string{"config"}},
@@ -266,7 +266,7 @@ func TestPlanChecksWhatARunChecks(t *testing.T) {
 		"no validation": {[]string{"--set", "data.validation={path: /nope.txt, every: 1}"},
 			"data.validation.path: no file /nope.txt"},
 		"too little data": {[]string{"--set", "data.seq_len=1M"}, "make no sample of seq_len"},
-		"no model":        {[]string{"--set", "model.from=/nope"}, "no directory /nope; nothing is downloaded"},
+		"no model":        {[]string{"--set", "model.from=/nope"}, "model.from: no directory /nope"},
 	} {
 		args := append([]string{"--nproc", "2"}, c.args...)
 		code, _, ran := cprun(t, append(args, "--run-dir", filepath.Join(t.TempDir(), "run"), long)...)
@@ -298,7 +298,7 @@ func TestDryRun(t *testing.T) {
 	config, dir := trained(t)
 	work := filepath.Join(t.TempDir(), "run")
 	if _, stderr := must(t, "--dry-run", "--nproc", "2", "--run-dir", work, config); !strings.Contains(stderr,
-		"nothing was started") || !strings.Contains(stderr, "from new weights") {
+		"dry run") || !strings.Contains(stderr, "2 ranks") {
 		t.Errorf("it said\n%s", stderr)
 	}
 	if _, err := os.Stat(work); !os.IsNotExist(err) {
@@ -393,7 +393,7 @@ func TestAttentionOfPackedTensors(t *testing.T) {
 		return result, stdout
 	}
 	result, stdout := run(in)
-	if !strings.Contains(stdout, "layout bshd_bshd_bshd, declared") {
+	if !strings.Contains(stdout, "bshd_bshd_bshd (declared)") {
 		t.Errorf("the layout is not shown: %s", stdout)
 	}
 	want := map[string][]float32{}

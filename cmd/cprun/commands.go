@@ -19,20 +19,19 @@ func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "cprun [flags] train.yaml",
 		Short: "context-parallel transformer training",
-		Long: `cprun trains transformers on sequences too long for one device: it starts one
-process per device, spreads every sequence over them, and runs attention as a
-ring whose transfers hide behind the kernels.`,
+		Long: `Trains transformers on sequences too long for one device. It starts one process per device, splits every
+sequence over them, and overlaps the ring's transfers with the attention kernels.`,
 		Example: `  cprun --nproc 4 examples/opticks.yaml
   cprun --nproc 4 --run-dir runs/a --set train.steps=500 examples/opticks.yaml
   cprun plan examples/opticks.yaml --nproc 8`,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usagef("no config given: cprun [flags] train.yaml")
+				return usagef("the config is missing: cprun [flags] train.yaml")
 			}
 			if err := knownConfig(c, args[0]); err != nil || len(args) == 1 {
 				return err
 			}
-			return usagef("one config is wanted, got %q", args)
+			return usagef("cprun takes one config, got %q", args)
 		},
 		Version:       versionString(),
 		SilenceErrors: true,
@@ -44,15 +43,14 @@ ring whose transfers hide behind the kernels.`,
 	}
 	root.SetFlagErrorFunc(flagError)
 	root.SetHelpCommand(helpCommand())
+	helpTemplates(root)
 	nodeFlags(root.Flags(), &o.Options)
 	root.Flags().StringArrayVar(&o.Set, "set", nil, "override a key of the config: `key.path=value` (repeatable)")
 	root.Flags().StringVar(&o.RunDir, "run-dir", "", "`directory` of the run (default runs/<name>-<time>)")
-	root.Flags().StringVar(&o.Resume, "resume", "auto", "auto: go on from the newest checkpoint of the run "+
-		"directory; never; or the `path` of a checkpoint or run, for a run directory without checkpoints of its own")
-	root.Flags().BoolVar(&o.DryRun, "dry-run", false,
-		"check all that a start checks, say what it would do, and start nothing")
-	root.Flags().BoolVar(&o.NoSave, "no-checkpoint", false,
-		"write no checkpoint: the run is a measurement, as those of cprun scale are")
+	root.Flags().StringVar(&o.Resume, "resume", "auto", "auto: the newest checkpoint of the run directory; never; or "+
+		"the `path` of a checkpoint or run, to start a new run directory from")
+	root.Flags().BoolVar(&o.DryRun, "dry-run", false, "check the input and print what would run; start nothing")
+	root.Flags().BoolVar(&o.NoSave, "no-checkpoint", false, "write no checkpoint, as for measurements")
 	root.Flags().MarkHidden("no-checkpoint")
 	root.AddCommand(planCommand(), attentionCommand(), benchCommand(), scaleCommand(), exportCommand(), evalCommand(),
 		generateCommand(), tokenizeCommand(), reportCommand(), topCommand(), doctorCommand(), versionCommand(),
@@ -65,25 +63,25 @@ ring whose transfers hide behind the kernels.`,
 func nodeFlags(f *pflag.FlagSet, o *command.Options) {
 	runFlags(f, o, "print failures only")
 	f.StringVar(&o.NNodes, "nnodes", "",
-		"number of nodes, `N` or MIN:MAX (default 1, or what srun, torchrun, mpirun have started)")
-	f.IntVar(&o.NodeRank, "node-rank", -1, "rank of this node (default: as the nodes come)")
+		"number of nodes, `N` or MIN:MAX (default: from srun, torchrun or mpirun, else 1)")
+	f.IntVar(&o.NodeRank, "node-rank", -1, "rank of this node (default: in order of arrival)")
 	f.Lookup("node-rank").DefValue = "0" // as pflag shows none for it
-	f.StringVar(&o.Rendezvous, "rendezvous", "", "`host:port` where nodes meet: of the first of them")
+	f.StringVar(&o.Rendezvous, "rendezvous", "", "`host:port` of the first node, where all nodes meet")
 	f.StringVar(&o.Interface, "interface", "", "`network` between the nodes: an interface, an address of this host, "+
-		"or CIDR (default: that towards the rendezvous)")
-	f.IntVar(&o.MaxRestarts, "max-restarts", 0, "restart from the newest checkpoint this often after a failure")
+		"or CIDR (default: the route to the rendezvous)")
+	f.IntVar(&o.MaxRestarts, "max-restarts", 0, "restarts from the newest checkpoint after a failure")
 }
 
 func runFlags(f *pflag.FlagSet, o *command.Options, quiet string) {
 	deviceFlags(f, o)
 	f.BoolVar(&o.Quiet, "quiet", false, quiet)
-	f.StringVar(&o.LogLevel, "log-level", "info", "error, warn, info or debug (debug shows the output of every rank)")
+	f.StringVar(&o.LogLevel, "log-level", "info", "error, warn, info or debug (output of every rank)")
 	f.SortFlags = false
 	o.NodeRank, o.Stdout, o.Stderr, o.Version = -1, stdout, os.Stderr, versionString()
 }
 
 func deviceFlags(f *pflag.FlagSet, o *command.Options) {
-	f.StringVar(&o.NProc, "nproc", "auto", "processes on this node, `N` or auto: one per GPU, or 1 on a CPU machine")
+	f.StringVar(&o.NProc, "nproc", "auto", "processes on this node, `N` or auto (one per GPU, or 1 on a CPU machine)")
 	f.StringVar(&o.Device, "device", "auto", "auto, cpu or cuda")
 }
 
@@ -91,7 +89,7 @@ func planCommand() *cobra.Command {
 	o := command.PlanOptions{}
 	c := &cobra.Command{
 		Use:   "plan train.yaml",
-		Short: "say what a run will do, without a device: partition, hops, backend, memory, bytes",
+		Short: "predict memory, speed and traffic; runs nothing",
 		Example: "  cprun plan examples/opticks.yaml --nproc 8\n" +
 			"  cprun plan examples/opticks.yaml --nproc 4 --set data.seq_len=128K --json\n" +
 			"  cprun plan examples/opticks.yaml --assume gpu=h200,cudnn=9.19.0,gpus=8,hosts=16,net=50G\n" +
@@ -105,11 +103,10 @@ func planCommand() *cobra.Command {
 	deviceFlags(c.Flags(), &o.Options)
 	c.Flags().StringArrayVar(&o.Set, "set", nil, "override a key of the config: `key.path=value` (repeatable)")
 	c.Flags().StringArrayVar(&o.Assume, "assume", nil, machine.AssumeHelp)
-	c.Flags().BoolVar(&o.Longest, "longest", false,
-		"plan for the longest sequence that fits the memory, in steps of 1K tokens")
+	c.Flags().BoolVar(&o.Longest, "longest", false, "plan for the longest sequence that fits (in steps of 1K tokens)")
 	c.Flags().BoolVar(&o.JSON, "json", false, "print one JSON object")
 	c.Flags().BoolVar(&o.Verbose, "verbose", false,
-		"print the config, the partition, the hops and the other backends too")
+		"also print the config, the partition, the hops and the other backends")
 	return c
 }
 
@@ -117,10 +114,10 @@ func attentionCommand() *cobra.Command {
 	o, spec, asJSON := command.Options{}, attend.Spec{}, false
 	c := &cobra.Command{
 		Use:   "attention --in case.safetensors --out result.safetensors",
-		Short: "run one distributed attention, forward and backward, on given tensors",
-		Long: `Reads q, k, v and dout from a safetensors file in global order, with the mask in the
-metadata, and writes out, lse, dq, dk and dv, float32, in global order. docs/formats.md
-lists the layouts and the metadata; everything else is refused.`,
+		Short: "run attention over the ranks on tensors of a file",
+		Long: `Runs one distributed attention, forward and backward. Reads q, k, v and dout from a safetensors file, with the
+mask in its metadata, and writes out, lse, dq, dk and dv in float32. All tensors are in global order. docs/formats.md
+lists the layouts and the metadata; cprun refuses everything else.`,
 		Example: "  cprun attention --in attention/attentiontest/testdata/causal_gqa.safetensors --out " +
 			"/tmp/result.safetensors --nproc 4 --layout zigzag",
 		Args: noArgs,
@@ -129,18 +126,17 @@ lists the layouts and the metadata; everything else is refused.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&spec.In, "in", "", "the `file` with q, k, v and dout")
-	f.StringVar(&spec.Out, "out", "", "the `file` to write")
-	f.StringVar(&spec.Layout, "layout", "auto", "zigzag, striped, contiguous, document, document-zigzag or auto")
+	f.StringVar(&spec.In, "in", "", "`file` with q, k, v and dout")
+	f.StringVar(&spec.Out, "out", "", "`file` to write")
+	f.StringVar((*string)(&spec.Layout), "layout", "auto", "zigzag, striped, contiguous, document, document-zigzag or auto")
 	f.StringVar(&spec.Algorithm, "algorithm", "auto", strings.Join(ring.Algorithms, ", ")+" or auto")
 	ulyssesVar(f, &spec.Inner)
-	f.IntVar(&spec.GatherHeads, "gather-heads", 0,
-		"with allgather: key and value heads that are gathered at a time; 0: all")
-	f.StringVar(&spec.Gather, "gather", ring.Auto, "with allgather and in windows, when rows of other ranks travel: "+
+	f.IntVar(&spec.GatherHeads, "gather-heads", 0, "with allgather: key and value heads per gather; 0: all")
+	f.StringVar(&spec.Gather, "gather", ring.Auto, "with allgather and windows: when remote rows are sent; "+
 		strings.Join(ring.Gathers, ", "))
 	f.StringVar(&spec.Backend, "backend", "auto", "flash, reference, on a GPU fused, or auto")
 	f.StringVar(&spec.DType, "dtype", "auto",
-		"what is computed in: bf16, fp16, fp32, on a CPU also fp64, or auto: bf16, and fp32 on a CPU")
+		"data type: bf16, fp16, fp32, on a CPU also fp64, or auto (bf16, on a CPU fp32)")
 	f.BoolVar(&asJSON, "json", false, "print a JSON report")
 	runFlags(f, &o, "print failures only")
 	return c
@@ -150,7 +146,7 @@ func exportCommand() *cobra.Command {
 	o := command.ExportOptions{}
 	c := &cobra.Command{
 		Use:     "export RUN --to DIR",
-		Short:   "write a Hugging Face directory from a run's newest checkpoint, or that of a step",
+		Short:   "write a checkpoint as a Hugging Face directory",
 		Example: "  cprun export runs/opticks-20261120-101500 --to opticks-hf --dtype bf16",
 		Args:    oneArg("a run directory or a checkpoint"),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -158,10 +154,9 @@ func exportCommand() *cobra.Command {
 			return finish(command.Export(c.Context(), args[0], o))
 		},
 	}
-	c.Flags().StringVar(&o.To, "to", "", "the `directory` to write")
-	c.Flags().StringVar(&o.DType, "dtype", "auto",
-		"fp32, bf16, fp16, or auto: that of the model which training began with, else fp32")
-	c.Flags().Int64Var(&o.Step, "step", 0, "the checkpoint of step `N`; 0: the newest")
+	c.Flags().StringVar(&o.To, "to", "", "`directory` to write")
+	c.Flags().StringVar(&o.DType, "dtype", "auto", "fp32, bf16, fp16, or auto (as in model.from, else fp32)")
+	c.Flags().Int64Var(&o.Step, "step", 0, "checkpoint of step `N`; 0: the newest")
 	return c
 }
 
@@ -169,7 +164,7 @@ func evalCommand() *cobra.Command {
 	o := command.EvalOptions{}
 	c := &cobra.Command{
 		Use:   "eval RUN|HF-DIR --data PATH",
-		Short: "loss and perplexity of a checkpoint or a Hugging Face model over data, by position",
+		Short: "loss and perplexity of a model on your data",
 		Example: "  cprun eval runs/opticks-20261120-101500 --data examples/data/opticks-book-3.txt --nproc 4\n" +
 			"  cprun eval ~/models/llama-3.2-1b --data book.txt --seq-len 128K --nproc 8",
 		Args: oneArg("a run directory, a checkpoint or a Hugging Face directory"),
@@ -178,10 +173,10 @@ func evalCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.Data, "data", "", "`path` of the data, as data.path has it")
+	f.StringVar(&o.Data, "data", "", "`path` of the data, as in data.path")
 	f.StringVar(&o.SeqLen, "seq-len", "", "`tokens` of a sample (default: the run's, else 4096)")
 	f.IntVar(&o.Samples, "samples", 0, "the first `N` samples; 0: all")
-	f.Int64Var(&o.Step, "step", 0, "the checkpoint of step `N` of a run; 0: the newest")
+	f.Int64Var(&o.Step, "step", 0, "checkpoint of step `N` of a run; 0: the newest")
 	f.StringArrayVar(&o.Set, "set", nil, "override a key of the config: `key.path=value` (repeatable)")
 	f.BoolVar(&o.JSON, "json", false, "print one JSON object")
 	runFlags(f, &o.Options, "print results and failures only")
@@ -192,10 +187,10 @@ func tokenizeCommand() *cobra.Command {
 	o := command.TokenizeOptions{}
 	c := &cobra.Command{
 		Use:   "tokenize --tokenizer T --to OUT FILE…",
-		Short: "turn text and .jsonl into token files, on all cores",
-		Long: `Writes OUT.bin and OUT.idx, Megatron's pair: one document for each record of a .jsonl
-("text" or "input_ids") and for each other file. Ids are those of the Python library
-tokenizers with add_special_tokens, without truncation.`,
+		Short: "turn text and .jsonl into token files",
+		Long: `Writes OUT.bin and OUT.idx in Megatron's format, on all cores. Each record of a .jsonl ("text" or "input_ids")
+and each other file becomes one document. The ids equal those of the Python library tokenizers with
+add_special_tokens, without truncation.`,
 		Example: "  cprun tokenize --tokenizer Llama-3.2-1B --to corpus texts/*.txt\n" +
 			"  cprun tokenize --tokenizer tokenizer.json --eos=false --to corpus a.jsonl b.jsonl",
 		Args: func(*cobra.Command, []string) error { return nil },
@@ -206,8 +201,8 @@ tokenizers with add_special_tokens, without truncation.`,
 	}
 	f := c.Flags()
 	f.StringVar(&o.Tokenizer, "tokenizer", "", "a tokenizer.json or the `directory` of one, or bytes")
-	f.StringVar(&o.To, "to", "", "`OUT`: OUT.bin and OUT.idx are written")
-	f.BoolVar(&o.EOS, "eos", true, "end each text with the model's EOS, unless it already does")
+	f.StringVar(&o.To, "to", "", "write `OUT`.bin and OUT.idx")
+	f.BoolVar(&o.EOS, "eos", true, "end each text with the model's EOS token")
 	f.BoolVar(&o.Quiet, "quiet", false, "print failures only")
 	f.SortFlags = false
 	return c
@@ -217,15 +212,14 @@ func doctorCommand() *cobra.Command {
 	verbose := false
 	c := &cobra.Command{
 		Use:     "doctor",
-		Short:   "say what this machine has, and what would be a problem, each with its fix",
+		Short:   "check this machine; a fix for each problem",
 		Example: "  cprun doctor",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			return finish(command.Doctor(stdout, verbose))
 		},
 	}
-	c.Flags().BoolVar(&verbose, "verbose", false,
-		"list variables that are not set, and why other backends cannot run, too")
+	c.Flags().BoolVar(&verbose, "verbose", false, "also list unset variables and rejected backends")
 	return c
 }
 
@@ -244,7 +238,10 @@ func workerCommand() *cobra.Command {
 func oneArg(what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) != 1 {
-			return usagef("%s takes %s, got %q", c.CommandPath(), what, args)
+			if len(args) == 0 {
+				return usagef("%s is missing: cprun %s", what, c.Use)
+			}
+			return usagef("%s takes one argument, %s, got %q", c.CommandPath(), what, args)
 		}
 		return nil
 	}
@@ -254,10 +251,9 @@ func generateCommand() *cobra.Command {
 	o, prompt := command.GenerateOptions{}, ""
 	c := &cobra.Command{
 		Use:   "generate RUN|HF-DIR --prompt TEXT",
-		Short: "print text that the model of a run or of a Hugging Face directory writes",
-		Long: `Writes the text, and nothing else, to standard output, on one device in float32. It ends
-at the model's end-of-text token, after --max-tokens, or at the model's last position;
-Ctrl-C ends it with status 130.`,
+		Short: "print text that a trained model writes",
+		Long: `Writes only the text to standard output, on one device in float32. It ends at the model's end-of-text token,
+after --max-tokens, or at the model's last position. Ctrl-C ends it with status 130.`,
 		Example: "  cprun generate runs/opticks-20261120-101500 --prompt \"The Rays of Light\"\n  cprun generate " +
 			"Llama-3.2-1B --prompt-file start.txt --max-tokens 400 --temperature 0\n  echo \"Let there be\" | cprun " +
 			"generate Llama-3.2-1B --prompt - --seed 7 --quiet >text.txt",
@@ -271,22 +267,20 @@ Ctrl-C ends it with status 130.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&prompt, "prompt", "", "the `text` to go on from; - reads it from standard input")
-	f.StringVar(&o.PromptFile, "prompt-file", "", "the `file` to go on from, without the line break at its end")
+	f.StringVar(&prompt, "prompt", "", "`text` to continue; - reads it from standard input")
+	f.StringVar(&o.PromptFile, "prompt-file", "", "`file` with the prompt; a final line break is dropped")
 	f.IntVar(&o.MaxTokens, "max-tokens", 200, "at most `N` new tokens")
-	f.Float64Var(&o.Sampling.Temperature, "temperature", 0.8,
-		"what logits are divided by; 0: the likeliest token, always")
-	f.Float64Var(&o.Sampling.TopP, "top-p", 0.95,
-		"draw from the smallest set of tokens of this probability; 1: from all")
+	f.Float64Var(&o.Sampling.Temperature, "temperature", 0.8, "divisor of the logits; 0: always the likeliest token")
+	f.Float64Var(&o.Sampling.TopP, "top-p", 0.95, "draw from the fewest tokens of this total probability")
 	f.IntVar(&o.Sampling.TopK, "top-k", 0, "draw from the `N` likeliest tokens; 0: from all")
-	f.Int64Var(&o.Sampling.Seed, "seed", 1, "of the draws")
-	f.Int64Var(&o.Step, "step", 0, "the checkpoint of step `N` of a run; 0: the newest")
+	f.Int64Var(&o.Sampling.Seed, "seed", 1, "seed of the draws")
+	f.Int64Var(&o.Step, "step", 0, "checkpoint of step `N` of a run; 0: the newest")
 	f.StringVar(&o.Tokenizer, "tokenizer", "",
 		"a tokenizer.json or the `directory` of one, or bytes (default: the model's own)")
 	f.StringVar(&o.Device, "device", "auto", "auto, cpu or cuda")
-	f.BoolVar(&o.IgnoreEOS, "ignore-eos", false, "write on behind an end-of-text token")
+	f.BoolVar(&o.IgnoreEOS, "ignore-eos", false, "do not stop at an end-of-text token")
 	f.BoolVar(&o.Echo, "echo", false, "also print the prompt")
-	f.BoolVar(&o.Quiet, "quiet", false, "no statistics and notes on standard error")
+	f.BoolVar(&o.Quiet, "quiet", false, "print no statistics and notes on standard error")
 	f.SortFlags = false
 	return c
 }
@@ -295,13 +289,13 @@ func reportCommand() *cobra.Command {
 	o := command.ReportOptions{}
 	c := &cobra.Command{
 		Use:   "report RUN…",
-		Short: "draw one run or several, or an experiment: one HTML page that needs no network",
+		Short: "make an HTML page of runs or an experiment",
 		Long: `Writes one HTML page of run directories, laid over one another, or of the directory
 (or results.json) of an experiment. The page names files that are missing or torn.`,
 		Example: "  cprun report runs/opticks-20261120-101500\n  cprun report runs/a runs/b --out compare.html",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usagef("%s takes run directories, or that of an experiment", c.CommandPath())
+				return usagef("%s takes the directories of runs, or of one experiment", c.CommandPath())
 			}
 			return nil
 		},
@@ -310,7 +304,7 @@ func reportCommand() *cobra.Command {
 			return finish(command.Report(args, o))
 		},
 	}
-	c.Flags().StringVar(&o.Out, "out", "", "the `file` to write (default report.html in the run; here for several)")
+	c.Flags().StringVar(&o.Out, "out", "", "`file` to write (default report.html, in the run if it is one)")
 	return c
 }
 
@@ -318,9 +312,9 @@ func scaleCommand() *cobra.Command {
 	o := command.ScaleOptions{}
 	c := &cobra.Command{
 		Use:   "scale experiment.yaml",
-		Short: "run a grid of configs, such as lengths by ranks by algorithms, to one report",
-		Long: `Runs every cell of the grid as processes of its own, and writes results.csv, results.json
-and report.html. A cell that fails is a result. Repeat the command to resume.`,
+		Short: "run a grid of configs and compare the results",
+		Long: `Runs every combination of a grid, such as lengths by ranks by algorithms, and writes results.csv, results.json
+and report.html. Failures and out-of-memory are recorded as results. Repeat the command to resume.`,
 		Example: "  cprun scale examples/scale/opticks.yaml\n" +
 			"  cprun scale examples/scale/opticks.yaml --out runs/scaling --set train.steps=20\n" +
 			"  cprun scale examples/scale/h200.yaml --plan --assume arch=sm90,cudnn=9.10.2,memory=141G\n" +
@@ -333,20 +327,20 @@ and report.html. A cell that fails is a result. Repeat the command to resume.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.Out, "out", "", "`directory` of the experiment (default runs/<name>-<time>, or the newest of "+
-		"those that is not done)")
-	f.StringVar(&o.Resume, "resume", "auto", "auto: resume what the directory has; never: begin anew, and remove it")
-	f.BoolVar(&o.PlanOnly, "plan", false, "predict every cell, and run none")
+	f.StringVar(&o.Out, "out", "", "`directory` of the experiment (default: the newest unfinished "+
+		"runs/<name>-<time>, else a new one)")
+	f.StringVar(&o.Resume, "resume", "auto", "auto: resume the directory; never: delete its results and start over")
+	f.BoolVar(&o.PlanOnly, "plan", false, "predict every cell; run none")
 	f.StringArrayVar(&o.Assume, "assume", nil, "with --plan: "+machine.AssumeHelp)
-	f.BoolVar(&o.Slurm, "slurm", false, "submit the cells as one array of Slurm, and a job that gathers the results")
+	f.BoolVar(&o.Slurm, "slurm", false, "submit the cells as a Slurm array, and a job that gathers the results")
 	f.StringArrayVar(&o.Sbatch, "sbatch", nil,
-		"with --slurm: an `argument` of sbatch, such as --partition=gpu (repeatable)")
+		"with --slurm: `argument` for sbatch, such as --partition=gpu (repeatable)")
 	f.StringArrayVar(&o.Set, "set", nil, "override a key of all cells: `key.path=value` (repeatable)")
 	deviceFlags(f, &o.Options)
-	f.Lookup("nproc").Usage = "processes of cells on a node where the grid has no nproc, `N` or auto"
+	f.Lookup("nproc").Usage = "processes on a node if the grid has no nproc, `N` or auto"
 	f.BoolVar(&o.Quiet, "quiet", false, "print the table and failures only")
-	f.IntVar(&o.Share, "share", 0, "the part of the cells that a task of --slurm runs, from 1")
-	f.BoolVar(&o.Gather, "gather", false, "write the results of the cells that have ended")
+	f.IntVar(&o.Share, "share", 0, "share of the cells that a task of --slurm runs, from 1")
+	f.BoolVar(&o.Gather, "gather", false, "write the results of the finished cells")
 	f.MarkHidden("share")
 	f.MarkHidden("gather")
 	f.SortFlags = false
@@ -358,10 +352,10 @@ func topCommand() *cobra.Command {
 	o := command.TopOptions{}
 	c := &cobra.Command{
 		Use:   "top [RUN]",
-		Short: "show a run while it goes on: loss, speed, memory, what each rank waits for, events",
-		Long: `Reads the run directory, also from another host that shares it, and changes nothing. It
-draws on a terminal until q or Ctrl-C, and elsewhere prints once. Default: the newest
-of runs/.`,
+		Short: "show a run live in the terminal",
+		Long: `Shows loss, speed, memory, the wait of each rank, and events. It only reads the run directory, so it works from
+any host that shares it. It draws on a terminal until q or Ctrl-C, and elsewhere prints once. Default: the newest run in
+runs/.`,
 		Example: "  cprun top runs/opticks-20261120-101500\n  cprun top --once",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -378,6 +372,6 @@ of runs/.`,
 			return finish(command.Top(c.Context(), dir, o))
 		},
 	}
-	c.Flags().BoolVar(&o.Once, "once", false, "print what is known now, and end")
+	c.Flags().BoolVar(&o.Once, "once", false, "print the present state and exit")
 	return c
 }

@@ -38,9 +38,9 @@ func run(args []string) int {
 	root.SetOut(stdout)
 	defer stdout.Flush()
 	root.SetArgs(args)
-	err := command.UseInstructions()
+	c, err := root, command.UseInstructions()
 	if err == nil {
-		err = root.ExecuteContext(context.Background())
+		c, err = root.ExecuteContextC(context.Background())
 	}
 	var s status
 	var input *command.InputError
@@ -54,7 +54,7 @@ func run(args []string) int {
 		return exitUsage
 	case errors.As(err, new(*usageError)):
 		line := strings.ReplaceAll(err.Error(), "\n", `\n`) // of an argument
-		fmt.Fprintf(os.Stderr, "cprun: %s\nTry: cprun -h\n", terminal.Message(errors.New(line)))
+		fmt.Fprintf(os.Stderr, "cprun: %s\nTry: %s -h\n", terminal.Message(errors.New(line)), c.CommandPath())
 		return exitUsage
 	}
 	fmt.Fprintf(os.Stderr, "cprun: %s\n", terminal.Message(err))

@@ -131,7 +131,7 @@ func TestTheNamedCommandGoesOn(t *testing.T) {
 	if code := s.wait(); code != 75 {
 		t.Fatalf("exit status %d, want 75\n%s", code, s.stderr.String())
 	}
-	_, again, ok := strings.Cut(s.stderr.String(), "go on with: ")
+	_, again, ok := strings.Cut(s.stderr.String(), "to resume: ")
 	if !ok {
 		t.Fatalf("no command is named:\n%s", s.stderr.String())
 	}
@@ -155,8 +155,8 @@ func TestTheNamedCommandGoesOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"Z run directory ", "go on with: " + again, fmt.Sprintf("train.steps: %d -> %d", endless, stopped+3),
-		"config is kept as config-1.yaml", fmt.Sprintf("going on from step %d ", stopped), "Z step 1/", "Z done in ",
+		"Z run directory ", "to resume: " + again, fmt.Sprintf("train.steps: %d -> %d", endless, stopped+3),
+		"config-1.yaml", fmt.Sprintf("going on from step %d ", stopped), "Z step 1/", "Z done in ",
 	} {
 		if !strings.Contains(string(log), want) {
 			t.Errorf("launcher.log does not say %q:\n%s", want, log)
@@ -172,7 +172,7 @@ func TestTheNamedCommandGoesOn(t *testing.T) {
 func TestNothingLeftToDo(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	must(t, "--run-dir", dir, small(t, 2))
-	if _, stderr := must(t, "--run-dir", dir, small(t, 2)); !strings.Contains(stderr, "no step was left to do") {
+	if _, stderr := must(t, "--run-dir", dir, small(t, 2)); !strings.Contains(stderr, "all steps were done") {
 		t.Errorf("it says\n%s", stderr)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/run/bench"
@@ -21,12 +22,12 @@ import (
 // knownConfig distinguishes a mistyped command from a missing config.
 func knownConfig(c *cobra.Command, arg string) error {
 	if _, err := os.Stat(arg); err == nil || filepath.Ext(arg) != "" || strings.ContainsRune(arg, filepath.Separator) {
-		return nil // whether it can be read is found with the other faults of the config
+		return nil // the config's other checks report whether it can be read
 	}
 	names := append(commandsOf(c), trainingWords...)
 	switch meant := config.Nearest(arg, names); {
 	case slices.Contains(trainingWords, meant):
-		return usagef("%q is no command: training takes none, cprun [flags] train.yaml", arg)
+		return usagef("%q is not a command; to train: cprun [flags] train.yaml", arg)
 	case slices.Contains(unbuiltCommands, arg):
 		return usagef("the command %s is not in this build", arg)
 	case meant != "":
@@ -35,10 +36,10 @@ func knownConfig(c *cobra.Command, arg string) error {
 	return usagef("%q is neither a config nor a command; the commands are %s", arg, strings.Join(commandsOf(c), ", "))
 }
 
-// trainingWords name the training command of other programs.
+// trainingWords are names of the training command in other programs.
 var trainingWords = []string{"train", "run", "launch"}
 
-// unbuiltCommands and unbuiltFlags are planned and not in this build.
+// unbuiltCommands and unbuiltFlags are planned, but not in this build.
 var (
 	unbuiltCommands = []string{"verify"}
 	unbuiltFlags    = []string{"verify", "chat", "logprobs", "merge"}
@@ -53,7 +54,19 @@ func commandsOf(c *cobra.Command) (names []string) {
 	return names
 }
 
-// helpCommand is cobra's, except that unknown commands are errors.
+// helpTemplates wraps the text and the flags of every command to the terminal.
+func helpTemplates(root *cobra.Command) {
+	cobra.AddTemplateFunc("wrap", func(text string) string {
+		return strings.ReplaceAll(terminal.Wrap(strings.ReplaceAll(text, "\n", " "), terminal.Columns(), 0), "\n  ", "\n")
+	})
+	cobra.AddTemplateFunc("flags", func(f *pflag.FlagSet) string { return f.FlagUsagesWrapped(terminal.Columns()) })
+	root.SetHelpTemplate(strings.Replace(root.HelpTemplate(), "{{. |", "{{. | wrap |", 1))
+	usage := strings.NewReplacer(".LocalFlags.FlagUsages", "flags .LocalFlags", ".InheritedFlags.FlagUsages",
+		"flags .InheritedFlags")
+	root.SetUsageTemplate(usage.Replace(root.UsageTemplate()))
+}
+
+// helpCommand returns cobra's help command, except that unknown commands are errors.
 func helpCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "help [command]",
@@ -62,7 +75,7 @@ func helpCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			about, _, err := c.Root().Find(args)
 			if err != nil || about.Hidden || len(args) > 0 && about == c.Root() {
-				return usagef("%q is no command; the commands are %s", strings.Join(args, " "),
+				return usagef("%q is not a command; the commands are %s", strings.Join(args, " "),
 					strings.Join(commandsOf(c.Root()), ", "))
 			}
 			about.InitDefaultHelpFlag() // so that -h is listed
@@ -72,7 +85,7 @@ func helpCommand() *cobra.Command {
 	}
 }
 
-// flagError adds the flag that was probably meant.
+// flagError suggests the flag that the user probably meant.
 func flagError(c *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	if !errors.As(err, &unknown) {
@@ -114,7 +127,7 @@ func completes(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
 		if c.Name() == "completion" {
-			c.Short = "print a script for bash, zsh, fish or powershell that completes commands, flags and values"
+			c.Short = "print a shell completion script"
 			c.Example = "  source <(cprun completion bash)"
 			for _, shell := range c.Commands() {
 				shell.Example = "  cprun completion " + shell.Name()

@@ -1,5 +1,5 @@
-// Ring attention in a program of its own: 4 ranks in one process, each with a part of the sequence,
-// forward and backward, checked against attention of the whole sequence in float64.
+// Command library runs ring attention, forward and backward, over 4 ranks in one process. It compares the result with
+// attention on the whole sequence in float64.
 package main
 
 import (
@@ -48,7 +48,7 @@ func main() {
 	all.compare(results{acc, grads})
 }
 
-// attend is what one rank does.
+// attend runs one rank, forward and backward.
 func attend(c *comm.Group, s *tensor.HostStream, shape partition.Shape, p attention.Softmax, out results,
 	q, k, v, do tensor.View) error {
 	schedule, err := ring.New("ring", ring.Spec{Shape: shape}, c.Rank())
@@ -58,5 +58,5 @@ func attend(c *comm.Group, s *tensor.HostStream, shape partition.Shape, p attent
 	loop := ring.Ring{Kernel: cpu.New(s), Comm: c, Stream: s, Arena: tensor.NewHostArena(0)}
 	return errors.Join(loop.Forward(out.acc, q, k, v, schedule, p),
 		loop.Backward(out.grads, do, q, k, v, out.acc, schedule, p),
-		s.Close(), c.Close()) // Close of a stream waits for what is queued
+		s.Close(), c.Close()) // closing a stream waits for queued work
 }

@@ -10,15 +10,15 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-const tolerance = 1e-5 // absolute, of values around 1 in float32
+const tolerance = 1e-5 // absolute, for float32 values around 1
 
-// results is what a forward and a backward pass give: out, lse, dq, dk, dv.
+// results holds the outputs of a forward and a backward pass: out, lse, dq, dk, dv.
 type results struct {
 	acc   attention.Partial
 	grads attention.Grads
 }
 
-// newResults returns room for the results of that many positions, float32.
+// newResults allocates results for a number of rows, in float32.
 func newResults(rows int) results {
 	row := func(heads, dim int) tensor.View { return tensor.New(tensor.F32, rows, heads, dim) }
 	return results{
@@ -31,7 +31,7 @@ func (r results) views() [5]tensor.View {
 	return [5]tensor.View{r.acc.O, r.acc.LSE, r.grads.DQ, r.grads.DK, r.grads.DV}
 }
 
-// put copies the results of a part of the sequence to where its rows are in the whole.
+// put copies the results of a part of the sequence into the given rows of the whole.
 func (r results) put(part results, rows []int) {
 	from := part.views()
 	for i, whole := range r.views() {
@@ -39,8 +39,8 @@ func (r results) put(part results, rows []int) {
 	}
 }
 
-// compare prints the largest difference of each result, float32, from what is wanted, float64. It ends
-// the program with status 1 where one is above the tolerance.
+// compare prints the largest error of each float32 result against a float64 reference. It ends the program with status 1
+// if one exceeds the tolerance.
 func (r results) compare(want results) {
 	w := want.views()
 	for i, name := range []string{"out", "lse", "dq", "dk", "dv"} {
@@ -55,7 +55,7 @@ func (r results) compare(want results) {
 	}
 }
 
-// random returns rows of the whole sequence: float32 [1, seq, heads, dim].
+// random returns a random float32 tensor [1, seq, heads, dim].
 func random(heads int) tensor.View {
 	xs := make([]float32, seq*heads*dim)
 	for i := range xs {

@@ -82,7 +82,7 @@ func TestFusedNonFinite(t *testing.T) {
 	}
 	slices.Sort(found)
 	found = slices.Compact(found)
-	recorded, ok := backends.Dropped(backends.Version(version))
+	recorded, ok := backends.Dropped[backends.Version(version)]
 	if !ok || !slices.Equal(found, recorded) {
 		t.Errorf(
 			"cuDNN %s drops %q; the record, which has it %t, is %q",

@@ -3,10 +3,22 @@ package terminal
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"golang.org/x/term"
 )
+
+// Columns returns the width at which to wrap text on standard output: the terminal's, from 40 to 100, or 80 for a file
+// or pipe.
+func Columns() int {
+	if n, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil && n > 0 {
+		return min(max(n, 40), 100)
+	}
+	return 80
+}
 
 // Wrap breaks lines of more than width columns at a space, if possible after a comma, semicolon or colon in the last
 // quarter. It keeps a number with the next word, and does not break words. A continued line begins with indent spaces.

@@ -167,21 +167,24 @@ func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
 	if m.Device == 0 {
 		return
 	}
-	kept := ""
+	kept, with := "", ""
 	if m.Reserve > 0 {
-		kept = fmt.Sprintf(" with %s kept free (memory.reserve)", readable.Bytes(m.Reserve))
+		kept = readable.Bytes(m.Reserve) + " kept free (memory.reserve)"
+		kept, with = ", "+kept, " with "+kept
 	}
 	excess := m.excess(machine, ranks)
 	m.Fits = excess <= 0
-	switch on := map[bool]string{true: "of the machine", false: "of one device"}[machine.IsCPU()]; {
+	total, device := readable.Bytes(m.Total), readable.Bytes(m.Device)
+	switch n := machine.PerHost(ranks); {
+	case m.Fits && machine.IsCPU():
+		m.fits = fmt.Sprintf("fits: %s a rank, %d in %s of memory%s", total, n, device, kept)
 	case m.Fits:
-		m.fits = fmt.Sprintf("fits the %s %s%s", readable.Bytes(m.Device), on, kept)
+		m.fits = fmt.Sprintf("fits: %s of %s a GPU%s", total, device, kept)
 	case machine.IsCPU():
-		m.fits = fmt.Sprintf("does NOT fit the %s %s%s: it takes %s a rank, with %d in all",
-			readable.Bytes(m.Device), on, kept, readable.Bytes(m.Total), machine.PerHost(ranks))
+		m.fits = fmt.Sprintf("does NOT fit the %s of the machine%s: it takes %s a rank, with %d in all", device, with,
+			total, n)
 	default:
-		m.fits = fmt.Sprintf("does NOT fit the %s %s%s: %s too much", readable.Bytes(m.Device), on, kept,
-			readable.Bytes(excess))
+		m.fits = fmt.Sprintf("does NOT fit the %s of one device%s: %s too much", device, with, readable.Bytes(excess))
 	}
 }
 
@@ -314,7 +317,7 @@ func upTo(tokens int) (chunks []int) {
 }
 
 func mostTokens(cfg *config.Config) (int, error) {
-	shape, err := shapeOf(cfg, nil, windowsOf(cfg)[0].window)
+	shape, err := shapeOf(cfg, nil, widest(cfg))
 	if err != nil {
 		return 0, err
 	}

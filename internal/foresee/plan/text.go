@@ -10,79 +10,83 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-const pictureColumns = 48
-
 // maxHopRanks bounds the ranks with hops in the text; --json has all.
 const maxHopRanks = 4
 
 const maxHops = 8
 
-const textColumns = 80
-
-func print(w io.Writer, b *strings.Builder) error {
-	_, err := io.WriteString(w, terminal.Wrap(b.String(), textColumns, 12))
+func print(w io.Writer, columns int, b *strings.Builder) error {
+	_, err := io.WriteString(w, terminal.Wrap(b.String(), columns, 12))
 	return err
 }
 
-// Summary prints whether the run fits, its step time and its backend, then the parts of both, in less than 40 lines.
-// data are lines on the data, each "data: ...".
-func (p *Plan) Summary(w io.Writer, data []string) error {
+// verdict returns one sentence: whether the run fits, and its step time.
+func (p *Plan) verdict() string {
+	m, e := &p.Memory, &p.Estimate
+	text := m.Verdict()
+	if text == "" {
+		text = fmt.Sprintf("memory unknown: a rank takes %s; to check that it fits, add --assume memory=80G",
+			readable.Bytes(m.Total))
+	}
+	if e.Parts == nil {
+		return text + "; no estimate of the step time, since this machine has no cost table: cprun bench calibrate " +
+			"makes one"
+	}
+	return text + fmt.Sprintf("; about %s a step, %s tokens/s", readable.Seconds(e.SecondsPerStep),
+		readable.Short(e.TokensPerSecond))
+}
+
+// Summary prints whether the run fits and its step time, then the choices, the memory and the time in less than 40
+// lines of the given width. data are lines on the data, each "data: ...".
+func (p *Plan) Summary(w io.Writer, columns int, data []string) error {
 	var b strings.Builder
 	m, e, pt := &p.Memory, &p.Estimate, &p.Partition
-	fits := m.Verdict()
-	if fits == "" {
-		fits = "nothing says how much memory a device has; add --assume memory=80G"
-	}
 	if len(p.Refused) > 0 {
-		b.WriteString("verdict     a run on this machine would be refused, for the reason at the end\n")
+		b.WriteString("cannot run on this machine: the last lines say why\n")
 	}
-	fmt.Fprintf(&b, "verdict     %s a rank: %s\n", readable.Bytes(m.Total), fits)
+	b.WriteString(terminal.Wrap(p.verdict()+"\n", columns, 2) + "\n")
 	if e.Parts != nil {
-		fmt.Fprintf(&b, "step        about %s, %s tokens/s, %s a device", readable.Seconds(e.SecondsPerStep),
-			readable.Short(e.TokensPerSecond), FLOPs(e.TFLOPsPerDevice))
+		fmt.Fprintf(&b, "speed       %s a device", FLOPs(e.TFLOPsPerDevice))
 		if e.MFU > 0 {
 			fmt.Fprintf(&b, ", MFU %.1f%%", 100*e.MFU)
 		}
 		b.WriteByte('\n')
-	} else {
-		b.WriteString("step        no estimate: there is no cost table of this machine; cprun bench calibrate " +
-			"makes one\n")
 	}
 	fmt.Fprintf(&b, "backend     %s on %s: %s\n", p.Attention.Backend, p.machine, p.Attention.Reason)
-	fmt.Fprintf(&b, "ranks       %d: context %d x data %d; %s, layout %s, balance %.2f; %d tokens a sample\n",
-		pt.Ranks, pt.Context, pt.Data, p.hopsBy, pt.Layout, pt.Balance, pt.SeqLen)
-	fmt.Fprintf(&b, "model       %s parameters; %s tokens and %.3g FLOPs a step, %.0f%% of them attention\n",
-		readable.Short(float64(e.Parameters)), readable.Short(float64(e.TokensPerStep)), e.FLOPsPerStep,
-		100*e.AttentionShare)
+	fmt.Fprintf(&b, "ranks       %d (context %d x data %d): algorithm %s, layout %s, balance %.2f\n",
+		pt.Ranks, pt.Context, pt.Data, p.hopsBy, pt.Layout, pt.Balance)
+	fmt.Fprintf(&b, "model       %s parameters, %s tokens a sample\n", readable.Short(float64(e.Parameters)),
+		readable.Count(int64(pt.SeqLen)))
+	fmt.Fprintf(&b, "work        %s tokens a step, %.3g FLOPs, %.0f%% of them attention\n",
+		readable.Short(float64(e.TokensPerStep)), e.FLOPsPerStep, 100*e.AttentionShare)
 	c := &p.Communication
-	fmt.Fprintf(&b, "sent        %s a step, by the rank that sends most: attention %s forward and %s backward, "+
-		"gradients %s\n",
+	fmt.Fprintf(&b, "traffic     at most %s a rank and step: attention %s forward, %s backward; gradients %s\n",
 		readable.Bytes(c.Total), readable.Bytes(c.AttentionForward), readable.Bytes(c.AttentionBackward),
 		readable.Bytes(c.Gradients))
 	for _, line := range data {
 		what, text, _ := strings.Cut(line, ": ")
 		fmt.Fprintf(&b, "%-11s %s\n", what, text)
 	}
-	b.WriteString("\nmemory of the rank that needs most\n")
+	b.WriteString("\nmemory      of the rank that needs most\n")
 	for _, r := range append(m.items(), item{"total", m.Total}) {
 		fmt.Fprintf(&b, "            %-14s %10s\n", r.name, readable.Bytes(r.bytes))
 	}
 	if e.Parts != nil {
-		b.WriteString("\ntime of a step\n")
+		fmt.Fprintf(&b, "\nstep        %s\n", readable.Seconds(e.SecondsPerStep))
 		e.times(&b)
 	}
-	return print(w, &b)
+	return print(w, columns, &b)
 }
 
 // Details prints the partition, the hops, and why other backends and algorithms were not chosen.
-func (p *Plan) Details(w io.Writer) error {
+func (p *Plan) Details(w io.Writer, columns int) error {
 	var b strings.Builder
 	pt := &p.Partition
 	fmt.Fprintf(&b, "\npartition   %d tokens, layout %s over %d ranks\n", pt.SeqLen, pt.Layout, pt.Context)
 	if pt.Document {
 		b.WriteString("            documents are cut sample by sample; this shows one document\n")
 	}
-	p.picture(&b)
+	p.picture(&b, min(48, columns-32))
 	if p.Packed != nil {
 		p.Packed.write(&b)
 	}
@@ -92,7 +96,7 @@ func (p *Plan) Details(w io.Writer) error {
 	if p.Choice != nil {
 		p.Choice.write(&b)
 	}
-	return print(w, &b)
+	return print(w, columns, &b)
 }
 
 func (p *Plan) attention(b *strings.Builder) {
@@ -100,13 +104,13 @@ func (p *Plan) attention(b *strings.Builder) {
 	fmt.Fprintf(b, "\nattention   backend %s; q, k, v in layout %s\n", a.Backend, a.Layout)
 	for i, r := range a.Remedies {
 		of := func(x *Remedy) (string, string) { return x.Kind + x.Text, x.Hop }
-		if first, hops := together(a.Remedies, i, of); first {
+		if first, hops := mergeHops(a.Remedies, i, of); first {
 			fmt.Fprintf(b, "            with %s%s: %s\n              costs %s\n", r.Kind, hops, r.Text, r.Cost)
 		}
 	}
 	for i, r := range a.Rejected {
 		of := func(x *Rejected) (string, string) { return x.Backend + " " + x.Rule, x.Hop }
-		if first, hops := together(a.Rejected, i, of); first {
+		if first, hops := mergeHops(a.Rejected, i, of); first {
 			fmt.Fprintf(b, "            not %s, %s%s: %s\n              fix: %s\n", r.Backend, r.Rule, hops, r.Reason,
 				r.Fix)
 		}
@@ -116,9 +120,9 @@ func (p *Plan) attention(b *strings.Builder) {
 	}
 }
 
-// together finds what differs from element i in its hop alone: whether i is the first of
-// them, and the hops of all, for one line instead of many.
-func together[T any](list []T, i int, of func(*T) (key, hop string)) (first bool, hops string) {
+// mergeHops merges elements that differ from element i only in the hop. It reports whether i is the first of them, and
+// lists their hops, for one line instead of many.
+func mergeHops[T any](list []T, i int, of func(*T) (key, hop string)) (first bool, hops string) {
 	want, _ := of(&list[i])
 	var names []string
 	for j := range list {
@@ -144,9 +148,9 @@ func (e *Estimate) times(b *strings.Builder) {
 		name string
 		t    float64
 	}{
-		{"products", e.Parts.Products}, {"attention", e.Parts.Attention}, {"its transfers", e.Parts.Transfers},
-		{"passes", e.Parts.Passes},
-		{"gradients", e.Parts.Gradients}, {"optimizer", e.Parts.Optimizer}, {"host", e.Parts.Host},
+		{"matmuls", e.Parts.Products}, {"attention", e.Parts.Attention}, {"transfers", e.Parts.Transfers},
+		{"elementwise", e.Parts.Passes},
+		{"gradient sync", e.Parts.Gradients}, {"optimizer", e.Parts.Optimizer}, {"host", e.Parts.Host},
 	} {
 		if part.t > 0 {
 			fmt.Fprintf(b, "            %-14s %10s %5.1f%%\n", part.name, readable.Seconds(part.t),
@@ -155,9 +159,9 @@ func (e *Estimate) times(b *strings.Builder) {
 	}
 	scaled := ""
 	if e.Scaled {
-		scaled = ", scaled to this machine; cprun bench calibrate measures it"
+		scaled = ", scaled to this machine; for its own table: cprun bench calibrate"
 	}
-	fmt.Fprintf(b, "            by the cost table of %s, %.10s%s\n", e.Table, e.Date, scaled)
+	fmt.Fprintf(b, "            from the cost table of %s, %.10s%s\n", e.Table, e.Date, scaled)
 }
 
 // FLOPs writes a rate, given in 1e12 a second.
@@ -168,17 +172,16 @@ func FLOPs(t float64) string {
 	return fmt.Sprintf("%.3g TFLOP/s", t)
 }
 
-// picture draws which rank holds which part of the sequence, one row a rank.
-func (p *Plan) picture(b *strings.Builder) {
+// picture draws each rank's part of the sequence, one row a rank.
+func (p *Plan) picture(b *strings.Builder, columns int) {
 	for _, r := range p.Partition.PerRank {
-		fmt.Fprintf(b, "  rank %-4d %s %d tokens\n", r.Rank, r.row(p.Partition.SeqLen), r.Tokens)
+		fmt.Fprintf(b, "  rank %-4d %s %d tokens\n", r.Rank, r.row(p.Partition.SeqLen, columns), r.Tokens)
 	}
 }
 
-// row marks the columns in which the rank holds any of n positions. Position x is in column
-// x*columns/n.
-func (r *RankPart) row(n int) []byte {
-	columns := min(pictureColumns, n)
+// row marks the columns in which the rank holds any of n positions. Position x is in column x*columns/n.
+func (r *RankPart) row(n, columns int) []byte {
+	columns = min(columns, n)
 	row := []byte(strings.Repeat(".", columns))
 	for _, s := range r.Spans {
 		at := func(i int) int { return (s.Start + i*s.Stride) * columns / n }

@@ -48,13 +48,14 @@ func Attention(ctx context.Context, spec attend.Spec, asJSON bool, o Options) (i
 		return res.ExitCode, res.Err
 	}
 	if report == nil {
-		return launch.ExitFailed, fmt.Errorf("rank 0 ended without its report")
+		return launch.ExitFailed, fmt.Errorf("rank 0 ended without a report")
 	}
 	if asJSON {
 		return 0, printJSON(o.Stdout, report)
 	}
 	if !o.Quiet {
-		fmt.Fprintf(o.Stdout, "%s: layout %s, %s; %d ranks, %s, %s, backend %s in %s: %.3f s, balance %.2f\nwrote %s\n",
+		fmt.Fprintf(o.Stdout, "%s: tensor layout %s (%s)\n%d ranks, layout %s, algorithm %s, backend %s in %s: %.3f s, "+
+			"balance %.2f\nwrote %s\n",
 			terminal.Name(report.In), report.QKVLayout, map[bool]string{true: "declared",
 				false: "detected"}[report.QKVLayoutDeclared], report.Ranks, report.Layout, report.Algorithm,
 			report.Backend, report.DType, report.Seconds, report.Balance, terminal.Name(report.Out))
@@ -62,8 +63,7 @@ func Attention(ctx context.Context, spec attend.Spec, asJSON bool, o Options) (i
 	return 0, nil
 }
 
-// checkAttention resolves autos and paths, and finds every fault that can be found here. It returns notes for the
-// user.
+// checkAttention resolves autos and paths, checks the input, and returns notes for the user.
 func (o *Options) checkAttention(spec *attend.Spec, ranks int) (notes []string, err error) {
 	for _, p := range []struct {
 		flag string
@@ -76,7 +76,7 @@ func (o *Options) checkAttention(spec *attend.Spec, ranks int) (notes []string, 
 		if *p.path, err = filepath.Abs(*p.path); err != nil {
 			return nil, fmt.Errorf("%s: %w", p.flag, err)
 		}
-		if !utf8.ValidString(*p.path) { // it is handed on as text
+		if !utf8.ValidString(*p.path) { // workers get it as JSON
 			return nil, fmt.Errorf("%s: %s is not UTF-8; give it another name", p.flag, terminal.Name(*p.path))
 		}
 	}
@@ -85,26 +85,23 @@ func (o *Options) checkAttention(spec *attend.Spec, ranks int) (notes []string, 
 		return nil, fmt.Errorf("--in: %w", err)
 	}
 	defer c.Close()
-	if info, err := os.Stat(filepath.Dir(spec.Out)); err != nil || !info.IsDir() {
-		return nil, fmt.Errorf("--out: %s is not a directory", terminal.Name(filepath.Dir(spec.Out)))
-	}
-	// the result is first made beside its name
+	// workers write a temporary file first, in the same directory
 	f, err := os.CreateTemp(filepath.Dir(spec.Out), ".cprun-*")
 	if err == nil {
 		err = errors.Join(f.Close(), os.Remove(f.Name()))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("--out: %w; name a file in a directory that can be written to", err)
+		return nil, fmt.Errorf("--out: %w; name a file in a writable directory", err)
 	}
 	if out, err := os.Stat(spec.Out); err == nil {
 		if out.IsDir() {
 			return nil, fmt.Errorf("--out: %s is a directory; name a file in it", terminal.Name(spec.Out))
 		}
-		if !out.Mode().IsRegular() { // it would be replaced by one
+		if !out.Mode().IsRegular() { // the result would replace it
 			return nil, fmt.Errorf("--out: %s is not a regular file; name another", terminal.Name(spec.Out))
 		}
 		if in, err := os.Stat(spec.In); err == nil && os.SameFile(in, out) {
-			return nil, fmt.Errorf("--out: %s is also --in, which the result would replace; name another file",
+			return nil, fmt.Errorf("--out: %s is also --in, which the result would overwrite; name another file",
 				terminal.Name(spec.Out))
 		}
 	}
@@ -114,33 +111,33 @@ func (o *Options) checkAttention(spec *attend.Spec, ranks int) (notes []string, 
 		}
 	}
 	auto(&spec.DType, map[string]string{"cpu": "fp32", "cuda": "bf16"}[spec.Device])
-	if spec.Backend != "" { // a slip of the keyboard is the flag's
+	if spec.Backend != "" { // report a typo with the flag
 		if _, err := backends.ParseBackend(spec.Backend); err != nil {
 			return nil, fmt.Errorf("--backend: %w", err)
 		}
 	}
 	room := float64(spec.Machine.Memory) * float64(max(spec.Machine.GPUs, 1))
 	if need := c.Needs(); room > 0 && need > room {
-		return nil, fmt.Errorf("--in: %s: its tensors and the results take %.3g GiB, and there are %.3g; cut the "+
-			"sequence, or take a larger machine", c.Path, need/(1<<30), room/(1<<30))
+		return nil, fmt.Errorf("--in: %s: its tensors and the results take %.3g GiB of %.3g; use a shorter sequence, "+
+			"or a larger machine", c.Path, need/(1<<30), room/(1<<30))
 	}
 	return o.chooseFor(spec, c, ranks)
 }
 
 func (o *Options) chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes []string, err error) {
 	m, batch := &c.Masks, c.Batch
-	if m.Apart() { // samples with masks of their own are computed one by one
+	if m.Apart() { // each sample has its own mask and its own pass
 		batch = 1
 	}
 	asked, docs := spec.Strategy, []int(nil)
-	if len(m.Docs) == 1 && m.DocsKV == nil && c.SeqQ == c.SeqKV { // else no list is the documents of a sequence
+	if len(m.Docs) == 1 && m.DocsKV == nil && c.SeqQ == c.SeqKV { // else no single list describes the documents
 		docs = m.Docs[0]
 	}
-	spec.Strategy = config.Ruled(asked, config.Sharing{
+	spec.Strategy = config.DefaultStrategy(asked, config.RunShape{
 		Device: spec.Device, Documents: docs != nil, Ranks: ranks, PerHost: ranks, Heads: c.Heads, KVHeads: c.KVHeads,
 	})
 	ruled := spec.Strategy
-	spec.Backend = backends.Flash.String() // so that the rest of the spec is checked first
+	spec.Backend = backends.Flash.String() // to check the rest of the spec first
 	if err := spec.Check(c, ranks); err != nil {
 		return nil, err
 	}
@@ -159,7 +156,7 @@ func (o *Options) chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes
 			Sink: c.Scores.Sink || c.Scores.OffByOne, Bias: c.Scores.Biased(), MaxLogit: c.Scores.MaxLogit,
 			Ranks: ranks,
 		}},
-		Asked: asked, Docs: docs, Ranks: ranks, PerHost: ranks,
+		Requested: asked, Docs: docs, Ranks: ranks, PerHost: ranks,
 	})
 	if err != nil {
 		return nil, err

@@ -34,8 +34,8 @@ import (
 // BenchOptions are the flags that all benchmarks share.
 type BenchOptions struct {
 	Options
-	JSON    string   // file to write the report to; "-" is standard output, in place of the tables
-	Command []string // as given, for the report
+	JSON    string   // file for the report; "-": standard output, without the tables
+	Command []string // the command line, for the report
 }
 
 // Bench measures attention, transfers or operations, and returns the exit status.
@@ -82,7 +82,7 @@ func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
 		return res.ExitCode, res.Err
 	}
 	bench.Compare(r.Ops)
-	if err := o.present(r); err != nil { // with the rows before a failure
+	if err := o.present(r); err != nil { // after a failure, the rows before it
 		return launch.ExitFailed, err
 	}
 	return res.ExitCode, res.Err
@@ -131,9 +131,9 @@ func machineOf(m machine.Machine) bench.Machine {
 	return out
 }
 
-// checkOutputs finds that a file cannot be written before anything is measured.
+// checkOutputs checks the directory of --json before the measurement.
 func (o *BenchOptions) checkOutputs() error {
-	dir := filepath.Dir(o.JSON) // "." of "" and of "-"
+	dir := filepath.Dir(o.JSON) // "." for "" and "-"
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 		return fmt.Errorf("--json: %s is not a directory", terminal.Name(dir))
 	}
@@ -145,7 +145,7 @@ func (o *BenchOptions) present(r *bench.Report) error {
 	return o.output(r.Encode, r.Tables())
 }
 
-// output prints tables, and writes JSON as --json asks: to a file, or in place of the tables.
+// output prints the tables, and writes the JSON of --json to a file or in place of the tables.
 func (o *BenchOptions) output(encode func(io.Writer) error, tables []readable.Table) error {
 	if o.JSON == "-" {
 		return encode(terminal.JSON(o.Stdout))
@@ -167,14 +167,14 @@ func (o *BenchOptions) output(encode func(io.Writer) error, tables []readable.Ta
 	return nil
 }
 
-// chooseRows decides the strategy of every row, like that of a training run of its length. All rows get one backend,
-// since the device has one: the choice of the longest row that the others can run.
+// chooseRows chooses the strategy of every row as for a training run of that length. All rows get the same backend: the
+// choice of the longest row whose backend runs all rows.
 func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) error {
 	s := task.Attention
 	asked := s.Asked()
 	s.Rows = slices.Clone(asked)
 	for i := range s.Rows {
-		s.Rows[i].Strategy = config.Ruled(asked[i].Strategy, config.Sharing{
+		s.Rows[i].Strategy = config.DefaultStrategy(asked[i].Strategy, config.RunShape{
 			Device: device, Documents: s.Documents != "", Ranks: ranks, PerHost: ranks,
 			Heads: s.Heads, KVHeads: s.KVHeads,
 		})
@@ -207,8 +207,8 @@ func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) err
 	task.Remedies, s.Layouts, s.Algorithms = nil, nil, nil
 	for i, a := range answers {
 		s.Rows[i].Strategy, s.Backend = a.Strategy, a.Backend
-		if !slices.Contains(s.Layouts, a.Layout) {
-			s.Layouts = append(s.Layouts, a.Layout)
+		if l := string(a.Layout); !slices.Contains(s.Layouts, l) {
+			s.Layouts = append(s.Layouts, l)
 		}
 		if !slices.Contains(s.Algorithms, a.Algorithm) {
 			s.Algorithms = append(s.Algorithms, a.Algorithm)
@@ -242,7 +242,7 @@ func (o *BenchOptions) answers(task *job.Bench, ranks int, asked []bench.Attenti
 				HeadDim: s.HeadDim, HeadDimV: s.HeadDim, Causal: s.Causal, Window: s.Window, Documents: docs != nil,
 				Training: true, Deterministic: s.Deterministic, Ranks: ranks,
 			}},
-			Asked: asked[i].Strategy, Docs: docs, Ranks: ranks, PerHost: ranks,
+			Requested: asked[i].Strategy, Docs: docs, Ranks: ranks, PerHost: ranks,
 		})
 		if err != nil {
 			return nil, err
@@ -261,13 +261,13 @@ type BenchTrainOptions struct {
 	Trace         string // file; "": no trace
 }
 
-// tracedSteps are enough for the first, which warms up, and some that do not.
+// tracedSteps covers the first step, which warms up, and a few more.
 const tracedSteps = 4
 
-// BenchTrain measures the steps of a config, by the metrics and the plan of a training run in a temporary directory.
+// BenchTrain measures the steps of a config: it trains in a temporary directory and reads the metrics and the plan.
 func BenchTrain(ctx context.Context, path string, o BenchTrainOptions) (int, error) {
 	if o.Steps < 1 || o.Warmup < 0 {
-		return 0, inputf("--steps %d --warmup %d: want 1 or more, and 0 or more", o.Steps, o.Warmup)
+		return 0, inputf("--steps %d --warmup %d: want at least 1 and 0", o.Steps, o.Warmup)
 	}
 	if o.Data != "random" && o.Data != "config" {
 		return 0, inputf("--data %q: want random or config", o.Data)
@@ -362,7 +362,7 @@ func writeTokens(file string, n, vocab int, seed uint64) error {
 	return pair.Close()
 }
 
-// maxPlan is more than a plan.json of any number of ranks has, in bytes.
+// maxPlan bounds a plan.json, in bytes; it suffices for any number of ranks.
 const maxPlan = 256 << 20
 
 func measured(t *bench.Training, run string) error {
@@ -383,7 +383,7 @@ func measured(t *bench.Training, run string) error {
 	return t.Summarise(steps)
 }
 
-// move copies, since a rename does not work between file systems.
+// move copies a file, since a rename does not work between file systems.
 func move(from, to string) error {
 	src, err := files.Open(from)
 	if err != nil {
@@ -400,7 +400,7 @@ func move(from, to string) error {
 	return nil
 }
 
-// Calibrate measures this machine's cost table, shows it and keeps it, and returns the exit status.
+// Calibrate measures this machine's cost table, prints and stores it, and returns the exit status.
 func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
 	most, device, err := o.spawns()
 	if err != nil {
@@ -442,11 +442,11 @@ func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
 	return o.keep(t, time.Since(began))
 }
 
-// cpuTurns counts the measurements of each figure of a CPU, since other processes take its cores for seconds.
+// cpuTurns is the number of measurements of each figure on a CPU, where other processes disturb some.
 const cpuTurns = 3
 
-// measureSet measures all figures of a set. Ranks that share cores measure transfers alone: their compute slows down
-// in proportion to their number.
+// measureSet measures all figures of a set. Ranks that share cores measure only transfers, since sharing slows compute
+// in proportion.
 func (o *BenchOptions) measureSet(ctx context.Context, device string, set *cost.Set, share bool) (int, error) {
 	for i, name := range costBackends(o.machine) {
 		s := &bench.CalibrateSpec{}
@@ -492,7 +492,7 @@ func (o *BenchOptions) calibrate(ctx context.Context, ranks int, s *bench.Calibr
 			var row job.BenchRow
 			if e.Kind == job.EventBench && json.Unmarshal(e.Data, &row) == nil && row.Calibrate != nil {
 				merge(set, row.Calibrate)
-				out.Note(fmt.Sprintf("%d ranks: %d calls of attention, %d products, %d passes, %d transfers",
+				out.Note(fmt.Sprintf("%d ranks: measured %d attention calls, %d matmuls, %d elementwise operations, %d transfers",
 					ranks, len(set.Attention), len(set.Products), len(set.Passes), len(set.Links)))
 			}
 		})
@@ -511,8 +511,7 @@ func (o *BenchOptions) keep(t *cost.Table, took time.Duration) (int, error) {
 		return launch.ExitFailed, fmt.Errorf("cost table: %w", err)
 	}
 	if !o.Quiet {
-		fmt.Fprintf(o.Stderr, "measured in %.0f s; kept in %s, where cprun plan looks\n", took.Seconds(),
-			terminal.Name(path))
+		fmt.Fprintf(o.Stderr, "measured in %.0f s; cprun plan will use %s\n", took.Seconds(), terminal.Name(path))
 	}
 	return 0, nil
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/cprun/cprun/kernels/cpu"
 )
 
-// InputError wraps a fault Err of the user's input, found before any process is spawned: exit status 2.
+// InputError is a fault Err of the user's input, found before any process is spawned. The exit status is 2.
 type InputError struct{ Err error }
 
 func (e *InputError) Error() string { return e.Err.Error() }
@@ -36,10 +36,10 @@ func inputf(format string, args ...any) error { return &InputError{fmt.Errorf(fo
 type Options struct {
 	NProc      string // a number, or auto
 	Device     string // auto, cpu, cuda
-	NNodes     string // N or MIN:MAX; "": 1, or the number of nodes that another launcher has started
+	NNodes     string // N or MIN:MAX; "": from another launcher such as srun, else 1
 	NodeRank   int    // -1: any
-	Rendezvous string // host:port; "": as the launcher says
-	// an address of this host, a network, or the name of an interface; "": that towards the rendezvous
+	Rendezvous string // host:port; "": from the launcher
+	// Interface is an address of this host, a network, or an interface; "": the route to the rendezvous.
 	Interface   string
 	MaxRestarts int
 	Quiet       bool
@@ -57,7 +57,7 @@ type Options struct {
 	Version string
 }
 
-// spawns does what resolve does, for commands that start processes on one node.
+// spawns is resolve for commands that start processes on one node.
 func (o *Options) spawns() (ranks int, device string, err error) {
 	if err := o.oneNode(); err != nil {
 		return 0, "", err
@@ -80,18 +80,18 @@ func (o *Options) resolve() (ranks int, device string, err error) {
 		return 0, "", inputf("--log-level %q: want error, warn, info or debug", o.LogLevel)
 	}
 	if o.NProc == "auto" {
-		return max(1, o.machine.GPUs), device, nil // one for each GPU, and one on a machine without
+		return max(1, o.machine.GPUs), device, nil
 	}
 	if ranks, err = count(o.NProc); err != nil {
 		return 0, "", err
 	}
 	if n := o.machine.GPUs; n > 0 && ranks > n {
-		return 0, "", inputf("--nproc %d: one process runs on each GPU, and this machine has %d; leave the flag out, "+
-			"or write --device cpu", ranks, n)
+		return 0, "", inputf("--nproc %d: one process runs on each GPU, and this machine has %d; drop the flag, or "+
+			"pass --device cpu", ranks, n)
 	}
 	if most := maxProcs(); ranks > most {
-		return 0, "", inputf("--nproc %d: at most %d processes are started on this machine with %d cores", ranks, most,
-			runtime.NumCPU())
+		return 0, "", inputf("--nproc %d: this machine with %d cores runs at most %d processes", ranks,
+			runtime.NumCPU(), most)
 	}
 	return ranks, device, nil
 }
@@ -107,14 +107,14 @@ func found(device string) (machine.Machine, error) {
 	m, gpus, err := machine.Find()
 	switch {
 	case device == "cuda" && !machine.Built:
-		return m, inputf("--device cuda: this binary has no CUDA in it; build it with make cuda, leave the flag out, " +
-			"or write --device cpu")
+		return m, inputf("--device cuda: this binary was built without CUDA; build it with make cuda, or pass " +
+			"--device cpu")
 	case device == "auto" && errors.Is(err, machine.ErrNoDriver) && deviceFiles() == 0:
 		return onCPU(), nil // a login node, or a container without GPUs
 	case err != nil:
-		return m, inputf("--device %s: %w; cprun doctor says more, and --device cpu does without", device, err)
+		return m, inputf("--device %s: %w; for details run cprun doctor, or pass --device cpu", device, err)
 	case device == "cuda" && len(gpus) == 0:
-		return m, inputf("--device cuda: no GPU is seen; look at nvidia-smi and CUDA_VISIBLE_DEVICES, or write " +
+		return m, inputf("--device cuda: the driver lists no GPU; check nvidia-smi and CUDA_VISIBLE_DEVICES, or pass " +
 			"--device cpu")
 	case m.IsCPU():
 		return onCPU(), nil
@@ -131,7 +131,7 @@ func onCPU() machine.Machine {
 func count(nproc string) (int, error) {
 	n, err := strconv.Atoi(nproc)
 	if err != nil || n < 1 {
-		return 0, inputf("--nproc %q: want a number of processes of at least 1, or auto", nproc)
+		return 0, inputf("--nproc %q: want a number of at least 1, or auto", nproc)
 	}
 	return n, nil
 }
@@ -139,7 +139,7 @@ func count(nproc string) (int, error) {
 // levels orders the output: only failures at error, the output of all ranks at debug.
 var levels = map[string]int{"error": 0, "warn": 1, "info": 2, "debug": 3}
 
-// maxProcs bounds a typing error such as --nproc 10000, which would take a machine down.
+// maxProcs bounds --nproc: a typo such as 10000 would bring the machine down.
 func maxProcs() int { return max(64, 8*runtime.NumCPU()) }
 
 func (o *Options) show() launch.Show {
@@ -159,8 +159,8 @@ func (o *Options) printer() *progress.Printer {
 	})
 }
 
-// runWorkers runs a role on the ranks of one node. Their logs are in a temporary directory that stays if the command
-// fails. notes are for the user. task returns the workers' task; event gets their reports.
+// runWorkers runs a role on the ranks of one node, after printing notes. task returns the workers' task, and event
+// receives their reports. The logs are in a temporary directory, which is kept if the command fails.
 func (o *Options) runWorkers(ctx context.Context, role job.Role, ranks int, notes []string, task func(dir string) any,
 	event func(out *progress.Printer, e launch.Event)) (launch.Result, error) {
 	dir, err := newScratch("cprun-" + string(role) + "-")
@@ -195,16 +195,15 @@ func payload(v any) []byte {
 	return b
 }
 
-// UseInstructions lets the environment choose what the CPU kernels of this process compute with. An error is an
-// InputError.
+// UseInstructions selects the instruction set of the CPU kernels from the environment. An error is an InputError.
 func UseInstructions() error {
 	if err := cpu.Use(launch.Getenv(launch.EnvCPU)); err != nil {
-		return inputf("%s: %w; unset it for the best that there is", launch.EnvCPU, err)
+		return inputf("%s: %w; unset it for the best that this machine has", launch.EnvCPU, err)
 	}
 	return nil
 }
 
-// scratch is the temporary directory of a command that leaves nothing.
+// scratch is the temporary directory of a command.
 type scratch struct {
 	path string
 	root *os.Root
@@ -223,7 +222,7 @@ func newScratch(prefix string) (*scratch, error) {
 	return &scratch{path, root}, nil
 }
 
-// end removes the directory unless the command has failed: the report of a failure names its logs.
+// end removes the directory. If the command failed, it stays, since the report names its logs.
 func (s *scratch) end(status int) error {
 	s.root.Close()
 	if status == launch.ExitDone {

@@ -19,7 +19,7 @@ import (
 	"github.com/cprun/cprun/internal/run/train"
 )
 
-// decider decides how attention runs on a machine, by its costs where these are known.
+// decider returns a Decider for a machine, with its cost table if there is one.
 func (o *Options) decider(m machine.Machine) (*plan.Decider, error) {
 	env, err := launch.Attention()
 	if err != nil {
@@ -43,14 +43,14 @@ func (o *Options) strategy(m machine.Machine, q plan.Question) (a plan.Answer, n
 	return a, c.notes, err
 }
 
-// known returns the costs of a machine; nil where no table is of it.
+// known returns the costs of a machine; nil if no table was measured on it.
 func (o *Options) known(m machine.Machine) func(ranks, perHost int) planner.Costs {
 	if o.Costs != nil {
 		return func(ranks, perHost int) planner.Costs { return o.Costs(m, ranks, perHost) }
 	}
 	table := sync.OnceValue(func() plan.Costs { return o.table(m) })
 	return func(ranks, perHost int) planner.Costs {
-		if m.IsCPU() && m.Assumed || table().Table == nil || !table().Exact { // an assumed CPU is no CPU in particular
+		if m.IsCPU() && m.Assumed || table().Table == nil || !table().Exact { // an assumed CPU is no particular one
 			return nil
 		}
 		return table().Table.For(jobOf(m, ranks, perHost))
@@ -61,7 +61,7 @@ func jobOf(m machine.Machine, ranks, perHost int) cost.Job {
 	return cost.Job{Ranks: ranks, PerHost: perHost, Cores: coresOf(m), Link: float64(m.Link), Net: float64(m.Net)}
 }
 
-// coresOf counts the cores that the ranks of a host share; 0: each has a GPU.
+// coresOf returns the cores shared by the ranks of a host, or 0 on GPUs.
 func coresOf(m machine.Machine) int {
 	if !m.IsCPU() {
 		return 0
@@ -69,7 +69,7 @@ func coresOf(m machine.Machine) int {
 	return runtime.NumCPU()
 }
 
-// documents returns the documents of the first sample; nil if the data is absent, which others report.
+// documents returns the documents of the first sample; nil without data, which other checks report.
 func documents(cfg *config.Config) []int {
 	docs, err := train.FirstDocuments(cfg)
 	if err != nil {
@@ -80,12 +80,12 @@ func documents(cfg *config.Config) []int {
 
 type chosen struct {
 	*backend.Choice
-	notes []string // lines for the user, at the start
+	notes []string // for the user
 }
 
-// choose decides the attention backend of a resolved config on a machine and writes it into
-// the config, so that workers and plan.json have no auto left. ways holds the choice by costs, or nil.
-func choose(cfg *config.Config, m machine.Machine, ways *plan.Chosen) (chosen, error) {
+// choose chooses the attention backend of a config on a machine and writes it into the config, for workers and
+// plan.json. byCosts is the choice by costs, or nil.
+func choose(cfg *config.Config, m machine.Machine, byCosts *plan.Chosen) (chosen, error) {
 	c, err := ask(cfg.Attention.Debug, func(disabled uint8) (*backend.Choice, error) {
 		return backend.Choose(cfg, m, disabled)
 	})
@@ -94,18 +94,17 @@ func choose(cfg *config.Config, m machine.Machine, ways *plan.Chosen) (chosen, e
 	}
 	cfg.Parallel.Backend = c.Backend.String()
 	if n := cfg.Attention.SMMargin; n > 0 && (c.Backend != backends.Flash || m.Arch != 90) {
-		c.notes = append(c.notes, fmt.Sprintf("attention.sm_margin %d has no effect: flash on Hopper GPUs reads it, "+
-			"and attention is %s on %s",
+		c.notes = append(c.notes, fmt.Sprintf("attention.sm_margin %d has no effect: only flash on Hopper GPUs uses "+
+			"it, and attention is %s on %s",
 			n, c.Backend, m))
-		// beside a backend that is not auto the key is an error, and workers read this config
+		// workers would refuse the key with a backend that is not auto
 		cfg.Attention.SMMargin = 0
 	}
 	return c, nil
 }
 
-// ask makes a choice without the backends that the environment switches off. debug is the level of
-// attention.debug; the environment may ask for more. Where no backend can be had the error is an
-// InputError that names the backends, the rules and their fixes.
+// ask calls choose with the backends that the environment disables. The environment may raise debug, the level of
+// attention.debug. If no backend can run, ask returns an InputError with the rules and their fixes.
 func ask(debug int, choose func(disabled uint8) (*backend.Choice, error)) (chosen, error) {
 	env, err := launch.Attention()
 	if err != nil {
@@ -121,7 +120,8 @@ func ask(debug int, choose func(disabled uint8) (*backend.Choice, error)) (chose
 	return chosen{Choice: c, notes: notesOf(min(2, max(debug, env.Debug)), c.Explain)}, nil
 }
 
-// notesOf returns the lines for the user: the variables that count, and the choice at a level. Warnings have level 0.
+// notesOf returns notes for the user: the variables in effect, and the choice in the detail of level. Level 0 has
+// warnings only.
 func notesOf(level int, explain func(io.Writer, int)) (notes []string) {
 	if line := launch.Honoured(); line != "" {
 		notes = append(notes, line)

@@ -1,7 +1,6 @@
 package command
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -25,50 +24,81 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A finding is one line of the report; a fix makes it a problem.
+// A finding is one line of the report. With a fix it is a problem, with advice a warning.
 type finding struct {
-	what, value, fix string
+	what, value, fix, advice string
+}
+
+// mark returns the first word of the line.
+func (f *finding) mark() string {
+	switch {
+	case f.fix != "":
+		return "PROBLEM"
+	case f.advice != "":
+		return "WARNING"
+	}
+	return "ok"
 }
 
 // maxSet bounds the listed variables without --verbose.
 const maxSet = 10
 
-// Doctor prints whether something would keep a run from working, each problem with its fix, and what this machine has;
-// with verbose, variables that are not set and why backends cannot run too. The status is 1 if there is a problem.
+// Doctor prints whether this machine is ready to train, each problem with its fix, and the hardware and limits. Verbose
+// adds unset variables and rejected backends. The status is 1 if there is a problem.
 func Doctor(w io.Writer, verbose bool) (int, error) {
 	gpus, machine := gpus()
 	findings := slices.Concat([]finding{cores(), memory()}, gpus, []finding{exchanges(), openFiles(), processes(),
 		temp()})
 	var b strings.Builder
 	if err := attentionReport(&b, machine, verbose); err != nil {
-		findings = append(findings, finding{"attention", err.Error(), "correct the environment variable"})
+		findings = append(findings, finding{what: "attention", value: err.Error(), fix: "correct the variable"})
 	}
 	variables(&b, verbose)
-	slices.SortStableFunc(findings, func(a, b finding) int { // problems first
-		return cmp.Compare(min(len(b.fix), 1), min(len(a.fix), 1))
-	})
-	var names []string
-	var lines strings.Builder
-	for _, f := range findings {
-		mark := "ok"
-		if f.fix != "" {
-			mark, names = "PROBLEM", append(names, f.what)
-		}
-		fmt.Fprintf(&lines, "%-8s %-14s %s\n", mark, f.what, indented(f.value))
-		if f.fix != "" {
-			fmt.Fprintf(&lines, "         fix:           %s\n", indented(f.fix))
+	var lines, top string
+	names := map[string][]string{}
+	for _, mark := range []string{"PROBLEM", "WARNING", "ok"} {
+		for _, f := range findings {
+			if f.mark() != mark {
+				continue
+			}
+			names[mark] = append(names[mark], f.what)
+			lines += fmt.Sprintf("%-8s %-12s %s\n", mark, f.what, indented(f.value))
+			if fix := f.fix + f.advice; fix != "" {
+				lines += fmt.Sprintf("         %-12s %s\n", "fix:", indented(fix))
+			}
 		}
 	}
-	verdict, status := "no problem found: cprun --nproc 4 examples/opticks.yaml", 0
-	if len(names) > 0 {
-		verdict, status = fmt.Sprintf("%d problem%s: %s", len(names), map[bool]string{true: "s"}[len(names) > 1],
-			strings.Join(names, ", ")), 1
+	status := 0
+	if bad := names["PROBLEM"]; len(bad) > 0 {
+		top, status = counted(bad, "problem"), 1
+	} else {
+		top = "ready to train on " + machine.String()
+		if machine.IsCPU() {
+			top = fmt.Sprintf("ready to train on %d CPU cores", runtime.NumCPU())
+		} else if machine.GPUs > 1 {
+			top = fmt.Sprintf("ready to train on %d GPUs (%s)", machine.GPUs, machine)
+		}
+	}
+	if odd := names["WARNING"]; len(odd) > 0 {
+		top += "; " + counted(odd, "warning")
+	}
+	if status == 0 {
+		top += "\nto start: cprun --nproc 4 examples/opticks.yaml"
 	}
 	if !verbose {
-		b.WriteString("\n--verbose: variables that are not set, and why other backends cannot run\n")
+		b.WriteString("\nmore: --verbose (unset variables, rejected backends)\n")
 	}
-	_, err := io.WriteString(w, terminal.Wrap(verdict+"\n\n"+lines.String(), 80, 24)+terminal.Wrap(b.String(), 80, 4))
+	columns := terminal.Columns()
+	_, err := io.WriteString(w, terminal.Wrap(top+"\n\n", columns, 2)+terminal.Wrap(lines, columns, 22)+
+		terminal.Wrap(b.String(), columns, 4))
 	return status, err
+}
+
+func counted(names []string, what string) string {
+	if len(names) > 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s: %s", len(names), what, strings.Join(names, ", "))
 }
 
 func variables(b *strings.Builder, verbose bool) {
@@ -85,7 +115,7 @@ func variables(b *strings.Builder, verbose bool) {
 		return
 	}
 	all = slices.DeleteFunc(all, func(v launch.Variable) bool { return !v.Set })
-	b.WriteString("\nenvironment variables that are set and that cprun reads\n")
+	b.WriteString("\nenvironment variables set\n")
 	for _, v := range all[:min(len(all), maxSet)] {
 		fmt.Fprintf(b, "  %-20s %s\n", v.Name, terminal.Clip(fmt.Sprintf("%q", v.Value), 56))
 	}
@@ -96,32 +126,32 @@ func variables(b *strings.Builder, verbose bool) {
 
 func cores() finding {
 	used, best := cpu.Instructions()
-	kernels := used + " kernels"
+	f := finding{what: "cores", value: fmt.Sprintf("%d, %s/%s, %s kernels, %s", runtime.NumCPU(), runtime.GOOS,
+		runtime.GOARCH, used, runtime.Version())}
 	if used != best {
-		kernels += fmt.Sprintf(" (%s asks for them; this machine has %s)", launch.EnvCPU, best)
+		f.advice = fmt.Sprintf("unset %s: this machine has %s", launch.EnvCPU, best)
 	}
-	return finding{"cores", fmt.Sprintf("%d, %s/%s, %s, %s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, kernels,
-		runtime.Version()), ""}
+	return f
 }
 
 func memory() finding {
 	total, usable := launch.HostMemory()
 	if usable == 0 {
-		return finding{"memory", "not known", ""}
+		return finding{what: "memory", value: "not known"}
 	}
-	f := finding{"memory", readable.Bytes(total), ""}
+	f := finding{what: "memory", value: readable.Bytes(total)}
 	if usable < total {
-		f.value += ", of which this cgroup may use " + readable.Bytes(usable)
+		f.value = fmt.Sprintf("%s in this cgroup, %s in all", readable.Bytes(usable), f.value)
 	}
 	return f
 }
 
 func exchanges() finding {
 	if err := comm.SharesMemory(); err != nil {
-		return finding{"exchanges", "of this node's ranks by Unix sockets, since they can share no memory: " +
-			err.Error(), ""}
+		return finding{what: "exchanges", value: "over Unix sockets, since ranks cannot share memory: " + err.Error(),
+			advice: "allow memfd_create; until then transfers between ranks are slower"}
 	}
-	return finding{"exchanges", "of this node's ranks by shared memory (memfd), small ones by Unix sockets", ""}
+	return finding{what: "exchanges", value: "over shared memory (memfd), small ones over Unix sockets"}
 }
 
 // enoughFiles covers the sockets between ranks, logs and data files.
@@ -134,19 +164,19 @@ func openFiles() finding {
 
 func processes() finding {
 	return limit("processes", unix.RLIMIT_NPROC, func(l unix.Rlimit) uint64 { return l.Cur },
-		" threads and processes of this user", "-u %d")
+		" of this user, threads included", "-u %d")
 }
 
 func limit(what string, resource int, of func(unix.Rlimit) uint64, unit, flag string) finding {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(resource, &l); err != nil {
-		return finding{what, "not known: " + err.Error(), ""}
+		return finding{what: what, value: "not known: " + err.Error()}
 	}
 	most := of(l)
 	if most == unix.RLIM_INFINITY {
-		return finding{what, "no limit", ""}
+		return finding{what: what, value: "no limit"}
 	}
-	f := finding{what, fmt.Sprintf("at most %d%s", most, unit), ""}
+	f := finding{what: what, value: fmt.Sprintf("at most %d%s", most, unit)}
 	if most < enoughFiles {
 		f.fix = fmt.Sprintf("raise the limit to %d or more: ulimit "+flag, enoughFiles, enoughFiles)
 	}
@@ -156,80 +186,46 @@ func limit(what string, resource int, of func(unix.Rlimit) uint64, unit, flag st
 func temp() finding {
 	dir, err := os.MkdirTemp("", "cprun-doctor-")
 	if err != nil {
-		return finding{"temporary", err.Error(), "point TMPDIR at a directory that this user may write to"}
+		return finding{what: "temporary", value: err.Error(),
+			fix: "point TMPDIR at a directory that this user may write to"}
 	}
 	defer os.Remove(dir)
-	return finding{"temporary", filepath.Dir(dir) + " can be written", ""}
+	return finding{what: "temporary", value: filepath.Dir(dir) + " is writable"}
 }
 
-var doctorRuns = []struct {
-	name   string
-	change func(r *backend.Request)
-}{
-	{"causal, 32:8 heads, head dim 128, training, ring over 8", func(*backend.Request) {}},
-	{"one rank", func(r *backend.Request) { r.Ranks = 1 }},
-	{"all-gather instead of a ring", func(r *backend.Request) { r.Algorithm = "allgather" }},
-	{"q/k head dim 192, v 128", func(r *backend.Request) { r.HeadDim, r.KVHeads = 192, r.Heads }},
-	{"sliding window of 4096", func(r *backend.Request) { r.Window = 4095 }},
-	{"packed documents", func(r *backend.Request) { r.Documents, r.Layout = true, "document" }},
-	{"deterministic", func(r *backend.Request) { r.Deterministic = true }},
-}
-
-// attentionReport prints the backend of common runs, kinds with equal backends on one line. If verbose, it also prints
-// the rules that reject each unused backend.
+// attentionReport prints the backends that can run causal training, the preferred one first. If verbose, it also prints
+// the rules that reject the others.
 func attentionReport(w io.Writer, m machine.Machine, verbose bool) error {
 	env, err := launch.Attention()
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "\nattention backends on %s\n", m)
-	possible, spoke := map[backends.Backend]bool{}, []backends.Rejection{}
-	var order []string
-	kinds := map[string][]string{} // by backends
-	for _, run := range doctorRuns {
-		r := backend.Request{
-			Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: ring.Auto},
-			DType:    tensor.BF16, Batch: 1, SeqQ: 32768, SeqKV: 32768, Heads: 32, KVHeads: 8,
-			HeadDim: 128, HeadDimV: 128, Causal: true, Window: -1, Training: true, Ranks: 8,
-		}
-		if m.IsCPU() {
-			r.DType = tensor.F32 // the type of a CPU
-		}
-		run.change(&r)
-		line := "none"
-		c, err := backend.Select(m, backend.Disabled(env.NoFlash, env.NoFused), r)
-		var none *backends.NoBackendError
-		switch {
-		case errors.As(err, &none):
-			spoke = append(spoke, none.Rejected...)
-		case err != nil:
-			return fmt.Errorf("attention rules for %s: %w", run.name, err)
-		default:
-			line = c.Backend.String()
-			var others []string
-			for _, b := range c.Layers[0].Able {
-				possible[b] = true
-				if b != c.Backend {
-					others = append(others, b.String())
-				}
-			}
-			if len(others) > 0 {
-				line += " (also " + strings.Join(others, ", ") + ")"
-			}
-			spoke = append(spoke, c.Rejected...)
-		}
-		if kinds[line] == nil {
-			order = append(order, line)
-		}
-		kinds[line] = append(kinds[line], run.name)
+	r := backend.Request{
+		Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: ring.Auto},
+		DType:    tensor.BF16, Batch: 1, SeqQ: 32768, SeqKV: 32768, Heads: 32, KVHeads: 8,
+		HeadDim: 128, HeadDimV: 128, Causal: true, Window: -1, Training: true, Ranks: 8,
 	}
-	for _, line := range order {
-		fmt.Fprintf(w, "  %s: %s\n", line, strings.Join(kinds[line], "; "))
+	if m.IsCPU() {
+		r.DType = tensor.F32 // the type of a CPU
 	}
-	said := map[string]bool{}
-	for _, r := range spoke {
-		if verbose && !possible[r.Backend] && !said[r.Rule] {
-			said[r.Rule] = true
+	c, err := backend.Select(m, backend.Disabled(env.NoFlash, env.NoFused), r)
+	var names []string
+	var rejected []backends.Rejection
+	if none := (*backends.NoBackendError)(nil); errors.As(err, &none) {
+		names, rejected = []string{"none"}, none.Rejected
+	} else if err != nil {
+		return fmt.Errorf("attention: %w", err)
+	} else {
+		names, rejected = []string{c.Backend.String()}, c.Rejected
+		for _, b := range c.Layers[0].Able {
+			if b != c.Backend {
+				names = append(names, b.String())
+			}
+		}
+	}
+	fmt.Fprintf(w, "\nattention backends on %s: %s\n", m, strings.Join(names, ", "))
+	for _, r := range rejected {
+		if verbose && !slices.Contains(names, r.Backend.String()) {
 			fmt.Fprintf(w, "  not %s, %s: %s\n    fix: %s\n", r.Backend, r.Rule, r.Reason, r.Fix)
 		}
 	}
@@ -240,31 +236,31 @@ func gpus() ([]finding, machine.Machine) {
 	devices := deviceFiles()
 	if !machine.Built {
 		if devices == 0 {
-			return []finding{{"GPUs", "none; runs go to the CPU", ""}}, machine.CPU()
+			return []finding{{what: "GPUs", value: "none; runs use the CPU"}}, machine.CPU()
 		}
-		return []finding{{"GPUs", fmt.Sprintf("%d, which this binary cannot use: it was built for the CPU", devices),
-			""}}, machine.CPU()
+		return []finding{{what: "GPUs", value: fmt.Sprintf("%d, unused: this binary was built for the CPU", devices),
+			advice: "build it with make cuda"}}, machine.CPU()
 	}
 	m, list, err := machine.Find()
 	switch {
 	case errors.Is(err, machine.ErrNoDriver) && devices == 0:
-		return []finding{{"GPUs", fmt.Sprintf("none; runs go to the CPU\nto use GPUs: %v", err), ""}}, machine.CPU()
-	case errors.Is(err, machine.ErrNoDriver):
-		return []finding{{"GPUs", fmt.Sprintf("%d, without a driver that can be loaded", devices),
-			err.Error() + "; in a container, have its libraries mounted; or run with --device cpu"}}, machine.CPU()
-	case err != nil:
-		return []finding{{"GPUs", err.Error(),
-				"look at nvidia-smi; choose GPUs of one kind with CUDA_VISIBLE_DEVICES, or run with --device cpu"}},
+		return []finding{{what: "GPUs", value: fmt.Sprintf("none; runs use the CPU\nto use GPUs: %v", err)}},
 			machine.CPU()
+	case errors.Is(err, machine.ErrNoDriver):
+		return []finding{{what: "GPUs", value: fmt.Sprintf("%d, but the driver cannot be loaded", devices),
+			fix: err.Error() + "; in a container, mount its libraries; or run with --device cpu"}}, machine.CPU()
+	case err != nil:
+		return []finding{{what: "GPUs", value: err.Error(), fix: "run nvidia-smi; choose GPUs of one kind with " +
+			"CUDA_VISIBLE_DEVICES, or run with --device cpu"}}, machine.CPU()
 	case len(list) == 0:
-		return []finding{{"GPUs", "none is seen; runs go to the CPU", ""}}, machine.CPU()
+		return []finding{{what: "GPUs", value: "the driver lists none; runs use the CPU"}}, machine.CPU()
 	}
 	out := cards(list)
 	out = append(out, links(list))
 	for _, l := range machine.Libraries() {
-		f := finding{l.Name, l.Version, ""}
-		if l.Problem != "" { // the text of the loader names the fix
-			f = finding{l.Name, "cannot be used", l.Problem}
+		f := finding{what: l.Name, value: l.Version}
+		if l.Problem != "" { // the loader's message contains the fix
+			f = finding{what: l.Name, value: "cannot be used", fix: l.Problem}
 		}
 		out = append(out, f)
 	}
@@ -274,8 +270,8 @@ func gpus() ([]finding, machine.Machine) {
 func cards(list []machine.GPU) (out []finding) {
 	first := 0
 	for _, g := range list {
-		f := finding{fmt.Sprintf("GPU %d", g.Ordinal), fmt.Sprintf("%s, sm%d, %d SMs, %s", g.Name, g.Arch, g.SMs,
-			readable.Bytes(g.Memory)), ""}
+		f := finding{what: fmt.Sprintf("GPU %d", g.Ordinal), value: fmt.Sprintf("%s, sm%d, %d SMs, %s", g.Name, g.Arch,
+			g.SMs, readable.Bytes(g.Memory))}
 		if n := len(out); n > 0 && out[n-1].value == f.value {
 			out[n-1].what = fmt.Sprintf("GPUs %d to %d", first, g.Ordinal)
 			continue
@@ -285,7 +281,7 @@ func cards(list []machine.GPU) (out []finding) {
 	return out
 }
 
-// deviceFiles counts the GPUs that the system has made files for, which takes no driver's library.
+// deviceFiles counts the GPUs by their device files, without the driver's library.
 func deviceFiles() int {
 	files, _ := filepath.Glob("/dev/nvidia[0-9]*") // the pattern is right
 	return len(files)
@@ -293,20 +289,19 @@ func deviceFiles() int {
 
 func links(list []machine.GPU) finding {
 	if len(list) == 1 {
-		return finding{"links", "one GPU", ""}
+		return finding{what: "links", value: "one GPU"}
 	}
 	var without []string
 	for _, g := range list {
 		if len(g.Peers) < len(list)-1 {
-			without = append(without, fmt.Sprintf("GPU %d reaches %d of %d others", g.Ordinal, len(g.Peers),
-				len(list)-1))
+			without = append(without, fmt.Sprintf("GPU %d reaches %d of %d others", g.Ordinal, len(g.Peers), len(list)-1))
 		}
 	}
 	if len(without) == 0 {
-		return finding{"links", "every GPU reaches the memory of every other", ""}
+		return finding{what: "links", value: "every GPU reaches the memory of every other"}
 	}
-	return finding{"links", strings.Join(without, "; ") + ": transfers between the rest go through the host's " +
-		"memory, by NCCL", ""}
+	return finding{what: "links", value: strings.Join(without, "; "),
+		advice: "none needed, but slower: the other transfers go through host memory, by NCCL"}
 }
 
-func indented(s string) string { return strings.ReplaceAll(s, "\n", "\n                        ") }
+func indented(s string) string { return strings.ReplaceAll(s, "\n", "\n                      ") }

@@ -78,7 +78,7 @@ func Eval(ctx context.Context, path string, o EvalOptions) (int, error) {
 		return res.ExitCode, res.Err
 	}
 	if err := json.Unmarshal(report, &e.Evaluation); err != nil {
-		return launch.ExitFailed, fmt.Errorf("report of rank 0: %w", err)
+		return launch.ExitFailed, fmt.Errorf("rank 0's report: %w", err)
 	}
 	e.Perplexity = train.Float(math.Exp(float64(e.Loss)))
 	return 0, o.write(&e)
@@ -113,7 +113,7 @@ func (o *EvalOptions) prepare(
 		return nil, nil, once(err)
 	}
 	if cfg.Train.MicroBatchSize != 1 {
-		return nil, nil, inputf("train.micro_batch_size %d: samples are evaluated one by one; leave it out",
+		return nil, nil, inputf("train.micro_batch_size %d: eval takes samples one by one; remove the key",
 			cfg.Train.MicroBatchSize)
 	}
 	if _, err := train.Check(cfg); err != nil {
@@ -137,7 +137,7 @@ func (o *EvalOptions) prepare(
 	return cfg, append(notes, choice.notes...), nil
 }
 
-// once leaves out the second report of a fault of the data, which are also the training data.
+// once drops the second report of a fault in the data: data.path and data.validation.path name the same files.
 func once(err error) error {
 	var faults config.Errors
 	if errors.As(err, &faults) {
@@ -149,8 +149,8 @@ func once(err error) error {
 	return &InputError{err}
 }
 
-// base returns the first config, its name in errors, and keys to set in it: the checkpoint's config of a run, an empty
-// one of a Hugging Face directory.
+// base returns the config to start from, its name in errors, and keys to set in it. A run has its checkpoint's config,
+// a Hugging Face directory an empty one.
 func (o *EvalOptions) base(
 	ctx context.Context, path string, e *evaluation, task *job.Train, notes *[]string,
 ) (name, text string, set []string, err error) {
@@ -179,14 +179,14 @@ func (o *EvalOptions) base(
 	return name, text, set, nil
 }
 
-// isModel reports whether a path is a Hugging Face directory and not a run. With a step it is a run.
+// isModel reports whether a path is a Hugging Face directory. With a step it names a run.
 func isModel(path string, step int64) bool {
 	_, err := os.Stat(filepath.Join(path, "config.json"))
-	_, adapter := os.Stat(filepath.Join(path, "adapter_config.json")) // which is refused as what it is
+	_, adapter := os.Stat(filepath.Join(path, "adapter_config.json")) // to refuse an adapter by name
 	return (err == nil || adapter == nil) && step == 0
 }
 
-// checkpointOf does what ofStep does, for commands that also take a Hugging Face directory.
+// checkpointOf is ofStep for commands that also take a Hugging Face directory.
 func checkpointOf(ctx context.Context, path string, step int64) (*checkpoint.Checkpoint, []string, error) {
 	c, reasons, err := ofStep(ctx, path, step)
 	if errors.Is(err, checkpoint.ErrNone) || errors.Is(err, fs.ErrNotExist) {
@@ -203,7 +203,8 @@ func (o *EvalOptions) write(e *evaluation) error {
 	if e.Step > 0 {
 		what = fmt.Sprintf("%s, step %d", terminal.Name(e.Model), e.Step)
 	}
-	fmt.Fprintf(o.Stdout, "%s: loss %.4f, perplexity %.4g over %s tokens of %s samples of %s, in %.1f s\n\n",
+	fmt.Fprintf(o.Stdout, "%s: loss %.4f, perplexity %.4g\n"+
+		"over %s target tokens in %s samples of %s tokens, in %.1f s\n\n",
 		what, float64(e.Loss), float64(e.Perplexity), readable.Count(e.Targets), readable.Count(e.Samples),
 		readable.Count(int64(e.SeqLen)), e.Seconds)
 	w := tabwriter.NewWriter(o.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)

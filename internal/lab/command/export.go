@@ -24,8 +24,8 @@ import (
 // ExportOptions are the flags of `cprun export`.
 type ExportOptions struct {
 	To     string
-	DType  string // fp32, bf16, fp16, or auto: that of the model which training began with, else fp32
-	Step   int64  // of the checkpoint; 0: the newest
+	DType  string // fp32, bf16, fp16, or auto: as in model.from, else fp32
+	Step   int64  // of the checkpoint; 0: the newest one
 	Stdout io.Writer
 }
 
@@ -40,7 +40,7 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 	if empty, err := files.Empty(o.To); err != nil {
 		return 0, inputf("--to: %w", err)
 	} else if !empty {
-		return 0, inputf("--to: %s has files in it; name another directory, or empty it", terminal.Name(o.To))
+		return 0, inputf("--to: %s is not empty; name another directory, or empty it", terminal.Name(o.To))
 	}
 	if _, ok := exportTypes[o.DType]; !ok && o.DType != "auto" {
 		return 0, inputf("--dtype %q: want fp32, bf16, fp16 or auto", o.DType)
@@ -62,7 +62,11 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 	if err := c.Fits(train.CheckpointParams(params)); err != nil {
 		return 0, &InputError{err}
 	}
-	brought, without := companions(cfg)
+	var brought []string
+	var without error // the reason if files are missing
+	if cfg.Model.From != "" {
+		brought, without = hf.Companions(cfg.Model.From)
+	}
 	err = hf.Export(o.To, hf.Model{
 		Config: exported(cfg), From: cfg.Model.From, Companions: brought, DType: dtype, Tensors: cfg.Model.Tensors(),
 		Bytes: ofBytes(cfg), EOS: cfg.Data.EOSTokenID,
@@ -74,13 +78,13 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 		return 0, err
 	}
 	fmt.Fprintf(o.Stdout, "wrote %s: %s of step %d, %d tensors in %s\n", terminal.Name(o.To), cfg.Model.Architecture,
-		c.Manifest.Step, len(params), typeName(dtype))
+		c.Manifest.Step, len(params), dtype)
 	if len(brought) > 0 {
 		fmt.Fprintf(o.Stdout, "from %s: %s\n", terminal.Name(cfg.Model.From), strings.Join(brought, ", "))
 	}
 	if without != nil {
-		fmt.Fprintf(o.Stdout, "note: the export is without the tokenizer and generation_config.json, or some of "+
-			"their files: %v; copy them there from the model that training began with\n", without)
+		fmt.Fprintf(o.Stdout, "note: the export lacks files of the tokenizer or generation_config.json: %v; "+
+			"copy them there from the model of model.from\n", without)
 	}
 	if caveat := cfg.Model.Caveat(); caveat != "" {
 		fmt.Fprintf(o.Stdout, "note: %s\n", caveat)
@@ -122,24 +126,7 @@ func (o *ExportOptions) element(cfg *config.Config) safetensors.DType {
 	return safetensors.F32
 }
 
-func typeName(t safetensors.DType) string {
-	for name, d := range exportTypes {
-		if d == t {
-			return name
-		}
-	}
-	return string(t)
-}
-
-// companions lists the files that the export copies from the model that training began with, and why some are missing.
-func companions(cfg *config.Config) ([]string, error) {
-	if cfg.Model.From == "" {
-		return nil, nil
-	}
-	return hf.Companions(cfg.Model.From)
-}
-
-// exported returns the config.json of the trained model, completed by keys of the run's config.
+// exported returns the config.json of the trained model, with the positions and the EOS of the run.
 func exported(cfg *config.Config) *hf.Config {
 	const eos = "eos_token_id"
 	c := cfg.Model.Config
@@ -155,7 +142,7 @@ func exported(cfg *config.Config) *hf.Config {
 	return &c
 }
 
-// checkpointConfig returns the config of a checkpoint. Its data may be gone.
+// checkpointConfig returns the config of a checkpoint. It does not look for the data.
 func checkpointConfig(c *checkpoint.Checkpoint) (*config.Config, error) {
 	cfg, err := config.Parse(filepath.Join(c.Dir, "manifest.json"), []byte(c.Manifest.Config),
 		config.Options{NoFiles: true})

@@ -38,18 +38,18 @@ type GenerateOptions struct {
 	PromptFile string  // in its place
 	MaxTokens  int     // new ones
 	Sampling   generate.Sampling
-	Step       int64  // of the checkpoint of a run; 0: the newest
+	Step       int64  // of the checkpoint of a run; 0: the newest one
 	Tokenizer  string // a tokenizer.json, its directory, or bytes; "": the model's own
 	IgnoreEOS  bool
 	Device     string // auto, cpu or cuda
 	Echo       bool   // also prints the prompt
 	Quiet      bool
 	Stdin      io.Reader
-	Stdout     *os.File // the text, and nothing else
+	Stdout     *os.File // only the text
 	Stderr     io.Writer
 }
 
-// maxPrompt bounds a prompt, in bytes: far more than any model has positions for.
+// maxPrompt bounds a prompt, in bytes, far above the positions of any model.
 const maxPrompt = 64 << 20
 
 // Generate lets the model of a run's checkpoint, or of a Hugging Face directory, continue a prompt.
@@ -61,7 +61,7 @@ func Generate(ctx context.Context, path string, o GenerateOptions) (int, error) 
 	if err != nil {
 		return 0, err
 	}
-	// only now: a prompt that is typed can be left by Ctrl-C
+	// not earlier: while the user types a prompt, Ctrl-C ends the program
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	err = o.generate(ctx, path, text)
@@ -129,7 +129,7 @@ func (o *GenerateOptions) check() error {
 		return inputf("--prompt is missing: cprun generate RUN --prompt TEXT; - reads it from standard input, " +
 			"--prompt-file from a file")
 	case o.Prompt != nil && o.PromptFile != "":
-		return inputf("--prompt and --prompt-file: one of them is the prompt")
+		return inputf("--prompt and --prompt-file: pass one of them")
 	case o.MaxTokens < 1:
 		return inputf("--max-tokens %d: want 1 or more", o.MaxTokens)
 	case o.Step < 0:
@@ -176,19 +176,19 @@ func (w *source) request(text string, o *GenerateOptions) (req generate.Request,
 	}
 	if len(req.Prompt) == 0 {
 		if w.begin < 0 {
-			return req, nil, inputf("the prompt is empty, and the model has no token to begin a text with; give it " +
-				"some text")
+			return req, nil, inputf("the prompt is empty, and the model has no token that begins a text; pass some " +
+				"text")
 		}
 		req.Prompt = []int32{int32(w.begin)}
 	}
 	for _, id := range req.Prompt {
 		if int(id) >= w.cfg.VocabSize {
-			return req, nil, inputf("the prompt: token id %d is not below vocab_size %d: the tokenizer is another "+
-				"model's; --tokenizer names it", id, w.cfg.VocabSize)
+			return req, nil, inputf("the prompt: token id %d is not below vocab_size %d, so the tokenizer is another "+
+				"model's; name the right one with --tokenizer", id, w.cfg.VocabSize)
 		}
 	}
 	if n := len(req.Prompt); n >= w.positions {
-		return req, nil, inputf("the prompt has %d tokens, and the model %d positions, which a text needs, too; "+
+		return req, nil, inputf("the prompt has %d tokens, which leaves no room in the model's %d positions; "+
 			"shorten it", n, w.positions)
 	}
 	for _, id := range req.Prompt {
@@ -202,8 +202,8 @@ func (w *source) request(text string, o *GenerateOptions) (req generate.Request,
 	return req, d, nil
 }
 
-// open takes the device of --device into use, if its memory holds the model and the keys and values of
-// that many tokens. end closes it.
+// open opens the device of --device if its memory holds the model, and the keys and values of the tokens. end closes
+// it.
 func (o *GenerateOptions) open(w *source, tokens int) (dev *device.Device, end func() error, err error) {
 	m, err := found(o.Device)
 	if err != nil {
@@ -212,7 +212,7 @@ func (o *GenerateOptions) open(w *source, tokens int) (dev *device.Device, end f
 	weights, cache := generate.Bytes(w.cfg, tokens)
 	if m.Memory > 0 && weights+cache > m.Memory {
 		return nil, nil, inputf("%s: the weights take %.1f GB in float32, keys and values of %d tokens %.1f GB, and "+
-			"this %s has %.1f GB; take a larger one, or fewer --max-tokens",
+			"this %s has %.1f GB; use a larger one, or fewer --max-tokens",
 			w.what, float64(weights)/1e9, tokens, float64(cache)/1e9,
 			map[bool]string{true: "machine", false: "GPU"}[m.IsCPU()], float64(m.Memory)/1e9)
 	}
@@ -244,11 +244,11 @@ func (o *GenerateOptions) open(w *source, tokens int) (dev *device.Device, end f
 type source struct {
 	what      string // its name in errors
 	cfg       *hf.Config
-	positions int    // that it was made for
+	positions int    // maximum length of prompt and text
 	tokenizer string // bytes, or the path of a tokenizer.json
-	begin     int    // the token that an empty prompt stands for; -1: none
-	ends      []int  // the tokens that end a text, with own
-	own       []int  // the model itself
+	begin     int    // the token that replaces an empty prompt; -1: none
+	ends      []int  // the tokens that end a text, own included
+	own       []int  // end tokens from the model's config
 	read      func(ctx context.Context, p model.Param, dst []float32) error
 	from      io.Closer
 	notes     []string
@@ -256,8 +256,7 @@ type source struct {
 
 func (w *source) close() { w.from.Close() }
 
-// openSource opens the checkpoint of a run, or a Hugging Face directory, and finds every fault of what it
-// says of itself.
+// openSource opens the checkpoint of a run, or a Hugging Face directory, and checks its metadata.
 func openSource(ctx context.Context, path string, o *GenerateOptions) (w *source, err error) {
 	if isModel(path, o.Step) {
 		w, err = sourceOfModel(path)
@@ -280,12 +279,12 @@ func (w *source) findTokenizer(given string) error {
 		w.tokenizer, whose = tokenizerFile(given), "the"
 	}
 	if w.tokenizer == "" {
-		return inputf("%s: it is not known which tokenizer made its tokens; name it: --tokenizer, a tokenizer.json "+
-			"or its directory, or bytes", w.what)
+		return inputf("%s: its tokenizer is unknown; pass --tokenizer with a tokenizer.json, its directory, or "+
+			"bytes", w.what)
 	}
 	if w.tokenizer != data.Bytes {
 		if _, err := os.Stat(w.tokenizer); err != nil {
-			return inputf("%s: %s tokenizer %s is not there; copy it there, or name one: --tokenizer", w.what, whose,
+			return inputf("%s: %s tokenizer %s does not exist; copy it there, or name one with --tokenizer", w.what, whose,
 				terminal.Name(w.tokenizer))
 		}
 	}
@@ -298,7 +297,7 @@ func (w *source) findTokenizer(given string) error {
 		return inputf("%s: %w", w.what, err)
 	}
 	w.begin = -1
-	if all := append(begins, w.ends...); len(all) > 0 && all[0] < w.cfg.VocabSize { // texts follow the end of another
+	if all := append(begins, w.ends...); len(all) > 0 && all[0] < w.cfg.VocabSize { // in training an EOS precedes a text
 		w.begin = all[0]
 	}
 	return nil
@@ -372,7 +371,7 @@ func sourceOf(c *checkpoint.Checkpoint) (*source, error) {
 	return w, nil
 }
 
-// tokenizerOf returns the tokenizer of a run's text; "" if it was trained on tokens that another program made.
+// tokenizerOf returns the tokenizer of a run's text; "" if another program made its tokens.
 func tokenizerOf(cfg *config.Config) string {
 	if cfg.Data.Tokenizer == config.Bytes && cfg.Model.From == "" && !ofBytes(cfg) {
 		return ""
@@ -380,8 +379,7 @@ func tokenizerOf(cfg *config.Config) string {
 	return cfg.Data.Tokenizer
 }
 
-// output returns the writer of the text: it keeps control characters from a terminal; a file or a pipe gets
-// the text as the model writes it.
+// output returns the writer of the text. It strips control characters for a terminal, but not for a file or pipe.
 func (o *GenerateOptions) output() io.Writer {
 	if launch.Terminal(o.Stdout) {
 		return terminal.NewWriter(o.Stdout)
@@ -441,15 +439,15 @@ func (o *GenerateOptions) note(line string) {
 
 func (o *GenerateOptions) report(w *source, req generate.Request, rep generate.Report) {
 	rate := func(n int, d time.Duration) string {
-		return fmt.Sprintf("%s tokens in %.2f s (%.1f tokens/s)", readable.Count(int64(n)), d.Seconds(),
-			float64(n)/max(d.Seconds(), 1e-9))
+		return fmt.Sprintf("%s tokens in %.2f s (%s)", readable.Count(int64(n)), d.Seconds(),
+			readable.Rate(float64(n)/max(d.Seconds(), 1e-9)))
 	}
 	why := map[generate.End]string{
-		generate.EndOfText: "the model ended the text", generate.EndTokens: "wrote --max-tokens tokens",
+		generate.EndOfText: "the model ended the text", generate.EndTokens: "stopped at --max-tokens",
 		generate.Interrupted: "interrupted",
-		generate.EndRoom:     fmt.Sprintf("prompt and text are as long as the model's %d positions", w.positions),
+		generate.EndRoom:     fmt.Sprintf("stopped at the model's last position, %d", w.positions),
 	}
-	line := fmt.Sprintf("prompt: %d tokens", len(req.Prompt)) // of one that was interrupted
+	line := fmt.Sprintf("prompt: %d tokens", len(req.Prompt)) // interrupted in the prompt
 	if rep.End != generate.Interrupted || rep.Tokens > 0 {
 		line = fmt.Sprintf("prompt: %s; text: %s", rate(len(req.Prompt), rep.Prompt), rate(rep.Tokens, rep.Write))
 	}

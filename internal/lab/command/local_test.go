@@ -27,7 +27,7 @@ func TestCheckLocal(t *testing.T) {
 		{dir, 256, 0, ""},
 		{filepath.Join(dir, "made", "later"), 256, 2, ""},
 		{file, 256, 1, "is a file"},
-		{dir, 1 << 40, 1, "part of a checkpoint has"},
+		{dir, 1 << 40, 1, "checkpoint.local: "},
 		{dir, 1 << 40, 1 << 40, ""},
 	} {
 		cfg := &config.Config{Checkpoint: config.Checkpoint{Local: c.local}}

@@ -27,34 +27,34 @@ import (
 	"github.com/cprun/cprun/internal/run/job"
 )
 
-// A multiNode runs one agent's part of a training run of several agents. The leading agent makes the run directory and
-// sends its path to the others; after its loss another agent leads.
+// A multiNode runs this node's part of a run on several nodes. An agent is the launcher on one node. The leading agent
+// creates the run directory and sends its path to the others. If it fails, another agent leads.
 type multiNode struct {
 	*TrainOptions
 	ctx     context.Context
 	path    string // of the config
-	at      *place.Place
-	workers int // of this agent
+	at      *place.Placement
+	workers int // number of this agent's workers
 	device  string
 	out     *progress.Printer
 	track   *tracker
 
 	firstDevice int        // the number of the first worker's GPU
 	addr        netip.Addr // of this host, for the others
-	secret      []byte     // of the job
+	secret      []byte     // the key of the job
 
-	dir        string // of the run; "": not known yet, as the next two
+	dir        string // of the run; like the next two, empty until the first start
 	runID      string
 	generation int64
-	lead       begun // of the leader of the present start; empty on other agents
+	lead       begun // on the leader of the present start; else empty
 	logs       *os.Root
 	log        *launcherLog
 	leads      bool
 }
 
-// multiNode checks the input as far as one agent can, and gets the job's key.
+// multiNode checks the input and gets the job's key.
 func (o *TrainOptions) multiNode(
-	ctx context.Context, path string, at *place.Place, out *progress.Printer,
+	ctx context.Context, path string, at *place.Placement, out *progress.Printer,
 ) (*multiNode, error) {
 	workers, device, err := o.resolve()
 	if err != nil {
@@ -77,7 +77,7 @@ func (o *TrainOptions) multiNode(
 	return t, err
 }
 
-// check finds the faults of the input, for as many agents as there may be, or else for as few.
+// check checks the input for the largest number of agents, then for the smallest.
 func (t *multiNode) check() (err error) {
 	o := *t.TrainOptions
 	for _, agents := range []int{t.at.MaxAgents, t.at.MinAgents} {
@@ -89,22 +89,22 @@ func (t *multiNode) check() (err error) {
 	return err
 }
 
-// hosts estimates the number of hosts of the agents, before they meet.
-func hosts(at *place.Place, agents int) int {
+// hosts estimates the number of hosts before the agents meet.
+func hosts(at *place.Placement, agents int) int {
 	perHost := max(1, at.LocalAgents)
 	return (agents + perHost - 1) / perHost
 }
 
 func (t *multiNode) train(signals *launch.Signals) (int, error) {
 	defer t.close()
-	cohort, err := t.join()
+	membership, err := t.join()
 	if err != nil {
 		return 0, err
 	}
 	spec := launch.Job{
 		NProc: t.workers, Device: t.firstDevice, Interface: interfaceOf(t.addr),
 		Argv:   []string{"worker", string(job.RoleTrain)},
-		Stderr: t.out, Show: t.show(), OnEvent: t.track.event, Node: t.at.Node, Cohort: cohort, OnStart: t.open,
+		Stderr: t.out, Show: t.show(), OnEvent: t.track.event, Node: t.at.Node, Membership: membership, OnStart: t.open,
 		Patient: t.at.SlurmJob != "", Signals: signals,
 	}
 	live := startStatus(&spec, t.at.MaxAgents, func() (string, *os.Root) {
@@ -119,7 +119,7 @@ func (t *multiNode) train(signals *launch.Signals) (int, error) {
 	if res.Err != nil {
 		why = res.Err.Error()
 	}
-	if err := cohort.Leave(res.ExitCode, why); err != nil {
+	if err := membership.Close(res.ExitCode, why); err != nil {
 		t.out.Note(err.Error())
 	}
 	t.out.Close()
@@ -132,20 +132,20 @@ func (t *multiNode) train(signals *launch.Signals) (int, error) {
 
 const exitInput = 2
 
-// firstDevice returns the number of this agent's first GPU among the visible GPUs: if the agents of a node see all of
-// its GPUs, each takes its own.
-func firstDevice(at *place.Place, workers, gpus int) (int, error) {
+// firstDevice returns the number of this agent's first GPU among the visible ones. If the agents of a node see all of
+// its GPUs, they share them out.
+func firstDevice(at *place.Placement, workers, gpus int) (int, error) {
 	if gpus <= workers || at.LocalAgents < 2 {
-		return 0, nil // it sees its own alone, or all are its own, or none is used
+		return 0, nil // all visible GPUs are this agent's
 	}
 	if gpus < workers*at.LocalAgents {
-		return 0, inputf("%d tasks on this node see %d GPUs, and %d are needed: ask for more, as with srun "+
+		return 0, inputf("%d tasks on this node see %d GPUs and need %d; request more, such as srun "+
 			"--gpus-per-task %d", at.LocalAgents, gpus, workers*at.LocalAgents, workers)
 	}
 	return workers * at.LocalRank, nil
 }
 
-func (t *multiNode) join() (*cluster.Cohort, error) {
+func (t *multiNode) join() (*cluster.Membership, error) {
 	inputs, err := t.inputs()
 	if err != nil {
 		return nil, err
@@ -160,7 +160,7 @@ func (t *multiNode) join() (*cluster.Cohort, error) {
 		Host: t.at.Node, HostID: id, Listen: t.addr.String(), Meets: t.at.Rank == 0, Seeds: []string{t.at.Rendezvous},
 		MaxRestarts: t.MaxRestarts, Prepare: t.prepare, Log: t.note,
 	}
-	if t.at.Rank <= 0 { // it may be the one at the rendezvous
+	if t.at.Rank <= 0 { // this may be the node of the rendezvous
 		_, port, err := net.SplitHostPort(t.at.Rendezvous)
 		if err != nil {
 			return nil, inputf("--rendezvous %s: %w", terminal.Name(t.at.Rendezvous), err)
@@ -174,7 +174,7 @@ func (t *multiNode) join() (*cluster.Cohort, error) {
 
 func (t *multiNode) note(format string, args ...any) { t.out.Note(fmt.Sprintf(format, args...)) }
 
-// inputs returns a digest of the config and the flags that must be the same on all agents.
+// inputs returns a digest of the config and flags that must be equal on all agents.
 func (t *multiNode) inputs() (string, error) {
 	text, err := files.Read(t.path, config.MaxFile)
 	if err != nil {
@@ -184,8 +184,8 @@ func (t *multiNode) inputs() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// hostID returns the same text on all agents of one host, and different texts on different hosts. Hosts that NCCL would
-// tell apart differ here too, since its transfers between them are transfers between hosts.
+// hostID identifies this host. It includes NCCL's own identifier, since NCCL treats hosts that differ in it as
+// different.
 func hostID() (string, error) {
 	boot, err := files.Read("/proc/sys/kernel/random/boot_id", 1<<10)
 	if err != nil {
@@ -202,16 +202,16 @@ func hostID() (string, error) {
 	return id, nil
 }
 
-// prepare makes the run directory ready for a start, and returns the payload of the workers. The leader calls it.
-func (t *multiNode) prepare(ctx context.Context, w cluster.World) ([]byte, error) {
+// prepare prepares the run directory for a start, and returns the payload of the workers. Only the leader calls it.
+func (t *multiNode) prepare(ctx context.Context, w cluster.Assignment) ([]byte, error) {
 	t.close()
 	o := *t.TrainOptions
 	ids := map[string]bool{}
-	for _, a := range w.Agents {
+	for _, a := range w.Members {
 		ids[a.HostID] = true
 	}
 	o.machine.Hosts = len(ids)
-	if t.dir != "" { // of the starts before, whoever led
+	if t.dir != "" { // an earlier start created it
 		o.RunDir, o.Resume = t.dir, "auto"
 	}
 	t.runID = cmp.Or(t.runID, launch.NewRunID(time.Now()))
@@ -236,14 +236,14 @@ func (t *multiNode) prepare(ctx context.Context, w cluster.World) ([]byte, error
 	return payload(t.lead.task), nil
 }
 
-// open makes the run directory that the leader has named ready for this agent's workers.
+// open opens the leader's run directory for this agent's workers.
 func (t *multiNode) open(s *launch.Start) error {
 	var task job.Train
 	if err := json.Unmarshal(s.Payload, &task); err != nil {
-		return fmt.Errorf("what the leader has told: %w", err)
+		return fmt.Errorf("message of the leader: %w", err)
 	}
 	t.dir, t.runID, t.generation, s.RunID = task.RunDir, task.RunID, task.Generation, task.RunID
-	t.leads = t.lead.root != nil && s.Place.FirstRank == 0
+	t.leads = t.lead.root != nil && s.Ranks.FirstRank == 0
 	if t.leads {
 		s.Logs, t.log = t.lead.logs, t.lead.log
 		t.track.root, t.track.again, t.track.writes = t.lead.root, t.again(t.dir), t.writes(t.dir, t.lead.cfg)
@@ -259,7 +259,7 @@ func (t *multiNode) open(s *launch.Start) error {
 		return fmt.Errorf("run directory: %w", err)
 	}
 	s.Logs = t.logs
-	t.log, err = openLog(t.logs, fmt.Sprintf("launcher-%04d.log", s.Place.NodeRank), t.out, t.TrainOptions)
+	t.log, err = openLog(t.logs, fmt.Sprintf("launcher-%04d.log", s.Ranks.NodeRank), t.out, t.TrainOptions)
 	return err
 }
 
@@ -269,8 +269,7 @@ const (
 	sharedPoll = 100 * time.Millisecond
 )
 
-// shared opens the run directory that the leader has made on its node, and makes sure that it is the
-// same one.
+// shared opens the run directory that the leader created, and checks that it is the same one.
 func (t *multiNode) shared(task *job.Train) (*os.Root, error) {
 	for end := time.Now().Add(sharedTime); ; {
 		root, err := files.OpenDir(task.RunDir)
@@ -281,13 +280,13 @@ func (t *multiNode) shared(task *job.Train) (*os.Root, error) {
 				return root, nil
 			}
 			if err == nil {
-				err = fmt.Errorf("%s is another one", terminal.Name(filepath.Join(task.RunDir, "config.yaml")))
+				err = fmt.Errorf("%s differs from the leader's", terminal.Name(filepath.Join(task.RunDir, "config.yaml")))
 			}
 			root.Close()
 		}
 		if time.Now().After(end) {
-			return nil, fmt.Errorf("the run directory that the node of rank 0 has made is not to be seen here: %w; "+
-				"it must be on a file system that all nodes share: name one with --run-dir", err)
+			return nil, fmt.Errorf("this node does not see the run directory of rank 0: %w; name a --run-dir on a "+
+				"file system that all nodes share", err)
 		}
 		select {
 		case <-time.After(sharedPoll):
@@ -310,14 +309,13 @@ func (t *multiNode) close() {
 	t.lead, t.logs, t.log, t.leads = begun{}, nil, nil, false
 }
 
-// place finds where this process stands among the nodes of a job, by the flags and by what a launcher of
-// several nodes has set.
-func (o *Options) place() (place.Place, error) {
+// place returns this process's place in the job, from the flags and the launcher's environment variables.
+func (o *Options) place() (place.Placement, error) {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "localhost"
 	}
-	nproc, _ := strconv.Atoi(o.NProc) // what is wrong with it, resolve says
+	nproc, _ := strconv.Atoi(o.NProc) // resolve reports errors
 	at, err := place.Find(launch.Getenv, place.Flags{
 		NProc: max(0, nproc), Nodes: o.NNodes, NodeRank: o.NodeRank, Rendezvous: o.Rendezvous, Hostname: host,
 	})
@@ -332,23 +330,22 @@ func (o *Options) place() (place.Place, error) {
 	return at, nil
 }
 
-// oneNode refuses a command that runs on one node where several processes of it were started, each of
-// which would do the same beside the others.
+// oneNode returns an error if a launcher started several tasks of a command that runs on one node.
 func (o *Options) oneNode() error {
 	at, err := o.place()
 	if err != nil || !at.Several() {
 		return err
 	}
-	return inputf("this is one of %d tasks that %s has started, and this command runs on one node: start it once, as "+
-		"in srun --ntasks 1 or mpirun -n 1",
+	return inputf("%[2]s started %[1]d tasks, and this command runs on one node; start it once, such as "+
+		"srun --ntasks 1 or mpirun -n 1",
 		at.MaxAgents, strings.ToLower(at.Source))
 }
 
-// underSlurm reports whether this is part of a job of Slurm, which sends SIGTERM more than once.
+// underSlurm reports whether this is a job of Slurm, which sends SIGTERM more than once.
 func underSlurm() bool { return launch.Getenv("SLURM_JOB_ID") != "" }
 
-// localAddress returns the address of this host at which the other nodes reach it: the one that --interface names,
-// else the one from which this host reaches one of peers, "host:port".
+// localAddress returns the address of this host for the other nodes: that of --interface, else the local address of the
+// route to a peer ("host:port").
 func localAddress(iface string, peers ...string) (netip.Addr, error) {
 	if iface != "" {
 		return namedAddress(iface)
@@ -367,7 +364,7 @@ func localAddress(iface string, peers ...string) (netip.Addr, error) {
 		fallback = addr
 	}
 	if !fallback.IsValid() {
-		return fallback, inputf("rendezvous %s: no way there from this host; name the network between the nodes with "+
+		return fallback, inputf("rendezvous %s: this host has no route to it; name the network between the nodes with "+
 			"--interface", terminal.Name(peers[0]))
 	}
 	return fallback, nil
@@ -379,9 +376,9 @@ type localAddr struct {
 }
 
 func localAddresses() (list []localAddr) {
-	all, _ := net.Interfaces() // none are listed where none can be
+	all, _ := net.Interfaces() // on an error, none
 	for _, i := range all {
-		addrs, _ := i.Addrs() // none where it is gone by now
+		addrs, _ := i.Addrs() // on an error, none
 		for _, a := range addrs {
 			if prefix, err := netip.ParsePrefix(a.String()); err == nil {
 				list = append(list, localAddr{i.Name, prefix.Addr().Unmap()})
@@ -391,8 +388,8 @@ func localAddresses() (list []localAddr) {
 	return list
 }
 
-// namedAddress returns the address that --interface names: itself, in a network, or of an interface. A link-local one
-// is the last choice.
+// namedAddress returns the address of --interface, which is an address, a network or an interface. It prefers addresses
+// that are not link-local.
 func namedAddress(iface string) (netip.Addr, error) {
 	meant := func(netip.Addr) bool { return false }
 	if addr, err := netip.ParseAddr(iface); err == nil {
@@ -428,7 +425,7 @@ func interfaceOf(addr netip.Addr) string {
 	return ""
 }
 
-// keyTime bounds the wait for a key that another node has made.
+// keyTime bounds the wait for the key of another node.
 const keyTime = 30 * time.Second
 
 func (t *multiNode) key(ctx context.Context) ([]byte, error) {
@@ -447,8 +444,7 @@ func (t *multiNode) key(ctx context.Context) ([]byte, error) {
 	return k[:], nil
 }
 
-// keyFile names the file of the key. It lies in the run directory. Without --run-dir, in which case the leader names
-// that directory later, it lies in runs and has the name of the job.
+// keyFile returns the path of the key: in the run directory, or without --run-dir in runs, with the job's name.
 func (t *multiNode) keyFile() (string, error) {
 	id := launch.Getenv("SLURM_JOB_ID")
 	if id == "" && t.at.LocalAgents == t.at.MaxAgents { // agents of one host share its files
@@ -460,6 +456,6 @@ func (t *multiNode) keyFile() (string, error) {
 	case id != "":
 		return filepath.Abs(filepath.Join("runs", ".job-"+id+".key"))
 	}
-	return "", errors.New("the nodes of the job need a key, so that no other process on the network joins it: " +
-		"pass --run-dir with a directory that all nodes share, or " + key.Fix)
+	return "", errors.New("the nodes of a job need a key, which keeps other processes out; pass --run-dir with a " +
+		"directory that all nodes share, or " + key.Fix)
 }

@@ -22,9 +22,9 @@ import (
 type PlanOptions struct {
 	Options
 	Set    []string
-	Assume []string // the machine, in place of this one
+	Assume []string // properties of another machine to plan for
 	JSON   bool
-	// Verbose prints the config, the partition, the hops and the other backends too.
+	// Verbose also prints the config, the partition, the hops and the other backends.
 	Verbose bool
 	Longest bool // plans for the longest sequence that fits
 }
@@ -80,12 +80,12 @@ func Plan(path string, o PlanOptions) (int, error) {
 		return 0, &InputError{refusal}
 	}
 	for _, line := range p.Refused {
-		fmt.Fprintln(o.Stderr, "a run on this machine would be refused: "+line)
+		fmt.Fprintln(o.Stderr, "cannot run on this machine: "+line)
 	}
 	return 0, nil
 }
 
-// dataLines tells how much data there is and which keys of records are not read; no lines if it is not known.
+// dataLines returns lines with the amount of data and the ignored keys; none if the data is unknown.
 func dataLines(d *plan.Data, cfg *config.Config) []string {
 	if d == nil {
 		return nil
@@ -114,13 +114,13 @@ func dataLines(d *plan.Data, cfg *config.Config) []string {
 }
 
 func unread(keys []string) string {
-	return "not read, since these keys of the records change nothing: " + strings.Join(keys, ", ")
+	return "ignored keys of the records, which change nothing: " + strings.Join(keys, ", ")
 }
 
-// maxPlanned bounds the ranks that share a sequence in a plan, which has hops for each two of them.
+// maxPlanned bounds the ranks that share a sequence: the plan lists a hop for every pair of them.
 const maxPlanned = 1024
 
-// loadPlanned loads a config for a plan alone. It refuses more ranks before anything is decided for them.
+// loadPlanned loads a config for a plan. It refuses more than maxPlanned ranks before the slow choice of a strategy.
 func loadPlanned(path string, o config.Options) (*config.Config, error) {
 	decide := o.Decide
 	o.Decide = nil
@@ -129,8 +129,8 @@ func loadPlanned(path string, o config.Options) (*config.Config, error) {
 		return nil, err
 	}
 	if n := cfg.Parallel.Context; n > maxPlanned {
-		return nil, cfg.Fault("parallel.context", fmt.Errorf("%d ranks share a sequence, and a plan is made of at "+
-			"most %d; write %d or fewer, or a larger parallel.data", n, maxPlanned, maxPlanned))
+		return nil, cfg.Fault("parallel.context", fmt.Errorf("%d ranks share a sequence, and cprun plans at most %d; "+
+			"lower it, or raise parallel.data", n, maxPlanned))
 	}
 	o.Decide = decide
 	return config.Load(path, o)
@@ -140,22 +140,21 @@ func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error
 	if o.JSON {
 		return printJSON(o.Stdout, p)
 	}
-	if err := p.Summary(o.Stdout, dataLines(p.Data, cfg)); err != nil {
+	if err := p.Summary(o.Stdout, terminal.Columns(), dataLines(p.Data, cfg)); err != nil {
 		return err
 	}
 	if !o.Verbose {
-		_, err := fmt.Fprintln(o.Stdout, "\n--verbose prints the config, the partition, the hops and the other "+
-			"backends too")
+		_, err := fmt.Fprintln(o.Stdout, "\nmore: --verbose (config, partition, hops, other backends)")
 		return err
 	}
-	fmt.Fprintf(o.Stdout, "\nconfig      %s, resolved\n", terminal.Name(path))
+	fmt.Fprintf(o.Stdout, "\nconfig      %s with its autos resolved\n", terminal.Name(path))
 	for line := range strings.Lines(string(cfg.YAML())) {
 		fmt.Fprint(o.Stdout, "  ", line)
 	}
-	return p.Details(o.Stdout)
+	return p.Details(o.Stdout, terminal.Columns())
 }
 
-// refusal returns the faults of the files that the config names. They stop a run, but not a plan.
+// refusal returns the faults in the files named by the config. They stop a run, but not a plan.
 func (o *PlanOptions) refusal(
 	path string, ranks int, m machine.Machine,
 ) (whole *config.Config, found *train.Data, err error) {
@@ -171,16 +170,6 @@ func lines(err error) []string {
 		return nil
 	}
 	return strings.Split(err.Error(), "\n")
-}
-
-type costsOf map[string]plan.Costs
-
-func (c costsOf) of(o *Options, m machine.Machine) plan.Costs {
-	name := m.Flag() + m.Device()
-	if _, ok := c[name]; !ok {
-		c[name] = o.costs(m)
-	}
-	return c[name]
 }
 
 func (o *Options) costs(m machine.Machine) plan.Costs {
@@ -211,7 +200,7 @@ func (o *Options) table(m machine.Machine) plan.Costs {
 	return c
 }
 
-// where returns the machine to plan for and its ranks, without the bounds of this machine.
+// where returns the machine to plan for and its ranks. The limits of this machine do not apply.
 func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 	if m, err = machine.Assume(o.Assume); err != nil {
 		return m, 0, &InputError{err}
@@ -226,10 +215,10 @@ func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 	}
 	switch device := o.Device; {
 	case device == "cuda" && m.IsCPU():
-		return m, 0, inputf("--device cuda: no GPU of this machine can be used by this binary; say which one is " +
-			"meant, such as --assume arch=sm90")
+		return m, 0, inputf("--device cuda: this binary finds no GPU here; name one to plan for, such as --assume " +
+			"gpu=h200")
 	case device == "cpu" && !m.IsCPU():
-		return m, 0, inputf("--device cpu: --assume says arch=sm%d; leave one of the two out", m.Arch)
+		return m, 0, inputf("--device cpu contradicts --assume arch=sm%d; leave one of the two out", m.Arch)
 	case device == "cuda":
 	case device != "auto" && device != "cpu":
 		return m, 0, inputf("--device %q: want auto, cpu or cuda", device)
@@ -243,8 +232,8 @@ func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 	switch {
 	case nproc != "auto":
 		if ranks, err = count(nproc); err == nil && m.Assumed && m.GPUs > 0 && ranks > m.GPUs {
-			err = inputf("--nproc %d: one process runs on each GPU, and --assume says gpus=%d; leave --nproc out, or "+
-				"assume more", ranks, m.GPUs)
+			err = inputf("--nproc %d: one process runs on each GPU, and --assume has gpus=%d; leave --nproc out, or "+
+				"assume more GPUs", ranks, m.GPUs)
 		}
 		return m, ranks * max(1, m.Hosts), err
 	case m.GPUs > 0:
@@ -253,11 +242,8 @@ func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 	return m, max(1, m.Hosts), nil
 }
 
-// MatmulTime bounds the measurement of the rate of matrix products. Tests that start many programs shorten it.
-var MatmulTime = 100 * time.Millisecond
-
 // matmulRate returns the peak GFLOP/s of one thread's matrix product, to scale a table to a CPU without its own.
-var matmulRate = sync.OnceValue(func() float64 { return cpu.ProductRate(128, MatmulTime) })
+var matmulRate = sync.OnceValue(func() float64 { return cpu.ProductRate(128, 30*time.Millisecond) })
 
 // quick plans without hops and advice. It chooses as a run does.
 func (o *Options) quick(
@@ -288,8 +274,8 @@ const stretchUnit = 1 << 10
 // stretch sets data.seq_len to the longest sequence that fits the memory, by bisection.
 func (o *PlanOptions) stretch(path string, m machine.Machine, ranks int) error {
 	if m.Memory == 0 {
-		return inputf("--longest: nothing says how much memory a device has; name a card, such as --assume gpu=h200, " +
-			"or add memory=80G")
+		return inputf("--longest: the memory of a device is not known; name a card, such as --assume gpu=h200, or add " +
+			"memory=80G")
 	}
 	for _, s := range o.Set {
 		if strings.HasPrefix(s, "data.seq_len=") {
@@ -327,8 +313,9 @@ func (o *PlanOptions) stretch(path string, m machine.Machine, ranks int) error {
 	}
 	o.Set = append(o.Set, set(lo))
 	if !o.JSON {
-		fmt.Fprintf(o.Stdout, "longest     %d tokens a sequence fit; of %d: %s\n\n", lo*stretchUnit, (lo+1)*stretchUnit,
-			terminal.Text(why.Error()))
+		fmt.Fprint(o.Stdout, terminal.Wrap(fmt.Sprintf("longest: %s tokens a sample; with %s, %s\n\n",
+			readable.Count(int64(lo*stretchUnit)), readable.Count(int64((lo+1)*stretchUnit)),
+			terminal.Text(why.Error())), terminal.Columns(), 2))
 	}
 	return nil
 }

@@ -20,7 +20,7 @@ import (
 
 // ReportOptions are the flags of `cprun report`.
 type ReportOptions struct {
-	Out     string // the page to write; "": report.html in the run, or in the working directory for several
+	Out     string // the page to write; "": report.html, in the run if there is only one
 	Version string
 	Stdout  io.Writer
 }
@@ -60,7 +60,7 @@ func Report(paths []string, o ReportOptions) (int, error) {
 			fmt.Fprintf(o.Stdout, "note: %s: %s\n", terminal.Name(r.Name), terminal.Text(m))
 		}
 	}
-	fmt.Fprintf(o.Stdout, "wrote %s, %.1f MB: open it in a browser; it needs no network\n", terminal.Name(out),
+	fmt.Fprintf(o.Stdout, "wrote %s (%.1f MB); open it in a browser, it needs no network\n", terminal.Name(out),
 		float64(size)/1e6)
 	return 0, nil
 }
@@ -81,13 +81,13 @@ func title(in *report.Input) string {
 
 // TopOptions are the flags of `cprun top`.
 type TopOptions struct {
-	Once   bool // print what is known now, on a terminal too
+	Once   bool // print the present state, also on a terminal
 	Stdout io.Writer
-	// Terminal is where it is drawn, if it is a terminal.
+	// Terminal is the file to draw on, if it is a terminal.
 	Terminal *os.File
 }
 
-// Top shows a run; "" is the one of runs/ that has changed last. The status tells nothing of the run's own.
+// Top shows a run; "" means the newest run in runs/. The exit status does not depend on the run's.
 func Top(ctx context.Context, dir string, o TopOptions) (int, error) {
 	if dir == "" {
 		var err error
@@ -97,7 +97,7 @@ func Top(ctx context.Context, dir string, o TopOptions) (int, error) {
 	}
 	s, err := top.Open(dir)
 	if err != nil {
-		return 0, inputf("%w; name the directory of a run, as --run-dir has it", err)
+		return 0, inputf("%w; name the directory of a run, such as runs/opticks-20261120-101500", err)
 	}
 	defer s.Close()
 	if o.Once || !launch.Terminal(o.Terminal) {
@@ -113,12 +113,9 @@ func Top(ctx context.Context, dir string, o TopOptions) (int, error) {
 	return 0, top.Live(ctx, s, screen, signals)
 }
 
-// newest is the run in a directory whose logs or metrics have changed last.
+// newest returns the most recently changed run of a directory.
 func newest(runs string) (string, error) {
-	all, err := filepath.Glob(filepath.Join(runs, "*"))
-	if err != nil || len(all) == 0 {
-		return "", inputf("there is no run in %s; name the directory of a run: cprun top RUN", terminal.Name(runs))
-	}
+	all, _ := filepath.Glob(filepath.Join(runs, "*")) // the pattern is right
 	best, last := "", time.Time{}
 	for _, dir := range all {
 		for _, name := range []string{"config.yaml", "metrics.jsonl", "logs"} {
@@ -128,7 +125,7 @@ func newest(runs string) (string, error) {
 		}
 	}
 	if best == "" {
-		return "", inputf("there is no run in %s; name the directory of a run: cprun top RUN", terminal.Name(runs))
+		return "", inputf("%s has no run; name the directory of one: cprun top RUN", terminal.Name(runs))
 	}
 	return best, nil
 }

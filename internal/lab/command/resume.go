@@ -20,7 +20,7 @@ import (
 type origin struct {
 	dir      string
 	notes    []string // for the user
-	reseeded bool     // the run's data.seed is the checkpoint's
+	reseeded bool     // data.seed comes from the checkpoint
 }
 
 func (o *TrainOptions) namedCheckpoint(ctx context.Context, cfg *config.Config) (*origin, error) {
@@ -39,13 +39,12 @@ func (o *TrainOptions) namedCheckpoint(ctx context.Context, cfg *config.Config) 
 	return from, nil
 }
 
-// ownCheckpoint returns the newest whole checkpoint of the run directory itself, which this process has
-// locked; nil if it holds none.
+// ownCheckpoint returns the newest complete checkpoint of the locked run directory, or nil.
 func (o *TrainOptions) ownCheckpoint(ctx context.Context, dir *os.Root, cfg *config.Config) (*origin, error) {
 	if o.Resume == "never" {
 		if len(steps(filepath.Dir(dir.Name()))) > 0 {
-			return nil, inputf("--resume never: %s holds checkpoints of an earlier run, which this one would "+
-				"replace; name another --run-dir, or leave --resume out to go on from them", terminal.Name(dir.Name()))
+			return nil, inputf("--resume never: %s has checkpoints of an earlier run, which this one would "+
+				"overwrite; name another --run-dir, or drop --resume to continue from them", terminal.Name(dir.Name()))
 		}
 		return nil, nil
 	}
@@ -54,7 +53,7 @@ func (o *TrainOptions) ownCheckpoint(ctx context.Context, dir *os.Root, cfg *con
 		return nil, nil
 	}
 	if err != nil {
-		return nil, inputf("%w%s; to begin anew, name another --run-dir", err, because(reasons))
+		return nil, inputf("%w%s; to start over, name another --run-dir", err, because(reasons))
 	}
 	defer c.Close()
 	from, err := begin(c, reasons, cfg)
@@ -63,16 +62,16 @@ func (o *TrainOptions) ownCheckpoint(ctx context.Context, dir *os.Root, cfg *con
 	}
 	if asked, err := filepath.Abs(o.Resume); o.Resume != "auto" && err == nil &&
 		!strings.HasPrefix(from.dir+"/", asked+"/") {
-		from.notes = append(from.notes, fmt.Sprintf("--resume %s passed over: the run directory has checkpoints of "+
-			"its own, and %s is the newest; to begin from the other, name another --run-dir",
+		from.notes = append(from.notes, fmt.Sprintf("--resume %s ignored: the run continues from its own newest "+
+			"checkpoint, %s; to start from the other, name another --run-dir",
 			terminal.Name(o.Resume), terminal.Name(filepath.Base(from.dir))))
 	}
 	return from, nil
 }
 
-// steps lists the checkpoints in a run directory, whole or not.
+// steps lists the checkpoints in a run directory, complete or not.
 func steps(runDir string) (names []string) {
-	entries, _ := os.ReadDir(checkpointsOf(runDir)) // locking it finds what cannot be read
+	entries, _ := os.ReadDir(checkpointsOf(runDir)) // locking it reports an unreadable directory
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), "step-") {
 			names = append(names, e.Name())
@@ -94,8 +93,7 @@ func begin(c *checkpoint.Checkpoint, passedOver []string, cfg *config.Config) (*
 	for _, r := range passedOver {
 		from.notes = append(from.notes, passed(r))
 	}
-	// Without a data.seed in the config the run keeps the checkpoint's order of samples, whatever train.seed and the
-	// default were when the checkpoint was saved.
+	// Without a data.seed in the config, the run keeps the checkpoint's order of samples.
 	if seed, ok := c.Manifest.Seeds["data"]; ok && seed >= 0 && seed != cfg.Data.Seed && !cfg.Given("data.seed") {
 		cfg.Data.Seed, from.reseeded = seed, true
 	}
@@ -107,10 +105,10 @@ func begin(c *checkpoint.Checkpoint, passedOver []string, cfg *config.Config) (*
 	return from, c.Fits(train.CheckpointParams(model.Layout(&cfg.Model.Config)))
 }
 
-func passed(reason string) string { return "checkpoint passed over: " + reason }
+func passed(reason string) string { return "checkpoint skipped: " + reason }
 
-// Keys of the model that do not change its results, and keys that choose the tokens of the n-th sample.
 var (
+	// freeKeys do not change the model's results; dataKeys select the tokens of each sample.
 	freeKeys = []string{"model.from", "model.initializer_range", "model.max_position_embeddings"}
 	dataKeys = []string{"data.path", "data.tokenizer", "data.seq_len", "data.shuffle", "data.pack_documents",
 		"data.eos_token_id", "data.seed", "train.global_batch_size"}
@@ -120,8 +118,8 @@ var (
 // learning rate are notes.
 func compare(c *checkpoint.Checkpoint, cfg *config.Config) (notes []string, err error) {
 	was, err := checkpointConfig(c)
-	if err != nil { // a cprun with other rules wrote it; Fits compares the weights' shapes
-		note := fmt.Sprintf("the model's keys and the data are not compared with the checkpoint's: %v", err)
+	if err != nil { // another version of cprun wrote it; Fits compares the weights' shapes
+		note := fmt.Sprintf("cannot compare the config with the checkpoint's: %v", err)
 		return []string{note}, nil
 	}
 	var faults, moved, paced []string
@@ -138,8 +136,8 @@ func compare(c *checkpoint.Checkpoint, cfg *config.Config) (notes []string, err 
 		}
 	}
 	if len(faults) > 0 {
-		return nil, fmt.Errorf("%s: the checkpoint is of another model; use the config it was saved with, start anew "+
-			"in another --run-dir, or begin with its weights: cprun export, then model.from\n  %s", c.Dir,
+		return nil, fmt.Errorf("%s: the checkpoint is of another model; use its config, start over in another "+
+			"--run-dir, or load only its weights: cprun export, then model.from\n  %s", c.Dir,
 			strings.Join(faults, "\n  "))
 	}
 	if len(moved) > 0 {
@@ -153,13 +151,13 @@ func compare(c *checkpoint.Checkpoint, cfg *config.Config) (notes []string, err 
 	}
 	now, err := rate(cfg, c.Manifest.Step)
 	if before != now && err == nil {
-		notes = append(notes, fmt.Sprintf("the learning rate of step %d is %s, and was %s in the checkpoint's run: %s",
+		notes = append(notes, fmt.Sprintf("the learning rate of step %d is %s, not %s as in the checkpoint's run: %s",
 			c.Manifest.Step+1, now, before, strings.Join(paced, ", ")))
 	}
 	return notes, err
 }
 
-// rate returns the learning rate after a number of steps, in the digits that a reader compares.
+// rate returns the learning rate after a number of steps, to three digits.
 func rate(cfg *config.Config, steps int64) (string, error) {
 	schedule, err := train.Schedule(cfg)
 	if err != nil {
@@ -168,8 +166,7 @@ func rate(cfg *config.Config, steps int64) (string, error) {
 	return fmt.Sprintf("%.3g", schedule(int(steps))), nil
 }
 
-// alike reports whether a key of two models says the same in other words: which keys their layers see,
-// or how positions turn.
+// alike reports whether different values of a key have the same effect, such as two spellings of windows or RoPE.
 func alike(key string, a, b *hf.Config) bool {
 	switch {
 	case key == "model.layer_types" || key == "model.sliding_window":

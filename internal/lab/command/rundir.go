@@ -23,8 +23,8 @@ import (
 	"github.com/cprun/cprun/internal/run/train"
 )
 
-// prepare writes the plan and the config into the run directory. It keeps the config of an earlier start with other
-// values, and returns the changes.
+// prepare writes the plan and the config into the run directory. If an earlier start had another config, prepare keeps
+// that and returns the changes.
 func prepare(r *ready, machine machine.Machine, costs plan.Costs) (changes []string, err error) {
 	dir, cfg := r.root, r.cfg
 	opts := plan.Options{Machine: machine, Choice: r.choice.Choice, Costs: costs, Chosen: r.chosen, Data: r.data}
@@ -50,8 +50,7 @@ func prepare(r *ready, machine machine.Machine, costs plan.Costs) (changes []str
 	return changes, nil
 }
 
-// firstDocuments returns the documents of the first sample. If the choice has read them, it does not read and tokenize
-// them again.
+// firstDocuments returns the documents of the first sample: the known ones, or else from the data.
 func firstDocuments(known []int, cfg *config.Config) ([]int, error) {
 	if len(known) > 0 {
 		return known, nil
@@ -70,7 +69,7 @@ func keepConfig(dir *os.Root, cfg *config.Config) (changes []string, err error) 
 		return nil, err
 	}
 	kept := ""
-	// a network file system finds late that a name exists
+	// a network file system may report late that a name exists
 	for i, err := 1, fs.ErrExist; errors.Is(err, fs.ErrExist); i++ {
 		kept = fmt.Sprintf("config-%d.yaml", i)
 		if err = files.Exclusive(dir, kept, text); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -78,14 +77,13 @@ func keepConfig(dir *os.Root, cfg *config.Config) (changes []string, err error) 
 		}
 	}
 	was, err := config.Parse(filepath.Join(dir.Name(), kept), text, config.Options{NoFiles: true})
-	if err != nil { // of a cprun with other keys, or changed by hand
-		return []string{fmt.Sprintf("config.yaml of the last start is kept as %s; it is not compared: %v", kept, err)},
-			nil
+	if err != nil { // another version of cprun wrote it, or an editor
+		return []string{fmt.Sprintf("the last start's config, now %s, cannot be compared: %v", kept, err)}, nil
 	}
 	for _, d := range cfg.Differences(was) {
 		changes = append(changes, fmt.Sprintf("  %s: %s -> %s", d.Key, d.Old, d.New))
 	}
-	return append([]string{"changed since the last start, whose config is kept as " + kept + ":"}, changes...), nil
+	return append([]string{"changed since the last start (its config is now " + kept + "):"}, changes...), nil
 }
 
 func replace(dir *os.Root, name string, data []byte) error {
@@ -102,7 +100,7 @@ func write(dir *os.Root, name string, data []byte) error {
 	})
 }
 
-// A launcherLog is logs/launcher.log: the output of the launcher, of every start.
+// A launcherLog is logs/launcher.log, the output of the launcher in every start.
 type launcherLog struct {
 	f    *os.File
 	name string
@@ -120,7 +118,7 @@ func openLog(logs *os.Root, name string, out *progress.Printer, o *TrainOptions)
 	return &launcherLog{f, name, out}, nil
 }
 
-// note copies an error that ends the command into the log, if there is one.
+// note copies an error into the log. A nil log ignores it.
 func (l *launcherLog) note(err error) error {
 	if err != nil && l != nil {
 		fmt.Fprintf(l.f, "%s cprun: %s\n", time.Now().UTC().Format(progress.Stamp), terminal.Message(err))
@@ -143,7 +141,7 @@ func (o *TrainOptions) again(dir string) string {
 	return shell(args)
 }
 
-// writes returns the command that generates text with the model of a run; "" if its tokenizer is not known.
+// writes returns the command that generates text with a run's model; "" if the tokenizer is unknown.
 func (o *TrainOptions) writes(dir string, cfg *config.Config) string {
 	if len(o.Args) == 0 || tokenizerOf(cfg) == "" {
 		return ""
@@ -151,7 +149,7 @@ func (o *TrainOptions) writes(dir string, cfg *config.Config) string {
 	return shell([]string{o.Args[0], "generate", dir, "--prompt", "The"})
 }
 
-// resuming returns a command line without --resume never: a new begin would be refused, or lose the checkpoints.
+// resuming drops --resume never from a command line, so that it continues from the checkpoints.
 func resuming(args []string) []string {
 	args = slices.Clone(args)
 	for i := 1; i < len(args); i++ {
@@ -198,8 +196,8 @@ func checkLocal(cfg *config.Config, hosts int) error {
 		return inputf("checkpoint.local: %w; name a directory on a disk of this node", err)
 	}
 	if need := stateBytes * model.Count(model.Layout(&cfg.Model.Config)) / int64(max(1, hosts)); need > free {
-		return inputf("checkpoint.local: this node's part of a checkpoint has %s, and %s has %s free; free space "+
-			"there, name another directory, or unset the key",
+		return inputf("checkpoint.local: this node's part of a checkpoint takes %s, and %s has %s free; free "+
+			"space there, name another directory, or unset the key",
 			readable.Bytes(need), terminal.Name(dir), readable.Bytes(free))
 	}
 	return nil

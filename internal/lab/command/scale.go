@@ -13,6 +13,7 @@ import (
 
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/lab/experiment"
 	"github.com/cprun/cprun/internal/lab/report"
 	"github.com/cprun/cprun/internal/launch"
@@ -24,17 +25,17 @@ import (
 // ScaleOptions are the flags of `cprun scale`.
 type ScaleOptions struct {
 	Options
-	Set      []string // over the experiment's
+	Set      []string // overrides of the experiment's set
 	Out      string   // directory; "": runs/<name>-<time>, or the newest unfinished one
 	Resume   string   // auto or never
 	PlanOnly bool
-	Assume   []string // of PlanOnly: the machine
+	Assume   []string // with PlanOnly: properties of the machine
 	Slurm    bool
-	Sbatch   []string // of Slurm: arguments for sbatch
+	Sbatch   []string // with Slurm: arguments for sbatch
 	Args     []string // the command line, the program first
 
-	Share  int  // of an array's task: which share it runs, from 1; 0: everything
-	Gather bool // write the results of ended runs, and run nothing
+	Share  int  // in an array task: its share of the cells, from 1; 0: all cells
+	Gather bool // only write the results of finished runs
 }
 
 type scale struct {
@@ -42,22 +43,22 @@ type scale struct {
 	e      *experiment.Experiment
 	id     experiment.Identity
 	cells  []experiment.Cell
-	work   []cellWork // beside cells
-	device string     // that cells without one of their own are on: cpu or cuda
-	on     string     // the machine, for a reader
+	work   []cellWork // parallel to cells
+	device string     // default device of cells: cpu or cuda
+	on     string     // description of the machine
 	store  *experiment.Store
 	out    *progress.Printer
-	share  map[string]bool // the cells of this task of an array; nil: all
-	costs  costsOf
+	share  map[string]bool // the cells of this array task; nil: all
+	sites  map[string]site // machines by --device
 }
 
 type cellWork struct {
-	config        []byte // train.yaml with its autos; nil if it has faults
+	config        []byte // train.yaml, autos unresolved; nil if it has faults
 	nproc, nnodes int
-	device        string // of the flag
+	device        string // value of --device
 	steps         int
 	plan          experiment.Plan
-	status        experiment.Status // Pending, or why it is not run
+	status        experiment.Status // Pending, or the reason not to run it
 	why           error
 }
 
@@ -65,10 +66,10 @@ type cellWork struct {
 func Scale(path string, o ScaleOptions) (int, error) {
 	signals := launch.CatchSignals()
 	defer signals.Release()
-	s := &scale{ScaleOptions: &o, costs: costsOf{}}
+	s := &scale{ScaleOptions: &o, sites: map[string]site{}}
 	asked, err := signals.Before(func() error { return s.check(path) })
 	if asked != "" {
-		fmt.Fprintf(o.Stderr, "cprun: %s: stopped before a cell was run; run the same command again\n", asked)
+		fmt.Fprintf(o.Stderr, "cprun: %s: stopped before the first cell; to resume, repeat the command\n", asked)
 		return launch.ExitStopped, nil
 	}
 	if err != nil {
@@ -97,16 +98,16 @@ func Scale(path string, o ScaleOptions) (int, error) {
 	return s.run(signals)
 }
 
-// check finds every fault of the input and plans each pending cell. It writes nothing.
+// check reports every fault of the input and plans each pending cell. It writes nothing.
 func (s *scale) check(path string) (err error) {
 	if s.Resume != "auto" && s.Resume != "never" {
 		return inputf("--resume %q: want auto or never", s.Resume)
 	}
 	if len(s.Assume) > 0 && !s.PlanOnly {
-		return inputf("--assume: a run is on this machine; it goes with --plan")
+		return inputf("--assume needs --plan: runs use this machine")
 	}
 	if s.Slurm && s.PlanOnly {
-		return inputf("--slurm with --plan: a plan needs no job; leave one of the two out")
+		return inputf("--slurm with --plan: a plan needs no job; drop one of the two")
 	}
 	if s.e, err = experiment.Load(path); err == nil {
 		err = s.configs()
@@ -123,13 +124,12 @@ func (s *scale) check(path string) (err error) {
 	if s.Slurm || s.Gather { // the cells run on other machines
 		s.device, s.on = s.Device, "several nodes of a Slurm cluster"
 		if job := s.queued(); s.Slurm && job != "" {
-			return inputf("--slurm: job %s, which runs the cells, has not ended; wait for it, or "+
-				"end it with scancel %s", job, job)
+			return inputf("--slurm: job %s still runs the cells; wait for it, or end it with "+"scancel %s", job, job)
 		}
 		return nil
 	}
 	alone := s.Options
-	alone.Quiet = alone.Quiet || s.Share > 0 // a task's other nodes are for cells of several
+	alone.Quiet = alone.Quiet || s.Share > 0 // a task has more nodes for cells of several nodes
 	if err := alone.oneNode(); err != nil {
 		return err
 	}
@@ -141,13 +141,12 @@ func (s *scale) check(path string) (err error) {
 	return s.plans()
 }
 
-// configs makes the configs of all cells, as far as they do not depend on a machine.
+// configs loads the configs of all cells, and checks them without a machine.
 func (s *scale) configs() error {
 	for _, flag := range s.Set {
 		key, _, _ := strings.Cut(flag, "=")
 		if slices.ContainsFunc(s.e.Grid, func(a experiment.Axis) bool { return a.Key == strings.TrimSpace(key) }) {
-			return fmt.Errorf("--set %s: it is a key of the grid, whose values count; take one of the two out",
-				terminal.Name(flag))
+			return fmt.Errorf("--set %s: the grid also sets this key; remove one of the two", terminal.Name(flag))
 		}
 	}
 	s.cells = s.e.Cells()
@@ -169,15 +168,15 @@ func (s *scale) configs() error {
 			good++
 			w.config, w.steps = cfg.YAML(), cfg.Train.Steps
 			if w.steps <= s.e.Warmup {
-				return s.e.Faultf("warmup", "%d steps are not counted, and train.steps is %d; lower one or raise the "+
-					"other", s.e.Warmup, w.steps)
+				return s.e.Faultf("warmup", "%d warmup steps leave none to count, since train.steps is %d; lower "+
+					"warmup or raise train.steps", s.e.Warmup, w.steps)
 			}
 		}
 		texts = append(texts, w.config)
 	}
 	switch {
 	case len(texts) == 0:
-		return s.e.Faultf("skip", "it leaves out every cell")
+		return s.e.Faultf("skip", "it skips every cell")
 	case good == 0:
 		return s.e.Refuse(faults...)
 	}
@@ -193,7 +192,7 @@ func (s *scale) directory() error {
 		if s.PlanOnly {
 			name += "-plan"
 		}
-		before, _ := filepath.Glob(filepath.Join("runs", name+"-*")) // a name that makes a pattern finds none
+		before, _ := filepath.Glob(filepath.Join("runs", name+"-*")) // a name with pattern characters finds none
 		if s.Resume == "auto" && !s.PlanOnly {
 			s.Out = experiment.Unfinished(before, s.id, s.done)
 		}
@@ -214,7 +213,7 @@ func (s *scale) directory() error {
 	s.Out = abs
 	if s.PlanOnly {
 		if _, err := os.Stat(filepath.Join(abs, "cells.jsonl")); err == nil {
-			return inputf("--out: %s has results of runs, which those of a plan would replace; name another directory",
+			return inputf("--out: %s has results of runs, which a plan would overwrite; name another directory",
 				terminal.Name(abs))
 		}
 	}
@@ -227,27 +226,29 @@ func (s *scale) done(runs []experiment.Run) bool {
 	return !slices.ContainsFunc(cells, func(c experiment.Cell) bool { return !c.Done() })
 }
 
-// machines finds the machine of each device that cells ask for, once.
-type machines map[string]machine.Machine
+// A site is the machine of a device, with its costs.
+type site struct {
+	machine.Machine
+	costs plan.Costs
+}
 
-func (s *scale) machineOf(found machines, device string) (machine.Machine, error) {
-	if m, ok := found[device]; ok {
-		return m, nil
+func (s *scale) site(device string) (at site, err error) {
+	if at, ok := s.sites[device]; ok {
+		return at, nil
 	}
 	o := PlanOptions{Options: s.Options, Assume: s.Assume}
 	o.Device, o.NProc = device, "auto"
-	var m machine.Machine
-	var err error
 	if s.PlanOnly {
-		m, _, err = o.where()
+		at.Machine, _, err = o.where()
 	} else {
 		_, _, err = o.resolve()
-		m = o.machine
+		at.Machine = o.machine
 	}
 	if err == nil {
-		found[device] = m
+		at.costs = s.Options.costs(at.Machine)
+		s.sites[device] = at
 	}
-	return m, err
+	return at, err
 }
 
 func (s *scale) results() *experiment.Results {
@@ -263,7 +264,7 @@ func (s *scale) results() *experiment.Results {
 		key, value, _ := strings.Cut(flag, "=")
 		r.Set[strings.TrimSpace(key)] = value
 	}
-	if s.store != nil { // as the first start wrote it
+	if s.store != nil { // from the first start
 		h := &s.store.Header
 		r.Command, r.Commit, r.Created, r.Machine, r.Device = h.Command, h.Commit, h.Created, h.Machine, h.Device
 	}
@@ -285,8 +286,8 @@ func (s *scale) finish() (int, error) {
 	if slices.ContainsFunc(s.cells, func(c experiment.Cell) bool { return c.Status == experiment.OK }) {
 		return launch.ExitDone, nil
 	}
-	return launch.ExitFailed, errors.New("no cell of the experiment succeeded; the table and the logs below " +
-		terminal.Name(filepath.Join(s.store.Dir(), "cells")) + " say why")
+	return launch.ExitFailed, errors.New("no cell of the experiment succeeded; for the reasons, see the table and " +
+		"the logs in " + terminal.Name(filepath.Join(s.store.Dir(), "cells")))
 }
 
 func (s *scale) show(r *experiment.Results) error {
@@ -333,7 +334,7 @@ func (s *scale) show(r *experiment.Results) error {
 		for i := range r.Cells {
 			some = some || r.Cells[i].Status != experiment.Skipped && col.of(&r.Cells[i]) != ""
 		}
-		if !some { // such as the MFU of a CPU
+		if !some { // for example the MFU of a CPU
 			continue
 		}
 		t.Head = append(t.Head, col.head)
@@ -349,7 +350,7 @@ func (s *scale) show(r *experiment.Results) error {
 			row++
 		}
 	}
-	more := map[string]int{} // cells with the reason of one before
+	more := map[string]int{} // cells by reason
 	for i := range r.Cells {
 		more[r.Cells[i].Error]++
 	}
@@ -377,7 +378,7 @@ func figure(x float64) string {
 	return readable.Number(x)
 }
 
-// sizeText returns a value of a grid for a reader: 131072 is 128K.
+// sizeText formats a value of the grid: 131072 is 128K.
 func sizeText(value any) string {
 	if n, ok := value.(int64); ok {
 		return readable.Size(n)

@@ -24,10 +24,10 @@ import (
 	"github.com/cprun/cprun/internal/run/train"
 )
 
-// grace bounds the end of a run after a request: a run ends between steps, and a long sequence makes a long step.
+// grace bounds the end of a run after a request. A run ends between steps, and long sequences make long steps.
 const grace = 20 * time.Second
 
-// again merges signals within that time into one request.
+// again is the time in which several signals count as one request.
 const again = 100 * time.Millisecond
 
 func (s *scale) run(signals *launch.Signals) (int, error) {
@@ -38,7 +38,7 @@ func (s *scale) run(signals *launch.Signals) (int, error) {
 	s.out = s.printer()
 	defer s.out.Close()
 	s.out.Note("experiment directory " + terminal.Name(s.store.Dir()))
-	for round := 1; round <= s.e.Repeat; round++ { // a picture of all cells before the second run of any
+	for round := 1; round <= s.e.Repeat; round++ { // every cell runs once before any runs twice
 		for _, i := range order {
 			if s.cells[i].Done() || s.has(i, round) {
 				continue
@@ -48,7 +48,7 @@ func (s *scale) run(signals *launch.Signals) (int, error) {
 			}
 		}
 	}
-	if s.Share > 0 { // the results are gathered when all shares are done
+	if s.Share > 0 { // another job gathers the results of all shares
 		return launch.ExitDone, nil
 	}
 	return s.finish()
@@ -83,7 +83,7 @@ func (s *scale) has(i, round int) bool {
 	})
 }
 
-// runCell runs a cell once. It returns an exit status if the command ends here.
+// runCell runs a cell once. A status other than launch.ExitDone ends the command.
 func (s *scale) runCell(i, round int, order []int, signals *launch.Signals) (int, error) {
 	c, w := &s.cells[i], &s.work[i]
 	dir, file, err := s.store.Prepare(c.ID, round, w.config)
@@ -122,8 +122,8 @@ func (s *scale) runCell(i, round int, order []int, signals *launch.Signals) (int
 
 func (s *scale) stop(p *launch.Program, asked, dir string, signals *launch.Signals) (int, error) {
 	first := time.Now()
-	s.out.Note(asked + ": the running cell is ended; a second request ends at once")
-	p.Ask()
+	s.out.Note(asked + ": ending the running cell; a second request ends it at once")
+	p.Terminate()
 	code := launch.ExitStopped
 	for {
 		more, _ := signals.Before(func() error { p.Wait(grace, grace); return nil })
@@ -131,7 +131,7 @@ func (s *scale) stop(p *launch.Program, asked, dir string, signals *launch.Signa
 			break
 		}
 		if time.Since(first) >= again && (more == "SIGINT" || more == "SIGTERM" && !underSlurm()) {
-			p.Hurry()
+			p.Interrupt()
 			code = launch.ExitInterrupted
 		}
 	}
@@ -139,7 +139,7 @@ func (s *scale) stop(p *launch.Program, asked, dir string, signals *launch.Signa
 	if s.Share == 0 {
 		err = errors.Join(err, s.store.WriteResults(s.results(), s.report))
 	}
-	s.out.Note("stopped; go on with: " + s.resumeCommand())
+	s.out.Note("stopped; to resume: " + s.resumeCommand())
 	return code, err
 }
 
@@ -178,22 +178,22 @@ func (s *scale) outcome(code int, late bool, tail string) (experiment.Status, st
 	case code == launch.ExitDone:
 		return experiment.OK, ""
 	case late:
-		return experiment.Timeout, fmt.Sprintf("not done after %s, the limit", config.FormatTime(s.e.Limit))
+		return experiment.Timeout, fmt.Sprintf("not finished within the limit of %s", config.FormatTime(s.e.Limit))
 	case launch.OutOfMemory(reason) || strings.Contains(reason, "does NOT fit"):
 		return experiment.OutOfMemory, why
 	case code == exitInput:
 		return experiment.Refused, why
 	case code == launch.ExitStopped || code == launch.ExitInterrupted:
-		return experiment.Failed, "it was stopped from outside"
+		return experiment.Failed, "another process stopped it"
 	case why == "" && code < 0:
-		return experiment.Failed, "cprun itself was killed"
+		return experiment.Failed, "cprun was killed"
 	case why == "":
 		return experiment.Failed, fmt.Sprintf("exit status %d", code)
 	}
 	return experiment.Failed, why
 }
 
-// failedRank matches the beginning of the report about the first failure.
+// failedRank matches the first line of the report on a failure.
 var failedRank = regexp.MustCompile(`^cprun: (rank \d+ failed|node )`)
 
 func reasonOf(tail string) string {
@@ -225,7 +225,7 @@ func (s *scale) measure(r *experiment.Run) {
 		r.Counted = bench.Count(steps, s.e.Warmup)
 	}
 	if r.Status == experiment.OK && r.Counted == nil {
-		r.Status, r.Error = experiment.Failed, "it logged no step that counts"
+		r.Status, r.Error = experiment.Failed, "it logged no step after the warmup"
 		if err != nil {
 			r.Error = oneLine(err)
 		}
@@ -287,12 +287,11 @@ func (o *output) tail() string {
 }
 
 func (s *scale) plans() error {
-	found := machines{}
-	m, err := s.machineOf(found, s.Device)
+	at, err := s.site(s.Device)
 	if err != nil {
 		return err
 	}
-	s.device, s.on = m.Device(), named(m)
+	s.device, s.on = at.Device(), named(at.Machine)
 	var refused []error
 	good := false
 	for i := range s.cells {
@@ -302,7 +301,7 @@ func (s *scale) plans() error {
 		}
 		w := &s.work[i]
 		if w.status == experiment.Pending {
-			w.why = s.e.Place(s.plan(i, found))
+			w.why = s.e.Place(s.plan(i))
 		}
 		w.settle()
 		s.cells[i].Predict(w.plan)
@@ -328,16 +327,17 @@ func (w *cellWork) settle() {
 	}
 }
 
-func (s *scale) plan(i int, found machines) error {
+func (s *scale) plan(i int) error {
 	c, w := &s.cells[i], &s.work[i]
 	w.device, w.nnodes = s.Device, 1
 	if d := c.Text("device"); d != "" {
 		w.device = d
 	}
-	m, err := s.machineOf(found, w.device)
+	at, err := s.site(w.device)
 	if err != nil {
 		return err
 	}
+	m := at.Machine
 	if n, ok := c.Number("nnodes"); ok {
 		w.nnodes, m.Hosts = int(n), int(n)
 	}
@@ -354,14 +354,14 @@ func (s *scale) plan(i int, found machines) error {
 			return cfg, err
 		}
 	}
-	cfg, p, err := s.quick(load, s.e.BasePath, m, w.nproc*w.nnodes, s.costs.of(&s.Options, m),
+	cfg, p, err := s.quick(load, s.e.BasePath, m, w.nproc*w.nnodes, at.costs,
 		config.Options{Set: s.flags(i), NoFiles: s.PlanOnly})
 	if err != nil {
 		return err
 	}
 	w.plan = experiment.Plan{
 		Choices: experiment.Choices{
-			Backend: cfg.Parallel.Backend, Layout: cfg.Parallel.Layout, Recompute: cfg.Memory.Recompute,
+			Backend: cfg.Parallel.Backend, Layout: string(cfg.Parallel.Layout), Recompute: cfg.Memory.Recompute,
 		},
 		StepSeconds: p.Estimate.SecondsPerStep, Memory: byKind(&p.Memory),
 	}
@@ -371,11 +371,11 @@ func (s *scale) plan(i int, found machines) error {
 	return nil
 }
 
-// place decides how many processes a cell has, and whether this machine starts as many.
+// place sets the number of processes of a cell, and checks that this machine can start them.
 func (s *scale) place(c *experiment.Cell, w *cellWork, m machine.Machine) error {
 	w.nproc = max(1, m.GPUs)
 	if m.Assumed && w.nnodes > 1 {
-		w.nproc = max(1, m.GPUs/w.nnodes) // gpus= of --assume is of all
+		w.nproc = max(1, m.GPUs/w.nnodes) // gpus= of --assume counts all hosts
 	}
 	if s.NProc != "auto" {
 		n, err := count(s.NProc)
@@ -389,18 +389,18 @@ func (s *scale) place(c *experiment.Cell, w *cellWork, m machine.Machine) error 
 	}
 	switch {
 	case s.PlanOnly && m.Assumed && w.nnodes == 1 && m.GPUs > 0 && w.nproc > m.GPUs:
-		return fmt.Errorf("nproc %d: one process runs on each GPU, and --assume says gpus=%d", w.nproc, m.GPUs)
+		return fmt.Errorf("nproc %d: one process runs on each GPU, and --assume has gpus=%d", w.nproc, m.GPUs)
 	case s.PlanOnly:
 		return nil
 	case m.GPUs > 0 && w.nproc > m.GPUs:
 		return fmt.Errorf("nproc %d: one process runs on each GPU, and this machine has %d", w.nproc, m.GPUs)
 	case w.nproc > maxProcs():
-		return fmt.Errorf("nproc %d: at most %d processes are started on this machine with %d cores", w.nproc,
+		return fmt.Errorf("nproc %d: this machine with %[3]d cores runs at most %[2]d processes", w.nproc,
 			maxProcs(), runtime.NumCPU())
 	case w.nnodes > 1 && s.Share == 0:
-		return fmt.Errorf("nnodes %d: cells of several nodes run under --slurm", w.nnodes)
+		return fmt.Errorf("nnodes %d: cells of several nodes need --slurm", w.nnodes)
 	case w.nnodes > 1 && allocated() < w.nnodes:
-		return fmt.Errorf("nnodes %d: this task of the array has %d", w.nnodes, allocated())
+		return fmt.Errorf("nnodes %d: this array task has %d nodes", w.nnodes, allocated())
 	}
 	return nil
 }

@@ -32,8 +32,8 @@ type batch struct {
 }
 
 var arrayScript = template.Must(template.New("array.sbatch").Parse(`#!/usr/bin/env bash
-# Written by cprun scale: every task runs its share of the cells, which array.json lists. Repeating the command of the
-# experiment submits what is left.
+# Written by cprun scale: every task runs its share of the cells in array.json. Repeat the command of the experiment to
+# submit the remaining cells.
 #SBATCH --job-name={{.Name}}
 #SBATCH --array=0-{{.Last}}
 #SBATCH --nodes={{.Nodes}}
@@ -44,7 +44,7 @@ exec {{.Command}} --share $((SLURM_ARRAY_TASK_ID + 1))
 `))
 
 var gatherScript = template.Must(template.New("gather.sbatch").Parse(`#!/usr/bin/env bash
-# Written by cprun scale: gathers the results when the array has ended.
+# Written by cprun scale: gathers the results after the array.
 #SBATCH --job-name={{.Name}}-results
 #SBATCH --nodes=1
 #SBATCH --ntasks=1
@@ -59,7 +59,7 @@ func (s *scale) submit() (int, error) {
 	}
 	shares := make([][]string, min(maxTasks, len(left)))
 	nodes := 1
-	for k, i := range left { // in turn, so that the first of each task give a picture
+	for k, i := range left { // in turn, so that the first results cover the grid
 		shares[k%len(shares)] = append(shares[k%len(shares)], s.cells[i].ID)
 		if n, ok := s.cells[i].Number("nnodes"); ok {
 			nodes = max(nodes, int(n))
@@ -71,7 +71,7 @@ func (s *scale) submit() (int, error) {
 	}
 	b := batch{Name: jobName(s.e.Name), Dir: s.store.Dir(), Command: command, Nodes: nodes, Last: len(shares) - 1}
 	if strings.ContainsAny(b.Dir, "\n\r %") {
-		return 0, inputf("--out: %s has a space, a %% or a line break, which a batch script cannot name; take "+
+		return 0, inputf("--out: %s contains a space, a %% or a line break, which batch scripts cannot name; name "+
 			"another directory", terminal.Name(b.Dir))
 	}
 	err = s.store.Write(sharesName, func(w io.Writer) error { return json.NewEncoder(w).Encode(shares) })
@@ -82,7 +82,7 @@ func (s *scale) submit() (int, error) {
 		return launch.ExitFailed, err
 	}
 	if _, err := exec.LookPath("sbatch"); err != nil {
-		return 0, inputf("--slurm: there is no sbatch on this host; submit %s where there is one, then %s behind it",
+		return 0, inputf("--slurm: this host has no sbatch; submit %s on a host with it, and %s after the array has ended",
 			terminal.Name(filepath.Join(b.Dir, arrayScript.Name())), terminal.Name(gatherScript.Name()))
 	}
 	array, err := s.sbatch(arrayScript.Name(), s.Sbatch...)
@@ -98,11 +98,11 @@ func (s *scale) submit() (int, error) {
 	s.store.Close() // the tasks lock the directory
 	gather, err := s.sbatch(gatherScript.Name(), append(queueOf(s.Sbatch), "--dependency=afterany:"+array)...)
 	if err != nil {
-		return launch.ExitFailed, fmt.Errorf("%w; job %s runs the cells: gather them with %s --gather when it has "+
-			"ended", err, array, command)
+		return launch.ExitFailed, fmt.Errorf("%w; job %s runs the cells; after it, gather the results with %s "+
+			"--gather", err, array, command)
 	}
 	if !s.Quiet {
-		fmt.Fprintf(s.Stdout, "submitted job %s, %d tasks for %d cells, and job %s, which gathers the results in %s\n",
+		fmt.Fprintf(s.Stdout, "submitted job %s (%d tasks for %d cells) and job %s (gathers the results in %s)\n",
 			array, len(shares), len(left), gather, terminal.Name(b.Dir))
 	}
 	return launch.ExitDone, nil
@@ -117,7 +117,7 @@ func (s *scale) queued() string {
 	if _, bad := strconv.ParseUint(job, 10, 64); err != nil || bad != nil {
 		return ""
 	}
-	// Of a job that it has forgotten squeue says that the number is invalid.
+	// squeue fails for a job that Slurm has forgotten.
 	if out, err := exec.Command("squeue", "--noheader", "--jobs="+job, "--format=%i").Output(); err != nil ||
 		len(bytes.TrimSpace(out)) == 0 {
 		return ""
@@ -145,7 +145,7 @@ func (s *scale) sbatch(script string, args ...string) (string, error) {
 	}
 	job, _, _ := strings.Cut(strings.TrimSpace(string(out)), ";")
 	if _, err := strconv.ParseUint(job, 10, 64); err != nil {
-		return "", fmt.Errorf("sbatch %s: %q is no number of a job", terminal.Name(script),
+		return "", fmt.Errorf("sbatch %s: %q is not a job number", terminal.Name(script),
 			terminal.Clip(string(out), 100))
 	}
 	return job, nil
@@ -191,7 +191,7 @@ func (s *scale) deal() error {
 		return inputf("--share: %s: %w", sharesName, err)
 	}
 	if s.Share > len(shares) {
-		return inputf("--share %d: %s deals out %d", s.Share, sharesName, len(shares))
+		return inputf("--share %d: %s has %d shares", s.Share, sharesName, len(shares))
 	}
 	s.share = map[string]bool{}
 	for _, id := range shares[s.Share-1] {

@@ -20,10 +20,10 @@ func TestOutcomeOfARun(t *testing.T) {
 	}{
 		{0, false, before, experiment.OK, "", ""},
 		{0, true, before, experiment.OK, "", ""}, // it was done in the grace
-		{75, true, before + "cprun: all workers have ended\n", experiment.Timeout, "not done after 5m, the limit",
+		{75, true, before + "cprun: all workers have ended\n", experiment.Timeout, "limit of 5m",
 			"workers"},
-		{-1, true, before, experiment.Timeout, "not done after 5m", ""},
-		{75, false, before, experiment.Failed, "stopped from outside", ""},
+		{-1, true, before, experiment.Timeout, "5m", ""},
+		{75, false, before, experiment.Failed, "stopped", ""},
 		{-1, false, "", experiment.Failed, "killed", ""},
 		{1, false, "", experiment.Failed, "exit status 1", ""},
 		{2, false, "cprun: train.yaml:3: train.steps: missing\ntrain.yaml:4: x: unknown\n", experiment.Refused,

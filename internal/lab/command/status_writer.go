@@ -18,25 +18,25 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
-	"github.com/cprun/cprun/internal/launch/standing"
 	"github.com/cprun/cprun/internal/launch/status"
+	"github.com/cprun/cprun/internal/launch/waits"
 	"github.com/cprun/cprun/internal/run/job"
 )
 
 const (
-	// statusEvery is the time between two writings of a node's status. Each node adds statusPerNode, so that many nodes
-	// do not wear out their shared file system.
+	// statusEvery is the interval at which a node writes its status. It grows by statusPerNode for each node, which
+	// limits the load on the shared file system.
 	statusEvery   = time.Second
 	statusPerNode = 25 * time.Millisecond
-	// statusEnd bounds the wait for the last writing: a file system that hangs must not keep a run from ending.
+	// statusEnd bounds the wait for the last write: a hung file system must not keep a run from ending.
 	statusEnd = 2 * time.Second
 )
 
-// A statusWriter writes the node's status into the run directory, for cprun top. Its goroutine keeps a slow file system
-// from delaying the run. It ignores errors: they change nothing about the run.
+// A statusWriter writes the node's status into the run directory for cprun top. It has its own goroutine, so that a
+// slow file system does not delay the run. It ignores errors, since the run does not need the status.
 type statusWriter struct {
 	every      time.Duration
-	wake       chan struct{} // there is news; capacity 1
+	wake       chan struct{} // signals a change; capacity 1
 	quit, done chan struct{}
 
 	mu   sync.Mutex
@@ -44,8 +44,8 @@ type statusWriter struct {
 	logs *os.Root    // guarded by mu; nil until the first start
 }
 
-// startStatus starts a statusWriter for a job on at most nodes nodes. At each start of the workers, where returns the
-// run's id and the directory of its logs, which the caller closes.
+// startStatus starts a statusWriter for a job of at most the given nodes. At each start of the workers it calls where
+// for the run's id and its log directory, which the caller closes.
 func startStatus(job *launch.Job, nodes int, where func() (runID string, logs *os.Root)) *statusWriter {
 	t := &statusWriter{every: max(statusEvery, time.Duration(nodes)*statusPerNode), wake: make(chan struct{}, 1),
 		quit: make(chan struct{}), done: make(chan struct{})}
@@ -57,7 +57,7 @@ func startStatus(job *launch.Job, nodes int, where func() (runID string, logs *o
 		Version: status.Version, Host: cmp.Or(job.Node, host), PID: os.Getpid(), Begun: time.Now(),
 		Every: t.every.Seconds(), State: status.Running, Ranks: job.NProc,
 	}
-	job.Watch, job.OnStanding = t.every, t.standing
+	job.Watch, job.OnStatus = t.every, t.standing
 	before := job.OnStart
 	job.OnStart = func(s *launch.Start) error {
 		if before != nil {
@@ -78,7 +78,7 @@ func (t *statusWriter) start(s *launch.Start, where func() (string, *os.Root)) {
 	n := &t.node
 	n.RunID, t.logs = where()
 	n.Start, n.Rows = s.Number, nil
-	n.Rank, n.FirstRank, n.WorldSize = s.Place.NodeRank, s.Place.FirstRank, s.Place.WorldSize
+	n.Rank, n.FirstRank, n.WorldSize = s.Ranks.NodeRank, s.Ranks.FirstRank, s.Ranks.WorldSize
 	t.changed()
 }
 
@@ -89,10 +89,10 @@ func (t *statusWriter) changed() {
 	}
 }
 
-func (t *statusWriter) standing(all []standing.Standing) {
+func (t *statusWriter) standing(all []waits.WaitState) {
 	rows := make([]status.Row, len(all))
 	for i := range all {
-		rows[i] = status.Row{Standing: all[i], Resident: resident(all[i].PID)}
+		rows[i] = status.Row{WaitState: all[i], Resident: resident(all[i].PID)}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -106,7 +106,7 @@ func (t *statusWriter) run() {
 	defer ticker.Stop()
 	for {
 		select {
-		case <-ticker.C: // a sign of life
+		case <-ticker.C: // heartbeat
 			t.write()
 		case <-t.wake:
 			t.write()
@@ -129,7 +129,7 @@ func (t *statusWriter) write() {
 	_ = status.Write(logs, &n)
 }
 
-// end writes the end of the run here. A nil statusWriter does nothing.
+// end writes the run's last status and stops the goroutine. A nil statusWriter does nothing.
 func (t *statusWriter) end(res launch.Result) {
 	if t == nil {
 		return
@@ -170,14 +170,14 @@ type tracker struct {
 	out   *progress.Printer
 	start time.Time
 	root  *os.Root         // the run directory
-	first *progress.Number // validation loss at the first and at the newest validation
+	first *progress.Number // first and newest validation loss
 	last  *progress.Number
 	loss  progress.Number
 	steps int64
 
-	again    string           // the command that goes on after a stop
+	again    string           // the command that resumes the run
 	writes   string           // the command that generates text, or ""
-	measures bool             // dir is removed afterwards
+	measures bool             // the run writes no checkpoint
 	advanced func(step int64) // or nil
 }
 
@@ -192,7 +192,7 @@ func (t *tracker) event(rank int, e launch.Event) {
 		}
 		var s progress.Step
 		if len(e.Data) == 0 || json.Unmarshal(e.Data, &s) != nil {
-			return // a step that was not logged; the launcher notes that it was reached
+			return // the worker logged no metrics for this step
 		}
 		if s.ValLoss != nil {
 			t.last = s.ValLoss
@@ -200,7 +200,7 @@ func (t *tracker) event(rank int, e launch.Event) {
 				t.first = s.ValLoss
 			}
 		}
-		if t.steps = s.Step; !math.IsNaN(float64(s.Loss)) { // the last step that had targets
+		if t.steps = s.Step; !math.IsNaN(float64(s.Loss)) { // a step without targets has no loss
 			t.loss = s.Loss
 		}
 		t.out.Step(s)
@@ -219,7 +219,7 @@ func (t *tracker) event(rank int, e launch.Event) {
 
 const maxLatest = 4 << 10
 
-// summary says how a run ended and what it wrote. Failures have been reported already.
+// summary prints the end of a run and its files. The launcher has already reported failures.
 func (t *tracker) summary(res launch.Result) {
 	switch {
 	case res.ExitCode == launch.ExitDone:
@@ -227,7 +227,7 @@ func (t *tracker) summary(res launch.Result) {
 		if t.steps > 0 {
 			line += fmt.Sprintf(": loss %.4f", float64(t.loss))
 		} else {
-			line += ": no step was left to do"
+			line += ": all steps were done before"
 		}
 		if t.first != nil && t.last != nil {
 			line += fmt.Sprintf(", validation loss %.4f -> %.4f", float64(*t.first), float64(*t.last))
@@ -236,7 +236,7 @@ func (t *tracker) summary(res launch.Result) {
 	case res.Stopped && t.measures:
 		t.out.Note("stopped; a measurement writes no checkpoint")
 	case res.Stopped:
-		t.out.Note("stopped after a checkpoint; go on with: " + t.again)
+		t.out.Note("stopped after a checkpoint; to resume: " + t.again)
 	default:
 		return
 	}
@@ -261,6 +261,6 @@ func (t *tracker) summary(res launch.Result) {
 		}
 	}
 	if saved && t.writes != "" && res.ExitCode == launch.ExitDone { // else the last line is the command to resume
-		t.out.Note(fmt.Sprintf("  %-11s %s", "its text", t.writes))
+		t.out.Note(fmt.Sprintf("  %-11s %s", "to try it", t.writes))
 	}
 }

@@ -21,14 +21,14 @@ import (
 // TokenizeOptions are the flags of `cprun tokenize`.
 type TokenizeOptions struct {
 	Tokenizer string // the path of a tokenizer.json or its directory, or bytes
-	To        string // the files to write, without their endings
+	To        string // the files to write, without extension
 	EOS       bool
 	Quiet     bool
 	Stdout    io.Writer
 	Stderr    *os.File
 }
 
-// Tokenize writes the ids of files of text as a pair of Megatron's.
+// Tokenize writes the ids of text files as a .bin and .idx pair in Megatron's format.
 func Tokenize(ctx context.Context, globs []string, o TokenizeOptions) (int, error) {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -75,10 +75,10 @@ func Tokenize(ctx context.Context, globs []string, o TokenizeOptions) (int, erro
 }
 
 func (o *TokenizeOptions) write(ctx context.Context, e *data.Encoding, paths []string, pair *data.Pair) error {
-	var failed error // to write
+	var failed error // error of a write
 	err := e.Each(ctx, paths, func(file int, d data.Document) error {
 		if d.Labels != nil {
-			return fmt.Errorf("data file %s: it has labels, which token files have no place for; train on the .jsonl "+
+			return fmt.Errorf("data file %s: token files cannot hold its labels; train on the .jsonl "+
 				"itself", paths[file])
 		}
 		failed = pair.Add(d.IDs)
@@ -91,14 +91,14 @@ func (o *TokenizeOptions) write(ctx context.Context, e *data.Encoding, paths []s
 		return err
 	}
 	if docs, _ := pair.Counts(); docs == 0 {
-		return inputf("there is no text in these files")
+		return inputf("there is no text in the files")
 	}
 	return pair.Close()
 }
 
 func textFiles(globs []string) (paths []string, size int64, err error) {
 	if len(globs) == 0 {
-		return nil, 0, inputf("no file is named: cprun tokenize --tokenizer T --to OUT FILE…")
+		return nil, 0, inputf("the files are missing: cprun tokenize --tokenizer T --to OUT FILE…")
 	}
 	for _, glob := range globs {
 		found, text, err := data.Find(glob)
@@ -106,7 +106,7 @@ func textFiles(globs []string) (paths []string, size int64, err error) {
 			return nil, 0, inputf("%s: %w", glob, err)
 		}
 		if !text {
-			return nil, 0, inputf("%s: token files are tokens already; name files of text or .jsonl", glob)
+			return nil, 0, inputf("%s: this is a token file already; name text files or .jsonl", glob)
 		}
 		paths = append(paths, found...)
 	}
@@ -120,7 +120,7 @@ func textFiles(globs []string) (paths []string, size int64, err error) {
 	return paths, size, nil
 }
 
-// tokenizerFile is the tokenizer.json that a user names by its directory or itself; bytes stays.
+// tokenizerFile returns the tokenizer.json in a directory, and any other path unchanged.
 func tokenizerFile(path string) string {
 	if st, err := os.Stat(path); path != data.Bytes && err == nil && st.IsDir() {
 		return filepath.Join(path, "tokenizer.json")
@@ -128,7 +128,7 @@ func tokenizerFile(path string) string {
 	return path
 }
 
-// encoding is how text becomes ids, which are below vocab.
+// encoding returns the encoding of text, and the size of its vocabulary.
 func (o *TokenizeOptions) encoding() (e *data.Encoding, vocab int, err error) {
 	path := o.Tokenizer
 	switch {
@@ -142,8 +142,8 @@ func (o *TokenizeOptions) encoding() (e *data.Encoding, vocab int, err error) {
 	t, err := data.LoadTokenizer(path)
 	if err != nil {
 		if errors.Is(err, os.ErrNotExist) {
-			err = errors.New("it is not there; transformers writes one " +
-				"(AutoTokenizer.from_pretrained(dir).save_pretrained(dir))")
+			err = errors.New("no such file; transformers writes one with " +
+				"AutoTokenizer.from_pretrained(dir).save_pretrained(dir)")
 		}
 		return nil, 0, inputf("--tokenizer: %s: %w", path, err)
 	}
@@ -152,14 +152,14 @@ func (o *TokenizeOptions) encoding() (e *data.Encoding, vocab int, err error) {
 		return e, e.Vocab, nil
 	}
 	if e.EOS, err = hf.EOS(dir); err == nil && e.EOS < 0 {
-		err = fmt.Errorf("neither config.json, generation_config.json nor tokenizer_config.json in %s names an EOS",
+		err = fmt.Errorf("no config.json, generation_config.json or tokenizer_config.json in %s names an EOS token",
 			dir)
 	}
 	if err == nil && e.EOS >= e.Vocab {
 		err = fmt.Errorf("the model's EOS is %d, and the tokenizer has %d tokens", e.EOS, e.Vocab)
 	}
 	if err != nil {
-		return nil, 0, inputf("--eos: %w; to end documents with nothing, write --eos=false", err)
+		return nil, 0, inputf("--eos: %w; to add no EOS token, pass --eos=false", err)
 	}
 	return e, e.Vocab, nil
 }

@@ -31,18 +31,18 @@ type TrainOptions struct {
 	RunDir string   // "": runs/<name>-<time>
 	Args   []string // the command line, the program first
 	Resume string   // auto, never, or a path
-	DryRun bool     // check all that a start checks, print the plan of it, and start nothing
+	DryRun bool     // check the input and print what would run; start nothing
 
-	job      string           // the name of a job of several nodes; "": of one
+	job      string           // name of a job of several nodes; "": one node
 	NoSave   bool             // write no checkpoint
-	Scratch  bool             // the run directory is removed afterwards
-	advanced func(step int64) // called when rank 0 has done a step; may be nil
+	Scratch  bool             // the caller removes the run directory
+	advanced func(step int64) // called after each step of rank 0; may be nil
 }
 
 // Train runs a training job and returns the exit status.
 func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
-	signals := launch.CatchSignals() // after this no request to stop is lost
-	if o.NoSave {                    // else this is the program's last work, and a later signal changes no status
+	signals := launch.CatchSignals() // from now on no request to stop is lost
+	if o.NoSave {                    // else the program ends after this, and a later signal changes no status
 		defer signals.Release()
 	}
 	out := o.printer()
@@ -63,7 +63,7 @@ func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
 		return err
 	})
 	if asked != "" {
-		out.Note(asked + ": stopped before training began; run the same command again")
+		out.Note(asked + ": stopped before training began; to resume, repeat the command")
 		return launch.ExitStopped, nil
 	}
 	defer r.close()
@@ -76,24 +76,24 @@ func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
 	return o.train(ctx, r, out, signals)
 }
 
-// A ready is a run after the check of its input.
+// A ready is a run with checked input and a locked directory.
 type ready struct {
 	cfg    *config.Config
 	ranks  int
 	choice chosen
-	chosen *plan.Chosen // by costs; nil: nothing
-	docs   []int        // of the first sample, if the choice has read them
+	chosen *plan.Chosen // the strategy chosen by costs; nil: none
+	docs   []int        // documents of the first sample, if the choice read them
 	data   *plan.Data
 	dir    string
-	root   *os.Root // dir: writes follow no link that leads out of it
-	lock   *os.File // of the checkpoints in dir
-	from   *origin  // nil: it begins with new weights
+	root   *os.Root // of dir: no symbolic link leads a write out of it
+	lock   *os.File // on the checkpoints in dir
+	from   *origin  // nil: the run starts from new weights
 
-	generation int64 // of the first start of the workers
+	generation int64 // number of the first start of the workers
 }
 
 func (r *ready) close() {
-	r.lock.Close() // closing nil is no harm
+	r.lock.Close() // may be nil
 	if r.root != nil {
 		r.root.Close()
 	}
@@ -164,8 +164,7 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, d
 	if err := checkLocal(cfg, o.machine.Hosts); err != nil {
 		return r, err
 	}
-	// A run goes on from its own checkpoints, and then needs no other, as a command that is given
-	// again may name one that is gone by now.
+	// A run with checkpoints of its own resumes from them. The checkpoint of --resume may be gone by then.
 	if own := o.RunDir != "" && len(steps(o.RunDir)) > 0; !own {
 		r.from, err = o.namedCheckpoint(ctx, cfg)
 	}
@@ -199,7 +198,7 @@ func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer
 	return res.ExitCode, b.log.note(res.Err)
 }
 
-// A begun is a run with a directory that is ready for its workers.
+// A begun is a run whose directory is ready for its workers.
 type begun struct {
 	ready
 	logs *os.Root
@@ -216,7 +215,7 @@ func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error
 		return b, err
 	}
 	if r.from != nil && r.from.reseeded {
-		r.docs = nil // they are the first sample's in another order
+		r.docs = nil // another seed has another first sample
 	}
 	changes, err := prepare(&r, o.machine, o.costs(o.machine))
 	if err != nil {
@@ -268,7 +267,7 @@ func (o *TrainOptions) runDir(config string) (*os.Root, error) {
 		if err != nil {
 			return nil, inputf("--run-dir: %w", err)
 		}
-		if !utf8.ValidString(dir) { // it is handed on as text
+		if !utf8.ValidString(dir) { // workers get it as JSON
 			return nil, inputf("--run-dir: %s is not UTF-8; name another", terminal.Name(dir))
 		}
 		root, err := files.Make(dir)
@@ -287,7 +286,7 @@ func (o *TrainOptions) runDir(config string) (*os.Root, error) {
 		return nil, inputf("run directory: %w; name another with --run-dir", err)
 	}
 	runs.Close()
-	// Two jobs of one second get directories of their own.
+	// Two jobs started in the same second get different directories.
 	for i := 1; ; i++ {
 		dir := base
 		if i > 1 {
@@ -303,7 +302,7 @@ func (o *TrainOptions) runDir(config string) (*os.Root, error) {
 	}
 }
 
-// ownNow works like own for a run directory as it is: it makes and locks nothing.
+// ownNow does what ownCheckpoint does, without creating or locking anything.
 func (o *TrainOptions) ownNow(ctx context.Context, cfg *config.Config) (*origin, error) {
 	if o.RunDir == "" {
 		return nil, nil
@@ -323,7 +322,7 @@ func (o *TrainOptions) ownNow(ctx context.Context, cfg *config.Config) (*origin,
 	return o.ownCheckpoint(ctx, dir, cfg)
 }
 
-// dry checks all that a start checks, and prints the plan of it.
+// dry does the checks of a start, and prints what would run.
 func (o *TrainOptions) dry(ctx context.Context, path string, out *progress.Printer) (int, error) {
 	at, err := o.place()
 	if err != nil {
@@ -349,7 +348,7 @@ func (o *TrainOptions) dry(ctx context.Context, path string, out *progress.Print
 	for _, line := range slices.Concat(dataLines(r.data, r.cfg), r.choice.notes) {
 		out.Note(line)
 	}
-	begin := "new weights"
+	begin := "random weights"
 	if r.cfg.Model.From != "" {
 		begin = "the weights of " + terminal.Name(r.cfg.Model.From)
 	}
@@ -360,8 +359,8 @@ func (o *TrainOptions) dry(ctx context.Context, path string, out *progress.Print
 		}
 	}
 	p := &r.cfg.Parallel
-	out.Note(fmt.Sprintf("dry run: nothing is wrong, and nothing was started. It would train for %d steps on %d "+
-		"ranks (context %d x data %d), %s, %s, backend %s, from %s; cprun plan says more",
+	out.Note(fmt.Sprintf("dry run ok: %d steps on %d ranks (context %d x data %d), algorithm %s, layout %s, "+
+		"backend %s, from %s; details: cprun plan",
 		r.cfg.Train.Steps, r.ranks, p.Context, p.Data, p.Algorithm, p.Layout, r.cfg.Parallel.Backend, begin))
 	return 0, nil
 }

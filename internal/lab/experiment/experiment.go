@@ -333,7 +333,7 @@ func (e *Experiment) findBase() {
 // unchanged.
 func (e *Experiment) Place(err error) error {
 	if list := (config.Errors)(nil); errors.As(err, &list) {
-		return e.doc.Place(err, e.lineOf)
+		return e.doc.Locate(err, e.lineOf)
 	}
 	return err
 }
@@ -341,7 +341,7 @@ func (e *Experiment) Place(err error) error {
 // Refuse returns the experiment's error if no cell can run.
 func (e *Experiment) Refuse(faults ...error) error {
 	for _, err := range faults {
-		e.doc.Add(e.doc.Place(err, e.lineOf))
+		e.doc.Add(e.doc.Locate(err, e.lineOf))
 	}
 	return e.doc.Err()
 }

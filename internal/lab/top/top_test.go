@@ -14,8 +14,8 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/cprun/cprun/internal/launch/standing"
 	"github.com/cprun/cprun/internal/launch/status"
+	"github.com/cprun/cprun/internal/launch/waits"
 	"github.com/cprun/cprun/internal/model/metrics"
 )
 
@@ -125,18 +125,18 @@ func node(rank int) status.Node {
 		Begun: noon.Add(-2 * time.Minute), Written: noon.Add(-time.Second), State: status.Running, Start: 1,
 	}
 	for i := range 2 {
-		r := status.Row{Resident: int64(38+i) << 20, Standing: standing.Standing{Rank: 2*rank + i, Host: n.Host,
+		r := status.Row{Resident: int64(38+i) << 20, WaitState: waits.WaitState{Rank: 2*rank + i, Host: n.Host,
 			PID: 5000 + 2*rank + i, Step: 150, Phase: "step"}}
 		if r.Rank == 2 {
-			r.Standing.State = "is stopped by a signal or a debugger"
+			r.State = "is stopped by a signal or a debugger"
 		} else {
 			peer := 2
 			if r.Rank == 0 {
 				peer = 1
 			}
-			r.Waits = []standing.Wait{{
-				Op: "exchange", Label: "step 151/backward/layer 1/hop 2 owner 1", Bytes: 3200, Stood: 3 * time.Second,
-				Open: []standing.Open{{Peer: peer, Bytes: 3200, Stood: 3 * time.Second}},
+			r.Waits = []waits.Wait{{
+				Op: "exchange", Label: "step 151/backward/layer 1/hop 2 owner 1", Bytes: 3200, Stalled: 3 * time.Second,
+				Open: []waits.Open{{Peer: peer, Bytes: 3200, Stalled: 3 * time.Second}},
 			}}
 		}
 		n.Rows = append(n.Rows, r)
@@ -165,7 +165,7 @@ func example(t *testing.T) run {
 2026-11-22T11:58:50.000Z cprun: rank 3 failed on host node-b (pid 77): killed by SIGKILL
   at:    step 98, backward
 2026-11-22T11:58:50.100Z cprun: restart 1 of 3
-2026-11-22T11:59:20.000Z checkpoint of step 100: whole after 0.1 s, of which training stood still for 0.1 s
+2026-11-22T11:59:20.000Z checkpoint of step 100: saved in 0.1 s (training paused for 0.1 s)
 `)
 	r.write("logs/launcher-0001.log", "--- 2026-11-22T11:58:00.050Z cprun v1: cprun --nnodes 2 --nproc 2 "+
 		"examples/opticks.yaml\n2026-11-22T11:59:00.000Z \x1b[31mred\x1b[0m text of a rank\n")
@@ -235,7 +235,7 @@ func TestManyRanksAreScrolled(t *testing.T) {
 	r.write("config.yaml", trainYAML)
 	n := status.Node{RunID: "a", Host: "x", Ranks: 64, WorldSize: 64, Every: 1, Written: noon, State: status.Running}
 	for i := range 64 {
-		n.Rows = append(n.Rows, status.Row{Standing: standing.Standing{Rank: i, Step: 1, Phase: "step"}})
+		n.Rows = append(n.Rows, status.Row{WaitState: waits.WaitState{Rank: i, Step: 1, Phase: "step"}})
 	}
 	r.tell(n)
 	v := r.source().Look(noon)

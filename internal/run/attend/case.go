@@ -254,7 +254,7 @@ func (c *Case) work(groups []group) []int {
 
 // layoutDocs returns the documents by which a layout cuts. If samples differ, it cuts at the ends of all documents, so
 // that no piece is in two documents of a sample.
-func (c *Case) layoutDocs(layout string) ([]int, error) {
+func (c *Case) layoutDocs(layout partition.LayoutName) ([]int, error) {
 	if c.SeqQ != c.SeqKV {
 		return nil, fmt.Errorf("layout %s needs as many queries (%d) as keys (%d); use zigzag", layout, c.SeqQ, c.SeqKV)
 	}

@@ -20,14 +20,14 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// An AttentionSpec describes the rows of `bench attention`: every algorithm over every length.
+// An AttentionSpec describes the rows of `bench attention`: every combination of algorithm, layout and length.
 type AttentionSpec struct {
 	Seq        []int    `json:"seq"` // global tokens
 	Algorithms []string `json:"algorithms"`
-	// of hierarchical: ranks that trade heads with each other; 0: see Groups
+	// with hierarchical: ranks that exchange heads; 0: auto
 	Inner       int `json:"inner,omitempty"`
-	GatherHeads int `json:"gather_heads,omitempty"` // of allgather: heads of keys at a time; 0: all
-	// of ring.Gathers, of an all-gather each; others have the first
+	GatherHeads int `json:"gather_heads,omitempty"` // with allgather: key heads per gather; 0: all
+	// values of ring.Gathers, one row each with allgather; other algorithms use the first
 	Gathers       []string `json:"gather"`
 	Layouts       []string `json:"layouts"`
 	Backend       string   `json:"backend"`
@@ -36,26 +36,25 @@ type AttentionSpec struct {
 	KVHeads       int      `json:"kv_heads"`
 	HeadDim       int      `json:"head_dim"`
 	Causal        bool     `json:"causal"`
-	Window        int      `json:"window"` // keys that a query sees before itself; -1: all
+	Window        int      `json:"window"` // visible keys before a query; -1: all
 	Deterministic bool     `json:"deterministic"`
-	Iters         int      `json:"iters"`             // 0: as many as take two seconds, or Seconds
-	Seconds       float64  `json:"seconds,omitempty"` // how long a figure is measured, at least
+	Iters         int      `json:"iters"`             // 0: for two seconds, or Seconds
+	Seconds       float64  `json:"seconds,omitempty"` // minimum time of a figure
 	Warmup        int      `json:"warmup"`
 
-	// Rows are decided from the fields above; none: all of them, unchanged.
+	// Rows are the cases with their chosen strategies; none: see Asked.
 	Rows []AttentionCase `json:"rows,omitempty"`
-	// Predicted is the strategies that auto was chosen among for the only row, in order, with the predicted seconds.
+	// Predicted lists the candidates of auto with their predicted seconds, the best first, if there is only one row.
 	Predicted []planner.Timed `json:"predicted,omitempty"`
 
-	// Documents is where packs of documents come from: "magi", or a file; "" for one sequence without. At
-	// most PackCount are measured.
+	// Documents is the source of packed documents: "magi", a file, or "" for none. PackCount limits the packs.
 	Documents string  `json:"documents,omitempty"`
 	PackCount int     `json:"pack_count,omitempty"`
-	Packs     [][]int `json:"packs,omitempty"` // lengths of the documents of each, by Load
+	Packs     [][]int `json:"packs,omitempty"` // document lengths of each pack, set by Load
 }
 
-// Default fills open fields with sizes that take a device some seconds. Packed documents follow MagiAttention's
-// benchmark, and are shorter on a CPU.
+// Default fills unset fields with sizes that take a device some seconds. Packed documents follow MagiAttention's
+// benchmark, with shorter sequences on a CPU.
 func (s *AttentionSpec) Default(device string, ranks int) {
 	d := AttentionSpec{Seq: []int{512, 1 << 10}, Heads: 4, KVHeads: 2, HeadDim: 32, DType: "fp32",
 		Layouts: []string{"zigzag"}}
@@ -84,7 +83,7 @@ func (s *AttentionSpec) Default(device string, ranks int) {
 	}
 }
 
-// Check finds the faults of a spec before any process is spawned.
+// Check reports faults of a spec before any process is spawned.
 func (s *AttentionSpec) Check(ranks int) error {
 	switch {
 	case len(s.Seq) == 0:
@@ -96,8 +95,7 @@ func (s *AttentionSpec) Check(ranks int) error {
 	case s.HeadDim < 1:
 		return fmt.Errorf("--head-dim %d: want at least 1", s.HeadDim)
 	case s.Window < -1 || s.Window >= 0 && !s.Causal:
-		return fmt.Errorf("--window %d: want the number of keys before a query that it sees, with --causal; -1 is all",
-			s.Window)
+		return fmt.Errorf("--window %d: want the number of visible keys before a query, with --causal; -1 is all", s.Window)
 	case s.Iters < 0 || s.Warmup < 0:
 		return fmt.Errorf("--iters %d --warmup %d: want 0 or more", s.Iters, s.Warmup)
 	case !(s.Seconds >= 0) || math.IsInf(s.Seconds, 0) || s.Seconds > 0 && s.Iters > 0:
@@ -109,12 +107,14 @@ func (s *AttentionSpec) Check(ranks int) error {
 		}
 	}
 	if s.Documents != "" && len(s.Packs) == 0 {
-		return fmt.Errorf("--documents %s: there is no pack", terminal.Name(s.Documents))
+		return fmt.Errorf("--documents %s: it has no packs", terminal.Name(s.Documents))
 	}
 	for _, w := range s.rows() {
-		if partition.ByDocument(w.Layout) && s.Documents == "" {
-			return fmt.Errorf("--layout %s: there are no documents; want --documents, or zigzag, striped or contiguous",
-				w.Layout)
+		if err := w.Layout.Check(); err != nil {
+			return fmt.Errorf("--layout: %w", err)
+		}
+		if w.Layout.ByDocument() && s.Documents == "" {
+			return fmt.Errorf("--layout %s needs --documents; without them use zigzag, striped or contiguous", w.Layout)
 		}
 		for i, docs := range s.sequences(w) {
 			shape, err := s.shape(w.Layout, docs, ranks)
@@ -134,7 +134,7 @@ func (s *AttentionSpec) Check(ranks int) error {
 	return nil
 }
 
-// sequences lists the sequences of a row, by the lengths of their documents: the packs, or one of its length.
+// sequences returns the document lengths of each sequence of a row.
 func (s *AttentionSpec) sequences(w AttentionCase) [][]int {
 	if s.Documents != "" {
 		return s.Packs
@@ -142,7 +142,7 @@ func (s *AttentionSpec) sequences(w AttentionCase) [][]int {
 	return [][]int{{w.Seq}}
 }
 
-// Longest returns the documents of the longest pack; nil: there are no documents.
+// Longest returns the documents of the longest pack; nil without documents.
 func (s *AttentionSpec) Longest() (docs []int) {
 	for _, pack := range s.Packs {
 		if sum(pack) > sum(docs) {
@@ -152,7 +152,7 @@ func (s *AttentionSpec) Longest() (docs []int) {
 	return docs
 }
 
-func (s *AttentionSpec) shape(layout string, docs []int, ranks int) (partition.Shape, error) {
+func (s *AttentionSpec) shape(layout partition.LayoutName, docs []int, ranks int) (partition.Shape, error) {
 	if i := slices.IndexFunc(docs, func(d int) bool { return d < 1 }); i >= 0 {
 		return partition.Shape{}, fmt.Errorf("document %d has %d tokens", i, docs[i])
 	}
@@ -164,18 +164,15 @@ func (s *AttentionSpec) shape(layout string, docs []int, ranks int) (partition.S
 	if err != nil {
 		return partition.Shape{}, err
 	}
-	l, err := partition.New(layout, docs, mask.Band)
-	if err != nil {
-		return partition.Shape{}, fmt.Errorf("--layout: %w", err)
-	}
-	return partition.Shape{SeqQ: n, SeqKV: n, Size: ranks, Layout: partition.Ready(l, n, ranks), Mask: mask}, nil
+	l := partition.Ready(layout.Layout(docs, mask.Band), n, ranks)
+	return partition.Shape{SeqQ: n, SeqKV: n, Size: ranks, Layout: l, Mask: mask}, nil
 }
 
 func (s *AttentionSpec) spec(w ring.Strategy, shape partition.Shape) ring.Spec {
 	return w.Spec(shape, s.Heads, s.KVHeads)
 }
 
-// Attention measures every row and hands it to emit on rank 0. Every rank calls it.
+// Attention measures every row and passes it to emit on rank 0. Every rank calls it.
 func (r *Rank) Attention(ctx context.Context, s AttentionSpec, emit func(AttentionRow) error) (err error) {
 	defer device.Caught(&err)
 	r.Seconds = s.Seconds
@@ -199,8 +196,8 @@ func (r *Rank) Attention(ctx context.Context, s AttentionSpec, emit func(Attenti
 	return nil
 }
 
-// An AttentionCase is a row to measure: attention over a sequence by a strategy. Of packed documents Seq is the
-// longest pack.
+// An AttentionCase is a row to measure: attention over a sequence by a strategy. With packed documents, Seq is the
+// length of the longest pack.
 type AttentionCase struct {
 	Seq int `json:"seq"`
 	ring.Strategy
@@ -213,7 +210,7 @@ func (s *AttentionSpec) rows() []AttentionCase {
 	return s.Asked()
 }
 
-// pattern names an algorithm in a table, with the time at which rows travel if it is given.
+// pattern names an algorithm in a table, with the gather mode if one is set.
 func pattern(algorithm, gather string) string {
 	if algorithm != "allgather" || gather == "" || gather == ring.Auto {
 		return algorithm
@@ -221,8 +218,8 @@ func pattern(algorithm, gather string) string {
 	return algorithm + " (" + gather + ")"
 }
 
-// Asked lists the rows that the spec asks for, with open strategies: every length, layout and algorithm, and an
-// all-gather with every time at which rows travel.
+// Asked lists the rows of the spec before auto is resolved: every length, layout and algorithm, and for all-gather
+// every gather mode.
 func (s *AttentionSpec) Asked() (all []AttentionCase) {
 	gathers, lengths := s.Gathers, s.Seq
 	if len(gathers) == 0 {
@@ -235,7 +232,7 @@ func (s *AttentionSpec) Asked() (all []AttentionCase) {
 		for _, layout := range s.Layouts {
 			for _, algorithm := range s.Algorithms {
 				for i, gather := range gathers {
-					w := ring.Strategy{Layout: layout, Algorithm: algorithm, Gather: gather, Backend: s.Backend}
+					w := ring.Strategy{Layout: partition.LayoutName(layout), Algorithm: algorithm, Gather: gather, Backend: s.Backend}
 					switch {
 					case i > 0 && algorithm != "allgather":
 						continue
@@ -263,15 +260,15 @@ func (r *Rank) attentionRun(s AttentionSpec) (*attentionRun, error) {
 	return t, err
 }
 
-// Workspace returns the device memory that the backend works in, in bytes, on the rank that needs
-// most. matrix: to be deterministic, cuDNN keeps the matrix of all pairs of a call.
+// Workspace returns the backend's workspace in bytes, on the rank with most. If matrix is set, a deterministic cuDNN
+// keeps the matrix of all pairs of a call.
 func (s *AttentionSpec) Workspace(ranks int, matrix bool) int64 {
 	most := int64(0)
 	if s.Backend != backends.Fused.String() {
 		return most
 	}
 	for _, w := range s.rows() {
-		for i := range min(w.Traders(ranks), s.Heads) { // the ranks of a group may have different heads
+		for i := range min(w.UlyssesDegree(ranks), s.Heads) { // the ranks of a group may differ in heads
 			most = max(most, gpu.FusedWorkspace(s.fused(w, ranks, i, matrix)))
 		}
 	}
@@ -280,7 +277,7 @@ func (s *AttentionSpec) Workspace(ranks int, matrix bool) int64 {
 
 // fused returns the shape of the cuDNN call of member i of a group that exchanges heads.
 func (s *AttentionSpec) fused(w AttentionCase, ranks, i int, matrix bool) gpu.FusedShape {
-	group, seq := w.Traders(ranks), w.Seq
+	group, seq := w.UlyssesDegree(ranks), w.Seq
 	outer := ranks / group
 	mine := partition.Heads(s.Heads, group, i)
 	shape := gpu.FusedShape{
@@ -349,7 +346,7 @@ func (t *attentionRun) pass(w ring.Strategy, shape partition.Shape, rank int, ar
 	}, nil
 }
 
-// plan returns the bytes of the largest row. It runs all rows over an arena that only counts.
+// plan returns the bytes of the largest row. It runs all rows on an arena that only counts.
 func (t *attentionRun) plan() (int64, error) {
 	most := int64(0)
 	count := func(w ring.Strategy, shape partition.Shape) error {
@@ -395,7 +392,7 @@ func (t *attentionRun) row(ctx context.Context, w ring.Strategy, seq int) (*Atte
 	for _, w := range partition.Work(shape) {
 		pairs += w
 	}
-	row := &AttentionRow{Seq: seq, Algorithm: w.Algorithm, Gather: w.Gather, Layout: w.Layout, Backend: s.Backend,
+	row := &AttentionRow{Seq: seq, Algorithm: w.Algorithm, Gather: w.Gather, Layout: string(w.Layout), Backend: s.Backend,
 		Ranks: ranks, FLOPs: FLOPs(pairs, s.Heads, s.HeadDim, s.HeadDim)}
 	if err := t.share(ctx, row, p); err != nil {
 		return nil, err
@@ -419,7 +416,7 @@ func (t *attentionRun) row(ctx context.Context, w ring.Strategy, seq int) (*Atte
 	return row, t.baselines(ctx, row, p)
 }
 
-// load makes a pass with random data that runs over those ranks.
+// load returns a pass with random data over the ranks of world.
 func (t *attentionRun) load(ctx context.Context, w ring.Strategy, shape partition.Shape, rank int,
 	world comm.Exchanger) (*pass, error) {
 	p, err := t.pass(w, shape, rank, t.arena)
@@ -435,7 +432,7 @@ func (t *attentionRun) load(ctx context.Context, w ring.Strategy, shape partitio
 	return p, nil
 }
 
-// share sets the tokens and the traffic of the row: the most of any rank.
+// share sets the tokens and the traffic of the row, as the maximum over the ranks.
 func (t *attentionRun) share(ctx context.Context, row *AttentionRow, p *pass) error {
 	forward, backward, err := p.recorded()
 	if err != nil {
@@ -458,11 +455,11 @@ func (p *pass) recorded() (forward, backward planner.Recorder, err error) {
 	return forward, backward, err
 }
 
-// baselines measures two references for the row: the same calls without transfers, and one rank alone on as many
-// tokens. All ranks run them at once, so that temperature and power of the devices match the row's.
+// baselines measures two references for the row: the same calls without transfers, and one rank alone on its share of
+// the tokens. All ranks run them at once, so that the temperature and power of the devices match the row's.
 func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass) error {
 	s := &t.spec
-	p.ring.Comm = silent{} // the buffers still hold keys that came from the others
+	p.ring.Comm = silent{} // the buffers still hold the other ranks' keys
 	seconds, _, err := t.measure(ctx, s.Warmup, s.Iters, p.both)
 	p.ring.Comm = t.World
 	if err != nil {
@@ -472,7 +469,7 @@ func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass
 	row.Local = &local
 
 	t.arena.Release(tensor.Mark{})
-	shape, err := s.shape(row.Layout, []int{row.Tokens}, 1)
+	shape, err := s.shape(partition.LayoutName(row.Layout), []int{row.Tokens}, 1)
 	if err != nil {
 		return err
 	}

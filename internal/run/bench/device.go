@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 
 	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/base/half"
 	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/tensor"
 )
@@ -15,43 +16,43 @@ import (
 // View is a strided window onto device memory; see package tensor.
 type View = tensor.View
 
-// Lane is a stream that can be traced.
+// Lane is a traceable stream.
 type Lane interface {
 	tensor.Stream
 	Name() string              // as in traces: "compute", "comm"
-	Trace(f func(tensor.Span)) // calls f with each piece of work that ends; nil: no longer
+	Trace(f func(tensor.Span)) // calls f at the end of each piece of work; nil: stop
 }
 
 // Rank is one process of a benchmark.
 type Rank struct {
-	Device  device.Device // its kernel is the one that is measured
+	Device  device.Device // with the kernel to measure
 	Machine Machine
 	World   comm.Communicator // moves views of the device
 	Control comm.Communicator // moves views of the host; may be World
-	// Transports are the transports that `bench comm` compares.
+	// Transports are compared by `bench comm`.
 	Transports []Transport
-	// LinkGBps is the bandwidth of a link between two devices in each direction; 0: not known.
+	// LinkGBps is the bandwidth of a link between two devices, per direction; 0: unknown.
 	LinkGBps float64
-	// Budget is the time of a measurement without a given number of iterations, in seconds; 0: two.
+	// Budget is the time in seconds of a measurement without a given number of iterations; 0: two.
 	Budget float64
-	// Seconds is the least time of such a measurement and replaces Budget; 0: unset.
+	// Seconds replaces Budget by a minimum time; 0: unset.
 	Seconds float64
-	// Tolerance ends such a measurement once its iterations agree to within this share; 0: unset.
+	// Tolerance ends such a measurement when its iterations differ by less than this share; 0: unset.
 	Tolerance float64
 
 	staging View // of the host, for random
 }
 
-// Transport is a way between the ranks.
+// Transport is a communicator with the Name of its transport.
 type Transport struct {
 	Name     string
 	Comm     comm.Communicator
-	NoReduce bool // reductions are not measured: they go another way
+	NoReduce bool // skip reductions, which use another transport
 }
 
 var types = map[string]tensor.DType{"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32, "fp64": tensor.F64}
 
-// DType returns the element type of a name of --dtype. A GPU does not compute in the last.
+// DType returns the element type of a value of --dtype. GPUs do not support fp64.
 func DType(name string, cpu bool) (tensor.DType, error) {
 	t, ok := types[name]
 	if !ok || !cpu && t == tensor.F64 {
@@ -67,20 +68,20 @@ func (r *Rank) slowest(ctx context.Context, xs ...float64) ([]float64, error) {
 		err = p.Sync(ctx)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("figures of all ranks: %w", err)
+		return nil, fmt.Errorf("maximum over all ranks: %w", err)
 	}
 	return tensor.Data[float64](v), nil
 }
 
-// Bounds of measurements without a given number of iterations: long enough for a median, short enough to wait for.
+// Bounds of measurements without a given number of iterations.
 const (
 	budget   = 2.0 // seconds, unless the rank has another
 	minIters = 3
 	maxIters = 30
 )
 
-// measure returns the median time of work, in seconds, on the slowest rank. Iterations follow each other without a
-// pause. With iters 0 it makes as many as fit the budget, or take r.Seconds.
+// measure returns the median time of work, in seconds, on the slowest rank. It runs iterations back to back: iters, or
+// if that is 0, for the budget or r.Seconds.
 func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error) (seconds float64, n int, err error) {
 	took, err := r.times(ctx, max(warmup, 1), work)
 	if err != nil {
@@ -113,12 +114,11 @@ func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error
 	return most[0], iters, nil
 }
 
-// fewIters are made before settle compares them.
+// fewIters is the number of iterations between two comparisons in settle.
 const fewIters = 3
 
-// settle returns the median time of work, as measure does, of the fewest iterations that agree to within the
-// tolerance on every rank. first is the time of the warm-up. It counts for work that takes longer than the budget: a
-// cold start does not show there.
+// settle is measure with the fewest iterations that agree to within the tolerance on every rank. first is the time of
+// the warm-up. For work longer than the budget, where a cold start hardly matters, it counts as an iteration.
 func (r *Rank) settle(ctx context.Context, first float64, work func() error) (seconds float64, n int, err error) {
 	most, err := r.slowest(ctx, first)
 	if err != nil {
@@ -127,7 +127,7 @@ func (r *Rank) settle(ctx context.Context, first float64, work func() error) (se
 	room, batch := cmp.Or(r.Budget, budget), fewIters
 	limit := min(max(int(room/max(most[0], 1e-9)), minIters), maxIters)
 	if limit == maxIters {
-		batch = maxIters // of no time worth saving
+		batch = maxIters // the work is short
 	} else if most[0] >= room {
 		batch = 1
 	}
@@ -180,12 +180,11 @@ func (r *Rank) times(ctx context.Context, n int, work func() error) ([]float64, 
 	return took, nil
 }
 
-// noise is the length of the block that random repeats. It is no multiple of a row, so that rows near each other
-// differ.
+// noise is the length of the block that random repeats. It is no multiple of a row, so that neighbouring rows differ.
 const noise = 1<<20 + 7
 
-// random fills a dense device view with numbers of a normal distribution. The power that a GPU
-// takes, and so its clock, depends on the data: zeros would be too fast.
+// random fills a dense device view with normally distributed numbers. The power of a GPU, and so its clock, depends on
+// the data: zeros would run too fast.
 func (r *Rank) random(ctx context.Context, v View, seed uint64) error {
 	const words = 8
 	if r.staging.IsZero() {
@@ -204,9 +203,9 @@ func (r *Rank) random(ctx context.Context, v View, seed uint64) error {
 	case tensor.F32:
 		fill(tensor.Data[float32](block), func() float32 { return float32(rng.NormFloat64()) })
 	case tensor.BF16:
-		fill(tensor.Data[uint16](block), func() uint16 { return bf16(float32(rng.NormFloat64())) })
+		fill(tensor.Data[uint16](block), func() uint16 { return half.ToBF16(float32(rng.NormFloat64())) })
 	case tensor.F16:
-		fill(tensor.Data[uint16](block), func() uint16 { return f16(float32(rng.NormFloat64())) })
+		fill(tensor.Data[uint16](block), func() uint16 { return half.ToF16(float32(rng.NormFloat64())) })
 	default:
 		return fmt.Errorf("random numbers in %v", v.DType())
 	}
@@ -215,23 +214,11 @@ func (r *Rank) random(ctx context.Context, v View, seed uint64) error {
 		m := min(n, v.Size()-at)
 		r.Device.Store.Upload(flat.Slice(tensor.Dim, at, at+m), block.Slice(tensor.Dim, 0, m))
 	}
-	return r.Device.Stream.Sync(ctx) // the staging memory is used again
+	return r.Device.Stream.Sync(ctx) // before the staging memory is reused
 }
 
 func fill[T any](xs []T, f func() T) {
 	for i := range xs {
 		xs[i] = f()
 	}
-}
-
-func bf16(x float32) uint16 { return uint16(math.Float32bits(x) >> 16) }
-
-// f16 truncates x, of at most a few thousand, to half precision; numbers below the smallest normal one become 0.
-func f16(x float32) uint16 {
-	b := math.Float32bits(x)
-	exponent := int(b>>23&0xff) - 127 + 15
-	if exponent <= 0 {
-		return 0
-	}
-	return uint16(b>>16&0x8000) | uint16(exponent)<<10 | uint16(b>>13&0x3ff)
 }

@@ -25,15 +25,15 @@ func (t *trace) add(s tensor.Span) {
 	t.spans = append(t.spans, s)
 }
 
-// hopRounds limits the traced passes, of which hops takes medians.
+// hopRounds is the maximum number of traced passes.
 const hopRounds = 5
 
-// hops takes a forward and backward pass apart, on the rank that takes longest. It returns medians of some passes.
-// Passes without transfers take turns with them, since clocks change as devices get warm. A pass takes about that many
-// seconds.
+// hops returns the times of the hops of a forward and a backward pass on the slowest rank, as medians of several
+// passes. It alternates passes with and without transfers, since clocks change as devices get warm. seconds is the time
+// of a pass.
 func (t *attentionRun) hops(ctx context.Context, p *pass, seconds float64) ([]HopTimes, error) {
 	quiet := *p
-	quiet.ring.Comm = silent{} // the buffers still hold keys that came from the others
+	quiet.ring.Comm = silent{} // the buffers still hold the other ranks' keys
 	var loud, bare [][]HopTimes
 	for range min(hopRounds, max(1, int(budget/max(seconds, 1e-9)))) {
 		with, err := t.traced(ctx, p)
@@ -79,8 +79,8 @@ func (p *pass) order() ([]string, error) {
 	return order, err
 }
 
-// traced takes one forward and one backward pass apart. Before them it runs one that it does not trace, so that the
-// ranks fall into step.
+// traced returns the hops of one forward and one backward pass. It first runs an untraced pass to synchronise the
+// ranks.
 func (t *attentionRun) traced(ctx context.Context, p *pass) ([]HopTimes, error) {
 	order, err := p.order()
 	if err != nil {
@@ -115,8 +115,8 @@ func (p *pass) labelled() error {
 	return err
 }
 
-// takeApart adds up spans by hop. A hop lasts from its first kernel to the first kernel of the
-// next one; the time without kernels is waiting.
+// takeApart sums spans by hop. A hop lasts from its first kernel to the first kernel of the next one. Time without
+// kernels is waiting.
 func takeApart(order []string, spans []tensor.Span) []HopTimes {
 	type extent struct{ first, last time.Time }
 	hops, at := make([]HopTimes, len(order)), make([]extent, len(order))
@@ -134,7 +134,7 @@ func takeApart(order []string, spans []tensor.Span) []HopTimes {
 		if stop := s.Start.Add(s.Took); stop.After(e.last) {
 			e.last = stop
 		}
-		if s.Name == "wait" { // the CPU's streams tell of it themselves
+		if s.Name == "wait" { // a span of CPU streams
 			continue
 		}
 		hops[i].Compute += s.Took.Seconds()
@@ -155,8 +155,8 @@ func takeApart(order []string, spans []tensor.Span) []HopTimes {
 	return hops
 }
 
-// A marker takes the time at every label. The ring labels each hop and each exchange of heads, and the end of the hops
-// and of each exchange of heads.
+// A marker records the time at every label. The ring labels the beginning of each hop and of each exchange of heads,
+// and their end.
 type marker struct {
 	tensor.Stream
 	clock  device.Clock
@@ -173,7 +173,7 @@ func (t *attentionRun) transfers(ctx context.Context, p *pass) ([]float64, error
 	if err := t.Control.Barrier(ctx); err != nil {
 		return nil, err
 	}
-	const ends = 2 + 4 // of the hops of both passes, and of the trades before and behind each
+	const ends = 2 + 4 // the ends of both passes, and of the exchanges of heads before and after each
 	order, err := p.order()
 	if err != nil {
 		return nil, err
@@ -243,7 +243,7 @@ func broadcastJSON[T any](ctx context.Context, c comm.Communicator, root int, va
 	return out, json.Unmarshal(tensor.Bytes(buf), &out)
 }
 
-// synced blocks for a transfer that has just been begun.
+// synced waits for a transfer that was just begun.
 func synced(ctx context.Context) func(comm.Pending, error) error {
 	return func(p comm.Pending, err error) error {
 		if err != nil {

@@ -1,7 +1,9 @@
-// Package bench measures: attention over ranks, transfers, single operations, and training
-// steps, on whatever device a rank has, and shows what it found as tables and JSON.
+// Package bench measures attention over ranks, transfers, single operations and training steps on any device. A Report
+// holds the results, as tables and JSON. Figures are medians over iterations, by the device's own clock, of the slowest
+// rank. The ranks call a method of Rank:
 //
-// Figures are medians over iterations by the device's own clock, of the rank that was slowest.
+//	r := &bench.Rank{Device: dev, World: group, Control: group}
+//	err := r.Comm(ctx, bench.CommSpec{Sizes: []int64{1 << 20}, Calls: bench.Calls}, emit)
 package bench
 
 import (
@@ -20,7 +22,7 @@ import (
 // that is set.
 type Report struct {
 	Bench   string    `json:"bench"`   // attention, comm, train, ops
-	Command []string  `json:"command"` // as given, without the program
+	Command []string  `json:"command"` // the command line, without the program
 	Version string    `json:"version"` // of cprun
 	Date    time.Time `json:"date"`
 	Ranks   int       `json:"ranks"`
@@ -40,7 +42,7 @@ type Machine struct {
 	Versions map[string]string `json:"versions,omitempty"` // of libraries and the driver
 }
 
-// Attention is the Rows of `bench attention`, and the Spec that they have in common.
+// Attention holds the Rows of `bench attention` and their common Spec.
 type Attention struct {
 	Spec AttentionSpec  `json:"spec"`
 	Rows []AttentionRow `json:"rows"`
@@ -48,35 +50,35 @@ type Attention struct {
 	Packed []PackedRow `json:"packed,omitempty"`
 }
 
-// AttentionRow is attention over one sequence. Seconds and rates are of the slowest rank; FLOPs
-// are counted as in FLOPs, and divided by the ranks.
+// AttentionRow is attention over one sequence. Seconds and rates are those of the slowest rank. Rates divide FLOPs by
+// the number of ranks.
 type AttentionRow struct {
 	Seq       int    `json:"seq"` // global tokens
 	Algorithm string `json:"algorithm"`
-	Gather    string `json:"gather"` // when an all-gather's rows travel
+	Gather    string `json:"gather"` // when an all-gather sends its rows
 	Layout    string `json:"layout"`
-	Backend   string `json:"backend"` // that ran
+	Backend   string `json:"backend"`
 	Ranks     int    `json:"ranks"`
-	Tokens    int    `json:"tokens_per_rank"` // of the rank that has most
+	Tokens    int    `json:"tokens_per_rank"` // of the rank with most
 	Iters     int    `json:"iters"`
 
 	FLOPs   float64 `json:"flops"` // forward, of all ranks
 	Forward Rate    `json:"forward"`
 	Both    Rate    `json:"forward_backward"`
 
-	// Local is the same kernel calls without the transfers. It is absent with one rank.
+	// Local runs the same kernel calls without transfers. It is absent with one rank.
 	Local *Rate `json:"forward_backward_without_transfers,omitempty"`
-	// Alone is one rank by itself on as many tokens as each has here. Absent with one rank.
+	// Alone runs one rank alone on its share of the tokens. It is absent with one rank.
 	Alone *Rate `json:"forward_backward_alone,omitempty"`
-	// Loss is the share of Alone's rate that is lost, less than 0 for a gain.
+	// Loss is the lost share of Alone's rate; negative for a gain.
 	Loss *float64 `json:"loss,omitempty"`
 
-	// Bytes that the rank sends that sends most.
+	// SentForward and SentBackward are the bytes sent by the rank with most.
 	SentForward  int64 `json:"sent_forward_bytes"`
 	SentBackward int64 `json:"sent_backward_bytes"`
-	Memory       int64 `json:"memory_bytes"` // of tensors and buffers, without the kernel's workspace
+	Memory       int64 `json:"memory_bytes"` // tensors and buffers, without the kernel's workspace
 
-	Hops []HopTimes `json:"hops"` // of the rank that took longest, once, with tracing on
+	Hops []HopTimes `json:"hops"` // of the slowest rank, traced
 }
 
 // Rate is a time and the rate on each device.
@@ -89,22 +91,21 @@ type Rate struct {
 type HopTimes struct {
 	Pass     string  `json:"pass"` // forward, backward
 	Label    string  `json:"label"`
-	Compute  float64 `json:"compute_seconds"`  // of the kernels
-	Quiet    float64 `json:"quiet_seconds"`    // of the same calls in a pass without transfers
-	Transfer float64 `json:"transfer_seconds"` // of the hop's transfers, measured with no kernel beside them
-	Wait     float64 `json:"wait_seconds"`     // in which the compute stream stood still
+	Compute  float64 `json:"compute_seconds"`  // kernels
+	Quiet    float64 `json:"quiet_seconds"`    // the same kernels without transfers
+	Transfer float64 `json:"transfer_seconds"` // the hop's transfers without kernels
+	Wait     float64 `json:"wait_seconds"`     // idle time of the compute stream
 }
 
 // Transfer is one size of one call over one transport.
 type Transfer struct {
 	Transport string  `json:"transport"` // unix, tcp, nccl, copy
 	Call      string  `json:"call"`      // exchange, all_reduce, all_gather, reduce_scatter
-	Bytes     int64   `json:"bytes"`     // that a rank sends to its neighbour, or of the whole buffer of a collective
+	Bytes     int64   `json:"bytes"`     // sent to the neighbour, or the whole buffer of a collective
 	Seconds   float64 `json:"seconds"`
-	// GBps is 1e9 bytes per second and direction on a rank's link: the least traffic of any algorithm ("bus
-	// bandwidth").
+	// GBps is the bus bandwidth, in 1e9 bytes per second and direction on a rank's link.
 	GBps float64 `json:"gb_per_second"`
-	// Share is the share of the link's limit; 0: not known.
+	// Share is GBps divided by the link's limit; 0: unknown.
 	Share float64 `json:"share_of_link,omitempty"`
 }
 
@@ -115,31 +116,31 @@ type Operation struct {
 	Seconds float64 `json:"seconds"`
 	Rate    float64 `json:"rate"`
 	Unit    string  `json:"unit"`            // GB/s or TFLOP/s
-	Share   float64 `json:"share,omitempty"` // of the fastest of its unit in the same run; 0: not known
+	Share   float64 `json:"share,omitempty"` // of the fastest operation with the same unit; 0: unknown
 }
 
-// Training is the steps of `bench train`.
+// Training holds the steps of `bench train`.
 type Training struct {
 	Config     string `json:"config"`
 	Data       string `json:"data"` // random, or config
 	Seq        int    `json:"seq"`  // global tokens of a sample
 	Batch      int    `json:"global_batch_size"`
 	Parameters int64  `json:"parameters"`
-	Skipped    int    `json:"skipped_steps"` // at the start, left out of the medians
+	Skipped    int    `json:"skipped_steps"` // warm-up steps, not in the medians
 
 	StepSeconds     float64         `json:"step_seconds"`
 	TokensPerSecond float64         `json:"tokens_per_second_per_device"`
 	TFLOPs          float64         `json:"tflops_per_device"`
-	MFU             float64         `json:"mfu,omitempty"`      // 0: the device's peak is not known
-	CommWait        metrics.Float   `json:"comm_wait_seconds"`  // null: not known
+	MFU             float64         `json:"mfu,omitempty"`      // 0: the device's peak is unknown
+	CommWait        metrics.Float   `json:"comm_wait_seconds"`  // null: unknown
 	FirstStep       float64         `json:"first_step_seconds"` // from the start of the command to the end of step 1
-	Memory          int64           `json:"memory_bytes"`       // most of any device
+	Memory          int64           `json:"memory_bytes"`       // of the device with most
 	Planned         int64           `json:"planned_memory_bytes"`
 	Steps           []float64       `json:"steps_seconds"`
 	Loss            []metrics.Float `json:"loss"`
 }
 
-// Rows returns how many figures there are.
+// Rows returns the number of rows.
 func (r *Report) Rows() int {
 	n := len(r.Comm) + len(r.Ops)
 	if r.Attention != nil {
@@ -168,7 +169,7 @@ func Median(xs []float64) float64 {
 	return (s[(n-1)/2] + s[n/2]) / 2
 }
 
-// Spread returns how far the middle half of xs lies apart, or all of few, as a share of their median; 0 of none.
+// Spread returns the interquartile range of xs divided by the median; for fewer than 4 values, the whole range.
 func Spread(xs []float64) float64 {
 	s := slices.Sorted(slices.Values(xs))
 	if quarter := len(s) / 4; quarter > 0 {
@@ -180,14 +181,13 @@ func Spread(xs []float64) float64 {
 	return 0
 }
 
-// FLOPs returns the floating-point operations of a forward pass of attention over that many visible
-// (query, key) pairs of a head: two products, over dim and over dimV. A causal sequence of S tokens has S(S+1)/2 pairs.
+// FLOPs returns the floating-point operations of a forward pass of attention with the given visible (query, key) pairs
+// per head: two products, over dim and over dimV. A causal sequence of S tokens has S(S+1)/2 pairs.
 func FLOPs(pairs, heads, dim, dimV int) float64 {
 	return 2 * float64(pairs) * float64(heads) * float64(dim+dimV)
 }
 
-// bothOfForward is what forward and backward take together: the backward pass has five
-// products where the forward pass has two.
+// bothOfForward is the ratio of the FLOPs of both passes to those of the forward pass: seven products to two.
 const bothOfForward = 3.5
 
 func rate(flops, seconds float64, ranks int) Rate {
@@ -197,8 +197,7 @@ func rate(flops, seconds float64, ranks int) Rate {
 	return Rate{Seconds: seconds, TFLOPs: flops / seconds / float64(ranks) / 1e12}
 }
 
-// Counted holds the measurements of a run after its warm-up, one value for each step. A list is empty if a value is not
-// known.
+// Counted holds the measurements of a run after its warm-up, one value per step. Lists of unknown values are empty.
 type Counted struct {
 	StepSeconds              []float64 `json:"step_seconds"`
 	TokensPerSecond          []float64 `json:"tokens_per_second"`
@@ -206,7 +205,7 @@ type Counted struct {
 	TFLOPsPerDevice          []float64 `json:"tflops_per_device"`
 	MFU                      []float64 `json:"mfu"`
 	CommWaitSeconds          []float64 `json:"comm_wait_seconds"`
-	MemoryBytes              int64     `json:"memory_bytes"` // the most, warming up included
+	MemoryBytes              int64     `json:"memory_bytes"` // maximum, warm-up included
 }
 
 func (c *Counted) lists() []*[]float64 {
@@ -243,12 +242,11 @@ func Count(steps []metrics.Step, warmup int) *Counted {
 	return c
 }
 
-// Summarise sets the figures of t from the steps of a run. Medians leave out the first t.Skipped, which compile,
-// allocate and warm up.
+// Summarise sets the figures of t from the steps of a run. Medians omit the first t.Skipped steps, the warm-up.
 func (t *Training) Summarise(steps []metrics.Step) error {
 	c := Count(steps, t.Skipped)
 	if c == nil {
-		return fmt.Errorf("%d steps were logged; want more than the %d that are left out", len(steps), t.Skipped)
+		return fmt.Errorf("the run logged %d steps; want more than the %d of the warm-up", len(steps), t.Skipped)
 	}
 	for _, s := range steps {
 		t.Steps, t.Loss = append(t.Steps, float64(s.StepSeconds)), append(t.Loss, s.Loss)

@@ -66,14 +66,15 @@ func (a *Attention) tables(on string) []readable.Table {
 	}
 	unit, scale := a.unit()
 	t := readable.Table{
-		Title: fmt.Sprintf("%s, %s layout; %s; %s per device, the slowest rank", a.Spec.what(),
+		Title: fmt.Sprintf("%s, %s layout; %s; %s per device, slowest rank", a.Spec.what(),
 			strings.Join(a.Spec.Layouts, ", "), on, unit),
 		Head: []string{"S", "pattern", "backend", "forward ms", unit, "both ms", unit, "no transfers", "alone", "loss",
 			"sent", "memory"},
 		Notes: []string{
-			"both: forward and backward, 3.5 times the FLOPs of forward. no transfers: the same kernel calls alone.",
-			"alone: one rank on as many tokens as each has; loss: what both lacks of it. sent: by a rank, forward " +
-				"and backward.",
+			"both: forward and backward, 3.5 times the FLOPs of forward",
+			"no transfers: the same kernel calls without transfers",
+			"alone: one rank on its share of the tokens; loss: share of that rate lost in both",
+			"sent: bytes of a rank, forward and backward",
 		},
 	}
 	for _, r := range a.Rows {
@@ -107,8 +108,8 @@ func (r *AttentionRow) hopTable() readable.Table {
 	t := readable.Table{
 		Title: fmt.Sprintf("hops at S=%s, %s, on the slowest rank, ms", readable.Size(int64(r.Seq)), r.Algorithm),
 		Head:  []string{"hop", "compute", "quiet", "transfer", "wait"},
-		Notes: []string{"compute: of the kernels; quiet: of the same calls without transfers; transfer: without " +
-			"kernels beside it; wait: the compute stream stood still."},
+		Notes: []string{"compute: kernels; quiet: the same kernels without transfers",
+			"transfer: transfers without kernels; wait: idle compute stream"},
 	}
 	for _, h := range r.Hops {
 		t.Add(h.Pass+" "+h.Label, readable.Number(1e3*h.Compute), readable.Number(1e3*h.Quiet),
@@ -126,13 +127,12 @@ func transferTable(on string, rows []Transfer) readable.Table {
 		}
 	}
 	t := readable.Table{
-		Title: "transfers between neighbours; " + on + "; GB/s in each direction, the slowest rank",
+		Title: "transfers between neighbours; " + on + "; GB/s per direction, slowest rank",
 		Head:  []string{"call", "bytes"},
 		Notes: []string{
-			"exchange: to the next rank and from the one before at once. Collectives: bytes of the whole buffer, bus " +
-				"bandwidth.",
-			fmt.Sprintf("Time: of one call in %d that follow each other, each begun when the one before is complete "+
-				"on the rank; with its latency, which a ring hides behind its kernels.", burst),
+			"exchange: send to the next rank and receive from the previous one",
+			"collectives: bytes of the whole buffer, and bus bandwidth",
+			fmt.Sprintf("time: one call in a burst of %d, with its latency", burst),
 		},
 	}
 	for _, n := range names {
@@ -201,8 +201,7 @@ func operationTable(on string, rows []Operation) readable.Table {
 	return t
 }
 
-// CostTables returns a cost table for a terminal: of each kind of work the smallest and the largest that was
-// measured.
+// CostTables returns a cost table for a terminal, with the smallest and the largest measurement of each kind of work.
 func CostTables(t *cost.Table) []readable.Table {
 	var out []readable.Table
 	for i := range t.Sets {
@@ -217,7 +216,7 @@ func CostTables(t *cost.Table) []readable.Table {
 				readable.Number(1e6*l.high.seconds), readable.Number(l.high.rate), l.unit, fmt.Sprint(l.points))
 		}
 		if s.CallSeconds > 0 {
-			table.Notes = []string{fmt.Sprintf("the host queues a call in %s µs", readable.Number(1e6*s.CallSeconds))}
+			table.Notes = []string{fmt.Sprintf("the host needs %s µs to queue a call", readable.Number(1e6*s.CallSeconds))}
 		}
 		out = append(out, table)
 	}
@@ -238,7 +237,7 @@ type line struct {
 
 type lines []line
 
-// add takes a point of that amount of work; scale converts its rate to the unit.
+// add adds a measurement of an amount of work. scale converts its rate to the unit.
 func (l *lines) add(name, unit, size string, amount, seconds, scale float64) {
 	p := point{size: size, amount: amount, seconds: seconds, rate: amount / seconds / scale}
 	for i := range *l {

@@ -472,7 +472,7 @@ func deadlineOf(longest time.Duration) time.Duration {
 
 // beat returns how often a rank that is at the disk says so to those that wait for it.
 func beat(cfg *config.Config) time.Duration {
-	return min(2*time.Second, cfg.Parallel.Patience()/4)
+	return min(2*time.Second, cfg.Parallel.TransferTimeout()/4)
 }
 
 // hurry sets the deadline by the longest step of any rank so far. All ranks call it at the same

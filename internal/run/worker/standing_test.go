@@ -7,7 +7,7 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/launch"
-	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/waits"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -67,14 +67,14 @@ func TestWhatARankStandsFor(t *testing.T) {
 
 // A rank tells its phase, its work and its calls, and does not wait for a driver that hangs.
 func TestStanding(t *testing.T) {
-	p := &process{Worker: &launch.Worker{Rank: 3}, stream: tensor.NewHostStream("compute")}
+	p := &process{Worker: &launch.Worker{Process: launch.Process{Rank: 3}}, stream: tensor.NewHostStream("compute")}
 	defer p.stream.Close()
 	p.where.enter("step")
 	p.where.reach(7)
 	p.where.join(groupOf{needed(call(1, 4, true, time.Minute)), call(1, 5, false, 0)})
 	s := p.standing()
-	if s.Rank != 3 || s.Step != 7 || s.Phase != "step" || s.Work != nil || len(s.Waits) != 1 || s.Beside != 1 ||
-		s.Waits[0].Call != 4 || s.Waits[0].Stood < time.Minute || s.Waits[0].Open[0].Peer != 1 {
+	if s.Rank != 3 || s.Step != 7 || s.Phase != "step" || s.Work != nil || len(s.Waits) != 1 || s.Background != 1 ||
+		s.Waits[0].Call != 4 || s.Waits[0].Stalled < time.Minute || s.Waits[0].Open[0].Peer != 1 {
 		t.Errorf("%+v", s)
 	}
 	stuck := make(hung)
@@ -90,13 +90,13 @@ func TestStanding(t *testing.T) {
 // not.
 func TestStoodLong(t *testing.T) {
 	for _, x := range []struct {
-		waits []standing.Wait
+		waits []waits.Wait
 		want  bool
 	}{
-		{nil, false}, {[]standing.Wait{{Op: "exchange", Stood: long - time.Millisecond}}, false},
-		{[]standing.Wait{{Op: "exchange", Stood: long}}, true},
+		{nil, false}, {[]waits.Wait{{Op: "exchange", Stalled: long - time.Millisecond}}, false},
+		{[]waits.Wait{{Op: "exchange", Stalled: long}}, true},
 	} {
-		if got := stoodLong(&standing.Standing{Waits: x.waits}); got != x.want {
+		if got := stoodLong(&waits.WaitState{Waits: x.waits}); got != x.want {
 			t.Errorf("%+v: %v", x.waits, got)
 		}
 	}

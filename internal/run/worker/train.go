@@ -130,7 +130,7 @@ func (p *process) report(r train.Report) {
 		_ = p.Send(launch.Event{Kind: launch.EventCheckpoint, Step: r.Step})
 		if p.Rank == 0 {
 			_ = p.SendData(job.EventNotice, 0,
-				fmt.Sprintf("checkpoint of step %d: whole after %.1f s, of which training stood still for %.1f s",
+				fmt.Sprintf("checkpoint of step %d: saved in %.1f s (training paused for %.1f s)",
 					r.Step, r.Took.Seconds(), r.Stood.Seconds()))
 		}
 	case train.Stopped:
