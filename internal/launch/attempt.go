@@ -13,40 +13,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// abandonTime bounds the wait for a killed worker. The kernel keeps one that hangs in a
-// call to a dead disk or device; it is named, and the launcher ends without it.
+// abandonTime bounds the wait for a killed worker. The kernel cannot end one in a call to a dead disk or device; the
+// launcher names it and ends without it.
 const abandonTime = 20 * time.Second
 
-// A worker may take exitGraces times Job.Grace to exit when it is done.
+// A worker may take exitGraces times Job.Grace to exit after it is done.
 const exitGraces = 6
 
-// LastTime bounds the wait for the other workers after the first is done. The last collective is over by then, so no
-// peer reports a worker that hangs in a disk or a driver.
+// LastTime bounds the wait for the other workers after the first is done. The last collective is complete by then, so
+// no peer reports a worker that hangs in a disk or a driver.
 const LastTime = 5 * time.Minute
 
-// An attempt runs one start of all workers, until none is left. Its methods run on loop.
+// An attempt runs one start of all workers until none is left. Its methods run on loop.
 type attempt struct {
 	*nodeLauncher
 	Start
 	children []*child
 	inbox    chan message
 	live     int  // workers that have not ended
-	gaveUp   bool // on workers that do not end
-	order    int  // of failures seen so far
+	gaveUp   bool // some workers cannot be killed
+	order    int  // number of failures so far
 	forced   bool
-	ended    bool  // the context has
+	ended    bool  // the context has ended
 	err      error // of the launcher itself
-	oom      int64 // out-of-memory kills before the start; -1: not known
+	oom      int64 // out-of-memory kills before the start; -1: unknown
 
 	stopSent  bool // the workers were asked to stop
-	peersSent bool // the workers know where all ranks are
-	failing   bool // a rank has failed, here or elsewhere, and the others are being ended
+	peersSent bool // the workers have all addresses
+	failing   bool // a rank failed, here or elsewhere, and the others are being ended
 
-	polling   bool      // the workers were asked for their standing, and Job.OnStanding has not been called
-	waitTable waitTable // the table that is being made
-	timedOut  bool      // one of them has waited for too long
+	polling   bool      // the workers were asked for their status for Job.OnStatus
+	waitTable waitTable // the table in progress
+	timedOut  bool      // a rank has waited for too long
 
-	stopped <-chan time.Time // when to look for workers that are stopped; nil: while none is to end
+	stopped <-chan time.Time // when to check for stopped workers; nil: none must end
 
 	// escalation runs when the timer fires.
 	escalation func()
@@ -59,7 +59,7 @@ func (l *nodeLauncher) attempt(ctx context.Context, s Start) *attempt {
 		t.oom = n
 	}
 	t.start()
-	if t.asked != "" { // together with the start
+	if t.asked != "" { // a signal that arrived with the start
 		t.membership.Publish(News{Stop: t.asked})
 		t.stop(t.asked)
 	}
@@ -93,7 +93,7 @@ func (l *nodeLauncher) attempt(ctx context.Context, s Start) *attempt {
 	return t
 }
 
-// start starts the workers; after one that cannot be started, no more of them.
+// start starts the workers, up to the first one that cannot be started.
 func (t *attempt) start() {
 	for local := range t.job.NProc {
 		c, greeting, err := t.newChild(local, &t.Start)
@@ -138,7 +138,7 @@ func (t *attempt) handle(m message) {
 	}
 }
 
-// endedByUs: killed with a signal of ours, or ended in error after it was told to end.
+// endedByUs reports whether the launcher killed the worker, or asked it to end before it exited with an error.
 func (t *attempt) endedByUs(c *child) bool {
 	if sig := c.evidence.exit.signal; sig != 0 {
 		return c.sentSignal(sig)
@@ -147,7 +147,7 @@ func (t *attempt) endedByUs(c *child) bool {
 }
 
 func (t *attempt) onEvent(c *child, e Event) {
-	if e.Step > 0 && e.Kind != EventFailed { // the step of a failure was not reached
+	if e.Step > 0 && e.Kind != EventFailed { // a failed step was not completed
 		c.lastStep = e.Step
 		t.maxStep = max(t.maxStep, e.Step)
 	}
@@ -178,9 +178,8 @@ func (t *attempt) onEvent(c *child, e Event) {
 	}
 }
 
-// failed notes the first sign of a child's failure. After the first of all, the others get
-// Settle to end by themselves, since they lose their connections and their reasons are worth
-// having; then SIGTERM, and after Grace SIGKILL.
+// onFailed records a worker's first sign of failure. After the job's first failure, the others get Settle to end by
+// themselves, since they lose their connections and report reasons. Then they get SIGTERM, and after Grace SIGKILL.
 func (t *attempt) onFailed(c *child) {
 	if c.evidence.order != 0 {
 		return
@@ -191,15 +190,15 @@ func (t *attempt) onFailed(c *child) {
 	t.abort(c.rank, "")
 }
 
-// fail ends the workers that live, since a rank has failed, here or elsewhere. why is the cause, where
-// the ranks cannot hear it from each other.
+// abort ends the live workers, since a rank has failed, here or elsewhere. why is the cause if the ranks cannot learn
+// it from each other.
 func (t *attempt) abort(rank int, why string) {
 	if t.failing {
 		return
 	}
 	t.failing = true
 	if !t.timedOut {
-		t.requestFreshStatus(false) // a worker that hangs reports its standing only on request
+		t.requestFreshStatus(false) // a hanging worker reports its status only on request
 	}
 	t.broadcast(command{Kind: commandFailed, Rank: rank, Reason: why})
 	t.killStopped()
@@ -209,7 +208,7 @@ func (t *attempt) abort(rank int, why string) {
 	})
 }
 
-// tell sends a command to the workers that live. Each kind is sent once at most, and has room.
+// broadcast sends a command to the live workers. Each kind is sent at most once, and its queue has room.
 func (t *attempt) broadcast(c command) {
 	frame, err := encodeFrame(c)
 	for _, to := range t.children {
@@ -219,11 +218,11 @@ func (t *attempt) broadcast(c command) {
 	}
 }
 
-// awaitExits gives the workers a time to be done after the first, and a time to exit after the last: one that hangs
-// at the end must not hang the job.
+// awaitExits limits the time until all workers are done after the first, and until all exit after the last. A worker
+// that hangs at the end must not hang the job.
 func (t *attempt) awaitExits() {
 	if t.failing || t.forced || t.ended {
-		return // these have times of their own
+		return // these cases have limits of their own
 	}
 	if slices.ContainsFunc(t.children, (*child).working) {
 		if t.timer == nil {
@@ -243,7 +242,7 @@ func (t *attempt) awaitExits() {
 
 func (c *child) working() bool { return !c.ended && c.evidence.finished == "" }
 
-// endLast ends the workers that are not done, so long after the first that was.
+// endUnfinished ends the workers that are not done at the limit.
 func (t *attempt) endUnfinished() {
 	t.timedOut = true
 	t.requestFreshStatus(true)
@@ -303,10 +302,10 @@ func (t *attempt) stop(by string) {
 	}
 	t.stopSent, t.asked = true, by
 	t.broadcast(command{Kind: commandStop, Reason: by})
-	t.notice("%s: the workers are asked for a checkpoint and a clean end; Ctrl-C ends at once", by)
+	t.notice("%s: the workers are asked for a checkpoint and a clean end; Ctrl-C ends them at once", by)
 }
 
-// cleanPhase keeps a short, plain word.
+// cleanPhase shortens a phase to one line.
 func cleanPhase(s string) string {
 	if s == "" {
 		return ""

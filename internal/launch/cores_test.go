@@ -6,12 +6,12 @@ import (
 	"testing"
 )
 
-// A rank keeps to a core where each core gets as many ranks as any other.
+// TestShareOf checks that a rank is pinned if each core gets equally many ranks.
 func TestShareOf(t *testing.T) {
 	for name, c := range map[string]struct {
 		cores        []int
 		procs, ranks int
-		want         []int // nil: all of them
+		want         []int // nil: not pinned
 	}{
 		"two each":         {[]int{0, 1}, 2, 4, []int{0, 0, 1, 1}},
 		"cores of a mask":  {[]int{3, 7, 9}, 3, 6, []int{3, 3, 7, 7, 9, 9}},
@@ -20,7 +20,7 @@ func TestShareOf(t *testing.T) {
 		"not even":         {[]int{0, 1}, 2, 3, nil},
 		"one core":         {[]int{5}, 1, 4, nil},
 		"not known":        {nil, 2, 4, nil},
-		"limited in cores": {[]int{0, 1, 2, 3}, 2, 8, nil}, // a cgroup's processor time, of any cores
+		"limited in cores": {[]int{0, 1, 2, 3}, 2, 8, nil}, // a cgroup's limit of processor time
 	} {
 		for r := range c.ranks {
 			got := coreForRank(c.cores, c.procs, r, c.ranks)
@@ -34,8 +34,8 @@ func TestShareOf(t *testing.T) {
 	}
 }
 
-// Ranks are crowded if a batch system has bound them to fewer cores than ranks. On a host without that there is no other fix than
-// fewer ranks, and of tasks with a core each none is.
+// TestCrowded checks that ranks count as oversubscribed if a batch system bound them to fewer cores. On a host without
+// such a bound, fewer ranks are the only fix. Tasks with a core each are not oversubscribed.
 func TestCrowded(t *testing.T) {
 	for name, c := range map[string]struct{ own, host, given, local, ranks, want, cores int }{
 		"a task with one core":         {own: 1, host: 8, given: 1, local: 4, ranks: 4, want: 4, cores: 1},
@@ -54,17 +54,17 @@ func TestCrowded(t *testing.T) {
 	}
 }
 
-// TestCoreIsLeftAlone checks who has placed ranks already: the user, and who has started one launcher a rank.
+// TestCoreIsLeftAlone checks that cprun does not pin ranks that the user, or a launcher per rank, has placed.
 func TestCoreIsLeftAlone(t *testing.T) {
 	n := len(ownCores())
-	ranks := &hello{LocalWorldSize: 2 * n}
+	ranks := &hello{Process: Process{LocalWorldSize: 2 * n}}
 	if core := ranks.chooseCore(true); core != nil {
 		t.Errorf("with GOMAXPROCS of the user a rank keeps to core %d", *core)
 	}
 	if core := ranks.chooseCore(false); (core != nil) != (n > 1 && runtime.GOMAXPROCS(0) == n) {
 		t.Errorf("the first of %d ranks on %d cores keeps to %v", 2*n, n, core)
 	}
-	one := &hello{LocalWorldSize: 1, Hosts: slices.Repeat([]string{"a"}, 2*n)}
+	one := &hello{Process: Process{LocalWorldSize: 1, Hosts: slices.Repeat([]string{"a"}, 2*n)}}
 	if core := one.chooseCore(false); core != nil {
 		t.Errorf("the rank of a launcher of its own keeps to core %d", *core)
 	}

@@ -11,83 +11,81 @@ import (
 	"github.com/cprun/cprun/internal/launch/waits"
 )
 
-// Cohort is the nodes of a job: what an agent agrees on with the agents of the others. alone is that
-// of a job of one node. Its methods are called by loop alone.
+// Membership connects the launchers of a job's nodes, which agree on each start. singleNode serves a job of one node.
+// loop alone calls the methods.
 type Membership interface {
-	// Next waits until the nodes agree on the next start of all workers, or cannot: an error ends
-	// the job. The end of ctx ends the wait.
+	// Next waits until the nodes agree on the next start of all workers. An error ends the job; the end of ctx ends the
+	// wait.
 	Next(ctx context.Context) (Start, error)
-	// News returns what other nodes say of the present start. It is made anew by Next.
+	// News returns the channel of the other nodes' news about the current start. Next makes a new one.
 	News() <-chan News
-	// Say tells the other nodes something about the present start. It never blocks.
+	// Publish sends news of the current start to the other nodes. It never blocks.
 	Publish(News)
-	// End tells how the start has ended on this node, when none of its workers is left, and returns
-	// how it ended for the job.
+	// End reports how the start ended on this node, after its last worker, and returns the job's verdict.
 	End(ctx context.Context, e Ending) Verdict
 }
 
-// Start is one start of all workers of a job, as its nodes have agreed on it.
+// Start is one start of all workers of a job.
 type Start struct {
 	Number int    // of the starts of this job, from 0
-	RunID  string // as Job.RunID, which it is if ""
+	RunID  string // "": Job.RunID
 	Ranks  RankRange
-	// Hosts says by rank on which host it is: ranks with the same text share one. nil: all share one.
+	// Hosts contains the host of each rank. Ranks with equal values share a host; nil: all share one.
 	Hosts   []string
-	Secret  []byte   // for the workers of this start to know each other by, 32 bytes
-	Payload []byte   // for every worker, as it is; at most 512 KiB
-	Logs    *os.Root // as Job.Logs, which it is if nil
-	// Listen is the address of this host at which workers of other nodes reach those of this one;
-	// "": this node is all, and nothing listens.
+	Secret  []byte   // authenticates the workers of this start, 32 bytes
+	Payload []byte   // for every worker; at most 512 KiB
+	Logs    *os.Root // nil: Job.Logs
+	// Listen is the address of this host at which workers of other nodes connect to its workers; "": there is one node,
+	// and nothing listens.
 	Listen string
 }
 
-// News passes between the agents of a job during a start. One field is set.
+// News is sent between the launchers of a job during a start. Exactly one field is set.
 type News struct {
-	// Addrs are where workers listen: told by a node, of its own, by local rank; told to a node, of
-	// all, by rank.
+	// Addrs are the workers' addresses: from a node, of its own workers by local rank; to a node, of all by rank.
 	Addrs []string `json:"addrs,omitempty"`
-	// Failed is a rank that has failed, and with which the start has.
+	// Failed is a failed rank. The start fails with it.
 	Failed *int `json:"failed,omitempty"`
-	// Stop asks all workers for a checkpoint and a clean end: by which signal, at which node.
+	// Stop asks all workers for a checkpoint and a clean end. It names the signal and the node.
 	Stop string `json:"stop,omitempty"`
-	// Kill asks for the end of all workers at once: the user has lost patience.
+	// Kill ends all workers at once, after a second interrupt.
 	Kill bool `json:"kill,omitempty"`
-	// Ask asks the agents what their ranks wait for; each says it in Standings.
+	// Ask asks all launchers for the wait states of their ranks. Each answers with WaitStates.
 	Ask        bool              `json:"ask,omitempty"`
 	WaitStates []waits.WaitState `json:"standings,omitempty"`
-	// Lost says that the start cannot go on, and why: a node is gone, or cannot be reached.
+	// Lost is the reason that the start cannot continue: a node is lost, or cannot be reached.
 	Lost string `json:"lost,omitempty"`
 }
 
-// Ending is how a start has ended on one node, or, of all their endings in one, for the job.
+// Ending is how a start ended on one node, or merged for the job.
 type Ending struct {
-	Failures []Failure `json:"failures,omitempty"` // the cause of the others first
-	Stopped  bool      `json:"stopped,omitempty"`  // a worker has ended after a checkpoint, on request
+	Failures []Failure `json:"failures,omitempty"` // the likely cause first
+	Stopped  bool      `json:"stopped,omitempty"`  // a worker ended on request, after a checkpoint
 	Asked    bool      `json:"asked,omitempty"`    // the workers were asked to stop
 	Forced   bool      `json:"forced,omitempty"`   // interrupted twice
-	Hung     bool      `json:"hung,omitempty"`     // a worker does not end
-	Step     int64     `json:"step,omitempty"`     // the furthest that a rank has reached, over all starts
-	// Err is a fault of an agent itself, or the end of its context; no rank is to blame.
+	Hung     bool      `json:"hung,omitempty"`     // a worker cannot be killed
+	Step     int64     `json:"step,omitempty"`     // the last step of any rank, over all starts
+	// Err is a launcher's own error, or the end of its context; no rank is to blame.
 	Err error `json:"-"`
-	// Quiet says that Err is the caller's own, who knows it.
+	// Quiet says that Err is the caller's own, so it is not printed.
 	Quiet bool `json:"-"`
 }
 
-// Verdict is how a start has ended for the job, and whether there is another.
+// Verdict is how a start ended for the job, and whether another follows.
 type Verdict struct {
 	Result
 	Again bool
-	After time.Duration // before the next start
+	After time.Duration // wait before the next start
 	// Notes are printed before the report, Last after it.
 	Notes, Last []string
-	// Told says that another node tells the user of the failures.
+	// ReportedElsewhere says that another node prints the failures.
 	ReportedElsewhere bool
 }
 
-// errEnded is the fault of a run if its context ended without a cause.
+// errContextEnded is the error of a run whose context ended without a cause.
 var errContextEnded = errors.New("ended by its caller")
 
-// Merge makes one ending of those of all nodes.
+// Merge combines the endings of all nodes.
 func Merge(all ...Ending) Ending {
 	var e Ending
 	for _, one := range all {
@@ -105,24 +103,24 @@ func Merge(all ...Ending) Ending {
 	return e
 }
 
-// Over is the error of a Cohort's Next where the job has ended, or was ended elsewhere.
+// Over is the error of Next after the job ended, here or elsewhere.
 type Over struct {
 	Result
-	Why string // for the user; "": the user knows
+	Why string // for the user; "": already printed
 }
 
 func (o *Over) Error() string { return cmp.Or(o.Why, "the job has ended") }
 
-// Retries decides what follows a start of a job, over all its starts. It goes from node to node as JSON.
+// Retries decides whether a start is followed by another, and counts them. Its JSON form moves between nodes.
 type Retries struct {
-	Max     int   `json:"max"`     // starts after the first
-	Done    int   `json:"done"`    // of them
-	Reached int64 `json:"reached"` // the furthest step when the last one began; meaningful if Done > 0
-	Rank    int   `json:"rank"`    // that failed first before the last one; meaningful if Done > 0
-	Row     int   `json:"row"`     // of failures of that rank, one after the other, behind its first
+	Max     int   `json:"max"`     // restarts allowed
+	Done    int   `json:"done"`    // restarts so far
+	Reached int64 `json:"reached"` // last step before the last restart; valid if Done > 0
+	Rank    int   `json:"rank"`    // that failed first before the last restart; valid if Done > 0
+	Row     int   `json:"row"`     // consecutive further failures of that rank
 }
 
-// Verdict says how a start that has ended so has ended for the job.
+// Verdict returns the verdict for an ended start.
 func (r *Retries) Verdict(e Ending) Verdict {
 	v := Verdict{Result: e.result()}
 	v.Restarts = r.Done
@@ -145,8 +143,7 @@ func (r *Retries) Verdict(e Ending) Verdict {
 	return v
 }
 
-// backOff returns the wait before a restart where the same rank has failed so often in a row before: none, then
-// 1 s, 2 s, and up to 30 s.
+// backOff returns the wait before a restart after row further failures of one rank: none, then 1 s, 2 s, up to 30 s.
 func backOff(row int) time.Duration {
 	if row == 0 {
 		return 0
@@ -154,7 +151,7 @@ func backOff(row int) time.Duration {
 	return min(30*time.Second, time.Second<<min(row-1, 5))
 }
 
-// result returns how a job ends that ends so.
+// result returns the job's result if no start follows.
 func (e *Ending) result() Result {
 	r := Result{ExitCode: ExitFailed, Failures: e.Failures}
 	switch {
@@ -175,7 +172,7 @@ func (e *Ending) result() Result {
 	return r
 }
 
-// An alone is the cohort of a job of one node.
+// A singleNode is the membership of a job of one node.
 type singleNode struct {
 	job     *Job
 	starts  int

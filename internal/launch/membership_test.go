@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// A rank that fails again and again is waited for longer each time; another one's failure is news.
+// TestRestartsBackOff checks that repeated failures of one rank increase the wait, and that another rank's failure
+// resets it.
 func TestRestartsBackOff(t *testing.T) {
 	r := Retries{Max: 20}
 	var waits []time.Duration

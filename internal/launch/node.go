@@ -15,7 +15,7 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// An agent runs one job on this node, over all its attempts.
+// A nodeLauncher runs one job on this node, over all attempts.
 type nodeLauncher struct {
 	job        Job
 	program    string
@@ -27,7 +27,7 @@ type nodeLauncher struct {
 	signals    *Signals
 	policy     stopPolicy
 	asked      string // the signal that asked the workers to stop; "": none
-	maxStep    int64  // that any worker has reached
+	maxStep    int64  // of any worker
 }
 
 func newNodeLauncher(job Job) (*nodeLauncher, error) {
@@ -45,23 +45,24 @@ func newNodeLauncher(job Job) (*nodeLauncher, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &nodeLauncher{job: job, program: path, membership: job.Membership, dir: dir, policy: stopPolicy{patient: job.Patient}}
-	if a.membership == nil {
-		a.membership = newSingleNode(&a.job)
+	l := &nodeLauncher{
+		job: job, program: path, membership: job.Membership, dir: dir, policy: stopPolicy{patient: job.Patient},
 	}
-	a.con = newConsole(job.Stderr)
-	a.mail = newMailbox()
-	a.spawn = newSpawner()
-	if a.signals = job.Signals; a.signals == nil {
-		a.signals = CatchSignals()
+	if l.membership == nil {
+		l.membership = newSingleNode(&l.job)
 	}
-	signal.Notify(a.signals.c, syscall.SIGQUIT)
-	return a, nil
+	l.con = newConsole(job.Stderr)
+	l.mail = newMailbox()
+	l.spawn = newSpawner()
+	if l.signals = job.Signals; l.signals == nil {
+		l.signals = CatchSignals()
+	}
+	signal.Notify(l.signals.c, syscall.SIGQUIT)
+	return l, nil
 }
 
-// close ends what newAgent has started, when no worker is left. It has the private directory
-// removed before the console is waited for, and signals no longer taken for requests, so that a
-// terminal that takes no more output holds up neither.
+// close ends newNodeLauncher's goroutines after the last worker. It removes the private directory and releases the
+// signals before it waits for the console, so that a blocked terminal delays neither.
 func (l *nodeLauncher) close(status int) {
 	l.spawn.close()
 	if l.job.Signals == nil {
@@ -76,12 +77,12 @@ func (l *nodeLauncher) close(status int) {
 	l.con.close()
 }
 
-// say queues text for the console, after earlier events.
+// say queues text for the console, after earlier events, without terminal control characters.
 func (l *nodeLauncher) say(text string) {
-	l.mail.put(false, func() { l.con.printf("%s", text) })
+	l.mail.put(false, func() { l.con.write([]byte(terminal.Text(text)), nil) })
 }
 
-// notice prints a line that --quiet leaves out.
+// notice prints a line, except with --quiet.
 func (l *nodeLauncher) notice(format string, args ...any) {
 	if l.job.Show != ShowNone {
 		l.say(fmt.Sprintf("cprun: "+format+"\n", args...))
@@ -113,8 +114,8 @@ func (l *nodeLauncher) run(ctx context.Context) Result {
 // errStop ends the wait for a start on request.
 var errStop = errors.New("asked to stop")
 
-// next waits for the next start, and looks at signals meanwhile. One that comes together with a start
-// is for the workers of it.
+// next waits for the next start and handles signals meanwhile. A signal that arrives together with a start goes to its
+// workers.
 func (l *nodeLauncher) next(ctx context.Context, after time.Duration) (Start, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -156,7 +157,7 @@ func (l *nodeLauncher) next(ctx context.Context, after time.Duration) (Start, er
 	}
 }
 
-// pause waits for d, and reports whether ctx has not ended before.
+// pause waits for d, and returns false if ctx ended before.
 func pause(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return true
@@ -171,7 +172,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// notBegun returns the result of a job that does not come to its next start. v ended the start before.
+// notStarted returns the result of a job without a next start. v is the verdict of the start before.
 func (l *nodeLauncher) notStarted(v Verdict, err error) Result {
 	r := v.Result
 	if l.asked != "" && errors.Is(err, errStop) {
@@ -189,8 +190,8 @@ func (l *nodeLauncher) notStarted(v Verdict, err error) Result {
 	return r
 }
 
-// renew makes the directory of the next attempt. The old one has the old sockets in it, or is gone,
-// as the one under XDG_RUNTIME_DIR when the user has logged out.
+// renewDir makes the directory of the next attempt. The old one contains the old sockets, or was removed, like
+// XDG_RUNTIME_DIR after a logout.
 func (l *nodeLauncher) renewDir() error {
 	dir, err := newJobDir(runtimeBases()...)
 	if err != nil {
@@ -201,14 +202,16 @@ func (l *nodeLauncher) renewDir() error {
 	return old.close()
 }
 
-// newChild prepares a worker that has not been started; an error is the launcher's own.
+// newChild prepares a worker. An error is the launcher's own.
 func (l *nodeLauncher) newChild(local int, s *Start) (*child, []byte, error) {
 	h := hello{
-		RunID: cmp.Or(s.RunID, l.job.RunID), Rank: s.Ranks.FirstRank + local, WorldSize: s.Ranks.WorldSize,
-		LocalRank: local, LocalWorldSize: l.job.NProc, NodeRank: s.Ranks.NodeRank, Node: l.job.Node,
-		Device: l.job.Device + local, Interface: l.job.Interface,
-		Restart: s.Number, SocketDir: l.dir.path, Listen: s.Listen, Hosts: s.Hosts, Secret: s.Secret,
-		Payload: s.Payload,
+		Process: Process{
+			RunID: cmp.Or(s.RunID, l.job.RunID), Rank: s.Ranks.FirstRank + local, WorldSize: s.Ranks.WorldSize,
+			LocalRank: local, LocalWorldSize: l.job.NProc, NodeRank: s.Ranks.NodeRank, Node: l.job.Node,
+			Device: l.job.Device + local, Restart: s.Number, SocketDir: l.dir.path, Listen: s.Listen, Hosts: s.Hosts,
+			Payload: s.Payload,
+		},
+		Interface: l.job.Interface, Secret: s.Secret,
 	}
 	h.Core = h.chooseCore(os.Getenv(envMaxProcs) != "")
 	greeting, err := encodeFrame(command{Kind: commandHello, Hello: &h})

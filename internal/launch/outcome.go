@@ -15,7 +15,7 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// ending returns how the start has ended here.
+// ending returns how the start ended here.
 func (t *attempt) ending(ctx context.Context) Ending {
 	e := Ending{
 		Failures: t.failures(), Asked: t.asked != "", Forced: t.forced, Hung: t.live > 0, Step: t.maxStep, Err: t.err,
@@ -27,7 +27,7 @@ func (t *attempt) ending(ctx context.Context) Ending {
 	return e
 }
 
-// failures lists the failures of this node's workers, the cause of the others first.
+// failures lists the failures of this node's workers, the likely cause first.
 func (t *attempt) failures() []Failure {
 	var fs []Failure
 	for _, c := range t.children {
@@ -45,7 +45,7 @@ func (t *attempt) failures() []Failure {
 			Cause: v.cause, Hint: v.hint, Log: c.log,
 			Remote: v.class == classRemote || v.class == classOurs,
 			Class:  v.class, Order: c.evidence.order, Tail: c.lastLines(),
-			// Only some ranks tell their steps; the others were at about the same one.
+			// Only some ranks report steps; the others were at about the same one.
 			Step: cmp.Or(c.lastStep, t.maxStep),
 		}
 		s := t.waitState(c)
@@ -63,7 +63,7 @@ func (t *attempt) failures() []Failure {
 	return fs
 }
 
-// lastLines returns the end of the worker's output, unless it was shown as it came.
+// lastLines returns the end of the worker's output, unless it was already printed.
 func (c *child) lastLines() (lines []string) {
 	if c.relay.show {
 		return nil
@@ -75,14 +75,14 @@ func (c *child) lastLines() (lines []string) {
 	return lines
 }
 
-// report says how a start has ended. Of a failure, the block about the first rank comes last.
+// report prints how a start ended. The block about the first failed rank comes last.
 func (t *attempt) report(v Verdict) {
 	for _, note := range v.Notes {
 		t.say("cprun: " + note + "\n")
 	}
 	switch {
 	case v.ReportedElsewhere && v.ExitCode == ExitFailed && v.First != nil:
-		t.notice("%s; the node of rank 0 tells more", v.First.Error())
+		t.notice("%s; the node of rank 0 prints the details", v.First.Error())
 	case v.ReportedElsewhere:
 	case v.ExitCode == ExitStopped:
 		t.notice("all workers have ended after a checkpoint")
@@ -103,7 +103,7 @@ func (t *attempt) report(v Verdict) {
 	}
 }
 
-// others returns one line for each rank that failed by itself as well, and one for all the rest.
+// others returns one line for each further rank that failed by itself, and one line for the victims.
 func others(fs []Failure) string {
 	var b strings.Builder
 	var victims []int
@@ -122,7 +122,7 @@ func others(fs []Failure) string {
 	return b.String()
 }
 
-// lastLines returns the end of the rank's output, as its lines are shown.
+// lastLines returns the end of the rank's output, in the form of live output.
 func (f *Failure) lastLines() string {
 	var b strings.Builder
 	for _, line := range f.Tail {
@@ -131,7 +131,7 @@ func (f *Failure) lastLines() string {
 	return b.String()
 }
 
-// A seen collects the launcher's evidence of how one worker ended.
+// An evidence value collects the launcher's observations about the end of one worker.
 type evidence struct {
 	order     int // of the first sign of failure among the ranks, from 1; 0: none
 	startErr  error
@@ -140,21 +140,21 @@ type evidence struct {
 	finished  string // EventDone, EventStopped or ""
 	exit      exitState
 	endedByUs bool          // it ended after a signal of the launcher
-	overLimit time.Duration // the limit that it passed after it, or another rank, was done; 0: none
+	overLimit time.Duration // the exceeded time limit, counted from its own or another rank's end of work; 0: none
 	crash     string        // first line of a crash in its output
-	oomKilled bool          // the kernel's count for this control group has risen
+	oomKilled bool          // the out-of-memory count of this control group has risen
 }
 
-// Class orders failures: likely causes of the others first.
+// Class orders failures, likely causes first.
 type Class int
 
-// The classes, which only this package tells apart; a node that is gone is of classSignal.
+// The classes. A lost node has classSignal.
 const (
-	// A signal that the launcher did not send is never a consequence of another rank's failure.
+	// A signal from outside is never a consequence of another rank's failure.
 	classSignal Class = iota
 	classOwn
-	classRemote // it says itself that the cause came from another rank
-	classOurs   // ended by the launcher because others had failed
+	classRemote // it reports that the cause was in another rank
+	classOurs   // ended by the launcher after another failure
 	classNone   // no failure
 )
 
@@ -173,19 +173,21 @@ func judge(s evidence) verdict {
 		return verdict{class: classNone}
 	case sig != 0 && !s.endedByUs:
 		cause, hint := explainSignal(sig, s.oomKilled)
-		if s.report != nil { // it came to say why before it was killed
+		if s.report != nil { // it reported before it was killed
 			cause += "; before that: " + s.report.Error
 		}
 		return verdict{classSignal, cause, hint}
 	case s.overLimit > 0 && s.finished == "":
 		return verdict{
 			classOwn, fmt.Sprintf("was not done %v after another rank was, and was ended by the launcher", s.overLimit),
-			"its log has the stacks of that time: see which disk or device it waits for",
+			"its log has the stacks of that time: they show the disk or device that it waits for",
 		}
 	case s.report != nil && s.report.Remote && s.report.TimedOut:
-		return verdict{classRemote, s.report.Error, "the table above tells who held up whom; see the log of that rank"}
+		return verdict{
+			classRemote, s.report.Error, "the table above names the rank that held up the others; see its log",
+		}
 	case s.report != nil && s.report.Remote:
-		return verdict{classRemote, s.report.Error, "the cause came from another rank; see the logs of the others"}
+		return verdict{classRemote, s.report.Error, "the cause is in another rank; see the logs of the other ranks"}
 	case s.report != nil:
 		return verdict{classOwn, s.report.Error, ""}
 	case s.fault != nil:
@@ -193,18 +195,18 @@ func judge(s evidence) verdict {
 			"launcher and worker must be the same build"}
 	case s.overLimit > 0 && s.endedByUs:
 		return verdict{
-			classOwn, fmt.Sprintf("did not exit after it was done, and was ended by the launcher %v later", s.overLimit),
-			"its work is complete; SIGQUIT at such a process shows where it hangs",
+			classOwn,
+			fmt.Sprintf("did not exit after it was done, and was ended by the launcher %v later", s.overLimit),
+			"its work is complete; send SIGQUIT to such a process to see where it hangs",
 		}
 	case s.endedByUs:
 		return verdict{classOurs, "ended by the launcher after another rank had failed", ""}
 	case s.crash != "":
 		return verdict{classOwn, s.crash, crashHint(s.crash)}
 	case s.exit.code == 0:
-		return verdict{classOwn, "exit status 0 before its work was done",
-			"the last lines of its log say how far it came"}
+		return verdict{classOwn, "exit status 0 before its work was done", "see the last lines of its log"}
 	}
-	return verdict{classOwn, fmt.Sprintf("exit status %d", s.exit.code), "the last lines of its log may say why"}
+	return verdict{classOwn, fmt.Sprintf("exit status %d", s.exit.code), "see the last lines of its log"}
 }
 
 func crashHint(crash string) string {
@@ -222,7 +224,7 @@ func startHint(err error) string {
 	return "check the limits on processes and memory (ulimit -u, cgroup pids.max)"
 }
 
-// outOfMemoryKiller names the cause of a SIGKILL if the control group's count of them has risen.
+// outOfMemoryKiller is the cause of a SIGKILL if the control group's count of such kills has risen.
 const outOfMemoryKiller = "the kernel's out-of-memory killer: this control group reached its memory limit"
 
 func explainSignal(sig syscall.Signal, oomKilled bool) (cause, hint string) {
@@ -246,16 +248,14 @@ func explainSignal(sig syscall.Signal, oomKilled bool) (cause, hint string) {
 	return cause + " (not by cprun)", ""
 }
 
-// rank puts the failure that the others followed from first: by class, then by the order in which
-// the launchers saw them.
+// sortFailures sorts the likely cause first: by class, then by the order of the first signs.
 func sortFailures(fs []Failure) {
 	slices.SortStableFunc(fs, func(a, b Failure) int {
 		return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(a.Order, b.Order))
 	})
 }
 
-// cleanText makes a worker's text fit for the report: sanitised lines, no empty ones, and
-// not many.
+// cleanText fits a worker's text into a report: few lines, none empty, without control characters.
 func cleanText(s string) string {
 	const most = 12
 	var lines []string
@@ -266,7 +266,7 @@ func cleanText(s string) string {
 		}
 	}
 	if len(lines) > most {
-		lines = append(lines[:most], fmt.Sprintf("(%d lines more)", len(lines)-most))
+		lines = append(lines[:most], fmt.Sprintf("(%d more lines)", len(lines)-most))
 	}
 	if len(lines) == 0 {
 		return "no reason given"

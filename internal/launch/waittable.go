@@ -17,32 +17,32 @@ import (
 )
 
 const (
-	// answerTime bounds the workers' answers about their waits. They come from separate goroutines, so a slower worker
-	// is stopped, or has no processor.
+	// answerTime bounds the workers' answers about their waits. Their own goroutines answer, so a slower worker is
+	// stopped or gets no processor.
 	answerTime = 1500 * time.Millisecond
 	// tableTime bounds the answers of other nodes.
 	tableTime = 2 * time.Second
 )
 
-// An inquiry is a table that is being made. The zero inquiry is none.
+// A waitTable is a table in progress; the zero value is none.
 type waitTable struct {
-	timer         <-chan time.Time  // when it is shown as it is
-	local, remote bool              // the user has asked here; at another node, which gets the rows
-	remoteRows    []waits.WaitState // of ranks of other nodes
+	timer         <-chan time.Time  // when to print an incomplete table
+	local, remote bool              // requested by this node's user; by another node, which gets the rows
+	remoteRows    []waits.WaitState // of other nodes' ranks
 }
 
-// inquire asks the workers what they wait for, and maybe for the stacks of all their goroutines. An answer
-// is about the moment in which it is made, whichever request it is to.
+// requestStatus asks the workers for their waits and, optionally, the stacks of all goroutines. Any answer describes
+// the moment of the answer, whatever the request.
 func (t *attempt) requestStatus(stacks bool) {
 	frame, err := encodeFrame(command{Kind: commandStatus, Stacks: stacks})
 	for _, c := range t.children {
-		if err == nil && !c.ended && len(c.commands) == 0 { // one that has not read the last is not asked again
+		if err == nil && !c.ended && len(c.commands) == 0 { // a worker with an unread request gets no second one
 			c.commands <- frame
 		}
 	}
 }
 
-// inquireAnew forgets the answers so far, and asks.
+// requestFreshStatus discards the answers so far, and asks again.
 func (t *attempt) requestFreshStatus(stacks bool) {
 	for _, c := range t.children {
 		c.answer = nil
@@ -50,7 +50,7 @@ func (t *attempt) requestFreshStatus(stacks bool) {
 	t.requestStatus(stacks)
 }
 
-// timeOut asks for stacks as well, at the first report of a rank that has waited for too long.
+// timeOut also requests stacks, at the first report of a rank that waited for too long.
 func (t *attempt) timeOut(r *FailureReport) {
 	switch {
 	case !r.TimedOut || t.timedOut:
@@ -63,7 +63,7 @@ func (t *attempt) timeOut(r *FailureReport) {
 	t.timedOut = true
 }
 
-// table asks for the rows of a table, which is shown when all have come, or after a time.
+// startTable requests the rows of a table, which is printed when all have arrived, or after a timeout.
 func (t *attempt) startTable(ours bool) {
 	i, after := &t.waitTable, answerTime
 	if ours && !i.local {
@@ -80,7 +80,7 @@ func (t *attempt) startTable(ours bool) {
 	}
 }
 
-// answered records a worker's answer about its waits.
+// onStatus records a worker's answer about its waits.
 func (t *attempt) onStatus(c *child, e Event) {
 	if s, err := waits.Decode(e.Data); err == nil {
 		c.answer, c.awaiting = &s, false
@@ -90,7 +90,7 @@ func (t *attempt) onStatus(c *child, e Event) {
 	}
 }
 
-// passedOn takes the rows of another node.
+// addRemoteRows adds the rows of another node.
 func (t *attempt) addRemoteRows(rows []waits.WaitState) {
 	if t.waitTable.timer == nil {
 		return
@@ -98,11 +98,12 @@ func (t *attempt) addRemoteRows(rows []waits.WaitState) {
 	for i := range rows {
 		rows[i].Clean()
 	}
-	t.waitTable.remoteRows = append(t.waitTable.remoteRows, rows[:min(len(rows), t.Ranks.WorldSize-len(t.waitTable.remoteRows))]...)
+	all := &t.waitTable.remoteRows
+	*all = append(*all, rows[:min(len(rows), t.Ranks.WorldSize-len(*all))]...)
 	t.showTableIfComplete()
 }
 
-// showWhenWhole shows the table once no one is left who might answer.
+// showTableIfComplete prints the table once every live worker has answered.
 func (t *attempt) showTableIfComplete() {
 	if t.waitTable.timer == nil {
 		return
@@ -117,7 +118,7 @@ func (t *attempt) showTableIfComplete() {
 	}
 }
 
-// show shows the table as far as it has come, or passes this node's rows on.
+// showTable prints the table with the rows so far, or sends this node's rows to the other node.
 func (t *attempt) showTable() {
 	var rows []waits.WaitState
 	for _, c := range t.children {
@@ -150,9 +151,8 @@ func (c *child) keepStacks(data json.RawMessage) {
 	}
 }
 
-// News from the other nodes of a job, and the addresses for them.
+// News from the other nodes of a job, and the workers' addresses.
 
-// onNews does what the agent of another node asks for.
 func (t *attempt) onNews(n News) {
 	switch {
 	case n.Addrs != nil:
@@ -175,7 +175,7 @@ func (t *attempt) onNews(n News) {
 	}
 }
 
-// listening notes where a worker can be reached. When all have said so, the other nodes are told.
+// listening records a worker's address. After the last one, it sends all to the other nodes.
 func (t *attempt) listening(c *child, e Event) {
 	if json.Unmarshal(e.Data, &c.addr) != nil || t.Listen == "" {
 		return
@@ -191,7 +191,7 @@ func (t *attempt) listening(c *child, e Event) {
 	}
 }
 
-// introduce tells the workers where all ranks are. Those of this node meet in its private directory.
+// sendPeers sends the workers the addresses of all ranks. Workers of this node use its private directory instead.
 func (t *attempt) sendPeers(addrs []string) {
 	if t.peersSent || len(addrs) != t.Ranks.WorldSize {
 		return
@@ -204,7 +204,7 @@ func (t *attempt) sendPeers(addrs []string) {
 	t.broadcast(command{Kind: commandPeers, Addrs: addrs})
 }
 
-// What is said of ranks that say nothing themselves.
+// States of ranks that give no account of themselves.
 const (
 	stateStopped = "is stopped by a signal or a debugger"
 	stateKernel  = "does not answer, and waits in the kernel"
@@ -212,7 +212,7 @@ const (
 	stateEnded   = "has ended"
 )
 
-// waitState returns a worker's account, from its failure report or its answer, else the launcher's observation.
+// waitState returns a worker's own account, from its failure report or its answer, else the launcher's observation.
 func (t *attempt) waitState(c *child) waits.WaitState {
 	s := waits.WaitState{Step: c.lastStep, State: c.state}
 	switch {
@@ -230,7 +230,7 @@ func (t *attempt) waitState(c *child) waits.WaitState {
 	return s
 }
 
-// silence returns why a process may not answer.
+// silentState returns why a process may not answer.
 func silentState(pid int) string {
 	switch state(pid) {
 	case 'T', 't':
@@ -243,7 +243,7 @@ func silentState(pid int) string {
 	return stateSilent
 }
 
-// waited returns the table of a start in which a rank has waited for too long; "" if none has.
+// timeoutTable returns the table of a start in which a rank waited for too long, else "".
 func timeoutTable(fs []Failure) string {
 	var rows []waits.WaitState
 	timedOut := false
@@ -263,8 +263,8 @@ func timeoutTable(fs []Failure) string {
 // stoppedEvery separates two checks for stopped workers.
 const stoppedEvery = 50 * time.Millisecond
 
-// killStopped ends the workers that are stopped, since they cannot end by themselves, and looks again while there
-// are workers, since one may be stopped only after another has failed.
+// killStopped kills the stopped workers, since they cannot end by themselves. It checks again while workers live, since
+// one may be stopped later.
 func (t *attempt) killStopped() {
 	t.stopped = time.After(stoppedEvery)
 	for _, c := range t.children {
@@ -278,21 +278,20 @@ func (t *attempt) killStopped() {
 // state returns the kernel's state of a process, such as 'T' for stopped; 0: unknown.
 func state(pid int) byte {
 	stat, err := files.Read(fmt.Sprintf("/proc/%d/stat", pid), maxKernelFile)
-	_, state, ok := bytes.Cut(stat, []byte(") ")) // behind its name, which may hold anything
+	_, state, ok := bytes.Cut(stat, []byte(") ")) // after its name, which may contain anything
 	if err != nil || !ok || len(state) == 0 {
 		return 0
 	}
 	return state[0]
 }
 
-// What is said of a worker that has said nothing yet, since it is on its way.
+// stateStarts is the state of a worker before its first answer.
 const stateStarts = "starts"
 
-// glimpses is how many times Job.Watch an answer is good for: a worker that has much to do may be late.
+// freshPeriods is the number of Job.Watch periods for which an answer is valid, since a busy worker may be late.
 const freshPeriods = 3
 
-// watch begins to look at the workers, where somebody wants to know. Its second result ends that, and tells that there
-// is nothing to see any more.
+// watch starts to poll the workers if Job.OnStatus is set. end stops that, and reports that no worker is left.
 func (t *attempt) watch() (look <-chan time.Time, end func()) {
 	if t.job.OnStatus == nil || t.job.Watch <= 0 {
 		return nil, func() {}
@@ -304,8 +303,8 @@ func (t *attempt) watch() (look <-chan time.Time, end func()) {
 	}
 }
 
-// look passes on the answers so far if some are missing, and asks the workers anew, except the silent ones, so that
-// nothing piles up at a stopped worker.
+// poll publishes an incomplete status, and asks the workers again, except the silent ones, so that no requests pile up
+// at a stopped worker.
 func (t *attempt) poll() {
 	if t.polling {
 		t.publishStatus()
@@ -320,7 +319,7 @@ func (t *attempt) poll() {
 	}
 }
 
-// passOnWhenWhole passes on what the workers have said when no one is left who might answer.
+// publishIfComplete publishes the status once every live worker has answered.
 func (t *attempt) publishIfComplete() {
 	for _, c := range t.children {
 		if !c.ended && c.awaiting {
@@ -341,7 +340,7 @@ func (t *attempt) publishStatus() {
 	t.mail.put(true, func() { t.job.OnStatus(rows) })
 }
 
-// glance returns a worker's last answer, or what can be seen of it from here.
+// lastKnown returns a worker's last answer, or the launcher's observation.
 func (t *attempt) lastKnown(c *child) waits.WaitState {
 	s := waits.WaitState{Step: c.lastStep, State: c.state}
 	switch {

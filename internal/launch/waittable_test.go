@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// until polls.
+// until polls ok.
 func until(t *testing.T, ok func() bool) {
 	t.Helper()
 	for start := time.Now(); !ok(); time.Sleep(5 * time.Millisecond) {
@@ -22,7 +22,7 @@ func until(t *testing.T, ok func() bool) {
 	}
 }
 
-// said polls a file until what it has matches, and returns it.
+// said polls a file until it matches, and returns its text.
 func said(t *testing.T, path string, want string) (text string) {
 	t.Helper()
 	until(t, func() bool {
@@ -33,7 +33,7 @@ func said(t *testing.T, path string, want string) (text string) {
 	return text
 }
 
-// quiet is an agent whose stderr can be read while it runs.
+// quiet starts a launcher whose stderr can be read while it runs.
 func quiet(t *testing.T, scenario string, n int) (a *agentProcess, stderr string) {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
@@ -44,8 +44,7 @@ func quiet(t *testing.T, scenario string, n int) (a *agentProcess, stderr string
 	return startAgent(t, scenario, n, func(c *exec.Cmd) { c.Stderr = f }), f.Name()
 }
 
-// ask sends SIGQUIT until stderr matches: workers may not have come to say what they wait for, or have been
-// too busy to answer.
+// ask sends SIGQUIT until stderr matches: workers may not have started to wait, or may be too busy to answer.
 func ask(t *testing.T, a *agentProcess, stderr, want string) {
 	t.Helper()
 	asked := 0
@@ -62,8 +61,8 @@ func ask(t *testing.T, a *agentProcess, stderr, want string) {
 	})
 }
 
-// SIGQUIT shows what each rank waits for and writes stacks to the logs. The job goes on, and can be asked
-// again.
+// TestQuitShowsWhoWaitsForWhom checks that SIGQUIT prints the table of waits and writes stacks to the logs. The job
+// continues, and answers again.
 func TestQuitShowsWhoWaitsForWhom(t *testing.T) {
 	t.Parallel()
 	a, stderr := quiet(t, "chain", 3)
@@ -85,7 +84,8 @@ func TestQuitShowsWhoWaitsForWhom(t *testing.T) {
 	a.wait(t, ExitStopped)
 }
 
-// Ranks that say nothing have a row as well: one that is stopped, and those that know nothing.
+// TestQuitShowsARankThatIsStopped checks that ranks without an account have a row: a stopped one, and ones without a
+// state.
 func TestQuitShowsARankThatIsStopped(t *testing.T) {
 	t.Parallel()
 	a, stderr := quiet(t, "stop", 3)
@@ -100,10 +100,11 @@ func TestQuitShowsARankThatIsStopped(t *testing.T) {
 	a.wait(t, ExitStopped)
 }
 
-// When a rank has waited for too long, the table stands before the report. The rank that is to blame is
-// stopped, or hangs and is asked.
+// TestATimeOutShowsWhoWaitedForWhom checks that the table precedes the report after a timeout. The blocking rank is
+// stopped, or hangs and answers.
 func TestATimeOutShowsWhoWaitedForWhom(t *testing.T) {
-	for scenario, why := range map[string]string{"timeout": "is stopped by a signal or a debugger", "stuck": "is at its own work for 60.0 s (step 7)"} {
+	for scenario, why := range map[string]string{"timeout": "is stopped by a signal or a debugger",
+		"stuck": "is at its own work for 60.0 s (step 7)"} {
 		t.Run(scenario, func(t *testing.T) {
 			t.Parallel()
 			r := play(t, scenario, 3)
@@ -116,17 +117,18 @@ func TestATimeOutShowsWhoWaitedForWhom(t *testing.T) {
 				!strings.HasSuffix(report, r.First.Report()) {
 				t.Errorf("%+v\n%s", r.Result, r.stderr)
 			}
-			if f := r.First; !f.TimedOut || f.WaitState == nil || f.WaitState.PID != f.PID || len(f.WaitState.Waits) != 1 {
+			if f := r.First; !f.TimedOut || f.WaitState == nil || f.WaitState.PID != f.PID ||
+				len(f.WaitState.Waits) != 1 {
 				t.Errorf("%+v", f)
 			}
 		})
 	}
 	if r := play(t, "stubborn", 2); strings.Contains(r.stderr, "what each rank waited for") {
-		t.Errorf("a table where nobody has waited:\n%s", r.stderr)
+		t.Errorf("a table without a wait:\n%s", r.stderr)
 	}
 }
 
-// half is one of two nodes, which tell each other everything.
+// A half is one of two nodes that exchange all news.
 type half struct {
 	singleNode
 	place     RankRange
@@ -143,7 +145,8 @@ func (h *half) News() <-chan News { return h.news }
 
 func (h *half) Publish(n News) { h.say <- n }
 
-// The table of a node has the rows of the others, and waits are followed from node to node.
+// TestQuitShowsTheRanksOfOtherNodes checks that a node's table has the rows of the others, and follows waits across
+// nodes.
 func TestQuitShowsTheRanksOfOtherNodes(t *testing.T) {
 	ways := [2]chan News{make(chan News, 16), make(chan News, 16)}
 	signals := CatchSignals()
@@ -158,7 +161,8 @@ func TestQuitShowsTheRanksOfOtherNodes(t *testing.T) {
 	for i := range results {
 		results[i] = make(chan Result, 1)
 		job := Job{
-			NProc: 2, Argv: []string{"worker", "chain"}, Logs: logsIn(t, t.TempDir()), Node: []string{"node-a", "node-b"}[i],
+			NProc: 2, Argv: []string{"worker", "chain"}, Logs: logsIn(t, t.TempDir()),
+			Node:   []string{"node-a", "node-b"}[i],
 			Settle: 300 * time.Millisecond, Grace: 300 * time.Millisecond,
 		}
 		if i == 0 {
@@ -178,7 +182,8 @@ func TestQuitShowsTheRanksOfOtherNodes(t *testing.T) {
 		time.Sleep(50 * time.Millisecond)
 		b, err := os.ReadFile(stderr)
 		return err == nil &&
-			regexp.MustCompile(`(?s)  node-a  .*  node-b .*cprun: rank 2 holds up rank 1, and by that rank 0: it is at its own work`).
+			regexp.MustCompile(`(?s)  node-a  .*  node-b .*cprun: rank 2 holds up rank 1,`+
+				` and by that rank 0: it is at its own work`).
 				Match(b)
 	})
 	signals.c <- syscall.SIGTERM

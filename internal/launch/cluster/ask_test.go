@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/internal/launch/waits"
 )
 
-// An agent that asks what the ranks wait for hears it of all others, and nobody else does.
+// TestWhoAsksIsTold checks that only the asking agent gets the wait states of all others.
 func TestWhoAsksIsTold(t *testing.T) {
 	hosts := joinAll(t, 3, nil)
 	all(t, hosts, func(h *host) error {
@@ -45,11 +45,11 @@ func TestWhoAsksIsTold(t *testing.T) {
 			return fmt.Errorf("news %+v, want no more", n)
 		default:
 		}
-		return h.Close(v.ExitCode)
+		return h.Close(v.ExitCode, "")
 	})
 }
 
-// An ending of many ranks, each of which tells as much as it may, fits a message.
+// TestAnEndingFitsAMessage checks that an ending of many ranks with long wait states fits a message.
 func TestAnEndingFitsAMessage(t *testing.T) {
 	var e launch.Ending
 	for r := range 1000 {

@@ -78,7 +78,6 @@ type Discovery interface {
 // minKey is the least length of a key in bytes.
 const minKey = 16
 
-// resolve sets defaults and refuses invalid values.
 func (c *Config) resolve() error {
 	c.JoinTimeout = cmp.Or(c.JoinTimeout, 10*time.Minute)
 	c.RegroupTimeout = cmp.Or(c.RegroupTimeout, time.Minute)
@@ -103,7 +102,8 @@ func (c *Config) resolve() error {
 	case len(c.Key) < minKey:
 		return fmt.Errorf("key of the job: %d bytes; at least %d are needed", len(c.Key), minKey)
 	case c.Min < 1 || c.Max < c.Min || c.Max > maxAgents:
-		return fmt.Errorf("nodes %d:%d: MIN must be at least 1, MAX at least MIN and at most %d", c.Min, c.Max, maxAgents)
+		return fmt.Errorf("nodes %d:%d: MIN must be at least 1, MAX at least MIN and at most %d", c.Min, c.Max,
+			maxAgents)
 	case c.NodeRank < -1 || c.NodeRank >= c.Max:
 		return fmt.Errorf("node rank %d: must be 0 to %d", c.NodeRank, c.Max-1)
 	case c.NProc < 1 || c.NProc > maxProcs:

@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// samples are messages as agents send them.
+// samples returns typical messages.
 func samples() []*message {
 	rank, index, text := 3, 2, "why"
 	at := PeerAddr{"a-1", "10.0.0.1:29400"}
@@ -69,7 +69,8 @@ func FuzzMessage(f *testing.F) {
 	f.Add([]byte(`{"status":{"index":1},"told":1}`))
 	f.Add(
 		[]byte(
-			`{"decided":{"index":1,"leader":{"Name":"a","Addr":"10.0.0.1:1"},"world":{"generation":1,"agents":[{"name":"a"}]}}}`,
+			`{"decided":{"index":1,"leader":{"Name":"a","Addr":"10.0.0.1:1"},"world":{"generation":1,` +
+				`"agents":[{"name":"a"}]}}}`,
 		),
 	)
 	f.Fuzz(func(t *testing.T, raw []byte) {
@@ -84,7 +85,7 @@ func FuzzMessage(f *testing.F) {
 		if _, err := decodeMessage(again); err != nil {
 			t.Errorf("%s is refused: %v", again, err)
 		}
-		// An agent in the midst of a start takes anything that passes.
+		// An agent in a start accepts every valid message.
 		s := newSim(1)
 		a := s.add(simConfig(2, 3), func(c *Config) { c.Port = 1 })
 		b := s.add(simConfig(2, 3), nil)

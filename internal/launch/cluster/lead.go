@@ -83,8 +83,8 @@ func (c *coordinator) resendNews(p *peer) {
 	default:
 		for _, a := range c.assignment().Members {
 			if part := r.members[a.Name]; part.failed == 1 {
-				c.effects.send(&message{News: &relayed{c.register.index, launch.News{Failed: &part.FirstRank, Lost: part.lost}}},
-					p.Name)
+				n := launch.News{Failed: &part.FirstRank, Lost: part.lost}
+				c.effects.send(&message{News: &relayed{c.register.index, n}}, p.Name)
 			}
 		}
 	}
@@ -343,8 +343,8 @@ func (c *coordinator) lead() {
 	c.checkOverdue()
 	if g := c.regroup; g != nil && g.preparing != nil && c.now.Sub(g.prepareBegan) > prepareTime {
 		g.preparing = nil
-		c.proposeEnd(launch.Result{ExitCode: launch.ExitFailed}, fmt.Sprintf("node %s has not prepared the start in %v: "+
-			"check the disks of the config, the data and the run directory there", c.self.Host, prepareTime))
+		c.proposeEnd(launch.Result{ExitCode: launch.ExitFailed}, fmt.Sprintf("node %s has not prepared the start in "+
+			"%v: check the disks of the config, the data and the run directory there", c.self.Host, prepareTime))
 	}
 	for _, p := range c.sorted() {
 		if p.held != nil {

@@ -19,16 +19,17 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// testConfig is a job of n agents, each with 2 workers.
+// testConfig returns the config of a job of n agents, each with 2 workers.
 func testConfig(t *testing.T, n int) Config {
 	return Config{
-		Job: "test", Key: []byte("0123456789abcdef"), Program: "v1", Inputs: "digest", NodeRank: -1, Min: n, Max: n, NProc: 2,
+		Job: "test", Key: []byte("0123456789abcdef"), Program: "v1", Inputs: "digest", NodeRank: -1,
+		Min: n, Max: n, NProc: 2,
 		Listen: "127.0.0.1", MaxRestarts: 3, RegroupTimeout: 10 * time.Second,
 		Log: t.Logf,
 	}
 }
 
-// freePort is a port that nothing listens at.
+// freePort returns an unused port.
 func freePort(t *testing.T) int {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -38,13 +39,13 @@ func freePort(t *testing.T) int {
 	return ln.Addr().(*net.TCPAddr).Port
 }
 
-// host is an agent of a test, and what it is asked to do.
+// A host is an agent under test.
 type host struct {
 	*Membership
 	id string
 }
 
-// last returns the last decision that the agent knows, nil once it has left.
+// last returns the agent's last decision; nil after it has left.
 func (h *host) last() *decision {
 	got := make(chan *decision, 1)
 	h.calls.put(func() { got <- h.coord.register.last })
@@ -56,13 +57,13 @@ func (h *host) last() *decision {
 	}
 }
 
-// leads reports whether the agent has put the last decision forward.
+// leads reports whether the agent proposed the last decision.
 func (h *host) leads() bool {
 	d := h.last()
 	return d != nil && d.Leader.Name == h.self.Name
 }
 
-// joinAll starts agents as those of a job, on hosts a, b and so on.
+// joinAll starts the agents of a job, on hosts a, b and so on.
 func joinAll(t *testing.T, n int, change func(i int, c *Config)) []*host {
 	t.Helper()
 	port := freePort(t)
@@ -89,11 +90,11 @@ func joinOne(t *testing.T, port, i, n int, change func(i int, c *Config)) *host 
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { c.Close(1) })
+	t.Cleanup(func() { c.Close(1, "") })
 	return &host{c, cfg.Host}
 }
 
-// all runs f for each host at the same time.
+// all runs f for each host concurrently.
 func all(t *testing.T, hosts []*host, f func(h *host) error) {
 	t.Helper()
 	errs := make(chan error, len(hosts))
@@ -102,7 +103,7 @@ func all(t *testing.T, hosts []*host, f func(h *host) error) {
 			err := f(h)
 			if err != nil {
 				err = fmt.Errorf("host %s: %w", h.id, err)
-				h.Close(1) // the others do not wait for it
+				h.Close(1, "") // the others do not wait for it
 			}
 			errs <- err
 		}()
@@ -128,7 +129,7 @@ func (h *host) hears(t *testing.T) launch.News {
 	}
 }
 
-// starts waits until a start comes, and tells the others where its workers would listen.
+// starts waits for a start, and publishes its workers' addresses.
 func (h *host) starts(ctx context.Context) (launch.Start, error) {
 	s, err := h.Next(ctx)
 	if err != nil {
@@ -168,7 +169,7 @@ func TestJobOfFourNodes(t *testing.T) {
 		if v.ExitCode != launch.ExitDone || v.Again || v.Err != nil || v.ReportedElsewhere == h.leads() {
 			return fmt.Errorf("verdict %+v", v)
 		}
-		return h.Close(v.ExitCode)
+		return h.Close(v.ExitCode, "")
 	})
 	seen := map[int]bool{}
 	for range 4 {
@@ -181,7 +182,7 @@ func TestJobOfFourNodes(t *testing.T) {
 	}
 }
 
-// A failure on one node ends the start on all, and another one follows.
+// TestFailureAndRestart checks that a failure on one node ends the start on all, and another follows.
 func TestFailureAndRestart(t *testing.T) {
 	hosts := joinAll(t, 3, nil)
 	all(t, hosts, func(h *host) error {
@@ -197,7 +198,8 @@ func TestFailureAndRestart(t *testing.T) {
 		} else if n := h.hears(t); n.Failed == nil || *n.Failed != 3 {
 			return fmt.Errorf("news %+v", n)
 		} else {
-			e.Failures = []launch.Failure{{Rank: s.Ranks.FirstRank, Host: h.id, Cause: "lost rank 3", Remote: true, Class: 2, Order: 1}}
+			e.Failures = []launch.Failure{{Rank: s.Ranks.FirstRank, Host: h.id, Cause: "lost rank 3", Remote: true,
+				Class: 2, Order: 1}}
 		}
 		v := h.End(t.Context(), e)
 		if !v.Again || v.Restarts != 1 {
@@ -210,11 +212,11 @@ func TestFailureAndRestart(t *testing.T) {
 			return fmt.Errorf("start %+v, %v", s, err)
 		}
 		h.End(t.Context(), launch.Ending{})
-		return h.Close(0)
+		return h.Close(0, "")
 	})
 }
 
-// An agent that dies is told of to the others within moments. A new one takes its place.
+// TestLostAgentIsReplaced checks that the others learn at once of a killed agent, and that a new one replaces it.
 func TestLostAgentIsReplaced(t *testing.T) {
 	port := freePort(t)
 	var hosts []*host
@@ -252,12 +254,12 @@ func TestLostAgentIsReplaced(t *testing.T) {
 	})
 }
 
-// die ends an agent as SIGKILL would: nobody is told.
+// die ends an agent like SIGKILL, without a last message.
 func (h *host) die() {
 	h.closeOnce.Do(func() { h.shut() })
 }
 
-// Where the one that leads dies, the others elect another, and go on.
+// TestLeaderIsLost checks that the others elect another leader and continue.
 func TestLeaderIsLost(t *testing.T) {
 	hosts := joinAll(t, 4, func(i int, c *Config) { c.NodeRank, c.Min = i, 2 })
 	all(t, hosts, func(h *host) error {
@@ -298,7 +300,7 @@ func TestOtherInputsAreRefused(t *testing.T) {
 	t.Log(err)
 }
 
-// To have the key is not to be a rank: a second agent that wants a rank whose agent is alive is refused.
+// TestRankOfAnother checks that an agent with the key that requests a live agent's rank is refused.
 func TestRankOfAnother(t *testing.T) {
 	port := freePort(t)
 	change := func(_ int, c *Config) { c.NodeRank, c.Silence = 0, 300*time.Millisecond }
@@ -311,7 +313,7 @@ func TestRankOfAnother(t *testing.T) {
 	}
 }
 
-// Agents beyond MAX wait, are taken in where one is lost, and end with the job.
+// TestSpares checks that agents beyond MAX wait, replace lost ones, and end with the job.
 func TestSpares(t *testing.T) {
 	port := freePort(t)
 	change := func(i int, c *Config) { c.Min, c.Max, c.MaxRestarts = 1, 2, 3 }
@@ -373,7 +375,7 @@ func TestSpares(t *testing.T) {
 	}
 }
 
-// waitFor waits until the machine of an agent is in a state.
+// waitFor waits for a state of the agent's coordinator.
 func waitFor(t *testing.T, h *host, is func(*coordinator) bool) {
 	t.Helper()
 	for {
@@ -386,7 +388,7 @@ func waitFor(t *testing.T, h *host, is func(*coordinator) bool) {
 	}
 }
 
-// Too few agents: an error that says who is there and who is missing.
+// TestNotEnoughNodes checks that the error names the present and the missing nodes.
 func TestNotEnoughNodes(t *testing.T) {
 	hosts := joinAll(
 		t,
@@ -400,11 +402,11 @@ func TestNotEnoughNodes(t *testing.T) {
 			!containsAll(err.Error(), "2 of at least 3", "500ms", "a, b", ": 2") {
 			return fmt.Errorf("error %v", err)
 		}
-		return h.Close(1)
+		return h.Close(1, "")
 	})
 }
 
-// Nobody is at the meeting place.
+// TestNobodyThere checks the error without an agent at the rendezvous.
 func TestNobodyThere(t *testing.T) {
 	h := joinOne(t, freePort(t), 0, 2, func(_ int, c *Config) { c.Port, c.JoinTimeout = 0, 3*time.Second })
 	if _, err := h.Next(t.Context()); err == nil || !strings.Contains(err.Error(), "connection refused") {
@@ -412,7 +414,7 @@ func TestNobodyThere(t *testing.T) {
 	}
 }
 
-// A side that is too small does not go on, and says so.
+// TestNoQuorum checks that a side without a quorum ends with an error.
 func TestNoQuorum(t *testing.T) {
 	hosts := joinAll(t, 3, func(i int, c *Config) { c.NodeRank, c.Min, c.RegroupTimeout = i, 1, time.Second })
 	all(t, hosts, func(h *host) error {
@@ -445,11 +447,11 @@ func TestNoQuorum(t *testing.T) {
 	})
 }
 
-// An agent that is asked to stop between starts ends the job for all, with the status for that.
+// TestStopBeforeTheStart checks that a stop between starts ends the job for all with status 75.
 func TestStopBeforeTheStart(t *testing.T) {
 	hosts := joinAll(t, 2, func(i int, c *Config) { c.Min, c.Max = 3, 3 })
 	waitFor(t, hosts[0], func(m *coordinator) bool { return m.joins == 1 })
-	go hosts[1].Close(launch.ExitStopped)
+	go hosts[1].Close(launch.ExitStopped, "")
 	_, err := hosts[0].Next(t.Context())
 	if over := (*launch.Over)(nil); !errors.As(err, &over) || over.ExitCode != launch.ExitStopped ||
 		!strings.Contains(err.Error(), "node b was asked to stop") {
@@ -457,7 +459,7 @@ func TestStopBeforeTheStart(t *testing.T) {
 	}
 }
 
-// What the payload needs may not be there: the job ends on all nodes with the reason.
+// TestPrepareFails checks that an error of Prepare ends the job on all nodes with the reason.
 func TestPrepareFails(t *testing.T) {
 	tooSmall := errors.New("the world is too small")
 	hosts := joinAll(t, 2, func(_ int, c *Config) {
@@ -472,11 +474,11 @@ func TestPrepareFails(t *testing.T) {
 		case over.Err == nil && !strings.Contains(over.Why, tooSmall.Error()), over.Err != nil && over.Err != tooSmall:
 			return fmt.Errorf("result %+v, %q", over.Result, over.Why)
 		}
-		return h.Close(1)
+		return h.Close(1, "")
 	})
 }
 
-// A Prepare that hangs, as at a dead disk, keeps no agent from leaving.
+// TestPrepareThatHangsIsLeft checks that an agent can leave while Prepare hangs.
 func TestPrepareThatHangsIsLeft(t *testing.T) {
 	begun, release := make(chan struct{}), make(chan struct{})
 	h := joinAll(t, 1, func(_ int, c *Config) {
@@ -491,12 +493,12 @@ func TestPrepareThatHangsIsLeft(t *testing.T) {
 	go h.Next(ctx) // ended by cancel
 	<-begun
 	cancel()
-	if err := h.Close(1); err == nil || !strings.Contains(err.Error(), closeTimeout.String()) {
+	if err := h.Close(1, ""); err == nil || !strings.Contains(err.Error(), closeTimeout.String()) {
 		t.Errorf("error %v, want one that says what was left behind", err)
 	}
 }
 
-// Who has the job's key has not the name of another agent.
+// TestNameIsOfTheKey checks that the job's key does not give an agent the name of another.
 func TestNameIsOfTheKey(t *testing.T) {
 	h := joinOne(t, freePort(t), 0, 1, nil)
 	raw := *h.helloFrame.Load()
@@ -513,7 +515,7 @@ func TestNameIsOfTheKey(t *testing.T) {
 	}
 }
 
-// The agent at the meeting place dies, and is started again there: it finds the job, and begins no other.
+// TestMeetingPlaceComesBack checks that a restarted agent at the rendezvous finds the job and does not start another.
 func TestMeetingPlaceComesBack(t *testing.T) {
 	port := freePort(t)
 	change := func(i int, c *Config) { c.NodeRank = i }
@@ -546,7 +548,7 @@ func TestMeetingPlaceComesBack(t *testing.T) {
 	})
 }
 
-// Where fewer than MAX come, those that are there start.
+// TestLastCall checks that fewer than MAX agents start after LastCall.
 func TestLastCall(t *testing.T) {
 	hosts := joinAll(t, 2, func(_ int, c *Config) { c.Min, c.Max, c.LastCall = 1, 4, 400*time.Millisecond })
 	all(t, hosts, func(h *host) error {

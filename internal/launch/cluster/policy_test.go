@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// members reads agents as tests write them: name@host:node rank, the rank -1 if it is left out.
+// members parses agents in the form name@host:node rank; without a rank it is -1.
 func members(text string) (all []Member) {
 	for _, f := range strings.Fields(text) {
 		m := Member{NodeRank: -1, NProc: 2}
@@ -25,7 +25,7 @@ func members(text string) (all []Member) {
 	return all
 }
 
-// shown is the other way round, with first ranks.
+// shown formats agents for comparison, optionally with first ranks.
 func shown(all []Member, first bool) string {
 	var out []string
 	for _, m := range all {
@@ -42,7 +42,7 @@ func TestPlace(t *testing.T) {
 	for _, c := range []struct{ agents, want string }{
 		{"a:0 b:1 c:2", "a:0/0 b:1/2 c:2/4"},
 		{"c:2 a:0 b:1", "a:0/0 b:1/2 c:2/4"},
-		{"a@x:0 b@y:1 c@x:2 d@y:3", "a:0/0 c:2/2 b:1/4 d:3/6"}, // neighbours of a host
+		{"a@x:0 b@y:1 c@x:2 d@y:3", "a:0/0 c:2/2 b:1/4 d:3/6"}, // agents of a host are adjacent
 		{"a@y:0 b@x:1 c@y:5", "a:0/0 c:5/2 b:1/4"},
 		{"b:4", "b:4/0"},
 	} {
@@ -98,7 +98,8 @@ func TestTally(t *testing.T) {
 		cause string
 		lost  []string
 		inRow int
-	}{{"a#0", nil, 1}, {"a#0", nil, 2}, {"b#1", nil, 1}, {"b#1", nil, 2}, {"", nil, 0}, {"b#1", []string{"b#1"}, 1}, {"b#1", []string{"b#1", "a#0"}, 2}} {
+	}{{"a#0", nil, 1}, {"a#0", nil, 2}, {"b#1", nil, 1}, {"b#1", nil, 2}, {"", nil, 0},
+		{"b#1", []string{"b#1"}, 1}, {"b#1", []string{"b#1", "a#0"}, 2}} {
 		before := tl.Lost
 		n := before["b#1"]
 		tl.record(c.cause, c.lost)
@@ -135,7 +136,7 @@ func TestQuorum(t *testing.T) {
 	}
 }
 
-// Any two quorums share an agent: this is what all of register.go stands on.
+// TestQuorumsShareAnAgent checks that any two quorums share an agent, the basis of agreement in propose.go.
 func TestQuorumsShareAnAgent(t *testing.T) {
 	for n := 1; n <= 7; n++ {
 		var voters []Member
@@ -159,7 +160,7 @@ func TestQuorumsShareAnAgent(t *testing.T) {
 	}
 }
 
-// The one report of a job names what failed first, over all nodes.
+// TestMergeBlames checks that the job's report names the first failure of all nodes.
 func TestMergeBlames(t *testing.T) {
 	w := Assignment{Generation: 1}
 	w.Members, w.Size = assignRanks(members("a:0 b:1 c:2"))

@@ -2,7 +2,7 @@ package cluster
 
 import "testing"
 
-// TestRegister holds an acceptor to its promises, step by step.
+// TestRegister checks the promises of an acceptor step by step.
 func TestRegister(t *testing.T) {
 	low, high := ballot{1, "b"}, ballot{2, "a"}
 	value := func(index int, leader string) *decision {

@@ -10,7 +10,7 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// Words about another start than the present one, or of who has no say in it, change nothing.
+// TestOtherWordsAreIgnored checks that messages about another start, or from agents outside the start, have no effect.
 func TestOtherWordsAreIgnored(t *testing.T) {
 	rank := 2
 	failed := launch.News{Failed: &rank}
@@ -62,7 +62,7 @@ func TestOtherWordsAreIgnored(t *testing.T) {
 	}
 }
 
-// The first word of an agent about the end of its start counts, and none after the verdict.
+// TestFirstWordOfTheEndCounts checks that an agent's first report of the end counts, and none after the verdict.
 func TestFirstWordOfTheEndCounts(t *testing.T) {
 	l := leader(t)
 	l.listens("")
@@ -88,8 +88,8 @@ func TestFirstWordOfTheEndCounts(t *testing.T) {
 	}
 }
 
-// An agent that is lost to a start stays lost, whatever it says when it comes back. The others hear of the loss, and
-// the verdict names it.
+// TestLostAgentStaysLost checks that an agent lost to a start stays lost after it returns. The others learn of the
+// loss, and the verdict names it.
 func TestLostAgentStaysLost(t *testing.T) {
 	l := leader(t)
 	l.listens("")
@@ -111,7 +111,7 @@ func TestLostAgentStaysLost(t *testing.T) {
 	if a == nil || a.Tally.Lost["c#2"] != 1 || a.Tally.Cause != "c#2" {
 		t.Errorf("b hears %+v", a)
 	}
-	// One that has ended before is not lost to the start.
+	// An agent that ended before is not lost to the start.
 	l = leader(t)
 	l.from("c", &message{Ended: &ended{Index: 1}})
 	l.m.down("c", "no word for 5s")
@@ -120,7 +120,7 @@ func TestLostAgentStaysLost(t *testing.T) {
 	}
 }
 
-// A fault of an agent, for which no rank is to blame, is that of the job.
+// TestFaultOfAnAgentEndsTheJob checks that an agent's own error, without a failed rank, ends the job.
 func TestFaultOfAnAgentEndsTheJob(t *testing.T) {
 	l := leader(t)
 	l.from("b", &message{Ended: &ended{Index: 1, Fault: "node b: the disk is gone"}})
@@ -137,7 +137,7 @@ func TestFaultOfAnAgentEndsTheJob(t *testing.T) {
 	if !strings.Contains(d.End.Why, "the disk is gone") {
 		t.Errorf("the job ends since %q", d.End.Why)
 	}
-	// The leader waits until both have heard it.
+	// The leader waits for both confirmations.
 	told := 2
 	l.from("b", &message{EndConfirmed: &told})
 	other := 1
@@ -151,7 +151,8 @@ func TestFaultOfAnAgentEndsTheJob(t *testing.T) {
 	}
 }
 
-// A payload is for the world that it was made for, and that world is not put forward when one of its agents is gone.
+// TestPayloadIsOfItsWorld checks that a payload is used only for its assignment, and that a loss of a member discards
+// it.
 func TestPayloadIsOfItsWorld(t *testing.T) {
 	l := newLone(t, "a")
 	l.runs(time.Second)
@@ -177,12 +178,13 @@ func TestPayloadIsOfItsWorld(t *testing.T) {
 		t.Fatalf("prepared %+v", l.prepares)
 	}
 	l.m.prepared(1, []byte("of two"), nil, nil)
-	if d := l.tells("b"); d == nil || string(d.Payload) != "of two" || len(d.Assignment.Members) != 2 || d.Tally.Target != 2 {
+	if d := l.tells("b"); d == nil || string(d.Payload) != "of two" || len(d.Assignment.Members) != 2 ||
+		d.Tally.Target != 2 {
 		t.Errorf("decided %+v", d)
 	}
 }
 
-// A start is for the agents of its world, once, as long as they have a leader.
+// TestStartIsOfItsWorld checks that a start goes once to each member of its assignment that has a leader.
 func TestStartIsOfItsWorld(t *testing.T) {
 	l := follower(t, "s")
 	if len(l.begun) > 0 {
@@ -204,12 +206,13 @@ func TestStartIsOfItsWorld(t *testing.T) {
 	}
 }
 
-// A start that was decided when one of its agents was gone is made anew, and does not count as a restart.
+// TestStartWithoutAnAgentDoesNotCount checks that a start with a member lost before the decision is repeated, and does
+// not count as a restart.
 func TestStartWithoutAnAgentDoesNotCount(t *testing.T) {
 	d := start("a", worldOf(2, "b:0 a:1"))
 	d.Tally.Retries.Max = 0
 	l := elected(t, d, initialBallot("a"))
-	l.accept("c", l.offers("c")) // decided about a, which is gone
+	l.accept("c", l.offers("c")) // decided with the lost member a
 	if l.begun[len(l.begun)-1] != 2 {
 		l.endsHere(-1)
 		l.forget()
@@ -225,7 +228,8 @@ func TestStartWithoutAnAgentDoesNotCount(t *testing.T) {
 	}
 }
 
-// A new leader counts its own ending of the start before, and waits for those of the others.
+// TestNewLeaderCountsItsOwnEnding checks that a new leader counts its own ending of the previous start, and waits for
+// the others'.
 func TestNewLeaderCountsItsOwnEnding(t *testing.T) {
 	l := follower(t, "b")
 	l.endsHere(2)
@@ -244,7 +248,8 @@ func TestNewLeaderCountsItsOwnEnding(t *testing.T) {
 	}
 }
 
-// An agent whose leader ends the job, or that gives up itself while its ranks run, ends them and says why.
+// TestEndOfTheJobEndsTheRanks checks that an agent ends its ranks with the reason when the leader ends the job, or when
+// it gives up itself.
 func TestEndOfTheJobEndsTheRanks(t *testing.T) {
 	l := follower(t, "b")
 	l.from("a", &message{Bye: &bye{Status: 1, Why: "no quorum", All: true}})
@@ -264,7 +269,8 @@ func TestEndOfTheJobEndsTheRanks(t *testing.T) {
 	}
 }
 
-// A follower's caller gets the verdict of the leader, once, and its start is given up if it still runs.
+// TestFollowerHearsOfAnotherStart checks that a follower's launcher gets the leader's verdict once, and that its
+// running start is ended.
 func TestFollowerHearsOfAnotherStart(t *testing.T) {
 	next := &message{
 		Again: &again{Index: 1, Tally: tally{Retries: launch.Retries{Max: 9, Done: 3}}, After: int64(time.Second)},
@@ -289,7 +295,7 @@ func TestFollowerHearsOfAnotherStart(t *testing.T) {
 	if !l.told() || len(l.verdicts) > 0 {
 		t.Errorf("its start runs: news %v, verdicts %v", l.heard, l.verdicts)
 	}
-	// If the next start is decided before, that is the verdict.
+	// A decision on the next start that arrives first is the verdict.
 	l = follower(t, "b")
 	l.endsHere(2)
 	l.from("a", &message{Decided: start("a", worldOf(2, "a:0 b:1"))})
@@ -298,7 +304,7 @@ func TestFollowerHearsOfAnotherStart(t *testing.T) {
 	}
 }
 
-// An agent that comes to a leader tells how the last start has ended, and not an earlier one.
+// TestJoinTellsTheLastEnding checks that a joining agent reports how the last start ended, not an earlier one.
 func TestJoinTellsTheLastEnding(t *testing.T) {
 	joins := func(l *lone) *join { return last(l, "c", func(m *message) *join { return m.Join }) }
 	l := follower(t, "b")
@@ -318,12 +324,12 @@ func TestJoinTellsTheLastEnding(t *testing.T) {
 	}
 }
 
-// An agent follows one that leads and knows as much as it does. It goes where others say that one leads, and tells who
-// is behind.
+// TestWhoIsFollowed checks that an agent follows a leader with all its decisions, dials a leader that others name, and
+// updates agents with fewer decisions.
 func TestWhoIsFollowed(t *testing.T) {
 	joins := func(l *lone, to string) bool { return last(l, to, func(m *message) *join { return m.Join }) != nil }
 	l := voter(t, "b", trio)
-	l.up("d", status{0, found("d"), ballot{}}) // begins another job, or is behind
+	l.up("d", status{0, found("d"), ballot{}}) // starts another job, or has fewer decisions
 	if joins(l, "d") || l.tells("d") == nil {
 		t.Errorf("it follows one that is behind: %v, and tells it %+v", joins(l, "d"), l.tells("d"))
 	}
@@ -331,7 +337,7 @@ func TestWhoIsFollowed(t *testing.T) {
 	if joins(l, "c") || l.dials[addrOf("e")] == 0 {
 		t.Errorf("it follows who does not lead: %v, dials %v", joins(l, "c"), l.dials)
 	}
-	l.from("c", &message{Status: &status{Index: 1, Leader: found("b")}}) // itself, as c thought
+	l.from("c", &message{Status: &status{Index: 1, Leader: found("b")}}) // c wrongly names b itself
 	if joins(l, "c") || l.dials[addrOf("b")] > 0 {
 		t.Errorf("it follows itself: %v", l.dials)
 	}
@@ -339,14 +345,15 @@ func TestWhoIsFollowed(t *testing.T) {
 	if !joins(l, "e") {
 		t.Error("it does not follow who leads")
 	}
-	// When that gives up the lead, its start is over here.
+	// When the leader gives up the lead, its start ends here.
 	l.from("e", &message{Status: &status{Index: 1}})
 	if !l.told() {
 		t.Error("its ranks go on without a leader")
 	}
 }
 
-// The leader ends the job by its word, and an agent that leaves between two starts if its user has asked to stop.
+// TestWhoEndsTheJob checks that the leader's last message ends the job, as does that of an agent whose user stops it
+// between two starts.
 func TestWhoEndsTheJob(t *testing.T) {
 	stop, all := &message{Bye: &bye{Status: launch.ExitStopped}}, &message{Bye: &bye{Status: 1, Why: "x", All: true}}
 	l := follower(t, "b")
@@ -355,7 +362,7 @@ func TestWhoEndsTheJob(t *testing.T) {
 	if l.told() || len(l.ends) > 0 {
 		t.Fatal("the word of another follower ends the job")
 	}
-	l.from("a", stop) // the leader leaves: another one may lead
+	l.from("a", stop) // the leader leaves: another agent may lead
 	if !l.told() || len(l.ends) > 0 {
 		t.Errorf("news %v, ends %v", l.heard, l.ends)
 	}
@@ -402,7 +409,7 @@ func TestWhoEndsTheJob(t *testing.T) {
 	}
 }
 
-// A rank belongs to one agent: the leader refuses another one that asks for it as long as the first is alive.
+// TestRankIsHeld checks that the leader refuses an agent that requests the rank of a live agent.
 func TestRankIsHeld(t *testing.T) {
 	l := leader(t)
 	l.m.down("b", "no word")
@@ -412,11 +419,11 @@ func TestRankIsHeld(t *testing.T) {
 	h = hello{Member: Member{Name: "x", Host: "x", HostID: "x", NodeRank: 1, NProc: 2, Addr: addrOf("x")}}
 	l.m.up(h, "")
 	l.from("x", &message{Join: &join{}})
-	l.runs(2 * l.m.cfg.Silence)
+	l.runs(2 * l.m.cfg.Silence) // a does not return
 	if why := last(l, "x", func(m *message) *string { return m.Refuse }); why == nil || l.hungUp["x"] == 0 {
 		t.Errorf("refused %v, hung up %v", why, l.hungUp)
 	}
-	// The one that is refused ends, if it is the leader that says so.
+	// The refused agent ends only if the leader refuses it.
 	f := follower(t, "c")
 	f.up("b", status{Index: 1})
 	why := "rank 2 is taken"

@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// maxBlamed bounds the named ranks, or cycles of them.
+// maxBlamed bounds the named ranks, and the named cycles.
 const maxBlamed = 4
 
 // blame returns lines that name the ranks that hold up others.
@@ -18,7 +18,7 @@ func (g *graph) blame() (lines []string) {
 	holders, cycles := g.holders()
 	for i, h := range holders {
 		if i == maxBlamed {
-			lines = append(lines, fmt.Sprintf("%d ranks more hold up others", len(holders)-i))
+			lines = append(lines, fmt.Sprintf("%d more ranks hold up others", len(holders)-i))
 			break
 		}
 		line := fmt.Sprintf("rank %d holds up %s", h.rank, rankList(h.direct))
@@ -39,29 +39,29 @@ func (g *graph) blame() (lines []string) {
 	return lines
 }
 
-// passing is how long ranks may wait for each other before something is wrong: while data is on its way
-// they do as well.
+// cycleTolerance is the time for which ranks may wait for each other without a fault: they also do while data is in
+// transit.
 const cycleTolerance = 5 * time.Second
 
-// together reports a cycle of ranks that wait for each other, with the likely cause.
+// describeCycle reports a cycle of ranks that wait for each other, with the likely cause.
 func (g *graph) describeCycle(cycle []int) string {
 	least := g.rows[cycle[0]].Waits[0].Stalled
 	for _, r := range cycle {
 		least = min(least, g.rows[r].Waits[0].Stalled)
 	}
 	if least < cycleTolerance {
-		return fmt.Sprintf("%s wait for each other, for %s s: data may be on its way", cycleText(cycle), seconds(least))
+		return fmt.Sprintf("%s wait for each other, for %s s: data may be in transit", cycleText(cycle), seconds(least))
 	}
-	return fmt.Sprintf("%s wait for each other, for %s s: they stand in different calls, or the way between them is "+
+	return fmt.Sprintf("%s wait for each other, for %s s: they are in different calls, or the link between them is "+
 		"broken", cycleText(cycle), seconds(least))
 }
 
-// excuse returns why a rank that waits for no one has not come.
+// reasonFor returns why a rank that waits for no other has not reached the call.
 func (g *graph) reasonFor(rank int) string {
 	s := g.rows[rank]
 	switch {
 	case s == nil:
-		return "nothing is known of it"
+		return "its state is unknown"
 	case s.State != "":
 		return "it " + s.State
 	}
@@ -71,7 +71,7 @@ func (g *graph) reasonFor(rank int) string {
 		text = fmt.Sprintf("it is at %s for %s s (%s)", what, seconds(since), p)
 	}
 	if len(s.Waits) > 0 {
-		text = fmt.Sprintf("it stands in %s, and waits for no rank there", s.Waits[0].Op)
+		text = fmt.Sprintf("it is in %s, and waits for no rank there", s.Waits[0].Op)
 	}
 	return text
 }
@@ -79,7 +79,7 @@ func (g *graph) reasonFor(rank int) string {
 // maxChain bounds the named ranks of a cycle.
 const maxChain = 8
 
-// chain returns a cycle of ranks: "ranks 0 -> 1 -> 0".
+// cycleText formats a cycle of ranks: "ranks 0 -> 1 -> 0".
 func cycleText(c []int) string {
 	var parts []string
 	for _, r := range c[:min(len(c), maxChain)] {
@@ -91,7 +91,7 @@ func cycleText(c []int) string {
 	return "ranks " + strings.Join(append(parts, fmt.Sprint(c[0])), " -> ")
 }
 
-// namely returns "rank 3", or "ranks 0-2, 5".
+// rankList returns "rank 3", or "ranks 0-2, 5".
 func rankList(rs []int) string {
 	if len(rs) == 1 {
 		return fmt.Sprintf("rank %d", rs[0])
@@ -126,10 +126,10 @@ func ranks(rs []int) string {
 	return strings.Join(parts, ", ")
 }
 
-// A graph is who is waited for by whom, as far as ranks have told.
+// A graph contains the edges from waiting ranks to their peers.
 type graph struct {
 	rows  map[int]*WaitState
-	waits map[int][]int // by rank, the ranks that it waits for, in order
+	waits map[int][]int // for each rank, the ranks that it waits for, in order
 }
 
 func newGraph(all []WaitState) *graph {
@@ -170,8 +170,8 @@ func (g *graph) missing(rank int, w *Wait) (out []Open) {
 	return out
 }
 
-// hasCome reports whether a peer waits in the same call of the same group. Not all ranks make each exchange, so their
-// numbers differ; two exchanges that name each other match.
+// hasReached reports whether a peer waits in the same call of the same group. Ranks may make different numbers of
+// exchanges, so two exchanges that name each other match.
 func (g *graph) hasReached(peer, rank int, w *Wait) bool {
 	s := g.rows[peer]
 	if s == nil {
@@ -183,17 +183,17 @@ func (g *graph) hasReached(peer, rank int, w *Wait) bool {
 	})
 }
 
-// A holder is a rank that waits for no one, or tells nothing, and for which others wait.
+// A holder is a rank that others wait for, and that waits for none or gives no account.
 type holder struct {
 	rank    int
-	direct  []int // that wait for it
-	through []int // that wait for those, and so on
+	direct  []int // ranks that wait for it
+	through []int // ranks that wait for those, and so on
 }
 
-// holders lists them, those that hold up most first. Ranks that wait for each other, and for no one
-// else, are cycles; each is returned once, in the order of the waits.
+// holders lists the holders, the most blocking first, and the cycles of ranks that wait only for each other, each once,
+// in the order of the waits.
 func (g *graph) holders() (hs []holder, cycles [][]int) {
-	behind := map[int][]int{} // by rank, the ranks that wait for it
+	behind := map[int][]int{} // for each rank, the ranks that wait for it
 	for _, r := range slices.Sorted(maps.Keys(g.waits)) {
 		for _, p := range g.waits[r] {
 			behind[p] = append(behind[p], r)
@@ -224,7 +224,7 @@ func (g *graph) holders() (hs []holder, cycles [][]int) {
 	return hs, g.cycles(held)
 }
 
-// cycles returns the cycles of ranks that no holder holds up.
+// cycles returns the cycles of ranks that no holder blocks.
 func (g *graph) cycles(held map[int]bool) (all [][]int) {
 	seen := map[int]bool{}
 	for _, r := range slices.Sorted(maps.Keys(g.waits)) {
@@ -241,7 +241,6 @@ func (g *graph) cycles(held map[int]bool) (all [][]int) {
 	return all
 }
 
-// A column is one of the table.
 type column struct {
 	name  string
 	right bool // numbers
@@ -261,7 +260,7 @@ var columns = []column{
 	{"s", true},
 }
 
-// Table returns one row for each rank, by rank, and below them lines that name the ranks that hold up others.
+// Table returns one row for each rank, and below them lines that name the ranks that hold up others.
 func Table(all []WaitState) string {
 	all = slices.Clone(all)
 	slices.SortStableFunc(all, func(a, b WaitState) int { return cmp.Compare(a.Rank, b.Rank) })
@@ -285,18 +284,17 @@ func Table(all []WaitState) string {
 
 // Row is one rank's account in words. A part is "" if unknown or absent.
 type Row struct {
-	// Step to Hop say where in the run the rank is.
+	// Step to Hop are the rank's position in the run.
 	Step, Pass, Layer, Hop string
-	Operation              string        // the call that it stands for, or its own work
-	WaitsFor               string        // ranks that have not come to that call: "0-2, 5"
+	Operation              string        // the call that blocks it, or its own work
+	WaitsFor               string        // ranks that have not reached that call: "0-2, 5"
 	Waits                  bool          // Operation is a call between ranks
-	Known                  bool          // it tells of itself; otherwise Operation is why not
-	Bytes                  int64         // open bytes of the call
-	For                    time.Duration // without progress of the call, or at its own work
+	Known                  bool          // it gave an account; otherwise Operation is why not
+	Bytes                  int64         // incomplete bytes of the call
+	For                    time.Duration // without progress of the call, or in its own work
 }
 
-// Rows returns what each rank is at, in the order of all. A rank that waits for others shows the first call that
-// it stands for.
+// Rows returns each rank's activity, in the order of all. A waiting rank shows the first call that blocks it.
 func Rows(all []WaitState) []Row {
 	g := newGraph(all)
 	rows := make([]Row, len(all))
@@ -315,7 +313,7 @@ func Blame(all []WaitState, least time.Duration) []string {
 	return newGraph(all).blame()
 }
 
-// look returns a rank's row.
+// describe returns a rank's row.
 func (g *graph) describe(s *WaitState) Row {
 	p := s.position()
 	r := Row{Step: p.step, Pass: p.pass, Layer: p.layer, Hop: p.hop, Known: s.State == "", Operation: s.State}
@@ -336,7 +334,7 @@ func (g *graph) describe(s *WaitState) Row {
 	return r
 }
 
-// row returns what the table shows of a rank.
+// cells returns the table's cells for a rank.
 func (g *graph) cells(s *WaitState) []string {
 	r := g.describe(s)
 	row := []string{fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), r.Step, r.Pass, r.Layer, r.Hop, r.Operation,
@@ -353,7 +351,7 @@ func (g *graph) cells(s *WaitState) []string {
 	return row
 }
 
-// aligned pads the columns. It drops empty columns, and empty cells at the end of a line.
+// alignColumns pads the columns. It drops empty columns and trailing spaces.
 func alignColumns(rows [][]string) []string {
 	widths := make([]int, len(columns))
 	for i := range columns {

@@ -1,5 +1,7 @@
-// Package waits describes the work and the waits of each rank of a job, and prints the table that names the ranks
-// that hold up others.
+// Package waits describes the work and the waits of each rank of a job, and prints the table that names the ranks that
+// hold up others. WaitState is the type to know: each rank sends one to its launcher.
+//
+//	fmt.Print(waits.Table([]waits.WaitState{{Rank: 0, Waits: []waits.Wait{{Op: "exchange", …}}}, {Rank: 1, …}}))
 package waits
 
 import (
@@ -13,63 +15,63 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// Standing is one rank's work and waits, by its own account. Its launcher adds the host, and fills in for a rank that
-// does not answer.
+// WaitState is one rank's own account of its work and waits. Its launcher adds the host, and writes the account of a
+// rank that does not answer.
 type WaitState struct {
 	Rank      int           `json:"rank"`
 	Host      string        `json:"host,omitempty"`
 	PID       int           `json:"pid,omitempty"`
 	State     string        `json:"state,omitempty"` // why it gave no account: "does not answer"; "" if it did
-	Step      int64         `json:"step,omitempty"`  // the last that is done; 0: none
-	Phase     string        `json:"phase,omitempty"` // its last phase: "step", "checkpoint"
-	PhaseTime time.Duration `json:"in,omitempty"`    // that phase, for how long
+	Step      int64         `json:"step,omitempty"`  // the last completed one; 0: none
+	Phase     string        `json:"phase,omitempty"` // the current phase: "step", "checkpoint"
+	PhaseTime time.Duration `json:"in,omitempty"`    // time in that phase
 	Work      *Work         `json:"work,omitempty"`  // its device's work; nil: none, or unknown
-	// Waits are the calls without which it does not go on.
+	// Waits are the calls that block the rank.
 	Waits []Wait `json:"waits,omitempty"`
-	// Beside is how many calls are on their way that it does not stand for.
+	// Background counts the calls in progress that do not block it.
 	Background int `json:"beside,omitempty"`
 }
 
-// Work is a piece of work that is being done.
+// Work is a kernel or host computation in progress.
 type Work struct {
 	Name  string        `json:"name"`            // "attention forward"
 	Label string        `json:"label,omitempty"` // "step 7/forward/layer 3/hop 2 owner 1"
-	For   time.Duration `json:"for"`             // how long it has been at it
+	For   time.Duration `json:"for"`             // time since its start
 }
 
-// Wait is a call between ranks that is not over.
+// Wait is a call between ranks in progress.
 type Wait struct {
 	Op    string `json:"op"`
 	Label string `json:"label,omitempty"` // as Work.Label
-	Group uint64 `json:"group"`           // the same on all ranks of the group
+	Group uint64 `json:"group"`           // equal on all ranks of the group
 	Via   string `json:"via,omitempty"`   // "nccl", "copy"; "": sockets
-	Call  uint64 `json:"call"`            // the number among the calls of that group that go that way
-	// Open are its messages that are not over; More is how many are left out.
+	Call  uint64 `json:"call"`            // number of the call in its group and transport
+	// Open are its incomplete messages; More counts the omitted ones.
 	Open []Open `json:"open,omitempty"`
 	More int    `json:"more,omitempty"`
-	// Vague: Open names all that take part, since it is not known which of them have come.
+	// Unresolved: Open names all participants, since the missing ones are unknown.
 	Unresolved bool          `json:"vague,omitempty"`
 	Bytes      int64         `json:"bytes,omitempty"` // of all open messages
-	Stalled    time.Duration `json:"stood"`           // for how long nothing of it has moved
+	Stalled    time.Duration `json:"stood"`           // time without progress of any message
 }
 
-// Open is a message that is not over.
+// Open is an incomplete message.
 type Open struct {
 	Peer    int           `json:"peer"` // world rank
 	Send    bool          `json:"send,omitempty"`
 	Bytes   int64         `json:"bytes,omitempty"`
-	Moved   bool          `json:"moved,omitempty"` // some of it has: the peer has come to it
-	Stalled time.Duration `json:"stood"`           // for how long it has not moved
+	Moved   bool          `json:"moved,omitempty"` // partly transferred: the peer has reached the call
+	Stalled time.Duration `json:"stood"`           // time without progress
 }
 
-// Bounds of a rank's account.
+// Bounds of a WaitState.
 const (
 	MaxWaits = 3
 	MaxOpen  = 64
 	maxText  = 96 // bytes of a name or a label
 )
 
-// Decode reads the standing that a rank has told, and makes it fit to be shown.
+// Decode decodes a rank's state, and cleans it.
 func Decode(data []byte) (s WaitState, err error) {
 	if err := json.Unmarshal(data, &s); err != nil {
 		return WaitState{}, fmt.Errorf("standing: %w", err)
@@ -78,7 +80,7 @@ func Decode(data []byte) (s WaitState, err error) {
 	return s, nil
 }
 
-// Clean bounds what another process has told, and makes it fit to be shown.
+// Clean bounds a state received from another process, and removes control characters.
 func (s *WaitState) Clean() {
 	s.Rank, s.PID, s.Step, s.Background = max(s.Rank, 0), max(s.PID, 0), max(s.Step, 0), max(s.Background, 0)
 	s.Host, s.State, s.Phase, s.PhaseTime = Word(s.Host), Word(s.State), Word(s.Phase), max(s.PhaseTime, 0)
@@ -98,13 +100,13 @@ func (s *WaitState) Clean() {
 	}
 }
 
-// Word returns s without terminal control characters, on one line and bounded.
+// Word returns s on one line, bounded, without control characters.
 func Word(s string) string {
 	s = strings.ReplaceAll(terminal.Clip(string(terminal.Line([]byte(s))), maxText), "\t", " ")
 	return strings.TrimSpace(s)
 }
 
-// String returns what the rank waits for, in one line, as its log has it.
+// String describes the first wait in one line, for the rank's log.
 func (s *WaitState) String() string {
 	p := s.position()
 	text := strings.TrimSuffix(fmt.Sprintf("rank %d, %s", s.Rank, p), ", ")
@@ -133,18 +135,18 @@ func (s *WaitState) String() string {
 	return text
 }
 
-// maxTold is how many messages of a call are told in one line.
+// maxListed bounds the messages in that line.
 const maxListed = 8
 
-// A place is where in a run a rank is. Each part is "" where it is not known, or there is none.
+// A position is a rank's position in a run. A part is "" if unknown or absent.
 type position struct {
 	step, pass, layer, hop string
 }
 
-// phaseStep is the phase of a rank that trains: its calls and its work say more.
+// phaseStep is the phase of a training rank: its calls and its work are more precise.
 const phaseStep = "step"
 
-// place returns the place of the call that the rank waits for, else of its work, else its phase.
+// position returns the position of the call that blocks the rank, else of its work, else of its phase.
 func (s *WaitState) position() position {
 	label := ""
 	switch {
@@ -160,15 +162,15 @@ func (s *WaitState) position() position {
 	if p.step == "" && (s.Step > 0 || s.Phase == phaseStep) {
 		at := s.Step
 		if s.Phase == phaseStep {
-			at++ // it is at the next
+			at++ // the next step
 		}
 		p.step = strconv.FormatInt(at, 10)
 	}
 	return p
 }
 
-// parse reads a label, "step 7/forward/layer 3/hop 2 owner 1": all parts but the step may be missing,
-// and others are a pass.
+// parsePosition parses a label such as "step 7/forward/layer 3/hop 2 owner 1". Parts other than the step may be
+// missing; an unknown part is the pass.
 func parsePosition(label string) (p position) {
 	for part := range strings.SplitSeq(label, "/") {
 		if n, ok := strings.CutPrefix(part, "step "); ok && p.step == "" {
@@ -190,7 +192,7 @@ func parsePosition(label string) (p position) {
 	return p
 }
 
-// String returns the place in words: "step 7, forward, layer 3, hop 2".
+// String returns the position in words: "step 7, forward, layer 3, hop 2".
 func (p position) String() string {
 	var parts []string
 	add := func(before, text string) {
@@ -211,7 +213,7 @@ func (p position) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// doing returns what a rank that waits for no one is at, and for how long.
+// activity describes the local work of a rank that waits for no other, and its duration.
 func (s *WaitState) activity() (what string, took time.Duration) {
 	if w := s.Work; w != nil {
 		return cmp.Or(w.Name, "work"), w.For

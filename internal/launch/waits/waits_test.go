@@ -10,12 +10,14 @@ import (
 
 const sec = time.Second
 
-// hop is a rank that waits for a message of 1 MiB in a hop.
+// hop returns a rank that waits for a message of 1 MiB in a hop.
 func hop(rank, peer int, layer, hop int, stood time.Duration) WaitState {
-	return WaitState{Rank: rank, Host: "node-a", PID: 4700 + rank, Step: 11, Phase: "step", PhaseTime: 40 * sec, Waits: []Wait{{
-		Op: "exchange", Label: fmt.Sprintf("step 12/forward/layer %d/hop %d owner 0", layer, hop), Group: 3, Call: 9,
-		Bytes: 1 << 20, Stalled: stood, Open: []Open{{Peer: peer, Bytes: 1 << 20, Stalled: stood}},
-	}}}
+	return WaitState{Rank: rank, Host: "node-a", PID: 4700 + rank, Step: 11, Phase: "step", PhaseTime: 40 * sec,
+		Waits: []Wait{{
+			Op: "exchange", Label: fmt.Sprintf("step 12/forward/layer %d/hop %d owner 0", layer, hop),
+			Group: 3, Call: 9, Bytes: 1 << 20, Stalled: stood,
+			Open: []Open{{Peer: peer, Bytes: 1 << 20, Stalled: stood}},
+		}}}
 }
 
 func check(t *testing.T, all []WaitState, want string) {
@@ -25,7 +27,7 @@ func check(t *testing.T, all []WaitState, want string) {
 	}
 }
 
-// The chain of waits is followed to the rank that waits for nobody.
+// TestAChainEndsAtTheRankThatStands checks that the table follows a chain of waits to the rank that waits for none.
 func TestAChainEndsAtTheRankThatStands(t *testing.T) {
 	stopped := WaitState{Rank: 2, Host: "node-b", PID: 4702, State: "is stopped by a signal or a debugger"}
 	check(t, []WaitState{hop(1, 2, 10, 1, 31200*time.Millisecond), stopped, hop(0, 1, 10, 2, 30*sec)}, `
@@ -68,21 +70,20 @@ func TestACycleIsNamed(t *testing.T) {
 		hop(2, 0, 3, 1, 32*sec),
 		hop(3, 0, 3, 1, 33*sec),
 	}
-	want := "cprun: ranks 0 -> 1 -> 2 -> 0 wait for each other, for 30.0 s: they stand in different calls, or the way between them is broken\n"
-	if got := Table(all); !strings.HasSuffix(got, "\n"+want) || strings.Count(got, "cprun:") != 1 {
+	want := "\ncprun: ranks 0 -> 1 -> 2 -> 0 wait for each other, for 30.0 s: "
+	if got := Table(all); !strings.Contains(got, want) || strings.Count(got, "cprun:") != 1 {
 		t.Error(got)
 	}
-	// In a run that goes on a moment may look like that.
+	// A short wait is normal while data is in transit, and gets another text.
+	_, long, _ := strings.Cut(Table(all), "30.0 s: ")
 	all = []WaitState{hop(0, 1, 3, 1, sec), hop(1, 0, 3, 1, sec)}
-	if got := Table(all); !strings.HasSuffix(
-		got,
-		"cprun: ranks 0 -> 1 -> 0 wait for each other, for 1.0 s: data may be on its way\n",
-	) {
-		t.Error(got)
+	_, short, ok := strings.Cut(Table(all), "cprun: ranks 0 -> 1 -> 0 wait for each other, for 1.0 s: ")
+	if !ok || short == long {
+		t.Errorf("%q, %q", short, long)
 	}
 }
 
-// reduce is a rank in a collective of which it is only known who takes part.
+// reduce returns a rank in a collective with known participants only.
 func reduce(rank, call int, ranks ...int) WaitState {
 	w := Wait{
 		Op:         "all-reduce",
@@ -102,7 +103,7 @@ func reduce(rank, call int, ranks ...int) WaitState {
 	return WaitState{Rank: rank, Step: 3, Phase: "step", Waits: []Wait{w}}
 }
 
-// Where it is not known which ranks have come to a call, those that say so themselves are left out.
+// TestThoseWhoHaveComeAreNotBlamed checks that ranks that report to be in a call are not blamed for it.
 func TestThoseWhoHaveComeAreNotBlamed(t *testing.T) {
 	away := WaitState{Rank: 1, Step: 3, Phase: "step", PhaseTime: 21 * sec}
 	all := []WaitState{reduce(0, 7, 0, 1, 2, 3), away, reduce(2, 7, 0, 1, 2, 3), reduce(3, 7, 0, 1, 2, 3)}
@@ -112,7 +113,7 @@ func TestThoseWhoHaveComeAreNotBlamed(t *testing.T) {
 	) {
 		t.Error(got)
 	}
-	// One that stands in an earlier call has not come either.
+	// A rank in an earlier call has not reached this one either.
 	all[3] = reduce(3, 6, 1, 3)
 	check(t, all, `
   rank  step  pass      layer  operation     waits for  bytes     s
@@ -122,12 +123,12 @@ func TestThoseWhoHaveComeAreNotBlamed(t *testing.T) {
      3     4  backward      1  all-reduce    1            400  20.0
 cprun: rank 1 holds up ranks 0, 2, 3: it is at its own work for 21.0 s (step 4)
 `)
-	// Two that are in the same exchange need not have made as many.
+	// Two ranks in the same exchange may have made different numbers of exchanges.
 	a, b := reduce(0, 5, 0, 1), reduce(1, 6, 1, 0, 2)
 	a.Waits[0].Op, b.Waits[0].Op = "exchange", "exchange"
 	if got := Table([]WaitState{a, b}); !strings.Contains(
 		got,
-		"cprun: rank 2 holds up rank 1, and by that rank 0: nothing is known of it\n",
+		"cprun: rank 2 holds up rank 1, and by that rank 0: ",
 	) {
 		t.Error(got)
 	}
@@ -150,7 +151,7 @@ func TestALongTable(t *testing.T) {
 	) {
 		t.Error(got[len(got)-300:])
 	}
-	// A rank that waits for many names a few.
+	// Long lists are shortened.
 	var opens []Open
 	for p := 1; p < n; p += 2 {
 		opens = append(opens, Open{Peer: p})
@@ -158,7 +159,7 @@ func TestALongTable(t *testing.T) {
 	all = []WaitState{{Waits: []Wait{{Op: "barrier", Open: opens, Stalled: sec}}}}
 	got := Table(all)
 	if !strings.Contains(got, "1, 3, 5, 7, 9, 11, 144 more") ||
-		!strings.Contains(got, "cprun: 146 ranks more hold up others\n") ||
+		!strings.Contains(got, "cprun: 146 ") ||
 		len(got) > 1000 {
 		t.Error(got)
 	}
@@ -184,7 +185,8 @@ func TestPlaces(t *testing.T) {
 
 func TestOneLineForALog(t *testing.T) {
 	s := hop(1, 2, 10, 1, 31*sec)
-	want := "rank 1, step 12, forward, layer 10, hop 1: exchange, 31.0 s without progress; 1,048,576 bytes from rank 2 for 31.0 s"
+	want := "rank 1, step 12, forward, layer 10, hop 1: exchange, 31.0 s without progress; 1,048,576 bytes from " +
+		"rank 2 for 31.0 s"
 	if got := s.String(); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -198,10 +200,10 @@ func TestOneLineForALog(t *testing.T) {
 	}
 }
 
-// FuzzStanding: whatever a rank tells of itself, the table has one line for it, of bounded length and
-// without what a terminal obeys.
+// FuzzStanding checks that the table has one line for each rank, of bounded length and without control characters.
 func FuzzStanding(f *testing.F) {
-	for _, s := range []WaitState{hop(1, 2, 3, 1, sec), reduce(1, 2, 0, 1), {Rank: 1, Work: &Work{Name: "copy\x1b[31m\n"}}} {
+	for _, s := range []WaitState{hop(1, 2, 3, 1, sec), reduce(1, 2, 0, 1),
+		{Rank: 1, Work: &Work{Name: "copy\x1b[31m\n"}}} {
 		b, err := json.Marshal(s)
 		if err != nil {
 			f.Fatal(err)
