@@ -11,6 +11,7 @@ mean nothing. If this binary has no cost table of the machine, `cprun bench cali
 
 import argparse
 import json
+import math
 import os
 import re
 import statistics
@@ -36,6 +37,7 @@ GRIDS = {
 MASKS = ["causal", "window", "documents"]
 # Processes that measure a cell on a CPU one after another, among which its rounds are shared.
 TURNS = 5
+ROWS = 6  # of a table: the cells with the largest regret; the JSON has all
 BEGIN, END = "<!-- {} -->", "<!-- end of {} -->"
 
 
@@ -219,7 +221,7 @@ def scaling(cells):
 
 
 def table(cells, command):
-    """The section of the page: a row a cell."""
+    """The section of the page: the cells with the largest regret, and a summary."""
     cells = [c for c in cells if ", 1 ranks, " not in c["cell"] or len({w.split(", ")[-1] for w in c["ways"]}) > 1]
     if not cells:
         return ""
@@ -231,11 +233,11 @@ def table(cells, command):
         f"forward and backward, ms. Load of the machine meanwhile: {min(loads):.1f} to {max(loads):.1f}.", "",
         "| cell | auto | predicted | measured | best fixed | ms | regret | worst | ms |", "|---|---|--:|--:|---|--:|--:|---|--:|",
     ]
-    regrets, spreads, worsts, errors, noise = [], [], [], [], []
+    regrets, spreads, worsts, errors, noise, rows = [], [], [], [], [], []
     for c in cells:
         ms = medians(c)
         if c["auto"] not in ms:
-            lines.append(f'| {c["cell"]} | {c["auto"]} | | failed | | | | | |')
+            rows.append((math.inf, f'| {c["cell"]} | {c["auto"]} | | failed | | | | | |'))
             continue
         auto, best, worst = ms[c["auto"]], min(ms, key=ms.get), max(ms, key=ms.get)
         noise += twins(c, ms)
@@ -246,16 +248,20 @@ def table(cells, command):
             spreads.append((max(own) - min(own)) / auto)
         predicted = c["ways"][c["auto"]]["predicted"]
         errors.append(abs(predicted / auto - 1))
-        lines.append(f'| {c["cell"]} | {c["auto"]} | {1e3 * predicted:.3g} | {1e3 * auto:.3g} | {best} | {1e3 * ms[best]:.3g} | {100 * regret:.1f} % | {worst} | {1e3 * ms[worst]:.3g} |')
+        rows.append((regret, f'| {c["cell"]} | {c["auto"]} | {1e3 * predicted:.3g} | {1e3 * auto:.3g} | {best} | {1e3 * ms[best]:.3g} | {100 * regret:.1f} % | {worst} | {1e3 * ms[worst]:.3g} |'))
+    rows.sort(reverse=True)
+    lines += [row for _, row in rows[:ROWS]]
+    if len(rows) > ROWS:
+        lines += ["", f"The other {len(rows) - ROWS} cells have a regret of at most {100 * rows[ROWS][0]:.1f} %."]
     if regrets:
         lines += ["", f"Regret of auto: {100 * statistics.mean(regrets):.1f} % in the mean, {100 * statistics.median(regrets):.1f} % in the median, {100 * max(regrets):.1f} % at most. The worst "
-                  f"way takes {100 * statistics.mean(worsts):.0f} % more than the best in the mean. Predictions differ from what was measured by {100 * statistics.median(errors):.0f} % in the median."]
+                  f"way takes {100 * statistics.mean(worsts):.0f} % more than the best in the mean. Predictions differ from measurements by {100 * statistics.median(errors):.0f} % in the median."]
         fair = [x for x in map(apart, cells) if x is not None]
         if fair:
             lines[-1] += (f" With the best way found in one half of the rounds and compared with auto's in the other, {100 * statistics.mean(fair):.1f} % in the mean, "
                           f"{100 * statistics.median(fair):.1f} % in the median, {100 * max(fair):.1f} % at most.")
         if noise:
-            lines[-1] += f" Ways that are predicted to take the same were measured {100 * statistics.median(noise):.0f} % apart in the median, which is what this machine tells apart."
+            lines[-1] += f" Ways that are predicted to take the same were measured {100 * statistics.median(noise):.0f} % apart in the median, the resolution of this machine."
         if spreads:
             lines[-1] += f" The rounds of one way differ by {100 * statistics.median(spreads):.0f} % in the median."
     return "\n".join(lines) + "\n"

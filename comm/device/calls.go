@@ -9,8 +9,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Exchange sends and receives as one group. All views of a call lie on the device, or all on
-// the host.
+// Exchange sends and receives as one group. All views of a call lie on the device, or all on the host.
 func (d *Group) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 	if onHost(send) || onHost(recv) {
 		return d.viaHost(func() (comm.Pending, error) { return d.host.Exchange(send, recv) })
@@ -21,17 +20,16 @@ func (d *Group) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 	return d.move("exchange", d.sort(send, recv))
 }
 
-// onHost reports whether the first of the messages is of the host. The check of the others
-// finds what is mixed.
+// onHost reports whether the first message has a view of the host. The check of the others finds a mixture.
 func onHost(ms []comm.Message) bool { return len(ms) > 0 && hostView(ms[0].View) }
 
 func hostView(v tensor.View) bool { return !v.IsZero() && v.Memory().Device() == tensor.Device{} }
 
-// An exchanged is an exchange that has been checked.
+// An exchanged is a checked exchange.
 type exchanged struct {
 	send, recv []comm.Message // all of them
-	out, in    []comm.Message // those that move between ranks: not empty, not of the own rank
-	own, into  []tensor.View  // those of the own rank, pair by pair
+	out, in    []comm.Message // moved between ranks: not empty, not of the own rank
+	own, into  []tensor.View  // of the own rank, pair by pair
 }
 
 func (d *Group) sort(send, recv []comm.Message) *exchanged {
@@ -81,7 +79,7 @@ func (d *Group) move(name string, c *exchanged) (comm.Pending, error) {
 	})
 }
 
-// newInflight returns the inflight of an exchange.
+// newInflight returns the record of an exchange.
 func (d *Group) newInflight(name string, c *exchanged) *inflight {
 	f := &inflight{name: name}
 	if tensor.Tracing(d.stream) {
@@ -93,7 +91,7 @@ func (d *Group) newInflight(name string, c *exchanged) *inflight {
 	return f
 }
 
-// moveByEngine leaves the call to the copy engines, which watch it themselves.
+// moveByEngine runs the call over the copy engines, which watch it themselves.
 func (d *Group) moveByEngine(f *inflight, c *exchanged) (comm.Pending, error) {
 	d.issuing.Lock()
 	defer d.issuing.Unlock()
@@ -181,8 +179,7 @@ func (d *Group) collective(name string, v tensor.View, err error, queue func() e
 	})
 }
 
-// viaHost runs a call on views of the host, after the present work of the compute stream,
-// which may be about to fill them.
+// viaHost runs a call on views of the host after the present work of the compute stream, which may fill them.
 func (d *Group) viaHost(call func() (comm.Pending, error)) (comm.Pending, error) {
 	d.issuing.Lock()
 	defer d.issuing.Unlock()
@@ -203,7 +200,7 @@ type hostPending struct {
 	comm.Pending
 }
 
-// Wait blocks the caller until the transfer has ended, since the device has no part in it.
+// Wait blocks the caller until the transfer has ended: the device has no part in it.
 func (p *hostPending) Wait() {
 	if err := p.Sync(context.Background()); err != nil {
 		p.d.kit.compute.Fail(err)

@@ -12,14 +12,14 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A inflight is a call that is in flight on the device.
+// An inflight is a call in flight on the device.
 type inflight struct {
 	name   string
 	detail string // in a trace
 	label  string // of the compute stream at the call
 	peers  []int  // ranks of the group that it needs
 	bytes  int64
-	limit  time.Duration // how long it may stand still
+	limit  time.Duration // its deadline
 
 	// Guarded by the group's mu. Events are nil while the call is being issued.
 	number     uint64 // among the calls of the group
@@ -28,11 +28,11 @@ type inflight struct {
 	needed     bool // the compute stream was made to wait for it
 	called     bool // a caller waits for it, or has
 
-	began time.Time // when it was seen to be able to move; written by the watch, guarded by the group's mu
+	began time.Time // when the watch first saw that it can move; written by the watch, guarded by the group's mu
 
-	// Of the watch alone.
+	// Used by the watch alone.
 	announced time.Time // of the wait to the other ranks
-	left      time.Time // when one of the peers was seen to have left
+	left      time.Time // when the watch saw that a peer had left
 }
 
 func (f *inflight) with(peer int, bytes int64) {
@@ -48,8 +48,7 @@ func (f *inflight) with(peer int, bytes int64) {
 // maxInflight bounds how far the host runs ahead of the device.
 const maxInflight = 1024
 
-// issue queues a call after the compute stream's present work and after the group's earlier
-// calls.
+// issue queues a call after the present work of the compute stream and after the group's earlier calls.
 func (d *Group) issue(f *inflight, queue func() error) (comm.Pending, error) {
 	d.issuing.Lock()
 	defer d.issuing.Unlock()
@@ -100,7 +99,7 @@ func (d *Group) admit(f *inflight) (comm.Pending, error) {
 		return &devicePending{d, f}, nil
 	}
 	if err := d.departed(f); err != nil {
-		// The call before may be over here and about to be over on the other ranks.
+		// The earlier call has ended here, but may still run on the other ranks.
 		time.Sleep(partTime)
 		d.fail(err)
 		return nil, d.fault(f.name, d.failure())
@@ -130,7 +129,7 @@ func (d *Group) departed(f *inflight) error {
 
 func (f *inflight) op() string { return fmt.Sprintf("%s of %d bytes", f.name, f.bytes) }
 
-// register puts a call before the watch. It returns false if the group has ended.
+// register adds a call for the watch. It returns false if the group has ended.
 func (d *Group) register(f *inflight, start tensor.Event) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -154,7 +153,7 @@ func (d *Group) countInflight() int {
 	return len(d.inflight)
 }
 
-// oldestInflight forgets calls that are over, and returns the oldest that is not, or nil.
+// oldestInflight drops calls that have ended, and returns the oldest other one, or nil.
 func (d *Group) oldestInflight() *inflight {
 	for {
 		d.mu.Lock()
@@ -175,7 +174,7 @@ func (d *Group) oldestInflight() *inflight {
 	}
 }
 
-// finished reports whether a call is over, or returns the earlier end of the group.
+// finished reports whether a call has ended, or returns the cause that ended the group before.
 func (d *Group) finished(f *inflight) (bool, error) {
 	d.mu.Lock()
 	done, end, cause := f.done, f.end, d.cause
@@ -193,15 +192,15 @@ func (d *Group) finished(f *inflight) (bool, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.cause != nil { // then the device was made to end it
+	if d.cause != nil { // the device may have been made to end it
 		return false, d.cause
 	}
 	f.done = true
 	return true, nil
 }
 
-// markDone marks the calls that have ended well although no one has announced yet. It is for the last
-// moment in which that can be told, before the device is made to end the others.
+// markDone marks calls that have ended well. It runs before the device ends the others, when the two can still be
+// distinguished.
 func (d *Group) markDone() {
 	d.mu.Lock()
 	calls := slices.Clone(d.inflight)
@@ -222,7 +221,7 @@ func (d *Group) markDone() {
 	}
 }
 
-// reached reports whether the group's stream has come to e, and the error that it has met.
+// reached reports whether the group's stream has come to e, and its error there.
 func (d *Group) reached(e tensor.Event) (bool, error) {
 	d.events.RLock()
 	defer d.events.RUnlock()
@@ -236,8 +235,8 @@ const (
 	// watchTick is the period of checks of calls in flight, for announcements, deadlines and errors of the library. A
 	// waiting caller checks more often.
 	watchTick = 2 * time.Millisecond
-	// newsTime is how long an error of the library may turn out to be the death of a peer. The
-	// host's group tells that within milliseconds, and names who died.
+	// newsTime is how long an error of the library may turn out to be the death of a peer. The host's group reports the
+	// death and its rank within milliseconds.
 	newsTime = 300 * time.Millisecond
 	// leaveTime is a call's time to end after a peer has left: it may have all its data by then.
 	leaveTime = time.Second
@@ -277,7 +276,7 @@ func (d *Group) watch() {
 	}
 }
 
-// inspect looks for what could keep the oldest call in flight from ever being over.
+// inspect checks whether the oldest call in flight can still end.
 func (d *Group) inspect(f *inflight) {
 	d.mu.Lock()
 	start, issued := f.start, f.end != nil
@@ -286,7 +285,7 @@ func (d *Group) inspect(f *inflight) {
 		d.fail(err)
 		return
 	}
-	if issued { // until then whoever issues it asks the library
+	if issued { // until then its caller checks the library
 		if err := d.lib.err(); err != nil {
 			d.accuse(f, err)
 			return
@@ -313,8 +312,8 @@ func (d *Group) inspect(f *inflight) {
 	d.checkDeadline(f, now)
 }
 
-// checkDeadline ends the group when a call has stood still for too long. Before that the ranks tell each
-// other whom they stand waiting for, so that the one which stopped is blamed.
+// checkDeadline ends the group if a call makes no progress within its deadline. Before that the ranks announce their
+// waits to each other, so that all blame the rank that stopped.
 func (d *Group) checkDeadline(f *inflight, now time.Time) {
 	switch {
 	case f.limit < 0 || now.Sub(f.began) < f.limit:
@@ -332,7 +331,7 @@ func (d *Group) checkDeadline(f *inflight, now time.Time) {
 	}
 }
 
-// stalled returns the error of a call that has stood still for too long.
+// stalled returns the error of a call at its deadline.
 func (d *Group) stalled(f *inflight) error {
 	if len(f.peers) == 0 {
 		return fmt.Errorf("%s: %w", f.op(), blame.Deadline(f.limit))
@@ -344,8 +343,8 @@ func (d *Group) stalled(f *inflight) error {
 	return blame.Stalled(d.host.Link(), d.host.WorldRank(d.Rank()), peers, blame.Op{What: f.op(), Way: "with"}, f.limit)
 }
 
-// accuse ends the group for an error that the device or the library has met in a call. The death
-// of a peer shows as one; who has died is known to the host's group.
+// accuse ends the group for an error of the device or the library in a call. The cause may be the death of a peer,
+// which the host's group reports.
 func (d *Group) accuse(f *inflight, err error) {
 	select {
 	case <-d.host.Link().Failed():
@@ -379,7 +378,7 @@ func (p *devicePending) Wait() {
 	case end != nil:
 		d.kit.order.Lock()
 		defer d.kit.order.Unlock()
-		d.events.RLock() // and not more: the driver may keep us here, and the watch looks at events as well
+		d.events.RLock() // only to read: the driver may block here, and the watch also reads events
 		defer d.events.RUnlock()
 		if d.shut {
 			d.kit.compute.Fail(d.Err())

@@ -280,8 +280,8 @@ func (refOps) Zero(vs ...View) {
 
 func (refOps) Copy(dst, src View) { put(dst, get(src)) }
 
-// refAttention computes causal attention of whole sequences on one device, inside documents: row t sees rows j <= t of its
-// own document within window(layer).
+// refAttention computes causal attention of whole sequences on one device, inside documents: row t sees rows j <= t of
+// its own document within window(layer).
 type refAttention struct {
 	docs   []int         // document of each position; nil: one
 	window func(int) int // of a layer, as hf.Config.Window

@@ -23,12 +23,11 @@ func NewWorld(n int) *World {
 	return w
 }
 
-// World is where the ranks of one process meet. Whoever comes second to a message
-// copies it, outside of every lock.
+// A World joins the ranks of one process. The second end of a message copies it, outside of every lock.
 type World struct {
 	boxes      []inbox        // per receiving rank
 	left       []atomic.Bool  // ranks that have closed
-	waits      []atomic.Int32 // 1 + whom each rank waits for, or 0
+	waits      []atomic.Int32 // 1 + the peer that each rank waits for, or 0
 	waitStates []blame.WaitState
 	alarm      blame.Alarm
 
@@ -49,7 +48,7 @@ type slotID struct {
 	id  link.MsgID
 }
 
-// Link returns the side of rank r.
+// Link returns rank r's side.
 func (w *World) Link(r int) link.Link {
 	l := &rank{w, r}
 	return link.Link{Transport: l, Roster: l}
@@ -102,8 +101,8 @@ func (l *rank) Post(t *link.Transfer) {
 	}
 	box, slot := &l.w.boxes[dst], slotID{src, t.ID}
 	box.mu.Lock()
-	// A failure and a leave are published before the boxes are emptied, so what is put
-	// into a box after this look is found by whoever empties it.
+	// A failure or departure is published before the boxes are emptied, so that a transfer added after this check is
+	// found then.
 	if err := l.refusal(t.Peer); err != nil {
 		box.mu.Unlock()
 		t.Finish(err)
@@ -131,7 +130,7 @@ func (l *rank) Post(t *link.Transfer) {
 	t.Finish(nil)
 }
 
-// refusal returns why nothing can be exchanged with a peer any more, or nil.
+// refusal returns the error of later transfers with a peer, or nil.
 func (l *rank) refusal(peer int) error {
 	if err := l.Err(); err != nil {
 		return err
@@ -172,7 +171,7 @@ func (l *rank) Close() error {
 	return nil
 }
 
-// drain finishes the waiting transfers that verdict has an error for.
+// drain finishes the waiting transfers for which verdict returns an error.
 func (w *World) drain(verdict func(owner, peer int) error) {
 	for dst := range w.boxes {
 		box := &w.boxes[dst]

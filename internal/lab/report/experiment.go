@@ -3,6 +3,7 @@ package report
 import (
 	"cmp"
 	"fmt"
+	"html/template"
 	"math"
 	"slices"
 	"strings"
@@ -58,7 +59,7 @@ func (p *page) experiment(e *experiment.Results, plans map[string]*Plan) {
 	}
 	p.Files = append(p.Files, download{Name: e.Name + ".csv",
 		Caption: "results.csv, as in the directory of the experiment",
-		Data:    "data:text/csv;charset=utf-8;base64," + g.csv()})
+		Link:    template.URL("data:text/csv;charset=utf-8;base64," + g.csv())})
 }
 
 func newGrid(e *experiment.Results) *grid {
@@ -107,15 +108,13 @@ func (g *grid) value(c *experiment.Cell, key string) any {
 	return c.Values[key]
 }
 
-// at returns value as a number; NaN if it is not numeric.
-func (g *grid) at(c *experiment.Cell, key string) float64 {
-	switch v := g.value(c, key).(type) {
-	case float64:
-		return v
-	case int:
-		return float64(v)
-	case int64:
-		return float64(v)
+// number returns value as a number; NaN if it is not numeric.
+func (g *grid) number(c *experiment.Cell, key string) float64 {
+	if key == keyRanks {
+		return g.ranks(c)
+	}
+	if n, ok := c.Number(key); ok {
+		return n
 	}
 	return math.NaN()
 }

@@ -86,13 +86,12 @@ func (r *Run) tileMap() *figure {
 			Panels: []panel{{Series: []series{tokens}}}}}}
 }
 
-func rankNames(parts []rankPart) (names []string) {
-	for i, p := range parts {
-		if i < maxRanks {
-			names = append(names, fmt.Sprintf("rank %d", p.Rank))
-		}
+func rankNames(parts []rankPart) []string {
+	var ranks []int
+	for _, p := range parts[:min(len(parts), maxRanks)] {
+		ranks = append(ranks, p.Rank)
 	}
-	return names
+	return nameRanks(ranks)
 }
 
 func (r *Run) hops() *figure {
@@ -100,14 +99,15 @@ func (r *Run) hops() *figure {
 		Caption: "Visible (query, key) pairs of a head that a rank computes in each hop of a layer without a window, and " +
 			"the keys and values that it sends at the same time. In an even column no rank waits for the kernel of " +
 			"another."}
-	pairs, sent := series{Name: "pairs", Kind: "heat"}, series{Name: "bytes sent", Kind: "heat"}
-	var rows, columns []string
+	pairs, sent := map[[2]int]float64{}, map[[2]int]float64{}
+	var ranks []int
+	var columns []string
 	for i, h := range r.Plan.Hops {
 		if i == maxRanks {
 			f.Caption += fmt.Sprintf(" The first %d ranks are drawn.", maxRanks)
 			break
 		}
-		rows = append(rows, fmt.Sprintf("rank %d", h.Rank))
+		ranks = append(ranks, h.Rank)
 		for k, hop := range h.Hops[:min(len(h.Hops), maxRanks)] {
 			if k == len(columns) {
 				name := hop.Label // "hop 1 owner 0": the owner differs by rank
@@ -116,20 +116,13 @@ func (r *Run) hops() *figure {
 				}
 				columns = append(columns, name)
 			}
-			for s, v := range map[*series]float64{&pairs: hop.Pairs, &sent: hop.SendBytes} {
-				s.X, s.Y, s.Lo = append(s.X, number(k)), append(s.Y, number(i)), append(s.Lo, number(v))
-			}
+			pairs[[2]int{i, k}], sent[[2]int{i, k}] = hop.Pairs, hop.SendBytes
 		}
 	}
-	if len(rows) < 2 || len(columns) < 1 {
-		return f
+	if len(ranks) > 1 {
+		f.Views = []view{heatView("pairs", "hop", "", columns, nameRanks(ranks), pairs),
+			heatView("bytes sent", "hop", "bytes", columns, nameRanks(ranks), sent)}
 	}
-	for _, s := range []series{pairs, sent} {
-		f.Views = append(f.Views, view{Name: s.Name, X: axis{Name: "hop", Kind: "text", Text: columns},
-			Y:      axis{Name: "rank", Kind: "text", Text: rows},
-			Panels: []panel{{Series: []series{s}}}})
-	}
-	f.Views[1].Panels[0].Title = "bytes"
 	return f
 }
 
@@ -149,8 +142,8 @@ func (r *Run) packedWork() *figure {
 		"bytes of each rank over the mean of the ranks; the slowest has %.3f times the mean's pairs.",
 		len(packed.Documents), packed.Imbalance)
 	for i, m := range []struct {
-		name string
-		of   func(rankPart) float64
+		name  string
+		value func(rankPart) float64
 	}{
 		{"pairs", func(p rankPart) float64 { return p.Pairs }},
 		{"tokens", func(p rankPart) float64 { return p.Tokens }},
@@ -158,14 +151,14 @@ func (r *Run) packedWork() *figure {
 	} {
 		mean := 0.0
 		for _, p := range packed.PerRank {
-			mean += m.of(p) / float64(len(packed.PerRank))
+			mean += m.value(p) / float64(len(packed.PerRank))
 		}
 		if mean == 0 {
 			continue
 		}
 		bar := series{Name: m.name, Kind: "bar", Color: i}
 		for k, p := range parts {
-			bar.add(float64(k), m.of(p)/mean)
+			bar.add(float64(k), m.value(p)/mean)
 		}
 		f.Views = append(f.Views, view{Name: m.name, X: axis{Name: "rank", Kind: "text", Text: rankNames(parts)},
 			Y: axis{Name: m.name + " over the mean", Zero: true},

@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"html/template"
 	"math"
 	"slices"
 	"strconv"
@@ -71,7 +72,7 @@ type series struct {
 	Color  int      `json:"color"`
 	Dash   int      `json:"dash"`
 	Symbol int      `json:"symbol"`
-	Of     int      `json:"of,omitempty"` // n > 0: X is the Steps of run n-1
+	Run    int      `json:"run,omitempty"` // n > 0: X is the Steps of run n-1
 	X      []number `json:"xs,omitempty"`
 	Y      []number `json:"ys"`
 	Lo     []number `json:"lo,omitempty"` // spread of Y
@@ -129,7 +130,11 @@ type cell struct {
 
 func text(s string) cell { return cell{Text: s} }
 
-type download struct{ Name, Caption, Data string }
+// A download is a file in the page. Its link is made here and needs no escaping.
+type download struct {
+	Name, Caption string
+	Link          template.URL
+}
 
 func (p *page) figure(f *figure) {
 	kept := f.Views[:0]

@@ -5,11 +5,11 @@ import (
 	"compress/gzip"
 	"encoding/base64"
 	"encoding/csv"
+	"encoding/json"
 	"fmt"
-	"math"
+	"html/template"
 	"slices"
-	"strconv"
-	"time"
+	"strings"
 
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/model/metrics"
@@ -36,54 +36,30 @@ func rawFiles(runs []Run) []download {
 				readable.Number(float64(r.Lines)))
 		}
 		all = append(all, download{Name: r.Name + ".csv.gz", Caption: r.Name + ": " + caption,
-			Data: "data:application/gzip;base64," + data})
+			Link: template.URL("data:application/gzip;base64," + data)})
 	}
 	return all
 }
 
-var rawColumns = []struct {
-	name string
-	of   func(metrics.Step) metrics.Float
-}{
-	{"step", func(s metrics.Step) metrics.Float { return metrics.Float(s.Step) }},
-	{"epoch", func(s metrics.Step) metrics.Float { return s.Epoch }},
-	{"tokens", func(s metrics.Step) metrics.Float { return metrics.Float(s.Tokens) }},
-	{"loss", func(s metrics.Step) metrics.Float { return s.Loss }},
-	{"val_loss", validation},
-	{"grad_norm", func(s metrics.Step) metrics.Float { return s.GradNorm }},
-	{"lr", func(s metrics.Step) metrics.Float { return s.LR }},
-	{"step_seconds", func(s metrics.Step) metrics.Float { return s.StepSeconds }},
-	{"tokens_per_second", func(s metrics.Step) metrics.Float { return s.TokensPerSecond }},
-	{"tokens_per_second_per_device", func(s metrics.Step) metrics.Float { return s.TokensPerSecondPerDevice }},
-	{"tflops_per_device", func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }},
-	{"mfu", func(s metrics.Step) metrics.Float { return s.MFU }},
-	{"memory_bytes", func(s metrics.Step) metrics.Float { return metrics.Float(s.MemoryBytes) }},
-	{"comm_wait_seconds", func(s metrics.Step) metrics.Float { return s.CommWaitSeconds }},
-	{"attention_imbalance", func(s metrics.Step) metrics.Float { return s.AttentionImbalance }},
-	{"attention_bytes", func(s metrics.Step) metrics.Float { return s.AttentionBytes }},
-}
+var rawColumns = []string{"time", "step", "epoch", "tokens", "loss", "val_loss", "grad_norm", "lr", "step_seconds",
+	"tokens_per_second", "tokens_per_second_per_device", "tflops_per_device", "mfu", "memory_bytes", "comm_wait_seconds",
+	"attention_imbalance", "attention_bytes"}
 
 // packed returns steps as CSV, compressed by gzip, in base64. Unknown fields are empty.
 func packed(steps []metrics.Step) string {
 	var out bytes.Buffer
 	z := gzip.NewWriter(&out)
 	w := csv.NewWriter(z)
-	row := []string{"time"}
-	for _, c := range rawColumns {
-		row = append(row, c.name)
-	}
-	w.Write(row) // writers on a bytes.Buffer return no errors
+	w.Write(rawColumns) // writers on a bytes.Buffer return no errors
 	for _, s := range steps {
-		row = append(row[:0], time.Time(s.Time).UTC().Format(time.RFC3339Nano))
-		for _, c := range rawColumns {
-			field := ""
-			if x := float64(c.of(s)); !math.IsNaN(x) {
-				field = strconv.FormatFloat(x, 'g', -1, 64)
-				if x == math.Trunc(x) && math.Abs(x) < 1<<53 {
-					field = strconv.FormatFloat(x, 'f', 0, 64)
-				}
+		line, _ := json.Marshal(s) // a line of metrics.jsonl
+		var fields map[string]json.RawMessage
+		json.Unmarshal(line, &fields)
+		row := make([]string, len(rawColumns))
+		for i, name := range rawColumns {
+			if text := strings.Trim(string(fields[name]), `"`); text != "null" {
+				row[i] = text
 			}
-			row = append(row, field)
 		}
 		w.Write(row)
 	}

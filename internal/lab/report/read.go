@@ -117,21 +117,21 @@ func ReadRun(root *os.Root) (*Run, error) {
 		return nil, fmt.Errorf("not a run directory: %w; %w", errMetrics, errPlan)
 	}
 	r.miss(errMetrics, "metrics.jsonl", "no curves")
-	r.miss(errPlan, "plan.json", "no layout, and no model size")
+	r.miss(errPlan, "plan.json", "no layout and no model size")
 	if r.Plan = p; p != nil {
 		r.Machine = p.Machine
 	}
-	r.miss(r.readLog(root), "logs/launcher.log", "no command and version")
-	r.miss(r.readTrace(root), "trace.json", "no timeline; log.trace_steps writes one")
+	r.miss(r.readLog(root), "logs/launcher.log", "no command and no version")
+	r.miss(r.readTrace(root), "trace.json", "no timeline; set log.trace_steps to get one")
 	return r, nil
 }
 
 func (r *Run) miss(err error, name, effect string) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		r.Missing = append(r.Missing, fmt.Sprintf("%s is not there: %s", name, effect))
+		r.Missing = append(r.Missing, fmt.Sprintf("%s is missing: %s", name, effect))
 	case err != nil:
-		r.Missing = append(r.Missing, fmt.Sprintf("%s cannot be read: %v: %s", name, err, effect))
+		r.Missing = append(r.Missing, fmt.Sprintf("%s cannot be read (%v): %s", name, err, effect))
 	}
 }
 

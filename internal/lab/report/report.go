@@ -124,7 +124,7 @@ func render(w io.Writer, in Input, p *page) error {
 		"Page": p, "In": in, "Policy": strings.Join(policy, "; "),
 		"Style":   template.HTML("<style>" + style + "</style>"),
 		"Data":    template.HTML(`<script type="application/json" id="data">` + string(data) + "</script>"),
-		"Scripts": code, "Sections": p.sections(), "Files": p.files(),
+		"Scripts": code, "Sections": p.sections(),
 	})
 }
 
@@ -148,19 +148,6 @@ func (p *page) sections() []section {
 		}
 		last := &all[len(all)-1]
 		last.Figures = append(last.Figures, f)
-	}
-	return all
-}
-
-// A file is a download. Its link was made here and needs no escaping.
-type file struct {
-	Name, Caption string
-	Link          template.URL
-}
-
-func (p *page) files() (all []file) {
-	for _, d := range p.Files {
-		all = append(all, file{d.Name, d.Caption, template.URL(d.Data)})
 	}
 	return all
 }

@@ -320,7 +320,8 @@ func TestTimelineInPieces(t *testing.T) {
 	at := 0.0
 	for i := range 1000 {
 		took := float64(1 + i%7)
-		row = append(row, span{Slice: metrics.Slice{Name: "work", Start: at, Took: took}, kind: work(i % 3)})
+		piece := metrics.Slice{Name: "work", Start: at, Took: took}
+		row = append(row, span{Slice: piece, kind: pieceKind(i % 3)})
 		at += took
 	}
 	for _, least := range []float64{0, 3, 50, 1e6} {
@@ -344,7 +345,8 @@ func TestTimelineInPieces(t *testing.T) {
 func TestRawNumbers(t *testing.T) {
 	r := many(100, -1)
 	files := rawFiles([]Run{r})
-	data, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(files[0].Data, "data:application/gzip;base64,"))
+	_, text, _ := strings.Cut(string(files[0].Link), "data:application/gzip;base64,")
+	data, err := base64.StdEncoding.DecodeString(text)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -370,9 +372,9 @@ func TestIncompleteRuns(t *testing.T) {
 		want  []string // in the page; "" alone: an error
 	}{
 		"torn": {map[string]string{"metrics.jsonl": line + "\n" + line[:40]},
-			[]string{"metrics.jsonl: 1 ", "plan.json is not there", "at step 1"}},
+			[]string{"metrics.jsonl: 1 ", "plan.json", "at step 1"}},
 		"no metrics": {map[string]string{"plan.json": `{"partition":{"ranks":2}}`},
-			[]string{"metrics.jsonl is not there", "no step yet"}},
+			[]string{"metrics.jsonl", "no step yet"}},
 		"bad plan": {map[string]string{"metrics.jsonl": line + "\n", "plan.json": "{"},
 			[]string{"plan.json cannot be read"}},
 		"empty":      {map[string]string{"metrics.jsonl": ""}, []string{"no step yet"}},

@@ -5,15 +5,14 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/lab/experiment"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/metrics"
 )
 
@@ -25,10 +24,10 @@ type curve struct {
 }
 
 type measure struct {
-	name string
-	y    axis
-	of   func(metrics.Step) metrics.Float
-	val  func(metrics.Step) metrics.Float // a second line with symbols; nil: none
+	name   string
+	y      axis
+	value  func(metrics.Step) metrics.Float
+	marked func(metrics.Step) metrics.Float // a second line with symbols; nil: none
 }
 
 const (
@@ -169,16 +168,16 @@ func uneven(runs []Run) bool {
 func (m measure) view(runs []Run, steps [][]metrics.Step) view {
 	v := view{Name: m.name, Y: m.y, Panels: []panel{{}}}
 	for i := range runs {
-		line := series{Name: runs[i].Name, Of: i + 1, Color: i, Dash: i, Symbol: -1}
-		checks := series{Name: runs[i].Name + ", validation", Of: i + 1, Color: i, Dash: i + 1, Symbol: i}
+		line := series{Name: runs[i].Name, Run: i + 1, Color: i, Dash: i, Symbol: -1}
+		checks := series{Name: runs[i].Name + ", validation", Run: i + 1, Color: i, Dash: i + 1, Symbol: i}
 		for k, s := range steps[i] {
-			y := m.of(averaged(steps[i], k))
+			y := m.value(averaged(steps[i], k))
 			if s.Step == 0 {
 				y = metrics.Absent // the line before the first step has only a validation loss
 			}
 			line.Y = append(line.Y, number(y))
-			if m.val != nil {
-				checks.Y = append(checks.Y, number(m.val(s)))
+			if m.marked != nil {
+				checks.Y = append(checks.Y, number(m.marked(s)))
 			}
 		}
 		for _, s := range []series{line, checks} {
@@ -201,61 +200,33 @@ func abscissae(steps []metrics.Step) [3][]number {
 	return x
 }
 
-var machineParts = regexp.MustCompile(`^arch=\w+(,\w+=[^,]*)*$`)
-
 // machineText returns "CPU, 23.5 GiB" for a machine in the form of --assume. It returns other text unchanged.
 func machineText(assumed string) string {
-	if !machineParts.MatchString(assumed) {
+	m, err := machine.Assume([]string{assumed})
+	if err != nil || assumed == "" {
 		return assumed
 	}
-	var out []string
-	for part := range strings.SplitSeq(assumed, ",") {
-		key, value, _ := strings.Cut(part, "=")
-		n, err := strconv.ParseFloat(value, 64)
-		switch {
-		case key == "arch" && value == "cpu":
-			out = append(out, "CPU")
-		case key == "arch":
-			out = append(out, "GPU of "+value)
-		case key == "memory" && err == nil:
-			out = append(out, readable.Bytes(n))
-		case key == "link" && err == nil:
-			out = append(out, "link "+readable.Number(n/1e9)+" GB/s")
-		case key == "cudnn" && value != "none":
-			out = append(out, "cuDNN "+value)
-		case key == "gpus":
-			out = append(out, value+" on a host")
-		}
+	text := strings.TrimPrefix(m.String(), "a ")
+	if m.Memory > 0 {
+		text += ", " + readable.Bytes(m.Memory)
 	}
-	return strings.Join(out, ", ")
+	return text
 }
 
-func facts(runs []Run) [][2]string {
-	if len(runs) == 1 {
-		r := runs[0]
-		return [][2]string{
-			{"Command", r.Command}, {"Commit", r.Commit}, {"Machine", machineText(r.Machine)}, {"Data", r.data()},
-		}
-	}
-	var all [][2]string
-	for _, r := range runs {
-		all = append(all, [2]string{r.Name, r.Command})
-	}
-	for _, what := range []struct {
-		name string
-		of   func(Run) string
-	}{
-		{"Commit", func(r Run) string { return r.Commit }},
-		{"Machine", func(r Run) string { return machineText(r.Machine) }},
-		{"Data", Run.data},
-	} {
+// facts returns the command, commit, machine and data of the runs, once if all have the same.
+func facts(runs []Run) (all [][2]string) {
+	for i, name := range []string{"Command", "Commit", "Machine", "Data"} {
 		var values []string
 		for _, r := range runs {
-			if v := what.of(r); v != "" && !slices.Contains(values, v) {
-				values = append(values, v)
-			}
+			values = append(values, []string{r.Command, r.Commit, machineText(r.Machine), r.data()}[i])
 		}
-		all = append(all, [2]string{what.name, strings.Join(values, "; ")})
+		if len(slices.Compact(slices.Clone(values))) == 1 {
+			all = append(all, [2]string{name, values[0]})
+			continue
+		}
+		for k, v := range values {
+			all = append(all, [2]string{name + runs[k].suffix, v})
+		}
 	}
 	return all
 }
@@ -282,15 +253,15 @@ func (r Run) data() string {
 // tokens/s."
 func (r *Run) headline() string {
 	text := ""
-	for _, of := range []struct {
+	for _, kind := range []struct {
 		name string
 		loss func(metrics.Step) metrics.Float
 	}{{"validation loss", validation}, {"loss", func(s metrics.Step) metrics.Float { return s.Loss }}} {
 		known := slices.DeleteFunc(slices.Clone(r.Steps), func(s metrics.Step) bool {
-			return math.IsNaN(float64(of.loss(s)))
+			return math.IsNaN(float64(kind.loss(s)))
 		})
 		if len(known) > 0 && text == "" {
-			text = fmt.Sprintf("%s %.2f → %.2f", of.name, of.loss(known[0]), of.loss(known[len(known)-1]))
+			text = fmt.Sprintf("%s %.2f → %.2f", kind.name, kind.loss(known[0]), kind.loss(known[len(known)-1]))
 		}
 	}
 	state := r.state()
@@ -315,11 +286,11 @@ func (r *Run) headline() string {
 }
 
 // median returns the median of a value over the logged steps; NaN if none has it.
-func (r *Run) median(of func(metrics.Step) metrics.Float) float64 {
+func (r *Run) median(value func(metrics.Step) metrics.Float) float64 {
 	var all []float64
 	for i, s := range r.Steps {
 		if s.Step > 0 {
-			all = append(all, float64(of(averaged(r.Steps, i))))
+			all = append(all, float64(value(averaged(r.Steps, i))))
 		}
 	}
 	return median(all)

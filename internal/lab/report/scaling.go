@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"regexp"
 	"slices"
@@ -14,15 +15,15 @@ import (
 )
 
 type quantity struct {
-	name string
-	y    axis
-	of   func(c *experiment.Cell) (y, lo, hi float64) // NaN: not known
+	name  string
+	y     axis
+	value func(c *experiment.Cell) (y, lo, hi float64) // NaN: not known
 }
 
-func byTime(of func(*experiment.Cell) float64) func(*experiment.Cell) (y, lo, hi float64) {
+func rateOf(value func(*experiment.Cell) float64) func(*experiment.Cell) (y, lo, hi float64) {
 	return func(c *experiment.Cell) (y, lo, hi float64) {
 		nan := math.NaN()
-		if y = of(c); c.Status != experiment.OK || y == 0 {
+		if y = value(c); c.Status != experiment.OK || y == 0 {
 			return nan, nan, nan
 		}
 		if c.StepSecondsMin <= 0 || c.StepSecondsMax <= 0 {
@@ -46,11 +47,11 @@ func secondsOf(c *experiment.Cell) float64 {
 // rates lists the speeds of a cell. strong uses the third, weak the first.
 var rates = []quantity{
 	{"TFLOP/s a device", axis{Name: "TFLOP/s a device", Zero: true},
-		byTime(func(c *experiment.Cell) float64 { return c.TFLOPsPerDevice })},
+		rateOf(func(c *experiment.Cell) float64 { return c.TFLOPsPerDevice })},
 	{"tokens/s a device", axis{Name: "tokens/s a device", Log: true},
-		byTime(func(c *experiment.Cell) float64 { return c.TokensPerSecondPerDevice })},
+		rateOf(func(c *experiment.Cell) float64 { return c.TokensPerSecondPerDevice })},
 	{"tokens/s in all", axis{Name: "tokens/s", Log: true},
-		byTime(func(c *experiment.Cell) float64 { return c.TokensPerSecond })},
+		rateOf(func(c *experiment.Cell) float64 { return c.TokensPerSecond })},
 	{"seconds a step", axis{Name: "seconds a step", Kind: "seconds", Log: true},
 		func(c *experiment.Cell) (y, lo, hi float64) {
 			if c.Status != experiment.OK {
@@ -59,7 +60,7 @@ var rates = []quantity{
 			return secondsOf(c), c.StepSecondsMin, c.StepSecondsMax
 		}},
 	{"MFU", axis{Name: "share of the device's peak", Kind: "share", Zero: true},
-		byTime(func(c *experiment.Cell) float64 { return c.MFU })},
+		rateOf(func(c *experiment.Cell) float64 { return c.MFU })},
 }
 
 func (g *grid) against(key string) *figure {
@@ -75,8 +76,8 @@ func (g *grid) against(key string) *figure {
 	for _, q := range rates {
 		f.Views = append(f.Views, view{Name: q.name, X: axisOf(key), Y: q.y, Panels: g.lines([]string{key},
 			func(c *experiment.Cell) (x, y, lo, hi float64) {
-				y, lo, hi = q.of(c)
-				return g.at(c, key), y, lo, hi
+				y, lo, hi = q.value(c)
+				return g.number(c, key), y, lo, hi
 			})})
 	}
 	return f
@@ -92,12 +93,12 @@ func (g *grid) others() *figure {
 		return f
 	}
 	last := axes[len(axes)-1]
-	if _, number := last.Values[0].(string); !number && !math.IsNaN(g.at(&g.Cells[0], last.Key)) {
+	if _, number := last.Values[0].(string); !number && !math.IsNaN(g.number(&g.Cells[0], last.Key)) {
 		return g.against(last.Key)
 	}
 	for _, q := range rates {
 		panels := g.lines([]string{last.Key}, func(c *experiment.Cell) (x, y, lo, hi float64) {
-			y, _, _ = q.of(c)
+			y, _, _ = q.value(c)
 			return place(last, g.value(c, last.Key)), y, math.NaN(), math.NaN()
 		})
 		for _, p := range panels {
@@ -134,12 +135,12 @@ func (g *grid) strong() *figure {
 		return f
 	}
 	rate := func(c *experiment.Cell) (x, y, lo, hi float64) {
-		return g.at(c, keyRanks), 1 / secondsOf(c), math.NaN(), math.NaN()
+		return g.number(c, keyRanks), 1 / secondsOf(c), math.NaN(), math.NaN()
 	}
 	speedup, efficiency := g.lines([]string{keyRanks}, rate), g.lines([]string{keyRanks}, rate)
 	plain := g.lines([]string{keyRanks}, func(c *experiment.Cell) (x, y, lo, hi float64) {
-		y, lo, hi = rates[2].of(c)
-		return g.at(c, keyRanks), y, lo, hi
+		y, lo, hi = rates[2].value(c)
+		return g.number(c, keyRanks), y, lo, hi
 	})
 	for i := range speedup {
 		n0, y0 := fewest(speedup[i].Series)
@@ -199,14 +200,10 @@ func (g *grid) weak() *figure {
 	per := experiment.Axis{Key: keyPerRank}
 	for i := range g.Cells {
 		c := g.Cells[i]
-		n := g.at(&c, keyLength) / g.at(&c, keyRanks)
-		values := map[string]any{keyPerRank: n}
-		for k, v := range c.Values {
-			if k != keyLength {
-				values[k] = v
-			}
-		}
-		c.Values = values
+		n := g.number(&c, keyLength) / g.number(&c, keyRanks)
+		c.Values = maps.Clone(c.Values)
+		delete(c.Values, keyLength)
+		c.Values[keyPerRank] = n
 		if !slices.Contains(per.Values, any(n)) {
 			per.Values = append(per.Values, n)
 		}
@@ -216,8 +213,8 @@ func (g *grid) weak() *figure {
 	byLength := func(a experiment.Axis) bool { return a.Key == keyLength }
 	wide.axes = append([]experiment.Axis{per}, slices.DeleteFunc(slices.Clone(g.axes), byLength)...)
 	rate := func(c *experiment.Cell) (x, y, lo, hi float64) {
-		y, lo, hi = rates[0].of(c)
-		return wide.at(c, keyRanks), y, lo, hi
+		y, lo, hi = rates[0].value(c)
+		return wide.number(c, keyRanks), y, lo, hi
 	}
 	share, plain := wide.lines([]string{keyRanks}, rate), wide.lines([]string{keyRanks}, rate)
 	for i := range share {
@@ -266,10 +263,10 @@ func (g *grid) exposed(key string) *figure {
 	}
 	f.Views = []view{{Name: "share of the step", X: axisOf(key), Y: axis{Name: "share of the step", Kind: "share",
 		Zero: true}, Panels: g.lines([]string{key}, func(c *experiment.Cell) (x, y, lo, hi float64) {
-		if g.at(c, keyRanks) == 1 { // one rank never waits
+		if g.number(c, keyRanks) == 1 { // one rank never waits
 			return math.NaN(), math.NaN(), math.NaN(), math.NaN()
 		}
-		return g.at(c, key), share(c), math.NaN(), math.NaN()
+		return g.number(c, key), share(c), math.NaN(), math.NaN()
 	})}}
 	return f
 }
@@ -278,9 +275,9 @@ func (g *grid) predicted() *figure {
 	f := &figure{Title: "Predicted against measured", Kind: "lines", Section: predictions,
 		Caption: "Each point is a cell. On the thin line the prediction is exact, between the dotted lines within 10 %."}
 	for _, q := range []struct {
-		name string
-		kind string
-		of   func(c *experiment.Cell) (predicted, measured float64)
+		name   string
+		kind   string
+		values func(c *experiment.Cell) (predicted, measured float64)
 	}{
 		{"seconds a step", "seconds", func(c *experiment.Cell) (float64, float64) {
 			return c.PredictedStepSeconds, c.StepSeconds
@@ -291,7 +288,7 @@ func (g *grid) predicted() *figure {
 	} {
 		low, high := math.Inf(1), 0.0
 		panels := g.lines(nil, func(c *experiment.Cell) (x, y, lo, hi float64) {
-			p, m := q.of(c)
+			p, m := q.values(c)
 			if c.Status != experiment.OK || p <= 0 || m <= 0 {
 				p, m = math.NaN(), math.NaN()
 			} else {

@@ -16,29 +16,29 @@ const (
 	maxWork  = 12000 // rectangles of a view
 )
 
-// A work is a kind of piece in a trace, with its own look.
-type work int
+// A pieceKind is a kind of piece in a trace, with its own look.
+type pieceKind int
 
 const (
-	compute work = iota
+	compute pieceKind = iota
 	attention
 	waiting
 	transfer
 	kinds
 )
 
-var workNames = [kinds]string{"other work", "attention", "waiting for another rank", "transfer"}
+var kindNames = [kinds]string{"other work", "attention", "waiting for another rank", "transfer"}
 
 // A span is a piece of a step, or several joined pieces.
 type span struct {
 	metrics.Slice
-	kind work
+	kind pieceKind
 	from string // of a wait: the rank that sends
 }
 
 var fromRank = regexp.MustCompile(`from rank (\d+)`)
 
-func kindOf(s metrics.Slice) (k work, ok bool) {
+func kindOf(s metrics.Slice) (k pieceKind, ok bool) {
 	switch {
 	case s.Lane == "compute" && s.Name == "wait":
 		return waiting, true
@@ -160,7 +160,7 @@ func timelineView(name string, spans []span, ranks []int) view {
 	all := make([]series, kinds)
 	words := make([]map[string]int, kinds)
 	for k := range all {
-		all[k] = series{Name: workNames[k], Kind: "rects", Color: k - 1} // -1: muted
+		all[k] = series{Name: kindNames[k], Kind: "rects", Color: k - 1} // -1: muted
 		words[k] = map[string]int{}
 	}
 	rows := byRow(spans, ranks)
@@ -283,7 +283,7 @@ func (r *Run) hopTimes(spans []span, ranks []int, step int) *figure {
 		Section: timeline,
 		Caption: "Seconds over all layers, forward and backward. If one rank has slow attention, others show it as " +
 			"waiting."}
-	for _, kind := range []work{attention, waiting} {
+	for _, kind := range []pieceKind{attention, waiting} {
 		took := map[[2]int]float64{}
 		var columns []string
 		for _, s := range spans {
@@ -296,7 +296,7 @@ func (r *Run) hopTimes(spans []span, ranks []int, step int) *figure {
 				}
 			}
 		}
-		f.Views = append(f.Views, heatView(workNames[kind], "hop", "seconds", columns, nameRanks(ranks), took))
+		f.Views = append(f.Views, heatView(kindNames[kind], "hop", "seconds", columns, nameRanks(ranks), took))
 	}
 	return f
 }

@@ -30,7 +30,7 @@ func TestRemediesAreCarriedOutOrRefused(t *testing.T) {
 
 func TestNoRemedyAsksForNothing(t *testing.T) {
 	o := CUDAOptions{Backend: "fused"}
-	if got, err := o.remedies(); err != nil || got != (remedied{}) {
+	if got, err := o.remedies(); err != nil || got != (kernelRequests{}) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }

@@ -7,15 +7,14 @@ import (
 	"slices"
 )
 
-// maxLayers bounds what a file may claim before it has shown any weight.
+// maxLayers bounds the claim of a config before any weight is read.
 const maxLayers = 1 << 16
 
-// Check lists what is impossible in a config, by the keys of config.json. Nothing: the model
-// can be built.
+// Check returns the faults of a config, by the keys of config.json. Without faults the model can be built.
 func (c *Config) Check() []Fault {
 	var f faults
 	if families[c.Architecture] == nil {
-		f.add("architecture", "%.64q is not supported; cprun trains %s", c.Architecture, and(Families()...))
+		f.add("architecture", "%.64q is not supported; cprun trains %s", c.Architecture, wordList(Families()...))
 	}
 	for _, p := range []struct {
 		key   string
@@ -69,7 +68,8 @@ func (c *Config) checkRope(f *faults) {
 	}
 	kinds := families[c.Architecture].ropes()
 	if !slices.Contains(kinds, s.Type) {
-		add("rope_type", "%.64q is not supported; cprun has %s", s.Type, and(append([]string{"default"}, kinds...)...))
+		add("rope_type", "%.64q is not supported; cprun has %s", s.Type,
+			wordList(append([]string{"default"}, kinds...)...))
 	}
 	switch s.Type {
 	case "llama3":
@@ -106,14 +106,12 @@ func (c *Config) checkWindow(f *faults) {
 		case t != FullAttention && t != SlidingAttention:
 			f.add("layer_types", "entry %d is %.64q; write full_attention or sliding_attention", i, t)
 		case t == SlidingAttention && c.SlidingWindow == 0:
-			f.add("sliding_window", "missing, but entry %d of layer_types is sliding_attention; write a number of tokens",
-				i)
+			f.add("sliding_window", "missing, but layer_types[%d] is sliding_attention; write a number of tokens", i)
 		}
 	}
 }
 
-// Caveat says what transformers would compute differently from cprun with an export of this
-// config; empty for nothing.
+// Caveat returns how transformers would compute an export of this config differently from cprun, or "".
 func (c *Config) Caveat() string {
 	if f := c.Family(); f.Windows.Foreign && c.SlidingWindow > 0 {
 		return fmt.Sprintf("transformers has no sliding window in its %s and will ignore sliding_window %d; cprun "+

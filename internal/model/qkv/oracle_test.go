@@ -123,7 +123,7 @@ func TestPlaceFollowsTheName(t *testing.T) {
 			}
 			tensors = append(tensors, tensor.New(tensor.F32, size))
 		}
-		three, err := l.Place(tensors, n)
+		three, err := l.Bind(tensors, n)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -145,7 +145,7 @@ func TestPlaceFollowsTheName(t *testing.T) {
 		t.Errorf("layouts %v, want %v", names, want)
 	}
 	mixed := Layout{Q: SBHD, KV: BSHD, Packing: KV2HD}
-	if _, err := mixed.Place(nil, lengthsOf(mixed)); err == nil || mixed.String() != "layout(1,0,3)" {
+	if _, err := mixed.Bind(nil, lengthsOf(mixed)); err == nil || mixed.String() != "layout(1,0,3)" {
 		t.Errorf("%v has places", mixed)
 	}
 }

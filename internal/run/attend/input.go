@@ -259,7 +259,7 @@ func (c *Case) own(t tensor.DType, qs, ks []partition.Span) (*qkv.QKV, error) {
 		}
 		tensors = append(tensors, dst)
 	}
-	return layout.Place(tensors, n)
+	return layout.Bind(tensors, n)
 }
 
 // among is a shape on the axes [outer, sequence, 1, inner]: rows of the sequence are what is read.
