@@ -106,7 +106,7 @@ func (a *agent) discover(self cluster.PeerAddr) (cluster.Discovery, error) {
 	return cluster.Hints(m, self), nil
 }
 
-// run is the agent's loop, as in launch.Run.
+// run performs the agent's loop, as in launch.Run.
 func (a *agent) run() {
 	status := launch.ExitFailed
 	for {
