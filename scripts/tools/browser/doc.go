@@ -1,3 +1,3 @@
-// Package browser looks at the pages of `cprun report` in Chromium. `make test-report` writes the
-// pages and runs its tests.
+// Package browser tests the pages of `cprun report` in Chromium. `make test-report` writes the pages and runs the
+// tests.
 package browser

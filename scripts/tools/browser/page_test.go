@@ -27,14 +27,14 @@ var (
 	chrome = flag.String("chromium", "", "the browser (default: that of the path)")
 )
 
-// tab is a page in a browser without a network, and what it complained of.
+// A tab is a page in a browser without a network, with its errors.
 type tab struct {
 	context.Context
 	mu     sync.Mutex
-	faults []string // guarded by mu: errors of scripts and of the policy, and requests that left the file
+	faults []string // guarded by mu: errors of scripts and of the content policy, and network requests
 }
 
-// media are what a page is shown as: "screen" or "print", "light" or "dark", with color or without.
+// media sets the medium of a page: "screen" or "print", "light" or "dark", with color or without.
 type media struct {
 	kind, scheme string
 	gray         bool
@@ -111,7 +111,7 @@ func (p *tab) listen(event any) {
 				fault += string(a.Value) + " "
 			}
 		}
-	case *log.EventEntryAdded: // a breach of the policy is one
+	case *log.EventEntryAdded: // includes violations of the content policy
 		fault = e.Entry.Text
 	case *network.EventRequestWillBeSent:
 		if u := e.Request.URL; !strings.HasPrefix(u, "file:") && !strings.HasPrefix(u, "data:") && !strings.HasPrefix(u, "blob:") {
@@ -151,7 +151,7 @@ func ask[T any](t *testing.T, p *tab, expression string) T {
 	return v
 }
 
-// clean fails for what the page complained of.
+// clean fails if the page has errors.
 func (p *tab) clean(t *testing.T) {
 	t.Helper()
 	p.mu.Lock()
@@ -161,7 +161,7 @@ func (p *tab) clean(t *testing.T) {
 	}
 }
 
-// empty lists the charts in which nothing is drawn: fewer than four shades.
+// empty lists the charts without a drawing, which have fewer than four shades.
 const empty = `[...document.querySelectorAll("figure")].filter(f => f.querySelector(".draw")).flatMap(f => {
   const charts = [...f.querySelectorAll(".chart")];
   if (!charts.length) return [f.id + " has no chart"];
@@ -176,10 +176,10 @@ const empty = `[...document.querySelectorAll("figure")].filter(f => f.querySelec
   }).map(() => f.id + " " + f.querySelector("h3").textContent + " is empty");
 })`
 
-// wide lists what makes the page scroll sideways.
+// wide lists the elements that make the page scroll sideways.
 const wide = `document.documentElement.scrollWidth <= innerWidth ? [] : [...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest(".scroll")).slice(0, 5).map(e => e.tagName + " " + e.className + " " + e.textContent.slice(0, 40))`
 
-// saved presses every CSV and SVG button, and returns what each gives.
+// saved presses every CSV and SVG button, and returns the files.
 const saved = `(async () => {
   const files = [], all = [];
   URL.createObjectURL = b => { files.push(b); return "blob:kept"; };
@@ -192,13 +192,13 @@ const saved = `(async () => {
   return all;
 })()`
 
-// given is what a button of a figure saves.
+// A given is a file saved by a button of a figure.
 type given struct {
 	Kind, Figure string
 	Texts        []string
 }
 
-// check fails for a file that is not what its button says.
+// check fails if a file does not match its button.
 func (g given) check(t *testing.T) {
 	t.Helper()
 	if len(g.Texts) == 0 {
@@ -221,7 +221,7 @@ func (g given) check(t *testing.T) {
 	}
 }
 
-// nth shows the n-th view of every figure that has so many, and returns how many have.
+// nth shows the n-th view of every figure with that many views, and returns the number of these figures.
 const nth = `[...document.querySelectorAll('.bar .group[aria-label="What is shown"]')].map(g => g.children[%d]).filter(Boolean).map(b => b.click()).length`
 
 func pageNames(t *testing.T) []string {
@@ -236,8 +236,8 @@ func pageNames(t *testing.T) []string {
 	return list
 }
 
-// Every figure of every page is drawn in all of its views, on a desk and on a phone, by day and by night,
-// without a complaint of the browser and without a request.
+// Every figure of every page is drawn in all its views, on a desktop and a phone, in light and dark mode, without
+// browser errors and network requests.
 func TestFiguresAreDrawn(t *testing.T) {
 	for _, name := range pageNames(t) {
 		for _, c := range []struct {
@@ -281,7 +281,7 @@ func TestFiguresAreDrawn(t *testing.T) {
 	}
 }
 
-// The tables of the summary need no scrolling sideways, on a desk and on a phone.
+// The tables of the summary do not scroll sideways, on a desktop and a phone.
 func TestSummaryFits(t *testing.T) {
 	for _, name := range pageNames(t) {
 		for _, width := range []int64{1400, 400} {
@@ -300,7 +300,7 @@ func TestSummaryFits(t *testing.T) {
 	}
 }
 
-// A reader without a mouse reaches every chart and button, reads its points, and opens its numbers.
+// With the keyboard alone, every chart, point, button and table of numbers can be reached.
 func TestKeyboard(t *testing.T) {
 	const at = `(() => { const e = document.activeElement; return e === document.body ? "" : (e.closest("figure") || {id: ""}).id + " " + e.tagName + "." + e.className + " " + (e.getAttribute("aria-label") || e.textContent).slice(0, 40); })()`
 	for _, name := range pageNames(t) {

@@ -13,12 +13,12 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// A shot is a part of a page as somebody sees it.
+// A shot is a picture of a part of a page.
 type shot struct {
 	name, page    string
 	width, height int64
 	as            media
-	title         string // of the figure; "": what the window shows at first
+	title         string // title of the figure; "": the first screen
 }
 
 var all = []shot{
@@ -39,16 +39,15 @@ var all = []shot{
 }
 
 const (
-	cells     = 48  // that a picture is compared in, across and down
-	mostMean  = 5.0 // difference of the pictures' cells, of 255 shades
+	cells     = 48  // columns and rows of cells for the comparison
+	mostMean  = 5.0 // mean difference of cells, of 255 shades
 	mostFar   = .03 // share of cells that may differ
 	far       = 40  // shades by which a cell differs
-	mostWider = .1  // by which the sides of a picture may differ: fonts are the machine's
+	mostWider = .1  // tolerance of the sides of a picture, since fonts differ between machines
 )
 
-// What is seen is what was seen when somebody last looked: with -update, look at the pictures in testdata.
-// Cells of pictures are compared, in gray, so that the fonts of another machine are no fault and a chart that is
-// gone is.
+// Pages look as in the pictures in testdata; check those after -update. The test compares cells in gray, so that other
+// fonts pass, and a missing chart fails.
 func TestScreenshots(t *testing.T) {
 	for _, s := range all {
 		t.Run(s.name, func(t *testing.T) {
@@ -73,7 +72,7 @@ func TestScreenshots(t *testing.T) {
 	}
 }
 
-// take is the picture, with few enough colors to be kept.
+// take returns the picture with few colors, to keep it small.
 func (s *shot) take(t *testing.T) []byte {
 	p := open(t, s.page, s.width, s.height, s.as)
 	picture := chromedp.CaptureScreenshot()
@@ -93,7 +92,7 @@ func (s *shot) take(t *testing.T) []byte {
 	return reduced(t, decode(t, data))
 }
 
-// reduced is a PNG of 216 colors.
+// reduced returns a PNG with 216 colors.
 func reduced(t *testing.T, m image.Image) []byte {
 	var colors color.Palette
 	for r := range 6 {
@@ -151,7 +150,7 @@ func compare(t *testing.T, got, want image.Image) {
 	}
 }
 
-// means are the mean shades of the cells of a picture.
+// means returns the mean shade of each cell of a picture.
 func means(m image.Image) []float64 {
 	sums, counts := make([]float64, cells*cells), make([]float64, cells*cells)
 	b := m.Bounds()
