@@ -228,13 +228,10 @@ func parseLog(text []byte) (h *Header, runs []Run, err error) {
 }
 
 func (id Identity) differ(o Identity) (keys []string) {
-	for _, key := range slices.Sorted(maps.Keys(id)) {
+	all := maps.Clone(id)
+	maps.Copy(all, o)
+	for _, key := range slices.Sorted(maps.Keys(all)) {
 		if id[key] != o[key] {
-			keys = append(keys, key)
-		}
-	}
-	for _, key := range slices.Sorted(maps.Keys(o)) {
-		if _, ok := id[key]; !ok {
 			keys = append(keys, key)
 		}
 	}
