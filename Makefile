@@ -6,7 +6,7 @@ ARGS   ?=
 
 export CGO_ENABLED ?= 0
 
-# Build tags besides those that a target is about, as in TAGS=netgo.
+# Additional build tags, as in TAGS=netgo.
 TAGS ?=
 
 .PHONY: all help build run test test-full test-portable vet-darwin mutate test-ring test-crash test-nfs test-hostile test-slurm test-cluster test-network simulate-cluster check-kubernetes test-report examples race fuzz lint staticcheck asm bench cuda vet-cuda test-kernels test-gpu gpu-pack install dist check-dist clean
@@ -16,108 +16,107 @@ all: build
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r t d; do printf '%-17s %s\n' "$$t" "$$d"; done
 
-# What compiles and tests is short, and pays a fifth of its time for taking memory back that it does not need. A process of
-# cprun that a test starts has Go's own measure, as users have it.
+# Compilers and tests run for a short time; with Go's default GOGC they spend a fifth of it in garbage collection. Tests
+# start cprun with the default, as users have it.
 test test-full test-portable vet-darwin mutate examples race fuzz staticcheck asm cuda vet-cuda test-kernels: export GOGC ?= 400
 
 build: ## build bin/cprun for CPUs
 	$(GO) build -o bin/cprun ./cmd/cprun
 
-# Trains, and shows what the model writes behind the prompt.
+# Trains the example, then prints the model's text after the prompt.
 PROMPT ?= The Light
-run: build ## train the example and let the model write
+run: build ## train the example and generate text
 	bin/cprun --nproc $(NPROC) $(ARGS) $(CONFIG)
 	@run=$$(scripts/run-dir $(CONFIG) $(ARGS)) && { test -z "$$run" || bin/cprun generate "$$run" --echo --prompt '$(PROMPT)'; }
 
-# What takes longest comes first, since what comes last runs beside nothing, and twice as many packages run as there are
-# cores, since many wait for processes and clocks, as tests within a package do.
-BESIDE  = -p $$((2 * $$(nproc))) -parallel $$((2 * $$(nproc)))
+# The longest packages start first, so that none runs alone at the end. Many tests wait for processes and clocks, so twice
+# as many packages run as there are cores, and twice as many tests in each.
+PARALLEL  = -p $$((2 * $$(nproc))) -parallel $$((2 * $$(nproc)))
 LONGEST = ./internal/run/train ./cmd/cprun ./comm ./ring
 
-# Every test, with repetitions of the same work left to `make test-full`: -short tells what they are. go vet has looked at all
-# packages before, with every check, those without tests among them; go test -vet=all would vet the standard library anew.
-test: ## run every test of the CPU build, the short forms
+# Runs every test; -short leaves repetitions of the same work to `make test-full`. go vet runs first, over all packages;
+# go test -vet=all would vet the standard library too.
+test: ## run every test of the CPU build, in its short form
 	$(GO) vet ./...
-	$(GO) test -short -vet=off $(BESIDE) $(LONGEST) ./...
+	$(GO) test -short -vet=off $(PARALLEL) $(LONGEST) ./...
 
-# The same tests with all repetitions: later steps of loss curves, more numbers of ranks, masks and random cases, large
-# collectives of every type and operation, all faults and inputs of a kind where one or a tenth stand for them. Minutes.
+# Runs the same tests with all repetitions: later steps of loss curves, more ranks, masks and random cases, large
+# collectives of every type and operation, and all faults and inputs of a kind instead of a sample. Takes minutes.
 test-full: ## run the same tests with all repetitions
-	$(GO) test -vet=off -timeout 30m $(BESIDE) $(LONGEST) ./...
+	$(GO) test -vet=off -timeout 30m $(PARALLEL) $(LONGEST) ./...
 
-# Runs on Linux the code of other systems: sockets in place of shared memory, workers without a parent death signal,
-# kernels without assembly. The tag portable chooses it.
+# Runs the code of other systems on Linux, by the tag portable: sockets in place of shared memory, workers without a
+# parent death signal, kernels without assembly.
 PORTABLE = TestTrainWritesTheRunDirectory|TestKilled|TestRingEqualsOneDevice|TestUnix
-test-portable: ## run key tests with the forms for other systems than Linux
-	$(GO) test -short -vet=off -tags portable,$(TAGS) $(BESIDE) ./comm/internal/... ./internal/launch ./internal/base/files ./kernels/cpu
-	$(GO) test -short -vet=off -tags portable,$(TAGS) $(BESIDE) -run '^($(PORTABLE))' ./cmd/cprun ./comm ./ring
+test-portable: ## run key tests with the code for other systems
+	$(GO) test -short -vet=off -tags portable,$(TAGS) $(PARALLEL) ./comm/internal/... ./internal/launch ./internal/base/files ./kernels/cpu
+	$(GO) test -short -vet=off -tags portable,$(TAGS) $(PARALLEL) -run '^($(PORTABLE))' ./cmd/cprun ./comm ./ring
 
 # Compiles and vets all packages and tests for macOS.
 DARWIN ?= arm64 amd64
 vet-darwin: ## compile and vet everything for macOS
 	for arch in $(DARWIN); do GOOS=darwin GOARCH=$$arch $(GO) vet -gcflags='all=-N -l -dwarf=false' -tags=$(TAGS) ./... || exit 1; done
 
-# Changes PACKAGES in N places, one at a time, and names the changes that their tests pass: scripts/mutate. Minutes.
+# Changes PACKAGES in N places, one at a time, and lists the changes that no test notices (scripts/mutate). Takes minutes.
 PACKAGES ?= ./partition
 N        ?= 25
-mutate: ## report changes of PACKAGES that their tests pass
+mutate: ## list changes of PACKAGES that no test notices
 	$(GO) run ./scripts/mutate -n $(N) -seed $(SEED) $(PACKAGES)
 
-# Programs of other modules that use the packages of this one.
+# Runs programs of another module that import the public packages.
 examples: ## run the example of the library
 	$(GO) vet -C examples/library .
 	$(GO) run -C examples/library .
 
-# The race detector needs cgo and a C compiler. It runs the packages in which something is concurrent (scripts/race-packages), but
-# for tests that start nothing themselves or repeat the run of another (scripts/race-without). -short leaves out what it does in
-# `make test`. It vets nothing, which `make test` has done. `make race RACE=` leaves out no repetitions, and WITHOUT= no tests of
-# these packages. Every process that ends under the detector sleeps, for a second if not told otherwise, and the tests start
-# hundreds of them, one after the other.
+# The race detector needs cgo and a C compiler. It runs the packages with concurrent code (scripts/race-packages), except
+# tests that start no goroutine or repeat the run of another (scripts/race-without). -short has the meaning of `make test`,
+# which also runs vet. `make race RACE=` runs all repetitions, and WITHOUT= runs all tests of these packages. A process
+# under the detector sleeps for one second before it exits, and the tests start hundreds: atexit_sleep_ms shortens it.
 RACE    ?= -short
 WITHOUT ?= -skip "^($$(sed -n 's|^[a-z][^ ]* ||p' scripts/race-without | tr ' \n' '||')_)$$"
 race: ## run the concurrent packages under the race detector
-	CGO_ENABLED=1 GORACE="atexit_sleep_ms=10 $(GORACE)" $(GO) test -race -vet=off $(RACE) -timeout 30m $(BESIDE) $(WITHOUT) $(LONGEST) $$(scripts/race-packages)
+	CGO_ENABLED=1 GORACE="atexit_sleep_ms=10 $(GORACE)" $(GO) test -race -vet=off $(RACE) -timeout 30m $(PARALLEL) $(WITHOUT) $(LONGEST) $$(scripts/race-packages)
 
-# Faults at random moments in whole runs: kills, stops, disks that fail, damaged checkpoints.
+# Injects faults at random moments into whole runs: kills, stops, failing disks, damaged checkpoints.
 TRIALS ?= 220
 SEED   ?= 1
 test-crash: ## inject faults at random moments into whole runs
 	$(GO) test -count 1 -v -timeout 60m -run TestCrash ./cmd/cprun -crash.trials=$(TRIALS) -crash.seed=$(SEED)
 
-# Ten times the random cases of package ring, and every algorithm, mask, layout, number of ranks and of heads with every other.
+# Runs ten times the random cases of package ring, and every combination of algorithm, mask, layout, ranks and heads.
 test-ring: ## run ten times the random cases of package ring
 	$(GO) test -count 1 -timeout 60m ./ring -ring.full
 
-# Saves and restores on a file system that does what network file systems do, for some minutes.
+# Saves and restores on a simulated network file system, for some minutes.
 NFS_TRIALS ?= 3000
 test-nfs: ## save and restore on a simulated network file system
 	$(GO) test -count 1 -timeout 60m -run TestNetworkFileSystem ./internal/model/checkpoint -nfs.trials=$(NFS_TRIALS) -nfs.seed=$(SEED)
 
-# Two hosts and a network between them that is cut, one-way, lossy, slow: network namespaces, for which a
-# user needs the right to make user namespaces and to open /dev/net/tun. Three minutes.
+# Connects two network namespaces by a network that is cut, one-way, lossy or slow. The user needs the right to make user
+# namespaces and to open /dev/net/tun. Takes three minutes.
 NETWORK ?= -test.run Network -test.v
 test-network: ## run ranks over a bad network (user namespaces)
 	$(GO) test -c -tags netns -o bin/network.test ./comm
 	unshare --user --map-root-user --net bin/network.test -test.timeout 15m $(NETWORK)
 
-# All inputs that somebody made to harm; `make test` tries a share of each kind. Minutes.
-test-hostile: ## try all inputs made to harm
+# Tries every malicious input; `make test` tries a share of each kind. Takes minutes.
+test-hostile: ## try all malicious inputs
 	@log=$$(mktemp); $(GO) test -v -run TestHostile -timeout 30m ./internal/base/hostile -share 1 >"$$log" 2>&1; s=$$?; \
 	grep -v -e '^ *=== ' -e '--- PASS' "$$log"; rm -f "$$log"; exit $$s
 
-# Faults of nodes and networks in a run on four hosts: namespaces of this machine, which takes root.
+# Injects faults of nodes and networks into a run on four hosts (network namespaces). Needs root.
 FAULTS ?= 40
 test-cluster: ## inject faults of nodes and networks (root)
 	$(GO) vet -tags cluster,$(TAGS) ./cmd/cprun ./internal/launch/lan
 	$(GO) test -count 1 -tags cluster,$(TAGS) -vet off -v -timeout 60m -run 'TestCluster|TestNodes' ./cmd/cprun -cluster.faults=$(FAULTS) -cluster.seed=$(SEED)
 	$(GO) test -count 1 -tags cluster,$(TAGS) -vet off ./internal/launch/lan
 
-# The batch scripts, steps and signals of a real Slurm of two nodes, in namespaces on this machine. Wants root.
+# Tests batch scripts, steps and signals on a real Slurm of two nodes, in namespaces on this machine. Needs root.
 test-slurm: ## test the batch scripts on a real Slurm (root)
 	scripts/test-slurm $(CASES)
 
-# The pages of `cprun report` in a headless Chromium: drawn, by keyboard, on a phone, in gray, and compared with
-# the screenshots in scripts/tools/browser/testdata, which SHOTS=-update stores anew. Wants Chromium (Debian: chromium).
+# Opens the pages of `cprun report` in a headless Chromium (Debian: chromium): on a desktop and a phone, by keyboard, in
+# gray. Compares screenshots with those in scripts/tools/browser/testdata; SHOTS=-update replaces them.
 SHOTS ?=
 test-report: build ## compare the pages of cprun report with screenshots (Chromium)
 	mkdir -p build/report
@@ -126,12 +125,12 @@ test-report: build ## compare the pages of cprun report with screenshots (Chromi
 	bin/cprun report internal/lab/report/testdata/runs/ring-packed internal/lab/report/testdata/runs/allgather --out build/report/runs.html
 	$(GO) test -C scripts/tools -count 1 ./browser -pages $(CURDIR)/build/report -shots $(CURDIR)/build/report/shots $(SHOTS)
 
-# The Job for Kubernetes against the published schemas. Wants Python and the network.
+# Checks the Kubernetes Job against the published schemas. Needs Python and the network.
 check-kubernetes: ## check the Kubernetes Job against the published schemas
 	scripts/kubernetes/check
 
-# The agents of a job of many nodes in one process, on a network that loses packets and hosts. It
-# prints the rows of docs/cluster-simulation.md. Then jobs with faults at random, without a network.
+# Simulates the agents of a job of many nodes in one process, on a network that loses packets and hosts, and prints the
+# rows of docs/benchmarks/202611_cluster.md. Then simulates jobs with random faults, without a network.
 AGENTS ?= 1024
 JOBS   ?= 40000
 simulate-cluster: ## simulate the agents of a job of many nodes
@@ -147,46 +146,46 @@ lint: staticcheck ## run go vet, gofmt and staticcheck
 	$(GO) vet ./...
 	test -z "$$($$($(GO) env GOROOT)/bin/gofmt -l .)"
 
-# What only one of the two builds uses is used: staticcheck looks at both together.
+# Checks both builds together, since some code is used by only one of them.
 staticcheck: ## run staticcheck on both builds
 	$(GO) build -C scripts/tools -o $(CURDIR)/bin/staticcheck honnef.co/go/tools/cmd/staticcheck
 	$(CUDA) printf 'plain: CGO_ENABLED=0 -tags=$(TAGS)\ncuda: CGO_ENABLED=1 -tags=cuda,$(TAGS)\n' | bin/staticcheck -matrix ./...
 
-# Writes the assembly of the CPU kernels from kernels/cpu/internal/simd/gen, which is a module of its own.
+# Generates the assembly of the CPU kernels. The generator, kernels/cpu/internal/simd/gen, is a separate module.
 asm: ## write the assembly of the CPU kernels
 	cd kernels/cpu/internal/simd/gen && $(GO) run .
 	scripts/asm-sums >kernels/cpu/internal/simd/gen/written.txt
 
-# Go benchmarks, then, where PYTHON has PyTorch, transformers and numpy, the CPU path beside OpenBLAS and PyTorch: ratios of runs in
-# turns. ROUNDS=5 for figures that are kept.
+# Runs the Go benchmarks. If PYTHON has PyTorch, transformers and numpy, also compares the CPU path with OpenBLAS and
+# PyTorch: ratios of runs in turns. Published figures use ROUNDS=5.
 PYTHON ?= python3
 ROUNDS ?= 1
-bench: ## run the benchmarks, beside PyTorch if PYTHON has it
+bench: ## run the benchmarks, and compare with PyTorch if PYTHON has it
 	$(GO) test -run '^$$' -bench . ./partition ./ring ./internal/foresee/plan ./kernels/cpu ./comm ./attention/...
 	@if $(PYTHON) -c 'import numpy, torch, transformers' 2>/dev/null; then $(PYTHON) scripts/peer/cpu.py --rounds $(ROUNDS); \
 	else echo "no comparison with peers: PYTHON=$(PYTHON) lacks numpy, torch or transformers (scripts/peer/README.md)"; fi
 
-# With the tag cuda. scripts/cuda-env finds a toolkit, or has one's headers fetched.
+# scripts/cuda-env finds a CUDA toolkit, or fetches its headers.
 CUDA = eval "$$(scripts/cuda-env)" &&
 
 cuda: ## build bin/cprun for GPUs
 	$(CUDA) $(GO) build -tags cuda,$(TAGS) -o bin/cprun ./cmd/cprun
 
-# The tests with the tag cuda that need no GPU: runs the flash kernels as C++ on the CPU, compiles every
-# kernel for every architecture and looks at what the compiler says of it, and loads made up drivers. With SHORT=-short,
-# as in CI, each program is compiled for one architecture, in turns, but a sixteenth of those alone whose source, options and
-# compiler have passed (kernels/gpu/internal/source/testdata/compiled.txt), and the host runs a third of the cases in the types beside the
-# first. What go test would vet, vet-cuda does.
+# Runs the tests with the tag cuda that need no GPU. They run the flash kernels as C++ on the CPU, compile every kernel for
+# every architecture, check registers and spills, and load fake drivers. SHORT=-short, as in CI, compiles each program for
+# one architecture, by turns, and only a sixteenth of the programs with unchanged source, options and compiler
+# (kernels/gpu/internal/source/testdata/compiled.txt). It also runs a third of the host's cases in the second and third
+# type. vet-cuda does the vetting.
 SHORT ?=
 test-kernels: ## compile and test the CUDA kernels without a GPU
 	$(CUDA) $(GO) test -tags cuda,$(TAGS) -vet off $(SHORT) -timeout 30m ./kernels/gpu/internal/call ./kernels/gpu/internal/source ./internal/base/cuda/nvrtc ./internal/base/cuda/driver
 
-# Where no file has the tag, go vet sees what it has seen without; that all compile with it, tests too, staticcheck says.
+# Vets only packages with files under the tag; staticcheck compiles all packages with it.
 vet-cuda: ## run go vet on the CUDA build
 	$(CUDA) $(GO) vet -tags cuda,$(TAGS) $$(scripts/cuda-packages)
 
-# Every test of the packages that use GPUs, on a machine with GPUs and Go, and once more under
-# compute-sanitizer where it is installed. Without Go there: scripts/gpu-pack.
+# Runs every test of the packages that use GPUs, then a selection under compute-sanitizer, if installed. For a GPU machine
+# without Go, see scripts/gpu-pack.
 OUT ?= build/gpu
 test-gpu: ## run every GPU test (GPUs)
 	scripts/gpu-pack .carry
@@ -195,7 +194,7 @@ test-gpu: ## run every GPU test (GPUs)
 gpu-pack: ## pack the GPU tests for machines without Go
 	scripts/gpu-pack .carry
 
-# Installs the binary in bin/, that of `make build` or `make cuda`, with docs and examples.
+# Installs bin/cprun of `make build` or `make cuda`, with docs and examples.
 PREFIX  ?= /usr/local
 DESTDIR ?=
 install: ## install bin/cprun under PREFIX
@@ -203,11 +202,11 @@ install: ## install bin/cprun under PREFIX
 	install -D -m 755 bin/cprun "$(DESTDIR)$(PREFIX)/bin/cprun"
 	scripts/stage bin/cprun "$(DESTDIR)$(PREFIX)/share/doc/cprun"
 
-# One archive with the CUDA build, which runs without GPUs too, the same bytes each time.
+# Makes one reproducible archive of the CUDA build, which also runs without GPUs.
 dist: ## make the release archive
 	scripts/dist dist
 
-# Packs twice, here and in a copy elsewhere: the archives must be the same bytes. It takes minutes.
+# Packs here and in a copy elsewhere, and compares the bytes. Takes minutes.
 check-dist: ## check that the archive is reproducible
 	scripts/check-dist
 

@@ -35,8 +35,24 @@ func pages(t *testing.T) []string {
 	return append(append(top, more...), "README.md")
 }
 
-var link = regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
+var (
+	link    = regexp.MustCompile(`\]\(([^)#:]*)(#[^)]*)?\)`)
+	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	inSlug  = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+)
 
+// hasAnchor reports whether the page has a heading with this anchor, as forges name it.
+func hasAnchor(page, anchor string) bool {
+	for _, m := range heading.FindAllStringSubmatch(page, -1) {
+		slug := strings.ReplaceAll(inSlug.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-")
+		if "#"+slug == anchor {
+			return true
+		}
+	}
+	return false
+}
+
+// Links lead to existing files and headings.
 func TestLinksOfTheDocsLead(t *testing.T) {
 	for _, page := range pages(t) {
 		text, err := os.ReadFile(page)
@@ -45,16 +61,75 @@ func TestLinksOfTheDocsLead(t *testing.T) {
 			continue
 		}
 		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
-			if _, err := os.Stat(filepath.Join(filepath.Dir(page), m[1])); err != nil {
-				t.Errorf("%s links to %s, which is not there", page, m[1])
+			target := filepath.Join(filepath.Dir(page), m[1])
+			if m[1] == "" {
+				target = page
+			}
+			if m[2] == "" || !strings.HasSuffix(target, ".md") {
+				if _, err := os.Stat(target); err != nil {
+					t.Errorf("%s links to %s, which is missing", page, m[1])
+				}
+				continue
+			}
+			if other, err := os.ReadFile(target); err != nil || !hasAnchor(string(other), m[2]) {
+				t.Errorf("%s links to %s%s, which is missing", page, m[1], m[2])
 			}
 		}
 	}
 }
 
+// The README stays short, and shows the code of the library's example as it is tested.
+func TestReadme(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lines, words := strings.Count(string(text), "\n"), len(strings.Fields(string(text))); lines > 150 || words > 1100 {
+		t.Errorf("README.md has %d lines and %d words, more than 150 and 1,100", lines, words)
+	}
+	src, err := os.ReadFile("examples/library/main.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, code, _ := strings.Cut(string(src), "\nfunc attend(")
+	code, _, ok := strings.Cut(code, "\n}\n")
+	if !ok || !strings.Contains(string(text), "```go\nfunc attend("+code+"\n}\n```") {
+		t.Error("README.md does not show attend of examples/library/main.go; copy it there")
+	}
+}
+
+var sourceFile = regexp.MustCompile("`((?:cmd|internal|kernels|comm|ring|attention|partition|tensor|scripts|examples)/" +
+	"[\\w./*-]+\\.(?:go|cuh?|txt|py|ya?ml))`")
+
+// Every file that a page names as code exists. NAME stands for a file to write.
+func TestNamedFilesExist(t *testing.T) {
+	found := 0
+	for _, page := range pages(t) {
+		if page == "docs/log.md" { // which may name what there was
+			continue
+		}
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range sourceFile.FindAllStringSubmatch(string(text), -1) {
+			if strings.Contains(m[1], "NAME") {
+				continue
+			}
+			found++
+			if files, err := filepath.Glob(m[1]); err != nil || len(files) == 0 {
+				t.Errorf("%s names %s, which is not there", page, m[1])
+			}
+		}
+	}
+	if found < 20 {
+		t.Errorf("only %d files found", found)
+	}
+}
+
 var testCommand = regexp.MustCompile("`go test [^`]*-(?:run|bench) '?([A-Z]\\w*)[^`]* \\./(\\S+)`")
 
-// A figure counts only with a command that reproduces it, so what pages tell to run must be there.
+// A figure counts only with a command that reproduces it, so the named tests and benchmarks must exist.
 func TestCommandsOfTheDocsRunSomething(t *testing.T) {
 	pages, err := filepath.Glob("docs/benchmarks/*.md")
 	if err != nil {
@@ -98,7 +173,7 @@ var (
 	makeHyphen = regexp.MustCompile(`\bmake( [a-z]+(?:-[a-z]+)+)\b`) // in comments: two words would be English
 )
 
-// Every target of make that a page or a comment names is in the Makefile.
+// Every make target in a page or a comment is in the Makefile.
 func TestNamedTargetsOfMakeExist(t *testing.T) {
 	file, err := os.ReadFile("Makefile")
 	if err != nil {
@@ -145,7 +220,7 @@ func TestNamedTargetsOfMakeExist(t *testing.T) {
 	}
 }
 
-// The package map of the architecture page names every package, or one that it is in.
+// The package map of the architecture page names every package or one of its parents.
 func TestArchitectureNamesThePackages(t *testing.T) {
 	page, err := os.ReadFile("docs/architecture.md")
 	if err != nil {

@@ -26,8 +26,7 @@ func ExampleWhole() {
 	// dv  [0.500 0.500 0.000]
 }
 
-// A pass folds blocks of keys into one result, one at a time: here the keys of positions 0 and 1, then
-// that of position 2.
+// A pass folds blocks of keys into one result, one at a time: first the keys of positions 0 and 1, then of position 2.
 func ExampleKernel() {
 	q := tensor.FromSlice([]float64{1}, 1, 1, 1)
 	k := tensor.FromSlice([]float64{0, 0, 1}, 3, 1, 1)

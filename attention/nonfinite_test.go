@@ -93,7 +93,7 @@ func TestNaNReachesWhatDependsOnIt(t *testing.T) {
 	}
 }
 
-// A row whose keys all have a score of -Inf is broken, not empty; a bias of -Inf hides.
+// A row of scores that are all -Inf is broken, not empty; a bias of -Inf hides.
 func TestScoresOfMinusInf(t *testing.T) {
 	q, k, v := tensor.New(tensor.F64, 1, 2, 1, 1), tensor.New(tensor.F64, 1, 1, 1, 1),
 		tensor.New(tensor.F64, 1, 1, 1, 1)

@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// BenchmarkExchange is a hop of a ring of two ranks. The bytes are those that one rank sends.
+// BenchmarkExchange times a hop of a ring of two ranks, by the bytes that one rank sends.
 func BenchmarkExchange(b *testing.B) {
 	for _, size := range []int{8, 4 << 10, 64 << 10, 1 << 20, 4 << 20} {
 		b.Run(fmt.Sprintf("local/%d", size), func(b *testing.B) {
@@ -37,8 +37,7 @@ func node(b *testing.B, n int, alone bool) []*comm.Group {
 	})
 }
 
-// BenchmarkNode is what four ranks of a node do in a step of training. The bytes are those of the whole
-// vector.
+// BenchmarkNode times the collectives of a training step over four ranks of a node, by the bytes of the whole vector.
 func BenchmarkNode(b *testing.B) {
 	const ranks = 4
 	for name, call := range map[string]func(g *comm.Group, all, own tensor.View) (comm.Pending, error){
@@ -71,7 +70,7 @@ func hop(b *testing.B, groups []*comm.Group, size int) {
 	})
 }
 
-// each has all ranks make the calls that of returns for them, again and again.
+// each repeats on every rank the calls that of returns for it.
 func each(b *testing.B, groups []*comm.Group, bytes int, of func(g *comm.Group) func() (comm.Pending, error)) {
 	defer closeAll(groups)
 	b.SetBytes(int64(bytes))

@@ -10,9 +10,9 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// TestDeadlineOfLateRank has rank 1 of a ring stay away and rank 3 come late: within the deadline of rank
-// 4, or while that looks again. When rank 4 gives up, rank 3 stands waiting, too, with most of its
-// deadline left: it must have said so, and rank 1 be named by all.
+// TestDeadlineOfLateRank lets rank 1 of a ring stay away and rank 3 come late: within the deadline of rank 4, or during
+// its second look. When rank 4 gives up, rank 3 also waits, with most of its deadline ahead. It must have announced its
+// wait, so that all ranks blame rank 1.
 func TestDeadlineOfLateRank(t *testing.T) {
 	const silent, tardy, n = 1, 3, 9
 	opts := comm.Options{Deadline: 1500 * time.Millisecond}
@@ -33,7 +33,7 @@ func TestDeadlineOfLateRank(t *testing.T) {
 					case tardy:
 						time.Sleep(late)
 					}
-					err := stand(t.Context(), g, call)
+					err := waitIn(t.Context(), g, call)
 					var pe *comm.PeerError
 					if !errors.As(err, &pe) || pe.Rank != silent || !errors.Is(err, comm.ErrDeadline) {
 						t.Errorf("rank %d: %v, want rank %d and the deadline", g.Rank(), err, silent)
@@ -45,8 +45,8 @@ func TestDeadlineOfLateRank(t *testing.T) {
 	}
 }
 
-// stand waits in a call.
-func stand(ctx context.Context, g *comm.Group, call string) error {
+// waitIn blocks in a call.
+func waitIn(ctx context.Context, g *comm.Group, call string) error {
 	if call == "barrier" {
 		return g.Barrier(ctx)
 	}

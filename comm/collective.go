@@ -5,11 +5,9 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// The ranks of a small group are joined pairwise, so its collectives are direct: each part goes
-// from the rank that has it to the rank that needs it in one round of messages. That moves as few
-// bytes as a ring does, in fewer steps, and a rank that stays away is met, and named, by everybody
-// who waits for it and not by its neighbour alone. Those of a large group are in few.go, except for
-// AllToAll, which is about all pairs.
+// The ranks of a small group are connected pairwise, so its collectives are direct: each part goes from its owner to
+// its reader in one round of messages. That moves as few bytes as a ring, in fewer steps, and all ranks that wait for
+// an absent rank can name it. few.go has the collectives of large groups.
 
 const (
 	// smallReduce bounds the vectors that an all-reduce sends whole, in one round.
@@ -20,7 +18,7 @@ const (
 	pieceBytes = 4 << 20
 )
 
-// call queues f after the compute stream. The error is untyped if there is none.
+// call queues f after the compute stream. Without an error it returns an untyped nil.
 func (g *Group) call(name, detail string, f func() error) (Pending, error) {
 	p, err := g.enqueue(name, detail, true, f)
 	if err != nil {
@@ -29,8 +27,8 @@ func (g *Group) call(name, detail string, f func() error) (Pending, error) {
 	return p, nil
 }
 
-// told returns a collective's text in traces: the bytes of all ranks' data, and the ranks.
-func (g *Group) told(v tensor.View) string {
+// detail returns a collective's text in traces: the bytes of all ranks' data, and the ranks.
+func (g *Group) detail(v tensor.View) string {
 	if !tensor.Tracing(g.stream) {
 		return ""
 	}
@@ -50,7 +48,7 @@ func (g *Group) Exchange(send, recv []Message) (Pending, error) {
 	recvs, into := g.parts(recv)
 	detail := ""
 	if tensor.Tracing(g.stream) {
-		detail = check.Told(send, recv)
+		detail = check.Detail(send, recv)
 	}
 	return g.call("exchange", detail, func() error {
 		for i := range own {
@@ -60,7 +58,7 @@ func (g *Group) Exchange(send, recv []Message) (Pending, error) {
 	})
 }
 
-// parts sorts out the messages of the own rank.
+// parts separates the messages of the own rank.
 func (g *Group) parts(ms []Message) (parts []part, own [][]byte) {
 	for _, m := range ms {
 		if b := tensor.Bytes(m.View); m.Peer == g.rank {
@@ -79,7 +77,7 @@ func (g *Group) AllReduce(v tensor.View, op Op) (Pending, error) {
 		return nil, g.fault("all-reduce", err)
 	}
 	b := tensor.Bytes(v)
-	return g.call("all-reduce", g.told(v), func() error {
+	return g.call("all-reduce", g.detail(v), func() error {
 		switch {
 		case len(g.ranks) == 1:
 			return nil
@@ -88,16 +86,15 @@ func (g *Group) AllReduce(v tensor.View, op Op) (Pending, error) {
 		case len(b) <= smallReduce:
 			return g.reduceWhole(v.DType(), op, b)
 		}
-		return pieces(len(b), v.DType().Size()*len(g.ranks), func(lo, hi int) error {
+		return pieces(len(b), pieceBytes, v.DType().Size()*len(g.ranks), func(lo, hi int) error {
 			return g.reducePiece(v.DType(), op, b[lo:hi])
 		})
 	})
 }
 
-// pieces calls f for ranges of at most about pieceBytes that are multiples of unit, except for
-// the last.
-func pieces(n, unit int, f func(lo, hi int) error) error {
-	step := max(pieceBytes/unit, 1) * unit
+// pieces calls f for ranges of n bytes: multiples of unit, except the last, and of about most bytes.
+func pieces(n, most, unit int, f func(lo, hi int) error) error {
+	step := max(most/unit, 1) * unit
 	for lo := 0; lo < n; lo += step {
 		if err := f(lo, min(lo+step, n)); err != nil {
 			return err
@@ -106,56 +103,55 @@ func pieces(n, unit int, f func(lo, hi int) error) error {
 	return nil
 }
 
-// others calls f for every rank but the own one, the next rank first, so that not all ranks
-// begin with the same peer.
-func (g *Group) others(f func(i, peer int)) {
-	n := len(g.ranks)
-	for i := range n - 1 {
-		f(i, (g.rank+1+i)%n)
+// others calls f for every other rank, the next rank first, so that the ranks begin with different peers.
+func (g *Group) others(f func(peer int)) {
+	for i := 1; i < len(g.ranks); i++ {
+		f(g.around(g.rank, i))
 	}
 }
 
-// reduceWhole sends the whole vector to everybody.
+// swap sends out(p) to each other rank p, and fills in(p) from it.
+func (g *Group) swap(out, in func(peer int) []byte) error {
+	sends, recvs := make([]part, 0, len(g.ranks)), make([]part, 0, len(g.ranks))
+	g.others(func(peer int) {
+		sends, recvs = append(sends, part{peer, out(peer)}), append(recvs, part{peer, in(peer)})
+	})
+	return g.exchange(sends, recvs)
+}
+
+// reduceWhole sends the whole vector to every rank.
 func (g *Group) reduceWhole(d tensor.DType, op Op, b []byte) error {
 	n := len(g.ranks)
 	all := g.scratchBytes(n * padded(len(b)))
 	slot := func(r int) []byte { return all[r*padded(len(b)):][:len(b)] }
 	copy(slot(g.rank), b)
-	sends, recvs := make([]part, n-1), make([]part, n-1)
-	g.others(func(i, peer int) { sends[i], recvs[i] = part{peer, slot(g.rank)}, part{peer, slot(peer)} })
-	if err := g.exchange(sends, recvs); err != nil {
+	if err := g.swap(func(int) []byte { return slot(g.rank) }, slot); err != nil {
 		return err
 	}
 	combineAll(d, op, b, n, slot)
 	return nil
 }
 
-// padded keeps the slots of the scratch memory aligned for every element type.
+// padded rounds n up, so that slots of the scratch memory are aligned for every element type.
 func padded(n int) int { return (n + 7) &^ 7 }
 
-// share returns the range of elements, in bytes, that rank r reduces of n bytes.
-func share(n, size, ranks, r int) (lo, hi int) {
-	e := n / size
-	return e * r / ranks * size, e * (r + 1) / ranks * size
+// share returns the parts of ranks lo to hi-1 of a vector with elements of that size.
+func share(b []byte, size, ranks, lo, hi int) []byte {
+	n := len(b) / size
+	return b[n*lo/ranks*size : n*hi/ranks*size]
 }
 
-// reducePiece has every rank reduce its share and send it to everybody.
+// reducePiece makes every rank reduce its share and send it to all others.
 func (g *Group) reducePiece(d tensor.DType, op Op, b []byte) error {
-	n := len(g.ranks)
-	of := func(r int) []byte {
-		lo, hi := share(len(b), d.Size(), n, r)
-		return b[lo:hi]
-	}
+	of := func(r int) []byte { return share(b, d.Size(), len(g.ranks), r, r+1) }
 	if err := g.reduceShares(d, op, of(g.rank), of); err != nil {
 		return err
 	}
-	sends, recvs := make([]part, n-1), make([]part, n-1)
-	g.others(func(i, peer int) { sends[i], recvs[i] = part{peer, of(g.rank)}, part{peer, of(peer)} })
-	return g.exchange(sends, recvs)
+	return g.swap(func(int) []byte { return of(g.rank) }, of)
 }
 
-// reduceShares sends of(r) to each rank r and combines what comes for this rank, its own
-// share among it, in rank order into dst.
+// reduceShares sends of(r) to each rank r, and combines the ranks' data for this rank, its own included, in rank order
+// into dst.
 func (g *Group) reduceShares(d tensor.DType, op Op, dst []byte, of func(r int) []byte) error {
 	n, own := len(g.ranks), of(g.rank)
 	size := padded(len(own))
@@ -166,9 +162,7 @@ func (g *Group) reduceShares(d tensor.DType, op Op, dst []byte, of func(r int) [
 		}
 		return all[r*size:][:len(own)]
 	}
-	sends, recvs := make([]part, n-1), make([]part, n-1)
-	g.others(func(i, peer int) { sends[i], recvs[i] = part{peer, of(peer)}, part{peer, slot(peer)} })
-	if err := g.exchange(sends, recvs); err != nil {
+	if err := g.swap(of, slot); err != nil {
 		return err
 	}
 	combineAll(d, op, dst, n, slot)
@@ -181,24 +175,19 @@ func (g *Group) AllGather(dst, src tensor.View) (Pending, error) {
 		return nil, g.fault("all-gather", err)
 	}
 	d, s := tensor.Bytes(dst), tensor.Bytes(src)
-	return g.call("all-gather", g.told(dst), func() error {
+	return g.call("all-gather", g.detail(dst), func() error {
 		copy(d[g.rank*len(s):], s)
 		return g.gatherBlocks(d, len(s))
 	})
 }
 
-// gatherBlocks fills all, blocks of that size in rank order, of which the own one is there.
+// gatherBlocks fills all, blocks of that size in rank order, from the ranks' own blocks.
 func (g *Group) gatherBlocks(all []byte, size int) error {
-	n := len(g.ranks)
-	of := func(lo, hi int) []byte { return all[lo*size : hi*size] }
 	if g.few() {
-		return g.doubling(0, false, of)
+		return g.doubling(0, false, func(lo, hi int) []byte { return all[lo*size : hi*size] })
 	}
-	sends, recvs := make([]part, n-1), make([]part, n-1)
-	g.others(func(i, peer int) {
-		sends[i], recvs[i] = part{peer, of(g.rank, g.rank+1)}, part{peer, of(peer, peer+1)}
-	})
-	return g.exchange(sends, recvs)
+	block := func(r int) []byte { return all[r*size : (r+1)*size] }
+	return g.swap(func(int) []byte { return block(g.rank) }, block)
 }
 
 // ReduceScatter combines the ranks' src and leaves part Rank in dst, which may be that part
@@ -208,65 +197,37 @@ func (g *Group) ReduceScatter(dst, src tensor.View, op Op) (Pending, error) {
 		return nil, g.fault("reduce-scatter", err)
 	}
 	d, s := tensor.Bytes(dst), tensor.Bytes(src)
-	return g.call("reduce-scatter", g.told(src), func() error {
+	return g.call("reduce-scatter", g.detail(src), func() error {
 		if g.few() {
 			return g.reduceScatterFew(dst.DType(), op, d, s)
 		}
-		unit, size := dst.DType().Size(), len(d)
-		step := max(pieceBytes/len(g.ranks)/unit, 1) * unit
-		for lo := 0; lo < size; lo += step {
-			hi := min(lo+step, size)
-			err := g.reduceShares(dst.DType(), op, d[lo:hi], func(r int) []byte { return s[r*size+lo : r*size+hi] })
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// AllToAll sends part p of src to rank p and fills part p of dst from rank p.
-func (g *Group) AllToAll(dst, src tensor.View) (Pending, error) {
-	if err := g.rules().AllToAll(dst, src); err != nil {
-		return nil, g.fault("all-to-all", err)
-	}
-	n, d, s := len(g.ranks), tensor.Bytes(dst), tensor.Bytes(src)
-	return g.call("all-to-all", g.told(src), func() error {
-		size := len(s) / n
-		copy(d[g.rank*size:][:size], s[g.rank*size:])
-		sends, recvs := make([]part, n-1), make([]part, n-1)
-		g.others(func(i, peer int) {
-			sends[i], recvs[i] = part{peer, s[peer*size:][:size]}, part{peer, d[peer*size:][:size]}
+		size := len(d)
+		return pieces(size, pieceBytes/len(g.ranks), dst.DType().Size(), func(lo, hi int) error {
+			return g.reduceShares(dst.DType(), op, d[lo:hi], func(r int) []byte { return s[r*size+lo : r*size+hi] })
 		})
-		return g.exchange(sends, recvs)
 	})
 }
 
-// Broadcast copies root's v to every rank. A large one goes out in parts that the ranks then
-// pass on to each other (van de Geijn's scatter and all-gather), so that the root sends the
-// data once and not once per rank.
+// Broadcast copies root's v to every rank. The root scatters a large v, and the ranks gather it (van de Geijn), so that
+// the root sends the data once and not once per rank.
 func (g *Group) Broadcast(v tensor.View, root int) (Pending, error) {
 	if err := g.rules().Broadcast(v, root); err != nil {
 		return nil, g.fault("broadcast", err)
 	}
 	n, b := len(g.ranks), tensor.Bytes(v)
-	return g.call("broadcast", g.told(v), func() error {
+	return g.call("broadcast", g.detail(v), func() error {
 		if g.few() {
 			return g.broadcastFew(v.DType(), b, root)
 		}
 		if len(b) <= smallBroadcast || n <= 2 {
 			return g.scatter(root, func(int) []byte { return b })
 		}
-		of := func(r int) []byte {
-			lo, hi := share(len(b), v.DType().Size(), n, r)
-			return b[lo:hi]
-		}
+		of := func(r int) []byte { return share(b, v.DType().Size(), n, r, r+1) }
 		if err := g.scatter(root, of); err != nil {
 			return err
 		}
-		// The root has everything already; it only passes on its own part.
-		var sends, recvs []part
-		g.others(func(_, peer int) {
+		var sends, recvs []part // the root sends only its own part
+		g.others(func(peer int) {
 			if peer != root {
 				sends = append(sends, part{peer, of(g.rank)})
 			}
@@ -283,6 +244,6 @@ func (g *Group) scatter(root int, of func(r int) []byte) error {
 		return g.exchange(nil, []part{{root, of(g.rank)}})
 	}
 	var sends []part
-	g.others(func(_, peer int) { sends = append(sends, part{peer, of(peer)}) })
+	g.others(func(peer int) { sends = append(sends, part{peer, of(peer)}) })
 	return g.exchange(sends, nil)
 }

@@ -1,58 +1,12 @@
-// Package comm moves tensors between the ranks of a group: exchanges between neighbours for the
-// ring, and collectives for everything else, behind one interface, Communicator. NewLocal joins
-// ranks of one process, Connect the processes of one node or of several.
-// Package comm/device joins GPUs on top of such a group.
+// Package comm moves tensors between the ranks of a group, by exchanges between neighbours, as a ring needs, and by
+// collectives. A Group is a Communicator of hosts; package comm/device makes one of GPUs on top of it. NewLocal joins
+// ranks of one process, and Connect joins processes of one node or of several:
 //
-// # Rooms
+//	group, err := comm.Connect(ctx, comm.Mesh{Rank: rank, Size: size, Secret: secret, Dir: dir}, nil, comm.Options{})
+//	transfer, err := group.AllReduce(view, comm.Sum) // starts after the present work of the compute stream
+//	err = transfer.Sync(ctx)
 //
-//	comm                  Communicator, Group, the collectives of the host, the constructors
-//	comm/device           Group of GPUs: NCCL, and copy engines where they can
-//	comm/copyengine       exchanges by the copy engines of one node's GPUs
-//	comm/commtest         the suite that every Communicator passes
-//	comm/internal/link    what a group stands on: Transport moves data, Roster knows who is there
-//	comm/internal/local   that, in one process
-//	comm/internal/wire    that, by sockets: frames, sealing, flow control, handshake, mesh, silence
-//	comm/internal/shm     memory that two processes share, for the large messages of these
-//	comm/internal/blame   errors, and who stopped among many that wait for each other
-//	comm/internal/check   wrong arguments
-//	comm/internal/pace    looking again and again
-//	comm/internal/worldtest worlds of ranks for tests
-//
-// # Who needs whom
-//
-// An Exchange needs the peers that it names, in a ring two neighbours. In groups of up to 16 every
-// collective needs all pairs: each part goes straight from the rank that has it to the rank that needs
-// it. In larger ones a rank needs those at distances of powers of two, except for AllToAll. A world by
-// sockets has the connections that this takes. See "Connections" in docs/architecture.md, and
-// docs/network.md for those between nodes.
-//
-// # Lock order
-//
-// A mutex further down may be taken while one further up is held, and never the other way round.
-// Of one line at most one is held at a time.
-//
-//	device.Group.issuing   one call at a time, from its order on the streams to its registration
-//	kit.order              queueing on the compute stream; a copy engine has it as "using"
-//	device.Group.events    the stream's events: read to use them, written to close the stream
-//	device.Group.mu        calls in flight, cause of the end, children
-//	Engine.mu              a copy engine's queues, lanes and calls
-//	Group.mu               closed, children; keeps the order of calls while they are queued
-//	ledger.mu              calls that are not over, for those who ask what is waited for
-//	inbox.mu, peer.mu      messages on their way: of one receiving rank in process, of one connection
-//	World.mu, sockets.mu   the cause of the failure, in process and by sockets; which peers there are
-//	roster.mu              what ranks say of themselves
-//	Standing.mu, Alarm.mu  whom this rank waits for; who is woken when another says so
-//
-// Below all of them are the mutexes of streams (tensor.HostStream, cuda.Stream) and of the exported
-// allocations of a GPU (cudaCopies.mu), under which nothing of comm is called: a stream calls back
-// (OnFail) with none of its locks held.
-//
-// A caller may wait with issuing held: until a call is over where 1,024 are in flight, and until NCCL
-// has queued its call. It may stand in the driver with issuing, kit.order, events (for reading) and
-// Engine.mu. A copy engine's call that fails tells the other ranks with kit.order held, for half a
-// second at most. Nothing else waits for a device, a peer or a channel with a lock held. Those who end such waits do
-// not need these locks: the watch of a device group takes neither issuing nor kit.order, that of a copy engine only
-// tries Engine.mu, and the readers of sockets take none of the first five.
+// docs/runtime.md describes connections, docs/network.md those between nodes.
 package comm
 
 import (
@@ -64,14 +18,38 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Message is one view to or from one peer. Of messages between the same two ranks in one
-// Exchange, the first sent meets the first received.
+// Lock order. A goroutine that holds a mutex may take one further down, never one further up, and one of a line.
+//
+//	device.Group.issuing   one call at a time, from its order on the streams to its registration
+//	kit.order              queueing on the compute stream; a copy engine calls it "using"
+//	device.Group.events    the stream's events: read to use them, written to close the stream
+//	device.Group.mu        calls in flight, cause of the end, children
+//	Engine.mu              a copy engine's queues, lanes and calls
+//	Group.mu               closed, children; keeps the order of calls while they are queued
+//	ledger.mu              pending calls, for Waits
+//	inbox.mu, peer.mu      messages in flight: of one receiving rank in process, of one connection
+//	World.mu, sockets.mu   the cause of the failure, in process and by sockets; the known peers
+//	roster.mu              the states of ranks
+//	WaitState.mu, Alarm.mu the peer that this rank waits for; the waiters for news of others
+//
+// Below all of them are the mutexes of streams (tensor.HostStream, cuda.Stream) and of a GPU's exported allocations
+// (cudaCopies.mu). A stream calls OnFail without its locks.
+//
+// A caller may hold issuing while it waits for NCCL to queue a call, or for the end of a call if 1,024 are in flight.
+// It may block in the driver with issuing, kit.order, events (for reading) and Engine.mu. A failing call of a copy
+// engine informs the other ranks with kit.order held, for half a second at most. Nothing else waits for a device, a
+// peer or a channel with a lock held. The goroutines that end such waits do not need these locks: the watch of a device
+// group takes neither issuing nor kit.order, the watch of a copy engine only tries Engine.mu, and the readers of
+// sockets take none of the first five.
+
+// Message is one view to or from one peer. Messages between two ranks in one Exchange match in order: the first sent
+// arrives in the first received.
 type Message struct {
 	Peer int         // rank within the group
 	View tensor.View // dense
 }
 
-// Op is how a reduction combines elements.
+// Op is a reduction.
 type Op int
 
 // The reductions.
@@ -87,24 +65,21 @@ func (o Op) Valid() bool { return o >= Sum && o <= Min }
 // String returns "sum", "max" or "min".
 func (o Op) String() string { return [...]string{"sum", "max", "min"}[o] }
 
-// An Exchanger moves views between ranks that both name the other. It is all that ring needs.
+// An Exchanger moves views between ranks that name each other. Package ring needs no more.
 type Exchanger interface {
-	// Exchange sends and receives, as one group, so that no order of peers can deadlock.
-	// A message to the own rank is a copy. It is called by the ranks that it names, each for
-	// its own part.
+	// Exchange sends and receives all messages at once, so that no order of peers can deadlock.
+	// A message to the own rank is a copy. Only the ranks that it names call it, each for its own part.
 	Exchange(send, recv []Message) (Pending, error)
 }
 
 // A Communicator joins the ranks of one group.
 //
-// Calls are queued: data is read and written only after the work that the compute stream
-// held at the time of the call. Views passed in must not be touched by other work until
-// Pending.Wait has ordered it after the transfer.
+// Calls are queued: they read and write data only after the work that the compute stream has at the time of the call.
+// Other work must not touch the views until Pending.Wait has ordered it after the transfer.
 //
-// A call waits for no work on a device, but it may block the caller for a while: on a group of
-// GPUs until NCCL has queued it or, the first time between two ranks, has connected them; where
-// 1,024 calls are in flight, until one is over; and where a queue of the driver is full. See
-// "Goroutines and streams" in docs/architecture.md. Groups of the host return at once.
+// A group of the host returns from calls at once. A group of GPUs waits for no work on a device, but it may block the
+// caller until NCCL has queued the call or connected two ranks, until a call ends if 1,024 are in flight, and while a
+// queue of the driver is full. See "Goroutines and streams" in docs/runtime.md.
 //
 // Every wait ends: in data, in an error that names the peer, or in an abort. After an error
 // the group is dead: all pending and later calls on it fail with the same cause.
@@ -115,19 +90,17 @@ type Communicator interface {
 	Size() int
 	Exchanger
 
-	// The calls down to Barrier are made by all ranks of the group, in the same order. Results are the same, bit
-	// for bit, each time that the same ranks reduce the same data.
+	// All ranks make the calls down to Barrier, in the same order. The same ranks reduce the same data to the same bits
+	// each time.
 
 	// AllReduce combines v over the ranks, in place.
 	AllReduce(v tensor.View, op Op) (Pending, error)
-	// AllGather fills dst, Size equal parts in rank order, with the ranks' src, which may
-	// be part Rank of dst and no other memory of it.
+	// AllGather fills dst, Size equal parts in rank order, with the ranks' src. src may be part Rank of dst, but must
+	// not overlap other parts.
 	AllGather(dst, src tensor.View) (Pending, error)
-	// ReduceScatter combines the ranks' src, Size equal parts, and leaves part Rank in dst,
-	// which may be that part of src and no other memory of it.
+	// ReduceScatter combines the ranks' src, Size equal parts, and leaves part Rank in dst. dst may be that part of src,
+	// but must not overlap other parts.
 	ReduceScatter(dst, src tensor.View, op Op) (Pending, error)
-	// AllToAll sends part p of src to rank p, and fills part p of dst from rank p.
-	AllToAll(dst, src tensor.View) (Pending, error)
 	// Broadcast copies root's v to every rank.
 	Broadcast(v tensor.View, root int) (Pending, error)
 	// Barrier blocks the caller until every rank has called it.
@@ -135,18 +108,18 @@ type Communicator interface {
 	// Split makes groups of the ranks with the same colour, ordered by key, then by rank.
 	// Every rank of this group calls it.
 	Split(ctx context.Context, colour, key int) (Communicator, error)
-	// Abort fails every pending and later call here and, as far as they can be reached, on
-	// the other ranks, with that cause. Any goroutine may call it.
+	// Abort fails every pending and later call, here and on all ranks that it can reach, with that cause. Any goroutine
+	// may call it.
 	Abort(cause error)
-	// Close ends an orderly use of the group. It does not wait for pending calls.
+	// Close leaves the group in good order. It does not wait for pending calls.
 	Close() error
 }
 
 // Pending is a transfer in flight.
 type Pending interface {
-	// Wait makes the compute stream wait for the transfer. The caller goes on, with two
-	// exceptions: over copy engines it stands until the peers' hosts have made the same call,
-	// and on views of the host in a group of GPUs until the transfer has ended.
+	// Wait makes the compute stream wait for the transfer. It returns at once, with two exceptions: copy engines block
+	// the caller until the peers' hosts have made the same call, and views of the host in a group of GPUs until the
+	// transfer has ended.
 	Wait()
 	// Sync blocks the caller until the transfer has ended, and returns its error.
 	Sync(ctx context.Context) error
@@ -168,27 +141,24 @@ type PeerGate struct {
 	tensor.Gate
 }
 
-// What some communicators do beyond the interface. A caller that needs it asks for it by these
-// names.
+// Optional interfaces of communicators. Groups of the host and of devices implement the first two.
 
-// DeadlineSetter can change how long its transfers may stand still. Groups of the host and of
-// devices can.
+// DeadlineSetter can change the deadline of its transfers.
 type DeadlineSetter interface {
-	// SetDeadline sets how long a transfer may stand still, for calls made after it. Negative
-	// means for ever. All ranks set the same.
+	// SetDeadline bounds the time without progress of the transfers of later calls; negative: no bound. All ranks set
+	// the same.
 	SetDeadline(d time.Duration)
 }
 
-// Streamer tells which streams its transfers run on, for traces. Groups of the host and of
-// devices do.
+// Streamer returns the streams that its transfers run on, for traces.
 type Streamer interface {
-	// Streams returns the streams. They may be waited for while nothing is in flight.
+	// Streams returns the streams. A caller may wait for them while nothing is in flight.
 	Streams() []tensor.Stream
 }
 
-// Hosted is a group of devices, with the group of the same ranks that moves views of the host.
+// Hosted is a group of devices on top of a group of the same ranks' hosts.
 type Hosted interface {
-	// Host returns that group. Its calls wait for nothing that is queued on the device.
+	// Host returns the group of the hosts. Its calls do not wait for work on the device.
 	Host() *Group
 }
 
@@ -200,39 +170,33 @@ type PeerError = blame.PeerError
 var (
 	// ErrAborted is the cause of calls that failed because the group was aborted.
 	ErrAborted = blame.ErrAborted
-	// ErrPeerLost is the cause of a PeerError whose peer closed its connection without a
-	// goodbye.
+	// ErrPeerLost is the cause of a PeerError if the peer closed its connection without a goodbye.
 	ErrPeerLost = blame.ErrPeerLost
-	// ErrDeadline is the cause of a PeerError whose transfer stood still for too long.
+	// ErrDeadline is the cause of a PeerError if a transfer made no progress within its deadline.
 	ErrDeadline = blame.ErrDeadline
-	// ErrPeerLeft is the cause of a PeerError whose peer has closed its side in good order
-	// while something was still expected of it.
+	// ErrPeerLeft is the cause of a PeerError if the peer closed its side in good order with a transfer pending.
 	ErrPeerLeft = blame.ErrPeerLeft
-	// ErrMismatch is the cause of a PeerError whose peer sends another size than is
-	// received, which means that the ranks do not make the same calls.
+	// ErrMismatch is the cause of a PeerError if sizes differ, so that the ranks do not make the same calls.
 	ErrMismatch = blame.ErrMismatch
 	// ErrClosed is returned by calls on a group that this rank has closed.
 	ErrClosed = blame.ErrClosed
-	// ErrProtocol is the cause of a PeerError whose peer broke the protocol.
+	// ErrProtocol is the cause of a PeerError if the peer broke the protocol.
 	ErrProtocol = blame.ErrProtocol
 )
 
-// IsRemote reports whether err is a victim's: its cause came from another rank, or is the
-// loss or the silence of one. A launcher that looks for the rank which failed first passes
-// over such errors as long as some rank reports one of its own.
+// IsRemote reports whether the cause of err is on another rank: it came from there, or is that rank's loss or silence.
+// A launcher that looks for the first failure ignores such errors if some rank reports one of its own.
 func IsRemote(err error) bool { return blame.IsRemote(err) }
 
-// What groups of devices need of the group that their hosts are in.
+// Methods for groups of devices on top of g.
 
-// ID returns the number of the group, which is the same on all its ranks and is that of no other
-// group of the world. That of the world is 0.
+// ID returns the number of the group in the world, the same on all its ranks; 0: all ranks.
 func (g *Group) ID() uint64 { return g.id }
 
-// WorldRank returns the number in the world of a rank of the group. PeerError.Rank is one.
+// WorldRank returns the world rank of a rank of the group, as in PeerError.Rank.
 func (g *Group) WorldRank(rank int) int { return g.ranks[rank] }
 
-// Node returns the number of the node that a rank of the group is on. Ranks of one node share its
-// memory and devices.
+// Node returns the number of a rank's node. Ranks of one node share its memory and devices.
 func (g *Group) Node(rank int) int {
 	if g.link.Nodes == nil {
 		return 0
@@ -250,7 +214,7 @@ func (g *Group) OneNode() bool {
 	return true
 }
 
-// Options returns what the group was made with, defaults filled in, and its present deadline.
+// Options returns the group's options with defaults filled in, and its present deadline.
 func (g *Group) Options() Options {
 	o := g.opts
 	o.Deadline = time.Duration(g.limit.Load())
@@ -261,8 +225,7 @@ func (g *Group) Options() Options {
 // the world.
 func (g *Group) Link() link.Link { return g.link }
 
-// After has the group's later calls come after f, which may wait for what no stream of the host
-// does. An error of f fails the world.
+// After queues f before the group's later calls. f may wait for work on a device. An error of f fails the world.
 func (g *Group) After(f func() error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -271,8 +234,8 @@ func (g *Group) After(f func() error) {
 	}
 }
 
-// Subgroup splits like Split, for callers that go on with a *Group, whose calls are ordered against
-// compute; nil means a private stream.
+// Subgroup splits like Split, for callers that need a *Group. Its calls are ordered against compute; nil: a private
+// stream.
 func (g *Group) Subgroup(ctx context.Context, colour, key int, compute tensor.Stream) (*Group, error) {
 	return g.split(ctx, colour, key, compute)
 }

@@ -31,7 +31,7 @@ func ExampleNewLocal() {
 				}
 				have, come = come, have
 			}
-			if err := g.Barrier(context.Background()); err != nil { // nobody leaves early
+			if err := g.Barrier(context.Background()); err != nil { // all stay until then
 				panic(err)
 			}
 		})
@@ -63,7 +63,7 @@ func ExampleGroup_AllReduce() {
 			if err := p.Sync(context.Background()); err != nil {
 				panic(err)
 			}
-			if err := g.Barrier(context.Background()); err != nil { // nobody leaves early
+			if err := g.Barrier(context.Background()); err != nil { // all stay until then
 				panic(err)
 			}
 		})

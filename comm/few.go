@@ -6,25 +6,24 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Collectives of groups that are too large for connections between all pairs. A rank talks to
-// those at distances of 1, 2, 4 and so on, link.Neighbours, and to no others. Results are those of
-// the direct form bit for bit, because sums are made in rank order here as well.
+// Collectives of groups that are too large for connections between all pairs. A rank exchanges only with ranks at
+// distances of powers of two (link.Neighbours). Results are bit-equal to those of the direct form, since sums are also
+// made in rank order.
 //
-// A rank that stays away is met by few. The others wait for ranks that wait themselves, and find
-// it at the end of that chain (blame.Stalled). No chain is a circle: in every form below a rank
-// waits for one that has not come as far as itself.
+// If a rank is absent, the others wait for ranks that wait themselves, and find it at the end of that chain
+// (blame.Stalled). No chain is a circle: in every form below a rank waits for a rank with less progress.
 
 const (
 	// gatherReduce bounds all ranks' vectors together for which each rank gathers them and combines them itself: at
 	// most 2·log2 n steps; a chain takes 2n.
 	gatherReduce = 1 << 20
-	// minPiece and maxPiece bound the pieces that go along a chain. Smaller ones cost more
-	// steps than they save waiting, larger ones more memory than they save steps.
+	// minPiece and maxPiece bound the pieces that go along a chain. Smaller ones cost more steps than they save
+	// waiting, larger ones more memory than they save steps.
 	minPiece = 64 << 10
 	maxPiece = 1 << 20
 )
 
-// few reports whether collectives of the group go over few neighbours.
+// few reports whether the group's collectives use only few neighbours.
 func (g *Group) few() bool { return g.link.Few(len(g.ranks)) }
 
 // around returns the rank at that distance from rank, backwards if it is negative.
@@ -33,7 +32,7 @@ func (g *Group) around(rank, distance int) int {
 	return ((rank+distance)%n + n) % n
 }
 
-// disseminate returns when every rank has called it: in step k each hears of 2^k more ranks.
+// disseminate returns when every rank has called it: after step k a rank depends on 2^(k+1) ranks.
 func (g *Group) disseminate() error {
 	for d := 1; d < len(g.ranks); d *= 2 {
 		if err := g.exchange([]part{{peer: g.around(g.rank, d)}}, []part{{peer: g.around(g.rank, -d)}}); err != nil {
@@ -65,7 +64,7 @@ func (g *Group) doubling(first int, full bool, span func(lo, hi int) []byte) err
 	return nil
 }
 
-// blocks returns the messages of count blocks from block at on, which go on from the last to the first.
+// blocks returns the messages of count blocks from block at, in a ring of n.
 func blocks(peer, at, count, n int, span func(lo, hi int) []byte) []part {
 	at %= n
 	if at+count <= n {
@@ -74,13 +73,12 @@ func blocks(peer, at, count, n int, span func(lo, hi int) []byte) []part {
 	return []part{{peer, span(at, n)}, {peer, span(0, at+count-n)}}
 }
 
-// tree sends blocks from root down a binomial tree, in which each rank is at a distance of a power
-// of two from the one above it. Each gets those of its own and of all ranks below it, which follow
-// it; blocks and span are those of doubling.
+// tree sends blocks from root down a binomial tree, whose edges have distances of powers of two. Each rank gets its own
+// blocks and those of all ranks below it; blocks and span are as in doubling.
 func (g *Group) tree(root int, span func(lo, hi int) []byte) error {
 	n := len(g.ranks)
 	own := g.around(g.rank, -root)
-	reach := own & -own // how many ranks stand here and below
+	reach := own & -own // the number of ranks here and below
 	if own == 0 {
 		reach = 1 << bits.Len(uint(n-1))
 	} else if err := g.exchange(nil, []part{{g.around(g.rank, -reach), span(own, min(own+reach, n))}}); err != nil {
@@ -95,22 +93,17 @@ func (g *Group) tree(root int, span func(lo, hi int) []byte) error {
 	return g.exchange(sends, nil)
 }
 
-// broadcastFew copies root's b to every rank. A large one goes out in parts, as in the direct form.
+// broadcastFew copies root's b to every rank. A large b goes out in parts, as in the direct form.
 func (g *Group) broadcastFew(d tensor.DType, b []byte, root int) error {
 	if len(b) <= smallBroadcast {
 		return g.tree(root, func(int, int) []byte { return b })
 	}
-	span := func(lo, hi int) []byte {
-		return b[shareStart(len(b), d.Size(), len(g.ranks), lo):shareStart(len(b), d.Size(), len(g.ranks), hi)]
-	}
+	span := func(lo, hi int) []byte { return share(b, d.Size(), len(g.ranks), lo, hi) }
 	if err := g.tree(root, span); err != nil {
 		return err
 	}
 	return g.doubling(root, true, span)
 }
-
-// shareStart returns the start of rank r's share of n bytes; n for r = ranks.
-func shareStart(n, size, ranks, r int) int { return n / size * r / ranks * size }
 
 // gatherWhole gathers the ranks' b into the group's scratch memory.
 func (g *Group) gatherWhole(b []byte) (slot func(r int) []byte, err error) {
@@ -178,33 +171,32 @@ func (g *Group) reduceScatterFew(d tensor.DType, op Op, dst, src []byte) error {
 // bounds, and aligned for every element type.
 func pieceSize(bytes, n int) int { return padded(min(max(bytes/(2*n), minPiece), maxPiece)) }
 
-// chain combines vectors in rank order: their pieces go up from rank 0 to the last, each rank adding
-// its own, one piece after the other, and the results come back down to those who need them. All
-// ranks take their steps together: a piece goes from one rank to the next in one step, in both
-// directions, so that no rank waits for one that is as far as itself.
+// A chain combines vectors in rank order: pieces go up from rank 0 to the last, each rank adding its own, and results
+// come back down to the ranks that need them. All ranks step together: a piece moves by one rank in each step, in both
+// directions, so that no rank waits for one with equal progress.
 type chain struct {
 	pieces, size int
 	own          func(q int) []byte // this rank's piece q; not written after it has been combined
-	keep         func(q int) []byte // where its result is kept, or nil; may be that of own
+	keep         func(q int) []byte // where to keep its result, or nil; may equal own
 	end          func(q int) int    // the lowest rank that needs it
 }
 
-// run takes this rank's steps. add combines a rank's own piece into what has come.
+// run takes this rank's steps. add combines a rank's own piece into the received one.
 func (c *chain) run(g *Group, add func(acc, own []byte)) error {
 	last := len(g.ranks) - 1
 	scratch := g.scratchBytes(4 * c.size)
 	buffer := func(way, q int) []byte { return scratch[(2*way+q%2)*c.size:][:len(c.own(q))] }
-	above := func(q int) []byte { // where piece q lies that has come down
+	above := func(q int) []byte { // where the result of piece q lies
 		if k := c.keep(q); k != nil {
 			return k
 		}
 		return buffer(1, q)
 	}
-	// A result that this rank gets in step q+back has gone to the last rank and come back by then.
+	// The result of piece q reaches this rank, by way of the last rank, in step q+back.
 	back := 2 * (last - g.rank)
 	for s := range c.pieces + back + 1 {
 		var sends, recvs []part
-		up, down := s, s-back // the pieces that come in this step; those before them are passed on
+		up, down := s, s-back // the pieces that arrive in this step; the rank passes on the ones before them
 		if up < c.pieces && g.rank > 0 {
 			recvs = append(recvs, part{g.rank - 1, buffer(0, up)})
 		}

@@ -13,8 +13,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// fewRanks are sizes of worlds that tests have do as large ones do: the smallest, powers of two and
-// others, and those from 6 on in which not all pairs are connected.
+// fewRanks lists sizes of worlds for tests of collectives over few neighbours: the smallest, powers of two and others.
+// From 6 on some pairs are not connected.
 var fewRanks = []int{2, 3, 4, 5, 6, 8, 9, 17}
 
 // TestFewLocal runs the suite with collectives over few neighbours.
@@ -24,8 +24,8 @@ func TestFewLocal(t *testing.T) {
 	})
 }
 
-// TestFewSumsAreDirectSums reduces numbers whose sums depend on their order, over few neighbours and
-// over all pairs: the bits are the same, for all types, reductions and kinds of sizes.
+// TestFewSumsAreDirectSums reduces numbers whose sums depend on the order, over few neighbours and over all pairs. The
+// bits are equal for all types, reductions and sizes.
 func TestFewSumsAreDirectSums(t *testing.T) {
 	for _, n := range fewRanks {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -34,8 +34,8 @@ func TestFewSumsAreDirectSums(t *testing.T) {
 			defer closeAll(direct)
 			defer closeAll(few)
 			for _, d := range []tensor.DType{tensor.F32, tensor.F64, tensor.I32, tensor.I64} {
-				// Nothing, less than one each, what is gathered, what just goes in pieces, many of them and
-				// the last one short.
+				// Sizes: nothing, less than an element each, gathered vectors, the smallest in pieces, and many pieces
+				// with a short last one.
 				for _, size := range []int{0, 1, n - 1, 1000, (1<<20)/n/d.Size() + 1, 50_001 + 400_000/n} {
 					in := make([]tensor.View, n)
 					for r := range in {
@@ -60,7 +60,7 @@ func TestFewSumsAreDirectSums(t *testing.T) {
 	}
 }
 
-// reduceBoth has the ranks reduce what is in to all and in parts, and returns the bytes that each gets.
+// reduceBoth reduces in by AllReduce and by ReduceScatter, and returns the bytes of each rank's results.
 func reduceBoth(t *testing.T, groups []*comm.Group, in []tensor.View, op comm.Op) [][]byte {
 	t.Helper()
 	n, got := len(groups), make([][]byte, len(groups))
@@ -86,7 +86,7 @@ func reduceBoth(t *testing.T, groups []*comm.Group, in []tensor.View, op comm.Op
 	return got
 }
 
-// numbers are n of very different sizes, among them NaN of different bits in the types that have it.
+// numbers returns n numbers of very different sizes, with NaN of different bits in floating-point types.
 func numbers(d tensor.DType, n, rank int) tensor.View {
 	v, rng := tensor.New(d, n), rand.New(rand.NewPCG(uint64(rank), uint64(n)))
 	float := func() float64 { return (rng.Float64() - 0.5) * float64(uint64(1)<<rng.IntN(40)) }

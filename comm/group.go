@@ -19,14 +19,12 @@ import (
 
 // Options of a group. The zero value is usable.
 type Options struct {
-	// Deadline is how long a transfer may stand still before its peer is given up, 5
-	// minutes by default. It has to be longer than the longest time that the ranks differ
-	// in reaching the same call. Negative means none.
+	// Deadline is the longest time without progress of a transfer, 5 minutes by default. It must be longer than the
+	// ranks differ in reaching the same call. Negative: none.
 	Deadline time.Duration
-	// Connect is how long the ranks may take to find each other, 1 minute by default.
+	// Connect bounds the time in which all ranks must connect, 1 minute by default.
 	Connect time.Duration
-	// Log is told of connections that were made, and of those that were refused, which harm
-	// no one. It may be nil, and is called from several goroutines.
+	// Log reports accepted and refused connections. It may be nil. Several goroutines call it.
 	Log func(format string, args ...any)
 }
 
@@ -51,18 +49,17 @@ func (o Options) withDefaults() Options {
 // Group is a Communicator over any transport. Its calls run one after the other on a stream
 // of its own, named "comm"; the messages within a call run at once.
 //
-// All groups that were split from one share its transport and its fate: what fails one
-// fails all.
+// All groups that were split from one share its transport: a failure of one fails all.
 type Group struct {
 	id    uint64
 	rank  int
 	ranks []int // world rank of each rank of the group
 	link  link.Link
 	opts  Options      // except for the deadline
-	limit atomic.Int64 // a time.Duration: how long a transfer may stand still
+	limit atomic.Int64 // a time.Duration: the deadline
 
 	compute tensor.Stream
-	private *tensor.HostStream // the compute stream, where the group made it itself
+	private *tensor.HostStream // the compute stream, if the group made it itself
 	stream  *tensor.HostStream
 	failed  chan struct{} // closed when stream is poisoned
 
@@ -71,7 +68,7 @@ type Group struct {
 	splits   uint64   // guarded by mu; calls of Split so far
 	children []*Group // guarded by mu; the groups split from this one
 
-	ledger ledger // of calls that are not over
+	ledger ledger // of pending calls
 
 	// Used on the stream's goroutine alone.
 	sendSeq, recvSeq []uint64 // per rank of the group, the number of the next message
@@ -90,9 +87,8 @@ var (
 // worldID is the group id of the group that a constructor makes.
 const worldID = 0
 
-// NewWorld returns the group of all ranks that a link joins, of which this is one. It is how a
-// constructor of a new transport ends; the link is of a package inside comm. A nil compute
-// stream means a private one.
+// NewWorld returns the group of all ranks that a link joins, as this rank. The constructors of all transports, in
+// packages inside comm, call it. A nil compute stream: a private one.
 func NewWorld(l link.Link, rank int, compute tensor.Stream, opts Options) *Group {
 	ranks := make([]int, l.Ranks())
 	for r := range ranks {
@@ -117,12 +113,12 @@ func newGroup(l link.Link, id uint64, ranks []int, rank int, compute tensor.Stre
 		g.private = tensor.NewHostStream("compute")
 		g.compute = g.private
 	}
-	// What is skipped on a poisoned stream can no longer tell the other ranks that this one
-	// has given up, also when the error came from the compute stream.
+	// A poisoned stream skips its calls, so they cannot inform the other ranks. The error may come from the compute
+	// stream.
 	g.stream.OnFail(func(err error) {
 		g.keepWaits()
 		l.Fail(err)
-		l.AwaitTold()
+		l.AwaitNotified()
 		close(g.failed)
 	})
 	return g
@@ -134,7 +130,7 @@ func (g *Group) Rank() int { return g.rank }
 // Size returns the number of ranks of the group.
 func (g *Group) Size() int { return len(g.ranks) }
 
-// Stream returns the stream that transfers run on, for traces and for the time spent waiting.
+// Stream returns the stream that transfers run on, for traces and for the time that it waits.
 func (g *Group) Stream() *tensor.HostStream { return g.stream }
 
 // Streams returns that stream.
@@ -143,9 +139,8 @@ func (g *Group) Streams() []tensor.Stream { return []tensor.Stream{g.stream} }
 // Compute returns the stream that calls are ordered against.
 func (g *Group) Compute() tensor.Stream { return g.compute }
 
-// SetDeadline changes how long a transfer of this group may stand still, for the calls queued
-// after it: a group whose ranks wait for each other's disks needs another than one whose ranks
-// compute. Negative means none. All ranks set the same.
+// SetDeadline changes the deadline of later calls; negative: none. All ranks set the same. Ranks that wait for each
+// other's disks need a longer one than ranks that compute.
 func (g *Group) SetDeadline(d time.Duration) {
 	g.stream.Do("", func() error { g.limit.Store(int64(d)); return nil })
 }
@@ -157,15 +152,14 @@ func (g *Group) PeerName(rank int) string { return g.link.PeerName(g.ranks[rank]
 func (g *Group) Err() error { return g.link.Err() }
 
 // Abort fails every pending and later call on all groups of the world, here and on the other
-// ranks. It returns when the other ranks have been told, or after half a second.
+// ranks. It returns when the other ranks are informed, or after half a second.
 func (g *Group) Abort(cause error) {
 	g.link.Fail(blame.OwnForm(cause))
-	g.link.AwaitTold()
+	g.link.AwaitNotified()
 }
 
-// Close ends the group. Closing the group that a constructor made ends all that were split
-// from it, and tells the other ranks that this one leaves in good order. Calls still pending
-// fail.
+// Close ends the group and those split from it. Close of a constructor's group also informs the other ranks that this
+// one leaves in good order. Pending calls fail.
 func (g *Group) Close() error {
 	g.mu.Lock()
 	if g.closed {
@@ -183,8 +177,8 @@ func (g *Group) Close() error {
 	if g.id == worldID {
 		err = g.link.Close()
 	}
-	// Closing a stream waits for its queue, and that may wait for the compute stream. The
-	// goroutine ends with the queue: calls in it fail now, or run to their end.
+	// Closing a stream waits for its queue, which may wait for the compute stream. The goroutine ends with the queue:
+	// its calls fail now, or run to their end.
 	go func() {
 		g.stream.Close()
 		g.timer.Stop()
@@ -228,13 +222,12 @@ func (g *Group) enqueue(name, detail string, ordered bool, f func() error) (*pen
 	return p, nil
 }
 
-// cause returns why the world has failed, or nil. The other ranks have been told by then: what this
-// rank's callers do with it may be to exit, and a connection that ends without a word is taken
-// for a death.
+// cause returns why the world has failed, or nil. It informs the other ranks first, since the caller may exit, and a
+// connection that ends without a goodbye counts as a death.
 func (g *Group) cause() error {
 	err := g.link.Err()
 	if err != nil {
-		g.link.AwaitTold()
+		g.link.AwaitNotified()
 	}
 	return err
 }
@@ -248,7 +241,7 @@ type pending struct {
 	g     *Group
 	name  string
 	event tensor.Event
-	done  chan struct{} // closed when the call has run; never when it was skipped
+	done  chan struct{} // closed after the call; never if the stream skipped it
 	err   error         // read after done
 	entry
 }
@@ -275,15 +268,14 @@ func (p *pending) Sync(ctx context.Context) error {
 	}
 }
 
-// NewLocal joins n ranks of this process and returns their groups, by rank. Messages are one
-// copy from the sender's view to the receiver's. Rank r's calls are ordered against compute[r];
-// a nil slice or element means a private stream, for callers that only use Sync. Each group is
-// closed on its own. It panics when n is below 1 or compute has another length.
+// NewLocal joins n ranks of this process and returns their groups, by rank. A message is one copy from the sender's
+// view to the receiver's. Rank r's calls are ordered against compute[r]; a nil slice or element: a private stream, for
+// callers that only use Sync. Close each group. It panics if n is below 1 or compute has another length.
 func NewLocal(n int, compute []tensor.Stream, opts Options) []*Group {
 	return newLocal(n, 0, compute, opts)
 }
 
-// newLocal has all pairs talk to each other in collectives of up to pairs ranks; 0 means any number.
+// newLocal lets collectives of up to pairs ranks use all pairs of ranks; 0: any number.
 func newLocal(n, pairs int, compute []tensor.Stream, opts Options) []*Group {
 	if n < 1 || compute != nil && len(compute) != n {
 		panic(fmt.Sprintf("comm: local world of %d ranks with %d compute streams", n, len(compute)))
@@ -309,10 +301,8 @@ func (g *Group) Barrier(ctx context.Context) error {
 		if g.few() {
 			return g.disseminate()
 		}
-		n := len(g.ranks)
-		sends, recvs := make([]part, n-1), make([]part, n-1)
-		g.others(func(i, peer int) { sends[i], recvs[i] = part{peer: peer}, part{peer: peer} })
-		return g.exchange(sends, recvs)
+		empty := func(int) []byte { return nil }
+		return g.swap(empty, empty)
 	})
 	if err != nil {
 		return err
@@ -320,7 +310,7 @@ func (g *Group) Barrier(ctx context.Context) error {
 	return p.Sync(ctx)
 }
 
-// A member is what Split asks of each rank.
+// A member is one rank's arguments of Split.
 type member struct{ colour, key, rank int }
 
 // Split makes groups of the ranks with the same colour, ordered by key, then by rank.
@@ -389,8 +379,8 @@ func (g *Group) adopt(c *Group) (*Group, error) {
 	return c, nil
 }
 
-// splitID derives the id of a sub-group from what all its members know. Ids are drawn from
-// 64 bits of a hash, so that two groups of one world do not meet.
+// splitID derives the id of a sub-group from values that all its members have. Ids are 64 bits of a hash, so that two
+// groups of a world do not collide.
 func splitID(parent, count uint64, colour int) uint64 {
 	var b [24]byte
 	binary.BigEndian.PutUint64(b[0:], parent)

@@ -16,7 +16,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// meetings are the connections of a world that its ranks log.
+// meetings records the connections that the ranks of a world log.
 type meetings struct {
 	logs
 	mu  sync.Mutex
@@ -31,7 +31,7 @@ func newMeetings(n int) *meetings {
 	return m
 }
 
-// log takes what a rank logs.
+// log records a line of a rank.
 func (m *meetings) log(format string, args ...any) {
 	m.add(format, args...)
 	if strings.Contains(format, "connected to rank") {
@@ -56,7 +56,7 @@ func finish(ctx context.Context, p comm.Pending, err error) error {
 	return p.Sync(ctx)
 }
 
-// swap exchanges a number with two ranks and checks what has come.
+// swap exchanges a number with two ranks and checks the received one.
 func swap(ctx context.Context, g *comm.Group, to, from int) error {
 	out, in := tensor.FromSlice([]int32{int32(g.Rank())}, 1), tensor.New(tensor.I32, 1)
 	p, err := g.Exchange([]comm.Message{{Peer: to, View: out}}, []comm.Message{{Peer: from, View: in}})
@@ -126,8 +126,8 @@ func TestConnectionsOnFirstUse(t *testing.T) {
 	check("an exchange")
 }
 
-// TestLateFromBothSides has all pairs of ranks, most of which are not connected, begin to talk at
-// once, from both sides, many times over.
+// TestLateFromBothSides lets all pairs of ranks, most of them unconnected, send to each other at once from both sides,
+// many times.
 func TestLateFromBothSides(t *testing.T) {
 	const n = 11
 	for name, w := range map[string]world{"unix": unixWorld, "tcp": tcpWorld, "mixed": mixedWorld} {
@@ -208,8 +208,8 @@ func TestLateWithOneThatAborts(t *testing.T) {
 	}
 }
 
-// TestLateUnreachable has a rank that cannot be reached: who dials it says why at its deadline, and
-// who has called it that it did not dial.
+// TestLateUnreachable makes a rank unreachable. At the deadline the dialer reports why, and a rank that called it
+// reports that it did not dial.
 func TestLateUnreachable(t *testing.T) {
 	const n = 9
 	lns, addrs := listeners(t, n)

@@ -14,34 +14,31 @@ import (
 // Mesh describes a world of processes, and how this rank reaches the others.
 type Mesh struct {
 	Rank, Size int
-	// Secret is the job's own, random and at least 16 bytes long, the same on all ranks.
-	// Its owner can join the job.
+	// Secret is random, at least 16 bytes long, and the same on all ranks of the job. Its owner can join the job.
 	Secret []byte
-	// RunID tells apart runs that share a secret, such as the attempts of one job.
+	// RunID distinguishes runs that share a secret, such as the attempts of one job.
 	RunID string
 	// Name goes into errors after the rank: "pid 4711 on node-a". By default it is the
 	// process id.
 	Name string
 
-	// Dir has the Unix sockets of the ranks of this node. It must belong to this
-	// user, with mode 0700.
+	// Dir holds the Unix sockets of the ranks of this node. It must belong to this user, with mode 0700.
 	Dir string
 
-	// Listener takes the TCP connections of higher ranks on other nodes. The mesh
-	// takes it over and closes it: when all ranks are there, in a world of up to 16, and else
-	// with the group, since ranks may connect on first use.
+	// Listener accepts the TCP connections of higher ranks on other nodes. The mesh takes it over. It closes it when
+	// all ranks are connected in a world of up to 16, and else with the group, since ranks may connect on first use.
 	Listener net.Listener
-	// Addrs say how this rank reaches each other one, by rank: "host:port" of its listener,
-	// over TCP, or "" for its socket in Dir. nil: all have sockets in Dir. A rank dials the lower ones only.
+	// Addrs lists how this rank reaches each other one, by rank: "host:port" of its TCP listener, or "" for its socket
+	// in Dir. nil: all have sockets in Dir. A rank dials the lower ones only.
 	Addrs []string
-	// Nodes says which node each rank is on, by rank and by any numbers; nil means that all share one.
-	// Devices use it to know whom they reach without the network. All ranks say the same.
+	// Nodes lists the node of each rank, by any numbers, the same on all ranks; nil: one node. Devices use it to find
+	// peers within the node.
 	Nodes []int
-	// Alone has this rank share no memory with others of its node, so that all goes over the sockets.
-	// Large messages take longer then. Ranks need not say the same.
+	// Alone keeps this rank from sharing memory with others of its node: everything uses the sockets, and large
+	// messages take longer. Ranks may differ in it.
 	Alone bool
 
-	pairs int // up to how many ranks all are connected with each other; 0 means the default
+	pairs int // the largest world in which all ranks connect with each other; 0: the default
 }
 
 func (m *Mesh) wire(opts Options) wire.Config {
@@ -51,30 +48,30 @@ func (m *Mesh) wire(opts Options) wire.Config {
 	}
 }
 
-// SharesMemory returns nil where ranks of this node can share memory for their large messages, and else why
-// all goes over their sockets.
+// SharesMemory returns nil if ranks of this node can share memory for large messages, and otherwise the reason why they
+// use sockets.
 func SharesMemory() error { return shm.Try() }
 
-// Listen returns a listener for a Mesh, at a free port of a host: an address or a name of this node, of
-// IPv4 or IPv6, or "" for all addresses.
+// Listen returns a listener for a Mesh, at a free port of a host: an address or a name of this node, of IPv4 or IPv6,
+// or "" for all addresses.
 func Listen(ctx context.Context, host string) (net.Listener, error) {
 	ln, err := wire.ListenTCP(ctx, host)
 	if err != nil {
-		return nil, fmt.Errorf("listen on host %q, which is to be an address of this node: %w", host, err)
+		return nil, fmt.Errorf("listen on host %q: use an address of this node: %w", host, err)
 	}
 	return ln, nil
 }
 
-// Connect joins processes, over TCP with ranks that have an address in m.Addrs, and else over Unix sockets. With m.Dir
-// a rank can be reached by its socket there, with m.Listener over TCP; a rank that others reach in both ways brings
-// both. Without Addrs all ranks are on this node. How the ranks got the addresses is a rendezvous' business.
+// Connect joins processes, over TCP with ranks that have an address in m.Addrs, and else over Unix sockets. Other ranks
+// reach this one by its socket in m.Dir or by m.Listener; it may need both. Without Addrs all ranks are on this node. A
+// rendezvous must distribute the addresses before.
 //
-// Connect returns when all ranks are there, or names those that did not come. In a world of more than 16 ranks it waits
-// for its neighbours alone, and the first collective for the others. Calls are ordered against compute; nil means a
-// private stream.
+// Connect returns when all ranks are connected, or an error that names the missing ones. In a world of more than 16
+// ranks it waits only for its neighbours, and the first collective for the others. Calls are ordered against compute;
+// nil: a private stream.
 //
-// Frames over TCP are encrypted and authenticated. Those over Unix sockets are not, since only this user can
-// reach the sockets. Each side of a connection says in the handshake which it means, and proves it with the secret.
+// Frames over TCP are encrypted and authenticated. Unix sockets carry plain frames, since only this user can reach
+// them. Each side of a connection states the mode in the handshake, and proves it with the secret.
 func Connect(ctx context.Context, m Mesh, compute tensor.Stream, opts Options) (*Group, error) {
 	opts = opts.withDefaults()
 	if m.Addrs == nil {
@@ -85,7 +82,7 @@ func Connect(ctx context.Context, m Mesh, compute tensor.Stream, opts Options) (
 		c.Listeners = append(c.Listeners, wire.Listener{Listener: m.Listener, Mode: wire.Sealed})
 	}
 	if err := m.prepare(&c); err != nil {
-		for _, ln := range c.Listeners { // they have been taken over
+		for _, ln := range c.Listeners { // the mesh has taken them over
 			ln.Close()
 		}
 		return nil, fmt.Errorf("mesh: %w", err)
@@ -98,7 +95,7 @@ func Connect(ctx context.Context, m Mesh, compute tensor.Stream, opts Options) (
 	return NewWorld(l, m.Rank, compute, opts), nil
 }
 
-// prepare checks m, and sets how c dials and if it listens.
+// prepare checks m, and sets how c dials and listens.
 func (m *Mesh) prepare(c *wire.Config) error {
 	if err := c.Check(); err != nil {
 		return err
@@ -131,7 +128,7 @@ func (m *Mesh) prepare(c *wire.Config) error {
 	return m.listen(c, here)
 }
 
-// checkNodes refuses nodes that do not fit ranks or addresses.
+// checkNodes returns an error for nodes that do not fit ranks or addresses.
 func (m *Mesh) checkNodes() error {
 	if m.Nodes == nil {
 		return nil
@@ -148,7 +145,7 @@ func (m *Mesh) checkNodes() error {
 	return nil
 }
 
-// listen makes the socket of this rank, if there are a directory for it and ranks that dial.
+// listen makes the socket of this rank if m has a directory and higher ranks dial it.
 func (m *Mesh) listen(c *wire.Config, here wire.UnixDir) error {
 	if m.Rank == m.Size-1 {
 		return nil

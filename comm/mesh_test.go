@@ -18,7 +18,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// logs collects what a mesh says about refused connections.
+// logs collects a mesh's lines about refused connections.
 type logs struct {
 	mu    sync.Mutex
 	lines []string
@@ -36,7 +36,7 @@ func (l *logs) String() string {
 	return strings.Join(l.lines, "\n")
 }
 
-// sees says whether a line is logged within half a minute, and returns as soon as it is.
+// sees reports whether a line is logged within half a minute, and returns as soon as it is.
 func (l *logs) sees(line string) bool {
 	for range 3000 {
 		if strings.Contains(l.String(), line) {
@@ -55,8 +55,8 @@ func (l *logs) wait(t *testing.T, line string) {
 	}
 }
 
-// until returns a context that is past its deadline as soon as a line is logged: who waits for more than that line tells
-// waits for a peer that does not come, however slow the machine is.
+// until returns a context that expires when a line is logged. A test that waits longer than that waits for a missing
+// peer, however slow the machine is.
 func (l *logs) until(t *testing.T, line string) context.Context {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	go func() {
@@ -66,8 +66,8 @@ func (l *logs) until(t *testing.T, line string) context.Context {
 	return ctx
 }
 
-// patiently tries with ever longer deadlines until try says that it saw what it wants: how long ranks take to meet depends on
-// what else the machine does, so that a short deadline may come before they have. The last try counts, whatever it saw.
+// patiently calls try with growing deadlines until it returns true. A busy machine connects slowly, so that a short
+// deadline may come too early. The last try counts, whatever it returns.
 func patiently(try func(connect time.Duration, last bool) (seen bool)) {
 	const longest = 20 * time.Second
 	for connect := 150 * time.Millisecond; ; connect *= 2 {
@@ -77,7 +77,7 @@ func patiently(try func(connect time.Duration, last bool) (seen bool)) {
 	}
 }
 
-// sum has the groups reduce something and checks it.
+// sum reduces a number over the groups and checks the result.
 func sum(t *testing.T, groups []*comm.Group) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -175,8 +175,8 @@ func TestAbsent(t *testing.T) {
 	}
 }
 
-// meetWithout has n ranks but one connect, to their neighbours or to all, and says what each of them was told, at once or
-// by a collective.
+// meetWithout connects all of n ranks except one, to their neighbours or to all, and returns each rank's error, at once
+// or from a collective.
 func meetWithout(t *testing.T, dir string, n, absent int, few bool, connect time.Duration) []error {
 	key, groups, errs := worldtest.Secret(), make([]*comm.Group, n), make([]error, n)
 	var wg sync.WaitGroup
@@ -200,8 +200,8 @@ func meetWithout(t *testing.T, dir string, n, absent int, few bool, connect time
 	return errs
 }
 
-// TestDeathWhileConnecting has a rank end while others are still to come: those that wait
-// are told at once and do not sit out their time.
+// TestDeathWhileConnecting ends a rank while others have still to connect. The waiting ranks fail at once, without
+// waiting for their deadline.
 func TestDeathWhileConnecting(t *testing.T) {
 	dir, key := worldtest.SocketDir(t), worldtest.Secret()
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -283,7 +283,7 @@ func TestMeshRefused(t *testing.T) {
 	}
 }
 
-// A socket that is in the way, such as that of the same rank of the same run, is an error that names the rank.
+// TestSocketInTheWay checks that the error of an existing socket, such as that left by the same run, names the rank.
 func TestSocketInTheWay(t *testing.T) {
 	m := comm.Mesh{Dir: worldtest.SocketDir(t), Size: 2, Secret: worldtest.Secret()}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -16,21 +16,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A lab is two hosts, each a network namespace, and a network between them that tests can harm. Each has one
-// interface whose packets this process carries to the other, or does not. `make test-network` makes the
-// namespace in which this is allowed.
+// A lab consists of two hosts, each a network namespace, and a network between them that tests can harm. This process
+// carries the packets of each host's one interface to the other, or drops them. `make test-network` makes the namespace
+// in which this is allowed.
 type lab struct {
 	hosts [2]*host
 	ways  [2]*way // from host 0, from host 1
 }
 
-// host is a network namespace.
+// A host is a network namespace.
 type host struct {
 	do  chan func() // run on a thread inside
 	tun *os.File
 }
 
-// terms are how a network treats packets.
+// terms describe how a network treats packets.
 type terms struct {
 	delay time.Duration
 	loss  float64
@@ -38,13 +38,13 @@ type terms struct {
 	queue int     // bytes that wait for their turn; more are lost
 }
 
-// way is one direction of the network.
+// A way is one direction of the network.
 type way struct {
 	terms
 	cut atomic.Bool // nothing comes through
 }
 
-// packet is on its way until due.
+// A packet arrives when it is due.
 type packet struct {
 	data []byte
 	due  time.Time

@@ -21,8 +21,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// hostArg makes this binary a rank on a host of the lab: behind it are the rank, what it does,
-// and whether by IPv6.
+// hostArg makes this binary a rank on a host of the lab. The arguments after it are the rank, its call, and whether it
+// uses IPv6.
 const hostArg = "one-host-of-a-lab"
 
 func init() {
@@ -35,8 +35,8 @@ func init() {
 	}
 }
 
-// onHost is one rank of two: it says when it is there, does what it is to until that fails or its input
-// ends, and says how it failed.
+// onHost runs one rank of two: it prints when it is connected, repeats its call until that fails or its input ends, and
+// prints the error.
 func onHost(rankText, does string, six bool) error {
 	var rank int
 	if _, err := fmt.Sscan(rankText, &rank); err != nil {
@@ -69,13 +69,13 @@ func onHost(rankText, does string, six bool) error {
 	return nil
 }
 
-// untilLost has the group do something until that fails.
+// untilLost repeats a call of the group until it fails.
 func untilLost(g *comm.Group, does string) error {
 	var bytes int
 	switch does {
 	case "idle":
 		<-g.Link().Failed()
-		g.Link().AwaitTold()
+		g.Link().AwaitNotified()
 		return g.Err()
 	case "small":
 		bytes = 8
@@ -96,7 +96,7 @@ func untilLost(g *comm.Group, does string) error {
 	}
 }
 
-// labRank is a rank on a host of the lab.
+// A labRank is a rank on a host of the lab.
 type labRank struct {
 	cmd   *exec.Cmd
 	stdin io.Closer
@@ -140,7 +140,7 @@ func (l *lab) start(t testing.TB, does string, six bool) (ranks [2]*labRank) {
 	return ranks
 }
 
-// next returns the next line that begins with word, or "" where none comes in time.
+// next returns the next line that begins with word; "": none came in time.
 func (r *labRank) next(t testing.TB, word string, bound time.Duration) string {
 	t.Helper()
 	for late := time.After(bound); ; {
@@ -161,9 +161,9 @@ func (r *labRank) next(t testing.TB, word string, bound time.Duration) string {
 	}
 }
 
-// tells reports whether a rank says who is lost, and where: the other, by its own ears or by the end of
-// the connection, or itself, by those of the other.
-func tells(line string, rank int, six bool) bool {
+// namesLost reports whether a line names the lost rank and the side that noticed: the other rank, by silence or by the end
+// of the connection, or this rank, by the other's silence.
+func namesLost(line string, rank int, six bool) bool {
 	lost := func(r int, how string) bool {
 		return strings.Contains(line, fmt.Sprintf("rank %d (host %d)", r, r)) &&
 			strings.HasSuffix(line, ": connection lost") &&
@@ -198,7 +198,7 @@ func TestNetworkLost(t *testing.T) {
 				for r, rank := range ranks {
 					line := rank.next(t, "lost", 20*time.Second)
 					took := time.Since(start)
-					if !tells(line, r, six) {
+					if !namesLost(line, r, six) {
 						t.Errorf("rank %d says %q", r, line)
 					}
 					if took > 10*time.Second {

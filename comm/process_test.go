@@ -17,7 +17,7 @@ import (
 	"github.com/cprun/cprun/comm/internal/worldtest"
 )
 
-// kinds are worlds of processes, with all pairs connected and with few.
+// kinds lists worlds of processes, with all pairs connected or with few.
 var kinds = worldtest.ProcessKinds{
 	"unix": {}, "alone": {Connect: func(ctx context.Context, m comm.Mesh, opts comm.Options) (*comm.Group, error) {
 		m.Alone = true
@@ -32,7 +32,8 @@ var kinds = worldtest.ProcessKinds{
 	}},
 }
 
-// ranksOf is how many processes a kind has: enough for some not to be connected, where there are few.
+// ranksOf returns the number of processes of a kind. With few neighbours it is large enough that some pairs are not
+// connected.
 func ranksOf(kind string) int {
 	if strings.HasPrefix(kind, "few") {
 		return 9
@@ -79,8 +80,8 @@ func connectMixed(ctx context.Context, m comm.Mesh, opts comm.Options) (*comm.Gr
 	return comm.Connect(ctx, m, nil, opts)
 }
 
-// TestKill kills one of four processes for real. All others must report it by name, however
-// they stand, and none may be blamed that only suffered.
+// TestKill kills one of four processes. All others must blame it by name, whatever they wait for, and never a rank that
+// only suffered.
 func TestKill(t *testing.T) {
 	for kind := range kinds {
 		for _, call := range []string{"barrier", "all-reduce", "chain", "idle", "late"} {
@@ -91,9 +92,8 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// TestStop stops a process without ending it, so that only the deadline tells, and telling
-// the stopped one must not hold up the others. Nor may others fail to find each other where it stands
-// between them.
+// TestStop stops a process without ending it, so that only the deadline detects it. Informing the stopped rank must not
+// delay the others, and they must find each other although it lies between them.
 func TestStop(t *testing.T) {
 	for kind := range kinds {
 		for _, call := range []string{"stop", "detour"} {

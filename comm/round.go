@@ -16,9 +16,8 @@ type part struct {
 	buf  []byte
 }
 
-// exchange returns what every call is made of: all sends and receives run at once, and it returns
-// when all have ended. It is called on the group's stream only. A part for the own rank is
-// the caller's business.
+// exchange runs all sends and receives at once, and returns when all have ended. Every call consists of exchanges. It
+// runs on the group's stream; the caller handles parts for the own rank.
 func (g *Group) exchange(sends, recvs []part) error {
 	n := len(sends) + len(recvs)
 	if err := g.cause(); err != nil {
@@ -36,7 +35,7 @@ func (g *Group) exchange(sends, recvs []part) error {
 		g.prepare(&xs[i], i, sends, recvs)
 	}
 	g.ledger.post(xs)
-	// The receives go first: a message that finds its receive posted is not buffered.
+	// The receives go first: a message with a posted receive needs no buffer.
 	for i := range xs {
 		g.link.Post(&xs[i])
 	}
@@ -53,7 +52,7 @@ func (g *Group) exchange(sends, recvs []part) error {
 		return nil
 	}
 	g.link.Fail(first)
-	g.link.AwaitTold()
+	g.link.AwaitNotified()
 	return g.link.Err()
 }
 
@@ -79,23 +78,23 @@ func (g *Group) prepare(x *link.Transfer, i int, sends, recvs []part) {
 	seqs[p.peer]++
 }
 
-// alarmLook is the delay after which a call that begins while a rank is late reports its waits.
+// alarmLook is the delay after which a call that begins while a rank is overdue reports its waits.
 const alarmLook = 20 * time.Millisecond
 
-// await returns when all transfers have ended. If one stands still for longer than the
-// deadline, that ends the transport, and with it all transfers.
+// await returns when all transfers have ended. If one makes no progress within the deadline, it fails the transport,
+// and with it all transfers.
 func (g *Group) await(xs []link.Transfer) {
 	limit := time.Duration(g.limit.Load())
 	bell := g.link.Alarm()
 	if limit >= 0 {
 		first := limit
-		if bell.On() { // a rank is late already, and may wait for this one
+		if bell.On() { // another rank is overdue already, and may wait for this one
 			first = min(alarmLook, limit)
 		}
 		g.timer.Reset(first)
 		defer g.timer.Stop()
 	}
-	said := -1 // whom the other ranks know that this one waits for
+	said := -1 // the announced peer
 	say := func(peer int) {
 		if peer != said {
 			said = peer
@@ -103,14 +102,14 @@ func (g *Group) await(xs []link.Transfer) {
 		}
 	}
 	defer func() { say(-1) }()
-	late := false // the deadline has passed
+	overdue := false // the deadline has passed
 	for alarm := bell.Next(); ; {
 		var x *link.Transfer
 		var stood time.Duration
 		select {
 		case <-g.round.Done():
 			return
-		case <-alarm: // a rank is late, and may wait for this one
+		case <-alarm: // another rank is overdue, and may wait for this one
 			alarm = bell.Next()
 			if x, _ = slowest(xs); x != nil {
 				say(x.Peer)
@@ -120,19 +119,19 @@ func (g *Group) await(xs []link.Transfer) {
 			x, stood = slowest(xs)
 		}
 		switch {
-		case x == nil: // all have ended; done is on its way
+		case x == nil: // all have ended; Done follows
 			<-g.round.Done()
 			return
 		case stood < limit:
-			late = false
+			overdue = false
 			if bell.On() {
 				say(x.Peer)
 			} else {
 				say(-1)
 			}
 			g.timer.Reset(limit - stood)
-		case !late:
-			late = true
+		case !overdue:
+			overdue = true
 			say(x.Peer)
 			g.timer.Reset(min(blame.SecondLook, limit))
 		default:
@@ -143,7 +142,7 @@ func (g *Group) await(xs []link.Transfer) {
 	}
 }
 
-// stalled returns the error of a transfer that has stood still for too long.
+// stalled returns the error of a transfer at its deadline.
 func (g *Group) stalled(x *link.Transfer, limit time.Duration) *PeerError {
 	err := blame.Stalled(g.link, g.ranks[g.rank], []int{x.Peer}, x.Op(), limit)
 	if why := g.link.Unreached(x.Peer); why != nil && err.Rank == x.Peer {
@@ -152,8 +151,7 @@ func (g *Group) stalled(x *link.Transfer, limit time.Duration) *PeerError {
 	return err
 }
 
-// slowest returns the transfer that has not moved for the longest time, or nil where all have
-// ended.
+// slowest returns the transfer without progress for longest; nil: all have ended.
 func slowest(xs []link.Transfer) (oldest *link.Transfer, stood time.Duration) {
 	for i := range xs {
 		x := &xs[i]
@@ -183,34 +181,34 @@ func combine(d tensor.DType, op Op, acc []byte, srcs ...[]byte) {
 	}
 }
 
-// combineAll sets dst to what the ranks' slots come to, in rank order. dst may be one of them: it is written
-// block by block, each when all ranks' parts of it are in. A block stays in the first cache meanwhile.
+// combineAll sets dst to the reduction of the ranks' slots, in rank order. dst may be one of them: it writes block by
+// block, after all parts of a block are read. A block stays in the first-level cache meanwhile.
 func combineAll(d tensor.DType, op Op, dst []byte, ranks int, slot func(r int) []byte) {
 	var words [512]uint64 // so that any element type is aligned
 	block := unsafe.Slice((*byte)(unsafe.Pointer(&words)), unsafe.Sizeof(words))
-	var beside [together][]byte
+	var srcs [unroll][]byte
 	for lo := 0; lo < len(dst); lo += len(block) {
 		hi := min(lo+len(block), len(dst))
 		acc := block[:hi-lo]
 		copy(acc, slot(0)[lo:])
-		for r := 1; r < ranks; r += len(beside) {
-			n := min(len(beside), ranks-r)
+		for r := 1; r < ranks; r += len(srcs) {
+			n := min(len(srcs), ranks-r)
 			for i := range n {
-				beside[i] = slot(r + i)[lo:hi]
+				srcs[i] = slot(r + i)[lo:hi]
 			}
-			combine(d, op, acc, beside[:n]...)
+			combine(d, op, acc, srcs[:n]...)
 		}
 		copy(dst[lo:hi], acc)
 	}
 }
 
-// together is how many ranks' elements are added at once. What is written of a sum and read again takes longer than
-// adding.
-const together = 3
+// unroll is the number of ranks whose elements are added at once: to write and reread a partial sum takes longer than
+// to add.
+const unroll = 3
 
 func foldAll[T float32 | float64 | int64 | int32](op Op, acc []byte, srcs [][]byte) {
 	to := elements[T](acc)
-	for ; op == Sum && len(srcs) >= together; srcs = srcs[together:] {
+	for ; op == Sum && len(srcs) >= unroll; srcs = srcs[unroll:] {
 		a, b, c := elements[T](srcs[0])[:len(to)], elements[T](srcs[1])[:len(to)], elements[T](srcs[2])[:len(to)]
 		for i, x := range to {
 			to[i] = x + a[i] + b[i] + c[i] // in this order, as one by one
@@ -246,7 +244,7 @@ func elements[T any](b []byte) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(zero)))
 }
 
-// scratchBytes is memory of the group for one call.
+// scratchBytes returns memory of the group for one call.
 func (g *Group) scratchBytes(n int) []byte {
 	if words := (n + 7) / 8; len(g.scratch) < words {
 		g.scratch = make([]uint64, words)

@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// listeners are the TCP sockets of n ranks on the loopback interface, and their addresses.
+// listeners returns TCP listeners of n ranks on the loopback interface, and their addresses.
 func listeners(t testing.TB, n int) (lns []net.Listener, addrs []string) {
 	for range n {
 		ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -23,15 +23,15 @@ func listeners(t testing.TB, n int) (lns []net.Listener, addrs []string) {
 	return lns, addrs
 }
 
-// world makes a world of one rank a compute stream. Above pairs ranks, or above the default where it
-// is 0, they are connected with few.
+// A world function makes a world with a rank for each compute stream. In worlds of more than pairs ranks each connects
+// to few; 0: the default.
 type world func(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group
 
 func unixWorld(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
 	return unixWorldOf(func(int) bool { return false })(t, pairs, compute, opts)
 }
 
-// unixWorldOf makes worlds of one node of which some ranks share no memory.
+// unixWorldOf returns a function that makes worlds of one node in which the given ranks share no memory.
 func unixWorldOf(alone func(rank int) bool) world {
 	return func(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
 		dir, key := worldtest.SocketDir(t), worldtest.Secret()
@@ -80,8 +80,8 @@ func TestMixed(t *testing.T) { world(mixedWorld).suite(t, 0) }
 func TestUnix(t *testing.T)  { world(unixWorld).suite(t, 0) }
 func TestTCP(t *testing.T)   { world(tcpWorld).suite(t, 0) }
 
-// The same over sockets alone, and with ranks of which some share memory: of the two ends of a connection
-// it is neither, the dialer, the acceptor, or both that do not.
+// TestSocketsAlone runs the suite over sockets without shared memory, and with some ranks that share memory, so that
+// the dialer, the acceptor or both ends of a connection have none.
 func TestSocketsAlone(t *testing.T) { unixWorldOf(func(int) bool { return true }).suite(t, 0) }
 func TestMixedAlone(t *testing.T) {
 	unixWorldOf(func(r int) bool { return r%2 == 1 }).suite(t, 0)

@@ -14,8 +14,7 @@ import (
 	"github.com/cprun/cprun/comm/internal/worldtest"
 )
 
-// TestStrangers lets everybody connect before the real peers do: none of them disturbs, and
-// each is in the log.
+// TestStrangers connects strangers before the real peers: none disturbs the mesh, and each is logged.
 func TestStrangers(t *testing.T) {
 	t.Parallel()
 	lns, addrs := listeners(t, 2)

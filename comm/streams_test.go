@@ -32,8 +32,8 @@ func pair(t testing.TB, host string) []*comm.Group {
 	})
 }
 
-// TestPiecesComeTogether moves many messages of sizes around those of pieces at once, in both directions:
-// each comes whole, in its place.
+// TestPiecesComeTogether moves many messages with sizes around that of a piece at once, in both directions. Each
+// arrives whole, in its place.
 func TestPiecesComeTogether(t *testing.T) {
 	const piece = 256 << 10
 	sizes := []int{0, 1, 16 << 10, 16<<10 + 1, piece - 1, piece, piece + 1, 3*piece - 7, 65*piece + 11}
@@ -67,7 +67,7 @@ func TestPiecesComeTogether(t *testing.T) {
 	wg.Wait()
 }
 
-// noise is n bytes that no other message has.
+// noise returns n bytes that differ from those of all other messages.
 func noise(n, rank, message int) []byte {
 	b := make([]byte, n)
 	dice := rand.NewChaCha8([32]byte{byte(rank), byte(message)})
@@ -75,7 +75,7 @@ func noise(n, rank, message int) []byte {
 	return b
 }
 
-// TestListen listens at addresses of both kinds, and says what is wrong with others.
+// TestListen listens at addresses of both kinds, and checks the errors of wrong ones.
 func TestListen(t *testing.T) {
 	for _, host := range []string{"127.0.0.1", "::1", "[::1]", "localhost", ""} {
 		if host == "" { // a listener at all addresses is not one that can be dialled

@@ -18,52 +18,50 @@ type Wait struct {
 	Group uint64 // the group's number, the same on all its ranks
 	Via   string // the carrier of its data other than the host: "nccl", "copy"
 	Call  uint64 // the call's number among this rank's calls by that carrier in the group, from 1
-	// Begun says that the calls before it are over, and the work that it comes behind.
+	// Begun means that the earlier calls and the work before it have ended.
 	Begun bool
-	// Needed says that the compute stream stands until it is over. Groups of devices do not know how
-	// far that has come, and say so of all calls that it was made to wait for; copy engines of all
-	// that have begun. Called says that a caller of Pending.Sync stands. Other calls go on beside
-	// the work.
+	// Needed means that the compute stream waits for the call. Groups of devices do not know how far that stream has
+	// come, and set it for every call after its Pending.Wait; copy engines set it for every begun call. Called means
+	// that a caller of Pending.Sync waits.
 	Needed, Called bool
-	// Open are its messages that are posted and not over, the one that stands for longest
-	// first. More is how many there are beyond the first of them. If a call has begun and
-	// has none, it is this rank that is at work on it.
+	// Open lists the posted messages that have not ended, the one without progress for longest first; More counts the
+	// rest. A begun call without open messages waits for work of this rank.
 	Open []Open
 	More int
-	// Vague says that Open names all that take part, since it is not known which of them have come.
+	// Vague means that Open names all participants, since it is not known which have come.
 	Vague bool
 	Bytes int64     // of all open messages
-	Since time.Time // nothing of it has moved; zero where no message is open
+	Since time.Time // of the last progress; zero without an open message
 }
 
-// Open is a message that is posted here and not over.
+// Open is a posted message that has not ended.
 type Open struct {
 	Peer  int // world rank
 	Send  bool
 	Bytes int64     // 0 if only the call is known
-	Moved bool      // some of it has moved; else nothing is known of the other end's being posted
-	Since time.Time // it has not moved
+	Moved bool      // some of it has moved; else the other end may not be posted
+	Since time.Time // of the last progress
 }
 
 const (
 	// MaxWaits bounds the reported calls of a group, besides the needed ones.
 	MaxWaits = 16
-	// MaxOpen is how many messages of a call are told: those with every other rank of a small
-	// group, and with every neighbour of one in a large group.
+	// MaxOpen bounds the reported messages of a call: those with every other rank of a small group, and with every
+	// neighbour in a large one.
 	MaxOpen = 64
 )
 
 // A ledger records a group's pending calls.
 type ledger struct {
 	mu          sync.Mutex
-	first, last *pending        // guarded by mu; a list of the calls in their order, which is that in which they end
+	first, last *pending        // guarded by mu; a list of the calls in order, in which they also end
 	made        uint64          // guarded by mu; calls so far
 	open        []link.Transfer // guarded by mu; posted by the first call, until all have ended
 	ended       []Wait          // guarded by mu; the waits when the world failed
 	over        bool            // guarded by mu; the world has failed
 }
 
-// add notes a call.
+// add records a call.
 func (l *ledger) add(p *pending) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -77,11 +75,11 @@ func (l *ledger) add(p *pending) {
 	l.last = p
 }
 
-// remove forgets the first call, which has ended.
+// remove drops the first call, which has ended.
 func (l *ledger) remove() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.over { // as it was then
+	if l.over { // keep the calls of that time
 		return
 	}
 	if l.first = l.first.next; l.first == nil {
@@ -89,7 +87,7 @@ func (l *ledger) remove() {
 	}
 }
 
-// post notes the messages of the first call. Until clear no one writes to what is read of them here.
+// post records the messages of the first call. Until clear, nothing else writes the fields that Waits reads.
 func (l *ledger) post(xs []link.Transfer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -99,16 +97,15 @@ func (l *ledger) post(xs []link.Transfer) {
 	}
 }
 
-// clear forgets the messages, which have ended.
+// clear drops the messages, which have ended.
 func (l *ledger) clear() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.open = nil
 }
 
-// Waits returns the calls of this group, and of all that were split from it, that are not over. Once
-// the world has failed it returns what was waited for at that moment. Any goroutine may call it, at any
-// time.
+// Waits returns the pending calls of this group and of all split from it. After the world has failed, it returns the
+// calls that were pending then. Any goroutine may call it.
 func (g *Group) Waits() []Wait {
 	all := g.ledger.waits(g)
 	g.mu.Lock()
@@ -120,7 +117,7 @@ func (g *Group) Waits() []Wait {
 	return all
 }
 
-// keepWaits freezes the result of Waits, since the failure of the world ends all waits.
+// keepWaits freezes the result of Waits, since a failure of the world ends all waits.
 func (g *Group) keepWaits() {
 	now := g.ledger.waits(g)
 	g.ledger.mu.Lock()
@@ -130,7 +127,7 @@ func (g *Group) keepWaits() {
 	}
 }
 
-// waits lists the calls of g that are not over.
+// waits lists the pending calls of g.
 func (l *ledger) waits(g *Group) (all []Wait) {
 	var at tensor.Event // the event that the compute stream waits for
 	if s, ok := g.compute.(interface{ At() (tensor.Work, bool) }); ok {
@@ -160,8 +157,7 @@ func (l *ledger) waits(g *Group) (all []Wait) {
 	return all
 }
 
-// measure sets what w says of its messages. One that has ended in an error is open: the world has
-// failed, and that ended it.
+// measure sets w's messages. A message that has ended in an error counts as open: the failure of the world ended it.
 func (w *Wait) measure(xs []link.Transfer) {
 	now := time.Now()
 	for i := range xs {
@@ -188,7 +184,7 @@ func (w *Wait) measure(xs []link.Transfer) {
 type entry struct {
 	number  uint64 // of the call
 	label   string
-	callers atomic.Int32 // that stand in Sync
+	callers atomic.Int32 // of Sync that wait
 	begun   bool         // guarded by the ledger's mu
 	next    *pending     // guarded by the ledger's mu
 }

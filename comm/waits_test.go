@@ -28,7 +28,7 @@ func await(t *testing.T, g *comm.Group, ok func([]comm.Wait) bool) []comm.Wait {
 	}
 }
 
-// peers are those of a call's open messages, each once.
+// peers returns the peers of a call's open messages, each once.
 func peers(w comm.Wait) []int {
 	all := map[int]bool{}
 	for _, o := range w.Open {
@@ -44,8 +44,8 @@ func held(peer ...int) func(ws []comm.Wait) bool {
 	}
 }
 
-// TestWaitsNameWhoStaysAway has one rank stay away from a collective. All others say that they wait for
-// it and for nobody else; when it has come, nobody waits.
+// TestWaitsNameWhoStaysAway keeps one rank away from a collective. All others report a wait for that rank alone, and
+// none after it has come.
 func TestWaitsNameWhoStaysAway(t *testing.T) {
 	const n, away = 4, 3
 	for name, w := range map[string]world{"local": func(_ testing.TB, _ int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
@@ -90,8 +90,8 @@ func TestWaitsNameWhoStaysAway(t *testing.T) {
 	}
 }
 
-// TestWaitsTellWhatIsNeeded has a call that the compute stream stands for, one behind it that nobody
-// needs yet, and one in a group that was split off. Each has the label of its moment.
+// TestWaitsTellWhatIsNeeded makes a call that the compute stream waits for, a later one without waiters, and one in a
+// split group. Each has the label of its time.
 func TestWaitsTellWhatIsNeeded(t *testing.T) {
 	compute := []tensor.Stream{tensor.NewHostStream("compute"), tensor.NewHostStream("compute")}
 	groups := comm.NewLocal(2, compute, comm.Options{})
@@ -132,7 +132,7 @@ func TestWaitsTellWhatIsNeeded(t *testing.T) {
 		w.Open[0].Send == w.Open[1].Send {
 		t.Errorf("the first call: %+v", w)
 	}
-	// Both lie behind the first, which the compute stream stands for.
+	// Both follow the first, which the compute stream waits for.
 	for _, w := range ws[1:] {
 		if w.Begun || w.Needed || w.Called || w.Label != "step 3/forward/layer 2" || len(w.Open) > 0 {
 			t.Errorf("a later call: %+v", w)
@@ -151,7 +151,7 @@ func TestWaitsTellWhatIsNeeded(t *testing.T) {
 	}
 }
 
-// TestWaitsAreKept has a world fail by a deadline. Afterwards each rank says what it waited for then.
+// TestWaitsAreKept fails a world by a deadline. Afterwards each rank reports its waits of that time.
 func TestWaitsAreKept(t *testing.T) {
 	const n, away = 3, 1
 	groups := unixWorld(t, 0, make([]tensor.Stream, n), comm.Options{Deadline: 200 * time.Millisecond})
@@ -181,9 +181,13 @@ func TestWaitsAreBounded(t *testing.T) {
 	const n = 100
 	groups := comm.NewLocal(n, nil, comm.Options{})
 	defer closeAll(groups)
+	var send, recv []comm.Message
+	for peer := 1; peer < n; peer++ {
+		send = append(send, comm.Message{Peer: peer, View: tensor.New(tensor.F32, 1)})
+		recv = append(recv, comm.Message{Peer: peer, View: tensor.New(tensor.F32, 1)})
+	}
 	for range n {
-		v := tensor.New(tensor.F32, n)
-		if _, err := groups[0].AllToAll(v, tensor.New(tensor.F32, n)); err != nil {
+		if _, err := groups[0].Exchange(send, recv); err != nil {
 			t.Fatal(err)
 		}
 	}

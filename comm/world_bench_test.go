@@ -13,8 +13,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// BenchmarkWorld makes a world over Unix sockets in one process, up to its first barrier, and closes
-// it. The memory is what the heap and the stacks of all ranks together hold before the close.
+// BenchmarkWorld makes a world over Unix sockets in one process, runs one barrier, and closes it. It reports the heap
+// and stacks of all ranks before the close.
 func BenchmarkWorld(b *testing.B) {
 	for _, n := range []int{2, 8, 16, 64, 256} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -104,7 +104,7 @@ func everyone(t testing.TB, groups []*comm.Group, f func(g *comm.Group) error) {
 	wg.Wait()
 }
 
-// inUse is the memory of live objects and stacks.
+// inUse returns the bytes of live objects and stacks.
 func inUse() uint64 {
 	runtime.GC()
 	var m runtime.MemStats

@@ -1,14 +1,12 @@
-// Package kernels defines what the kernels of all devices share. The kernels are in kernels/cpu and
-// kernels/gpu.
+// Package kernels defines types that the kernels of all devices share. The kernels are in kernels/cpu and kernels/gpu.
 package kernels
 
-// AdamStep is the numbers of one step of AdamW (arXiv:1711.05101), with the meaning that
-// torch.optim.AdamW and clip_grad_norm_ give them.
+// AdamStep holds the parameters of one step of AdamW (arXiv:1711.05101), as in torch.optim.AdamW and clip_grad_norm_.
 type AdamStep struct {
 	LR, Beta1, Beta2, Eps, Decay float64
-	MaxNorm                      float64 // the gradient is scaled by min(1, MaxNorm/(norm+1e-6)); 0: it is not
+	MaxNorm                      float64 // scales the gradient by min(1, MaxNorm/(norm+1e-6)); 0: no clipping
 	Step                         int     // counted from 0
-	// Scale is what the gradient was multiplied by, which is undone before all else. A step
-	// whose sum is not finite then changes nothing: it is skipped. 0: neither.
+	// Scale is the loss scale. The step divides the gradient by it first, and is skipped if the gradient is not finite.
+	// 0: no scaling, and no step is skipped.
 	Scale float64
 }

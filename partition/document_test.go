@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// longTail is documents of a sequence of n tokens, most of them short and a few long, as corpora have
-// them; the longest is half of it.
+// longTail returns documents of a sequence of n tokens: most are short and a few long, as in corpora; the longest has
+// half of it.
 func longTail(rng *rand.Rand, n int) []int {
 	var docs []int
 	for left := n; left > 0; left -= docs[len(docs)-1] {
@@ -20,7 +20,7 @@ func longTail(rng *rand.Rand, n int) []int {
 	return docs
 }
 
-// packings are lengths that are hard in some way, of n tokens each.
+// packings returns difficult lengths of documents, of n tokens each.
 func packings(rng *rand.Rand, n int) map[string][]int {
 	alike := func(length int) []int { return append(slices.Repeat([]int{length}, n/length), rest(n%length)...) }
 	return map[string][]int{
@@ -97,8 +97,8 @@ func TestDocumentsAreBalanced(t *testing.T) {
 	t.Logf("the slowest rank has at most %.4f of the mean", worst)
 }
 
-// Equal values answer alike, on every rank, whether it asks for its own spans or for all; a shape
-// whose layout balances other masks has another key.
+// Equal layouts return equal spans on every rank, from Spans and AllSpans. A shape whose layout balances other masks
+// has another key.
 func TestDealingIsAFunctionOfTheLengths(t *testing.T) {
 	rng := rand.New(rand.NewPCG(55, 56))
 	for range 20 {
@@ -131,8 +131,8 @@ func TestDealingIsAFunctionOfTheLengths(t *testing.T) {
 	}
 }
 
-// Documents of no more than a chunk stay on one rank, but for the few that fill the ranks up, so
-// that hardly a key of them travels; and a long document of a pack goes to all ranks.
+// Documents up to a chunk stay on one rank, except the few that fill the ranks up, so that hardly any of their keys
+// travel. A long document is spread over all ranks.
 func TestShortDocumentsStayWhole(t *testing.T) {
 	const size = 8
 	rng := rand.New(rand.NewPCG(57, 58))
@@ -162,7 +162,7 @@ func TestShortDocumentsStayWhole(t *testing.T) {
 	}
 }
 
-// Each rank needs what its tiles read, no row more; the ranges are in order and do not touch.
+// Each rank needs exactly the rows that its tiles read. The ranges are in order, with gaps between them.
 func TestNeedRangesAreWhatIsRead(t *testing.T) {
 	rng := rand.New(rand.NewPCG(59, 60))
 	scattered := 0

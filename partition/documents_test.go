@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Lengths come from files. Those whose sum is more than an int holds once gave a mask that cannot be,
-// or a panic.
+// Lengths come from files. If their sum overflows an int, NewMask must return an error, no impossible mask and no
+// panic.
 func TestDocumentsThatDoNotFit(t *testing.T) {
 	const half = math.MaxInt/2 + 1
 	for _, c := range []struct {

@@ -43,8 +43,8 @@ func ExampleBalance() {
 	// striped    0.99
 }
 
-// Slices say what no band does: two tokens that all see, two more that see each other, and two of causal
-// text. Pairs that several slices show count once.
+// Slices describe masks that no band does: two tokens visible to all, two more that see each other, and two of causal
+// text. A pair in several slices counts once.
 func ExampleSliceMaskOf() {
 	span := func(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
 	mask, err := partition.SliceMaskOf(6, 6, []partition.Slice{

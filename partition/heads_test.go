@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Groups are inside a host, and copy no heads of keys where that can be.
+// Groups lie inside a host, and copy no key heads if possible.
 func TestInner(t *testing.T) {
 	for _, c := range []struct{ ranks, perHost, heads, kv, want int }{
 		{8, 8, 32, 8, 8}, {16, 8, 32, 8, 8}, {8, 8, 32, 4, 4}, {16, 4, 32, 8, 4}, {6, 6, 12, 4, 2}, {8, 8, 8, 1, 8},

@@ -1,11 +1,17 @@
-// Package partition says which rank holds which positions of a sequence, and which rectangles of
-// queries and keys a rank must compute against another rank's keys. It is integers only: no
-// tensors, no devices, no goroutines, and it imports nothing of this module.
+// Package partition assigns the positions of a sequence to ranks (a Layout), and computes the rectangles of queries and
+// keys, Tiles, that a rank computes against another rank's keys. It is integers only: no tensors, no devices, no
+// goroutines, and it imports nothing of this module.
+//
+//	layout, err := partition.New("zigzag", nil)
+//	mask, err := partition.NewMask(true, -1, n, n, nil)
+//	index := partition.NewIndex(partition.Shape{SeqQ: n, SeqKV: n, Size: ranks, Layout: layout, Mask: mask})
+//	tiles := index.Tiles(rank, owner)
 package partition
 
 import (
 	"fmt"
 	"math/bits"
+	"slices"
 	"strings"
 )
 
@@ -66,10 +72,9 @@ func (Striped) Spans(seqLen, size, rank int) []Span {
 	return []Span{{Start: rank, Len: (seqLen - rank + size - 1) / size, Stride: size}}
 }
 
-// DocumentZigzag is zigzag inside each document, so that documents of any length are balanced,
-// each on its own (TransformerEngine and Megatron-LM lay packed documents out like this). It cuts
-// each in 2*size parts, short ones too, whose keys all travel; Document does not. Docs are their
-// lengths in tokens, which sum to the sequence length.
+// DocumentZigzag is zigzag inside each document, so that each document of any length is balanced by itself
+// (TransformerEngine and Megatron-LM lay packed documents out like this). It cuts also short documents in 2*size parts,
+// whose keys all travel; Document does not. Docs are their lengths in tokens, which sum to the sequence length.
 type DocumentZigzag struct{ Docs []int }
 
 // Name returns "document-zigzag".
@@ -116,29 +121,39 @@ func share(length, c, n int) int {
 	return int(q)
 }
 
-// Names are the layouts that New knows.
+// A LayoutName selects a layout in a config or by a flag. In a config that is not resolved it may also be "auto".
+type LayoutName string
+
+// Names lists the layouts.
 var Names = []string{"contiguous", "zigzag", "striped", "document", "document-zigzag"}
 
-// ByDocument reports whether the layout of that name follows from the lengths of documents.
-func ByDocument(name string) bool { return name == "document" || name == "document-zigzag" }
-
-// New returns the layout of that name. Only layouts of documents use docs, the lengths in tokens, and
-// only "document" bands, the masks of the layers of a model, each once; causal if there is none.
-// The error of another name lists the layouts.
-func New(name string, docs []int, bands ...Band) (Layout, error) {
-	switch name {
-	case "contiguous":
-		return Contiguous{}, nil
-	case "zigzag":
-		return Zigzag{}, nil
-	case "striped":
-		return Striped{}, nil
-	case "document":
-		return Document{Docs: docs, Bands: bands}, nil
-	case "document-zigzag":
-		return DocumentZigzag{Docs: docs}, nil
+// Check returns an error that lists the layouts unless n is one of Names.
+func (n LayoutName) Check() error {
+	if slices.Contains(Names, string(n)) {
+		return nil
 	}
-	return nil, fmt.Errorf("layout %q is none of %s", name, strings.Join(Names, ", "))
+	return fmt.Errorf("layout %q is none of %s", string(n), strings.Join(Names, ", "))
+}
+
+// ByDocument reports whether the layout follows from the lengths of documents.
+func (n LayoutName) ByDocument() bool { return n == "document" || n == "document-zigzag" }
+
+// Layout returns the layout of a name that Check accepts. Only layouts of documents use docs, the lengths in tokens,
+// and only "document" uses bands: the masks of a model's layers, each once. Without bands it takes a causal mask.
+func (n LayoutName) Layout(docs []int, bands ...Band) Layout {
+	switch n {
+	case "contiguous":
+		return Contiguous{}
+	case "zigzag":
+		return Zigzag{}
+	case "striped":
+		return Striped{}
+	case "document":
+		return Document{Docs: docs, Bands: bands}
+	case "document-zigzag":
+		return DocumentZigzag{Docs: docs}
+	}
+	panic("partition: " + n.Check().Error())
 }
 
 // Count returns the number of positions in spans: the local sequence length.
@@ -161,8 +176,8 @@ func Positions(spans []Span) []int {
 	return p
 }
 
-// fits returns an error unless documents of these lengths fill a sequence. Lengths come from files: they
-// are taken off what is left, since their sum may be more than an int holds.
+// fits returns an error unless documents of these lengths fill a sequence. Lengths come from files: it subtracts them,
+// since their sum may overflow an int.
 func fits(docs []int, seqLen int) error {
 	left := seqLen
 	for i, n := range docs {

@@ -11,8 +11,8 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// checkDefinition holds the tiles of all pairs of ranks against the definition of the mask, pair by pair, and
-// what else an index and Work say against the tiles.
+// checkDefinition compares the tiles of all pairs of ranks with the definition of the mask, pair by pair, and the other
+// results of an index and of Work with the tiles.
 func checkDefinition(t *testing.T, d attentiontest.Definition, l partition.Layout, size int) {
 	t.Helper()
 	mask, err := d.Mask()
@@ -94,8 +94,8 @@ func FuzzMask(f *testing.F) {
 	})
 }
 
-// gathered is the layout that an exchange of heads leaves: each rank holds the positions of several, one behind
-// the other, so that they do not ascend.
+// gathered is the layout after an exchange of heads: each rank holds the positions of several ranks one after another,
+// not in ascending order.
 type gathered struct {
 	partition.Layout
 	inner int
@@ -286,7 +286,7 @@ func TestKeysTellSlicesApart(t *testing.T) {
 			Mask: partition.Mask{Stands: []partition.Stand{stand}}}
 		seen[s.Key()]++
 	}
-	if len(seen) != 18 { // seven tiles once and twice, no tile, and three stands
+	if len(seen) != 18 { // seven tiles once and twice, no tile, and three alignments
 		t.Errorf("%d keys of 18 shapes", len(seen))
 	}
 }

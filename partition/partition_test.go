@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// maskSees is the definition that plans are tested against: global positions, no tiles.
+// maskSees implements the definition that plans are compared with: global positions, no tiles.
 func maskSees(m Mask, i, j int) bool {
 	if !m.Sees(i, j) {
 		return false
@@ -280,7 +280,7 @@ func TestHugeWindowHidesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, l := range layouts([]int{13}) {
-			if !ByDocument(l.Name()) || n.q == n.kv {
+			if !LayoutName(l.Name()).ByDocument() || n.q == n.kv {
 				checkCover(t, Shape{SeqQ: n.q, SeqKV: n.kv, Size: 3, Layout: l, Mask: m})
 			}
 		}

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// slowTiles is the definition of Index.Tiles: document by document, every span of queries with every
-// span of keys, trimmed; then any tile with any of the few before it, until none joins.
+// slowTiles implements the definition of Index.Tiles: document by document, it trims every span of queries with every
+// span of keys. Then it joins each tile with one of the few before it until no join is left.
 func slowTiles(s Shape, rank, owner int) []Tile {
 	qs, ks := s.Layout.Spans(s.SeqQ, s.Size, rank), s.Layout.Spans(s.SeqKV, s.Size, owner)
 	docs := s.Mask.Docs
@@ -58,7 +58,7 @@ func slowTiles(s Shape, rank, owner int) []Tile {
 	}
 }
 
-// slowWithin is the local indices of a span's positions in [lo, hi), one by one.
+// slowWithin returns the local indices of a span's positions in [lo, hi), one by one.
 func slowWithin(s Span, lo, hi, at int) Range {
 	r := Range{at, at}
 	for i := range s.Len {
@@ -72,8 +72,8 @@ func slowWithin(s Span, lo, hi, at int) Range {
 	return r
 }
 
-// gathered is a layout in which each rank holds the spans of several of another, one behind the
-// other, as an exchange of heads leaves them: they do not ascend.
+// gathered is a layout after an exchange of heads: each rank holds the spans of several ranks of another layout one
+// after another, not in ascending order.
 type gathered struct {
 	Layout
 	inner int
@@ -109,7 +109,7 @@ func randomShape(rng *rand.Rand, most int) (Shape, []Layout) {
 	return s, all
 }
 
-// An index gives what the definition gives, for spans in any order.
+// An index equals the definition for spans in any order.
 func TestIndexIsTheDefinition(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
 	for i := range 80 {
@@ -155,8 +155,8 @@ func TestIndexIsTheDefinition(t *testing.T) {
 	}
 }
 
-// least is how balanced the work of a long sequence is. The document layout stops where less would
-// be gained than more keys cost.
+// least returns the lowest balance of a long sequence. The document layout stops when more keys would cost more than
+// better balance gains.
 func least(l Layout) float64 {
 	if l.Name() == "document" {
 		return 1 / (1 + evenEnough)
@@ -164,7 +164,7 @@ func least(l Layout) float64 {
 	return 0.999
 }
 
-// Pairs of a very long sequence do not fit 64 bits; what follows from them is still right.
+// The pairs of a very long sequence overflow 64 bits; results that depend on them are still right.
 func TestVeryLongSequences(t *testing.T) {
 	const n = 1 << 34
 	for _, l := range layouts([]int{n}) {

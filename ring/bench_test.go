@@ -7,8 +7,8 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// benchShape is a causal sequence of 4,096 tokens a rank, cut into documents of uneven lengths; one
-// document is no mask of documents.
+// benchShape returns a causal sequence of 4,096 tokens a rank, cut into documents of uneven lengths; one document:
+// without a mask of documents.
 func benchShape(tb testing.TB, layout string, ranks, docs int) partition.Shape {
 	tb.Helper()
 	n := 4096 * ranks
@@ -20,10 +20,7 @@ func benchShape(tb testing.TB, layout string, ranks, docs int) partition.Shape {
 		}
 		left -= lengths[i]
 	}
-	l, err := partition.New(layout, lengths)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	l := partition.LayoutName(layout).Layout(lengths)
 	if docs == 1 {
 		lengths = nil
 	}

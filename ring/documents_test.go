@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// packed is documents of a sequence with a long tail: many short ones, one of a third.
+// packed returns documents of a sequence with a long tail: many short ones, and one of a third.
 func packed(rng *rand.Rand, n int) []int {
 	docs := []int{n / 3}
 	for left := n - n/3; left > 0; left -= docs[len(docs)-1] {
@@ -62,14 +62,11 @@ func TestDocumentsEqualOneDevice(t *testing.T) {
 func TestOnlyRowsThatAreReadTravel(t *testing.T) {
 	rng := rand.New(rand.NewPCG(73, 74))
 	several := 0
-	for _, layout := range []string{"document", "document-zigzag"} {
+	for _, layout := range []partition.LayoutName{"document", "document-zigzag"} {
 		for _, size := range []int{2, 3, 4, 8} {
 			n := 300 * size
 			docs := packed(rng, n)
-			l, err := partition.New(layout, docs)
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := layout.Layout(docs)
 			mask, err := partition.NewMask(true, 40, n, n, docs)
 			if err != nil {
 				t.Fatal(err)

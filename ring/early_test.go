@@ -21,10 +21,10 @@ type gatedTransfers struct {
 	seen *gatesSeen
 }
 
-// gatesSeen is what came of gates: words that are counted up, by the address that kernels know.
+// gatesSeen records the use of gates: words that are counted up, by the address for kernels.
 type gatesSeen struct {
 	words         []*atomic.Uint64
-	blocks, waits int  // calls that got gates, and waits for a transfer whose gates were asked for
+	blocks, waits int  // calls with gates, and waits for a transfer after Gates
 	out           bool // a wait came before the call
 }
 
@@ -71,7 +71,7 @@ func (t *gatedTransfer) Wait() {
 	t.Pending.Wait()
 }
 
-// waiter is a kernel that waits for keys in the calls that it queues.
+// A waiter is a kernel that waits for keys in the calls that it queues.
 type waiter struct {
 	attention.Kernel
 	stream *tensor.HostStream
@@ -92,7 +92,7 @@ func (w waiter) Backward(dq, do, q tensor.View, s attention.Saved, p attention.S
 	return waitingBackward{pass, w}, err
 }
 
-// await queues waiting for the gates of a block, whose rows the call is to read.
+// await queues a wait for the gates of a block before the call that reads its rows.
 func (w waiter) await(b attention.Block) error {
 	if len(b.Gates) == 0 {
 		return nil
@@ -131,8 +131,8 @@ func (f waitingBackward) Block(b attention.GradBlock) error {
 	return errors.Join(f.w.await(b.Block), f.BackwardPass.Block(b))
 }
 
-// TestCallsBeginBeforeRows holds that a call whose kernel waits for rows is queued before the stream waits for them, and computes what
-// others do.
+// TestCallsBeginBeforeRows checks that a call is queued before the stream waits for its rows if its kernel waits for
+// them, with equal results.
 func TestCallsBeginBeforeRows(t *testing.T) {
 	for _, heads := range []int{0, 1} {
 		const kvHeads = 2

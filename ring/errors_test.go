@@ -15,7 +15,7 @@ import (
 
 var errBoom = errors.New("boom")
 
-// failing is a kernel whose calls succeed, except the one that fail names.
+// A failing kernel fails in the call that fail names.
 type failing struct{ fail string }
 
 func (f failing) at(call string) error {
@@ -46,12 +46,12 @@ func (p backwardPass) Block(attention.GradBlock) error { return p.f.at("backward
 func (p backwardPass) End() error                      { return p.f.at("backward end") }
 func (p backwardPass) Fold(attention.Fold) error       { return p.f.at("fold") }
 
-// broken is a communicator that begins no exchange.
+// A broken communicator begins no exchange.
 type broken struct{ comm.Communicator }
 
 func (broken) Exchange([]comm.Message, []comm.Message) (comm.Pending, error) { return nil, errBoom }
 
-// The error of a call of the kernel or of an exchange is that of the pass.
+// A pass returns the error of its kernel call or exchange.
 func TestErrorsReachTheCaller(t *testing.T) {
 	for _, c := range []struct {
 		fail, algorithm   string

@@ -7,8 +7,8 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// A schedule says what a rank does, hop by hop. Three ranks have 12 causal positions in a zigzag ring;
-// this is rank 1 in a forward pass.
+// A schedule lists the work of a rank, hop by hop: three ranks have 12 causal positions in a zigzag ring, and this is
+// rank 1 in a forward pass.
 func ExampleNew() {
 	shape := partition.Shape{
 		SeqQ:   12,

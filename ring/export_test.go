@@ -10,8 +10,8 @@ import (
 // `make test-ring`, minutes.
 var Full = flag.Bool("ring.full", false, "try ten times as many random cases, and all combinations: minutes")
 
-// Draws returns how many random cases a test tries that mostly tries n. Under -short, for `make race`, it is a third of
-// them: what ranks do beside each other is that of the algorithm, and the rest is numbers.
+// Draws returns the number of random cases, about n. Under -short, for `make race`, it is a third of them: the
+// concurrency depends on the algorithm, not on the numbers.
 func Draws(n int) int {
 	switch {
 	case *Full:
@@ -22,7 +22,7 @@ func Draws(n int) int {
 	return n
 }
 
-// Variants are the Algorithms, and those that fetch rows in one hop with these before the first call.
+// Variants lists the Algorithms, and variants that fetch rows in one hop before the first call.
 var Variants = append([]string{"allgather before", "hierarchical before", "allgather auto"}, Algorithms...)
 
 // As is the algorithm of a variant, and its spec.

@@ -8,7 +8,7 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// slowVisit is the definition of a visit: the keys of the tiles of every visitor.
+// slowVisit implements the definition of a visit, from the keys of every visitor's tiles.
 func slowVisit(s partition.Shape, owner, h int) visit {
 	var want visit
 	for j := 1; j < s.Size; j++ {
@@ -31,7 +31,7 @@ func slowVisit(s partition.Shape, owner, h int) visit {
 	return want
 }
 
-// What travels is the same whether one rank asks or all do, and what the definition says.
+// A planner of one rank and a planner of all return the same visits as the definition.
 func TestVisitsAreTheDefinition(t *testing.T) {
 	rng := rand.New(rand.NewPCG(15, 16))
 	for range 400 {
@@ -56,7 +56,7 @@ func TestVisitsAreTheDefinition(t *testing.T) {
 	}
 }
 
-// A planner of all ranks gives what each rank makes for itself.
+// A planner of all ranks returns the schedules that each rank makes for itself.
 func TestPlannerIsWhatEachRankMakes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(17, 18))
 	for range 200 {

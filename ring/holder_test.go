@@ -11,8 +11,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// holder is the CPU's kernel, but what it is told to hold for a fold really is in memory of its own
-// until then. It also checks what blocks say of their place in a pass.
+// A holder wraps the CPU's kernel. It keeps a block's gradients in memory of its own until the fold, as FoldNext
+// allows, and checks the First and Last of blocks.
 type holder struct {
 	attention.Kernel
 	t *testing.T
@@ -70,7 +70,7 @@ func (h *holderForward) End() error {
 type holderBackward struct {
 	attention.BackwardPass
 	place
-	held *attention.GradBlock // what was asked for, without tiles
+	held *attention.GradBlock // the request, without tiles
 	own  attention.KeyGrads   // the gradients that belong into it
 }
 
@@ -98,7 +98,7 @@ func (h *holderBackward) End() error {
 func (h *holderBackward) Fold(f attention.Fold) error {
 	if b := h.held; b != nil {
 		h.held = nil
-		if err := h.BackwardPass.Block(*b); err != nil { // sets what is fresh to 0
+		if err := h.BackwardPass.Block(*b); err != nil { // sets fresh rows to 0
 			return err
 		}
 		if err := h.BackwardPass.Fold(attention.Fold{Dst: b.KeyGrads, Src: h.own}); err != nil {
@@ -108,10 +108,10 @@ func (h *holderBackward) Fold(f attention.Fold) error {
 	return h.BackwardPass.Fold(f)
 }
 
-// A kernel that is told what comes next gives the same.
+// A kernel that uses FoldNext returns the same gradients.
 func TestRingTellsAKernelWhatComesNext(t *testing.T) {
 	rng := rand.New(rand.NewPCG(13, 14))
-	eachWay(t, func(m maskCase, shape partition.Shape, algorithm string) {
+	eachStrategy(t, func(m maskCase, shape partition.Shape, algorithm string) {
 		p := problem{
 			q: random(rng, tensor.F64, 2, m.sq, 2, 8), k: random(rng, tensor.F64, 2, m.skv, 1, 8),
 			v: random(rng, tensor.F64, 2, m.skv, 1, 6), do: random(rng, tensor.F64, 2, m.sq, 2, 6),

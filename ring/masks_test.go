@@ -43,7 +43,7 @@ func TestRandomMasks(t *testing.T) {
 	}
 }
 
-// The kernel of the CPU computes them too.
+// The CPU's kernel computes them as well.
 func TestRandomMasksOnTheCPU(t *testing.T) {
 	for seed := range uint64(40) {
 		d := attentiontest.RandomDefinition(1000+seed, 90)

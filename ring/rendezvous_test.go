@@ -2,10 +2,10 @@ package ring
 
 import "fmt"
 
-// swap is one exchange of a rank: the peers of its messages, in order.
+// A swap holds one exchange of a rank: the peers of its messages, in order.
 type swap struct{ send, recv []int }
 
-// swaps is what a rank exchanges, in the order in which its loop begins it.
+// swaps lists the exchanges of a rank, in the order in which its loop begins them.
 func swaps(s *Schedule, backward bool) []swap {
 	var list []swap
 	add := func(x swap) {

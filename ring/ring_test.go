@@ -27,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// problem is one attention over a whole sequence, in global order.
+// A problem is one attention over a whole sequence, in global order.
 type problem struct {
 	q, k, v, do tensor.View
 	shape       partition.Shape
@@ -43,7 +43,7 @@ func (p *problem) spec() ring.Spec {
 		Positions: p.softmax.Scores.Positions()}
 }
 
-// result is out, lse, dq, dk, dv in global order.
+// A result holds out, lse, dq, dk, dv in global order.
 type result [5]tensor.View
 
 var resultNames = [5]string{"out", "lse", "dq", "dk", "dv"}
@@ -68,7 +68,7 @@ func run(t *testing.T, p problem, algorithm string, e engine) result {
 	return runWith(t, p, algorithm, e, func(int, *ring.Ring) {})
 }
 
-// runWith is run on rings that change has changed.
+// runWith is run on rings that change has modified.
 func runWith(t *testing.T, p problem, algorithm string, e engine, change func(rank int, r *ring.Ring)) result {
 	t.Helper()
 	n := p.shape.Size
@@ -133,7 +133,7 @@ func runWith(t *testing.T, p problem, algorithm string, e engine, change func(ra
 	return out
 }
 
-// seen is the largest relative difference that compare has met, by result.
+// seen holds the largest relative difference that compare has found, by result.
 var seen [5]float64
 
 // compare reports a difference larger than tol times the largest value. Rows without a key have an LSE of -Inf.
@@ -182,7 +182,7 @@ func random(rng *rand.Rand, dtype tensor.DType, shape ...int) tensor.View {
 	return v
 }
 
-// maskCase is a mask and the lengths it is tried at.
+// A maskCase is a mask and the lengths to test.
 type maskCase struct {
 	name    string
 	causal  bool
@@ -222,14 +222,14 @@ func (m maskCase) shapes(t *testing.T, size int) []partition.Shape {
 	return shapes
 }
 
-// conformance is what the ring is tried with: heads of q and of k and v, and the ranks.
+// conformance lists heads of q and of k and v, and numbers of ranks.
 var (
 	conformanceHeads = [][2]int{{2, 1}, {4, 4}, {4, 2}, {6, 3}, {5, 1}, {3, 3}, {8, 2}, {12, 4}}
 	conformanceRanks = []int{1, 2, 3, 4, 6, 8}
 )
 
-// In float64 the ring must equal one device: what remains is the order of the sums. Each algorithm meets
-// each mask in each layout, with ranks, heads, groups and head dims that a seed draws.
+// In float64 the ring must equal one device up to the order of sums. Each algorithm runs each mask in each layout, with
+// random ranks, heads, groups and head dims.
 func TestRingEqualsOneDevice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	for _, m := range some(masks) {
@@ -252,7 +252,7 @@ func TestRingEqualsOneDevice(t *testing.T) {
 	}
 }
 
-// allEqualOneDevice has an algorithm meet the mask in each layout with all ranks, groups and heads.
+// allEqualOneDevice runs the mask with an algorithm in each layout with all ranks, groups and heads.
 func (m maskCase) allEqualOneDevice(t *testing.T, rng *rand.Rand, algorithm string) {
 	t.Helper()
 	for _, heads := range conformanceHeads {
@@ -270,7 +270,7 @@ func (m maskCase) allEqualOneDevice(t *testing.T, rng *rand.Rand, algorithm stri
 	}
 }
 
-// problem is one of the mask, with those heads of queries and of keys.
+// problem returns a problem of the mask, with those heads of queries and of keys.
 func (m maskCase) problem(t *testing.T, rng *rand.Rand, heads [2]int) problem {
 	t.Helper()
 	dim, dimV := 1+rng.IntN(12), 1+rng.IntN(12)
@@ -292,8 +292,8 @@ func (p problem) equalsOneDevice(t *testing.T, mask, algorithm string, want resu
 	compare(t, what, run(t, p, algorithm, reference), want, 1e-11)
 }
 
-// some is every third of a list under -short, for `make race`: what ranks do beside each other is that of the algorithm,
-// and the rest is numbers.
+// some returns every third element under -short, for `make race`: the concurrency depends on the algorithm, not on the
+// numbers.
 func some[T any](all []T) []T {
 	if !testing.Short() {
 		return all
@@ -305,9 +305,9 @@ func some[T any](all []T) []T {
 	return out
 }
 
-// eachWay calls f for each algorithm with each mask in each layout, over 3 and 4 ranks in turns, the first of which
-// divide no number of heads; and over one rank, which has all rows in any layout.
-func eachWay(t *testing.T, f func(m maskCase, shape partition.Shape, algorithm string)) {
+// eachStrategy calls f for each algorithm with each mask in each layout, over 3 and 4 ranks in turn, of which 3 divides
+// no number of heads; and over one rank, which has all rows in any layout.
+func eachStrategy(t *testing.T, f func(m maskCase, shape partition.Shape, algorithm string)) {
 	t.Helper()
 	for i, m := range some(masks) {
 		three, four := m.shapes(t, 3), m.shapes(t, 4)
@@ -323,7 +323,7 @@ func eachWay(t *testing.T, f func(m maskCase, shape partition.Shape, algorithm s
 // The same with the kernel that trains, in float32.
 func TestRingWithTheCPUKernel(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 10))
-	eachWay(t, func(m maskCase, shape partition.Shape, algorithm string) {
+	eachStrategy(t, func(m maskCase, shape partition.Shape, algorithm string) {
 		p := problem{
 			q: random(rng, tensor.F32, 1, m.sq, 4, 16), k: random(rng, tensor.F32, 1, m.skv, 2, 16),
 			v: random(rng, tensor.F32, 1, m.skv, 2, 24), do: random(rng, tensor.F32, 1, m.sq, 4, 24),
@@ -334,7 +334,7 @@ func TestRingWithTheCPUKernel(t *testing.T) {
 	})
 }
 
-// Keys that come from other ranks keep their positions: ALiBi on ranks equals ALiBi on one device.
+// Keys of other ranks keep their positions: ALiBi on ranks equals ALiBi on one device.
 func TestSlopesEqualOneDevice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(15, 16))
 	for _, m := range masks {
@@ -477,10 +477,7 @@ func TestFixtures(t *testing.T) {
 				if len(docs) == 0 {
 					docs = []int{p.shape.SeqQ}
 				}
-				if p.shape.Layout, err = partition.New(layout, docs); err != nil {
-					t.Fatal(err)
-				}
-				p.shape.Size = size
+				p.shape.Layout, p.shape.Size = partition.LayoutName(layout).Layout(docs), size
 				for _, algorithm := range ring.Variants {
 					if trades := algorithm == "ulysses" || algorithm == "hierarchical"; trades && layout != "zigzag" {
 						continue // the layouts are tried above

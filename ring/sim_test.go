@@ -24,13 +24,13 @@ type sim struct {
 	fault   string
 }
 
-// pair is a query and a key, by global positions, in one head of queries.
+// A pair is a query and a key, by global positions, in one head of queries.
 type pair struct{ head, q, k int }
 
-// grid is a tensor, [rows][heads].
+// A grid is a tensor, [rows][heads].
 type grid [][]int
 
-// unset stands in rows that were never written or are on their way, so that using one is seen.
+// unset fills rows that were never written or are in flight, so that a use of one shows.
 const unset = -1 << 60
 
 func newGrid(rows, heads, fill int) grid {
@@ -44,7 +44,7 @@ func newGrid(rows, heads, fill int) grid {
 	return g
 }
 
-// box is a view of rows and heads.
+// box returns a view of rows and heads.
 func (g grid) box(b Box) grid {
 	out := make(grid, b.Rows.Len())
 	for i := range out {
@@ -53,7 +53,7 @@ func (g grid) box(b Box) grid {
 	return out
 }
 
-// heads is a view of all rows.
+// heads returns a view of all rows.
 func (g grid) heads(h partition.Range) grid {
 	return g.box(Box{Rows: partition.Range{Hi: len(g)}, Heads: h})
 }
@@ -76,8 +76,7 @@ func (g grid) clone() grid {
 	return c
 }
 
-// mark is a number that stands for a position in a head. Sums of different sets of them differ, all
-// but certainly.
+// mark returns a number for a position in a head. Sums of different sets of them differ almost certainly.
 func mark(head, pos int) int {
 	x := uint64(head+1)*0x9e3779b97f4a7c15 ^ uint64(pos+1)*0xbf58476d1ce4e5b9
 	x ^= x >> 31
@@ -103,7 +102,7 @@ func simulate(t *testing.T, what string, shape partition.Shape, heads, kvHeads i
 	}
 }
 
-// simulated is the first fault, or "".
+// simulated returns the first fault, or "".
 func simulated(shape partition.Shape, heads, kvHeads int, all []*Schedule) string {
 	want := map[pair]int{}
 	for h := range heads {
@@ -180,8 +179,7 @@ func (s *sim) check(out, grads []grid) string {
 	return ""
 }
 
-// differ finds a position and head at which a rank's grid is not that of all positions; nil is not
-// looked at.
+// differ finds a position and head at which a rank's grid differs from that of all positions. It ignores nil.
 func differ(got, want grid, spans []partition.Span) (pos, head int) {
 	if got == nil {
 		return -1, -1
@@ -196,7 +194,7 @@ func differ(got, want grid, spans []partition.Span) (pos, head int) {
 	return -1, -1
 }
 
-// names is a rank's tensor of positions, each element named by its position and head.
+// names returns a rank's tensor of positions, each element named by its position and head.
 func names(spans []partition.Span, heads int) grid {
 	p := partition.Positions(spans)
 	g := newGrid(len(p), heads, 0)
@@ -268,7 +266,7 @@ func (s *sim) passes(sch *Schedule, backward bool, q, o, kv, grads grid) {
 	}
 }
 
-// width is the heads that the hops work on; a grid without rows does not know.
+// width returns the number of heads that the hops work on, also for a grid without rows.
 func width(g grid, x *Exchange, own int) int {
 	if x != nil {
 		return x.Heads
@@ -327,7 +325,7 @@ func (s *sim) takeBack(sch *Schedule, x *Exchange, all grid, rows, heads int) gr
 	return own
 }
 
-// arrive puts what a peer has sent into dst.
+// arrive puts a peer's message into dst.
 func (s *sim) arrive(rank, peer int, dst grid, put func(old, came int) int) {
 	s.put(rank, peer, <-s.wires[peer][rank], dst, put)
 }
@@ -358,22 +356,22 @@ func buffersOf(list []Buffer, own grid, heads int) []grid {
 	return b
 }
 
-// inbox is the messages of the hops of a rank, by peer: the first that is asked for is the first that is
-// sent, whichever is needed first.
+// An inbox holds the messages of a rank's hops, by peer. The first request gets the first message, whichever hop needs
+// it first.
 type inbox struct {
 	asked map[int]int
 	came  map[int][]grid
 }
 
-// pass is the hops of one rank, and the kernel's present pass.
+// A pass runs the hops of one rank, with the kernel's present pass.
 type pass struct {
 	*sim
 	sch         *Schedule
 	q, o        grid
 	keys, grads []grid
 	inbox
-	turn  map[*Move]int // of what is on its way: which of its peer's messages it is
-	late  *Hop          // whose transfers outlast it
+	turn  map[*Move]int // of moves in flight: the number among the peer's messages
+	late  *Hop          // with transfers that outlast it
 	calls int
 	last  bool // a call was marked last
 	ended bool // no pass has begun, or it is over
@@ -437,7 +435,7 @@ func (p *pass) end(recv []Move, bufs []grid) {
 	}
 }
 
-// used is rows and heads of a memory.
+// A used value is rows and heads of a memory.
 type used struct {
 	Box
 	in int
@@ -448,7 +446,7 @@ func (u used) meets(o used) bool {
 		o.Heads.Lo < u.Heads.Hi
 }
 
-// uses is the memory of a block.
+// uses returns the memory of a block.
 func uses(list []Buffer, b Block) used {
 	u := used{Box{partition.Range{Lo: b.Lo, Hi: b.Hi}, partition.Range{Hi: 1 << 30}}, b.Buf}
 	if x := list[b.Buf]; x.Heads.Len() > 0 {
@@ -498,8 +496,7 @@ func (p *pass) apart(h *Hop) {
 	check(p.sch.GradBufs, reads, writes)
 }
 
-// compute is a hop's call. It sets the rows of its gradients, the own ones in the first hop also without
-// tiles.
+// compute runs a hop's call. It sets the rows of its gradients, the rank's own in the first hop also without tiles.
 func (p *pass) compute(h *Hop, backward bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -528,7 +525,7 @@ func (p *pass) compute(h *Hop, backward bool) {
 	}
 }
 
-// meet is one pair of rows, in every head.
+// meet visits one pair of rows, in every head.
 func (p *pass) meet(i, j int, keys, grads grid) {
 	for a, name := range p.q[i] {
 		// A kernel gives each head of keys to as many heads of queries as the next.
@@ -549,7 +546,7 @@ func (p *pass) meet(i, j int, keys, grads grid) {
 	}
 }
 
-// visible is the mask by its definition, without bands over local indices or tiles.
+// visible implements the definition of the mask, without bands over local indices or tiles.
 func visible(m partition.Mask, i, j int) bool {
 	if len(m.Slices) > 0 {
 		return slices.ContainsFunc(m.Slices, func(t partition.Tile) bool {

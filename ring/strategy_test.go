@@ -18,7 +18,7 @@ func TestStrategyIsReadable(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	if s := (ring.Strategy{Algorithm: "hierarchical", Inner: 2}); s.Traders(8) != 2 || s.When() != ring.Beside {
-		t.Errorf("%d ranks exchange heads, rows travel %s", s.Traders(8), s.When())
+	if s := (ring.Strategy{Algorithm: "hierarchical", Inner: 2}); s.UlyssesDegree(8) != 2 || s.When() != ring.Beside {
+		t.Errorf("%d ranks exchange heads, rows travel %s", s.UlyssesDegree(8), s.When())
 	}
 }

@@ -68,7 +68,7 @@ func TestUnsetFieldsAreErrors(t *testing.T) {
 	}
 }
 
-// idle is a communicator whose exchanges move nothing.
+// An idle communicator moves nothing.
 type idle struct{ comm.Communicator }
 
 func (idle) Exchange([]comm.Message, []comm.Message) (comm.Pending, error) { return moved{}, nil }

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs every fuzzer of the tree for a time or a number of inputs each: scripts/fuzz.sh 30s, scripts/fuzz.sh 2000x.
-# With --list it prints them, and a test of the tree compares the list with what the Go sources have.
-# For a time each has the machine alone, and finds its way by what the code of this module covers. For a number of inputs, where
-# building for that takes longest, they are changed blindly, and two packages go beside each other.
+# --list prints the fuzzers; fuzz_test.go compares the list with the Go sources. With a time, each fuzzer runs alone and is
+# guided by coverage of this module. With a number of inputs, coverage would take most of the time to build, so inputs
+# change at random, and two packages run at the same time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 list() {
@@ -19,7 +19,7 @@ fuzz() {
   # shellcheck disable=SC2064 # these files, not those of the next call
   trap "rm -f '$binary' '$log'" EXIT
   local cover=()
-  # What -fuzz sets, for the packages of this module alone: with it, go compiles the standard library anew, too.
+  # The flags that -fuzz sets, for this module only: -fuzz itself also recompiles the standard library.
   [[ $time == *x ]] || cover=(-gcflags="$(go list -m)/...=-d=libfuzzer")
   go test -c -ldflags="-s -w" -o "$binary" "${cover[@]}" "$dir"
   cache=$(go env GOCACHE)/fuzz/$(go list "$dir")

@@ -1,17 +1,17 @@
-"""How much slower the way that auto chooses is than the best fixed way, measured.
+"""Measures the regret of auto: how much slower its strategy of attention is than the best fixed one.
 
     scripts/regret.py                              # all of it on this machine's CPU, into regret-cpu.json
-    scripts/regret.py --table docs/planner.md      # writes the section of the page, too
+    scripts/regret.py --table docs/benchmarks/predictions.md      # also writes the section of the page
 
-Each cell of the grid is a shape of heads, a length, a mask and a number of ranks. `cprun bench attention --layout auto
---algorithm auto` says what auto chooses there and what the costs of the machine predict for every other way. Then all ways
-are measured in turns, forward and backward, ROUNDS times, and a way's time is the median of its rounds; its rounds also give
-a spread, below which two ways are as good as each other. Needs Python's standard library and cprun. Where no cost table of the machine is
-kept for this binary, `cprun bench calibrate` makes one first.
+A cell of the grid is a shape of heads, a length, a mask and a number of ranks. `cprun bench attention --layout auto
+--algorithm auto` reports auto's choice and the predicted times of all strategies (ways). All ways then run in turns, forward
+and backward, ROUNDS times; the time of a way is the median of its rounds. Smaller differences than the spread of the rounds
+mean nothing. If this binary has no cost table of the machine, `cprun bench calibrate` makes one first.
 """
 
 import argparse
 import json
+import math
 import os
 import re
 import statistics
@@ -37,6 +37,7 @@ GRIDS = {
 MASKS = ["causal", "window", "documents"]
 # Processes that measure a cell on a CPU one after another, among which its rounds are shared.
 TURNS = 5
+ROWS = 4  # of a table: the cells with the largest regret, if it is not 0; the JSON has all
 BEGIN, END = "<!-- {} -->", "<!-- end of {} -->"
 
 
@@ -119,8 +120,8 @@ def selected(predicted, most):
 
 
 def in_turns(args, cell, ways, folder):
-    """Measures ways in turns, pack by pack, in one process, where starting one for each costs more than it takes: a CPU. Several processes
-    follow each other, since one may have a worse place in memory and in time than another; each gives a way one round, the median of its packs."""
+    """Measures ways in turns, pack by pack, in one process: on a CPU a start takes longer than a measurement. TURNS processes run
+    one after another, since memory placement differs between processes; each gives a way one round, the median of its packs."""
     *_, gather, backend = next(iter(ways))
     if not any(w[0] == "striped" for w in ways):  # which auto leaves out
         for algorithm in ("ring", "allgather"):
@@ -148,7 +149,7 @@ def calibrate(args):
 
 
 def predictions(args, flags, folder):
-    """What auto measures and the ways that it has compared, the chosen one first; none: nothing is known of this machine."""
+    """The report of auto, and the ways that it compared, the chosen one first; none: this machine has no costs."""
     report = bench(args, flags + ["--layout", "auto", "--algorithm", "auto", "--iters", "1", "--warmup", "0"], folder)
     return report, report["attention"]["spec"].get("predicted")
 
@@ -185,8 +186,8 @@ def medians(cell):
 
 
 def apart(cell):
-    """The regret where the best way is found in one half of the rounds and compared in the other, and the other way round: the least of
-    many medians is less than what it is the median of. None where rounds are too few."""
+    """The regret with the best way of one half of the rounds, compared in the other half, and vice versa. The least of many medians
+    is biased low; this is not. None if there are too few rounds."""
     rounds = {w: f["rounds"] for w, f in cell["ways"].items()}
     own, n = rounds.get(cell["auto"]), min(len(r) for r in rounds.values())
     if not own or n < 4:
@@ -209,18 +210,19 @@ def twins(cell, ms):
 
 
 def scaling(cells):
-    """A ring in a zigzag over more and more ranks, predicted and measured."""
-    lines = ["| cell | predicted, ms | measured, ms | |", "|---|--:|--:|--:|"]
-    for c in sorted(cells, key=lambda c: (c["cell"].split()[0], [int(n) for n in re.findall(r"(\d+) (?:ranks|tokens)", c["cell"])][::-1])):
+    """How far the predictions of a ring in a zigzag are off."""
+    off = []
+    for c in cells:
         for way, found in c["ways"].items():
             if c["cell"].endswith("causal") and way.startswith("ring, zigzag"):
-                ms, predicted = 1e3 * statistics.median(found["rounds"]), 1e3 * found["predicted"]
-                lines.append(f'| {c["cell"]} | {predicted:.3g} | {ms:.3g} | {100 * (predicted / ms - 1):+.0f} % |')
-    return "\n".join(lines) + "\n"
+                off.append(found["predicted"] / statistics.median(found["rounds"]) - 1)
+    if not off:
+        return ""
+    return (f"{len(off)} causal passes of a zigzag ring: predicted {100 * min(off):+.0f} to {100 * max(off):+.0f} % off, {100 * statistics.median(map(abs, off)):.0f} % in the median.\n")
 
 
 def table(cells, command):
-    """The section of the page: a row a cell."""
+    """The section of the page: the cells with the largest regret, and a summary."""
     cells = [c for c in cells if ", 1 ranks, " not in c["cell"] or len({w.split(", ")[-1] for w in c["ways"]}) > 1]
     if not cells:
         return ""
@@ -229,14 +231,12 @@ def table(cells, command):
     rounds = first["turns"]
     lines = [
         f'`{command}` on {first["machine"]["device"]}, {first["machine"]["cores"]} cores, {first["version"]}, {first["date"][:10]}: medians of {rounds} rounds in turns, '
-        f"forward and backward, ms. Load of the machine meanwhile: {min(loads):.1f} to {max(loads):.1f}.", "",
-        "| cell | auto | predicted | measured | best fixed | ms | regret | worst | ms |", "|---|---|--:|--:|---|--:|--:|---|--:|",
-    ]
-    regrets, spreads, worsts, errors, noise = [], [], [], [], []
+        f"forward and backward, ms. Load: {min(loads):.1f} to {max(loads):.1f}.", ""]
+    regrets, spreads, worsts, errors, noise, rows = [], [], [], [], [], []
     for c in cells:
         ms = medians(c)
         if c["auto"] not in ms:
-            lines.append(f'| {c["cell"]} | {c["auto"]} | | failed | | | | | |')
+            rows.append((math.inf, f'| {c["cell"]} | {c["auto"]} | | failed | | | |'))
             continue
         auto, best, worst = ms[c["auto"]], min(ms, key=ms.get), max(ms, key=ms.get)
         noise += twins(c, ms)
@@ -247,16 +247,22 @@ def table(cells, command):
             spreads.append((max(own) - min(own)) / auto)
         predicted = c["ways"][c["auto"]]["predicted"]
         errors.append(abs(predicted / auto - 1))
-        lines.append(f'| {c["cell"]} | {c["auto"]} | {1e3 * predicted:.3g} | {1e3 * auto:.3g} | {best} | {1e3 * ms[best]:.3g} | {100 * regret:.1f} % | {worst} | {1e3 * ms[worst]:.3g} |')
+        rows.append((regret, f'| {c["cell"]} | {c["auto"]} | {1e3 * predicted:.3g} | {1e3 * auto:.3g} | {best} | {1e3 * ms[best]:.3g} | {100 * regret:.1f} % |'))
+    rows.sort(reverse=True)
+    shown = sum(regret >= 0.0005 for regret, _ in rows[:ROWS])
+    if shown:
+        lines += ["| cell | auto | predicted | measured | best fixed | ms | regret |", "|---|---|--:|--:|---|--:|--:|", *(row for _, row in rows[:shown]), ""]
+    if len(rows) > shown:
+        lines += [f"{'The other ' if shown else ''}{len(rows) - shown} cells have a regret of at most {100 * rows[shown][0]:.1f} %.", ""]
     if regrets:
-        lines += ["", f"Regret of auto: {100 * statistics.mean(regrets):.1f} % in the mean, {100 * statistics.median(regrets):.1f} % in the median, {100 * max(regrets):.1f} % at most. The worst "
-                  f"way takes {100 * statistics.mean(worsts):.0f} % more than the best in the mean. Predictions differ from what was measured by {100 * statistics.median(errors):.0f} % in the median."]
+        lines += [f"Regret of auto: {100 * statistics.mean(regrets):.1f} % in the mean, {100 * statistics.median(regrets):.1f} % in the median, {100 * max(regrets):.1f} % at most. The worst "
+                  f"way takes {100 * statistics.mean(worsts):.0f} % more than the best in the mean. Predictions are {100 * statistics.median(errors):.0f} % off in the median."]
         fair = [x for x in map(apart, cells) if x is not None]
         if fair:
-            lines[-1] += (f" With the best way found in one half of the rounds and compared with auto's in the other, {100 * statistics.mean(fair):.1f} % in the mean, "
+            lines[-1] += (f" With the best way found in one half of the rounds and compared in the other: {100 * statistics.mean(fair):.1f} % in the mean, "
                           f"{100 * statistics.median(fair):.1f} % in the median, {100 * max(fair):.1f} % at most.")
         if noise:
-            lines[-1] += f" Ways that are predicted to take the same were measured {100 * statistics.median(noise):.0f} % apart in the median, which is what this machine tells apart."
+            lines[-1] += f" Ways with equal predictions were measured {100 * statistics.median(noise):.0f} % apart in the median."
         if spreads:
             lines[-1] += f" The rounds of one way differ by {100 * statistics.median(spreads):.0f} % in the median."
     return "\n".join(lines) + "\n"

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// counted is an arena over host memory, and the allocations it has made.
+// counted returns an arena over host memory, and the sizes of its allocations.
 func counted(size int64) (*Arena, *[]int64) {
 	var sizes []int64
 	return NewArena(size, func(n int64) Memory {
@@ -14,7 +14,7 @@ func counted(size int64) (*Arena, *[]int64) {
 	}), &sizes
 }
 
-// held is the bytes of the device that an arena keeps.
+// held returns the bytes of the device that an arena holds.
 func held(a *Arena) int64 {
 	n := int64(0)
 	for _, b := range a.blocks {
@@ -71,7 +71,7 @@ func TestArenaViewsDoNotOverlap(t *testing.T) {
 	}
 }
 
-// Steps whose sizes change, as those of packed documents do, must not hold ever more memory.
+// Steps of changing sizes, as with packed documents, must not hold more and more memory.
 func TestArenaHoldsNoMoreThanItsPeak(t *testing.T) {
 	a, _ := counted(0)
 	r := rand.New(rand.NewPCG(1, 2))

@@ -39,7 +39,7 @@ func ExampleArena() {
 	// at most 4096 bytes
 }
 
-// A stream runs what is queued in order, while the caller goes on. An event orders two streams.
+// A stream runs queued work in order while the caller continues. An event orders two streams.
 func ExampleHostStream() {
 	compute, copies := tensor.NewHostStream("compute"), tensor.NewHostStream("copies")
 	defer compute.Close()

@@ -53,7 +53,7 @@ func TestStreamWaitsForAnEvent(t *testing.T) {
 	}
 }
 
-// The first error stops a stream and all that wait for it; nobody hangs, and the error stays.
+// The first error stops a stream and all streams that wait for it. Nothing hangs, and the error stays.
 func TestStreamErrorsSpread(t *testing.T) {
 	first, second := NewHostStream("compute"), NewHostStream("comm")
 	var told []error
@@ -113,7 +113,7 @@ func TestTraceHasLanesAndLabels(t *testing.T) {
 	}
 }
 
-// A stream says what it is at: its work, what it waits for, or nothing.
+// At returns a stream's work, the event that it waits for, or nothing.
 func TestStreamSaysWhatItIsAt(t *testing.T) {
 	first, second := NewHostStream("compute"), NewHostStream("comm")
 	defer first.Close()
@@ -147,7 +147,7 @@ func TestStreamSaysWhatItIsAt(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for busy := true; busy; _, busy = first.At() { // it notes its end after those who wait for it know
+	for busy := true; busy; _, busy = first.At() { // it records its end after its waiters have continued
 		runtime.Gosched()
 	}
 }

@@ -2,7 +2,7 @@ package tensor
 
 import "testing"
 
-// grid is [2, 3, 4, 5] whose elements are their own index.
+// grid returns a view [2, 3, 4, 5] of elements that equal their own index.
 func grid() View {
 	xs := make([]int32, 2*3*4*5)
 	for i := range xs {

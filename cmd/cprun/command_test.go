@@ -265,7 +265,7 @@ func TestPlanChecksWhatARunChecks(t *testing.T) {
 		"no validation": {[]string{"--set", "data.validation={path: /nope.txt, every: 1}"},
 			"data.validation.path: no file /nope.txt"},
 		"too little data": {[]string{"--set", "data.seq_len=1M"}, "make no sample of seq_len"},
-		"no model":        {[]string{"--set", "model.from=/nope"}, "no directory /nope; nothing is downloaded"},
+		"no model":        {[]string{"--set", "model.from=/nope"}, "model.from: no directory /nope"},
 	} {
 		args := append([]string{"--nproc", "2"}, c.args...)
 		code, _, ran := cprun(t, append(args, "--run-dir", filepath.Join(t.TempDir(), "run"), long)...)

@@ -12,10 +12,10 @@ import (
 
 // The cases that every device passes, fake or real.
 
-// pattern is what rank r fills message k of call i with.
+// pattern returns the byte that rank r fills message k of call i with.
 func pattern(r, i, k int) byte { return byte(1 + (r*97+i*31+k*13)%251) }
 
-// memory is n bytes of the device, the same in every case.
+// memory returns n bytes of the device, the same in every case.
 func (r *Rank) memory(n int) (v tensor.View, err error) {
 	if r.mem.IsZero() || r.mem.Size() < n {
 		if r.mem, err = r.rig.bytes(n); err != nil {
@@ -67,7 +67,7 @@ func (r *Rank) Ring(ctx context.Context, calls, most int) error {
 		if i%2 == 0 {
 			gates = p.(comm.Gated).Gates()
 		}
-		for _, g := range gates { // of one peer, whose messages are all there then
+		for _, g := range gates { // of one peer, after all its messages
 			r.rig.await(g.Gate)
 			for k := range in {
 				r.rig.check(fmt.Sprintf("call %d message %d, by its gate", i, k), recv[k].View, pattern(prev, i, k))
@@ -175,7 +175,7 @@ func (r *Rank) Ahead(ctx context.Context, calls, messages int) error {
 	return nil
 }
 
-// HandOn sends on what it receives, from rank to rank, without a Wait between the calls.
+// HandOn passes a message on from rank to rank, without a Wait between the calls.
 func (r *Rank) HandOn(ctx context.Context, calls, size int) error {
 	v, err := r.memory(size)
 	if err != nil {
@@ -206,8 +206,8 @@ func (r *Rank) HandOn(ctx context.Context, calls, size int) error {
 	return r.rig.result(ctx)
 }
 
-// Groupings has one rank send in one call what the other receives in several, where each
-// receive needs what the one before has brought; and the other way round.
+// Groupings makes one rank send in one call what the other receives in several calls, each of which depends on the data
+// of the call before; and the other way round.
 func (r *Rank) Groupings(ctx context.Context, calls int) error {
 	const parts, size = 4, 500
 	if r.Rank() > 1 {

@@ -15,14 +15,13 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// New joins the ranks of host, all of this machine, by the copy engines of their
-// devices. using is held by who queues work on compute, also by the caller of exchange. If it
-// fails on one rank it fails on all. It takes 512 bytes of the device.
+// New joins the ranks of host, all of this machine, by the copy engines of their devices. using is held to queue work
+// on compute, also by the caller of Exchange. New fails on all ranks or on none. It takes 512 bytes of the device.
 func New(ctx context.Context, host *comm.Group, dev *cuda.Device, compute *cuda.Stream,
 	using sync.Locker) (*Engine, error) {
 	return connect(ctx, config{
 		host: host, dev: &cudaCopies{dev: dev}, compute: compute, using: using,
-		limit: host.Options().Deadline, lanes: lanesPerPeer, split: splitBytes, share: sharedFile{},
+		limit: host.Options().Deadline, share: sharedFile{},
 	})
 }
 
@@ -38,7 +37,7 @@ type cudaCopies struct {
 	near    map[uint64]region         // allocations of this process that can be reached
 }
 
-// Pages are pinned whole: no word of somebody else's may lie in them.
+// Pages are pinned whole, so the flags fill whole pages.
 var _ [0]struct{} = [pageWords * 8 % 4096]struct{}{}
 
 func (c *cudaCopies) attach(flags []uint64) (err error) {
@@ -54,7 +53,7 @@ func (c *cudaCopies) attach(flags []uint64) (err error) {
 	return nil
 }
 
-// detach gives back what attach and reach took.
+// detach frees the resources of attach and reach.
 func (c *cudaCopies) detach() error {
 	var errs []error
 	for _, r := range c.imports {
@@ -134,7 +133,7 @@ func (c *cudaCopies) reach(p *location, sameProcess bool) (region, error) {
 	return r, nil
 }
 
-// reachNear lets the device read and write an allocation of this process.
+// reachNear enables access to an allocation of this process.
 func (c *cudaCopies) reachNear(base uint64) (region, error) {
 	r, ok := c.near[base]
 	if ok {

@@ -19,7 +19,7 @@ import (
 
 func init() { kinds["copy-gpu"] = worldtest.ProcessKind{Open: ringOf(gpuProcess)} }
 
-// gpuRig is a GPU under test.
+// A gpuRig holds a GPU under test.
 type gpuRig struct {
 	dev     *cuda.Device
 	compute *cuda.Stream
@@ -29,7 +29,7 @@ type gpuRig struct {
 	wrong   error
 }
 
-// gpuCheck is a view's copy that should hold nothing but x.
+// A gpuCheck holds a copy of a view that should contain only x.
 type gpuCheck struct {
 	what     string
 	off, end int
@@ -79,7 +79,7 @@ func (g *gpuRig) set(v tensor.View, x byte) {
 	g.compute.Memset(cuda.Addr(v), x, int64(v.Size()))
 }
 
-// host is the pinned memory.
+// host returns the pinned memory.
 func (g *gpuRig) host() *tensor.Host { return g.pinned.Host() }
 
 func (g *gpuRig) check(what string, v tensor.View, x byte) {
@@ -111,21 +111,21 @@ func (g *gpuRig) result(ctx context.Context) error {
 	return g.wrong
 }
 
-// gpuConfig is the engine of a rank.
-func gpuConfig(host *comm.Group, g *gpuRig, lanes int) config {
+// gpuConfig returns the config of a rank's engine.
+func gpuConfig(host *comm.Group, g *gpuRig) config {
 	return config{
 		host: host, dev: &cudaCopies{dev: g.dev}, compute: g.compute, using: new(sync.Mutex),
-		limit: host.Options().Deadline, lanes: lanes, split: 64 << 10, share: sharedFile{},
+		limit: host.Options().Deadline, share: sharedFile{},
 	}
 }
 
-// gpuProcess is a rank with a GPU, in a process of its own.
+// gpuProcess makes a rank with a GPU, in a process of its own.
 func gpuProcess(ctx context.Context, host *comm.Group, _ string) (*Rank, error) {
 	g, err := newGPURig(host.Rank(), 64<<20)
 	if err != nil {
 		return nil, err
 	}
-	w, err := newWorld(ctx, gpuConfig(host, g, 1))
+	w, err := newWorld(ctx, gpuConfig(host, g))
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +133,7 @@ func gpuProcess(ctx context.Context, host *comm.Group, _ string) (*Rank, error) 
 }
 
 // gpuRanks makes n ranks of this process, on as many GPUs as there are.
-func gpuRanks(t testing.TB, n, lanes int, reserve int64) []*Rank {
+func gpuRanks(t testing.TB, n int, reserve int64) []*Rank {
 	hosts, rigs := comm.NewLocal(n, nil, comm.Options{}), make([]*gpuRig, n)
 	for r := range n {
 		var err error
@@ -141,7 +141,7 @@ func gpuRanks(t testing.TB, n, lanes int, reserve int64) []*Rank {
 			t.Fatal(err)
 		}
 	}
-	worlds, errs := connectAll(func(r int) config { return gpuConfig(hosts[r], rigs[r], lanes) }, n)
+	worlds, errs := connectAll(func(r int) config { return gpuConfig(hosts[r], rigs[r]) }, n)
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
@@ -164,38 +164,36 @@ func gpuRanks(t testing.TB, n, lanes int, reserve int64) []*Rank {
 	return ranks
 }
 
-// Several ranks share a GPU where there are fewer GPUs, and with it the queues of the device.
+// With fewer GPUs than ranks, several ranks share a GPU and its queues.
 func TestCopyEngineGPUCases(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 4} {
-		for _, lanes := range []int{1, 2} {
-			t.Run(fmt.Sprintf("ranks=%d, lanes=%d", n, lanes), func(t *testing.T) {
-				ctx := testContext(t)
-				eachRank(t, gpuRanks(t, n, lanes, 64<<20), func(r *Rank) error {
-					if err := r.Ring(ctx, 3000, 5000); err != nil {
-						return fmt.Errorf("ring: %w", err)
-					}
-					if err := r.Ring(ctx, 100, 4<<20); err != nil {
-						return fmt.Errorf("ring of large messages: %w", err)
-					}
-					if err := r.AllPairs(ctx, 500, 20_000); err != nil {
-						return fmt.Errorf("all pairs: %w", err)
-					}
-					if n == 1 {
-						return nil
-					}
-					if err := errors.Join(r.Ahead(ctx, 300, 2), r.Ahead(ctx, 5, 3*postRing+1)); err != nil {
-						return fmt.Errorf("ahead: %w", err)
-					}
-					if err := r.HandOn(ctx, 300, 100_000); err != nil {
-						return fmt.Errorf("hand on: %w", err)
-					}
-					if err := r.Groupings(ctx, 100); err != nil {
-						return fmt.Errorf("groupings: %w", err)
-					}
+		t.Run(fmt.Sprintf("ranks=%d", n), func(t *testing.T) {
+			ctx := testContext(t)
+			eachRank(t, gpuRanks(t, n, 64<<20), func(r *Rank) error {
+				if err := r.Ring(ctx, 3000, 5000); err != nil {
+					return fmt.Errorf("ring: %w", err)
+				}
+				if err := r.Ring(ctx, 100, 4<<20); err != nil {
+					return fmt.Errorf("ring of large messages: %w", err)
+				}
+				if err := r.AllPairs(ctx, 500, 20_000); err != nil {
+					return fmt.Errorf("all pairs: %w", err)
+				}
+				if n == 1 {
 					return nil
-				})
+				}
+				if err := errors.Join(r.Ahead(ctx, 300, 2), r.Ahead(ctx, 5, 3*postRing+1)); err != nil {
+					return fmt.Errorf("ahead: %w", err)
+				}
+				if err := r.HandOn(ctx, 300, 100_000); err != nil {
+					return fmt.Errorf("hand on: %w", err)
+				}
+				if err := r.Groupings(ctx, 100); err != nil {
+					return fmt.Errorf("groupings: %w", err)
+				}
+				return nil
 			})
-		}
+		})
 	}
 }
 
@@ -203,7 +201,7 @@ func TestCopyEngineGPUCases(t *testing.T) {
 func TestCopyEngineGPUAbort(t *testing.T) {
 	ctx := testContext(t)
 	boom := errors.New("the loss is not a number")
-	ranks := gpuRanks(t, 2, 1, 8<<20)
+	ranks := gpuRanks(t, 2, 8<<20)
 	eachRank(t, ranks, func(r *Rank) error {
 		v, err := r.rig.bytes(1 << 20)
 		if err != nil {
@@ -245,38 +243,36 @@ func BenchmarkCopyEngineRing(b *testing.B) {
 	if err != nil || n < 2 {
 		b.Skip("needs two GPUs")
 	}
-	for _, lanes := range []int{1, 2, 3} {
-		ranks := gpuRanks(b, n, lanes, 3<<30)
-		for _, size := range []int{8, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30} {
-			b.Run(fmt.Sprintf("gpus=%d/lanes=%d/bytes=%d", n, lanes, size), func(b *testing.B) {
-				b.SetBytes(int64(size))
-				var wg sync.WaitGroup
-				for _, r := range ranks {
-					wg.Go(func() {
-						g := r.rig.(*gpuRig)
-						all, err := r.memory(2 << 30)
+	ranks := gpuRanks(b, n, 3<<30)
+	for _, size := range []int{8, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30} {
+		b.Run(fmt.Sprintf("gpus=%d/bytes=%d", n, size), func(b *testing.B) {
+			b.SetBytes(int64(size))
+			var wg sync.WaitGroup
+			for _, r := range ranks {
+				wg.Go(func() {
+					g := r.rig.(*gpuRig)
+					all, err := r.memory(2 << 30)
+					if err != nil {
+						b.Error(err)
+						return
+					}
+					out, in := all.Slice(3, 0, size), all.Slice(3, 1<<30, 1<<30+size)
+					send := []comm.Message{{Peer: (r.Rank() + 1) % n, View: out}}
+					recv := []comm.Message{{Peer: (r.Rank() + n - 1) % n, View: in}}
+					for range b.N {
+						p, err := r.Exchange(send, recv)
 						if err != nil {
 							b.Error(err)
 							return
 						}
-						out, in := all.Slice(3, 0, size), all.Slice(3, 1<<30, 1<<30+size)
-						send := []comm.Message{{Peer: (r.Rank() + 1) % n, View: out}}
-						recv := []comm.Message{{Peer: (r.Rank() + n - 1) % n, View: in}}
-						for range b.N {
-							p, err := r.Exchange(send, recv)
-							if err != nil {
-								b.Error(err)
-								return
-							}
-							p.Wait()
-						}
-						if err := g.compute.Sync(context.Background()); err != nil {
-							b.Error(err)
-						}
-					})
-				}
-				wg.Wait()
-			})
-		}
+						p.Wait()
+					}
+					if err := g.compute.Sync(context.Background()); err != nil {
+						b.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+		})
 	}
 }

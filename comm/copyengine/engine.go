@@ -1,4 +1,5 @@
-// Package copyengine moves exchanges between the devices of one host by their copy engines.
+// Package copyengine moves exchanges between the devices of one host by their copy engines. New joins the devices of a
+// comm.Group's ranks into an Engine, which package device uses as the carrier of its exchanges.
 package copyengine
 
 import (
@@ -13,46 +14,42 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Engine moves messages between the devices of one host by their copy engines, straight
-// from the sender's view into the receiver's. No processor of a device takes part, so a
-// transfer beside a kernel costs the kernel nothing but memory bandwidth.
+// Engine moves messages between the devices of one host by their copy engines, straight from the sender's view into the
+// receiver's. No processor of a device takes part, so a transfer beside a kernel costs the kernel nothing but memory
+// bandwidth.
 //
-// A message goes like this:
+// A message takes these steps:
 //
 //	receiver   compute stream ──event──> post lane: ready = n;   host: posts n on the board
 //	sender     compute stream ──event──> post lane: begun = n
 //	           copy lane: wait begun, ready >= n; copy; sent = n, arrived = n;   host: queued = n
 //	both       Pending.Wait: end lane: wait sent, or arrived, >= n ──event──> compute stream
 //
-// The words are flags in host memory that all ranks map (board). Devices write them with
-// a system-wide fence and wait for them without a kernel. The host reads them to find out who
-// stands still, and writes its own rank's to end waits when the group has failed.
+// The words are flags in host memory that all ranks map (board). Devices write them with a system-wide fence, and wait
+// for them without a kernel. The host reads them to find the rank that stopped, and writes its own rank's flags to end
+// waits when the group has failed.
 //
-// The compute stream itself waits for events alone. Waiting for a flag costs a stream some 10 µs
-// even where the flag is there already, an event that is over next to nothing, and mostly the
-// data has arrived long before it is needed. One end lane does for all calls, in whatever order
-// they are waited for: its waits come in the order of the compute stream's own, so whatever an
-// event comes behind on the lane, the compute stream is behind already.
+// The compute stream itself waits for events alone. A wait for a flag costs a stream some 10 µs even if the flag is
+// set, an event that is over next to nothing, and mostly the data arrives long before it is needed. One end lane serves
+// all calls, in any order of Wait: its waits have the order of the compute stream's own, so the compute stream already
+// follows all earlier work of the lane.
 //
-// One rule keeps this from locking up: a wait is given to the driver only after the write
-// that ends it has been, on whatever rank. The order in which work is given to the drivers of
-// all ranks is then an order in which all of it can be done. So it does no harm that streams
-// share queues of the device, that queues are full, or that a call such as the first launch of a
-// kernel waits for all that is queued. To keep the rule a receive is posted after its ready is
-// queued, and Pending.Wait waits for the peers' hosts, never for a device, until they have
-// made the same call.
+// One rule prevents deadlocks: a wait is given to the driver only after the write that ends it, on whatever rank. So
+// the order in which the drivers of all ranks get work is an order in which all of it can be done. Streams may
+// therefore share queues of the device, queues may be full, and a call may wait for all queued work, such as the first
+// launch of a kernel. To keep the rule a receive is posted after its ready is queued, and Pending.Wait waits until the
+// peers' hosts have made the same call, but never for a device.
 type Engine struct {
 	rank    int
-	host    *comm.Group // the same ranks; tells of failures, names peers
+	host    *comm.Group // the same ranks; reports failures, names peers
 	compute Compute
-	using   sync.Locker // held by who uses compute; before mu
+	using   sync.Locker // held to use compute; before mu
 	dev     device
-	limit   atomic.Int64 // a time.Duration: how long a message may stand still
-	split   int64        // the least bytes that are worth a lane of their own
+	limit   atomic.Int64 // a time.Duration: the deadline of a message
 	share   boardSource
 	board   *board
-	same    []bool // per rank: it is of this process
-	near    []bool // per rank: on this rank's device, whose processors may copy between the two
+	same    []bool // by rank: in this process
+	near    []bool // by rank: on this rank's device, whose processors may copy between the two
 
 	cause  atomic.Pointer[error]       // of the group's end
 	stood  atomic.Pointer[[]comm.Wait] // waits at that time; nil before
@@ -63,14 +60,14 @@ type Engine struct {
 
 	mu       sync.Mutex
 	closed   bool      // guarded by mu, as all below
-	gone     bool      // the lanes and the board are no longer to be touched
+	gone     bool      // the lanes and the board are closed
 	dozing   bool      // the watch waits for wake alone
 	calls    uint64    // of Exchange
 	deferred []call    // not begun yet, in order
 	post     lane      // writes begun and ready after the compute stream
 	order    lane      // writes them for deferred calls
 	end      lane      // waits for work that the compute stream must follow
-	lanes    [][]lane  // per peer
+	lanes    []lane    // per peer
 	sends    []backlog // per peer
 	receives []backlog // per peer
 }
@@ -78,35 +75,35 @@ type Engine struct {
 // Compute is the stream that an engine's calls are ordered against.
 type Compute interface {
 	tensor.Stream
-	// Fail ends all work after the group's transfers, when the group has failed.
+	// Fail ends all work after the group's transfers if the group has failed.
 	Fail(err error)
 }
 
-// A device is the engine's view of a device. Addresses are the device's own.
+// A device is the engine's access to a device. Addresses are the device's own.
 type device interface {
-	// attach gives the device the flags, which live until detach.
+	// attach registers the flags with the device, until detach.
 	attach(flags []uint64) error
 	detach() error
 	// lane makes a stream for copies.
 	lane(name string) (lane, error)
-	// probe is some memory of the device that peers can try to reach.
+	// probe returns some memory of the device, for peers to test access.
 	probe() (location, error)
-	// local checks that v is memory of this device and returns where it begins.
+	// local checks that v is memory of this device, and returns its address.
 	local(v tensor.View) (uint64, error)
-	// export says how the peers find the memory at addr, which is this device's.
+	// export returns how peers find the memory at addr, which is this device's.
 	export(addr uint64) (location, error)
-	// reach returns the allocation of a peer, as this device finds it, that p lies in by its own word.
+	// reach returns the allocation of a peer that p lies in, at this device's address.
 	reach(p *location, sameProcess bool) (region, error)
-	// identity tells devices of the host apart; 0: nothing does.
+	// identity distinguishes devices of the host; 0: unknown.
 	identity() uint64
-	// address is where kernels of the device find a flag.
+	// address returns the address of a flag for kernels of the device.
 	address(flag *uint64) uint64
-	// hold makes compute wait for all that l has been given.
+	// hold makes compute wait for all queued work of l.
 	hold(compute tensor.Stream, l lane)
 }
 
-// A lane is a stream of a device. Its methods are called under the engine's lock, except for
-// fail. What has been queued is carried out also after fail, what is queued later is not.
+// A lane is a stream of a device. Its methods need the engine's lock, except fail. After fail, earlier work is still
+// carried out, later work is not.
 type lane interface {
 	after(e tensor.Event)
 	record() tensor.Event
@@ -123,20 +120,20 @@ type lane interface {
 // A message is one end of a message.
 type message struct {
 	n        uint64
-	call     uint64 // whose it is
+	call     uint64 // its number
 	bytes    int64
 	src, dst uint64   // dst only of messages to the own rank
 	place    location // of a receive
-	label    string   // what asked for it, for traces
+	label    string   // of the call, for traces
 }
 
-// A backlog is the messages to or from one peer.
+// A backlog holds the messages to or from one peer.
 type backlog struct {
 	last uint64    // the number of the newest message
 	free uint64    // that of the newest one that the compute stream has not waited for, or 0
-	todo []message // not queued on a lane, or not posted, yet
-	open []message // not known to be over, for errors
-	at   standstill
+	todo []message // not yet queued on a lane, or not posted
+	open []message // may still run, for errors
+	at   stall
 }
 
 // A lastOf is the last of a pending call's messages to or from a peer.
@@ -149,14 +146,14 @@ type lastOf struct {
 type pending struct {
 	e           *Engine
 	sent, recvd []lastOf
-	over        bool // guarded by e.mu; it has been seen to be complete
+	over        bool // guarded by e.mu; complete
 }
 
-// Exchange queues messages; see comm.Exchanger. The caller holds the compute stream.
+// Exchange queues messages; see comm.Exchanger. The caller holds the lock of the compute stream.
 func (e *Engine) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 	p, err := e.queue(send, recv)
 	if err != nil {
-		e.tell()
+		e.inform()
 		return nil, err
 	}
 	return p, nil
@@ -242,23 +239,20 @@ type peerMessage struct {
 	message
 }
 
-// Streams returns the streams that copy, for traces. They may be waited for while nothing is in
-// flight.
+// Streams returns the streams that copy, for traces. A caller may wait for them while nothing is in flight.
 func (e *Engine) Streams() (all []tensor.Stream) {
-	for _, lanes := range e.lanes {
-		for _, l := range lanes {
-			all = append(all, l.stream())
-		}
+	for _, l := range e.lanes {
+		all = append(all, l.stream())
 	}
 	return all
 }
 
-// rules returns the rules of messages. The device checks where a view lies.
+// rules returns the rules of messages. locateAll checks where a view lies.
 func (e *Engine) rules() check.Rules {
 	return check.Rules{Rank: e.rank, Size: e.board.ranks, Memory: func(tensor.View) error { return nil }}
 }
 
-// locateAll finds the memory of the views of checked messages, and separates the messages to the own rank.
+// locateAll finds the memory of checked messages, and separates those to the own rank.
 func (e *Engine) locateAll(verb string, ms []comm.Message) (others, own []peerMessage, err error) {
 	fault := func(i int, err error) ([]peerMessage, []peerMessage, error) {
 		return nil, nil, fmt.Errorf("the view of %s %d (rank %d): %w", verb, i, ms[i].Peer, err)
@@ -284,13 +278,13 @@ func (e *Engine) locateAll(verb string, ms []comm.Message) (others, own []peerMe
 	return others, own, nil
 }
 
-// Wait makes the compute stream wait for the transfer. Until the peers' hosts have made the
-// same call it blocks the caller, but it waits for no device.
+// Wait makes the compute stream wait for the transfer. It blocks the caller until the peers' hosts have made the same
+// call, but waits for no device.
 func (p *pending) Wait() {
 	e := p.e
 	for pause := (pace.Backoff{}); ; pause.Wait() {
 		if ready, err := p.tryWait(); err != nil {
-			e.tell()
+			e.inform()
 			e.compute.Fail(e.fault(err))
 			return
 		} else if ready {
@@ -370,7 +364,7 @@ func (p *pending) Gates() []comm.PeerGate {
 	return gates
 }
 
-// tie notes that the compute stream waits for message n.
+// tie records that the compute stream waits for message n.
 func (q *backlog) tie(n uint64) {
 	if q.free <= n {
 		q.free = 0
@@ -392,7 +386,7 @@ func (p *pending) Sync(ctx context.Context) error {
 		case over:
 			return nil
 		case err != nil:
-			e.tell()
+			e.inform()
 			return e.fault(err)
 		case ctx.Err() != nil:
 			return e.fault(context.Cause(ctx))
@@ -400,8 +394,7 @@ func (p *pending) Sync(ctx context.Context) error {
 	}
 }
 
-// complete reports whether all of a call's messages have been copied, and not only been given
-// up. e.mu is held.
+// complete reports whether all of a call's messages have been copied, not given up. e.mu is held.
 func (e *Engine) complete(p *pending) bool {
 	if e.gone {
 		return false

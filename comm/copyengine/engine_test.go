@@ -36,8 +36,8 @@ func TestCopyEngineCases(t *testing.T) {
 			t.Run(fmt.Sprintf("ranks=%d, %s", n, queues.name), func(t *testing.T) {
 				ctx := testContext(t)
 				var q *fakeQueue
-				// With one queue for all streams of all ranks the order in which work is given to
-				// the device is the order in which it is done: nothing may wait for what comes later.
+				// With one queue for all streams of all ranks, the device does work in the order of submission: nothing
+				// may wait for later work.
 				if queues.one {
 					q = newFakeQueue(queues.room)
 				}
@@ -86,7 +86,7 @@ func TestCopyEngineAbort(t *testing.T) {
 				return err
 			}
 			p.Wait()
-		case 1: // has posted, and its device waits for nobody; rank 2's device waits for it
+		case 1: // has posted; its device does not wait, and rank 2's device waits for it
 			r.rig.(fakeRig).compute.do(func() { <-gate })
 			if p, err = r.Exchange(nil, []comm.Message{{Peer: 2, View: v}}); err != nil {
 				return err
@@ -114,8 +114,8 @@ func TestCopyEngineAbort(t *testing.T) {
 	})
 }
 
-// A rank's host stands in the driver, whose queues are full behind a wait for a peer that does not
-// come. The deadline ends that, and so does a failure of the group.
+// TestCopyEngineBehindFullQueues blocks a rank's host in the driver: its queues are full with work after a wait for an
+// absent peer. The deadline ends that, and so does a failure of the group.
 func TestCopyEngineBehindFullQueues(t *testing.T) {
 	boom := errors.New("the loss is not a number")
 	for _, c := range []struct {
@@ -165,7 +165,7 @@ func TestCopyEngineBehindFullQueues(t *testing.T) {
 	}
 }
 
-// A rank whose device cannot take part fails all of them, and nothing is left behind.
+// TestCopyEngineSetup lets one rank's device fail: all ranks fail, and no file remains.
 func TestCopyEngineSetup(t *testing.T) {
 	for _, call := range []string{"attach", "lane", "probe", "reach"} {
 		t.Run(call, func(t *testing.T) {
@@ -187,8 +187,6 @@ func TestCopyEngineSetup(t *testing.T) {
 					compute: compute,
 					using:   new(sync.Mutex),
 					limit:   time.Minute,
-					lanes:   1,
-					split:   1,
 					share:   sharedFile{},
 				}
 			}, 3)

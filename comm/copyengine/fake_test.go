@@ -27,7 +27,7 @@ type fakeQueue struct {
 	cond   *sync.Cond
 	tasks  []func() // guarded by mu
 	closed bool     // guarded by mu
-	room   int      // for so many tasks; who queues more waits. 0: for all
+	room   int      // the most tasks; push blocks beyond it. 0: unlimited
 }
 
 func newFakeQueue(room int) *fakeQueue {
@@ -75,8 +75,7 @@ func (q *fakeQueue) close() {
 	q.cond.Broadcast()
 }
 
-// fakeStream is a stream on a queue of its own or on one that others use, too. It is a
-// tensor.Stream and a lane.
+// A fakeStream is a tensor.Stream and a lane, on a queue of its own or on a shared one.
 type fakeStream struct {
 	q      *fakeQueue
 	own    bool
@@ -88,7 +87,7 @@ type fakeStream struct {
 	hook func(error) // guarded by mu
 }
 
-// newFakeStream is a stream on q or, if that is nil, on a queue of its own with that much room.
+// newFakeStream returns a stream on q; nil: on a new queue with that much room.
 func newFakeStream(q *fakeQueue, room int) *fakeStream {
 	if q == nil {
 		return &fakeStream{q: newFakeQueue(room), own: true}
@@ -207,7 +206,7 @@ func pollFlag(f *uint64, n uint64) {
 	}
 }
 
-// fakeMemory is the memory of all fake devices of the process.
+// fakeMemory holds the memory of all fake devices of the process.
 var fakeMemory = &fakeSpace{ids: map[*tensor.Host]uint64{}, opened: map[string]uint64{}}
 
 type fakeSpace struct {
@@ -247,7 +246,7 @@ func (m *fakeSpace) host(h *tensor.Host, path string) uint64 {
 	return addr
 }
 
-// region is the block that begins at base.
+// region returns the block that begins at base.
 func (m *fakeSpace) region(base uint64) region {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -289,7 +288,7 @@ func mapFile(path string, bytes int64) ([]byte, error) {
 	return syscall.Mmap(int(f.Fd()), 0, int(info.Size()), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
 }
 
-// fakeDevice is one rank's. What it was given to fail with it returns from that call.
+// A fakeDevice stands in for the device of one rank. A call with an entry in faults returns that error.
 type fakeDevice struct {
 	queue  *fakeQueue // of all streams, or nil: each has its own
 	room   int        // of those
@@ -305,7 +304,7 @@ func (d *fakeDevice) detach() error         { return nil }
 
 func (d *fakeDevice) identity() uint64 { return uint64(d.rank + 1) }
 
-// address is the number of a flag. The caller of exchange asks, and nobody else.
+// address returns the number of a flag. One goroutine calls it, the caller of Exchange.
 func (d *fakeDevice) address(flag *uint64) uint64 {
 	i := slices.Index(d.flags, flag)
 	if i < 0 {
@@ -380,7 +379,7 @@ func (d *fakeDevice) hold(compute tensor.Stream, l lane) {
 	compute.Wait(e)
 }
 
-// alloc is memory that other processes can map, where the device has a directory for it.
+// alloc returns memory that other processes can map if the device has a directory.
 func (d *fakeDevice) alloc(bytes int) (tensor.View, error) {
 	if d.dir == "" {
 		return tensor.New(tensor.U8, bytes), nil

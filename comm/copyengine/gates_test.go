@@ -9,8 +9,8 @@ import (
 	"github.com/cprun/cprun/comm"
 )
 
-// TestNoGates holds that there are no gates where a copy may need the processors that wait for it, and that the host does not
-// wait for those of a group that fails. Where there are gates, TestCopyEngineCases goes by them.
+// TestNoGates checks that a call has no gates if a copy may need the processors that wait for it, and that Gates
+// returns after the group has failed. TestCopyEngineCases uses gates.
 func TestNoGates(t *testing.T) {
 	ctx := testContext(t)
 	boom := errors.New("the loss is not a number")

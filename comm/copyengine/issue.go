@@ -11,14 +11,6 @@ import (
 	"github.com/cprun/cprun/comm/internal/blame"
 )
 
-const (
-	// lanesPerPeer counts the streams that copy to one peer at once; BenchmarkCopyEngineRing compares.
-	lanesPerPeer = 1
-	// splitBytes bounds the share of a message for each of several streams from below.
-	splitBytes = 8 << 20
-	splitAlign = 4096
-)
-
 // progress issues all work that the device and the peers can take now, without waiting, and reports whether some waits
 // for a peer's host. e.mu is held.
 func (e *Engine) progress() (waiting bool) {
@@ -67,8 +59,7 @@ func (e *Engine) begin(c *call, lane lane) {
 	}
 }
 
-// loose reports whether earlier messages are still under way, as far as the host can see, that
-// the compute stream does not wait for.
+// loose reports whether earlier messages may be under way that the compute stream does not wait for.
 func (e *Engine) loose() bool {
 	for p := range e.board.ranks {
 		if n := e.sends[p].free; n > 0 && !reached(e.board.at(e.rank, p, flagSent), n) {
@@ -81,8 +72,7 @@ func (e *Engine) loose() bool {
 	return false
 }
 
-// freeQueued reports whether the copies of all messages that the compute stream does not wait
-// for are queued.
+// freeQueued reports whether the copies of all messages without a wait of the compute stream are queued.
 func (e *Engine) freeQueued() bool {
 	for p := range e.board.ranks {
 		if !e.promised(p, e.sends[p].free, true) || !e.promised(p, e.receives[p].free, false) {
@@ -92,8 +82,8 @@ func (e *Engine) freeQueued() bool {
 	return true
 }
 
-// promised reports whether the copy of a message to or from a peer is queued, so that it will
-// be done whatever the peer's host does.
+// promised reports whether the copy of a message to or from a peer is queued, so that it happens whatever the peer's
+// host does.
 func (e *Engine) promised(peer int, n uint64, send bool) bool {
 	s, r := e.rank, peer
 	if !send {
@@ -102,7 +92,7 @@ func (e *Engine) promised(peer int, n uint64, send bool) bool {
 	return reached(atomic.LoadUint64(e.board.queued(s, r)), n)
 }
 
-// publish posts receives from a peer as far as the ring has room.
+// publish posts receives from a peer while the board has room.
 func (e *Engine) publish(peer int) {
 	q := &e.receives[peer]
 	for len(q.todo) > 0 && e.err() == nil {
@@ -127,7 +117,7 @@ func (e *Engine) issue(peer int) {
 		if err != nil {
 			e.fail(err)
 		}
-		if e.err() != nil { // nothing more is said of copies that may not be queued
+		if e.err() != nil { // the copies may not be queued
 			return
 		}
 		atomic.StoreUint64(e.board.queued(e.rank, peer), q.todo[n-1].n)
@@ -135,9 +125,8 @@ func (e *Engine) issue(peer int) {
 	}
 }
 
-// taken returns how many of the messages the peer has posted its receives of. They go behind one
-// wait: all are of one call, here and there, because a call begins when the copies of those
-// before it are queued.
+// taken returns how many of the messages have a posted receive. They follow one wait: all are of one call, here and
+// there, because a call begins when the copies of earlier ones are queued.
 func (e *Engine) taken(peer int, todo []message) int {
 	if peer == e.rank {
 		return len(todo)
@@ -156,32 +145,20 @@ func (e *Engine) copyAll(peer int, ms []message) error {
 			return err
 		}
 	}
-	last := ms[len(ms)-1].n
-	lanes := e.lanes[peer]
-	for _, l := range lanes {
-		l.wait(e.board.flag(e.rank, peer, flagBegun), last)
-		if peer != e.rank {
-			l.wait(e.board.flag(e.rank, peer, flagReady), last)
-		}
+	last, l := ms[len(ms)-1].n, e.lanes[peer]
+	l.wait(e.board.flag(e.rank, peer, flagBegun), last)
+	if peer != e.rank {
+		l.wait(e.board.flag(e.rank, peer, flagReady), last)
 	}
 	for _, m := range ms {
-		lo, part := int64(0), m.bytes
-		if len(lanes) > 1 && m.bytes >= int64(len(lanes))*e.split {
-			part = (m.bytes/int64(len(lanes)) + splitAlign - 1) / splitAlign * splitAlign
-		}
-		for i := 0; lo < m.bytes; i++ {
-			size := min(part, m.bytes-lo)
-			lanes[i].stream().Label(m.label)
-			lanes[i].copy(m.dst+uint64(lo), m.src+uint64(lo), size, peer)
-			lo += size
+		if m.bytes > 0 {
+			l.stream().Label(m.label)
+			l.copy(m.dst, m.src, m.bytes, peer)
 		}
 	}
-	for _, l := range lanes[1:] {
-		lanes[0].after(l.record())
-	}
-	lanes[0].write(e.board.flag(e.rank, peer, flagSent), last)
+	l.write(e.board.flag(e.rank, peer, flagSent), last)
 	if peer != e.rank {
-		lanes[0].write(e.board.flag(peer, e.rank, flagArrived), last)
+		l.write(e.board.flag(peer, e.rank, flagArrived), last)
 	}
 	return nil
 }
@@ -191,7 +168,7 @@ func (e *Engine) locate(peer int, m *message) error {
 	if peer == e.rank {
 		return nil
 	}
-	post := *e.board.post(e.rank, peer, m.n) // what is checked is used, whatever the peer writes meanwhile
+	post := *e.board.post(e.rank, peer, m.n) // a copy, since the peer may write it again after the check
 	if post.bytes != uint64(m.bytes) {
 		return e.blame(peer, describe(m, true).What, blame.Mismatch(true, int(post.bytes)))
 	}
@@ -211,8 +188,8 @@ func (e *Engine) locate(peer int, m *message) error {
 // pop takes n messages off the front, and keeps the memory.
 func (q *backlog) pop(n int) { q.todo = append(q.todo[:0], q.todo[n:]...) }
 
-// settle forgets the messages that are over. at is the flag that says so.
-func (q *backlog) settle(at uint64) {
+// forget drops the messages up to number at, which are over.
+func (q *backlog) forget(at uint64) {
 	n := 0
 	for n < len(q.open) && reached(at, q.open[n].n) {
 		n++
@@ -220,15 +197,14 @@ func (q *backlog) settle(at uint64) {
 	q.open = append(q.open[:0], q.open[n:]...)
 }
 
-// via is how the calls of an engine are told from others of the same group.
+// via names the carrier of an engine's calls in Waits.
 const via = "copy"
 
 // lockTime bounds the wait of Waits for the lock, whose holder may be blocked in the driver.
 const lockTime = 100 * time.Millisecond
 
-// Waits returns the calls that are not over, and after a failure those that were not then; see
-// comm.Group. If the driver takes no more work it is
-// one call without peers, since no one can look at the others. It waits for no device.
+// Waits returns the pending calls, and after a failure those of that time; see comm.Group. If the driver takes no more
+// work, the engine's state is locked: Waits then returns one call without peers. It waits for no device.
 func (e *Engine) Waits() []comm.Wait {
 	if stood := e.stood.Load(); stood != nil {
 		return slices.Clone(*stood)
@@ -245,8 +221,8 @@ func (e *Engine) Waits() []comm.Wait {
 	}
 	byCall := map[uint64]*comm.Wait{}
 	for p := range e.board.ranks {
-		e.tellOpen(byCall, p, true)
-		e.tellOpen(byCall, p, false)
+		e.addOpen(byCall, p, true)
+		e.addOpen(byCall, p, false)
 	}
 	var all []comm.Wait
 	for _, w := range byCall {
@@ -259,9 +235,9 @@ func (e *Engine) Waits() []comm.Wait {
 	return all[:min(len(all), comm.MaxWaits)]
 }
 
-// tellOpen adds the messages to or from a peer that are not over to their calls. A call has begun for
-// a message that this rank's device has come to. e.mu is held.
-func (e *Engine) tellOpen(calls map[uint64]*comm.Wait, peer int, send bool) {
+// addOpen adds the pending messages to or from a peer to their calls. A call has begun for a message that this rank's
+// device has come to. e.mu is held.
+func (e *Engine) addOpen(calls map[uint64]*comm.Wait, peer int, send bool) {
 	b, q := e.board, &e.receives[peer]
 	mine, done := b.at(peer, e.rank, flagReady), b.at(e.rank, peer, flagArrived)
 	if send {
@@ -279,7 +255,7 @@ func (e *Engine) tellOpen(calls map[uint64]*comm.Wait, peer int, send bool) {
 		}
 		w.Bytes += m.bytes
 		if !reached(mine, m.n) || peer == e.rank {
-			continue // the peer is not waited for yet, or this rank is at work on it
+			continue // this rank still works on it
 		}
 		w.Begun, w.Needed = true, true
 		o := comm.Open{Peer: e.host.WorldRank(peer), Send: send, Bytes: m.bytes, Moved: e.promised(peer, m.n, send)}

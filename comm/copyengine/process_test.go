@@ -10,7 +10,7 @@ import (
 	"github.com/cprun/cprun/comm/internal/worldtest"
 )
 
-// kinds are the ways to join ranks of several processes by engines.
+// kinds lists the ways to join ranks of several processes by engines.
 var kinds = worldtest.ProcessKinds{"copy": {Open: ringOf(fakeProcess)}}
 
 // ringOf makes ranks pass messages around a ring for ever.

@@ -28,7 +28,7 @@ func TestRegion(t *testing.T) {
 	}
 }
 
-// lying is a device that says that its memory lies further on than it does.
+// A lying device reports addresses beyond its memory.
 type lying struct{ *fakeDevice }
 
 // export returns a location beyond the allocation.
@@ -49,8 +49,6 @@ func TestCopyBeyondRegion(t *testing.T) {
 			compute: streams[r],
 			using:   new(sync.Mutex),
 			limit:   hosts[r].Options().Deadline,
-			lanes:   1,
-			split:   1000,
 			share:   board,
 		}
 		if r == 1 {

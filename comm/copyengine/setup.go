@@ -23,10 +23,8 @@ type config struct {
 	host    *comm.Group // a host group of the same ranks, all of one host
 	dev     device
 	compute Compute
-	using   sync.Locker   // held by who uses the compute stream
+	using   sync.Locker   // held to use the compute stream
 	limit   time.Duration // comm.Options.Deadline
-	lanes   int           // streams a peer
-	split   int64         // bytes of a message for each of them, at least
 	share   boardSource
 }
 
@@ -43,8 +41,8 @@ var process = sync.OnceValue(func() uint64 {
 	return binary.NativeEndian.Uint64(b[:]) | 1
 })
 
-// connect joins the ranks of c.host. All of them call it; if it fails on one it
-// fails on all, and nothing is left behind.
+// connect joins the ranks of c.host. All of them call it. It fails on all ranks or on none, and then leaves nothing
+// behind.
 func connect(ctx context.Context, c config) (*Engine, error) {
 	board, err := c.share.open(ctx, c.host)
 	if err != nil {
@@ -52,14 +50,14 @@ func connect(ctx context.Context, c config) (*Engine, error) {
 	}
 	n := board.ranks
 	e := &Engine{
-		rank: c.host.Rank(), host: c.host, compute: c.compute, using: c.using, dev: c.dev, split: c.split,
+		rank: c.host.Rank(), host: c.host, compute: c.compute, using: c.using, dev: c.dev,
 		share: c.share, board: board, same: make([]bool, n), near: make([]bool, n),
 		failed: make(chan struct{}), wake: make(chan struct{}, 1),
 		ending: make(chan struct{}), ended: make(chan struct{}),
-		lanes: make([][]lane, n), sends: make([]backlog, n), receives: make([]backlog, n),
+		lanes: make([]lane, n), sends: make([]backlog, n), receives: make([]backlog, n),
 	}
 	e.limit.Store(int64(c.limit))
-	places, err := e.introduce(ctx, e.open(c.lanes))
+	places, err := e.introduce(ctx, e.open())
 	if err == nil {
 		err = agree(ctx, c.host, e.reachAll(places))
 	}
@@ -73,8 +71,8 @@ func connect(ctx context.Context, c config) (*Engine, error) {
 	return e, nil
 }
 
-// open makes the streams now: later a device that waits for a flag could hold that up.
-func (e *Engine) open(lanes int) (err error) {
+// open makes the streams now: later a device that waits for a flag could block that.
+func (e *Engine) open() (err error) {
 	if err := e.dev.attach(e.board.flags()); err != nil {
 		return err
 	}
@@ -88,27 +86,17 @@ func (e *Engine) open(lanes int) (err error) {
 		return err
 	}
 	for p := range e.lanes {
-		for i := range lanes {
-			name := fmt.Sprintf("comm to rank %d", p)
-			if i > 0 {
-				name += fmt.Sprintf(" (%d)", i)
-			}
-			l, err := e.dev.lane(name)
-			if err != nil {
-				return err
-			}
-			e.lanes[p] = append(e.lanes[p], l)
+		if e.lanes[p], err = e.dev.lane(fmt.Sprintf("comm to rank %d", p)); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
 func (e *Engine) streams(yield func(lane) bool) {
-	for _, lanes := range append([][]lane{{e.post, e.order, e.end}}, e.lanes...) {
-		for _, l := range lanes {
-			if l != nil && !yield(l) {
-				return
-			}
+	for _, l := range append([]lane{e.post, e.order, e.end}, e.lanes...) {
+		if l != nil && !yield(l) {
+			return
 		}
 	}
 }
@@ -122,8 +110,7 @@ func (e *Engine) giveBack() error {
 	return errors.Join(append(errs, e.dev.detach(), e.share.done(e.board))...)
 }
 
-// introduce tells the ranks where each has some memory, unless err says that something has
-// failed before.
+// introduce sends each rank's test memory to all others, unless err reports an earlier failure.
 func (e *Engine) introduce(ctx context.Context, err error) ([]location, error) {
 	var place location
 	if err == nil {
@@ -145,8 +132,7 @@ func (e *Engine) introduce(ctx context.Context, err error) ([]location, error) {
 	return places, agree(ctx, e.host, err)
 }
 
-// reachAll tries to reach the other devices, so that a host on which they cannot reach each
-// other is noticed now.
+// reachAll tests access to the other devices, so that a host without it fails now.
 func (e *Engine) reachAll(places []location) error {
 	for p := range places {
 		if p == e.rank {
@@ -194,12 +180,11 @@ func agree(ctx context.Context, host *comm.Group, own error) error {
 	return nil
 }
 
-// A sharedFile is the boardSource of processes: a file in memory that rank 0 makes, all ranks map, and rank 0
-// then removes.
+// A sharedFile is the boardSource of processes: a file in memory that rank 0 makes, all ranks map, and rank 0 then
+// removes.
 type sharedFile struct{}
 
-// shmDir holds files in memory. On another file system devices may not be allowed to write to
-// the mapped pages.
+// shmDir holds files in memory. On another file system devices may not be allowed to write to mapped pages.
 const shmDir = "/dev/shm"
 
 // maxShmName bounds the path that rank 0 sends to the others.
@@ -242,7 +227,7 @@ func (sharedFile) open(ctx context.Context, host *comm.Group) (b *board, err err
 	return b, nil
 }
 
-// newShm makes a file of zeros that is this user's alone.
+// newShm makes a file of zeros that only this user can open.
 func newShm(size int) (*os.File, error) {
 	f, err := os.CreateTemp(shmDir, "cprun-*")
 	if err != nil {
@@ -258,7 +243,8 @@ func newShm(size int) (*os.File, error) {
 	return f, nil
 }
 
-// mapBoard maps a file that has room for a board. An access beyond the end of a file would end the process.
+// mapBoard maps the file of a board. It checks the size, since an access beyond the end of a file would end the
+// process.
 func mapBoard(f *os.File, ranks int) (*board, error) {
 	n := boardWords(ranks)
 	info, err := f.Stat()
@@ -280,24 +266,23 @@ func (sharedFile) done(b *board) error {
 	return syscall.Munmap(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(b.words))), len(b.words)*8))
 }
 
-// board is host memory that the ranks of a group share, on which they tell each other
-// where they stand. It has three parts, all of 64-bit words and zero at first:
+// A board is host memory that the ranks of a group share, with their progress. It has three parts, all of 64-bit words
+// and zero at first:
 //
 //   - Flags, which devices write and wait for, in a line of 64 bytes for each (rank, peer).
 //     Only streams of the rank wait for the flags of its lines, so a rank that gives up can
-//     end its own waits by writing to them, and harms no one.
+//     end its own waits by writing to them, without harm to others.
 //   - For each rank one word, set when it has left in good order.
 //   - For each (sender, receiver) the addresses that the receiver has posted, in a ring, and
 //     two counters: messages posted, and messages whose copy the sender has queued.
 //
-// Messages from one rank to another are counted from 1, for as long as the group lives.
+// Messages from one rank to another are counted from 1, for the life of the group.
 type board struct {
 	words []uint64
 	ranks int
 }
 
-// The flags of rank w and peer p. Each holds the number of the last message that it says
-// something of.
+// The flags of rank w and peer p. Each holds the number of the last message in its state.
 const (
 	flagBegun   = iota // w's compute stream has come to its send to p; written by w's device
 	flagReady          // p's compute stream has come to its receive from w; by p's device
@@ -310,15 +295,14 @@ const (
 	lineWords = 8 // a cache line
 	pageWords = 512
 
-	// postRing is how many receives a rank can post ahead of their sender. It keeps the rest
-	// until there is room. Calls run one after the other, so only a call with more messages
-	// than this from one peer has a rest.
+	// postRing is how many receives a rank can post ahead of their sender. It keeps the others until there is room.
+	// Calls run one after the other, so this happens only in a call with more messages from one peer.
 	postRing  = 32
 	postWords = 12
 	pairWords = 2*lineWords + postRing*postWords // 3,200 bytes
 )
 
-// flagOver ends waits on a rank's flags: it is above any message's number, and less than 1<<63 ahead of it.
+// flagOver ends waits on a rank's flags: it exceeds any message's number, by less than 1<<63.
 const flagOver = 1 << 62
 
 func flagWords(ranks int) int {
@@ -331,7 +315,7 @@ func boardWords(ranks int) int {
 	return (n + pageWords - 1) / pageWords * pageWords
 }
 
-// flags returns the part that devices see, whole pages.
+// flags returns the part that devices access, in whole pages.
 func (b *board) flags() []uint64 { return b.words[:flagWords(b.ranks)] }
 
 func (b *board) flag(rank, peer, kind int) *uint64 {
@@ -353,20 +337,19 @@ func (b *board) pair(sender, receiver int) []uint64 {
 // posted returns the counter of posted receives; the receiver writes it.
 func (b *board) posted(sender, receiver int) *uint64 { return &b.pair(sender, receiver)[0] }
 
-// queued counts the messages whose copy the sender has queued, which is when their places in
-// the ring become free.
+// queued returns the counter of messages whose copy the sender has queued; their entries in the ring are then free.
 func (b *board) queued(sender, receiver int) *uint64 {
 	return &b.pair(sender, receiver)[lineWords]
 }
 
-// A notice is a receive on the board.
+// A notice is a posted receive.
 type notice struct {
 	bytes uint64
 	place location
 }
 
-// A location is where a view lies: as an address for ranks of the same process, and as an
-// exported allocation and the offset in it for others.
+// A location is the place of a view: an address for ranks of the same process, and an exported allocation with an
+// offset for others.
 type location struct {
 	addr, offset uint64
 	handle       [64]byte
@@ -378,7 +361,7 @@ type region struct {
 	bytes int64
 }
 
-// at returns the address of some bytes of the region at an offset, which a peer has said.
+// at returns the address of a peer's bytes at an offset, if they lie within the region.
 func (r region) at(offset, bytes uint64) (uint64, error) {
 	if all := uint64(r.bytes); offset > all || bytes > all-offset {
 		return 0, fmt.Errorf("%d bytes at offset %d are not within its allocation of %d", bytes, offset, r.bytes)
@@ -386,8 +369,7 @@ func (r region) at(offset, bytes uint64) (uint64, error) {
 	return r.base + offset, nil
 }
 
-// put writes message n of a pair to the board and publishes it. It reports false if there
-// is no room.
+// put writes message n of a pair to the board and publishes it, or returns false without room.
 func (b *board) put(sender, receiver int, n uint64, p *notice) bool {
 	if n > atomic.LoadUint64(b.queued(sender, receiver))+postRing {
 		return false

@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/comm"
 )
 
-// pair are two worlds on made up devices, and a swap of 100 bytes between them by one rank.
+// pair returns two worlds on fake devices, and a function by which a rank swaps 100 bytes with the other.
 func pair(t *testing.T, limit time.Duration) (rigs []fakeRig, worlds []*world, swap func(r int) comm.Pending) {
 	t.Helper()
 	hosts := comm.NewLocal(2, nil, comm.Options{})
@@ -18,7 +18,7 @@ func pair(t *testing.T, limit time.Duration) (rigs []fakeRig, worlds []*world, s
 	worlds, errs := connectAll(func(r int) config {
 		return config{
 			host: hosts[r], dev: rigs[r].dev, compute: rigs[r].compute, using: new(sync.Mutex),
-			limit: limit, lanes: 1, split: splitBytes, share: board,
+			limit: limit, share: board,
 		}
 	}, 2)
 	if err := errors.Join(errs...); err != nil {
@@ -56,8 +56,8 @@ func TestWaitsAreKept(t *testing.T) {
 	}
 }
 
-// The calls of an engine say whom they wait for: the peer that has not posted its end. Where somebody
-// stands in the driver with the engine's lock, that is said instead.
+// The waits of an engine name the peer that has not posted its end. If a goroutine holds the engine's lock in the
+// driver, they report that instead.
 func TestWaits(t *testing.T) {
 	ctx := testContext(t)
 	rigs, worlds, swap := pair(t, time.Minute)

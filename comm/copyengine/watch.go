@@ -20,8 +20,8 @@ const (
 	closeBound = 2 * time.Second
 )
 
-// watch runs as the engine's goroutine, one for its whole life: it does what callers are not there
-// to do, and notices who stands still. It ends after close, or after a failure.
+// watch runs as the engine's goroutine, for its whole life. It makes progress without callers, and detects messages
+// without progress. It ends after close, or after a failure.
 func (e *Engine) watch() {
 	defer close(e.ended)
 	last, fast := time.Now(), minTick
@@ -52,7 +52,7 @@ func (e *Engine) watch() {
 			return
 		case <-e.wake:
 			if fast = minTick; dozing {
-				last = time.Now() // no one has stood still while nothing was under way
+				last = time.Now() // no message was pending meanwhile
 			}
 		case <-tick:
 		}
@@ -86,7 +86,7 @@ func (e *Engine) awake(took time.Duration) time.Duration {
 	return took
 }
 
-// stuck returns the error of a device that has long taken no more work.
+// stuck returns the error of a device that takes no more work.
 func (e *Engine) stuck() error {
 	const op = "calls behind a full queue of the device"
 	if rank := blame.Last(boardWaits{e}, e.rank, e.rank); rank >= 0 {
@@ -95,13 +95,13 @@ func (e *Engine) stuck() error {
 	return fmt.Errorf("%s: %w", op, blame.Deadline(e.deadline()))
 }
 
-// How often the watch looks whether a peer's host has come to a call.
+// The bounds of the watch's period while it waits for a peer's host to make a call.
 const (
 	minTick = 50 * time.Microsecond
 	maxTick = 2 * time.Millisecond
 )
 
-// tick returns how often to look at messages that only devices have to do with.
+// tick returns the period of checks of messages that wait only for devices.
 func (e *Engine) tick() time.Duration {
 	limit := e.deadline()
 	if limit < 0 {
@@ -112,18 +112,18 @@ func (e *Engine) tick() time.Duration {
 
 func (e *Engine) deadline() time.Duration { return time.Duration(e.limit.Load()) }
 
-// SetDeadline changes how long a message may stand still. Negative means for ever.
+// SetDeadline changes the time that a message may take without progress; negative: no bound.
 func (e *Engine) SetDeadline(d time.Duration) { e.limit.Store(int64(d)) }
 
-// A standstill is how long the next message of a queue has not been copied although this rank's
-// device has come to it. Before that it is this rank that is late.
-type standstill struct {
+// A stall measures how long the next message of a queue has not been copied since this rank's device came to it. Before
+// that this rank is late itself.
+type stall struct {
 	at    uint64
 	stood time.Duration
 }
 
-// inspect reports whether some message is not over, and ends the group when one has stood still
-// for too long. The last look was took ago. e.mu is held.
+// inspect reports whether some message is pending, and ends the group if one exceeds its deadline. took is the time
+// since the last inspection. e.mu is held.
 func (e *Engine) inspect(took time.Duration) (open bool) {
 	if e.err() != nil {
 		return false
@@ -139,12 +139,12 @@ func (e *Engine) inspect(took time.Duration) (open bool) {
 	return open
 }
 
-// examine looks at the messages to or from a peer. mine is how far this rank's device has come,
-// done what has been copied.
+// examine checks the messages to or from a peer. mine is the last message that this rank's device has come to, done the
+// last copied one.
 func (e *Engine) examine(peer int, q *backlog, send bool, mine, done uint64, took time.Duration) {
-	q.settle(done)
+	q.forget(done)
 	if len(q.open) == 0 {
-		q.at = standstill{}
+		q.at = stall{}
 		return
 	}
 	m := &q.open[0]
@@ -153,7 +153,7 @@ func (e *Engine) examine(peer int, q *backlog, send bool, mine, done uint64, too
 		return
 	}
 	if mine <= done || q.at.at != m.n {
-		q.at = standstill{at: m.n}
+		q.at = stall{at: m.n}
 		return
 	}
 	q.at.stood += took
@@ -168,20 +168,19 @@ func describe(m *message, send bool) blame.Op {
 	return op
 }
 
-// stalled returns the error of a message that has stood still for too long. In a ring the neighbour
-// stands still because its own neighbour does; the board shows who began.
+// stalled returns the error of a message at its deadline. In a ring a neighbour may itself wait for its own neighbour;
+// the board shows the rank that stopped.
 func (e *Engine) stalled(peer int, m *message, send bool) error {
 	return e.world(blame.Stalled(boardWaits{e}, e.rank, []int{peer}, describe(m, send), e.deadline()))
 }
 
-// boardWaits derives from the board which rank waits for which. Ranks count within the group.
+// boardWaits derives the waits of ranks from the board. Ranks count within the group.
 type boardWaits struct{ *Engine }
 
 func (w boardWaits) Ranks() int               { return w.board.ranks }
 func (w boardWaits) PeerName(rank int) string { return w.peerName(rank) }
 
-// WaitsFor returns a rank that has not come to a message which the given rank's device has come
-// to, or -1.
+// WaitsFor returns a rank that has not come to a message which the given rank's device has come to, or -1.
 func (w boardWaits) WaitsFor(rank int) int {
 	b := w.board
 	for p := range b.ranks {
@@ -212,7 +211,7 @@ func (e *Engine) fault(err error) error {
 	return blame.InCall("exchange", e.rank, e.board.ranks, err)
 }
 
-// err returns why nothing can be exchanged any more, or nil. e.mu is held.
+// err returns the cause that ended the group, or nil. e.mu is held.
 func (e *Engine) err() error {
 	if c := e.cause.Load(); c != nil {
 		return *c
@@ -226,8 +225,8 @@ func (e *Engine) err() error {
 // Abort fails all pending and later calls. Any goroutine may call it; it does not block.
 func (e *Engine) Abort(cause error) { e.fail(cause) }
 
-// fail ends the group with its first cause. Queued copies go on, so that peers not yet informed get their data; the
-// watch ends them.
+// fail ends the group with its first cause. Queued copies continue, so that peers that are not yet informed get their
+// data; the watch ends them.
 func (e *Engine) fail(cause error) {
 	cause = blame.OwnForm(cause)
 	if !e.cause.CompareAndSwap(nil, &cause) {
@@ -239,28 +238,25 @@ func (e *Engine) fail(cause error) {
 	close(e.failed)
 }
 
-// tell returns when the other ranks know of a failure, as far as they can be reached, and the compute
-// stream does. Only then are callers told: what they do next may be to exit, and the end of a
-// connection without a word is taken for a death; or to wait for the stream, which must not end as
-// if all was well. The wait is bounded; no lock that the watch needs is held.
-func (e *Engine) tell() {
+// inform informs the other ranks, as far as it can reach them, and the compute stream of a failure. Callers learn of it
+// only then: they may exit, and a connection that ends without a goodbye counts as a death; or they may wait for the
+// stream, which must not end without an error. The wait is bounded; the watch needs no lock held meanwhile.
+func (e *Engine) inform() {
 	if cause := e.cause.Load(); cause != nil {
 		e.host.Abort(*cause)
 		e.compute.Fail(*cause)
 	}
 }
 
-// drain tells the other ranks and the compute stream of a failure, and ends the waits of this
-// rank's streams. Until then they go on waiting for what has not come, so that nothing is
-// computed from it.
+// drain informs the other ranks and the compute stream of a failure, and ends the waits of this rank's streams. Until
+// then they wait for missing data, so that nothing is computed from it.
 //
-// The flags are written again and again: a peer's device may still write to them what it
-// was told to before. The board stays mapped after a failure, because no one can tell when the
-// compute stream, or a device that hangs, has looked at it for the last time.
+// It writes the flags repeatedly: a peer's device may still carry out earlier writes. The board stays mapped after a
+// failure, because the compute stream, or a device that hangs, may still read it.
 func (e *Engine) drain() {
-	e.tell()
-	stood := e.Waits() // before the waits end
-	e.stood.Store(&stood)
+	e.inform()
+	waits := e.Waits() // before they end
+	e.stood.Store(&waits)
 	for start := time.Now(); ; time.Sleep(time.Millisecond) {
 		took := time.Since(start)
 		if took > graceOver {
@@ -272,18 +268,18 @@ func (e *Engine) drain() {
 	}
 }
 
-// drained gives the lanes back when they have come to their end.
+// drained closes the lanes if they are idle.
 func (e *Engine) drained(took time.Duration) bool {
 	if !e.mu.TryLock() {
 		return false
 	}
 	defer e.mu.Unlock()
-	if !e.idle() || took <= graceOver && !e.settled() {
+	if !e.idle() || took <= graceOver && !e.allCopied() {
 		return false
 	}
 	e.gone = true
 	for l := range e.streams {
-		_ = l.close() // what it says is the cause
+		_ = l.close() // its error is the cause
 	}
 	return true
 }
@@ -297,8 +293,8 @@ func (e *Engine) release() {
 	}
 }
 
-// settled reports whether every message of this rank has been copied. e.mu is held.
-func (e *Engine) settled() bool {
+// allCopied reports whether every message of this rank has been copied. e.mu is held.
+func (e *Engine) allCopied() bool {
 	for p := range e.board.ranks {
 		if !reached(e.board.at(e.rank, p, flagSent), e.sends[p].last) ||
 			!reached(e.board.at(e.rank, p, flagArrived), e.receives[p].last) {
@@ -308,7 +304,7 @@ func (e *Engine) settled() bool {
 	return true
 }
 
-// idle reports whether the lanes have done all that they were given. e.mu is held.
+// idle reports whether the lanes have done all their work. e.mu is held.
 func (e *Engine) idle() bool {
 	for l := range e.streams {
 		if !l.idle() {
@@ -318,8 +314,7 @@ func (e *Engine) idle() bool {
 	return true
 }
 
-// Close leaves the group. Messages that are queued on both sides are still copied; all other
-// pending calls fail.
+// Close leaves the group. Messages that are queued on both sides are still copied; all other pending calls fail.
 func (e *Engine) Close() error {
 	e.leave()
 	select {
@@ -346,7 +341,7 @@ func (e *Engine) leave() {
 	close(e.ending)
 }
 
-// finish gives everything back when the lanes are done.
+// finish frees the resources when the lanes are idle.
 func (e *Engine) finish() {
 	for pause := (pace.Backoff{}); ; pause.Wait() {
 		if e.cause.Load() != nil {

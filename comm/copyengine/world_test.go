@@ -13,7 +13,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// heapBoard shares a board within the process, where the race detector sees it.
+// A heapBoard shares a board within the process, under the race detector.
 type heapBoard struct{ b *board }
 
 func newHeapBoard(ranks int) heapBoard {
@@ -23,7 +23,7 @@ func newHeapBoard(ranks int) heapBoard {
 func (h heapBoard) open(context.Context, *comm.Group) (*board, error) { return h.b, nil }
 func (h heapBoard) done(*board) error                                 { return nil }
 
-// world is a comm.Communicator whose Exchange goes by an engine and all else by a host group.
+// A world is a comm.Communicator that exchanges over an engine, and does all else over a host group.
 type world struct {
 	*comm.Group
 	e    *Engine
@@ -41,7 +41,7 @@ func newWorld(ctx context.Context, c config) (*world, error) {
 	return w, nil
 }
 
-// listen passes on what the host group learns of the other ranks.
+// listen passes the host group's failure to the engine.
 func (w *world) listen() {
 	for {
 		select {
@@ -95,7 +95,7 @@ func fakeWorld(compute []tensor.Stream, opts comm.Options) ([]comm.Communicator,
 	worlds, errs := connectAll(func(r int) config {
 		return config{
 			host: hosts[r], dev: &fakeDevice{rank: r}, compute: compute[r].(Compute), using: new(sync.Mutex), limit: hosts[r].Options().Deadline,
-			lanes: 1 + n%2, split: 1000, share: board,
+			share: board,
 		}
 	}, n)
 	cs := make([]comm.Communicator, n)
@@ -118,12 +118,12 @@ func connectAll(config func(r int) config, n int) ([]*world, []error) {
 	return worlds, errs
 }
 
-// fakeProcess is a rank with a fake device whose memory lies in files of dir.
+// fakeProcess makes a rank with a fake device whose memory consists of files in dir.
 func fakeProcess(ctx context.Context, host *comm.Group, dir string) (*Rank, error) {
 	dev := &fakeDevice{rank: host.Rank(), dir: dir}
 	compute := newFakeStream(nil, 0)
 	w, err := newWorld(ctx, config{
-		host: host, dev: dev, compute: compute, using: new(sync.Mutex), limit: host.Options().Deadline, lanes: 1, split: splitBytes, share: sharedFile{},
+		host: host, dev: dev, compute: compute, using: new(sync.Mutex), limit: host.Options().Deadline, share: sharedFile{},
 	})
 	if err != nil {
 		return nil, err
@@ -131,10 +131,10 @@ func fakeProcess(ctx context.Context, host *comm.Group, dir string) (*Rank, erro
 	return &Rank{world: w, rig: fakeRig{dev, compute}}, nil
 }
 
-// rig is a device under test: fake, or a GPU.
+// A rig is a device under test: fake, or a GPU.
 type rig interface {
 	stream() tensor.Stream
-	// bytes is memory of the device.
+	// bytes returns memory of the device.
 	bytes(n int) (tensor.View, error)
 	// set queues filling v with x, and check that it holds nothing else. What is wrong is
 	// reported by result, when the stream has got there.
@@ -201,8 +201,8 @@ func (r fakeRig) await(g tensor.Gate) {
 
 func (r fakeRig) result(ctx context.Context) error { return r.compute.Sync(ctx) }
 
-// fakeRanks makes n ranks of this process. With a queue all streams of all ranks share it, else
-// each has one with that much room.
+// fakeRanks makes n ranks of this process. All streams share queue, or if it is nil, each has a queue of its own with
+// that much room.
 func fakeRanks(t *testing.T, n int, queue *fakeQueue, room int, opts comm.Options) []*Rank {
 	hosts, board := comm.NewLocal(n, nil, opts), newHeapBoard(n)
 	rigs := make([]fakeRig, n)
@@ -212,7 +212,7 @@ func fakeRanks(t *testing.T, n int, queue *fakeQueue, room int, opts comm.Option
 	worlds, errs := connectAll(func(r int) config {
 		return config{
 			host: hosts[r], dev: rigs[r].dev, compute: rigs[r].compute, using: new(sync.Mutex), limit: hosts[r].Options().Deadline,
-			lanes: 1 + n%2, split: 1000, share: board,
+			share: board,
 		}
 	}, n)
 	ranks := make([]*Rank, n)

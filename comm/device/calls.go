@@ -9,8 +9,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Exchange sends and receives as one group. All views of a call lie on the device, or all on
-// the host.
+// Exchange sends and receives as one group. All views of a call lie on the device, or all on the host.
 func (d *Group) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 	if onHost(send) || onHost(recv) {
 		return d.viaHost(func() (comm.Pending, error) { return d.host.Exchange(send, recv) })
@@ -21,17 +20,16 @@ func (d *Group) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 	return d.move("exchange", d.sort(send, recv))
 }
 
-// onHost reports whether the first of the messages is of the host. The check of the others
-// finds what is mixed.
+// onHost reports whether the first message has a view of the host. The check of the others finds a mixture.
 func onHost(ms []comm.Message) bool { return len(ms) > 0 && hostView(ms[0].View) }
 
 func hostView(v tensor.View) bool { return !v.IsZero() && v.Memory().Device() == tensor.Device{} }
 
-// An exchanged is an exchange that has been checked.
+// An exchanged is a checked exchange.
 type exchanged struct {
 	send, recv []comm.Message // all of them
-	out, in    []comm.Message // those that move between ranks: not empty, not of the own rank
-	own, into  []tensor.View  // those of the own rank, pair by pair
+	out, in    []comm.Message // moved between ranks: not empty, not of the own rank
+	own, into  []tensor.View  // of the own rank, pair by pair
 }
 
 func (d *Group) sort(send, recv []comm.Message) *exchanged {
@@ -63,7 +61,7 @@ func (d *Group) onDevice(v tensor.View) error {
 
 // move runs an exchange over the copy engines or the library.
 func (d *Group) move(name string, c *exchanged) (comm.Pending, error) {
-	f := d.newFlight(name, c)
+	f := d.newInflight(name, c)
 	switch {
 	case d.copies.everywhere():
 		return d.moveByEngine(f, c)
@@ -81,11 +79,11 @@ func (d *Group) move(name string, c *exchanged) (comm.Pending, error) {
 	})
 }
 
-// newFlight returns the flight of an exchange.
-func (d *Group) newFlight(name string, c *exchanged) *flight {
-	f := &flight{name: name}
+// newInflight returns the record of an exchange.
+func (d *Group) newInflight(name string, c *exchanged) *inflight {
+	f := &inflight{name: name}
 	if tensor.Tracing(d.stream) {
-		f.told = check.Told(c.send, c.recv)
+		f.detail = check.Detail(c.send, c.recv)
 	}
 	for _, m := range append(append([]comm.Message{}, c.out...), c.in...) {
 		f.with(m.Peer, check.Bytes(m.View))
@@ -93,8 +91,8 @@ func (d *Group) newFlight(name string, c *exchanged) *flight {
 	return f
 }
 
-// moveByEngine leaves the call to the copy engines, which watch it themselves.
-func (d *Group) moveByEngine(f *flight, c *exchanged) (comm.Pending, error) {
+// moveByEngine runs the call over the copy engines, which watch it themselves.
+func (d *Group) moveByEngine(f *inflight, c *exchanged) (comm.Pending, error) {
 	d.issuing.Lock()
 	defer d.issuing.Unlock()
 	if p, err := d.admit(f); p != nil || err != nil {
@@ -124,7 +122,7 @@ func (d *Group) AllGather(dst, src tensor.View) (comm.Pending, error) {
 	}
 	err := d.rules.AllGather(dst, src)
 	if err == nil && d.copies.everywhere() {
-		return d.moveParts("all-gather", dst, src, func(int) tensor.View { return src })
+		return d.gather(dst, src)
 	}
 	return d.collective("all-gather", dst, err, func() error { return d.lib.allGather(dst, src) })
 }
@@ -139,17 +137,6 @@ func (d *Group) ReduceScatter(dst, src tensor.View, op comm.Op) (comm.Pending, e
 		func() error { return d.lib.reduceScatter(dst, src, op) })
 }
 
-// AllToAll sends part p of src to rank p and fills part p of dst from rank p.
-func (d *Group) AllToAll(dst, src tensor.View) (comm.Pending, error) {
-	if hostView(dst) || hostView(src) {
-		return d.viaHost(func() (comm.Pending, error) { return d.host.AllToAll(dst, src) })
-	}
-	if err := d.rules.AllToAll(dst, src); err != nil {
-		return nil, d.fault("all-to-all", err)
-	}
-	return d.moveParts("all-to-all", dst, src, func(rank int) tensor.View { return shareOf(src, d.Size(), rank) })
-}
-
 // Broadcast copies root's v to every rank.
 func (d *Group) Broadcast(v tensor.View, root int) (comm.Pending, error) {
 	if hostView(v) {
@@ -158,32 +145,18 @@ func (d *Group) Broadcast(v tensor.View, root int) (comm.Pending, error) {
 	return d.collective("broadcast", v, d.rules.Broadcast(v, root), func() error { return d.lib.broadcast(v, root) })
 }
 
-// shareOf returns one of n equal parts of a dense view, as a vector.
-func shareOf(v tensor.View, n, i int) tensor.View {
-	size := v.Size() / n
-	return v.Reshape([4]int{1, 1, 1, v.Size()}).Slice(tensor.Dim, i*size, (i+1)*size)
-}
-
-// moveParts fills the parts of dst from the ranks; of returns the part to send to each.
-func (d *Group) moveParts(name string, dst, src tensor.View, of func(rank int) tensor.View) (comm.Pending, error) {
-	n := d.Size()
-	c := &exchanged{}
-	for i := range n { // the next rank first, so that not all begin with the same
-		p := (d.Rank() + 1 + i) % n
-		from, to := of(p), shareOf(dst, n, p)
-		if to.Size() == 0 || p == d.Rank() && check.Same(from, to) {
-			continue
-		}
-		c.send, c.recv = append(c.send, comm.Message{Peer: p, View: from}), append(c.recv,
-			comm.Message{Peer: p, View: to})
-		if p == d.Rank() {
-			c.own, c.into = append(c.own, from), append(c.into, to)
-		} else {
-			c.out, c.in = append(c.out, comm.Message{Peer: p, View: from}), append(c.in,
-				comm.Message{Peer: p, View: to})
+// gather fills the parts of dst from the ranks' src by an exchange.
+func (d *Group) gather(dst, src tensor.View) (comm.Pending, error) {
+	var send, recv []comm.Message
+	size, all := src.Size(), dst.Reshape([4]int{1, 1, 1, dst.Size()})
+	for i := range d.Size() { // the next rank first, so that not all begin with the same
+		p := (d.Rank() + 1 + i) % d.Size()
+		part := all.Slice(tensor.Dim, p*size, (p+1)*size)
+		if p != d.Rank() || !check.Same(src, part) {
+			send, recv = append(send, comm.Message{Peer: p, View: src}), append(recv, comm.Message{Peer: p, View: part})
 		}
 	}
-	return d.move(name, c)
+	return d.move("all-gather", d.sort(send, recv))
 }
 
 // collective runs a call of all ranks, unless there is an error to return.
@@ -191,9 +164,9 @@ func (d *Group) collective(name string, v tensor.View, err error, queue func() e
 	if err != nil {
 		return nil, d.fault(name, err)
 	}
-	f := &flight{name: name, bytes: check.Bytes(v)}
+	f := &inflight{name: name, bytes: check.Bytes(v)}
 	if tensor.Tracing(d.stream) {
-		f.told = check.Collective(v, d.Size())
+		f.detail = check.Collective(v, d.Size())
 	}
 	for i := 1; i < d.Size(); i++ { // the next rank first
 		f.peers = append(f.peers, (d.Rank()+i)%d.Size())
@@ -206,8 +179,7 @@ func (d *Group) collective(name string, v tensor.View, err error, queue func() e
 	})
 }
 
-// viaHost runs a call on views of the host, after the present work of the compute stream,
-// which may be about to fill them.
+// viaHost runs a call on views of the host after the present work of the compute stream, which may fill them.
 func (d *Group) viaHost(call func() (comm.Pending, error)) (comm.Pending, error) {
 	d.issuing.Lock()
 	defer d.issuing.Unlock()
@@ -228,7 +200,7 @@ type hostPending struct {
 	comm.Pending
 }
 
-// Wait blocks the caller until the transfer has ended, since the device has no part in it.
+// Wait blocks the caller until the transfer has ended: the device has no part in it.
 func (p *hostPending) Wait() {
 	if err := p.Sync(context.Background()); err != nil {
 		p.d.kit.compute.Fail(err)

@@ -19,14 +19,13 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// testMemory is what a test may use of a GPU, and of pinned memory for what goes there and back
-// between two waits.
+// testMemory bounds the memory of a test on a GPU, and the pinned memory for transfers between two waits.
 const (
 	testMemory = 1 << 30
 	testPinned = 256 << 20
 )
 
-// gpu is a GPU that tests use one after the other. It is opened once: contexts take long.
+// A gpu is a GPU that tests use one after another. It is opened once, since contexts take long.
 type gpu struct {
 	dev    *cuda.Device
 	mem    *cuda.Memory
@@ -62,7 +61,7 @@ func openGPU(ordinal int) (*gpu, error) {
 	return g, nil
 }
 
-// gpuDevice is a GPU under a test.
+// A gpuDevice is a GPU under test.
 type gpuDevice struct {
 	*gpu
 	stream *cuda.Stream
@@ -106,7 +105,7 @@ func (d *gpuDevice) New(t tensor.DType, shape ...int) tensor.View {
 	return v
 }
 
-// stage is pinned memory until the next wait.
+// stage returns pinned memory, valid until the next wait.
 func (d *gpuDevice) stage(n int) (addr uint64, b []byte) {
 	if d.used+int64(n) > testPinned {
 		_ = d.Stream().Sync(context.Background()) // an error stays in the stream

@@ -12,8 +12,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// FakeDevice is a device whose memory is the host's under another name, and whose stream is a
-// stream of the host.
+// A FakeDevice has the host's memory under another name, and a stream of the host.
 type FakeDevice struct {
 	index int
 	s     eagerStream
@@ -61,7 +60,7 @@ func (m *maskedMemory) Device() tensor.Device { return m.at }
 func (m *maskedMemory) Bytes() int64          { return m.h.Bytes() }
 func (m *maskedMemory) Ptr() unsafe.Pointer   { return m.h.Ptr() }
 
-// unmask is a view of a fake device's memory as one of the host.
+// unmask returns a view of a fake device's memory as a view of the host.
 func unmask(v tensor.View) tensor.View {
 	var stride [4]int64
 	for a := range stride {
@@ -80,7 +79,8 @@ func unmaskAll(ms []comm.Message) []comm.Message {
 
 func maskedBytes(v tensor.View) []byte { return tensor.Bytes(unmask(v)) }
 
-// eagerStream is a stream of the host that takes work as a GPU's does: Do runs what queues.
+// An eagerStream is a stream of the host that takes work like a GPU's stream: Do runs its argument at once, which
+// queues work.
 type eagerStream struct{ *tensor.HostStream }
 
 func (s eagerStream) Do(_ string, queue func() error) {
@@ -98,12 +98,12 @@ func (s eagerStream) copy(dst, src []byte) {
 	})
 }
 
-// fakeLibrary joins fake devices as NCCL joins GPUs. Its communicators know no deadline, and one
-// that is aborted leaves the others waiting or broken.
+// fakeLibrary joins fake devices as NCCL joins GPUs. Its communicators have no deadline. If one is aborted, the others
+// wait or break.
 type fakeLibrary struct {
 	mu     sync.Mutex
 	worlds map[uint64]*local.World // guarded by mu; by the id of the host's group
-	refuse error                   // what connect fails with on rank 0
+	refuse error                   // the error of connect on rank 0
 	engine func(ctx context.Context, host *comm.Group) (mover, error)
 }
 
@@ -132,7 +132,7 @@ func (l *fakeLibrary) connect(
 	return &fakeCalls{g: g, s: s}, nil
 }
 
-// fakeCalls are the collectives of one rank.
+// fakeCalls implements the collectives of one rank.
 type fakeCalls struct {
 	g *comm.Group
 	s gpuStream

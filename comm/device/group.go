@@ -1,6 +1,8 @@
-// Package device joins GPUs: a Group is a Communicator of ranks that compute on a device each, on
-// top of the group that their hosts are in. Exchanges go by copy engines (package copyengine) or
-// by NCCL, which also does the collectives.
+// Package device joins GPUs into a Group, a comm.Communicator on top of the group of their hosts. Exchanges use copy
+// engines (package copyengine) within a node and NCCL elsewhere; collectives use NCCL. New makes a Group:
+//
+//	group, err := device.New(ctx, host, stream, device.Options{})
+//	transfer, err := group.AllReduce(view, comm.Sum)
 package device
 
 import (
@@ -18,40 +20,35 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Group is a comm.Communicator of ranks that compute on a device each. Views of the device
-// move between the devices; views of the host move over the host's group, which also is what
-// ranks meet over, learn of failures by, and blame each other through.
+// Group is a comm.Communicator of ranks with a device each. Views of the device move between the devices, views of the
+// host over the host's group. The host's group also carries failures, and names the ranks to blame.
 //
-// Work is queued on a stream of the group's own after an event of the compute stream. One
-// goroutine watches what is in flight. When the host's group fails, because a peer has died or
-// has aborted, when a transfer stands still beyond the deadline of the host's group, or when
-// the library reports an error, the watch ends everything under way on the device and poisons
-// both streams with the cause, so that nothing waits for what will never come.
+// The group queues work on a stream of its own after an event of the compute stream. One goroutine watches the calls in
+// flight. If the host's group fails, a transfer makes no progress within the deadline, or the library reports an error,
+// it ends all work on the device and poisons both streams with the cause. So no wait lasts for ever.
 //
-// Where two groups of one device have calls in flight at once, their kernels wait for those of
-// other devices and must fit on the device together: see Options.MaxCTAs. Whatever the
-// number of groups, all ranks should make the calls of all groups in the same order.
+// If two groups of one device have calls in flight at once, their kernels wait for other devices and must fit on the
+// device together: see Options.MaxCTAs. All ranks should make the calls of all groups in the same order.
 //
-// Three things are different from a comm.Group: Max and Min of floats pass over a NaN that only
-// some ranks have; sizes of messages are not compared between the ranks by NCCL, so that a
-// mismatch ends at the deadline; and the first message between two ranks connects them, until
-// which the call does not return. Wait for a call on views of the host blocks the caller.
+// Three things differ from a comm.Group. Max and Min of floats may drop a NaN of some ranks. NCCL does not compare
+// sizes of messages, so that a mismatch ends at the deadline. The first message between two ranks connects them, and
+// blocks the call until then. Wait for a call on views of the host blocks the caller.
 type Group struct {
 	host   *comm.Group
 	kit    *kit
 	opts   Options
 	stream gpuStream
 	lib    collectives
-	copies *engines // nil where exchanges go over lib
+	copies *engines // nil: exchanges use lib
 	rules  check.Rules
 	limit  atomic.Int64
 
 	issuing sync.Mutex   // one call at a time
-	events  sync.RWMutex // held by who uses the stream's events: locked to close the stream
+	events  sync.RWMutex // read to use the stream's events, locked to close the stream
 	shut    bool         // guarded by events; the stream is closed
 
 	mu       sync.Mutex
-	flights  []*flight   // guarded by mu; oldest first
+	inflight []*inflight // guarded by mu; oldest first
 	calls    uint64      // guarded by mu; so far
 	cause    error       // guarded by mu; of the group's end
 	ended    []comm.Wait // guarded by mu; the calls in flight then
@@ -73,7 +70,7 @@ var (
 	_ comm.Hosted         = (*Group)(nil)
 )
 
-// newGroup joins the devices of host's ranks. It takes host over, also if it fails.
+// newGroup joins the devices of host's ranks. It takes over host, also if it fails.
 func newGroup(ctx context.Context, host *comm.Group, kit *kit, opts Options) (*Group, error) {
 	d := &Group{
 		host: host, kit: kit, opts: opts,
@@ -84,9 +81,9 @@ func newGroup(ctx context.Context, host *comm.Group, kit *kit, opts Options) (*G
 	d.limit.Store(int64(host.Options().Deadline))
 	err := d.connect(ctx)
 	if err != nil {
-		host.Abort(d.fault("connect devices", err)) // the others may stand in the same call
+		host.Abort(d.fault("connect devices", err)) // the others may wait in the same call
 	} else {
-		err = d.connectEngines(ctx) // who fails in this knows that all do
+		err = d.connectEngines(ctx) // fails on all ranks together
 	}
 	if err != nil {
 		d.die(err)
@@ -130,13 +127,13 @@ func (d *Group) connectEngines(ctx context.Context) (err error) {
 		return nil
 	}
 	if d.opts.Transport == TransportCopy {
-		if err := apart(d.host); err != nil {
+		if err := acrossNodes(d.host); err != nil {
 			return err
 		}
 	}
 	here, near, err := reach(ctx, d.host)
 	if err != nil || here.Size() == 1 {
-		return err // alone on a node, it has no one to reach
+		return err // a rank alone on its node needs no engine
 	}
 	m, err := d.kit.engine(ctx, here)
 	if err == nil {
@@ -154,8 +151,7 @@ func (d *Group) Rank() int { return d.host.Rank() }
 // Size returns the number of ranks of the group.
 func (d *Group) Size() int { return d.host.Size() }
 
-// Host returns the group of the same ranks that moves views of the host. Its calls wait for nothing
-// that is queued on the device.
+// Host returns the group of the hosts. Its calls do not wait for work on the device.
 func (d *Group) Host() *comm.Group { return d.host }
 
 // Transport returns "nccl", "copy", or "copy and nccl" if the ranks are on several nodes and copy engines carry
@@ -170,8 +166,7 @@ func (d *Group) Transport() string {
 	return TransportNCCL
 }
 
-// SetDeadline changes how long a transfer may stand still, for calls made after it; see
-// Group.SetDeadline.
+// SetDeadline changes the deadline of later calls; see comm.Group.SetDeadline.
 func (d *Group) SetDeadline(limit time.Duration) {
 	d.limit.Store(int64(limit))
 	d.host.SetDeadline(limit)
@@ -206,7 +201,7 @@ func (d *Group) Err() error {
 	return d.cause
 }
 
-// Barrier blocks the caller until every rank has called it. No stream has a part in it.
+// Barrier blocks the caller until every rank has called it. It involves no stream.
 func (d *Group) Barrier(ctx context.Context) error { return d.host.Barrier(ctx) }
 
 // Split makes groups of the ranks with the same colour, ordered by key, then by rank.
@@ -232,11 +227,11 @@ func (d *Group) Split(ctx context.Context, colour, key int) (comm.Communicator, 
 	return c, nil
 }
 
-// Abort fails every pending and later call on all groups of the world, here and on the other
-// ranks. It returns when the other ranks have been told, or after half a second.
+// Abort fails every pending and later call on all groups of the world, here and on the other ranks. It returns when the
+// other ranks are informed, or after half a second.
 func (d *Group) Abort(cause error) { d.fail(cause) }
 
-// fail ends the world of the group, unless that has ended already.
+// fail ends the group's world, unless it has ended already.
 func (d *Group) fail(cause error) {
 	d.host.Link().Fail(blame.OwnForm(cause))
 	cause = d.host.Link().Err()
@@ -246,11 +241,11 @@ func (d *Group) fail(cause error) {
 	d.end(cause, true)
 }
 
-// end fails the pending calls and all later ones here. If some are under way, it makes the device end them and drops
-// their waiters on the compute stream. It informs the other ranks first, since this rank's callers may exit, and a
-// connection that ends without a word counts as a death.
+// end fails pending and later calls here. If some are under way, the device ends them and drops their waiters on the
+// compute stream. It informs the other ranks first, since this rank's callers may exit, and a connection that ends
+// without a goodbye counts as a death.
 func (d *Group) end(cause error, busy bool) {
-	d.host.Link().AwaitTold()
+	d.host.Link().AwaitNotified()
 	d.markDone()
 	waits := d.waits()
 	d.mu.Lock()
@@ -259,7 +254,7 @@ func (d *Group) end(cause error, busy bool) {
 		return
 	}
 	d.cause, d.ended = cause, waits
-	d.flights = nil
+	d.inflight = nil
 	d.mu.Unlock()
 	d.die(cause)
 	if busy {
@@ -284,8 +279,7 @@ func (d *Group) end(cause error, busy bool) {
 		d.events.Lock()
 		defer d.events.Unlock()
 		d.shut = true
-		// What it says is the cause, which everybody has been told.
-		_ = d.stream.Close()
+		_ = d.stream.Close() // its error is the cause
 	})
 }
 
@@ -298,8 +292,7 @@ func (d *Group) log(err error) {
 // endingBound limits Close's wait for the device to release the group's resources.
 const endingBound = 5 * time.Second
 
-// Close ends the group and those split from it, and the host's group. Calls still pending
-// fail.
+// Close ends the group, those split from it, and the host's group. Pending calls fail.
 func (d *Group) Close() error {
 	d.mu.Lock()
 	if d.closed {
@@ -315,23 +308,22 @@ func (d *Group) Close() error {
 	}
 	close(d.quit)
 	<-d.over
-	d.end(comm.ErrClosed, d.inFlight() > 0)
+	d.end(comm.ErrClosed, d.countInflight() > 0)
 	ended := make(chan struct{})
-	go func() { // ends when the device lets it
+	go func() { // ends when the device has released the group
 		d.ending.Wait()
 		close(ended)
 	}()
 	select {
 	case <-ended:
 	case <-time.After(endingBound):
-		d.log(errors.New("the device does not let go of it; it is left behind"))
+		d.log(errors.New("the device has not released its resources; they leak"))
 	}
 	return d.host.Close()
 }
 
-// Waits returns the calls of this group, and of all that were split from it, that are not over on the
-// device. Those of views of the host are Host().Waits(). Once the group has ended it returns what was
-// in flight at that moment. Any goroutine may call it, at any time.
+// Waits returns the pending calls on the device, of this group and all split from it; Host().Waits() has those on views
+// of the host. After the group has ended, it returns the calls then in flight. Any goroutine may call it.
 func (d *Group) Waits() []comm.Wait {
 	all := d.waits()
 	d.mu.Lock()
@@ -350,10 +342,10 @@ func (d *Group) waits() (all []comm.Wait) {
 		defer d.mu.Unlock()
 		return slices.Clone(d.ended)
 	}
-	flights := slices.Clone(d.flights)
+	calls := slices.Clone(d.inflight)
 	d.mu.Unlock()
-	before := true // all calls so far are over
-	for _, f := range flights {
+	before := true // all earlier calls are over
+	for _, f := range calls {
 		d.mu.Lock()
 		w, start, end, done := d.wait(f), f.start, f.end, f.done
 		d.mu.Unlock()
@@ -367,7 +359,6 @@ func (d *Group) waits() (all []comm.Wait) {
 		if len(all) == comm.MaxWaits {
 			break
 		}
-		// The library's kernels run one after the other.
 		if came, _ := d.reached(start); came && before {
 			w.Begun = true
 		} else {
@@ -382,8 +373,8 @@ func (d *Group) waits() (all []comm.Wait) {
 	return all
 }
 
-// wait returns a call as one that has begun. d.mu is held.
-func (d *Group) wait(f *flight) comm.Wait {
+// wait describes a call that has begun. d.mu is held.
+func (d *Group) wait(f *inflight) comm.Wait {
 	w := comm.Wait{
 		Op: f.name, Label: f.label, Group: d.host.ID(), Via: TransportNCCL, Call: f.number,
 		Needed: f.needed, Called: f.called, Vague: true, Bytes: f.bytes, Since: f.began,

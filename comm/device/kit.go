@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A gpuStream is a stream of a device. Do queues what its argument queues, and returns.
+// A gpuStream is a stream of a device. Do runs its argument at once, which queues work.
 type gpuStream interface {
 	tensor.Stream
 	Do(name string, work func() error)
@@ -22,9 +22,8 @@ type gpuStream interface {
 	Close() error
 }
 
-// collectives are the calls of a library, NCCL, between the devices of a group. Those that
-// queue do so on the stream that they were made with; they return nil when the work is queued.
-// One goroutine makes them; err, abort and close are for any.
+// collectives are the calls of NCCL between the devices of a group. They queue work on the stream that they were made
+// with, and return nil when it is queued. One goroutine calls them; any may call err, abort and close.
 type collectives interface {
 	exchange(send, recv []comm.Message) error // none to the own rank, none empty
 	allReduce(v tensor.View, op comm.Op) error
@@ -33,13 +32,13 @@ type collectives interface {
 	broadcast(v tensor.View, root int) error
 	// err returns an asynchronous error, or nil.
 	err() error
-	// abort ends what is under way on the device, as an error or not, and gives everything back.
+	// abort ends all work on the device and frees all resources.
 	abort()
-	// close gives everything back. Nothing is under way.
+	// close frees all resources. Nothing is under way.
 	close() error
 }
 
-// A solo is the collectives of one rank.
+// A solo implements the collectives of one rank.
 type solo struct {
 	kit    *kit
 	stream gpuStream
@@ -61,41 +60,40 @@ func (s solo) allGather(dst, src tensor.View) error {
 
 func (s solo) reduceScatter(dst, src tensor.View, _ comm.Op) error { return s.allGather(dst, src) }
 
-// mover carries exchanges between the devices of a group: all messages of a call, also those to
-// the own rank. Its errors need not say what call they are of.
+// A mover carries exchanges between the devices of a group, with all messages of a call, also to the own rank. Its
+// errors need not name the call.
 type mover interface {
 	Exchange(send, recv []comm.Message) (comm.Pending, error)
-	// SetDeadline sets how long a message may stand still. Negative means for ever.
+	// SetDeadline bounds the time without progress of a message; negative: no bound.
 	SetDeadline(limit time.Duration)
 	// Streams returns the streams that copy, for traces.
 	Streams() []tensor.Stream
-	// Waits returns the calls that are not over; see comm.Group.
+	// Waits returns the pending calls; see comm.Group.
 	Waits() []comm.Wait
-	// Abort fails all calls and has the device end them.
+	// Abort fails all calls, and makes the device end them.
 	Abort(cause error)
 	Close() error
 }
 
-// A kit holds the device, shared by all groups of a rank.
+// A kit holds the device, which all groups of a rank share.
 type kit struct {
 	place     tensor.Device
 	compute   gpuStream
 	newStream func(name string) (gpuStream, error)
 	copy      func(s gpuStream, dst, src tensor.View) // of the device, dense and of one size
-	// connect joins the ranks of host; it gives up when stop is closed.
+	// connect joins the ranks of host; it returns when stop is closed.
 	connect func(ctx context.Context, host *comm.Group, s gpuStream, opts Options,
 		stop <-chan struct{}) (collectives, error)
-	// engine joins the ranks of host by their copy engines. If it fails on one rank, it does
-	// on all. It may be nil.
+	// engine joins the ranks of host by their copy engines. It fails on all ranks or on none. It may be nil.
 	engine func(ctx context.Context, host *comm.Group) (mover, error)
 
-	// order guards the compute stream, which several groups may use from goroutines of their
-	// own. It comes before a group's events.
+	// order guards the compute stream, which several groups may use from their own goroutines. Lock it before a group's
+	// events.
 	order sync.Mutex
 }
 
-// shareID gives the bytes that rank 0 makes to all ranks of host. A rank 0 that cannot make
-// them aborts the group, so that the others do not wait.
+// shareID sends the bytes that make returns on rank 0 to all ranks of host. If make fails, rank 0 aborts the group, so
+// that the others do not wait.
 func shareID(ctx context.Context, host *comm.Group, size int, make func() ([]byte, error)) ([]byte, error) {
 	v := tensor.New(tensor.U8, size)
 	if host.Rank() == 0 {
@@ -123,8 +121,8 @@ type Options struct {
 	// NCCL elsewhere. Reductions always use NCCL; gathers go like exchanges, except over several nodes, which NCCL
 	// does.
 	Transport string
-	// MaxCTAs is how many processors of a device a collective may take at most, 16 by default.
-	// Groups whose calls are in flight at once must find room on the device together.
+	// MaxCTAs bounds the processors of a device for a collective, 16 by default. Groups with calls in flight at once
+	// must fit on the device together.
 	MaxCTAs int
 }
 
@@ -134,7 +132,7 @@ const (
 	TransportNCCL = "nccl"
 	TransportCopy = "copy"
 
-	// TransportBoth is no option. It is what Group.Transport returns of a group over several nodes.
+	// TransportBoth is the result of Group.Transport for a group over several nodes; Options do not accept it.
 	TransportBoth = "copy and nccl"
 )
 
@@ -154,18 +152,18 @@ func (o Options) withDefaults() (Options, error) {
 	return o, nil
 }
 
-// Copy engines reach the devices of one node. If the ranks of a group are on several, messages within a
-// node go over them, and those between nodes over the library. Which they are follows from the nodes of
-// the ranks, so both ends of a message choose the same, whatever came of the engines of other nodes.
+// Copy engines reach the devices of one node. If the ranks of a group are on several, they carry messages within a
+// node, and the library carries those between nodes. The ranks' nodes determine the carrier, so that both ends of a
+// message choose the same.
 
-// engines are the copy engines of a group, with the ranks that they reach.
+// engines are the copy engines of a group, and the ranks that they reach.
 type engines struct {
 	mover
-	near []int // by rank of the group, the rank among those that are reached, or -1; nil where all are
+	near []int // by rank of the group, the rank for the engines, or -1; nil: they reach all
 }
 
-// reach returns the ranks of host on this rank's node, as a group of their own, and their ranks in it by
-// rank of host. Where all are, it is host itself, and nil.
+// reach returns a group of the ranks on this rank's node, and their ranks in it by rank of host: -1 for others. If all
+// are on one node, it returns host and nil.
 func reach(ctx context.Context, host *comm.Group) (*comm.Group, []int, error) {
 	if host.OneNode() {
 		return host, nil, nil
@@ -186,8 +184,8 @@ func reach(ctx context.Context, host *comm.Group) (*comm.Group, []int, error) {
 	return here, near, nil
 }
 
-// apart returns an error that names two ranks of different nodes.
-func apart(host *comm.Group) error {
+// acrossNodes returns an error that names two ranks of different nodes.
+func acrossNodes(host *comm.Group) error {
 	for r := range host.Size() {
 		if host.Node(r) != host.Node(0) {
 			return fmt.Errorf("transport copy: %s is on node %d and %s on node %d, and copy engines reach the "+
@@ -209,7 +207,7 @@ func (e *engines) split(c *exchanged) (near, far *exchanged) {
 	return near, far
 }
 
-// part takes messages apart. Those that are far and empty do not move.
+// part separates messages. Far messages that are empty do not move.
 func (e *engines) part(ms []comm.Message) (near, far []comm.Message) {
 	for _, m := range ms {
 		switch {
@@ -224,12 +222,12 @@ func (e *engines) part(ms []comm.Message) (near, far []comm.Message) {
 
 // moveBoth sends messages to other nodes over the library and the rest over the engines. All ranks call the library
 // first, which may wait for the peers' calls.
-func (d *Group) moveBoth(f *flight, c *exchanged) (comm.Pending, error) {
+func (d *Group) moveBoth(f *inflight, c *exchanged) (comm.Pending, error) {
 	near, far := d.copies.split(c)
 	if len(far.out)+len(far.in) == 0 {
 		return d.moveByEngine(f, near)
 	}
-	g := d.newFlight(f.name, far)
+	g := d.newInflight(f.name, far)
 	p, err := d.issue(g, func() error { return d.lib.exchange(far.out, far.in) })
 	if err != nil || len(near.send)+len(near.recv) == 0 {
 		return p, err
@@ -241,7 +239,7 @@ func (d *Group) moveBoth(f *flight, c *exchanged) (comm.Pending, error) {
 	return bothPending{p, q}, nil
 }
 
-// bothPending is two parts of one call.
+// A bothPending is a call in two parts.
 type bothPending struct{ far, near comm.Pending }
 
 // Wait makes the compute stream wait for both.

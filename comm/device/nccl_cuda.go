@@ -17,10 +17,9 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// New joins the GPUs of host's ranks, one a rank and each another. Calls are ordered
-// against compute, and a failure of the group poisons it. host should have no compute stream;
-// the new group takes it over, with its deadline, and closes it, also if this fails. Close
-// the new group before compute and its device.
+// New joins the GPUs of host's ranks, one for each. Calls are ordered against compute, and a failure of the group
+// poisons it. The new group takes over host, with its deadline, also if New fails; host should have no compute stream.
+// Close the group before compute and its device.
 func New(ctx context.Context, host *comm.Group, compute *cuda.Stream, opts Options) (*Group, error) {
 	dev := compute.Device()
 	kit := &kit{
@@ -80,11 +79,11 @@ func connectNCCL(ctx context.Context, host *comm.Group, s *cuda.Stream, opts Opt
 	return n, nil
 }
 
-// launchTime is how long NCCL is watched without a pause. It makes a call on a thread that it
-// starts for it, within 50 to 150 µs; to sleep in between would take as long again.
+// launchTime is how long wait polls NCCL without a pause. NCCL makes a call on a new thread within 50 to 150 µs, and a
+// sleep would take as long again.
 const launchTime = 300 * time.Microsecond
 
-// wait returns when what was begun has been done by NCCL.
+// wait returns when NCCL has done the call.
 func (n *ncclCalls) wait(ctx context.Context) error {
 	for pause := (pace.Backoff{Spin: launchTime}); ; pause.Wait() {
 		if busy, err := n.c.Busy(); err != nil || !busy {
@@ -141,7 +140,7 @@ func (n *ncclCalls) broadcast(v tensor.View, root int) error {
 func (n *ncclCalls) err() error {
 	_, err := n.c.Busy()
 	if errors.Is(err, nccl.ErrGone) {
-		return nil // it was ended here, for a reason that is known
+		return nil // ended here, with a known cause
 	}
 	return err
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// fakeEngine moves between the fake devices of one node, and counts what it sends.
+// A fakeEngine moves data between the fake devices of one node, and counts its sends.
 type fakeEngine struct {
 	g    *comm.Group
 	sent *atomic.Int64
@@ -31,8 +31,8 @@ func (e *fakeEngine) Waits() []comm.Wait              { return e.g.Waits() }
 func (e *fakeEngine) Abort(cause error)               { e.g.Abort(cause) }
 func (e *fakeEngine) Close() error                    { return e.g.Close() }
 
-// nodeRanks joins fake devices of ranks on the given nodes. Those of the node that is lame have no copy
-// engines. sent counts what goes over the others.
+// nodeRanks joins fake devices of ranks on the given nodes. Devices of the lame node have no copy engines. sent counts
+// the messages over engines.
 func nodeRanks(
 	t *testing.T,
 	nodes []int,
@@ -90,8 +90,8 @@ func each(t *testing.T, groups []*Group, f func(r int, g *Group) error) {
 	wg.Wait()
 }
 
-// TestNodes moves data between ranks on several nodes: what stays within a node goes over its engines where it
-// has some, all else over the library, and everything arrives.
+// TestNodes moves data between ranks on several nodes. Messages within a node go over its engines if it has any, all
+// others over the library, and everything arrives.
 func TestNodes(t *testing.T) {
 	for name, c := range map[string]struct {
 		nodes      []int
@@ -125,7 +125,12 @@ func TestNodes(t *testing.T) {
 				for p := range n {
 					tensor.Data[float32](unmask(src))[p] = float32(10*r + p)
 				}
-				p, err := g.AllToAll(dst, src)
+				var send, recv []comm.Message
+				for p := range n {
+					send = append(send, comm.Message{Peer: p, View: src.Slice(tensor.Dim, p, p+1)})
+					recv = append(recv, comm.Message{Peer: p, View: dst.Slice(tensor.Dim, p, p+1)})
+				}
+				p, err := g.Exchange(send, recv)
 				if err == nil {
 					p.Wait()
 					err = p.Sync(ctx)
@@ -173,7 +178,7 @@ func TestNodes(t *testing.T) {
 	}
 }
 
-// TestCopyAcrossNodes asks for copy engines where they cannot reach: all ranks are told which.
+// TestCopyAcrossNodes requires copy engines between nodes: the error names two ranks on all ranks.
 func TestCopyAcrossNodes(t *testing.T) {
 	_, _, _, err := nodeRanks(t, []int{3, 3, 4}, -1, Options{Transport: TransportCopy})
 	for r := range 3 {
@@ -187,7 +192,7 @@ func TestCopyAcrossNodes(t *testing.T) {
 	}
 }
 
-// TestDeathOnAnotherNode has a rank abort while others of both nodes wait for what goes both ways.
+// TestDeathOnAnotherNode aborts one rank while ranks of both nodes wait for exchanges over both carriers.
 func TestDeathOnAnotherNode(t *testing.T) {
 	ctx := testContext(t)
 	groups, devices, _, err := nodeRanks(t, []int{0, 0, 1, 1}, -1, Options{})

@@ -12,14 +12,14 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A flight is a call that is in flight on the device.
-type flight struct {
-	name  string
-	told  string // its text in a trace
-	label string // of the compute stream at the call
-	peers []int  // ranks of the group that it needs
-	bytes int64
-	limit time.Duration // how long it may stand still
+// An inflight is a call in flight on the device.
+type inflight struct {
+	name   string
+	detail string // in a trace
+	label  string // of the compute stream at the call
+	peers  []int  // ranks of the group that it needs
+	bytes  int64
+	limit  time.Duration // its deadline
 
 	// Guarded by the group's mu. Events are nil while the call is being issued.
 	number     uint64 // among the calls of the group
@@ -28,14 +28,14 @@ type flight struct {
 	needed     bool // the compute stream was made to wait for it
 	called     bool // a caller waits for it, or has
 
-	began time.Time // when it was seen to be able to move; written by the watch, guarded by the group's mu
+	began time.Time // when the watch first saw that it can move; written by the watch, guarded by the group's mu
 
-	// Of the watch alone.
+	// Used by the watch alone.
 	announced time.Time // of the wait to the other ranks
-	left      time.Time // when one of the peers was seen to have left
+	left      time.Time // when the watch saw that a peer had left
 }
 
-func (f *flight) with(peer int, bytes int64) {
+func (f *inflight) with(peer int, bytes int64) {
 	f.bytes += bytes
 	for _, p := range f.peers {
 		if p == peer {
@@ -45,18 +45,17 @@ func (f *flight) with(peer int, bytes int64) {
 	f.peers = append(f.peers, peer)
 }
 
-// maxFlights bounds how far the host runs ahead of the device.
-const maxFlights = 1024
+// maxInflight bounds how far the host runs ahead of the device.
+const maxInflight = 1024
 
-// issue queues a call after the compute stream's present work and after the group's earlier
-// calls.
-func (d *Group) issue(f *flight, queue func() error) (comm.Pending, error) {
+// issue queues a call after the present work of the compute stream and after the group's earlier calls.
+func (d *Group) issue(f *inflight, queue func() error) (comm.Pending, error) {
 	d.issuing.Lock()
 	defer d.issuing.Unlock()
 	if p, err := d.admit(f); p != nil || err != nil {
 		return p, err
 	}
-	for pause := (pace.Backoff{}); d.inFlight() >= maxFlights; pause.Wait() {
+	for pause := (pace.Backoff{}); d.countInflight() >= maxInflight; pause.Wait() {
 	}
 	d.kit.order.Lock()
 	f.label = tensor.LabelOf(d.kit.compute)
@@ -71,7 +70,7 @@ func (d *Group) issue(f *flight, queue func() error) (comm.Pending, error) {
 	}
 	var err error
 	d.stream.Label(f.label)
-	d.stream.DoDetailed(f.name, f.told, func() error {
+	d.stream.DoDetailed(f.name, f.detail, func() error {
 		err = queue()
 		return err
 	})
@@ -89,7 +88,7 @@ func (d *Group) issue(f *flight, queue func() error) (comm.Pending, error) {
 }
 
 // admit returns a Pending, or an error, if a call cannot begin.
-func (d *Group) admit(f *flight) (comm.Pending, error) {
+func (d *Group) admit(f *inflight) (comm.Pending, error) {
 	f.limit = time.Duration(d.limit.Load())
 	if err := d.failure(); err != nil {
 		return nil, d.fault(f.name, err)
@@ -100,7 +99,7 @@ func (d *Group) admit(f *flight) (comm.Pending, error) {
 		return &devicePending{d, f}, nil
 	}
 	if err := d.departed(f); err != nil {
-		// The call before may be over here and about to be over on the other ranks.
+		// The earlier call has ended here, but may still run on the other ranks.
 		time.Sleep(partTime)
 		d.fail(err)
 		return nil, d.fault(f.name, d.failure())
@@ -119,7 +118,7 @@ func (d *Group) failure() error {
 }
 
 // departed returns an error about a peer that has left, or nil.
-func (d *Group) departed(f *flight) error {
+func (d *Group) departed(f *inflight) error {
 	for _, p := range f.peers {
 		if w := d.host.WorldRank(p); d.host.Link().HasLeft(w) {
 			return blame.On(d.host.Link(), w, f.op(), comm.ErrPeerLeft)
@@ -128,10 +127,10 @@ func (d *Group) departed(f *flight) error {
 	return nil
 }
 
-func (f *flight) op() string { return fmt.Sprintf("%s of %d bytes", f.name, f.bytes) }
+func (f *inflight) op() string { return fmt.Sprintf("%s of %d bytes", f.name, f.bytes) }
 
-// register puts a call before the watch. It returns false if the group has ended.
-func (d *Group) register(f *flight, start tensor.Event) bool {
+// register adds a call for the watch. It returns false if the group has ended.
+func (d *Group) register(f *inflight, start tensor.Event) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.cause != nil {
@@ -139,7 +138,7 @@ func (d *Group) register(f *flight, start tensor.Event) bool {
 	}
 	d.calls++
 	f.number, f.start = d.calls, start
-	d.flights = append(d.flights, f)
+	d.inflight = append(d.inflight, f)
 	select {
 	case d.wake <- struct{}{}:
 	default:
@@ -147,36 +146,36 @@ func (d *Group) register(f *flight, start tensor.Event) bool {
 	return true
 }
 
-func (d *Group) inFlight() int {
-	d.settleFlights()
+func (d *Group) countInflight() int {
+	d.oldestInflight()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return len(d.flights)
+	return len(d.inflight)
 }
 
-// settleFlights forgets calls that are over, and returns the oldest that is not, or nil.
-func (d *Group) settleFlights() *flight {
+// oldestInflight drops calls that have ended, and returns the oldest other one, or nil.
+func (d *Group) oldestInflight() *inflight {
 	for {
 		d.mu.Lock()
-		if len(d.flights) == 0 {
+		if len(d.inflight) == 0 {
 			d.mu.Unlock()
 			return nil
 		}
-		f := d.flights[0]
+		f := d.inflight[0]
 		d.mu.Unlock()
 		if done, err := d.finished(f); !done || err != nil {
 			return f
 		}
 		d.mu.Lock()
-		if len(d.flights) > 0 && d.flights[0] == f {
-			d.flights = d.flights[1:]
+		if len(d.inflight) > 0 && d.inflight[0] == f {
+			d.inflight = d.inflight[1:]
 		}
 		d.mu.Unlock()
 	}
 }
 
-// finished reports whether a call is over, or returns the earlier end of the group.
-func (d *Group) finished(f *flight) (bool, error) {
+// finished reports whether a call has ended, or returns the cause that ended the group before.
+func (d *Group) finished(f *inflight) (bool, error) {
 	d.mu.Lock()
 	done, end, cause := f.done, f.end, d.cause
 	d.mu.Unlock()
@@ -193,20 +192,20 @@ func (d *Group) finished(f *flight) (bool, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.cause != nil { // then the device was made to end it
+	if d.cause != nil { // the device may have been made to end it
 		return false, d.cause
 	}
 	f.done = true
 	return true, nil
 }
 
-// markDone marks the calls that have ended well although no one has announced yet. It is for the last
-// moment in which that can be told, before the device is made to end the others.
+// markDone marks calls that have ended well. It runs before the device ends the others, when the two can still be
+// distinguished.
 func (d *Group) markDone() {
 	d.mu.Lock()
-	flights := slices.Clone(d.flights)
+	calls := slices.Clone(d.inflight)
 	d.mu.Unlock()
-	for _, f := range flights {
+	for _, f := range calls {
 		d.mu.Lock()
 		end, cause := f.end, d.cause
 		d.mu.Unlock()
@@ -222,7 +221,7 @@ func (d *Group) markDone() {
 	}
 }
 
-// reached reports whether the group's stream has come to e, and the error that it has met.
+// reached reports whether the group's stream has come to e, and its error there.
 func (d *Group) reached(e tensor.Event) (bool, error) {
 	d.events.RLock()
 	defer d.events.RUnlock()
@@ -236,8 +235,8 @@ const (
 	// watchTick is the period of checks of calls in flight, for announcements, deadlines and errors of the library. A
 	// waiting caller checks more often.
 	watchTick = 2 * time.Millisecond
-	// newsTime is how long an error of the library may turn out to be the death of a peer. The
-	// host's group tells that within milliseconds, and names who died.
+	// newsTime is how long an error of the library may turn out to be the death of a peer. The host's group reports the
+	// death and its rank within milliseconds.
 	newsTime = 300 * time.Millisecond
 	// leaveTime is a call's time to end after a peer has left: it may have all its data by then.
 	leaveTime = time.Second
@@ -248,10 +247,10 @@ const (
 // watch runs as the group's goroutine. It ends with the group.
 func (d *Group) watch() {
 	defer close(d.over)
-	var waiting *flight
+	var waiting *inflight
 	for {
 		var tick <-chan time.Time
-		f := d.settleFlights()
+		f := d.oldestInflight()
 		if waiting != nil && waiting != f {
 			waiting = nil
 			d.host.Link().AnnounceWait(d, -1)
@@ -277,8 +276,8 @@ func (d *Group) watch() {
 	}
 }
 
-// inspect looks for what could keep the oldest call in flight from ever being over.
-func (d *Group) inspect(f *flight) {
+// inspect checks whether the oldest call in flight can still end.
+func (d *Group) inspect(f *inflight) {
 	d.mu.Lock()
 	start, issued := f.start, f.end != nil
 	d.mu.Unlock()
@@ -286,7 +285,7 @@ func (d *Group) inspect(f *flight) {
 		d.fail(err)
 		return
 	}
-	if issued { // until then whoever issues it asks the library
+	if issued { // until then its caller checks the library
 		if err := d.lib.err(); err != nil {
 			d.accuse(f, err)
 			return
@@ -313,18 +312,18 @@ func (d *Group) inspect(f *flight) {
 	d.checkDeadline(f, now)
 }
 
-// checkDeadline ends the group when a call has stood still for too long. Before that the ranks tell each
-// other whom they stand waiting for, so that the one which stopped is blamed.
-func (d *Group) checkDeadline(f *flight, now time.Time) {
+// checkDeadline ends the group if a call makes no progress within its deadline. Before that the ranks announce their
+// waits to each other, so that all blame the rank that stopped.
+func (d *Group) checkDeadline(f *inflight, now time.Time) {
 	switch {
 	case f.limit < 0 || now.Sub(f.began) < f.limit:
 	case f.announced.IsZero():
 		f.announced = now
-		stand := -1
+		peer := -1
 		if len(f.peers) > 0 {
-			stand = d.host.WorldRank(f.peers[0])
+			peer = d.host.WorldRank(f.peers[0])
 		}
-		d.host.Link().AnnounceWait(d, stand)
+		d.host.Link().AnnounceWait(d, peer)
 	case now.Sub(f.announced) >= min(blame.SecondLook, f.limit):
 		if done, err := d.finished(f); !done && err == nil {
 			d.fail(d.stalled(f))
@@ -332,8 +331,8 @@ func (d *Group) checkDeadline(f *flight, now time.Time) {
 	}
 }
 
-// stalled returns the error of a call that has stood still for too long.
-func (d *Group) stalled(f *flight) error {
+// stalled returns the error of a call at its deadline.
+func (d *Group) stalled(f *inflight) error {
 	if len(f.peers) == 0 {
 		return fmt.Errorf("%s: %w", f.op(), blame.Deadline(f.limit))
 	}
@@ -344,9 +343,9 @@ func (d *Group) stalled(f *flight) error {
 	return blame.Stalled(d.host.Link(), d.host.WorldRank(d.Rank()), peers, blame.Op{What: f.op(), Way: "with"}, f.limit)
 }
 
-// accuse ends the group for an error that the device or the library has met in a call. The death
-// of a peer shows as one; who has died is known to the host's group.
-func (d *Group) accuse(f *flight, err error) {
+// accuse ends the group for an error of the device or the library in a call. The cause may be the death of a peer,
+// which the host's group reports.
+func (d *Group) accuse(f *inflight, err error) {
 	select {
 	case <-d.host.Link().Failed():
 	case <-d.life.Done():
@@ -361,7 +360,7 @@ func (d *Group) accuse(f *flight, err error) {
 // A devicePending is a call on views of the device.
 type devicePending struct {
 	d *Group
-	f *flight
+	f *inflight
 }
 
 // Wait makes the compute stream wait for the transfer.
@@ -379,7 +378,7 @@ func (p *devicePending) Wait() {
 	case end != nil:
 		d.kit.order.Lock()
 		defer d.kit.order.Unlock()
-		d.events.RLock() // and not more: the driver may keep us here, and the watch looks at events as well
+		d.events.RLock() // only to read: the driver may block here, and the watch also reads events
 		defer d.events.RUnlock()
 		if d.shut {
 			d.kit.compute.Fail(d.Err())

@@ -48,7 +48,7 @@ func main() {
 	all.compare(results{acc, grads})
 }
 
-// attend runs the forward and the backward pass of one rank.
+// attend runs one rank, forward and backward.
 func attend(c *comm.Group, s *tensor.HostStream, shape partition.Shape, p attention.Softmax, out results,
 	q, k, v, do tensor.View) error {
 	schedule, err := ring.New("ring", ring.Spec{Shape: shape}, c.Rank())
@@ -58,5 +58,5 @@ func attend(c *comm.Group, s *tensor.HostStream, shape partition.Shape, p attent
 	loop := ring.Ring{Kernel: cpu.New(s), Comm: c, Stream: s, Arena: tensor.NewHostArena(0)}
 	return errors.Join(loop.Forward(out.acc, q, k, v, schedule, p),
 		loop.Backward(out.grads, do, q, k, v, out.acc, schedule, p),
-		s.Close(), c.Close()) // closing a stream waits for its queue
+		s.Close(), c.Close()) // closing a stream waits for queued work
 }

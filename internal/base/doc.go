@@ -1,7 +1,9 @@
-// Package base is a wing of packages without a word about training.
+// Package base groups packages that are independent of training. They import no package of cprun outside of base,
+// except for tensor and partition.
 //
-//	files        opens all files       safetensors         reads and writes tensors
-//	terminal     prints safely         readable            numbers and times for people
-//	admission    unproven connections  cuda, nccl          CUDA and its libraries
-//	half, heap   16-bit floats, memory near, hostile, ulimit  for tests, and limits of files
+//	files        opens and replaces files       safetensors  reads and writes tensors
+//	terminal     escapes text for terminals     readable     formats numbers and times
+//	admission    limits unproven connections    cuda, nccl   CUDA and its libraries
+//	half, heap   16-bit floats, host memory     ulimit       limits of open files
+//	near         compares floats in tests       hostile      tests of hostile inputs
 package base

@@ -13,64 +13,64 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// abandonTime bounds the wait for a killed worker. The kernel keeps one that hangs in a
-// call to a dead disk or device; it is named, and the launcher ends without it.
+// abandonTime bounds the wait for a killed worker. The kernel cannot end one in a call to a dead disk or device; the
+// launcher names it and ends without it.
 const abandonTime = 20 * time.Second
 
-// A worker may take exitGraces times Job.Grace to exit when it is done.
+// A worker may take exitGraces times Job.Grace to exit after it is done.
 const exitGraces = 6
 
-// LastTime bounds the wait for the other workers after the first is done. The last collective is over by then, so no
-// peer reports a worker that hangs in a disk or a driver.
+// LastTime bounds the wait for the other workers after the first is done. The last collective is complete by then, so
+// no peer reports a worker that hangs in a disk or a driver.
 const LastTime = 5 * time.Minute
 
-// An attempt runs one start of all workers, until none is left. Its methods run on loop.
+// An attempt runs one start of all workers until none is left. Its methods run on loop.
 type attempt struct {
-	*agent
+	*nodeLauncher
 	Start
 	children []*child
 	inbox    chan message
 	live     int  // workers that have not ended
-	gaveUp   bool // on workers that do not end
-	order    int  // of failures seen so far
+	gaveUp   bool // some workers cannot be killed
+	order    int  // number of failures so far
 	forced   bool
-	ended    bool  // the context has
+	ended    bool  // the context has ended
 	err      error // of the launcher itself
-	oom      int64 // out-of-memory kills before the start; -1: not known
+	oom      int64 // out-of-memory kills before the start; -1: unknown
 
-	told       bool // the workers were asked to stop
-	introduced bool // the workers know where all ranks are
-	failing    bool // a rank has failed, here or elsewhere, and the others are being ended
+	stopSent  bool // the workers were asked to stop
+	peersSent bool // the workers have all addresses
+	failing   bool // a rank failed, here or elsewhere, and the others are being ended
 
-	looking  bool    // the workers were asked for their standing, and Job.OnStanding has not been called
-	inquiry  inquiry // the table that is being made
-	timedOut bool    // one of them has waited for too long
+	polling   bool      // the workers were asked for their status for Job.OnStatus
+	waitTable waitTable // the table in progress
+	timedOut  bool      // a rank has waited for too long
 
-	stopped <-chan time.Time // when to look for workers that are stopped; nil: while none is to end
+	stopped <-chan time.Time // when to check for stopped workers; nil: none must end
 
 	// escalation runs when the timer fires.
 	escalation func()
 	timer      <-chan time.Time
 }
 
-func (a *agent) attempt(ctx context.Context, s Start) *attempt {
-	t := &attempt{agent: a, Start: s, inbox: make(chan message), oom: -1}
+func (l *nodeLauncher) attempt(ctx context.Context, s Start) *attempt {
+	t := &attempt{nodeLauncher: l, Start: s, inbox: make(chan message), oom: -1}
 	if n, ok := oomKills("/proc/self/cgroup", "/sys/fs/cgroup"); ok {
 		t.oom = n
 	}
 	t.start()
-	if t.asked != "" { // together with the start
-		t.cohort.Say(News{Stop: t.asked})
+	if t.asked != "" { // a signal that arrived with the start
+		t.membership.Publish(News{Stop: t.asked})
 		t.stop(t.asked)
 	}
-	end, news := ctx.Done(), a.cohort.News()
+	end, news := ctx.Done(), l.membership.News()
 	look, unwatch := t.watch()
 	defer unwatch()
 	for t.live > 0 && !t.gaveUp {
 		select {
 		case m := <-t.inbox:
 			t.handle(m)
-		case sig := <-a.signals.c:
+		case sig := <-l.signals.c:
 			t.onSignal(sig)
 		case n := <-news:
 			t.onNews(n)
@@ -78,22 +78,22 @@ func (a *agent) attempt(ctx context.Context, s Start) *attempt {
 			t.escalation()
 		case <-t.stopped:
 			t.killStopped()
-		case <-t.inquiry.timer:
-			t.show()
+		case <-t.waitTable.timer:
+			t.showTable()
 		case <-look:
-			t.look()
+			t.poll()
 		case <-end:
 			end, t.ended = nil, true
 			t.killAll()
 		}
 	}
-	if t.inquiry.timer != nil {
-		t.show()
+	if t.waitTable.timer != nil {
+		t.showTable()
 	}
 	return t
 }
 
-// start starts the workers; after one that cannot be started, no more of them.
+// start starts the workers, up to the first one that cannot be started.
 func (t *attempt) start() {
 	for local := range t.job.NProc {
 		c, greeting, err := t.newChild(local, &t.Start)
@@ -106,8 +106,8 @@ func (t *attempt) start() {
 		if err := t.spawn.do(func() error { return c.start(greeting, t.inbox) }); err != nil {
 			c.relay.log.Close()
 			close(c.relay.done)
-			c.ended, c.seen.startErr = true, err
-			t.failed(c)
+			c.ended, c.evidence.startErr = true, err
+			t.onFailed(c)
 			return
 		}
 		t.live++
@@ -120,34 +120,34 @@ func (t *attempt) handle(m message) {
 	case m.event != nil:
 		t.onEvent(c, *m.event)
 	case m.fault != nil:
-		c.seen.fault = m.fault
-		t.failed(c)
+		c.evidence.fault = m.fault
+		t.onFailed(c)
 	default:
 		t.live--
-		c.ended, c.seen.exit = true, *m.exit
+		c.ended, c.evidence.exit = true, *m.exit
 		close(c.commands)
-		c.seen.ours = t.endedByUs(c)
-		_, c.seen.crash = c.relay.ended()
-		if m.exit.signal == unix.SIGKILL && !c.seen.ours && t.oom >= 0 {
+		c.evidence.endedByUs = t.endedByUs(c)
+		_, c.evidence.crash = c.relay.ended()
+		if m.exit.signal == unix.SIGKILL && !c.evidence.endedByUs && t.oom >= 0 {
 			n, ok := oomKills("/proc/self/cgroup", "/sys/fs/cgroup")
-			c.seen.oomKilled = ok && n > t.oom
+			c.evidence.oomKilled = ok && n > t.oom
 		}
-		if judge(c.seen).class != classNone {
-			t.failed(c)
+		if judge(c.evidence).class != classNone {
+			t.onFailed(c)
 		}
 	}
 }
 
-// endedByUs: killed with a signal of ours, or ended in error after it was told to end.
+// endedByUs reports whether the launcher killed the worker, or asked it to end before it exited with an error.
 func (t *attempt) endedByUs(c *child) bool {
-	if sig := c.seen.exit.signal; sig != 0 {
+	if sig := c.evidence.exit.signal; sig != 0 {
 		return c.sentSignal(sig)
 	}
-	return c.seen.exit.code != 0 && c.sentSignal(unix.SIGTERM)
+	return c.evidence.exit.code != 0 && c.sentSignal(unix.SIGTERM)
 }
 
 func (t *attempt) onEvent(c *child, e Event) {
-	if e.Step > 0 && e.Kind != EventFailed { // the step of a failure was not reached
+	if e.Step > 0 && e.Kind != EventFailed { // a failed step was not completed
 		c.lastStep = e.Step
 		t.maxStep = max(t.maxStep, e.Step)
 	}
@@ -155,7 +155,7 @@ func (t *attempt) onEvent(c *child, e Event) {
 	case EventListening:
 		t.listening(c, e)
 	case EventDone, EventStopped:
-		c.seen.finished = e.Kind
+		c.evidence.finished = e.Kind
 		t.awaitExits()
 	case EventFailed:
 		report := new(FailureReport)
@@ -163,14 +163,14 @@ func (t *attempt) onEvent(c *child, e Event) {
 			report = &FailureReport{Error: fmt.Sprintf("failure report: %v", err)}
 		}
 		report.Error, report.Phase = cleanText(report.Error), cleanPhase(report.Phase)
-		if report.Standing != nil {
-			report.Standing.Clean()
+		if report.WaitState != nil {
+			report.WaitState.Clean()
 		}
-		c.seen.report = report
+		c.evidence.report = report
 		t.timeOut(report)
-		t.failed(c)
-	case EventStanding:
-		t.answered(c, e)
+		t.onFailed(c)
+	case EventStatus:
+		t.onStatus(c, e)
 		return
 	}
 	if call := t.job.OnEvent; call != nil {
@@ -178,30 +178,29 @@ func (t *attempt) onEvent(c *child, e Event) {
 	}
 }
 
-// failed notes the first sign of a child's failure. After the first of all, the others get
-// Settle to end by themselves, since they lose their connections and their reasons are worth
-// having; then SIGTERM, and after Grace SIGKILL.
-func (t *attempt) failed(c *child) {
-	if c.seen.order != 0 {
+// onFailed records a worker's first sign of failure. After the job's first failure, the others get Settle to end by
+// themselves, since they lose their connections and report reasons. Then they get SIGTERM, and after Grace SIGKILL.
+func (t *attempt) onFailed(c *child) {
+	if c.evidence.order != 0 {
 		return
 	}
 	t.order++
-	c.seen.order = t.order
-	t.cohort.Say(News{Failed: &c.rank})
-	t.fail(c.rank, "")
+	c.evidence.order = t.order
+	t.membership.Publish(News{Failed: &c.rank})
+	t.abort(c.rank, "")
 }
 
-// fail ends the workers that live, since a rank has failed, here or elsewhere. why is the cause, where
-// the ranks cannot hear it from each other.
-func (t *attempt) fail(rank int, why string) {
+// abort ends the live workers, since a rank has failed, here or elsewhere. why is the cause if the ranks cannot learn
+// it from each other.
+func (t *attempt) abort(rank int, why string) {
 	if t.failing {
 		return
 	}
 	t.failing = true
 	if !t.timedOut {
-		t.inquireAnew(false) // a worker that hangs reports its standing only on request
+		t.requestFreshStatus(false) // a hanging worker reports its status only on request
 	}
-	t.tell(command{Kind: commandFailed, Rank: rank, Reason: why})
+	t.broadcast(command{Kind: commandFailed, Rank: rank, Reason: why})
 	t.killStopped()
 	t.after(t.job.Settle, func() {
 		t.signalAll(unix.SIGTERM)
@@ -209,8 +208,8 @@ func (t *attempt) fail(rank int, why string) {
 	})
 }
 
-// tell sends a command to the workers that live. Each kind is sent once at most, and has room.
-func (t *attempt) tell(c command) {
+// broadcast sends a command to the live workers. Each kind is sent at most once, and its queue has room.
+func (t *attempt) broadcast(c command) {
 	frame, err := encodeFrame(c)
 	for _, to := range t.children {
 		if err == nil && !to.ended {
@@ -219,38 +218,38 @@ func (t *attempt) tell(c command) {
 	}
 }
 
-// awaitExits gives the workers a time to be done after the first, and a time to exit after the last: one that hangs
-// at the end must not hang the job.
+// awaitExits limits the time until all workers are done after the first, and until all exit after the last. A worker
+// that hangs at the end must not hang the job.
 func (t *attempt) awaitExits() {
 	if t.failing || t.forced || t.ended {
-		return // these have times of their own
+		return // these cases have limits of their own
 	}
-	if slices.ContainsFunc(t.children, (*child).works) {
+	if slices.ContainsFunc(t.children, (*child).working) {
 		if t.timer == nil {
-			t.after(t.job.Last, t.endLast)
+			t.after(t.job.Last, t.endUnfinished)
 		}
 		return
 	}
 	t.after(exitGraces*t.job.Grace, func() {
 		for _, c := range t.children {
 			if !c.ended {
-				c.seen.lingers = exitGraces * t.job.Grace
+				c.evidence.overLimit = exitGraces * t.job.Grace
 			}
 		}
 		t.killAll()
 	})
 }
 
-func (c *child) works() bool { return !c.ended && c.seen.finished == "" }
+func (c *child) working() bool { return !c.ended && c.evidence.finished == "" }
 
-// endLast ends the workers that are not done, so long after the first that was.
-func (t *attempt) endLast() {
+// endUnfinished ends the workers that are not done at the limit.
+func (t *attempt) endUnfinished() {
 	t.timedOut = true
-	t.inquireAnew(true)
+	t.requestFreshStatus(true)
 	for _, c := range t.children {
-		if c.works() {
-			c.seen.lingers = t.job.Last
-			t.failed(c)
+		if c.working() {
+			c.evidence.overLimit = t.job.Last
+			t.onFailed(c)
 		}
 	}
 }
@@ -284,29 +283,29 @@ func (t *attempt) onSignal(sig os.Signal) {
 	name := signalName(sig.(syscall.Signal))
 	switch t.policy.on(sig, time.Now()) {
 	case actStop:
-		t.cohort.Say(News{Stop: name})
+		t.membership.Publish(News{Stop: name})
 		t.stop(name)
 	case actKill:
-		t.cohort.Say(News{Kill: true})
+		t.membership.Publish(News{Kill: true})
 		t.forced = true
 		t.killAll()
-	case actTell:
-		t.table(true)
+	case actStatus:
+		t.startTable(true)
 	case actNone:
 	}
 }
 
 // stop asks the workers for a checkpoint and a clean end. by names the signal and the node.
 func (t *attempt) stop(by string) {
-	if t.told {
+	if t.stopSent {
 		return
 	}
-	t.told, t.asked = true, by
-	t.tell(command{Kind: commandStop, Reason: by})
-	t.notice("%s: the workers are asked for a checkpoint and a clean end; Ctrl-C ends at once", by)
+	t.stopSent, t.asked = true, by
+	t.broadcast(command{Kind: commandStop, Reason: by})
+	t.notice("%s: the workers are asked for a checkpoint and a clean end; Ctrl-C ends them at once", by)
 }
 
-// cleanPhase keeps a short, plain word.
+// cleanPhase shortens a phase to one line.
 func cleanPhase(s string) string {
 	if s == "" {
 		return ""

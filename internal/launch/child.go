@@ -17,56 +17,56 @@ import (
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
-	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
-// flushTime bounds the wait for the ends of a dead worker's pipe and socket. They end
-// with it unless a process of its own has left its group and still holds them.
+// flushTime bounds the wait for the ends of a dead worker's pipe and socket. Only a subprocess that left the worker's
+// process group can hold them open.
 const flushTime = 3 * time.Second
 
 // A child is the launcher's side of one worker.
 type child struct {
 	rank, localRank int
 	cmd             *exec.Cmd
-	shares          bool // its core with other ranks
+	sharesCore      bool // with other ranks
 	pid             int
 	log             string
 	conn            net.Conn
-	commands        chan []byte   // read by send; tell is sent when it is empty, the others have room
-	received        chan struct{} // closed when no event can come any more
+	commands        chan []byte   // read by send; a status command is sent only if it is empty, the others have room
+	received        chan struct{} // closed after the last event
 	relay           *relay
 
 	mu     sync.Mutex
-	reaped bool                    // guarded by mu: the system may have given pid to another process
-	sent   map[syscall.Signal]bool // guarded by mu: signals of ours
+	reaped bool                    // guarded by mu: the system may have reused pid
+	sent   map[syscall.Signal]bool // guarded by mu: signals sent by the launcher
 
-	// What follows belongs to loop.
-	seen     seen
-	lastStep int64
-	addr     string // at which ranks of other nodes reach it; "": not known
-	ended    bool
-	state    string             // why it cannot report; "" if not known
-	told     *standing.Standing // its answer to the current inquiry
-	asked    bool               // by look, and has not answered
-	glimpse  *standing.Standing // its last answer, to whatever request
-	glimpsed time.Time          // when it came
+	// Used by loop alone:
+	evidence     evidence
+	lastStep     int64
+	addr         string // for ranks of other nodes; "": unknown
+	ended        bool
+	state        string           // why it cannot report; "" if unknown
+	answer       *waits.WaitState // its answer to the current request
+	awaiting     bool             // asked by poll, and has not answered
+	lastAnswer   *waits.WaitState // its last answer to any request
+	lastAnswerAt time.Time        // when it arrived
 }
 
-// A message goes from the goroutines of a child to loop.
+// A message passes from a child's goroutines to loop.
 type message struct {
 	child *child
 	event *Event
 	fault error      // of the channel
-	exit  *exitState // the last message of a child
+	exit  *exitState // a child's last message
 }
 
 type exitState struct {
-	code   int            // -1: signalled
+	code   int            // -1: ended by a signal
 	signal syscall.Signal // 0: exited
 }
 
-// start forks the worker, on the caller's thread, and starts its goroutines, which end when
-// the process has. inbox is received from until exit has come.
+// start forks the worker on the caller's thread and starts its goroutines, which end with the process. The caller must
+// receive from inbox until exit.
 func (c *child) start(greeting []byte, inbox chan<- message) error {
 	ours, theirs, err := socketPair()
 	if err != nil {
@@ -87,8 +87,8 @@ func (c *child) start(greeting []byte, inbox chan<- message) error {
 	c.cmd.Stdout, c.cmd.Stderr = in, in
 	c.cmd.ExtraFiles = []*os.File{theirs} // becomes channelFD
 	c.cmd.SysProcAttr = grouped()
-	if c.shares {
-		defer rarelyWoken()()
+	if c.sharesCore {
+		defer withTimerSlack()()
 	}
 	if err := c.cmd.Start(); err != nil {
 		out.Close()
@@ -107,7 +107,7 @@ func (c *child) start(greeting []byte, inbox chan<- message) error {
 	return nil
 }
 
-// socketPair returns two connected sockets that no other process inherits by chance.
+// socketPair returns two connected sockets that no other subprocess inherits.
 func socketPair() (ours, theirs *os.File, err error) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
@@ -120,7 +120,7 @@ func socketPair() (ours, theirs *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "launcher"), os.NewFile(uintptr(fds[1]), "worker"), nil
 }
 
-// receive passes the events on, in order.
+// receive passes the worker's events to loop, in order.
 func (c *child) receive(inbox chan<- message) {
 	defer close(c.received)
 	frames := newFrameReader(c.conn)
@@ -132,19 +132,19 @@ func (c *child) receive(inbox chan<- message) {
 		}
 		switch {
 		case err == nil && e.Kind == EventStacks:
-			c.keepStacks(e.Data) // not on loop, which must not wait for a disk
+			c.keepStacks(e.Data) // here, so that loop does not wait for a disk
 		case err == nil:
 			inbox <- message{child: c, event: &e}
 		case errors.Is(err, errFrameLength) || line != nil:
 			inbox <- message{child: c, fault: err}
 			return
-		default: // the worker has closed its end or is dead; reap says which
+		default: // the worker closed its end or is dead; reap reports it
 			return
 		}
 	}
 }
 
-// send writes the commands to the worker. A worker that does not read does not delay the others.
+// send writes the commands to the worker, so that a slow worker does not delay the others.
 func (c *child) send() {
 	for frame := range c.commands {
 		if _, err := c.conn.Write(frame); err != nil {
@@ -153,12 +153,12 @@ func (c *child) send() {
 	}
 }
 
-// reap waits for the process and then for the rest of its output and events. Only then may loop judge
-// the worker, since its reason may still be in the socket when it is dead.
+// reap waits for the process, then for the rest of its output and events. Only then may loop judge the worker, since
+// its reason may still be in the socket.
 func (c *child) reap(inbox chan<- message) {
 	awaitExit(c.cmd)
 	c.mu.Lock()
-	unix.Kill(-c.pid, unix.SIGKILL) // the worker's own child processes
+	unix.Kill(-c.pid, unix.SIGKILL) // the worker's own subprocesses
 	c.cmd.Wait()
 	c.reaped = true
 	c.mu.Unlock()
@@ -173,9 +173,9 @@ func (c *child) reap(inbox chan<- message) {
 	inbox <- message{child: c, exit: &exit}
 }
 
-// flush waits for the ends of the socket and of the output. After the first deadline it
-// stops copying to the console, so that a stopped terminal costs no line of the log. After the second,
-// a process outside the worker's group must hold them, and flush closes them.
+// flush waits for the ends of the socket and the output. After the first deadline it stops copying to the console, so
+// that a stopped terminal costs no line of the log. After the second it closes both: a process outside the worker's
+// group must hold them.
 func (c *child) flush() {
 	wait := func(ended <-chan struct{}) bool {
 		deadline := time.NewTimer(flushTime)
@@ -200,7 +200,7 @@ func (c *child) flush() {
 	}
 }
 
-// signal sends to the worker, or to its whole group, unless it has been reaped.
+// signal sends sig to the worker or its process group, unless it has been reaped.
 func (c *child) signal(sig syscall.Signal, group bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -222,46 +222,45 @@ func (c *child) sentSignal(sig syscall.Signal) bool {
 }
 
 const (
-	maxLine   = 1 << 20 // bytes of a line on the console; the log file has the rest
-	tailLines = 20      // of the first failing rank, shown at the end
+	maxLine   = 1 << 20 // bytes of a line on the console; the log file has all
+	tailLines = 20      // of the first failed rank, printed at the end
 	maxTail   = 4 << 10 // bytes of one of those lines
 )
 
-// crashLine matches the first words of Go's runtime on a program's end: a panic, a fault of its own,
-// or a signal that it does not survive, as in "SIGSYS: bad system call".
+// crashLine matches the first line of a Go crash: a panic, a runtime error, or a fatal signal such as "SIGSYS: bad
+// system call".
 var crashLine = regexp.MustCompile(`^(panic|fatal error|SIG[A-Z0-9]{2,8}): `)
 
-// reported begins lines of a worker that its launcher prints at the end of the job; they are for the log.
+// reported starts lines for the log only: the launcher prints their text at the end of the job.
 const reported = "cprun worker: failed: "
 
-// LogFailure writes the reason of a failure to the worker's log alone.
+// LogFailure writes the reason of a failure to the worker's log only.
 func LogFailure(err error) {
 	fmt.Fprintln(os.Stderr, reported+strings.ReplaceAll(err.Error(), "\n", "\n"+reported))
 }
 
-// relay takes the output of one worker: all of it to the log file, and line by line to the console
-// or to the tail that is kept for the report of a failure. Both get it without the characters that a terminal
-// obeys, since users also read logs on one.
+// A relay copies one worker's output to its log file and, line by line, to the console or to the tail for a failure
+// report. It removes terminal control characters, since users also read logs on a terminal.
 type relay struct {
 	src    *os.File
 	log    *os.File
 	con    *console
 	prefix string
 	show   bool
-	// abandon is closed when the worker is dead and the console still has not taken its
-	// output: after that only the log gets it.
+	// abandon is closed if the worker is dead and the console has not accepted its output. From then on only the log
+	// gets it.
 	abandon chan struct{}
-	done    chan struct{} // closed when src has ended; what follows is then safe to read
+	done    chan struct{} // closed at the end of src; the fields below are then safe to read
 
 	tail   [][]byte
-	crash  string // first line of what Go's runtime says of a crash
-	line   []byte // of the current line, at most maxLine
-	cut    int    // bytes of the current line beyond that
+	crash  string // first line of a Go crash
+	line   []byte // the current line, at most maxLine
+	cut    int    // further bytes of the current line
 	logErr error
 }
 
-// openLog opens a rank's log to append. Logs are private, since they may hold text of the
-// corpus; a link in their place is refused, since it could point anywhere.
+// openLog opens a rank's log to append. Logs are private, since they may contain text of the corpus. A symbolic link is
+// refused, since it could point anywhere.
 func openLog(dir *os.Root, rank int) (*os.File, error) {
 	f, err := files.Append(dir, logName(rank))
 	if err != nil {
@@ -272,11 +271,10 @@ func openLog(dir *os.Root, rank int) (*os.File, error) {
 
 func logName(rank int) string { return fmt.Sprintf("rank-%04d.log", rank) }
 
-// run ends with the pipe. It never stops reading before, since a worker that cannot write
-// its output stands still.
+// run copies until the end of the pipe. It never stops reading before, since a worker blocks when it cannot write.
 func (r *relay) run() {
 	defer close(r.done)
-	defer func() { r.incomplete(r.log.Close()) }() // a network file system may tell of an error of a write then
+	defer func() { r.incomplete(r.log.Close()) }() // a network file system may report write errors at close
 	defer r.src.Close()
 	log := terminal.NewWriter(r.log)
 	buf := make([]byte, 64<<10)
@@ -297,7 +295,7 @@ func (r *relay) run() {
 	}
 }
 
-// incomplete says, once, that the log could not be written.
+// incomplete warns once that the log could not be written.
 func (r *relay) incomplete(err error) {
 	if err != nil && r.logErr == nil {
 		r.logErr = err
@@ -305,7 +303,6 @@ func (r *relay) incomplete(err error) {
 	}
 }
 
-// split cuts the bytes into lines.
 func (r *relay) split(b []byte) {
 	for {
 		i := bytes.IndexByte(b, '\n')
@@ -328,7 +325,7 @@ func (r *relay) collect(b []byte) {
 func (r *relay) flush() {
 	text := terminal.Line(r.line)
 	if r.cut > 0 {
-		text = fmt.Appendf(text, " [%d bytes more in the log]", r.cut)
+		text = fmt.Appendf(text, " [%d more bytes in the log]", r.cut)
 	}
 	if r.crash == "" && crashLine.Match(text) {
 		r.crash = string(clip(text, maxTail))
@@ -346,8 +343,7 @@ func (r *relay) flush() {
 	}
 }
 
-// ended returns the tail and the crash line, or nothing if the output could not be read to
-// its end.
+// ended returns the tail and the crash line, or nothing if the output was not read to its end.
 func (r *relay) ended() (tail [][]byte, crash string) {
 	select {
 	case <-r.done:

@@ -1,15 +1,11 @@
 package launch
 
 import (
-	"fmt"
 	"io"
 	"sync"
-
-	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// console writes to the launcher's stderr, in whole lines and on a goroutine of its own, so
-// that no caller blocks in a write that may never end.
+// A console writes whole lines to the launcher's stderr from its own goroutine, so that callers do not block.
 type console struct {
 	w     io.Writer
 	queue chan []byte
@@ -28,7 +24,7 @@ func (c *console) run() {
 	for {
 		select {
 		case b := <-c.queue:
-			c.w.Write(b) // a console that is gone changes nothing about the job
+			c.w.Write(b) // an error does not affect the job
 		case <-c.quit:
 			for {
 				select {
@@ -42,7 +38,7 @@ func (c *console) run() {
 	}
 }
 
-// write queues b, which the console keeps; it gives up when abandon is closed.
+// write queues b and takes ownership. It gives up when abandon is closed.
 func (c *console) write(b []byte, abandon <-chan struct{}) {
 	select {
 	case c.queue <- b:
@@ -51,21 +47,16 @@ func (c *console) write(b []byte, abandon <-chan struct{}) {
 	}
 }
 
-// printf queues text, without what a terminal obeys.
-func (c *console) printf(format string, args ...any) {
-	c.write([]byte(terminal.Text(fmt.Sprintf(format, args...))), nil)
-}
-
 func (c *console) close() {
 	close(c.quit)
 	<-c.done
 }
 
-// maxWaiting is how many events may wait for a slow Job.OnEvent before progress events are
-// left out. A stopped terminal must not stop the training, nor fill the memory.
+// maxWaiting bounds the queued events before progress events are dropped. A stopped terminal must neither stop training
+// nor fill the memory.
 const maxWaiting = 4096
 
-// mailbox makes calls in order, on a goroutine of its own.
+// A mailbox runs calls in order on its own goroutine.
 type mailbox struct {
 	done chan struct{}
 
@@ -82,11 +73,11 @@ func newMailbox() *mailbox {
 	return m
 }
 
-// put queues a call; one that may be left out is, when too many wait.
-func (m *mailbox) put(leaveOut bool, call func()) {
+// put queues a call. A droppable call is dropped if too many wait.
+func (m *mailbox) put(droppable bool, call func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if leaveOut && len(m.waiting) >= maxWaiting {
+	if droppable && len(m.waiting) >= maxWaiting {
 		return
 	}
 	m.waiting = append(m.waiting, call)
@@ -112,7 +103,7 @@ func (m *mailbox) dispatch() {
 	}
 }
 
-// close delivers what waits.
+// close waits for the queued calls.
 func (m *mailbox) close() {
 	m.mu.Lock()
 	m.closed = true

@@ -16,16 +16,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestKeepToCore has a worker keep to one core, with threads that it has and that it makes later. One that has the core for itself runs
-// as many goroutines at once as before, and one that shares it with other ranks one.
+// TestKeepToCore checks that all present and later threads of a worker are pinned. A rank with its own core keeps its
+// number of concurrent goroutines; a rank that shares its core runs one at a time.
 func TestKeepToCore(t *testing.T) {
 	if r := play(t, "keep", 1); r.ExitCode != ExitDone {
 		t.Errorf("%+v, stderr %q", r.Result, r.stderr)
 	}
 }
 
-// A process that is started while its launcher asks for it is woken rarely, and its threads and the launcher's
-// own thread are as they were.
+// TestRarelyWoken checks that only processes started inside withTimerSlack have the timer slack, not the launcher's
+// other threads.
 func TestRarelyWoken(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -37,7 +37,7 @@ func TestRarelyWoken(t *testing.T) {
 		return n
 	}
 	was := slack()
-	back := rarelyWoken()
+	back := withTimerSlack()
 	if got := slack(); got != int(timerSlack) {
 		t.Errorf("a slack of %d ns, want %d", got, timerSlack)
 	}
@@ -58,7 +58,7 @@ func TestRarelyWoken(t *testing.T) {
 	}
 }
 
-// keep has a worker keep to a core, and looks where its threads may run: those that there were, and new ones.
+// keep pins a worker, and checks the cores of its present and new threads.
 func keep(w *Worker) int {
 	own, procs := ownCores(), runtime.GOMAXPROCS(0)
 	w.core = &own[len(own)-1]

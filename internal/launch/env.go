@@ -16,8 +16,8 @@ import (
 	"github.com/cprun/cprun/internal/launch/place"
 )
 
-// Environment variables that the launcher sets for its workers. The first five have the
-// names that other launchers use, for scripts and libraries that read them.
+// Environment variables that the launcher reads, or sets for its workers. The first five have the names of torchrun,
+// for scripts and libraries that read them.
 const (
 	envRank           = "RANK"
 	envWorldSize      = "WORLD_SIZE"
@@ -41,26 +41,26 @@ const (
 	envSlurmCPUs      = "SLURM_CPUS_ON_NODE"
 )
 
-// Variable is one environment variable that cprun reads.
+// Variable is an environment variable that cprun reads.
 type Variable struct {
 	Name    string
 	Value   string // "" if not Set
 	Set     bool
 	Meaning string // one line, for cprun doctor
 
-	changes bool // changes results or speed, so that a run prints it at the start
+	changes bool // affects results or speed, so that a run prints it at the start
 }
 
-// EnvKeyFile names the file with the key of a job of several nodes.
+// EnvKeyFile names the key file of a job of several nodes.
 const EnvKeyFile = "CPRUN_KEY_FILE"
 
-// EnvCPU chooses the instructions of the CPU kernels.
+// EnvCPU selects the instruction set of the CPU kernels.
 const EnvCPU = "CPRUN_CPU"
 
-// EnvHostID tells hosts apart if the system does not, for NCCL and for cprun.
+// EnvHostID distinguishes hosts for NCCL and cprun if the system does not.
 const EnvHostID = "NCCL_HOSTID"
 
-// Getenv returns a variable of the environment, one that Environment lists.
+// Getenv returns an environment variable that Environment lists.
 func Getenv(name string) string { return os.Getenv(name) }
 
 // Environment lists every variable that cprun reads, set or not.
@@ -103,7 +103,7 @@ func Environment() []Variable {
 			Meaning: "set by cprun scale for its runs, except on Linux: a run ends with its standard input"},
 	}
 	for _, v := range place.VariableList() {
-		if v.Name != envVisible { // which also has other meanings
+		if v.Name != envVisible { // which has other meanings too
 			vars = append(vars, Variable{Name: v.Name, Meaning: v.Meaning})
 		}
 	}
@@ -116,13 +116,12 @@ func Environment() []Variable {
 	return vars
 }
 
-// Terminal reports whether f is a terminal on which a line can be drawn again in place.
+// Terminal reports whether f is a terminal that can redraw a line in place.
 func Terminal(f *os.File) bool {
 	return term.IsTerminal(int(f.Fd())) && os.Getenv(envTerm) != "dumb"
 }
 
-// workerEnv returns the environment of one worker: the launcher's, with the worker's place in the
-// job. It holds no secret.
+// workerEnv returns the environment of one worker: the launcher's, with the worker's ranks. It contains no secret.
 func workerEnv(base []string, h hello) []string {
 	set := map[string]string{
 		envRank:           strconv.Itoa(h.Rank),
@@ -140,23 +139,22 @@ func workerEnv(base []string, h hello) []string {
 		})
 	}
 	if !given(envMulticast) {
-		// Multicast objects belong to the whole fabric, and every communicator makes new ones.
-		// If it cannot, NCCL's start fails instead of going on without.
+		// Multicast objects are a resource of the whole fabric, and every communicator makes new ones. If it cannot,
+		// NCCL's initialization fails instead of continuing without them.
 		set[envMulticast] = "0"
 	}
 	if !given(envQueues) {
-		// A worker has more streams than the driver's 8 queues, and a stream that waits for
-		// another device holds up all that share its queue.
+		// A worker has more streams than the driver's 8 queues. A stream that waits for another device blocks all
+		// streams of its queue.
 		set[envQueues] = "32"
 	}
 	if !given(envMaxProcs) {
-		// Without this every worker would start a thread for each core of the node.
-		// At least two, so that transfers run while a kernel computes: with one, a transfer
-		// begins when the kernel that it was to hide behind lets go of the processor.
-		set[envMaxProcs] = strconv.Itoa(max(2, runtime.GOMAXPROCS(0)/h.sharers()))
+		// Otherwise each worker would start a thread for each core of the node. At least two, so that transfers overlap
+		// with kernels: with one thread, a transfer starts only after the kernel.
+		set[envMaxProcs] = strconv.Itoa(max(2, runtime.GOMAXPROCS(0)/h.ranksSharingCores()))
 	}
 	if h.Interface != "" && !given(envNCCLNetwork) {
-		// Left alone, NCCL takes the first interface by name, which may lead nowhere.
+		// By default NCCL uses the first interface by name, which may not reach the other hosts.
 		set[envNCCLNetwork] = "=" + h.Interface
 		if !given(envNCCLFamily) {
 			set[envNCCLFamily] = "AF_INET"
@@ -177,9 +175,9 @@ func workerEnv(base []string, h hello) []string {
 	return env
 }
 
-// sharers counts the ranks that share the cores of the launcher: its own workers, or all ranks of this host if a
-// batch system has started one launcher for each rank and bound none of them to cores of its own.
-func (h *hello) sharers() int {
+// ranksSharingCores counts the ranks that share the launcher's cores: its own workers, or all ranks of this host if a
+// batch system started one launcher per rank and bound none of them to cores.
+func (h *hello) ranksSharingCores() int {
 	if h.Rank >= len(h.Hosts) || runtime.NumCPU() < hostCores() {
 		return h.LocalWorldSize
 	}
@@ -192,7 +190,7 @@ func (h *hello) sharers() int {
 	return n
 }
 
-// hostCores counts the cores of this host that are on, as the kernel lists them: 0-3,6; 0: not known.
+// hostCores counts the host's online cores in the kernel's list, such as 0-3,6; 0: unknown.
 func hostCores() (n int) {
 	text, err := files.Read("/sys/devices/system/cpu/online", maxKernelFile)
 	if err != nil {
@@ -210,8 +208,7 @@ func hostCores() (n int) {
 	return n
 }
 
-// runtimeBases lists the folders in which the private directory of a job may be made, the
-// best first.
+// runtimeBases lists the folders for a job's private directory, the best first.
 func runtimeBases() []string {
 	bases := []string{os.TempDir(), "/tmp"}
 	if dir := os.Getenv(envRuntimeDir); ownedPrivate(dir) {
@@ -220,8 +217,8 @@ func runtimeBases() []string {
 	return slices.Compact(bases)
 }
 
-// program returns the path of this program for starting it again. A binary that was replaced
-// while the job runs is still reachable through the kernel.
+// program returns the path of this program for starting it again. If the file was replaced during the job, the kernel
+// still has the old one.
 func program() (string, error) {
 	path, err := os.Executable()
 	if err != nil {
@@ -233,9 +230,8 @@ func program() (string, error) {
 	return path, nil
 }
 
-// Variables of TransformerEngine that users of context parallelism have in their scripts.
-// They mean here what they mean there: integers, of which any but 0 is true, and every product
-// of the last two but 0 and 1 is the most that is said.
+// Variables of TransformerEngine that users of context parallelism have in their scripts, with the same meaning. They
+// are integers; any value except 0 is true. A product of the last two other than 0 or 1 is the highest level.
 const (
 	envFlashAttn  = "NVTE_FLASH_ATTN"
 	envFusedAttn  = "NVTE_FUSED_ATTN"
@@ -243,7 +239,7 @@ const (
 	envDebugLevel = "NVTE_DEBUG_LEVEL"
 )
 
-// AttentionEnv is what the environment says about attention's backends.
+// AttentionEnv is the environment's restriction of attention backends.
 type AttentionEnv struct {
 	NoFlash, NoFused bool
 	Debug            int // NVTE_DEBUG times NVTE_DEBUG_LEVEL: 0, 1 or 2
@@ -267,8 +263,7 @@ var nvteVariables = []struct {
 		}},
 }
 
-// Attention reads the environment's part in the choice of a backend. The error names every
-// variable whose value means nothing.
+// Attention reads the variables for the choice of a backend. The error names every variable with an invalid value.
 func Attention() (AttentionEnv, error) { return attentionEnv(os.LookupEnv) }
 
 func attentionEnv(lookup func(string) (string, bool)) (AttentionEnv, error) {
@@ -295,13 +290,12 @@ func attentionEnv(lookup func(string) (string, bool)) (AttentionEnv, error) {
 	return e, errors.Join(faults...)
 }
 
-// Honoured returns one line on the variables that are set and that change what a run does, "" where
-// none is.
+// Honoured returns one line with the set variables that affect a run, or "".
 func Honoured() string {
 	var set []string
 	for _, v := range Environment() {
 		if v.Set && v.changes {
-			set = append(set, v.Name+"="+quoteOdd(v.Value))
+			set = append(set, v.Name+"="+quoteUnusual(v.Value))
 		}
 	}
 	if len(set) == 0 {
@@ -310,7 +304,7 @@ func Honoured() string {
 	return "environment: " + strings.Join(set, " ")
 }
 
-func quoteOdd(s string) string {
+func quoteUnusual(s string) string {
 	if q := fmt.Sprintf("%.80q", s); q != `"`+s+`"` || strings.Contains(s, " ") {
 		return q
 	}

@@ -8,25 +8,25 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
-// maxFrame is the longest frame, newline included, that either side sends or accepts.
+// maxFrame is the longest frame, with its newline, that either side sends or accepts.
 const maxFrame = 1 << 20
 
 var errFrameLength = fmt.Errorf("frame is longer than %d bytes", maxFrame)
 
-// Kinds of events that the launcher knows; any other kind is passed to Job.OnEvent as well.
+// Kinds of events that the launcher handles. It passes all other kinds to Job.OnEvent.
 const (
 	EventReady      = "ready"      // attached; sent by Attach
-	EventListening  = "listening"  // Data is the address at which ranks of other nodes reach it
+	EventListening  = "listening"  // Data is the address for ranks of other nodes
 	EventProgress   = "progress"   // Step has been reached
 	EventCheckpoint = "checkpoint" // a checkpoint of Step is complete
 	EventStopped    = "stopped"    // about to exit on request, with a checkpoint
 	EventDone       = "done"       // about to exit, all work done
 	EventFailed     = "failed"     // about to exit; Data is a FailureReport
-	EventStanding   = "standing"   // Data is its work and its waits; the launcher keeps it
-	EventStacks     = "stacks"     // Data is text for the worker's log; the launcher keeps it
+	EventStatus     = "standing"   // Data is a waits.WaitState, for the launcher
+	EventStacks     = "stacks"     // Data is text for the worker's log, for the launcher
 )
 
 // Event is a worker's message to the launcher.
@@ -42,22 +42,22 @@ type FailureReport struct {
 	Remote bool   `json:"remote"` // the cause came from another rank
 	Phase  string `json:"phase,omitempty"`
 	Step   int64  `json:"step,omitempty"`
-	// TimedOut reports that some rank has waited for another for too long; Standing holds this one's work and waits,
-	// nil if unknown.
-	TimedOut bool               `json:"timed_out,omitempty"`
-	Standing *standing.Standing `json:"standing,omitempty"`
+	// TimedOut reports that a rank waited for another for too long. WaitState is then this rank's work and waits; nil:
+	// unknown.
+	TimedOut  bool             `json:"timed_out,omitempty"`
+	WaitState *waits.WaitState `json:"standing,omitempty"`
 }
 
-// A command is a launcher's message to a worker: first one hello, later at most one of each kind, except any number of
-// tell.
+// A command is the launcher's message to a worker: first one hello, later at most one of each kind, and any number of
+// status requests.
 type command struct {
 	Kind  string `json:"kind"`
 	Hello *hello `json:"hello,omitempty"`
-	// of a stop: the name of the signal; of failed: why, where ranks cannot hear it
+	// of a stop: the name of the signal; of failed: why, if ranks cannot learn it from each other
 	Reason string   `json:"reason,omitempty"`
 	Rank   int      `json:"rank,omitempty"`   // of failed: which
 	Addrs  []string `json:"addrs,omitempty"`  // of peers: by rank; "": of this node
-	Stacks bool     `json:"stacks,omitempty"` // of tell: the stacks of all goroutines as well
+	Stacks bool     `json:"stacks,omitempty"` // of status: also the stacks of all goroutines
 }
 
 const (
@@ -65,29 +65,18 @@ const (
 	commandStop   = "stop"
 	commandFailed = "failed"
 	commandPeers  = "peers"
-	commandTell   = "tell" // asks for its work and its waits
+	commandStatus = "tell" // asks for the worker's work and waits
 )
 
-// commandKinds is how many kinds of commands a worker is told once.
+// commandKinds is the number of commands that a worker gets at most once.
 const commandKinds = 4
 
+// A hello is the first frame for a worker.
 type hello struct {
-	RunID          string   `json:"run_id"`
-	Rank           int      `json:"rank"`
-	WorldSize      int      `json:"world_size"`
-	LocalRank      int      `json:"local_rank"`
-	LocalWorldSize int      `json:"local_world_size"`
-	NodeRank       int      `json:"node_rank"`
-	Node           string   `json:"node"`
-	Device         int      `json:"device"`
-	Interface      string   `json:"interface,omitempty"`
-	Restart        int      `json:"restart"`
-	SocketDir      string   `json:"socket_dir"`
-	Listen         string   `json:"listen,omitempty"`
-	Hosts          []string `json:"hosts,omitempty"`
-	Core           *int     `json:"core,omitempty"` // that a rank on a CPU keeps to
-	Secret         []byte   `json:"secret"`
-	Payload        []byte   `json:"payload"`
+	Process
+	Interface string `json:"interface,omitempty"`
+	Core      *int   `json:"core,omitempty"` // to which a rank on a CPU is pinned
+	Secret    []byte `json:"secret"`
 }
 
 func (h *hello) check() error {
@@ -108,7 +97,6 @@ func (h *hello) check() error {
 	return nil
 }
 
-// encodeFrame is v as one line of JSON.
 func encodeFrame(v any) ([]byte, error) {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -120,15 +108,15 @@ func encodeFrame(v any) ([]byte, error) {
 	return append(b, '\n'), nil
 }
 
-// frameReader cuts a stream into lines and never holds more than maxFrame of it.
+// A frameReader splits a stream into lines and buffers at most maxFrame bytes.
 type frameReader struct{ r *bufio.Reader }
 
 func newFrameReader(r io.Reader) *frameReader {
 	return &frameReader{bufio.NewReaderSize(r, 4096)}
 }
 
-// next returns the next line without its newline; it is the caller's. io.EOF is an end between
-// frames, io.ErrUnexpectedEOF one within.
+// next returns the next line without its newline; the caller owns it. io.EOF is an end between frames,
+// io.ErrUnexpectedEOF one inside a frame.
 func (f *frameReader) next() ([]byte, error) {
 	var line []byte
 	for {
@@ -151,7 +139,7 @@ func (f *frameReader) next() ([]byte, error) {
 
 func decodeEvent(line []byte) (Event, error) {
 	var e Event
-	if err := decodeStrict(line, &e); err != nil {
+	if err := DecodeStrict(line, &e); err != nil {
 		return Event{}, fmt.Errorf("event frame: %w", err)
 	}
 	if err := e.check(); err != nil {
@@ -169,7 +157,7 @@ func (e *Event) check() error {
 
 func decodeCommand(line []byte) (command, error) {
 	var c command
-	if err := decodeStrict(line, &c); err != nil {
+	if err := DecodeStrict(line, &c); err != nil {
 		return command{}, fmt.Errorf("command frame: %w", err)
 	}
 	switch c.Kind {
@@ -180,15 +168,15 @@ func decodeCommand(line []byte) (command, error) {
 		if err := c.Hello.check(); err != nil {
 			return command{}, fmt.Errorf("command frame: %w", err)
 		}
-	case commandStop, commandFailed, commandPeers, commandTell:
+	case commandStop, commandFailed, commandPeers, commandStatus:
 	default:
 		return command{}, fmt.Errorf("command frame: unknown kind %q", c.Kind)
 	}
 	return c, nil
 }
 
-// decodeStrict takes exactly one JSON object of known fields.
-func decodeStrict(line []byte, v any) error {
+// DecodeStrict decodes exactly one JSON value and refuses unknown fields.
+func DecodeStrict(line []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(line))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// FuzzEnvironment: whatever the variables hold, an error names each that means nothing, on a line of
-// its own, and no other.
+// FuzzEnvironment checks that the error names each variable with an invalid value, on its own line, and no other.
 func FuzzEnvironment(f *testing.F) {
 	f.Add("0", "yes", "1", "2")
 	f.Add("", "0x1", "\x1b[31m\n", "-9223372036854775808")
@@ -30,14 +29,14 @@ func FuzzEnvironment(f *testing.F) {
 			t.Errorf("%q: %+v, %v", values, e, err)
 		}
 		for _, v := range values {
-			if strings.ContainsAny(quoteOdd(v), "\n\x1b") {
-				t.Errorf("%q is shown as %s", v, quoteOdd(v))
+			if strings.ContainsAny(quoteUnusual(v), "\n\x1b") {
+				t.Errorf("%q is shown as %s", v, quoteUnusual(v))
 			}
 		}
 	})
 }
 
-// FuzzControlGroups: what the kernel tells of control groups may be anything in a container.
+// FuzzControlGroups reads arbitrary control group files, as a container may have.
 func FuzzControlGroups(f *testing.F) {
 	f.Add("0::/job/a\n", "oom_kill 2\n", "max\n")
 	f.Add("4:memory:/slurm\n0::/../x\n:::\n", "oom_kill -\n\xff", "-1")
@@ -60,7 +59,6 @@ func FuzzControlGroups(f *testing.F) {
 	})
 }
 
-// writeFile writes a file of a test.
 func writeFile(t *testing.T, path, text string) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {

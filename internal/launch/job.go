@@ -12,75 +12,74 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/internal/base/terminal"
-	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 // Exit statuses of a job; Result.ExitCode is one of them.
 const (
-	ExitDone        = 0   // every worker said that it was done
+	ExitDone        = 0   // every worker reported that it was done
 	ExitFailed      = 1   // a rank failed
-	ExitStopped     = 75  // stopped on request after a checkpoint; running again goes on (EX_TEMPFAIL)
+	ExitStopped     = 75  // stopped on request after a checkpoint; the same command resumes (EX_TEMPFAIL)
 	ExitInterrupted = 130 // interrupted twice: ended at once
 )
 
-// Show says which workers' output goes to the terminal. The log files hold all of it in any case.
+// Show selects the workers' output for the terminal. The log files contain all of it.
 type Show int
 
-// What of the workers' output is shown.
+// The values of Show.
 const (
 	ShowFirst Show = iota // rank 0 of the world
 	ShowAll
 	ShowNone // and no notices: errors only
 )
 
-// Place numbers the processes of this node among the processes of all nodes. The zero Place
-// is the only node.
-type Place struct {
+// RankRange numbers the processes of this node among those of all nodes. The zero value is the only node.
+type RankRange struct {
 	NodeRank  int
 	FirstRank int // rank of the first process of this node
-	WorldSize int // over all nodes; 0: the processes of this node are all
+	WorldSize int // over all nodes; 0: the processes of this node
 }
 
-// Job is one set of workers on this node.
+// Job describes the workers on this node.
 type Job struct {
-	RunID string // names the job in messages and in the environment; "": a random one
+	RunID string // names the job in messages and in the environment; "": a random name
 	NProc int    // processes on this node
-	Place Place
+	Ranks RankRange
 	Argv  []string // of the worker, without the program: []string{"worker", "train"}
-	// Payload is handed to every worker as it is; at most 512 KiB.
+	// Payload is passed to every worker unchanged; at most 512 KiB.
 	Payload []byte
-	// Logs is the directory of rank-0003.log and so on. It stays the caller's, and open.
+	// Logs is the directory for rank-0003.log and so on. The caller keeps it open.
 	Logs   *os.Root
 	Stderr io.Writer
 	Show   Show
-	// OnEvent is called for each event of each worker, in the order of each worker, never
-	// twice at once; nil: none. While it is slow, progress events may be left out.
+	// OnEvent is called for each event of each worker, in the worker's order, never concurrently; nil: no call. While
+	// it is slow, progress events may be dropped.
 	OnEvent func(rank int, e Event)
-	// OnStanding is called every Watch with the state of the workers of this node, without waiting for silent
-	// workers, and with nothing when a start has ended. It is called as OnEvent is; nil: never.
-	OnStanding  func(rows []standing.Standing)
+	// OnStatus is called every Watch with the wait states of this node's workers, without waiting for silent ones, and
+	// with nil after a start. It is called like OnEvent; nil: never.
+	OnStatus    func(rows []waits.WaitState)
 	Watch       time.Duration
 	MaxRestarts int
-	// Node names this node in messages; "": the name of the host.
+	// Node names this node in messages; "": the host name.
 	Node string
-	// Cohort is the nodes of the job; nil: this one is all, and MaxRestarts its own. With a Cohort,
-	// Place and Payload come with each start.
-	Cohort Cohort
-	// Device is the number of the first worker's GPU among the GPUs that this process sees.
+	// Membership connects the nodes of the job; nil: there is one node, with MaxRestarts. With a Membership, each start
+	// brings Ranks and Payload.
+	Membership Membership
+	// Device is the number of the first worker's GPU among the visible GPUs.
 	Device int
-	// Interface is the network interface towards the other nodes; "": there are none.
+	// Interface is the network interface towards the other nodes; "": there is one node.
 	Interface string
-	// OnStart is called before each start, and may complete it; nil: none. Its error ends the job.
+	// OnStart is called before each start, and may complete it; nil: no call. Its error ends the job.
 	OnStart func(*Start) error
-	// Patient: a second SIGTERM is no demand to end at once. Batch systems send several.
+	// Patient ignores a second SIGTERM, since batch systems send several.
 	Patient bool
-	// Signals were caught before the job, and stay caught: one that comes when Run
-	// has ended ends the program, with the status that Run returned. nil: Run catches them.
+	// Signals were caught before the job and stay caught: a signal after Run's return ends the program, with the status
+	// that Run returned. nil: Run catches them.
 	Signals *Signals
-	// Settle is how long the other ranks get to end by themselves, and to give their reasons,
-	// after the first failure; 0: 2 s.
+	// Settle is the time for the other ranks to end by themselves, and to report reasons, after the first failure; 0: 2
+	// s.
 	Settle time.Duration
-	// Grace is how long they get between SIGTERM and SIGKILL after that; 0: 5 s.
+	// Grace is the time between SIGTERM and SIGKILL after Settle; 0: 5 s.
 	Grace time.Duration
 	// Last bounds the wait for the other workers after the first is done; 0: LastTime.
 	Last time.Duration
@@ -89,39 +88,39 @@ type Job struct {
 // Result is how a job ended.
 type Result struct {
 	ExitCode int
-	// First is the failure that the others followed from, nil where no rank failed.
+	// First is the failure that caused the others; nil: no rank failed.
 	First *Failure
-	// Failures are all of the last attempt, First first.
+	// Failures are those of the last attempt, First first.
 	Failures []Failure
-	// Stopped: ended after a checkpoint, on request.
+	// Stopped: ended on request, after a checkpoint.
 	Stopped bool
-	// Restarts is how often all workers were started again.
+	// Restarts counts the restarts of all workers.
 	Restarts int
-	// Err is a fault of the launcher itself (no directory, no socket); no rank is to blame.
+	// Err is an error of the launcher itself (no directory, no socket); no rank is to blame.
 	Err error
 }
 
 // Failure is how one rank failed.
 type Failure struct {
 	Rank, LocalRank int
-	// Ranks counts the ranks from Rank that have failed together, with their node; 0: Rank alone.
+	// Ranks counts the ranks, starting with Rank, that failed together with their node; 0: only Rank.
 	Ranks    int
 	Host     string
-	PID      int            // 0: it was never started
+	PID      int            // 0: never started
 	ExitCode int            // -1: ended by a signal, or not started
 	Signal   syscall.Signal // 0: none
 	Cause    string         // one line or several
 	Hint     string         // the fix; may be empty
 	Phase    string         // of the step; may be empty
-	Step     int64          // 0: not known
+	Step     int64          // 0: unknown
 	Log      string         // path of its log
-	Remote   bool           // it is a victim: the cause came from another rank
-	Class    Class          // likely causes of the others first
-	Order    int            // of the first signs of failure, from 1; 0: not known
-	TimedOut bool           // it, or one that it has heard of, has waited for too long
-	// Standing is its work and its waits at that time; nil: not known.
-	Standing *standing.Standing
-	Tail     []string // the last lines of its output, unless they were shown as they came
+	Remote   bool           // it is a victim: the cause was in another rank
+	Class    Class          // likely causes first
+	Order    int            // of the first signs of failure, from 1; 0: unknown
+	TimedOut bool           // it, or a rank that it has heard of, waited for too long
+	// WaitState is its work and its waits at that time; nil: unknown.
+	WaitState *waits.WaitState `json:"Standing"`
+	Tail      []string         // the last lines of its output, unless already printed
 }
 
 // Error returns the first line of the report.
@@ -145,7 +144,7 @@ func RanksOf(first, count int) string {
 	return fmt.Sprintf("ranks %d to %d", first, first+count-1)
 }
 
-// Report returns the block that ends a failed run on stderr.
+// Report returns the final block of a failed run on stderr.
 func (f *Failure) Report() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "cprun: %s\n", f.Error())
@@ -176,20 +175,15 @@ func (f *Failure) Report() string {
 // maxPayload leaves room for base64 and the rest of the hello within one frame.
 const maxPayload = 512 << 10
 
-// resolve fills defaults and refuses a job that cannot run.
 func (j *Job) resolve() error {
 	if j.Stderr == nil {
 		j.Stderr = io.Discard
 	}
-	if j.Settle == 0 {
-		j.Settle = 2 * time.Second
-	}
-	if j.Grace == 0 {
-		j.Grace = 5 * time.Second
-	}
+	j.Settle = cmp.Or(j.Settle, 2*time.Second)
+	j.Grace = cmp.Or(j.Grace, 5*time.Second)
 	j.Last = cmp.Or(j.Last, LastTime)
-	if j.Place.WorldSize == 0 {
-		j.Place.WorldSize = j.Place.FirstRank + j.NProc
+	if j.Ranks.WorldSize == 0 {
+		j.Ranks.WorldSize = j.Ranks.FirstRank + j.NProc
 	}
 	if j.Node == "" {
 		var err error
@@ -202,15 +196,15 @@ func (j *Job) resolve() error {
 		return fmt.Errorf("number of processes %d: at least 1 is needed", j.NProc)
 	case len(j.Argv) == 0:
 		return errors.New("arguments of the worker: none given")
-	case j.Cohort != nil: // it brings the rest
+	case j.Membership != nil: // each start brings the rest
 		return nil
 	}
-	return j.fits(&Start{Place: j.Place, Payload: j.Payload, Logs: j.Logs})
+	return j.fits(&Start{Ranks: j.Ranks, Payload: j.Payload, Logs: j.Logs})
 }
 
-// fits refuses a start that this node has no place in.
+// fits refuses a start in which this node has no valid ranks.
 func (j *Job) fits(s *Start) error {
-	p := s.Place
+	p := s.Ranks
 	switch {
 	case p.FirstRank < 0 || p.FirstRank+j.NProc > p.WorldSize:
 		return fmt.Errorf("ranks %d to %d of this node: outside a world of %d", p.FirstRank, p.FirstRank+j.NProc-1,
@@ -223,12 +217,12 @@ func (j *Job) fits(s *Start) error {
 	return nil
 }
 
-// Run starts the workers of a job, waits until none is left, and says how it went. The
-// report of a failure is the last thing that it writes to Job.Stderr. SIGINT, SIGTERM,
-// SIGUSR1, SIGHUP and SIGQUIT belong to it while it runs; the end of ctx kills the workers.
+// Run starts the workers of a job, waits until none is left, and returns the result. The report of a failure is its
+// last output on Job.Stderr. While it runs, it handles SIGINT, SIGTERM, SIGUSR1, SIGHUP and SIGQUIT; the end of ctx
+// kills the workers.
 func Run(ctx context.Context, job Job) Result {
 	followParent()
-	a, err := newAgent(job)
+	a, err := newNodeLauncher(job)
 	if err != nil {
 		if job.Stderr != nil {
 			fmt.Fprintf(job.Stderr, "cprun: %s\n", terminal.Message(err))

@@ -15,26 +15,25 @@ import (
 
 const (
 	secretSize = 32
-	// dirPrefix is how the private directories of all jobs begin; the janitor looks for it.
-	// Both names are so odd that no directory of a user has them by chance.
+	// dirPrefix and markerName identify private directories of jobs for removeStale. Users do not choose such names by
+	// chance.
 	dirPrefix  = "cprun-job-"
 	markerName = ".cprun-launcher"
-	// A socket's path has to fit in sockaddr_un with its zero byte. socketNameRoom of it is
-	// left for the names that the workers choose inside the directory.
+	// The path of a socket must fit into sockaddr_un with its zero byte. socketNameRoom bytes of it are for the
+	// workers' names inside the directory.
 	maxSocketPath  = 107
 	socketNameRoom = 40
 )
 
-// A jobDir is the private directory of a job, mode 0700, in which the workers make their
-// sockets. Its owner holds a lock on it. The kernel drops the lock with the process, so that
-// a later job can tell what a killed launcher has left, and removes it; systemd-tmpfiles,
-// which removes old files, leaves locked directories alone.
+// A jobDir is a job's private directory, mode 0700, for the workers' sockets. The launcher holds a lock on it, which
+// the kernel releases with the process. So a later job can detect and remove the directory of a killed launcher.
+// systemd-tmpfiles does not remove locked directories either.
 type jobDir struct {
 	path string
 	lock *os.File // the directory itself
 }
 
-// newJobDir makes one under the first of these bases that is usable and short enough.
+// newJobDir makes a directory under the first usable base with a short enough path.
 func newJobDir(bases ...string) (*jobDir, error) {
 	var faults []error
 	for _, base := range bases {
@@ -57,8 +56,7 @@ func newJobDir(bases ...string) (*jobDir, error) {
 		errors.Join(faults...))
 }
 
-// lockedDir makes the directory, takes its lock, and only then the marker without which no
-// janitor touches it.
+// lockedDir makes the directory, locks it, and only then adds the marker that removeStale requires.
 func lockedDir(base string) (*jobDir, error) {
 	path, err := os.MkdirTemp(base, dirPrefix)
 	if err != nil {
@@ -85,8 +83,7 @@ func (d *jobDir) close() error {
 	return err
 }
 
-// removeStale removes directories of jobs of this user whose launcher is gone. It is a
-// courtesy: whatever it cannot read or remove stays.
+// removeStale removes this user's job directories without a live launcher. It ignores errors.
 func removeStale(base string) {
 	entries, err := os.ReadDir(base)
 	if err != nil {
@@ -114,7 +111,7 @@ func removeStale(base string) {
 	}
 }
 
-// ownedPrivate reports whether path is a real directory of this user, closed to all others.
+// ownedPrivate reports whether path is a directory of this user with no access for others.
 func ownedPrivate(path string) bool {
 	info, err := os.Lstat(path)
 	if err != nil || !info.IsDir() || info.Mode().Perm()&0o077 != 0 {
@@ -124,7 +121,7 @@ func ownedPrivate(path string) bool {
 	return ok && int(st.Uid) == os.Getuid()
 }
 
-// NewRunID returns a name that no other job has: the time, for people, and 32 random bits.
+// NewRunID returns a unique name of a job: the time and 32 random bits.
 func NewRunID(now time.Time) string {
 	var b [4]byte
 	rand.Read(b[:])

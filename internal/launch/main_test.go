@@ -22,10 +22,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cprun/cprun/internal/base/files"
-	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
-// The test binary is launcher and worker too, as cprun is.
+// TestMain lets the test binary act as launcher and worker, as cprun does.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 2 {
 		switch os.Args[1] {
@@ -37,12 +37,12 @@ func TestMain(m *testing.M) {
 			time.Sleep(time.Hour)
 		}
 	}
-	// Under the race detector every process would sleep for a second before it ends.
+	// The race detector would make every process sleep for a second before it ends.
 	os.Setenv("GORACE", os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	goleak.VerifyTestMain(m)
 }
 
-// agentMain runs a job as cprun would: agent SCENARIO NPROC LOGDIR.
+// agentMain runs a job like cprun, with the arguments SCENARIO NPROC LOGDIR.
 func agentMain(args []string) int {
 	n, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -60,7 +60,7 @@ func agentMain(args []string) int {
 	return Run(context.Background(), job).ExitCode
 }
 
-// workerMain plays one scenario; its result is the exit status.
+// workerMain plays one scenario, and returns the exit status.
 func workerMain(scenario string) int {
 	w, err := Attach(func(error) { os.Exit(1) })
 	if err != nil {
@@ -77,7 +77,7 @@ func workerMain(scenario string) int {
 	return 4
 }
 
-// logsIn opens a directory for logs, until the test ends.
+// logsIn opens a directory for logs until the end of the test.
 func logsIn(t *testing.T, dir string) *os.Root {
 	t.Helper()
 	root, err := files.Make(dir)
@@ -88,7 +88,7 @@ func logsIn(t *testing.T, dir string) *os.Root {
 	return root
 }
 
-// hang is a worker that waits for something that never comes, and ignores every request.
+// hang blocks forever and ignores every request.
 func hang(*Worker) int { select {} }
 
 func done(w *Worker) int {
@@ -106,7 +106,7 @@ func awaitStop(w *Worker) int {
 	return 0
 }
 
-// spinning computes for ever on all its threads and never looks at a channel.
+// spinning computes forever on all its threads and never reads a channel.
 func spinning(w *Worker) int {
 	for range 2 {
 		go func() {
@@ -146,19 +146,19 @@ func fail(text string, remote bool, wait time.Duration) func(*Worker) int {
 	}
 }
 
-// chained is what a rank says that waits for the one after it; the last of three is at work.
-func chained(w *Worker) standing.Standing {
-	s := standing.Standing{Rank: 99, Step: 6, Phase: "step", In: time.Minute}
+// chained returns the state of a rank that waits for the next one; the last of three works.
+func chained(w *Worker) waits.WaitState {
+	s := waits.WaitState{Rank: 99, Step: 6, Phase: "step", PhaseTime: time.Minute}
 	if w.Rank < 2 {
-		s.Waits = []standing.Wait{{
-			Op: "exchange", Label: "step 7/forward/layer 3/hop 1 owner 0", Bytes: 4096, Stood: 30 * time.Second,
-			Open: []standing.Open{{Peer: w.Rank + 1, Bytes: 4096, Stood: 30 * time.Second}},
+		s.Waits = []waits.Wait{{
+			Op: "exchange", Label: "step 7/forward/layer 3/hop 1 owner 0", Bytes: 4096, Stalled: 30 * time.Second,
+			Open: []waits.Open{{Peer: w.Rank + 1, Bytes: 4096, Stalled: 30 * time.Second}},
 		}}
 	}
 	return s
 }
 
-// wait tells the other ranks that this one goes on to f, which never ends.
+// wait announces that this rank is about to call f, which never ends.
 func wait(w *Worker, f func(*Worker) int) int {
 	if os.WriteFile(filepath.Join(w.SocketDir, "new"), []byte(strconv.Itoa(os.Getpid())), 0o600) != nil ||
 		os.Rename(filepath.Join(w.SocketDir, "new"), filepath.Join(w.SocketDir, "waiting")) != nil {
@@ -167,7 +167,7 @@ func wait(w *Worker, f func(*Worker) int) int {
 	return f(w)
 }
 
-// waiting is the process that has come to wait.
+// waiting returns the process id of the announced rank.
 func waiting(w *Worker) int {
 	for {
 		b, err := os.ReadFile(filepath.Join(w.SocketDir, "waiting"))
@@ -178,11 +178,12 @@ func waiting(w *Worker) int {
 	}
 }
 
-// timesOut fails, since it has waited for too long.
+// timesOut fails because it waited for too long.
 func timesOut(w *Worker) int {
 	s := chained(w)
 	if w.Fail(
-		FailureReport{Error: "rank 2: no progress", Remote: true, Phase: "step", Step: 7, TimedOut: true, Standing: &s},
+		FailureReport{Error: "rank 2: no progress", Remote: true, Phase: "step", Step: 7, TimedOut: true,
+			WaitState: &s},
 	) != nil {
 		return 3
 	}
@@ -203,7 +204,7 @@ var scenarios = map[string]func(*Worker) int{
 	"meeting": at(1, kill(syscall.SIGKILL), func(w *Worker) int {
 		return fail(fmt.Sprintf("heard of rank %d", (<-w.Failed()).Rank), true, 0)(w)
 	}),
-	"stopped": at(1, kill(syscall.SIGSTOP), fail("rank 1 stands still", true, 0)), // before or after rank 1 stands
+	"stopped": at(1, kill(syscall.SIGSTOP), fail("rank 1 stands still", true, 0)), // before or after rank 1 has stopped
 	"sigsys":  at(1, kill(syscall.SIGSYS), hang),
 	"late-kill": at(
 		2,
@@ -223,26 +224,27 @@ var scenarios = map[string]func(*Worker) int{
 	"last":     at(1, hang, done),
 	"linger":   at(1, func(w *Worker) int { w.Done(); return hang(w) }, done),
 	"chain": func(w *Worker) int {
-		w.OnTell(func() standing.Standing { return chained(w) })
+		w.OnStatus(func() waits.WaitState { return chained(w) })
 		return awaitStop(w)
 	},
 	"watched": at(2, kill(syscall.SIGSTOP), func(w *Worker) int {
-		w.OnTell(func() standing.Standing { return chained(w) })
+		w.OnStatus(func() waits.WaitState { return chained(w) })
 		return awaitStop(w)
 	}),
 	"timeout": at(2, func(w *Worker) int { return wait(w, kill(syscall.SIGSTOP)) }, func(w *Worker) int {
-		w.OnTell(func() standing.Standing { return chained(w) })
+		w.OnStatus(func() waits.WaitState { return chained(w) })
 		pid := waiting(w)
-		for s := state(pid); s != 'T' && s != 'Z' && s != 0; s = state(pid) { // another may have had it killed by then
+		// another rank's failure may have killed it by then
+		for s := state(pid); s != 'T' && s != 'Z' && s != 0; s = state(pid) {
 			time.Sleep(time.Millisecond)
 		}
 		return timesOut(w)
 	}),
 	"stuck": at(2, func(w *Worker) int {
-		w.OnTell(func() standing.Standing { return chained(w) })
+		w.OnStatus(func() waits.WaitState { return chained(w) })
 		return wait(w, hang)
 	}, func(w *Worker) int {
-		w.OnTell(func() standing.Standing { return chained(w) })
+		w.OnStatus(func() waits.WaitState { return chained(w) })
 		waiting(w)
 		return timesOut(w)
 	}),
@@ -273,7 +275,8 @@ var scenarios = map[string]func(*Worker) int{
 	},
 	"place": func(w *Worker) int {
 		env := map[string]string{}
-		for _, name := range []string{envRank, envWorldSize, envLocalRank, envLocalWorldSize, envNodeRank, envRunID, envRestartCount, envMaxProcs} {
+		for _, name := range []string{envRank, envWorldSize, envLocalRank, envLocalWorldSize, envNodeRank,
+			envRunID, envRestartCount, envMaxProcs} {
 			env[name] = os.Getenv(name)
 		}
 		exposed := bytes.Contains([]byte(strings.Join(append(os.Environ(), os.Args...), " ")), w.Secret)
@@ -302,10 +305,8 @@ var scenarios = map[string]func(*Worker) int{
 		return fail("always", false, 0)(w)
 	},
 	"big": func(w *Worker) int {
-		if err := w.Send(Event{Kind: "big", Data: json.RawMessage(`"` + strings.Repeat("a", maxFrame) + `"`)}); !errors.Is(
-			err,
-			errFrameLength,
-		) {
+		data := json.RawMessage(`"` + strings.Repeat("a", maxFrame) + `"`)
+		if err := w.Send(Event{Kind: "big", Data: data}); !errors.Is(err, errFrameLength) {
 			return 3
 		}
 		if err := w.Send(Event{}); err == nil {
@@ -316,7 +317,7 @@ var scenarios = map[string]func(*Worker) int{
 	},
 }
 
-// outcome of a job run in the test's own process.
+// A ran is the outcome of a job that ran in the test's own process.
 type ran struct {
 	Result
 	stderr string
@@ -327,7 +328,7 @@ type ran struct {
 	data   []json.RawMessage
 }
 
-// play runs a scenario, and checks what must hold after every job: no process is left.
+// play runs a scenario, and checks that no process is left.
 func play(t *testing.T, scenario string, n int, change ...func(*Job)) *ran {
 	t.Helper()
 	r := &ran{logs: filepath.Join(t.TempDir(), "logs")}
@@ -362,7 +363,7 @@ func (r *ran) event(rank int, e Event) {
 	}
 }
 
-// dirs are the different values that the workers have sent.
+// dirs returns the distinct values sent by the workers.
 func (r *ran) dirs() []string {
 	var out []string
 	for _, d := range r.data {
@@ -372,8 +373,7 @@ func (r *ran) dirs() []string {
 	return slices.Compact(out)
 }
 
-// alive reports whether a process or its group exists; a zombie does not count, since its
-// parent may be another process than this one.
+// alive reports whether a process or its group exists. A zombie does not count: its parent may be another process.
 func alive(pid int) bool {
 	if unix.Kill(-pid, 0) == nil || unix.Kill(pid, 0) == nil {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -386,7 +386,7 @@ func alive(pid int) bool {
 	return false
 }
 
-// agentProcess is a launcher in a process of its own.
+// An agentProcess is a launcher in its own process.
 type agentProcess struct {
 	cmd  *exec.Cmd
 	out  io.ReadCloser
@@ -394,7 +394,7 @@ type agentProcess struct {
 	pids []int
 }
 
-// startAgent returns when every worker has told its process id.
+// startAgent returns after every worker has reported its process id.
 func startAgent(t *testing.T, scenario string, n int, change ...func(*exec.Cmd)) *agentProcess {
 	t.Helper()
 	exe, err := os.Executable()
@@ -472,7 +472,7 @@ func (a *agentProcess) wait(t *testing.T, code int) string {
 	return a.err.String()
 }
 
-// gone polls, since the kernel and init take their time after a kill.
+// gone polls, since the kernel and init need some time after a kill.
 func (a *agentProcess) gone(t *testing.T) {
 	t.Helper()
 	for range 1000 {

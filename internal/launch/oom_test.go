@@ -6,7 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What this package and those below it say of a want of memory is understood; what only may be one is not.
+// TestOutOfMemoryIsTold checks that OutOfMemory recognizes the messages of this package and its libraries, and no
+// ambiguous ones.
 func TestOutOfMemoryIsTold(t *testing.T) {
 	killed, _ := explainSignal(unix.SIGKILL, true)
 	unknown, _ := explainSignal(unix.SIGKILL, false)

@@ -15,23 +15,23 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// ending returns how the start has ended here.
+// ending returns how the start ended here.
 func (t *attempt) ending(ctx context.Context) Ending {
 	e := Ending{
 		Failures: t.failures(), Asked: t.asked != "", Forced: t.forced, Hung: t.live > 0, Step: t.maxStep, Err: t.err,
-		Stopped: slices.ContainsFunc(t.children, func(c *child) bool { return c.seen.finished == EventStopped }),
+		Stopped: slices.ContainsFunc(t.children, func(c *child) bool { return c.evidence.finished == EventStopped }),
 	}
 	if t.err == nil && t.ended && len(e.Failures) > 0 {
-		e.Err, e.Quiet = cmp.Or(context.Cause(ctx), errEnded), true
+		e.Err, e.Quiet = cmp.Or(context.Cause(ctx), errContextEnded), true
 	}
 	return e
 }
 
-// failures lists the failures of this node's workers, the cause of the others first.
+// failures lists the failures of this node's workers, the likely cause first.
 func (t *attempt) failures() []Failure {
 	var fs []Failure
 	for _, c := range t.children {
-		v := judge(c.seen)
+		v := judge(c.evidence)
 		if !c.ended {
 			v = verdict{classOurs, "does not end after SIGKILL: it hangs in the kernel",
 				"ps -o stat,wchan shows where; it may still hold memory and devices"}
@@ -41,29 +41,29 @@ func (t *attempt) failures() []Failure {
 		}
 		f := Failure{
 			Rank: c.rank, LocalRank: c.localRank, Host: t.job.Node, PID: c.pid,
-			ExitCode: c.seen.exit.code, Signal: c.seen.exit.signal,
+			ExitCode: c.evidence.exit.code, Signal: c.evidence.exit.signal,
 			Cause: v.cause, Hint: v.hint, Log: c.log,
 			Remote: v.class == classRemote || v.class == classOurs,
-			Class:  v.class, Order: c.seen.order, Tail: c.lastLines(),
-			// Only some ranks tell their steps; the others were at about the same one.
+			Class:  v.class, Order: c.evidence.order, Tail: c.lastLines(),
+			// Only some ranks report steps; the others were at about the same one.
 			Step: cmp.Or(c.lastStep, t.maxStep),
 		}
-		s := t.row(c)
-		f.Standing = &s
-		if r := c.seen.report; r != nil {
+		s := t.waitState(c)
+		f.WaitState = &s
+		if r := c.evidence.report; r != nil {
 			f.TimedOut = r.TimedOut
 			f.Phase, f.Step = r.Phase, cmp.Or(r.Step, f.Step)
 		}
-		if c.seen.startErr != nil {
+		if c.evidence.startErr != nil {
 			f.ExitCode = -1
 		}
 		fs = append(fs, f)
 	}
-	rank(fs)
+	sortFailures(fs)
 	return fs
 }
 
-// lastLines returns the end of the worker's output, unless it was shown as it came.
+// lastLines returns the end of the worker's output, unless it was already printed.
 func (c *child) lastLines() (lines []string) {
 	if c.relay.show {
 		return nil
@@ -75,15 +75,15 @@ func (c *child) lastLines() (lines []string) {
 	return lines
 }
 
-// report says how a start has ended. Of a failure, the block about the first rank comes last.
+// report prints how a start ended. The block about the first failed rank comes last.
 func (t *attempt) report(v Verdict) {
 	for _, note := range v.Notes {
 		t.say("cprun: " + note + "\n")
 	}
 	switch {
-	case v.Told && v.ExitCode == ExitFailed && v.First != nil:
-		t.notice("%s; the node of rank 0 tells more", v.First.Error())
-	case v.Told:
+	case v.ReportedElsewhere && v.ExitCode == ExitFailed && v.First != nil:
+		t.notice("%s; the node of rank 0 prints the details", v.First.Error())
+	case v.ReportedElsewhere:
 	case v.ExitCode == ExitStopped:
 		t.notice("all workers have ended after a checkpoint")
 	case v.Err != nil && t.ended:
@@ -96,14 +96,14 @@ func (t *attempt) report(v Verdict) {
 		}
 		t.say("cprun: interrupted twice: all workers were ended at once\n")
 	case v.ExitCode == ExitFailed:
-		t.say(waited(v.Failures) + others(v.Failures[1:]) + v.First.lastLines() + v.First.Report())
+		t.say(timeoutTable(v.Failures) + others(v.Failures[1:]) + v.First.lastLines() + v.First.Report())
 	}
 	for _, note := range v.Last {
 		t.say("cprun: " + note + "\n")
 	}
 }
 
-// others returns one line for each rank that failed by itself as well, and one for all the rest.
+// others returns one line for each further rank that failed by itself, and one line for the victims.
 func others(fs []Failure) string {
 	var b strings.Builder
 	var victims []int
@@ -122,7 +122,7 @@ func others(fs []Failure) string {
 	return b.String()
 }
 
-// lastLines returns the end of the rank's output, as its lines are shown.
+// lastLines returns the end of the rank's output, in the form of live output.
 func (f *Failure) lastLines() string {
 	var b strings.Builder
 	for _, line := range f.Tail {
@@ -131,30 +131,30 @@ func (f *Failure) lastLines() string {
 	return b.String()
 }
 
-// A seen collects the launcher's evidence of how one worker ended.
-type seen struct {
+// An evidence value collects the launcher's observations about the end of one worker.
+type evidence struct {
 	order     int // of the first sign of failure among the ranks, from 1; 0: none
 	startErr  error
 	fault     error // of its channel
 	report    *FailureReport
 	finished  string // EventDone, EventStopped or ""
 	exit      exitState
-	ours      bool          // it ended after a signal of the launcher
-	lingers   time.Duration // the limit that it passed after it, or another rank, was done; 0: none
+	endedByUs bool          // it ended after a signal of the launcher
+	overLimit time.Duration // the exceeded time limit, counted from its own or another rank's end of work; 0: none
 	crash     string        // first line of a crash in its output
-	oomKilled bool          // the kernel's count for this control group has risen
+	oomKilled bool          // the out-of-memory count of this control group has risen
 }
 
-// Class orders failures: likely causes of the others first.
+// Class orders failures, likely causes first.
 type Class int
 
-// The classes, which only this package tells apart; a node that is gone is of classSignal.
+// The classes. A lost node has classSignal.
 const (
-	// A signal that the launcher did not send is never a consequence of another rank's failure.
+	// A signal from outside is never a consequence of another rank's failure.
 	classSignal Class = iota
 	classOwn
-	classRemote // it says itself that the cause came from another rank
-	classOurs   // ended by the launcher because others had failed
+	classRemote // it reports that the cause was in another rank
+	classOurs   // ended by the launcher after another failure
 	classNone   // no failure
 )
 
@@ -164,47 +164,49 @@ type verdict struct {
 }
 
 // judge returns whether, why and in which class a worker failed.
-func judge(s seen) verdict {
+func judge(s evidence) verdict {
 	sig := s.exit.signal
 	switch {
 	case s.startErr != nil:
 		return verdict{classOwn, s.startErr.Error(), startHint(s.startErr)}
 	case sig == 0 && s.exit.code == 0 && s.finished != "" && s.fault == nil && s.report == nil:
 		return verdict{class: classNone}
-	case sig != 0 && !s.ours:
+	case sig != 0 && !s.endedByUs:
 		cause, hint := explainSignal(sig, s.oomKilled)
-		if s.report != nil { // it came to say why before it was killed
+		if s.report != nil { // it reported before it was killed
 			cause += "; before that: " + s.report.Error
 		}
 		return verdict{classSignal, cause, hint}
-	case s.lingers > 0 && s.finished == "":
+	case s.overLimit > 0 && s.finished == "":
 		return verdict{
-			classOwn, fmt.Sprintf("was not done %v after another rank was, and was ended by the launcher", s.lingers),
-			"its log has the stacks of that time: see which disk or device it waits for",
+			classOwn, fmt.Sprintf("was not done %v after another rank was, and was ended by the launcher", s.overLimit),
+			"its log has the stacks of that time: they show the disk or device that it waits for",
 		}
 	case s.report != nil && s.report.Remote && s.report.TimedOut:
-		return verdict{classRemote, s.report.Error, "the table above tells who held up whom; see the log of that rank"}
+		return verdict{
+			classRemote, s.report.Error, "the table above names the rank that held up the others; see its log",
+		}
 	case s.report != nil && s.report.Remote:
-		return verdict{classRemote, s.report.Error, "the cause came from another rank; see the logs of the others"}
+		return verdict{classRemote, s.report.Error, "the cause is in another rank; see the logs of the other ranks"}
 	case s.report != nil:
 		return verdict{classOwn, s.report.Error, ""}
 	case s.fault != nil:
 		return verdict{classOwn, "channel to the launcher: " + s.fault.Error(),
 			"launcher and worker must be the same build"}
-	case s.lingers > 0 && s.ours:
+	case s.overLimit > 0 && s.endedByUs:
 		return verdict{
-			classOwn, fmt.Sprintf("did not exit after it was done, and was ended by the launcher %v later", s.lingers),
-			"its work is complete; SIGQUIT at such a process shows where it hangs",
+			classOwn,
+			fmt.Sprintf("did not exit after it was done, and was ended by the launcher %v later", s.overLimit),
+			"its work is complete; send SIGQUIT to such a process to see where it hangs",
 		}
-	case s.ours:
+	case s.endedByUs:
 		return verdict{classOurs, "ended by the launcher after another rank had failed", ""}
 	case s.crash != "":
 		return verdict{classOwn, s.crash, crashHint(s.crash)}
 	case s.exit.code == 0:
-		return verdict{classOwn, "exit status 0 before its work was done",
-			"the last lines of its log say how far it came"}
+		return verdict{classOwn, "exit status 0 before its work was done", "see the last lines of its log"}
 	}
-	return verdict{classOwn, fmt.Sprintf("exit status %d", s.exit.code), "the last lines of its log may say why"}
+	return verdict{classOwn, fmt.Sprintf("exit status %d", s.exit.code), "see the last lines of its log"}
 }
 
 func crashHint(crash string) string {
@@ -222,7 +224,7 @@ func startHint(err error) string {
 	return "check the limits on processes and memory (ulimit -u, cgroup pids.max)"
 }
 
-// outOfMemoryKiller names the cause of a SIGKILL if the control group's count of them has risen.
+// outOfMemoryKiller is the cause of a SIGKILL if the control group's count of such kills has risen.
 const outOfMemoryKiller = "the kernel's out-of-memory killer: this control group reached its memory limit"
 
 func explainSignal(sig syscall.Signal, oomKilled bool) (cause, hint string) {
@@ -246,16 +248,14 @@ func explainSignal(sig syscall.Signal, oomKilled bool) (cause, hint string) {
 	return cause + " (not by cprun)", ""
 }
 
-// rank puts the failure that the others followed from first: by class, then by the order in which
-// the launchers saw them.
-func rank(fs []Failure) {
+// sortFailures sorts the likely cause first: by class, then by the order of the first signs.
+func sortFailures(fs []Failure) {
 	slices.SortStableFunc(fs, func(a, b Failure) int {
 		return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(a.Order, b.Order))
 	})
 }
 
-// cleanText makes a worker's text fit for the report: sanitised lines, no empty ones, and
-// not many.
+// cleanText fits a worker's text into a report: few lines, none empty, without control characters.
 func cleanText(s string) string {
 	const most = 12
 	var lines []string
@@ -266,7 +266,7 @@ func cleanText(s string) string {
 		}
 	}
 	if len(lines) > most {
-		lines = append(lines[:most], fmt.Sprintf("(%d lines more)", len(lines)-most))
+		lines = append(lines[:most], fmt.Sprintf("(%d more lines)", len(lines)-most))
 	}
 	if len(lines) == 0 {
 		return "no reason given"

@@ -33,7 +33,7 @@ func TestOutput(t *testing.T) {
 	want := "[rank 0] hello from rank 0\n[rank 0] " + strings.Repeat(
 		"x",
 		maxLine,
-	) + " [5 bytes more in the log]\n[rank 0] \ufffd\ufffd\n[rank 0] no newline at the end\n"
+	) + " [5 more bytes in the log]\n[rank 0] \ufffd\ufffd\n[rank 0] no newline at the end\n"
 	if r.stderr != want {
 		t.Errorf("stderr has %d bytes, want %d: %.100q", len(r.stderr), len(want), r.stderr)
 	}
@@ -50,9 +50,9 @@ func TestShow(t *testing.T) {
 	}
 }
 
-// A console that takes nothing must cost no line of the log, nor keep the relay from its end.
+// TestStuckConsole checks that a blocked console loses no line of the log, and that the relay ends.
 func TestStuckConsole(t *testing.T) {
-	read, write := io.Pipe() // nobody reads until the end
+	read, write := io.Pipe() // not read until the end
 	con := newConsole(write)
 	dir := t.TempDir()
 	log, err := openLog(logsIn(t, dir), 0)

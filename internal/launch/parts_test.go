@@ -16,7 +16,10 @@ import (
 )
 
 func FuzzFrame(f *testing.F) {
-	h := hello{RunID: "r", WorldSize: 2, LocalWorldSize: 2, SocketDir: "/d", Secret: make([]byte, secretSize)}
+	h := hello{
+		Process: Process{RunID: "r", WorldSize: 2, LocalWorldSize: 2, SocketDir: "/d"},
+		Secret:  make([]byte, secretSize),
+	}
 	greeting, err := encodeFrame(command{Kind: commandHello, Hello: &h})
 	if err != nil {
 		f.Fatal(err)
@@ -80,13 +83,15 @@ func TestFrameLength(t *testing.T) {
 
 func TestDecodeRefuses(t *testing.T) {
 	secret := `"secret":"` + strings.Repeat("A", 43) + `="`
-	good := `{"kind":"hello","hello":{"run_id":"r","rank":0,"world_size":1,"local_rank":0,"local_world_size":1,"node_rank":0,"restart":0,"socket_dir":"/d","payload":null,` + secret + `}}`
+	good := `{"kind":"hello","hello":{"run_id":"r","rank":0,"world_size":1,"local_rank":0,"local_world_size":1,` +
+		`"node_rank":0,"restart":0,"socket_dir":"/d","payload":null,` + secret + `}}`
 	if _, err := decodeCommand([]byte(good)); err != nil {
 		t.Fatalf("good hello: %v", err)
 	}
 	for _, swap := range [][2]string{
 		{`"rank":0`, `"rank":1`}, {`"rank":0,"w`, `"rank":-1,"w`}, {`"local_world_size":1`, `"local_world_size":2`},
-		{secret, `"secret":"AAAA"`}, {`"run_id":"r"`, `"run_id":""`}, {`"restart":0`, `"restart":-1`}, {`"restart":0`, `"restart":0,"more":1`},
+		{secret, `"secret":"AAAA"`}, {`"run_id":"r"`, `"run_id":""`}, {`"restart":0`, `"restart":-1`},
+		{`"restart":0`, `"restart":0,"more":1`},
 		{`"hello"`, `"greeting"`}, {`"socket_dir":"/d"`, `"socket_dir":""`},
 	} {
 		bad := strings.Replace(good, swap[0], swap[1], 1)
@@ -99,7 +104,8 @@ func TestDecodeRefuses(t *testing.T) {
 			t.Errorf("command %q was accepted", bad)
 		}
 	}
-	for _, bad := range []string{``, `null`, `{}`, `{"kind":"x","step":-1}`, `{"kind":"x","other":1}`, `{"kind":"` + strings.Repeat("k", 65) + `"}`} {
+	for _, bad := range []string{``, `null`, `{}`, `{"kind":"x","step":-1}`, `{"kind":"x","other":1}`,
+		`{"kind":"` + strings.Repeat("k", 65) + `"}`} {
 		if _, err := decodeEvent([]byte(bad)); err == nil {
 			t.Errorf("event %q was accepted", bad)
 		}
@@ -140,7 +146,7 @@ func TestJobDir(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.lock.Close()
-	// What nobody has locked but is not ours in form stays too.
+	// An unlocked directory without the marker also stays.
 	foreign := filepath.Join(base, dirPrefix+"x")
 	if err := os.Mkdir(foreign, 0o700); err != nil {
 		t.Fatal(err)
@@ -183,7 +189,7 @@ func TestJobDirTooLong(t *testing.T) {
 	d.close()
 }
 
-// shortTempDir is short enough for sockets, which t.TempDir, with the test's name, is not.
+// shortTempDir returns a directory with a path short enough for sockets, unlike t.TempDir.
 func shortTempDir(t *testing.T) string {
 	dir, err := os.MkdirTemp("/tmp", "l")
 	if err != nil {
@@ -193,7 +199,7 @@ func shortTempDir(t *testing.T) string {
 	return dir
 }
 
-// tree is a directory, and what writes a file in it and returns its path.
+// tree returns a directory, and a function that writes a file in it and returns its path.
 func tree(t *testing.T) (root string, write func(name, text string) string) {
 	t.Helper()
 	root = t.TempDir()
@@ -274,16 +280,18 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// What libraries of the GPU read is set for workers, unless the user has.
+// TestWorkerEnvironmentOfGPUs checks that workers get the variables for GPU libraries unless the user has set them.
 func TestWorkerEnvironmentOfGPUs(t *testing.T) {
-	for name, want := range map[string]string{envMulticast: "0", envQueues: "32", envNCCLNetwork: "=ib0", envNCCLFamily: "AF_INET6"} {
+	h := hello{Process: Process{LocalWorldSize: 1, Listen: "fd00::1"}, Interface: "ib0"}
+	for name, want := range map[string]string{envMulticast: "0", envQueues: "32", envNCCLNetwork: "=ib0",
+		envNCCLFamily: "AF_INET6"} {
 		for _, c := range []struct{ base, want []string }{
 			{nil, []string{name + "=" + want}},
 			{[]string{name + "="}, []string{name + "=" + want}},
 			{[]string{name + "=7"}, []string{name + "=7"}},
 		} {
 			var got []string
-			for _, v := range workerEnv(c.base, hello{LocalWorldSize: 1, Interface: "ib0", Listen: "fd00::1"}) {
+			for _, v := range workerEnv(c.base, h) {
 				if strings.HasPrefix(v, name+"=") {
 					got = append(got, v)
 				}
@@ -295,17 +303,17 @@ func TestWorkerEnvironmentOfGPUs(t *testing.T) {
 	}
 }
 
-// Ranks share the cores of their host, also where each has a launcher of its own that is bound to none.
+// TestSharers checks that ranks share the cores of their host, even if each has its own unbound launcher.
 func TestSharers(t *testing.T) {
-	if n := (&hello{LocalWorldSize: 3}).sharers(); n != 3 {
+	if n := (&hello{Process: Process{LocalWorldSize: 3}}).ranksSharingCores(); n != 3 {
 		t.Errorf("on one node: %d, want 3", n)
 	}
-	h := hello{LocalWorldSize: 1, Rank: 2, Hosts: []string{"a", "a", "b", "b", "b"}}
+	h := hello{Process: Process{LocalWorldSize: 1, Rank: 2, Hosts: []string{"a", "a", "b", "b", "b"}}}
 	want := 3
 	if runtime.NumCPU() < hostCores() {
 		want = 1 // this process is bound
 	}
-	if n := h.sharers(); n != want {
+	if n := h.ranksSharingCores(); n != want {
 		t.Errorf("one of three on a host: %d, want %d", n, want)
 	}
 }
@@ -314,7 +322,7 @@ func TestRunRefuses(t *testing.T) {
 	good := Job{NProc: 1, Argv: []string{"worker", "done"}, Logs: logsIn(t, t.TempDir())}
 	for want, change := range map[string]func(*Job){
 		"number of processes 0":   func(j *Job) { j.NProc = 0 },
-		"ranks 0 to 1 of this":    func(j *Job) { j.NProc = 2; j.Place.WorldSize = 1 },
+		"ranks 0 to 1 of this":    func(j *Job) { j.NProc = 2; j.Ranks.WorldSize = 1 },
 		"arguments of the worker": func(j *Job) { j.Argv = nil },
 		"payload for the workers": func(j *Job) { j.Payload = make([]byte, maxPayload+1) },
 		"log directory: none":     func(j *Job) { j.Logs = nil },
@@ -358,7 +366,7 @@ func TestRunIDs(t *testing.T) {
 	}
 }
 
-// What C code sets for a library in its own process is listed too.
+// TestEnvironmentListsWhatIsSetInC checks that Environment also lists variables that C code sets for a library.
 func TestEnvironmentListsWhatIsSetInC(t *testing.T) {
 	src, err := os.ReadFile("../base/nccl/nccl.c")
 	if err != nil {
@@ -375,7 +383,7 @@ func TestEnvironmentListsWhatIsSetInC(t *testing.T) {
 	}
 }
 
-// The pages for users name every variable that Environment lists.
+// TestDocsNameEveryVariable checks that the user documentation names every variable of Environment.
 func TestDocsNameEveryVariable(t *testing.T) {
 	var pages []byte
 	for _, page := range []string{"../../docs/operations.md", "../../docs/cluster.md"} {

@@ -37,7 +37,8 @@ func TestAllDone(t *testing.T) {
 	}
 }
 
-// One rank hangs when the other is done: no peer waits for it, so the launcher ends it after Job.Last and names it.
+// TestLastRankHangs checks that the launcher ends and names a rank that hangs when the other is done: no peer waits for
+// it.
 func TestLastRankHangs(t *testing.T) {
 	t.Parallel()
 	r := play(t, "last", 2, func(j *Job) { j.Last = 200 * time.Millisecond })
@@ -56,9 +57,11 @@ func TestFailures(t *testing.T) {
 		phase    string
 		end      bool
 	}{
-		{"kill2", 4, 2, "killed by SIGKILL (not by cprun: likely the kernel's out-of-memory killer, or a user)", "", true},
-		{"late-kill", 4, 2, "killed by SIGKILL (not by cprun: likely the kernel's out-of-memory killer, or a user)", "", true},
-		{"meeting", 4, 1, "killed by SIGKILL", "", true}, // the others wait for the launcher's word
+		{"kill2", 4, 2, "killed by SIGKILL (not by cprun: likely the kernel's out-of-memory killer, or a user)",
+			"", true},
+		{"late-kill", 4, 2, "killed by SIGKILL (not by cprun: likely the kernel's out-of-memory killer, or a user)",
+			"", true},
+		{"meeting", 4, 1, "killed by SIGKILL", "", true}, // the others wait for the launcher's message
 		{"sigsys", 2, 1, "SIGSYS: bad system call", "", false},
 		{"own-late", 3, 1, "corpus.bin: short read\nat byte 12", "backward", true},
 		{"stubborn", 3, 0, "wrong shape", "backward", false},
@@ -74,7 +77,7 @@ func TestFailures(t *testing.T) {
 			t.Parallel()
 			r := play(t, c.scenario, c.n, func(j *Job) {
 				if c.end {
-					j.Settle = time.Minute // not waited for: all ranks end by themselves
+					j.Settle = time.Minute // not reached: all ranks end by themselves
 				}
 			})
 			if r.ExitCode != ExitFailed || r.First == nil {
@@ -92,7 +95,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// A rank that is stopped cannot end by itself, and is not given the time to.
+// TestAStoppedRankIsKilled checks that a stopped rank is killed without a grace period, since it cannot end by itself.
 func TestAStoppedRankIsKilled(t *testing.T) {
 	r := play(t, "stopped", 3, func(j *Job) { j.Settle = time.Hour })
 	if r.ExitCode != ExitFailed || r.First == nil || !strings.Contains(r.First.Cause, "rank 1 stands still") {
@@ -135,7 +138,7 @@ func TestPlace(t *testing.T) {
 		Secret                      []byte
 		Exposed                     bool
 	}
-	t.Setenv(envRank, "17") // of an outer launcher: must not shine through
+	t.Setenv(envRank, "17") // of an outer launcher: must be overridden
 	t.Setenv(envMaxProcs, "")
 	read := func(change ...func(*Job)) []place {
 		r := play(t, "place", 2, change...)
@@ -154,7 +157,7 @@ func TestPlace(t *testing.T) {
 			}
 			if p.Mode != "drwx------" || p.Exposed || len(p.Secret) != 32 || p.Payload != "\x00opaque\xff" ||
 				p.Printed != "(secret) (secret) (secret)" {
-				// JSON replaces the byte that is not UTF-8.
+				// JSON replaces the byte that is invalid UTF-8.
 				if p.Payload != "\x00opaque\ufffd" {
 					t.Errorf("%+v", p)
 				}
@@ -166,7 +169,7 @@ func TestPlace(t *testing.T) {
 		return ps
 	}
 	payload := func(j *Job) { j.Payload = []byte("\x00opaque\xff") }
-	a := read(payload, func(j *Job) { j.Place = Place{NodeRank: 1, FirstRank: 2, WorldSize: 6} })
+	a := read(payload, func(j *Job) { j.Ranks = RankRange{NodeRank: 1, FirstRank: 2, WorldSize: 6} })
 	slices.SortFunc(a, func(x, y place) int { return strings.Compare(x.Env[envRank], y.Env[envRank]) })
 	for i, p := range a {
 		want := map[string]string{
@@ -251,7 +254,7 @@ func TestTwoJobsAtOnce(t *testing.T) {
 }
 
 func TestLauncherSignals(t *testing.T) {
-	// Under nohup it is ignored, and would be by the agents, too: processes inherit that from one which does not listen.
+	// Under nohup SIGHUP is ignored, and child processes inherit that unless this process handles it.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	t.Cleanup(func() { signal.Reset(syscall.SIGHUP) })
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1, syscall.SIGHUP} {
@@ -270,7 +273,7 @@ func TestInterruptedTwice(t *testing.T) {
 	t.Parallel()
 	a := startAgent(t, "deaf", 2)
 	a.signal(t, syscall.SIGTERM)
-	a.await(t, "asked") // so the first has been seen, and the second cannot overtake it
+	a.await(t, "asked") // so that the second signal cannot overtake the first
 	a.signal(t, syscall.SIGINT)
 	if text := a.wait(t, ExitInterrupted); !strings.HasSuffix(
 		text,
@@ -280,7 +283,7 @@ func TestInterruptedTwice(t *testing.T) {
 	}
 }
 
-// As in "cprun | tee log": Ctrl-C ends tee as well.
+// TestStderrIsGone covers "cprun | tee log", where Ctrl-C also ends tee.
 func TestStderrIsGone(t *testing.T) {
 	t.Parallel()
 	read, write, err := os.Pipe()

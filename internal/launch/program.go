@@ -10,20 +10,20 @@ import (
 	"time"
 )
 
-// Program is this program, started again with arguments of its own, such as one run of an experiment. It ends when
-// this process dies for any reason, and its own child processes end with it.
+// Program is a second process of this program, such as one run of an experiment. It ends when this process dies for any
+// reason, together with its own workers.
 type Program struct {
 	cmd   *exec.Cmd
 	spawn *spawner
-	ended chan struct{} // closed when it has ended
+	ended chan struct{} // closed after its end
 
 	mu     sync.Mutex
-	reaped bool // guarded by mu: the system may have given its pid to another process
-	code   int  // once it has ended; -1: a signal ended it
+	reaped bool // guarded by mu: the system may have reused its pid
+	code   int  // after the end; -1: ended by a signal
 }
 
-// StartProgram starts it, with its output going to out. It is in a process group of its own, so that Ctrl-C
-// reaches this process only. before begins the command line, such as srun with flags.
+// StartProgram starts it with its output going to out. It has its own process group, so that Ctrl-C reaches this
+// process only. before is the start of the command line, such as srun with flags.
 func StartProgram(before, args []string, out io.Writer) (*Program, error) {
 	path, err := program()
 	if err != nil {
@@ -49,9 +49,8 @@ func StartProgram(before, args []string, out io.Writer) (*Program, error) {
 	return p, nil
 }
 
-// reap waits for its end.
 func (p *Program) reap() {
-	_ = p.cmd.Wait() // the status tells; an output that could not be copied is not missed
+	_ = p.cmd.Wait() // the status is enough; a lost part of the output is no error
 	p.mu.Lock()
 	p.reaped, p.code = true, p.cmd.ProcessState.ExitCode()
 	p.mu.Unlock()
@@ -59,7 +58,7 @@ func (p *Program) reap() {
 	close(p.ended)
 }
 
-// signal sends one, unless it has ended.
+// signal sends sig, unless the process has ended.
 func (p *Program) signal(sig syscall.Signal) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -68,15 +67,16 @@ func (p *Program) signal(sig syscall.Signal) {
 	}
 }
 
-// Ask asks it to end by itself.
-func (p *Program) Ask() { p.signal(syscall.SIGTERM) }
+// Terminate asks the program to end.
+func (p *Program) Terminate() { p.signal(syscall.SIGTERM) }
 
-// Hurry has it end its workers at once, and wait until they have given back their devices, once it was asked.
-func (p *Program) Hurry() { p.signal(syscall.SIGINT) }
+// Interrupt makes the program, after Terminate, end its workers at once and wait until they have released their
+// devices.
+func (p *Program) Interrupt() { p.signal(syscall.SIGINT) }
 
-// Wait returns the exit status of the ended program, -1 if a signal ended it. After limit it asks the program to end,
-// and reports it late; after grace more it hurries it, after grace more kills it, and after grace more leaves it
-// behind, since it hangs in the kernel. A limit of 0 is none.
+// Wait returns the exit status of the ended program, -1 after a signal. After limit it calls Terminate and reports
+// late; after each further grace it calls Interrupt, then kills, then returns, since the process hangs in the kernel. A
+// limit of 0 is none.
 func (p *Program) Wait(limit, grace time.Duration) (status int, late bool) {
 	var over <-chan time.Time
 	if limit > 0 {
@@ -84,7 +84,7 @@ func (p *Program) Wait(limit, grace time.Duration) (status int, late bool) {
 		defer timer.Stop()
 		over = timer.C
 	}
-	for _, do := range []func(){p.Ask, p.Hurry, func() { p.signal(syscall.SIGKILL) }, func() {}} {
+	for _, do := range []func(){p.Terminate, p.Interrupt, func() { p.signal(syscall.SIGKILL) }, func() {}} {
 		select {
 		case <-p.ended:
 			return p.code, late
@@ -97,9 +97,8 @@ func (p *Program) Wait(limit, grace time.Duration) (status int, late bool) {
 	return -1, late
 }
 
-// A spawner is a goroutine that keeps one OS thread. The kernel sends the parent death signal
-// when the THREAD that forked ends, not the process, so all workers are forked from a thread
-// that lives as long as they do.
+// A spawner forks on one OS thread that it keeps. The kernel sends the parent death signal when the forking thread
+// ends, not the process, so the thread must live as long as the workers.
 type spawner struct {
 	calls chan func()
 	done  chan struct{}
@@ -107,7 +106,7 @@ type spawner struct {
 
 func newSpawner() *spawner {
 	s := &spawner{make(chan func()), make(chan struct{})}
-	go func() { // ended and awaited by close
+	go func() { // close ends it and waits for it
 		defer close(s.done)
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// heard is output, and says when the first of it has come.
+// A heard collects output, and signals its first byte.
 type heard struct {
 	text  bytes.Buffer
 	first chan struct{}
@@ -21,15 +21,15 @@ func (h *heard) Write(b []byte) (int, error) {
 	return h.text.Write(b)
 }
 
-// A program that does not end when it is killed hangs in the kernel: it is left behind.
+// TestProgramThatDoesNotEnd checks that Wait returns for a program that hangs in the kernel after SIGKILL.
 func TestProgramThatDoesNotEnd(t *testing.T) {
-	p := &Program{ended: make(chan struct{}), reaped: true} // signals reach nobody
+	p := &Program{ended: make(chan struct{}), reaped: true} // signals have no effect
 	if status, late := p.Wait(time.Millisecond, time.Millisecond); status != -1 || !late {
 		t.Errorf("status %d, late %v", status, late)
 	}
 }
 
-// A shell stands in front of the program's path, as srun would.
+// TestProgram starts programs through a shell in front of the path, like srun.
 func TestProgram(t *testing.T) {
 	const loop = "echo ready; while :; do sleep 0.01; done"
 	for _, c := range []struct {
@@ -41,8 +41,10 @@ func TestProgram(t *testing.T) {
 	}{
 		{"ends by itself", "echo ready; echo err >&2; exit 3", time.Minute, time.Minute, 3, false, "ready\nerr\n"},
 		{"no limit", "echo ready", 0, 0, 0, false, "ready\n"},
-		{"asked", "trap 'echo asked; exit 75' TERM; " + loop, time.Millisecond, time.Minute, 75, true, "ready\nasked\n"},
-		{"hurried", "trap '' TERM; trap 'echo hurried; exit 130' INT; " + loop, time.Millisecond, time.Second, 130, true, "ready\nhurried\n"},
+		{"asked", "trap 'echo asked; exit 75' TERM; " + loop, time.Millisecond, time.Minute, 75, true,
+			"ready\nasked\n"},
+		{"hurried", "trap '' TERM; trap 'echo hurried; exit 130' INT; " + loop, time.Millisecond, time.Second, 130,
+			true, "ready\nhurried\n"},
 		{"killed", "trap '' TERM INT; " + loop, time.Millisecond, 10 * time.Millisecond, -1, true, "ready\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -54,11 +56,11 @@ func TestProgram(t *testing.T) {
 			}
 			<-out.first
 			status, late := p.Wait(c.limit, c.grace)
-			<-p.ended // Wait may have left it behind, and its output is not whole before
+			<-p.ended // Wait may have returned early, with incomplete output
 			if status != c.status || late != c.late || out.text.String() != c.out {
 				t.Errorf("status %d, late %v, %q", status, late, out.text.String())
 			}
-			p.Ask() // its pid may belong to another process
+			p.Terminate() // its pid may be reused
 			if again, _ := p.Wait(0, 0); again != status {
 				t.Errorf("asked again, the status is %d", again)
 			}

@@ -14,11 +14,11 @@ import (
 	"github.com/cprun/cprun/internal/base/files"
 )
 
-// maxKernelFile bounds the bytes that are read from any file of the kernel.
+// maxKernelFile bounds the bytes read from a kernel file.
 const maxKernelFile = 1 << 20
 
-// HostMemory returns the memory of this node in bytes, and how much of it the processes of a job may
-// use together, which control groups (a container, a job step) may bound; 0: not known.
+// HostMemory returns this node's memory in bytes, and the part that a job may use within its control groups (a
+// container, a job step); 0: unknown.
 func HostMemory() (total, usable int64) {
 	total = totalMemory()
 	usable = memoryLimit("/proc/self/cgroup", "/sys/fs/cgroup")
@@ -28,7 +28,7 @@ func HostMemory() (total, usable int64) {
 	return total, usable
 }
 
-// memoryLimit returns the least limit of this control group and of its parents; 0: none.
+// memoryLimit returns the smallest limit of this control group and its parents; 0: none.
 func memoryLimit(selfCgroup, root string) (least int64) {
 	for _, g := range memoryGroups(selfCgroup, root) {
 		file := "memory.max"
@@ -37,7 +37,7 @@ func memoryLimit(selfCgroup, root string) (least int64) {
 		}
 		for path := g.path; ; path = filepath.Dir(path) {
 			text, err := files.Read(filepath.Join(g.mount, path, file), maxKernelFile)
-			if err == nil { // in a container with the host's path, the container's own group is at the root
+			if err == nil { // in a container that sees the host's path, its own group is at the root
 				n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64) // or "max"
 				if err == nil && n > 0 && (least == 0 || n < least) {
 					least = n
@@ -51,13 +51,12 @@ func memoryLimit(selfCgroup, root string) (least int64) {
 	return least
 }
 
-// A group is a control group of this process that may account for memory.
+// A group is a control group of this process that may limit memory.
 type group struct {
 	mount, path string
 	v1          bool
 }
 
-// memoryGroups reads /proc/self/cgroup.
 func memoryGroups(selfCgroup, root string) (groups []group) {
 	text, err := files.Read(selfCgroup, maxKernelFile)
 	if err != nil {
@@ -79,11 +78,11 @@ func memoryGroups(selfCgroup, root string) (groups []group) {
 	return groups
 }
 
-// leastSpace is the address space below which Go's runtime ends a launcher, or its workers, in the
-// middle of their work. What it reserves for itself is most of that.
+// leastSpace is the least address space of a launcher or worker. Go's runtime reserves most of it, and fails without it
+// in the middle of work.
 const leastSpace = 1 << 30
 
-// addressSpace returns the limit of this process's address space in bytes, where there is one.
+// addressSpace returns this process's limit of address space in bytes, if there is one.
 func addressSpace() (limit uint64, ok bool) {
 	var r unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_AS, &r); err != nil || r.Cur == unix.RLIM_INFINITY {
@@ -97,23 +96,21 @@ func CheckLimits() error { return checkSpace(addressSpace()) }
 
 func checkSpace(limit uint64, limited bool) error {
 	if limited && limit < leastSpace {
-		return fmt.Errorf("the limit of address space (ulimit -v) is %d KiB, and a process of cprun needs %d at "+
-			"least, beside its model; raise it: ulimit -v unlimited", limit>>10, leastSpace>>10)
+		return fmt.Errorf("the limit of address space (ulimit -v) is %d KiB; a cprun process needs at least %d KiB "+
+			"in addition to its model: raise it with ulimit -v unlimited", limit>>10, leastSpace>>10)
 	}
 	return nil
 }
 
-// oomKills returns how many processes of this control group the kernel has killed for want of
-// memory, as cgroup v2 (memory.events) or v1 (memory.oom_control) tells it; ok is false
-// where neither can be read. The files' folder is an argument so that it can be tested.
+// oomKills returns the number of processes of this control group that the kernel killed for lack of memory, from cgroup
+// v2 (memory.events) or v1 (memory.oom_control). ok is false if neither can be read.
 func oomKills(selfCgroup, root string) (n int64, ok bool) {
 	for _, g := range memoryGroups(selfCgroup, root) {
 		file := "memory.events"
 		if g.v1 {
 			file = "memory.oom_control"
 		}
-		// Inside a container the path may be the host's, which is not visible; the
-		// container's own group is then mounted at the root.
+		// In a container the path may be the host's. The container's own group is then mounted at the root.
 		for _, path := range []string{filepath.Join(g.mount, g.path, file), filepath.Join(g.mount, file)} {
 			if n, ok := keyValue(path, "oom_kill"); ok {
 				return n, true
@@ -138,16 +135,16 @@ func keyValue(path, key string) (int64, bool) {
 	return 0, false
 }
 
-// shortOfMemory are the words by which a failure's report says that memory was short: this package's
-// of the kernel's killer, Go's, the system's, and those of CUDA's libraries.
+// shortOfMemory contains the texts in failure reports that indicate a lack of memory: from this package, Go, the
+// system, and CUDA's libraries.
 var shortOfMemory = []string{
 	outOfMemoryKiller, "runtime: out of memory", "runtime: cannot allocate memory", "cannot allocate memory",
 	"CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
 	"DEVICE_ALLOCATION_FAILED", "HOST_ALLOCATION_FAILED", "out of memory",
 }
 
-// OutOfMemory reports whether a failure's report says that the memory of the host or of a device was too
-// small. A process that was killed, and no one knows by whom, is none.
+// OutOfMemory reports whether a failure report indicates too little memory on the host or a device. A SIGKILL from an
+// unknown sender does not count.
 func OutOfMemory(report string) bool {
 	return slices.ContainsFunc(shortOfMemory, func(words string) bool { return strings.Contains(report, words) })
 }
@@ -157,13 +154,13 @@ func OutOfMemory(report string) bool {
 // ranks, cprun pins each rank to one core. With a core each, training measured 1.1 times as fast on two cores, and
 // 0.9 times beside another user's process that computes all the time.
 
-// maxCores is the number of cores in a mask of the system. On larger hosts the ranks are not pinned.
+// maxCores is the number of cores in the system's mask. On larger hosts cprun pins no ranks.
 const maxCores = 1024
 
-// shareOf returns the core to which a rank of a node is pinned, or nil. It is nil if there are more cores than ranks,
-// if the ranks do not divide evenly, or if a limit on processor time (procs at once) leaves fewer cores, since the
-// limit does not name them.
-func shareOf(cores []int, procs, rank, ranks int) *int {
+// coreForRank returns the core to which a rank of a node is pinned, or nil. It is nil if there are more cores than
+// ranks, if the ranks do not divide evenly, or if a limit on processor time (procs at once) leaves fewer cores, since
+// the limit does not name them.
+func coreForRank(cores []int, procs, rank, ranks int) *int {
 	n := len(cores)
 	if n < 2 || procs != n || ranks < n || ranks%n != 0 {
 		return nil
@@ -171,20 +168,19 @@ func shareOf(cores []int, procs, rank, ranks int) *int {
 	return &cores[rank*n/ranks]
 }
 
-// core returns the core to which a rank of this launcher is pinned, or nil. If the user has set GOMAXPROCS
-// (given), the user has placed the ranks, and cprun pins none.
-func (h *hello) core(given bool) *int {
-	if given || h.sharers() != h.LocalWorldSize {
+// chooseCore returns the core to which a rank of this launcher is pinned, or nil. If the user has set GOMAXPROCS
+// (given), cprun pins none.
+func (h *hello) chooseCore(given bool) *int {
+	if given || h.ranksSharingCores() != h.LocalWorldSize {
 		return nil
 	}
-	return shareOf(ownCores(), runtime.GOMAXPROCS(0), h.LocalRank, h.LocalWorldSize)
+	return coreForRank(ownCores(), runtime.GOMAXPROCS(0), h.LocalRank, h.LocalWorldSize)
 }
 
-// crowded returns the ranks of a node, and the fewer cores that they share; 0: there are enough cores, or all of the
-// host's. own is the size of this launcher's mask, local the number of its ranks. If the node has more launchers, each
-// may have a mask of its own, so that only the number of cores that Slurm has given to all of them counts; 0: not
-// known.
-func crowded(own, host, given, local, ranks int) (n, cores int) {
+// oversubscribed returns a node's number of ranks and of shared cores if the ranks share fewer cores than the host has;
+// n is 0 otherwise. own is the size of this launcher's mask, local its number of ranks. If the node has more launchers,
+// each may have its own mask, so only Slurm's number of cores for all of them counts; 0: unknown.
+func oversubscribed(own, host, given, local, ranks int) (n, cores int) {
 	n, cores = local, own
 	if ranks > local && given > 0 {
 		n, cores = ranks, max(own, given)
@@ -195,32 +191,31 @@ func crowded(own, host, given, local, ranks int) (n, cores int) {
 	return n, cores
 }
 
-// warnCrowded warns, once in a job, of ranks that share too few cores: a batch system gives one core to a task that
-// asks for no more.
-func (a *agent) warnCrowded(s *Start) {
-	if s.Number > 0 || s.Place.FirstRank > 0 {
+// warnOversubscribed warns once in a job of ranks that share too few cores: a batch system gives one core to a task
+// that requests no more.
+func (l *nodeLauncher) warnOversubscribed(s *Start) {
+	if s.Number > 0 || s.Ranks.FirstRank > 0 {
 		return
 	}
-	ranks := a.job.NProc
+	ranks := l.job.NProc
 	if len(s.Hosts) > 0 {
 		ranks = len(slices.DeleteFunc(slices.Clone(s.Hosts), func(h string) bool { return h != s.Hosts[0] }))
 	}
 	given, _ := strconv.Atoi(os.Getenv(envSlurmCPUs)) // 0: not under Slurm
 	host := hostCores()
-	if n, cores := crowded(len(ownCores()), host, given, a.job.NProc, ranks); n > 0 {
-		a.notice("warning: %d ranks of this node share %d of its %d cores, and will be slow; under Slurm, submit "+
+	if n, cores := oversubscribed(len(ownCores()), host, given, l.job.NProc, ranks); n > 0 {
+		l.notice("warning: %d ranks of this node share %d of its %d cores, and will be slow; under Slurm, submit "+
 			"with --exclusive or "+
 			"--cpus-per-task=%d and use srun --cpu-bind=none; elsewhere, widen the CPU mask (taskset, cpuset)",
 			n, cores, host, n)
 	}
 }
 
-// KeepToCore pins all threads of this process, present and future, to the core that the launcher has chosen, and
-// returns that core, or -1 if the rank may use all cores of the launcher. A rank that shares its core runs one
-// goroutine at a time. A second one would be a second thread on that core, and stop the first, or another rank, for
-// each incoming message. One thread takes the messages after its kernel, or after 10 ms; meanwhile the other ranks
-// of the core compute. A rank with a core of its own has the second thread, since its peers would otherwise wait
-// as long for its messages.
+// KeepToCore pins all threads of this process, present and future, to the core that the launcher chose. It returns that
+// core, or -1 if the rank may use all cores. A rank that shares its core runs one goroutine at a time: a second thread
+// would preempt the first, or another rank, for each incoming message. So one thread receives messages after its
+// kernel, or after 10 ms, while other ranks compute. A rank with its own core has the second thread, since its peers
+// would otherwise wait that long.
 func (w *Worker) KeepToCore() (core int, err error) {
 	if w.core == nil {
 		return -1, nil

@@ -13,36 +13,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A batch system may send one request twice: to the launcher, and to its process group. Copies
-// within these times are one.
+// A batch system may send a request twice: to the launcher and to its process group. Copies within these times count as
+// one.
 const (
 	sameTerm = 100 * time.Millisecond
-	// A program such as timeout signals the process and then its group, microseconds apart.
-	// No two key presses of a person are that close.
+	// A program such as timeout signals the process and then its group, microseconds apart. Two key presses are never
+	// that close.
 	sameInt = 20 * time.Millisecond
 )
 
 type action int
 
 const (
-	actNone action = iota
-	actStop        // ask the workers for a checkpoint and a clean end
-	actKill        // end at once
-	actTell        // print the workers' waits and go on
+	actNone   action = iota
+	actStop          // ask the workers for a checkpoint and a clean end
+	actKill          // end at once
+	actStatus        // print the workers' waits and continue
 )
 
-// stopPolicy decides what a signal at the launcher means. It is told the time, so that it can
-// be tested without any.
+// A stopPolicy decides the meaning of a signal to the launcher. The caller passes the time, for tests.
 type stopPolicy struct {
-	patient   bool // SIGTERM never ends at once
+	patient   bool // SIGTERM never ends the job at once
 	asked     bool
 	first     os.Signal // of SIGINT and SIGTERM
-	forceable time.Time // when it came
+	forceable time.Time // when first arrived
 }
 
 func (p *stopPolicy) on(sig os.Signal, now time.Time) action {
 	if sig == syscall.SIGQUIT {
-		return actTell
+		return actStatus
 	}
 	again := p.asked
 	p.asked = true
@@ -53,7 +52,7 @@ func (p *stopPolicy) on(sig os.Signal, now time.Time) action {
 			p.first, p.forceable = sig, now
 			same = time.Duration(math.MaxInt64)
 		case sig == syscall.SIGINT && p.first == syscall.SIGTERM:
-			same = 0 // no copy: somebody has lost patience
+			same = 0 // not a copy: the user is impatient
 		case sig == syscall.SIGINT:
 			same = sameInt
 		}
@@ -67,20 +66,20 @@ func (p *stopPolicy) on(sig os.Signal, now time.Time) action {
 	return actStop
 }
 
-// signalName returns the name of a signal, or its number where it has none.
+// signalName returns the name of a signal, or its number.
 func signalName(sig syscall.Signal) string {
 	return cmp.Or(unix.SignalName(sig), fmt.Sprintf("signal %d", int(sig)))
 }
 
-// Signals are the requests to stop that a launcher gets: SIGINT, SIGTERM, SIGUSR1, SIGHUP.
+// Signals are a launcher's requests to stop: SIGINT, SIGTERM, SIGUSR1, SIGHUP.
 type Signals struct {
 	c        chan os.Signal
 	released chan struct{}
 	release  sync.Once
 }
 
-// CatchSignals keeps later requests to stop, for Before and for the Job that gets them. SIGHUP stays ignored if it was
-// ignored at the start (nohup).
+// CatchSignals catches requests to stop, for Before and for a Job. SIGHUP stays ignored if it was ignored at the start
+// (nohup).
 func CatchSignals() *Signals {
 	s := &Signals{c: make(chan os.Signal, 16), released: make(chan struct{})}
 	sigs := []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1}
@@ -88,14 +87,13 @@ func CatchSignals() *Signals {
 		sigs = append(sigs, syscall.SIGHUP)
 	}
 	signal.Notify(s.c, sigs...)
-	// Where stderr is a pipe whose reader has gone (Ctrl-C ends the tee of "cprun | tee" as
-	// well), SIGPIPE would kill the launcher in the middle of the checkpoint. Once a signal
-	// has been asked for, the write only fails. This is never taken back, for the same reason.
+	// Ctrl-C also ends the tee of "cprun | tee". A write to the broken pipe would then kill the launcher by SIGPIPE in
+	// the middle of the checkpoint. With this Notify the write only fails. It is never undone, for the same reason.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	return s
 }
 
-// Release gives the signals their default effects back.
+// Release restores the signals' default effects.
 func (s *Signals) Release() {
 	s.release.Do(func() {
 		signal.Stop(s.c)
@@ -106,11 +104,11 @@ func (s *Signals) Release() {
 // concludeTime bounds the end of a finished program after a signal.
 const concludeTime = 2 * time.Second
 
-// Conclude says that all is done and the program is about to end with that status. A signal that
-// still comes does not make it another one: it hurries what is left, such as a terminal that takes
-// no more output, and a second one ends the program at once. Release takes it back.
+// Conclude prepares the end of the program with that status. A later signal does not change the status: it limits the
+// time for the remaining cleanup, such as output to a blocked terminal, and a second one ends the program at once.
+// Release undoes it.
 func (s *Signals) Conclude(status int, exit func(status int)) {
-	go func() { // ended by Release, or the end of the program
+	go func() { // ended by Release, or with the process
 		var late <-chan time.Time
 		for signals := 0; ; {
 			select {
@@ -129,8 +127,8 @@ func (s *Signals) Conclude(status int, exit func(status int)) {
 	}()
 }
 
-// Before runs check, and waits for it unless a request to stop comes first: then asked names
-// it. The caller is to end the process, since check goes on.
+// Before runs check and waits for it. If a request to stop comes first, asked names the signal, and the caller must end
+// the process, since check continues.
 func (s *Signals) Before(check func() error) (asked string, err error) {
 	done := make(chan error, 1)
 	go func() { done <- check() }() // ended by its end or the process's

@@ -29,7 +29,7 @@ func TestSignalsBeforeAJob(t *testing.T) {
 	}
 }
 
-// A request that came before the workers were there is passed on to them.
+// TestSignalsAreHandedToTheJob checks that a request to stop that came before the workers is passed on to them.
 func TestSignalsAreHandedToTheJob(t *testing.T) {
 	s := CatchSignals()
 	defer s.Release()

@@ -14,20 +14,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// grouped puts a child process into a group of its own, so that Ctrl-C reaches the launcher only. The kernel
-// kills the child when the thread that forked it ends.
+// grouped puts a child process into its own process group, so that Ctrl-C reaches the launcher only. The kernel kills
+// the child when the thread that forked it ends.
 func grouped() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// tie does nothing: a child of grouped ends with this process.
+// tie does nothing: the kernel ends such a child with this process.
 func tie(*exec.Cmd) error { return nil }
 
-// followParent does nothing: the kernel kills a launcher that StartProgram has started.
+// followParent does nothing: the kernel kills a launcher started by StartProgram.
 func followParent() {}
 
-// awaitExit waits for the end of a process and leaves it a zombie. So no other process can get its id, or its
-// group's, before the group has been killed.
+// awaitExit waits for the end of a process and leaves it a zombie, so that its process id and group are not reused
+// before the group is killed.
 func awaitExit(cmd *exec.Cmd) {
 	for {
 		var info unix.Siginfo
@@ -38,7 +38,7 @@ func awaitExit(cmd *exec.Cmd) {
 	}
 }
 
-// ownCores lists the cores that this process may use, or nil if they are not known.
+// ownCores lists the cores that this process may use, or nil if unknown.
 func ownCores() (cores []int) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
@@ -52,7 +52,7 @@ func ownCores() (cores []int) {
 	return cores
 }
 
-// pin makes all threads of this process, present and future, run on one core.
+// pin pins all threads of this process, present and future, to one core.
 func pin(core int) error {
 	var set unix.CPUSet
 	set.Set(core)
@@ -81,18 +81,18 @@ func pin(core int) error {
 	return nil
 }
 
-// timerSlack bounds the delay that the kernel may add to a sleep of a rank that shares its core, to save wakeups:
-// twenty times the default. Go's monitor (sysmon) of each process sleeps for 20 microseconds again and again
-// while goroutines come and go, and on a shared core each wakeup stops another rank. With this slack the ranks
-// make a third fewer context switches. Waits for data use no timer and are not delayed.
+// timerSlack bounds the kernel's delay of a sleep, to save wakeups, for ranks that share a core: twenty times the
+// default. Go's monitor (sysmon) sleeps for 20 microseconds repeatedly while goroutines run, and each wakeup preempts
+// another rank of the core. With this slack the ranks make a third fewer context switches. Waits for data use no timer
+// and are not delayed.
 const timerSlack = time.Millisecond
 
-// rarelyWoken gives timerSlack to the processes that the calling thread starts, until it calls back. A thread or
-// process inherits its slack from its creator, and an unprivileged process can set only its own thread's.
-func rarelyWoken() (back func()) {
+// withTimerSlack sets timerSlack for the processes that the calling thread starts, until restore is called. A thread or
+// process inherits the slack of its creator, and an unprivileged process can set only its own.
+func withTimerSlack() (restore func()) {
 	was, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
 	if err != nil || unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(timerSlack), 0, 0, 0) != nil {
-		return func() {} // which costs speed only
+		return func() {} // which costs only speed
 	}
 	return func() { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(was), 0, 0, 0) }
 }

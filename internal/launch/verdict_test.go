@@ -16,31 +16,37 @@ func TestJudge(t *testing.T) {
 	own, remote := &FailureReport{Error: "bad shape"}, &FailureReport{Error: "lost rank 1", Remote: true}
 	for _, c := range []struct {
 		name  string
-		seen  seen
+		seen  evidence
 		class Class
 		cause string
 	}{
-		{"done", seen{finished: EventDone}, classNone, ""},
-		{"stopped", seen{finished: EventStopped}, classNone, ""},
-		{"stopped after the launcher's SIGTERM", seen{finished: EventStopped, ours: true}, classNone, ""},
-		{"not started", seen{startErr: errors.New("fork: no memory")}, classOwn, "fork: no memory"},
-		{"oom", seen{exit: signalled(syscall.SIGKILL), oomKilled: true}, classSignal, "out-of-memory killer: this control group"},
-		{"kill", seen{exit: signalled(syscall.SIGKILL)}, classSignal, "not by cprun"},
-		{"segv", seen{exit: signalled(syscall.SIGSEGV)}, classSignal, "killed by SIGSEGV (a crash in native code)"},
-		{"bus", seen{exit: signalled(syscall.SIGBUS)}, classSignal, "mapped file"},
-		{"real time", seen{exit: signalled(syscall.Signal(40))}, classSignal, "killed by signal 40"},
-		{"kill after done", seen{finished: EventDone, exit: signalled(syscall.SIGKILL)}, classSignal, "not by cprun"},
-		{"kill after report", seen{report: remote, exit: signalled(syscall.SIGKILL)}, classSignal, "before that: lost rank 1"},
-		{"ours", seen{ours: true, exit: signalled(syscall.SIGKILL)}, classOurs, "after another rank had failed"},
-		{"error after the launcher's SIGTERM", seen{ours: true, exit: exitState{code: 1}}, classOurs, "after another rank"},
-		{"own, then ours", seen{ours: true, report: own, exit: signalled(syscall.SIGKILL)}, classOwn, "bad shape"},
-		{"own", seen{report: own, exit: exitState{code: 1}}, classOwn, "bad shape"},
-		{"own but exit 0", seen{report: own, finished: EventDone}, classOwn, "bad shape"},
-		{"remote", seen{report: remote, exit: exitState{code: 1}}, classRemote, "lost rank 1"},
-		{"panic", seen{crash: "panic: x", exit: exitState{code: 2}}, classOwn, "panic: x"},
-		{"exit 0", seen{}, classOwn, "exit status 0 before"},
-		{"exit 9", seen{exit: exitState{code: 9}}, classOwn, "exit status 9"},
-		{"quit", seen{crash: "SIGQUIT: quit", exit: exitState{code: 2}}, classOwn, "SIGQUIT: quit"},
+		{"done", evidence{finished: EventDone}, classNone, ""},
+		{"stopped", evidence{finished: EventStopped}, classNone, ""},
+		{"stopped after the launcher's SIGTERM", evidence{finished: EventStopped, endedByUs: true}, classNone, ""},
+		{"not started", evidence{startErr: errors.New("fork: no memory")}, classOwn, "fork: no memory"},
+		{"oom", evidence{exit: signalled(syscall.SIGKILL), oomKilled: true}, classSignal,
+			"out-of-memory killer: this control group"},
+		{"kill", evidence{exit: signalled(syscall.SIGKILL)}, classSignal, "not by cprun"},
+		{"segv", evidence{exit: signalled(syscall.SIGSEGV)}, classSignal, "killed by SIGSEGV (a crash in native code)"},
+		{"bus", evidence{exit: signalled(syscall.SIGBUS)}, classSignal, "mapped file"},
+		{"real time", evidence{exit: signalled(syscall.Signal(40))}, classSignal, "killed by signal 40"},
+		{"kill after done", evidence{finished: EventDone, exit: signalled(syscall.SIGKILL)}, classSignal,
+			"not by cprun"},
+		{"kill after report", evidence{report: remote, exit: signalled(syscall.SIGKILL)}, classSignal,
+			"before that: lost rank 1"},
+		{"ours", evidence{endedByUs: true, exit: signalled(syscall.SIGKILL)}, classOurs,
+			"after another rank had failed"},
+		{"error after the launcher's SIGTERM", evidence{endedByUs: true, exit: exitState{code: 1}}, classOurs,
+			"after another rank"},
+		{"own, then ours", evidence{endedByUs: true, report: own, exit: signalled(syscall.SIGKILL)}, classOwn,
+			"bad shape"},
+		{"own", evidence{report: own, exit: exitState{code: 1}}, classOwn, "bad shape"},
+		{"own but exit 0", evidence{report: own, finished: EventDone}, classOwn, "bad shape"},
+		{"remote", evidence{report: remote, exit: exitState{code: 1}}, classRemote, "lost rank 1"},
+		{"panic", evidence{crash: "panic: x", exit: exitState{code: 2}}, classOwn, "panic: x"},
+		{"exit 0", evidence{}, classOwn, "exit status 0 before"},
+		{"exit 9", evidence{exit: exitState{code: 9}}, classOwn, "exit status 9"},
+		{"quit", evidence{crash: "SIGQUIT: quit", exit: exitState{code: 2}}, classOwn, "SIGQUIT: quit"},
 	} {
 		v := judge(c.seen)
 		if v.class != c.class || !strings.Contains(v.cause, c.cause) {
@@ -54,7 +60,7 @@ func TestHintOfAProcessThatIsNotStarted(t *testing.T) {
 		fmt.Errorf("pipe: %w", os.NewSyscallError("pipe2", syscall.EMFILE)): "ulimit -n",
 		fmt.Errorf("start process: %w", syscall.EAGAIN):                     "ulimit -u",
 	} {
-		if v := judge(seen{startErr: err}); !strings.Contains(v.hint, want) {
+		if v := judge(evidence{startErr: err}); !strings.Contains(v.hint, want) {
 			t.Errorf("%v: hint %q, want %q", err, v.hint, want)
 		}
 	}
@@ -69,7 +75,7 @@ func TestRankFailures(t *testing.T) {
 		}, {Rank: 1, Class: classOurs, Order: 2}, {Rank: 2, Class: classOwn, Order: 4},
 		{Rank: 3, Class: classOwn, Order: 3}, {Rank: 4, Class: classSignal, Order: 5},
 	}
-	rank(fs)
+	sortFailures(fs)
 	var got []int
 	for _, f := range fs {
 		got = append(got, f.Rank)
@@ -109,7 +115,7 @@ func TestCleanText(t *testing.T) {
 	for in, want := range map[string]string{
 		"":                        "no reason given",
 		"\x1b[31mred\n\n a \n":    "red\n a",
-		strings.Repeat("x\n", 20): strings.Repeat("x\n", 12) + "(8 lines more)",
+		strings.Repeat("x\n", 20): strings.Repeat("x\n", 12) + "(8 more lines)",
 	} {
 		if got := cleanText(in); got != want {
 			t.Errorf("cleanText(%q) = %q, want %q", in, got, want)
@@ -125,16 +131,21 @@ func TestStopPolicy(t *testing.T) {
 		want action
 	}
 	for name, calls := range map[string][]at{
-		"ctrl-c twice":             {{syscall.SIGINT, 0, actStop}, {syscall.SIGINT, 150 * ms, actKill}},
-		"one ctrl-c sent twice":    {{syscall.SIGINT, 0, actStop}, {syscall.SIGINT, 1 * ms, actNone}},
-		"term twice, late":         {{syscall.SIGTERM, 0, actStop}, {syscall.SIGTERM, 1500 * ms, actKill}},
-		"term repeated at once":    {{syscall.SIGTERM, 0, actStop}, {syscall.SIGTERM, 1 * ms, actNone}, {syscall.SIGTERM, 90 * ms, actNone}},
-		"slurm warns, then ends":   {{syscall.SIGUSR1, 0, actStop}, {syscall.SIGTERM, 28000 * ms, actNone}, {syscall.SIGTERM, 28050 * ms, actNone}},
-		"warned, then interrupted": {{syscall.SIGUSR1, 0, actStop}, {syscall.SIGINT, 5000 * ms, actNone}, {syscall.SIGINT, 6000 * ms, actKill}},
-		"usr1 is never force":      {{syscall.SIGTERM, 0, actStop}, {syscall.SIGUSR1, 5000 * ms, actNone}, {syscall.SIGHUP, 6000 * ms, actNone}},
-		"term, then ctrl-c":        {{syscall.SIGTERM, 0, actStop}, {syscall.SIGINT, 0, actKill}},
-		"ctrl-c, then term":        {{syscall.SIGINT, 0, actStop}, {syscall.SIGTERM, 90 * ms, actNone}, {syscall.SIGTERM, 110 * ms, actKill}},
-		"quit does not count":      {{syscall.SIGQUIT, 0, actTell}, {syscall.SIGINT, 100 * ms, actStop}},
+		"ctrl-c twice":          {{syscall.SIGINT, 0, actStop}, {syscall.SIGINT, 150 * ms, actKill}},
+		"one ctrl-c sent twice": {{syscall.SIGINT, 0, actStop}, {syscall.SIGINT, 1 * ms, actNone}},
+		"term twice, late":      {{syscall.SIGTERM, 0, actStop}, {syscall.SIGTERM, 1500 * ms, actKill}},
+		"term repeated at once": {{syscall.SIGTERM, 0, actStop}, {syscall.SIGTERM, 1 * ms, actNone},
+			{syscall.SIGTERM, 90 * ms, actNone}},
+		"slurm warns, then ends": {{syscall.SIGUSR1, 0, actStop}, {syscall.SIGTERM, 28000 * ms, actNone},
+			{syscall.SIGTERM, 28050 * ms, actNone}},
+		"warned, then interrupted": {{syscall.SIGUSR1, 0, actStop}, {syscall.SIGINT, 5000 * ms, actNone},
+			{syscall.SIGINT, 6000 * ms, actKill}},
+		"usr1 is never force": {{syscall.SIGTERM, 0, actStop}, {syscall.SIGUSR1, 5000 * ms, actNone},
+			{syscall.SIGHUP, 6000 * ms, actNone}},
+		"term, then ctrl-c": {{syscall.SIGTERM, 0, actStop}, {syscall.SIGINT, 0, actKill}},
+		"ctrl-c, then term": {{syscall.SIGINT, 0, actStop}, {syscall.SIGTERM, 90 * ms, actNone},
+			{syscall.SIGTERM, 110 * ms, actKill}},
+		"quit does not count": {{syscall.SIGQUIT, 0, actStatus}, {syscall.SIGINT, 100 * ms, actStop}},
 	} {
 		var p stopPolicy
 		start := time.Unix(0, 0)

@@ -7,21 +7,23 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
-// What the workers are at is told again and again, of one that is stopped too, and at the end there is nothing.
+// TestWatchTellsWhatTheWorkersAreAt checks that the workers' states are published repeatedly, a stopped worker's
+// included, and nil at the end.
 func TestWatchTellsWhatTheWorkersAreAt(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var out bytes.Buffer
-	whole, last := 0, []standing.Standing{{}}
+	whole, last := 0, []waits.WaitState{{}}
 	job := Job{
-		NProc: 3, Argv: []string{"worker", "watched"}, Logs: logsIn(t, filepath.Join(t.TempDir(), "logs")), Stderr: &out, Node: "node-a", Watch: 5 * time.Millisecond,
-		OnStanding: func(rows []standing.Standing) {
+		NProc: 3, Argv: []string{"worker", "watched"}, Logs: logsIn(t, filepath.Join(t.TempDir(), "logs")),
+		Stderr: &out, Node: "node-a", Watch: 5 * time.Millisecond,
+		OnStatus: func(rows []waits.WaitState) {
 			last = rows
 			if len(rows) != 3 || rows[2].State != stateStopped || len(rows[0].Waits) == 0 || len(rows[1].Waits) == 0 {
-				return // they have not come so far, or were too busy to answer
+				return // the workers have not started, or were too busy to answer
 			}
 			for i, s := range rows {
 				if s.Rank != i || s.Host != "node-a" || s.PID == 0 {

@@ -17,75 +17,76 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 const (
-	// channelFD numbers the first descriptor after the standard three; see exec.Cmd.ExtraFiles.
+	// channelFD is the first descriptor after the standard three; see exec.Cmd.ExtraFiles.
 	channelFD = 3
-	// helloTime bounds the wait for the first frame, which the launcher writes at once.
+	// helloTime bounds the wait for the hello, which the launcher writes at once.
 	helloTime = 30 * time.Second
-	// maxReport bounds the error text that a worker sends.
+	// maxReport bounds the error text of a worker.
 	maxReport = 64 << 10
 )
 
-// ErrNotLaunched is the error of Attach in a process that no launcher has started.
+// ErrNotLaunched is the error of Attach in a process that no launcher started.
 var ErrNotLaunched = errors.New("this is cprun's own worker mode, which only cprun itself starts; " +
 	"run: cprun train.yaml")
 
-// Secret is the key of one job, 32 bytes. It does not print.
+// Secret is the key of one job, 32 bytes. It is not printed.
 type Secret []byte
 
-// String and the two after it keep the secret out of messages and files.
-func (Secret) String() string { return "(secret)" }
-
-// GoString hides it from %#v.
-func (Secret) GoString() string { return "(secret)" }
+// Format hides the secret for every verb.
+func (Secret) Format(f fmt.State, _ rune) { fmt.Fprint(f, "(secret)") }
 
 // MarshalJSON hides it from files.
 func (Secret) MarshalJSON() ([]byte, error) { return []byte(`"(secret)"`), nil }
 
-// Worker is a worker's side of its launcher. Its methods may be called from any goroutine.
-type Worker struct {
-	RunID          string
-	Rank           int // in the world
-	WorldSize      int
-	LocalRank      int // on this node
-	LocalWorldSize int
-	NodeRank       int
-	Node           string // its name, for messages
-	Device         int    // the number of its GPU among those that it sees
-	Restart        int    // how often the job was started again before
-	SocketDir      string // private to the job; names in it may have 40 bytes
-	// Listen is the address of this host at which ranks of other nodes reach this one; "": there
-	// are none.
-	Listen  string
-	Hosts   []string // by rank, on which host it is; nil: all share one
-	Secret  Secret   // for the workers to know each other by
-	Payload []byte   // as given in Job.Payload
+// Process describes one worker of a job. Its launcher sends it.
+type Process struct {
+	RunID          string `json:"run_id"`
+	Rank           int    `json:"rank"`       // among all nodes
+	WorldSize      int    `json:"world_size"` // of all nodes
+	LocalRank      int    `json:"local_rank"` // on this node
+	LocalWorldSize int    `json:"local_world_size"`
+	NodeRank       int    `json:"node_rank"`
+	Node           string `json:"node"`       // name of the node, for messages
+	Device         int    `json:"device"`     // number of its GPU among the visible GPUs
+	Restart        int    `json:"restart"`    // restarts of the job so far
+	SocketDir      string `json:"socket_dir"` // private to the job; names in it may have 40 bytes
+	// Listen is the address of this host for ranks of other nodes; "": there is one node.
+	Listen  string   `json:"listen,omitempty"`
+	Hosts   []string `json:"hosts,omitempty"` // host of each rank; nil: all share one
+	Payload []byte   `json:"payload"`         // Job.Payload
+}
 
-	core     *int // that it is to keep to on a CPU, or nil
+// Worker is a worker's connection to its launcher. Its methods may be called from any goroutine.
+type Worker struct {
+	Process
+	Secret Secret // authenticates the workers to each other
+
+	core     *int // to which it is pinned on a CPU, or nil
 	conn     net.Conn
 	stop     chan struct{}
-	failed   chan Failed   // room for one
-	peers    chan []string // room for one
+	failed   chan Failed   // capacity 1
+	peers    chan []string // capacity 1
 	stopOnce sync.Once
 	signals  chan os.Signal
 
-	tell    atomic.Pointer[func() standing.Standing] // set by OnTell
-	dumping atomic.Bool                              // stacks are being sent
+	status  atomic.Pointer[func() waits.WaitState] // set by OnStatus
+	dumping atomic.Bool                            // stacks are being sent
 
 	mu     sync.Mutex
 	closed bool // guarded by mu
 }
 
-// Attach connects a worker to the launcher that has started it, and tells it that it is ready.
+// Attach connects a worker to its launcher, and reports that it is ready.
 //
-// lost is called, on a goroutine of its own, when the launcher is gone. It has to end the
-// process at once: no one is left to report to, and the other workers end as well.
+// lost is called on its own goroutine when the launcher is dead. It must end the process at once: the other workers end
+// as well.
 //
-// From then on SIGINT does nothing (Ctrl-C is the launcher's), and SIGTERM, SIGUSR1 and SIGHUP
-// ask this worker to stop, as the launcher's stop does.
+// From then on SIGINT is ignored (Ctrl-C is for the launcher). SIGTERM, SIGUSR1 and SIGHUP ask this worker to stop,
+// like the launcher's stop command.
 func Attach(lost func(cause error)) (*Worker, error) {
 	if lost == nil {
 		return nil, errors.New("attach: no function for the loss of the launcher")
@@ -119,8 +120,8 @@ func Attach(lost func(cause error)) (*Worker, error) {
 	return w, nil
 }
 
-// isUnixStream tells the launcher's socket from whatever else the descriptor may be; the Go
-// runtime itself opens descriptors before main.
+// isUnixStream distinguishes the launcher's socket from another use of the descriptor: the Go runtime opens descriptors
+// before main.
 func isUnixStream(fd int) bool {
 	addr, err := unix.Getsockname(fd)
 	if _, local := addr.(*unix.SockaddrUnix); err != nil || !local {
@@ -130,7 +131,6 @@ func isUnixStream(fd int) bool {
 	return err == nil && kind == unix.SOCK_STREAM
 }
 
-// greet reads the hello.
 func greet(conn net.Conn, runID string) (*Worker, *frameReader, error) {
 	frames := newFrameReader(conn)
 	conn.SetReadDeadline(time.Now().Add(helloTime))
@@ -150,10 +150,7 @@ func greet(conn net.Conn, runID string) (*Worker, *frameReader, error) {
 	}
 	h := c.Hello
 	return &Worker{
-		RunID: h.RunID, Rank: h.Rank, WorldSize: h.WorldSize, LocalRank: h.LocalRank,
-		LocalWorldSize: h.LocalWorldSize, NodeRank: h.NodeRank, Node: h.Node, Device: h.Device, Restart: h.Restart,
-		SocketDir: h.SocketDir, Listen: h.Listen, Hosts: h.Hosts, Secret: h.Secret, Payload: h.Payload,
-		core: h.Core,
+		Process: h.Process, Secret: h.Secret, core: h.Core,
 		conn: conn, stop: make(chan struct{}), failed: make(chan Failed, 1), peers: make(chan []string, 1),
 		signals: make(chan os.Signal, 4),
 	}, frames, nil
@@ -184,12 +181,12 @@ func (w *Worker) receive(frames *frameReader, lost func(error)) {
 		switch c.Kind {
 		case commandStop:
 			w.requestStop()
-		case commandTell:
+		case commandStatus:
 			go w.answer(c) // ends by itself
 		case commandPeers:
 			select {
 			case w.peers <- c.Addrs:
-			default: // one is enough
+			default: // one value is enough
 			}
 		case commandFailed:
 			select {
@@ -208,30 +205,28 @@ func (w *Worker) onSignals() {
 
 func (w *Worker) requestStop() { w.stopOnce.Do(func() { close(w.stop) }) }
 
-// Stop returns a channel that is closed at the first request to write a checkpoint and end. The ranks
-// see it at different times and have to agree on the step.
+// Stop returns a channel that is closed at the first request to write a checkpoint and end. The ranks see it at
+// different times and must agree on the step.
 func (w *Worker) Stop() <-chan struct{} { return w.stop }
 
-// Failed describes the first rank that has failed, as the launcher knows it.
+// Failed describes the first failed rank known to the launcher.
 type Failed struct {
-	Rank   int    // -1: no one rank
-	Reason string // of the failure; "": the ranks hear it from each other
+	Rank   int    // -1: no single rank
+	Reason string // "": the ranks learn it from each other
 }
 
-// Failed returns a channel that gets the first rank that has failed. Ranks that have met hear of it
-// from each other, and sooner; it is for those that still wait to meet, or whose peers are gone without a
-// word.
+// Failed returns a channel that gets the first failed rank. Connected ranks learn of it from each other, and sooner.
+// The channel is for ranks that are not connected yet, or whose peers died silently.
 func (w *Worker) Failed() <-chan Failed { return w.failed }
 
-// Listening tells the launcher the address at which ranks of other nodes reach this one, "host:port".
+// Listening reports the address, "host:port", at which ranks of other nodes connect to this one.
 func (w *Worker) Listening(addr string) error { return w.SendData(EventListening, 0, addr) }
 
-// Peers returns a channel that gets the addresses of all ranks, by rank, once all listen; "" is one of
-// this node.
+// Peers returns a channel that gets the addresses of all ranks once all listen; "" is a rank of this node.
 func (w *Worker) Peers() <-chan []string { return w.peers }
 
-// Send tells the launcher something. It returns when the event is in the kernel's hands, so
-// that it arrives even if the process ends right after.
+// Send sends an event to the launcher. It returns after the kernel has the event, so that it arrives even if the
+// process ends at once.
 func (w *Worker) Send(e Event) error {
 	err := e.check()
 	var frame []byte
@@ -264,14 +259,13 @@ func (w *Worker) Fail(r FailureReport) error {
 	return w.SendData(EventFailed, r.Step, r)
 }
 
-// Done says that all work is done: the worker is about to exit with status 0.
+// Done reports that all work is done: the worker is about to exit with status 0.
 func (w *Worker) Done() error { return w.Send(Event{Kind: EventDone}) }
 
-// Stopped says that a checkpoint of step is complete, and that the worker is about to exit
-// with status 0 because it was asked to.
+// Stopped reports a complete checkpoint of step: the worker is about to exit with status 0, on request.
 func (w *Worker) Stopped(step int64) error { return w.Send(Event{Kind: EventStopped, Step: step}) }
 
-// Close ends the connection; lost is not called after it. A worker that ends need not call it.
+// Close ends the connection; lost is not called afterwards. A worker that exits need not call it.
 func (w *Worker) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -284,22 +278,21 @@ func (w *Worker) Close() error {
 	return w.conn.Close()
 }
 
-// maxStacks is the most that a worker tells of its goroutines: some hundred of them, and half a frame when
-// it is quoted.
+// maxStacks bounds the sent stacks: some hundred goroutines, and half a frame when quoted.
 const maxStacks = 256 << 10
 
-// OnTell has f called, on a goroutine of its own, when the launcher asks what this worker is at and waits
-// for. It must not wait for anything.
-func (w *Worker) OnTell(f func() standing.Standing) { w.tell.Store(&f) }
+// OnStatus sets f, which is called on its own goroutine when the launcher requests this worker's work and waits. f must
+// not block.
+func (w *Worker) OnStatus(f func() waits.WaitState) { w.status.Store(&f) }
 
 // answer sends this worker's waits and, on request, the stacks of its goroutines, which stops all of them for a moment.
-// receive notices a lost launcher.
+// receive detects a dead launcher.
 func (w *Worker) answer(c command) {
-	var s standing.Standing
-	if f := w.tell.Load(); f != nil {
+	var s waits.WaitState
+	if f := w.status.Load(); f != nil {
 		s = (*f)()
 	}
-	if w.SendData(EventStanding, 0, s) != nil || !c.Stacks || !w.dumping.CompareAndSwap(false, true) {
+	if w.SendData(EventStatus, 0, s) != nil || !c.Stacks || !w.dumping.CompareAndSwap(false, true) {
 		return
 	}
 	defer w.dumping.Store(false)

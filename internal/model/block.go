@@ -12,7 +12,7 @@ import (
 //
 //	h   = x + Wo attention(rope(Wq n1), rope(Wk n1), Wv n1),  n1 = norm(x)
 //	out = h + Wdown (silu(Wgate n2) * Wup n2),                n2 = norm(h)
-func (m *Model) layerForward(i int, b Batch, out View, s *acts) error {
+func (m *Model) layerForward(i int, b Batch, out View, s *activations) error {
 	l := &m.layers[i]
 	m.projectForward(l, s)
 	m.rotateForward(l, b, s)
@@ -25,9 +25,9 @@ func (m *Model) layerForward(i int, b Batch, out View, s *acts) error {
 	return nil
 }
 
-// recompute computes again the activations that were not kept. Each stage is the very call of the forward pass
-// on the very inputs, hence the same bits.
-func (m *Model) recompute(a *tensor.Arena, i int, b Batch, s *acts) error {
+// recompute computes the activations that were not kept. It repeats the calls of the forward pass on the same inputs,
+// so the bits are the same.
+func (m *Model) recompute(a *tensor.Arena, i int, b Batch, s *activations) error {
 	l := &m.layers[i]
 	switch m.opt.Recompute {
 	case RecomputeFull:
@@ -51,9 +51,9 @@ func (m *Model) recompute(a *tensor.Arena, i int, b Batch, s *acts) error {
 	return nil
 }
 
-// layerBackward turns d, the gradient of the layer's output, into that of its input, and
-// adds to the gradients of its parameters. It uses up s.
-func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s *acts) error {
+// layerBackward replaces d, the gradient of the layer's output, by the gradient of its input, and adds to the gradients
+// of its parameters. It overwrites s.
+func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s *activations) error {
 	if err := m.recompute(a, i, b, s); err != nil {
 		return err
 	}
@@ -71,7 +71,7 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s *acts) 
 	if err := m.att.Backward(i, g, do, s.q, s.k, s.v, s.out); err != nil {
 		return err
 	}
-	dq, dk, dv := m.likeCompute(a, g.DQ), m.likeCompute(a, g.DK), m.likeCompute(a, g.DV)
+	dq, dk, dv := m.asCompute(a, g.DQ), m.asCompute(a, g.DK), m.asCompute(a, g.DV)
 	m.ops.NormRopeBackward(dq, l[hf.QueryNorm].g, g.DQ, s.qRaw, s.qInv, l[hf.QueryNorm].w, b.Cos, b.Sin)
 	m.ops.NormRopeBackward(dk, l[hf.KeyNorm].g, g.DK, s.kRaw, s.kInv, l[hf.KeyNorm].w, b.Cos, b.Sin)
 	if dv != g.DV {
@@ -81,15 +81,15 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s *acts) 
 	return nil
 }
 
-// projectForward: n1 = norm(x), and its three projections.
-func (m *Model) projectForward(l *layer, s *acts) {
+// projectForward sets n1 = norm(x), and its three projections.
+func (m *Model) projectForward(l *layer, s *activations) {
 	m.ops.RMSNorm(s.n1, s.inv1, s.x, l[hf.InputNorm].w, m.cfg.RMSNormEps)
 	m.ops.Linear(s.qRaw, s.n1, l[hf.Query].w, View{})
 	m.ops.Linear(s.kRaw, s.n1, l[hf.Key].w, View{})
 	m.ops.Linear(s.v, s.n1, l[hf.Value].w, View{})
 }
 
-func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *acts) {
+func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {
 	m.ops.LinearDW(l[hf.Query].g, dq, s.n1)
 	m.ops.LinearDW(l[hf.Key].g, dk, s.n1)
 	m.ops.LinearDW(l[hf.Value].g, dv, s.n1)
@@ -100,35 +100,35 @@ func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *acts) {
 	m.ops.RMSNormBackward(d, l[hf.InputNorm].g, dn1, s.x, s.inv1, l[hf.InputNorm].w, true)
 }
 
-// rotateForward: q = rope(norm(qRaw)), k likewise; without head norms in place.
-func (m *Model) rotateForward(l *layer, b Batch, s *acts) {
+// rotateForward sets q = rope(norm(qRaw)), and k likewise; without head norms in place.
+func (m *Model) rotateForward(l *layer, b Batch, s *activations) {
 	m.ops.NormRope(s.q, s.qInv, s.qRaw, l[hf.QueryNorm].w, b.Cos, b.Sin, m.cfg.RMSNormEps)
 	m.ops.NormRope(s.k, s.kInv, s.kRaw, l[hf.KeyNorm].w, b.Cos, b.Sin, m.cfg.RMSNormEps)
 }
 
-// mixForward: h = x + Wo o, n2 = norm(h).
-func (m *Model) mixForward(l *layer, s *acts) {
+// mixForward sets h = x + Wo o, n2 = norm(h).
+func (m *Model) mixForward(l *layer, s *activations) {
 	m.ops.Linear(s.h, s.out.O, l[hf.Output].w, View{})
 	m.ops.AddRMSNorm(s.n2, s.inv2, s.h, s.h, s.x, l[hf.PostNorm].w, m.cfg.RMSNormEps)
 }
 
-// mixBackward sets do. d is the gradient of h and, since h = x + ..., the first part of x's.
-func (m *Model) mixBackward(l *layer, do, d View, s *acts) {
+// mixBackward sets do. d is the gradient of h and, since h = x + ..., the first part of the gradient of x.
+func (m *Model) mixBackward(l *layer, do, d View, s *activations) {
 	m.ops.LinearDW(l[hf.Output].g, d, s.out.O)
 	m.ops.LinearDX(do, d, l[hf.Output].w, false)
 }
 
-// mlpForward: y = silu(Wgate n2) * Wup n2. The last product is the layer's output, which
-// the backward pass does not need.
-func (m *Model) mlpForward(l *layer, s *acts) {
+// mlpForward sets y = silu(Wgate n2) * Wup n2. The last product is the layer's output, which the backward pass does not
+// need.
+func (m *Model) mlpForward(l *layer, s *activations) {
 	m.ops.Linear(s.gate, s.n2, l[hf.Gate].w, View{})
 	m.ops.Linear(s.up, s.n2, l[hf.Up].w, View{})
 	m.ops.SwiGLU(s.y, s.gate, s.up)
 }
 
-// mlpBackward turns d from the gradient of out into h's. Gradients take the place of
-// the activations that they are of, as soon as nothing needs those.
-func (m *Model) mlpBackward(l *layer, d View, s *acts) {
+// mlpBackward replaces d, the gradient of out, by the gradient of h. Gradients reuse the memory of activations that are
+// no longer needed.
+func (m *Model) mlpBackward(l *layer, d View, s *activations) {
 	m.ops.LinearDW(l[hf.Down].g, d, s.y)
 	dy := s.y
 	m.ops.LinearDX(dy, d, l[hf.Down].w, false)
@@ -144,8 +144,8 @@ func (m *Model) mlpBackward(l *layer, d View, s *acts) {
 	m.ops.RMSNormBackward(d, l[hf.PostNorm].g, dn2, s.h, s.inv2, l[hf.PostNorm].w, true)
 }
 
-// likeCompute returns a place for v in the type of activations: its own, or a new one.
-func (m *Model) likeCompute(a *tensor.Arena, v View) View {
+// asCompute returns v if it has the type of activations, else a new view of that type.
+func (m *Model) asCompute(a *tensor.Arena, v View) View {
 	if v.DType() == m.dtype {
 		return v
 	}
@@ -157,36 +157,35 @@ func shape(v View) []int {
 	return s[:]
 }
 
-// acts holds the activations of one layer that its backward pass reads. Which of them live
-// from the forward to the backward pass is a matter of Recompute.
-type acts struct {
-	mark tensor.Mark // below everything of this layer
+// activations are the tensors of one layer for its backward pass. Recompute selects those kept from the forward pass.
+type activations struct {
+	mark tensor.Mark // start of this layer in the arena
 
 	x        View // [B, S, 1, E], the layer's input
 	inv1, n1 View // [B, S, 1, 1] and [B, S, 1, E], its norm
 
-	// Where the heads of q and k are normalised, these are before that. Elsewhere they are q, k.
+	// With head norms, qRaw and kRaw are the inputs of the norms; else they are q and k.
 	qRaw, kRaw View
 	qInv, kInv View              // [B, S, H, 1], [B, S, K, 1], of head norms
 	q, k, v    View              // [B, S, H, D], [B, S, K, D], [B, S, K, D], rotated
 	out        attention.Partial // [B, S, H, D] in the type of activations, and [B, S, H, 1]
 
-	mlpMark     tensor.Mark // below what follows
+	mlpMark     tensor.Mark // start of the following views
 	h           View        // [B, S, 1, E], x plus attention
 	inv2, n2    View        // its norm
 	gate, up, y View        // [B, S, 1, F]; y = silu(gate) * up
 }
 
-// extent says which activations alloc makes.
+// An extent selects the activations that alloc makes.
 type extent int
 
 const (
-	forAttention extent = iota // what attention reads and writes
+	forAttention extent = iota // inputs and outputs of attention
 	everything
 )
 
-// keep makes a layer's output and what Recompute keeps of the layer, above a mark.
-func (m *Model) keep(a *tensor.Arena, b Batch) (out View, s acts) {
+// keep allocates a layer's output and the activations kept by Recompute, above a mark.
+func (m *Model) keep(a *tensor.Arena, b Batch) (out View, s activations) {
 	s.mark = a.Mark()
 	out = m.hidden(a, b)
 	switch m.opt.Recompute {
@@ -199,7 +198,7 @@ func (m *Model) keep(a *tensor.Arena, b Batch) (out View, s acts) {
 	return out, s
 }
 
-func (m *Model) move(hook func(int, []*View) error, layer int, s *acts) error {
+func (m *Model) runHook(hook func(int, []*View) error, layer int, s *activations) error {
 	if hook == nil {
 		return nil
 	}
@@ -216,9 +215,8 @@ func (m *Model) move(hook func(int, []*View) error, layer int, s *acts) error {
 	return err
 }
 
-// alloc makes the activations that s does not have yet. They are laid out in the order in
-// which the backward pass is done with them, last first.
-func (m *Model) alloc(a *tensor.Arena, b Batch, s *acts, e extent) {
+// alloc allocates the missing activations of s, in the reverse order of their last use in the backward pass.
+func (m *Model) alloc(a *tensor.Arena, b Batch, s *activations, e extent) {
 	B, S := b.IDs.Len(tensor.Batch), b.IDs.Len(tensor.Seq)
 	H, K, D := m.cfg.NumAttentionHeads, m.cfg.NumKeyValueHeads, m.cfg.HeadDim
 	E, F := m.cfg.HiddenSize, m.cfg.IntermediateSize
@@ -228,8 +226,8 @@ func (m *Model) alloc(a *tensor.Arena, b Batch, s *acts, e extent) {
 		}
 	}
 
-	// Of normalised q and k the raw ones are kept: to get back to them from the rotated ones
-	// would take the projections again, the other way takes a norm and a rotation.
+	// With head norms the raw q and k are kept: recomputing them takes projections, recomputing the rotated ones only a
+	// norm and a rotation.
 	need(&s.qRaw, m.dtype, H, D)
 	need(&s.kRaw, m.dtype, K, D)
 	need(&s.v, m.dtype, K, D)
@@ -260,5 +258,5 @@ func (m *Model) alloc(a *tensor.Arena, b Batch, s *acts, e extent) {
 	need(&s.y, m.dtype, 1, F)
 }
 
-// headNorm reports whether the heads of q and k are normalised.
+// headNorm reports whether query and key heads have a norm.
 func (m *Model) headNorm() bool { return m.cfg.Family().HasHeadNorms() }

@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// testCase is a model, its weights and a batch on one device.
+// A testCase is a model with weights and a batch on one device.
 type testCase struct {
 	cfg       *hf.Config
 	opt       Options
@@ -20,8 +20,8 @@ type testCase struct {
 	arenaSize int64
 }
 
-// newCase is a model over weights, which it computes in their type. ids and targets are of
-// batch sequences. Documents, where there are some, restart positions.
+// newCase returns a model that computes in the type of its weights, with a batch of sequences. Each document starts
+// with position 0.
 func newCase(cfg *hf.Config, weights View, batch int, ids, targets []int32, docs []int) *testCase {
 	c := &testCase{cfg: cfg, ops: refOps{}, att: refAttention{docs: docs, window: cfg.Window}, arenaSize: 1 << 20}
 	c.params = Params{Weights: weights, Compute: weights, Grads: tensor.New(weights.DType(), weights.Size())}
@@ -46,7 +46,7 @@ func newCase(cfg *hf.Config, weights View, batch int, ids, targets []int32, docs
 	return c
 }
 
-// compute sets the type of activations: the weights in another type than their own.
+// compute sets a type for activations that differs from the type of the weights.
 func (c *testCase) compute(dtype tensor.DType) {
 	c.params.Compute = tensor.New(dtype, c.params.Weights.Size())
 	put(c.params.Compute, get(c.params.Weights))
@@ -54,7 +54,7 @@ func (c *testCase) compute(dtype tensor.DType) {
 
 func (c *testCase) model() *Model { return New(c.cfg, c.ops, c.att, c.params, c.opt) }
 
-// train runs one pass and returns the loss, all gradients, and the most memory of the arena.
+// train runs one pass and returns the loss, all gradients, and the peak memory of the arena.
 func (c *testCase) train(t *testing.T, scale float64) (loss float64, grads []float64, peak int64) {
 	t.Helper()
 	put(c.params.Grads, make([]float64, c.params.Grads.Size()))
@@ -78,7 +78,7 @@ func (c *testCase) validate(t *testing.T) (loss float64, peak int64) {
 	return get(sum)[0], a.Peak()
 }
 
-// arena is filled with NaN, so that what is read before it is written shows.
+// arena returns an arena full of NaN, which exposes reads of unwritten memory.
 func (c *testCase) arena() *tensor.Arena {
 	return tensor.NewArena(c.arenaSize, func(n int64) tensor.Memory {
 		h := tensor.NewHost(n)
@@ -90,7 +90,7 @@ func (c *testCase) arena() *tensor.Arena {
 	})
 }
 
-// tinyModels are small in every dimension, and no two dimensions are the same.
+// tinyModels lists small models in which no two dimensions are equal.
 var tinyModels = map[string]*hf.Config{
 	"llama tied": {
 		Architecture: "llama", VocabSize: 13, HiddenSize: 10, IntermediateSize: 14, NumHiddenLayers: 2,
@@ -105,8 +105,8 @@ var tinyModels = map[string]*hf.Config{
 	},
 }
 
-// tinyCase is one of them with random weights, two sequences of two documents each, and
-// tokens without a target.
+// tinyCase returns one of tinyModels with random weights and two sequences, each of two documents, with some tokens
+// without a target.
 func tinyCase(name string, dtype tensor.DType) *testCase {
 	cfg, r := tinyModels[name], rand.New(rand.NewPCG(7, 9))
 	const batch, seq = 2, 7
@@ -118,7 +118,7 @@ func tinyCase(name string, dtype tensor.DType) *testCase {
 	return newCase(cfg, randomWeights(cfg, dtype, r), batch, ids, targets, []int{0, 0, 0, 0, 1, 1, 1})
 }
 
-// randomWeights are large enough that attention is far from uniform.
+// randomWeights returns weights that are large enough to make attention far from uniform.
 func randomWeights(cfg *hf.Config, dtype tensor.DType, r *rand.Rand) View {
 	params := Layout(cfg)
 	flat := tensor.New(dtype, int(FlatSize(params)))

@@ -13,7 +13,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// cpuAttention is attention of one rank with the CPU's kernel.
+// cpuAttention computes attention of one rank with the CPU kernel.
 type cpuAttention struct {
 	kernel *cpu.Kernels
 	docs   []int // lengths
@@ -70,8 +70,8 @@ func (c cpuAttention) Backward(layer int, g attention.Grads, do, q, k, v View, o
 	return pass.End()
 }
 
-// The model on the CPU's kernels and their stream gives what it gives on the definitions,
-// the same bits however much is recomputed, in the memory that was planned.
+// The model on the CPU kernels agrees with the reference operations. Recomputation changes no bit, and the peak memory
+// is the planned one.
 func TestModelOnCPUKernels(t *testing.T) {
 	for name := range tinyModels {
 		for dtype, tolerance := range map[tensor.DType]float64{tensor.F32: 2e-6, tensor.F64: 1e-13} {

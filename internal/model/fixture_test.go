@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// fixture is a directory that scripts/oracle/parity.py wrote.
+// A fixture is a directory written by scripts/oracle/parity.py.
 type fixture struct {
 	cfg    *hf.Config
 	tokens []int
@@ -65,7 +65,7 @@ func loadFixture(t *testing.T, name string) *fixture {
 	return f
 }
 
-// weights is the fixture's weights in a flat buffer of that type.
+// weights returns the weights of the fixture in a flat buffer of the type.
 func (f *fixture) weights(t *testing.T, dtype tensor.DType) View {
 	t.Helper()
 	params := Layout(f.cfg)

@@ -26,8 +26,8 @@ func TestVisiblePairsAreCounted(t *testing.T) {
 	}
 }
 
-// Llama-3-8B in GFLOP per token: 45.0 of matrix products at any length, and with exactly
-// causal attention 51.5, 70.8, 148, 457 and 870.
+// Llama-3-8B takes, in GFLOP per token, 45.0 for matrix products at any length, and with exactly causal attention 51.5,
+// 70.8, 148, 457 and 870.
 func TestFLOPsOfLlama8B(t *testing.T) {
 	cfg := &hf.Config{Architecture: "llama", VocabSize: 128256, HiddenSize: 4096, IntermediateSize: 14336,
 		NumHiddenLayers: 32, NumAttentionHeads: 32, NumKeyValueHeads: 8, HeadDim: 128}

@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Every gradient of every parameter against the slope of the loss, in float64.
+// The gradient of every parameter equals the slope of the loss, in float64.
 func TestGradientsAreTheSlopeOfTheLoss(t *testing.T) {
 	for name := range tinyModels {
 		t.Run(name, func(t *testing.T) {
@@ -25,7 +25,7 @@ func TestGradientsAreTheSlopeOfTheLoss(t *testing.T) {
 				zero := true
 				for i := range w {
 					if testing.Short() && (i+i/7)%3 != 1 && len(w) > 3 {
-						continue // other columns in each row, however long rows are
+						continue // other columns in each row, for any length of row
 					}
 					at := w[i]
 					w[i] = at + h
@@ -80,8 +80,8 @@ func TestRecomputeModesAgreeBitForBit(t *testing.T) {
 					}
 					peaks = append(peaks, peak)
 				}
-				// What recomputing saves in two layers of this size drowns in the arena's
-				// alignment, so only the order is checked.
+				// With two such small layers, recomputation saves less than the alignment of the arena, so the test
+				// only checks the order.
 				if !(peaks[2] <= peaks[1] && peaks[1] <= peaks[0]) {
 					t.Errorf("peaks of none, selective, full: %d", peaks)
 				}
@@ -90,7 +90,7 @@ func TestRecomputeModesAgreeBitForBit(t *testing.T) {
 	}
 }
 
-// elsewhere keeps activations in other memory, and spoils those of the arena meanwhile.
+// elsewhere stores activations outside the arena, and overwrites the arena meanwhile.
 func elsewhere() Hooks {
 	kept := map[int][]View{}
 	return Hooks{
@@ -115,8 +115,8 @@ func elsewhere() Hooks {
 	}
 }
 
-// The copies between float32 and the type of activations are in their places: bfloat16 gives
-// what float64 gives, as far as its eight bits go through three layers.
+// bfloat16 activations give nearly the results of float64. This checks the conversions between float32 and the type of
+// activations.
 func TestBFloat16ActivationsComeClose(t *testing.T) {
 	for name := range tinyModels {
 		t.Run(name, func(t *testing.T) {
@@ -156,7 +156,7 @@ func TestLossChunksAgree(t *testing.T) {
 	}
 }
 
-// Losses and gradients add up over micro batches, which is what accumulation is.
+// Losses and gradients accumulate over micro batches.
 func TestPassesAccumulate(t *testing.T) {
 	c := tinyCase("llama tied", tensor.F64)
 	once, want, _ := c.train(t, 1)
@@ -172,8 +172,7 @@ func TestPassesAccumulate(t *testing.T) {
 	}
 }
 
-// A rank may have no tokens: attention, which other ranks wait in, is called all the same,
-// and nothing changes.
+// A rank without tokens still calls attention, since other ranks wait in it. Nothing else changes.
 func TestNoTokens(t *testing.T) {
 	for name := range tinyModels {
 		for _, mode := range []Recompute{RecomputeNone, RecomputeSelective, RecomputeFull} {
@@ -192,7 +191,7 @@ func TestNoTokens(t *testing.T) {
 	}
 }
 
-// Targets below 0 count for nothing: not in the loss, not in any gradient.
+// Targets below 0 contribute neither to the loss nor to a gradient.
 func TestNoTargets(t *testing.T) {
 	c := tinyCase("qwen3 sliding", tensor.F32)
 	targets := ints(c.batch.Targets)

@@ -37,7 +37,7 @@ func TestLayoutHasNoOverlapAndIsAligned(t *testing.T) {
 	}
 }
 
-// A model's parameters are those of its Hugging Face file, in name and shape.
+// The parameters of a model have the names and shapes of its Hugging Face file.
 func TestLayoutIsThatOfTheFile(t *testing.T) {
 	for _, name := range []string{"tiny-llama", "tiny-llama-tied-clip", "tiny-llama3-gqa", "tiny-qwen3-yarn"} {
 		f := loadFixture(t, name)

@@ -7,7 +7,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// recorder keeps the logits that come by.
+// recorder keeps the logits of a pass.
 type recorder struct {
 	refOps
 	logits *[]float64
@@ -18,8 +18,8 @@ func (r recorder) CrossEntropy(loss, logits, targets View, scale float64, grad b
 	r.refOps.CrossEntropy(loss, logits, targets, scale, grad)
 }
 
-// The first step of PyTorch's training: loss, logits, and the gradient norm of each tensor.
-// PyTorch computed it in float32, which sets the tolerances.
+// The first training step equals PyTorch's: loss, logits, and the gradient norm of each tensor. PyTorch computed in
+// float32, which sets the tolerances.
 func TestParityWithTransformers(t *testing.T) {
 	for _, name := range []string{"tiny-llama", "tiny-llama-tied-clip", "tiny-llama3-gqa", "tiny-qwen3-yarn"} {
 		t.Run(name, func(t *testing.T) {

@@ -6,33 +6,29 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Memory is the memory of a model on one device, in bytes, apart from the optimizer's states
-// and the buffers of attention's transfers.
+// Memory is the memory of a model on one device in bytes, without optimizer states and buffers of attention's
+// transfers.
 type Memory struct {
 	Weights int64 // float32, for the optimizer
-	Compute int64 // the copy in the type of activations; 0 where that is float32
+	Compute int64 // the copy in the type of activations; 0 for float32
 	Grads   int64 // float32
-	// Activations is the most that an arena holds during ForwardBackward, exactly.
+	// Activations is the exact peak of an arena during ForwardBackward.
 	Activations int64
-	// Validation is the most that it holds during Forward.
+	// Validation is the peak during Forward.
 	Validation int64
 }
 
-// Plan finds the memory of a model for micro batches of batch samples with localTokens
-// tokens of each on this rank, computed in dtype. It runs the code that trains, over an
-// arena without memory and operations that do nothing, so it cannot differ from the run.
+// Plan returns the memory of a model for micro batches of batch samples with localTokens tokens each on this rank,
+// computed in dtype. It runs the training code over an arena without memory and operations that do nothing, so it
+// matches the run.
 func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DType) Memory {
 	n := FlatSize(Layout(cfg))
-	params := Params{Weights: phantom(tensor.F32, 1, 1, 1, int(n)), Grads: phantom(tensor.F32, 1, 1, 1, int(n))}
-	params.Compute = params.Weights
 	plan := Memory{Weights: 4 * n, Grads: 4 * n}
 	if dtype != tensor.F32 {
-		params.Compute = phantom(dtype, 1, 1, 1, int(n))
 		plan.Compute = int64(dtype.Size()) * n
 	}
-
-	m := New(cfg, nopOps{}, nopAttention{}, params, opt)
-	m.planned = true
+	m := New(cfg, nopOps{}, nopAttention{}, phantomParams(cfg, dtype), opt)
+	m.dryRun = true
 	b, loss := phantomBatch(cfg, batch, localTokens)
 
 	train, validate := tensor.NewMeter(), tensor.NewMeter()
@@ -46,14 +42,18 @@ func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DTyp
 	return plan
 }
 
-// Rehearse runs a forward and a backward pass, as a run does, over an arena without memory: ops and att are told what a
-// run would ask of them.
+// Rehearse runs a forward and a backward pass over an arena without memory. It passes all calls of a real run to ops
+// and att.
 func Rehearse(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DType, ops Ops, att Attention) error {
-	n := FlatSize(Layout(cfg))
-	params := Params{Weights: phantom(tensor.F32, 1, 1, 1, int(n)), Grads: phantom(tensor.F32, 1, 1, 1, int(n))}
-	params.Compute = phantom(dtype, 1, 1, 1, int(n))
 	b, loss := phantomBatch(cfg, batch, localTokens)
-	return New(cfg, ops, att, params, opt).ForwardBackward(tensor.NewMeter(), b, loss, 1)
+	return New(cfg, ops, att, phantomParams(cfg, dtype), opt).ForwardBackward(tensor.NewMeter(), b, loss, 1)
+}
+
+// phantomParams returns parameters without memory.
+func phantomParams(cfg *hf.Config, dtype tensor.DType) Params {
+	n := int(FlatSize(Layout(cfg)))
+	vector := phantom(tensor.F32, 1, 1, 1, n)
+	return Params{Weights: vector, Grads: vector, Compute: phantom(dtype, 1, 1, 1, n)}
 }
 
 // phantomBatch returns a batch without memory, and a sum of losses.

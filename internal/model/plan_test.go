@@ -8,7 +8,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// The plan is what a run then takes, to the byte, also where the run's arena had to grow.
+// A run takes exactly the planned bytes, even after its arena had to grow.
 func TestPlanIsWhatARunTakes(t *testing.T) {
 	for name := range tinyModels {
 		for _, mode := range []Recompute{RecomputeNone, RecomputeSelective, RecomputeFull} {
@@ -45,7 +45,7 @@ func TestPlanIsWhatARunTakes(t *testing.T) {
 	}
 }
 
-// llama3b is shaped like Llama-3.2-3B.
+// llama3b has the shape of Llama-3.2-3B.
 var llama3b = &hf.Config{
 	Architecture: "llama", VocabSize: 128256, HiddenSize: 3072, IntermediateSize: 8192, NumHiddenLayers: 28,
 	NumAttentionHeads: 24, NumKeyValueHeads: 8, HeadDim: 128, RopeTheta: 5e5, RMSNormEps: 1e-5, TieWordEmbeddings: true,
@@ -60,8 +60,8 @@ func TestPlanOfARealModel(t *testing.T) {
 		m := Plan(&more, opt, 1, tokens, tensor.BF16).Activations - Plan(&less, opt, 1, tokens, tensor.BF16).Activations
 		return float64(m) / tokens
 	}
-	// Bytes per token that one more layer takes: input, q, k, v, O, LSE; and with none also
-	// n1, h, n2, three of the MLP, and the two norms' scales.
+	// One more layer takes these bytes per token: input, q, k, v, O, LSE; with none also n1, h, n2, three tensors of
+	// the MLP, and the scales of two norms.
 	selective := 2.0*3072 + 2*(3072+2*1024) + 2*3072 + 4*24
 	for mode, want := range map[Recompute]float64{
 		RecomputeFull:      2 * 3072,

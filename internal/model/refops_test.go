@@ -8,14 +8,14 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// refOps are the operations as their definitions read: in float64, one loop each, rounded
-// when stored. They work on any float type and share no code with kernels, so the model and
-// the kernels are each tested against something that the other cannot have bent.
+// refOps implement the definitions of the operations: in float64, one loop each, rounded when stored. They work on any
+// float type and share no code with the kernels, so they are an independent reference for the model and for the
+// kernels.
 type refOps struct{}
 
 var _ Ops = refOps{}
 
-// get is the elements of a view as float64.
+// get returns the elements of a view as float64.
 func get(v View) []float64 {
 	out := make([]float64, v.Size())
 	switch v.DType() {
@@ -132,7 +132,7 @@ func (o refOps) AddRMSNorm(y, inv, sum, a, b, w View, eps float64) {
 	o.RMSNorm(y, inv, sum, w, eps)
 }
 
-// RMSNormBackward: with z = x * inv, dx = inv * (dy*w - z * mean(dy*w*z)), dw = sum(dy * z).
+// RMSNormBackward computes, with z = x * inv, dx = inv * (dy*w - z * mean(dy*w*z)) and dw = sum(dy * z).
 func (refOps) RMSNormBackward(dx, dw, dy, x, inv, w View, accumulate bool) {
 	d := x.Len(tensor.Dim)
 	X, W, I, DY, DW := get(x), get(w), get(inv), get(dy), get(dw)
@@ -280,8 +280,8 @@ func (refOps) Zero(vs ...View) {
 
 func (refOps) Copy(dst, src View) { put(dst, get(src)) }
 
-// refAttention is causal attention of whole sequences on one device, inside documents: row t
-// sees row j <= t of its own document, and no further back than window(layer).
+// refAttention computes causal attention of whole sequences on one device, inside documents: row t sees rows j <= t of
+// its own document within window(layer).
 type refAttention struct {
 	docs   []int         // document of each position; nil: one
 	window func(int) int // of a layer, as hf.Config.Window
@@ -290,7 +290,7 @@ type refAttention struct {
 
 var _ Attention = refAttention{}
 
-// probs is the probabilities of query row t of head h over keys, and the LSE.
+// probs returns the probabilities of query row t of head h over the keys, and the LSE.
 func (r refAttention) probs(layer, b, t, h int, q, k View, Q, K []float64) (p []float64, lse float64) {
 	S, H, KH, D := q.Len(tensor.Seq), q.Len(tensor.Heads), k.Len(tensor.Heads), q.Len(tensor.Dim)
 	w := r.window(layer)

@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// testdata/rope.json is written by scripts/oracle/rope.py from transformers.
+// scripts/oracle/rope.py wrote testdata/rope.json with transformers.
 func TestRopeEqualsTransformers(t *testing.T) {
 	var oracle struct {
 		Positions []int
@@ -38,8 +38,7 @@ func TestRopeEqualsTransformers(t *testing.T) {
 				t.Fatalf("%d frequencies, want %d", len(rope.InvFreq), len(want.InvFreq))
 			}
 			for i, f := range want.InvFreq {
-				// torch's vectorised power may differ in the last bit, and each of the
-				// roundings that follow it again.
+				// The power of torch may differ in the last bit, and so may each of the following roundings.
 				near(t, "frequency", float64(rope.InvFreq[i]), f, f*4e-7)
 			}
 
@@ -49,7 +48,7 @@ func TestRopeEqualsTransformers(t *testing.T) {
 			c, s := get(cos), get(sin)
 			for j, p := range oracle.Positions {
 				for i, f := range want.InvFreq {
-					// What the last bits of the frequency come to at this angle, and of the angle.
+					// This is the effect of the last bits of the frequency and of the angle.
 					angle := float64(p) * math.Abs(f)
 					tolerance := 2e-7 + 4e-7*angle
 					if rope.InvFreq[i] == float32(f) {
@@ -75,7 +74,7 @@ func TestRopeFillsFloat64AndNoPositions(t *testing.T) {
 	rope.Fill(tensor.New(tensor.F32, 1, 0, 1, 2), tensor.New(tensor.F32, 1, 0, 1, 2), nil)
 }
 
-// DeepSeek's configs give the trained and the stretched length in place of the factor.
+// The configs of DeepSeek have the trained and the stretched length in place of the factor.
 func TestYarnFactorFromLengths(t *testing.T) {
 	cfg := hf.Config{HeadDim: 32, RopeTheta: 1e4, MaxPositionEmbedding: 1024,
 		RopeScaling: &hf.RopeScaling{Type: "yarn", Factor: 8, OriginalMax: 128}}

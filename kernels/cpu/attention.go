@@ -22,18 +22,17 @@ func (c *Kernels) Forward(
 	if err := computable("attention forward", all...); err != nil {
 		return nil, err
 	}
-	c.stream.Do("attention reset", func() error {
+	c.queue("attention reset", func() {
 		fillAny(acc.O, 0)
 		fillAny(acc.LSE, math.Inf(-1))
-		return nil
 	})
-	c.begun(p.Scores)
+	c.resetMax(p.Scores)
 	c.forward = forwardPass{c, o, acc, q, p}
 	return &c.forward, nil
 }
 
-// A forwardPass is a forward pass. What it queues has copies, so that the next pass can use its
-// memory.
+// A forwardPass is a forward pass. Queued work has a copy of it, so that Kernels can reuse the memory for the next
+// pass.
 type forwardPass struct {
 	c   *Kernels
 	o   tensor.View
@@ -52,14 +51,7 @@ func (f *forwardPass) Block(b attention.Block) error {
 	}
 	x := *f
 	b.Tiles, b.Columns = slices.Clone(b.Tiles), slices.Clone(b.Columns)
-	x.c.stream.Do("attention forward", func() error {
-		if x.q.DType() == tensor.F64 {
-			forward[float64](&x, b)
-		} else {
-			forward[float32](&x, b)
-		}
-		return nil
-	})
+	x.c.queue("attention forward", func() { forType(x.q, forward[float64], forward[float32])(&x, b) })
 	return nil
 }
 
@@ -87,14 +79,7 @@ func (c *Kernels) Backward(
 	if p.Scores != nil && !p.Scores.DBias.IsZero() {
 		c.Zero(p.Scores.DBias)
 	}
-	c.stream.Do("attention delta", func() error {
-		if q.DType() == tensor.F64 {
-			rowDots[float64](c, s.Delta, do, s.O)
-		} else {
-			rowDots[float32](c, s.Delta, do, s.O)
-		}
-		return nil
-	})
+	c.queue("attention delta", func() { forType(q, rowDots[float64], rowDots[float32])(c, s.Delta, do, s.O) })
 	c.backward = backwardPass{c, dq, do, q, s, p}
 	return &c.backward, nil
 }
@@ -122,14 +107,7 @@ func (f *backwardPass) Block(b attention.GradBlock) error {
 	}
 	x := *f
 	b.Tiles, b.Columns = slices.Clone(b.Tiles), slices.Clone(b.Columns)
-	x.c.stream.Do("attention backward", func() error {
-		if x.q.DType() == tensor.F64 {
-			backward[float64](&x, b)
-		} else {
-			backward[float32](&x, b)
-		}
-		return nil
-	})
+	x.c.queue("attention backward", func() { forType(x.q, backward[float64], backward[float32])(&x, b) })
 	return nil
 }
 
@@ -152,8 +130,7 @@ func (f *backwardPass) Fold(x attention.Fold) error {
 
 var _ attention.Kernel = (*Kernels)(nil)
 
-// computable returns an error where the views do not all lie in this process with types that the CPU computes with each
-// other: float64 with itself, and float32 with itself and with 16 bits.
+// computable returns an error unless all views are in host memory and either all float64 or all float32 or 16 bits.
 func computable(what string, vs ...tensor.View) error {
 	if err := onHost(what, vs...); err != nil {
 		return err
@@ -174,8 +151,8 @@ func rowDots[T tensor.Float](c *Kernels, delta, do, o tensor.View) {
 	seq, heads, l := o.Len(tensor.Seq), o.Len(tensor.Heads), simd.LoopsOf[T](c.level)
 	size := rowBlock(heads * x.dim)
 	c.split(blocks(o.Rows(), size), func(s *scratch, n int) {
-		mem := open[T](s, x.room(1), y.room(1))
-		xs, ys := mem.take(x.room(1)), mem.take(y.room(1))
+		mem := open[T](s, x.scratchLen(1), y.scratchLen(1))
+		xs, ys := mem.take(x.scratchLen(1)), mem.take(y.scratchLen(1))
 		for row := n * size; row < min((n+1)*size, o.Rows()); row++ {
 			b, i := row/seq, row%seq
 			for h := range heads {
@@ -197,25 +174,25 @@ func meet(a, b partition.Range) partition.Range {
 	return partition.Range{Lo: max(a.Lo, b.Lo), Hi: min(a.Hi, b.Hi)}
 }
 
-// block returns the n-th piece of [0, length) in pieces of size.
+// block returns the n-th piece of [0, length), split into pieces of size.
 func block(n, size, length int) partition.Range {
 	return partition.Range{Lo: n * size, Hi: min((n+1)*size, length)}
 }
 
 func blocks(length, size int) int { return (length + size - 1) / size }
 
-// A forwardCall folds one block. A piece of work is a block of queries of up to
-// groupHeads heads of one KV head; it owns their rows of O and LSE.
+// A forwardCall folds one block of keys. A piece of work is a block of queries of up to groupHeads query heads of one
+// KV head; it owns their rows of O and LSE.
 type forwardCall[T tensor.Float] struct {
 	loops         simd.Loops[T]
 	o, lse, q     rows[T]
 	k, v          rows[T]
 	tiles         []partition.Tile
 	p             attention.Softmax
-	scores        *scores[T] // nil: nothing is added to scores, and nothing kept of them
-	group         int        // query heads of a KV head
+	scores        *scores[T] // nil: no bias and no largest scores
+	group         int        // query heads per KV head
 	heads         int        // heads of a piece
-	queries       int        // of a piece
+	queries       int        // queries of a piece
 	chunks        int        // pieces of a group
 	seqQ, kvHeads int
 }
@@ -226,18 +203,18 @@ type forwardBlock[T tensor.Float] struct {
 	*forwardCall[T]
 	b, g, h0, h1 int             // batch, KV head, query heads
 	at           partition.Range // queries
-	wide         int             // queries and the columns that pad them
+	wide         int             // number of queries, padded
 	ldo          int             // elements of a row of o
 
-	q      []T         // by head, panels of the transposed queries
-	o      []T         // by head, wide rows, not yet divided by sum
-	top    []T         // by head and query: the largest score so far
-	sum    []float64   // by head and query: sum of 2^(score - top)
+	q      []T         // for each head, panels of the transposed queries
+	o      []T         // for each head, wide rows, not yet divided by sum
+	top    []T         // for each head and query: the largest score so far
+	sum    []float64   // for each head and query: sum of 2^(score - top)
 	v      []T         // panels of the values
-	narrow []T         // keys, and the packed operand, if these have 16 bits
+	narrow []T         // keys, and the packed operand, converted from 16 bits
 	s      []T         // scores of a panel of queries
-	shrink []T         // by query: 2^(old top - new top)
-	sees   [mostQ]bool // by query: some key of a tile is visible to it
+	shrink []T         // for each query: 2^(old top - new top)
+	sees   [mostQ]bool // for each query: it sees some key of a tile
 }
 
 func forward[T tensor.Float](pass *forwardPass, b attention.Block) {
@@ -258,11 +235,11 @@ func forward[T tensor.Float](pass *forwardPass, b attention.Block) {
 	pass.c.split(groups*blocks(f.seqQ, f.queries), func(s *scratch, i int) { f.piece(s, i) })
 }
 
-// Keys come from memory, and values are packed, once for the queries of a piece. So a piece has two blocks of queries
-// if there are leastPieces of them even so.
+// leastPieces is the number of pieces above which a piece has two blocks of queries. Larger pieces load keys and pack
+// values less often.
 const leastPieces = 64
 
-// queriesOf returns the queries of a piece. It depends on the shape alone.
+// queriesOf returns the number of queries of a piece. It depends only on the shape.
 func queriesOf(groups, seq int) int {
 	if groups*blocks(seq, mostQ) < leastPieces {
 		return blockQ
@@ -270,8 +247,7 @@ func queriesOf(groups, seq int) int {
 	return mostQ
 }
 
-// piece computes the n-th piece of work. The last queries come first: under a causal mask
-// they have the most keys, and the longest work is best begun early.
+// piece computes the n-th piece of work. The last queries come first, since under a causal mask they take longest.
 func (f *forwardCall[T]) piece(s *scratch, n int) {
 	per := f.kvHeads * f.chunks
 	head := n % per
@@ -291,7 +267,7 @@ func (f *forwardCall[T]) piece(s *scratch, n int) {
 			x.begin(s)
 			begun = true
 		}
-		for i := t.Q.Lo; i < t.Q.Hi; i++ { // clip left no query that sees nothing
+		for i := t.Q.Lo; i < t.Q.Hi; i++ { // after clip, every query sees a key
 			x.sees[i-x.at.Lo] = true
 		}
 		for j := t.K.Lo; j < t.K.Hi; j += blockK {
@@ -305,13 +281,12 @@ func (f *forwardCall[T]) piece(s *scratch, n int) {
 	}
 }
 
-// begin loads the queries and the state. An LSE is the state (top = LSE, sum = 1); if it is
-// -Inf, the first key shrinks that sum to 0.
+// begin loads the queries and the state: top = LSE and sum = 1. If LSE is -Inf, the first key shrinks that sum to 0.
 func (x *forwardBlock[T]) begin(s *scratch) {
 	heads, dim, dimV, l := x.h1-x.h0, x.forwardCall.q.dim, x.forwardCall.v.dim, x.loops
 	x.wide, x.ldo = l.Padded(x.at.Len()), l.Padded(dimV)
 	nq, no, ns := heads*x.wide*dim, heads*x.wide*x.ldo, heads*x.wide
-	narrow := x.k.room(blockK) + max(x.forwardCall.q.room(x.queries), x.forwardCall.v.room(blockK))
+	narrow := x.k.scratchLen(blockK) + max(x.forwardCall.q.scratchLen(x.queries), x.forwardCall.v.scratchLen(blockK))
 	mem := open[T](s, nq, no, ns, blockK*x.ldo, blockK*l.Cols, l.Cols, narrow)
 	x.q, x.o, x.top = mem.take(nq), mem.take(no), mem.take(ns)
 	x.v, x.s, x.shrink = mem.take(blockK*x.ldo), mem.take(blockK*l.Cols), mem.take(l.Cols)
@@ -328,7 +303,7 @@ func (x *forwardBlock[T]) begin(s *scratch) {
 			x.top[at+i], x.sum[at+i] = none, 1
 			if i < x.at.Len() {
 				x.top[at+i] = lse[i*lseStep] * log2e
-				if x.top[at+i] != none { // otherwise no key has been seen, and o is 0
+				if x.top[at+i] != none { // otherwise the query has seen no key, and o is 0
 					copy(x.o[(at+i)*x.ldo:], o[i*oStep:][:dimV])
 				}
 			}
@@ -339,7 +314,7 @@ func (x *forwardBlock[T]) begin(s *scratch) {
 // keys folds one tile of at most blockK keys, a panel of queries at a time.
 func (x *forwardBlock[T]) keys(t partition.Tile) {
 	keys := x.k.matrix(x.narrow, x.b, t.K, x.g)
-	values := x.forwardCall.v.matrix(x.narrow[x.k.room(blockK):], x.b, t.K, x.g).panels(x.loops, x.v, t.K.Len())
+	values := x.forwardCall.v.matrix(x.narrow[x.k.scratchLen(blockK):], x.b, t.K, x.g).panels(x.loops, x.v, t.K.Len())
 	for h := range x.h1 - x.h0 {
 		for lo := (t.Q.Lo - x.at.Lo) / x.loops.Cols * x.loops.Cols; x.at.Lo+lo < t.Q.Hi; lo += x.loops.Cols {
 			first := x.at.Lo + lo
@@ -351,7 +326,7 @@ func (x *forwardBlock[T]) keys(t partition.Tile) {
 	}
 }
 
-// panel folds a tile of queries within the panel that begins at column lo of the block.
+// panel folds a tile inside the panel of queries that begins at column lo of the block.
 func (x *forwardBlock[T]) panel(h, lo int, t partition.Tile, keys simd.Left[T], values simd.Right[T]) {
 	l, dim, dimV := x.loops, x.forwardCall.q.dim, x.forwardCall.v.dim
 	cols, n := min(l.Cols, x.wide-lo), t.K.Len()
@@ -370,7 +345,8 @@ func (x *forwardBlock[T]) panel(h, lo int, t partition.Tile, keys simd.Left[T], 
 	}
 	row := h*x.wide + lo
 	l.Softmax(s, x.top[row:], x.sum[row:], x.shrink)
-	// Queries of other tiles get no 0 * NaN. Their shrink is 1, or their row is still 0.
+	// The product leaves out queries of other tiles, which would get 0 * NaN. Their shrink is 1, or their row is still
+	// 0.
 	from := t.Q.Lo - where.first
 	left := simd.Left[T]{A: s.S[from:], Ld: cols}
 	l.Product(t.Q.Len(), dimV, n, left, values, x.o[(row+from)*x.ldo:], x.ldo, simd.ScaleAdd, x.shrink[from:])
@@ -384,7 +360,7 @@ func (x *forwardBlock[T]) end() {
 		for i := range x.at.Len() {
 			row := (h-x.h0)*x.wide + i
 			top, sum := x.top[row], x.sum[row]
-			if math.IsInf(float64(top), -1) && sum == sum { // scores that are all NaN leave a sum of NaN
+			if math.IsInf(float64(top), -1) && sum == sum { // if all scores are NaN, sum is NaN
 				if !x.sees[i] || x.p.Scores.Hides() {
 					continue // no key yet
 				}

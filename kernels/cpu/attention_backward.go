@@ -9,30 +9,28 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A backwardCall computes one block of a backward pass. A piece of work is a block of queries and a block of
-// keys of one KV head. It adds to dQ of the queries and to dK and dV of the keys, so pieces
-// that run at one time must share neither: of an n x n grid of blocks, a round takes the n
-// cells with (query block + key block) mod n = round. A cell waits for cells of earlier rounds that share
-// its queries or its keys, and so every element gets its terms in one order, however many goroutines there are.
+// A backwardCall computes one block of a backward pass. A piece of work, a cell, is a block of queries and a block of
+// keys of one KV head. It adds to dQ of the queries and to dK and dV of the keys, so concurrent cells must share
+// neither: in an n x n grid, a round is the n cells with (query block + key block) mod n = round. A cell waits for the
+// cells of earlier rounds that share its queries or its keys. So the order of sums does not depend on the goroutines.
 type backwardCall[T tensor.Float] struct {
 	loops                               simd.Loops[T]
 	dq, dk, dv, do, q, k, v, lse, delta rows[T]
 	tiles                               []partition.Tile
 	byQuery                             [][]partition.Tile // the tiles that touch each block of queries
 	params                              attention.Softmax
-	scores                              *scores[T] // nil: nothing is added to scores
-	group                               int        // query heads of a KV head
+	scores                              *scores[T] // nil: no bias
+	group                               int        // query heads per KV head
 	batch, seqQ, seqK, kvHeads          int
-	cellK                               int // keys of a piece of work
+	cellK                               int // keys of a cell
 }
 
-// A piece of work packs its queries once for up to cellBlocks blocks of keys. Shorter sequences have smaller pieces, so
-// that there are leastCells of them over the keys. The size depends on the shape alone, as the order of sums does.
 const (
+	// A cell packs its queries once for up to cellBlocks blocks of keys, fewer if there would be less than leastCells
+	// cells over the keys. The size depends only on the shape, as does the order of sums.
 	cellBlocks = 6
 	leastCells = 8
-	// between rows of scores: the rows of a panel of queries must not share sets of the first-level cache
-	rowGap = 16
+	rowGap     = 16 // elements between rows of scores, so that a panel's rows do not share sets of the first-level cache
 )
 
 func backward[T tensor.Float](pass *backwardPass, b attention.GradBlock) {
@@ -51,7 +49,7 @@ func backward[T tensor.Float](pass *backwardPass, b attention.GradBlock) {
 	f.cellK = min(cellBlocks, max(2, blocks(f.seqK, leastCells*blockK))) * blockK
 	nq, nk := blocks(f.seqQ, blockQ), blocks(f.seqK, f.cellK)
 	f.sortTiles(nq)
-	if order := f.order(nq, nk); f.scores.alone(f.batch, q.Len(tensor.Heads)) {
+	if order := f.order(nq, nk); f.scores.sharesGrad(f.batch, q.Len(tensor.Heads)) {
 		inOrder(pass.c, order, 1, func(s *scratch, c cell, _ int) {
 			for n := range f.batch * f.kvHeads {
 				f.cell(s, n/f.kvHeads, n%f.kvHeads, c.i, c.j)
@@ -64,7 +62,7 @@ func backward[T tensor.Float](pass *backwardPass, b attention.GradBlock) {
 	}
 }
 
-// sortTiles fills byQuery, so that a cell does not search all documents of a sequence.
+// sortTiles fills byQuery, so that a cell need not search all documents of a sequence.
 func (f *backwardCall[T]) sortTiles(nq int) {
 	f.byQuery = make([][]partition.Tile, nq)
 	all := partition.Range{Lo: 0, Hi: f.seqK}
@@ -103,16 +101,16 @@ type backwardBlock[T tensor.Float] struct {
 	*backwardCall[T]
 	b, g int             // batch, KV head
 	at   partition.Range // queries
-	wide int             // queries and the columns that pad them
+	wide int             // number of queries, padded
 	ld   int             // elements of a row of p, ds and slope
 
 	q, qT      []T // panels of queries, and of their transpose times the scale of scores
 	do, doT    []T
-	k          []T // panels of the keys of the piece
-	narrow     []T // keys, values, and the packed operand, if these have 16 bits
+	k          []T // panels of the cell's keys
+	narrow     []T // keys, values, and the packed operand, converted from 16 bits
 	p, ds      []T // [blockK, ld]: probabilities, and the gradients of scores
-	slope      []T // [blockK, ld]: d score / d (scale q.k), with a soft cap alone
-	lse, delta []T // by query
+	slope      []T // [blockK, ld]: d score / d (scale q.k), only with a soft cap
+	lse, delta []T // of each query
 	spare      []T
 }
 
@@ -126,8 +124,8 @@ func (x *backwardBlock[T]) begin(s *scratch) {
 	}
 	keys := min(x.cellK, x.seqK)
 	spare := max(blockK, x.wide) * max(padded, paddedV)
-	narrow := x.backwardCall.k.room(keys) + x.v.room(keys) +
-		max(x.backwardCall.q.room(blockQ), x.backwardCall.do.room(blockQ))
+	narrow := x.backwardCall.k.scratchLen(keys) + x.v.scratchLen(keys) +
+		max(x.backwardCall.q.scratchLen(blockQ), x.backwardCall.do.scratchLen(blockQ))
 	mem := open[T](s, x.wide*padded, x.wide*dim, x.wide*paddedV, x.wide*dimV, keys*padded, pairs, pairs, slopes, x.wide,
 		x.wide, spare, narrow)
 	x.q, x.qT = mem.take(x.wide*padded), mem.take(x.wide*dim)
@@ -137,7 +135,7 @@ func (x *backwardBlock[T]) begin(s *scratch) {
 	x.narrow = mem.take(narrow)
 }
 
-// A keysOf holds keys and values of a tile; first is its first key.
+// keysOf holds keys and values of a tile; first is its first key.
 type keysOf[T tensor.Float] struct {
 	k, v   matrix[T]
 	panels simd.Right[T] // of k
@@ -147,7 +145,7 @@ type keysOf[T tensor.Float] struct {
 // tile adds the gradients of one tile of at most blockQ queries and cellK keys, a block of keys at a time.
 func (x *backwardBlock[T]) tile(t partition.Tile) {
 	f, l := x.backwardCall, x.loops
-	k, v := f.k.matrix(x.narrow, x.b, t.K, x.g), f.v.matrix(x.narrow[f.k.room(t.K.Len()):], x.b, t.K, x.g)
+	k, v := f.k.matrix(x.narrow, x.b, t.K, x.g), f.v.matrix(x.narrow[f.k.scratchLen(t.K.Len()):], x.b, t.K, x.g)
 	keys := keysOf[T]{k, v, k.panels(l, x.k, t.K.Len()), t.K.Lo}
 	for h := x.g * f.group; h < (x.g+1)*f.group; h++ {
 		x.queries(h)
@@ -161,7 +159,7 @@ func (x *backwardBlock[T]) tile(t partition.Tile) {
 
 // block adds the gradients of one head and a tile of at most blockK keys.
 func (x *backwardBlock[T]) block(h int, t partition.Tile, keys keysOf[T]) {
-	var seen [blockQ]partition.Range // by panel of queries: the keys, from t.K.Lo on, that any of them sees
+	var seen [blockQ]partition.Range // for each panel of queries: the visible keys, relative to t.K.Lo
 	panels := 0
 	for lo := 0; lo < x.wide; lo += x.loops.Cols {
 		seen[panels] = x.panel(h, lo, t, keys)
@@ -174,7 +172,7 @@ func (x *backwardBlock[T]) block(h int, t partition.Tile, keys keysOf[T]) {
 func (x *backwardBlock[T]) queries(h int) {
 	f, l := x.backwardCall, x.loops
 	keys := min(f.cellK, f.seqK)
-	narrow := x.narrow[f.k.room(keys)+f.v.room(keys):]
+	narrow := x.narrow[f.k.scratchLen(keys)+f.v.scratchLen(keys):]
 	q := f.q.matrix(narrow, x.b, x.at, h)
 	q.columns(l, x.qT, scoreScale(f.params, f.scores))
 	q.panels(l, x.q, x.wide)
@@ -191,8 +189,8 @@ func (x *backwardBlock[T]) queries(h int) {
 	}
 }
 
-// panel computes probabilities and gradients of scores of the panel of queries that begins at column lo, adds to the
-// gradients of these queries, and returns the keys of the tile that any of them sees.
+// panel computes probabilities and gradients of scores of the panel of queries that begins at column lo, and adds to
+// the gradients of these queries. It returns the tile's keys that any of them sees.
 func (x *backwardBlock[T]) panel(h, lo int, t partition.Tile, keys keysOf[T]) partition.Range {
 	f, l, first := x.backwardCall, x.loops, x.at.Lo+lo
 	part, ok := clip(t, partition.Range{Lo: first, Hi: first + l.Cols}, t.K)
@@ -211,7 +209,7 @@ func (x *backwardBlock[T]) panel(h, lo int, t partition.Tile, keys keysOf[T]) pa
 		nil)
 	x.scoreGrads(ds, p.S, corner, lo)
 	keys.panels.From = at
-	own := part.Q.Lo - first // queries of other tiles get no 0 * NaN
+	own := part.Q.Lo - first // leaves out queries of other tiles, which would get 0 * NaN
 	left := simd.Left[T]{A: ds.S[own:], Ld: ds.Ld}
 	accumulator[T]{f.dq, l, x.spare}.add(x.b, part.Q.Lo, h, part.Q.Len(), n, left, keys.panels)
 	return partition.Range{Lo: from, Hi: from + n}
@@ -249,12 +247,12 @@ func (x *backwardBlock[T]) scoreGrads(ds scoreTile[T], p []T, corner, lo int) {
 	}
 }
 
-// stripe counts the keys that add to their gradients at once: whole micro-kernels, and few, so that little work goes to
-// hidden pairs. The packed queries are read once for each.
+// stripe is the number of keys whose gradients one product computes: a multiple of the micro-kernels' rows, and small,
+// to waste little work on hidden pairs. Each stripe reads the packed queries once.
 const stripe = 96
 
-// keyGrads adds to the gradients of the keys and values of a tile. What a stripe of keys adds up goes from the first
-// to the last panel of queries that sees any of them; in between and at the edges, values that no panel computed are 0.
+// keyGrads adds to the gradients of a tile's keys and values. The product of a stripe of keys runs from the first to
+// the last panel of queries that sees any of them. Values in between that no panel computed are 0.
 func (x *backwardBlock[T]) keyGrads(h int, t partition.Tile, seen []partition.Range) {
 	f, l := x.backwardCall, x.loops
 	for j := 0; j < t.K.Len(); j += stripe {
@@ -282,7 +280,7 @@ func (x *backwardBlock[T]) keyGrads(h int, t partition.Tile, seen []partition.Ra
 	}
 }
 
-// clearOutside sets the values of the stripe at to 0 that a panel of queries did not compute.
+// clearOutside zeroes the values of the stripe that a panel of queries did not compute.
 func (x *backwardBlock[T]) clearOutside(at, seen partition.Range, lo int) {
 	hi := min(lo+x.loops.Cols, x.wide)
 	for j := at.Lo; j < at.Hi; j++ {

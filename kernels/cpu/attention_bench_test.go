@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// problem is causal self-attention of seq tokens, 8 query heads over 2 KV heads.
+// A problem is causal self-attention of seq tokens with 8 query heads and 2 KV heads.
 type problem struct {
 	q, k, v, do tensor.View
 	acc         attention.Partial
@@ -61,7 +61,8 @@ func (x *problem) backward(t testing.TB, c *Kernels) {
 	pass, err := c.Backward(x.grads.DQ, x.do, x.q, attention.Saved{O: x.acc.O, LSE: x.acc.LSE, Delta: x.delta}, x.p)
 	check(t, err)
 	check(t, pass.Block(attention.GradBlock{
-		Block: x.block(), KeyGrads: attention.KeyGrads{DK: x.grads.DK, DV: x.grads.DV}, Fresh: partition.Range{Hi: x.k.Len(tensor.Seq)},
+		Block: x.block(), KeyGrads: attention.KeyGrads{DK: x.grads.DK, DV: x.grads.DV},
+		Fresh: partition.Range{Hi: x.k.Len(tensor.Seq)},
 	}))
 	check(t, pass.End())
 }
@@ -76,7 +77,7 @@ func check(t testing.TB, err error) {
 func BenchmarkForward(b *testing.B)  { benchmark(b, 2, (*problem).forward) }
 func BenchmarkBackward(b *testing.B) { benchmark(b, 5, (*problem).backward) }
 
-// benchmark counts the floating point operations of visible pairs in so many matrix products.
+// benchmark reports the floating point operations of visible pairs, given the number of matrix products.
 func benchmark(b *testing.B, products int, run func(*problem, testing.TB, *Kernels)) {
 	for _, seq := range []int{1024, 2048, 8192} {
 		for _, dim := range []int{32, 64, 128} {

@@ -9,29 +9,28 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// The block of scores that is computed at once. A row is a key and a column a query, so that softmax by query works on
-// whole vectors, keys and values are read in place, and only the block of queries is ever transposed.
+// The size of a block of scores. A row is a key and a column a query: softmax works on full vectors, keys and values
+// are read in place, and only the block of queries is transposed.
 const (
-	blockQ = 128
-	mostQ  = 2 * blockQ // queries of a piece of a long forward pass
-	blockK = 192        // rows of the micro-kernels come out even
-	// groupHeads counts the query heads of one KV head that share a packed block of values.
-	groupHeads = 4
+	blockQ     = 128
+	mostQ      = 2 * blockQ // queries of a piece of a long forward pass
+	blockK     = 192        // a multiple of the micro-kernels' rows
+	groupHeads = 4          // query heads of one KV head that share a packed block of values
 )
 
-// A scratch is one worker's memory, kept between calls. It grows to the largest block that was computed.
+// A scratch is one worker's memory, kept between calls. It grows to the largest block so far.
 type scratch struct {
 	f32 []float32
 	f64 []float64
-	sum [groupHeads * mostQ]float64 // of 2^(score - top), by head and query
+	sum [groupHeads * mostQ]float64 // of 2^(score - top), for each head and query
 }
 
-// stack hands out pieces of a scratch.
+// A stack allocates pieces of a scratch.
 type stack[T tensor.Float] struct{ free []T }
 
 const (
 	lineBytes = 64
-	pieceUnit = 16 // pieces begin at multiples of a vector, so that no load of one spans two cache lines
+	pieceUnit = 16 // pieces begin at multiples of a vector, so that no load spans two cache lines
 )
 
 // open returns a stack of uninitialised memory for the given pieces.
@@ -66,13 +65,13 @@ func rowsOf[T tensor.Float](v tensor.View) rows[T] {
 	return rows[T]{memoryOf[T](v), v, v.Len(tensor.Dim)}
 }
 
-// row returns the elements of [b, s, h, :], in place. They do not have 16 bits.
+// row returns the elements of [b, s, h, :], in place. Their type must be T.
 func (r rows[T]) row(b, s, h int) []T {
 	o := at(r.view, b, s, h)
 	return r.data[o : o+int64(r.dim) : o+int64(r.dim)]
 }
 
-// read returns the elements of [b, s, h, :]: in place, or, if they have 16 bits, in mem.
+// read returns the elements of [b, s, h, :] in place, or converts them from 16 bits into mem.
 func (r rows[T]) read(mem []T, b, s, h int) []T {
 	if !isHalf(r.dtype) {
 		return r.row(b, s, h)
@@ -81,25 +80,25 @@ func (r rows[T]) read(mem []T, b, s, h int) []T {
 	return mem[:r.dim]
 }
 
-// write sets the elements of [b, s, h, :] to what read returned, changed in place.
+// write stores the elements that read returned and the caller changed in place.
 func (r rows[T]) write(b, s, h int, x []T) {
 	if isHalf(r.dtype) {
 		r.store(int(at(r.view, b, s, h)), x)
 	}
 }
 
-// from returns the memory from row [b, s, h] on, and how far the next row is.
+// from returns the memory that begins at row [b, s, h], and the distance of rows.
 func (r rows[T]) from(b, s, h int) (data []T, ld int) {
 	return r.data[at(r.view, b, s, h):], int(r.view.Stride(tensor.Seq))
 }
 
-// matrix is rows of one head as products read them.
+// A matrix holds rows of one head, as a factor of products.
 type matrix[T tensor.Float] struct {
 	data          []T
 	ld, rows, dim int
 }
 
-// matrix returns the rows of one head in that span: in place, or converted from 16 bits into mem, which has the room.
+// matrix returns the rows of one head in span: in place, or converted from 16 bits into mem, of scratchLen elements.
 func (r rows[T]) matrix(mem []T, b int, span partition.Range, h int) matrix[T] {
 	m := matrix[T]{mem, r.dim, span.Len(), r.dim}
 	if !isHalf(r.dtype) {
@@ -110,20 +109,20 @@ func (r rows[T]) matrix(mem []T, b int, span partition.Range, h int) matrix[T] {
 	return m
 }
 
-// room returns what matrix takes of scratch memory for n rows.
-func (r rows[T]) room(n int) int {
+// scratchLen returns the elements of scratch memory that matrix needs for n rows.
+func (r rows[T]) scratchLen(n int) int {
 	if isHalf(r.dtype) {
 		return n * r.dim
 	}
 	return 0
 }
 
-// left returns rows from the i-th as the left factor of a product.
+// left returns the rows since the i-th as the left factor of a product.
 func (m matrix[T]) left(i int) simd.Left[T] {
 	return simd.Left[T]{A: m.data[i*m.ld:], Ld: m.ld, Rows: true}
 }
 
-// panels packs the rows, and rows of 0 after them up to wide, as the right factor of a product.
+// panels packs the rows, padded with 0 to wide rows, as the right factor of a product.
 func (m matrix[T]) panels(l simd.Loops[T], dst []T, wide int) simd.Right[T] {
 	l.Pack(dst, m.data, m.ld, m.rows, m.dim, wide)
 	return simd.Right[T]{Panels: dst, Rows: wide}
@@ -135,15 +134,15 @@ func (m matrix[T]) columns(l simd.Loops[T], dst []T, scale T) simd.Right[T] {
 	return simd.Right[T]{Panels: dst, Rows: m.dim}
 }
 
-// accumulator adds products to rows of a view. Where panels are wider than the rows, it goes by way of spare, which has
-// room for as many rows of full panels.
+// An accumulator adds products to rows of a view. If padded panels are wider than the rows, it computes them in spare,
+// which has the padded width.
 type accumulator[T tensor.Float] struct {
 	rows  rows[T]
 	loops simd.Loops[T]
 	spare []T
 }
 
-// add adds a product of m rows over k to the rows from s on.
+// add adds a product of m rows over k to the m rows since s.
 func (x accumulator[T]) add(b, s, h, m, k int, left simd.Left[T], right simd.Right[T]) {
 	dim, padded := x.rows.dim, x.loops.Padded(x.rows.dim)
 	if dim == padded {
@@ -168,13 +167,7 @@ func (c *Kernels) FoldSink(o, lse, sink tensor.View) error {
 	if err := computable("attention sink", o, lse, sink); err != nil {
 		return err
 	}
-	c.queue("attention sink", func() {
-		if lse.DType() == tensor.F64 {
-			foldSink[float64](c, o, lse, sink)
-		} else {
-			foldSink[float32](c, o, lse, sink)
-		}
-	})
+	c.queue("attention sink", func() { forType(lse, foldSink[float64], foldSink[float32])(c, o, lse, sink) })
 	return nil
 }
 
@@ -187,11 +180,7 @@ func (c *Kernels) SinkGrad(dsink, do, o, lse, sink tensor.View) error {
 		return err
 	}
 	c.queue("attention sink gradient", func() {
-		if lse.DType() == tensor.F64 {
-			sinkGrad[float64](c, dsink, do, o, lse, sink)
-		} else {
-			sinkGrad[float32](c, dsink, do, o, lse, sink)
-		}
+		forType(lse, sinkGrad[float64], sinkGrad[float32])(c, dsink, do, o, lse, sink)
 	})
 	return nil
 }
@@ -203,12 +192,12 @@ func foldSink[T tensor.Float](c *Kernels, o, lse, sink tensor.View) {
 	seq := max(o.Len(tensor.Seq), 1)
 	c.split(o.Rows(), func(mem *scratch, row int) {
 		b, i := row/seq, row%seq
-		buf := open[T](mem, out.room(1)).free
+		buf := open[T](mem, out.scratchLen(1)).free
 		for h := range o.Len(tensor.Heads) {
 			old := &z.row(b, i, h)[0]
 			with := logAddExp(float64(*old), float64(s.row(0, 0, h)[0]))
 			if math.IsInf(with, -1) {
-				continue // neither a key nor the sink has any weight
+				continue // no key is visible, and the sink's weight is 0
 			}
 			shrink := T(math.Exp(float64(*old) - with))
 			y := out.read(buf, b, i, h)
@@ -221,12 +210,12 @@ func foldSink[T tensor.Float](c *Kernels, o, lse, sink tensor.View) {
 	})
 }
 
-// sinkGrad adds up a head's rows in order, one head a worker, so that the sum is the same bits.
+// sinkGrad adds up a head's rows in order, one head per worker, so that the sum does not depend on the goroutines.
 func sinkGrad[T tensor.Float](c *Kernels, dsink, do, o, lse, sink tensor.View) {
 	grad, dy, y, z, s := rowsOf[T](dsink), rowsOf[T](do), rowsOf[T](o), rowsOf[T](lse), rowsOf[T](sink)
 	c.split(o.Len(tensor.Heads), func(mem *scratch, h int) {
-		room := open[T](mem, dy.room(1), y.room(1))
-		dys, ys := room.take(dy.room(1)), room.take(y.room(1))
+		room := open[T](mem, dy.scratchLen(1), y.scratchLen(1))
+		dys, ys := room.take(dy.scratchLen(1)), room.take(y.scratchLen(1))
 		at, total := float64(s.row(0, 0, h)[0]), 0.0
 		for b := range o.Len(tensor.Batch) {
 			for i := range o.Len(tensor.Seq) {

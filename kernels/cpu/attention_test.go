@@ -34,7 +34,7 @@ func TestAttention(t *testing.T) {
 	attentiontest.TestKernel(t, newRig, attentiontest.Options{DTypes: others, Leaves: twoOfThree()})
 }
 
-// twoOfThree leaves out two of three cases under -short: what the cases differ in is the same code for every type, and at every level.
+// twoOfThree leaves out two of three cases under -short. All types and levels run the same code for them.
 func twoOfThree() func(attentiontest.Case) bool {
 	if !testing.Short() {
 		return nil
@@ -43,8 +43,8 @@ func twoOfThree() func(attentiontest.Case) bool {
 	return func(attentiontest.Case) bool { n++; return n%3 != 0 }
 }
 
-// TestAttentionAtLevels runs the suite with the instructions that are not the best here, too. float64 has no levels, and 16
-// bits are converted alike at each.
+// TestAttentionAtLevels runs the suite also with the other instructions. float64 has no levels, and all levels convert
+// 16 bits the same way.
 func TestAttentionAtLevels(t *testing.T) {
 	atLevels(t, func(t *testing.T) {
 		if used, best := Instructions(); used != best {
@@ -61,8 +61,8 @@ func TestAttentionFixtures(t *testing.T) {
 	atLevels(t, func(t *testing.T) { attentiontest.TestFixtures(t, newRig) })
 }
 
-// TestAttentionBits holds that results do not depend on how many goroutines share the work,
-// nor on what an earlier call left in the scratch memory.
+// TestAttentionBits checks that results do not depend on the number of goroutines, nor on old values in the scratch
+// memory.
 func TestAttentionBits(t *testing.T) {
 	run := func(procs int) [][]float32 {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(procs))
@@ -88,14 +88,14 @@ func TestAttentionBits(t *testing.T) {
 	}
 }
 
-// TestAttentionNaN holds that NaN in an input reaches the results and is not taken for an
-// empty row, and that the score of a hidden pair is not looked at.
+// TestAttentionNaN checks that NaN in an input reaches the results, unlike an empty row, and that scores of hidden
+// pairs have no effect.
 func TestAttentionNaN(t *testing.T) {
 	c, x := newCPU(t), newProblem(200, 16)
 	nan := float32(math.NaN())
 	q, k := tensor.Data[float32](x.q), tensor.Data[float32](x.k)
 	q[150*8*16] = nan    // query 150, head 0
-	k[199*2*16+16] = nan // key 199, KV head 1: seen by query 199 alone
+	k[199*2*16+16] = nan // key 199, KV head 1: only query 199 sees it
 	x.forward(t, c)
 	check(t, c.Stream().Sync(context.Background()))
 	lse, o := tensor.Data[float32](x.acc.LSE), tensor.Data[float32](x.acc.O)
@@ -113,8 +113,7 @@ func TestAttentionNaN(t *testing.T) {
 	}
 }
 
-// TestAttentionAllocates holds that a call's allocations do not grow with the problem once
-// the scratch memory is there.
+// TestAttentionAllocates checks that a call's allocations do not grow with the problem after the first call.
 func TestAttentionAllocates(t *testing.T) {
 	count := func(seq int) float64 {
 		c, x := newCPU(t), newProblem(seq, 16)
@@ -132,7 +131,8 @@ func TestAttentionAllocates(t *testing.T) {
 func TestAttentionFaults(t *testing.T) {
 	c, x := newCPU(t), newProblem(8, 4)
 	half, double := tensor.New(tensor.BF16, 1, 8, 8, 1), tensor.New(tensor.F64, 1, 8, 8, 4)
-	if _, err := c.Backward(x.grads.DQ, double, x.q, attention.Saved{O: x.acc.O, LSE: x.acc.LSE, Delta: x.delta}, x.p); err == nil {
+	if _, err := c.Backward(x.grads.DQ, double, x.q, attention.Saved{O: x.acc.O, LSE: x.acc.LSE, Delta: x.delta},
+		x.p); err == nil {
 		t.Error("Backward took float64 beside float32")
 	}
 	if _, err := c.Forward(x.acc.O, attention.Partial{O: x.acc.O, LSE: half}, x.q, x.p); err == nil {
@@ -169,7 +169,7 @@ func FuzzAttention(f *testing.F) {
 	})
 }
 
-// TestForwardPieces holds that a head is the same bits whether a piece of work is many queries, as among many heads, or few.
+// TestForwardPieces checks that a head's bits do not depend on the number of queries in a piece of work.
 func TestForwardPieces(t *testing.T) {
 	const heads, seq, dim = 32, 600, 8
 	if queriesOf(heads, seq) == queriesOf(1, seq) {
@@ -204,8 +204,7 @@ func TestForwardPieces(t *testing.T) {
 	}
 }
 
-// TestAttentionNonFinite runs the suite of NaN and infinities with all instructions. The other types have no instructions
-// of their own.
+// TestAttentionNonFinite runs the suite of NaN and infinities with all instructions. Only float32 has several.
 func TestAttentionNonFinite(t *testing.T) {
 	atLevels(t, func(t *testing.T) {
 		attentiontest.TestNonFinite(t, newRig, attentiontest.Options{DTypes: []tensor.DType{tensor.F32}})

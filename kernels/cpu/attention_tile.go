@@ -11,16 +11,16 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// log2e = 1/ln 2: softmax takes scores as base-2 logarithms.
+// log2e = 1/ln 2. Softmax takes scores as base-2 logarithms.
 const log2e = 1.4426950408889634
 
-// changed reports whether something happens to scores between the product and softmax. They are natural logarithms
-// then, and become those to the base of 2 when it has happened; otherwise queries are scaled so that they are at once.
+// changed reports whether a bias, a soft cap or the largest scores come between the product and softmax. Scores are
+// then natural logarithms and converted to base 2 afterwards. Otherwise the scale of the queries includes log2e.
 func changed[T tensor.Float](p attention.Softmax, s *scores[T]) bool {
 	return s != nil || p.Softcap > 0
 }
 
-// scoreScale returns what queries are multiplied by.
+// scoreScale returns the factor of the queries.
 func scoreScale[T tensor.Float](p attention.Softmax, s *scores[T]) T {
 	if changed(p, s) {
 		return T(p.Scale)
@@ -28,8 +28,8 @@ func scoreScale[T tensor.Float](p attention.Softmax, s *scores[T]) T {
 	return T(p.Scale * log2e)
 }
 
-// scoreTile holds scores: row j belongs to key tile.K.Lo+j, and column i to query first+i. Only the columns of the
-// queries in tile.Q count; the others hold leftovers or padding.
+// A scoreTile holds scores: row j belongs to key tile.K.Lo+j, and column i to query first+i. The columns of queries
+// outside of tile.Q hold old values or padding.
 type scoreTile[T tensor.Float] struct {
 	simd.Scores[T]
 	tile    partition.Tile
@@ -43,10 +43,10 @@ func (t scoreTile[T]) seen(j int) (lo, hi int) {
 	return max(t.tile.Q.Lo, key-t.tile.Band.Hi) - t.first, min(t.tile.Q.Hi, key-t.tile.Band.Lo+1) - t.first
 }
 
-// hide sets what is not seen to x.
+// hide sets the scores of hidden pairs to x.
 func hide[T tensor.Float](l simd.Loops[T], t scoreTile[T], x T) {
 	b, k, q := t.tile.Band, t.tile.K, t.tile.Q
-	lo, hi := k.Lo-b.Hi-t.first, k.Lo-b.Lo-t.first // the columns that the band shows in row 0
+	lo, hi := k.Lo-b.Hi-t.first, k.Lo-b.Lo-t.first // the band's columns in row 0
 	from, to := q.Lo-t.first, q.Hi-t.first
 	if lo+t.Keys-1 > from || hi < to-1 {
 		l.Band(t.Scores, lo, hi, x)
@@ -65,7 +65,7 @@ func hide[T tensor.Float](l simd.Loops[T], t scoreTile[T], x T) {
 	}
 }
 
-// softcap replaces scores s by c tanh(s/c), and slope, where it is not nil, by the derivative.
+// softcap replaces scores s by c tanh(s/c). It sets slope to the derivative unless slope is nil.
 func softcap[T tensor.Float](t simd.Scores[T], slope []T, c float64) {
 	for j := range t.Keys {
 		for i, x := range t.S[j*t.Ld:][:t.Cols] {
@@ -78,8 +78,8 @@ func softcap[T tensor.Float](t simd.Scores[T], slope []T, c float64) {
 	}
 }
 
-// A cell is a block of queries and one of keys, and the cells, by number, that add to the gradients of either last
-// before it: -1 if it is the first.
+// A cell is a block of queries i and a block of keys j. row and column are the numbers of the previous cells that add
+// to the gradients of these queries and of these keys; -1: none.
 type cell struct{ i, j, row, column int }
 
 // order returns the visible cells of a grid of nq by nk blocks, round by round.
@@ -98,17 +98,17 @@ func (f *backwardCall[T]) order(nq, nk int) []cell {
 	return cells
 }
 
-// inOrder runs do(cell, 0) to do(cell, per-1) of all cells, each when those before it have been done. No one waits for
-// a whole round: what a cell waits for was begun before it.
+// inOrder runs do(cell, 0) to do(cell, per-1) for all cells, each after the cells before it. A cell does not wait for a
+// whole round, and the cells that it waits for have already begun.
 func inOrder(c *Kernels, cells []cell, per int, do func(s *scratch, c cell, n int)) {
 	var mu sync.Mutex
 	ended := sync.NewCond(&mu)
 	done := make([]bool, len(cells)*per)
 	c.split(len(done), func(s *scratch, w int) {
 		at, n := cells[w/per], w%per
-		before := func(cell int) bool { return cell < 0 || done[cell*per+n] }
+		ready := func(cell int) bool { return cell < 0 || done[cell*per+n] }
 		mu.Lock()
-		for !before(at.row) || !before(at.column) {
+		for !ready(at.row) || !ready(at.column) {
 			ended.Wait()
 		}
 		mu.Unlock()
@@ -120,14 +120,14 @@ func inOrder(c *Kernels, cells []cell, per int, do func(s *scratch, c cell, n in
 	})
 }
 
-// A scores holds the terms that a block adds to scores, and the largest score; see attention.Scores. An absent tensor
-// has no data.
+// scores holds the bias of a block's scores, and the largest scores; see attention.Scores. An absent tensor has no
+// data.
 type scores[T tensor.Float] struct {
 	slopes, bias, dbias, max rows[T]
 	rows, columns            []int
 }
 
-// scoresOf returns nil if the block adds and keeps nothing.
+// scoresOf returns nil if s is nil.
 func scoresOf[T tensor.Float](s *attention.Scores, columns []int) *scores[T] {
 	if s == nil {
 		return nil
@@ -144,12 +144,12 @@ func scoresOf[T tensor.Float](s *attention.Scores, columns []int) *scores[T] {
 	return x
 }
 
-// shared returns a row of a tensor; all batches or heads share an axis of 1.
+// shared returns a row of a tensor. All batches or heads share an axis of length 1.
 func (r rows[T]) shared(b, s, h int) []T {
 	return r.row(min(b, r.view.Len(tensor.Batch)-1), s, min(h, r.view.Len(tensor.Heads)-1))
 }
 
-// add adds to the scores of a tile.
+// add adds the slopes and the bias to the scores of a tile.
 func (x *scores[T]) add(t scoreTile[T]) {
 	if x == nil {
 		return
@@ -178,7 +178,7 @@ func (x *scores[T]) add(t scoreTile[T]) {
 	}
 }
 
-// keep keeps the largest score of each query, or NaN.
+// keep updates the largest score of each query. NaN wins.
 func (x *scores[T]) keep(t scoreTile[T]) {
 	if x == nil || x.max.data == nil {
 		return
@@ -193,7 +193,7 @@ func (x *scores[T]) keep(t scoreTile[T]) {
 	}
 }
 
-// grad adds the gradients of scores to the gradient of their bias.
+// grad adds the gradients of scores to the gradient of the bias.
 func (x *scores[T]) grad(t scoreTile[T]) {
 	if x == nil || x.dbias.data == nil {
 		return
@@ -206,9 +206,8 @@ func (x *scores[T]) grad(t scoreTile[T]) {
 	}
 }
 
-// alone reports whether several batches or heads add to one gradient of a bias, so that only one
-// worker may.
-func (x *scores[T]) alone(batch, heads int) bool {
+// sharesGrad reports whether several batches or heads add to the same gradient of a bias, which only one worker may do.
+func (x *scores[T]) sharesGrad(batch, heads int) bool {
 	if x == nil || x.dbias.data == nil {
 		return false
 	}
@@ -223,8 +222,8 @@ func views(s *attention.Scores) []tensor.View {
 	return slices.DeleteFunc([]tensor.View{s.Slopes, s.Bias, s.DBias, s.Max}, tensor.View.IsZero)
 }
 
-// begun queues the first values of the largest scores.
-func (c *Kernels) begun(s *attention.Scores) {
+// resetMax queues the initialisation of the largest scores.
+func (c *Kernels) resetMax(s *attention.Scores) {
 	if s != nil && !s.Max.IsZero() {
 		c.queue("attention reset", func() { fillAny(s.Max, math.Inf(-1)) })
 	}

@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownCores returns the number of cores on which the calling thread may run; it may change while the process runs.
+// ownCores returns the size of the calling thread's CPU affinity mask, which may change later.
 func ownCores() int {
 	var set unix.CPUSet
-	// on a machine with more cores than it has room for
+	// SchedGetaffinity fails if the machine has more cores than a CPUSet.
 	if err := unix.SchedGetaffinity(0, &set); err != nil || set.Count() == 0 {
 		return runtime.NumCPU()
 	}

@@ -1,7 +1,12 @@
-// Package cpu computes attention and the operations of a model on the host, in float32 or float64;
-// views of bfloat16 and float16 are read as float32, and rounded to the nearest, ties to even, as they are written.
-// Work is queued on a stream and split over goroutines in pieces that do not depend on their
-// number, so that results are the same bits on any machine.
+// Package cpu computes attention and the other operations of a model on the host, in float32 or float64. It converts
+// bfloat16 and float16 to float32 as it reads them, and rounds results to the nearest, ties to even. Kernels queues the
+// work on a stream:
+//
+//	k := cpu.New(stream)
+//	k.RMSNorm(y, inv, x, w, 1e-5)
+//
+// The work is split over goroutines. The split does not depend on their number, so results have the same bits on any
+// number of cores.
 package cpu
 
 import (
@@ -14,22 +19,21 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Kernels computes on the host. Its methods queue work on its stream and return at once. Faults of
-// shape or type are found before anything is queued: a pass of attention returns them, as
-// attention.Kernel has it, and an operation panics, as model.Ops has it.
+// Kernels computes on the host. Its methods queue work on its stream and return at once. They check shapes and types
+// first: passes of attention return an error (see attention.Kernel), and operations panic (see model.Ops).
 type Kernels struct {
 	stream  *tensor.HostStream
 	level   simd.Level // of the inner loops
-	cores   int        // that this process may use by now
-	scratch []*scratch // one a worker; only work on the stream touches it, one piece at a time
+	cores   int        // available to this process when New ran
+	scratch []*scratch // one per worker; only work on the stream uses it, one piece at a time
 	ops     opsScratch
-	slots   [halfSlots]tensor.View // float32, of operations on 16 bits
+	slots   [halfSlots]tensor.View // float32 buffers of 16-bit operations
 
-	forward  forwardPass // the pass under way
+	forward  forwardPass // the current pass
 	backward backwardPass
 }
 
-// New returns kernels that compute on stream, which the caller closes, with the instructions of Use.
+// New returns kernels that compute on stream, with the instructions that Use selected. The caller closes stream.
 func New(stream *tensor.HostStream) *Kernels {
 	return &Kernels{stream: stream, level: current(), cores: ownCores()}
 }
@@ -54,11 +58,7 @@ func (c *Kernels) Add(dst, src tensor.View) {
 	mustBeHere("add", dst, src)
 	t := dst.DType()
 	shape.Must(shape.SameShape(dst, src) && src.DType() == t && (t == tensor.F32 || t == tensor.F64), "add", dst, src)
-	if t == tensor.F64 {
-		add[float64](c, dst, src)
-		return
-	}
-	add[float32](c, dst, src)
+	forType(dst, add[float64], add[float32])(c, dst, src)
 }
 
 func add[T tensor.Float](c *Kernels, dst, src tensor.View) {
@@ -90,7 +90,7 @@ func add[T tensor.Float](c *Kernels, dst, src tensor.View) {
 	})
 }
 
-// fillAny sets every element to x, which is 0 where the elements are not floats.
+// fillAny sets every element to x. x must be 0 unless the elements are float32 or float64.
 func fillAny(v tensor.View, x float64) {
 	switch v.DType() {
 	case tensor.F64:
@@ -115,7 +115,7 @@ func fill[T tensor.Element](v tensor.View, x T) {
 	data := tensor.Data[T](v)
 	if v.IsDense() {
 		var zero T
-		if x == zero { // -0 too, which becomes 0
+		if x == zero { // -0 also, which becomes 0
 			clear(data)
 			return
 		}
@@ -142,7 +142,7 @@ func at(v tensor.View, b, s, h int) int64 {
 	return int64(b)*v.Stride(tensor.Batch) + int64(s)*v.Stride(tensor.Seq) + int64(h)*v.Stride(tensor.Heads)
 }
 
-// mustBeHere panics where onHost has an error.
+// mustBeHere panics if onHost fails.
 func mustBeHere(what string, vs ...tensor.View) {
 	if err := onHost(what, vs...); err != nil {
 		panic("kernels: " + err.Error())
@@ -162,15 +162,15 @@ func onHost(what string, vs ...tensor.View) error {
 	return nil
 }
 
-// level selects the instructions of kernels made from now on.
+// level is the level of later calls of New.
 var level = func() *atomic.Int64 {
 	l := new(atomic.Int64)
 	l.Store(int64(simd.Best()))
 	return l
 }()
 
-// Use sets the instructions of the kernels that New makes from now on: generic (plain Go), avx2 (with FMA) or avx512;
-// "" stands for the best that this machine has. It returns an error for what there is not, here or anywhere.
+// Use selects the instructions of later calls of New: generic (plain Go), avx2 (with FMA), avx512, or "" for the best
+// that this machine supports. It fails for an unknown or unsupported name.
 func Use(name string) error {
 	l, err := simd.Parse(name)
 	if err == nil {
@@ -179,15 +179,15 @@ func Use(name string) error {
 	return err
 }
 
-// Instructions returns the name of what kernels compute with, and of the best that this machine has.
+// Instructions returns the names of the selected instructions and of the best that this machine supports.
 func Instructions() (used, best string) {
 	return current().String(), simd.Best().String()
 }
 
 func current() simd.Level { return simd.Level(level.Load()) }
 
-// ProductRate returns the floating point operations per nanosecond, GFLOP/s, of one goroutine that multiplies n by n
-// matrices of float32, at its fastest within d: long enough that a busy machine has a quiet moment in it.
+// ProductRate measures the GFLOP/s of one goroutine that multiplies n by n matrices of float32. It repeats the product
+// for d and returns the fastest, since other processes may slow down some of them.
 func ProductRate(n int, d time.Duration) float64 {
 	a, b, c := make([]float32, n*n), make([]float32, n*n), make([]float32, n*n)
 	square := func(x []float32) factor[float32] { return factor[float32]{memory: memory[float32]{data: x}, ld: n} }

@@ -10,8 +10,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Attention of two queries over two blocks of keys, as a rank of a ring computes it: its own keys
-// under a causal mask, then a block from an earlier rank that both queries see whole.
+// This example computes attention of two queries over two blocks of keys, as a rank of a ring does: its own keys under
+// a causal mask, then an earlier rank's block that both queries see entirely.
 func Example() {
 	stream := tensor.NewHostStream("compute")
 	kernel := cpu.New(stream)

@@ -10,15 +10,15 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A memory is the elements of a view: of T, which is computed in, or of 16 bits. Those become float32 as they are
-// read, each exactly, and are rounded to the nearest, ties to even, as they are written.
+// memory holds the elements of a view, of type T or of 16 bits. load converts 16-bit elements to float32, and store
+// rounds them to the nearest, ties to even.
 type memory[T tensor.Float] struct {
 	data  []T
-	half  []uint16 // in place of data
+	half  []uint16 // instead of data
 	dtype tensor.DType
 }
 
-// isHalf reports whether t is one of the floats of 16 bits.
+// isHalf reports whether t is bfloat16 or float16.
 func isHalf(t tensor.DType) bool { return t == tensor.BF16 || t == tensor.F16 }
 
 func memoryOf[T tensor.Float](v tensor.View) memory[T] {
@@ -40,7 +40,7 @@ func (m memory[T]) load(dst []T, at int) {
 	widen(any(dst).([]float32), m.half[at:][:len(dst)], m.dtype)
 }
 
-// loadRows reads rows of n elements, ld elements apart, the first at index at, side by side into dst.
+// loadRows reads rows of n elements into dst, without gaps. The first row is at index at, and ld is their distance.
 func (m memory[T]) loadRows(dst []T, at, ld, rows, n int) {
 	if isHalf(m.dtype) && rows > 0 {
 		widenRows(any(dst).([]float32), m.half[at:], ld, rows, n, m.dtype)
@@ -51,7 +51,7 @@ func (m memory[T]) loadRows(dst []T, at, ld, rows, n int) {
 	}
 }
 
-// store writes len(src) elements from element at on.
+// store writes len(src) elements, the first at index at.
 func (m memory[T]) store(at int, src []T) {
 	if !isHalf(m.dtype) {
 		copy(m.data[at:][:len(src)], src)
@@ -60,11 +60,10 @@ func (m memory[T]) store(at int, src []T) {
 	round(m.half[at:][:len(src)], any(src).([]float32), m.dtype)
 }
 
-// widen sets dst to src, as many floats of 16 bits. Conversions give the same bits at every level.
+// widen converts 16-bit floats to float32. All levels give the same bits.
 func widen(dst []float32, src []uint16, t tensor.DType) { widenRows(dst, src, 0, 1, len(dst), t) }
 
-// widenRows sets dst to rows of n floats of 16 bits that begin ld apart. Rows are short, so what goes before one is
-// kept out of the loop.
+// widenRows converts rows of n 16-bit floats, ld apart. Rows are short, so the switch is outside of the loop.
 func widenRows(dst []float32, src []uint16, ld, rows, n int, t tensor.DType) {
 	l := current()
 	switch t {
@@ -81,7 +80,7 @@ func widenRows(dst []float32, src []uint16, ld, rows, n int, t tensor.DType) {
 	}
 }
 
-// round sets dst to src, as many floats of 16 bits.
+// round converts float32 to 16-bit floats.
 func round(dst []uint16, src []float32, t tensor.DType) {
 	switch t {
 	case tensor.BF16:
@@ -93,7 +92,7 @@ func round(dst []uint16, src []float32, t tensor.DType) {
 	}
 }
 
-// aligned returns s from its first whole cache line, less than pieceUnit elements away.
+// aligned returns s from its first full cache line; it drops fewer than pieceUnit elements.
 func aligned[T tensor.Float](s []T) []T {
 	off := int(uintptr(unsafe.Pointer(unsafe.SliceData(s))) % lineBytes)
 	if off == 0 {
@@ -102,8 +101,8 @@ func aligned[T tensor.Float](s []T) []T {
 	return s[(lineBytes-off)/int(unsafe.Sizeof(T(0))):]
 }
 
-// workers returns how many goroutines compute at once. A process that keeps to fewer cores than it began with has a
-// thread for messages, perhaps, but computes on no more goroutines than it has cores.
+// workers returns the number of goroutines that compute. It is at most the number of cores if the process is bound to
+// some: GOMAXPROCS may then include a thread for communication.
 func (c *Kernels) workers() int {
 	n := runtime.GOMAXPROCS(0)
 	if c.cores < runtime.NumCPU() {
@@ -112,15 +111,14 @@ func (c *Kernels) workers() int {
 	return n
 }
 
-// each runs f(0) ... f(n-1) on up to so many goroutines as workers says, and returns when all are done.
-// Pieces are handed out as workers come free; for results that do not depend on who does
-// what, no two pieces may write the same element.
+// each runs f(0) ... f(n-1) on up to c.workers() goroutines and returns when all are done. Free workers take the next
+// piece. No two pieces may write the same element, so that results do not depend on the order.
 func (c *Kernels) each(n int, f func(i int)) {
 	c.split(n, func(_ *scratch, i int) { f(i) })
 }
 
-// split returns each with the scratch memory of the worker. Only work on the stream calls it,
-// so one call at a time uses the scratch.
+// split does what each does and passes f the worker's scratch memory. Only work on the stream may call it, so one call
+// at a time uses the scratch.
 func (c *Kernels) split(n int, f func(s *scratch, i int)) {
 	workers := max(1, min(n, c.workers()))
 	for len(c.scratch) < workers {
@@ -134,7 +132,7 @@ func (c *Kernels) split(n int, f func(s *scratch, i int)) {
 	}
 	var wg sync.WaitGroup
 	for _, s := range c.scratch[1:workers] {
-		wg.Go(func() { work(s) }) // ends when the pieces are used up; Wait below waits for it
+		wg.Go(func() { work(s) }) // ends after the last piece
 	}
 	work(c.scratch[0])
 	wg.Wait()

@@ -6,14 +6,11 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// The operations of the model (internal/model.Ops) and of the optimizer. All compute in
-// float32, or in float64 where every float view is float64, which makes the CPU an oracle for
-// itself. Activations of 16 bits are converted by blocks; see ops_half.go. A fault of shape or
-// type is a fault of the caller and panics before anything is queued; a fault of the data, such as
-// a token outside the vocabulary, poisons the stream.
+// The operations of the model (internal/model.Ops) and of the optimizer compute in float32, or in float64 if every
+// float view is float64, as a reference for tests. ops_half.go converts 16-bit activations. A wrong shape or type
+// panics before the operation queues work. Wrong data, such as a token outside the vocabulary, poisons the stream.
 
-// opsScratch is memory kept between operations. Only work on the stream touches it, one
-// piece at a time.
+// opsScratch is memory kept between operations. Only work on the stream uses it, one piece at a time.
 type opsScratch struct {
 	f64 []float64
 }
@@ -26,13 +23,21 @@ func grow[T any](buf *[]T, n int) []T {
 	return (*buf)[:n]
 }
 
+// forType returns the float64 version of a function if v is float64, otherwise the float32 version.
+func forType[F any](v tensor.View, f64, f32 F) F {
+	if v.DType() == tensor.F64 {
+		return f64
+	}
+	return f32
+}
+
 // queue queues work that cannot fail.
 func (c *Kernels) queue(name string, run func()) {
 	c.stream.Do(name, func() error { run(); return nil })
 }
 
-// blocks runs f over [0, n) in blocks of size elements. The blocks depend on n and size
-// only, so that a sum made block by block does not depend on the number of goroutines.
+// blocks runs f over [0, n) in blocks of size elements. The blocks do not depend on the number of goroutines, nor do
+// sums over them.
 func (c *Kernels) blocks(n, size int, f func(block, lo, hi int)) {
 	c.each((n+size-1)/size, func(i int) { f(i, i*size, min(n, (i+1)*size)) })
 }
@@ -45,7 +50,7 @@ func dense(op string, dtype tensor.DType, vs ...tensor.View) {
 	}
 }
 
-// denseActivations panics unless all views are dense and of one float type.
+// denseActivations panics unless all views are dense and have the same float type.
 func denseActivations(op string, vs ...tensor.View) {
 	if t := vs[0].DType(); !isHalf(t) {
 		dense(op, t, vs...)
@@ -54,7 +59,7 @@ func denseActivations(op string, vs ...tensor.View) {
 	denseHalves(op, vs...)
 }
 
-// denseHalves panics unless all views are dense and of one float type of 16 bits.
+// denseHalves panics unless all views are dense and have the same 16-bit float type.
 func denseHalves(op string, vs ...tensor.View) {
 	for _, v := range vs {
 		shape.Must(isHalf(v.DType()) && v.DType() == vs[0].DType() && v.IsDense(), op, vs...)
@@ -62,15 +67,15 @@ func denseHalves(op string, vs ...tensor.View) {
 }
 
 const (
-	elementBlock = 1 << 14 // elements of one piece of element-wise work
-	rowWork      = 1 << 13 // elements of one piece of row-wise work
+	elementBlock = 1 << 14 // elements of a piece of elementwise work
+	rowWork      = 1 << 13 // elements of a piece of work on rows
 )
 
-// rowBlock returns how many rows of n elements make one piece of work.
+// rowBlock returns the number of rows of n elements in a piece of work.
 func rowBlock(n int) int { return max(1, rowWork/max(n, 1)) }
 
-// Copy copies src to dst, of one shape, converting between float types: rounded to the
-// nearest, ties to even, float64 to a 16-bit type by way of float32. Views may be strided.
+// Copy copies src to dst, which have the same shape and may be strided. It converts between float types and rounds to
+// the nearest, ties to even; from float64 to 16 bits it rounds twice, first to float32.
 func (c *Kernels) Copy(dst, src tensor.View) {
 	shape.Must(shape.SameShape(dst, src), "copy", dst, src)
 	if dst.DType() == src.DType() {
@@ -132,8 +137,8 @@ func (c *Kernels) move(dst, src tensor.View) bool {
 
 func moved[T any](dst, src []T) { copy(dst, src) }
 
-// runs queues f for runs of elements, which cover dst and src: pieces of dense views, heads, or rows whose heads follow
-// each other. It is false where heads have gaps.
+// runs queues f for contiguous runs of elements in dst and src: pieces of dense views, heads, or rows with contiguous
+// heads. It returns false if the elements of a head have gaps.
 func runs[D, S tensor.Element](c *Kernels, dst, src tensor.View, f func(dst []D, src []S)) bool {
 	ds, ss := tensor.Data[D](dst), tensor.Data[S](src)
 	if dst.IsDense() && src.IsDense() {
@@ -166,8 +171,8 @@ func rowOf(v tensor.View, r int) tensor.View {
 	return v.Slice(tensor.Batch, b, b+1).Slice(tensor.Seq, s, s+1)
 }
 
-// loader reads elements of v as float64, which holds every other float exactly; nil where
-// v is not of a float type.
+// loader returns a function that reads elements of v as float64, which is exact. It returns nil if v's type is no
+// float.
 func loader(v tensor.View) func(i int64) float64 {
 	switch v.DType() {
 	case tensor.F64:
@@ -186,7 +191,7 @@ func loader(v tensor.View) func(i int64) float64 {
 	return nil
 }
 
-// storer writes elements of v; nil where v is not of a float type.
+// storer returns a function that writes elements of v, or nil if v's type is no float.
 func storer(v tensor.View) func(i int64, x float64) {
 	switch v.DType() {
 	case tensor.F64:

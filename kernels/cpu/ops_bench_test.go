@@ -19,15 +19,16 @@ func rate(b *testing.B, unit string, work int, f func()) {
 	b.ReportMetric(float64(work)*float64(b.N)/b.Elapsed().Seconds()/1e9, unit)
 }
 
-// BenchmarkLinear is the three products of a linear layer: of the example, and square ones for the peers of scripts/peer.
+// BenchmarkLinear measures the three products of a linear layer: the example's, and square ones, as in scripts/peer.
 func BenchmarkLinear(b *testing.B) { benchmarkLinear(b, tensor.F32) }
 
-// BenchmarkHalfLinear is the same with activations of 16 bits.
+// BenchmarkHalfLinear does the same with 16-bit activations.
 func BenchmarkHalfLinear(b *testing.B) { benchmarkLinear(b, tensor.BF16) }
 
 func benchmarkLinear(b *testing.B, dtype tensor.DType) {
 	rng := rand.New(rand.NewPCG(1, 1))
-	for _, s := range [][3]int{{256, 128, 384}, {1024, 256, 688}, {1024, 688, 256}, {512, 512, 512}, {1024, 1024, 1024}, {2048, 2048, 2048}} {
+	for _, s := range [][3]int{{256, 128, 384}, {1024, 256, 688}, {1024, 688, 256}, {512, 512, 512}, {1024, 1024, 1024},
+		{2048, 2048, 2048}} {
 		m, k, n := s[0], s[1], s[2]
 		c := newTestCPU(b)
 		draw := func(rows, cols int) tensor.View {
@@ -46,7 +47,7 @@ func benchmarkLinear(b *testing.B, dtype tensor.DType) {
 	}
 }
 
-// BenchmarkOps is the operations that memory bounds, by the bytes that they must move.
+// BenchmarkOps measures the memory-bound operations, in bytes per second.
 func BenchmarkOps(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	const rows, n, vocab, large = 1024, 512, 2048, 8192
@@ -62,7 +63,7 @@ func BenchmarkOps(b *testing.B) {
 	}
 	heads := [4]int{1, rows, n / 64, 64}
 	cos, sin := normal(rng, 1, rows, 1, 32), normal(rng, 1, rows, 1, 32)
-	for i, x := range tensor.Data[float32](cos) { // angles, so that turning again and again keeps the length
+	for i, x := range tensor.Data[float32](cos) { // real angles, so that repeated rotations keep the length
 		s, c := math.Sincos(float64(x))
 		tensor.Data[float32](sin)[i], tensor.Data[float32](cos)[i] = float32(s), float32(c)
 	}

@@ -17,14 +17,10 @@ func (c *Kernels) Embed(y, table, ids tensor.View) {
 		return
 	}
 	checkEmbed("embed", y, table, ids)
-	if y.DType() == tensor.F64 {
-		embed[float64](c, y, table, ids)
-		return
-	}
-	embed[float32](c, y, table, ids)
+	forType(y, embed[float64], embed[float32])(c, y, table, ids)
 }
 
-// checkEmbed panics unless x [rows, hidden] and table [vocab, hidden] go with ids [rows].
+// checkEmbed panics unless x [rows, hidden], table [vocab, hidden] and ids [rows] match.
 func checkEmbed(op string, x, table, ids tensor.View) {
 	dense(op, x.DType(), x, table)
 	shape.Must(x.Cols() == table.Cols() && ids.Size() == x.Rows() && ids.DType() == tensor.I32 &&
@@ -48,7 +44,7 @@ func embed[T tensor.Element](c *Kernels, y, table, ids tensor.View) {
 	})
 }
 
-// inVocab returns an error that names the first id outside [0, vocab).
+// inVocab returns an error for the first id outside [0, vocab).
 func inVocab(op string, ids []int32, vocab int) error {
 	for i, id := range ids {
 		if id < 0 || int(id) >= vocab {
@@ -66,15 +62,11 @@ func (c *Kernels) EmbedBackward(dtable, dy, ids tensor.View) {
 		return
 	}
 	checkEmbed("embed backward", dy, dtable, ids)
-	if dy.DType() == tensor.F64 {
-		embedBackward[float64](c, dtable, dy, ids)
-		return
-	}
-	embedBackward[float32](c, dtable, dy, ids)
+	forType(dy, embedBackward[float64], embedBackward[float32])(c, dtable, dy, ids)
 }
 
-// embedCols is the columns of one piece of work: a token that occurs twice must be added
-// in order, so the split is by columns and each piece goes through all tokens.
+// embedCols is the number of columns in one piece of work. The split is by columns, and each piece visits all tokens in
+// order, so that the rows of repeated tokens are added in order.
 const embedCols = 64
 
 func embedBackward[T tensor.Float](c *Kernels, dtable, dy, ids tensor.View) {
@@ -94,10 +86,9 @@ func embedBackward[T tensor.Float](c *Kernels, dtable, dy, ids tensor.View) {
 	})
 }
 
-// CrossEntropy adds to loss, a float64 scalar, the sum of -log softmax(logits)[target] over
-// rows with target >= 0. With grad, logits becomes scale times the gradient of that sum; rows
-// without target become 0, whatever their logits were. targets: int32, one a row. A target
-// outside the vocabulary poisons the stream.
+// CrossEntropy adds the sum of -log softmax(logits)[target] over rows with target >= 0 to loss, a float64 scalar. With
+// grad, it replaces logits by scale times the gradient of that sum, and by 0 in rows without a target. targets: int32,
+// one per row. A target outside the vocabulary poisons the stream.
 func (c *Kernels) CrossEntropy(loss, logits, targets tensor.View, scale float64, grad bool) {
 	if isHalf(logits.DType()) {
 		c.halfCrossEntropy(loss, logits, targets, scale, grad)
@@ -106,11 +97,7 @@ func (c *Kernels) CrossEntropy(loss, logits, targets tensor.View, scale float64,
 	dense("cross entropy", logits.DType(), logits)
 	shape.Must(loss.Size() == 1 && loss.DType() == tensor.F64 && targets.DType() == tensor.I32 &&
 		targets.IsDense() && targets.Size() == logits.Rows(), "cross entropy", loss, logits, targets)
-	if logits.DType() == tensor.F64 {
-		crossEntropy[float64](c, loss, logits, targets, scale, grad)
-		return
-	}
-	crossEntropy[float32](c, loss, logits, targets, scale, grad)
+	forType(logits, crossEntropy[float64], crossEntropy[float32])(c, loss, logits, targets, scale, grad)
 }
 
 func crossEntropy[T tensor.Float](c *Kernels, loss, logits, targets tensor.View, scale float64, grad bool) {
@@ -121,7 +108,7 @@ func crossEntropy[T tensor.Float](c *Kernels, loss, logits, targets tensor.View,
 		if err := targetsInVocab(ts, n); err != nil {
 			return err
 		}
-		rows := grow(&c.ops.f64, len(ts)) // one loss a row, so that they can be added in order
+		rows := grow(&c.ops.f64, len(ts)) // the losses, which are added in order below
 		c.blocks(len(ts), rowBlock(n), func(_, lo, hi int) {
 			for r := lo; r < hi; r++ {
 				row := ls[r*n : (r+1)*n]
@@ -142,7 +129,7 @@ func crossEntropy[T tensor.Float](c *Kernels, loss, logits, targets tensor.View,
 	})
 }
 
-// targetsInVocab returns an error that names the first target outside the vocabulary. Those below 0 count as none.
+// targetsInVocab returns an error for the first target outside the vocabulary. Below 0 is no target.
 func targetsInVocab(targets []int32, vocab int) error {
 	for i, t := range targets {
 		if int(t) >= vocab {
@@ -153,8 +140,9 @@ func targetsInVocab(targets []int32, vocab int) error {
 	return nil
 }
 
-// rowLoss is log(sum(exp(logits))) - logits[target], with the largest logit taken out of both terms: the exponential
-// cannot overflow, and large logits do not cancel. With grad, logits become scale * (softmax - onehot(target)).
+// rowLoss returns log(sum(exp(logits))) - logits[target]. It subtracts the largest logit in both terms, so that
+// exponentials do not overflow and large logits do not cancel. With grad, it replaces logits by
+// scale * (softmax - onehot(target)).
 func rowLoss[T tensor.Float](l simd.Loops[T], logits []T, target int, scale float64, grad bool) float64 {
 	hit := float64(logits[target])
 	var row rowSum[T]
@@ -165,17 +153,17 @@ func rowLoss[T tensor.Float](l simd.Loops[T], logits []T, target int, scale floa
 			piece := row.piece(i)
 			l.Scaled(piece, piece, T(scale/row.sum*math.Exp(float64(row.tops[i])-row.top)))
 		}
-		// In float64: in float32, softmax - 1 loses every digit where the target is likely.
+		// In float64: for a likely target, softmax - 1 has no digits left in float32.
 		logits[target] = T(scale * (math.Exp(hit)/row.sum - 1))
 	}
 	return math.Log(row.sum) - hit
 }
 
-// rowSum adds up the exponentials of a row of logits in pieces, each of which is in cache while its largest logit
-// is found and its exponentials are added up, less that: memory is read once. Pieces join by their largest.
+// rowSum adds up the exponentials of a row of logits in one pass over memory. It takes pieces that fit the cache, each
+// relative to its largest logit, and then combines the pieces' sums.
 type rowSum[T tensor.Float] struct {
 	logits []T
-	size   int // of all pieces but the last
+	size   int // of a piece; the last may be shorter
 	tops   [mostPieces]T
 	sums   [mostPieces]float64
 
@@ -193,7 +181,8 @@ func (s *rowSum[T]) piece(i int) []T {
 	return s.logits[i*s.size : min((i+1)*s.size, len(s.logits))]
 }
 
-// add adds up logits, or, to the same bits, replaces each by its exponential less the largest of its piece.
+// add sums the exponentials of logits. With replace, it also replaces each logit by its exponential relative to the
+// largest of its piece; the sum has the same bits.
 func (s *rowSum[T]) add(l simd.Loops[T], logits []T, replace bool) {
 	s.logits, s.size = logits, max(leastPiece, (len(logits)+mostPieces-1)/mostPieces)
 	s.top = math.Inf(-1)
@@ -202,7 +191,7 @@ func (s *rowSum[T]) add(l simd.Loops[T], logits []T, replace bool) {
 		top := l.MaxOf(piece)
 		s.tops[i], s.top = top, max(s.top, float64(top))
 		if math.IsInf(float64(top), -1) {
-			top = 0 // -Inf less itself is no number, and the sum is 0
+			top = 0 // -Inf minus itself is NaN; so, the sum is 0
 		}
 		if replace {
 			s.sums[i] = l.ExpSum(piece, piece, top)

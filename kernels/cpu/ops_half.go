@@ -6,14 +6,14 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// The operations on activations of 16 bits are those on float32, a block of rows at a time: what is read is converted
-// to float32 in memory that all blocks share and that stays in the cache, and results are rounded on their way out of
-// it. Blocks depend on shapes alone, so results are the same bits on any number of processors.
+// 16-bit operations call those on float32, a block of rows at a time. They convert inputs to float32 in buffers that
+// all blocks share and that stay in the cache, and round results as they copy them out. Blocks depend only on shapes,
+// so results have the same bits on any number of processors.
 
 const (
 	halfBlock     = 1 << 16 // elements of a block
-	leastHalfRows = 16      // of a block, so that long rows are work for several processors too
-	halfSlots     = 5       // views that an operation converts, at most
+	leastHalfRows = 16      // rows of a block, so that long rows also occupy several processors
+	halfSlots     = 5       // largest number of views that an operation converts
 )
 
 // HalfWorkspace returns the host bytes of the operations on 16 bits, for rows of at most widest elements.
@@ -21,7 +21,7 @@ func HalfWorkspace(widest int) int64 {
 	return 4 * int64((halfSlots-1)*halfBlock+max(halfBlock, leastHalfRows*widest))
 }
 
-// halfRows goes over rows of n elements by blocks.
+// halfRows calls f for each block of rows of n elements.
 func halfRows(rows, n int, f func(b halfSpan)) {
 	size := max(halfBlock/max(n, 1), leastHalfRows)
 	for lo := 0; lo < rows; lo += size {
@@ -29,10 +29,10 @@ func halfRows(rows, n int, f func(b halfSpan)) {
 	}
 }
 
-// A halfSpan is a block of rows. Its views have them on the Seq axis.
+// A halfSpan is a block of rows, on the Seq axis of views.
 type halfSpan struct{ lo, hi int }
 
-// of returns the block of a dense view of rows [heads, dim].
+// of returns the block's part of a dense view of rows [heads, dim].
 func (b halfSpan) of(v tensor.View, heads, dim int) tensor.View {
 	if v.IsZero() {
 		return v
@@ -40,7 +40,7 @@ func (b halfSpan) of(v tensor.View, heads, dim int) tensor.View {
 	return v.Reshape([4]int{1, v.Size() / (heads * dim), heads, dim}).Slice(tensor.Seq, b.lo, b.hi)
 }
 
-// wide returns uninitialised float32 memory for v. A slot is free again after the block.
+// wide returns an uninitialised float32 buffer of v's shape. The next block reuses the slot.
 func (c *Kernels) wide(slot int, v tensor.View) tensor.View {
 	if c.slots[slot].IsZero() || c.slots[slot].Size() < v.Size() {
 		c.slots[slot] = tensor.New(tensor.F32, v.Size())
@@ -48,20 +48,19 @@ func (c *Kernels) wide(slot int, v tensor.View) tensor.View {
 	return c.slots[slot].Slice(tensor.Dim, 0, v.Size()).Reshape(v.Shape())
 }
 
-// widened returns v as float32.
+// widened copies v to a float32 buffer and returns it.
 func (c *Kernels) widened(slot int, v tensor.View) tensor.View {
 	w := c.wide(slot, v)
 	c.Copy(w, v)
 	return w
 }
 
-// extent is memory that only has a size.
+// An extent is memory with a size and no data.
 type extent struct{ tensor.Memory }
 
 func (extent) Bytes() int64 { return 1<<63 - 1 }
 
-// standIn returns a float32 view of the shape of v, a dense one: what the checks of a float32 operation say of it goes
-// for v.
+// standIn returns a dense float32 view without data of v's shape, for the checks of float32 operations.
 func standIn(v tensor.View) tensor.View {
 	return tensor.Dense(extent{v.Memory()}, tensor.F32, 0, v.Shape())
 }
@@ -85,7 +84,7 @@ func (c *Kernels) halfNorm(y, inv, x, w tensor.View, eps float64) {
 	})
 }
 
-// halfAddNorm normalises the sum as it is rounded.
+// halfAddNorm normalises the rounded sum.
 func (c *Kernels) halfAddNorm(y, inv, sum, x, add, w tensor.View, eps float64) {
 	denseHalves("add rmsnorm", y, sum, x, add)
 	checkNorm("add rmsnorm", inv, w, standIns(y, sum, x, add)...)
@@ -122,7 +121,7 @@ func (c *Kernels) halfRope(y, inv, x, w, cos, sin tensor.View, eps float64) {
 	denseHalves("rope", y, x)
 	checkRope("rope", w, cos, sin, standIns(y, x)...)
 	if w.IsZero() {
-		inv = tensor.View{} // not used, so its shape does not matter
+		inv = tensor.View{} // unused, of any shape
 	} else {
 		checkNorm("norm and rope", inv, w, standIns(y, x)...)
 	}
@@ -221,7 +220,7 @@ func (c *Kernels) halfCrossEntropy(loss, logits, targets tensor.View, scale floa
 	})
 }
 
-// halfAdd adds src, of 16 bits, to dst, of that type or float32. Their last axis has no gaps.
+// halfAdd adds a 16-bit src to dst, of the same type or float32. The last axis of both must be contiguous.
 func (c *Kernels) halfAdd(dst, src tensor.View) {
 	const op = "add"
 	one := dst.Len(tensor.Dim) <= 1 || dst.Stride(tensor.Dim) == 1 && src.Stride(tensor.Dim) == 1

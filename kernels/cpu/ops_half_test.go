@@ -15,7 +15,7 @@ import (
 
 var halfTypes = []tensor.DType{tensor.BF16, tensor.F16}
 
-// twins is views of 16 bits, and of the same values in float32.
+// twins returns 16-bit views, and float32 views of the same values.
 type twins struct {
 	*Kernels
 	t     *testing.T
@@ -27,7 +27,7 @@ func newTwins(t *testing.T, dtype tensor.DType) *twins {
 	return &twins{newTestCPU(t), t, dtype, rand.New(rand.NewPCG(1, 1))}
 }
 
-// draw is random values in 16 bits, and these in float32.
+// draw returns random values in 16 bits, and the same values in float32.
 func (x *twins) draw(shape ...int) (half, wide tensor.View) {
 	wide = normal(x.rng, shape...)
 	half = tensor.New(x.dtype, shape...)
@@ -36,7 +36,7 @@ func (x *twins) draw(shape ...int) (half, wide tensor.View) {
 	return half, wide
 }
 
-// equal fails unless half is wide rounded, to the bit.
+// equal fails unless half has the bits of wide, rounded.
 func (x *twins) equal(what string, half, wide tensor.View) {
 	x.t.Helper()
 	shape := wide.Shape()
@@ -48,9 +48,9 @@ func (x *twins) equal(what string, half, wide tensor.View) {
 	}
 }
 
-// TestHalfBlocks: operations on 16 bits are those on float32, rounded once, over many blocks as over one.
+// TestHalfBlocks checks that 16-bit operations return the results of float32, rounded once, over several blocks.
 func TestHalfBlocks(t *testing.T) {
-	const rows, heads, dim, eps = 700, 8, 64, 1e-5 // several times halfBlock elements, and some
+	const rows, heads, dim, eps = 700, 8, 64, 1e-5 // not a multiple of halfBlock elements
 	for _, dtype := range halfTypes {
 		t.Run(dtype.String(), func(t *testing.T) {
 			x := newTwins(t, dtype)
@@ -85,7 +85,7 @@ func TestHalfBlocks(t *testing.T) {
 			x.AddRMSNorm(y, inv, a, a, b, w, eps)
 			x.Add(a32, b32)
 			x.equal("sum of a norm", a, a32)
-			x.Copy(a32, a) // the norm is of what was rounded
+			x.Copy(a32, a) // the norm is of the rounded sum
 			x.RMSNorm(y32, inv32, a32, w, eps)
 			x.equal("norm of a sum", y, y32)
 			x.SwiGLUBackward(a, b, y, a, b)
@@ -93,7 +93,7 @@ func TestHalfBlocks(t *testing.T) {
 			x.SwiGLUBackward(a32, b32, y32, a32, b32)
 			x.equal("dgate", a, a32)
 			x.equal("dup", b, b32)
-			for i, got := range tensor.Data[float32](dw) { // of which each block adds a rounding
+			for i, got := range tensor.Data[float32](dw) { // each block adds a rounding error
 				if want := tensor.Data[float32](dw32)[i]; !(max(got-want, want-got) <= 1e-5*max(1, want, -want)) {
 					t.Errorf("dw[%d] is %g, want %g", i, got, want)
 				}
@@ -102,7 +102,7 @@ func TestHalfBlocks(t *testing.T) {
 	}
 }
 
-// TestHalfTokens: so are the two ends of the model, and a fault names the position in all rows.
+// TestHalfTokens checks the same of the embedding and the loss. An error names the position among all rows.
 func TestHalfTokens(t *testing.T) {
 	const rows, vocab, n = 700, 611, 512
 	ids := tensor.New(tensor.I32, 1, rows, 1, 1)
@@ -145,7 +145,7 @@ func TestHalfTokens(t *testing.T) {
 	}
 }
 
-// TestHalfProducts: products of 16 bits are those of float32, rounded once, however many blocks a sum goes over.
+// TestHalfProducts checks that 16-bit products are those of float32, rounded once, for any number of blocks in a sum.
 func TestHalfProducts(t *testing.T) {
 	for _, dtype := range halfTypes {
 		x := newTwins(t, dtype)
@@ -177,7 +177,7 @@ func TestHalfProducts(t *testing.T) {
 	}
 }
 
-// TestHalfAttention: attention reads 16 bits and computes in float32, to the bit, on any number of goroutines.
+// TestHalfAttention checks that attention on 16 bits has the bits of float32, on any number of goroutines.
 func TestHalfAttention(t *testing.T) {
 	for _, dtype := range halfTypes {
 		for procs := 1; procs <= 3; procs++ {
@@ -211,7 +211,7 @@ func TestHalfAttention(t *testing.T) {
 	}
 }
 
-// TestHalfFaults: types that do not go together panic, with them in the message.
+// TestHalfFaults checks that mismatched types panic with the types in the message.
 func TestHalfFaults(t *testing.T) {
 	c := newTestCPU(t)
 	b := func(shape ...int) tensor.View { return tensor.New(tensor.BF16, shape...) }

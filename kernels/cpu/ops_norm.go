@@ -17,11 +17,7 @@ func (c *Kernels) RMSNorm(y, inv, x, w tensor.View, eps float64) {
 		return
 	}
 	checkNorm("rmsnorm", inv, w, y, x)
-	if y.DType() == tensor.F64 {
-		rmsNorm[float64](c, y, inv, tensor.View{}, x, tensor.View{}, w, eps)
-		return
-	}
-	rmsNorm[float32](c, y, inv, tensor.View{}, x, tensor.View{}, w, eps)
+	forType(y, rmsNorm[float64], rmsNorm[float32])(c, y, inv, tensor.View{}, x, tensor.View{}, w, eps)
 }
 
 // AddRMSNorm sets sum = a + b and y = RMSNorm(sum). sum may be a.
@@ -31,14 +27,10 @@ func (c *Kernels) AddRMSNorm(y, inv, sum, a, b, w tensor.View, eps float64) {
 		return
 	}
 	checkNorm("add rmsnorm", inv, w, y, sum, a, b)
-	if y.DType() == tensor.F64 {
-		rmsNorm[float64](c, y, inv, sum, a, b, w, eps)
-		return
-	}
-	rmsNorm[float32](c, y, inv, sum, a, b, w, eps)
+	forType(y, rmsNorm[float64], rmsNorm[float32])(c, y, inv, sum, a, b, w, eps)
 }
 
-// checkNorm panics unless xs have one shape and inv and w go with it.
+// checkNorm panics unless xs have the same shape, and inv and w match it.
 func checkNorm(op string, inv, w tensor.View, xs ...tensor.View) {
 	all := append([]tensor.View{inv, w}, xs...)
 	dense(op, inv.DType(), all...)
@@ -47,7 +39,7 @@ func checkNorm(op string, inv, w tensor.View, xs ...tensor.View) {
 		inv.Size() == shape.RowsOver(x), op, all...)
 }
 
-// rmsNorm normalises a, or, where there is a sum, a + b.
+// rmsNorm normalises a or, if sum is not the zero View, sum = a + b.
 func rmsNorm[T tensor.Float](c *Kernels, y, inv, sum, a, b, w tensor.View, eps float64) {
 	l, n, rows := simd.LoopsOf[T](c.level), y.Len(tensor.Dim), shape.RowsOver(y)
 	ys, is, as, ws := tensor.Data[T](y), tensor.Data[T](inv), tensor.Data[T](a), tensor.Data[T](w)
@@ -62,7 +54,7 @@ func rmsNorm[T tensor.Float](c *Kernels, y, inv, sum, a, b, w tensor.View, eps f
 				l.RMSNorm(ys[lo*n:hi*n], is[lo:hi], as[lo*n:hi*n], ws, eps)
 				return
 			}
-			for r := lo; r < hi; r++ { // row by row, so that the sum is still in cache
+			for r := lo; r < hi; r++ { // row by row: the sum stays in the cache
 				at, to := r*n, (r+1)*n
 				l.AddTo(ss[at:to], as[at:to], bs[at:to])
 				l.RMSNorm(ys[at:to], is[r:r+1], ss[at:to], ws, eps)
@@ -71,7 +63,7 @@ func rmsNorm[T tensor.Float](c *Kernels, y, inv, sum, a, b, w tensor.View, eps f
 	})
 }
 
-// RMSNormBackward sets dx to the gradient of x, or adds it, and adds that of w to dw.
+// RMSNormBackward sets dx to the gradient of x, or adds it, and adds the gradient of w to dw.
 // With g = dy * w: dx = inv * (g - x * inv^2 * mean(g * x)).
 func (c *Kernels) RMSNormBackward(dx, dw, dy, x, inv, w tensor.View, accumulate bool) {
 	if isHalf(x.DType()) {
@@ -80,14 +72,10 @@ func (c *Kernels) RMSNormBackward(dx, dw, dy, x, inv, w tensor.View, accumulate 
 	}
 	checkNorm("rmsnorm backward", inv, w, dx, dy, x)
 	shape.Must(dw.Size() == w.Size() && dw.DType() == w.DType() && dw.IsDense(), "rmsnorm backward", dw, w)
-	if dx.DType() == tensor.F64 {
-		rmsNormBackward[float64](c, dx, dw, dy, x, inv, w, accumulate)
-		return
-	}
-	rmsNormBackward[float32](c, dx, dw, dy, x, inv, w, accumulate)
+	forType(dx, rmsNormBackward[float64], rmsNormBackward[float32])(c, dx, dw, dy, x, inv, w, accumulate)
 }
 
-// normParts is the most partial sums of dw, each one piece of work and dim float64s.
+// normParts limits the partial sums of dw. Each belongs to one piece of work and has dim float64s.
 const normParts = 32
 
 func rmsNormBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w tensor.View, accumulate bool) {
@@ -116,10 +104,9 @@ func rmsNormBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w tensor.Vi
 	})
 }
 
-// NormRope sets y [batch, seq, heads, dim] to the rotation (arXiv:2104.09864) of RMSNorm(x),
-// halves against halves as Hugging Face does: (x1*cos - x2*sin, x2*cos + x1*sin). cos, sin:
-// [batch, seq, 1, dim/2]; inv: [batch, seq, heads, 1], kept as by RMSNorm. With the zero View
-// as w there is no norm, and y may be x.
+// NormRope sets y [batch, seq, heads, dim] to RoPE (arXiv:2104.09864) of RMSNorm(x), in Hugging Face's layout of
+// halves: (x1*cos - x2*sin, x2*cos + x1*sin). cos, sin: [batch, seq, 1, dim/2]; inv: [batch, seq, heads, 1], set as by
+// RMSNorm. If w is the zero View, there is no norm, and y may be x.
 func (c *Kernels) NormRope(y, inv, x, w, cos, sin tensor.View, eps float64) {
 	if isHalf(x.DType()) {
 		c.halfRope(y, inv, x, w, cos, sin, eps)
@@ -129,11 +116,7 @@ func (c *Kernels) NormRope(y, inv, x, w, cos, sin tensor.View, eps float64) {
 	if !w.IsZero() {
 		checkNorm("norm and rope", inv, w, y, x)
 	}
-	if x.DType() == tensor.F64 {
-		normRope[float64](c, y, inv, x, w, cos, sin, eps)
-		return
-	}
-	normRope[float32](c, y, inv, x, w, cos, sin, eps)
+	forType(x, normRope[float64], normRope[float32])(c, y, inv, x, w, cos, sin, eps)
 }
 
 func checkRope(op string, w, cos, sin tensor.View, xs ...tensor.View) {
@@ -167,8 +150,8 @@ func normRope[T tensor.Float](c *Kernels, y, inv, x, w, cos, sin tensor.View, ep
 	})
 }
 
-// NormRopeBackward sets dx to the gradient of x given that of y, dy, and adds that of w to
-// dw. dx may be dy. With the zero View as w, dw, x and inv are not used.
+// NormRopeBackward sets dx to the gradient of x, given dy, and adds the gradient of w to dw. dx may be dy. If w is the
+// zero View, dw, x and inv are unused.
 func (c *Kernels) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin tensor.View) {
 	if isHalf(dx.DType()) {
 		c.halfRopeBackward(dx, dw, dy, x, inv, w, cos, sin)
@@ -179,11 +162,7 @@ func (c *Kernels) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin tensor.View) 
 		checkNorm("norm and rope backward", inv, w, dx, dy, x)
 		shape.Must(dw.Size() == w.Size() && dw.DType() == w.DType() && dw.IsDense(), "norm and rope backward", dw, w)
 	}
-	if dx.DType() == tensor.F64 {
-		normRopeBackward[float64](c, dx, dw, dy, x, inv, w, cos, sin)
-		return
-	}
-	normRopeBackward[float32](c, dx, dw, dy, x, inv, w, cos, sin)
+	forType(dx, normRopeBackward[float64], normRopeBackward[float32])(c, dx, dw, dy, x, inv, w, cos, sin)
 }
 
 func normRopeBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w, cos, sin tensor.View) {
@@ -202,7 +181,7 @@ func normRopeBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w, cos, si
 	}
 }
 
-// A rotation is the angles of the rows of a tensor.
+// A rotation holds the angles of RoPE for the rows of a tensor.
 type rotation[T tensor.Float] struct {
 	loops       simd.Loops[T]
 	cos, sin    []T
@@ -214,7 +193,7 @@ func newRotation[T tensor.Float](c *Kernels, x, cos, sin tensor.View) rotation[T
 		cos.Cols()}
 }
 
-// turn sets y to all heads of a row, x, turned by its angles, or back with sign -1. y may be x.
+// turn rotates all heads of a row, x, into y: forward with sign 1, back with -1. y may be x.
 func (r rotation[T]) turn(y, x []T, row int, sign T) {
 	lo, hi := row*r.half, (row+1)*r.half
 	r.loops.Turn(y, x, r.cos[lo:hi], r.sin[lo:hi], sign)
@@ -228,11 +207,7 @@ func (c *Kernels) SwiGLU(y, gate, up tensor.View) {
 	}
 	dense("swiglu", y.DType(), y, gate, up)
 	shape.Must(shape.SameShape(y, gate, up), "swiglu", y, gate, up)
-	if y.DType() == tensor.F64 {
-		swiGLU[float64](c, y, gate, up)
-		return
-	}
-	swiGLU[float32](c, y, gate, up)
+	forType(y, swiGLU[float64], swiGLU[float32])(c, y, gate, up)
 }
 
 func swiGLU[T tensor.Float](c *Kernels, y, gate, up tensor.View) {
@@ -244,8 +219,8 @@ func swiGLU[T tensor.Float](c *Kernels, y, gate, up tensor.View) {
 	})
 }
 
-// SwiGLUBackward sets dgate = dy * up * s * (1 + gate * (1 - s)), with s = sigmoid(gate),
-// and dup = dy * silu(gate). They may be gate and up.
+// SwiGLUBackward sets dgate = dy * up * s * (1 + gate * (1 - s)), with s = sigmoid(gate), and dup = dy * silu(gate).
+// dgate may be gate, and dup may be up.
 func (c *Kernels) SwiGLUBackward(dgate, dup, dy, gate, up tensor.View) {
 	if isHalf(dy.DType()) {
 		c.halfSwiGLUBackward(dgate, dup, dy, gate, up)
@@ -253,11 +228,7 @@ func (c *Kernels) SwiGLUBackward(dgate, dup, dy, gate, up tensor.View) {
 	}
 	dense("swiglu backward", dgate.DType(), dgate, dup, dy, gate, up)
 	shape.Must(shape.SameShape(dgate, dup, dy, gate, up), "swiglu backward", dgate, dup, dy, gate, up)
-	if dgate.DType() == tensor.F64 {
-		swiGLUBackward[float64](c, dgate, dup, dy, gate, up)
-		return
-	}
-	swiGLUBackward[float32](c, dgate, dup, dy, gate, up)
+	forType(dgate, swiGLUBackward[float64], swiGLUBackward[float32])(c, dgate, dup, dy, gate, up)
 }
 
 func swiGLUBackward[T tensor.Float](c *Kernels, dgate, dup, dy, gate, up tensor.View) {
@@ -270,8 +241,7 @@ func swiGLUBackward[T tensor.Float](c *Kernels, dgate, dup, dy, gate, up tensor.
 	})
 }
 
-// Linear sets y [rows, out] to x [rows, in] times w [out, in] transposed, plus add, which
-// may be the zero View.
+// Linear sets y [rows, out] to x [rows, in] times w [out, in] transposed, plus add unless that is the zero View.
 func (c *Kernels) Linear(y, x, w, add tensor.View) {
 	denseActivations("linear", y, x, w)
 	shape.Must(y.Rows() == x.Rows() && x.Cols() == w.Cols() && y.Cols() == w.Rows(), "linear", y, x, w)
@@ -279,11 +249,7 @@ func (c *Kernels) Linear(y, x, w, add tensor.View) {
 		denseActivations("linear", y, add)
 		shape.Must(add.Rows() == y.Rows() && add.Cols() == y.Cols(), "linear", y, add)
 	}
-	if y.DType() == tensor.F64 {
-		linear[float64](c, y, x, w, add)
-		return
-	}
-	linear[float32](c, y, x, w, add)
+	forType(y, linear[float64], linear[float32])(c, y, x, w, add)
 }
 
 func linear[T tensor.Float](c *Kernels, y, x, w, add tensor.View) {
@@ -299,11 +265,7 @@ func linear[T tensor.Float](c *Kernels, y, x, w, add tensor.View) {
 func (c *Kernels) LinearDX(dx, dy, w tensor.View, accumulate bool) {
 	denseActivations("linear dx", dx, dy, w)
 	shape.Must(dx.Rows() == dy.Rows() && dx.Cols() == w.Cols() && dy.Cols() == w.Rows(), "linear dx", dx, dy, w)
-	if dx.DType() == tensor.F64 {
-		linearDX[float64](c, dx, dy, w, accumulate)
-		return
-	}
-	linearDX[float32](c, dx, dy, w, accumulate)
+	forType(dx, linearDX[float64], linearDX[float32])(c, dx, dy, w, accumulate)
 }
 
 func linearDX[T tensor.Float](c *Kernels, dx, dy, w tensor.View, accumulate bool) {
@@ -312,18 +274,14 @@ func linearDX[T tensor.Float](c *Kernels, dx, dy, w tensor.View, accumulate bool
 	c.queue("linear dx", func() { p.run(c) })
 }
 
-// LinearDW adds dy [rows, out] transposed times x [rows, in] to dw [out, in], of the type of the
-// activations or, where that has 16 bits, float32.
+// LinearDW adds dy [rows, out] transposed times x [rows, in] to dw [out, in]. dw has the type of the activations, or
+// float32 if they have 16 bits.
 func (c *Kernels) LinearDW(dw, dy, x tensor.View) {
 	denseActivations("linear dw", dy, x)
 	shape.Must((dw.DType() == x.DType() || isHalf(x.DType()) && dw.DType() == tensor.F32) &&
 		dw.IsDense(), "linear dw", dw, dy, x)
 	shape.Must(dy.Rows() == x.Rows() && dw.Cols() == x.Cols() && dw.Rows() == dy.Cols(), "linear dw", dw, dy, x)
-	if dw.DType() == tensor.F64 {
-		linearDW[float64](c, dw, dy, x)
-		return
-	}
-	linearDW[float32](c, dw, dy, x)
+	forType(dw, linearDW[float64], linearDW[float32])(c, dw, dy, x)
 }
 
 func linearDW[T tensor.Float](c *Kernels, dw, dy, x tensor.View) {
@@ -332,7 +290,7 @@ func linearDW[T tensor.Float](c *Kernels, dw, dy, x tensor.View) {
 	c.queue("linear dw", func() { p.run(c) })
 }
 
-// newProduct returns a product over k into a matrix.
+// newProduct returns the product of left and right over k, into out.
 func newProduct[T tensor.Float](c *Kernels, out tensor.View, left, right factor[T], k int) *product[T] {
 	return &product[T]{
 		m: out.Rows(), n: out.Cols(), k: k, loops: simd.LoopsOf[T](c.level), left: left, right: right,
@@ -340,19 +298,15 @@ func newProduct[T tensor.Float](c *Kernels, out tensor.View, left, right factor[
 	}
 }
 
-func factorOf[T tensor.Float](v tensor.View, turned bool) factor[T] {
-	return factor[T]{memoryOf[T](v), v.Cols(), turned}
+func factorOf[T tensor.Float](v tensor.View, transposed bool) factor[T] {
+	return factor[T]{memoryOf[T](v), v.Cols(), transposed}
 }
 
 // SumSquares adds the sum of the squares of g to sum, a float64 scalar.
 func (c *Kernels) SumSquares(sum, g tensor.View) {
 	dense("sum of squares", g.DType(), g)
 	shape.Must(sum.Size() == 1 && sum.DType() == tensor.F64, "sum of squares", sum, g)
-	if g.DType() == tensor.F64 {
-		addSquares[float64](c, sum, g)
-		return
-	}
-	addSquares[float32](c, sum, g)
+	forType(g, addSquares[float64], addSquares[float32])(c, sum, g)
 }
 
 func addSquares[T tensor.Float](c *Kernels, sum, g tensor.View) {
@@ -368,21 +322,16 @@ func addSquares[T tensor.Float](c *Kernels, sum, g tensor.View) {
 	})
 }
 
-// AdamW updates p, m and v in place by one step of AdamW (arXiv:1711.05101) with gradient
-// g, in the order of operations of torch.optim.AdamW. All are of one type and size. With
-// MaxNorm > 0, g is first scaled by min(1, MaxNorm / (sqrt(sum) + 1e-6)), sum a float64
-// scalar, read when the step runs. With Scale > 0, g and sqrt(sum) are that much too large, and
-// where sum is not finite the step changes nothing. copied, where it is not the zero View, is
-// set to p in its own type.
+// AdamW updates p, m and v in place by one step of AdamW (arXiv:1711.05101) with gradient g, in torch.optim.AdamW's
+// order of operations. All have the same type and size. With MaxNorm > 0, it first scales g by
+// min(1, MaxNorm / (sqrt(sum) + 1e-6)); sum is a float64 scalar, read when the step runs. With Scale > 0, it divides g
+// and sqrt(sum) by Scale, and changes nothing if sum is not finite. It copies the new p to copied, in copied's type,
+// unless that is the zero View.
 func (c *Kernels) AdamW(p, copied, g, m, v, sum tensor.View, h kernels.AdamStep) {
 	dense("adamw", p.DType(), p, g, m, v)
 	shape.Must(p.Size() == g.Size() && p.Size() == m.Size() && p.Size() == v.Size(), "adamw", p, g, m, v)
 	shape.Must(h.MaxNorm <= 0 && h.Scale <= 0 || sum.Size() == 1 && sum.DType() == tensor.F64, "adamw", sum)
-	if p.DType() == tensor.F64 {
-		adamW[float64](c, p, g, m, v, sum, h)
-	} else {
-		adamW[float32](c, p, g, m, v, sum, h)
-	}
+	forType(p, adamW[float64], adamW[float32])(c, p, g, m, v, sum, h)
 	if !copied.IsZero() {
 		c.Copy(copied, p)
 	}
@@ -413,17 +362,16 @@ func adamW[T tensor.Float](c *Kernels, p, g, m, v, sum tensor.View, h kernels.Ad
 	})
 }
 
-// gradFactor returns the factor of the gradient: 1 over its scale, times the clip. ok is false for a skipped step. A
-// step that needs norm2 has it.
+// gradFactor returns the factor of the gradient: 1 over its scale, times the clip. ok is false if the step is skipped.
 func gradFactor(norm2 []float64, h kernels.AdamStep) (factor float64, ok bool) {
 	clip, unscale := 1.0, 1.0
 	if h.Scale > 0 {
-		if x := norm2[0]; x-x != 0 { // neither NaN nor an infinity equals itself less itself
+		if x := norm2[0]; x-x != 0 { // NaN or infinite
 			return 0, false
 		}
 		unscale = 1 / h.Scale
 	}
-	if h.MaxNorm > 0 { // min hands a NaN on, as torch does
+	if h.MaxNorm > 0 { // min returns NaN if the norm is NaN, as torch does
 		clip = min(1, h.MaxNorm/(math.Sqrt(norm2[0])*unscale+1e-6))
 	}
 	return clip * unscale, true

@@ -17,8 +17,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// The numbers of the operations are tested by internal/model/opstest and internal/model/optim;
-// here are the faults, and what is particular to the CPU.
+// internal/model/opstest and internal/model/optim test the results of the operations. These tests cover errors and
+// properties of the CPU only.
 
 func newTestCPU(t testing.TB) *Kernels {
 	stream := tensor.NewHostStream("test")
@@ -26,7 +26,7 @@ func newTestCPU(t testing.TB) *Kernels {
 	return New(stream)
 }
 
-// atLevels runs f with kernels of every level that this machine has.
+// atLevels runs f with kernels of every level that this machine supports.
 func atLevels(t *testing.T, f func(t *testing.T)) {
 	defer Use("")
 	for l := simd.Generic; l <= simd.Best(); l++ {
@@ -54,7 +54,7 @@ func normal(rng *rand.Rand, shape ...int) tensor.View {
 	return v
 }
 
-// TestShapeFaults: views that do not fit panic with their shapes, before anything is queued.
+// TestShapeFaults checks that mismatched views panic with their shapes, before any work is queued.
 func TestShapeFaults(t *testing.T) {
 	c := newTestCPU(t)
 	f := func(shape ...int) tensor.View { return tensor.New(tensor.F32, shape...) }
@@ -150,8 +150,7 @@ func TestShapeFaults(t *testing.T) {
 	settle(t, c)
 }
 
-// TestOutsideVocabulary: a token or target that does not exist is a fault of the data, and
-// comes out of Sync.
+// TestOutsideVocabulary checks that Sync returns an error for a token or target outside the vocabulary.
 func TestOutsideVocabulary(t *testing.T) {
 	table, x := tensor.New(tensor.F32, 1, 4, 1, 2), tensor.New(tensor.F32, 1, 3, 1, 2)
 	high, low := tensor.FromSlice([]int32{0, 3, 4}, 1, 3, 1, 1), tensor.FromSlice([]int32{0, -1, 9}, 1, 3, 1, 1)
@@ -176,8 +175,8 @@ func TestOutsideVocabulary(t *testing.T) {
 	}
 }
 
-// TestRowsAlone: the product for a row is the same bits whatever rows are beside it and
-// wherever its memory lies, so that a sequence split over ranks meets the same numbers.
+// TestRowsAlone checks that the bits of a product's row do not depend on the other rows or on its address, so that
+// a sequence split over ranks gets the same results.
 func TestRowsAlone(t *testing.T) {
 	c, rng := newTestCPU(t), rand.New(rand.NewPCG(1, 1))
 	const rows, in, out = 131, 301, 195
@@ -194,7 +193,7 @@ func TestRowsAlone(t *testing.T) {
 	}
 }
 
-// TestSumSquaresBits: the norm is the same bits for every number of goroutines.
+// TestSumSquaresBits checks that the norm has the same bits on any number of goroutines.
 func TestSumSquaresBits(t *testing.T) { atLevels(t, sumSquaresBits) }
 
 func sumSquaresBits(t *testing.T) {
@@ -221,7 +220,7 @@ func sumSquaresBits(t *testing.T) {
 	}
 }
 
-// TestCopyStrided copies between views with gaps, of other types and of the same.
+// TestCopyStrided copies between views with gaps, of the same type and of different types.
 func TestCopyStrided(t *testing.T) { atLevels(t, copyStrided) }
 
 func copyStrided(t *testing.T) {
@@ -268,7 +267,7 @@ func halfRoundTrip(t *testing.T) {
 	}
 }
 
-// TestCopyHalves copies between float32 and 16 bits: dense views, heads with gaps between them, elements with gaps.
+// TestCopyHalves copies between float32 and 16 bits: dense views, gaps between heads, and gaps between elements.
 func TestCopyHalves(t *testing.T) { atLevels(t, copyHalves) }
 
 func copyHalves(t *testing.T) {
@@ -289,7 +288,7 @@ func copyHalves(t *testing.T) {
 			c.Zero(half, back)
 			c.Copy(cut(half)[i], from)
 			c.Copy(cut(back)[i], cut(half)[i])
-			c.Copy(wide, half) // another way: one element at a time
+			c.Copy(wide, half) // one element at a time
 			settle(t, c)
 			for j, got := range tensor.Data[float32](back) {
 				if want := tensor.Data[float64](wide)[j]; float64(got) != want {
@@ -309,7 +308,7 @@ func copyHalves(t *testing.T) {
 	}
 }
 
-// TestLossPieces: rows of many pieces, of which some have no logit but -Inf, have the loss and gradient of float64.
+// TestLossPieces compares the loss and gradient of rows of many pieces, some with only -Inf, with float64.
 func TestLossPieces(t *testing.T) { atLevels(t, lossPieces) }
 
 func lossPieces(t *testing.T) {
@@ -336,7 +335,8 @@ func lossPieces(t *testing.T) {
 			t.Errorf("%d logits: loss %v, want %v", n, got, want)
 		}
 		grads := tensor.Data[float64](wide)
-		if err := near.Each(logits, grads, near.Finite, func(i int) float64 { return 4e-7*math.Abs(grads[i]) + 1e-38 }); err != nil {
+		if err := near.Each(logits, grads, near.Finite,
+			func(i int) float64 { return 4e-7*math.Abs(grads[i]) + 1e-38 }); err != nil {
 			t.Fatalf("%d logits: gradients: %v", n, err)
 		}
 	}

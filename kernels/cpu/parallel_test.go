@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// Kernels compute on as many goroutines as may run at once, but on no more than there are cores for where the process keeps to
-// fewer than it began with.
+// Kernels compute on GOMAXPROCS goroutines, but not on more than the process's cores if it is bound to some.
 func TestWorkers(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(3))
 	c := newTestCPU(t)

@@ -5,9 +5,9 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// product is out [m, n] = left [m, k] right [k, n], or adds it, or starts from begin. Sums go over blocks of k, in
-// order within each, so the tiles do not change an element's bits, nor do other rows. It rounds 16-bit results after
-// the complete sum.
+// A product computes out [m, n] = left [m, k] right [k, n], or adds it to out or to begin. Sums run over blocks of k,
+// in order within each, so an element's bits do not depend on tiles or other rows. 16-bit results are rounded once,
+// after the complete sum.
 type product[T tensor.Float] struct {
 	m, n, k     int
 	loops       simd.Loops[T]
@@ -17,22 +17,22 @@ type product[T tensor.Float] struct {
 	accumulate  bool
 }
 
-// A factor is a factor of a product: element (i, j) is at i*ld+j, of one that is turned at j*ld+i.
+// A factor is a factor of a product: element (i, j) is at i*ld+j, or at j*ld+i if it is transposed.
 type factor[T tensor.Float] struct {
 	memory[T]
-	ld     int
-	turned bool
+	ld         int
+	transposed bool
 }
 
-// A tile of a product packs its part of the right factor for itself. So tiles are as large as there are still enough of
-// them, and large ones need few loads for an element that they compute.
+// Each tile of a product packs its part of the right factor. Large tiles need fewer loads per element, so tiles are as
+// large as the number of workers allows.
 const (
-	tileRows  = 1020 // whole micro-kernels, of 12 rows and of 6
+	tileRows  = 1020 // a multiple of the micro-kernels' 12 and 6 rows
 	tileCols  = 256
-	tileBoth  = 516 // rows and columns, where both factors are copied
+	tileBoth  = 516 // rows and columns, if both factors are copied
 	leastTile = 60  // rows; a tile has at least one panel of columns
 	tileInner = 256
-	perWorker = 3 // tiles for each worker at least, for balance
+	perWorker = 3 // at least this many tiles per worker, for balance
 )
 
 // run computes on all workers.
@@ -48,7 +48,7 @@ func (p *product[T]) run(c *Kernels) {
 	})
 }
 
-// tile returns the size of the tiles for that many workers.
+// tile returns the size of the tiles, given the number of workers.
 func (p *product[T]) tile(workers int) (rows, cols int) {
 	rows, cols = tileRows, tileCols
 	if p.copied() {
@@ -74,9 +74,9 @@ func (p *product[T]) compute(s *scratch, i, j, m, n int) {
 		inner = roundUp(blocks(p.k, parts), 8)
 	}
 	padded := p.loops.Padded(n)
-	room := p.room(m, n, inner)
-	mem := open[T](s, room[:]...)
-	panels, left, spare, strip := mem.take(room[0]), mem.take(room[1]), mem.take(room[2]), mem.take(room[3])
+	size := p.scratch(m, n, inner)
+	mem := open[T](s, size[:]...)
+	panels, left, spare, strip := mem.take(size[0]), mem.take(size[1]), mem.take(size[2]), mem.take(size[3])
 	mode := p.start(spare, i, j, m, n)
 	for from := 0; from < p.k; from += inner {
 		k := min(inner, p.k-from)
@@ -98,24 +98,24 @@ func (p *product[T]) compute(s *scratch, i, j, m, n int) {
 	}
 }
 
-// room returns the elements of scratch memory for a tile: of panels, of a copy of the left factor, of results on their
-// way, and of what of the right factor is converted at once.
-func (p *product[T]) room(m, n, inner int) (room [4]int) {
+// scratch returns the sizes of a tile's scratch memory, in elements: panels, the copy of the left factor, intermediate
+// results, and a converted strip of the right factor.
+func (p *product[T]) scratch(m, n, inner int) (size [4]int) {
 	padded := p.loops.Padded(n)
-	room[0] = padded * inner
+	size[0] = padded * inner
 	if p.copied() {
-		room[1] = inner * m
+		size[1] = inner * m
 	}
 	if padded > n || isHalf(p.out.dtype) {
-		room[2] = m * padded
+		size[2] = m * padded
 	}
 	if isHalf(p.right.dtype) {
-		room[3] = p.loops.Cols * inner
+		size[3] = p.loops.Cols * inner
 	}
-	return room
+	return size
 }
 
-// pack makes panels of cols columns from j on of rows of the right factor.
+// pack packs a block of the right factor, of the given rows and columns, into panels.
 func (p *product[T]) pack(panels, strip []T, from, rows, j, cols int) {
 	l, b := p.loops, p.right
 	switch {
@@ -123,17 +123,17 @@ func (p *product[T]) pack(panels, strip []T, from, rows, j, cols int) {
 		for done := 0; done < cols; done += l.Cols {
 			p.packStrip(panels[done*rows:], strip, from, rows, j+done, min(l.Cols, cols-done))
 		}
-	case b.turned:
+	case b.transposed:
 		l.PackTransposed(panels, b.data[j*b.ld+from:], b.ld, rows, cols, 1)
 	default:
 		l.Pack(panels, b.data[from*b.ld+j:], b.ld, rows, cols, rows)
 	}
 }
 
-// packStrip makes one panel of 16 bits, by way of strip.
+// packStrip packs one panel of 16-bit elements. strip holds them as float32.
 func (p *product[T]) packStrip(panel, strip []T, from, rows, j, cols int) {
 	b := p.right
-	if b.turned {
+	if b.transposed {
 		b.loadRows(strip, j*b.ld+from, b.ld, cols, rows)
 		p.loops.PackTransposed(panel, strip, rows, rows, cols, 1)
 		return
@@ -142,8 +142,8 @@ func (p *product[T]) packStrip(panel, strip []T, from, rows, j, cols int) {
 	p.loops.Pack(panel, strip, cols, rows, cols, rows)
 }
 
-// start writes the initial values of a tile's sums, and returns the mode of the first block of k. 16-bit results start
-// in spare.
+// start writes the initial values of a tile's sums, to spare if results have 16 bits, and returns the mode of the first
+// block of k.
 func (p *product[T]) start(spare []T, i, j, m, n int) simd.Mode {
 	if p.begin == nil && p.k > 0 && !p.accumulate {
 		return simd.Set
@@ -170,41 +170,40 @@ func (p *product[T]) start(spare []T, i, j, m, n int) simd.Mode {
 	return simd.Add
 }
 
-// copied reports whether tiles copy the left factor: where it is converted; by columns, where each step of k would be
-// on a page of its own; and by rows, where those that a micro-kernel reads side by side would share one set of the
-// cache.
+// copied reports whether tiles copy the left factor. They do if it has 16 bits; by columns, if each step of k would
+// touch another page; and by rows, if the rows of a micro-kernel would share one set of the cache.
 func (p *product[T]) copied() bool {
 	switch x := p.left; {
 	case isHalf(x.dtype):
 		return true
-	case x.turned:
+	case x.transposed:
 		return x.ld >= page
 	default:
 		return x.ld%page == 0
 	}
 }
 
-const page = 1024 // elements; float32 that far apart share a set of most first-level caches
+const page = 1024 // elements; at this distance, float32 share a set of most first-level caches
 
 // leftFrom returns rows i to i+m of the left factor, from column from.
 func (p *product[T]) leftFrom(mem []T, i, m, from, k int) simd.Left[T] {
 	x := p.left
 	at := i*x.ld + from
-	if x.turned {
+	if x.transposed {
 		at = from*x.ld + i
 	}
 	if !p.copied() {
-		return simd.Left[T]{A: x.data[at:], Ld: x.ld, Rows: !x.turned}
+		return simd.Left[T]{A: x.data[at:], Ld: x.ld, Rows: !x.transposed}
 	}
 	n, long := k, m // lines of the copy, and their length
-	if !x.turned {
+	if !x.transposed {
 		n, long = m, k
 	}
 	x.loadRows(mem, at, x.ld, n, long)
-	return simd.Left[T]{A: mem, Ld: long, Rows: !x.turned}
+	return simd.Left[T]{A: mem, Ld: long, Rows: !x.transposed}
 }
 
-// store takes a tile of T from memory with wider rows.
+// store copies or adds a tile from spare, whose rows are padded, to the result.
 func (p *product[T]) store(spare []T, padded, i, j, m, n int, mode simd.Mode) {
 	for r := range m {
 		to, from := p.out.data[(i+r)*p.n+j:][:n], spare[r*padded:][:n]

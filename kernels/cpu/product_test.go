@@ -11,7 +11,7 @@ import (
 )
 
 // TestProducts compares the three products of linear layers of random shapes with sums in float64, on several workers
-// and at every level. Some shapes are large enough for several blocks of the inner index and for factors that are copied.
+// and at every level. Some shapes have several blocks of the inner index and copied factors.
 func TestProducts(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(3))
 	atLevels(t, func(t *testing.T) {
@@ -27,7 +27,7 @@ func TestProducts(t *testing.T) {
 	})
 }
 
-// checkProducts is of rows by in, with out outputs.
+// checkProducts checks the products for rows inputs of in elements and out outputs.
 func checkProducts(t *testing.T, c *Kernels, rng *rand.Rand, rows, out, in int) {
 	t.Helper()
 	x, w, y, dy := normal(

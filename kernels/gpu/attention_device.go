@@ -14,15 +14,15 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// deviceAttention is shared by the attention kernels of our own: the passes, except their
-// blocks. Accumulators are complete after every block, so that there is little to end.
+// deviceAttention implements the passes of cprun's own attention kernels, except for the blocks. Accumulators are
+// complete after every block.
 type deviceAttention struct {
 	stream *cuda.Stream
 	loader *Loader
 	tiles  *cuda.Memory
 	lists  *call.Staging // for lists of tiles
 
-	forward  deviceForward // the pass under way
+	forward  deviceForward // the current pass
 	backward deviceBackward
 }
 
@@ -34,7 +34,7 @@ type blockKernel interface {
 
 const commonProgram = "attention_common"
 
-// tileBytes sizes the first device memory for lists of tiles: some 2000 tiles.
+// tileBytes is the initial size of the device memory for lists of tiles, about 2000 tiles.
 const tileBytes = 64 << 10
 
 func newDeviceAttention(stream *cuda.Stream, loader *Loader) (deviceAttention, error) {
@@ -53,7 +53,7 @@ func newDeviceAttention(stream *cuda.Stream, loader *Loader) (deviceAttention, e
 	return deviceAttention{stream: stream, loader: loader, tiles: tiles, lists: call.NewStaging(pinned)}, err
 }
 
-// launch queues a kernel of a program, which is loaded the first time.
+// launch queues a kernel of a program. The first launch loads the program.
 func (d *deviceAttention) launch(program, name string, l cuda.Launch, a *cuda.Args) error {
 	f, err := d.loader.Function(program, name, l.Shared)
 	if err != nil {
@@ -63,7 +63,7 @@ func (d *deviceAttention) launch(program, name string, l cuda.Launch, a *cuda.Ar
 	return nil
 }
 
-// A deviceForward is a forward pass of a kernel of our own.
+// A deviceForward is a forward pass of cprun's own kernels.
 type deviceForward struct {
 	d   *deviceAttention
 	k   blockKernel
@@ -71,7 +71,7 @@ type deviceForward struct {
 	acc attention.Partial
 	q   View
 	p   attention.Softmax
-	// fresh: the accumulators hold nothing yet, not even zeros. done: o is set.
+	// fresh: the accumulators are not initialised. done: o is set.
 	fresh, done bool
 }
 
@@ -91,8 +91,8 @@ func (d *deviceAttention) begin(k blockKernel, o View, acc attention.Partial, q 
 	return &d.forward, nil
 }
 
-// settle resets the accumulators, unless they have been set.
-func (f *deviceForward) settle() {
+// reset initialises the accumulators, unless they are already.
+func (f *deviceForward) reset() {
 	if !f.fresh {
 		return
 	}
@@ -115,7 +115,7 @@ func (f *deviceForward) Block(b attention.Block) error {
 
 // End sets o to the accumulator, rounded to its type.
 func (f *deviceForward) End() error {
-	f.settle()
+	f.reset()
 	if f.done || f.o == f.acc.O {
 		return nil
 	}
@@ -125,7 +125,7 @@ func (f *deviceForward) End() error {
 	return nil
 }
 
-// A deviceBackward is a backward pass of a kernel of our own.
+// A deviceBackward is a backward pass of cprun's own kernels.
 type deviceBackward struct {
 	d         *deviceAttention
 	k         blockKernel
@@ -152,7 +152,7 @@ func (d *deviceAttention) beginBackward(k blockKernel, dq, do, q View, s attenti
 	if err := d.onDevice("attention delta", s.Delta, do, s.O); err != nil {
 		return nil, err
 	}
-	var cleared source.Strided // as delta is computed: one kernel that reads and writes takes less time than two
+	var cleared source.Strided // the kernel of delta also clears dq, which takes less time than two kernels
 	columns := 0
 	if call.InPieces(4, dq) {
 		cleared, columns = call.Strided(dq), dq.Len(tensor.Dim)
@@ -206,7 +206,7 @@ func (d *deviceAttention) zero(vs ...View) error {
 	return nil
 }
 
-// add adds src to dst, element by element: float32, of one shape.
+// add adds src to dst, float32 views of the same shape.
 func (d *deviceAttention) add(dst, src View) error {
 	if err := d.floats("add", dst, src); err != nil {
 		return err
@@ -223,13 +223,13 @@ func (d *deviceAttention) fill(v View, x float64) error {
 	return d.rowsWith("attention_fill", func(a *cuda.Args) { a.Float(x) }, v)
 }
 
-// rows queues a kernel over the rows of views of one shape. A third view, of one element a
-// row, comes first among the arguments.
+// rows queues a kernel over the rows of views of the same shape. A third view, with one element per row, becomes the
+// first argument.
 func (d *deviceAttention) rows(name string, views ...View) error {
 	return d.rowsWith(name, func(*cuda.Args) {}, views...)
 }
 
-// rowsWith does the same with more arguments at the end.
+// rowsWith does the same and appends arguments.
 func (d *deviceAttention) rowsWith(name string, more func(*cuda.Args), views ...View) error {
 	v := views[0]
 	if v.Size() == 0 {
@@ -261,8 +261,8 @@ func (d *deviceAttention) rowsWith(name string, more func(*cuda.Args), views ...
 		cuda.Launch{Grid: grid, Block: cuda.Dim{X: threads}}, a)
 }
 
-// pieceOf returns how many neighbouring elements of rows a thread takes at once: up to 16 bytes, if rows are made of
-// such pieces and kernels are compiled for them.
+// pieceOf returns the number of neighbouring elements that a thread processes at once. They take up to 16 bytes, must
+// divide the rows, and have compiled kernels.
 func pieceOf(views []View) int {
 	for _, piece := range []int{8, 4} {
 		wide := slices.ContainsFunc(views, func(v View) bool { return piece*v.DType().Size() > 16 })
@@ -273,9 +273,9 @@ func pieceOf(views []View) int {
 	return 1
 }
 
-// upload puts the words of tiles, and of positions, on the device for the next kernel, and returns their address. The
-// next call uses the memory again: the stream keeps them apart. A few hundred words travel as arguments of a kernel,
-// which takes less time than a copy; more in one copy.
+// upload copies the words of tiles and positions to the device for the next kernel and returns their address. The next
+// call reuses the memory, in stream order. A few hundred words travel as a kernel's arguments, which is faster than a
+// copy.
 func (d *deviceAttention) upload(words []uint32) (uint64, error) {
 	const most = len(source.Words{}.X)
 	if bytes := int64(len(words)) * 4; bytes > d.tiles.Bytes() {
@@ -307,7 +307,7 @@ func (d *deviceAttention) floats(what string, vs ...View) error {
 	return d.onDevice(what, vs...)
 }
 
-// onDevice returns an error that names the first view outside the kernel's device.
+// onDevice returns an error for the first view outside of the kernel's device.
 func (d *deviceAttention) onDevice(what string, vs ...View) error {
 	place := d.loader.Device().Place()
 	for _, v := range vs {

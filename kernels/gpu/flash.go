@@ -16,37 +16,37 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Flash is attention by our own kernels, for sm_80 and later GPUs: float32, bfloat16 and float16
-// inputs, float32 accumulators, head dims up to 256 of any kind, any tiles, strides and soft cap. A
-// call is one launch, whatever its tiles. It implements attention.Kernel. One goroutine calls it.
+// Flash computes attention with cprun's own kernels, for sm_80 and later GPUs: float32, bfloat16 and float16 inputs,
+// float32 accumulators, any head dim up to 256, any tiles, strides and soft cap. A call is one launch. Flash implements
+// attention.Kernel. Only one goroutine may call it.
 //
-// On Hopper, calls in 16 bits go to kernels of their own if the copy engine can bring their tensors; the others
-// go to the kernels of other GPUs. A pass may have some of both.
+// On Hopper, 16-bit calls use separate kernels if the tensors are valid for TMA. Other calls use the kernels of other
+// GPUs. A pass may mix both.
 //
-// Programs for a pair of head dims are loaded when they are first used; Preload does it earlier.
+// The first use of a pair of head dims loads its programs. Preload does it earlier.
 type Flash struct {
 	deviceAttention
 	deterministic bool
-	margin        int          // SMs that kernels for Hopper leave to others
-	shared        int          // bytes of shared memory that a block may have
-	hopper        *cuda.Memory // the counter of work of its kernels; nil on other GPUs
+	margin        int          // SMs that kernels for Hopper leave to other kernels
+	shared        int          // bytes of shared memory of a block
+	hopper        *cuda.Memory // the work counter of its kernels; nil on other GPUs
 	progress      *cuda.Memory // of blocks that add in order; nil before the first
 	fault         *cuda.Pinned // a source.HopperFault of those; nil unless deterministic, on Hopper
-	// change turns a shape for Hopper into one of a program for tests; nil: there is none.
+	// change turns a shape for Hopper into one of a program for tests, if not nil.
 	change func(*source.HopperShape)
 }
 
 // FlashOptions configure a Flash.
 type FlashOptions struct {
-	// Deterministic repeats gradients bit for bit: on Hopper, blocks wait for their turn to add to dQ; elsewhere that
-	// takes two products more of the five of a backward pass.
+	// Deterministic makes gradients repeatable bit for bit. On Hopper, blocks add to dQ in a fixed order. Elsewhere, a
+	// backward pass computes seven products instead of five.
 	Deterministic bool
-	// SMMargin is how many SMs the kernels for Hopper leave to kernels that run beside them, such as NCCL's. Other
-	// GPUs' have blocks that end soon.
+	// SMMargin is the number of SMs that the kernels for Hopper leave to concurrent kernels, such as NCCL's. The blocks
+	// of other GPUs' kernels end soon.
 	SMMargin int
 }
 
-// NewFlash computes on stream.
+// NewFlash returns a Flash that computes on stream.
 func NewFlash(stream *cuda.Stream, loader *Loader, o FlashOptions) (*Flash, error) {
 	d, err := newDeviceAttention(stream, loader)
 	if err != nil {
@@ -63,8 +63,8 @@ func NewFlash(stream *cuda.Stream, loader *Loader, o FlashOptions) (*Flash, erro
 	return f, err
 }
 
-// Preload loads, or compiles if they are not on disk, the programs for q, k and v of a type, and
-// these head dims of q and k, and of v.
+// Preload loads the programs for inputs of type t, head dim dim of q and k, and dimV of v. It compiles them if they are
+// not on disk.
 func (f *Flash) Preload(t tensor.DType, dim, dimV int) error {
 	forward, err := f.shapeFor("flash attention forward", t, dim, dimV, source.FlashShape.ForwardShared)
 	if err != nil {
@@ -78,14 +78,14 @@ func (f *Flash) Preload(t tensor.DType, dim, dimV int) error {
 	if f.deterministic {
 		second = append(second, backward.DQ().Name)
 	}
-	// What the copy engine cannot bring is rare: its programs are loaded when they are first used.
+	// Tensors that TMA cannot copy are rare, so their first use loads their programs.
 	if s, ok := source.HopperShapeFor(dim, dimV); ok && f.hopper != nil && t != tensor.F32 {
 		first, second = s.Forward(false).Name, []string{s.Backward(false, f.deterministic).Name}
 	}
 	return f.loader.Preload(append(second, commonProgram, first)...)
 }
 
-// shapeFor returns the shape for a pass of that type; needs returns its shared memory a block.
+// shapeFor returns the shape for a pass. needs returns the shared memory of a block.
 func (f *Flash) shapeFor(what string, t tensor.DType, dim, dimV int,
 	needs func(source.FlashShape) int) (source.FlashShape, error) {
 	s, ok := source.FlashShapeFor(t == tensor.F32, dim, dimV, f.shared, needs)
@@ -96,9 +96,8 @@ func (f *Flash) shapeFor(what string, t tensor.DType, dim, dimV int,
 		return s, fmt.Errorf("%s with head dims %d and %d: up to %d are compiled; use the reference backend", what, dim,
 			dimV, source.FlashMaxDim)
 	}
-	return s, fmt.Errorf("%s with head dims %d and %d: what is compiled takes more than the %d bytes of shared "+
-		"memory that a block has on %v; use the reference backend",
-		what, dim, dimV, f.shared, f.loader.Device())
+	return s, fmt.Errorf("%s with head dims %d and %d needs more than the %d bytes of shared memory of a block on %v; "+
+		"use the reference backend", what, dim, dimV, f.shared, f.loader.Device())
 }
 
 // backwardShared returns the shared memory that the kernels of a backward pass need.
@@ -137,7 +136,7 @@ func (f *Flash) forwardBlock(x *deviceForward, b attention.Block) error {
 		return nil
 	}
 	f.await(within)
-	x.settle()
+	x.reset()
 	f.run("attention forward", c.Forward())
 	return nil
 }
@@ -169,8 +168,8 @@ func (f *Flash) backwardBlock(x *deviceBackward, b attention.GradBlock) error {
 	return nil
 }
 
-// WaitsForKeys reports whether calls wait for rows within; see attention.Waiter. What does not go to the kernels for
-// Hopper waits before.
+// WaitsForKeys reports whether kernels wait for rows of keys; see attention.Waiter. Calls of other kernels than
+// Hopper's wait before the launch.
 func (f *Flash) WaitsForKeys() bool { return f.hopper != nil }
 
 // await makes the stream wait for gates.
@@ -180,8 +179,8 @@ func (f *Flash) await(gates []attention.Gate) {
 	}
 }
 
-// usable sets the call's shape, for a pass whose shared memory a block needs returns, and returns the faults of its
-// inputs that package attention does not check.
+// usable sets the call's shape and checks its inputs beyond the checks of package attention. needs returns the shared
+// memory of a block.
 func (f *Flash) usable(what string, c *call.Flash, needs func(source.FlashShape) int, others ...View) error {
 	if t := c.Q.DType(); !call.TakesFlash(t) {
 		return fmt.Errorf("%s in %v: it computes in float32, bfloat16 and float16; use the CPU", what, t)
@@ -196,7 +195,7 @@ func (f *Flash) usable(what string, c *call.Flash, needs func(source.FlashShape)
 	return f.onDevice(what, append([]View{c.Q, c.K, c.V}, others...)...)
 }
 
-// run queues launches, if there are any, as one piece of work of the stream.
+// run queues the launches as one piece of work of the stream.
 func (f *Flash) run(what string, launches []call.Launch) {
 	if len(launches) == 0 {
 		return
@@ -229,8 +228,7 @@ var _ attention.Waiter = (*Flash)(nil)
 // hopperArch, the compute capability times 10, selects the kernels for Hopper.
 const hopperArch = 90
 
-// newWorkCounter returns the memory of the number by which blocks of a grid take work. Every launch leaves
-// it 0.
+// newWorkCounter allocates the counter from which the blocks of a grid take work. Every launch leaves it 0.
 func newWorkCounter(stream *cuda.Stream, dev *cuda.Device) (*cuda.Memory, error) {
 	m, err := dev.Alloc(4)
 	if err != nil {
@@ -244,12 +242,12 @@ func workCounter(m *cuda.Memory) uint64 {
 	return cuda.Addr(tensor.Dense(m, tensor.I32, 0, [4]int{1, 1, 1, 1}))
 }
 
-// zeros returns the address of words that are 0 for the next kernel. The next call uses the memory again.
+// zeros returns the address of words that are 0 for the next kernel. The next call reuses the memory.
 func (f *Flash) zeros(words int64) (uint64, error) {
 	if bytes := 4 * words; f.progress == nil || bytes > f.progress.Bytes() {
 		grown, err := f.loader.Device().Alloc(2 * bytes)
 		if err != nil {
-			return 0, fmt.Errorf("how far blocks are, of %d bytes: %w", bytes, err)
+			return 0, fmt.Errorf("progress counters of %d bytes: %w", bytes, err)
 		}
 		f.progress = grown
 	}
@@ -258,7 +256,7 @@ func (f *Flash) zeros(words int64) (uint64, error) {
 	return at, nil
 }
 
-// reportFaults makes errors of the device name a block that gave up its turn to add to dQ.
+// reportFaults makes errors of the device name a block that timed out before its turn to add to dQ.
 func (f *Flash) reportFaults() (err error) {
 	dev := f.loader.Device()
 	if f.fault, err = dev.AllocHost(int64(unsafe.Sizeof(source.HopperFault{}))); err != nil {
@@ -276,13 +274,13 @@ func (f *Flash) reportFaults() (err error) {
 	return nil
 }
 
-// sms returns the processors of the device, and how many this kernel takes.
+// sms returns the number of SMs of the device, and of those that kernels take.
 func (f *Flash) sms() call.SMs {
 	all := f.loader.Device().SMs
 	return call.SMs{All: all, Taken: max(1, all-f.margin)}
 }
 
-// hopperShape returns the shape for a call, if it can go to the kernels for Hopper.
+// hopperShape returns the shape for a call, and whether the kernels for Hopper can compute it.
 func (f *Flash) hopperShape(c *call.Flash, more ...View) (source.HopperShape, bool) {
 	s, ok := source.HopperShapeFor(c.Q.Len(tensor.Dim), c.V.Len(tensor.Dim))
 	if f.change != nil {
@@ -291,9 +289,9 @@ func (f *Flash) hopperShape(c *call.Flash, more ...View) (source.HopperShape, bo
 	return s, ok && f.hopper != nil && c.TakesHopper(more...)
 }
 
-// onHopper queues a block of a forward pass for the kernels for Hopper, and reports whether it did.
+// onHopper queues a block of a forward pass on the kernels for Hopper, and reports whether it did.
 func (f *Flash) onHopper(x *deviceForward, c *call.Flash, b attention.Block) bool {
-	rounds := x.o != x.acc.O && x.o.DType() == c.Q.DType() // into o
+	rounds := x.o != x.acc.O && x.o.DType() == c.Q.DType() // the kernel also rounds into o
 	var more []View
 	if rounds {
 		more = []View{x.o}
@@ -327,7 +325,7 @@ func (f *Flash) launchForward(l *call.HopperForward) error {
 		cuda.StructAligned(&cuda.Args{}, p, source.MapAlign))
 }
 
-// uploadLists puts lists, if there are any, on the device for the next kernel, and sets their addresses.
+// uploadLists copies the lists to the device for the next kernel and sets their addresses.
 func (f *Flash) uploadLists(l call.HopperLists, tiles, order, needs, gates *uint64) error {
 	lists := [][]uint32{call.Words(l.Tiles), call.Words(l.Order), l.Needs, call.Words(l.Gates)}
 	words := slices.Concat(lists...)
@@ -344,7 +342,7 @@ func (f *Flash) uploadLists(l call.HopperLists, tiles, order, needs, gates *uint
 	return err
 }
 
-// backwardOnHopper returns the launch of a block of a backward pass, and whether it goes to the kernels for Hopper.
+// backwardOnHopper returns the launch of a block of a backward pass, and whether the kernels for Hopper can compute it.
 func (f *Flash) backwardOnHopper(c *call.Flash, fresh partition.Range) (l call.HopperBackward, ok bool) {
 	shape, ok := f.hopperShape(c)
 	if !ok || f.deterministic && !c.HasOrder(shape) {
@@ -357,7 +355,7 @@ func (f *Flash) backwardOnHopper(c *call.Flash, fresh partition.Range) (l call.H
 	return launch(shape, f.sms(), fresh), true
 }
 
-// launchBackward launches a block of a backward pass, if some query sees a key of it.
+// launchBackward launches a block of a backward pass, unless no query sees a key of it.
 func (f *Flash) launchBackward(l *call.HopperBackward) error {
 	if l.Grid[0] == 0 {
 		return nil
@@ -395,7 +393,7 @@ func (f *Flash) encodeAll(maps []call.Map, to ...*source.TensorMap) error {
 	return nil
 }
 
-// encode makes a map as the copy engine reads it.
+// encode makes the tensor map of m.
 func (f *Flash) encode(to *source.TensorMap, m call.Map) error {
 	v := m.View
 	t := cuda.Tiled{Type: v.DType(), Addr: cuda.Addr(v), Swizzle: 128, Box: []int{m.Columns, m.Rows, 1, 1}}
@@ -412,8 +410,7 @@ func (f *Flash) encode(to *source.TensorMap, m call.Map) error {
 	return err
 }
 
-// stepBytes returns the bytes from one to the next along an axis; the driver allows any multiple of 16 for an axis of
-// one.
+// stepBytes returns the stride of an axis in bytes. For an axis of length 1, the driver accepts any multiple of 16.
 func stepBytes(v View, a tensor.Axis) int64 {
 	if v.Len(a) == 1 {
 		return 16

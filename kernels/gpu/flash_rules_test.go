@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"errors"
 	"slices"
 	"testing"
 
@@ -9,18 +10,19 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// sharedPerBlock is the most shared memory of a block, in bytes, by architecture: the table of
-// technical specifications in the CUDA programming guide.
+// sharedPerBlock maps architectures to the largest shared memory of a block, in bytes, from the table of technical
+// specifications in the CUDA programming guide.
 var sharedPerBlock = map[int]int{
 	80: 163 << 10, 86: source.SmallShared, 87: 163 << 10, 89: source.SmallShared,
 	90: 227 << 10, 100: 227 << 10, 103: 227 << 10, 110: 227 << 10, 120: source.SmallShared, 121: source.SmallShared,
 }
 
-// TestFlashRules holds that the rules refuse the head dims that no shape is compiled for, and no
-// others, on every architecture, forward and backward.
+// TestFlashRules checks that the rules reject exactly the head dims without a compiled shape, on every architecture,
+// forward and backward.
 func TestFlashRules(t *testing.T) {
 	passes := map[string]func(source.FlashShape) int{
-		"forward": source.FlashShape.ForwardShared, "backward": source.FlashShape.BackwardShared, "dq": source.FlashShape.DQShared,
+		"forward": source.FlashShape.ForwardShared, "backward": source.FlashShape.BackwardShared,
+		"dq": source.FlashShape.DQShared,
 	}
 	for arch, shared := range sharedPerBlock {
 		for _, dtype := range []tensor.DType{tensor.BF16, tensor.F32} {
@@ -48,21 +50,23 @@ func TestFlashRules(t *testing.T) {
 	}
 }
 
-// notOfShapes are rules on head dims that no shape knows of: padding cures the one, and the other is
-// for what has not been run.
+// notOfShapes lists rules on head dims that do not depend on shapes: one is fixed by padding, the other is about
+// untested dims.
 var notOfShapes = []string{"flash-head-dims-differ", "flash-head-dim-192-sm86"}
 
-// flashTakes reports whether no rule speaks against head dims, but for notOfShapes.
+// flashTakes reports whether no rule rejects the head dims, except for notOfShapes.
 func flashTakes(t *testing.T, arch int, dtype tensor.DType, qk, v int) bool {
-	rejected, err := backends.Evaluate(backends.Params{
+	_, err := backends.Select(backends.Params{
+		Want: backends.Flash,
 		Arch: arch, Flash: backends.V(1, 0, 0), DType: dtype, Batch: 1, SeqQ: 4096, SeqKV: 4096,
 		Heads: 4, KVHeads: 2, HeadDim: qk, HeadDimV: v, Causal: true, WindowLeft: -1, Training: true, ContextSize: 1,
 		Algorithm: "ring", Layout: "zigzag",
 	})
-	if err != nil {
-		t.Fatal(err)
+	var none *backends.NoBackendError
+	if !errors.As(err, &none) {
+		return err == nil
 	}
-	for _, r := range rejected {
+	for _, r := range none.Rejected {
 		if r.Backend == backends.Flash && !slices.Contains(notOfShapes, r.Rule) {
 			return false
 		}

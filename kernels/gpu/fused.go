@@ -12,10 +12,9 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Fused is attention by cuDNN: 16-bit q, k and v, float32 accumulators. It implements
-// attention.Kernel, and what the rules of package attention say about attention.Fused is what it
-// can do. cuDNN cannot add to anything, so that results are held back as cuDNN gives them,
-// up to maxHeld of them, and go into the accumulators, or at the end into o, in one go over memory.
+// Fused computes attention with cuDNN: 16-bit q, k and v, float32 accumulators. It implements attention.Kernel;
+// the rules of package attention for attention.Fused describe its limits. cuDNN cannot add to a tensor. So Fused keeps
+// up to maxHeld results of cuDNN, and merges them into the accumulators, or at the end into o, in one pass over memory.
 type Fused struct {
 	stream  *cuda.Stream
 	dnn     *dnn.Handle
@@ -27,29 +26,26 @@ type Fused struct {
 	tables  fusedTables
 	packing packing
 
-	forward  fusedForward // the pass under way
+	forward  fusedForward // the current pass
 	backward fusedBackward
 }
 
-// FusedOptions say how Fused computes.
+// FusedOptions configure a Fused.
 type FusedOptions struct {
-	// Deterministic repeats gradients bit for bit. cuDNN may take a workspace of the square of the
-	// sequence for it, which it is given at any size; see backends.KeepsMatrix.
+	// Deterministic makes gradients repeatable bit for bit. cuDNN may need a workspace quadratic in the sequence length
+	// for it, which Fused allocates at any size; see backends.KeepsMatrix.
 	Deterministic bool
-	// Packed says that sequences are packed documents, whose lengths change from step to step. If
-	// set, many tiles share one call of cuDNN, and lengths of about the same size share a plan.
-	// Otherwise each shape has a plan of its own; so has a backward pass where head dims are above
-	// 192 or no multiples of 16, or tensors have gaps.
+	// Packed means that sequences are packed documents with lengths that change from step to step. Many tiles then
+	// share one call of cuDNN, and similar lengths share a plan. Otherwise each shape has its own plan. So has a
+	// backward pass if head dims are above 192 or no multiples of 16, or tensors have gaps.
 	Packed bool
-	// ZeroWorkspace clears cuDNN's workspace before each backward call: the remedy
-	// backends.ZeroWorkspace.
+	// ZeroWorkspace clears cuDNN's workspace before each backward call, for backends.ZeroWorkspace.
 	ZeroWorkspace bool
-	// Workspace is the device memory to begin with, as FusedWorkspace counts it. More is taken
-	// when a call needs it.
+	// Workspace is the initial device memory, from FusedWorkspace. It grows if a call needs more.
 	Workspace int64
 }
 
-// NewFused computes on stream. It loads cuDNN; the error names a missing library.
+// NewFused loads cuDNN and returns a Fused that computes on stream. The error names a missing library.
 func NewFused(stream *cuda.Stream, loader *Loader, options FusedOptions) (*Fused, error) {
 	f := &Fused{stream: stream, options: options, scratch: fusedScratch{dev: stream.Device()}, packing: defaultPacking}
 	var err error
@@ -62,16 +58,16 @@ func NewFused(stream *cuda.Stream, loader *Loader, options FusedOptions) (*Fused
 	return f, f.scratch.reserve(options.Workspace)
 }
 
-// Close lets go of cuDNN. The stream must be done.
+// Close releases cuDNN. The stream must be done.
 func (f *Fused) Close() error { return f.dnn.Close() }
 
-// Plans counts the plans that cuDNN has built, up to a second each.
+// Plans returns the number of plans that cuDNN has built. A plan takes up to a second.
 func (f *Fused) Plans() int { return f.dnn.Built() }
 
-// Workspace returns the device memory that is taken, in bytes.
+// Workspace returns the allocated device memory, in bytes.
 func (f *Fused) Workspace() int64 { return f.scratch.size() }
 
-// usable returns a fault of the inputs beyond attention's checks.
+// usable checks the inputs beyond the checks of package attention.
 func (f *Fused) usable(q View, p attention.Softmax, views ...View) error {
 	if t := q.DType(); t != tensor.BF16 && t != tensor.F16 {
 		return fmt.Errorf("fused attention in %v: cuDNN computes in bfloat16 and float16; set precision.compute to "+
@@ -90,8 +86,8 @@ func (f *Fused) usable(q View, p attention.Softmax, views ...View) error {
 	return fusedAligned("fused attention", views...)
 }
 
-// fusedAligned returns an error that names the first view whose rows do not begin on 16 bytes or are not
-// multiples of 8 elements.
+// fusedAligned returns an error for the first view with rows that are not aligned to 16 bytes or not a multiple of 8
+// elements.
 func fusedAligned(what string, views ...View) error {
 	for _, v := range views {
 		if v.Size() == 0 {

@@ -22,9 +22,8 @@ type fusedForward struct {
 	p   attention.Softmax
 }
 
-// Forward begins a forward pass; see attention.Kernel. Nothing is written before it is known how it
-// ends: cuDNN leaves its first result in o, if that is dense, which needs no other place then, and
-// no more work if it is the only one.
+// Forward begins a forward pass; see attention.Kernel. If o is dense, cuDNN writes its first result there. If that is
+// the only result, the pass needs no other memory and no more work.
 func (f *Fused) Forward(o View, acc attention.Partial, q View, p attention.Softmax) (attention.ForwardPass, error) {
 	if err := attention.CheckForward(o, acc, q, p); err != nil {
 		return nil, err
@@ -45,7 +44,7 @@ func (f *Fused) Forward(o View, acc attention.Partial, q View, p attention.Softm
 	return &f.forward, nil
 }
 
-// Block has cuDNN compute the tiles and holds the results back.
+// Block computes the tiles with cuDNN and keeps the results.
 func (x *fusedForward) Block(b attention.Block) error {
 	if err := attention.CheckBlock(x.acc.O, x.q, b, x.p); err != nil {
 		return err
@@ -65,7 +64,7 @@ func (x *fusedForward) Block(b attention.Block) error {
 	}
 	f.stream.Do("attention forward", func() error {
 		for _, g := range groups {
-			f.room()
+			f.foldFull()
 			if err := f.forwardGroup(&c, g); err != nil {
 				return err
 			}
@@ -75,7 +74,7 @@ func (x *fusedForward) Block(b attention.Block) error {
 	return nil
 }
 
-// End merges all that is held into o and LSE in one go. It does not write acc.O, unless o is that.
+// End merges the held results into o and LSE in one pass over memory. It does not write acc.O, unless o is acc.O.
 func (x *fusedForward) End() error {
 	f, o, acc := x.f, x.o, x.acc
 	f.stream.Do("attention finish", func() error {
@@ -94,14 +93,14 @@ func (x *fusedForward) End() error {
 	return nil
 }
 
-// room folds the held parts if there is no room for another.
-func (f *Fused) room() {
+// foldFull folds the held parts if their number is at its limit.
+func (f *Fused) foldFull() {
 	if len(f.held.parts) >= maxHeld {
 		f.fold()
 	}
 }
 
-// A fusedCall is the tensors of a block.
+// A fusedCall holds the tensors of a block.
 type fusedCall struct {
 	q, k, v  View
 	do       View // zero in a forward pass
@@ -117,7 +116,7 @@ func (c *fusedCall) batch() int   { return c.q.Len(tensor.Batch) }
 func (c *fusedCall) dim() int     { return c.q.Len(tensor.Dim) }
 func (c *fusedCall) dimV() int    { return c.v.Len(tensor.Dim) }
 
-// problem returns what the two ways of calling cuDNN have in common.
+// problem returns the common part of packed and single calls of cuDNN.
 func (f *Fused) problem(c *fusedCall) dnn.Desc {
 	return dnn.Desc{
 		Backward: c.backward, Deterministic: c.backward && f.options.Deterministic, DType: c.q.DType(),
@@ -145,7 +144,8 @@ func (f *Fused) piece(c *fusedCall, g *fusedGroup, p dnn.Piece) dnn.Desc {
 
 func seqRows(v View, r partition.Range) View { return v.Slice(tensor.Seq, r.Lo, r.Hi) }
 
-// planStrides returns the strides of v, for a batch of one those without gaps, so that equal problems share a plan.
+// planStrides returns the strides of v. The stride of an axis of length 1 becomes that of a dense tensor, so that equal
+// problems share a plan.
 func planStrides(v View) axisStrides {
 	s := stridesOf(v)
 	if v.Len(tensor.Heads) == 1 {
@@ -157,7 +157,7 @@ func planStrides(v View) axisStrides {
 	return s
 }
 
-// plans builds what the group needs. It is all that takes the host any time.
+// plans builds the plans of the group. Only this takes the host noticeable time.
 func (f *Fused) plans(c *fusedCall, g *fusedGroup) error {
 	if g.packed {
 		_, err := f.dnn.Plan(f.packed(c, g))
@@ -172,7 +172,7 @@ func (f *Fused) plans(c *fusedCall, g *fusedGroup) error {
 	return nil
 }
 
-// forwardGroup queues the calls of a group and holds their result.
+// forwardGroup queues the calls of a group and keeps their result.
 func (f *Fused) forwardGroup(c *fusedCall, g *fusedGroup) error {
 	held, shared, err := f.place(c, g)
 	if err != nil {
@@ -182,7 +182,7 @@ func (f *Fused) forwardGroup(c *fusedCall, g *fusedGroup) error {
 	switch {
 	case g.packed:
 		err = f.forwardPacked(c, g, held)
-	case len(g.pieces) == 1: // cuDNN's order of axes is as good as any
+	case len(g.pieces) == 1: // keep cuDNN's order of axes
 		held.at = headsFirst(g.rows.Len(), c.heads())
 		err = f.forwardPiece(c, g, g.pieces[0], held.x, held.lse)
 	default:
@@ -216,7 +216,7 @@ func (f *Fused) forwardAmong(c *fusedCall, g *fusedGroup, p dnn.Piece, held fuse
 	return nil
 }
 
-// forwardPiece returns one call of cuDNN: O goes to x, the LSE, heads first, to lse.
+// forwardPiece calls cuDNN once. It writes O to x and the LSE, heads first, to lse.
 func (f *Fused) forwardPiece(c *fusedCall, g *fusedGroup, p dnn.Piece, x, lse uint64) error {
 	var at dnn.Pointers
 	at[dnn.Q], at[dnn.K], at[dnn.V] = cuda.Addr(seqRows(c.q, p.Q)), cuda.Addr(seqRows(c.k, p.K)), cuda.Addr(seqRows(c.v,
@@ -225,7 +225,7 @@ func (f *Fused) forwardPiece(c *fusedCall, g *fusedGroup, p dnn.Piece, x, lse ui
 	return f.execute(f.piece(c, g, p), &at)
 }
 
-// execute runs a problem that has a plan.
+// execute runs a planned problem.
 func (f *Fused) execute(d dnn.Desc, at *dnn.Pointers) error {
 	plan, err := f.dnn.Plan(d)
 	if err != nil {
@@ -251,8 +251,8 @@ type fusedBackward struct {
 	p         attention.Softmax
 }
 
-// Backward begins a backward pass; see attention.Kernel. s.O is of the type of q; s.Delta is left
-// alone, since cuDNN computes it itself.
+// Backward begins a backward pass; see attention.Kernel. s.O must have the type of q. It does not use s.Delta, since
+// cuDNN computes that itself.
 func (f *Fused) Backward(dq, do, q View, s attention.Saved, p attention.Softmax) (attention.BackwardPass, error) {
 	if err := attention.CheckBackward(dq, do, q, s, p); err != nil {
 		return nil, err
@@ -270,8 +270,7 @@ func (f *Fused) Backward(dq, do, q View, s attention.Saved, p attention.Softmax)
 	return &f.backward, nil
 }
 
-// Block has cuDNN compute the gradients of the tiles. Those of k and v are added at once, unless a
-// fold follows, those of q held back.
+// Block computes the gradients of the tiles with cuDNN. It keeps dq, and adds dk and dv at once unless a fold follows.
 func (x *fusedBackward) Block(b attention.GradBlock) error {
 	if err := attention.CheckGradBlock(x.do, x.q, b, x.p); err != nil {
 		return err
@@ -288,10 +287,10 @@ func (x *fusedBackward) Block(b attention.GradBlock) error {
 		}
 	}
 	f.stream.Do("attention backward", func() error {
-		f.settleKeys()
+		f.flushKeys()
 		sum := keySum{f: f, c: &c, hold: b.FoldNext, k: b.Fresh, v: b.Fresh}
 		for i, g := range groups {
-			f.room()
+			f.foldFull()
 			if err := f.backwardGroup(&c, g, &sum, i == len(groups)-1); err != nil {
 				return err
 			}
@@ -302,11 +301,11 @@ func (x *fusedBackward) Block(b attention.GradBlock) error {
 	return nil
 }
 
-// End sums all that is held into dq.
+// End adds the held gradients to dq.
 func (x *fusedBackward) End() error {
 	f := x.f
 	f.stream.Do("attention finish", func() error {
-		f.settleKeys()
+		f.flushKeys()
 		f.fold()
 		f.held, f.scratch.at = heldParts{}, 0
 		return nil
@@ -314,9 +313,9 @@ func (x *fusedBackward) End() error {
 	return nil
 }
 
-// backwardGroup queues the calls of a group. last says that no group follows in this block.
+// backwardGroup queues the calls of a group. last marks the last group of the block.
 func (f *Fused) backwardGroup(c *fusedCall, g *fusedGroup, sum *keySum, last bool) error {
-	if f.held.stats.at == 0 { // of the whole block, so that it is there for every call to come
+	if f.held.stats.at == 0 { // memory for all rows, which later calls reuse
 		at, err := f.scratch.alloc(int64(c.batch()*c.q.Len(tensor.Seq)*c.heads()) * 4)
 		if err != nil {
 			return err
@@ -344,8 +343,8 @@ func (f *Fused) backwardGroup(c *fusedCall, g *fusedGroup, sum *keySum, last boo
 	return nil
 }
 
-// holdGrad holds a group's gradients at dq: a part for each run of its rows, or one part with zeros between if there is
-// no place for that many or a batch element's rows are not contiguous.
+// holdGrad keeps a group's gradients at dq: one part for each run of its rows, or, if that is too many or the batch is
+// larger than one, a single part with zeros between the runs.
 func (f *Fused) holdGrad(c *fusedCall, g *fusedGroup, dq uint64, bytes int64) {
 	runs := []partition.Range{g.rows}
 	if g.gaps() {
@@ -361,7 +360,7 @@ func (f *Fused) holdGrad(c *fusedCall, g *fusedGroup, dq uint64, bytes int64) {
 	}
 }
 
-// backwardPiece makes one call of cuDNN, and adds its gradients of k and v.
+// backwardPiece calls cuDNN once and adds its gradients of k and v.
 func (f *Fused) backwardPiece(c *fusedCall, g *fusedGroup, p dnn.Piece, dq uint64, sum *keySum, last bool) error {
 	dk, dv, err := f.keyGrads(c, p.K.Len())
 	if err != nil {
@@ -389,7 +388,7 @@ func (f *Fused) keyGrads(c *fusedCall, keys int) (dk, dv uint64, err error) {
 	return dk, dv, err
 }
 
-// stats returns the LSE of rows r with the strides at, copied where it was not for the call before.
+// stats returns the LSE of rows r with the strides at. It reuses the copy of the previous call if that is the same.
 func (f *Fused) stats(c *fusedCall, r partition.Range, at axisStrides) uint64 {
 	s := &f.held.stats
 	if s.src != c.saved.LSE || s.lo != r.Lo || s.hi != r.Hi || s.order != at {

@@ -15,12 +15,11 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// fusedGroup is pieces with disjoint queries, so that their results form one part. In a packed group all have the mask
-// of the group, and cuDNN takes them in one call. Backward, their keys are disjoint as well, since each piece sets its
-// own gradients.
+// A fusedGroup has pieces with disjoint queries, whose results form one part. The pieces of a packed group have the
+// same mask and share one call of cuDNN; in a backward pass, their keys are disjoint also, since a call sets gradients.
 type fusedGroup struct {
 	pieces   []dnn.Piece
-	rows     partition.Range // of the queries, from the first to the last
+	rows     partition.Range // from the first query to the last
 	keys     partition.Range
 	mask     dnn.Mask
 	packed   bool
@@ -31,7 +30,7 @@ func newGroup(p dnn.Piece, packed, backward bool) *fusedGroup {
 	return &fusedGroup{pieces: []dnn.Piece{p}, rows: p.Q, keys: p.K, mask: p.Mask, packed: packed, backward: backward}
 }
 
-// runs returns the rows of the pieces, neighbours joined.
+// runs returns the rows of the pieces and joins adjacent ones.
 func (g *fusedGroup) runs() []partition.Range {
 	var out []partition.Range
 	for _, p := range g.pieces {
@@ -54,7 +53,7 @@ func (g *fusedGroup) covered() int {
 	return n
 }
 
-// keyGaps returns the same for keys.
+// keyGaps does the same for keys.
 func (g *fusedGroup) keyGaps() bool {
 	n := 0
 	for _, p := range g.pieces {
@@ -63,7 +62,7 @@ func (g *fusedGroup) keyGaps() bool {
 	return n < g.keys.Len()
 }
 
-// take adds a piece if it can; its queries begin no earlier than those of the last one.
+// take adds a piece if it fits the group. Callers pass pieces in order of their queries.
 func (g *fusedGroup) take(p dnn.Piece) bool {
 	if p.Q.Lo < g.rows.Hi {
 		return false
@@ -76,12 +75,12 @@ func (g *fusedGroup) take(p dnn.Piece) bool {
 	return true
 }
 
-// grouped returns the calls of cuDNN that the tiles of c are made of.
+// grouped returns the groups of cuDNN calls for the tiles of c.
 func (f *Fused) grouped(c *fusedCall, tiles []partition.Tile) []*fusedGroup {
 	packed := f.options.Packed && f.packing.takes(c)
 	groups := grouped(cutTiles(tiles), packed, c.backward)
 	if packed && c.backward && c.batch() > 1 {
-		// Gradients of part of the rows would lie at other offsets than the rows do.
+		// Gradients of some of the rows would have other offsets than the rows.
 		for _, g := range groups {
 			g.rows, g.keys = partition.Range{Hi: c.q.Len(tensor.Seq)}, partition.Range{Hi: c.k.Len(tensor.Seq)}
 		}
@@ -89,7 +88,7 @@ func (f *Fused) grouped(c *fusedCall, tiles []partition.Tile) []*fusedGroup {
 	return groups
 }
 
-// grouped puts pieces into as few groups as is easy.
+// grouped puts each piece into the first group that takes it.
 func grouped(pieces []dnn.Piece, packed, backward bool) []*fusedGroup {
 	slices.SortStableFunc(pieces, func(a, b dnn.Piece) int { return cmp.Or(a.Q.Lo-b.Q.Lo, a.K.Lo-b.K.Lo) })
 	if packed {
@@ -104,8 +103,8 @@ func grouped(pieces []dnn.Piece, packed, backward bool) []*fusedGroup {
 	return groups
 }
 
-// groupedByMask makes packed groups, each around the largest piece that is left, since a mask
-// hides the least of short documents and those fit any.
+// groupedByMask makes packed groups. Each has the mask of the largest remaining piece, since short documents fit most
+// masks.
 func groupedByMask(pieces []dnn.Piece, backward bool) []*fusedGroup {
 	var groups []*fusedGroup
 	for len(pieces) > 0 {
@@ -126,16 +125,15 @@ func groupedByMask(pieces []dnn.Piece, backward bool) []*fusedGroup {
 	return groups
 }
 
-// A heldKeys holds cuDNN's gradients of k and v of the last block before a fold, which then reads the received
-// gradients and the 16-bit parts, and writes the sum in one pass over memory.
+// heldKeys holds cuDNN's gradients of k and v of the last block before a fold. The fold reads the received gradients
+// and these 16-bit parts, and writes the sum in one pass over memory.
 type heldKeys struct {
 	dtype tensor.DType // of the parts
-	k, v  gradTotal    // without parts: nothing is held
+	k, v  gradTotal    // no parts: empty
 }
 
-// settleKeys completes gradients of k and v that are held. It comes before all that uses the scratch
-// memory.
-func (f *Fused) settleKeys() {
+// flushKeys adds the held gradients of k and v. It must run before the scratch memory is reused.
+func (f *Fused) flushKeys() {
 	h := &f.keys
 	if len(h.k.parts) > 0 {
 		f.kernels.total(f.stream, h.dtype, h.k, h.v)
@@ -143,7 +141,7 @@ func (f *Fused) settleKeys() {
 	h.k, h.v = gradTotal{}, gradTotal{}
 }
 
-// Fold adds gradients of keys from elsewhere, together with what is held.
+// Fold adds received gradients of keys, together with the held ones.
 func (x *fusedBackward) Fold(fold attention.Fold) error {
 	if err := attention.CheckFold(fold); err != nil {
 		return err
@@ -166,8 +164,8 @@ func (x *fusedBackward) Fold(fold attention.Fold) error {
 
 func gradsOf(dst View, lo int) gradTotal { return gradTotal{dst: dst, lo: lo, hi: lo} }
 
-// keySum adds gradients of k and v to the accumulators of a block. k and v are the rows of these
-// that have not been written yet. With hold, the last ones are held back.
+// A keySum adds gradients of k and v to the accumulators of a block. k and v are the rows that are not written yet.
+// With hold, the last gradients become heldKeys.
 type keySum struct {
 	f    *Fused
 	c    *fusedCall
@@ -175,8 +173,7 @@ type keySum struct {
 	k, v partition.Range
 }
 
-// add adds dk and dv, dense, of those keys. With last, it also sets to 0 what is not written
-// by then.
+// add adds dk and dv, dense, of the keys. With last, it also zeroes the rows that are not written yet.
 func (s *keySum) add(dk, dv uint64, keys partition.Range, last bool) {
 	k, v := s.total(s.c.dk, &s.k, dk, keys, last), s.total(s.c.dv, &s.v, dv, keys, last)
 	if last && s.hold {
@@ -195,14 +192,14 @@ func (s *keySum) total(dst View, fresh *partition.Range, x uint64, keys partitio
 	case last:
 		t.lo, t.hi, t.fresh = min(t.lo, fresh.Lo), max(t.hi, fresh.Hi), *fresh
 		*fresh = partition.Range{}
-	case fresh.Lo < keys.Hi && keys.Lo < fresh.Hi: // rows before the keys are written as well
+	case fresh.Lo < keys.Hi && keys.Lo < fresh.Hi: // also writes the rows before the keys
 		t.lo, t.fresh = min(t.lo, fresh.Lo), partition.Range{Lo: fresh.Lo, Hi: min(fresh.Hi, keys.Hi)}
 		*fresh = partition.Range{Lo: keys.Hi, Hi: max(fresh.Hi, keys.Hi)}
 	}
 	return t
 }
 
-// zero sets the rows that no group has written to 0.
+// zero zeroes the rows that no group has written.
 func (s *keySum) zero() {
 	for _, x := range []struct {
 		v    View
@@ -215,20 +212,20 @@ func (s *keySum) zero() {
 	}
 }
 
-// A heldParts holds results of the current pass that are not in the accumulator yet.
+// heldParts holds results of the current pass that are not in the accumulator yet.
 type heldParts struct {
-	dst, lse View // acc.O and acc.LSE, or DQ and the zero View; zero: there is no pass
-	into     View // the end of the pass writes there, if cuDNN can
-	fresh    bool // dst holds nothing
+	dst, lse View // acc.O and acc.LSE, or DQ and the zero View; zero: no pass
+	into     View // the pass's output, if cuDNN can write it
+	fresh    bool // dst is not initialised
 	parts    []fusedPart
 	dtype    tensor.DType // of the parts: q's type
 	stats    heldStats
-	base     int64 // where parts begin in the scratch memory
-	// direct lists the rows that calls have left in into; they are parts[0].
+	base     int64 // offset of the parts in the scratch memory
+	// direct lists the rows that calls wrote to into; they are parts[0].
 	direct []partition.Range
 }
 
-// A heldStats is the LSE of a backward pass in the order of axes that cuDNN reads, for rows [lo, hi).
+// heldStats is the LSE of a backward pass in cuDNN's order of axes, for rows [lo, hi).
 type heldStats struct {
 	at     uint64
 	src    View
@@ -236,7 +233,7 @@ type heldStats struct {
 	order  axisStrides
 }
 
-// fold adds what is held to the accumulator.
+// fold adds the held parts to the accumulator.
 func (f *Fused) fold() {
 	h := &f.held
 	if h.dst.IsZero() || len(h.parts) == 0 && !h.fresh {
@@ -260,12 +257,12 @@ func (f *Fused) sumHeld() {
 	f.kernels.total(f.stream, h.dtype, t)
 }
 
-// place returns where cuDNN leaves O and the LSE of a group: in into, where no row of the group is that of a call
-// before, or else in a part of its own. shared says that it is among the rows of parts[0].
+// place allocates the memory for O and the LSE of a group: in into, if no earlier call wrote these rows, or else a new
+// part. shared reports whether it belongs to parts[0].
 func (f *Fused) place(c *fusedCall, g *fusedGroup) (at fusedPart, shared bool, err error) {
 	h, rows, all := &f.held, g.rows.Len(), c.q.Len(tensor.Seq)
 	at = fusedPart{at: denseRows(rows, c.heads(), 1), lo: g.rows.Lo, hi: g.rows.Hi, gaps: g.gaps()}
-	room := func(rows, width int) (uint64, error) {
+	alloc := func(rows, width int) (uint64, error) {
 		return f.scratch.alloc(int64(c.batch()*rows*c.heads()) * int64(width))
 	}
 	into := !h.into.IsZero() && h.into.DType() == c.q.DType()
@@ -273,7 +270,7 @@ func (f *Fused) place(c *fusedCall, g *fusedGroup) (at fusedPart, shared bool, e
 	case into && g.packed && c.batch() == 1 && h.takes(g):
 		if len(h.parts) == 0 {
 			whole := fusedPart{x: cuda.Addr(h.into), at: denseRows(all, c.heads(), 1), hi: all}
-			if whole.lse, err = room(all, 4); err != nil {
+			if whole.lse, err = alloc(all, 4); err != nil {
 				return at, false, err
 			}
 			if g.covered() < all {
@@ -289,17 +286,17 @@ func (f *Fused) place(c *fusedCall, g *fusedGroup) (at fusedPart, shared bool, e
 	case into && len(h.parts) == 0 && rows == all:
 		at.x = cuda.Addr(h.into)
 	default:
-		if at.x, err = room(rows, 2*c.dimV()); err != nil {
+		if at.x, err = alloc(rows, 2*c.dimV()); err != nil {
 			return at, false, err
 		}
 	}
-	if at.lse, err = room(rows, 4); err == nil && at.gaps {
+	if at.lse, err = alloc(rows, 4); err == nil && at.gaps {
 		f.kernels.fill32(f.stream, at.lse, c.batch()*rows*c.heads(), math.Inf(-1))
 	}
 	return at, false, err
 }
 
-// takes reports whether all that is held is in into, and no row of the group is.
+// takes reports whether the group can go to into: all held rows are there, and none of the group's.
 func (h *heldParts) takes(g *fusedGroup) bool {
 	if len(h.parts) > 0 && len(h.direct) == 0 {
 		return false
@@ -321,15 +318,15 @@ func covered(ranges []partition.Range) (n int) {
 	return n
 }
 
-// done says that o holds the only part already, which has all rows. The LSE is still to be copied.
+// done reports whether o already holds the only part, with all rows. The LSE must still be copied.
 func (h *heldParts) done(o View) bool {
 	return o == h.into && h.fresh && len(h.parts) == 1 && h.parts[0].x == cuda.Addr(o) && !h.parts[0].gaps
 }
 
-// Planning has cuDNN build plans; see attention.Planner.
+// Planning returns a kernel that only builds cuDNN's plans; see attention.Planner.
 func (f *Fused) Planning() attention.Kernel { return fusedPlanning{f: f} }
 
-// fusedPlanning builds the plans of what it is asked for.
+// fusedPlanning builds the plans of passes and computes nothing.
 type fusedPlanning struct{ f *Fused }
 
 // Forward begins a pass that builds the plans of one of Fused.
@@ -379,7 +376,7 @@ func (f *Fused) planAll(c *fusedCall, tiles []partition.Tile) error {
 
 var _ attention.Planner = (*Fused)(nil)
 
-// fusedScratch hands out device memory as a stack. Work on the stream is in order, so that returned memory is free at
+// fusedScratch allocates device memory as a stack. Work on the stream runs in order, so freed memory can be reused at
 // once.
 type fusedScratch struct {
 	dev *cuda.Device
@@ -396,8 +393,8 @@ func (s *fusedScratch) size() int64 {
 	return s.mem.Bytes()
 }
 
-// reserve makes room for bytes in one piece. Memory that it replaces stays until the device is
-// closed, since results may lie in it: FusedWorkspace is there to reserve enough at once.
+// reserve allocates bytes in one piece. The replaced memory is not freed before the device is closed, since results may
+// be in it. FusedWorkspace returns a size that is large enough from the beginning.
 func (s *fusedScratch) reserve(bytes int64) error {
 	if bytes <= s.size() {
 		return nil
@@ -410,7 +407,7 @@ func (s *fusedScratch) reserve(bytes int64) error {
 	return nil
 }
 
-// alloc returns the address of that many bytes.
+// alloc returns the address of an allocation.
 func (s *fusedScratch) alloc(bytes int64) (uint64, error) {
 	bytes = roundUp64(bytes, scratchAlign)
 	if s.at+bytes > s.size() {

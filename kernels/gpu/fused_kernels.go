@@ -17,7 +17,7 @@ type fusedKernels struct {
 
 const fusedProgram = "fused"
 
-// fusedNames names the kernels for parts of one type.
+// fusedNames names the kernels for one type of parts.
 type fusedNames struct{ merge, mergeF32, sum string }
 
 var fusedTypes = map[tensor.DType]fusedNames{
@@ -25,7 +25,7 @@ var fusedTypes = map[tensor.DType]fusedNames{
 	tensor.F16:  {"fused_merge_fp16", "fused_merge_fp16_fp32", "fused_sum_fp16"},
 }
 
-// loadFused finds all functions, so that none can be missing later.
+// loadFused looks up all functions, so that a missing one fails early.
 func loadFused(loader *Loader) (fusedKernels, error) {
 	k := fusedKernels{loader: loader, sms: loader.Device().SMs}
 	names := []string{"fused_lse", "fused_fill"}
@@ -66,8 +66,7 @@ func headsFirst(rows, heads int) axisStrides {
 	return axisStrides{int64(heads) * int64(rows), 1, int64(rows)}
 }
 
-// A fusedPart is a partial result for rows [lo, hi): x, 16-bit and dense, and for a forward pass the
-// LSE.
+// A fusedPart is a partial result for rows [lo, hi): x, 16-bit and dense, and in a forward pass the LSE.
 type fusedPart struct {
 	x, lse uint64
 	at     axisStrides // of the LSE
@@ -79,7 +78,7 @@ func (s axisStrides) c() source.FusedStrides {
 	return source.FusedStrides{Batch: s[0], Seq: s[1], Head: s[2]}
 }
 
-// What is held fits into the arguments.
+// The held parts must fit the kernel's arguments.
 const _ = uint(source.FusedMaxParts - maxHeld)
 
 func cParts(parts []fusedPart) (c [source.FusedMaxParts]source.FusedPart) {
@@ -92,8 +91,8 @@ func cParts(parts []fusedPart) (c [source.FusedMaxParts]source.FusedPart) {
 // mergePairs bounds the (row, head) pairs of a block.
 const mergePairs = 256
 
-// A merging is one pass of fused_merge: the parts, of type dtype, and the accumulator where it is not
-// fresh, go into lse and out. With all, rows that nothing is known of are written as well.
+// A merging holds the arguments of fused_merge, which merges the parts, of type dtype, and the accumulator, unless it
+// is fresh, into lse and out. With all, it also writes rows that have no part.
 type merging struct {
 	out, acc, lse View
 	dtype         tensor.DType
@@ -126,9 +125,8 @@ func (k *fusedKernels) mergeInto(s *cuda.Stream, m merging) {
 	k.launch(s, name, grid, cuda.Dim{X: 256}, cuda.Struct(&cuda.Args{}, &p))
 }
 
-// A gradTotal is what sum does to rows [lo, hi) of dst: those in fresh become the sum of the parts
-// and of src, others that one of them has get it added. src, float32, is rows [at, at + its length) of
-// dst; the zero View: none.
+// A gradTotal describes a sum into rows [lo, hi) of dst. Rows in fresh become the sum of the parts and of src; to other
+// rows the sum is added. src, float32, belongs to the rows of dst since at; the zero View: none.
 type gradTotal struct {
 	dst    View
 	parts  []fusedPart
@@ -138,7 +136,7 @@ type gradTotal struct {
 	at     int
 }
 
-// withSrc returns t with src, added to rows from at.
+// withSrc returns t with src added to the rows since at.
 func (t gradTotal) withSrc(src View, at int) gradTotal {
 	t.lo, t.hi = min(t.lo, at), max(t.hi, at+src.Len(tensor.Seq))
 	t.src, t.at = src, at
@@ -173,10 +171,10 @@ func (k *fusedKernels) total(s *cuda.Stream, t tensor.DType, totals ...gradTotal
 		cuda.Struct(&cuda.Args{}, &p))
 }
 
-// grid returns the blocks of 256 threads for n pieces of work, several waves at most.
+// grid returns the number of blocks of 256 threads for n pieces of work, at most several waves.
 func (k *fusedKernels) grid(n int) int { return min(ceilDiv(n, 256), 64*k.sms) }
 
-// copyLSE copies rows of [batch, rows, heads] from src to dst. With open, -Inf becomes Inf.
+// copyLSE copies the LSE [batch, rows, heads] from src to dst. With open, it replaces -Inf by Inf.
 func (k *fusedKernels) copyLSE(s *cuda.Stream, dst uint64, dstAt axisStrides, src uint64, srcAt axisStrides, batch,
 	rows, heads int, open bool) {
 	p := source.FusedLSE{

@@ -13,16 +13,14 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A packed call of cuDNN has a sequence for each piece and batch. They lie in the tensors at
-// offsets that the device reads, and have lengths that it reads; the plan knows only how many
-// they are and how long at most. Both are rounded up, and sequences of length 0 added, so that
-// other documents find the plan that these have built.
+// A packed call of cuDNN has one sequence for each piece and batch element. The device reads their offsets and lengths;
+// the plan contains only their number and the largest length. Both are rounded up, and sequences of length 0 fill the
+// batch, so that other documents can reuse the plan.
 
-// Backward, cuDNN finds a gradient by the offsets of what it is the gradient of: dQ where Q is,
-// dK where K is, dV where V is. So these have equal strides and equal offsets, from the first row
-// of the group, and tensors that are not dense go one piece at a time.
+// In a backward pass, cuDNN uses the offsets of Q for dQ, of K for dK and of V for dV. So each pair has equal strides
+// and equal offsets from the group's first row. Tensors that are not dense take one call per piece.
 
-// takes reports whether a call can go as packed sequences.
+// takes reports whether a call can use packed sequences.
 func (p packing) takes(c *fusedCall) bool {
 	if !c.backward {
 		return true
@@ -60,7 +58,7 @@ func (f *Fused) packed(c *fusedCall, g *fusedGroup) dnn.Desc {
 	return d
 }
 
-// packedTensor describes the memory of a tensor's rows, from the group's first row.
+// A packedTensor describes the layout of a tensor, relative to the group's first row.
 type packedTensor struct {
 	used, keys bool
 	at         axisStrides
@@ -93,7 +91,7 @@ func (f *Fused) forwardPacked(c *fusedCall, g *fusedGroup, held fusedPart) error
 	return f.executePacked(c, g, &at)
 }
 
-// backwardPacked returns the same for gradients.
+// backwardPacked does the same for gradients.
 func (f *Fused) backwardPacked(c *fusedCall, g *fusedGroup, dq uint64, sum *keySum, last bool) error {
 	dk, dv, err := f.keyGrads(c, g.keys.Len())
 	if err != nil {
@@ -134,7 +132,7 @@ func (f *Fused) executePacked(c *fusedCall, g *fusedGroup, at *dnn.Pointers) err
 	return f.execute(d, at)
 }
 
-// packedTable returns the offsets of every tensor that is used, int64, and the lengths, int32.
+// packedTable returns the offsets of every used tensor, int64, and the lengths, int32.
 func packedTable(c *fusedCall, g *fusedGroup, n int) []byte {
 	var out []byte
 	for _, s := range g.layout(c) {
@@ -171,19 +169,18 @@ func packedTable(c *fusedCall, g *fusedGroup, n int) []byte {
 	return out
 }
 
-// fusedTables are small tables on the device. There are two halves; one is filled while the device
-// reads the other. A table that is still there is not sent again: the layers of a step ask for
-// the same ones.
+// fusedTables keeps small tables on the device, in two halves: the host fills one while the device reads the other. It
+// does not send a known table again, since the layers of a step use the same ones.
 type fusedTables struct {
 	host  *cuda.Pinned
 	mem   *cuda.Memory
 	half  int
 	at    int64
 	known map[string]uint64
-	used  [2]tensor.Event // when the device was done with a half; nil: never
+	used  [2]tensor.Event // the device's last use of a half; nil: never
 }
 
-const tableBytes = 4 << 20 // of a half
+const tableBytes = 4 << 20 // size of a half
 
 // upload returns the address of the table on the device.
 func (t *fusedTables) upload(s *cuda.Stream, table []byte) (uint64, error) {
@@ -192,7 +189,7 @@ func (t *fusedTables) upload(s *cuda.Stream, table []byte) (uint64, error) {
 	}
 	n := int64(len(table))
 	if n > tableBytes {
-		return 0, fmt.Errorf("%d bytes of offsets of packed documents, with room for %d; use longer documents or the "+
+		return 0, fmt.Errorf("offsets of packed documents take %d bytes, more than %d; use longer documents or the "+
 			"flash backend", n, tableBytes)
 	}
 	if t.mem == nil {
@@ -203,7 +200,7 @@ func (t *fusedTables) upload(s *cuda.Stream, table []byte) (uint64, error) {
 	if t.at+n > tableBytes {
 		t.used[t.half] = s.Record()
 		t.half, t.at = 1-t.half, 0
-		if e := t.used[t.half]; e != nil { // long ago, unless documents are very many
+		if e := t.used[t.half]; e != nil { // usually long ago
 			if err := e.Sync(context.Background()); err != nil {
 				return 0, err
 			}

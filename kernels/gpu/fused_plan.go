@@ -1,6 +1,11 @@
-// Package gpu computes attention and the operations of a model on NVIDIA GPUs: by our own CUDA
-// kernels, whose source is in kernels/gpu/internal/source, by cuDNN and by cuBLASLt. What a plan needs to know
-// builds everywhere; the rest is under the build tag cuda.
+// Package gpu computes attention and the other operations of a model on NVIDIA GPUs. Flash and Reference compute
+// attention with cprun's own CUDA kernels (kernels/gpu/internal/source), Fused with cuDNN. Ops computes the other
+// operations; its matrix products use cuBLASLt. A Loader compiles the kernels:
+//
+//	loader, err := gpu.NewLoader(device)
+//	flash, err := gpu.NewFlash(stream, loader, gpu.FlashOptions{})
+//
+// Memory sizes, which plans need, build everywhere. The rest has the build tag cuda.
 package gpu
 
 // FusedShape is the attention of one rank, in tokens, heads and elements.
@@ -12,19 +17,19 @@ type FusedShape struct {
 	Calls          int // blocks of one pass: the hops with work
 	Training       bool
 	Packed         bool // FusedOptions.Packed
-	// Deterministic is FusedOptions.Deterministic where cuDNN keeps the matrix of all pairs of a
-	// call for it, as backends.KeepsMatrix says.
+	// Deterministic is FusedOptions.Deterministic, if backends.KeepsMatrix reports that cuDNN then keeps the matrix of
+	// all pairs of a call.
 	Deterministic bool
 }
 
-// A packing is how packed problems are made.
+// packing holds the limits of packed problems, which work around faults of cuDNN.
 type packing struct {
-	least  int // least length of the longest sequence: with 1, cuDNN gives a wrong LSE
-	widest int // head dim up to which gradients are packed; beyond, they lack all keys after the 128th
-	// multiple divides head dims if gradients are packed. With others cudnn-frontend takes them as loose bounds:
-	// gigabytes with many documents.
+	least  int // smallest length of the longest sequence; with 1, cuDNN returns a wrong LSE
+	widest int // largest head dim with packed gradients; above, they lack all keys after the 128th
+	// multiple divides head dims with packed gradients. With other head dims, cudnn-frontend's workspace has loose
+	// bounds: gigabytes with many documents.
 	multiple int
-	loose    bool // workspace for as many sequences of the longest length, not for all rows together
+	loose    bool // the workspace is for sequences that all have the longest length, not for the total number of rows
 }
 
 var defaultPacking = packing{least: 128, widest: 192, multiple: 16}
@@ -33,13 +38,12 @@ func (p packing) grads(dim, dimV int) bool {
 	return max(dim, dimV) <= p.widest && dim%p.multiple == 0 && dimV%p.multiple == 0
 }
 
-// maxHeld is how many partial results Fused keeps for one pass over the accumulator. One may count as several
-// parts, of the rows that it has.
+// maxHeld is the number of partial results that Fused merges in one pass over the accumulator. A result may consist of
+// several parts, one for each run of rows.
 const maxHeld = 4
 
-// FusedWorkspace returns the device memory that Fused takes for a shape, in bytes: partial results
-// that wait to be merged, and what a backward call of cuDNN needs. A forward call of cuDNN needs
-// next to nothing.
+// FusedWorkspace returns the device memory that Fused needs for a shape, in bytes: partial results before their merge,
+// and the workspace of a backward call of cuDNN. A forward call of cuDNN needs almost none.
 func FusedWorkspace(s FusedShape) int64 {
 	rows := int64(s.Batch) * int64(s.SeqQ) * int64(s.Heads)
 	keys := int64(s.Batch) * int64(s.SeqK) * int64(s.KVHeads)
@@ -53,12 +57,12 @@ func FusedWorkspace(s FusedShape) int64 {
 	return max(forward, backward) + fusedSlack
 }
 
-// backwardWorkspace bounds what a backward call asks cuDNN for, as internal/model/backends does: in
-// cudnn-frontend 1.23.0 (node/scaled_dot_product_flash_attention.h) the float32 sums of do*o and float32
-// dQ, and for packed documents with grouped heads dK and dV of every query head.
+// backwardWorkspace bounds cuDNN's workspace of a backward call, as internal/model/backends does. In cudnn-frontend
+// 1.23.0 (node/scaled_dot_product_flash_attention.h), it holds the float32 sums of do*o and float32 dQ. For packed
+// documents with grouped heads, it also holds dK and dV of every query head.
 //
-// A deterministic call has the matrix dP beside them, in 16 bits: cuDNN 9.19 asked for these to the byte at 8K tokens
-// and head dims of 64, 128 and 256. Its blocks count as 128 long, the longest side of a tile.
+// A deterministic call also keeps the matrix dP, in 16 bits. cuDNN 9.19 asked for exactly this size at 8K tokens and
+// head dims of 64, 128 and 256. Lengths are rounded up to 128, the longest side of a tile.
 func backwardWorkspace(s FusedShape) int64 {
 	rows := int64(s.Batch) * int64(s.SeqQ) * int64(s.Heads)
 	n := rows*4 + rows*int64(4*s.Dim)
@@ -71,21 +75,21 @@ func backwardWorkspace(s FusedShape) int64 {
 	return n
 }
 
-// scratchGrowth bounds the extra memory of a growing workspace, which can be most of the memory, so that half as much
-// again does not fit.
+// scratchGrowth bounds the spare memory of a growing workspace. A workspace can take most of the device, so that growth
+// by half would not fit.
 const scratchGrowth = 256 << 20
 
-// grownScratch returns how large scratch memory of size bytes is made for need bytes.
+// grownScratch returns the new size of a workspace of size bytes that must hold need bytes.
 func grownScratch(size, need int64) int64 {
 	return max(need, min(size*3/2, need+scratchGrowth))
 }
 
-// fusedSlack covers rounding, and the counters of cuDNN's kernels.
+// fusedSlack covers rounding and the counters of cuDNN's kernels.
 const fusedSlack = 16 << 20
 
 func roundUp64(n, m int64) int64 { return (n + m - 1) / m * m }
 
-// bucket returns the next number from n on that is a power of 2, or 3 times one.
+// bucket rounds n up to a power of 2, or 3 times a power of 2.
 func bucket(n int) int {
 	b := 1
 	for ; b < n; b *= 2 {
@@ -96,8 +100,7 @@ func bucket(n int) int {
 	return b
 }
 
-// The device memory that Ops holds, in bytes, each in one allocation made with it. Plans of
-// builds without CUDA count it too.
+// The sizes of the device memory that NewOps allocates, in bytes. Plans of builds without CUDA also count it.
 const (
 	LinearWorkspace = 64 << 20 // for matrix products
 	OpsWorkspace    = 32 << 20 // for partial results of the other operations

@@ -23,12 +23,11 @@ func openBlas(stream *cuda.Stream) (*blas.Handle, error) {
 	return blas.Open(stream, work)
 }
 
-// Tune has matrix products choose their algorithm by time when they are first used, for which
-// the caller waits; see blas.Handle.Tune.
+// Tune makes the first use of each matrix product measure the algorithms and choose the fastest. The caller waits for
+// the measurement; see blas.Handle.Tune.
 func (c *Ops) Tune(on bool) { c.blas.Tune(on) }
 
-// Linear sets y [rows, out] to x [rows, in] times w [out, in] transposed, plus add, which may be
-// the zero View.
+// Linear sets y [rows, out] to x [rows, in] times w [out, in] transposed, plus add unless that is the zero View.
 func (c *Ops) Linear(y, x, w, add View) { c.multiply("linear", linearProblem(y, x, w, add)) }
 
 // LinearDX sets dx [rows, in] to dy [rows, out] times w [out, in], or adds it.
@@ -36,8 +35,8 @@ func (c *Ops) LinearDX(dx, dy, w View, accumulate bool) {
 	c.multiply("linear dx", linearDXProblem(dx, dy, w, accumulate))
 }
 
-// LinearDW adds dy [rows, out] transposed times x [rows, in] to dw [out, in], float32 or of the
-// type of the activations.
+// LinearDW adds dy [rows, out] transposed times x [rows, in] to dw [out, in]. dw is float32 or has the type of the
+// activations.
 func (c *Ops) LinearDW(dw, dy, x View) { c.multiply("linear dw", linearDWProblem(dw, dy, x)) }
 
 func linearProblem(y, x, w, add View) blas.Problem {
@@ -82,7 +81,7 @@ func linearDWProblem(dw, dy, x View) blas.Problem {
 
 func matrix(v View) blas.Matrix { return blas.Matrix{Addr: cuda.Addr(v), Stride: int64(v.Cols())} }
 
-// multiply queues a product: by cuBLASLt, or by a kernel of our own for what it does not do.
+// multiply queues a product on cuBLASLt, or on cprun's own kernel if cuBLASLt does not support it.
 func (c *Ops) multiply(name string, p blas.Problem) {
 	switch {
 	case p.M == 0 || p.N == 0 || p.K == 0 && p.C == p.D:
@@ -99,29 +98,28 @@ func (c *Ops) simple(p blas.Problem) error {
 	// The kernel takes A as m by k and B as n by k, with any strides.
 	for _, x := range []struct {
 		blas.Matrix
-		turned bool
+		transposed bool
 	}{{p.A, p.TransA}, {p.B, !p.TransB}} {
 		m := source.Matrix{At: x.Addr, Row: x.Stride, Column: 1}
-		if x.turned {
+		if x.transposed {
 			m.Row, m.Column = 1, x.Stride
 		}
 		cuda.Struct(args, &m)
 	}
 	args.Int64(int64(p.M)).Int64(int64(p.N)).Int64(int64(p.K))
-	const tile, most = 64, 65535 // blocks along y; the kernel's loop does the rest
+	const tile, most = 64, 65535 // most blocks along y; the kernel loops over the rest
 	grid := cuda.Dim{X: ceilDiv(p.N, tile), Y: min(ceilDiv(p.M, tile), most)}
 	return c.launch("gemm_simple", "gemm_"+typeNames[p.In]+"_"+typeNames[p.Out], grid, cuda.Dim{X: 16, Y: 16}, args)
 }
 
-// squaresBlocks bounds the blocks of SumSquares; squaresShare elements add another. Both set the order of the sum, so
-// they are the same on every GPU.
+// The blocks of SumSquares set the order of the sum, so they are the same on every GPU.
 const (
-	squaresBlocks = 4096
-	squaresShare  = 1 << 12
+	squaresBlocks = 4096    // at most
+	squaresShare  = 1 << 12 // elements of a block, if there are fewer
 )
 
-// SumSquares adds the sum of the squares of g, dense float32, to sum, a float64 scalar. It is
-// float64, in an order that depends on the size of g and whether it is aligned to 16 bytes.
+// SumSquares adds the sum of the squares of g, dense float32, to sum, a float64 scalar. It computes in float64. The
+// order depends on the size of g and on its alignment to 16 bytes.
 func (c *Ops) SumSquares(sum, g View) {
 	denseFloats("sum of squares", g)
 	shape.Must(sum.Size() == 1 && sum.DType() == tensor.F64, "sum of squares", sum, g)
@@ -150,11 +148,10 @@ func (c *Ops) SumSquares(sum, g View) {
 	})
 }
 
-// AdamW updates p, m and v, dense float32, in place by one step with gradient g, by the formulas
-// of the CPU. With MaxNorm > 0, g is first scaled by min(1, MaxNorm / (sqrt(sum) + 1e-6)), sum a
-// float64 scalar, read when the step runs. With Scale > 0, g and sqrt(sum) are that much too
-// large, and where sum is not finite the step changes nothing, as the device finds by itself.
-// copied, where it is not the zero View, is set to p in its own type.
+// AdamW updates p, m and v, dense float32, in place by one step with gradient g, by the formulas of the CPU. With
+// MaxNorm > 0, it first scales g by min(1, MaxNorm / (sqrt(sum) + 1e-6)); sum is a float64 scalar, read when the step
+// runs. With Scale > 0, it divides g and sqrt(sum) by Scale, and changes nothing if sum is not finite; the device
+// checks that. It copies the new p to copied, in copied's type, unless that is the zero View.
 func (c *Ops) AdamW(p, copied, g, m, v, sum View, h kernels.AdamStep) {
 	denseFloats("adamw", p, g, m, v)
 	shape.Must(p.Size() == g.Size() && p.Size() == m.Size() && p.Size() == v.Size(), "adamw", p, g, m, v)
@@ -178,7 +175,7 @@ func (c *Ops) AdamW(p, copied, g, m, v, sum View, h kernels.AdamStep) {
 	})
 }
 
-// adamStep returns the numbers of a step as the kernel has them, each rounded once.
+// adamStep returns the kernel's parameters of a step, each rounded once.
 func adamStep(h kernels.AdamStep) source.AdamStep {
 	t, unscale := float64(h.Step+1), 0.0
 	if h.Scale > 0 {
@@ -192,10 +189,9 @@ func adamStep(h kernels.AdamStep) source.AdamStep {
 	}
 }
 
-// NormRope sets y [batch, seq, heads, dim] to the rotation of RMSNorm(x), halves against halves:
-// (x1*cos - x2*sin, x2*cos + x1*sin). cos, sin: float32 [batch, seq, 1, dim/2]; inv: float32
-// [batch, seq, heads, 1]. With the zero View as w there is no norm, and inv is not used. y may
-// be x.
+// NormRope sets y [batch, seq, heads, dim] to RoPE of RMSNorm(x), in the layout of halves:
+// (x1*cos - x2*sin, x2*cos + x1*sin). cos, sin: float32 [batch, seq, 1, dim/2]; inv: float32 [batch, seq, heads, 1]. If
+// w is the zero View, there is no norm, and inv is unused. y may be x.
 func (c *Ops) NormRope(y, inv, x, w, cos, sin View, eps float64) {
 	checkCUDARope("rope", inv, w, cos, sin, y, x)
 	c.stream.Do("norm and rope", func() error {
@@ -217,9 +213,8 @@ func (c *Ops) NormRope(y, inv, x, w, cos, sin View, eps float64) {
 	})
 }
 
-// NormRopeBackward sets dx, of the type of x, to its gradient given dy, of that type or float32,
-// and adds that of w to dw. dx may be dy, if they agree in type. With the zero View as w, inv, x
-// and dw are not used.
+// NormRopeBackward sets dx to the gradient of x, in its type, given dy, of that type or float32. It adds the gradient
+// of w to dw. dx may be dy if their types are equal. If w is the zero View, inv, x and dw are unused.
 func (c *Ops) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
 	norm := !w.IsZero()
 	if !norm {
@@ -275,13 +270,13 @@ func checkCUDARope(op string, inv, w, cos, sin View, xs ...View) {
 
 const (
 	ropeThreads = 256
-	ropeHeads   = 4 // that a group of lanes takes at once in the forward pass
+	ropeHeads   = 4 // heads that a group of lanes processes at once in the forward pass
 )
 
-// rope is source.Rope; lanes 0 selects the kernels of any head dim.
+// rope holds the fields of source.Rope. lanes 0 selects the kernels for any head dim.
 type rope struct{ tokens, heads, half, lanes int }
 
-// newRope takes vectors of that many elements where heads are made of them.
+// newRope uses vectors of lanes elements if they divide the halves of a head.
 func newRope(x View, lanes int, vectors bool) rope {
 	r := rope{tokens: x.Rows(), heads: x.Len(tensor.Heads), half: x.Len(tensor.Dim) / 2}
 	if vecs := r.half / lanes; vectors && r.half%lanes == 0 && vecs <= 32 {
@@ -295,7 +290,7 @@ func (r rope) args(a *cuda.Args) *cuda.Args {
 		Lanes: int32(r.lanes)})
 }
 
-// grid returns the blocks that take so many heads at once with each group of lanes.
+// grid returns the blocks, if a group of lanes processes that number of heads at once.
 func (r rope) grid(heads int) cuda.Dim {
 	return cuda.Dim{X: ceilDiv(r.tokens*ceilDiv(r.heads, heads), ropeThreads/r.lanes)}
 }
@@ -315,8 +310,8 @@ func (c *Ops) SwiGLU(y, gate, up View) {
 	})
 }
 
-// SwiGLUBackward sets dgate = dy * up * s * (1 + gate * (1 - s)), with s = sigmoid(gate), and
-// dup = dy * silu(gate). They may be gate and up.
+// SwiGLUBackward sets dgate = dy * up * s * (1 + gate * (1 - s)), with s = sigmoid(gate), and dup = dy * silu(gate).
+// dgate may be gate, and dup may be up.
 func (c *Ops) SwiGLUBackward(dgate, dup, dy, gate, up View) {
 	denseActivations("swiglu backward", dgate, dup, dy, gate, up)
 	shape.Must(shape.SameShape(dgate, dup, dy, gate, up), "swiglu backward", dgate, dup, dy, gate, up)

@@ -16,20 +16,19 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Loader compiles the programs of kernels/gpu/internal/source for a device, or finds them compiled on disk,
-// loads each once, and finds each of their functions once. All who launch kernels of ours share it.
-// Any goroutine may use it.
+// Loader compiles the programs of kernels/gpu/internal/source for a device, or finds them compiled on disk. It loads
+// each program once and looks up each function once. All users of cprun's own kernels share it. Any goroutine may use
+// it.
 type Loader struct {
 	dev       *cuda.Device
 	cache     nvrtc.Cache
 	functions *functionCache
 
 	mu      sync.Mutex
-	modules map[string]func() (*cuda.Module, error) // guarded by mu; each does its work once
+	modules map[string]func() (*cuda.Module, error) // guarded by mu; each loads once
 }
 
-// NewLoader loads NVRTC, from dirs or from where the system has it, and keeps what it compiles
-// in the folder of compiled kernels.
+// NewLoader loads NVRTC, from dirs or the system's folders. The loader stores compiled programs in cacheDir.
 func NewLoader(dev *cuda.Device, dirs ...string) (*Loader, error) {
 	compiler, err := nvrtc.Open(dirs...)
 	if err != nil {
@@ -44,8 +43,8 @@ func NewLoader(dev *cuda.Device, dirs ...string) (*Loader, error) {
 	return l, nil
 }
 
-// cacheDir returns the folder of compiled kernels: cprun/kernels in the user's cache, or where
-// there is none, in the folder for temporary files.
+// cacheDir returns the folder of compiled kernels: cprun/kernels in the user's cache, or else in the folder for
+// temporary files.
 func cacheDir() string {
 	dir, err := os.UserCacheDir()
 	if err != nil {
@@ -57,10 +56,10 @@ func cacheDir() string {
 // Device returns the device that programs are loaded on.
 func (l *Loader) Device() *cuda.Device { return l.dev }
 
-// Compiled returns how many programs had to be compiled, 0 in a second start.
+// Compiled returns the number of programs that were not on disk and had to be compiled.
 func (l *Loader) Compiled() int { return l.cache.Compiled() }
 
-// Fault says why compiled programs cannot be kept on disk, if so; they work without.
+// Fault returns the error of storing compiled programs on disk, if any. They work all the same.
 func (l *Loader) Fault() error { return l.cache.Fault() }
 
 // Load returns the program of that name in source.Programs.
@@ -75,8 +74,8 @@ func (l *Loader) Load(name string) (*cuda.Module, error) {
 	return f()
 }
 
-// Function returns a kernel of a program, which is loaded, and if it is not on disk compiled, the
-// first time. shared is the most dynamic shared memory that it is launched with, in bytes.
+// Function returns a kernel of a program. The first call loads the program, and compiles it if it is not on disk.
+// shared is the largest dynamic shared memory of its launches, in bytes.
 func (l *Loader) Function(program, name string, shared int) (*cuda.Function, error) {
 	return l.functions.get(functionKey{program, name, shared})
 }
@@ -89,7 +88,7 @@ func (l *Loader) find(k functionKey) (*cuda.Function, error) {
 	return m.Function(k.name, k.shared)
 }
 
-// Preload loads programs, which are compiled beside each other where they have to be.
+// Preload loads programs, and compiles missing ones in parallel.
 func (l *Loader) Preload(names ...string) error {
 	errs := make([]error, len(names))
 	var wg sync.WaitGroup
@@ -116,18 +115,16 @@ func (l *Loader) load(name string) (*cuda.Module, error) {
 	return l.dev.Load(cubin)
 }
 
-// functionKey says which function is meant, and how much dynamic shared memory it is launched with
-// at most, in bytes.
+// A functionKey names a function and the largest dynamic shared memory of its launches, in bytes.
 type functionKey struct {
 	program, name string
 	shared        int
 }
 
-// functionCache finds each function of the driver once. Any goroutine may use it. A function that
-// is known is found without an allocation, since that is on the way of every launch.
+// functionCache looks up each function of the driver once. Any goroutine may use it. Every launch calls get, which does
+// not allocate for a known function.
 type functionCache struct {
-	// find asks the driver for a function.
-	find func(functionKey) (*cuda.Function, error)
+	find func(functionKey) (*cuda.Function, error) // looks up a function in the driver
 
 	mu    sync.RWMutex
 	known map[functionKey]*cuda.Function // guarded by mu
@@ -137,7 +134,7 @@ func newFunctionCache(find func(functionKey) (*cuda.Function, error)) *functionC
 	return &functionCache{find: find, known: map[functionKey]*cuda.Function{}}
 }
 
-// get returns the function of k. An error is not kept: the next call tries again.
+// get returns the function of k. It does not cache errors: the next call tries again.
 func (c *functionCache) get(k functionKey) (*cuda.Function, error) {
 	c.mu.RLock()
 	f := c.known[k]
@@ -154,8 +151,7 @@ func (c *functionCache) add(k functionKey) (*cuda.Function, error) {
 	if f := c.known[k]; f != nil {
 		return f, nil
 	}
-	// The driver has one limit of shared memory for a function, which must not become lower for those
-	// that have it already.
+	// The driver has one limit of shared memory per function. It must not decrease, for holders of the function.
 	most := k
 	for other := range c.known {
 		if other.program == k.program && other.name == k.name {
@@ -172,9 +168,9 @@ func (c *functionCache) add(k functionKey) (*cuda.Function, error) {
 // View is a strided window onto memory; see package tensor.
 type View = tensor.View
 
-// Ops computes the operations of the model and the optimizer on a GPU. Its methods queue work
-// on its stream and return at once; an error of the device poisons the stream, a fault of
-// shape or type panics, as it does on the CPU. One goroutine uses it at a time.
+// Ops computes the operations of the model and the optimizer on a GPU. Its methods queue work on its stream and return
+// at once. An error of the device poisons the stream; a wrong shape or type panics, as on the CPU. One goroutine may
+// use it at a time.
 type Ops struct {
 	stream *cuda.Stream
 	loader *Loader
@@ -182,8 +178,8 @@ type Ops struct {
 	blas   *blas.Handle
 }
 
-// NewOps returns operations that compute on stream, which the caller closes. They take OpsWorkspace and
-// LinearWorkspace bytes of the device.
+// NewOps returns operations that compute on stream. The caller closes stream. They allocate OpsWorkspace and
+// LinearWorkspace bytes on the device.
 func NewOps(stream *cuda.Stream, loader *Loader) (*Ops, error) {
 	c := &Ops{stream: stream, loader: loader}
 	var opsErr, blasErr error
@@ -195,7 +191,7 @@ func NewOps(stream *cuda.Stream, loader *Loader) (*Ops, error) {
 	return c, nil
 }
 
-// Close lets go of cuBLASLt. The stream must be done.
+// Close releases cuBLASLt. The stream must be done.
 func (c *Ops) Close() error { return c.blas.Close() }
 
 // Stream returns the stream that the work is queued on.

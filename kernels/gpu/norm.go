@@ -25,7 +25,7 @@ func (c *Ops) AddRMSNorm(y, inv, sum, a, b, w View, eps float64) {
 	c.norm("add rmsnorm", "add_rmsnorm_", y, inv, []View{sum, a, b}, w, eps)
 }
 
-// checkCUDANorm panics unless xs have one shape and inv and w go with it.
+// checkCUDANorm panics unless xs have the same shape, and inv and w match it.
 func checkCUDANorm(op string, inv, w View, xs ...View) {
 	denseActivations(op, xs...)
 	denseFloats(op, inv, w)
@@ -34,7 +34,7 @@ func checkCUDANorm(op string, inv, w View, xs ...View) {
 		inv.Size() == shape.RowsOver(x), op, append(xs, inv, w)...)
 }
 
-// norm queues the kernel of that name, which is given y, inv, xs and w.
+// norm queues a kernel with the arguments y, inv, xs and w.
 func (c *Ops) norm(op, kernel string, y, inv View, xs []View, w View, eps float64) {
 	rows, n := shape.RowsOver(y), y.Len(tensor.Dim)
 	c.stream.Do(op, func() error {
@@ -55,18 +55,18 @@ func (c *Ops) norm(op, kernel string, y, inv View, xs []View, w View, eps float6
 	})
 }
 
-// A rowShape shares a row in registers among threads.
+// A rowShape describes how threads hold a row in registers.
 type rowShape struct {
-	threads int // of a row
-	rows    int // of a block
-	vectors int // of 16 bytes, of a thread
+	threads int // per row
+	rows    int // per block
+	vectors int // of 16 bytes, per thread
 }
 
 // maxNormVectors bounds the vectors of a thread.
 const maxNormVectors = 16
 
-// normShape gives a row to a warp, or to a block of a few if one's registers do not hold it; ok is false if none do.
-// Warps need no barrier between them, and their loads of some KiB hide the latency of memory.
+// normShape assigns a row to one warp, or to a block of several if it does not fit the registers of one. ok is false if
+// it fits no block. One warp per row needs no barrier, and its loads of a few KiB hide the latency of memory.
 func normShape(n, lanes, most int) (s rowShape, ok bool) {
 	vecs := n / lanes
 	s = rowShape{threads: 32, rows: 4}
@@ -81,7 +81,7 @@ func normShape(n, lanes, most int) (s rowShape, ok bool) {
 	return s, false
 }
 
-// RMSNormBackward sets dx to the gradient of x, or adds it, and adds that of w to dw.
+// RMSNormBackward sets dx to the gradient of x, or adds it, and adds the gradient of w to dw.
 func (c *Ops) RMSNormBackward(dx, dw, dy, x, inv, w View, accumulate bool) {
 	checkCUDANorm("rmsnorm backward", inv, w, dx, dy, x)
 	denseFloats("rmsnorm backward", dw)
@@ -110,7 +110,7 @@ func (c *Ops) RMSNormBackward(dx, dw, dy, x, inv, w View, accumulate bool) {
 	})
 }
 
-// normBackwardShape gives a row to a block, whose registers hold the sums of dw beside it.
+// normBackwardShape assigns a row to a block. Its registers also hold the sums of dw.
 func normBackwardShape(n, lanes int) (s rowShape, ok bool) {
 	vecs := n / lanes
 	for _, s.vectors = range []int{1, 2, 4} {
@@ -122,15 +122,15 @@ func normBackwardShape(n, lanes int) (s rowShape, ok bool) {
 	return s, false
 }
 
-// parts returns how many blocks go over that many rows, each of which leaves n float32 sums in the
-// workspace: as many as the GPU holds.
+// parts returns the number of blocks for the rows, each of which writes n float32 sums to the workspace: at most the
+// number that the GPU runs at once.
 func (c *Ops) parts(program, name string, threads, rows, n int) (int, error) {
-	room := OpsWorkspace / (4 * n)
-	if room == 0 {
-		return 0, fmt.Errorf("rows of %d elements are more than the workspace of %d bytes is for", n, OpsWorkspace)
+	most := OpsWorkspace / (4 * n)
+	if most == 0 {
+		return 0, fmt.Errorf("rows of %d elements do not fit the workspace of %d bytes", n, OpsWorkspace)
 	}
 	resident, err := c.resident(program, name, threads)
-	return min(rows, resident, room), err
+	return min(rows, resident, most), err
 }
 
 // addColumns adds the sum of the rows [parts, n] of the workspace to dw [n].
@@ -141,9 +141,8 @@ func (c *Ops) addColumns(dw View, parts int) error {
 		args.View(dw).Addr(c.work()).Int(parts).Int(n))
 }
 
-// Embed sets row i of y to row ids[i] of table [vocab, hidden], of the type of y. ids: int32. A
-// row whose id is outside the vocabulary becomes NaN, which the loss shows; the data loader lets
-// no such id in.
+// Embed sets row i of y to row ids[i] of table [vocab, hidden], of the same type. ids: int32. For an id outside the
+// vocabulary, which the data loader rejects, the row becomes NaN, and so does the loss.
 func (c *Ops) Embed(y, table, ids View) {
 	denseActivations("embed", y, table)
 	checkIDs("embed", y, table, ids)
@@ -161,7 +160,7 @@ func (c *Ops) Embed(y, table, ids View) {
 	})
 }
 
-// checkIDs panics unless x [rows, hidden] and table [vocab, hidden] go with ids [rows].
+// checkIDs panics unless x [rows, hidden], table [vocab, hidden] and ids [rows] match.
 func checkIDs(op string, x, table, ids View) {
 	shape.Must(x.Cols() == table.Cols() && ids.Size() == x.Rows() && ids.DType() == tensor.I32 &&
 		ids.IsDense(), op, x, table, ids)
@@ -170,9 +169,8 @@ func checkIDs(op string, x, table, ids View) {
 // embedSegment is SEGMENT in ops_embed.cu: the sorted tokens of a block.
 const embedSegment = 64
 
-// EmbedBackward adds row i of dy to row ids[i] of dtable, float32. The rows of one id are added
-// in order, so that the sum has the same bits in every run; ids outside the vocabulary are left
-// out.
+// EmbedBackward adds row i of dy to row ids[i] of dtable, float32. It adds the rows of an id in order, so that the sum
+// has the same bits in every run, and skips ids outside the vocabulary.
 func (c *Ops) EmbedBackward(dtable, dy, ids View) {
 	denseActivations("embed backward", dy)
 	denseFloats("embed backward", dtable)
@@ -196,7 +194,7 @@ func (c *Ops) EmbedBackward(dtable, dy, ids View) {
 	})
 }
 
-// A keySplit is how ids and positions share the bits of a key; see source.Keys.
+// A keySplit describes how ids and positions share the bits of a sort key; see source.Keys.
 type keySplit struct{ count, bits, vocab int }
 
 func (k keySplit) args(a *cuda.Args) *cuda.Args {
@@ -206,8 +204,8 @@ func (k keySplit) args(a *cuda.Args) *cuda.Args {
 // carryAt returns the offset of the carried sums in the workspace, after the sorted keys.
 func (k keySplit) carryAt() int { return 4 << k.bits }
 
-// embedKeys makes chunks as large as the bits beside a token's id allow, up to what sorting by
-// comparing each with each is good for, and as the workspace allows.
+// embedKeys chooses the size of a chunk. Limits are the bits that a token's id leaves in a key, the quadratic sort, and
+// the workspace.
 func embedKeys(vocab, n int) (keySplit, error) {
 	k := keySplit{vocab: vocab, bits: min(14, 32-bits.Len(uint(vocab)))}
 	for ; k.bits >= 6; k.bits-- {
@@ -215,7 +213,7 @@ func embedKeys(vocab, n int) (keySplit, error) {
 			return k, nil
 		}
 	}
-	return k, fmt.Errorf("a vocabulary of %d or rows of %d elements are more than the kernel is for", vocab, n)
+	return k, fmt.Errorf("a vocabulary of %d or rows of %d elements are more than the kernel supports", vocab, n)
 }
 
 // embedChunk adds the rows of one chunk.
@@ -241,10 +239,9 @@ func (c *Ops) embedChunk(k keySplit, dtable View, dy, ids uint64, dtype tensor.D
 	return c.launch("ops_embed", "embed_carry", grid, cuda.Dim{X: threads}, rest)
 }
 
-// CrossEntropy adds to loss, a float64 scalar, the sum of -log softmax(logits)[target] over rows
-// with target >= 0. With grad, logits becomes scale times the gradient of that sum; rows without
-// target become 0, whatever their logits were. targets: int32, one a row. A target outside the
-// vocabulary makes the loss NaN; the data loader lets none in.
+// CrossEntropy adds the sum of -log softmax(logits)[target] over rows with target >= 0 to loss, a float64 scalar. With
+// grad, it replaces logits by scale times the gradient of that sum, and by 0 in rows without a target. targets: int32,
+// one per row. A target outside the vocabulary, which the data loader rejects, makes the loss NaN.
 func (c *Ops) CrossEntropy(loss, logits, targets View, scale float64, grad bool) {
 	denseActivations("cross entropy", logits)
 	shape.Must(loss.Size() == 1 && loss.DType() == tensor.F64 && targets.DType() == tensor.I32 &&
@@ -257,8 +254,8 @@ func (c *Ops) CrossEntropy(loss, logits, targets View, scale float64, grad bool)
 	if grad {
 		kernel = "cross_entropy_grad_" + typeNames[logits.DType()]
 	}
-	// A row's logits stay in shared memory between the two passes over them, as far as they fit.
-	// The kernel has a few arrays of its own.
+	// Between the two passes over a row, shared memory keeps the logits that fit. 1024 bytes are for the kernel's own
+	// arrays.
 	held, most := 0, (c.loader.Device().SharedPerBlock-1024)/16
 	if grad {
 		held = min(n/lanesOf(logits.DType()), most)
@@ -282,7 +279,7 @@ func (c *Ops) CrossEntropy(loss, logits, targets View, scale float64, grad bool)
 	})
 }
 
-// addScalars adds the sum of count float64 of the workspace to sum.
+// addScalars adds count float64 of the workspace to sum.
 func (c *Ops) addScalars(sum View, count int) error {
 	args := new(cuda.Args).View(sum).Addr(c.work()).Int(count)
 	return c.launch("ops_optim", "add_scalars", cuda.Dim{X: 1}, cuda.Dim{X: 1024}, args)

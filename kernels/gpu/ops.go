@@ -11,19 +11,18 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// The operations of the model (internal/model.Ops) and of the optimizer on a GPU, except for matrix
-// products. Activations are float32, bfloat16 or float16, parameters, norms and their gradients
-// float32. All compute in float32. A fault of shape or type panics before anything is queued, as
-// on the CPU; sums have an order that depends on shapes and the GPU only, so that every run gives
-// the same bits.
+// The operations of the model (internal/model.Ops) and of the optimizer on a GPU, except for matrix products.
+// Activations are float32, bfloat16 or float16; parameters, norms and their gradients are float32. All compute in
+// float32. A wrong shape or type panics before the operation queues work, as on the CPU. The order of sums depends only
+// on shapes and the GPU, so that every run gives the same bits.
 
-// A cudaOps holds the state of the operations.
+// cudaOps holds the state of the operations.
 type cudaOps struct {
-	blocks map[blocksKey]int // that an SM holds
+	blocks map[blocksKey]int // resident on an SM
 	work   *cuda.Memory
 }
 
-// A blocksKey is a kernel and the threads of its blocks.
+// A blocksKey is a kernel and the number of threads of its blocks.
 type blocksKey struct {
 	f       *cuda.Function
 	threads int
@@ -37,8 +36,8 @@ func newCUDAOps(dev *cuda.Device) (cudaOps, error) {
 	return cudaOps{blocks: map[blocksKey]int{}, work: work}, nil
 }
 
-// Preload loads all programs of the operations, and compiles missing ones in parallel. Otherwise each is loaded at its
-// first use.
+// Preload loads all programs of the operations, and compiles missing ones in parallel. Without it, the first use of a
+// program loads it.
 func (c *Ops) Preload() error {
 	return c.loader.Preload("gemm_simple", "ops_copy", "ops_embed", "ops_loss", "ops_norm", "ops_optim", "ops_rope",
 		"ops_swiglu")
@@ -54,8 +53,7 @@ func (c *Ops) launch(program, name string, grid, block cuda.Dim, args *cuda.Args
 	return nil
 }
 
-// resident returns how many blocks of that many threads the GPU holds at once: the grid of kernels
-// whose blocks go over many rows.
+// resident returns the number of blocks that the GPU runs at once: the grid of kernels whose blocks loop over rows.
 func (c *Ops) resident(program, name string, threads int) (int, error) {
 	f, err := c.loader.Function(program, name, 0)
 	if err != nil {
@@ -94,8 +92,7 @@ func aligned16(vs ...View) bool {
 	return true
 }
 
-// denseActivations panics unless all views are dense and of one type that a GPU computes
-// activations in.
+// denseActivations panics unless all views are dense and have the same type of activations.
 func denseActivations(op string, vs ...View) {
 	t := vs[0].DType()
 	shape.Must(t == tensor.F32 || t == tensor.F16 || t == tensor.BF16, op, vs...)
@@ -111,19 +108,19 @@ func denseFloats(op string, vs ...View) {
 	}
 }
 
-// flat is element-wise work over dense views: a kernel of vectors, and one of single elements for unaligned views and
-// the rest.
+// flat describes elementwise work over dense views: a kernel on vectors, and another on single elements for unaligned
+// views and the remainder.
 type flat struct {
 	program, name, any string
 	lanes              int // elements of a vector
-	vectors            int // vectors, or elements, of a thread
-	anyElements        int // elements of a thread of any; 0: as many as vectors
+	vectors            int // vectors per thread
+	anyElements        int // elements per thread of the kernel any; 0: vectors
 }
 
 const flatThreads = 256
 
-// flat queues the kernels over n elements; args are for n of them from lo on. vectors says that
-// the views allow them.
+// flat queues the kernels over n elements. args returns the arguments for n elements since lo. vectors reports whether
+// the views are aligned for vectors.
 func (c *Ops) flat(k flat, n int, vectors bool, args func(lo, n int) *cuda.Args) error {
 	whole := n / k.lanes * k.lanes
 	if !vectors {
@@ -153,8 +150,8 @@ func elementOf(v View, i int) uint64 {
 	return cuda.Addr(v) + uint64(i*v.DType().Size())
 }
 
-// Copy copies src to dst, of one shape, converting between float types: rounded to the nearest,
-// ties to even, float64 to a 16-bit type by way of float32. Views may be strided.
+// Copy copies src to dst, which have the same shape and may be strided. It converts between float types and rounds to
+// the nearest, ties to even; from float64 to 16 bits it rounds twice, first to float32.
 func (c *Ops) Copy(dst, src View) {
 	shape.Must(shape.SameShape(dst, src), "copy", dst, src)
 	same, flatly := dst.DType() == src.DType(), dst.IsDense() && src.IsDense()
@@ -175,7 +172,7 @@ func (c *Ops) Copy(dst, src View) {
 	})
 }
 
-// Add adds src to dst, of one shape: views of one float type, or a 16-bit src to a float32 dst.
+// Add adds src to dst, of the same shape. They have the same float type, or src has 16 bits and dst is float32.
 func (c *Ops) Add(dst, src View) {
 	t, s := dst.DType(), src.DType()
 	half := s == tensor.BF16 || s == tensor.F16
@@ -203,7 +200,7 @@ func (c *Ops) Zero(vs ...View) {
 	}
 }
 
-// pairwise queues a flat kernel of ops_copy.cu over dense views of one size.
+// pairwise queues a flat kernel of ops_copy.cu over dense views of the same size.
 func (c *Ops) pairwise(name string, dst, src View) error {
 	lanes := 4
 	if dst.DType().Size() == 2 && src.DType().Size() == 2 {
@@ -216,10 +213,10 @@ func (c *Ops) pairwise(name string, dst, src View) error {
 	})
 }
 
-// strided queues a kernel of ops_copy.cu with an element a thread; src may be the zero View.
+// strided queues a kernel of ops_copy.cu with one element per thread. src may be the zero View.
 func (c *Ops) strided(name string, dst, src View) error { return c.stridedBy(1, name, dst, src) }
 
-// stridedBy is strided with so many neighbouring elements as one.
+// stridedBy does the same with wide neighbouring elements per thread, moved as one word.
 func (c *Ops) stridedBy(wide int, name string, dst, src View) error {
 	n, layout := dst.Size()/wide, source.Layout{Dst: dst.Strides(), Src: src.Strides()}
 	for axis := range layout.Shape {

@@ -13,9 +13,9 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Reference is attention by definition, on a GPU: float32, bfloat16 and float16 inputs, float64 arithmetic, a warp a
-// row. Tests compare other kernels with it, and it computes attention in float32. Its results are the same bits in
-// every run. It implements attention.Kernel. One goroutine calls it.
+// Reference computes attention by its definition on a GPU: float32, bfloat16 and float16 inputs, float64 arithmetic,
+// one warp per row. Tests compare other kernels with it, and backends use it for float32. Its results have the same
+// bits in every run. It implements attention.Kernel. Only one goroutine may call it.
 type Reference struct{ deviceAttention }
 
 // NewReference returns a reference that computes on stream.
@@ -70,7 +70,7 @@ func (r *Reference) forwardBlock(x *deviceForward, b attention.Block) error {
 	if err != nil {
 		return err
 	}
-	x.settle()
+	x.reset()
 	r.run("attention forward", c.Forward(program))
 	return nil
 }
@@ -92,8 +92,7 @@ func (r *Reference) backwardBlock(x *deviceBackward, b attention.GradBlock) erro
 	return nil
 }
 
-// usable returns the program for the call, or what is wrong with its inputs beyond what attention
-// checks.
+// usable returns the program for the call. It checks the inputs beyond the checks of package attention.
 func (r *Reference) usable(what string, c *call.Reference, others ...View) (program string, err error) {
 	if c.Q.DType() == tensor.F64 {
 		return "", fmt.Errorf("%s in float64: a GPU computes in float32 and 16-bit floats; use the CPU", what)
@@ -104,7 +103,7 @@ func (r *Reference) usable(what string, c *call.Reference, others ...View) (prog
 	return program, r.onDevice(what, append([]View{c.Q, c.K, c.V}, others...)...)
 }
 
-// run queues launches, if there are any, as one piece of work of the stream.
+// run queues the launches as one piece of work of the stream.
 func (r *Reference) run(what string, launches []call.ReferenceLaunch) {
 	if len(launches) == 0 {
 		return
@@ -141,8 +140,7 @@ func (c *Ops) FoldSink(o, lse, sink View) error {
 	return c.sink("attention sink", o.Size(), l, o, lse, sink)
 }
 
-// SinkGrad sets dsink to the gradient of the sinks; see attention.Sinks. Its results are the same bits
-// in every run.
+// SinkGrad sets dsink to the gradient of the sinks; see attention.Sinks. Its results have the same bits in every run.
 func (c *Ops) SinkGrad(dsink, do, o, lse, sink View) error {
 	if err := attention.CheckSinkGrad(dsink, do, o, lse, sink); err != nil {
 		return err
@@ -154,7 +152,7 @@ func (c *Ops) SinkGrad(dsink, do, o, lse, sink View) error {
 	return c.sink("attention sink gradient", dsink.Size(), l, dsink, do, o, lse, sink)
 }
 
-// sink queues a kernel of sinks that writes that many elements.
+// sink queues a kernel of sinks. writes is the number of elements that it writes.
 func (c *Ops) sink(what string, writes int, l call.SinkLaunch, views ...View) error {
 	place := c.loader.Device().Place()
 	for _, v := range views {

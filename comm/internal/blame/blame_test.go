@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// waits is whom each rank waits for.
+// A waits value has the rank that each rank waits for, or -1.
 type waits []int
 
 func (w waits) Ranks() int               { return len(w) }
@@ -60,7 +60,7 @@ func TestForms(t *testing.T) {
 
 // The waits of a rank's parts do not hide each other, and the oldest is told.
 func TestStanding(t *testing.T) {
-	var s Standing
+	var s WaitState
 	for i, c := range []struct {
 		who        string
 		peer, want int

@@ -1,6 +1,6 @@
-// Package blame attributes failures: it holds the errors of a group, as the first rank words them and as the others
-// hear them, and searches for the stopped rank among many that wait for each other. Every part of comm reports through
-// it.
+// Package blame attributes failures: it holds the errors of a group, in the forms for the failing rank and for the
+// others, and finds the stopped rank among many that wait for each other. All parts of comm report through it: OwnForm
+// and PeerForm make an error, Stalled finds the rank to blame.
 package blame
 
 import (
@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// The causes that callers can ask for with errors.Is.
+// The causes for errors.Is.
 var (
 	ErrAborted  = errors.New("group aborted")
 	ErrPeerLost = errors.New("connection lost")
@@ -22,15 +22,15 @@ var (
 	ErrProtocol = errors.New("protocol violation")
 )
 
-// PeerError names the peer that a transfer failed on. Every other rank reports one when a rank dies.
+// PeerError names the peer that a transfer failed on. If a rank dies, every other rank reports one.
 type PeerError struct {
 	Rank  int    // of the peer, in the world group
 	Name  string // "rank 2 (pid 4711 on node-a)"
-	Op    string // what was waiting: "receive of 4096 bytes", or "" when nothing was
+	Op    string // the pending operation, "receive of 4096 bytes"; "": none
 	Cause error
 }
 
-// Error returns "name: op: cause", or "name: cause" where nothing was waiting.
+// Error returns "name: op: cause", or "name: cause" without a pending operation.
 func (e *PeerError) Error() string {
 	if e.Op == "" {
 		return fmt.Sprintf("%s: %v", e.Name, e.Cause)
@@ -41,21 +41,20 @@ func (e *PeerError) Error() string {
 // Unwrap returns the cause.
 func (e *PeerError) Unwrap() error { return e.Cause }
 
-// IsRemote reports whether err is about another rank: its cause came from there, or is the loss
-// or the silence of one.
+// IsRemote reports whether the cause of err is on another rank: it came from there, or is that rank's loss or silence.
 func IsRemote(err error) bool {
 	var pe *PeerError
 	return errors.As(err, &pe)
 }
 
-// An abortError is how the cause given to Abort is reported by the rank that gave it.
+// An abortError wraps the cause given to Abort, on the rank that called it.
 type abortError struct{ cause error }
 
 func (e *abortError) Error() string   { return fmt.Sprintf("%v: %v", ErrAborted, e.cause) }
 func (e *abortError) Unwrap() []error { return []error{ErrAborted, e.cause} }
 
-// OwnForm returns a cause as the rank reports it that met it: an error about a peer stays what
-// it is, anything else is an abort.
+// OwnForm returns a cause in the form for its own rank: an error about a peer stays as it is, any other becomes an
+// abort.
 func OwnForm(cause error) error {
 	switch {
 	case cause == nil:
@@ -66,8 +65,8 @@ func OwnForm(cause error) error {
 	return &abortError{cause}
 }
 
-// PeerForm returns the same cause as the other ranks report it, given the rank that met it. A
-// rank that is itself a victim passes on whom it suffered from, so that the blame never moves.
+// PeerForm returns the cause of rank origin in the form for the other ranks. An error about a third rank stays as it
+// is, so that the blame never moves.
 func PeerForm(origin int, name string, own error) *PeerError {
 	var pe *PeerError
 	if errors.As(own, &pe) {
@@ -76,7 +75,7 @@ func PeerForm(origin int, name string, own error) *PeerError {
 	return &PeerError{Rank: origin, Name: name, Cause: own}
 }
 
-// deadlineError says how long a transfer was allowed to stand still.
+// A deadlineError has the deadline of a transfer.
 type deadlineError struct{ limit time.Duration }
 
 func (e deadlineError) Error() string {
@@ -84,11 +83,10 @@ func (e deadlineError) Error() string {
 }
 func (e deadlineError) Unwrap() error { return ErrDeadline }
 
-// Deadline returns the cause of an operation that has stood still for limit.
+// Deadline returns the cause of an operation without progress for limit.
 func Deadline(limit time.Duration) error { return deadlineError{limit} }
 
-// Mismatch returns the cause of a message of which the other end has another size, in bytes.
-// send: the message is sent here and received there.
+// Mismatch returns the cause of a message that has another size, in bytes, at the other end. send: this rank sends it.
 func Mismatch(send bool, other int) error {
 	word := "sends"
 	if send {
@@ -105,26 +103,26 @@ func RankName(rank int, detail string) string {
 	return fmt.Sprintf("rank %d (%s)", rank, detail)
 }
 
-// InCall names call and rank in front of an error.
+// InCall prefixes an error with call and rank.
 func InCall(call string, rank, size int, err error) error {
 	return fmt.Errorf("%s on rank %d of %d: %w", call, rank, size, err)
 }
 
-// Standing are the waits of one rank that it tells the others of. The zero value is usable.
-type Standing struct {
+// A WaitState holds the waits of one rank's parts, for announcements. The zero value is usable.
+type WaitState struct {
 	mu    sync.Mutex
-	waits []standing // guarded by mu; the oldest first
+	waits []wait // guarded by mu; the oldest first
 }
 
-// standing is whom one part of a rank waits for.
-type standing struct {
+// A wait names the peer that one part of a rank waits for.
+type wait struct {
 	who  any
 	peer int
 }
 
-// Set notes that who, a part of the rank, waits for peer, or for no one where that is -1. It returns
-// whom the rank as a whole waits for: the peer that it has waited for longest, or -1.
-func (s *Standing) Set(who any, peer int) int {
+// Set records that who, a part of the rank, waits for peer; -1: for none. It returns the peer that the rank as a whole
+// has waited for longest, or -1.
+func (s *WaitState) Set(who any, peer int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	kept := s.waits[:0]
@@ -138,7 +136,7 @@ func (s *Standing) Set(who any, peer int) int {
 		kept = append(kept, w)
 	}
 	if s.waits = kept; peer >= 0 {
-		s.waits = append(s.waits, standing{who, peer})
+		s.waits = append(s.waits, wait{who, peer})
 	}
 	if len(s.waits) == 0 {
 		return -1
@@ -146,16 +144,16 @@ func (s *Standing) Set(who any, peer int) int {
 	return s.waits[0].peer
 }
 
-// Alarm wakes waiting operations when another has waited up to its deadline, so that they report their own waits: they
-// may have come later, with a deadline far ahead.
+// An Alarm wakes waiting operations when another rank has waited up to its deadline, so that they announce their own
+// waits: they may have begun later, with a deadline far ahead.
 type Alarm struct {
 	mu   sync.Mutex
 	next chan struct{} // guarded by mu
 
-	late atomic.Int32 // ranks that say so now
+	late atomic.Int32 // the number of overdue ranks
 }
 
-// Late takes that a rank has said that it waits, or waits no longer: it did before, and does now.
+// Late records whether a rank is overdue, before and now.
 func (a *Alarm) Late(before, now bool) {
 	if now {
 		a.late.Add(1)
@@ -166,7 +164,7 @@ func (a *Alarm) Late(before, now bool) {
 	}
 }
 
-// On reports whether any rank says that it is late.
+// On reports whether any rank is overdue.
 func (a *Alarm) On() bool { return a.late.Load() > 0 }
 
 // Next returns a channel that is closed when the alarm next rings.
@@ -179,7 +177,7 @@ func (a *Alarm) Next() <-chan struct{} {
 	return a.next
 }
 
-// Ring wakes all who have asked.
+// Ring closes the channel of Next.
 func (a *Alarm) Ring() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -189,25 +187,25 @@ func (a *Alarm) Ring() {
 	}
 }
 
-// SecondLook extends an operation's deadline, at most to twice the deadline. Meanwhile the ranks exchange their waits,
-// so that a ring blames the rank that stopped and not its neighbour. Also, a process that was stopped and continues
-// sees its timers expire before it has read its sockets.
+// SecondLook extends an operation's deadline, at most to twice its length. Meanwhile the ranks exchange their waits, so
+// that a ring blames the rank that stopped and not its neighbour. Also, a process that was stopped and continues has
+// expired timers before it reads its sockets.
 const SecondLook = time.Second
 
-// Waits says who waits for whom among ranks from 0 to below Ranks.
+// Waits has the waits among ranks 0 to Ranks()-1.
 type Waits interface {
-	// Ranks returns how many ranks there are.
+	// Ranks returns the number of ranks.
 	Ranks() int
-	// WaitsFor returns whom a rank waits for, or -1.
+	// WaitsFor returns the peer that a rank waits for, or -1.
 	WaitsFor(rank int) int
-	// PeerName returns how errors name a rank.
+	// PeerName returns the name of a rank in errors.
 	PeerName(rank int) string
 }
 
 // Op is an operation that needs peers.
 type Op struct {
 	What string // "receive of 4096 bytes"
-	Way  string // how it names its peer: "from", "to" or "with"
+	Way  string // the preposition before its peer: "from", "to" or "with"
 }
 
 // Message returns the Op of one message.
@@ -218,13 +216,12 @@ func Message(send bool, bytes int) Op {
 	return Op{fmt.Sprintf("receive of %d bytes", bytes), "from"}
 }
 
-// On returns an error about a rank: op may be empty.
+// On returns an error about a rank; op may be empty.
 func On(w Waits, rank int, op string, cause error) *PeerError {
 	return &PeerError{Rank: rank, Name: w.PeerName(rank), Op: op, Cause: cause}
 }
 
-// Last returns the other rank at the end of the chain of waits from first, or -1 for a circle, which has no end, and if
-// own is that rank.
+// Last returns the rank at the end of the chain of waits from first; -1 if the chain is a circle or ends at own.
 func Last(w Waits, own, first int) int {
 	rank := first
 	for range w.Ranks() {
@@ -240,9 +237,9 @@ func Last(w Waits, own, first int) int {
 	return rank
 }
 
-// Stalled returns the error of rank own's operation on peers that has stood still for limit. It
-// names the first peer that does not wait itself. Where all do, as in a ring, it names the rank
-// at the end of the chain, or the first peer where the chain has no end.
+// Stalled returns the error of rank own's operation on peers without progress for limit. It names the first peer that
+// does not wait itself. If all wait, as in a ring, it names the rank at the end of the chain; in a circle, the first
+// peer.
 func Stalled(w Waits, own int, peers []int, op Op, limit time.Duration) *PeerError {
 	for _, p := range peers {
 		if w.WaitsFor(p) < 0 {

@@ -7,7 +7,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// msg has the shape of comm.Message.
+// A msg has the fields of comm.Message.
 type msg struct {
 	Peer int
 	View tensor.View
@@ -15,7 +15,7 @@ type msg struct {
 
 func TestTold(t *testing.T) {
 	f := func(n int) tensor.View { return tensor.New(tensor.F32, n) }
-	got := Told([]msg{{2, f(1)}, {0, f(2)}, {2, f(3)}}, []msg{{1, f(5)}})
+	got := Detail([]msg{{2, f(1)}, {0, f(2)}, {2, f(3)}}, []msg{{1, f(5)}})
 	if want := "16 bytes to rank 2, 8 bytes to rank 0, 20 bytes from rank 1"; got != want {
 		t.Errorf("told %q, want %q", got, want)
 	}

@@ -1,5 +1,5 @@
-// Package check refuses wrong arguments of a communicator's calls, in the same words on every
-// transport: ranks out of range, views that cannot be moved, parts that do not fit.
+// Package check checks the arguments of a communicator's calls, with the same errors on every transport: ranks out of
+// range, views that cannot be moved, parts that do not fit.
 package check
 
 import (
@@ -15,7 +15,7 @@ type View = tensor.View
 
 // Op is a reduction.
 type Op interface {
-	// Valid reports whether there is such a reduction.
+	// Valid reports whether the reduction exists.
 	Valid() bool
 	// String returns its name in errors.
 	String() string
@@ -24,12 +24,11 @@ type Op interface {
 // Rules are the rules for messages of one rank of a group.
 type Rules struct {
 	Rank, Size int
-	// Memory checks where a view lies. Its error begins with a verb: the view is named in
-	// front of it.
+	// Memory checks where a view lies. Its error begins with a verb, after the view's name.
 	Memory func(v View) error
 }
 
-// OnHost checks that a view lies in memory of the host: the Memory of groups that move that.
+// OnHost checks that a view lies in host memory. It is the Memory of groups that move only that.
 func OnHost(v View) error {
 	if _, ok := v.Memory().(*tensor.Host); !ok {
 		return fmt.Errorf("is not host memory (%v): this group moves host memory only", v)
@@ -64,7 +63,7 @@ func (r Rules) pair(dst, src View) error {
 	return r.named("src", src)
 }
 
-// AllReduce checks the arguments of that call; so do the methods below.
+// AllReduce checks the arguments of that call, as the methods below do.
 func (r Rules) AllReduce(v View, op Op) error {
 	if err := r.named("the view", v); err != nil {
 		return err
@@ -72,7 +71,7 @@ func (r Rules) AllReduce(v View, op Op) error {
 	return reduction(v, op)
 }
 
-// AllGather checks that dst is as many parts as there are ranks, each like src.
+// AllGather checks that dst has a part like src for each rank.
 func (r Rules) AllGather(dst, src View) error {
 	if err := r.pair(dst, src); err != nil {
 		return err
@@ -80,7 +79,7 @@ func (r Rules) AllGather(dst, src View) error {
 	return r.parts("dst", dst, "src", src)
 }
 
-// ReduceScatter checks that src is as many parts as there are ranks, each like dst.
+// ReduceScatter checks that src has a part like dst for each rank.
 func (r Rules) ReduceScatter(dst, src View, op Op) error {
 	if err := r.pair(dst, src); err != nil {
 		return err
@@ -91,24 +90,7 @@ func (r Rules) ReduceScatter(dst, src View, op Op) error {
 	return reduction(src, op)
 }
 
-// AllToAll checks that both views are as many equal parts as there are ranks, and share none.
-func (r Rules) AllToAll(dst, src View) error {
-	if err := r.pair(dst, src); err != nil {
-		return err
-	}
-	switch {
-	case dst.DType() != src.DType() || dst.Size() != src.Size():
-		return fmt.Errorf("dst is %d elements of %s, src %d of %s: both need one size and type", dst.Size(),
-			dst.DType(), src.Size(), src.DType())
-	case src.Size()%r.Size != 0:
-		return fmt.Errorf("src has %d elements: it needs a multiple of the %d ranks", src.Size(), r.Size)
-	case spanOf(dst).overlaps(spanOf(src)):
-		return errors.New("dst and src share memory: parts would be overwritten before they are sent")
-	}
-	return nil
-}
-
-// Broadcast checks the view and the rank that it comes from.
+// Broadcast checks the view and its root.
 func (r Rules) Broadcast(v View, root int) error {
 	if err := r.named("the view", v); err != nil {
 		return err
@@ -119,9 +101,8 @@ func (r Rules) Broadcast(v View, root int) error {
 	return nil
 }
 
-// parts checks that whole is a part like part for each rank, and that part lies in it, if it
-// does, as the rank's own part alone. Elsewhere it would be overwritten before it is sent, or
-// overwrite what is still to be sent.
+// parts checks that whole has a part like part for each rank. If part lies in whole, it must be the rank's own part:
+// elsewhere it would be overwritten before it is sent, or overwrite data that is not yet sent.
 func (r Rules) parts(wholeName string, whole View, partName string, part View) error {
 	if whole.DType() != part.DType() {
 		return fmt.Errorf("%s is %s, %s is %s: both need one element type", wholeName, whole.DType(), partName,
@@ -156,7 +137,7 @@ func Bytes(v View) int64 { return int64(v.Size()) * int64(v.DType().Size()) }
 // Same reports whether two dense views are the same memory.
 func Same(a, b View) bool { return spanOf(a) == spanOf(b) }
 
-// A span is the memory of a dense view, as addresses of whatever device it lies on.
+// A span is the memory of a dense view, as addresses of its device.
 type span struct{ lo, hi uintptr }
 
 func spanOf(v View) span {
@@ -167,7 +148,7 @@ func spanOf(v View) span {
 
 func (s span) overlaps(t span) bool { return s.lo < s.hi && t.lo < t.hi && s.lo < t.hi && t.lo < s.hi }
 
-// A message is a view to or from a rank. It is comm.Message, which is made of the same fields.
+// A message is a view to or from a rank. comm.Message has the same fields.
 type message interface {
 	~struct {
 		Peer int
@@ -181,8 +162,8 @@ type plain struct {
 	View View
 }
 
-// Exchange checks the messages of a call: that each peer is of the group and each view can be
-// moved, and that the messages of the rank to itself pair up, in number and in size.
+// Exchange checks the messages of a call: each peer is in the group, each view can be moved, and the messages of the
+// rank to itself match in number and size.
 func Exchange[M message](r Rules, send, recv []M) error {
 	if err := side(r, "send", send); err != nil {
 		return err
@@ -227,7 +208,7 @@ func own[M message](rank int, ms []M) (n int) {
 	return n
 }
 
-// next returns the index of the first message of the rank to or from itself, from i on.
+// next returns the index of the first message of the rank to or from itself, starting at i.
 func next[M message](rank int, ms []M, i int) int {
 	for plain(ms[i]).Peer != rank {
 		i++
@@ -235,13 +216,13 @@ func next[M message](rank int, ms []M, i int) int {
 	return i
 }
 
-// Told returns what a trace says of an exchange: "1024 bytes to rank 2, 1024 bytes from rank 0".
-func Told[M message](send, recv []M) string {
-	return strings.Join(append(told("to", send), told("from", recv)...), ", ")
+// Detail returns an exchange's text in traces: "1024 bytes to rank 2, 1024 bytes from rank 0".
+func Detail[M message](send, recv []M) string {
+	return strings.Join(append(detail("to", send), detail("from", recv)...), ", ")
 }
 
-// told sums the messages up by peer, in the order of their first messages.
-func told[M message](way string, ms []M) (parts []string) {
+// detail sums the messages by peer, in the order of their first messages.
+func detail[M message](way string, ms []M) (parts []string) {
 	var peers []int
 	bytes := map[int]int64{}
 	for _, m := range ms {
@@ -257,7 +238,7 @@ func told[M message](way string, ms []M) (parts []string) {
 	return parts
 }
 
-// Collective returns what a trace says of a collective on a view.
+// Collective returns a collective's text in traces.
 func Collective(v tensor.View, ranks int) string {
 	return fmt.Sprintf("%d bytes over %d ranks", Bytes(v), ranks)
 }

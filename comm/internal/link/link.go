@@ -1,6 +1,6 @@
-// Package link is the base of a group: it carries messages, and knows the ranks that are there. The in-process world
-// (comm/internal/local) and the sockets (comm/internal/wire) implement it. Groups of devices reach it through
-// comm.Group.Link.
+// Package link defines the base of a group: a Transport carries messages, and a Roster knows the ranks. The in-process
+// world (comm/internal/local) and the sockets (comm/internal/wire) implement both. Groups of devices reach their Link
+// by comm.Group.Link.
 package link
 
 import (
@@ -10,45 +10,40 @@ import (
 	"github.com/cprun/cprun/comm/internal/blame"
 )
 
-// A Transport carries messages between the ranks of a world. Ranks here are world ranks.
-// A message is named by its group and by its number among the messages from one rank to
-// another in that group, so that the two ends meet in whatever order they come.
+// A Transport carries messages between the ranks of a world, by world ranks. A message is identified by its group, and
+// by its number among the messages from one rank to another in that group, so that its two ends match in any order of
+// posting.
 //
-// One failure ends a transport as a whole: every posted transfer, now and later, finishes
-// with the first cause.
+// One failure ends a transport as a whole: every posted transfer, now and later, finishes with the first cause.
 type Transport interface {
-	// Post starts a transfer and returns at once. The transport calls t.Finish when it no
-	// longer needs the buffer, and does not touch t after that.
+	// Post starts a transfer and returns at once. The transport calls t.Finish when it no longer needs the buffer, and
+	// does not touch t after that.
 	Post(t *Transfer)
-	// Fail ends the transport and tells the other ranks why. It does not block; only the
-	// first cause counts.
+	// Fail ends the transport and informs the other ranks of the cause. It does not block; only the first cause counts.
 	Fail(cause error)
-	// AwaitTold blocks until the other ranks have been told of a failure, as far as they can
-	// be reached within a short bound. It returns at once when there was none.
-	AwaitTold()
+	// AwaitNotified blocks until the other ranks are informed of a failure, as far as it can reach them within a short
+	// bound. Without a failure it returns at once.
+	AwaitNotified()
 	// Err returns the cause of the failure as this rank reports it, or nil.
 	Err() error
-	// Failed returns a channel that is closed at the first failure. A transport may close it
-	// when it is closed as well.
+	// Failed returns a channel that is closed at the first failure. A transport may also close it in Close.
 	Failed() <-chan struct{}
-	// Forget drops what is kept of a group that has been closed here.
+	// Forget drops the state of a group that has been closed here.
 	Forget(group uint64)
-	// Close says goodbye to the other ranks and gives everything back.
+	// Close sends a goodbye to the other ranks and frees all resources.
 	Close() error
 }
 
-// A Roster knows who is there: the ranks of a world, their names, who has left, and who waits
-// for whom. Ranks here are world ranks.
+// A Roster has the ranks of a world with their names, departures and waits, by world rank.
 type Roster interface {
 	blame.Waits // Ranks, WaitsFor and PeerName; a rank waits for whom it has announced
-	// HasLeft reports whether a rank has said goodbye.
+	// HasLeft reports whether a rank has sent its goodbye.
 	HasLeft(rank int) bool
-	// Unreached returns why there is no connection with a rank, where one is being made and
-	// something stands in its way.
+	// Unreached returns the obstacle to a connection with a rank that is being made; nil: none.
 	Unreached(rank int) error
-	// AnnounceWait tells the other ranks whom a part of this one waits for. -1 clears it.
+	// AnnounceWait informs the other ranks of the peer that a part of this rank waits for. -1 clears it.
 	AnnounceWait(who any, peer int)
-	// Alarm returns what rings when another rank announces a wait.
+	// Alarm returns the alarm that rings when another rank announces a wait.
 	Alarm() *blame.Alarm
 }
 
@@ -56,19 +51,18 @@ type Roster interface {
 type Link struct {
 	Transport
 	Roster
-	// Nodes says which node each rank is on, by any numbers; nil means that all share one.
+	// Nodes has the node of each rank, by any numbers; nil: all share one.
 	Nodes []int
-	// Pairs is up to which size all pairs of a group talk to each other in a collective. In a
-	// larger group each rank talks to few. 0 means any size.
+	// Pairs is the largest group whose collectives use all pairs of ranks. In a larger group each rank uses few; 0: no
+	// limit.
 	Pairs int
 }
 
-// Few reports whether each rank of a group of n should talk to few others.
+// Few reports whether each rank of a group of n uses few others.
 func (l *Link) Few(n int) bool { return l.Pairs > 0 && n > l.Pairs && n > 1 }
 
-// Neighbours returns whom rank talks to in collectives over few neighbours, in a group of n:
-// the ranks at distances of 1, 2, 4 and so on, in both directions around. It calls f once for
-// each.
+// Neighbours calls f once for each neighbour of rank in collectives over few ranks, in a group of n: the ranks at
+// distances of 1, 2, 4 and so on, in both directions.
 func Neighbours(rank, n int, f func(peer int)) {
 	for d := 1; d < n; d *= 2 {
 		f((rank + d) % n)
@@ -78,7 +72,7 @@ func Neighbours(rank, n int, f func(peer int)) {
 	}
 }
 
-// MsgID names a message between two given ranks: Seq counts the messages of a Group.
+// MsgID identifies a message between two given ranks: Seq counts the messages of a Group.
 type MsgID struct{ Group, Seq uint64 }
 
 // Transfer is one end of one message. The buffer belongs to the transport from Post until
@@ -89,7 +83,7 @@ type Transfer struct {
 	Send bool
 	Buf  []byte
 
-	// What follows is the transport's. Both are 0 at first.
+	// The transport uses the fields below. Both are 0 at first.
 	Moved  int // bytes so far; for a send, including those being written
 	Flying int // pieces that are being written
 
@@ -100,13 +94,13 @@ type Transfer struct {
 	round   *Round
 }
 
-// Round is a set of transfers that run at once and are waited for together.
+// Round is a set of concurrent transfers with one wait.
 type Round struct {
 	left atomic.Int32
 	done chan struct{} // gets one value when left comes to zero
 }
 
-// NewRound returns a round that can be used again and again.
+// NewRound returns a reusable round.
 func NewRound() *Round { return &Round{done: make(chan struct{}, 1)} }
 
 // Begin expects n transfers to end.
@@ -128,16 +122,16 @@ func (t *Transfer) Prepare(r *Round, id MsgID, peer int, send bool, buf []byte) 
 	t.touched.Store(t.posted)
 }
 
-// Touch notes that t has moved.
+// Touch records progress of t.
 func (t *Transfer) Touch() { t.touched.Store(now()) }
 
-// Stood returns for how long t has not moved.
+// Stood returns the time since the last progress of t.
 func (t *Transfer) Stood() time.Duration { return time.Duration(now() - t.touched.Load()) }
 
 // HasMoved reports whether some of t has moved.
 func (t *Transfer) HasMoved() bool { return t.touched.Load() != t.posted }
 
-// Finish ends the transfer. It is called exactly once, and t is the caller's no more.
+// Finish ends the transfer. The transport calls it exactly once, and uses t no more.
 func (t *Transfer) Finish(err error) {
 	r := t.round
 	t.err = err
@@ -150,14 +144,13 @@ func (t *Transfer) Finish(err error) {
 // Ended reports whether t has been finished.
 func (t *Transfer) Ended() bool { return t.ended.Load() }
 
-// Err returns what t was finished with.
+// Err returns the error of Finish.
 func (t *Transfer) Err() error { return t.err }
 
-// Op returns how errors name the transfer.
+// Op returns the transfer's name in errors.
 func (t *Transfer) Op() blame.Op { return blame.Message(t.Send, len(t.Buf)) }
 
-// Mismatch returns the error of a transfer whose other end, at a rank of that name, has another
-// size in bytes.
+// Mismatch returns the error of a transfer with another size, in bytes, at the other end, a rank of that name.
 func (t *Transfer) Mismatch(peer string, other int) *blame.PeerError {
 	return &blame.PeerError{Rank: t.Peer, Name: peer, Op: t.Op().What, Cause: blame.Mismatch(t.Send, other)}
 }

@@ -14,8 +14,8 @@ import (
 func NewWorld(n int) *World {
 	w := &World{
 		boxes: make([]inbox, n), left: make([]atomic.Bool, n), waits: make([]atomic.Int32, n),
-		stand:  make([]blame.Standing, n),
-		failed: make(chan struct{}),
+		waitStates: make([]blame.WaitState, n),
+		failed:     make(chan struct{}),
 	}
 	for r := range n {
 		w.boxes[r].slots = map[slotID]*link.Transfer{}
@@ -23,14 +23,13 @@ func NewWorld(n int) *World {
 	return w
 }
 
-// World is where the ranks of one process meet. Whoever comes second to a message
-// copies it, outside of every lock.
+// A World joins the ranks of one process. The second end of a message copies it, outside of every lock.
 type World struct {
-	boxes []inbox        // per receiving rank
-	left  []atomic.Bool  // ranks that have closed
-	waits []atomic.Int32 // 1 + whom each rank waits for, or 0
-	stand []blame.Standing
-	alarm blame.Alarm
+	boxes      []inbox        // per receiving rank
+	left       []atomic.Bool  // ranks that have closed
+	waits      []atomic.Int32 // 1 + the peer that each rank waits for, or 0
+	waitStates []blame.WaitState
+	alarm      blame.Alarm
 
 	mu     sync.Mutex
 	origin int   // guarded by mu; the rank that failed first
@@ -49,7 +48,7 @@ type slotID struct {
 	id  link.MsgID
 }
 
-// Link returns the side of rank r.
+// Link returns rank r's side.
 func (w *World) Link(r int) link.Link {
 	l := &rank{w, r}
 	return link.Link{Transport: l, Roster: l}
@@ -63,7 +62,7 @@ type rank struct {
 
 func (l *rank) PeerName(rank int) string { return blame.RankName(rank, "") }
 func (l *rank) Forget(uint64)            {}
-func (l *rank) AwaitTold()               {}
+func (l *rank) AwaitNotified()           {}
 func (l *rank) Unreached(int) error      { return nil }
 func (l *rank) Ranks() int               { return len(l.w.boxes) }
 func (l *rank) WaitsFor(rank int) int    { return int(l.w.waits[rank].Load()) - 1 }
@@ -73,7 +72,7 @@ func (l *rank) HasLeft(rank int) bool    { return l.w.left[rank].Load() }
 func (l *rank) Alarm() *blame.Alarm { return &l.w.alarm }
 
 func (l *rank) AnnounceWait(who any, peer int) {
-	peer = l.w.stand[l.rank].Set(who, peer)
+	peer = l.w.waitStates[l.rank].Set(who, peer)
 	if was := l.w.waits[l.rank].Swap(int32(peer + 1)); int(was) != peer+1 {
 		l.w.alarm.Late(was > 0, peer >= 0)
 	}
@@ -102,8 +101,8 @@ func (l *rank) Post(t *link.Transfer) {
 	}
 	box, slot := &l.w.boxes[dst], slotID{src, t.ID}
 	box.mu.Lock()
-	// A failure and a leave are published before the boxes are emptied, so what is put
-	// into a box after this look is found by whoever empties it.
+	// A failure or departure is published before the boxes are emptied, so that a transfer added after this check is
+	// found then.
 	if err := l.refusal(t.Peer); err != nil {
 		box.mu.Unlock()
 		t.Finish(err)
@@ -131,7 +130,7 @@ func (l *rank) Post(t *link.Transfer) {
 	t.Finish(nil)
 }
 
-// refusal returns why nothing can be exchanged with a peer any more, or nil.
+// refusal returns the error of later transfers with a peer, or nil.
 func (l *rank) refusal(peer int) error {
 	if err := l.Err(); err != nil {
 		return err
@@ -172,7 +171,7 @@ func (l *rank) Close() error {
 	return nil
 }
 
-// drain finishes the waiting transfers that verdict has an error for.
+// drain finishes the waiting transfers for which verdict returns an error.
 func (w *World) drain(verdict func(owner, peer int) error) {
 	for dst := range w.boxes {
 		box := &w.boxes[dst]

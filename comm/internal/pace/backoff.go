@@ -1,4 +1,4 @@
-// Package pace times callers that look again and again at what others are about to do.
+// Package pace paces polling: a loop calls Backoff.Wait between two checks of another process's progress.
 package pace
 
 import (
@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// Backoff paces a caller that looks again and again at what another process is about to do:
-// at once at first, for a peer that is only microseconds behind. The zero value is usable.
+// Backoff paces a polling caller. It does not sleep at first, since a peer may be only microseconds behind. The zero
+// value is usable.
 type Backoff struct {
-	Spin  time.Duration // look without a pause for so long, at least
+	Spin  time.Duration // the least time without a pause
 	begun time.Time
 	looks int
 	pause time.Duration
 }
 
-// Wait blocks until the caller should look again.
+// Wait blocks until the next check.
 func (b *Backoff) Wait() {
 	const looks, first, most = 100, 20 * time.Microsecond, 500 * time.Microsecond
 	if b.looks++; b.looks == 1 {
@@ -25,8 +25,7 @@ func (b *Backoff) Wait() {
 		runtime.Gosched()
 		return
 	}
-	// A quarter more each time: what comes to pass in a pause is seen late by a fifth of the
-	// whole wait at most.
+	// The pause grows by a quarter each time, so that an event is noticed late by at most a fifth of the whole wait.
 	b.pause = min(max(b.pause+b.pause/4, first), most)
 	sleep(b.pause)
 }

@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fixed is the set of seals that keeps the size of a memfd, and the seals themselves, unchanged.
+// fixed seals a memfd so that its size, and the seals themselves, cannot change.
 const fixed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
-// New makes the memory, and the descriptor with which the other process opens it. The caller closes the
-// descriptor. New fails if the system has no memfd or denies it to this process.
+// New makes the memory, and the descriptor for the other process, which the caller closes. It fails if the system has
+// no memfd or denies it to this process.
 func New() (*Area, *os.File, error) {
 	fd, err := unix.MemfdCreate("cprun-exchange", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -38,8 +38,8 @@ func prepare(f *os.File) (*Area, error) {
 	return mapped(f, 0)
 }
 
-// Open returns the other side of a memory that New has made. The caller closes f. Open refuses a file whose
-// size could change: an access beyond the new end would kill this process.
+// Open returns the other side of a memory made by New. The caller closes f. It refuses a file that could be truncated:
+// an access beyond the new end would kill this process.
 func Open(f *os.File) (*Area, error) {
 	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
 	if err != nil {
@@ -52,7 +52,7 @@ func Open(f *os.File) (*Area, error) {
 	case seals&fixed != fixed:
 		return nil, fmt.Errorf("memory with seals %#x: its size can change, it needs %#x", seals, fixed)
 	case info.Size() != areaBytes:
-		return nil, fmt.Errorf("memory of %d bytes, it is to have %d", info.Size(), areaBytes)
+		return nil, fmt.Errorf("memory of %d bytes, want %d", info.Size(), areaBytes)
 	}
 	return mapped(f, 1)
 }

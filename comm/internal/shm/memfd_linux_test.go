@@ -29,8 +29,8 @@ func pair(t *testing.T) (maker, opener *Area) {
 	return maker, opener
 }
 
-// TestRing sends pieces of random lengths both ways, many times around, and checks that each arrives, that a
-// full ring is full, and that a writer who waits is woken.
+// TestRing sends pieces of random lengths in both directions, many times around the ring. Each piece arrives, a full
+// ring takes no more, and the reader wakes a waiting writer.
 func TestRing(t *testing.T) {
 	maker, opener := pair(t)
 	random := rand.New(rand.NewPCG(1, 2))
@@ -68,7 +68,7 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// TestNonsense has the other side claim that it has read what was never written: there is no room then.
+// TestNonsense makes the other side claim to have read bytes that were never written. The ring then has no room.
 func TestNonsense(t *testing.T) {
 	maker, opener := pair(t)
 	maker.Out.Reserve(100)
@@ -78,7 +78,7 @@ func TestNonsense(t *testing.T) {
 	}
 }
 
-// TestRefused opens what the other process could cut off, and what has another size.
+// TestRefused opens files that the other process could truncate, and one of another size.
 func TestRefused(t *testing.T) {
 	file := func(seals, size int) *os.File {
 		fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)

@@ -1,10 +1,9 @@
-// Package shm shares memory between two processes of one node: a ring of bytes for each direction. Another
+// Package shm shares memory between two processes of one node: an Area with a Ring of bytes for each direction. Another
 // channel announces new bytes and free room; no call here waits.
 //
-// The memory is a memfd. It has no name, so a process needs its descriptor to open it, and the kernel frees it
-// with the last process that has it, however that process ends. Its size is sealed: the other process cannot
-// cut it off under this one. Systems other than Linux have no memfd. There New fails, and the two
-// processes send everything through their socket.
+// The memory is a memfd. It has no name, so a process needs its descriptor to open it, and the kernel frees it with the
+// last process that has it. Its size is sealed: the other process cannot truncate it under this one. Systems other than
+// Linux have no memfd. New fails there, and the two processes send everything through their socket.
 package shm
 
 import (
@@ -16,15 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ring carries bytes one way, from one goroutine of one process to one of the other. Who writes knows how
-// much was written, who reads how much was read, and neither believes the other: what the memory says is
-// only how much of the room is free again.
+// Ring carries bytes one way, from a goroutine of one process to a goroutine of the other. The writer counts the
+// written bytes and the reader the read ones. Neither trusts the other: the memory contains only the amount of room
+// that is free again.
 type Ring struct {
 	taken *atomic.Uint64 // in the memory: how many bytes have been read
-	waits *atomic.Uint32 // in the memory: 1 where the writer waits for room
+	waits *atomic.Uint32 // in the memory: 1 if the writer waits for room
 	data  []byte
 
-	reserved uint64 // writer's: how many bytes have found room
+	reserved uint64 // writer's: bytes with reserved room
 	at       uint64 // of this side: how many bytes have been written, or read
 }
 
@@ -37,7 +36,7 @@ func (r *Ring) Room(n int) bool {
 	return r.free() >= n // the reader may have looked ahead of the line above
 }
 
-// free returns how many bytes have room. If the other side has written nonsense, none have.
+// free returns how many bytes have room; none if the other side's count is impossible.
 func (r *Ring) free() int {
 	used := r.reserved - r.taken.Load()
 	if used > RingBytes {
@@ -46,7 +45,7 @@ func (r *Ring) free() int {
 	return int(RingBytes - used)
 }
 
-// Reserve takes room for n bytes, which Put is then to write, or reports that there is none, as Room does.
+// Reserve takes room for n bytes, for a later Put, or returns false as Room does.
 func (r *Ring) Reserve(n int) bool {
 	if !r.Room(n) {
 		return false
@@ -55,7 +54,7 @@ func (r *Ring) Reserve(n int) bool {
 	return true
 }
 
-// Put writes bytes for which there is room. The reader may take them once it has been told.
+// Put writes bytes with reserved room. The reader may take them once it is informed.
 func (r *Ring) Put(b []byte) {
 	n := copy(r.data[r.at%RingBytes:], b)
 	copy(r.data, b[n:])

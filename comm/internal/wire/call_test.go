@@ -9,8 +9,8 @@ import (
 	"github.com/cprun/cprun/comm/internal/link"
 )
 
-// step returns where a rank of n that has its neighbours alone passes a call on to, or -1. What it
-// writes is dropped.
+// step returns the rank to which a rank of n, connected only to its neighbours, passes a call; -1: none. Its output is
+// dropped.
 func step(t *testing.T, rank, n int, h header) int {
 	t.Helper()
 	s := newSockets(rank, n, "", 1)
@@ -57,8 +57,7 @@ func TestCallsArrive(t *testing.T) {
 	}
 }
 
-// TestCallsAreBounded has one rank pass on more calls than another takes, whose connection stands
-// still.
+// TestCallsAreBounded passes on more calls than the receiver's stalled connection takes.
 func TestCallsAreBounded(t *testing.T) {
 	s := newSockets(0, 9, "", 1)
 	here, there := net.Pipe()

@@ -1,5 +1,5 @@
-// Package wire joins processes by sockets: frames, their sealing, flow control, the handshake,
-// connections at the start and on first use, and the news of ranks: together they are a link.Link.
+// Package wire joins processes by sockets: frames and their encryption, flow control, the handshake, connections at the
+// start and on first use, and the states of ranks. Connect returns them as a link.Link.
 package wire
 
 import (
@@ -19,15 +19,14 @@ const (
 	maxRanks  = 1 << 16
 	minSecret = 16
 
-	// defaultPairs bounds the worlds in which all ranks are connected with each other: two nodes of
-	// eight GPUs. Up to there a barrier in one round takes no longer than one in log2 N, every rank
-	// sees every death itself, and all connections of a rank take about 1 MiB.
+	// defaultPairs is the largest world in which all ranks connect with each other: two nodes of eight GPUs. Up to
+	// there a barrier in one round takes no longer than one in log2 N, every rank sees every death itself, and all
+	// connections of a rank take about 1 MiB.
 	defaultPairs = 16
 )
 
-// Mode is how frames travel on a connection after the handshake. Both ends must mean the same:
-// each says it in its hello, which the proofs cover, so that no one in between can have a sealed
-// connection taken for a plain one.
+// Mode is the form of frames on a connection after the handshake. Both ends must agree: each states it in its hello,
+// which the proofs cover, so that no attacker can downgrade a sealed connection to a plain one.
 type Mode byte
 
 // The modes.
@@ -46,30 +45,30 @@ func (m Mode) String() string {
 	return fmt.Sprintf("mode %d", byte(m))
 }
 
-// Config describes a world of processes, and how this rank meets the others.
+// Config describes a world of processes, and how this rank connects with the others.
 type Config struct {
 	Rank, Size int
 	Secret     []byte // the job's own, at least 16 bytes; its owner can join
-	RunID      string // tells apart runs that share a secret
+	RunID      string // distinguishes runs that share a secret
 	Name       string // goes into errors after the rank; "" means the process id
 
 	Timeout time.Duration                    // for the ranks to find each other
-	Log     func(format string, args ...any) // is told of connections; not nil
+	Log     func(format string, args ...any) // reports connections; not nil
 
-	// Pairs is up to how many ranks all are connected with each other; 0 means 16. In a larger
-	// world each is connected with its neighbours at first, link.Neighbours.
+	// Pairs is the largest world in which all ranks connect with each other; 0: 16. In a larger world each connects
+	// with its neighbours at first, link.Neighbours.
 	Pairs int
 
-	// Alone keeps this rank from sharing memory with others of its node: all goes over the sockets.
+	// Alone keeps this rank from sharing memory with others of its node: everything uses the sockets.
 	Alone bool
 
 	// Listeners take the connections of higher ranks. Connect takes them over.
 	Listeners []Listener
-	// Dial reaches a lower rank, which may not listen yet. It is called until the world ends.
+	// Dial connects to a lower rank, which may not listen yet. The mesh calls it until the world ends.
 	Dial func(ctx context.Context, rank int) (net.Conn, Mode, error)
 }
 
-// Listener is where ranks connect. Mode says how they then speak.
+// A Listener accepts connections of ranks, in one Mode.
 type Listener struct {
 	net.Listener
 	Mode Mode
@@ -92,7 +91,7 @@ func (c *Config) Check() error {
 	return errors.Join(faults...)
 }
 
-// pairs returns up to how many ranks all are connected with each other.
+// pairs returns Pairs or its default.
 func (c *Config) pairs() int {
 	if c.Pairs > 0 {
 		return c.Pairs
@@ -100,7 +99,7 @@ func (c *Config) pairs() int {
 	return defaultPairs
 }
 
-// identity describes this rank to others.
+// identity returns this rank's facts for handshakes.
 func (c *Config) identity() *identity {
 	name := c.Name
 	if name == "" {
@@ -114,16 +113,16 @@ func (c *Config) identity() *identity {
 
 // DialTCP connects to a rank's listener on another node.
 func DialTCP(ctx context.Context, addr string) (net.Conn, error) {
-	d := net.Dialer{Timeout: handshakeBound} // a host that was not up yet is asked again
+	d := net.Dialer{Timeout: handshakeBound} // the mesh retries a host that is not up yet
 	d.SetMultipathTCP(false)
 	return d.DialContext(ctx, "tcp", addr)
 }
 
-// ListenTCP listens at a free port of a host, which is one of this node's addresses or names, of IPv4 or
-// IPv6, with brackets or without; "" is all of them.
+// ListenTCP listens at a free port of a host: an address or name of this node, of IPv4 or IPv6, with brackets or
+// without; "": all addresses.
 func ListenTCP(ctx context.Context, host string) (net.Listener, error) {
 	var c net.ListenConfig
-	c.SetMultipathTCP(false) // what looks for silence counts the segments of one path
+	c.SetMultipathTCP(false) // the check for silence counts the segments of one path
 	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
 	return c.Listen(ctx, "tcp", net.JoinHostPort(host, "0"))
 }
@@ -134,11 +133,11 @@ const maxSocketPath = len(syscall.RawSockaddrUnix{}.Path) - 1
 // UnixDir is the private directory in which the ranks of a node have their sockets.
 type UnixDir struct {
 	dir string
-	run [4]byte // in the names, so that the sockets of an earlier attempt are not met
+	run [4]byte // in the names, to avoid sockets of an earlier attempt
 }
 
-// NewUnixDir checks that dir belongs to this user alone, and that its path is short enough for
-// the sockets of size ranks.
+// NewUnixDir checks that dir belongs to this user alone, and that its path is short enough for the sockets of size
+// ranks.
 func NewUnixDir(dir, runID string, size int) (UnixDir, error) {
 	u := UnixDir{dir: dir}
 	sum := sha256.Sum256([]byte(runID))
@@ -176,7 +175,7 @@ func (u UnixDir) path(rank int) string {
 	return filepath.Join(u.dir, fmt.Sprintf("%x-%05d.sock", u.run, rank))
 }
 
-// checkDir refuses a directory that another user could put a socket into.
+// checkDir returns an error for a directory in which another user could create a socket.
 func checkDir(dir string) error {
 	info, err := os.Lstat(dir)
 	if err != nil {
@@ -197,12 +196,12 @@ func checkDir(dir string) error {
 	return nil
 }
 
-// socketBuffer is asked for on every connection; the system may give less.
+// socketBuffer is the requested buffer of every Unix socket; the system may give less.
 const socketBuffer = 1 << 20
 
 func widen(conn net.Conn) {
 	if c, ok := conn.(*net.UnixConn); ok {
-		// What the system does not give costs speed only.
+		// Smaller buffers only cost speed.
 		_ = c.SetReadBuffer(socketBuffer)
 		_ = c.SetWriteBuffer(socketBuffer)
 	}

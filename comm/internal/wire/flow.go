@@ -8,7 +8,7 @@ import (
 	"github.com/cprun/cprun/comm/internal/link"
 )
 
-// A flow has the open messages of two ranks in one group. The peer's mutex guards it.
+// A flow holds the open messages of two ranks in one group. The peer's mutex guards it.
 type flow struct {
 	// As the sender.
 	credit  int                       // the remainder of the eager window
@@ -33,7 +33,7 @@ func newFlow() *flow {
 	}
 }
 
-// flow finds or makes the flow of a group that is there. p.mu is held.
+// flow returns the flow of an existing group. p.mu is held.
 func (p *peer) flow(group uint64) *flow {
 	f := p.flows[group]
 	switch {
@@ -100,7 +100,7 @@ func (p *peer) startSend(t *link.Transfer) (err error, ended bool) {
 	return nil, false
 }
 
-// release queues eager messages that the window has room for.
+// release queues the eager messages that fit the window.
 func (p *peer) release(f *flow) {
 	n := 0
 	for _, t := range f.waiting {
@@ -200,17 +200,17 @@ func (p *peer) onCredit(h header) error {
 	return nil
 }
 
-// What an authenticated peer can have this rank remember, over all groups.
+// Bounds of the memory that an authenticated peer can occupy here, over all groups.
 const (
 	maxNotes   = 1 << 16  // large messages that it offers or accepts
 	maxHeld    = 16 << 20 // bytes of memory for messages that no one has asked for yet
 	maxUnknown = 1 << 10  // groups that are not there yet: it may be ahead in making them
 )
 
-// debts count the memory that a peer makes this rank hold.
+// debts count the memory that a peer occupies.
 type debts struct{ notes, held, unknown int }
 
-// check returns what is too much.
+// check returns an error if a bound is exceeded.
 func (d *debts) check() error {
 	switch {
 	case d.notes > maxNotes:
@@ -223,12 +223,10 @@ func (d *debts) check() error {
 	return nil
 }
 
-// cost returns what an eager message takes of the window: never nothing, so that even empty ones
-// are bounded.
+// cost returns an eager message's part of the window. An empty message also has one, so that their number is bounded.
 func cost(n int) int { return n + headerSize }
 
-// Buffers for eager messages that come before they are asked for are as large as the messages, or
-// about so: those above the first size come from a pool of the next one that fits.
+// Buffers for early eager messages. Small ones have the size of the message, others come from pools of two sizes.
 const (
 	smallBuffer  = 1 << 10
 	mediumBuffer = 4 << 10
@@ -258,10 +256,10 @@ func giveBuffer(b []byte) {
 	}
 }
 
-// kept returns the memory that an early message takes, with its index entry.
+// kept returns the memory of an early message, with its index entry.
 func kept(b []byte) int { return cap(b) + 2*headerSize }
 
-// announced finds or makes the flow of a frame, which may come ahead of its group. p.mu is held.
+// announced returns the flow of a frame, whose group may not exist here yet. p.mu is held.
 func (p *peer) announced(group uint64) (*flow, error) {
 	f := p.flows[group]
 	if f == nil {
@@ -272,7 +270,7 @@ func (p *peer) announced(group uint64) (*flow, error) {
 	return f, p.debts.check()
 }
 
-// forget drops a flow and what is kept of it. p.mu is held.
+// forget drops a flow and its early messages. p.mu is held.
 func (p *peer) forget(group uint64) {
 	f := p.flows[group]
 	if f == nil {
@@ -289,7 +287,7 @@ func (p *peer) forget(group uint64) {
 	}
 }
 
-// note remembers what the peer has announced of a message. p.mu is held.
+// note records an announcement of the peer. p.mu is held.
 func (p *peer) note(in map[uint64]uint64, seq, size uint64) error {
 	if _, ok := in[seq]; !ok {
 		p.debts.notes++

@@ -37,38 +37,36 @@ import (
 //	6 goodbye   none            0; group and number are 0
 //	7 status    a name, or      1 + the rank that a rank has waited for up to its deadline, 0
 //	            nothing         when it waits no longer, 2^32 when it has left; group is the
-//	                            rank that says so, number counts what it has said. The name is
-//	                            that of the rank waited for, or of the one that has left
+//	                            announcing rank, number counts its announcements. The name
+//	                            belongs to the awaited rank, or to the one that has left
 //	8 call      none            1 on its way up, 2 on its way down; group is a rank that needs
 //	                            a connection with the higher one that is the number
-//	9 ready     none            0; group and number are 0. The first frame of who has dialled
+//	9 ready     none            0; group and number are 0. The dialer's first frame
 //	10 piece    a piece of a    where in the message it begins, at a multiple of 262144. It has
 //	            large message   262144 bytes, or goes to the end of the message
-//	11 share    none            0; group and number are 0. Who says so reads from the shared memory,
-//	                            and says all else in its pipe
-//	12 placed   none            where in the message a piece begins that lies in the shared memory:
-//	                            behind all before. It has 131072 bytes, or goes to the end
+//	11 share    none            0; group and number are 0. The sender reads from the shared memory,
+//	                            and sends all later frames through its pipe
+//	12 placed   none            where in the message a piece begins that lies in the shared memory,
+//	                            after earlier pieces. It has 131072 bytes, or goes to the end
 //	13 room     none            0; group and number are 0. The shared memory has room again
 //
-// A message of up to 16 KiB is eager: it is sent at once, as one data frame, as long as the
-// messages of its group that the receiver has not taken, with 32 bytes added for each, stay
-// within a window of 128 KiB. A larger one is sent once its receiver has accepted it, straight
-// into the destination. So no receiver has to hold back one group's frames for another's,
-// and what it buffers is bounded.
+// A message of up to 16 KiB is eager: the sender sends it at once, as one data frame, while the group's messages that
+// the receiver has not taken, plus 32 bytes each, stay within a window of 128 KiB. A larger one goes straight into its
+// destination after the receiver has accepted it. So no receiver holds back one group's frames for another's, and its
+// buffers are bounded.
 //
-// Two ranks have one connection. Pieces of a message come in order; those of several messages take turns.
+// Two ranks have one connection. Pieces of a message come in order; several messages take turns.
 //
-// Two ranks of a node may share memory, a ring of bytes for each direction (comm/internal/shm), and two pipes.
-// Who dials attaches their descriptors to the ready frame: the memory's, of the pipe that the other reads, and of
-// the one that it writes. Who accepts and takes them says share as its first frame, and who dialled answers with
-// one. A share frame is the last on the socket: after it a side puts the pieces of large messages into its ring,
-// in the order of their placed frames, and all frames into its pipe, which so tells what has come, and of its
-// end. A writer that finds no room says so in the memory, and the reader of the next piece sends a room frame.
+// Two ranks of a node may share memory, a ring of bytes for each direction (comm/internal/shm), and two pipes. The
+// dialer attaches three descriptors to the ready frame: of the memory, of the pipe that the acceptor reads, and of the
+// pipe that it writes. An acceptor that takes them sends share as its first frame, and the dialer answers with one. A
+// share frame is the last on the socket: after it a side writes pieces of large messages into its ring, in the order of
+// their placed frames, and all frames into its pipe. A writer without room sets a flag in the memory, and the reader of
+// the next piece sends a room frame.
 //
-// On Unix sockets and pipes frames follow each other as they are. On TCP each header is sealed under
-// AES-256-GCM, to 48 bytes. The payload follows, sealed too. The key is of one connection and direction, the nonce
-// counts its headers and payloads from 0 (4 zero bytes, then 8 bytes), and both ends count, so that
-// a frame is accepted once, in its place, on its connection.
+// Unix sockets and pipes carry frames unencrypted. On TCP each header is sealed under AES-256-GCM, to 48 bytes; the
+// sealed payload follows. Each connection and direction has its own key. The nonce counts headers and payloads from 0
+// (4 zero bytes, then 8 bytes). Both ends count, so that a frame is accepted once, in its place, on its connection.
 
 type frameType uint8
 
@@ -117,8 +115,7 @@ func (h header) encode(b []byte) {
 	binary.BigEndian.PutUint64(b[24:], h.size)
 }
 
-// decodeHeader reads a header and refuses all that no rank sends, before anything is
-// allocated for it.
+// decodeHeader reads a header and returns an error for invalid ones, before anything is allocated.
 func decodeHeader(b []byte) (header, error) {
 	if len(b) < headerSize || string(b[:3]) != "CPF" {
 		return header{}, fmt.Errorf("%w: no frame header", blame.ErrProtocol)
@@ -159,7 +156,7 @@ func decodeHeader(b []byte) (header, error) {
 	return h, nil
 }
 
-// causes lists the sentinels that keep their identity from rank to rank, by number on the wire.
+// causes lists the errors that keep their identity from rank to rank, by number on the wire.
 var causes = [...]error{blame.ErrAborted, blame.ErrPeerLost, blame.ErrDeadline, blame.ErrPeerLeft, blame.ErrMismatch,
 	blame.ErrProtocol}
 
@@ -198,7 +195,7 @@ func clip(s string, n int) string {
 	return s[:n]
 }
 
-// decodeNote reads what encodeNote wrote, in a world of the given size.
+// decodeNote reads the output of encodeNote, in a world of the given size.
 func decodeNote(b []byte, size int) (*blame.PeerError, error) {
 	bad := fmt.Errorf("%w: malformed abort frame", blame.ErrProtocol)
 	if len(b) < 5 {
@@ -237,7 +234,7 @@ func clean(s string) string {
 	}, s)
 }
 
-// A notedError is a cause that another rank has put in words.
+// A notedError is a cause from another rank, as text.
 type notedError struct {
 	text  string
 	cause error // one of causes, or nil
@@ -246,19 +243,18 @@ type notedError struct {
 func (e *notedError) Error() string { return e.text }
 func (e *notedError) Unwrap() error { return e.cause }
 
-// A frameWriter collects frames and writes them with one system call. It is used by one
-// goroutine.
+// A frameWriter collects frames and writes them with one system call. One goroutine uses it.
 type frameWriter interface {
-	// add takes a frame; the payload is read until flush has returned.
+	// add takes a frame; flush reads the payload.
 	add(h header, payload []byte)
 	flush() error // sends all added frames
 }
 
-// A frameReader reads frames one by one. It is used by one goroutine.
+// A frameReader reads frames one by one. One goroutine uses it.
 type frameReader interface {
 	next() (header, error)
-	// payload fills dst, whose length is the length that the last header said. It is called once
-	// for each header that says one above 0. What dst holds after an error means nothing.
+	// payload fills dst, of the length in the last header. The caller calls it once for each length above 0. After an
+	// error the contents of dst are undefined.
 	payload(dst []byte) error
 }
 
@@ -273,10 +269,10 @@ type plainWriter struct {
 	back [2 * maxBatch][]byte
 	bufs net.Buffers
 
-	ring   *shm.Ring // where placed pieces go
+	ring   *shm.Ring // for placed pieces
 	placed [][]byte
-	pipes  *pipes // where all goes after a share frame
-	moves  bool   // one has been added
+	pipes  *pipes // for all frames after a share frame
+	moves  bool   // a share frame has been added
 	moved  bool
 }
 
@@ -319,7 +315,7 @@ func (w *plainWriter) write() error {
 	return err
 }
 
-// plainReader reads small frames through a buffer and large payloads past it.
+// plainReader reads small frames through a buffer, and large payloads directly.
 type plainReader struct {
 	r   *bufio.Reader
 	hdr [headerSize]byte

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// tap passes on what one end of a connection sends, and keeps it.
+// tap copies one end's bytes to the other end, and keeps them.
 func tap(from, to net.Conn, kept *bytes.Buffer, done chan<- struct{}) {
 	io.Copy(io.MultiWriter(to, kept), from)
 	to.Close()
@@ -50,7 +50,7 @@ func record(t *testing.T, mode Mode) (toAcceptor, toDialer []byte) {
 	return up.Bytes(), down.Bytes()
 }
 
-// shakeOpen is shake for connections that are used afterwards.
+// shakeOpen is like shake, but leaves the connections open.
 func shakeOpen(
 	dialer, acceptor *identity,
 	a, b net.Conn,

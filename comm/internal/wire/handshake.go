@@ -30,22 +30,20 @@ import (
 //	acceptor -> dialer   HMAC-SHA256(secret, "cprun acceptor" ‖ dialer's hello ‖ acceptor's hello)
 //	dialer -> acceptor   a ready frame
 //
-// The code in a hello keeps out, at the cost of one message, all who have never met a rank; it proves
-// nothing, since it can be repeated. Each side proves that it has the secret over all of both hellos, in its
-// role, so that no proof can be replayed or reflected. What is fresh in a hello is never the same
-// again: random bytes on a plain connection, and otherwise an X25519 public key made for this
-// handshake alone. The acceptor speaks for itself
-// only to a dialer that has proved itself and whose place is still free; it refuses by closing.
-// A rank that is told of a connection's end takes the other for dead. So the dialer may give up until
-// it has sent the ready frame, and never after it; and the acceptor, once it has sent its proof, gives
-// up for nothing but the dialer's end or its own, and then says a last word.
+// The code in a hello rejects strangers at the cost of one message; it is no proof, since it can be replayed. Each side
+// then proves the secret over both whole hellos, in its role, so that no proof can be replayed or reflected. The fresh
+// part of a hello never repeats: random bytes on a plain connection, and otherwise an X25519 public key for this
+// handshake alone. The acceptor sends its proof only to a proven dialer with a free place, and refuses by closing.
 //
-// The keys of a connection that is not plain are HKDF-SHA256 of what the two X25519 keys have in
-// common and the secret, salted with SHA-256 of both hellos, one for each direction. Who learns the
-// secret later cannot read what was recorded before. Who has it while a job starts can take a rank's place.
+// The end of a connection counts as a death. So the dialer may give up only before its ready frame. After its proof the
+// acceptor gives up only at the end of the dialer or of its own world, and then sends a last frame.
+//
+// The keys of a sealed connection, one for each direction, are HKDF-SHA256 of the X25519 shared secret and the job's
+// secret, salted with SHA-256 of both hellos. A later leak of the secret does not reveal recorded traffic. An attacker
+// with the secret at the start of a job can take a rank's place.
 
 const (
-	// helloBound limits the silence of a stranger, handshakeBound the whole handshake after its hello.
+	// helloBound limits the time of an unknown dialer before its hello, handshakeBound the whole handshake after it.
 	helloBound     = time.Second
 	handshakeBound = 10 * time.Second
 )
@@ -61,7 +59,7 @@ type identity struct {
 	log   func(format string, args ...any) // not nil
 }
 
-// check refuses a hello that belongs to another job, or that would speak another way.
+// check returns an error for a hello of another job or of another mode.
 func (id *identity) check(h *hello, mode Mode) error {
 	switch {
 	case h.size != id.size:
@@ -84,9 +82,8 @@ func (id *identity) proof(role string, dialer, acceptor *hello) []byte {
 
 var errProof = errors.New("it does not have this job's secret")
 
-// dial returns the dialer's side of the connection with the rank that it wants: it meets that rank, or
-// fails. commit says whether the dialer may still say that it is ready. The channel of an error after
-// that can take a last word.
+// dial runs the dialer's side of a handshake with rank want. commit reports whether the dialer may still send its ready
+// frame. A channel that comes with an error can take a last frame.
 func (id *identity) dial(conn net.Conn, mode Mode, want int, commit func() bool) (*channel, error) {
 	own, err := id.hello(mode)
 	if err != nil {
@@ -121,9 +118,9 @@ func (id *identity) dial(conn net.Conn, mode Mode, want int, commit func() bool)
 	return c, id.ready(c)
 }
 
-// accept returns the acceptor's side. heard is called when the dialer has said hello. reserve takes the place
-// of a connection with a rank, or says why it cannot; the place is the caller's to give back if accept
-// returns an error after it. The channel of an error after that can take a last word.
+// accept runs the acceptor's side. It calls heard after the dialer's hello. reserve takes the place of a connection
+// with a rank, or returns why it cannot; the caller gives the place back if accept then returns an error. A channel
+// that comes with an error can take a last frame.
 func (id *identity) accept(conn net.Conn, mode Mode, heard func(), reserve func(rank int) error) (*channel, error) {
 	other, err := id.readHello(conn)
 	if err != nil {
@@ -182,7 +179,7 @@ const (
 	freshSize  = 32 // of an X25519 public key
 	maxName    = 255
 
-	// Where in a hello its parts begin.
+	// Offsets of the parts of a hello.
 	helloRank  = len(helloMagic)
 	helloRun   = helloRank + 4 + 4
 	helloFresh = helloRun + sha256.Size
@@ -197,7 +194,7 @@ type hello struct {
 	run        [sha256.Size]byte
 	fresh      [freshSize]byte
 	name       string
-	raw        []byte           // as it stood on the wire
+	raw        []byte           // as sent
 	key        *ecdh.PrivateKey // of fresh, in an own hello that is not plain
 }
 
@@ -211,7 +208,7 @@ func (h *hello) encode() []byte {
 	return append(b, h.name...)
 }
 
-// readHello reads exactly a hello, and refuses anything else.
+// readHello reads exactly a hello, and returns an error for anything else.
 func (id *identity) readHello(r io.Reader) (*hello, error) {
 	raw := make([]byte, helloFixed, helloFixed+maxName+sha256.Size)
 	if _, err := io.ReadFull(r, raw[:helloRank]); err != nil {
@@ -263,7 +260,7 @@ func printable(name string) bool {
 	return !strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) })
 }
 
-// hello returns what this rank says on a connection.
+// hello returns this rank's hello for a connection.
 func (id *identity) hello(mode Mode) (*hello, error) {
 	h := &hello{mode: mode, rank: id.rank, size: id.size, run: id.run, name: id.name}
 	if mode == Plain {
@@ -288,15 +285,15 @@ func (id *identity) code(hello []byte) []byte {
 	return m.Sum(nil)
 }
 
-// Sealed frames. A header travels as 48 bytes, encrypted and authenticated, so that its length can be
-// trusted before anything is read by it. The payload follows, encrypted, with a tag of its own.
+// Sealed frames. A header travels as 48 bytes, encrypted and authenticated, so that its length can be trusted. The
+// payload follows, encrypted, with a tag of its own.
 
 const (
 	tagSize    = 16
 	sealedSize = headerSize + tagSize // of a header
 )
 
-// errForged is the fault of a frame that the peer has not sent here and now.
+// errForged is the error of a frame that the peer did not send in this place.
 var errForged = fmt.Errorf("%w: a frame is not authentic", blame.ErrProtocol)
 
 func newSeal(key []byte) (cipher.AEAD, error) {
@@ -307,8 +304,8 @@ func newSeal(key []byte) (cipher.AEAD, error) {
 	return cipher.NewGCM(block)
 }
 
-// A counter is the nonce of a connection and direction: it counts headers and payloads. A key is never
-// used on another connection, so it starts at zero and cannot repeat.
+// A counter is the nonce of one direction of a connection: it counts headers and payloads. Each connection has its own
+// key, so the nonce starts at zero and cannot repeat.
 type counter struct {
 	n     uint64
 	nonce [12]byte
@@ -343,7 +340,7 @@ func (w *sealedWriter) flush() error {
 	return err
 }
 
-// openingReader reads what sealedWriter writes.
+// openingReader reads the output of sealedWriter.
 type openingReader struct {
 	r     *bufio.Reader
 	aead  cipher.AEAD

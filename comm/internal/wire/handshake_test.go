@@ -48,7 +48,7 @@ func shake(
 	return
 }
 
-// both has both sides say the same.
+// both returns one mode for both sides.
 func both(mode Mode) [2]Mode { return [2]Mode{mode, mode} }
 
 func TestHandshake(t *testing.T) {
@@ -166,7 +166,7 @@ func TestPlainOverTCP(t *testing.T) {
 	}
 }
 
-// relay passes on what it reads, with another mode in the hello that comes first.
+// relay copies bytes, with another mode in the first hello.
 func relay(from, to net.Conn, mode Mode) {
 	defer to.Close()
 	raw := make([]byte, helloFixed)
@@ -209,7 +209,7 @@ func FuzzHandshake(f *testing.F) {
 	})
 }
 
-// script is a connection on which the other side says what stands in in.
+// A script is a connection with given input.
 type script struct {
 	net.Conn
 	in *bytes.Reader

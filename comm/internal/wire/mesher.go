@@ -22,33 +22,32 @@ import (
 	"github.com/cprun/cprun/internal/base/admission"
 )
 
-// unproven bounds the connections that have not proven themselves. The ranks of a node need less than a millisecond
-// each.
+// unproven bounds the connections before their proof. The ranks of a node need less than a millisecond each.
 var unproven = admission.Limits{Most: 128, Each: 32}
 
 const (
 	firstPause, lastPause = 2 * time.Millisecond, 100 * time.Millisecond // between two attempts to dial
 
-	// callAgain is when a rank that has called another does so again.
+	// callAgain is the period of repeated calls.
 	callAgain = time.Second
 )
 
-// mesher makes the connections of one rank: it dials lower ranks and accepts higher ones. In a small
-// world it is done when all are there, in a large one when the world ends.
+// A mesher makes the connections of one rank: it dials lower ranks and accepts higher ones. In a small world it ends
+// when all are connected, in a large one when the world ends.
 type mesher struct {
 	*identity
 	s      *sockets
 	config *Config
 	door   *admission.Door
-	refuse *admission.Log // logs who was sent away
+	refuse *admission.Log // logs refused connections
 	wg     sync.WaitGroup // with s.mu held while the world has not ended, or before it begins
 
-	open    context.Context // ends when no more connections are accepted
-	dialing context.Context // ends when none are sought any more
+	open    context.Context // ends with the acceptance of connections
+	dialing context.Context // ends with the search for connections
 	cancel  context.CancelFunc
 }
 
-// newMesher returns a rank's transport, with the maker of its connections.
+// newMesher returns a mesher with the rank's transport.
 func newMesher(c *Config) *mesher {
 	id := c.identity()
 	m := &mesher{identity: id, s: newSockets(id.rank, id.size, id.name, c.pairs()), config: c}
@@ -67,7 +66,7 @@ func newMesher(c *Config) *mesher {
 	return m
 }
 
-// close ends all that makes connections, and returns when it has ended.
+// close stops making connections, and returns when that has ended.
 func (m *mesher) close() {
 	m.cancel()
 	m.door.Close()
@@ -77,8 +76,8 @@ func (m *mesher) close() {
 	m.wg.Wait()
 }
 
-// Connect returns when the neighbours at the start are connected, or names the ranks that did not come.
-// The config has been checked.
+// Connect returns when the neighbours at the start are connected, or an error that names the missing ranks. The config
+// must have passed Check.
 func Connect(ctx context.Context, c Config) (link.Link, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
@@ -110,7 +109,7 @@ func Connect(ctx context.Context, c Config) (link.Link, error) {
 	return link.Link{Transport: m.s, Roster: m.s, Pairs: c.pairs()}, nil
 }
 
-// absence names the ranks that did not come.
+// absence returns an error that names the missing ranks.
 func (m *mesher) absence(ctx context.Context) error {
 	missing := m.s.missing()
 	if len(missing) == 0 || !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
@@ -136,8 +135,8 @@ func (m *mesher) absence(ctx context.Context) error {
 // errCalled explains a missing connection with a higher rank.
 var errCalled = errors.New("it has been called and has not dialled")
 
-// seek gets the connection with a peer, which this rank dials or calls, until it is there, the peer has
-// left, or the world ends. How long that may take is for the deadlines of transfers to say.
+// seek makes the connection with a peer, by dialling or by calling it, until it is there, the peer has left, or the
+// world ends. The deadlines of transfers bound the time.
 func (m *mesher) seek(p *peer) {
 	pause := firstPause
 	for !m.s.roster.hasLeft(p.rank) && !p.met.Load() {
@@ -160,7 +159,7 @@ func (m *mesher) seek(p *peer) {
 	}
 }
 
-// dial tries to make the connection with a lower rank, and reports whether that came about.
+// dial tries to make the connection with a lower rank, and reports whether it succeeded.
 func (m *mesher) dial(p *peer) bool {
 	if m.dialing.Err() != nil || !p.reserve() {
 		return false
@@ -182,15 +181,14 @@ func (m *mesher) dial(p *peer) bool {
 	return false
 }
 
-// acceptAll takes connections until ln is closed. Whoever does not prove to be a rank that is
-// still to come is sent away, and does no harm.
+// acceptAll accepts connections until ln is closed. It closes those that do not prove to be a missing rank.
 func (m *mesher) acceptAll(ln Listener) {
 	m.door.Serve(ln, func(conn net.Conn) { m.welcome(conn, ln.Mode) }, func(err error) {
 		m.refuse.Printf("rank %d: accept: %v", m.rank, err)
 	})
 }
 
-// welcome meets a dialer.
+// welcome handles a dialer.
 func (m *mesher) welcome(conn net.Conn, mode Mode) {
 	var held *peer
 	err := m.meet(conn, mode, helloBound, func(b bound) (*channel, error) {
@@ -218,16 +216,16 @@ func (m *mesher) welcome(conn net.Conn, mode Mode) {
 	}
 }
 
-// errEnded explains why the end makes no connection.
+// errEnded ends handshakes after the end of the world.
 var errEnded = errors.New("the world has ended")
 
-// A bound is how long a handshake may take.
+// A bound sets the time of a handshake.
 type bound struct {
-	set    func(time.Duration) // from now on
-	commit func() bool         // sets none: the other side counts on a last word. False at the end of the world
+	set    func(time.Duration) // from now
+	commit func() bool         // removes it: the other side expects a last frame; false at the end of the world
 }
 
-// meet runs a handshake within its bounds, of which first is the first, and attaches the peer.
+// meet runs a handshake within its bounds, beginning with first, and attaches the peer.
 func (m *mesher) meet(conn net.Conn, mode Mode, first time.Duration, shake func(b bound) (*channel, error)) error {
 	if network := conn.LocalAddr().Network(); mode == Plain && network != "unix" {
 		conn.Close()
@@ -235,7 +233,7 @@ func (m *mesher) meet(conn net.Conn, mode Mode, first time.Duration, shake func(
 	}
 	until := func(t time.Time) {
 		conn.SetDeadline(t)
-		if m.dialing.Err() != nil { // it may have ended ahead of the line above
+		if m.dialing.Err() != nil { // it may have ended before the line above
 			conn.SetDeadline(time.Now())
 		}
 	}
@@ -270,23 +268,21 @@ func (m *mesher) meet(conn net.Conn, mode Mode, first time.Duration, shake func(
 	return nil
 }
 
-// Of two ranks the higher one dials. A lower one that needs a connection calls the higher, from rank
-// to rank: each passes the call on to the one of its own connections that is nearest to the called
-// rank without going past it. The neighbours at distances of powers of two halve the way with
-// each step, so log2 N steps do.
+// Of two ranks the higher one dials. A lower one that needs a connection calls the higher, from rank to rank: each
+// passes the call to its connected rank that is nearest to the called one without going past it. The neighbours at
+// distances of powers of two halve the distance with each step, so log2 N steps suffice.
 //
-// Two calls go out at once, one up through the ranks between the two, and one down around the
-// others. No rank is on both ways, so that one which stands still holds up no call. Who calls
-// does so again from time to time, since a rank on the way may have left with the call.
+// Two calls go out at once, one up through the ranks between the two, and one down around the others. No rank is on
+// both routes, so that one stopped rank cannot block a call. The caller repeats the call, since a rank on the route may
+// have left with it.
 
-// The ways of a call, which is the size of its frame.
+// The routes of a call, the size of its frame.
 const (
 	callUp   = 1
 	callDown = 2
 )
 
-// maxCalls bounds the calls that wait to be passed on to one rank. More are dropped: whoever
-// needs the connection calls again.
+// maxCalls bounds the queued calls for one rank. Others are dropped: the caller repeats them.
 const maxCalls = 4096
 
 func (s *sockets) call(rank int) {
@@ -295,7 +291,7 @@ func (s *sockets) call(rank int) {
 	}
 }
 
-// onCall takes a call, and answers it or passes it on.
+// onCall answers a call or passes it on.
 func (s *sockets) onCall(h header) error {
 	from, to := int(h.id.Group), int(h.id.Seq)
 	switch {
@@ -351,12 +347,12 @@ type channel struct {
 	area    *shm.Area // memory that is shared with the other side, or nil
 	pipes   *pipes    // that go with it
 	placing bool      // guarded by peer.mu; the other side reads from it
-	says    bool      // guarded by peer.mu; this side is to say that it does, and goes on in its pipe
+	says    bool      // guarded by peer.mu; this side must send its share frame
 
-	current []*link.Transfer // what the writer is sending, once for each piece; it alone uses this until peer.quiet
+	current []*link.Transfer // being sent, once for each piece; for the writer alone until peer.quiet
 }
 
-// channel returns the connection as it is used after the handshake.
+// channel returns the connection for use after the handshake.
 func (id *identity) channel(conn net.Conn, own, other *hello) (*channel, error) {
 	c := &channel{Conn: conn, rank: other.rank, name: other.name}
 	if own.mode == Plain {
@@ -381,7 +377,7 @@ func (id *identity) keys(own, other *hello) (open, seal cipher.AEAD, err error) 
 	if err != nil {
 		return nil, nil, fmt.Errorf("its key: %w", err)
 	}
-	own.key = nil // no one needs it any more, and no one is to find it
+	own.key = nil // not kept beyond its use
 	dialer, acceptor := own, other
 	to, from := "cprun frames to the acceptor", "cprun frames to the dialer"
 	if own.rank < other.rank { // this rank is the acceptor

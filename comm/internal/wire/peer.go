@@ -12,17 +12,16 @@ import (
 	"github.com/cprun/cprun/comm/internal/link"
 )
 
-// endBound limits the time for a last word to a peer.
+// endBound limits the time for a last frame to a peer.
 const endBound = 500 * time.Millisecond
 
-// A peer is one rank as another deals with it: what the two owe each other, and their connection, which
-// may come later. Two goroutines serve it to the end of the transport: one reads, and
-// never waits for anything but the connection, and one writes. Because every rank always reads,
-// every write comes to its end.
+// A peer is the state of another rank: the open messages, and a connection, which may come later. Two goroutines serve
+// it until the transport ends: one reads, and waits for nothing but the connection, and one writes. Because every rank
+// always reads, every write ends.
 type peer struct {
 	s    *sockets
 	rank int
-	near bool // one of those whose connections are made at the start, who pass on news
+	near bool // connected at the start; passes on states
 
 	wanted atomic.Bool   // a connection is being sought
 	met    atomic.Bool   // the connection is there; set under mu
@@ -37,14 +36,14 @@ type peer struct {
 	flows   map[uint64]*flow // guarded by mu; by group
 	debts   debts            // guarded by mu
 	ctrl    []header         // guarded by mu; control frames go first
-	news    map[int]bool     // guarded by mu; ranks of whom the peer does not know the last word
+	news    map[int]bool     // guarded by mu; ranks with states to send to the peer
 	small   []*link.Transfer // guarded by mu; eager messages that may be sent
 	large   []*link.Transfer // guarded by mu; messages of which pieces may be sent, in turn
 	left    bool             // guarded by mu; the peer has said goodbye
 	ending  bool             // guarded by mu
-	last    header           // guarded by mu; what is written at the end
+	last    header           // guarded by mu; the last frame
 	payload []byte           // guarded by mu; its payload
-	until   time.Time        // guarded by mu; when to give up telling the peer
+	until   time.Time        // guarded by mu; when to give up sending it
 
 	stop  chan struct{}  // closed when ending is set
 	quiet sync.WaitGroup // the goroutines that may hold a transfer
@@ -57,7 +56,7 @@ func newPeer(s *sockets, rank int) *peer {
 	return p
 }
 
-// serve begins to use a connection. p.mu is held.
+// serve starts to use a connection. p.mu is held.
 func (p *peer) serve(c *channel) {
 	p.channel, p.meeting, p.why = c, false, nil
 	p.met.Store(true)
@@ -73,7 +72,7 @@ func (p *peer) blame(op string, cause error) *blame.PeerError {
 	return &blame.PeerError{Rank: p.rank, Name: p.name(), Op: op, Cause: cause}
 }
 
-func (p *peer) tell(about int) {
+func (p *peer) addNewsOf(about int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.news == nil {
@@ -89,7 +88,7 @@ func (p *peer) control(h header) {
 	p.work.Signal()
 }
 
-// queue hands a message to the writer. p.mu is held.
+// queue passes a message to the writer. p.mu is held.
 func (p *peer) queue(t *link.Transfer) {
 	if len(t.Buf) <= maxEager {
 		p.small = append(p.small, t)
@@ -99,7 +98,7 @@ func (p *peer) queue(t *link.Transfer) {
 	p.work.Signal()
 }
 
-// end has the writer send a last frame, and both goroutines stop.
+// end makes the writer send a last frame, and both goroutines stop.
 func (p *peer) end(last header, note []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -110,17 +109,17 @@ func (p *peer) end(last header, note []byte) {
 	if c := p.channel; c != nil {
 		c.SetReadDeadline(time.Now())
 		c.SetWriteDeadline(p.until)
-		c.hurry()
+		c.limitResends()
 	}
 	close(p.stop)
 	p.work.Signal()
 }
 
-// abandon lists the transfers that have not ended, after quiet.
+// abandon returns the transfers that have not ended, after quiet.
 func (p *peer) abandon() (all []*link.Transfer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	listed := map[*link.Transfer]bool{} // of one that is being sent there may be several pieces on their way
+	listed := map[*link.Transfer]bool{} // several pieces of one transfer may be in flight
 	list := func(ts ...*link.Transfer) {
 		for _, t := range ts {
 			if !listed[t] {
@@ -148,10 +147,10 @@ func (p *peer) abandon() (all []*link.Transfer) {
 	return all
 }
 
-// What ranks say of themselves, on its way through the neighbours.
+// The states of ranks, which travel through the neighbours.
 
 func (s *sockets) HasLeft(rank int) bool {
-	if p := s.peers[rank].Load(); p != nil && p.met.Load() { // its own word comes behind its messages
+	if p := s.peers[rank].Load(); p != nil && p.met.Load() { // its goodbye follows its messages
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		return p.left
@@ -167,7 +166,8 @@ func (s *sockets) AnnounceWait(who any, peer int) {
 	}
 }
 
-// learn takes what a rank has said, which from has told. In a small world that rank tells all itself.
+// learn records a rank's state from a peer. In a large world it passes the state on; in a small one the rank itself
+// informs all.
 func (s *sockets) learn(rank int, said state, name string, from *peer) {
 	if !s.roster.learn(rank, said, name) {
 		return
@@ -190,19 +190,19 @@ func (s *sockets) learn(rank int, said state, name string, from *peer) {
 func (s *sockets) spread(rank int, from *peer) {
 	for _, r := range s.near {
 		if p := s.peers[r].Load(); p != from && r != rank {
-			p.tell(rank)
+			p.addNewsOf(rank)
 		}
 	}
 }
 
-// A lost network sends no message about it. So both ends of a TCP connection send keepalive probes in every idle
-// second, and this rank counts the segments that its system receives: data, acknowledgements, probes,
-// retransmissions. If the count does not change for silenceBound, the other host or the path from it is gone.
+// A lost network sends no message. So both ends of a TCP connection send keepalive probes in every idle second, and
+// this rank counts the segments that its system receives: data, acknowledgements, probes, retransmissions. If the count
+// does not change for silenceBound, the other host or the path from it is gone.
 //
-// TCP_USER_TIMEOUT alone would be wrong. It also ends a connection if the other process does not read, because it
-// is stopped or starved, although its host answers: the deadline judges that, since it has the pending
-// transfers. And it measures acknowledgements in order, which a bad network may delay for seconds. So it is
-// set to patience while the world lasts, and so is the number of retransmissions.
+// TCP_USER_TIMEOUT alone would be wrong. It also ends a connection if the other process does not read, because it is
+// stopped or starved, although its host answers; the deadline covers that, since it considers the pending transfers.
+// And it measures acknowledgements in order, which a bad network may delay for seconds. So it is set to patience while
+// the world lasts, and so is the number of retransmissions.
 
 const (
 	silenceBound = 7 * time.Second
@@ -239,8 +239,8 @@ func tune(conn net.Conn) syscall.RawConn {
 	return raw
 }
 
-// hurry bounds the system's retransmissions after this rank has closed a connection.
-func (c *channel) hurry() {
+// limitResends bounds the system's retransmissions after this rank has closed a connection.
+func (c *channel) limitResends() {
 	if c.raw != nil {
 		keepSending(c.raw, keptAtEnd)
 	}
@@ -260,8 +260,8 @@ func (h *hearing) heard(count uint32, now time.Time) time.Duration {
 	return now.Sub(h.at)
 }
 
-// A silence is the error of a connection on which a rank hears nothing. The peer may receive the error and pass it
-// on, so it names the rank that noticed.
+// A silence is the error of a connection without received segments. The peer may receive the error and pass it on, so
+// it names the rank that noticed.
 type silence struct {
 	rank  int
 	from  string
@@ -293,15 +293,15 @@ func (s *sockets) watch() {
 	}
 }
 
-// reset makes Close send a reset at once. If only the path to this rank is lost, the peer so learns of the
-// failure, even if it waits for room or for acknowledgements.
+// reset makes Close send a reset at once. If only the path to this rank is lost, the peer thus learns of the failure,
+// even if it waits for room or for acknowledgements.
 func (c *channel) reset() {
 	if tcp, ok := c.Conn.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0)
 	}
 }
 
-// silent returns an error if a connection with the peer is lost without a word.
+// silent returns an error if a connection with the peer is silent for too long.
 func (p *peer) silent(now time.Time) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -14,20 +14,20 @@ import (
 	"github.com/cprun/cprun/comm/internal/link"
 )
 
-// frame is a header and its payload on the wire.
+// frame encodes a header and its payload.
 func frame(h header, payload string) []byte {
 	b := make([]byte, headerSize)
 	h.encode(b)
 	return append(b, payload...)
 }
 
-// plainChannel is the connection with a rank.
+// plainChannel returns the connection with a rank.
 func plainChannel(conn net.Conn, rank int, name string) *channel {
 	return &channel{Conn: conn, rank: rank, name: name, in: newPlainReader(conn), out: &plainWriter{conn: conn}}
 }
 
-// against has rank 0 of two receive raw bytes from an authenticated rank 1, with receives of the given sizes
-// posted as messages 0 and on, and returns the failure.
+// against sends raw bytes to rank 0 of two from an authenticated rank 1, with receives of the given sizes posted as
+// messages 0, 1, and so on. It returns the failure.
 func against(t testing.TB, raw []byte, sizes ...int) error {
 	t.Helper()
 	s := newSockets(0, 2, "", defaultPairs)
@@ -42,7 +42,7 @@ func against(t testing.TB, raw []byte, sizes ...int) error {
 		xs[i].Prepare(r, link.MsgID{Seq: uint64(i)}, 1, false, make([]byte, n))
 		s.Post(&xs[i])
 	}
-	go func() { // rank 1 takes what it is sent
+	go func() { // rank 1 drops its input
 		var b [1024]byte
 		for {
 			if _, err := there.Read(b[:]); err != nil {
@@ -54,7 +54,7 @@ func against(t testing.TB, raw []byte, sizes ...int) error {
 	there.Write(raw) // it is cut short by the failure
 	there.Close()
 	<-r.Done()
-	s.AwaitTold()
+	s.AwaitNotified()
 	s.Close()
 	failed := 0
 	for i := range xs {
@@ -70,8 +70,8 @@ func against(t testing.TB, raw []byte, sizes ...int) error {
 	return s.Err()
 }
 
-// TestHostilePeer has a rank that has the secret send what no rank sends. It is named, and
-// nothing is taken over or allocated beyond the bounds.
+// TestHostilePeer makes a rank with the secret send invalid frames. The error names it, and memory stays within the
+// bounds.
 func TestHostilePeer(t *testing.T) {
 	flood := func(h header, payload string, n int) (b []byte) {
 		for i := range n {
@@ -151,8 +151,8 @@ func TestHostilePieces(t *testing.T) {
 	}
 }
 
-// TestEndOfOneThatHasLeft ends a connection without a word after others have said that the rank has left:
-// it could not say so itself, and nobody has died.
+// TestEndOfOneThatHasLeft ends a connection without a goodbye after others have reported that the rank has left. That
+// is no failure.
 func TestEndOfOneThatHasLeft(t *testing.T) {
 	s := newSockets(0, 9, "", 1)
 	var there [3]net.Conn
@@ -183,8 +183,7 @@ func TestEndOfOneThatHasLeft(t *testing.T) {
 	there[1].Close()
 }
 
-// unread has a peer send n messages of so many bytes that nobody asks for, and returns what this
-// rank allocates for one of them.
+// unread sends n messages of that many bytes without receives, and returns the bytes that this rank allocates for each.
 func unread(t *testing.T, n, bytes int) int {
 	var before, after runtime.MemStats
 	s := newSockets(0, 2, "", defaultPairs)
@@ -204,8 +203,7 @@ func unread(t *testing.T, n, bytes int) int {
 	return int(after.TotalAlloc-before.TotalAlloc) / n
 }
 
-// TestSmallMessagesTakeLittle checks that what waits to be asked for takes about the memory that it
-// has, down to messages of nothing.
+// TestSmallMessagesTakeLittle checks that early messages take about as much memory as their size, down to empty ones.
 func TestSmallMessagesTakeLittle(t *testing.T) {
 	for _, bytes := range []int{0, 1, 100, 1000} {
 		n := eagerWindow / cost(bytes)
@@ -215,8 +213,8 @@ func TestSmallMessagesTakeLittle(t *testing.T) {
 	}
 }
 
-// FuzzPeer has a rank with the secret send any bytes behind the handshake. It is named, or its end is;
-// nothing is kept beyond the bounds.
+// FuzzPeer sends any bytes after the handshake. The error names the rank or its end, and memory stays within the
+// bounds.
 func FuzzPeer(f *testing.F) {
 	f.Add(frame(header{kind: frameData, length: 4, size: 4}, "data"))
 	f.Add(

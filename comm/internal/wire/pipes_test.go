@@ -47,7 +47,7 @@ func TestPipes(t *testing.T) {
 	}
 }
 
-// TestPipesEnd has the other side die, and nobody read what is written.
+// TestPipesEnd ends the other side while written bytes are unread.
 func TestPipesEnd(t *testing.T) {
 	a, b := bothPipes(t)
 	full := net.Buffers{make([]byte, 1<<20)}

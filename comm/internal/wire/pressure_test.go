@@ -8,7 +8,7 @@ import (
 	"github.com/cprun/cprun/comm/internal/link"
 )
 
-// sends are transfers of one round that a rank posts.
+// sends returns posted transfers of one round.
 func sends(n, bytes int, first uint64) []*link.Transfer {
 	buf, r := make([]byte, bytes), link.NewRound()
 	r.Begin(n)
@@ -20,8 +20,8 @@ func sends(n, bytes int, first uint64) []*link.Transfer {
 	return all
 }
 
-// TestSleepingReceiver has a rank send more and more to one whose host takes nothing: what has been queued
-// of it beside the caller's own views stays within bounds, whatever the receiver has accepted before.
+// TestSleepingReceiver sends more and more to a rank whose host reads nothing. The bytes queued beside the caller's
+// views stay within bounds, whatever the receiver accepted before.
 func TestSleepingReceiver(t *testing.T) {
 	for name, c := range map[string]struct {
 		n, bytes int
@@ -45,7 +45,7 @@ func TestSleepingReceiver(t *testing.T) {
 			}
 			s.Post(x)
 		}
-		stands(p)
+		awaitStall(p)
 		// Lists of what waits, and a batch of frames that is being written.
 		if grown, most := heap()-before, 4*maxPayload+200*c.n; grown > most {
 			t.Errorf(
@@ -63,7 +63,7 @@ func TestSleepingReceiver(t *testing.T) {
 			onWire += x.Moved
 		}
 		p.mu.Unlock()
-		if most := eagerWindow + 4<<20; onWire > most { // and what the two systems buffer
+		if most := eagerWindow + 4<<20; onWire > most { // and the buffers of the two systems
 			t.Errorf("%s: %d bytes are on their way, above %d", name, onWire, most)
 		}
 		there.Close()
@@ -71,8 +71,8 @@ func TestSleepingReceiver(t *testing.T) {
 	}
 }
 
-// stands returns when the writer has come to a stop.
-func stands(p *peer) {
+// awaitStall returns when the writer has stopped.
+func awaitStall(p *peer) {
 	for last, same := -1, 0; same < 5; time.Sleep(20 * time.Millisecond) {
 		p.mu.Lock()
 		now := len(p.ctrl) + len(p.small)
@@ -87,7 +87,7 @@ func stands(p *peer) {
 	}
 }
 
-// heap is the memory of live objects.
+// heap returns the bytes of live objects.
 func heap() int {
 	runtime.GC()
 	var m runtime.MemStats

@@ -26,7 +26,7 @@ func (p *peer) readLoop(c *channel) {
 	c.Close()
 }
 
-// read returns nil after a goodbye, and otherwise why the connection has ended.
+// read returns nil after a goodbye, and otherwise the error that ended the connection.
 func (p *peer) read(c *channel) error {
 	for {
 		h, err := c.in.next()
@@ -99,7 +99,7 @@ func (p *peer) onStatus(in frameReader, h header) error {
 	return nil
 }
 
-// onGoodbye takes the peer's own word that it leaves, which comes behind all that it has sent.
+// onGoodbye handles the peer's goodbye, which follows all its messages.
 func (p *peer) onGoodbye() error {
 	p.s.learn(p.rank, state{lastWord, leftMark}, p.s.roster.name(p.rank), p)
 	p.mu.Lock()
@@ -107,7 +107,7 @@ func (p *peer) onGoodbye() error {
 	return p.leave()
 }
 
-// expecting returns the messages that wait for the peer. p.mu is held.
+// expecting returns the name of a transfer that waits for the peer, or "". p.mu is held.
 func (p *peer) expecting() string {
 	for _, f := range p.flows {
 		for _, t := range f.posted {
@@ -126,7 +126,7 @@ func (p *peer) expecting() string {
 	return ""
 }
 
-// loss returns the cause of a connection that has ended without a word. Over TCP it says where.
+// loss returns the cause of a connection that has ended without a goodbye, over TCP with the address.
 func (c *channel) loss(err error) error {
 	if c.raw == nil {
 		return blame.ErrPeerLost
@@ -138,7 +138,7 @@ func (c *channel) loss(err error) error {
 	return fmt.Errorf("%v: %w", c.RemoteAddr(), blame.ErrPeerLost)
 }
 
-// verdict returns what the end of a connection means. It is nil where nothing is amiss.
+// verdict interprets the end of a connection; nil: no failure.
 func (p *peer) verdict(c *channel, err error) error {
 	var pe *blame.PeerError
 	switch {
@@ -149,14 +149,14 @@ func (p *peer) verdict(c *channel, err error) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.s.roster.hasLeft(p.rank) { // it could not say so here
+	if p.s.roster.hasLeft(p.rank) { // others have reported it
 		return p.leave()
 	}
 	return p.blame(p.expecting(), c.loss(err))
 }
 
-// What comes in of messages, read to where it belongs. p.mu is not held while a connection is read: a
-// message that is posted stays so until all of it is there, and no one else touches it.
+// Incoming messages are read to their destination. The reader does not hold p.mu meanwhile: a posted receive stays
+// posted until it is complete, and nothing else touches it.
 
 // onData reads an eager message.
 func (p *peer) onData(in frameReader, h header) error {
@@ -194,7 +194,7 @@ func fillFrom(in frameReader, dst []byte) error {
 	return in.payload(dst)
 }
 
-// readEarly keeps an eager message that is not asked for yet.
+// readEarly keeps an eager message without a posted receive.
 func (p *peer) readEarly(in frameReader, f *flow, h header) error {
 	n := h.length
 	b := takeBuffer(n)
@@ -207,7 +207,7 @@ func (p *peer) readEarly(in frameReader, f *flow, h header) error {
 		giveBuffer(b)
 		return nil
 	}
-	if t := f.posted[h.id.Seq]; t != nil { // asked for while it was read
+	if t := f.posted[h.id.Seq]; t != nil { // posted while it was read
 		if len(t.Buf) != n {
 			return t.Mismatch(p.name(), n)
 		}
@@ -242,8 +242,8 @@ func (p *peer) onPiece(in frameReader, h header) error {
 	return err
 }
 
-// piece returns the message that a piece belongs to, and the place of its next bytes, at most so many. Pieces of a
-// message come in order.
+// piece returns the message of a piece, and the destination of its next bytes, at most that many. Pieces of a message
+// come in order.
 func (p *peer) piece(h header, most int) (*link.Transfer, []byte, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -259,7 +259,7 @@ func (p *peer) piece(h header, most int) (*link.Transfer, []byte, error) {
 	return t, t.Buf[t.Moved:min(t.Moved+most, len(t.Buf))], nil
 }
 
-// moved notes that n more bytes of a message are there, and ends it with the last.
+// moved records n more bytes of a message, and ends it with the last.
 func (p *peer) moved(t *link.Transfer, h header, n int) {
 	t.Touch()
 	p.mu.Lock()
@@ -277,8 +277,8 @@ func (p *peer) moved(t *link.Transfer, h header, n int) {
 // A halfCloser can end one direction of a connection; sockets can, net.Pipe cannot.
 type halfCloser interface{ CloseWrite() error }
 
-// writeLoop sends what is queued until the end, and ends when the peer can read all of it, also if
-// this process exits then.
+// writeLoop sends queued frames until the end. It returns when the peer can read all of them, even if this process
+// exits then.
 func (p *peer) writeLoop(c *channel) {
 	defer p.quiet.Done()
 	defer c.area.Close()
@@ -287,7 +287,7 @@ func (p *peer) writeLoop(c *channel) {
 			p.broken(c)
 			return
 		}
-		p.settle(c)
+		p.finishWritten(c)
 	}
 	c.out.add(p.last, p.payload)
 	if c.out.flush() == nil {
@@ -298,8 +298,8 @@ func (p *peer) writeLoop(c *channel) {
 	}
 }
 
-// broken lets the reader find out why nothing can be written: an abort or a goodbye may lie
-// before the end of what the peer has sent. If it reads nothing, the peer is lost.
+// broken lets the reader find the cause of a failed write: the peer may have sent an abort or a goodbye. If nothing can
+// be read, the peer is lost.
 func (p *peer) broken(c *channel) {
 	p.mu.Lock()
 	if !p.ending {
@@ -309,8 +309,7 @@ func (p *peer) broken(c *channel) {
 	<-p.stop
 }
 
-// fill waits for work and adds one batch of frames; it is false at the end. What is small goes ahead of what is
-// large.
+// fill waits for work and adds one batch of frames, small messages first; false: the end.
 func (p *peer) fill(c *channel) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -320,12 +319,12 @@ func (p *peer) fill(c *channel) bool {
 	switch {
 	case p.ending:
 		return false
-	case c.says: // the last word on the socket
+	case c.says: // the last frame on the socket
 		c.says = false
 		c.out.add(header{kind: frameShare}, nil)
 		return true
 	}
-	room := maxBatch - 1 // a large message comes on in each batch
+	room := maxBatch - 1 // each batch has room for a large message
 	room -= p.addControl(c, room)
 	room -= p.addNews(c, room)
 	room -= p.addSmall(c, room)
@@ -333,7 +332,7 @@ func (p *peer) fill(c *channel) bool {
 	return true
 }
 
-// addControl, addNews and addSmall add up to most frames of their kind, and return how many.
+// addControl, addNews and addSmall add up to most frames of their kind, and return the number.
 func (p *peer) addControl(c *channel, most int) int {
 	n := min(most, len(p.ctrl))
 	for _, h := range p.ctrl[:n] {
@@ -372,8 +371,8 @@ func (c *channel) sending(t *link.Transfer, bytes int) {
 	c.current = append(c.current, t)
 }
 
-// addPieces adds pieces of large messages, up to most and up to the bytes of a whole one. Messages take
-// turns piece by piece, so that one does not hold up the others.
+// addPieces adds pieces of large messages, up to most and up to the bytes of a whole one. Messages take turns piece by
+// piece, so that none delays the others.
 func (p *peer) addPieces(c *channel, most int) {
 	limit := c.pieceBytes()
 	for bytes := 0; most > 0 && bytes < limit && len(p.large) > 0; most-- {
@@ -397,8 +396,8 @@ func (p *peer) addPieces(c *channel, most int) {
 	}
 }
 
-// settle ends the messages that have been written.
-func (p *peer) settle(c *channel) {
+// finishWritten ends the written messages.
+func (p *peer) finishWritten(c *channel) {
 	p.mu.Lock()
 	done := c.current[:0]
 	for _, t := range c.current {

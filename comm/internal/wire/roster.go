@@ -8,25 +8,25 @@ import (
 	"github.com/cprun/cprun/comm/internal/link"
 )
 
-// A roster holds the latest state of all ranks of the world, first or second hand: names, waits, departures. Each
-// rank numbers its states and only the last counts, so neither route, repetition nor omission of older ones matters.
+// A roster holds the latest states of all ranks of the world, first or second hand: names, waits, departures. Each rank
+// numbers its states and only the last counts, so that routes, repetition and lost older ones do not matter.
 type roster struct {
 	own   int
-	alarm blame.Alarm // rings when another rank says that it waits
+	alarm blame.Alarm // rings when another rank announces a wait
 
 	mu     sync.Mutex
 	names  []string // guarded by mu; "" if it is not known
 	states []state  // guarded by mu
-	stand  blame.Standing
+	waits  blame.WaitState
 }
 
-// A state is the last word of a rank.
+// A state is the latest announcement of a rank.
 type state struct {
-	seq   uint64 // of its last word; lastWord is the highest
+	seq   uint64 // number; lastWord is the highest
 	value uint64 // the size of a status frame
 }
 
-// lastWord numbers a rank's departure.
+// lastWord is the number of a rank's departure.
 const lastWord = math.MaxUint64
 
 func newRoster(own, size int, name string) *roster {
@@ -54,7 +54,7 @@ func (r *roster) hasLeft(rank int) bool {
 	return r.states[rank].seq == lastWord
 }
 
-// waitsFor returns whom a rank waits for, or -1.
+// waitsFor returns the peer that a rank waits for, or -1.
 func (r *roster) waitsFor(rank int) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -64,11 +64,11 @@ func (r *roster) waitsFor(rank int) int {
 	return -1
 }
 
-// say notes whom a part of the own rank waits for, or -1, and reports whether that is news.
+// say records the peer that a part of the own rank waits for, or -1, and reports whether that is news.
 func (r *roster) say(who any, peer int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s, value := &r.states[r.own], uint64(r.stand.Set(who, peer)+1)
+	s, value := &r.states[r.own], uint64(r.waits.Set(who, peer)+1)
 	if s.value == value {
 		return false
 	}
@@ -76,7 +76,7 @@ func (r *roster) say(who any, peer int) bool {
 	return true
 }
 
-// learn records the state of a rank, whose name is given, and reports whether it is news.
+// learn records the state of a rank, with a name, and reports whether it is news.
 func (r *roster) learn(rank int, s state, name string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -92,10 +92,10 @@ func (r *roster) learn(rank int, s state, name string) bool {
 	return true
 }
 
-// waits reports whether it says that the rank waits.
+// waits reports whether the rank waits.
 func (s state) waits() bool { return s.seq != lastWord && s.value > 0 }
 
-// about returns the rank that a state waits for, or -1.
+// about returns the rank that a state names: the one waited for, the rank itself after its departure, or -1.
 func (s state) about(rank int) int {
 	if s.seq == lastWord {
 		return rank
@@ -103,7 +103,7 @@ func (s state) about(rank int) int {
 	return int(s.value) - 1
 }
 
-// status returns the frame that tells what a rank has said last.
+// status returns the frame of a rank's latest state.
 func (r *roster) status(rank int) (header, []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -115,10 +115,10 @@ func (r *roster) status(rank int) (header, []byte) {
 		[]byte(name)
 }
 
-// What becomes of a peer before there is a connection with it.
+// Methods of a peer before it has a connection.
 
-// reserve takes the place of the connection with the peer for one that is being made, and reports whether
-// it was free. free gives it back.
+// reserve takes the peer's place for a connection that is being made, and reports whether it was free. free gives it
+// back.
 func (p *peer) reserve() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -129,7 +129,7 @@ func (p *peer) reserve() bool {
 	return true
 }
 
-// free gives the place back, and says why no connection was made.
+// free gives the place back, with the reason why no connection was made.
 func (p *peer) free(why error) {
 	p.mu.Lock()
 	p.meeting = false
@@ -146,8 +146,8 @@ func (p *peer) unreached(why error) {
 	}
 }
 
-// departed ends what is expected of a peer that has left by word of others. If there is a
-// connection, or is about to be, the peer's own word will come on it, behind all that it has sent.
+// departed ends the transfers with a peer that has left according to others. If there is a connection, or is about to
+// be, the peer's own goodbye will follow its messages there.
 func (p *peer) departed() {
 	p.mu.Lock()
 	var err error
@@ -160,8 +160,7 @@ func (p *peer) departed() {
 	}
 }
 
-// leave notes that the peer has left, which is in order as long as nothing is expected of it. p.mu is
-// held.
+// leave records that the peer has left. That is an error if a transfer waits for it. p.mu is held.
 func (p *peer) leave() error {
 	p.left = true
 	if op := p.expecting(); op != "" {

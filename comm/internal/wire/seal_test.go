@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/comm/internal/link"
 )
 
-// recorder is a connection that keeps what is written to it.
+// A recorder is a connection that keeps its output.
 type recorder struct {
 	net.Conn
 	bytes.Buffer
@@ -21,7 +21,7 @@ type recorder struct {
 func (r *recorder) Read(b []byte) (int, error)  { return r.Buffer.Read(b) }
 func (r *recorder) Write(b []byte) (int, error) { return r.Buffer.Write(b) }
 
-// writerOf returns what writes sealed frames.
+// writerOf returns a writer of sealed frames.
 func writerOf(t *testing.T, conn net.Conn) frameWriter {
 	t.Helper()
 	aead, err := newSeal(bytes.Repeat([]byte{7}, 32))
@@ -52,9 +52,8 @@ func readAll(t *testing.T, raw []byte) (got []string, err error) {
 	}
 }
 
-// TestFramesAreTakenOnceInOrder records frames of a connection that is not plain and plays them in other
-// ways: all but the original order is refused, at the first frame that is out of its place, and every
-// changed bit is.
+// TestFramesAreTakenOnceInOrder records sealed frames and replays them in other orders. The reader fails at the first
+// frame out of place, and at every changed bit.
 func TestFramesAreTakenOnceInOrder(t *testing.T) {
 	var frames [][]byte
 	rec := &recorder{}

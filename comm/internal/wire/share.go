@@ -14,11 +14,10 @@ import (
 	"github.com/cprun/cprun/comm/internal/shm"
 )
 
-// How two ranks of a node come to share memory and pipes, and the pieces that go through the memory. Their
-// descriptors travel after the handshake, so that only who has the job's secret gets or gives them. If a rank
-// has none to give, or cannot take them, all goes over the socket as before.
+// Two ranks of a node share memory and pipes. Their descriptors travel after the handshake, so that only owners of the
+// job's secret exchange them. If a rank has none to give, or cannot take them, everything uses the socket.
 
-// ready sends the dialer's last word of the handshake, with shared memory if available.
+// ready sends the dialer's last message of the handshake, with shared memory if available.
 func (id *identity) ready(c *channel) error {
 	if conn, ok := c.Conn.(*net.UnixConn); ok && !id.alone {
 		area, own, err := give(conn)
@@ -34,12 +33,12 @@ func (id *identity) ready(c *channel) error {
 
 const withoutMemory = "rank %d: all goes over the socket with rank %d: %v"
 
-// given is how many descriptors come with a ready frame: of the memory, of the pipe that who gets them
-// reads, and of the one that it writes.
+// given is the number of descriptors with a ready frame: of the memory, of the pipe that the receiver reads, and of the
+// one that it writes.
 const given = 3
 
-// give sends a ready frame with new memory and pipes, of which it returns this side. A Unix socket takes so
-// little whole, or not at all.
+// give sends a ready frame with new memory and pipes, and returns this side of them. A Unix socket takes so few bytes
+// whole or not at all.
 func give(conn *net.UnixConn) (*shm.Area, *pipes, error) {
 	area, file, err := shm.New()
 	if err != nil {
@@ -66,8 +65,8 @@ func give(conn *net.UnixConn) (*shm.Area, *pipes, error) {
 	return area, own, nil
 }
 
-// rightsTo returns the control message that carries descriptors. It leaves them as they are, where Fd would have
-// this process and the other one block in them.
+// rightsTo returns the control message that carries descriptors. It does not call Fd, which would make this process and
+// the other one block in them.
 func rightsTo(files []*os.File) ([]byte, error) {
 	fds := make([]int, len(files))
 	for i, f := range files {
@@ -82,7 +81,7 @@ func rightsTo(files []*os.File) ([]byte, error) {
 	return unix.UnixRights(fds...), nil
 }
 
-// awaitReady returns the acceptor's side of ready.
+// awaitReady is the acceptor's side of ready.
 func (id *identity) awaitReady(c *channel) error {
 	conn, ok := c.Conn.(*net.UnixConn)
 	var with rights
@@ -106,12 +105,12 @@ func (id *identity) awaitReady(c *channel) error {
 		return nil
 	}
 	c.use(area, own)
-	c.placing, c.says = true, true // the dialer has mapped it ahead of its word
+	c.placing, c.says = true, true // the dialer has mapped it before its ready frame
 	id.log("rank %d: shares memory with rank %d", id.rank, c.rank)
 	return nil
 }
 
-// take returns this side of the files from give. On error they stay the caller's.
+// take returns this side of the files from give. On error the caller keeps them.
 func take(conn *net.UnixConn, files []*os.File) (*shm.Area, *pipes, error) {
 	if len(files) != given {
 		return nil, nil, fmt.Errorf("%d descriptors, not %d", len(files), given)
@@ -128,7 +127,7 @@ func take(conn *net.UnixConn, files []*os.File) (*shm.Area, *pipes, error) {
 	return area, own, nil
 }
 
-// use has the connection's reader and writer go by an area and pipes. The caller's share of the area becomes the
+// use makes the connection's reader and writer use an area and pipes. The caller's share of the area becomes the
 // reader's.
 func (c *channel) use(area *shm.Area, own *pipes) {
 	area.Share()
@@ -138,10 +137,10 @@ func (c *channel) use(area *shm.Area, own *pipes) {
 	}
 }
 
-// rights reads from a socket, and keeps the descriptors that arrive with the first bytes.
+// A rights value reads from a socket, and keeps the descriptors that arrive with the first bytes.
 type rights struct {
 	*net.UnixConn
-	taken bool // drops later ones
+	taken bool // later ones are dropped
 	files []*os.File
 }
 
@@ -155,20 +154,20 @@ func (r *rights) Read(b []byte) (int, error) {
 	for i := range messages {
 		fds, _ := unix.ParseUnixRights(&messages[i])
 		for _, fd := range fds {
-			_ = unix.SetNonblock(fd, true) // a pipe that blocks could not be given up; memory does not care
+			_ = unix.SetNonblock(fd, true) // a read of a blocking pipe could not be ended
 			r.files = append(r.files, os.NewFile(uintptr(fd), "shared with another rank"))
 		}
 	}
-	return max(n, 0), err // of an error such as a reset it says -1, which a Reader must not
+	return max(n, 0), err // n is -1 after an error such as a reset
 }
 
-// take returns the descriptors, and drops later ones.
+// take returns the descriptors; later ones are dropped.
 func (r *rights) take() []*os.File {
 	r.taken = true
 	return r.files
 }
 
-// pieceBytes returns how many bytes of a large message go at once. p.mu is held.
+// pieceBytes returns the size of a piece of a large message. p.mu is held.
 func (c *channel) pieceBytes() int {
 	if c.placing {
 		return maxPlaced
@@ -208,8 +207,8 @@ func (p *peer) onRoom() {
 	p.work.Signal()
 }
 
-// onPlaced takes a piece out of the area. Pieces that came over the socket, before both sides had the memory, need
-// no more care.
+// onPlaced takes a piece out of the area. Pieces that came over the socket, before both sides had the memory, need no
+// more care.
 func (p *peer) onPlaced(c *channel, h header) error {
 	if c.area == nil {
 		return fmt.Errorf("%w: a piece in memory that is not shared", blame.ErrProtocol)
@@ -227,23 +226,23 @@ func (p *peer) onPlaced(c *channel, h header) error {
 	return nil
 }
 
-// pipes carry the bytes between two ranks that share memory, one each way, in place of the socket of their handshake.
-// A poller of a socket wakes whenever the peer reads, and Go polls for both directions, so every message would wake its
+// pipes carry the bytes between two ranks that share memory, one each way, in place of the socket of their handshake. A
+// poller of a socket wakes whenever the peer reads, and Go polls for both directions, so every message would wake its
 // sender. A pipe wakes its writer only after it was full. Its end shows like a socket's.
 type pipes struct {
-	*net.UnixConn // where all goes up to the word of each side that it goes on here
+	*net.UnixConn // carries everything before the share frames
 	in, out       *os.File
 	raw           syscall.RawConn // of out
-	heard         bool            // the reader's: the other side goes on here
+	heard         bool            // the reader's: the other side uses the pipe
 }
 
-// newPipes returns what this side has of two pipes.
+// newPipes returns this side of two pipes.
 func newPipes(conn *net.UnixConn, in, out *os.File) (*pipes, error) {
 	for _, f := range []*os.File{in, out} {
 		if info, err := f.Stat(); err != nil {
 			return nil, err
 		} else if info.Mode().Type() != fs.ModeNamedPipe {
-			return nil, fmt.Errorf("%v where a pipe was to be", info.Mode().Type())
+			return nil, fmt.Errorf("a descriptor of mode %v in place of a pipe", info.Mode().Type())
 		}
 	}
 	raw, err := out.SyscallConn()
@@ -286,7 +285,7 @@ func (p *pipes) Read(b []byte) (int, error) {
 	return p.UnixConn.Read(b)
 }
 
-// send writes all of bufs to the other side's pipe, with as few system calls as it has room for.
+// send writes all of bufs to the other side's pipe, with as few system calls as possible.
 func (p *pipes) send(bufs net.Buffers) (err error) {
 	wait := p.raw.Write(func(fd uintptr) bool {
 		for len(bufs) > 0 && err == nil {
@@ -298,7 +297,7 @@ func (p *pipes) send(bufs net.Buffers) (err error) {
 				err = nil
 			case unix.EAGAIN:
 				err = nil
-				return false // to be called again when there is room
+				return false // Write calls again when there is room
 			}
 		}
 		return true
@@ -309,7 +308,7 @@ func (p *pipes) send(bufs net.Buffers) (err error) {
 	return err
 }
 
-// after returns what is left of bufs, which it changes, behind n bytes.
+// after returns bufs without the first n bytes. It changes bufs.
 func after(bufs net.Buffers, n int) net.Buffers {
 	for len(bufs) > 0 && n >= len(bufs[0]) {
 		n -= len(bufs[0])
@@ -331,7 +330,7 @@ func (p *pipes) SetWriteDeadline(t time.Time) error {
 	return p.UnixConn.SetWriteDeadline(t)
 }
 
-// CloseWrite says that this side has said all.
+// CloseWrite ends this side's output.
 func (p *pipes) CloseWrite() error {
 	p.out.Close()
 	return p.UnixConn.CloseWrite()

@@ -128,8 +128,8 @@ func TestShareRefused(t *testing.T) {
 	}
 }
 
-// A rank that is gone with what it was sent unread resets the connection, for which the system's call says a
-// negative count: the other has an error of it, and no panic.
+// TestResetBeforeReady ends a rank with unread input, which resets the connection. The system call then returns a
+// negative count: an error on the other side, and no panic.
 func TestResetBeforeReady(t *testing.T) {
 	a, b := socketPair(t)
 	defer a.Close()

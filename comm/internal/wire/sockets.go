@@ -8,13 +8,12 @@ import (
 	"github.com/cprun/cprun/comm/internal/link"
 )
 
-// A sockets value is the transport between processes. In a small world all ranks are connected at the start;
-// in a large one, few, each is connected with its neighbours then, and with others on first use.
+// A sockets value is the transport between processes. In a small world all ranks are connected at the start; in a large
+// one each connects with its neighbours then, and with others on first use.
 //
-// What ends the world needs no numbers on its way through the neighbours: the last frame of every
-// connection is an abort, with the rank to blame and the cause, or a goodbye, and a rank that gets an
-// abort ends with that cause itself. So it reaches all ranks, each once by every connection, and
-// always ahead of the ends of connections that it brings about.
+// The end of the world travels through the neighbours without numbers. The last frame of every connection is an abort,
+// with the rank to blame and the cause, or a goodbye, and a rank that gets an abort ends with that cause itself. So it
+// reaches all ranks, once by every connection, and always before the ends of connections that it causes.
 type sockets struct {
 	rank, size int
 	few        bool
@@ -23,30 +22,29 @@ type sockets struct {
 	meets      *mesher // makes connections; nil if they are made by hand
 
 	mu     sync.Mutex
-	coming int   // guarded by mu; how many of near are still to come
+	coming int   // guarded by mu; how many of near are not yet connected
 	cause  error // guarded by mu; as this rank reports it
 	closed bool  // guarded by mu
 
 	peers []atomic.Pointer[peer] // set under mu, on first use
 
-	// committed counts the handshakes whose other side expects a last word.
+	// committed counts the handshakes whose other side expects a last frame.
 	committed sync.WaitGroup // added to with mu held, while the world has not ended
 
-	watched  bool           // guarded by mu; there is something to watch
+	watched  bool           // guarded by mu; watch runs
 	watching sync.WaitGroup // added to with mu held, while the world has not ended
 
 	complete chan struct{} // closed when those near are there
 	dead     chan struct{} // closed at the first failure, or at close
-	told     chan struct{} // closed when the peers know, and no transfer is left
+	notified chan struct{} // closed when the peers are informed, and no transfer is left
 }
 
-// newSockets returns the transport of a rank without connections. In worlds of up to pairs ranks all
-// are near each other.
+// newSockets returns the transport of a rank without connections. In worlds of up to pairs ranks all are neighbours.
 func newSockets(rank, size int, name string, pairs int) *sockets {
 	s := &sockets{
 		rank: rank, size: size, few: size > pairs, roster: newRoster(rank, size, name),
 		peers:    make([]atomic.Pointer[peer], size),
-		complete: make(chan struct{}), dead: make(chan struct{}), told: make(chan struct{}),
+		complete: make(chan struct{}), dead: make(chan struct{}), notified: make(chan struct{}),
 	}
 	add := func(r int) {
 		s.near = append(s.near, r)
@@ -78,7 +76,7 @@ func (s *sockets) Err() error {
 	return s.cause
 }
 
-// peer finds or makes the peer of a rank.
+// peer returns the peer of a rank, and makes it if needed.
 func (s *sockets) peer(rank int) *peer {
 	if p := s.peers[rank].Load(); p != nil {
 		return p
@@ -88,7 +86,7 @@ func (s *sockets) peer(rank int) *peer {
 	p := s.peers[rank].Load()
 	if p == nil {
 		p = newPeer(s, rank)
-		// Either this sees that the rank has left, or who learns it sees the peer.
+		// Either this sees the departure of the rank, or the goroutine that learns of it sees the peer.
 		p.left, p.ending = s.roster.hasLeft(rank), s.cause != nil || s.closed
 		s.peers[rank].Store(p)
 	}
@@ -111,7 +109,7 @@ func (s *sockets) Post(t *link.Transfer) {
 	}
 }
 
-// want has a connection with a peer made, if that is not under way.
+// want starts to connect with a peer, unless that is under way.
 func (s *sockets) want(p *peer) {
 	if s.meets == nil || p.wanted.Swap(true) {
 		return
@@ -123,8 +121,8 @@ func (s *sockets) want(p *peer) {
 	}
 }
 
-// commit notes that the other side of a handshake will count on a last word from this one; the caller
-// calls committed.Done when it has it. It is refused when the world has ended.
+// commit records that the other side of a handshake will rely on a last frame of this one; the caller calls
+// committed.Done after it. It returns false after the end of the world.
 func (s *sockets) commit() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,8 +133,8 @@ func (s *sockets) commit() bool {
 	return true
 }
 
-// attach begins to serve a connection of a peer that is reserved. From here on its end is noticed,
-// also while other ranks are still to come.
+// attach starts to serve a connection of a reserved peer. From here its end is noticed, also while other ranks have
+// still to connect.
 func (s *sockets) attach(c *channel) {
 	s.roster.introduce(c.rank, c.name)
 	p := s.peer(c.rank)
@@ -163,7 +161,7 @@ func (s *sockets) attach(c *channel) {
 	}
 }
 
-// dismiss sends the world's last word to a rank that arrives after the end.
+// dismiss sends the world's last frame to a rank that arrives after the end.
 func (s *sockets) dismiss(c *channel, last header, note []byte) {
 	p := newPeer(s, c.rank)
 	p.mu.Lock()
@@ -173,7 +171,7 @@ func (s *sockets) dismiss(c *channel, last header, note []byte) {
 	p.quiet.Wait() // twice endBound at most
 }
 
-// lastFrame returns what the other ranks are told at the end, and whether it has come. s.mu is held.
+// lastFrame returns the frame for the other ranks at the end, and whether the end has come. s.mu is held.
 func (s *sockets) lastFrame() (last header, note []byte, over bool) {
 	if s.cause == nil {
 		return header{kind: frameGoodbye}, nil, s.closed
@@ -182,7 +180,7 @@ func (s *sockets) lastFrame() (last header, note []byte, over bool) {
 	return header{kind: frameAbort, length: len(note)}, note, true
 }
 
-// missing lists the ranks that are to be connected at the start and are not.
+// missing lists the ranks that should be connected at the start and are not.
 func (s *sockets) missing() (ranks []int) {
 	for _, r := range s.near {
 		if !s.peer(r).met.Load() {
@@ -200,32 +198,31 @@ func (s *sockets) Fail(cause error) {
 	}
 	s.cause = blame.OwnForm(cause)
 	close(s.dead)
-	// It ends within twice endBound, and AwaitTold and Close wait for it.
-	go s.windDown()
+	go s.windDown() // ends within twice endBound; AwaitNotified and Close wait for it
 }
 
 // windDown informs the peers first and then this rank's callers, who may exit at once: a connection that ends without a
-// word counts as a death.
+// last frame counts as a death.
 func (s *sockets) windDown() {
 	s.mu.Lock()
 	last, note, _ := s.lastFrame()
 	s.mu.Unlock()
 	s.all(func(p *peer) { p.end(last, note) })
 	s.all(func(p *peer) { p.quiet.Wait() })
-	s.committed.Wait() // those that are still in a handshake are dismissed
+	s.committed.Wait() // handshakes under way end with dismiss
 	err := s.Err()
 	s.all(func(p *peer) {
 		for _, t := range p.abandon() {
 			t.Finish(err)
 		}
 	})
-	close(s.told)
+	close(s.notified)
 }
 
-func (s *sockets) AwaitTold() {
+func (s *sockets) AwaitNotified() {
 	select {
 	case <-s.dead:
-		<-s.told
+		<-s.notified
 	default:
 	}
 }
@@ -263,7 +260,7 @@ func (s *sockets) Close() error {
 	if first {
 		s.windDown()
 	}
-	<-s.told
+	<-s.notified
 	s.watching.Wait()
 	if s.meets != nil {
 		s.meets.close()

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// tcpPair makes a connection over the loopback interface. There takes little at a time, and the rest
-// of what here has written waits in here's buffer.
+// tcpPair makes a connection over the loopback interface. The system buffers little at there, and the rest of the
+// output of here waits in the buffer of here.
 func tcpPair(t *testing.T) (here, there *net.TCPConn) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -32,7 +32,7 @@ func tcpPair(t *testing.T) (here, there *net.TCPConn) {
 	return here, there
 }
 
-// told reads what a rank is sent up to its end, and returns the cause that an abort has told.
+// told reads the frames for a rank to the end, and returns the cause in the abort.
 func told(conn net.Conn) error {
 	in, payload := newPlainReader(conn), make([]byte, maxPayload)
 	for {

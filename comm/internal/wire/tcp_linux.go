@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// keepSending bounds how long the system retransmits on a connection before it gives up.
+// keepSending bounds the time that the system retransmits on a connection.
 func keepSending(raw syscall.RawConn, d time.Duration) {
 	set(raw, unix.TCP_USER_TIMEOUT, int(d/time.Millisecond))
 }
@@ -19,12 +19,12 @@ func sendOften(raw syscall.RawConn) {
 	set(raw, unix.TCP_THIN_LINEAR_TIMEOUTS, 1)
 }
 
-// set sets an option of TCP. If the system does not know it, bad networks take more time.
+// set sets an option of TCP. On a system without it, bad networks take more time.
 func set(raw syscall.RawConn, option, value int) {
 	_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, option, value) })
 }
 
-// segments returns the number of segments that this system has received on a connection, if it is known.
+// segments returns the number of segments that this system has received on a connection, if known.
 func segments(raw syscall.RawConn) (n uint32, ok bool) {
 	err := raw.Control(func(fd uintptr) {
 		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {

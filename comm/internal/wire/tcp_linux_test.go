@@ -87,7 +87,7 @@ func TestAbortBehindData(t *testing.T) {
 		there.SetReadDeadline(time.Now().Add(10 * time.Second))
 		learned <- told(there)
 	}()
-	s.AwaitTold()
+	s.AwaitNotified()
 	here.Close() // as the end of the process does
 	if err := <-learned; !errors.Is(err, blame.ErrAborted) || !strings.Contains(err.Error(), "not a number") {
 		t.Errorf("the other rank has learned %v, want the cause", err)

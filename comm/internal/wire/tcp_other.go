@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Outside Linux a job has one node, and its ranks meet over Unix sockets. A Mesh of a library user may still
-// use TCP: the deadline then replaces the detection of silence, and a rank that exits may lose its last words.
+// Outside Linux a job has one node, and its ranks connect over Unix sockets. A library user's Mesh may still use TCP:
+// the deadline then replaces the detection of silence, and an exiting rank may lose its last frames.
 
 func keepSending(syscall.RawConn, time.Duration) {}
 

@@ -1,5 +1,4 @@
-// Package worldtest makes worlds of ranks for tests: in this process, over sockets, and of processes of
-// which a test ends one.
+// Package worldtest makes worlds of ranks for tests: in this process, over sockets, and of processes that a test ends.
 package worldtest
 
 import (
@@ -24,8 +23,8 @@ func Secret() []byte {
 	return b
 }
 
-// SocketDir returns a private directory with a short path, which t removes; t.TempDir's can be
-// too long for a socket.
+// SocketDir returns a private directory with a short path, which t removes. The path of t.TempDir can be too long for a
+// socket.
 func SocketDir(t testing.TB) string {
 	dir, err := os.MkdirTemp("", "cp")
 	if err != nil {
@@ -35,7 +34,7 @@ func SocketDir(t testing.TB) string {
 	return dir
 }
 
-// Join makes a world of n ranks in this process, all of which connect at once.
+// Join makes a world of n ranks in this process, which connect at the same time.
 func Join(t testing.TB, n int, connect func(r int) (*comm.Group, error)) []*comm.Group {
 	groups := make([]*comm.Group, n)
 	var wg sync.WaitGroup
@@ -54,7 +53,7 @@ func Join(t testing.TB, n int, connect func(r int) (*comm.Group, error)) []*comm
 	return groups
 }
 
-// JoinUnix makes a world of one rank a compute stream over Unix sockets.
+// JoinUnix makes a world over Unix sockets, with a rank for each compute stream.
 func JoinUnix(t testing.TB, compute []tensor.Stream, opts comm.Options) []*comm.Group {
 	dir, key := SocketDir(t), Secret()
 	return Join(t, len(compute), func(r int) (*comm.Group, error) {
@@ -63,26 +62,25 @@ func JoinUnix(t testing.TB, compute []tensor.Stream, opts comm.Options) []*comm.
 	})
 }
 
-// A slowTeller is a transport that takes a while to tell the other ranks of a failure.
-type slowTeller struct {
+// A slowNotifier is a transport that informs the other ranks of a failure with a delay.
+type slowNotifier struct {
 	link.Transport
-	told atomic.Bool
+	notified atomic.Bool
 }
 
-func (s *slowTeller) AwaitTold() {
+func (s *slowNotifier) AwaitNotified() {
 	if s.Err() != nil {
 		time.Sleep(50 * time.Millisecond)
-		s.told.Store(true)
+		s.notified.Store(true)
 	}
 }
 
-// SlowHosts returns the groups of two ranks of this process, the first of which takes a while to
-// tell the other of a failure, and whether it has done so. What builds on such a group must not
-// let its callers know before.
-func SlowHosts(opts comm.Options) (hosts []*comm.Group, told func() bool) {
+// SlowHosts returns the groups of two ranks of this process. The first informs the other of a failure with a delay, and
+// notified reports whether it has. Callers of a group on top must not learn of the failure before that.
+func SlowHosts(opts comm.Options) (hosts []*comm.Group, notified func() bool) {
 	w := local.NewWorld(2)
 	first := w.Link(0)
-	slow := &slowTeller{Transport: first.Transport}
+	slow := &slowNotifier{Transport: first.Transport}
 	first.Transport = slow
-	return []*comm.Group{comm.NewWorld(first, 0, nil, opts), comm.NewWorld(w.Link(1), 1, nil, opts)}, slow.told.Load
+	return []*comm.Group{comm.NewWorld(first, 0, nil, opts), comm.NewWorld(w.Link(1), 1, nil, opts)}, slow.notified.Load
 }

@@ -20,18 +20,17 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// rankArg makes a test binary one rank. The arguments after it describe the rank: rank, size, dir,
-// secret, call, kind.
+// rankArg makes a test binary one rank. The arguments after it are the rank, size, dir, secret, call and kind.
 const rankArg = "one-rank-of-a-test"
 
 // ProcessKind is the transport of the ranks in a test of processes.
 type ProcessKind struct {
-	// Connect makes the group of the hosts; nil means Unix sockets in m.Dir.
+	// Connect makes the group of the hosts; nil: over Unix sockets in m.Dir.
 	Connect func(ctx context.Context, m comm.Mesh, opts comm.Options) (*comm.Group, error)
-	// Open makes the communicator of a rank over the group of the hosts; nil means the group itself.
-	// The ranks can leave files for each other in dir.
+	// Open makes the communicator of a rank over the group of the hosts; nil: the group itself. The ranks can exchange
+	// files in dir.
 	Open func(ctx context.Context, host *comm.Group, dir string) (ProcessRank, error)
-	// Patience is how long a rank may take, for its devices above all; 0 means 20 s.
+	// Patience bounds the time of a rank, mostly for its devices; 0: 20 s.
 	Patience time.Duration
 }
 
@@ -46,8 +45,8 @@ type ProcessRank struct {
 // ProcessKinds maps names to the kinds that a test binary supports.
 type ProcessKinds map[string]ProcessKind
 
-// Main runs one rank and exits if the binary was started for that, and otherwise returns. The TestMain of a test
-// binary that calls End must call it.
+// Main runs one rank and exits if the binary was started for that, and otherwise returns. TestMain must call it in a
+// test binary that calls End.
 func (k ProcessKinds) Main() {
 	if len(os.Args) != 8 || os.Args[1] != rankArg {
 		return
@@ -107,8 +106,7 @@ func (k ProcessKinds) rank(spec []string) error {
 	if call == "stop" || call == "detour" {
 		opts.Deadline = time.Second
 	}
-	// Nothing is closed here: a rank that exits as soon as it sees an error must have told the
-	// others why by then.
+	// Nothing is closed here: a rank that exits at an error must have informed the others of its cause by then.
 	self, err := kind.start(ctx, comm.Mesh{Dir: spec[2], Rank: r, Size: n, Secret: key}, opts)
 	if err != nil {
 		return err
@@ -201,9 +199,9 @@ func Stop(p *os.Process, _ io.Closer) error { return p.Signal(syscall.SIGSTOP) }
 // Abort makes a process of the call "abort" abort and exit at once.
 func Abort(_ *os.Process, stdin io.Closer) error { return stdin.Close() }
 
-// End runs n processes of a kind in a call, "barrier", "all-reduce", "chain", "idle", "late", "abort",
-// "stop" or "detour", ends one of them, and checks that each other one blames it by name, with cause. The
-// test binary calls Main.
+// End runs n processes of a kind in a call ("barrier", "all-reduce", "chain", "idle", "late", "abort", "stop" or
+// "detour"), ends one of them, and checks that each other one blames it by name, with cause. The test binary calls
+// Main.
 func (k ProcessKinds) End(t *testing.T, kind, call string, n int, end func(p *os.Process, stdin io.Closer) error,
 	cause string) {
 	victim := victimOf(n)
@@ -239,7 +237,7 @@ type processes struct {
 	wg          sync.WaitGroup // their output is read
 }
 
-// report holds a line that a rank has written.
+// report holds a line of a rank.
 type report struct {
 	rank int
 	line string

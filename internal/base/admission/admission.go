@@ -1,8 +1,8 @@
-// Package admission bounds the cost of strangers: connections that have not proven who they are, and the log lines
-// that they cause.
+// Package admission limits unauthenticated connections to a server, and the log lines that they cause. A Door holds
+// them until they authenticate or another connection takes their place:
 //
 //	door := admission.New(admission.Limits{Most: 64, Stay: 250 * time.Millisecond})
-//	go door.Serve(listener, greet, refused) // greet calls door.Leave when the peer has proven itself
+//	go door.Serve(listener, greet, refused) // greet calls door.Leave after the peer has authenticated
 //	defer door.Close()
 package admission
 
@@ -15,30 +15,30 @@ import (
 	"time"
 )
 
-// acceptPause follows an accept that failed, as it does without file descriptors.
+// acceptPause follows a failed accept, which fails for example without free file descriptors.
 const acceptPause = 50 * time.Millisecond
 
-// Limits bound the strangers of a Door.
+// Limits are the limits of a Door.
 type Limits struct {
 	Most int // connections at once
-	Each int // of them from one address, or one network of IPv6; 0: any
-	// Stay is how long a connection keeps its place when others wait for it, in the system's queue. After that
-	// the next comer ends the oldest, so that silent connections keep no one out.
+	Each int // connections at once from one address, or one IPv6 network; 0: no limit
+	// Stay is the time for which a connection keeps its place while others wait in the system's queue. After that, the
+	// next connection replaces the oldest, so that silent connections do not block the others.
 	Stay time.Duration
 }
 
-// Door holds the connections that have not proven themselves.
+// Door holds the unauthenticated connections.
 type Door struct {
 	limits Limits
-	room   chan struct{} // gets a value after a connection has left
+	left   chan struct{} // gets a value after a connection has left
 	done   chan struct{} // closed by Close
 
-	mu     sync.Mutex
-	closed bool       // guarded by mu
-	here   []stranger // guarded by mu; the oldest first
+	mu      sync.Mutex
+	closed  bool      // guarded by mu
+	pending []pending // guarded by mu; oldest first
 }
 
-type stranger struct {
+type pending struct {
 	conn   net.Conn
 	source string
 	since  time.Time
@@ -46,11 +46,11 @@ type stranger struct {
 
 // New returns a door without connections.
 func New(limits Limits) *Door {
-	return &Door{limits: limits, room: make(chan struct{}, 1), done: make(chan struct{})}
+	return &Door{limits: limits, left: make(chan struct{}, 1), done: make(chan struct{})}
 }
 
-// Serve accepts connections until ln or the door is closed, and returns after the last greet. It calls greet for
-// each connection, on a goroutine of its own, and takes back its place afterwards. failed gets errors of ln.
+// Serve accepts connections until ln or the door is closed, and returns after the last greet. It calls greet for each
+// connection, on a new goroutine, and then Leave. failed gets errors of ln.
 func (d *Door) Serve(ln net.Listener, greet func(conn net.Conn), failed func(err error)) {
 	var greeting sync.WaitGroup
 	defer greeting.Wait()
@@ -88,13 +88,13 @@ func (d *Door) Enter(conn net.Conn) bool {
 		case <-d.done:
 			conn.Close()
 			return false
-		case <-d.room:
+		case <-d.left:
 		case <-time.After(wait):
 		}
 	}
 }
 
-// take gives conn a place, that of an older connection if need be. Otherwise it returns how long the oldest may stay.
+// take gives conn a place, if necessary that of an older connection. Otherwise it returns the oldest's remaining time.
 func (d *Door) take(conn net.Conn) (wait time.Duration, ok bool) {
 	source := ""
 	if d.limits.Each > 0 {
@@ -105,50 +105,50 @@ func (d *Door) take(conn net.Conn) (wait time.Duration, ok bool) {
 	if d.closed {
 		return 0, false
 	}
-	if len(d.here) >= d.limits.Most {
-		if wait := d.limits.Stay - time.Since(d.here[0].since); wait > 0 {
+	if len(d.pending) >= d.limits.Most {
+		if wait := d.limits.Stay - time.Since(d.pending[0].since); wait > 0 {
 			return wait, false
 		}
 	}
-	of, oldest := 0, 0 // those of the same source
-	for i := len(d.here) - 1; i >= 0; i-- {
-		if d.here[i].source == source {
-			of, oldest = of+1, i
+	same, oldest := 0, 0 // connections of the same source
+	for i := len(d.pending) - 1; i >= 0; i-- {
+		if d.pending[i].source == source {
+			same, oldest = same+1, i
 		}
 	}
 	switch {
-	case source != "" && of >= d.limits.Each:
+	case source != "" && same >= d.limits.Each:
 		d.end(oldest)
-	case len(d.here) >= d.limits.Most:
+	case len(d.pending) >= d.limits.Most:
 		d.end(0)
 	}
-	d.here = append(d.here, stranger{conn, source, time.Now()})
+	d.pending = append(d.pending, pending{conn, source, time.Now()})
 	return 0, true
 }
 
-// end closes a connection and frees its place. d.mu is held.
+// end closes a connection and frees its place. The caller holds d.mu.
 func (d *Door) end(i int) {
-	d.here[i].conn.Close()
-	d.here = slices.Delete(d.here, i, i+1)
+	d.pending[i].conn.Close()
+	d.pending = slices.Delete(d.pending, i, i+1)
 }
 
-// Leave frees the place of conn, which has proven itself or ended. It returns false if conn had none any more.
+// Leave frees the place of conn, which has authenticated or ended. It returns false if conn has lost its place.
 func (d *Door) Leave(conn net.Conn) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	i := slices.IndexFunc(d.here, func(s stranger) bool { return s.conn == conn })
+	i := slices.IndexFunc(d.pending, func(p pending) bool { return p.conn == conn })
 	if i < 0 {
 		return false
 	}
-	d.here = slices.Delete(d.here, i, i+1)
+	d.pending = slices.Delete(d.pending, i, i+1)
 	select {
-	case d.room <- struct{}{}:
+	case d.left <- struct{}{}:
 	default:
 	}
 	return true
 }
 
-// Close ends all connections that have a place, and lets none in any more.
+// Close closes all connections that have a place, and later ones.
 func (d *Door) Close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -157,13 +157,13 @@ func (d *Door) Close() {
 	}
 	d.closed = true
 	close(d.done)
-	for len(d.here) > 0 {
+	for len(d.pending) > 0 {
 		d.end(0)
 	}
 }
 
-// sourceOf returns the address of a connection's other end, or for IPv6 the network, since one host can have all
-// addresses of it. It is "" for a Unix socket, which only this user can reach.
+// sourceOf returns the remote address of a connection. For IPv6 it returns the network, since one host can have all of
+// its addresses. For a Unix socket, which only this user can reach, it returns "".
 func sourceOf(conn net.Conn) string {
 	a, err := netip.ParseAddrPort(conn.RemoteAddr().String())
 	if err != nil {
@@ -181,23 +181,23 @@ func sourceOf(conn net.Conn) string {
 }
 
 const (
-	freeLines = 20 // lines that are logged at once, and again after a pause
+	freeLines = 20 // lines in each period of linePause
 	linePause = 10 * time.Second
 )
 
-// Log limits the rate of lines that strangers cause.
+// Log limits the rate of log lines from unauthenticated connections.
 type Log struct {
 	print func(format string, args ...any)
 
 	mu    sync.Mutex
-	since time.Time // guarded by mu; of the first of these lines
+	since time.Time // guarded by mu; time of the first line
 	lines int       // guarded by mu
 }
 
 // NewLog returns a log that passes lines to print.
 func NewLog(print func(format string, args ...any)) *Log { return &Log{print: print} }
 
-// Printf logs a line, or counts it after too many.
+// Printf logs a line. After too many, it only counts them.
 func (l *Log) Printf(format string, args ...any) {
 	l.mu.Lock()
 	now, hidden := time.Now(), 0

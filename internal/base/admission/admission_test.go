@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// from is a connection from an address; it notes its end.
+// from is a connection from an address that records its end.
 type from struct {
 	net.Conn
 	addr  string
@@ -20,8 +20,8 @@ func (f *from) RemoteAddr() net.Addr { return f }
 func (f *from) Network() string      { return "tcp" }
 func (f *from) String() string       { return f.addr }
 
-// TestStrangersMakeRoom fills the places: the oldest connection of the same source ends first, then the oldest of all, and
-// the newest stays.
+// TestStrangersMakeRoom fills all places. The oldest connection of the same source ends first, then the oldest of all.
+// The newest stays.
 func TestStrangersMakeRoom(t *testing.T) {
 	const most, each = 128, 32
 	d := New(Limits{Most: most, Each: each})
@@ -46,7 +46,7 @@ func TestStrangersMakeRoom(t *testing.T) {
 	for i := range each + 3 {
 		come(fmt.Sprintf("10.0.0.1:%d", i))
 	}
-	for i := range each + 1 { // many addresses of one network of IPv6
+	for i := range each + 1 { // many addresses of one IPv6 network
 		come(fmt.Sprintf("[2001:db8::%x]:7", i+1))
 	}
 	if got := fmt.Sprint(ended()); got != "[10.0.0.1:0 10.0.0.1:1 10.0.0.1:2 [2001:db8::1]:7]" {
@@ -63,8 +63,7 @@ func TestStrangersMakeRoom(t *testing.T) {
 	}
 }
 
-// TestStay has one more connection come than there are places: it waits until one leaves, or until the oldest has had
-// its time.
+// TestStay checks that a connection without a free place waits until one leaves, or until the oldest has used up Stay.
 func TestStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const stay = time.Second
@@ -98,7 +97,7 @@ type failing struct{ net.Listener }
 
 func (failing) Accept() (net.Conn, error) { return nil, fmt.Errorf("no descriptors") }
 
-// TestServeGoesOn has a listener fail again and again: it is asked at a pace, until the door is closed.
+// TestServeGoesOn checks that Serve retries a failing listener, with pauses, until the door is closed.
 func TestServeGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, n := New(Limits{Most: 1}), 0
@@ -110,7 +109,7 @@ func TestServeGoesOn(t *testing.T) {
 	})
 }
 
-// TestLog logs the first lines of many and counts the rest.
+// TestLog checks that Log prints the first lines and counts the others.
 func TestLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var lines []string

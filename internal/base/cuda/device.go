@@ -24,7 +24,7 @@ type Error struct {
 	Code   int
 	Name   string // CUDA_ERROR_OUT_OF_MEMORY
 	Text   string
-	Reason string // of a kernel that ended itself; "": none reported one
+	Reason string // from a kernel that ended itself; "": none
 }
 
 func (e *Error) Error() string {
@@ -35,8 +35,7 @@ func (e *Error) Error() string {
 	return text
 }
 
-// Device is one GPU and its primary context, in which libraries of the runtime API, such as
-// cuDNN and NCCL, also live.
+// Device is one GPU and its primary context, which it shares with libraries of the runtime API, such as cuDNN and NCCL.
 type Device struct {
 	// Ordinal is the driver's number of the GPU, after CUDA_VISIBLE_DEVICES.
 	Ordinal int
@@ -44,25 +43,24 @@ type Device struct {
 	SMs     int
 	// Arch is 10 times the compute capability: 90 is sm_90.
 	Arch int
-	// SharedPerBlock is the most dynamic shared memory that a block may ask for, in bytes.
+	// SharedPerBlock is the largest dynamic shared memory of a block, in bytes.
 	SharedPerBlock int
 	L2             int    // bytes
-	PCI            uint64 // its address on the machine, the same in every process
+	PCI            uint64 // address on the machine, the same in every process
 
 	dev cu.Device
 	ctx C.CUcontext
 
 	mu     sync.Mutex
 	pool   pool    // guarded by mu
-	allocs []alloc // guarded by mu; every allocation of the driver's, for IPC
+	allocs []alloc // guarded by mu; all allocations from the driver, for IPC
 
 	reasonMu sync.Mutex
 	reasons  []func() string      // guarded by reasonMu
 	pinned   map[*Pinned]struct{} // guarded by mu; not freed yet
 }
 
-// Count returns the number of GPUs that this process sees. On a machine without the driver it
-// fails with driver.ErrAbsent.
+// Count returns the number of GPUs that this process sees. Without the driver, it fails with driver.ErrAbsent.
 func Count() (int, error) {
 	if err := driver.Load(); errors.Is(err, driver.ErrNoDevice) {
 		return 0, nil
@@ -76,7 +74,7 @@ func Count() (int, error) {
 	return n, nil
 }
 
-// Open retains the primary context of a GPU. Close lets go of it.
+// Open retains the primary context of a GPU. Close releases it.
 func Open(ordinal int) (*Device, error) {
 	if err := driver.Load(); err != nil {
 		return nil, fmt.Errorf("GPU %d: %w", ordinal, err)
@@ -118,7 +116,8 @@ const (
 	pciDevice   = cu.DeviceAttribute(C.CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)
 )
 
-// Close lets go of the context. Nothing of the device may be used afterwards.
+// Close frees the device's memory and releases the context. Streams and memory of the device must not be used
+// afterwards.
 func (d *Device) Close() error {
 	if err := d.freeAll(); err != nil {
 		return err
@@ -129,7 +128,7 @@ func (d *Device) Close() error {
 	return nil
 }
 
-// Place returns the device as views name it.
+// Place returns the device of views.
 func (d *Device) Place() tensor.Device { return tensor.Device{Kind: "cuda", Index: d.Ordinal} }
 
 func (d *Device) String() string { return fmt.Sprintf("cuda:%d (%s)", d.Ordinal, d.Name) }
@@ -144,7 +143,7 @@ func (d *Device) With(f func() error) error {
 	return f()
 }
 
-// MemInfo returns the free and the whole memory of the device, in bytes, of all processes.
+// MemInfo returns the free and the total memory of the device, in bytes, over all processes.
 func (d *Device) MemInfo() (free, total int64, err error) {
 	err = d.With(func() (err error) {
 		free, total, err = cu.MemInfo()
@@ -153,14 +152,15 @@ func (d *Device) MemInfo() (free, total int64, err error) {
 	return free, total, err
 }
 
-// OnError registers f, which returns why a kernel ended itself with an error, or "". Errors of the device carry it.
+// OnError registers f, which returns the reason for which a kernel ended itself, or "". Errors of the device include
+// it.
 func (d *Device) OnError(f func() string) {
 	d.reasonMu.Lock()
 	defer d.reasonMu.Unlock()
 	d.reasons = append(d.reasons, f)
 }
 
-// reason returns the first reason that a kernel has reported.
+// reason returns the first reason of a registered function, or "".
 func (d *Device) reason() string {
 	d.reasonMu.Lock()
 	defer d.reasonMu.Unlock()
@@ -181,19 +181,18 @@ func (d *Device) check(call string, r C.CUresult) error {
 		Text: C.GoString(C.cprun_error_text(r)), Reason: d.reason()}
 }
 
-// Info is what the driver tells of a GPU without taking it into use.
+// Info describes a GPU without a context.
 type Info struct {
 	Ordinal int
 	Name    string
-	Arch    int // as Device has it
+	Arch    int // as Device.Arch
 	SMs     int
 	Memory  int64 // bytes
-	// Peers are the ordinals of the GPUs whose memory it reaches.
+	// Peers lists the ordinals of the GPUs with memory that it can access.
 	Peers []int
 }
 
-// Probe lists the GPUs that this process sees. No context is made, which would take memory
-// of each of them.
+// Probe lists the GPUs that this process sees. It creates no context, which would take memory on each of them.
 func Probe() ([]Info, error) {
 	n, err := Count()
 	if err != nil {

@@ -52,15 +52,14 @@ func (d *Device) Load(cubin []byte) (*Module, error) {
 	return m, d.check("cuModuleLoadData", C.cprun_module_load(d.ctx, &m.m, image))
 }
 
-// Function is a kernel that is loaded, by its Name in the program.
+// Function is a loaded kernel.
 type Function struct {
 	dev  *Device
 	f    C.CUfunction
-	Name string
+	Name string // in the program
 }
 
-// Function finds a kernel by its name. shared is the dynamic shared memory that it is
-// launched with at most, in bytes.
+// Function finds a kernel by its name. shared is the largest dynamic shared memory of its launches, in bytes.
 func (m *Module) Function(name string, shared int) (*Function, error) {
 	f := &Function{dev: m.dev, Name: name}
 	cname := C.CString(name)
@@ -78,27 +77,27 @@ func (m *Module) Function(name string, shared int) (*Function, error) {
 	return f, nil
 }
 
-// Blocks returns how many blocks of that many threads an SM holds at once.
+// Blocks returns the number of blocks that an SM runs at once, given their threads and dynamic shared memory.
 func (f *Function) Blocks(threads, shared int) (int, error) {
 	var n C.int
 	err := f.dev.check("occupancy of "+f.Name, C.cprun_occupancy(f.dev.ctx, &n, f.f, C.int(threads), C.size_t(shared)))
 	return int(n), err
 }
 
-// Dim is the extent of a grid, a block or a cluster along X, Y and Z; 0 in Y or Z is 1.
+// Dim is the size of a grid, a block or a cluster along X, Y and Z; 0 in Y or Z means 1.
 type Dim struct{ X, Y, Z int }
 
 func (d Dim) c() [3]C.uint {
 	return [3]C.uint{C.uint(d.X), C.uint(max(d.Y, 1)), C.uint(max(d.Z, 1))}
 }
 
-// Launch is how a kernel is launched.
+// Launch configures the launch of a kernel.
 type Launch struct {
 	Grid, Block Dim
 	Cluster     Dim // X 0: none
 	Shared      int // bytes of dynamic shared memory
-	// Overlap lets the kernel start before the one ahead of it has ended; it must wait for
-	// that itself (griddepcontrol.wait).
+	// Overlap lets the kernel start before the previous one has ended. It must wait for that itself
+	// (griddepcontrol.wait).
 	Overlap bool
 }
 
@@ -132,14 +131,12 @@ func (s *Stream) Launch(f *Function, l Launch, a *Args) {
 	}
 }
 
-// Args are the arguments of a kernel, laid out as C does, in the order of the calls: each call is a
-// parameter.
+// Args collects the arguments of a kernel, in the layout of C. Each call adds a parameter.
 type Args struct {
 	buf [2048]byte
 	n   int
-	// A GPU's parameters begin at an address of the constant bank that may be a multiple of 16 only:
-	// where one is aligned to more, its place depends on the GPU, and the driver has to find
-	// it. apart says so, and at is where the arguments lie in buf.
+	// The constant bank aligns a GPU's parameters to 16 bytes only. If a parameter is aligned to more, its place
+	// depends on the GPU, so the driver must place every parameter: apart is set, and at holds their offsets in buf.
 	apart bool
 	at    [C.CPRUN_PARAMS]uint16
 	count int
@@ -156,7 +153,7 @@ func (a *Args) room(size, align int) []byte {
 	return a.buf[at:a.n]
 }
 
-// View adds the address of the view's first element; of the zero View, NULL.
+// View adds the address of the view's first element, or NULL for the zero View.
 func (a *Args) View(v tensor.View) *Args { return a.Addr(Addr(v)) }
 
 // Addr adds a device address.
@@ -183,40 +180,40 @@ func (a *Args) Float(x float64) *Args {
 	return a
 }
 
-// Struct adds a parameter that is a struct, and returns a. The fields of *x are those of C, in size
-// and order, and hold no Go pointers; the bytes are copied.
+// Struct adds a copy of a struct as a parameter, and returns a. The fields of *x must equal those of C in size and
+// order, and hold no Go pointers.
 func Struct[T any](a *Args, x *T) *Args { return StructAligned(a, x, int(unsafe.Alignof(*x))) }
 
-// StructAligned adds, as Struct does, what C aligns to more than Go, such as a struct with tensor maps.
+// StructAligned does what Struct does, for a struct that C aligns to more than Go, such as one with tensor maps.
 func StructAligned[T any](a *Args, x *T, align int) *Args {
 	return a.Bytes(unsafe.Slice((*byte)(unsafe.Pointer(x)), int(unsafe.Sizeof(*x))), align)
 }
 
-// Bytes adds a struct of that alignment, such as a tensor map.
+// Bytes adds a struct with the given alignment, such as a tensor map.
 func (a *Args) Bytes(b []byte, align int) *Args {
 	copy(a.room(len(b), align), b)
 	return a
 }
 
-// waits adds up how long a stream stands still for others, by a pair of events around each wait.
+// waits adds up a stream's waits for other streams, with a pair of events around each wait.
 type waits struct {
 	counting bool
-	open     []waitPair // not known to be over, oldest first
-	free     []waitPair // events to use again
+	open     []waitPair // not known to have ended, oldest first
+	free     []waitPair // events to reuse
 	total    time.Duration
 }
 
 type waitPair struct{ from, to C.CUevent }
 
-// waitsOpen bounds the pairs before a search for finished ones: a run that logs every thousandth step waits some
-// hundred thousand times in between.
+// waitsOpen bounds the open pairs. A run that logs every thousandth step waits about a hundred thousand times in
+// between.
 const waitsOpen = 512
 
-// CountWaits has Waited count from here on. It costs two events for each wait.
+// CountWaits starts counting for Waited. It costs two events for each wait.
 func (s *Stream) CountWaits() { s.waits.counting = true }
 
-// Waited returns how long the stream has stood still for other streams since CountWaits, as far as
-// the device has come. It is for the goroutine that queues.
+// Waited returns the time for which the stream has waited for other streams since CountWaits, up to the device's
+// current work. Only the goroutine that queues may call it.
 func (s *Stream) Waited() time.Duration {
 	w := &s.waits
 	over := 0
@@ -224,7 +221,7 @@ func (s *Stream) Waited() time.Duration {
 		var took C.float
 		if C.cprun_event_query(s.dev.ctx, p.to) != C.CUDA_SUCCESS ||
 			C.cprun_event_elapsed(s.dev.ctx, &took, p.from, p.to) != C.CUDA_SUCCESS {
-			break // not reached, or the device has failed, of which the stream tells
+			break // not reached, or the device has failed, which the stream reports
 		}
 		w.total += milliseconds(took)
 		over++
@@ -234,7 +231,7 @@ func (s *Stream) Waited() time.Duration {
 	return w.total
 }
 
-// begin records the start of a wait; what it returns records the end.
+// begin records the start of a wait; the returned function records its end.
 func (w *waits) begin(s *Stream) (end func()) {
 	if !w.counting {
 		return nothing
@@ -255,9 +252,8 @@ func (w *waits) begin(s *Stream) (end func()) {
 	}
 }
 
-// TensorMap says to the copy engine of an SM (TMA, from sm_90 on) how a tensor lies in device
-// memory, and which box of it a copy moves. A kernel takes it as a __grid_constant__ argument:
-// Args.TensorMap.
+// TensorMap describes a tensor in device memory, and the box that a copy moves, to an SM's copy engine (TMA, since
+// sm_90). A kernel takes it as a __grid_constant__ argument; see Args.TensorMap.
 type TensorMap [C.sizeof_CUtensorMap]byte
 
 // Tiled describes a tensor of up to five axes, the innermost first.
@@ -265,10 +261,10 @@ type Tiled struct {
 	Type    tensor.DType
 	Addr    uint64  // a multiple of 16
 	Shape   []int   // elements
-	Strides []int64 // bytes, multiples of 16, of every axis but the innermost, which has no gaps
+	Strides []int64 // bytes, multiples of 16, of every axis except the innermost, which is contiguous
 	Box     []int   // elements, at most 256 on an axis; outside the tensor they read as 0
-	// Swizzle is how the 16-byte pieces of a box are permuted in shared memory, 0, 32, 64 or 128
-	// bytes; the innermost axis of the box is no longer.
+	// Swizzle selects the permutation of a box's 16-byte pieces in shared memory: 0, 32, 64 or 128 bytes. The innermost
+	// axis of the box must not be longer.
 	Swizzle int
 }
 
@@ -284,8 +280,7 @@ var swizzles = map[int]C.CUtensorMapSwizzle{
 	64: C.CU_TENSOR_MAP_SWIZZLE_64B, 128: C.CU_TENSOR_MAP_SWIZZLE_128B,
 }
 
-// TensorMap encodes t. An error of the driver's says only that some value is not allowed, and
-// so the error has all of them.
+// TensorMap encodes t. The driver's error does not name the invalid value, so the error lists all values.
 func (d *Device) TensorMap(t Tiled) (m TensorMap, err error) {
 	kind, known := mapTypes[t.Type]
 	swizzle, allowed := swizzles[t.Swizzle]
@@ -308,5 +303,5 @@ func (d *Device) TensorMap(t Tiled) (m TensorMap, err error) {
 		C.cprun_tensor_map(d.ctx, unsafe.Pointer(&m), &c))
 }
 
-// TensorMap adds a tensor map. Every other argument is a parameter of its own then; see Args.
+// TensorMap adds a tensor map.
 func (a *Args) TensorMap(m TensorMap) *Args { return a.Bytes(m[:], 64) }

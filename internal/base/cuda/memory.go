@@ -58,38 +58,36 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Memory is device memory. It implements tensor.Memory; Ptr is an address on the device,
-// which the host must not read.
+// Memory is device memory. It implements tensor.Memory. The host must not read Ptr, an address on the device.
 type Memory struct {
 	dev   *Device
 	addr  uint64
 	bytes int64
 }
 
-// Device returns the place it lies on.
+// Device returns the device of the memory.
 func (m *Memory) Device() tensor.Device { return m.dev.Place() }
 
 // Bytes returns its length in bytes.
 func (m *Memory) Bytes() int64 { return m.bytes }
 
-// Ptr returns the address as tensor.Memory has it.
+// Ptr returns the device address, for tensor.Memory.
 func (m *Memory) Ptr() unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&m.addr)) }
 
-// An alloc is an allocation of the driver's.
+// An alloc is an allocation from the driver.
 type alloc struct {
 	addr  uint64
 	bytes int64
 }
 
-// A pool is the memory that Reserve took and Alloc has not handed out.
+// A pool is the unused part of the memory that Reserve allocated.
 type pool struct {
 	addr, end uint64
 }
 
 const poolAlign = 512
 
-// Reserve takes bytes of the device in one allocation, the static arena of a run. Alloc
-// hands it out; it is given back by Close.
+// Reserve allocates the static arena of a run, from which Alloc allocates. Close frees it.
 func (d *Device) Reserve(bytes int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -101,8 +99,7 @@ func (d *Device) Reserve(bytes int64) error {
 	return nil
 }
 
-// Alloc returns memory out of what was reserved, or of the driver's where nothing was or too little is
-// left. Its content is undefined.
+// Alloc returns uninitialised memory from the arena, or from the driver if the arena is too small.
 func (d *Device) Alloc(bytes int64) (*Memory, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -119,7 +116,7 @@ func (d *Device) Alloc(bytes int64) (*Memory, error) {
 	return &Memory{dev: d, addr: a.addr, bytes: bytes}, nil
 }
 
-// take allocates memory of the driver's. d.mu is held.
+// take allocates memory from the driver. The caller holds d.mu.
 func (d *Device) take(bytes int64) (alloc, error) {
 	var ptr cu.DevicePtr
 	err := d.With(func() (err error) {
@@ -140,7 +137,7 @@ func (d *Device) take(bytes int64) (alloc, error) {
 
 func (d *Device) freeAll() error {
 	d.reasonMu.Lock()
-	d.reasons = nil // they read pinned memory
+	d.reasons = nil // these functions read pinned memory
 	d.reasonMu.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -159,15 +156,14 @@ func (d *Device) freeAll() error {
 	return nil
 }
 
-// Pinned is host memory that the device copies from and to without the host's help. It
-// implements tensor.Memory as memory of the host.
+// Pinned is page-locked host memory, from and to which the device copies by DMA. Host returns it as a tensor.Memory.
 type Pinned struct {
 	dev   *Device
 	ptr   unsafe.Pointer
 	bytes int64
 }
 
-// AllocHost returns pinned host memory, zeroed. Free, or Close of the device, gives it back.
+// AllocHost returns zeroed pinned host memory. Free, or Close of the device, frees it.
 func (d *Device) AllocHost(bytes int64) (*Pinned, error) {
 	p := &Pinned{dev: d, bytes: (bytes + 7) / 8 * 8}
 	if err := d.check("cuMemHostAlloc", C.cprun_host_alloc(d.ctx, &p.ptr, C.size_t(max(p.bytes, 8)))); err != nil {
@@ -180,7 +176,7 @@ func (d *Device) AllocHost(bytes int64) (*Pinned, error) {
 	return p, nil
 }
 
-// Free gives the memory back. The device must be done with it.
+// Free frees the memory. The device must be done with it.
 func (p *Pinned) Free() error {
 	p.dev.mu.Lock()
 	delete(p.dev.pinned, p)
@@ -196,7 +192,7 @@ func Addr(v tensor.View) uint64 {
 	return uint64(uintptr(v.Memory().Ptr())) + uint64(v.Offset()*int64(v.DType().Size()))
 }
 
-// Host returns the memory as host memory of tensor.
+// Host returns the memory as a tensor.Host.
 func (p *Pinned) Host() *tensor.Host { return tensor.HostAt(p.ptr, p.bytes) }
 
 const (
@@ -204,8 +200,7 @@ const (
 	memOps64Old = cu.DeviceAttribute(C.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V1)
 )
 
-// MemOps returns nil where WaitValue and WriteValue work on this device, else an error that says why
-// they do not.
+// MemOps returns nil if WaitValue and WriteValue work on this device, or an error with the reason.
 func (d *Device) MemOps() error {
 	var faults []error
 	for _, a := range []cu.DeviceAttribute{memOps64, memOps64Old} {
@@ -219,9 +214,8 @@ func (d *Device) MemOps() error {
 		errors.Join(append(faults, errors.ErrUnsupported)...))
 }
 
-// Register pins host memory of somebody else's, such as memory shared between processes, and
-// returns its address on the device. Both p and bytes are multiples of a page. Unregister
-// takes it back.
+// Register pins existing host memory, such as memory shared between processes, and returns its address on the device.
+// Both p and bytes must be multiples of a page. Unregister undoes it.
 func (d *Device) Register(p unsafe.Pointer, bytes int64) (addr uint64, err error) {
 	var a C.CUdeviceptr
 	err = d.check(fmt.Sprintf("cuMemHostRegister of %d bytes", bytes),
@@ -234,11 +228,11 @@ func (d *Device) Unregister(p unsafe.Pointer) error {
 	return d.check("cuMemHostUnregister", C.cprun_host_unregister(d.ctx, p))
 }
 
-// WaitValue makes later work wait until the 64-bit word at addr is v or more. The comparison is cyclic: the word may be
-// up to 1<<63 ahead.
+// WaitValue makes later work wait until the 64-bit word at addr is at least v. The comparison is cyclic: the word may
+// be up to 1<<63 ahead.
 //
-// The driver does not know the writer. Streams can share a queue of the device, and some calls wait for all queued
-// work, so the wait is safe only if the write has been queued before, on whatever device.
+// The driver cannot see which work writes the word. Streams may share a queue of the device, and some calls wait for
+// all queued work. So the wait is safe only if the write is already queued, on any device.
 func (s *Stream) WaitValue(addr, v uint64) {
 	if s.failed.Load() {
 		return
@@ -248,8 +242,8 @@ func (s *Stream) WaitValue(addr, v uint64) {
 		C.cuuint64_t(v))))
 }
 
-// WriteValue queues writing the 64-bit word at addr, which other devices and the host may
-// read. They see all that was queued before it when they see v.
+// WriteValue queues a write of the 64-bit word at addr. Other devices and the host that read v also see all results of
+// earlier work.
 func (s *Stream) WriteValue(addr, v uint64) {
 	if s.failed.Load() {
 		return
@@ -258,17 +252,16 @@ func (s *Stream) WriteValue(addr, v uint64) {
 		C.cuuint64_t(v))))
 }
 
-// Idle reports whether the device has done all that was queued, which on a poisoned stream it
-// may not have. Any goroutine may ask.
+// Idle reports whether the device has finished all queued work, also on a poisoned stream. Any goroutine may call it.
 func (s *Stream) Idle() bool {
 	return C.cprun_stream_query(s.dev.ctx, s.handle) != C.CUDA_ERROR_NOT_READY
 }
 
-// IPCHandle names an allocation of the driver's to the other processes of the host.
+// IPCHandle names an allocation to other processes of the host.
 type IPCHandle [C.sizeof_CUipcMemHandle]byte
 
-// Allocation returns the allocation of this device that addr lies in: all of what Reserve took
-// counts as one. It stays where it is until Close.
+// Allocation returns the driver's allocation that contains addr; Reserve makes one allocation. It stays valid until
+// Close.
 func (d *Device) Allocation(addr uint64) (base uint64, bytes int64, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -280,22 +273,21 @@ func (d *Device) Allocation(addr uint64) (base uint64, bytes int64, ok bool) {
 	return 0, 0, false
 }
 
-// Export makes the handle of the allocation that begins at base.
+// Export returns the handle of the allocation that begins at base.
 func (d *Device) Export(base uint64) (h IPCHandle, err error) {
 	return h, d.check("cuIpcGetMemHandle", C.cprun_ipc_export(d.ctx, unsafe.Pointer(&h), C.CUdeviceptr(base)))
 }
 
-// Import maps an allocation that another process exported, of this or another device, and
-// returns where it begins here. A process cannot import what it exported itself. If the
-// other process has ended, what the memory holds is undefined. CloseImport unmaps it.
+// Import maps an allocation of this or another device that another process exported, and returns its address. A process
+// cannot import its own exports. After the other process has ended, the content is undefined. CloseImport unmaps it.
 func (d *Device) Import(h IPCHandle) (addr uint64, err error) {
 	var a C.CUdeviceptr
 	err = d.check("cuIpcOpenMemHandle", C.cprun_ipc_open(d.ctx, &a, unsafe.Pointer(&h)))
 	return uint64(a), err
 }
 
-// Range returns where the allocation of addr begins, and its size: of memory that this process has
-// allocated, on whatever device, or imported.
+// Range returns the address and size of the allocation that contains addr. This process must have allocated it, on any
+// device, or imported it.
 func (d *Device) Range(addr uint64) (base uint64, bytes int64, err error) {
 	var at C.CUdeviceptr
 	var size C.size_t
@@ -303,13 +295,12 @@ func (d *Device) Range(addr uint64) (base uint64, bytes int64, err error) {
 	return uint64(at), int64(size), err
 }
 
-// CloseImport unmaps what Import mapped. The device must be done with it.
+// CloseImport unmaps an allocation from Import. The device must be done with it.
 func (d *Device) CloseImport(addr uint64) error {
 	return d.check("cuIpcCloseMemHandle", C.cprun_ipc_close(d.ctx, C.CUdeviceptr(addr)))
 }
 
-// Reach lets this device read and write the device memory at addr, which this process
-// allocated on whatever device.
+// Reach lets this device access the device memory at addr, which this process allocated on any device.
 func (d *Device) Reach(addr uint64) error {
 	return d.check("cuCtxEnablePeerAccess", C.cprun_peer(d.ctx, C.CUdeviceptr(addr)))
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Stream is a tensor.Stream of a GPU. Methods that queue are called by one goroutine at a
-// time; Err, Fail, OnFail and those of its events by any.
+// Stream is a tensor.Stream of a GPU. One goroutine at a time may call methods that queue work. Any goroutine may call
+// Err, Fail, OnFail and the methods of events.
 type Stream struct {
 	dev    *Device
 	name   string
@@ -28,8 +28,8 @@ type Stream struct {
 	label  string
 	last   string // name and detail of the last queued work, while traced
 
-	events [eventRing]C.CUevent // a ring: the n-th Record uses events[n % eventRing]; set before seq counts it
-	seq    atomic.Uint64        // Records so far; written by Record and Close
+	events [eventRing]C.CUevent // a ring: the n-th Record uses events[n % eventRing]; set before seq advances
+	seq    atomic.Uint64        // number of Records so far; written by Record and Close
 
 	failed atomic.Bool
 	mu     sync.Mutex
@@ -40,11 +40,11 @@ type Stream struct {
 	waits waits
 }
 
-// eventRing is how many events of a stream are told apart at once; before one is used again
-// the stream has reached it.
+// eventRing is the number of distinct events of a stream. Record reuses an event after the stream has reached it.
 const eventRing = 4096
 
-// NewStream makes a stream. urgent ones are scheduled before others: transfers have short kernels with waiters.
+// NewStream makes a stream. The device schedules urgent streams first; they are for transfers, whose kernels are short
+// and hold up other streams.
 func (d *Device) NewStream(name string, urgent bool) (*Stream, error) {
 	s := &Stream{dev: d, name: name}
 	err := d.With(func() error {
@@ -69,7 +69,7 @@ func (d *Device) NewStream(name string, urgent bool) (*Stream, error) {
 // Close destroys the stream after its work.
 func (s *Stream) Close() error {
 	n := s.seq.Load()
-	s.seq.Store(n + eventRing) // holders of older events do not read them
+	s.seq.Store(n + eventRing) // all events are now stale
 	for i := range min(n, eventRing) {
 		s.dev.check("cuEventDestroy", C.cprun_event_free(s.dev.ctx, s.events[i]))
 	}
@@ -95,7 +95,7 @@ func (s *Stream) Label(name string) { s.label = name }
 // Labelled returns that name.
 func (s *Stream) Labelled() string { return s.label }
 
-// Traced reports whether Trace has given it a function to call.
+// Traced reports whether Trace has set a function.
 func (s *Stream) Traced() bool { return s.spans.listen.Load() != nil }
 
 // Err returns the error that poisoned the stream, or nil.
@@ -108,7 +108,7 @@ func (s *Stream) Err() error {
 	return s.err
 }
 
-// Fail poisons the stream: what is queued later is dropped, and waits return err.
+// Fail poisons the stream: it drops later work, and waits return err.
 func (s *Stream) Fail(err error) {
 	if err == nil {
 		return
@@ -125,19 +125,18 @@ func (s *Stream) Fail(err error) {
 	}
 }
 
-// OnFail has f called once, with the first error, on the goroutine that failed the stream.
+// OnFail makes the goroutine that first fails the stream call f with the error.
 func (s *Stream) OnFail(f func(error)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.onFail = f
 }
 
-// Do calls queue, which queues work on the stream, unless the stream is poisoned, and
-// poisons it with queue's error. The name says what it is in traces.
+// Do calls queue, which queues work on the stream, unless the stream is poisoned. An error of queue poisons it. Traces
+// show name.
 func (s *Stream) Do(name string, queue func() error) { s.DoDetailed(name, "", queue) }
 
-// DoDetailed does what Do does, with the detail of its span. Events recorded after it have name and detail for
-// those that wait.
+// DoDetailed does what Do does and adds a detail to the span. Waits for later events show name and detail.
 func (s *Stream) DoDetailed(name, detail string, queue func() error) {
 	if s.failed.Load() {
 		return
@@ -156,12 +155,12 @@ func (s *Stream) DoDetailed(name, detail string, queue func() error) {
 type event struct {
 	s   *Stream
 	seq uint64
-	err error // the stream was poisoned by then
+	err error // of a stream that was already poisoned
 
-	last string // name and detail of the work before it, where the stream is traced
+	last string // name and detail of the previous work, if the stream is traced
 }
 
-// Record returns an event that completes when all that is queued so far is done.
+// Record returns an event that completes after all work queued so far.
 func (s *Stream) Record() tensor.Event {
 	n := s.seq.Load()
 	e := &event{s: s, seq: n, err: s.Err(), last: s.last}
@@ -181,14 +180,14 @@ func (s *Stream) Record() tensor.Event {
 	} else {
 		s.catchUp(s.events[i])
 	}
-	s.seq.Store(n + 1) // first: the event that had this place is seen to be over all along
+	s.seq.Store(n + 1) // first, so that the previous event of this slot is stale
 	s.Fail(s.dev.check("cuEventRecord", C.cprun_event_record(s.dev.ctx, s.events[i], s.handle)))
 	e.err = s.Err()
 	return e
 }
 
-// catchUp waits until an event that is about to be used again has been reached: the host is
-// thousands of them ahead. It looks again and again, so that a stream that fails ends it.
+// catchUp waits until the stream has reached an event that Record will reuse; the host is thousands of events ahead. It
+// polls, so that a failure of the stream ends it.
 func (s *Stream) catchUp(e C.CUevent) {
 	for !s.failed.Load() {
 		switch r := C.cprun_event_query(s.dev.ctx, e); r {
@@ -202,13 +201,12 @@ func (s *Stream) catchUp(e C.CUevent) {
 	}
 }
 
-// stale says that the event's place in the ring has been taken by a later one, before which
-// the stream had reached it.
+// stale reports whether a later event has reused the slot in the ring. The stream has then reached e.
 func (e *event) stale() bool { return e.s.seq.Load() >= e.seq+eventRing }
 
 func (e *event) handle() C.CUevent { return e.s.events[e.seq%eventRing] }
 
-// Done reports whether the point has been reached; a poisoned stream has reached all.
+// Done reports whether the stream has reached the event, or is poisoned.
 func (e *event) Done() bool {
 	if e.err != nil || e.s.failed.Load() || e.stale() {
 		return true
@@ -216,8 +214,8 @@ func (e *event) Done() bool {
 	return C.cprun_event_query(e.s.dev.ctx, e.handle()) != C.CUDA_ERROR_NOT_READY
 }
 
-// Sync blocks the caller until the point has been reached. It looks again and again, soon
-// at first, so that an aborted stream or a cancelled ctx ends it.
+// Sync blocks until the stream has reached the event. It polls, at growing intervals, so that an aborted stream or a
+// cancelled ctx ends it.
 func (e *event) Sync(ctx context.Context) error {
 	for pause := time.Duration(0); ; {
 		if e.err != nil {
@@ -262,14 +260,14 @@ func (s *Stream) Wait(e tensor.Event) {
 	}
 }
 
-// Follow does what Wait does, and Waited does not count it.
+// Follow does what Wait does; Waited does not count it.
 func (s *Stream) Follow(e tensor.Event) {
 	if ev := e.(*event); s.waitsFor(ev) {
 		s.follow(ev)
 	}
 }
 
-// waitsFor reports whether there is anything to wait for, and fails the stream where e's has failed.
+// waitsFor reports whether the stream has to wait for e. If e's stream has failed, it fails this one.
 func (s *Stream) waitsFor(e *event) bool {
 	if e.err != nil {
 		s.Fail(e.err)
@@ -282,14 +280,14 @@ func (s *Stream) follow(ev *event) {
 	s.Fail(s.dev.check("cuStreamWaitEvent", C.cprun_stream_wait(s.dev.ctx, s.handle, ev.handle())))
 }
 
-// Sync blocks until all that is queued is done.
+// Sync blocks until all queued work is done.
 func (s *Stream) Sync(ctx context.Context) error {
 	err := s.Record().Sync(ctx)
 	s.spans.flush(s)
 	return err
 }
 
-// Copy queues a copy of bytes between any two of device memory and pinned host memory.
+// Copy queues a copy of bytes. Both addresses may be in device memory or in pinned host memory.
 func (s *Stream) Copy(dst, src uint64, bytes int64) {
 	if bytes == 0 || s.failed.Load() {
 		return

@@ -14,12 +14,12 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// spans times the work of a stream by pairs of events, and reads them after a Sync. Without a listener it costs
-// nothing.
+// spans times the work of a stream with pairs of events, and reads them after a Sync. It costs nothing without a
+// listener.
 type spans struct {
 	listen atomic.Pointer[func(tensor.Span)]
-	base   C.CUevent // the event that others are timed from
-	zero   time.Time // when it was reached
+	base   C.CUevent // reference for the times of other events
+	zero   time.Time // the time of base
 	open   []span
 	free   []C.CUevent
 }
@@ -31,9 +31,8 @@ type span struct {
 
 func nothing() {}
 
-// Trace calls f, from Sync, with the times of all work queued by Do and of waiting for other
-// streams, which is called wait; nil turns it off. Any goroutine may do that; all else is for the
-// one that queues.
+// Trace makes Sync call f with the times of all work queued by Do, and of waits for other streams, named wait. nil
+// turns it off, which any goroutine may do. Only the goroutine that queues may turn it on.
 func (s *Stream) Trace(f func(tensor.Span)) {
 	if f == nil {
 		s.spans.listen.Store(nil)
@@ -48,7 +47,7 @@ func (s *Stream) Trace(f func(tensor.Span)) {
 	s.spans.listen.Store(&f)
 }
 
-// begin records the start of a span; what it returns records the end.
+// begin records the start of a span; the returned function records its end.
 func (p *spans) begin(s *Stream, name, detail string) func() {
 	if p.listen.Load() == nil {
 		return nothing
@@ -75,7 +74,7 @@ func (s *Stream) timing() (e C.CUevent) {
 	return e
 }
 
-// flush reports the spans that are over. The stream has been waited for.
+// flush reports the finished spans. The caller has waited for the stream.
 func (p *spans) flush(s *Stream) {
 	for _, sp := range p.open {
 		var at, took C.float
@@ -96,13 +95,13 @@ func milliseconds(ms C.float) time.Duration {
 	return time.Duration(float64(ms) * float64(time.Millisecond))
 }
 
-// Clock takes the device's time at points of a stream, without a wait between them.
+// Clock records the device's time at points of a stream, without a wait between them.
 type Clock struct {
 	s      *Stream
 	events []C.CUevent
 }
 
-// NewClock returns a clock with that many points. The caller closes it.
+// NewClock returns a clock with the given number of points. The caller closes it.
 func (s *Stream) NewClock(points int) (*Clock, error) {
 	c := &Clock{s: s, events: make([]C.CUevent, points)}
 	for i := range c.events {
@@ -114,7 +113,7 @@ func (s *Stream) NewClock(points int) (*Clock, error) {
 	return c, nil
 }
 
-// Mark queues taking the time of point i.
+// Mark queues the recording of point i.
 func (c *Clock) Mark(i int) {
 	if c.s.failed.Load() {
 		return
@@ -122,7 +121,7 @@ func (c *Clock) Mark(i int) {
 	c.s.Fail(c.s.dev.check("cuEventRecord", C.cprun_event_record(c.s.dev.ctx, c.events[i], c.s.handle)))
 }
 
-// Between returns the seconds from point i to point j. The stream has been waited for since.
+// Between returns the seconds from point i to point j. The caller has waited for the stream.
 func (c *Clock) Between(i, j int) (float64, error) {
 	var ms C.float
 	if err := c.s.dev.check("cuEventElapsedTime", C.cprun_event_elapsed(c.s.dev.ctx, &ms, c.events[i],

@@ -1,9 +1,12 @@
-// Package files is the one way in which cprun opens files to read, and makes those of a run.
+// Package files opens all files that cprun reads, and makes the files of a run.
 //
-// What is read may be anybody's: Open refuses all except regular files without waiting for them, and
-// Read has a bound. What is written lies in a directory that is held open as an os.Root, so that no
-// link in it leads elsewhere; files get names of their own that did not exist, and their real name
-// when they are whole.
+//	data, err := files.Read(path, 1<<20) // at most 1 MiB
+//	dir, err := files.Make(runDirectory)
+//	err = files.Write(dir, "plan.json", func(d *files.Draft) error { … })
+//
+// Inputs may be malicious: Open rejects everything except regular files without blocking, and Read has a limit. Output
+// goes to a directory that is open as an os.Root, so that no link leads out of it. A new file has a temporary name
+// until it is complete.
 package files
 
 import (
@@ -20,7 +23,7 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// The modes of new files and directories; the umask may take bits away, and nothing adds any.
+// The modes of new files and directories, before the umask.
 const (
 	dirMode  = 0o755
 	fileMode = 0o644
@@ -34,10 +37,10 @@ func Make(path string) (*os.Root, error) {
 	return OpenDir(path)
 }
 
-// OpenDir opens an existing directory, and refuses anything else at once.
+// OpenDir opens an existing directory. It rejects anything else without blocking.
 func OpenDir(path string) (*os.Root, error) {
 	st, err := os.Stat(path)
-	if err == nil && !st.IsDir() { // a pipe would be waited for
+	if err == nil && !st.IsDir() { // opening a pipe would block
 		err = &fs.PathError{Op: "open", Path: path, Err: unix.ENOTDIR}
 	}
 	if err != nil {
@@ -47,7 +50,7 @@ func OpenDir(path string) (*os.Root, error) {
 	return root, shown(err)
 }
 
-// OpenDirIn opens a directory in another, which no link leads out of.
+// OpenDirIn opens a directory in root. It follows no link out of root.
 func OpenDirIn(root *os.Root, name string) (*os.Root, error) {
 	st, err := root.Stat(name)
 	if err == nil && !st.IsDir() {
@@ -60,7 +63,7 @@ func OpenDirIn(root *os.Root, name string) (*os.Root, error) {
 	return inner, lead(root, name, err)
 }
 
-// MakeNew makes a directory that was not there, and opens it.
+// MakeNew makes and opens a directory. It fails if the path exists.
 func MakeNew(path string) (*os.Root, error) {
 	if err := os.Mkdir(path, dirMode); err != nil {
 		return nil, shown(err)
@@ -68,10 +71,10 @@ func MakeNew(path string) (*os.Root, error) {
 	return OpenDir(path)
 }
 
-// Sub makes a directory in another if it is missing, and opens it. No link leads out of it.
+// Sub makes a directory in root if it is missing, and opens it. It follows no link out of root.
 func Sub(root *os.Root, name string) (*os.Root, error) { return sub(root, name, dirMode) }
 
-// Private makes and opens a directory as Sub does, one that no one but the user may read.
+// Private does what Sub does. Only the user may read a new directory.
 func Private(root *os.Root, name string) (*os.Root, error) { return sub(root, name, 0o700) }
 
 func sub(root *os.Root, name string, mode fs.FileMode) (*os.Root, error) {
@@ -81,11 +84,11 @@ func sub(root *os.Root, name string, mode fs.FileMode) (*os.Root, error) {
 	return OpenDirIn(root, name)
 }
 
-// A Draft is a new file that does not have its name yet.
+// A Draft is a new file that has a temporary name.
 type Draft struct {
 	*os.File
 	root       *os.Root
-	made       fs.FileInfo // tells the file from others
+	made       fs.FileInfo // identifies the file
 	temp, name string
 }
 
@@ -95,8 +98,8 @@ func temporary(name string) string {
 	return fmt.Sprintf("%s.tmp-%x", name, b)
 }
 
-// Create begins a file. It has a random name, that did not exist, until Commit. A name that is there
-// all the same was made by the same request, sent twice by a network file system: another is taken.
+// Create creates a file with a random name, which Commit renames. If the random name exists, a network file system has
+// sent the request twice, and Create tries another name.
 func Create(root *os.Root, name string) (*Draft, error) {
 	d, err := CreateAs(root, temporary(name), name)
 	if errors.Is(err, fs.ErrExist) {
@@ -105,7 +108,7 @@ func Create(root *os.Root, name string) (*Draft, error) {
 	return d, err
 }
 
-// CreateAs begins a file that has a name of the caller's until Commit. That name must be free.
+// CreateAs creates a file with the temporary name temp, which must not exist.
 func CreateAs(root *os.Root, temp, name string) (*Draft, error) {
 	f, err := root.OpenFile(temp, os.O_RDWR|os.O_APPEND|os.O_CREATE|os.O_EXCL, fileMode)
 	if err != nil {
@@ -118,7 +121,7 @@ func CreateAs(root *os.Root, temp, name string) (*Draft, error) {
 	return &Draft{File: f, root: root, made: st, temp: temp, name: name}, nil
 }
 
-// Rename gives the file its name, in place of whatever had it, and leaves it open.
+// Rename gives the file its name, and replaces an existing file of that name. The file stays open.
 func (d *Draft) Rename() error {
 	err := rename(d.root, d.temp, d.name, d.made)
 	if err == nil {
@@ -127,8 +130,8 @@ func (d *Draft) Rename() error {
 	return lead(d.root, d.name, err)
 }
 
-// Commit waits until the file is on the disk, closes it and gives it its name. A network file system
-// may tell of an error of a write as late as in either of the first two.
+// Commit syncs the file to the disk, closes it and gives it its name. A network file system may report the error of a
+// write only at the sync or the close.
 func (d *Draft) Commit() error {
 	err := d.Sync()
 	if err = errors.Join(err, d.Close()); err != nil {
@@ -140,7 +143,7 @@ func (d *Draft) Commit() error {
 	return nil
 }
 
-// Discard removes a file that has no name yet, and leaves a named one.
+// Discard removes a file that still has its temporary name.
 func (d *Draft) Discard() error {
 	if d.temp == "" {
 		return nil
@@ -151,8 +154,7 @@ func (d *Draft) Discard() error {
 	return lead(d.root, d.name, err)
 }
 
-// Write replaces a file in a directory by one that holds what f writes, so that a reader sees the
-// old or the new one.
+// Write atomically replaces a file in root by one with the content that f writes.
 func Write(root *os.Root, name string, f func(d *Draft) error) error {
 	d, err := Create(root, name)
 	if err != nil {
@@ -164,8 +166,8 @@ func Write(root *os.Root, name string, f func(d *Draft) error) error {
 	return d.Commit()
 }
 
-// WriteDir makes a directory that holds what f puts into it, whole or not at all. An empty one of its
-// name makes way, and so does nothing else.
+// WriteDir atomically makes a directory with the content that f writes. It replaces an empty directory of that name,
+// and fails if anything else has the name.
 func WriteDir(root *os.Root, name string, f func(dir *os.Root) error) error {
 	temp := "." + temporary(name)
 	if err := root.Mkdir(temp, dirMode); err != nil {
@@ -187,7 +189,7 @@ func WriteDir(root *os.Root, name string, f func(dir *os.Root) error) error {
 	return Sync(root)
 }
 
-// fill fills a directory by f, and waits until its names are on the disk.
+// fill calls f with a directory and syncs the names in it.
 func fill(root *os.Root, name string, f func(dir *os.Root) error) error {
 	dir, err := root.OpenRoot(name)
 	if err != nil {
@@ -200,8 +202,8 @@ func fill(root *os.Root, name string, f func(dir *os.Root) error) error {
 	return Sync(dir)
 }
 
-// WriteTo replaces a file as Write does, at a path that a user has named. A link there is replaced,
-// and not followed; what is no file stays.
+// WriteTo does what Write does, at a path from the user. It replaces a link and does not follow it. It fails for a path
+// that is not a file.
 func WriteTo(path string, f func(d *Draft) error) error {
 	if st, err := os.Lstat(path); err == nil && !st.Mode().IsRegular() && st.Mode()&fs.ModeSymlink == 0 {
 		return check(terminal.Name(path), st)
@@ -214,8 +216,8 @@ func WriteTo(path string, f func(d *Draft) error) error {
 	return Write(root, filepath.Base(path), f)
 }
 
-// Append opens a private file in a directory to append to, and makes it where it is not there. A
-// link in its place is refused, and so is a file that has another name as well.
+// Append opens a private file in root to append to, and makes a missing one. It rejects symbolic links, and files with
+// several hard links.
 func Append(root *os.Root, name string) (*os.File, error) {
 	f, err := root.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ELOOP) {
@@ -234,22 +236,22 @@ func Append(root *os.Root, name string) (*os.File, error) {
 	return f, nil
 }
 
-// Update opens a regular file in a directory to read and to change, such as to lock it: a network
-// file system locks a file for one process alone only if it may write.
+// Update opens a regular file in root to read and write, for example to lock it: on a network file system, an exclusive
+// lock requires write access.
 func Update(root *os.Root, name string) (*os.File, error) {
 	f, err := root.OpenFile(name, os.O_RDWR|unix.O_NONBLOCK, 0)
 	f, err = regular(name, f, err)
 	return f, lead(root, name, err)
 }
 
-// Lockable opens a file as Update does, and makes a missing one.
+// Lockable does what Update does, and makes a missing file.
 func Lockable(root *os.Root, name string) (*os.File, error) {
 	f, err := root.OpenFile(name, os.O_CREATE|os.O_RDWR|unix.O_NONBLOCK, fileMode)
 	f, err = regular(name, f, err)
 	return f, lead(root, name, err)
 }
 
-// Sync waits until the names in a directory are on the disk, which a rename alone does not.
+// Sync writes the names in a directory to the disk. A rename does not.
 func Sync(root *os.Root) error {
 	d, err := root.Open(".")
 	if err != nil {
@@ -259,11 +261,10 @@ func Sync(root *os.Root) error {
 	return d.Sync()
 }
 
-// escapes is package os's text for a link that leads out of a root.
+// escapes is package os's error text for a link that leads out of a root.
 const escapes = "path escapes from parent"
 
-// lead puts the directory before the name in an error of a root, and says what to do about a link
-// that leads out of it.
+// lead adds the directory to the name in an error of a root, and the fix for a link that leads out of it.
 func lead(root *os.Root, name string, err error) error {
 	if err == nil {
 		return nil
@@ -271,7 +272,7 @@ func lead(root *os.Root, name string, err error) error {
 	if le := (*os.LinkError)(nil); errors.As(err, &le) {
 		err = le.Err
 	} else if pe := (*fs.PathError)(nil); !errors.As(err, &pe) {
-		return err // it has words of its own
+		return err // not from package os
 	}
 	for pe := (*fs.PathError)(nil); errors.As(err, &pe); {
 		err = pe.Err
@@ -283,11 +284,10 @@ func lead(root *os.Root, name string, err error) error {
 	return &fs.PathError{Op: "open", Path: terminal.Name(filepath.Join(root.Name(), name)), Err: err}
 }
 
-// Refresh makes a network file system read a directory again, so that earlier changes by other hosts become
-// visible. Opening a directory by its path asks the server. A look-up below an open directory may be
-// answered from a cache of names, or of missing names, that is seconds old. If the handle is stale, Refresh
-// returns a new one and closes the old one. made identifies the directory: another one that now has its
-// path is refused.
+// Refresh makes a network file system read a directory again, so that earlier changes by other hosts become visible.
+// Opening a directory by its path asks the server. A look-up in an open directory may use a cache of existing or
+// missing names that is seconds old. If the handle is stale, Refresh returns a new one and closes the old one. made
+// identifies the directory: Refresh rejects another directory that now has the path.
 func Refresh(root *os.Root, made fs.FileInfo) (*os.Root, error) {
 	_, stale := root.Stat(".")
 	again, err := reopen(root.Name(), made)
@@ -308,7 +308,7 @@ func Again(root *os.Root) (*os.Root, error) {
 		return nil, lead(root, ".", err)
 	}
 	again, err := reopen(root.Name(), made)
-	if err != nil { // it has another path by now, or none
+	if err != nil { // it was renamed or removed
 		again, err = root.OpenRoot(".")
 	}
 	return again, lead(root, ".", err)
@@ -326,8 +326,8 @@ func reopen(path string, made fs.FileInfo) (*os.Root, error) {
 	return root, nil
 }
 
-// Rename gives a file or a directory another name. A network file system may send a request twice and
-// answer the second time that the old name is gone. That is no error if the file has the new name.
+// Rename renames a file or a directory. A network file system may send a request twice, and the second reply is that
+// the old name is missing. Rename ignores that if the file has the new name.
 func Rename(root *os.Root, from, to string) error {
 	made, err := root.Lstat(from)
 	if err == nil {
@@ -346,13 +346,13 @@ func rename(root *os.Root, from, to string, made fs.FileInfo) error {
 	return err
 }
 
-// Exclusive makes a file that was not there, with its content, and waits until it is on the disk. Of
-// several that try, on any host, one succeeds. What an error leaves may be there without its content.
+// Exclusive makes a new file with the given content and syncs it to the disk. If several processes try, on any host,
+// one succeeds. After an error, the file may exist without its content.
 func Exclusive(root *os.Root, name string, data []byte) error {
 	return exclusive(root, name, data, fileMode)
 }
 
-// Secret makes a file as Exclusive does, with mode 0600 whatever the umask is.
+// Secret does what Exclusive does, with mode 0600 for any umask.
 func Secret(root *os.Root, name string, data []byte) error {
 	const mode = 0o600
 	if err := exclusive(root, name, data, mode); err != nil {
@@ -373,8 +373,7 @@ func exclusive(root *os.Root, name string, data []byte, mode fs.FileMode) error 
 	return lead(root, name, errors.Join(err, f.Close()))
 }
 
-// Free returns the bytes that a user may still write to the file system of a path, or of the nearest
-// directory above it that is there.
+// Free returns the bytes that the user can still write to the file system of a path, or of its nearest existing parent.
 func Free(path string) (int64, error) {
 	st, err := statfs(path)
 	if err != nil {
@@ -383,7 +382,7 @@ func Free(path string) (int64, error) {
 	return int64(st.Bavail) * int64(st.Bsize), nil
 }
 
-// statfs describes the file system of a path, or of the nearest directory above it that is there.
+// statfs describes the file system of a path, or of its nearest existing parent.
 func statfs(path string) (st unix.Statfs_t, err error) {
 	for {
 		err = unix.Statfs(path, &st)
@@ -395,7 +394,7 @@ func statfs(path string) (st unix.Statfs_t, err error) {
 	}
 }
 
-// Own makes and opens a directory in another that only this user may enter.
+// Own makes and opens a directory in root that only this user may enter.
 func Own(root *os.Root, name string) (*os.Root, error) {
 	if err := root.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, lead(root, name, err)
@@ -403,8 +402,8 @@ func Own(root *os.Root, name string) (*os.Root, error) {
 	return Owned(root, name)
 }
 
-// Owned opens a directory in another that is there. One that is another user's, or open to others, is
-// refused: they may write beside this one.
+// Owned opens an existing directory in root. It rejects a directory of another user, or one that others may enter,
+// since they could add files.
 func Owned(root *os.Root, name string) (*os.Root, error) {
 	st, err := root.Lstat(name)
 	if err != nil {

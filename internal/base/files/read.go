@@ -16,29 +16,29 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// readFlags do not wait: opening a pipe would, for a writer.
+// readFlags do not block. Without O_NONBLOCK, opening a pipe would wait for a writer.
 const readFlags = os.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY
 
-// ErrIrregular is the cause if a name is a pipe's, a device's, a socket's or a directory's.
+// ErrIrregular is the cause of an error for a pipe, device, socket or directory.
 var ErrIrregular = errors.New("not a regular file")
 
-// ErrTooLong is the cause if a file exceeds its limit.
+// ErrTooLong is the cause of an error for a file that exceeds its limit.
 var ErrTooLong = errors.New("too long")
 
-// Open opens a regular file to read, and refuses anything else at once.
+// Open opens a regular file to read. It rejects anything else without blocking.
 func Open(path string) (*os.File, error) {
 	st, err := os.Stat(path)
 	if err == nil {
 		err = check(path, st)
 	}
-	if err != nil { // a device may do something when it is opened
+	if err != nil { // before the open, which may have effects on a device
 		return nil, shown(err)
 	}
 	f, err := os.OpenFile(path, readFlags, 0)
 	return regular(path, f, err)
 }
 
-// OpenIn opens a regular file in a directory, which no link leads out of.
+// OpenIn opens a regular file in root. It follows no link out of root.
 func OpenIn(root *os.Root, name string) (*os.File, error) {
 	st, err := root.Stat(name)
 	if err == nil {
@@ -52,7 +52,7 @@ func OpenIn(root *os.Root, name string) (*os.File, error) {
 	return f, lead(root, name, err)
 }
 
-// regular is f, if it still is a regular file now that no one can put another in its place.
+// regular returns f if it is a regular file. It checks again after the open, since the name may have changed.
 func regular(path string, f *os.File, err error) (*os.File, error) {
 	if err != nil {
 		return nil, shown(err)
@@ -97,13 +97,13 @@ func shown(err error) error {
 	return err
 }
 
-// Stat returns what a path is of. Its errors show the path as a terminal may.
+// Stat does what os.Stat does. Its errors have the printable form of the path.
 func Stat(path string) (fs.FileInfo, error) {
 	st, err := os.Stat(path)
 	return st, shown(err)
 }
 
-// Empty reports whether a directory has nothing in it, or is not there.
+// Empty reports whether a directory is empty or missing.
 func Empty(path string) (bool, error) {
 	left, err := os.ReadDir(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -112,8 +112,7 @@ func Empty(path string) (bool, error) {
 	return len(left) == 0, shown(err)
 }
 
-// Written returns the bytes of a file that are on the disk, at most those that it has. The others are
-// holes, which no one wrote.
+// Written returns the number of bytes of a file on the disk, at most its size. The others are holes.
 func Written(f *os.File) (int64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -122,7 +121,7 @@ func Written(f *os.File) (int64, error) {
 	return min(st.Blocks*512, st.Size), nil
 }
 
-// Read returns a whole file of at most limit bytes.
+// Read returns the content of a file of at most limit bytes.
 func Read(path string, limit int64) ([]byte, error) {
 	f, err := Open(path)
 	if err != nil {
@@ -132,7 +131,7 @@ func Read(path string, limit int64) ([]byte, error) {
 	return All(f, limit)
 }
 
-// ReadIn returns a whole file in a directory, which no link leads out of.
+// ReadIn returns the content of a file in root, of at most limit bytes. It follows no link out of root.
 func ReadIn(root *os.Root, name string, limit int64) ([]byte, error) {
 	f, err := OpenIn(root, name)
 	if err != nil {
@@ -161,7 +160,7 @@ func All(f Readable, limit int64) ([]byte, error) {
 	} else if st.Size() > limit {
 		return nil, fail(fmt.Errorf("%d bytes are %w; at most %d are read", st.Size(), ErrTooLong, limit))
 	}
-	data, err := io.ReadAll(io.LimitReader(f, limit+1)) // it may grow, and files of /proc have no size
+	data, err := io.ReadAll(io.LimitReader(f, limit+1)) // the file may grow, and files in /proc have size 0
 	if err != nil {
 		return nil, shown(err)
 	}
@@ -184,8 +183,8 @@ func Glob(pattern string) ([]string, error) {
 	return paths, err
 }
 
-// Modest refuses JSON of more than most values and keys: decoded, a value of two bytes takes a
-// hundred. It looks at brackets, commas and colons alone; that the rest is JSON, its decoder finds.
+// Modest rejects JSON of more than most values and keys, since a value of two bytes takes a hundred bytes after
+// decoding. It looks only at brackets, commas and colons, and leaves the validation to the decoder.
 func Modest(json []byte, most int) error {
 	n, inside := 1, false
 	for i := 0; i < len(json); i++ {
@@ -205,10 +204,10 @@ func Modest(json []byte, most int) error {
 	return nil
 }
 
-// pointer begins what git-lfs puts in the place of a file that it has not fetched.
+// pointer is the prefix of a git-lfs pointer, which replaces a file that git-lfs has not fetched.
 var pointer = []byte("version https://git-lfs.github.com/spec/")
 
-// Fetched returns an error if a file that begins with these bytes is a pointer of git-lfs.
+// Fetched returns an error if a file that begins with these bytes is a git-lfs pointer.
 func Fetched(begin []byte) error {
 	if n := min(len(begin), len(pointer)); n >= 8 && bytes.Equal(begin[:n], pointer[:n]) {
 		return errors.New("it is a git-lfs pointer, not the file: run git lfs pull in its directory")

@@ -12,7 +12,7 @@ import (
 // ignores errors.
 func Uncache(f *os.File) { _ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) }
 
-// local lists the file systems that one kernel alone writes to, by their numbers.
+// local lists, by number, the file systems that only one kernel writes to.
 var local = map[int64]bool{
 	unix.EXT4_SUPER_MAGIC: true, unix.XFS_SUPER_MAGIC: true, unix.BTRFS_SUPER_MAGIC: true, unix.TMPFS_MAGIC: true,
 	unix.OVERLAYFS_SUPER_MAGIC: true, unix.F2FS_SUPER_MAGIC: true, unix.RAMFS_MAGIC: true,
@@ -20,7 +20,7 @@ var local = map[int64]bool{
 	zfsMagic:                  true,
 }
 
-// zfsMagic is the number of ZFS, which the kernel's headers do not have.
+// zfsMagic is the number of ZFS, which is missing in the kernel's headers.
 const zfsMagic = 0x2fc12fc1
 
 // Remote reports whether other hosts may write to the file system of a path, or of the nearest existing

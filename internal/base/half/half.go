@@ -1,10 +1,13 @@
-// Package half converts the 16-bit floats of tensors, BF16 and F16, from and to float32.
+// Package half converts the 16-bit floats BF16 and F16 to and from float32:
+//
+//	b := half.ToBF16(x)
+//	x = half.FromBF16(b)
+//
+// float32 represents every value of either type exactly. A NaN stays NaN, with its sign and the upper bits of its
+// payload.
 package half
 
 import "math"
-
-// The 16-bit floats as float32, and back. Every value of either type is a float32 exactly. A NaN stays
-// one, with its sign and the upper bits of its payload.
 
 // FromBF16 returns the value of a bfloat16, the upper half of a float32.
 func FromBF16(b uint16) float32 { return math.Float32frombits(uint32(b) << 16) }
@@ -13,7 +16,7 @@ func FromBF16(b uint16) float32 { return math.Float32frombits(uint32(b) << 16) }
 func ToBF16(x float32) uint16 {
 	b := math.Float32bits(x)
 	if x != x {
-		// The payload may lie in the half that is cut off; the quiet bit keeps it a NaN.
+		// The quiet bit keeps it a NaN, even if the payload is only in the lower half.
 		return uint16(b>>16) | 0x40
 	}
 	return uint16((b + 0x7fff + b>>16&1) >> 16)
@@ -33,7 +36,7 @@ func FromF16(h uint16) float32 {
 	return math.Float32frombits(sign | (exp+127-15)<<23 | frac<<13)
 }
 
-// ToF16 returns the binary16 nearest to x, ties to even; what is 65520 or more becomes infinite.
+// ToF16 returns the binary16 nearest to x, ties to even. Values from 65520 become infinite.
 func ToF16(x float32) uint16 {
 	b := math.Float32bits(x)
 	sign, abs := uint16(b>>16&0x8000), b&0x7fffffff
@@ -43,7 +46,7 @@ func ToF16(x float32) uint16 {
 	case abs >= 0x477ff000: // 65520
 		return sign | 0x7c00
 	case abs < 0x38800000: // below 2^-14: subnormal, a multiple of 2^-24
-		// Adding 0.5 puts the unit of float32 at 2^-24, so the addition rounds.
+		// The unit in the last place of 0.5 is 2^-24, so the addition rounds to it.
 		f := math.Float32frombits(abs) + 0.5
 		return sign | uint16(math.Float32bits(f)-0x3f000000)
 	}
@@ -51,14 +54,14 @@ func ToF16(x float32) uint16 {
 	return sign | uint16((abs+0xfff+abs>>13&1)>>13)
 }
 
-// RoundToF16 rounds a float64 as ToF16 does a float32, once.
+// RoundToF16 rounds a float64 to the nearest binary16, ties to even, with a single rounding.
 func RoundToF16(x float64) uint16 {
 	y := float32(x)
 	if float64(y) == x || x != x {
 		return ToF16(y)
 	}
-	// Of the two float32 around x, the one with an odd last bit is no tie of binary16, and on the same
-	// side of each as x is. It has more bits than binary16 by enough.
+	// Round to odd: of the two float32 around x, take the one with an odd last bit. It is no tie of binary16, and is on
+	// the same side of each tie as x, since float32 has enough extra bits.
 	b := math.Float32bits(y)
 	if math.Abs(float64(y)) > math.Abs(x) {
 		b-- // towards zero

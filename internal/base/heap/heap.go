@@ -1,4 +1,8 @@
-// Package heap hands out views of device memory that is freed in any order.
+// Package heap allocates views of device memory that are freed in any order:
+//
+//	h := heap.New(1<<20, alloc)
+//	v, err := h.Alloc(tensor.F32, 1000)
+//	h.Free(v)
 package heap
 
 import (
@@ -9,39 +13,37 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Heap hands out dense views from blocks of one device's memory and takes them back in any order.
-// Memory that is given back in the reverse order of its allocation belongs in a tensor.Arena, which never
-// has holes. The place of a view depends only on the calls before. A Heap is used by one goroutine at
-// a time.
+// Heap allocates dense views from blocks of one device's memory. Memory that is freed in the reverse order of its
+// allocation belongs in a tensor.Arena, which does not fragment. The address of a view depends only on the earlier
+// calls. One goroutine at a time may use a Heap.
 type Heap struct {
 	alloc  func(bytes int64) (tensor.Memory, error)
-	least  int64 // bytes of a block
+	least  int64 // smallest size of a block, in bytes
 	blocks []block
 }
 
-// A block is a block of memory: each byte of it is in a gap or held.
+// A block is a block of memory. Each byte is in a gap or held.
 type block struct {
 	mem  tensor.Memory
-	gaps []gap           // by offset; no two touch
-	held map[int64]int64 // bytes of the views that are out, by offset
+	gaps []gap           // sorted by offset; no two are adjacent
+	held map[int64]int64 // bytes of the allocated views, by offset
 }
 
-// gap is memory that is not handed out.
+// A gap is free memory.
 type gap struct{ off, bytes int64 }
 
 const align = 256 // bytes, as in a tensor.Arena
 
-// New returns a heap that takes blocks from alloc when it needs them, each of at least the given
-// number of bytes. It keeps them.
+// New returns a heap that allocates blocks with alloc, of at least block bytes each. It never frees blocks.
 func New(block int64, alloc func(bytes int64) (tensor.Memory, error)) *Heap {
 	return &Heap{alloc: alloc, least: block}
 }
 
-// Alloc returns a dense view of uninitialised elements, in the smallest gap that is large enough. The error is that
-// of alloc.
+// Alloc returns a dense view of uninitialised elements, in the smallest gap that is large enough. An error comes from
+// alloc.
 func (h *Heap) Alloc(dtype tensor.DType, elements int) (tensor.View, error) {
 	n := int64(elements) * int64(dtype.Size())
-	n = max(1, (n+align-1)/align) * align // an empty view has a place of its own too
+	n = max(1, (n+align-1)/align) * align // also for an empty view, whose address must be unique
 	b, i, ok := h.best(n)
 	if !ok {
 		mem, err := h.alloc(max(n, h.least))
@@ -55,7 +57,7 @@ func (h *Heap) Alloc(dtype tensor.DType, elements int) (tensor.View, error) {
 	return tensor.Dense(h.blocks[b].mem, dtype, off/int64(dtype.Size()), [4]int{1, 1, 1, elements}), nil
 }
 
-// best finds the smallest gap of n bytes or more, and the first of several alike.
+// best returns the first of the smallest gaps of at least n bytes.
 func (h *Heap) best(n int64) (block, index int, ok bool) {
 	least := int64(-1)
 	for b := range h.blocks {
@@ -68,7 +70,7 @@ func (h *Heap) best(n int64) (block, index int, ok bool) {
 	return block, index, least >= 0
 }
 
-// take cuts n bytes from the front of gap i, and returns where they begin.
+// take allocates the first n bytes of gap i and returns their offset.
 func (b *block) take(i int, n int64) int64 {
 	off := b.gaps[i].off
 	b.gaps[i].off, b.gaps[i].bytes = off+n, b.gaps[i].bytes-n
@@ -79,9 +81,8 @@ func (b *block) take(i int, n int64) int64 {
 	return off
 }
 
-// Free gives back what Alloc returned, in any shape that begins at the same element. The memory may be
-// handed out again at once: work that is queued and uses it must come before all later uses. Free
-// panics if the view is not of the heap, or was given back before.
+// Free frees a view from Alloc, in any shape that begins at the same element. The heap may reuse the memory at once, so
+// queued work on it must precede all later uses. Free panics if the view is not from the heap, or is already free.
 func (h *Heap) Free(v tensor.View) {
 	off := v.Offset() * int64(v.DType().Size())
 	for i := range h.blocks {
@@ -95,10 +96,10 @@ func (h *Heap) Free(v tensor.View) {
 			return
 		}
 	}
-	panic(fmt.Sprintf("heap: has not handed out %v at byte %d, or has it back already", v, off))
+	panic(fmt.Sprintf("heap: %v at byte %d is not from this heap, or is already free", v, off))
 }
 
-// give adds n bytes at off to the gaps, and joins those that touch.
+// give adds n bytes at off to the gaps and merges adjacent ones.
 func (b *block) give(off, n int64) {
 	i, _ := slices.BinarySearchFunc(b.gaps, off, func(g gap, off int64) int { return cmp.Compare(g.off, off) })
 	b.gaps = slices.Insert(b.gaps, i, gap{off, n})

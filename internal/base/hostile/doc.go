@@ -1,7 +1,6 @@
-// Package hostile tries cprun, as a program, on inputs that somebody made to harm whoever runs it on
-// them: configs, model directories, safetensors, checkpoints and run directories, token files,
-// attention cases, environments, arguments, and strangers at the metrics port. Each is a process of
-// its own under a limit of address space. None may panic, take more than 512 MiB or 5 seconds of
-// processor time, write outside of its directory, or print what a terminal obeys; and what is refused
-// must be refused in words. `make test-hostile` tries all of them, `go test` a share of each kind.
+// Package hostile tests the program cprun on malicious inputs: configs, model directories, safetensors, checkpoints,
+// run directories, token files, attention cases, environments, arguments, and clients of the metrics port. Each case
+// runs cprun as a process with a limit of address space. cprun must not panic, take more than 512 MiB or 5 seconds of
+// CPU time, write outside of its directory, or print control sequences. If it refuses an input, it must print an error.
+// `make test-hostile` runs all cases, `go test` some of each kind.
 package hostile

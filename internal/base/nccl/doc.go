@@ -1,13 +1,13 @@
-// Package nccl is what cprun needs of NCCL: communicators that never block the caller, the calls
-// on them, and their errors. The library is looked for when it is first used, so that a
-// program starts where it is not installed. The package is empty without the build tag cuda.
+// Package nccl wraps NCCL: communicators that never block the caller, their calls, and errors. The first use loads the
+// library, so a program starts without it. Comm is the type to know:
 //
-// Some of NCCL's behaviour is chosen by environment variables alone. Two of them are set before
-// the library is loaded, unless they are set already:
+//	c, err := nccl.Init(dev, id, rank, size, nccl.Config{})
+//	err = c.AllReduce(stream, address, count, tensor.F32, nccl.Sum)
 //
-//	NCCL_NVLS_ENABLE=0            no multicast in the switch, which not every machine lets its
-//	                              users have
-//	NCCL_LAUNCH_ORDER_IMPLICIT=1  kernels of several communicators start on the device in the
-//	                              order of the calls, so that where all ranks make the calls
-//	                              in one order, none holds a place that another waits for
+// The package is empty without the build tag cuda. Before it loads NCCL, it sets two environment variables that have no
+// API, unless they are already set:
+//
+//	NCCL_NVLS_ENABLE=0            no multicast in the switch, which some machines do not allow
+//	NCCL_LAUNCH_ORDER_IMPLICIT=1  kernels of several communicators start in the order of the
+//	                              calls, so that ranks with the same order do not deadlock
 package nccl

@@ -24,8 +24,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Oldest is the first version of NCCL that this package works with, as Version counts:
-// communicators that are configured one by one, with names.
+// Oldest is the oldest supported version of NCCL, as a number of Version. It has a configuration and a name for each
+// communicator.
 const Oldest = 22700
 
 var library struct {
@@ -34,7 +34,7 @@ var library struct {
 	err     error
 }
 
-// Version loads NCCL and is its version, 22809 for 2.28.9.
+// Version loads NCCL and returns its version, 22809 for 2.28.9.
 func Version() (int, error) {
 	l := &library
 	l.once.Do(func() {
@@ -54,7 +54,7 @@ func Version() (int, error) {
 	return l.version, l.err
 }
 
-// VersionText returns 2.28.9 for 22809.
+// VersionText formats a version: 2.28.9 for 22809.
 func VersionText(v int) string { return fmt.Sprintf("%d.%d.%d", v/10000, v/100%100, v%100) }
 
 // Error is a failed call.
@@ -62,7 +62,7 @@ type Error struct {
 	Call   string
 	Code   int
 	Text   string
-	Detail string // what NCCL said last, of any communicator; may be empty
+	Detail string // NCCL's last message, of any communicator; may be empty
 }
 
 func (e *Error) Error() string {
@@ -72,10 +72,10 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s (%s)", e.Call, e.Text, e.Detail)
 }
 
-// ErrGone is returned by calls on a communicator that has been aborted or destroyed.
+// ErrGone is the error of calls on an aborted or destroyed communicator.
 var ErrGone = errors.New("NCCL communicator ended")
 
-// check is nil, also for a call that goes on in the background, or an *Error.
+// check returns an *Error, or nil for a call that succeeded or continues in the background.
 func check(call string, r C.ncclResult_t) error {
 	if r == C.ncclSuccess || r == C.ncclInProgress {
 		return nil
@@ -89,10 +89,10 @@ func check(call string, r C.ncclResult_t) error {
 // IDBytes is the length of an ID.
 const IDBytes = C.NCCL_UNIQUE_ID_BYTES
 
-// ID is what the ranks of a communicator find each other by.
+// ID identifies a communicator. All its ranks need the same ID.
 type ID [IDBytes]byte
 
-// NewID makes an ID, on one rank, which gives it to the others.
+// NewID makes an ID. One rank calls it and sends the ID to the others.
 func NewID() (ID, error) {
 	if _, err := Version(); err != nil {
 		return ID{}, err
@@ -104,28 +104,27 @@ func NewID() (ID, error) {
 	return *(*ID)(unsafe.Pointer(&id)), nil
 }
 
-// Config of a communicator. All ranks give the same; 0 and "" leave a choice to NCCL.
+// Config configures a communicator. All ranks must pass the same. 0 and "" leave the choice to NCCL.
 type Config struct {
-	MinCTAs, MaxCTAs int // blocks of a kernel; one takes a processor of the device
-	// Cluster is how many blocks are scheduled together; negative means none.
+	MinCTAs, MaxCTAs int // blocks of a kernel; each takes an SM
+	// Cluster is the number of blocks that are scheduled together; negative means no clusters.
 	Cluster int
 	Name    string // in NCCL's log and in profiles
 }
 
-// Comm is a communicator of one device's rank. Calls begin what NCCL goes on with in the
-// background: before the next call, Busy must have said that it is over. A call that queues
-// work on a stream has done so by then and not before. One goroutine makes calls; any may
-// call Busy, Abort and Destroy.
+// Comm is the communicator of one rank. A call may continue in the background: before the next call, Busy must return
+// false. Only then has a call queued its work on the stream. One goroutine makes calls; any may call Busy, Abort and
+// Destroy.
 type Comm struct {
 	dev  *cuda.Device
 	name *C.char
-	cell *C.ncclComm_t // where NCCL puts the communicator; it may write there later
+	cell *C.ncclComm_t // NCCL writes the communicator here, possibly later
 
 	mu   sync.Mutex
 	comm C.ncclComm_t // guarded by mu; nil when ended
 }
 
-// Init begins to join the ranks that have the same id.
+// Init begins to connect the ranks with the same id.
 func Init(dev *cuda.Device, id ID, rank, size int, cfg Config) (*Comm, error) {
 	if _, err := Version(); err != nil {
 		return nil, err
@@ -153,7 +152,7 @@ func Init(dev *cuda.Device, id ID, rank, size int, cfg Config) (*Comm, error) {
 	return c, nil
 }
 
-// free lets go of what NCCL may have looked at until now.
+// free frees memory that NCCL may have used until now.
 func (c *Comm) free() {
 	C.free(unsafe.Pointer(c.name))
 	C.free(unsafe.Pointer(c.cell))
@@ -168,8 +167,7 @@ func (c *Comm) call(name string, f func(comm C.ncclComm_t) C.ncclResult_t) error
 	return c.dev.With(func() error { return check(name, f(c.comm)) })
 }
 
-// Busy reports whether a call is still going on in the background, and what has gone wrong on
-// the communicator so far.
+// Busy reports whether a call is still running in the background, and returns the communicator's error so far.
 func (c *Comm) Busy() (bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -191,17 +189,17 @@ func (c *Comm) take() C.ncclComm_t {
 	return comm
 }
 
-// Abort ends what is under way, on the host and on the device, and gives everything back. It
-// returns when that is done, which may take seconds; the device is freed at once.
+// Abort ends all current work, on the host and on the device, and frees the communicator. It may take seconds; the
+// device is free at once.
 func (c *Comm) Abort() {
 	if comm := c.take(); comm != nil {
-		// What it could say is that something had gone wrong before.
+		// An error could only repeat an earlier failure.
 		_ = c.dev.With(func() error { return check("ncclCommAbort", C.cprun_nccl_abort(comm)) })
 		c.free()
 	}
 }
 
-// Destroy gives everything back. No call is going on, and no work is on the device.
+// Destroy frees the communicator. No call may be running, and no work may be on the device.
 func (c *Comm) Destroy() error {
 	comm := c.take()
 	if comm == nil {
@@ -251,22 +249,22 @@ var types = map[tensor.DType]C.int{
 	tensor.I64: C.ncclInt64, tensor.I32: C.ncclInt32, tensor.U8: C.ncclUint8,
 }
 
-// AllReduce queues combining count elements over the ranks, in place.
+// AllReduce queues the reduction of count elements over the ranks, in place.
 func (c *Comm) AllReduce(s *cuda.Stream, buf uint64, count int, d tensor.DType, op Op) error {
 	return c.call("ncclAllReduce", func(comm C.ncclComm_t) C.ncclResult_t {
 		return C.cprun_nccl_all_reduce(comm, s.Handle(), C.uint64_t(buf), C.size_t(count), types[d], C.int(op))
 	})
 }
 
-// AllGather queues gathering bytes of each rank; src may be the own part of dst.
+// AllGather queues gathering bytes of each rank. src may be this rank's part of dst.
 func (c *Comm) AllGather(s *cuda.Stream, dst, src uint64, bytes int64) error {
 	return c.call("ncclAllGather", func(comm C.ncclComm_t) C.ncclResult_t {
 		return C.cprun_nccl_all_gather(comm, s.Handle(), C.uint64_t(dst), C.uint64_t(src), C.size_t(bytes))
 	})
 }
 
-// ReduceScatter queues combining the ranks' src, count elements for each rank; dst may be the
-// own part of src.
+// ReduceScatter queues the reduction of the ranks' src, count elements for each rank. dst may be this rank's part of
+// src.
 func (c *Comm) ReduceScatter(s *cuda.Stream, dst, src uint64, count int, d tensor.DType, op Op) error {
 	return c.call("ncclReduceScatter", func(comm C.ncclComm_t) C.ncclResult_t {
 		return C.cprun_nccl_reduce_scatter(comm, s.Handle(), C.uint64_t(dst), C.uint64_t(src), C.size_t(count),
@@ -274,7 +272,7 @@ func (c *Comm) ReduceScatter(s *cuda.Stream, dst, src uint64, count int, d tenso
 	})
 }
 
-// Broadcast queues copying root's bytes to every rank.
+// Broadcast queues a copy of root's bytes to every rank.
 func (c *Comm) Broadcast(s *cuda.Stream, buf uint64, bytes int64, root int) error {
 	return c.call("ncclBroadcast", func(comm C.ncclComm_t) C.ncclResult_t {
 		return C.cprun_nccl_broadcast(comm, s.Handle(), C.uint64_t(buf), C.size_t(bytes), C.int(root))

@@ -6,7 +6,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// The conversions of this file do not use those of package tensor, so that a fault there shows.
+// These conversions do not use those of package half, so that tests detect errors there.
 
 // Encode writes xs, rounded, into a dense host view.
 func Encode(v tensor.View, xs []float64) {
@@ -25,8 +25,8 @@ func Encode(v tensor.View, xs []float64) {
 	}
 }
 
-// Round returns x rounded to t, by way of float32 if t has 16 bits, as kernels do. A float16 may overflow to a
-// number from 65536, which Encode takes for an infinity.
+// Round returns x rounded to t. If t has 16 bits, it rounds to float32 first, as kernels do. A float16 may become 65536
+// or more, which Encode writes as an infinity.
 func Round(x float64, t tensor.DType) float64 {
 	switch t {
 	case tensor.F32:
@@ -57,8 +57,8 @@ func Decode(v tensor.View) []float64 {
 	return xs
 }
 
-// round returns x with so many bits, ties to even; below 2^minExp it is a multiple of the step
-// there, which makes subnormals.
+// round rounds x to the given number of bits, ties to even. Below 2^minExp, results are subnormal: multiples of the
+// step at 2^minExp.
 func round(x float64, bits, minExp int) float64 {
 	if x == 0 || math.IsNaN(x) || math.IsInf(x, 0) {
 		return x
@@ -68,7 +68,7 @@ func round(x float64, bits, minExp int) float64 {
 	return math.Copysign(math.RoundToEven(x/step)*step, x)
 }
 
-// halfBits returns a float16 that x, already rounded, is exactly; from 65536 on it is infinite.
+// halfBits returns the float16 of x, which must be exact or at least 65536, which becomes infinite.
 func halfBits(x float64) uint16 {
 	sign := uint16(0)
 	if math.Signbit(x) {

@@ -1,5 +1,5 @@
-// Package near compares tensors in tests. All tests measure with it, so that one place decides when two tensors
-// agree: NaN is far from everything, and infinities agree only if the test's contract says so.
+// Package near compares tensors in tests. All tests use it, so that one place defines agreement: the distance of NaN
+// from everything is infinite, and infinities agree only under some contracts.
 //
 //	d, err := near.Of(got, want, near.Finite)
 //	if err != nil || !(d.Relative() <= 1e-5) { ... }
@@ -11,25 +11,26 @@ import (
 	"math"
 )
 
-// Contract says which elements agree although their difference is not a number.
+// Contract defines agreement of elements whose difference is not a number.
 type Contract int
 
-// The contracts. An infinity agrees with one of the same sign only.
+// The contracts. An infinity agrees only with one of the same sign.
 const (
-	Finite     Contract = iota // none: an element that is not finite is infinitely far from all others
+	Finite     Contract = iota // none: the distance of NaN and infinities from all elements is infinite
 	Infinities                 // equal infinities, such as the LSE of rows without a key
 	NonFinite                  // equal infinities, and NaN with NaN
 )
 
-// Distance measures how far one tensor is from another.
+// Distance holds the distance of one tensor from another.
 type Distance struct {
 	Abs     float64 // the largest |got - want|; +Inf if two elements disagree by contract
-	At      int     // the first element that is so far
+	At      int     // the first element with that difference
 	Largest float64 // the largest finite |want|
 	Norm    float64 // the norm of got - want over the norm of want; elements that agree by contract count 0
 }
 
-// Relative returns the largest difference over the largest finite |want|; of zeros, 0 if all agree and else +Inf.
+// Relative returns the largest difference over the largest finite |want|. If want is all zeros, it returns 0 if all
+// elements agree, and otherwise +Inf.
 func (d Distance) Relative() float64 { return over(d.Abs, d.Largest) }
 
 type float interface{ ~float32 | ~float64 }

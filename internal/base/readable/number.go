@@ -1,4 +1,7 @@
-// Package readable writes numbers, times and tables for people, each kind of number in one form.
+// Package readable formats numbers, times and tables for people. Each kind of number has one format:
+//
+//	readable.Bytes(33449574.4) // "31.9 MiB"
+//	readable.Seconds(0.0123)   // "12.3 ms"
 package readable
 
 import (
@@ -11,7 +14,7 @@ import (
 	"unicode/utf8"
 )
 
-// Number writes a number with about three digits and commas, never in exponents above 1e-4: 12,345 or 0.0123. It
+// Number formats a number with about three digits and commas: 12,345 or 0.0123. It uses exponents only below 1e-4, and
 // returns "" for NaN and infinities.
 func Number(x float64) string {
 	if math.IsNaN(x) || math.IsInf(x, 0) {
@@ -38,10 +41,10 @@ func commas(digits string) string {
 	return digits
 }
 
-// Count writes a whole number with commas: 1,234,567.
+// Count formats an integer with commas: 1,234,567.
 func Count(n int64) string { return commas(strconv.FormatInt(n, 10)) }
 
-// Short writes a number with three digits, and above 10,000 with a letter: 3.21B parameters or tokens.
+// Short formats a number with three digits and, from 10,000, a letter: 3.21B parameters or tokens.
 func Short(x float64) string {
 	if math.Abs(x) < 1e4 {
 		return Number(x)
@@ -49,12 +52,12 @@ func Short(x float64) string {
 	return scaled(x, "", 1000, "K", "M", "B", "T")
 }
 
-// Bytes writes a size in binary units: 31.9 MiB.
+// Bytes formats a size in binary units: 31.9 MiB.
 func Bytes[N int64 | float64](n N) string {
 	return scaled(float64(n), " B", 1024, " KiB", " MiB", " GiB", " TiB")
 }
 
-// scaled writes x in the largest unit that it has one of. Each unit is step of the one before.
+// scaled formats x in the largest unit that is not larger than x. Each unit is step times the previous one.
 func scaled(x float64, unit string, step float64, larger ...string) string {
 	for _, next := range larger {
 		if math.Abs(x) < step {
@@ -65,7 +68,7 @@ func scaled(x float64, unit string, step float64, larger ...string) string {
 	return Number(x) + unit
 }
 
-// Size writes a count of tokens, in powers of two if that is exact: 1000 or 128K.
+// Size formats a number of tokens, in powers of two if that is exact: 1000 or 128K.
 func Size[N int64 | float64](n N) string {
 	for _, u := range []struct {
 		of   float64
@@ -78,7 +81,7 @@ func Size[N int64 | float64](n N) string {
 	return strconv.FormatFloat(float64(n), 'f', -1, 64)
 }
 
-// Seconds writes a time in the unit that suits it: 12.3 ms or 2 min 05 s.
+// Seconds formats a time in a suitable unit: 12.3 ms or 2 min 05 s.
 func Seconds(s float64) string {
 	switch {
 	case s >= 3600:
@@ -93,7 +96,7 @@ func Seconds(s float64) string {
 	return Number(s*1e6) + " µs"
 }
 
-// Duration writes a time on one line with others, in its two largest units: 48s, 1m23s, 2h05m, 3d04h.
+// Duration formats a time compactly, in its two largest units: 48s, 1m23s, 2h05m, 3d04h.
 func Duration(d time.Duration) string {
 	s := int64(max(d, 0).Round(time.Second) / time.Second)
 	switch {
@@ -107,7 +110,7 @@ func Duration(d time.Duration) string {
 	return fmt.Sprintf("%dd%02dh", s/86400, s/3600%24)
 }
 
-// Rate writes tokens per second: 5,312 tok/s; below 10 with one decimal.
+// Rate formats tokens per second: 5,312 tok/s; below 10 with one decimal.
 func Rate(perSecond float64) string {
 	switch {
 	case math.IsNaN(perSecond) || math.IsInf(perSecond, 0) || perSecond < 0:
@@ -118,7 +121,7 @@ func Rate(perSecond float64) string {
 	return Number(math.Round(min(perSecond, 1e18))) + " tok/s"
 }
 
-// Percent writes a share: 12.3%. It returns "" for NaN.
+// Percent formats a share: 12.3%. It returns "" for NaN.
 func Percent(x float64) string {
 	switch {
 	case math.IsNaN(x):
@@ -129,13 +132,12 @@ func Percent(x float64) string {
 	return strconv.FormatFloat(100*x, 'f', 1, 64) + "%"
 }
 
-// Table is rows of cells under headings, the first column to the left, the others to the
-// right.
+// Table has rows of cells under headings. The first column is left-aligned, the others are right-aligned.
 type Table struct {
 	Title string
 	Head  []string
 	Rows  [][]string
-	Notes []string // lines below
+	Notes []string // lines below the table
 }
 
 // Add appends a row.

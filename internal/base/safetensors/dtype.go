@@ -13,9 +13,8 @@ import (
 // DType is an element type, as the header spells it.
 type DType string
 
-// The element types that this package converts to and from floating point numbers. The
-// others that the format knows are recognised, so that a file with them opens, and can be
-// read as bytes.
+// The element types that this package names. It recognises the other types of the format also, so that files with them
+// open, and tensors can be read as bytes.
 const (
 	F64    DType = "F64"
 	F32    DType = "F32"
@@ -36,8 +35,8 @@ type dtypeInfo struct {
 	bits int64
 }
 
-// dtypes is every type of the format, in the order in which the reference implementation
-// declares them: its writer puts tensors of later types first.
+// dtypes lists all types of the format, in the reference implementation's order. Its writer puts tensors of later types
+// first.
 var dtypes = []dtypeInfo{
 	{Bool, 8}, {"F4", 4}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {U8, 8}, {"I8", 8},
 	{F8E5M2, 8}, {F8E4M3, 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8},
@@ -45,7 +44,7 @@ var dtypes = []dtypeInfo{
 	{"C64", 64}, {F64, 64}, {I64, 64}, {"U64", 64},
 }
 
-// rank returns the place of a type in dtypes; -1 for none.
+// rank returns the index of a type in dtypes, or -1.
 func (d DType) rank() int {
 	return slices.IndexFunc(dtypes, func(i dtypeInfo) bool { return i.name == d })
 }
@@ -61,7 +60,7 @@ func (d DType) Bits() int64 {
 	return 0
 }
 
-// Tensor returns the type of tensor with the same elements, Invalid where it has none.
+// Tensor returns the tensor type with the same elements, or Invalid.
 func (d DType) Tensor() tensor.DType {
 	switch d {
 	case F64:
@@ -82,7 +81,7 @@ func (d DType) Tensor() tensor.DType {
 	return tensor.Invalid
 }
 
-// F8E4M3ToF32 converts exactly; the type has NaN (all ones) and no infinity.
+// F8E4M3ToF32 converts exactly. The type has NaN (all ones) and no infinity.
 func F8E4M3ToF32(b uint8) float32 {
 	exp, frac := int(b>>3&0xf), float64(b&7)
 	var x float64
@@ -103,7 +102,7 @@ func F8E4M3ToF32(b uint8) float32 {
 // F8E5M2ToF32 converts exactly: the type is the upper half of a float16.
 func F8E5M2ToF32(b uint8) float32 { return half.FromF16(uint16(b) << 8) }
 
-// Float is a Go type for floating point elements.
+// Float is the constraint of floating point elements.
 type Float interface{ float32 | float64 }
 
 // decode converts len(dst) elements of src to T.

@@ -1,15 +1,13 @@
-// Package safetensors reads and writes the safetensors format: a length, a JSON header that
-// names every tensor with its element type, shape and byte range, and the tensors' bytes.
+// Package safetensors reads and writes the safetensors format: a length, a JSON header that names every tensor with its
+// element type, shape and byte range, and the tensors' bytes.
 //
-// The reader is strict and streaming. Strict: what the format's reference implementation
-// refuses is refused here, with the tensor's name (duplicate keys, holes, overlaps, bytes
-// that no tensor covers, shapes whose size overflows), and every length is checked against
-// the file's size before memory is taken for it. Streaming: opening a file reads the header
-// alone, and a read fetches the range of elements it was asked for, so that a rank of many
-// reads only its part of a weight.
+//	f, err := safetensors.Open(path)
+//	err = f.ReadFloat32("model.norm.weight", dst, 0)
 //
-// This is own code because no Go library does both: nlpodyssey/safetensors, the one that is
-// known, holds whole files in memory and had its last release in 2023.
+// The reader rejects the same files as the format's reference implementation, and names the tensor: duplicate keys,
+// holes, overlaps, bytes of no tensor, and overflowing shapes. It checks lengths against the file's size before it
+// allocates memory. Open reads only the header, and a read only the requested elements, so a rank reads only its part
+// of a weight. No Go library does this: nlpodyssey/safetensors holds entire files in memory.
 package safetensors
 
 import (
@@ -29,7 +27,7 @@ type File struct {
 	name  string // for errors
 	r     io.ReaderAt
 	close func() error
-	// written returns the bytes of the file on the disk; nil: not known.
+	// written returns the bytes of the file on the disk; nil: unknown.
 	written func() (int64, error)
 	data    int64 // offset of the data in the file
 	meta    map[string]string
@@ -58,7 +56,7 @@ func Open(path string) (*File, error) {
 	return s, nil
 }
 
-// New reads and checks the header of a file of size bytes behind r. The name is for errors.
+// New reads and checks the header of a file of size bytes from r. The name is for errors.
 func New(name string, r io.ReaderAt, size int64) (*File, error) {
 	name = terminal.Name(name)
 	f := &File{name: name, r: r, close: func() error { return nil }, infos: map[string]Info{}}
@@ -119,11 +117,11 @@ func readFull(r io.ReaderAt, p []byte, off int64) error {
 // Name returns the file's name for errors.
 func (f *File) Name() string { return f.name }
 
-// Close closes what Open opened.
+// Close closes a file from Open.
 func (f *File) Close() error { return f.close() }
 
-// Holes reports whether most of much data was never written: a
-// file that claims far more than it took to make.
+// Holes reports whether most of a large file was never written, as in a sparse file that claims far more data than it
+// has.
 func (f *File) Holes() bool {
 	const much = 64 << 20
 	size := f.data
@@ -137,13 +135,13 @@ func (f *File) Holes() bool {
 	return err == nil && n < size/2
 }
 
-// HeaderBytes returns the length of the header: what a file of any size takes of memory grows with it.
+// HeaderBytes returns the length of the header. The memory of an open file grows with it.
 func (f *File) HeaderBytes() int64 { return f.data - 8 }
 
-// Names lists the tensors, sorted. The caller must not change it.
+// Names returns the sorted names of the tensors. The caller must not change the slice.
 func (f *File) Names() []string { return f.names }
 
-// Metadata returns the header's free text; nil: it has none. The caller must not change it.
+// Metadata returns the header's metadata, or nil. The caller must not change the map.
 func (f *File) Metadata() map[string]string { return f.meta }
 
 // Info returns a tensor's entry in the header.
@@ -152,16 +150,16 @@ func (f *File) Info(name string) (Info, bool) {
 	return i, ok
 }
 
-// chunk bounds the bytes that are read and converted at a time; a multiple of every element.
+// chunk bounds the bytes that are read and converted at a time. It is a multiple of every element's size.
 const chunk = 256 << 10
 
-// ReadFloat32 fills dst with the elements of a tensor beginning at element off, in row-major
-// order, converted from F64, F32, F16, BF16, F8_E4M3 or F8_E5M2.
+// ReadFloat32 fills dst with the elements of a tensor since element off, in row-major order. It converts F64, F32, F16,
+// BF16, F8_E4M3 and F8_E5M2.
 func (f *File) ReadFloat32(name string, dst []float32, off int64) error {
 	return read(f, name, dst, off)
 }
 
-// ReadFloat64 reads like ReadFloat32, in double precision.
+// ReadFloat64 does the same in double precision.
 func (f *File) ReadFloat64(name string, dst []float64, off int64) error {
 	return read(f, name, dst, off)
 }
@@ -173,7 +171,7 @@ func read[T Float](f *File, name string, dst []T, off int64) error {
 	}
 	size := i.DType.Bits() / 8
 	var buf []byte
-	if err := decode(dst[:0], nil, i.DType); err != nil { // before size can be 0
+	if err := decode(dst[:0], nil, i.DType); err != nil { // rejects types with a size below one byte
 		return f.wrap(name, err)
 	}
 	for len(dst) > 0 {
@@ -192,9 +190,8 @@ func read[T Float](f *File, name string, dst []T, off int64) error {
 	return nil
 }
 
-// ReadInto fills a dense host view with as many elements of a tensor, beginning at element off.
-// A float32 or float64 view takes any type that ReadFloat32 does; a view of another type
-// takes the same type alone.
+// ReadInto fills a dense host view with the elements of a tensor since element off. A float32 or float64 view accepts
+// the types of ReadFloat32. Other views accept only their own type.
 func (f *File) ReadInto(name string, dst tensor.View, off int64) error {
 	if !dst.IsDense() {
 		return f.wrap(name, fmt.Errorf("read into %v, which has gaps", dst))
@@ -225,7 +222,7 @@ func (f *File) ReadInto(name string, dst tensor.View, off int64) error {
 	return nil
 }
 
-// ReadBytes fills dst with the raw bytes of a tensor, of any type, beginning at byte off.
+// ReadBytes fills dst with the raw bytes of a tensor of any type since byte off.
 func (f *File) ReadBytes(name string, dst []byte, off int64) error {
 	i, ok := f.infos[name]
 	if !ok {
@@ -240,7 +237,7 @@ func (f *File) ReadBytes(name string, dst []byte, off int64) error {
 	return nil
 }
 
-// span returns the info of a tensor that has the elements off to off+n.
+// span returns the info of a tensor, and checks that it has the elements off to off+n.
 func (f *File) span(name string, off, n int64) (Info, error) {
 	i, ok := f.infos[name]
 	if !ok {

@@ -14,8 +14,8 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of a header, so that a small file does not become much memory. The format allows 100 MB;
-// the largest known models have a tenth of MaxTensors in all of their files together.
+// Limits of a header, so that a small file does not take much memory. The format allows 100 MB. The largest known
+// models have a tenth of MaxTensors in all of their files.
 const (
 	MaxHeader  = 32 << 20 // bytes
 	MaxTensors = 1 << 18
@@ -23,7 +23,7 @@ const (
 	maxDims     = 32 // axes of a tensor
 	maxName     = 512
 	maxMetadata = 1 << 12 // keys
-	maxFields   = 8       // keys of a tensor; the format has 3
+	maxFields   = 8       // keys of a tensor, of which the format has 3
 )
 
 const metadataKey = "__metadata__"
@@ -33,7 +33,7 @@ type Info struct {
 	Name  string
 	DType DType
 	Shape []int // outermost first; empty for a scalar
-	// Begin and End bound its bytes, counted from the end of the header.
+	// Begin and End are the range of its bytes, relative to the end of the header.
 	Begin, End int64
 }
 
@@ -49,7 +49,7 @@ func (i Info) Elements() int64 {
 // Bytes returns the size of the elements.
 func (i Info) Bytes() int64 { return i.End - i.Begin }
 
-// ByteSize returns the size of a tensor, with every overflow noticed.
+// ByteSize returns the size of a tensor in bytes. It fails on overflow.
 func ByteSize(d DType, shape []int) (int64, error) {
 	if !d.Known() {
 		return 0, fmt.Errorf("unknown element type %.64q", d)
@@ -78,8 +78,8 @@ func ByteSize(d DType, shape []int) (int64, error) {
 	return int64(lo / 8), nil
 }
 
-// parseHeader reads the JSON and checks that the tensors cover dataSize bytes exactly. The
-// tensors come sorted by offset.
+// parseHeader parses the JSON and checks that the tensors cover dataSize bytes exactly. It returns the tensors sorted
+// by offset.
 func parseHeader(raw []byte, dataSize int64) (map[string]string, []Info, error) {
 	if len(raw) == 0 || raw[0] != '{' {
 		return nil, nil, errors.New("the header does not begin with '{'")
@@ -109,7 +109,7 @@ func parseHeader(raw []byte, dataSize int64) (map[string]string, []Info, error) 
 	return meta, infos, cover(infos, dataSize)
 }
 
-// cover sorts tensors by offset and checks that they fill the data without hole or overlap.
+// cover sorts tensors by offset and checks that they fill the data without holes and overlaps.
 func cover(infos []Info, dataSize int64) error {
 	slices.SortFunc(infos, func(a, b Info) int {
 		return cmp.Or(cmp.Compare(a.Begin, b.Begin), cmp.Compare(a.End, b.End), cmp.Compare(a.Name, b.Name))
@@ -140,8 +140,7 @@ func wrapKey(key string, err error) error {
 	return fmt.Errorf("header key %.255q: %w", key, err)
 }
 
-// parser walks JSON by tokens, since decoding into a map or struct would keep the last of
-// two equal keys silently.
+// A parser reads JSON by tokens. Decoding into a map or struct would ignore duplicate keys.
 type parser struct{ dec *json.Decoder }
 
 func (p parser) token() (json.Token, error) {
@@ -163,7 +162,7 @@ func (p parser) delim(want json.Delim) error {
 	return err
 }
 
-// object calls f at the value of each key, and allows no more than most.
+// object calls f at the value of each key. It fails for more than most keys.
 func (p parser) object(most int, f func(key string) error) error {
 	if err := p.delim('{'); err != nil {
 		return err
@@ -215,7 +214,7 @@ func (p parser) str() (string, error) {
 	return s, nil
 }
 
-// ints returns an array of integers from 0 to the largest int64.
+// ints parses an array of integers from 0 to the largest int64.
 func (p parser) ints() ([]int64, error) {
 	if err := p.delim('['); err != nil {
 		return nil, err
@@ -242,7 +241,7 @@ func (p parser) ints() ([]int64, error) {
 	return xs, p.delim(']')
 }
 
-// info returns the value of one tensor's key.
+// info parses the value of one tensor's key.
 func (p parser) info(name string) (Info, error) {
 	i := Info{Name: name}
 	var offsets []int64

@@ -23,13 +23,13 @@ type Entry struct {
 	Name  string
 	DType DType
 	Shape []int
-	// Data writes the elements, row-major and little-endian, exactly as many bytes as the
-	// type and the shape say. It is called once, in the order of the file.
+	// Data writes the elements, row-major and little-endian. Their size must match the type and the shape. Write calls
+	// it once, in the order of the file.
 	Data func(w io.Writer) error
 }
 
-// Floats returns an entry that converts data to F64, F32, F16 or BF16 as it is written. Half
-// precision is rounded from float32, to nearest even.
+// Floats returns an entry that converts data to F64, F32, F16 or BF16 during the write. It rounds to 16 bits from
+// float32, to nearest even.
 func Floats[T Float](name string, dtype DType, shape []int, data []T) Entry {
 	return Entry{Name: name, DType: dtype, Shape: shape, Data: func(w io.Writer) error {
 		var buf []byte
@@ -48,8 +48,8 @@ func Floats[T Float](name string, dtype DType, shape []int, data []T) Entry {
 	}}
 }
 
-// Write writes a whole file to w: types of larger alignment first, then by name, the header
-// padded with spaces to a multiple of eight bytes, as the reference implementation does.
+// Write writes a complete file to w, like the reference implementation: it sorts tensors by type, largest alignment
+// first, and then by name, and pads the header with spaces to a multiple of eight bytes.
 func Write(w io.Writer, metadata map[string]string, entries []Entry) error {
 	entries = slices.Clone(entries)
 	slices.SortStableFunc(entries, func(a, b Entry) int {
@@ -74,7 +74,7 @@ func Write(w io.Writer, metadata map[string]string, entries []Entry) error {
 	return nil
 }
 
-// header returns the length and the JSON, and the bytes of every entry.
+// header returns the length with the JSON, and the size of every entry.
 func header(metadata map[string]string, entries []Entry) ([]byte, []int64, error) {
 	b := make([]byte, 8, 1024)
 	b = append(b, '{')
@@ -141,7 +141,7 @@ func appendJSON(b []byte, v any) []byte {
 	return append(b, bytes.TrimSuffix(buf.Bytes(), []byte("\n"))...)
 }
 
-// counter passes on at most left bytes.
+// A counter writes at most left bytes to w.
 type counter struct {
 	w    io.Writer
 	left int64
@@ -156,8 +156,8 @@ func (c *counter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// WriteFile writes a file at path so that a crash leaves the old file or the new one, never
-// a part: it writes beside it, syncs, renames, and syncs the directory.
+// WriteFile replaces the file at path atomically: it writes a temporary file, syncs, renames, and syncs the directory.
+// After a crash, the path has the old file or the new one.
 func WriteFile(path string, metadata map[string]string, entries []Entry) (err error) {
 	dir, err := files.OpenDir(filepath.Dir(path))
 	if err != nil {
@@ -167,7 +167,7 @@ func WriteFile(path string, metadata map[string]string, entries []Entry) (err er
 	return WriteIn(dir, filepath.Base(path), metadata, entries)
 }
 
-// WriteIn writes a file as WriteFile does, in a directory which no link leads out of.
+// WriteIn does what WriteFile does inside dir. It follows no link out of dir.
 func WriteIn(dir *os.Root, name string, metadata map[string]string, entries []Entry) error {
 	err := files.Write(dir, name, func(f *files.Draft) error {
 		w := bufio.NewWriterSize(f, chunk)

@@ -1,9 +1,11 @@
-// Package terminal makes text fit for a terminal and for lines of a log: names of files, values of
-// a config and words of other processes may hold control characters, that move the cursor, change
-// what a key does or reverse the reading order, and may be of any length.
+// Package terminal makes untrusted text safe for terminals and logs. File names, config values and output of other
+// processes may contain control characters, which move the cursor, redefine keys or reverse the reading order, and may
+// have any length.
 //
-// All that cprun prints goes through Text, Message or a Writer at the place where it is printed;
-// names in it go through Name where the text is made, so that a line break in one is seen as such.
+//	fmt.Fprintln(w, terminal.Message(fmt.Errorf("open %s: %w", terminal.Name(path), err)))
+//
+// All output of cprun passes through Text, Message or a Writer when it is printed. Names in it pass through Name when
+// the text is composed, so that a line break in a name is visible.
 package terminal
 
 import (
@@ -14,14 +16,14 @@ import (
 	"unicode/utf8"
 )
 
-// Line returns a line made safe: escape sequences and control characters are left out, so are the
-// characters that reverse the reading order, and bytes that are not UTF-8 become U+FFFD. Tabs stay.
+// Line returns a safe copy of a line. It removes escape sequences, control characters except tabs, and characters that
+// reverse the reading order. Bytes that are not UTF-8 become U+FFFD.
 func Line(line []byte) []byte {
 	out, _ := clean(make([]byte, 0, len(line)), line, mode{end: true})
 	return out
 }
 
-// Text makes text of several lines safe, as Line does one: line breaks also stay.
+// Text does what Line does and keeps line breaks.
 func Text(s string) string {
 	if plain(s) {
 		return s
@@ -30,7 +32,7 @@ func Text(s string) string {
 	return string(out)
 }
 
-// plain reports whether there is nothing to clean, which is nearly always so.
+// plain reports whether there is nothing to clean, the usual case.
 func plain(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; c < 0x20 && c != '\n' && c != '\t' || c >= 0x7f {
@@ -42,11 +44,11 @@ func plain(s string) bool {
 
 // mode selects the work of clean.
 type mode struct {
-	lines bool // line breaks stay
-	end   bool // nothing follows: an unfinished end is not kept for later
+	lines bool // keep line breaks
+	end   bool // b is the end of the text: clean an unfinished sequence also
 }
 
-// clean appends the safe part of b to out. rest is the end of b that depends on the next bytes.
+// clean appends the safe part of b to out. rest is an unfinished sequence at the end of b.
 func clean(out, b []byte, m mode) (_, rest []byte) {
 	for len(b) > 0 {
 		if b[0] == 0x1b {
@@ -75,19 +77,19 @@ func clean(out, b []byte, m mode) (_, rest []byte) {
 	return out, nil
 }
 
-// unsafe reports control characters, and characters that change the order or the number of lines.
+// unsafe reports whether r is a control character, or changes the reading order or the number of lines.
 func unsafe(r rune) bool {
 	return unicode.IsControl(r) || reverses(r) || r == 0x2028 || r == 0x2029
 }
 
-// reverses reports the bidirectional overrides and isolates (CVE-2021-42574).
+// reverses reports whether r is a bidirectional control character (CVE-2021-42574).
 func reverses(r rune) bool {
 	return r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069 || r == 0x200e || r == 0x200f || r == 0x061c
 }
 
-// escape returns the length of the escape sequence at the start of b (ECMA-48): a control sequence,
-// an operating system command or other string, or a short one. Nothing continues after the end of a
-// line. whole is false where b ends inside the sequence.
+// escape returns the length of the escape sequence at the start of b (ECMA-48): a control sequence, a string such as an
+// operating system command, or a short sequence. A sequence ends at the end of a line. whole is false if b ends inside
+// the sequence.
 func escape(b []byte) (n int, whole bool) {
 	if len(b) < 2 {
 		return len(b), false
@@ -99,7 +101,7 @@ func escape(b []byte) (n int, whole bool) {
 				return i + 1, true
 			}
 			if b[i] < 0x20 || b[i] > 0x7e {
-				return i, true // not a control sequence after all: keep what follows
+				return i, true // not a control sequence: keep the rest
 			}
 		}
 		return len(b), false
@@ -116,7 +118,7 @@ func escape(b []byte) (n int, whole bool) {
 		}
 		return len(b), false
 	}
-	if b[1] >= 0x20 && b[1] <= 0x2f { // an intermediate byte and a final one, as in the choice of a character set
+	if b[1] >= 0x20 && b[1] <= 0x2f { // an intermediate and a final byte, as in the selection of a character set
 		if len(b) == 2 {
 			return 2, false
 		}
@@ -134,8 +136,7 @@ func escape(b []byte) (n int, whole bool) {
 // maxHeld bounds the unfinished sequence that a Writer keeps.
 const maxHeld = 4 << 10
 
-// Writer passes on what Text leaves of what is written, in whatever pieces it comes: a sequence
-// that begins in one piece may end in another. It is used from one goroutine.
+// Writer cleans its input as Text does. A sequence may span several writes. One goroutine may use it.
 type Writer struct {
 	w    io.Writer
 	held []byte // an unfinished sequence
@@ -145,15 +146,15 @@ type Writer struct {
 // NewWriter returns a Writer to w.
 func NewWriter(w io.Writer) *Writer { return &Writer{w: w} }
 
-// Write passes on a piece. It returns the length of p, not of the cleaned text.
+// Write cleans and writes p. It returns the length of p, not of the cleaned text.
 func (w *Writer) Write(p []byte) (int, error) {
 	return len(p), w.pass(p, false)
 }
 
-// Flush passes on the unfinished rest.
+// Flush cleans and writes an unfinished rest.
 func (w *Writer) Flush() error { return w.pass(nil, true) }
 
-// pass cleans what was kept and p.
+// pass cleans and writes the held rest and p.
 func (w *Writer) pass(p []byte, end bool) error {
 	all := p
 	if len(w.held) > 0 {
@@ -171,8 +172,8 @@ func (w *Writer) pass(p []byte, end bool) error {
 	return err
 }
 
-// JSON returns a writer that spells out, as \u009b, the terminal characters that encoding/json leaves. The JSON keeps
-// its meaning. Each write must hold whole characters, as an encoder's do.
+// JSON returns a writer that escapes the control characters that encoding/json does not, such as \u009b. The JSON keeps
+// its meaning. Each write must consist of complete characters, as the writes of an encoder do.
 func JSON(w io.Writer) io.Writer { return jsonWriter{w} }
 
 type jsonWriter struct{ w io.Writer }

@@ -21,8 +21,8 @@ func Columns() int {
 }
 
 // Wrap breaks lines of more than width columns at a space, if possible after a comma, semicolon or colon in the last
-// quarter. A number stays with the word after it, and longer words stay whole. A continued line begins with indent
-// spaces, or two more than the line, if the line begins with that many.
+// quarter. It keeps a number with the next word, and does not break words. A continued line begins with indent spaces.
+// If the line itself begins with at least indent spaces, a continued line begins with two more.
 func Wrap(text string, width, indent int) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
@@ -44,7 +44,7 @@ func Wrap(text string, width, indent int) string {
 	return b.String()
 }
 
-// breakOf returns the space of a line at which to break it, in column from or later; -1: there is none.
+// breakOf returns the index of the space at which to break a line, after column from, or -1 if there is none.
 func breakOf(line string, width, from int) int {
 	at, columns := -1, 0
 	for i, r := range line {
@@ -66,14 +66,13 @@ func breakOf(line string, width, from int) int {
 }
 
 const (
-	maxName  = 512  // bytes of a name that are shown: the longest path that is still read
+	maxName  = 512  // bytes of a name
 	maxWide  = 2000 // bytes of a line of a message
-	maxLines = 120  // of a message
+	maxLines = 120  // lines of a message
 )
 
-// Name returns the name of a file, or another word of a user's, as it is shown: as it is where it
-// prints as it is, and else in quotes with its control characters, line breaks and bytes that are
-// no UTF-8 spelled out. Of a long one the middle is left out.
+// Name returns the printable form of a file name, or of another word from a user. It quotes names with control
+// characters, line breaks or invalid UTF-8, and escapes these. It cuts the middle of long names.
 func Name(s string) string {
 	if len(s) > maxName {
 		s = Clip(s[:maxName/2], maxName/2) + "..." + strings.ToValidUTF8(s[len(s)-maxName/2:], "")
@@ -89,7 +88,7 @@ func Name(s string) string {
 	return s
 }
 
-// Clip returns at most n bytes of s, the last of them "..." where it is longer.
+// Clip returns at most n bytes of s. If s is longer, the result ends in "...".
 func Clip(s string, n int) string {
 	if len(s) <= n {
 		return s
@@ -97,8 +96,7 @@ func Clip(s string, n int) string {
 	return strings.ToValidUTF8(s[:max(n-3, 0)], "") + "..."
 }
 
-// Message returns an error for a terminal: clean, no line longer than is read, and not more lines
-// than a table of all keys of a config would take.
+// Message returns the safe text of an error, with limits on the lengths of lines and on their number.
 func Message(err error) string {
 	lines := strings.SplitN(Text(err.Error()), "\n", maxLines+1)
 	if len(lines) > maxLines {
@@ -111,18 +109,16 @@ func Message(err error) string {
 	return strings.Join(lines, "\n")
 }
 
-// MaxFaults is how many faults of one file or directory are told, and the rest counted: what is
-// wrong with a hundred thousand names is seen from the first.
+// MaxFaults is the number of faults of one file or directory that an error lists. It counts the others.
 const MaxFaults = 20
 
-// Faults collects what is wrong, up to MaxFaults.
+// Faults collects errors, up to MaxFaults.
 type Faults struct {
 	list []error
 	more int
 }
 
-// Add adds a fault; nil is none. It reports whether there is room for more: a search that costs
-// much may end there.
+// Add adds a fault, unless it is nil. It reports whether Faults takes more. If not, an expensive search may stop.
 func (f *Faults) Add(err error) (room bool) {
 	switch {
 	case err == nil:
@@ -134,7 +130,7 @@ func (f *Faults) Add(err error) (room bool) {
 	return !f.Full()
 }
 
-// Addf adds a fault that is made only if it is kept.
+// Addf formats and adds a fault, or only counts it.
 func (f *Faults) Addf(format string, args ...any) {
 	if f.Full() {
 		f.more++
@@ -143,10 +139,10 @@ func (f *Faults) Addf(format string, args ...any) {
 	f.Add(fmt.Errorf(format, args...))
 }
 
-// Full says that no more faults are told.
+// Full reports whether Faults only counts further faults.
 func (f *Faults) Full() bool { return len(f.list) >= MaxFaults }
 
-// Err returns all of them as one error, nil if there is none.
+// Err returns all faults as one error, or nil.
 func (f *Faults) Err() error {
 	if f.more > 0 {
 		return errors.Join(append(f.list[:len(f.list):len(f.list)], fmt.Errorf("and %d faults more of these kinds",

@@ -1,10 +1,10 @@
-// Package ulimit ends a program that may open almost no file, with a message. Import it for this effect:
+// Package ulimit exits with a message if the limit on open files is too low. Import it for this effect:
 //
 //	import _ "github.com/cprun/cprun/internal/base/ulimit"
 //
-// With few free descriptors, the first timer or file makes the Go runtime print a stack, and dependencies start a
-// timer or open a file when they are initialized. So the check runs in init. Go initializes ready packages in the
-// order of their paths. This one imports only what those dependencies import too (not fmt), so it comes first.
+// With few free descriptors, the Go runtime prints a stack at the first timer or file. Some dependencies already start
+// a timer or open a file in init, so the check must run before. Go initializes ready packages in the order of their
+// paths. This package comes first because it imports only packages (so, not fmt) that those dependencies also import.
 package ulimit
 
 import (

@@ -199,11 +199,7 @@ const Layout = "bshd_bshd_bshd"
 // its tokens.
 func writeLayout(w io.Writer, p *backends.Params) {
 	fmt.Fprintf(w, "attention: layout %s, three tensors in memory\n", Layout)
-	layout, err := partition.New(p.Layout, []int{p.SeqQ})
-	if err != nil {
-		return // Select has refused such parameters
-	}
-	tokens := partition.Count(layout.Spans(p.SeqQ, max(1, p.ContextSize), 0))
+	tokens := partition.Count(p.Layout.Layout([]int{p.SeqQ}).Spans(p.SeqQ, max(1, p.ContextSize), 0))
 	for _, t := range []struct {
 		name       string
 		heads, dim int

@@ -1,7 +1,9 @@
 package backend
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/cprun/cprun/internal/model/backends"
@@ -99,16 +101,14 @@ func DType(cfg *config.Config) tensor.DType {
 // Requests returns the attentions of a resolved config, one for each distinct window of its layers, the
 // widest first.
 func Requests(cfg *config.Config) (list []Request) {
-	ws := windows(cfg)
-	for _, w := range ws {
-		layers := 0
-		for l := range cfg.Model.NumHiddenLayers {
-			if cfg.Model.Window(l) == w {
-				layers++
-			}
-		}
+	layers := map[int]int{} // by window
+	for l := range cfg.Model.NumHiddenLayers {
+		layers[cfg.Model.Window(l)]++
+	}
+	widest := func(a, b int) int { return cmp.Compare(uint(b), uint(a)) } // -1 is all keys
+	for _, w := range slices.SortedFunc(maps.Keys(layers), widest) {
 		list = append(list, Request{
-			Strategy: cfg.Parallel.Strategy, Of: layersOf(w, len(ws)), Layers: layers, DType: DType(cfg),
+			Strategy: cfg.Parallel.Strategy, Of: layersOf(w, len(layers)), Layers: layers[w], DType: DType(cfg),
 			Batch: cfg.Train.MicroBatchSize, SeqQ: cfg.Data.SeqLen, SeqKV: cfg.Data.SeqLen,
 			Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads,
 			HeadDim: cfg.Model.HeadDim, HeadDimV: cfg.Model.HeadDim,
@@ -118,25 +118,6 @@ func Requests(cfg *config.Config) (list []Request) {
 		})
 	}
 	return list
-}
-
-// windows lists the distinct windows of a model's layers, the widest first.
-func windows(cfg *config.Config) []int {
-	var list []int
-	for l := range cfg.Model.NumHiddenLayers {
-		if w := cfg.Model.Window(l); !slices.Contains(list, w) {
-			list = append(list, w)
-		}
-	}
-	slices.SortFunc(list, func(a, b int) int { return width(b) - width(a) })
-	return list
-}
-
-func width(window int) int {
-	if window < 0 {
-		return 1 << 62
-	}
-	return window
 }
 
 // Disabled returns the bits of backends.Params for backends that are switched off.

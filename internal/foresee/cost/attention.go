@@ -78,7 +78,7 @@ func (m *Model) indexDocuments() {
 		k := a.key()
 		k.mask = Full
 		if x := m.kernels[k]; x != nil && a.Mask == Documents && a.Tiles >= manyTiles {
-			apart, _ := x.seconds(a.Laid(), a.Heads, a.Dim, a.Dim)
+			apart, _ := x.seconds(a.MeasuredTiles(), a.Heads, a.Dim, a.Dim)
 			x.many.add(maskSpot(float64(a.Keys), float64(a.Dim)), math.Log(apart/a.Seconds))
 		}
 	}
@@ -87,8 +87,8 @@ func (m *Model) indexDocuments() {
 	}
 }
 
-// Laid returns the tiles of the call that was measured.
-func (a *Attention) Laid() []partition.Tile {
+// MeasuredTiles returns the tiles of the call that was measured.
+func (a *Attention) MeasuredTiles() []partition.Tile {
 	list := make([]partition.Tile, 0, max(a.Tiles, 1))
 	for i := range max(a.Tiles, 1) {
 		t := Tile(a.Mask, a.Queries, a.Keys)

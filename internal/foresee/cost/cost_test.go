@@ -14,7 +14,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// rates is a table of one kernel that computes 1e12 FLOP/s but for its start, and of links of 1e9 bytes/s.
+// rates returns a table of one kernel that computes 1e12 FLOP/s after its start, and of links of 1e9 bytes/s.
 func rates(start float64) *Table {
 	s := Set{Ranks: 2, CallSeconds: 1e-7}
 	for _, q := range []int{64, 256, 1024} {
@@ -52,7 +52,7 @@ func call(q, k int, band partition.Band) planner.Call {
 	}
 }
 
-// What was measured is what the table says.
+// At measured points the model returns the measured times.
 func TestPointsAreThemselves(t *testing.T) {
 	table := rates(20e-6)
 	m := table.For(Job{Ranks: 2, PerHost: 2})
@@ -96,8 +96,8 @@ func TestBetweenPoints(t *testing.T) {
 	}
 }
 
-// A pair that takes a softmax beside its products, and a mask that takes as much more for each query, however many keys
-// it sees, are predicted at sizes and dims that were not measured, larger ones too.
+// The model extrapolates to unmeasured sizes and dims, also larger ones, for a pair with a softmax besides its
+// products, and for a mask with a constant overhead for each query.
 func TestMasksAndDims(t *testing.T) {
 	const heads, edge = 4, 40 // pairs for nothing, of each query under a causal mask
 	seconds := func(mask string, n, dim int) float64 {
@@ -193,7 +193,7 @@ func TestScales(t *testing.T) {
 	}
 }
 
-// Transfers of more ranks than cores are a set of their own, and their calls are those of as many ranks as cores.
+// Transfers between more ranks than cores have a set of their own. Their calls use the set of as many ranks as cores.
 func TestSetsOfTransfersAlone(t *testing.T) {
 	table := rates(0)
 	four := Set{Ranks: 4}
@@ -312,7 +312,7 @@ func TestKept(t *testing.T) {
 	}
 }
 
-// documents is a table with a call of so many tiles.
+// documents returns a table with a call of that many tiles.
 func documents(mask string, tiles int) string {
 	const call = `{"backend":"flash","dtype":"bf16","mask":%q,"dim":64,"heads":4,"kv_heads":4,"queries":16,` +
 		`"keys":16,"tiles":%d,"seconds":1}`
@@ -355,7 +355,7 @@ func FuzzDecode(f *testing.F) {
 	seed, many := rates(1e-6), call(1, 1, partition.Causal())
 	packed := Attention{Backend: "flash", DType: "bf16", Mask: Documents, Dim: 64, Heads: 4, KVHeads: 4, Queries: 16,
 		Keys: 16, Tiles: 8, Seconds: 1e-5}
-	seed.Sets[0].Attention, many.Tiles = append(seed.Sets[0].Attention, packed), packed.Laid()
+	seed.Sets[0].Attention, many.Tiles = append(seed.Sets[0].Attention, packed), packed.MeasuredTiles()
 	if err := seed.Encode(&b); err != nil {
 		f.Fatal(err)
 	}
@@ -406,8 +406,8 @@ func TestKeepLess(t *testing.T) {
 	}
 }
 
-// Calls of many documents take what was measured of such calls, and between two lengths what lies between. Few tiles
-// are not concerned.
+// Calls of many documents take the times measured for such calls, and interpolate between two lengths. Calls of few
+// tiles are unaffected.
 func TestDocumentsSideBySide(t *testing.T) {
 	table := rates(0)
 	docs := func(n, tiles int, seconds float64) Attention {
@@ -416,7 +416,7 @@ func TestDocumentsSideBySide(t *testing.T) {
 	}
 	of := func(a Attention) planner.Call {
 		c := call(1, 1, partition.Causal())
-		c.Tiles = a.Laid()
+		c.Tiles = a.MeasuredTiles()
 		return c
 	}
 	short, long, few := docs(16, 64, 3e-4), docs(256, 4, 2e-4), docs(256, 3, 1e-3)
@@ -431,7 +431,8 @@ func TestDocumentsSideBySide(t *testing.T) {
 	if got := m.Call(of(few)); got != plain {
 		t.Errorf("three documents: %v s, without figures of many %v", got, plain)
 	}
-	// A document of 64 is as much slower beside others as the mean of those of 16 and of 256, of their logarithms.
+	// A document of 64 tokens is slowed down by others by the mean of documents of 16 and of 256, on a logarithmic
+	// scale.
 	apart := func(a Attention) float64 {
 		return rates(0).For(Job{Ranks: 1, PerHost: 1}).Call(of(a)) / m.Call(of(a))
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/internal/model/machine"
 )
 
-// planned is the memory of a run of a 3B llama, on GPUs or a CPU of so many MiB.
+// planned returns the memory of a 3B llama, on GPUs or a CPU with that many MiB.
 func planned(t *testing.T, device string, ranks int, mib int64, set ...string) Memory {
 	t.Helper()
 	cfg, err := config.Load("../../../examples/bench/llama-3.2-3b-32k.yaml", config.Options{Ranks: ranks,
@@ -38,8 +38,7 @@ var (
 	keys    = regexp.MustCompile(`(memory.shard|memory.recompute|memory.loss_chunk|train.micro_batch_size) ([a-z0-9]+)`)
 )
 
-// What is advised makes the run fit, and half as much of it does not; what is set already, or cannot help, is not
-// advised.
+// The advice makes the run fit, and half of it does not. It leaves out settings that are already there or cannot help.
 func TestAdvice(t *testing.T) {
 	const gib = 1 << 10
 	for _, c := range []struct {

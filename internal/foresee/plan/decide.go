@@ -104,7 +104,7 @@ func (d *Decider) options(cfg *config.Config, ranks, hosts int) (list []option, 
 			continue // package config reports the fault
 		}
 		q := questionOf(c)
-		q.Asked, q.Docs, q.Ranks, q.PerHost = cfg.Parallel.Strategy, d.docs, ranks, perHost
+		q.Requested, q.Docs, q.Ranks, q.PerHost = cfg.Parallel.Strategy, d.docs, ranks, perHost
 		o.Answer, err = d.Strategy(q)
 		if errors.As(err, new(*backend.NoneError)) {
 			continue // the final choice of a backend says so
@@ -126,7 +126,7 @@ func questionOf(cfg *config.Config) Question {
 // prefer moves the first option that fits and is within the margin of the fastest to the front, and sorts the others.
 // If none fits, the order stays: most ranks a sequence need least memory, and the memory plan reports it.
 func (d *Decider) prefer(cfg *config.Config, ranks int, list []option) ([]option, error) {
-	margin := planner.Place{Shared: d.Machine.IsCPU()}.Margin()
+	margin := planner.Topology{Shared: d.Machine.IsCPU()}.Margin()
 	seconds := func(o option) float64 {
 		if o.TooLarge {
 			return math.Inf(1)
@@ -242,14 +242,14 @@ type Rejected struct {
 	Example string `json:"example,omitempty"` // one such hop: its rank, lengths and mask
 }
 
-// Named is a backend that could run this, but is so slow that it runs only where it is named.
+// Named is a backend that could run this, but so slowly that only a user's choice selects it.
 type Named struct {
 	Backend string `json:"backend"`
 	Reason  string `json:"reason"` // why auto does not take it
 	Fix     string `json:"fix"`    // what does
 }
 
-// Remedy is what a run does to tensors so that its backend takes them.
+// Remedy is a change of tensors that the chosen backend needs.
 type Remedy struct {
 	Kind string `json:"kind"`
 	Text string `json:"text"`
@@ -268,7 +268,7 @@ func attentionOf(c *backend.Choice) Attention {
 		a.Rejected = append(a.Rejected, Rejected{r.Backend.String(), r.Rule, r.Reason, r.Fix, r.Hop, r.Example})
 	}
 	for _, b := range c.Layers[0].Named {
-		reason, fix := backends.ToName(b, c.Layers[0].Params.Arch)
+		reason, fix := backends.NamedOnly(b, c.Layers[0].Params.Arch)
 		a.Named = append(a.Named, Named{Backend: b.String(), Reason: reason, Fix: fix})
 	}
 	for _, r := range c.Remedies {

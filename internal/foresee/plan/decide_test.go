@@ -16,7 +16,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// flat is costs of a machine that computes a pair of positions of a head in the same time whatever the shape.
+// flat has the costs of a machine that computes each pair of positions of a head in the same time.
 type flat struct{ pair, byte, start float64 }
 
 func (f flat) Call(c planner.Call) float64 {
@@ -60,7 +60,7 @@ func TestDecideFillsWhatIsOpen(t *testing.T) {
 		cfg.Parallel.Algorithm != chosen.Strategies[0].Algorithm {
 		t.Fatalf("%+v, %+v", cfg.Parallel, chosen)
 	}
-	// Under slow links heads are traded, which sends fewer bytes; and what was asked for stays.
+	// With slow links ranks exchange heads, which sends fewer bytes; the user's choice stays.
 	if cfg, _ := decided(t, slow, h200, 8); cfg.Parallel.Algorithm == "ring" {
 		t.Errorf("with slow links: %+v", cfg.Parallel)
 	}

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/foresee/planner"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/machine"
@@ -41,12 +42,13 @@ func demandOf(cfg *config.Config, machine machine.Machine, see func(rank int, ho
 	}
 	list := looked(cfg.Parallel.Context, shown)
 	ranks := make([]demand, len(list))
-	for _, w := range windowsOf(cfg) {
-		shape, err := shapeOf(cfg, nil, w.window)
+	for _, layers := range backend.Requests(cfg) {
+		shape, err := shapeOf(cfg, nil, layers.Window)
 		if err != nil {
 			return nil, err
 		}
-		schedule, err := schedulesOf(cfg, shape, len(list) > sampledRanks)
+		many := len(list) > sampledRanks
+		schedules, err := ring.NewIndexedPlanner(cfg.Parallel.Algorithm, specOf(cfg, shape), nil, many)
 		if err != nil {
 			return nil, err
 		}
@@ -54,11 +56,8 @@ func demandOf(cfg *config.Config, machine machine.Machine, see func(rank int, ho
 		g.SetLimit(runtime.GOMAXPROCS(0))
 		for i, r := range list {
 			g.Go(func() error {
-				s, err := schedule(r)
-				if err != nil {
-					return err
-				}
-				hops, err := ranks[i].add(cfg, s, localTokens(cfg, machine, shape, r), w.layers)
+				tokens := localTokens(cfg, machine, shape, r)
+				hops, err := ranks[i].add(cfg, schedules.Schedule(r), tokens, int64(layers.Layers))
 				if err == nil && see != nil {
 					see(r, hops)
 				}
@@ -104,23 +103,9 @@ func looked(size, shown int) (list []int) {
 	return slices.Compact(list)
 }
 
-// schedulesOf returns a function that makes the schedule of a rank. It is faster for many ranks if it asks for the
-// needs of all pairs first.
-func schedulesOf(cfg *config.Config, shape partition.Shape, many bool) (func(rank int) (*ring.Schedule, error), error) {
-	spec := specOf(cfg, shape)
-	if !many {
-		return func(rank int) (*ring.Schedule, error) { return ring.New(cfg.Parallel.Algorithm, spec, rank) }, nil
-	}
-	p, err := ring.NewPlanner(cfg.Parallel.Algorithm, spec)
-	if err != nil {
-		return nil, err
-	}
-	return func(rank int) (*ring.Schedule, error) { return p.Schedule(rank), nil }, nil
-}
-
 func layerOf(cfg *config.Config) planner.Attention {
 	q := questionOf(cfg)
-	return caseOf(&q, planner.Place{}).Attention
+	return workloadOf(&q, planner.Topology{}).Attention
 }
 
 func specOf(cfg *config.Config, shape partition.Shape) ring.Spec {

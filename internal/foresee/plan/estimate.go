@@ -286,20 +286,21 @@ func (c *charged) Backward(layer int, _ attention.Grads, _, _, _, _ tensor.View,
 func (s *step) attention() (*charged, error) {
 	cfg := s.cfg
 	q := questionOf(cfg)
-	of := caseOf(&q, planner.Place{PerHost: s.perHost, Shared: s.shared, Cores: s.cores})
+	of := workloadOf(&q, planner.Topology{PerHost: s.perHost, Shared: s.shared, Cores: s.cores})
 	of.Backend = s.kernel
 	byWindow := map[int]layerTimes{}
-	for _, w := range windowsOf(cfg) {
-		shape, err := shapeOf(cfg, s.docs, w.window)
+	for i := range q.Attentions {
+		window := q.Attentions[i].Window
+		shape, err := shapeOf(cfg, s.docs, window)
 		if err != nil {
 			return nil, err
 		}
 		spec := specOf(cfg, shape)
-		forward, backward, err := planner.Passes(cfg.Parallel.Algorithm, spec, of.Attention, of.At, s.costs)
+		forward, backward, err := planner.Passes(cfg.Parallel.Algorithm, spec, of.Attention, of.Topology, s.costs)
 		if err != nil {
 			return nil, err
 		}
-		byWindow[w.window] = layerTimes{longest(forward), longest(backward)}
+		byWindow[window] = layerTimes{longest(forward), longest(backward)}
 	}
 	c := &charged{}
 	for l := range cfg.Model.NumHiddenLayers {

@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/internal/model/machine"
 )
 
-// round is a table of round numbers: 10 GFLOP/s, 1 GB/s of memory, 100 MB/s of links.
+// round returns a table of round numbers: 10 GFLOP/s, 1 GB/s of memory, 100 MB/s of links.
 func round() *cost.Table {
 	s := cost.Set{Ranks: 2}
 	for _, n := range []int{16, 4096} {
@@ -58,7 +58,7 @@ func on(t *testing.T, assume string, ranks int, set ...string) (*Plan, *config.C
 	return p, cfg, o
 }
 
-// Steps of a 3B llama that were measured on H200: docs/benchmarks/202611_h200.md, docs/planner.md and
+// Steps of a 3B llama that were measured on H200: docs/benchmarks/202611_h200.md, docs/benchmarks/predictions.md and
 // docs/benchmarks/h200-scale. The estimate is within a tenth of each. Steps by flash have not been measured since it
 // has kernels for Hopper.
 func TestEstimatesOfMeasuredSteps(t *testing.T) {
@@ -120,7 +120,8 @@ func TestEstimateHangsTogether(t *testing.T) {
 	}
 }
 
-// A rank's work is that of its share: twice the batch takes twice the passes, and a table of twice the speed half.
+// A rank's time is proportional to its share: twice the batch takes twice the passes, and a table of twice the speed
+// half the time.
 func TestEstimateScales(t *testing.T) {
 	seconds := func(c Costs, set ...string) *Parts {
 		cfg := load(t, 2, set...)

@@ -10,8 +10,7 @@ import (
 	"github.com/cprun/cprun/internal/model/machine"
 )
 
-// The less memory a GPU has, the more is computed again, and then the smaller the chunks; what a
-// config says itself stays.
+// With less memory of the GPU, Fit recomputes more, and then makes chunks smaller. It keeps the config's own values.
 func TestFitTakesWhatTheMemoryHasRoomFor(t *testing.T) {
 	const shape = "../../../examples/bench/llama-3.2-3b-32k.yaml"
 	fit := func(ranks int, memory int64, set ...string) (*config.Config, Memory) {

@@ -317,7 +317,7 @@ func upTo(tokens int) (chunks []int) {
 }
 
 func mostTokens(cfg *config.Config) (int, error) {
-	shape, err := shapeOf(cfg, nil, windowsOf(cfg)[0].window)
+	shape, err := shapeOf(cfg, nil, widest(cfg))
 	if err != nil {
 		return 0, err
 	}

@@ -34,7 +34,7 @@ func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 		return nil, nil
 	}
 	n, size := cfg.Data.SeqLen, cfg.Parallel.Context
-	shape, err := shapeOf(cfg, docs, windowsOf(cfg)[0].window)
+	shape, err := shapeOf(cfg, docs, widest(cfg))
 	if err != nil {
 		return nil, fmt.Errorf("documents of the first sample: %w", err)
 	}
@@ -43,7 +43,7 @@ func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 		return nil, err
 	}
 	work := partition.Work(shape)
-	share := partition.WorkOfHeads(work, cfg.Parallel.Traders(size), cfg.Model.NumAttentionHeads)
+	share := partition.WorkOfHeads(work, cfg.Parallel.UlyssesDegree(size), cfg.Model.NumAttentionHeads)
 	p := &Packed{Documents: docs, Imbalance: 1 / partition.Balance(share)}
 	attention := layerOf(cfg)
 	for r, spans := range partition.AllSpans(shape.Layout, n, size) {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A packed sample is drawn by the work of each rank; what is drawn adds up.
+// The text draws the work of each rank of a packed sample; the work adds up.
 func TestPackedSampleIsDrawn(t *testing.T) {
 	cfg := load(t, 4, "data.pack_documents=true", "parallel.layout=document", "data.seq_len=1000")
 	docs := []int{500, 3, 17, 80, 400}

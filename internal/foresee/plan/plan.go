@@ -3,9 +3,6 @@
 package plan
 
 import (
-	"cmp"
-	"slices"
-
 	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/foresee/planner"
 	"github.com/cprun/cprun/internal/model"
@@ -114,7 +111,7 @@ type Options struct {
 // Make plans a resolved config for that many ranks, and decides what Fit decides. It goes over the
 // schedules of all ranks once.
 func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
-	shape, err := shapeOf(cfg, nil, windowsOf(cfg)[0].window)
+	shape, err := shapeOf(cfg, nil, widest(cfg))
 	if err != nil {
 		return nil, err
 	}
@@ -163,10 +160,7 @@ func shapeOf(cfg *config.Config, docs []int, window int) (partition.Shape, error
 	if len(docs) == 0 {
 		lengths = []int{n}
 	}
-	layout, err := partition.New(cfg.Parallel.Layout, lengths, partition.Windows(cfg.Model.Windows())...)
-	if err != nil {
-		return partition.Shape{}, err
-	}
+	layout := cfg.Parallel.Layout.Layout(lengths, partition.Windows(cfg.Model.Windows())...)
 	mask, err := partition.NewMask(true, window, n, n, docs)
 	if len(docs) > 0 && err == nil {
 		layout = partition.Ready(layout, n, cfg.Parallel.Context)
@@ -174,30 +168,12 @@ func shapeOf(cfg *config.Config, docs []int, window int) (partition.Shape, error
 	return partition.Shape{SeqQ: n, SeqKV: n, Size: cfg.Parallel.Context, Layout: layout, Mask: mask}, err
 }
 
-type windowed struct {
-	window int // -1: none
-	layers int64
-}
-
-func windowsOf(cfg *config.Config) []windowed {
-	var list []windowed
-	for l := range cfg.Model.NumHiddenLayers {
-		w := cfg.Model.Window(l)
-		i := slices.IndexFunc(list, func(x windowed) bool { return x.window == w })
-		if i < 0 {
-			i, list = len(list), append(list, windowed{window: w})
-		}
-		list[i].layers++
-	}
-	slices.SortFunc(list, func(a, b windowed) int { // -1 is the largest
-		return cmp.Compare(uint(b.window), uint(a.window))
-	})
-	return list
-}
+// widest returns the mask's window in the layers that see most; -1: none.
+func widest(cfg *config.Config) int { return backend.Requests(cfg)[0].Window }
 
 func partitionOf(cfg *config.Config, ranks int, shape partition.Shape) Partition {
 	work := partition.Work(shape)
-	traders := cfg.Parallel.Traders(shape.Size)
+	traders := cfg.Parallel.UlyssesDegree(shape.Size)
 	p := Partition{
 		Ranks: ranks, Context: shape.Size, Data: ranks / shape.Size, Layout: shape.Layout.Name(), SeqLen: shape.SeqQ,
 		Balance:  partition.Balance(partition.WorkOfHeads(work, traders, cfg.Model.NumAttentionHeads)),

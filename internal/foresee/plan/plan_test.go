@@ -66,8 +66,8 @@ func TestPartitionAndHopsOfTheExample(t *testing.T) {
 	if hopPairs != pairs {
 		t.Errorf("the hops compute %d pairs, the partition has %d", hopPairs, pairs)
 	}
-	// Rank 0 keeps chunks 0 and 7. Its hop 0 sends only chunk 0: no later rank in its half of
-	// the ring sees chunk 7, which nobody but its owner needs.
+	// Rank 0 has chunks 0 and 7. In hop 0 it sends only chunk 0: no later rank in its half of the ring sees chunk 7,
+	// and only its owner needs it.
 	model := func(key string) int64 { return p.Config["model"].(map[string]any)[key].(int64) }
 	row := 4 * 2 * model("num_key_value_heads") * (model("hidden_size") / model("num_attention_heads"))
 	if got, want := p.Hops[0].Hops[0].SendBytes, 256*row; got != want {
@@ -97,7 +97,7 @@ func TestMoreRanksTakeFewerActivations(t *testing.T) {
 	}
 }
 
-// The picture shows what each position says for itself.
+// The picture marks each position's owner.
 func TestPictureMarksEveryPosition(t *testing.T) {
 	for _, n := range []int{1, 7, 63, 64, 65, 100, 1000, 4099} {
 		for _, layout := range []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}} {
@@ -129,7 +129,7 @@ func written(w io.Writer, p *Plan) error {
 	return cmp.Or(p.Summary(w, 80, []string{"data: 1 file"}), p.Details(w, 80))
 }
 
-// The text is what a user reads; a change of it is looked at in review.
+// This checks the text for users; a reviewer looks at changes of it.
 func TestText(t *testing.T) {
 	cfg := load(t, 4, "data.seq_len=1000", "parallel.layout=zigzag", "parallel.algorithm=ring")
 	o := onCPU(t, cfg)
@@ -162,7 +162,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// The hops of all pairs of many ranks would fill the memory; those of the first ranks tell how a pass goes.
+// The hops of all pairs of many ranks would fill the memory. The plan has the hops of the first ranks.
 func TestHopsOfManyRanksAreBounded(t *testing.T) {
 	for ranks, want := range map[int]int{4: 4, 150: 128} {
 		cfg := load(t, ranks, "data.seq_len=4096")

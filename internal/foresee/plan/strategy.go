@@ -36,9 +36,9 @@ type Question struct {
 	// Attentions has a request for each mask of a run. Their Strategy is complete by the rules, except that the backend
 	// may be open.
 	Attentions []backend.Request
-	// Asked is the user's strategy. Empty fields and auto are open.
-	Asked ring.Strategy
-	Docs  []int // lengths of the documents of a sequence
+	// Requested is the user's strategy. Empty fields and auto are open.
+	Requested ring.Strategy
+	Docs      []int // lengths of the documents of a sequence
 	// Ranks counts the ranks of the job, up to PerHost on each host.
 	Ranks, PerHost int
 	Recompute      bool // the backward pass runs the forward pass again
@@ -81,7 +81,8 @@ func (d *Decider) Strategy(q Question) (Answer, error) {
 	if costs == nil {
 		return ruled, nil
 	}
-	c, asked := caseOf(&q, planner.Place{PerHost: q.PerHost, Shared: d.Machine.IsCPU(), Cores: d.Cores}), q.Asked
+	c := workloadOf(&q, planner.Topology{PerHost: q.PerHost, Shared: d.Machine.IsCPU(), Cores: d.Cores})
+	asked := q.Requested
 	asked.Layout, asked.Algorithm = open(asked.Layout), open(asked.Algorithm)
 	names := able(choice, open(asked.Backend) == "", c.DType, costs)
 	ranked, err := planner.Choose(c, planner.Strategies(c, asked, names), costs)
@@ -109,7 +110,7 @@ func (d *Decider) Strategy(q Question) (Answer, error) {
 }
 
 // open returns a field of a strategy; "" if it is open.
-func open(field string) string {
+func open[S ~string](field S) S {
 	if field == "auto" {
 		return ""
 	}
@@ -124,21 +125,21 @@ func (d *Decider) rules(q *Question, s ring.Strategy) (*backend.Choice, error) {
 	return backend.Select(d.Machine, d.Disabled, list...)
 }
 
-func caseOf(q *Question, at planner.Place) planner.Case {
+func workloadOf(q *Question, on planner.Topology) planner.Workload {
 	r := &q.Attentions[0]
-	c := planner.Case{
+	c := planner.Workload{
 		Attention: planner.Attention{
 			DType: r.DType, Deterministic: r.Deterministic, Batch: r.Batch,
 			Heads: r.Heads, KVHeads: r.KVHeads, Dim: r.HeadDim, DimV: r.HeadDimV,
 		},
-		Tokens: r.SeqQ, Docs: q.Docs, Ranks: r.Ranks, At: at, Recompute: q.Recompute,
+		Tokens: r.SeqQ, Docs: q.Docs, Ranks: r.Ranks, Topology: on, Recompute: q.Recompute,
 	}
 	if r.Documents {
 		c.Batch = 1 // samples with documents go one by one
 	}
 	for i := range q.Attentions {
 		r := &q.Attentions[i]
-		c.Kinds = append(c.Kinds, planner.Kind{Window: r.Window, Layers: max(1, r.Layers)})
+		c.Layers = append(c.Layers, planner.LayerGroup{Window: r.Window, Count: max(1, r.Layers)})
 	}
 	return c
 }

@@ -1,6 +1,9 @@
-// Package planner predicts how long attention over ranks takes, from the schedules of package ring and a
-// table of costs, and chooses by it: the algorithm, the layout, the backend, and how ranks are grouped. It
-// is arithmetic on numbers that all ranks have, so they agree without a word.
+// Package planner predicts how long attention over ranks takes, from the schedules of package ring and a table of
+// costs, and chooses a strategy by it: the algorithm, the layout, the backend, and the groups of ranks. It computes
+// only with numbers that all ranks have, so that all make the same choice:
+//
+//	ranked, err := planner.Choose(workload, planner.Strategies(workload, requested, backends), costs)
+//	fastest := ranked[0].Strategy
 package planner
 
 //go:generate go test -run TestSimulation -update .
@@ -16,72 +19,72 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A Kind is the layers of a model with one mask.
-type Kind struct {
-	Window int // keys before a query's own that it sees; -1: all
-	Layers int
+// A LayerGroup describes the layers of a model with one mask.
+type LayerGroup struct {
+	Window int // visible keys before a query's own; -1: all
+	Count  int // of layers
 }
 
-// A Case is the attention of all layers of a model over the ranks of a context group.
-type Case struct {
-	Attention        // its Backend is left to the strategies
-	Tokens    int    // of a sequence, over all ranks
-	Docs      []int  // the lengths of its documents; none: one sequence
-	Kinds     []Kind // each window once
-	Ranks     int    // of the context group
-	At        Place  // of the ranks
+// A Workload is the attention of all layers of a model over the ranks of a context group.
+type Workload struct {
+	Attention              // its Backend is left to the strategies
+	Tokens    int          // of a sequence, over all ranks
+	Docs      []int        // the lengths of its documents; none: one sequence
+	Layers    []LayerGroup // each window once
+	Ranks     int          // of the context group
+	Topology
 	// Recompute says that the backward pass runs the forward pass again.
 	Recompute bool
 }
 
-// Timed is a strategy and the predicted seconds of attention, forward and backward, in all layers of a Case.
+// Timed is a strategy and its predicted seconds of attention, forward and backward, in all layers of a Workload.
 type Timed struct {
 	ring.Strategy
 	Seconds float64 `json:"seconds"`
 }
 
-// Margin is the share by which a strategy has to be faster than one before it in the list. Predictions do not
-// tell smaller differences apart.
+// Margin is the share by which a strategy must be faster than an earlier one in the list. Predictions are not accurate
+// enough for smaller differences.
 const Margin = 0.02
 
-// SharedMargin is the Margin where ranks share cores: other processes change their times.
+// SharedMargin is the Margin if ranks share cores: other processes change their times.
 const SharedMargin = 0.04
 
 // Margin returns the margin for ranks at p.
-func (p Place) Margin() float64 {
+func (p Topology) Margin() float64 {
 	if p.Shared {
 		return SharedMargin
 	}
 	return Margin
 }
 
-// Choose ranks strategies by the seconds that all layers take: first the first of the list that is within the
-// margin of the fastest, then the others by their times. It omits strategies without known costs. It is a
-// pure function of its arguments, so that ranks with the same costs agree.
-func Choose(c Case, list []ring.Strategy, costs Costs) ([]Timed, error) {
+// Choose ranks strategies by the seconds of all layers: first the first of the list that is within the margin of the
+// fastest, then the others by their times. It omits strategies without known costs. It is a pure function, so that
+// ranks with the same costs agree.
+func Choose(c Workload, list []ring.Strategy, costs Costs) ([]Timed, error) {
 	ranked := make([]Timed, len(list))
 	for i, s := range list {
 		ranked[i].Strategy = s
 	}
-	common, order := newCommon(costs), alike(list)
-	for _, kind := range c.Kinds {
-		sim := newSimulator(c, kind, common)
+	common, order := newCommon(costs), groupBackends(list)
+	for _, layers := range c.Layers {
+		sim := newSimulator(c, layers, common)
 		for _, i := range order {
 			t, err := sim.time(ranked[i].Strategy)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", ranked[i].Strategy, err)
 			}
-			ranked[i].Seconds += float64(kind.Layers) * t
+			ranked[i].Seconds += float64(layers.Count) * t
 		}
 	}
 	ranked = slices.DeleteFunc(ranked, func(t Timed) bool { return math.IsInf(t.Seconds, 1) })
-	First(ranked, c.At.Margin(), func(t Timed) float64 { return t.Seconds })
+	First(ranked, c.Topology.Margin(), func(t Timed) float64 { return t.Seconds })
 	return ranked, nil
 }
 
-// alike lists the indexes of strategies so that those which differ only in the backend follow each other: they share
-// recordings.
-func alike(list []ring.Strategy) (order []int) {
+// groupBackends lists the indexes of strategies so that strategies that differ only in the backend are adjacent: they
+// share recordings.
+func groupBackends(list []ring.Strategy) (order []int) {
 	for i, first := range list {
 		if slices.Contains(order, i) {
 			continue

@@ -12,13 +12,13 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-func caseOf(tokens, ranks, perHost int, kinds ...Kind) Case {
+func workloadOf(tokens, ranks, perHost int, kinds ...LayerGroup) Workload {
 	if len(kinds) == 0 {
-		kinds = []Kind{{-1, 1}}
+		kinds = []LayerGroup{{-1, 1}}
 	}
-	return Case{
+	return Workload{
 		Attention: Attention{DType: tensor.BF16, Batch: 1, Heads: 32, KVHeads: 8, Dim: 128, DimV: 128},
-		Tokens:    tokens, Kinds: kinds, Ranks: ranks, At: Place{PerHost: perHost},
+		Tokens:    tokens, Layers: kinds, Ranks: ranks, Topology: Topology{PerHost: perHost},
 	}
 }
 
@@ -34,7 +34,7 @@ var (
 	slowLinks = plain{pair: 1e-12, start: 5e-6, byte: 1 / 450e9, latency: 1e-5, copied: 1 / 3e12, across: 1 / 1e9}
 )
 
-func chosen(t testing.TB, c Case, asked ring.Strategy, backends []string, costs Costs) []Timed {
+func chosen(t testing.TB, c Workload, asked ring.Strategy, backends []string, costs Costs) []Timed {
 	t.Helper()
 	ranked, err := Choose(c, Strategies(c, asked, backends), costs)
 	if err != nil || len(ranked) == 0 {
@@ -45,7 +45,7 @@ func chosen(t testing.TB, c Case, asked ring.Strategy, backends []string, costs 
 
 func TestChoiceIsTheFastestStrategy(t *testing.T) {
 	for _, costs := range []plain{fastLinks, slowLinks} {
-		for _, c := range []Case{caseOf(4096, 8, 4), caseOf(1<<16, 8, 4, Kind{-1, 1}, Kind{1024, 3}), caseOf(1<<14, 2,
+		for _, c := range []Workload{workloadOf(4096, 8, 4), workloadOf(1<<16, 8, 4, LayerGroup{-1, 1}, LayerGroup{1024, 3}), workloadOf(1<<14, 2,
 			2)} {
 			list := Strategies(c, anything, flash)
 			ranked := chosen(t, c, anything, flash, costs)
@@ -55,19 +55,19 @@ func TestChoiceIsTheFastestStrategy(t *testing.T) {
 			}
 			for _, s := range list {
 				seconds := 0.0
-				for _, k := range c.Kinds {
+				for _, k := range c.Layers {
 					one, err := newSimulator(c, k, newCommon(costs)).time(s)
 					if err != nil {
 						t.Fatal(err)
 					}
-					seconds += float64(k.Layers) * one
+					seconds += float64(k.Count) * one
 				}
 				if best := ranked[0]; seconds < best.Seconds*(1-Margin)-1e-15 {
-					t.Errorf("%v: chose %s with %g s, %s takes %g s", c.Kinds, best.Strategy, best.Seconds, s, seconds)
+					t.Errorf("%v: chose %s with %g s, %s takes %g s", c.Layers, best.Strategy, best.Seconds, s, seconds)
 				}
 				if i := slices.IndexFunc(ranked, func(x Timed) bool { return x.Strategy == s }); i < 0 ||
 					ranked[i].Seconds != seconds {
-					t.Errorf("%v: %s takes %g s, ranked are %v", c.Kinds, s, seconds, ranked)
+					t.Errorf("%v: %s takes %g s, ranked are %v", c.Layers, s, seconds, ranked)
 				}
 			}
 		}
@@ -75,7 +75,7 @@ func TestChoiceIsTheFastestStrategy(t *testing.T) {
 }
 
 func TestChoiceOfALayout(t *testing.T) {
-	ranked := chosen(t, caseOf(1<<16, 8, 8), anything, flash, fastLinks)
+	ranked := chosen(t, workloadOf(1<<16, 8, 8), anything, flash, fastLinks)
 	if got := ranked[0].Layout; got != "zigzag" {
 		t.Errorf("chose %s", got)
 	}
@@ -88,22 +88,22 @@ func TestChoiceOfALayout(t *testing.T) {
 
 // Between hosts on a slow network, exchanging heads inside hosts sends a quarter of the keys that a ring does.
 func TestChoiceOfAnAlgorithm(t *testing.T) {
-	slow := chosen(t, caseOf(1<<14, 8, 4), anything, flash, slowLinks)
+	slow := chosen(t, workloadOf(1<<14, 8, 4), anything, flash, slowLinks)
 	if slow[0].Algorithm != "hierarchical" || slow[0].Inner != 4 {
 		t.Errorf("between hosts: %v", slow[:3])
 	}
-	long := chosen(t, caseOf(1<<20, 8, 8), anything, flash, fastLinks)
+	long := chosen(t, workloadOf(1<<20, 8, 8), anything, flash, fastLinks)
 	if long[0].Algorithm != "ring" { // all hide their transfers, and it comes first
 		t.Errorf("long sequences: %v", long[:3])
 	}
 }
 
 func TestChoiceKeepsWhatWasAsked(t *testing.T) {
-	c := caseOf(1<<14, 8, 4)
+	c := workloadOf(1<<14, 8, 4)
 	packed := c
 	packed.Docs = []int{1 << 13, 1 << 13}
 	for _, x := range []struct {
-		c        Case
+		c        Workload
 		asked    ring.Strategy
 		backends []string
 	}{
@@ -133,13 +133,13 @@ func TestChoiceKeepsWhatWasAsked(t *testing.T) {
 func TestStrategiesAreOnes(t *testing.T) {
 	for _, ranks := range []int{1, 2, 3, 6, 8, 16, 64} {
 		for _, perHost := range []int{0, 1, 4, 8} {
-			c := caseOf(1<<14, ranks, perHost)
+			c := workloadOf(1<<14, ranks, perHost)
 			list := Strategies(c, anything, flash)
 			for i, s := range list {
 				if slices.Contains(list[:i], s) {
 					t.Errorf("%d ranks: %s twice", ranks, s)
 				}
-				sim := newSimulator(c, c.Kinds[0], newCommon(fastLinks))
+				sim := newSimulator(c, c.Layers[0], newCommon(fastLinks))
 				if x, err := sim.time(s); err != nil || math.IsInf(x, 1) || x <= 0 {
 					t.Errorf("%d ranks, %d a host, %s: %g, %v", ranks, perHost, s, x, err)
 				}
@@ -148,7 +148,7 @@ func TestStrategiesAreOnes(t *testing.T) {
 	}
 }
 
-// known is costs of some backends only.
+// known has the costs of some backends only.
 type known struct {
 	plain
 	speed map[string]float64
@@ -163,7 +163,7 @@ func (k known) Call(c Call) float64 {
 
 func TestChoiceOfABackend(t *testing.T) {
 	names := []string{"fused", "flash", "reference"}
-	c := caseOf(1<<14, 4, 4, Kind{-1, 1}, Kind{512, 3})
+	c := workloadOf(1<<14, 4, 4, LayerGroup{-1, 1}, LayerGroup{512, 3})
 	got := chosen(t, c, anything, names, known{fastLinks, map[string]float64{"flash": 1.2, "fused": 1}})
 	if got[0].Backend != "flash" || slices.ContainsFunc(got, func(x Timed) bool { return x.Backend == "reference" }) {
 		t.Errorf("%+v", got)
@@ -181,7 +181,7 @@ func TestChoiceOfABackend(t *testing.T) {
 func TestChoiceIsTheSameEveryTime(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	for range 10 {
-		c := caseOf(1<<14, 8, 4, Kind{-1, 2}, Kind{1024, 2})
+		c := workloadOf(1<<14, 8, 4, LayerGroup{-1, 2}, LayerGroup{1024, 2})
 		c.Docs = drawDocs(rng, c.Tokens, 30)
 		asked := ring.Strategy{Layout: "document"}
 		first := chosen(t, c, asked, flash, slowLinks)
@@ -207,14 +207,14 @@ func drawDocs(rng *rand.Rand, tokens, n int) (docs []int) {
 // Where few rows travel and a call is slow to start, one call after the transfer is faster than two; where many
 // travel, it is not.
 func TestChoiceOfWhenRowsTravel(t *testing.T) {
-	c := caseOf(4096, 4, 4, Kind{16, 1})
+	c := workloadOf(4096, 4, 4, LayerGroup{16, 1})
 	asked := ring.Strategy{Algorithm: "allgather"}
 	few, many := fastLinks, fastLinks
 	few.start, many.byte = 1e-3, 1e-8
 	if got := chosen(t, c, asked, flash, few)[0]; got.Gather != ring.Before {
 		t.Errorf("slow calls: %s", got)
 	}
-	if got := chosen(t, caseOf(1<<16, 4, 4), asked, flash, many)[0]; got.Gather != "" {
+	if got := chosen(t, workloadOf(1<<16, 4, 4), asked, flash, many)[0]; got.Gather != "" {
 		t.Errorf("slow links: %s", got)
 	}
 	asked.Gather = ring.Beside
@@ -227,6 +227,23 @@ func TestChoiceOfWhenRowsTravel(t *testing.T) {
 	for _, s := range Strategies(c, asked, []string{"fused"}) {
 		if s.Gather == ring.Before {
 			t.Errorf("cuDNN's backward pass has the rows of others in its call: %+v", s)
+		}
+	}
+}
+
+// Predictions within the margin decide nothing: the first strategy of the list wins. If all layers have a window, that is
+// one call after the transfer.
+func TestFirstStrategyOfWindows(t *testing.T) {
+	for _, x := range []struct {
+		layers []LayerGroup
+		want   ring.Strategy
+	}{
+		{[]LayerGroup{{16, 1}, {64, 2}}, ring.Strategy{Algorithm: "allgather", Gather: ring.Before}},
+		{[]LayerGroup{{16, 1}, {-1, 2}}, ring.Strategy{Algorithm: "ring"}},
+	} {
+		got := Strategies(workloadOf(4096, 4, 4, x.layers...), anything, flash)[0]
+		if x.want.Layout, x.want.Backend = "zigzag", flash[0]; got != x.want {
+			t.Errorf("%v: %+v, want %+v", x.layers, got, x.want)
 		}
 	}
 }

@@ -15,14 +15,14 @@ import (
 )
 
 // clocks runs the ring with a goroutine for each rank, whose devices are a clock. It shares no code with the planner:
-// messages go through channels, where the n-th that is sent is the n-th that is received.
+// messages go through channels, in order.
 type clocks struct {
 	costs Costs
 	wires [][]chan half // [from][to]: when a message was begun and carried, of the sender
 	back  [][]chan half // likewise, of the receiver
 }
 
-// clock is the devices of a rank.
+// A clock stands in for the devices of a rank.
 type clock struct {
 	*clocks
 	rank     int
@@ -197,7 +197,7 @@ func TestPassIsWhatClocksShow(t *testing.T) {
 		name, algorithm, s, a, c := sampleOf(t, rng)
 		c.queued = 0
 		for _, backward := range []bool{false, true} {
-			want, got := clocked(t, algorithm, s, a, backward, c), run(t, algorithm, s, a, backward, Place{}, c).Seconds
+			want, got := clocked(t, algorithm, s, a, backward, c), run(t, algorithm, s, a, backward, Topology{}, c).Seconds
 			if math.Abs(want-got) > 1e-9*want {
 				t.Fatalf("%s, backward %t: %g seconds, by clocks %g", name, backward, got, want)
 			}

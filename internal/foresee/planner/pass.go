@@ -10,8 +10,8 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// A Place maps the ranks of a context group to hosts.
-type Place struct {
+// A Topology maps the ranks of a context group to hosts and cores.
+type Topology struct {
 	PerHost int // consecutive ranks of a host; 0: all are on one
 	// Shared says that the ranks of a host share its cores, and costs hold while all compute. A rank with less work
 	// leaves its cores to the others, so that all take the average time for calls. Cores also carry messages, and
@@ -22,7 +22,7 @@ type Place struct {
 	Cores int
 }
 
-func (p Place) sharers(rank int) int {
+func (p Topology) sharers(rank int) int {
 	host, n := p.host(rank), p.PerHost
 	if p.Cores < 2 || n < p.Cores || n%p.Cores != 0 {
 		return host
@@ -30,7 +30,7 @@ func (p Place) sharers(rank int) int {
 	return host*p.Cores + rank%n*p.Cores/n
 }
 
-func (p Place) host(rank int) int {
+func (p Topology) host(rank int) int {
 	if p.PerHost <= 0 {
 		return 0
 	}
@@ -63,16 +63,16 @@ type Rank struct {
 // order in which its rank has them. A message with a late peer holds up no other. A rank has two links: to
 // the ranks of its host, and to other hosts. Every time here is a maximum of sums of costs, so a higher cost
 // never makes a pass faster.
-func Passes(algorithm string, s ring.Spec, a Attention, at Place, c Costs) (forward, backward Result, err error) {
+func Passes(algorithm string, s ring.Spec, a Attention, on Topology, c Costs) (forward, backward Result, err error) {
 	var ranks []int // nil: all
 	if s.Size > ExactRanks {
-		ranks = at.sample(s.Size)
+		ranks = on.sample(s.Size)
 	}
 	g, err := newGroup(algorithm, s, partition.NewIndex(s.Shape), ranks)
 	if err != nil {
 		return forward, backward, err
 	}
-	p := newPrices(a, at, c)
+	p := newPrices(a, on, c)
 	for _, pass := range []struct {
 		to       *Result
 		backward bool
@@ -133,8 +133,8 @@ func (p *prices) pass(programs []*program, sampled bool) (Result, error) {
 		p.price(x)
 	}
 	if !sampled {
-		if p.at.Shared {
-			p.at.share(programs)
+		if p.topology.Shared {
+			p.topology.share(programs)
 		}
 		return together(programs)
 	}
@@ -146,13 +146,13 @@ func (p *prices) pass(programs []*program, sampled bool) (Result, error) {
 }
 
 // share averages the times of calls, and of carrying messages, over the ranks that share cores.
-func (p Place) share(programs []*program) {
+func (p Topology) share(programs []*program) {
 	p.average(programs, func(s *step) bool { return s.kind == compute || s.kind == copies })
 	p.average(programs, func(s *step) bool { return s.kind == begin })
 }
 
 // average scales some steps so that their sums are equal on the ranks that share cores.
-func (p Place) average(programs []*program, is func(*step) bool) {
+func (p Topology) average(programs []*program, is func(*step) bool) {
 	total, ranks := map[int]float64{}, map[int]float64{}
 	own := make([]float64, len(programs))
 	for r, x := range programs {
@@ -182,7 +182,7 @@ const samples = 4
 
 // sample returns the ranks to follow: the first and the last, both sides of the first edge between hosts, and some
 // between.
-func (p Place) sample(ranks int) (list []int) {
+func (p Topology) sample(ranks int) (list []int) {
 	for i := range samples {
 		list = append(list, i*(ranks-1)/(samples-1))
 	}
@@ -194,7 +194,7 @@ func (p Place) sample(ranks int) (list []int) {
 }
 
 // edge returns the first rank on another host than rank 0; 0: there is none.
-func (p Place) edge(ranks int) int {
+func (p Topology) edge(ranks int) int {
 	if p.PerHost > 0 && p.PerHost < ranks {
 		return p.PerHost
 	}

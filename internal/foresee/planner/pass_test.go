@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// plain is costs that are easy to add up by hand.
+// plain has costs that are easy to add up by hand.
 type plain struct {
 	pair, start    float64 // of a call: seconds a pair and head of queries, and its start
 	byte, latency  float64 // of a message within a host
@@ -46,9 +46,9 @@ func specOf(t testing.TB, causal bool, window, tokens, ranks int, layout partiti
 }
 
 // run returns one of the passes.
-func run(t testing.TB, algorithm string, s ring.Spec, a Attention, backward bool, at Place, c Costs) Result {
+func run(t testing.TB, algorithm string, s ring.Spec, a Attention, backward bool, on Topology, c Costs) Result {
 	t.Helper()
-	forward, r, err := Passes(algorithm, s, a, at, c)
+	forward, r, err := Passes(algorithm, s, a, on, c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,16 +83,16 @@ func TestByHand(t *testing.T) {
 		{"two, causal", "ring", causal, false, slow, []float64{8, 12}, []float64{5, 5}},
 		// Block 0 reaches rank 1 at 8 and rank 2 at 16; block 1 reaches rank 2 at 8.
 		{"three, causal", "ring", three, false, slow, []float64{8, 16, 20}, []float64{5, 9, 9}},
-		// Two blocks come over a rank's link one behind the other, by 16; then 8 pairs.
+		// A rank's link carries two blocks one after another, by 16; then 8 pairs.
 		{"three, all-gather", "allgather", full3, false, slow, []float64{24, 24, 24}, []float64{12, 12, 12}},
-		// Gradients of 16 bytes go home behind the last call: 8, 12, then 20; folding them moves 48 bytes.
+		// Gradients of 16 bytes go home after the last call: 8, 12, then 20; folding them moves 48 bytes.
 		{"two, full, backward", "ring", two, true, plain{pair: 1, byte: 0.5, copied: 0.125}, []float64{26, 26},
 			[]float64{12, 12}},
 		// The host takes 3 seconds each for two calls and an exchange, longer than the device.
 		{"two, full, slow host", "ring", two, false, plain{pair: 1, byte: 0.125, queued: 3}, []float64{9, 9},
 			[]float64{0, 0}},
 	} {
-		r := run(t, c.algorithm, c.s, one, c.backward, Place{}, c.costs)
+		r := run(t, c.algorithm, c.s, one, c.backward, Topology{}, c.costs)
 		for i, x := range r.Ranks {
 			if x.End != c.ends[i] || x.Exposed != c.exposed[i] {
 				t.Errorf("%s: rank %d ends at %g with %g exposed, want %g and %g", c.name, i, x.End, x.Exposed,
@@ -112,7 +112,7 @@ func TestHopOfTransfersAndCopies(t *testing.T) {
 	s.Gather = ring.Before
 	for _, c := range []struct{ copied, copies, exposed, end float64 }{{0, 0, 8, 16}, {0.125, 4, 4, 16},
 		{0.5, 16, 0, 24}} {
-		r := run(t, "allgather", s, one, false, Place{}, plain{pair: 1, byte: 0.5, copied: c.copied}).Ranks[0]
+		r := run(t, "allgather", s, one, false, Topology{}, plain{pair: 1, byte: 0.5, copied: c.copied}).Ranks[0]
 		if r.Copies != c.copies || r.Exposed != c.exposed || r.End != c.end {
 			t.Errorf("%g seconds a byte: %+v, want %+v", c.copied, r, c)
 		}
@@ -121,26 +121,26 @@ func TestHopOfTransfersAndCopies(t *testing.T) {
 
 // Ranks of 3 and 7 pairs on shared cores take 5 each.
 func TestSharedCores(t *testing.T) {
-	r := run(t, "ring", specOf(t, true, -1, 4, 2, partition.Contiguous{}), one, false, Place{Shared: true},
+	r := run(t, "ring", specOf(t, true, -1, 4, 2, partition.Contiguous{}), one, false, Topology{Shared: true},
 		plain{pair: 1})
 	if math.Abs(r.Seconds-5) > 1e-12 || math.Abs(r.Ranks[1].Compute-5) > 1e-12 {
 		t.Errorf("%+v", r)
 	}
 }
 
-// Of four ranks that keep to two cores, two each, those of 3 and 7 pairs share one, and those of 11 and 15 the other.
-// With a core each they share none.
+// Four ranks are pinned to two cores. The ranks with 3 and 7 pairs share one, and the ranks with 11 and 15 pairs the
+// other. With a core each they share none.
 func TestRanksThatKeepToCores(t *testing.T) {
 	s := specOf(t, true, -1, 8, 4, partition.Contiguous{})
 	for _, x := range []struct {
-		at   Place
+		at   Topology
 		want []float64
 	}{
-		{Place{Shared: true, PerHost: 4, Cores: 2}, []float64{5, 5, 13, 13}},
-		{Place{Shared: true, PerHost: 4, Cores: 3}, []float64{9, 9, 9, 9}},
-		{Place{Shared: true, PerHost: 4, Cores: 4}, []float64{3, 7, 11, 15}},
-		{Place{Shared: true, PerHost: 4, Cores: 8}, []float64{9, 9, 9, 9}},
-		{Place{Shared: true, PerHost: 4}, []float64{9, 9, 9, 9}},
+		{Topology{Shared: true, PerHost: 4, Cores: 2}, []float64{5, 5, 13, 13}},
+		{Topology{Shared: true, PerHost: 4, Cores: 3}, []float64{9, 9, 9, 9}},
+		{Topology{Shared: true, PerHost: 4, Cores: 4}, []float64{3, 7, 11, 15}},
+		{Topology{Shared: true, PerHost: 4, Cores: 8}, []float64{9, 9, 9, 9}},
+		{Topology{Shared: true, PerHost: 4}, []float64{9, 9, 9, 9}},
 	} {
 		r := run(t, "ring", s, one, false, x.at, plain{pair: 1})
 		for i, want := range x.want {
@@ -153,7 +153,7 @@ func TestRanksThatKeepToCores(t *testing.T) {
 
 // Shared cores carry the 16 bytes that each of two ranks sends, 8 seconds, and compute nothing beside: 8 and twice 4.
 func TestSharedCoresCarry(t *testing.T) {
-	r := run(t, "ring", specOf(t, false, -1, 4, 2, partition.Contiguous{}), one, false, Place{Shared: true},
+	r := run(t, "ring", specOf(t, false, -1, 4, 2, partition.Contiguous{}), one, false, Topology{Shared: true},
 		plain{pair: 1, byte: 0.5})
 	if r.Seconds != 16 || r.Ranks[0].Exposed != 8 || r.Ranks[0].Calls != 3 {
 		t.Errorf("%+v", r)
@@ -175,7 +175,7 @@ func sampleOf(t testing.TB, rng *rand.Rand) (name, algorithm string, spec ring.S
 	ranks := 1 + rng.IntN(8)
 	tokens := 2*ranks + rng.IntN(200)
 	var docs []int
-	layouts := []string{"zigzag", "striped", "contiguous"}
+	layouts := []partition.LayoutName{"zigzag", "striped", "contiguous"}
 	if rng.IntN(2) == 0 {
 		for left := tokens; left > 0; {
 			n := 1 + rng.IntN(left)
@@ -183,10 +183,7 @@ func sampleOf(t testing.TB, rng *rand.Rand) (name, algorithm string, spec ring.S
 		}
 		layouts = append(layouts, "document", "document-zigzag")
 	}
-	layout, err := partition.New(layouts[rng.IntN(len(layouts))], docs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	layout := layouts[rng.IntN(len(layouts))].Layout(docs)
 	window := -1
 	if rng.IntN(3) == 0 {
 		window = rng.IntN(tokens)
@@ -216,7 +213,7 @@ func TestPassHasItsBounds(t *testing.T) {
 	for range 150 {
 		name, algorithm, s, a, c := sampleOf(t, rng)
 		for _, backward := range []bool{false, true} {
-			r := run(t, algorithm, s, a, backward, Place{}, c)
+			r := run(t, algorithm, s, a, backward, Topology{}, c)
 			for _, x := range r.Ranks {
 				if r.Seconds < x.Compute+x.Copies-1e-12 || math.Abs(x.Compute+x.Copies+x.Exposed+x.Host-x.End) > 1e-9 {
 					t.Fatalf("%s: %g seconds, but rank %+v", name, r.Seconds, x)
@@ -229,17 +226,17 @@ func TestPassHasItsBounds(t *testing.T) {
 			for _, f := range []*float64{&higher.pair, &higher.start, &higher.byte, &higher.latency, &higher.copied,
 				&higher.queued} {
 				*f *= 1 + rng.Float64()
-				if h := run(t, algorithm, s, a, backward, Place{}, higher); h.Seconds < r.Seconds-1e-12 {
+				if h := run(t, algorithm, s, a, backward, Topology{}, higher); h.Seconds < r.Seconds-1e-12 {
 					t.Fatalf("%s: %g seconds with higher costs, %g before", name, h.Seconds, r.Seconds)
 				}
 			}
-			if again := run(t, algorithm, s, a, backward, Place{}, c); again.Seconds != r.Seconds ||
+			if again := run(t, algorithm, s, a, backward, Topology{}, c); again.Seconds != r.Seconds ||
 				!slices.Equal(again.Ranks, r.Ranks) {
 				t.Fatalf("%s: %v, and %v for the same", name, again, r)
 			}
 			twice := plain{pair: 2 * c.pair, start: 2 * c.start, byte: 2 * c.byte, latency: 2 * c.latency,
 				copied: 2 * c.copied, queued: 2 * c.queued}
-			if x := run(t, algorithm, s, a, backward, Place{}, twice); math.Abs(x.Seconds-2*r.Seconds) > 1e-9 {
+			if x := run(t, algorithm, s, a, backward, Topology{}, twice); math.Abs(x.Seconds-2*r.Seconds) > 1e-9 {
 				t.Fatalf("%s: %g seconds, and %g of half the size", name, r.Seconds, x.Seconds)
 			}
 		}
@@ -277,7 +274,7 @@ func TestUnknownCostsTakeForEver(t *testing.T) {
 	s := specOf(t, true, -1, 64, 4, partition.Zigzag{})
 	for _, unknown := range []float64{math.NaN(), math.Inf(1)} {
 		for _, c := range []plain{{pair: unknown}, {byte: unknown}, {copied: unknown}} {
-			if r := run(t, "ring", s, one, true, Place{}, c); !math.IsInf(r.Seconds, 1) {
+			if r := run(t, "ring", s, one, true, Topology{}, c); !math.IsInf(r.Seconds, 1) {
 				t.Errorf("a pass with costs %+v takes %g", c, r.Seconds)
 			}
 		}
@@ -293,7 +290,7 @@ func TestSampledRanksStandForAll(t *testing.T) {
 		spec.Heads, spec.KVHeads, spec.Inner = 16, 8, 8
 		a := Attention{Backend: "flash", DType: tensor.BF16, Batch: 1, Heads: 16, KVHeads: 8, Dim: 8, DimV: 8}
 		c := plain{pair: rng.Float64() / 1000, byte: rng.Float64() / 1e5, across: rng.Float64() / 1e4}
-		at := Place{PerHost: perHost}
+		at := Topology{PerHost: perHost}
 		for _, algorithm := range ring.Algorithms {
 			whole := run(t, algorithm, spec, a, false, at, c)
 			g, err := newGroup(algorithm, spec, partition.NewIndex(spec.Shape), at.sample(ranks))
@@ -325,7 +322,7 @@ func BenchmarkPass(b *testing.B) {
 				a := Attention{Backend: "flash", DType: tensor.BF16, Batch: 1, Heads: 32, KVHeads: 8, Dim: 128,
 					DimV: 128}
 				for b.Loop() {
-					run(b, algorithm, spec, a, true, Place{PerHost: 8}, plain{pair: 1e-12, byte: 1e-11})
+					run(b, algorithm, spec, a, true, Topology{PerHost: 8}, plain{pair: 1e-12, byte: 1e-11})
 				}
 			})
 		}

@@ -49,19 +49,19 @@ func programOf(s *ring.Schedule, a Attention, rows int, backward bool) (*program
 	return r.program, err
 }
 
-// A prices holds the costs of one attention at one place, each of which it asks for once.
+// A prices value caches the costs of one attention on one topology.
 type prices struct {
 	a         Attention
-	at        Place
+	topology  Topology
 	costs     Costs
 	calls     map[callKey]float64
 	transfers map[transferKey]float64
 	copied    map[int]float64
 }
 
-func newPrices(a Attention, at Place, c Costs) *prices {
+func newPrices(a Attention, on Topology, c Costs) *prices {
 	return &prices{
-		a: a, at: at, costs: c,
+		a: a, topology: on, costs: c,
 		calls: map[callKey]float64{}, transfers: map[transferKey]float64{}, copied: map[int]float64{},
 	}
 }
@@ -97,11 +97,11 @@ func (p *prices) price(x *program) {
 func (p *prices) begin(rank int, list []message) (carried float64) {
 	for i := range list {
 		m := &list[i]
-		m.across = p.at.host(m.peer) != p.at.host(rank)
+		m.across = p.topology.host(m.peer) != p.topology.host(rank)
 		m.seconds = once(p.transfers, transferKey{m.across, m.count, m.bytes}, func() float64 {
 			return p.costs.Exchange(m.across, m.bytes, m.count)
 		})
-		if p.at.Shared {
+		if p.topology.Shared {
 			if m.sends {
 				carried += m.seconds
 			}

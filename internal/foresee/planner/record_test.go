@@ -24,8 +24,8 @@ func record(t testing.TB, r *Recorder, algorithm string, s ring.Spec, a Attentio
 	return r
 }
 
-// Two ranks of 8 rows exchange half the heads of queries, 2 of 4, and one of two heads of keys, in bfloat16; LSE and
-// gradients are float32. Heads of keys have 2 elements, heads of values 3.
+// Two ranks of 8 rows exchange 2 of 4 query heads and one of two key heads, in bfloat16; LSE and gradients are float32.
+// Key heads have 2 elements, value heads 3.
 func TestBytesOfExchangedHeads(t *testing.T) {
 	s := specOf(t, true, -1, 16, 2, partition.Contiguous{})
 	s.Heads, s.KVHeads = 4, 2
@@ -38,6 +38,28 @@ func TestBytesOfExchangedHeads(t *testing.T) {
 	const before, after = queries + 2*out + lse + keys, q*2*4 + kv*(2+3)*4
 	if got := record(t, &Recorder{}, "ulysses", s, a, 0, true).Sent; got != before+after {
 		t.Errorf("backward sends %d bytes, want %d", got, before+after)
+	}
+}
+
+// Exchanges of heads reuse lists: the host must not spend its time on garbage while the device waits for work.
+func TestUlyssesAllocatesLittle(t *testing.T) {
+	s := specOf(t, true, -1, 64, 8, partition.Zigzag{})
+	s.Heads, s.KVHeads = 8, 8
+	a := Attention{DType: tensor.BF16, Batch: 1, Heads: 8, KVHeads: 8, Dim: 16, DimV: 16}
+	schedule, err := ring.New("ulysses", s, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := testing.AllocsPerRun(10, func() {
+		r := Recorder{}
+		for _, backward := range []bool{false, true} {
+			if err := r.Run(schedule, a, 8, backward); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	if n > 300 {
+		t.Errorf("a forward and a backward pass allocate %v times", n)
 	}
 }
 

@@ -15,15 +15,15 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-var update = flag.Bool("update", false, "write the tables of docs/planner.md")
+var update = flag.Bool("update", false, "write the tables of docs/benchmarks/predictions.md")
 
 const (
-	page  = "../../../docs/planner.md"
+	page  = "../../../docs/benchmarks/predictions.md"
 	begin = "<!-- simulation: go test ./internal/foresee/planner -run TestSimulation -update -->\n"
 	end   = "<!-- end of simulation -->"
 )
 
-// cluster is the H200s that are simulated: hosts of 8, links of 450 GB/s inside and 50 GB/s between them.
+// cluster returns the costs of simulated H200s: hosts of 8, with links of 450 GB/s inside and 50 GB/s between them.
 func cluster(t testing.TB, ranks int) planner.Costs {
 	t.Helper()
 	table, same, err := cost.Reference(cost.Machine{Device: "NVIDIA H200", Arch: 90})
@@ -33,11 +33,11 @@ func cluster(t testing.TB, ranks int) planner.Costs {
 	return table.For(cost.Job{Ranks: ranks, PerHost: min(ranks, 8), Link: 450e9, Net: 50e9})
 }
 
-// qwen3 is the attention of Qwen3-8B.
+// qwen3 describes the attention of Qwen3-8B.
 var qwen3 = planner.Attention{Backend: "fused", DType: tensor.BF16, Batch: 1, Heads: 32, KVHeads: 8, Dim: 128,
 	DimV: 128}
 
-// layer is the seconds of one causal layer, forward and backward, in a zigzag.
+// layer returns the seconds of one causal layer, forward and backward, in a zigzag.
 func layer(t testing.TB, algorithm string, tokens, ranks, inner, gather int) float64 {
 	t.Helper()
 	mask, err := partition.NewMask(true, -1, tokens, tokens, nil)
@@ -48,7 +48,7 @@ func layer(t testing.TB, algorithm string, tokens, ranks, inner, gather int) flo
 		Shape: partition.Shape{SeqQ: tokens, SeqKV: tokens, Size: ranks, Layout: partition.Zigzag{}, Mask: mask},
 		Heads: qwen3.Heads, KVHeads: qwen3.KVHeads, Inner: inner, GatherHeads: gather,
 	}
-	forward, backward, err := planner.Passes(algorithm, spec, qwen3, planner.Place{PerHost: min(ranks, 8)},
+	forward, backward, err := planner.Passes(algorithm, spec, qwen3, planner.Topology{PerHost: min(ranks, 8)},
 		cluster(t, ranks))
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func layer(t testing.TB, algorithm string, tokens, ranks, inner, gather int) flo
 	return forward.Seconds + backward.Seconds
 }
 
-// simulation is the tables of the page: as many tokens a rank, and as many in all.
+// simulation returns the tables of the page: with constant tokens for each rank, and with constant tokens in total.
 func simulation(t testing.TB) string {
 	var b strings.Builder
 	for _, c := range []struct {
@@ -68,7 +68,7 @@ func simulation(t testing.TB) string {
 	} {
 		fmt.Fprintf(&b, "%s:\n\n| ranks | tokens | ring | all-gather | gather_heads 1 | hierarchical, inner 8 | "+
 			"best, TFLOP/s a GPU |\n|--:|--:|--:|--:|--:|--:|--:|\n", c.title)
-		for ranks := 1; ranks <= 1024; ranks *= 2 {
+		for _, ranks := range []int{8, 64, 256, 1024} {
 			tokens := c.tokens(ranks)
 			best := math.Inf(1)
 			var cells []string
@@ -80,18 +80,13 @@ func simulation(t testing.TB) string {
 			add("ring", 1, 0)
 			add("allgather", 1, 0)
 			add("allgather", 1, 1)
-			if ranks < 8 {
-				cells = append(cells, "")
-			} else {
-				add("hierarchical", 8, 0)
-			}
+			add("hierarchical", 8, 0)
 			fmt.Fprintf(&b, "| %d | %dK | %s | %.0f |\n", ranks, tokens>>10, strings.Join(cells, " | "),
 				flops(tokens)/best/float64(ranks)/1e12)
 		}
 		b.WriteString("\n")
 	}
-	b.WriteString("Beside what was measured (commits 3d912c5 and 7d0e94d, see the table of the README), TFLOP/s a " +
-		"GPU:\n\n| H200s | tokens | algorithm | predicted | measured | |\n|--:|--:|---|--:|--:|--:|\n")
+	b.WriteString("Measured ([H200](202611_h200.md), commits 3d912c5 and 7d0e94d), TFLOP/s a GPU:\n\n| H200s | tokens | algorithm | predicted | measured | |\n|--:|--:|---|--:|--:|--:|\n")
 	for _, c := range measured {
 		s := layer(t, c.algorithm, c.tokens, c.ranks, c.ranks, 0)
 		rate := flops(c.tokens) / s / float64(c.ranks) / 1e12
@@ -101,23 +96,22 @@ func simulation(t testing.TB) string {
 	return b.String() + "\n"
 }
 
-// measured is the rates of attention that the README shows, which has the heads of qwen3, by fused.
+// measured holds rates of attention from docs/benchmarks/202611_h200.md, with the heads of qwen3 and fused.
 var measured = []struct {
 	ranks, tokens int
 	algorithm     string
 	rate          float64
 }{
-	{4, 32 << 10, "ring", 501}, {4, 128 << 10, "ring", 529}, {4, 512 << 10, "ring", 551},
-	{2, 128 << 10, "ring", 536}, {2, 128 << 10, "allgather", 535}, {2, 128 << 10, "ulysses", 514}, {2, 128 << 10,
-		"hierarchical", 514},
+	{4, 32 << 10, "ring", 501}, {4, 512 << 10, "ring", 551}, {2, 128 << 10, "ring", 536},
+	{2, 128 << 10, "allgather", 535}, {2, 128 << 10, "ulysses", 514},
 }
 
-// flops are those of a causal layer, forward and backward.
+// flops counts the operations of a causal layer, forward and backward.
 func flops(tokens int) float64 {
 	return 3.5 * 4 * float64(qwen3.Heads*qwen3.Dim) * float64(tokens) * float64(tokens+1) / 2
 }
 
-// milliseconds has at least three digits.
+// milliseconds formats a time with at least three digits.
 func milliseconds(s float64) string {
 	if s >= 1 {
 		return fmt.Sprintf("%.0f", 1e3*s)
@@ -125,7 +119,7 @@ func milliseconds(s float64) string {
 	return fmt.Sprintf("%.3g", 1e3*s)
 }
 
-// The page shows what the planner says today of clusters that nobody here has.
+// The page shows the planner's present predictions for clusters that were not measured.
 func TestSimulationPage(t *testing.T) {
 	text, err := os.ReadFile(page)
 	if err != nil {

@@ -10,20 +10,20 @@ import (
 // common caches the layouts and indexes that all kinds of layers of a case share.
 type common struct {
 	costs   Costs
-	layouts map[string]partition.Layout
-	indexes map[string]*partition.Index // of each layout, under the mask of the first kind that asked
+	layouts map[partition.LayoutName]partition.Layout
+	indexes map[partition.LayoutName]*partition.Index // of each layout, under the mask of the first kind that asked
 }
 
 func newCommon(costs Costs) *common {
-	return &common{costs: costs, layouts: map[string]partition.Layout{}, indexes: map[string]*partition.Index{}}
+	return &common{costs: costs, layouts: map[partition.LayoutName]partition.Layout{}, indexes: map[partition.LayoutName]*partition.Index{}}
 }
 
 // A simulator times strategies for one kind of layers.
 type simulator struct {
-	Case
+	Workload
 	*common
-	kind    Kind
-	shards  map[string]*shards
+	layers  LayerGroup
+	shards  map[partition.LayoutName]*shards
 	groups  map[ring.Strategy]*group
 	follows map[followKey][]int
 	prices  map[string]*prices // by backend
@@ -47,30 +47,26 @@ type onePass struct {
 }
 
 type followKey struct {
-	layout  string
+	layout  partition.LayoutName
 	traders int
 }
 
-func newSimulator(c Case, kind Kind, common *common) *simulator {
+func newSimulator(c Workload, layers LayerGroup, common *common) *simulator {
 	return &simulator{
-		Case: c, common: common, kind: kind, shards: map[string]*shards{}, groups: map[ring.Strategy]*group{},
+		Workload: c, common: common, layers: layers, shards: map[partition.LayoutName]*shards{}, groups: map[ring.Strategy]*group{},
 		follows: map[followKey][]int{}, prices: map[string]*prices{}, times: map[onePass]float64{},
 	}
 }
 
-func (s *simulator) of(name string) (*shards, error) {
+func (s *simulator) of(name partition.LayoutName) (*shards, error) {
 	if x := s.shards[name]; x != nil {
 		return x, nil
 	}
-	layout, err := s.layout(name)
+	mask, err := partition.NewMask(true, s.layers.Window, s.Tokens, s.Tokens, s.Docs)
 	if err != nil {
 		return nil, err
 	}
-	mask, err := partition.NewMask(true, s.kind.Window, s.Tokens, s.Tokens, s.Docs)
-	if err != nil {
-		return nil, err
-	}
-	x := &shards{Shape: partition.Shape{SeqQ: s.Tokens, SeqKV: s.Tokens, Size: s.Ranks, Layout: layout, Mask: mask}}
+	x := &shards{Shape: partition.Shape{SeqQ: s.Tokens, SeqKV: s.Tokens, Size: s.Ranks, Layout: s.layout(name), Mask: mask}}
 	if x.index = s.indexes[name]; x.index == nil {
 		x.index = partition.NewIndex(x.Shape)
 		s.indexes[name] = x.index
@@ -85,23 +81,19 @@ func (s *simulator) of(name string) (*shards, error) {
 	return x, nil
 }
 
-func (s *simulator) layout(name string) (partition.Layout, error) {
+func (s *simulator) layout(name partition.LayoutName) partition.Layout {
 	if s.layouts[name] == nil {
 		docs := s.Docs
 		if len(docs) == 0 {
 			docs = []int{s.Tokens}
 		}
-		windows := make([]int, len(s.Kinds))
-		for i, k := range s.Kinds {
+		windows := make([]int, len(s.Layers))
+		for i, k := range s.Layers {
 			windows[i] = k.Window
 		}
-		made, err := partition.New(name, docs, partition.Windows(windows)...)
-		if err != nil {
-			return nil, err
-		}
-		s.layouts[name] = partition.Ready(made, s.Tokens, s.Ranks)
+		s.layouts[name] = partition.Ready(name.Layout(docs, partition.Windows(windows)...), s.Tokens, s.Ranks)
 	}
-	return s.layouts[name], nil
+	return s.layouts[name]
 }
 
 // preparedRanks limits the ranks for which an index finds the needs of all pairs at once. It also does for more ranks
@@ -160,7 +152,7 @@ func (s *simulator) pass(x *shards, p onePass) (float64, error) {
 	if s.prices[p.Backend] == nil {
 		a := s.Attention
 		a.Backend = p.Backend
-		s.prices[p.Backend] = newPrices(a, s.At, s.costs)
+		s.prices[p.Backend] = newPrices(a, s.Topology, s.costs)
 	}
 	last := &s.last[map[bool]int{true: 1}[p.backward]]
 	if last.group != g {
@@ -195,7 +187,7 @@ func (s *simulator) group(x *shards, w ring.Strategy) (*group, error) {
 
 // follow returns the ranks that represent all: the rank with most work, and both sides of the edge of a host.
 func (s *simulator) follow(x *shards, w ring.Strategy) []int {
-	traders := w.Traders(s.Ranks)
+	traders := w.UlyssesDegree(s.Ranks)
 	key := followKey{w.Layout, traders}
 	if list, ok := s.follows[key]; ok {
 		return list
@@ -208,7 +200,7 @@ func (s *simulator) follow(x *shards, w ring.Strategy) []int {
 		}
 	}
 	list := []int{most}
-	if edge := s.At.edge(s.Ranks); edge > 0 {
+	if edge := s.Topology.edge(s.Ranks); edge > 0 {
 		list = append(list, edge-1, edge)
 	}
 	slices.Sort(list)

@@ -10,9 +10,9 @@ import (
 
 // plainly returns the seconds of a layer by a strategy, with nothing remembered: each index, schedule and cost is made
 // anew.
-func plainly(t testing.TB, c Case, kind Kind, w ring.Strategy, costs Costs) (total float64) {
+func plainly(t testing.TB, c Workload, layers LayerGroup, w ring.Strategy, costs Costs) (total float64) {
 	t.Helper()
-	s := newSimulator(c, kind, newCommon(costs))
+	s := newSimulator(c, layers, newCommon(costs))
 	x, err := s.of(w.Layout)
 	if err != nil {
 		t.Fatal(err)
@@ -33,7 +33,7 @@ func plainly(t testing.TB, c Case, kind Kind, w ring.Strategy, costs Costs) (tot
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := newPrices(a, c.At, costs).pass(programs, g.sampled)
+		r, err := newPrices(a, c.Topology, costs).pass(programs, g.sampled)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -47,15 +47,15 @@ func plainly(t testing.TB, c Case, kind Kind, w ring.Strategy, costs Costs) (tot
 // What strategies share and remember changes no time by a bit.
 func TestTimesAreThoseOfThePlainSearch(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
-	turns := 12 // those of 6, 4, 3 and 2 meet in all ways in which they do
+	turns := 12 // covers all combinations of cycles of 6, 4, 3 and 2
 	if testing.Short() {
 		turns = 6 // each of them is there
 	}
 	for n := range turns {
 		ranks := []int{2, 3, 4, 8, 12, ExactRanks + 1}[n%6]
-		c := caseOf(64*ranks+rng.IntN(4096), ranks, []int{0, 2, 4}[rng.IntN(3)], Kind{-1, 2}, Kind{1 + rng.IntN(400),
+		c := workloadOf(64*ranks+rng.IntN(4096), ranks, []int{0, 2, 4}[rng.IntN(3)], LayerGroup{-1, 2}, LayerGroup{1 + rng.IntN(400),
 			3})
-		c.At.Shared = n%4 == 0
+		c.Topology.Shared = n%4 == 0
 		if c.Recompute = n%2 == 0; n%3 > 0 {
 			c.Docs = drawDocs(rng, c.Tokens, 1+rng.IntN(60))
 		}
@@ -63,15 +63,15 @@ func TestTimesAreThoseOfThePlainSearch(t *testing.T) {
 		costs.queued, costs.across = rng.Float64()*1e-6, costs.across*rng.Float64()
 		by := known{costs, map[string]float64{"flash": 1, "fused": 1.5}}
 		common := newCommon(by)
-		for _, kind := range c.Kinds {
-			s := newSimulator(c, kind, common)
+		for _, layers := range c.Layers {
+			s := newSimulator(c, layers, common)
 			for _, x := range Strategies(c, anything, []string{"flash", "fused"}) {
 				got, err := s.time(x)
 				if err != nil {
 					t.Fatal(err)
 				}
-				if want := plainly(t, c, kind, x, by); got != want {
-					t.Fatalf("%d ranks, documents %v, %v: %s takes %v s, by a plain search %v", ranks, c.Docs, kind, x,
+				if want := plainly(t, c, layers, x, by); got != want {
+					t.Fatalf("%d ranks, documents %v, %v: %s takes %v s, by a plain search %v", ranks, c.Docs, layers, x,
 						got, want)
 				}
 			}
@@ -79,7 +79,7 @@ func TestTimesAreThoseOfThePlainSearch(t *testing.T) {
 	}
 }
 
-// A rank whose peers do as it does ends as all do where all do the same.
+// A rank alone, with peers that run the same program, ends with the ranks of a group that all run it.
 func TestLoneIsOneOfAll(t *testing.T) {
 	for _, algorithm := range ring.Algorithms {
 		spec := specOf(t, false, -1, 64, 4, partition.Contiguous{})
@@ -92,12 +92,12 @@ func TestLoneIsOneOfAll(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, backward := range []bool{false, true} {
-			all := run(t, algorithm, spec, a, backward, Place{}, c)
+			all := run(t, algorithm, spec, a, backward, Topology{}, c)
 			programs, err := g.programs(a, backward)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if some, err := newPrices(a, Place{}, c).pass(programs, true); err != nil || some.Seconds != all.Seconds {
+			if some, err := newPrices(a, Topology{}, c).pass(programs, true); err != nil || some.Seconds != all.Seconds {
 				t.Errorf("%s, backward %t: %g seconds, %v, all together %g", algorithm, backward, some.Seconds, err,
 					all.Seconds)
 			}

@@ -11,18 +11,20 @@ import (
 // Strategies lists the strategies of a case over these backends, in order of preference. They agree with asked; its
 // empty fields, and a Gather of auto, are open.
 //
-// Others have to beat a ring in a zigzag. If ranks share cores, nothing hides behind calls, and of packed documents a
-// ring sends more rows than ranks read: then an all-gather comes first. A striped layout is listed only if asked for:
+// Others have to beat a ring in a zigzag. An all-gather comes first if ranks share cores, where no transfer overlaps;
+// for packed documents, where a ring sends more rows than ranks read; and if all layers have a window: the rows fit one
+// short call, whose measured gain over two calls exceeds the predicted one. A striped layout is listed only if asked for:
 // it balances like a zigzag, and cuts the tiles of every two ranks by the mask's edges.
-func Strategies(c Case, asked ring.Strategy, backends []string) (list []ring.Strategy) {
+func Strategies(c Workload, asked ring.Strategy, backends []string) (list []ring.Strategy) {
 	documents := len(c.Docs) > 0
-	layouts, algorithms := []string{"zigzag", "contiguous"}, []string{"ring", "allgather", "ulysses", "hierarchical"}
-	if documents || c.At.Shared && c.Ranks > 1 {
+	layouts := []partition.LayoutName{"zigzag", "contiguous"}
+	algorithms := []string{"ring", "allgather", "ulysses", "hierarchical"}
+	if documents || c.Ranks > 1 && (c.Topology.Shared || c.windowed()) {
 		algorithms[0], algorithms[1] = algorithms[1], algorithms[0]
 	}
 	if documents {
-		layouts = []string{"document", "document-zigzag", "zigzag", "contiguous"}
-		if c.At.Shared { // a zigzag cuts documents once more, into tiles that cost more than they hide
+		layouts = []partition.LayoutName{"document", "document-zigzag", "zigzag", "contiguous"}
+		if c.Topology.Shared { // a zigzag cuts documents once more, into tiles that cost more than they hide
 			layouts[2], layouts[3] = layouts[3], layouts[2]
 		}
 	}
@@ -33,7 +35,7 @@ func Strategies(c Case, asked ring.Strategy, backends []string) (list []ring.Str
 		layouts, algorithms = layouts[:1], algorithms[:1] // all are the same
 	}
 	if asked.Layout != "" {
-		layouts = []string{asked.Layout}
+		layouts = []partition.LayoutName{asked.Layout}
 	}
 	if asked.Algorithm != "" {
 		algorithms = []string{asked.Algorithm}
@@ -60,15 +62,20 @@ func Strategies(c Case, asked ring.Strategy, backends []string) (list []ring.Str
 	return list
 }
 
+// windowed reports whether every layer has a sliding window.
+func (c *Workload) windowed() bool {
+	return !slices.ContainsFunc(c.Layers, func(k LayerGroup) bool { return k.Window < 0 })
+}
+
 // open reports whether when rows travel is open.
 func open(gather string) bool { return gather == "" || gather == ring.Auto }
 
 // ruledGather returns when rows travel in a window: as asked, or by the meaning of auto there.
-func ruledGather(c Case, asked string) string {
+func ruledGather(c Workload, asked string) string {
 	switch {
 	case !open(asked):
 		return asked
-	case len(c.Docs) > 0 && c.Ranks > 1 && c.At.edge(c.Ranks) == 0:
+	case len(c.Docs) > 0 && c.Ranks > 1 && c.Topology.edge(c.Ranks) == 0:
 		return ring.Auto
 	}
 	return ""
@@ -77,7 +84,7 @@ func ruledGather(c Case, asked string) string {
 // gathered lists the variants of an all-gather: of some heads at a time, and with rows that travel before the only
 // call. cuDNN's backward pass also computes the masked pairs of a rectangle with more keys than queries, which no
 // figure of a table shows, so its rows never travel before the only call of that pass.
-func gathered(s ring.Strategy, c Case, asked ring.Strategy) (list []ring.Strategy) {
+func gathered(s ring.Strategy, c Workload, asked ring.Strategy) (list []ring.Strategy) {
 	documents := len(c.Docs) > 0
 	times := []string{s.Gather}
 	if open(asked.Gather) && c.Ranks > 1 {
@@ -87,7 +94,7 @@ func gathered(s ring.Strategy, c Case, asked ring.Strategy) (list []ring.Strateg
 				times = append(times, x)
 			}
 		}
-		if c.At.Shared && !documents {
+		if (c.Topology.Shared || c.windowed()) && !documents {
 			slices.Reverse(times)
 		}
 	}
@@ -103,8 +110,8 @@ func gathered(s ring.Strategy, c Case, asked ring.Strategy) (list []ring.Strateg
 
 // gathers lists how many heads may be gathered at a time: all, or equal parts. Parts have their transfers run beside
 // calls, which gains nothing where both share cores.
-func gathers(c Case, asked ring.Strategy) []int {
-	if asked.GatherHeads > 0 || asked.Algorithm != "" || c.Ranks == 1 || c.At.Shared {
+func gathers(c Workload, asked ring.Strategy) []int {
+	if asked.GatherHeads > 0 || asked.Algorithm != "" || c.Ranks == 1 || c.Topology.Shared {
 		return []int{asked.GatherHeads}
 	}
 	list := []int{0}
@@ -118,11 +125,11 @@ func gathers(c Case, asked ring.Strategy) []int {
 
 // inners lists how many ranks may exchange heads: divisors of the group with at least one head each, except one and
 // all, which are other algorithms. Groups lie inside hosts, or hosts inside groups.
-func inners(c Case, asked ring.Strategy) (list []int) {
+func inners(c Workload, asked ring.Strategy) (list []int) {
 	if asked.Inner > 0 {
 		return []int{asked.Inner}
 	}
-	perHost := c.At.PerHost
+	perHost := c.Topology.PerHost
 	if perHost <= 0 {
 		perHost = c.Ranks
 	}

@@ -130,7 +130,7 @@ func (o *Options) chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes
 	if len(m.Docs) == 1 && m.DocsKV == nil && c.SeqQ == c.SeqKV { // else no single list describes the documents
 		docs = m.Docs[0]
 	}
-	spec.Strategy = config.Ruled(asked, config.Sharing{
+	spec.Strategy = config.DefaultStrategy(asked, config.RunShape{
 		Device: spec.Device, Documents: docs != nil, Ranks: ranks, PerHost: ranks, Heads: c.Heads, KVHeads: c.KVHeads,
 	})
 	ruled := spec.Strategy
@@ -153,7 +153,7 @@ func (o *Options) chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes
 			Sink: c.Scores.Sink || c.Scores.OffByOne, Bias: c.Scores.Biased(), MaxLogit: c.Scores.MaxLogit,
 			Ranks: ranks,
 		}},
-		Asked: asked, Docs: docs, Ranks: ranks, PerHost: ranks,
+		Requested: asked, Docs: docs, Ranks: ranks, PerHost: ranks,
 	})
 	if err != nil {
 		return nil, err

@@ -174,7 +174,7 @@ func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) err
 	asked := s.Asked()
 	s.Rows = slices.Clone(asked)
 	for i := range s.Rows {
-		s.Rows[i].Strategy = config.Ruled(asked[i].Strategy, config.Sharing{
+		s.Rows[i].Strategy = config.DefaultStrategy(asked[i].Strategy, config.RunShape{
 			Device: device, Documents: s.Documents != "", Ranks: ranks, PerHost: ranks,
 			Heads: s.Heads, KVHeads: s.KVHeads,
 		})
@@ -207,8 +207,8 @@ func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) err
 	task.Remedies, s.Layouts, s.Algorithms = nil, nil, nil
 	for i, a := range answers {
 		s.Rows[i].Strategy, s.Backend = a.Strategy, a.Backend
-		if !slices.Contains(s.Layouts, a.Layout) {
-			s.Layouts = append(s.Layouts, a.Layout)
+		if l := string(a.Layout); !slices.Contains(s.Layouts, l) {
+			s.Layouts = append(s.Layouts, l)
 		}
 		if !slices.Contains(s.Algorithms, a.Algorithm) {
 			s.Algorithms = append(s.Algorithms, a.Algorithm)
@@ -242,7 +242,7 @@ func (o *BenchOptions) answers(task *job.Bench, ranks int, asked []bench.Attenti
 				HeadDim: s.HeadDim, HeadDimV: s.HeadDim, Causal: s.Causal, Window: s.Window, Documents: docs != nil,
 				Training: true, Deterministic: s.Deterministic, Ranks: ranks,
 			}},
-			Asked: asked[i].Strategy, Docs: docs, Ranks: ranks, PerHost: ranks,
+			Requested: asked[i].Strategy, Docs: docs, Ranks: ranks, PerHost: ranks,
 		})
 		if err != nil {
 			return nil, err

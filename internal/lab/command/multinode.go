@@ -33,7 +33,7 @@ type multiNode struct {
 	*TrainOptions
 	ctx     context.Context
 	path    string // of the config
-	at      *place.Place
+	at      *place.Placement
 	workers int // number of this agent's workers
 	device  string
 	out     *progress.Printer
@@ -54,7 +54,7 @@ type multiNode struct {
 
 // multiNode checks the input and gets the job's key.
 func (o *TrainOptions) multiNode(
-	ctx context.Context, path string, at *place.Place, out *progress.Printer,
+	ctx context.Context, path string, at *place.Placement, out *progress.Printer,
 ) (*multiNode, error) {
 	workers, device, err := o.resolve()
 	if err != nil {
@@ -90,21 +90,21 @@ func (t *multiNode) check() (err error) {
 }
 
 // hosts estimates the number of hosts before the agents meet.
-func hosts(at *place.Place, agents int) int {
+func hosts(at *place.Placement, agents int) int {
 	perHost := max(1, at.LocalAgents)
 	return (agents + perHost - 1) / perHost
 }
 
 func (t *multiNode) train(signals *launch.Signals) (int, error) {
 	defer t.close()
-	cohort, err := t.join()
+	membership, err := t.join()
 	if err != nil {
 		return 0, err
 	}
 	spec := launch.Job{
 		NProc: t.workers, Device: t.firstDevice, Interface: interfaceOf(t.addr),
 		Argv:   []string{"worker", string(job.RoleTrain)},
-		Stderr: t.out, Show: t.show(), OnEvent: t.track.event, Node: t.at.Node, Cohort: cohort, OnStart: t.open,
+		Stderr: t.out, Show: t.show(), OnEvent: t.track.event, Node: t.at.Node, Membership: membership, OnStart: t.open,
 		Patient: t.at.SlurmJob != "", Signals: signals,
 	}
 	live := startStatus(&spec, t.at.MaxAgents, func() (string, *os.Root) {
@@ -119,7 +119,7 @@ func (t *multiNode) train(signals *launch.Signals) (int, error) {
 	if res.Err != nil {
 		why = res.Err.Error()
 	}
-	if err := cohort.Leave(res.ExitCode, why); err != nil {
+	if err := membership.Close(res.ExitCode, why); err != nil {
 		t.out.Note(err.Error())
 	}
 	t.out.Close()
@@ -134,7 +134,7 @@ const exitInput = 2
 
 // firstDevice returns the number of this agent's first GPU among the visible ones. If the agents of a node see all of
 // its GPUs, they share them out.
-func firstDevice(at *place.Place, workers, gpus int) (int, error) {
+func firstDevice(at *place.Placement, workers, gpus int) (int, error) {
 	if gpus <= workers || at.LocalAgents < 2 {
 		return 0, nil // all visible GPUs are this agent's
 	}
@@ -145,7 +145,7 @@ func firstDevice(at *place.Place, workers, gpus int) (int, error) {
 	return workers * at.LocalRank, nil
 }
 
-func (t *multiNode) join() (*cluster.Cohort, error) {
+func (t *multiNode) join() (*cluster.Membership, error) {
 	inputs, err := t.inputs()
 	if err != nil {
 		return nil, err
@@ -203,11 +203,11 @@ func hostID() (string, error) {
 }
 
 // prepare prepares the run directory for a start, and returns the payload of the workers. Only the leader calls it.
-func (t *multiNode) prepare(ctx context.Context, w cluster.World) ([]byte, error) {
+func (t *multiNode) prepare(ctx context.Context, w cluster.Assignment) ([]byte, error) {
 	t.close()
 	o := *t.TrainOptions
 	ids := map[string]bool{}
-	for _, a := range w.Agents {
+	for _, a := range w.Members {
 		ids[a.HostID] = true
 	}
 	o.machine.Hosts = len(ids)
@@ -243,7 +243,7 @@ func (t *multiNode) open(s *launch.Start) error {
 		return fmt.Errorf("message of the leader: %w", err)
 	}
 	t.dir, t.runID, t.generation, s.RunID = task.RunDir, task.RunID, task.Generation, task.RunID
-	t.leads = t.lead.root != nil && s.Place.FirstRank == 0
+	t.leads = t.lead.root != nil && s.Ranks.FirstRank == 0
 	if t.leads {
 		s.Logs, t.log = t.lead.logs, t.lead.log
 		t.track.root, t.track.again, t.track.writes = t.lead.root, t.again(t.dir), t.writes(t.dir, t.lead.cfg)
@@ -259,7 +259,7 @@ func (t *multiNode) open(s *launch.Start) error {
 		return fmt.Errorf("run directory: %w", err)
 	}
 	s.Logs = t.logs
-	t.log, err = openLog(t.logs, fmt.Sprintf("launcher-%04d.log", s.Place.NodeRank), t.out, t.TrainOptions)
+	t.log, err = openLog(t.logs, fmt.Sprintf("launcher-%04d.log", s.Ranks.NodeRank), t.out, t.TrainOptions)
 	return err
 }
 
@@ -310,7 +310,7 @@ func (t *multiNode) close() {
 }
 
 // place returns this process's place in the job, from the flags and the launcher's environment variables.
-func (o *Options) place() (place.Place, error) {
+func (o *Options) place() (place.Placement, error) {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "localhost"

@@ -123,7 +123,7 @@ func (s *scale) runCell(i, round int, order []int, signals *launch.Signals) (int
 func (s *scale) stop(p *launch.Program, asked, dir string, signals *launch.Signals) (int, error) {
 	first := time.Now()
 	s.out.Note(asked + ": ending the running cell; a second request ends it at once")
-	p.Ask()
+	p.Terminate()
 	code := launch.ExitStopped
 	for {
 		more, _ := signals.Before(func() error { p.Wait(grace, grace); return nil })
@@ -131,7 +131,7 @@ func (s *scale) stop(p *launch.Program, asked, dir string, signals *launch.Signa
 			break
 		}
 		if time.Since(first) >= again && (more == "SIGINT" || more == "SIGTERM" && !underSlurm()) {
-			p.Hurry()
+			p.Interrupt()
 			code = launch.ExitInterrupted
 		}
 	}
@@ -361,7 +361,7 @@ func (s *scale) plan(i int) error {
 	}
 	w.plan = experiment.Plan{
 		Choices: experiment.Choices{
-			Backend: cfg.Parallel.Backend, Layout: cfg.Parallel.Layout, Recompute: cfg.Memory.Recompute,
+			Backend: cfg.Parallel.Backend, Layout: string(cfg.Parallel.Layout), Recompute: cfg.Memory.Recompute,
 		},
 		StepSeconds: p.Estimate.SecondsPerStep, Memory: byKind(&p.Memory),
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
-	"github.com/cprun/cprun/internal/launch/standing"
 	"github.com/cprun/cprun/internal/launch/status"
+	"github.com/cprun/cprun/internal/launch/waits"
 	"github.com/cprun/cprun/internal/run/job"
 )
 
@@ -57,7 +57,7 @@ func startStatus(job *launch.Job, nodes int, where func() (runID string, logs *o
 		Version: status.Version, Host: cmp.Or(job.Node, host), PID: os.Getpid(), Begun: time.Now(),
 		Every: t.every.Seconds(), State: status.Running, Ranks: job.NProc,
 	}
-	job.Watch, job.OnStanding = t.every, t.standing
+	job.Watch, job.OnStatus = t.every, t.standing
 	before := job.OnStart
 	job.OnStart = func(s *launch.Start) error {
 		if before != nil {
@@ -78,7 +78,7 @@ func (t *statusWriter) start(s *launch.Start, where func() (string, *os.Root)) {
 	n := &t.node
 	n.RunID, t.logs = where()
 	n.Start, n.Rows = s.Number, nil
-	n.Rank, n.FirstRank, n.WorldSize = s.Place.NodeRank, s.Place.FirstRank, s.Place.WorldSize
+	n.Rank, n.FirstRank, n.WorldSize = s.Ranks.NodeRank, s.Ranks.FirstRank, s.Ranks.WorldSize
 	t.changed()
 }
 
@@ -89,10 +89,10 @@ func (t *statusWriter) changed() {
 	}
 }
 
-func (t *statusWriter) standing(all []standing.Standing) {
+func (t *statusWriter) standing(all []waits.WaitState) {
 	rows := make([]status.Row, len(all))
 	for i := range all {
-		rows[i] = status.Row{Standing: all[i], Resident: resident(all[i].PID)}
+		rows[i] = status.Row{WaitState: all[i], Resident: resident(all[i].PID)}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()

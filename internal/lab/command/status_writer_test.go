@@ -10,8 +10,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cprun/cprun/internal/launch"
-	"github.com/cprun/cprun/internal/launch/standing"
 	"github.com/cprun/cprun/internal/launch/status"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 // The status of a run is written during the run, at each start, and at the end. No goroutine stays.
@@ -41,14 +41,14 @@ func TestTellerTellsOfARun(t *testing.T) {
 			}
 		}
 	}
-	if err := job.OnStart(&launch.Start{Number: 1, Place: launch.Place{NodeRank: 0, FirstRank: 0,
+	if err := job.OnStart(&launch.Start{Number: 1, Ranks: launch.RankRange{NodeRank: 0, FirstRank: 0,
 		WorldSize: 3}}); err != nil {
 		t.Fatal(err)
 	}
 	until("a start", func(n *status.Node) bool {
 		return n.RunID == "id" && n.Start == 1 && n.WorldSize == 3 && n.State == status.Running && n.PID == os.Getpid()
 	})
-	job.OnStanding([]standing.Standing{{Rank: 0, PID: os.Getpid(), Step: 7}})
+	job.OnStatus([]waits.WaitState{{Rank: 0, PID: os.Getpid(), Step: 7}})
 	until("a step", func(n *status.Node) bool {
 		return len(n.Rows) == 1 && n.Rows[0].Step == 7 && n.Rows[0].Resident > 0
 	})

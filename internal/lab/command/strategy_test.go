@@ -61,7 +61,7 @@ train: {steps: 2}
 // sets returns the config keys of the request.
 func (a *asked) sets() (set []string) {
 	for key, value := range map[string]string{"parallel.algorithm": a.strategy.Algorithm,
-		"parallel.layout": a.strategy.Layout, "attention.backend": a.strategy.Backend} {
+		"parallel.layout": string(a.strategy.Layout), "attention.backend": a.strategy.Backend} {
 		if value != "" {
 			set = append(set, key+"="+value)
 		}
@@ -189,9 +189,9 @@ func (a *asked) same(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &p); err != nil {
 		t.Fatal(err)
 	}
-	planned := ring.Strategy{Layout: p.Config.Parallel.Layout, Algorithm: p.Config.Parallel.Algorithm,
-		GatherHeads: p.Config.Parallel.GatherHeads,
-		Gather:      p.Config.Parallel.Gather, Backend: p.Config.Attention.Backend}
+	planned := ring.Strategy{Layout: partition.LayoutName(p.Config.Parallel.Layout),
+		Algorithm: p.Config.Parallel.Algorithm, GatherHeads: p.Config.Parallel.GatherHeads,
+		Gather: p.Config.Parallel.Gather, Backend: p.Config.Attention.Backend}
 	if n, ok := p.Config.Parallel.Inner.(float64); ok {
 		planned.Inner = int(n)
 	}
@@ -201,7 +201,7 @@ func (a *asked) same(t *testing.T) {
 	task := job.Bench{Machine: m, Attention: &bench.AttentionSpec{
 		Seq: []int{askedTokens}, Heads: askedHeads, KVHeads: askedKVHeads, HeadDim: askedDim, Causal: true,
 		Window: a.window, DType: "auto", Gathers: []string{ring.Auto},
-		Layouts: []string{word(a.strategy.Layout)}, Algorithms: []string{word(a.strategy.Algorithm)},
+		Layouts: []string{word(string(a.strategy.Layout))}, Algorithms: []string{word(a.strategy.Algorithm)},
 		Backend: word(a.strategy.Backend),
 	}}
 	if a.packed {

@@ -332,7 +332,7 @@ func (e *Experiment) findBase() {
 // Place adds the lines of this file to the faults of a cell's config. It returns other errors unchanged.
 func (e *Experiment) Place(err error) error {
 	if list := (config.Errors)(nil); errors.As(err, &list) {
-		return e.doc.Place(err, e.lineOf)
+		return e.doc.Locate(err, e.lineOf)
 	}
 	return err
 }
@@ -340,7 +340,7 @@ func (e *Experiment) Place(err error) error {
 // Refuse returns the experiment's error with the faults of all cells, if none can run.
 func (e *Experiment) Refuse(faults ...error) error {
 	for _, err := range faults {
-		e.doc.Add(e.doc.Place(err, e.lineOf))
+		e.doc.Add(e.doc.Locate(err, e.lineOf))
 	}
 	return e.doc.Err()
 }

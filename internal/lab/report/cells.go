@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"fmt"
 	"math"
@@ -13,14 +14,14 @@ import (
 	"github.com/cprun/cprun/internal/lab/experiment"
 )
 
-var said = map[experiment.Status]string{
+var statusNames = map[experiment.Status]string{
 	experiment.OK: "ok", experiment.Failed: "✗ failed", experiment.OutOfMemory: "✗ out of memory",
 	experiment.Timeout: "✗ timeout", experiment.Refused: "✗ refused", experiment.Skipped: "skipped",
 	experiment.Pending: "… not yet", experiment.Planned: "planned",
 }
 
 func status(c *experiment.Cell) cell {
-	s, ok := said[c.Status]
+	s, ok := statusNames[c.Status]
 	if !ok {
 		s = string(c.Status)
 	}
@@ -34,7 +35,7 @@ func status(c *experiment.Cell) cell {
 	return cell{Text: s, Class: class, Explain: c.Error}
 }
 
-// speedOf returns the tokens a second of a cell, measured or predicted; NaN for none.
+// speedOf returns the measured tokens/s a device of a cell; NaN for none.
 func speedOf(c *experiment.Cell) float64 {
 	if c.Status == experiment.OK && c.TokensPerSecondPerDevice > 0 {
 		return c.TokensPerSecondPerDevice
@@ -43,7 +44,7 @@ func speedOf(c *experiment.Cell) float64 {
 }
 
 func (g *grid) matrix() *figure {
-	t, left := g.table("Tokens a second and device of each cell, or what became of it", func(c *experiment.Cell) cell {
+	t, skipped := g.table("Tokens a second and device of each cell, or its status", func(c *experiment.Cell) cell {
 		field := status(c)
 		if c.Status == experiment.Planned && c.PredictedStepSeconds > 0 {
 			field.Text = readable.Seconds(c.PredictedStepSeconds) + " planned"
@@ -53,10 +54,12 @@ func (g *grid) matrix() *figure {
 		}
 		return field
 	})
-	f := &figure{Title: "What became of each cell", Kind: "table", Section: overview, Table: t, Says: g.count(),
+	f := &figure{Title: "Result of each cell", Kind: "table", Section: overview, Table: t,
+		Caption: "Tokens a second and device, the median of the counted steps. The list below has the errors of cells " +
+			"that failed.",
 		Errors: g.errors()}
-	if left > 0 {
-		f.Says += fmt.Sprintf(" %d rows of skipped cells alone are left out.", left)
+	if skipped > 0 {
+		f.Caption += fmt.Sprintf(" %d rows with only skipped cells are left out.", skipped)
 	}
 	return f
 }
@@ -64,17 +67,17 @@ func (g *grid) matrix() *figure {
 func (g *grid) choices() *figure {
 	t, _ := g.table("Backend, layout and recompute of each cell",
 		func(c *experiment.Cell) cell { return text(c.Choices.String()) })
-	if len(t.Rows) == 0 { // results of an older version
+	if len(t.Rows) == 0 { // results of an older version have no choices
 		t = nil
 	}
 	return &figure{Title: "Backend, layout and recompute", Kind: "table", Section: overview, Table: t,
-		Says: "attention.backend, parallel.layout and memory.recompute of each cell. Where they differ, a difference " +
-			"in speed is not that of the axes alone."}
+		Caption: "attention.backend, parallel.layout and memory.recompute of each cell. If they differ, so may the speed, " +
+			"for that reason alone."}
 }
 
-// table makes a field for each cell. Lengths are its columns, else the axis with most values. left counts the rows
-// without any cell that was not skipped.
-func (g *grid) table(caption string, field func(*experiment.Cell) cell) (t *table, left int) {
+// table returns a table with a field for each cell. Its columns are the lengths, or else the axis with most values. It
+// leaves out rows in which all cells were skipped, and returns their number as skipped.
+func (g *grid) table(caption string, field func(*experiment.Cell) cell) (t *table, skipped int) {
 	across := experiment.Axis{}
 	for _, a := range g.axes {
 		if a.Key == keyLength && len(a.Values) > 1 {
@@ -85,7 +88,7 @@ func (g *grid) table(caption string, field func(*experiment.Cell) cell) (t *tabl
 			across = a
 		}
 	}
-	down := g.telling(across.Key)
+	down := g.varying(across.Key)
 	t = &table{Caption: caption, Columns: []string{"cell"}}
 	for _, v := range across.Values {
 		t.Columns = append(t.Columns, label(across.Key, v))
@@ -109,12 +112,12 @@ func (g *grid) table(caption string, field func(*experiment.Cell) cell) (t *tabl
 			t.Rows[row][column+1] = field(c)
 		}
 	}
-	left = len(t.Rows)
+	skipped = len(t.Rows)
 	t.Rows = slices.DeleteFunc(t.Rows, func(row []cell) bool {
 		return !slices.ContainsFunc(row[1:],
-			func(c cell) bool { return c.Text != "" && c.Text != said[experiment.Skipped] })
+			func(c cell) bool { return c.Text != "" && c.Text != statusNames[experiment.Skipped] })
 	})
-	left -= len(t.Rows)
+	skipped -= len(t.Rows)
 	for i := range t.Rows {
 		for k := range t.Rows[i] {
 			if t.Rows[i][k].Text == "" {
@@ -122,27 +125,27 @@ func (g *grid) table(caption string, field func(*experiment.Cell) cell) (t *tabl
 			}
 		}
 	}
-	return t, left
+	return t, skipped
 }
 
 var digits = regexp.MustCompile(`\d+(\.\d+)?`)
 
-// errors lists the errors of the cells; of errors that differ only in numbers the first, with a count.
+// errors lists the errors of the cells. Of errors that differ only in numbers, it lists the first and a count.
 func (g *grid) errors() []string {
-	type alike struct {
+	type group struct {
 		first string
 		cells int
 	}
-	var all []*alike
-	seen := map[string]*alike{}
+	var all []*group
+	seen := map[string]*group{}
 	for _, c := range g.Cells {
 		if c.Error == "" {
 			continue
 		}
-		line := said[c.Status] + ": " + c.Error
+		line := statusNames[c.Status] + ": " + c.Error
 		key := digits.ReplaceAllString(line, "0")
 		if seen[key] == nil {
-			seen[key] = &alike{first: line}
+			seen[key] = &group{first: line}
 			all = append(all, seen[key])
 		}
 		seen[key].cells++
@@ -154,30 +157,40 @@ func (g *grid) errors() []string {
 			return append(out, fmt.Sprintf("and %d more kinds of errors, in the CSV", len(all)-most))
 		}
 		if e.cells > 1 {
-			e.first += fmt.Sprintf(" (and %d more such cells)", e.cells-1)
+			e.first += fmt.Sprintf(" (and %d more cells)", e.cells-1)
 		}
 		out = append(out, e.first)
 	}
 	return out
 }
 
-func (g *grid) count() string {
+// headline returns the result of an experiment in one sentence: "24 cells: 22 ok, 2 out of memory; fastest: ring,
+// 4 ranks, 6,300 tokens/s a device."
+func (g *grid) headline() string {
 	n := map[experiment.Status]int{}
-	for _, c := range g.Cells {
+	var fastest *experiment.Cell
+	for i, c := range g.Cells {
 		n[c.Status]++
+		if x := speedOf(&c); !math.IsNaN(x) && (fastest == nil || x > speedOf(fastest)) {
+			fastest = &g.Cells[i]
+		}
 	}
 	var parts []string
 	for _, s := range []experiment.Status{experiment.OK, experiment.OutOfMemory, experiment.Failed, experiment.Timeout,
 		experiment.Refused, experiment.Skipped, experiment.Planned, experiment.Pending} {
 		if n[s] > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", n[s], strings.TrimLeft(said[s], "✗… ")))
+			parts = append(parts, fmt.Sprintf("%d %s", n[s], strings.TrimLeft(statusNames[s], "✗… ")))
 		}
 	}
-	return fmt.Sprintf("%d cells: %s. A number is tokens a second and device, the median of the counted steps; each "+
-		"failure is a result, with its error in the list.", len(g.Cells), strings.Join(parts, ", "))
+	text := fmt.Sprintf("%d cells: %s", len(g.Cells), strings.Join(parts, ", "))
+	if fastest != nil {
+		text += fmt.Sprintf("; fastest: %s, %s tokens/s a device", cmp.Or(g.names(fastest, g.varying()), g.Name),
+			readable.Number(speedOf(fastest)))
+	}
+	return text + "."
 }
 
-// best is, for each length and number of ranks, the fastest cell, and how far the others are behind.
+// best returns a table with the fastest cell for each length and number of ranks, and the extra time of others.
 func (g *grid) best() *table {
 	type group struct {
 		name  string
@@ -191,7 +204,7 @@ func (g *grid) best() *table {
 			problem = append(problem, a)
 		}
 	}
-	choice := slices.DeleteFunc(g.telling(), func(a experiment.Axis) bool {
+	choice := slices.DeleteFunc(g.varying(), func(a experiment.Axis) bool {
 		return slices.ContainsFunc(problem, func(b experiment.Axis) bool { return a.Key == b.Key })
 	})
 	for i := range g.Cells {
@@ -216,7 +229,7 @@ func (g *grid) best() *table {
 		slices.SortStableFunc(o.cells,
 			func(a, b *experiment.Cell) int { return int(math.Copysign(1, speedOf(b)-speedOf(a))) })
 		first, last := o.cells[0], o.cells[len(o.cells)-1]
-		behind := func(c *experiment.Cell) cell {
+		slower := func(c *experiment.Cell) cell {
 			if c == first {
 				return text("–")
 			}
@@ -239,7 +252,7 @@ func (g *grid) best() *table {
 			known(first.TFLOPsPerDevice, readable.Number), known(first.MFU, readable.Percent), known(first.StepSeconds,
 				readable.Seconds),
 			known(float64(first.MemoryBytes), readable.Bytes[float64]),
-			known(share(first), readable.Percent), behind(next), behind(last)})
+			known(share(first), readable.Percent), slower(next), slower(last)})
 	}
 	t.drop()
 	return t
@@ -254,6 +267,6 @@ func share(c *experiment.Cell) float64 {
 
 func (g *grid) csv() string {
 	var out bytes.Buffer
-	g.WriteCSV(&out) // a bytes.Buffer takes all
+	g.WriteCSV(&out) // a bytes.Buffer returns no errors
 	return base64.StdEncoding.EncodeToString(out.Bytes())
 }

@@ -7,9 +7,10 @@ import (
 	"testing"
 )
 
-// A page shows the config of each run, and the keys that differ between runs, alone.
+// A page of several runs lists the keys that differ between them. A page of one run lists the keys that differ from
+// their defaults. Both show the whole config of each run.
 func TestConfigs(t *testing.T) {
-	in := opened(t, "runs/ring-packed", "runs/allgather")
+	in := openInput(t, "runs/ring-packed", "runs/allgather")
 	p := build(in, 100)
 	var got []string
 	for _, row := range p.Summary[1].Rows {
@@ -27,33 +28,44 @@ func TestConfigs(t *testing.T) {
 	if !slices.Equal(got, want) || !slices.Equal(p.Summary[1].Columns, []string{"key", "ring-packed", "allgather"}) {
 		t.Errorf("keys that differ: %q\n%q, want\n%q", p.Summary[1].Columns, got, want)
 	}
-	page := written(t, in)
+	page := writePage(t, in)
 	for _, text := range []string{"Config of ring-packed", "Config of allgather", "optimizer.betas: [0.9,0.95]",
 		"data.validation.every: 8", "model.from: null", "log.prometheus: &#34;&#34;"} {
 		if !strings.Contains(page, text) {
 			t.Errorf("the page lacks %q", text)
 		}
 	}
-	one := opened(t, "runs/ring-packed")
-	if p := build(one, 100); len(p.Summary) != 1 || len(p.Configs) != 1 || !strings.Contains(p.Configs[0].Text,
-		"\nlog.trace_steps: 2\n") {
-		t.Errorf("of one run: %d tables, configs %q", len(p.Summary), p.Configs)
+	one := openInput(t, "runs/ring-packed")
+	p = build(one, 100)
+	if len(p.Configs) != 1 || !strings.Contains(p.Configs[0].Text, "\nlog.trace_steps: 2\n") {
+		t.Errorf("of one run: configs %q", p.Configs)
 	}
-	same := opened(t, "runs/ring-packed", "runs/ring-packed")
+	differ := map[string]string{} // key: value, default
+	for _, row := range p.Summary[1].Rows {
+		differ[row[0].Text] = row[1].Text + ", " + row[2].Text
+	}
+	for key, want := range map[string]string{"optimizer.lr": "0.003, 0.0003", "data.seq_len": "1024, 4096",
+		"parallel.algorithm": "ring, auto", "model.vocab_size": "256, –", "train.seed": "", "model.rope_scaling": "",
+		"parallel.inner": ""} {
+		if differ[key] != want {
+			t.Errorf("%s differs from its default: %q, want %q", key, differ[key], want)
+		}
+	}
+	same := openInput(t, "runs/ring-packed", "runs/ring-packed")
 	if p := build(same, 100); len(p.Summary) != 1 || !slices.Contains(p.Facts, [2]string{"Config",
 		"the same in all runs"}) {
 		t.Errorf("of equal runs: %d tables, %q", len(p.Summary), p.Facts)
 	}
-	lost := opened(t, "runs/ring-packed", "runs/allgather")
+	lost := openInput(t, "runs/ring-packed", "runs/allgather")
 	lost.Runs[0].Plan = nil
 	if p := build(lost, 100); len(p.Summary) != 1 || len(p.Configs) != 1 {
 		t.Errorf("with one config: %d tables, %d configs", len(p.Summary), len(p.Configs))
 	}
 }
 
-// A config of any size and depth stays within bounds.
+// The page cuts configs of any size and depth.
 func TestConfigsAreBounded(t *testing.T) {
-	in := opened(t, "runs/ring-packed")
+	in := openInput(t, "runs/ring-packed")
 	section := map[string]any{"long": strings.Repeat("é", 1<<20),
 		"deep": map[string]any{"er": map[string]any{"x": 1.0}}}
 	for i := range 10 * maxKeys {
@@ -69,5 +81,5 @@ func TestConfigsAreBounded(t *testing.T) {
 			t.Fatalf("a key of %d bytes has a value of %d", len(key), len(v))
 		}
 	}
-	written(t, in)
+	writePage(t, in)
 }

@@ -3,6 +3,7 @@ package report
 import (
 	"cmp"
 	"fmt"
+	"html/template"
 	"math"
 	"slices"
 	"strings"
@@ -42,24 +43,23 @@ func (p *page) experiment(e *experiment.Results, plans map[string]*Plan) {
 		slices.Sort(set)
 		p.Facts = append(p.Facts, [2]string{"Set in all cells", strings.Join(set, ", ")})
 	}
+	p.Headline = append(p.Headline, g.headline())
 	if t := g.best(); t != nil {
 		p.Summary = append(p.Summary, t)
 	}
-	source := []string{e.Command + " · " + orUnknown(e.Commit, "commit") + " · " + orUnknown(e.Machine, "machine")}
 	planned := slices.ContainsFunc(e.Cells, func(c experiment.Cell) bool { return c.Status == experiment.Planned })
 	for _, f := range []*figure{
 		g.matrix(), g.choices(), g.against(keyLength), g.strong(), g.weak(), g.others(), g.memory(),
 		g.exposed(keyLength), g.roofline(plans), g.predicted(),
 	} {
-		f.Source = source
 		if planned {
-			f.Says += " Cells that were planned only show what is predicted, not a measurement."
+			f.Caption += " Planned cells show predictions, not measurements."
 		}
 		p.figure(f)
 	}
 	p.Files = append(p.Files, download{Name: e.Name + ".csv",
-		Says: "results.csv, as in the directory of the experiment",
-		Data: "data:text/csv;charset=utf-8;base64," + g.csv()})
+		Caption: "results.csv, as in the directory of the experiment",
+		Link:    template.URL("data:text/csv;charset=utf-8;base64," + g.csv())})
 }
 
 func newGrid(e *experiment.Results) *grid {
@@ -82,9 +82,9 @@ func newGrid(e *experiment.Results) *grid {
 	return g
 }
 
-// ranks returns the number of processes of a cell; NaN if neither the grid nor --set gives it.
+// ranks returns the processes of a cell; NaN if neither the grid nor --set gives their number.
 func (g *grid) ranks(c *experiment.Cell) float64 {
-	n, said := 1.0, false
+	n, given := 1.0, false
 	for _, key := range []string{"nproc", "nnodes"} {
 		v, ok := c.Number(key)
 		if !ok {
@@ -92,10 +92,10 @@ func (g *grid) ranks(c *experiment.Cell) float64 {
 			v, ok = set.Number(key)
 		}
 		if ok {
-			n, said = n*v, true
+			n, given = n*v, true
 		}
 	}
-	if !said {
+	if !given {
 		return math.NaN()
 	}
 	return n
@@ -108,15 +108,13 @@ func (g *grid) value(c *experiment.Cell, key string) any {
 	return c.Values[key]
 }
 
-// at returns value as a number; NaN if it is not numeric.
-func (g *grid) at(c *experiment.Cell, key string) float64 {
-	switch v := g.value(c, key).(type) {
-	case float64:
-		return v
-	case int:
-		return float64(v)
-	case int64:
-		return float64(v)
+// number returns value as a number; NaN if it is not numeric.
+func (g *grid) number(c *experiment.Cell, key string) float64 {
+	if key == keyRanks {
+		return g.ranks(c)
+	}
+	if n, ok := c.Number(key); ok {
+		return n
 	}
 	return math.NaN()
 }
@@ -165,8 +163,8 @@ func axisOf(key string) axis {
 var priority = []string{"parallel.algorithm", "attention.backend", "parallel.layout", "parallel.transport", "base",
 	"model.from", "device"}
 
-// telling returns the axes with more than one value, except the keys in not, by priority; numeric axes last.
-func (g *grid) telling(not ...string) []experiment.Axis {
+// varying returns the axes with more than one value, except the keys in not, by priority; numeric axes last.
+func (g *grid) varying(not ...string) []experiment.Axis {
 	rank := func(a experiment.Axis) int {
 		if i := slices.Index(priority, a.Key); i >= 0 {
 			return i
@@ -193,7 +191,7 @@ const maxDashes = 4
 // sequence length gets its own chart, since times of different lengths are not comparable. point also
 // returns the spread as lo and hi; NaN means none.
 func (g *grid) lines(not []string, point func(c *experiment.Cell) (x, y, lo, hi float64)) []panel {
-	axes := g.telling(not...)
+	axes := g.varying(not...)
 	sized := func(a experiment.Axis) bool { return a.Key == keyLength || a.Key == keyPerRank }
 	var split []experiment.Axis // axes with one panel for each value
 	if i := slices.IndexFunc(axes, sized); i >= 0 {

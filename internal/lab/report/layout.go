@@ -10,14 +10,13 @@ import (
 )
 
 const (
-	maxShapes = 6    // different layouts of the runs that are drawn
+	maxShapes = 6    // different partitions on a page
 	maxRects  = 6000 // rectangles of a figure
 	maxRanks  = 64   // rows of a figure
-	stripes   = 16   // of a striped layout that are drawn: the pattern repeats
+	stripes   = 16   // drawn stripes of a striped layout; the pattern repeats
 )
 
-// layouts adds the tile maps, the work by hop and the work of packed documents of the runs; of runs that
-// share a partition once.
+// layouts adds the tile map, the work by hop and the work of packed documents, once for each partition of the runs.
 func (p *page) layouts(runs []Run) {
 	seen := map[string]bool{}
 	for i := range runs {
@@ -32,16 +31,15 @@ func (p *page) layouts(runs []Run) {
 			continue
 		}
 		seen[key] = true
-		source := sourcesOf([]Run{*r})
-		p.figure(r.tileMap(source))
-		p.figure(r.hops(source))
-		p.figure(r.packedWork(source))
+		p.figure(r.tileMap())
+		p.figure(r.hops())
+		p.figure(r.packedWork())
 	}
 }
 
-func (r *Run) tileMap(source []string) *figure {
+func (r *Run) tileMap() *figure {
 	part := &r.Plan.Partition
-	held := series{Name: "tokens of the rank", Kind: "rects"}
+	tokens := series{Name: "tokens of the rank", Kind: "rects"}
 	end, cut := float64(part.SeqLen), ""
 	for _, rank := range part.PerRank {
 		for _, s := range rank.Spans {
@@ -64,95 +62,88 @@ func (r *Run) tileMap(source []string) *figure {
 			}
 			for k := range int(min(n, stripes+1)) {
 				at := s.Start + float64(k)*s.Stride
-				if at >= end || len(held.X) == maxRects {
+				if at >= end || len(tokens.X) == maxRects {
 					break
 				}
-				held.X, held.X2, held.Y = append(held.X, number(at)), append(held.X2, number(min(end, at+long))),
-					append(held.Y, number(row))
-				held.say(fmt.Sprintf("rank %d", rank.Rank), words)
+				tokens.X, tokens.X2, tokens.Y = append(tokens.X, number(at)), append(tokens.X2, number(min(end, at+long))),
+					append(tokens.Y, number(row))
+				tokens.label(fmt.Sprintf("rank %d", rank.Rank), words)
 			}
 		}
 	}
-	if len(held.X) == maxRects {
+	if len(tokens.X) == maxRects {
 		cut += fmt.Sprintf(" The first %s pieces are drawn.", readable.Number(maxRects))
 	}
-	says := fmt.Sprintf("Who holds which of the %s tokens of a sequence under %s, over %d ranks.",
+	caption := fmt.Sprintf("The tokens of each rank, in a sequence of %s tokens under %s over %d ranks.",
 		readable.Number(float64(part.SeqLen)), part.Layout, part.Context)
 	if part.Document {
-		says += " Packed documents are cut by sample; this is one document as long as the sequence."
+		caption += " With packed documents the partition differs by sample; this one is for a single document."
 	}
-	return &figure{Title: "Tile map of " + part.Layout + ", " + r.Name, Kind: "rects", Section: layouts, Says: says +
-		cut, Source: source,
+	return &figure{Title: "Tile map of " + part.Layout + r.suffix, Kind: "rects", Section: layouts, Caption: caption +
+		cut,
 		Views: []view{{Name: "tokens", X: axis{Name: "position in the sequence", Kind: "tokens"},
 			Y:      axis{Name: "rank", Kind: "text", Text: rankNames(part.PerRank)},
-			Panels: []panel{{Series: []series{held}}}}}}
+			Panels: []panel{{Series: []series{tokens}}}}}}
 }
 
-func rankNames(parts []rankPart) (names []string) {
-	for i, p := range parts {
-		if i < maxRanks {
-			names = append(names, fmt.Sprintf("rank %d", p.Rank))
-		}
+func rankNames(parts []rankPart) []string {
+	var ranks []int
+	for _, p := range parts[:min(len(parts), maxRanks)] {
+		ranks = append(ranks, p.Rank)
 	}
-	return names
+	return nameRanks(ranks)
 }
 
-func (r *Run) hops(source []string) *figure {
-	f := &figure{Title: "Work by rank and hop, " + r.Name, Kind: "heat", Section: layouts, Source: source,
-		Says: "Visible (query, key) pairs of a head that a rank computes in each hop of a layer that sees everything " +
-			"before a token, and the keys and values that it sends meanwhile. Even columns mean that no rank waits " +
-			"for another's kernels."}
-	pairs, sent := series{Name: "pairs", Kind: "heat"}, series{Name: "bytes sent", Kind: "heat"}
-	var rows, columns []string
+func (r *Run) hops() *figure {
+	f := &figure{Title: "Work by rank and hop" + r.suffix, Kind: "heat", Section: layouts,
+		Caption: "Visible (query, key) pairs of a head that a rank computes in each hop of a layer without a window, and " +
+			"the keys and values that it sends at the same time. In an even column no rank waits for the kernel of " +
+			"another."}
+	pairs, sent := map[[2]int]float64{}, map[[2]int]float64{}
+	var ranks []int
+	var columns []string
 	for i, h := range r.Plan.Hops {
 		if i == maxRanks {
-			f.Says += fmt.Sprintf(" The first %d ranks are drawn.", maxRanks)
+			f.Caption += fmt.Sprintf(" The first %d ranks are drawn.", maxRanks)
 			break
 		}
-		rows = append(rows, fmt.Sprintf("rank %d", h.Rank))
+		ranks = append(ranks, h.Rank)
 		for k, hop := range h.Hops[:min(len(h.Hops), maxRanks)] {
 			if k == len(columns) {
-				name := hop.Label // of a hop it names the owner, who is another on each rank
+				name := hop.Label // "hop 1 owner 0": the owner differs by rank
 				if strings.HasPrefix(name, "hop ") || name == "" {
 					name = cmp.Or(hopOf(name), fmt.Sprintf("hop %d", k))
 				}
 				columns = append(columns, name)
 			}
-			for s, v := range map[*series]float64{&pairs: hop.Pairs, &sent: hop.SendBytes} {
-				s.X, s.Y, s.Lo = append(s.X, number(k)), append(s.Y, number(i)), append(s.Lo, number(v))
-			}
+			pairs[[2]int{i, k}], sent[[2]int{i, k}] = hop.Pairs, hop.SendBytes
 		}
 	}
-	if len(rows) < 2 || len(columns) < 1 {
-		return f
+	if len(ranks) > 1 {
+		f.Views = []view{heatView("pairs", "hop", "", columns, nameRanks(ranks), pairs),
+			heatView("bytes sent", "hop", "bytes", columns, nameRanks(ranks), sent)}
 	}
-	for _, s := range []series{pairs, sent} {
-		f.Views = append(f.Views, view{Name: s.Name, X: axis{Name: "hop", Kind: "text", Text: columns},
-			Y:      axis{Name: "rank", Kind: "text", Text: rows},
-			Panels: []panel{{Series: []series{s}}}})
-	}
-	f.Views[1].Panels[0].Title = "bytes"
 	return f
 }
 
-func (r *Run) packedWork(source []string) *figure {
-	f := &figure{Title: "Work by rank of a packed batch, " + r.Name, Kind: "bars", Section: layouts, Source: source}
+func (r *Run) packedWork() *figure {
+	f := &figure{Title: "Work by rank of a packed batch" + r.suffix, Kind: "bars", Section: layouts}
 	packed := r.Plan.Packed
 	if packed == nil || len(packed.PerRank) == 0 {
 		return f
 	}
 	parts := packed.PerRank
-	if len(parts) > maxRanks { // the ranks with most work tell the step time
+	if len(parts) > maxRanks { // the ranks with most work decide the step time
 		parts = slices.Clone(parts)
 		slices.SortStableFunc(parts, func(a, b rankPart) int { return int(b.Pairs - a.Pairs) })
 		parts = parts[:maxRanks]
 	}
-	f.Says = fmt.Sprintf("The first sample of the data: %d documents. Visible (query, key) pairs, tokens and sent "+
+	f.Caption = fmt.Sprintf("The first sample of the data: %d documents. Visible (query, key) pairs, tokens and sent "+
 		"bytes of each rank over the mean of the ranks; the slowest has %.3f times the mean's pairs.",
 		len(packed.Documents), packed.Imbalance)
 	for i, m := range []struct {
-		name string
-		of   func(rankPart) float64
+		name  string
+		value func(rankPart) float64
 	}{
 		{"pairs", func(p rankPart) float64 { return p.Pairs }},
 		{"tokens", func(p rankPart) float64 { return p.Tokens }},
@@ -160,14 +151,14 @@ func (r *Run) packedWork(source []string) *figure {
 	} {
 		mean := 0.0
 		for _, p := range packed.PerRank {
-			mean += m.of(p) / float64(len(packed.PerRank))
+			mean += m.value(p) / float64(len(packed.PerRank))
 		}
 		if mean == 0 {
 			continue
 		}
 		bar := series{Name: m.name, Kind: "bar", Color: i}
 		for k, p := range parts {
-			bar.add(float64(k), m.of(p)/mean)
+			bar.add(float64(k), m.value(p)/mean)
 		}
 		f.Views = append(f.Views, view{Name: m.name, X: axis{Name: "rank", Kind: "text", Text: rankNames(parts)},
 			Y: axis{Name: m.name + " over the mean", Zero: true},

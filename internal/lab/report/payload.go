@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"html/template"
 	"math"
 	"slices"
 	"strconv"
@@ -13,14 +14,15 @@ import (
 type page struct {
 	Title   string    `json:"title"`
 	Figures []*figure `json:"figures"`
-	// Steps are of each run the tokens, steps and hours of its points.
+	// Steps holds the x values of each run: tokens, steps and hours.
 	Steps [][3][]number `json:"steps,omitempty"`
 
-	Facts   [][2]string `json:"-"` // command, commit, machine, ...
-	Summary []*table    `json:"-"`
-	Configs []config    `json:"-"`
-	Notes   []string    `json:"-"`
-	Files   []download  `json:"-"`
+	Headline []string      `json:"-"` // the results, a sentence for each run or experiment
+	Facts    [][2]string   `json:"-"` // command, commit, machine, ...
+	Summary  []*table      `json:"-"`
+	Configs  []namedConfig `json:"-"`
+	Notes    []string      `json:"-"`
+	Files    []download    `json:"-"`
 }
 
 // A figure holds a chart and its text. The page shows the first view first.
@@ -29,11 +31,10 @@ type figure struct {
 	Title   string   `json:"title"`
 	Kind    string   `json:"kind"`               // lines, bars, rects or heat
 	Smooth  bool     `json:"smooth,omitempty"`   // offers a moving mean
-	BySteps bool     `json:"by_steps,omitempty"` // X is one of Steps, as the reader likes
+	BySteps bool     `json:"by_steps,omitempty"` // the reader chooses X among Steps
 	Views   []view   `json:"views"`
 	Section string   `json:"-"`
-	Says    string   `json:"-"` // its subject and how to read it
-	Source  []string `json:"-"` // command, commit and machine
+	Caption string   `json:"-"` // how to read it
 	Table   *table   `json:"-"` // shown in place of a chart
 	Errors  []string `json:"-"` // listed below it
 }
@@ -51,7 +52,7 @@ type axis struct {
 	Name string   `json:"name"`
 	Kind string   `json:"kind"` // number, tokens, bytes, seconds, share, text
 	Log  bool     `json:"log,omitempty"`
-	Text []string `json:"text,omitempty"` // of an axis of kind text: its places
+	Text []string `json:"text,omitempty"` // labels of an axis of kind text
 	Zero bool     `json:"zero,omitempty"` // begins at 0
 	Max  number   `json:"max,omitempty"`  // upper bound of its end; 0: the end of the data
 }
@@ -63,26 +64,26 @@ type panel struct {
 	place  []int    // of its values on the grid's axes, to sort by
 }
 
-// A series is one line, kind of bar, or kind of rectangle. Color, Dash and Symbol index the lists of the script: two
-// series
-// that differ in color also differ in dash or symbol.
+// A series is one line, kind of bar, or kind of rectangle. Color, Dash and Symbol index the lists of series.js. Two
+// series that differ in color also differ in dash or symbol.
 type series struct {
 	Name   string   `json:"name"`
 	Kind   string   `json:"kind,omitempty"` // "" a line, points, bar, ideal (a thin line without points), rects, heat
 	Color  int      `json:"color"`
 	Dash   int      `json:"dash"`
 	Symbol int      `json:"symbol"`
-	Of     int      `json:"of,omitempty"` // 1: X holds the Steps of the first run; 0: X is its own
+	Run    int      `json:"run,omitempty"` // n > 0: X is the Steps of run n-1
 	X      []number `json:"xs,omitempty"`
 	Y      []number `json:"ys"`
 	Lo     []number `json:"lo,omitempty"` // spread of Y
 	Hi     []number `json:"hi,omitempty"`
 	X2     []number `json:"x2,omitempty"` // ends of rectangles, which begin at X
 	Words  []string `json:"words,omitempty"`
-	Text   []int    `json:"text,omitempty"` // of each point: a place in Words
+	Text   []int    `json:"text,omitempty"` // for each point an index into Words
 }
 
-func (s *series) say(words string, known map[string]int) {
+// label gives the next point its words. known holds the indices of Words.
+func (s *series) label(words string, known map[string]int) {
 	i, ok := known[words]
 	if !ok {
 		i = len(s.Words)
@@ -93,15 +94,15 @@ func (s *series) say(words string, known map[string]int) {
 }
 
 func (s *series) add(x, y float64) {
-	if !math.IsNaN(x-x) && !math.IsNaN(y-y) { // an infinity less itself is NaN too
+	if !math.IsNaN(x-x) && !math.IsNaN(y-y) { // ∞ − ∞ is also NaN
 		s.X, s.Y = append(s.X, number(x)), append(s.Y, number(y))
 	}
 }
 
-// A number is finite, or null. In JSON it has seven digits, and all digits if it is whole.
+// A number marshals with seven digits, or all if it is whole. NaN and infinities become null.
 type number float64
 
-// MarshalJSON writes it.
+// MarshalJSON returns the JSON of n.
 func (n number) MarshalJSON() ([]byte, error) {
 	x := float64(n)
 	switch {
@@ -124,12 +125,16 @@ type cell struct {
 	Number  bool
 	Head    bool   // names its row
 	Class   string // of the style: ok, bad, none, best
-	Explain string // said with it
+	Explain string // tooltip
 }
 
 func text(s string) cell { return cell{Text: s} }
 
-type download struct{ Name, Says, Data string }
+// A download is a file in the page. Its link is made here and needs no escaping.
+type download struct {
+	Name, Caption string
+	Link          template.URL
+}
 
 func (p *page) figure(f *figure) {
 	kept := f.Views[:0]
@@ -142,12 +147,12 @@ func (p *page) figure(f *figure) {
 	if len(f.Views) == 0 && f.Table == nil {
 		return
 	}
-	f.Says = strings.ReplaceAll(f.Says, " %", "\u00a0%")
+	f.Caption = strings.ReplaceAll(f.Caption, " %", "\u00a0%")
 	f.ID = fmt.Sprintf("figure-%d", len(p.Figures)+1)
 	p.Figures = append(p.Figures, f)
 }
 
-// any reports whether something is in a view. Panels without are taken out.
+// any removes empty panels and reports whether any remain.
 func (v *view) any() bool {
 	kept := v.Panels[:0]
 	for _, p := range v.Panels {
@@ -174,11 +179,12 @@ func (s *series) points() (n int) {
 	return n
 }
 
-// Numeric reports whether a column has numbers; its title is then also right-aligned.
+// Numeric reports whether a column holds numbers, which are right-aligned.
 func (t *table) Numeric(column int) bool {
 	return len(t.Rows) > 0 && column < len(t.Rows[0]) && t.Rows[0][column].Number
 }
 
+// drop removes columns without any value.
 func (t *table) drop() {
 	for i := len(t.Columns) - 1; i > 0; i-- {
 		if slices.ContainsFunc(t.Rows, func(row []cell) bool { return row[i].Text != "" && row[i].Text != "–" }) {
@@ -199,6 +205,7 @@ func median(x []float64) float64 {
 	return bench.Median(known)
 }
 
+// known returns a cell with f(x), or a dash for 0, NaN and infinities.
 func known(x float64, f func(float64) string) cell {
 	if x == 0 || math.IsNaN(x) || math.IsInf(x, 0) {
 		return cell{Text: "–", Number: true}

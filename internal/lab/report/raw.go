@@ -5,11 +5,11 @@ import (
 	"compress/gzip"
 	"encoding/base64"
 	"encoding/csv"
+	"encoding/json"
 	"fmt"
-	"math"
+	"html/template"
 	"slices"
-	"strconv"
-	"time"
+	"strings"
 
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/model/metrics"
@@ -18,7 +18,7 @@ import (
 // maxRaw bounds the metrics of all runs in the page, in bytes.
 const maxRaw = 2_000_000
 
-// rawFiles returns the metrics of each run as a CSV in gzip, with all digits. It thins runs that exceed their share.
+// rawFiles returns the metrics of each run as CSV with all digits. It thins runs that exceed their share of maxRaw.
 func rawFiles(runs []Run) []download {
 	var all []download
 	for _, r := range runs {
@@ -30,60 +30,36 @@ func rawFiles(runs []Run) []download {
 		for most := maxRaw / len(runs); len(data) > most && len(steps) > 2; data = packed(steps) {
 			steps = thin(steps, len(steps)*most/len(data)*9/10)
 		}
-		says := fmt.Sprintf("all %s logged steps", readable.Number(float64(r.Lines)))
+		caption := fmt.Sprintf("all %s logged steps", readable.Number(float64(r.Lines)))
 		if len(steps) < r.Lines {
-			says = fmt.Sprintf("%s of %s logged steps", readable.Number(float64(len(steps))),
+			caption = fmt.Sprintf("%s of %s logged steps", readable.Number(float64(len(steps))),
 				readable.Number(float64(r.Lines)))
 		}
-		all = append(all, download{Name: r.Name + ".csv.gz", Says: r.Name + ": " + says,
-			Data: "data:application/gzip;base64," + data})
+		all = append(all, download{Name: r.Name + ".csv.gz", Caption: r.Name + ": " + caption,
+			Link: template.URL("data:application/gzip;base64," + data)})
 	}
 	return all
 }
 
-var rawColumns = []struct {
-	name string
-	of   func(metrics.Step) metrics.Float
-}{
-	{"step", func(s metrics.Step) metrics.Float { return metrics.Float(s.Step) }},
-	{"epoch", func(s metrics.Step) metrics.Float { return s.Epoch }},
-	{"tokens", func(s metrics.Step) metrics.Float { return metrics.Float(s.Tokens) }},
-	{"loss", func(s metrics.Step) metrics.Float { return s.Loss }},
-	{"val_loss", validation},
-	{"grad_norm", func(s metrics.Step) metrics.Float { return s.GradNorm }},
-	{"lr", func(s metrics.Step) metrics.Float { return s.LR }},
-	{"step_seconds", func(s metrics.Step) metrics.Float { return s.StepSeconds }},
-	{"tokens_per_second", func(s metrics.Step) metrics.Float { return s.TokensPerSecond }},
-	{"tokens_per_second_per_device", func(s metrics.Step) metrics.Float { return s.TokensPerSecondPerDevice }},
-	{"tflops_per_device", func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }},
-	{"mfu", func(s metrics.Step) metrics.Float { return s.MFU }},
-	{"memory_bytes", func(s metrics.Step) metrics.Float { return metrics.Float(s.MemoryBytes) }},
-	{"comm_wait_seconds", func(s metrics.Step) metrics.Float { return s.CommWaitSeconds }},
-	{"attention_imbalance", func(s metrics.Step) metrics.Float { return s.AttentionImbalance }},
-	{"attention_bytes", func(s metrics.Step) metrics.Float { return s.AttentionBytes }},
-}
+var rawColumns = []string{"time", "step", "epoch", "tokens", "loss", "val_loss", "grad_norm", "lr", "step_seconds",
+	"tokens_per_second", "tokens_per_second_per_device", "tflops_per_device", "mfu", "memory_bytes", "comm_wait_seconds",
+	"attention_imbalance", "attention_bytes"}
 
-// packed returns a CSV of steps in gzip and base64. Unknown fields are empty.
+// packed returns steps as CSV, compressed by gzip, in base64. Unknown fields are empty.
 func packed(steps []metrics.Step) string {
 	var out bytes.Buffer
 	z := gzip.NewWriter(&out)
 	w := csv.NewWriter(z)
-	row := []string{"time"}
-	for _, c := range rawColumns {
-		row = append(row, c.name)
-	}
-	w.Write(row) // a bytes.Buffer takes all, and so do the writers on it
+	w.Write(rawColumns) // writers on a bytes.Buffer return no errors
 	for _, s := range steps {
-		row = append(row[:0], time.Time(s.Time).UTC().Format(time.RFC3339Nano))
-		for _, c := range rawColumns {
-			field := ""
-			if x := float64(c.of(s)); !math.IsNaN(x) {
-				field = strconv.FormatFloat(x, 'g', -1, 64)
-				if x == math.Trunc(x) && math.Abs(x) < 1<<53 {
-					field = strconv.FormatFloat(x, 'f', 0, 64)
-				}
+		line, _ := json.Marshal(s) // a line of metrics.jsonl
+		var fields map[string]json.RawMessage
+		json.Unmarshal(line, &fields)
+		row := make([]string, len(rawColumns))
+		for i, name := range rawColumns {
+			if text := strings.Trim(string(fields[name]), `"`); text != "null" {
+				row[i] = text
 			}
-			row = append(row, field)
 		}
 		w.Write(row)
 	}
@@ -92,25 +68,23 @@ func packed(steps []metrics.Step) string {
 	return base64.StdEncoding.EncodeToString(out.Bytes())
 }
 
-// thin leaves about n steps: the extremes of each of n/2 stretches.
+// thin returns at most about n of the steps, with the extremes of the loss.
 func thin(steps []metrics.Step, n int) []metrics.Step {
 	if len(steps) <= n {
 		return steps
 	}
-	stretches := max(1, n/2)
-	kept := make([]metrics.Step, 0, n)
-	for i := range stretches {
-		kept = append(kept, extremes(slices.Clone(steps[i*len(steps)/stretches:(i+1)*len(steps)/stretches]))...)
+	t := thinner{most: n}
+	for _, s := range steps {
+		t.add(s)
 	}
-	return kept
+	return t.steps()
 }
 
-// thinner does the same for a stream of steps. Above most steps it keeps the extremes of most/4 to most/2 stretches of
-// equal length.
+// A thinner keeps all steps up to most. Beyond, it keeps the extremes of most/4 to most/2 stretches of equal length.
 type thinner struct {
 	most      int
 	seen      int              // steps
-	long      int              // of a stretch, in steps
+	long      int              // steps of a stretch
 	stretches [][]metrics.Step // the kept steps of each
 }
 
@@ -135,7 +109,7 @@ func (t *thinner) add(s metrics.Step) {
 
 func (t *thinner) steps() []metrics.Step { return slices.Concat(t.stretches...) }
 
-// extremes leaves the steps with the lowest and the highest loss and those with a validation.
+// extremes keeps the steps with the lowest and the highest loss, and steps with a validation.
 func extremes(steps []metrics.Step) []metrics.Step {
 	lo, hi := 0, len(steps)-1
 	for i, s := range steps {

@@ -20,10 +20,10 @@ import (
 )
 
 const (
-	maxSteps   = 50_000    // that are kept of a run
-	maxSlices  = 1_000_000 // pieces of work that are kept of a trace: of its first ranks
+	maxSteps   = 50_000    // kept steps of a run
+	maxSlices  = 1_000_000 // kept pieces of a trace
 	maxPlan    = 64 << 20  // bytes of a plan.json, which has a part for each rank
-	maxLog     = 16 << 20  // bytes of a launcher.log that are searched
+	maxLog     = 16 << 20  // bytes of a launcher.log to search
 	maxTrace   = 2 << 30   // bytes of a trace.json
 	maxResults = 64 << 20  // bytes of a results.json
 	maxValues  = 4 << 20   // values in a JSON file
@@ -67,7 +67,7 @@ func (in *Input) Open(path string) error {
 
 func (in *Input) openExperiment(root *os.Root, name string) error {
 	if in.Experiment != nil {
-		return errors.New("a page shows one experiment; name the second on a page of its own")
+		return errors.New("a page shows one experiment; write another page for the second")
 	}
 	data, err := files.ReadIn(root, name, maxResults)
 	if err == nil {
@@ -84,9 +84,9 @@ func (in *Input) openExperiment(root *os.Root, name string) error {
 	return nil
 }
 
-// OfExperiment returns the page of an experiment's results, with the plans that its directory has.
+// OfExperiment returns the input for results and for the plans in their directory.
 func OfExperiment(dir string, res *experiment.Results) Input {
-	in := Input{Title: res.Name, Command: res.Command, Commit: res.Commit, Machine: res.Machine, Experiment: res}
+	in := Input{Title: res.Name, Commit: res.Commit, Experiment: res}
 	if root, err := files.OpenDir(dir); err == nil { // without it the page has no roofline
 		defer root.Close()
 		in.Plans = Plans(root, res)
@@ -94,8 +94,7 @@ func OfExperiment(dir string, res *experiment.Results) Input {
 	return in
 }
 
-// Plans returns the plan.json of the first run of each of the experiment's cells, as far as they are in its
-// directory.
+// Plans returns the plan.json of the first run of each cell, if it is in the directory of the experiment.
 func Plans(root *os.Root, res *experiment.Results) map[string]*Plan {
 	plans := map[string]*Plan{}
 	for _, c := range res.Cells {
@@ -108,31 +107,31 @@ func Plans(root *os.Root, res *experiment.Results) map[string]*Plan {
 	return plans
 }
 
-// ReadRun reads a run directory, also one of a run that goes on. It must have a metrics.jsonl or a plan.json;
-// whatever else is missing or torn is named in the result.
+// ReadRun reads a run directory, also while the run goes on. It needs metrics.jsonl or plan.json. Run.Missing names
+// other files that are missing or damaged.
 func ReadRun(root *os.Root) (*Run, error) {
 	r := &Run{}
 	errMetrics := r.readSteps(root)
 	p, errPlan := readPlan(root, "plan.json")
 	if errMetrics != nil && errPlan != nil {
-		return nil, fmt.Errorf("it is no run directory: %w; %w", errMetrics, errPlan)
+		return nil, fmt.Errorf("not a run directory: %w; %w", errMetrics, errPlan)
 	}
 	r.miss(errMetrics, "metrics.jsonl", "no curves")
-	r.miss(errPlan, "plan.json", "no layout, and no model size")
+	r.miss(errPlan, "plan.json", "no layout and no model size")
 	if r.Plan = p; p != nil {
 		r.Machine = p.Machine
 	}
-	r.miss(r.readLog(root), "logs/launcher.log", "no command and version")
-	r.miss(r.readTrace(root), "trace.json", "no timeline; log.trace_steps writes one")
+	r.miss(r.readLog(root), "logs/launcher.log", "no command and no version")
+	r.miss(r.readTrace(root), "trace.json", "no timeline; set log.trace_steps to get one")
 	return r, nil
 }
 
 func (r *Run) miss(err error, name, effect string) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		r.Missing = append(r.Missing, fmt.Sprintf("%s is not there: %s", name, effect))
+		r.Missing = append(r.Missing, fmt.Sprintf("%s is missing: %s", name, effect))
 	case err != nil:
-		r.Missing = append(r.Missing, fmt.Sprintf("%s cannot be read: %v: %s", name, err, effect))
+		r.Missing = append(r.Missing, fmt.Sprintf("%s cannot be read (%v): %s", name, err, effect))
 	}
 }
 
@@ -145,7 +144,7 @@ func (r *Run) readSteps(root *os.Root) error {
 	kept, last := thinner{most: maxSteps}, int64(-1)
 	torn, err := metrics.EachStep(f, func(s metrics.Step) {
 		if s.Step <= last {
-			return // a step is in the file once; no run writes an earlier one
+			return // each step once, in order
 		}
 		last = s.Step
 		r.Lines++
@@ -153,12 +152,12 @@ func (r *Run) readSteps(root *os.Root) error {
 	})
 	r.Steps = kept.steps()
 	if torn > 0 {
-		r.Missing = append(r.Missing, fmt.Sprintf("metrics.jsonl: %d lines that are not whole are left out", torn))
+		r.Missing = append(r.Missing, fmt.Sprintf("metrics.jsonl: %d incomplete lines are left out", torn))
 	}
 	return err
 }
 
-// readLog finds the newest start in launcher.log, "--- TIME cprun VERSION: COMMAND", and how it ended.
+// readLog reads the newest start in launcher.log, "--- TIME cprun VERSION: COMMAND", and its end.
 func (r *Run) readLog(root *os.Root) error {
 	f, err := files.OpenIn(root, "logs/launcher.log")
 	if err != nil {
@@ -177,11 +176,11 @@ func (r *Run) readLog(root *os.Root) error {
 			}
 			continue
 		}
-		if _, said, ok := strings.Cut(line, " "); ok && strings.HasPrefix(said, "done in ") {
+		if _, text, ok := strings.Cut(line, " "); ok && strings.HasPrefix(text, "done in ") {
 			r.Ended = "done"
 		}
 	}
-	return nil // of a log with a line that is too long, the lines before it are enough
+	return nil // after a line that is too long, the lines before it are enough
 }
 
 func (r *Run) readTrace(root *os.Root) error {
@@ -193,7 +192,7 @@ func (r *Run) readTrace(root *os.Root) error {
 	if st, err := f.Stat(); err != nil {
 		return err
 	} else if st.Size() > maxTrace {
-		return fmt.Errorf("%d bytes are more than the %d that are read", st.Size(), maxTrace)
+		return fmt.Errorf("%d bytes exceed the limit of %d", st.Size(), maxTrace)
 	}
 	ranks := map[int]bool{} // true for the drawn ones
 	return metrics.EachSlice(f, func(s metrics.Slice) {
@@ -213,7 +212,7 @@ func (r *Run) readTrace(root *os.Root) error {
 type Plan struct {
 	Config  map[string]map[string]any `json:"config"`
 	Machine string                    `json:"machine"`
-	// Data is how much training data there is; nil in plans of older versions, and without the files.
+	// Data counts the training data; nil in plans of older versions, or if the files were absent.
 	Data *struct {
 		Files, Tokens, Targets, Samples float64
 		Documents                       *float64
@@ -258,7 +257,7 @@ type rankPart struct {
 	Spans     spans   `json:"spans"`
 }
 
-// A spans lists the positions of a rank. The plan of packed documents has their number alone, which is not read.
+// spans lists the positions of a rank. For packed documents the plan has only their number, which is ignored.
 type spans []struct{ Start, Len, Stride float64 }
 
 func (s *spans) UnmarshalJSON(data []byte) error {

@@ -1,6 +1,11 @@
-// Package report draws runs and experiments: one HTML page that asks nothing of any network, at most
-// MaxPage bytes long. The figures are data (payload.go) that Apache ECharts draws in the browser. What a
-// page is made of, errors and names too, may come from anybody: it reaches the page as escaped text or JSON only.
+// Package report writes one HTML page about runs or an experiment. The page needs no network and has at most
+// MaxPage bytes. Its figures are JSON (payload.go) that Apache ECharts draws in the browser:
+//
+//	in := report.Input{Title: "opticks"}
+//	err := in.Open("runs/opticks-20261120-101500")
+//	err = report.Write(file, in)
+//
+// Names, errors and commands are untrusted input. They reach the page as escaped text or JSON only.
 package report
 
 import (
@@ -23,37 +28,36 @@ const MaxPage = 5_000_000
 
 // Input is the content of a page.
 type Input struct {
-	Title   string
-	Command string // that made the results, as a shell reads it; "" if each run has its own
-	Commit  string // the program's version
-	Machine string // for a reader
+	Title  string
+	Commit string // the version of cprun that writes the page
 
 	Experiment *experiment.Results // nil: none
-	// Plans are the plan.json of the experiment's cells, by cell; without one a cell is not in the roofline.
+	// Plans holds the plan.json of cells, by ID. A cell without one is not in the roofline.
 	Plans map[string]*Plan
 	Runs  []Run
 }
 
 // A Run is the content of a run directory.
 type Run struct {
-	Name    string // that tells it from the others of the page
-	Command string // the last that started or continued it; "" if the log is gone
+	Name    string // unique on the page
+	Command string // the last command that started or resumed the run; "" without a log
 	Commit  string
 	Machine string
-	Ended   string // the end in the log; "" for a run that goes on, or was killed
+	Ended   string // "done", or "" for a run that goes on or was killed
 
-	Steps   []metrics.Step  // ascending, thinned if the file has more than a page can show
+	Steps   []metrics.Step  // ascending; at most maxSteps of the file
 	Lines   int             // steps in the file
 	Plan    *Plan           // nil: no plan.json
-	Slices  []metrics.Slice // of steps, and of the first ranks of the trace
-	Traced  int             // ranks of the trace
-	Missing []string        // files that are absent or cannot be read, and the figures that need them
+	Slices  []metrics.Slice // the trace of the first maxLanes ranks
+	Traced  int             // ranks in the trace
+	Missing []string        // files that are absent or damaged, with the figures that need them
+
+	suffix string // of titles: ", NAME" if the page has several runs
 }
 
 const points = 2000
 
-// Write writes the page. Where all points of all runs make it longer than MaxPage, it has fewer of
-// them, and says so.
+// Write writes the page. If all points do not fit MaxPage, it leaves out some of each run and adds a note.
 func Write(w io.Writer, in Input) error {
 	for n := points; ; n /= 2 {
 		var page bytes.Buffer
@@ -88,18 +92,18 @@ var assets embed.FS
 func asset(name string) string {
 	data, err := assets.ReadFile("assets/" + name)
 	if err != nil {
-		panic(err) // it was there when this was built
+		panic(err) // embedded at build time
 	}
 	return string(data)
 }
 
-// scripts are the library and those that use it, in this order.
+// scripts lists the library first, then the scripts that use it.
 var scripts = []string{"echarts.min.js", "format.js", "series.js", "chart.js", "table.js", "figure.js"}
 
 var layout = template.Must(template.New("page").Parse(asset("page.html")))
 
-// render writes the page: text goes through html/template, data through JSON, which writes <, > and & in
-// escapes. The policy lets the browser run what has the hash of our scripts, and fetch nothing.
+// render writes the page. html/template escapes text, and JSON escapes <, > and & in data. The content security policy
+// allows only our scripts, by their hashes, and no requests.
 func render(w io.Writer, in Input, p *page) error {
 	data, err := json.Marshal(p)
 	if err != nil {
@@ -120,11 +124,11 @@ func render(w io.Writer, in Input, p *page) error {
 		"Page": p, "In": in, "Policy": strings.Join(policy, "; "),
 		"Style":   template.HTML("<style>" + style + "</style>"),
 		"Data":    template.HTML(`<script type="application/json" id="data">` + string(data) + "</script>"),
-		"Scripts": code, "Sections": p.sections(), "Files": p.files(),
+		"Scripts": code, "Sections": p.sections(),
 	})
 }
 
-// hash returns the name of an inline script or style in a policy.
+// hash returns the policy source of an inline script or style.
 func hash(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
@@ -144,19 +148,6 @@ func (p *page) sections() []section {
 		}
 		last := &all[len(all)-1]
 		last.Figures = append(last.Figures, f)
-	}
-	return all
-}
-
-// A file is a download with a link that was made here and is let through as it is.
-type file struct {
-	Name, Says string
-	Link       template.URL
-}
-
-func (p *page) files() (all []file) {
-	for _, d := range p.Files {
-		all = append(all, file{d.Name, d.Says, template.URL(d.Data)})
 	}
 	return all
 }

@@ -24,10 +24,10 @@ import (
 	"github.com/cprun/cprun/internal/model/metrics"
 )
 
-var update = flag.Bool("update", false, "write the expected payloads anew")
+var update = flag.Bool("update", false, "rewrite the expected payloads")
 
-// opened is the page of paths below testdata.
-func opened(t *testing.T, paths ...string) Input {
+// openInput returns the input of paths below testdata.
+func openInput(t *testing.T, paths ...string) Input {
 	t.Helper()
 	in := Input{Title: strings.Join(paths, ", "), Commit: "test"}
 	for _, p := range paths {
@@ -38,7 +38,7 @@ func opened(t *testing.T, paths ...string) Input {
 	return in
 }
 
-func written(t *testing.T, in Input) string {
+func writePage(t *testing.T, in Input) string {
 	t.Helper()
 	var out bytes.Buffer
 	if err := Write(&out, in); err != nil {
@@ -52,22 +52,22 @@ func written(t *testing.T, in Input) string {
 
 var block = regexp.MustCompile(`(?s)<script type="application/json" id="data">(.*?)</script>`)
 
-// payload is the data of a page, as a browser reads it.
-func payload(t *testing.T, page string) page_ {
+// payload returns the data in a page.
+func payload(t *testing.T, page string) parsedPage {
 	t.Helper()
 	m := block.FindAllStringSubmatch(page, -1)
 	if len(m) != 1 {
 		t.Fatalf("%d blocks of data", len(m))
 	}
-	var p page_
+	var p parsedPage
 	if err := json.Unmarshal([]byte(m[0][1]), &p); err != nil {
 		t.Fatal(err)
 	}
 	return p
 }
 
-// page_ is page as read back: null is a number, too.
-type page_ struct {
+// A parsedPage is the JSON of a page. Its numbers may be null.
+type parsedPage struct {
 	Title   string
 	Figures []struct {
 		ID, Title, Kind string
@@ -84,10 +84,11 @@ type page_ struct {
 	}
 }
 
-// The payloads are compared with those in testdata, a figure on each line.
+// TestPayloads compares the JSON of figures with testdata, one figure a line.
 func TestPayloads(t *testing.T) {
-	for name, in := range map[string]Input{"experiment": opened(t, "experiment"), "runs": opened(t, "runs/ring-packed",
-		"runs/allgather")} {
+	for name, in := range map[string]Input{
+		"experiment": openInput(t, "experiment"), "runs": openInput(t, "runs/ring-packed", "runs/allgather"),
+	} {
 		t.Run(name, func(t *testing.T) {
 			p := build(in, 40)
 			var got bytes.Buffer
@@ -111,14 +112,14 @@ func TestPayloads(t *testing.T) {
 			a, b := strings.Split(got.String(), "\n"), strings.Split(string(want), "\n")
 			for i := range max(len(a), len(b)) {
 				if i >= len(a) || i >= len(b) || a[i] != b[i] {
-					t.Fatalf("figure %d is another than in %s; look at the page, then run with -update", i+1, file)
+					t.Fatalf("figure %d differs from %s; look at the page, then run with -update", i+1, file)
 				}
 			}
 		})
 	}
 }
 
-// figuresOf are the titles of a page's figures.
+// figuresOf returns the titles of the figures.
 func figuresOf(in Input) (titles []string) {
 	for _, f := range build(in, points).Figures {
 		titles = append(titles, f.Title)
@@ -127,10 +128,10 @@ func figuresOf(in Input) (titles []string) {
 }
 
 func TestEveryFigureIsThere(t *testing.T) {
-	got := strings.Join(append(figuresOf(opened(t, "experiment")), figuresOf(opened(t, "runs/ring-packed",
+	got := strings.Join(append(figuresOf(openInput(t, "experiment")), figuresOf(openInput(t, "runs/ring-packed",
 		"runs/allgather"))...), "\n")
-	for _, want := range []string{"What became of each cell", "Throughput by sequence length", "Strong scaling",
-		"Weak scaling", "Memory by kind", "Transfers that nothing hid", "Roofline",
+	for _, want := range []string{"Result of each cell", "Throughput by sequence length", "Strong scaling",
+		"Weak scaling", "Memory by kind", "Roofline",
 		"Predicted against measured", "Loss", "Gradient norm", "Learning rate", "Throughput", "Waiting for transfers",
 		"Memory", "Balance of attention by step", "Tile map of document-zigzag",
 		"Tile map of zigzag", "Work by rank and hop", "Work by rank of a packed batch", "Step 2 by rank",
@@ -141,10 +142,10 @@ func TestEveryFigureIsThere(t *testing.T) {
 	}
 }
 
-// Names, errors and commands come from anybody. None of them reaches the page as markup or script.
-func TestNothingOfOthersRuns(t *testing.T) {
+// Names, errors and commands are untrusted. They reach the page neither as markup nor as script.
+func TestUntrustedTextIsEscaped(t *testing.T) {
 	const evil = `</script><script>alert(1)</script><img src=x onerror=alert(2)>"'><!--`
-	in := opened(t, "experiment", "runs/ring-packed")
+	in := openInput(t, "experiment", "runs/ring-packed")
 	e := *in.Experiment
 	e.Name, e.Command, e.Machine, e.Base, e.Commit = evil, evil, evil, evil, evil
 	e.Set = map[string]any{evil: evil}
@@ -162,7 +163,7 @@ func TestNothingOfOthersRuns(t *testing.T) {
 	}
 	r.Plan.Partition.Layout = evil
 	in.Title, in.Experiment, in.Runs, in.Commit = evil, &e, []Run{r}, evil
-	page := written(t, in)
+	page := writePage(t, in)
 	library := asset("echarts.min.js")
 	for _, markup := range []string{"<script>alert", "<img src=x", "onerror=alert(2)>"} {
 		if strings.Contains(strings.Replace(page, library, "", 1), markup) {
@@ -177,13 +178,13 @@ func TestNothingOfOthersRuns(t *testing.T) {
 		t.Errorf("the title has become %q", p.Title)
 	}
 	if !strings.Contains(html.UnescapeString(page), evil) {
-		t.Error("what was written is not shown")
+		t.Error("the page does not show the text")
 	}
 }
 
-// The policy allows what is in the page, by its hash, and nothing else.
+// The content security policy allows only the scripts and the style of the page, by their hashes.
 func TestPolicy(t *testing.T) {
-	page := written(t, opened(t, "experiment"))
+	page := writePage(t, openInput(t, "experiment"))
 	meta := regexp.MustCompile(`Content-Security-Policy" content="([^"]*)"`)
 	policy := html.UnescapeString(meta.FindStringSubmatch(page)[1])
 	if !strings.HasPrefix(policy, "default-src 'none'; ") || strings.Contains(policy, "unsafe") ||
@@ -197,7 +198,7 @@ func TestPolicy(t *testing.T) {
 	for _, m := range inline {
 		sum := sha256.Sum256([]byte(m[2]))
 		if want := "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"; !strings.Contains(policy, want) {
-			t.Errorf("the policy forbids a %s that is in the page: %.60s", m[1], m[2])
+			t.Errorf("the policy forbids a %s of the page: %.60s", m[1], m[2])
 		}
 	}
 	if markup := page[:strings.Index(page, "<script>")]; strings.Contains(markup, " style=") ||
@@ -209,14 +210,14 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-func TestLibraryIsWhatItsPageSays(t *testing.T) {
+func TestChecksumOfTheLibrary(t *testing.T) {
 	sum := sha256.Sum256([]byte(asset("echarts.min.js")))
-	says, err := os.ReadFile("assets/README.md")
+	readme, err := os.ReadFile("assets/README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(string(says), fmt.Sprintf("%x", sum)) {
-		t.Errorf("echarts.min.js has the sum %x, and assets/README.md says another", sum)
+	if !strings.Contains(string(readme), fmt.Sprintf("%x", sum)) {
+		t.Errorf("echarts.min.js has the sum %x; assets/README.md has another", sum)
 	}
 	for _, name := range scripts {
 		if strings.Contains(strings.ToLower(asset(name)), "</script") || strings.Contains(asset(name), "<!--") {
@@ -225,7 +226,7 @@ func TestLibraryIsWhatItsPageSays(t *testing.T) {
 	}
 }
 
-// many is a run with n steps, one of which is a spike.
+// many returns a run of n steps with one spike.
 func many(n, spike int) Run {
 	r := Run{Name: "long", Lines: n, Commit: "c", Machine: "m", Command: "cprun"}
 	for i := range n {
@@ -241,15 +242,15 @@ func many(n, spike int) Run {
 	return r
 }
 
-// A page of long runs stays below its size, keeps spikes, and says how much it leaves out.
+// A page of long runs stays below MaxPage, keeps spikes, and notes the number of omitted steps.
 func TestLongRunsAreThinned(t *testing.T) {
 	var in Input
 	for range 4 {
 		in.Runs = append(in.Runs, many(30_000, 21_234))
 	}
-	page := written(t, in)
+	page := writePage(t, in)
 	if !strings.Contains(html.UnescapeString(page), "of the 30,000 logged steps") {
-		t.Error("the page does not say that it leaves steps out")
+		t.Error("the page does not note the omitted steps")
 	}
 	p := payload(t, page)
 	spike, n := false, 0
@@ -270,7 +271,7 @@ func TestThin(t *testing.T) {
 	r.Steps[5_001].ValLoss = &loss
 	kept := thin(r.Steps, 100)
 	if len(kept) > 103 || len(kept) < 50 {
-		t.Errorf("%d steps are left", len(kept))
+		t.Errorf("%d steps remain", len(kept))
 	}
 	found := map[int64]bool{}
 	for i, s := range kept {
@@ -281,12 +282,12 @@ func TestThin(t *testing.T) {
 	}
 	for _, want := range []int64{7_778, 5_002} {
 		if !found[want] {
-			t.Errorf("step %d is gone: a spike, or a validation", want)
+			t.Errorf("step %d is missing: a spike, or a validation", want)
 		}
 	}
 }
 
-// Steps that come one by one are thinned evenly: what is kept of the first half is as much as of the second.
+// A thinner keeps equal shares of the first and the second half of a run.
 func TestThinnerIsEven(t *testing.T) {
 	for _, n := range []int{10, 1000, 1001, 50_000} {
 		k := thinner{most: 1000}
@@ -308,25 +309,26 @@ func TestThinnerIsEven(t *testing.T) {
 			t.Errorf("%d of %d steps are kept", len(kept), n)
 		}
 		if d := 2*first - len(kept); !spike || d > len(kept)/10+2 || -d > len(kept)/10+2 {
-			t.Errorf("%d steps: %d kept, %d of them of the first half; spike kept: %v", n, len(kept), first, spike)
+			t.Errorf("%d steps: %d kept, %d of them in the first half; spike kept: %v", n, len(kept), first, spike)
 		}
 	}
 }
 
-// Pieces of a timeline do not lie over one another, cover what was there, and are as few as asked for.
+// Pieces of a timeline do not overlap, cover the whole row, and are few enough.
 func TestTimelineInPieces(t *testing.T) {
 	var row []span
 	at := 0.0
 	for i := range 1000 {
 		took := float64(1 + i%7)
-		row = append(row, span{Slice: metrics.Slice{Name: "work", Start: at, Took: took}, kind: work(i % 3)})
+		piece := metrics.Slice{Name: "work", Start: at, Took: took}
+		row = append(row, span{Slice: piece, kind: pieceKind(i % 3)})
 		at += took
 	}
 	for _, least := range []float64{0, 3, 50, 1e6} {
 		pieces := join(slices.Clone(row), least)
 		for i := 1; i < len(pieces); i++ {
 			if a := pieces[i-1]; a.Start+a.Took > pieces[i].Start+1e-9 {
-				t.Fatalf("least %g: piece %d lies over the next", least, i)
+				t.Fatalf("least %g: piece %d overlaps the next", least, i)
 			}
 		}
 		last := pieces[len(pieces)-1]
@@ -339,11 +341,12 @@ func TestTimelineInPieces(t *testing.T) {
 	}
 }
 
-// The download of a run has all digits of every step.
+// The download of a run has every step with all digits.
 func TestRawNumbers(t *testing.T) {
 	r := many(100, -1)
 	files := rawFiles([]Run{r})
-	data, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(files[0].Data, "data:application/gzip;base64,"))
+	_, text, _ := strings.Cut(string(files[0].Link), "data:application/gzip;base64,")
+	data, err := base64.StdEncoding.DecodeString(text)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -360,18 +363,18 @@ func TestRawNumbers(t *testing.T) {
 	}
 }
 
-// A run that goes on, was killed, or has lost files is shown as far as it is there.
-func TestRunsInPieces(t *testing.T) {
+// The page shows runs that go on, were killed, or have lost files, and names the missing files.
+func TestIncompleteRuns(t *testing.T) {
 	line := `{"time":"2026-11-23T00:00:00Z","step":1,"epoch":0,"loss":3,"grad_norm":1,"lr":0.001,` +
 		`"tokens":64,"step_seconds":1,"tokens_per_second":64,"memory_bytes":5}`
 	for name, c := range map[string]struct {
 		files map[string]string
-		want  []string // in the page; "" alone: it is no run
+		want  []string // in the page; "" alone: an error
 	}{
 		"torn": {map[string]string{"metrics.jsonl": line + "\n" + line[:40]},
-			[]string{"1 lines that are not whole", "plan.json is not there", "at step 1"}},
+			[]string{"metrics.jsonl: 1 ", "plan.json", "at step 1"}},
 		"no metrics": {map[string]string{"plan.json": `{"partition":{"ranks":2}}`},
-			[]string{"metrics.jsonl is not there", "no step yet"}},
+			[]string{"metrics.jsonl", "no step yet"}},
 		"bad plan": {map[string]string{"metrics.jsonl": line + "\n", "plan.json": "{"},
 			[]string{"plan.json cannot be read"}},
 		"empty":      {map[string]string{"metrics.jsonl": ""}, []string{"no step yet"}},
@@ -391,28 +394,28 @@ func TestRunsInPieces(t *testing.T) {
 			err := in.Open(dir)
 			if c.want[0] == "" {
 				if err == nil {
-					t.Error("it is taken for a run")
+					t.Error("no error")
 				}
 				return
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			page := html.UnescapeString(written(t, in))
+			page := html.UnescapeString(writePage(t, in))
 			for _, w := range c.want {
 				if !strings.Contains(page, w) {
-					t.Errorf("the page does not say %q", w)
+					t.Errorf("the page lacks %q", w)
 				}
 			}
 		})
 	}
 	var in Input
 	if err := in.Open(filepath.Join(t.TempDir(), "none")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a path that is not there: %v", err)
+		t.Errorf("a missing path: %v", err)
 	}
 }
 
-// A grid of any shape gives a page: one axis, words alone, nothing that ran.
+// A grid of any shape gives a page: one axis, only words, no cell that ran.
 func TestGridsOfAnyShape(t *testing.T) {
 	cells := func(key string, values ...any) *experiment.Results {
 		e := &experiment.Results{Version: 1, Name: "grid", Grid: []experiment.Axis{{Key: key, Values: values}}}
@@ -440,12 +443,12 @@ func TestGridsOfAnyShape(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := Input{Title: name, Experiment: e}
-			payload(t, written(t, in))
+			payload(t, writePage(t, in))
 			if titles := figuresOf(in); name == "words" && !strings.Contains(strings.Join(titles, "\n"), "Throughput") {
-				t.Errorf("words alone have no figure of throughput: %q", titles)
+				t.Errorf("a grid of words has no figure of throughput: %q", titles)
 			}
 			for _, ran := range []string{"flash, zigzag, none", "fused, striped, full"} {
-				if page := written(t, in); strings.Contains(page, ran) != (name == "chosen") {
+				if page := writePage(t, in); strings.Contains(page, ran) != (name == "chosen") {
 					t.Errorf("%q is on the page: %v", ran, name != "chosen")
 				}
 			}
@@ -453,7 +456,7 @@ func TestGridsOfAnyShape(t *testing.T) {
 	}
 }
 
-// Speed-up is over the fastest cell with the fewest ranks, and the ideal begins there.
+// Speed-up is relative to the fastest cell with the fewest ranks. The ideal line begins there.
 func TestStrongScaling(t *testing.T) {
 	e := &experiment.Results{Version: 1, Grid: []experiment.Axis{{Key: "nproc", Values: []any{1.0, 2.0, 4.0}},
 		{Key: "parallel.algorithm", Values: []any{"ring", "ulysses"}}}}
@@ -474,7 +477,7 @@ func TestStrongScaling(t *testing.T) {
 	}
 }
 
-// A wait names the rank that sends what is waited for.
+// A wait counts for the rank that sends the awaited message.
 func TestWhoWaitedForWhom(t *testing.T) {
 	r := Run{Name: "r", Slices: []metrics.Slice{
 		{Rank: 0, Lane: "compute", Name: "attention forward", Label: "step 4/forward/layer 0/hop 0 owner 0", Start: 1,
@@ -490,8 +493,8 @@ func TestWhoWaitedForWhom(t *testing.T) {
 	if step != 4 || len(ranks) != 2 || len(spans) != 4 || spans[0].Start != 0 {
 		t.Fatalf("step %d of ranks %v, %d spans; rank 1 has no step 5", step, ranks, len(spans))
 	}
-	s := r.waitsFor(spans, ranks, step, nil).Views[0].Panels[0].Series[0]
+	s := r.waitsFor(spans, ranks, step).Views[0].Panels[0].Series[0]
 	if fmt.Sprint(s.Lo) != "[0 3 0 0]" {
-		t.Errorf("waited for: %v, want rank 0 for rank 1, 3 s", s.Lo)
+		t.Errorf("waits %v, want rank 0 for rank 1, 3 s", s.Lo)
 	}
 }

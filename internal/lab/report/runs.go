@@ -5,29 +5,29 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/lab/experiment"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/metrics"
 )
 
-// A curve is one figure of a value by step.
+// A curve describes a figure of values by step.
 type curve struct {
-	section, title, says string
-	smooth               bool
-	views                []measure
+	section, title, caption string
+	smooth                  bool
+	views                   []measure
 }
 
 type measure struct {
-	name string
-	y    axis
-	of   func(metrics.Step) metrics.Float
-	val  func(metrics.Step) metrics.Float // a second line with symbols; nil: none
+	name   string
+	y      axis
+	value  func(metrics.Step) metrics.Float
+	marked func(metrics.Step) metrics.Float // a second line with symbols; nil: none
 }
 
 const (
@@ -38,8 +38,8 @@ const (
 )
 
 var curves = []curve{
-	{learning, "Loss", "Mean loss of the target tokens of a step, before its update. Points with symbols are of the " +
-		"validation data.", true, []measure{
+	{learning, "Loss", "Mean loss of the target tokens of a step, before its update. Lines with symbols show the " +
+		"validation loss.", true, []measure{
 		{"loss", axis{Name: "loss, nats a token"}, func(s metrics.Step) metrics.Float { return s.Loss },
 			validation},
 		{"loss, log", axis{Name: "loss, nats a token", Log: true}, func(s metrics.Step) metrics.Float { return s.Loss },
@@ -47,15 +47,15 @@ var curves = []curve{
 		{"validation only", axis{Name: "validation loss, nats a token"},
 			func(metrics.Step) metrics.Float { return metrics.Absent }, validation},
 	}},
-	{learning, "Gradient norm", "Global norm of the gradients, before clipping. A spike that the loss follows is a " +
-		"step that went wrong.", true, []measure{
+	{learning, "Gradient norm", "Global norm of the gradients before clipping. After a bad step both it and the loss " +
+		"jump.", true, []measure{
 		{"norm", axis{Name: "gradient norm", Log: true}, func(s metrics.Step) metrics.Float { return s.GradNorm }, nil},
 	}},
-	{learning, "Learning rate", "Of the schedule, as the optimizer used it.", false, []measure{
+	{learning, "Learning rate", "The learning rate that the optimizer used.", false, []measure{
 		{"rate", axis{Name: "learning rate", Zero: true}, func(s metrics.Step) metrics.Float { return s.LR }, nil},
 	}},
-	{speed, "Throughput", "Of each step that was logged. FLOPs are the model's: causal attention halved, " +
-		"recomputation not counted.", true, []measure{
+	{speed, "Throughput", "Speed of the logged steps. FLOPs are model FLOPs: causal attention counts half, and " +
+		"recomputation does not count.", true, []measure{
 		{"tokens/s", axis{Name: "tokens/s", Zero: true},
 			func(s metrics.Step) metrics.Float { return s.TokensPerSecond }, nil},
 		{"tokens/s a device", axis{Name: "tokens/s a device", Zero: true},
@@ -65,25 +65,37 @@ var curves = []curve{
 		{"MFU", axis{Name: "share of the device's peak", Kind: "share", Zero: true},
 			func(s metrics.Step) metrics.Float { return s.MFU }, nil},
 	}},
-	{speed, "Waiting for transfers", "What compute stood still for transfers that nothing hid, on the rank that " +
-		"waited longest; as a share of the step, or in seconds.", true, []measure{
-		{"share of the step", axis{Name: "share of the step", Kind: "share", Zero: true},
-			func(s metrics.Step) metrics.Float { return s.CommWaitSeconds / s.StepSeconds }, nil},
+	{speed, "Waiting for transfers", "Time in which compute waited for a transfer, on the rank that waited longest: " +
+		"a share of the time since the logged step before, or seconds of a step.", true, []measure{
+		{"share of the time", axis{Name: "share of the time", Kind: "share", Zero: true},
+			waitShare, nil},
 		{"seconds", axis{Name: "seconds a step", Kind: "seconds", Zero: true},
 			func(s metrics.Step) metrics.Float { return s.CommWaitSeconds }, nil},
 	}},
-	{speed, "Memory", "Peak so far, of the device that uses most.", false, []measure{
+	{speed, "Memory", "Peak so far, on the device that uses most.", false, []measure{
 		{"peak", axis{Name: "bytes", Kind: "bytes", Zero: true},
 			func(s metrics.Step) metrics.Float { return metrics.Float(s.MemoryBytes) }, nil},
 	}},
-	{layouts, "Balance of attention by step", "Visible (query, key) pairs of the rank with most work over those of " +
-		"the mean one; 1 is even work. Packed documents differ from batch to batch.", false, []measure{
+	{layouts, "Balance of attention by step", "Visible (query, key) pairs of the busiest rank over the mean of " +
+		"all ranks; 1 is even. With packed documents it differs from batch to batch.", false, []measure{
 		{"slowest over mean", axis{Name: "slowest rank over mean"},
 			func(s metrics.Step) metrics.Float { return s.AttentionImbalance }, nil},
-		{"bytes sent", axis{Name: "bytes sent, most of a rank", Kind: "bytes", Zero: true},
+		{"bytes sent", axis{Name: "bytes sent by the rank that sends most", Kind: "bytes", Zero: true},
 			func(s metrics.Step) metrics.Float { return s.AttentionBytes }, nil},
 	}},
 }
+
+// averaged returns line i with the mean time of the steps since the line before. CommWaitSeconds is a mean over the
+// same steps, while StepSeconds in the file is the time of the last of them.
+func averaged(steps []metrics.Step, i int) metrics.Step {
+	s := steps[i]
+	if i > 0 && steps[i-1].Step > 0 && s.Step-steps[i-1].Step > 1 {
+		s.StepSeconds = metrics.Float(since(s, steps[i-1]).Seconds() / float64(s.Step-steps[i-1].Step))
+	}
+	return s
+}
+
+func waitShare(s metrics.Step) metrics.Float { return s.CommWaitSeconds / s.StepSeconds }
 
 func validation(s metrics.Step) metrics.Float {
 	if s.ValLoss == nil {
@@ -98,12 +110,13 @@ func (p *page) runs(runs []Run, n int) {
 	distinct(runs)
 	thinned := make([][]metrics.Step, len(runs))
 	for i, r := range runs {
+		p.Headline = append(p.Headline, r.headline())
 		thinned[i] = thin(r.Steps, n)
 		p.Steps = append(p.Steps, abscissae(thinned[i]))
 		if len(thinned[i]) < r.Lines {
 			p.Notes = append(p.Notes,
-				fmt.Sprintf("%s: figures show %s of the %s logged steps: of each stretch the lowest and the highest "+
-					"loss, and every validation.",
+				fmt.Sprintf("%s: figures show %s of the %s logged steps: the lowest and the highest loss of each "+
+					"stretch, and every validation.",
 					r.Name, readable.Number(float64(len(thinned[i]))), readable.Number(float64(r.Lines))))
 		}
 		for _, m := range r.Missing {
@@ -113,13 +126,12 @@ func (p *page) runs(runs []Run, n int) {
 	p.Summary = append(p.Summary, summary(runs))
 	p.configs(runs)
 	p.Facts = append(p.Facts, facts(runs)...)
-	sources := sourcesOf(runs)
 	for _, c := range curves {
 		if c.section == layouts && !uneven(runs) {
 			continue
 		}
-		f := &figure{Title: c.title, Kind: "lines", BySteps: true, Smooth: c.smooth, Section: c.section, Says: c.says,
-			Source: sources}
+		f := &figure{Title: c.title, Kind: "lines", BySteps: true, Smooth: c.smooth, Section: c.section,
+			Caption: c.caption}
 		for _, m := range c.views {
 			f.Views = append(f.Views, m.view(runs, thinned))
 		}
@@ -132,6 +144,7 @@ func (p *page) runs(runs []Run, n int) {
 	p.Files = append(p.Files, rawFiles(runs)...)
 }
 
+// distinct makes the names of runs unique, and adds them to the titles of figures if there are several.
 func distinct(runs []Run) {
 	seen := map[string]int{}
 	for i := range runs {
@@ -139,10 +152,13 @@ func distinct(runs []Run) {
 		if seen[name]++; seen[name] > 1 {
 			runs[i].Name = fmt.Sprintf("%s (%d)", name, seen[name])
 		}
+		if len(runs) > 1 {
+			runs[i].suffix = ", " + runs[i].Name
+		}
 	}
 }
 
-// uneven reports whether work differs between the ranks of any run from step to step.
+// uneven reports whether ranks have different work in any step of any run.
 func uneven(runs []Run) bool {
 	return slices.ContainsFunc(runs, func(r Run) bool {
 		return slices.ContainsFunc(r.Steps, func(s metrics.Step) bool { return s.AttentionImbalance > 1.001 })
@@ -152,16 +168,16 @@ func uneven(runs []Run) bool {
 func (m measure) view(runs []Run, steps [][]metrics.Step) view {
 	v := view{Name: m.name, Y: m.y, Panels: []panel{{}}}
 	for i := range runs {
-		line := series{Name: runs[i].Name, Of: i + 1, Color: i, Dash: i, Symbol: -1}
-		checks := series{Name: runs[i].Name + ", validation", Of: i + 1, Color: i, Dash: i + 1, Symbol: i}
-		for _, s := range steps[i] {
-			y := m.of(s)
+		line := series{Name: runs[i].Name, Run: i + 1, Color: i, Dash: i, Symbol: -1}
+		checks := series{Name: runs[i].Name + ", validation", Run: i + 1, Color: i, Dash: i + 1, Symbol: i}
+		for k, s := range steps[i] {
+			y := m.value(averaged(steps[i], k))
 			if s.Step == 0 {
-				y = metrics.Absent // the line of a validation before the first step has nothing else
+				y = metrics.Absent // the line before the first step has only a validation loss
 			}
 			line.Y = append(line.Y, number(y))
-			if m.val != nil {
-				checks.Y = append(checks.Y, number(m.val(s)))
+			if m.marked != nil {
+				checks.Y = append(checks.Y, number(m.marked(s)))
 			}
 		}
 		for _, s := range []series{line, checks} {
@@ -173,7 +189,7 @@ func (m measure) view(runs []Run, steps [][]metrics.Step) view {
 	return v
 }
 
-// abscissae returns the choices for the x axis of a run's figures.
+// abscissae returns the x values of a run: tokens, steps and hours.
 func abscissae(steps []metrics.Step) [3][]number {
 	var x [3][]number
 	for _, s := range steps {
@@ -184,92 +200,38 @@ func abscissae(steps []metrics.Step) [3][]number {
 	return x
 }
 
-func sourcesOf(runs []Run) []string {
-	var all []string
-	for _, r := range runs {
-		line := r.Command
-		if line == "" {
-			line = "command not known"
-		}
-		if len(runs) > 1 {
-			line = r.Name + ": " + line
-		}
-		all = append(all, line+" · "+orUnknown(r.Commit, "commit")+" · "+orUnknown(machineText(r.Machine), "machine"))
-	}
-	const most = 4
-	if len(all) > most {
-		all = append(all[:most], fmt.Sprintf("and %d more runs, whose commands are at the top", len(all)-most))
-	}
-	return all
-}
-
-var machineParts = regexp.MustCompile(`^arch=\w+(,\w+=[^,]*)*$`)
-
-// machineText writes a machine as --assume has it for a reader: "CPU, 23.5 GiB". Other text stays as it is.
+// machineText returns "CPU, 23.5 GiB" for a machine in the form of --assume. It returns other text unchanged.
 func machineText(assumed string) string {
-	if !machineParts.MatchString(assumed) {
+	m, err := machine.Assume([]string{assumed})
+	if err != nil || assumed == "" {
 		return assumed
 	}
-	var out []string
-	for part := range strings.SplitSeq(assumed, ",") {
-		key, value, _ := strings.Cut(part, "=")
-		n, err := strconv.ParseFloat(value, 64)
-		switch {
-		case key == "arch" && value == "cpu":
-			out = append(out, "CPU")
-		case key == "arch":
-			out = append(out, "GPU of "+value)
-		case key == "memory" && err == nil:
-			out = append(out, readable.Bytes(n))
-		case key == "link" && err == nil:
-			out = append(out, "link "+readable.Number(n/1e9)+" GB/s")
-		case key == "cudnn" && value != "none":
-			out = append(out, "cuDNN "+value)
-		case key == "gpus":
-			out = append(out, value+" on a host")
-		}
+	text := strings.TrimPrefix(m.String(), "a ")
+	if m.Memory > 0 {
+		text += ", " + readable.Bytes(m.Memory)
 	}
-	return strings.Join(out, ", ")
+	return text
 }
 
-func orUnknown(s, what string) string {
-	if s == "" {
-		return what + " not known"
-	}
-	return s
-}
-
-func facts(runs []Run) [][2]string {
-	if len(runs) == 1 {
-		r := runs[0]
-		return [][2]string{
-			{"Command", r.Command}, {"Commit", r.Commit}, {"Machine", machineText(r.Machine)}, {"Data", r.data()},
-		}
-	}
-	var all [][2]string
-	for _, r := range runs {
-		all = append(all, [2]string{r.Name, r.Command})
-	}
-	for _, what := range []struct {
-		name string
-		of   func(Run) string
-	}{
-		{"Commit", func(r Run) string { return r.Commit }},
-		{"Machine", func(r Run) string { return machineText(r.Machine) }},
-		{"Data", Run.data},
-	} {
+// facts returns the command, commit, machine and data of the runs, once if all have the same.
+func facts(runs []Run) (all [][2]string) {
+	for i, name := range []string{"Command", "Commit", "Machine", "Data"} {
 		var values []string
 		for _, r := range runs {
-			if v := what.of(r); v != "" && !slices.Contains(values, v) {
-				values = append(values, v)
-			}
+			values = append(values, []string{r.Command, r.Commit, machineText(r.Machine), r.data()}[i])
 		}
-		all = append(all, [2]string{what.name, strings.Join(values, "; ")})
+		if len(slices.Compact(slices.Clone(values))) == 1 {
+			all = append(all, [2]string{name, values[0]})
+			continue
+		}
+		for k, v := range values {
+			all = append(all, [2]string{name + runs[k].suffix, v})
+		}
 	}
 	return all
 }
 
-// data reports how much training data the run has; "" if its plan has no counts.
+// data returns the amount of training data; "" if the plan has no counts.
 func (r Run) data() string {
 	if r.Plan == nil || r.Plan.Data == nil {
 		return ""
@@ -287,6 +249,53 @@ func (r Run) data() string {
 		readable.Number(d.Steps))
 }
 
+// headline returns the result of a run in one sentence: "Validation loss 5.60 → 1.98 in 89 s on 4 ranks, 7,800
+// tokens/s."
+func (r *Run) headline() string {
+	text := ""
+	for _, kind := range []struct {
+		name string
+		loss func(metrics.Step) metrics.Float
+	}{{"validation loss", validation}, {"loss", func(s metrics.Step) metrics.Float { return s.Loss }}} {
+		known := slices.DeleteFunc(slices.Clone(r.Steps), func(s metrics.Step) bool {
+			return math.IsNaN(float64(kind.loss(s)))
+		})
+		if len(known) > 0 && text == "" {
+			text = fmt.Sprintf("%s %.2f → %.2f", kind.name, kind.loss(known[0]), kind.loss(known[len(known)-1]))
+		}
+	}
+	state := r.state()
+	if text == "" {
+		text = state
+	} else if !strings.HasPrefix(state, "done") {
+		text = state + ": " + text
+	}
+	if n := len(r.Steps); n > 1 {
+		text += " in " + readable.Seconds(since(r.Steps[n-1], r.Steps[0]).Seconds())
+	}
+	if r.Plan != nil && r.Plan.Partition.Ranks > 0 {
+		text += " on " + label(keyRanks, float64(r.Plan.Partition.Ranks))
+	}
+	if speed := r.median(func(s metrics.Step) metrics.Float { return s.TokensPerSecond }); !math.IsNaN(speed) {
+		text += ", " + readable.Number(speed) + " tokens/s"
+	}
+	if r.suffix != "" {
+		return r.Name + ": " + text + "."
+	}
+	return strings.ToUpper(text[:1]) + text[1:] + "."
+}
+
+// median returns the median of a value over the logged steps; NaN if none has it.
+func (r *Run) median(value func(metrics.Step) metrics.Float) float64 {
+	var all []float64
+	for i, s := range r.Steps {
+		if s.Step > 0 {
+			all = append(all, float64(value(averaged(r.Steps, i))))
+		}
+	}
+	return median(all)
+}
+
 func summary(runs []Run) *table {
 	t := &table{Caption: "Runs", Columns: []string{"run", "state", "parameters", "sample, tokens", "ranks", "attention",
 		"tokens", "loss", "validation, best", "tokens/s", "TFLOP/s a device", "MFU", "memory", "waiting", "logged for"}}
@@ -302,23 +311,13 @@ func summary(runs []Run) *table {
 		if n := len(r.Steps); n > 0 {
 			last, took = r.Steps[n-1], since(r.Steps[n-1], r.Steps[0]).Seconds()
 		}
-		mid := func(of func(metrics.Step) metrics.Float) float64 {
-			var all []float64
-			for _, s := range r.Steps {
-				if s.Step > 0 {
-					all = append(all, float64(of(s)))
-				}
-			}
-			return median(all)
-		}
 		row = append(row, known(float64(last.Tokens), readable.Number), known(float64(last.Loss), loss),
 			known(r.best(), loss),
-			known(mid(func(s metrics.Step) metrics.Float { return s.TokensPerSecond }), readable.Number),
-			known(mid(func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }), readable.Number),
-			known(mid(func(s metrics.Step) metrics.Float { return s.MFU }), readable.Percent),
+			known(r.median(func(s metrics.Step) metrics.Float { return s.TokensPerSecond }), readable.Number),
+			known(r.median(func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }), readable.Number),
+			known(r.median(func(s metrics.Step) metrics.Float { return s.MFU }), readable.Percent),
 			known(float64(last.MemoryBytes), readable.Bytes[float64]),
-			known(mid(func(s metrics.Step) metrics.Float { return s.CommWaitSeconds / s.StepSeconds }),
-				readable.Percent),
+			known(r.median(waitShare), readable.Percent),
 			known(took, readable.Seconds))
 		t.Rows = append(t.Rows, row)
 	}
@@ -369,7 +368,7 @@ const (
 	maxSetting = 200 // bytes of a key or a value
 )
 
-// A settings is a config, one value for each key such as "optimizer.lr".
+// settings holds a config by key, such as "optimizer.lr".
 type settings map[string]string
 
 func (p *Plan) settings() settings {
@@ -385,25 +384,40 @@ func (p *Plan) settings() settings {
 
 func (s settings) add(path string, section map[string]any) {
 	for _, name := range slices.Sorted(maps.Keys(section)) {
-		key, v := path+"."+name, section[name]
-		if inner, ok := v.(map[string]any); ok {
+		key := path + "." + name
+		if inner, ok := section[name].(map[string]any); ok {
 			s.add(key, inner)
-			continue
+		} else if len(s) < maxKeys && len(key) <= maxSetting {
+			s[key] = setting(section[name])
 		}
-		if len(s) == maxKeys || len(key) > maxSetting {
-			continue
-		}
-		text := experiment.Text(v)
-		switch {
-		case v == nil:
-			text = "null"
-		case text == "":
-			text = `""`
-		case len(text) > maxSetting:
-			text = strings.ToValidUTF8(text[:maxSetting], "") + "…"
-		}
-		s[key] = text
 	}
+}
+
+// setting returns a value as a config has it, cut at maxSetting.
+func setting(v any) string {
+	text := experiment.Text(v)
+	switch {
+	case v == nil:
+		return "null"
+	case text == "":
+		return `""`
+	case len(text) > maxSetting:
+		return strings.ToValidUTF8(text[:maxSetting], "") + "…"
+	}
+	return text
+}
+
+// defaults returns the defaults of the keys of s.
+func (s settings) defaults() settings {
+	all := settings{}
+	for key := range s {
+		if v, ok := config.Default(key); ok || config.IsSection(key) {
+			all[key] = setting(v)
+		} else if config.UnknownKey(key) != "" {
+			all[key] = s[key] // a key of an older version
+		}
+	}
+	return all
 }
 
 // String returns a line for each key, in order.
@@ -415,10 +429,10 @@ func (s settings) String() string {
 	return b.String()
 }
 
-type config struct{ Name, Text string }
+type namedConfig struct{ Name, Text string }
 
 func (p *page) configs(runs []Run) {
-	t := &table{Caption: "Config keys that differ", Columns: []string{"key"}}
+	t := &table{Caption: "Config keys that differ between the runs", Columns: []string{"key"}}
 	var all []settings
 	keys := map[string]bool{}
 	for _, r := range runs {
@@ -426,13 +440,17 @@ func (p *page) configs(runs []Run) {
 		if s == nil { // a note says that its plan is missing
 			continue
 		}
-		p.Configs = append(p.Configs, config{r.Name, s.String()})
+		p.Configs = append(p.Configs, namedConfig{r.Name, s.String()})
 		t.Columns, all = append(t.Columns, r.Name), append(all, s)
 		for key := range s {
 			keys[key] = true
 		}
 	}
-	if len(all) < 2 {
+	switch {
+	case len(runs) == 1 && len(all) == 1:
+		t.Caption, t.Columns = "Config keys that differ from their defaults", []string{"key", "value", "default"}
+		all = append(all, all[0].defaults())
+	case len(all) < 2:
 		return
 	}
 	for _, key := range slices.Sorted(maps.Keys(keys)) {

@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"regexp"
 	"slices"
@@ -14,15 +15,15 @@ import (
 )
 
 type quantity struct {
-	name string
-	y    axis
-	of   func(c *experiment.Cell) (y, lo, hi float64) // NaN: not known
+	name  string
+	y     axis
+	value func(c *experiment.Cell) (y, lo, hi float64) // NaN: not known
 }
 
-func byTime(of func(*experiment.Cell) float64) func(*experiment.Cell) (y, lo, hi float64) {
+func rateOf(value func(*experiment.Cell) float64) func(*experiment.Cell) (y, lo, hi float64) {
 	return func(c *experiment.Cell) (y, lo, hi float64) {
 		nan := math.NaN()
-		if y = of(c); c.Status != experiment.OK || y == 0 {
+		if y = value(c); c.Status != experiment.OK || y == 0 {
 			return nan, nan, nan
 		}
 		if c.StepSecondsMin <= 0 || c.StepSecondsMax <= 0 {
@@ -32,7 +33,7 @@ func byTime(of func(*experiment.Cell) float64) func(*experiment.Cell) (y, lo, hi
 	}
 }
 
-// secondsOf returns a step's time: measured, or predicted of a cell that was planned only; NaN for none.
+// secondsOf returns the measured step time, or the predicted one of a planned cell; NaN for none.
 func secondsOf(c *experiment.Cell) float64 {
 	switch {
 	case c.Status == experiment.OK && c.StepSeconds > 0:
@@ -43,14 +44,14 @@ func secondsOf(c *experiment.Cell) float64 {
 	return math.NaN()
 }
 
-// rates lists the speeds of a cell; tokens/s in all is the third.
+// rates lists the speeds of a cell. strong uses the third, weak the first.
 var rates = []quantity{
 	{"TFLOP/s a device", axis{Name: "TFLOP/s a device", Zero: true},
-		byTime(func(c *experiment.Cell) float64 { return c.TFLOPsPerDevice })},
+		rateOf(func(c *experiment.Cell) float64 { return c.TFLOPsPerDevice })},
 	{"tokens/s a device", axis{Name: "tokens/s a device", Log: true},
-		byTime(func(c *experiment.Cell) float64 { return c.TokensPerSecondPerDevice })},
+		rateOf(func(c *experiment.Cell) float64 { return c.TokensPerSecondPerDevice })},
 	{"tokens/s in all", axis{Name: "tokens/s", Log: true},
-		byTime(func(c *experiment.Cell) float64 { return c.TokensPerSecond })},
+		rateOf(func(c *experiment.Cell) float64 { return c.TokensPerSecond })},
 	{"seconds a step", axis{Name: "seconds a step", Kind: "seconds", Log: true},
 		func(c *experiment.Cell) (y, lo, hi float64) {
 			if c.Status != experiment.OK {
@@ -59,13 +60,13 @@ var rates = []quantity{
 			return secondsOf(c), c.StepSecondsMin, c.StepSecondsMax
 		}},
 	{"MFU", axis{Name: "share of the device's peak", Kind: "share", Zero: true},
-		byTime(func(c *experiment.Cell) float64 { return c.MFU })},
+		rateOf(func(c *experiment.Cell) float64 { return c.MFU })},
 }
 
 func (g *grid) against(key string) *figure {
 	f := &figure{Title: "Throughput by " + axisOf(key).Name, Kind: "lines", Section: scaling,
-		Says: "Median of the counted steps; bars span the fastest and the slowest step. FLOPs are the model's: " +
-			"causal attention halved, recomputation not counted."}
+		Caption: "Median of the counted steps; bars span the fastest and the slowest step. FLOPs are model FLOPs: " +
+			"causal attention counts half, and recomputation does not count."}
 	if key == keyLength {
 		f.Title = "Throughput by sequence length"
 	}
@@ -75,30 +76,29 @@ func (g *grid) against(key string) *figure {
 	for _, q := range rates {
 		f.Views = append(f.Views, view{Name: q.name, X: axisOf(key), Y: q.y, Panels: g.lines([]string{key},
 			func(c *experiment.Cell) (x, y, lo, hi float64) {
-				y, lo, hi = q.of(c)
-				return g.at(c, key), y, lo, hi
+				y, lo, hi = q.value(c)
+				return g.number(c, key), y, lo, hi
 			})})
 	}
 	return f
 }
 
-// others draws the rates by another numeric key if the grid has neither lengths nor ranks, or by words
-// if it has no numbers either.
+// others draws the rates by another key, if the grid has neither lengths nor ranks: by a numeric key, or else by words.
 func (g *grid) others() *figure {
-	f := &figure{Title: "Throughput", Kind: "bars", Section: scaling, Says: "Median of the counted steps."}
+	f := &figure{Title: "Throughput", Kind: "bars", Section: scaling, Caption: "Median of the counted steps."}
 	_, lengths := g.axis(keyLength)
 	_, ranks := g.axis(keyRanks)
-	axes := g.telling()
+	axes := g.varying()
 	if lengths || ranks || len(axes) == 0 {
 		return f
 	}
 	last := axes[len(axes)-1]
-	if _, number := last.Values[0].(string); !number && !math.IsNaN(g.at(&g.Cells[0], last.Key)) {
+	if _, number := last.Values[0].(string); !number && !math.IsNaN(g.number(&g.Cells[0], last.Key)) {
 		return g.against(last.Key)
 	}
 	for _, q := range rates {
 		panels := g.lines([]string{last.Key}, func(c *experiment.Cell) (x, y, lo, hi float64) {
-			y, _, _ = q.of(c)
+			y, _, _ = q.value(c)
 			return place(last, g.value(c, last.Key)), y, math.NaN(), math.NaN()
 		})
 		for _, p := range panels {
@@ -129,18 +129,18 @@ func place(a experiment.Axis, v any) float64 {
 
 func (g *grid) strong() *figure {
 	f := &figure{Title: "Strong scaling: one sequence over more ranks", Kind: "lines", Section: scaling,
-		Says: "The same length over more ranks. Speed-up is over the fastest cell of the chart with the fewest " +
-			"ranks; the thin line is the ideal: n times the ranks, n times the speed."}
+		Caption: "The same length over more ranks. Speed-up is relative to the fastest cell with the fewest ranks; the " +
+			"thin line is ideal: n times the ranks, n times the speed."}
 	if _, ok := g.axis(keyRanks); !ok {
 		return f
 	}
 	rate := func(c *experiment.Cell) (x, y, lo, hi float64) {
-		return g.at(c, keyRanks), 1 / secondsOf(c), math.NaN(), math.NaN()
+		return g.number(c, keyRanks), 1 / secondsOf(c), math.NaN(), math.NaN()
 	}
 	speedup, efficiency := g.lines([]string{keyRanks}, rate), g.lines([]string{keyRanks}, rate)
 	plain := g.lines([]string{keyRanks}, func(c *experiment.Cell) (x, y, lo, hi float64) {
-		y, lo, hi = rates[2].of(c)
-		return g.at(c, keyRanks), y, lo, hi
+		y, lo, hi = rates[2].value(c)
+		return g.number(c, keyRanks), y, lo, hi
 	})
 	for i := range speedup {
 		n0, y0 := fewest(speedup[i].Series)
@@ -153,7 +153,7 @@ func (g *grid) strong() *figure {
 				e.Y[j] = s.Y[j] / (n / n0)
 			}
 		}
-		if high == n0 { // one number of ranks says nothing of scaling
+		if high == n0 { // only one number of ranks
 			speedup[i], efficiency[i] = panel{}, panel{}
 			continue
 		}
@@ -185,12 +185,11 @@ func fewest(all []series) (n, rate number) {
 	return n, rate
 }
 
-// weak draws the rate of a device while the sequence grows with the ranks.
+// weak draws the rate of a device over ranks, with the sequence length in proportion to the ranks.
 func (g *grid) weak() *figure {
-	f := &figure{Title: "Weak scaling: as many tokens on each rank", Kind: "lines", Section: scaling,
-		Says: "The length grows with the ranks, so that each holds as many tokens. Work per token grows with the " +
-			"length, " +
-			"so the measure is TFLOP/s a device, over that of the fewest ranks; the thin line is the ideal, 100 %."}
+	f := &figure{Title: "Weak scaling: equal tokens on each rank", Kind: "lines", Section: scaling,
+		Caption: "The length grows with the ranks. Since work per token grows with the length, the measure is TFLOP/s a " +
+			"device, relative to the fewest ranks; the thin line is ideal, 100 %."}
 	_, ranks := g.axis(keyRanks)
 	_, lengths := g.axis(keyLength)
 	if !ranks || !lengths {
@@ -201,14 +200,10 @@ func (g *grid) weak() *figure {
 	per := experiment.Axis{Key: keyPerRank}
 	for i := range g.Cells {
 		c := g.Cells[i]
-		n := g.at(&c, keyLength) / g.at(&c, keyRanks)
-		values := map[string]any{keyPerRank: n}
-		for k, v := range c.Values {
-			if k != keyLength {
-				values[k] = v
-			}
-		}
-		c.Values = values
+		n := g.number(&c, keyLength) / g.number(&c, keyRanks)
+		c.Values = maps.Clone(c.Values)
+		delete(c.Values, keyLength)
+		c.Values[keyPerRank] = n
 		if !slices.Contains(per.Values, any(n)) {
 			per.Values = append(per.Values, n)
 		}
@@ -218,8 +213,8 @@ func (g *grid) weak() *figure {
 	byLength := func(a experiment.Axis) bool { return a.Key == keyLength }
 	wide.axes = append([]experiment.Axis{per}, slices.DeleteFunc(slices.Clone(g.axes), byLength)...)
 	rate := func(c *experiment.Cell) (x, y, lo, hi float64) {
-		y, lo, hi = rates[0].of(c)
-		return wide.at(c, keyRanks), y, lo, hi
+		y, lo, hi = rates[0].value(c)
+		return wide.number(c, keyRanks), y, lo, hi
 	}
 	share, plain := wide.lines([]string{keyRanks}, rate), wide.lines([]string{keyRanks}, rate)
 	for i := range share {
@@ -246,20 +241,20 @@ func (g *grid) weak() *figure {
 			number(high)}, Y: []number{1, 1}})
 	}
 	f.Views = []view{
-		{Name: "efficiency", X: axisOf(keyRanks), Y: axis{Name: "TFLOP/s a device over that of the fewest ranks",
+		{Name: "efficiency", X: axisOf(keyRanks), Y: axis{Name: "TFLOP/s a device over the fewest ranks",
 			Kind: "share", Zero: true}, Panels: share},
 		{Name: "TFLOP/s a device", X: axisOf(keyRanks), Y: axis{Name: "TFLOP/s a device", Zero: true}, Panels: plain},
 	}
 	return f
 }
 
-// keyPerRank names an axis of no grid: tokens of a sequence over ranks.
+// keyPerRank names the axis for weak scaling: sequence length over ranks.
 const keyPerRank = "tokens a rank"
 
 // exposed draws the share of a step in which compute waited for transfers.
 func (g *grid) exposed(key string) *figure {
-	f := &figure{Title: "Transfers that nothing hid", Kind: "lines", Section: communicate,
-		Says: "The share of a step in which compute stood waiting for transfers, on the rank that waited longest."}
+	f := &figure{Title: "Waiting for transfers", Kind: "lines", Section: communicate,
+		Caption: "Share of a step in which compute waited for transfers, on the rank that waited longest."}
 	if _, ok := g.axis(key); !ok {
 		if key == keyRanks {
 			return f
@@ -268,21 +263,21 @@ func (g *grid) exposed(key string) *figure {
 	}
 	f.Views = []view{{Name: "share of the step", X: axisOf(key), Y: axis{Name: "share of the step", Kind: "share",
 		Zero: true}, Panels: g.lines([]string{key}, func(c *experiment.Cell) (x, y, lo, hi float64) {
-		if g.at(c, keyRanks) == 1 { // there is nothing to wait for
+		if g.number(c, keyRanks) == 1 { // one rank never waits
 			return math.NaN(), math.NaN(), math.NaN(), math.NaN()
 		}
-		return g.at(c, key), share(c), math.NaN(), math.NaN()
+		return g.number(c, key), share(c), math.NaN(), math.NaN()
 	})}}
 	return f
 }
 
 func (g *grid) predicted() *figure {
 	f := &figure{Title: "Predicted against measured", Kind: "lines", Section: predictions,
-		Says: "Each point is a cell; on the thin line the prediction holds, between the dotted ones it is within 10 %."}
+		Caption: "Each point is a cell. On the thin line the prediction is exact, between the dotted lines within 10 %."}
 	for _, q := range []struct {
-		name string
-		kind string
-		of   func(c *experiment.Cell) (predicted, measured float64)
+		name   string
+		kind   string
+		values func(c *experiment.Cell) (predicted, measured float64)
 	}{
 		{"seconds a step", "seconds", func(c *experiment.Cell) (float64, float64) {
 			return c.PredictedStepSeconds, c.StepSeconds
@@ -293,7 +288,7 @@ func (g *grid) predicted() *figure {
 	} {
 		low, high := math.Inf(1), 0.0
 		panels := g.lines(nil, func(c *experiment.Cell) (x, y, lo, hi float64) {
-			p, m := q.of(c)
+			p, m := q.values(c)
 			if c.Status != experiment.OK || p <= 0 || m <= 0 {
 				p, m = math.NaN(), math.NaN()
 			} else {
@@ -301,7 +296,7 @@ func (g *grid) predicted() *figure {
 			}
 			return p, m, math.NaN(), math.NaN()
 		})
-		one := fold(panels) // in one panel: color alone tells the cells apart
+		one := fold(panels) // one panel, in which only color distinguishes cells
 		for i, at := range []float64{1, 1.1, 1 / 1.1} {
 			one = append(one, series{Name: []string{"as predicted", "10 % more", "10 % less"}[i], Kind: "ideal",
 				Dash: i, X: []number{number(low), number(high)}, Y: []number{number(low * at), number(high * at)}})
@@ -312,7 +307,7 @@ func (g *grid) predicted() *figure {
 	return f
 }
 
-// fold joins the series of all panels that have the same color: points that need no line of their own.
+// fold joins series of equal color in all panels to one series of points.
 func fold(panels []panel) []series {
 	var out, all []series
 	for _, p := range panels {
@@ -335,7 +330,7 @@ func fold(panels []panel) []series {
 		}
 		for i := range s.X {
 			out[k].X, out[k].Y = append(out[k].X, s.X[i]), append(out[k].Y, s.Y[i])
-			out[k].say(s.Name, known)
+			out[k].label(s.Name, known)
 		}
 	}
 	return out
@@ -343,12 +338,12 @@ func fold(panels []panel) []series {
 
 func (g *grid) memory() *figure {
 	f := &figure{Title: "Memory by kind", Kind: "bars", Section: memories,
-		Says: "Planned bytes of the rank that needs most, by kind; the diamond is the measured peak. A cell that ran " +
-			"out of memory has its plan and no diamond."}
+		Caption: "Planned bytes of the rank that needs most; the diamond is the measured peak. Cells that ran out of " +
+			"memory have no diamond."}
 	x, ok := g.axis(keyLength)
 	if !ok {
 		if x, ok = g.axis(keyRanks); !ok {
-			if all := g.telling(); len(all) > 0 {
+			if all := g.varying(); len(all) > 0 {
 				x, ok = all[len(all)-1], true
 			}
 		}
@@ -356,7 +351,7 @@ func (g *grid) memory() *figure {
 	if !ok {
 		return f
 	}
-	split := g.telling(x.Key)
+	split := g.varying(x.Key)
 	slices.Reverse(split) // ranks first: they change most
 	v := view{Name: "planned", X: axis{Name: axisOf(x.Key).Name, Kind: "text", Text: texts(x)},
 		Y: axis{Name: "bytes of a rank", Kind: "bytes", Zero: true}}
@@ -391,7 +386,7 @@ func (g *grid) memory() *figure {
 	for _, c := range g.Cells {
 		if most > 0 && float64(c.PlannedMemoryBytes) > 1.5*most {
 			v.Y.Max = number(1.5 * most)
-			f.Says += " Bars that leave the chart are of cells that need more; the numbers have them."
+			f.Caption += " Bars that leave the chart need more; see the numbers."
 			break
 		}
 	}
@@ -400,12 +395,12 @@ func (g *grid) memory() *figure {
 	return f
 }
 
-// roofline draws the rate of a device over its model FLOPs for each byte that it sends: below the slanted line
-// the link can be what holds it up, below the flat one the arithmetic.
+// roofline draws the rate of a device over its model FLOPs per sent byte. Below the slanted line the link can be the
+// limit, below the flat line the arithmetic.
 func (g *grid) roofline(plans map[string]*Plan) *figure {
 	f := &figure{Title: "Roofline of transfers", Kind: "lines", Section: communicate,
-		Says: "Each point is a cell: model FLOPs of a device for each byte that the rank sends which sends most, and " +
-			"what rate it reached. "}
+		Caption: "Each point is a cell: model FLOPs of a device per byte sent by the rank that sends most, and the rate " +
+			"that the device reached. "}
 	var at roof
 	low, high := math.Inf(1), 0.0
 	panels := g.lines(nil, func(c *experiment.Cell) (x, y, lo, hi float64) {
@@ -427,19 +422,19 @@ func (g *grid) roofline(plans map[string]*Plan) *figure {
 		return f
 	}
 	if at.flops > 0 {
-		top := series{Name: "roof: " + at.says, Kind: "ideal"}
+		top := series{Name: "roof: " + at.source, Kind: "ideal"}
 		if at.link > 0 {
 			ridge := at.flops / at.link
 			low = min(low, ridge/4)
 			top.X, top.Y = []number{number(low), number(ridge)}, []number{number(low * at.link / 1e12),
 				number(at.flops / 1e12)}
-			f.Says += fmt.Sprintf("The roof is %s TFLOP/s and %s GB/s (%s).", readable.Number(at.flops/1e12),
-				readable.Number(at.link/1e9), at.says)
+			f.Caption += fmt.Sprintf("The roof is %s TFLOP/s and %s GB/s (%s).", readable.Number(at.flops/1e12),
+				readable.Number(at.link/1e9), at.source)
 			high = max(high, ridge*2)
 		} else {
 			top.X, top.Y = []number{number(low)}, []number{number(at.flops / 1e12)}
-			f.Says += fmt.Sprintf("The roof is %s TFLOP/s (%s); the rate of the links of this machine is not known.",
-				readable.Number(at.flops/1e12), at.says)
+			f.Caption += fmt.Sprintf("The roof is %s TFLOP/s (%s); the links of this machine have no known rate.",
+				readable.Number(at.flops/1e12), at.source)
 		}
 		high *= 1.5
 		top.X, top.Y = append(top.X, number(high)), append(top.Y, number(at.flops/1e12))
@@ -452,17 +447,17 @@ func (g *grid) roofline(plans map[string]*Plan) *figure {
 
 type roof struct {
 	flops, link float64 // a second; 0 where not known
-	says        string
+	source      string
 }
 
 var archOf = regexp.MustCompile(`(?:^|,)arch=sm(\d+)`)
 
-// roofOf returns the data sheet's of a GPU, and the measured product rate of a CPU.
+// roofOf returns the rates in the data sheet of a GPU, or the measured rate of matrix products of a CPU.
 func roofOf(p *Plan) roof {
 	if m := archOf.FindStringSubmatch(p.Machine); m != nil {
 		arch, _ := strconv.Atoi(m[1])
 		if peak, ok := machine.CardFor(arch); ok {
-			r := roof{flops: peak.BF16, link: peak.Link, says: "data sheet of " + peak.Name}
+			r := roof{flops: peak.BF16, link: peak.Link, source: "data sheet of " + peak.Name}
 			if p.option("precision.compute") == "fp32" {
 				r.flops = peak.FP32
 			}
@@ -470,7 +465,7 @@ func roofOf(p *Plan) roof {
 		}
 	}
 	if p.Estimate.Measured > 0 {
-		return roof{flops: p.Estimate.Measured * 1e9, says: "matrix products measured on this CPU, of a rank"}
+		return roof{flops: p.Estimate.Measured * 1e9, source: "matrix products measured on this CPU, of a rank"}
 	}
 	return roof{}
 }

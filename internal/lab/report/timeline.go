@@ -16,29 +16,29 @@ const (
 	maxWork  = 12000 // rectangles of a view
 )
 
-// A work is a way to draw a piece of a trace.
-type work int
+// A pieceKind is a kind of piece in a trace, with its own look.
+type pieceKind int
 
 const (
-	compute work = iota
+	compute pieceKind = iota
 	attention
 	waiting
 	transfer
 	kinds
 )
 
-var workNames = [kinds]string{"other work", "attention", "waiting for another rank", "transfer"}
+var kindNames = [kinds]string{"other work", "attention", "waiting for another rank", "transfer"}
 
-// A span is a piece of a step, or several of a kind that touch.
+// A span is a piece of a step, or several joined pieces.
 type span struct {
 	metrics.Slice
-	kind work
-	from string // of a wait: who it was for
+	kind pieceKind
+	from string // of a wait: the rank that sends
 }
 
 var fromRank = regexp.MustCompile(`from rank (\d+)`)
 
-func kindOf(s metrics.Slice) (k work, ok bool) {
+func kindOf(s metrics.Slice) (k pieceKind, ok bool) {
 	switch {
 	case s.Lane == "compute" && s.Name == "wait":
 		return waiting, true
@@ -52,7 +52,7 @@ func kindOf(s metrics.Slice) (k work, ok bool) {
 	return 0, false
 }
 
-// stepOf returns the step of a label, "step 2/forward/layer 0"; ok is false for others, such as a validation's.
+// stepOf returns the step in a label such as "step 2/forward/layer 0". ok is false for other labels.
 func stepOf(label string) (n int, ok bool) {
 	first, _, _ := strings.Cut(label, "/")
 	rest, ok := strings.CutPrefix(first, "step ")
@@ -65,16 +65,15 @@ func (p *page) timeline(r *Run) {
 	if len(spans) == 0 {
 		return
 	}
-	source, cut := sourcesOf([]Run{*r}), ""
+	cut := ""
 	shown := ranks[:min(len(ranks), maxLanes)]
 	if r.Traced > len(shown) {
 		cut = fmt.Sprintf(" The first %d of %d ranks are drawn.", len(shown), r.Traced)
 	}
-	f := &figure{Title: fmt.Sprintf("Step %d by rank, %s", step, r.Name), Kind: "rects", Section: timeline,
-		Source: source,
-		Says: "Each rank has two rows: what its device computes, and what travels meanwhile. A transfer under work " +
-			"is hidden. Waits name the rank that was waited for. What is too short to draw is joined with its " +
-			"neighbours, and looks like what took most time of them." + cut}
+	f := &figure{Title: fmt.Sprintf("Step %d by rank%s", step, r.suffix), Kind: "rects", Section: timeline,
+		Caption: "Each rank has a row for its computation and one for its transfers. A transfer below computation is " +
+			"hidden. \"← 2\" is a wait for rank 2. Pieces too short to draw are joined with their neighbours and drawn " +
+			"as the longest of them." + cut}
 	f.Views = append(f.Views, timelineView("the whole step", spans, shown))
 	for _, pass := range []string{"forward", "backward"} {
 		if layer, ok := middle(spans, pass); ok {
@@ -85,11 +84,11 @@ func (p *page) timeline(r *Run) {
 		}
 	}
 	p.figure(f)
-	p.figure(r.hopTimes(spans, shown, step, source))
-	p.figure(r.waitsFor(spans, shown, step, source))
+	p.figure(r.hopTimes(spans, shown, step))
+	p.figure(r.waitsFor(spans, shown, step))
 }
 
-// lastStep returns the newest step that every rank of the trace has, sorted by time, from 0.
+// lastStep returns the newest step that is in the trace of every rank, sorted by time; times begin at 0.
 func (r *Run) lastStep() (spans []span, step int, ranks []int) {
 	newest := map[int]int{}
 	for _, s := range r.Slices {
@@ -130,7 +129,7 @@ func (r *Run) lastStep() (spans []span, step int, ranks []int) {
 
 var layerPart = regexp.MustCompile(`^(?:.*/)?(forward|backward)/(layer \d+)(?:/|$)`)
 
-// middle returns the layer in the middle of a pass of the step: it has neighbours on both sides.
+// middle returns the middle layer of a pass.
 func middle(spans []span, pass string) (string, bool) {
 	var layers []string
 	for _, s := range spans {
@@ -144,8 +143,7 @@ func middle(spans []span, pass string) (string, bool) {
 	return layers[len(layers)/2], true
 }
 
-// timelineView draws spans: two rows for each rank. Pieces of a kind that nearly touch become one, with what
-// took longest in it as its name.
+// timelineView draws spans in two rows for each rank. It joins short pieces until at most maxWork remain.
 func timelineView(name string, spans []span, ranks []int) view {
 	v := view{Name: name, X: axis{Name: "time", Kind: "seconds"}, Y: axis{Kind: "text"}, Panels: []panel{{}}}
 	spans = slices.DeleteFunc(slices.Clone(spans), func(s span) bool { return !slices.Contains(ranks, s.Rank) })
@@ -162,7 +160,7 @@ func timelineView(name string, spans []span, ranks []int) view {
 	all := make([]series, kinds)
 	words := make([]map[string]int, kinds)
 	for k := range all {
-		all[k] = series{Name: workNames[k], Kind: "rects", Color: k - 1} // -1 is muted: other work is the background
+		all[k] = series{Name: kindNames[k], Kind: "rects", Color: k - 1} // -1: muted
 		words[k] = map[string]int{}
 	}
 	rows := byRow(spans, ranks)
@@ -183,7 +181,7 @@ func timelineView(name string, spans []span, ranks []int) view {
 			k := &all[s.kind]
 			k.X, k.X2, k.Y = append(k.X, number(s.Start-begin)), append(k.X2, number(s.Start-begin+s.Took)), append(k.Y,
 				number(row))
-			k.say(s.words(), words[s.kind])
+			k.label(s.words(), words[s.kind])
 		}
 	}
 	for _, s := range all {
@@ -224,8 +222,8 @@ func byRow(spans []span, ranks []int) [][]span {
 	return rows
 }
 
-// join makes pieces of a row that are at least about so long: shorter spans become one with those after them, of
-// the kind, and with the words, that took most time. Neighbours that say the same become one, too.
+// join returns the spans of a row as pieces of at least about that length. It joins shorter spans to one with the kind
+// and the words of the longest, and neighbours with equal words.
 func join(row []span, least float64) []span {
 	var out, short []span
 	put := func(s span) {
@@ -270,7 +268,7 @@ func join(row []span, least float64) []span {
 	return out
 }
 
-// hopOf returns "hop 1" of the label of a span in a hop, "" elsewhere.
+// hopOf returns the part "hop 1" of a label; "" if it has none.
 func hopOf(label string) string {
 	for part := range strings.SplitSeq(label, "/") {
 		if f := strings.Fields(part); len(f) > 1 && f[0] == "hop" {
@@ -280,12 +278,12 @@ func hopOf(label string) string {
 	return ""
 }
 
-func (r *Run) hopTimes(spans []span, ranks []int, step int, source []string) *figure {
-	f := &figure{Title: fmt.Sprintf("Time by rank and hop of step %d, %s", step, r.Name), Kind: "heat",
-		Section: timeline, Source: source,
-		Says: "Seconds over all layers, forward and backward. Attention shows whose kernels are slow, waiting who " +
-			"pays for it."}
-	for _, kind := range []work{attention, waiting} {
+func (r *Run) hopTimes(spans []span, ranks []int, step int) *figure {
+	f := &figure{Title: fmt.Sprintf("Time by rank and hop of step %d%s", step, r.suffix), Kind: "heat",
+		Section: timeline,
+		Caption: "Seconds over all layers, forward and backward. If one rank has slow attention, others show it as " +
+			"waiting."}
+	for _, kind := range []pieceKind{attention, waiting} {
 		took := map[[2]int]float64{}
 		var columns []string
 		for _, s := range spans {
@@ -298,12 +296,12 @@ func (r *Run) hopTimes(spans []span, ranks []int, step int, source []string) *fi
 				}
 			}
 		}
-		f.Views = append(f.Views, heatView(workNames[kind], "hop", "seconds", columns, nameRanks(ranks), took))
+		f.Views = append(f.Views, heatView(kindNames[kind], "hop", "seconds", columns, nameRanks(ranks), took))
 	}
 	return f
 }
 
-func (r *Run) waitsFor(spans []span, ranks []int, step int, source []string) *figure {
+func (r *Run) waitsFor(spans []span, ranks []int, step int) *figure {
 	took := map[[2]int]float64{}
 	for _, s := range spans {
 		if from, err := strconv.Atoi(s.from); err == nil {
@@ -312,10 +310,10 @@ func (r *Run) waitsFor(spans []span, ranks []int, step int, source []string) *fi
 			}
 		}
 	}
-	return &figure{Title: fmt.Sprintf("Who waited for whom in step %d, %s", step, r.Name), Kind: "heat",
-		Section: timeline, Source: source,
-		Says: "Seconds that the rank of the row stood still for keys, values or gradients that the rank of the " +
-			"column sent. Waits for sums over all ranks name nobody and are not in it.",
+	return &figure{Title: fmt.Sprintf("Who waited for whom in step %d%s", step, r.suffix), Kind: "heat",
+		Section: timeline,
+		Caption: "Seconds in which the rank of the row waited for keys, values or gradients from the rank of the " +
+			"column. Waits in collectives have no single sender and are not shown.",
 		Views: []view{heatView("seconds", "waited for", "seconds", nameRanks(ranks), nameRanks(ranks), took)}}
 }
 
@@ -326,7 +324,7 @@ func nameRanks(ranks []int) (names []string) {
 	return names
 }
 
-// heatView returns a matrix: of each (row, column) a value. What is missing is 0.
+// heatView returns a matrix of values by row and column. Missing values are 0.
 func heatView(name, x, kind string, columns, rows []string, values map[[2]int]float64) view {
 	s := series{Name: name, Kind: "heat"}
 	if len(values) > 0 {

@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"github.com/cprun/cprun/internal/base/readable"
-	"github.com/cprun/cprun/internal/launch/standing"
 	"github.com/cprun/cprun/internal/launch/status"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 // A column of a table has a fixed width, so that nothing moves when a value changes.
@@ -107,9 +107,9 @@ func (p *picture) ranks() *list {
 	if len(p.Rows) == 0 || !p.State.lives() {
 		return nil
 	}
-	all := make([]standing.Standing, len(p.Rows))
+	all := make([]waits.WaitState, len(p.Rows))
 	for i := range p.Rows {
-		all[i] = p.Rows[i].Standing
+		all[i] = p.Rows[i].WaitState
 	}
 	var skip []string
 	if len(p.Nodes) < 2 {
@@ -122,10 +122,10 @@ func (p *picture) ranks() *list {
 		return Line{{fmt.Sprintf("%d ranks", of), Bold}, {fmt.Sprintf(", showing %d to %d", p.Rows[from].Rank,
 			p.Rows[to-1].Rank), Dim}}
 	}
-	for i, r := range standing.Rows(all) {
+	for i, r := range waits.Rows(all) {
 		l.rows = append(l.rows, p.rank(&p.Rows[i], r, use))
 	}
-	for i, line := range standing.Blame(all, heldUp) {
+	for i, line := range waits.Blame(all, heldUp) {
 		if i < 2 {
 			l.below = append(l.below, Line{{clip(line, p.w), Warn}})
 		}
@@ -133,7 +133,7 @@ func (p *picture) ranks() *list {
 	return l
 }
 
-func (p *picture) rank(s *status.Row, r standing.Row, use []bool) Line {
+func (p *picture) rank(s *status.Row, r waits.Row, use []bool) Line {
 	cells := []string{
 		fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), readable.Bytes(s.Resident), r.Step, r.Pass, r.Layer, r.Hop,
 		fmt.Sprintf("%.1f", r.For.Seconds()),

@@ -14,8 +14,8 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/cprun/cprun/internal/launch/standing"
 	"github.com/cprun/cprun/internal/launch/status"
+	"github.com/cprun/cprun/internal/launch/waits"
 	"github.com/cprun/cprun/internal/model/metrics"
 )
 
@@ -125,18 +125,18 @@ func node(rank int) status.Node {
 		Begun: noon.Add(-2 * time.Minute), Written: noon.Add(-time.Second), State: status.Running, Start: 1,
 	}
 	for i := range 2 {
-		r := status.Row{Resident: int64(38+i) << 20, Standing: standing.Standing{Rank: 2*rank + i, Host: n.Host,
+		r := status.Row{Resident: int64(38+i) << 20, WaitState: waits.WaitState{Rank: 2*rank + i, Host: n.Host,
 			PID: 5000 + 2*rank + i, Step: 150, Phase: "step"}}
 		if r.Rank == 2 {
-			r.Standing.State = "is stopped by a signal or a debugger"
+			r.State = "is stopped by a signal or a debugger"
 		} else {
 			peer := 2
 			if r.Rank == 0 {
 				peer = 1
 			}
-			r.Waits = []standing.Wait{{
-				Op: "exchange", Label: "step 151/backward/layer 1/hop 2 owner 1", Bytes: 3200, Stood: 3 * time.Second,
-				Open: []standing.Open{{Peer: peer, Bytes: 3200, Stood: 3 * time.Second}},
+			r.Waits = []waits.Wait{{
+				Op: "exchange", Label: "step 151/backward/layer 1/hop 2 owner 1", Bytes: 3200, Stalled: 3 * time.Second,
+				Open: []waits.Open{{Peer: peer, Bytes: 3200, Stalled: 3 * time.Second}},
 			}}
 		}
 		n.Rows = append(n.Rows, r)
@@ -234,7 +234,7 @@ func TestManyRanksAreScrolled(t *testing.T) {
 	r.write("config.yaml", trainYAML)
 	n := status.Node{RunID: "a", Host: "x", Ranks: 64, WorldSize: 64, Every: 1, Written: noon, State: status.Running}
 	for i := range 64 {
-		n.Rows = append(n.Rows, status.Row{Standing: standing.Standing{Rank: i, Step: 1, Phase: "step"}})
+		n.Rows = append(n.Rows, status.Row{WaitState: waits.WaitState{Rank: i, Step: 1, Phase: "step"}})
 	}
 	r.tell(n)
 	v := r.source().Look(noon)

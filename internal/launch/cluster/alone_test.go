@@ -10,22 +10,22 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// lone is one agent. The test plays its peers, its caller and the clock: it hands the agent messages, and looks at the
-// messages that come out and at what the caller gets. Nothing else of the agent is looked at, so that the tests hold
-// for another protocol with the same messages.
+// A lone is one agent. The test plays its peers, its launcher and the clock: it passes messages in, and checks the
+// messages and effects out. It reads no other state, so that the tests also hold for another protocol with these
+// messages.
 type lone struct {
 	t        *testing.T
-	m        *machine
+	m        *coordinator
 	sent     []sent         // messages, in order
 	dials    map[string]int // by address: how often
 	hungUp   map[string]int // by name
-	begun    []int          // decisions that the caller was told to start
-	heard    []launch.News  // that it got
+	begun    []int          // decisions that the launcher was asked to start
+	heard    []launch.News  // passed to the launcher
 	verdicts []launch.Verdict
-	ends     []error // of its waits for a start
-	prepares []World
+	ends     []error // results of its waits for a start
+	prepares []Assignment
 	left     bool
-	values   map[string]string // what was put forward, by decision and ballot: one value at most
+	values   map[string]string // proposed values by decision and ballot: at most one each
 }
 
 type sent struct {
@@ -33,35 +33,36 @@ type sent struct {
 	msg *message
 }
 
-// The world of these tests: agents a, b and c with two ranks each. a has put decision 1 forward, and meets the others.
+// trio is the assignment of these tests: agents a, b and c with two ranks each. a proposed decision 1 and is the
+// rendezvous.
 var trio = worldOf(1, "a:0 b:1 c:2")
 
-func worldOf(generation int, agents string) World {
+func worldOf(generation int, agents string) Assignment {
 	all := members(agents)
 	for i := range all {
 		all[i].Addr = addrOf(all[i].Name)
 	}
-	w := World{Generation: generation}
-	w.Agents, w.Size = place(all)
+	w := Assignment{Generation: generation}
+	w.Members, w.Size = assignRanks(all)
 	return w
 }
 
 func addrOf(name string) string { return fmt.Sprintf("10.0.0.%d:4000", name[0]-'a'+1) }
 
-// start is a decision to start a world. by has put it forward.
-func start(by string, w World) *decision {
+// start returns by's decision to start w.
+func start(by string, w Assignment) *decision {
 	t := tally{Retries: launch.Retries{Max: 20}, Target: 3}
-	return &decision{Index: w.Generation, Leader: found(by), World: w, Tally: t}
+	return &decision{Index: w.Generation, Leader: found(by), Assignment: w, Tally: t}
 }
 
-// finale is a decision to end the job.
+// finale returns a decision to end the job.
 func finale(index int, by string, status int) *decision {
 	d := start(by, trio)
 	d.Index, d.End = index, &outcome{ExitCode: status}
 	return d
 }
 
-// newLone makes the agent of that name. Its caller waits for a start.
+// newLone makes the agent of that name. Its launcher waits for a start.
 func newLone(t *testing.T, name string, change ...func(*Config)) *lone {
 	cfg := simConfig(1, 3)
 	cfg.Host, cfg.HostID = name, name
@@ -71,12 +72,12 @@ func newLone(t *testing.T, name string, change ...func(*Config)) *lone {
 	}
 	l := &lone{t: t, dials: map[string]int{}, hungUp: map[string]int{}, values: map[string]string{}}
 	self := Member{Name: name, Host: name, HostID: name, NodeRank: -1, NProc: 2, Addr: addrOf(name)}
-	l.m = newMachine(&cfg, self, l, time.Unix(0, 0))
+	l.m = newCoordinator(&cfg, self, l, time.Unix(0, 0))
 	l.m.next()
 	return l
 }
 
-// follower is an agent that follows a in the start of decision 1.
+// follower returns an agent that follows a in the start of decision 1.
 func follower(t *testing.T, name string) *lone {
 	l := newLone(t, name)
 	l.up("a", status{Index: 1, Leader: found("a")})
@@ -84,14 +85,14 @@ func follower(t *testing.T, name string) *lone {
 	return l
 }
 
-// voter is an agent of a world that was decided and whose leader, a, it has lost since. It has not begun its start. The
-// others of the world are connected.
-func voter(t *testing.T, name string, w World, change ...func(*Config)) *lone {
+// voter returns a member of a decided assignment that has lost its leader a, has not begun the start, and is connected
+// to the other members.
+func voter(t *testing.T, name string, w Assignment, change ...func(*Config)) *lone {
 	l := newLone(t, name, change...)
 	l.up("a", status{})
 	l.from("a", &message{Decided: start("a", w)})
 	l.m.down("a", "no word")
-	for _, a := range w.Agents[1:] {
+	for _, a := range w.Members[1:] {
 		if a.Name != name {
 			l.up(a.Name, status{Index: w.Generation})
 		}
@@ -99,21 +100,21 @@ func voter(t *testing.T, name string, w World, change ...func(*Config)) *lone {
 	return l
 }
 
-// candidate is agent b of that world when it has asked the others for their votes.
-func campaigner(t *testing.T, w World, change ...func(*Config)) *lone {
+// campaigner returns agent b of w after it asked the others for votes.
+func campaigner(t *testing.T, w Assignment, change ...func(*Config)) *lone {
 	l := voter(t, "b", w, change...)
 	l.runs(time.Second)
 	return l
 }
 
-// elected is agent b of the three, which leads by the vote of c. What c has accepted before is accepted, under at.
+// elected returns agent b of trio as the leader by c's vote. c has accepted accepted under at.
 func elected(t *testing.T, accepted *decision, at ballot) *lone {
 	l := campaigner(t, trio)
 	l.promise("c", l.asks("c"), accepted, at)
 	return l
 }
 
-// leader is agent a, which leads b and c in the start of decision 1.
+// leader returns agent a, the leader of b and c in the start of decision 1.
 func leader(t *testing.T, change ...func(*Config)) *lone {
 	l := newLone(t, "a", change...)
 	l.runs(time.Second)
@@ -131,15 +132,15 @@ func leader(t *testing.T, change ...func(*Config)) *lone {
 	return l
 }
 
-func found(name string) Found { return Found{name, addrOf(name)} }
+func found(name string) PeerAddr { return PeerAddr{name, addrOf(name)} }
 
 // up connects a peer.
 func (l *lone) up(name string, s status) {
 	m := Member{Name: name, Host: name, HostID: name, NodeRank: -1, NProc: 2, Addr: addrOf(name)}
-	l.m.up(hello{Agent: m, Status: s}, "")
+	l.m.up(hello{Member: m, Status: s}, "")
 }
 
-// from has a peer send a message. It is checked as any that comes from the network.
+// from passes in a peer's message, validated as if received from the network.
 func (l *lone) from(name string, m *message) {
 	l.t.Helper()
 	raw, err := json.Marshal(m)
@@ -152,15 +153,15 @@ func (l *lone) from(name string, m *message) {
 	l.m.receive(name, m)
 }
 
-// runs lets time pass, with all its ticks.
+// runs advances the time by d, with all ticks.
 func (l *lone) runs(d time.Duration) {
 	for end := l.m.now.Add(d); l.m.now.Before(end); {
-		l.m.now = l.m.now.Add(ticking)
+		l.m.now = l.m.now.Add(tickInterval)
 		l.m.tick()
 	}
 }
 
-// last returns the last message to an agent that is one of a kind, as kind returns it.
+// last returns the last message of a kind to an agent.
 func last[T any](l *lone, to string, kind func(*message) *T) *T {
 	for _, s := range slices.Backward(l.sent) {
 		if m := kind(s.msg); m != nil && s.to == to {
@@ -193,7 +194,7 @@ func (l *lone) says(to string) *status {
 	return last(l, to, func(m *message) *status { return m.Status })
 }
 
-// hears returns the rank of the last failure that was relayed to an agent, -1 if none was, and why it is lost.
+// hears returns the rank and the reason of the last failure relayed to an agent; rank is -1 if none was.
 func (l *lone) hears(name string) (rank int, lost string) {
 	if n := l.relays(name); n != nil && n.News.Failed != nil {
 		return *n.News.Failed, n.News.Lost
@@ -201,21 +202,21 @@ func (l *lone) hears(name string) (rank int, lost string) {
 	return -1, ""
 }
 
-// again returns the last word to an agent of another start.
+// again returns the last announcement of another start to an agent.
 func (l *lone) again(to string) *again {
 	return last(l, to, func(m *message) *again { return m.Again })
 }
 
-// forget forgets what has come out so far.
+// forget discards the messages so far.
 func (l *lone) forget() { l.sent, l.heard = nil, nil }
 
-// leads reports whether the agent says so to a peer.
+// leads reports whether the agent told a peer that it leads.
 func (l *lone) leads(to string) bool {
 	s := l.says(to)
 	return s != nil && s.Leader.Name == l.m.self.Name
 }
 
-// promise has a peer promise what it was asked for.
+// promise passes in a peer's promise for p.
 func (l *lone) promise(name string, p *prepare, accepted *decision, at ballot) {
 	l.t.Helper()
 	if p == nil {
@@ -224,7 +225,7 @@ func (l *lone) promise(name string, p *prepare, accepted *decision, at ballot) {
 	l.from(name, &message{Promise: &promise{Index: p.Index, Ballot: p.Ballot, Accepted: accepted, At: at}})
 }
 
-// accept has a peer accept what it was offered.
+// accept passes in a peer's acceptance of a.
 func (l *lone) accept(name string, a *accept) {
 	l.t.Helper()
 	if a == nil {
@@ -233,30 +234,30 @@ func (l *lone) accept(name string, a *accept) {
 	l.from(name, &message{Accepted: &accepted{Index: a.Decision.Index, Ballot: a.Ballot}})
 }
 
-// failedAt is an ending of a start in which that rank has failed.
+// failedAt returns the ending of a start with that failed rank.
 func failedAt(index, rank int) *ended {
 	return &ended{Index: index, Ending: launch.Ending{Failures: []launch.Failure{{Rank: rank, Cause: "x", Order: 1}}}}
 }
 
-// told reports whether the caller got news that ends its start.
+// told reports whether the launcher got news that ends its start.
 func (l *lone) told() bool {
 	return slices.ContainsFunc(l.heard, func(n launch.News) bool { return n.Failed != nil || n.Lost != "" })
 }
 
-// endsHere has the caller tell that its start has ended, with the failure of a rank or, for -1, without.
+// endsHere ends the launcher's start, with a failed rank or, for -1, without.
 func (l *lone) endsHere(rank int) {
 	e := launch.Ending{Step: 5}
 	if rank >= 0 {
 		e = failedAt(0, rank).Ending
 	}
-	l.m.endHere(e)
+	l.m.onLocalEnd(e)
 }
 
 // The effects.
 
 func (l *lone) dial(addr string)         { l.dials[addr]++ }
 func (l *lone) hangUp(name string)       { l.hungUp[name]++ }
-func (l *lone) prepare(w World)          { l.prepares = append(l.prepares, w) }
+func (l *lone) prepare(w Assignment)     { l.prepares = append(l.prepares, w) }
 func (l *lone) begin(d *decision)        { l.begun = append(l.begun, d.Index) }
 func (l *lone) over(err error)           { l.ends = append(l.ends, err) }
 func (l *lone) gone()                    { l.left = true }
@@ -268,7 +269,7 @@ func (l *lone) send(m *message, names ...string) {
 	raw, err := json.Marshal(m)
 	var copied *message
 	if err == nil {
-		copied, err = decodeMessage(raw) // as it was then
+		copied, err = decodeMessage(raw) // a snapshot
 	}
 	if err != nil {
 		l.t.Error(err)

@@ -9,26 +9,26 @@ import (
 )
 
 const (
-	// firstCauses in a row, or losses, and a node is left out.
-	firstCauses = 3
-	losses      = 2
+	// A node whose ranks failed first maxFirstCauses times in a row, or that was lost maxLosses times, is left out.
+	maxFirstCauses = 3
+	maxLosses      = 2
 )
 
-// A tally is a job's memory of its starts. It goes with each decision, to the next leader.
+// A tally is the job's history of its starts. Each decision carries it, so that the next leader has it.
 type tally struct {
 	Retries launch.Retries `json:"retries"`
 	Cause   string         `json:"cause,omitempty"` // key of the node that failed first last time
 	InRow   int            `json:"in_row,omitempty"`
-	Lost    map[string]int `json:"lost,omitempty"` // how often a node was lost, by key
-	Target  int            `json:"target"`         // agents of the first world
+	Lost    map[string]int `json:"lost,omitempty"` // losses of each node, by key
+	Target  int            `json:"target"`         // agents of the first start
 }
 
-// key names the place of an agent for the tally: it outlives the agent's process.
+// key identifies an agent's place in the tally. A restarted agent has the same key.
 func key(m *Member) string { return fmt.Sprintf("%s#%d", m.HostID, m.NodeRank) }
 
-// note counts the end of a start. cause is the place of the agent with the first failed rank, or ""; lost are the
-// places of lost agents.
-func (t *tally) note(cause string, lost []string) {
+// record counts the end of a start. cause is the key of the node with the first failed rank, or ""; lost are the keys
+// of lost nodes.
+func (t *tally) record(cause string, lost []string) {
 	if cause == "" || cause != t.Cause {
 		t.Cause, t.InRow = cause, 0
 	}
@@ -45,30 +45,30 @@ func (t *tally) note(cause string, lost []string) {
 	t.Lost = counts
 }
 
-// out returns why the agent at that place is left out, or "".
-func (t *tally) out(key string) string {
+// excludedFor returns the reason to leave a node out, or "".
+func (t *tally) excludedFor(key string) string {
 	switch {
-	case t.InRow >= firstCauses && t.Cause == key:
+	case t.InRow >= maxFirstCauses && t.Cause == key:
 		return fmt.Sprintf("its ranks were the first to fail %d times in a row", t.InRow)
-	case t.Lost[key] >= losses:
+	case t.Lost[key] >= maxLosses:
 		return fmt.Sprintf("it was lost %d times", t.Lost[key])
 	}
 	return ""
 }
 
-// A candidate is an agent that may be in the next world. Its NodeRank is the one it wants, or -1.
+// A candidate is an agent that may join the next start. Its NodeRank is the requested one, or -1.
 type candidate struct {
 	Member
-	joined int // order in which they came
+	joined int // order of joining
 }
 
-// choose picks the agents of the next world among the present ones: at most most, first those of the last world, last
-// those that the tally leaves out, which it takes only to reach least. left holds notes about them.
-func choose(there []candidate, last *World, t *tally, least, most int) (agents []Member, left []string) {
-	ranked := ranks(there, last)
+// chooseMembers picks at most most agents for the next start: first members of the last one. Nodes that the tally
+// excludes come last, and only to reach least. left holds a note for each one left out.
+func chooseMembers(there []candidate, last *Assignment, t *tally, least, most int) (agents []Member, left []string) {
+	ranked := assignNodeRanks(there, last)
 	var in, out []candidate
 	for _, c := range ranked {
-		if t.out(key(&c.Member)) == "" {
+		if t.excludedFor(key(&c.Member)) == "" {
 			in = append(in, c)
 		} else {
 			out = append(out, c)
@@ -79,7 +79,7 @@ func choose(there []candidate, last *World, t *tally, least, most int) (agents [
 	}
 	for _, c := range out {
 		left = append(left, fmt.Sprintf("node %s (node rank %d) is left out: %s", c.Host, c.NodeRank,
-			t.out(key(&c.Member))))
+			t.excludedFor(key(&c.Member))))
 	}
 	for _, c := range in[:min(len(in), most)] {
 		agents = append(agents, c.Member)
@@ -87,12 +87,12 @@ func choose(there []candidate, last *World, t *tally, least, most int) (agents [
 	return agents, left
 }
 
-// ranks assigns node ranks, and sorts: agents of the last world first, then those that ask for a rank, then the others
-// as they came. A rank goes to the agent that asks for it; agents of the last world keep theirs; the rest get the
-// lowest free ones.
-func ranks(there []candidate, last *World) []candidate {
-	before := map[string]int{} // node ranks
-	for _, m := range last.Agents {
+// assignNodeRanks assigns node ranks and sorts: members of the last start first, then agents that request a rank, then
+// the others by joining order. A requested rank goes to its requester; members of the last start keep theirs; the rest
+// get the lowest free ranks.
+func assignNodeRanks(there []candidate, last *Assignment) []candidate {
+	before := map[string]int{} // node ranks of the last start
+	for _, m := range last.Members {
 		before[m.Name] = m.NodeRank
 	}
 	class := func(c *candidate) int {

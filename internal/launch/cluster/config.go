@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,90 +14,79 @@ import (
 
 // Config describes an agent and its job.
 type Config struct {
-	Job string // names the job: agents of different jobs refuse each other
-	Key []byte // the job's secret, at least 16 bytes; nothing of it is sent
-	// Program is the version of the program, Inputs a digest of the config and of flags that must be
-	// the same on all nodes: agents that differ in one refuse each other, and say in which.
+	Job string // name of the job: agents of different jobs refuse each other
+	Key []byte // the job's secret, at least 16 bytes; never sent
+	// Program is cprun's version. Inputs is a digest of the config and of the flags that must be equal on all nodes.
+	// Agents with different values refuse each other and name the difference.
 	Program, Inputs string
 
-	NodeRank int // wanted by this agent; -1: any
-	Min, Max int // agents that run; the same if their number is fixed
+	NodeRank int // the requested one; -1: any
+	Min, Max int // number of agents; equal if it is fixed
 	NProc    int // workers of this agent
 
-	Host   string // names this node to people; "": the host name
-	HostID string // agents with the same one share a host; "": Host
+	Host   string // name of this node in messages; "": the host name
+	HostID string // equal on all agents of one host; "": Host
 
-	// Listen is the address of this host on the job's network, without a port. Control connections
-	// come in there, and workers listen at it.
+	// Listen is this host's IP address on the job's network, for control connections and for workers.
 	Listen string
-	// Port is the port of the job's meeting place if this agent may be it, else 0: any free one. If another process has
-	// the port, this agent takes a free one.
+	// Port is the port of the job's rendezvous if this agent may be there, else 0. If another process uses the port,
+	// this agent takes a free one.
 	Port int
-	// Meets says that this host is the meeting place: the agent on it that has Port leads until the first
-	// start. An agent that meets itself at the first of Seeds knows that without being told.
+	// Meets says that this host is the rendezvous: its agent that gets Port leads until the first start. An agent whose
+	// dial of the first seed reaches itself leads as well.
 	Meets bool
-	// Seeds are addresses, host:port, to ask for the other agents: the meeting place first. This agent's
-	// own may be among them.
+	// Seeds are addresses, host:port, of other agents, the rendezvous first. This agent's own address may be among
+	// them.
 	Seeds []string
 
-	MaxRestarts int // starts after the first
+	MaxRestarts int // restarts of the workers
 
 	JoinTimeout    time.Duration // until the first start; 0: 10 minutes
-	RegroupTimeout time.Duration // until a start after nodes were lost; 0: 60 s
-	LastCall       time.Duration // without a newcomer until fewer than Max nodes start; 0: 10 s
-	Silence        time.Duration // of an agent until it counts as lost; 0: 5 s
+	RegroupTimeout time.Duration // until a start after a loss of nodes; 0: 60 s
+	LastCall       time.Duration // wait for further agents before fewer than Max start; 0: 10 s
+	Silence        time.Duration // an agent silent for this long is lost; 0: 5 s
 
-	// Prepare makes the payload of all workers, before each start, on the agent that leads. nil: none.
-	// Its error ends the job, a *launch.Over with that status. The caller's Next gets the error as it is, those of
-	// the other agents its text. World names the agents and is complete.
-	Prepare func(context.Context, World) ([]byte, error)
-	// Log gets a line for people now and then; nil: no one does.
+	// Prepare returns the payload for all workers. The leader calls it before each start; nil: no payload. An error
+	// ends the job; a *launch.Over gives the exit status. The leader's Next returns the error itself, the other agents'
+	// Next returns its text. The Assignment is complete.
+	Prepare func(context.Context, Assignment) ([]byte, error)
+	// Log prints a line for the user; nil: no output.
 	Log func(format string, args ...any)
 
-	Network   Network                             // nil: TCP, and gossip on the same ports
-	Discovery func(self Found) (Discovery, error) // nil: Seeds and the last world are all that finds agents
+	Network   Network                                // nil: TCP, with gossip on the same ports
+	Discovery func(self PeerAddr) (Discovery, error) // nil: only Seeds and the last assignment
 }
 
-// Network is how agents reach each other. It is there for tests.
+// Network connects agents. Tests replace it.
 type Network interface {
-	// Listen takes an address, host:port; port 0 is any.
+	// Listen listens at host:port; port 0 is any.
 	Listen(addr string) (net.Listener, error)
-	// Dial connects to one.
+	// Dial connects to host:port.
 	Dial(ctx context.Context, addr string) (net.Conn, error)
 }
 
-// Found is an agent that may be there: its name and its control address.
-type Found struct{ Name, Addr string }
+// PeerAddr is an agent's name and control address.
+type PeerAddr struct{ Name, Addr string }
 
-// Discovery finds agents. It is a hint: whom it names may be gone, and a stranger must prove the key.
+// Discovery finds agents. Its result is a hint: an agent may be gone, and must still prove that it has the key.
 type Discovery interface {
-	Peers() []Found           // the agents that seem to be alive, without this one
-	Changed() <-chan struct{} // gets a value after Peers has changed; room for one
+	Peers() []PeerAddr        // agents that seem alive, except this one
+	Changed() <-chan struct{} // gets a value after Peers changed; capacity 1
 	Close() error
 }
 
-// minKey is the least length of a key.
+// minKey is the least length of a key in bytes.
 const minKey = 16
 
-// resolve fills defaults and refuses what cannot run.
 func (c *Config) resolve() error {
-	for _, d := range []struct {
-		at *time.Duration
-		or time.Duration
-	}{
-		{&c.JoinTimeout, 10 * time.Minute}, {&c.RegroupTimeout, time.Minute}, {&c.LastCall, 10 * time.Second},
-		{&c.Silence, 5 * time.Second},
-	} {
-		if *d.at == 0 {
-			*d.at = d.or
-		}
-	}
+	c.JoinTimeout = cmp.Or(c.JoinTimeout, 10*time.Minute)
+	c.RegroupTimeout = cmp.Or(c.RegroupTimeout, time.Minute)
+	c.LastCall = cmp.Or(c.LastCall, 10*time.Second)
+	c.Silence = cmp.Or(c.Silence, 5*time.Second)
 	if c.Host == "" {
 		c.Host, _ = os.Hostname()
 	}
-	if c.HostID == "" {
-		c.HostID = c.Host
-	}
+	c.HostID = cmp.Or(c.HostID, c.Host)
 	if c.Log == nil {
 		c.Log = func(string, ...any) {}
 	}
@@ -104,21 +94,22 @@ func (c *Config) resolve() error {
 		c.Network = tcp{}
 	}
 	if c.Prepare == nil {
-		c.Prepare = func(context.Context, World) ([]byte, error) { return nil, nil }
+		c.Prepare = func(context.Context, Assignment) ([]byte, error) { return nil, nil }
 	}
 	switch ip := net.ParseIP(c.Listen); {
 	case c.Job == "":
-		return errors.New("name of the job: none given")
+		return errors.New("job: no name is given")
 	case len(c.Key) < minKey:
-		return fmt.Errorf("key of the job: %d bytes, at least %d are needed", len(c.Key), minKey)
+		return fmt.Errorf("key of the job: %d bytes; at least %d are needed", len(c.Key), minKey)
 	case c.Min < 1 || c.Max < c.Min || c.Max > maxAgents:
-		return fmt.Errorf("nodes %d:%d: want 1 <= MIN <= MAX <= %d", c.Min, c.Max, maxAgents)
+		return fmt.Errorf("nodes %d:%d: MIN must be at least 1, MAX at least MIN and at most %d", c.Min, c.Max,
+			maxAgents)
 	case c.NodeRank < -1 || c.NodeRank >= c.Max:
-		return fmt.Errorf("node rank %d: outside of 0 to %d", c.NodeRank, c.Max-1)
+		return fmt.Errorf("node rank %d: must be 0 to %d", c.NodeRank, c.Max-1)
 	case c.NProc < 1 || c.NProc > maxProcs:
-		return fmt.Errorf("processes of a node: %d, want 1 to %d", c.NProc, maxProcs)
+		return fmt.Errorf("processes of a node: %d; must be 1 to %d", c.NProc, maxProcs)
 	case ip == nil || ip.IsUnspecified():
-		return fmt.Errorf("address to listen at %q: want the IP address of this host that the other nodes reach",
+		return fmt.Errorf("listen address %q: give the IP address at which other nodes reach this host",
 			c.Listen)
 	case len(c.Host) > maxHost || len(c.HostID) > maxHost:
 		return fmt.Errorf("name of the host: longer than %d bytes", maxHost)
@@ -126,26 +117,25 @@ func (c *Config) resolve() error {
 	return nil
 }
 
-// Bounds of what agents tell each other.
+// Bounds of values in messages.
 const (
 	maxAgents = 4096
 	maxProcs  = 1024
 	maxHost   = 255
 )
 
-// withGossip returns c with agents that find each other by gossip too, on the port of their control
-// connections: its Network is TCP, and Seeds serve both.
+// withGossip returns c with TCP and, on the same ports, gossip as its discovery. Seeds serve both.
 func withGossip(c Config) Config {
 	g := &gossiping{cfg: c}
 	c.Network, c.Discovery = g, g.discover
 	return c
 }
 
-// A gossiping is the network of an agent whose control port carries gossip.
+// A gossiping is the network of an agent whose control port also carries gossip.
 type gossiping struct {
 	tcp
 	cfg  Config
-	port *gossip.Port // that was bound last
+	port *gossip.Port // the last bound one
 }
 
 func (g *gossiping) Listen(addr string) (ln net.Listener, err error) {
@@ -155,7 +145,7 @@ func (g *gossiping) Listen(addr string) (ln net.Listener, err error) {
 	return g.port, nil
 }
 
-func (g *gossiping) discover(self Found) (Discovery, error) {
+func (g *gossiping) discover(self PeerAddr) (Discovery, error) {
 	m, err := gossip.Join(context.Background(), gossip.Config{
 		Job: g.cfg.Job, Key: g.cfg.Key, Seeds: g.cfg.Seeds, Transport: g.port,
 		Self: gossip.Peer{Name: self.Name, Control: self.Addr},
@@ -166,18 +156,18 @@ func (g *gossiping) discover(self Found) (Discovery, error) {
 	return Hints(m, self), nil
 }
 
-// Hints returns what gossip knows of the others, as self's Discovery.
-func Hints(m *gossip.Members, self Found) Discovery { return hints{m, self.Name} }
+// Hints returns the gossip members as self's Discovery.
+func Hints(m *gossip.Members, self PeerAddr) Discovery { return hints{m, self.Name} }
 
 type hints struct {
 	*gossip.Members
 	self string
 }
 
-func (h hints) Peers() (found []Found) {
+func (h hints) Peers() (found []PeerAddr) {
 	for _, p := range h.Members.Peers() {
 		if p.Name != h.self {
-			found = append(found, Found{p.Name, p.Control})
+			found = append(found, PeerAddr{p.Name, p.Control})
 		}
 	}
 	return found

@@ -18,60 +18,59 @@ import (
 	"github.com/cprun/cprun/internal/launch/cluster/wire"
 )
 
-// What the machine does to the world: the effects, and the connections after them. All but what has a
-// goroutine of its own runs on loop.
+// The coordinator's effects, and the connections. All of it runs on loop, except for the goroutines in the package
+// comment.
 
-// connecting bounds the wait for a host that does not answer.
-const connecting = 3 * time.Second
+// dialTimeout bounds the wait for a host that does not answer.
+const dialTimeout = 3 * time.Second
 
-func (c *Cohort) renewGreeting() {
-	raw, err := json.Marshal(c.machine.hello())
+func (m *Membership) renewHello() {
+	raw, err := json.Marshal(m.coord.hello())
 	if err == nil {
-		c.greeting.Store(&raw)
+		m.helloFrame.Store(&raw)
 	}
 }
 
-// welcome looks at the hello of an agent that has connected. On a goroutine of the door.
-func (c *Cohort) welcome(from net.Addr, key ed25519.PublicKey, raw []byte) error {
-	h, err := c.inspect(key, raw)
+// checkInbound checks the hello of an inbound connection. The acceptor's goroutines call it.
+func (m *Membership) checkInbound(from net.Addr, key ed25519.PublicKey, raw []byte) error {
+	h, err := m.checkHello(key, raw)
 	if err != nil {
 		return err
 	}
-	if _, both := c.dialing.Load(h.Agent.Addr); both && c.self.Name < h.Agent.Name {
+	if _, both := m.dialing.Load(h.Member.Addr); both && m.self.Name < h.Member.Name {
 		return wire.ErrBoth
 	}
 	return nil
 }
 
-// inspect refuses an agent that is not of this job, or not who it says.
-func (c *Cohort) inspect(key ed25519.PublicKey, raw []byte) (*hello, error) {
+// checkHello refuses an agent of another job, or with another identity than its key's.
+func (m *Membership) checkHello(key ed25519.PublicKey, raw []byte) (*hello, error) {
 	h, err := decodeHello(raw)
 	switch {
 	case err != nil:
 		return nil, err
-	case h.Agent.Name != wire.Name(h.Agent.Host, key):
-		return nil, fmt.Errorf("its name %s is not that of its key", h.Agent.Name)
-	case h.Program != c.cfg.Program:
-		return nil, fmt.Errorf("node %s runs version %s of the program, and node %s version %s: "+
-			"all nodes need the same",
-			h.Agent.Host, h.Program, c.self.Host, c.cfg.Program)
-	case h.Inputs != c.cfg.Inputs:
-		return nil, fmt.Errorf("the config or flags of node %s (digest %s) are not those of node %s (digest %s): all "+
-			"nodes need the same",
-			h.Agent.Host, short(h.Inputs), c.self.Host, short(c.cfg.Inputs))
+	case h.Member.Name != wire.Name(h.Member.Host, key):
+		return nil, fmt.Errorf("its name %s does not match its key", h.Member.Name)
+	case h.Program != m.cfg.Program:
+		return nil, fmt.Errorf("node %s runs cprun version %s, and node %s version %s: "+
+			"install the same version on all nodes",
+			h.Member.Host, h.Program, m.self.Host, m.cfg.Program)
+	case h.Inputs != m.cfg.Inputs:
+		return nil, fmt.Errorf("the config or flags of node %s (digest %s) differ from those of node %s (digest %s): "+
+			"start all nodes with the same",
+			h.Member.Host, short(h.Inputs), m.self.Host, short(m.cfg.Inputs))
 	}
 	return h, nil
 }
 
 func short(s string) string { return s[:min(len(s), 12)] }
 
-// decodeHello reads what an agent tells of itself.
 func decodeHello(raw []byte) (*hello, error) {
 	h := new(hello)
-	if err := decodeStrict(raw, h); err != nil {
+	if err := launch.DecodeStrict(raw, h); err != nil {
 		return nil, fmt.Errorf("hello: %w", err)
 	}
-	for _, err := range []error{h.Agent.check(), h.Status.check(), checkText(h.Program), checkText(h.Inputs)} {
+	for _, err := range []error{h.Member.check(), h.Status.check(), checkText(h.Program), checkText(h.Inputs)} {
 		if err != nil {
 			return nil, fmt.Errorf("hello: %w", err)
 		}
@@ -79,55 +78,55 @@ func decodeHello(raw []byte) (*hello, error) {
 	return h, nil
 }
 
-// strange hears of connections that came to nothing. On a goroutine of the door.
-func (c *Cohort) strange(err error) {
+// onRefused logs refused connections. The acceptor's goroutines call it.
+func (m *Membership) onRefused(err error) {
 	if refusal := (*wire.Refusal)(nil); errors.As(err, &refusal) && !refusal.Theirs && !refusal.Both {
-		c.calls.put(func() { c.machine.stranger(refusal) })
+		m.calls.put(func() { m.coord.logForeign(refusal) })
 	}
 }
 
-// admit takes a connection in. It is called on the goroutine that made it.
-func (c *Cohort) admit(l *wire.Link, via string) {
+// admit adds a connection. The goroutine of its handshake calls it.
+func (m *Membership) admit(l *wire.Link, via string) {
 	h, err := decodeHello(l.Hello)
-	if err != nil || !c.post(func() { c.linkUp(l, h, via) }) {
+	if err != nil || !m.post(func() { m.linkUp(l, h, via) }) {
 		l.Close()
 		<-l.Closed()
 	}
 }
 
-// post hands an event to loop, and reports whether it took it.
-func (c *Cohort) post(f func()) bool {
+// post passes an event to loop, and reports whether loop accepted it.
+func (m *Membership) post(f func()) bool {
 	select {
-	case c.events <- f:
+	case m.events <- f:
 		return true
-	case <-c.ctx.Done():
+	case <-m.ctx.Done():
 		return false
 	}
 }
 
-// doubled is the age up to which a second connection with the same peer counts as simultaneous dialing.
-const doubled = 2 * time.Second
+// simultaneous is the age up to which a second connection with a peer counts as simultaneous dialing.
+const simultaneous = 2 * time.Second
 
-// linkUp: the newest connection with a peer is the one that counts, unless both were made at once.
-func (c *Cohort) linkUp(l *wire.Link, h *hello, via string) {
-	name := h.Agent.Name
-	if old := c.links[name]; old != nil {
-		if time.Since(c.linked[name]) < doubled {
+// linkUp replaces an older connection with the same peer, unless both agents dialed at the same time.
+func (m *Membership) linkUp(l *wire.Link, h *hello, via string) {
+	name := h.Member.Name
+	if old := m.links[name]; old != nil {
+		if time.Since(m.linkedAt[name]) < simultaneous {
 			l.Close()
-			c.group.Go(func() { <-l.Closed() })
+			m.group.Go(func() { <-l.Closed() })
 			return
 		}
-		delete(c.links, name)
+		delete(m.links, name)
 		old.Close()
-		c.machine.down(name, "it has connected anew")
+		m.coord.down(name, "it has reconnected")
 	}
-	c.links[name], c.linked[name] = l, time.Now()
-	c.group.Go(func() { c.read(l, name) })
-	c.machine.up(*h, via)
+	m.links[name], m.linkedAt[name] = l, time.Now()
+	m.group.Go(func() { m.read(l, name) })
+	m.coord.up(*h, via)
 }
 
-// read hands the messages of a peer to loop, one after the other.
-func (c *Cohort) read(l *wire.Link, name string) {
+// read passes a peer's messages to loop, in order.
+func (m *Membership) read(l *wire.Link, name string) {
 	defer func() { <-l.Closed() }()
 	defer l.Close()
 	for {
@@ -135,17 +134,17 @@ func (c *Cohort) read(l *wire.Link, name string) {
 		var msg *message
 		if err == nil {
 			if msg, err = decodeMessage(raw); err != nil {
-				err = fmt.Errorf("it has sent what no agent sends: %w", err)
+				err = fmt.Errorf("it sent an invalid message: %w", err)
 			}
 		}
-		ok := c.post(func() {
+		ok := m.post(func() {
 			switch {
-			case c.links[name] != l:
+			case m.links[name] != l:
 			case err != nil:
-				delete(c.links, name)
-				c.machine.down(name, err.Error())
+				delete(m.links, name)
+				m.coord.down(name, err.Error())
 			default:
-				c.machine.receive(name, msg)
+				m.coord.receive(name, msg)
 			}
 		})
 		if err != nil || !ok {
@@ -154,93 +153,92 @@ func (c *Cohort) read(l *wire.Link, name string) {
 	}
 }
 
-func (c *Cohort) dial(addr string) {
-	c.dialing.Store(addr, true)
-	c.group.Go(func() {
-		l, err := c.connect(addr)
-		c.dialing.Delete(addr)
+func (m *Membership) dial(addr string) {
+	m.dialing.Store(addr, true)
+	m.group.Go(func() {
+		l, err := m.connect(addr)
+		m.dialing.Delete(addr)
 		if err == nil {
-			c.admit(l, addr)
+			m.admit(l, addr)
 		}
-		c.post(func() { c.machine.dialed(addr, err) })
+		m.post(func() { m.coord.dialed(addr, err) })
 	})
 }
 
-// connect connects to an agent.
-func (c *Cohort) connect(addr string) (*wire.Link, error) {
-	ctx, cancel := context.WithTimeout(c.ctx, connecting)
-	conn, err := c.cfg.Network.Dial(ctx, addr)
+func (m *Membership) connect(addr string) (*wire.Link, error) {
+	ctx, cancel := context.WithTimeout(m.ctx, dialTimeout)
+	conn, err := m.cfg.Network.Dial(ctx, addr)
 	cancel()
 	if err != nil {
 		return nil, err
 	}
-	p := c.party
+	p := m.wireConfig
 	p.Check = func(_ net.Addr, key ed25519.PublicKey, raw []byte) error {
-		_, err := c.inspect(key, raw)
+		_, err := m.checkHello(key, raw)
 		return err
 	}
-	return wire.Dial(c.ctx, conn, &p)
+	return wire.Dial(m.ctx, conn, &p)
 }
 
-func (c *Cohort) hangUp(name string) {
-	if l := c.links[name]; l != nil {
-		delete(c.links, name)
+func (m *Membership) hangUp(name string) {
+	if l := m.links[name]; l != nil {
+		delete(m.links, name)
 		l.Close()
 	}
 }
 
-// send makes a frame once for all who get the same message in a row.
-func (c *Cohort) send(m *message, names ...string) {
-	if c.sending != m {
-		raw, err := json.Marshal(m)
+// send encodes a message once for consecutive recipients.
+func (m *Membership) send(msg *message, names ...string) {
+	if m.sending != msg {
+		raw, err := json.Marshal(msg)
 		if err == nil {
-			c.frame, err = wire.NewFrame(raw)
+			m.frame, err = wire.NewFrame(raw)
 		}
 		if err != nil {
-			c.cfg.Log("to the other nodes: %v", err)
+			m.cfg.Log("message to the other nodes: %v", err)
 			return
 		}
-		c.sending = m
+		m.sending = msg
 	}
 	for _, name := range names {
-		if l := c.links[name]; l != nil && !l.Send(c.frame) {
-			l.Close() // read sees it
+		if l := m.links[name]; l != nil && !l.Send(m.frame) {
+			l.Close() // read gets the error
 		}
 	}
 }
 
-func (c *Cohort) prepare(w World) {
-	c.group.Go(func() {
-		payload, err := c.cfg.Prepare(c.ctx, w)
+func (m *Membership) prepare(w Assignment) {
+	m.group.Go(func() {
+		payload, err := m.cfg.Prepare(m.ctx, w)
 		secret := make([]byte, 32)
 		rand.Read(secret)
-		if raw, _ := json.Marshal(&message{Decided: &decision{World: w, Payload: payload}}); err == nil &&
+		if raw, _ := json.Marshal(&message{Decided: &decision{Assignment: w, Payload: payload}}); err == nil &&
 			len(raw) > wire.MaxFrame/8*7 {
-			err = fmt.Errorf("a start of %d nodes with a payload of %d bytes: too large for a message of %d",
-				len(w.Agents), len(payload), wire.MaxFrame)
+			err = fmt.Errorf("a start of %d nodes with a payload of %d bytes exceeds the message limit of %d",
+				len(w.Members), len(payload), wire.MaxFrame)
 		}
-		c.calls.put(func() { c.machine.prepared(w.Generation, payload, secret, err) })
+		m.calls.put(func() { m.coord.prepared(w.Generation, payload, secret, err) })
 	})
 }
 
-func (c *Cohort) begin(d *decision) {
+func (m *Membership) begin(d *decision) {
 	const room = 64 // more than an agent sends
 	ch := make(chan launch.News, room)
-	c.heard.Store(&ch)
-	put(c.next, next{decision: d})
+	m.newsChan.Store(&ch)
+	put(m.next, nextResult{decision: d})
 }
 
-func (c *Cohort) over(err error) { put(c.next, next{err: err}) }
+func (m *Membership) over(err error) { put(m.next, nextResult{err: err}) }
 
-func (c *Cohort) verdict(v launch.Verdict) { put(c.verdicts, v) }
+func (m *Membership) verdict(v launch.Verdict) { put(m.verdicts, v) }
 
-func (c *Cohort) news(n launch.News) {
-	if ch := c.heard.Load(); ch != nil {
+func (m *Membership) news(n launch.News) {
+	if ch := m.newsChan.Load(); ch != nil {
 		put(*ch, n)
 	}
 }
 
-// put never blocks: who does not look at the last one needs no other.
+// put never blocks. It drops v if the last value was not read.
 func put[T any](ch chan T, v T) {
 	select {
 	case ch <- v:
@@ -248,11 +246,10 @@ func put[T any](ch chan T, v T) {
 	}
 }
 
-func (c *Cohort) gone() { c.leave.Do(func() { close(c.left) }) }
+func (m *Membership) gone() { m.leaveOnce.Do(func() { close(m.goodbyeSent) }) }
 
-func (c *Cohort) log(format string, args ...any) { c.cfg.Log(format, args...) }
+func (m *Membership) log(format string, args ...any) { m.cfg.Log(format, args...) }
 
-// A tcp is the network of agents.
 type tcp struct{}
 
 func (tcp) Listen(addr string) (net.Listener, error) { return net.Listen("tcp", addr) }
@@ -261,159 +258,155 @@ func (tcp) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "tcp", addr)
 }
 
-// Connections, and this agent's reactions to their changes.
+// Connections, and the coordinator's reactions to their changes.
 
 // A peer is a connected agent.
 type peer struct {
 	Member
-	via    string // the address that this agent has dialed; "": the peer did
+	via    string // the address that this agent dialed; "": the peer dialed
 	status status
-	joined int       // order in which it was taken in, from 1; 0: it has not asked to be
+	joined int       // order of joining, from 1; 0: not joined
 	since  time.Time // connected
-	held   *join     // its pending request, if its rank may belong to another
+	held   *join     // its pending request, if another agent may have its rank
 }
 
-// setRole changes the role, and tells all who are connected.
-func (m *machine) setRole(r role, leader string) {
-	if m.role == r && m.leader == leader {
+// setRole changes the role, and informs all connected agents.
+func (c *coordinator) setRole(r role, leader string) {
+	if c.role == r && c.leader == leader {
 		return
 	}
-	if r == seeking && (m.role == following || m.role == leading) {
-		m.since = m.now
+	if r == seeking && (c.role == following || c.role == leading) {
+		c.seekingSince = c.now
 	}
-	m.role, m.leader = r, leader
+	c.role, c.leader = r, leader
 	if r != leading {
-		m.run, m.gather = nil, nil
+		c.record, c.regroup = nil, nil
 	}
 	if r == following || r == seeking {
-		m.prop = nil
+		c.proposal = nil
 	}
-	s := m.status()
+	s := c.status()
 	msg := &message{Status: &s}
-	for _, p := range m.sorted() {
+	for _, p := range c.sorted() {
 		if p.Name != leader {
-			m.fx.send(msg, p.Name)
+			c.effects.send(msg, p.Name)
 		}
 	}
 }
 
-// up: a peer is connected.
-func (m *machine) up(h hello, via string) {
-	p := &peer{Member: h.Agent, via: via, status: h.Status, since: m.now}
-	m.peers[p.Name] = p
-	delete(m.suspects, p.Name)
-	delete(m.dials, p.Addr)
-	m.teach(p)
-	if m.over {
-		m.fx.hangUp(p.Name)
-		delete(m.peers, p.Name)
+func (c *coordinator) up(h hello, via string) {
+	p := &peer{Member: h.Member, via: via, status: h.Status, since: c.now}
+	c.peers[p.Name] = p
+	delete(c.suspects, p.Name)
+	delete(c.dials, p.Addr)
+	c.sendDecision(p)
+	if c.over {
+		c.effects.hangUp(p.Name)
+		delete(c.peers, p.Name)
 		return
 	}
-	// What the handshake said may be old by now.
-	s := m.status()
-	m.fx.send(&message{Status: &s}, p.Name)
-	m.onStatus(p, &h.Status)
-	m.solicit(p)
+	// The status in the handshake may be outdated.
+	s := c.status()
+	c.effects.send(&message{Status: &s}, p.Name)
+	c.onStatus(p, &h.Status)
+	c.solicit(p)
 }
 
-// sorted lists the connected agents by name, so that a run can be repeated.
-func (m *machine) sorted() []*peer {
-	return slices.SortedFunc(maps.Values(m.peers), func(a, b *peer) int { return strings.Compare(a.Name, b.Name) })
+// sorted lists the connected agents by name, so that simulations are reproducible.
+func (c *coordinator) sorted() []*peer {
+	return slices.SortedFunc(maps.Values(c.peers), func(a, b *peer) int { return strings.Compare(a.Name, b.Name) })
 }
 
-func (m *machine) teach(p *peer) {
-	if p.status.Index < m.reg.index {
-		m.fx.send(&message{Decided: m.reg.last}, p.Name)
-		p.status.Index = m.reg.index
+func (c *coordinator) sendDecision(p *peer) {
+	if p.status.Index < c.register.index {
+		c.effects.send(&message{Decided: c.register.last}, p.Name)
+		p.status.Index = c.register.index
 	}
 }
 
-// down: a peer is no longer connected.
-func (m *machine) down(name, why string) {
-	p := m.peers[name]
+func (c *coordinator) down(name, why string) {
+	p := c.peers[name]
 	if p == nil {
 		return
 	}
-	delete(m.peers, name)
-	if m.over {
+	delete(c.peers, name)
+	if c.over {
 		return
 	}
-	m.suspects[name] = m.now.Add(2 * m.cfg.Silence)
+	c.suspects[name] = c.now.Add(2 * c.cfg.Silence)
 	switch {
-	case m.role == leading:
-		m.heard(name)
-		m.lost(p, why)
-	case m.role == following && name == m.leader:
-		m.lostLeader(p, why)
+	case c.role == leading:
+		c.confirmEnd(name)
+		c.onPeerLost(p, why)
+	case c.role == following && name == c.leader:
+		c.lostLeader(p, why)
 	}
 }
 
-// lostLeader: the agent that leads is gone, or leads no more.
-func (m *machine) lostLeader(p *peer, why string) {
-	m.setRole(seeking, "")
-	if at := m.world().index(p.Name); at >= 0 {
-		a := m.world().Agents[at]
-		m.orphaned, m.orphanedAt = a.lost(why, 1), m.reg.index
+// lostLeader handles the loss of the leader, or the end of its leadership.
+func (c *coordinator) lostLeader(p *peer, why string) {
+	c.setRole(seeking, "")
+	if at := c.assignment().index(p.Name); at >= 0 {
+		a := c.assignment().Members[at]
+		c.leaderLoss, c.leaderLossAt = a.lost(why, 1), c.register.index
 	}
-	m.doom(name(p.Member, m.world())+", which led: "+why, m.firstRank(p.Name))
+	c.abortStart(describeMember(p.Member, c.assignment())+", the leader, is lost: "+why, c.firstRank(p.Name))
 }
 
-// doom ends the start that goes on here: the others cannot be told, or do not wait.
-func (m *machine) doom(why string, rank int) {
-	if m.local.running {
+// abortStart ends the start that runs here, since this agent cannot report to the others, or they do not wait for it.
+func (c *coordinator) abortStart(why string, rank int) {
+	if c.caller.running {
 		n := launch.News{Lost: why}
 		if rank >= 0 {
 			n.Failed = &rank
 		}
-		m.fx.news(n)
+		c.effects.news(n)
 	}
 }
 
-func (m *machine) world() *World {
-	if m.reg.last == nil {
-		return new(World)
+func (c *coordinator) assignment() *Assignment {
+	if c.register.last == nil {
+		return new(Assignment)
 	}
-	return &m.reg.last.World
+	return &c.register.last.Assignment
 }
 
-// firstRank returns an agent's first rank in the last world; -1: it has none.
-func (m *machine) firstRank(name string) int {
-	if at := m.world().index(name); at >= 0 {
-		return m.world().Agents[at].FirstRank
+// firstRank returns an agent's first rank in the last assignment, or -1.
+func (c *coordinator) firstRank(name string) int {
+	if at := c.assignment().index(name); at >= 0 {
+		return c.assignment().Members[at].FirstRank
 	}
 	return -1
 }
 
-// name returns an agent with its ranks, for people.
-func name(a Member, w *World) string {
+// describeMember returns an agent with its ranks, for messages.
+func describeMember(a Member, w *Assignment) string {
 	if at := w.index(a.Name); at >= 0 {
-		a = w.Agents[at]
+		a = w.Members[at]
 		return fmt.Sprintf("node %s (%s)", a.Host, launch.RanksOf(a.FirstRank, a.NProc))
 	}
 	return "node " + a.Host
 }
 
-// stranger: an agent was refused at the door.
-func (m *machine) stranger(r *wire.Refusal) {
+// logForeign logs a refused connection, with a limited rate.
+func (c *coordinator) logForeign(r *wire.Refusal) {
 	const quiet = 10 * time.Second
-	if text := r.Error(); text != m.strange || m.now.Sub(m.strangeAt) > quiet {
-		m.strange, m.strangeAt = text, m.now
-		m.fx.log("%s", text)
+	if text := r.Error(); text != c.lastForeign || c.now.Sub(c.lastForeignAt) > quiet {
+		c.lastForeign, c.lastForeignAt = text, c.now
+		c.effects.log("%s", text)
 	}
 }
 
-// errClosed answers a Cohort's calls after Close.
+// errClosed is the result of calls after Close.
 var errClosed = errors.New("this agent has left the job")
 
-// mailbox holds the calls of those who do not wait: few, since each start has few.
+// A mailbox queues calls without blocking the caller. Each start has few.
 type mailbox struct {
-	ready chan struct{} // room for one
+	ready chan struct{} // capacity 1
 
 	mu    sync.Mutex
 	calls []func() // guarded by mu
 }
-
-func (b *mailbox) init() { b.ready = make(chan struct{}, 1) }
 
 // put never blocks.
 func (b *mailbox) put(f func()) {
@@ -426,7 +419,6 @@ func (b *mailbox) put(f func()) {
 	}
 }
 
-// take returns what is there, in order.
 func (b *mailbox) take() []func() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -21,8 +21,8 @@ var crowdAgents = flag.Int("cluster.agents", 20, "agents that TestSimulation has
 
 var crowdKey = []byte("a key of thirty-two bytes, or so")
 
-// crowd are the agents of one job, each on a host of a network in this process, with their real
-// handshakes, connections and gossip. Only their workers are missing.
+// A crowd is the agents of one job, each on a simulated host with real handshakes, connections and gossip. Only the
+// workers are missing.
 type crowd struct {
 	t      *testing.T
 	net    *netsim.Network
@@ -32,19 +32,19 @@ type crowd struct {
 	wait   sync.WaitGroup
 }
 
-// agent is an agent and what it has seen.
+// An agent of a crowd, with its observations.
 type agent struct {
 	*crowd
 	host   *netsim.Host
-	cohort *cluster.Cohort
+	cohort *cluster.Membership
 	ctx    context.Context // of run
 	stop   context.CancelFunc
-	dead   bool // its host is
+	dead   bool // its host crashed
 
 	mu      sync.Mutex
-	restart int       // guarded by mu; of the last start whose workers could be connected
+	restart int       // guarded by mu; of the last start with connected workers
 	met     bool      // guarded by mu; there was one
-	warned  time.Time // guarded by mu; when it first heard that a start cannot go on
+	warned  time.Time // guarded by mu; when it first learned that a start cannot continue
 	verdict *launch.Verdict
 	err     error // guarded by mu
 }
@@ -55,7 +55,7 @@ func (c *crowd) end() {
 		a.stop()
 	}
 	c.wait.Wait()
-	time.Sleep(5 * time.Second) // what waits for an answer gives up
+	time.Sleep(5 * time.Second) // pending waits time out
 }
 
 func newCrowd(t *testing.T, loss float64) *crowd {
@@ -74,9 +74,10 @@ func (c *crowd) start(i, n int) {
 	a := &agent{crowd: c, host: h}
 	a.ctx, a.stop = context.WithCancel(context.Background())
 	cfg := cluster.Config{
-		Job: "simulation", Key: crowdKey, Program: "v1", Inputs: "digest", NodeRank: i, Min: (n*3 + 3) / 4, Max: n, NProc: 8,
+		Job: "simulation", Key: crowdKey, Program: "v1", Inputs: "digest", NodeRank: i,
+		Min: (n*3 + 3) / 4, Max: n, NProc: 8,
 		Host: fmt.Sprintf("node%04d", i), Listen: h.Addr().String(), Seeds: []string{"10.0.0.0:4000"}, MaxRestarts: 5,
-		Prepare: func(context.Context, cluster.World) ([]byte, error) { return make([]byte, 8<<10), nil },
+		Prepare: func(context.Context, cluster.Assignment) ([]byte, error) { return make([]byte, 8<<10), nil },
 		Network: h, Discovery: a.discover,
 	}
 	if i == 0 {
@@ -90,7 +91,7 @@ func (c *crowd) start(i, n int) {
 	c.wait.Go(a.run)
 }
 
-func (a *agent) discover(self cluster.Found) (cluster.Discovery, error) {
+func (a *agent) discover(self cluster.PeerAddr) (cluster.Discovery, error) {
 	p, err := a.host.Packets(7946)
 	if err != nil {
 		return nil, err
@@ -105,7 +106,7 @@ func (a *agent) discover(self cluster.Found) (cluster.Discovery, error) {
 	return cluster.Hints(m, self), nil
 }
 
-// run is the agent's life, as launch.Run has it.
+// run is the agent's loop, as in launch.Run.
 func (a *agent) run() {
 	status := launch.ExitFailed
 	for {
@@ -122,19 +123,19 @@ func (a *agent) run() {
 		}
 		time.Sleep(v.After)
 	}
-	if err := a.cohort.Close(status); err != nil && !a.dead {
+	if err := a.cohort.Close(status, ""); err != nil && !a.dead {
 		a.note(func() { a.err = errors.Join(a.err, err) })
 	}
 }
 
-// work is a start of the workers: they tell where they listen, hear where all do, and compute until
-// they are done or one is lost.
+// work simulates the workers of a start: they listen, get all addresses, and compute until they are done or one is
+// lost.
 func (a *agent) work(s launch.Start) launch.Ending {
 	addrs := make([]string, 8)
 	for i := range addrs {
 		addrs[i] = fmt.Sprintf("%s:%d", a.host.Addr(), 5000+i)
 	}
-	a.cohort.Say(launch.News{Addrs: addrs})
+	a.cohort.Publish(launch.News{Addrs: addrs})
 	for {
 		select {
 		case n := <-a.cohort.News():
@@ -143,10 +144,10 @@ func (a *agent) work(s launch.Start) launch.Ending {
 				a.note(func() { a.restart, a.met = s.Number, true })
 			case n.Failed != nil || n.Lost != "":
 				a.note(func() { a.warned = time.Now() })
-				time.Sleep(100 * time.Millisecond) // workers end
+				time.Sleep(100 * time.Millisecond) // for the end of the workers
 				return launch.Ending{
 					Step:     1 + int64(s.Number),
-					Failures: []launch.Failure{{Rank: s.Place.FirstRank, Remote: true, Cause: "lost a rank"}},
+					Failures: []launch.Failure{{Rank: s.Ranks.FirstRank, Remote: true, Cause: "lost a rank"}},
 				}
 			}
 		case <-a.finish:
@@ -163,7 +164,7 @@ func (a *agent) note(f func()) {
 	f()
 }
 
-// until waits until something is true of each agent whose host is there.
+// until waits until is holds for each agent with a live host.
 func (c *crowd) until(what string, bound time.Duration, is func(*agent) bool) {
 	c.t.Helper()
 	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
@@ -184,14 +185,14 @@ func (c *crowd) until(what string, bound time.Duration, is func(*agent) bool) {
 	}
 }
 
-// crash silences the agent's host, and ends what runs on it.
+// crash silences the agent's host, and ends its programs.
 func (a *agent) crash() {
 	a.host.Crash()
 	a.dead = true
 	a.stop()
 }
 
-// sent is what each host has sent so far.
+// sent returns each host's traffic so far.
 func (c *crowd) sent() (list []netsim.Traffic) {
 	for _, a := range c.agents {
 		list = append(list, a.host.Sent())
@@ -199,8 +200,8 @@ func (c *crowd) sent() (list []netsim.Traffic) {
 	return list
 }
 
-// row measures a part of the simulation, and prints a row of docs/cluster-simulation.md: packets and
-// KiB that a host has sent, and MiB of the one that has sent the most.
+// row measures a part of the simulation, and prints a row of docs/benchmarks/202611_cluster.md: packets and KiB per
+// host, and MiB of the host that sent most.
 func (c *crowd) row(what string, part func()) {
 	begin, before := time.Now(), c.sent()
 	part()
@@ -222,8 +223,8 @@ func (c *crowd) row(what string, part func()) {
 		packets/int64(n), bytes/int64(n)>>10, float64(most)/(1<<20))
 }
 
-// TestSimulation has the agents of a job meet, lose every tenth host, the one that leads among them,
-// go on, and end, on a network that loses packets.
+// TestSimulation runs a job on a network that loses packets: the agents meet, lose every tenth host including the
+// leader's, continue, and end.
 func TestSimulation(t *testing.T) {
 	losses := []float64{0.05, 0}
 	if testing.Short() {
@@ -262,8 +263,7 @@ func simulate(t *testing.T, n int, loss float64) {
 	}
 }
 
-// lose has every tenth host crash, from the given one on, and waits until the workers of the others
-// have been started again.
+// lose crashes every tenth host, starting with first, and waits until the workers of the others have restarted.
 func (c *crowd) lose(what string, first, restart int) {
 	begin := time.Now()
 	for i := first; i < len(c.agents); i += 10 {

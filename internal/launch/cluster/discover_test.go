@@ -7,16 +7,17 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// Agents agree over ports that carry gossip, too, and gossip finds them all.
+// TestAgentsFindEachOtherByGossip checks that agents agree over ports that also carry gossip, and that gossip finds all
+// of them.
 func TestAgentsFindEachOtherByGossip(t *testing.T) {
 	hosts := joinAll(t, 3, nil)
 	all(t, hosts, func(h *host) error {
 		if _, err := h.starts(t.Context()); err != nil {
 			return err
 		}
-		for len(h.disco.Peers()) < 2 {
+		for len(h.discovery.Peers()) < 2 {
 			select {
-			case <-h.disco.Changed():
+			case <-h.discovery.Changed():
 			case <-t.Context().Done():
 				return t.Context().Err()
 			}
@@ -25,6 +26,6 @@ func TestAgentsFindEachOtherByGossip(t *testing.T) {
 		if v.ExitCode != launch.ExitDone {
 			return fmt.Errorf("verdict %+v", v)
 		}
-		return h.Close(v.ExitCode)
+		return h.Close(v.ExitCode, "")
 	})
 }

@@ -10,216 +10,214 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// Following a leader, and serving this agent's caller.
+// Following a leader, and serving this agent's launcher.
 
-// onStatus takes a peer's index and leader.
-func (m *machine) onStatus(p *peer, s *status) {
+func (c *coordinator) onStatus(p *peer, s *status) {
 	p.status = *s
-	if s.Index < m.reg.index {
-		m.teach(p)
+	if s.Index < c.register.index {
+		c.sendDecision(p)
 		return
 	}
 	switch {
-	case m.role == following && m.leader == p.Name && s.Leader.Name != p.Name:
-		m.lostLeader(p, "it gave up the lead")
+	case c.role == following && c.leader == p.Name && s.Leader.Name != p.Name:
+		c.lostLeader(p, "it no longer leads")
 		fallthrough
-	case m.role == leading && m.outvoted(p):
-		m.setRole(seeking, "")
-		m.doom("the other nodes have elected another one to lead", -1)
+	case c.role == leading && c.outvoted(p):
+		c.setRole(seeking, "")
+		c.abortStart("the other nodes have elected another leader", -1)
 		fallthrough
-	case m.role == seeking || m.role == campaigning:
-		m.follow(p)
+	case c.role == seeking || c.role == campaigning:
+		c.follow(p)
 	}
 }
 
-// outvoted reports whether p also leads, under a later ballot: the others have elected it while this agent
-// could not be heard.
-func (m *machine) outvoted(p *peer) bool {
+// outvoted reports whether p also leads, under a later ballot: the others elected it while they could not reach this
+// agent.
+func (c *coordinator) outvoted(p *peer) bool {
 	s := &p.status
-	return m.reg.index > 0 && s.Index == m.reg.index && s.Leader.Name == p.Name && m.under.compare(s.Ballot) < 0
+	return c.register.index > 0 && s.Index == c.register.index && s.Leader.Name == p.Name &&
+		c.ballot.compare(s.Ballot) < 0
 }
 
-// follow takes p for the leader if it leads, and knows all that this agent knows; else it goes where p says.
-func (m *machine) follow(p *peer) {
+// follow takes p as the leader if it leads and knows all decisions of this agent. Otherwise it dials p's leader.
+func (c *coordinator) follow(p *peer) {
 	s := &p.status
 	switch {
-	case s.Leader.Name == "" || s.Leader.Name == m.self.Name:
+	case s.Leader.Name == "" || s.Leader.Name == c.self.Name:
 	case s.Leader.Name != p.Name:
-		m.dial(s.Leader.Addr)
-	case s.Index >= m.reg.index:
-		m.setRole(following, p.Name)
-		m.fx.send(&message{Join: &join{Ended: m.outcome()}}, p.Name)
-		m.deliver() // a start that came while there was no leader
+		c.dial(s.Leader.Addr)
+	case s.Index >= c.register.index:
+		c.setRole(following, p.Name)
+		c.effects.send(&message{Join: &join{Ended: c.localEnding()}}, p.Name)
+		c.deliver() // a start that arrived without a leader
 	}
 }
 
-// outcome returns the ending of the last decision's start here, or nil.
-func (m *machine) outcome() *ended {
-	if e := m.local.ended; e != nil && e.Index == m.reg.index {
+// localEnding returns how the last decision's start ended here, or nil.
+func (c *coordinator) localEnding() *ended {
+	if e := c.caller.ended; e != nil && e.Index == c.register.index {
 		return e
 	}
 	return nil
 }
 
-// onRefuse: the leader does not take this agent.
-func (m *machine) onRefuse(p *peer, why string) {
-	if m.role == following && m.leader == p.Name {
-		m.fail(fmt.Sprintf("node %s at %s, which leads, refuses this one: %s", p.Host, p.Addr, why))
+// onRefuse ends this agent if the leader refuses it.
+func (c *coordinator) onRefuse(p *peer, why string) {
+	if c.role == following && c.leader == p.Name {
+		c.fail(fmt.Sprintf("the leader, node %s at %s, refuses this node: %s", p.Host, p.Addr, why))
 	}
 }
 
-// onBye: a peer leaves.
-func (m *machine) onBye(p *peer, b *bye) {
-	why := cmp.Or(b.Why, fmt.Sprintf("its agent has ended with status %d", b.Status))
-	leads := m.role == following && p.Name == m.leader
+func (c *coordinator) onBye(p *peer, b *bye) {
+	why := cmp.Or(b.Why, fmt.Sprintf("its agent exited with status %d", b.Status))
+	leads := c.role == following && p.Name == c.leader
 	switch {
-	case leads && b.All, leads && m.reg.index == 0:
-		m.farewell(&bye{Status: b.Status, Why: why})
-		m.finished(over(launch.Result{ExitCode: b.Status, Stopped: b.Status == launch.ExitStopped},
-			fmt.Sprintf("node %s, which led, has ended the job: %s", p.Host, why)))
+	case leads && b.All, leads && c.register.index == 0:
+		c.farewell(&bye{Status: b.Status, Why: why})
+		c.endJob(over(launch.Result{ExitCode: b.Status, Stopped: b.Status == launch.ExitStopped},
+			fmt.Sprintf("node %s, the leader, has ended the job: %s", p.Host, why)))
 		return
-	case m.role == leading && b.Status == launch.ExitStopped && m.idle() && p.joined > 0 &&
-		(m.reg.index == 0 || m.firstRank(p.Name) >= 0):
-		m.end(launch.Result{ExitCode: launch.ExitStopped, Stopped: true},
+	case c.role == leading && b.Status == launch.ExitStopped && c.idle() && p.joined > 0 &&
+		(c.register.index == 0 || c.firstRank(p.Name) >= 0):
+		c.proposeEnd(launch.Result{ExitCode: launch.ExitStopped, Stopped: true},
 			fmt.Sprintf("node %s was asked to stop before the next start", p.Host))
 	}
-	m.down(p.Name, why)
-	m.fx.hangUp(p.Name)
+	c.down(p.Name, why)
+	c.effects.hangUp(p.Name)
 }
 
-// onAgain: the start has ended, and another one follows.
-func (m *machine) onAgain(p *peer, a *again) {
-	if m.role != following || p.Name != m.leader || a.Index != m.reg.index {
+func (c *coordinator) onAgain(p *peer, a *again) {
+	if c.role != following || p.Name != c.leader || a.Index != c.register.index {
 		return
 	}
-	m.tally = a.Tally
-	if m.local.ending && m.local.begun == a.Index {
-		m.local.ending = false
-		m.fx.verdict(launch.Verdict{
+	c.tally = a.Tally
+	if c.caller.ending && c.caller.start == a.Index {
+		c.answerEnd(launch.Verdict{
 			Result: launch.Result{ExitCode: launch.ExitFailed, Restarts: a.Tally.Retries.Done},
-			Again:  true, After: time.Duration(a.After), Told: true,
+			Again:  true, After: time.Duration(a.After), ReportedElsewhere: true,
 		})
 		return
 	}
-	m.doom("the other nodes have given this start up", -1)
+	c.abortStart("the other nodes have ended this start", -1)
 }
 
-// ended: the job has.
-func (m *machine) ended(d *decision) {
-	m.finish(d, launch.Verdict{Result: d.End.result(), Told: true})
+func (c *coordinator) onJobEnded(d *decision) {
+	c.finish(d, launch.Verdict{Result: d.End.result(), ReportedElsewhere: true})
 }
 
-// finish ends the job for the caller of this agent, with verdict v if it waits for one.
-func (m *machine) finish(d *decision, v launch.Verdict) {
-	if m.over {
+// finish ends the job for this agent's launcher, with verdict v if it is in End.
+func (c *coordinator) finish(d *decision, v launch.Verdict) {
+	if c.over {
 		return
 	}
-	if m.local.ending {
-		m.local.ending = false
-		m.fx.verdict(v)
-	}
+	c.answerEnd(v)
 	why := d.End.Why
 	if why == "" && d.End.First != nil {
 		why = "the job has ended: " + d.End.First.Error()
 	}
 	end := over(d.End.result(), why)
-	if m.cause != nil { // its own caller's, who knows it
-		end.Why, end.Err = "", m.cause
+	if c.prepareErr != nil { // the launcher knows its own error
+		end.Why, end.Err = "", c.prepareErr
 	}
-	m.finished(end)
-	m.leave()
+	c.endJob(end)
+	c.leave()
 }
 
-// next: the caller waits for the next start.
-func (m *machine) next() {
-	m.local.waiting = true
-	m.deliver()
+// next handles the launcher's wait for the next start.
+func (c *coordinator) next() {
+	c.caller.waiting = true
+	c.deliver()
 }
 
-// deliver hands the caller a start, a verdict or the end, if it waits for one that has come.
-func (m *machine) deliver() {
-	l := &m.local
-	switch d := m.reg.last; {
+// deliver gives the launcher the start, verdict or end that it waits for, if there is one.
+func (c *coordinator) deliver() {
+	l := &c.caller
+	switch d := c.register.last; {
 	case l.ending && l.fatal != nil:
-		l.ending = false
 		v := launch.Verdict{Result: l.fatal.Result}
 		switch {
 		case v.ExitCode != launch.ExitFailed || v.First != nil:
-		case l.begun == m.orphanedAt: // the cause first
-			e := launch.Merge(l.ended.Ending, launch.Ending{Failures: []launch.Failure{m.orphaned}})
+		case l.start == c.leaderLossAt: // the cause first
+			e := launch.Merge(l.ended.Ending, launch.Ending{Failures: []launch.Failure{c.leaderLoss}})
 			v.Failures, v.First, v.Notes = e.Failures, &e.Failures[0], []string{l.fatal.Error()}
 		default:
 			v.Err = errors.New(l.fatal.Error())
 		}
-		m.fx.verdict(v)
-	case l.ending && d != nil && d.Index > l.begun && d.End == nil:
-		l.ending = false
-		m.fx.verdict(launch.Verdict{
-			Result: launch.Result{ExitCode: launch.ExitFailed, Restarts: d.Tally.Retries.Done}, Again: true, Told: true,
+		c.answerEnd(v)
+	case l.ending && d != nil && d.Index > l.start && d.End == nil:
+		c.answerEnd(launch.Verdict{
+			Result: launch.Result{ExitCode: launch.ExitFailed, Restarts: d.Tally.Retries.Done},
+			Again:  true, ReportedElsewhere: true,
 		})
 	case l.waiting && l.fatal != nil:
 		l.waiting = false
-		m.fx.over(l.fatal)
-	case l.waiting && d != nil && d.Index > l.begun && d.World.index(m.self.Name) >= 0 &&
-		(m.role == following || m.role == leading):
-		early := l.early
-		*l = local{begun: d.Index, running: true, when: l.when}
-		m.fx.begin(d)
+		c.effects.over(l.fatal)
+	case l.waiting && d != nil && d.Index > l.start && d.Assignment.index(c.self.Name) >= 0 &&
+		(c.role == following || c.role == leading):
+		early := l.pending
+		*l = caller{start: d.Index, running: true, endedAt: l.endedAt}
+		c.effects.begin(d)
 		for _, n := range early {
-			m.fx.news(n)
+			c.effects.news(n)
 		}
 	}
 }
 
-// hear hands the caller news of the start of the last decision, when it has begun.
-func (m *machine) hear(n launch.News) {
-	const most = 8
-	l := &m.local
-	switch {
-	case l.running && l.begun == m.reg.index:
-		m.fx.news(n)
-	case l.begun < m.reg.index && len(l.early) < most:
-		l.early = append(l.early, n)
+// answerEnd gives the launcher v if it is in End.
+func (c *coordinator) answerEnd(v launch.Verdict) {
+	if c.caller.ending {
+		c.caller.ending = false
+		c.effects.verdict(v)
 	}
 }
 
-// endHere takes the ending of the caller's start.
-func (m *machine) endHere(e launch.Ending) {
-	l := &m.local
+// deliverNews gives the launcher news of the last decision's start, once it has begun that start.
+func (c *coordinator) deliverNews(n launch.News) {
+	const most = 8
+	l := &c.caller
+	switch {
+	case l.running && l.start == c.register.index:
+		c.effects.news(n)
+	case l.start < c.register.index && len(l.pending) < most:
+		l.pending = append(l.pending, n)
+	}
+}
+
+func (c *coordinator) onLocalEnd(e launch.Ending) {
+	l := &c.caller
 	if !l.running {
 		return
 	}
-	l.running, l.ending, l.quiet, l.when = false, true, e.Quiet, m.now
-	l.ended = &ended{Index: l.begun, Ending: trim(e)}
+	l.running, l.ending, l.knowsError, l.endedAt = false, true, e.Quiet, c.now
+	l.ended = &ended{Index: l.start, Ending: trim(e)}
 	if e.Err != nil {
-		l.ended.Fault = clip(fmt.Sprintf("node %s: %v", m.self.Host, e.Err))
+		l.ended.Fault = clip(fmt.Sprintf("node %s: %v", c.self.Host, e.Err))
 	}
 	switch {
-	case l.begun != m.reg.index || m.over:
-		m.deliver()
-	case m.role == leading:
-		m.onEnded(m.self.Name, l.ended)
-	case m.role == following:
-		m.fx.send(&message{Ended: l.ended}, m.leader)
+	case l.start != c.register.index || c.over:
+		c.deliver()
+	case c.role == leading:
+		c.onEnded(c.self.Name, l.ended)
+	case c.role == following:
+		c.effects.send(&message{Ended: l.ended}, c.leader)
 	}
 }
 
-// say passes the caller's news of its start to the leader.
-func (m *machine) say(n launch.News) {
-	l := &m.local
-	if !l.running || l.begun != m.reg.index || m.over {
+// publish passes the launcher's news of its start to the leader.
+func (c *coordinator) publish(n launch.News) {
+	l := &c.caller
+	if !l.running || l.start != c.register.index || c.over {
 		return
 	}
-	switch m.role {
+	switch c.role {
 	case leading:
-		m.onNews(m.self.Name, &relayed{l.begun, n})
+		c.onNews(c.self.Name, &relayed{l.start, n})
 	case following:
-		m.fx.send(&message{News: &relayed{l.begun, n}}, m.leader)
+		c.effects.send(&message{News: &relayed{l.start, n}}, c.leader)
 	}
 }
 
-// trim cuts an ending to the size of a message: the failures that caused the others first, with
-// their last lines if there are not many.
+// trim cuts an ending to the size of a message. Likely causes come first; the first few keep their last lines.
 func trim(e launch.Ending) launch.Ending {
 	const most, tailed = 256, 16
 	fs := make([]launch.Failure, min(len(e.Failures), most))
@@ -230,7 +228,7 @@ func trim(e launch.Ending) launch.Ending {
 			fs[i].Tail = nil
 		}
 		if i >= tailed {
-			brief(&fs[i])
+			truncateWaits(&fs[i])
 		}
 	}
 	e.Failures = fs
@@ -244,7 +242,7 @@ func size(lines []string) (n int) {
 	return n
 }
 
-// clip cuts a text at the length that messages may have.
+// clip cuts a text to the length allowed in messages.
 func clip(s string) string {
 	if len(s) > maxText/2 {
 		return s[:maxText/2]
@@ -252,39 +250,39 @@ func clip(s string) string {
 	return s
 }
 
-// The waits of a start's ranks: an agent asks, all answer, and the answers go to the askers.
+// Wait states of all ranks: an agent asks, all agents answer, and the answers go to the askers.
 
-// onAsked: an agent's user wants to know what all ranks wait for.
-func (m *machine) onAsked(from string) {
-	if r := m.run; !slices.Contains(r.askers, from) {
+// onAsked relays an agent's question for the wait states of all ranks.
+func (c *coordinator) onAsked(from string) {
+	if r := c.record; !slices.Contains(r.askers, from) {
 		r.askers = append(r.askers, from)
 	}
-	m.relay(from, launch.News{Ask: true})
+	c.relayNews(from, launch.News{Ask: true})
 }
 
-// onStandings: an agent says what its ranks wait for.
-func (m *machine) onStandings(from string, n launch.News) {
-	for _, name := range m.run.askers {
+// onWaitStates sends an agent's wait states to the askers.
+func (c *coordinator) onWaitStates(from string, n launch.News) {
+	for _, name := range c.record.askers {
 		switch {
 		case name == from:
-		case name == m.self.Name:
-			m.hear(n)
-		case m.joined(name):
-			m.fx.send(&message{News: &relayed{m.reg.index, n}}, name)
+		case name == c.self.Name:
+			c.deliverNews(n)
+		case c.joined(name):
+			c.effects.send(&message{News: &relayed{c.register.index, n}}, name)
 		}
 	}
 }
 
-// brief cuts what a rank has said of its waits down to the first, of few ranks.
-func brief(f *launch.Failure) {
+// truncateWaits cuts a rank's wait state to its first wait, with few peers.
+func truncateWaits(f *launch.Failure) {
 	const most = 8
-	if f.Standing == nil || len(f.Standing.Waits) == 0 {
+	if f.WaitState == nil || len(f.WaitState.Waits) == 0 {
 		return
 	}
-	s := *f.Standing
+	s := *f.WaitState
 	w := s.Waits[0]
 	w.More += max(len(w.Open)-most, 0)
 	w.Open = w.Open[:min(len(w.Open), most)]
 	s.Waits = append(s.Waits[:0:0], w)
-	f.Standing = &s
+	f.WaitState = &s
 }

@@ -9,16 +9,16 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// samples are messages as agents send them.
+// samples returns typical messages.
 func samples() []*message {
 	rank, index, text := 3, 2, "why"
-	at := Found{"a-1", "10.0.0.1:29400"}
-	w := World{Generation: 2, Restart: 1, Size: 4, Agents: []Member{
+	at := PeerAddr{"a-1", "10.0.0.1:29400"}
+	w := Assignment{Generation: 2, Restart: 1, Size: 4, Members: []Member{
 		{Name: "a-1", Host: "a", HostID: "x", NodeRank: 0, FirstRank: 0, NProc: 2, Addr: "10.0.0.1:29400"},
 		{Name: "b-2", Host: "b", HostID: "y", NodeRank: 1, FirstRank: 2, NProc: 2, Addr: "[fe80::1]:29400"},
 	}}
 	d := decision{
-		Index: 2, Leader: at, World: w, Payload: []byte("payload"), Secret: []byte("secret"),
+		Index: 2, Leader: at, Assignment: w, Payload: []byte("payload"), Secret: []byte("secret"),
 		Tally: tally{
 			Retries: launch.Retries{Max: 3, Done: 1, Reached: 7},
 			Cause:   "x#0",
@@ -36,12 +36,12 @@ func samples() []*message {
 		}, {Status: &status{}}, {Join: &join{}}, {Join: &join{e}}, {Refuse: &text}, {Note: &text},
 		{
 			Prepare: &prepare{3, ballot{1, "a-1"}},
-		}, {Promise: &promise{Index: 3, Ballot: ballot{1, "a-1"}, Accepted: &d, At: first("a-1")}},
+		}, {Promise: &promise{Index: 3, Ballot: ballot{1, "a-1"}, Accepted: &d, At: initialBallot("a-1")}},
 		{
-			Accept: &accept{first("a-1"), d},
-		}, {Accepted: &accepted{2, first("a-1")}}, {Nack: &nack{2, ballot{4, "b-2"}, at}},
+			Accept: &accept{initialBallot("a-1"), d},
+		}, {Accepted: &accepted{2, initialBallot("a-1")}}, {Nack: &nack{2, ballot{4, "b-2"}, at}},
 		{Decided: &d}, {Decided: &end}, {News: &relayed{2, launch.News{Failed: &rank, Lost: "gone"}}}, {Ended: e},
-		{Again: &again{2, d.Tally, 1e9}}, {Told: &index}, {Bye: &bye{75, "asked", true}},
+		{Again: &again{2, d.Tally, 1e9}}, {EndConfirmed: &index}, {Bye: &bye{75, "asked", true}},
 	}
 }
 
@@ -69,7 +69,8 @@ func FuzzMessage(f *testing.F) {
 	f.Add([]byte(`{"status":{"index":1},"told":1}`))
 	f.Add(
 		[]byte(
-			`{"decided":{"index":1,"leader":{"Name":"a","Addr":"10.0.0.1:1"},"world":{"generation":1,"agents":[{"name":"a"}]}}}`,
+			`{"decided":{"index":1,"leader":{"Name":"a","Addr":"10.0.0.1:1"},"world":{"generation":1,` +
+				`"agents":[{"name":"a"}]}}}`,
 		),
 	)
 	f.Fuzz(func(t *testing.T, raw []byte) {
@@ -84,7 +85,7 @@ func FuzzMessage(f *testing.F) {
 		if _, err := decodeMessage(again); err != nil {
 			t.Errorf("%s is refused: %v", again, err)
 		}
-		// An agent in the midst of a start takes anything that passes.
+		// An agent in a start accepts every valid message.
 		s := newSim(1)
 		a := s.add(simConfig(2, 3), func(c *Config) { c.Port = 1 })
 		b := s.add(simConfig(2, 3), nil)
@@ -100,7 +101,7 @@ func FuzzMessage(f *testing.F) {
 }
 
 func FuzzHello(f *testing.F) {
-	m := newMachine(
+	m := newCoordinator(
 		&Config{Program: "v1", Inputs: "x"},
 		Member{Name: "a-1", Host: "a", HostID: "a", NodeRank: -1, NProc: 1, Addr: "10.0.0.1:1"},
 		nil,
@@ -113,7 +114,7 @@ func FuzzHello(f *testing.F) {
 	f.Add(raw)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		if h, err := decodeHello(raw); err == nil {
-			if err := h.Agent.check(); err != nil {
+			if err := h.Member.check(); err != nil {
 				t.Error(err)
 			}
 		}

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// How an agent comes to lead, and gets a decision.
+// Elections, and proposals of a leader.
 
-// An agent leads when a quorum has promised what it was asked for, and not before.
+// TestQuorumElects checks that an agent leads exactly when a quorum has promised its ballot.
 func TestQuorumElects(t *testing.T) {
 	type vote struct {
 		from   string
@@ -46,7 +46,7 @@ func TestQuorumElects(t *testing.T) {
 	}
 }
 
-// A voter that comes back is asked again, unless it has promised.
+// TestVoterThatComesBackIsAsked checks that a returning voter is asked again, unless it has promised.
 func TestVoterThatComesBackIsAsked(t *testing.T) {
 	l := campaigner(t, quintet)
 	l.promise("c", l.asks("c"), nil, ballot{})
@@ -63,14 +63,15 @@ func TestVoterThatComesBackIsAsked(t *testing.T) {
 	}
 }
 
-// A voter that is missing is dialed as long as its vote is sought, and offered the value when it comes.
+// TestVoterThatIsMissingIsDialed checks that a missing voter is dialed while its vote is needed, and gets the value
+// when it connects.
 func TestVoterThatIsMissingIsDialed(t *testing.T) {
 	l := campaigner(t, quintet)
 	misses := func(when string, want bool) {
 		t.Helper()
 		l.m.dialed(addrOf("e"), errors.New("refused"))
 		clear(l.dials)
-		l.runs(mostRedial + time.Second)
+		l.runs(maxRedial + time.Second)
 		if dialed := l.dials[addrOf("e")] > 0; dialed != want {
 			t.Errorf("%s: dialed: %v", when, dialed)
 		}
@@ -78,7 +79,7 @@ func TestVoterThatIsMissingIsDialed(t *testing.T) {
 	l.m.down("e", "no word")
 	misses("for its promise", true)
 	asked := l.asks("c")
-	l.promise("c", asked, second("x"), first("a"))
+	l.promise("c", asked, second("x"), initialBallot("a"))
 	l.promise("d", asked, nil, ballot{})
 	misses("for its acceptance", true)
 	l.up("e", status{Index: 1})
@@ -93,11 +94,12 @@ func TestVoterThatIsMissingIsDialed(t *testing.T) {
 	misses("for nothing", false)
 }
 
-// Before the first decision there is nobody to vote, and the meeting place is dialed again and again.
+// TestMeetingPlaceIsDialedAgain checks that an agent without decisions asks for no votes, and dials the rendezvous
+// repeatedly.
 func TestMeetingPlaceIsDialedAgain(t *testing.T) {
 	l := newLone(t, "b")
 	for n := 1; n < 4; n++ {
-		l.runs(mostRedial + time.Second)
+		l.runs(maxRedial + time.Second)
 		if l.dials[addrOf("a")] != n {
 			t.Fatalf("dialed %d times, want %d", l.dials[addrOf("a")], n)
 		}
@@ -105,17 +107,18 @@ func TestMeetingPlaceIsDialedAgain(t *testing.T) {
 	}
 }
 
-// An elected leader that is bound to no value puts its own forward under the ballot that has the promises.
+// TestElectedOffersItsOwnValue checks that an elected leader without a bound value proposes its own under the promised
+// ballot.
 func TestElectedOffersItsOwnValue(t *testing.T) {
 	l := elected(t, nil, ballot{})
 	asked := l.asks("c")
-	for _, to := range []string{"c", "b"} { // too early: nothing is offered yet
+	for _, to := range []string{"c", "b"} { // too early: no value is proposed yet
 		l.from("c", &message{Accepted: &accepted{Index: 2, Ballot: ballot{asked.Ballot.N, to}}})
 	}
 	l.from("c", &message{Nack: &nack{Index: 1, Promised: ballot{8, "c"}}}) // of a vote that was not needed
 	l.from("c", &message{Join: &join{Ended: failedAt(1, 5)}})
 	l.endsHere(2)
-	l.runs(15 * time.Second) // a does not come
+	l.runs(15 * time.Second) // a does not return
 	l.m.next()
 	l.runs(time.Second)
 	if len(l.prepares) != 1 || l.tells("c") != nil {
@@ -133,12 +136,12 @@ func TestElectedOffersItsOwnValue(t *testing.T) {
 	if d := l.tells("c"); d == nil || string(d.Payload) != "own" || d.Leader.Name != "b" {
 		t.Errorf("decided %+v", d)
 	}
-	if l.m.hello().Status.Ballot != first("b") {
+	if l.m.hello().Status.Ballot != initialBallot("b") {
 		t.Errorf("it leads under %+v", l.m.hello().Status.Ballot)
 	}
 }
 
-// A promise that comes when the value is offered changes neither the value nor who has accepted it.
+// TestLatePromiseChangesNothing checks that a promise after the proposal changes neither the value nor its acceptances.
 func TestLatePromiseChangesNothing(t *testing.T) {
 	l := campaigner(t, quintet)
 	asked := l.asks("c")
@@ -160,7 +163,8 @@ func TestLatePromiseChangesNothing(t *testing.T) {
 	}
 }
 
-// Half of the world elects if the agent with the first ranks is among it: of two halves one goes on.
+// TestHalfWithTheFirstElects checks that exactly half of the members elect if the one with the first ranks is among
+// them.
 func TestHalfWithTheFirstElects(t *testing.T) {
 	for _, c := range []struct {
 		world string
@@ -180,8 +184,8 @@ func TestHalfWithTheFirstElects(t *testing.T) {
 	}
 }
 
-// An agent that is elected puts forward what may have been decided: of all that the promises bring, the value of the
-// latest ballot, whoever promises first, and its own among them.
+// TestElectedPutsForwardTheLatestValue checks that an elected leader proposes the value of the latest ballot among all
+// promises and its own, in any order: it may have been decided.
 func TestElectedPutsForwardTheLatestValue(t *testing.T) {
 	low, high := ballot{1, "d"}, ballot{2, "a"}
 	type vote struct {
@@ -190,9 +194,9 @@ func TestElectedPutsForwardTheLatestValue(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name  string
-		own   *accept // what it has accepted before it asks
+		own   *accept // accepted before it asks
 		votes []vote
-		want  string
+		want  string // proposer of the offered value
 	}{
 		{"one value", nil, []vote{{"c", "low", low}, {"d", "", ballot{}}}, "low"},
 		{"one value, last", nil, []vote{{"d", "", ballot{}}, {"c", "low", low}}, "low"},
@@ -200,8 +204,9 @@ func TestElectedPutsForwardTheLatestValue(t *testing.T) {
 		{"the later one last", nil, []vote{{"c", "low", low}, {"d", "high", high}}, "high"},
 		{"of equal numbers", nil, []vote{{"c", "b", ballot{1, "b"}}, {"d", "c", ballot{1, "c"}}}, "c"},
 		{"its own", &accept{high, *second("own")}, []vote{{"c", "low", low}, {"d", "low", low}}, "own"},
-		{"a later one than its own", &accept{low, *second("own")}, []vote{{"c", "high", high}, {"d", "", ballot{}}}, "high"},
-		{"of a leader without promises", nil, []vote{{"c", "low", first("a")}, {"d", "", ballot{}}}, "low"},
+		{"a later one than its own", &accept{low, *second("own")},
+			[]vote{{"c", "high", high}, {"d", "", ballot{}}}, "high"},
+		{"of a leader without promises", nil, []vote{{"c", "low", initialBallot("a")}, {"d", "", ballot{}}}, "low"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := voter(t, "b", quintet)
@@ -232,19 +237,19 @@ func TestElectedPutsForwardTheLatestValue(t *testing.T) {
 			if d := l.tells("e"); d == nil || string(d.Payload) != c.want {
 				t.Errorf("decided %+v", d)
 			}
-			if b := l.m.hello().Status.Ballot; b != asked.Ballot { // a, which has put the value forward, may lead as well
+			if b := l.m.hello().Status.Ballot; b != asked.Ballot { // a, which proposed the value, may also lead
 				t.Errorf("it leads under %v, and was elected under %v", b, asked.Ballot)
 			}
 		})
 	}
 }
 
-// A leader that did not put the last decision forward needs promises for its value. It gives the value up for one that
-// they bring, since that may have been decided.
+// TestLeaderAsksForPromises checks that a leader that did not propose the last decision needs promises. It replaces its
+// value by one in the promises, which may have been decided.
 func TestLeaderAsksForPromises(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		had  *decision // that c has accepted
+		had  *decision // accepted by c
 		at   ballot
 		want string // who has put forward what is offered
 	}{
@@ -252,7 +257,7 @@ func TestLeaderAsksForPromises(t *testing.T) {
 		{"none", nil, ballot{}, "b"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			l := elected(t, start("a", worldOf(2, "c:0 b:1")), first("a"))
+			l := elected(t, start("a", worldOf(2, "c:0 b:1")), initialBallot("a"))
 			l.accept("c", l.offers("c"))
 			l.from("c", &message{Join: &join{}})
 			if l.begun[len(l.begun)-1] != 2 {
@@ -297,8 +302,8 @@ func TestLeaderAsksForPromises(t *testing.T) {
 	}
 }
 
-// The leader of the last decision puts the next one forward under its first ballot. It does not when it has accepted a
-// value under a later one.
+// TestFirstBallotIsNotUsedAfterALaterOne checks that the last decision's leader proposes under its initial ballot,
+// unless it has accepted a value under a later one.
 func TestFirstBallotIsNotUsedAfterALaterOne(t *testing.T) {
 	next := func(l *lone) {
 		l.listens("")
@@ -313,7 +318,7 @@ func TestFirstBallotIsNotUsedAfterALaterOne(t *testing.T) {
 	}
 	l := leader(t)
 	next(l)
-	if a := l.offers("b"); a == nil || a.Ballot != first("a") || string(a.Decision.Payload) != "own" {
+	if a := l.offers("b"); a == nil || a.Ballot != initialBallot("a") || string(a.Decision.Payload) != "own" {
 		t.Errorf("offered %+v", a)
 	}
 	l = leader(t)
@@ -328,7 +333,7 @@ func TestFirstBallotIsNotUsedAfterALaterOne(t *testing.T) {
 	}
 }
 
-// A value is decided when a quorum has accepted it under its ballot, and not before.
+// TestQuorumDecides checks that a value is decided exactly when a quorum has accepted it under its ballot.
 func TestQuorumDecides(t *testing.T) {
 	type vote struct {
 		from   string
@@ -346,7 +351,8 @@ func TestQuorumDecides(t *testing.T) {
 		{"two", []vote{{"c", none}, {"d", none}}, true},
 		{"two that have not promised", []vote{{"a", none}, {"e", none}}, true},
 		{"one under an earlier ballot", []vote{{"c", none}, {"d", func(a *accepted) { a.Ballot.N-- }}}, false},
-		{"one under that of another agent", []vote{{"c", none}, {"d", func(a *accepted) { a.Ballot.Name = "e" }}}, false},
+		{"one under that of another agent", []vote{{"c", none}, {"d", func(a *accepted) { a.Ballot.Name = "e" }}},
+			false},
 		{"one of another decision", []vote{{"c", none}, {"d", func(a *accepted) { a.Index++ }}}, false},
 		{"one of a spare", []vote{{"c", none}, {"s", none}}, false},
 	} {
@@ -354,8 +360,9 @@ func TestQuorumDecides(t *testing.T) {
 		l.up("a", status{Index: 1})
 		l.up("s", status{Index: 1})
 		asked := l.asks("c")
-		l.promise("c", asked, second("x"), first("a"))
-		l.from("c", &message{Accepted: &accepted{Index: 2, Ballot: asked.Ballot}}) // too early: nothing is offered yet
+		l.promise("c", asked, second("x"), initialBallot("a"))
+		// too early: no value is proposed yet
+		l.from("c", &message{Accepted: &accepted{Index: 2, Ballot: asked.Ballot}})
 		l.promise("d", asked, nil, ballot{})
 		for _, v := range c.votes {
 			a := &accepted{Index: 2, Ballot: asked.Ballot}
@@ -368,18 +375,19 @@ func TestQuorumDecides(t *testing.T) {
 	}
 }
 
-// Under one ballot one value is put forward, whatever the leader would like by then: lone.send looks at all of them.
+// TestOneValueOfABallot checks that a ballot keeps its value even if the leader's wishes change; lone.send verifies
+// each proposal.
 func TestOneValueOfABallot(t *testing.T) {
 	l := campaigner(t, quintet)
 	asked := l.asks("c")
-	l.promise("c", asked, second("x"), first("a"))
+	l.promise("c", asked, second("x"), initialBallot("a"))
 	l.promise("d", asked, nil, ballot{})
-	// Start 1 ends meanwhile, with a fault that nothing follows: b would like to end the job.
+	// Start 1 meanwhile ends with an error without restart: b would now propose the end of the job.
 	for _, name := range []string{"c", "d", "e"} {
 		l.from(name, &message{Join: &join{Ended: &ended{Index: 1, Fault: "the disk is gone"}}})
 	}
 	l.endsHere(-1)
-	l.runs(15 * time.Second) // a does not come
+	l.runs(15 * time.Second) // a does not return
 	l.accept("c", l.offers("c"))
 	l.accept("d", l.offers("d"))
 	if d := l.tells("c"); d == nil || string(d.Payload) != "x" {
@@ -387,19 +395,19 @@ func TestOneValueOfABallot(t *testing.T) {
 	}
 }
 
-// A leader that is refused since another ballot was promised asks anew, above that one, and offers under the new one
-// what the promises say.
+// TestRefusedLeaderAsksAnew checks that a leader refused for a later ballot asks again above it, and offers the value
+// in the promises.
 func TestRefusedLeaderAsksAnew(t *testing.T) {
 	l := campaigner(t, trio)
-	l.promise("c", l.asks("c"), second("x"), first("a"))
+	l.promise("c", l.asks("c"), second("x"), initialBallot("a"))
 	was := l.offers("c").Ballot
 	l.forget()
-	l.from("c", &message{Nack: &nack{Index: 1, Promised: ballot{8, "c"}}})
+	l.from("c", &message{Nack: &nack{Index: 1, Promised: ballot{8, "c"}}}) // an unneeded vote
 	asked := l.asks("c")
 	if asked == nil || asked.Ballot.compare(ballot{8, "c"}) <= 0 {
 		t.Fatalf("asked %+v", asked)
 	}
-	l.from("c", &message{Accepted: &accepted{Index: 2, Ballot: was}}) // of before
+	l.from("c", &message{Accepted: &accepted{Index: 2, Ballot: was}}) // for the old ballot
 	if l.tells("c") != nil {
 		t.Fatal("decided without the promises of the new ballot")
 	}
@@ -407,18 +415,18 @@ func TestRefusedLeaderAsksAnew(t *testing.T) {
 	if a := l.offers("c"); a == nil || string(a.Decision.Payload) != "y" || a.Ballot != asked.Ballot {
 		t.Errorf("offered %+v", a)
 	}
-	// A refusal of its votes is answered in the next round.
+	// It answers a refused promise in the next round.
 	c := campaigner(t, quintet)
 	now := c.asks("c").Ballot
 	c.from("c", &message{Nack: &nack{Index: 1, Promised: ballot{8, "c"}}})
 	if b := c.asks("c").Ballot; b != now {
 		t.Errorf("asked at once under %+v", b)
 	}
-	c.runs(2*round + time.Second)
+	c.runs(2*voteRound + time.Second)
 	if b := c.asks("c").Ballot; b.N <= 8 {
 		t.Errorf("asked under %+v", b)
 	}
-	// A refusal of less than its ballot, or of another decision, changes nothing.
+	// A refusal for a lower ballot, or another decision, has no effect.
 	l.forget()
 	l.from("c", &message{Nack: &nack{Index: 1, Promised: ballot{2, "c"}}})
 	l.from("c", &message{Nack: &nack{Index: 2, Promised: ballot{99, "c"}}})
@@ -427,8 +435,8 @@ func TestRefusedLeaderAsksAnew(t *testing.T) {
 	}
 }
 
-// What a refusal says besides: a voter that is behind is told the last decision and asked again; one that follows
-// another leader names it, and it is dialed. An agent that has asked nothing takes none.
+// TestRefusalsTell checks the contents of refusals: a voter with fewer decisions gets the last one and is asked again,
+// and a named leader is dialed. An agent without a proposal ignores refusals.
 func TestRefusalsTell(t *testing.T) {
 	l := campaigner(t, quintet)
 	l.forget()
@@ -436,7 +444,7 @@ func TestRefusalsTell(t *testing.T) {
 	if d := l.tells("c"); d == nil || d.Index != 1 || l.asks("c") == nil {
 		t.Errorf("a voter that is behind: %+v", l.sent)
 	}
-	l.from("c", &message{Nack: &nack{Index: 1, Promised: ballot{50, "x"}, Leader: Found{"x", addrOf("x")}}})
+	l.from("c", &message{Nack: &nack{Index: 1, Promised: ballot{50, "x"}, Leader: PeerAddr{"x", addrOf("x")}}})
 	if l.dials[addrOf("x")] != 1 {
 		t.Errorf("dialed %v", l.dials)
 	}
@@ -447,16 +455,17 @@ func TestRefusalsTell(t *testing.T) {
 	}
 }
 
-// A candidate asks anew when a round is over, under another ballot, for which old promises do not count.
+// TestRoundIsAskedAnew checks that a candidate asks again after a round, under another ballot, for which old promises
+// do not count.
 func TestRoundIsAskedAnew(t *testing.T) {
 	l := campaigner(t, quintet)
 	was := l.asks("c")
 	l.promise("c", was, nil, ballot{})
-	l.runs(round - time.Second) // one is over since it has asked
+	l.runs(voteRound - time.Second) // one second of the round has passed
 	if b := l.asks("c").Ballot; b != was.Ballot {
 		t.Fatalf("asked under %+v before the round was over", b)
 	}
-	l.runs(round + 2*time.Second)
+	l.runs(voteRound + 2*time.Second)
 	now := l.asks("c")
 	if now.Ballot.compare(was.Ballot) <= 0 {
 		t.Fatalf("asked under %v, then %v", was.Ballot, now.Ballot)
@@ -472,7 +481,8 @@ func TestRoundIsAskedAnew(t *testing.T) {
 	}
 }
 
-// A candidate gives way to a later ballot: it counts no more promises, and leaves the other its time.
+// TestCandidateGivesWay checks that a candidate yields to a later ballot: it ignores further promises, and gives the
+// other one time.
 func TestCandidateGivesWay(t *testing.T) {
 	l := campaigner(t, quintet)
 	asked := l.asks("c")
@@ -486,7 +496,7 @@ func TestCandidateGivesWay(t *testing.T) {
 		t.Error("it leads by a ballot below what it has promised")
 	}
 	l.forget()
-	l.runs(2*round - time.Second)
+	l.runs(2*voteRound - time.Second)
 	if l.asks("c") != nil {
 		t.Error("it asks again at once")
 	}

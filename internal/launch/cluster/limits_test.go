@@ -10,10 +10,10 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// A new leader that has to decide what the lost one put forward begins the start before, or not. If it does, its caller
-// hears that this start is over, so that the agent comes to the new one.
+// TestNewLeaderEndsItsOlderStart checks a new leader that must decide the lost leader's value. If its launcher has
+// begun the previous start, it learns that this start is over.
 func TestNewLeaderEndsItsOlderStart(t *testing.T) {
-	l := elected(t, start("a", worldOf(2, "b:1 c:2")), first("a"))
+	l := elected(t, start("a", worldOf(2, "b:1 c:2")), initialBallot("a"))
 	l.accept("c", l.offers("c"))
 	if d := l.tells("c"); d == nil || d.Index != 2 {
 		t.Fatalf("decided %+v", d)
@@ -30,8 +30,8 @@ func TestNewLeaderEndsItsOlderStart(t *testing.T) {
 	}
 }
 
-// A failure that an agent tells with its ending, or when it comes to a new leader, ends the start everywhere: also
-// where the workers have begun only now, and would wait for the ranks of that agent.
+// TestFailureOfAnEndingIsRelayed checks that a failure in an ending, or in a join to a new leader, ends the start
+// everywhere, including workers that have just begun.
 func TestFailureOfAnEndingIsRelayed(t *testing.T) {
 	for name, tell := range map[string]*message{
 		"with a join": {Join: &join{Ended: failedAt(1, 5)}},
@@ -58,7 +58,7 @@ func TestFailureOfAnEndingIsRelayed(t *testing.T) {
 	}
 }
 
-// An agent that comes later hears of the failure as well.
+// TestFailureIsToldToWhoComesLater checks that a later agent also learns of the failure.
 func TestFailureIsToldToWhoComesLater(t *testing.T) {
 	l := elected(t, nil, ballot{})
 	l.from("c", &message{Join: &join{Ended: failedAt(1, 5)}})
@@ -69,7 +69,7 @@ func TestFailureIsToldToWhoComesLater(t *testing.T) {
 	}
 }
 
-// The second failure is not told: all ends already.
+// TestFirstFailureIsToldOnce checks that a second failure is not relayed.
 func TestFirstFailureIsToldOnce(t *testing.T) {
 	l := leader(t)
 	l.from("b", &message{Ended: failedAt(1, 2)})
@@ -83,36 +83,36 @@ func TestFirstFailureIsToldOnce(t *testing.T) {
 	}
 }
 
-// listens has all agents but one tell where their ranks listen.
+// listens publishes the worker addresses of all agents except one.
 func (l *lone) listens(but string) {
 	addrs := &relayed{Index: 1, News: launch.News{Addrs: []string{"x", "y"}}}
-	for _, a := range trio.Agents {
+	for _, a := range trio.Members {
 		switch a.Name {
 		case but:
 		case l.m.self.Name:
-			l.m.say(addrs.News)
+			l.m.publish(addrs.News)
 		default:
 			l.from(a.Name, &message{News: addrs})
 		}
 	}
 }
 
-// What a start waits for has a limit, and after it the node that was waited for is named: to the other nodes, to the
-// caller, and in the verdict.
+// TestLateNodeEndsTheStart checks that each wait of a start has a limit, and that the news and the verdict then name
+// the late node.
 func TestLateNodeEndsTheStart(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		limit time.Duration
 		until func(l *lone)
-		knows bool // the caller has ended its start, or has been told to, before
+		knows bool // the launcher already knows of the end
 	}{
-		{"its ranks do not listen", listening, func(l *lone) { l.listens("c") }, false},
-		{"others have failed", hurrying, func(l *lone) {
+		{"its ranks do not listen", listenTime, func(l *lone) { l.listens("c") }, false},
+		{"others have failed", failureTime, func(l *lone) {
 			l.listens("")
 			l.from("b", &message{Ended: failedAt(1, 2)})
 			l.forget()
 		}, true},
-		{"others are done", finishing, func(l *lone) {
+		{"others are done", finishTime, func(l *lone) {
 			l.listens("")
 			l.from("b", &message{Ended: &ended{Index: 1}})
 			l.endsHere(-1)
@@ -149,38 +149,38 @@ func TestLateNodeEndsTheStart(t *testing.T) {
 	}
 }
 
-// Where the leader's own ranks are late its caller is told to end them, and the others hear of it.
+// TestLateLeaderEndsItsOwnRanks checks that a leader with late ranks informs its own launcher and the others.
 func TestLateLeaderEndsItsOwnRanks(t *testing.T) {
 	l := leader(t)
 	l.listens("a")
 	l.forget()
-	l.runs(listening + time.Second)
+	l.runs(listenTime + time.Second)
 	if len(l.heard) != 1 || l.heard[0].Failed == nil || *l.heard[0].Failed != 0 {
 		t.Errorf("the caller hears %+v", l.heard)
 	}
-	if rank, lost := l.hears("b"); rank != 0 || !strings.Contains(lost, listening.String()) {
+	if rank, lost := l.hears("b"); rank != 0 || !strings.Contains(lost, listenTime.String()) {
 		t.Errorf("b hears of rank %d: %q", rank, lost)
 	}
 }
 
-// A job of one node has no ranks elsewhere, and its own do not tell where they listen.
+// TestOneNodeDoesNotListen checks that a job of one node needs no worker addresses.
 func TestOneNodeDoesNotListen(t *testing.T) {
 	l := newLone(t, "a", func(c *Config) { c.Max = 1 })
 	l.runs(time.Second)
 	l.m.prepared(1, nil, nil, nil)
-	l.runs(2 * listening)
+	l.runs(2 * listenTime)
 	if len(l.begun) != 1 || l.told() {
 		t.Errorf("begun %v, news %v", l.begun, l.heard)
 	}
 }
 
-// A Prepare that does not return, as at a dead disk, ends the job for all.
+// TestPrepareHangs checks that a hanging Prepare, as with a dead disk, ends the job for all.
 func TestPrepareHangs(t *testing.T) {
 	l := newLone(t, "a", func(c *Config) { c.Max = 2 })
 	l.runs(time.Second)
 	l.up("b", status{})
 	l.from("b", &message{Join: &join{}})
-	l.runs(preparing - 2*time.Second)
+	l.runs(prepareTime - 2*time.Second)
 	if len(l.prepares) != 1 || l.tells("b") != nil {
 		t.Fatalf("%d prepared, b hears %+v", len(l.prepares), l.tells("b"))
 	}
@@ -189,10 +189,10 @@ func TestPrepareHangs(t *testing.T) {
 	if d == nil || d.End == nil || d.End.ExitCode != launch.ExitFailed {
 		t.Fatalf("b hears %+v", d)
 	}
-	if !strings.Contains(d.End.Why, "node a") || !strings.Contains(d.End.Why, preparing.String()) {
+	if !strings.Contains(d.End.Why, "node a") || !strings.Contains(d.End.Why, prepareTime.String()) {
 		t.Errorf("the job ends since %q", d.End.Why)
 	}
-	l.runs(tellingTime + time.Second)
+	l.runs(confirmTime + time.Second)
 	if len(l.ends) != 1 {
 		t.Errorf("the caller's wait ends %d times", len(l.ends))
 	}
@@ -202,7 +202,7 @@ func TestPrepareHangs(t *testing.T) {
 	}
 }
 
-// A candidate that gets no votes ends, and says how few are on its side.
+// TestCandidateGivesUp checks that a candidate without votes ends, and reports the size of its side.
 func TestCandidateGivesUp(t *testing.T) {
 	l := campaigner(t, quintet)
 	l.m.down("c", "no word")

@@ -1,12 +1,9 @@
 package cluster
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"reflect"
 	"slices"
@@ -15,83 +12,81 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// A hello is an agent's introduction in a handshake.
+// A hello describes an agent in a handshake.
 type hello struct {
-	Agent   Member `json:"agent"` // NodeRank as it is wanted, FirstRank 0
+	Member  Member `json:"agent"` // NodeRank as requested, FirstRank 0
 	Program string `json:"program"`
 	Inputs  string `json:"inputs"`
 	Status  status `json:"status"`
 }
 
-// A message passes between agents after the hello. One field is set.
+// A message is sent between agents after the hello. Exactly one field is set.
 type message struct {
-	Status   *status   `json:"status,omitempty"`
-	Join     *join     `json:"join,omitempty"`
-	Refuse   *string   `json:"refuse,omitempty"` // the leader does not take the agent: why
-	Note     *string   `json:"note,omitempty"`   // the leader tells the user of another node
-	Prepare  *prepare  `json:"prepare,omitempty"`
-	Promise  *promise  `json:"promise,omitempty"`
-	Accept   *accept   `json:"accept,omitempty"`
-	Accepted *accepted `json:"accepted,omitempty"`
-	Nack     *nack     `json:"nack,omitempty"`
-	Decided  *decision `json:"decided,omitempty"`
-	News     *relayed  `json:"news,omitempty"`
-	Ended    *ended    `json:"ended,omitempty"`
-	Again    *again    `json:"again,omitempty"`
-	Told     *int      `json:"told,omitempty"` // the end was heard: index of the decision
-	Bye      *bye      `json:"bye,omitempty"`
+	Status       *status   `json:"status,omitempty"`
+	Join         *join     `json:"join,omitempty"`
+	Refuse       *string   `json:"refuse,omitempty"` // the leader refuses the agent: why
+	Note         *string   `json:"note,omitempty"`   // a line for the user of another node
+	Prepare      *prepare  `json:"prepare,omitempty"`
+	Promise      *promise  `json:"promise,omitempty"`
+	Accept       *accept   `json:"accept,omitempty"`
+	Accepted     *accepted `json:"accepted,omitempty"`
+	Nack         *nack     `json:"nack,omitempty"`
+	Decided      *decision `json:"decided,omitempty"`
+	News         *relayed  `json:"news,omitempty"`
+	Ended        *ended    `json:"ended,omitempty"`
+	Again        *again    `json:"again,omitempty"`
+	EndConfirmed *int      `json:"told,omitempty"` // the agent knows the end: index of the decision
+	Bye          *bye      `json:"bye,omitempty"`
 }
 
-// A status names the index of the last decision, and who leads.
+// A status contains the index of the last decision and the leader.
 type status struct {
-	Index  int    `json:"index"`
-	Leader Found  `json:"leader"` // Name "": none known
-	Ballot ballot `json:"ballot"` // under which it leads itself
+	Index  int      `json:"index"`
+	Leader PeerAddr `json:"leader"` // Name "": unknown
+	Ballot ballot   `json:"ballot"` // under which the sender leads
 }
 
-// join asks an agent that leads to be taken in, or back.
+// A join asks the leader to admit an agent, or to admit it again.
 type join struct {
-	// Ended is how the start of the last decision has ended there, if it has.
+	// Ended is how the last decision's start ended there; nil: it has not.
 	Ended *ended `json:"ended,omitempty"`
 }
 
-// relayed is news of a start, from an agent to the leader and from it to the others.
+// A relayed is news of a start, from an agent to the leader, and from the leader to the others.
 type relayed struct {
 	Index int         `json:"index"`
 	News  launch.News `json:"news"`
 }
 
-// An ended is how a start has ended on one node.
+// An ended reports how a start ended on one node.
 type ended struct {
 	Index  int           `json:"index"`
 	Ending launch.Ending `json:"ending"`
 	Fault  string        `json:"fault,omitempty"` // Ending.Err
 }
 
-// again says that another start follows.
+// An again announces another start.
 type again struct {
-	Index int   `json:"index"` // of the start that has ended
+	Index int   `json:"index"` // of the ended start
 	Tally tally `json:"tally"`
 	After int64 `json:"after"` // ns
 }
 
-// A bye is the last message of an agent.
 type bye struct {
 	Status int    `json:"status"`
 	Why    string `json:"why,omitempty"`
-	All    bool   `json:"all,omitempty"` // its followers give up as well
+	All    bool   `json:"all,omitempty"` // its followers end as well
 }
 
-// A decision is one link of the chain of a job: its next start, or its end. What counts as agreed is in
-// propose.go.
+// A decision is one entry of the job's log of decisions: its next start, or its end. propose.go describes agreement.
 type decision struct {
-	Index   int      `json:"index"`
-	Leader  Found    `json:"leader"` // who has put it forward
-	World   World    `json:"world"`  // at the end, the last one
-	Payload []byte   `json:"payload,omitempty"`
-	Secret  []byte   `json:"secret,omitempty"`
-	Tally   tally    `json:"tally"`
-	End     *outcome `json:"end,omitempty"` // nil: a start
+	Index      int        `json:"index"`
+	Leader     PeerAddr   `json:"leader"` // the proposer
+	Assignment Assignment `json:"world"`  // at the end: the last one
+	Payload    []byte     `json:"payload,omitempty"`
+	Secret     []byte     `json:"secret,omitempty"`
+	Tally      tally      `json:"tally"`
+	End        *outcome   `json:"end,omitempty"` // nil: a start
 }
 
 // An outcome is how a job ends.
@@ -100,10 +95,9 @@ type outcome struct {
 	Stopped  bool            `json:"stopped,omitempty"`
 	Restarts int             `json:"restarts,omitempty"`
 	First    *launch.Failure `json:"first,omitempty"`
-	Why      string          `json:"why,omitempty"` // where no rank is to blame
+	Why      string          `json:"why,omitempty"` // without a failed rank
 }
 
-// result returns the outcome as internal/launch has it.
 func (o *outcome) result() launch.Result {
 	r := launch.Result{ExitCode: o.ExitCode, Stopped: o.Stopped, Restarts: o.Restarts, First: o.First}
 	if o.First != nil {
@@ -115,70 +109,64 @@ func (o *outcome) result() launch.Result {
 	return r
 }
 
-// over returns how the job is over for an agent that waits, which prints why.
+// over returns the error for an agent that waits for a start of an ended job.
 func over(r launch.Result, why string) *launch.Over {
 	r.Err = nil
 	return &launch.Over{Result: r, Why: why}
 }
 
-// decodeStrict reads one JSON value with known fields, and nothing after it.
-func decodeStrict(raw []byte, into any) error {
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(into); err != nil {
-		return err
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("more behind its end")
-	}
-	return nil
-}
-
-// decodeMessage reads a message of an agent, and refuses what no agent sends.
+// decodeMessage decodes and validates a message of an agent.
 func decodeMessage(raw []byte) (*message, error) {
 	m := new(message)
-	if err := decodeStrict(raw, m); err != nil {
+	if err := launch.DecodeStrict(raw, m); err != nil {
 		return nil, fmt.Errorf("message: %w", err)
 	}
-	set := 0
+	set, err := 0, error(nil)
 	for _, f := range reflect.ValueOf(m).Elem().Fields() {
-		if !f.IsNil() {
-			set++
+		if f.IsNil() {
+			continue
+		}
+		set++
+		switch v := f.Interface().(type) {
+		case interface{ check() error }:
+			err = v.check()
+		case *string:
+			err = checkText(*v)
 		}
 	}
 	if set != 1 {
 		return nil, fmt.Errorf("message: %d fields are set, want one", set)
 	}
-	return m, m.check()
+	return m, err
 }
 
-// World is the agents of one start of the workers.
-type World struct {
-	Generation int      `json:"generation"` // counts worlds, from 1; no two of a job have the same
+// Assignment lists the agents of one start, with their ranks.
+type Assignment struct {
+	Generation int      `json:"generation"` // number of the decision, unique in the job
 	Restart    int      `json:"restart"`    // of the workers, from 0
-	Agents     []Member `json:"agents"`     // by rank of their first worker
+	Members    []Member `json:"agents"`     // by their first rank
 	Size       int      `json:"size"`       // workers of all agents
 }
 
-// Member is an agent's place in a world.
+// Member is one agent of an assignment.
 type Member struct {
 	Name      string `json:"name"` // unique: the host, and a digest of the agent's key
 	Host      string `json:"host"`
-	HostID    string `json:"host_id"` // agents with the same one share a host
+	HostID    string `json:"host_id"` // equal on all agents of one host
 	NodeRank  int    `json:"node_rank"`
 	FirstRank int    `json:"first_rank"` // of its workers
 	NProc     int    `json:"nproc"`
-	Addr      string `json:"addr"` // host:port of its control connections
+	Addr      string `json:"addr"` // host:port for control connections
 }
 
-// index returns the place of the agent of that name in Agents, or -1.
-func (w *World) index(name string) int {
-	return slices.IndexFunc(w.Agents, func(m Member) bool { return m.Name == name })
+// index returns the index in Members of the agent with that name, or -1.
+func (w *Assignment) index(name string) int {
+	return slices.IndexFunc(w.Members, func(m Member) bool { return m.Name == name })
 }
 
-// place puts agents in order and gives their workers ranks: agents of one host are neighbours, and hosts
-// come in the order of their lowest node rank.
-func place(agents []Member) (placed []Member, size int) {
+// assignRanks orders agents and numbers their workers. Agents of one host are adjacent. Hosts follow the order of their
+// lowest node rank.
+func assignRanks(agents []Member) (placed []Member, size int) {
 	lowest := map[string]int{}
 	for _, m := range agents {
 		if l, ok := lowest[m.HostID]; !ok || m.NodeRank < l {
@@ -197,44 +185,32 @@ func place(agents []Member) (placed []Member, size int) {
 	return placed, size
 }
 
-// What other agents send is checked once, where it is read: the rest of the package trusts it to be
-// of one piece. It trusts no agent to be another.
+// Messages are validated once on receipt; the handshake authenticates the sender.
 
 const (
 	maxText     = 8 << 10 // of a reason
 	maxFailures = maxAgents * 8
 )
 
-// check refuses a message that no agent sends.
-func (m *message) check() error {
-	switch {
-	case m.Status != nil:
-		return m.Status.check()
-	case m.Join != nil && m.Join.Ended != nil:
-		return m.Join.Ended.check()
-	case m.Refuse != nil:
-		return checkText(*m.Refuse)
-	case m.Note != nil:
-		return checkText(*m.Note)
-	case m.Promise != nil && m.Promise.Accepted != nil:
-		return m.Promise.Accepted.check()
-	case m.Accept != nil:
-		return m.Accept.Decision.check()
-	case m.Nack != nil:
-		return m.Nack.Leader.check()
-	case m.Decided != nil:
-		return m.Decided.check()
-	case m.News != nil:
-		return checkNews(&m.News.News)
-	case m.Ended != nil:
-		return m.Ended.check()
-	case m.Again != nil:
-		return m.Again.check()
-	case m.Bye != nil:
-		return checkText(m.Bye.Why)
+func (j *join) check() error {
+	if j.Ended == nil {
+		return nil
 	}
-	return nil
+	return j.Ended.check()
 }
+
+func (p *promise) check() error {
+	if p.Accepted == nil {
+		return nil
+	}
+	return p.Accepted.check()
+}
+
+func (a *accept) check() error { return a.Decision.check() }
+
+func (n *nack) check() error { return n.Leader.check() }
+
+func (b *bye) check() error { return checkText(b.Why) }
 
 func checkText(s string) error {
 	if len(s) > maxText {
@@ -245,14 +221,14 @@ func checkText(s string) error {
 
 func (s *status) check() error {
 	if s.Index < 0 {
-		return fmt.Errorf("decision %d: below 0", s.Index)
+		return fmt.Errorf("decision %d: must be at least 0", s.Index)
 	}
 	return s.Leader.check()
 }
 
-// check allows an empty one: no one.
-func (f *Found) check() error {
-	if *f == (Found{}) {
+// check allows an empty value.
+func (f *PeerAddr) check() error {
+	if *f == (PeerAddr{}) {
 		return nil
 	}
 	if err := checkName(f.Name); err != nil {
@@ -263,7 +239,7 @@ func (f *Found) check() error {
 
 func checkName(s string) error {
 	if s == "" || len(s) > maxHost+32 || slices.ContainsFunc([]rune(s), unicode.IsControl) {
-		return fmt.Errorf("name %q: want 1 to %d bytes that print", s, maxHost+32)
+		return fmt.Errorf("name %q: want 1 to %d printable bytes", s, maxHost+32)
 	}
 	return nil
 }
@@ -276,7 +252,6 @@ func checkAddr(s string) error {
 	return nil
 }
 
-// check refuses an agent that cannot be in a world.
 func (m *Member) check() error {
 	for _, s := range []string{m.Name, m.Host, m.HostID} {
 		if err := checkName(s); err != nil {
@@ -289,41 +264,41 @@ func (m *Member) check() error {
 	return checkAddr(m.Addr)
 }
 
-// check refuses a world whose ranks do not follow each other.
-func (w *World) check() error {
-	if w.Generation < 0 || w.Restart < 0 || len(w.Agents) > maxAgents {
-		return fmt.Errorf("world %d, restart %d, %d agents", w.Generation, w.Restart, len(w.Agents))
+// check refuses an assignment whose ranks are not consecutive.
+func (w *Assignment) check() error {
+	if w.Generation < 0 || w.Restart < 0 || len(w.Members) > maxAgents {
+		return fmt.Errorf("assignment %d: restart %d, %d agents", w.Generation, w.Restart, len(w.Members))
 	}
 	seen, next := map[string]bool{}, 0
-	for i := range w.Agents {
-		m := &w.Agents[i]
+	for i := range w.Members {
+		m := &w.Members[i]
 		if err := m.check(); err != nil {
 			return err
 		}
 		if seen[m.Name] || m.FirstRank != next || m.NodeRank < 0 {
-			return fmt.Errorf("world %d: agent %s is there twice, or has a wrong rank", w.Generation, m.Name)
+			return fmt.Errorf("assignment %d: agent %s is listed twice or has a wrong rank", w.Generation, m.Name)
 		}
 		seen[m.Name] = true
 		next += m.NProc
 	}
 	if next != w.Size {
-		return fmt.Errorf("world %d: %d ranks of %d", w.Generation, next, w.Size)
+		return fmt.Errorf("assignment %d: %d ranks of %d", w.Generation, next, w.Size)
 	}
 	return nil
 }
 
 func (d *decision) check() error {
-	if d.Index < 1 || d.Leader.Name == "" || d.End == nil && len(d.World.Agents) == 0 {
-		return fmt.Errorf("decision %d of %q about %d agents", d.Index, d.Leader.Name, len(d.World.Agents))
+	if d.Index < 1 || d.Leader.Name == "" || d.End == nil && len(d.Assignment.Members) == 0 {
+		return fmt.Errorf("decision %d of leader %q for %d agents", d.Index, d.Leader.Name, len(d.Assignment.Members))
 	}
 	if d.End != nil {
 		if err := checkText(d.End.Why); err != nil {
 			return err
 		}
-	} else if d.World.Generation != d.Index {
-		return fmt.Errorf("decision %d: world %d", d.Index, d.World.Generation)
+	} else if d.Assignment.Generation != d.Index {
+		return fmt.Errorf("decision %d: assignment %d", d.Index, d.Assignment.Generation)
 	}
-	for _, err := range []error{d.Leader.check(), d.World.check(), d.Tally.check()} {
+	for _, err := range []error{d.Leader.check(), d.Assignment.check(), d.Tally.check()} {
 		if err != nil {
 			return err
 		}
@@ -340,7 +315,7 @@ func (e *ended) check() error {
 
 func (a *again) check() error {
 	if a.After < 0 {
-		return errors.New("a wait below 0")
+		return errors.New("negative wait")
 	}
 	return a.Tally.check()
 }
@@ -352,12 +327,13 @@ func (t *tally) check() error {
 	return nil
 }
 
-func checkNews(n *launch.News) error {
+func (r *relayed) check() error {
+	n := &r.News
 	if len(n.Addrs) > maxAgents*maxProcs {
 		return errors.New("too many addresses")
 	}
-	if len(n.Standings) > maxProcs {
-		return errors.New("what too many ranks wait for")
+	if len(n.WaitStates) > maxProcs {
+		return errors.New("wait states of too many ranks")
 	}
 	for _, s := range []string{n.Stop, n.Lost} {
 		if err := checkText(s); err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// members reads agents as tests write them: name@host:node rank, the rank -1 if it is left out.
+// members parses agents in the form name@host:node rank; without a rank it is -1.
 func members(text string) (all []Member) {
 	for _, f := range strings.Fields(text) {
 		m := Member{NodeRank: -1, NProc: 2}
@@ -25,7 +25,7 @@ func members(text string) (all []Member) {
 	return all
 }
 
-// shown is the other way round, with first ranks.
+// shown formats agents for comparison, optionally with first ranks.
 func shown(all []Member, first bool) string {
 	var out []string
 	for _, m := range all {
@@ -42,18 +42,18 @@ func TestPlace(t *testing.T) {
 	for _, c := range []struct{ agents, want string }{
 		{"a:0 b:1 c:2", "a:0/0 b:1/2 c:2/4"},
 		{"c:2 a:0 b:1", "a:0/0 b:1/2 c:2/4"},
-		{"a@x:0 b@y:1 c@x:2 d@y:3", "a:0/0 c:2/2 b:1/4 d:3/6"}, // neighbours of a host
+		{"a@x:0 b@y:1 c@x:2 d@y:3", "a:0/0 c:2/2 b:1/4 d:3/6"}, // agents of a host are adjacent
 		{"a@y:0 b@x:1 c@y:5", "a:0/0 c:5/2 b:1/4"},
 		{"b:4", "b:4/0"},
 	} {
-		placed, size := place(members(c.agents))
+		placed, size := assignRanks(members(c.agents))
 		if got := shown(placed, true); got != c.want || size != 2*len(placed) {
 			t.Errorf("%s: %s, %d ranks; want %s", c.agents, got, size, c.want)
 		}
 	}
 	uneven := members("a:0 b:1")
 	uneven[0].NProc = 5
-	if placed, size := place(uneven); placed[1].FirstRank != 5 || size != 7 {
+	if placed, size := assignRanks(uneven); placed[1].FirstRank != 5 || size != 7 {
 		t.Errorf("uneven: %+v, %d", placed, size)
 	}
 }
@@ -85,7 +85,7 @@ func TestChoose(t *testing.T) {
 		for i, m := range members(c.there) {
 			there = append(there, candidate{m, i})
 		}
-		got, left := choose(there, &World{Agents: members(c.last)}, &c.tally, c.least, c.most)
+		got, left := chooseMembers(there, &Assignment{Members: members(c.last)}, &c.tally, c.least, c.most)
 		if shown(got, false) != c.want || strings.Join(left, "; ") != c.left {
 			t.Errorf("%s: %s (%q), want %s (%q)", c.name, shown(got, false), left, c.want, c.left)
 		}
@@ -98,10 +98,11 @@ func TestTally(t *testing.T) {
 		cause string
 		lost  []string
 		inRow int
-	}{{"a#0", nil, 1}, {"a#0", nil, 2}, {"b#1", nil, 1}, {"b#1", nil, 2}, {"", nil, 0}, {"b#1", []string{"b#1"}, 1}, {"b#1", []string{"b#1", "a#0"}, 2}} {
+	}{{"a#0", nil, 1}, {"a#0", nil, 2}, {"b#1", nil, 1}, {"b#1", nil, 2}, {"", nil, 0},
+		{"b#1", []string{"b#1"}, 1}, {"b#1", []string{"b#1", "a#0"}, 2}} {
 		before := tl.Lost
 		n := before["b#1"]
-		tl.note(c.cause, c.lost)
+		tl.record(c.cause, c.lost)
 		if tl.InRow != c.inRow {
 			t.Errorf("%d: %d in a row, want %d", i, tl.InRow, c.inRow)
 		}
@@ -109,7 +110,7 @@ func TestTally(t *testing.T) {
 			t.Error("an older tally has changed")
 		}
 	}
-	if tl.out("b#1") == "" || tl.out("a#0") != "" {
+	if tl.excludedFor("b#1") == "" || tl.excludedFor("a#0") != "" {
 		t.Errorf("tally %+v", tl)
 	}
 }
@@ -135,7 +136,7 @@ func TestQuorum(t *testing.T) {
 	}
 }
 
-// Any two quorums share an agent: this is what all of register.go stands on.
+// TestQuorumsShareAnAgent checks that any two quorums share an agent, the basis of agreement in propose.go.
 func TestQuorumsShareAnAgent(t *testing.T) {
 	for n := 1; n <= 7; n++ {
 		var voters []Member
@@ -159,42 +160,42 @@ func TestQuorumsShareAnAgent(t *testing.T) {
 	}
 }
 
-// The one report of a job names what failed first, over all nodes.
+// TestMergeBlames checks that the job's report names the first failure of all nodes.
 func TestMergeBlames(t *testing.T) {
-	w := World{Generation: 1}
-	w.Agents, w.Size = place(members("a:0 b:1 c:2"))
-	for i := range w.Agents {
-		w.Agents[i].Addr = fmt.Sprintf("10.0.0.%d:1", i+1)
+	w := Assignment{Generation: 1}
+	w.Members, w.Size = assignRanks(members("a:0 b:1 c:2"))
+	for i := range w.Members {
+		w.Members[i].Addr = fmt.Sprintf("10.0.0.%d:1", i+1)
 	}
 	fail := func(rank int, class launch.Class, cause string) []launch.Failure {
 		return []launch.Failure{{Rank: rank, Class: class, Cause: cause, Order: 1}}
 	}
 	for _, c := range []struct {
 		name  string
-		parts map[string]*part
+		parts map[string]*memberRecord
 		want  int
 	}{
-		{"the one that was lost", map[string]*part{
+		{"the one that was lost", map[string]*memberRecord{
 			"a": {failed: 2, ended: &ended{Ending: launch.Ending{Failures: fail(1, 2, "lost rank 4")}}},
 			"b": {failed: 3, ended: &ended{Ending: launch.Ending{Failures: fail(2, 2, "lost rank 4")}}},
 			"c": {failed: 1, lost: "no word for 5s"},
 		}, 4},
-		{"its own error before those of others", map[string]*part{
+		{"its own error before those of others", map[string]*memberRecord{
 			"a": {failed: 1, ended: &ended{Ending: launch.Ending{Failures: fail(0, 2, "lost rank 3")}}},
 			"b": {failed: 2, ended: &ended{Ending: launch.Ending{Failures: fail(3, 1, "loss is not finite")}}},
 			"c": {failed: 3, ended: &ended{Ending: launch.Ending{Failures: fail(4, 3, "ended")}}},
 		}, 3},
-		{"of two equals the one heard of first", map[string]*part{
+		{"of two equals the one heard of first", map[string]*memberRecord{
 			"a": {failed: 2, ended: &ended{Ending: launch.Ending{Failures: fail(0, 1, "x")}}},
 			"b": {ended: &ended{}},
 			"c": {failed: 1, ended: &ended{Ending: launch.Ending{Failures: fail(5, 1, "y")}}},
 		}, 5},
 	} {
-		m := newMachine(&Config{}, w.Agents[0], nil, time.Time{})
-		m.reg.last = &decision{Index: 1, World: w}
-		m.run = &run{parts: c.parts}
-		for i := range w.Agents {
-			c.parts[w.Agents[i].Name].Member = w.Agents[i]
+		m := newCoordinator(&Config{}, w.Members[0], nil, time.Time{})
+		m.register.last = &decision{Index: 1, Assignment: w}
+		m.record = &startRecord{members: c.parts}
+		for i := range w.Members {
+			c.parts[w.Members[i].Name].Member = w.Members[i]
 		}
 		e := m.merge()
 		if len(e.Failures) == 0 || e.Failures[0].Rank != c.want {

@@ -7,10 +7,11 @@ import (
 	"time"
 )
 
-// simConfig is a job of least to most nodes.
+// simConfig returns the config of a job with least to most nodes.
 func simConfig(least, most int) Config {
 	c := Config{
-		Job: "sim", Key: []byte("0123456789abcdef"), NodeRank: -1, Min: least, Max: most, NProc: 2, Host: "h", Listen: "10.0.0.1",
+		Job: "sim", Key: []byte("0123456789abcdef"), NodeRank: -1, Min: least, Max: most, NProc: 2,
+		Host: "h", Listen: "10.0.0.1",
 		MaxRestarts: 20, Seeds: []string{"10.0.0.1:4000"},
 	}
 	if err := c.resolve(); err != nil {
@@ -46,7 +47,7 @@ func TestSimulatedJobWithoutFaults(t *testing.T) {
 	}
 }
 
-// chaos runs one job with faults at random times, and checks what must hold in any.
+// chaos runs one job with faults at random times, and checks the invariants.
 func chaos(seed uint64, trace func(string, ...any)) error {
 	s := newSim(seed)
 	if trace != nil {
@@ -87,7 +88,7 @@ func chaos(seed uint64, trace func(string, ...any)) error {
 			}
 		}
 	}
-	s.after(4*time.Minute, func() { // all is well from now on
+	s.after(4*time.Minute, func() { // no faults from now on
 		s.cut, s.nasty = nil, nil
 		for _, a := range s.agents {
 			a.resume()
@@ -109,7 +110,7 @@ func chaos(seed uint64, trace func(string, ...any)) error {
 	return nil
 }
 
-// misfortune does something bad.
+// misfortune injects one random fault.
 func (s *sim) misfortune() {
 	var live []*simAgent
 	for _, a := range s.agents {
@@ -124,10 +125,10 @@ func (s *sim) misfortune() {
 	switch s.rand.IntN(6) {
 	case 0:
 		a.kill()
-	case 1: // and is started again
+	case 1: // and is restarted
 		a.kill()
 		s.after(s.between(100*time.Millisecond, 20*time.Second), func() {
-			// Elsewhere: who takes the meeting place anew while nobody can tell it of the job begins another.
+			// Not at the rendezvous: an agent there that cannot reach the job would start another one.
 			s.add(a.cfg, func(c *Config) { c.Port = 0 })
 		})
 	case 2:
@@ -136,7 +137,7 @@ func (s *sim) misfortune() {
 		s.after(s.between(time.Second, 30*time.Second), a.resume)
 	case 3: // a worker fails
 		a.workerFails()
-	case 4: // two sides
+	case 4: // two partitions
 		side := map[*simAgent]bool{}
 		for _, b := range s.agents {
 			side[b] = s.rand.IntN(2) == 0
@@ -164,9 +165,9 @@ func (s *sim) divide(cut func(x, y *simAgent) bool) {
 
 func (a *simAgent) workerFails() {
 	a.do(func() {
-		if rank := a.m.firstRank(a.m.self.Name); a.m.local.running {
+		if rank := a.m.firstRank(a.m.self.Name); a.m.caller.running {
 			n := news(rank)
-			a.m.say(n)
+			a.m.publish(n)
 			a.news(n)
 		}
 	})
@@ -185,7 +186,7 @@ func (a *simAgent) resume() {
 	}
 }
 
-// few is a quarter of n under -short.
+// few returns a quarter of n under -short.
 func few(n uint64) uint64 {
 	if testing.Short() {
 		return n / 4
@@ -193,7 +194,7 @@ func few(n uint64) uint64 {
 	return n
 }
 
-// One seed is one job. make simulate-cluster runs more of them.
+// TestRandomFaults runs one job for each seed. make simulate-cluster runs more of them.
 func TestRandomFaults(t *testing.T) {
 	for seed := *firstSeed; seed < *firstSeed+*seeds; seed++ {
 		if err := chaos(seed, nil); err != nil {
@@ -211,8 +212,8 @@ var (
 	firstSeed = flag.Uint64("first-seed", 0, "that of the first of them")
 )
 
-// TestOneFaultIsSurvived: where a job has three nodes or more and may go on with one less, no single fault
-// of a node keeps it from its end.
+// TestOneFaultIsSurvived checks that no single fault of a node prevents the end of a job with at least three nodes that
+// may lose one.
 func TestOneFaultIsSurvived(t *testing.T) {
 	for seed := range few(150) {
 		s := newSim(seed)
@@ -238,7 +239,7 @@ func TestOneFaultIsSurvived(t *testing.T) {
 		}
 		s.until(10*time.Minute, s.everyone)
 		for _, b := range s.agents {
-			if b != a && b.status != 0 || len(s.faults) > 0 { // a may be too late for the end
+			if b != a && b.status != 0 || len(s.faults) > 0 { // a may miss the end
 				t.Fatalf(
 					"seed %d: of %d agents %s ended with %d: %s\n%v",
 					seed,
@@ -253,7 +254,8 @@ func TestOneFaultIsSurvived(t *testing.T) {
 	}
 }
 
-// A node whose workers are the first to fail again and again is left out, and the job ends well.
+// TestNodeThatFailsIsLeftOut checks that a node whose workers repeatedly fail first is left out, and the job ends with
+// 0.
 func TestNodeThatFailsIsLeftOut(t *testing.T) {
 	s := newSim(1)
 	cfg := simConfig(2, 3)
@@ -271,15 +273,15 @@ func TestNodeThatFailsIsLeftOut(t *testing.T) {
 	s.after(2*time.Second, fails)
 	s.until(10*time.Minute, s.everyone)
 	for _, a := range s.agents {
-		last := a.m.world()
-		if a.status != 0 || len(last.Agents) != 2 || last.index(bad.m.self.Name) >= 0 {
-			t.Errorf("%s ended with %d (%s) in a world of %d", a.m.self.Name, a.status, a.why, len(last.Agents))
+		last := a.m.assignment()
+		if a.status != 0 || len(last.Members) != 2 || last.index(bad.m.self.Name) >= 0 {
+			t.Errorf("%s ended with %d (%s) in a world of %d", a.m.self.Name, a.status, a.why, len(last.Members))
 		}
 	}
 }
 
-// Where all agents are needed and one of them, the leader or another, cannot be heard for some seconds, the job
-// waits for it and goes on.
+// TestCutIsHealed checks that a job that needs all agents waits for one that is unreachable for some seconds, the
+// leader or another, and continues.
 func TestCutIsHealed(t *testing.T) {
 	for seed := range few(200) {
 		s := newSim(seed)

@@ -7,333 +7,319 @@ import (
 	"time"
 )
 
-// round bounds the wait for promises. After it an agent asks anew.
-const round = 1500 * time.Millisecond
+// voteRound bounds the wait for promises. After it, a candidate asks again.
+const voteRound = 1500 * time.Millisecond
 
 // A proposal collects the votes for this agent's next decision. Without a value it only asks to lead. A ballot carries
 // one value at most.
 type proposal struct {
 	ballot  ballot
-	value   *decision // nil: to lead is all that is wanted yet
-	asking  bool      // for promises; else for acceptance, or, without a value, for nothing
+	value   *decision // nil: it only asks to lead
+	asking  bool      // for promises; else for acceptance, if it has a value
 	yes     map[string]bool
-	best    *decision // of the highest ballot that was accepted before, as far as the promises tell
+	best    *decision // the accepted value of the highest ballot in the promises
 	bestAt  ballot
 	asked   time.Time
 	pending time.Time // since when it has a value, or asks
 }
 
-func (m *machine) stand() {
-	m.setRole(campaigning, "")
-	m.prop = &proposal{pending: m.now}
-	m.ask()
+func (c *coordinator) startElection() {
+	c.setRole(campaigning, "")
+	c.proposal = &proposal{pending: c.now}
+	c.ask()
 }
 
-// campaign dials the missing voters, asks anew after a round, and gives up in the end.
-func (m *machine) campaign() {
-	m.press()
-	m.giveUp()
-}
-
-// propose puts a value forward for the next decision. This agent leads.
-func (m *machine) propose(d *decision) {
-	d.Index, d.Leader = m.reg.index+1, m.found()
-	p := m.prop
+// propose proposes a value for the next decision. This agent leads.
+func (c *coordinator) propose(d *decision) {
+	d.Index, d.Leader = c.register.index+1, c.selfAddr()
+	p := c.proposal
 	switch {
 	case p != nil && p.value != nil: // it has to be decided first
 		return
-	case m.reg.index == 0: // this agent decides alone
-		m.decided(d)
-	case p != nil: // elected, and the promises hold
-		p.value, p.pending = d, m.now
-		m.offer()
-	case m.reg.last.Leader.Name == m.self.Name:
-		m.prop = &proposal{ballot: first(m.self.Name), value: d, pending: m.now}
-		m.offer()
+	case c.register.index == 0: // this agent decides alone
+		c.decided(d)
+	case p != nil: // elected, and the promises are valid
+		p.value, p.pending = d, c.now
+		c.offer()
+	case c.register.last.Leader.Name == c.self.Name:
+		c.proposal = &proposal{ballot: initialBallot(c.self.Name), value: d, pending: c.now}
+		c.offer()
 	default:
-		m.prop = &proposal{value: d, pending: m.now}
-		m.ask()
+		c.proposal = &proposal{value: d, pending: c.now}
+		c.ask()
 	}
 }
 
-// ask asks for promises under a ballot above all that this agent has heard of.
-func (m *machine) ask() {
-	p := m.prop
-	p.ballot = ballot{max(m.rival, m.reg.promised.N) + 1, m.self.Name}
-	p.asking, p.yes, p.asked = true, map[string]bool{}, m.now
-	mine, _ := m.reg.prepare(&prepare{m.reg.index + 1, p.ballot})
-	m.count(m.self.Name, mine)
-	m.reach()
+// ask asks for promises under a ballot above all ballots seen.
+func (c *coordinator) ask() {
+	p := c.proposal
+	p.ballot = ballot{max(c.maxBallot, c.register.promised.N) + 1, c.self.Name}
+	p.asking, p.yes, p.asked = true, map[string]bool{}, c.now
+	mine, _ := c.register.prepare(&prepare{c.register.index + 1, p.ballot})
+	c.countPromise(c.self.Name, mine)
+	c.solicitAll()
 }
 
-// offer asks to accept the value under the ballot that has the promises.
-func (m *machine) offer() {
-	p := m.prop
-	p.asking, p.yes, p.asked = false, map[string]bool{}, m.now
-	mine, no := m.reg.accept(&accept{p.ballot, *p.value})
-	if no != nil { // it has promised more since
-		m.ask()
+// offer asks to accept the value under the promised ballot.
+func (c *coordinator) offer() {
+	p := c.proposal
+	p.asking, p.yes, p.asked = false, map[string]bool{}, c.now
+	mine, no := c.register.accept(&accept{p.ballot, *p.value})
+	if no != nil { // this agent has promised a later ballot
+		c.ask()
 		return
 	}
-	m.reach()
-	m.accepted(m.self.Name, mine)
+	c.solicitAll()
+	c.countAccepted(c.self.Name, mine)
 }
 
-func (m *machine) reach() {
-	for _, v := range m.reg.voters() {
-		if p := m.peers[v.Name]; p != nil {
-			m.solicit(p)
+func (c *coordinator) solicitAll() {
+	for _, v := range c.register.voters() {
+		if p := c.peers[v.Name]; p != nil {
+			c.solicit(p)
 		}
 	}
 }
 
-func (m *machine) solicit(p *peer) {
-	switch prop := m.prop; {
-	case prop == nil || prop.yes[p.Name] || m.world().index(p.Name) < 0:
+func (c *coordinator) solicit(p *peer) {
+	switch prop := c.proposal; {
+	case prop == nil || prop.yes[p.Name] || c.assignment().index(p.Name) < 0:
 	case prop.asking:
-		m.fx.send(&message{Prepare: &prepare{m.reg.index + 1, prop.ballot}}, p.Name)
+		c.effects.send(&message{Prepare: &prepare{c.register.index + 1, prop.ballot}}, p.Name)
 	case prop.value != nil:
-		m.fx.send(&message{Accept: &accept{prop.ballot, *prop.value}}, p.Name)
+		c.effects.send(&message{Accept: &accept{prop.ballot, *prop.value}}, p.Name)
 	}
 }
 
-// press goes on with a proposal that has no quorum yet.
-func (m *machine) press() {
-	p := m.prop
+// retryProposal dials the missing voters, and asks again after a round.
+func (c *coordinator) retryProposal() {
+	p := c.proposal
 	if p == nil || !p.asking && p.value == nil {
 		return
 	}
-	for _, v := range m.reg.voters() {
-		m.dial(v.Addr)
+	for _, v := range c.register.voters() {
+		c.dial(v.Addr)
 	}
-	if p.asking && m.now.Sub(p.asked) >= round+m.jitter() {
-		m.ask()
+	if p.asking && c.now.Sub(p.asked) >= voteRound+c.jitter() {
+		c.ask()
 	}
 }
 
-// jitter keeps two candidates from asking at the same time again and again.
-func (m *machine) jitter() time.Duration {
+// jitter keeps two candidates from asking at the same time repeatedly.
+func (c *coordinator) jitter() time.Duration {
 	h := fnv.New32a()
-	fmt.Fprintf(h, "%s %d", m.self.Name, m.prop.ballot.N)
+	fmt.Fprintf(h, "%s %d", c.self.Name, c.proposal.ballot.N)
 	return time.Duration(h.Sum32()%1000) * time.Millisecond
 }
 
-// onPrepare promises, unless this agent hears a leader. So an agent that loses the leader alone does not disturb the
+// onPrepare promises, unless this agent has a leader. So an agent that alone lost the leader does not disturb the
 // others.
-func (m *machine) onPrepare(p *peer, req *prepare) {
-	if req.Index <= m.reg.index {
+func (c *coordinator) onPrepare(p *peer, req *prepare) {
+	if req.Index <= c.register.index {
 		p.status.Index = req.Index - 1
-		m.teach(p)
+		c.sendDecision(p)
 		return
 	}
-	if m.role == leading || m.role == following && m.leader != p.Name {
-		no := m.reg.nack()
-		no.Leader = m.status().Leader
-		m.fx.send(&message{Nack: no}, p.Name)
+	if c.role == leading || c.role == following && c.leader != p.Name {
+		no := c.register.nack()
+		no.Leader = c.status().Leader
+		c.effects.send(&message{Nack: no}, p.Name)
 		return
 	}
-	yes, no := m.reg.prepare(req)
+	yes, no := c.register.prepare(req)
 	if no != nil {
-		m.fx.send(&message{Nack: no}, p.Name)
+		c.effects.send(&message{Nack: no}, p.Name)
 		return
 	}
-	if m.role == campaigning {
-		m.setRole(seeking, "")
+	if c.role == campaigning {
+		c.setRole(seeking, "")
 	}
-	m.yield = m.now.Add(2 * round)
-	m.fx.send(&message{Promise: yes}, p.Name)
+	c.yieldUntil = c.now.Add(2 * voteRound)
+	c.effects.send(&message{Promise: yes}, p.Name)
 }
 
-func (m *machine) onAccept(p *peer, req *accept) {
-	if req.Decision.Index <= m.reg.index {
+func (c *coordinator) onAccept(p *peer, req *accept) {
+	if req.Decision.Index <= c.register.index {
 		p.status.Index = req.Decision.Index - 1
-		m.teach(p)
+		c.sendDecision(p)
 		return
 	}
-	yes, no := m.reg.accept(req)
+	yes, no := c.register.accept(req)
 	if no != nil {
-		m.fx.send(&message{Nack: no}, p.Name)
+		c.effects.send(&message{Nack: no}, p.Name)
 		return
 	}
-	m.fx.send(&message{Accepted: yes}, p.Name)
+	c.effects.send(&message{Accepted: yes}, p.Name)
 }
 
-func (m *machine) onPromise(p *peer, yes *promise) {
-	if m.prop != nil && m.prop.asking && yes.Index == m.reg.index+1 && yes.Ballot == m.prop.ballot {
-		m.count(p.Name, yes)
+// countPromise counts a promise. With a quorum, this agent leads. It must then propose the accepted value of the
+// highest ballot, since a quorum may have decided it.
+func (c *coordinator) countPromise(from string, yes *promise) {
+	p := c.proposal
+	if p == nil || !p.asking || yes.Index != c.register.index+1 || yes.Ballot != p.ballot {
+		return
 	}
-}
-
-// count notes a promise. With a quorum this agent leads. It must then propose the accepted value of the highest ballot,
-// since a quorum may have decided on it.
-func (m *machine) count(from string, yes *promise) {
-	p := m.prop
 	p.yes[from] = true
 	if yes.At.compare(p.bestAt) > 0 {
 		p.best, p.bestAt = yes.Accepted, yes.At
 	}
-	if !quorum(m.reg.voters(), func(name string) bool { return p.yes[name] }) {
+	if !quorum(c.register.voters(), func(name string) bool { return p.yes[name] }) {
 		return
 	}
-	p.asking, m.under = false, p.ballot
+	p.asking, c.ballot = false, p.ballot
 	if p.best != nil {
 		p.value = p.best
 	}
-	if m.role == campaigning {
-		m.setRole(leading, m.self.Name)
-		m.takeOver()
+	if c.role == campaigning {
+		c.setRole(leading, c.self.Name)
+		c.takeOver()
 	}
 	if p.value != nil {
-		m.offer()
+		c.offer()
 	}
 }
 
-func (m *machine) onAccepted(p *peer, yes *accepted) { m.accepted(p.Name, yes) }
-
-// accepted notes that an agent has accepted the value. A quorum of them decides.
-func (m *machine) accepted(from string, yes *accepted) {
-	p := m.prop
-	if p == nil || p.asking || p.value == nil || yes.Index != m.reg.index+1 || yes.Ballot != p.ballot {
+// countAccepted counts an acceptance of the value. A quorum decides.
+func (c *coordinator) countAccepted(from string, yes *accepted) {
+	p := c.proposal
+	if p == nil || p.asking || p.value == nil || yes.Index != c.register.index+1 || yes.Ballot != p.ballot {
 		return
 	}
 	p.yes[from] = true
-	if quorum(m.reg.voters(), func(name string) bool { return p.yes[name] }) {
-		m.decided(p.value)
+	if quorum(c.register.voters(), func(name string) bool { return p.yes[name] }) {
+		c.decided(p.value)
 	}
 }
 
-func (m *machine) onNack(p *peer, no *nack) {
-	switch prop := m.prop; {
-	case no.Index < m.reg.index:
+func (c *coordinator) onNack(p *peer, no *nack) {
+	switch prop := c.proposal; {
+	case no.Index < c.register.index:
 		p.status.Index = no.Index
-		m.teach(p)
-		m.solicit(p)
-	case prop == nil || no.Index > m.reg.index:
+		c.sendDecision(p)
+		c.solicit(p)
+	case prop == nil || no.Index > c.register.index:
 	case no.Leader.Name != "":
-		m.dial(no.Leader.Addr)
+		c.dial(no.Leader.Addr)
 	case no.Promised.compare(prop.ballot) > 0:
-		m.rival = max(m.rival, no.Promised.N)
+		c.maxBallot = max(c.maxBallot, no.Promised.N)
 		if !prop.asking && prop.value != nil {
-			m.ask()
+			c.ask()
 		}
 	}
 }
 
-// decided: a decision is made, and this agent is the first to know.
-func (m *machine) decided(d *decision) {
-	m.learn(d)
-	m.gather = nil
-	if d.Leader.Name == m.self.Name {
-		m.under = first(m.self.Name)
+// decided handles a decision that this agent's proposal won, and informs the others.
+func (c *coordinator) decided(d *decision) {
+	c.learn(d)
+	c.regroup = nil
+	if d.Leader.Name == c.self.Name {
+		c.ballot = initialBallot(c.self.Name)
 	}
 	msg := &message{Decided: d}
-	for _, p := range m.sorted() {
-		m.fx.send(msg, p.Name)
+	for _, p := range c.sorted() {
+		c.effects.send(msg, p.Name)
 	}
 	if d.End != nil {
-		m.conclude(d)
+		c.onEndDecided(d)
 		return
 	}
-	m.keep(d)
+	c.beginStart(d)
 }
 
-// onDecided: another agent tells of a decision.
-func (m *machine) onDecided(p *peer, d *decision) {
+// onDecided handles a decision received from another agent.
+func (c *coordinator) onDecided(p *peer, d *decision) {
 	p.status.Index = max(p.status.Index, d.Index)
-	if !m.learn(d) {
+	if !c.learn(d) {
 		return
 	}
 	if d.End != nil {
-		m.fx.send(&message{Told: &d.Index}, p.Name)
-		m.ended(d)
+		c.effects.send(&message{EndConfirmed: &d.Index}, p.Name)
+		c.onJobEnded(d)
 		return
 	}
-	if m.role == leading || m.role == campaigning {
-		m.setRole(seeking, "")
+	if c.role == leading || c.role == campaigning {
+		c.setRole(seeking, "")
 	}
-	if m.role == seeking {
-		m.dial(d.Leader.Addr)
+	if c.role == seeking {
+		c.dial(d.Leader.Addr)
 	}
-	m.deliver()
+	c.deliver()
 }
 
-// learn notes a decision, and reports whether it is new. A new start ends an older one that still runs here. A new
-// leader needs that as well: the promises may bind it to the lost leader's value.
-func (m *machine) learn(d *decision) bool {
-	if !m.reg.learn(d) {
+// learn stores a decision, and reports whether it is new. A new start ends an older one that still runs here. A new
+// leader needs this as well: the promises may bind it to the lost leader's value.
+func (c *coordinator) learn(d *decision) bool {
+	if !c.register.learn(d) {
 		return false
 	}
-	m.prop, m.tally, m.local.early = nil, d.Tally, nil
+	c.proposal, c.tally, c.caller.pending = nil, d.Tally, nil
 	if d.End == nil {
-		m.doom("the other nodes went on without this one", -1)
+		c.abortStart("the other nodes continued without this one", -1)
 	}
 	return true
 }
 
-// The starts of a job, and its end, are a chain of decisions, counted from 1. The agents of the last
-// decision's world decide on the next one, by Paxos: a quorum of them has to promise a ballot, and a quorum to
-// accept a value under it. Two quorums of a world share an agent, so no two values are decided; and as only
-// a decided world decides on the next, no part of a torn network goes on beside another.
+// The starts of a job and its end are a log of decisions, counted from 1. The members of the last assignment decide
+// the next entry by Paxos: a quorum of them must promise a ballot, and a quorum must accept a value under it. Two
+// quorums of an assignment share an agent, so two values are never decided. Only a decided assignment decides the
+// next one, so at most one side of a network partition continues.
 //
-// Nothing of it is stored: an agent that is started again is another one, and has no vote.
+// Nothing is stored on disk: a restarted agent has a new identity and no vote.
 
-// A ballot is one try to get a decision. Ballots of different agents differ.
+// A ballot is one attempt to get a decision. Ballots of different agents differ.
 type ballot struct {
 	N    int    `json:"n"`
 	Name string `json:"name"`
 }
 
-// first returns the ballot without promises, the last proposer's.
-func first(leader string) ballot { return ballot{0, leader} }
+// initialBallot returns the last proposer's ballot, which needs no promises.
+func initialBallot(leader string) ballot { return ballot{0, leader} }
 
 func (b ballot) compare(c ballot) int {
 	return cmp.Or(cmp.Compare(b.N, c.N), cmp.Compare(b.Name, c.Name))
 }
 
-// prepare asks for the promise to accept nothing below a ballot.
+// A prepare asks for the promise to accept no lower ballot.
 type prepare struct {
 	Index  int    `json:"index"`
 	Ballot ballot `json:"ballot"`
 }
 
-// promise gives it.
 type promise struct {
 	Index    int       `json:"index"`
 	Ballot   ballot    `json:"ballot"`
 	Accepted *decision `json:"accepted,omitempty"` // the earlier accepted decision
-	At       ballot    `json:"at"`                 // and under which ballot
+	At       ballot    `json:"at"`                 // its ballot
 }
 
-// accept asks to accept a value.
+// An accept asks to accept a value.
 type accept struct {
 	Ballot   ballot   `json:"ballot"`
 	Decision decision `json:"decision"`
 }
 
-// accepted says that it was.
 type accepted struct {
 	Index  int    `json:"index"`
 	Ballot ballot `json:"ballot"`
 }
 
-// nack refuses a promise, or to accept.
+// A nack refuses prepare or accept.
 type nack struct {
-	Index    int    `json:"index"`    // the last decision that this agent knows
-	Promised ballot `json:"promised"` // for the one after it
-	Leader   Found  `json:"leader"`   // is alive; Name "": that is not why
+	Index    int      `json:"index"`    // the sender's last decision
+	Promised ballot   `json:"promised"` // for the next decision
+	Leader   PeerAddr `json:"leader"`   // a live leader; Name "": the ballot is the reason
 }
 
 // A register is an agent's memory of decisions.
 type register struct {
-	index int       // of the last decision that it knows was made; 0: none
-	last  *decision // that one
-	// For the one after it:
+	index int // of the last known decision; 0: none
+	last  *decision
+	// For the next decision:
 	promised ballot
 	accepted *decision // nil: none
 	at       ballot    // of accepted
 }
 
-// prepare promises, or refuses.
 func (r *register) prepare(p *prepare) (*promise, *nack) {
 	if p.Index != r.index+1 || p.Ballot.compare(r.promised) < 0 {
 		return nil, r.nack()
@@ -342,7 +328,6 @@ func (r *register) prepare(p *prepare) (*promise, *nack) {
 	return &promise{Index: p.Index, Ballot: p.Ballot, Accepted: r.accepted, At: r.at}, nil
 }
 
-// accept accepts a value, or refuses.
 func (r *register) accept(a *accept) (*accepted, *nack) {
 	if a.Decision.Index != r.index+1 || a.Ballot.compare(r.promised) < 0 {
 		return nil, r.nack()
@@ -353,7 +338,7 @@ func (r *register) accept(a *accept) (*accepted, *nack) {
 
 func (r *register) nack() *nack { return &nack{Index: r.index, Promised: r.promised} }
 
-// learn notes a decision, and reports whether it is news.
+// learn stores a decision, and reports whether it is new.
 func (r *register) learn(d *decision) bool {
 	if d.Index <= r.index {
 		return false
@@ -362,17 +347,16 @@ func (r *register) learn(d *decision) bool {
 	return true
 }
 
-// voters returns the agents that decide on what follows the last decision; nil: no one but the agent at the
-// meeting place, since nothing was decided yet.
+// voters returns the agents that decide the next entry. It returns nil before the first decision, which the agent at
+// the rendezvous makes alone.
 func (r *register) voters() []Member {
 	if r.last == nil {
 		return nil
 	}
-	return r.last.World.Agents
+	return r.last.Assignment.Members
 }
 
-// quorum reports whether those of the voters for which has is true decide for all: more than half, or half
-// with the first.
+// quorum reports whether the voters for which has is true decide for all: more than half, or half including the first.
 func quorum(voters []Member, has func(name string) bool) bool {
 	n := 0
 	for _, v := range voters {

@@ -2,10 +2,12 @@ package cluster
 
 import "testing"
 
-// TestRegister holds an acceptor to its promises, step by step.
+// TestRegister checks the promises of an acceptor step by step.
 func TestRegister(t *testing.T) {
 	low, high := ballot{1, "b"}, ballot{2, "a"}
-	value := func(index int, leader string) *decision { return &decision{Index: index, Leader: Found{Name: leader}} }
+	value := func(index int, leader string) *decision {
+		return &decision{Index: index, Leader: PeerAddr{Name: leader}}
+	}
 	r := register{index: 3}
 	ask := func(index int, b ballot) *promise { yes, _ := r.prepare(&prepare{index, b}); return yes }
 	offer := func(d *decision, b ballot) bool { yes, _ := r.accept(&accept{b, *d}); return yes != nil }
@@ -16,7 +18,7 @@ func TestRegister(t *testing.T) {
 	if yes := ask(4, low); yes == nil || yes.Accepted != nil {
 		t.Errorf("promise %+v", yes)
 	}
-	if offer(value(4, "x"), first("x")) {
+	if offer(value(4, "x"), initialBallot("x")) {
 		t.Error("a value was accepted below what was promised")
 	}
 	if !offer(value(4, "b"), low) || offer(value(5, "b"), low) || offer(value(3, "b"), high) {
@@ -41,7 +43,7 @@ func TestRegister(t *testing.T) {
 }
 
 func TestBallotsAreInOrder(t *testing.T) {
-	all := []ballot{{}, first("a"), first("b"), {1, "a"}, {1, "b"}, {2, "a"}}
+	all := []ballot{{}, initialBallot("a"), initialBallot("b"), {1, "a"}, {1, "b"}, {2, "a"}}
 	for i, b := range all {
 		for j, c := range all {
 			if got := b.compare(c); got < 0 != (i < j) || got == 0 != (i == j) {

@@ -10,51 +10,51 @@ import (
 	"github.com/cprun/cprun/internal/launch/cluster/wire"
 )
 
-// An agent without a leader looks for one: at the seeds, among the agents that the discovery finds, and, after the
-// first start, among the agents of the last world. The first of these that can be reached asks the others for votes.
+// An agent without a leader looks for one at the seeds, among discovered agents and, after the first start, among the
+// members of the last assignment. The first reachable member asks the others for votes.
 
 const (
-	// The wait after a failed dial begins at redial and doubles up to mostRedial.
-	redial     = 200 * time.Millisecond
-	mostRedial = 2 * time.Second
-	// tried bounds the agents that are dialed at once: a dead one may take seconds to find out about.
-	tried = 3
-	// strangerTime bounds the time of a stranger at the meeting place.
-	strangerTime = 30 * time.Second
-	// After patience the user hears that no agent was found, and again every mostPatience.
-	patience, mostPatience = 10 * time.Second, time.Minute
-	// A leader dials the seeds every probing, for agents that look for the job there,
-	probing = 5 * time.Second
-	// and every probingIdle while no start runs.
-	probingIdle = 500 * time.Millisecond
+	// The wait after a failed dial starts at minRedial and doubles up to maxRedial.
+	minRedial = 200 * time.Millisecond
+	maxRedial = 2 * time.Second
+	// maxDials bounds the concurrent dials: a lost host may take seconds to time out.
+	maxDials = 3
+	// foreignTime bounds the wait while a foreign process answers at the rendezvous.
+	foreignTime = 30 * time.Second
+	// After firstWarning the user is warned that no agent was found, and again every warningInterval.
+	firstWarning, warningInterval = 10 * time.Second, time.Minute
+	// A leader dials the seeds every probeInterval, for agents that look for the job there,
+	probeInterval = 5 * time.Second
+	// and every idleProbeInterval while no start runs.
+	idleProbeInterval = 500 * time.Millisecond
 )
 
-// A dialing records the tries to connect to an address.
+// A dialing records the attempts to connect to an address.
 type dialing struct {
 	on    bool
 	tries int
 	next  time.Time
 }
 
-// dial connects to an address unless that is under way, or was tried a moment ago.
-func (m *machine) dial(addr string) {
-	if addr == m.self.Addr || m.connected(addr) {
+// dial connects to an address, unless a dial is in progress or failed a moment ago.
+func (c *coordinator) dial(addr string) {
+	if addr == c.self.Addr || c.connected(addr) {
 		return
 	}
-	d := m.dials[addr]
+	d := c.dials[addr]
 	if d == nil {
 		d = new(dialing)
-		m.dials[addr] = d
+		c.dials[addr] = d
 	}
-	if d.on || m.now.Before(d.next) {
+	if d.on || c.now.Before(d.next) {
 		return
 	}
 	d.on = true
-	m.fx.dial(addr)
+	c.effects.dial(addr)
 }
 
-func (m *machine) connected(addr string) bool {
-	for _, p := range m.peers {
+func (c *coordinator) connected(addr string) bool {
+	for _, p := range c.peers {
 		if p.Addr == addr || p.via == addr {
 			return true
 		}
@@ -62,220 +62,211 @@ func (m *machine) connected(addr string) bool {
 	return false
 }
 
-// dialed: a dial has ended.
-func (m *machine) dialed(addr string, err error) {
-	d := m.dials[addr]
+func (c *coordinator) dialed(addr string, err error) {
+	d := c.dials[addr]
 	if d == nil {
 		d = new(dialing)
-		m.dials[addr] = d
+		c.dials[addr] = d
 	}
 	d.on = false
-	d.next = m.now.Add(min(mostRedial, redial<<min(d.tries, 5)))
+	d.next = c.now.Add(min(maxRedial, minRedial<<min(d.tries, 5)))
 	d.tries++
-	if m.over || err == nil {
+	if c.over || err == nil {
 		return
 	}
-	meeting := len(m.cfg.Seeds) > 0 && addr == m.cfg.Seeds[0]
+	meeting := len(c.cfg.Seeds) > 0 && addr == c.cfg.Seeds[0]
 	if errors.Is(err, wire.ErrSelf) {
-		d.next = m.now.Add(time.Hour)
+		d.next = c.now.Add(time.Hour)
 		if meeting {
-			m.meet()
+			c.leadAtRendezvous()
 		}
 		return
 	}
-	for _, v := range m.reg.voters() {
+	for _, v := range c.register.voters() {
 		if v.Addr == addr {
-			m.suspects[v.Name] = m.now.Add(2 * m.cfg.Silence)
+			c.suspects[v.Name] = c.now.Add(2 * c.cfg.Silence)
 		}
 	}
-	if m.reg.index == 0 && m.role == seeking {
-		m.unmet(meeting, err)
+	if c.register.index == 0 && c.role == seeking {
+		c.seekFailed(meeting, err)
 	}
 }
 
-// unmet: before the first start, a dial came to nothing. An agent of the job that refuses this one ends it. So
-// does a stranger at the meeting place, unless it goes away: the job before may have the port still.
-func (m *machine) unmet(meeting bool, err error) {
+// seekFailed handles a failed dial before the first start. A refusal by an agent of the job ends this agent. So does a
+// foreign process at the rendezvous, unless it leaves: the previous job may still use the port.
+func (c *coordinator) seekFailed(meeting bool, err error) {
 	refusal := (*wire.Refusal)(nil)
 	refused := errors.As(err, &refusal) && !refusal.Both
 	switch {
 	case refused && refusal.Proven:
-		m.fail(err.Error())
+		c.fail(err.Error())
 		return
 	case !meeting:
 		return
 	case !refused:
-		m.stranded = time.Time{}
-	case m.stranded.IsZero():
-		m.stranded = m.now
-		m.stranger(refusal)
-	case m.now.Sub(m.stranded) >= strangerTime:
-		m.fail(err.Error())
+		c.foreignSince = time.Time{}
+	case c.foreignSince.IsZero():
+		c.foreignSince = c.now
+		c.logForeign(refusal)
+	case c.now.Sub(c.foreignSince) >= foreignTime:
+		c.fail(err.Error())
 		return
 	}
-	m.refused = err.Error()
-	if m.now.Sub(m.begun) >= patience && m.now.Sub(m.moaned) >= mostPatience {
-		m.moaned = m.now
-		m.fx.log("no other agent was found yet at %s: %v", m.cfg.Seeds[0], err)
+	c.lastRefusal = err.Error()
+	if c.now.Sub(c.startedAt) >= firstWarning && c.now.Sub(c.warnedAt) >= warningInterval {
+		c.warnedAt = c.now
+		c.effects.log("no agent of the job answers at %s yet: %v", c.cfg.Seeds[0], err)
 	}
 }
 
-// meet makes this agent the one at the meeting place: until the first start, it leads.
-func (m *machine) meet() {
-	m.meets = true
-	if m.reg.index == 0 && m.role == seeking {
-		m.setRole(leading, m.self.Name)
-		m.gather = &gather{since: m.now, call: m.now}
+// leadAtRendezvous makes this agent the leader until the first start, since it is at the rendezvous.
+func (c *coordinator) leadAtRendezvous() {
+	c.atRendezvous = true
+	if c.register.index == 0 && c.role == seeking {
+		c.setRole(leading, c.self.Name)
+		c.regroup = &regroup{since: c.now, lastJoin: c.now}
 	}
 }
 
-// onHints: the discovery has found others.
-func (m *machine) onHints(found []Found) { m.hints = found }
-
-// seek goes one step on in the search.
-func (m *machine) seek() {
-	if m.reg.index == 0 && (m.meets || len(m.cfg.Seeds) == 0 || m.cfg.Seeds[0] == m.self.Addr) {
-		m.meet()
+// seek performs the periodic search for a leader.
+func (c *coordinator) seek() {
+	if c.register.index == 0 && (c.atRendezvous || len(c.cfg.Seeds) == 0 || c.cfg.Seeds[0] == c.self.Addr) {
+		c.leadAtRendezvous()
 		return
 	}
-	for _, seed := range m.cfg.Seeds {
-		m.dial(seed)
+	for _, seed := range c.cfg.Seeds {
+		c.dial(seed)
 	}
-	for _, f := range m.hints[:min(len(m.hints), tried)] {
-		m.dial(f.Addr)
+	for _, f := range c.hints[:min(len(c.hints), maxDials)] {
+		c.dial(f.Addr)
 	}
-	if m.reg.index == 0 {
-		if m.now.Sub(m.begun) >= m.cfg.JoinTimeout {
-			m.fail(m.nobody())
+	if c.register.index == 0 {
+		if c.now.Sub(c.startedAt) >= c.cfg.JoinTimeout {
+			c.fail(c.noneFound())
 		}
 		return
 	}
-	for _, p := range m.sorted() {
-		if m.role == seeking {
-			m.follow(p)
+	for _, p := range c.sorted() {
+		if c.role == seeking {
+			c.follow(p)
 		}
 	}
-	if m.role == seeking {
-		m.elect()
+	if c.role == seeking {
+		c.elect()
 	}
-	if m.role == seeking {
-		m.giveUp()
+	if c.role == seeking {
+		c.giveUp()
 	}
 }
 
-func (m *machine) nobody() string {
+// noneFound returns the error of a search without a result.
+func (c *coordinator) noneFound() string {
 	last := ""
-	if m.refused != "" {
-		last = ": " + m.refused
+	if c.lastRefusal != "" {
+		last = ": " + c.lastRefusal
 	}
-	return fmt.Sprintf("no agent of job %s was found in %v at %s%s", m.cfg.Job, m.cfg.JoinTimeout,
-		strings.Join(m.cfg.Seeds, ", "), last)
+	return fmt.Sprintf("no agent of job %s answered in %v at %s%s", c.cfg.Job, c.cfg.JoinTimeout,
+		strings.Join(c.cfg.Seeds, ", "), last)
 }
 
-// elect looks for the agent of the last world that should lead, and asks for votes if that is this one.
-func (m *machine) elect() {
-	for i, v := range m.candidates() {
-		if v.Name == m.self.Name && i == 0 && !m.now.Before(m.yield) {
-			m.stand()
+// elect looks for the member of the last assignment that should lead, and asks for votes if that is this agent.
+func (c *coordinator) elect() {
+	for i, v := range c.candidates() {
+		if v.Name == c.self.Name && i == 0 && !c.now.Before(c.yieldUntil) {
+			c.startElection()
 		}
-		if v.Name == m.self.Name || i == tried {
+		if v.Name == c.self.Name || i == maxDials {
 			return
 		}
-		m.dial(v.Addr)
-		if p := m.peers[v.Name]; i == 0 && p != nil && m.now.Sub(maxTime(p.since, m.since)) > m.cfg.Silence+2*round {
-			m.suspects[v.Name] = m.now.Add(2 * m.cfg.Silence) // it does not come to lead
+		c.dial(v.Addr)
+		p := c.peers[v.Name]
+		if i == 0 && p != nil && min(c.now.Sub(p.since), c.now.Sub(c.seekingSince)) > c.cfg.Silence+2*voteRound {
+			c.suspects[v.Name] = c.now.Add(2 * c.cfg.Silence) // it does not start to lead
 		}
 	}
 }
 
-// candidates lists the agents of the last world that may be alive, in the order in which they should lead.
-func (m *machine) candidates() (there []Member) {
+// candidates lists the members of the last assignment that may be alive, in the order in which they should lead.
+func (c *coordinator) candidates() (there []Member) {
 	hinted := map[string]bool{}
-	for _, f := range m.hints {
+	for _, f := range c.hints {
 		hinted[f.Name] = true
 	}
-	for _, v := range m.reg.voters() {
-		_, suspect := m.suspects[v.Name]
-		gone := len(hinted) > 0 && !hinted[v.Name] && m.peers[v.Name] == nil
-		if v.Name == m.self.Name || !suspect && !gone {
+	for _, v := range c.register.voters() {
+		_, suspect := c.suspects[v.Name]
+		gone := len(hinted) > 0 && !hinted[v.Name] && c.peers[v.Name] == nil
+		if v.Name == c.self.Name || !suspect && !gone {
 			there = append(there, v)
 		}
 	}
 	return there
 }
 
-// giveUp ends the job here when no leader was found for too long.
-func (m *machine) giveUp() {
-	since := maxTime(m.since, m.local.when)
-	wait := m.cfg.RegroupTimeout
-	if r := m.tally.Retries; r.Done >= r.Max { // the job has ended, and another agent may know how
-		wait = min(wait, 2*m.cfg.Silence)
+// giveUp ends the job here if no leader was found for too long.
+func (c *coordinator) giveUp() {
+	waited := min(c.now.Sub(c.seekingSince), c.now.Sub(c.caller.endedAt))
+	wait := c.cfg.RegroupTimeout
+	if r := c.tally.Retries; r.Done >= r.Max { // the job has ended, and another agent may know how
+		wait = min(wait, 2*c.cfg.Silence)
 	}
-	if m.local.running || m.now.Sub(since) < wait {
+	if c.caller.running || waited < wait {
 		return
 	}
-	if d := m.reg.accepted; d != nil && d.End != nil {
-		// All that is missing is that somebody says so.
-		m.finish(d, launch.Verdict{Result: d.End.result()})
+	if d := c.register.accepted; d != nil && d.End != nil {
+		// Only the confirmation is missing.
+		c.finish(d, launch.Verdict{Result: d.End.result()})
 		return
 	}
-	m.fail(m.noQuorum())
+	c.fail(c.noQuorum())
 }
 
-// noQuorum returns the fault of a side that has no quorum.
-func (m *machine) noQuorum() string {
-	w := m.world()
+// noQuorum returns the error of a side without a quorum.
+func (c *coordinator) noQuorum() string {
+	w := c.assignment()
 	n := 0
 	var missing []string
-	for _, v := range w.Agents {
-		if v.Name == m.self.Name || m.peers[v.Name] != nil {
+	for _, v := range w.Members {
+		if v.Name == c.self.Name || c.peers[v.Name] != nil {
 			n++
 		} else if len(missing) < 8 {
 			missing = append(missing, v.Host)
 		}
 	}
 	return fmt.Sprintf("this side has %d of %d nodes: not enough to go on, since the others may do so. "+
-		"No word of %s", n, len(w.Agents), strings.Join(missing, ", "))
+		"Not connected: %s", n, len(w.Members), strings.Join(missing, ", "))
 }
 
-func (m *machine) fail(why string) {
-	if m.over {
+func (c *coordinator) fail(why string) {
+	if c.over {
 		return
 	}
-	m.farewell(&bye{Status: launch.ExitFailed, Why: why, All: true})
-	m.finished(over(launch.Result{ExitCode: launch.ExitFailed}, why))
+	c.farewell(&bye{Status: launch.ExitFailed, Why: why, All: true})
+	c.endJob(over(launch.Result{ExitCode: launch.ExitFailed}, why))
 }
 
-// finished ends the job for this agent: its workers end if they run, and its caller gets the reason.
-func (m *machine) finished(why *launch.Over) {
-	m.over, m.local.fatal = true, why
-	m.doom("the job has ended", -1)
-	m.deliver()
+// endJob ends the job for this agent: running workers end, and its launcher gets the reason.
+func (c *coordinator) endJob(why *launch.Over) {
+	c.over, c.caller.fatal = true, why
+	c.abortStart("the job has ended", -1)
+	c.deliver()
 }
 
-// farewell sends the last message to all peers, and hangs up.
-func (m *machine) farewell(b *bye) {
+// farewell sends the last message to all peers and closes their connections.
+func (c *coordinator) farewell(b *bye) {
 	msg := &message{Bye: b}
-	for _, p := range m.sorted() {
-		m.fx.send(msg, p.Name)
-		m.fx.hangUp(p.Name)
+	for _, p := range c.sorted() {
+		c.effects.send(msg, p.Name)
+		c.effects.hangUp(p.Name)
 	}
-	clear(m.peers)
+	clear(c.peers)
 }
 
-// tidy ends connections that have led to the leader and are of no further use.
-func (m *machine) tidy() {
-	for name, p := range m.peers {
-		if p.via != "" && name != m.leader && m.now.Sub(p.since) > probing {
-			delete(m.peers, name)
-			m.fx.hangUp(name)
+// closeExtraLinks closes dialed connections that led to the leader and are no longer needed.
+func (c *coordinator) closeExtraLinks() {
+	for name, p := range c.peers {
+		if p.via != "" && name != c.leader && c.now.Sub(p.since) > probeInterval {
+			delete(c.peers, name)
+			c.effects.hangUp(name)
 		}
 	}
-}
-
-func maxTime(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }

@@ -12,9 +12,8 @@ import (
 	"github.com/cprun/cprun/internal/launch/cluster/wire"
 )
 
-// sim runs the machines of many agents against a network and callers that are simulated, in a time that is
-// as well: thousands of jobs with faults in seconds. Chance comes from a seed, and a seed gives the same
-// run each time.
+// A sim runs the coordinators of many agents with simulated networks, launchers and time: thousands of jobs with faults
+// in seconds. A seed reproduces a run.
 type sim struct {
 	rand    *rand.Rand
 	now     time.Time
@@ -22,21 +21,21 @@ type sim struct {
 	serial  int
 	agents  []*simAgent
 	byAddr  map[string]*simAgent
-	cut     func(from, to *simAgent) bool // nil: nothing is
-	decided map[int]string                // by index, as JSON: all that was ever learned
+	cut     func(from, to *simAgent) bool // nil: no link is cut
+	decided map[int]string                // by index, as JSON: all decisions learned so far
 	worlds  map[int]*simWorld             // by generation
 	faults  []error
-	nasty   func() // happens while a decision is made; nil: nothing does
+	nasty   func() // called while a decision is made; nil: not called
 	trace   func(format string, args ...any)
 }
 
-// simWorld is what really happens in a generation.
+// A simWorld is the real state of a generation's workers.
 type simWorld struct {
-	begun, alive map[string]bool // agents whose workers were started, and still run undisturbed
+	begun, alive map[string]bool // agents whose workers were started, and still run without a failure
 	size         int
 }
 
-// event is something that happens at a time.
+// A simEvent happens at a time.
 type simEvent struct {
 	at     time.Time
 	serial int
@@ -65,13 +64,13 @@ func newSim(seed uint64) *sim {
 	}
 }
 
-// after does something in d.
+// after schedules do in d.
 func (s *sim) after(d time.Duration, do func()) {
 	s.serial++
 	heap.Push(&s.queue, simEvent{s.now.Add(d), s.serial, do})
 }
 
-// until runs for d, or until done.
+// until runs for d, or until done returns true.
 func (s *sim) until(d time.Duration, done func() bool) {
 	end := s.now.Add(d)
 	for len(s.queue) > 0 && !done() && s.queue[0].at.Before(end) && len(s.faults) == 0 {
@@ -89,28 +88,28 @@ func (s *sim) between(least, most time.Duration) time.Duration {
 	return least + time.Duration(s.rand.Int64N(int64(most-least)+1))
 }
 
-// simAgent is an agent, its connections and its caller.
+// A simAgent is an agent with its connections and its launcher.
 type simAgent struct {
 	*sim
-	m      *machine
+	m      *coordinator
 	cfg    Config
-	links  map[string]*simLink // by the name of the peer
+	links  map[string]*simLink // by the peer's name
 	dead   bool                // killed, or ended
 	paused bool
-	missed []func() // what comes while it is paused
-	status int      // it has ended with; -1: it has not
+	missed []func() // events during the pause
+	status int      // exit status; -1: running
 	why    string
-	run    int  // of its workers: counts starts
-	told   int  // the last start that has ended here
-	failed bool // its workers have heard of a failure
+	run    int  // number of starts of its workers
+	told   int  // the last start that ended here
+	failed bool // its workers know of a failure
 	ending bool
 }
 
-// simLink is a connection of two agents.
+// A simLink is a connection of two agents.
 type simLink struct {
 	a, b   *simAgent
 	closed bool
-	// waiting is what is on its way to each of the two, in order.
+	// waiting contains the messages in transit to each agent, in order.
 	waiting map[*simAgent][]func()
 }
 
@@ -121,7 +120,7 @@ func (l *simLink) other(a *simAgent) *simAgent {
 	return l.a
 }
 
-// add brings an agent up.
+// add starts an agent.
 func (s *sim) add(cfg Config, change func(*Config)) *simAgent {
 	n := len(s.agents)
 	a := &simAgent{sim: s, cfg: cfg, links: map[string]*simLink{}, status: -1}
@@ -136,7 +135,7 @@ func (s *sim) add(cfg Config, change func(*Config)) *simAgent {
 	if a.cfg.HostID == "" {
 		a.cfg.HostID = a.cfg.Host
 	}
-	a.m = newMachine(&a.cfg, Member{
+	a.m = newCoordinator(&a.cfg, Member{
 		Name: fmt.Sprintf(
 			"%s-%03d",
 			a.cfg.Host,
@@ -151,9 +150,9 @@ func (s *sim) add(cfg Config, change func(*Config)) *simAgent {
 }
 
 func (a *simAgent) tick() {
-	a.after(ticking, func() {
+	a.after(tickInterval, func() {
 		if !a.dead {
-			if !a.paused { // one tick is as good as many
+			if !a.paused { // one tick has the effect of many
 				a.do(a.m.tick)
 			}
 			a.tick()
@@ -161,7 +160,7 @@ func (a *simAgent) tick() {
 	})
 }
 
-// do lets the machine see an event, later if it is paused, and looks at what has come of it.
+// do passes an event to the coordinator, later if it is paused, and checks the result.
 func (a *simAgent) do(f func()) {
 	if a.dead {
 		return
@@ -171,24 +170,24 @@ func (a *simAgent) do(f func()) {
 		return
 	}
 	a.m.now = a.now
-	before := a.m.reg.index
+	before := a.m.register.index
 	f()
-	if a.m.reg.index != before {
+	if a.m.register.index != before {
 		a.learned()
 	}
 }
 
 // learned checks that all agents agree on each decision.
 func (a *simAgent) learned() {
-	raw, _ := json.Marshal(a.m.reg.last)
-	d := a.m.reg.last
+	raw, _ := json.Marshal(a.m.register.last)
+	d := a.m.register.last
 	a.trace(
 		"%v %s learns decision %d: end %v, %d agents by %s",
 		a.now.Unix(),
 		a.m.self.Name,
 		d.Index,
 		d.End != nil,
-		len(d.World.Agents),
+		len(d.Assignment.Members),
 		d.Leader.Name,
 	)
 	if other, ok := a.decided[d.Index]; ok && other != string(raw) {
@@ -197,7 +196,7 @@ func (a *simAgent) learned() {
 	a.decided[d.Index] = string(raw)
 }
 
-// kill ends an agent without a word.
+// kill ends an agent without a last message.
 func (a *simAgent) kill() {
 	a.trace("%v %s is killed", a.now.Unix(), a.m.self.Name)
 	a.drop()
@@ -208,14 +207,14 @@ func (a *simAgent) kill() {
 	delete(a.byAddr, a.m.self.Addr)
 }
 
-// drop: the workers end.
+// drop ends the workers.
 func (a *simAgent) drop() {
 	for _, w := range a.worlds {
 		delete(w.alive, a.m.self.Name)
 	}
 }
 
-// sever ends a link, seen at once at the side that does it, and soon at the other.
+// sever closes a link: at once at its caller's side, soon at the other side.
 func (l *simLink) sever(by *simAgent, why string) {
 	if l.closed {
 		return
@@ -232,11 +231,10 @@ func (l *simLink) sever(by *simAgent, why string) {
 		}
 	}
 	l.arrive(by, gone)
-	by.after(to.cfg.Silence, gone) // where the end cannot be heard
+	by.after(to.cfg.Silence, gone) // if the close message is lost
 }
 
-// arrive does something at the other side of the link when a message would be there. Where the network
-// between the two is cut, messages wait, as those of TCP do.
+// arrive runs do at the other side of the link after a latency. On a cut link, messages wait as in TCP.
 func (l *simLink) arrive(from *simAgent, do func()) {
 	to := l.other(from)
 	l.waiting[to] = append(l.waiting[to], do)
@@ -257,7 +255,7 @@ func (l *simLink) flush(from, to *simAgent) {
 
 func (s *sim) isCut(from, to *simAgent) bool { return s.cut != nil && s.cut(from, to) }
 
-// silence ends links over which nothing came for too long. It is called now and then.
+// silence closes silent links. It reschedules itself.
 func (s *sim) silence() {
 	const step = 250 * time.Millisecond
 	for _, a := range s.agents {
@@ -266,7 +264,7 @@ func (s *sim) silence() {
 			if l.closed || !(a.paused || s.isCut(a, b)) {
 				continue
 			}
-			// b hears nothing of a.
+			// b receives nothing from a.
 			s.after(a.cfg.Silence, func() {
 				if !l.closed && (a.paused || s.isCut(a, b)) && b.links[a.m.self.Name] == l && !b.paused {
 					delete(b.links, a.m.self.Name)
@@ -288,7 +286,7 @@ func sortedLinks(a *simAgent) (links []*simLink) {
 	return links
 }
 
-// The effects of the machine.
+// The effects of the coordinator.
 
 func (a *simAgent) dial(addr string) {
 	b := a.byAddr[addr]
@@ -323,7 +321,7 @@ func (a *simAgent) connect(b *simAgent, addr string) {
 		if old := x.links[y.m.self.Name]; old != nil {
 			delete(x.links, y.m.self.Name)
 			old.closed = true
-			x.do(func() { x.m.down(y.m.self.Name, "it has connected anew") })
+			x.do(func() { x.m.down(y.m.self.Name, "it has reconnected") })
 		}
 	}
 	l := &simLink{a: a, b: b, waiting: map[*simAgent][]func(){}}
@@ -351,7 +349,7 @@ func (a *simAgent) send(m *message, names ...string) {
 		return
 	}
 	if a.nasty != nil && (m.Accept != nil || m.Promise != nil || m.Decided != nil) && a.rand.IntN(10) == 0 {
-		a.after(a.between(0, 6*time.Millisecond), a.nasty) // where it hurts
+		a.after(a.between(0, 6*time.Millisecond), a.nasty) // at the worst moment
 	}
 	for _, name := range names {
 		l := a.links[name]
@@ -367,7 +365,7 @@ func (a *simAgent) send(m *message, names ...string) {
 	}
 }
 
-func (a *simAgent) prepare(w World) {
+func (a *simAgent) prepare(w Assignment) {
 	a.after(time.Millisecond, func() {
 		a.do(func() { a.m.prepared(w.Generation, []byte("payload"), []byte("secret"), nil) })
 	})
@@ -379,24 +377,23 @@ func (a *simAgent) log(format string, args ...any) {
 	a.trace("%v %s: "+format, append([]any{a.now.Unix(), a.m.self.Name}, args...)...)
 }
 
-// begin starts the workers. They are done some time after those of all agents were started, if nothing
-// happens to any.
+// begin starts the workers. They are done some time after all agents' workers were started, if no fault occurs.
 func (a *simAgent) begin(d *decision) {
 	a.run++
 	a.failed = false
 	w := a.worlds[d.Index]
 	if w == nil {
-		w = &simWorld{map[string]bool{}, map[string]bool{}, len(d.World.Agents)}
+		w = &simWorld{map[string]bool{}, map[string]bool{}, len(d.Assignment.Members)}
 		a.worlds[d.Index] = w
 	}
 	w.begun[a.m.self.Name], w.alive[a.m.self.Name] = true, true
 	for g, other := range a.worlds {
 		if g != d.Index && len(other.alive) == other.size && len(w.alive) == w.size {
-			a.fault("worlds %d and %d run beside each other", g, d.Index)
+			a.fault("assignments %d and %d run at the same time", g, d.Index)
 		}
 	}
-	me := d.World.Agents[d.World.index(a.m.self.Name)]
-	a.m.say(launch.News{Addrs: make([]string, me.NProc)})
+	me := d.Assignment.Members[d.Assignment.index(a.m.self.Name)]
+	a.m.publish(launch.News{Addrs: make([]string, me.NProc)})
 	a.work(a.run, w, a.now.Add(a.between(5*time.Second, 40*time.Second)))
 }
 
@@ -407,7 +404,7 @@ func (a *simAgent) work(run int, w *simWorld, end time.Time) {
 		case a.paused || len(w.alive) < w.size || a.now.Before(end):
 			a.work(run, w, end)
 		default:
-			for _, b := range a.agents { // all end together
+			for _, b := range a.agents { // all end at the same time
 				if w.begun[b.m.self.Name] {
 					b.finish(b.run, launch.Ending{Step: 100})
 				}
@@ -425,7 +422,7 @@ func (a *simAgent) finish(run int, e launch.Ending) {
 		if len(e.Failures) > 0 {
 			a.drop()
 		}
-		a.do(func() { a.m.endHere(e) })
+		a.do(func() { a.m.onLocalEnd(e) })
 	})
 }
 
@@ -466,7 +463,7 @@ func (a *simAgent) over(err error) {
 	a.end(over.ExitCode, over.Why)
 }
 
-// end: the caller leaves.
+// end closes the agent as its launcher does.
 func (a *simAgent) end(status int, why string) {
 	if a.status >= 0 {
 		a.fault("%s ends twice", a.m.self.Name)
@@ -479,7 +476,7 @@ func (a *simAgent) end(status int, why string) {
 	})
 }
 
-// leader is the agent that leads, if exactly one thinks so.
+// states describes the live agents.
 func (s *sim) states() (out []string) {
 	for _, a := range s.agents {
 		if !a.dead {
@@ -490,9 +487,9 @@ func (s *sim) states() (out []string) {
 					a.m.self.Name,
 					a.m.role,
 					a.m.leader,
-					a.m.reg.index,
-					a.m.local,
-					a.m.prop,
+					a.m.register.index,
+					a.m.caller,
+					a.m.proposal,
 				),
 			)
 		}
@@ -500,5 +497,5 @@ func (s *sim) states() (out []string) {
 	return out
 }
 
-// news says that a rank has failed.
+// news returns the news of a failed rank.
 func news(rank int) launch.News { return launch.News{Failed: &rank} }

@@ -5,28 +5,28 @@ import (
 	"time"
 )
 
-// The rules that keep a decision from being made twice, each by the messages that go in and come out.
+// Each test checks one rule against two values of one decision, by the messages in and out.
 
 var quintet = worldOf(1, "a:0 b:1 c:2 d:3 e:4")
 
-// second is a decision that a might have put forward after the first. mark tells them apart.
+// second returns a decision that a might have proposed after the first. mark distinguishes two of them.
 func second(mark string) *decision {
 	d := start("a", worldOf(2, "b:1 c:2"))
 	d.Payload = []byte(mark)
 	return d
 }
 
-// An agent promises a ballot, and accepts under it, unless it has promised a later one. With its promise it tells what
-// it has accepted last, and under which ballot.
+// TestVoterKeepsItsPromises checks that an agent promises and accepts under a ballot unless it promised a later one.
+// Its promise contains the last accepted value and ballot.
 func TestVoterKeepsItsPromises(t *testing.T) {
 	type step struct {
 		from    string
 		ask     *prepare // or
 		offer   *accept
 		yes     bool
-		had     string // mark of the decision that comes with the promise
+		had     string // mark of the decision in the promise
 		at      ballot
-		promise ballot // that a refusal names
+		promise ballot // named in a refusal
 	}
 	ask := func(from string, n int) step { return step{from: from, ask: &prepare{2, ballot{n, from}}} }
 	offer := func(from string, n int, mark string) step {
@@ -40,11 +40,11 @@ func TestVoterKeepsItsPromises(t *testing.T) {
 	l := voter(t, "c", trio)
 	l.up("a", status{Index: 1})
 	for i, s := range []step{
-		yes(ask("b", 3)),
+		yes(ask("b", 3)), // the same again
 		no(ask("a", 2), b3),
-		no(ask("a", 3), b3),        // of equal numbers the later name is the later ballot
+		no(ask("a", 3), b3),        // for equal numbers, the later name is the later ballot
 		no(offer("a", 2, "x"), b3), // nor is a value accepted
-		no(offer("a", 0, "x"), b3), // also of the leader of before, who needs no promise
+		no(offer("a", 0, "x"), b3), // also of the previous leader, who needs no promise
 		yes(ask("b", 3)),           // the same again
 		yes(offer("b", 3, "x")),
 		yes(offer("b", 3, "x")),
@@ -87,7 +87,8 @@ func TestVoterKeepsItsPromises(t *testing.T) {
 	}
 }
 
-// Votes are for the decision after the last that a voter knows. Who asks about an older one is told it.
+// TestVotesAreForTheNextDecision checks that an agent votes only on its next decision, and sends a decision to an agent
+// that asks for an older one.
 func TestVotesAreForTheNextDecision(t *testing.T) {
 	for _, m := range []*message{
 		{Prepare: &prepare{3, ballot{9, "b"}}},
@@ -120,7 +121,7 @@ func TestVotesAreForTheNextDecision(t *testing.T) {
 	}
 }
 
-// What was promised and accepted for a decision says nothing about the one after it.
+// TestVotesEndWithTheDecision checks that promises and accepted values do not carry over to the next decision.
 func TestVotesEndWithTheDecision(t *testing.T) {
 	l := voter(t, "c", trio)
 	l.from("b", &message{Accept: &accept{ballot{7, "b"}, *second("x")}})
@@ -132,8 +133,8 @@ func TestVotesEndWithTheDecision(t *testing.T) {
 	}
 }
 
-// An agent that can hear the one that leads promises nothing to others, and says who that is. To the one that leads it
-// does.
+// TestVoterThatHearsALeader checks that an agent with a live leader promises only to that leader, and names it to
+// others.
 func TestVoterThatHearsALeader(t *testing.T) {
 	l := follower(t, "c")
 	l.up("b", status{Index: 1})
@@ -157,7 +158,7 @@ func TestVoterThatHearsALeader(t *testing.T) {
 	}
 }
 
-// What is decided stays decided: a later word about it, or about an earlier one, changes nothing.
+// TestDecisionsAreFinal checks that later messages about a made decision have no effect.
 func TestDecisionsAreFinal(t *testing.T) {
 	l := follower(t, "b")
 	l.from("a", &message{Decided: second("x")})
@@ -169,7 +170,7 @@ func TestDecisionsAreFinal(t *testing.T) {
 	if d := l.tells("c"); d == nil || string(d.Payload) != "x" {
 		t.Errorf("c is told %+v", d)
 	}
-	if len(l.ends) > 0 || l.told() || last(l, "a", func(m *message) *int { return m.Told }) != nil {
+	if len(l.ends) > 0 || l.told() || last(l, "a", func(m *message) *int { return m.EndConfirmed }) != nil {
 		t.Errorf("the job ends: %v, %v", l.ends, l.heard)
 	}
 	l = leader(t)
@@ -180,7 +181,8 @@ func TestDecisionsAreFinal(t *testing.T) {
 	}
 }
 
-// A later decision ends the start before it, and the lead of whoever has not made it. Its leader is sought.
+// TestLaterDecisionIsFollowed checks that a later decision ends the running start and the lead of another leader, and
+// that its leader is dialed.
 func TestLaterDecisionIsFollowed(t *testing.T) {
 	later := start("c", worldOf(2, "b:1 c:2"))
 	for name, l := range map[string]*lone{"leader": leader(t), "candidate": campaigner(t, quintet)} {
@@ -198,12 +200,12 @@ func TestLaterDecisionIsFollowed(t *testing.T) {
 			t.Errorf("%s: dialed %v", name, l.dials)
 		}
 		l.forget()
-		l.up("c", status{2, found("c"), first("c")})
+		l.up("c", status{2, found("c"), initialBallot("c")})
 		if last(l, "c", func(m *message) *join { return m.Join }) == nil {
 			t.Errorf("%s: does not join the leader of the later decision", name)
 		}
 	}
-	// One that follows keeps to its leader until that gives up, and then follows the one that has told it.
+	// A follower keeps its leader until that gives up, and then follows the sender of the decision.
 	l := follower(t, "b")
 	l.up("c", status{1, found("c"), ballot{1, "c"}})
 	l.from("c", &message{Decided: later})
@@ -214,11 +216,11 @@ func TestLaterDecisionIsFollowed(t *testing.T) {
 	}
 }
 
-// An agent says that it has heard the end, and its caller hears once that it is the end.
+// TestEndIsConfirmed checks that an agent confirms the end, and that its launcher gets the end once.
 func TestEndIsConfirmed(t *testing.T) {
 	l := follower(t, "b")
 	l.from("a", &message{Decided: finale(2, "a", 3)})
-	if told := last(l, "a", func(m *message) *int { return m.Told }); told == nil || *told != 2 {
+	if told := last(l, "a", func(m *message) *int { return m.EndConfirmed }); told == nil || *told != 2 {
 		t.Errorf("told %v", told)
 	}
 	if len(l.heard) != 1 || l.heard[0].Lost == "" {
@@ -230,19 +232,20 @@ func TestEndIsConfirmed(t *testing.T) {
 	}
 }
 
-// A leader steps down for another one of the same decision with a later ballot. It has been elected by a quorum.
+// TestLaterLeaderIsFollowed checks that a leader steps down for a leader of the same decision with a later ballot: a
+// quorum elected it.
 func TestLaterLeaderIsFollowed(t *testing.T) {
 	for _, c := range []struct {
 		status
 		down bool
 	}{
 		{status{1, found("b"), ballot{1, "b"}}, true},
-		{status{1, found("b"), ballot{}}, false},       // an earlier one
-		{status{1, found("c"), ballot{1, "c"}}, false}, // by word of another
-		{status{0, found("b"), ballot{1, "b"}}, false}, // it is behind
-		{status{1, Found{}, ballot{1, "b"}}, false},    // it leads no more
-		{status{1, found("b"), first("a")}, false},     // the same
-		{status{1, found("b"), ballot{0, "b"}}, true},  // of equal numbers the later name
+		{status{1, found("b"), ballot{}}, false},           // an earlier ballot
+		{status{1, found("c"), ballot{1, "c"}}, false},     // reported by another agent
+		{status{0, found("b"), ballot{1, "b"}}, false},     // it has fewer decisions
+		{status{1, PeerAddr{}, ballot{1, "b"}}, false},     // it no longer leads
+		{status{1, found("b"), initialBallot("a")}, false}, // the same
+		{status{1, found("b"), ballot{0, "b"}}, true},      // for equal numbers, the later name
 	} {
 		l := leader(t)
 		l.from("b", &message{Status: &c.status})

@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// device is the name of a host's interface to the others.
+// device is the name of a host's network interface.
 const device = "lan0"
 
-// mtu is that of jumbo frames: fewer packets for the switch to carry.
+// mtu is the size of jumbo frames, so that the switch carries fewer packets.
 const mtu = 9000
 
 // Host is a host of the network.
@@ -23,15 +23,14 @@ type Host struct {
 	Name string
 	Addr netip.Addr
 	do   chan func() // run on a thread in the host's namespaces
-	tun  *os.File    // what the host sends and gets, a packet each
+	tun  *os.File    // the host's packets, one per read or write
 }
 
-// newHost makes a host with namespaces of its own.
 func newHost(name string, addr netip.Prefix) (*Host, error) {
 	h := &Host{Name: name, Addr: addr.Addr(), do: make(chan func())}
 	made := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and the thread ends with the goroutine
+		runtime.LockOSThread() // the thread ends with the goroutine
 		made <- h.enter(addr)
 		for f := range h.do {
 			f()
@@ -44,10 +43,10 @@ func newHost(name string, addr netip.Prefix) (*Host, error) {
 	return h, nil
 }
 
-// enter makes the namespaces of the calling thread, and what is in them.
+// enter makes the namespaces of the calling thread, and the network interface in them.
 func (h *Host) enter(addr netip.Prefix) error {
 	if err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWUTS); err != nil {
-		return fmt.Errorf("namespaces: %w; this needs the rights of root", err)
+		return fmt.Errorf("namespaces: %w; run as root", err)
 	}
 	if err := unix.Sethostname([]byte(h.Name)); err != nil {
 		return fmt.Errorf("name: %w", err)
@@ -64,7 +63,7 @@ func (h *Host) enter(addr netip.Prefix) error {
 	return nil
 }
 
-// attach makes the interface of fd, gives it its address, and brings it up.
+// attach makes the interface of fd, sets its address, and enables it.
 func (h *Host) attach(fd int, addr netip.Prefix) error {
 	sock, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -118,7 +117,7 @@ func (h *Host) Start(cmd *exec.Cmd) error {
 	return <-err
 }
 
-// close takes the host off the network. Its namespaces end with the last process in them.
+// close disconnects the host. Its namespaces end with their last process.
 func (h *Host) close() error {
 	close(h.do)
 	return h.tun.Close()

@@ -27,7 +27,7 @@ func ping(t *testing.T, from, to *Host) (bool, string) {
 	go func() { over <- cmd.Wait() }()
 	select {
 	case <-over:
-		return strings.Contains(out.String(), "refused"), out.String() // the answer of a host where nobody listens
+		return strings.Contains(out.String(), "refused"), out.String() // the answer of a host without a listener
 	case <-time.After(1500 * time.Millisecond):
 		cmd.Process.Kill()
 		<-over

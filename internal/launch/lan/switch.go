@@ -28,7 +28,7 @@ type Switch struct {
 	ended   chan struct{}
 }
 
-// New makes a network without hosts, such as 10.77.0.0/24.
+// New returns a network without hosts, such as 10.77.0.0/24.
 func New(network netip.Prefix) *Switch {
 	return &Switch{
 		network: network.Masked(), hosts: map[netip.Addr]*Host{}, paths: map[[2]netip.Addr]Path{},
@@ -70,7 +70,7 @@ func (s *Switch) Around(h *Host, p Path) {
 	}
 }
 
-// Close ends the network, when the processes on its hosts have ended.
+// Close ends the network. The processes on its hosts must have ended.
 func (s *Switch) Close() error {
 	close(s.ended)
 	s.mu.Lock()
@@ -98,7 +98,6 @@ func (s *Switch) carry(h *Host) {
 	}
 }
 
-// send carries one packet.
 func (s *Switch) send(from, to netip.Addr, packet []byte) {
 	key := [2]netip.Addr{from, to}
 	s.mu.Lock()

@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// Flags are the typed flags, and the name of the host.
+// Flags are the command line's flags, and the name of the host.
 type Flags struct {
 	// NProc is --nproc; 0: not given, or auto.
 	NProc int
@@ -23,22 +23,17 @@ type Flags struct {
 	Hostname string
 }
 
-// maxNodes bounds the nodes of a job.
 const maxNodes = maxHosts
 
-// A request is the parsed form of the flags.
+// A request contains the validated flags.
 type request struct {
-	nproc       int
-	nodes       string // --nnodes as it was typed, "" if it was not
-	least, most int    // of nodes; 0: not given
-	nodeRank    int    // -1: not given
-	meet        string // "": not given
-	host        string
+	Flags
+	least, most int // nodes; 0: not given
 }
 
-// parse checks the flags one by one.
+// parse validates the flags individually.
 func (f Flags) parse() (request, error) {
-	r := request{nproc: f.NProc, nodes: f.Nodes, nodeRank: f.NodeRank, host: f.Hostname}
+	r := request{Flags: f}
 	var err error
 	if f.Nodes != "" {
 		if r.least, r.most, err = nodeRange(f.Nodes); err != nil {
@@ -49,14 +44,14 @@ func (f Flags) parse() (request, error) {
 		return r, fmt.Errorf("--node-rank %d: want 0 for the first node, 1 for the next, and so on", f.NodeRank)
 	}
 	if f.Rendezvous != "" {
-		if r.meet, err = address(f.Rendezvous, 0); err != nil {
+		if r.Rendezvous, err = address(f.Rendezvous, 0); err != nil {
 			return r, fmt.Errorf("--rendezvous %s: %w", terminal.Name(f.Rendezvous), err)
 		}
 	}
 	return r, nil
 }
 
-// nodeRange reads N or MIN:MAX.
+// nodeRange parses N or MIN:MAX.
 func nodeRange(text string) (least, most int, err error) {
 	first, last, isRange := strings.Cut(text, ":")
 	if !isRange {
@@ -70,49 +65,49 @@ func nodeRange(text string) (least, most int, err error) {
 	return least, most, nil
 }
 
-// A started is a launcher's own account of its tasks, to check the flags against.
-type started struct {
-	by       string // srun, and so on
+// A taskCounts contains a launcher's numbers of tasks, to check the flags against.
+type taskCounts struct {
+	by       string // the launcher, such as srun
 	tasks    int
-	evidence string // the variable that says so
-	nodes    int    // 0: not known
-	node     int    // the rank of this node; -1: not known
+	evidence string // the variable with the number
+	nodes    int    // 0: unknown
+	node     int    // rank of this node; -1: unknown
 	local    int    // tasks on this node
-	even     bool   // all nodes have that many
+	even     bool   // all nodes have as many tasks
 }
 
-// agree checks the flags against what was started, and returns the least number of agents: --nnodes
-// MIN:MAX lets a job go on with fewer nodes.
-func (s started) agree(want request) (least int, err error) {
+// checkFlags checks the flags against the started tasks, and returns the least number of agents: --nnodes MIN:MAX
+// allows fewer nodes.
+func (s taskCounts) checkFlags(want request) (least int, err error) {
 	fail := func(flag, fix string, args ...any) (int, error) {
 		return 0, fmt.Errorf("%s contradicts what %s has started: %d tasks (%s), %d on this node. Leave the flag "+
 			"out, or %s",
 			flag, s.by, s.tasks, s.evidence, s.local, fmt.Sprintf(fix, args...))
 	}
-	if want.nproc > 1 && s.local > 1 && want.nproc != s.local {
-		return fail(fmt.Sprintf("--nproc %d", want.nproc), "start one task on each node, which then has that many "+
+	if want.NProc > 1 && s.local > 1 && want.NProc != s.local {
+		return fail(fmt.Sprintf("--nproc %d", want.NProc), "start one task per node, which then has that many "+
 			"processes")
 	}
-	if want.nodeRank >= 0 && s.node >= 0 && want.nodeRank != s.node {
-		return fail(fmt.Sprintf("--node-rank %d", want.nodeRank), "give it this node's, %d", s.node)
+	if want.NodeRank >= 0 && s.node >= 0 && want.NodeRank != s.node {
+		return fail(fmt.Sprintf("--node-rank %d", want.NodeRank), "pass this node's rank, %d", s.node)
 	}
 	switch {
-	case want.nodes == "":
+	case want.Nodes == "":
 		return s.tasks, nil
 	case s.nodes == 0:
-		return fail("--nnodes "+want.nodes, "start as many tasks on every node: where some have more than others, "+
-			"nobody tells on how many nodes they are")
+		return fail("--nnodes "+want.Nodes, "start equally many tasks on every node: otherwise the number of nodes is "+
+			"unknown")
 	case want.least > s.nodes || want.most < s.nodes:
-		return fail(fmt.Sprintf("--nnodes %s, where there are %d nodes,", want.nodes, s.nodes),
+		return fail(fmt.Sprintf("--nnodes %s, where there are %d nodes,", want.Nodes, s.nodes),
 			"start tasks on that many nodes")
 	case want.least < s.nodes && !s.even:
-		return fail("--nnodes "+want.nodes, "start as many tasks on every node, so that it is known what is left "+
-			"without one")
+		return fail("--nnodes "+want.Nodes, "start equally many tasks on every node, so that the size without a "+
+			"node is known")
 	}
 	return want.least * (s.tasks / s.nodes), nil
 }
 
-// Variable is one that Find reads.
+// Variable is an environment variable that Find reads.
 type Variable struct {
 	Name    string
 	Meaning string // one line, for cprun doctor
@@ -160,10 +155,10 @@ func VariableList() []Variable {
 	}
 	for _, l := range launchers() {
 		list = append(list,
-			Variable{l.rank, "this task's rank among those that " + l.name + " has started"},
-			Variable{l.size, "how many those are"},
-			Variable{l.local, "this task's rank on this node"},
-			Variable{l.localSize, "tasks on this node"})
+			Variable{l.rankVar, "this task's rank among those that " + l.name + " has started"},
+			Variable{l.sizeVar, "how many those are"},
+			Variable{l.localRankVar, "this task's rank on this node"},
+			Variable{l.localSizeVar, "tasks on this node"})
 		for _, name := range l.id {
 			list = append(list, Variable{name, "names the job of " + l.name + ", to make a port from"})
 		}
@@ -176,15 +171,15 @@ func VariableList() []Variable {
 	})
 }
 
-// maxText bounds a variable whose text is kept, such as a name. Host lists have a bound of their own.
+// maxText bounds a stored text variable, such as a name. Host lists have their own bound.
 const maxText = 1024
 
-// env reads variables. One that is set to nothing counts as not set, as launchers and their users have it.
+// An env reads variables. An empty value counts as not set, as in other launchers.
 type env struct {
 	get func(name string) string
 }
 
-// text returns a variable's text, "" if it is not set.
+// text returns the trimmed value, "" if it is not set.
 func (e env) text(name string) string { return strings.TrimSpace(e.get(name)) }
 
 func (e env) has(names ...string) bool {
@@ -196,7 +191,7 @@ func (e env) has(names ...string) bool {
 	return true
 }
 
-// first returns the first of these variables that is set, and its text.
+// first returns the first set variable, and its text.
 func (e env) first(names ...string) (name, text string) {
 	for _, name := range names {
 		if text := e.text(name); text != "" {
@@ -206,31 +201,31 @@ func (e env) first(names ...string) (name, text string) {
 	return "", ""
 }
 
-// word returns the text of a variable that names something: printable, and not longer than names are.
+// word returns the text of a variable with a name: printable and of bounded length.
 func (e env) word(name string) (string, error) {
 	v := e.text(name)
 	if v != terminal.Name(v) || len(v) > maxText || strings.ContainsAny(v, " \t") {
-		return "", fmt.Errorf("%s is no name; unset it, or start this through its launcher", show(name, v))
+		return "", fmt.Errorf("%s is not a valid name; unset it, or start this through its launcher", show(name, v))
 	}
 	return v, nil
 }
 
-// number returns a variable that is a number from lo to hi.
+// number returns a numeric variable from lo to hi.
 func (e env) number(name string, lo, hi int) (int, error) {
 	v := e.text(name)
 	if v == "" {
-		return 0, fmt.Errorf("%s is not set; start this through its launcher, which sets it, or take its other "+
-			"variables away", name)
+		return 0, fmt.Errorf("%s is not set; start this through its launcher, which sets it, or unset the "+
+			"launcher's other variables", name)
 	}
 	n, err := strconv.Atoi(v)
 	if err != nil || n < lo || n > hi {
-		return 0, fmt.Errorf("%s: want a number from %d to %d; set it right, or unset it", show(name, v), lo, hi)
+		return 0, fmt.Errorf("%s: want a number from %d to %d; correct it, or unset it", show(name, v), lo, hi)
 	}
 	return n, nil
 }
 
-// guess returns a number that only serves a note, or makes a message better; 0 if it is none.
-func (e env) guess(name string) int {
+// optional returns a number that is used only in notes and messages; 0: not a number.
+func (e env) optional(name string) int {
 	n, err := strconv.Atoi(e.text(name))
 	if err != nil || n < 0 {
 		return 0
@@ -238,7 +233,7 @@ func (e env) guess(name string) int {
 	return n
 }
 
-// numbers reads several numbers, up to the first fault.
+// A numbers value reads several numbers, up to the first error.
 type numbers struct {
 	env env
 	err error

@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// Bounds of a host list. Slurm itself stops at 64K hosts in a range.
+// Bounds of a host list. Slurm allows 64K hosts in a range.
 const (
 	maxHosts    = 64 << 10
 	maxHostList = 1 << 20 // bytes of its text
@@ -17,11 +17,11 @@ const (
 	maxDigits   = 18      // of a number in brackets, so that it fits 64 bits
 )
 
-// errTooMany is the cause when a list stands for more hosts than any job has.
-var errTooMany = fmt.Errorf("it stands for more than %d hosts", maxHosts)
+// errTooMany is the error for a list of more hosts than any job has.
+var errTooMany = fmt.Errorf("it contains more than %d hosts", maxHosts)
 
-// Hosts returns the names that a host list of Slurm stands for, such as node[01-03,07],login1. Order
-// and duplicates stay, as in `scontrol show hostnames`.
+// Hosts expands a host list of Slurm, such as node[01-03,07],login1. It keeps order and duplicates, like `scontrol show
+// hostnames`.
 func Hosts(list string) ([]string, error) {
 	if len(list) > maxHostList {
 		return nil, fmt.Errorf("a host list of %d bytes; at most %d are read", len(list), maxHostList)
@@ -40,37 +40,36 @@ func Hosts(list string) ([]string, error) {
 	return hosts, nil
 }
 
-// nextTerm cuts the first term off a list. What separates terms does not inside brackets.
+// nextTerm splits off the first term of a list. Separators inside brackets do not count.
 func nextTerm(list string) (term, rest string, err error) {
 	open := false
 	for i := range len(list) {
 		switch c := list[i]; {
 		case c == '[' && open:
-			return "", "", errors.New("a bracket opens inside brackets")
+			return "", "", errors.New("brackets are nested")
 		case c == ']' && !open:
-			return "", "", errors.New("a bracket closes that none has opened")
+			return "", "", errors.New("a closing bracket has no opening one")
 		case c == '[' || c == ']':
 			open = !open
 		case open:
 		case strings.IndexByte(", \t\n", c) >= 0:
 			return list[:i], list[i+1:], nil
 		case c <= ' ' || c >= 0x7f:
-			return "", "", fmt.Errorf("%q is in no name of a host", c)
+			return "", "", fmt.Errorf("%q is not allowed in a host name", c)
 		}
 	}
 	if open {
-		return "", "", errors.New("a bracket does not close")
+		return "", "", errors.New("a bracket is not closed")
 	}
 	return list, "", nil
 }
 
-// A term is the text before each bracket, the last of it after them all, and the numbers in each.
+// A term is the text before, between and after the brackets, and the numbers in each bracket.
 type term struct {
 	text    []string // one more than brackets
 	numbers [][]string
 }
 
-// expand appends the hosts of a term.
 func expand(hosts []string, text string) ([]string, error) {
 	if text == "" {
 		return hosts, nil
@@ -82,19 +81,19 @@ func expand(hosts []string, text string) ([]string, error) {
 	if count > maxHosts-len(hosts) {
 		return nil, errTooMany
 	}
-	at := make([]int, len(t.numbers)) // the number of each bracket, as an odometer
+	at := make([]int, len(t.numbers)) // index into each bracket, as an odometer
 	for range count {
 		name := t.name(at)
 		if len(name) > maxHostName {
 			return nil, fmt.Errorf("a name of %d bytes; a host has at most %d", len(name), maxHostName)
 		}
 		hosts = append(hosts, name)
-		t.turn(at)
+		t.advance(at)
 	}
 	return hosts, nil
 }
 
-// parseTerm reads a term, and counts the hosts that it stands for.
+// parseTerm parses a term, and counts its hosts.
 func parseTerm(text string) (t term, count int, err error) {
 	for count = 1; ; {
 		before, rest, has := strings.Cut(text, "[")
@@ -119,8 +118,7 @@ func parseTerm(text string) (t term, count int, err error) {
 	}
 }
 
-// expandNumbers returns the numbers that stand in brackets. Those of a range have at least the digits
-// of its first one.
+// expandNumbers expands the numbers in brackets. A range keeps the digits of its first number.
 func expandNumbers(text string) ([]string, error) {
 	var numbers []string
 	for entry := range strings.SplitSeq(text, ",") {
@@ -151,7 +149,7 @@ func digits(text string) (uint64, error) {
 	return strconv.ParseUint(text, 10, 64)
 }
 
-// name returns the host whose numbers are at those places in the brackets.
+// name returns the host with those indices into the brackets.
 func (t *term) name(at []int) string {
 	var b strings.Builder
 	for i, n := range at {
@@ -162,9 +160,9 @@ func (t *term) name(at []int) string {
 	return b.String()
 }
 
-// turn goes on to the next host. Slurm's order is that the last bracket turns fastest, then the first,
-// the second and so on.
-func (t *term) turn(at []int) {
+// advance moves to the next host. In Slurm's order the last bracket changes fastest, then the first, the second and so
+// on.
+func (t *term) advance(at []int) {
 	last := len(at) - 1
 	for i := range at {
 		j := i - 1
@@ -178,10 +176,9 @@ func (t *term) turn(at []int) {
 	}
 }
 
-// maxTasks bounds the tasks of a job.
 const maxTasks = 1 << 20
 
-// Counts returns the tasks on each node that Slurm writes as 2(x3),1.
+// Counts expands Slurm's tasks per node, such as 2(x3),1.
 func Counts(text string) ([]int, error) {
 	fail := func() ([]int, error) {
 		return nil, fmt.Errorf("tasks on the nodes %s: want counts such as 2(x3),1, of at most %d nodes and %d tasks",

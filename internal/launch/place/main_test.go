@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// as makes the test binary a program for scripts/test-slurm.
+// as runs the test binary as a program for scripts/test-slurm.
 var as = flag.String(
 	"as",
 	"",
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// expandLines prints the hosts of each line, and "error" for one that is no host list.
+// expandLines prints the hosts of each line, and "error" for an invalid list.
 func expandLines() {
 	in := bufio.NewScanner(os.Stdin)
 	for in.Scan() {
@@ -41,7 +41,7 @@ func expandLines() {
 	}
 }
 
-// printPlace prints where this process stands, as JSON, or why it must not start.
+// printPlace prints this process's placement as JSON, or the error.
 func printPlace() int {
 	host, _ := os.Hostname()
 	p, err := Find(os.Getenv, Flags{NodeRank: -1, Hostname: host})

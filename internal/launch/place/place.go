@@ -1,10 +1,12 @@
-// Package place finds where this process stands among the tasks that a launcher of several nodes has
-// started: Slurm, torchrun, MPI, the operators of Kubernetes, or a person with flags.
+// Package place finds the place of this process among the tasks that a launcher of several nodes started: Slurm,
+// torchrun, MPI, the operators of Kubernetes, or a user with flags.
 //
-// An agent is one process of cprun that a user or a launcher starts. With one task on a node it spawns
-// a worker for each device; with one task for each device, each task is an agent with one worker. Find
-// says which agent this is, how many there are, and at which address they meet. It reads nothing but
-// its arguments, so every launcher is a table of variables in the tests.
+// An agent is one process of cprun that a user or a launcher starts. With one task per node, the agent spawns a worker
+// for each device. With one task per device, each task is an agent with one worker. Find returns this agent's
+// Placement: its rank, the number of agents, and their rendezvous. It reads only its arguments, so tests describe each
+// launcher as a table of variables.
+//
+//	p, err := place.Find(os.Getenv, place.Flags{NodeRank: -1, Hostname: host})
 package place
 
 import (
@@ -29,19 +31,19 @@ const (
 	ByFlags    = "flags"
 )
 
-// Place is the position of an agent among the agents of its job.
-type Place struct {
-	// Source names the launcher of the agents, in one of the words above.
+// Placement is the position of an agent among the agents of its job.
+type Placement struct {
+	// Source names the launcher of the agents: one of the constants above.
 	Source string
-	// Job names the job: the same text for all its agents, and another after Slurm has requeued it. It is public.
+	// Job names the job: equal for all its agents, and different after a requeue by Slurm. It is public.
 	Job string
-	// Restart is how often the launcher has started the job again.
+	// Restart counts the launcher's restarts of the job.
 	Restart int
-	// SlurmJob names the job for `scontrol requeue`; "" outside of Slurm. If it is set, a second SIGTERM is no order to
-	// end at once: Slurm sends two.
+	// SlurmJob names the job for `scontrol requeue`; "" outside of Slurm. If it is set, a second SIGTERM does not end
+	// the job at once: Slurm sends two.
 	SlurmJob string
 
-	// Rank is the rank of this agent; -1: the agents agree on one when they meet. Rank 0 is at the rendezvous.
+	// Rank is the rank of this agent; -1: the agents agree on it at the rendezvous. Rank 0 is at the rendezvous.
 	Rank int
 	// MinAgents and MaxAgents bound the number of agents.
 	MinAgents, MaxAgents int
@@ -49,14 +51,14 @@ type Place struct {
 	// devices decides. Agents may differ: MPI may put two tasks on one node and one on another.
 	Workers int
 	// LocalRank is the rank of this agent among the LocalAgents on this node. If all devices of the node are visible,
-	// the agent takes the device of that number.
+	// the agent uses the device with that number.
 	LocalRank, LocalAgents int
 
-	// NodeRank is the rank of this node; -1: not known.
+	// NodeRank is the rank of this node; -1: unknown.
 	NodeRank int
 	// Node is the name of this node: Slurm's, or else the host name.
 	Node string
-	// Hosts are the names of all nodes in the order of ranks, and Tasks the agents on each; nil: not known.
+	// Hosts are the names of all nodes by rank, and Tasks the agents on each; nil: unknown.
 	Hosts []string
 	Tasks []int
 
@@ -66,46 +68,46 @@ type Place struct {
 	Notes []string
 }
 
-// Several reports whether there may be more agents than this one.
-func (p *Place) Several() bool { return p.MaxAgents > 1 }
+// Several reports whether the job may have other agents.
+func (p *Placement) Several() bool { return p.MaxAgents > 1 }
 
-func (p *Place) note(format string, args ...any) {
+func (p *Placement) note(format string, args ...any) {
 	p.Notes = append(p.Notes, fmt.Sprintf(format, args...))
 }
 
-// Find returns the place of this process. It refuses variables that it does not understand, with the fix, so that tasks
-// of one job never train side by side by mistake.
+// Find returns the placement of this process. It refuses unclear variables with the fix, so that tasks of one job never
+// train separately by mistake.
 //
-// Several launchers may have left variables, since one starts another. The innermost counts: torchrun, then MPI, then
-// Slurm, then variables for a whole node, then flags alone. The tasks of a launcher are a fact, so a flag that
-// contradicts them is an error. A flag beats a variable that only asks for something.
-func Find(getenv func(name string) string, flags Flags) (Place, error) {
+// Several launchers may have set variables, since one starts another. The innermost counts: torchrun, then MPI, then
+// Slurm, then variables for a whole node, then flags alone. A launcher's tasks exist, so a flag that contradicts them
+// is an error. A flag overrides a variable that only requests a value.
+func Find(getenv func(name string) string, flags Flags) (Placement, error) {
 	e := env{getenv}
 	want, err := flags.parse()
 	if err != nil {
-		return Place{}, err
+		return Placement{}, err
 	}
 	a, err := findAllocation(e)
 	if err != nil {
-		return Place{}, err
+		return Placement{}, err
 	}
 	p, err := e.find(want, a.step)
 	if err != nil {
-		return Place{}, err
+		return Placement{}, err
 	}
-	a.mark(&p)
+	a.annotate(&p)
 	return p, nil
 }
 
-// find asks one launcher after the other.
-func (e env) find(want request, s *step) (Place, error) {
+// find tries one launcher after the other.
+func (e env) find(want request, s *step) (Placement, error) {
 	t, err := e.tasks()
 	if err != nil {
-		return Place{}, err
+		return Placement{}, err
 	}
 	if t != nil && s != nil {
 		if t, err = innermost(e, t, s); err != nil {
-			return Place{}, err
+			return Placement{}, err
 		}
 	}
 	switch {
@@ -117,12 +119,8 @@ func (e env) find(want request, s *step) (Place, error) {
 	return e.wholeNode(want)
 }
 
-func alone(want request) Place {
-	return Place{Source: Alone, MinAgents: 1, MaxAgents: 1, LocalAgents: 1, Node: want.host}
-}
-
-// Ports made from the name of a job. They lie below net.ipv4.ip_local_port_range and the node ports of Kubernetes, from
-// which systems give ports to any program, and below torchrun's, which begin at 29400.
+// Ports derived from the name of a job. They are below the ports that systems assign to programs
+// (net.ipv4.ip_local_port_range, the node ports of Kubernetes) and below torchrun's, which start at 29400.
 const (
 	firstPort = 20000
 	ports     = 9000
@@ -135,11 +133,11 @@ const (
 	rendezvousPort = 29400
 )
 
-// stepStride is prime to ports. It keeps the steps of a job away from the next jobs.
+// stepStride is coprime to ports. It separates the steps of a job from the next jobs.
 const stepStride = 1009
 
-// stepPort returns the port of a step of Slurm. Jobs with close numbers have different ports, since the jobs of an
-// array may share a node.
+// stepPort returns the port of a Slurm step. Jobs with close numbers have different ports, since the jobs of an array
+// may share a node.
 func stepPort(job, step uint64) int {
 	return firstPort + int((job%ports+step%ports*stepStride)%ports)
 }
@@ -152,7 +150,7 @@ func namedPort(name string) int {
 
 func join(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }
 
-// address checks host:port and returns its canonical form. The default port is port; 0: there is none.
+// address validates host:port and returns its canonical form. port is the default port; 0: none.
 func address(text string, port int) (string, error) {
 	host, number, err := net.SplitHostPort(text)
 	if err != nil && port > 0 && !strings.HasSuffix(text, ":") {
@@ -168,7 +166,7 @@ func address(text string, port int) (string, error) {
 	return join(host, n), nil
 }
 
-// hostName reports whether a name may name a host, or is an address.
+// hostName reports whether name is a valid host name or address.
 func hostName(name string) bool {
 	if _, err := netip.ParseAddr(name); err == nil {
 		return true
@@ -190,7 +188,7 @@ func loopback(addr string) bool {
 	return strings.EqualFold(host, "localhost") || err == nil && (ip.IsLoopback() || ip.IsUnspecified())
 }
 
-// The variables that give an address to meet at.
+// The variables with a rendezvous address.
 const (
 	envMasterAddr    = "MASTER_ADDR"
 	envMasterPort    = "MASTER_PORT"
@@ -199,8 +197,7 @@ const (
 	envPetRendezvous = "PET_RDZV_ENDPOINT"
 )
 
-// master returns the address in the first of these variables that is set, and the variable for messages; "": none is
-// set.
+// master returns the address in the first set variable, and the variable for messages; "": none is set.
 func (e env) master(names ...string) (addr, from string, err error) {
 	name, text := e.first(names...)
 	if name == "" {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// refused are environments and flags that contradict each other, or of which a part is missing. The message names
-// what is wrong, its value, and what to do.
+// refused contains environments and flags that contradict each other or are incomplete. The message names the fault,
+// its value and the fix.
 var refused = []struct {
 	name, env string
 	flags     func(f *Flags)
@@ -48,7 +48,7 @@ var refused = []struct {
 	{
 		name: "nodes that are no list",
 		env:  taskANode + "SLURM_STEP_NODELIST=node[01-",
-		want: []string{"SLURM_STEP_NODELIST", "node[01-", "does not close"},
+		want: []string{"SLURM_STEP_NODELIST", "node[01-", "bracket"},
 	},
 	{
 		name: "another node",
@@ -101,19 +101,19 @@ var refused = []struct {
 		name:  "--nnodes MIN with uneven tasks",
 		env:   taskAGPU,
 		flags: func(f *Flags) { f.Nodes = "2:4" },
-		want:  []string{"--nnodes 2:4", "as many tasks on every node"},
+		want:  []string{"--nnodes 2:4", "tasks on every node"},
 	},
 	{
 		name:  "--node-rank of another node",
 		env:   taskANode,
 		flags: func(f *Flags) { f.NodeRank = 0 },
-		want:  []string{"--node-rank 0", "this node's, 1"},
+		want:  []string{"--node-rank 0", "rank, 1"},
 	},
 	{
 		name:  "--nproc beside tasks",
 		env:   taskAGPU,
 		flags: func(f *Flags) { f.NProc = 8 },
-		want:  []string{"--nproc 8", "2 on this node", "one task on each node"},
+		want:  []string{"--nproc 8", "2 on this node", "one task per node"},
 	},
 
 	{
@@ -149,7 +149,7 @@ var refused = []struct {
 	{
 		name: "several hosts that meet at themselves",
 		env:  pmi + "MASTER_ADDR=localhost",
-		want: []string{"MASTER_ADDR=localhost leads every host to itself", "PMI_SIZE=2"},
+		want: []string{"MASTER_ADDR=localhost", "PMI_SIZE=2", "host of rank 0"},
 	},
 	{name: "PMIx alone", env: "PMIX_RANK=0", want: []string{"PMIX_RANK=0", "env -u PMIX_RANK"}},
 	{
@@ -162,12 +162,12 @@ var refused = []struct {
 		name:  "MPI with uneven nodes",
 		env:   openMPI + "MASTER_ADDR=h OMPI_COMM_WORLD_LOCAL_SIZE=3",
 		flags: func(f *Flags) { f.Nodes = "2" },
-		want:  []string{"--nnodes 2", "as many tasks on every node"},
+		want:  []string{"--nnodes 2", "tasks on every node"},
 	},
 	{
 		name: "a name of a job that commands a terminal",
 		env:  openMPI + "MASTER_ADDR=h PMIX_NAMESPACE=\x1b[2J",
-		want: []string{`PMIX_NAMESPACE="\x1b[2J" is no name`},
+		want: []string{`PMIX_NAMESPACE="\x1b[2J"`},
 	},
 
 	{
@@ -249,7 +249,7 @@ func TestFindRefuses(t *testing.T) {
 	}
 }
 
-// cprun doctor lists what is read, no more and no less.
+// TestVariablesAreListed checks that cprun doctor lists exactly the variables that Find reads.
 func TestVariablesAreListed(t *testing.T) {
 	listed := map[string]bool{}
 	for _, v := range VariableList() {
@@ -287,7 +287,7 @@ func TestVariablesAreListed(t *testing.T) {
 	}
 }
 
-// The table of docs/cluster.md has them, too.
+// TestVariablesAreDocumented checks that the table in docs/cluster.md has them as well.
 func TestVariablesAreDocumented(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/cluster.md")
 	if err != nil {
@@ -300,7 +300,7 @@ func TestVariablesAreDocumented(t *testing.T) {
 	}
 }
 
-// Whatever the environment has, a place is whole, and a message is short and harmless.
+// FuzzFind checks that any environment gives a valid placement, or a short message without control characters.
 func FuzzFind(f *testing.F) {
 	for _, c := range found {
 		f.Add(c.env, "", "", -1, 0)
@@ -324,7 +324,7 @@ func FuzzFind(f *testing.F) {
 	})
 }
 
-func checkPlace(t *testing.T, p Place) {
+func checkPlace(t *testing.T, p Placement) {
 	t.Helper()
 	switch {
 	case p.MinAgents < 1 || p.MaxAgents < p.MinAgents || p.Rank < -1 || p.Rank >= p.MaxAgents:

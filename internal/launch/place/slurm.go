@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// offer ends messages about Slurm's variables that cannot be understood.
-const offer = "Start cprun with srun itself, and pass the environment on (--export=ALL); for a run by itself on this " +
-	"node, env -u " + envProcID + " cprun"
+// srunHint ends messages about inconsistent variables of Slurm.
+const srunHint = "Start cprun with srun itself, and pass the environment on (--export=ALL); for a separate run on " +
+	"this node, env -u " + envProcID + " cprun"
 
-// specialSteps begins the ids of the batch shell, interactive shells and others. The steps of srun have lower ids.
+// specialSteps is the first id of batch shells, interactive shells and similar steps. The steps of srun have lower ids.
 const specialSteps = 0xfffffff0
 
-// A step is a call of srun, as one of its tasks sees it.
+// A step is a call of srun, seen by one of its tasks.
 type step struct {
 	label, id           string // of the job and the step; of the step
 	port                int
@@ -26,7 +26,7 @@ type step struct {
 	name                string
 }
 
-// findStep reads the variables of a task. It returns nil for a process that is no task.
+// findStep reads the variables of a task; nil: this process is not a task.
 func findStep(e env, a allocation) (*step, error) {
 	id, err := strconv.ParseUint(e.text(envStepID), 10, 32)
 	if err != nil || id >= specialSteps {
@@ -48,8 +48,8 @@ func findStep(e env, a allocation) (*step, error) {
 	if s.name, err = e.word(envNodeName); err != nil || s.tasks == 1 {
 		return s, err
 	}
-	if size := e.guess(envHetSize); size > 1 {
-		return nil, fmt.Errorf("%s: cprun does not run in jobs of several components. Submit the nodes that train as "+
+	if size := e.optional(envHetSize); size > 1 {
+		return nil, fmt.Errorf("%s: cprun does not support heterogeneous jobs. Submit the training nodes as "+
 			"a job of one component", set(envHetSize, size))
 	}
 	s.nodes = n.get(envStepNodes, 1, maxNodes)
@@ -60,12 +60,12 @@ func findStep(e env, a allocation) (*step, error) {
 		return nil, n.err
 	}
 	if err := s.readLists(e); err != nil {
-		return nil, fmt.Errorf("%w. %s", err, offer)
+		return nil, fmt.Errorf("%w. %s", err, srunHint)
 	}
 	return s, nil
 }
 
-// readLists reads the nodes and the tasks on each, and checks all numbers against them.
+// readLists reads the nodes and their tasks, and checks all numbers against them.
 func (s *step) readLists(e env) error {
 	hosts, counts := show(envStepHosts, e.text(envStepHosts)), show(envStepCounts, e.text(envStepCounts))
 	var err error
@@ -81,57 +81,57 @@ func (s *step) readLists(e env) error {
 	}
 	switch {
 	case len(s.hosts) != s.nodes:
-		return fmt.Errorf("%s names %d nodes, and %s", hosts, len(s.hosts), set(envStepNodes, s.nodes))
+		return fmt.Errorf("%s names %d nodes, but %s", hosts, len(s.hosts), set(envStepNodes, s.nodes))
 	case len(s.counts) != s.nodes || sum != s.tasks:
-		return fmt.Errorf("%s stands for %d tasks on %d nodes, and %s, %s", counts, sum, len(s.counts),
+		return fmt.Errorf("%s means %d tasks on %d nodes, but %s, %s", counts, sum, len(s.counts),
 			set(envStepTasks, s.tasks), set(envStepNodes, s.nodes))
 	case slices.Min(s.counts) == 0:
-		return fmt.Errorf("%s: a node has no task, and its devices would stand idle; pass --ntasks-per-node, or "+
+		return fmt.Errorf("%s: a node has no task, so its devices would be idle; pass --ntasks-per-node, or "+
 			"fewer nodes", counts)
 	case s.local >= s.counts[s.nodeID]:
-		return fmt.Errorf("%s, and %s gives node %d only %d tasks", set(envLocalID, s.local), counts, s.nodeID,
+		return fmt.Errorf("%s, but %s gives node %d only %d tasks", set(envLocalID, s.local), counts, s.nodeID,
 			s.counts[s.nodeID])
 	case s.name != s.hosts[s.nodeID]:
-		return fmt.Errorf("%s, and %s has %s at %s: the variables are not all of this step", show(envNodeName, s.name),
+		return fmt.Errorf("%s, but %s has %s at %s: the variables belong to different steps", show(envNodeName, s.name),
 			hosts, s.hosts[s.nodeID], set(envNodeID, s.nodeID))
 	}
 	return nil
 }
 
-// place returns the place of one task of several.
-func (s *step) place(e env, want request) (Place, error) {
+// place returns the placement of one of several tasks.
+func (s *step) place(e env, want request) (Placement, error) {
 	here := s.counts[s.nodeID]
-	least, err := started{
+	least, err := taskCounts{
 		by: "srun", tasks: s.tasks, evidence: set(envStepTasks, s.tasks), nodes: s.nodes, node: s.nodeID, local: here,
 		even: slices.Max(s.counts) == slices.Min(s.counts),
-	}.agree(want)
+	}.checkFlags(want)
 	if err != nil {
-		return Place{}, err
+		return Placement{}, err
 	}
-	p := Place{
+	p := Placement{
 		Source: Slurm, Job: s.label, MinAgents: least, MaxAgents: s.tasks,
 		LocalRank: s.local, LocalAgents: here, NodeRank: s.nodeID, Node: s.name, Hosts: s.hosts, Tasks: s.counts,
 	}
-	// Nodes are in order and their tasks side by side, whatever the distribution of Slurm's own ranks: the
-	// first host then has rank 0, and neighbours in a ring share a node.
+	// The ranks of a node are consecutive, whatever the distribution of Slurm's own ranks: the first host then has
+	// rank 0, and neighbours in a ring share a node.
 	for _, n := range s.counts[:s.nodeID] {
 		p.Rank += n
 	}
 	p.Rank += s.local
 	if p.Rank != s.rank {
-		p.note("task %d of Slurm has rank %d here, since the ranks of a node follow each other: srun "+
-			"--distribution=block numbers both alike", s.rank, p.Rank)
+		p.note("Slurm's task %d has rank %d here, since cprun numbers the ranks of a node consecutively: pass "+
+			"--distribution=block to srun for equal numbers", s.rank, p.Rank)
 	}
 	if s.tasks > s.nodes {
 		p.Workers = 1
 		gpuNotes(e, &p)
 	}
-	p.Rendezvous, err = s.meet(e, want, &p)
+	p.Rendezvous, err = s.rendezvous(e, want, &p)
 	return p, err
 }
 
-// gpuNotes notes that tasks cannot reach the memory of each other's GPUs.
-func gpuNotes(e env, p *Place) {
+// gpuNotes adds a note if tasks cannot access the memory of each other's GPUs.
+func gpuNotes(e env, p *Placement) {
 	visible := e.text(envVisible)
 	if p.LocalAgents < 2 || visible == "" || strings.Contains(visible, ",") {
 		return
@@ -140,14 +140,14 @@ func gpuNotes(e env, p *Place) {
 	if given := e.text(envGPUsPerTask); given != "" {
 		why += ", " + show(envGPUsPerTask, given)
 	}
-	p.note("each task sees one GPU alone (%s), so that those of a node may exchange through the host's memory: "+
-		"add --gpu-bind=none to srun, or start one task on each node", why)
+	p.note("each task sees only one GPU (%s), so GPUs of a node may exchange through the host's memory: "+
+		"pass --gpu-bind=none to srun, or start one task per node", why)
 }
 
-// meet returns the address at which the agents of a step meet.
-func (s *step) meet(e env, want request, p *Place) (string, error) {
-	if want.meet != "" {
-		return want.meet, nil
+// rendezvous returns the address at which the agents of a step meet.
+func (s *step) rendezvous(e env, want request, p *Placement) (string, error) {
+	if want.Rendezvous != "" {
+		return want.Rendezvous, nil
 	}
 	port := s.port
 	if reserved := reservedPort(e.text(envStepPorts)); reserved > 0 {
@@ -162,12 +162,12 @@ func (s *step) meet(e env, want request, p *Place) (string, error) {
 	case addr != "" && !loopback(addr):
 		return addr, nil
 	case addr != "":
-		p.note("%s leads each of the %d nodes to itself, and is not used: they meet at %s", from, s.nodes, s.hosts[0])
+		p.note("ignored %s, which is local to each of the %d nodes: they meet at %s", from, s.nodes, s.hosts[0])
 	}
 	return join(s.hosts[0], port), nil
 }
 
-// reservedPort returns the first port that srun --resv-ports has reserved, such as [12000-12003,12010]; 0: none.
+// reservedPort returns the first port reserved by srun --resv-ports, such as [12000-12003,12010]; 0: none.
 func reservedPort(text string) int {
 	first := strings.FieldsFunc(text, func(c rune) bool { return c < '0' || c > '9' })
 	if len(first) == 0 {
@@ -203,23 +203,21 @@ const (
 	envVisible     = "CUDA_VISIBLE_DEVICES"
 )
 
-// An allocation is what Slurm has given to a job.
 type allocation struct {
 	job      string // its id, "" if there is no Slurm
-	control  string // what scontrol takes for it
-	nodes    int    // 0: not told
+	control  string // its name for scontrol
+	nodes    int    // 0: unknown
 	restarts int
-	onNode   bool  // this process runs on a node of it, as far as Slurm tells
-	step     *step // of srun, nil if this is no task
+	onNode   bool  // this process runs on one of its nodes, according to Slurm
+	step     *step // of srun; nil: this process is not a task
 }
 
-// jobNumber and jobID are what scontrol takes for a job, and also for a task of an array.
+// jobNumber matches scontrol's name of a job, jobID also that of an array task.
 var (
 	jobNumber = regexp.MustCompile(`^[0-9]{1,18}$`)
 	jobID     = regexp.MustCompile(`^[0-9]{1,18}(_[0-9]{1,18})?$`)
 )
 
-// findAllocation reads Slurm's variables.
 func findAllocation(e env) (a allocation, err error) {
 	id := e.text(envJobID)
 	if id == "" {
@@ -229,7 +227,7 @@ func findAllocation(e env) (a allocation, err error) {
 		return a, fmt.Errorf("%s: want Slurm's number of a job; unset it, or start this through Slurm",
 			show(envJobID, id))
 	}
-	a = allocation{job: id, control: id, nodes: e.guess(envJobNodes), restarts: e.guess(envRestarts),
+	a = allocation{job: id, control: id, nodes: e.optional(envJobNodes), restarts: e.optional(envRestarts),
 		onNode: e.has(envNodeName)}
 	if array := e.text(envArrayJob) + "_" + e.text(envArrayTask); jobID.MatchString(array) {
 		a.control = array
@@ -238,12 +236,12 @@ func findAllocation(e env) (a allocation, err error) {
 	return a, err
 }
 
-// lostTask refuses a task of Slurm that lost a part of its environment: it would train beside others. The
-// shell of a batch job has the variables of task 0 as well, and is none.
+// lostTask refuses a task of Slurm that lost a part of its environment: it would train separately. The shell of a batch
+// job also has the variables of task 0, and is not refused.
 func lostTask(e env) error {
-	ofStep := e.guess(envStepTasks)
+	ofStep := e.optional(envStepTasks)
 	shell := e.has(envJobID) && e.text(envProcID) == "0" && ofStep < 2
-	if max(ofStep, e.guess(envTasks)) < 2 || !e.has(envProcID) || shell {
+	if max(ofStep, e.optional(envTasks)) < 2 || !e.has(envProcID) || shell {
 		return nil
 	}
 	missing := envJobID
@@ -253,11 +251,11 @@ func lostTask(e env) error {
 	tasks, _ := e.first(envStepTasks, envTasks)
 	return fmt.Errorf("%s and %s are set, and %s is not that of a step: this looks like one of several tasks of "+
 		"Slurm that lost its environment. %s",
-		show(envProcID, e.text(envProcID)), show(tasks, e.text(tasks)), show(missing, e.text(missing)), offer)
+		show(envProcID, e.text(envProcID)), show(tasks, e.text(tasks)), show(missing, e.text(missing)), srunHint)
 }
 
-// mark adds to a place what Slurm says of the job, whoever has started this process inside it.
-func (a allocation) mark(p *Place) {
+// annotate adds Slurm's information about the job to a placement, whichever launcher started this process.
+func (a allocation) annotate(p *Placement) {
 	if a.job == "" {
 		return
 	}
@@ -272,15 +270,15 @@ func (a allocation) mark(p *Place) {
 	p.Job = a.label()
 	switch {
 	case a.nodes > 1:
-		p.note("Slurm's job %s has %d nodes, and this run uses one. To train on all, start it with srun: srun "+
+		p.note("Slurm's job %s has %d nodes, but this run uses one. To train on all, start it with srun: srun "+
 			"--ntasks-per-node=1 cprun ...", a.job, a.nodes)
 	case !a.onNode:
-		p.note("this is a shell of Slurm's job %s, which need not run on its node (%s is not set): start the run "+
+		p.note("this shell of Slurm's job %s may not run on the job's node (%s is not set): start the run "+
 			"with srun", a.job, envNodeName)
 	}
 }
 
-// label names the job, or the step, as one start of it.
+// label names the job or step, and its restart.
 func (a allocation) label() string {
 	id := a.job
 	if a.step != nil {

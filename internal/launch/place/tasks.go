@@ -7,14 +7,14 @@ import (
 	"strconv"
 )
 
-// A launcher is one that starts each process by itself, and the variables in which it tells them.
+// A launcher starts each process itself. The fields name its variables.
 type launcher struct {
-	source, name                 string
-	rank, size, local, localSize string
-	needs                        string   // it started this only if this is set as well; "": the rank suffices
-	id                           []string // variables that name the job
-	perNode                      bool     // a task that is alone on its node has all devices of it
-	bySlurm                      bool     // srun, or a script that it runs, sets these as well
+	source, name                                 string
+	rankVar, sizeVar, localRankVar, localSizeVar string
+	needs                                        string   // required as well; "": the rank suffices
+	id                                           []string // variables with the name of the job
+	perNode                                      bool     // a single task on a node gets all its devices
+	bySlurm                                      bool     // srun, or a script under it, may set these as well
 }
 
 // The variables of torchrun's workers.
@@ -29,140 +29,139 @@ const (
 	envElasticStore   = "TORCHELASTIC_USE_AGENT_STORE"
 )
 
-// envPMIxRank comes from a launcher of PMIx other than MPI's.
+// envPMIxRank is set by PMIx launchers other than MPI's.
 const envPMIxRank = "PMIX_RANK"
 
-// launchers lists them, the innermost first: torchrun may run under mpirun, and not the other way round.
+// launchers lists the launchers, the innermost first: torchrun may run under mpirun, never the reverse.
 func launchers() []launcher {
 	return []launcher{
 		{
-			source: Torchrun, name: "torchrun", rank: envRank, size: envWorldSize, local: envLocalRank,
-			localSize: envLocalWorldSize,
-			needs:     envLocalRank, id: []string{envElasticRun}, bySlurm: true,
+			source: Torchrun, name: "torchrun", rankVar: envRank, sizeVar: envWorldSize, localRankVar: envLocalRank,
+			localSizeVar: envLocalWorldSize,
+			needs:        envLocalRank, id: []string{envElasticRun}, bySlurm: true,
 		},
 		{
-			source: OpenMPI, name: "mpirun of Open MPI", rank: "OMPI_COMM_WORLD_RANK", size: "OMPI_COMM_WORLD_SIZE",
-			local: "OMPI_COMM_WORLD_LOCAL_RANK", localSize: "OMPI_COMM_WORLD_LOCAL_SIZE",
-			id: []string{"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}, perNode: true,
+			source: OpenMPI, name: "mpirun of Open MPI", rankVar: "OMPI_COMM_WORLD_RANK",
+			sizeVar: "OMPI_COMM_WORLD_SIZE", localRankVar: "OMPI_COMM_WORLD_LOCAL_RANK",
+			localSizeVar: "OMPI_COMM_WORLD_LOCAL_SIZE",
+			id:           []string{"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}, perNode: true,
 		},
 		{
-			source: MVAPICH, name: "mpirun of MVAPICH", rank: "MV2_COMM_WORLD_RANK", size: "MV2_COMM_WORLD_SIZE",
-			local: "MV2_COMM_WORLD_LOCAL_RANK", localSize: "MV2_COMM_WORLD_LOCAL_SIZE", perNode: true,
+			source: MVAPICH, name: "mpirun of MVAPICH", rankVar: "MV2_COMM_WORLD_RANK", sizeVar: "MV2_COMM_WORLD_SIZE",
+			localRankVar: "MV2_COMM_WORLD_LOCAL_RANK", localSizeVar: "MV2_COMM_WORLD_LOCAL_SIZE", perNode: true,
 		},
 		{
-			source: PMI, name: "mpiexec of MPICH or Intel MPI", rank: "PMI_RANK", size: "PMI_SIZE",
-			local: "MPI_LOCALRANKID", localSize: "MPI_LOCALNRANKS", perNode: true, bySlurm: true,
+			source: PMI, name: "mpiexec of MPICH or Intel MPI", rankVar: "PMI_RANK", sizeVar: "PMI_SIZE",
+			localRankVar: "MPI_LOCALRANKID", localSizeVar: "MPI_LOCALNRANKS", perNode: true, bySlurm: true,
 		},
 	}
 }
 
-// A task is one of several processes that a launcher has started.
+// A task is one of several processes started by a launcher.
 type task struct {
 	launcher
-	at, of           int // its rank, and the number of tasks
-	localAt, localOf int
+	rank, size           int // its rank, and the number of tasks
+	localRank, localSize int
 }
 
-// tasks finds the launcher of this process; nil: none has started several.
+// tasks finds the launcher of this process; nil: none started several.
 func (e env) tasks() (*task, error) {
 	for _, l := range launchers() {
-		if !e.has(l.rank, l.size) || l.needs != "" && !e.has(l.needs) {
+		if !e.has(l.rankVar, l.sizeVar) || l.needs != "" && !e.has(l.needs) {
 			continue
 		}
 		n := numbers{env: e}
-		t := &task{launcher: l, of: n.get(l.size, 1, maxTasks)}
-		t.at = n.get(l.rank, 0, max(t.of-1, 0))
+		t := &task{launcher: l, size: n.get(l.sizeVar, 1, maxTasks)}
+		t.rank = n.get(l.rankVar, 0, max(t.size-1, 0))
 		if n.err != nil {
 			return nil, n.err
 		}
-		if t.of > 1 {
+		if t.size > 1 {
 			return t, nil
 		}
 	}
 	return nil, nil
 }
 
-// lostPMIx refuses a task of which nothing says how many there are.
+// lostPMIx refuses a task without a known number of tasks.
 func (e env) lostPMIx() error {
 	if !e.has(envPMIxRank) {
 		return nil
 	}
 	for _, l := range launchers() {
-		if e.has(l.size) {
+		if e.has(l.sizeVar) {
 			return nil
 		}
 	}
-	return fmt.Errorf("%s: a launcher of PMIx has started this as one of its tasks, and does not say how many there "+
-		"are. "+
-		"Use mpirun or srun, or pass --nnodes, --node-rank and --rendezvous; for a run by itself, env -u %s cprun",
+	return fmt.Errorf("%s: a PMIx launcher started this task without the number of tasks. "+
+		"Use mpirun or srun, or pass --nnodes, --node-rank and --rendezvous; for a separate run, env -u %s cprun",
 		show(envPMIxRank, e.text(envPMIxRank)), envPMIxRank)
 }
 
-// innermost decides between a launcher's variables and the Slurm step around them: nil stands for the
-// step. srun itself sets those of PMI, and scripts set torchrun's from Slurm's.
+// innermost decides between a launcher's variables and the Slurm step around them; nil: the step. srun itself sets
+// PMI's variables, and scripts set torchrun's from Slurm's.
 func innermost(e env, t *task, s *step) (*task, error) {
-	if !t.bySlurm || s.tasks < 2 || t.of != s.tasks || e.has(envElasticRun) {
+	if !t.bySlurm || s.tasks < 2 || t.size != s.tasks || e.has(envElasticRun) {
 		return t, nil
 	}
-	if t.at == s.rank {
+	if t.rank == s.rank {
 		return nil, nil
 	}
-	return nil, fmt.Errorf("%s and %s, of %d tasks both: %s was exported before srun, or is another launcher's. Take "+
-		"it away (env -u %s), since cprun reads Slurm's own",
-		set(t.rank, t.at), set(envProcID, s.rank), s.tasks, t.rank, t.rank)
+	return nil, fmt.Errorf("%s and %s, of %d tasks both: %s was exported before srun, or belongs to another launcher. "+
+		"Unset it (env -u %s): cprun reads Slurm's own",
+		set(t.rankVar, t.rank), set(envProcID, s.rank), s.tasks, t.rankVar, t.rankVar)
 }
 
-// place returns a task's place.
-func (t *task) place(e env, want request) (Place, error) {
+func (t *task) place(e env, want request) (Placement, error) {
 	n := numbers{env: e}
-	t.localOf = n.get(t.localSize, 1, t.of)
-	t.localAt = n.get(t.local, 0, max(t.localOf-1, 0))
+	t.localSize = n.get(t.localSizeVar, 1, t.size)
+	t.localRank = n.get(t.localRankVar, 0, max(t.localSize-1, 0))
 	group := t.node()
 	if t.source == Torchrun && e.has(envGroupRank) {
-		group = n.get(envGroupRank, 0, t.of-1)
+		group = n.get(envGroupRank, 0, t.size-1)
 	}
 	if n.err != nil {
-		return Place{}, n.err
+		return Placement{}, n.err
 	}
-	p := Place{Source: t.source, Rank: t.at, LocalRank: t.localAt, LocalAgents: t.localOf, MaxAgents: t.of,
-		NodeRank: group, Node: want.host, Workers: 1}
-	if t.perNode && t.localOf == 1 {
+	p := Placement{Source: t.source, Rank: t.rank, LocalRank: t.localRank, LocalAgents: t.localSize, MaxAgents: t.size,
+		NodeRank: group, Node: want.Hostname, Workers: 1}
+	if t.perNode && t.localSize == 1 {
 		p.Workers = 0
 	}
 	if t.source == Torchrun {
-		p.Restart = e.guess(envElasticCount)
+		p.Restart = e.optional(envElasticCount)
 	}
-	st := started{by: t.name, tasks: t.of, evidence: set(t.size, t.of), node: p.NodeRank, local: t.localOf}
-	if t.of%t.localOf == 0 {
-		st.nodes, st.even = t.of/t.localOf, true
+	st := taskCounts{by: t.name, tasks: t.size, evidence: set(t.sizeVar, t.size), node: p.NodeRank, local: t.localSize}
+	if t.size%t.localSize == 0 {
+		st.nodes, st.even = t.size/t.localSize, true
 	}
 	var err error
-	if p.MinAgents, err = st.agree(want); err != nil {
-		return Place{}, err
+	if p.MinAgents, err = st.checkFlags(want); err != nil {
+		return Placement{}, err
 	}
 	id, err := t.job(e)
 	if err != nil {
-		return Place{}, err
+		return Placement{}, err
 	}
-	if p.Rendezvous, err = t.meet(e, want, id); err != nil {
-		return Place{}, err
+	if p.Rendezvous, err = t.rendezvous(e, want, id); err != nil {
+		return Placement{}, err
 	}
 	p.Job = t.source + ":" + cmp.Or(id, p.Rendezvous)
 	return p, nil
 }
 
-// node returns the rank of this node; -1: the tasks do not show it.
+// node returns the rank of this node; -1: unknown from the tasks.
 func (t *task) node() int {
 	switch {
-	case t.localOf == 0 || t.oneHost():
+	case t.localSize == 0 || t.oneHost():
 		return 0
-	case t.of%t.localOf == 0 && t.at%t.localOf == t.localAt:
-		return t.at / t.localOf // ranks that follow each other on a node, as they do by default
+	case t.size%t.localSize == 0 && t.rank%t.localSize == t.localRank:
+		return t.rank / t.localSize // ranks of a node are consecutive, as by default
 	}
 	return -1
 }
 
-// job returns the launcher's name for its job, if it has one.
+// job returns the launcher's name of its job, or "".
 func (t *task) job(e env) (string, error) {
 	name, _ := e.first(t.id...)
 	if name == "" {
@@ -171,14 +170,14 @@ func (t *task) job(e env) (string, error) {
 	return e.word(name)
 }
 
-func (t *task) oneHost() bool { return t.localOf == t.of }
+func (t *task) oneHost() bool { return t.localSize == t.size }
 
-// meet returns where the tasks meet.
-func (t *task) meet(e env, want request, id string) (string, error) {
+// rendezvous returns the address at which the tasks meet.
+func (t *task) rendezvous(e env, want request, id string) (string, error) {
 	addr, from, err := e.master(envMasterAddr)
 	switch {
-	case want.meet != "":
-		addr, from = want.meet, "--rendezvous "+want.meet
+	case want.Rendezvous != "":
+		addr, from = want.Rendezvous, "--rendezvous "+want.Rendezvous
 	case err != nil:
 		return "", err
 	case addr != "" && t.source == Torchrun && e.text(envElasticStore) == "True":
@@ -188,30 +187,31 @@ func (t *task) meet(e env, want request, id string) (string, error) {
 	case addr == "" && t.oneHost() && id != "":
 		addr = join("127.0.0.1", namedPort(t.source+" "+id))
 	case addr == "":
-		return "", t.nowhere()
+		return "", t.noRendezvous()
 	}
 	if !t.oneHost() && loopback(addr) {
-		return "", fmt.Errorf("%s leads every host to itself, and %d tasks on several hosts (%s, %s) cannot meet "+
-			"there. Give the host of rank 0",
-			from, t.of, set(t.size, t.of), set(t.localSize, t.localOf))
+		return "", fmt.Errorf("%s is local to each host, so %d tasks on several hosts (%s, %s) cannot meet "+
+			"there. Pass the host of rank 0",
+			from, t.size, set(t.sizeVar, t.size), set(t.localSizeVar, t.localSize))
 	}
 	return addr, nil
 }
 
-// nowhere returns the error where nothing says where tasks meet.
-func (t *task) nowhere() error {
+// noRendezvous returns the error of tasks without a rendezvous.
+func (t *task) noRendezvous() error {
 	host := "HOST:PORT with the host of rank 0"
 	if t.oneHost() {
 		host = join("127.0.0.1", rendezvousPort)
 	}
-	return fmt.Errorf("this is task %d of %d that %s has started (%s, %s), and nothing says where they meet. Pass "+
+	return fmt.Errorf("this is task %d of %d started by %s (%s, %s), and nothing says where they meet. Pass "+
 		"--rendezvous %s, or set %s and %s. "+
-		"For runs that have nothing to do with each other, take the variables away: env -u %s cprun",
-		t.at, t.of, t.name, set(t.rank, t.at), set(t.size, t.of), host, envMasterAddr, envMasterPort, t.rank)
+		"For independent runs, unset the variable: env -u %s cprun",
+		t.rank, t.size, t.name, set(t.rankVar, t.rank), set(t.sizeVar, t.size), host, envMasterAddr, envMasterPort,
+		t.rankVar)
 }
 
-// The variables of a whole node. PET_ begins torchrun's own flags, which the operators of Kubernetes set; scripts use
-// the others with the same meaning.
+// The variables of a whole node. PET_ is the prefix of torchrun's own flags, which the operators of Kubernetes set.
+// Scripts use the others with the same meaning.
 const (
 	envNodes         = "NNODES"
 	envNodeRank      = "NODE_RANK"
@@ -222,49 +222,51 @@ const (
 	envKubernetes    = "KUBERNETES_SERVICE_HOST"
 )
 
-// wholeNode returns the place of an agent that is alone on its node, from variables and flags.
-func (e env) wholeNode(want request) (Place, error) {
-	asked, err := e.asked(want)
+// wholeNode returns the placement of an agent that is alone on its node, from variables and flags.
+func (e env) wholeNode(want request) (Placement, error) {
+	asked, err := e.requestedNodes(want)
 	if err != nil {
-		return Place{}, err
+		return Placement{}, err
 	}
 	if asked.most == 1 {
 		return e.oneNode(want)
 	}
-	p := Place{Source: asked.source, MinAgents: asked.least, MaxAgents: asked.most, LocalAgents: 1, Node: want.host}
+	p := Placement{
+		Source: asked.source, MinAgents: asked.least, MaxAgents: asked.most, LocalAgents: 1, Node: want.Hostname,
+	}
 	if p.Rank, err = e.nodeRank(want, asked); err != nil {
-		return Place{}, err
+		return Placement{}, err
 	}
 	p.NodeRank = p.Rank
 	if p.Workers, err = e.processes(want); err != nil {
-		return Place{}, err
+		return Placement{}, err
 	}
-	if p.Rendezvous, err = e.meet(want, asked, p.Rank < 0); err != nil {
-		return Place{}, err
+	if p.Rendezvous, err = e.rendezvous(want, asked, p.Rank < 0); err != nil {
+		return Placement{}, err
 	}
 	p.Job = p.Source + ":" + p.Rendezvous
 	return p, nil
 }
 
-// oneNode returns the place of a process that is the whole job, unless something says that it is not.
-func (e env) oneNode(want request) (Place, error) {
-	if want.nodeRank > 0 {
-		return Place{}, fmt.Errorf("--node-rank %d: there is one node; pass --nnodes N, too, with the number of nodes",
-			want.nodeRank)
+// oneNode returns the placement of a process that is the whole job, unless a flag or variable contradicts.
+func (e env) oneNode(want request) (Placement, error) {
+	if want.NodeRank > 0 {
+		return Placement{}, fmt.Errorf("--node-rank %d: there is one node; also pass --nnodes N with the number of "+
+			"nodes", want.NodeRank)
 	}
-	p := alone(want)
-	if index := e.text(envJobCompletion); index != "" && want.nodes == "" {
-		p.note("%s, and nothing says how many pods train together: this one trains by itself. To train on all, pass "+
+	p := Placement{Source: Alone, MinAgents: 1, MaxAgents: 1, LocalAgents: 1, Node: want.Hostname}
+	if index := e.text(envJobCompletion); index != "" && want.Nodes == "" {
+		p.note("%s, and nothing says how many pods train together: this pod trains alone. To train on all, pass "+
 			"--nnodes N and --rendezvous HOST:PORT", show(envJobCompletion, index))
 	}
 	return p, nil
 }
 
-// meet returns where nodes meet. Those that have no rank yet are given one at a rendezvous, which need not
-// be the address of a node with rank 0.
-func (e env) meet(want request, asked nodesAsked, unranked bool) (string, error) {
-	if want.meet != "" {
-		return want.meet, nil
+// rendezvous returns the address at which the nodes meet. Nodes without a rank need a rendezvous that assigns ranks,
+// which need not be at rank 0.
+func (e env) rendezvous(want request, asked nodeRequest, unranked bool) (string, error) {
+	if want.Rendezvous != "" {
+		return want.Rendezvous, nil
 	}
 	addr, from, err := e.master(envPetRendezvous, envPetMasterAddr, envMasterAddr)
 	switch {
@@ -273,25 +275,25 @@ func (e env) meet(want request, asked nodesAsked, unranked bool) (string, error)
 	case addr == "":
 		return "", fmt.Errorf("%s: nothing says where the nodes meet. Pass --rendezvous HOST:PORT with the host of "+
 			"rank 0, or set %s and %s",
-			asked.says, envMasterAddr, envMasterPort)
+			asked.evidence, envMasterAddr, envMasterPort)
 	case unranked && !e.has(envPetRendezvous):
-		return "", fmt.Errorf("%s, %s: nothing says which node this is. Pass --node-rank R, or set %s", asked.says,
+		return "", fmt.Errorf("%s, %s: nothing says which node this is. Pass --node-rank R, or set %s", asked.evidence,
 			from, envNodeRank)
 	}
 	return addr, nil
 }
 
-// A nodesAsked is the requested number of nodes, and its source.
-type nodesAsked struct {
-	source, says string
-	least, most  int
-	rank         string // the variable with the rank that belongs to it, "" for any
+// A nodeRequest is the requested number of nodes, and its source.
+type nodeRequest struct {
+	source, evidence string
+	least, most      int
+	rank             string // the variable with the node rank; "": any
 }
 
-// asked reads the number of nodes: that of the flag, or of the first variables that give one.
-func (e env) asked(want request) (nodesAsked, error) {
-	if want.nodes != "" {
-		return nodesAsked{source: ByFlags, says: "--nnodes " + want.nodes, least: want.least, most: want.most}, nil
+// requestedNodes returns the number of nodes from the flag, or from the first variable with one.
+func (e env) requestedNodes(want request) (nodeRequest, error) {
+	if want.Nodes != "" {
+		return nodeRequest{source: ByFlags, evidence: "--nnodes " + want.Nodes, least: want.least, most: want.most}, nil
 	}
 	for _, name := range []string{envPetNodes, envNodes} {
 		text := e.text(name)
@@ -300,12 +302,12 @@ func (e env) asked(want request) (nodesAsked, error) {
 		}
 		least, most, err := nodeRange(text)
 		if err != nil {
-			return nodesAsked{}, fmt.Errorf("%s: %w; set it right, or unset it", show(name, text), err)
+			return nodeRequest{}, fmt.Errorf("%s: %w; correct it, or unset it", show(name, text), err)
 		}
-		return nodesAsked{source: e.operator(), says: show(name, text), least: least, most: most}, nil
+		return nodeRequest{source: e.operator(), evidence: show(name, text), least: least, most: most}, nil
 	}
 	if !e.has(envRank, envWorldSize) {
-		return nodesAsked{least: 1, most: 1}, e.lostPMIx()
+		return nodeRequest{least: 1, most: 1}, e.lostPMIx()
 	}
 	return e.pods()
 }
@@ -317,36 +319,36 @@ func (e env) operator() string {
 	return Torchrun
 }
 
-// pods reads RANK and WORLD_SIZE without LOCAL_RANK: an operator has started one process on each node, and counts
-// nodes, or the processes of torchrun.
-func (e env) pods() (nodesAsked, error) {
+// pods reads RANK and WORLD_SIZE without LOCAL_RANK: an operator started one process per node. It counts nodes, or the
+// processes of torchrun.
+func (e env) pods() (nodeRequest, error) {
 	size, err := e.number(envWorldSize, 1, maxTasks)
 	if err != nil {
-		return nodesAsked{}, err
+		return nodeRequest{}, err
 	}
 	says := set(envWorldSize, size)
 	if per, err := strconv.Atoi(e.text(envPetProcesses)); err == nil && per > 1 {
 		if size%per != 0 {
-			return nodesAsked{}, fmt.Errorf("%s is no multiple of %s; set them right, or unset them", says,
+			return nodeRequest{}, fmt.Errorf("%s is not a multiple of %s; correct them, or unset them", says,
 				set(envPetProcesses, per))
 		}
 		says += ", " + set(envPetProcesses, per)
 		size /= per
 	}
 	if size > maxNodes {
-		return nodesAsked{}, fmt.Errorf("%s: at most %d nodes", says, maxNodes)
+		return nodeRequest{}, fmt.Errorf("%s: at most %d nodes", says, maxNodes)
 	}
-	return nodesAsked{source: e.operator(), says: says, least: size, most: size, rank: envRank}, nil
+	return nodeRequest{source: e.operator(), evidence: says, least: size, most: size, rank: envRank}, nil
 }
 
-// nodeRank reads which node this is; -1: it will be told where they meet.
-func (e env) nodeRank(want request, asked nodesAsked) (int, error) {
-	if want.nodeRank >= 0 {
-		if want.nodeRank >= asked.most {
-			return 0, fmt.Errorf("--node-rank %d with %s: ranks go from 0 to %d", want.nodeRank, asked.says,
+// nodeRank returns the rank of this node; -1: assigned at the rendezvous.
+func (e env) nodeRank(want request, asked nodeRequest) (int, error) {
+	if want.NodeRank >= 0 {
+		if want.NodeRank >= asked.most {
+			return 0, fmt.Errorf("--node-rank %d with %s: ranks go from 0 to %d", want.NodeRank, asked.evidence,
 				asked.most-1)
 		}
-		return want.nodeRank, nil
+		return want.NodeRank, nil
 	}
 	names := []string{envPetNodeRank, envNodeRank, envJobCompletion}
 	if asked.rank != "" {
@@ -358,16 +360,16 @@ func (e env) nodeRank(want request, asked nodesAsked) (int, error) {
 	}
 	rank, err := e.number(name, 0, asked.most-1)
 	if err != nil {
-		return 0, fmt.Errorf("%w (%s)", err, asked.says)
+		return 0, fmt.Errorf("%w (%s)", err, asked.evidence)
 	}
 	return rank, nil
 }
 
-// processes reads how many an operator wants on each node. --nproc beats it; auto, gpu and cpu are
-// for cprun to decide as well.
+// processes returns the number of processes per node that an operator requests. --nproc overrides it; for auto, gpu and
+// cpu, cprun decides.
 func (e env) processes(want request) (int, error) {
 	text := e.text(envPetProcesses)
-	if want.nproc > 0 || text == "" || text == "auto" || text == "gpu" || text == "cpu" {
+	if want.NProc > 0 || text == "" || text == "auto" || text == "gpu" || text == "cpu" {
 		return 0, nil
 	}
 	return e.number(envPetProcesses, 1, maxTasks)

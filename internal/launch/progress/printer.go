@@ -1,5 +1,9 @@
-// Package progress shows how far a run has come: one line that is drawn again in place on a
-// terminal, plain lines elsewhere.
+// Package progress prints the progress of a run: one line that is redrawn in place on a terminal, plain lines
+// elsewhere. Printer is the type to know.
+//
+//	p := progress.New(os.Stderr, progress.Options{Terminal: launch.Terminal(os.Stderr)})
+//	defer p.Close()
+//	p.Step(progress.Step{Step: 1, Steps: 100, Loss: 5.4})
 package progress
 
 import (
@@ -13,24 +17,21 @@ import (
 	"sync"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
 
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// Options say how to print.
+// Options select the output.
 type Options struct {
-	Quiet bool // no progress and no notes; Write still prints
-	// Terminal draws one line in place. It needs a writer that is a terminal; launch.Terminal
-	// tells.
+	Quiet bool // neither progress nor notes; Write still prints
+	// Terminal redraws one line in place. The writer must be a terminal; see launch.Terminal.
 	Terminal bool
 }
 
-// Printer shows steps. It is an io.Writer for all else that goes to the same place, which
-// then stands above the line that is drawn again. Its methods may be called from any
-// goroutine.
+// Printer prints steps. It is an io.Writer for all other output to the same terminal, which appears above the redrawn
+// line. Its methods may be called from any goroutine.
 type Printer struct {
 	w    io.Writer
 	opts Options
@@ -40,15 +41,15 @@ type Printer struct {
 	partial bool // guarded by mu: the last Write did not end its line
 
 	log     io.Writer // guarded by mu; nil until Log
-	before  []byte    // guarded by mu: what belongs into it and came before it
-	midLine bool      // guarded by mu: the log's last line has not ended
+	before  []byte    // guarded by mu: output before Log
+	midLine bool      // guarded by mu: the log's last line has no newline
 	logErr  error     // guarded by mu: why the log is incomplete
 }
 
-// New prints to w.
+// New returns a printer to w.
 func New(w io.Writer, opts Options) *Printer { return &Printer{w: w, opts: opts, line: line{w: w}} }
 
-// Step shows one.
+// Step prints a step.
 func (p *Printer) Step(s Step) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -57,7 +58,7 @@ func (p *Printer) Step(s Step) {
 	case p.opts.Quiet:
 	case !p.opts.Terminal:
 		fmt.Fprintln(p.w, Line(s))
-	case s.ValLoss != nil: // it comes seldom and is worth keeping
+	case s.ValLoss != nil: // rare, and worth keeping
 		p.line.clear()
 		fmt.Fprintln(p.w, Line(s))
 		p.draw(s)
@@ -66,7 +67,7 @@ func (p *Printer) Step(s Step) {
 	}
 }
 
-// Note prints a lasting line, such as the path of a checkpoint, without terminal control characters.
+// Note prints a permanent line, such as the path of a checkpoint, without terminal control characters.
 func (p *Printer) Note(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -78,8 +79,8 @@ func (p *Printer) Note(text string) {
 	}
 }
 
-// Write puts b, without terminal control characters, above the progress line, which returns only with the next step, so
-// that the last output stays last.
+// Write prints b, without terminal control characters, above the progress line. The line returns only with the next
+// step, so that the last output stays last.
 func (p *Printer) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -93,7 +94,7 @@ func (p *Printer) Write(b []byte) (int, error) {
 	return len(b), err
 }
 
-// Close leaves the last progress line on the terminal and goes to the next.
+// Close leaves the last progress line on the terminal and starts a new line.
 func (p *Printer) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -111,48 +112,32 @@ func (p *Printer) draw(s Step) {
 	p.line.draw(bar(s), s.Step, s.Steps)
 }
 
-// The bar takes the available width, in steps, so that it is seldom made anew; besideBar is the width of its frame and
-// percentage.
+// The bar takes the available width, at most barWidth. besideBar is the width of its frame and percentage.
 const (
 	barWidth  = 20
-	barStep   = 5
+	minBar    = 5
 	besideBar = 10
 )
 
-// A line is a text, and a bar where there is room for one, that is drawn again in place on a terminal.
+// A line is a text, and a bar if there is room for one, that is redrawn in place on a terminal.
 type line struct {
 	w     io.Writer
-	bar   *progressbar.ProgressBar // nil before it is drawn
-	all   int64                    // of bar
-	wide  int                      // its width
-	drawn bool                     // the line stands on the terminal
+	drawn bool // the line is on the terminal
 }
 
-// draw shows the text, and how many of all are done; all 0: no bar.
+// draw shows the text and the bar, done of all; all 0: no bar.
 func (l *line) draw(text string, done, all int64) {
 	width := l.width()
-	if len(text) >= width { // a line that wraps cannot be drawn again in place
+	if len(text) >= width { // a wrapped line cannot be redrawn in place
 		text = terminal.Clip(text, max(width-1, 0))
 	}
+	if wide := min(barWidth, width-len(text)-besideBar); all > 0 && wide >= minBar {
+		part := float64(min(done, all)) / float64(all)
+		full := int(part * float64(wide))
+		text += fmt.Sprintf(" %3d%% |%s%s|", int(100*part), strings.Repeat("█", full), strings.Repeat(" ", wide-full))
+	}
 	l.drawn = true
-	wide := min(barWidth, (width-len(text)-besideBar)/barStep*barStep)
-	if all <= 0 || wide < barStep {
-		fmt.Fprintf(l.w, "\r\x1b[2K%s", text)
-		return
-	}
-	if l.bar == nil || l.all != all || l.wide != wide {
-		l.all, l.wide = all, wide
-		l.bar = progressbar.NewOptions64(all,
-			progressbar.OptionSetWriter(l.w),
-			progressbar.OptionUseANSICodes(true),
-			progressbar.OptionSetWidth(wide),
-			progressbar.OptionSetPredictTime(false), // the text has a better one
-			progressbar.OptionSetElapsedTime(false),
-			progressbar.OptionSetRenderBlankState(false),
-		)
-	}
-	l.bar.Describe(text)
-	l.bar.Set64(min(done, all))
+	fmt.Fprintf(l.w, "\r\x1b[2K%s", text)
 }
 
 func (l *line) clear() {
@@ -172,14 +157,14 @@ func (l *line) width() int {
 	return 80
 }
 
-// Stamp is how a log has the time.
+// Stamp is the time format of a log.
 const Stamp = "2006-01-02T15:04:05.000Z"
 
-// maxBefore is how much is kept for a log that is not there yet.
+// maxBefore bounds the output kept for a later log.
 const maxBefore = 1 << 20
 
-// Log has everything that is printed, and what Quiet leaves out, written to w too, with what came
-// before: steps as plain lines, each line with its time in UTC.
+// Log also writes all output to w, earlier output and Quiet's omissions included: steps as plain lines, each line with
+// its time in UTC.
 func (p *Printer) Log(w io.Writer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -195,7 +180,7 @@ func (p *Printer) LogErr() error {
 	return p.logErr
 }
 
-// record puts text into the log. p.mu is held.
+// record writes text to the log. p.mu is held.
 func (p *Printer) record(text string) {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
@@ -224,11 +209,11 @@ type Step struct {
 	GradNorm        Number  `json:"grad_norm"`
 	LR              Number  `json:"lr"`
 	TokensPerSecond Number  `json:"tokens_per_second"`  // over all ranks
-	ETASeconds      Number  `json:"eta_seconds"`        // until the last step; negative: not known
+	ETASeconds      Number  `json:"eta_seconds"`        // until the last step; negative: unknown
 	ValLoss         *Number `json:"val_loss,omitempty"` // nil without a validation after this step
 }
 
-// Number is a float64 with a JSON form for NaN and infinities, which the loss of a diverging run has.
+// Number is a float64 with a JSON form for NaN and infinities, which occur in the loss of a diverging run.
 type Number float64
 
 // MarshalJSON writes a number, or one of the strings "NaN", "+Inf" and "-Inf".
@@ -240,7 +225,7 @@ func (n Number) MarshalJSON() ([]byte, error) {
 	return json.Marshal(f)
 }
 
-// UnmarshalJSON reads what MarshalJSON writes.
+// UnmarshalJSON parses MarshalJSON's output.
 func (n *Number) UnmarshalJSON(b []byte) error {
 	var f float64
 	err := json.Unmarshal(b, &f)
@@ -255,7 +240,7 @@ func (n *Number) UnmarshalJSON(b []byte) error {
 	return err
 }
 
-// Line returns a step as one plain line, which scripts can split at two spaces.
+// Line returns a step as one plain line, whose fields are separated by two spaces.
 func Line(s Step) string {
 	parts := []string{
 		"step " + count(s), "loss " + s.loss(),
@@ -271,7 +256,7 @@ func Line(s Step) string {
 	return strings.Join(parts, "  ")
 }
 
-// bar returns the text before the bar on a terminal; it is narrow.
+// bar returns the text before the bar, which is short.
 func bar(s Step) string {
 	text := fmt.Sprintf("step %s  loss %s  grad_norm %.3g  %s",
 		count(s), s.loss(), float64(s.GradNorm), readable.Rate(float64(s.TokensPerSecond)))
@@ -288,7 +273,7 @@ func count(s Step) string {
 	return fmt.Sprintf("%d/%d", s.Step, s.Steps)
 }
 
-// loss returns the step's loss. A step without targets has none, and no gradient.
+// loss returns the step's loss. A step without targets has no loss and no gradient.
 func (s *Step) loss() string {
 	if math.IsNaN(float64(s.Loss)) && s.GradNorm == 0 {
 		return "none"
@@ -301,61 +286,60 @@ func loss(n Number) string { return strconv.FormatFloat(float64(n), 'f', 4, 64) 
 // seconds converts n to a duration, at most the longest one.
 func seconds(n Number) time.Duration {
 	const most = math.MaxInt64 / int64(time.Second)
-	if !(float64(n) < float64(most)) { // NaN too
+	if !(float64(n) < float64(most)) { // or NaN
 		return time.Duration(most) * time.Second
 	}
 	return time.Duration(float64(n) * float64(time.Second))
 }
 
-// Meter shows how much of a number of bytes is done: one bar on a terminal, a line now and then
-// elsewhere. Its methods may be called from any goroutine.
+// Meter prints the progress of a task in bytes: one bar on a terminal, a line from time to time elsewhere. Its methods
+// may be called from any goroutine.
 type Meter struct {
 	mu    sync.Mutex
-	w     io.Writer
+	line  line // guarded by mu
 	opts  Options
 	what  string
 	total int64
-	done  int64     // guarded by mu
-	start time.Time // guarded by mu, like next
-	next  time.Time
-	bar   *progressbar.ProgressBar
+	done  int64 // guarded by mu
+	start time.Time
+	next  time.Time // guarded by mu; of the next output
 }
 
-// meterEvery is the time between two lines where there is no terminal.
-const meterEvery = 10 * time.Second
+// The least times between two outputs of a Meter, on a terminal and elsewhere.
+const (
+	meterRedraw = 100 * time.Millisecond
+	meterEvery  = 10 * time.Second
+)
 
-// NewMeter shows that what is being done, to total bytes.
+// NewMeter returns a meter for the task named what, of total bytes.
 func NewMeter(w io.Writer, opts Options, what string, total int64) *Meter {
-	m := &Meter{w: w, opts: opts, what: what, total: total, start: time.Now()}
-	m.next = m.start.Add(meterEvery)
-	if opts.Terminal && !opts.Quiet {
-		m.bar = progressbar.NewOptions64(total,
-			progressbar.OptionSetWriter(w), progressbar.OptionSetDescription(what), progressbar.OptionShowBytes(true),
-			progressbar.OptionUseANSICodes(true), progressbar.OptionSetWidth(barWidth),
-			progressbar.OptionThrottle(100*time.Millisecond),
-			progressbar.OptionClearOnFinish(),
-		)
+	m := &Meter{line: line{w: w}, opts: opts, what: what, total: total, start: time.Now()}
+	if !opts.Terminal {
+		m.next = m.start.Add(meterEvery)
 	}
 	return m
 }
 
-// Add notes that n more bytes are done.
+// Add reports n more bytes.
 func (m *Meter) Add(n int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.done += n
-	switch now := time.Now(); {
-	case m.opts.Quiet:
-	case m.bar != nil:
-		m.bar.Set64(min(m.done, m.total))
-	case now.After(m.next):
-		m.next = now.Add(meterEvery)
-		fmt.Fprintln(m.w, MeterLine(m.what, m.done, m.total, now.Sub(m.start)))
+	now := time.Now()
+	if m.opts.Quiet || now.Before(m.next) {
+		return
 	}
+	text := meterLine(m.what, m.done, m.total, now.Sub(m.start))
+	if m.opts.Terminal {
+		m.next = now.Add(meterRedraw)
+		m.line.draw(text, m.done, m.total)
+		return
+	}
+	m.next = now.Add(meterEvery)
+	fmt.Fprintln(m.line.w, text)
 }
 
-// MeterLine returns how much is done as one line.
-func MeterLine(what string, done, total int64, took time.Duration) string {
+func meterLine(what string, done, total int64, took time.Duration) string {
 	line := fmt.Sprintf("%s %.0f%%  %.1f of %.1f MB", what, 100*float64(done)/float64(max(total, 1)), float64(done)/1e6,
 		float64(total)/1e6)
 	if s := took.Seconds(); s > 0 && done > 0 {
@@ -365,11 +349,9 @@ func MeterLine(what string, done, total int64, took time.Duration) string {
 	return line
 }
 
-// Close takes the bar away.
+// Close removes the line from a terminal.
 func (m *Meter) Close() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.bar != nil {
-		m.bar.Clear()
-	}
+	m.line.clear()
 }

@@ -1,6 +1,9 @@
-// Package status is a launcher's live account of a run, for any reader of its run directory, also on another host: one
-// small file for each node, rewritten every second or so. It holds no secret. A reader trusts nothing in it: it may be
-// torn, old, or forged.
+// Package status stores the live state of a run in its run directory, for readers on any host: one small file for each
+// node, rewritten about every second. It contains no secret. A reader must not trust a file: it may be torn, old, or
+// forged.
+//
+//	err := status.Write(logs, &status.Node{RunID: id, State: status.Running, Rows: rows, …}) // the launcher
+//	nodes, err := status.Read(logs)                                                       // cprun top
 package status
 
 import (
@@ -15,19 +18,19 @@ import (
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
-	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 // Version is the version of the file's format.
 const Version = 1
 
-// States of a launcher, as it tells them itself. One that was killed stays Running; see Node.Written.
+// States of a launcher. A killed launcher stays Running; see Node.Written.
 const (
 	Running = "running"
 	Ended   = "ended"
 )
 
-// Bounds of what is read.
+// Bounds of a file.
 const (
 	maxFile  = 4 << 20 // bytes: 4,096 ranks that each wait for some others
 	maxNodes = 4096
@@ -35,46 +38,46 @@ const (
 	maxWhy   = 400 // bytes
 )
 
-// Node is one node's account by its launcher.
+// Node is one node's state, written by its launcher.
 type Node struct {
 	Version   int       `json:"version"`
-	RunID     string    `json:"run_id"` // the same on all nodes of a run, and new at its next start by a user
+	RunID     string    `json:"run_id"` // equal on all nodes of a run; a later run of the user has another
 	Host      string    `json:"host"`
 	PID       int       `json:"pid"` // of the launcher
 	Rank      int       `json:"node_rank"`
 	FirstRank int       `json:"first_rank"`
 	Ranks     int       `json:"ranks"`      // of this node
 	WorldSize int       `json:"world_size"` // of all nodes
-	Start     int       `json:"start"`      // starts of all workers before this one
-	Begun     time.Time `json:"begun"`      // when the launcher was started
+	Start     int       `json:"start"`      // starts of all workers before the current one
+	Begun     time.Time `json:"begun"`      // start of the launcher
 	Written   time.Time `json:"written"`
-	Every     float64   `json:"every_seconds"` // between two writings
+	Every     float64   `json:"every_seconds"` // interval between two writes
 	State     string    `json:"state"`
-	ExitCode  int       `json:"exit_code"`     // of an Ended one
-	Why       string    `json:"why,omitempty"` // it has failed
+	ExitCode  int       `json:"exit_code"`     // if Ended
+	Why       string    `json:"why,omitempty"` // reason of the failure
 	// Rows are its workers, by rank; none between two starts.
 	Rows []Row `json:"rows,omitempty"`
 }
 
 // Row is one rank's work and waits.
 type Row struct {
-	standing.Standing
+	waits.WaitState
 	// Resident is the host memory of its process, in bytes; 0: not known.
 	Resident int64 `json:"resident_bytes,omitempty"`
 }
 
-// name returns the name of a node's file, in the directory of the logs, which is private to the user.
+// name returns the name of a node's file in the directory of the logs, which is private to the user.
 func name(rank int) string { return fmt.Sprintf("status-%04d.json", rank) }
 
-// Write replaces a node's file, so that a reader sees the old or the new one. It does not wait for the disk. One
-// goroutine of one process writes a node's file: the new one has a name that an earlier process may have left behind.
+// Write replaces a node's file atomically, without waiting for the disk. One goroutine of one process writes a node's
+// file: the temporary file has a fixed name, which a killed process may have left.
 func Write(logs *os.Root, n *Node) error {
 	text, err := json.Marshal(n)
 	if err != nil {
 		return fmt.Errorf("status: %w", err)
 	}
 	temp := name(n.Rank) + ".new"
-	_ = logs.Remove(temp) // mostly there is none; what stays there is told by the next line
+	_ = logs.Remove(temp) // usually there is none; CreateAs reports other errors
 	d, err := files.CreateAs(logs, temp, name(n.Rank))
 	if err != nil {
 		return err
@@ -89,8 +92,8 @@ func Write(logs *os.Root, n *Node) error {
 	return nil
 }
 
-// Read returns the nodes of the run that wrote last, by their ranks; none where no one has told anything. A file that
-// cannot be read is passed over where there are others.
+// Read returns the nodes of the run with the newest file, by rank; none without files. It skips an unreadable file if
+// there are others.
 func Read(logs *os.Root) ([]Node, error) {
 	names, err := list(logs)
 	if err != nil {
@@ -114,10 +117,9 @@ func Read(logs *os.Root) ([]Node, error) {
 	if len(nodes) == 0 {
 		return nil, errors.Join(faults...)
 	}
-	return present(nodes), nil
+	return latest(nodes), nil
 }
 
-// list returns the names of the nodes' files.
 func list(logs *os.Root) ([]string, error) {
 	dir, err := logs.Open(".")
 	if err != nil {
@@ -135,8 +137,8 @@ func list(logs *os.Root) ([]string, error) {
 	return all[:min(len(all), maxNodes)], nil
 }
 
-// present keeps the nodes of the run that wrote last. A node that its newest start does without stays, without ranks.
-func present(nodes []Node) []Node {
+// latest keeps the nodes of the run with the newest file. A node outside the newest start stays, without ranks.
+func latest(nodes []Node) []Node {
 	last := slices.MaxFunc(nodes, func(a, b Node) int { return a.Written.Compare(b.Written) })
 	nodes = slices.DeleteFunc(nodes, func(n Node) bool { return n.RunID != last.RunID })
 	start := slices.MaxFunc(nodes, func(a, b Node) int { return a.Start - b.Start }).Start
@@ -149,15 +151,15 @@ func present(nodes []Node) []Node {
 	return nodes
 }
 
-// Decode reads one file, and makes what it says fit to be shown.
+// Decode decodes one file, bounds it and removes control characters.
 func Decode(text []byte) (n Node, err error) {
 	if err := json.Unmarshal(text, &n); err != nil {
 		return Node{}, fmt.Errorf("status: %w", err)
 	}
 	if n.Version != Version {
-		return Node{}, fmt.Errorf("status: of version %d, and this cprun reads %d", n.Version, Version)
+		return Node{}, fmt.Errorf("status: version %d; this cprun reads version %d", n.Version, Version)
 	}
-	n.RunID, n.Host, n.State = word(n.RunID), word(n.Host), word(n.State)
+	n.RunID, n.Host, n.State = waits.Word(n.RunID), waits.Word(n.Host), waits.Word(n.State)
 	n.Why = terminal.Clip(strings.TrimSpace(string(terminal.Line([]byte(n.Why)))), maxWhy)
 	for _, v := range []*int{&n.PID, &n.Rank, &n.FirstRank, &n.Ranks, &n.WorldSize, &n.Start} {
 		*v = max(*v, 0)
@@ -172,8 +174,4 @@ func Decode(text []byte) (n Node, err error) {
 		r.Resident = max(r.Resident, 0)
 	}
 	return n, nil
-}
-
-func word(s string) string {
-	return strings.TrimSpace(strings.ReplaceAll(terminal.Clip(string(terminal.Line([]byte(s))), 96), "\t", " "))
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 func logs(t *testing.T) *os.Root {
@@ -24,10 +24,11 @@ func logs(t *testing.T) *os.Root {
 
 func node(run string, rank, start int, written int64) *Node {
 	return &Node{
-		Version: Version, RunID: run, Host: "h", PID: 1, Rank: rank, Ranks: 1, WorldSize: 2, Start: start, Every: 1, State: Running,
+		Version: Version, RunID: run, Host: "h", PID: 1, Rank: rank, Ranks: 1, WorldSize: 2, Start: start,
+		Every: 1, State: Running,
 		Written: time.Unix(written, 0).
 			UTC(),
-		Rows: []Row{{Standing: standing.Standing{Rank: rank, Step: 3}, Resident: 4096}},
+		Rows: []Row{{WaitState: waits.WaitState{Rank: rank, Step: 3}, Resident: 4096}},
 	}
 }
 
@@ -36,7 +37,8 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 	if nodes, err := Read(root); len(nodes) != 0 || err != nil {
 		t.Errorf("of an empty directory: %v, %v", nodes, err)
 	}
-	if err := os.WriteFile(filepath.Join(root.Name(), "status-0000.json.new"), []byte("left by a crash"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(root.Name(), "status-0000.json.new"), []byte("left by a crash"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -53,11 +55,12 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 	}
 }
 
-// Files of an earlier run, and those that are torn, say nothing of this one. A node that a restart does without stays,
-// without ranks.
+// TestReadTakesTheRunThatWroteLast checks that files of an earlier run and torn files are ignored. A node outside the
+// last restart stays, without ranks.
 func TestReadTakesTheRunThatWroteLast(t *testing.T) {
 	root := logs(t)
-	for _, n := range []*Node{node("old", 0, 5, 10), node("old", 3, 0, 99), node("new", 0, 1, 100), node("new", 1, 0, 60), node("new", 2, 1, 98)} {
+	for _, n := range []*Node{node("old", 0, 5, 10), node("old", 3, 0, 99), node("new", 0, 1, 100),
+		node("new", 1, 0, 60), node("new", 2, 1, 98)} {
 		if n.RunID == "old" && n.Rank == 0 {
 			n.Rank = 4
 		}
@@ -65,7 +68,8 @@ func TestReadTakesTheRunThatWroteLast(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for name, text := range map[string]string{"status-0007.json": `{"version":1,"run_`, "status-0008.json": `{"version":9}`, "status-0009.json": ""} {
+	for name, text := range map[string]string{"status-0007.json": `{"version":1,"run_`,
+		"status-0008.json": `{"version":9}`, "status-0009.json": ""} {
 		if err := os.WriteFile(filepath.Join(root.Name(), name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -91,11 +95,12 @@ func TestAFileThatCannotBeReadIsTold(t *testing.T) {
 	}
 }
 
-// FuzzDecode: whatever stands in a file is refused, or made fit to be shown.
+// FuzzDecode checks that any file is refused, or bounded and cleaned.
 func FuzzDecode(f *testing.F) {
 	f.Add(
 		[]byte(
-			`{"version":1,"host":"\u001b[31mred","rows":[{"rank":-1,"state":"a\nb","resident_bytes":-5}],"every_seconds":-1}`,
+			`{"version":1,"host":"\u001b[31mred","rows":[{"rank":-1,"state":"a\nb","resident_bytes":-5}],` +
+				`"every_seconds":-1}`,
 		),
 	)
 	f.Add([]byte(`{"version":1,"why":"` + strings.Repeat("x", 5000) + `","world_size":-9}`))
@@ -124,7 +129,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// BenchmarkWrite is what telling costs the launcher, once a second, of 8 ranks that each wait for another.
+// BenchmarkWrite measures the launcher's write of 8 ranks that each wait for another, once a second.
 func BenchmarkWrite(b *testing.B) {
 	root, err := os.OpenRoot(b.TempDir())
 	if err != nil {
@@ -132,16 +137,16 @@ func BenchmarkWrite(b *testing.B) {
 	}
 	defer root.Close()
 	n := node("a", 0, 0, 10)
-	wait := standing.Wait{
+	wait := waits.Wait{
 		Op:    "exchange",
 		Label: "step 15/backward/layer 0/hop 3 owner 3",
-		Open:  []standing.Open{{Peer: 2, Bytes: 65536}, {Peer: 3, Bytes: 65536}},
+		Open:  []waits.Open{{Peer: 2, Bytes: 65536}, {Peer: 3, Bytes: 65536}},
 	}
 	n.Rows = nil
 	for rank := range 8 {
 		n.Rows = append(
 			n.Rows,
-			Row{Standing: standing.Standing{Rank: rank, Step: 3, Waits: []standing.Wait{wait}}, Resident: 4096},
+			Row{WaitState: waits.WaitState{Rank: rank, Step: 3, Waits: []waits.Wait{wait}}, Resident: 4096},
 		)
 	}
 	for b.Loop() {

@@ -37,7 +37,7 @@ func TestSelectorIsBounded(t *testing.T) {
 	}
 }
 
-// A shape is selected once, also by many at a time.
+// Concurrent callers select one shape once.
 func TestSelectorSelectsOnce(t *testing.T) {
 	var s Selector
 	shapes := []Params{with(""), with("cp=4"), with("arch=80"), with("d=104"), with("cp=2 docs=1")}

@@ -6,10 +6,10 @@ import (
 	"testing"
 )
 
-// Cases that users brought, with their shapes and versions.
+// These cases come from users, with their shapes and versions.
 
-// Case 1: q, k, v [48, 16534, 18, 128] in bfloat16 under context parallelism, cuDNN 8.9.7:
-// 16534 is no multiple of 64, nor is what a rank holds of it. The peer fell to no backend.
+// Case 1: q, k, v [48, 16534, 18, 128] in bfloat16 under context parallelism, cuDNN 8.9.7. Neither 16534 nor a rank's
+// shard is a multiple of 64. The peer found no backend.
 func TestCaseSequenceNotMultipleOf64(t *testing.T) {
 	for _, arch := range []string{"80", "90"} {
 		for _, cp := range []string{"1", "2", "4", "8"} {
@@ -30,8 +30,8 @@ func TestCaseSequenceNotMultipleOf64(t *testing.T) {
 	}
 }
 
-// Case 2: H100, cuDNN 9.1.0, head dims 192 and 128: the forward pass ran and the backward pass
-// died without a plan. Inference is not affected; cuDNN 9.5.0 cures it.
+// Case 2: H100, cuDNN 9.1.0, head dims 192 and 128. The forward pass ran, and the backward pass failed without a plan.
+// Inference is not affected; cuDNN 9.5.0 fixes it.
 func TestCaseHeadDimsInTraining(t *testing.T) {
 	c := refused(t, with("arch=90 cudnn=9.1.0 d=192 dv=128"))
 	find(t, c.Rejected, "flash-head-dims-differ")
@@ -47,7 +47,7 @@ func TestCaseHeadDimsInTraining(t *testing.T) {
 	}
 }
 
-// TestCasesNameTheirRules keeps the ids that users and scripts look for.
+// TestCasesNameTheirRules pins rule ids that users and scripts search for.
 func TestCasesNameTheirRules(t *testing.T) {
 	for _, id := range []string{"fused-seq-multiple-64", "fused-head-dim-sm90-training-9.5.0"} {
 		if !slices.ContainsFunc(Rules(), func(r Rule) bool { return r.ID == id }) {

@@ -8,8 +8,7 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// TestCutIsWhatTheKernelDoes holds the parts that a choice counts on to those that the kernel on
-// cuDNN makes of the same band.
+// TestCutIsWhatTheKernelDoes compares Call.cut with the cut of the cuDNN kernel, for the same bands.
 func TestCutIsWhatTheKernelDoes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(21, 22))
 	cuts := 0
@@ -20,7 +19,7 @@ func TestCutIsWhatTheKernelDoes(t *testing.T) {
 		if hi+c.SeqQ < c.SeqKV || c.SeqKV-lo < c.SeqQ {
 			continue // not trimmed: a row or a column has no pair
 		}
-		c.masked(lo, hi)
+		c.setMask(lo, hi)
 		var parts []Call
 		for work := []Call{c}; len(work) > 0; {
 			at := work[0]

@@ -36,11 +36,11 @@ func TestKeepsMatrix(t *testing.T) {
 	}
 }
 
-// literal is a version of a library in Go source, and where two are compared otherwise.
+// literal matches a version literal in Go source, and a comparison of versions.
 var literal = regexp.MustCompile(`\bV\([0-9]+, *[0-9]+, *[0-9]+\)|\b(?:CUDNN|cudnn)\b *[<>]=? *[0-9]`)
 
-// TestVersionsStandInTheRulesAlone finds versions that code outside this package knows. Tests may
-// name them, and machine.BuiltFlash is our own.
+// TestVersionsStandInTheRulesAlone finds cuDNN versions in code outside this package. Tests may have them;
+// machine.BuiltFlash is ours.
 func TestVersionsStandInTheRulesAlone(t *testing.T) {
 	const root = "../../.."
 	files := 0

@@ -7,10 +7,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
-// Gaps of the peer's selector, section 1.4 of the reference, and that ours has none.
+// The reference lists gaps of the peer's selector in section 1.4. These tests show that ours has none of them.
 
 func refused(t *testing.T, p Params) *NoBackendError {
 	t.Helper()
@@ -42,15 +43,15 @@ func find(t *testing.T, all []Rejection, rule string) Rejection {
 	return Rejection{}
 }
 
-// Gap 1. The peer tests heads % 2 when it selects, and heads % cp in an assertion when it
-// runs: all-to-all over 8 ranks with 2 KV heads is selected and dies. Here heads are shared out as
-// they are: KV heads are copied, and where heads do not divide, ranks have different calls.
+// Gap 1. The peer tests heads % 2 when it selects, and heads % cp in an assertion when it runs: it selects all-to-all
+// over 8 ranks with 2 KV heads, and fails. Here KV heads are copied; if heads do not divide, ranks have different
+// calls.
 func TestGap1HeadsAreDividedByTheRealRanks(t *testing.T) {
 	for params, want := range map[string][][2]int{ // heads and KV heads of the calls
 		"cp=2 alg=ulysses h=16 g=2":  {{8, 1}},
 		"cp=8 alg=ulysses h=16 g=2":  {{2, 1}},
 		"cp=3 alg=ulysses h=16 g=16": {{5, 5}, {6, 6}},
-		// of the second, two heads read one KV head, and one the other
+		// In the second call, two heads read one KV head, and one head the other.
 		"cp=3 alg=ulysses h=8 g=2":                {{2, 1}, {3, 3}, {3, 1}},
 		"cp=8 alg=ulysses h=4 g=1":                {{1, 1}}, // four ranks have none
 		"cp=8 inner=4 alg=hierarchical h=16 g=2":  {{4, 1}},
@@ -68,8 +69,8 @@ func TestGap1HeadsAreDividedByTheRealRanks(t *testing.T) {
 	}
 }
 
-// Gap 2. The peer selects flash for a sliding window in a ring and asserts when it runs. Our
-// ring computes it: the window is a band of each hop, and the rules see that band.
+// Gap 2. The peer selects flash for a sliding window in a ring, and fails an assertion when it runs. Our ring computes
+// it: the window is a band of each hop, and the rules check that band.
 func TestGap2WindowInARing(t *testing.T) {
 	c := chosen(t, with("cp=4 window=512 want=flash"))
 	if !slices.ContainsFunc(c.Hops, func(h Call) bool { return h.Hop == "off-diagonal band" && h.Windowed() }) {
@@ -81,8 +82,8 @@ func TestGap2WindowInARing(t *testing.T) {
 	}
 }
 
-// Gap 4. The peer probes once, with global lengths and the user's mask, and then asks cuDNN
-// for halves, for other masks and for other lengths.
+// Gap 4. The peer probes once, with global lengths and the user's mask, and then calls cuDNN with halves, other masks
+// and other lengths.
 func TestGap4EveryHopIsProbed(t *testing.T) {
 	if c := chosen(t, with("cudnn=9.2.0 want=fused window=100")); c.Backend != Fused {
 		t.Fatalf("one rank: %s", c.Backend)
@@ -91,20 +92,19 @@ func TestGap4EveryHopIsProbed(t *testing.T) {
 	if r := find(t, none.Rejected, "fused-window-band-9.6.0"); r.Hop != "off-diagonal band" {
 		t.Errorf("rejected in hop %q", r.Hop)
 	}
-	// 8256 tokens are a multiple of 64, and the quarter that half a rank holds is not.
+	// 8256 tokens are a multiple of 64, and a quarter of them, half a rank's shard, is not.
 	c := chosen(t, with("cudnn=8.9.7 s=8256 cp=2"))
 	if r := find(t, c.Rejected, "fused-seq-multiple-64"); !strings.Contains(r.Example, "4128") {
 		t.Errorf("the example %q has no local length", r.Example)
 	}
-	// Bottom right, which all-gather of the peer needs, is a full and a causal tile here.
+	// The peer's all-gather needs a bottom-right mask. Here it is a full and a causal tile.
 	if c := chosen(t, with("cudnn=9.2.0 cp=2 alg=allgather want=fused")); c.Backend != Fused {
 		t.Errorf("all-gather with cuDNN 9.2.0: %s", c.Backend)
 	}
 }
 
-// Gap 5. FlashAttention-2 with packed documents under all-gather is not rejected by the peer
-// and not supported either. Our kernels take a tile for each document, so it works, and the
-// hops say so.
+// Gap 5. The peer neither rejects nor supports FlashAttention-2 with packed documents under all-gather. Our kernels
+// take a tile for each document, and the hops show it.
 func TestGap5DocumentsUnderAllGather(t *testing.T) {
 	c := chosen(t, with("cp=4 alg=allgather docs=1 want=flash"))
 	if got := hopNames(c.Hops); !slices.Equal(got, []string{"documents", "documents off the diagonal"}) {
@@ -112,9 +112,9 @@ func TestGap5DocumentsUnderAllGather(t *testing.T) {
 	}
 }
 
-// Gap 6. The peer's ring takes no softmax type, so that only a gate keeps it from computing
-// the plain softmax for a sink. Ours is folded in behind the ring, whatever computed the hops; a
-// backend with sinks of its own is refused where it would count them in each call.
+// Gap 6. The peer's ring has no softmax type, and only a gate keeps it from computing the plain softmax for a sink.
+// Ours adds the sink after the ring, for every backend. A backend with its own sinks is refused if it would count them
+// in each call.
 func TestGap6NoSilentPlainSoftmax(t *testing.T) {
 	for _, alg := range []string{"ring", "allgather"} {
 		c := chosen(t, with("cp=2 sink=1 alg="+alg))
@@ -125,9 +125,8 @@ func TestGap6NoSilentPlainSoftmax(t *testing.T) {
 	}
 }
 
-// Gap 7. The peer asks again when it runs, with other arguments: the forward pass as not
-// deterministic, the backward pass as training. With our rules what can train in a
-// deterministic way can also run each pass by itself.
+// Gap 7. The peer selects again when it runs, with other arguments: the forward pass as not deterministic, the backward
+// pass as training. Under our rules a backend that can train deterministically can also run each pass alone.
 func TestGap7TrainingImpliesItsPasses(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
 	able := 0
@@ -156,8 +155,7 @@ func TestGap7TrainingImpliesItsPasses(t *testing.T) {
 	}
 }
 
-// Gap 8. A rule of the peer about flash is reached only while another library is installed.
-// Ours are independent of each other.
+// Gap 8. A rule of the peer about flash is only reached if another library is installed. Our rules are independent.
 func TestGap8RulesOfABackendStandAlone(t *testing.T) {
 	rng := rand.New(rand.NewPCG(13, 14))
 	for range 2000 {
@@ -166,25 +164,24 @@ func TestGap8RulesOfABackendStandAlone(t *testing.T) {
 		q.CUDNN, q.Disabled, q.Want = V(8, 9, 7), 1<<Fused, Flash
 		flash := map[Backend]bool{Flash: true}
 		p.Disabled, p.Want = 0, Auto
-		if a, b := spoken(t, p, flash), spoken(t, q, flash); !slices.Equal(a, b) {
+		if a, b := rejectingRules(t, p, flash), rejectingRules(t, q, flash); !slices.Equal(a, b) {
 			t.Fatalf("%+v: flash %v, with another cuDNN %v", p, a, b)
 		}
 		q = p
 		q.Flash, q.Disabled = 0, 1<<Flash
 		fused := map[Backend]bool{Fused: true}
-		if a, b := spoken(t, p, fused), spoken(t, q, fused); !slices.Equal(a, b) {
+		if a, b := rejectingRules(t, p, fused), rejectingRules(t, q, fused); !slices.Equal(a, b) {
 			t.Fatalf("%+v: fused %v, without flash %v", p, a, b)
 		}
 	}
-	// The case itself: a window, aligned at the bottom right, over another number of keys.
+	// The case: a window, aligned at the bottom right, over another number of keys.
 	if h := hopsFor(with("window=100 sq=1024 skv=4096")); h[0].Mask != BottomRightMask || h[0].Left != 100 {
 		t.Errorf("asked as %s", &h[0])
 	}
 }
 
-// Gap 9. Without a group the peer runs as one rank, whatever algorithm was asked for, and
-// trains on the local slice alone. Here the ranks are a number, and what does not fit it is
-// an error.
+// Gap 9. Without a group the peer runs as one rank, for any algorithm, and trains on the local slice alone. Here the
+// ranks are a number, and a mismatch is an error.
 func TestGap9NoSilentSingleRank(t *testing.T) {
 	for _, bad := range []string{"cp=4 alg=hierarchical", "cp=-1", "cp=4 alg=hierarchical inner=3", "cp=4 alg=a2a",
 		"cp=4 layout=none", "cp=4 inner=8"} {
@@ -199,7 +196,7 @@ func TestGap9NoSilentSingleRank(t *testing.T) {
 	}
 }
 
-// randomParams is parameters of which many are possible.
+// randomParams returns parameters, many of them valid.
 func randomParams(rng *rand.Rand) Params {
 	p := defaults()
 	one := func(n int) bool { return rng.IntN(n) == 0 }
@@ -234,6 +231,6 @@ func randomParams(rng *rand.Rand) Params {
 	if p.Algorithm == "hierarchical" {
 		p.InnerSize = p.ContextSize
 	}
-	p.Layout = []string{"zigzag", "zigzag", "striped", "contiguous", "document"}[rng.IntN(5)]
+	p.Layout = []partition.LayoutName{"zigzag", "zigzag", "striped", "contiguous", "document"}[rng.IntN(5)]
 	return p
 }

@@ -65,7 +65,7 @@ func TestHopsHaveTheLengthsOfTheRanks(t *testing.T) {
 	}
 }
 
-// TestHopsLeaveNoneOut compares with every pair of ranks, without the shortcut for many.
+// TestHopsLeaveNoneOut compares hopsOf with a walk over every pair of ranks, without its shortcut for many ranks.
 func TestHopsLeaveNoneOut(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for range 300 {
@@ -78,7 +78,7 @@ func TestHopsLeaveNoneOut(t *testing.T) {
 		p.Causal = rng.IntN(2) == 0
 		p.WindowLeft, p.WindowRight = rng.IntN(60)-30, rng.IntN(60)-30
 		p.WindowLeft, p.WindowRight = max(p.WindowLeft, -1), max(p.WindowRight, -1)
-		p.Layout = []string{"zigzag", "striped", "contiguous", "document"}[rng.IntN(4)]
+		p.Layout = []partition.LayoutName{"zigzag", "striped", "contiguous", "document"}[rng.IntN(4)]
 		p, err := p.checked()
 		if err != nil {
 			t.Fatal(err)
@@ -95,7 +95,7 @@ func TestHopsLeaveNoneOut(t *testing.T) {
 				for _, x := range tiles {
 					c := Call{Params: p}
 					c.SeqQ, c.SeqKV = x.Q.Len(), x.K.Len()
-					c.masked(x.Band.Lo-x.K.Lo+x.Q.Lo, x.Band.Hi-x.K.Lo+x.Q.Lo)
+					c.setMask(x.Band.Lo-x.K.Lo+x.Q.Lo, x.Band.Hi-x.K.Lo+x.Q.Lo)
 					if !have[callKey{"", c.SeqQ, c.SeqKV, c.Mask, c.Left, c.Right, len(tiles), false}] {
 						t.Fatalf("%+v: rank %d with owner %d: %s is in no hop", p, r, o, &c)
 					}
@@ -109,7 +109,7 @@ func TestHopsLeaveNoneOut(t *testing.T) {
 	}
 }
 
-// pairs is the visible pairs of a call, by its own mask.
+// pairs lists the visible pairs of a call, by its own mask.
 func (c *Call) pairs(add func(i, j int)) {
 	shift := 0
 	if c.Mask == BottomRightMask {
@@ -125,7 +125,7 @@ func (c *Call) pairs(add func(i, j int)) {
 	}
 }
 
-// TestCutCoversEachPairOnce cuts random bands down to the last part.
+// TestCutCoversEachPairOnce cuts random bands.
 func TestCutCoversEachPairOnce(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	splits := 0
@@ -133,11 +133,11 @@ func TestCutCoversEachPairOnce(t *testing.T) {
 		c := Call{Rects: 1 + rng.IntN(2)}
 		c.SeqQ, c.SeqKV = 1+rng.IntN(14), 1+rng.IntN(14)
 		lo, hi := -rng.IntN(c.SeqQ), rng.IntN(c.SeqKV)
-		// Only trimmed bands are asked for: each row and column has a pair.
+		// Bands are trimmed: each row and column has a pair.
 		if hi+c.SeqQ < c.SeqKV || c.SeqKV-lo < c.SeqQ {
 			continue
 		}
-		c.masked(lo, hi)
+		c.setMask(lo, hi)
 		want := map[[2]int]int{}
 		for i := range c.SeqQ {
 			for j := range c.SeqKV {
@@ -189,7 +189,7 @@ func BenchmarkHops64(b *testing.B) {
 	}
 }
 
-// hopsFor returns the kernel calls of parameters that are right.
+// hopsFor returns the kernel calls of valid parameters.
 func hopsFor(p Params) []Call {
 	p, err := p.checked()
 	if err != nil {

@@ -5,12 +5,11 @@ import (
 	"testing"
 )
 
-// A version of cuDNN that drops NaN has a warning where it is chosen, at every level of Explain, and is chosen as
-// before.
+// A version of cuDNN that drops NaN gives a warning at every level of Explain, and is chosen as before.
 func TestWarningOfDroppedNaN(t *testing.T) {
 	const drops, unknown = Version(91999), Version(91998)
-	dropped[drops] = []string{"k NaN: lse"}
-	defer delete(dropped, drops)
+	Dropped[drops] = []string{"k NaN: lse"}
+	defer delete(Dropped, drops)
 	for _, x := range []struct {
 		cudnn Version
 		want  Backend
@@ -31,11 +30,5 @@ func TestWarningOfDroppedNaN(t *testing.T) {
 				t.Errorf("cuDNN %s, %s, level %d:\n%s", x.cudnn, x.want, level, b.String())
 			}
 		}
-	}
-	if rows, measured := Dropped(drops); len(rows) != 1 || !measured {
-		t.Errorf("the record is %q, %t", rows, measured)
-	}
-	if rows, measured := Dropped(unknown); rows != nil || measured {
-		t.Errorf("the record of a version that was not measured is %q", rows)
 	}
 }

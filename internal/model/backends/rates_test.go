@@ -18,7 +18,7 @@ func ratesOf(t *testing.T, rows string) []rate {
 	return rates
 }
 
-// runOf is a run of the kind that a key is about, as scripts/gpu-rates measures it.
+// runOf returns a run for a key, as scripts/gpu-rates measures it.
 func runOf(k rateKey, training bool, seq int) Params {
 	p := with(fmt.Sprintf("arch=%d s=%d h=32 g=8 d=%d", k.arch, seq, k.headDim))
 	p.DType, p.Deterministic, p.Training = k.dtype, k.deterministic, training
@@ -50,8 +50,8 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// TestAutoTakesTheFastest holds that auto, for all that is measured, takes the fastest of what can run
-// without a costly remedy, and what the order says where there is nothing to compare.
+// TestAutoTakesTheFastest checks that auto takes the fastest measured backend that runs without a costly remedy, and
+// otherwise follows the order.
 func TestAutoTakesTheFastest(t *testing.T) {
 	compared := 0
 	for _, r := range rateTable() {
@@ -82,8 +82,8 @@ func TestAutoTakesTheFastest(t *testing.T) {
 	}
 }
 
-// fastest is the fastest of the backends that are measured at a key and can run p with cheap remedies: of
-// those alike, the one that the order has first.
+// fastest returns the fastest measured backend that runs p with cheap remedies. Among similar rates it returns the
+// first by the order.
 func fastest(k rateKey, p Params) (best Backend, able []Backend) {
 	order, top := orderOf(p.Arch), 0.0
 	rates := map[Backend]float64{}
@@ -102,14 +102,14 @@ func fastest(k rateKey, p Params) (best Backend, able []Backend) {
 		rates[r.backend], top = rate, max(top, rate)
 	}
 	for _, b := range slices.Backward(order.backends) {
-		if rates[b]*(1+alike) >= top {
+		if rates[b]*(1+rateTolerance) >= top {
 			best = b
 		}
 	}
 	return best, able
 }
 
-// A table in which flash and fused win in turn.
+// In this table flash and fused are the fastest in turn.
 const turns = `
 90 bf16 causal 64 no flash 500 100
 90 bf16 causal 64 no fused 400 200
@@ -154,11 +154,11 @@ func TestChoiceByRates(t *testing.T) {
 		{"arch=80", Fused, "fastest on sm80: measured 200 TFLOP/s at head dim 128, causal; flash 100"},
 		{"arch=100", Fused, "first on sm100"},
 		{"arch=86", Flash, "first on sm86"},
-		// What is not measured goes by the order.
+		// A kind without rates follows the order.
 		{"docs=1", Flash, "first on sm90"},
 		{"d=128 dv=64", Fused, "next on sm90: flash cannot run this (flash-head-dims-differ)"},
 		{"sq=1024 skv=4096", Flash, "first on sm90"},
-		// Rates do not count the memory that a remedy takes: with little of it, the fastest; with more, the next.
+		// Rates ignore the memory of a remedy: with little of it auto takes the fastest, with more the next.
 		{"det=1 s=1024", Fused, "fastest on sm90: measured 300 TFLOP/s at head dim 128, causal, deterministic; flash " +
 			"200"},
 		{"det=1 s=16384", Flash, "next on sm90: fused needs grant-workspace; measured 200 TFLOP/s at head dim 128, " +
@@ -174,7 +174,7 @@ func TestChoiceByRates(t *testing.T) {
 	}
 }
 
-// TestRatesReorderOnlyTheMeasured: backends without a rate stay where they are, and all stay able.
+// TestRatesReorderOnlyTheMeasured checks that backends without a rate keep their place, and that all stay able.
 func TestRatesReorderOnlyTheMeasured(t *testing.T) {
 	table := ratesOf(t, "90 bf16 causal 128 no reference 9 9\n90 bf16 causal 128 no fused 5 5\n")
 	m := measuredFor(with(""), table)

@@ -6,24 +6,24 @@ import (
 	"strings"
 )
 
-// RemedyKind is a way to make a backend run a call that a rule rejects.
+// RemedyKind is a way to make a backend run a rejected call.
 type RemedyKind uint8
 
 // The remedies.
 const (
 	SplitCall      RemedyKind = iota // several calls, merged by their LSE
 	ZeroWorkspace                    // the library's workspace cleared before each backward call
-	GrantWorkspace                   // a workspace of the square of the length, where memory has room
+	GrantWorkspace                   // a workspace of the square of the length, if memory allows
 )
 
 func (k RemedyKind) String() string {
 	return [...]string{"split-call", "zero-workspace", "grant-workspace"}[k]
 }
 
-// MarshalText returns the name, which the workers of a run get.
+// MarshalText encodes the name, for the workers of a run.
 func (k RemedyKind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
-// UnmarshalText reads the name.
+// UnmarshalText decodes the name.
 func (k *RemedyKind) UnmarshalText(text []byte) error {
 	for x := SplitCall; x <= GrantWorkspace; x++ {
 		if x.String() == string(text) {
@@ -34,7 +34,7 @@ func (k *RemedyKind) UnmarshalText(text []byte) error {
 	return fmt.Errorf("no remedy %q", text)
 }
 
-// Remedy makes a backend run a call that a rule rejects.
+// Remedy makes a backend run a rejected call.
 type Remedy struct {
 	Kind  RemedyKind
 	Text  string                        // a sentence for the user
@@ -54,7 +54,7 @@ var (
 		"2 bytes of device memory for each query, key and head of a call", Call.grantWorkspace}
 )
 
-// grantWorkspace fits if the device has that much memory (0: not known).
+// grantWorkspace fits if the device has that much memory (0: unknown).
 func (c Call) grantWorkspace() []Call {
 	if c.Memory > 0 && dpWorkspace(&c) > float64(c.Memory) {
 		return nil
@@ -65,10 +65,10 @@ func (c Call) grantWorkspace() []Call {
 
 // A verdict is the result of the rules for one backend.
 type verdict struct {
-	ok      bool
-	spoke   []Rejection // every rule, before and after remedies
-	applied []Applied   // the remedies that make it run
-	blocked []string    // rules without a cure
+	ok         bool
+	rejections []Rejection // of every rule, before and after remedies
+	applied    []Applied   // the remedies that make it run
+	blocked    []string    // ids of rules without a remedy
 }
 
 func (v verdict) cures() string {
@@ -88,12 +88,12 @@ func (v verdict) remedied() string {
 	return ", with " + v.cures()
 }
 
-// judge asks every rule of b about every call, applies remedies, and asks again.
-func judge(b Backend, p Params, hops []Call) verdict {
-	j := judgement{backend: b, seen: map[[2]string]bool{}}
+// evaluate applies every rule of b to every call, applies remedies, and repeats.
+func evaluate(b Backend, p Params, hops []Call) verdict {
+	j := evaluation{backend: b, seen: map[[2]string]bool{}}
 	j.ok = true
 	for i := range hops {
-		j.settle(hops[i])
+		j.applyRemedies(hops[i])
 	}
 	if !j.ok {
 		j.applied = nil
@@ -101,59 +101,59 @@ func judge(b Backend, p Params, hops []Call) verdict {
 	return j.verdict
 }
 
-type judgement struct {
+type evaluation struct {
 	verdict
 	backend Backend
 	seen    map[[2]string]bool
 }
 
-func against(b Backend, c *Call) []*Rule {
+func rejecting(b Backend, c *Call) []*Rule {
 	var out []*Rule
 	for i := range rules {
-		if r := &rules[i]; r.Backend == b && r.speaks(c) {
+		if r := &rules[i]; r.Backend == b && r.applies(c) {
 			out = append(out, r)
 		}
 	}
 	return out
 }
 
-// note keeps a rule that rejects c, once for each hop.
-func (j *judgement) note(r *Rule, c *Call) {
+// note records a rule that rejects c, once for each hop.
+func (j *evaluation) note(r *Rule, c *Call) {
 	n := Rejection{Backend: j.backend, Rule: r.ID, Reason: r.Reason, Fix: r.Fix, Remedy: r.Remedy}
 	if r.PerHop {
 		n.Hop, n.Example = c.Hop, c.String()
 	}
 	if key := j.key(r, c); !j.seen[key] {
 		j.seen[key] = true
-		j.spoke = append(j.spoke, n)
+		j.rejections = append(j.rejections, n)
 	}
 }
 
 const maxSteps = 64
 
-// key identifies a rejection: by its rule, and by the hop if it matters.
-func (j *judgement) key(r *Rule, c *Call) [2]string {
+// key identifies a rejection: the rule, and the hop if it matters.
+func (j *evaluation) key(r *Rule, c *Call) [2]string {
 	if r.PerHop {
 		return [2]string{r.ID, c.Hop}
 	}
 	return [2]string{r.ID, ""}
 }
 
-// settle applies remedies to one call: the first rule that has one is obeyed, and the resulting calls are judged
-// again. It notes the rules that reject the call itself, and rules that no remedy is left for.
-func (j *judgement) settle(c Call) {
-	for _, r := range against(j.backend, &c) {
+// applyRemedies applies remedies to one call: the remedy of the first rule that has one, until no rule rejects the
+// resulting calls. It records the rules that reject the call itself, and rules without a remaining remedy.
+func (j *evaluation) applyRemedies(c Call) {
+	for _, r := range rejecting(j.backend, &c) {
 		j.note(r, &c)
 	}
 	work := []Call{c}
 	for steps := 0; len(work) > 0; steps++ {
 		at := work[0]
-		bad := against(j.backend, &at)
+		bad := rejecting(j.backend, &at)
 		if len(bad) == 0 {
 			work = work[1:]
 			continue
 		}
-		rule, calls := cure(bad, at)
+		rule, calls := firstRemedy(bad, at)
 		if calls == nil || steps == maxSteps {
 			j.block(bad, &at)
 			return
@@ -163,8 +163,8 @@ func (j *judgement) settle(c Call) {
 	}
 }
 
-// cure returns the first rule of bad with a remedy that fits the call, and the calls that replace it.
-func cure(bad []*Rule, c Call) (*Rule, []Call) {
+// firstRemedy returns the first rule of bad with a fitting remedy, and the calls that replace c.
+func firstRemedy(bad []*Rule, c Call) (*Rule, []Call) {
 	for _, r := range bad {
 		if r.Remedy == nil {
 			continue
@@ -176,9 +176,9 @@ func cure(bad []*Rule, c Call) (*Rule, []Call) {
 	return nil, nil
 }
 
-// block records that no remedy helps c, the call itself or a part of it. It notes a rule that only rejects the result
-// of a remedy if no noted rule says why: every rule that is named as blocking is among the rejections.
-func (j *judgement) block(bad []*Rule, c *Call) {
+// block records that no remedy helps c, the call itself or a part of it. If no recorded rule explains this, it records
+// the rule that rejects the result of a remedy.
+func (j *evaluation) block(bad []*Rule, c *Call) {
 	j.ok = false
 	known := slices.ContainsFunc(bad, func(r *Rule) bool { return j.seen[j.key(r, c)] })
 	for _, r := range bad {
@@ -192,7 +192,7 @@ func (j *judgement) block(bad []*Rule, c *Call) {
 }
 
 // apply records a remedy once for each rule and hop.
-func (j *judgement) apply(r *Rule, c *Call, calls []Call) {
+func (j *evaluation) apply(r *Rule, c *Call, calls []Call) {
 	a := Applied{Remedy: r.Remedy, Rule: r.ID, Calls: slices.Clone(calls)}
 	if r.PerHop {
 		a.Hop = c.Hop
@@ -208,9 +208,9 @@ func (j *judgement) apply(r *Rule, c *Call, calls []Call) {
 	j.applied = append(j.applied, a)
 }
 
-// cut splits a call as the kernel on cuDNN does (internal/base/cuda/dnn.Cut): rectangles run one by one, and a band is
-// cut by rows until each part has one diagonal, from the top left corner or to the bottom right one, with or without a
-// window before it. cut returns nil where the kernel leaves the call as it is. The parts share no rows.
+// cut splits a call as the cuDNN kernel does (internal/base/cuda/dnn.Cut). Rectangles run one by one. A band is cut by
+// rows until each part has one diagonal, from the top left or to the bottom right corner, with or without a window
+// before it. The parts share no rows. cut returns nil if the kernel does not split the call.
 func (c Call) cut() []Call {
 	if c.Documents {
 		return nil
@@ -220,13 +220,13 @@ func (c Call) cut() []Call {
 		return []Call{c}
 	}
 	lo, hi := c.band()
-	p := parter{whole: c, lo: lo, hi: hi}
+	p := cutter{whole: c, lo: lo, hi: hi}
 	row := 0
 	switch shift := c.SeqKV - c.SeqQ; {
 	case c.Right >= 0 && hi > 0 && hi != shift:
-		row = c.SeqKV - hi // from here on the right bound hides nothing
+		row = c.SeqKV - hi // the right bound hides nothing after this row
 	case c.Left >= 0 && shift < 0:
-		row = -lo // up to here the left bound hides nothing
+		row = -lo // the left bound hides nothing before this row
 	default:
 		return nil
 	}
@@ -235,7 +235,7 @@ func (c Call) cut() []Call {
 	return p.out
 }
 
-// band is the bounds of j-i, counted from the call's first query and key.
+// band returns the bounds of j-i, relative to the call's first query and key.
 func (c *Call) band() (lo, hi int) {
 	shift := 0
 	if c.Mask == BottomRightMask {
@@ -251,14 +251,14 @@ func (c *Call) band() (lo, hi int) {
 	return lo, hi
 }
 
-type parter struct {
+type cutter struct {
 	whole  Call
 	lo, hi int
 	out    []Call
 }
 
-// cut adds the pairs of rows [q0, q1) and keys [k0, k1), shrunk to those that are visible.
-func (p *parter) cut(q0, q1, k0, k1 int) {
+// cut adds the visible pairs of rows [q0, q1) and keys [k0, k1), as small rectangles.
+func (p *cutter) cut(q0, q1, k0, k1 int) {
 	q0, q1 = max(q0, k0-p.hi), min(q1, k1-p.lo)
 	k0, k1 = max(k0, q0+p.lo), min(k1, q1+p.hi)
 	if q0 >= q1 || k0 >= k1 {
@@ -267,26 +267,26 @@ func (p *parter) cut(q0, q1, k0, k1 int) {
 	c := p.whole
 	c.QAt, c.KAt = c.QAt+q0, c.KAt+k0
 	c.SeqQ, c.SeqKV = q1-q0, k1-k0
-	c.masked(p.lo-k0+q0, p.hi-k0+q0)
+	c.setMask(p.lo-k0+q0, p.hi-k0+q0)
 	p.out = append(p.out, c)
 }
 
-// Workspace returns the most bytes of device memory that the chosen backend takes beside its inputs and outputs, over
-// all hops and both passes of one layer: none for our kernels, which accumulate in the caller's buffers.
+// Workspace returns the largest device memory of the chosen backend beside its inputs and outputs, over all hops and
+// both passes of one layer. Our kernels need none: they accumulate in the caller's buffers.
 func (c *Choice) Workspace() int64 {
 	if c.Backend != Fused {
 		return 0
 	}
-	most := 0.0 // absurd lengths are large numbers, not wrong ones
+	most := 0.0 // a float64, so that huge lengths do not overflow
 	for i := range c.Hops {
 		most = max(most, c.Hops[i].fusedWorkspace())
 	}
 	return int64(most)
 }
 
-// fusedWorkspace is what cudnn-frontend asks for in the backward pass, as kernels/gpu reserves it: dQ in
-// float32, the row sums of dO*O, for grouped heads of documents dK and dV of every query head, and where
-// the deterministic algorithm of Hopper is the old one, the matrix dP, in blocks of 128 at most.
+// fusedWorkspace returns the workspace of cudnn-frontend's backward pass, as kernels/gpu reserves it: dQ in float32,
+// the row sums of dO*O, dK and dV of every query head for documents with grouped heads, and for the old deterministic
+// algorithm of Hopper the matrix dP in blocks of up to 128.
 func (c *Call) fusedWorkspace() float64 {
 	if !c.Training {
 		return 0

@@ -9,10 +9,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
-// checkChoice holds what every choice promises.
+// checkChoice checks the invariants of every choice.
 func checkChoice(t *testing.T, p Params) {
 	t.Helper()
 	c, err := Select(p)
@@ -33,7 +34,7 @@ func checkChoice(t *testing.T, p Params) {
 		return
 	}
 	if err != nil {
-		return // the parameters make no sense
+		return // invalid parameters
 	}
 	if p.Want != Auto && c.Backend != p.Want {
 		t.Fatalf("%+v: chose %s", p, c.Backend)
@@ -43,9 +44,9 @@ func checkChoice(t *testing.T, p Params) {
 	}
 	checkCured(t, c)
 	for _, b := range Backends {
-		v := judge(b, c.Params, c.Hops)
+		v := evaluate(b, c.Params, c.Hops)
 		for _, id := range v.blocked {
-			if !slices.ContainsFunc(v.spoke, func(r Rejection) bool { return r.Rule == id }) {
+			if !slices.ContainsFunc(v.rejections, func(r Rejection) bool { return r.Rule == id }) {
 				t.Fatalf("%+v: %s is said to block %s and is not among the rejections", p, id, b)
 			}
 		}
@@ -57,19 +58,18 @@ func checkChoice(t *testing.T, p Params) {
 	}
 }
 
-// checkCured replays the remedies of a choice on its hops: with the remedies that it names,
-// and no others, no rule speaks any more.
+// checkCured replays the remedies of a choice on its hops. With these remedies alone, no rule rejects any call.
 func checkCured(t *testing.T, c *Choice) {
 	t.Helper()
 	work := slices.Clone(c.Hops)
 	for steps := 0; len(work) > 0; steps++ {
 		at := work[0]
-		bad := against(c.Backend, &at)
+		bad := rejecting(c.Backend, &at)
 		if len(bad) == 0 {
 			work = work[1:]
 			continue
 		}
-		rule, calls := cure(bad, at)
+		rule, calls := firstRemedy(bad, at)
 		known := slices.ContainsFunc(c.Remedies, func(a Applied) bool { return rule != nil && a.Rule == rule.ID })
 		if calls == nil || !known || steps > 10000 {
 			t.Fatalf("%+v: %s chosen, and %v speaks in %s", c.Params, c.Backend, bad[0].ID, &at)
@@ -110,7 +110,7 @@ func FuzzSelect(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) { checkChoice(t, fuzzParams(b)) })
 }
 
-// fuzzParams reads parameters, sensible or not, from bytes.
+// fuzzParams reads parameters, valid or not, from bytes.
 func fuzzParams(b []byte) Params {
 	next := func() int {
 		if len(b) < 2 {
@@ -136,7 +136,7 @@ func fuzzParams(b []byte) Params {
 		Training: few(2) == 0, Deterministic: few(2) == 0,
 		ContextSize: few(12) - 1, InnerSize: few(5) - 1,
 		Algorithm: []string{"", "ring", "allgather", "ulysses", "hierarchical", "tree"}[few(6)],
-		Layout:    []string{"", "zigzag", "striped", "contiguous", "document", "spiral"}[few(6)],
+		Layout:    []partition.LayoutName{"", "zigzag", "striped", "contiguous", "document", "spiral"}[few(6)],
 	}
 }
 
@@ -173,7 +173,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestRulesAreWellFormed: ids in kebab case and unique, one sentence each of reason and fix.
+// TestRulesAreWellFormed checks that ids are unique and in kebab case, and that reason and fix are one sentence each.
 func TestRulesAreWellFormed(t *testing.T) {
 	seen := map[string]bool{}
 	for _, r := range Rules() {
@@ -193,7 +193,7 @@ func TestRulesAreWellFormed(t *testing.T) {
 	}
 }
 
-// The orders ascend, and no GPU's has the reference.
+// The orders ascend, and no GPU's order has the reference.
 func TestOrders(t *testing.T) {
 	for i, o := range orders {
 		if i > 0 && (o.since <= orders[i-1].since || slices.Contains(o.backends, Reference)) || orders[0].since != 0 {

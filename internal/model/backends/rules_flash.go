@@ -2,51 +2,50 @@ package backends
 
 import "github.com/cprun/cprun/tensor"
 
-// flashRules is what our own kernels do not compute: CUDA on a GPU, tiled loops on a CPU. Any
-// band, any number of documents and rectangles a call, any grouping of heads, soft caps and
-// deterministic gradients are in both, so no rule is PerHop. U49 refuses head dims over 192 on
-// every GPU that its list lacks, sm103 too; ours are those with little shared memory, for which there
-// are shapes that have run on no such GPU yet.
+// flashRules list the limits of our own kernels: CUDA on a GPU, tiled loops on a CPU. Both support any band, any number
+// of documents and rectangles in a call, any grouping of heads, soft caps and deterministic gradients, so no rule is
+// PerHop. U49 refuses head dims over 192 on every GPU outside its list, including sm103. Ours refuses them on GPUs with
+// little shared memory, where some shapes have never run.
 var flashRules = []Rule{
 	{ID: "flash-not-built", Backend: Flash, // U102
-		Speaks: func(c *Call) bool { return gpu(c) && c.Flash == 0 },
+		When:   func(c *Call) bool { return gpu(c) && c.Flash == 0 },
 		Reason: "This binary has no CUDA kernels.",
 		Fix:    "Build with the tag cuda."},
 	{ID: "flash-arch-sm80", Backend: Flash, // U05
-		Speaks: func(c *Call) bool { return gpu(c) && c.Arch < 80 },
+		When:   func(c *Call) bool { return gpu(c) && c.Arch < 80 },
 		Reason: "The CUDA kernels need compute capability 8.0 or higher.",
 		Fix:    "Use an Ampere GPU or newer, or run on the CPU with --device cpu."},
 	{ID: "flash-dtype-gpu", Backend: Flash, // U09, kernels
-		Speaks: func(c *Call) bool {
+		When: func(c *Call) bool {
 			return gpu(c) && c.DType != tensor.F16 && c.DType != tensor.BF16 && c.DType != tensor.F32
 		},
 		Reason: "The CUDA kernels compute in float32, float16 and bfloat16 only.",
 		Fix:    "Set precision.compute to bf16, fp16 or fp32."},
 	{ID: "flash-head-dim-multiple-8", Backend: Flash, // U49
-		Speaks: func(c *Call) bool { return gpu(c) && (c.HeadDim%8 != 0 || c.HeadDimV%8 != 0) },
+		When:   func(c *Call) bool { return gpu(c) && (c.HeadDim%8 != 0 || c.HeadDimV%8 != 0) },
 		Reason: "The CUDA kernels read 16 bytes at once and need head dims that are multiples of 8.",
 		Fix:    "Pad the head dims to a multiple of 8."},
 	{ID: "flash-head-dims-differ", Backend: Flash, // U49, H09
-		Speaks: func(c *Call) bool { return gpu(c) && c.HeadDim != c.HeadDimV },
+		When:   func(c *Call) bool { return gpu(c) && c.HeadDim != c.HeadDimV },
 		Reason: "The CUDA kernels are compiled for one head dim of q, k and v.",
 		Fix:    "Pad the smaller head dim to the larger and slice the result."},
 	{ID: "flash-head-dim-256", Backend: Flash, // U49
-		Speaks: func(c *Call) bool { return gpu(c) && max(c.HeadDim, c.HeadDimV) > 256 },
+		When:   func(c *Call) bool { return gpu(c) && max(c.HeadDim, c.HeadDimV) > 256 },
 		Reason: "The CUDA kernels take head dims up to 256.",
 		Fix:    "Use a head dim of 256 or less."},
 	{ID: "flash-head-dim-192-sm86", Backend: Flash, // U49
-		Speaks: func(c *Call) bool {
+		When: func(c *Call) bool {
 			return gpu(c) && c.Arch > 80 && c.Arch < 90 && max(c.HeadDim, c.HeadDimV) > 192
 		},
 		Reason: "Head dims over 192 have not run on sm86 and sm89, whose shared memory is small, and FlashAttention " +
 			"2 takes none there.",
 		Fix: "Use a head dim of 192 or less, or set attention.backend to reference."},
 	{ID: "flash-bias", Backend: Flash, // U89, U90
-		Speaks: func(c *Call) bool { return gpu(c) && c.Bias },
+		When:   func(c *Call) bool { return gpu(c) && c.Bias },
 		Reason: "The CUDA kernels add no bias and no ALiBi to the scores.",
 		Fix:    "Set attention.backend to reference, or run on the CPU with --device cpu."},
 	{ID: "flash-max-logit", Backend: Flash, // kernels
-		Speaks: func(c *Call) bool { return gpu(c) && c.MaxLogit },
+		When:   func(c *Call) bool { return gpu(c) && c.MaxLogit },
 		Reason: "The CUDA kernels return no largest score.",
 		Fix:    "Set attention.backend to reference, or run on the CPU with --device cpu."},
 }

@@ -7,8 +7,8 @@ import (
 
 var installs = regexp.MustCompile(`Install cuDNN (\d+\.\d+\.\d+) or newer`)
 
-// TestFixesNameVersionsThatHelp holds the fix of a rule against its own range: the version that
-// it names is one in which the rule is silent, and every rule that ends with a version names one.
+// TestFixesNameVersionsThatHelp checks that a fix names a version outside its rule's range, and that every rule with a
+// last version names one.
 func TestFixesNameVersionsThatHelp(t *testing.T) {
 	for _, r := range Rules() {
 		if r.Backend != Fused || r.Since == 0 && r.Until == 0 {

@@ -10,11 +10,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
-// mutate changes one rule before the tests run, and they must then fail: scripts/mutate -rules
-// proves that for every rule.
+// mutate changes one rule before the tests run. They must then fail: scripts/mutate -rules checks that for every rule.
 var mutate = flag.String("mutate", "", "`id:remove` or id:invert: spoil one rule of the table")
 
 func TestMain(m *testing.M) {
@@ -34,19 +34,19 @@ func spoil(spec string) error {
 	if i < 0 {
 		return fmt.Errorf("mutate %q: no such rule", id)
 	}
-	speaks := rules[i].Speaks
+	applies := rules[i].When
 	switch how {
 	case "remove":
-		rules[i].Speaks = func(*Call) bool { return false }
+		rules[i].When = func(*Call) bool { return false }
 	case "invert":
-		rules[i].Speaks = func(c *Call) bool { return !speaks(c) }
+		rules[i].When = func(c *Call) bool { return !applies(c) }
 	default:
 		return fmt.Errorf("mutate %q: want remove or invert", spec)
 	}
 	return nil
 }
 
-// row is one line of testdata/select.txt.
+// A row is one line of testdata/select.txt.
 type row struct {
 	line   int
 	text   string
@@ -55,7 +55,7 @@ type row struct {
 	rules []string
 }
 
-// answer is a backend, Auto for none, and the kinds of remedies that it needs.
+// An answer is the expected backend, Auto for none, and the kinds of its remedies.
 type answer struct {
 	backend  Backend
 	remedies []string
@@ -124,7 +124,7 @@ func setName(p *Params, k, v string) (err error) {
 	case "alg":
 		p.Algorithm = v
 	case "layout":
-		p.Layout = v
+		p.Layout = partition.LayoutName(v)
 	case "want":
 		p.Want, err = ParseBackend(v)
 	case "off":
@@ -207,17 +207,19 @@ func parseAnswer(s string) (a answer, err error) {
 	return a, err
 }
 
-// spoken is the ids of the rules that speak, sorted, of the backends in the set.
-func spoken(t testing.TB, p Params, of map[Backend]bool) []string {
+// rejectingRules returns the sorted ids of the rules that reject a backend of the set.
+func rejectingRules(t testing.TB, p Params, of map[Backend]bool) []string {
 	t.Helper()
-	all, err := Evaluate(p)
+	p, err := p.checked()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var ids []string
-	for _, r := range all {
-		if of[r.Backend] && !slices.Contains(ids, r.Rule) {
-			ids = append(ids, r.Rule)
+	for b := range of {
+		for _, r := range evaluate(b, p, hopsOf(p)).rejections {
+			if !slices.Contains(ids, r.Rule) {
+				ids = append(ids, r.Rule)
+			}
 		}
 	}
 	slices.Sort(ids)
@@ -230,7 +232,7 @@ func TestSelectTable(t *testing.T) {
 	rows := readRows(t)
 	for _, r := range rows {
 		at := fmt.Sprintf("select.txt:%d: %s", r.line, r.text)
-		if got := spoken(t, r.params, every); !slices.Equal(got, r.rules) {
+		if got := rejectingRules(t, r.params, every); !slices.Equal(got, r.rules) {
 			t.Errorf("%s\n got rules %s", at, strings.Join(got, " "))
 		}
 		if got, remedies := outcomeOf(t, r.params); got != r.backend || !slices.Equal(remedies, r.remedies) {
@@ -258,24 +260,23 @@ func outcomeOf(t testing.TB, p Params) (Backend, []string) {
 	return c.Backend, kinds
 }
 
-// TestEveryRuleIsInTheTable holds that each rule speaks in one row and is silent in another.
-// Warnings choose nothing.
+// TestEveryRuleIsInTheTable checks that each rule applies to one row and not to another. Warnings choose nothing.
 func TestEveryRuleIsInTheTable(t *testing.T) {
 	rows := readRows(t)
 	for _, rule := range rules {
 		if rule.Warns {
 			continue
 		}
-		speaks, silent := false, false
+		applies, silent := false, false
 		for _, r := range rows {
 			if slices.Contains(r.rules, rule.ID) {
-				speaks = true
+				applies = true
 			} else {
 				silent = true
 			}
 		}
-		if !speaks || !silent {
-			t.Errorf("rule %s: speaks in a row: %t, is silent in one: %t", rule.ID, speaks, silent)
+		if !applies || !silent {
+			t.Errorf("rule %s: speaks in a row: %t, is silent in one: %t", rule.ID, applies, silent)
 		}
 	}
 	for _, r := range rows {
@@ -287,8 +288,8 @@ func TestEveryRuleIsInTheTable(t *testing.T) {
 	}
 }
 
-// TestBothSidesOfEveryVersion holds that for each version of a rule some row stands at it, and
-// would have another outcome for that rule one patch before.
+// TestBothSidesOfEveryVersion checks that for each version of a rule a row has exactly that version, and that the rule
+// changes one patch earlier.
 func TestBothSidesOfEveryVersion(t *testing.T) {
 	rows := readRows(t)
 	for _, rule := range rules {
@@ -303,7 +304,7 @@ func TestBothSidesOfEveryVersion(t *testing.T) {
 				before := r.params
 				before.CUDNN = v - 1
 				own := map[Backend]bool{rule.Backend: true}
-				return slices.Contains(r.rules, rule.ID) != slices.Contains(spoken(t, before, own), rule.ID)
+				return slices.Contains(r.rules, rule.ID) != slices.Contains(rejectingRules(t, before, own), rule.ID)
 			})
 			if !found {
 				t.Errorf("rule %s: no row at version %s that differs from the one before", rule.ID, v)

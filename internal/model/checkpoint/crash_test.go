@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// points are the places of a save at which a process is killed, in their order. "set aside"
-// is reached when the step is there already, "pruning" when one is too many.
+// points lists the points of a save at which a test kills the process, in order. A save reaches "set aside" if a
+// checkpoint of the step exists, and "pruning" if there is one more than Keep.
 var points = []string{
 	"shard written", "shard synced", "gathered", "manifest written", "set aside", "renamed",
 	"latest written", "latest renamed", "pruning", "pruned",
@@ -26,9 +26,9 @@ var points = []string{
 
 const childSteps = 4
 
-// child resumes from the newest checkpoint, saves the steps after it up to childSteps, with
-// two ranks and keeping two, and says of each when it is whole. At the point of the step it
-// kills itself as the kernel would. Without a point it saves until it is killed.
+// child resumes from the newest checkpoint and saves the following steps up to childSteps, with two ranks and Keep 2.
+// It prints each complete step. At the given point of the step it kills itself with SIGKILL; without a point it saves
+// until it is killed.
 func child(dir, point string, die int64) error {
 	params, ranges := small(2)
 	first := int64(1)
@@ -43,7 +43,7 @@ func child(dir, point string, die int64) error {
 		last = 1 << 40
 	}
 	if point == "set aside" {
-		first = die // a step that is there
+		first = die // an existing step
 	}
 	f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: fmt.Sprintf("pid-%d", os.Getpid()), Keep: 2,
 		Async: true, Local: *childLocal})
@@ -57,7 +57,7 @@ func child(dir, point string, die int64) error {
 				if err := syscall.Kill(os.Getpid(), syscall.SIGKILL); err != nil {
 					return err
 				}
-				select {} // the signal is under way
+				select {} // SIGKILL is on its way
 			}
 			return nil
 		}
@@ -74,11 +74,11 @@ func child(dir, point string, die int64) error {
 	return f.close()
 }
 
-// lines collects what a child prints, for a reader on another goroutine.
+// lines collects a child's output for a reader on another goroutine.
 type lines struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
-	got chan struct{} // has one element after a write
+	got chan struct{} // one element after each write
 }
 
 func (l *lines) Write(p []byte) (int, error) {
@@ -91,7 +91,7 @@ func (l *lines) Write(p []byte) (int, error) {
 	return l.buf.Write(p)
 }
 
-// last is the step of the last line that was whole.
+// last returns the step of the last complete line.
 func (l *lines) last() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -120,12 +120,12 @@ func killed(err error) bool {
 	return errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL
 }
 
-// TestKillPoints kills a process at every point of a save. What it had said to be whole must
-// be found whole, or something newer; and the next process goes on and leaves no remains.
+// TestKillPoints kills a process at every point of a save. The newest checkpoint is then complete, and no older than
+// the last one the process reported. The next process resumes and leaves no remains.
 func TestKillPoints(t *testing.T) {
 	params, _ := small(2)
 	for _, point := range points {
-		dir, _ := saved(t, Options{}, 1, 2) // the dead run's, or an earlier one's
+		dir, _ := saved(t, Options{}, 1, 2) // written by the killed run, or by an earlier one
 		die := int64(3)
 		if point == "set aside" {
 			die = 2
@@ -150,8 +150,8 @@ func TestKillPoints(t *testing.T) {
 	}
 }
 
-// TestKillWhileCopying kills a process whose shards are on its node, or on their way from there: the
-// checkpoint before stays the newest, and the next process removes what was left on the node.
+// TestKillWhileCopying kills a process before or while it copies its shards from the node. The previous checkpoint
+// stays the newest, and the next process empties the local directory.
 func TestKillWhileCopying(t *testing.T) {
 	for _, point := range []string{"shard synced", "uploaded", "renamed"} {
 		dir, params := saved(t, Options{}, 1, 2)
@@ -176,9 +176,8 @@ func TestKillWhileCopying(t *testing.T) {
 	}
 }
 
-// TestKillAnywhere kills processes at moments that nobody chose, over and over in one
-// directory. Each time the newest checkpoint is whole and at least the one that the process
-// had spoken of last.
+// TestKillAnywhere kills processes at random moments, again and again in one directory. Each time the newest checkpoint
+// is complete, and no older than the last one the process reported.
 func TestKillAnywhere(t *testing.T) {
 	params, _ := small(2)
 	dir := filepath.Join(t.TempDir(), "checkpoints")

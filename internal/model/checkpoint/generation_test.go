@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// beginner is a saver of one rank whose launcher has the lock, or believes to have it.
+// beginner returns a saver of one rank that assumes its launcher holds the lock.
 func beginner(t *testing.T, dir, run string, generation int64) *fleet {
 	t.Helper()
 	params, ranges := small(1)
@@ -27,12 +27,12 @@ func (f *fleet) save(t *testing.T, step int64) error {
 	return f.each(func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, step)) })
 }
 
-// A start that is cut off after it has looked for a newer one finds out all the same: the newer one has
-// taken away what it was about to rename.
+// A start that is suspended after its check for a newer start still fails: the newer start has removed the directory
+// that it is about to rename.
 func TestCutOff(t *testing.T) {
 	for _, c := range []struct {
 		point string
-		left  int64 // the newest checkpoint then
+		left  int64 // the newest checkpoint afterwards
 	}{{"manifest written", 1}, {"set aside", 1}, {"latest written", 1}} {
 		dir := t.TempDir()
 		old := beginner(t, dir, "old", 1)
@@ -69,7 +69,7 @@ func TestCutOff(t *testing.T) {
 	}
 }
 
-// Of two starts of one number, the second is refused; a number that is not given is the next.
+// The second start with a generation number is refused. Generation 0 takes the next number.
 func TestGenerations(t *testing.T) {
 	dir := t.TempDir()
 	beginner(t, dir, "first", 3)
@@ -104,7 +104,7 @@ func TestGenerations(t *testing.T) {
 	}
 }
 
-// Whatever stands in the record of a start, an error is of bounded length and shows no control character.
+// For any record of a start, the error has bounded length and no control characters.
 func FuzzOrigin(f *testing.F) {
 	f.Add(append(encode(newOrigin()), '\n'))
 	f.Add([]byte(`{"host":"` + strings.Repeat("x", 3000) + "\\u001b\"}\n"))
@@ -118,7 +118,7 @@ func FuzzOrigin(f *testing.F) {
 	})
 }
 
-// A job that another has taken the run from does not take it back when its workers are started again.
+// A job that a newer job has replaced stays replaced when its workers restart.
 func TestJobsDoNotFight(t *testing.T) {
 	dir := t.TempDir()
 	begin := func(job string, first, restart int64) error {
@@ -144,7 +144,7 @@ func TestJobsDoNotFight(t *testing.T) {
 	}
 }
 
-// The lock says who holds it.
+// The error of a second lock names the holder.
 func TestLockNamesItsHolder(t *testing.T) {
 	dir := rooted(t.TempDir())
 	first, err := Lock(dir, "mine")

@@ -17,7 +17,7 @@ import (
 	"github.com/cprun/cprun/internal/base/files"
 )
 
-// The test binary runs itself as a child that saves and is killed; see crash_test.go.
+// The test binary runs itself as a child that saves until it is killed; see crash_test.go.
 var (
 	childDir   = flag.String("child-dir", "", "save checkpoints into this directory, as a child of a test")
 	childPoint = flag.String("child-point", "", "the point of a save to die at")
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(closing{m})
 }
 
-// rooted opens a directory, and makes it where it is not there.
+// rooted opens a directory and creates it if absent.
 func rooted(dir string) *os.Root {
 	root, err := files.Make(dir)
 	if err != nil {
@@ -48,8 +48,8 @@ func rooted(dir string) *os.Root {
 
 var fieldNames = []string{FieldParam, "exp_avg", "exp_avg_sq"}
 
-// value is what stands at an element of a field at a step. All differ, so that a part that
-// comes from the wrong place or time is seen. Integers below 2^24 are exact in float32.
+// value returns the test value of one element at a step. All values differ, so a part from the wrong place or step is
+// detected. Integers below 2^24 are exact in float32.
 func value(step int64, field int, param string, i int64) float32 {
 	h := int64(0)
 	for _, c := range param {
@@ -58,7 +58,7 @@ func value(step int64, field int, param string, i int64) float32 {
 	return float32(((step*7+int64(field))*131071 + h*8191 + i) & (1<<24 - 1))
 }
 
-// place gives shapes offsets in a flat space, in a random order with random gaps.
+// place assigns offsets in a flat space to the shapes, in random order with random gaps.
 func place(r *rand.Rand, shapes map[string][]int) (params []Param, total int64) {
 	var names []string
 	for name := range shapes {
@@ -79,7 +79,7 @@ func place(r *rand.Rand, shapes map[string][]int) (params []Param, total int64) 
 	return params, total + r.Int64N(3)
 }
 
-// cut divides [0, total) among n ranks, unevenly; some may get nothing.
+// cut divides [0, total) among n ranks, unevenly. Some ranks may get nothing.
 func cut(r *rand.Rand, total int64, n int) []Range {
 	cuts := []int64{0, total}
 	for range n - 1 {
@@ -93,7 +93,7 @@ func cut(r *rand.Rand, total int64, n int) []Range {
 	return ranges
 }
 
-// fill is the state of one rank at a step.
+// fill returns the state of one rank at a step.
 func fill(params []Param, own Range, step int64) []Field {
 	fields := make([]Field, len(fieldNames))
 	for k, name := range fieldNames {
@@ -121,7 +121,7 @@ func metaOf(step int64, ranks int) Meta {
 	}
 }
 
-// fleet is the savers of all ranks of a run.
+// A fleet holds the savers of all ranks of a run.
 type fleet struct {
 	savers []*Saver
 	params []Param
@@ -140,7 +140,7 @@ func newFleet(params []Param, ranges []Range, o Options) (*fleet, error) {
 	return f, nil
 }
 
-// each runs do on every rank at once.
+// each calls do on every rank at once.
 func (f *fleet) each(do func(rank int, s *Saver) error) error {
 	errs := make([]error, len(f.savers))
 	var wg sync.WaitGroup
@@ -162,7 +162,7 @@ func (f *fleet) close() error {
 	return f.each(func(_ int, s *Saver) error { return s.Close() })
 }
 
-// small is the parameters of most tests, and the ranges of n ranks.
+// small returns the parameters of most tests and the ranges of n ranks.
 func small(n int) ([]Param, []Range) {
 	r := rand.New(rand.NewPCG(1, 2))
 	params, total := place(r, map[string][]int{"embed": {5, 4}, "norm": {4}, "layers.0.w": {4, 3},
@@ -174,7 +174,7 @@ func small(n int) ([]Param, []Range) {
 	return params, ranges
 }
 
-// saved is a directory with checkpoints of these steps, by two ranks.
+// saved returns a directory with checkpoints of these steps, written by two ranks.
 func saved(t *testing.T, o Options, steps ...int64) (dir string, params []Param) {
 	t.Helper()
 	params, ranges := small(2)
@@ -202,13 +202,13 @@ func saved(t *testing.T, o Options, steps ...int64) (dir string, params []Param)
 	return o.Dir.Name(), params
 }
 
-// checkContent fails unless all elements of c are those of its step.
+// checkContent fails unless c holds the elements of its own step.
 func checkContent(t *testing.T, c *Checkpoint, params []Param) {
 	t.Helper()
 	checkState(t, c, params, c.Manifest.Step)
 }
 
-// checkState fails unless all elements of c are those that fill gives for a step.
+// checkState fails unless c holds the elements that fill returns for a step.
 func checkState(t *testing.T, c *Checkpoint, params []Param, step int64) {
 	t.Helper()
 	var total int64
@@ -232,7 +232,7 @@ func checkState(t *testing.T, c *Checkpoint, params []Param, step int64) {
 	}
 }
 
-// latestStep is the step that Latest gives, its content checked, and the reasons.
+// latestStep returns the step of the newest complete checkpoint, after a check of its content, and the reasons.
 func latestStep(t *testing.T, dir string, params []Param) (int64, []string) {
 	t.Helper()
 	c, reasons, err := Latest(t.Context(), dir)
@@ -244,7 +244,7 @@ func latestStep(t *testing.T, dir string, params []Param) (int64, []string) {
 	return c.Manifest.Step, reasons
 }
 
-// names lists what is in dir, without the lock and the record of the start.
+// names lists a directory without the lock and the generation records.
 func names(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

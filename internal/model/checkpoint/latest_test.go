@@ -13,7 +13,7 @@ import (
 	"github.com/cprun/cprun/internal/model/checkpoint/checkpointtest"
 )
 
-// FuzzLatest: whatever the file latest holds, the checkpoints that are there are tried, each once, and
+// FuzzLatest checks that, for any content of the file latest, each checkpoint of the directory is tried once and
 // nothing else is.
 func FuzzLatest(f *testing.F) {
 	for _, text := range []string{"step-00000002\n", "", "step-00000009", "../step-00000001", "step-00000002.old-x",
@@ -33,7 +33,7 @@ func FuzzLatest(f *testing.F) {
 		}
 		root := rooted(dir)
 		defer root.Close()
-		d, err := duplicate(root)
+		d, err := reopen(root)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -56,8 +56,8 @@ func FuzzLatest(f *testing.F) {
 	})
 }
 
-// outsideOf gives a checkpoints directory something that leads out of it, and returns what must not
-// change.
+// outsideOf adds links to a checkpoints directory that lead out of it, and returns the outside directory, which must
+// not change.
 func outsideOf(t *testing.T) (dir, outside string) {
 	t.Helper()
 	dir, outside = filepath.Join(t.TempDir(), "checkpoints"), t.TempDir()
@@ -67,7 +67,7 @@ func outsideOf(t *testing.T) (dir, outside string) {
 	return dir, outside
 }
 
-// Whoever may write into a run directory before the run may put links there.
+// An attacker with write access to the run directory may place links there before the run.
 func TestSavesFollowNoLink(t *testing.T) {
 	for _, name := range []string{
 		latestName, latestName + ".tmp-first", "step-00000001.tmp-first", "step-00000001", "step-00000001.old-first",
@@ -89,7 +89,7 @@ func TestSavesFollowNoLink(t *testing.T) {
 			params, ranges := small(2)
 			f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "first"})
 			if err == nil {
-				// it may be refused
+				// It may be refused.
 				_ = f.each(func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, 1)) })
 				_ = f.close()
 			}
@@ -129,7 +129,7 @@ func TestPipesAmongCheckpoints(t *testing.T) {
 	}
 }
 
-// A manifest that claims more than its files hold is refused before anything is allocated for it.
+// A manifest that claims more bytes than its files have is refused before any allocation.
 func TestManifestClaimsNoMoreThanItsFiles(t *testing.T) {
 	dir, _ := saved(t, Options{}, 1)
 	path := filepath.Join(dir, "step-00000001", manifestName)

@@ -19,8 +19,7 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// A localDir takes the shards of a rank first: a directory of its own on its node, locked as long
-// as its process lives.
+// A localDir is a directory on the node for the shards of one rank, locked while its process lives.
 type localDir struct {
 	dir    store
 	parent store
@@ -28,11 +27,10 @@ type localDir struct {
 	lock   io.Closer // nil in tests
 }
 
-// localPrefix begins the names of such directories, in one that may hold other things.
+// localPrefix begins the names of these directories in a shared one.
 const localPrefix = "cprun-checkpoint-"
 
-// openLocal makes a directory of a rank in another, which it makes if absent, and removes directories of processes
-// that have ended.
+// openLocal creates the directory of a rank in path, and removes those of ended processes.
 func openLocal(path, name string) (*localDir, error) {
 	root, err := files.Make(path)
 	if err != nil {
@@ -50,21 +48,19 @@ func openLocal(path, name string) (*localDir, error) {
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint.local: %w", err)
 	}
-	if l.parent, err = duplicate(root); err != nil {
+	if l.parent, err = reopen(root); err != nil {
 		return nil, errors.Join(err, l.close())
 	}
 	return l, nil
 }
 
-// Each process that begins to use such a directory may take one that is not locked yet away from another
-// that begins. It holds the lock for a moment then.
+// Starting processes may take an unlocked directory from each other, each holding its lock for a moment.
 const (
 	localTries = 256
 	localPause = 10 * time.Millisecond
 )
 
-// errSwept reports that another process removed a directory as a dead one's before it was
-// locked.
+// errSwept reports that another process removed the directory before it was locked.
 var errSwept = errors.New("removed by another process that cleans up")
 
 func (l *localDir) open(root *os.Root) error {
@@ -83,15 +79,14 @@ func (l *localDir) open(root *os.Root) error {
 	if err := lockIn(root, l.name, lock); err != nil {
 		return errors.Join(errSwept, err, lock.Close())
 	}
-	if l.dir, err = duplicate(dir); err != nil {
+	if l.dir, err = reopen(dir); err != nil {
 		return errors.Join(err, lock.Close())
 	}
 	l.lock = lock
 	return nil
 }
 
-// lockIn locks the lock of a directory, and checks that the name still means this directory: the lock
-// keeps others from renaming it.
+// lockIn takes the lock of a directory and checks that the name still refers to it. The lock prevents a rename.
 func lockIn(root *os.Root, name string, lock *os.File) error {
 	if err := lockFile(lock, syscall.LOCK_EX); err != nil {
 		return err
@@ -107,10 +102,9 @@ func lockIn(root *os.Root, name string, lock *os.File) error {
 	return err
 }
 
-// sweep removes the directories of processes of this user that have ended. What it cannot remove is
-// left: others may write here as well.
+// sweep removes the directories of ended processes of this user. It skips directories that it cannot remove.
 func sweep(root *os.Root) {
-	d, err := duplicate(root)
+	d, err := reopen(root)
 	if err != nil {
 		return
 	}
@@ -123,12 +117,11 @@ func sweep(root *os.Root) {
 	}
 }
 
-// unlockedFor bounds the time between the making of a directory and of its lock: a process makes one
-// after the other.
+// unlockedFor bounds the time between the creation of a directory and of its lock.
 const unlockedFor = time.Minute
 
-// removeEnded removes a directory if its process has ended. It holds the lock meanwhile: a process that
-// was about to take it finds that it has none.
+// removeEnded removes a directory if its process has ended. It holds the lock meanwhile, so that another process fails
+// to take the directory.
 func removeEnded(root *os.Root, d store, name string) error {
 	dir, err := files.Owned(root, name)
 	if err != nil {
@@ -149,15 +142,15 @@ func removeEnded(root *os.Root, d store, name string) error {
 	if err := lockIn(root, name, lock); err != nil {
 		return err
 	}
-	gone := localPrefix + rand.Text() // a process that has it open makes nothing under its name any more
+	gone := localPrefix + rand.Text() // processes with it open can create nothing under the old name
 	if err := d.Rename(name, gone); err != nil {
 		return err
 	}
 	return d.RemoveAll(gone)
 }
 
-// forget removes the shards, after a save that was committed or given up.
-func (l *localDir) forget() error {
+// clear removes the shards after a committed or abandoned save.
+func (l *localDir) clear() error {
 	entries, err := l.dir.List()
 	for _, e := range entries {
 		if e.Name() != lockName {
@@ -167,7 +160,7 @@ func (l *localDir) forget() error {
 	return err
 }
 
-// close removes the directory. A nil one is none.
+// close removes the directory. l may be nil.
 func (l *localDir) close() error {
 	if l == nil {
 		return nil
@@ -182,14 +175,13 @@ func (l *localDir) close() error {
 	return errors.Join(append(errs, l.dir.Close())...)
 }
 
-// Bytes of a copy in memory: of one read, and in the kernel before
-// the disk has them.
+// These are the bytes of one read, and of the unsynced part of a copy.
 const (
 	copyBuffer = 4 << 20
 	copyUnsent = 256 << 20
 )
 
-// upload copies the own shard to the run directory, and reads it there again.
+// upload copies the rank's shard to the run directory and verifies the copy.
 func (s *Saver) upload(ctx context.Context, r report) report {
 	if r.err != nil || r.File == nil {
 		return r
@@ -198,7 +190,7 @@ func (s *Saver) upload(ctx context.Context, r report) report {
 		if err := s.copyShard(ctx, tmp, *r.File); err != nil {
 			return err
 		}
-		return s.reread(ctx, tmp, *r.File)
+		return s.verifyUpload(ctx, tmp, *r.File)
 	})
 	if err == nil {
 		err = s.at("uploaded")
@@ -209,7 +201,7 @@ func (s *Saver) upload(ctx context.Context, r report) report {
 	return r.failed(err)
 }
 
-// copyShard copies a shard that has the checksum it was written with.
+// copyShard copies a shard and compares it with its original checksum.
 func (s *Saver) copyShard(ctx context.Context, tmp store, info FileInfo) error {
 	from, err := s.local.dir.Open(info.Name)
 	if err != nil {
@@ -221,7 +213,7 @@ func (s *Saver) copyShard(ctx context.Context, tmp store, info FileInfo) error {
 		return err
 	}
 	hash := sha256.New()
-	to := &cancelled{ctx: ctx, w: io.MultiWriter(&paced{draft: f, w: s.wrap(f)}, hash)}
+	to := &contextWriter{ctx: ctx, w: io.MultiWriter(&syncedWriter{draft: f, w: s.wrap(f)}, hash)}
 	_, err = io.CopyBuffer(to, struct{ io.Reader }{from}, make([]byte, min(copyBuffer, max(1, info.Bytes))))
 	if got := hex.EncodeToString(hash.Sum(nil)); err == nil && got != info.SHA256 {
 		err = fmt.Errorf("the disk of this node returns other bytes than were written: checksum %.12s…, not %.12s…; "+
@@ -233,7 +225,7 @@ func (s *Saver) copyShard(ctx context.Context, tmp store, info FileInfo) error {
 	return f.Commit()
 }
 
-func (s *Saver) reread(ctx context.Context, tmp store, info FileInfo) error {
+func (s *Saver) verifyUpload(ctx context.Context, tmp store, info FileInfo) error {
 	f, err := tmp.Open(info.Name)
 	if err != nil {
 		return err
@@ -245,15 +237,15 @@ func (s *Saver) reread(ctx context.Context, tmp store, info FileInfo) error {
 	return verify(ctx, f, info)
 }
 
-// paced syncs a file at intervals, so that few bytes wait in memory.
-type paced struct {
+// A syncedWriter syncs a file at intervals, so that few bytes wait in memory.
+type syncedWriter struct {
 	draft
 	w io.Writer
-	n int64 // since the last time
+	n int64 // since the last sync
 }
 
 // Write writes to w.
-func (p *paced) Write(data []byte) (int, error) {
+func (p *syncedWriter) Write(data []byte) (int, error) {
 	n, err := p.w.Write(data)
 	if p.n += int64(n); err == nil && p.n >= copyUnsent {
 		p.n, err = 0, p.draft.Sync()

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// localFleet is two ranks that write on their node first.
+// localFleet returns two ranks with a local directory.
 func localFleet(t *testing.T, dir, local string, async bool) *fleet {
 	t.Helper()
 	params, ranges := small(2)
@@ -30,7 +30,7 @@ func (f *fleet) wait() error {
 	return f.each(func(_ int, s *Saver) error { return s.Wait() })
 }
 
-// inLocal lists the files of all ranks in a local directory, without their locks.
+// inLocal lists the files of all ranks in a local directory, without the locks.
 func inLocal(t *testing.T, local string) (all []string) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(local, localPrefix+"*", "*"))
@@ -45,8 +45,8 @@ func inLocal(t *testing.T, local string) (all []string) {
 	return all
 }
 
-// A save with a local directory returns when the shards are there. The checkpoint is one when they are
-// copied, and then they are gone.
+// With a local directory Save returns once the shards are there. The checkpoint is complete once they are copied, and
+// then they are removed.
 func TestLocal(t *testing.T) {
 	for _, async := range []bool{false, true} {
 		dir, local := t.TempDir(), t.TempDir()
@@ -91,7 +91,7 @@ func TestLocal(t *testing.T) {
 	}
 }
 
-// What goes wrong on a node's disk or on the way ends the save, and the checkpoint before stays.
+// A failure of the node's disk or of the copy ends the save, and the previous checkpoint stays.
 func TestLocalFaults(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -140,7 +140,7 @@ func TestLocalFaults(t *testing.T) {
 	}
 }
 
-// Processes that begin at once do not take each other's directories for those of dead ones.
+// Processes that start at the same time do not remove each other's directories.
 func TestLocalAtOnce(t *testing.T) {
 	local := t.TempDir()
 	var g errgroup.Group
@@ -165,8 +165,8 @@ func TestLocalAtOnce(t *testing.T) {
 	}
 }
 
-// A killed process leaves its directory, and the next start on the node removes it; that of a process
-// that lives stays, and so does all else.
+// The next start on the node removes the directory of a killed process. Directories of running processes stay, and so
+// do all other files.
 func TestLocalSweep(t *testing.T) {
 	local := t.TempDir()
 	root := rooted(local)

@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/internal/base/safetensors"
 )
 
-// golden is the manifest of a small checkpoint in version 1, which has no checksum of its own.
+// golden returns the manifest of a small checkpoint in version 1, which has no checksum of its own.
 func golden(t testing.TB) []byte { return manifestFile(t, "manifest-1.json") }
 
 func manifestFile(t testing.TB, name string) []byte {
@@ -24,8 +24,7 @@ func manifestFile(t testing.TB, name string) []byte {
 	return data
 }
 
-// TestGolden holds that what version 1 wrote is read, and what version 2 wrote is written again to
-// the byte.
+// TestGolden checks that version 1 can be read, and that version 2 is written byte for byte as before.
 func TestGolden(t *testing.T) {
 	data := manifestFile(t, "manifest-2.json")
 	m, err := ParseManifest(data)
@@ -99,7 +98,8 @@ func TestManifestRefuses(t *testing.T) {
 	}
 }
 
-// A shard's header has at most MaxHeader bytes after the 8 of its length; more bytes belong to nothing.
+// A shard has at most MaxHeader bytes of header after the 8 of its length. Further bytes that no tensor owns are
+// refused.
 func TestManifestCountsTheHeader(t *testing.T) {
 	m, err := ParseManifest(golden(t))
 	if err != nil {
@@ -119,7 +119,7 @@ func TestManifestCountsTheHeader(t *testing.T) {
 	}
 }
 
-// State that is no JSON is an error, and no manifest.
+// Extra state that is not JSON is an error, and no manifest is written.
 func TestManifestOfBadState(t *testing.T) {
 	m, err := ParseManifest(golden(t))
 	if err != nil {
@@ -131,7 +131,7 @@ func TestManifestOfBadState(t *testing.T) {
 	}
 }
 
-// TestEveryBit holds that a manifest with any one bit flipped is refused.
+// TestEveryBit checks that a manifest with any one bit flipped is refused.
 func TestEveryBit(t *testing.T) {
 	data := manifestFile(t, "manifest-2.json")
 	for i := range data {
@@ -145,7 +145,7 @@ func TestEveryBit(t *testing.T) {
 	}
 }
 
-// TestTensorNames holds that a parameter cannot hide behind another's field.
+// TestTensorNames checks that a parameter cannot have the tensor name of another's field.
 func TestTensorNames(t *testing.T) {
 	m := newManifest(Meta{}, []Param{{Name: "a", Shape: []int{0}}, {Name: "a.exp_avg", Shape: []int{0}}},
 		[]Field{{Name: FieldParam}, {Name: "exp_avg"}})
@@ -154,8 +154,7 @@ func TestTensorNames(t *testing.T) {
 	}
 }
 
-// FuzzManifest holds that no text makes the parser panic, and that what it takes stays the
-// same when it is written and read again.
+// FuzzManifest checks that no text makes the parser panic, and that a parsed manifest survives a round trip.
 func FuzzManifest(f *testing.F) {
 	f.Add(golden(f))
 	f.Add(manifestFile(f, "manifest-2.json"))
@@ -180,7 +179,7 @@ func FuzzManifest(f *testing.F) {
 		if err != nil || !bytes.Equal(third, text) {
 			t.Errorf("encoded twice:\n%s\n%s\n%v", text, third, err)
 		}
-		m.Extra, again.Extra = nil, nil // white space in them is the encoder's
+		m.Extra, again.Extra = nil, nil // the encoder changes white space in them
 		if !reflect.DeepEqual(m.Files, again.Files) || m.Step != again.Step {
 			t.Errorf("%+v became %+v", m, again)
 		}

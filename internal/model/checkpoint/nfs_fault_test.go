@@ -16,23 +16,23 @@ var (
 	nfsSeed   = flag.Uint64("nfs.seed", 1, "the seed of the first of them")
 )
 
-// attempt is a save that was begun: what a restore may give.
+// An attempt identifies a save that was begun. A restore may return any attempt since the last complete one.
 type attempt struct{ generation, step int64 }
 
-// salt is a step for value that no other attempt has.
+// salt returns a step for value that no other attempt has.
 func (a attempt) salt() int64 { return a.generation*256 + a.step }
 
-// trial is a run with its starts, one after the other or one beside the other, on one file system.
+// A trial is a run on one file system, with several starts in turn or at the same time.
 type trial struct {
 	*testing.T
 	r          *rand.Rand
 	s          *server
 	params     []Param
-	hosts      uint64 // made so far
+	hosts      uint64 // number of hosts made
 	generation int64
 
-	sure  attempt   // the newest save that was whole for a rank; zero: none was
-	later []attempt // those that were begun after it
+	sure  attempt   // the newest save that was complete on some rank; zero: none
+	later []attempt // saves begun after it
 }
 
 func (tr *trial) host(rate int) *host {
@@ -42,7 +42,7 @@ func (tr *trial) host(rate int) *host {
 	return h
 }
 
-// newest is the checkpoint that a restore gives on a host, its content checked.
+// newest restores on a host, checks the content, and returns the attempt.
 func (tr *trial) newest(h *host) (attempt, error) {
 	c, reasons, err := latestIn(tr.Context(), h.folder())
 	if err != nil {
@@ -56,14 +56,13 @@ func (tr *trial) newest(h *host) (attempt, error) {
 	return a, nil
 }
 
-// check holds that a restore gives a whole checkpoint: the newest that was committed, or one that was
-// begun later.
+// check fails unless a restore returns a complete checkpoint: the newest committed one, or one begun later.
 func (tr *trial) check(when string) attempt {
 	tr.Helper()
 	for _, rate := range []int{30, 0} {
 		a, err := tr.newest(tr.host(rate))
 		switch {
-		case err != nil && rate > 0: // it says so, and gives nothing
+		case err != nil && rate > 0: // an error, and no checkpoint
 		case errors.Is(err, ErrNone) && tr.sure == attempt{}:
 		case err != nil:
 			tr.Fatalf("%s: %v; sure of %v", when, err, tr.sure)
@@ -77,15 +76,15 @@ func (tr *trial) check(when string) attempt {
 	return attempt{}
 }
 
-// start is the savers of one start of the run, each rank on a host of its own.
+// A start holds the savers of one start of the run, each rank on its own host.
 type start struct {
 	*fleet
 	hosts      []*host
-	local      []*server // of each rank; nil: none
+	local      []*server // the local disk of each rank; nil: none
 	generation int64
 }
 
-// begin starts the run on new hosts. A fault may end it, which is nil then.
+// begin starts the run on new hosts. It returns nil if a fault ends it.
 func (tr *trial) begin(rate int) *start {
 	tr.generation++
 	ranks := 1 + tr.r.IntN(3)
@@ -118,7 +117,7 @@ func (tr *trial) begin(rate int) *start {
 	return st
 }
 
-// save is one save of all ranks, and whether it was whole for one of them.
+// save makes one save on all ranks. whole: it was complete on some rank.
 func (st *start) save(ctx context.Context, step int64) (whole bool, err error) {
 	var done atomic.Bool
 	err = st.each(func(rank int, s *Saver) error {
@@ -133,7 +132,7 @@ func (st *start) save(ctx context.Context, step int64) (whole bool, err error) {
 	return done.Load(), err
 }
 
-// saves has a start save some steps, and notes what is known of them.
+// saves makes several saves and records the attempts.
 func (tr *trial) saves(st *start, steps ...int64) {
 	for _, step := range steps {
 		a := attempt{st.generation, step}
@@ -144,7 +143,7 @@ func (tr *trial) saves(st *start, steps ...int64) {
 	}
 }
 
-// steps are some that follow a checkpoint, and maybe some that a run has gone back to.
+// steps returns steps that follow a checkpoint. The first ones may repeat, as after a resume from an older checkpoint.
 func (tr *trial) steps(from attempt) (steps []int64) {
 	first := max(1, from.step+1-tr.r.Int64N(3))
 	for i := range 1 + tr.r.Int64N(3) {
@@ -153,7 +152,7 @@ func (tr *trial) steps(from attempt) (steps []int64) {
 	return steps
 }
 
-// end closes what a start has open.
+// end closes a start.
 func (tr *trial) end(st *start) {
 	_ = st.close() // a fault may keep it from removing its local copies
 	for rank, disk := range st.local {
@@ -163,7 +162,7 @@ func (tr *trial) end(st *start) {
 	}
 }
 
-// alone is a start that ends, by itself or because a host dies in a call, before the next begins.
+// alone runs a start to its end before the next one begins. A host may die during it.
 func (tr *trial) alone(rate int) {
 	from := tr.check("before a start")
 	st := tr.begin(rate)
@@ -183,8 +182,8 @@ func (tr *trial) alone(rate int) {
 	}
 }
 
-// beside is a start that is cut off in the middle of a save, and comes back after another has begun:
-// it must not replace what that one has written.
+// beside suspends a start in the middle of a save and continues it after another start has begun. It must not replace
+// files of the other start.
 func (tr *trial) beside(rate int) {
 	from := tr.check("before a start that is cut off")
 	old := tr.begin(rate)
@@ -213,7 +212,7 @@ func (tr *trial) beside(rate int) {
 		tr.end(old)
 		return
 	}
-	sure, later := tr.sure, slices.Clone(tr.later) // saves of old stands still, and so does this
+	sure, later := tr.sure, slices.Clone(tr.later) // constant while old is suspended
 	next := tr.begin(rate)
 	var known trial
 	if next != nil {
@@ -233,14 +232,13 @@ func (tr *trial) beside(rate int) {
 			tr.later = append(tr.later, known.later...)
 		}
 		tr.check("after both")
-		tr.saves(next, 99) // what the old one did has not harmed it
+		tr.saves(next, 99) // the old start must not have harmed it
 		tr.end(next)
 	}
 }
 
-// TestNetworkFileSystem saves and restores on file systems that do what network file systems do, over
-// and over: see nfs_test.go. A restore gives a whole checkpoint, never a mix, and none that is older than
-// the newest that was committed.
+// TestNetworkFileSystem saves and restores on simulated network file systems (nfs_test.go), many times. A restore
+// returns a complete checkpoint of one save, and none older than the newest committed one.
 func TestNetworkFileSystem(t *testing.T) {
 	for i := range *nfsTrials {
 		seed := *nfsSeed + uint64(i)

@@ -28,7 +28,7 @@ func (i info) Mode() fs.FileMode {
 	return 0o644
 }
 
-// reading is a file that a host reads.
+// A reading is a file that a host has open for reading.
 type reading struct {
 	d    *folder
 	name string
@@ -73,7 +73,8 @@ func (f *reading) ReadAt(p []byte, off int64) (int, error) {
 	return bytes.NewReader(f.n.data).ReadAt(p, off)
 }
 
-// writing is a file that a host writes. An error of a write is told then, or at a sync, or at its end.
+// A writing is a file that a host has open for writing. The host reports a failed write at once, at a sync or at the
+// close.
 type writing struct {
 	d          *folder
 	n          *node

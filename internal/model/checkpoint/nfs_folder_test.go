@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// folder is a directory that a host has open.
+// A folder is a directory that a host has open.
 type folder struct {
 	h    *host
 	n    *node
@@ -21,7 +21,7 @@ type folder struct {
 
 func (h *host) folder() *folder { return &folder{h, h.s.root, "/run/checkpoints"} }
 
-// locked is for the beginning of every call; what it returns is for its end.
+// locked begins a call: it locks the server and may return a fault. done ends the call.
 func (d *folder) locked(may ...error) (done func(), err error) {
 	d.h.s.mu.Lock()
 	err = d.h.call(may...)
@@ -150,7 +150,7 @@ func (d *folder) Sub(name string) (store, error) {
 	return &folder{d.h, n, d.path + "/" + name}, nil
 }
 
-// add makes a file whose name is free.
+// add creates a file with an unused name.
 func (d *folder) add(name string) (*node, error) {
 	if d.n.kids[name] != nil {
 		return nil, syscall.EEXIST
@@ -202,7 +202,7 @@ func (d *folder) Rename(from, to string) error {
 	return d.fail("rename", from, err)
 }
 
-// rename refuses to replace a file that somebody has open, and a directory with something in it.
+// rename refuses to replace an open file or a directory with entries.
 func (d *folder) rename(from, to string) error {
 	n, over := d.n.kids[from], d.n.kids[to]
 	switch {
@@ -238,7 +238,7 @@ func (d *folder) RemoveAll(name string) error {
 	return d.fail("remove", name, err)
 }
 
-// empty removes what is in a directory. What somebody has open stays, under another name.
+// empty removes the entries of a directory. An NFS client keeps open files under another name (.nfs...).
 func (h *host) empty(n *node) error {
 	for _, name := range slices.Sorted(maps.Keys(n.kids)) {
 		k := n.kids[name]
@@ -249,12 +249,12 @@ func (h *host) empty(n *node) error {
 		}
 		n.change()
 		delete(n.kids, name)
-		if k.opens[h] > 0 { // of another host it becomes stale
+		if k.opens[h] > 0 { // a handle of another host becomes stale
 			n.kids[".nfs"+fmt.Sprint(len(n.history))] = k
 		} else {
 			k.gone = true
 		}
-		if err := h.after(errDead, syscall.EIO); err != nil { // it may end in the middle
+		if err := h.after(errDead, syscall.EIO); err != nil { // the host may die in the middle
 			h.dead = h.dead || errors.Is(err, errDead) && h.dies > 0
 			return err
 		}

@@ -8,29 +8,29 @@ import (
 	"syscall"
 )
 
-// server is a file system that hosts share. It has what all of them have done, and what of it is on its
-// disk.
+// A server is a simulated network file system. It keeps both the state that hosts see and the state that is durable on
+// its disk.
 type server struct {
 	mu   sync.Mutex
 	root *node
 }
 
-// node is a file or a directory.
+// A node is a file or a directory.
 type node struct {
 	kids    map[string]*node   // nil: a file
-	history []map[string]*node // of a directory: its names before each change since they were last synced
-	data    []byte             // of a file, as the hosts see it
-	durable []byte             // of a file, on the disk
+	history []map[string]*node // of a directory: its names before each change since the last sync
+	data    []byte             // of a file, as hosts read it
+	durable []byte             // of a file, on the disk after a sync
 	synced  bool               // data is durable
-	gone    bool               // it has no name any more
-	opens   map[*host]int      // handles on it
+	gone    bool               // it was removed
+	opens   map[*host]int      // open handles of each host
 }
 
 func newServer() *server {
 	return &server{root: &node{kids: map[string]*node{}}}
 }
 
-// open counts the handles of a host.
+// open adds to the handles of a host.
 func (n *node) open(h *host, more int) {
 	if n.opens == nil {
 		n.opens = map[*host]int{}
@@ -38,7 +38,7 @@ func (n *node) open(h *host, more int) {
 	n.opens[h] += more
 }
 
-// held says that a host that lives has it open.
+// held reports whether a living host has the file open.
 func (n *node) held() bool {
 	for h, count := range n.opens {
 		if count > 0 && !h.dead {
@@ -48,11 +48,11 @@ func (n *node) held() bool {
 	return false
 }
 
-// change is to be called before the names of a directory change.
+// change records the names of a directory before they change.
 func (n *node) change() { n.history = append(n.history, maps.Clone(n.kids)) }
 
-// powerLoss has a server come back with what was on its disk: of the names in each directory those after
-// some change since the last sync, of a file what was synced and maybe more.
+// powerLoss restarts the server with its durable state. A directory keeps its names as of some change since the last
+// sync; a file keeps its synced bytes and maybe more.
 func (s *server) powerLoss(r *rand.Rand) {
 	s.root.lose(r)
 }
@@ -78,19 +78,19 @@ func (n *node) lose(r *rand.Rand) {
 	}
 }
 
-// host is a client of a server: what it remembers may be old, and calls fail.
+// A host is a client of a server. Its cache may be stale, and its calls may fail.
 type host struct {
 	s    *server
 	r    *rand.Rand
-	seen map[*node]map[string]*node // the names in a directory, as it has last looked
+	seen map[*node]map[string]*node // the cached names of each directory
 
-	rate  int // one call of so many fails; 0: none does
+	rate  int // one call in rate fails; 0: none
 	calls int
-	dies  int           // the call from which on it is dead; 0: it lives
-	dead  bool          // nothing it does reaches the server
-	stops int           // the call that stands still; 0: none does
-	stood chan struct{} // closed when it stands
-	goOn  chan struct{} // closed to let it go on
+	dies  int           // number of the call from which the host is dead; 0: never
+	dead  bool          // no call reaches the server
+	stops int           // number of the call that blocks; 0: none
+	stood chan struct{} // closed once the call blocks
+	goOn  chan struct{} // closed to continue it
 }
 
 func (s *server) host(seed uint64) *host {
@@ -100,7 +100,7 @@ func (s *server) host(seed uint64) *host {
 
 var errDead = errors.New("this host is dead")
 
-// call is made at the beginning of every call, with the server locked. The error is a fault.
+// call begins a call, with the server locked. It may return one of these faults.
 func (h *host) call(may ...error) error {
 	h.calls++
 	if h.calls == h.stops {
@@ -121,7 +121,7 @@ func (h *host) call(may ...error) error {
 	return may[h.r.IntN(len(may))]
 }
 
-// after is a fault of a call that was done: the answer is lost.
+// after returns a fault for a call that was executed: the reply is lost.
 func (h *host) after(may ...error) error {
 	if h.rate == 0 || len(may) == 0 || h.r.IntN(2*h.rate) > 0 {
 		return nil
@@ -129,7 +129,7 @@ func (h *host) after(may ...error) error {
 	return may[h.r.IntN(len(may))]
 }
 
-// names is a directory as this host sees it: as it is, or as it was.
+// names returns the names of a directory as the host sees them: now, or from its cache.
 func (h *host) names(dir *node, now bool) map[string]*node {
 	old, ok := h.seen[dir]
 	if !ok || now || h.rate == 0 || h.r.IntN(4) == 0 {
@@ -139,7 +139,7 @@ func (h *host) names(dir *node, now bool) map[string]*node {
 	return old
 }
 
-// find looks a name up.
+// find looks up a name.
 func (h *host) find(dir *node, name string) (*node, error) {
 	if dir.gone {
 		return nil, syscall.ESTALE

@@ -26,8 +26,7 @@ func edit(t *testing.T, path string, change func([]byte) []byte) {
 
 const shard1 = "shard-00001-of-00002.safetensors"
 
-// TestDamage damages the newest checkpoint in every way there is: it is noticed, the reason
-// is given, and the older one is used.
+// TestDamage damages the newest checkpoint in many ways. Each time Latest reports the damage and opens the older one.
 func TestDamage(t *testing.T) {
 	flip := func(at func(n int) int) func(*testing.T, string) {
 		return func(t *testing.T, dir string) {
@@ -102,7 +101,7 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// TestBefore goes on in a directory that was written before starts had generations.
+// TestBefore resumes in a directory from before generations existed.
 func TestBefore(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.CopyFS(dir, os.DirFS(filepath.Join("testdata", "before"))); err != nil {
@@ -118,7 +117,7 @@ func TestBefore(t *testing.T) {
 	}
 }
 
-// TestReadsWhatItNeeds holds that a rank is not stopped by a shard that it reads nothing of.
+// TestReadsWhatItNeeds checks that damage to a shard does not stop a rank that reads nothing from it.
 func TestReadsWhatItNeeds(t *testing.T) {
 	dir, params := saved(t, Options{}, 1)
 	step := filepath.Join(dir, dirName(1))
@@ -209,8 +208,8 @@ func TestLatestNone(t *testing.T) {
 	}
 }
 
-// TestNewerVersion holds that a checkpoint of a newer cprun is refused, also by Latest, which
-// must not go back behind it without a word.
+// TestNewerVersion checks that a checkpoint of a newer cprun is refused. Latest must not silently fall back to an older
+// one either.
 func TestNewerVersion(t *testing.T) {
 	dir, _ := saved(t, Options{}, 1, 2)
 	edit(t, filepath.Join(dir, dirName(2), manifestName), func(b []byte) []byte {
@@ -251,7 +250,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestMismatch holds that all ways in which a model differs are told at once.
+// TestMismatch checks that one error lists all differences to a model.
 func TestMismatch(t *testing.T) {
 	dir, params := saved(t, Options{}, 1)
 	other := []Param{{Name: "new", Shape: []int{2}}}

@@ -9,17 +9,17 @@ import (
 	"github.com/cprun/cprun/comm"
 )
 
-// worlds are the groups that tests have made, closed at the end.
+// worlds lists the groups that tests have made. closing closes them.
 var worlds []*comm.Group
 
-// world returns the groups of n ranks that are goroutines of this process.
+// world returns a group of n ranks that are goroutines of this process.
 func world(n int) []*comm.Group {
 	groups := comm.NewLocal(n, nil, comm.Options{})
 	worlds = append(worlds, groups...)
 	return groups
 }
 
-// closing closes the worlds after the tests and before leaks are looked for.
+// closing closes the worlds after the tests, before the check for leaked goroutines.
 type closing struct{ *testing.M }
 
 func (c closing) Run() int {
@@ -30,13 +30,13 @@ func (c closing) Run() int {
 	return code
 }
 
-// No rank says yes for one that is lost: a save would be committed without its shard.
+// A lost rank counts as a no; else a save would be committed without its shard.
 func TestAllFailsWithARank(t *testing.T) {
 	world := comm.NewLocal(2, nil, comm.Options{Deadline: 20 * time.Second})
 	lost := errors.New("lost")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(lost)
-	if yes, err := (ranks{world[0]}).all(ctx, true); yes || !errors.Is(err, lost) { // rank 1 does not vote
+	if yes, err := (ranks{world[0]}).all(ctx, true); yes || !errors.Is(err, lost) { // rank 1 does not answer
 		t.Errorf("All = %t, %v", yes, err)
 	}
 	world[1].Abort(lost)
@@ -48,7 +48,7 @@ func TestAllFailsWithARank(t *testing.T) {
 	}
 }
 
-// A peer's announcement is taken up to maxBlob.
+// A peer may announce at most maxBlob bytes.
 func TestBlobsAreBounded(t *testing.T) {
 	world := comm.NewLocal(1, nil, comm.Options{})
 	defer world[0].Close()

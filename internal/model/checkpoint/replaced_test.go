@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A file in the place of a checkpoint's directory gives way to the checkpoint of that step, and leaves nothing.
+// A file with the name of a checkpoint's directory is replaced by the checkpoint of that step, without remains.
 func TestFileInPlaceOfACheckpoint(t *testing.T) {
 	for _, link := range []bool{false, true} {
 		dir, params := saved(t, Options{}, 1)
@@ -46,7 +46,7 @@ func TestFileInPlaceOfACheckpoint(t *testing.T) {
 	}
 }
 
-// A checkpoint holds the files of its own save alone, as the ranks wrote them.
+// A checkpoint contains only the files of its own save, as the ranks wrote them.
 func TestCheckpointHoldsItsOwnFiles(t *testing.T) {
 	dir, params := saved(t, Options{}, 1)
 	_, ranges := small(2)
@@ -69,7 +69,7 @@ func TestCheckpointHoldsItsOwnFiles(t *testing.T) {
 		t.Errorf("the checkpoint holds %q, want %q", got, want)
 	}
 	f.savers[1].at = func(point string) error {
-		if point == "shard synced" { // by somebody else, on the disk that all share
+		if point == "shard synced" { // another writer on the shared disk
 			return os.Truncate(filepath.Join(dir, "step-00000003.tmp-second", want[2]), 100)
 		}
 		return nil
@@ -85,7 +85,7 @@ func TestCheckpointHoldsItsOwnFiles(t *testing.T) {
 	}
 }
 
-// recorded is a newer start that has done nothing but record itself.
+// recorded adds the record of a newer start that has done nothing else yet.
 func recorded(t *testing.T, dir string, generation int64) {
 	t.Helper()
 	d, err := diskOf(rooted(dir), nil)
@@ -94,12 +94,12 @@ func recorded(t *testing.T, dir string, generation int64) {
 	}
 	s := newSaver(world(1)[0], Options{Dir: rooted(dir), RunID: "newer",
 		Start: Start{Job: "newer", First: generation, Generation: generation}}, d)
-	if err := s.claim(); err != nil {
+	if err := s.claimGeneration(); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// A start gives nothing a checkpoint's name once a newer one is recorded, also before that has removed anything.
+// A start renames nothing once a newer start is recorded, even before that one has removed any file.
 func TestNoNameAfterANewerStart(t *testing.T) {
 	dir := t.TempDir()
 	old := beginner(t, dir, "old", 1)
@@ -120,7 +120,7 @@ func TestNoNameAfterANewerStart(t *testing.T) {
 	}
 }
 
-// A start that removes a checkpoint leaves the one that a newer start has put in its place.
+// A start that removes a checkpoint keeps one that a newer start has put in its place.
 func TestRemoveLeavesANewerCheckpoint(t *testing.T) {
 	dir := t.TempDir()
 	old := beginner(t, dir, "old", 1)

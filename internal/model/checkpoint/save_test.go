@@ -19,8 +19,7 @@ import (
 	"time"
 )
 
-// TestReshard saves with some number of ranks, ranges and places in the flat space, and loads
-// with others.
+// TestReshard saves with random ranks, ranges and offsets, and loads with others.
 func TestReshard(t *testing.T) {
 	for seed := range uint64(24) {
 		r := rand.New(rand.NewPCG(seed, 7))
@@ -28,7 +27,7 @@ func TestReshard(t *testing.T) {
 		for range 1 + r.IntN(6) {
 			shape := make([]int, r.IntN(4))
 			for i := range shape {
-				shape[i] = r.IntN(6) // lengths of 0 and scalars too
+				shape[i] = r.IntN(6) // also lengths of 0, and scalars
 			}
 			shapes[string(rune('a'+r.IntN(26)))+".w"] = shape
 		}
@@ -76,7 +75,7 @@ func TestReshard(t *testing.T) {
 	}
 }
 
-// TestBits holds that every float32 comes back bit for bit, NaNs and signed zeros too.
+// TestBits checks that every float32 survives bit for bit, including NaN and signed zeros.
 func TestBits(t *testing.T) {
 	want := []uint32{0, 0x80000000, 1, 0x7f800000, 0xff800000, 0x7fc00001, 0xffc12345,
 		math.Float32bits(math.MaxFloat32)}
@@ -112,7 +111,7 @@ func TestAsyncCopies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The next step changes the slices as soon as Save is back; each save waits for the last.
+	// The next step changes the slices as soon as Save returns. Each save waits for the one before.
 	err = f.each(func(rank int, s *Saver) error {
 		snap := f.snapshot(rank, 0)
 		for step := range int64(4) {
@@ -139,7 +138,7 @@ func TestAsyncCopies(t *testing.T) {
 	}
 }
 
-// short fails with err after n bytes, as a full disk does.
+// short fails with err after n bytes, like a full disk.
 type short struct {
 	w   io.Writer
 	n   int
@@ -156,8 +155,8 @@ func (s *short) Write(p []byte) (int, error) {
 	return s.w.Write(p)
 }
 
-// TestDiskFull fills the disk of one rank: every rank hears of it, by the next call, the
-// checkpoints before stay, and nothing half-written does.
+// TestDiskFull fills the disk of one rank. Every rank gets the error from this call or the next, the earlier
+// checkpoints stay, and no incomplete one does.
 func TestDiskFull(t *testing.T) {
 	for _, broken := range []int{0, 1} {
 		for _, async := range []bool{false, true} {
@@ -179,7 +178,7 @@ func TestDiskFull(t *testing.T) {
 			f.each(func(rank int, s *Saver) error {
 				errs[rank] = s.Save(t.Context(), f.snapshot(rank, 3))
 				if async && errs[rank] == nil {
-					errs[rank] = s.Save(t.Context(), f.snapshot(rank, 4)) // hears of 3, does not begin 4
+					errs[rank] = s.Save(t.Context(), f.snapshot(rank, 4)) // the error of step 3
 				}
 				return nil
 			})
@@ -189,13 +188,13 @@ func TestDiskFull(t *testing.T) {
 					t.Errorf("rank %d of a disk that is full for rank %d: %v", rank, broken, err)
 				}
 			}
-			again := func(rank int, s *Saver) error { // a second failure in a row
+			retry := func(rank int, s *Saver) error { // the second failure in a row
 				err := s.Save(t.Context(), f.snapshot(rank, 3))
 				return errors.Join(err, s.Wait())
 			}
 			for i, want := range []bool{true, false, true} {
 				if i > 0 {
-					f.each(func(rank int, s *Saver) error { errs[rank] = again(rank, s); return nil })
+					f.each(func(rank int, s *Saver) error { errs[rank] = retry(rank, s); return nil })
 				}
 				for rank, err := range errs {
 					var retry *RetryError
@@ -220,7 +219,7 @@ func TestDiskFull(t *testing.T) {
 			if step, _ := latestStep(t, dir, params); step != 2 {
 				t.Errorf("latest step is %d, want 2", step)
 			}
-			full.Store(false) // room again
+			full.Store(false) // there is space again
 			err = f.each(func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, 5)) })
 			if err := errors.Join(err, f.close()); err != nil {
 				t.Errorf("save after there was room again: %v", err)
@@ -313,7 +312,7 @@ func TestLostRank(t *testing.T) {
 	}
 }
 
-// A directory in the place of the file latest is found before training, not at the first save.
+// A directory with the name latest is an error before training, not at the first save.
 func TestLatestIsNoFile(t *testing.T) {
 	dir, _ := saved(t, Options{}, 1)
 	if err := os.Remove(filepath.Join(dir, latestName)); err != nil {
@@ -331,8 +330,8 @@ func TestLatestIsNoFile(t *testing.T) {
 	}
 }
 
-// A disk that does not come to an end is that rank's own fault, and ends its save. When it goes on after
-// all, it finds everything closed.
+// A rank with a hanging disk reports its own fault and ends its save. If the disk continues later, its files are closed
+// already.
 func TestDiskThatHangs(t *testing.T) {
 	for _, local := range []string{"", t.TempDir()} {
 		params, ranges := small(2)
@@ -350,7 +349,7 @@ func TestDiskThatHangs(t *testing.T) {
 		errs := make([]error, 2)
 		f.each(func(rank int, s *Saver) error {
 			errs[rank] = errors.Join(s.Save(ctx, f.snapshot(rank, 1)), s.Wait())
-			cancel(errs[rank]) // as a run does, which tells the others
+			cancel(errs[rank]) // a run also does this, to inform the other ranks
 			return nil
 		})
 		if errs[1] == nil || !strings.Contains(errs[1].Error(), "not done its part in 20ms") || errs[0] == nil {
@@ -420,8 +419,7 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-// TestKeepWhileLoading holds that a checkpoint that somebody has open is not removed, and
-// that it is once they are done.
+// TestKeepWhileLoading checks that prune keeps an open checkpoint, and removes it once it is closed.
 func TestKeepWhileLoading(t *testing.T) {
 	dir, params := saved(t, Options{}, 1, 2)
 	c, err := Open(filepath.Join(dir, dirName(1)))
@@ -442,7 +440,7 @@ func TestKeepWhileLoading(t *testing.T) {
 	}
 }
 
-// TestKeepCountsWhole holds that a damaged checkpoint does not take the place of a whole one.
+// TestKeepCountsWhole checks that a damaged checkpoint does not count towards Keep.
 func TestKeepCountsWhole(t *testing.T) {
 	dir, params := saved(t, Options{}, 1, 2, 3)
 	if err := os.Remove(filepath.Join(dir, dirName(3), manifestName)); err != nil {

@@ -13,20 +13,19 @@ import (
 	"github.com/cprun/cprun/internal/base/safetensors"
 )
 
-// A report describes one rank's part of a save to rank 0.
+// A report describes a rank's part of a save to rank 0.
 type report struct {
 	Rank   int       `json:"rank"`
-	Run    string    `json:"run"` // RunID: of no other start
+	Run    string    `json:"run"` // RunID: unique to this start
 	Step   int64     `json:"step"`
 	Layout string    `json:"layout"` // checksum of parameters and fields, the same on every rank
-	File   *FileInfo `json:"file"`   // nil for a rank that owns nothing
+	File   *FileInfo `json:"file"`   // nil for a rank without elements
 	Error  string    `json:"error,omitempty"`
 
 	err error // with its causes, on the rank itself
 }
 
-// writeShard writes this rank's shard and syncs it: to the node's own directory if the run uses one,
-// else to the directory of all ranks.
+// writeShard writes and syncs this rank's shard: to the node's directory if configured, else to the shared one.
 func (s *Saver) writeShard(ctx context.Context, snap Snapshot) report {
 	r := report{Rank: s.group.Rank(), Run: s.o.RunID, Step: snap.Meta.Step}
 	r.Layout, r.File, r.err = s.tryShard(ctx, snap)
@@ -35,7 +34,7 @@ func (s *Saver) writeShard(ctx context.Context, snap Snapshot) report {
 
 // failed returns the report with an error, which may be nil.
 func (r report) failed(err error) report {
-	r.err = advised(err)
+	r.err = withFix(err)
 	r.Error = errText(r.err)
 	return r
 }
@@ -48,7 +47,7 @@ func (s *Saver) tryShard(ctx context.Context, snap Snapshot) (string, *FileInfo,
 		return "", nil, err
 	}
 	if s.group.Rank() == 0 {
-		if err := s.newest(); err != nil { // fail before the others write for nothing
+		if err := s.checkNewest(); err != nil { // before the other ranks write for nothing
 			return "", nil, err
 		}
 	}
@@ -70,7 +69,7 @@ func (s *Saver) tryShard(ctx context.Context, snap Snapshot) (string, *FileInfo,
 	}
 	write := func(dir store) error { return s.writeFile(ctx, dir, info, tensors) }
 	if s.local != nil {
-		err = again(s.local.dir, func() error { return write(s.local.dir) })
+		err = retry(s.local.dir, func() error { return write(s.local.dir) })
 	} else {
 		err = s.inTemp(snap.Meta.Step, write)
 	}
@@ -80,10 +79,9 @@ func (s *Saver) tryShard(ctx context.Context, snap Snapshot) (string, *FileInfo,
 	return sum(string(layout)), info, nil
 }
 
-// inTemp calls f with the directory of a step before its commit, and again if its handle becomes
-// stale.
+// inTemp calls f with the uncommitted directory of a step, and retries with a new handle if it is stale.
 func (s *Saver) inTemp(step int64, f func(dir store) error) error {
-	return again(s.dir, func() error {
+	return retry(s.dir, func() error {
 		tmp, err := s.dir.Sub(s.tmpName(step))
 		if err != nil {
 			return err
@@ -92,21 +90,19 @@ func (s *Saver) inTemp(step int64, f func(dir store) error) error {
 		if err := f(tmp); err != nil {
 			return err
 		}
-		// Rank 0 also syncs this directory, but each client of a network file system must sync its
-		// own writes.
+		// Rank 0 also syncs this directory, but each client of a network file system must sync its own writes.
 		return tmp.Sync()
 	})
 }
 
-// writeFile writes the tensors and sets the size and the checksum of info, which is computed
-// on the way, so that the file is not read again.
+// writeFile writes the tensors and sets the size and checksum of info, computed during the write.
 func (s *Saver) writeFile(ctx context.Context, dir store, info *FileInfo, tensors []safetensors.Entry) error {
 	f, err := dir.Create(s.tempName(info.Name), info.Name)
 	if err != nil {
 		return err
 	}
 	hash := sha256.New()
-	c := &cancelled{ctx: ctx, w: io.MultiWriter(s.wrap(f), hash)}
+	c := &contextWriter{ctx: ctx, w: io.MultiWriter(s.wrap(f), hash)}
 	w := bufio.NewWriterSize(c, 1<<20)
 	err = safetensors.Write(w, map[string]string{"format": "pt"}, tensors)
 	if err == nil {
@@ -128,14 +124,14 @@ func (s *Saver) writeFile(ctx context.Context, dir store, info *FileInfo, tensor
 	return s.at("shard synced")
 }
 
-// cancelled counts what passes, and refuses it once ctx has ended.
-type cancelled struct {
+// A contextWriter counts the written bytes, and fails once ctx has ended.
+type contextWriter struct {
 	ctx context.Context
 	w   io.Writer
 	n   int64
 }
 
-func (c *cancelled) Write(p []byte) (int, error) {
+func (c *contextWriter) Write(p []byte) (int, error) {
 	if c.ctx.Err() != nil {
 		return 0, context.Cause(c.ctx)
 	}

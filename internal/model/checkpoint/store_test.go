@@ -11,11 +11,11 @@ import (
 	"github.com/cprun/cprun/internal/base/files"
 )
 
-// counting is a store of another host's: it counts open files and pauses, and makes handles stale.
+// A counting store is a remote store that counts open files and pauses, and makes handles stale.
 type counting struct {
 	store
 	opened, closed int
-	age            int // handles of an earlier age are stale
+	age            int // handles of a lower age are stale
 	pauses         []time.Duration
 }
 
@@ -50,7 +50,7 @@ func (f *counted) Close() error {
 	return f.file.Close()
 }
 
-// A load opens each shard once, opens it again after its handle has become stale, and leaves no file open.
+// A load opens each shard once, reopens it if its handle is stale, and closes all files.
 func TestLoadOpensStaleShardsAgain(t *testing.T) {
 	dir, params := saved(t, Options{}, 1)
 	c, err := Open(filepath.Join(dir, dirName(1)))
@@ -74,7 +74,7 @@ func TestLoadOpensStaleShardsAgain(t *testing.T) {
 	}
 }
 
-// A file whose size is another's is opened to ask the server, and closed.
+// checkSize opens a file of unexpected size, which makes an NFS client ask the server, and closes it.
 func TestSizedLeavesNoFileOpen(t *testing.T) {
 	dir, _ := saved(t, Options{}, 1)
 	root, err := diskOf(files.OpenDir(filepath.Join(dir, dirName(1))))
@@ -83,13 +83,13 @@ func TestSizedLeavesNoFileOpen(t *testing.T) {
 	}
 	defer root.Close()
 	count := &counting{store: root}
-	err = sized(count, FileInfo{Name: manifestName, Bytes: 1})
+	err = checkSize(count, FileInfo{Name: manifestName, Bytes: 1})
 	if err == nil || count.opened != 1 || count.closed != 1 {
 		t.Errorf("sized = %v; %d files were opened and %d closed", err, count.opened, count.closed)
 	}
 }
 
-// A busy file is tried again after longer and longer pauses, a stale one at once.
+// A busy file is retried after growing pauses, a stale one at once.
 func TestAgainPausesWhereAFileIsBusy(t *testing.T) {
 	for _, c := range []struct {
 		err    error
@@ -100,7 +100,7 @@ func TestAgainPausesWhereAFileIsBusy(t *testing.T) {
 			t.Fatal(err)
 		}
 		count, calls := &counting{store: root}, 0
-		err = again(count, func() error { calls++; return c.err })
+		err = retry(count, func() error { calls++; return c.err })
 		if !errors.Is(err, c.err) || calls != tries || len(count.pauses) != c.pauses {
 			t.Errorf("%v: %v after %d calls and pauses of %v; want %d calls and %d pauses",
 				c.err, err, calls, count.pauses, tries, c.pauses)
@@ -114,7 +114,7 @@ func TestAgainPausesWhereAFileIsBusy(t *testing.T) {
 	}
 }
 
-// A directory whose handle has become stale is opened again by its path.
+// A directory with a stale handle is reopened by its path.
 func TestRefreshOpensADirectoryAgain(t *testing.T) {
 	d, err := diskOf(files.OpenDir(t.TempDir()))
 	if err != nil {
@@ -130,7 +130,7 @@ func TestRefreshOpensADirectoryAgain(t *testing.T) {
 	d.Close()
 }
 
-// A directory that cannot be opened again is an error of NewSaver.
+// NewSaver fails if the directory cannot be reopened.
 func TestSaverOfAClosedDirectory(t *testing.T) {
 	root := rooted(t.TempDir())
 	root.Close()
@@ -139,11 +139,11 @@ func TestSaverOfAClosedDirectory(t *testing.T) {
 	}
 }
 
-// An error of a rank's own work ends its wait at once, and is what it returns.
+// An error of the rank's own work ends its wait at once, and Together returns it.
 func TestTogetherReturnsTheOwnError(t *testing.T) {
 	own := errors.New("own")
-	// Nobody else answers: only the own error can end it.
-	if err := Together(t.Context(), world(2)[0], time.Hour, 0, func() error { return own }); !errors.Is(err, own) {
+	// The other rank never answers.
+	if err := OnAllRanks(t.Context(), world(2)[0], time.Hour, 0, func() error { return own }); !errors.Is(err, own) {
 		t.Errorf("Together = %v, want %v", err, own)
 	}
 }

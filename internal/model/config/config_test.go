@@ -30,8 +30,8 @@ func write(t *testing.T, path, text string) string {
 	return path
 }
 
-// TestPaths: the file's directory comes before the working directory, for a flag after it, and
-// neither a directory nor a file with a bracket in its name is taken for a pattern.
+// TestPaths checks the order of directories: that of the file comes before the working directory, and after it for a
+// flag. Brackets in the name of a directory or a file are no pattern.
 func TestPaths(t *testing.T) {
 	dir := t.TempDir()
 	work, home := filepath.Join(dir, "work"), filepath.Join(dir, "run[1]")
@@ -73,7 +73,7 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-// TestFilesElsewhere: a resolved config is loaded where neither its model nor its data are.
+// TestFilesElsewhere loads a resolved config on a machine without its model and data.
 func TestFilesElsewhere(t *testing.T) {
 	c, err := Load("testdata/from_rope.good.yaml", Options{Ranks: 1})
 	if err != nil {
@@ -181,10 +181,10 @@ func TestResolve(t *testing.T) {
 			t.Errorf("%s: %v, %+v, loss_chunk %d, want %+v, %d", tt.name, err, c.Parallel, c.Memory.LossChunk, tt.want,
 				tt.chunk)
 		}
-		// The backend is left to package backend, which knows the GPU and its libraries, and on a
-		// GPU what depends on its memory to package plan.
+		// Resolve leaves the backend to package backend, which knows the GPU and its libraries. On a GPU it leaves keys
+		// that depend on memory to package plan.
 		text := strings.NewReplacer("backend: auto", "", "deadline: auto", "", "transport: auto", "",
-			"ulysses_degree: auto", "", "gather: auto", "").Replace(string(c.YAML())) // deadline waits for steps
+			"ulysses_degree: auto", "", "gather: auto", "").Replace(string(c.YAML())) // deadline depends on step times
 		if tt.device == "cuda" {
 			text = strings.NewReplacer("recompute: auto", "", "loss_chunk: auto", "").Replace(text)
 		}
@@ -194,7 +194,7 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// TestMapIsYAML: the JSON of a config and its YAML say the same under the same keys.
+// TestMapIsYAML checks that the JSON and the YAML of a config have the same keys and values.
 func TestMapIsYAML(t *testing.T) {
 	for _, file := range testFiles(t, "*.good.yaml", 10) {
 		c, err := Load(file, readCase(t, file).opts)
@@ -219,11 +219,11 @@ func TestMapIsYAML(t *testing.T) {
 	}
 }
 
-// TestTable holds the table to itself: every key's default is one, every field has one key,
-// every name that another trainer uses leads to a key and hides none.
+// TestTable checks the table of keys: every default is valid, every field has one key, and every name from another
+// trainer leads to a key without hiding one.
 func TestTable(t *testing.T) {
 	fields := map[any]string{}
-	c := whole()
+	c := blankConfig()
 	for i := range keys {
 		k := &keys[i]
 		if section, _ := split(k.path); !isSection[section] {
@@ -269,7 +269,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// countFields counts what a train.yaml can set. TokenIDs are kept from config.json alone.
+// countFields counts the fields that train.yaml can set. TokenIDs come from config.json alone.
 func countFields(of reflect.Type) int {
 	n := 0
 	for f := range of.Fields() {
@@ -361,7 +361,7 @@ func TestNearest(t *testing.T) {
 	}
 }
 
-// A config that cprun wrote is read again whatever keys it has without effect, and none is written with such keys.
+// A config written by cprun may be read with keys that have no effect; cprun does not write such keys itself.
 func TestKeptConfigs(t *testing.T) {
 	text, err := os.ReadFile("testdata/least.good.yaml")
 	if err != nil {
@@ -381,7 +381,7 @@ func TestKeptConfigs(t *testing.T) {
 	}
 }
 
-// A key is refused as not in this build only until it is.
+// unbuiltKeys must not list a key that this build has.
 func TestUnbuiltKeys(t *testing.T) {
 	for path, instead := range unbuiltKeys {
 		if keyAt[path] != nil || isSection[path] {

@@ -8,14 +8,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Files is what data comes from: one glob; several, which are one after the other; or several that are
-// mixed by weight.
+// Files are the sources of data: one glob, several in sequence, or several mixed by weight.
 type Files []File
 
-// File is a glob of files, absolute.
+// File is an absolute glob of files.
 type File struct {
 	Path   string
-	Weight float64 // its share of the samples, relative to the others'; 0: none was given
+	Weight float64 // share of the samples relative to the others; 0: not given
 }
 
 // Mixed reports whether samples are drawn by weight.
@@ -34,14 +33,14 @@ func (f Files) Globs() []string {
 
 const maxFiles = 1000
 
-// files reads a path, or a list of paths and of {path, weight}.
+// files reads a path, or a list of paths and {path, weight} entries.
 func (k *key) files(n *yaml.Node) (Files, error) {
 	if n.Kind == yaml.ScalarNode {
 		path, err := k.text(n)
 		return Files{{Path: path}}, err
 	}
 	if n.Kind != yaml.SequenceNode {
-		return nil, fmt.Errorf("found %s; want %s", describe(n), k.wanted())
+		return nil, fmt.Errorf("found %s; want %s", Describe(n), k.wanted())
 	}
 	if len(n.Content) == 0 || len(n.Content) > maxFiles {
 		return nil, fmt.Errorf("found a list of %d; want 1 to %d paths", len(n.Content), maxFiles)
@@ -68,13 +67,13 @@ func (k *key) file(n *yaml.Node, f *File) (err error) {
 		return err
 	}
 	if n.Kind != yaml.MappingNode {
-		return fmt.Errorf("found %s; want a path, or {path: …, weight: …}", describe(n))
+		return fmt.Errorf("found %s; want a path, or {path: …, weight: …}", Describe(n))
 	}
 	seen := map[string]bool{}
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		name, value := n.Content[i].Value, n.Content[i+1]
 		if seen[name] {
-			return fmt.Errorf("%s is given twice", short(name))
+			return fmt.Errorf("%s is given twice; remove one", clipped(name))
 		}
 		seen[name] = true
 		switch name {
@@ -86,19 +85,19 @@ func (k *key) file(n *yaml.Node, f *File) (err error) {
 				err = fmt.Errorf("weight %g is out of range; want a number in (0, %g]", f.Weight, float64(maxWeight))
 			}
 		default:
-			err = fmt.Errorf("%s is no key of an entry; path and weight are", found(name))
+			err = fmt.Errorf("unknown key %s; an entry has path and weight", quoted(name))
 		}
 		if err != nil {
 			return err
 		}
 	}
 	if !seen["path"] {
-		return errors.New("it has no path")
+		return errors.New("path is missing; write {path: …, weight: …}")
 	}
 	return nil
 }
 
-// maxWeight keeps shares within what a float64 tells apart.
+// maxWeight keeps the precision of a float64 sufficient for shares.
 const maxWeight = 1e9
 
 func (f Files) value() any {

@@ -11,8 +11,8 @@ import (
 	"github.com/cprun/cprun/internal/model/hf"
 )
 
-// memDisk is a file system for fuzzing: a config must not make the test walk the real one.
-type memDisk map[string]*hf.Config // files by path, nil; directories with a model
+// A memDisk is an in-memory file system, so that fuzzed configs do not walk the real one.
+type memDisk map[string]*hf.Config // files by path, nil; directories with their model
 
 func (d memDisk) isDir(path string) bool  { return d[path] != nil }
 func (d memDisk) isFile(path string) bool { c, ok := d[path]; return ok && c == nil }
@@ -51,8 +51,7 @@ func fuzzDisk() memDisk {
 		"/cfg/odd[1].txt": nil}
 }
 
-// FuzzLoad: whatever the file and a flag say, there is either a list of faults or a config
-// that keeps the rules and comes back from what it writes.
+// FuzzLoad checks, for any file and flag, that Load returns faults or a valid config that survives a round trip.
 func FuzzLoad(f *testing.F) {
 	files, err := filepath.Glob("testdata/*.yaml")
 	if err != nil || len(files) == 0 {
@@ -108,7 +107,7 @@ func FuzzLoad(f *testing.F) {
 	})
 }
 
-// checkFaults holds an error to its form: a place and a message each, in order, one line.
+// checkFaults checks the form of an error: sorted faults of one line, each with a place and a message.
 func checkFaults(t *testing.T, err error) {
 	t.Helper()
 	var list Errors
@@ -127,7 +126,7 @@ func checkFaults(t *testing.T, err error) {
 	}
 }
 
-// FuzzSize: what is read is what the digits say, and comes back from its decimal form.
+// FuzzSize checks that a parsed size has the value of its digits and survives a round trip.
 func FuzzSize(f *testing.F) {
 	for _, s := range []string{"0", "1", "4096", "128K", "1M", "2G", "1_000", "010", "0x10", "1e3", "-1", "+1", "1k",
 		"1KiB", "9223372036854775807",

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"go.yaml.in/yaml/v3"
+
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/partition"
@@ -16,41 +18,41 @@ import (
 
 // Options are the additions of a command line to the file.
 type Options struct {
-	Set    []string // key.path=value, in order; each replaces the value of the file or of an earlier one
-	Ranks  int      // number of ranks, for Resolve; 0: not known, autos stay
-	Hosts  int      // that the ranks are spread over evenly; 0: one
-	Device string   // "cpu" or "cuda"; "" is cpu where Ranks is given, else not known
+	Set    []string // key.path=value; a later one replaces earlier ones and the file
+	Ranks  int      // number of ranks, for Resolve; 0: unknown, and autos stay
+	Hosts  int      // hosts with equal numbers of ranks; 0: one
+	Device string   // "cpu" or "cuda"; "" is cpu if Ranks is given, else unknown
 
-	// Decide may fill autos by costs, before the rules do, if the config has no fault and Ranks is given. nil: the
-	// rules alone.
+	// Decide may replace autos by costs before the rules do, if the config has no fault and Ranks is given. nil: rules
+	// only.
 	Decide func(c *Config, ranks, hosts int) error
 
-	// NoFiles allows that the data is not there, and model.from neither if all model keys are
-	// given (as a run's config.yaml gives them): for a plan or an export made elsewhere.
+	// NoFiles allows missing data. It also allows a missing model.from if all model keys are given, as in the
+	// config.yaml of a run. It is for plans and exports on another machine.
 	NoFiles bool
 
-	// kept: cprun resolved the config before, so it may hold keys without effect.
+	// kept: cprun has written the config, so it may have keys without effect.
 	kept bool
 }
 
-// Load reads a train.yaml, applies flags, fills defaults and checks every rule. With
-// Options.Ranks it is also resolved. The error is Errors: every fault, in the order of lines.
+// Load reads a train.yaml, applies flags, fills defaults and checks every rule. With Options.Ranks it also resolves the
+// config. The error is Errors: every fault, sorted by line.
 //
-// Relative paths in the file are relative to its directory if they exist there, else to the
-// working directory; for flags the other way round. In the result they are absolute.
+// Relative paths in the file are relative to its directory if they exist there, else to the working directory; for
+// flags in the other order. In the result they are absolute.
 func Load(path string, opts Options) (*Config, error) {
 	text, err := files.Read(path, MaxFile)
 	if errors.Is(err, files.ErrTooLong) {
-		err = fmt.Errorf("it is longer than the %d bytes that a config may have", MaxFile)
+		err = fmt.Errorf("it is longer than %d bytes, the limit for a config", MaxFile)
 	}
 	if err != nil {
-		return nil, Errors{{File: path, Msg: fmt.Sprintf("the config is not readable: %v", err)}}
+		return nil, Errors{{File: path, Msg: fmt.Sprintf("the config cannot be read: %v", err)}}
 	}
 	return load(path, text, opts, osDisk{})
 }
 
-// Parse does what Load does with a text that was read, such as a resolved config that was handed on.
-// The name is for errors; relative paths are relative to its directory.
+// Parse loads a text instead of a file, such as the resolved config of another process. The name is for errors; relative paths are
+// relative to its directory.
 func Parse(name string, text []byte, opts Options) (*Config, error) {
 	opts.kept = true
 	return load(name, text, opts, osDisk{})
@@ -62,7 +64,7 @@ type loader struct {
 	cfg  *Config
 	opts Options
 
-	fromRead bool // config.json of model.from gave every model key
+	fromRead bool // config.json of model.from has set the model keys
 }
 
 func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
@@ -70,12 +72,12 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	src := newSource(f)
 	src.readFile(name, text)
 	if len(f.list) > 0 && len(f.where.keys) == 0 {
-		return nil, f.err() // nothing was understood; that keys are missing would be noise
+		return nil, f.err() // nothing could be read; faults about missing keys would not help
 	}
 	for _, arg := range opts.Set {
 		src.readFlag(arg)
 	}
-	src.excuse()
+	src.skipMeant()
 	l := &loader{source: src, paths: newPaths(name, disk), cfg: &Config{where: f.where}, opts: opts}
 	l.decodeFrom()
 	l.decodeRope()
@@ -88,11 +90,11 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	l.bounds()
 	l.resolvePaths()
 	l.resolveTokenizer()
-	l.ownEOS()
+	l.modelEOS()
 	rules(l.cfg, f)
 	open := l.cfg.Parallel.Algorithm == "auto"
 	if !open && !opts.kept && f.ok("parallel.algorithm") {
-		l.cfg.unread(l.cfg.Parallel, f, f)
+		l.cfg.reportUnused(l.cfg.Parallel, f, f)
 	}
 	l.checkData()
 	idle := newFaults(f.where)
@@ -104,12 +106,8 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 			}
 		}
 		l.cfg.resolve(opts.Ranks, opts.Hosts, opts.Device, f)
-		if t := l.wire; t != "" && t != "auto" && t != l.cfg.Precision.Compute && f.ok("precision.compute") {
-			f.add(kvWire, "%s is unknown: keys and values travel in the compute type, %s; take the key out",
-				t, l.cfg.Precision.Compute)
-		}
 		if open {
-			l.cfg.unread(given, f, idle)
+			l.cfg.reportUnused(given, f, idle)
 		}
 	} else if opts.Device == "cpu" {
 		cpuRules(l.cfg, f)
@@ -117,28 +115,35 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	l.cfg.Warnings = slices.Concat(warnings(l.cfg), idle.list, l.former.list)
+	l.cfg.Warnings = slices.Concat(warnings(l.cfg), idle.list, l.deprecations.list)
 	return l.cfg, nil
 }
 
-// decodeKey puts a key's value, or its default, into the config.
+// decodeKey decodes a key's value, or its default, into the config.
 func (l *loader) decodeKey(k *key) {
 	n := l.values[k.path]
 	if n == nil {
 		isModel := strings.HasPrefix(k.path, "model.")
 		switch {
 		case isModel && (l.fromRead || !l.ok("model.from")):
-			return // config.json said it
+			return // set by config.json
 		case !l.ok(k.path):
-			return // it was given, under another name
+			return // given under another name
 		case k.def == "" && isModel:
-			l.add(k.path, "missing; it is needed where model.from is absent")
+			l.add(k.path, "missing; write it, or set model.from")
 			return
 		case k.def == "":
 			l.add(k.path, "missing; %s", dataWanted)
 			return
 		}
-		var err error
+	}
+	l.decodeValue(k, n)
+}
+
+// decodeValue decodes a value into the config; nil is the key's default.
+func (l *loader) decodeValue(k *key, n *yaml.Node) {
+	var err error
+	if n == nil {
 		if n, err = parseValue(k.def); err != nil {
 			panic("config: default of " + k.path + ": " + err.Error())
 		}
@@ -151,7 +156,7 @@ func (l *loader) decodeKey(k *key) {
 	}
 }
 
-// decodeFrom fills the model from a Hugging Face directory, before the keys that override it.
+// decodeFrom fills the model from a Hugging Face directory. Later keys override it.
 func (l *loader) decodeFrom() {
 	k := keyAt["model.from"]
 	if l.decodeKey(k); l.cfg.Model.From == "" || !l.ok(k.path) {
@@ -163,8 +168,8 @@ func (l *loader) decodeFrom() {
 		return
 	}
 	if tried != "" {
-		l.add(k.path, "no directory %s; nothing is downloaded: fetch the model first, or take the key out for random "+
-			"weights", tried)
+		l.add(k.path, "no directory %s, and cprun downloads nothing; download the model first, or remove the key for "+
+			"random weights", tried)
 		return
 	}
 	shape, err := l.disk.readConfig(dir)
@@ -185,14 +190,14 @@ func (l *loader) decodeFrom() {
 		own := *r
 		l.cfg.Model.RopeScaling = &own
 		l.eachRope(func(k *key) {
-			if !of(k.rope, own.Type) {
+			if !hasType(k.rope, own.Type) {
 				reflect.ValueOf(k.at(l.cfg)).Elem().SetZero()
 			}
 		})
 	}
 }
 
-// modelGiven reports whether the file has every key of the model that a run without model.from needs.
+// modelGiven reports whether the file has every key that a model without model.from needs.
 func (l *loader) modelGiven() bool {
 	for i := range keys {
 		if k := &keys[i]; strings.HasPrefix(k.path, "model.") && k.def == "" && k.rope == "" &&
@@ -211,8 +216,7 @@ func (l *loader) eachRope(visit func(*key)) {
 	}
 }
 
-// decodeRope replaces rope_scaling where any key of it was given. Which keys belong to it
-// depends on its type.
+// decodeRope replaces rope_scaling if any of its keys was given. The type selects the allowed keys.
 func (l *loader) decodeRope() {
 	if l.values[ropeSection] != nil { // null
 		l.cfg.Model.RopeScaling = nil
@@ -240,30 +244,16 @@ func (l *loader) decodeRope() {
 		n := l.values[k.path]
 		switch {
 		case k == typeKey:
-		case n != nil && typeKnown && !of(k.rope, r.Type):
-			l.add(k.path, "rope_type %s has no %s; take it out", r.Type, name)
-		case n == nil && of(k.needs, r.Type):
+		case n != nil && typeKnown && !hasType(k.rope, r.Type):
+			l.add(k.path, "rope_type %s has no %s; remove it", r.Type, name)
+		case n == nil && hasType(k.needs, r.Type):
 			l.add(k.path, "missing; rope_type %s needs it", r.Type)
-		case n != nil || k.def != "" && of(k.rope, r.Type):
-			l.decodeRopeKey(k, n != nil)
+		case n != nil || k.def != "" && hasType(k.rope, r.Type):
+			l.decodeValue(k, n) // even with model.from, since rope_scaling is replaced whole
 		}
 	})
 	if r.Type == "default" {
 		l.cfg.Model.RopeScaling = nil
-	}
-}
-
-// decodeRopeKey decodes a key whatever model.from says, since rope_scaling is replaced whole.
-func (l *loader) decodeRopeKey(k *key, given bool) {
-	n := l.values[k.path]
-	if !given {
-		n, _ = parseValue(k.def)
-	}
-	if !l.ok(k.path) {
-		return
-	}
-	if err := k.decode(n, l.cfg); err != nil {
-		l.add(k.path, "%v", err)
 	}
 }
 
@@ -279,7 +269,7 @@ func (l *loader) derive() {
 			m.HeadDim = m.HiddenSize / m.NumAttentionHeads
 		} else {
 			l.add("model.num_attention_heads",
-				"%d heads do not divide hidden_size %d; set head_dim, or take another number of heads",
+				"%d heads do not divide hidden_size %d; set head_dim, or another number of heads",
 				m.NumAttentionHeads, m.HiddenSize)
 		}
 	}
@@ -287,7 +277,7 @@ func (l *loader) derive() {
 		l.ok(ropeSection+".original_max_position_embeddings") {
 		if r.OriginalMax = m.MaxPositionEmbedding; r.OriginalMax == 0 {
 			l.add(ropeSection+".original_max_position_embeddings",
-				"missing; rope_type yarn needs it where max_position_embeddings is not given")
+				"missing; rope_type yarn needs it, or max_position_embeddings")
 		}
 	}
 	if s := &l.cfg.LRSchedule; s.MinLR < 0 && l.ok("optimizer.lr", "lr_schedule.min_lr") {
@@ -295,15 +285,15 @@ func (l *loader) derive() {
 	}
 	if d := &l.cfg.Data; d.Seed < 0 && l.ok("train.seed", "data.seed") {
 		d.Seed = l.cfg.Train.Seed
-		delete(l.where.keys, "data.seed") // a written null counts as not given
+		delete(l.where.keys, "data.seed") // an explicit null counts as not given
 	}
 }
 
-// bounds checks values of config.json and values that follow from other keys; decode has checked the others.
+// bounds checks values from config.json and derived values. decode has checked the others.
 func (l *loader) bounds() {
 	for i := range keys {
 		k := &keys[i]
-		skip := k.rope != "" && (l.cfg.Model.RopeScaling == nil || !of(k.rope, l.cfg.Model.RopeScaling.Type)) ||
+		skip := k.rope != "" && (l.cfg.Model.RopeScaling == nil || !hasType(k.rope, l.cfg.Model.RopeScaling.Type)) ||
 			strings.HasPrefix(k.path, "model.") && !l.ok("model.from") && l.values[k.path] == nil
 		if skip || !l.ok(k.path) {
 			continue
@@ -320,14 +310,14 @@ func (l *loader) bounds() {
 	}
 }
 
-// whole returns a config in which every field of the table exists.
-func whole() *Config {
+// blankConfig returns a config in which every field of the table exists.
+func blankConfig() *Config {
 	c := &Config{}
 	c.Model.RopeScaling = &hf.RopeScaling{}
 	return c
 }
 
-// Equal reports whether two configs say the same, whatever file they came from.
+// Equal reports whether two configs have the same values, ignoring their files.
 func (c *Config) Equal(o *Config) bool {
 	a, b := *c, *o
 	a.Warnings, b.Warnings, a.where, b.where = nil, nil, nil, nil
@@ -335,8 +325,7 @@ func (c *Config) Equal(o *Config) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// Completions returns the keys of train.yaml that begin with a prefix, each with "=" after it, as --set takes
-// them.
+// Completions returns the keys of train.yaml with a prefix, each followed by "=", for --set.
 func Completions(prefix string) (found []string) {
 	for i := range keys {
 		if strings.HasPrefix(keys[i].path, prefix) {
@@ -346,24 +335,24 @@ func Completions(prefix string) (found []string) {
 	return found
 }
 
-// Sharing describes the ranks and the attention that the rules for a strategy go by.
-type Sharing struct {
+// RunShape is the input of DefaultStrategy.
+type RunShape struct {
 	Device         string // cuda, or anything else for the CPU
 	Documents      bool   // sequences are packed documents
-	Ranks, PerHost int    // that share a sequence, and all ranks of a host
+	Ranks, PerHost int    // sharing a sequence; on one host
 	Heads, KVHeads int
 }
 
-// Ruled returns the strategy with its open fields as the rules have them, which hold where no costs are known. The
-// backend and when rows travel stay open.
-func Ruled(s ring.Strategy, by Sharing) ring.Strategy {
-	layout, algorithm := "zigzag", "ring"
+// DefaultStrategy returns the strategy with its open fields set by fixed rules, for machines without known costs. The
+// backend and Gather stay open.
+func DefaultStrategy(s ring.Strategy, by RunShape) ring.Strategy {
+	layout, algorithm := partition.LayoutName("zigzag"), "ring"
 	if by.Documents {
 		layout = "document"
 	}
 	auto(&s.Layout, layout)
 	if s.Layout == "document" && by.Device != "cuda" {
-		algorithm = "allgather" // of documents a ring sends three times as much (docs/ring.md); not measured on GPUs
+		algorithm = "allgather" // a ring sends several times as much: docs/concepts/documents.md; not measured on GPUs
 	}
 	auto(&s.Algorithm, algorithm)
 	if s.Algorithm == "hierarchical" && s.Inner == 0 && by.Ranks > 0 {
@@ -372,13 +361,13 @@ func Ruled(s ring.Strategy, by Sharing) ring.Strategy {
 	return s
 }
 
-func auto(field *string, choice string) {
+func auto[S ~string](field *S, choice S) {
 	if *field == "auto" || *field == "" {
 		*field = choice
 	}
 }
 
-// Bytes is the tokenizer that takes each byte of text for a token.
+// Bytes names the tokenizer that takes each byte of text as a token.
 const Bytes = "bytes"
 
 const (
@@ -387,8 +376,8 @@ const (
 	eosKey        = "data.eos_token_id"
 )
 
-// resolveTokenizer makes data.tokenizer "bytes" or the path of a tokenizer.json. Auto stays where
-// the model has none: only text needs one.
+// resolveTokenizer sets data.tokenizer to "bytes" or the path of a tokenizer.json. It stays empty if the model has
+// none: only text needs one.
 func (l *loader) resolveTokenizer() {
 	t := &l.cfg.Data.Tokenizer
 	if !l.ok(tokenizerKey) || *t == Bytes {
@@ -415,23 +404,22 @@ func (l *loader) resolveTokenizer() {
 	switch {
 	case tried == "" || l.opts.NoFiles:
 	case Nearest(given, []string{Bytes, "auto"}) != "":
-		l.add(tokenizerKey, "%s is not a choice; did you mean %s?", found(given),
+		l.add(tokenizerKey, "%s is not a choice; did you mean %s?", quoted(given),
 			Nearest(given, []string{Bytes, "auto"}))
 	default:
 		l.add(tokenizerKey, "no tokenizer %s; name a tokenizer.json or its directory, or write bytes", tried)
 	}
 }
 
-// ownEOS sets data.eos_token_id to the model's own where it is null. To bytes a model's own says
-// something only where it is no byte.
-func (l *loader) ownEOS() {
+// modelEOS replaces a null data.eos_token_id by the model's own. With the tokenizer bytes it ignores ids below 256.
+func (l *loader) modelEOS() {
 	d := &l.cfg.Data
 	if d.EOSTokenID >= 0 || !l.fromRead || !l.ok(eosKey, tokenizerKey, "model.from", "model.vocab_size") {
 		return
 	}
 	id, err := l.disk.eos(l.cfg.Model.From)
 	if err != nil {
-		l.add(eosKey, "it is null, for the model's own, and that is not readable: %v; write its number", err)
+		l.add(eosKey, "null means the model's own token, which cannot be read: %v; write its number", err)
 		return
 	}
 	if id < l.cfg.Model.VocabSize && (d.Tokenizer != Bytes || id > 255) {

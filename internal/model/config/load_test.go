@@ -14,8 +14,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite testdata and docs/config.md from what the code does")
 
-// A case is a file of testdata. Lines "# set:", "# ranks:" and "# device:" in it are the
-// command line, lines "# want:" the faults or warnings: line (or flag), key, message.
+// A testCase is a file of testdata. Its lines "# set:", "# ranks:" and "# device:" are the command line. Its lines "#
+// want:" are the expected faults or warnings: line or flag, key, message.
 type testCase struct {
 	file string
 	opts Options
@@ -50,7 +50,7 @@ func readCase(t *testing.T, file string) testCase {
 	return c
 }
 
-// plain leaves out of faults what differs from one machine to another.
+// plain removes machine-dependent parts of faults.
 func plain(t *testing.T, file string, list Errors) []string {
 	t.Helper()
 	dir, err := os.Getwd()
@@ -65,7 +65,7 @@ func plain(t *testing.T, file string, list Errors) []string {
 	return out
 }
 
-// rewrite replaces the "# want:" lines of a file, which are its last.
+// rewrite replaces the "# want:" lines at the end of a file.
 func rewrite(t *testing.T, file string, want []string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -155,7 +155,7 @@ func TestGood(t *testing.T) {
 	}
 }
 
-// checkRoundTrip loads what a config writes, from another directory.
+// checkRoundTrip loads the config that cfg writes, from another directory.
 func checkRoundTrip(t *testing.T, cfg *Config) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.yaml")
@@ -169,7 +169,7 @@ func checkRoundTrip(t *testing.T, cfg *Config) {
 	if !again.Equal(cfg) {
 		t.Errorf("the resolved config loads as another:\n%s\nwant\n%s", again.YAML(), cfg.YAML())
 	}
-	if cfg.Parallel.Context > 0 { // resolving again changes nothing
+	if cfg.Parallel.Context > 0 { // a second Resolve changes nothing
 		if err := again.Resolve(cfg.Parallel.Context*cfg.Parallel.Data, "cuda"); err != nil || !again.Equal(cfg) {
 			t.Errorf("resolving twice: %v\n%s\nwant\n%s", err, again.YAML(), cfg.YAML())
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/cprun/cprun/internal/model/hf"
 )
 
-// A disk answers the questions of loading about the file system.
+// A disk is the file system during loading. Fuzz tests replace it.
 type disk interface {
 	isDir(path string) bool
 	isFile(path string) bool
@@ -66,12 +66,12 @@ func newPaths(file string, disk disk) paths {
 	return p
 }
 
-// find makes a path absolute: in the config's directory if it exists there, else in the working
-// directory; the other way round for a flag. If neither exists, tried names both.
+// find makes a path absolute: in the config's directory if it exists there, else in the working directory; for flags in
+// the other order. If neither exists, tried names both.
 func (p paths) find(path string, flag bool, exists func(string) bool) (abs, tried string) {
 	if filepath.IsAbs(path) {
 		if abs = filepath.Clean(path); !exists(abs) {
-			tried = short(abs)
+			tried = clipped(abs)
 		}
 		return abs, tried
 	}
@@ -84,7 +84,7 @@ func (p paths) find(path string, flag bool, exists func(string) bool) (abs, trie
 			return abs, ""
 		}
 	}
-	tried = short(path) + " in " + dirs[0]
+	tried = clipped(path) + " in " + dirs[0]
 	if dirs[0] != dirs[1] {
 		tried += " or " + dirs[1]
 	}
@@ -94,11 +94,11 @@ func (p paths) find(path string, flag bool, exists func(string) bool) (abs, trie
 	return filepath.Join(dirs[1], path), tried
 }
 
-// literal returns the glob that matches exactly this path.
+// literal escapes a path for a glob.
 var literal = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `{`, `\{`, `}`, `\}`).Replace
 
-// findGlob does what find does, for a pattern. It takes a pattern literally if a file has that name, and always the
-// names of the directories that it puts before.
+// findGlob is find for a pattern. If a file has that exact name, the pattern is literal. The directories in front of it
+// are always literal.
 func (p paths) findGlob(pattern string, flag bool) (abs, tried string) {
 	if abs, tried = p.find(pattern, flag, p.disk.isFile); tried == "" {
 		return literal(abs), ""
@@ -110,7 +110,7 @@ func (p paths) findGlob(pattern string, flag bool) (abs, tried string) {
 func (p paths) files(pattern string) []string {
 	matches, err := p.disk.glob(pattern)
 	if err != nil {
-		return nil // a pattern that is malformed matches nothing; globFault says why
+		return nil // a malformed pattern matches nothing; globFault reports it
 	}
 	var files []string
 	for _, m := range matches {
@@ -158,18 +158,18 @@ func (l *loader) globsOf(path string) (globs []*string) {
 
 func (l *loader) globFault(given, abs, tried string) string {
 	if _, err := l.disk.glob(abs); errors.Is(err, path.ErrBadPattern) {
-		return "the pattern " + short(given) + ` is malformed; put \ before a [ or { that is part of a name`
+		return "the pattern " + clipped(given) + ` is malformed; put \ before a [ or { that is part of a name`
 	} else if err != nil {
-		return fmt.Sprintf("the files of %s cannot be listed: %v", short(given), err)
+		return fmt.Sprintf("the files of %s cannot be listed: %v", clipped(given), err)
 	}
 	for _, dir := range []string{abs, filepath.Join(l.fileDir, given)} {
 		if l.disk.isDir(dir) {
-			return short(given) + " is a directory; write a glob of its files, such as " + short(given) + "/*.bin"
+			return clipped(given) + " is a directory; write a glob of its files, such as " + clipped(given) + "/*.bin"
 		}
 	}
 	for _, dir := range []string{abs, filepath.Join(literal(l.fileDir), given)} {
 		if len(l.files(dir+".idx")) > 0 {
-			return "no file " + tried + ", but there is a pair of that name; write " + short(given) + ".bin"
+			return "no file " + tried + ", but there is a pair of that name; write " + clipped(given) + ".bin"
 		}
 	}
 	return "no file " + tried + "; a glob must match at least one"
@@ -194,8 +194,8 @@ func (l *loader) checkData() {
 	}
 }
 
-// indexed reports whether every .bin of a pattern has an .idx beside it, which gives the ends of documents
-// (Megatron-LM). Files that are not there may have one.
+// indexed reports whether every .bin of a pattern has an .idx with the ends of documents (Megatron-LM). Without files
+// it returns true.
 func (l *loader) indexed(pattern string) bool {
 	for _, f := range l.files(pattern) {
 		if stem, ok := strings.CutSuffix(f, ".bin"); ok && !l.disk.isFile(stem+".idx") {
@@ -205,8 +205,8 @@ func (l *loader) indexed(pattern string) bool {
 	return true
 }
 
-// areTokens reports whether files are of tokens rather than text. The ending tells, as in
-// internal/model/data; an .idx belongs to the .bin beside it (Megatron-LM).
+// areTokens reports whether files hold tokens, not text. As in internal/model/data the extension decides; an .idx
+// belongs to the .bin of that name (Megatron-LM).
 func (l *loader) areTokens(path string, files []string) bool {
 	example := map[string]string{}
 	for _, f := range files {
@@ -218,7 +218,7 @@ func (l *loader) areTokens(path string, files []string) bool {
 	}
 	idx := example[".idx"]
 	if delete(example, ".idx"); idx != "" && len(example) == 0 {
-		l.add(path, "%s is an index; name the .bin beside it", short(idx))
+		l.add(path, "%s is an index; name the .bin beside it", clipped(idx))
 		return true
 	}
 	if len(example) > 1 {

@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// TestQuotedWords: YAML holds "auto" and auto, "4K" and 4K for the same text, and a config that
-// a program wrote as JSON has quotes around all of them.
+// TestQuotedWords checks that quotes do not matter for words: programs that write JSON put "auto" and "4K" in quotes.
 func TestQuotedWords(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "text.txt"), "text")

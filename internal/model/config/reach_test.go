@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// seq_len beyond the positions that rope_scaling covers is warned of, with the factor that covers it; a length
-// within them is not.
+// A seq_len beyond the positions that rope_scaling covers gives a warning with a sufficient factor. A shorter one gives
+// none.
 func TestReachOfRopeScaling(t *testing.T) {
 	const bare = "model: {vocab_size: 256, hidden_size: 64, intermediate_size: 160, num_hidden_layers: 1, num_attention_heads: 4"
 	const llama3 = "{rope_type: llama3, low_freq_factor: 1, high_freq_factor: 4, original_max_position_embeddings: 1024, factor: 4}"
@@ -63,7 +63,7 @@ func TestReachOfRopeScaling(t *testing.T) {
 	}
 }
 
-// Three values of train.seed are three orders of the data, unless data.seed says one.
+// The seeds 1, 2 and 3 give three orders of the data, unless data.seed is set.
 func TestSeedOfTheData(t *testing.T) {
 	for set, want := range map[string]int64{"train.seed=2": 2, "train.seed=3": 3, "data.seed=0": 0,
 		"data.seed=null": 1} {

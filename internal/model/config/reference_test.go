@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestReference holds docs/config.md to the table of keys.
+// TestReference compares docs/config.md with the table of keys.
 func TestReference(t *testing.T) {
 	const file, begin, end = "../../../docs/config.md",
 		"<!-- keys: written by go test ./internal/model/config -update -->\n\n", "<!-- end of keys -->"
@@ -31,8 +31,7 @@ func TestReference(t *testing.T) {
 	}
 }
 
-// reference returns every key with its type, default and meaning, section by section, as Markdown.
-// docs/config.md holds it.
+// reference returns the generated part of docs/config.md: every key with its type, default and meaning, by section.
 func reference() string {
 	var b strings.Builder
 	for _, s := range sections {
@@ -48,9 +47,9 @@ func reference() string {
 	return b.String()
 }
 
-// described is a key's type with its bounds.
+// described returns the type of a key with its bounds.
 func (k *key) described() string {
-	switch k.at(whole()).(type) {
+	switch k.at(blankConfig()).(type) {
 	case *float64, **float64, *[2]float64:
 		return k.wanted() + " in " + k.within
 	case *int, *int64:
@@ -63,7 +62,7 @@ func (k *key) described() string {
 	return k.wanted()
 }
 
-// defaulted is what a key is where it is not given.
+// defaulted returns the default of a key.
 func (k *key) defaulted() string {
 	switch {
 	case k.needs != "":

@@ -13,12 +13,6 @@ import (
 // rules checks combinations of keys, except those that depend on ranks or the device.
 func rules(c *Config, f *faults) {
 	modelRules(c, f)
-	ropeRules(c, f)
-	if !slices.ContainsFunc(keys, func(k key) bool { return strings.HasPrefix(k.path, "model.") && !f.ok(k.path) }) {
-		for _, fault := range c.Model.Check() { // hf's own rules
-			f.add("model."+fault.Key, "%s", fault.Msg)
-		}
-	}
 	trainRules(c, f)
 	if n := c.Attention.SMMargin; n > 0 && f.ok("attention.sm_margin", "attention.backend") &&
 		!slices.Contains([]string{"flash", "auto"}, c.Parallel.Backend) {
@@ -30,60 +24,40 @@ func rules(c *Config, f *faults) {
 	}
 }
 
+// dependsOn lists, for keys checked by package hf, the other keys of the same rule.
+var dependsOn = map[string][]string{
+	"model.num_key_value_heads":                       {"model.num_attention_heads"},
+	"model.head_dim":                                  {"model.hidden_size", "model.num_attention_heads"},
+	"model.layer_types":                               {"model.num_hidden_layers"},
+	"model.sliding_window":                            {"model.layer_types"},
+	ropeSection + ".original_max_position_embeddings": {ropeSection + ".rope_type"},
+	ropeSection + ".factor":                           {ropeSection + ".rope_type"},
+	ropeSection + ".high_freq_factor":                 {ropeSection + ".low_freq_factor"},
+	ropeSection + ".beta_fast":                        {ropeSection + ".beta_slow"},
+}
+
+// modelRules adds the faults found by package hf, except consequences of faults already listed.
 func modelRules(c *Config, f *faults) {
-	m := &c.Model
 	if !f.ok("model.from") {
 		return
 	}
-	heads, kv := m.NumAttentionHeads, m.NumKeyValueHeads
-	if f.ok("model.num_attention_heads", "model.num_key_value_heads") && kv > 0 && heads%kv != 0 {
-		f.add("model.num_key_value_heads", "%d key-value heads do not divide %d query heads; take one of %s", kv, heads,
-			divisors(heads))
-	}
-	if f.ok("model.head_dim") && m.HeadDim%2 != 0 {
-		path, from := "model.head_dim", ""
-		if !f.where.given(path) && m.From == "" {
-			path, from = "model.hidden_size", " (hidden_size / num_attention_heads)"
+	for _, fault := range c.Model.Check() {
+		if key := "model." + fault.Key; f.ok(key) && f.ok(dependsOn[key]...) {
+			f.add(key, "%s", fault.Msg)
 		}
-		f.add(path, "head_dim is %d%s, but must be even, since rope rotates pairs", m.HeadDim, from)
-	}
-	types := m.LayerTypes
-	if len(types) == 0 || !f.ok("model.layer_types", "model.num_hidden_layers") {
-		return
-	}
-	if len(types) != m.NumHiddenLayers {
-		f.add("model.layer_types", "has %d entries for %d layers; give one for each", len(types), m.NumHiddenLayers)
-	} else if m.SlidingWindow == 0 && f.ok("model.sliding_window") && slices.Contains(types, "sliding_attention") {
-		f.add("model.layer_types",
-			"layer %d is sliding_attention, and sliding_window is null; give it a number of tokens",
-			slices.Index(types, "sliding_attention"))
-	}
-}
-
-func ropeRules(c *Config, f *faults) {
-	r := c.Model.RopeScaling
-	if r == nil {
-		return
-	}
-	at := func(name string) string { return ropeSection + "." + name }
-	if low, high := at("low_freq_factor"), at("high_freq_factor"); r.Type == "llama3" && f.ok(low, high) &&
-		r.LowFreqFactor >= r.HighFreqFactor {
-		f.add(low, "%g must be below high_freq_factor, which is %g", r.LowFreqFactor, r.HighFreqFactor)
-	}
-	if slow, fast := at("beta_slow"), at("beta_fast"); r.Type == "yarn" && f.ok(slow, fast) &&
-		r.BetaSlow >= r.BetaFast {
-		f.add(slow, "%g must be below beta_fast, which is %g", r.BetaSlow, r.BetaFast)
 	}
 }
 
 func trainRules(c *Config, f *faults) {
 	s := &c.LRSchedule
 	if f.ok("lr_schedule.warmup_steps", "train.steps") && s.WarmupSteps > c.Train.Steps {
-		f.add("lr_schedule.warmup_steps", "%d is more than train.steps, which is %d", s.WarmupSteps, c.Train.Steps)
+		f.add("lr_schedule.warmup_steps", "%d is more than train.steps, which is %d; lower one or raise the other",
+			s.WarmupSteps, c.Train.Steps)
 	}
 	if f.ok("lr_schedule.min_lr", "optimizer.lr", "lr_schedule.name") && s.Name != "constant" &&
 		s.MinLR > c.Optimizer.LR {
-		f.add("lr_schedule.min_lr", "%g is above optimizer.lr, which is %g", s.MinLR, c.Optimizer.LR)
+		f.add("lr_schedule.min_lr", "%g is above optimizer.lr, which is %g; write at most that", s.MinLR,
+			c.Optimizer.LR)
 	}
 	if f.ok("train.micro_batch_size", "train.global_batch_size", "parallel.data") && c.Parallel.Data == 0 &&
 		c.Train.GlobalBatchSize%c.Train.MicroBatchSize != 0 {
@@ -93,11 +67,10 @@ func trainRules(c *Config, f *faults) {
 	}
 	d := &c.Data
 	if f.ok("data.eos_token_id", "model.vocab_size", "model.from") && d.EOSTokenID >= c.Model.VocabSize {
-		f.add("data.eos_token_id", "token %d is outside the vocabulary; vocab_size is %d", d.EOSTokenID,
-			c.Model.VocabSize)
+		f.add("data.eos_token_id", "token %d is outside the vocabulary of %d; write a smaller id, or null",
+			d.EOSTokenID, c.Model.VocabSize)
 	}
-	if f.ok("parallel.layout", "data.pack_documents") && strings.HasPrefix(c.Parallel.Layout, "document") &&
-		!d.PackDocuments {
+	if f.ok("parallel.layout", "data.pack_documents") && c.Parallel.Layout.ByDocument() && !d.PackDocuments {
 		f.add("parallel.layout", "%s needs data.pack_documents: true; set it, or write zigzag", c.Parallel.Layout)
 	}
 	v := &d.Validation
@@ -109,20 +82,19 @@ func trainRules(c *Config, f *faults) {
 	}
 	if p := c.Checkpoint.Local; f.ok("checkpoint.local") && p != "" && !filepath.IsAbs(p) {
 		f.add("checkpoint.local", "%s is a relative path, and every node has its own disk; write an absolute one "+
-			"such as /scratch", found(p))
+			"such as /scratch", quoted(p))
 	}
 	if p := c.Log.Prometheus; f.ok("log.prometheus") && p != "" {
 		_, port, err := net.SplitHostPort(p)
 		if n, numErr := strconv.ParseUint(port, 10, 16); err != nil || numErr != nil || n == 0 {
 			f.add("log.prometheus",
-				"%s is no address to listen on; write one such as :9090 or localhost:9090", found(p))
+				"%s is not an address to listen on; write one such as :9090 or localhost:9090", quoted(p))
 		}
 	}
 }
 
-// dataRules checks the keys that depend on the kind of the files, tokens or text. indexed: an index
-// has the ends of documents, so that no token needs to. text: they cannot hold ids either. read: the model's directory
-// was read.
+// dataRules checks the keys that depend on the kind of files. tokens: token files. indexed: an index has the ends of
+// documents, so no token marks them. text: neither tokens nor .jsonl with ids. read: the model's directory was read.
 func dataRules(c *Config, f *faults, path string, tokens, indexed, text, read bool) {
 	switch {
 	case text && read && c.Data.Tokenizer == "" && f.ok("model.from", tokenizerKey):
@@ -137,19 +109,19 @@ func dataRules(c *Config, f *faults, path string, tokens, indexed, text, read bo
 	}
 }
 
-// NoTokenizer says why text cannot be trained on where model.from has no tokenizer.json.
+// NoTokenizer returns the message for text with a model.from that lacks a tokenizer.json.
 func (c *Config) NoTokenizer() string {
 	return fmt.Sprintf("there is no tokenizer.json in %s, and text needs the tokenizer that the model was trained "+
 		"with; transformers writes one "+
 		"(AutoTokenizer.from_pretrained(dir).save_pretrained(dir)), or name it here, or write bytes if the model is "+
-		"to learn bytes", short(c.Model.From))
+		"to learn bytes", clipped(c.Model.From))
 }
 
-// warnings lists allowed values that the writer probably did not mean.
+// warnings lists allowed values that are probably mistakes.
 func warnings(c *Config) Errors {
 	f := newFaults(c.where)
 	m := &c.Model
-	reachWarning(c, f)
+	contextWarning(c, f)
 	if caveat := m.Caveat(); caveat != "" {
 		f.add("model.sliding_window", "%s", caveat)
 	}
@@ -160,8 +132,8 @@ func warnings(c *Config) Errors {
 	return f.list
 }
 
-// reachWarning compares seq_len with the positions that the rotary settings cover.
-func reachWarning(c *Config, f *faults) {
+// contextWarning compares seq_len with the positions covered by the rotary settings.
+func contextWarning(c *Config, f *faults) {
 	m, r, n := &c.Model, c.Model.RopeScaling, float64(c.Data.SeqLen)
 	longest := float64(m.MaxPositionEmbedding)
 	if r == nil {
@@ -173,11 +145,11 @@ func reachWarning(c *Config, f *faults) {
 	}
 	trained := float64(r.OriginalMax)
 	if r.Type == "linear" {
-		trained = longest // linear has no key for it
+		trained = longest // linear has no key for the trained length
 	}
 	reach := trained * r.Factor
-	// Llama 3.1 states 131,072 positions, twice its trained length x factor. A scaling of the user's
-	// own leaves the length in config.json without meaning.
+	// Llama 3.1 has 131,072 positions, twice its trained length x factor. With a user's scaling the length in
+	// config.json no longer applies.
 	if c.Given(ropeSection) == c.Given("model.max_position_embeddings") {
 		reach = max(reach, longest)
 	}
@@ -188,7 +160,7 @@ func reachWarning(c *Config, f *faults) {
 	}
 }
 
-// groupWarnings lists settings of ulysses that leave ranks idle or slow.
+// groupWarnings lists settings of ulysses that leave ranks idle or make them slow.
 func groupWarnings(c *Config, f *faults) {
 	p := &c.Parallel
 	group := map[string]int{"ulysses": p.Context, "hierarchical": p.Inner}[p.Algorithm]

@@ -15,24 +15,24 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// MaxFile bounds a config, in bytes. It is little enough for a parser with a tree of a hundred times the text.
+// MaxFile bounds a config in bytes. The parser's tree takes up to a hundred times the text.
 const MaxFile = 1 << 20
 
-// A source holds the given values by path, before they are decoded. Later
-// passes (flags) replace values of earlier ones (the file).
+// A source holds the given values by path, before decoding. Later passes (flags) replace values of earlier ones (the
+// file).
 type source struct {
 	*faults
-	values map[string]*yaml.Node
-	passOf map[string]int
-	pass   int
-	meant  []string // keys and sections that unknown names were probably meant to be
-	former *faults  // warnings of former names and keys
-	wire   string   // the value of kvWire; "": not given
-	inFile func(n *yaml.Node) position
+	values       map[string]*yaml.Node
+	passOf       map[string]int
+	pass         int
+	meant        []string // keys and sections that unknown names probably mean
+	deprecations *faults  // warnings about former names and keys
+	inFile       func(n *yaml.Node) position
 }
 
 func newSource(f *faults) *source {
-	return &source{faults: f, values: map[string]*yaml.Node{}, passOf: map[string]int{}, former: newFaults(f.where)}
+	return &source{faults: f, values: map[string]*yaml.Node{}, passOf: map[string]int{},
+		deprecations: newFaults(f.where)}
 }
 
 const leastConfig = "the least config names data.path and the model, see docs/config.md"
@@ -44,8 +44,8 @@ func (s *source) readFile(name string, text []byte) {
 	}
 }
 
-// parse returns the one mapping of a file; nil, with the faults, if it has none. least describes
-// the contents that an empty file lacks, want those of the mapping.
+// parse returns the mapping of a file, or nil and adds the faults. For them, least describes the missing contents of an
+// empty file, and want the expected ones.
 func (s *source) parse(name string, text []byte, least, want string) *yaml.Node {
 	s.inFile = func(n *yaml.Node) position { return position{name, max(n.Line, 1)} }
 	first := position{name, 1}
@@ -64,17 +64,17 @@ func (s *source) parse(name string, text []byte, least, want string) *yaml.Node 
 	}
 	switch err := dec.Decode(&next); {
 	case err == nil:
-		s.addAt(s.inFile(&next), "", "a second YAML document begins here; a config is one: take the --- out")
+		s.addAt(s.inFile(&next), "", "a second YAML document begins here, and a config is one document; remove the ---")
 	case !errors.Is(err, io.EOF):
 		s.notYAML(name, text, err)
 	}
 	root := doc.Content[0]
-	if isNull(root) {
+	if IsNull(root) {
 		s.addAt(s.inFile(root), "", "the file is empty; %s", least)
 		return nil
 	}
 	if root.Kind != yaml.MappingNode {
-		s.addAt(s.inFile(root), "", "found %s; want %s", describe(root), want)
+		s.addAt(s.inFile(root), "", "found %s; want %s", Describe(root), want)
 		return nil
 	}
 	s.vet(root)
@@ -93,14 +93,14 @@ func (s *source) notYAML(name string, text []byte, err error) {
 		at.line, _ = strconv.Atoi(m[1])
 		at.line, msg = max(at.line, 1), m[2]
 		if fromParser.MatchString(msg) {
-			at.line++ // the library counts the lines of its parser, unlike its scanner's, from 0
+			at.line++ // the library's parser counts lines from 0, its scanner from 1
 		}
 	}
 	hint := ""
 	switch {
 	case strings.Contains(msg, "UTF-8"), strings.Contains(msg, "Unicode"), strings.Contains(msg, "control characters"):
 		hint = "; save the file as plain text in UTF-8"
-		at.line = bytes.Count(text[:unreadable(text)], []byte("\n")) + 1 // the library names none
+		at.line = bytes.Count(text[:unreadable(text)], []byte("\n")) + 1 // the library gives no line
 	case strings.Contains(msg, "unknown anchor"):
 		hint = `; put a value that begins with * in quotes: "*.bin"`
 		if _, anchor, ok := strings.Cut(msg, "'"); ok {
@@ -119,10 +119,10 @@ func (s *source) notYAML(name string, text []byte, err error) {
 	case strings.Contains(msg, "mapping values are not allowed"):
 		hint = "; a key or a space before it is out of line, or a value with a colon lacks quotes"
 	}
-	s.addAt(at, "", "not YAML: %s%s", short(msg), hint)
+	s.addAt(at, "", "not YAML: %s%s", clipped(msg), hint)
 }
 
-// unreadable returns the place of the first byte that is no letter of a text in UTF-8.
+// unreadable returns the index of the first byte that is not UTF-8 text.
 func unreadable(text []byte) int {
 	for i := 0; i < len(text); {
 		r, n := utf8.DecodeRune(text[i:])
@@ -134,17 +134,17 @@ func unreadable(text []byte) int {
 	return 0
 }
 
-// vet refuses features that a config does not need and a reader does not expect: aliases, which can
-// make a small file huge, and tags, which change the meaning of a word.
+// vet refuses YAML features that a config does not need: aliases can make a small file huge, and tags change the
+// meaning of a word.
 func (s *source) vet(n *yaml.Node) {
 	switch {
 	case n.Kind == yaml.AliasNode:
-		s.addAt(s.inFile(n), "", "the alias *%s: aliases are not read; write the value out, "+
-			"or put it in quotes if it begins with *", short(n.Value))
+		s.addAt(s.inFile(n), "", "the alias *%s: YAML aliases are not supported; write the value "+
+			"itself, or put it in quotes if it begins with *", clipped(n.Value))
 	case n.Anchor != "":
-		s.addAt(s.inFile(n), "", "the anchor &%s: anchors are not read; take it out", short(n.Anchor))
+		s.addAt(s.inFile(n), "", "the anchor &%s: YAML anchors are not supported; remove it", clipped(n.Anchor))
 	case n.Style&yaml.TaggedStyle != 0:
-		s.addAt(s.inFile(n), "", "the tag %s: tags are not read; take it out", short(n.ShortTag()))
+		s.addAt(s.inFile(n), "", "the tag %s: YAML tags are not supported; remove it", clipped(n.ShortTag()))
 	}
 	for _, child := range n.Content {
 		s.vet(child)
@@ -156,24 +156,24 @@ func (s *source) mapping(n *yaml.Node, section string) {
 		name, value := n.Content[i], n.Content[i+1]
 		at := s.inFile(name)
 		if name.Kind != yaml.ScalarNode {
-			s.addAt(at, section, "%s stands where a key is wanted", describe(name))
+			s.addAt(at, section, "found %s; want a key", Describe(name))
 			continue
 		}
 		path := join(section, name.Value)
 		if strings.Contains(name.Value, ".") { // a path is for --set; here it would hide a section
 			path = ""
 		}
-		s.assign(s.today(path, at), section, name.Value, value, at)
+		s.assign(s.currentName(path, at), section, name.Value, value, at)
 	}
 }
 
-// today returns the key that a name stands for.
-func (s *source) today(path string, at position) string {
+// currentName returns the current key for a name.
+func (s *source) currentName(path string, at position) string {
 	if other, ok := renames[path]; ok {
 		return other
 	}
 	if other, ok := renamed[path]; ok {
-		s.former.addAt(at, path, "was renamed to %s; use the new name", other)
+		s.deprecations.addAt(at, path, "was renamed to %s; use the new name", other)
 		return other
 	}
 	return path
@@ -181,19 +181,16 @@ func (s *source) today(path string, at position) string {
 
 func (s *source) assign(path, section, name string, value *yaml.Node, at position) {
 	if values := retired[path]; slices.Contains(values, value.Value) {
-		s.former.addAt(at, path, "has no effect; remove it")
-		if path == kvWire {
-			s.where.keys[path], s.wire = at, value.Value
-		}
+		s.deprecations.addAt(at, path, "has no effect; remove it")
 		return
 	}
 	if keyAt[path] == nil && !isSection[path] {
-		if len(s.list) > maxFaults { // counted only: the search for the meant key takes long
+		if len(s.list) > maxFaults { // count only: suggestions take long
 			s.addAt(at, section, "unknown")
 			return
 		}
 		msg, meant := unknownKey(section, name)
-		s.addAt(at, join(section, short(name)), "%s", msg)
+		s.addAt(at, join(section, clipped(name)), "%s", msg)
 		s.meant = append(s.meant, meant...)
 		return
 	}
@@ -203,7 +200,7 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 	}
 	s.passOf[path] = s.pass
 	s.where.keys[path] = at
-	if value.Kind == yaml.AliasNode { // reported by vet
+	if value.Kind == yaml.AliasNode { // vet reports it
 		s.bad[path] = true
 		return
 	}
@@ -213,19 +210,19 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 	case path == ropeSection:
 		delete(s.values, path)
 		s.drop(path)
-		if isNull(value) {
+		if IsNull(value) {
 			s.values[path] = value
 			return
 		}
 		fallthrough
 	default:
-		if isEmpty(value) { // a section without keys is all defaults
+		if isEmpty(value) { // an empty section is all defaults
 			s.drop(path)
 		}
 		if value.Kind == yaml.MappingNode {
 			s.mapping(value, path)
-		} else if !isNull(value) {
-			s.addAt(at, path, "found %s; want a mapping of %s", describe(value), strings.Join(childrenOf[path], ", "))
+		} else if !IsNull(value) {
+			s.addAt(at, path, "found %s; want a mapping of %s", Describe(value), strings.Join(childrenOf[path], ", "))
 		}
 	}
 	if strings.HasPrefix(path, ropeSection+".") {
@@ -233,10 +230,9 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 	}
 }
 
-// excuse leaves keys that were meant by an unknown name, or are in a section that was, out of
-// later rules if they are absent: the message that they are missing would be the same mistake told
-// twice.
-func (s *source) excuse() {
+// skipMeant marks absent keys that an unknown name or section probably means. Later rules skip them, since "missing"
+// would report the same mistake twice.
+func (s *source) skipMeant() {
 	for i := range keys {
 		path := keys[i].path
 		isMeant := slices.ContainsFunc(s.meant, func(m string) bool {
@@ -261,38 +257,38 @@ func (s *source) drop(section string) {
 }
 
 func (s *source) readFlag(arg string) {
-	at := position{file: "--set " + short(arg)}
+	at := position{file: "--set " + clipped(arg)}
 	path, text, ok := strings.Cut(arg, "=")
 	path = strings.TrimSpace(path)
 	if !ok || path == "" {
 		s.addAt(at, "", "want key.path=value, such as train.steps=10")
 		return
 	}
-	path = s.today(path, at)
+	path = s.currentName(path, at)
 	section, name := split(path)
 	value, err := flagValue(path, text)
 	if err != nil {
-		s.addAt(at, short(path), "%v", err)
+		s.addAt(at, clipped(path), "%v", err)
 		return
 	}
 	s.pass++
 	s.inFile = func(*yaml.Node) position { return at }
-	delete(s.bad, path) // the fault of the file no longer counts
+	delete(s.bad, path) // replaces a faulty value of the file
 	s.vet(value)
 	s.assign(path, section, name, value, at)
 }
 
-// flagValue reads the value of a flag: as it stands for text, so that *.bin and :9090 need no
-// quotes within the shell's, as YAML for the rest.
+// flagValue reads the value of a flag: literally for text, so that *.bin and :9090 need no quotes inside the shell's;
+// else as YAML.
 func flagValue(path, text string) (*yaml.Node, error) {
 	if len(text) > MaxFile {
 		return nil, fmt.Errorf("the value has %d bytes; the most is %d", len(text), MaxFile)
 	}
 	if k := keyAt[path]; k != nil {
-		if _, isText := k.at(whole()).(*string); isText && text != "null" {
+		if _, isText := k.at(blankConfig()).(*string); isText && text != "null" {
 			return textNode(text), nil
 		}
-		if _, isFiles := k.at(whole()).(*Files); isFiles && !strings.HasPrefix(text, "[") {
+		if _, isFiles := k.at(blankConfig()).(*Files); isFiles && !strings.HasPrefix(text, "[") {
 			return textNode(text), nil
 		}
 	}
@@ -307,7 +303,7 @@ func textNode(text string) *yaml.Node {
 func parseValue(text string) (*yaml.Node, error) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal([]byte(text), &doc); err != nil {
-		return nil, fmt.Errorf("not a YAML value: %s", short(strings.TrimPrefix(err.Error(), "yaml: ")))
+		return nil, fmt.Errorf("not a YAML value: %s", clipped(strings.TrimPrefix(err.Error(), "yaml: ")))
 	}
 	if len(doc.Content) == 0 {
 		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!null"}, nil

@@ -13,14 +13,16 @@ import (
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/cprun/cprun/partition"
 )
 
-// decode reads a YAML value into the key's field. The error names the value found and the one
-// wanted; then the field's value means nothing.
+// decode reads a YAML value into the key's field. The error names the value found and the one wanted; the field is then
+// undefined.
 func (k *key) decode(n *yaml.Node, c *Config) error {
 	field := k.at(c)
-	if isNull(n) || k.word == "auto" && n.Kind == yaml.ScalarNode && n.Value == "auto" {
-		if word := map[bool]string{true: "null", false: "auto"}[isNull(n)]; k.word != word {
+	if IsNull(n) || k.word == "auto" && n.Kind == yaml.ScalarNode && n.Value == "auto" {
+		if word := map[bool]string{true: "null", false: "auto"}[IsNull(n)]; k.word != word {
 			return fmt.Errorf("has no value; want %s", k.wanted())
 		}
 		k.unset(field)
@@ -33,7 +35,7 @@ func (k *key) decode(n *yaml.Node, c *Config) error {
 	return kind.check(k, field)
 }
 
-// unset gives a field the value of the key's word, auto or null.
+// unset sets a field to the key's word, auto or null.
 func (k *key) unset(field any) {
 	switch p := field.(type) {
 	case *int:
@@ -47,7 +49,7 @@ func (k *key) unset(field any) {
 	}
 }
 
-// isUnset reports whether a field has the value of the key's word.
+// isUnset reports whether a field is set to the key's word.
 func (k *key) isUnset(field any) bool {
 	if k.word == "" {
 		return false
@@ -68,7 +70,7 @@ func (k *key) integer(n *yaml.Node) (int64, error) {
 		return 0, k.mistyped(n)
 	}
 	if k.word == "auto" && !strings.ContainsAny(n.Value, "0123456789") {
-		return 0, fmt.Errorf("%s is not an integer; write auto, or an integer such as 8", found(n.Value))
+		return 0, fmt.Errorf("%s is not an integer; write auto, or an integer such as 8", quoted(n.Value))
 	}
 	return ParseSize(n.Value)
 }
@@ -94,9 +96,9 @@ func (k *key) boolean(n *yaml.Node) (bool, error) {
 	if isPlain(n) {
 		switch strings.ToLower(n.Value) {
 		case "true", "yes", "on", "y", "1":
-			return false, fmt.Errorf("%s is not a boolean; write true", short(n.Value))
+			return false, fmt.Errorf("%s is not a boolean; write true", clipped(n.Value))
 		case "false", "no", "off", "n", "0":
-			return false, fmt.Errorf("%s is not a boolean; write false", short(n.Value))
+			return false, fmt.Errorf("%s is not a boolean; write false", clipped(n.Value))
 		}
 	}
 	return false, k.mistyped(n)
@@ -110,10 +112,10 @@ func (k *key) text(n *yaml.Node) (string, error) {
 		return n.Value, k.choose(n.Value)
 	}
 	if isPlain(n) && n.ShortTag() != "!!str" {
-		return "", fmt.Errorf("found %s; want text: put it in quotes", describe(n))
+		return "", fmt.Errorf("found %s; want text: put it in quotes", Describe(n))
 	}
 	if !utf8.ValidString(n.Value) || strings.ContainsFunc(n.Value, unicode.IsControl) {
-		return "", fmt.Errorf("%s holds a control character or is not UTF-8; remove it", found(n.Value))
+		return "", fmt.Errorf("%s holds a control character or is not UTF-8; remove it", quoted(n.Value))
 	}
 	return n.Value, nil
 }
@@ -133,16 +135,16 @@ func (k *key) choose(word string) error {
 	}
 	wanted := strings.Join(k.allowed(), ", ")
 	if len(k.allowed()) == 1 {
-		return fmt.Errorf("%s is not a choice; write %s, the only one in this build", found(word), wanted)
+		return fmt.Errorf("%s is not a choice; write %s, the only one in this build", quoted(word), wanted)
 	}
 	s := otherWords[strings.ToLower(word)]
 	if !slices.Contains(k.allowed(), s) {
 		s = Nearest(word, k.allowed())
 	}
 	if s != "" {
-		return fmt.Errorf("%s is not a choice; did you mean %s? (one of %s)", found(word), s, wanted)
+		return fmt.Errorf("%s is not a choice; did you mean %s? (one of %s)", quoted(word), s, wanted)
 	}
-	return fmt.Errorf("%s is not a choice; write one of %s", found(word), wanted)
+	return fmt.Errorf("%s is not a choice; write one of %s", quoted(word), wanted)
 }
 
 func (k *key) pair(n *yaml.Node) (v [2]float64, err error) {
@@ -176,13 +178,13 @@ func (k *key) list(n *yaml.Node) (list []string, err error) {
 
 func (k *key) mistyped(n *yaml.Node) error {
 	if n.Kind == yaml.ScalarNode && !isPlain(n) {
-		return fmt.Errorf("found %s; want %s: take the quotes off", describe(n), k.wanted())
+		return fmt.Errorf("found %s; want %s; remove the quotes", Describe(n), k.wanted())
 	}
-	return fmt.Errorf("found %s; want %s", describe(n), k.wanted())
+	return fmt.Errorf("found %s; want %s", Describe(n), k.wanted())
 }
 
 func (k *key) wanted() string {
-	kind, words := k.kind(k.at(whole())).name, strings.Join(k.allowed(), ", ")
+	kind, words := k.kind(k.at(blankConfig())).name, strings.Join(k.allowed(), ", ")
 	switch {
 	case kind == "list":
 		kind += " of " + words
@@ -219,7 +221,7 @@ func (k *key) checkInt(v int64) error {
 	return nil
 }
 
-// checkTime: a key that takes a word has that for what 0 would mean.
+// checkTime allows 0 unless the key has a word for it.
 func (k *key) checkTime(d time.Duration) error {
 	if d < k.least && (d != 0 || k.word != "") {
 		return fmt.Errorf("%s is too short; the least is %s", FormatTime(d), FormatTime(k.least))
@@ -250,53 +252,54 @@ func isPlain(n *yaml.Node) bool {
 		n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle) == 0
 }
 
-// isWord reports whether a scalar is text with quotes and without them, as 128K is: YAML holds
-// both for the same value, and writers of JSON put quotes around every such word.
+// isWord reports whether a scalar is text both with and without quotes, such as 128K. YAML treats the two as equal, and
+// writers of JSON quote every such word.
 func isWord(n *yaml.Node) bool {
 	bare := yaml.Node{Kind: yaml.ScalarNode, Value: n.Value}
 	return n.Kind == yaml.ScalarNode && bare.ShortTag() == "!!str"
 }
 
-func isNull(n *yaml.Node) bool {
+// IsNull reports whether a value is null or empty.
+func IsNull(n *yaml.Node) bool {
 	return isPlain(n) && slices.Contains([]string{"", "~", "null", "Null", "NULL"}, n.Value)
 }
 
 func isEmpty(n *yaml.Node) bool {
-	return isNull(n) || n.Kind == yaml.MappingNode && len(n.Content) == 0
+	return IsNull(n) || n.Kind == yaml.MappingNode && len(n.Content) == 0
 }
 
-// describe names the type and text of a value, for its writer, who meant another type.
-func describe(n *yaml.Node) string {
+// Describe returns the type and the text of a value, for an error about a wrong type.
+func Describe(n *yaml.Node) string {
 	switch {
 	case n.Kind == yaml.MappingNode:
 		return "a mapping"
 	case n.Kind == yaml.SequenceNode:
 		return "a list"
-	case isNull(n):
+	case IsNull(n):
 		return "nothing"
 	case !isPlain(n):
-		return "the text " + found(n.Value)
+		return "the text " + quoted(n.Value)
 	}
 	switch n.ShortTag() {
 	case "!!bool":
-		return "the boolean " + short(n.Value)
+		return "the boolean " + clipped(n.Value)
 	case "!!int", "!!float":
-		return "the number " + short(n.Value)
+		return "the number " + clipped(n.Value)
 	case "!!timestamp":
-		return "the date " + short(n.Value)
+		return "the date " + clipped(n.Value)
 	}
-	return "the text " + found(n.Value)
+	return "the text " + quoted(n.Value)
 }
 
-// A kind is what keys of one Go type have in common.
+// A kind implements the keys of one Go type.
 type kind struct {
 	name  string
 	read  func(k *key, n *yaml.Node, field any) error
 	check func(k *key, field any) error // the bounds of a value
-	value func(field any) any           // as JSON has it: bool, int64, float64, string, []any
+	value func(field any) any           // for JSON: bool, int64, float64, string, []any
 }
 
-var kinds = map[reflect.Type]kind{} // by the type of a field's pointer; init fills it, since errors name kinds
+var kinds = map[reflect.Type]kind{} // by pointer type of the field; filled by init, since errors use it
 
 func (k *key) kind(field any) kind {
 	found, ok := kinds[reflect.TypeOf(field)]
@@ -306,7 +309,7 @@ func (k *key) kind(field any) kind {
 	return found
 }
 
-// addKind makes a type known. A nil check has no bounds.
+// addKind registers a type. A nil check has no bounds.
 func addKind[T any](name string, read func(*key, *yaml.Node) (T, error), check func(*key, T) error, value func(T) any) {
 	known := kind{
 		name: name,
@@ -328,7 +331,7 @@ func addKind[T any](name string, read func(*key, *yaml.Node) (T, error), check f
 	kinds[reflect.TypeFor[*T]()] = known
 }
 
-// optional makes the form of a type known in which nil is the key's word.
+// optional registers the pointer to a type, with nil for the key's word.
 func optional[T any](name string, read func(*key, *yaml.Node) (T, error), check func(*key, T) error) {
 	addKind(name, func(k *key, n *yaml.Node) (*T, error) {
 		v, err := read(k, n)
@@ -341,17 +344,21 @@ func optional[T any](name string, read func(*key, *yaml.Node) (T, error), check 
 	}, func(p *T) any { return *p })
 }
 
-func same[T any](v T) any { return v }
+func identity[T any](v T) any { return v }
 
 func init() {
 	addKind("integer", func(k *key, n *yaml.Node) (int, error) { v, err := k.integer(n); return int(v), err },
 		func(k *key, v int) error { return k.checkInt(int64(v)) }, func(v int) any { return int64(v) })
-	addKind("integer", (*key).integer, (*key).checkInt, same[int64])
-	addKind("number", (*key).number, (*key).checkFloat, same[float64])
+	addKind("integer", (*key).integer, (*key).checkInt, identity[int64])
+	addKind("number", (*key).number, (*key).checkFloat, identity[float64])
 	optional("number", (*key).number, (*key).checkFloat)
-	addKind("true or false", (*key).boolean, nil, same[bool])
+	addKind("true or false", (*key).boolean, nil, identity[bool])
 	optional[bool]("true or false", (*key).boolean, nil)
-	addKind("text", (*key).text, (*key).checkWord, same[string])
+	addKind("text", (*key).text, (*key).checkWord, identity[string])
+	addKind("text", func(k *key, n *yaml.Node) (partition.LayoutName, error) {
+		name, err := k.text(n)
+		return partition.LayoutName(name), err
+	}, nil, func(n partition.LayoutName) any { return string(n) })
 	addKind("time", (*key).duration, (*key).checkTime, func(d time.Duration) any { return FormatTime(d) })
 	addKind("list of two numbers", (*key).pair, func(k *key, v [2]float64) error {
 		return cmp.Or(k.checkFloat(v[0]), k.checkFloat(v[1]))

@@ -8,17 +8,17 @@ import (
 	"slices"
 )
 
-// A tokenFile is tokens of one width, back to back.
+// A tokenFile holds tokens of one width without gaps.
 type tokenFile struct {
 	header int64 // bytes before the first
 	width  int64 // bytes of a token
 	count  int64
 	signed bool
-	docs   []int64 // where documents end, in tokens; none if only a token marks them
-	eos    []int32 // one token after those of the file, or none
+	docs   []int64 // ends of documents, in tokens; none if only a token marks them
+	eos    []int32 // one token appended to the file, or none
 }
 
-// rawText returns a file of text whose bytes are its tokens. It is one document, with eos at its end; -1: none.
+// rawText returns a file of text with one token for each byte. It is one document, with eos at its end; -1: none.
 func rawText(size int64, eos int) tokenFile {
 	t := tokenFile{width: 1, count: size}
 	if size == 0 { // no document
@@ -67,7 +67,7 @@ func (t tokenFile) read(f io.ReaderAt, dst []int32, at int64) error {
 			}
 		case 8:
 			for i := range n {
-				dst[i] = int32(min(le.Uint64(b[8*i:]), 1<<32-1)) // negative, an id of no vocabulary, above an int32
+				dst[i] = int32(min(le.Uint64(b[8*i:]), 1<<32-1)) // negative above an int32, so never valid
 			}
 		}
 		if t.signed && t.width < 4 {
@@ -94,7 +94,7 @@ func (t tokenFile) id(f io.ReaderAt, at int64) (int64, error) {
 	return id, nil
 }
 
-// Magic numbers of llm.c: its files begin with a header of 256 little-endian int32.
+// Files of llm.c begin with a header of 256 little-endian int32, the first a magic number.
 const (
 	llmcHeader    = 1024
 	magicGPT2     = 20240520
@@ -103,8 +103,8 @@ const (
 	versionLlama3 = 7
 )
 
-// others are the files of llm.c that are no training tokens.
-var others = map[int32]string{
+// otherMagics lists files of llm.c without training tokens.
+var otherMagics = map[int32]string{
 	20240328: "a tokenizer.bin of llm.c",
 	20240522: "an evaluation file of llm.c (HellaSwag, MMLU)",
 	20240326: "GPT-2 weights of llm.c",
@@ -113,8 +113,8 @@ var others = map[int32]string{
 	20240527: "a training state of llm.c",
 }
 
-// llmc reads the header of a token file: magic 20240520, version 1, uint16 tokens; or magic
-// 20240801, version 7, uint32 tokens.
+// llmc reads the header of a token file: magic 20240520, version 1, uint16 tokens; or magic 20240801, version 7, uint32
+// tokens.
 func llmc(f io.ReaderAt, size int64, vocab int) (codec, error) {
 	var h [12]byte
 	if size < llmcHeader {
@@ -134,7 +134,7 @@ func llmc(f io.ReaderAt, size int64, vocab int) (codec, error) {
 	case magicLlama3:
 		t.width, want = 4, versionLlama3
 	default:
-		if what, ok := others[magic]; ok {
+		if what, ok := otherMagics[magic]; ok {
 			return nil, fmt.Errorf("magic number %d: this is %s, not tokens to train on", magic, what)
 		}
 		return nil, fmt.Errorf(

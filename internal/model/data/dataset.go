@@ -11,18 +11,18 @@ import (
 	"sort"
 )
 
-// Dataset is the tokens of all files of a source, in order. Its methods may be called
-// concurrently. It holds no file open, so that a corpus may have any number of them.
+// Dataset is the tokens of all files of a source, in order. Its methods may be called concurrently. It keeps no file
+// open, so that a corpus may have any number of files.
 type Dataset struct {
 	source Source
 	parts  []part
 	open   func(path string) (file, error)
 
 	ignored Keys
-	cut     int64 // documents that were packed; -1: none were
+	cut     int64 // number of packed documents; -1: not packed
 }
 
-// Ignored lists the keys of records that were left aside, such as token_type_ids.
+// Ignored lists the record keys without effect, such as token_type_ids.
 func (d *Dataset) Ignored() []string { return d.ignored.Sorted() }
 
 type part struct {
@@ -41,7 +41,7 @@ func (d *Dataset) Len() int64 {
 	return d.parts[len(d.parts)-1].end()
 }
 
-// ReadTokens fills dst with tokens, beginning at the at-th. It reads no byte beyond them.
+// ReadTokens fills dst with tokens from index at. It reads no byte beyond them.
 func (d *Dataset) ReadTokens(dst []int32, at int64) error {
 	if n := int64(len(dst)); at < 0 || n > d.Len() || at > d.Len()-n {
 		return fmt.Errorf("data %s: tokens %d to %d of %d asked for", d.source.name(), at, at+n, d.Len())
@@ -49,7 +49,7 @@ func (d *Dataset) ReadTokens(dst []int32, at int64) error {
 	return d.each(dst, at, d.readPart)
 }
 
-// each calls read with each part that a range touches, and the piece of the range in it.
+// each calls read with each part of a range, and the piece of the range in that part.
 func (d *Dataset) each(dst []int32, at int64, read func(p part, dst []int32, at int64) error) error {
 	k := sort.Search(len(d.parts), func(k int) bool { return d.parts[k].end() > at })
 	for ; len(dst) > 0; k++ {
@@ -66,18 +66,18 @@ func (d *Dataset) each(dst []int32, at int64, read func(p part, dst []int32, at 
 	return nil
 }
 
-// labelled reports whether some token asks for another one than itself, or for none.
+// labelled reports whether some token has a label other than itself.
 func (d *Dataset) labelled() bool {
 	return slices.ContainsFunc(d.parts, func(p part) bool {
-		h, ok := p.codec.(*held)
+		h, ok := p.codec.(*encodedFile)
 		return ok && h.labels != nil
 	})
 }
 
-// readLabels fills dst with labels, beginning at the at-th token. All of them exist.
+// readLabels fills dst with the labels from index at.
 func (d *Dataset) readLabels(dst []int32, at int64) error {
 	return d.each(dst, at, func(p part, dst []int32, at int64) error {
-		if h, ok := p.codec.(*held); ok && h.labels != nil {
+		if h, ok := p.codec.(*encodedFile); ok && h.labels != nil {
 			copy(dst, h.labels[at:])
 			return nil
 		}
@@ -85,14 +85,14 @@ func (d *Dataset) readLabels(dst []int32, at int64) error {
 	})
 }
 
-// readPart reads tokens of one part, and checks them.
+// readPart reads and checks tokens of one part.
 func (d *Dataset) readPart(p part, dst []int32, at int64) error {
-	if h, ok := p.codec.(*held); ok { // they were checked when they were made
+	if h, ok := p.codec.(*encodedFile); ok { // checked when they were encoded
 		return h.read(nil, dst, at)
 	}
 	f, err := d.open(p.path)
 	if err != nil {
-		return reason(err)
+		return cause(err)
 	}
 	defer f.Close()
 	if err := p.codec.read(f, dst, at); err != nil {
@@ -106,10 +106,10 @@ func (d *Dataset) readPart(p part, dst []int32, at int64) error {
 	return nil
 }
 
-// outside returns the error for a token of a part that is outside the vocabulary.
+// outside returns the error for a token outside the vocabulary.
 func (d *Dataset) outside(f io.ReaderAt, p part, at int64, id int32) error {
 	said := int64(id)
-	if t, ok := p.codec.(tokenFile); ok { // an int32 does not hold all that a file may have
+	if t, ok := p.codec.(tokenFile); ok { // the value in the file may exceed an int32
 		var err error
 		if said, err = t.id(f, at); err != nil {
 			return err
@@ -123,7 +123,7 @@ func (d *Dataset) outside(f io.ReaderAt, p part, at int64, id int32) error {
 
 const scanChunk = 1 << 16
 
-// eachEOS reads a part, and calls f with the place after each EOS token.
+// eachEOS reads a part, and calls f with the index after each EOS token.
 func (d *Dataset) eachEOS(p part, f func(end int64)) error {
 	buf := make([]int32, min(scanChunk, p.end()-p.start))
 	for at := p.start; at < p.end(); {
@@ -143,10 +143,10 @@ func (d *Dataset) eachEOS(p part, f func(end int64)) error {
 // Files returns the number of files.
 func (d *Dataset) Files() int64 { return int64(len(d.parts)) }
 
-// Check counts the documents. If read is true, it also reads every token once, so that a token id outside the
-// vocabulary or an unreadable file is found before training starts. The count is of the documents that were packed, if
-// they were; else of records, which are files and lines of text and the documents of Megatron's index, or of token
-// files cut at the EOS token. It is -1 if only a pass over the tokens could tell.
+// Check counts the documents. With read it also reads every token once, which finds ids outside the vocabulary and
+// unreadable files before training. It counts packed documents, if they were packed; else records (files, lines of
+// text, documents of Megatron's index, or token files cut at the EOS token). It returns -1 if that takes a pass over
+// the tokens.
 func (d *Dataset) Check(read bool) (documents int64, err error) {
 	known := true
 	for _, p := range d.parts {
@@ -180,10 +180,9 @@ func (d *Dataset) Check(read bool) (documents int64, err error) {
 	return documents, nil
 }
 
-// documents lists the ends of documents: the number of tokens up to and including the last of each. It cuts files at
-// the EOS token, which takes one pass over them. Without that token, in a source or in a file, documents are the files
-// or lines of text, or the documents of Megatron's index; encoded text always has its own. The tokens after the
-// last end are one more document.
+// documents returns the ends of documents: the tokens up to and including the last of each. It cuts files at the EOS
+// token, in one pass over them. Without that token, documents are files or lines of text, or those of Megatron's index;
+// encoded text always has its own. Tokens after the last end are one more document.
 func (d *Dataset) documents() ([]int64, error) {
 	var ends []int64
 	for _, p := range d.parts {
@@ -194,8 +193,8 @@ func (d *Dataset) documents() ([]int64, error) {
 					"that token", p.path)
 		}
 		known := len(ends)
-		if _, whole := p.codec.(*held); !whole && d.source.EOS >= 0 {
-			// Bytes have the token too: it was appended to each document.
+		if _, whole := p.codec.(*encodedFile); !whole && d.source.EOS >= 0 {
+			// Raw bytes also have the token, appended to each document.
 			if err := d.eachEOS(p, func(end int64) { ends = append(ends, end) }); err != nil {
 				return nil, err
 			}
@@ -223,15 +222,14 @@ func readFull(f io.ReaderAt, p []byte, off int64) error {
 	if err == nil || err == io.EOF {
 		err = errors.New("the file has become shorter since it was opened")
 	}
-	return fmt.Errorf("bytes %d to %d: %w", off, off+int64(len(p)), reason(err))
+	return fmt.Errorf("bytes %d to %d: %w", off, off+int64(len(p)), cause(err))
 }
 
-// An order is a permutation of 0 to n-1 that needs no memory: a Feistel network over the
-// smallest even number of bits that holds n, walked until it lands below n (Black and
-// Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002). A shuffled list of a
-// corpus's samples would be held by every rank; and this one is the same in every version of
-// Go, so that a run resumed after an upgrade reads on where it stopped.
-type order struct {
+// A permutation of 0 to n-1 takes no memory. It is a Feistel network over the smallest even number of bits that holds
+// n, repeated until the result is below n (Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002). A
+// shuffled list would take memory on every rank, and could change with the version of Go, so that a resumed run would
+// read other samples.
+type permutation struct {
 	n    uint64
 	half uint // bits of each side
 	keys [feistelRounds]uint64
@@ -239,9 +237,9 @@ type order struct {
 
 const feistelRounds = 8
 
-func newOrder(n, seed, epoch int64) order {
+func newPermutation(n, seed, epoch int64) permutation {
 	half := max(1, uint(bits.Len64(uint64(n-1))+1)/2)
-	o := order{n: uint64(n), half: half}
+	o := permutation{n: uint64(n), half: half}
 	state := mix(uint64(seed)) ^ mix(uint64(epoch)+0x632be59bd9b4e019)
 	for i := range o.keys {
 		state += 0x9e3779b97f4a7c15
@@ -250,7 +248,7 @@ func newOrder(n, seed, epoch int64) order {
 	return o
 }
 
-func (o order) at(i int64) int64 {
+func (o permutation) at(i int64) int64 {
 	mask := uint64(1)<<o.half - 1
 	x := uint64(i)
 	for {
@@ -271,18 +269,18 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// A held is a file of text that was encoded once, with its ids in memory, 4 bytes each.
-type held struct {
+// An encodedFile is a file of text encoded once, with its ids in memory, 4 bytes each.
+type encodedFile struct {
 	ids    []int32
-	labels []int32 // beside ids; nil: each token asks for itself
-	docs   []int64 // where documents end
+	labels []int32 // of ids; nil: each token is its own label
+	docs   []int64 // ends of documents
 }
 
-// hold makes the ids of files of text, one held for each.
-func (d *Dataset) hold(paths []string) ([]*held, error) {
-	files := make([]*held, len(paths))
+// encodeFiles encodes files of text.
+func (d *Dataset) encodeFiles(paths []string) ([]*encodedFile, error) {
+	files := make([]*encodedFile, len(paths))
 	for i := range files {
-		files[i] = &held{}
+		files[i] = &encodedFile{}
 	}
 	e := Encoding{Tokenizer: d.source.Tokenizer, EOS: d.source.EOS, Vocab: d.source.Vocab, Ignored: &d.ignored}
 	err := e.Each(context.Background(), paths, func(file int, doc Document) error {
@@ -292,7 +290,7 @@ func (d *Dataset) hold(paths []string) ([]*held, error) {
 	return files, err
 }
 
-func (h *held) add(doc Document) {
+func (h *encodedFile) add(doc Document) {
 	if doc.Labels != nil && h.labels == nil {
 		h.labels = append(make([]int32, 0, len(doc.IDs)), h.ids...) // never nil
 	}
@@ -306,16 +304,16 @@ func (h *held) add(doc Document) {
 	h.docs = append(h.docs, int64(len(h.ids)))
 }
 
-func (h *held) tokens() int64 { return int64(len(h.ids)) }
+func (h *encodedFile) tokens() int64 { return int64(len(h.ids)) }
 
-func (h *held) read(_ io.ReaderAt, dst []int32, at int64) error {
+func (h *encodedFile) read(_ io.ReaderAt, dst []int32, at int64) error {
 	copy(dst, h.ids[at:])
 	return nil
 }
 
-func (h *held) where(at int64) string {
+func (h *encodedFile) where(at int64) string {
 	k := sort.Search(len(h.docs), func(k int) bool { return h.docs[k] > at })
 	return fmt.Sprintf("token %d (of document %d)", at, k+1)
 }
 
-func (h *held) ends() iter.Seq[int64] { return slices.Values(h.docs) }
+func (h *encodedFile) ends() iter.Seq[int64] { return slices.Values(h.docs) }

@@ -1,15 +1,14 @@
-// Package data turns files of tokens or text into the samples of a training run, of which
-// each rank reads the tokens that it holds and no others.
+// Package data turns files of tokens or text into the samples of a training run. Each rank reads only the tokens of its
+// shard.
 //
-// The files that a glob matches, sorted by name, are one long sequence of tokens. Sample i of
-// sequence length S is its tokens i*S to i*S+S, one more than S: the targets are the same
-// tokens one place on. They are shifted here, before the sequence is cut for the ranks, since
-// a rank's last token has its target on another rank.
+// Open returns a Dataset, New a Loader that cuts it into samples, and Loader.Load reads a rank's part of one.
 //
-// The position in the data is one integer, the number of samples consumed since the start of
-// training; Loader.Index maps it to a sample, whatever the number of ranks, without any state
-// of its own. A checkpoint holds that integer and nothing else of this package.
+// The files of a glob, sorted by name, are one long sequence of tokens. Sample i of sequence length S is the tokens i*S
+// to i*S+S, one more than S: the targets are the tokens shifted by one. They are shifted before the sequence is cut for
+// the ranks, since the target of a rank's last token is on another rank.
 //
-// Files are read with pread and never mapped: a file that is cut short while a run reads it
-// is then an error with a name and not a SIGBUS.
+// The position in the data is one integer: the number of samples consumed since the start of training. Loader.Index
+// maps it to a sample, for any number of ranks. A checkpoint stores this integer alone.
+//
+// Files are read with pread, not mapped: a file that is truncated during a run then gives an error, not a SIGBUS.
 package data

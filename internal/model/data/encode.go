@@ -15,21 +15,20 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Encoding says how files of text become documents.
+// Encoding selects how files of text become documents.
 type Encoding struct {
 	Tokenizer *Tokenizer
-	// EOS is appended to each text that does not end in it; -1: nothing is. Lines of input_ids stay as
-	// they are.
+	// EOS is appended to each text that does not end in it; -1: none. Lines of input_ids stay unchanged.
 	EOS int
 	// Vocab bounds the ids; 0: any id.
 	Vocab int
-	// Ignored collects the keys of records that would change nothing; nil: they are not collected.
+	// Ignored collects the record keys without effect; nil: not collected.
 	Ignored *Keys
-	// Read is called with the number of bytes read since the last call, if it is not nil.
+	// Read is called with the number of bytes read since the last call, unless nil.
 	Read func(bytes int64)
 }
 
-// Bounds of a batch, of all batches in flight, and of one text.
+// These bounds are for a batch, for all batches in flight, and for one text.
 const (
 	batchBytes = 1 << 20
 	batchLines = 4096
@@ -37,10 +36,10 @@ const (
 	maxText    = 1 << 30
 )
 
-// A batch is some texts of one file in flight.
+// A batch is some texts of one file.
 type batch struct {
 	file  int
-	first int // the number of its first line; 0: it is a file of text
+	first int // number of its first line; 0: a file of text
 	lines [][]byte
 	text  string // of a file of text
 	size  int64
@@ -49,9 +48,8 @@ type batch struct {
 	done  chan struct{}
 }
 
-// Each reads files of text, and lines of .jsonl, on all cores, and calls emit with their documents in
-// order; file is the place of the document's in paths. A text that is empty is none. At most some
-// hundred megabytes are on their way at a time, or one text that is longer.
+// Each reads files of text and lines of .jsonl on all cores, and calls emit with their documents in order; file is the
+// index in paths. It skips empty texts. It holds at most some hundred megabytes at a time, or one longer text.
 func (e *Encoding) Each(ctx context.Context, paths []string, emit func(file int, d Document) error) error {
 	workers := runtime.GOMAXPROCS(0)
 	g, ctx := errgroup.WithContext(ctx)
@@ -104,7 +102,7 @@ func (e *Encoding) split(ctx context.Context, paths []string, give func(*batch) 
 	for file, path := range paths {
 		if err := e.splitFile(file, path, give); err != nil {
 			if ctx.Err() != nil {
-				return err // the cause is another's
+				return err // another goroutine has failed
 			}
 			return fmt.Errorf("data file %s: %w", path, err)
 		}
@@ -121,7 +119,7 @@ func (e *Encoding) splitFile(file int, path string, give func(*batch) error) err
 	if kindOf(path) == "jsonl" {
 		return e.splitLines(file, f, give)
 	}
-	if err := readable(f, path, size); err != nil {
+	if err := checkText(f, path, size); err != nil {
 		return err
 	}
 	if size > maxText {
@@ -131,7 +129,7 @@ func (e *Encoding) splitFile(file int, path string, give func(*batch) error) err
 	var text strings.Builder
 	text.Grow(int(size))
 	if _, err := io.Copy(&text, io.LimitReader(f, maxText+1)); err != nil {
-		return reason(err)
+		return cause(err)
 	}
 	e.note(int64(text.Len()))
 	return give(&batch{file: file, lines: [][]byte{nil}, text: text.String(), size: int64(text.Len())})
@@ -143,7 +141,7 @@ func (e *Encoding) splitLines(file int, f *os.File, give func(*batch) error) err
 	for n := 1; ; n++ {
 		line, err := readLine(r, nil)
 		if err != nil && !errors.Is(err, io.EOF) {
-			return fmt.Errorf("line %d: %w", n, reason(err))
+			return fmt.Errorf("line %d: %w", n, cause(err))
 		}
 		b.lines = append(b.lines, line)
 		b.size += int64(len(line))
@@ -163,8 +161,7 @@ func (e *Encoding) splitLines(file int, f *os.File, give func(*batch) error) err
 
 const maxLine = 64 << 20
 
-// readLine appends a line with its end to buf; io.EOF comes with the last one, which may
-// have none.
+// readLine appends a line with its end to buf. io.EOF comes with the last line, which may be empty.
 func readLine(r *bufio.Reader, buf []byte) ([]byte, error) {
 	for {
 		b, err := r.ReadSlice('\n')
@@ -184,7 +181,7 @@ func (e *Encoding) note(bytes int64) {
 	}
 }
 
-// work encodes batches until there are no more. What is wrong with one is told when its turn has come.
+// work encodes batches until none are left. A batch carries its error to the reader.
 func (e *Encoding) work(jobs <-chan *batch) error {
 	var text encoder
 	for b := range jobs {

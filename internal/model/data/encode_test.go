@@ -15,7 +15,7 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// llama is the path of a small tokenizer.json, which has <|begin|> 0 in front of each text.
+// llama returns the path of a small tokenizer.json, which puts <|begin|> (0) in front of each text.
 func llama(t testing.TB) string {
 	t.Helper()
 	f, err := os.Open("../tokenizer/testdata/llama3.json.gz")
@@ -40,7 +40,7 @@ func llama(t testing.TB) string {
 
 const llamaVocab = 603
 
-// direct is the ids of a text.
+// direct returns the ids of a text.
 func direct(t testing.TB, path, text string) []int32 {
 	t.Helper()
 	tok, err := LoadTokenizer(path)
@@ -131,7 +131,7 @@ func TestTextThatCannotBeEncodedIsExplained(t *testing.T) {
 		!strings.Contains(err.Error(), "it has 600 tokens, and vocab_size is 599") {
 		t.Errorf("a model with fewer tokens: %v", err)
 	}
-	// Tokens that were added to a tokenizer need no row until a text has them.
+	// An added token needs no row of the model unless a text contains it.
 	for text, want := range map[string]string{"x": "", "x lonely x": "token id 601 is not below vocab_size 600"} {
 		dir := put(t, map[string]string{"a.txt": text})
 		_, err := Open(Source{Paths: []string{filepath.Join(dir, "a.txt")}, Tokenizer: NewTokenizer(path, 600), EOS: -1,
@@ -164,7 +164,7 @@ func TestEncodingStopsWhereItsReaderDoes(t *testing.T) {
 	}
 }
 
-// A target is the label of the next place; -100 asks for none. Every layout sees the same.
+// The target of a place is the label of the next one, and -100 is none, under every layout.
 func TestLabelsAreTheTargets(t *testing.T) {
 	lines := `{"input_ids":[1,2,3,4],"labels":[-100,-100,3,4]}` + "\n" + `{"input_ids":[5,6,7],"labels":[5,-100,9]}` +
 		"\n" + `{"input_ids":[8,9,10,11,12]}` + "\n"
@@ -202,7 +202,7 @@ func TestLabelsAreTheTargets(t *testing.T) {
 	}
 }
 
-// FuzzRecord: a line that is taken has a text, or ids within the vocabulary and as many labels.
+// FuzzRecord checks that an accepted line has a text, or ids within the vocabulary and as many labels.
 func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`{"text":"a"}`))
 	f.Add([]byte(`{"input_ids":[1,2],"labels":[-100,2]}`))

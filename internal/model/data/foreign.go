@@ -10,13 +10,13 @@ import (
 	"unicode/utf8"
 )
 
-// foreign lists kinds of files that are not text. Their bytes would train silently.
-var foreign = []struct {
+// otherFormats lists kinds of files that are not text. As text their bytes would train silently.
+var otherFormats = []struct {
 	what  string
 	exts  []string
 	magic []string
 	at    int  // of the magic
-	words bool // the magic is letters, with which a text may begin
+	words bool // the magic is letters, and a text may begin with them
 	fix   string
 }{
 	{what: "JSON", exts: []string{".json"},
@@ -60,17 +60,17 @@ const (
 	asLines  = `write its texts as .jsonl, an object with a string "text" a line`
 )
 
-// foreignHead is the number of bytes at the start that identify a file.
+// foreignHead bounds the bytes at the start that identify a file.
 const foreignHead = 512
 
-// readable refuses a file of bytes that are no text, by its name and by how it begins.
-func readable(f io.ReaderAt, path string, size int64) error {
+// checkText refuses a file that is not text, by its name and its first bytes.
+func checkText(f io.ReaderAt, path string, size int64) error {
 	head := make([]byte, min(size, foreignHead))
 	if err := readFull(f, head, 0); err != nil {
 		return err
 	}
-	ext, text := strings.ToLower(filepath.Ext(path)), prose(head)
-	for _, k := range foreign {
+	ext, text := strings.ToLower(filepath.Ext(path)), looksLikeText(head)
+	for _, k := range otherFormats {
 		if k.words && text {
 			k.magic = nil
 		}
@@ -80,8 +80,7 @@ func readable(f io.ReaderAt, path string, size int64) error {
 		}
 		if slices.Contains(k.exts, ext) {
 			return fmt.Errorf("by its name, %s, this is %s, which is not read as text; %s; if it is text, name it .txt",
-				ext,
-				k.what, k.fix)
+				ext, k.what, k.fix)
 		}
 	}
 	if at := bytes.IndexByte(head, 0); at >= 0 {
@@ -91,8 +90,8 @@ func readable(f io.ReaderAt, path string, size int64) error {
 	return nil
 }
 
-// prose reports whether the head of a file could be text: all these formats have bytes there that no text has.
-func prose(head []byte) bool {
+// looksLikeText reports whether the head of a file may be text. The binary formats have bytes there that text lacks.
+func looksLikeText(head []byte) bool {
 	for _, b := range head {
 		if b < 0x20 && b != '\t' && b != '\n' && b != '\r' && b != '\f' || b == 0x7f {
 			return false

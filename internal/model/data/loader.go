@@ -7,13 +7,13 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// Plan says how a dataset is cut into samples and in which order they come.
+// Plan selects how a dataset is cut into samples, and their order.
 type Plan struct {
 	SeqLen  int // global tokens of a sample
 	Shuffle bool
 	Seed    int64
-	// PackDocuments keeps documents apart inside a sample: positions restart in each, and
-	// the last token of each has no target.
+	// PackDocuments separates documents inside a sample: positions restart in each, and the last token of each has no
+	// target.
 	PackDocuments bool
 }
 
@@ -23,11 +23,11 @@ type Loader struct {
 	plan    Plan
 	samples int64
 	ends    []int64 // of documents, ascending; only with PackDocuments
-	valid   []int32 // targets of each sample; nil where no label takes any away
+	valid   []int32 // targets of each sample; nil: all tokens, except at ends of documents
 }
 
-// New cuts a dataset into samples. With PackDocuments and an EOS token it reads the dataset
-// once, to know where documents end: 8 bytes of memory a document.
+// New cuts a dataset into samples. With PackDocuments and an EOS token it reads the dataset once to find the ends of
+// documents: 8 bytes of memory for each.
 func New(d *Dataset, p Plan) (*Loader, error) {
 	if p.SeqLen < 1 {
 		return nil, fmt.Errorf("data %s: seq_len %d is not positive", d.source.name(), p.SeqLen)
@@ -46,7 +46,7 @@ func New(d *Dataset, p Plan) (*Loader, error) {
 		}
 	}
 	if d.labelled() {
-		if err := l.count(); err != nil {
+		if err := l.countTargets(); err != nil {
 			return nil, err
 		}
 	}
@@ -57,16 +57,16 @@ func New(d *Dataset, p Plan) (*Loader, error) {
 	return l, nil
 }
 
-// count finds the targets of each sample, which labels make fewer.
-func (l *Loader) count() error {
+// countTargets counts the unmasked labels of each sample.
+func (l *Loader) countTargets() error {
 	l.valid = make([]int32, l.samples)
 	labels := make([]int32, l.plan.SeqLen)
 	for s := range l.samples {
-		first := s*int64(l.plan.SeqLen) + 1 // the first token that is a target
+		first := s*int64(l.plan.SeqLen) + 1 // the first target
 		if err := l.data.readLabels(labels, first); err != nil {
 			return err
 		}
-		for _, end := range l.within(s) { // the first token of a document is no target
+		for _, end := range l.docEnds(s) { // the first token of a document is no target
 			labels[end-first] = Ignore
 		}
 		for _, label := range labels {
@@ -81,12 +81,10 @@ func (l *Loader) count() error {
 // Alike reports whether all samples have the same documents and number of targets.
 func (l *Loader) Alike() bool { return !l.plan.PackDocuments && l.valid == nil }
 
-// Samples returns the number of samples of an epoch. The tokens that are left over at the end
-// belong to none.
+// Samples returns the number of samples of an epoch. It leaves out an incomplete last one.
 func (l *Loader) Samples() int64 { return l.samples }
 
-// Index returns the sample that is the n-th to be consumed since training began, counted from 0.
-// Every epoch has every sample once; shuffled, in an order of its own.
+// Index returns the n-th sample of the training, from 0. Every epoch has every sample once, shuffled in its own order.
 func (l *Loader) Index(n int64) int64 {
 	if n < 0 {
 		panic(fmt.Sprintf("data: sample %d in the order of training", n))
@@ -95,11 +93,11 @@ func (l *Loader) Index(n int64) int64 {
 	if !l.plan.Shuffle {
 		return i
 	}
-	return newOrder(l.samples, l.plan.Seed, epoch).at(i)
+	return newPermutation(l.samples, l.plan.Seed, epoch).at(i)
 }
 
-// within returns the ends of documents in the sample: above its first token, up to its last.
-func (l *Loader) within(sample int64) []int64 {
+// docEnds returns the document ends inside the sample.
+func (l *Loader) docEnds(sample int64) []int64 {
 	if sample < 0 || sample >= l.samples {
 		panic(fmt.Sprintf("data: sample %d of %d", sample, l.samples))
 	}
@@ -109,14 +107,13 @@ func (l *Loader) within(sample int64) []int64 {
 	return l.ends[lo:hi]
 }
 
-// Docs returns the lengths of the documents in a sample, or of the parts of them that lie in it;
-// they sum to SeqLen. It reads nothing, so every rank knows it. Without PackDocuments a
-// sample is one document.
+// Docs returns the lengths of the documents in a sample, cut at its borders; they sum to SeqLen. It reads no file, so
+// every rank can call it for every sample. Without PackDocuments a sample is one document.
 func (l *Loader) Docs(sample int64) []int {
 	var docs []int
 	at := sample * int64(l.plan.SeqLen)
 	stop := at + int64(l.plan.SeqLen)
-	for _, end := range l.within(sample) {
+	for _, end := range l.docEnds(sample) {
 		docs = append(docs, int(end-at))
 		at = end
 	}
@@ -126,12 +123,12 @@ func (l *Loader) Docs(sample int64) []int {
 	return docs
 }
 
-// Valid returns the number of targets of a whole sample, over all ranks. It reads nothing.
+// Valid returns the number of targets of a whole sample, over all ranks. It reads no file.
 func (l *Loader) Valid(sample int64) int {
 	if l.valid != nil {
 		return int(l.valid[sample])
 	}
-	return l.plan.SeqLen - len(l.within(sample))
+	return l.plan.SeqLen - len(l.docEnds(sample))
 }
 
 // Targets returns the number of targets of an epoch.
@@ -147,16 +144,15 @@ func (l *Loader) Targets() (n int64) {
 	return n
 }
 
-// Load reads one rank's shard of a sample: the tokens at spans, in that order, the token after each as its target, and
+// Load reads one rank's shard of a sample: the tokens at spans in that order, the next token of each as its target, and
 // their positions for rotary embeddings. With PackDocuments positions count from 0 in each document, and the last token
-// of a document has the target -1, since the token after it belongs to another. A masked target is also -1. ids,
-// targets and positions have the length of the spans (partition.Count).
+// of a document has the target -1. A masked target is also -1. ids, targets and positions have the length of the spans
+// (partition.Count).
 func (l *Loader) Load(sample int64, spans []partition.Span, ids, targets []int32, positions []int) error {
 	n := partition.Count(spans)
 	if len(ids) != n || len(targets) != n || len(positions) != n {
 		panic(fmt.Sprintf("data: %d ids, %d targets and %d positions for %d tokens", len(ids), len(targets),
-			len(positions),
-			n))
+			len(positions), n))
 	}
 	buf := make([]int32, min(scanChunk, l.plan.SeqLen+1))
 	var labels []int32
@@ -176,12 +172,12 @@ func (l *Loader) Load(sample int64, spans []partition.Span, ids, targets []int32
 }
 
 // loadSpan reads one span through buf and, if the data have labels, through labels. It reads the whole range of a
-// strided span: a read for each token would be slower.
+// strided span, since a read for each token would be slower.
 func (l *Loader) loadSpan(sample int64, s partition.Span, buf, labels, ids, targets []int32, positions []int) error {
 	base := sample * int64(l.plan.SeqLen)
-	ends := l.within(sample)
+	ends := l.docEnds(sample)
 	doc := 0         // documents that end at or before the token
-	docStart := base // begin of the token's document, or of its part in the sample
+	docStart := base // start of the token's document, or of its part in the sample
 	for done := 0; done < s.Len; {
 		n := min(s.Len-done, 1+(len(buf)-2)/s.Stride)
 		from := base + int64(s.Start) + int64(done)*int64(s.Stride)

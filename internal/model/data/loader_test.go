@@ -13,7 +13,7 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// random is n tokens below vocab.
+// random returns n tokens below vocab.
 func random(r *rand.Rand, n, vocab int) []uint16 {
 	tokens := make([]uint16, n)
 	for i := range tokens {
@@ -24,7 +24,7 @@ func random(r *rand.Rand, n, vocab int) []uint16 {
 
 func openTokens(t testing.TB, eos int, tokens ...uint16) *Dataset {
 	t.Helper()
-	// Two files, so that samples cross from one into the other.
+	// There are two files, so that a sample crosses from one into the other.
 	half := len(tokens) / 2
 	dir := put(t, map[string]string{"a.bin": v1(tokens[:half]...), "b.bin": v1(tokens[half:]...)})
 	d, err := Open(Source{Paths: []string{filepath.Join(dir, "*.bin")}, EOS: eos, Vocab: 1 << 16})
@@ -34,7 +34,7 @@ func openTokens(t testing.TB, eos int, tokens ...uint16) *Dataset {
 	return d
 }
 
-// sample is what all ranks together must load, worked out token by token.
+// A sample holds the expected tokens, targets and positions over all ranks, computed token by token.
 type sample struct {
 	ids, targets []int32
 	positions    []int
@@ -85,11 +85,7 @@ func TestRanksTogetherLoadTheSample(t *testing.T) {
 				t.Fatalf("%d valid targets, want %d", got, want.valid)
 			}
 			for _, name := range partition.Names {
-				layout, err := partition.New(name, l.Docs(i))
-				if err != nil {
-					t.Fatal(err)
-				}
-				got := gather(t, l, i, layout, size)
+				got := gather(t, l, i, partition.LayoutName(name).Layout(l.Docs(i)), size)
 				if !slices.Equal(got.ids, want.ids) || !slices.Equal(got.targets, want.targets) ||
 					!slices.Equal(got.positions, want.positions) {
 					t.Fatalf("trial %d, %s over %d ranks, pack %t:\ngot  %v\nwant %v", trial, name, size, pack, got,
@@ -100,7 +96,7 @@ func TestRanksTogetherLoadTheSample(t *testing.T) {
 	}
 }
 
-// gather loads a sample on all ranks and puts the tokens where the layout has them.
+// gather loads a sample on all ranks and returns the tokens in global order.
 func gather(t testing.TB, l *Loader, index int64, layout partition.Layout, size int) sample {
 	n := l.plan.SeqLen
 	s := sample{ids: make([]int32, n), targets: make([]int32, n), positions: make([]int, n)}
@@ -118,7 +114,7 @@ func gather(t testing.TB, l *Loader, index int64, layout partition.Layout, size 
 	return s
 }
 
-// Spans longer than a read and strides longer than a read.
+// Spans and strides may be longer than one read.
 func TestLongSpans(t *testing.T) {
 	const seqLen = 3*scanChunk + 5
 	tokens := random(rand.New(rand.NewPCG(3, 4)), seqLen+1, 50)
@@ -147,7 +143,7 @@ func TestLongSpans(t *testing.T) {
 	}
 }
 
-// counted counts what is read of a file.
+// counted counts the bytes read from a file.
 type counted struct {
 	file
 	n *atomic.Int64

@@ -18,7 +18,7 @@ func open1(t testing.TB, lines ...string) (*Dataset, error) {
 	return Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, Tokenizer: asBytes, EOS: -1, Vocab: 256})
 }
 
-// Targets are those that transformers' causal loss has of the collator's labels: logits of place i against label i+1.
+// Targets follow the causal loss of transformers: the logits of place i predict label i+1.
 func TestMasksChooseTargets(t *testing.T) {
 	for _, tc := range []struct{ record, targets string }{
 		{`{"input_ids":[1,2,3,4,5]}`, "[2 3 4 5]"},
@@ -100,7 +100,7 @@ func TestKeysThatChangeNothingAreListedOnce(t *testing.T) {
 	}
 }
 
-// Of random records, what the loader makes is what a plain reading makes of them one by one.
+// The loader agrees with a plain reading of random records.
 func TestTargetsAreThoseOfAPlainReading(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	bits := func(n int) []int {
@@ -112,7 +112,7 @@ func TestTargetsAreThoseOfAPlainReading(t *testing.T) {
 	}
 	for round := range 50 {
 		var lines []string
-		var want []int32 // the label of each token that is no padding
+		var want []int32 // the label of each token except padding
 		var ids []int32
 		for range 1 + rng.IntN(6) {
 			n, pad := rng.IntN(8), rng.IntN(3)

@@ -18,16 +18,16 @@ const (
 	megatronHeader = 9 + 8 + 1 + 8 + 8
 )
 
-// megatronTypes are the integer types by their code in the index.
+// megatronTypes maps the codes of the index to integer types.
 var megatronTypes = map[byte]tokenFile{
 	1: {width: 1}, 2: {width: 1, signed: true}, 3: {width: 2, signed: true},
 	4: {width: 4, signed: true}, 5: {width: 8, signed: true}, 8: {width: 2},
 }
 
-// maxEmpty is how many sequences without tokens an index may have.
+// maxEmpty bounds the empty sequences of an index.
 const maxEmpty = 1 << 20
 
-// megatron reads the .idx beside a .bin; nil where there is none.
+// megatron reads the .idx of a .bin; nil if there is none.
 func megatron(path string, size int64) (codec, error) {
 	idx := strings.TrimSuffix(path, ".bin") + ".idx"
 	f, err := files.Open(idx)
@@ -44,13 +44,13 @@ func megatron(path string, size int64) (codec, error) {
 		t, err = parseMegatron(f, st.Size(), size)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("its index %s: %w", idx, reason(err))
+		return nil, fmt.Errorf("its index %s: %w", idx, cause(err))
 	}
 	return t, nil
 }
 
-// parseMegatron checks an index of size bytes against a .bin of binSize. Sequences must lie
-// back to back, which is how Megatron writes them.
+// parseMegatron checks an index of size bytes against a .bin of binSize bytes. Sequences must be adjacent, as Megatron
+// writes them.
 func parseMegatron(r io.Reader, size, binSize int64) (t tokenFile, err error) {
 	br := bufio.NewReaderSize(r, int(min(size, 256<<10)))
 	var h [megatronHeader]byte
@@ -75,8 +75,8 @@ func parseMegatron(r io.Reader, size, binSize int64) (t tokenFile, err error) {
 		return t, fmt.Errorf("%d bytes; %d sequences and %d document boundaries need %d", size, sequences, documents,
 			want)
 	}
-	// Back to back means that a pointer is the bytes of all sequences before it. All lengths
-	// come before the first pointer.
+	// Adjacent means that a pointer equals the bytes of all earlier sequences. All lengths come before the first
+	// pointer.
 	lengths := make([]int32, 0, min(sequences, 1<<20))
 	empty, left := 0, binSize/t.width
 	for k := range sequences {
@@ -90,11 +90,10 @@ func parseMegatron(r io.Reader, size, binSize int64) (t tokenFile, err error) {
 		}
 		if left -= int64(n); left < 0 {
 			return t, fmt.Errorf("sequences up to %d have more tokens of %d bytes than fit, but the .bin has %d bytes",
-				k,
-				t.width, binSize)
+				k, t.width, binSize)
 		}
 		if n == 0 {
-			empty++ // a file of holes has nothing else
+			empty++ // a sparse file may claim nothing else
 		}
 		if empty > maxEmpty {
 			return t, fmt.Errorf("more than %d of its sequences have no tokens", maxEmpty)
@@ -110,22 +109,20 @@ func parseMegatron(r io.Reader, size, binSize int64) (t tokenFile, err error) {
 		}
 		if p := le.Uint64(b[:]); p != uint64(t.count*t.width) {
 			return t, fmt.Errorf("sequence %d begins at byte %d of the .bin, not at %d where the one before it ends", k,
-				p,
-				t.count*t.width)
+				p, t.count*t.width)
 		}
 		t.count += int64(n)
 	}
 	if t.count*t.width != binSize {
 		return t, fmt.Errorf("%d tokens of %d bytes make %d, but the .bin has %d bytes", t.count, t.width,
-			t.count*t.width,
-			binSize)
+			t.count*t.width, binSize)
 	}
 	t.docs, err = megatronDocuments(br, documents, append(starts, t.count))
 	return t, err
 }
 
-// megatronDocuments reads the sequences at which documents begin, and last their number, and
-// gives the tokens at which documents end.
+// megatronDocuments reads the first sequence of each document and a final boundary, and returns the ends of documents
+// in tokens.
 func megatronDocuments(r io.Reader, n uint64, starts []int64) ([]int64, error) {
 	ends := make([]int64, 0, n)
 	before := uint64(0)
@@ -140,7 +137,7 @@ func megatronDocuments(r io.Reader, n uint64, starts []int64) ([]int64, error) {
 				"document boundary %d is sequence %d of %d; they rise from 0 to the number of sequences", k,
 				at, len(starts)-1)
 		}
-		if end := starts[at]; end > starts[before] { // one without tokens is none
+		if end := starts[at]; end > starts[before] { // skip empty documents
 			ends = append(ends, end)
 		}
 		before = at

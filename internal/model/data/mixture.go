@@ -9,10 +9,9 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// Mixture draws samples from several loaders by weight. The n-th sample is a function of n alone, as
-// of a Loader: samples are drawn in blocks, each with the shares of the weights, in an order that
-// the seed gives. A loader that runs out begins its next epoch; an epoch of the mixture is as many
-// samples as all of them have together.
+// Mixture draws samples from several loaders by weight. Like a Loader it computes the n-th sample from n alone: samples
+// come in blocks, each with the shares of the weights, in an order given by the seed. A loader that runs out begins its
+// next epoch. An epoch of the mixture has as many samples as all loaders together.
 type Mixture struct {
 	parts  []*Loader
 	starts []int64   // number of each part's first sample; last, the number of all samples
@@ -22,7 +21,7 @@ type Mixture struct {
 	seed   int64
 }
 
-// minBlock is the least number of samples in a block: it is the precision of a share.
+// minBlock bounds the samples of a block, which set the precision of a share.
 const minBlock = 1024
 
 // Mix makes a mixture.
@@ -45,7 +44,7 @@ func Mix(parts []*Loader, weights []float64, seed int64) (*Mixture, error) {
 	for k := range m.shares {
 		m.shares[k] /= sum
 	}
-	// The largest share takes the rounding of the others, so a block has room for that.
+	// The largest share takes the rounding of the others, so the block must be large enough for it.
 	m.block = max(minBlock, int64(len(parts)*len(parts)))
 	return m, nil
 }
@@ -53,7 +52,7 @@ func Mix(parts []*Loader, weights []float64, seed int64) (*Mixture, error) {
 // Samples returns the samples of an epoch.
 func (m *Mixture) Samples() int64 { return m.starts[len(m.parts)] }
 
-// before counts the samples of a part in all blocks before one.
+// before counts the samples of a part in all earlier blocks.
 func (m *Mixture) before(part int, block int64) int64 {
 	if part != m.most {
 		return int64(m.shares[part] * float64(block*m.block))
@@ -67,13 +66,13 @@ func (m *Mixture) before(part int, block int64) int64 {
 	return n
 }
 
-// Index returns the sample that is the n-th to be consumed since training began, counted from 0.
+// Index returns the n-th sample of the training, from 0.
 func (m *Mixture) Index(n int64) int64 {
 	if n < 0 {
 		panic(fmt.Sprintf("data: sample %d in the order of training", n))
 	}
 	block := n / m.block
-	at := newOrder(m.block, m.seed, block).at(n % m.block)
+	at := newPermutation(m.block, m.seed, block).at(n % m.block)
 	for k, p := range m.parts {
 		before := m.before(k, block)
 		if here := m.before(k, block+1) - before; at >= here {
@@ -85,7 +84,7 @@ func (m *Mixture) Index(n int64) int64 {
 	panic("data: the shares of a block do not fill it")
 }
 
-// part returns the loader of a sample, and the sample's number there.
+// part returns the loader of a sample and its number there.
 func (m *Mixture) part(sample int64) (*Loader, int64) {
 	if sample < 0 || sample >= m.Samples() {
 		panic(fmt.Sprintf("data: sample %d of %d", sample, m.Samples()))

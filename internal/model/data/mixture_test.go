@@ -10,7 +10,7 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// loaders are sources of one token each, as many samples as said, of 4 tokens.
+// loaders returns sources with these numbers of samples. Each source has one token id; each sample has 4 tokens.
 func loaders(t testing.TB, samples ...int) (parts []*Loader) {
 	t.Helper()
 	for k, n := range samples {
@@ -32,9 +32,8 @@ func loaders(t testing.TB, samples ...int) (parts []*Loader) {
 	return parts
 }
 
-// In any stretch from the start the shares are those of the weights, to within a block; each source
-// is drawn from in its own order, every sample of it once an epoch; and the n-th sample depends on
-// nothing but n.
+// From the start to any sample, the shares equal the weights to within a block. Each source keeps its own order and
+// gives every sample once an epoch. The n-th sample depends on n alone.
 func TestMixturesKeepTheirWeights(t *testing.T) {
 	for _, tc := range []struct {
 		samples []int
@@ -58,7 +57,7 @@ func TestMixturesKeepTheirWeights(t *testing.T) {
 			t.Errorf("%v: %d samples", tc, m.Samples())
 		}
 		const n = 20_000
-		drawn := make([]map[int64]int, len(parts)) // by part: how often each of its samples
+		drawn := make([]map[int64]int, len(parts)) // by part: how often each sample was drawn
 		counts := make([]int64, len(parts))
 		for k := range drawn {
 			drawn[k] = map[int64]int{}
@@ -85,7 +84,7 @@ func TestMixturesKeepTheirWeights(t *testing.T) {
 		for k := range parts {
 			epochs := counts[k] / parts[k].Samples()
 			for s, c := range drawn[k] {
-				// The block that is not whole is drawn in an order of its own.
+				// The incomplete block has an order of its own.
 				if int64(c) < epochs-m.block/parts[k].Samples()-1 || int64(c) > epochs+m.block/parts[k].Samples()+2 {
 					t.Errorf("%v: sample %d of part %d was drawn %d times in %d epochs", tc, s, k, c, epochs)
 				}

@@ -46,7 +46,7 @@ func TestTheOrderIsFixed(t *testing.T) {
 	} {
 		var got []int64
 		for i := range int64(10) {
-			got = append(got, newOrder(tc.n, tc.seed, tc.epoch).at(i))
+			got = append(got, newPermutation(tc.n, tc.seed, tc.epoch).at(i))
 		}
 		if !slices.Equal(got, tc.want) {
 			t.Errorf("%+v: got %#v", tc, got)
@@ -54,14 +54,14 @@ func TestTheOrderIsFixed(t *testing.T) {
 	}
 }
 
-// Over many seeds every sample comes about equally often at every place: a chi-square
-// statistic near its degrees of freedom, for a small number of samples and a larger one.
+// Over many seeds every sample comes about equally often at every place. The chi-square statistic must be near its
+// degrees of freedom.
 func TestTheOrderIsFair(t *testing.T) {
 	for _, n := range []int64{2, 3, 5, 16, 33} {
 		const seeds = 4000
 		count := make([]float64, n*n)
 		for seed := range int64(seeds) {
-			o := newOrder(n, seed, 0)
+			o := newPermutation(n, seed, 0)
 			for i := range n {
 				count[i*n+o.at(i)]++
 			}
@@ -81,7 +81,7 @@ func TestSeedsAndEpochsDiffer(t *testing.T) {
 	seen := map[int64][2]int64{}
 	for seed := range int64(20) {
 		for epoch := range int64(20) {
-			first := newOrder(1<<40, seed, epoch).at(12345)
+			first := newPermutation(1<<40, seed, epoch).at(12345)
 			if other, ok := seen[first]; ok {
 				t.Errorf("seed %d epoch %d is ordered like seed %d epoch %d", seed, epoch, other[0], other[1])
 			}

@@ -14,10 +14,10 @@ import (
 	"github.com/cprun/cprun/internal/base/files"
 )
 
-// Pair writes documents as Megatron's .bin and .idx. Nothing has their names before Close; until then
-// all is in files beside them, which Remove takes away. Memory does not grow with the documents.
+// Pair writes documents as Megatron's .bin and .idx. Until Close the data is in temporary files, which Remove deletes.
+// Memory does not grow with the documents.
 type Pair struct {
-	name    string // of the files, without their endings
+	name    string // of the files, without extension
 	dir     *os.Root
 	width   int64
 	bin     *draft
@@ -27,13 +27,13 @@ type Pair struct {
 	buf     []byte
 }
 
-// A draft is a file that is being written under another name.
+// A draft is a file with a temporary name.
 type draft struct {
 	f *files.Draft
 	w *bufio.Writer
 }
 
-// ErrExists is for a pair that is there already.
+// ErrExists reports that a file of the pair exists.
 var ErrExists = errors.New("it is there already; name another, or remove it")
 
 // NewPair begins to write name.bin and name.idx, of ids below vocab.
@@ -61,16 +61,16 @@ func NewPair(name string, vocab int) (*Pair, error) {
 	return p, nil
 }
 
-// maxShort bounds the vocabularies of two-byte ids, as in Megatron.
+// maxShort bounds vocabularies with two-byte ids, as in Megatron.
 const maxShort = 65500
 
-// Paths returns the files that Close makes.
+// Paths returns the names of the finished files.
 func (p *Pair) Paths() []string { return []string{p.name + ".idx", p.name + ".bin"} }
 
-// Counts returns the documents and tokens that were written.
+// Counts returns the documents and tokens written so far.
 func (p *Pair) Counts() (docs, tokens int64) { return p.docs, p.tokens }
 
-// temporary begins a file of the pair, which has its name when it is published.
+// temporary creates a file of the pair under a temporary name.
 func (p *Pair) temporary(kind string) (*draft, error) {
 	f, err := files.Create(p.dir, filepath.Base(p.name)+"."+kind)
 	if err != nil {
@@ -101,8 +101,8 @@ func (p *Pair) Add(ids []int32) error {
 	return err
 }
 
-// Close ends the files and gives them their names, the index first: a .bin without one would be
-// taken for another format. An error leaves neither.
+// Close finishes the files and renames them, the index first: a .bin without an index would be read as another format.
+// After an error neither exists.
 func (p *Pair) Close() (err error) {
 	defer p.Remove()
 	index, err := p.temporary("idx")
@@ -160,7 +160,7 @@ func (p *Pair) index(w *bufio.Writer) error {
 	return w.Flush()
 }
 
-// Remove deletes the files that do not have their names yet.
+// Remove deletes the temporary files.
 func (p *Pair) Remove() {
 	for _, t := range []*draft{p.bin, p.lengths} {
 		if t != nil {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// entries are the names in a directory.
+// entries lists the names in a directory.
 func entries(t testing.TB, dir string) (names []string) {
 	t.Helper()
 	list, err := os.ReadDir(dir)
@@ -77,7 +77,7 @@ func TestPairsLeaveNothingBehind(t *testing.T) {
 	if got := entries(t, dir); len(got) > 0 {
 		t.Errorf("left are %v", got)
 	}
-	// The name of the .bin is taken in the meantime, by what no file can replace.
+	// A directory takes the name of the .bin in the meantime, and no file can replace it.
 	if p, err = NewPair(filepath.Join(dir, "out"), 10); err != nil {
 		t.Fatal(err)
 	}

@@ -16,22 +16,21 @@ import (
 // Ignore is the label of a token that is not a target, as in Hugging Face's data.
 const Ignore = -100
 
-// A record is a line of .jsonl: a text, or ids and their labels.
+// A record is a line of .jsonl: a text, or ids with labels.
 type record struct {
 	text   string
 	ids    []int32 // nil: it has text
-	labels []int32 // nil: each token is its own
+	labels []int32 // nil: each token is its own label
 }
 
 // A Document is the ids of one record.
 type Document struct {
 	IDs []int32
-	// Labels has one entry for each of IDs: the token to predict at the place before, or Ignore. Nil: every token is
-	// a target.
+	// Labels has one entry for each of IDs: the target of the previous place, or Ignore. Nil: every token is a target.
 	Labels []int32
 }
 
-// Keys is a set of record keys. Its methods may be called concurrently; a nil set stays empty.
+// Keys is a set of record keys, safe for concurrent use. A nil set stays empty.
 type Keys struct{ set sync.Map }
 
 // Add adds keys.
@@ -62,23 +61,23 @@ const (
 )
 
 var (
-	// Keys with a 1 for each token that may be a target, else 0.
+	// masks lists keys with a 1 for each possible target, else 0.
 	masks = []string{"completion_mask", "loss_mask", "assistant_masks"}
-	// Keys that change nothing with a tokenizer's defaults.
-	idle = []string{keyPositions, "special_tokens_mask", "token_type_ids"}
+	// defaultKeys lists keys that change nothing with a tokenizer's defaults.
+	defaultKeys = []string{keyPositions, "special_tokens_mask", "token_type_ids"}
 )
 
-// fields returns the values of a line by key; nil for a blank line. It refuses keys that look like a choice of targets
-// and are not read. A null value is an absent one, except of text and input_ids.
+// fields returns the values of a line by key; nil for a blank line. It refuses unread keys that look like a choice of
+// targets. A null value counts as absent, except of text and input_ids.
 func fields(line []byte, ignored *Keys) (map[string]json.RawMessage, error) {
 	line = bytes.TrimSpace(line)
 	if len(line) == 0 {
 		return nil, nil
 	}
-	if !utf8.Valid(line) { // the JSON parser would silently put U+FFFD there
+	if !utf8.Valid(line) { // the JSON parser would silently insert U+FFFD
 		return nil, errors.New("not UTF-8")
 	}
-	// A struct would also take "Text" or "TEXT".
+	// A struct would also accept "Text" or "TEXT".
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(line, &keys); err != nil {
 		return nil, fmt.Errorf("not a JSON object: %w", err)
@@ -89,7 +88,7 @@ func fields(line []byte, ignored *Keys) (map[string]json.RawMessage, error) {
 	_, hasIDs := keys[keyIDs]
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		switch {
-		case key == "label", hasIDs && slices.Contains(idle, key):
+		case key == "label", hasIDs && slices.Contains(defaultKeys, key):
 			ignored.Add(key)
 		case key == "chosen" || key == "rejected":
 			return nil, fmt.Errorf("key %q: preference pairs cannot be trained on; write the chosen answers alone", key)
@@ -106,7 +105,7 @@ func fields(line []byte, ignored *Keys) (map[string]json.RawMessage, error) {
 	return keys, nil
 }
 
-// parseRecord reads a line. vocab bounds the ids; 0: any that an int32 holds.
+// parseRecord reads a line. vocab bounds the ids; 0: any int32.
 func parseRecord(line []byte, vocab int, ignored *Keys) (r record, err error) {
 	keys, err := fields(line, ignored)
 	if err != nil || keys == nil {
@@ -133,8 +132,8 @@ func parseRecord(line []byte, vocab int, ignored *Keys) (r record, err error) {
 	return r, r.mask(keys)
 }
 
-// mask applies the masks: a target needs a 1 in each of them, and a label, as in TRL's collator. Then it cuts padding
-// off.
+// mask applies the masks: a target needs a 1 in each of them, and a label, as in TRL's collator. Then it removes
+// padding.
 func (r *record) mask(keys map[string]json.RawMessage) error {
 	n := len(r.ids)
 	for _, key := range masks {
@@ -188,7 +187,7 @@ func (r *record) mask(keys map[string]json.RawMessage) error {
 func textOf(keys map[string]json.RawMessage) (string, error) {
 	raw, ok := keys[keyText]
 	if !ok {
-		return "", missing(keys)
+		return "", noContent(keys)
 	}
 	var s *string
 	if err := json.Unmarshal(raw, &s); err != nil || s == nil {
@@ -197,14 +196,13 @@ func textOf(keys map[string]json.RawMessage) (string, error) {
 	return *s, nil
 }
 
-func missing(keys map[string]json.RawMessage) error {
+func noContent(keys map[string]json.RawMessage) error {
 	has := func(key string) bool { return keys[key] != nil }
 	for _, key := range []string{"messages", "conversations"} {
 		if has(key) {
 			return fmt.Errorf("%q is not in this build; write the %s and assistant_masks of each record, by "+
 				"transformers: tokenizer.apply_chat_template(messages, return_dict=True, "+
-				"return_assistant_tokens_mask=True)",
-				key, keyIDs)
+				"return_assistant_tokens_mask=True)", key, keyIDs)
 		}
 	}
 	for _, pair := range [][2]string{{"prompt", "completion"}, {"instruction", "output"}} {

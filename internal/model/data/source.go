@@ -13,36 +13,35 @@ import (
 	"github.com/cprun/cprun/internal/base/files"
 )
 
-// Source says where tokens come from.
+// Source selects the data.
 type Source struct {
-	// Paths are files or globs (files.Glob), which are read one after the other, each of one
-	// kind. The extension tells the kind: .bin is an llm.c token file, or Megatron's if an
-	// .idx of the same name lies beside it; .jsonl has a document in each line, its "text" or its
-	// "input_ids" with labels and masks; anything else is raw text.
+	// Paths are files or globs (files.Glob), read in order, each of one kind. The extension selects the kind: .bin is
+	// an llm.c token file, or Megatron's if an .idx of the same name exists; .jsonl has a document in each line, its
+	// "text" or its "input_ids" with labels and masks; other files are raw text.
 	Paths []string
 	// Tokenizer encodes text. Token files need none.
 	Tokenizer *Tokenizer
-	// EOS is the token that ends a document; -1 for none. Text has it appended to each
-	// document: a file, or a line of .jsonl. Token files and input_ids contain it already.
+	// EOS is the token that ends a document; -1 for none. It is appended to each document of text: a file, or a line of
+	// .jsonl. Token files and input_ids already contain it.
 	EOS int
-	// Vocab is the number of token ids: an id that is not below it is an error.
+	// Vocab is the number of token ids. Larger ids are an error.
 	Vocab int
 }
 
-// codec knows how one file holds its tokens. Its methods may be called concurrently.
+// A codec reads the tokens of one file. Its methods may be called concurrently.
 type codec interface {
 	// tokens counts the file's tokens.
 	tokens() int64
-	// read fills dst with tokens, beginning at the at-th. All of them exist.
+	// read fills dst with the tokens from index at.
 	read(f io.ReaderAt, dst []int32, at int64) error
-	// where describes the place of a token in the file's own terms.
+	// where describes the place of a token in the file.
 	where(at int64) string
-	// ends yields the ends of documents that the file's form gives; none if only a token marks them.
+	// ends yields the ends of documents by the file's format; none if only a token marks them.
 	ends() iter.Seq[int64]
 }
 
-// Open finds the files of a source and their lengths: it reads headers of token
-// files and sizes of text files whose bytes are tokens, and encodes other text.
+// Open finds the files of a source and their lengths. It reads the headers of token files and the sizes of raw byte
+// files, and encodes other text.
 func Open(s Source) (*Dataset, error) {
 	if s.Vocab < 1 {
 		return nil, fmt.Errorf("data %s: a vocabulary of %d tokens", s.name(), s.Vocab)
@@ -65,7 +64,7 @@ func Open(s Source) (*Dataset, error) {
 
 func (s Source) name() string { return strings.Join(s.Paths, ", ") }
 
-// addAll appends files of one kind. It reads and encodes text now, except files whose bytes are their tokens.
+// addAll appends files of one kind. It reads and encodes text now, except raw byte files.
 func (d *Dataset) addAll(paths []string, kind string) error {
 	if kind == "tokens" || kind == "text" && d.source.Tokenizer.bytes() {
 		for _, path := range paths {
@@ -75,7 +74,7 @@ func (d *Dataset) addAll(paths []string, kind string) error {
 		}
 		return nil
 	}
-	files, err := d.hold(paths)
+	files, err := d.encodeFiles(paths)
 	if err != nil {
 		return err
 	}
@@ -85,7 +84,7 @@ func (d *Dataset) addAll(paths []string, kind string) error {
 	return nil
 }
 
-// Find lists the files of a glob, sorted by name: of text where text says so, else of tokens.
+// Find lists the files of a glob, sorted by name. text: they are text, not tokens.
 func Find(glob string) (paths []string, text bool, err error) {
 	paths, kind, err := find(glob)
 	return paths, kind != "tokens", err
@@ -93,7 +92,7 @@ func Find(glob string) (paths []string, text bool, err error) {
 
 func find(pattern string) (paths []string, kind string, err error) {
 	matches := []string{pattern}
-	if _, err := os.Stat(pattern); err != nil { // a file's own name may have brackets in it
+	if _, err := os.Stat(pattern); err != nil { // a file name may contain brackets
 		if matches, err = files.Glob(pattern); err != nil {
 			return nil, "", fmt.Errorf("%w; docs/formats.md describes globs", err)
 		}
@@ -133,7 +132,7 @@ func find(pattern string) (paths []string, kind string, err error) {
 	return paths, kind, nil
 }
 
-// kindOf returns the kind by the extension; "" for a file that belongs to another.
+// kindOf returns the kind by the extension; "" for a companion of another file.
 func kindOf(path string) string {
 	switch filepath.Ext(path) {
 	case ".bin":
@@ -161,7 +160,7 @@ func (d *Dataset) add(path, kind string) error {
 	defer f.Close()
 	var c codec
 	if kind != "tokens" {
-		c, err = rawText(size, d.source.EOS), readable(f, path, size)
+		c, err = rawText(size, d.source.EOS), checkText(f, path, size)
 	} else if c, err = megatron(path, size); c == nil && err == nil {
 		c, err = llmc(f, size, d.source.Vocab)
 	}
@@ -172,8 +171,8 @@ func (d *Dataset) add(path, kind string) error {
 	return nil
 }
 
-// reason returns the cause of a file's error without its path, which the caller adds.
-func reason(err error) error {
+// cause returns the cause of a file's error without the path, which the caller adds.
+func cause(err error) error {
 	var pe *os.PathError
 	if errors.As(err, &pe) {
 		return pe.Err

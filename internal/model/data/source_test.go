@@ -27,7 +27,7 @@ func put(t testing.TB, files map[string]string) string {
 	return dir
 }
 
-// v1 and v7 are llm.c token files.
+// v1 returns a uint16 token file of llm.c, and v7 one of uint32.
 func v1(tokens ...uint16) string {
 	b := header(magicGPT2, 1, len(tokens))
 	for _, t := range tokens {
@@ -52,7 +52,7 @@ func header(magic, version, count int) []byte {
 	return b[:llmcHeader]
 }
 
-// idx is a Megatron index of int32 or uint16 tokens.
+// idx returns a Megatron index of int32 or uint16 tokens.
 func idx(code byte, width int64, lengths ...int32) string {
 	le := binary.LittleEndian
 	b := append(le.AppendUint64([]byte(megatronMagic), 1), code)
@@ -71,7 +71,7 @@ func idx(code byte, width int64, lengths ...int32) string {
 	return string(b)
 }
 
-// all reads a whole dataset, and again in parts.
+// all reads a whole dataset, and once more in parts.
 func all(t testing.TB, d *Dataset) []int32 {
 	tokens := make([]int32, d.Len())
 	if err := d.ReadTokens(tokens, 0); err != nil {
@@ -255,7 +255,7 @@ func TestTokensOutsideTheVocabularyAreFound(t *testing.T) {
 				"g.bin": strings.Repeat("\x00", 13) + "\x01\x00\x00", "g.idx": idx(5, 8, 2),
 			})
 			d, err := Open(Source{Paths: []string{filepath.Join(dir, name)}, Tokenizer: asBytes, EOS: -1, Vocab: 100})
-			if err == nil { // text is encoded, and checked, as it is opened
+			if err == nil { // Open has encoded and checked text already
 				_, err = d.Check(true)
 			}
 			if err == nil || !strings.Contains(err.Error(), want) {
@@ -294,7 +294,7 @@ func TestFilesThatChangeAreErrors(t *testing.T) {
 	}
 }
 
-// FuzzBin: what llmc and megatron accept is read wholly and agrees with a plain decoding.
+// FuzzBin checks that llmc and megatron read an accepted file completely, and agree with a plain decoding.
 func FuzzBin(f *testing.F) {
 	f.Add([]byte(v1(1, 2, 65535)), []byte(nil))
 	f.Add([]byte(v7(1, 2, 1<<31)), []byte(nil))
@@ -327,7 +327,7 @@ func FuzzBin(f *testing.F) {
 	})
 }
 
-// FuzzJSONL: what is read is the texts of its lines, one after another.
+// FuzzJSONL checks that the tokens are the texts of the lines, in order.
 func FuzzJSONL(f *testing.F) {
 	f.Add(`{"text":"ab"}`+"\n\n"+`{"text":"c\u00e9"}`, true)
 	f.Add(`{"text":""}`, false)
@@ -367,7 +367,7 @@ func FuzzJSONL(f *testing.F) {
 		if err := d.ReadTokens(got, 0); err != nil {
 			t.Fatal(err)
 		}
-		// A struct takes keys of other case too, which the index rightly does not.
+		// The struct of this test takes keys of other case too; the index must not.
 		if !slices.Equal(got, want) && !strings.Contains(strings.ToLower(file), "\\u") &&
 			strings.Count(strings.ToLower(file), "text") == strings.Count(file, "text") {
 			t.Fatalf("got %v, want %v", got, want)
@@ -381,5 +381,5 @@ func FuzzJSONL(f *testing.F) {
 	})
 }
 
-// asBytes takes each byte for a token.
+// asBytes takes each byte as a token.
 var asBytes = NewTokenizer(Bytes, 0)

@@ -12,20 +12,20 @@ import (
 	"github.com/cprun/cprun/internal/model/tokenizer"
 )
 
-// Bytes is the name of the tokenizer that takes each byte for a token.
+// Bytes names the tokenizer that takes each byte as a token.
 const Bytes = "bytes"
 
-// ErrNoTokenizer is for text where no tokenizer is known.
+// ErrNoTokenizer reports text without a tokenizer.
 var ErrNoTokenizer = errors.New("there is no tokenizer for its text")
 
-// Tokenizer makes ids of text. It is read when the first text asks for it: token files need none.
+// Tokenizer encodes text. It is loaded on first use, since token files need none.
 type Tokenizer struct {
-	path string // Bytes, that of a tokenizer.json, or "" for none
+	path string // Bytes, the path of a tokenizer.json, or "" for none
 	read func() (*tokenizer.Tokenizer, error)
 }
 
-// NewTokenizer names a tokenizer: "bytes", the path of a tokenizer.json, or "" for none. Its own
-// tokens must fit a vocabulary of vocab ids, unless that is 0.
+// NewTokenizer names a tokenizer: "bytes", the path of a tokenizer.json, or "" for none. Its own tokens must fit a
+// vocabulary of vocab ids, unless vocab is 0.
 func NewTokenizer(path string, vocab int) *Tokenizer {
 	return &Tokenizer{path, sync.OnceValues(func() (*tokenizer.Tokenizer, error) {
 		t, err := LoadTokenizer(path)
@@ -39,12 +39,12 @@ func NewTokenizer(path string, vocab int) *Tokenizer {
 	})}
 }
 
-// UseTokenizer takes one that was read already.
+// UseTokenizer wraps a loaded tokenizer.
 func UseTokenizer(t *tokenizer.Tokenizer) *Tokenizer {
 	return &Tokenizer{"given", func() (*tokenizer.Tokenizer, error) { return t, nil }}
 }
 
-// TokenizerError is about the file of a tokenizer and not about the data.
+// TokenizerError is a fault of the tokenizer's file, not of the data.
 type TokenizerError struct {
 	Path string // of the tokenizer.json
 	Err  error  // its fault
@@ -66,7 +66,7 @@ func LoadTokenizer(path string) (*tokenizer.Tokenizer, error) {
 	}
 	raw, err := io.ReadAll(io.LimitReader(f, tokenizer.MaxFile+1))
 	if err != nil {
-		return nil, reason(err)
+		return nil, cause(err)
 	}
 	if err := files.Fetched(raw); err != nil {
 		return nil, err
@@ -76,7 +76,7 @@ func LoadTokenizer(path string) (*tokenizer.Tokenizer, error) {
 
 func (t *Tokenizer) bytes() bool { return t != nil && t.path == Bytes }
 
-// An encoder appends the ids of a text. One goroutine calls it.
+// An encoder appends the ids of a text. It is for one goroutine.
 type encoder func(dst []int32, text string) ([]int32, error)
 
 func (t *Tokenizer) encoder() (encoder, error) {
@@ -110,7 +110,7 @@ func (t *Tokenizer) encoder() (encoder, error) {
 	}, nil
 }
 
-// Encode returns the ids of a text, like a document's, without the EOS at its end.
+// Encode returns the ids of a text, like those of a document but without EOS.
 func (t *Tokenizer) Encode(text string) ([]int32, error) {
 	encode, err := t.encoder()
 	if err != nil {
@@ -119,7 +119,7 @@ func (t *Tokenizer) Encode(text string) ([]int32, error) {
 	return encode(nil, text)
 }
 
-// NewDecoder returns a decoder of its ids, at the start of a text.
+// NewDecoder returns a decoder at the start of a text.
 func (t *Tokenizer) NewDecoder() (*tokenizer.Decoder, error) {
 	if t.bytes() {
 		return tokenizer.NewByteDecoder(), nil
@@ -138,12 +138,12 @@ func (t *Tokenizer) NewDecoder() (*tokenizer.Decoder, error) {
 func openSized(path string) (*os.File, int64, error) {
 	f, err := files.Open(path)
 	if err != nil {
-		return nil, 0, reason(err)
+		return nil, 0, cause(err)
 	}
 	st, err := f.Stat()
 	if err != nil {
 		f.Close()
-		return nil, 0, reason(err)
+		return nil, 0, cause(err)
 	}
 	return f, st.Size(), nil
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// gpuRig is that of the first GPU.
+// gpuRig returns the rig of the first GPU.
 func gpuRig(t *testing.T) (rig, *cudaStore) {
 	var closers []func() error
 	s, err := openGPU(CUDAOptions{Reserve: 1 << 24}, &closers)
@@ -49,7 +49,7 @@ func TestGPUPrefetchRunsBeside(t *testing.T) {
 	prefetchRunsBeside(t, r, s.copies.up)
 }
 
-// Pinned memory that is given back is used again, zeroed, and small pieces share a block.
+// Freed pinned memory is reused, zeroed, and small pieces share a block.
 func TestPinnedMemoryIsUsedAgain(t *testing.T) {
 	_, s := gpuRig(t)
 	a, err := s.AllocHost(100)

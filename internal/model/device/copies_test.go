@@ -11,22 +11,22 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// rig is a device's store and its compute stream, as a test drives them.
+// A rig is a device's store and compute stream for a test.
 type rig struct {
 	store   Store
 	compute tensor.Stream
-	// set queues on compute setting every byte of a view.
+	// set queues a fill of every byte of a view on compute.
 	set func(v View, x byte)
-	// hold queues on compute what does not end until open is called.
+	// hold queues work on compute that ends when open is called.
 	hold func() (open func())
 }
 
-// hostRig is that of a CPU.
+// hostRig returns the rig of a CPU.
 func hostRig(t *testing.T) (rig, *Device) {
 	s := tensor.NewHostStream("compute")
 	d := CPU(s, "flash", tensor.F32)
 	t.Cleanup(func() {
-		d.Close() // a test that fails them looks at the error
+		d.Close() // a test with a failed stream checks the error
 		s.Close()
 	})
 	return rig{
@@ -76,7 +76,7 @@ func (r *rig) wait(t *testing.T) {
 	}
 }
 
-// all is nil if every byte of a host view is x.
+// all returns an error unless every byte of a host view is x.
 func all(v View, x byte) error {
 	for i, y := range tensor.Data[uint8](v) {
 		if y != x {
@@ -86,8 +86,7 @@ func all(v View, x byte) error {
 	return nil
 }
 
-// copiesAreInOrder mixes work of compute with copies. What comes down is what would if all was
-// queued on one stream.
+// copiesAreInOrder mixes compute with copies. Downloads return the same bytes as if one stream ran all work in order.
 func copiesAreInOrder(t *testing.T, r rig) {
 	for seed := range uint64(5) {
 		rng := rand.New(rand.NewPCG(seed, 2))
@@ -134,8 +133,7 @@ func copiesAreInOrder(t *testing.T, r rig) {
 	}
 }
 
-// prefetchRunsBeside holds compute: a prefetch is done meanwhile, and what is queued behind it waits
-// for it.
+// prefetchRunsBeside blocks compute. A prefetch finishes meanwhile, and work queued after it waits for it.
 func prefetchRunsBeside(t *testing.T, r rig, up tensor.Stream) {
 	dst, host, back := r.vector(t, false), r.vector(t, true), r.vector(t, true)
 	fill(tensor.Data[uint8](host), 7)
@@ -167,7 +165,7 @@ func TestHostPrefetchRunsBeside(t *testing.T) {
 	prefetchRunsBeside(t, r, d.Copies[0])
 }
 
-// A stream that fails takes the others with it, both ways, so that nobody waits for ever.
+// If a stream fails, the others fail too, in both directions, so that no wait hangs.
 func TestCopiesFailWithTheirDevice(t *testing.T) {
 	cause := errors.New("broken")
 	for name, fail := range map[string]func(d *Device){

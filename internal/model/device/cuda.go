@@ -61,7 +61,7 @@ func CUDA(o CUDAOptions) (d Device, err error) {
 		Optim: ops, Store: s,
 		Compute: o.Compute, Masters: o.Compute != tensor.F32, ScaleLoss: o.Compute == tensor.F16, RunAhead: 1,
 		Machine:   o.Machine,
-		NewStream: s.further, NewClock: s.clock,
+		NewStream: s.newStream, NewClock: s.clock,
 		close: func() error { return closeAll(closers) },
 	}
 	if peak, ok := machine.CardFor(s.dev.Arch); ok {
@@ -246,7 +246,7 @@ func (s *cudaStore) FreeHost(h *tensor.Host) {
 	delete(s.out, h)
 }
 
-func (s *cudaStore) further(name string) (Stream, error) {
+func (s *cudaStore) newStream(name string) (Stream, error) {
 	stream, err := s.dev.NewStream(name, false)
 	if err != nil {
 		return nil, err
@@ -255,11 +255,11 @@ func (s *cudaStore) further(name string) (Stream, error) {
 }
 
 func (s *cudaStore) newCopies() (*copies, error) {
-	up, err := s.further("upload")
+	up, err := s.newStream("upload")
 	if err != nil {
 		return nil, err
 	}
-	down, err := s.further("download")
+	down, err := s.newStream("download")
 	if err != nil {
 		return nil, errors.Join(err, up.Close())
 	}

@@ -54,14 +54,14 @@ func (o *CUDAOptions) timed(part string) (end func()) {
 	return o.Timed(part)
 }
 
-// A remedied lists the requests of remedies to a kernel.
-type remedied struct {
+// kernelRequests lists the requests of remedies to a kernel.
+type kernelRequests struct {
 	zeroWorkspace bool // clear the workspace before each backward call
 }
 
 // remedies returns the requests to the kernel, or an error that names a remedy that nothing here
 // carries out: the choice of a launcher that knows more than this binary.
-func (o *CUDAOptions) remedies() (r remedied, err error) {
+func (o *CUDAOptions) remedies() (r kernelRequests, err error) {
 	for _, kind := range o.Remedies {
 		switch {
 		case kind == backends.ZeroWorkspace && o.Backend == backends.Fused.String():

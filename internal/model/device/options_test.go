@@ -7,7 +7,7 @@ import (
 	"github.com/cprun/cprun/internal/model/backends"
 )
 
-// The device carries out every remedy of a rule for its backend, and refuses it for another.
+// The device applies every remedy of its backend, and refuses one of another backend.
 func TestRemediesAreCarriedOutOrRefused(t *testing.T) {
 	for _, r := range backends.Rules() {
 		if r.Remedy == nil {
@@ -30,7 +30,7 @@ func TestRemediesAreCarriedOutOrRefused(t *testing.T) {
 
 func TestNoRemedyAsksForNothing(t *testing.T) {
 	o := CUDAOptions{Backend: "fused"}
-	if got, err := o.remedies(); err != nil || got != (remedied{}) {
+	if got, err := o.remedies(); err != nil || got != (kernelRequests{}) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }

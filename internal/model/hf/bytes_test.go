@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// The tokenizer of bytes has each byte under its value, as GPT-2 writes it, and a token that ends
-// documents where there is one. What transformers makes of it, cmd/cprun's tests and docs/log.md tell.
+// The tokenizer of bytes has each byte under its value, as GPT-2 writes it, and a token that ends documents if there is
+// one. Tests of cmd/cprun compare it with transformers; docs/log.md has the results.
 func TestTokenizerOfBytes(t *testing.T) {
 	for _, eos := range []int{-1, 10, 256} {
 		dir := t.TempDir()

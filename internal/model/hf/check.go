@@ -7,15 +7,14 @@ import (
 	"slices"
 )
 
-// maxLayers bounds what a file may claim before it has shown any weight.
+// maxLayers bounds the claim of a config before any weight is read.
 const maxLayers = 1 << 16
 
-// Check lists what is impossible in a config, by the keys of config.json. Nothing: the model
-// can be built.
+// Check returns the faults of a config, by the keys of config.json. Without faults the model can be built.
 func (c *Config) Check() []Fault {
 	var f faults
 	if families[c.Architecture] == nil {
-		f.add("architecture", "%.64q is not supported; cprun trains %s", c.Architecture, and(Families()...))
+		f.add("architecture", "%.64q is not supported; cprun trains %s", c.Architecture, wordList(Families()...))
 	}
 	for _, p := range []struct {
 		key   string
@@ -23,9 +22,8 @@ func (c *Config) Check() []Fault {
 		most  int
 	}{
 		{"vocab_size", c.VocabSize, maxInt}, {"hidden_size", c.HiddenSize, maxInt},
-		{"intermediate_size", c.IntermediateSize,
-			maxInt},
-		{"num_hidden_layers", c.NumHiddenLayers, maxLayers}, {"num_attention_heads", c.NumAttentionHeads, 1 << 16},
+		{"intermediate_size", c.IntermediateSize, maxInt}, {"num_hidden_layers", c.NumHiddenLayers, maxLayers},
+		{"num_attention_heads", c.NumAttentionHeads, 1 << 16},
 		{"num_key_value_heads", c.NumKeyValueHeads, 1 << 16}, {"head_dim", c.HeadDim, 1 << 16},
 	} {
 		if p.value < 1 || p.value > p.most {
@@ -33,14 +31,14 @@ func (c *Config) Check() []Fault {
 		}
 	}
 	if c.NumAttentionHeads > 0 && c.NumKeyValueHeads > 0 && c.NumAttentionHeads%c.NumKeyValueHeads != 0 {
-		f.add("num_key_value_heads", "%d does not divide num_attention_heads %d", c.NumKeyValueHeads,
-			c.NumAttentionHeads)
+		f.add("num_key_value_heads", "%d does not divide num_attention_heads %d; take one of its divisors",
+			c.NumKeyValueHeads, c.NumAttentionHeads)
 	}
 	if c.HeadDim%2 != 0 {
-		f.add("head_dim", "%d is odd; rotary embeddings turn dimensions in pairs", c.HeadDim)
+		f.add("head_dim", "%d is odd; rotary embeddings rotate pairs of dimensions: set an even head_dim", c.HeadDim)
 	}
 	if !(c.RMSNormEps > 0) || math.IsInf(c.RMSNormEps, 0) {
-		f.add("rms_norm_eps", "%v is not positive", c.RMSNormEps)
+		f.add("rms_norm_eps", "%v is not above 0", c.RMSNormEps)
 	}
 	if !(c.InitializerRange >= 0) || math.IsInf(c.InitializerRange, 0) {
 		f.add("initializer_range", "%v is not a standard deviation", c.InitializerRange)
@@ -70,7 +68,8 @@ func (c *Config) checkRope(f *faults) {
 	}
 	kinds := families[c.Architecture].ropes()
 	if !slices.Contains(kinds, s.Type) {
-		add("rope_type", "%.64q is not supported; cprun has %s", s.Type, and(append([]string{"default"}, kinds...)...))
+		add("rope_type", "%.64q is not supported; cprun has %s", s.Type,
+			wordList(append([]string{"default"}, kinds...)...))
 	}
 	switch s.Type {
 	case "llama3":
@@ -78,7 +77,7 @@ func (c *Config) checkRope(f *faults) {
 			add("low_freq_factor", "%v is not positive", s.LowFreqFactor)
 		}
 		if !(s.HighFreqFactor > s.LowFreqFactor) || math.IsInf(s.HighFreqFactor, 0) {
-			add("high_freq_factor", "%v is not above low_freq_factor %v", s.HighFreqFactor, s.LowFreqFactor)
+			add("high_freq_factor", "%v is not above low_freq_factor %v; raise it", s.HighFreqFactor, s.LowFreqFactor)
 		}
 	case "yarn":
 		if s.AttentionFactor != nil && !(*s.AttentionFactor > 0) {
@@ -86,7 +85,7 @@ func (c *Config) checkRope(f *faults) {
 		}
 		fast, slow := cmp.Or(s.BetaFast, 32), cmp.Or(s.BetaSlow, 1)
 		if !(slow > 0 && fast >= slow) || math.IsInf(fast, 0) {
-			add("beta_fast", "%v is below beta_slow %v, or one is not positive", fast, slow)
+			add("beta_fast", "%v must be at least beta_slow %v, and both above 0", fast, slow)
 		}
 	}
 }
@@ -96,23 +95,23 @@ func (c *Config) checkWindow(f *faults) {
 		f.add("sliding_window", "%d is negative", c.SlidingWindow)
 	}
 	if len(c.LayerTypes) > 0 && len(c.LayerTypes) != c.NumHiddenLayers {
-		f.add("layer_types", "%d entries for num_hidden_layers %d", len(c.LayerTypes), c.NumHiddenLayers)
+		f.add("layer_types", "length %d differs from num_hidden_layers %d; write one entry for each layer",
+			len(c.LayerTypes), c.NumHiddenLayers)
 	}
 	for i, t := range c.LayerTypes {
 		if f.has("layer_types") {
-			break // one entry tells of all
+			break // one fault is enough
 		}
 		switch {
 		case t != FullAttention && t != SlidingAttention:
-			f.add("layer_types", "entry %d is %.64q; full_attention and sliding_attention are computed", i, t)
+			f.add("layer_types", "entry %d is %.64q; write full_attention or sliding_attention", i, t)
 		case t == SlidingAttention && c.SlidingWindow == 0:
-			f.add("sliding_window", "missing or switched off, yet layer_types has sliding_attention at entry %d", i)
+			f.add("sliding_window", "missing, but layer_types[%d] is sliding_attention; write a number of tokens", i)
 		}
 	}
 }
 
-// Caveat says what transformers would compute differently from cprun with an export of this
-// config; empty for nothing.
+// Caveat returns how transformers would compute an export of this config differently from cprun, or "".
 func (c *Config) Caveat() string {
 	if f := c.Family(); f.Windows.Foreign && c.SlidingWindow > 0 {
 		return fmt.Sprintf("transformers has no sliding window in its %s and will ignore sliding_window %d; cprun "+

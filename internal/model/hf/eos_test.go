@@ -41,7 +41,7 @@ func TestEOSIsTheModelsOwn(t *testing.T) {
 	}
 }
 
-// dirOf is a directory with these files.
+// dirOf returns a directory with these files.
 func dirOf(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -53,7 +53,7 @@ func dirOf(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// transformers' generate stops at every id of generation_config.json, whatever config.json says.
+// The generate of transformers stops at every id of generation_config.json, whatever config.json has.
 func TestEndsAreThoseOfGenerate(t *testing.T) {
 	for _, tc := range []struct {
 		files map[string]string

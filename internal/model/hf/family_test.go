@@ -25,7 +25,7 @@ func TestFamiliesAreRegisteredOnceAndWhole(t *testing.T) {
 
 func TestAnd(t *testing.T) {
 	for want, words := range map[string][]string{"": nil, "a": {"a"}, "a and b": {"a", "b"}, "a, b and c": {"a", "b", "c"}} {
-		if got := and(words...); got != want {
+		if got := wordList(words...); got != want {
 			t.Errorf("%v: %q, want %q", words, got, want)
 		}
 	}

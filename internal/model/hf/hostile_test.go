@@ -14,7 +14,7 @@ import (
 	"github.com/cprun/cprun/internal/base/safetensors"
 )
 
-// shardOf is a file with these tensors, each of one element.
+// shardOf returns a file with these tensors of one element each.
 func shardOf(t testing.TB, names ...string) []byte {
 	t.Helper()
 	var entries []safetensors.Entry
@@ -28,7 +28,7 @@ func shardOf(t testing.TB, names ...string) []byte {
 	return b.Bytes()
 }
 
-// indexOf is an index that places tensors in files.
+// indexOf returns an index that assigns tensors to files.
 func indexOf(t testing.TB, where map[string]string) []byte {
 	t.Helper()
 	text, err := json.Marshal(map[string]any{"weight_map": where})
@@ -38,8 +38,7 @@ func indexOf(t testing.TB, where map[string]string) []byte {
 	return text
 }
 
-// FuzzOpenWeights: whatever index and shards say, what is opened is there, and what is wrong is told
-// in a few lines.
+// FuzzOpenWeights checks that, for any index and shards, opened tensors exist and faults take a few lines.
 func FuzzOpenWeights(f *testing.F) {
 	f.Add(indexOf(f, map[string]string{"a": "x.safetensors", "b": "y.safetensors"}), shardOf(f, "a"), shardOf(f, "b"))
 	f.Add(indexOf(f, map[string]string{"a": "x.safetensors", "b": "../y.safetensors"}), shardOf(f, "a", "c"),
@@ -80,7 +79,7 @@ func FuzzOpenWeights(f *testing.F) {
 	})
 }
 
-// A directory that costs little to make must cost little to refuse.
+// A directory that is cheap to make must be cheap to refuse.
 func TestHugeIndexIsRefusedInAFewLines(t *testing.T) {
 	missing, many := map[string]string{}, map[string]string{}
 	for i := range 1000 {
@@ -130,7 +129,7 @@ func TestHugeIndexIsRefusedInAFewLines(t *testing.T) {
 	}
 }
 
-// Many names of one file are as many headers in memory.
+// Many links to one file are as many headers in memory.
 func TestLinksToOneLargeHeader(t *testing.T) {
 	dir := t.TempDir()
 	header := []byte(`{"__metadata__":{"a":"` + strings.Repeat("x", 30<<20) + `"}}`)

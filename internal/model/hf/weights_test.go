@@ -15,7 +15,7 @@ import (
 	"github.com/cprun/cprun/internal/base/safetensors"
 )
 
-// tensors are the parameters of a model of one architecture, as transformers names them.
+// tensors returns the parameters of a model under the names of transformers.
 func tensors(c *Config) []Tensor {
 	e, d := c.HiddenSize, c.HeadDim
 	q, kv := c.NumAttentionHeads*d, c.NumKeyValueHeads*d
@@ -43,7 +43,7 @@ func tensors(c *Config) []Tensor {
 	return ts
 }
 
-// fill gives every element of every tensor a value of its own kind, exact in bfloat16.
+// fill gives every element a distinct value, exact in bfloat16.
 func fill(t Tensor, off int64, dst []float32) error {
 	seed := 0
 	for _, b := range t.Name {
@@ -226,7 +226,7 @@ func TestWrongWeightsAreNamedAllAtOnce(t *testing.T) {
 	}
 }
 
-// Of hundreds of tensors the first are named, and the rest counted.
+// Of hundreds of wrong tensors the error names the first and counts the rest.
 func TestManyWrongTensors(t *testing.T) {
 	dir := t.TempDir()
 	if err := safetensors.WriteFile(filepath.Join(dir, singleFile), nil,
@@ -249,7 +249,7 @@ func TestManyWrongTensors(t *testing.T) {
 	}
 }
 
-// What does not hold a model is said to be what it is.
+// The error for a directory without a model describes its content.
 func TestWhatIsNoModel(t *testing.T) {
 	const pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 4096\n"
 	for name, file := range map[string][2]string{
@@ -275,7 +275,7 @@ func TestWhatIsNoModel(t *testing.T) {
 	}
 }
 
-// A weight that is NaN or infinite is named with its file and place.
+// A NaN or infinite weight is reported with its file and place.
 func TestSpoiltWeights(t *testing.T) {
 	for _, x := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
 		for _, dtype := range []safetensors.DType{safetensors.F32, safetensors.BF16, safetensors.F64} {

@@ -95,7 +95,7 @@ func TestAssumeFaults(t *testing.T) {
 	}
 }
 
-// Whatever is accepted is a machine that can be written down and read again.
+// An accepted machine can be written and read back.
 func FuzzAssume(f *testing.F) {
 	for _, s := range []string{
 		"arch=sm90,cudnn=9.1.0", "arch=cpu", "arch=sm_100a,flash=none", "gpus=8,memory=80G,link=450G", "arch=,=,,",

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A full disk delays lines and loses none: they reach the file in order once there is room.
+// A full disk delays lines and loses none: they reach the file in order once there is space.
 func TestAppendToAFullDisk(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
@@ -48,7 +48,7 @@ func TestAppendToAFullDisk(t *testing.T) {
 	}
 }
 
-// What a full disk left unwritten is in the files before Sync and Close return.
+// Sync and Close write the lines that a full disk delayed.
 func TestMetricsAfterAFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	told := ""

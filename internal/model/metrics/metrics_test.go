@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// rootAt opens a directory, until the test ends.
+// rootAt opens a directory until the end of the test.
 func rootAt(t testing.TB, dir string) *os.Root {
 	t.Helper()
 	root, err := files.Make(dir)
@@ -111,7 +111,7 @@ func readSteps(t *testing.T, path string) []int64 {
 func TestJSONLResume(t *testing.T) {
 	for _, c := range []struct {
 		name    string
-		tail    string // torn or strange text at the end of the first run's file
+		tail    string // torn or foreign text at the end of the first run's file
 		resumed int64
 		want    []int64
 	}{
@@ -238,7 +238,7 @@ func TestETA(t *testing.T) {
 	}
 }
 
-// What stands in a run directory may be anybody's.
+// A run directory may contain files of others.
 func TestJSONLOfSomebodyElse(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "outside")
 	if err := os.WriteFile(outside, []byte("{\"step\":1}\nprecious"), 0o600); err != nil {
@@ -276,9 +276,8 @@ func TestJSONLOfSomebodyElse(t *testing.T) {
 	}
 }
 
-// What a run goes on with are whole lines of steps up to its checkpoint.
-// A file that is removed under a run is written again, whole, also after the last step. One that
-// has taken its place is left alone, and the run hears of it.
+// A run resumes from the complete lines of steps up to its checkpoint. If the file is removed during a run, JSONL
+// writes it again, whole, also after the last step. JSONL leaves a file that has taken its place alone, and warns.
 func TestRemovedJSONLIsWrittenAgain(t *testing.T) {
 	for _, after := range []int64{1, 2, 3} { // steps
 		dir := t.TempDir()

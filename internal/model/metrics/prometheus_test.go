@@ -70,7 +70,7 @@ func TestPrometheus(t *testing.T) {
 	}
 }
 
-// descriptors counts those of this process.
+// descriptors counts the open descriptors of this process.
 func descriptors(t *testing.T) int {
 	t.Helper()
 	open, err := os.ReadDir("/proc/self/fd")
@@ -80,8 +80,8 @@ func descriptors(t *testing.T) int {
 	return len(open)
 }
 
-// Connections that are held, that send half a request or read no answer, cost a run no more than
-// a few descriptors, and do not keep it from its end.
+// Idle connections, half requests and clients that read no answer cost a few descriptors, and do not delay the end of a
+// run.
 func TestPrometheusAmongStrangers(t *testing.T) {
 	const strangers = 300
 	p, err := ServePrometheus(":0", 0)
@@ -112,7 +112,7 @@ func TestPrometheusAmongStrangers(t *testing.T) {
 	for _, c := range held[:strangers-20] {
 		c.Close()
 	}
-	if got := scrape(t, p.Addr()); !strings.Contains(got, "cprun_step 1\n") { // now or when the others' time is over
+	if got := scrape(t, p.Addr()); !strings.Contains(got, "cprun_step 1\n") { // now, or after the timeout of the others
 		t.Errorf("scrape among strangers:\n%s", got)
 	}
 	if err := p.Close(); err != nil {
@@ -123,7 +123,7 @@ func TestPrometheusAmongStrangers(t *testing.T) {
 	}
 }
 
-// A header beyond the bound, and a method or a path that is not served, are answered and over.
+// An oversized header and an unknown method or path get an answer, and the connection closes.
 func TestPrometheusRefuses(t *testing.T) {
 	p, err := ServePrometheus(":0", 0)
 	if err != nil {

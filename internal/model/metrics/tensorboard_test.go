@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// event is what decodeEvents reads of one record.
+// An event is a decoded record.
 type event struct {
 	wall    float64
 	step    int64
@@ -150,7 +150,7 @@ func TestTensorBoard(t *testing.T) {
 	if len(events) != 5 {
 		t.Fatalf("%d events, want 5", len(events))
 	}
-	// As TensorBoard itself writes it with tf.summary.text, but for its display name.
+	// TensorBoard writes the same with tf.summary.text, except the display name.
 	if text := textEvent(time.Unix(1, 0), 7, "config", "a\nb\n"); !bytes.HasSuffix(text,
 		[]byte("\n\x06config"+"B\x0f\x08\x07B\x0b    a\n    b"+"J\x08\n\x06\n\x04text")) ||
 		!bytes.Contains(data, []byte("      steps: 3")) {
@@ -180,8 +180,8 @@ func TestTensorBoard(t *testing.T) {
 	}
 }
 
-// TestMaskedCRC holds the checksum against the record that TensorFlow writes first: a length
-// of 24 is followed by the bytes a3 7f 4b 22, the start of every event file.
+// TestMaskedCRC checks the checksum of the first record of every event file: after the length 24 come the bytes a3 7f
+// 4b 22.
 func TestMaskedCRC(t *testing.T) {
 	length := binary.LittleEndian.AppendUint64(nil, 24)
 	got := hex.EncodeToString(binary.LittleEndian.AppendUint32(nil, maskedCRC(length)))
@@ -190,7 +190,7 @@ func TestMaskedCRC(t *testing.T) {
 	}
 }
 
-// TestEventBytes holds events against the bytes that were written before protowire encoded them.
+// TestEventBytes compares events with bytes that were written before protowire encoded them.
 func TestEventBytes(t *testing.T) {
 	wall := time.Unix(1700000000, 250000000)
 	long := step(1 << 40)
@@ -219,7 +219,7 @@ func TestEventBytes(t *testing.T) {
 	}
 }
 
-// A step without targets has no loss to draw; a loss that diverged is drawn as NaN.
+// A step without targets has no loss in the plot; a diverged loss is drawn as NaN.
 func TestBlankStepsDrawNoLoss(t *testing.T) {
 	for norm, want := range map[Float]bool{0: false, Float(math.Inf(1)): true} {
 		drawn := slices.ContainsFunc(scalars(Step{Step: 1, Loss: Absent, GradNorm: norm}),

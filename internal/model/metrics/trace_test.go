@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// traceFile is a trace as a viewer reads it.
+// A traceFile holds a trace in the form of its viewer.
 type traceFile struct {
 	TraceEvents []struct {
 		Ph, Name string
@@ -83,8 +83,7 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// Around the slices of work there is one for each part of a label, from the first piece of work
-// with it to the last in a row.
+// Each part of a label has a slice around its work, from the first piece to the last in a row.
 func TestTraceNests(t *testing.T) {
 	path, base := filepath.Join(t.TempDir(), "trace.json"), time.Now()
 	tr, err := CreateTrace(rootAt(t, filepath.Dir(path)), filepath.Base(path), 0)
@@ -132,7 +131,7 @@ func TestTraceNests(t *testing.T) {
 	}
 }
 
-// merge is MergeTraces of paths in one directory.
+// merge calls MergeTraces for paths in one directory.
 func merge(t *testing.T, out string, paths ...string) error {
 	t.Helper()
 	names := make([]string, len(paths))
@@ -156,7 +155,7 @@ func TestMergeTraces(t *testing.T) {
 	out := filepath.Join(dir, "trace.json")
 	paths := []string{path(0), path(1), path(2), filepath.Join(dir, "trace-rank-0003.json")}
 	whole := -1
-	// Every cut of rank 1's file must leave a merged trace with all of the other ranks.
+	// For every cut of rank 1's file, the merged trace has all slices of the other ranks.
 	for cut := len(data); cut >= 0; cut -= 7 {
 		if err := os.WriteFile(path(1), data[:cut], 0o644); err != nil {
 			t.Fatal(err)

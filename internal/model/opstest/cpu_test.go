@@ -27,7 +27,7 @@ func newCPU(t *testing.T) opstest.Device {
 	}
 }
 
-// levels are the sets of instructions that the kernels have; a machine may not have all.
+// levels lists the instruction sets of the kernels. The machine may lack some.
 var levels = []string{"generic", "avx2", "avx512"}
 
 func TestCPU(t *testing.T) {
@@ -41,7 +41,7 @@ func TestCPU(t *testing.T) {
 	}
 }
 
-// TestGOMAXPROCS holds the CPU to the same bits on any number of processors.
+// TestGOMAXPROCS checks that the number of processors changes no bit.
 func TestGOMAXPROCS(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	for _, dtype := range []tensor.DType{tensor.F32, tensor.F64, tensor.BF16, tensor.F16} {

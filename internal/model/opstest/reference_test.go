@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestReferenceGradients holds each backward reference to central differences of the forward
-// one: for a scalar dy.y, the derivative by every element of every input.
+// TestReferenceGradients compares each backward reference with central differences of the forward one: the derivative
+// of the scalar dy.y by every element of every input.
 func TestReferenceGradients(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	normal := func(n int) []float64 {

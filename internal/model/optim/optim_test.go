@@ -21,11 +21,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var _ optim.Device = (*cpu.Kernels)(nil)
 
-// fixture is written by scripts/oracle/adamw.py.
+// A fixture is written by scripts/oracle/adamw.py.
 type fixture struct {
 	Beta1, Beta2, Eps float64
 	WeightDecay       float64 `json:"weight_decay"`
-	Decayed           int     // the first elements, which decay
+	Decayed           int     // the first elements, which have weight decay
 	Cases             []struct {
 		DType   string
 		MaxNorm float64 `json:"max_norm"`
@@ -37,8 +37,8 @@ type fixture struct {
 	}
 }
 
-// TestAdamWLikeTorch runs the steps of PyTorch's AdamW with clip_grad_norm_, and compares
-// parameters and moments after each.
+// TestAdamWLikeTorch runs the steps of PyTorch's AdamW with clip_grad_norm_, and compares parameters and moments after
+// each.
 func TestAdamWLikeTorch(t *testing.T) {
 	raw, err := os.ReadFile("testdata/adamw.json")
 	if err != nil {
@@ -59,7 +59,7 @@ func TestAdamWLikeTorch(t *testing.T) {
 			vector(dtype, make([]float64, n))
 		sum := tensor.New(tensor.F64, 1)
 		rule := optim.AdamW{Beta1: f.Beta1, Beta2: f.Beta2, Eps: f.Eps, WeightDecay: f.WeightDecay, MaxNorm: c.MaxNorm}
-		// Split where nothing changes, which must not matter.
+		// The additional split must not matter.
 		segments := []optim.Segment{{Lo: 0, Hi: 5, Decay: true}, {Lo: 5, Hi: f.Decayed, Decay: true},
 			{Lo: f.Decayed, Hi: n}}
 		for i, s := range c.Steps {
@@ -102,7 +102,7 @@ func TestSegmentsAreJoined(t *testing.T) {
 	check(t, 0, "decays", r.decays, []float64{0.5, 0, 0, 0.5}, 0)
 }
 
-// TestCPU runs the suite of devices.
+// TestCPU runs the common device tests on the CPU.
 func TestCPU(t *testing.T) {
 	optimtest.TestDevice(t, func(t *testing.T) optimtest.Device {
 		stream := tensor.NewHostStream("optimizer")
@@ -130,7 +130,7 @@ func TestSchedule(t *testing.T) {
 		{"linear", 1, 0.2, 2, 6, map[int]float64{0: 0.5, 1: 1, 2: 1, 3: 0.8, 4: 0.6, 5: 0.4, 6: 0.2, 60: 0.2}},
 		{"wsd", 1, 0.1, 2, 20, map[int]float64{0: 0.5, 1: 1, 2: 1, 15: 1, 16: 1, 17: 0.55, 18: 1 - 0.9*math.Sqrt(0.5),
 			20: 0.1}},
-		{"wsd", 1, 0, 18, 20, map[int]float64{17: 1, 18: 1, 19: 1 - math.Sqrt(0.5), 20: 0}}, // warmup into the decay
+		{"wsd", 1, 0, 18, 20, map[int]float64{17: 1, 18: 1, 19: 1 - math.Sqrt(0.5), 20: 0}}, // warmup into decay
 		{"linear", 1, 0.5, 8, 5, map[int]float64{0: 0.125, 4: 0.625, 7: 1, 8: 0.5}},         // warmup beyond the end
 		{"cosine", 1, 0.5, 5, 5, map[int]float64{4: 1, 5: 0.5}},
 	}
@@ -189,8 +189,7 @@ func values(v tensor.View) []float64 {
 	return xs
 }
 
-// check fails the test unless got is want within tolerance times the largest element, since
-// moments of both signs cancel.
+// check fails unless got equals want within the tolerance times the largest element: moments of both signs cancel.
 func check(t *testing.T, step int, what string, got, want []float64, tolerance float64) {
 	t.Helper()
 	if err := near.Within(got, want, near.Finite, tolerance); err != nil {

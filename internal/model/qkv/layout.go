@@ -1,6 +1,6 @@
 // Package qkv knows the layouts of q, k and v in memory: three tensors, or views of one packed tensor, with the batch
 // or the sequence first, or documents one after another. Named finds a Layout by its name, Layout.Dims finds lengths by
-// shapes, Layout.Place returns the views.
+// shapes, Layout.Bind returns the views.
 package qkv
 
 import (
@@ -247,8 +247,8 @@ type QKV struct {
 	three   [3]placed
 }
 
-// Place returns q, k and v of a layout in its tensors, which are dense. It panics if one of them is too small.
-func (l Layout) Place(tensors []tensor.View, n LayoutDims) (*QKV, error) {
+// Bind returns q, k and v of a layout in its tensors, which are dense. It panics if one of them is too small.
+func (l Layout) Bind(tensors []tensor.View, n LayoutDims) (*QKV, error) {
 	if !l.valid() {
 		return nil, fmt.Errorf("layout %v is not known", l)
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// coords lists all coordinates, the last fastest.
+// coords lists all coordinates, the last axis fastest.
 func coords(shape [5]int) [][5]int {
 	list := [][5]int{{}}
 	for a, n := range shape {
@@ -26,7 +26,7 @@ func coords(shape [5]int) [][5]int {
 
 type length struct{ at, n int }
 
-// ravel is the row-major index.
+// ravel returns the row-major index.
 func ravel(axes ...length) (index int64, inside bool) {
 	for _, x := range axes {
 		if x.at >= x.n {
@@ -37,7 +37,7 @@ func ravel(axes ...length) (index int64, inside bool) {
 	return index, true
 }
 
-// tokens is the outer axes of a word of a layout's name: bs, sb or t.
+// tokens returns the outer axes of a word of a layout's name: bs, sb or t.
 func tokens(word string, b, s length) (rest string, axes []length, ok bool) {
 	switch {
 	case strings.HasPrefix(word, "bs"):
@@ -67,7 +67,7 @@ func named(name string, n LayoutDims, batchQ int, which byte, c [5]int) (buffer 
 		return 0, 0, false
 	}
 	word = min(x, len(words)-1)
-	kv := length{x - 1, 2} // of an axis over k and v
+	kv := length{x - 1, 2} // the axis over k and v
 	rest, axes, ok := tokens(words[word], length{c[0], batch}, length{c[1], seq})
 	if !ok {
 		return 0, 0, false
@@ -102,14 +102,14 @@ func named(name string, n LayoutDims, batchQ int, which byte, c [5]int) (buffer 
 	return word, index, ok
 }
 
-// layoutNames are the names of TransformerEngine, with the packings for fewer KV heads.
+// layoutNames lists the names of TransformerEngine, and the packings for fewer KV heads.
 const layoutNames = `bs3hd sb3hd t3hd bsh3d sbh3d th3d
 bs(h+2h_g)d sb(h+2h_g)d t(h+2h_g)d bsg(h/g+2)d sbg(h/g+2)d tg(h/g+2)d
 bshd_bs2hd sbhd_sb2hd thd_t2hd bshd_bsh2d sbhd_sbh2d thd_th2d
 bshd_bshd_bshd sbhd_sbhd_sbhd thd_thd_thd
 sbhd_bshd_bshd bshd_sbhd_sbhd thd_bshd_bshd thd_sbhd_sbhd`
 
-// Every element of q, k and v is where the letters of the layout's name put it, and nowhere else.
+// The letters of the layout's name give the place of every element of q, k and v.
 func TestPlaceFollowsTheName(t *testing.T) {
 	var names []string
 	for _, l := range Layouts() {
@@ -123,7 +123,7 @@ func TestPlaceFollowsTheName(t *testing.T) {
 			}
 			tensors = append(tensors, tensor.New(tensor.F32, size))
 		}
-		three, err := l.Place(tensors, n)
+		three, err := l.Bind(tensors, n)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -145,7 +145,7 @@ func TestPlaceFollowsTheName(t *testing.T) {
 		t.Errorf("layouts %v, want %v", names, want)
 	}
 	mixed := Layout{Q: SBHD, KV: BSHD, Packing: KV2HD}
-	if _, err := mixed.Place(nil, lengthsOf(mixed)); err == nil || mixed.String() != "layout(1,0,3)" {
+	if _, err := mixed.Bind(nil, lengthsOf(mixed)); err == nil || mixed.String() != "layout(1,0,3)" {
 		t.Errorf("%v has places", mixed)
 	}
 }

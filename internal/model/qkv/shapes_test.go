@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// lengths that differ on every axis, as far as a layout allows.
+// lengthsOf returns lengths that differ on every axis if the layout allows it.
 func lengthsOf(l Layout) LayoutDims {
 	n := LayoutDims{Batch: 2, SeqQ: 7, SeqKV: 7, Heads: 10, KVHeads: 5, HeadDim: 6, HeadDimV: 6}
 	if l.Packing == QKV3HD || l.Packing == QKVH3D {
@@ -24,7 +24,7 @@ func lengthsOf(l Layout) LayoutDims {
 	return n
 }
 
-// Every layout has an axis for each letter of its name, and its lengths are found again.
+// Every layout has an axis for each letter of its name, and its lengths can be derived from the shapes.
 func TestShapesOfEveryLayout(t *testing.T) {
 	for _, l := range Layouts() {
 		n := lengthsOf(l)
@@ -107,7 +107,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// A group for each head is h3d by another name; other names of one shape are other addresses.
+// With a group for each head, h3d has a second name. Other names with one shape have other addresses.
 func TestAlike(t *testing.T) {
 	n := LayoutDims{Batch: 2, SeqQ: 7, SeqKV: 7, Heads: 3, KVHeads: 3, HeadDim: 6, HeadDimV: 6}
 	for _, c := range []struct {

@@ -17,7 +17,7 @@ func layout(ranks int) *model.FlatLayout {
 	}, ranks)
 }
 
-// The parts of a bucket tile it over its group, and a rank's parts tile what it holds.
+// The parts of a bucket tile it over its group, and the parts of a rank tile its shard.
 func TestPartsTile(t *testing.T) {
 	flat := layout(4)
 	sizes := []int{4, 2, 1, 4, 2}
@@ -68,7 +68,7 @@ func TestGroupsThatDoNotFitAreRefused(t *testing.T) {
 	}
 }
 
-// Memory of batches is taken once, and again only for larger ones.
+// The memory of batches is allocated once, and again only for larger batches.
 func TestBatchesGrow(t *testing.T) {
 	for _, packed := range []bool{false, true} {
 		m, f := Meter{}, Format{Pairs: 4, Packed: packed}
@@ -94,7 +94,7 @@ func TestBatchesGrow(t *testing.T) {
 	}
 }
 
-// vectors is an Allocator that counts what it gives.
+// vectors implements Allocator and counts its allocations.
 type vectors struct {
 	Meter
 	count int
@@ -105,7 +105,7 @@ func (v *vectors) Vector(what string, t tensor.DType, n int) (View, error) {
 	return v.Meter.Vector(what, t, n)
 }
 
-// Batches that grow a little 1,000 times take few vectors, and not many times the memory of the last one.
+// Batches that grow a little 1,000 times take few allocations, and not many times the memory of the last one.
 func TestBatchesGrowSlowly(t *testing.T) {
 	for _, packed := range []bool{false, true} {
 		m, f := &vectors{Meter: Meter{}}, Format{Pairs: 4, Packed: packed}

@@ -6,22 +6,22 @@ import (
 	"unicode/utf8"
 )
 
-// An addedToken is a token that is looked for in the text before the model sees it.
+// An addedToken is found in the text before the model runs.
 type addedToken struct {
 	Content    string `json:"content"`
 	SingleWord bool   `json:"single_word"`
 	LStrip     bool   `json:"lstrip"`
 	RStrip     bool   `json:"rstrip"`
-	Normalized *bool  `json:"normalized"` // looked for in the normalized text
+	Normalized *bool  `json:"normalized"` // found in the normalized text
 	Special    bool   `json:"special"`
 	ID         int32  `json:"id"`
 }
 
-// finder finds added tokens in a text: at each place the longest, from the left.
+// A finder finds added tokens in a text: the longest at each place, from left to right.
 type finder struct {
 	tokens []*addedToken
 	starts [256]bool
-	texts  trie // into tokens
+	texts  trie // indexes of tokens
 }
 
 func (f *finder) add(text string, t *addedToken) error {
@@ -43,7 +43,7 @@ func (f *finder) add(text string, t *addedToken) error {
 	return nil
 }
 
-// find returns the first match from a place on; nil where there is none.
+// find returns the first match at or after a place, or nil.
 func (f *finder) find(text string, at int) (t *addedToken, from, to int) {
 	for ; at < len(text); at++ {
 		if !f.starts[text[at]] {
@@ -67,7 +67,7 @@ func (f *finder) find(text string, at int) (t *addedToken, from, to int) {
 	return nil, 0, 0
 }
 
-// each calls token with the ids of the tokens in a text, and stretch with what lies between them.
+// each calls token for each added token in a text, and stretch for the text between them.
 func (f *finder) each(p piece, token func(id int32), stretch func(piece) error) error {
 	give := func(from, to int) error {
 		if from >= to {

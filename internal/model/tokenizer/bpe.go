@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// bpe merges neighbours, the pair that was learned first before others.
+// bpe merges neighbouring tokens, in the order of the learned merges.
 type bpe struct {
 	vocabulary
 	merges                map[uint64]merge
@@ -15,9 +15,9 @@ type bpe struct {
 	fuseUnk, ignoreMerges bool
 	fallback              bool
 	bytes                 [256]int32
-	runes                 map[rune]int32 // tokens of one rune; only without prefix and suffix
-	// joins holds the pairs of neighbouring runes in tokens that merges make. Between
-	// others a word is cut before anything is merged: no merge would cross that place.
+	runes                 map[rune]int32 // tokens of one rune; nil with a prefix or suffix
+	// joins holds the pairs of neighbouring runes inside tokens that merges make. Long words are cut between all other
+	// pairs, since no merge crosses such a place.
 	joins map[uint64]struct{} // nil: words are not cut
 }
 
@@ -26,14 +26,14 @@ type merge struct {
 	id   int32
 }
 
-// A symbol is a token of a word that is being merged.
+// A symbol is a token of a word during merging.
 type symbol struct {
 	id         int32
 	prev, next int32
 	gone       bool
 }
 
-// A candidate is a merge that may be done.
+// A candidate is a possible merge.
 type candidate struct {
 	rank    uint32
 	pos, id int32
@@ -84,8 +84,8 @@ func (b *bpe) init(pairs [][2]string) error {
 	return nil
 }
 
-// join notes the neighbours in the result of a merge. It reports false if bytes of runes without a
-// token are merged: the text does not show their neighbours.
+// join records the neighbouring runes in the result of a merge. It returns false for byte tokens, which do not show
+// their runes.
 func (b *bpe) join(p [2]string, whole string) bool {
 	for _, side := range p {
 		if b.fallback && len(side) == 6 && strings.HasPrefix(side, "<0x") {
@@ -102,9 +102,7 @@ func (b *bpe) join(p [2]string, whole string) bool {
 	return true
 }
 
-func (b *bpe) cached() bool { return true }
-
-// longWord bounds words that stay whole, in bytes; longer ones are cut between merges.
+// longWord is the length in bytes above which words are cut before merging.
 const longWord = 32
 
 func (b *bpe) encode(w *work, dst []int32, word string) ([]int32, error) {
@@ -133,12 +131,12 @@ func (b *bpe) merge(w *work, dst []int32, word string) ([]int32, error) {
 	return dst, nil
 }
 
-// parts calls f with the parts of a long word between which nothing can merge.
+// parts calls f with the parts of a long word. No merge crosses their borders.
 func (b *bpe) parts(word string, f func(part string) error) error {
 	start, last, known := 0, rune(-1), false
 	for at, r := range word {
 		_, is := b.runes[r]
-		is = is || b.fallback // init made sure that each byte has a token
+		is = is || b.fallback // init checked that each byte has a token
 		if known && is {
 			if _, joins := b.joins[pair(last, r)]; !joins {
 				if err := f(word[start:at]); err != nil {
@@ -152,10 +150,10 @@ func (b *bpe) parts(word string, f func(part string) error) error {
 	return f(word[start:])
 }
 
-// begin makes the symbols that merging starts with: the tokens of the runes.
+// begin sets the initial symbols: the tokens of the runes.
 func (b *bpe) begin(w *work, word string) error {
 	w.symbols = w.symbols[:0]
-	unknown := false // the last rune was, and its token is not written yet
+	unknown := false // the last rune has no token, and the unknown token is still to add
 	for at := 0; at < len(word); {
 		r, n := runeAt(word, at)
 		id, ok := b.rune(word, at, n, r)
@@ -164,7 +162,7 @@ func (b *bpe) begin(w *work, word string) error {
 				return err
 			}
 			w.add(id)
-		} else if ok = b.fallback && b.appendBytes(w, b.dress(word, at, n)); !ok && b.unk != nil {
+		} else if ok = b.fallback && b.appendBytes(w, b.withAffixes(word, at, n)); !ok && b.unk != nil {
 			if unknown && !b.fuseUnk {
 				if err := b.unknown(w, &unknown); err != nil {
 					return err
@@ -182,12 +180,12 @@ func (b *bpe) rune(word string, at, n int, r rune) (int32, bool) {
 		id, ok := b.runes[r]
 		return id, ok
 	}
-	id, ok := b.vocabulary[b.dress(word, at, n)]
+	id, ok := b.vocabulary[b.withAffixes(word, at, n)]
 	return id, ok
 }
 
-// dress returns a rune with the prefix that it has inside of a word, and the suffix at its end.
-func (b *bpe) dress(word string, at, n int) string {
+// withAffixes returns a rune with the prefix inside a word, and the suffix at its end.
+func (b *bpe) withAffixes(word string, at, n int) string {
 	s := word[at : at+n]
 	if at > 0 {
 		s = b.prefix + s
@@ -198,7 +196,7 @@ func (b *bpe) dress(word string, at, n int) string {
 	return s
 }
 
-// appendBytes adds the tokens of bytes, if all of them are there.
+// appendBytes adds the tokens of the bytes, if all exist.
 func (b *bpe) appendBytes(w *work, text string) (ok bool) {
 	if w.ids, ok = appendBytes(w.ids[:0], &b.bytes, text); ok {
 		for _, id := range w.ids {
@@ -208,7 +206,7 @@ func (b *bpe) appendBytes(w *work, text string) (ok bool) {
 	return ok
 }
 
-// unknown writes the token of unknown runes, if it is due.
+// unknown adds the unknown token if due.
 func (b *bpe) unknown(w *work, due *bool) error {
 	if !*due {
 		return nil
@@ -227,8 +225,8 @@ func (w *work) add(id int32) {
 	w.symbols = append(w.symbols, symbol{id: id, prev: n - 1, next: n + 1})
 }
 
-// mergeAll merges until no pair of neighbours has a merge. A candidate that is out of date is
-// done all the same where its place has come to make the same token, as the library does it.
+// mergeAll merges until no pair of neighbours has a merge. Like the library, it applies an outdated candidate if its
+// place would merge to the same token.
 func (b *bpe) mergeAll(w *work) {
 	s := w.symbols
 	w.queue = w.queue[:0]
@@ -258,7 +256,7 @@ func (b *bpe) mergeAll(w *work) {
 	}
 }
 
-// propose queues the merge of two neighbours, if there is one.
+// propose queues the merge of two neighbours, if one exists.
 func (b *bpe) propose(w *work, pos, left, right int32) {
 	if m, ok := b.merges[pair(left, right)]; ok {
 		w.push(candidate{m.rank, pos, m.id})

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// escape reads what stands behind a \: a class, or a literal rune.
+// escape reads the rest of an escape after its \: a class or a literal rune.
 func (p *parser) escape() (s set, literal bool, err error) {
 	if p.at == len(p.text) {
 		return nil, false, errors.New(`a \ at the end`)
@@ -81,7 +81,7 @@ func (p *parser) number(kind rune) (rune, error) {
 	return rune(v), nil
 }
 
-// bracket reads what stands behind a [, with sets in it and && between them.
+// bracket reads the rest of a class after its [, with nested classes and &&.
 func (p *parser) bracket() (set, error) {
 	if p.depth++; p.depth > maxNesting {
 		return nil, fmt.Errorf("classes nest deeper than %d", maxNesting)
@@ -138,7 +138,7 @@ func (p *parser) bracketItem() (s set, literal bool, err error) {
 	return set{{r, r}}, true, nil
 }
 
-// bracketRange reads an item, or two with - between them.
+// bracketRange reads an item, or a range of two items.
 func (p *parser) bracketRange() (set, error) {
 	s, literal, err := p.bracketItem()
 	rest := p.rest()

@@ -10,9 +10,9 @@ import (
 	"unicode/utf8"
 )
 
-// Decoder turns ids into text, id by id, as they come out of a model. The text of all ids together is
-// that of the Python library's decode with skip_special_tokens, but that a character of which a part
-// is missing becomes one U+FFFD and leaves the bytes around it alone. It is not for concurrent use.
+// Decoder turns ids into text one by one, as a model generates them. The text equals the decode of the Python library
+// with skip_special_tokens, with one exception: an incomplete character becomes one U+FFFD and the bytes around it
+// stay. It is not for concurrent use.
 type Decoder struct {
 	bytes bool // each id is a byte
 	words *texts
@@ -21,14 +21,13 @@ type Decoder struct {
 	out   []byte
 }
 
-// texts holds the text of each token, by id.
+// tokenTexts holds the text of each token, by id.
 type texts struct {
 	of      map[int32]string
-	special map[int32]bool // has no text for a reader
+	special map[int32]bool // without text
 }
 
-// NewDecoder returns a decoder at the start of a text. It refuses a decoder of the file that is not known,
-// by its name.
+// NewDecoder returns a decoder at the start of a text. It refuses an unknown decoder in the file by name.
 func (t *Tokenizer) NewDecoder() (*Decoder, error) {
 	d := &Decoder{words: t.texts()}
 	steps, err := parseDecoder(t.decoder, 0)
@@ -44,8 +43,7 @@ func (t *Tokenizer) NewDecoder() (*Decoder, error) {
 // NewByteDecoder returns a decoder of ids that are bytes. Ids above 255 have no text.
 func NewByteDecoder() *Decoder { return &Decoder{bytes: true} }
 
-// Append appends the text that an id adds: whole characters only.
-// An id that the tokenizer does not have, and a special token, have no text.
+// Append appends the text of an id, in whole characters. Unknown ids and special tokens have no text.
 func (d *Decoder) Append(dst []byte, id int32) []byte {
 	d.out = dst
 	if d.bytes {
@@ -58,7 +56,7 @@ func (d *Decoder) Append(dst []byte, id int32) []byte {
 	return d.taken()
 }
 
-// Flush appends the rest at the end of a text: U+FFFD for a character that has not become whole.
+// Flush ends a text: it appends U+FFFD for an incomplete character.
 func (d *Decoder) Flush(dst []byte) []byte {
 	d.out = dst
 	if len(d.held) > 0 {
@@ -74,8 +72,8 @@ func (d *Decoder) taken() []byte {
 	return out
 }
 
-// emit passes on the characters that are whole. Bytes that begin none become U+FFFD, as many as there
-// are longest starts of a character among them: the way of Rust's from_utf8_lossy and of browsers.
+// emit passes on complete characters. Invalid bytes become U+FFFD, one for each longest start of a character, as in
+// Rust's from_utf8_lossy and in browsers.
 func (d *Decoder) emit(text string) {
 	d.held = append(d.held, text...)
 	b := d.held
@@ -106,18 +104,18 @@ func (t *Tokenizer) invert() *texts {
 	return w
 }
 
-// The steps of a decoder. Each takes the output of the one before, in pieces: begins says that a piece
-// begins a token, as the next step counts them, and does not go on with the one before.
+// A decoder is a chain of steps. Each step takes pieces of the output of the step before. begins marks the first piece
+// of a token.
 
-// A link is a step with all that follow it.
+// A link is a step and all steps after it.
 type link interface {
 	take(piece string, begins bool)
 }
 
-// step puts a step in front of the next.
+// A step makes a link in front of the next one.
 type step struct {
 	make func(next link) link
-	// fuses: its output is one token. whole: it must see whole tokens.
+	// fuses: its output is one token. whole: its input must be whole tokens.
 	fuses, whole bool
 	kind         string
 }
@@ -126,20 +124,20 @@ type sink func(piece string)
 
 func (s sink) take(piece string, _ bool) { s(piece) }
 
-// asOne gives all that comes as one token: Fuse.
-type asOne struct {
+// fuseDecoder joins all tokens to one: Fuse.
+type fuseDecoder struct {
 	next link
 	some bool
 }
 
-func (s *asOne) take(piece string, _ bool) {
+func (s *fuseDecoder) take(piece string, _ bool) {
 	s.next.take(piece, !s.some)
 	s.some = true
 }
 
-// unseen turns characters that stand for bytes back into these: ByteLevel. A token with any other
-// character stays as it is.
-type unseen struct{ asOne }
+// byteLevelDecoder turns the characters of ByteRunes back into bytes: ByteLevel. It keeps a token with any other
+// character.
+type byteLevelDecoder struct{ fuseDecoder }
 
 var runeBytes = func() map[rune]byte {
 	t := map[rune]byte{}
@@ -149,7 +147,7 @@ var runeBytes = func() map[rune]byte {
 	return t
 }()
 
-func (s *unseen) take(token string, begins bool) {
+func (s *byteLevelDecoder) take(token string, begins bool) {
 	b := make([]byte, 0, len(token))
 	for _, r := range token {
 		x, ok := runeBytes[r]
@@ -159,13 +157,13 @@ func (s *unseen) take(token string, begins bool) {
 		}
 		b = append(b, x)
 	}
-	s.asOne.take(string(b), begins)
+	s.fuseDecoder.take(string(b), begins)
 }
 
-// byteNames turns <0x41> into the byte: ByteFallback.
-type byteNames struct{ next link }
+// byteFallbackDecoder turns <0x41> into its byte: ByteFallback.
+type byteFallbackDecoder struct{ next link }
 
-func (s byteNames) take(token string, begins bool) {
+func (s byteFallbackDecoder) take(token string, begins bool) {
 	if len(token) == 6 && strings.HasPrefix(token, "<0x") && token[5] == '>' {
 		if b, err := strconv.ParseUint(token[3:5], 16, 8); err == nil {
 			token = string([]byte{byte(b)})
@@ -174,30 +172,30 @@ func (s byteNames) take(token string, begins bool) {
 	s.next.take(token, begins)
 }
 
-// replaced puts a text in place of a pattern in each token: Replace.
-type replaced struct {
+// replaceDecoder replaces a pattern in each token: Replace.
+type replaceDecoder struct {
 	next    link
 	by      replace
 	matcher matcher
 }
 
-func (s *replaced) take(token string, begins bool) {
-	// else it is a token that no pattern gets through
+func (s *replaceDecoder) take(token string, begins bool) {
+	// On an error of the pattern the token stays as it is.
 	if p, err := s.by.normalize(&s.matcher, piece{token, true}); err == nil {
 		token = p.text
 	}
 	s.next.take(token, begins)
 }
 
-// trimmed takes a character off the ends of each token, up to a number of times: Strip.
-type trimmed struct {
+// stripDecoder removes up to start and stop copies of a character at the ends of each token: Strip.
+type stripDecoder struct {
 	next        link
 	char        string
 	start, stop int
-	left        int // characters to take off the start of this token
+	left        int // characters still to remove at the start of this token
 }
 
-func (s *trimmed) take(piece string, begins bool) {
+func (s *stripDecoder) take(piece string, begins bool) {
 	if begins {
 		s.left = s.start
 	}
@@ -213,15 +211,15 @@ func (s *trimmed) take(piece string, begins bool) {
 	s.next.take(piece, begins)
 }
 
-// spaced turns marks into spaces: Metaspace.
-type spaced struct {
+// metaspaceDecoder turns marks into spaces: Metaspace.
+type metaspaceDecoder struct {
 	next  link
 	mark  string
-	drops bool // the marks of the first token, which the pre-tokenizer has put there
+	drops bool // remove the marks of the first token, which the pre-tokenizer added
 	some  bool
 }
 
-func (s *spaced) take(token string, begins bool) {
+func (s *metaspaceDecoder) take(token string, begins bool) {
 	space := " "
 	if s.drops && !s.some {
 		space = ""
@@ -230,21 +228,21 @@ func (s *spaced) take(token string, begins bool) {
 	s.next.take(strings.ReplaceAll(token, s.mark, space), begins)
 }
 
-// continued puts a space in front of tokens that do not continue a word: WordPiece.
-type continued struct {
+// wordPieceDecoder puts a space before tokens that begin a word: WordPiece.
+type wordPieceDecoder struct {
 	next   link
 	prefix string
 	tidy   bool
 	some   bool
 }
 
-// tidied is how the library cleans English of the spaces of tokens.
-var tidied = [][2]string{
+// cleanups lists the replacements with which the library cleans up spaces in English text.
+var cleanups = [][2]string{
 	{" .", "."}, {" ?", "?"}, {" !", "!"}, {" ,", ","}, {" ' ", "'"}, {" n't", "n't"}, {" 'm", "'m"},
 	{" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"},
 }
 
-func (s *continued) take(token string, begins bool) {
+func (s *wordPieceDecoder) take(token string, begins bool) {
 	if s.some {
 		if rest, ok := strings.CutPrefix(token, s.prefix); ok {
 			token = rest
@@ -254,21 +252,21 @@ func (s *continued) take(token string, begins bool) {
 	}
 	s.some = true
 	if s.tidy {
-		for _, t := range tidied {
+		for _, t := range cleanups {
 			token = strings.ReplaceAll(token, t[0], t[1])
 		}
 	}
 	s.next.take(token, begins)
 }
 
-// ended turns what ends a word into a space before the next: BPEDecoder.
-type ended struct {
+// bpeDecoder turns the end-of-word suffix into a space before the next word: BPEDecoder.
+type bpeDecoder struct {
 	next   link
 	suffix string
-	owed   string // the space, once there is a next word
+	owed   string // the space, once a word follows
 }
 
-func (s *ended) take(token string, begins bool) {
+func (s *bpeDecoder) take(token string, begins bool) {
 	if s.owed != "" {
 		s.next.take(s.owed, true)
 	}
@@ -279,13 +277,13 @@ func (s *ended) take(token string, begins bool) {
 	s.next.take(strings.ReplaceAll(token, s.suffix, " "), begins)
 }
 
-// apart puts a space between tokens: a file without a decoder.
-type apart struct {
+// spaceDecoder puts a space between tokens, for a file without a decoder.
+type spaceDecoder struct {
 	next link
 	some bool
 }
 
-func (s *apart) take(token string, begins bool) {
+func (s *spaceDecoder) take(token string, begins bool) {
 	if s.some {
 		s.next.take(" ", true)
 	}
@@ -293,7 +291,7 @@ func (s *apart) take(token string, begins bool) {
 	s.next.take(token, begins)
 }
 
-// oneChar reports whether a text is one character, which no cut between pieces can divide.
+// oneChar reports whether a text is one character. No border between pieces divides one.
 func oneChar(s string) bool { return utf8.RuneCountInString(s) == 1 }
 
 const maxTrim = 1 << 10
@@ -312,10 +310,10 @@ type decoderFile struct {
 	Suffix         *string           `json:"suffix"`
 }
 
-// parseDecoder reads a decoder as the steps that it is made of.
+// parseDecoder reads a decoder as a list of steps.
 func parseDecoder(raw json.RawMessage, depth int) ([]step, error) {
-	if null(raw) {
-		return []step{{kind: "null", make: func(next link) link { return &apart{next: next} }}}, nil
+	if isNull(raw) {
+		return []step{{kind: "null", make: func(next link) link { return &spaceDecoder{next: next} }}}, nil
 	}
 	kind, err := kindOf(raw, depth)
 	if err != nil {
@@ -323,7 +321,7 @@ func parseDecoder(raw json.RawMessage, depth int) ([]step, error) {
 	}
 	var k decoderFile
 	if err := json.Unmarshal(raw, &k); err != nil {
-		return nil, named(kind, err)
+		return nil, inComponent(kind, err)
 	}
 	if kind == "Sequence" {
 		all, err := sequence(k.Decoders, depth, parseDecoder)
@@ -331,21 +329,23 @@ func parseDecoder(raw json.RawMessage, depth int) ([]step, error) {
 	}
 	s, err := k.step(kind)
 	s.kind = kind
-	return []step{s}, named(kind, err)
+	return []step{s}, inComponent(kind, err)
 }
 
 func (k *decoderFile) step(kind string) (step, error) {
 	switch kind {
 	case "ByteLevel":
-		return step{fuses: true, whole: true, make: func(next link) link { return &unseen{asOne{next: next}} }}, nil
+		return step{fuses: true, whole: true, make: func(next link) link {
+			return &byteLevelDecoder{fuseDecoder{next: next}}
+		}}, nil
 	case "Fuse":
-		return step{fuses: true, make: func(next link) link { return &asOne{next: next} }}, nil
+		return step{fuses: true, make: func(next link) link { return &fuseDecoder{next: next} }}, nil
 	case "ByteFallback":
-		return step{whole: true, make: func(next link) link { return byteNames{next} }}, nil
+		return step{whole: true, make: func(next link) link { return byteFallbackDecoder{next} }}, nil
 	case "Replace":
 		by, err := newReplace(k.Pattern, k.Content)
 		return step{whole: !oneChar(by.pattern.literal), make: func(next link) link {
-			return &replaced{next: next, by: by}
+			return &replaceDecoder{next: next, by: by}
 		}}, err
 	case "Strip":
 		if k.Content == nil || !oneChar(*k.Content) || k.Start < 0 || k.Stop < 0 || k.Start > maxTrim ||
@@ -353,7 +353,7 @@ func (k *decoderFile) step(kind string) (step, error) {
 			return step{}, fmt.Errorf("want one character as content, and start and stop from 0 to %d", maxTrim)
 		}
 		return step{whole: k.Stop > 0, make: func(next link) link {
-			return &trimmed{next: next, char: *k.Content, start: k.Start, stop: k.Stop}
+			return &stripDecoder{next: next, char: *k.Content, start: k.Start, stop: k.Stop}
 		}}, nil
 	case "Metaspace":
 		c, err := newMetaspace(k.Replacement, k.PrependScheme, k.AddPrefixSpace, false)
@@ -362,31 +362,30 @@ func (k *decoderFile) step(kind string) (step, error) {
 		}
 		m := c.(*metaspace)
 		return step{whole: true, make: func(next link) link {
-			return &spaced{next: next, mark: m.mark, drops: m.scheme != "never"}
+			return &metaspaceDecoder{next: next, mark: m.mark, drops: m.scheme != "never"}
 		}}, nil
 	case "WordPiece":
 		return step{whole: true, make: func(next link) link {
-			return &continued{next: next, prefix: or(k.Prefix, "##"), tidy: or(k.Cleanup, true)}
+			return &wordPieceDecoder{next: next, prefix: or(k.Prefix, "##"), tidy: or(k.Cleanup, true)}
 		}}, nil
 	case "BPEDecoder":
 		suffix := or(k.Suffix, "</w>")
 		if suffix == "" {
 			return step{}, errors.New("an empty suffix")
 		}
-		return step{whole: true, make: func(next link) link { return &ended{next: next, suffix: suffix} }}, nil
+		return step{whole: true, make: func(next link) link { return &bpeDecoder{next: next, suffix: suffix} }}, nil
 	}
 	return step{}, fmt.Errorf("the type %.40q is not known", kind)
 }
 
-// joined returns the steps as a chain that ends in emit. A step that has to see whole tokens cannot stand
-// behind one that makes one token of all: it would have to wait for the end of the text.
+// joined returns the steps as a chain that ends in emit. It refuses a step with whole tokens as input after one that
+// fuses all tokens: it would have to wait for the end of the text.
 func joined(steps []step, emit func(string)) (link, error) {
 	fused := ""
 	for _, s := range steps {
 		if fused != "" && s.whole {
 			return nil, fmt.Errorf("%s behind %s: it would have to see the whole text, which comes token by token here",
-				s.kind,
-				fused)
+				s.kind, fused)
 		}
 		if s.fuses {
 			fused = s.kind

@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// decoded is what scripts/oracle/tokenizer_decode.py has written, by kind.
+// decoded holds the output of scripts/oracle/tokenizer_decode.py, by kind.
 type decoded struct {
 	Decoder json.RawMessage
 	Cases   []struct {
@@ -30,7 +30,7 @@ func decoders(t testing.TB) map[string]decoded {
 	return all
 }
 
-// decoding is a tokenizer with that decoder.
+// decoding returns a tokenizer with that decoder.
 func decoding(t testing.TB, raw, decoder json.RawMessage) *Tokenizer {
 	t.Helper()
 	var f map[string]json.RawMessage
@@ -45,7 +45,7 @@ func decoding(t testing.TB, raw, decoder json.RawMessage) *Tokenizer {
 	return parse(t, whole)
 }
 
-// decode is the text of ids, with what each of them has added.
+// decode returns the text of ids, and the text that each of them added.
 func decode(t testing.TB, d *Decoder, ids []int32) (text string, parts []string) {
 	t.Helper()
 	var out []byte
@@ -118,7 +118,7 @@ func TestDecodersThatAreNotKnownAreRefusedByName(t *testing.T) {
 	}
 }
 
-// Whatever the file and the ids, there is no panic, and all pieces are whole characters.
+// For any file and ids, Append does not panic and returns whole characters.
 func FuzzDecode(f *testing.F) {
 	for _, o := range decoders(f) {
 		f.Add([]byte(o.Decoder), []byte("\x00\x01\x02\x03\x04\x05"))

@@ -1,12 +1,12 @@
-// Package tokenizer turns text into token ids by a Hugging Face tokenizer.json, with the ids that
-// the Python library tokenizers gives (add_special_tokens on; truncation and padding of the file
-// are not applied).
+// Package tokenizer turns text into token ids, and ids into text, by a Hugging Face tokenizer.json. The ids equal those
+// of the Python library tokenizers with add_special_tokens on; the entries truncation and padding are ignored.
 //
-// A text goes through five steps: added tokens are cut out, each stretch between them is
-// normalized, cut into words by the pre-tokenizer, turned into ids by the model, and the
-// post-processor puts special tokens around all. A component that is not known is refused by
-// its name, since leaving it out would give other ids.
+// Parse reads a file; Tokenizer.NewEncoder returns an Encoder for one goroutine, and Encoder.Append the ids of a text.
 //
-// Words go from step to step one by one, so that the memory for a text is a few times its
-// length, whatever it holds. Patterns run on a matcher that counts its steps (regexp.go).
+// A text passes five steps: added tokens are cut out; the normalizer rewrites the text between them; the pre-tokenizer
+// cuts it into words; the model turns words into ids; the post-processor adds special tokens around the text. Unknown
+// components are refused by name, since without them the ids would differ.
+//
+// Words pass the steps one by one, so that memory stays at a few times the length of the text. Patterns run on a
+// matcher that bounds its steps (regexp.go).
 package tokenizer

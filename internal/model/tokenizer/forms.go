@@ -8,9 +8,8 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// A form is one of the four Unicode normal forms, as the library makes it: by an older Unicode, in
-// which newer runes are letters that nothing happens to, and without the limit of 30 marks on
-// a letter that golang.org/x/text keeps.
+// A form is one of the four Unicode normal forms, as in the library: by an older Unicode version, in which newer runes
+// never change, and without the limit of golang.org/x/text of 30 marks on a letter.
 type form struct {
 	form    norm.Form
 	compose bool
@@ -20,11 +19,11 @@ var forms = map[string]form{
 	"NFC": {norm.NFC, true}, "NFD": {norm.NFD, false}, "NFKC": {norm.NFKC, true}, "NFKD": {norm.NFKD, false},
 }
 
-// manyMarks is how many marks in a row are left to golang.org/x/text, whose limit is 30 after
-// they are taken apart, into at most three each.
+// manyMarks bounds the marks in a row that golang.org/x/text handles. It takes up to 30 after decomposition, and each
+// mark decomposes into at most three.
 const manyMarks = 8
 
-// active is the runes that normalization touches in the library's Unicode.
+// active holds the runes that normalization changes in the library's Unicode version.
 var active = newClassOnce("active")
 
 func (f form) normalizeText(s string) string {
@@ -37,7 +36,7 @@ func (f form) normalizeText(s string) string {
 	}
 	var b strings.Builder
 	b.Grow(len(s) + len(s)/8)
-	start, marks, slow := 0, 0, false // of the stretch without newer runes
+	start, marks, slow := 0, 0, false // of the current stretch
 	for at := max(k-1, 0); at < len(s); {
 		r, n := runeAt(s, at)
 		switch {
@@ -60,7 +59,7 @@ func (f form) normalizeText(s string) string {
 	return b.String()
 }
 
-// touched reports whether golang.org/x/text does anything with a rune.
+// touched reports whether golang.org/x/text changes a rune.
 func touched(s string) bool {
 	p := norm.NFKD.PropertiesString(s)
 	return p.CCC() != 0 || p.Decomposition() != nil || !p.BoundaryBefore() ||
@@ -98,7 +97,7 @@ func (f form) stretch(s string, slow bool) string {
 	out := marks
 	if f.compose {
 		out = out[:0:0]
-		starter, last := -1, -1 // in out; the class of the last rune behind it, -1 for none
+		starter, last := -1, -1 // in out; the class of the last rune after it, -1 for none
 		for _, m := range marks {
 			if starter >= 0 && last < int(m.ccc) {
 				if c, ok := composed(out[starter].r, m.r); ok {

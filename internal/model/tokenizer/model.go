@@ -2,7 +2,7 @@ package tokenizer
 
 import "fmt"
 
-// model turns a word into ids. Its tables are shared and never change; a call's own memory is in work.
+// A model turns a word into ids. Its tables never change; the memory of a call is in work.
 type model interface {
 	// encode appends the ids of a word that is not empty.
 	encode(w *work, dst []int32, word string) ([]int32, error)
@@ -14,11 +14,9 @@ type model interface {
 	top() int32
 	// each calls f with every token.
 	each(f func(token string, id int32))
-	// cached reports whether a cache of words helps.
-	cached() bool
 }
 
-// work holds memory that a model uses from word to word.
+// work holds memory that a model reuses from word to word.
 type work struct {
 	matcher
 	symbols []symbol
@@ -49,7 +47,7 @@ func (v vocabulary) top() (most int32) {
 	return most
 }
 
-// check refuses ids that are negative, and those that two tokens share.
+// check refuses negative ids and ids that two tokens share.
 func (v vocabulary) check() error {
 	seen := make(map[int32]string, len(v))
 	for token, id := range v {
@@ -65,18 +63,18 @@ func (v vocabulary) check() error {
 	return nil
 }
 
-// maxToken bounds the tokens that are looked for at each place of a text, in bytes.
+// maxToken bounds the length in bytes of tokens that are searched for at each place of a text.
 const maxToken = 1024
 
-// short refuses tokens that are too long to be looked for at each place.
-func short(token string) error {
+// checkLength refuses a token longer than maxToken.
+func checkLength(token string) error {
 	if len(token) > maxToken {
 		return fmt.Errorf("the token %.40q… has %d bytes; at most %d are looked for", token, len(token), maxToken)
 	}
 	return nil
 }
 
-// byteTokens returns the ids of <0x00> to <0xFF>; ok where all are there.
+// byteTokens returns the ids of <0x00> to <0xFF>. ok: all exist.
 func (v vocabulary) byteTokens() (ids [256]int32, ok bool) {
 	ok = true
 	for b := range ids {
@@ -88,7 +86,7 @@ func (v vocabulary) byteTokens() (ids [256]int32, ok bool) {
 	return ids, ok
 }
 
-// appendBytes appends the tokens of the bytes of a text, if all of them are there.
+// appendBytes appends the tokens of the bytes of a text, if all exist.
 func appendBytes(dst []int32, ids *[256]int32, text string) ([]int32, bool) {
 	start := len(dst)
 	for i := range len(text) {
@@ -101,13 +99,11 @@ func appendBytes(dst []int32, ids *[256]int32, text string) ([]int32, bool) {
 	return dst, true
 }
 
-// A wordLevel is a model that looks words up.
+// A wordLevel is a model with one id for each word.
 type wordLevel struct {
 	vocabulary
 	unk string
 }
-
-func (w *wordLevel) cached() bool { return false }
 
 func (w *wordLevel) encode(_ *work, dst []int32, word string) ([]int32, error) {
 	id, ok := w.vocabulary[word]
@@ -119,15 +115,13 @@ func (w *wordLevel) encode(_ *work, dst []int32, word string) ([]int32, error) {
 	return append(dst, id), nil
 }
 
-// A wordPiece is BERT's model: the longest token first, then the longest that goes on.
+// A wordPiece is BERT's model: the longest token at the start of the word, then the longest that continues it.
 type wordPiece struct {
 	vocabulary
 	unk, prefix string
-	maxRunes    int // of a word; a longer one is unknown
+	maxRunes    int // of a word; longer words are unknown
 	longest     int // token, in bytes
 }
-
-func (w *wordPiece) cached() bool { return true }
 
 func (w *wordPiece) encode(_ *work, dst []int32, word string) ([]int32, error) {
 	start := len(dst)
@@ -159,7 +153,7 @@ func (w *wordPiece) next(word string, at int) (end int, id int32) {
 		prefix = w.prefix
 	}
 	for end = min(len(word), at+w.longest); end > at; end-- {
-		if end < len(word) && word[end]&0xc0 == 0x80 { // inside of a rune
+		if end < len(word) && word[end]&0xc0 == 0x80 { // inside a rune
 			continue
 		}
 		if id, ok := w.vocabulary[prefix+word[at:end]]; ok {

@@ -7,15 +7,15 @@ import (
 	"unicode/utf8"
 )
 
-// A piece is a stretch of text on its way to the model.
+// A piece is a stretch of text between the steps.
 type piece struct {
 	text string
-	// first: it begins with the start of the whole text. The library knows where in the original
-	// text each rune came from; this is all of it that any id depends on.
+	// first: it begins at the start of the whole text. The library tracks the origin of each rune; ids depend on this
+	// part of it alone.
 	first bool
 }
 
-// normalizer rewrites text before it is cut.
+// A normalizer rewrites text before it is cut.
 type normalizer interface {
 	normalize(m *matcher, p piece) (piece, error)
 }
@@ -47,7 +47,7 @@ func (ns normalizers) normalize(m *matcher, p piece) (piece, error) {
 	for _, n := range ns {
 		var err error
 		if p, err = n.normalize(m, p); err == nil {
-			err = grown(before, len(p.text))
+			err = checkGrowth(before, len(p.text))
 		}
 		if err != nil {
 			return p, err
@@ -56,14 +56,14 @@ func (ns normalizers) normalize(m *matcher, p piece) (piece, error) {
 	return p, nil
 }
 
-// What a text may grow by: more than any letter's normal form, and a prefix.
+// A text may grow by more than the normal form of any letter, and a prefix.
 const (
 	growTimes = 32
 	growBytes = 1 << 20
 )
 
-// grown returns an error for a normalizer that would fill the memory.
-func grown(before, after int) error {
+// checkGrowth returns an error before a normalizer fills the memory.
+func checkGrowth(before, after int) error {
 	if after > growTimes*before+growBytes {
 		return fmt.Errorf("the normalizer makes %d bytes and more of %d", after, before)
 	}
@@ -106,12 +106,12 @@ func (r replace) normalize(m *matcher, p piece) (piece, error) {
 			return nil
 		}
 		found = true
-		if from == 0 && to > 0 { // a replacement comes from the last rune of its stretch
+		if from == 0 && to > 0 { // a replacement has the origin of the last rune of its stretch
 			_, n := utf8.DecodeRuneInString(p.text)
 			first = first && to == n && r.content != ""
 		}
 		b.WriteString(r.content)
-		return grown(len(p.text), b.Len())
+		return checkGrowth(len(p.text), b.Len())
 	})
 	if err != nil || !found {
 		return p, err
@@ -119,7 +119,7 @@ func (r replace) normalize(m *matcher, p piece) (piece, error) {
 	return piece{b.String(), first}, nil
 }
 
-// isSpace reports whether a rune is white space to the library.
+// isSpace reports whether the library counts a rune as white space.
 func isSpace(r rune) bool {
 	switch {
 	case r < 0x80:
@@ -152,7 +152,7 @@ func lowercase(s string) string {
 	return b.String()
 }
 
-// nmt returns the cleaning of the old NMT scripts.
+// nmt returns the cleanup of the old NMT scripts.
 func nmt() normalizer {
 	return normalizers{
 		filter(func(r rune) bool {
@@ -197,7 +197,7 @@ func bert(clean, chinese, accents, lower bool) normalizer {
 	return ns
 }
 
-// chinese holds the runes that BERT cuts out one by one.
+// chinese holds the runes that BERT separates one by one.
 var chinese = set{{0x3400, 0x4dbf}, {0x4e00, 0x9fff}, {0xf900, 0xfaff}, {0x20000, 0x2a6df}, {0x2a700, 0x2b81f},
 	{0x2b920, 0x2ceaf}, {0x2f800, 0x2fa1f}}
 
@@ -236,7 +236,7 @@ func newPattern(raw map[string]string) (pattern, error) {
 	return pattern{}, fmt.Errorf(`a pattern that is neither {"String": …} nor {"Regex": …}`)
 }
 
-// each calls f with matches and the text between them, if not empty.
+// each calls f with the matches and the non-empty text between them.
 func (p pattern) each(m *matcher, text string, f func(from, to int, match bool) error) error {
 	if p.program != nil {
 		return m.each(p.program, text, f)

@@ -8,10 +8,10 @@ import (
 	"sync"
 )
 
-// MaxFile is the longest tokenizer.json that is read, in bytes; the largest known have 40 MB.
+// MaxFile bounds the size of a tokenizer.json in bytes. The largest known have 40 MB.
 const MaxFile = 256 << 20
 
-// A file is a tokenizer.json. The entries truncation and padding change no ids here.
+// A file is a tokenizer.json. Its entries truncation and padding change no ids here.
 type file struct {
 	Version       string          `json:"version"`
 	AddedTokens   []addedToken    `json:"added_tokens"`
@@ -40,21 +40,21 @@ func Parse(raw []byte) (*Tokenizer, error) {
 	if t.model, err = parseModel(f.Model); err != nil {
 		return nil, fmt.Errorf("model: %w", err)
 	}
-	if !null(f.Normalizer) {
+	if !isNull(f.Normalizer) {
 		if t.normalizer, err = parseNormalizer(f.Normalizer, 0); err != nil {
 			return nil, fmt.Errorf("normalizer: %w", err)
 		}
 	}
-	if !null(f.PreTokenizer) {
-		if t.cutter, err = parseCutter(f.PreTokenizer, 0); err != nil {
+	if !isNull(f.PreTokenizer) {
+		if t.preTokenizer, err = parsePreTokenizer(f.PreTokenizer, 0); err != nil {
 			return nil, fmt.Errorf("pre_tokenizer: %w", err)
 		}
-		t.cutter, t.visible = lastVisible(t.cutter)
+		t.preTokenizer, t.visible = lastVisible(t.preTokenizer)
 	}
 	if err = t.add(f.AddedTokens); err != nil {
 		return nil, fmt.Errorf("added_tokens: %w", err)
 	}
-	if !null(f.PostProcessor) {
+	if !isNull(f.PostProcessor) {
 		if t.head, t.tail, err = parseProcessor(f.PostProcessor, 0); err != nil {
 			return nil, fmt.Errorf("post_processor: %w", err)
 		}
@@ -62,8 +62,8 @@ func Parse(raw []byte) (*Tokenizer, error) {
 	return t, nil
 }
 
-// add gives added tokens their ids, as the library does: that of the model where it has the token,
-// else the next that is free, whatever the file says.
+// add assigns ids to added tokens, as in the library: the id of the model's token of that text, else the next free id.
+// The id in the file must agree.
 func (t *Tokenizer) add(tokens []addedToken) error {
 	next := int32(t.model.size())
 	byID := map[int32]*addedToken{}
@@ -110,7 +110,7 @@ func (t *Tokenizer) add(tokens []addedToken) error {
 	return nil
 }
 
-func null(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
+func isNull(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
 
 const maxParts = 8
 
@@ -130,7 +130,7 @@ func kindOf(raw json.RawMessage, depth int) (string, error) {
 	return k.Type, nil
 }
 
-// sequence reads the components of a Sequence.
+// sequence parses the components of a Sequence.
 func sequence[T any](raws []json.RawMessage, depth int, parse func(json.RawMessage, int) (T, error)) (all []T,
 	err error) {
 	for _, raw := range raws {
@@ -143,23 +143,23 @@ func sequence[T any](raws []json.RawMessage, depth int, parse func(json.RawMessa
 	return all, nil
 }
 
-func named(kind string, err error) error {
+func inComponent(kind string, err error) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", kind, err)
 	}
 	return nil
 }
 
-// lastVisible takes a ByteLevel that comes last off, as far as it makes bytes visible: words are
-// looked up before that.
-func lastVisible(c cutter) (cutter, bool) {
+// lastVisible removes the byte-to-character mapping of a final ByteLevel, so that words are looked up in the cache
+// before it.
+func lastVisible(c preTokenizer) (preTokenizer, bool) {
 	switch c := c.(type) {
 	case *byteLevel:
 		if c.split != nil && !c.prefix {
 			return c.split, true
 		}
 		return &byteLevel{prefix: c.prefix, split: c.split, hidden: true}, true
-	case cutters:
+	case preTokenizers:
 		if len(c) == 0 {
 			return c, false
 		}
@@ -172,7 +172,7 @@ func lastVisible(c cutter) (cutter, bool) {
 	return c, false
 }
 
-// parseProcessor reads a post-processor: the ids that come before and behind each text.
+// parseProcessor reads a post-processor: the ids before and after each text.
 func parseProcessor(raw json.RawMessage, depth int) (head, tail []int32, err error) {
 	kind, err := kindOf(raw, depth)
 	if err != nil {
@@ -188,10 +188,10 @@ func parseProcessor(raw json.RawMessage, depth int) (head, tail []int32, err err
 		} `json:"special_tokens"`
 	}
 	if err := json.Unmarshal(raw, &k); err != nil {
-		return nil, nil, named(kind, err)
+		return nil, nil, inComponent(kind, err)
 	}
 	switch kind {
-	case "ByteLevel": // changes offsets
+	case "ByteLevel": // changes only offsets
 		return nil, nil, nil
 	case "Sequence":
 		for _, raw := range k.Processors {
@@ -205,7 +205,7 @@ func parseProcessor(raw json.RawMessage, depth int) (head, tail []int32, err err
 	case "BertProcessing", "RobertaProcessing":
 		cls, err := tokenID(k.Cls)
 		sep, err2 := tokenID(k.Sep)
-		return []int32{cls}, []int32{sep}, named(kind, errors.Join(err, err2))
+		return []int32{cls}, []int32{sep}, inComponent(kind, errors.Join(err, err2))
 	case "TemplateProcessing":
 		at := slices.IndexFunc(k.Single, func(i templateItem) bool { return i.Sequence != nil })
 		for n, item := range k.Single {
@@ -238,7 +238,7 @@ func parseProcessor(raw json.RawMessage, depth int) (head, tail []int32, err err
 	return nil, nil, fmt.Errorf("the type %.40q is not known", kind)
 }
 
-// maxSpecial is how many special tokens one template puts around a text.
+// maxSpecial bounds the special tokens of a template.
 const maxSpecial = 100
 
 type templateItem struct {
@@ -250,7 +250,7 @@ type templateItem struct {
 	} `json:"Sequence"`
 }
 
-// tokenID reads ["[CLS]", 101].
+// tokenID reads a pair such as ["[CLS]", 101].
 func tokenID(p *[2]any) (int32, error) {
 	if p == nil {
 		return 0, errors.New("cls or sep is missing")

@@ -25,16 +25,16 @@ type modelFile struct {
 }
 
 func parseModel(raw json.RawMessage) (model, error) {
-	if null(raw) {
+	if isNull(raw) {
 		return nil, errors.New("it is missing")
 	}
 	var m modelFile
 	if err := json.Unmarshal(raw, &m); err != nil {
 		return nil, err
 	}
-	if m.Type == "" { // files of 2020 and before
+	if m.Type == "" { // files of 2020 and earlier
 		switch vocab := strings.TrimSpace(string(m.Vocab)); {
-		case !null(m.Merges):
+		case !isNull(m.Merges):
 			m.Type = "BPE"
 		case strings.HasPrefix(vocab, "["):
 			m.Type = "Unigram"
@@ -45,16 +45,16 @@ func parseModel(raw json.RawMessage) (model, error) {
 	switch m.Type {
 	case "BPE":
 		b, err := m.bpe()
-		return b, named(m.Type, err)
+		return b, inComponent(m.Type, err)
 	case "Unigram":
 		u, err := m.unigram()
-		return u, named(m.Type, err)
+		return u, inComponent(m.Type, err)
 	case "WordPiece":
 		w, err := m.wordPiece()
-		return w, named(m.Type, err)
+		return w, inComponent(m.Type, err)
 	case "WordLevel":
 		v, err := m.vocabulary()
-		return &wordLevel{v, or(m.UnkToken, "<unk>")}, named(m.Type, err)
+		return &wordLevel{v, or(m.UnkToken, "<unk>")}, inComponent(m.Type, err)
 	}
 	return nil, fmt.Errorf("the type %.40q is not known; BPE, Unigram, WordPiece and WordLevel are", m.Type)
 }
@@ -69,7 +69,7 @@ func or[T any](p *T, missing T) T {
 // vocabulary reads {"token": id}.
 func (m *modelFile) vocabulary() (vocabulary, error) {
 	var v vocabulary
-	if null(m.Vocab) {
+	if isNull(m.Vocab) {
 		return nil, errors.New("vocab is missing")
 	}
 	if err := json.Unmarshal(m.Vocab, &v); err != nil {
@@ -97,10 +97,9 @@ func (m *modelFile) bpe() (*bpe, error) {
 	return b, b.init(pairs)
 }
 
-// readMerges reads pairs, or texts of two tokens with a space between them as older files have
-// them.
+// readMerges reads pairs, or the older form: two tokens separated by a space.
 func readMerges(raw json.RawMessage) ([][2]string, error) {
-	if null(raw) {
+	if isNull(raw) {
 		return nil, errors.New("merges are missing")
 	}
 	var lines []string
@@ -145,7 +144,7 @@ func (m *modelFile) unigram() (*unigram, error) {
 		if err := errors.Join(json.Unmarshal(e[0], &tokens[i]), json.Unmarshal(e[1], &scores[i])); err != nil {
 			return nil, fmt.Errorf("vocab, entry %d: %w", i, err)
 		}
-		if err := short(tokens[i]); err != nil {
+		if err := checkLength(tokens[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -164,7 +163,7 @@ func (m *modelFile) wordPiece() (*wordPiece, error) {
 	w := &wordPiece{vocabulary: v, unk: or(m.UnkToken, "[UNK]"), prefix: or(m.Prefix, "##"),
 		maxRunes: or(m.MaxRunes, 100)}
 	for token := range v {
-		if err := short(token); err != nil {
+		if err := checkLength(token); err != nil {
 			return nil, err
 		}
 		w.longest = max(w.longest, len(token))

@@ -26,7 +26,7 @@ func parseNormalizer(raw json.RawMessage, depth int) (normalizer, error) {
 		Lowercase          bool              `json:"lowercase"`
 	}
 	if err := json.Unmarshal(raw, &k); err != nil {
-		return nil, named(kind, err)
+		return nil, inComponent(kind, err)
 	}
 	switch kind {
 	case "Sequence":
@@ -48,7 +48,7 @@ func parseNormalizer(raw json.RawMessage, depth int) (normalizer, error) {
 		return bert(k.CleanText, k.HandleChineseChars, or(k.StripAccents, k.Lowercase), k.Lowercase), nil
 	case "Prepend":
 		if k.Prepend == nil {
-			return nil, named(kind, errors.New("no prepend"))
+			return nil, inComponent(kind, errors.New("no prepend"))
 		}
 		return rewrite(func(s string) string {
 			if s == "" {
@@ -58,15 +58,15 @@ func parseNormalizer(raw json.RawMessage, depth int) (normalizer, error) {
 		}), nil
 	case "Replace":
 		r, err := newReplace(k.Pattern, k.Content)
-		return r, named(kind, err)
+		return r, inComponent(kind, err)
 	case "Precompiled":
 		p, err := newPrecompiled(k.Charsmap)
-		return p, named(kind, err)
+		return p, inComponent(kind, err)
 	}
 	return nil, fmt.Errorf("the type %.40q is not known", kind)
 }
 
-func parseCutter(raw json.RawMessage, depth int) (cutter, error) {
+func parsePreTokenizer(raw json.RawMessage, depth int) (preTokenizer, error) {
 	kind, err := kindOf(raw, depth)
 	if err != nil {
 		return nil, err
@@ -86,32 +86,32 @@ func parseCutter(raw json.RawMessage, depth int) (cutter, error) {
 		Split            *bool             `json:"split"`
 	}
 	if err := json.Unmarshal(raw, &k); err != nil {
-		return nil, named(kind, err)
+		return nil, inComponent(kind, err)
 	}
 	switch kind {
 	case "Sequence":
-		all, err := sequence(k.PreTokenizers, depth, parseCutter)
-		return cutters(all), err
+		all, err := sequence(k.PreTokenizers, depth, parsePreTokenizer)
+		return preTokenizers(all), err
 	case "ByteLevel":
 		c, err := newByteLevel(or(k.AddPrefixSpace, true), or(k.UseRegex, true))
-		return c, named(kind, err)
+		return c, inComponent(kind, err)
 	case "Split":
 		p, err := newPattern(k.Pattern)
 		b, ok := behaviors[k.Behavior]
 		if err == nil && !ok {
 			err = fmt.Errorf("the behavior %.40q is not known", k.Behavior)
 		}
-		return &split{at: p, invert: k.Invert, behavior: b}, named(kind, err)
+		return &split{at: p, invert: k.Invert, behavior: b}, inComponent(kind, err)
 	case "Metaspace":
 		c, err := newMetaspace(k.Replacement, k.PrependScheme, k.AddPrefixSpace, or(k.Split, true))
-		return c, named(kind, err)
+		return c, inComponent(kind, err)
 	case "Whitespace":
 		return words{}, nil
 	case "WhitespaceSplit":
 		return &split{at: runes(isSpace), behavior: removed}, nil
 	case "CharDelimiterSplit", "Delimiter":
 		r, err := oneRune(k.Delimiter)
-		return &split{at: runes(func(x rune) bool { return x == r }), behavior: removed}, named(kind, err)
+		return &split{at: runes(func(x rune) bool { return x == r }), behavior: removed}, inComponent(kind, err)
 	case "Digits":
 		b := contiguous
 		if k.IndividualDigits {
@@ -121,25 +121,24 @@ func parseCutter(raw json.RawMessage, depth int) (cutter, error) {
 	case "Punctuation":
 		b, ok := behaviors[cmp.Or(k.Behavior, "Isolated")]
 		if !ok {
-			return nil, named(kind, fmt.Errorf("the behavior %.40q is not known", k.Behavior))
+			return nil, inComponent(kind, fmt.Errorf("the behavior %.40q is not known", k.Behavior))
 		}
 		return &split{at: runes(newClass(unicodeTables().sets["punctuation"]).has), behavior: b}, nil
 	case "BertPreTokenizer":
-		return cutters{&split{at: runes(isSpace), behavior: removed},
+		return preTokenizers{&split{at: runes(isSpace), behavior: removed},
 			&split{at: runes(newClass(unicodeTables().sets["punctuation"]).has), behavior: isolated}}, nil
 	case "FixedLength":
 		n := or(k.Length, 5)
 		if n < 1 {
-			return nil, named(kind, fmt.Errorf("the length %d", n))
+			return nil, inComponent(kind, fmt.Errorf("the length %d", n))
 		}
 		return fixed(n), nil
 	}
 	return nil, fmt.Errorf("the type %.40q is not known", kind)
 }
 
-// newMetaspace returns the pre-tokenizer Metaspace, in its form of today and in the older one that has
-// add_prefix_space.
-func newMetaspace(mark, scheme string, prefix *bool, cuts bool) (cutter, error) {
+// newMetaspace returns the pre-tokenizer Metaspace. It also reads the older form with add_prefix_space.
+func newMetaspace(mark, scheme string, prefix *bool, cuts bool) (preTokenizer, error) {
 	r, err := oneRune(mark)
 	if err != nil {
 		return nil, err

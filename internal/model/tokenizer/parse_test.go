@@ -9,7 +9,7 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// with is a small tokenizer.json with other entries.
+// with returns a small tokenizer.json with further entries.
 func with(entries string) string {
 	return `{"version":"1.0","model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":[["a","b"]]}` + entries + `}`
 }
@@ -88,7 +88,7 @@ func TestWhatIsNotKnownIsRefusedByName(t *testing.T) {
 	}
 }
 
-// A normalizer cannot make much of little.
+// A normalizer must not turn a short text into a very long one.
 func TestNormalizersDoNotFillTheMemory(t *testing.T) {
 	double := strings.Repeat(`{"type":"Replace","pattern":{"String":"a"},"content":"aaaa"},`, 40)
 	for _, n := range []string{
@@ -115,7 +115,8 @@ func TestOlderFilesAreRead(t *testing.T) {
 	}
 }
 
-// Added tokens take the spaces beside them as they say, and of two with spaces between the first takes them.
+// Added tokens strip the spaces beside them as the file requires. Of two tokens with spaces between, the first strips
+// these.
 func TestAddedTokensStripSpaces(t *testing.T) {
 	tok := parse(t, []byte(`{"model":{"type":"BPE","vocab":{"a":0," ":1},"merges":[]},"added_tokens":[`+
 		`{"id":2,"content":"<l>","single_word":false,"lstrip":true,"rstrip":false,"normalized":false,"special":true},`+
@@ -131,7 +132,7 @@ func TestAddedTokensStripSpaces(t *testing.T) {
 	}
 }
 
-// Of ways with equal scores to a place, the one whose last piece begins first stays, as in the library.
+// Among paths with equal scores to a place, the library keeps the one with the earliest last piece.
 func TestTiesOfUnigrams(t *testing.T) {
 	for vocab, want := range map[string]string{
 		`["a",-1],["b",-1],["ab",-2]`:                     "[2]",
@@ -159,7 +160,7 @@ func TestTruncationAndPaddingAreNotApplied(t *testing.T) {
 	}
 }
 
-// Marks in any number are put in order, and x/text's limit of 30 with its joiners does not show.
+// Any number of marks is put in order. The limit of 30 marks of x/text does not show.
 func TestFormsHaveNoLimitOfMarks(t *testing.T) {
 	nfc, nfd, nfkc, nfkd := forms["NFC"], forms["NFD"], forms["NFKC"], forms["NFKD"]
 	for n := range 100 {
@@ -183,7 +184,7 @@ func TestFormsHaveNoLimitOfMarks(t *testing.T) {
 			}
 		}
 	}
-	// U+1DFA came with Unicode 14; the library's normalization is older, and does not move it.
+	// U+1DFA came with Unicode 14. The library uses an older version and does not move it.
 	if s := "a\u0301\u1dfa"; nfd.normalizeText(s) != s || norm.NFD.String(s) == s {
 		t.Errorf("%q", nfd.normalizeText(s))
 	}

@@ -11,11 +11,11 @@ import (
 	"github.com/rivo/uniseg"
 )
 
-// A precompiled is sentencepiece's map of characters: a trie of texts (a double array, as darts-clone
-// writes it), each with the place of what replaces it.
+// A precompiled is sentencepiece's map of characters: a trie of texts (a double array of darts-clone) with the offsets
+// of their replacements.
 type precompiled struct {
 	trie  []uint32
-	texts string // with a 0 byte behind each
+	texts string // each ends with a 0 byte
 }
 
 func newPrecompiled(charsmap string) (*precompiled, error) {
@@ -37,8 +37,7 @@ func newPrecompiled(charsmap string) (*precompiled, error) {
 	for text := range strings.SplitSeq(p.texts, "\x00") {
 		if len(text) > maxReplacement {
 			return nil, fmt.Errorf("precompiled_charsmap: a text of %d bytes replaces one; at most %d are read",
-				len(text),
-				maxReplacement)
+				len(text), maxReplacement)
 		}
 	}
 	if !utf8.ValidString(p.texts) {
@@ -47,7 +46,7 @@ func newPrecompiled(charsmap string) (*precompiled, error) {
 	return p, nil
 }
 
-// find returns what replaces the shortest text of the map that s begins with.
+// find returns the replacement of the shortest text of the map at the start of s.
 func (p *precompiled) find(s string) (string, bool) {
 	offset := func(unit uint32) uint32 { return unit >> 10 << (unit & (1 << 9) >> 6) }
 	at := offset(p.trie[0])
@@ -76,10 +75,10 @@ func (p *precompiled) find(s string) (string, bool) {
 	return "", false
 }
 
-// maxReplacement is the longest text that may replace another; the longest of sentencepiece has 33.
+// maxReplacement bounds a replacement. The longest of sentencepiece has 33 bytes.
 const maxReplacement = 1024
 
-// maxCluster is how long a grapheme cluster is that is looked up as a whole.
+// maxCluster bounds the grapheme clusters that are looked up whole.
 const maxCluster = 5
 
 func (p *precompiled) normalize(_ *matcher, in piece) (piece, error) {
@@ -98,7 +97,7 @@ func (p *precompiled) normalize(_ *matcher, in piece) (piece, error) {
 		if len(cluster) <= maxCluster {
 			if to, ok := p.find(cluster); ok {
 				b.WriteString(to)
-				if err := grown(len(in.text), b.Len()); err != nil {
+				if err := checkGrowth(len(in.text), b.Len()); err != nil {
 					return in, err
 				}
 				continue
@@ -112,7 +111,7 @@ func (p *precompiled) normalize(_ *matcher, in piece) (piece, error) {
 				b.WriteString(c)
 			}
 		}
-		if err := grown(len(in.text), b.Len()); err != nil {
+		if err := checkGrowth(len(in.text), b.Len()); err != nil {
 			return in, err
 		}
 	}

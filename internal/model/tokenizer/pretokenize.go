@@ -6,15 +6,15 @@ import (
 	"unicode/utf8"
 )
 
-// cutter cuts a piece of text into smaller ones, none of them empty. yield must not keep them.
-type cutter interface {
+// A preTokenizer cuts a piece of text into non-empty smaller ones. yield must not keep them.
+type preTokenizer interface {
 	cut(m *matcher, p piece, yield func(piece) error) error
 }
 
-// cutters cut in turn, each the pieces of the one before.
-type cutters []cutter
+// preTokenizers cut in turn, each the pieces of the previous one.
+type preTokenizers []preTokenizer
 
-func (cs cutters) cut(m *matcher, p piece, yield func(piece) error) error {
+func (cs preTokenizers) cut(m *matcher, p piece, yield func(piece) error) error {
 	if len(cs) == 0 {
 		return yield(p)
 	}
@@ -24,7 +24,7 @@ func (cs cutters) cut(m *matcher, p piece, yield func(piece) error) error {
 	return cs[0].cut(m, p, func(p piece) error { return cs[1:].cut(m, p, yield) })
 }
 
-// delimiters finds the cuts of a text: matches, and the text between them.
+// delimiters find the cuts of a text: matches, and the text between them.
 type delimiters interface {
 	each(m *matcher, text string, f func(from, to int, match bool) error) error
 }
@@ -57,11 +57,11 @@ func (is runes) each(_ *matcher, text string, f func(from, to int, match bool) e
 
 type split struct {
 	at       delimiters
-	invert   bool // the text between the matches delimits
+	invert   bool // the text between matches is the delimiter
 	behavior behavior
 }
 
-// A behavior tells the use of a delimiter.
+// A behavior selects the treatment of a delimiter.
 type behavior int
 
 const (
@@ -93,7 +93,7 @@ func (s *split) cut(m *matcher, p piece, yield func(piece) error) error {
 			return give(from, to)
 		})
 	}
-	// The others join a stretch to the one before it, which waits for that.
+	// The other behaviors may join a stretch to the previous one, so each stretch waits for the next.
 	start, end, before, waits := 0, 0, false, false
 	err := s.at.each(m, p.text, func(from, to int, match bool) error {
 		match = match != s.invert
@@ -126,8 +126,7 @@ func (s *split) joins(before, match bool) bool {
 	return before == match
 }
 
-// words cuts as the pre-tokenizer Whitespace: runs of word characters, and runs of others that are no
-// space.
+// words is the pre-tokenizer Whitespace: runs of word characters, and runs of other characters except spaces.
 type words struct{}
 
 var wordClass = newClassOnce("rust_word")
@@ -160,11 +159,11 @@ func (words) cut(_ *matcher, p piece, yield func(piece) error) error {
 	return nil
 }
 
-// metaspace marks spaces, and puts a mark in front.
+// metaspace replaces spaces by a mark, and puts a mark in front.
 type metaspace struct {
 	mark   string
 	scheme string // first, always, never
-	split  *split // before each mark; nil: not at all
+	split  *split // before each mark; nil: no cuts
 }
 
 func (s *metaspace) cut(m *matcher, p piece, yield func(piece) error) error {
@@ -196,29 +195,29 @@ func (n fixed) cut(_ *matcher, p piece, yield func(piece) error) error {
 
 const gpt2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 
-// byteLevel puts a space in front of each piece that has none, cuts by GPT-2's pattern, and writes
-// each byte as a character that can be seen.
+// byteLevel puts a space before each piece without one, cuts by GPT-2's pattern, and maps each byte to a visible
+// character.
 type byteLevel struct {
 	prefix bool
-	split  *split // nil: nothing is cut
-	hidden bool   // bytes stay as they are
+	split  *split // nil: no cuts
+	hidden bool   // keep the bytes
 }
 
 func (b *byteLevel) cut(m *matcher, p piece, yield func(piece) error) error {
 	if b.prefix && !strings.HasPrefix(p.text, " ") {
 		p.text = " " + p.text
 	}
-	seen := yield
+	emit := yield
 	if !b.hidden {
-		seen = func(p piece) error {
+		emit = func(p piece) error {
 			p.text = visible(p.text)
 			return yield(p)
 		}
 	}
 	if b.split == nil {
-		return seen(p)
+		return emit(p)
 	}
-	return b.split.cut(m, p, seen)
+	return b.split.cut(m, p, emit)
 }
 
 // ByteRunes maps each byte to a rune: itself if visible, else one above U+00FF.
@@ -240,7 +239,7 @@ var byteTexts = func() (t [256]string) {
 	return t
 }()
 
-// visible writes each byte as its rune.
+// visible maps each byte to its rune.
 func visible(s string) string {
 	k := 0
 	for k < len(s) && s[k] >= '!' && s[k] <= '~' {

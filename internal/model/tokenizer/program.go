@@ -6,21 +6,20 @@ import (
 	"unicode/utf8"
 )
 
-// A program is a compiled pattern. It is matched by trying one way after the other, as in the library,
-// which takes long for some texts; so the steps are counted, and too many are an error and no
-// hanging process.
+// A program is a compiled pattern. Matching backtracks, as in the library, and takes exponential time on some texts. It
+// counts its steps, so that such a text is an error.
 type program struct {
 	code    []instr
 	pattern string
-	classes map[string]*class // while it is compiled, by their spans: a pattern names few, often
+	classes map[string]*class // of the compiler, by their spans: patterns repeat them
 }
 
-// An instr is one instruction. next is the place of the following instruction.
+// An instr is one instruction. next is the index of the following one.
 type instr struct {
 	op       op
 	class    *class
 	next     int
-	other    int // opSplit: tried when next has led nowhere; opLook, opAtomic: the part's first instruction
+	other    int // opSplit: tried if next fails; opLook, opAtomic: first instruction of the part
 	min, max int // opMany
 	possess  bool
 	negative bool
@@ -31,7 +30,7 @@ type op int
 const (
 	opMatch op = iota
 	opOne      // a rune of class
-	opMany     // min to max runes of class, as many as lead to a match
+	opMany     // min to max runes of class, as many as a match allows
 	opSplit
 	opLook
 	opAtomic
@@ -41,7 +40,7 @@ const (
 	opTextEnd
 )
 
-// maxCode bounds the growth of nested repeats.
+// maxCode bounds the code of nested repeats.
 const maxCode = 1 << 14
 
 func compile(pattern string) (*program, error) {
@@ -55,7 +54,7 @@ func compile(pattern string) (*program, error) {
 	if len(p.code) > maxCode {
 		return nil, fmt.Errorf("pattern %.200q: its repeats multiply to more than %d parts", pattern, maxCode)
 	}
-	p.code = append(p.code, p.code[start]) // matching begins at the last
+	p.code = append(p.code, p.code[start]) // matching begins at the last instruction
 	p.classes = nil
 	return p, nil
 }
@@ -70,14 +69,14 @@ func (p *program) class(s set) *class {
 }
 
 func (p *program) add(i instr) int {
-	if len(p.code) > maxCode { // the error comes at the end
+	if len(p.code) > maxCode { // compile returns the error
 		return 0
 	}
 	p.code = append(p.code, i)
 	return len(p.code) - 1
 }
 
-// compile adds a node that goes on at next, and returns its first instruction.
+// compile adds a node that continues at next, and returns its first instruction.
 func (p *program) compile(n *node, next int) int {
 	switch n.kind {
 	case nodeSet:
@@ -102,7 +101,7 @@ func (p *program) compile(n *node, next int) int {
 	return p.add(instr{op: opLineStart + op(n.kind-nodeLineStart), next: next})
 }
 
-// repeat adds a repeat. Of one rune it is one instruction.
+// repeat adds a repeat. A repeat of one rune is one instruction.
 func (p *program) repeat(n *node, next int) int {
 	sub := n.sub[0]
 	if sub.kind == nodeSet && n.mode != 'l' {
@@ -145,30 +144,27 @@ func (p *program) repeat(n *node, next int) int {
 	return at
 }
 
-// errSteps reports a text on which a pattern tries too many ways.
+// errSteps reports a text with too many steps.
 var errSteps = errors.New("the pattern tries too many ways on this text")
 
-// Steps that a whole text may take: many times what patterns of tokenizers take on any text of
-// words.
+// A whole text may take many times the steps that the patterns of tokenizers take on ordinary text.
 const (
 	baseSteps = 1 << 22
 	byteSteps = 1 << 13
 )
 
-// A frame is a way that was not tried: at pos, and where lo is below it also from each rune before
-// that down to lo.
+// A frame is an untried alternative at pos and, if lo is lower, at each earlier rune down to lo.
 type frame struct{ at, pos, lo int }
 
-// matcher runs programs. It is not for concurrent use.
+// A matcher runs programs. It is not for concurrent use.
 type matcher struct {
 	stack []frame
 	steps int
 }
 
-// each calls f with the matches of a program in a text one after the other, and with what lies
-// between them.
+// each calls f with the matches of a program in a text, in order, and with the text between them.
 func (m *matcher) each(p *program, text string, f func(from, to int, match bool) error) error {
-	defer func(outer int) { m.steps = outer }(m.steps) // f may match as well
+	defer func(outer int) { m.steps = outer }(m.steps) // f may also match
 	m.steps = baseSteps + byteSteps*len(text)
 	last, prev := -1, 0 // the end of the last match, and of the last call of f
 	for at := 0; at <= len(text); {
@@ -197,7 +193,7 @@ func (m *matcher) each(p *program, text string, f func(from, to int, match bool)
 	return nil
 }
 
-// run matches from an instruction on. What lies on the stack already is another's.
+// run matches from an instruction. It leaves older entries of the stack alone.
 func (m *matcher) run(p *program, at int, text string, pos int) int {
 	base := len(m.stack)
 	for {
@@ -231,7 +227,7 @@ func (m *matcher) run(p *program, at int, text string, pos int) int {
 				pos = end
 			}
 		default:
-			ok = i.here(text, pos)
+			ok = i.atAnchor(text, pos)
 		}
 		if at = i.next; ok {
 			continue
@@ -243,7 +239,7 @@ func (m *matcher) run(p *program, at int, text string, pos int) int {
 	}
 }
 
-// many takes as many runes of a class as there are, and says where the fewest allowed end.
+// many takes as many runes of a class as possible, and returns the end of the shortest allowed match.
 func (m *matcher) many(i *instr, text string, pos int) (least, most int, ok bool) {
 	least, count := -1, 0
 	for ; i.max < 0 || count < i.max; count++ {
@@ -280,7 +276,7 @@ func (m *matcher) pop(text string) (at, pos int) {
 	return at, pos
 }
 
-func (i *instr) here(text string, pos int) bool {
+func (i *instr) atAnchor(text string, pos int) bool {
 	switch i.op {
 	case opLineStart:
 		return pos == 0 || text[pos-1] == '\n' && pos < len(text)

@@ -10,9 +10,9 @@ import (
 	"unicode/utf8"
 )
 
-// Patterns of tokenizer.json are Oniguruma's, and use what Go's regexp leaves out on purpose:
-// lookahead and possessive repeats. This parser takes the part of the language that tokenizers
-// use, and refuses the rest by name. Its classes come from unicode.txt.
+// The patterns of tokenizer.json are Oniguruma's, with features that Go's regexp lacks on purpose: lookahead and
+// possessive repeats. This parser supports the part of the language that tokenizers use, and refuses the rest by name.
+// unicode.txt defines its classes.
 
 const (
 	maxPattern = 1 << 12 // bytes
@@ -23,7 +23,7 @@ const (
 type node struct {
 	kind     nodeKind
 	set      set     // nodeSet
-	literal  bool    // nodeSet: one character that was written as such
+	literal  bool    // nodeSet: written as one character
 	sub      []*node // all others
 	min, max int     // nodeRepeat; max -1: no bound
 	mode     byte    // nodeRepeat: 'g'reedy, 'l'azy, 'p'ossessive
@@ -105,14 +105,14 @@ func (p *parser) take(word string) bool {
 	return false
 }
 
-// rune reads a rune; there is one.
+// rune reads a rune. The caller has checked that one remains.
 func (p *parser) rune() rune {
 	r, n := utf8.DecodeRuneInString(p.rest())
 	p.at += n
 	return r
 }
 
-// choice reads what | parts, up to a ) or the end.
+// choice reads alternatives up to a ) or the end.
 func (p *parser) choice() (*node, error) {
 	if p.depth++; p.depth > maxNesting {
 		return nil, fmt.Errorf("groups nest deeper than %d", maxNesting)
@@ -161,7 +161,7 @@ func (p *parser) sequence() (*node, error) {
 	return s, nil
 }
 
-// manyFolds lists strings that equal one other letter if case is ignored: ß for ss.
+// manyFolds lists strings that equal a single letter if case is ignored, such as ss and ß.
 var manyFolds = []string{"ss", "ff", "fi", "fl", "st"}
 
 // folds refuses strings with a case folding of their own.
@@ -230,7 +230,7 @@ func (p *parser) letter(r rune) (*node, error) {
 	return n, nil
 }
 
-// cased lists the runes that have other cases.
+// cased lists the runes with other cases.
 var cased = sync.OnceValue(func() (all []rune) {
 	for r := range rune(0x1ffff) {
 		if unicode.SimpleFold(r) != r {
@@ -302,7 +302,7 @@ func (p *parser) repeats(a *node) (*node, error) {
 			}
 		}
 		switch {
-		case counted: // {n}+ is a repeat of a repeat, and {n}? one of its own
+		case counted: // {n}+ is a repeat of a repeat, and {n}? a separate operator
 			if strings.HasPrefix(p.rest(), "?") {
 				return nil, errors.New("{}? is not read here")
 			}
@@ -319,7 +319,7 @@ func (p *parser) repeats(a *node) (*node, error) {
 	return nil, errors.New("repeats of repeats")
 }
 
-// interval reads {n}, {n,}, {n,m} or {,m}; other braces are letters.
+// interval reads {n}, {n,}, {n,m} or {,m}. Other braces are literals.
 func (p *parser) interval(n *node) (bool, error) {
 	body, _, closed := strings.Cut(strings.TrimPrefix(p.rest(), "{"), "}")
 	lo, hi, two := strings.Cut(body, ",")

@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// found is the matches of a pattern, as Go's regexp gives them.
+// found returns the matches of a pattern, in the form of Go's regexp.
 func found(t testing.TB, pattern, text string) (out [][]int) {
 	t.Helper()
 	p, err := compile(pattern)
@@ -35,7 +35,7 @@ func found(t testing.TB, pattern, text string) (out [][]int) {
 	return out
 }
 
-// Where Go's regexp knows a pattern, its matches are the same.
+// For patterns that Go's regexp knows, the matches are equal.
 func TestMatchesAreThoseOfGo(t *testing.T) {
 	text := "It's 12345 o'clock,  isn't\n\nit? \t AB-ab_9 aaabbb éèÉ中文 [x]{2}{a} ~!\r\n"
 	for _, p := range []string{
@@ -59,7 +59,7 @@ func TestMatchesAreThoseOfGo(t *testing.T) {
 	}
 }
 
-// What Go's regexp does not know, by hand.
+// These matches of patterns that Go's regexp lacks were worked out by hand.
 func TestMatchesThatGoDoesNotKnow(t *testing.T) {
 	for _, tc := range []struct{ pattern, text, want string }{
 		{`\s+(?!\S)`, "a   b  ", "[[1 3] [5 7]]"},
@@ -80,7 +80,7 @@ func TestMatchesThatGoDoesNotKnow(t *testing.T) {
 	}
 }
 
-// FuzzPattern: a pattern that is taken cuts any text into stretches that are the text.
+// FuzzPattern checks that an accepted pattern cuts any text into stretches that add up to the text.
 func FuzzPattern(f *testing.F) {
 	f.Add(gpt2, "it's a  test\n")
 	f.Add(`(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\s+(?!\S)|[a&&[^b]]{1,3}?|^x++$`, "A'S b")

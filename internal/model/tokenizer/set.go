@@ -5,10 +5,10 @@ import (
 	"sort"
 )
 
-// A span is the runes lo to hi, both included.
+// A span is the runes lo to hi, inclusive.
 type span struct{ lo, hi rune }
 
-// A set is runes, as spans that rise and do not touch.
+// A set holds runes as ascending, separate spans.
 type set []span
 
 const maxRune = 0x10ffff
@@ -52,15 +52,15 @@ func (s set) not() set {
 
 func (s set) and(o set) set { return union(s.not(), o.not()).not() }
 
-// A class is a set that is quick to ask: by a bit for each byte of ASCII; above it by pages of 256
-// runes, of which those that are all in or all out take no memory, or, of a few spans, by those.
+// A class is a set with fast lookup: a bit for each byte of ASCII, then pages of 256 runes. Full and empty pages are
+// shared. A set of few spans has no pages.
 type class struct {
 	ascii [4]uint32
-	pages []*[8]uint32 // nil: few
+	pages []*[8]uint32 // nil: few is used
 	few   set
 }
 
-// fewSpans is how many spans are asked one after the other.
+// fewSpans bounds the spans that are searched one by one.
 const fewSpans = 4
 
 var fullPage, emptyPage = &[8]uint32{^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0),
@@ -115,13 +115,13 @@ func (c *class) has(r rune) bool {
 	return false
 }
 
-// trie finds texts by their bytes. Node 0 is the root. The zero value is empty.
+// A trie finds texts by their bytes. Node 0 is the root. The zero value is empty.
 type trie struct {
-	next map[uint64]int32 // a node by its parent's number and a byte
-	ends []int32          // of each node, what the caller has set; -1: no text ends there
+	next map[uint64]int32 // by parent node and byte
+	ends []int32          // value of each node, set by the caller; -1: no text ends there
 }
 
-// node returns the node of a text, which it makes where there is none.
+// node returns the node of a text, and adds it if absent.
 func (t *trie) node(text string) int32 {
 	if t.next == nil {
 		t.next, t.ends = map[uint64]int32{}, []int32{-1}

@@ -8,21 +8,20 @@ import (
 	"unicode/utf8"
 )
 
-// Tokenizer is a tokenizer.json. It never changes, and may be used concurrently by way of
-// encoders.
+// Tokenizer is a parsed tokenizer.json. It never changes; its encoders may run concurrently.
 type Tokenizer struct {
-	raw, normal finder // added tokens that are looked for before and after normalization
-	added       map[string]int32
-	normalizer  normalizer // nil: none
-	cutter      cutter     // nil: none
-	visible     bool       // words are written byte by byte, which the last cutter would do
-	model       model
-	head, tail  []int32 // around each text
-	decoder     json.RawMessage
-	texts       func() *texts // made when it is asked for the first time: training needs none
+	raw, normal  finder // added tokens, found before and after normalization
+	added        map[string]int32
+	normalizer   normalizer   // nil: none
+	preTokenizer preTokenizer // nil: none
+	visible      bool         // the encoder maps bytes to characters, after the cache
+	model        model
+	head, tail   []int32 // special tokens around each text
+	decoder      json.RawMessage
+	texts        func() *texts // computed on first use; training needs none
 }
 
-// Size returns the ids that a vocabulary needs: one more than the highest.
+// Size returns the required vocabulary size: the highest id plus one.
 func (t *Tokenizer) Size() int {
 	top := t.model.top()
 	for _, id := range t.added {
@@ -34,8 +33,8 @@ func (t *Tokenizer) Size() int {
 	return int(top) + 1
 }
 
-// Base returns the ids that the model's own tokens need, without added ones. A model
-// may have rows for no more: some tokenizers have added tokens that it never saw.
+// Base returns the vocabulary size without added tokens. A model may have rows for these alone, if it was never trained
+// with the added tokens.
 func (t *Tokenizer) Base() int { return int(t.model.top()) + 1 }
 
 // ID returns the id of a token by its text.
@@ -51,18 +50,18 @@ func (t *Tokenizer) ID(token string) (int, bool) {
 type Encoder struct {
 	t     *Tokenizer
 	work  work
-	words cache // by the text that the pre-tokenizer has cut
-	parts cache // of long words
+	words cache // by the text from the pre-tokenizer
+	parts cache // parts of long words
 	out   []int32
 }
 
 // NewEncoder returns an encoder.
 func (t *Tokenizer) NewEncoder() *Encoder { return &Encoder{t: t} }
 
-// ErrUTF8 is for a text that is not UTF-8.
+// ErrUTF8 reports a text that is not UTF-8.
 var ErrUTF8 = errors.New("not UTF-8")
 
-// Append appends the ids of a text to dst, with the special tokens that belong around it.
+// Append appends the ids of a text to dst, with the special tokens around it.
 func (e *Encoder) Append(dst []int32, text string) ([]int32, error) {
 	if !utf8.ValidString(text) {
 		at := 0
@@ -93,10 +92,10 @@ func (e *Encoder) Append(dst []int32, text string) ([]int32, error) {
 }
 
 func (e *Encoder) cut(p piece) error {
-	if e.t.cutter == nil {
+	if e.t.preTokenizer == nil {
 		return e.word(p)
 	}
-	return e.t.cutter.cut(&e.work.matcher, p, e.word)
+	return e.t.preTokenizer.cut(&e.work.matcher, p, e.word)
 }
 
 func (e *Encoder) word(p piece) (err error) {
@@ -104,7 +103,7 @@ func (e *Encoder) word(p piece) (err error) {
 		return nil
 	}
 	if b, ok := e.t.model.(*bpe); ok && b.joins != nil && len(p.text) > longWord {
-		text := e.seen(p.text)
+		text := e.visibleWord(p.text)
 		if !b.whole(text) {
 			return b.parts(text, e.part)
 		}
@@ -114,21 +113,20 @@ func (e *Encoder) word(p piece) (err error) {
 		return nil
 	}
 	start := len(e.out)
-	if e.out, err = e.t.model.encode(&e.work, e.out, e.seen(p.text)); err == nil && e.t.model.cached() {
+	if e.out, err = e.t.model.encode(&e.work, e.out, e.visibleWord(p.text)); err == nil {
 		e.words.put(p.text, e.out[start:])
 	}
 	return err
 }
 
-func (e *Encoder) seen(word string) string {
+func (e *Encoder) visibleWord(word string) string {
 	if e.t.visible {
 		return visible(word)
 	}
 	return word
 }
 
-// part encodes a part of a long word, which is no word: a token of the same text is not taken for
-// it as a whole.
+// part encodes a part of a long word. A part is not a word: ignore_merges does not apply.
 func (e *Encoder) part(text string) (err error) {
 	if ids, ok := e.parts.get(text); ok {
 		e.out = append(e.out, ids...)
@@ -146,7 +144,7 @@ type cache struct {
 	slab []int32 // memory of the ids
 }
 
-// Bounds of a cache: words, and the bytes of one.
+// These bounds of a cache are its words, and the bytes of a word.
 const (
 	cachedWords = 1 << 16
 	cachedBytes = 64
@@ -160,7 +158,7 @@ func (c *cache) get(word string) ([]int32, bool) {
 	return ids, ok
 }
 
-// put remembers a word, unless it is long. A full cache begins anew.
+// put remembers a short word. A full cache starts again empty.
 func (c *cache) put(word string, ids []int32) {
 	if len(word) > cachedBytes {
 		return

@@ -13,8 +13,8 @@ import (
 	"unicode/utf8"
 )
 
-// oracle is a tokenizer with texts and their ids by the Python library: what
-// scripts/oracle/tokenizer_ids.py --testdata has written.
+// An oracle is a tokenizer with texts and their ids by the Python library, written by scripts/oracle/tokenizer_ids.py
+// --testdata.
 type oracle struct {
 	Tokenizer json.RawMessage
 	Cases     []struct {
@@ -50,7 +50,7 @@ func oracles(t testing.TB) map[string]oracle {
 	return all
 }
 
-// parse reads a tokenizer that is known to be good.
+// parse reads a valid tokenizer.
 func parse(t testing.TB, raw []byte) *Tokenizer {
 	t.Helper()
 	tok, err := Parse(raw)
@@ -60,7 +60,7 @@ func parse(t testing.TB, raw []byte) *Tokenizer {
 	return tok
 }
 
-// encode is the ids of a text by a new encoder.
+// encode returns the ids of a text by a new encoder.
 func encode(t testing.TB, tok *Tokenizer, text string) []int32 {
 	t.Helper()
 	ids, err := tok.NewEncoder().Append([]int32{}, text)
@@ -121,7 +121,7 @@ func TestAppendKeepsWhatIsThere(t *testing.T) {
 	}
 }
 
-// A long word is cut where nothing can merge; the ids are those of the whole.
+// A long word is cut at places that no merge crosses. The ids equal the ids of the whole word.
 func TestLongWordsCutAreLongWordsWhole(t *testing.T) {
 	for kind, o := range oracles(t) {
 		cut, whole := parse(t, o.Tokenizer), parse(t, o.Tokenizer)
@@ -140,7 +140,7 @@ func TestLongWordsCutAreLongWordsWhole(t *testing.T) {
 	}
 }
 
-// A part that is a token by itself is merged all the same: ignore_merges is for words.
+// A part that is itself a token is still merged: ignore_merges applies to whole words.
 func TestPartsOfLongWordsAreNoWords(t *testing.T) {
 	tok := parse(t, []byte(
 		`{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2,"ba":3,"aba":4,"<":5},"merges":[["a","b"],["b","a"]],"ignore_merges":true}}`))
@@ -165,7 +165,7 @@ func TestIDFindsTokens(t *testing.T) {
 	}
 }
 
-// bomb is a pattern that doubles its ways with each letter.
+// bomb has a pattern that doubles its paths with each letter.
 const bomb = `{"version":"1.0","model":{"type":"WordLevel","vocab":{"a":0,"<unk>":1}},
 	"pre_tokenizer":{"type":"Split","pattern":{"Regex":"(?:a|a)+b"},"behavior":"Isolated","invert":false}}`
 
@@ -180,7 +180,7 @@ func TestPatternsThatTakeTooLongEnd(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever is read encodes texts without a panic, to ids below its size.
+// FuzzParse checks that an accepted file encodes texts without a panic, to ids below its size.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(bomb), "aab")
 	for _, m := range []string{
@@ -214,7 +214,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// FuzzAppend: any text has ids in every kind of tokenizer, the same with and without a cache.
+// FuzzAppend checks that any text has ids in every kind of tokenizer, the same with and without a cache.
 func FuzzAppend(f *testing.F) {
 	var toks []*Tokenizer
 	all := oracles(f)

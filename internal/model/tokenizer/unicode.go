@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// unicodeText is the classes of runes as the Python library has them, several versions of Unicode
-// at once; those of Go's package unicode change with the version of Go.
+// unicodeText lists the classes of runes of the Python library, which mixes several Unicode versions. Those in Go's
+// package unicode depend on the version of Go.
 //
 //go:embed unicode.txt
 var unicodeText string
@@ -36,7 +36,7 @@ var unicodeTables = sync.OnceValue(func() *tables {
 	return t
 })
 
-// derive makes the sets that are made of others.
+// derive computes the sets that combine others.
 func (t *tables) derive() {
 	var all []set
 	groups := "L Lu Ll Lt Lm Lo|M Mn Mc Me|N Nd Nl No|P Pc Pd Ps Pe Pi Pf Po|S Sm Sc Sk So|Z Zs Zl Zp"
@@ -103,11 +103,11 @@ func property(name string) (set, error) {
 	return nil, fmt.Errorf(`the class \p{%.40s} is not known here`, name)
 }
 
-// notProperties are sets of unicode.txt that no pattern names.
+// notProperties lists the sets of unicode.txt that no pattern may name.
 var notProperties = []string{"rust_word", "rust_numeric", "punctuation", "mark", "bert_control", "bert_accent",
 	"active"}
 
-// longNames are other names of properties, in lower case.
+// longNames lists other names of properties, in lower case.
 var longNames = map[string]string{
 	"letter": "L", "uppercaseletter": "Lu", "lowercaseletter": "Ll", "titlecaseletter": "Lt", "modifierletter": "Lm",
 	"otherletter": "Lo", "mark": "M", "number": "N", "decimalnumber": "Nd", "digit": "Nd", "punctuation": "P",
@@ -115,7 +115,7 @@ var longNames = map[string]string{
 	"word": "word",
 }
 
-// capital writes a name as HAN and han are meant: Han.
+// capital writes HAN and han as Han.
 func capital(s string) string {
 	if s == "" {
 		return s
@@ -123,7 +123,7 @@ func capital(s string) string {
 	return strings.ToUpper(s[:1]) + strings.ToLower(s[1:])
 }
 
-// newClassOnce makes a class of unicode.txt when it is first asked for.
+// newClassOnce returns a class of unicode.txt, made on first use.
 func newClassOnce(name string) func() *class {
 	return sync.OnceValue(func() *class { return newClass(unicodeTables().sets[name]) })
 }

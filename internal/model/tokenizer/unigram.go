@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// unigram finds the most likely way to write a word in tokens.
+// unigram finds the most likely sequence of tokens for a word.
 type unigram struct {
 	vocabulary
 	scores   []float64
@@ -14,20 +14,20 @@ type unigram struct {
 	unkScore float64
 	fallback bool
 	bytes    [256]int32
-	texts    trie // into vocabulary
+	texts    trie // indexes of vocabulary
 }
 
-// unkPenalty is how much less likely an unknown rune is than the least likely token.
+// unkPenalty lowers the score of an unknown rune below the least likely token.
 const unkPenalty = 10
 
-// A pathNode is the best way to a place of the word.
+// A pathNode is the best path to a place of the word.
 type pathNode struct {
 	id    int32
 	from  int32 // -1: none was found
 	score float64
 }
 
-// newUnigram prepares a vocabulary, whose ids are its places.
+// newUnigram prepares a vocabulary. A token's id is its index.
 func newUnigram(tokens []string, scores []float64, unk int32, fallback bool) *unigram {
 	u := &unigram{
 		vocabulary: make(vocabulary, len(tokens)), scores: scores, unk: unk, fallback: fallback,
@@ -52,15 +52,13 @@ func (u *unigram) size() int { return len(u.scores) }
 
 func (u *unigram) top() int32 { return int32(len(u.scores)) - 1 }
 
-func (u *unigram) cached() bool { return true }
-
 var errNoUnk = errors.New("a character that no token has, and the model has no unk_id")
 
 func (u *unigram) encode(w *work, dst []int32, word string) ([]int32, error) {
 	if err := u.search(w, word); err != nil {
 		return dst, err
 	}
-	// The way is found from its end. Unknown stretches side by side are one.
+	// The path is followed from its end. Adjacent unknown stretches are joined.
 	start := len(dst)
 	for end := len(word); end > 0; {
 		n := &w.nodes[end]
@@ -82,7 +80,7 @@ func (u *unigram) encode(w *work, dst []int32, word string) ([]int32, error) {
 	return dst, nil
 }
 
-// unknown appends the ids of an unknown stretch, last first.
+// unknown appends the ids of an unknown stretch in reverse order.
 func (u *unigram) unknown(w *work, dst []int32, text string) ([]int32, error) {
 	if id, ok := u.vocabulary[text]; ok {
 		return append(dst, id), nil

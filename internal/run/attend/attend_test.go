@@ -183,7 +183,7 @@ func TestSpecsAgree(t *testing.T) {
 			{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"}, DType: "fp16"},
 		} {
 			got, report := run(t, path, 3, s)
-			if report.Ranks != 3 || report.Layout != s.Layout {
+			if report.Ranks != 3 || report.Layout != string(s.Layout) {
 				t.Errorf("report %+v", report)
 			}
 			bound, half := map[string]float64{"bf16": 2e-2, "fp16": 3e-3}[s.DType]

@@ -257,7 +257,7 @@ func (c *Case) work(groups []group) []int {
 
 // layoutDocs returns the documents for a layout by documents. If samples differ, it merges the document ends of all
 // samples, so that no piece crosses a document end.
-func (c *Case) layoutDocs(layout string) ([]int, error) {
+func (c *Case) layoutDocs(layout partition.LayoutName) ([]int, error) {
 	if c.SeqQ != c.SeqKV {
 		return nil, fmt.Errorf("layout %s needs equal numbers of queries (%d) and keys (%d); use zigzag", layout, c.SeqQ,
 			c.SeqKV)

@@ -256,7 +256,7 @@ func (c *Case) own(t tensor.DType, qs, ks []partition.Span) (*qkv.QKV, error) {
 		}
 		tensors = append(tensors, dst)
 	}
-	return layout.Place(tensors, n)
+	return layout.Bind(tensors, n)
 }
 
 // among folds a shape to the axes [outer, sequence, 1, inner], to read rows of the sequence.

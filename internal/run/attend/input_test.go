@@ -62,7 +62,7 @@ func packed(t *testing.T, l qkv.Layout, n qkv.LayoutDims, meta map[string]string
 		}
 		buffers = append(buffers, tensor.New(tensor.F32, size))
 	}
-	three, err := place.Place(buffers, n)
+	three, err := place.Bind(buffers, n)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -180,9 +180,11 @@ func TestSamplesOfTheirOwn(t *testing.T) {
 	keys := []string{"[5,6]", "[11,0]", "[11,0]", "[2,0,4,5]"}
 	for _, c := range []struct {
 		seqKV   int
-		layouts []string
-	}{{13, []string{"zigzag", "striped", "contiguous", "document"}}, {11, []string{"zigzag", "striped",
-		"contiguous"}}} {
+		layouts []partition.LayoutName
+	}{
+		{13, []partition.LayoutName{"zigzag", "striped", "contiguous", "document"}},
+		{11, []partition.LayoutName{"zigzag", "striped", "contiguous"}},
+	} {
 		s, apart := shapesOf(4, 13, c.seqKV), maps.Clone(meta)
 		apart["docs"] = "[" + strings.Join(docs, ",") + "]"
 		if c.seqKV != 13 {
@@ -264,8 +266,8 @@ func TestMaskFixtures(t *testing.T) {
 		want := results(t, path)
 		for ranks := 1; ranks <= 5; ranks++ {
 			spec := Spec{Strategy: ring.Strategy{
-				Layout: []string{"zigzag", "striped", "contiguous"}[(i+ranks)%3], Algorithm: []string{"ring",
-					"allgather"}[ranks/2%2], Backend: "flash",
+				Layout:    []partition.LayoutName{"zigzag", "striped", "contiguous"}[(i+ranks)%3],
+				Algorithm: []string{"ring", "allgather"}[ranks/2%2], Backend: "flash",
 			}, DType: "fp32"}
 			got, report := run(t, path, ranks, spec)
 			if report.Mask != words[i] {

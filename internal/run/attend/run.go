@@ -51,17 +51,18 @@ type Report struct {
 }
 
 // shape returns the partition of a case over ranks, with the mask of the first sample.
-func (c *Case) shape(layout string, ranks int) (partition.Shape, error) {
+func (c *Case) shape(layout partition.LayoutName, ranks int) (partition.Shape, error) {
 	var docs []int
-	if partition.ByDocument(layout) {
-		var err error
-		if docs, err = c.layoutDocs(layout); err != nil {
-			return partition.Shape{}, err
-		}
+	err := layout.Check()
+	if layout.ByDocument() {
+		docs, err = c.layoutDocs(layout)
+	}
+	if err != nil {
+		return partition.Shape{}, err
 	}
 	mask := c.Masks.of[0]
-	l, err := partition.New(layout, docs, mask.Band)
-	return partition.Shape{SeqQ: c.SeqQ, SeqKV: c.SeqKV, Size: ranks, Layout: l, Mask: mask}, err
+	l := layout.Layout(docs, mask.Band)
+	return partition.Shape{SeqQ: c.SeqQ, SeqKV: c.SeqKV, Size: ranks, Layout: l, Mask: mask}, nil
 }
 
 // Check reports faults of a spec before any process is spawned.
@@ -163,13 +164,13 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *de
 		return nil, err
 	}
 	work := c.work(groups)
-	shared := partition.WorkOfHeads(work, s.Traders(shape.Size), c.Heads)
+	shared := partition.WorkOfHeads(work, s.UlyssesDegree(shape.Size), c.Heads)
 	pairs := 0
 	for _, w := range work {
 		pairs += w
 	}
 	return &Report{
-		In: s.In, Out: s.Out, Ranks: world.Size(), Layout: s.Layout, Algorithm: s.Algorithm, Backend: s.Backend,
+		In: s.In, Out: s.Out, Ranks: world.Size(), Layout: string(s.Layout), Algorithm: s.Algorithm, Backend: s.Backend,
 		DType: s.DType, Device: dev.Name, Hops: len(groups[0].schedule.Forward), Balance: partition.Balance(shared),
 		Pairs: pairs, Mask: c.Masks.String(), QKVLayout: c.Input.Layout.String(), QKVLayoutDeclared: c.Input.Declared,
 		Seconds: tensor.Data[float64](slowest)[0],

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/internal/base/near"
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )
 
@@ -42,7 +43,7 @@ func TestScoresOfEveryLayout(t *testing.T) {
 	for _, path := range scoreCases(t) {
 		want := stored(t, path)
 		for ranks := 1; ranks <= most; ranks++ {
-			for l, layout := range []string{"contiguous", "zigzag", "striped", "document"} {
+			for l, layout := range []partition.LayoutName{"contiguous", "zigzag", "striped", "document"} {
 				if layout == "document" && strings.Contains(path, "cross") {
 					continue // it needs equal numbers of queries and keys
 				}
@@ -171,8 +172,9 @@ func TestScoresTradeWithTheirHeads(t *testing.T) {
 				path := write(t, s, meta)
 				want, _ := run(t, path, 1, Spec{Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "ring",
 					Backend: "reference"}, DType: "fp64"})
-				with := Spec{Strategy: ring.Strategy{Algorithm: "hierarchical", Inner: inner, Layout: []string{"zigzag",
-					"striped", "contiguous"}[turn%3], Backend: "flash"}, DType: "fp32"}
+				layout := []partition.LayoutName{"zigzag", "striped", "contiguous"}[turn%3]
+				with := Spec{Strategy: ring.Strategy{Algorithm: "hierarchical", Inner: inner, Layout: layout, Backend: "flash"},
+					DType: "fp32"}
 				if inner == ranks {
 					with.Algorithm, with.Inner = "ulysses", 0
 				}

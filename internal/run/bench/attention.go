@@ -110,7 +110,10 @@ func (s *AttentionSpec) Check(ranks int) error {
 		return fmt.Errorf("--documents %s: it has no packs", terminal.Name(s.Documents))
 	}
 	for _, w := range s.rows() {
-		if partition.ByDocument(w.Layout) && s.Documents == "" {
+		if err := w.Layout.Check(); err != nil {
+			return fmt.Errorf("--layout: %w", err)
+		}
+		if w.Layout.ByDocument() && s.Documents == "" {
 			return fmt.Errorf("--layout %s needs --documents; without them use zigzag, striped or contiguous", w.Layout)
 		}
 		for i, docs := range s.sequences(w) {
@@ -149,7 +152,7 @@ func (s *AttentionSpec) Longest() (docs []int) {
 	return docs
 }
 
-func (s *AttentionSpec) shape(layout string, docs []int, ranks int) (partition.Shape, error) {
+func (s *AttentionSpec) shape(layout partition.LayoutName, docs []int, ranks int) (partition.Shape, error) {
 	if i := slices.IndexFunc(docs, func(d int) bool { return d < 1 }); i >= 0 {
 		return partition.Shape{}, fmt.Errorf("document %d has %d tokens", i, docs[i])
 	}
@@ -161,11 +164,8 @@ func (s *AttentionSpec) shape(layout string, docs []int, ranks int) (partition.S
 	if err != nil {
 		return partition.Shape{}, err
 	}
-	l, err := partition.New(layout, docs, mask.Band)
-	if err != nil {
-		return partition.Shape{}, fmt.Errorf("--layout: %w", err)
-	}
-	return partition.Shape{SeqQ: n, SeqKV: n, Size: ranks, Layout: partition.Ready(l, n, ranks), Mask: mask}, nil
+	l := partition.Ready(layout.Layout(docs, mask.Band), n, ranks)
+	return partition.Shape{SeqQ: n, SeqKV: n, Size: ranks, Layout: l, Mask: mask}, nil
 }
 
 func (s *AttentionSpec) spec(w ring.Strategy, shape partition.Shape) ring.Spec {
@@ -232,7 +232,7 @@ func (s *AttentionSpec) Asked() (all []AttentionCase) {
 		for _, layout := range s.Layouts {
 			for _, algorithm := range s.Algorithms {
 				for i, gather := range gathers {
-					w := ring.Strategy{Layout: layout, Algorithm: algorithm, Gather: gather, Backend: s.Backend}
+					w := ring.Strategy{Layout: partition.LayoutName(layout), Algorithm: algorithm, Gather: gather, Backend: s.Backend}
 					switch {
 					case i > 0 && algorithm != "allgather":
 						continue
@@ -268,7 +268,7 @@ func (s *AttentionSpec) Workspace(ranks int, matrix bool) int64 {
 		return most
 	}
 	for _, w := range s.rows() {
-		for i := range min(w.Traders(ranks), s.Heads) { // the ranks of a group may differ in heads
+		for i := range min(w.UlyssesDegree(ranks), s.Heads) { // the ranks of a group may differ in heads
 			most = max(most, gpu.FusedWorkspace(s.fused(w, ranks, i, matrix)))
 		}
 	}
@@ -277,7 +277,7 @@ func (s *AttentionSpec) Workspace(ranks int, matrix bool) int64 {
 
 // fused returns the shape of the cuDNN call of member i of a group that exchanges heads.
 func (s *AttentionSpec) fused(w AttentionCase, ranks, i int, matrix bool) gpu.FusedShape {
-	group, seq := w.Traders(ranks), w.Seq
+	group, seq := w.UlyssesDegree(ranks), w.Seq
 	outer := ranks / group
 	mine := partition.Heads(s.Heads, group, i)
 	shape := gpu.FusedShape{
@@ -392,7 +392,7 @@ func (t *attentionRun) row(ctx context.Context, w ring.Strategy, seq int) (*Atte
 	for _, w := range partition.Work(shape) {
 		pairs += w
 	}
-	row := &AttentionRow{Seq: seq, Algorithm: w.Algorithm, Gather: w.Gather, Layout: w.Layout, Backend: s.Backend,
+	row := &AttentionRow{Seq: seq, Algorithm: w.Algorithm, Gather: w.Gather, Layout: string(w.Layout), Backend: s.Backend,
 		Ranks: ranks, FLOPs: FLOPs(pairs, s.Heads, s.HeadDim, s.HeadDim)}
 	if err := t.share(ctx, row, p); err != nil {
 		return nil, err
@@ -469,7 +469,7 @@ func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass
 	row.Local = &local
 
 	t.arena.Release(tensor.Mark{})
-	shape, err := s.shape(row.Layout, []int{row.Tokens}, 1)
+	shape, err := s.shape(partition.LayoutName(row.Layout), []int{row.Tokens}, 1)
 	if err != nil {
 		return err
 	}

@@ -276,7 +276,7 @@ func (c *calibration) call(a *tensor.Arena, q, k, dim int) *call {
 func (c *calibration) load(ctx context.Context, arena *tensor.Arena, t tileOf) (*call, error) {
 	n := max(t.tiles, 1)
 	p := c.call(arena, n*t.q, n*t.k, t.dim)
-	p.tiles = (&cost.Attention{Mask: t.mask, Queries: t.q, Keys: t.k, Tiles: t.tiles}).Laid()
+	p.tiles = (&cost.Attention{Mask: t.mask, Queries: t.q, Keys: t.k, Tiles: t.tiles}).MeasuredTiles()
 	for i, v := range []View{p.q, p.k, p.v, p.do} {
 		if err := c.random(ctx, v, uint64(i+1)); err != nil {
 			return nil, err

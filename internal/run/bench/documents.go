@@ -147,7 +147,7 @@ func (c *packed) row(t *attentionRun, tokens int) PackedRow {
 		backward[i] = c.both[i] - c.forward[i]
 	}
 	return PackedRow{
-		Layout: c.Layout, Algorithm: c.Algorithm, Gather: c.Gather, Backend: t.spec.Backend, Ranks: t.World.Size(),
+		Layout: string(c.Layout), Algorithm: c.Algorithm, Gather: c.Gather, Backend: t.spec.Backend, Ranks: t.World.Size(),
 		Packs: len(c.both), Tokens: tokens, Iters: t.packIters(),
 		FLOPs: Median(c.flops), Forward: rate(c.forward, c.forwardRate), Backward: rate(backward, c.backwardRate),
 		Both:        rate(c.both, c.bothRate),
@@ -209,7 +209,7 @@ func (t *attentionRun) pack(ctx context.Context, c *packed, docs []int) error {
 	add(&c.user, of[2])
 	add(&c.sent, of[3])
 	add(&c.dispatch, of[4])
-	add(&c.imbalance, 1/partition.Balance(partition.WorkOfHeads(work, c.Traders(ranks), s.Heads)))
+	add(&c.imbalance, 1/partition.Balance(partition.WorkOfHeads(work, c.UlyssesDegree(ranks), s.Heads)))
 	add(&c.forwardRate, rate(flops, of[0], ranks).TFLOPs)
 	add(&c.bothRate, rate(bothOfForward*flops, of[1], ranks).TFLOPs)
 	add(&c.backwardRate, rate((bothOfForward-1)*flops, of[1]-of[0], ranks).TFLOPs)

@@ -19,16 +19,15 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-//go:generate go test . -run TestRingDocument -update
+//go:generate go test . -run TestConceptTables -update
 
-var update = flag.Bool("update", false, "rewrite docs/ring.md")
+var update = flag.Bool("update", false, "rewrite the tables of docs/concepts")
 
 const (
-	ringDocument = "../../../docs/ring.md"
-	docTokens    = 8192 // tokens of a rank
-	docRow       = 4096 // bytes of a row of K and V: 8 heads of 128 in bf16
-	docWindow    = 4096 // keys
-	docPacks     = 20
+	docTokens = 8192 // tokens of a rank
+	docRow    = 4096 // bytes of a row of K and V: 8 heads of 128 in bf16
+	docWindow = 4096 // keys
+	docPacks  = 20
 )
 
 // figures holds the means of a layout over some packs.
@@ -39,7 +38,7 @@ type figures struct {
 }
 
 // measured returns the figures of a layout with a mask, for packs or for one sequence.
-func measured(t *testing.T, layout string, size, window int, packs [][]int) figures {
+func measured(t *testing.T, layout partition.LayoutName, size, window int, packs [][]int) figures {
 	t.Helper()
 	f := figures{sent: map[string]float64{}}
 	parts := make([]figures, len(packs))
@@ -63,17 +62,14 @@ func measured(t *testing.T, layout string, size, window int, packs [][]int) figu
 	return f
 }
 
-func measuredPack(layout string, size, window int, docs []int) (f figures, err error) {
+func measuredPack(layout partition.LayoutName, size, window int, docs []int) (f figures, err error) {
 	n := size * docTokens
 	mask, err := partition.NewMask(true, window, n, n, docs)
 	if err != nil {
 		return f, err
 	}
-	l, err := partition.New(layout, docs, mask.Band)
-	if err != nil {
-		return f, err
-	}
-	shape := partition.Shape{SeqQ: n, SeqKV: n, Size: size, Layout: partition.Ready(l, n, size), Mask: mask}
+	l := partition.Ready(layout.Layout(docs, mask.Band), n, size)
+	shape := partition.Shape{SeqQ: n, SeqKV: n, Size: size, Layout: l, Mask: mask}
 	f = figures{imbalance: 1 / partition.Balance(partition.Work(shape)), sent: map[string]float64{}}
 	for _, algorithm := range []string{"ring", "allgather"} { // the others exchange heads, which do not depend on the mask
 		p, err := ring.NewPlanner(algorithm, ring.Spec{Shape: shape})
@@ -129,7 +125,7 @@ func minHeap(docs []int, size, chunk int) float64 {
 	return 1 / partition.Balance(work)
 }
 
-var docRanks = []int{2, 4, 8, 16, 32, 64}
+var docRanks = []int{2, 8, 64}
 
 // maskTable returns the table of a mask, with a row for each number of ranks.
 func maskTable(t *testing.T, ranks []int, window int, packs func(size int) [][]int) (rows []string) {
@@ -143,7 +139,7 @@ func maskTable(t *testing.T, ranks []int, window int, packs func(size int) [][]i
 	for _, size := range ranks {
 		row := fmt.Sprintf("| %d |", size)
 		for _, name := range names {
-			f := measured(t, name, size, window, packs(size))
+			f := measured(t, partition.LayoutName(name), size, window, packs(size))
 			row += fmt.Sprintf(" %.3f; %s, %s |", f.imbalance, readable.Number(f.sent["ring"]),
 				readable.Number(f.sent["allgather"]))
 		}
@@ -198,41 +194,41 @@ func ringTables(t *testing.T, ranks []int) map[string][]string {
 	}
 }
 
-// The tables of docs/ring.md match the layouts and schedules. The test recomputes those of few ranks, and go generate
-// all.
-func TestRingDocument(t *testing.T) {
+// conceptPages name the page of docs/concepts that shows each table.
+var conceptPages = map[string]string{
+	"causal": "zigzag", "window": "windows", "documents": "documents", "magi": "documents",
+}
+
+// TestConceptTables compares the tables of docs/concepts with the layouts and schedules. It computes the rows of few
+// ranks again; go generate computes all.
+func TestConceptTables(t *testing.T) {
 	ranks := docRanks[:2]
 	if *update {
 		ranks = docRanks
 	}
-	tables := ringTables(t, ranks)
-	text, err := os.ReadFile(ringDocument)
-	if err != nil {
-		t.Fatal(err)
-	}
-	doc := string(text)
-	for name, lines := range tables {
-		begin, end := "<!-- "+name+" -->\n", "<!-- end -->"
-		i := strings.Index(doc, begin)
-		if i < 0 {
-			t.Fatalf("%s has no place for %q", ringDocument, name)
+	for name, lines := range ringTables(t, ranks) {
+		page := "../../../docs/concepts/" + conceptPages[name] + ".md"
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
 		}
-		i += len(begin)
-		j := i + strings.Index(doc[i:], end)
+		before, rest, ok := strings.Cut(string(text), "<!-- "+name+" -->\n")
+		table, after, ended := strings.Cut(rest, "<!-- end -->")
+		if !ok || !ended {
+			t.Fatalf("%s has no place for %q", page, name)
+		}
 		if *update {
-			doc = doc[:i] + strings.Join(lines, "\n") + "\n" + doc[j:]
+			text := before + "<!-- " + name + " -->\n" + strings.Join(lines, "\n") + "\n<!-- end -->" + after
+			if err := os.WriteFile(page, []byte(text), 0o666); err != nil {
+				t.Fatal(err)
+			}
 			continue
 		}
 		for _, line := range lines {
-			if !strings.Contains(doc[i:j], line+"\n") {
-				t.Errorf("%s, %s: run go generate ./internal/run/bench; want the line\n%s\nin\n%s", ringDocument, name,
-					line, doc[i:j])
+			if !strings.Contains(table, line+"\n") {
+				t.Errorf("%s, %s: run go generate ./internal/run/bench; want the line\n%s\nin\n%s", page, name, line,
+					table)
 			}
-		}
-	}
-	if *update {
-		if err := os.WriteFile(ringDocument, []byte(doc), 0o666); err != nil {
-			t.Fatal(err)
 		}
 	}
 }

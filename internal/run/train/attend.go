@@ -29,7 +29,7 @@ func newAttend(r *ring.Ring, cfg *config.Config, layout partition.Layout, rank i
 	n, m := cfg.Data.SeqLen, &cfg.Model.Config
 	return &attend{
 		ring: r, cfg: m, algorithm: cfg.Parallel.Algorithm, rank: rank,
-		traders: cfg.Parallel.Traders(cfg.Parallel.Context),
+		traders: cfg.Parallel.UlyssesDegree(cfg.Parallel.Context),
 		spec: cfg.Parallel.Spec(
 			partition.Shape{SeqQ: n, SeqKV: n, Size: cfg.Parallel.Context, Layout: layout},
 			m.NumAttentionHeads, m.NumKeyValueHeads,
@@ -49,10 +49,7 @@ func (t *Trainer) rehearse(o *Options) error {
 	}
 	defer o.timed("attention plans")()
 	n := t.cfg.Data.SeqLen
-	layout, err := partition.New(t.cfg.Parallel.Layout, []int{n}, partition.Windows(t.cfg.Model.Windows())...)
-	if err != nil {
-		return err
-	}
+	layout := t.cfg.Parallel.Layout.Layout([]int{n}, partition.Windows(t.cfg.Model.Windows())...)
 	a := newAttend(nil, t.cfg, layout, t.mesh.world.Rank()%t.cfg.Parallel.Context)
 	rows, m := partition.Count(layout.Spans(n, a.spec.Size, a.rank)), a.cfg
 	of := planner.Attention{

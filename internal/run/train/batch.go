@@ -18,7 +18,7 @@ import (
 type feed struct {
 	loader samples
 	rope   *model.Rope
-	layout string
+	layout partition.LayoutName
 	bands  []partition.Band // of the layers
 	packed bool
 	seqLen int // global tokens
@@ -85,37 +85,28 @@ func (f *feed) groups(samples []int64) [][]int64 {
 	return g
 }
 
-func (f *feed) lay(sample int64) (laid, error) {
+func (f *feed) lay(sample int64) laid {
 	if f.next.layout != nil && f.next.sample == sample {
-		return f.next, nil
+		return f.next
 	}
 	docs := f.loader.Docs(sample)
-	layout, err := partition.New(f.layout, docs, f.bands...)
-	if err != nil {
-		return laid{}, err
-	}
-	return laid{sample, docs, partition.Ready(layout, f.seqLen, f.size)}, nil
+	return laid{sample, docs, partition.Ready(f.layout.Layout(docs, f.bands...), f.seqLen, f.size)}
 }
 
-func (f *feed) prepare(sample int64) (err error) {
-	f.next, err = f.lay(sample)
-	return err
-}
+func (f *feed) prepare(sample int64) { f.next = f.lay(sample) }
 
 // batch reads this rank's tokens of a group of samples and queues their upload. It waits for the memory of the batch
 // before the last. The caller calls done on the result after queueing all readers.
 func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) {
 	b := &microBatch{}
-	laid, err := f.lay(samples[0])
-	if err != nil {
-		return nil, err
-	}
+	laid := f.lay(samples[0])
 	b.layout = laid.layout
 	if f.packed {
 		b.docs = laid.docs
 	}
 	spans := b.layout.Spans(f.seqLen, f.size, f.rank)
 	n, count := partition.Count(spans), len(samples)
+	var err error
 	if b.slot, err = f.inputs.take(ctx, count*n); err != nil {
 		return nil, err
 	}

@@ -52,7 +52,7 @@ func TestSlowDisksAreWaitedFor(t *testing.T) {
 		var g errgroup.Group
 		for r := range world {
 			g.Go(func() error {
-				return checkpoint.Together(context.Background(), world[r], c.beat, 0, func() error {
+				return checkpoint.OnAllRanks(context.Background(), world[r], c.beat, 0, func() error {
 					if r == 1 {
 						time.Sleep(10*deadline + 2*time.Second) // including the second check of a stopped rank
 					}

@@ -111,7 +111,7 @@ func CheckpointParams(params []model.Param) []checkpoint.Param {
 
 // restore reads this rank's shard of a checkpoint.
 func (t *Trainer) restore(ctx context.Context, dir string) error {
-	c, err := checkpoint.OpenTold(ctx, dir)
+	c, err := checkpoint.OpenWait(ctx, dir)
 	if err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func (t *Trainer) fields() []field {
 func (t *Trainer) find(ctx context.Context, o Options) (string, error) {
 	group := t.mesh.saves
 	var name []byte
-	err := checkpoint.Together(ctx, group, beat(t.cfg), 0, func() (err error) {
+	err := checkpoint.OnAllRanks(ctx, group, beat(t.cfg), 0, func() (err error) {
 		if group.Rank() == 0 {
 			name, err = o.newest(ctx)
 		}
@@ -208,7 +208,7 @@ func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot
 		Meta: checkpoint.Meta{
 			Step: int64(t.step), Samples: t.consumed, Tokens: t.tokens,
 			World: checkpoint.World{Size: t.mesh.world.Size(), Context: p.Context, Data: p.Data, Algorithm: p.Algorithm,
-				Layout: p.Layout},
+				Layout: string(p.Layout)},
 			Config: o.ConfigYAML, CPRunVersion: o.Version,
 			Seeds: map[string]int64{"train": t.cfg.Train.Seed, "data": t.cfg.Data.Seed},
 			Extra: extra,

@@ -468,7 +468,7 @@ func deadlineOf(longest time.Duration) time.Duration {
 
 // beat returns the interval of heartbeats from a rank in file I/O to the ranks that wait for it.
 func beat(cfg *config.Config) time.Duration {
-	return min(2*time.Second, cfg.Parallel.Patience()/4)
+	return min(2*time.Second, cfg.Parallel.TransferTimeout()/4)
 }
 
 // updateDeadline derives the deadline of transfers from the longest step of any rank. All ranks call it at the same

@@ -76,7 +76,7 @@ func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.
 	if t.mesh, err = newMesh(ctx, world, cfg.Parallel.Context); err != nil {
 		return nil, err
 	}
-	t.mesh.setDeadline(cfg.Parallel.Patience())
+	t.mesh.setDeadline(cfg.Parallel.TransferTimeout())
 	if t.from, err = t.find(ctx, *o); err != nil {
 		return nil, fmt.Errorf("checkpoint to resume from: %w", err)
 	}
@@ -139,7 +139,7 @@ func (t *Trainer) populate(ctx context.Context, o *Options) error {
 	})
 	g.Go(func() error {
 		defer o.timed("weights")()
-		return checkpoint.Together(setting, t.mesh.saves, beat(t.cfg), 0, func() error {
+		return checkpoint.OnAllRanks(setting, t.mesh.saves, beat(t.cfg), 0, func() error {
 			if t.from != "" {
 				return t.restore(setting, t.from)
 			}
@@ -380,9 +380,7 @@ func (t *Trainer) prepare() error {
 	if !t.train.packed {
 		return nil
 	}
-	if err := t.train.prepare(t.samplesOf(0)[0]); err != nil {
-		return err
-	}
+	t.train.prepare(t.samplesOf(0)[0])
 	return t.att.prepare(t.train.next.layout, t.train.next.docs)
 }
 

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 // An activity holds the present phase and step of this rank, for failure reports and the launcher's table.
@@ -50,30 +50,30 @@ func (w *activity) at() (phase string, step int64) {
 const lookTime = 300 * time.Millisecond
 
 // standing returns the activity and the waits of this rank. After a failure, the waits are those at that time.
-func (p *process) standing() standing.Standing {
+func (p *process) standing() waits.WaitState {
 	p.where.mu.Lock()
-	s := standing.Standing{Rank: p.Rank, Step: p.where.step, Phase: p.where.phase, In: time.Since(p.where.since)}
+	s := waits.WaitState{Rank: p.Rank, Step: p.where.step, Phase: p.where.phase, PhaseTime: time.Since(p.where.since)}
 	groups := slices.Clone(p.where.groups)
 	p.where.mu.Unlock()
 	if w, busy := p.stream.At(); busy && w.For == nil {
-		s.Work = &standing.Work{Name: w.Name, Label: w.Label, For: time.Since(w.Since)}
+		s.Work = &waits.Work{Name: w.Name, Label: w.Label, For: time.Since(w.Since)}
 	}
-	var waits []comm.Wait
+	var pending []comm.Wait
 	for _, g := range groups {
 		got := make(chan []comm.Wait, 1)
 		go func() { got <- g.Waits() }() // ends with the driver call, or with the process
 		select {
 		case all := <-got:
-			waits = append(waits, all...)
+			pending = append(pending, all...)
 		case <-time.After(lookTime):
-			s.Work = &standing.Work{Name: "a driver call that does not return", For: lookTime}
+			s.Work = &waits.Work{Name: "a driver call that does not return", For: lookTime}
 		}
 	}
-	for _, w := range blocking(waits, s.Work != nil) {
+	for _, w := range blocking(pending, s.Work != nil) {
 		s.Waits = append(s.Waits, waitOf(w))
 	}
-	s.Beside = len(waits) - len(s.Waits)
-	s.Waits = s.Waits[:min(len(s.Waits), standing.MaxWaits)]
+	s.Background = len(pending) - len(s.Waits)
+	s.Waits = s.Waits[:min(len(s.Waits), waits.MaxWaits)]
 	return s
 }
 
@@ -112,14 +112,14 @@ func blocking(all []comm.Wait, busy bool) (out []comm.Wait) {
 	return out
 }
 
-func waitOf(w comm.Wait) standing.Wait {
-	t := standing.Wait{
+func waitOf(w comm.Wait) waits.Wait {
+	t := waits.Wait{
 		Op: w.Op, Label: w.Label, Group: w.Group, Via: w.Via, Call: w.Call,
-		More: w.More, Vague: w.Vague, Bytes: w.Bytes, Stood: elapsed(w.Since),
+		More: w.More, Unresolved: w.Vague, Bytes: w.Bytes, Stalled: elapsed(w.Since),
 	}
 	for _, o := range w.Open {
-		t.Open = append(t.Open, standing.Open{Peer: o.Peer, Send: o.Send, Bytes: o.Bytes, Moved: o.Moved,
-			Stood: elapsed(o.Since)})
+		t.Open = append(t.Open, waits.Open{Peer: o.Peer, Send: o.Send, Bytes: o.Bytes, Moved: o.Moved,
+			Stalled: elapsed(o.Since)})
 	}
 	return t
 }
@@ -134,4 +134,4 @@ func elapsed(since time.Time) time.Duration {
 // A failing rank logs waits of at least long.
 const long = time.Second
 
-func waitedLong(s *standing.Standing) bool { return len(s.Waits) > 0 && s.Waits[0].Stood >= long }
+func waitedLong(s *waits.WaitState) bool { return len(s.Waits) > 0 && s.Waits[0].Stalled >= long }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/launch"
-	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/waits"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -68,14 +68,14 @@ func TestWhatARankStandsFor(t *testing.T) {
 
 // A rank reports its phase, work and calls, and does not wait for a hung driver.
 func TestStanding(t *testing.T) {
-	p := &process{Worker: &launch.Worker{Rank: 3}, stream: tensor.NewHostStream("compute")}
+	p := &process{Worker: &launch.Worker{Process: launch.Process{Rank: 3}}, stream: tensor.NewHostStream("compute")}
 	defer p.stream.Close()
 	p.where.enter("step")
 	p.where.reach(7)
 	p.where.join(groupOf{needed(call(1, 4, true, time.Minute)), call(1, 5, false, 0)})
 	s := p.standing()
-	if s.Rank != 3 || s.Step != 7 || s.Phase != "step" || s.Work != nil || len(s.Waits) != 1 || s.Beside != 1 ||
-		s.Waits[0].Call != 4 || s.Waits[0].Stood < time.Minute || s.Waits[0].Open[0].Peer != 1 {
+	if s.Rank != 3 || s.Step != 7 || s.Phase != "step" || s.Work != nil || len(s.Waits) != 1 || s.Background != 1 ||
+		s.Waits[0].Call != 4 || s.Waits[0].Stalled < time.Minute || s.Waits[0].Open[0].Peer != 1 {
 		t.Errorf("%+v", s)
 	}
 	stuck := make(hung)
@@ -89,13 +89,13 @@ func TestStanding(t *testing.T) {
 // A failing rank logs waits of a second or more, but not shorter ones.
 func TestStoodLong(t *testing.T) {
 	for _, x := range []struct {
-		waits []standing.Wait
+		waits []waits.Wait
 		want  bool
 	}{
-		{nil, false}, {[]standing.Wait{{Op: "exchange", Stood: long - time.Millisecond}}, false},
-		{[]standing.Wait{{Op: "exchange", Stood: long}}, true},
+		{nil, false}, {[]waits.Wait{{Op: "exchange", Stalled: long - time.Millisecond}}, false},
+		{[]waits.Wait{{Op: "exchange", Stalled: long}}, true},
 	} {
-		if got := waitedLong(&standing.Standing{Waits: x.waits}); got != x.want {
+		if got := waitedLong(&waits.WaitState{Waits: x.waits}); got != x.want {
 			t.Errorf("%+v: %v", x.waits, got)
 		}
 	}

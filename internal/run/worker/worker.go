@@ -51,7 +51,7 @@ func Run(role string, exit func(status int)) int {
 	}
 	p := &process{Worker: w, stream: tensor.NewHostStream("compute")}
 	p.where.enter("joining the ranks")
-	w.OnTell(p.standing)
+	w.OnStatus(p.standing)
 	if err := p.run(job.Role(role)); err != nil {
 		launch.LogFailure(err)
 		p.fail(err)
@@ -79,7 +79,7 @@ func (p *process) fail(err error) {
 		s.Clean()
 		fmt.Fprintf(os.Stderr, "cprun worker: %s\n", &s)
 	}
-	r := launch.FailureReport{Error: err.Error(), Remote: comm.IsRemote(err), TimedOut: late, Standing: &s}
+	r := launch.FailureReport{Error: err.Error(), Remote: comm.IsRemote(err), TimedOut: late, WaitState: &s}
 	r.Phase, r.Step = p.where.at()
 	if err := p.Fail(r); err != nil {
 		fmt.Fprintf(os.Stderr, "cprun worker: %v\n", err)

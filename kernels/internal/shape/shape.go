@@ -1,5 +1,7 @@
-// Package shape checks what operations of the model are given, for every device alike: a fault
-// of shape or type is a mistake of the caller, so it panics before anything is queued.
+// Package shape checks the arguments of model operations on every device. A wrong shape or type is a bug of the caller,
+// so Must panics before the operation queues work:
+//
+//	shape.Must(shape.SameShape(y, gate, up), "swiglu", y, gate, up)
 package shape
 
 import (
@@ -18,7 +20,7 @@ func Must(ok bool, op string, vs ...View) {
 	}
 }
 
-// SameShape reports whether all views have one shape.
+// SameShape reports whether all views have the same shape.
 func SameShape(vs ...View) bool {
 	for _, v := range vs {
 		if v.Shape() != vs[0].Shape() {
@@ -31,8 +33,8 @@ func SameShape(vs ...View) bool {
 // RowsOver returns the number of rows of v over its last axis.
 func RowsOver(v View) int { return v.Rows() * v.Len(tensor.Heads) }
 
-// Wide returns how many neighbouring elements a copy between strided views of one shape and element type
-// may move as one word of up to 8 bytes: 1, 2, 4 or 8. The rows of all must divide and lie that way.
+// Wide returns the number of neighbouring elements, 1, 2, 4 or 8, that a copy between strided views may move as one
+// word of up to 8 bytes. The views have the same shape and element type; lengths and strides must be multiples.
 func Wide(vs ...View) int {
 	n := 1
 	for 2*n*vs[0].DType().Size() <= 8 && fits(2*n, vs) {

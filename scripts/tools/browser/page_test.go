@@ -27,14 +27,14 @@ var (
 	chrome = flag.String("chromium", "", "the browser (default: that of the path)")
 )
 
-// A tab is a page in a browser without a network, with its errors.
+// A tab is a page in a browser, with the faults that the browser reported.
 type tab struct {
 	context.Context
 	mu     sync.Mutex
-	faults []string // guarded by mu: errors of scripts and of the content policy, and network requests
+	faults []string // guarded by mu: errors of scripts, breaches of the policy, and requests
 }
 
-// media sets the medium of a page: "screen" or "print", "light" or "dark", with color or without.
+// media is the way a page is shown: "screen" or "print", "light" or "dark", in color or gray.
 type media struct {
 	kind, scheme string
 	gray         bool
@@ -47,10 +47,7 @@ func open(t *testing.T, name string, width, height int64, as media) *tab {
 		chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.NoSandbox,
 		chromedp.Flag("force-color-profile", "srgb"),
-		chromedp.Flag(
-			"font-render-hinting",
-			"none",
-		),
+		chromedp.Flag("font-render-hinting", "none"),
 		chromedp.Flag("disable-lcd-text", true),
 		chromedp.Flag("hide-scrollbars", true),
 	)
@@ -70,22 +67,14 @@ func open(t *testing.T, name string, width, height int64, as media) *tab {
 	call(t, p, network.Enable, network.EnableParams{})
 	call(t, p, log.Enable, cdp.Empty{})
 	call(t, p, runtime.Enable, cdp.Empty{})
-	call(
-		t,
-		p,
-		emulation.SetEmulatedMedia,
-		emulation.SetEmulatedMediaParams{
-			Media:    as.kind,
-			Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: as.scheme}},
-		},
-	)
+	call(t, p, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+		Media:    as.kind,
+		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: as.scheme}},
+	})
 	if as.gray {
-		call(
-			t,
-			p,
-			emulation.SetEmulatedVisionDeficiency,
-			emulation.SetEmulatedVisionDeficiencyParams{Type: emulation.SetEmulatedVisionDeficiencyTypeAchromatopsia},
-		)
+		call(t, p, emulation.SetEmulatedVisionDeficiency, emulation.SetEmulatedVisionDeficiencyParams{
+			Type: emulation.SetEmulatedVisionDeficiencyTypeAchromatopsia,
+		})
 	}
 	path, err := filepath.Abs(filepath.Join(*pages, name))
 	if err != nil {
@@ -111,11 +100,12 @@ func (p *tab) listen(event any) {
 				fault += string(a.Value) + " "
 			}
 		}
-	case *log.EventEntryAdded: // includes violations of the content policy
+	case *log.EventEntryAdded: // a breach of the policy is one
 		fault = e.Entry.Text
 	case *network.EventRequestWillBeSent:
-		if u := e.Request.URL; !strings.HasPrefix(u, "file:") && !strings.HasPrefix(u, "data:") && !strings.HasPrefix(u, "blob:") {
-			fault = "it asks for " + u
+		u := e.Request.URL
+		if !strings.HasPrefix(u, "file:") && !strings.HasPrefix(u, "data:") && !strings.HasPrefix(u, "blob:") {
+			fault = "it requests " + u
 		}
 	}
 	if fault != "" {
@@ -133,7 +123,7 @@ func (p *tab) do(t *testing.T, actions ...chromedp.Action[chromedp.Void]) {
 	}
 }
 
-// call runs a command of the browser's protocol.
+// call runs a command of the DevTools protocol.
 func call[P, R any](t *testing.T, p *tab, cmd cdp.Command[P, R], params P) {
 	t.Helper()
 	if _, err := chromedp.Call(p, cmd, params); err != nil {
@@ -141,7 +131,7 @@ func call[P, R any](t *testing.T, p *tab, cmd cdp.Command[P, R], params P) {
 	}
 }
 
-// ask returns the value of an expression.
+// ask returns the value of a JavaScript expression.
 func ask[T any](t *testing.T, p *tab, expression string) T {
 	t.Helper()
 	v, err := chromedp.Run(p, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
@@ -151,33 +141,37 @@ func ask[T any](t *testing.T, p *tab, expression string) T {
 	return v
 }
 
-// clean fails if the page has errors.
+// clean fails the test for each fault.
 func (p *tab) clean(t *testing.T) {
 	t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, f := range p.faults {
-		t.Errorf("the browser says: %s", f)
+		t.Errorf("the browser reports: %s", f)
 	}
 }
 
-// empty lists the charts without a drawing, which have fewer than four shades.
+// empty lists the empty charts: canvases with fewer than four colors.
 const empty = `[...document.querySelectorAll("figure")].filter(f => f.querySelector(".draw")).flatMap(f => {
   const charts = [...f.querySelectorAll(".chart")];
   if (!charts.length) return [f.id + " has no chart"];
   return charts.filter(chart => {
     const layers = [...chart.querySelectorAll("canvas")], c = layers[0];
     if (!c) return true;
-    const copy = Object.assign(document.createElement("canvas"), {width: c.width, height: c.height}).getContext("2d", {willReadFrequently: true});
+    const copy = Object.assign(document.createElement("canvas"), {width: c.width, height: c.height})
+      .getContext("2d", {willReadFrequently: true});
     for (const layer of layers) copy.drawImage(layer, 0, 0);
     const px = copy.getImageData(0, 0, c.width, c.height).data, seen = new Set();
-    for (let i = 0; i < px.length && seen.size < 4; i += 4) if (px[i + 3] > 0) seen.add(px[i] << 16 | px[i + 1] << 8 | px[i + 2]);
+    for (let i = 0; i < px.length && seen.size < 4; i += 4)
+      if (px[i + 3] > 0) seen.add(px[i] << 16 | px[i + 1] << 8 | px[i + 2]);
     return seen.size < 4;
   }).map(() => f.id + " " + f.querySelector("h3").textContent + " is empty");
 })`
 
-// wide lists the elements that make the page scroll sideways.
-const wide = `document.documentElement.scrollWidth <= innerWidth ? [] : [...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest(".scroll")).slice(0, 5).map(e => e.tagName + " " + e.className + " " + e.textContent.slice(0, 40))`
+// wide lists elements that make the page scroll sideways.
+const wide = `document.documentElement.scrollWidth <= innerWidth ? [] : [...document.querySelectorAll("body *")]
+  .filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest(".scroll")).slice(0, 5)
+  .map(e => e.tagName + " " + e.className + " " + e.textContent.slice(0, 40))`
 
 // saved presses every CSV and SVG button, and returns the files.
 const saved = `(async () => {
@@ -187,22 +181,23 @@ const saved = `(async () => {
   for (const b of document.querySelectorAll(".fill button")) {
     files.length = 0;
     b.click();
-    all.push({ Kind: b.textContent, Figure: b.closest("figure").querySelector("h3").textContent, Texts: await Promise.all(files.map(f => f.text())) });
+    all.push({ Kind: b.textContent, Figure: b.closest("figure").querySelector("h3").textContent,
+      Texts: await Promise.all(files.map(f => f.text())) });
   }
   return all;
 })()`
 
-// A given is a file saved by a button of a figure.
-type given struct {
+// A savedFile holds the files that a button of a figure saves.
+type savedFile struct {
 	Kind, Figure string
 	Texts        []string
 }
 
-// check fails if a file does not match its button.
-func (g given) check(t *testing.T) {
+// check fails the test for a file that is no CSV or SVG.
+func (g savedFile) check(t *testing.T) {
 	t.Helper()
 	if len(g.Texts) == 0 {
-		t.Errorf("%s of %s gives nothing", g.Kind, g.Figure)
+		t.Errorf("%s of %s saves nothing", g.Kind, g.Figure)
 	}
 	for _, text := range g.Texts {
 		var root struct{ XMLName xml.Name }
@@ -221,8 +216,9 @@ func (g given) check(t *testing.T) {
 	}
 }
 
-// nth shows the n-th view of every figure with that many views, and returns the number of these figures.
-const nth = `[...document.querySelectorAll('.bar .group[aria-label="What is shown"]')].map(g => g.children[%d]).filter(Boolean).map(b => b.click()).length`
+// nth shows the n-th view of every figure, and returns the number of figures that have one.
+const nth = `[...document.querySelectorAll('.bar .group[aria-label="What is shown"]')]
+  .map(g => g.children[%d]).filter(Boolean).map(b => b.click()).length`
 
 func pageNames(t *testing.T) []string {
 	t.Helper()
@@ -236,14 +232,18 @@ func pageNames(t *testing.T) []string {
 	return list
 }
 
-// Every figure of every page is drawn in all its views, on a desktop and a phone, in light and dark mode, without
-// browser errors and network requests.
+// Every figure of every page is drawn in all of its views, on a desk and on a phone, in light and dark mode, without
+// faults and without requests.
 func TestFiguresAreDrawn(t *testing.T) {
 	for _, name := range pageNames(t) {
 		for _, c := range []struct {
 			width, height int64
 			as            media
-		}{{1280, 800, media{kind: "screen", scheme: "light"}}, {390, 844, media{kind: "screen", scheme: "light"}}, {1280, 800, media{kind: "screen", scheme: "dark"}}, {720, 1000, media{kind: "print", scheme: "dark", gray: true}}} {
+		}{
+			{1280, 800, media{kind: "screen", scheme: "light"}}, {390, 844, media{kind: "screen", scheme: "light"}},
+			{1280, 800, media{kind: "screen", scheme: "dark"}},
+			{720, 1000, media{kind: "print", scheme: "dark", gray: true}},
+		} {
 			t.Run(fmt.Sprint(name, " ", c.width, " ", c.as.kind, " ", c.as.scheme), func(t *testing.T) {
 				p := open(t, name, c.width, c.height, c.as)
 				views := 1
@@ -257,17 +257,11 @@ func TestFiguresAreDrawn(t *testing.T) {
 					views++
 				}
 				if views < 3 {
-					t.Errorf("figures have %d views at most", views)
+					t.Errorf("figures have at most %d views", views)
 				}
 				for _, b := range []string{"steps", "hours", "smooth", "zoom in"} {
-					ask[int](
-						t,
-						p,
-						fmt.Sprintf(
-							`[...document.querySelectorAll(".bar button")].filter(b => b.textContent === %q).map(b => b.click()).length`,
-							b,
-						),
-					)
+					ask[int](t, p, fmt.Sprintf(`[...document.querySelectorAll(".bar button")].filter(b => `+
+						`b.textContent === %q).map(b => b.click()).length`, b))
 				}
 				for _, fault := range ask[[]string](t, p, empty) {
 					t.Errorf("with all buttons pressed: %s", fault)
@@ -281,7 +275,7 @@ func TestFiguresAreDrawn(t *testing.T) {
 	}
 }
 
-// The tables of the summary do not scroll sideways, on a desktop and a phone.
+// The tables of the summary fit the page, on a desk and on a phone.
 func TestSummaryFits(t *testing.T) {
 	for _, name := range pageNames(t) {
 		for _, width := range []int64{1400, 400} {
@@ -291,7 +285,9 @@ func TestSummaryFits(t *testing.T) {
 					name != "hostile.html" {
 					t.Error("the summary is empty")
 				}
-				for _, wider := range ask[[]string](t, p, `[...document.querySelectorAll("#summary .scroll")].filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent.slice(0, 40) + ": " + e.scrollWidth + " of " + e.clientWidth)`) {
+				for _, wider := range ask[[]string](t, p, `[...document.querySelectorAll("#summary .scroll")]
+					.filter(e => e.scrollWidth > e.clientWidth)
+					.map(e => e.textContent.slice(0, 40) + ": " + e.scrollWidth + " of " + e.clientWidth)`) {
 					t.Errorf("wider than the page: %q", wider)
 				}
 				p.clean(t)
@@ -300,9 +296,13 @@ func TestSummaryFits(t *testing.T) {
 	}
 }
 
-// With the keyboard alone, every chart, point, button and table of numbers can be reached.
+// By keyboard a reader reaches every chart and button, reads its points, and opens its numbers.
 func TestKeyboard(t *testing.T) {
-	const at = `(() => { const e = document.activeElement; return e === document.body ? "" : (e.closest("figure") || {id: ""}).id + " " + e.tagName + "." + e.className + " " + (e.getAttribute("aria-label") || e.textContent).slice(0, 40); })()`
+	const at = `(() => {
+		const e = document.activeElement;
+		return e === document.body ? "" : (e.closest("figure") || {id: ""}).id + " " + e.tagName + "." + e.className +
+			" " + (e.getAttribute("aria-label") || e.textContent).slice(0, 40);
+	})()`
 	for _, name := range pageNames(t) {
 		t.Run(name, func(t *testing.T) {
 			p := open(t, name, 1280, 800, media{kind: "screen", scheme: "light"})
@@ -314,11 +314,8 @@ func TestKeyboard(t *testing.T) {
 			if !ask[bool](t, p, `location.hash === "#main"`) {
 				t.Error("the skip link leads nowhere")
 			}
-			want := ask[int](
-				t,
-				p,
-				`document.querySelectorAll("main a[href], main button, main [tabindex='0'], main summary").length`,
-			)
+			want := ask[int](t, p, `document.querySelectorAll("main a[href], main button, main [tabindex='0'], `+
+				`main summary").length`)
 			reached := map[string]bool{}
 			for range want + 5 {
 				p.do(t, chromedp.KeyEvent("\t"))
@@ -331,34 +328,27 @@ func TestKeyboard(t *testing.T) {
 			if len(reached) < want {
 				t.Errorf("Tab reaches %d of %d links, buttons, charts and tables", len(reached), want)
 			}
-			if n := ask[int](t, p, `[...document.querySelectorAll("main button, .chart, figure, .scroll")].filter(e => !(e.getAttribute("aria-label") || e.getAttribute("aria-labelledby") || e.textContent.trim())).length`); n > 0 {
+			if n := ask[int](t, p, `[...document.querySelectorAll("main button, .chart, figure, .scroll")].filter(e =>
+				!(e.getAttribute("aria-label") || e.getAttribute("aria-labelledby") || e.textContent.trim())
+				).length`); n > 0 {
 				t.Errorf("%d buttons, charts, tables or figures have no name", n)
 			}
 			for i := range ask[int](t, p, `document.querySelectorAll(".chart").length`) {
-				ask[bool](
-					t,
-					p,
-					fmt.Sprintf(
-						`(document.querySelectorAll(".chart")[%d].focus(), document.getElementById("live").textContent = "", true)`,
-						i,
-					),
-				)
+				ask[bool](t, p, fmt.Sprintf(`(document.querySelectorAll(".chart")[%d].focus(), `+
+					`document.getElementById("live").textContent = "", true)`, i))
 				p.do(t, chromedp.KeyEvent("\u0303")) // ArrowRight
-				if said := ask[string](t, p, `document.getElementById("live").textContent`); said == "" {
-					t.Errorf("chart %d, %s: the arrow key says nothing", i, ask[string](t, p, at))
+				if text := ask[string](t, p, `document.getElementById("live").textContent`); text == "" {
+					t.Errorf("chart %d, %s: the arrow key reads nothing", i, ask[string](t, p, at))
 				}
 			}
-			rows := ask[[]int](
-				t,
-				p,
-				`[...document.querySelectorAll("details.numbers")].map(d => { d.open = true; d.dispatchEvent(new Event("toggle")); return d.querySelectorAll("tbody tr").length; })`,
-			)
+			rows := ask[[]int](t, p, `[...document.querySelectorAll("details.numbers")].map(d => { d.open = true; `+
+				`d.dispatchEvent(new Event("toggle")); return d.querySelectorAll("tbody tr").length; })`)
 			for i, n := range rows {
 				if n == 0 {
 					t.Errorf("the %d. figure has no numbers", i+1)
 				}
 			}
-			for _, g := range ask[[]given](t, p, saved) {
+			for _, g := range ask[[]savedFile](t, p, saved) {
 				g.check(t)
 			}
 			p.clean(t)

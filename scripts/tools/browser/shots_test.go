@@ -13,41 +13,35 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// A shot is a picture of a part of a page.
+// A shot is a screenshot of a part of a page.
 type shot struct {
 	name, page    string
 	width, height int64
 	as            media
-	title         string // title of the figure; "": the first screen
+	title         string // of the figure; "": the top of the page
 }
 
 var all = []shot{
 	{"experiment-desk", "experiment.html", 1280, 800, media{kind: "screen", scheme: "light"}, ""},
-	{
-		"scaling-gray-print",
-		"experiment.html",
-		720,
-		1000,
-		media{kind: "print", scheme: "light", gray: true},
-		"Strong scaling",
-	},
+	{"scaling-gray-print", "experiment.html", 720, 1000, media{kind: "print", scheme: "light", gray: true},
+		"Strong scaling"},
 	{"memory-dark", "experiment.html", 1280, 800, media{kind: "screen", scheme: "dark"}, "Memory by kind"},
 	{"loss-phone", "runs.html", 390, 844, media{kind: "screen", scheme: "light"}, "Loss"},
-	{"summary-desk", "runs.html", 1400, 900, media{kind: "screen", scheme: "light"}, ""},
-	{"summary-phone", "runs.html", 400, 1800, media{kind: "screen", scheme: "light"}, ""},
+	{"runs-desk", "runs.html", 1400, 900, media{kind: "screen", scheme: "light"}, ""},
+	{"runs-phone", "runs.html", 400, 1800, media{kind: "screen", scheme: "light"}, ""},
 	{"step-desk", "runs.html", 1280, 800, media{kind: "screen", scheme: "light"}, "Step 2 by rank"},
 }
 
 const (
-	cells     = 48  // columns and rows of cells for the comparison
-	mostMean  = 5.0 // mean difference of cells, of 255 shades
-	mostFar   = .03 // share of cells that may differ
-	far       = 40  // shades by which a cell differs
-	mostWider = .1  // tolerance of the sides of a picture, since fonts differ between machines
+	cells     = 48  // per side: pictures are compared by the mean shade of each cell
+	mostMean  = 5.0 // mean difference, of 255 shades
+	far       = 40  // difference from which a cell counts as far
+	mostFar   = .03 // share of far cells
+	mostWider = .1  // relative difference of the sides, since machines have different fonts
 )
 
-// Pages look as in the pictures in testdata; check those after -update. The test compares cells in gray, so that other
-// fonts pass, and a missing chart fails.
+// TestScreenshots compares pages with the pictures in testdata. It compares cells in gray, so that other fonts pass
+// and a missing chart fails. After -update, look at the pictures.
 func TestScreenshots(t *testing.T) {
 	for _, s := range all {
 		t.Run(s.name, func(t *testing.T) {
@@ -72,16 +66,13 @@ func TestScreenshots(t *testing.T) {
 	}
 }
 
-// take returns the picture with few colors, to keep it small.
+// take returns the picture, reduced to 216 colors.
 func (s *shot) take(t *testing.T) []byte {
 	p := open(t, s.page, s.width, s.height, s.as)
 	picture := chromedp.CaptureScreenshot()
 	if s.title != "" {
-		id := ask[string](
-			t,
-			p,
-			`[...document.querySelectorAll("figure")].find(f => f.querySelector("h3").textContent.startsWith("`+s.title+`")).id`,
-		)
+		id := ask[string](t, p, `[...document.querySelectorAll("figure")].find(f => `+
+			`f.querySelector("h3").textContent.startsWith("`+s.title+`")).id`)
 		picture = chromedp.Screenshot(chromedp.CSS("#" + id))
 	}
 	data, err := chromedp.Run(p, picture)
@@ -92,7 +83,7 @@ func (s *shot) take(t *testing.T) []byte {
 	return reduced(t, decode(t, data))
 }
 
-// reduced returns a PNG with 216 colors.
+// reduced returns a PNG of 216 colors.
 func reduced(t *testing.T, m image.Image) []byte {
 	var colors color.Palette
 	for r := range 6 {
@@ -140,17 +131,12 @@ func compare(t *testing.T, got, want image.Image) {
 		}
 	}
 	if n := float64(len(a)); sum/n > mostMean || float64(differ)/n > mostFar {
-		t.Errorf(
-			"it looks another way: cells differ by %.1f shades, %d of %d by more than %d; look at it, then store it with -update",
-			sum/n,
-			differ,
-			len(a),
-			far,
-		)
+		t.Errorf("cells differ by %.1f shades, %d of %d by more than %d; look at the picture, then store it with -update",
+			sum/n, differ, len(a), far)
 	}
 }
 
-// means returns the mean shade of each cell of a picture.
+// means returns the mean shades of the cells of a picture.
 func means(m image.Image) []float64 {
 	sums, counts := make([]float64, cells*cells), make([]float64, cells*cells)
 	b := m.Bounds()

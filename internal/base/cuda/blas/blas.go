@@ -26,7 +26,7 @@ var library struct {
 	err  error
 }
 
-// paths lists the places to look for cuBLASLt: after the loader's own, the folders of a toolkit.
+// paths lists the libraries to try: first in the loader's folders, then in those of a toolkit.
 var paths = []string{
 	"libcublasLt.so.13", "libcublasLt.so.12",
 	"/usr/local/cuda/lib64/libcublasLt.so.13", "/usr/local/cuda/lib64/libcublasLt.so.12",
@@ -51,7 +51,7 @@ func load() error {
 	return l.err
 }
 
-// Version loads cuBLASLt and is its version, 130100 for 13.1.0.
+// Version loads cuBLASLt and returns its version, 130100 for 13.1.0.
 func Version() (int, error) {
 	if err := load(); err != nil {
 		return 0, err
@@ -66,7 +66,7 @@ func check(call string, s C.cublasStatus_t) error {
 	return fmt.Errorf("%s: %s", call, C.GoString(C.cprun_blas_status(&library.t, s)))
 }
 
-// Handle is cuBLASLt on one stream, with its choices. One goroutine uses it at a time.
+// Handle is cuBLASLt on one stream, with the algorithms that it chose. One goroutine may use it at a time.
 type Handle struct {
 	stream    *cuda.Stream
 	workspace *cuda.Memory
@@ -75,8 +75,8 @@ type Handle struct {
 	tune      bool
 }
 
-// Open loads cuBLASLt and makes a handle. The workspace is device memory that only this handle
-// uses; 64 MiB are enough for any choice.
+// Open loads cuBLASLt and makes a handle. Only this handle may use workspace, device memory; 64 MiB suffice for any
+// algorithm.
 func Open(stream *cuda.Stream, workspace *cuda.Memory) (*Handle, error) {
 	if err := load(); err != nil {
 		return nil, err
@@ -102,19 +102,18 @@ func (h *Handle) Close() error {
 	})
 }
 
-// Plans returns how many problems it has met.
+// Plans returns the number of planned problems.
 func (h *Handle) Plans() int { return len(h.plans) }
 
-// A plan is the choice for a problem.
+// A plan holds the choice of algorithm for a problem.
 type plan struct {
 	c      *C.cprun_plan_t
 	choice int
 	tuned  bool
 }
 
-// Multiply queues p on the stream. It is false, and nothing is queued, where cuBLASLt has no
-// algorithm for p, such as for bfloat16 matrices with an odd number of columns. M, N and K are
-// at least 1. An error poisons the stream.
+// Multiply queues p on the stream. If cuBLASLt has no algorithm for p, such as for bfloat16 matrices with an odd number
+// of columns, it queues nothing and returns false. M, N and K must be at least 1. An error poisons the stream.
 func (h *Handle) Multiply(name string, p Problem) bool {
 	if h.stream.Err() != nil {
 		return true // dropped
@@ -158,7 +157,7 @@ func (h *Handle) run(x *plan, p Problem, alpha float32) error {
 	})
 }
 
-// plan asks cuBLASLt what to do.
+// plan asks cuBLASLt for the algorithms for p.
 func (h *Handle) plan(p Problem) (*plan, error) {
 	x, err := product(p)
 	if err != nil {
@@ -171,13 +170,13 @@ func (h *Handle) plan(p Problem) (*plan, error) {
 	})
 }
 
-// product is p as cuBLASLt has it, with the operands and their order exchanged.
+// product converts p to cuBLASLt's column-major form, in which the operands are exchanged.
 func product(p Problem) (C.cprun_product_t, error) {
 	var x C.cprun_product_t
 	in, ok := types[p.In]
 	out, ok2 := types[p.Out]
 	if !ok || !ok2 || p.Out != p.In && p.Out != tensor.F32 {
-		return x, fmt.Errorf("matrix products are of float32, float16 and bfloat16, to the same type or float32")
+		return x, fmt.Errorf("cuBLASLt multiplies float32, float16 and bfloat16, to the same type or float32")
 	}
 	m, n, k := C.uint64_t(p.M), C.uint64_t(p.N), C.uint64_t(p.K)
 	x._type = [4]C.cudaDataType_t{in, in, out, out}

@@ -1,6 +1,10 @@
-// Package blas multiplies matrices on a GPU with cuBLASLt, on one stream. What cuBLASLt chose for
-// a problem is kept, so that a product costs one call. The library is loaded when it is first
-// used; without the build tag cuda only the problems can be described.
+// Package blas multiplies matrices on a GPU with cuBLASLt, on one stream. A Handle caches the algorithm for each
+// Problem, so that a product costs one call:
+//
+//	h, err := blas.Open(stream, workspace)
+//	ok := h.Multiply("linear", blas.Problem{M: m, N: n, K: k, In: t, Out: t, A: a, B: b, D: d})
+//
+// Open loads the library. Without the build tag cuda, the package only describes problems.
 package blas
 
 import (
@@ -10,16 +14,15 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Matrix is an operand at address Addr of device memory, row-major: row i begins Stride elements
-// behind row i-1. Its number of rows and columns follows from the problem.
+// Matrix is a row-major operand at address Addr of device memory. Rows are Stride elements apart. The problem
+// determines its numbers of rows and columns.
 type Matrix struct {
 	Addr   uint64
 	Stride int64
 }
 
-// Problem is D = A B, or D = A B + C where C has an address. A is m by k and B k by n; they
-// are given transposed where TransA and TransB say so. C and D are m by n and may be the same
-// memory; no other two may overlap. Sums are float32.
+// Problem is D = A B, or D = A B + C if C has an address. A is m by k and B is k by n; TransA and TransB mean that they
+// are stored transposed. C and D are m by n and may be the same memory; no other two may overlap. Sums are float32.
 type Problem struct {
 	M, N, K        int
 	TransA, TransB bool
@@ -42,7 +45,7 @@ func (p Problem) String() string {
 	return fmt.Sprintf("%s%s product %dx%dx%d, %v to %v%s", t(p.TransA), t(p.TransB), p.M, p.N, p.K, p.In, p.Out, add)
 }
 
-// A key holds everything that a choice depends on.
+// A key holds all properties of a problem that affect the choice of algorithm.
 type key struct {
 	m, n, k        int
 	transA, transB bool
@@ -63,7 +66,7 @@ func (p Problem) key() key {
 	return k
 }
 
-// operands are A, B, C and D; C is D where there is none.
+// operands returns A, B, C and D, with D in place of an absent C.
 func (p Problem) operands() [4]Matrix {
 	if p.C.Addr == 0 {
 		p.C = p.D
@@ -71,8 +74,7 @@ func (p Problem) operands() [4]Matrix {
 	return [4]Matrix{p.A, p.B, p.C, p.D}
 }
 
-// alignment returns the largest power of two up to 128 bytes that divides an address; more makes no
-// difference to any kernel.
+// alignment returns the largest power of two, up to 128 bytes, that divides an address. Kernels do not use more.
 func alignment(addr uint64) uint8 {
 	return 1 << min(bits.TrailingZeros64(addr), 7)
 }

@@ -9,19 +9,17 @@ import (
 	"math"
 )
 
-// Tune turns measuring on or off. With it, the first use of a problem runs what cuBLASLt has
-// to offer for it, one after the other, and keeps the fastest; the caller waits meanwhile.
-// Times vary, so that runs may differ in rounding; without it cuBLASLt's own first
-// choice is taken, always the same.
+// Tune turns measurements on or off. With them, the first use of a problem runs all algorithms of cuBLASLt, and the
+// handle keeps the fastest; the caller waits meanwhile. Times vary, so runs may differ in rounding. Without
+// measurements, the handle uses cuBLASLt's first choice, which is always the same.
 func (h *Handle) Tune(on bool) { h.tune = on }
 
-// rounds is how often a choice is run in a row; the first is not counted, and of the others
-// the shortest.
+// rounds is the number of runs of each algorithm. The first is not timed, and the shortest of the others counts.
 const rounds = 4
 
-// measure picks the fastest choice of a plan. The product is scaled by the smallest number there
-// is, so that what is in D stays where it is added to, and no kernel can leave the work out.
-// If it is not added to, D is overwritten, as it will be anyway.
+// measure picks the fastest algorithm of a plan. It scales the product by the smallest float32, so that D keeps its
+// value if the product is added to it, and no kernel can skip the work. Otherwise it overwrites D, as the product does
+// later.
 func (h *Handle) measure(x *plan, p Problem) (err error) {
 	x.tuned = true
 	clock, err := h.stream.NewClock(rounds + 1)

@@ -1,7 +1,11 @@
-// Package dnn runs the fused attention of cuDNN 9 on a stream. It says which calls of cuDNN make
-// up a tile, builds plans for the forward and the backward pass of one problem each, and keeps
-// them. cuDNN is loaded when it is first used, so that a binary starts without it. Without the
-// build tag cuda only the problems can be described.
+// Package dnn runs the fused attention of cuDNN 9 on a stream. Cut splits a tile into pieces that cuDNN supports. A
+// Desc describes the forward or backward pass of a piece, and a Handle builds and caches its plan:
+//
+//	h, err := dnn.Open(stream)
+//	plan, err := h.Plan(desc)
+//	err = h.Execute(plan, &addresses, workspace)
+//
+// Open loads cuDNN, so a binary starts without it. Without the build tag cuda, the package only describes problems.
 package dnn
 
 import (
@@ -14,10 +18,9 @@ import (
 // Tensor names a tensor of a problem.
 type Tensor int
 
-// The tensors. Q, DQ: [batch, heads, SeqQ, Dim]; K, DK: [batch, KVHeads, SeqK, Dim]; V, DV: the
-// same with DimV; O, DO: [batch, heads, SeqQ, DimV]; Stats: [batch, heads, SeqQ], the natural
-// log of the sum of exp(score), float32. A forward pass reads Q, K, V and writes O and Stats; a
-// backward pass reads those and DO and writes DQ, DK, DV.
+// The tensors. Q, DQ: [batch, heads, SeqQ, Dim]; K, DK: [batch, KVHeads, SeqK, Dim]; V, DV: the same with DimV; O, DO:
+// [batch, heads, SeqQ, DimV]; Stats: [batch, heads, SeqQ], the natural log of the sum of exp(score), float32. A forward
+// pass reads Q, K, V and writes O and Stats. A backward pass reads Q, K, V, O, Stats and DO, and writes DQ, DK, DV.
 const (
 	Q Tensor = iota
 	K
@@ -28,12 +31,11 @@ const (
 	DQ
 	DK
 	DV
-	Tensors // how many there are
+	Tensors // number of tensors
 )
 
-// Pointers are the device addresses of an execution: first those of the tensors. A ragged
-// problem also has the offsets of each tensor, [batch + 1] int64, the element that a sequence
-// begins at, and two vectors of lengths, [batch] int32.
+// Pointers holds the device addresses of an execution: first the tensors. A ragged problem also has, for each tensor,
+// the offsets of the sequences in elements, [batch + 1] int64, and two vectors of lengths, [batch] int32.
 type Pointers [2*Tensors + 2]uint64
 
 // Offsets returns the index of the address of t's offsets.
@@ -45,29 +47,29 @@ const (
 	LensK
 )
 
-// Mask bounds the keys that a query sees: key j if -Left < j-i-shift <= Right; shift is 0, or with BottomRight the keys
-// of the sequence less its queries. A negative bound is none. A bound Left is above 0.
+// Mask limits the visible keys: query i sees key j if -Left < j-i-shift <= Right. shift is 0, or with BottomRight the
+// number of keys minus the number of queries. A negative bound means no bound; Left is not 0.
 type Mask struct {
 	Left, Right int
 	BottomRight bool
 }
 
-// Desc is a problem. Descs are compared to find the plan of one.
+// Desc is a problem. It is the key of the cached plans.
 type Desc struct {
 	Backward, Deterministic bool
 	DType                   tensor.DType // bfloat16 or float16
 	Batch, Heads, KVHeads   int
-	SeqQ, SeqK              int // the longest, where ragged
+	SeqQ, SeqK              int // of a ragged problem, the longest
 	Dim, DimV               int
 	Strides                 [Tensors][3]int64 // of batch, seq and heads, in elements
 	Mask                    Mask
 	Scale                   float64
-	// TotalQ and TotalK are the rows that ragged sequences lie in; 0: every sequence of the
-	// batch has SeqQ queries and SeqK keys.
+	// TotalQ and TotalK are the total rows of ragged sequences. 0: every sequence of the batch has SeqQ queries and
+	// SeqK keys.
 	TotalQ, TotalK int
-	// Loose has the workspace hold Batch sequences of SeqQ and SeqK rows, not TotalQ and TotalK.
+	// Loose sizes the workspace for Batch sequences of SeqQ and SeqK rows, not for TotalQ and TotalK.
 	Loose bool
-	// Unified asks for the one node that newer versions have for a forward pass.
+	// Unified selects the single node for a forward pass in newer versions of cuDNN.
 	Unified bool
 }
 
@@ -97,29 +99,27 @@ func (d Desc) String() string {
 // NoMask hides nothing.
 var NoMask = Mask{Left: -1, Right: -1}
 
-// Piece is a rectangle of queries Q and keys K under a Mask that cuDNN has. Every query of it sees a
-// key.
+// Piece is a rectangle of queries Q and keys K under a Mask that cuDNN supports. Every query sees a key.
 type Piece struct {
 	Q, K partition.Range
 	Mask Mask
 }
 
-// Cut appends to pieces what tile is made of. A band becomes a window, open or not, to the left
-// of a diagonal that begins at the top left corner or ends at the bottom right one; what has no
-// such diagonal is cut in two by rows. Most tiles are one piece, and without a window no tile is
-// more than two.
+// Cut appends the pieces of tile to pieces. A band becomes a window, bounded or not, to the left of a diagonal that
+// begins at the top left corner or ends at the bottom right corner. A tile without such a diagonal is split by rows.
+// Most tiles are one piece; without a window, no tile has more than two.
 func Cut(pieces []Piece, tile partition.Tile) []Piece {
 	t, ok := tile.Trim()
 	if !ok {
 		return pieces
 	}
 	m, n, at := t.Q.Len(), t.K.Len(), t.K.Lo-t.Q.Lo
-	lo, hi := t.Band.Lo-at, t.Band.Hi-at // for the piece's own indices: lo <= 0 <= hi
-	left, right := lo > 1-m, hi < n-1    // bounds that hide something
+	lo, hi := t.Band.Lo-at, t.Band.Hi-at // relative to the piece: lo <= 0 <= hi
+	left, right := lo > 1-m, hi < n-1    // bounds that hide keys
 	switch {
-	case right && hi > 0 && hi != n-m: // the rows from here on are not bounded at the right
+	case right && hi > 0 && hi != n-m: // later rows have no bound at the right
 		return halves(pieces, t, t.Q.Lo+n-hi)
-	case left && m > n: // the rows up to here are not bounded at the left
+	case left && m > n: // earlier rows have no bound at the left
 		return halves(pieces, t, t.Q.Lo-lo)
 	}
 	p := Piece{Q: t.Q, K: t.K, Mask: NoMask}
@@ -142,8 +142,8 @@ func halves(pieces []Piece, t partition.Tile, row int) []Piece {
 	return Cut(Cut(pieces, top), bottom)
 }
 
-// Widened gives a piece of one query and one key another one of the keys, which it hides: cuDNN
-// has no backward pass for a single pair. If there is no other key it is returned as it is.
+// Widened adds a hidden key to a piece of one query and one key, since cuDNN has no backward pass for a single pair. It
+// returns other pieces unchanged, and also this one if there is no other key.
 func (p Piece) Widened(keys int) Piece {
 	switch {
 	case p.Q.Len() > 1 || p.K.Len() > 1:
@@ -157,7 +157,7 @@ func (p Piece) Widened(keys int) Piece {
 	return p
 }
 
-// Fits says whether mask shows of the piece what its own mask does.
+// Fits reports whether mask shows the same pairs of the piece as its own mask.
 func (p Piece) Fits(mask Mask) bool {
 	alo, ahi := p.bounds(p.Mask)
 	blo, bhi := p.bounds(mask)

@@ -20,7 +20,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Oldest is the first version of cuDNN that this package works with, as Version counts.
+// Oldest is the oldest supported version of cuDNN, as a number of Version.
 const Oldest = 90000
 
 var library struct {
@@ -29,7 +29,7 @@ var library struct {
 	err     error
 }
 
-// Version loads cuDNN and is its version, 91900 for 9.19.0.
+// Version loads cuDNN and returns its version, 91900 for 9.19.0.
 func Version() (int, error) {
 	l := &library
 	l.once.Do(func() {
@@ -55,15 +55,14 @@ func call(what string, f func(err *C.char, n C.size_t) C.int) error {
 	return errors.New("cuDNN: " + what + ": " + C.GoString(&text[0]))
 }
 
-// Handle is cuDNN on one stream, with the plans that it has built. One goroutine uses it at a
-// time.
+// Handle is cuDNN on one stream, with its plans. One goroutine may use it at a time.
 type Handle struct {
 	stream *cuda.Stream
 	handle unsafe.Pointer
 	plans  map[Desc]*Plan
 }
 
-// Open makes a handle, and loads cuDNN.
+// Open loads cuDNN and makes a handle.
 func Open(stream *cuda.Stream) (*Handle, error) {
 	if _, err := Version(); err != nil {
 		return nil, err
@@ -91,10 +90,10 @@ func (h *Handle) Close() error {
 	})
 }
 
-// Built returns how many plans have been built.
+// Built returns the number of built plans.
 func (h *Handle) Built() int { return len(h.plans) }
 
-// Workspaces returns the bytes that each plan asks for.
+// Workspaces returns the bytes of each plan's workspace.
 func (h *Handle) Workspaces() map[Desc]int64 {
 	m := map[Desc]int64{}
 	for d, p := range h.plans {
@@ -103,7 +102,7 @@ func (h *Handle) Workspaces() map[Desc]int64 {
 	return m
 }
 
-// Plan is a problem made ready to run.
+// Plan is a compiled problem.
 type Plan struct {
 	plan unsafe.Pointer
 	// Workspace is the device memory that each execution needs, in bytes.
@@ -111,8 +110,8 @@ type Plan struct {
 	desc      Desc
 }
 
-// Plan returns the plan of a problem: built at the first call, which takes cuDNN up to a second, and
-// kept. The error says what cuDNN has against the problem.
+// Plan returns the plan of a problem. The first call builds it, which takes cuDNN up to a second. The error has cuDNN's
+// reason.
 func (h *Handle) Plan(d Desc) (*Plan, error) {
 	if p := h.plans[d]; p != nil {
 		return p, nil
@@ -133,8 +132,8 @@ func (h *Handle) Plan(d Desc) (*Plan, error) {
 	return p, nil
 }
 
-// Execute queues a plan on the stream. All that its descriptor has needs an address; workspace
-// is of as many bytes as the plan asks for.
+// Execute queues a plan on the stream. Every tensor of its descriptor needs an address. workspace is the address of
+// p.Workspace bytes.
 func (h *Handle) Execute(p *Plan, at *Pointers, workspace uint64) error {
 	err := h.stream.Device().With(func() error {
 		var text [4096]C.char
@@ -174,6 +173,6 @@ func flag(b bool) C.int {
 	return 0
 }
 
-// The order of tensors here is that of the shim.
-var _ = [1]struct{}{}[Tensors-C.CPRUN_DNN_TENSORS] // equal, or it does not compile
+// The shim must have the same tensors; otherwise these lines do not compile.
+var _ = [1]struct{}{}[Tensors-C.CPRUN_DNN_TENSORS]
 var _ = [1]struct{}{}[len(Pointers{})-C.CPRUN_DNN_POINTERS]

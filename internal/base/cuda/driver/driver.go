@@ -14,12 +14,11 @@ import (
 	"sync"
 )
 
-// Load finds the driver and starts it on the first call, and returns what came of that on every
-// call. Any goroutine may call it. An error says what to do.
+// Load finds and initialises the driver on the first call, and returns the result of that on every call. An error names
+// the remedy. Any goroutine may call it.
 func Load() error { return load().err }
 
-// Version returns the newest CUDA that the driver can run, such as "13.0". The driver may see no
-// GPU.
+// Version returns the newest CUDA version that the driver supports, such as "13.0", also if the driver sees no GPU.
 func Version() (string, error) {
 	d := load()
 	if d.err != nil && !errors.Is(d.err, ErrNoDevice) {
@@ -54,7 +53,7 @@ var load = sync.OnceValue(func() loaded {
 
 const noDevice = 100 // CUDA_ERROR_NO_DEVICE
 
-// runs says which CUDA a driver is for, where it tells.
+// runs returns the part of a message with the driver's CUDA version, or "" if that is unknown.
 func runs(v int) string {
 	if v == 0 {
 		return ""
@@ -62,13 +61,13 @@ func runs(v int) string {
 	return fmt.Sprintf(", for CUDA %s,", version(v))
 }
 
-// version writes a version as CUDA counts it, 13000 for 13.0.
+// version formats CUDA's number of a version: 13.0 for 13000.
 func version(v int) string { return fmt.Sprintf("%d.%d", v/1000, v%1000/10) }
 
-// oldest is the first driver of a major version of CUDA, by NVIDIA's release notes.
+// oldest maps a major version of CUDA to its first driver, from NVIDIA's release notes.
 var oldest = map[int]string{12: "525", 13: "580"}
 
-// wanted names the driver that a binary needs which was built with that version of CUDA.
+// wanted names the driver for a binary that was built with the given version of CUDA.
 func wanted(built int) string {
 	if v, ok := oldest[built/1000]; ok {
 		return fmt.Sprintf("a driver for CUDA %s (%s or later)", version(built), v)

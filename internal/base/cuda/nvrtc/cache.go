@@ -21,23 +21,22 @@ import (
 	"github.com/cprun/cprun/internal/base/files"
 )
 
-// Cache compiles, and keeps cubins in a folder by a hash of all that they depend on: the
-// source, the headers, the options, the version of NVRTC. Any number of goroutines and
-// processes share a folder: one compiles and the others take what it made. What a crash or a
-// full disk left behind is not believed but compiled again. Entries are small and never deleted.
+// Cache compiles programs and stores cubins in a folder. The key is a hash of the source, the headers, the options and
+// the version of NVRTC. Goroutines and processes may share a folder: one compiles and the others read its result. The
+// cache compiles damaged entries, of a crash or a full disk, again. Entries are small and never deleted.
 type Cache struct {
 	Compiler *Compiler
-	Dir      string // "": nothing is kept
+	Dir      string // "": no storage
 
 	compiled atomic.Int64
 	mu       sync.Mutex
 	fault    error // guarded by mu
 }
 
-// Compiled returns how many programs were not found and have been compiled.
+// Compiled returns the number of programs that were not stored and had to be compiled.
 func (c *Cache) Compiled() int { return int(c.compiled.Load()) }
 
-// Fault returns the first error of the folder. Programs are compiled in spite of it, each time.
+// Fault returns the first error of the folder. Programs still compile, at every start.
 func (c *Cache) Fault() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -52,7 +51,7 @@ func (c *Cache) blame(err error) {
 	}
 }
 
-// Compile does what Compiler.Compile does, or takes the cubin from the folder where it is there.
+// Compile returns the stored cubin, or compiles the program as Compiler.Compile does.
 func (c *Cache) Compile(name string, src []byte, headers map[string][]byte, opts []string) ([]byte, error) {
 	if c.Dir == "" {
 		return c.compile(name, src, headers, opts)
@@ -65,7 +64,7 @@ func (c *Cache) Compile(name string, src []byte, headers map[string][]byte, opts
 		c.blame(err)
 		return c.compile(name, src, headers, opts)
 	}
-	// A lock spares work and is not needed to be right; a file system may have none.
+	// The lock only avoids duplicate work, so it may fail: some file systems have no locks.
 	defer lock(path + ".lock")()
 	if cubin, ok := read(path); ok {
 		return cubin, nil
@@ -83,10 +82,10 @@ func (c *Cache) compile(name string, src []byte, headers map[string][]byte, opts
 	return cubin, err
 }
 
-// Key returns the hash by which a cubin is found again.
+// Key returns the hash that names a stored cubin.
 func Key(version, name string, src []byte, headers map[string][]byte, opts []string) string {
 	h := sha256.New()
-	add := func(b []byte) { // with its length, so that no two lists of parts are the same bytes
+	add := func(b []byte) { // with its length, so that different lists of parts have different bytes
 		fmt.Fprintf(h, "%d:", len(b))
 		h.Write(b)
 	}
@@ -107,7 +106,7 @@ func Key(version, name string, src []byte, headers map[string][]byte, opts []str
 // An entry is this line, the SHA-256 of the cubin, and the cubin.
 const magic = "cprun cubin 1\n"
 
-// maxCubin is more than any entry has, in bytes.
+// maxCubin bounds the size of an entry, in bytes.
 const maxCubin = 256 << 20
 
 func read(path string) ([]byte, bool) {
@@ -120,7 +119,7 @@ func read(path string) ([]byte, bool) {
 	return cubin, bytes.Equal(got[:], sum)
 }
 
-// write makes an entry appear at once as a whole.
+// write stores an entry atomically.
 func write(path string, cubin []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), ".cubin-*")
 	if err != nil {
@@ -146,15 +145,14 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// lock waits until no other goroutine or process holds the lock. A process that ends lets go
-// of it. What it returns lets go, and deletes the file; somebody who still waits for it then
-// has a lock of its own, and finds the entry.
+// lock acquires the lock and returns a function that releases it and deletes the file. The end of a process also
+// releases it. A waiter on a deleted file gets its own lock and finds the entry.
 func lock(path string) func() {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return func() {}
 	}
-	// Without a lock two may compile the same.
+	// If this fails, two processes may compile the same program.
 	for syscall.Flock(int(f.Fd()), syscall.LOCK_EX) == syscall.EINTR {
 	}
 	return func() {

@@ -1,6 +1,11 @@
-// Package nvrtc compiles CUDA C++ to machine code of one architecture with NVIDIA's run time compiler, and keeps the
-// results on disk. It needs neither a driver nor a GPU, so that any machine can compile every kernel. It loads the
-// library on first use. Without the build tag cuda only the parser of the assembler's log remains.
+// Package nvrtc compiles CUDA C++ with NVIDIA's runtime compiler to machine code of one architecture, and stores the
+// results on disk. It needs neither a driver nor a GPU:
+//
+//	c, err := nvrtc.Open()
+//	cache := nvrtc.Cache{Compiler: c, Dir: dir}
+//	cubin, err := cache.Compile("norm.cu", source, headers, []string{"--gpu-architecture=sm_90a"})
+//
+// Open loads the library. Without the build tag cuda, the package only parses the assembler's log.
 package nvrtc
 
 import (
@@ -28,7 +33,7 @@ var (
 // ParseUsage reads the kernels of a log, in its order.
 func ParseUsage(log string) []Usage {
 	var all []Usage
-	entry := false // the log is at a kernel and not at a function that it calls
+	entry := false // the line is about a kernel, not about a function that it calls
 	for line := range strings.Lines(log) {
 		if m := usageOf.FindStringSubmatch(line); m != nil {
 			if strings.Contains(line, "Compiling entry function") {
@@ -41,7 +46,7 @@ func ParseUsage(log string) []Usage {
 		}
 		u := &all[len(all)-1]
 		if m := usageStack.FindStringSubmatch(line); m != nil {
-			// What a function that is not inlined spills counts with its caller.
+			// Spills of a function that is not inlined count for its caller.
 			u.Stack += number(m[1])
 			u.Spilled += number(m[2]) + number(m[3])
 		}
@@ -60,12 +65,11 @@ func number(s string) int {
 	return n
 }
 
-// slow are the remarks of the assembler about wgmma instructions that it serialises and about
-// register counts that it ignores: C7508, C7510 and their relatives.
+// slow matches the assembler's remarks about serialised wgmma instructions and ignored register counts: C7508, C7510
+// and similar ones.
 var slow = regexp.MustCompile(`\(C75\d\d\)|Potential Performance Loss|setmaxnreg ignored|'setmaxnreg' ignored`)
 
-// Warnings returns the lines of a log that complain, with the assembler's remarks about code that
-// is needlessly slow among them.
+// Warnings returns the warnings in a log, and the assembler's remarks about slow code.
 func Warnings(log string) []string {
 	var all []string
 	for line := range strings.Lines(log) {

@@ -30,11 +30,11 @@ type Compiler struct {
 // sonames lists the supported libraries, the newest first.
 var sonames = []string{"libnvrtc.so.13", "libnvrtc.so.12"}
 
-// places lists the folders of toolkits that the loader does not know.
+// places lists the folders of toolkits in which the loader does not search.
 var places = []string{"/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib"}
 
-// Open loads NVRTC from the first of dirs that has it, else from where the loader looks, else
-// from the usual folder of a toolkit.
+// Open loads NVRTC from the first of dirs that contains it, or else from the loader's folders, or else from the usual
+// folders of a toolkit.
 func Open(dirs ...string) (*Compiler, error) {
 	var paths []string
 	for _, d := range slices.Concat(dirs, []string{""}, places) {
@@ -67,18 +67,18 @@ func (c *Compiler) open() error {
 	}
 	c.major, c.minor = int(major), int(minor)
 	c.path = C.GoString(C.cprun_nvrtc_where(&c.t))
-	// NVRTC has a second library, which lies beside it, where the loader may not look. If it is
-	// elsewhere, or missing, it is for NVRTC to find, or to say so when it compiles.
+	// NVRTC needs a second library in the same folder, where the loader may not search. If it is elsewhere, NVRTC
+	// searches for it, and reports an error during compilation if it is missing.
 	builtins := C.CString(filepath.Join(filepath.Dir(c.path), "libnvrtc-builtins.so."+c.Version()))
 	defer C.free(unsafe.Pointer(builtins))
 	C.cprun_nvrtc_preload(builtins)
 	return nil
 }
 
-// Version returns the version of CUDA that NVRTC belongs to, such as "13.0".
+// Version returns the CUDA version of NVRTC, such as "13.0".
 func (c *Compiler) Version() string { return fmt.Sprintf("%d.%d", c.major, c.minor) }
 
-// Path returns the path that the library was loaded from.
+// Path returns the path of the loaded library.
 func (c *Compiler) Path() string { return c.path }
 
 func (c *Compiler) check(call string, r C.nvrtcResult) error {
@@ -88,7 +88,7 @@ func (c *Compiler) check(call string, r C.nvrtcResult) error {
 	return fmt.Errorf("%s: %s", call, C.GoString(C.cprun_nvrtc_error(&c.t, r)))
 }
 
-// Error is source that does not compile.
+// Error is a failed compilation.
 type Error struct {
 	Name  string // of the source
 	Cause error
@@ -101,9 +101,9 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Cause }
 
-// Compile translates src, which includes headers by their names, to a cubin. The options say
-// for which architecture: --gpu-architecture=sm_90a. The log has warnings, and with
-// --ptxas-options=-v what ParseUsage reads. An error is an *Error.
+// Compile translates src to a cubin. src may include headers by their names. The options must name an architecture:
+// --gpu-architecture=sm_90a. The log has warnings and, with --ptxas-options=-v, the input of ParseUsage. An error is an
+// *Error.
 func (c *Compiler) Compile(name string, src []byte, headers map[string][]byte, opts []string) (cubin []byte,
 	log string, err error) {
 	cubin, log, err = c.compile(name, src, headers, opts)

@@ -5,7 +5,7 @@ function usable(view, state) {
   return view.panels.map((p) => p.series.filter((s) => !state.hidden.has(s.name)));
 }
 
-// bounds are the ends of both axes over all panels of a view, so that panels compare.
+// bounds returns the ends of both axes over all panels of a view, so that panels are comparable.
 function bounds(view, state) {
   const b = { x: [Infinity, -Infinity], y: [Infinity, -Infinity] };
   const grow = (range, v, log) => { if (v !== null && Number.isFinite(v) && (!log || v > 0)) { range[0] = Math.min(range[0], v); range[1] = Math.max(range[1], v); } };
@@ -26,7 +26,7 @@ function niceUp(v) { const p = 10 ** Math.floor(Math.log10(v)); return steps10.f
 
 function niceDown(v) { const p = 10 ** Math.floor(Math.log10(v)); return steps10.filter((s) => s * p <= v * (1 + 1e-9)).pop() * p; }
 
-// ticksOf are the marks of a log axis: 1, 2, 5, 10, ... where they are few, powers of ten else; of tokens and ranks powers of two.
+// ticksOf returns the ticks of a log axis: 1, 2, 5, 10, ... or only powers of ten; powers of two for tokens and ranks.
 function ticksOf(a, lo, hi) {
   const out = [];
   if (a.kind === "tokens" || a.kind === "ranks" || a.kind === "bytes") {
@@ -67,7 +67,7 @@ function axisOption(a, range, small) {
   if (!a.kind && hi > lo && hi - lo < Math.abs(hi) / 5 && Math.abs(hi) < 1e4) o.axisLabel.formatter = fine(lo, hi);
   if (a.zero) { o.min = 0; o.max = hi > 0 ? niceUp(hi * 1.04) : 1; } else { o.scale = true; }
   if (a.max) hi = Math.min(hi, a.max);
-  if (a.kind === "bytes" && a.zero && hi > 0) { // whole powers of two between the lines
+  if (a.kind === "bytes" && a.zero && hi > 0) { // powers of two between the lines
     let step = 2 ** Math.ceil(Math.log2(hi / 6));
     o.interval = step;
     o.max = Math.ceil(hi * 1.04 / step) * step;
@@ -77,8 +77,8 @@ function axisOption(a, range, small) {
 
 function tip(lines) { return lines.filter(Boolean).join("\n"); }
 
-// told is what is said of a point, in a tooltip and to a screen reader.
-function told(view, s, x, y, i, state) {
+// pointText returns the text of a point for the tooltip and for screen readers.
+function pointText(view, s, x, y, i, state) {
   const xAxis = view.x.kind === "text" ? view.x.text[x] : exact(view.x.kind)(x) + " " + (view.x.name || "");
   const out = [s.name, xAxis, exact(view.y.kind)(y) + (view.y.kind ? "" : " " + view.y.name)];
   if (s.lo && s.lo[i] !== null && s.lo[i] !== undefined && s.kind !== "heat") out.push(exact(view.y.kind)(s.lo[i]) + " to " + exact(view.y.kind)(s.hi[i]));
@@ -94,7 +94,7 @@ function lineOption(view, s, state) {
     lineStyle: { color, width: ideal ? 1.2 : 2, type: ideal && s.dash === 0 ? "solid" : pick(dashes, s.dash).length ? pick(dashes, s.dash) : "solid" }, emphasis: { scale: 1.4 } };
 }
 
-// spreadOption draws the bars from the least to the most of a line's points.
+// spreadOption draws error bars from the lowest to the highest value.
 function spreadOption(s, state) {
   const data = pointsOf(s, state).filter(([, , i]) => s.lo[i] !== null && s.hi[i] !== null).map(([x, , i]) => [x, s.lo[i], s.hi[i]]);
   const color = colorOf(s);
@@ -111,7 +111,7 @@ function barOption(view, s, state) {
     itemStyle: { color, borderColor: look().paper, borderWidth: 1, decal: decalOf(s.color) || undefined }, barMaxWidth: 46, animation: false };
 }
 
-// wordsOf is what fits into a rectangle: the hop, or whom it waits for.
+// wordsOf returns the short text in a rectangle: the hop, or the awaited rank.
 function wordsOf(text) {
   const wait = /^waits for rank (\d+)/.exec(text), hop = /^attention.*\bhop (\d+)/.exec(text);
   return wait ? "← " + wait[1] : hop ? "hop " + hop[1] : "";
@@ -150,16 +150,16 @@ function tooltipOption(view, list, state) {
   } };
 }
 
-// reading is all that is known of point i of a series.
+// reading returns the whole text of point i of a series.
 function reading(view, s, i, state) {
   if (s.kind === "rects") return tip([s.words ? s.words[s.text[i]] : "", s.name, view.y.text[s.ys[i]], exact(view.x.kind)(s.xs[i]) + " to " + exact(view.x.kind)(s.x2[i])]);
   if (s.kind === "heat") {
     const kind = view.panels[0].title;
     return tip([view.y.text[s.ys[i]] + ", " + view.x.text[s.xs[i]], s.name + ": " + exact(kind === "seconds" || kind === "bytes" ? kind : "")(s.lo[i])]);
   }
-  if (s.kind === "bar" || s.kind === "stack") { const k = (s.xs || []).indexOf(i); return told(view, s, i, s.ys[k], k, state); }
+  if (s.kind === "bar" || s.kind === "stack") { const k = (s.xs || []).indexOf(i); return pointText(view, s, i, s.ys[k], k, state); }
   const at = pointsOf(s, state).find((p) => p[2] === i);
-  return at ? told(view, s, at[0], at[1], i, state) : "";
+  return at ? pointText(view, s, at[0], at[1], i, state) : "";
 }
 
 function optionOf(figure, view, k, state, width) {
@@ -170,7 +170,7 @@ function optionOf(figure, view, k, state, width) {
   if (flat) {
     y.inverse = true;
     y.name = "";
-    if (figure.kind === "rects") { x.min = 0; x.max = Math.max(...list.flatMap((s) => s.x2 || [])); x.splitLine = { show: false }; delete x.scale; }
+    if (figure.kind === "rects") { x.min = 0; x.max = Math.max(...list.flatMap((s) => s.x2 || [])); x.splitLine = { show: false }; x.axisLabel.showMaxLabel = false; delete x.scale; }
   } else if (figure.by_steps) {
     x.splitLine = { show: false };
     x.min = "dataMin"; x.max = "dataMax"; x.axisLabel.showMaxLabel = false;
@@ -189,7 +189,7 @@ function optionOf(figure, view, k, state, width) {
       if (s.lo) series.push(spreadOption(s, state));
     }
   }
-  // The SVG of ECharts has the font in an attribute as it is: without quotes.
+  // ECharts writes the font into an SVG attribute unescaped, so it must have no quotes.
   const o = { backgroundColor: "transparent", animation: false, textStyle: { fontFamily: getComputedStyle(document.body).fontFamily.replace(/"/g, ""), color: l.ink }, aria: { enabled: false },
     grid: { left: small ? 8 : 14, right: small ? 14 : 24, top: flat ? 8 : 38, bottom: 32 + turned, outerBoundsMode: "same", outerBoundsContain: "axisLabel", containLabel: true }, xAxis: x, yAxis: y, series, tooltip: tooltipOption(v, list, state) };
   if (!flat && v.y.name) o.title = { text: v.y.name, left: 0, top: 6, padding: 2, textStyle: { color: l.ink, fontSize: small ? 11.5 : 12.5, fontWeight: "normal" } };

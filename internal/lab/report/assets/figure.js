@@ -3,9 +3,9 @@
 
 const page = JSON.parse(document.getElementById("data").textContent);
 const live = document.getElementById("live");
-const drawn = []; // all figures, for a new width or look
+const drawn = []; // all figures, to redraw after a change of width or color scheme
 
-// mostPanels is how many charts of a view are drawn before the reader asks for all.
+// mostPanels limits the charts of a view until the reader asks for all.
 const mostPanels = 6;
 
 function buttons(label, names, chosen, act) {
@@ -86,7 +86,7 @@ class Figure {
     details.addEventListener("toggle", this.fill);
   }
 
-  // svg saves the charts as they are, one file each, with a legend.
+  // svg saves each chart as shown, with a legend.
   svg() {
     this.view.panels.forEach((p, k) => {
       const c = echarts.init(null, null, { renderer: "svg", ssr: true, width: 720, height: 440 });
@@ -112,7 +112,7 @@ class Figure {
       if (this.data.kind === "rects" || this.data.kind === "heat") box.style.height = Math.max(120, 64 + this.view.y.text.length * Math.max(11, Math.min(this.data.kind === "heat" ? 30 : 26, 1000 / this.view.y.text.length))) + "px";
       return box;
     });
-    boxes.forEach((box, k) => { // now that the grid has all its columns
+    boxes.forEach((box, k) => { // after the grid has all its columns
       const chart = echarts.init(box, null, { renderer: "canvas" });
       chart.setOption(optionOf(this.data, this.view, k, this.state, box.clientWidth));
       const c = { chart, box, k, series: 0, point: -1 };
@@ -154,7 +154,7 @@ class Figure {
     for (const c of this.charts) c.chart.setOption(optionOf(this.data, this.view, c.k, this.state, c.box.clientWidth), true);
   }
 
-  // key reads the points of a chart one after another.
+  // key reads the next point of a chart aloud.
   key(e, c) {
     const list = usable(this.view, this.state)[c.k].filter((s) => s.kind !== "ideal" && s.ys.length);
     if (!list.length || e.ctrlKey || e.metaKey || e.altKey) return;

@@ -1,5 +1,5 @@
 "use strict";
-// How numbers are written, by the kind of their axis.
+// Formats of numbers, by the kind of their axis.
 
 function thousands(x) {
   if (!Number.isFinite(x)) return "";
@@ -8,7 +8,7 @@ function thousands(x) {
   return x.toLocaleString("en-US", { maximumSignificantDigits: a >= 1000 ? 15 : 3, maximumFractionDigits: a >= 100 ? 0 : 6 });
 }
 
-// fine is the writer of an axis whose ends are near each other: with the digits that tell its marks apart.
+// fine returns a formatter for a short axis, with enough digits to distinguish its ticks.
 function fine(lo, hi) {
   const digits = Math.max(0, Math.min(8, 1 - Math.floor(Math.log10((hi - lo) / 5))));
   return (x) => x.toLocaleString("en-US", { maximumFractionDigits: digits });
@@ -51,5 +51,5 @@ const writers = { tokens: powers, bytes, seconds: duration, share, ranks: thousa
 
 function writer(kind) { return writers[kind] || short; }
 
-// exact is the writer of tables and tooltips.
+// exact returns the formatter of tables and tooltips.
 function exact(kind) { return kind && kind !== "tokens" && kind !== "ranks" && writers[kind] || thousands; }

@@ -1,6 +1,6 @@
 "use strict";
-// What series look like. Each place differs from the others in color, in dash and in symbol, so that it is
-// told apart in black and white. The colors are those of Okabe and Ito (Color Universal Design, 2008).
+// Looks of series. Series differ in color, dash and symbol, so that they can be distinguished in black and white. The
+// palette is by Okabe and Ito (Color Universal Design, 2008).
 
 const looks = {
   light: { ink: "#1a1d21", soft: "#5a626c", muted: "#c3c9d0", rule: "#e3e6ea", paper: "#ffffff", colors: ["#0072b2", "#d55e00", "#009e73", "#8f4e86", "#c98a00", "#3b9fd8", "#444444", "#111111"], heat: ["#f3f6f9", "#1d5f9e"] },
@@ -29,24 +29,24 @@ function pick(list, i) { return list[((i % list.length) + list.length) % list.le
 
 function colorOf(s) { return s.color < 0 ? look().muted : s.kind === "ideal" ? look().soft : pick(look().colors, s.color); }
 
-// decalOf is the pattern of a bar or rectangle, in ink that its color lets through.
+// decalOf returns the pattern of a bar or rectangle.
 function decalOf(i) {
   const d = i < 0 ? null : pick(decals, i);
   return d && Object.assign({ color: dark.matches && !printing ? "rgba(0,0,0,.45)" : "rgba(255,255,255,.55)" }, d);
 }
 
-// xsOf is the x of a series: its own, or that of its run on the axis that the reader has chosen.
-function xsOf(s, state) { return s.of ? page.steps[s.of - 1][state.x] : s.xs || []; }
+// xsOf returns the x values of a series: its own, or its run's on the chosen axis.
+function xsOf(s, state) { return s.run ? page.steps[s.run - 1][state.x] : s.xs || []; }
 
-// pointsOf is [x, y, place] of what is there.
+// pointsOf returns [x, y, index] of the points that have values.
 function pointsOf(s, state) {
   const xs = xsOf(s, state), out = [];
   for (let i = 0; i < s.ys.length; i++) if (xs[i] !== null && s.ys[i] !== null) out.push([xs[i], s.ys[i], i]);
   return state.smooth && s.symbol < 0 ? smoothed(out) : out;
 }
 
-// smoothed is the exponential moving mean with a span of a fiftieth of the points, at least 10, without the bias
-// of its beginning.
+// smoothed returns the exponential moving mean with a span of a fiftieth of the points, at least 10, corrected for the
+// bias at its beginning.
 function smoothed(points) {
   const keep = 1 - 2 / (Math.max(10, points.length / 50) + 1);
   let sum = 0, weight = 0;
@@ -57,7 +57,7 @@ function smoothed(points) {
   });
 }
 
-// swatch is the sample of a series in the legend.
+// swatch returns the sample of a series in the legend.
 function swatch(s) {
   const svg = (name, attrs, parent) => {
     const e = document.createElementNS("http://www.w3.org/2000/svg", name);

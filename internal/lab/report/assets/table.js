@@ -1,5 +1,5 @@
 "use strict";
-// The numbers of a view, as rows: for the table below a chart and for its CSV.
+// The numbers of a view as rows, for the table below a chart and for its CSV.
 
 const mostRows = 500;
 
@@ -56,7 +56,7 @@ function save(name, type, text) {
 
 function fileName(figure, view) { return (figure.title + " " + view.name).toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 80); }
 
-// fillTable writes the table of a view; what it leaves out, the CSV has.
+// fillTable writes the first rows of a view; the CSV has all.
 function fillTable(into, figure, view, state) {
   const data = rowsOf(figure, view, state), shown = data.rows.slice(0, mostRows);
   const cell = (v) => typeof v === "number" ? element("td", { class: "number" }, v.toLocaleString("en-US", { maximumSignificantDigits: 7 })) : element("td", null, v === null || v === undefined ? "" : v);

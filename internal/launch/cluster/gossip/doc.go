@@ -1,22 +1,23 @@
-// Package gossip finds the agents of a job and hints which of them may be gone. A few seeds are
-// enough to find all. It ends nothing and starts nothing: what it says may be late or wrong, and
-// whoever acts on it asks the agent itself.
+// Package gossip finds the agents of a job, and hints which of them may be lost. A few seeds are enough to find all. Its
+// information may be late or wrong, so a reader must ask the agent itself before it acts.
 //
-// It runs memberlist (SWIM) on one port, UDP and TCP, which other streams of the job may share.
-// Packets and streams are sealed with a key of the job, and begin with a label of the job, so two
-// jobs on one port never meet. What does not begin as the job's packets do is dropped before
-// memberlist sees it. Strangers hold a bounded number of streams and bytes, each for a short time.
-//
-// Sealing does not stop who repeats packets. Repeated, an old packet can show an agent that left
-// for some seconds, until it is found silent.
-//
-// Goroutines, and who ends them:
-//
-//	seek         asks seeds until they answer; mingle asks members when it is new; ended by Close
-//	pass         two of the guard, packets and streams; ended by Close
-//	screen       one a stream, reads how it begins; ends with that, or with a deadline
-//	listen       of a Port, reads packets; ended by Shutdown, which Close of the members calls
-//	accept       of a Port, takes streams; ended by Close of the port
-//	sort         one a stream, reads its first byte; ends with that, or with a deadline
-//	memberlist's ended by Close; what waits for an answer ends within its deadline
+//	members, err := gossip.Join(ctx, gossip.Config{Job: "7", Key: key, Self: self, Seeds: seeds, Transport: port})
+//	<-members.Changed()
+//	peers := members.Peers()
 package gossip
+
+// The package runs memberlist (SWIM) on one port, UDP and TCP, which other streams of the job may share. Packets and
+// streams are encrypted with a key of the job and start with the job's label, so two jobs on one port stay separate. A
+// guard drops other packets before memberlist reads them, and bounds the streams, bytes and time of unauthenticated
+// peers. Encryption does not prevent replays: a replayed packet can make a departed agent appear for some seconds.
+//
+// Goroutines, and their ends:
+//
+//	seek         asks seeds until one answers; ended by Close
+//	syncRandom   asks random members after the start; ended by Close
+//	passPackets, passStreams  filter for the guard; ended by Close
+//	screen       one per stream, reads its header; ends with that, or with a deadline
+//	listen       of a Port, reads packets; ended by Shutdown, which Close of the members calls
+//	accept       of a Port, accepts streams; ended by Close of the port
+//	sort         one per stream, reads its first byte; ends with that, or with a deadline
+//	memberlist's ended by Close; their waits for answers have deadlines

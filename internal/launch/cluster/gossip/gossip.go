@@ -18,26 +18,26 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// Config says who joins which job's gossip, and how.
+// Config describes an agent that joins the gossip of a job.
 type Config struct {
-	Job  string // names the job: its gossip meets no other's
+	Job  string // name of the job
 	Key  []byte // the job's secret, at least 16 bytes
 	Self Peer
-	// Seeds are addresses of agents, host:port; one is enough. They need not be there yet, and this agent may
-	// be among them.
+	// Seeds are addresses of agents, host:port; one is enough. An address may have no agent yet, or be this agent's
+	// own.
 	Seeds []string
-	// Transport carries packets and streams, until the agent leaves: a Port, which is not closed with it.
+	// Transport carries packets and streams until the agent leaves. A Port is not closed with it.
 	Transport memberlist.Transport
 }
 
 const (
-	// leaveBound bounds the wait of Close until others know.
+	// leaveBound bounds Close's wait until other agents know.
 	leaveBound = 500 * time.Millisecond
-	// tellPause collects changes.
-	tellPause = 20 * time.Millisecond
+	// notifyDelay collects changes into one notification.
+	notifyDelay = 20 * time.Millisecond
 )
 
-// Members are the agents of a job that this one knows of.
+// Members are the known agents of a job.
 type Members struct {
 	list    *memberlist.Memberlist
 	self    string
@@ -49,19 +49,19 @@ type Members struct {
 	close sync.Once
 	err   error // of Close
 
-	mu      sync.Mutex
-	peers   map[string]member // guarded by mu; those alive
-	telling bool              // guarded by mu; changed is about to be told
+	mu            sync.Mutex
+	peers         map[string]member // guarded by mu; live members by name
+	notifyPending bool              // guarded by mu; a notification is scheduled
 }
 
-// A member is a peer and the address of its gossip.
+// A member is a peer with its gossip address.
 type member struct {
 	Peer
 	addr netip.AddrPort
 }
 
-// Join makes this agent a member, alone at first, and returns. The seeds are asked in the
-// background, again and again until somebody answers or ctx ends; Close leaves.
+// Join makes this agent a member and returns at once. In the background it asks the seeds until one answers or ctx
+// ends. Close leaves.
 func Join(ctx context.Context, c Config) (*Members, error) {
 	seal, label, err := derive(c.Key, c.Job)
 	if err != nil {
@@ -79,7 +79,7 @@ func Join(ctx context.Context, c Config) (*Members, error) {
 	conf := tuned(c.Self.Name, label, seal)
 	guard := newGuard(c.Transport, label)
 	conf.Transport = guard
-	// gossip only hints; the control connections report what comes of it
+	// gossip only hints; the control connections report problems
 	conf.Logger = log.New(io.Discard, "", 0)
 	d := delegate{m, meta}
 	conf.Delegate, conf.Events, conf.Alive = d, d, d
@@ -90,14 +90,14 @@ func Join(ctx context.Context, c Config) (*Members, error) {
 	m.addr = addrOf(local)
 	ctx, m.stop = context.WithCancel(ctx)
 	m.wait.Go(func() { m.seek(ctx, seeds) })
-	m.wait.Go(func() { m.mingle(ctx) })
+	m.wait.Go(func() { m.syncRandom(ctx) })
 	return m, nil
 }
 
-// Addr returns the address of this agent's gossip, for others to have as a seed.
+// Addr returns this agent's gossip address, which others can use as a seed.
 func (m *Members) Addr() string { return m.addr.String() }
 
-// Peers returns the agents that are alive, by name, this one included.
+// Peers returns the live agents by name, including this one.
 func (m *Members) Peers() []Peer {
 	m.mu.Lock()
 	peers := make([]Peer, 0, len(m.peers))
@@ -109,15 +109,14 @@ func (m *Members) Peers() []Peer {
 	return peers
 }
 
-// Changed returns a channel that has something to read when Peers may have changed since it was
-// last read.
+// Changed returns a channel that receives a value after Peers may have changed.
 func (m *Members) Changed() <-chan struct{} { return m.changed }
 
-// Close tells the others that this agent leaves.
+// Close leaves the gossip and informs the others.
 func (m *Members) Close() error {
 	m.close.Do(func() {
 		m.stop()
-		// At the end of a job no one may be left. The others find out by themselves.
+		// An error is harmless: the others may have left, or detect the silence.
 		_ = m.list.Leave(leaveBound)
 		m.err = m.list.Shutdown()
 		m.wait.Wait()
@@ -125,21 +124,21 @@ func (m *Members) Close() error {
 	return m.err
 }
 
-// change applies f to the peers, and tells the reader of Changed: once for all changes within
-// tellPause, since hundreds of agents may come in a moment.
+// change applies f to the peers. It sends one notification for all changes within notifyDelay, since hundreds of agents
+// may join at once.
 func (m *Members) change(f func(peers map[string]member)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	f(m.peers)
-	if !m.telling {
-		m.telling = true
-		time.AfterFunc(tellPause, m.tell)
+	if !m.notifyPending {
+		m.notifyPending = true
+		time.AfterFunc(notifyDelay, m.notify)
 	}
 }
 
-func (m *Members) tell() {
+func (m *Members) notify() {
 	m.mu.Lock()
-	m.telling = false
+	m.notifyPending = false
 	m.mu.Unlock()
 	select {
 	case m.changed <- struct{}{}:
@@ -152,22 +151,20 @@ func addrOf(n *memberlist.Node) netip.AddrPort {
 	return netip.AddrPortFrom(ip.Unmap(), n.Port)
 }
 
-// A delegate takes memberlist's calls. memberlist may hold its lock, so the methods neither call it nor wait.
+// A delegate handles memberlist's callbacks. memberlist may hold its lock, so the methods neither call it nor wait.
 type delegate struct {
 	*Members
 	meta []byte // of this agent
 }
 
-// NodeMeta returns what this agent says of itself.
 func (d delegate) NodeMeta(int) []byte { return d.meta }
 
-// NotifyAlive refuses members whose metadata cannot be read.
+// NotifyAlive refuses members with invalid metadata.
 func (d delegate) NotifyAlive(n *memberlist.Node) error {
 	_, err := decode(n.Name, n.Meta)
 	return err
 }
 
-// NotifyJoin adds a member.
 func (d delegate) NotifyJoin(n *memberlist.Node) {
 	p, err := decode(n.Name, n.Meta)
 	if err != nil {
@@ -176,30 +173,26 @@ func (d delegate) NotifyJoin(n *memberlist.Node) {
 	d.change(func(peers map[string]member) { peers[n.Name] = member{p, addrOf(n)} })
 }
 
-// NotifyUpdate takes what a member says of itself anew.
 func (d delegate) NotifyUpdate(n *memberlist.Node) { d.NotifyJoin(n) }
 
-// NotifyLeave removes a member that has left or that is not heard of any more.
+// NotifyLeave removes a member that left or is silent.
 func (d delegate) NotifyLeave(n *memberlist.Node) {
 	name := n.Name
 	d.change(func(peers map[string]member) { delete(peers, name) })
 }
 
-// NotifyMsg ignores messages: agents talk over their control connections.
+// NotifyMsg and the rest ignore messages and state: agents use their control connections.
 func (d delegate) NotifyMsg([]byte) {}
 
-// GetBroadcasts returns none, for the same reason.
 func (d delegate) GetBroadcasts(int, int) [][]byte { return nil }
 
-// LocalState returns none.
 func (d delegate) LocalState(bool) []byte { return nil }
 
-// MergeRemoteState has nothing to merge.
 func (d delegate) MergeRemoteState([]byte, bool) {}
 
-// tuned returns memberlist's settings. Its own for a local network find a dead agent after 5 s and
-// more; these after 1 to 2 s, and 3 s among 1,024, for about 60 packets a second while there is news
-// and 16 otherwise. docs/cluster-simulation.md has what they cost.
+// tuned returns memberlist's settings. Its defaults for a local network detect a dead agent after 5 s or more. These
+// detect it after 1 to 2 s, and 3 s among 1,024 agents, with about 60 packets a second during changes and 16 otherwise.
+// docs/benchmarks/202611_cluster.md lists the costs.
 func tuned(name, label string, seal []byte) *memberlist.Config {
 	c := memberlist.DefaultLANConfig()
 	c.Name = name
@@ -212,7 +205,7 @@ func tuned(name, label string, seal []byte) *memberlist.Config {
 	c.GossipInterval, c.GossipNodes = 50*time.Millisecond, 3
 	c.PushPullInterval = 10 * time.Second
 
-	// What is compressed takes the agent more time than the network, and unpacking costs memory.
+	// Compression takes more time than it saves, and decompression costs memory.
 	c.EnableCompression = false
 	return c
 }
@@ -223,8 +216,8 @@ const (
 	labelSize = 8  // bytes of a label, which is twice as long in hexadecimal
 )
 
-// derive returns the key and the label of a job's gossip. The label is seen by all on the network
-// and tells them nothing about the key. Another job or another key has another label.
+// derive returns the encryption key and the label of a job's gossip. The label is public and reveals nothing about the
+// key. It differs for each job and key.
 func derive(key []byte, job string) (seal []byte, label string, err error) {
 	if len(key) < minKey {
 		return nil, "", fmt.Errorf("gossip: the job's key has %d bytes; it needs %d", len(key), minKey)

@@ -18,12 +18,12 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var key = []byte("a key of thirty-two bytes, or so")
 
-// config is that of an agent at a free port of the loopback.
+// config returns the config of an agent at a free loopback port.
 func config(t testing.TB, name string, seeds ...string) Config {
 	return at(t, "127.0.0.1:0", name, seeds...)
 }
 
-// at is the config of an agent at an address.
+// at returns the config of an agent at an address.
 func at(t testing.TB, addr, name string, seeds ...string) Config {
 	t.Helper()
 	port, err := Bind(addr)
@@ -44,7 +44,7 @@ func at(t testing.TB, addr, name string, seeds ...string) Config {
 	}
 }
 
-// join makes a member that leaves when the test ends.
+// join returns a member that leaves at the end of the test.
 func join(t testing.TB, c Config) *Members {
 	t.Helper()
 	m, err := Join(context.Background(), c)
@@ -59,7 +59,7 @@ func join(t testing.TB, c Config) *Members {
 	return m
 }
 
-// names are those of the agents that m knows of.
+// names returns the agents known to m.
 func names(m *Members) []string {
 	var list []string
 	for _, p := range m.Peers() {
@@ -110,7 +110,7 @@ func TestAgentsFindEachOther(t *testing.T) {
 	}
 }
 
-// An agent may come long before its seed does.
+// TestSeedsAreAskedUntilTheyAnswer checks that an agent may start long before its seed.
 func TestSeedsAreAskedUntilTheyAnswer(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -120,7 +120,7 @@ func TestSeedsAreAskedUntilTheyAnswer(t *testing.T) {
 	l.Close()
 	early := join(t, config(t, "early", seed, "no-such-host.invalid:1"))
 	time.Sleep(2 * seekPause)
-	late := join(t, at(t, seed, "late", seed)) // itself among its seeds
+	late := join(t, at(t, seed, "late", seed)) // its own address is among its seeds
 	await(t, early, "early", "late")
 	await(t, late, "early", "late")
 }
@@ -141,7 +141,7 @@ func TestJobsDoNotMeet(t *testing.T) {
 	}
 }
 
-// One port is enough for gossip and for what else agents say to each other.
+// TestStreamsThatAreNotGossipReachTheListener checks that one port carries gossip and other streams.
 func TestStreamsThatAreNotGossipReachTheListener(t *testing.T) {
 	port, err := Bind("127.0.0.1:0")
 	if err != nil {
@@ -154,7 +154,7 @@ func TestStreamsThatAreNotGossipReachTheListener(t *testing.T) {
 		t.Errorf("gossip is at %s, the port at %s", m.Addr(), port.Addr())
 	}
 	for _, silent := range []bool{true, false} {
-		conn, err := net.Dial("tcp", m.Addr())
+		conn, err := net.Dial("tcp", m.Addr()) // the listener still accepts
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -198,7 +198,7 @@ func TestJoinRefuses(t *testing.T) {
 		`the seed "node03:x" is not`: func(c *Config) { c.Seeds = []string{"node03:x"} },
 		`the seed "node03" is not`:   func(c *Config) { c.Seeds = []string{"node03"} },
 		"give at most 64":            func(c *Config) { c.Seeds = make([]string, 65) },
-		"an agent's name is":         func(c *Config) { c.Self.Name = "" },
+		`agent name ""`:              func(c *Config) { c.Self.Name = "" },
 		"it must be host:port":       func(c *Config) { c.Self.Control = "node03" },
 		`"\x1b[2J:1"`:                func(c *Config) { c.Self.Control = "\x1b[2J:1" },
 		`hhhh`:                       func(c *Config) { c.Self.Control = strings.Repeat("h", 512) + ":1" },
@@ -224,10 +224,10 @@ func TestBindRefuses(t *testing.T) {
 	defer busy.Close()
 	defer busy.Shutdown()
 	for want, addr := range map[string]string{
-		"others cannot reach 0.0.0.0":      "0.0.0.0:0",
-		"others cannot reach fe80::1%lo":   "[fe80::1%lo]:0",
+		"cannot reach 0.0.0.0":             "0.0.0.0:0",
+		"cannot reach fe80::1%lo":          "[fe80::1%lo]:0",
 		`cannot listen at "node03:0"`:      "node03:0",
-		"so choose another":                busy.Addr().String(),
+		"choose another":                   busy.Addr().String(),
 		"bind: cannot assign requested ad": "192.0.2.1:0",
 	} {
 		p, err := Bind(addr)
@@ -241,14 +241,14 @@ func TestBindRefuses(t *testing.T) {
 	}
 }
 
-// TestTwoOfOneName has a second agent come under the name of another: the first one stays.
+// TestTwoOfOneName checks that a second agent with the same name does not replace the first.
 func TestTwoOfOneName(t *testing.T) {
 	first := join(t, config(t, "n0"))
 	await(t, join(t, config(t, "n1", first.Addr())), "n0", "n1")
 	await(t, first, "n0", "n1")
 	c := config(t, "n1", first.Addr())
 	c.Self.Control = "127.0.0.1:4001"
-	await(t, join(t, c), "n0", "n1") // it has told the first of itself by then
+	await(t, join(t, c), "n0", "n1") // by then it has announced itself to the first
 	await(t, first, "n0", "n1")
 	if got := first.Peers()[1]; got.Control != "127.0.0.1:4000" {
 		t.Errorf("the first is known as %+v", got)

@@ -15,49 +15,47 @@ import (
 	"github.com/cprun/cprun/internal/base/admission"
 )
 
-// With a label and a key, memberlist puts this in front of packets and streams:
+// With a label and a key, memberlist's packets and streams have these formats:
 //
 //	packet               244 ‖ length of label (1) ‖ label ‖ 1 ‖ nonce (12) ‖ sealed ‖ tag (16)
-//	stream, its opener   244 ‖ length of label (1) ‖ label ‖ as the answer
+//	stream of the dialer 244 ‖ length of label (1) ‖ label ‖ as the answer
 //	stream, the answer   10 ‖ length of the rest (4) ‖ 1 ‖ nonce (12) ‖ sealed ‖ tag (16)
 //
-// The 1 is how it is sealed. memberlist also takes 0, with padding, and no code covers this byte:
-// in a packet that was seen on the network it could be turned into 0, which has the receiver cut off
-// padding that is not there. So only 1 goes through.
+// The 1 is the version of the encryption. memberlist also accepts 0, with padding, and does not authenticate this byte:
+// an attacker could change it to 0 in a captured packet, and the receiver would cut off padding that does not exist. So
+// the guard accepts only 1.
 const (
 	labelled  = 244
 	encrypted = 10
 	sealing   = 1
-	sealCost  = 1 + 12 + 16 // bytes around the sealed ones
+	sealCost  = 1 + 12 + 16 // bytes added to the plaintext
 )
 
-// maxStreams bounds the streams of others that have not brought all they have to.
+// maxStreams bounds the incomplete streams of other agents.
 const maxStreams = 128
 
-var inbound = admission.Limits{Most: maxStreams, Stay: 250 * time.Millisecond}
+var inboundLimits = admission.Limits{Most: maxStreams, Stay: 250 * time.Millisecond}
 
 const (
-	// headBound bounds the wait for a stream's first bytes, and handBound the wait
-	// until somebody is there for it.
+	// headBound bounds the wait for a stream's first bytes, and handBound the wait until memberlist accepts it.
 	headBound = time.Second
 	handBound = time.Second
-	// maxState bounds the bytes of a stream: the state of 10,000 agents and more.
+	// maxState bounds the bytes of a stream: the state of more than 10,000 agents.
 	maxState = 8 << 20
-	// heldState bounds the bytes that all streams from others hold. Above it, streams with more than their
-	// share end.
+	// heldState bounds the bytes held by all inbound streams. Above it, streams with more than their share are closed.
 	heldState = 64 << 20
 )
 
 var (
-	errForeign = errors.New("it is of another job, or has another key")
-	errShare   = errors.New("too much is on its way from other streams")
+	errForeign = errors.New("it belongs to another job or has another key")
+	errShare   = errors.New("all inbound streams together hold too many bytes")
 )
 
-// guard stands between a transport and memberlist. It passes on packets and streams that begin as the
-// job's do, and bounds the memory that others can take.
+// A guard filters the traffic between a transport and memberlist. It passes only packets and streams that start with
+// the job's header, and bounds the memory that other agents can occupy.
 type guard struct {
 	memberlist.Transport
-	head    []byte // of a packet, and of a stream that somebody opens: up to the label's end
+	head    []byte // read from Conn, not yet returned
 	packets chan *memberlist.Packet
 	streams chan net.Conn
 	done    chan struct{} // closed by Shutdown
@@ -65,7 +63,7 @@ type guard struct {
 	err     error // of Shutdown
 	wait    sync.WaitGroup
 	inbound *admission.Door
-	held    atomic.Int64 // bytes that inbound streams have brought
+	held    atomic.Int64 // bytes held by inbound streams
 
 	mu     sync.Mutex
 	closed bool             // guarded by mu
@@ -79,7 +77,7 @@ func newGuard(inner memberlist.Transport, label string) *guard {
 		packets:   make(chan *memberlist.Packet),
 		streams:   make(chan net.Conn),
 		done:      make(chan struct{}),
-		inbound:   admission.New(inbound),
+		inbound:   admission.New(inboundLimits),
 		dialed:    map[*stream]bool{},
 	}
 	g.wait.Go(g.passPackets)
@@ -87,17 +85,17 @@ func newGuard(inner memberlist.Transport, label string) *guard {
 	return g
 }
 
-// PacketCh returns the packets that begin as the job's do.
+// PacketCh returns the job's packets.
 func (g *guard) PacketCh() <-chan *memberlist.Packet { return g.packets }
 
-// StreamCh returns the streams that do.
+// StreamCh returns the job's streams.
 func (g *guard) StreamCh() <-chan net.Conn { return g.streams }
 
 func (g *guard) passPackets() {
 	for {
 		select {
 		case p := <-g.Transport.PacketCh():
-			if !g.ours(p.Buf) {
+			if !g.isOurs(p.Buf) {
 				continue
 			}
 			select {
@@ -111,7 +109,7 @@ func (g *guard) passPackets() {
 	}
 }
 
-func (g *guard) ours(packet []byte) bool {
+func (g *guard) isOurs(packet []byte) bool {
 	rest, ok := bytes.CutPrefix(packet, g.head)
 	return ok && len(rest) >= sealCost && rest[0] == sealing
 }
@@ -129,7 +127,7 @@ func (g *guard) passStreams() {
 	}
 }
 
-// screen reads how a stream begins, and hands it to memberlist if it may.
+// screen checks a stream's header, and passes the stream to memberlist.
 func (g *guard) screen(s *stream) {
 	_ = s.SetDeadline(time.Now().Add(headBound))
 	if err := s.open(g.head); err != nil {
@@ -145,7 +143,7 @@ func (g *guard) screen(s *stream) {
 	s.Close()
 }
 
-// DialTimeout opens a stream, and checks its answer.
+// DialTimeout opens a stream. The stream checks the header of the answer.
 func (g *guard) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
 	conn, err := g.Transport.DialTimeout(addr, timeout)
 	if err != nil {
@@ -162,7 +160,7 @@ func (g *guard) DialTimeout(addr string, timeout time.Duration) (net.Conn, error
 	return s, nil
 }
 
-// Shutdown closes all streams and the transport, and waits until nothing comes from it any more.
+// Shutdown closes all streams and the transport, and waits for the guard's goroutines.
 func (g *guard) Shutdown() error {
 	g.once.Do(func() {
 		close(g.done)
@@ -179,10 +177,9 @@ func (g *guard) Shutdown() error {
 	return g.err
 }
 
-// answerHead bytes of an answer decide whether it may be read.
 const answerHead = 1 + 4 + 1
 
-// A stream is a stream that brings one sealed message, and no more bytes than that has.
+// A stream limits reads to one encrypted message.
 type stream struct {
 	net.Conn
 	guard   *guard
@@ -191,11 +188,11 @@ type stream struct {
 
 	opened  bool
 	head    []byte // read and not handed on yet
-	left    int64  // bytes of the message that are still to come
+	left    int64  // bytes of the message not yet read
 	brought atomic.Int64
 }
 
-// open reads and checks how the message begins. prefix comes before the head of an answer.
+// open reads and checks the header. prefix precedes the header of an answer.
 func (s *stream) open(prefix []byte) error {
 	head := make([]byte, len(prefix)+answerHead)
 	if _, err := io.ReadFull(s.Conn, head); err != nil {
@@ -235,14 +232,13 @@ func (s *stream) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// overShare notes that n more bytes have come, and reports whether that is more than this stream's
-// share while all together hold too much.
+// overShare adds n received bytes. It reports whether all streams hold too much and this one more than its share.
 func (s *stream) overShare(n int64) bool {
 	held, own := s.guard.held.Add(n), s.brought.Add(n)
 	return held > heldState && own > heldState/maxStreams
 }
 
-// Close closes the stream and gives back its memory. Its reader calls it.
+// Close closes the stream and frees its share. The reader calls it.
 func (s *stream) Close() error {
 	s.once.Do(func() {
 		if s.inbound {
@@ -257,13 +253,13 @@ func (s *stream) Close() error {
 	return s.Conn.Close()
 }
 
-// A begun stream has had its first bytes read.
-type begun struct {
+// A prefixedConn returns the bytes in head before those of Conn.
+type prefixedConn struct {
 	net.Conn
-	head []byte
+	head []byte // of a packet and of a dialer's stream: up to the label's end
 }
 
-func (b *begun) Read(p []byte) (int, error) {
+func (b *prefixedConn) Read(p []byte) (int, error) {
 	if len(b.head) > 0 {
 		n := copy(p, b.head)
 		b.head = b.head[n:]

@@ -19,7 +19,7 @@ import (
 	"github.com/cprun/cprun/internal/launch/cluster/netsim"
 )
 
-// intact requires that an agent that comes now is found by m, and that nobody else was taken in.
+// intact requires that m finds a new agent, and has accepted no foreign one.
 func intact(t *testing.T, m *Members, name string) {
 	t.Helper()
 	late := join(t, config(t, name, m.Addr()))
@@ -27,7 +27,7 @@ func intact(t *testing.T, m *Members, name string) {
 	await(t, m, m.self, name)
 }
 
-// jobHead is how the job's packets begin, as somebody who listens can know it.
+// jobHead returns the header of the job's packets, which an eavesdropper can read.
 func jobHead(t *testing.T) []byte {
 	_, label, err := derive(key, "job")
 	if err != nil {
@@ -80,11 +80,11 @@ func TestGarbageStopsNothing(t *testing.T) {
 	intact(t, m, "n1")
 }
 
-// Streams that say nothing hold little, and hold nobody up.
+// TestHalfOpenStreamsStopNothing checks that silent streams use little memory and block no agent.
 func TestHalfOpenStreamsStopNothing(t *testing.T) {
 	m := join(t, config(t, "n0"))
 	head := jobHead(t)
-	slow := append(append(slices.Clone(head), encrypted), 0, 0x40, 0, 0, sealing) // 4 MiB are to come
+	slow := append(append(slices.Clone(head), encrypted), 0, 0x40, 0, 0, sealing) // announces 4 MiB
 	var open []net.Conn
 	defer func() {
 		for _, c := range open {
@@ -107,7 +107,7 @@ func TestHalfOpenStreamsStopNothing(t *testing.T) {
 	}
 }
 
-// Who sends much on many streams does not get more than is allowed for all.
+// TestStreamsHoldABoundedNumberOfBytes checks that many large streams stay within the common bound.
 func TestStreamsHoldABoundedNumberOfBytes(t *testing.T) {
 	g := newGuard(idle{}, "label")
 	defer g.Shutdown()
@@ -142,23 +142,23 @@ func TestStreamsHoldABoundedNumberOfBytes(t *testing.T) {
 	}
 }
 
-// source is a stream that brings as much as is asked for.
+// A source is an endless stream.
 type source struct {
 	net.Conn
-	_ int // each is another
+	_ int // makes each value distinct
 }
 
 func (*source) Read(p []byte) (int, error) { return len(p), nil }
 func (*source) Close() error               { return nil }
 
-// idle is a transport on which nothing happens.
+// An idle is a transport without traffic.
 type idle struct{ memberlist.Transport }
 
 func (idle) PacketCh() <-chan *memberlist.Packet { return nil }
 func (idle) StreamCh() <-chan net.Conn           { return nil }
 func (idle) Shutdown() error                     { return nil }
 
-// recorder keeps the packets that an agent gets.
+// A recorder keeps the packets received by an agent.
 type recorder struct {
 	memberlist.Transport
 	packets chan *memberlist.Packet
@@ -203,8 +203,8 @@ func (r *recorder) taken() [][]byte {
 	return slices.Clone(r.got)
 }
 
-// What was sent once is sent again, also with another sealing, which no code covers: with 0,
-// memberlist cuts off as many bytes as the last one says.
+// TestReplayedPacketsStopNothing replays packets, also with encryption version 0, which is not authenticated:
+// memberlist would then cut off as many bytes as the last one says.
 func TestReplayedPacketsStopNothing(t *testing.T) {
 	w, err := Bind("127.0.0.1:0")
 	if err != nil {
@@ -247,25 +247,25 @@ func TestGuardKnowsTheJobsPackets(t *testing.T) {
 	g := newGuard(idle{}, "label")
 	defer g.Shutdown()
 	packet := append([]byte("\xf4\x05label\x01"), make([]byte, 28)...)
-	if !g.ours(packet) {
+	if !g.isOurs(packet) {
 		t.Error("a packet of the job is none")
 	}
 	for i := range 8 {
 		other := slices.Clone(packet)
 		other[i] ^= 1
-		if g.ours(other) {
+		if g.isOurs(other) {
 			t.Errorf("a packet of the job with byte %d changed is one", i)
 		}
-		if g.ours(packet[:i]) {
+		if g.isOurs(packet[:i]) {
 			t.Errorf("%d bytes of it are one", i)
 		}
 	}
-	if g.ours(packet[:len(packet)-1]) {
+	if g.isOurs(packet[:len(packet)-1]) {
 		t.Error("one that is too short to be sealed is one")
 	}
 }
 
-// FuzzStream reads what others could send on a stream.
+// FuzzStream reads arbitrary bytes as a stream.
 func FuzzStream(f *testing.F) {
 	good := append([]byte{encrypted, 0, 0, 0, 33, sealing}, make([]byte, 32)...)
 	f.Add([]byte{}, good)
@@ -276,7 +276,7 @@ func FuzzStream(f *testing.F) {
 			return
 		}
 		g := &guard{}
-		s := &stream{Conn: &begun{Conn: ended{}, head: slices.Clone(b)}, guard: g}
+		s := &stream{Conn: &prefixedConn{Conn: ended{}, head: slices.Clone(b)}, guard: g}
 		if err := s.open(prefix); err != nil {
 			return
 		}
@@ -289,13 +289,13 @@ func FuzzStream(f *testing.F) {
 	})
 }
 
-// ended is a stream that brings nothing.
+// An ended is an empty stream.
 type ended struct{ net.Conn }
 
 func (ended) Read([]byte) (int, error) { return 0, io.EOF }
 
-// An agent that comes back after both sides of a network that was cut in two have forgotten each
-// other is found again, through the seeds.
+// TestSidesOfACutFindEachOther checks that both sides of a partition that have dropped each other find each other again
+// through the seeds.
 func TestSidesOfACutFindEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := together(t, 8)
@@ -312,7 +312,7 @@ func TestSidesOfACutFindEachOther(t *testing.T) {
 	})
 }
 
-// An agent that stood still for long and was taken for dead comes back.
+// TestAgentsThatStoodStillComeBack checks that an agent that was paused and dropped returns.
 func TestAgentsThatStoodStillComeBack(t *testing.T) {
 	for _, pause := range []time.Duration{5 * time.Second, 5 * time.Minute} {
 		t.Run(fmt.Sprint(pause), func(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// FuzzPeer reads metadata as others could send it.
+// FuzzPeer decodes arbitrary metadata.
 func FuzzPeer(f *testing.F) {
 	for _, p := range []Peer{
 		{Name: "n0", Control: "10.0.0.3:4000"},

@@ -17,25 +17,23 @@ import (
 )
 
 const (
-	// packetSize is the most that a packet of ours has (1,400 bytes), and a bit, so that a longer
-	// one is known as such.
+	// packetSize is more than the longest packet (1,400 bytes), so that longer packets are detected.
 	packetSize = 1500
-	// packetQueue is the requested size of the system's queue of packets. Agents are slow to read while ranks compute.
+	// packetQueue is the requested size of the kernel's packet queue. Agents read slowly while ranks compute.
 	packetQueue = 2 << 20
 	// portTries bounds the search for a port that is free for both UDP and TCP.
 	portTries = 16
 )
 
-// Port is one port of one address, for a job: UDP and TCP. It carries gossip, as a
-// memberlist.Transport, and is a net.Listener for the streams that are not gossip, so that agents
-// need no port besides. What does not ask for either holds nothing up.
+// Port is one UDP and TCP port of a job. It carries gossip, as a memberlist.Transport, and is a net.Listener for all
+// other streams, so that agents need one port. Silent or unknown connections block nothing.
 type Port struct {
 	udp     *net.UDPConn
 	tcp     *net.TCPListener
 	packets chan *memberlist.Packet
-	streams chan net.Conn // those of gossip
+	streams chan net.Conn // of gossip
 	others  chan net.Conn
-	silent  *admission.Door // streams that no one has taken yet
+	silent  *admission.Door // streams not yet accepted
 
 	gossip, rest context.Context // ended by Shutdown and by Close
 	stop, close  context.CancelFunc
@@ -43,14 +41,14 @@ type Port struct {
 	listening, accepting sync.WaitGroup // listen; sort
 }
 
-// Bind takes the port of an address, host:port, or one that is free if it is 0.
+// Bind opens the port of an address, host:port, or a free one if it is 0.
 func Bind(address string) (*Port, error) {
 	at, err := netip.ParseAddrPort(address)
 	switch ip := at.Addr(); {
 	case err != nil:
 		return nil, fmt.Errorf("cannot listen at %.80q: give an IP address of this host and a port", address)
 	case ip.IsUnspecified() || ip.IsMulticast() || ip.Zone() != "":
-		return nil, fmt.Errorf("others cannot reach %s: give the address that this host has on the job's network", ip)
+		return nil, fmt.Errorf("other hosts cannot reach %s: give the address of this host on the job's network", ip)
 	}
 	var p *Port
 	for range portTries {
@@ -60,7 +58,7 @@ func Bind(address string) (*Port, error) {
 	}
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("%w; another program or job has port %d, so choose another", err, at.Port())
+		return nil, fmt.Errorf("%w: another program or job uses port %d; choose another", err, at.Port())
 	case err != nil:
 		return nil, err
 	}
@@ -69,7 +67,7 @@ func Bind(address string) (*Port, error) {
 	return p, nil
 }
 
-// bind takes a port for TCP and the same one for UDP.
+// bind opens a TCP port and the same UDP port.
 func bind(at netip.AddrPort) (*Port, error) {
 	tcp, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
 	if err != nil {
@@ -80,9 +78,9 @@ func bind(at netip.AddrPort) (*Port, error) {
 		tcp.Close()
 		return nil, err
 	}
-	_ = udp.SetReadBuffer(packetQueue) // the system may give less
+	_ = udp.SetReadBuffer(packetQueue) // best effort
 	p := &Port{
-		udp: udp, tcp: tcp, silent: admission.New(inbound),
+		udp: udp, tcp: tcp, silent: admission.New(inboundLimits),
 		packets: make(chan *memberlist.Packet), streams: make(chan net.Conn), others: make(chan net.Conn),
 	}
 	p.gossip, p.stop = context.WithCancel(context.Background())
@@ -90,13 +88,13 @@ func bind(at netip.AddrPort) (*Port, error) {
 	return p, nil
 }
 
-// listen reads packets into one buffer, so that a flood of them costs time and no memory.
+// listen reads packets into one buffer, so that a flood of them uses no memory.
 func (p *Port) listen() {
 	buf := make([]byte, packetSize)
 	for p.gossip.Err() == nil {
 		n, from, err := p.udp.ReadFromUDPAddrPort(buf)
 		if err != nil || n == len(buf) {
-			continue // errors of earlier packets are also reported here
+			continue // it may be the error of an earlier packet
 		}
 		packet := &memberlist.Packet{Buf: append([]byte(nil), buf[:n]...), From: net.UDPAddrFromAddrPort(from),
 			Timestamp: time.Now()}
@@ -107,8 +105,8 @@ func (p *Port) listen() {
 	}
 }
 
-// sort hands a stream to gossip or to the listener, by its first byte. Until somebody takes it, it
-// has the place of a silent stream.
+// sort passes a stream to gossip or to the listener, by its first byte. Until it is accepted, it counts as a silent
+// stream.
 func (p *Port) sort(conn net.Conn) {
 	_ = conn.SetReadDeadline(time.Now().Add(headBound))
 	first := make([]byte, 1)
@@ -122,9 +120,9 @@ func (p *Port) sort(conn net.Conn) {
 		to, end = p.streams, p.gossip
 	}
 	select {
-	case to <- &begun{conn, first}:
+	case to <- &prefixedConn{conn, first}:
 		return
-	case <-time.After(handBound): // no one is there for it
+	case <-time.After(handBound): // not accepted in time
 	case <-end.Done():
 	}
 	conn.Close()
@@ -143,7 +141,7 @@ func (p *Port) Accept() (net.Conn, error) {
 // Addr returns the address of the port.
 func (p *Port) Addr() net.Addr { return p.tcp.Addr() }
 
-// Close takes no more streams, and frees the port for TCP.
+// Close stops accepting streams and frees the TCP port.
 func (p *Port) Close() error {
 	p.close()
 	p.silent.Close()
@@ -152,7 +150,7 @@ func (p *Port) Close() error {
 	return err
 }
 
-// Shutdown carries no more gossip, and frees the port for UDP. It does not close the listener.
+// Shutdown stops gossip and frees the UDP port. It does not close the listener.
 func (p *Port) Shutdown() error {
 	p.stop()
 	err := p.udp.Close()
@@ -160,7 +158,7 @@ func (p *Port) Shutdown() error {
 	return err
 }
 
-// FinalAdvertiseAddr returns the address that is listened at. There is no other by which to reach it.
+// FinalAdvertiseAddr returns the listen address.
 func (p *Port) FinalAdvertiseAddr(string, int) (net.IP, int, error) {
 	at := p.tcp.Addr().(*net.TCPAddr)
 	if ip4 := at.IP.To4(); ip4 != nil {
@@ -185,8 +183,8 @@ func (p *Port) DialTimeout(addr string, timeout time.Duration) (net.Conn, error)
 	return d.DialContext(p.gossip, "tcp", addr)
 }
 
-// PacketCh returns the packets that arrive.
+// PacketCh returns the received packets.
 func (p *Port) PacketCh() <-chan *memberlist.Packet { return p.packets }
 
-// StreamCh returns the streams that others open.
+// StreamCh returns the accepted streams of gossip.
 func (p *Port) StreamCh() <-chan net.Conn { return p.streams }

@@ -22,22 +22,22 @@ const (
 	// seekPause separates two rounds while this agent is alone; it doubles up to maxSeekPause.
 	seekPause    = 200 * time.Millisecond
 	maxSeekPause = 2 * time.Second
-	// idlePause separates looks for seeds that are no members: after the network was cut in two for
-	// long, each side knows none of the other, and none of them is alone.
+	// idlePause separates two rounds for seeds that are not members. After a long network partition, neither side knows
+	// the other, and no agent is alone.
 	idlePause = 10 * time.Second
-	// lookupBound bounds the look-up of a seed's address.
+	// lookupBound bounds the DNS lookup of a seed.
 	lookupBound = 5 * time.Second
 	maxSeeds    = 64
-	// An agent that has just found others exchanges all it knows with mingles of them, one each
-	// minglePause. When all agents of a job start together, packets alone would take 18 s to tell
-	// each of 1,024 of all; they are made to tell of few changes.
-	mingles     = 6
-	minglePause = 500 * time.Millisecond
-	// maxAddresses bounds the addresses tried of one seed.
+	// After it joined, an agent exchanges full state with randomSyncs random members, one each randomSyncPause. If all
+	// agents of a job start together, packets alone take 18 s to inform each of 1,024 agents: they are designed for few
+	// changes.
+	randomSyncs     = 6
+	randomSyncPause = 500 * time.Millisecond
+	// maxAddresses bounds the addresses tried for one seed.
 	maxAddresses = 8
 )
 
-// A seed is an address at which an agent may be.
+// A seed is the address of a possible agent.
 type seed struct {
 	host string
 	port uint16
@@ -45,10 +45,9 @@ type seed struct {
 
 func (s seed) String() string { return net.JoinHostPort(s.host, strconv.Itoa(int(s.port))) }
 
-// parseSeeds reads the addresses of seeds.
 func parseSeeds(list []string) ([]seed, error) {
 	if len(list) > maxSeeds {
-		return nil, fmt.Errorf("gossip: %d seeds; give at most %d, since one is enough", len(list), maxSeeds)
+		return nil, fmt.Errorf("gossip: %d seeds; give at most %d (one is enough)", len(list), maxSeeds)
 	}
 	seeds := make([]seed, 0, len(list))
 	for _, text := range list {
@@ -62,12 +61,12 @@ func parseSeeds(list []string) ([]seed, error) {
 	return seeds, nil
 }
 
-// seek asks seeds until somebody answers, and goes on while this agent is alone or a seed is no
-// member. It ends with ctx.
+// seek asks the seeds until one answers. It continues while this agent is alone or a seed is not a member, until ctx
+// ends.
 func (m *Members) seek(ctx context.Context, seeds []seed) {
 	pause := seekPause
 	for len(seeds) > 0 && ctx.Err() == nil {
-		m.ask(ctx, seeds)
+		m.joinSeeds(ctx, seeds)
 		switch alone := m.alone(); {
 		case !alone:
 			pause = idlePause
@@ -76,28 +75,28 @@ func (m *Members) seek(ctx context.Context, seeds []seed) {
 		default:
 			pause = min(2*pause, maxSeekPause)
 		}
-		// Agents that were started together do not ask together for ever.
+		// The random pause separates agents that started together.
 		if !sleep(ctx, pause/2+rand.N(pause)) {
 			return
 		}
 	}
 }
 
-// mingle exchanges all members with random ones, once this agent is not alone any more.
-func (m *Members) mingle(ctx context.Context) {
-	for done := 0; done < mingles; {
-		if !sleep(ctx, minglePause/2+rand.N(minglePause)) {
+// syncRandom exchanges full state with random members, once this agent is not alone.
+func (m *Members) syncRandom(ctx context.Context) {
+	for done := 0; done < randomSyncs; {
+		if !sleep(ctx, randomSyncPause/2+rand.N(randomSyncPause)) {
 			return
 		}
-		if at, ok := m.anyone(); ok {
-			_, _ = m.list.Join([]string{at.String()}) // if it is gone, memberlist finds that out
+		if at, ok := m.randomMember(); ok {
+			_, _ = m.list.Join([]string{at.String()}) // memberlist itself detects a lost member
 			done++
 		}
 	}
 }
 
-// anyone returns the address of a random member, if there is another than this agent.
-func (m *Members) anyone() (at netip.AddrPort, ok bool) {
+// randomMember returns the address of a random other member, if there is one.
+func (m *Members) randomMember() (at netip.AddrPort, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	seen := 0
@@ -119,22 +118,22 @@ func (m *Members) alone() bool {
 	return len(m.peers) == 0 || self && len(m.peers) == 1
 }
 
-// ask exchanges all members with each seed that is no member, all at the same time.
-func (m *Members) ask(ctx context.Context, seeds []seed) {
+// joinSeeds exchanges full state with all seeds that are not members, concurrently.
+func (m *Members) joinSeeds(ctx context.Context, seeds []seed) {
 	var wait sync.WaitGroup
 	defer wait.Wait()
 	for _, s := range seeds {
 		wait.Go(func() {
 			at, err := s.lookup(ctx, m.addr.Addr().Is4())
 			if err != nil || ctx.Err() != nil || m.knows(at) {
-				return // a name may come to be known, and a host that is not there may start
+				return // the name may get an address later
 			}
-			_, _ = m.list.Join(at) // whoever is not there now is asked again
+			_, _ = m.list.Join(at) // a later round retries failures
 		})
 	}
 }
 
-// lookup returns the addresses of a seed that an agent with an address of this kind can reach.
+// lookup returns the addresses of a seed that an agent with an address of this family can reach.
 func (s seed) lookup(ctx context.Context, is4 bool) ([]string, error) {
 	if ip, err := netip.ParseAddr(s.host); err == nil {
 		return []string{netip.AddrPortFrom(ip.Unmap(), s.port).String()}, nil
@@ -163,7 +162,7 @@ func (m *Members) knows(list []string) bool {
 	return slices.Contains(list, m.addr.String())
 }
 
-// sleep waits, and returns false at once when ctx ends.
+// sleep waits for d, and returns false at once when ctx ends.
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -175,23 +174,22 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// Peer is an agent of the job, as it describes itself.
+// Peer describes an agent of the job.
 type Peer struct {
-	Name    string // unique, a restarted agent has another
-	Control string // host:port at which it takes control connections
+	Name    string // unique; a restarted agent has another
+	Control string // host:port for control connections
 }
 
-// metaVersion begins a member's metadata. The control address follows.
+// metaVersion is the first byte of a member's metadata. The control address follows.
 const metaVersion = 2
 
 const maxName = 300 // bytes: a host and a digest
 
-// encode returns the metadata of a peer, or why others would refuse it.
 func (p Peer) encode() ([]byte, error) {
 	return append([]byte{metaVersion}, p.Control...), p.check()
 }
 
-// decode reads the metadata of the member called name. It keeps no part of meta.
+// decode parses the metadata of the member called name. It keeps no reference to meta.
 func decode(name string, meta []byte) (Peer, error) {
 	if len(meta) == 0 || meta[0] != metaVersion {
 		return Peer{}, errors.New("its metadata is of another version of cprun")
@@ -200,10 +198,9 @@ func decode(name string, meta []byte) (Peer, error) {
 	return p, p.check()
 }
 
-// check returns what is wrong with a peer, this agent or another.
 func (p Peer) check() error {
 	if p.Name == "" || len(p.Name) > maxName || !printable(p.Name) {
-		return fmt.Errorf("an agent's name is 1 to %d printable bytes, and not %.40q", maxName, p.Name)
+		return fmt.Errorf("agent name %[2]q: want 1 to %[1]d printable bytes", maxName, p.Name)
 	}
 	host, port, err := net.SplitHostPort(p.Control)
 	if err != nil || host == "" || !printable(host) || len(p.Control) >= memberlist.MetaMaxSize {

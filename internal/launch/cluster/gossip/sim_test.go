@@ -13,21 +13,21 @@ import (
 
 var simAgents = flag.Int("gossip.agents", 32, "agents that TestSimulation has")
 
-// crowd are agents on hosts of a network in this process.
+// A crowd is agents on simulated hosts.
 type crowd struct {
 	t    *testing.T
 	net  *netsim.Network
 	here []*agent
 }
 
-// agent is a member and its host.
+// An agent is a member and its host.
 type agent struct {
 	*Members
 	host *netsim.Host
 	gone bool
 }
 
-// gather starts n agents within a second. The first is everybody's seed.
+// gather starts n agents within a second. The first is the seed of all.
 func (w *crowd) gather(n int) {
 	w.here = make([]*agent, 0, n)
 	for i := range n {
@@ -36,7 +36,7 @@ func (w *crowd) gather(n int) {
 	}
 }
 
-// together are n agents that know each other.
+// together returns n agents that know each other.
 func together(t *testing.T, n int) *crowd {
 	w := &crowd{t: t, net: netsim.New(1, netsim.Conditions{Delay: time.Millisecond})}
 	w.gather(n)
@@ -62,7 +62,7 @@ func (w *crowd) start(i int) {
 	w.here = append(w.here, &agent{Members: m, host: h})
 }
 
-// agree waits until everybody knows those that are there, and no others.
+// agree waits until all agents know exactly the live ones.
 func (w *crowd) agree(within time.Duration) {
 	w.t.Helper()
 	for begin := time.Now(); !w.agreed(); time.Sleep(10 * time.Millisecond) {
@@ -87,7 +87,7 @@ func (w *crowd) agreed() bool {
 	return true
 }
 
-// knowsOnly reports whether a knows as many as are there, and none that is gone.
+// knowsOnly reports whether a knows exactly the live agents.
 func (a *agent) knowsOnly(here []*agent, there int) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -112,7 +112,7 @@ func (w *crowd) crash() {
 	}
 }
 
-// sent is what all that are there have sent, an agent.
+// sent returns the average traffic of the live agents.
 func (w *crowd) sent() (packets, bytes float64) {
 	n := 0
 	for _, a := range w.here {
@@ -125,7 +125,7 @@ func (w *crowd) sent() (packets, bytes float64) {
 	return packets / float64(n), bytes / float64(n)
 }
 
-// end ends all agents, without a word to the others.
+// end ends all agents without a last message.
 func (w *crowd) end() {
 	for _, a := range w.here {
 		a.host.Kill()
@@ -135,10 +135,10 @@ func (w *crowd) end() {
 	for _, a := range w.here {
 		a.wait.Wait()
 	}
-	time.Sleep(5 * time.Second) // what waits for an answer gives up
+	time.Sleep(5 * time.Second) // pending waits time out
 }
 
-// spent is what a part of a simulation took: time, and what an agent sent.
+// A spent is the cost of a part of a simulation: time, and traffic per agent.
 type spent struct {
 	time           time.Duration
 	packets, bytes float64
@@ -157,8 +157,8 @@ func (s spent) String() string {
 	return fmt.Sprintf("%.1f s | %.0f | %.0f", s.time.Seconds(), s.packets, s.bytes/1024)
 }
 
-// TestSimulation starts agents on a network that loses packets, leaves them alone and has every tenth
-// host crash. With -v it prints rows of docs/cluster-simulation.md.
+// TestSimulation starts agents on a network that loses packets, waits, and crashes every tenth host. With -v it prints
+// rows of docs/benchmarks/202611_cluster.md.
 func TestSimulation(t *testing.T) {
 	losses := []float64{0.05, 0}
 	if testing.Short() {
@@ -198,8 +198,8 @@ func simulate(t *testing.T, agents int, loss float64) {
 	}
 	row("the minute after", w.measure(watch(60)))
 	row("10 s at rest", w.measure(watch(10)))
-	// Probes that are lost in a row make an agent miss another until it hears better: rarely, and for a
-	// moment. Whoever acts on a hint asks first.
+	// Consecutive lost probes can make an agent drop a live one for a moment, rarely. Readers of a hint ask the agent
+	// before they act.
 	t.Logf("in %d of these 70 seconds some agent missed one that was there", wrong)
 	if wrong > 7 {
 		t.Errorf("in %d of 70 seconds somebody was missed who was there", wrong)

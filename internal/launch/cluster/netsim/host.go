@@ -11,49 +11,51 @@ import (
 	"time"
 )
 
-// Host is a host of a network. Its address is 10.x.y.z, its number in the last three.
+// Host is a host of a network. Its address is 10.x.y.z; x.y.z is its number.
 type Host struct {
 	Number int
 
 	net    *Network
 	addr   netip.Addr
 	silent atomic.Bool // nothing leaves or reaches it
-	sent   counters
 
 	mu      sync.Mutex
-	gone    bool                 // guarded by mu; by Kill or Crash
-	next    uint16               // guarded by mu; port that was given last
+	gone    bool                 // guarded by mu; after Kill or Crash
+	next    uint16               // guarded by mu; the last assigned port
 	ports   map[uint16]*Listener // guarded by mu
 	inboxes map[uint16]*Packets  // guarded by mu
 	conns   map[*conn]bool       // guarded by mu
+	sent    Traffic              // guarded by mu
 }
 
-// counters count what a host has sent.
-type counters struct{ packets, packetBytes, streams, streamBytes atomic.Int64 }
-
-// Traffic counts a host's sent packets, opened streams, and the bytes in them without headers.
+// Traffic counts a host's sent packets, opened streams, and their bytes without headers.
 type Traffic struct{ Packets, PacketBytes, Streams, StreamBytes int64 }
 
-// Sent returns what the host has sent so far.
+// Sent returns the traffic that the host has sent so far.
 func (h *Host) Sent() Traffic {
-	return Traffic{h.sent.packets.Load(), h.sent.packetBytes.Load(), h.sent.streams.Load(), h.sent.streamBytes.Load()}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.sent
+}
+
+func (h *Host) count(add func(*Traffic)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	add(&h.sent)
 }
 
 // Addr returns the address of the host.
 func (h *Host) Addr() netip.Addr { return h.addr }
 
-// Kill ends all that the host's programs have open, as a system does when they are killed: others
-// see their streams end.
-func (h *Host) Kill() { h.end() }
-
-// Crash silences the host, as the loss of its power does: no one is told.
+// Crash silences the host, as a power failure does: peers get no notice.
 func (h *Host) Crash() {
 	h.silent.Store(true)
-	h.end()
+	h.Kill()
 }
 
-// end closes all that is open, and lets nothing be opened any more.
-func (h *Host) end() {
+// Kill closes all sockets of the host, as the kernel does for killed programs: peers see their streams end. Nothing
+// can be opened afterwards.
+func (h *Host) Kill() {
 	h.mu.Lock()
 	h.gone = true
 	var all []interface{ Close() error }
@@ -72,10 +74,10 @@ func (h *Host) end() {
 	}
 }
 
-// port returns the number that an address asks for, or one that is free. h.mu is held.
+// port returns the requested port, or a free one for 0. h.mu is held.
 func (h *Host) port(want uint16) (uint16, error) {
 	if h.gone {
-		return 0, errors.New("the host is gone")
+		return 0, errors.New("the host is down")
 	}
 	if want != 0 {
 		if h.ports[want] != nil {
@@ -91,10 +93,10 @@ func (h *Host) port(want uint16) (uint16, error) {
 	}
 }
 
-// backlog is how many streams may wait to be accepted.
+// backlog bounds the streams that wait to be accepted.
 const backlog = 1024
 
-// Listener takes streams to a port. It is a net.Listener.
+// Listener is a net.Listener for the streams of a port.
 type Listener struct {
 	host  *Host
 	addr  *net.TCPAddr
@@ -103,7 +105,7 @@ type Listener struct {
 	once  sync.Once
 }
 
-// Listen takes streams at host:port of this host; port 0 is any.
+// Listen listens at host:port of this host; port 0 is any.
 func (h *Host) Listen(address string) (net.Listener, error) {
 	at, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -137,10 +139,10 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// Addr returns where it listens.
+// Addr returns the listen address.
 func (l *Listener) Addr() net.Addr { return l.addr }
 
-// Close frees the port, and ends the streams that no one has accepted.
+// Close frees the port, and closes streams that were not accepted.
 func (l *Listener) Close() error {
 	l.once.Do(func() {
 		l.host.mu.Lock()
@@ -159,7 +161,7 @@ func (l *Listener) Close() error {
 	return nil
 }
 
-// Dial opens a stream to host:port. Where no answer comes, it tries until ctx ends.
+// Dial opens a stream to host:port. Without an answer it retries until ctx ends.
 func (h *Host) Dial(ctx context.Context, address string) (net.Conn, error) {
 	fault := func(err error) (net.Conn, error) {
 		return nil, &net.OpError{Op: "dial", Net: "tcp", Source: net.TCPAddrFromAddrPort(netip.AddrPortFrom(h.addr, 0)),
@@ -188,8 +190,8 @@ func (h *Host) Dial(ctx context.Context, address string) (net.Conn, error) {
 	}
 }
 
-// connect makes both ends of a stream, and puts the far one in the listener's queue. It returns
-// neither a stream nor an error if the queue is full.
+// connect makes both ends of a stream, and queues the far end at the listener. It returns neither a stream nor an error
+// if the queue is full.
 func (h *Host) connect(to *Host, port uint16) (net.Conn, error) {
 	to.mu.Lock()
 	l := to.ports[port]
@@ -212,9 +214,9 @@ func (h *Host) connect(to *Host, port uint16) (net.Conn, error) {
 	select {
 	case <-l.done:
 	case l.queue <- far:
-		h.sent.streams.Add(1)
+		h.count(func(t *Traffic) { t.Streams++ })
 		select {
-		case <-l.done: // it may have been closed before this one was in its queue
+		case <-l.done: // closed before this stream was queued
 			far.Close()
 		default:
 		}
@@ -235,7 +237,7 @@ func (h *Host) keep(c *conn) bool {
 	return !h.gone
 }
 
-// pause waits, or returns why ctx has ended.
+// pause waits for d, or returns the error of ctx.
 func pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// bubble runs a test on a network whose packets take 1 ms.
+// bubble runs a test on a network with a latency of 1 ms.
 func bubble(t *testing.T, test func(t *testing.T, n *Network)) {
 	synctest.Test(t, func(t *testing.T) { test(t, New(1, Conditions{Delay: time.Millisecond})) })
 }

@@ -1,9 +1,12 @@
-// Package netsim is a network within one process, for tests of what agents of many hosts agree on.
-// Its packets are lost and its streams are late, as told; hosts end, fall silent and are cut off.
+// Package netsim simulates a network within one process, for tests of agents on many hosts. It loses packets, delays
+// streams, and kills, silences and partitions hosts.
 //
-// All waiting is by package time and by package sync, so it runs in a bubble of testing/synctest,
-// where an hour of a thousand hosts takes minutes. Chance comes from a seed; the order in which the
-// Go runtime runs goroutines does not.
+//	net := netsim.New(seed, netsim.Conditions{Loss: 0.01, Delay: time.Millisecond})
+//	listener, err := net.Host(1).Listen("10.0.0.1:4000")
+//	conn, err := net.Host(2).Dial(ctx, "10.0.0.1:4000")
+//
+// All waits use the packages time and sync, so it runs in a bubble of testing/synctest: an hour of a thousand hosts
+// takes minutes. Random numbers come from a seed; the Go scheduler's order does not.
 package netsim
 
 import (
@@ -20,30 +23,28 @@ import (
 
 // Conditions are the faults and delays of every link between two hosts.
 type Conditions struct {
-	// Loss is the share of packets that are lost. A part of a stream that is lost comes again, after
-	// Resend.
+	// Loss is the fraction of lost packets. A lost segment of a stream is resent after 200 ms, as on Linux.
 	Loss float64
-	// A packet takes Delay, and up to Jitter more.
+	// Delay is the latency of a packet; up to Jitter is added.
 	Delay, Jitter time.Duration
-	Resend        time.Duration // 0: 200 ms, the least of Linux
 }
 
 const (
 	resend    = 200 * time.Millisecond
-	dialAgain = time.Second // between two tries to open a stream
+	dialAgain = time.Second // between two attempts to open a stream
 )
 
-// Network joins hosts.
+// Network connects hosts.
 type Network struct {
 	mu         sync.Mutex
 	rand       *rand.Rand                // guarded by mu
 	conditions Conditions                // guarded by mu
 	open       func(from, to *Host) bool // guarded by mu; nil: all links are open
 	hosts      map[netip.Addr]*Host      // guarded by mu
-	held       map[*half]bool            // guarded by mu; those with parts that a closed link holds up
+	held       map[*half]bool            // guarded by mu; streams that wait for a closed link
 }
 
-// New returns a network without hosts. Its chance comes from the seed.
+// New returns a network without hosts. seed determines its random numbers.
 func New(seed uint64, c Conditions) *Network {
 	return &Network{rand: rand.New(rand.NewPCG(seed, 1)), conditions: c, hosts: map[netip.Addr]*Host{},
 		held: map[*half]bool{}}
@@ -56,8 +57,8 @@ func (n *Network) SetConditions(c Conditions) {
 	n.conditions = c
 }
 
-// SetLinks says which links are open, each direction for itself; nil: all. open must not block.
-// Packets on a closed link are lost. Streams wait until it is open again, and go on.
+// SetLinks sets which links are open, for each direction; nil: all. open must not block. Packets on a closed link are
+// lost. Streams wait until it is open again.
 func (n *Network) SetLinks(open func(from, to *Host) bool) {
 	n.mu.Lock()
 	n.open = open
@@ -69,7 +70,7 @@ func (n *Network) SetLinks(open func(from, to *Host) bool) {
 	}
 }
 
-// Host returns the host of this number, from 0 to 2^24 − 1. There is one.
+// Host returns the host with this number, from 0 to 2^24 − 1, and creates it at the first call.
 func (n *Network) Host(number int) *Host {
 	at := netip.AddrFrom4([4]byte{10, byte(number >> 16), byte(number >> 8), byte(number)})
 	n.mu.Lock()
@@ -83,7 +84,7 @@ func (n *Network) Host(number int) *Host {
 	return h
 }
 
-// find returns the host and port that an address names.
+// find returns the host and port of an address.
 func (n *Network) find(address string) (*Host, uint16, error) {
 	at, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -98,7 +99,7 @@ func (n *Network) find(address string) (*Host, uint16, error) {
 	return h, at.Port(), nil
 }
 
-// carries reports whether the link is open. It is held up by no host that is gone.
+// carries reports whether the link is open and both hosts are alive.
 func (n *Network) carries(from, to *Host) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -109,7 +110,7 @@ func (n *Network) carriesLocked(from, to *Host) bool {
 	return !from.silent.Load() && !to.silent.Load() && (n.open == nil || n.open(from, to))
 }
 
-// hold notes that h waits for its link. It returns false if the link has just been opened.
+// hold records that h waits for its link. It returns false if the link is open again.
 func (n *Network) hold(h *half) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -120,24 +121,20 @@ func (n *Network) hold(h *half) bool {
 	return true
 }
 
-// packet returns how long a packet takes, and whether it is lost.
+// packet returns a packet's latency, and whether it is lost.
 func (n *Network) packet() (delay time.Duration, lost bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.delayLocked(), n.rand.Float64() < n.conditions.Loss
 }
 
-// part returns how long a part of a stream takes, what is lost sent again.
+// part returns the latency of a segment, including resends.
 func (n *Network) part() time.Duration {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	d := n.delayLocked()
-	again := n.conditions.Resend
-	if again == 0 {
-		again = resend
-	}
 	for tries := 0; tries < 10 && n.rand.Float64() < n.conditions.Loss; tries++ {
-		d += again
+		d += resend
 	}
 	return d
 }
@@ -150,10 +147,10 @@ func (n *Network) delayLocked() time.Duration {
 	return d
 }
 
-// inbox is how many packets wait at a port. As in a system's buffer, more are lost.
+// inbox bounds the packets that wait at a port. Further packets are lost, as with a full kernel buffer.
 const inbox = 1024
 
-// Packets is a port for packets and streams. It is a memberlist.Transport.
+// Packets is a port for packets and streams. It implements memberlist.Transport.
 type Packets struct {
 	host   *Host
 	addr   *net.UDPAddr
@@ -191,11 +188,10 @@ func (p *Packets) WriteTo(b []byte, address string) (time.Time, error) {
 	if p.ctx.Err() != nil {
 		return now, &net.OpError{Op: "write", Net: "udp", Addr: p.addr, Err: net.ErrClosed}
 	}
-	p.host.sent.packets.Add(1)
-	p.host.sent.packetBytes.Add(int64(len(b)))
+	p.host.count(func(t *Traffic) { t.Packets, t.PacketBytes = t.Packets+1, t.PacketBytes+int64(len(b)) })
 	to, port, err := p.host.net.find(address)
 	if err != nil {
-		return now, nil // as to an address that no one has
+		return now, nil // an unknown address is no error in UDP
 	}
 	delay, lost := p.host.net.packet()
 	if lost || !p.host.net.carries(p.host, to) {
@@ -221,10 +217,10 @@ func (h *Host) take(port uint16, packet *memberlist.Packet) {
 	}
 }
 
-// PacketCh returns the packets that arrive.
+// PacketCh returns the received packets.
 func (p *Packets) PacketCh() <-chan *memberlist.Packet { return p.arrive }
 
-// StreamCh returns the streams that others open.
+// StreamCh returns the inbound streams.
 func (p *Packets) StreamCh() <-chan net.Conn { return p.queue }
 
 // DialTimeout opens a stream.

@@ -1,6 +1,7 @@
 package netsim
 
 import (
+	"cmp"
 	"io"
 	"net"
 	"os"
@@ -12,13 +13,13 @@ import (
 const (
 	// window bounds the unread bytes of a stream.
 	window = 256 << 10
-	// segment bounds one part of a stream.
+	// segment bounds one segment of a stream.
 	segment = 16 << 10
 )
 
-// A part is a part of a stream on its way. The last one has no bytes.
+// A part is a segment of a stream in transit. The last one has no bytes.
 type part struct {
-	at   time.Time // when it arrives, if the link is open then
+	at   time.Time // of arrival, if the link is open then
 	data []byte
 	last bool
 }
@@ -29,13 +30,13 @@ type half struct {
 	back     *half // the other direction
 
 	mu     sync.Mutex
-	moved  *sync.Cond     // something has changed below
+	moved  *sync.Cond     // signals any change below
 	onWay  []part         // guarded by mu; in order
 	ready  []byte         // guarded by mu; has arrived
 	bytes  int            // guarded by mu; in onWay and ready
 	ended  bool           // guarded by mu; the last part has arrived
 	unread bool           // guarded by mu; the reader has closed
-	broken bool           // guarded by mu; the writer has closed, or knows that the reader has
+	broken bool           // guarded by mu; the writer has closed, or the reader's end is known
 	read   time.Time      // guarded by mu; deadlines
 	write  time.Time      // guarded by mu
 	timers [2]*time.Timer // guarded by mu; of the deadlines
@@ -93,7 +94,7 @@ func (c *conn) Write(p []byte) (int, error) {
 	return done, nil
 }
 
-// writePart sends as much as one part has.
+// writePart writes at most one segment.
 func (c *conn) writePart(p []byte) (int, error) {
 	h := c.out
 	h.mu.Lock()
@@ -108,14 +109,14 @@ func (c *conn) writePart(p []byte) (int, error) {
 			n := min(len(p), segment, window-h.bytes)
 			h.bytes += n
 			h.send(part{data: append([]byte(nil), p[:n]...)})
-			c.host.sent.streamBytes.Add(int64(n))
+			c.host.count(func(t *Traffic) { t.StreamBytes += int64(n) })
 			return n, nil
 		}
 		h.moved.Wait()
 	}
 }
 
-// send puts a part on its way. Parts do not pass each other. h.mu is held.
+// send starts the transfer of a part. Parts arrive in order. h.mu is held.
 func (h *half) send(p part) {
 	now := time.Now()
 	p.at = now.Add(h.from.net.part())
@@ -126,7 +127,7 @@ func (h *half) send(p part) {
 	time.AfterFunc(p.at.Sub(now), h.arrive)
 }
 
-// arrive hands what is due to the reader, or has it wait for the link.
+// arrive passes arrived parts to the reader, or waits for the link.
 func (h *half) arrive() {
 	if !h.from.net.carries(h.from, h.to) && h.from.net.hold(h) {
 		return
@@ -146,12 +147,12 @@ func (h *half) arrive() {
 	h.ended = h.ended || last
 	h.moved.Broadcast()
 	h.mu.Unlock()
-	if last { // whoever reads this will write in vain
+	if last { // later writes of the reader fail
 		h.back.shut(func(b *half) { b.broken = true })
 	}
 }
 
-// shut changes a half and wakes who waits for it.
+// shut changes a half and wakes its waiters.
 func (h *half) shut(change func(*half)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -182,7 +183,7 @@ func (c *conn) LocalAddr() net.Addr  { return c.local }
 func (c *conn) RemoteAddr() net.Addr { return c.remote }
 
 func (c *conn) SetDeadline(t time.Time) error {
-	return firstOf(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+	return cmp.Or(c.SetReadDeadline(t), c.SetWriteDeadline(t))
 }
 
 func (c *conn) SetReadDeadline(t time.Time) error {
@@ -201,7 +202,7 @@ func (c *conn) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// startTimer wakes who waits when a deadline has come. h.mu is held.
+// startTimer wakes the waiters at a deadline. h.mu is held.
 func (h *half) startTimer(which int, t time.Time) {
 	h.stopTimer(which)
 	if !t.IsZero() {
@@ -220,10 +221,3 @@ func (c *conn) fault(op string, err error) error {
 }
 
 func late(deadline time.Time) bool { return !deadline.IsZero() && !time.Now().Before(deadline) }
-
-func firstOf(a, b error) error {
-	if a != nil {
-		return a
-	}
-	return b
-}

@@ -1,16 +1,14 @@
-// Package wire has the authenticated connections between the agents of a job: TLS 1.3 between keys that
-// the agents have made for themselves, proof on both sides of the job's key, frames of a bounded length,
-// and a word now and then by which each knows that the other is there.
+// Package wire connects the agents of a job with authenticated streams of messages. A Link is a connection: TLS 1.3
+// between self-made keys, a proof on both sides of the job's key, bounded frames, and keepalives.
 //
-// Goroutines, and who ends them:
-//
-//	accept   one a Door, takes connections; ends with the listener
-//	greet    one a connection that has not proven the key; ends with its handshake, after Patience at most
-//	send     one a Link, writes its frames; ends with the link
+//	config := &wire.Config{Identity: id, Job: "7", Key: key, Hello: hello, Check: check, Silence: 5 * time.Second}
+//	acceptor := wire.Open(listener, config, func(l *wire.Link) { … }, func(err error) { … })
+//	link, err := wire.Dial(ctx, conn, config)
 package wire
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"crypto/hkdf"
@@ -29,46 +27,46 @@ import (
 	"time"
 )
 
-// Party describes an agent to the handshake.
-type Party struct {
+// Config describes an agent for the handshake.
+type Config struct {
 	Identity *Identity
 	Job      string
 	Key      []byte
-	// Hello describes this agent to peers that have proven the key: at most 12 KiB.
+	// Hello returns this agent's description for peers that have proved the key: at most 12 KiB.
 	Hello func() []byte
-	// Check looks at a peer's hello. Its error refuses the peer, which is told the text.
+	// Check validates a peer's hello. An error refuses the peer and is sent to it.
 	Check func(from net.Addr, key ed25519.PublicKey, hello []byte) error
-	// Silence bounds the silence of a peer. After it, the peer counts as lost.
+	// Silence is the time without a message or keepalive after which a peer is lost.
 	Silence time.Duration
 }
 
-// Patience bounds a handshake.
-const Patience = 5 * time.Second
+// HandshakeTimeout bounds a handshake.
+const HandshakeTimeout = 5 * time.Second
 
-// Refusal is the error of a handshake in which one side refuses the other.
+// Refusal is the error of a handshake that one side refuses.
 type Refusal struct {
 	Peer   string // its address
 	Text   string
-	Theirs bool // the peer has refused this agent
-	Proven bool // after it had proven the key
-	Both   bool // two agents dial each other, and the other connection is the one that stays
+	Theirs bool // the peer refused this agent
+	Proven bool // after it had proved the key
+	Both   bool // both agents dialed, and the other connection stays
 }
 
 func (r *Refusal) Error() string {
 	if r.Theirs {
-		return fmt.Sprintf("the agent at %s refuses this one: %s", r.Peer, r.Text)
+		return fmt.Sprintf("the agent at %s refuses this node: %s", r.Peer, r.Text)
 	}
-	return fmt.Sprintf("the agent at %s is refused: %s", r.Peer, r.Text)
+	return fmt.Sprintf("refused the agent at %s: %s", r.Peer, r.Text)
 }
 
-// ErrSelf is the error of a handshake of an agent with itself.
-var ErrSelf = errors.New("it is this agent")
+// ErrSelf is the error of an agent's handshake with itself.
+var ErrSelf = errors.New("this agent dialed itself")
 
 // ErrBoth is the error of Check if two agents dial each other at the same time. It ends one of the two connections.
-var ErrBoth = errors.New("the two agents dial each other")
+var ErrBoth = errors.New("both agents dialed each other")
 
-// A greeting is a frame of the handshake. After TLS the dialer sends its proof, then the other; then each
-// its hello; at last the dialer's yes. One that refuses sends the reason instead, and ends.
+// A greeting is a frame of the handshake. After TLS, the dialer sends its proof, then the acceptor. Then each sends its
+// hello, and the dialer confirms. A side that refuses sends the reason instead and closes the connection.
 type greeting struct {
 	Job     string          `json:"job,omitempty"`
 	Proof   []byte          `json:"proof,omitempty"`
@@ -77,57 +75,47 @@ type greeting struct {
 	Both    bool            `json:"both,omitempty"`
 }
 
-// A proof contains the role of its maker, so that it cannot be sent back to its maker.
+// The roles. A proof contains its sender's role, so that it cannot be reflected.
 const (
 	dialer   = "dials"
 	acceptor = "accepts"
 )
 
-// Dial does the dialer's side of the handshake. It closes conn if that fails.
-func Dial(ctx context.Context, conn net.Conn, p *Party) (*Link, error) {
-	return p.greet(ctx, tls.Client(conn, p.Identity.tls()), dialer, acceptor)
+// Dial performs the dialer's side of the handshake. It closes conn on failure.
+func Dial(ctx context.Context, conn net.Conn, p *Config) (*Link, error) {
+	return p.handshake(ctx, tls.Client(conn, p.Identity.tls()), dialer, acceptor)
 }
 
-// Accept does the other side. It closes conn if that fails.
-func Accept(ctx context.Context, conn net.Conn, p *Party) (*Link, error) {
-	return p.greet(ctx, tls.Server(conn, p.Identity.tls()), acceptor, dialer)
+// Accept performs the acceptor's side of the handshake. It closes conn on failure.
+func Accept(ctx context.Context, conn net.Conn, p *Config) (*Link, error) {
+	return p.handshake(ctx, tls.Server(conn, p.Identity.tls()), acceptor, dialer)
 }
 
-func (p *Party) greet(ctx context.Context, conn *tls.Conn, mine, theirs string) (*Link, error) {
-	ctx, cancel := context.WithTimeout(ctx, Patience)
+func (p *Config) handshake(ctx context.Context, conn *tls.Conn, mine, theirs string) (*Link, error) {
+	ctx, cancel := context.WithTimeout(ctx, HandshakeTimeout)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { conn.NetConn().Close() })
-	l, err := p.shake(ctx, conn, mine, theirs)
+	l, err := p.exchange(ctx, conn, mine, theirs)
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
 		conn.NetConn().Close()
 		if refusal := (*Refusal)(nil); !errors.As(err, &refusal) {
-			err = fmt.Errorf("agent at %s: handshake: %w", conn.RemoteAddr(), cmpErr(context.Cause(ctx), err))
+			err = fmt.Errorf("agent at %s: handshake: %w", conn.RemoteAddr(), cmp.Or(context.Cause(ctx), err))
 		}
 		return nil, err
 	}
 	return newLink(conn, l, p.Silence), nil
 }
 
-// cmpErr returns the first error that is one.
-func cmpErr(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// A peer has proven its key and described itself.
+// A peer has proved its key and described itself.
 type peer struct {
 	key   ed25519.PublicKey
 	hello []byte
 }
 
-func (p *Party) shake(ctx context.Context, conn *tls.Conn, mine, theirs string) (peer, error) {
+func (p *Config) exchange(ctx context.Context, conn *tls.Conn, mine, theirs string) (peer, error) {
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return peer{}, err
 	}
@@ -139,8 +127,8 @@ func (p *Party) shake(ctx context.Context, conn *tls.Conn, mine, theirs string) 
 	if key.Equal(p.Identity.public) {
 		return peer{}, ErrSelf
 	}
-	s := shake{p, conn, state, conn.RemoteAddr().String()}
-	if mine == acceptor { // the dialer's port differs each time, so that repetitions would look like news
+	s := handshake{p, conn, state, conn.RemoteAddr().String()}
+	if mine == acceptor { // without the dialer's random port, so that repeated log lines are equal
 		s.from, _, _ = net.SplitHostPort(s.from)
 	}
 	var got greeting
@@ -152,7 +140,7 @@ func (p *Party) shake(ctx context.Context, conn *tls.Conn, mine, theirs string) 
 			return s.receive(&got, true, func() error { return p.Check(conn.RemoteAddr(), key, got.Hello) })
 		},
 	}
-	// The dialer speaks first, and last.
+	// The dialer sends first and last.
 	order := []int{0, 1, 2, 3}
 	if mine == acceptor {
 		order = []int{1, 0, 3, 2}
@@ -171,8 +159,8 @@ func (p *Party) shake(ctx context.Context, conn *tls.Conn, mine, theirs string) 
 	return peer{key, got.Hello}, err
 }
 
-// proof shows that its maker has the job's key, on this connection and in this role alone.
-func (p *Party) proof(state tls.ConnectionState, role, job string) []byte {
+// proof returns an HMAC that proves the job's key for this connection and role only.
+func (p *Config) proof(state tls.ConnectionState, role, job string) []byte {
 	bound, err := state.ExportKeyingMaterial("EXPORTER-cprun-agents", nil, 32)
 	if err != nil {
 		return nil // never in TLS 1.3; verify refuses it
@@ -187,28 +175,26 @@ func (p *Party) proof(state tls.ConnectionState, role, job string) []byte {
 	return mac.Sum(nil)
 }
 
-// verify checks the proof of a peer.
-func (p *Party) verify(state tls.ConnectionState, role string, g *greeting) error {
+func (p *Config) verify(state tls.ConnectionState, role string, g *greeting) error {
 	want := p.proof(state, role, g.Job)
 	switch {
 	case len(want) == 0 || !hmac.Equal(want, g.Proof):
-		return errors.New("the keys of the two differ: all agents of a job need the same key file, CPRUN_KEY_FILE or " +
-			".key in a --run-dir that their nodes share")
+		return errors.New("the keys of the two differ: give all nodes the same key file, by CPRUN_KEY_FILE or " +
+			"by a shared --run-dir")
 	case g.Job != p.Job:
-		return fmt.Errorf("it belongs to job %q, and the other to job %q", g.Job, p.Job)
+		return fmt.Errorf("it belongs to job %q, this agent to job %q", g.Job, p.Job)
 	}
 	return nil
 }
 
-// A shake is one handshake.
-type shake struct {
-	*Party
+type handshake struct {
+	*Config
 	conn  *tls.Conn
 	state tls.ConnectionState
 	from  string // the peer's address
 }
 
-func (s *shake) send(g greeting) error {
+func (s *handshake) send(g greeting) error {
 	message, err := json.Marshal(g)
 	if err != nil {
 		return err
@@ -221,8 +207,8 @@ func (s *shake) send(g greeting) error {
 	return err
 }
 
-// receive reads a greeting and looks at it. A fault that check finds goes to the peer as well.
-func (s *shake) receive(g *greeting, proven bool, check func() error) error {
+// receive reads a greeting and checks it. The peer also gets check's error.
+func (s *handshake) receive(g *greeting, proven bool, check func() error) error {
 	if err := readGreeting(s.conn, g); err != nil {
 		return err
 	}
@@ -231,13 +217,12 @@ func (s *shake) receive(g *greeting, proven bool, check func() error) error {
 	}
 	if fault := check(); fault != nil {
 		both := errors.Is(fault, ErrBoth)
-		s.send(greeting{Refused: fault.Error(), Both: both}) // it hears of it, or is gone
+		s.send(greeting{Refused: fault.Error(), Both: both}) // best effort
 		return &Refusal{Peer: s.from, Text: clean(fault.Error()), Proven: proven, Both: both}
 	}
 	return nil
 }
 
-// readGreeting reads a frame of the handshake.
 func readGreeting(r io.Reader, g *greeting) error {
 	message, err := readFrame(r, maxGreeting)
 	if err != nil {
@@ -252,7 +237,7 @@ func readGreeting(r io.Reader, g *greeting) error {
 	return nil
 }
 
-// clean makes a peer's text fit for one line of a message.
+// clean fits a peer's text into one line of a message.
 func clean(text string) string {
 	const most = 512
 	out := make([]rune, 0, min(len(text), most))
@@ -268,8 +253,7 @@ func clean(text string) string {
 	return string(out)
 }
 
-// Identity is an agent's own key pair, made when it starts and never stored: an agent that is started
-// again is another one.
+// Identity is an agent's key pair, made at its start and never stored. A restarted agent has another one.
 type Identity struct {
 	cert   tls.Certificate
 	public ed25519.PublicKey
@@ -281,7 +265,7 @@ func NewIdentity() (*Identity, error) {
 	if err != nil {
 		return nil, fmt.Errorf("key of this agent: %w", err)
 	}
-	// No one looks at the times: the key is what counts, and it is proven by the handshake.
+	// The times are not checked: the handshake proves the key.
 	form := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Unix(0, 0),
 		NotAfter: time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)}
 	der, err := x509.CreateCertificate(rand.Reader, form, form, public, private)
@@ -291,25 +275,22 @@ func NewIdentity() (*Identity, error) {
 	return &Identity{tls.Certificate{Certificate: [][]byte{der}, PrivateKey: private}, public}, nil
 }
 
-// Name returns the name of this agent on that host.
+// Name returns this agent's name on that host.
 func (id *Identity) Name(host string) string { return Name(host, id.public) }
 
-// Name returns the name of the agent on that host with that public key. Who has no such key cannot bear it.
+// Name returns the name of the agent on that host with that public key. No agent without the key can use it.
 func Name(host string, public ed25519.PublicKey) string {
 	sum := sha256.Sum256(public)
 	return host + "-" + hex.EncodeToString(sum[:8])
 }
 
-// errStranger is the fault of a peer whose certificate is not one of ours.
-var errStranger = errors.New("it is no agent of cprun")
-
-// tls returns how this agent speaks TLS, in both roles.
+// tls returns this agent's TLS configuration, for both roles.
 func (id *Identity) tls() *tls.Config {
 	return &tls.Config{
 		Certificates: []tls.Certificate{id.cert}, MinVersion: tls.VersionTLS13,
 		ClientAuth: tls.RequireAnyClientCert, SessionTicketsDisabled: true,
-		// There is no authority that signs. What follows the handshake proves that the owner of the
-		// key has the job's as well.
+		// There is no certificate authority. The greetings after the TLS handshake prove that the key's owner also has
+		// the job's key.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(s tls.ConnectionState) error {
 			_, err := publicKey(s)
@@ -318,14 +299,12 @@ func (id *Identity) tls() *tls.Config {
 	}
 }
 
-// publicKey returns the peer's.
+// publicKey returns the peer's public key.
 func publicKey(s tls.ConnectionState) (ed25519.PublicKey, error) {
-	if len(s.PeerCertificates) != 1 {
-		return nil, errStranger
+	if len(s.PeerCertificates) == 1 {
+		if key, ok := s.PeerCertificates[0].PublicKey.(ed25519.PublicKey); ok {
+			return key, nil
+		}
 	}
-	key, ok := s.PeerCertificates[0].PublicKey.(ed25519.PublicKey)
-	if !ok {
-		return nil, errStranger
-	}
-	return key, nil
+	return nil, errors.New("it is not an agent of cprun")
 }

@@ -17,17 +17,23 @@ import (
 )
 
 const (
-	// queued bounds the frames that wait for a peer.
-	queued = 1024
-	// wordsPerSilence counts an agent's messages within the peer's timeout.
-	wordsPerSilence = 5
+	// maxQueued bounds the frames that wait for a peer.
+	maxQueued = 1024
+	// keepalivesPerSilence is the number of keepalives within Config.Silence.
+	keepalivesPerSilence = 5
 )
 
-// Link is an authenticated connection to another agent. Receive has one caller at a time; the other
-// methods may be called from any goroutine.
+// Goroutines of the package, and their ends:
+//
+//	accept   one per Acceptor, takes connections; ends with the listener
+//	greet    one per connection in its handshake; ends after HandshakeTimeout at most
+//	send     one per Link, writes its frames; ends with the link
+
+// Link is an authenticated connection to another agent. Receive has one caller at a time; the other methods may be
+// called from any goroutine.
 type Link struct {
 	Key   ed25519.PublicKey // of the peer
-	Hello []byte            // that it has sent
+	Hello []byte            // received from the peer
 
 	conn    *tls.Conn
 	silence time.Duration
@@ -40,17 +46,13 @@ type Link struct {
 func newLink(conn *tls.Conn, p peer, silence time.Duration) *Link {
 	l := &Link{
 		Key: p.key, Hello: p.hello, conn: conn, silence: silence,
-		frames: make(chan Frame, queued), closing: make(chan struct{}), sent: make(chan struct{}),
+		frames: make(chan Frame, maxQueued), closing: make(chan struct{}), sent: make(chan struct{}),
 	}
 	go l.send()
 	return l
 }
 
-// Remote returns the peer's address.
-func (l *Link) Remote() net.Addr { return l.conn.RemoteAddr() }
-
-// Send queues a frame. It never blocks, and reports whether there was room: a peer that takes no more is
-// as good as lost.
+// Send queues a frame without blocking. It returns false if the queue is full: such a peer is lost.
 func (l *Link) Send(f Frame) bool {
 	select {
 	case l.frames <- f:
@@ -60,13 +62,12 @@ func (l *Link) Send(f Frame) bool {
 	}
 }
 
-// send writes frames, and an empty one where there is none, so that the peer knows that this agent is
-// there. It closes the connection.
+// send writes frames, and an empty one as a keepalive. It closes the connection at the end.
 func (l *Link) send() {
 	defer close(l.sent)
 	defer l.conn.NetConn().Close()
 	empty := Frame(make([]byte, header))
-	word := time.NewTicker(l.silence / wordsPerSilence)
+	word := time.NewTicker(l.silence / keepalivesPerSilence)
 	defer word.Stop()
 	for {
 		var f Frame
@@ -84,12 +85,12 @@ func (l *Link) send() {
 	}
 }
 
-// flush writes the queue, for a short while.
+// flush writes the queued frames, for a short time.
 func (l *Link) flush() {
 	for {
 		select {
 		case f := <-l.frames:
-			if l.write(f, l.silence/wordsPerSilence) != nil {
+			if l.write(f, l.silence/keepalivesPerSilence) != nil {
 				return
 			}
 		default:
@@ -104,7 +105,7 @@ func (l *Link) write(f Frame, within time.Duration) error {
 	return err
 }
 
-// errSilent ends a link after the peer's silence.
+// errSilent ends a link without keepalives.
 var errSilent = errors.New("no word")
 
 // Receive returns the next message. An error ends the link.
@@ -119,72 +120,72 @@ func (l *Link) Receive() ([]byte, error) {
 			errors.Is(err, io.ErrClosedPipe):
 			return nil, errors.New("its agent has ended, or closed the connection")
 		case err != nil:
-			return nil, fmt.Errorf("the connection to its agent is lost: %w", err)
+			return nil, fmt.Errorf("lost the connection to its agent: %w", err)
 		case len(message) > 0:
 			return message, nil
 		}
 	}
 }
 
-// Close ends the link after its queue. It does not wait.
+// Close ends the link after the queued frames. It does not wait.
 func (l *Link) Close() { l.once.Do(func() { close(l.closing) }) }
 
-// Closed returns a channel that is closed when nothing more is written.
+// Closed returns a channel that is closed after the last write.
 func (l *Link) Closed() <-chan struct{} { return l.sent }
 
-// unproven bounds the connections in their handshake. A thousand agents may come in a moment; those that wait for
-// a place do so in the system's queue.
-var unproven = admission.Limits{Most: 64, Stay: 250 * time.Millisecond}
+// handshakeLimits bound the connections in their handshake. A thousand agents may connect at once; the others wait in
+// the listener's backlog.
+var handshakeLimits = admission.Limits{Most: 64, Stay: 250 * time.Millisecond}
 
-// Door takes the connections of other agents.
-type Door struct {
-	ln     net.Listener
-	door   *admission.Door
-	cancel context.CancelFunc
-	group  sync.WaitGroup
+// Acceptor accepts the connections of other agents.
+type Acceptor struct {
+	ln        net.Listener
+	admission *admission.Door
+	cancel    context.CancelFunc
+	group     sync.WaitGroup
 }
 
-// Open lets agents in: up gets the links of those that are welcome, refused the others' errors. Both are
-// called from several goroutines.
-func Open(ln net.Listener, p *Party, up func(*Link), refused func(error)) *Door {
+// Open starts to accept agents. up gets the links of admitted agents, refused the errors of the others. Both are called
+// from several goroutines.
+func Open(ln net.Listener, p *Config, up func(*Link), refused func(error)) *Acceptor {
 	ctx, cancel := context.WithCancel(context.Background())
-	d := &Door{ln: ln, door: admission.New(unproven), cancel: cancel}
+	d := &Acceptor{ln: ln, admission: admission.New(handshakeLimits), cancel: cancel}
 	greet := func(conn net.Conn) {
 		l, err := Accept(ctx, conn, p)
-		known := d.door.Leave(conn)
+		known := d.admission.Leave(conn)
 		switch {
 		case err == nil:
 			up(l)
-		case known: // others have not pushed it out
+		case known: // not closed to make room for others
 			refused(err)
 		}
 	}
-	d.group.Go(func() { d.door.Serve(ln, greet, refused) })
+	d.group.Go(func() { d.admission.Serve(ln, greet, refused) })
 	return d
 }
 
-// Close closes the listener, and waits until nothing of the door runs.
-func (d *Door) Close() error {
+// Close closes the listener, and waits for the acceptor's goroutines.
+func (d *Acceptor) Close() error {
 	d.cancel()
-	d.door.Close()
+	d.admission.Close()
 	err := d.ln.Close()
 	d.group.Wait()
 	return err
 }
 
 const (
-	// MaxFrame is the longest frame that agents send each other.
+	// MaxFrame is the longest frame in bytes.
 	MaxFrame = 1 << 20
-	// maxGreeting bounds a frame before a peer has proven the key.
+	// maxGreeting bounds a frame before the peer has proved the key.
 	maxGreeting = 16 << 10
-	// header is the size of the length before a frame.
+	// header is the size of the length prefix.
 	header = 4
 )
 
-// Frame is a message with its length before it, made once for all who get it.
+// Frame is a message with its length prefix, encoded once for all recipients.
 type Frame []byte
 
-// NewFrame makes a frame of a message.
+// NewFrame returns the frame of a message.
 func NewFrame(message []byte) (Frame, error) {
 	if len(message) > MaxFrame {
 		return nil, fmt.Errorf("message of %d bytes: at most %d are allowed", len(message), MaxFrame)
@@ -193,7 +194,7 @@ func NewFrame(message []byte) (Frame, error) {
 	return append(f, message...), nil
 }
 
-// readFrame reads the next frame, of at most limit bytes. An empty one is a word without news.
+// readFrame reads the next frame, of at most limit bytes. An empty frame is a keepalive.
 func readFrame(r io.Reader, limit int) ([]byte, error) {
 	var head [header]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {

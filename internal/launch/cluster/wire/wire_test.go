@@ -23,14 +23,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// party is an agent for a test.
-func party(t testing.TB, change func(*Party)) *Party {
+// party returns the config of a test's agent.
+func party(t testing.TB, change func(*Config)) *Config {
 	t.Helper()
 	id, err := NewIdentity()
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Party{
+	p := &Config{
 		Identity: id, Job: "job", Key: []byte("0123456789abcdef"), Silence: 2 * time.Second,
 		Hello: func() []byte { return []byte(`{"i":"am"}`) },
 		Check: func(net.Addr, ed25519.PublicKey, []byte) error { return nil },
@@ -41,14 +41,14 @@ func party(t testing.TB, change func(*Party)) *Party {
 	return p
 }
 
-// meeting is a door for a test, and what came through it.
+// A meeting is an acceptor with its results.
 type meeting struct {
 	addr    string
 	links   chan *Link
 	refused chan error
 }
 
-func open(t testing.TB, p *Party) *meeting {
+func open(t testing.TB, p *Config) *meeting {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -79,7 +79,7 @@ func dial(t testing.TB, addr string) net.Conn {
 }
 
 // meet connects two agents.
-func meet(t *testing.T, a, b *Party) (*Link, *Link) {
+func meet(t *testing.T, a, b *Config) (*Link, *Link) {
 	t.Helper()
 	m := open(t, b)
 	near, err := Dial(t.Context(), dial(t, m.addr), a)
@@ -113,7 +113,7 @@ func TestLinkCarriesMessages(t *testing.T) {
 	}
 	f, _ := NewFrame([]byte("last"))
 	far.Send(f)
-	far.Close() // sends what is queued
+	far.Close() // sends the queued frames
 	if got, err := near.Receive(); err != nil || string(got) != "last" {
 		t.Errorf("%q, %v", got, err)
 	}
@@ -122,7 +122,7 @@ func TestLinkCarriesMessages(t *testing.T) {
 	}
 }
 
-// frozen is a connection that carries nothing any more when it is told so, as one to a host without power.
+// A frozen is a connection that can stop to transfer, like one to a host without power.
 type frozen struct {
 	net.Conn
 	on chan struct{}
@@ -137,9 +137,9 @@ func (f *frozen) Write(p []byte) (int, error) {
 	}
 }
 
-// A peer that is gone without a word is lost after Silence; one that has nothing to say is not.
+// TestSilence checks that a silent dead peer is lost after Silence, and an idle live one is not.
 func TestSilence(t *testing.T) {
-	short := func(p *Party) { p.Silence = 300 * time.Millisecond }
+	short := func(p *Config) { p.Silence = 300 * time.Millisecond }
 	m := open(t, party(t, short))
 	f := &frozen{dial(t, m.addr), make(chan struct{})}
 	near, err := Dial(t.Context(), f, party(t, short))
@@ -147,7 +147,7 @@ func TestSilence(t *testing.T) {
 		t.Fatal(err)
 	}
 	far := <-m.links
-	m.links <- far
+	m.links <- far // for the cleanup
 	ended := make(chan error, 2)
 	for _, l := range []*Link{near, far} {
 		go func() {
@@ -170,18 +170,19 @@ func TestSilence(t *testing.T) {
 }
 
 func TestHandshakeRefuses(t *testing.T) {
-	says := func(text string) func(*Party) {
-		return func(p *Party) {
+	says := func(text string) func(*Config) {
+		return func(p *Config) {
 			p.Check = func(net.Addr, ed25519.PublicKey, []byte) error { return errors.New(text) }
 		}
 	}
 	for name, c := range map[string]struct {
-		dialer, acceptor func(*Party)
+		dialer, acceptor func(*Config)
 		want             string
 		proven           bool
 	}{
-		"another key":         {func(p *Party) { p.Key = []byte("another key, as long") }, nil, "keys of the two differ", false},
-		"another job":         {func(p *Party) { p.Job = "other\x1b[2Jjob" }, nil, "belongs to job", false},
+		"another key": {func(p *Config) { p.Key = []byte("another key, as long") }, nil,
+			"keys of the two differ", false},
+		"another job":         {func(p *Config) { p.Job = "other\x1b[2Jjob" }, nil, "belongs to job", false},
 		"the acceptor checks": {nil, says("other config"), "other config", true},
 		"the dialer checks":   {says("other version"), nil, "other version", true},
 	} {
@@ -214,8 +215,8 @@ func TestAgentMeetsItself(t *testing.T) {
 	}
 }
 
-// Without the key nothing that one side says helps with the other: a relay that speaks TLS with both and
-// hands on what they say, proofs included, is found out.
+// TestRelayIsFoundOut checks that a relay without the key, which speaks TLS with both sides and forwards their messages
+// and proofs, is detected.
 func TestRelayIsFoundOut(t *testing.T) {
 	m := open(t, party(t, nil))
 	between, err := NewIdentity()
@@ -256,7 +257,7 @@ func TestRelayIsFoundOut(t *testing.T) {
 	<-done
 }
 
-// A proof that is sent back to its maker proves nothing.
+// TestProofIsOfARole checks that a proof reflected to its sender proves nothing.
 func TestProofIsOfARole(t *testing.T) {
 	p := party(t, nil)
 	var state tls.ConnectionState
@@ -284,7 +285,7 @@ func TestProofIsOfARole(t *testing.T) {
 	}
 }
 
-// Those who connect and say nothing, or what no agent says, keep no agent out, and no memory.
+// TestStrangersKeepNobodyOut checks that silent or malformed connections block no agent and hold no memory.
 func TestStrangersKeepNobodyOut(t *testing.T) {
 	m := open(t, party(t, nil))
 	var before, after runtime.MemStats
@@ -298,7 +299,7 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 		case 1:
 			conn.Write(bytes.Repeat([]byte{0xff}, 1<<10))
 		case 2:
-			conn.Write([]byte{22, 3, 1, 0xff}) // the beginning of a record
+			conn.Write([]byte{22, 3, 1, 0xff}) // the start of a TLS record
 		}
 	}
 	l, err := Dial(t.Context(), dial(t, m.addr), party(t, nil))
@@ -314,7 +315,7 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 	}
 }
 
-// Agents that speak TLS, but not as ours do.
+// TestForeignCertificates checks that agents with other TLS certificates are refused.
 func TestForeignCertificates(t *testing.T) {
 	m := open(t, party(t, nil))
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -327,7 +328,8 @@ func TestForeignCertificates(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, conf := range map[string]*tls.Config{
-		"RSA":     {Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, InsecureSkipVerify: true},
+		"RSA": {Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
+			InsecureSkipVerify: true},
 		"none":    {InsecureSkipVerify: true},
 		"TLS 1.2": {MaxVersion: tls.VersionTLS12, InsecureSkipVerify: true},
 	} {
@@ -353,7 +355,7 @@ func TestHandshakeEndsInTime(t *testing.T) {
 	}
 }
 
-// A frame's length is looked at before there is memory for it.
+// TestReadFrame checks that a frame's length is validated before memory is allocated.
 func TestReadFrame(t *testing.T) {
 	if _, err := readFrame(bytes.NewReader([]byte{0xff, 0xff, 0xff, 0xff}), MaxFrame); err == nil ||
 		errors.Is(err, io.ErrUnexpectedEOF) {
@@ -365,7 +367,8 @@ func TestReadFrame(t *testing.T) {
 }
 
 func FuzzReadGreeting(f *testing.F) {
-	for _, s := range []string{`{}`, `{"job":"j","proof":"AAAA"}`, `{"hello":{"a":[1,2]}}`, `{"refused":"x","both":true}`, `{"x":1}`} {
+	for _, s := range []string{`{}`, `{"job":"j","proof":"AAAA"}`, `{"hello":{"a":[1,2]}}`,
+		`{"refused":"x","both":true}`, `{"x":1}`} {
 		f.Add(append(binary.BigEndian.AppendUint32(nil, uint32(len(s))), s...))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {

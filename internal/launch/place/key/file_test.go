@@ -29,7 +29,7 @@ func TestFile(t *testing.T) {
 	if err != nil || want == (Key{}) {
 		t.Fatal(err)
 	}
-	link := filepath.Join(dir, "link") // as Kubernetes mounts a secret
+	link := filepath.Join(dir, "link") // like a mounted secret of Kubernetes
 	if err := os.Symlink("key", link); err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// info is a file of somebody.
+// An info is a file of some user.
 type info struct {
 	mode fs.FileMode
 	uid  uint32
@@ -98,7 +98,7 @@ func TestPrivate(t *testing.T) {
 	}
 }
 
-// No verb shows a key.
+// TestKeyIsNotPrinted checks that no verb prints a key.
 func TestKeyIsNotPrinted(t *testing.T) {
 	k := Key{1, 2, 3, 4}
 	for _, verb := range []string{"%v", "%+v", "%#v", "%x", "%X", "%s", "%q", "%d"} {

@@ -1,8 +1,10 @@
-// Package key gives the agents of a job one secret that other users do not have.
+// Package key provides the agents of a job with one secret that other users cannot read.
 //
-// Shared returns the key in a file of the run directory, which all agents of a job share, and makes it for the first
-// agent that comes. File reads a key that the user made, such as a mounted Secret of Kubernetes. Both trust only files
-// that no other user can read. The key is in no argument, no variable of the environment and no log.
+// Shared returns the key in a file of the run directory, which all agents of a job share; the first agent creates it.
+// File reads a key made by the user, such as a mounted Secret of Kubernetes. Both accept only files that no other user
+// can read. The key is in no argument, environment variable or log.
+//
+//	k, err := key.Shared(ctx, filepath.Join(runDir, ".key"))
 package key
 
 import (
@@ -28,22 +30,20 @@ import (
 // Size is the number of bytes of a key.
 const Size = 32
 
-// Key is the secret of a job. It prints as a word, so that no message can show it.
+// Key is the secret of a job. It prints as "(a key)", so that no message shows it.
 type Key [Size]byte
 
-func (k Key) String() string { return "(a key)" }
+// Format hides the key for every verb.
+func (k Key) Format(f fmt.State, _ rune) { fmt.Fprint(f, "(a key)") }
 
-// Format keeps a key out of messages, whatever the verb.
-func (k Key) Format(f fmt.State, _ rune) { f.Write([]byte(k.String())) }
-
-// Bounds of the text of a key: 32 bytes are 16 random ones as hexadecimal digits.
+// Bounds of the text of a key: 32 bytes hold 16 random bytes in hexadecimal digits.
 const (
 	minSecret   = 32
 	maxSecret   = 4096
-	minDistinct = 8 // different bytes: a file of zeros is no secret
+	minDistinct = 8 // different bytes: a file of zeros is not a secret
 )
 
-// Fix says how to make a key, for messages.
+// Fix explains how to make a key, for messages.
 const Fix = "make one with (umask 077; openssl rand -hex 32 >cprun.key), have the same file on every node, and set " +
 	"CPRUN_KEY_FILE to its path"
 
@@ -83,8 +83,8 @@ func readSecret(path string, stdin io.Reader) ([]byte, error) {
 	return files.All(f, maxSecret)
 }
 
-// private refuses a file that others could read or have written. One of root may be for a group:
-// Kubernetes gives a secret to a pod without root in that way.
+// private refuses a file that other users can read or write. A file of root may be readable for a group: Kubernetes
+// mounts secrets so for pods without root.
 func private(st fs.FileInfo, uid int) error {
 	owner := st.Sys().(*syscall.Stat_t).Uid
 	mode, open := st.Mode().Perm(), fs.FileMode(0o077)
@@ -93,7 +93,7 @@ func private(st fs.FileInfo, uid int) error {
 	case owner == 0:
 		open = 0o027
 	default:
-		return fmt.Errorf("it belongs to user %d, and this is user %d: have it belong to this one", owner, uid)
+		return fmt.Errorf("it belongs to user %d, and this is user %d: change its owner", owner, uid)
 	}
 	if mode&open != 0 {
 		return fmt.Errorf("its mode is %#o, so that others have access: chmod 600", mode)
@@ -101,7 +101,7 @@ func private(st fs.FileInfo, uid int) error {
 	return nil
 }
 
-// fromSecret makes a key of the text of a file, in any form. A line break at the end does not count, since editors add
+// fromSecret derives a key from the text of a file, in any format. It ignores a final line break, since editors add
 // one.
 func fromSecret(secret []byte) (Key, error) {
 	secret = bytes.TrimRight(secret, "\r\n")
@@ -113,19 +113,19 @@ func fromSecret(secret []byte) (Key, error) {
 		seen[b] = true
 	}
 	if len(seen) < minDistinct {
-		return Key{}, fmt.Errorf("it has only %d different bytes, and is not random", len(seen))
+		return Key{}, fmt.Errorf("it has only %d different bytes, so it is not random", len(seen))
 	}
 	return sha256.Sum256(append([]byte("cprun key file 1\n"), secret...)), nil
 }
 
-// madeSize is the length of a file that cprun makes: a line of hexadecimal digits.
+// madeSize is the length of a file made by cprun: a line of hexadecimal digits.
 const madeSize = 2*Size + 1
 
-// pause is the time between two looks at a file that another host has made and this one does not see yet.
+// pause separates two looks for a file that another host has made but this host does not see yet.
 const pause = 100 * time.Millisecond
 
-// Shared returns the key in the file at path, which all agents of a job name. The first agent to come makes the file
-// and its directory; an existing file is used again. It waits until ctx ends for a file that another host has made.
+// Shared returns the key in the file at path, which all agents of a job pass. The first agent makes the file and its
+// directory; an existing file is used again. Until ctx ends, it waits for a file made by another host.
 func Shared(ctx context.Context, path string) (Key, error) {
 	for {
 		k, err := try(filepath.Dir(path), filepath.Base(path))
@@ -142,7 +142,7 @@ func Shared(ctx context.Context, path string) (Key, error) {
 	}
 }
 
-// sleep waits for a moment, and reports whether ctx has not ended.
+// sleep waits for pause, and returns false if ctx has ended.
 func sleep(ctx context.Context) bool {
 	select {
 	case <-time.After(pause):
@@ -152,8 +152,8 @@ func sleep(ctx context.Context) bool {
 	}
 }
 
-// try reads the key, and makes it if there is none. It opens the directory by its path: a network file system asks its
-// server then, and answers a look-up below an open directory from memory.
+// try reads the key, and makes it if there is none. It opens the directory by its path, since a network file system
+// then asks its server; it answers lookups in an open directory from its cache.
 func try(dir, name string) (Key, error) {
 	root, err := files.Make(dir)
 	if err != nil {
@@ -163,7 +163,7 @@ func try(dir, name string) (Key, error) {
 	k, err := read(root, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		failed := create(root, name)
-		// A server that got a request twice reports a failure of the second. So the file counts, not the answer.
+		// A server that gets a request twice reports a failure of the second. So the file decides, not the error.
 		if k, err = read(root, name); errors.Is(err, fs.ErrNotExist) && failed != nil {
 			err = failed
 		}
@@ -185,7 +185,7 @@ func create(root *os.Root, name string) error {
 
 func drafts(name string) string { return name + ".tmp-" }
 
-// draft writes a new key to a file with a random name, and waits until it is on the disk.
+// draft writes a new key to a file with a random name, and syncs it.
 func draft(root *os.Root, name string) (temp string, err error) {
 	temp = drafts(name) + rand.Text()
 	secret := make([]byte, Size)
@@ -193,7 +193,7 @@ func draft(root *os.Root, name string) (temp string, err error) {
 	return temp, files.Secret(root, temp, append(hex.AppendEncode(nil, secret), '\n'))
 }
 
-// publish gives a draft its name, unless that name exists. After O_EXCL alone, other agents would see an empty file.
+// publish links a draft to its name, unless that exists. With O_EXCL alone, other agents could read an empty file.
 func publish(root *os.Root, temp, name string) error {
 	err := root.Link(temp, name)
 	if errors.Is(err, fs.ErrExist) {
@@ -202,7 +202,7 @@ func publish(root *os.Root, temp, name string) error {
 	return errors.Join(err, root.Remove(temp))
 }
 
-// sweep removes the drafts of killed agents. An agent that loses its draft to sweep finds the published key.
+// sweep removes the drafts of killed agents. An agent whose draft is removed uses the published key.
 func sweep(root *os.Root, name string) {
 	dir, err := root.Open(".")
 	if err != nil {
@@ -217,7 +217,7 @@ func sweep(root *os.Root, name string) {
 	}
 }
 
-// read reads a published key. It refuses a link, which another user may have put there.
+// read reads a published key. It refuses a symbolic link, which another user may have made.
 func read(root *os.Root, name string) (k Key, err error) {
 	st, err := root.Lstat(name)
 	if err != nil {
@@ -238,7 +238,7 @@ func read(root *os.Root, name string) (k Key, err error) {
 		return k, fmt.Errorf("it belongs to user %d, and this is user %d", owner, os.Geteuid())
 	}
 	if mode := st.Mode().Perm(); mode != 0o600 {
-		return k, fmt.Errorf("its mode is %#o, and not 0600", mode)
+		return k, fmt.Errorf("its mode is %#o, not 0600", mode)
 	}
 	text, err := files.All(f, madeSize)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/internal/base/files"
 )
 
-// as makes the test binary a process of a job, whose argument is the path of the key.
+// as runs the test binary as a process of a job; its argument is the path of the key.
 var as = flag.String(
 	"as",
 	"",

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// A file that does not come into sight, as one of another host may not, ends the wait with its context. In /proc no name is ever
-// there.
+// TestSharedIsNotSeen checks that the wait for a file that never appears, like one of another host, ends with its
+// context. In /proc no name ever appears.
 func TestSharedIsNotSeen(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*pause)
 	defer cancel()
@@ -23,7 +23,8 @@ func TestSharedIsNotSeen(t *testing.T) {
 	}
 }
 
-// An agent that may not write the directory, or not read the key, ends at once. root may do both, so that another user tries.
+// TestSharedWithoutPermission checks that an agent without permission for the directory or the key ends at once. root
+// has all permissions, so another user tries.
 func TestSharedWithoutPermission(t *testing.T) {
 	dir, err := os.MkdirTemp("", "key")
 	if err != nil {

@@ -19,14 +19,14 @@ import (
 	"github.com/cprun/cprun/internal/base/files"
 )
 
-// ended is the context of an agent that looks once.
+// ended returns an ended context, for an agent that tries once.
 func ended() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }
 
-// share returns the key of a path.
+// share returns the key at a path.
 func share(t *testing.T, path string) Key {
 	t.Helper()
 	k, err := Shared(ended(), path)
@@ -59,11 +59,11 @@ func names(t *testing.T, dir string) string {
 	return strings.Join(all, " ")
 }
 
-// The first agent makes the directory and a private file in it, and the others use that.
+// TestShared checks that the first agent makes the directory and a private file in it, and the others read it.
 func TestShared(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, ".key")
-	defer syscall.Umask(syscall.Umask(0o277)) // takes bits away that the owner needs
+	defer syscall.Umask(syscall.Umask(0o277)) // removes bits that the owner needs
 	first := share(t, path)
 	st, err := os.Stat(path)
 	if err != nil || st.Mode() != 0o600 {
@@ -88,7 +88,7 @@ func TestDirectoryIsMade(t *testing.T) {
 	}
 }
 
-// Agents that start at once get one key, whoever makes it.
+// TestManyAtOnce checks that agents that start at the same time get one key.
 func TestManyAtOnce(t *testing.T) {
 	const agents = 64
 	dir := t.TempDir()
@@ -107,7 +107,7 @@ func TestManyAtOnce(t *testing.T) {
 	})
 }
 
-// together has all agents get the key at once.
+// together gets the key for all agents concurrently.
 func together(t *testing.T, dir string, keys []string, get func(path string) (string, error)) {
 	var begin, all sync.WaitGroup
 	begin.Add(1)
@@ -132,7 +132,8 @@ func together(t *testing.T, dir string, keys []string, get func(path string) (st
 	}
 }
 
-// An agent that is killed before it publishes its key holds up nobody, and its draft is removed.
+// TestKilledBeforeLink checks that an agent killed before it publishes its key blocks no other, and that its draft is
+// removed.
 func TestKilledBeforeLink(t *testing.T) {
 	path := filepath.Join(t.TempDir(), ".key")
 	killed := exec.Command(program(t), "-as", "draft", path)
@@ -157,7 +158,7 @@ func TestKilledBeforeLink(t *testing.T) {
 	if got := names(t, filepath.Dir(path)); got != ".key" {
 		t.Errorf("left: %s", got)
 	}
-	// One that is killed after another has published leaves a draft, too, and the other's key counts.
+	// An agent killed after another has published also leaves a draft. The published key counts.
 	root, err := files.OpenDir(filepath.Dir(path))
 	if err != nil {
 		t.Fatal(err)
@@ -174,8 +175,8 @@ func TestKilledBeforeLink(t *testing.T) {
 	}
 }
 
-// An agent whose link a server has made, and then reported as failed, uses its own key; one whose draft another has
-// removed uses the other's.
+// TestLostAnswers checks an agent whose link succeeded but was reported as failed: it uses its own key. An agent whose
+// draft was removed uses the published key.
 func TestLostAnswers(t *testing.T) {
 	dir := t.TempDir()
 	root, err := files.OpenDir(dir)
@@ -191,7 +192,7 @@ func TestLostAnswers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := root.Link(own, ".key"); err != nil { // the request that was answered by none
+	if err := root.Link(own, ".key"); err != nil { // the request with the lost answer
 		t.Fatal(err)
 	}
 	want, err := os.ReadFile(filepath.Join(dir, own))
@@ -201,7 +202,7 @@ func TestLostAnswers(t *testing.T) {
 	if err := publish(root, own, ".key"); err != nil {
 		t.Errorf("the same request again: %v", err)
 	}
-	share(t, filepath.Join(dir, ".key")) // which removes late
+	share(t, filepath.Join(dir, ".key")) // removes late
 	if err := publish(root, late, ".key"); err == nil {
 		t.Error("a draft that is gone was published")
 	}
@@ -213,7 +214,7 @@ func TestLostAnswers(t *testing.T) {
 	}
 }
 
-// A file system without hard links keeps no drafts.
+// TestDraftOfNoLink checks that a file system without hard links keeps no drafts.
 func TestDraftOfNoLink(t *testing.T) {
 	dir := t.TempDir()
 	root, err := files.OpenDir(dir)
@@ -233,14 +234,15 @@ func TestDraftOfNoLink(t *testing.T) {
 	}
 }
 
-// What is not a key of this user's own making ends with the path, the cause and the fix, and stays as it was.
+// TestSharedRefuses checks that an invalid key file gives an error with the path, the cause and the fix, and is not
+// changed.
 func TestSharedRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		part string
 		make func(path string) error
 	}{
 		"empty":        {"0 bytes", write("", 0o600)},
-		"short":        {"64 bytes", write(secret, 0o600)}, // without its end
+		"short":        {"64 bytes", write(secret, 0o600)}, // without the newline
 		"garbage":      {"65 bytes", write(strings.Replace(secret, "0", "x", 1)+"\n", 0o600)},
 		"long":         {"too long", write(secret+"\n\n", 0o600)},
 		"zeros":        {"different bytes", write(strings.Repeat("0", 64)+"\n", 0o600)},
@@ -253,7 +255,10 @@ func TestSharedRefuses(t *testing.T) {
 			return errors.Join(write(secret+"\n", 0o600)(path+"0"), os.Symlink(filepath.Base(path)+"0", path))
 		}},
 		"a link to nothing": {"not a regular file", func(path string) error { return os.Symlink("nothing", path) }},
-		"a file above":      {"not a directory", func(path string) error { return write("", 0o600)(filepath.Dir(path)) }},
+		"a file above": {"not a directory", func(path string) error {
+			return write("",
+				0o600)(filepath.Dir(path))
+		}},
 	} {
 		path := filepath.Join(t.TempDir(), "run", ".key")
 		if name != "a file above" {
@@ -276,7 +281,7 @@ func TestSharedRefuses(t *testing.T) {
 	}
 }
 
-// state tells a file from a changed one.
+// state returns the state of a file, to detect changes.
 func state(path string) string {
 	st, err := os.Lstat(path)
 	if err != nil || !st.Mode().IsRegular() {
@@ -286,14 +291,14 @@ func state(path string) string {
 	return fmt.Sprint(st.Mode(), string(text), err)
 }
 
-// write is what writes a file with that text and mode.
+// write returns a function that writes a file with that text and mode.
 func write(text string, mode fs.FileMode) func(path string) error {
 	return func(path string) error {
 		return errors.Join(os.WriteFile(path, []byte(text), 0o600), os.Chmod(path, mode))
 	}
 }
 
-// A file of another user is refused, whatever its mode.
+// TestSharedOfAnotherUser checks that a file of another user is refused, whatever its mode.
 func TestSharedOfAnotherUser(t *testing.T) {
 	path, owner := "/etc/hosts", 0
 	if os.Geteuid() == 0 {

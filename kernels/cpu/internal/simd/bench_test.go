@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// BenchmarkOps is operations on rows that stay in the first cache, by elements; inputs are copied there each time.
+// BenchmarkOps measures operations on rows in the first-level cache, in elements per second. It copies the inputs there
+// each time.
 func BenchmarkOps(b *testing.B) {
 	const n = 2048
 	for l := Generic; l <= Best(); l++ {

@@ -77,7 +77,7 @@ func (l Level) ToF16(dst []uint16, src []float32) {
 	}
 }
 
-// FromF16 sets dst to binary16 src. A signalling NaN becomes the quiet one, as the instruction has it.
+// FromF16 sets dst to binary16 src. A signalling NaN becomes quiet, as with the instruction VCVTPH2PS.
 func (l Level) FromF16(dst []float32, src []uint16) {
 	n := l.whole(len(dst))
 	src = src[:len(dst)]
@@ -97,8 +97,7 @@ func (l Level) FromF16(dst []float32, src []uint16) {
 	}
 }
 
-// whole returns how many of n elements fill whole vectors. Conversions are exact in what they round to, so that the
-// rest may go in plain Go.
+// whole returns the number of elements in full vectors. Plain Go converts the rest: it rounds to the same bits.
 func (l Level) whole(n int) int {
 	switch l {
 	case AVX512:
@@ -109,8 +108,8 @@ func (l Level) whole(n int) int {
 	return 0
 }
 
-// Turn rotates heads of 2*len(cos) elements, one after the other in x: with x1 and x2 its halves, each head of y is
-// (x1*cos - x2*sin, x2*cos + x1*sin), with sin times sign. y may be x.
+// Turn applies RoPE to the heads in x, of 2*len(cos) elements each. With x1 and x2 the halves of a head, it sets the
+// head of y to (x1*cos - x2*sin, x2*cos + x1*sin), with sin times sign. y may be x.
 func (l Loops[T]) Turn(y, x, cos, sin []T, sign T) {
 	half := len(cos)
 	if half == 0 {
@@ -193,7 +192,7 @@ func swiGLUBackward[T tensor.Float](dgate, dup, dy, gate, up []T) {
 	}
 }
 
-// expNegated is e^-x for each of at most piece elements.
+// expNegated returns e^-x of at most piece elements.
 func expNegated[T tensor.Float](buf *[piece]T, x []T) []T {
 	e := buf[:len(x)]
 	for i, v := range x {
@@ -215,8 +214,7 @@ type AdamStep[T tensor.Float] struct {
 	Eps    T
 }
 
-// AdamW updates parameters p and their moments m and v by gradients g, in the order of operations of
-// torch.optim.AdamW.
+// AdamW updates parameters p and their moments m and v from gradients g, with torch.optim.AdamW's order of operations.
 func (l Loops[T]) AdamW(p, g, m, v []T, step *AdamStep[T]) {
 	n := len(p)
 	g, m, v = g[:n], m[:n], v[:n]

@@ -7,7 +7,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// MaxOf returns the largest of x; -Inf where there is none. NaN is left out: it comes back through the exponential.
+// MaxOf returns the largest of x, or -Inf if there is none. It skips NaN, which reappears in the exponentials.
 func (l Loops[T]) MaxOf(x []T) T {
 	switch l.level {
 	case AVX512:
@@ -28,8 +28,8 @@ func maxOf[T tensor.Float](xs []T) T {
 	return top
 }
 
-// ExpSum sets dst to e^(x-top) and returns the sum of that, added up in float64. An exponential errs by less than 2
-// units in the last place, also if it is subnormal. dst may be x.
+// ExpSum sets dst to e^(x-top) and returns the sum in float64. The error of an exponential is below 2 units in the last
+// place, subnormal results included. dst may be x.
 func (l Loops[T]) ExpSum(dst, x []T, top T) float64 {
 	n := len(dst)
 	x = x[:n]
@@ -53,10 +53,10 @@ func expSum[T tensor.Float](dst, x []T, top T) float64 {
 	return sum
 }
 
-// piece is the exponentials that plain Go has in a buffer at once.
+// piece is the size of the buffer for exponentials in plain Go.
 const piece = 256
 
-// total adds in two chains, which the processor runs side by side.
+// total adds in two chains, which the processor overlaps.
 func total[T tensor.Float](x []T) float64 {
 	var even, odd float64
 	for ; len(x) >= 2; x = x[2:] {
@@ -68,7 +68,7 @@ func total[T tensor.Float](x []T) float64 {
 	return even + odd
 }
 
-// SumExp returns the sum of ExpSum alone, to the bit.
+// SumExp returns the same bits as ExpSum and stores no exponentials.
 func (l Loops[T]) SumExp(x []T, top T) float64 {
 	n := len(x)
 	switch l.level {
@@ -109,10 +109,9 @@ func exps[T tensor.Float](dst, x []T, top T) {
 	}
 }
 
-// The float32 exponential is exp(x) = 2^n exp(r) with n = round(x / ln 2) and r = x - n ln 2
-// in [-ln2/2, ln2/2], and a minimax polynomial for exp(r) (Cephes, expf.c, S. Moshier).
-// ln 2 is subtracted in two parts, of which the first has so few bits that n times it is
-// exact. It errs by less than 1.5 units in the last place over the whole range.
+// The float32 exponential is exp(x) = 2^n exp(r), with n = round(x / ln 2), r = x - n ln 2 in [-ln2/2, ln2/2] and a
+// minimax polynomial for exp(r) (Cephes, expf.c, S. Moshier). ln 2 is split in two; the first part is short enough that
+// n times it is exact. The error is below 1.5 units in the last place over the whole range.
 const (
 	ln2Hi = 0.693359375 // 355/512
 	ln2Lo = -2.12194440054690583e-4
@@ -124,24 +123,24 @@ const (
 	expP4 = 1.6666665459e-1
 	expP5 = 5.0000001201e-1
 
-	expMin  = -87.33654 // below it the result is subnormal and 2^n has no exponent of its own
-	expMax  = 88.37626  // above it n would be 128
-	expZero = -103.98   // below it the result rounds to 0; -Inf too
+	expMin  = -87.33654 // below, the result is subnormal
+	expMax  = 88.37626  // above, n would be 128
+	expZero = -103.98   // below, the result rounds to 0
 
-	roundBias = 3 << 22 // added to a small float32 and taken away again, it rounds to an integer
+	roundBias = 3 << 22 // x + roundBias - roundBias rounds a small float32 to an integer
 )
 
-// expFast is e to the x in [expMin, expMax]. It is small enough to be inlined.
+// expFast returns e^x for x in [expMin, expMax]. It is small enough to be inlined.
 func expFast(x float32) float32 {
 	biased := x*math.Log2E + roundBias
 	n := biased - roundBias
 	r := x - n*ln2Hi - n*ln2Lo
 	y := (((((expP0*r+expP1)*r+expP2)*r+expP3)*r+expP4)*r+expP5)*(r*r) + r + 1
-	// The low bits of the biased number are n in two's complement: they go to the exponent.
+	// The low bits of biased are n in two's complement. They become the exponent.
 	return y * math.Float32frombits((math.Float32bits(biased)+127)<<23)
 }
 
-// expEdge computes exp outside the fast path's exponents, and for NaN and infinities.
+// expEdge returns e^x outside of expFast's range, and for NaN and infinities.
 func expEdge(x float32) float32 {
 	if x < expZero {
 		return 0
@@ -160,7 +159,7 @@ func (l Loops[T]) SumSquares(x []T) float64 {
 	return sumSquares(x)
 }
 
-// sumSquares adds in four chains, which the processor runs side by side.
+// sumSquares adds in four chains, which the processor overlaps.
 func sumSquares[T tensor.Float](x []T) float64 {
 	var s0, s1, s2, s3 float64
 	for ; len(x) >= 4; x = x[4:] {
@@ -173,8 +172,8 @@ func sumSquares[T tensor.Float](x []T) float64 {
 	return (s0 + s1) + (s2 + s3)
 }
 
-// RMSNorm normalises len(inv) rows of len(w) elements: inv = 1 / sqrt(mean(x^2) + eps) in float64, rounded, and
-// y = x * inv * w. y may be x.
+// RMSNorm normalises len(inv) rows of len(w) elements: y = x * inv * w, with inv = 1 / sqrt(mean(x^2) + eps), computed
+// in float64 and rounded. y may be x.
 func (l Loops[T]) RMSNorm(y, inv, x, w []T, eps float64) {
 	rows, n := len(inv), len(w)
 	y, x = y[:rows*n], x[:rows*n]
@@ -200,20 +199,20 @@ func rmsNorm[T tensor.Float](y, inv, x, w []T, eps float64) {
 	}
 }
 
-// RMSNormBackward takes gradients back through len(inv) rows of len(w) elements. With g = dy * w, it sets dx, or adds
-// inv * (g - x * inv^2 * mean(g * x)), and adds dy * x * inv to dw. Sums are in float64. dx may be dy.
+// RMSNormBackward computes the gradients of len(inv) rows of len(w) elements. With g = dy * w, it sets dx to
+// inv * (g - x * inv^2 * mean(g * x)), or adds that, and adds dy * x * inv to dw. Sums are in float64. dx may be dy.
 func (l Loops[T]) RMSNormBackward(dx []T, dw []float64, dy, x, inv, w []T, add bool) {
 	rows, n := len(inv), len(w)
 	dx, dw, dy, x = dx[:rows*n], dw[:n], dy[:rows*n], x[:rows*n]
 	switch {
 	case l.level == AVX512 && add:
-		rmsNormBackwardAddAVX512(rows, n, ptr(dx), unsafe.SliceData(dw), ptr(dy), ptr(x), ptr(inv), ptr(w))
+		rmsGradAddAVX512(rows, n, ptr(dx), unsafe.SliceData(dw), ptr(dy), ptr(x), ptr(inv), ptr(w))
 	case l.level == AVX512:
-		rmsNormBackwardAVX512(rows, n, ptr(dx), unsafe.SliceData(dw), ptr(dy), ptr(x), ptr(inv), ptr(w))
+		rmsGradAVX512(rows, n, ptr(dx), unsafe.SliceData(dw), ptr(dy), ptr(x), ptr(inv), ptr(w))
 	case l.level == AVX2 && add:
-		rmsNormBackwardAddAVX2(rows, n, ptr(dx), unsafe.SliceData(dw), ptr(dy), ptr(x), ptr(inv), ptr(w))
+		rmsGradAddAVX2(rows, n, ptr(dx), unsafe.SliceData(dw), ptr(dy), ptr(x), ptr(inv), ptr(w))
 	case l.level == AVX2:
-		rmsNormBackwardAVX2(rows, n, ptr(dx), unsafe.SliceData(dw), ptr(dy), ptr(x), ptr(inv), ptr(w))
+		rmsGradAVX2(rows, n, ptr(dx), unsafe.SliceData(dw), ptr(dy), ptr(x), ptr(inv), ptr(w))
 	default:
 		rmsNormBackward(dx, dw, dy, x, inv, w, add)
 	}

@@ -5,14 +5,14 @@ import (
 	"testing"
 )
 
-// each runs f at every level of this machine.
+// each runs f at every level that this machine supports.
 func each(t *testing.T, f func(t *testing.T, l Loops[float32])) {
 	for l := Generic; l <= Best(); l++ {
 		t.Run(l.String(), func(t *testing.T) { f(t, LoopsOf[float32](l)) })
 	}
 }
 
-// ulp is the distance of float32 at x.
+// ulp returns the unit in the last place of float32 at x.
 func ulp(x float64) float64 {
 	a := math.Abs(x)
 	if a < 0x1p-126 {
@@ -22,10 +22,10 @@ func ulp(x float64) float64 {
 	return math.Ldexp(1, e-24)
 }
 
-// expStride is the float32 between those that TestExp tries, odd so that it meets all low bits.
+// expStride is TestExp's step through the float32, odd so that all low bits occur.
 const expStride = 2003
 
-// TestExp: an exponential errs by less than 2 units in the last place for every float32, the special ones too.
+// TestExp checks that the error of an exponential is below 2 units in the last place, for special values also.
 func TestExp(t *testing.T) {
 	each(t, func(t *testing.T, l Loops[float32]) {
 		const batch = 1021
@@ -49,7 +49,7 @@ func TestExp(t *testing.T) {
 	})
 }
 
-// expError is how far got is from e^x, in units in the last place; what must be exact is tested.
+// expError returns the error of got as e^x, in units in the last place. It fails the test if an exact value is wrong.
 func expError(t *testing.T, x, got float32) float64 {
 	want := math.Exp(float64(x))
 	switch {
@@ -69,7 +69,7 @@ func expError(t *testing.T, x, got float32) float64 {
 	return math.Abs(float64(got)-want) / ulp(want)
 }
 
-// TestExpSum: sums with special values, and the sum alone is the bits of the sum beside the exponentials.
+// TestExpSum checks sums with special values, and that SumExp returns the bits of ExpSum.
 func TestExpSum(t *testing.T) {
 	inf, nan := float32(math.Inf(1)), float32(math.NaN())
 	each(t, func(t *testing.T, l Loops[float32]) {

@@ -4,42 +4,26 @@
 
 package simd
 
-// panelRows1AVX2 computes m rows of a product; see Panel.
-//
 //go:noescape
 func panelRows1AVX2(m int, k int, a *float32, lda int, b *float32, c *float32, ldc int, mode int, scale *float32)
 
-// panelRows2AVX2 computes m rows of a product; see Panel.
-//
 //go:noescape
 func panelRows2AVX2(m int, k int, a *float32, lda int, b *float32, c *float32, ldc int, mode int, scale *float32)
 
-// panelCols1AVX2 computes m rows of a product; see Panel.
-//
 //go:noescape
 func panelCols1AVX2(m int, k int, a *float32, lda int, b *float32, c *float32, ldc int, mode int, scale *float32)
 
-// panelCols2AVX2 computes m rows of a product; see Panel.
-//
 //go:noescape
 func panelCols2AVX2(m int, k int, a *float32, lda int, b *float32, c *float32, ldc int, mode int, scale *float32)
 
-// panelRows1AVX512 computes m rows of a product; see Panel.
-//
 //go:noescape
 func panelRows1AVX512(m int, k int, a *float32, lda int, b *float32, c *float32, ldc int, mode int, scale *float32)
 
-// panelRows2AVX512 computes m rows of a product; see Panel.
-//
 //go:noescape
 func panelRows2AVX512(m int, k int, a *float32, lda int, b *float32, c *float32, ldc int, mode int, scale *float32)
 
-// panelCols1AVX512 computes m rows of a product; see Panel.
-//
 //go:noescape
 func panelCols1AVX512(m int, k int, a *float32, lda int, b *float32, c *float32, ldc int, mode int, scale *float32)
 
-// panelCols2AVX512 computes m rows of a product; see Panel.
-//
 //go:noescape
 func panelCols2AVX512(m int, k int, a *float32, lda int, b *float32, c *float32, ldc int, mode int, scale *float32)

@@ -7,8 +7,8 @@ import (
 	"github.com/cprun/cprun/internal/base/half"
 )
 
-// TestHalves: every 16-bit number to float32 and back, and float32 of all kinds to 16 bits, are as package half has
-// them, whether a vector converts them or what comes behind it.
+// TestHalves compares conversions with package half: every 16-bit number to float32 and back, and float32 of all kinds
+// to 16 bits, both in full vectors and in the remainder.
 func TestHalves(t *testing.T) {
 	const all = 1 << 16
 	kinds := []struct {
@@ -37,7 +37,7 @@ func TestHalves(t *testing.T) {
 				}
 			}
 			for high := range all {
-				for i := range 19 { // bits around what is cut off
+				for i := range 19 { // bits around the rounded ones
 					wide[i] = math.Float32frombits(uint32(high<<16 + i<<12 + i*i*7))
 				}
 				k.to(l, back[:19], wide[:19])
@@ -51,7 +51,7 @@ func TestHalves(t *testing.T) {
 	})
 }
 
-// TestFromHalves: what 16-bit numbers are worth.
+// TestFromHalves checks the values of some 16-bit numbers.
 func TestFromHalves(t *testing.T) {
 	each(t, func(t *testing.T, loops Loops[float32]) {
 		l := loops.level

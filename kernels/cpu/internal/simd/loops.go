@@ -7,17 +7,17 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Loops are the loops of products, of attention and of the operations between them in one element type.
+// Loops provides the inner loops for one element type: matrix products, attention and elementwise operations.
 //
-// The right factor of a product is packed into panels: Cols columns side by side, row after row, and after the last
-// full panel one of Lanes columns if that is enough for the rest. What a panel has beyond the matrix is 0.
+// The right factor of a product is packed into panels of Cols columns, row after row. The last panel has Lanes columns
+// if the remaining ones fit in it. Panels are padded with 0.
 type Loops[T tensor.Float] struct {
 	Lanes, Cols int // columns of a narrow and of a full panel
 
 	level Level
 }
 
-// LoopsOf returns the loops of type T at level l. There is no assembly for float64.
+// LoopsOf returns the loops of type T at level l. float64 has no assembly.
 func LoopsOf[T tensor.Float](l Level) Loops[T] {
 	if unsafe.Sizeof(T(0)) == 8 {
 		l = Generic
@@ -29,10 +29,10 @@ func LoopsOf[T tensor.Float](l Level) Loops[T] {
 	return Loops[T]{lanes, 2 * lanes, l}
 }
 
-// Padded returns the columns of the panels of a matrix of n columns.
+// Padded returns the number of columns in the panels of a matrix of n columns.
 func (l Loops[T]) Padded(n int) int { return (n + l.Lanes - 1) / l.Lanes * l.Lanes }
 
-// Mode selects a product's use of the values in its result.
+// Mode selects how a product combines with the values in its result.
 type Mode int
 
 // A product sets the result, adds to it, or multiplies its rows by their scales and adds.
@@ -42,22 +42,22 @@ const (
 	ScaleAdd
 )
 
-// Left is the left factor of a product, m by k. By rows, element (i, j) is A[i*Ld+j], otherwise A[j*Ld+i].
+// Left is the left factor of a product, m by k. With Rows, element (i, j) is A[i*Ld+j], otherwise A[j*Ld+i].
 type Left[T tensor.Float] struct {
 	A    []T
 	Ld   int
 	Rows bool
 }
 
-// Right is the right factor of a product: panels of Rows rows, which Pack or PackTransposed made, from row From on.
+// Right is the right factor of a product: the rows since From of panels of Rows rows, from Pack or PackTransposed.
 type Right[T tensor.Float] struct {
 	Panels     []T
 	Rows, From int
 }
 
-// Product computes m rows and n columns of a product over k: c[i*ldc+j], j < Padded(n). It also writes the elements of
-// c beyond n columns. A sum goes over k in order, in assembly with fused multiplications and additions. scale has m
-// elements with ScaleAdd and is nil otherwise.
+// Product computes m rows and n columns of a product over k into c[i*ldc+j]. It writes Padded(n) columns of c. Sums
+// run over k in order; the assembly fuses multiplications and additions. scale has m elements with ScaleAdd and is nil
+// otherwise.
 func (l Loops[T]) Product(m, n, k int, a Left[T], b Right[T], c []T, ldc int, mode Mode, scale []T) {
 	if m <= 0 {
 		return
@@ -86,10 +86,10 @@ func (l Loops[T]) panel(m, k int, a Left[T], b []T, width int, c []T, ldc int, m
 	}
 }
 
-// ptr returns the address of s, or nil, as the assembly has it.
+// ptr returns the address of s, or nil, in the assembly's type.
 func ptr[T tensor.Float](s []T) *float32 { return (*float32)(unsafe.Pointer(unsafe.SliceData(s))) }
 
-// square computes 4 by 4 elements, quarter 1 by 4: as many sums as registers hold.
+// square computes 4 by 4 elements, whose sums fit the registers. quarter computes 1 by 4.
 func square[T tensor.Float](i, j, k int, a Left[T], b []T, width int, c []T, ldc int, mode Mode, scale []T) {
 	var s [4][4]T
 	row, next := i*a.Ld, 1
@@ -143,7 +143,7 @@ func store[T tensor.Float](c []T, s *[4]T, mode Mode, scale []T, row int) {
 	}
 }
 
-// Pack makes panels of rows rows of a matrix of k rows and n columns, row i at src[i*ld]. Rows beyond k are 0.
+// Pack packs a matrix of k rows and n columns, with row i at src[i*ld], into panels of rows rows. Rows beyond k are 0.
 func (l Loops[T]) Pack(dst, src []T, ld, k, n, rows int) {
 	for j := 0; j < n; j += l.Cols {
 		width := min(l.Cols, l.Padded(n-j))
@@ -160,8 +160,8 @@ func (l Loops[T]) Pack(dst, src []T, ld, k, n, rows int) {
 	}
 }
 
-// PackTransposed makes panels of the transpose, k rows and n columns, of a matrix of n rows and k columns, row i at
-// src[i*ld], times scale.
+// PackTransposed packs the transpose of a matrix, times scale, into panels of k rows. The matrix has n rows and k
+// columns, with row i at src[i*ld].
 func (l Loops[T]) PackTransposed(dst, src []T, ld, k, n int, scale T) {
 	for j := 0; j < n && k > 0; j += l.Cols {
 		width := min(l.Cols, l.Padded(n-j))
@@ -171,7 +171,7 @@ func (l Loops[T]) PackTransposed(dst, src []T, ld, k, n int, scale T) {
 	}
 }
 
-// transpose writes 8 columns, of which the first rows are rows of src and the others 0.
+// transpose writes 8 columns: the first ones are rows of src, the others 0.
 func (l Loops[T]) transpose(dst []T, ldd int, src []T, lds, k, rows int, scale T) {
 	done := 0
 	if squares := k / 8; l.level != Generic && rows == 8 && squares > 0 {
@@ -189,8 +189,8 @@ func (l Loops[T]) transpose(dst []T, ldd int, src []T, lds, k, rows int, scale T
 	}
 }
 
-// Scores is a tile of scores, or of what has their place: row j, of a key, is S[j*Ld:][:Cols], a column for each
-// query. Cols is a multiple of Lanes. Scores are logarithms to the base of 2.
+// Scores is a tile of scores, probabilities or their gradients. Row j, of one key, is S[j*Ld:][:Cols], with a column
+// for each query. Cols is a multiple of Lanes. Scores are logarithms to base 2.
 type Scores[T tensor.Float] struct {
 	S              []T
 	Ld, Keys, Cols int
@@ -206,9 +206,9 @@ func (t Scores[T]) Times(x T) {
 	}
 }
 
-// Softmax folds a tile into the state of its queries: top, the largest score so far, and sum, that of 2^(score-top).
-// It replaces the scores by 2^(score-top) with the new top, and sets shrink to what earlier results shrink by. A
-// query that has seen no score above -Inf keeps top = -Inf; its exponentials are 0.
+// Softmax folds a tile into the online softmax of its queries: top, the largest score so far, and sum, the sum of
+// 2^(score-top). It replaces the scores by 2^(score-top) with the new top, and sets shrink to the factor of earlier
+// results. A query with no score above -Inf keeps top = -Inf and gets exponentials of 0.
 func (l Loops[T]) Softmax(t Scores[T], top []T, sum []float64, shrink []T) {
 	if l.level != Generic {
 		l.level.softmax(ptr(t.S), t.Ld, t.Keys, t.Cols, ptr(top), unsafe.SliceData(sum), ptr(shrink))
@@ -235,7 +235,7 @@ func (l Loops[T]) Softmax(t Scores[T], top []T, sum []float64, shrink []T) {
 	}
 }
 
-// larger leaves out NaN, which comes back through the exponential.
+// larger skips NaN, which reappears in the exponentials.
 func larger[T tensor.Float](a, b T) T {
 	if b > a {
 		return b
@@ -243,7 +243,7 @@ func larger[T tensor.Float](a, b T) T {
 	return a
 }
 
-// Probabilities replaces scores by 2^(score - lse), lse by query, which is +Inf where there are none.
+// Probabilities replaces scores by 2^(score - lse), with one lse for each query. lse is +Inf if a query sees no key.
 func (l Loops[T]) Probabilities(t Scores[T], lse []T) {
 	if l.level != Generic {
 		l.level.probabilities(ptr(t.S), t.Ld, t.Keys, t.Cols, ptr(lse))
@@ -257,8 +257,8 @@ func (l Loops[T]) Probabilities(t Scores[T], lse []T) {
 	}
 }
 
-// GradScores replaces dp, the gradients of probabilities p, by p * (dp - delta) * scale, delta by query. p has the
-// strides of dp.
+// GradScores replaces dp, the gradients of probabilities p, by p * (dp - delta) * scale, with one delta for each query.
+// p has the strides of dp.
 func (l Loops[T]) GradScores(dp Scores[T], p []T, delta []T, scale T) {
 	if l.level != Generic {
 		l.level.gradScores(ptr(dp.S), ptr(p), dp.Ld, dp.Keys, dp.Cols, ptr(delta), float32(scale))
@@ -272,9 +272,9 @@ func (l Loops[T]) GradScores(dp Scores[T], p []T, delta []T, scale T) {
 	}
 }
 
-// Band sets the elements of row j to x that lie before column lo+j or behind column hi+j.
+// Band sets the elements of row j before column lo+j and after column hi+j to x.
 func (l Loops[T]) Band(t Scores[T], lo, hi int, x T) {
-	const far = 1 << 30 // as good as unbounded, and small enough for 32 bits with the rows and columns of a tile
+	const far = 1 << 30 // effectively unbounded; plus a tile's rows and columns, it still fits 32 bits
 	lo, hi = max(-far, min(far, lo)), max(-far, min(far, hi))
 	if l.level != Generic {
 		l.level.band(ptr(t.S), t.Ld, t.Keys, t.Cols, lo, hi, float32(x))
@@ -303,7 +303,7 @@ func (l Loops[T]) Scaled(dst, src []T, x T) {
 	}
 }
 
-// Dot returns the sum of the products of a and b, added up in float64 in an order that depends on their length alone.
+// Dot returns the dot product of a and b, in float64. The order of its sum depends on the length only.
 func (l Loops[T]) Dot(a, b []T) float64 {
 	b = b[:len(a)]
 	done, sum := 0, 0.0

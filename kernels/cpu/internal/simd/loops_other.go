@@ -2,7 +2,7 @@
 
 package simd
 
-// Machines without assembly have no level but Generic, so nothing here is reached.
+// Without assembly, Generic is the only level, which calls none of these.
 
 const unreached = "simd: assembly on a machine that has none"
 

@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// levels runs a test at each level that this machine has, and in float64.
+// levels runs a test at each level that this machine supports, and in float64.
 func levels(t *testing.T, f32 func(t *testing.T, l Loops[float32]), f64 func(t *testing.T, l Loops[float64])) {
 	for l := Generic; l <= Best(); l++ {
 		t.Run(l.String(), func(t *testing.T) { f32(t, LoopsOf[float32](l)) })
@@ -25,7 +25,7 @@ func normal[T tensor.Float](r *rand.Rand, n int) []T {
 	return s
 }
 
-// epsilon is twice the largest error of rounding to T.
+// epsilon returns twice the largest rounding error of T.
 func epsilon[T tensor.Float]() float64 {
 	if T(1)+T(1e-10) == 1 {
 		return 1.2e-7
@@ -35,7 +35,7 @@ func epsilon[T tensor.Float]() float64 {
 
 func TestProduct(t *testing.T) { levels(t, testProduct[float32], testProduct[float64]) }
 
-// testProduct compares with sums in float64, for both forms of the left factor, packed from rows and transposed.
+// testProduct compares products with sums in float64, for both layouts of the left factor and both ways of packing.
 func testProduct[T tensor.Float](t *testing.T, l Loops[T]) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
@@ -105,7 +105,7 @@ func transposed[T tensor.Float](x []T, rows, cols int) []T {
 	return y
 }
 
-// TestProductRows holds that a row of a product is the same bits whatever rows stand around it.
+// TestProductRows checks that the bits of a product's row do not depend on the other rows.
 func TestProductRows(t *testing.T) {
 	for level := Generic; level <= Best(); level++ {
 		l, r := LoopsOf[float32](level), rand.New(rand.NewPCG(3, 4))
@@ -149,7 +149,7 @@ func TestProductRows(t *testing.T) {
 
 func TestScores(t *testing.T) { levels(t, testScores[float32], testScores[float64]) }
 
-// testScores compares the loops over tiles of scores with float64, and with what hides whole columns.
+// testScores compares the loops over tiles of scores with float64, also with whole columns hidden.
 func testScores[T tensor.Float](t *testing.T, l Loops[T]) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for range 200 {
@@ -213,7 +213,7 @@ func checkColumn[T tensor.Float](t *testing.T, tile Scores[T], s []T, i int, bef
 
 func TestGradients(t *testing.T) { levels(t, testGradients[float32], testGradients[float64]) }
 
-// testGradients compares what a backward pass does with a tile.
+// testGradients compares the backward loops over a tile with float64.
 func testGradients[T tensor.Float](t *testing.T, l Loops[T]) {
 	r := rand.New(rand.NewPCG(7, 8))
 	const keys = 13
@@ -237,7 +237,8 @@ func testGradients[T tensor.Float](t *testing.T, l Loops[T]) {
 		if e := near.Gap(float64(p[n]), want, near.Finite); !(e <= tolerance) {
 			t.Fatalf("element %d is %v, want %v", n, p[n], want)
 		}
-		if e := near.Gap(float64(g[n]), grad, near.Finite); !(e <= tolerance*max(1, math.Abs(float64(dp[n]))+math.Abs(float64(delta[i])))) {
+		if e := near.Gap(float64(g[n]), grad, near.Finite); !(e <= tolerance*max(1,
+			math.Abs(float64(dp[n]))+math.Abs(float64(delta[i])))) {
 			t.Fatalf("gradient %d is %v, want %v", n, g[n], grad)
 		}
 	}

@@ -4,164 +4,98 @@
 
 package simd
 
-// addToAVX2 computes n elements; see AddTo.
-//
 //go:noescape
 func addToAVX2(n int, dst *float32, a *float32, b *float32)
 
-// maxOfAVX2 is the largest of x, NaN left out; see MaxOf.
-//
 //go:noescape
 func maxOfAVX2(n int, x *float32) (top float32)
 
-// expSumAVX2 adds up e^(x-top); see ExpSum.
-//
 //go:noescape
 func expSumAVX2(n int, dst *float32, x *float32, top float32) (sum float64)
 
-// sumExpAVX2 adds up e^(x-top); see SumExp.
-//
 //go:noescape
 func sumExpAVX2(n int, x *float32, top float32) (sum float64)
 
-// swiGLUAVX2 computes n elements; see SwiGLU.
-//
 //go:noescape
 func swiGLUAVX2(n int, y *float32, gate *float32, up *float32)
 
-// swiGLUBackwardAVX2 computes n elements; see SwiGLUBackward.
-//
 //go:noescape
 func swiGLUBackwardAVX2(n int, dgate *float32, dup *float32, dy *float32, gate *float32, up *float32)
 
-// sumSquaresAVX2 adds up the squares of x; see SumSquares.
-//
 //go:noescape
 func sumSquaresAVX2(n int, x *float32) (sum float64)
 
-// rmsNormAVX2 normalises rows; see RMSNorm.
-//
 //go:noescape
 func rmsNormAVX2(rows int, n int, y *float32, inv *float32, x *float32, w *float32, eps float64)
 
-// rmsNormBackwardAVX2 is the gradient of rows; see RMSNormBackward.
-//
 //go:noescape
-func rmsNormBackwardAVX2(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32)
+func rmsGradAVX2(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32)
 
-// rmsNormBackwardAddAVX2 is the gradient of rows; see RMSNormBackward.
-//
 //go:noescape
-func rmsNormBackwardAddAVX2(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32,
-	w *float32)
+func rmsGradAddAVX2(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32)
 
-// turnAVX2 turns heads; see Turn.
-//
 //go:noescape
 func turnAVX2(heads int, half int, y *float32, x *float32, cos *float32, sin *float32, sign float32)
 
-// adamWAVX2 computes n elements; see AdamW.
-//
 //go:noescape
 func adamWAVX2(n int, p *float32, grad *float32, m *float32, v *float32, step *float32)
 
-// toBF16AVX2 converts n elements; see ToBF16.
-//
 //go:noescape
 func toBF16AVX2(n int, dst *uint16, src *float32)
 
-// toF16AVX2 converts n elements; see ToF16.
-//
 //go:noescape
 func toF16AVX2(n int, dst *uint16, src *float32)
 
-// fromBF16AVX2 converts n elements; see FromBF16.
-//
 //go:noescape
 func fromBF16AVX2(n int, dst *float32, src *uint16)
 
-// fromF16AVX2 converts n elements; see FromF16.
-//
 //go:noescape
 func fromF16AVX2(n int, dst *float32, src *uint16)
 
-// addToAVX512 computes n elements; see AddTo.
-//
 //go:noescape
 func addToAVX512(n int, dst *float32, a *float32, b *float32)
 
-// maxOfAVX512 is the largest of x, NaN left out; see MaxOf.
-//
 //go:noescape
 func maxOfAVX512(n int, x *float32) (top float32)
 
-// expSumAVX512 adds up e^(x-top); see ExpSum.
-//
 //go:noescape
 func expSumAVX512(n int, dst *float32, x *float32, top float32) (sum float64)
 
-// sumExpAVX512 adds up e^(x-top); see SumExp.
-//
 //go:noescape
 func sumExpAVX512(n int, x *float32, top float32) (sum float64)
 
-// swiGLUAVX512 computes n elements; see SwiGLU.
-//
 //go:noescape
 func swiGLUAVX512(n int, y *float32, gate *float32, up *float32)
 
-// swiGLUBackwardAVX512 computes n elements; see SwiGLUBackward.
-//
 //go:noescape
 func swiGLUBackwardAVX512(n int, dgate *float32, dup *float32, dy *float32, gate *float32, up *float32)
 
-// sumSquaresAVX512 adds up the squares of x; see SumSquares.
-//
 //go:noescape
 func sumSquaresAVX512(n int, x *float32) (sum float64)
 
-// rmsNormAVX512 normalises rows; see RMSNorm.
-//
 //go:noescape
 func rmsNormAVX512(rows int, n int, y *float32, inv *float32, x *float32, w *float32, eps float64)
 
-// rmsNormBackwardAVX512 is the gradient of rows; see RMSNormBackward.
-//
 //go:noescape
-func rmsNormBackwardAVX512(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32)
+func rmsGradAVX512(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32)
 
-// rmsNormBackwardAddAVX512 is the gradient of rows; see RMSNormBackward.
-//
 //go:noescape
-func rmsNormBackwardAddAVX512(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32,
-	w *float32)
+func rmsGradAddAVX512(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32)
 
-// turnAVX512 turns heads; see Turn.
-//
 //go:noescape
 func turnAVX512(heads int, half int, y *float32, x *float32, cos *float32, sin *float32, sign float32)
 
-// adamWAVX512 computes n elements; see AdamW.
-//
 //go:noescape
 func adamWAVX512(n int, p *float32, grad *float32, m *float32, v *float32, step *float32)
 
-// toBF16AVX512 converts n elements; see ToBF16.
-//
 //go:noescape
 func toBF16AVX512(n int, dst *uint16, src *float32)
 
-// toF16AVX512 converts n elements; see ToF16.
-//
 //go:noescape
 func toF16AVX512(n int, dst *uint16, src *float32)
 
-// fromBF16AVX512 converts n elements; see FromBF16.
-//
 //go:noescape
 func fromBF16AVX512(n int, dst *float32, src *uint16)
 
-// fromF16AVX512 converts n elements; see FromF16.
-//
 //go:noescape
 func fromF16AVX512(n int, dst *float32, src *uint16)

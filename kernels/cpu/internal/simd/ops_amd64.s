@@ -1228,9 +1228,9 @@ DATA one<>+56(SB)/4, $0x00000000
 DATA one<>+60(SB)/4, $0x3ff00000
 GLOBL one<>(SB), RODATA|NOPTR, $64
 
-// func rmsNormBackwardAVX2(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32)
+// func rmsGradAVX2(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32)
 // Requires: AVX, AVX2, FMA3
-TEXT ·rmsNormBackwardAVX2(SB), NOSPLIT, $0-64
+TEXT ·rmsGradAVX2(SB), NOSPLIT, $0-64
 	MOVQ       n+8(FP), AX
 	MOVQ       dx+16(FP), CX
 	MOVQ       dw+24(FP), DX
@@ -1440,9 +1440,9 @@ end:
 	VZEROUPPER
 	RET
 
-// func rmsNormBackwardAddAVX2(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32)
+// func rmsGradAddAVX2(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32)
 // Requires: AVX, AVX2, FMA3
-TEXT ·rmsNormBackwardAddAVX2(SB), NOSPLIT, $0-64
+TEXT ·rmsGradAddAVX2(SB), NOSPLIT, $0-64
 	MOVQ       n+8(FP), AX
 	MOVQ       dx+16(FP), CX
 	MOVQ       dw+24(FP), DX
@@ -2885,9 +2885,9 @@ end:
 	VZEROUPPER
 	RET
 
-// func rmsNormBackwardAVX512(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32)
+// func rmsGradAVX512(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL
-TEXT ·rmsNormBackwardAVX512(SB), NOSPLIT, $0-64
+TEXT ·rmsGradAVX512(SB), NOSPLIT, $0-64
 	MOVQ       n+8(FP), AX
 	MOVQ       dx+16(FP), CX
 	MOVQ       dw+24(FP), DX
@@ -3096,9 +3096,9 @@ end:
 	VZEROUPPER
 	RET
 
-// func rmsNormBackwardAddAVX512(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32)
+// func rmsGradAddAVX512(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL
-TEXT ·rmsNormBackwardAddAVX512(SB), NOSPLIT, $0-64
+TEXT ·rmsGradAddAVX512(SB), NOSPLIT, $0-64
 	MOVQ       n+8(FP), AX
 	MOVQ       dx+16(FP), CX
 	MOVQ       dw+24(FP), DX

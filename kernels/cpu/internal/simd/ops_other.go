@@ -4,93 +4,59 @@
 
 package simd
 
-func addToAVX2(n int, dst *float32, a *float32, b *float32) { panic(unreached) }
-
-func maxOfAVX2(n int, x *float32) (top float32) { panic(unreached) }
-
+func addToAVX2(n int, dst *float32, a *float32, b *float32)                 { panic(unreached) }
+func maxOfAVX2(n int, x *float32) (top float32)                             { panic(unreached) }
 func expSumAVX2(n int, dst *float32, x *float32, top float32) (sum float64) { panic(unreached) }
-
-func sumExpAVX2(n int, x *float32, top float32) (sum float64) { panic(unreached) }
-
-func swiGLUAVX2(n int, y *float32, gate *float32, up *float32) { panic(unreached) }
-
+func sumExpAVX2(n int, x *float32, top float32) (sum float64)               { panic(unreached) }
+func swiGLUAVX2(n int, y *float32, gate *float32, up *float32)              { panic(unreached) }
 func swiGLUBackwardAVX2(n int, dgate *float32, dup *float32, dy *float32, gate *float32, up *float32) {
 	panic(unreached)
 }
-
 func sumSquaresAVX2(n int, x *float32) (sum float64) { panic(unreached) }
-
 func rmsNormAVX2(rows int, n int, y *float32, inv *float32, x *float32, w *float32, eps float64) {
 	panic(unreached)
 }
-
-func rmsNormBackwardAVX2(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32) {
+func rmsGradAVX2(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32) {
 	panic(unreached)
 }
-
-func rmsNormBackwardAddAVX2(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32,
-	w *float32) {
+func rmsGradAddAVX2(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32) {
 	panic(unreached)
 }
-
 func turnAVX2(heads int, half int, y *float32, x *float32, cos *float32, sin *float32, sign float32) {
 	panic(unreached)
 }
-
 func adamWAVX2(n int, p *float32, grad *float32, m *float32, v *float32, step *float32) {
 	panic(unreached)
 }
-
-func toBF16AVX2(n int, dst *uint16, src *float32) { panic(unreached) }
-
-func toF16AVX2(n int, dst *uint16, src *float32) { panic(unreached) }
-
-func fromBF16AVX2(n int, dst *float32, src *uint16) { panic(unreached) }
-
-func fromF16AVX2(n int, dst *float32, src *uint16) { panic(unreached) }
-
-func addToAVX512(n int, dst *float32, a *float32, b *float32) { panic(unreached) }
-
-func maxOfAVX512(n int, x *float32) (top float32) { panic(unreached) }
-
+func toBF16AVX2(n int, dst *uint16, src *float32)                             { panic(unreached) }
+func toF16AVX2(n int, dst *uint16, src *float32)                              { panic(unreached) }
+func fromBF16AVX2(n int, dst *float32, src *uint16)                           { panic(unreached) }
+func fromF16AVX2(n int, dst *float32, src *uint16)                            { panic(unreached) }
+func addToAVX512(n int, dst *float32, a *float32, b *float32)                 { panic(unreached) }
+func maxOfAVX512(n int, x *float32) (top float32)                             { panic(unreached) }
 func expSumAVX512(n int, dst *float32, x *float32, top float32) (sum float64) { panic(unreached) }
-
-func sumExpAVX512(n int, x *float32, top float32) (sum float64) { panic(unreached) }
-
-func swiGLUAVX512(n int, y *float32, gate *float32, up *float32) { panic(unreached) }
-
+func sumExpAVX512(n int, x *float32, top float32) (sum float64)               { panic(unreached) }
+func swiGLUAVX512(n int, y *float32, gate *float32, up *float32)              { panic(unreached) }
 func swiGLUBackwardAVX512(n int, dgate *float32, dup *float32, dy *float32, gate *float32, up *float32) {
 	panic(unreached)
 }
-
 func sumSquaresAVX512(n int, x *float32) (sum float64) { panic(unreached) }
-
 func rmsNormAVX512(rows int, n int, y *float32, inv *float32, x *float32, w *float32, eps float64) {
 	panic(unreached)
 }
-
-func rmsNormBackwardAVX512(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32,
-	w *float32) {
+func rmsGradAVX512(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32) {
 	panic(unreached)
 }
-
-func rmsNormBackwardAddAVX512(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32,
-	w *float32) {
+func rmsGradAddAVX512(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32) {
 	panic(unreached)
 }
-
 func turnAVX512(heads int, half int, y *float32, x *float32, cos *float32, sin *float32, sign float32) {
 	panic(unreached)
 }
-
 func adamWAVX512(n int, p *float32, grad *float32, m *float32, v *float32, step *float32) {
 	panic(unreached)
 }
-
-func toBF16AVX512(n int, dst *uint16, src *float32) { panic(unreached) }
-
-func toF16AVX512(n int, dst *uint16, src *float32) { panic(unreached) }
-
+func toBF16AVX512(n int, dst *uint16, src *float32)   { panic(unreached) }
+func toF16AVX512(n int, dst *uint16, src *float32)    { panic(unreached) }
 func fromBF16AVX512(n int, dst *float32, src *uint16) { panic(unreached) }
-
-func fromF16AVX512(n int, dst *float32, src *uint16) { panic(unreached) }
+func fromF16AVX512(n int, dst *float32, src *uint16)  { panic(unreached) }

@@ -10,17 +10,17 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// op is an operation on rows of equal length, which it replaces. The first rows are its results.
+// An op is an operation in place on rows of equal length. The first rows hold its results.
 type op struct {
 	name    string
 	rows    int
 	results int
 	in32    func(l Loops[float32], x [][]float32)
 	in64    func(l Loops[float64], x [][]float64)
-	units   float64                     // how far a result may be from that in float64, in units in the last place
-	size    func(x [][]float64) float64 // of terms that cancel, of which the units are, given inputs; nil for the results
-	alone   bool                        // an element's result does not depend on those beside it
-	same    bool                        // levels have the same bits
+	units   float64                     // tolerance against float64, in units in the last place of size
+	size    func(x [][]float64) float64 // size of the terms that cancel, from the inputs; nil: that of the result
+	alone   bool                        // an element's result does not depend on its neighbours
+	same    bool                        // all levels return the same bits
 }
 
 func addRows[T tensor.Float](l Loops[T], x [][]T)  { l.AddTo(x[0], x[0], x[1]) }
@@ -29,7 +29,7 @@ func gate[T tensor.Float](l Loops[T], x [][]T)     { l.SwiGLU(x[0], x[0], x[1]) 
 func gateBack[T tensor.Float](l Loops[T], x [][]T) { l.SwiGLUBackward(x[0], x[1], x[2], x[0], x[1]) }
 func adam[T tensor.Float](l Loops[T], x [][]T) {
 	for i := range x[2] {
-		x[2][i] *= x[2][i] // no second moment is negative
+		x[2][i] *= x[2][i] // second moments are not negative
 	}
 	l.AdamW(x[0], x[3], x[1], x[2], &AdamStep[T]{0.5, 0.125, 0.75, 0.25, 0.875, 0.0625, 0.5, 1e-6})
 }
@@ -56,7 +56,7 @@ func turnRow[T tensor.Float](l Loops[T], x [][]T) {
 	l.Turn(x[0][:2*half], x[1][:2*half], x[2][:half], x[3][:half], -1)
 }
 
-// large is a bound of what normal deviates, and products of a few, come to.
+// large bounds normal deviates and products of a few of them.
 func large([][]float64) float64 { return 16 }
 
 func operations() []op {
@@ -73,10 +73,10 @@ func operations() []op {
 	}
 }
 
-// guard stands around every row, to be found unchanged.
+// guard surrounds every row and must stay unchanged.
 const guard, guards = 12345, 20
 
-// input is rows of n normal deviates each, at some distance from where memory is aligned.
+// input returns rows of n normal deviates each, at an offset from aligned memory.
 func input(rng *rand.Rand, rows, n int) (whole, inner [][]float32) {
 	for range rows {
 		at := rng.IntN(guards)
@@ -108,8 +108,8 @@ func clones(x [][]float32) [][]float32 {
 	return c
 }
 
-// TestOps: every operation, at every level, on rows of all lengths and alignments is near its result in float64; it
-// writes nothing beside its rows.
+// TestOps compares every operation, at every level and on rows of all lengths and alignments, with float64. Operations
+// must not write outside of their rows.
 func TestOps(t *testing.T) {
 	each(t, func(t *testing.T, l Loops[float32]) {
 		for _, o := range operations() {
@@ -160,7 +160,7 @@ func checkGuards(t *testing.T, whole [][]float32, n int) {
 	}
 }
 
-// TestAlone: where an element's result is its own, it is the same bits wherever the element stands.
+// TestAlone checks that the result of an elementwise operation does not depend on the element's position.
 func TestAlone(t *testing.T) {
 	each(t, func(t *testing.T, l Loops[float32]) {
 		rng := rand.New(rand.NewPCG(1, 1))
@@ -189,7 +189,7 @@ func TestAlone(t *testing.T) {
 	})
 }
 
-// TestRowsAtOnce: rows in one call are the bits of a call each.
+// TestRowsAtOnce checks that one call for many rows returns the bits of a call for each row.
 func TestRowsAtOnce(t *testing.T) {
 	each(t, func(t *testing.T, l Loops[float32]) {
 		rng := rand.New(rand.NewPCG(1, 1))
@@ -213,7 +213,7 @@ func TestRowsAtOnce(t *testing.T) {
 	})
 }
 
-// TestSumSquares: the sum is that of float64 in another order.
+// TestSumSquares compares with a sum in float64 in another order.
 func TestSumSquares(t *testing.T) {
 	each(t, func(t *testing.T, l Loops[float32]) {
 		rng := rand.New(rand.NewPCG(1, 1))
@@ -227,7 +227,7 @@ func TestSumSquares(t *testing.T) {
 	})
 }
 
-// TestSigmoid: gates from end to end, and the special ones.
+// TestSigmoid checks gates over the whole range, and special values.
 func TestSigmoid(t *testing.T) {
 	each(t, func(t *testing.T, l Loops[float32]) {
 		var worst, worstDown float64

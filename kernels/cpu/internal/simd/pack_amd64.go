@@ -4,17 +4,11 @@
 
 package simd
 
-// packRowsAVX2 copies rows of one panel; see Pack.
-//
 //go:noescape
 func packRowsAVX2(dst *float32, src *float32, ld int, rows int)
 
-// transpose8AVX2 writes 8 rows of src as 8 columns of dst, times scale; see PackTransposed.
-//
 //go:noescape
 func transpose8AVX2(dst *float32, ldd int, src *float32, lds int, squares int, scale float32)
 
-// packRowsAVX512 copies rows of one panel; see Pack.
-//
 //go:noescape
 func packRowsAVX512(dst *float32, src *float32, ld int, rows int)

@@ -4,22 +4,14 @@
 
 package simd
 
-// scaledAVX2 sets n vectors of dst to src times x; see Scaled.
-//
 //go:noescape
 func scaledAVX2(dst *float32, src *float32, n int, x float32)
 
-// dotAVX2 adds up the products of n vectors by lane; see Dot.
-//
 //go:noescape
 func dotAVX2(a *float32, b *float32, n int, sums *float64)
 
-// scaledAVX512 sets n vectors of dst to src times x; see Scaled.
-//
 //go:noescape
 func scaledAVX512(dst *float32, src *float32, n int, x float32)
 
-// dotAVX512 adds up the products of n vectors by lane; see Dot.
-//
 //go:noescape
 func dotAVX512(a *float32, b *float32, n int, sums *float64)

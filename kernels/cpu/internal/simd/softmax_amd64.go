@@ -4,42 +4,26 @@
 
 package simd
 
-// softmaxAVX2 turns columns of scores into exponentials; see Softmax.
-//
 //go:noescape
 func softmaxAVX2(s *float32, ld int, keys int, cols int, top *float32, sum *float64, shrink *float32)
 
-// probabilitiesAVX2 turns columns of scores into probabilities; see Probabilities.
-//
 //go:noescape
 func probabilitiesAVX2(s *float32, ld int, keys int, cols int, lse *float32)
 
-// gradScoresAVX2 turns the gradients of probabilities into those of scores; see GradScores.
-//
 //go:noescape
 func gradScoresAVX2(dp *float32, p *float32, ld int, keys int, cols int, delta *float32, scale float32)
 
-// bandAVX2 hides scores outside of a band; see Band.
-//
 //go:noescape
 func bandAVX2(s *float32, ld int, keys int, cols int, lo int, hi int, x float32)
 
-// softmaxAVX512 turns columns of scores into exponentials; see Softmax.
-//
 //go:noescape
 func softmaxAVX512(s *float32, ld int, keys int, cols int, top *float32, sum *float64, shrink *float32)
 
-// probabilitiesAVX512 turns columns of scores into probabilities; see Probabilities.
-//
 //go:noescape
 func probabilitiesAVX512(s *float32, ld int, keys int, cols int, lse *float32)
 
-// gradScoresAVX512 turns the gradients of probabilities into those of scores; see GradScores.
-//
 //go:noescape
 func gradScoresAVX512(dp *float32, p *float32, ld int, keys int, cols int, delta *float32, scale float32)
 
-// bandAVX512 hides scores outside of a band; see Band.
-//
 //go:noescape
 func bandAVX512(s *float32, ld int, keys int, cols int, lo int, hi int, x float32)

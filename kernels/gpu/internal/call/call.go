@@ -1,5 +1,9 @@
-// Package call turns views and tiles into what the attention kernels of kernels/gpu/internal/source take as
-// arguments. It launches nothing, so that the same call can go to a GPU or to a test without one.
+// Package call computes the launches of cprun's attention kernels (kernels/gpu/internal/source): the grid, the shared
+// memory and the arguments. It launches nothing itself. Package gpu launches on a GPU, and tests run the kernels on a
+// host:
+//
+//	f := call.Flash{Tensors: tensors, Shape: shape, Softmax: softmax, Tiles: tiles}
+//	for _, l := range f.Forward() { … }
 package call
 
 import (
@@ -15,7 +19,7 @@ import (
 // View is a strided window onto memory; see package tensor.
 type View = tensor.View
 
-// Tensors are the tensors of a block of a pass; unused ones are the zero View.
+// Tensors holds the tensors of a block of a pass. Unused ones are the zero View.
 type Tensors struct {
 	Q, K, V, DO, O, LSE, Delta, DQ, DK, DV View // as in package attention; O: the accumulator
 }
@@ -28,17 +32,16 @@ func address(v View) uint64 {
 	return uint64(uintptr(v.Memory().Ptr())) + uint64(v.Offset()*int64(v.DType().Size()))
 }
 
-// Strided returns a view as kernels have it; of the zero View, NULL.
+// Strided returns the kernels' form of a view: NULL for the zero View.
 func Strided(v View) source.Strided {
 	return source.Strided{At: address(v), Batch: v.Stride(tensor.Batch), Seq: v.Stride(tensor.Seq),
 		Head: v.Stride(tensor.Heads)}
 }
 
-// Length returns the extent of v along an axis as kernels have it.
+// Length returns the length of v along an axis, in the kernels' type.
 func Length(v View, axis tensor.Axis) int32 { return int32(v.Len(axis)) }
 
-// InPieces reports whether the rows of all views are made of pieces of n elements which begin at
-// multiples of a piece. Views that are zero do not count.
+// InPieces reports whether the rows of all views consist of aligned pieces of n elements. It ignores zero Views.
 func InPieces(n int, views ...View) bool {
 	for _, v := range views {
 		if v.IsZero() {
@@ -55,7 +58,7 @@ func InPieces(n int, views ...View) bool {
 	return true
 }
 
-// Words returns the words of the structs xs, which have nothing but those.
+// Words returns the memory of the structs xs as 32-bit words.
 func Words[T any](xs []T) []uint32 {
 	if len(xs) == 0 {
 		return nil
@@ -63,22 +66,21 @@ func Words[T any](xs []T) []uint32 {
 	return unsafe.Slice((*uint32)(unsafe.Pointer(unsafe.SliceData(xs))), len(xs)*int(unsafe.Sizeof(xs[0])/4))
 }
 
-// Bound returns a bound of a band as the device has it: sums with indices do not overflow.
+// Bound limits a bound of a band, so that its sums with indices do not overflow on the device.
 func Bound(x int) int32 { return int32(min(max(x, -1<<29), 1<<29)) }
 
 // SinkProgram is the program of the kernels of sinks.
 const SinkProgram = "attention_sink"
 
-// SinkLaunch is a kernel of that program and its arguments.
+// SinkLaunch is the launch of a kernel of sinks.
 type SinkLaunch struct {
-	Kernel string
-	Grid   [3]int
-	// Threads and Shared are those of a block, Shared in bytes.
-	Threads, Shared int
+	Kernel          string
+	Grid            [3]int
+	Threads, Shared int // of a block; Shared in bytes
 	Params          source.SinkParams
 }
 
-// FoldSink returns the launch of attention.Sinks.FoldSink, whose arguments have been checked.
+// FoldSink returns the launch of attention.Sinks.FoldSink, whose arguments the caller has checked.
 func FoldSink(o, lse, sink View) (SinkLaunch, error) {
 	const warps = 8 // rows of a block
 	name, rows, err := sinkRows(o)
@@ -89,7 +91,7 @@ func FoldSink(o, lse, sink View) (SinkLaunch, error) {
 	}, err
 }
 
-// SinkGrad returns the launch of attention.Sinks.SinkGrad, whose arguments have been checked.
+// SinkGrad returns the launch of attention.Sinks.SinkGrad, whose arguments the caller has checked.
 func SinkGrad(dsink, do, o, lse, sink View) (SinkLaunch, error) {
 	const warps = 32 // rows of a block at a time
 	name, _, err := sinkRows(o)
@@ -105,7 +107,7 @@ func SinkGrad(dsink, do, o, lse, sink View) (SinkLaunch, error) {
 	}, err
 }
 
-// sinkRows returns the name of the type of o, and how many rows of all heads it has.
+// sinkRows returns the name of o's type, and the number of its rows.
 func sinkRows(o View) (name string, rows int, err error) {
 	rows = o.Rows()
 	switch name = flashTypes[o.DType()]; {
@@ -126,28 +128,29 @@ func sinkParams(o, do, lse, sink, dsink View) source.SinkParams {
 	}
 }
 
-// Staging is host memory from which a stream copies lists to the device. It reuses memory after its copy is done, and
-// takes more if the host is far ahead of the device. So the host never waits.
+// Staging is host memory from which a stream copies lists to the device. It reuses memory after the copy, and allocates
+// more if the host is far ahead of the device. So the host never waits.
 type Staging struct {
 	heap   *heap.Heap
 	copies []stagedCopy // in the order of the stream
 }
 
-// A stagedCopy is memory that a copy reads until done.
+// A stagedCopy holds the memory of a copy until done.
 type stagedCopy struct {
 	from View
 	done tensor.Event
 }
 
-// stagingBlock sizes one allocation of host memory: lists of 1,000 documents for 30 calls.
+// stagingBlock is the size of one allocation of host memory, enough for the lists of 1,000 documents for 30 calls.
 const stagingBlock = 1 << 20
 
-// NewStaging returns staging that takes its memory from alloc. The device can copy from it.
+// NewStaging returns staging with memory from alloc, which the device must be able to copy from.
 func NewStaging(alloc func(bytes int64) (tensor.Memory, error)) *Staging {
 	return &Staging{heap: heap.New(stagingBlock, alloc)}
 }
 
-// Copy calls queue with a copy of words, which queue copies to the device, and then record for an event of the stream.
+// Copy copies words to host memory and calls queue, which queues the copy to the device. Then it calls record for an
+// event of the stream.
 func (s *Staging) Copy(words []uint32, queue func(from View), record func() tensor.Event) error {
 	for len(s.copies) > 0 && s.copies[0].done.Done() {
 		s.heap.Free(s.copies[0].from)

@@ -20,23 +20,23 @@ type Flash struct {
 	Gates   []attention.Gate // of rows of K and V
 }
 
-// Launch is a kernel of a program and its arguments.
+// A Launch is the launch of a kernel of a program.
 type Launch struct {
 	Program, Kernel string
 	Grid            [3]int
 	Threads, Shared int // of a block; Shared in bytes
 	Params          source.FlashParams
-	// Tiles are more than Params has room for: they go to memory, and their address to Params.Tiles.
+	// Tiles has the tiles if they do not fit Params. The caller copies them to the device and sets Params.Tiles.
 	Tiles []source.FlashTile
 }
 
 // flashTypes names the types of Q in kernels' names.
 var flashTypes = map[tensor.DType]string{tensor.F32: "fp32", tensor.BF16: "bf16", tensor.F16: "fp16"}
 
-// TakesFlash reports whether there are flash kernels for q, k and v of a type.
+// TakesFlash reports whether flash kernels exist for the type of q, k and v.
 func TakesFlash(t tensor.DType) bool { return flashTypes[t] != "" }
 
-// MaxFlashRows returns the rows that a grid of a shape's smallest blocks can count.
+// MaxFlashRows returns the largest number of rows in a grid of the shape's smallest blocks.
 func MaxFlashRows(s source.FlashShape) int { return 65535 * min(s.Rows, s.Keys, s.OrderedRows) }
 
 // Forward returns the launches of a block of a forward pass, one or none.
@@ -49,8 +49,8 @@ func (f *Flash) Forward() []Launch {
 		f.Shape.ForwardShared())}
 }
 
-// Backward returns those of a block of a backward pass, in order. Deterministic leaves dQ to a kernel
-// of its own.
+// Backward returns the launches of a block of a backward pass, in order. If deterministic, a separate kernel computes
+// dQ.
 func (f *Flash) Backward(deterministic bool) []Launch {
 	byKey := ownTiles(f.Tiles, true)
 	if f.Q.Size() == 0 || len(byKey) == 0 {
@@ -68,7 +68,7 @@ func (f *Flash) Backward(deterministic bool) []Launch {
 	return []Launch{keys("flash_backward_ordered"), queries}
 }
 
-// launch returns the launch of a kernel; its blocks own that many rows of a tensor each.
+// launch returns the launch of a kernel whose blocks own rows rows of the tensor owns each.
 func (f *Flash) launch(tiles []source.FlashTile, program source.Program, kernel string, owns View, rows, warps,
 	shared int) Launch {
 	l := Launch{
@@ -80,7 +80,7 @@ func (f *Flash) launch(tiles []source.FlashTile, program source.Program, kernel 
 	return l
 }
 
-// params returns the arguments for a kernel with those tiles; more holds the tiles that do not fit.
+// params returns the arguments of a kernel. more has the tiles if they do not fit.
 func (f *Flash) params(tiles []source.FlashTile) (p source.FlashParams, more []source.FlashTile) {
 	flags, unit, inner, outer := f.scores()
 	p = source.FlashParams{
@@ -98,8 +98,8 @@ func (f *Flash) params(tiles []source.FlashTile) (p source.FlashParams, more []s
 	return p, more
 }
 
-// scores returns how products become scores; see source.FlashParams. The kernel takes the largest product
-// for that of the largest score, which needs a factor above 0.
+// scores returns the factors of scores; see source.FlashParams. The kernel assumes that the largest product has the
+// largest score, which requires a factor above 0.
 func (f *Flash) scores() (flags int32, unit, inner, outer float64) {
 	switch s := f.Softmax.Scale; {
 	case f.Softmax.Softcap > 0:
@@ -111,7 +111,7 @@ func (f *Flash) scores() (flags int32, unit, inner, outer float64) {
 	}
 }
 
-// alignment returns the flags for rows that kernels may read and write 16 bytes at a time.
+// alignment returns the flags for rows that kernels may access 16 bytes at a time.
 func (f *Flash) alignment() int32 {
 	flags := int32(0)
 	if InPieces(16/f.Q.DType().Size(), f.Q, f.K, f.V, f.DO) {
@@ -123,7 +123,7 @@ func (f *Flash) alignment() int32 {
 	return flags
 }
 
-// ownTiles returns the tiles as a kernel wants them whose blocks own queries or, byKey, keys.
+// ownTiles returns the tiles for a kernel whose blocks own queries or, with byKey, keys.
 func ownTiles(tiles []partition.Tile, byKey bool) []source.FlashTile {
 	list := make([]source.FlashTile, 0, len(tiles))
 	for _, t := range tiles {

@@ -6,23 +6,22 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Map says to the copy engine how a view lies in memory, and that a copy takes a box of Columns elements of
-// so many Rows of a head.
+// A Map describes a TMA tensor map of a view. A copy takes a box of Columns elements of Rows rows of a head.
 type Map struct {
 	View          View
 	Columns, Rows int
 }
 
-// panel counts the adjacent 16-bit elements of a row in shared memory.
+// panel is the number of adjacent 16-bit elements of a row in shared memory.
 const panel = 64
 
-// TakesHopper reports whether the copy engine can bring all of a call's tensors in 16 bits: their rows are
-// made of pieces of 16 bytes, and no two elements lie in one place.
+// TakesHopper reports whether the kernels for Hopper can compute a call: its type has 16 bits, rows consist of aligned
+// pieces of 16 bytes, strides are valid for TMA, and no two elements overlap.
 func (f *Flash) TakesHopper(more ...View) bool {
 	if t := f.Q.DType(); t != tensor.BF16 && t != tensor.F16 {
 		return false
 	}
-	const most = 1 << 38 // elements of four bytes that a stride of the engine's goes over
+	const most = 1 << 38 // largest stride of TMA, in elements of four bytes
 	for _, v := range []View{f.Q, f.K, f.V, f.DO, f.DQ} {
 		for a := tensor.Batch; a < tensor.Dim && !v.IsZero(); a++ {
 			if v.Len(a) > 1 && (v.Stride(a) <= 0 || v.Stride(a) >= most) {
@@ -37,22 +36,22 @@ func (f *Flash) TakesHopper(more ...View) bool {
 type HopperForward struct {
 	Program, Kernel string
 	Threads, Shared int
-	Blocks          int    // of queries, of all heads; a grid has no more
+	Blocks          int    // blocks of queries of all heads, the largest grid
 	Maps            [3]Map // Q, K, V
 	Params          source.HopperForward
 	Lists           HopperLists
 }
 
-// HopperLists are the lists in memory, if any.
+// HopperLists holds the lists that go to device memory, if any.
 type HopperLists struct {
 	Tiles []source.FlashTile
-	Order []int32  // how the blocks of a head are taken
-	Needs []uint32 // which gates each block waits for
+	Order []int32  // the order of a head's blocks
+	Needs []uint32 // the gates of each block, as bits
 	Gates []source.HopperGate
 }
 
-// HopperForward returns the launch of a block of a forward pass; ok is false if there is nothing to do.
-// first says that the accumulators hold nothing yet, and last that O goes to out, which has 16 bits.
+// HopperForward returns the launch of a block of a forward pass. ok is false if no query sees a key. first means that
+// the accumulators are not initialised, and last that the kernel rounds O to out, which has 16 bits.
 func (f *Flash) HopperForward(s source.HopperShape, out View, first, last bool) (l HopperForward, ok bool) {
 	own := ownTiles(f.Tiles, false)
 	if f.Q.Size() == 0 || len(own) == 0 {
@@ -96,28 +95,27 @@ func needsMore(p *source.FlashParams) bool {
 // HopperBackward is a launch of the backward pass on Hopper.
 type HopperBackward struct {
 	Program, Kernel string
-	Grid            [3]int // of nothing, where no query sees a key
+	Grid            [3]int // Grid[0] is 0 if no query sees a key
 	Threads, Shared int
 	Maps            [5]Map // Q, K, V, dO, dQ
 	Params          source.HopperBackward
 	Lists           HopperLists
-	Progress, Next  int  // how many numbers Params.Progress and Params.Next are to have, each 0
-	SetsFresh       bool // whether it sets gradients of keys that hold nothing yet
+	Progress, Next  int  // lengths of Params.Progress and Params.Next, which must be zeroed
+	SetsFresh       bool // the kernel sets fresh gradients of keys, instead of adding to them
 }
 
-// SMs counts a GPU's SMs: All, and the Taken ones of a kernel that leaves others the rest.
+// SMs holds the number of a GPU's SMs, and of those that a kernel takes.
 type SMs struct{ All, Taken int }
 
-// share limits a grid whose blocks fill an SM each to the SMs that it takes: as many blocks as SMs, or one for each of
-// the batch; each does the work of several.
+// share limits the grid of a kernel that does not take all SMs. It gets one block for each SM that it takes, at least
+// one for each batch element, and a block takes several pieces of work.
 func (l *HopperBackward) share(sms SMs) {
 	if n := max(1, sms.Taken/l.Grid[2]); sms.Taken < sms.All && n < l.Grid[0] {
 		l.Grid[0], l.Next = n, l.Grid[2]
 	}
 }
 
-// HopperBackward returns the launch of a block of a backward pass. The gradients of fresh keys hold nothing
-// yet.
+// HopperBackward returns the launch of a block of a backward pass. The gradients of fresh keys are not initialised.
 func (f *Flash) HopperBackward(s source.HopperShape, sms SMs, fresh partition.Range) HopperBackward {
 	l, steps := f.hopperBackward(s, false, fresh)
 	blocks, heads, p := working(steps), f.K.Len(tensor.Heads), &l.Params
@@ -127,27 +125,27 @@ func (f *Flash) HopperBackward(s source.HopperShape, sms SMs, fresh partition.Ra
 	if l.Lists.Order = longestFirst(steps, false); l.Lists.Order != nil {
 		l.Lists.Order = l.Lists.Order[:blocks]
 	}
-	p.Blocks, p.Together = int32(blocks), int32(together(steps, heads, sms.Taken, f.stepsBeside(l.Maps[0].Rows)))
+	p.Blocks, p.Together = int32(blocks), int32(shortLast(steps, heads, sms.Taken, f.stepsBeside(l.Maps[0].Rows)))
 	l.Grid[0] = blocks * heads
 	l.share(sms)
 	return l
 }
 
-// stepsBeside returns the steps, of that many queries, that concurrent blocks of all KV heads may take so that their
-// reads and sums stay in the L2.
+// stepsBeside returns the largest number of steps, of the given queries, for which the reads and sums of concurrent
+// blocks of all KV heads stay in the L2.
 func (f *Flash) stepsBeside(queries int) int {
 	const kept = 32 << 20
 	row := f.Q.Len(tensor.Dim)*(f.Q.DType().Size()+f.DQ.DType().Size()) + f.DO.Len(tensor.Dim)*f.DO.DType().Size()
 	return kept / (f.K.Len(tensor.Heads) * queries * row)
 }
 
-// hopperBackward is HopperBackward except for how blocks of keys are taken, and the steps that each takes.
+// hopperBackward returns the launch without the order of blocks, and the number of steps of each block of keys.
 func (f *Flash) hopperBackward(s source.HopperShape, ordered bool, fresh partition.Range) (l HopperBackward,
 	steps []int) {
 	p, more := f.params(ownTiles(f.Tiles, true))
 	capped := needsMore(&p)
 	queries, dqRows, _ := s.BackwardBoxes(capped)
-	const floats = panel / 2 // of dQ, in as many bytes
+	const floats = panel / 2 // of dQ, in a row of a panel
 	l = HopperBackward{
 		Program: s.Backward(capped, ordered).Name, Kernel: "hopper_backward_" + flashTypes[f.Q.DType()],
 		Grid:    [3]int{0, 1, f.K.Len(tensor.Batch)},
@@ -163,7 +161,7 @@ func (f *Flash) hopperBackward(s source.HopperShape, ordered bool, fresh partiti
 	}
 	all := func(_ source.FlashTile, lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
 	l.Lists.Needs, l.Lists.Gates = f.gates(ownTiles(f.Tiles, true), len(steps), keys, all)
-	// A block without a step leaves its keys alone.
+	// A block without a step does not write its keys.
 	first, end := fresh.Lo/keys, (fresh.Hi+keys-1)/keys
 	if l.SetsFresh = fresh.Len() > 0 && working(steps[first:end]) == end-first; l.SetsFresh {
 		l.Params.FreshLo, l.Params.FreshHi = int32(fresh.Lo), int32(fresh.Hi)
@@ -171,11 +169,11 @@ func (f *Flash) hopperBackward(s source.HopperShape, ordered bool, fresh partiti
 	return l, steps
 }
 
-// keptBytes bounds the K and V that concurrent blocks of the grid read: the L2's share for them, twice for its halves.
+// keptBytes bounds K and V of concurrent blocks, which stay in the L2. Each half of the L2 has a copy.
 const keptBytes = 8 << 20
 
-// headsBeside returns how many heads of queries are taken beside each other before the next ones are: those of
-// as many KV heads as stay in the L2, a divisor of all.
+// headsBeside returns the number of query heads that run concurrently: the largest divisor of the KV heads whose K and
+// V stay in the L2, times the group.
 func (f *Flash) headsBeside() int {
 	kv := f.K.Len(tensor.Heads)
 	group := f.Q.Len(tensor.Heads) / kv

@@ -9,8 +9,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// HopperOrdered returns HopperBackward where blocks of keys take turns to add to dQ, so that its bits are the same
-// whenever as many SMs of a GPU compute it. It is for calls that HasOrder.
+// HopperOrdered returns the launch of a deterministic HopperBackward: blocks of keys add to dQ in a fixed order. The
+// order depends on the number of SMs. The call must satisfy HasOrder.
 func (f *Flash) HopperOrdered(s source.HopperShape, sms SMs, fresh partition.Range) HopperBackward {
 	l, steps := f.hopperBackward(s, true, fresh)
 	if working(steps) == 0 {
@@ -28,18 +28,18 @@ func (f *Flash) HopperOrdered(s source.HopperShape, sms SMs, fresh partition.Ran
 	l.Next = l.Grid[2]
 	p.Polls = turnPolls
 	if f.Gates != nil {
-		p.Polls = 0 // the one before may wait for rows of a peer, for which only the host's deadline is right
+		p.Polls = 0 // the previous block may wait for a peer's rows, for which the host has a deadline
 	}
 	return l
 }
 
-// turnPolls limits the polls of a block of keys for its turn to about two minutes.
+// turnPolls limits a block's polls for its turn to about two minutes.
 const turnPolls = 1 << 27
 
-// HasOrder reports whether blocks of keys can add to dQ in order: each goes over the queries of a head from
-// the last to the first, and once.
+// HasOrder reports whether blocks of keys can add to dQ in order: each must visit the queries of a head once, from the
+// last to the first.
 func (f *Flash) HasOrder(s source.HopperShape) bool {
-	const most = 1 << 31 // rows that a block counts
+	const most = 1 << 31 // limit of a block's rows
 	if f.Q.Len(tensor.Heads)/f.K.Len(tensor.Heads)*f.Q.Len(tensor.Seq) >= most {
 		return false
 	}
@@ -56,7 +56,7 @@ func (f *Flash) HasOrder(s source.HopperShape) bool {
 	return true
 }
 
-// An order is how blocks of keys take turns; see turn of hopper_backward.cuh.
+// An order describes the order of blocks of keys; see turn in hopper_backward.cuh.
 type order struct {
 	start, blocks int
 	banded        bool
@@ -76,8 +76,8 @@ func (f *Flash) orderOf(s source.HopperShape, sms int) order {
 	return o
 }
 
-// shrinks reports whether the first keys of a tile see its last query, as all do, and the last keys less than half as
-// many.
+// shrinks reports whether the first key of a tile sees its last query, and the last key sees fewer than half as many
+// queries as the first.
 func shrinks(t source.FlashTile) bool {
 	queries := func(key int) int {
 		first := max(int(t.OtherLo), key+int(t.Lo))
@@ -87,8 +87,8 @@ func shrinks(t source.FlashTile) bool {
 	return lo+int(t.Hi)+1 >= int(t.OtherHi) && 2*queries(hi) < queries(lo)
 }
 
-// fold returns how many blocks come from the shortest to the longest before as many come the other way round, and how
-// many heads go together, so that the first ones fill the SMs well, and all run at once.
+// fold returns the number of blocks that run from the shortest to the longest before the same number runs from the
+// longest to the shortest, and the number of concurrent heads. All of them must run at once, and fill the SMs well.
 func fold(blocks, heads, sms int) (fold, beside int) {
 	const tries = 16
 	pairs := (blocks + 1) / 2
@@ -96,16 +96,16 @@ func fold(blocks, heads, sms int) (fold, beside int) {
 	best := 0
 	for parts := least; parts < least+tries; parts++ {
 		n := (pairs + parts - 1) / parts
-		together := min(heads, sms/n)
-		if rounds := parts * ((heads + together - 1) / together); best == 0 || rounds < best {
-			best, fold, beside = rounds, n, together
+		concurrent := min(heads, sms/n)
+		if rounds := parts * ((heads + concurrent - 1) / concurrent); best == 0 || rounds < best {
+			best, fold, beside = rounds, n, concurrent
 		}
 	}
 	return fold, beside
 }
 
-// HopperWaits returns the gates that the kernels for Hopper wait for, and those that are too many for them, which the
-// stream is to wait for before.
+// HopperWaits splits gates: the kernels for Hopper wait for the first ones, and the stream must wait for the others
+// before the launch.
 func HopperWaits(all []attention.Gate) (within, before []attention.Gate) {
 	var seen []tensor.Gate
 	for _, g := range all {
@@ -122,8 +122,8 @@ func HopperWaits(all []attention.Gate) (within, before []attention.Gate) {
 	return within, before
 }
 
-// gates returns a call's gates for a kernel, and the needs of blocks of that many own rows: bit i of a block's word is
-// gate i. nil without gates. reads returns the keys that a block reads of a tile.
+// gates returns a call's gates for a kernel, and the needs of its blocks, of rows own rows each: bit i of a block's
+// word is gate i. Without gates, both are nil. reads returns the keys of a tile that a block reads.
 func (f *Flash) gates(own []source.FlashTile, blocks, rows int,
 	reads func(t source.FlashTile, lo, hi int) partition.Range) (needs []uint32, list []source.HopperGate) {
 	if len(f.Gates) == 0 {
@@ -153,7 +153,8 @@ func (f *Flash) gates(own []source.FlashTile, blocks, rows int,
 
 func halves(x uint64) [2]uint32 { return [2]uint32{uint32(x), uint32(x >> 32)} }
 
-// lateLast moves the blocks that need a gate after the others, which keep their order, and returns how many need none.
+// lateLast moves the blocks that need a gate after the others and returns the number of the others. It keeps the order
+// within both.
 func lateLast(order []int32, needs []uint32) (early int) {
 	late := func(b int32) int { return min(int(needs[b]), 1) }
 	slices.SortStableFunc(order, func(a, b int32) int { return late(a) - late(b) })
@@ -163,7 +164,7 @@ func lateLast(order []int32, needs []uint32) (early int) {
 	return early
 }
 
-// stepsOf returns the steps, of that many other rows, that each block of own rows takes.
+// stepsOf returns the number of steps, of step other rows, of each block of own rows.
 func stepsOf(tiles []source.FlashTile, blocks, rows, step int) []int {
 	steps := make([]int, blocks)
 	for _, t := range tiles {
@@ -174,21 +175,21 @@ func stepsOf(tiles []source.FlashTile, blocks, rows, step int) []int {
 	return steps
 }
 
-// eachBlock calls f with the blocks of so many own rows that a tile meets, and the rows of it that it has of each.
+// eachBlock calls f with each block, of rows own rows, that a tile overlaps, and the tile's rows in it.
 func eachBlock(t source.FlashTile, blocks, rows int, f func(b, lo, hi int)) {
 	for b := int(t.OwnLo) / rows; b < min(blocks, (int(t.OwnHi)+rows-1)/rows); b++ {
 		f(b, max(b*rows, int(t.OwnLo)), min((b+1)*rows, int(t.OwnHi)))
 	}
 }
 
-// others returns the other rows that own rows lo to hi of a tile go over, in whole steps: the last may reach beyond the
+// others returns the other rows that own rows lo to hi of a tile visit, in whole steps. The last step may end after the
 // tile.
 func others(t source.FlashTile, lo, hi, step int) partition.Range {
 	from, to := max(int(t.OtherLo), lo+int(t.Lo)), min(int(t.OtherHi), hi+int(t.Hi))
 	return partition.Range{Lo: from, Hi: from + max(0, to-from+step-1)/step*step}
 }
 
-// allBlocks returns so many blocks, from the first to the last or, down, the other way round.
+// allBlocks returns the numbers of blocks, ascending or, with down, descending.
 func allBlocks(blocks int, down bool) []int32 {
 	order := make([]int32, blocks)
 	for i := range order {
@@ -200,8 +201,7 @@ func allBlocks(blocks int, down bool) []int32 {
 	return order
 }
 
-// longestFirst returns the blocks, those that take the most steps first; nil if that is from the first to the last
-// or, down, the other way round.
+// longestFirst returns the blocks in descending order of their steps, or nil if that is the order of allBlocks.
 func longestFirst(steps []int, down bool) []int32 {
 	order := allBlocks(len(steps), down)
 	longer := func(a, b int32) int { return steps[b] - steps[a] }
@@ -212,10 +212,9 @@ func longestFirst(steps []int, down bool) []int32 {
 	return order
 }
 
-// together counts the blocks of a head, those with the fewest steps, that run after the others of all heads: enough to
-// keep every SM busy for as long as the longest one runs, so that SMs finish together, but none with more than most
-// steps.
-func together(steps []int, heads, sms, most int) (count int) {
+// shortLast returns the number of a head's shortest blocks that run after the other blocks of all heads. They keep
+// every SM busy for the steps of the longest block, so that SMs finish at the same time. None has more than most steps.
+func shortLast(steps []int, heads, sms, most int) (count int) {
 	work, enough := 0, sms*slices.Max(steps)
 	for _, n := range slices.Sorted(slices.Values(steps)) {
 		if work >= enough || n > most {
@@ -229,7 +228,7 @@ func together(steps []int, heads, sms, most int) (count int) {
 	return count
 }
 
-// working returns how many blocks take a step.
+// working returns the number of blocks that take a step.
 func working(steps []int) (count int) {
 	for _, n := range steps {
 		if n > 0 {

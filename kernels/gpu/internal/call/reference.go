@@ -18,14 +18,13 @@ type Reference struct {
 	Columns []int // as in attention.Block
 }
 
-// ReferenceLaunch is a kernel of reference.cu and its arguments, which have a warp for each row of a
-// head.
+// ReferenceLaunch is the launch of a kernel of reference.cu, with a warp for each row of a head.
 type ReferenceLaunch struct {
 	Program, Kernel string
 	Grid            [3]int
 	Block           [2]int
 	Params          source.ReferenceParams
-	// Lists are the words of tiles, rows and columns, one after the other. They go to memory; see At.
+	// Lists holds the words of tiles, rows and columns, in this order. The caller copies them to the device; see At.
 	Lists []uint32
 	rows  int // index of the first row among the words
 }
@@ -43,7 +42,7 @@ func (l *ReferenceLaunch) At(address uint64) {
 	}
 }
 
-// Program returns the program that has the call's head dims.
+// Program returns the program for the call's head dims.
 func (r *Reference) Program(what string) (string, error) {
 	widest := max(r.Q.Len(tensor.Dim), r.V.Len(tensor.Dim))
 	i := slices.IndexFunc(source.ReferenceSlots, func(n int) bool { return widest <= 32*n })
@@ -59,7 +58,7 @@ func (r *Reference) Forward(program string) []ReferenceLaunch {
 	return r.launches(program, r.launch("reference_forward", r.Q))
 }
 
-// Backward returns those of a block of a backward pass, in order.
+// Backward returns the launches of a block of a backward pass, in order.
 func (r *Reference) Backward(program string) []ReferenceLaunch {
 	list := []ReferenceLaunch{r.launch("reference_queries", r.Q), r.launch("reference_keys", r.K)}
 	if s := r.Softmax.Scores; s != nil && !s.DBias.IsZero() {
@@ -70,7 +69,7 @@ func (r *Reference) Backward(program string) []ReferenceLaunch {
 	return r.launches(program, list...)
 }
 
-// launches drops those without rows or tiles.
+// launches sets the program of the launches and drops those without rows or tiles.
 func (r *Reference) launches(program string, list ...ReferenceLaunch) []ReferenceLaunch {
 	if len(r.Tiles) == 0 {
 		return nil
@@ -81,7 +80,7 @@ func (r *Reference) launches(program string, list ...ReferenceLaunch) []Referenc
 	return slices.DeleteFunc(list, func(l ReferenceLaunch) bool { return slices.Contains(l.Grid[:], 0) })
 }
 
-// launch returns a kernel that has a warp for each row and head of rows.
+// launch returns the launch of a kernel with a warp for each row and head of rows.
 func (r *Reference) launch(name string, rows View) ReferenceLaunch {
 	l := ReferenceLaunch{
 		Kernel: name + "_" + flashTypes[r.Q.DType()], Block: [2]int{32, referenceWarps},
@@ -118,7 +117,7 @@ func (r *Reference) scores(l *ReferenceLaunch) {
 		return
 	}
 	rows := s.Rows
-	if len(rows) == 0 { // a bias alone does not ask for them
+	if len(rows) == 0 { // a bias needs only columns
 		rows = make([]int, r.Q.Len(tensor.Seq))
 	}
 	for _, list := range [][]int{rows, r.Columns[:r.K.Len(tensor.Seq)]} {
@@ -128,7 +127,7 @@ func (r *Reference) scores(l *ReferenceLaunch) {
 	}
 }
 
-// broadcast returns a tensor whose axes of 1 stand for all batches or heads.
+// broadcast returns a tensor with stride 0 for axes of length 1, which all batches or heads share.
 func broadcast(v View) source.Strided {
 	s := Strided(v)
 	if !v.IsZero() && v.Len(tensor.Batch) == 1 {
@@ -140,7 +139,7 @@ func broadcast(v View) source.Strided {
 	return s
 }
 
-// bareTiles returns the tiles as reference.cu has them: query range, key range, band.
+// bareTiles returns the tiles in reference.cu's form: query range, key range, band.
 func bareTiles(tiles []partition.Tile) []source.ReferenceTile {
 	list := make([]source.ReferenceTile, 0, len(tiles))
 	for _, t := range tiles {

@@ -17,11 +17,11 @@ import (
 	"github.com/cprun/cprun/internal/base/cuda/nvrtc"
 )
 
-// littleShared is an architecture with SmallShared, and the oldest.
+// littleShared is the oldest architecture with SmallShared.
 const littleShared = "sm_86"
 
-// archs are those that a program is compiled for here: one with little shared memory for the shapes that
-// no other gets (TestFlashSmallShapes).
+// archs returns the architectures for which this test compiles a program. Shapes that only GPUs with little shared
+// memory use (TestFlashSmallShapes) have one such architecture.
 func archs(p Program) (list []string) {
 	if smallOnly(p) {
 		return []string{littleShared}
@@ -34,7 +34,7 @@ func archs(p Program) (list []string) {
 	return list
 }
 
-// smallOnly reports whether a program is of shapes alone that come after another for the same head dims.
+// smallOnly reports whether all shapes of a program follow another shape for the same head dims.
 func smallOnly(p Program) bool {
 	small := false
 	for i, s := range FlashShapes {
@@ -57,7 +57,7 @@ var update = flag.Bool("update", false, "write testdata/compiled.txt anew, of a 
 
 const compiledFile = "testdata/compiled.txt"
 
-// compiled are the programs that passed this test before: a line for each, of its digest, its name and its architecture.
+// compiled returns the programs that passed this test before: a line each, of digest, name and architecture.
 func compiled(t *testing.T) map[string]bool {
 	text, err := os.ReadFile(compiledFile)
 	if err != nil {
@@ -70,27 +70,27 @@ func compiled(t *testing.T) map[string]bool {
 	return all
 }
 
-// line is that of a program in testdata/compiled.txt. Its digest is of all that the compiler reads, of which compiler it is, and of what
-// the test allows.
+// line returns a program's line in testdata/compiled.txt. The digest covers the compiler's inputs, its version, and the
+// exceptions of the test.
 func line(version string, p Program, code []byte, headers map[string][]byte, arch string) string {
 	key := nvrtc.Key(version, p.File, code, headers, p.Options(arch))
 	return fmt.Sprintf("%.16x %s %s", sha256.Sum256(fmt.Append([]byte(key), p.Entries)), p.Name, arch)
 }
 
-// sample is one program of how many that -short compiles though it is the one that passed before.
+// sample: with -short, one of so many programs is compiled again though it passed before.
 const sample = 16
 
-// Every program compiles for every architecture that it is for, without a warning, without
-// spills, and without wgmma instructions that the assembler had to serialise. -v lists
-// what each kernel takes. With -short, programs take turns with the architectures, one each, and
-// one that passed as it is now, which testdata/compiled.txt tells, is not compiled again, but for a sample.
+// TestEveryKernelCompiles compiles every program for each of its architectures. There must be no warnings, no spills
+// and no serialised wgmma instructions. -v lists the registers and the shared memory of each kernel. With -short, each
+// program has one architecture, and those in testdata/compiled.txt, unchanged since they passed, are compiled again
+// only as a sample.
 func TestEveryKernelCompiles(t *testing.T) {
 	compiler, err := nvrtc.Open("../../../../.cuda/lib") // where scripts/cuda-sdk puts it
 	if err != nil {
 		t.Fatal(err)
 	}
 	before, now := compiled(t), &lines{all: map[string]bool{}}
-	t.Cleanup(func() { // behind the tests that run beside each other
+	t.Cleanup(func() { // after the parallel subtests
 		if *update && !t.Failed() {
 			now.write(t)
 		}
@@ -131,7 +131,7 @@ func TestEveryKernelCompiles(t *testing.T) {
 	}
 }
 
-// lines are those of the programs that passed.
+// lines collects the lines of the programs that passed.
 type lines struct {
 	mu  sync.Mutex
 	all map[string]bool
@@ -146,7 +146,8 @@ func (l *lines) add(entry string) {
 // write stores them by name and architecture.
 func (l *lines) write(t *testing.T) {
 	var b bytes.Buffer
-	for _, entry := range slices.SortedFunc(maps.Keys(l.all), func(a, b string) int { return strings.Compare(a[32:], b[32:]) }) {
+	for _, entry := range slices.SortedFunc(maps.Keys(l.all),
+		func(a, b string) int { return strings.Compare(a[32:], b[32:]) }) {
 		fmt.Fprintln(&b, entry)
 	}
 	if err := os.WriteFile(compiledFile, b.Bytes(), 0o666); err != nil {
@@ -154,7 +155,7 @@ func (l *lines) write(t *testing.T) {
 	}
 }
 
-// A digest tells programs apart by all that this test looks at.
+// TestLineTellsProgramsApart checks that every input of the test changes the digest.
 func TestLineTellsProgramsApart(t *testing.T) {
 	p := Program{Name: "p", File: "p.cu", Entries: []Entry{{Name: "k", Local: 8}}}
 	code, headers := []byte("a"), map[string][]byte{"h.cuh": []byte("b")}
@@ -177,7 +178,7 @@ func TestLineTellsProgramsApart(t *testing.T) {
 	}
 }
 
-// faults are what is wrong with the kernels that were compiled.
+// faults returns the errors in the compiler's report about the kernels.
 func faults(p Program, all []nvrtc.Usage) (list []string) {
 	if len(all) == 0 {
 		list = append(list, "the log tells of no kernel")

@@ -6,43 +6,40 @@ import (
 	"slices"
 )
 
-// FlashShape is how the flash kernels are cut for head dims up to QK, of queries and keys, and V.
-// Warps are of 32 threads.
+// FlashShape holds the tile sizes of the flash kernels for head dims up to QK, of queries and keys, and V, of values.
 type FlashShape struct {
 	Float32 bool // for float32; else for bfloat16 and float16
 	QK, V   int
-	// The forward pass: blocks of Rows queries, and of Warps, take Step keys at once.
+	// Forward pass: a block has Rows queries and Warps warps, and takes Step keys at once.
 	Rows, Step, Warps int
-	// The backward pass: blocks of Keys keys, and of BackwardWarps, walk over blocks of Queries
-	// queries, which Stages buffers hold. What the warps divide among them differs from product to
-	// product; these are how many are stacked on the queries of S, the keys of dK and dV, the
-	// queries of dQ.
+	// Backward pass: a block has Keys keys and BackwardWarps warps. It visits blocks of Queries queries, in Stages
+	// buffers. The products divide their rows among different numbers of warps: SWarps along the queries of S, KeyWarps
+	// along the keys of dK and dV, DQWarps along the queries of dQ.
 	Queries, Keys, Stages     int
 	BackwardWarps             int
 	SWarps, KeyWarps, DQWarps int
-	// The kernel for dQ in a fixed order: blocks of OrderedRows queries, and of OrderedWarps, take
-	// OrderedStep keys at once.
+	// Kernel for dQ in a fixed order: a block has OrderedRows queries and OrderedWarps warps, and takes OrderedStep
+	// keys at once.
 	OrderedRows, OrderedStep, OrderedWarps int
 }
 
-// FlashTiles is how many tiles are passed as arguments; more lie in memory.
+// FlashTiles is the largest number of tiles that are passed as arguments. Longer lists are in device memory.
 const FlashTiles = 12
 
-// SmallShared is the shared memory of a block, in bytes, on sm_86, sm_89 and sm_120, the least of
-// all GPUs that the flash kernels are for.
+// SmallShared is the shared memory of a block, in bytes, on sm_86, sm_89 and sm_120, the smallest of all supported
+// GPUs.
 const SmallShared = 99 << 10
 
-// FlashShapes are the shapes that are compiled, for each kind of float the smallest head dims first.
-// If there are two for the same, the second is for GPUs that have no room for the first, and takes
-// no more than SmallShared. Other head dims are padded with zeros, in shared memory alone.
+// FlashShapes lists the compiled shapes, for each kind of float in ascending order of head dims. If there are two for
+// the same head dims, the second takes at most SmallShared, for GPUs with too little shared memory for the first. Other
+// head dims are padded with zeros in shared memory.
 var FlashShapes = slices.Concat(flashHalf, flashSingle)
 
-// FlashMaxDim is the largest head dim that there are shapes for.
+// FlashMaxDim is the largest head dim of all shapes.
 const FlashMaxDim = 256
 
-// FlashShapeFor returns the first shape for these head dims, in float32 or in 16 bits, that fits in shared bytes of
-// shared memory a block; ok is false if there is none. needs returns a shape's demand, such as
-// FlashShape.ForwardShared.
+// FlashShapeFor returns the first shape for these head dims, in float32 or 16 bits, whose blocks fit in shared bytes of
+// shared memory. ok is false if there is none. needs returns the demand of a shape, such as FlashShape.ForwardShared.
 func FlashShapeFor(float32 bool, qk, v, shared int, needs func(FlashShape) int) (s FlashShape, ok bool) {
 	for _, s := range FlashShapes {
 		if s.Float32 == float32 && qk <= s.QK && v <= s.V && needs(s) <= shared {
@@ -66,7 +63,7 @@ func (s FlashShape) Backward() Program {
 			s.DQWarps})
 }
 
-// DQ returns the program that adds up dQ in a fixed order.
+// DQ returns the program that computes dQ in a fixed order.
 func (s FlashShape) DQ() Program {
 	return s.program("flash_dq", fmt.Sprintf("%dx%d", s.OrderedRows, s.OrderedStep), define{"BM", s.OrderedRows},
 		define{"BN", s.OrderedStep}, define{"WARPS", s.OrderedWarps})
@@ -84,7 +81,7 @@ func defines(list ...define) (text []string) {
 	return text
 }
 
-// program returns a file for the head dims; cut separates its name from other shapes' for the same.
+// program returns a program of the shape. cut distinguishes its name from other shapes for the same head dims.
 func (s FlashShape) program(file string, cut string, more ...define) Program {
 	name := file
 	if s.Float32 {
@@ -101,8 +98,8 @@ func (s FlashShape) size() int {
 	return 2
 }
 
-// passed returns the shared memory that a warp's rows by step scores take on their way from a product to
-// the next: none in 16 bits, where they stay in registers.
+// passed returns the shared memory that passes rows by step scores from one product to the next. In 16 bits, scores
+// stay in registers.
 func (s FlashShape) passed(rows, step int) int {
 	if s.Float32 {
 		return rows * step * s.size()
@@ -115,18 +112,18 @@ func (s FlashShape) ForwardShared() int {
 	return s.size()*(s.Rows*s.QK+s.Step*(s.QK+s.V)) + s.passed(s.Rows, s.Step)
 }
 
-// BackwardShared returns that of the backward pass: K, V, P and dS, and Q, dO, LSE and delta of each
-// stage.
+// BackwardShared returns the shared memory of a block of the backward pass: K, V, P and dS, and Q, dO, LSE and delta of
+// each stage.
 func (s FlashShape) BackwardShared() int {
 	return s.size()*(s.Keys*(s.QK+s.V)+2*s.Queries*s.Keys) + s.Stages*s.Queries*(s.size()*(s.QK+s.V)+2*4)
 }
 
-// DQShared returns that of DQ: Q, dO, K, V and dS.
+// DQShared returns the shared memory of a block of DQ: Q, dO, K, V and dS.
 func (s FlashShape) DQShared() int {
 	return s.size()*(s.OrderedRows+s.OrderedStep)*(s.QK+s.V) + s.passed(s.OrderedRows, s.OrderedStep)
 }
 
-// ReferenceSlots are the head dims, over 32, that the reference kernel is compiled for.
+// ReferenceSlots lists the compiled head dims of the reference kernel, divided by 32.
 var ReferenceSlots = []int{1, 4, 8}
 
 // Reference returns the program of the reference for head dims up to 32 times slots.
@@ -135,7 +132,7 @@ func Reference(slots int) Program {
 		Defines: []string{fmt.Sprintf("SLOTS=%d", slots)}}
 }
 
-// flash is the attention of our own.
+// flash holds cprun's own attention kernels, except those for Hopper.
 var flash = flashPrograms()
 
 func flashPrograms() []Program {
@@ -143,7 +140,7 @@ func flashPrograms() []Program {
 		{Name: "attention_sink", File: "attention_sink.cu"}}
 	for _, s := range FlashShapes {
 		for _, p := range []Program{s.Forward(), s.Backward(), s.DQ()} {
-			same := func(q Program) bool { return reflect.DeepEqual(p, q) } // two shapes may differ in one pass alone
+			same := func(q Program) bool { return reflect.DeepEqual(p, q) } // two shapes may share some of the passes
 			if !slices.ContainsFunc(list, same) {
 				list = append(list, p)
 			}
@@ -155,7 +152,7 @@ func flashPrograms() []Program {
 	return list
 }
 
-// flashHalf are the shapes for bfloat16 and float16.
+// flashHalf lists the shapes for bfloat16 and float16.
 var flashHalf = []FlashShape{
 	{QK: 32, V: 32, Rows: 128, Step: 64, Warps: 4, Queries: 64, Keys: 128, Stages: 2, BackwardWarps: 8, SWarps: 2,
 		KeyWarps: 4, DQWarps: 4, OrderedRows: 64, OrderedStep: 64, OrderedWarps: 4},
@@ -183,10 +180,9 @@ var flashHalf = []FlashShape{
 		KeyWarps: 1, DQWarps: 1, OrderedRows: 64, OrderedStep: 32, OrderedWarps: 4},
 }
 
-// flashSingle are the shapes for float32. Elements take twice the room, and every thread multiplies values that it
-// loads from shared memory, fewer the more of a product it has in registers: so blocks are as large as the room allows,
-// with one stage. Head dims up to 96, and head dims of v below those of k, have no shapes: such models train in 16
-// bits.
+// flashSingle lists the shapes for float32. Elements take twice the memory. Threads load their factors from shared
+// memory, and larger blocks need fewer loads. So blocks are as large as shared memory allows, with one stage. There are
+// no shapes for head dim 96, nor for a head dim of v below that of k, since such models train in 16 bits.
 var flashSingle = []FlashShape{
 	{Float32: true, QK: 32, V: 32, Rows: 128, Step: 64, Warps: 4, Queries: 64, Keys: 64, Stages: 1, BackwardWarps: 4,
 		SWarps: 4, KeyWarps: 4, DQWarps: 4, OrderedRows: 64, OrderedStep: 64, OrderedWarps: 4},

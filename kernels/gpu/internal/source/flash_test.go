@@ -2,16 +2,15 @@ package source
 
 import "testing"
 
-// The shared memory of a block, in bytes, on an A100; all other GPUs with more than SmallShared
-// have at least as much.
+// sharedA100 is the shared memory of a block, in bytes, on an A100. Other GPUs have SmallShared or at least as much.
 const sharedA100 = 163 << 10
 
-// passes are what the passes need of a shape.
+// passes holds the shared memory that each pass of a shape needs.
 var passes = map[string]func(FlashShape) int{
 	"forward": FlashShape.ForwardShared, "backward": FlashShape.BackwardShared, "dq": FlashShape.DQShared,
 }
 
-// TestFlashShapes holds that every pair of head dims has a shape for every pass on every GPU.
+// TestFlashShapes checks that every pair of head dims has a shape for every pass on every GPU.
 func TestFlashShapes(t *testing.T) {
 	for name, needs := range passes {
 		for _, shared := range []int{SmallShared, sharedA100} {
@@ -46,8 +45,8 @@ func TestFlashShapes(t *testing.T) {
 	}
 }
 
-// TestFlashSmallShapes holds that the shapes of GPUs with little shared memory are for those alone,
-// and that each pass asks for what it needs itself.
+// TestFlashSmallShapes checks that only GPUs with little shared memory use the second shapes, and that each pass
+// requires only its own shared memory.
 func TestFlashSmallShapes(t *testing.T) {
 	for i, s := range FlashShapes {
 		before := FlashShapes[max(i-1, 0)]
@@ -64,7 +63,7 @@ func TestFlashSmallShapes(t *testing.T) {
 			t.Errorf("%+v is never chosen", s)
 		}
 	}
-	const some = 66 << 10 // enough for the forward pass alone
+	const some = 66 << 10 // enough for the forward pass only
 	if _, ok := FlashShapeFor(false, 128, 128, some, FlashShape.ForwardShared); !ok {
 		t.Error("a forward pass is refused for what a backward pass needs")
 	}

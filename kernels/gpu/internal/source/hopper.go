@@ -2,28 +2,29 @@ package source
 
 import "fmt"
 
-// HopperShape is how the kernels for Hopper are cut for head dims up to QK, of queries and keys, and V.
+// HopperShape holds the tile sizes of the kernels for Hopper, for head dims up to QK, of queries and keys, and V, of
+// values.
 type HopperShape struct {
 	QK, V int
-	// The forward pass: blocks of Groups times 64 queries take Step keys at once, or CappedStep where scores
-	// need more than a factor.
+	// Forward pass: blocks of Groups times 64 queries take Step keys at once, or CappedStep if scores need more than a
+	// factor.
 	Groups, Step, CappedStep int
-	// The backward pass: blocks of KeyGroups times 64 keys take Queries queries at once, or CappedQueries,
-	// which Stages buffers hold.
+	// Backward pass: blocks of KeyGroups times 64 keys take Queries or CappedQueries queries at once, in Stages
+	// buffers.
 	KeyGroups, Queries, CappedQueries, Stages int
-	// Split has the warpgroups of the backward pass share 64 keys: each computes scores of its part of the queries, and
-	// has its part of the columns of dK and dV.
+	// Split makes the warpgroups of the backward pass share 64 keys: each computes the scores of its part of the
+	// queries, and owns its part of the columns of dK and dV.
 	Split bool
-	// SharedP has products take probabilities from shared memory, not from registers: slower, for tests, as both are
-	// the same bits where the compiler has not mixed up registers.
+	// SharedP makes products read probabilities from shared memory, not from registers. It is slower and for tests: the
+	// bits differ only if the compiler assigned wrong registers.
 	SharedP bool
-	// EveryLane has every lane of a warp say that the warp has done with something, not one: slower, for tests under
-	// compute-sanitizer's racecheck, which takes it to be of that lane's own accesses.
+	// EveryLane makes all lanes of a warp arrive at a barrier, not one. It is slower and for tests: compute-sanitizer's
+	// racecheck attributes an arrival only to the lane's own accesses.
 	EveryLane bool
 }
 
-// HopperShapes are the shapes that are compiled, the smallest head dims first. Each step is the widest for
-// which a thread has the registers, and a block the shared memory.
+// HopperShapes lists the compiled shapes in ascending order of head dims. Steps are as wide as registers and shared
+// memory allow.
 var HopperShapes = []HopperShape{
 	{QK: 64, V: 64, Groups: 3, Step: 128, CappedStep: 96, KeyGroups: 2, Queries: 96, CappedQueries: 64, Stages: 2},
 	{QK: 96, V: 96, Groups: 2, Step: 128, CappedStep: 128, KeyGroups: 2, Queries: 64, CappedQueries: 48, Stages: 2},
@@ -46,14 +47,14 @@ func HopperShapeFor(qk, v int) (s HopperShape, ok bool) {
 	return HopperShape{}, false
 }
 
-// Rows returns how many queries a block of the forward pass takes.
+// Rows returns the number of queries in a block of the forward pass.
 func (s HopperShape) Rows() int { return 64 * s.Groups }
 
-// hopperRegisters are the registers of a loading and of a computing thread, by the number of computing warpgroups. A
-// block may have at most the 65536 of an SM, and at most its registers at launch.
+// hopperRegisters holds the registers of a producer and of a consumer thread, for each number of consumer warpgroups. A
+// block has at most the 65536 registers of an SM, and at most its registers at launch.
 var hopperRegisters = map[int][2]int{2: {40, 232}, 3: {32, 160}}
 
-// option returns the name part of a program with or without an option, and its constant.
+// option returns the part of a program's name for an option, and its constant.
 func option(has bool, name, constant string) (string, define) {
 	if has {
 		return "_" + name, define{constant, 1}
@@ -61,7 +62,7 @@ func option(has bool, name, constant string) (string, define) {
 	return "", define{constant, 0}
 }
 
-// options returns the name part of a program for capped scores, and its constants.
+// options returns the part of a program's name for the options, and their constants.
 func (s HopperShape) options(capped bool) (name string, constants []define) {
 	a, score := option(capped, "capped", "CAP")
 	b, shared := option(s.SharedP, "shared_p", "SHARED_P")
@@ -69,7 +70,7 @@ func (s HopperShape) options(capped bool) (name string, constants []define) {
 	return a + b + c, []define{score, shared, lanes, {"INLINE_TILES", FlashTiles}}
 }
 
-// ahead returns how many blocks of keys the forward pass has loaded ahead: two, where there is room.
+// ahead returns the number of blocks of keys that the forward pass buffers: two, if shared memory allows.
 func (s HopperShape) ahead() int {
 	if s.SharedP {
 		return 1
@@ -77,7 +78,7 @@ func (s HopperShape) ahead() int {
 	return 2
 }
 
-// Keys returns how many keys the forward pass takes at once, of scores that need a factor alone or, capped, more.
+// Keys returns the number of keys in a step of the forward pass. capped means that scores need more than a factor.
 func (s HopperShape) Keys(capped bool) int {
 	if capped {
 		return s.CappedStep
@@ -100,7 +101,7 @@ func (s HopperShape) Forward(capped bool) Program {
 	}
 }
 
-// queries returns how many the backward pass takes at once.
+// queries returns the number of queries in a step of the backward pass.
 func (s HopperShape) queries(capped bool) int {
 	if capped {
 		return s.CappedQueries
@@ -108,7 +109,7 @@ func (s HopperShape) queries(capped bool) int {
 	return s.Queries
 }
 
-// OwnKeys returns how many keys a block of the backward pass owns.
+// OwnKeys returns the number of keys that a block of the backward pass owns.
 func (s HopperShape) OwnKeys() int {
 	if s.Split {
 		return 64
@@ -116,7 +117,7 @@ func (s HopperShape) OwnKeys() int {
 	return 64 * s.KeyGroups
 }
 
-// fetching lists kernels with 24 registers for the threads that do not compute, too few for some.
+// fetching lists the kernels whose producer threads have 24 registers, which is too few for some of them.
 func fetching(local int) (list []Entry) {
 	for _, name := range []string{"bf16", "fp16"} {
 		list = append(list, Entry{Name: "hopper_backward_" + name, Local: local,
@@ -126,7 +127,7 @@ func fetching(local int) (list []Entry) {
 	return list
 }
 
-// Backward returns the program of the backward pass; ordered adds to dQ in a certain order.
+// Backward returns the program of the backward pass. ordered adds to dQ in a fixed order.
 func (s HopperShape) Backward(capped, ordered bool) Program {
 	queries := s.queries(capped)
 	name, constants := s.options(capped)
@@ -134,7 +135,7 @@ func (s HopperShape) Backward(capped, ordered bool) Program {
 	_, split := option(s.Split, "", "SPLIT")
 	var entries []Entry
 	switch {
-	case s.QK == 128 && s.SharedP: // for tests, not for speed
+	case s.QK == 128 && s.SharedP: // for tests only
 		entries = fetching(24)
 	case s.QK == 128 && !capped:
 		entries = fetching(16)
@@ -150,8 +151,8 @@ func (s HopperShape) Backward(capped, ordered bool) Program {
 	}
 }
 
-// BackwardBoxes returns the rows of the boxes of Q and dO, and of dQ; a warpgroup's part of dQ has dqPanels panels of
-// 64 columns.
+// BackwardBoxes returns the rows of the TMA boxes of Q and dO, and of dQ. A warpgroup's part of dQ has dqPanels panels
+// of 64 columns.
 func (s HopperShape) BackwardBoxes(capped bool) (queries, dqRows, dqPanels int) {
 	queries, panels := s.queries(capped), (s.QK+63)/64
 	if panels%s.KeyGroups == 0 {
@@ -160,9 +161,9 @@ func (s HopperShape) BackwardBoxes(capped bool) (queries, dqRows, dqPanels int) 
 	return queries, queries / s.KeyGroups, panels
 }
 
-// BackwardShared returns the shared memory of a block of the backward pass, in bytes: K, V, two buffers of
-// dS, dQ, the stages of Q, dO, LSE and delta, and what the warpgroups tell each other. Split, one buffer of dO, of P
-// and of dS, and a panel of dQ for each warpgroup.
+// BackwardShared returns the shared memory of a block of the backward pass, in bytes: K, V, two buffers of dS, dQ, the
+// stages of Q, dO, LSE and delta, and synchronisation. With Split, it has one buffer of dO, of P and of dS, and a panel
+// of dQ for each warpgroup.
 func (s HopperShape) BackwardShared(capped bool) int {
 	queries, dqRows, dqPanels := s.BackwardBoxes(capped)
 	const step, turn, barrier = 32, 32, 8
@@ -181,8 +182,8 @@ func (s HopperShape) BackwardShared(capped bool) int {
 // panels returns the shared memory of a matrix of 16-bit elements, in panels of 64 columns.
 func panels(rows, columns int) int { return 2 * rows * ((columns + 63) / 64 * 64) }
 
-// ForwardShared returns the shared memory of a block of the forward pass, in bytes: Q, two blocks of K and
-// of V, and what the warpgroups tell each other.
+// ForwardShared returns the shared memory of a block of the forward pass, in bytes: Q, two blocks of K and of V, and
+// synchronisation.
 func (s HopperShape) ForwardShared(capped bool) int {
 	const words = 256
 	keys := s.Keys(capped)
@@ -193,7 +194,7 @@ func (s HopperShape) ForwardShared(capped bool) int {
 	return bytes
 }
 
-// hopper is the attention of our own for Hopper.
+// hopper holds cprun's own attention kernels for Hopper.
 var hopper = hopperPrograms()
 
 func hopperPrograms() (list []Program) {
@@ -212,7 +213,7 @@ func hopperPrograms() (list []Program) {
 // HopperSharedP is the shape of head dim 128 with probabilities in shared memory.
 var HopperSharedP = hopperTest(128, func(s *HopperShape) { s.SharedP = true })
 
-// HopperEveryLane are shapes whose warps arrive with every lane: one with two buffers of dO and one with one.
+// HopperEveryLane lists shapes whose warps arrive with every lane: with two buffers of dO, and with one.
 var HopperEveryLane = []HopperShape{
 	hopperTest(128, func(s *HopperShape) { s.EveryLane = true }),
 	hopperTest(256, func(s *HopperShape) { s.EveryLane = true }),

@@ -11,8 +11,7 @@ import (
 	"github.com/cprun/cprun/internal/base/cuda/nvrtc"
 )
 
-// TestParamsAreLaidOutAsInC compiles each file that has structs with the checks of their layout
-// behind it.
+// TestParamsAreLaidOutAsInC compiles each file with structs, followed by checks of their layout.
 func TestParamsAreLaidOutAsInC(t *testing.T) {
 	compiler, err := nvrtc.Open("../../../../.cuda/lib") // where scripts/cuda-sdk puts it
 	if err != nil {
@@ -33,7 +32,7 @@ func TestParamsAreLaidOutAsInC(t *testing.T) {
 	}
 }
 
-// TestLayoutChecksSeeFaults holds that a wrong check does not compile, and says which it is.
+// TestLayoutChecksSeeFaults checks that a wrong check does not compile, and that the error names it.
 func TestLayoutChecksSeeFaults(t *testing.T) {
 	compiler, err := nvrtc.Open("../../../../.cuda/lib")
 	if err != nil {
@@ -57,8 +56,7 @@ func TestLayoutChecksSeeFaults(t *testing.T) {
 	}
 }
 
-// noKernels turns kernels into functions that nobody calls, so that there is no code to make: the
-// layout is known without.
+// noKernels turns kernels into unused functions, so that the compiler need not generate their code.
 const noKernels = `
 #undef __global__
 #undef __launch_bounds__
@@ -68,7 +66,7 @@ const noKernels = `
 #define __grid_constant__
 `
 
-// compileLayout compiles a file with the constants of one of its programs and checks behind it.
+// compileLayout compiles a file with the constants of one of its programs, followed by checks.
 func compileLayout(compiler *nvrtc.Compiler, file, checks string) error {
 	p := Program{Name: file, File: file, Defines: FlashShapes[0].Forward().Defines}
 	if strings.HasSuffix(file, ".cu") {

@@ -1,23 +1,20 @@
 package source
 
-// The structs that kernels take as arguments, as C lays them out: the host fills them in and passes
-// their bytes. A device address is a uint64. Fields are named as in C, TileCount for tile_count.
-// A field that is unused fills a gap, so that Go and C have none to fill differently. A test holds
-// size, offset and type of every field against the compiler of the kernels.
+// The structs in this file are arguments of kernels, in the layout of C: the host passes their bytes. A device address
+// is a uint64. Fields have the names of C: TileCount for tile_count. Unused fields fill gaps, which Go and C might pad
+// differently. A test compares size, offset and type of every field with the compiler of the kernels.
 
-// Strided is a tensor [batch, seq, heads, dim] in flash.cuh, reference.cu, attention_common.cu
-// and attention_sink.cu.
+// Strided is a tensor [batch, seq, heads, dim] in flash.cuh, reference.cu, attention_common.cu and attention_sink.cu.
 // Strides count elements; dim has stride 1.
 type Strided struct {
 	At               uint64
 	Batch, Seq, Head int64
 }
 
-// FlashParams are the arguments of the flash kernels; see flash.cuh. A tensor that a kernel does not
-// use is zero.
+// FlashParams holds the arguments of the flash kernels; see flash.cuh. Unused tensors are zero.
 type FlashParams struct {
 	Q, K, V, Dout, O, LSE, Delta, DQ, DK, DV                Strided // O: the accumulator
-	Tiles                                                   uint64  // of FlashTile; 0: they are in Few
+	Tiles                                                   uint64  // address of FlashTile; 0: the tiles are in Few
 	TileCount, SeqQ, SeqK, Heads, KVHeads, Dim, DimV, Flags int32
 	Unit, Inner, Outer, Inverse, Scale                      float32
 	Unused                                                  int32
@@ -37,7 +34,7 @@ const (
 	FlashCapped       = 8
 )
 
-// TensorMap is struct TensorMap of hopper.cuh, which only the driver makes. It is aligned to MapAlign bytes.
+// TensorMap is struct TensorMap of hopper.cuh, which the driver encodes. It is aligned to MapAlign bytes.
 type TensorMap struct {
 	Words [16]uint64
 }
@@ -68,23 +65,23 @@ type HopperBackward struct {
 	Polls                     uint32
 	Unused                    [11]int32
 
-	P FlashParams // as the other kernels have them
+	P FlashParams
 }
 
-// HopperGate is struct Gate of hopper_gates.cuh: the address of a word and the count that opens it, the lower half of
-// each first.
+// HopperGate is struct Gate of hopper_gates.cuh: the address of a word and the count that opens the gate, each as two
+// halves, lower first.
 type HopperGate struct {
 	At, Count     [2]uint32
 	Asked, Unused uint32
 }
 
-// HopperFault is the report of a block of the ordered backward pass that gave up its turn: 1 + its block of keys, or 0
-// if none did, the KV head, the batch, and the block of keys that it waited for.
+// HopperFault is the report of a block of the ordered backward pass that timed out: 1 + its block of keys, or 0 if
+// there is none, the KV head, the batch element, and the block of keys for which it waited.
 type HopperFault struct {
 	Keys1, KVHead, Batch, Before int32 // all 0 until a block reports
 }
 
-// HopperGates is how many gates a kernel waits for.
+// HopperGates is the largest number of gates of a kernel.
 const HopperGates = 32
 
 // Bits of HopperForward.Pass; see hopper_forward.cu.
@@ -93,11 +90,10 @@ const (
 	HopperLast  = 2
 )
 
-// ReferenceParams is struct Params of reference.cu, the arguments of the kernels that compute
-// attention as it is defined.
+// ReferenceParams is struct Params of reference.cu, the arguments of the reference kernels.
 type ReferenceParams struct {
 	Q, K, V, Dout, O, LSE, Delta, DQ, DK, DV                                      Strided // O: the accumulator
-	Bias, Dbias, Largest                                                          Strided // zero: there is none
+	Bias, Dbias, Largest                                                          Strided // zero: none
 	Tiles                                                                         uint64  // of ReferenceTile
 	Rows, Columns, Slopes                                                         uint64
 	TileCount, SeqQ, SeqK, Heads, KVHeads, Dim, DimV, Batch, BiasBatch, BiasHeads int32
@@ -121,17 +117,17 @@ type SinkParams struct {
 	Batch, Seqs, Heads, Dim int32
 }
 
-// Words has the words that attention_store of attention_common.cu writes to memory.
+// Words holds the words that attention_store of attention_common.cu writes to memory.
 type Words struct {
 	X [224]uint32
 }
 
-// FusedStrides are struct Strides of fused.cu, for [batch, seq, heads] in elements.
+// FusedStrides is struct Strides of fused.cu, for [batch, seq, heads] in elements.
 type FusedStrides struct {
 	Batch, Seq, Head int64
 }
 
-// FusedMaxParts is how many partial results the kernels of fused.cu take at once.
+// FusedMaxParts is the largest number of partial results in a call of fused.cu.
 const FusedMaxParts = 8
 
 // FusedPart is struct Part of fused.cu, a partial result for rows [Lo, Hi).
@@ -189,18 +185,18 @@ type Layout struct {
 	Dst, Src [4]int64
 }
 
-// Keys is struct Keys of ops_embed.cu: how ids and positions share 32 bits.
+// Keys is struct Keys of ops_embed.cu: the split of 32 bits into ids and positions.
 type Keys struct {
 	Count, Bits, Vocab int32
 }
 
-// AdamStep is struct Step of ops_optim.cu, the numbers of a step of AdamW.
+// AdamStep is struct Step of ops_optim.cu, the parameters of a step of AdamW.
 type AdamStep struct {
 	MaxNorm                                          float64
 	Keep, Rate, Root, New1, Old2, New2, Eps, Unscale float32
 }
 
-// Rope is struct Rope of ops_rope.cu. Lanes counts the lanes of a head.
+// Rope is struct Rope of ops_rope.cu. Lanes is the number of lanes of a head.
 type Rope struct {
 	Tokens, Heads, Half, Lanes int32
 }

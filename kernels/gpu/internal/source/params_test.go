@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// params are the structs of Go and what they are called in C, with the file that has them.
+// params lists the structs of Go with their C file and C name.
 var params = []struct {
 	file, name string
 	fill       any
@@ -40,8 +40,8 @@ var params = []struct {
 	{"ops_rope.cu", "Rope", Rope{}},
 }
 
-// layoutChecks is C++ that compiles only if the structs of a file are as in Go: their size and
-// alignment, and of every field the offset, the size and, where it is a number, the type.
+// layoutChecks returns C++ that compiles only if the structs of a file equal those of Go in size and alignment, and
+// every field in offset, size and, for numbers, type.
 func layoutChecks(file string) string {
 	var b strings.Builder
 	b.WriteString(`
@@ -87,7 +87,7 @@ template <class A, int N> struct Element<A[N]> { typedef A Type; };
 	return b.String()
 }
 
-// align is what C aligns a struct to: one with a tensor map to more than Go does.
+// align returns the alignment of a struct in C. For a struct with a tensor map, it is larger than in Go.
 func align(t reflect.Type) int {
 	if t == reflect.TypeFor[TensorMap]() {
 		return MapAlign
@@ -101,9 +101,10 @@ func align(t reflect.Type) int {
 	return most
 }
 
-// numbers are the types of C.
+// numbers maps kinds of Go to types of C.
 var numbers = map[reflect.Kind]string{
-	reflect.Int32: "int", reflect.Uint32: "unsigned", reflect.Int64: "long long", reflect.Float32: "float", reflect.Float64: "double",
+	reflect.Int32: "int", reflect.Uint32: "unsigned", reflect.Int64: "long long", reflect.Float32: "float",
+	reflect.Float64: "double",
 }
 
 func fields(t reflect.Type) func(func(reflect.StructField) bool) {
@@ -118,21 +119,21 @@ func fields(t reflect.Type) func(func(reflect.StructField) bool) {
 
 var word = regexp.MustCompile(`([a-z0-9])([A-Z])|([A-Z])([A-Z][a-z])`)
 
-// snake is what C calls a field: TileCount is tile_count, and KVHeads kv_heads.
+// snake returns the name of a field in C: tile_count for TileCount, kv_heads for KVHeads.
 func snake(name string) string {
 	return strings.ToLower(word.ReplaceAllString(name, "${1}${3}_${2}${4}"))
 }
 
 func TestSnake(t *testing.T) {
-	for name, want := range map[string]string{"TileCount": "tile_count", "KVHeads": "kv_heads", "SeqQ": "seq_q", "LSE": "lse", "LSEAt": "lse_at", "Src0": "src0"} {
+	for name, want := range map[string]string{"TileCount": "tile_count", "KVHeads": "kv_heads", "SeqQ": "seq_q",
+		"LSE": "lse", "LSEAt": "lse_at", "Src0": "src0"} {
 		if got := snake(name); got != want {
 			t.Errorf("snake(%s) = %s, want %s", name, got, want)
 		}
 	}
 }
 
-// Fields follow each other without gaps, so that the bytes of a struct are those of its fields. With
-// it, equal offsets and sizes leave no room for a field that only C has.
+// TestParamsHaveNoGaps checks that fields have no gaps. Then equal offsets and sizes exclude a field that only C has.
 func TestParamsHaveNoGaps(t *testing.T) {
 	for _, p := range params {
 		end, s := uintptr(0), reflect.TypeOf(p.fill)

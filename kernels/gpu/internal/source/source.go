@@ -1,7 +1,10 @@
-// Package source holds the CUDA C++ of the GPU kernels and the catalogue of programs. A program is a file with its
-// constants. NVRTC compiles it at run time for the GPU at hand, and in CI, without a GPU, for every architecture.
+// Package source holds the CUDA C++ of the GPU kernels and the catalogue of programs. A Program is a file with its
+// constants. NVRTC compiles it at run time for the installed GPU, and in CI, without a GPU, for every architecture:
 //
-// NVRTC has no headers of the C or CUDA libraries; all included files are in this directory.
+//	p, err := source.Find("ops_norm")
+//	code, headers, err := p.Source()
+//
+// NVRTC has no headers of the C or CUDA libraries, so all included files are in this directory.
 //
 // All files follow one style:
 //
@@ -33,27 +36,27 @@ type Program struct {
 	Name    string   // unique; "flash_forward_128"
 	File    string   // "flash_forward.cu"
 	Defines []string // "HEAD_DIM=128"
-	// Archs are the architectures that it is for; nil: all of them.
+	// Archs lists the architectures of the program; nil: all.
 	Archs []string
-	// Entries are kernels with known needs.
+	// Entries lists kernels with exceptions.
 	Entries []Entry
 }
 
-// Entry is a kernel that the program must have, and the exceptions that it needs.
+// Entry is a kernel that the program must have, with its exceptions.
 type Entry struct {
 	Name string
-	// Local is how many bytes of local memory a thread may have, and Why the reason. Without it
-	// a kernel that spills, or indexes an array in registers, fails its test.
+	// Local is the local memory that a thread may use, in bytes, and Why the reason. Without it, a kernel fails its
+	// test if it spills or indexes an array in registers.
 	Local int
 	Why   string
 }
 
-// Archs are the architectures that every kernel is compiled for in CI: A100, H100 and H200, B200. The letter
-// is for instructions that only that one has, such as wgmma. Shapes for little shared memory are compiled for
-// a GPU that has little instead.
+// Archs lists the architectures for which CI compiles every kernel: A100, H100 and H200, B200. The letter enables
+// instructions of one architecture only, such as wgmma. CI compiles the shapes for little shared memory for a GPU with
+// little shared memory instead.
 var Archs = []string{"sm_80", "sm_90a", "sm_100a"}
 
-// Arch returns the architecture to compile for on a GPU of that compute capability, times 10.
+// Arch returns the architecture of a GPU. capability is 10 times its compute capability.
 func Arch(capability int) string {
 	if capability >= 90 {
 		return fmt.Sprintf("sm_%da", capability)
@@ -64,8 +67,8 @@ func Arch(capability int) string {
 // For reports whether the program is for an architecture.
 func (p Program) For(arch string) bool { return p.Archs == nil || slices.Contains(p.Archs, arch) }
 
-// Options returns the compiler's options for an architecture. Line numbers cost nothing at run time and
-// tell profilers and the sanitizer where they are.
+// Options returns the compiler's options for an architecture. They include line numbers, which profilers and the
+// sanitizer show and which cost nothing at run time.
 func (p Program) Options(arch string) []string {
 	o := []string{"--gpu-architecture=" + arch, "--std=c++17", "-lineinfo", "--ptxas-options=-v"}
 	for _, d := range p.Defines {
@@ -89,8 +92,7 @@ func Find(name string) (Program, error) {
 
 var include = regexp.MustCompile(`(?m)^\s*#\s*include\s+"([^"]+)"`)
 
-// Source returns the text of the program's file and of every header that it includes, whether
-// directly or not, by the name it is included by.
+// Source returns the text of the program's file, and of every header that it includes, directly or indirectly, by name.
 func (p Program) Source() (code []byte, headers map[string][]byte, err error) {
 	if code, err = files.ReadFile(p.File); err != nil {
 		return nil, nil, fmt.Errorf("kernel program %s: %w", p.Name, err)
@@ -120,7 +122,7 @@ func (p Program) Source() (code []byte, headers map[string][]byte, err error) {
 // fused holds the kernels between cuDNN and the accumulators.
 var fused = []Program{{Name: "fused", File: "fused.cu"}}
 
-// gemm holds the matrix products beyond cuBLASLt.
+// gemm holds the matrix products that cuBLASLt does not support.
 var gemm = []Program{{Name: "gemm_simple", File: "gemm_simple.cu"}}
 
 // ops holds the operations of the model and the optimizer, except matrix products and attention.

@@ -7,7 +7,7 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// ops emits the operations between products: each element for itself, or each row.
+// ops emits the elementwise operations and those on rows.
 func ops(m machine) {
 	m.addTo()
 	loss(m)
@@ -19,14 +19,11 @@ func ops(m machine) {
 	halves(m)
 }
 
-// exported returns the name of the function that calls the one of that name.
-func exported(name string) string { return strings.ToUpper(name[:1]) + name[1:] }
-
-// elements begins a function that computes each element for itself. pointers are its parameters: n and one array
-// each, which come back in registers.
+// elements begins an elementwise function. Its parameters are n and the arrays named in pointers. elements returns them
+// in registers.
 func (m machine) elements(name, pointers, more string) (n reg.Register, arrays []reg.Register) {
 	names := strings.Split(pointers, ", ")
-	m.function(name, "n int, "+pointers+" *float32"+more, "computes n elements; see "+exported(name)+".")
+	m.function(name, "n int, "+pointers+" *float32"+more)
 	return m.argument("n"), m.arguments(names...)
 }
 
@@ -40,7 +37,7 @@ func (m machine) addTo() {
 	m.end()
 }
 
-// sigmoid emits s(x) and, with all its digits, 1 - s(x) = s(-x). With t = e^-|x|, one is 1/(1+t) and the other t/(1+t).
+// sigmoid emits s(x) and, in full precision, 1 - s(x) = s(-x). With t = e^-|x|, they are 1/(1+t) and t/(1+t).
 type sigmoid struct {
 	exponential
 	sign Op
@@ -48,7 +45,7 @@ type sigmoid struct {
 
 func (m machine) sigmoid() sigmoid { return sigmoid{m.exponential(), m.bits(1 << 31)} }
 
-// A fraction is the denominator of sigmoids: 1 + t as sum + rest, and 1/sum.
+// A fraction holds the denominator of a sigmoid: 1 + t as sum + rest, and 1/sum.
 type fraction struct {
 	t, sum, rest, over reg.VecVirtual
 }
@@ -64,8 +61,8 @@ func (s sigmoid) fraction(x reg.VecVirtual) fraction {
 	return f
 }
 
-// quotient returns the sigmoid of x, or of -x: 1/(1+t) or t/(1+t), with one step of Newton's against what the sum, the
-// reciprocal and the product were rounded by.
+// quotient returns the sigmoid of x, or of -x: 1/(1+t) or t/(1+t). One Newton step corrects the rounding of the sum,
+// the reciprocal and the product.
 func (s sigmoid) quotient(x reg.VecVirtual, f fraction, negated bool) reg.VecVirtual {
 	above, q := s.vec(), s.vec()
 	var positive, negative reg.Register = s.one, f.t
@@ -120,7 +117,7 @@ func (m machine) swiGLUBackward() {
 	m.end()
 }
 
-// adamW keeps the order of operations of torch.optim.AdamW, each rounded for itself.
+// adamW keeps the order of operations of torch.optim.AdamW and rounds each of them.
 func (m machine) adamW() {
 	n, a := m.elements("adamW", "p, grad, m, v", ", step *float32")
 	step := m.argument("step")
@@ -155,7 +152,7 @@ func (m machine) adamW() {
 	m.end()
 }
 
-// halves emits conversions from and to 16 bits of a number of elements that is a multiple of the vector's.
+// halves emits conversions from and to 16 bits. The number of elements is a multiple of the lanes.
 func halves(m machine) {
 	m.narrow("toBF16", m.toBF16)
 	m.narrow("toF16", func(v reg.VecVirtual, to Mem, _ bf16) { m.VCVTPS2PH(imm(0), v, to) })
@@ -170,7 +167,7 @@ func halves(m machine) {
 func (p piece) short(base reg.Register) Mem { return indexed(base, p.i, 2, 0) }
 
 func (m machine) narrow(name string, convert func(v reg.VecVirtual, to Mem, c bf16)) {
-	m.function(name, "n int, dst *uint16, src *float32", "converts n elements; see "+exported(name)+".")
+	m.function(name, "n int, dst *uint16, src *float32")
 	a := m.arguments("n", "dst", "src")
 	c := bf16{m.bits(1), m.bits(0x7fff), m.bits(0x40 << 16)}
 	m.over(a[0], "", 1).whole(func(p piece) { convert(p.load(a[2]), p.short(a[1]), c) })
@@ -178,7 +175,7 @@ func (m machine) narrow(name string, convert func(v reg.VecVirtual, to Mem, c bf
 }
 
 func (m machine) widen(name string, convert func(from Mem, v reg.VecVirtual)) {
-	m.function(name, "n int, dst *float32, src *uint16", "converts n elements; see "+exported(name)+".")
+	m.function(name, "n int, dst *float32, src *uint16")
 	a := m.arguments("n", "dst", "src")
 	m.over(a[0], "", 1).whole(func(p piece) {
 		v := p.vec()
@@ -188,8 +185,8 @@ func (m machine) widen(name string, convert func(from Mem, v reg.VecVirtual)) {
 	m.end()
 }
 
-// toBF16 converts a vector to the upper 16 bits after adding half a unit, less one bit if the last kept bit is 0. NaN
-// keeps its upper bits with the quiet bit.
+// toBF16 rounds to the nearest even: it adds 0x7fff plus the last kept bit, then keeps the upper 16 bits. NaN keeps its
+// upper bits and gets the quiet bit.
 func (m machine) toBF16(v reg.VecVirtual, to Mem, c bf16) {
 	odd, nan := m.vec(), m.vec()
 	m.VORPS(c.quiet, v, nan)
@@ -209,24 +206,24 @@ func (m machine) toBF16(v reg.VecVirtual, to Mem, c bf16) {
 	m.VCMPPS(imm(unordered), v, v, v)
 	m.VBLENDVPS(v, nan, odd, odd)
 	m.VPSRLD(imm(16), odd, odd)
-	m.VPACKUSDW(odd, odd, odd) // each half of the vector for itself: words 0 and 2 of four
+	m.VPACKUSDW(odd, odd, odd) // packs each half of the vector separately: the result is in quadwords 0 and 2
 	m.VPERMQ(imm(0b1000), odd, odd)
 	m.VMOVUPS(odd.AsX(), to)
 }
 
-// A bf16 is the constants of toBF16.
+// bf16 holds the constants of toBF16.
 type bf16 struct{ one, below, quiet Op }
 
-// pack emits the making of panels.
+// pack emits the functions that make panels.
 func pack(m machine) {
 	copyRows(m)
 	if !m.wide {
-		transpose8(m) // the narrow one serves both: what it waits for is memory
+		transpose8(m) // AVX-512 uses it also, since memory limits it
 	}
 }
 
 func copyRows(m machine) {
-	m.function("packRows", "dst, src *float32, ld, rows int", "copies rows of one panel; see Pack.")
+	m.function("packRows", "dst, src *float32, ld, rows int")
 	dst, src, ld, rows := m.argument("dst"), m.argument("src"), m.argument("ld"), m.argument("rows")
 	m.SHLQ(U8(2), ld)
 	m.Label("rows")
@@ -242,10 +239,9 @@ func copyRows(m machine) {
 	m.end()
 }
 
-// transpose8 turns squares of 8 x 8: pairs of rows are interleaved by one, by two and by four elements.
+// transpose8 transposes squares of 8 x 8: it interleaves pairs of rows by one, two and four elements.
 func transpose8(m machine) {
-	m.function("transpose8", "dst *float32, ldd int, src *float32, lds, squares int, scale float32",
-		"writes 8 rows of src as 8 columns of dst, times scale; see PackTransposed.")
+	m.function("transpose8", "dst *float32, ldd int, src *float32, lds, squares int, scale float32")
 	dst, ldd, src, lds := m.argument("dst"), m.argument("ldd"), m.argument("src"), m.argument("lds")
 	squares := m.argument("squares")
 	m.SHLQ(U8(2), lds)
@@ -285,8 +281,7 @@ func transpose8(m machine) {
 	m.end()
 }
 
-// interleave joins the registers whose numbers differ in one bit; the lower half of the result goes to the one without
-// it.
+// interleave joins registers whose numbers differ in one bit. The one without the bit gets the result's lower half.
 func (m machine) interleave(x []reg.Register, bit int, join func(a, b, lo, hi reg.Register)) []reg.Register {
 	y := make([]reg.Register, len(x))
 	for i := range x {
@@ -298,7 +293,7 @@ func (m machine) interleave(x []reg.Register, bit int, join func(a, b, lo, hi re
 	return y
 }
 
-// eightRows returns the addresses of 8 rows that are ld bytes apart.
+// eightRows returns a function that computes the addresses of 8 rows, ld bytes apart.
 func (m machine) eightRows(ld reg.Register) func(base reg.Register) []Mem {
 	three := m.GP64()
 	m.LEAQ(indexed(ld, ld, 2, 0), three)
@@ -313,13 +308,13 @@ func (m machine) eightRows(ld reg.Register) func(base reg.Register) []Mem {
 	}
 }
 
-// rows emits what attention does with a row of a head: whole vectors of it, while a caller does the rest.
+// rows emits operations on one row of a head. They take full vectors; the caller computes the rest.
 func rows(m machine) {
 	scaled(m)
 	dot(m)
 }
 
-// vectors emits a loop over n vectors, with the position in bytes.
+// vectors emits a loop over n vectors. f gets the position in bytes.
 func (m machine) vectors(f func(x reg.Register)) {
 	x, n := m.GP64(), m.argument("n")
 	m.XORQ(x, x)
@@ -331,7 +326,7 @@ func (m machine) vectors(f func(x reg.Register)) {
 }
 
 func scaled(m machine) {
-	m.function("scaled", "dst, src *float32, n int, x float32", "sets n vectors of dst to src times x; see Scaled.")
+	m.function("scaled", "dst, src *float32, n int, x float32")
 	dst, src, factor := m.argument("dst"), m.argument("src"), m.vec()
 	m.VBROADCASTSS(m.address("x"), factor)
 	m.vectors(func(x reg.Register) {
@@ -343,7 +338,7 @@ func scaled(m machine) {
 }
 
 func dot(m machine) {
-	m.function("dot", "a, b *float32, n int, sums *float64", "adds up the products of n vectors by lane; see Dot.")
+	m.function("dot", "a, b *float32, n int, sums *float64")
 	a, b := m.argument("a"), m.argument("b")
 	var sum [2]reg.Register
 	for i := range sum {

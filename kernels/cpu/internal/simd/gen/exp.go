@@ -8,27 +8,28 @@ import (
 )
 
 // exponential holds the constants of e^x = 2^n e^r, with n = round(x / ln 2) and r = x - n ln 2 in [-ln2/2, ln2/2].
-// ln 2 is in two parts; the first has so few bits that x - n*ln2Hi is exact. The polynomial 1 + r + r^2 q(r) is minimax
-// in the relative error, 4e-9.
+// ln 2 is split in two; the first part is short enough that x - n*ln2Hi is exact. The polynomial 1 + r + r^2 q(r) is
+// minimax in the relative error, 4e-9.
 type exponential struct {
 	machine
 	least, most  reg.Register
 	bias, one    reg.Register
 	log2e        Op
 	ln2Hi, ln2Lo Op
-	q            []Op // from the highest power
+	q            []Op // coefficients, highest power first
 }
 
 const (
-	expLeast = -104 // e to it rounds to 0
-	expMost  = 89   // e to it is above all float32
+	expLeast = -104 // e^expLeast rounds to 0
+	expMost  = 89   // e^expMost overflows float32
 	ln2Hi    = 0.693359375
 )
 
-// A small number plus expBias is that number rounded; its low bits are n + 254, twice the exponent's bias.
+// expBias, added to a small number, rounds it to an integer n. The low bits of the sum are n + 254, twice the bias of
+// the exponent.
 const expBias = 3<<22 + 254
 
-// of q, from r^4 down
+// expPoly are the coefficients of q, from r^4 down.
 var expPoly = []float32{0x1.6a2256p-10, 0x1.123b02p-7, 0x1.5558f8p-5, 0x1.55549p-3, 0x1.fffffcp-2}
 
 func (m machine) exponential() exponential {
@@ -43,11 +44,11 @@ func (m machine) exponential() exponential {
 
 // of replaces x by e^x. NaN stays NaN.
 func (e exponential) of(x reg.VecVirtual) {
-	e.VMINPS(x, e.most, x) // of two, of which one is NaN, these take the first
+	e.VMINPS(x, e.most, x) // if one operand is NaN, VMINPS and VMAXPS return the first
 	e.ofSmall(x)
 }
 
-// ofSmall is of for x that are at most expMost.
+// ofSmall does the same for x up to expMost.
 func (e exponential) ofSmall(x reg.VecVirtual) {
 	e.VMAXPS(x, e.least, x)
 	n, y := e.vec(), e.vec()
@@ -67,8 +68,8 @@ func (e exponential) ofSmall(x reg.VecVirtual) {
 		e.VSCALEFPS(whole, y, x)
 		return
 	}
-	// In two steps, since 2^n may have no exponent of its own if the result is subnormal: the low bits are
-	// n + 254; half of them and the rest go to the exponents of two factors.
+	// Two factors, since 2^n is below the smallest normal number if the result is subnormal. The low bits are n + 254:
+	// one half becomes the exponent of the first factor, the rest that of the second.
 	e.VPSRLD(imm(1), n, whole)
 	e.VPSUBD(whole, n, n)
 	e.VPSLLD(imm(23), n, n)
@@ -77,7 +78,7 @@ func (e exponential) ofSmall(x reg.VecVirtual) {
 	e.VMULPS(whole, y, x)
 }
 
-// loss emits what a softmax over a row consists of.
+// loss emits the parts of a softmax over a row.
 func loss(m machine) {
 	m.maxOf()
 	m.expSum("expSum", true)
@@ -86,7 +87,7 @@ func loss(m machine) {
 
 func (m machine) maxOf() {
 	const unroll = 4
-	m.function("maxOf", "n int, x *float32) (top float32", "is the largest of x, NaN left out; see MaxOf.")
+	m.function("maxOf", "n int, x *float32) (top float32")
 	a := m.arguments("n", "x")
 	least := m.register(float32(math.Inf(-1)))
 	top := make([]reg.VecVirtual, unroll)
@@ -108,7 +109,7 @@ func (m machine) maxOf() {
 	m.end()
 }
 
-// maxOfVector puts the largest element of v, which has no NaN, in the lowest.
+// maxOfVector moves the largest element of v to the lowest. v has no NaN.
 func (m machine) maxOfVector(v reg.VecVirtual) {
 	t := m.vec()
 	m.upper(v, t)
@@ -123,15 +124,15 @@ func (m machine) maxOfVector(v reg.VecVirtual) {
 	}
 }
 
-// expSum emits the sum of e^(x-top), and stores the summands or not. It computes for so long that it can prefetch the
-// data after x, a cache line at a time: the next row of logits.
+// expSum emits the sum of e^(x-top); with store, it also stores the summands. It prefetches the data after x, the next
+// row of logits, a cache line at a time.
 func (m machine) expSum(name string, store bool) {
 	const unroll = 2
 	params := "n int, dst, x *float32, top float32) (sum float64"
 	if !store {
 		params = "n int, x *float32, top float32) (sum float64"
 	}
-	m.function(name, params, "adds up e^(x-top); see "+exported(name)+".")
+	m.function(name, params)
 	n, x := m.argument("n"), m.argument("x")
 	var dst reg.Register
 	if store {
@@ -161,16 +162,16 @@ func (m machine) expSum(name string, store bool) {
 	m.end()
 }
 
-// norm emits the sum of squares and the normalisation by it. Sums are in float64.
+// norm emits the sum of squares and RMSNorm. Sums are in float64.
 func norm(m machine) {
-	m.function("sumSquares", "n int, x *float32) (sum float64", "adds up the squares of x; see SumSquares.")
+	m.function("sumSquares", "n int, x *float32) (sum float64")
 	a := m.arguments("n", "x")
 	m.VMOVSD(m.squares(a[0], a[1]).AsX(), m.result("sum"))
 	m.end()
 
 	m.rmsNorm()
-	m.rmsNormBackward("rmsNormBackward", false)
-	m.rmsNormBackward("rmsNormBackwardAdd", true)
+	m.rmsGrad("rmsGrad", false)
+	m.rmsGrad("rmsGradAdd", true)
 }
 
 // squares returns the sum of the squares of n elements at x.
@@ -185,7 +186,7 @@ func (m machine) squares(n, x reg.Register) reg.VecVirtual {
 	return m.sum(sums)
 }
 
-// rounded returns the float32 of the lowest float64 of v, in all elements of a vector.
+// rounded rounds the lowest float64 of v to float32 and broadcasts it.
 func (m machine) rounded(v reg.VecVirtual) reg.VecVirtual {
 	to := m.vec()
 	m.VCVTSD2SS(v.AsX(), v.AsX(), to.AsX())
@@ -194,7 +195,7 @@ func (m machine) rounded(v reg.VecVirtual) reg.VecVirtual {
 }
 
 func (m machine) rmsNorm() {
-	m.function("rmsNorm", "rows, n int, y, inv, x, w *float32, eps float64", "normalises rows; see RMSNorm.")
+	m.function("rmsNorm", "rows, n int, y, inv, x, w *float32, eps float64")
 	a := m.arguments("n", "y", "inv", "x", "w", "rows")
 	n, y, inv, x, w, rows := a[0], a[1], a[2], a[3], a[4], a[5]
 	eps, count, one := m.double(m.address("eps")), m.vec(), m.double(m.one64())
@@ -221,22 +222,21 @@ func (m machine) rmsNorm() {
 	m.end()
 }
 
-// double returns the float64 at from, in the lowest element of a vector.
+// double loads a float64 into the lowest element of a vector.
 func (m machine) double(from Mem) reg.VecVirtual {
 	v := m.vec()
 	m.VMOVSD(from, v.AsX())
 	return v
 }
 
-// one64 returns the float64 1.
+// one64 returns memory with the float64 1.
 func (m machine) one64() Mem {
 	return m.data("one", func(i int) Constant { return U32(uint32(i%2) * 0x3ff00000) })
 }
 
-// rmsNormBackward emits the gradients of rows; see RMSNormBackward.
-func (m machine) rmsNormBackward(name string, add bool) {
-	m.function(name, "rows, n int, dx *float32, dw *float64, dy, x, inv, w *float32",
-		"is the gradient of rows; see RMSNormBackward.")
+// rmsGrad emits RMSNormBackward.
+func (m machine) rmsGrad(name string, add bool) {
+	m.function(name, "rows, n int, dx *float32, dw *float64, dy, x, inv, w *float32")
 	a := m.arguments("n", "dx", "dw", "dy", "x", "inv", "w", "rows")
 	n, dx, dw, dy, x, inv, w, rows := a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
 	count := m.vec()
@@ -272,7 +272,7 @@ func (m machine) rmsNormBackward(name string, add bool) {
 	m.end()
 }
 
-// dots adds dy*x*inv to dw and is the sum of dy*x*w.
+// dots adds dy*x*inv to dw and returns the sum of dy*x*w.
 func (m machine) dots(n, dw, dy, x, w reg.Register, inv reg.VecVirtual) reg.VecVirtual {
 	const unroll = 2
 	sums, inv64 := m.zeros(unroll), m.vec()
@@ -290,9 +290,9 @@ func (m machine) dots(n, dw, dy, x, w reg.Register, inv reg.VecVirtual) reg.VecV
 	return m.sum(sums)
 }
 
-// turn emits the rotation of the heads of one row; see Turn.
+// turn emits the rotation (RoPE) of the heads of one row.
 func (m machine) turn() {
-	m.function("turn", "heads, half int, y, x, cos, sin *float32, sign float32", "turns heads; see Turn.")
+	m.function("turn", "heads, half int, y, x, cos, sin *float32, sign float32")
 	a := m.arguments("heads", "half", "y", "x", "cos", "sin")
 	heads, half, y, x, cos, sin := a[0], a[1], a[2], a[3], a[4], a[5]
 	sign := m.broadcast("sign")

@@ -7,9 +7,9 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// gemm emits the products of a matrix with a packed panel: one function for each form of the left factor and each
-// number of vectors across. A micro-kernel keeps rows x vectors sums in registers; it reads a vector of the panel
-// once for all rows, and an element of the left factor once for all vectors, as a broadcast.
+// gemm emits the products of a matrix with a packed panel: one function for each layout of the left factor and each
+// panel width in vectors. A micro-kernel keeps rows x vectors sums in registers. It loads each vector of the panel once
+// for all rows, and broadcasts each element of the left factor once for all vectors.
 func gemm(m machine) {
 	for _, byRow := range []bool{true, false} {
 		for vectors := 1; vectors <= 2; vectors++ {
@@ -18,25 +18,22 @@ func gemm(m machine) {
 	}
 }
 
-// most rows of a micro-kernel: with two vectors across, the sums, the vectors of the panel and an element fill the
-// registers.
+// most returns the largest number of rows of a micro-kernel. With panels of two vectors, the sums, the panel's vectors
+// and the broadcast element fill the registers.
 func most(m machine) int {
 	if m.wide {
-		return mostWide
+		return 12
 	}
 	return 6
 }
-
-var mostWide = 12
 
 func panel(m machine, byRow bool, vectors int) {
 	form := "Cols"
 	if byRow {
 		form = "Rows"
 	}
-	m.function(fmt.Sprintf("panel%s%d", form, vectors), "m, k int, a *float32, lda int, b, c *float32, ldc, mode "+
-		"int, scale *float32",
-		"computes m rows of a product; see Panel.")
+	m.function(fmt.Sprintf("panel%s%d", form, vectors),
+		"m, k int, a *float32, lda int, b, c *float32, ldc, mode int, scale *float32")
 	p := &panelCode{machine: m, byRow: byRow, vectors: vectors,
 		a: m.argument("a"), lda: m.argument("lda"), c: m.argument("c")}
 	m.SHLQ(U8(2), p.lda)
@@ -46,7 +43,7 @@ func panel(m machine, byRow bool, vectors int) {
 	m.end()
 }
 
-// next returns the rows of the micro-kernel after that of n rows.
+// next returns the number of rows of the next smaller micro-kernel.
 func next(n int) int {
 	switch {
 	case n > 8:
@@ -57,16 +54,16 @@ func next(n int) int {
 	return n / 2
 }
 
-// A panelCode is a function while it is emitted.
+// panelCode is the state of emitting one function.
 type panelCode struct {
 	machine
 	byRow   bool
 	vectors int
 
-	a, lda, c reg.Register // what else is used once a block stays where the caller put it
+	a, lda, c reg.Register // parameters that are read once per block stay in the caller's frame
 }
 
-// loop emits the rows that go in blocks of n.
+// loop emits the blocks of n rows.
 func (p *panelCode) loop(n int) {
 	top, end := fmt.Sprintf("rows%d", n), fmt.Sprintf("end%d", n)
 	p.Label(top)
@@ -101,7 +98,7 @@ func (p *panelCode) block(n int) {
 	}
 }
 
-// fetch asks for the lines of c that are added to, so that they come while the sums are made.
+// fetch prefetches the cache lines of c that the block adds to, during the computation of its sums.
 func (p *panelCode) fetch(n int) {
 	skip := fmt.Sprintf("set%d", n)
 	p.CMPQ(p.argument("mode"), imm(0))
@@ -118,7 +115,7 @@ func (p *panelCode) fetch(n int) {
 	p.Label(skip)
 }
 
-// inner emits the loop over k, four steps at a time.
+// inner emits the loop over k, four steps an iteration.
 func (p *panelCode) inner(n int, acc [][]reg.Register) {
 	const unroll = 4
 	left := p.leftFactor(n)
@@ -161,7 +158,7 @@ func (p *panelCode) step(left *leftFactor, u int, b reg.Register, acc [][]reg.Re
 	}
 }
 
-// store writes the sums to c, by mode: set, add, or scale the rows of c and add. It moves c and scale on.
+// store writes the sums to c by mode: set, add, or scale the rows of c and add. It advances c and scale.
 func (p *panelCode) store(n int, acc [][]reg.Register) {
 	scaled, add, end := fmt.Sprintf("scaled%d", n), fmt.Sprintf("add%d", n), fmt.Sprintf("stored%d", n)
 	mode, ldc := p.argument("mode"), p.argument("ldc")
@@ -201,9 +198,8 @@ func (p *panelCode) store(n int, acc [][]reg.Register) {
 	p.Label(end)
 }
 
-// leftFactor addresses n rows of the left factor. By rows, row i is at i*lda and its elements follow each other: a
-// pointer for every three rows, since an address is base + index*{1, 2, 4, 8}. By columns, element i of column k is at
-// k*lda + i.
+// leftFactor addresses n rows of the left factor. By rows, row i begins at i*lda. Three rows share a pointer, since an
+// address is base + index*{1, 2, 4, 8}. By columns, element i of column k is at k*lda + i.
 type leftFactor struct {
 	p       *panelCode
 	base    []reg.Register
@@ -233,7 +229,7 @@ func (p *panelCode) leftFactor(n int) *leftFactor {
 	return l
 }
 
-// element returns the memory of row i, u steps from where the pointers are.
+// element returns the address of row i, u steps after the pointers.
 func (l *leftFactor) element(i, u int) Mem {
 	if l.p.byRow {
 		if i%3 == 0 {
@@ -250,7 +246,7 @@ func (l *leftFactor) element(i, u int) Mem {
 	return indexed(l.base[0], l.p.lda, uint8(u), 4*i)
 }
 
-// advance moves the pointers by u steps, 1 or 4.
+// advance moves the pointers u steps on, 1 or 4.
 func (l *leftFactor) advance(u int) {
 	if !l.p.byRow {
 		l.p.LEAQ(indexed(l.base[0], l.p.lda, uint8(u), 0), l.base[0])

@@ -5,24 +5,24 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// loop goes over the n elements of one or more rows, a vector at a time.
+// A loop emits code that visits n elements of one or more rows, a vector at a time.
 type loop struct {
 	machine
-	name   string // of its labels, one of the function
+	name   string // prefix of its labels, unique in the function
 	n      reg.Register
-	unroll int // vectors of one turn
+	unroll int // vectors in one iteration
 }
 
-// A piece is the elements of a loop that are at hand: a whole vector, or the first ones of the last vector.
+// A piece is the loop's current vector: a full one, or the last one under a mask.
 type piece struct {
 	loop
-	i    reg.Register // elements of the row before this turn's
-	u    int          // which vector of the turn
-	mask reg.Register // of the elements that are there; nil where all are
+	i    reg.Register // index of the iteration's first element
+	u    int          // number of the vector in the iteration
+	mask reg.Register // of the existing elements; nil: all
 }
 
-// each emits body for all elements: whole vectors, then the rest under a mask. Both use the same arithmetic, so a
-// result does not depend on an element's position.
+// each emits body for all elements: full vectors, then the rest under a mask. Both use the same arithmetic, so a result
+// does not depend on an element's position.
 func (l loop) each(body func(p piece)) {
 	i, left := l.start()
 	if l.unroll > 1 {
@@ -36,13 +36,13 @@ func (l loop) each(body func(p piece)) {
 	l.Label(done)
 }
 
-// whole returns each for a count that is a multiple of the vectors.
+// whole does what each does, for a count that is a multiple of the lanes.
 func (l loop) whole(body func(p piece)) {
 	i, left := l.start()
 	l.turns("turn", i, left, 1, body)
 }
 
-// start returns the index of a loop at 0 and the remaining count.
+// start emits the initialisation: index 0 and the remaining count.
 func (l loop) start() (i, left reg.Register) {
 	i, left = l.GP64(), l.GP64()
 	l.XORQ(i, i)
@@ -50,7 +50,7 @@ func (l loop) start() (i, left reg.Register) {
 	return i, left
 }
 
-// turns emits count vectors a turn for as long as there are as many.
+// turns emits iterations of count vectors, while that many remain.
 func (l loop) turns(kind string, i, left reg.Register, count int, body func(p piece)) {
 	top, end := l.name+kind, l.name+kind+"end"
 	l.SUBQ(imm(count*l.lanes()), left)
@@ -66,7 +66,7 @@ func (l loop) turns(kind string, i, left reg.Register, count int, body func(p pi
 	l.ADDQ(imm(count*l.lanes()), left)
 }
 
-// eachRow emits body once for each of count rows; body moves its pointers on.
+// eachRow emits a loop over count rows. body must advance its pointers.
 func (m machine) eachRow(count reg.Register, body func()) {
 	m.Label("rows")
 	m.SUBQ(imm(1), count)
@@ -89,7 +89,7 @@ func (m machine) maskOf(left reg.Register) reg.Register {
 	return mask
 }
 
-// memory returns where the elements of p are, of the row that begins at base.
+// memory returns the address of p's elements in the row that begins at base.
 func (p piece) memory(base reg.Register) Mem { return indexed(base, p.i, 4, p.u*p.bytes()) }
 
 // load loads elements of a row, 0 beyond its end.
@@ -119,7 +119,7 @@ func (p piece) store(v, base reg.Register) {
 	}
 }
 
-// orElse puts other where v has elements that are not there.
+// orElse sets the masked-out elements of v to other.
 func (p piece) orElse(v, other reg.Register) {
 	switch {
 	case p.mask == nil:
@@ -130,7 +130,7 @@ func (p piece) orElse(v, other reg.Register) {
 	}
 }
 
-// bits is constant for an integer.
+// bits returns the integer x in every lane: a register with AVX-512 and memory with AVX2.
 func (m machine) bits(x uint32) Op {
 	if !m.wide {
 		return m.words(x)
@@ -147,7 +147,7 @@ func (m machine) broadcast(param string) reg.VecVirtual {
 	return v
 }
 
-// result returns where a result of one number lies.
+// result returns the memory of a scalar result.
 func (m machine) result(name string) Mem {
 	b, err := m.Return(name).Resolve()
 	if err != nil {
@@ -165,5 +165,5 @@ func (m machine) arguments(names ...string) []reg.Register {
 	return rs
 }
 
-// over returns a loop over n elements that does unroll vectors a turn.
+// over returns a loop over n elements, unroll vectors an iteration.
 func (m machine) over(n reg.Register, name string, unroll int) loop { return loop{m, name, n, unroll} }

@@ -8,8 +8,8 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// softmax emits what attention does with a tile of scores, keys down and queries across: a vector holds one key's
-// scores of several queries, so that nothing is ever summed within a vector.
+// softmax emits attention's operations on a tile of scores: rows are keys, columns queries. A vector holds one key's
+// scores of several queries, so no operation sums within a vector.
 func softmax(m machine) {
 	shrinkColumns(m)
 	probabilities(m)
@@ -17,22 +17,22 @@ func softmax(m machine) {
 	band(m)
 }
 
-// exp2 holds the constants of 2^x = 2^n p(x-n) with n = floor(x), and a minimax polynomial with p(0) = 1, which errs by
-// less than 1.1 units in the last place.
+// exp2 holds the constants of 2^x = 2^n p(x-n), with n = floor(x). p is a minimax polynomial with p(0) = 1; its error
+// is below 1.1 units in the last place.
 type exp2 struct {
 	m            machine
-	least, most  reg.Register // of AVX2
+	least, most  reg.Register // with AVX2 only
 	coefficients []Op
 }
 
 var exp2Poly = []float32{2.1612914861179888e-4, 1.2467846972867846e-3, 9.675451554358006e-3, 5.5485282093286514e-2,
 	2.402293086051941e-1, 6.931470632553101e-1, 1}
 
-// exp2Bias plus n, a whole number from -127 to 128, is a float32 whose lowest bits are n+127.
+// exp2Bias plus an integer n from -127 to 128 is a float32 with the low bits n+127.
 const exp2Bias = 1<<23 + 127
 
-// newExp2 loads the constants. AVX2 has no instruction that multiplies by 2^n: n+127 becomes the exponent bits, which
-// are 0, and the result with them, at n = -127. So it has no subnormal results.
+// newExp2 loads the constants. AVX2 has no instruction that multiplies by 2^n, so n+127 becomes the exponent bits. At
+// n = -127 they are 0 and the result is 0: AVX2 has no subnormal results. bounded promises that x is at most 128.
 func newExp2(m machine, bounded bool) *exp2 {
 	e := &exp2{m: m}
 	if !m.wide {
@@ -47,9 +47,9 @@ func newExp2(m machine, bounded bool) *exp2 {
 	return e
 }
 
-// replace sets each of x to 2^x, which keeps NaN; where exp2 is bounded, none of them is above 128. The steps of all
-// take turns, so that no step waits for the one before it, and a constant is loaded once. With AVX-512 one instruction
-// takes x - floor(x), which is 0 for infinities, and one multiplies by 2^floor(x).
+// replace sets each vector of x to 2^x and keeps NaN. It interleaves the vectors' steps, to hide latency and to load
+// each constant once. With AVX-512, VREDUCEPS computes x - floor(x), which is 0 for infinities, and VSCALEFPS
+// multiplies by 2^floor(x).
 func (e *exp2) replace(x ...reg.Register) {
 	m := e.m
 	n, p := make([]reg.Register, len(x)), make([]reg.Register, len(x))
@@ -66,7 +66,7 @@ func (e *exp2) replace(x ...reg.Register) {
 		each(func(i int) { m.VSCALEFPS(x[i], p[i], x[i]) })
 		return
 	}
-	each(func(i int) { m.VMAXPS(x[i], e.least, x[i]) }) // where an operand is NaN, the result is the second, which is x
+	each(func(i int) { m.VMAXPS(x[i], e.least, x[i]) }) // keeps NaN: if x is NaN, the result is x
 	if e.most != nil {
 		each(func(i int) { m.VMINPS(x[i], e.most, x[i]) })
 	}
@@ -101,7 +101,7 @@ func (e *exp2) polynomials(x, p []reg.Register) {
 	}
 }
 
-// columns emits a loop over the vectors across; x is the position in bytes.
+// columns emits a loop over the vectors of a row. f gets the position in bytes.
 func (m machine) columns(f func(x reg.Register)) {
 	x, cols := m.GP64(), m.argument("cols")
 	m.SHLQ(U8(2), cols)
@@ -113,7 +113,7 @@ func (m machine) columns(f func(x reg.Register)) {
 	m.JL(LabelRef("columns"))
 }
 
-// down emits a loop over the keys: turns of that many rows, the longest first, for as long as there are as many left.
+// down emits a loop over the keys for each number of rows in turns, largest first, while that many rows remain.
 func (m machine) down(label string, turns []int, turn func(rows int)) {
 	keys := m.argument("keys")
 	for _, n := range turns {
@@ -128,7 +128,7 @@ func (m machine) down(label string, turns []int, turn func(rows int)) {
 	}
 }
 
-// oneByOne returns a turn that emits f for each row and moves on to the next.
+// oneByOne returns an iteration that emits f and next for each row.
 func oneByOne(f func(i int), next func()) func(rows int) {
 	return func(rows int) {
 		for i := range rows {
@@ -138,12 +138,13 @@ func oneByOne(f func(i int), next func()) func(rows int) {
 	}
 }
 
-// A turn of the exponentials is whole groups, whose registers there are, and an even number of rows.
+// expGroup is the number of vectors whose exponentials interleave; more would not fit the registers. An iteration has
+// full groups and an even number of rows.
 const expGroup = 3
 
 var expTurns = []int{2 * expGroup, 2, 1}
 
-// exponentials replaces the scores of the column at row by 2^(score - from), and calls then for each.
+// exponentials replaces the scores of the column at row by 2^(score - from) and calls then for each.
 func (m machine) exponentials(e *exp2, row, ld, from reg.Register, then func(i int, x reg.Register)) {
 	m.down("exp", expTurns, func(rows int) {
 		for begin := 0; begin < rows; begin += expGroup {
@@ -165,7 +166,7 @@ func (m machine) exponentials(e *exp2, row, ld, from reg.Register, then func(i i
 	})
 }
 
-// rowAt returns the memory i rows, at most 2, behind row.
+// rowAt returns the memory i rows after row; i is at most 2.
 func rowAt(row, ld reg.Register, i int) Mem {
 	if i == 0 {
 		return at(row, 0)
@@ -174,8 +175,7 @@ func rowAt(row, ld reg.Register, i int) Mem {
 }
 
 func shrinkColumns(m machine) {
-	m.function("softmax", "s *float32, ld, keys, cols int, top *float32, sum *float64, shrink *float32",
-		"turns columns of scores into exponentials; see Softmax.")
+	m.function("softmax", "s *float32, ld, keys, cols int, top *float32, sum *float64, shrink *float32")
 	s, ld := m.argument("s"), m.argument("ld")
 	m.SHLQ(U8(2), ld)
 	e := newExp2(m, true)
@@ -218,28 +218,21 @@ func shrinkColumns(m machine) {
 	m.end()
 }
 
-// foldSum sets the float64 sums at twice x to themselves times shrink plus total.
+// foldSum sets sum to sum*shrink + total, in float64. x is the position in float32 arrays.
 func (m machine) foldSum(x, shrink, total reg.Register) {
 	sum := m.argument("sum")
 	half := func(v reg.Register, n int) reg.Register {
-		wide := m.vec()
-		if m.wide {
-			y := m.YMM()
-			if n == 0 {
-				m.VCVTPS2PD(v.(reg.VecVirtual).AsY(), wide)
-				return wide
-			}
-			m.VEXTRACTF32X8(U8(1), v, y)
-			m.VCVTPS2PD(y, wide)
-			return wide
+		wide, from := m.vec(), m.half(v.(reg.VecVirtual))
+		switch upper := m.vec(); {
+		case n == 0:
+		case m.wide:
+			from = upper.AsY()
+			m.VEXTRACTF32X8(U8(1), v, from)
+		default:
+			from = upper.AsX()
+			m.VEXTRACTF128(U8(1), v, from)
 		}
-		y := m.XMM()
-		if n == 0 {
-			m.VCVTPS2PD(v.(reg.VecVirtual).AsX(), wide)
-			return wide
-		}
-		m.VEXTRACTF128(U8(1), v, y)
-		m.VCVTPS2PD(y, wide)
+		m.VCVTPS2PD(from, wide)
 		return wide
 	}
 	for n := range 2 {
@@ -250,8 +243,7 @@ func (m machine) foldSum(x, shrink, total reg.Register) {
 }
 
 func probabilities(m machine) {
-	m.function("probabilities", "s *float32, ld, keys, cols int, lse *float32",
-		"turns columns of scores into probabilities; see Probabilities.")
+	m.function("probabilities", "s *float32, ld, keys, cols int, lse *float32")
 	s, ld := m.argument("s"), m.argument("ld")
 	m.SHLQ(U8(2), ld)
 	e := newExp2(m, false)
@@ -265,8 +257,7 @@ func probabilities(m machine) {
 }
 
 func gradScores(m machine) {
-	m.function("gradScores", "dp, p *float32, ld, keys, cols int, delta *float32, scale float32",
-		"turns the gradients of probabilities into those of scores; see GradScores.")
+	m.function("gradScores", "dp, p *float32, ld, keys, cols int, delta *float32, scale float32")
 	dp, p, ld := m.argument("dp"), m.argument("p"), m.argument("ld")
 	m.SHLQ(U8(2), ld)
 	scale := m.vec()
@@ -291,9 +282,9 @@ func gradScores(m machine) {
 	m.end()
 }
 
-// band emits the hiding of scores: in row j the columns from lo+j to hi+j stay, and the others become x.
+// band emits the masking of scores: row j keeps the columns from lo+j to hi+j, and the others become x.
 func band(m machine) {
-	m.function("band", "s *float32, ld, keys, cols, lo, hi int, x float32", "hides scores outside of a band; see Band.")
+	m.function("band", "s *float32, ld, keys, cols, lo, hi int, x float32")
 	s, ld := m.argument("s"), m.argument("ld")
 	m.SHLQ(U8(2), ld)
 	hidden, step := m.vec(), m.words(1)

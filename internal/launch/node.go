@@ -1,0 +1,240 @@
+package launch
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/cprun/cprun/internal/base/terminal"
+)
+
+// A nodeLauncher runs one job on this node, over all attempts.
+type nodeLauncher struct {
+	job        Job
+	program    string
+	membership Membership
+	dir        *jobDir
+	con        *console
+	mail       *mailbox
+	spawn      *spawner
+	signals    *Signals
+	policy     stopPolicy
+	asked      string // the signal that asked the workers to stop; "": none
+	maxStep    int64  // of any worker
+}
+
+func newNodeLauncher(job Job) (*nodeLauncher, error) {
+	if err := job.resolve(); err != nil {
+		return nil, err
+	}
+	if job.RunID == "" {
+		job.RunID = NewRunID(time.Now())
+	}
+	path, err := program()
+	if err != nil {
+		return nil, fmt.Errorf("path of this program: %w", err)
+	}
+	dir, err := newJobDir(runtimeBases()...)
+	if err != nil {
+		return nil, err
+	}
+	l := &nodeLauncher{
+		job: job, program: path, membership: job.Membership, dir: dir, policy: stopPolicy{patient: job.Patient},
+	}
+	if l.membership == nil {
+		l.membership = newSingleNode(&l.job)
+	}
+	l.con = newConsole(job.Stderr)
+	l.mail = newMailbox()
+	l.spawn = newSpawner()
+	if l.signals = job.Signals; l.signals == nil {
+		l.signals = CatchSignals()
+	}
+	signal.Notify(l.signals.c, syscall.SIGQUIT)
+	return l, nil
+}
+
+// close ends newNodeLauncher's goroutines after the last worker. It removes the private directory and releases the
+// signals before it waits for the console, so that a blocked terminal delays neither.
+func (l *nodeLauncher) close(status int) {
+	l.spawn.close()
+	if l.job.Signals == nil {
+		l.signals.Release()
+	} else {
+		l.signals.Conclude(status, os.Exit)
+	}
+	if err := l.dir.close(); err != nil {
+		l.notice("private directory %s: %v", l.dir.path, err)
+	}
+	l.mail.close()
+	l.con.close()
+}
+
+// say queues text for the console, after earlier events, without terminal control characters.
+func (l *nodeLauncher) say(text string) {
+	l.mail.put(false, func() { l.con.write([]byte(terminal.Text(text)), nil) })
+}
+
+// notice prints a line, except with --quiet.
+func (l *nodeLauncher) notice(format string, args ...any) {
+	if l.job.Show != ShowNone {
+		l.say(fmt.Sprintf("cprun: "+format+"\n", args...))
+	}
+}
+
+func (l *nodeLauncher) run(ctx context.Context) Result {
+	var v Verdict
+	for {
+		start, err := l.next(ctx, v.After)
+		if err != nil {
+			return l.notStarted(v, err)
+		}
+		l.warnOversubscribed(&start)
+		t := l.attempt(ctx, start)
+		v = l.membership.End(ctx, t.ending(ctx))
+		t.report(v)
+		if !v.Again {
+			return v.Result
+		}
+		if err := l.renewDir(); err != nil {
+			l.say(fmt.Sprintf("cprun: %v\n", err))
+			v.Err = err
+			return v.Result
+		}
+	}
+}
+
+// errStop ends the wait for a start on request.
+var errStop = errors.New("asked to stop")
+
+// next waits for the next start and handles signals meanwhile. A signal that arrives together with a start goes to its
+// workers.
+func (l *nodeLauncher) next(ctx context.Context, after time.Duration) (Start, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	type next struct {
+		Start
+		err error
+	}
+	got := make(chan next, 1)
+	go func() { // ended by cancel
+		if !pause(ctx, after) {
+			got <- next{err: context.Cause(ctx)}
+			return
+		}
+		s, err := l.membership.Next(ctx)
+		got <- next{s, err}
+	}()
+	for {
+		select {
+		case n := <-got:
+			if n.err == nil && l.job.OnStart != nil {
+				n.err = l.job.OnStart(&n.Start)
+			}
+			if n.err == nil {
+				n.err = l.job.fits(&n.Start)
+			}
+			return n.Start, n.err
+		case sig := <-l.signals.c:
+			switch l.policy.on(sig, time.Now()) {
+			case actStop:
+				l.asked = signalName(sig.(syscall.Signal))
+				cancel(fmt.Errorf("%s: %w", l.asked, errStop))
+			case actKill:
+				cancel(errStop)
+			case actStatus:
+				l.say("cprun: SIGQUIT: no worker runs yet\n")
+			case actNone:
+			}
+		}
+	}
+}
+
+// pause waits for d, and returns false if ctx ended before.
+func pause(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return true
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// notStarted returns the result of a job without a next start. v is the verdict of the start before.
+func (l *nodeLauncher) notStarted(v Verdict, err error) Result {
+	r := v.Result
+	if l.asked != "" && errors.Is(err, errStop) {
+		l.notice("%v before the next start", err)
+		r.ExitCode, r.Stopped, r.First = ExitStopped, true, nil
+		return r
+	}
+	if over := (*Over)(nil); errors.As(err, &over) {
+		if over.Why != "" {
+			l.say(fmt.Sprintf("cprun: %s\n", over.Why))
+		}
+		return over.Result
+	}
+	r.ExitCode, r.Err = ExitFailed, err
+	return r
+}
+
+// renewDir makes the directory of the next attempt. The old one contains the old sockets, or was removed, like
+// XDG_RUNTIME_DIR after a logout.
+func (l *nodeLauncher) renewDir() error {
+	dir, err := newJobDir(runtimeBases()...)
+	if err != nil {
+		return err
+	}
+	old := l.dir
+	l.dir = dir
+	return old.close()
+}
+
+// newChild prepares a worker. An error is the launcher's own.
+func (l *nodeLauncher) newChild(local int, s *Start) (*child, []byte, error) {
+	h := hello{
+		Process: Process{
+			RunID: cmp.Or(s.RunID, l.job.RunID), Rank: s.Ranks.FirstRank + local, WorldSize: s.Ranks.WorldSize,
+			LocalRank: local, LocalWorldSize: l.job.NProc, NodeRank: s.Ranks.NodeRank, Node: l.job.Node,
+			Device: l.job.Device + local, Restart: s.Number, SocketDir: l.dir.path, Listen: s.Listen, Hosts: s.Hosts,
+			Payload: s.Payload,
+		},
+		Interface: l.job.Interface, Secret: s.Secret,
+	}
+	h.Core = h.chooseCore(os.Getenv(envMaxProcs) != "")
+	greeting, err := encodeFrame(command{Kind: commandHello, Hello: &h})
+	if err != nil {
+		return nil, nil, err
+	}
+	log, err := openLog(s.Logs, h.Rank)
+	if err != nil {
+		return nil, nil, err
+	}
+	if info, err := log.Stat(); err == nil && info.Size() > 0 {
+		fmt.Fprintf(log, "\n--- run %s, restart %d, %s ---\n", h.RunID, s.Number, time.Now().UTC().Format(time.RFC3339))
+	}
+	cmd := exec.Command(l.program, l.job.Argv...)
+	cmd.Args[0] = os.Args[0]
+	cmd.Env = workerEnv(os.Environ(), h)
+	return &child{
+		rank: h.Rank, localRank: local, cmd: cmd, sharesCore: h.Core != nil,
+		log: terminal.Name(filepath.Join(s.Logs.Name(), logName(h.Rank))),
+		relay: &relay{
+			log: log, con: l.con, prefix: fmt.Sprintf("rank %d", h.Rank),
+			show:    l.job.Show == ShowAll || l.job.Show == ShowFirst && h.Rank == 0,
+			abandon: make(chan struct{}), done: make(chan struct{}),
+		},
+	}, greeting, nil
+}

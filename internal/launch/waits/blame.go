@@ -1,0 +1,385 @@
+package waits
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// maxBlamed bounds the named ranks, and the named cycles.
+const maxBlamed = 4
+
+// blame returns lines that name the ranks that hold up others.
+func (g *graph) blame() (lines []string) {
+	holders, cycles := g.holders()
+	for i, h := range holders {
+		if i == maxBlamed {
+			lines = append(lines, fmt.Sprintf("%d more ranks hold up others", len(holders)-i))
+			break
+		}
+		line := fmt.Sprintf("rank %d holds up %s", h.rank, rankList(h.direct))
+		if len(h.through) > 0 {
+			line += ", and by that " + rankList(h.through)
+		}
+		lines = append(lines, line+": "+g.reasonFor(h.rank))
+	}
+	for i, c := range cycles {
+		if i == maxBlamed {
+			break
+		}
+		lines = append(lines, g.describeCycle(c))
+	}
+	if len(lines) == 0 {
+		lines = append(lines, "no rank waits for another")
+	}
+	return lines
+}
+
+// cycleTolerance is the time for which ranks may wait for each other without a fault: they also do while data is in
+// transit.
+const cycleTolerance = 5 * time.Second
+
+// describeCycle reports a cycle of ranks that wait for each other, with the likely cause.
+func (g *graph) describeCycle(cycle []int) string {
+	least := g.rows[cycle[0]].Waits[0].Stalled
+	for _, r := range cycle {
+		least = min(least, g.rows[r].Waits[0].Stalled)
+	}
+	if least < cycleTolerance {
+		return fmt.Sprintf("%s wait for each other, for %s s: data may be in transit", cycleText(cycle), seconds(least))
+	}
+	return fmt.Sprintf("%s wait for each other, for %s s: they are in different calls, or the link between them is "+
+		"broken", cycleText(cycle), seconds(least))
+}
+
+// reasonFor returns why a rank that waits for no other has not reached the call.
+func (g *graph) reasonFor(rank int) string {
+	s := g.rows[rank]
+	switch {
+	case s == nil:
+		return "its state is unknown"
+	case s.State != "":
+		return "it " + s.State
+	}
+	what, since := s.activity()
+	text := fmt.Sprintf("it is at %s for %s s", what, seconds(since))
+	if p := s.position().String(); p != "" && p != what {
+		text = fmt.Sprintf("it is at %s for %s s (%s)", what, seconds(since), p)
+	}
+	if len(s.Waits) > 0 {
+		text = fmt.Sprintf("it is in %s, and waits for no rank there", s.Waits[0].Op)
+	}
+	return text
+}
+
+// maxChain bounds the named ranks of a cycle.
+const maxChain = 8
+
+// cycleText formats a cycle of ranks: "ranks 0 -> 1 -> 0".
+func cycleText(c []int) string {
+	var parts []string
+	for _, r := range c[:min(len(c), maxChain)] {
+		parts = append(parts, fmt.Sprint(r))
+	}
+	if len(c) > maxChain {
+		parts = append(parts, fmt.Sprintf("(%d more)", len(c)-maxChain))
+	}
+	return "ranks " + strings.Join(append(parts, fmt.Sprint(c[0])), " -> ")
+}
+
+// rankList returns "rank 3", or "ranks 0-2, 5".
+func rankList(rs []int) string {
+	if len(rs) == 1 {
+		return fmt.Sprintf("rank %d", rs[0])
+	}
+	return "ranks " + ranks(rs)
+}
+
+// maxRanges bounds the listed ranges of ranks.
+const maxRanges = 6
+
+// ranks lists ranks in order, consecutive ones as a range: "0-2, 5".
+func ranks(rs []int) string {
+	var parts []string
+	for i := 0; i < len(rs); {
+		j := i
+		for j+1 < len(rs) && rs[j+1] == rs[j]+1 {
+			j++
+		}
+		if len(parts) == maxRanges {
+			return strings.Join(parts, ", ") + fmt.Sprintf(", %d more", len(rs)-i)
+		}
+		switch j - i {
+		case 0:
+			parts = append(parts, fmt.Sprint(rs[i]))
+		case 1:
+			parts = append(parts, fmt.Sprint(rs[i]), fmt.Sprint(rs[j]))
+		default:
+			parts = append(parts, fmt.Sprintf("%d-%d", rs[i], rs[j]))
+		}
+		i = j + 1
+	}
+	return strings.Join(parts, ", ")
+}
+
+// A graph contains the edges from waiting ranks to their peers.
+type graph struct {
+	rows  map[int]*WaitState
+	waits map[int][]int // for each rank, the ranks that it waits for, in order
+}
+
+func newGraph(all []WaitState) *graph {
+	g := &graph{rows: map[int]*WaitState{}, waits: map[int][]int{}}
+	for i := range all {
+		g.rows[all[i].Rank] = &all[i]
+	}
+	for r, s := range g.rows {
+		set := map[int]bool{}
+		for i := range s.Waits {
+			for _, o := range g.missing(r, &s.Waits[i]) {
+				set[o.Peer] = true
+			}
+		}
+		if len(set) > 0 {
+			g.waits[r] = slices.Sorted(maps.Keys(set))
+		}
+	}
+	return g
+}
+
+// missing returns the messages of a call whose peers have not reached it, as far as known. If all have, the link
+// between them is at fault, and it returns all messages.
+func (g *graph) missing(rank int, w *Wait) (out []Open) {
+	for _, o := range w.Open {
+		if o.Peer != rank && !(w.Unresolved && g.hasReached(o.Peer, rank, w)) {
+			out = append(out, o)
+		}
+	}
+	if len(out) > 0 || !w.Unresolved {
+		return out
+	}
+	for _, o := range w.Open {
+		if o.Peer != rank {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+// hasReached reports whether a peer waits in the same call of the same group. Ranks may make different numbers of
+// exchanges, so two exchanges that name each other match.
+func (g *graph) hasReached(peer, rank int, w *Wait) bool {
+	s := g.rows[peer]
+	if s == nil {
+		return false
+	}
+	return slices.ContainsFunc(s.Waits, func(v Wait) bool {
+		return v.Group == w.Group && v.Via == w.Via && v.Op == w.Op && (v.Call == w.Call || v.Op == "exchange") &&
+			(v.More > 0 || slices.ContainsFunc(v.Open, func(o Open) bool { return o.Peer == rank }))
+	})
+}
+
+// A holder is a rank that others wait for, and that waits for none or gives no account.
+type holder struct {
+	rank    int
+	direct  []int // ranks that wait for it
+	through []int // ranks that wait for those, and so on
+}
+
+// holders lists the holders, the most blocking first, and the cycles of ranks that wait only for each other, each once,
+// in the order of the waits.
+func (g *graph) holders() (hs []holder, cycles [][]int) {
+	behind := map[int][]int{} // for each rank, the ranks that wait for it
+	for _, r := range slices.Sorted(maps.Keys(g.waits)) {
+		for _, p := range g.waits[r] {
+			behind[p] = append(behind[p], r)
+		}
+	}
+	held := map[int]bool{}
+	for _, r := range slices.Sorted(maps.Keys(behind)) {
+		if len(g.waits[r]) > 0 {
+			continue
+		}
+		h := holder{rank: r, direct: behind[r]}
+		reached := map[int]bool{r: true}
+		for next := slices.Clone(h.direct); len(next) > 0; next = next[1:] {
+			if q := next[0]; !reached[q] {
+				reached[q], held[q] = true, true
+				next = append(next, behind[q]...)
+				if !slices.Contains(h.direct, q) {
+					h.through = append(h.through, q)
+				}
+			}
+		}
+		slices.Sort(h.through)
+		hs = append(hs, h)
+	}
+	slices.SortStableFunc(hs, func(a, b holder) int {
+		return len(b.direct) + len(b.through) - len(a.direct) - len(a.through)
+	})
+	return hs, g.cycles(held)
+}
+
+// cycles returns the cycles of ranks that no holder blocks.
+func (g *graph) cycles(held map[int]bool) (all [][]int) {
+	seen := map[int]bool{}
+	for _, r := range slices.Sorted(maps.Keys(g.waits)) {
+		var path []int
+		for !held[r] && !seen[r] {
+			seen[r] = true
+			path = append(path, r)
+			r = g.waits[r][0]
+		}
+		if at := slices.Index(path, r); at >= 0 {
+			all = append(all, path[at:])
+		}
+	}
+	return all
+}
+
+type column struct {
+	name  string
+	right bool // numbers
+}
+
+var columns = []column{
+	{"rank", true},
+	{"host", false},
+	{"pid", true},
+	{"step", true},
+	{"pass", false},
+	{"layer", true},
+	{"hop", true},
+	{"operation", false},
+	{"waits for", false},
+	{"bytes", true},
+	{"s", true},
+}
+
+// Table returns one row for each rank, and below them lines that name the ranks that hold up others.
+func Table(all []WaitState) string {
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, func(a, b WaitState) int { return cmp.Compare(a.Rank, b.Rank) })
+	g := newGraph(all)
+	rows := [][]string{nil}
+	for _, c := range columns {
+		rows[0] = append(rows[0], c.name)
+	}
+	for i := range all {
+		rows = append(rows, g.cells(&all[i]))
+	}
+	var b strings.Builder
+	for _, line := range alignColumns(rows) {
+		b.WriteString("  " + line + "\n")
+	}
+	for _, line := range g.blame() {
+		b.WriteString("cprun: " + line + "\n")
+	}
+	return b.String()
+}
+
+// Row is one rank's account in words. A part is "" if unknown or absent.
+type Row struct {
+	// Step to Hop are the rank's position in the run.
+	Step, Pass, Layer, Hop string
+	Operation              string        // the call that blocks it, or its own work
+	WaitsFor               string        // ranks that have not reached that call: "0-2, 5"
+	Waits                  bool          // Operation is a call between ranks
+	Known                  bool          // it gave an account; otherwise Operation is why not
+	Bytes                  int64         // incomplete bytes of the call
+	For                    time.Duration // without progress of the call, or in its own work
+}
+
+// Rows returns each rank's activity, in the order of all. A waiting rank shows the first call that blocks it.
+func Rows(all []WaitState) []Row {
+	g := newGraph(all)
+	rows := make([]Row, len(all))
+	for i := range all {
+		rows[i] = g.describe(&all[i])
+	}
+	return rows
+}
+
+// Blame returns lines that name the ranks that hold up others; none if no rank has waited for at least least.
+func Blame(all []WaitState, least time.Duration) []string {
+	long := func(s WaitState) bool { return len(s.Waits) > 0 && s.Waits[0].Stalled >= least }
+	if !slices.ContainsFunc(all, long) {
+		return nil
+	}
+	return newGraph(all).blame()
+}
+
+// describe returns a rank's row.
+func (g *graph) describe(s *WaitState) Row {
+	p := s.position()
+	r := Row{Step: p.step, Pass: p.pass, Layer: p.layer, Hop: p.hop, Known: s.State == "", Operation: s.State}
+	if !r.Known {
+		return r
+	}
+	if len(s.Waits) == 0 {
+		r.Operation, r.For = s.activity()
+		return r
+	}
+	w := &s.Waits[0]
+	r.Operation, r.Waits, r.Bytes, r.For = w.Op, true, w.Bytes, w.Stalled
+	peers := map[int]bool{}
+	for _, o := range g.missing(s.Rank, w) {
+		peers[o.Peer] = true
+	}
+	r.WaitsFor = ranks(slices.Sorted(maps.Keys(peers)))
+	return r
+}
+
+// cells returns the table's cells for a rank.
+func (g *graph) cells(s *WaitState) []string {
+	r := g.describe(s)
+	row := []string{fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), r.Step, r.Pass, r.Layer, r.Hop, r.Operation,
+		r.WaitsFor, "", ""}
+	if s.PID == 0 {
+		row[2] = ""
+	}
+	if r.Waits {
+		row[9] = grouped(r.Bytes)
+	}
+	if r.Known {
+		row[10] = seconds(r.For)
+	}
+	return row
+}
+
+// alignColumns pads the columns. It drops empty columns and trailing spaces.
+func alignColumns(rows [][]string) []string {
+	widths := make([]int, len(columns))
+	for i := range columns {
+		for _, row := range rows[1:] {
+			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
+		}
+		if widths[i] > 0 {
+			widths[i] = max(widths[i], len(columns[i].name))
+		}
+	}
+	var lines []string
+	for _, row := range rows {
+		var parts []string
+		for i, text := range row {
+			if widths[i] == 0 {
+				continue
+			}
+			if text == "" {
+				text = "-"
+			}
+			space := strings.Repeat(" ", max(widths[i]-utf8.RuneCountInString(text), 0))
+			if columns[i].right {
+				parts = append(parts, space+text)
+			} else {
+				parts = append(parts, text+space)
+			}
+		}
+		lines = append(lines, strings.TrimRight(strings.Join(parts, "  "), " "))
+	}
+	return lines
+}
