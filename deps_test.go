@@ -1,4 +1,4 @@
-// Package cprun_test holds the rules that concern the whole tree.
+// Package cprun_test checks rules of the whole tree: imports, comments, files and docs.
 package cprun_test
 
 import (
@@ -16,15 +16,15 @@ import (
 
 const module = "github.com/cprun/cprun/"
 
-// wings are the folders of internal/ from the bottom up. A package imports its own wing and the wings before it in this
-// list: no arrow runs up. The list changes when the design does, never to make a build pass.
+// wings lists the folders of internal/ from the bottom up. A package imports its own wing and earlier wings of the list.
+// Change the list with the design, never to make a build pass.
 var wings = []string{"base", "launch", "model", "foresee", "run", "lab"}
 
-// strangers are wings that do not import each other, although one stands above the other.
-var strangers = map[string]string{"model": "launch", "foresee": "launch"}
+// separate lists wings that do not import each other in either direction.
+var separate = map[string]string{"model": "launch", "foresee": "launch"}
 
-// engine says which packages of ours a package outside of internal/ imports. The build tag cuda adds those after the
-// bar. Commands and scripts import what they need.
+// engine maps each package outside internal/ to its imports of this module. Imports after the bar need the build tag
+// cuda. Commands and scripts may import any package.
 var engine = map[string]string{
 	"partition":               "",
 	"tensor":                  "",
@@ -59,7 +59,7 @@ var engine = map[string]string{
 	"kernels/gpu/internal/source": "",
 }
 
-// callsC are the packages that may have C in them, under the tag cuda.
+// callsC lists the packages that may contain C, under the tag cuda.
 var callsC = []string{"internal/base/cuda", "internal/base/cuda/blas", "internal/base/cuda/dnn", "internal/base/cuda/driver", "internal/base/cuda/nvrtc", "internal/base/nccl"}
 
 type pkg struct {
@@ -70,8 +70,8 @@ type pkg struct {
 	CgoFiles   []string
 }
 
-// list returns the packages of the module under that build tag; "" is none. Imports are read from
-// the sources, so that no toolkit is needed.
+// list returns the packages of the module under a build tag; "" is none. It reads imports from the sources, so it needs no
+// toolkit.
 func list(t *testing.T, tag string) []pkg {
 	t.Helper()
 	c := exec.Command("go", "list", "-e", "-tags="+tag, "-json=ImportPath,Imports,Doc,GoFiles,CgoFiles", "./...")
@@ -125,11 +125,11 @@ func TestImportsFollowTheDesign(t *testing.T) {
 	}
 }
 
-// allowed reports whether a package may import another of ours.
+// allowed reports whether a package may import another of this module.
 func allowed(name, dep, tag string) bool {
 	if from := wing(name); from >= 0 { // the engine is below all wings
 		to := wing(dep)
-		return to <= from && (to < 0 || strangers[wings[from]] != wings[to])
+		return to <= from && (to < 0 || separate[wings[from]] != wings[to])
 	}
 	plain, cuda, _ := strings.Cut(engine[name], "|")
 	if tag == "cuda" {
@@ -138,7 +138,7 @@ func allowed(name, dep, tag string) bool {
 	return slices.Contains(strings.Fields(plain), dep)
 }
 
-// wing returns the place of a package's wing in wings, or -1 for a package outside of internal/.
+// wing returns the index of a package's wing, or -1 for a package outside internal/.
 func wing(name string) int {
 	rest, ok := strings.CutPrefix(name, "internal/")
 	if !ok {
@@ -169,7 +169,7 @@ func TestFilesStaySmall(t *testing.T) {
 
 var getenv = regexp.MustCompile(`\bos\.(Getenv|LookupEnv|Environ)\(`)
 
-// Behaviour through the environment cannot be seen in a config, so one package reads it.
+// A config does not show environment variables, so only one package reads them.
 func TestOnlyTheLauncherReadsTheEnvironment(t *testing.T) {
 	walk(t, func(path string, src []byte) {
 		if getenv.Match(src) && !strings.HasPrefix(path, "internal/launch/") && !strings.HasSuffix(path, "_test.go") {

@@ -52,7 +52,7 @@ func hasAnchor(page, anchor string) bool {
 	return false
 }
 
-// Links lead to files of the tree, and to headings of its pages.
+// Links lead to existing files and headings.
 func TestLinksOfTheDocsLead(t *testing.T) {
 	for _, page := range pages(t) {
 		text, err := os.ReadFile(page)
@@ -101,7 +101,7 @@ func TestReadme(t *testing.T) {
 var sourceFile = regexp.MustCompile("`((?:cmd|internal|kernels|comm|ring|attention|partition|tensor|scripts|examples)/" +
 	"[\\w./*-]+\\.(?:go|cuh?|txt|py|ya?ml))`")
 
-// Every file of the tree that a page names in code is there. NAME stands for a file to write.
+// Every file that a page names as code exists. NAME stands for a file to write.
 func TestNamedFilesExist(t *testing.T) {
 	found := 0
 	for _, page := range pages(t) {
@@ -129,7 +129,7 @@ func TestNamedFilesExist(t *testing.T) {
 
 var testCommand = regexp.MustCompile("`go test [^`]*-(?:run|bench) '?([A-Z]\\w*)[^`]* \\./(\\S+)`")
 
-// A figure counts only with a command that reproduces it, so what pages tell to run must be there.
+// A figure counts only with a command that reproduces it, so the named tests and benchmarks must exist.
 func TestCommandsOfTheDocsRunSomething(t *testing.T) {
 	pages, err := filepath.Glob("docs/benchmarks/*.md")
 	if err != nil {
@@ -173,7 +173,7 @@ var (
 	makeHyphen = regexp.MustCompile(`\bmake( [a-z]+(?:-[a-z]+)+)\b`) // in comments: two words would be English
 )
 
-// Every target of make that a page or a comment names is in the Makefile.
+// Every make target in a page or a comment is in the Makefile.
 func TestNamedTargetsOfMakeExist(t *testing.T) {
 	file, err := os.ReadFile("Makefile")
 	if err != nil {
@@ -220,7 +220,7 @@ func TestNamedTargetsOfMakeExist(t *testing.T) {
 	}
 }
 
-// The package map of the architecture page names every package, or one that it is in.
+// The package map of the architecture page names every package or one of its parents.
 func TestArchitectureNamesThePackages(t *testing.T) {
 	page, err := os.ReadFile("docs/architecture.md")
 	if err != nil {

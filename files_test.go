@@ -11,9 +11,8 @@ import (
 	"testing"
 )
 
-// openers are the calls that open or make a file by its path. internal/base/files has the two that do it
-// for all: it refuses pipes and devices without waiting for them, bounds what is read, and follows
-// no link out of a run directory.
+// openers lists the calls that open or create a file by its path. Only internal/base/files calls them: it refuses pipes
+// and devices without waiting, limits the bytes it reads, and follows no link out of a run directory.
 var openers = map[string][]string{
 	"os":      {"Open", "OpenFile", "OpenInRoot", "ReadFile", "Create", "WriteFile", "DirFS", "Truncate", "OpenRoot"},
 	"ioutil":  {"ReadFile", "WriteFile", "TempFile"},
@@ -21,19 +20,19 @@ var openers = map[string][]string{
 	"unix":    {"Open", "Openat", "Openat2", "Creat"},
 }
 
-// rootOpeners are those of an os.Root that no embedded file system has.
+// rootOpeners lists the opening methods of os.Root that embed.FS lacks.
 var rootOpeners = []string{"OpenFile", "WriteFile", "OpenRoot"}
 
-// openExceptions are the files that open others themselves, what they call, and why that is right.
+// openExceptions lists the files that may open others themselves, with their calls and the reason.
 var openExceptions = map[string]struct{ calls, why string }{
-	"internal/base/files/read.go":           {"os.OpenFile root.OpenFile", "the one way to read"},
-	"scripts/mutate/source.go":              {"os.ReadFile os.WriteFile", "reads sources, and writes changed copies into a directory of its own"},
+	"internal/base/files/read.go":           {"os.OpenFile root.OpenFile", "reads for all packages"},
+	"scripts/mutate/source.go":              {"os.ReadFile os.WriteFile", "reads sources and writes changed copies into a private directory"},
 	"kernels/cpu/internal/simd/gen/main.go": {"os.WriteFile", "writes the assembly of package simd, next to it"},
-	"internal/base/files/dir.go":            {"os.OpenRoot root.OpenFile root.OpenRoot", "the one way to write, to open directories, and to make a file that another host may make, too"},
-	"internal/launch/jobdir.go":             {"os.Open os.WriteFile", "locks directories of its own user that are closed to all others, and marks one that it has just made"},
+	"internal/base/files/dir.go":            {"os.OpenRoot root.OpenFile root.OpenRoot", "writes, opens directories, and creates files that another host may also create"},
+	"internal/launch/jobdir.go":             {"os.Open os.WriteFile", "locks private directories of its user, and marks a new one"},
 	"internal/base/cuda/nvrtc/cache.go":     {"os.OpenFile", "locks a file in the user's own cache"},
 	"internal/launch/lan/host.go":           {"unix.Open", "opens /dev/net/tun, in tests"},
-	"comm/copyengine/setup.go":              {"os.OpenFile", "maps a file in /dev/shm that rank 0 of the job has made and names over the authenticated mesh"},
+	"comm/copyengine/setup.go":              {"os.OpenFile", "maps a file in /dev/shm that rank 0 created and named over the authenticated mesh"},
 }
 
 func TestFilesAreOpenedInOnePlace(t *testing.T) {
@@ -73,7 +72,7 @@ func TestFilesAreOpenedInOnePlace(t *testing.T) {
 	}
 }
 
-// opens is the call that a selector means, "" for one that opens nothing.
+// opens returns the opening call of a selector, or "".
 func opens(sel *ast.SelectorExpr) string {
 	if pkg, ok := sel.X.(*ast.Ident); ok && slices.Contains(openers[pkg.Name], sel.Sel.Name) {
 		return pkg.Name + "." + sel.Sel.Name

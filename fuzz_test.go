@@ -11,8 +11,7 @@ import (
 	"testing"
 )
 
-// functionsOf are the names of the functions in the tests of each directory that begin with a word: Test, Fuzz. Those that only
-// some builds have are among them.
+// functionsOf returns the names of test functions with this prefix (Test, Fuzz) by directory, of all builds.
 func functionsOf(t *testing.T, word string) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
@@ -33,7 +32,7 @@ func functionsOf(t *testing.T, word string) map[string][]string {
 	return all
 }
 
-// A fuzzer that no script runs finds nothing.
+// scripts/fuzz.sh runs every fuzzer.
 func TestEveryFuzzerIsRun(t *testing.T) {
 	var want []string
 	for dir, names := range functionsOf(t, "Fuzz") {

@@ -13,11 +13,11 @@ import (
 	"testing"
 )
 
-// concurrent are the methods that have a function run beside the caller, here or in the standard library.
+// concurrent lists methods, here or in the standard library, that run a function concurrently with the caller.
 var concurrent = []string{"Go", "Do", "DoDetailed", "OnFail", "AfterFunc"}
 
-// runsBeside says whether a file starts a goroutine, has a stream do work, or takes something of package sync.
-func runsBeside(file *ast.File) (found bool) {
+// isConcurrent reports whether a file starts a goroutine, queues work on a stream, or uses package sync.
+func isConcurrent(file *ast.File) (found bool) {
 	ast.Inspect(file, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.GoStmt:
@@ -33,7 +33,7 @@ func runsBeside(file *ast.File) (found bool) {
 	return found
 }
 
-// testedFiles are the Go files of each package that has tests in this build, by its directory.
+// testedFiles returns the Go files of each package with tests in this build, by directory.
 func testedFiles(t *testing.T) map[string][]string {
 	t.Helper()
 	const format = `{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}}{{range .GoFiles}} {{.}}{{end}}{{range .TestGoFiles}} {{.}}{{end}}{{range .XTestGoFiles}} {{.}}{{end}}{{end}}`
@@ -58,7 +58,7 @@ func testedFiles(t *testing.T) map[string][]string {
 	return all
 }
 
-// A package with goroutines that the race detector does not see has races that nobody sees.
+// The race detector runs every package with concurrent code.
 func TestRaceRunsAllThatIsConcurrent(t *testing.T) {
 	var want []string
 	for dir, files := range testedFiles(t) {
@@ -67,7 +67,7 @@ func TestRaceRunsAllThatIsConcurrent(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			return runsBeside(file)
+			return isConcurrent(file)
 		}) {
 			want = append(want, "./"+dir)
 		}
@@ -84,7 +84,7 @@ func TestRaceRunsAllThatIsConcurrent(t *testing.T) {
 	}
 }
 
-// What is left out under the race detector is left out by name, in every package that has a test of that name.
+// A skipped name is a test of its package and of no other: -skip applies to all packages.
 func TestRaceLeavesOutWhatIsNamed(t *testing.T) {
 	text, err := os.ReadFile("scripts/race-without")
 	if err != nil {

@@ -12,16 +12,16 @@ import (
 	"testing"
 )
 
-// sayByName are methods whose meaning their name fixes, so that a comment would repeat it.
-var sayByName = []string{"String", "Error", "Unwrap", "MarshalJSON", "UnmarshalJSON"}
+// selfExplaining lists methods with a fixed meaning: a comment would repeat the name.
+var selfExplaining = []string{"String", "Error", "Unwrap", "MarshalJSON", "UnmarshalJSON"}
 
-// articles may stand before a type's name: "A Kernel computes ...".
+// articles may come before a type's name: "A Kernel computes ...".
 var articles = []string{"A", "An", "The"}
 
-// TestCommentsBeginWithTheirName holds comments to what readers of Go expect. Those of exported functions
-// and methods begin with the name and a verb: "New returns ...", not "New is ...". Those of exported types,
-// constants and variables begin with the name. Groups of constants or variables, fields of exported structs
-// and methods of exported interfaces have a comment.
+// TestCommentsBeginWithTheirName checks Go's conventions. The comment of an exported function or method begins with its
+// name and a verb: "New returns ...", not "New is ...". The comment of an exported type, constant or variable begins with
+// its name. Groups of constants or variables, fields of exported structs and methods of exported interfaces have a
+// comment.
 func TestCommentsBeginWithTheirName(t *testing.T) {
 	walk(t, func(file string, src []byte) {
 		if strings.HasSuffix(file, "_test.go") {
@@ -81,9 +81,8 @@ func (w words) typ(s *ast.TypeSpec, doc *ast.CommentGroup) {
 	}
 }
 
-// members checks that each exported field or method is told of: by its type's comment, which names it, or
-// by a comment in its paragraph, since lines without an empty one between them share what is said. A
-// struct of a kernel's arguments is explained in the .cu file that its comment names.
+// members checks that each exported field or method has a comment in its paragraph of lines, or that its type's comment
+// names it. The arguments of a kernel are explained in the .cu file that the comment of their struct names.
 func (w words) members(owner string, list []*ast.Field, doc *ast.CommentGroup) {
 	if strings.Contains(doc.Text(), ".cu") {
 		return
@@ -115,8 +114,8 @@ func (w words) members(owner string, list []*ast.Field, doc *ast.CommentGroup) {
 	flush()
 }
 
-// value checks constants or variables: one alone is named first, a group says what it is as a whole, or
-// each of its lines has a comment.
+// value checks constants and variables. The comment of a single one begins with its name; a group has a comment, or each of
+// its lines does.
 func (w words) value(s *ast.ValueSpec, d *ast.GenDecl) {
 	if !s.Names[0].IsExported() {
 		return
@@ -132,7 +131,7 @@ func (w words) value(s *ast.ValueSpec, d *ast.GenDecl) {
 	}
 }
 
-// first returns the first comment that is there, or nil.
+// first returns the first comment that is not nil.
 func first(groups ...*ast.CommentGroup) *ast.CommentGroup {
 	for _, g := range groups {
 		if g != nil {
@@ -142,7 +141,7 @@ func first(groups ...*ast.CommentGroup) *ast.CommentGroup {
 	return nil
 }
 
-// names reports whether doc begins with name, an article left out.
+// names reports whether doc begins with name, after an optional article.
 func names(doc *ast.CommentGroup, name string) bool {
 	w := strings.Fields(doc.Text())
 	if len(w) > 1 && slices.Contains(articles, w[0]) {
@@ -151,7 +150,7 @@ func names(doc *ast.CommentGroup, name string) bool {
 	return len(w) > 0 && strings.TrimRight(w[0], ",.:") == name
 }
 
-// stumbles are turns of phrase that a reader stumbles over, with the plain form.
+// stumbles lists phrases that are hard to read, each with a plain form.
 var stumbles = []struct {
 	found *regexp.Regexp
 	plain string
@@ -161,7 +160,7 @@ var stumbles = []struct {
 	{regexp.MustCompile(`\bbehind (it|them|the|a|an|this|that|those|what)\b`), "after, under or inside"},
 }
 
-// TestProseIsPlain keeps stumbles out of comments and docs, tests included. The log keeps what it once said.
+// TestProseIsPlain keeps stumbles out of comments and docs, except the log.
 func TestProseIsPlain(t *testing.T) {
 	check := func(at string, line string) {
 		for _, s := range stumbles {
@@ -190,7 +189,7 @@ func TestProseIsPlain(t *testing.T) {
 	}
 }
 
-// TestFunctionsBeginWithAVerb holds comments of all functions to the rule for exported ones: a verb follows the name.
+// TestFunctionsBeginWithAVerb checks that in the comments of all functions a verb follows the name.
 func TestFunctionsBeginWithAVerb(t *testing.T) {
 	walk(t, func(file string, src []byte) {
 		files := token.NewFileSet()
@@ -212,12 +211,12 @@ func TestFunctionsBeginWithAVerb(t *testing.T) {
 	})
 }
 
-// commentFault says what is wrong with the comment of an exported function, or "".
+// commentFault returns the fault of an exported function's comment, or "".
 func commentFault(fn *ast.FuncDecl) string {
 	name, words := fn.Name.Name, strings.Fields(fn.Doc.Text())
 	switch {
-	case len(words) == 0 && (hidden(fn) || slices.Contains(sayByName, name)):
-		return "" // what a method of a hidden type does, the interface says that it is there for
+	case len(words) == 0 && (hidden(fn) || slices.Contains(selfExplaining, name)):
+		return "" // its interface has the comment
 	case len(words) == 0:
 		return name + " has no comment"
 	case words[0] != name:
@@ -228,7 +227,7 @@ func commentFault(fn *ast.FuncDecl) string {
 	return ""
 }
 
-// hidden reports whether fn is a method of a type that other packages cannot name.
+// hidden reports whether fn is a method of an unexported type.
 func hidden(fn *ast.FuncDecl) bool {
 	if fn.Recv == nil {
 		return false

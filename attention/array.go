@@ -8,13 +8,13 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// array is a dense copy of a host view in the arithmetic type A.
+// An array is a dense copy of a host view in the arithmetic type A.
 type array[A tensor.Float] struct {
 	shape [4]int
 	data  []A
 }
 
-// row is the elements of [b, s, h, :].
+// row returns the elements of [b, s, h, :].
 func (a array[A]) row(b, s, h int) []A {
 	n := a.shape[tensor.Dim]
 	i := ((b*a.shape[tensor.Seq]+s)*a.shape[tensor.Heads] + h) * n
@@ -75,7 +75,7 @@ func walk[T tensor.Element](v View, visit func(*T)) {
 	}
 }
 
-// score is what Softmax makes of a dot product.
+// score applies Softmax's scale and soft cap to a dot product.
 func score[A tensor.Float](x A, p Softmax) A {
 	x *= A(p.Scale)
 	if p.Softcap > 0 {

@@ -1,6 +1,10 @@
-// Package attention defines attention, apart from devices: the interface of every kernel, its passes and blocks, and
-// the slow reference, whose results every fast kernel must compute. It is pure: no goroutines, no I/O, no clock, no
+// Package attention defines attention independently of devices: a Kernel computes it in passes over blocks of keys, and
+// Reference is the slow kernel whose results every fast one must match. It is pure: no goroutines, no I/O, no clock, no
 // cgo.
+//
+//	pass, err := kernel.Forward(o, acc, q, attention.Softmax{Scale: scale})
+//	err = pass.Block(attention.Block{K: k, V: v, Tiles: tiles, First: true, Last: true})
+//	err = pass.End()
 package attention
 
 import (
@@ -44,20 +48,18 @@ type Grads struct{ DQ, DK, DV View }
 // dim]. DV: [batch, rows, kvHeads, dimV].
 type KeyGrads struct{ DK, DV View }
 
-// Kernel computes attention of local queries on one device, in passes over blocks of keys. q,
-// do: [batch, seqQ, heads, dim]; k: [batch, seqK, kvHeads, dim]; v: [batch, seqK, kvHeads,
-// dimV]; heads is a multiple of kvHeads, and query head h reads KV head h / (heads/kvHeads).
-// Views may be strided in any way whose last axis has stride 1.
+// Kernel computes attention of local queries on one device, in passes over blocks of keys. q, do: [batch, seqQ, heads,
+// dim]; k: [batch, seqK, kvHeads, dim]; v: [batch, seqK, kvHeads, dimV]; heads is a multiple of kvHeads, and query head
+// h reads KV head h / (heads/kvHeads). Views may have any strides, except that the last axis has stride 1.
 //
-// NaN and infinities travel, so that a broken input never looks like a good one: if the definition makes an output
-// element NaN or infinite, so does the kernel, not always alike. The definition skips hidden pairs. In a tile with a
-// visible pair of a broken row of q, k, v or do, a kernel may also break rows that are hidden from it. Rows of other
-// tiles, such as other documents, stay as they are. Only kernels of GPUs, which multiply blocks of up to 192 queries or
-// keys across tiles, may break further rows of the same block.
+// NaN and infinities propagate, so that a broken input never looks like a good one: if the definition makes an output
+// element NaN or infinite, so does the kernel, not always the same of the two. The definition skips hidden pairs. In a
+// tile with a visible pair of a broken row of q, k, v or do, a kernel may also break rows that are hidden from it. It
+// must not break rows of other tiles, such as other documents, except that kernels of GPUs, which multiply blocks of up
+// to 192 queries or keys across tiles, may break further rows of the same block.
 //
-// A kernel has one pass at a time: beginning one abandons the one before, such as after an
-// error. All calls queue work in order on the kernel's stream and do not wait for the device.
-// One goroutine makes them.
+// A kernel has one pass at a time: a new pass abandons the one before, such as after an error. All calls queue work in
+// order on the kernel's stream and do not wait for the device. One goroutine makes them.
 type Kernel interface {
 	// Forward begins a pass that sets o, of the type of q or of acc, to the attention of q over all blocks to come, and
 	// acc.LSE to its LSE. acc is the pass's working memory; acc.O may be o, and is undefined in the end otherwise. A
@@ -80,11 +82,11 @@ type Block struct {
 	Tiles []partition.Tile
 	// Columns is the position in the whole sequence of each key; nil where nothing is added to scores.
 	Columns []int
-	// Gates are rows of K and V that may be on their way when the call is queued: the kernel reads them when their
-	// gates are open. Only a Waiter gets any. All other rows are there.
+	// Gates list rows of K and V that may still be in transfer when the call is queued: the kernel reads them after
+	// their gates open. Only a Waiter gets any. All other rows have arrived.
 	Gates []Gate
-	// First says that no block with tiles came before in the pass, so that the state of every
-	// row is that before any key; Last, that none comes after.
+	// First means that no earlier block of the pass had tiles, so that every row has its initial state; Last, that no
+	// later one has.
 	First, Last bool
 }
 
@@ -142,7 +144,7 @@ type BackwardPass interface {
 	Fold(f Fold) error
 }
 
-// Idle is a Kernel that computes nothing, for loops that are run to count what they take.
+// Idle is a Kernel that computes nothing, for loops that only count resources.
 type Idle struct{}
 
 // Forward begins a pass that does nothing.
@@ -170,7 +172,7 @@ func (idleBackward) Fold(Fold) error       { return nil }
 // else.
 type Planner interface {
 	Kernel
-	// Planning returns a Kernel that prepares what its calls would need, and computes nothing: its
-	// views need no memory. It is used from one goroutine, while the Planner itself is not.
+	// Planning returns a Kernel that prepares its calls and computes nothing: its views need no memory. One goroutine
+	// uses it, while the Planner itself is not in use.
 	Planning() Kernel
 }

@@ -20,9 +20,8 @@ import (
 // Rows and heads are a rank's own: a schedule that trades heads for rows gives back O and LSE of all heads before the
 // fold, and takes them after it.
 type Sinks interface {
-	// FoldSink folds sink [1, 1, heads, 1] into o and lse of a whole forward pass, in place; see
-	// Partial. o is of any type that a kernel's o has, lse and sink are of Partial's. A row that saw no
-	// key has O = 0 and the sink as its LSE.
+	// FoldSink folds sink [1, 1, heads, 1] into o and lse of a whole forward pass, in place; see Partial. o has any
+	// type of a kernel's o, lse and sink the type of Partial. A row without keys has O = 0 and the sink as its LSE.
 	FoldSink(o, lse, sink View) error
 	// SinkGrad sets dsink, like sink, to the gradient of the sinks: the sum over the rows of -exp(sink - LSE')
 	// rowsum(do * O'). Ranks have different rows, so the caller adds up their results.

@@ -42,8 +42,8 @@ func Whole[A tensor.Float](q, k, v, do View, mask partition.Mask, p Softmax) (Pa
 	return acc, grads
 }
 
-// wholeTerms is what p adds to scores where every key stands at its index, and queries as the mask aligns
-// them. The function stores what has been kept. Rows of p are not read.
+// wholeTerms returns the terms of p for keys at their own indices and queries as the mask aligns them, and a function
+// that stores the kept results. It ignores Rows of p.
 func wholeTerms[A tensor.Float](s *Scores, q, k View, mask partition.Mask) (*terms[A], func()) {
 	if s == nil {
 		return nil, func() {}
@@ -74,7 +74,7 @@ func wholeTerms[A tensor.Float](s *Scores, q, k View, mask partition.Mask) (*ter
 	return extra, func() { kept[0](); kept[1]() }
 }
 
-// masked is the predicate that a mask stands for: the band, inside one document; or its slices.
+// masked returns the predicate of a mask: the band inside one document, or its slices.
 func masked(m partition.Mask) func(i, j int) bool {
 	if len(m.Slices) > 0 {
 		return visible(m.Slices)

@@ -2,10 +2,9 @@ package tensor
 
 import "unsafe"
 
-// Arena hands out dense views from blocks of one device's memory, the way a stack does:
-// Mark, allocate, Release. What a step allocates in the same order lies at the same place
-// in every step, so after the first step nothing is asked of the device until a step needs
-// more than any before it.
+// Arena allocates dense views from blocks of one device's memory, like a stack: Mark, allocate, Release. A step that
+// allocates in the same order gets the same places each time, so that the device allocates again only for a step larger
+// than all before.
 type Arena struct {
 	alloc  func(bytes int64) Memory
 	blocks []Memory
@@ -20,21 +19,20 @@ type Mark struct {
 	used  int64
 }
 
-const arenaAlign = 256 // bytes; what GPU vector loads and NCCL like
+const arenaAlign = 256 // bytes, for vector loads of GPUs and NCCL
 
-// NewArena returns an arena that takes its blocks from alloc: a first one of size bytes, more
-// if that was too little.
+// NewArena returns an arena that gets its blocks from alloc: first one of size bytes, and more if needed.
 func NewArena(size int64, alloc func(bytes int64) Memory) *Arena {
 	return &Arena{alloc: alloc, blocks: []Memory{alloc(max(size, arenaAlign))}}
 }
 
-// NewHostArena returns an arena of host memory, which begins with a block of size bytes.
+// NewHostArena returns an arena of host memory with a first block of size bytes.
 func NewHostArena(size int64) *Arena {
 	return NewArena(size, func(n int64) Memory { return NewHost(n) })
 }
 
-// NewMeter returns an arena without memory. Its views cannot be read; its Peak is the memory of a run of
-// the same code. Memory plans use it.
+// NewMeter returns an arena without memory, for memory plans. Its views cannot be read; its Peak is the memory of a run
+// of the same code.
 func NewMeter() *Arena {
 	return NewArena(1<<62, func(n int64) Memory { return virtual(n) })
 }
@@ -60,13 +58,12 @@ func (a *Arena) Alloc(dtype DType, shape ...int) View {
 // Mark returns the present place.
 func (a *Arena) Mark() Mark { return a.at }
 
-// Release gives back all that was allocated since m. The views made since must not be used
-// by work queued later; work queued before runs before whatever reuses the memory, as long
-// as one stream orders them.
+// Release frees all allocations since m. Work queued later must not use their views. Work queued before runs before the
+// next use of the memory if one stream orders both.
 //
-// An arena that is given back whole and had grown to several blocks goes on with one that
-// holds its peak and a quarter more. Otherwise steps of changing sizes, such as steps of packed documents, would
-// leave behind ever more blocks that are a little too small: a GPU's memory is never freed.
+// If an arena is released as a whole and has grown to several blocks, one block of its peak and a quarter more replaces
+// them. Otherwise steps of changing sizes, such as those of packed documents, would leave more and more blocks that are
+// a little too small: a GPU's memory is never freed.
 func (a *Arena) Release(m Mark) {
 	a.at = m
 	if m == (Mark{}) && len(a.blocks) > 1 {
@@ -77,7 +74,7 @@ func (a *Arena) Release(m Mark) {
 // Peak returns the most bytes that were in use at once.
 func (a *Arena) Peak() int64 { return a.peak }
 
-// virtual is memory that is only counted.
+// virtual memory is only counted.
 type virtual int64
 
 func (virtual) Device() Device      { return Device{Kind: "none"} }

@@ -5,8 +5,7 @@ import "fmt"
 // DType is the element type of a View.
 type DType uint8
 
-// The element types cprun computes with or moves. The zero value is invalid, so
-// that a View which was never made is noticed.
+// The element types that cprun computes with or moves. The zero value is invalid, so that an unset View is noticed.
 const (
 	Invalid DType = iota
 	F64
@@ -44,8 +43,8 @@ type Element interface {
 // Float is an element type that the CPU computes in.
 type Float interface{ ~float64 | ~float32 }
 
-// typeOf returns the DType whose host representation is T. F16 and BF16 share uint16
-// in memory and have no Go type, so they are not found by this function.
+// typeOf returns the DType with host representation T. F16 and BF16 share uint16 in memory and have no Go type, so it
+// does not return them.
 func typeOf[T Element]() DType {
 	var zero T
 	switch any(zero).(type) {

@@ -8,8 +8,8 @@ import (
 // Host is memory of this process. It is aligned for every element type.
 type Host struct{ words []uint64 }
 
-// HostAt returns memory of this process that somebody else allocated and frees, such as pinned
-// memory of a GPU's driver. p is aligned to eight bytes, bytes a multiple of eight.
+// HostAt returns memory of this process with another owner, such as pinned memory of a GPU's driver. p is aligned to
+// eight bytes, bytes a multiple of eight.
 func HostAt(p unsafe.Pointer, bytes int64) *Host {
 	return &Host{words: unsafe.Slice((*uint64)(p), bytes/8)}
 }
@@ -52,9 +52,8 @@ func FromSlice[T Element](xs []T, shape ...int) View {
 	return v
 }
 
-// Data returns the memory of a host view from its first element on: element
-// [b, s, h, d] stands at index b*Stride(Batch) + s*Stride(Seq) + h*Stride(Heads) +
-// d*Stride(Dim). The slice shares the view's memory. For a dense view its length is
+// Data returns the memory of a host view, starting at its first element: element [b, s, h, d] has index b*Stride(Batch)
+// + s*Stride(Seq) + h*Stride(Heads) + d*Stride(Dim). The slice shares the view's memory. For a dense view its length is
 // exactly Size; strides must not be negative.
 func Data[T Element](v View) []T {
 	h, ok := v.mem.(*Host)

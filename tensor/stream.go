@@ -9,53 +9,49 @@ import (
 	"time"
 )
 
-// Stream is a queue of work that a device does in order. Host code queues and goes on; it waits
-// only in Sync. A stream is poisoned by the first error of its work: work queued after it is
-// not run, events still complete, streams that wait for them fail too, and Sync returns that error,
-// so that no caller hangs.
+// Stream is a queue of work that a device does in order. Host code queues and continues; it waits only in Sync. The
+// first error of its work poisons a stream: later work does not run, events still complete, streams that wait for them
+// fail too, and Sync returns that error, so that no caller hangs.
 type Stream interface {
 	// Record returns an event that completes when all that is queued so far is done.
 	Record() Event
-	// Wait makes later work wait for e, while the caller goes on.
+	// Wait makes later work wait for e. The caller continues.
 	Wait(e Event)
-	// Label names the whole that later work is a part of, for traces, the whole first:
-	// "step 7/forward/layer 3/hop 2 owner 1". A string is all that a trace of any device can keep.
+	// Label names the context of later work in traces, from large to small: "step 7/forward/layer 3/hop 2 owner 1".
+	// Traces of all devices can keep strings.
 	Label(name string)
-	// Sync blocks the caller until all that is queued is done, and returns the first
-	// error of the stream or ctx's.
+	// Sync blocks the caller until all queued work is done, and returns the first error of the stream or ctx's.
 	Sync(ctx context.Context) error
 }
 
-// Event is a point in a stream. It is made by Record and only passed to Wait of a
-// stream of the same device.
+// Event is a point in a stream. Record makes it; only Wait of a stream of the same device takes it.
 type Event interface {
 	// Done reports without blocking whether the point has been reached.
 	Done() bool
-	// Sync blocks the caller until it has been reached, and returns the stream's error at
-	// that point or ctx's. It bounds how far the host runs ahead of the device.
+	// Sync blocks the caller until the stream has reached the point, and returns the stream's error there or ctx's. It
+	// bounds how far the host runs ahead of the device.
 	Sync(ctx context.Context) error
 }
 
-// Gate is a number by which a kernel that runs already learns that something has happened elsewhere: it is open when
-// the 64-bit word has come to Count, modulo 2^64. The writer of the word has written its data before.
+// Gate is a number by which a running kernel learns of an event elsewhere: it is open when the 64-bit word has reached
+// Count, modulo 2^64. The writer of the word has written its data before.
 type Gate struct {
 	Word  uint64 // its address, as the device has it
 	Count uint64
 }
 
-// Span is one piece of work that a stream did, for traces.
+// Span is one piece of a stream's work, for traces.
 type Span struct {
 	Lane  string // the stream's name
 	Name  string // "attention forward"
 	Label string // "step 7/forward/layer 3/hop 2 owner 1"
-	// Detail is the peers and bytes of a transfer, and the transfer that a wait is for; "" for none.
+	// Detail is the peers and bytes of a transfer, also for a wait for it; "": none.
 	Detail string
 	Start  time.Time
 	Took   time.Duration
 }
 
-// HostStream is a Stream of the CPU: one goroutine, started by NewHostStream and
-// ended by Close, which runs closures in order.
+// HostStream is a Stream of the CPU: one goroutine, from NewHostStream to Close, runs closures in order.
 type HostStream struct {
 	name  string
 	label atomic.Pointer[string]
@@ -67,7 +63,7 @@ type HostStream struct {
 	closed bool        // guarded by mu
 	err    error       // guarded by mu; the first error
 	at     Work        // guarded by mu; zero if there is nothing to do
-	last   string      // guarded by mu; name and detail of the last work, while traced
+	last   string      // guarded by mu; name and detail of the last work, if traced
 	onFail func(error) // guarded by mu
 
 	done   chan struct{} // closed when the goroutine has ended
@@ -93,11 +89,10 @@ func NewHostStream(name string) *HostStream {
 	return s
 }
 
-// Do queues work. The name stands for it in traces and errors.
+// Do queues work under a name for traces and errors.
 func (s *HostStream) Do(name string, run func() error) { s.DoDetailed(name, "", run) }
 
-// DoDetailed queues work with the detail of its span. Events recorded after it have name and
-// detail for waiters.
+// DoDetailed queues work with the detail of its span. Waiters for later events show name and detail.
 func (s *HostStream) DoDetailed(name, detail string, run func() error) {
 	s.push(task{name: name, label: *s.label.Load(), detail: detail, run: run})
 }
@@ -111,10 +106,10 @@ func (s *HostStream) Label(name string) { s.label.Store(&name) }
 // Labelled returns that name.
 func (s *HostStream) Labelled() string { return *s.label.Load() }
 
-// Traced reports whether Trace has given it a function to call.
+// Traced reports whether Trace has set a function.
 func (s *HostStream) Traced() bool { return s.trace.Load() != nil }
 
-// Trace calls f, on the stream's goroutine, after each piece of work; nil turns it off.
+// Trace calls f on the stream's goroutine after each piece of work; nil turns it off.
 func (s *HostStream) Trace(f func(Span)) {
 	if f == nil {
 		s.trace.Store(nil)
@@ -123,7 +118,7 @@ func (s *HostStream) Trace(f func(Span)) {
 	s.trace.Store(&f)
 }
 
-// Waited returns the time that the stream has stood waiting for other streams.
+// Waited returns the time that the stream has waited for other streams.
 func (s *HostStream) Waited() time.Duration { return time.Duration(s.waited.Load()) }
 
 // Err returns the error that poisoned the stream, or nil.
@@ -146,8 +141,8 @@ func (s *HostStream) Fail(err error) {
 	}
 }
 
-// OnFail calls f once, with the first error, on the goroutine that failed the stream. By it a
-// communicator tells the other ranks, since its own work is skipped by then.
+// OnFail calls f once, with the first error, on the goroutine that failed the stream. A communicator uses it to inform
+// the other ranks, since the stream skips its own work then.
 func (s *HostStream) OnFail(f func(error)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -184,17 +179,15 @@ func (s *HostStream) Record() Event {
 	s.push(task{always: true, event: e, run: func() error {
 		e.err = s.Err()
 		close(e.done)
-		// With one processor whoever waits for e would start only when the next piece of work
-		// lets go of it, up to 10 ms later: a transfer would begin when what it was to hide
-		// behind is over.
+		// With one processor a waiter for e would otherwise start up to 10 ms later, after the next piece of work: a
+		// transfer would begin when the work that should hide it is over.
 		runtime.Gosched()
 		return nil
 	}})
 	return e
 }
 
-// Wait makes later work wait for e. If the stream that recorded e had failed
-// by then, this one fails with the same error: the event will never come.
+// Wait makes later work wait for e. If the recording stream had failed by then, this one fails with the same error.
 func (s *HostStream) Wait(e Event) {
 	he := e.(*hostEvent)
 	if he.Done() && he.err == nil {
@@ -275,7 +268,7 @@ func (s *HostStream) run(t *task) {
 	}
 }
 
-// begin notes the present work of the stream. It is false if the stream has failed.
+// begin records the present work of the stream. It returns false if the stream has failed.
 func (s *HostStream) begin(t *task, now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -295,21 +288,21 @@ var _ Stream = (*HostStream)(nil)
 type Work struct {
 	Name, Label string // as a Span has them
 	Since       time.Time
-	For         Event // of another stream, which it stands waiting for; nil: it works
+	For         Event // of another stream that it waits for; nil: it works
 }
 
-// At returns the present work of the stream, for reports of stalls. It is false if the stream has nothing
-// to do. The host of a GPU does not know, so a stream of a GPU has no such method.
+// At returns the present work of the stream, for reports of stalls; false: there is none. The host does not know the
+// present work of a GPU's stream, which has no such method.
 func (s *HostStream) At() (w Work, busy bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.at, !s.at.Since.IsZero()
 }
 
-// WaitCounter is a Stream that tells how long it has stood waiting for events of other streams,
-// such as those of transfers. HostStream is one, and so are the streams of GPUs.
+// WaitCounter is a Stream that counts its time of waiting for events of other streams, such as those of transfers.
+// HostStream and the streams of GPUs implement it.
 type WaitCounter interface {
-	// CountWaits begins to count, on streams that do not count from the start.
+	// CountWaits starts the count on streams that do not always count.
 	CountWaits()
 	// Waited returns the time counted so far.
 	Waited() time.Duration
@@ -320,11 +313,10 @@ var _ WaitCounter = (*HostStream)(nil)
 // CountWaits does nothing: a stream of the host always counts.
 func (s *HostStream) CountWaits() {}
 
-// What streams do beyond the interface, for traces. HostStream does all of it, and so do the
-// streams of GPUs.
+// Optional methods of streams, for traces. HostStream and the streams of GPUs have all of them.
 
-// LabelOf returns the label of what is queued now on s, "" if s keeps none. A transfer has that of the compute stream:
-// it belongs to the step, the layer and the hop that asked for it.
+// LabelOf returns the present label of s; "": s keeps none. A transfer takes the label of the compute stream: of its
+// step, layer and hop.
 func LabelOf(s Stream) string {
 	if l, ok := s.(interface{ Labelled() string }); ok {
 		return l.Labelled()
@@ -332,7 +324,7 @@ func LabelOf(s Stream) string {
 	return ""
 }
 
-// Tracing reports whether details of work on a stream are worth the work of making them.
+// Tracing reports whether s is traced, so that details of its work are needed.
 func Tracing(s Stream) bool {
 	t, ok := s.(interface{ Traced() bool })
 	return ok && t.Traced()

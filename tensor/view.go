@@ -1,6 +1,9 @@
-// Package tensor holds the two things every other package passes around: a View,
-// a strided window onto memory on some device, and a Stream, a queue of work in
-// order on that device. It knows neither attention nor communication.
+// Package tensor holds the two types that all other packages pass around: a View, a strided window onto memory on some
+// device, and a Stream, a queue of work in order on that device. It knows neither attention nor communication.
+//
+//	x := tensor.FromSlice([]float32{1, 2, 3, 4}, 2, 2) // on the host: [1, 1, 2, 2]
+//	arena := tensor.NewHostArena(1 << 20)
+//	y := arena.Alloc(tensor.F32, 2, 2)
 package tensor
 
 import (
@@ -8,9 +11,8 @@ import (
 	"unsafe"
 )
 
-// Axis names an axis of a View. Every View is [batch, seq, heads, dim]; a matrix of
-// activations is [batch, seq, 1, features], a weight is [1, rows, 1, cols], a vector
-// is [1, 1, 1, n].
+// Axis names an axis of a View. Every View is [batch, seq, heads, dim]. Activations are [batch, seq, 1, features], a
+// weight is [1, rows, 1, cols], a vector [1, 1, 1, n].
 type Axis int
 
 // The axes, outermost first.
@@ -25,7 +27,7 @@ func (a Axis) String() string { return [...]string{"batch", "seq", "heads", "dim
 
 // Memory is one allocation on one device. Only its owner frees it; a View never does.
 type Memory interface {
-	// Device returns the place that it lies on.
+	// Device returns its device.
 	Device() Device
 	// Bytes returns its length.
 	Bytes() int64
@@ -33,7 +35,7 @@ type Memory interface {
 	Ptr() unsafe.Pointer
 }
 
-// Device is a place that memory lives on. The zero value is the host.
+// Device identifies a place of memory. The zero value is the host.
 type Device struct {
 	Kind  string // "" for the host, "cuda" for a GPU
 	Index int
@@ -95,13 +97,13 @@ func denseStrides(shape [4]int) [4]int64 {
 	return s
 }
 
-// IsZero reports whether v is the zero View, which windows onto nothing.
+// IsZero reports whether v is the zero View, without memory.
 func (v View) IsZero() bool { return v.mem == nil }
 
-// Memory returns the allocation that v windows onto.
+// Memory returns the allocation of v.
 func (v View) Memory() Memory { return v.mem }
 
-// Offset returns the element of the memory that v begins at.
+// Offset returns the index of v's first element in its memory.
 func (v View) Offset() int64 { return v.off }
 
 // DType returns the element type.
@@ -175,8 +177,8 @@ func (v View) String() string {
 	return fmt.Sprintf("%s%v on %s, strides %v", v.dtype, v.shape, dev, v.stride)
 }
 
-// Gather returns a new dense host view of the positions of v that rows names, in that order: its row
-// i is position rows[i] on the Seq axis of v. v is a host view, strided in any way.
+// Gather returns a new dense host view of positions of v: its row i is position rows[i] on the Seq axis of v. v is a
+// host view with any strides.
 func Gather(v View, rows []int) View {
 	out := New(v.dtype, v.shape[Batch], len(rows), v.shape[Heads], v.shape[Dim])
 	for i, row := range rows {
@@ -185,9 +187,8 @@ func Gather(v View, rows []int) View {
 	return out
 }
 
-// Scatter copies src back to where Gather took it from: row i of src goes to position rows[i] on the
-// Seq axis of dst. Other positions of dst keep what they hold. Both are host views of one element
-// type.
+// Scatter reverses Gather: it copies row i of src to position rows[i] on the Seq axis of dst. Other positions of dst
+// stay. Both are host views of one element type.
 func Scatter(dst, src View, rows []int) {
 	for i, row := range rows {
 		Copy(dst.Slice(Seq, row, row+1), src.Slice(Seq, i, i+1))

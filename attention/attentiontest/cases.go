@@ -94,8 +94,8 @@ func headCases() []Case {
 	return cs
 }
 
-// bandCases walks a diagonal from hiding everything to showing everything, on a small and
-// on a large rectangle, and windows of every kind.
+// bandCases moves a diagonal from hiding everything to showing everything, on a small and on a large rectangle, and
+// covers windows of every kind.
 func bandCases() []Case {
 	var cs []Case
 	add := func(name string, m, n int, b partition.Band) {

@@ -139,9 +139,8 @@ func (f Fixture) Check(t testing.TB, acc attention.Partial, grads attention.Grad
 	}
 }
 
-// Compare fails where an element of got is further from want than tolerance times the
-// largest finite |want|, or is NaN, and prints the first such coordinate. Both are float32 or
-// float64 host views.
+// Compare fails if an element of got differs from want by more than tolerance times the largest finite |want|, or is
+// NaN. It prints the first such coordinate. Both are float32 or float64 host views.
 func Compare(t testing.TB, name string, got, want tensor.View, tolerance float64) {
 	t.Helper()
 	if got.Shape() != want.Shape() {

@@ -56,8 +56,8 @@ func (d Definition) documents() (docs, docsKV []int) {
 	return docs, docsKV
 }
 
-// Aligned returns the key that query i is aligned with in its document. Slices have no alignment: then the
-// sequence is the document, aligned at the bottom right.
+// Aligned returns the key that query i is aligned with in its document. Slices have no alignment: the sequence is then
+// one document, aligned at the bottom right.
 func (d Definition) Aligned(i int) int {
 	if d.Slices != nil {
 		return i + d.SeqKV - d.SeqQ

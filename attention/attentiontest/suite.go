@@ -1,5 +1,7 @@
-// Package attentiontest is the conformance suite of attention.Kernel: every kernel runs it,
-// the reference included, and callers may rely on its bounds alone.
+// Package attentiontest is the conformance suite of attention.Kernel. Every kernel passes TestKernel and TestNonFinite,
+// the reference included, and callers may rely on their bounds alone:
+//
+//	attentiontest.TestKernel(t, newRig, attentiontest.Options{DTypes: []tensor.DType{tensor.F32}})
 package attentiontest
 
 import (
@@ -16,35 +18,32 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Rig is a kernel under test and the way to it.
+// Rig is a kernel under test, with its transfers.
 type Rig struct {
 	Kernel attention.Kernel
-	// Sync waits for all queued work; nil if the kernel works at once.
+	// Sync waits for all queued work; nil: the kernel works at once.
 	Sync func(context.Context) error
-	// Upload copies host memory to the kernel's device and Download copies it back; both
-	// nil if the kernel computes on the host.
+	// Upload copies host memory to the kernel's device and Download copies it back; nil: the kernel computes on the
+	// host.
 	Upload   func(*tensor.Host) (tensor.Memory, error)
 	Download func(dst *tensor.Host, src tensor.Memory) error
 }
 
-// Options are the capabilities of a kernel. Cases beyond them are left out by this
-// declaration and not by a skip.
+// Options are the capabilities of a kernel. The suite leaves out cases beyond them, without a skip.
 type Options struct {
 	DTypes     []tensor.DType // of q, k, v and do: float64, float32, float16, bfloat16
 	MaxHeadDim int            // of q and k and of v; 0 for no limit
 	// SameHeadDim leaves out cases with different head dims of k and v.
 	SameHeadDim bool
-	// Leaves names further cases that are beyond the kernel, such as bands that a library
-	// has no mask for; nil: none.
+	// Leaves selects further cases beyond the kernel, such as bands that a library has no mask for; nil: none.
 	Leaves func(Case) bool
-	// NoScores says that the kernel adds nothing to scores and keeps nothing of them, and so refuses what
-	// asks for it.
+	// NoScores means that the kernel adds nothing to scores and keeps none, and returns an error for requests to do so.
 	NoScores bool
-	// Block is how many queries or keys a product of the kernel has at most: TestNonFinite allows a NaN to reach rows
-	// that are nearer than that to a tile, and rows of its own tile that see a key nearer than that to it. 0: products
-	// go over the rows of a tile alone.
+	// Block is the most queries or keys of one product of the kernel. TestNonFinite allows a NaN to reach rows within
+	// that distance of a tile, and rows of its own tile that see a key within that distance of it. 0: products contain
+	// the rows of one tile alone.
 	Block int
-	// NoDelta says that a backward pass leaves Saved.Delta alone, as it does without.
+	// NoDelta means that a backward pass leaves Saved.Delta unset, as it may.
 	NoDelta bool
 }
 

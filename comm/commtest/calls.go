@@ -37,9 +37,9 @@ func (s suite) testCalls(t *testing.T, n int) {
 	})
 }
 
-// each calls f for types and sizes, with a size for float32 that does not fit a socket's
-// buffer, and on three ranks one that does not fit a frame either. Three ranks, or as many as there can be, try all
-// types in all sizes; other numbers of ranks, which move the same bytes on other ways, a type for each size, in turns.
+// each calls f for types and sizes, with a float32 size beyond a socket's buffer, and on three ranks beyond a frame.
+// Three ranks, or the most possible, try all types in all sizes. Other numbers of ranks, with the same bytes on other
+// routes, try one type for each size in turn.
 func (r *rank) each(types []tensor.DType, f func(d tensor.DType, size int) error) error {
 	for k, d := range types {
 		for j, size := range sizes {
@@ -132,8 +132,7 @@ func (r *rank) special() error {
 	return nil
 }
 
-// determinism reduces numbers whose sum depends on the order, twice, and compares the bits
-// between the runs and between the ranks.
+// determinism reduces numbers whose sum depends on the order, twice, and compares the bits between runs and ranks.
 func (r *rank) determinism() error {
 	for _, size := range []int{7, 33_333} {
 		rng := rand.New(rand.NewPCG(uint64(r.Rank()), 7))
@@ -254,8 +253,8 @@ func (r *rank) ringExchange() error {
 	})
 }
 
-// allPairs sends several messages between all ranks, itself included, in one call. Each rank
-// lists its peers in another order, and sizes are far beyond what sockets hold.
+// allPairs sends several messages between all ranks, itself included, in one call. Each rank lists its peers in another
+// order, and sizes are far beyond the buffers of sockets.
 func (r *rank) allPairs() error {
 	n, per := r.Size(), []int{3, 60_000, 0, 9000}
 	if n > 5 {

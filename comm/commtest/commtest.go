@@ -113,7 +113,7 @@ func (s suite) run(t *testing.T, n int, opts comm.Options, f func(r *rank) error
 	}
 }
 
-// most is n, or the number of ranks that there can be.
+// most returns n, or the largest possible number of ranks.
 func (s suite) most(n int) int {
 	if s.Ranks > 0 {
 		return min(n, s.Ranks)
@@ -137,8 +137,8 @@ func (r *rank) do(p comm.Pending, err error) error {
 	return p.Sync(r.ctx)
 }
 
-// number returns what element i of rank r's data holds: a small integer, so that sums are exact
-// in every type, in every order. It repeats itself after a cycle of elements, which divides no piece.
+// number returns element i of rank r's data: a small integer, so that sums are exact in every type and order. It
+// repeats after cycle elements, which divides no piece.
 func number(r, i int) int { return (r*31+i*7)%cycle - 30 }
 
 const cycle = 61
@@ -150,7 +150,7 @@ func (r *rank) fill(d tensor.DType, n, rank, first int) tensor.View {
 	return r.put(v)
 }
 
-// fillWith has element i of v be f(i), which repeats itself as number does.
+// fillWith sets element i of v to f(i), which repeats like number.
 func fillWith(v tensor.View, f func(i int) int) {
 	switch v.DType() {
 	case tensor.F64:
@@ -179,12 +179,12 @@ func convert[T tensor.Element](v tensor.View, f func(i int) int) {
 	}
 }
 
-// expect compares v, of the device, with what want says of each element.
+// expect compares v, of the device, with want(i) for each element.
 func (r *rank) expect(what string, v tensor.View, want func(i int) int) error {
 	return r.expectParts(what, v, 1, func(_, i int) int { return want(i) })
 }
 
-// expectParts compares v, of the device, with what want says of each element of each of its equal parts.
+// expectParts compares v, of the device, with want for each element of each of its equal parts.
 func (r *rank) expectParts(what string, v tensor.View, parts int, want func(part, i int) int) error {
 	h, err := r.get(v)
 	if err != nil {
@@ -193,7 +193,7 @@ func (r *rank) expectParts(what string, v tensor.View, parts int, want func(part
 	return expect(what, h, parts, want)
 }
 
-// expect compares v, of the host, with what want says of each element of each of its equal parts.
+// expect compares v, of the host, with want for each element of each of its equal parts.
 func expect(what string, v tensor.View, parts int, want func(part, i int) int) error {
 	w, n := tensor.New(v.DType(), v.Size()), v.Size()/parts
 	for p := range parts {
@@ -213,7 +213,7 @@ func expect(what string, v tensor.View, parts int, want func(part, i int) int) e
 	return nil
 }
 
-// reduced returns what the ranks' element i is combined to.
+// reduced returns the reduction of the ranks' element i.
 func reduced(op comm.Op, ranks, i int) int {
 	acc := number(0, i)
 	for r := 1; r < ranks; r++ {

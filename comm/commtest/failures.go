@@ -133,7 +133,7 @@ func (s suite) testComputeError(t *testing.T) {
 	})
 }
 
-// testDeadline has one rank stay away, alive.
+// testDeadline keeps one rank away, alive.
 func (s suite) testDeadline(t *testing.T) {
 	const silent = 1
 	s.parallel(t) // most of the time nothing is done
@@ -188,8 +188,7 @@ func (s suite) testGroupDeadline(t *testing.T) {
 	})
 }
 
-// testDeadlineChain has one rank of a ring stay away: only its neighbour waits for it, but
-// all must name it.
+// testDeadlineChain keeps one rank of a ring away: only its neighbour waits for it, but all must name it.
 func (s suite) testDeadlineChain(t *testing.T) {
 	const silent = 1
 	n := s.most(5)
@@ -215,7 +214,7 @@ func (s suite) testDeadlineChain(t *testing.T) {
 	})
 }
 
-// testMismatch has two ranks disagree about a size, small and large, either way round.
+// testMismatch gives two ranks different sizes, small and large, in either direction.
 func (s suite) testMismatch(t *testing.T) {
 	if s.SizesUnchecked {
 		t.Skip("sizes are not compared")
@@ -246,8 +245,8 @@ func (s suite) testMismatch(t *testing.T) {
 	}
 }
 
-// testClose checks that a rank may close as soon as its own calls are done, that it fails
-// no one who needs nothing more of it, and that later calls say what happened.
+// testClose checks that a rank may close as soon as its own calls are done, without failing ranks that need nothing
+// more of it, and that later calls report the cause.
 func (s suite) testClose(t *testing.T) {
 	s.run(t, 3, comm.Options{}, func(r *rank) error {
 		for range 3 {

@@ -102,8 +102,8 @@ func (s suite) testCopyOrder(t *testing.T) {
 	})
 }
 
-// testSplit makes rows and columns of a 2 by 3 grid, or of 2 by 2 where there are no more ranks, a reversed group, and
-// splits of splits.
+// testSplit makes rows and columns of a 2 by 3 grid, or of 2 by 2 with fewer ranks, a reversed group, and splits of
+// splits.
 func (s suite) testSplit(t *testing.T) {
 	n := s.most(6) &^ 1
 	w := n / 2 // ranks of a row
@@ -170,8 +170,8 @@ func (s suite) testSplit(t *testing.T) {
 	})
 }
 
-// testConcurrentGroups has a parent and its sub-groups in flight at once, from goroutines of
-// their own, each with its own sequence of calls and sizes.
+// testConcurrentGroups runs a parent and its sub-groups at once, from goroutines of their own, each with its own calls
+// and sizes.
 func (s suite) testConcurrentGroups(t *testing.T) {
 	const n = 4
 	s.run(t, n, comm.Options{}, func(r *rank) error {

@@ -57,14 +57,14 @@ func TestCrowded(t *testing.T) {
 // TestCoreIsLeftAlone checks that cprun does not pin ranks that the user, or a launcher per rank, has placed.
 func TestCoreIsLeftAlone(t *testing.T) {
 	n := len(ownCores())
-	ranks := &hello{LocalWorldSize: 2 * n}
+	ranks := &hello{Process: Process{LocalWorldSize: 2 * n}}
 	if core := ranks.chooseCore(true); core != nil {
 		t.Errorf("with GOMAXPROCS of the user a rank keeps to core %d", *core)
 	}
 	if core := ranks.chooseCore(false); (core != nil) != (n > 1 && runtime.GOMAXPROCS(0) == n) {
 		t.Errorf("the first of %d ranks on %d cores keeps to %v", 2*n, n, core)
 	}
-	one := &hello{LocalWorldSize: 1, Hosts: slices.Repeat([]string{"a"}, 2*n)}
+	one := &hello{Process: Process{LocalWorldSize: 1, Hosts: slices.Repeat([]string{"a"}, 2*n)}}
 	if core := one.chooseCore(false); core != nil {
 		t.Errorf("the rank of a launcher of its own keeps to core %d", *core)
 	}

@@ -71,23 +71,12 @@ const (
 // commandKinds is the number of commands that a worker gets at most once.
 const commandKinds = 4
 
+// A hello is the first frame for a worker.
 type hello struct {
-	RunID          string   `json:"run_id"`
-	Rank           int      `json:"rank"`
-	WorldSize      int      `json:"world_size"`
-	LocalRank      int      `json:"local_rank"`
-	LocalWorldSize int      `json:"local_world_size"`
-	NodeRank       int      `json:"node_rank"`
-	Node           string   `json:"node"`
-	Device         int      `json:"device"`
-	Interface      string   `json:"interface,omitempty"`
-	Restart        int      `json:"restart"`
-	SocketDir      string   `json:"socket_dir"`
-	Listen         string   `json:"listen,omitempty"`
-	Hosts          []string `json:"hosts,omitempty"`
-	Core           *int     `json:"core,omitempty"` // to which a rank on a CPU is pinned
-	Secret         []byte   `json:"secret"`
-	Payload        []byte   `json:"payload"`
+	Process
+	Interface string `json:"interface,omitempty"`
+	Core      *int   `json:"core,omitempty"` // to which a rank on a CPU is pinned
+	Secret    []byte `json:"secret"`
 }
 
 func (h *hello) check() error {
@@ -108,7 +97,6 @@ func (h *hello) check() error {
 	return nil
 }
 
-// encodeFrame encodes v as one line of JSON.
 func encodeFrame(v any) ([]byte, error) {
 	b, err := json.Marshal(v)
 	if err != nil {

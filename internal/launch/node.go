@@ -77,9 +77,9 @@ func (l *nodeLauncher) close(status int) {
 	l.con.close()
 }
 
-// say queues text for the console, after earlier events.
+// say queues text for the console, after earlier events, without terminal control characters.
 func (l *nodeLauncher) say(text string) {
-	l.mail.put(false, func() { l.con.printf("%s", text) })
+	l.mail.put(false, func() { l.con.write([]byte(terminal.Text(text)), nil) })
 }
 
 // notice prints a line, except with --quiet.
@@ -205,11 +205,13 @@ func (l *nodeLauncher) renewDir() error {
 // newChild prepares a worker. An error is the launcher's own.
 func (l *nodeLauncher) newChild(local int, s *Start) (*child, []byte, error) {
 	h := hello{
-		RunID: cmp.Or(s.RunID, l.job.RunID), Rank: s.Ranks.FirstRank + local, WorldSize: s.Ranks.WorldSize,
-		LocalRank: local, LocalWorldSize: l.job.NProc, NodeRank: s.Ranks.NodeRank, Node: l.job.Node,
-		Device: l.job.Device + local, Interface: l.job.Interface,
-		Restart: s.Number, SocketDir: l.dir.path, Listen: s.Listen, Hosts: s.Hosts, Secret: s.Secret,
-		Payload: s.Payload,
+		Process: Process{
+			RunID: cmp.Or(s.RunID, l.job.RunID), Rank: s.Ranks.FirstRank + local, WorldSize: s.Ranks.WorldSize,
+			LocalRank: local, LocalWorldSize: l.job.NProc, NodeRank: s.Ranks.NodeRank, Node: l.job.Node,
+			Device: l.job.Device + local, Restart: s.Number, SocketDir: l.dir.path, Listen: s.Listen, Hosts: s.Hosts,
+			Payload: s.Payload,
+		},
+		Interface: l.job.Interface, Secret: s.Secret,
 	}
 	h.Core = h.chooseCore(os.Getenv(envMaxProcs) != "")
 	greeting, err := encodeFrame(command{Kind: commandHello, Hello: &h})

@@ -16,7 +16,10 @@ import (
 )
 
 func FuzzFrame(f *testing.F) {
-	h := hello{RunID: "r", WorldSize: 2, LocalWorldSize: 2, SocketDir: "/d", Secret: make([]byte, secretSize)}
+	h := hello{
+		Process: Process{RunID: "r", WorldSize: 2, LocalWorldSize: 2, SocketDir: "/d"},
+		Secret:  make([]byte, secretSize),
+	}
 	greeting, err := encodeFrame(command{Kind: commandHello, Hello: &h})
 	if err != nil {
 		f.Fatal(err)
@@ -80,13 +83,15 @@ func TestFrameLength(t *testing.T) {
 
 func TestDecodeRefuses(t *testing.T) {
 	secret := `"secret":"` + strings.Repeat("A", 43) + `="`
-	good := `{"kind":"hello","hello":{"run_id":"r","rank":0,"world_size":1,"local_rank":0,"local_world_size":1,"node_rank":0,"restart":0,"socket_dir":"/d","payload":null,` + secret + `}}`
+	good := `{"kind":"hello","hello":{"run_id":"r","rank":0,"world_size":1,"local_rank":0,"local_world_size":1,` +
+		`"node_rank":0,"restart":0,"socket_dir":"/d","payload":null,` + secret + `}}`
 	if _, err := decodeCommand([]byte(good)); err != nil {
 		t.Fatalf("good hello: %v", err)
 	}
 	for _, swap := range [][2]string{
 		{`"rank":0`, `"rank":1`}, {`"rank":0,"w`, `"rank":-1,"w`}, {`"local_world_size":1`, `"local_world_size":2`},
-		{secret, `"secret":"AAAA"`}, {`"run_id":"r"`, `"run_id":""`}, {`"restart":0`, `"restart":-1`}, {`"restart":0`, `"restart":0,"more":1`},
+		{secret, `"secret":"AAAA"`}, {`"run_id":"r"`, `"run_id":""`}, {`"restart":0`, `"restart":-1`},
+		{`"restart":0`, `"restart":0,"more":1`},
 		{`"hello"`, `"greeting"`}, {`"socket_dir":"/d"`, `"socket_dir":""`},
 	} {
 		bad := strings.Replace(good, swap[0], swap[1], 1)
@@ -99,7 +104,8 @@ func TestDecodeRefuses(t *testing.T) {
 			t.Errorf("command %q was accepted", bad)
 		}
 	}
-	for _, bad := range []string{``, `null`, `{}`, `{"kind":"x","step":-1}`, `{"kind":"x","other":1}`, `{"kind":"` + strings.Repeat("k", 65) + `"}`} {
+	for _, bad := range []string{``, `null`, `{}`, `{"kind":"x","step":-1}`, `{"kind":"x","other":1}`,
+		`{"kind":"` + strings.Repeat("k", 65) + `"}`} {
 		if _, err := decodeEvent([]byte(bad)); err == nil {
 			t.Errorf("event %q was accepted", bad)
 		}
@@ -276,14 +282,16 @@ func TestEnvironment(t *testing.T) {
 
 // TestWorkerEnvironmentOfGPUs checks that workers get the variables for GPU libraries unless the user has set them.
 func TestWorkerEnvironmentOfGPUs(t *testing.T) {
-	for name, want := range map[string]string{envMulticast: "0", envQueues: "32", envNCCLNetwork: "=ib0", envNCCLFamily: "AF_INET6"} {
+	h := hello{Process: Process{LocalWorldSize: 1, Listen: "fd00::1"}, Interface: "ib0"}
+	for name, want := range map[string]string{envMulticast: "0", envQueues: "32", envNCCLNetwork: "=ib0",
+		envNCCLFamily: "AF_INET6"} {
 		for _, c := range []struct{ base, want []string }{
 			{nil, []string{name + "=" + want}},
 			{[]string{name + "="}, []string{name + "=" + want}},
 			{[]string{name + "=7"}, []string{name + "=7"}},
 		} {
 			var got []string
-			for _, v := range workerEnv(c.base, hello{LocalWorldSize: 1, Interface: "ib0", Listen: "fd00::1"}) {
+			for _, v := range workerEnv(c.base, h) {
 				if strings.HasPrefix(v, name+"=") {
 					got = append(got, v)
 				}
@@ -297,10 +305,10 @@ func TestWorkerEnvironmentOfGPUs(t *testing.T) {
 
 // TestSharers checks that ranks share the cores of their host, even if each has its own unbound launcher.
 func TestSharers(t *testing.T) {
-	if n := (&hello{LocalWorldSize: 3}).ranksSharingCores(); n != 3 {
+	if n := (&hello{Process: Process{LocalWorldSize: 3}}).ranksSharingCores(); n != 3 {
 		t.Errorf("on one node: %d, want 3", n)
 	}
-	h := hello{LocalWorldSize: 1, Rank: 2, Hosts: []string{"a", "a", "b", "b", "b"}}
+	h := hello{Process: Process{LocalWorldSize: 1, Rank: 2, Hosts: []string{"a", "a", "b", "b", "b"}}}
 	want := 3
 	if runtime.NumCPU() < hostCores() {
 		want = 1 // this process is bound

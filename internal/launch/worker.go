@@ -36,32 +36,34 @@ var ErrNotLaunched = errors.New("this is cprun's own worker mode, which only cpr
 // Secret is the key of one job, 32 bytes. It is not printed.
 type Secret []byte
 
-// String and the two methods after it hide the secret in messages and files.
-func (Secret) String() string { return "(secret)" }
-
-// GoString hides it from %#v.
-func (Secret) GoString() string { return "(secret)" }
+// Format hides the secret for every verb.
+func (Secret) Format(f fmt.State, _ rune) { fmt.Fprint(f, "(secret)") }
 
 // MarshalJSON hides it from files.
 func (Secret) MarshalJSON() ([]byte, error) { return []byte(`"(secret)"`), nil }
 
+// Process describes one worker of a job. Its launcher sends it.
+type Process struct {
+	RunID          string `json:"run_id"`
+	Rank           int    `json:"rank"`       // among all nodes
+	WorldSize      int    `json:"world_size"` // of all nodes
+	LocalRank      int    `json:"local_rank"` // on this node
+	LocalWorldSize int    `json:"local_world_size"`
+	NodeRank       int    `json:"node_rank"`
+	Node           string `json:"node"`       // name of the node, for messages
+	Device         int    `json:"device"`     // number of its GPU among the visible GPUs
+	Restart        int    `json:"restart"`    // restarts of the job so far
+	SocketDir      string `json:"socket_dir"` // private to the job; names in it may have 40 bytes
+	// Listen is the address of this host for ranks of other nodes; "": there is one node.
+	Listen  string   `json:"listen,omitempty"`
+	Hosts   []string `json:"hosts,omitempty"` // host of each rank; nil: all share one
+	Payload []byte   `json:"payload"`         // Job.Payload
+}
+
 // Worker is a worker's connection to its launcher. Its methods may be called from any goroutine.
 type Worker struct {
-	RunID          string
-	Rank           int // in the world
-	WorldSize      int
-	LocalRank      int // on this node
-	LocalWorldSize int
-	NodeRank       int
-	Node           string // name of the node, for messages
-	Device         int    // number of its GPU among the visible GPUs
-	Restart        int    // restarts of the job so far
-	SocketDir      string // private to the job; names in it may have 40 bytes
-	// Listen is the address of this host for ranks of other nodes; "": there is one node.
-	Listen  string
-	Hosts   []string // host of each rank; nil: all share one
-	Secret  Secret   // authenticates the workers to each other
-	Payload []byte   // as given in Job.Payload
+	Process
+	Secret Secret // authenticates the workers to each other
 
 	core     *int // to which it is pinned on a CPU, or nil
 	conn     net.Conn
@@ -129,7 +131,6 @@ func isUnixStream(fd int) bool {
 	return err == nil && kind == unix.SOCK_STREAM
 }
 
-// greet reads the hello.
 func greet(conn net.Conn, runID string) (*Worker, *frameReader, error) {
 	frames := newFrameReader(conn)
 	conn.SetReadDeadline(time.Now().Add(helloTime))
@@ -149,10 +150,7 @@ func greet(conn net.Conn, runID string) (*Worker, *frameReader, error) {
 	}
 	h := c.Hello
 	return &Worker{
-		RunID: h.RunID, Rank: h.Rank, WorldSize: h.WorldSize, LocalRank: h.LocalRank,
-		LocalWorldSize: h.LocalWorldSize, NodeRank: h.NodeRank, Node: h.Node, Device: h.Device, Restart: h.Restart,
-		SocketDir: h.SocketDir, Listen: h.Listen, Hosts: h.Hosts, Secret: h.Secret, Payload: h.Payload,
-		core: h.Core,
+		Process: h.Process, Secret: h.Secret, core: h.Core,
 		conn: conn, stop: make(chan struct{}), failed: make(chan Failed, 1), peers: make(chan []string, 1),
 		signals: make(chan os.Signal, 4),
 	}, frames, nil

@@ -14,11 +14,11 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// BenchmarkFlash is causal attention of 32:8 heads in bfloat16: 4 FLOPs forward for a visible
-// pair, head and dim, 2.5 times that backward.
+// BenchmarkFlash measures causal attention of 32:8 heads in bfloat16. A visible pair takes 4 FLOPs per head and dim
+// forward, and 2.5 times that backward.
 func BenchmarkFlash(b *testing.B) { benchmarkFlash(b, tensor.BF16, 4096, 8192, 16384) }
 
-// BenchmarkFlashWide is the same of wide head dims.
+// BenchmarkFlashWide does the same for wide head dims.
 func BenchmarkFlashWide(b *testing.B) {
 	for _, dims := range [][2]int{{192, 128}, {256, 256}} {
 		for _, seq := range []int{8192, 16384} {
@@ -28,7 +28,7 @@ func BenchmarkFlashWide(b *testing.B) {
 	}
 }
 
-// BenchmarkFlashMargin is BenchmarkFlash on fewer SMs than there are.
+// BenchmarkFlashMargin does the same on a part of the SMs.
 func BenchmarkFlashMargin(b *testing.B) {
 	x := newFlashBench(b, tensor.BF16, 16384, 128, 128)
 	for _, margin := range []int{0, 1, 16} {
@@ -37,7 +37,7 @@ func BenchmarkFlashMargin(b *testing.B) {
 	}
 }
 
-// BenchmarkFlashFloat32 is the same in float32.
+// BenchmarkFlashFloat32 does the same in float32.
 func BenchmarkFlashFloat32(b *testing.B) { benchmarkFlash(b, tensor.F32, 4096, 8192) }
 
 func benchmarkFlash(b *testing.B, dtype tensor.DType, seqs ...int) {
@@ -53,7 +53,7 @@ func benchmarkFlash(b *testing.B, dtype tensor.DType, seqs ...int) {
 	}
 }
 
-// BenchmarkDeviceReference is the same by the reference, on a short sequence.
+// BenchmarkDeviceReference does the same with the reference, on a short sequence.
 func BenchmarkDeviceReference(b *testing.B) {
 	x := newFlashBench(b, tensor.BF16, 2048, 128, 128)
 	k := x.newDeviceReference()
@@ -64,7 +64,7 @@ func BenchmarkDeviceReference(b *testing.B) {
 type flashBench struct {
 	*cudaRig
 	fast, ordered  *Flash
-	small          *Flash // as GPUs with little shared memory compute
+	small          *Flash // with the shapes for little shared memory
 	q, k, v, do, o View
 	acc            attention.Partial
 	delta          View
@@ -87,7 +87,7 @@ func newFlashBenchOf(b *testing.B, dtype tensor.DType, seq, qHeads, dim, dimV in
 		check(b, err)
 		return tensor.Dense(mem, dtype, 0, [4]int{1, seq, heads, dim})
 	}
-	// Random numbers, as zeros would draw less power; the same rows again and again will do.
+	// Random numbers, since zeros would draw less power. Repeated rows suffice.
 	random := func(heads, dim int) View {
 		const some = 256
 		v := of(dtype, heads, dim)
@@ -123,7 +123,7 @@ func newFlashBenchOf(b *testing.B, dtype tensor.DType, seq, qHeads, dim, dimV in
 	return x
 }
 
-// run times the passes.
+// run measures the passes.
 func (x *flashBench) run(b *testing.B, of string) {
 	b.Run("forward/"+of, func(b *testing.B) { x.time(b, 2, 2, x.forward(x.fast)) })
 	b.Run("backward/"+of, func(b *testing.B) { x.time(b, 6, 4, x.backward(x.fast)) })
@@ -134,7 +134,7 @@ func (x *flashBench) block() attention.Block {
 	return attention.Block{K: x.k, V: x.v, Tiles: x.tiles}
 }
 
-// forward is a block of a forward pass of a kernel, backward a block of a backward pass after one.
+// forward queues a block of a forward pass, and backward a block of a backward pass after one.
 func (x *flashBench) forward(k attention.Kernel) func() error {
 	pass, err := k.Forward(x.o, x.acc, x.q, x.p)
 	check(x.t, err)
@@ -162,7 +162,7 @@ func (x *flashBench) backward(k attention.Kernel) func() error {
 	return func() error { return pass.Block(b) }
 }
 
-// time times calls of so many FLOPs for each visible pair, head, and dim of q and k, and of v.
+// time measures calls, given the FLOPs for each visible pair, head, and dim of q and k, and of v.
 func (x *flashBench) time(b *testing.B, ofQK, ofV float64, call func() error) {
 	sync := func() { check(b, x.stream.Sync(context.Background())) }
 	check(b, call())

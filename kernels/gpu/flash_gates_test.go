@@ -17,8 +17,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// arrivals bring keys and values while a kernel runs, from the host by a stream of their own, as copy engines do from other GPUs: a
-// copy on the device itself might need the processors that wait for it.
+// arrivals copies keys and values while a kernel runs, from the host with a separate stream, as copy engines do from
+// other GPUs. A copy within the device could need the SMs on which the kernel waits.
 type arrivals struct {
 	*cudaRig
 	copies *cuda.Stream
@@ -27,7 +27,7 @@ type arrivals struct {
 	used   int
 }
 
-// newArrivals has room for so many bytes.
+// newArrivals returns arrivals with a buffer of the given size.
 func (r *cudaRig) newArrivals(bytes int64) *arrivals {
 	r.t.Helper()
 	dev := r.loader.Device()
@@ -48,12 +48,12 @@ func (a *arrivals) at(offset int) uint64 {
 	return uint64(uintptr(a.host.Host().Ptr())) + uint64(offset)
 }
 
-// word is the i-th of the words that are counted up.
+// word returns the i-th counter of the gates.
 func (a *arrivals) word(i int) *uint64 {
 	return &unsafe.Slice((*uint64)(a.host.Host().Ptr()), 8)[i]
 }
 
-// saved copies rows to the host, and returns what brings them back.
+// saved copies rows to the host and returns a function that copies them back.
 func (a *arrivals) saved(v View) (bring func()) {
 	bytes, at := int64(v.Size()*v.DType().Size()), a.at(64+a.used)
 	a.used += int(bytes)
@@ -62,7 +62,7 @@ func (a *arrivals) saved(v View) (bring func()) {
 	return func() { a.copies.Copy(cuda.Addr(v), at, bytes) }
 }
 
-// late gives two parts of a block's keys a gate each, and makes them NaN. The function that it returns brings them.
+// late gives two parts of a block's keys a gate each and makes them NaN. The returned function copies them back.
 func (a *arrivals) late(b *attention.Block) (come func()) {
 	n := b.K.Len(tensor.Seq)
 	parts := []partition.Range{{Lo: n / 4, Hi: n / 2}, {Lo: n / 2, Hi: n}}
@@ -80,7 +80,7 @@ func (a *arrivals) late(b *attention.Block) (come func()) {
 	}
 	check(a.t, a.stream.Sync(context.Background()))
 	return func() {
-		time.Sleep(2 * time.Millisecond) // the kernel runs by now, if it is to
+		time.Sleep(2 * time.Millisecond) // the kernel has probably started
 		for i := range parts {
 			for _, f := range bring[2*i : 2*i+2] {
 				f()
@@ -90,8 +90,8 @@ func (a *arrivals) late(b *attention.Block) (come func()) {
 	}
 }
 
-// TestFlashWaitsForKeys holds that calls that begin before their keys have arrived compute the bits of those that begin behind
-// them: in a kernel that waits for them, and behind a stream that does.
+// TestFlashWaitsForKeys checks that calls that begin before their keys have arrived return the same bits, both if the
+// kernel waits and if the stream waits.
 func TestFlashWaitsForKeys(t *testing.T) {
 	r := newCUDARig(t)
 	a := r.newArrivals(32 << 20)
@@ -100,14 +100,15 @@ func TestFlashWaitsForKeys(t *testing.T) {
 		k             *Flash
 		deterministic bool
 	}{
-		{"shapes of this GPU", r.newFlash(false), false}, {"deterministic", r.newFlash(true), true}, {"before Hopper", r.newOlderFlash(true), true},
+		{"shapes of this GPU", r.newFlash(false), false}, {"deterministic", r.newFlash(true), true},
+		{"before Hopper", r.newOlderFlash(true), true},
 	} {
 		for _, dims := range [][2]int{{64, 64}, {128, 128}, {192, 128}, {256, 256}} {
 			for _, window := range []int{-1, 900} {
 				t.Run(fmt.Sprintf("%s, %d and %d, window %d", c.name, dims[0], dims[1], window), func(t *testing.T) {
 					r := r.within(t)
 					f := r.masked(3000, window, dims)
-					want := r.attend(c.k, tensor.BF16, f) // loads its programs, too: that may wait for kernels that run
+					want := r.attend(c.k, tensor.BF16, f) // also loads the programs, which may wait for running kernels
 					got := r.attendLate(c.k, tensor.BF16, f, a.late)
 					if !c.deterministic {
 						for i, x := range got.dq {
@@ -115,7 +116,7 @@ func TestFlashWaitsForKeys(t *testing.T) {
 								t.Fatalf("element %d of dq is %g, want %g", i, x, want.dq[i])
 							}
 						}
-						got.dq = want.dq // in no certain order
+						got.dq = want.dq // its order of sums is not fixed
 					}
 					sameBits(t, got, want)
 				})
@@ -124,7 +125,8 @@ func TestFlashWaitsForKeys(t *testing.T) {
 	}
 }
 
-// TestOpenGatesEndWaits holds that a kernel that waits for keys ends when its gates are opened without any, as they are when a group has failed.
+// TestOpenGatesEndWaits checks that a waiting kernel ends if its gates are opened without keys, as after a failure of
+// the group.
 func TestOpenGatesEndWaits(t *testing.T) {
 	r := newCUDARig(t)
 	a, k := r.newArrivals(32<<20), r.newFlash(false)
@@ -140,9 +142,9 @@ func TestOpenGatesEndWaits(t *testing.T) {
 	})
 }
 
-// BenchmarkFlashGates is a rank's part of packed documents, MagiAttention's first pack of 16K tokens over two ranks, with 64:8 heads of 128:
-// all keys are there, those of the other rank are waited for before the call, and within it. They come from the host, in more
-// time than from another GPU.
+// BenchmarkFlashGates measures a rank's part of packed documents, MagiAttention's first pack of 16K tokens over two
+// ranks, with 64:8 heads of 128. Either all keys are present, or the call waits for the other rank's keys before or
+// inside of the kernel. They come from the host, which takes longer than from another GPU.
 func BenchmarkFlashGates(b *testing.B) {
 	docs := []int{216, 1536, 1536, 762, 350, 75, 75, 150, 350, 150, 75, 30, 3072, 30, 4096, 3881}
 	const seq, heads, dim = 16384, 64, 128
@@ -202,7 +204,7 @@ func BenchmarkFlashGates(b *testing.B) {
 					block.Gates = nil
 				} else {
 					a.count++
-					a.copies.Wait(x.stream.Record()) // of the call before
+					a.copies.Wait(x.stream.Record()) // after the previous call
 					for _, f := range bring {
 						f()
 					}

@@ -21,15 +21,16 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// TestFlashKeepsNaN holds that one key of 768 that is NaN reaches the results of all queries that see it, and the
-// gradients of all keys that those see.
+// TestFlashKeepsNaN checks that one NaN key of 768 reaches the results of all queries that see it, and the gradients of
+// all keys that these queries see.
 func TestFlashKeepsNaN(t *testing.T) {
 	r := newCUDARig(t)
 	const seq, bad = 768, 300
 	for _, dtype := range []tensor.DType{tensor.BF16, tensor.F16, tensor.F32} {
 		for name, k := range map[string]attention.Kernel{
 			"flash": r.newFlash(false), "flash, deterministic": r.newFlash(true), "before Hopper": r.newOlderFlash(false),
-			"before Hopper, deterministic": r.newOlderFlash(true), "small shapes": r.newSmallFlash(false), "reference": r.newDeviceReference(),
+			"before Hopper, deterministic": r.newOlderFlash(true), "small shapes": r.newSmallFlash(false),
+			"reference": r.newDeviceReference(),
 		} {
 			for _, dim := range []int{64, 128, 256} {
 				t.Run(fmt.Sprintf("%s, %v, head dim %d", name, dtype, dim), func(t *testing.T) {
@@ -39,10 +40,11 @@ func TestFlashKeepsNaN(t *testing.T) {
 						tensor.Data[float32](key)[i] = float32(math.NaN())
 					}
 					got := r.within(t).attend(k, dtype, f)
-					for what, x := range map[string][]float32{"out": got.out, "lse": got.lse, "dq": got.dq, "dk": got.dk, "dv": got.dv} {
-						width, first := len(x)/seq, bad // causal: queries from the bad key on
+					for what, x := range map[string][]float32{"out": got.out, "lse": got.lse, "dq": got.dq, "dk": got.dk,
+						"dv": got.dv} {
+						width, first := len(x)/seq, bad // causal: queries since the bad key
 						if what == "dk" || what == "dv" {
-							first = 0 // they see all keys up to themselves
+							first = 0 // those queries see all keys up to themselves
 						}
 						for i, y := range x {
 							isNaN := y != y
@@ -58,8 +60,8 @@ func TestFlashKeepsNaN(t *testing.T) {
 	}
 }
 
-// TestLostTurn holds that a block of keys that never gets its turn to add to dQ ends with an error that names it, and
-// not never. The error ends the GPU's context, and so is one of another process.
+// TestLostTurn checks that a block of keys that never gets its turn to add to dQ ends with an error that names it. The
+// error breaks the GPU's context, so the test runs in another process.
 func TestLostTurn(t *testing.T) {
 	const mark = "the error names the block"
 	if os.Getenv("CPRUN_TEST_CHILD") == "" {
@@ -102,7 +104,7 @@ func TestLostTurn(t *testing.T) {
 	check(t, f.uploadLists(l.Lists, &p.P.Tiles, &p.Order, &p.Needs, &p.Gates))
 	check(t, f.encodeAll(l.Maps[:], &p.Q, &p.K, &p.V, &p.Dout, &p.DQ))
 	words := slices.Repeat([]int32{0}, l.Progress+l.Next)
-	words[l.Progress] = 1 // nobody has block 0, for which block 1 waits
+	words[l.Progress] = 1 // no block takes item 0, for which block 1 waits
 	host := tensor.New(tensor.I32, len(words))
 	copy(tensor.Data[int32](host), words)
 	p.Progress = cuda.Addr(r.upload(host))
@@ -124,11 +126,10 @@ func TestLostTurn(t *testing.T) {
 		t.Fatalf("the error is %v", err)
 	}
 	fmt.Println(mark)
-	os.Exit(0) // the context is gone, and with it what cleans up
+	os.Exit(0) // the context is broken, so cleanups would fail
 }
 
-// TestManyTiles holds that lists of tiles that are copied from host memory, for many calls that are queued at once, are
-// each call's own.
+// TestManyTiles checks that each of many queued calls gets its own list of tiles from host memory.
 func TestManyTiles(t *testing.T) {
 	r := newCUDARig(t)
 	for _, deterministic := range []bool{false, true} {
@@ -146,7 +147,8 @@ func TestManyTiles(t *testing.T) {
 				attend(f, tensor.BF16, x),
 				r.within(t).
 					attend(r.newDeviceReference(), tensor.BF16, x)
-			for what, pair := range map[string][2][]float32{"out": {got.out, want.out}, "dq": {got.dq, want.dq}, "dk": {got.dk, want.dk}, "dv": {got.dv, want.dv}} {
+			for what, pair := range map[string][2][]float32{"out": {got.out, want.out}, "dq": {got.dq, want.dq},
+				"dk": {got.dk, want.dk}, "dv": {got.dv, want.dv}} {
 				if d := distanceOf(pair[0], pair[1]); !(d < 0.02) {
 					t.Errorf(
 						"%d documents, deterministic %t: %s is off by %g of the largest",
@@ -161,7 +163,7 @@ func TestManyTiles(t *testing.T) {
 	}
 }
 
-// distanceOf is the largest difference, over the largest value.
+// distanceOf returns the largest difference, relative to the largest value.
 func distanceOf(got, want []float32) float64 {
 	worst, largest := 0.0, 0.0
 	for i, w := range want {

@@ -10,18 +10,19 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// sharedPerBlock is the most shared memory of a block, in bytes, by architecture: the table of
-// technical specifications in the CUDA programming guide.
+// sharedPerBlock maps architectures to the largest shared memory of a block, in bytes, from the table of technical
+// specifications in the CUDA programming guide.
 var sharedPerBlock = map[int]int{
 	80: 163 << 10, 86: source.SmallShared, 87: 163 << 10, 89: source.SmallShared,
 	90: 227 << 10, 100: 227 << 10, 103: 227 << 10, 110: 227 << 10, 120: source.SmallShared, 121: source.SmallShared,
 }
 
-// TestFlashRules holds that the rules refuse the head dims that no shape is compiled for, and no
-// others, on every architecture, forward and backward.
+// TestFlashRules checks that the rules reject exactly the head dims without a compiled shape, on every architecture,
+// forward and backward.
 func TestFlashRules(t *testing.T) {
 	passes := map[string]func(source.FlashShape) int{
-		"forward": source.FlashShape.ForwardShared, "backward": source.FlashShape.BackwardShared, "dq": source.FlashShape.DQShared,
+		"forward": source.FlashShape.ForwardShared, "backward": source.FlashShape.BackwardShared,
+		"dq": source.FlashShape.DQShared,
 	}
 	for arch, shared := range sharedPerBlock {
 		for _, dtype := range []tensor.DType{tensor.BF16, tensor.F32} {
@@ -49,11 +50,11 @@ func TestFlashRules(t *testing.T) {
 	}
 }
 
-// notOfShapes are rules on head dims that no shape knows of: padding cures the one, and the other is
-// for what has not been run.
+// notOfShapes lists rules on head dims that do not depend on shapes: one is fixed by padding, the other is about
+// untested dims.
 var notOfShapes = []string{"flash-head-dims-differ", "flash-head-dim-192-sm86"}
 
-// flashTakes reports whether no rule speaks against head dims, but for notOfShapes.
+// flashTakes reports whether no rule rejects the head dims, except for notOfShapes.
 func flashTakes(t *testing.T, arch int, dtype tensor.DType, qk, v int) bool {
 	_, err := backends.Select(backends.Params{
 		Want: backends.Flash,

@@ -19,7 +19,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// newFlash is a Flash on the rig's device.
+// newFlash returns a Flash on the rig's device.
 func (r *cudaRig) newFlash(deterministic bool) *Flash {
 	r.t.Helper()
 	f, err := NewFlash(r.stream, r.loader, FlashOptions{Deterministic: deterministic})
@@ -27,7 +27,7 @@ func (r *cudaRig) newFlash(deterministic bool) *Flash {
 	return f
 }
 
-// attention is a kernel on the rig's device as the conformance suite wants it.
+// attention adapts a kernel on the rig's device to the conformance suite.
 func (r *cudaRig) attention(k attention.Kernel) attentiontest.Rig {
 	bytes := func(m tensor.Memory) View { return tensor.Dense(m, tensor.U8, 0, [4]int{1, 1, 1, int(m.Bytes())}) }
 	return attentiontest.Rig{
@@ -53,7 +53,7 @@ func TestFlash(t *testing.T) {
 	testFlash(t, (*cudaRig).newFlash)
 }
 
-// TestFlashBeforeHopper runs the suite as GPUs before Hopper compute.
+// TestFlashBeforeHopper runs the suite with the kernels of GPUs before Hopper.
 func TestFlashBeforeHopper(t *testing.T) { testFlash(t, (*cudaRig).newOlderFlash) }
 
 func testFlash(t *testing.T, make func(*cudaRig, bool) *Flash) {
@@ -67,14 +67,14 @@ func testFlash(t *testing.T, make func(*cudaRig, bool) *Flash) {
 	}
 }
 
-// newOlderFlash is a Flash without the kernels for Hopper.
+// newOlderFlash returns a Flash without the kernels for Hopper.
 func (r *cudaRig) newOlderFlash(deterministic bool) *Flash {
 	f := r.newFlash(deterministic)
 	f.hopper = nil
 	return f
 }
 
-// newSmallFlash is a Flash of the shapes for GPUs with little shared memory.
+// newSmallFlash returns a Flash with the shapes for GPUs with little shared memory.
 func (r *cudaRig) newSmallFlash(deterministic bool) *Flash {
 	f := r.newOlderFlash(deterministic)
 	f.shared = source.SmallShared
@@ -89,7 +89,7 @@ func TestFlashShapes(t *testing.T) {
 	if fast.hopper == nil {
 		return
 	}
-	for _, s := range source.HopperShapes { // not others in their place
+	for _, s := range source.HopperShapes { // these shapes, not substitutes
 		for _, ordered := range []bool{false, true} {
 			k := functionKey{s.Backward(false, ordered).Name, "hopper_backward_bf16", s.BackwardShared(false)}
 			if r.loader.functions.known[k] == nil {
@@ -99,8 +99,8 @@ func TestFlashShapes(t *testing.T) {
 	}
 }
 
-// TestFlashSmallShapes is TestFlashShapes as GPUs with little shared memory compute, and the cases
-// of the suite whose head dims tell a difference.
+// TestFlashSmallShapes does what TestFlashShapes does, with the shapes for GPUs with little shared memory. It also runs
+// the suite's cases with head dims for which these differ.
 func TestFlashSmallShapes(t *testing.T) {
 	r := newCUDARig(t)
 	fast, ordered := r.newSmallFlash(false), r.newSmallFlash(true)
@@ -140,11 +140,10 @@ func TestFlashSmallShapes(t *testing.T) {
 	})
 }
 
-// flashDims are head dims of q and v, some for each shape that is compiled.
+// flashDims lists head dims of q and v, some for each compiled shape.
 var flashDims = [][2]int{{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}, {72, 40}, {101, 33}}
 
-// compileFlash compiles what a machine has not on disk yet, all at once: one after the other
-// takes minutes.
+// compileFlash compiles missing programs in parallel. One after the other would take minutes.
 func compileFlash(t *testing.T, list [][2]int, kernels ...*Flash) {
 	t.Helper()
 	var g errgroup.Group
@@ -179,17 +178,17 @@ func (r *cudaRig) testFlashShapes(t *testing.T, list [][2]int, kernels ...*Flash
 	}
 }
 
-// attended are the results of an attention, as float32 on the host.
+// attended holds the results of attention, as float32 on the host.
 type attended struct{ out, lse, dq, dk, dv []float32 }
 
-// attend runs a kernel forward and backward in one call over a whole sequence, with inputs
-// rounded to dtype.
+// attend runs a kernel forward and backward in one call over a complete sequence, with inputs rounded to dtype.
 func (r *cudaRig) attend(k attention.Kernel, dtype tensor.DType, f attentiontest.Fixture) attended {
 	r.t.Helper()
 	return r.attendLate(k, dtype, f, func(*attention.Block) func() { return func() {} })
 }
 
-// attendLate is attend with keys that arrive late: late is called with the block of each pass, and what it returns when the call is queued.
+// attendLate does the same with keys that arrive late: it calls late with the block of each pass, and the returned
+// function after it has queued the call.
 func (r *cudaRig) attendLate(
 	k attention.Kernel,
 	dtype tensor.DType,
@@ -238,8 +237,8 @@ func (r *cudaRig) attendLate(
 	return attended{r.values(o), r.values(acc.LSE), r.values(g.DQ), r.values(g.DK), r.values(g.DV)}
 }
 
-// TestFlashFixtures holds that the error against float64 of inputs that were never rounded is
-// not much above that of exact arithmetic on the rounded ones.
+// TestFlashFixtures checks that the error against float64 of unrounded inputs is not much larger than the error of
+// exact arithmetic on the rounded inputs.
 func TestFlashFixtures(t *testing.T) {
 	r := newCUDARig(t)
 	flash, exact := r.newFlash(false), r.newDeviceReference()
@@ -252,7 +251,8 @@ func TestFlashFixtures(t *testing.T) {
 					name      string
 					got, best []float32
 					want      View
-				}{{"out", got.out, best.out, f.Out}, {"lse", got.lse, best.lse, f.LSE}, {"dq", got.dq, best.dq, f.DQ}, {"dk", got.dk, best.dk, f.DK}, {"dv", got.dv, best.dv, f.DV}} {
+				}{{"out", got.out, best.out, f.Out}, {"lse", got.lse, best.lse, f.LSE}, {"dq", got.dq, best.dq, f.DQ},
+					{"dk", got.dk, best.dk, f.DK}, {"dv", got.dv, best.dv, f.DV}} {
 					e, least := farthest(t, c.got, c.want), farthest(t, c.best, c.want)
 					t.Logf("%-3s error %.2e, the reference kernel's %.2e, ratio %.2f", c.name, e, least, e/least)
 					if !(e <= 2*least+1e-5) {
@@ -264,7 +264,7 @@ func TestFlashFixtures(t *testing.T) {
 	}
 }
 
-// farthest returns the largest distance of got from want, over the largest value.
+// farthest returns the largest distance of got from want, relative to the largest value.
 func farthest(t *testing.T, got []float32, want View) float64 {
 	t.Helper()
 	shape := want.Shape()
@@ -275,8 +275,8 @@ func farthest(t *testing.T, got []float32, want View) float64 {
 	return d.Relative()
 }
 
-// TestFlashIsDeterministic holds that gradients of the deterministic kernel repeat bit for bit,
-// and results of the forward pass of either.
+// TestFlashIsDeterministic checks that the gradients of the deterministic kernel, and all forward results, repeat bit
+// for bit.
 func TestFlashIsDeterministic(t *testing.T) {
 	r := newCUDARig(t)
 	for _, dtype := range []tensor.DType{tensor.F32, tensor.BF16} {
@@ -292,8 +292,8 @@ func TestFlashIsDeterministic(t *testing.T) {
 	}
 }
 
-// TestLongSequencesRepeat is TestFlashIsDeterministic where blocks of keys take turns in parts: a GPU cannot run half of those of
-// a head at once.
+// TestLongSequencesRepeat does the same with so many blocks of keys that a GPU cannot run half of a head's at once, so
+// that they add to dQ in parts.
 func TestLongSequencesRepeat(t *testing.T) {
 	r := newCUDARig(t)
 	for _, seq := range []int{40_000, 70_001} {
@@ -303,10 +303,10 @@ func TestLongSequencesRepeat(t *testing.T) {
 	}
 }
 
-// usualDims are the head dims of most models.
+// usualDims lists the head dims of most models.
 var usualDims = [2]int{128, 128}
 
-// masked is causal attention of random inputs that sees a window of so many positions, or all for -1.
+// masked returns causal attention of random inputs with the given window, or none for -1.
 func (r *cudaRig) masked(seq, window int, dims [2]int) attentiontest.Fixture {
 	const heads, kvHeads = 8, 2
 	dim, dimV := dims[0], dims[1]
@@ -322,7 +322,7 @@ func (r *cudaRig) masked(seq, window int, dims [2]int) attentiontest.Fixture {
 	}
 }
 
-// sameBits holds that results are equal.
+// sameBits checks that results are equal.
 func sameBits(t testing.TB, got, want attended) {
 	t.Helper()
 	for name, same := range map[string]bool{
@@ -335,9 +335,8 @@ func sameBits(t testing.TB, got, want attended) {
 	}
 }
 
-// TestProbabilitiesFromSharedMemory holds that the compiler of this machine has not mixed up the registers from
-// which products on Hopper take probabilities: from shared memory, they are the same bits. Other GPUs have one kernel for
-// both, whose bits repeat.
+// TestProbabilitiesFromSharedMemory detects wrong register assignments of this machine's compiler: products on Hopper
+// must return the same bits with probabilities from shared memory. Other GPUs use the same kernel for both.
 func TestProbabilitiesFromSharedMemory(t *testing.T) {
 	r := newCUDARig(t)
 	registers, memory := r.newFlash(true), r.newFlash(true)
@@ -350,13 +349,14 @@ func TestProbabilitiesFromSharedMemory(t *testing.T) {
 	}
 }
 
-// TestEveryLaneArrives holds that kernels on Hopper whose warps say with every lane that they have done with something, not with
-// one, compute the same bits. Under compute-sanitizer's racecheck, the first of each two subtests holds that nothing else is missing.
+// TestEveryLaneArrives checks that kernels on Hopper return the same bits if all lanes of a warp arrive at barriers,
+// not one. Under compute-sanitizer's racecheck, the first of each two subtests checks that no other synchronisation is
+// missing.
 func TestEveryLaneArrives(t *testing.T) {
 	r := newCUDARig(t)
 	for _, s := range source.HopperEveryLane {
 		for i := range 4 {
-			deterministic, margin := i%2 == 1, i/2*1000 // one SM is left, on which a block does all the work
+			deterministic, margin := i%2 == 1, i/2*1000 // one SM remains, on which one block does all the work
 			of := fmt.Sprintf("head dim %d, deterministic %t, margin %d", s.QK, deterministic, margin)
 			f := r.masked(300, 200, [2]int{s.QK, s.V})
 			var every attended
@@ -369,7 +369,7 @@ func TestEveryLaneArrives(t *testing.T) {
 			t.Run("one lane, "+of, func(t *testing.T) {
 				one := r.within(t).attend(r.newFlash(deterministic), tensor.BF16, f)
 				if !deterministic {
-					one.dq = every.dq // in no certain order
+					one.dq = every.dq // its order of sums is not fixed
 				}
 				sameBits(t, every, one)
 			})
@@ -377,10 +377,11 @@ func TestEveryLaneArrives(t *testing.T) {
 	}
 }
 
-// TestFlashLeavesSMs runs kernels for Hopper on fewer SMs than there are, whose blocks compute several blocks of queries, or of keys.
+// TestFlashLeavesSMs runs kernels for Hopper on a part of the SMs, so that blocks compute several blocks of queries or
+// keys.
 func TestFlashLeavesSMs(t *testing.T) {
 	r := newCUDARig(t)
-	for _, margin := range []int{100, 1000} { // the second leaves one to take
+	for _, margin := range []int{100, 1000} { // the second leaves one SM
 		for _, deterministic := range []bool{false, true} {
 			f := r.newFlash(deterministic)
 			f.margin = margin
@@ -401,8 +402,8 @@ func (r *cudaRig) testRepeats(dtype tensor.DType, f attentiontest.Fixture, times
 	for range times {
 		sameBits(t, r.attend(flash, dtype, f), want)
 	}
-	// The fast kernel adds to dQ in no certain order; all else is the same, but on Hopper, where the deterministic
-	// one subtracts LSE elsewhere.
+	// The fast kernel adds to dQ in no fixed order. All other results are the same, except on Hopper, where the
+	// deterministic kernel subtracts LSE at another point.
 	got := r.attend(fast, dtype, f)
 	otherwise := flash.hopper != nil && dtype != tensor.F32
 	if !slices.Equal(got.out, want.out) ||
@@ -411,8 +412,8 @@ func (r *cudaRig) testRepeats(dtype tensor.DType, f attentiontest.Fixture, times
 	}
 }
 
-// TestFlashRefuses holds that what it cannot do is an error that says what can, and that a forward
-// pass is not refused for what a backward pass cannot do.
+// TestFlashRefuses checks that unsupported inputs return an error with an alternative, and that limits of the backward
+// pass do not affect the forward pass.
 func TestFlashRefuses(t *testing.T) {
 	r := newCUDARig(t)
 	all := r.newFlash(false).shared
@@ -420,7 +421,7 @@ func TestFlashRefuses(t *testing.T) {
 		name              string
 		dtype             tensor.DType
 		dim, shared       int
-		forward, backward bool // whether it can
+		forward, backward bool // whether the pass is supported
 	}{
 		{"float32", tensor.F32, 64, all, true, true},
 		{"float32, head dim 264", tensor.F32, 264, all, false, false},

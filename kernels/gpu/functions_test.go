@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/internal/base/cuda"
 )
 
-// finder counts what a cache asks for. Its lock is that of the cache.
+// finder counts look-ups. It shares the lock of the cache.
 type finder struct{ asked []functionKey }
 
 func (f *finder) find(k functionKey) (*cuda.Function, error) {

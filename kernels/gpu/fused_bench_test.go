@@ -16,9 +16,9 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// BenchmarkFused times what a rank does in the hops of a causal zigzag, 32:8 heads of 128: the
-// calls of cuDNN in TFLOP/s (forward 4 FLOPs a pair, head and dim, backward 2.5 times that),
-// and the passes over memory around them in GB/s.
+// BenchmarkFused measures a rank's work in the hops of a causal zigzag, 32:8 heads of 128: the calls of cuDNN in
+// TFLOP/s (4 FLOPs per pair, head and dim forward, 2.5 times that backward), and the passes over memory around them in
+// GB/s.
 func BenchmarkFused(b *testing.B) {
 	for _, seq := range []int{4096, 8192, 32768} {
 		x, half := newFusedBench(b, seq), seq/2
@@ -47,8 +47,8 @@ func BenchmarkFused(b *testing.B) {
 	}
 }
 
-// BenchmarkFusedDocuments times forward passes of packed documents, MagiAttention's first pack of 16K tokens with 64:8
-// heads of 128; one GPU, and the half of two that a layout gives the first.
+// BenchmarkFusedDocuments measures forward passes of packed documents, MagiAttention's first pack of 16K tokens with
+// 64:8 heads of 128, on one GPU, and on the first of two GPUs.
 func BenchmarkFusedDocuments(b *testing.B) {
 	docs := []int{216, 1536, 1536, 762, 350, 75, 75, 150, 350, 150, 75, 30, 3072, 30, 4096, 3881}
 	const seq, heads = 16384, 64
@@ -92,7 +92,8 @@ func newFusedBench(b *testing.B, seq int) *fusedBench { return newFusedBenchOf(b
 func newFusedBenchOf(b *testing.B, seq, heads int, packed bool) *fusedBench {
 	const kvHeads, dim = 8, 128
 	x := &fusedBench{fusedRig: newFused(b, FusedOptions{Packed: packed, Workspace: FusedWorkspace(FusedShape{
-		Batch: 1, SeqQ: seq, SeqK: seq, Heads: heads, KVHeads: kvHeads, Dim: dim, DimV: dim, Calls: 4, Training: true, Packed: packed})})}
+		Batch: 1, SeqQ: seq, SeqK: seq, Heads: heads, KVHeads: kvHeads, Dim: dim, DimV: dim, Calls: 4, Training: true,
+		Packed: packed})})}
 	x.p.Scale = 1 / math.Sqrt(dim)
 	x.q, x.do, x.o = x.random(b, seq, heads, dim), x.random(b, seq, heads, dim), x.random(b, seq, heads, dim)
 	x.k, x.v = x.random(b, seq, kvHeads, dim), x.random(b, seq, kvHeads, dim)
@@ -112,8 +113,7 @@ func newFusedBenchOf(b *testing.B, seq, heads int, packed bool) *fusedBench {
 	return x
 }
 
-// random is a tensor of numbers of about 1, as zeros would draw less power: some rows of them
-// again and again.
+// random returns a tensor of numbers of about 1, since zeros would draw less power. It repeats some rows.
 func (x *fusedBench) random(b *testing.B, seq, heads, dim int) View {
 	const some = 256
 	few := make([]uint16, some*heads*dim)
@@ -133,7 +133,7 @@ func (x *fusedBench) random(b *testing.B, seq, heads, dim int) View {
 	return v
 }
 
-// time runs f again and again, and reports work in TFLOP/s or GB/s.
+// time runs f repeatedly and reports work in TFLOP/s or GB/s.
 func (x *fusedBench) time(b *testing.B, work float64, unit string, f func()) {
 	f()
 	check(b, x.stream.Sync(context.Background()))
@@ -189,7 +189,7 @@ func (x *fusedBench) backward(b *testing.B, t partition.Tile) {
 	b.ReportMetric(float64(plan.Workspace)/(1<<20), "MiB")
 }
 
-// backwardOf is the problem of a tile that is one piece.
+// backwardOf returns the problem of a tile with one piece.
 func (x *fusedBench) backwardOf(t partition.Tile) dnn.Desc {
 	c := fusedCall{
 		q:        x.q,
@@ -206,7 +206,7 @@ func (x *fusedBench) backwardOf(t partition.Tile) dnn.Desc {
 	return x.piece(&c, g, g.pieces[0])
 }
 
-// BenchmarkFusedPlan times the building of plans, each for another length.
+// BenchmarkFusedPlan measures the building of plans, each for another length.
 func BenchmarkFusedPlan(b *testing.B) {
 	x := newFusedBench(b, 4096)
 	d := x.backwardOf(
@@ -229,7 +229,7 @@ func BenchmarkFusedPlan(b *testing.B) {
 	}
 }
 
-// parts are so many partial results of all rows.
+// parts returns n partial results of all rows.
 func (x *fusedBench) parts(n int) []fusedPart {
 	seq, heads := x.q.Len(tensor.Seq), x.q.Len(tensor.Heads)
 	var parts []fusedPart
@@ -268,7 +268,7 @@ func (x *fusedBench) finishGrads(b *testing.B, n int) {
 	})
 }
 
-// addKeys adds to dK and dV what holds something already.
+// addKeys adds to initialised dK and dV.
 func (x *fusedBench) addKeys(b *testing.B) {
 	c := fusedCall{q: x.q, k: x.k, v: x.v, dk: x.grads.DK, dv: x.grads.DV}
 	dk, dv, err := x.keyGrads(&c, x.k.Len(tensor.Seq))
@@ -279,7 +279,7 @@ func (x *fusedBench) addKeys(b *testing.B) {
 	})
 }
 
-// unified is the one-node forward pass of a full hop, which newer versions of cuDNN have.
+// unified is the single-node forward pass of a full hop in newer versions of cuDNN.
 func (x *fusedBench) unified(b *testing.B) {
 	c := fusedCall{q: x.q, k: x.k, v: x.v, scale: x.p.Scale}
 	tile := partition.Tile{

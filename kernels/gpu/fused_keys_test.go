@@ -13,8 +13,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// TestFusedHold holds that gradients that wait for a fold become what a fold into complete ones makes,
-// also where the end of the pass comes between.
+// TestFusedHold checks that a fold of held gradients equals a fold into complete gradients, also if the pass ends in
+// between.
 func TestFusedHold(t *testing.T) {
 	const seq, heads, kvHeads, dim, lo, hi = 512, 4, 2, 64, 64, 320
 	tile := func(q, k partition.Range, b partition.Band) partition.Tile {
@@ -90,14 +90,14 @@ func TestFusedHold(t *testing.T) {
 				FoldNext: next,
 			}
 		}
-		// What came from another rank may be any numbers.
+		// Received gradients may have any values.
 		from := begin()
 		check(t, from.Block(block(src, cases["causal"], seq, false)))
 		check(t, from.End())
 		fold := attention.Fold{Dst: g.Rows(0, hi), Lo: lo, Src: src.Rows(lo, hi)}
 		run := func(tiles []partition.Tile, reset, next, late bool) (dk, dv []float64) {
 			pass, fresh := begin(), seq
-			if !reset { // something is there already
+			if !reset { // the gradients are initialised
 				check(t, pass.Block(block(g, nil, seq, false)))
 				check(t, pass.Fold(attention.Fold{Dst: g, Src: attention.KeyGrads{DK: src.DV, DV: src.DK}}))
 				fresh = 0
@@ -117,7 +117,7 @@ func TestFusedHold(t *testing.T) {
 			return dk, dv
 		}
 		for name, tiles := range cases {
-			if packed && len(tiles) == 1 { // every shape costs plans
+			if packed && len(tiles) == 1 { // every shape takes several plans
 				continue
 			}
 			for _, reset := range []bool{true, false} {
@@ -125,7 +125,8 @@ func TestFusedHold(t *testing.T) {
 				for how, late := range map[string]bool{"at once": false, "late": true} {
 					gotK, gotV := run(tiles, reset, true, late)
 					same := func(what string, got, want []float64) {
-						if err := near.Each(got, want, near.Finite, func(i int) float64 { return 1e-5 * (1 + math.Abs(want[i])) }); err != nil {
+						if err := near.Each(got, want, near.Finite,
+							func(i int) float64 { return 1e-5 * (1 + math.Abs(want[i])) }); err != nil {
 							t.Errorf("packed %t, %s, %s, reset %t: %s: %v", packed, name, how, reset, what, err)
 						}
 					}

@@ -9,9 +9,8 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// TestFusedPackedVariants compares packed calls with calls of one piece each. It holds that the
-// way that they are made by default is right, and logs how far off the others are: a version of
-// cuDNN may allow more than packing says, or less.
+// TestFusedPackedVariants compares packed calls with calls of one piece each. The default packing must be correct. The
+// test logs the errors of the others, since a version of cuDNN may support more or less than packing assumes.
 func TestFusedPackedVariants(t *testing.T) {
 	want := map[int]results{}
 	at := func(dim int) fusedCase {
@@ -41,7 +40,7 @@ func TestFusedPackedVariants(t *testing.T) {
 	}
 }
 
-// packed is what packed calls that are made like that give.
+// packed returns the results of packed calls with the given packing.
 func (c fusedCase) packed(t *testing.T, p packing) results {
 	t.Helper()
 	r := newFused(t, FusedOptions{Packed: true})
@@ -49,7 +48,7 @@ func (c fusedCase) packed(t *testing.T, p packing) results {
 	return c.run(t, r, func() {})
 }
 
-// packings are what differs from the default and makes a difference at dim.
+// packings returns the variants of the default that change the call at dim.
 func packings(dim int) []packing {
 	var all []packing
 	p := defaultPacking

@@ -8,14 +8,15 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// TestFusedPackedGrads holds which head dims have packed gradients, and that memory for the
-// gradients of every query head, which only packed calls take, is planned for these alone.
+// TestFusedPackedGrads checks which head dims have packed gradients, and that plans include memory for the gradients of
+// every query head only for these.
 func TestFusedPackedGrads(t *testing.T) {
 	for _, c := range []struct {
 		dim, dimV int
 		packed    bool
 	}{
-		{16, 16, true}, {64, 64, true}, {80, 80, true}, {112, 112, true}, {128, 128, true}, {192, 128, true}, {192, 192, true},
+		{16, 16, true}, {64, 64, true}, {80, 80, true}, {112, 112, true}, {128, 128, true}, {192, 128, true},
+		{192, 192, true},
 		{72, 72, false}, {88, 88, false}, {104, 104, false}, {120, 120, false}, {120, 128, false}, {128, 120, false},
 		{200, 200, false}, {208, 128, false}, {256, 256, false},
 	} {
@@ -46,8 +47,8 @@ func TestFusedPackedGrads(t *testing.T) {
 	}
 }
 
-// TestWorkspacesAgree holds that what is reserved for a call of cuDNN is what the choice of backends says
-// it takes, or for packed documents, whose lengths are rounded up, at least that.
+// TestWorkspacesAgree checks that the reserved workspace equals the estimate of package backends, or is at least that
+// for packed documents, whose lengths are rounded up.
 func TestWorkspacesAgree(t *testing.T) {
 	for _, dim := range []int{64, 128, 256} {
 		for _, kvHeads := range []int{2, 8} {
@@ -78,7 +79,7 @@ func TestWorkspacesAgree(t *testing.T) {
 	}
 }
 
-// chosenWorkspace is what internal/model/backends says that the call of a shape takes on Hopper.
+// chosenWorkspace returns the estimate of internal/model/backends for a shape on Hopper.
 func chosenWorkspace(t *testing.T, s FusedShape) int64 {
 	t.Helper()
 	c, err := backends.Select(backends.Params{
@@ -92,11 +93,12 @@ func chosenWorkspace(t *testing.T, s FusedShape) int64 {
 	return c.Workspace()
 }
 
-// TestDeterministicWorkspace: a deterministic call at 32K was measured to need more than 69,147,295,744
-// bytes on H200 with cuDNN 9.19.0, and less than the 103,720,943,616 that were asked for then.
+// TestDeterministicWorkspace: as measured, a deterministic call at 32K needs more than 69,147,295,744 bytes on H200
+// with cuDNN 9.19.0, and less than 103,720,943,616, the request at that time.
 func TestDeterministicWorkspace(t *testing.T) {
 	got := FusedWorkspace(FusedShape{
-		Batch: 1, SeqQ: 32768, SeqK: 32768, Heads: 32, KVHeads: 8, Dim: 128, DimV: 128, Calls: 1, Training: true, Deterministic: true,
+		Batch: 1, SeqQ: 32768, SeqK: 32768, Heads: 32, KVHeads: 8, Dim: 128, DimV: 128, Calls: 1, Training: true,
+		Deterministic: true,
 	})
 	if got <= 69147295744 || got >= 103720943616 {
 		t.Errorf("a workspace of %d bytes", got)

@@ -19,26 +19,26 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// fusedCase is one attention over several ranks, all of which one GPU plays.
+// A fusedCase is one attention over several ranks, which all run on one GPU.
 type fusedCase struct {
 	ranks, seq, heads, kvHeads, dim int
 	layout                          partition.Layout
 	mask                            partition.Mask
-	gathered                        bool // forward in one block of all keys that a rank reads
-	bad                             int  // the position of a key that is NaN; 0: none
+	gathered                        bool // forward in one block of all keys of a rank
+	bad                             int  // the position of a NaN key; 0: none
 }
 
-// rankTensors are the tensors of one rank, on the device.
+// rankTensors holds the tensors of one rank, on the device.
 type rankTensors struct {
 	q, k, v, do, o View
 	acc            attention.Partial
 	grads          attention.Grads
 }
 
-// at16 is the number that 16 bits of bfloat16 stand for.
+// at16 returns the value of a bfloat16.
 func at16(b uint16) float64 { return float64(math.Float32frombits(uint32(b) << 16)) }
 
-// put makes a device tensor of host rows [from] of all.
+// put copies rows [from] of a host tensor to the device.
 func (r fusedRig) put(t testing.TB, all []uint16, from []int, heads, dim int) View {
 	t.Helper()
 	h := tensor.New(tensor.BF16, 1, len(from), heads, dim)
@@ -51,7 +51,7 @@ func (r fusedRig) put(t testing.TB, all []uint16, from []int, heads, dim int) Vi
 	return tensor.Dense(mem, tensor.BF16, 0, h.Shape())
 }
 
-// empty is device memory that nothing has been written to.
+// empty returns uninitialised device memory.
 func (r fusedRig) empty(t testing.TB, dtype tensor.DType, shape ...int) View {
 	t.Helper()
 	n := [4]int{1, 1, 1, 1}
@@ -61,7 +61,7 @@ func (r fusedRig) empty(t testing.TB, dtype tensor.DType, shape ...int) View {
 	return tensor.Dense(mem, dtype, 0, n)
 }
 
-// get adds rows of a device tensor to those of all.
+// get copies rows of a device tensor to a host tensor.
 func (r fusedRig) get(t testing.TB, v View, all []float64, to []int) {
 	t.Helper()
 	h := tensor.NewHost(v.Memory().Bytes())
@@ -79,11 +79,11 @@ func (r fusedRig) get(t testing.TB, v View, all []float64, to []int) {
 	}
 }
 
-// results are the whole tensors, put together from all ranks.
+// results holds the complete tensors, assembled from all ranks.
 type results struct{ o, lse, dq, dk, dv []float64 }
 
-// run is forward and backward of every rank with the keys of every owner, in the order of a
-// ring. after is called behind each kernel call.
+// run runs every rank forward and backward with the keys of every owner, in the order of a ring. It calls after after
+// each kernel call.
 func (c fusedCase) run(t testing.TB, r fusedRig, after func()) results {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(5, 6))
@@ -195,12 +195,13 @@ func (c fusedCase) run(t testing.TB, r fusedRig, after func()) results {
 	return out
 }
 
-// from measures how far each of the results is from what it should be.
+// from measures the distance of each result from the wanted one.
 func (got results) from(t *testing.T, want results) map[string]near.Distance {
 	t.Helper()
 	all := map[string]near.Distance{}
 	for name, pair := range map[string][2][]float64{
-		"o": {got.o, want.o}, "lse": {got.lse, want.lse}, "dq": {got.dq, want.dq}, "dk": {got.dk, want.dk}, "dv": {got.dv, want.dv},
+		"o": {got.o, want.o}, "lse": {got.lse, want.lse}, "dq": {got.dq, want.dq}, "dk": {got.dk, want.dk},
+		"dv": {got.dv, want.dv},
 	} {
 		d, err := near.Of(pair[0], pair[1], near.Finite)
 		check(t, err)
@@ -209,7 +210,7 @@ func (got results) from(t *testing.T, want results) map[string]near.Distance {
 	return all
 }
 
-// near fails where results differ by more than a few roundings to bfloat16 of the largest.
+// near fails if results differ by more than a few roundings of the largest to bfloat16.
 func (got results) near(t *testing.T, want results, roundings float64) {
 	t.Helper()
 	for name, d := range got.from(t, want) {
@@ -228,7 +229,7 @@ func fusedCases(t testing.TB) map[string]fusedCase {
 	check(t, err)
 	cases := map[string]fusedCase{}
 	for name, mask := range map[string]partition.Mask{"causal": causal, "window": window, "documents": docs} {
-		for _, ranks := range []int{2, 4, 8} { // with 8, results are folded on the way
+		for _, ranks := range []int{2, 4, 8} { // with 8, the pass folds results in between
 			cases[fmt.Sprintf("%s, %d ranks", name, ranks)] = fusedCase{
 				ranks:   ranks,
 				seq:     1024,
@@ -243,8 +244,7 @@ func fusedCases(t testing.TB) map[string]fusedCase {
 	return cases
 }
 
-// TestFusedRing holds that a ring gives what one call does, and that it does not matter when
-// results are folded.
+// TestFusedRing checks that a ring returns the results of one call, for any number of folds.
 func TestFusedRing(t *testing.T) {
 	for name, c := range fusedCases(t) {
 		t.Run(name, func(t *testing.T) {
@@ -266,8 +266,8 @@ func TestFusedRing(t *testing.T) {
 	}
 }
 
-// TestFusedRingKeepsNaN holds that a NaN of one rank's keys reaches all rows that see it, in whatever hop it comes, and
-// no other rank.
+// TestFusedRingKeepsNaN checks that a NaN in one rank's keys reaches all rows that see it, in any hop, and no other
+// rank.
 func TestFusedRingKeepsNaN(t *testing.T) {
 	for name, c := range fusedCases(t) {
 		if len(c.mask.Docs) > 0 {
@@ -293,8 +293,8 @@ func TestFusedRingKeepsNaN(t *testing.T) {
 	}
 }
 
-// TestFusedGathered holds that a forward pass over all keys that a rank reads, side by side, gives what one call does.
-// Chunks of one document see the same keys, so that pieces of a packed call overlap.
+// TestFusedGathered checks that a forward pass over all keys of a rank, gathered, returns the results of one call.
+// Chunks of one document see the same keys, so pieces of a packed call overlap.
 func TestFusedGathered(t *testing.T) {
 	for name, c := range fusedCases(t) {
 		layouts := []partition.Layout{c.layout, partition.Contiguous{}}
@@ -324,10 +324,10 @@ func keepsMatrix(t *testing.T) bool {
 	return backends.KeepsMatrix(gpus[0].Arch, backends.Version(version))
 }
 
-// TestFusedWorkspaceIsEnough holds that nothing is taken beyond what FusedWorkspace says.
+// TestFusedWorkspaceIsEnough checks that Fused allocates no more than FusedWorkspace.
 func TestFusedWorkspaceIsEnough(t *testing.T) {
 	const seq, heads, kvHeads = 8192, 4, 2
-	docs := append([]int{seq / 2}, slices.Repeat([]int{64}, seq/2/64)...) // many, and one much longer
+	docs := append([]int{seq / 2}, slices.Repeat([]int{64}, seq/2/64)...) // many documents, and one that is much longer
 	for _, c := range []struct {
 		ranks, dim    int
 		docs          []int

@@ -16,7 +16,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// fusedRig is a Fused on the first GPU, and copies to and from it.
+// fusedRig has a Fused on the first GPU, and copies data to and from it.
 type fusedRig struct {
 	*Fused
 	dev *cuda.Device
@@ -26,7 +26,7 @@ func newFused(t testing.TB, options FusedOptions) fusedRig {
 	t.Helper()
 	dev, err := cuda.Open(0)
 	check(t, err)
-	check(t, dev.Reserve(2<<30)) // for what tests allocate, which is given back at their end
+	check(t, dev.Reserve(2<<30)) // for the tests' allocations, which end with them
 	stream, err := dev.NewStream("compute", false)
 	check(t, err)
 	loader, err := NewLoader(dev)
@@ -85,19 +85,20 @@ func hostBytes(h *tensor.Host) []byte {
 	return unsafe.Slice((*byte)(h.Ptr()), h.Bytes())
 }
 
-// beyondFused are cases that cuDNN does not take: the rules of package attention refuse them.
+// beyondFused lists cases that cuDNN does not support. The rules of package attention reject them.
 func beyondFused(c attentiontest.Case) bool {
 	return c.Dim%8 != 0 || c.DimV%8 != 0 || beyondAnyDims(c)
 }
 
-// beyondAnyDims says that it is not the head dims: rows off 16 bytes, a single query and key, for
-// which cuDNN has no gradient, or a scale of 0, for which its gradient faults, or below.
+// beyondAnyDims reports whether a case is unsupported for another reason than its head dims: rows not aligned to 16
+// bytes, a single query and key, for which cuDNN has no gradient, or a scale of 0 or less, for which its gradient is
+// wrong.
 func beyondAnyDims(c attentiontest.Case) bool {
 	gaps := c.Layout == attentiontest.Padded || c.Layout == attentiontest.Interleaved
 	return c.Softmax.Softcap > 0 || c.Softmax.Scale <= 0 || gaps || c.SeqQ == 1 && c.SeqK == 1
 }
 
-// Each shape of a case costs a plan, so that not every case is run in every way.
+// Each shape of a case takes a plan, so not every case runs in every way.
 var fusedSuite = attentiontest.Options{
 	DTypes:     []tensor.DType{tensor.BF16},
 	MaxHeadDim: 256,
@@ -114,7 +115,7 @@ func TestFused(t *testing.T) {
 	)
 }
 
-// TestFusedPacked runs the cases of several tiles, calls or batches through packed calls.
+// TestFusedPacked runs the cases with several tiles, calls or batches as packed calls.
 func TestFusedPacked(t *testing.T) {
 	suite := fusedSuite
 	suite.Leaves = func(c attentiontest.Case) bool {
@@ -127,7 +128,7 @@ func TestFusedPacked(t *testing.T) {
 	)
 }
 
-// TestFusedBands runs the cases whose head dims are too small for cuDNN with others.
+// TestFusedBands runs the cases with head dims too small for cuDNN with other head dims.
 func TestFusedBands(t *testing.T) {
 	for _, packed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("packed %t", packed), func(t *testing.T) {

@@ -11,8 +11,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// BenchmarkHeadDims is whole passes of flash and of cuDNN on the same tensors in one process: 32:8 heads, causal and without a
-// mask, of 16K tokens. FLOPs are those of BenchmarkFlash.
+// BenchmarkHeadDims measures entire passes of flash and of cuDNN on the same tensors in one process: 32:8 heads, 16K
+// tokens, causal and without a mask. FLOPs count as in BenchmarkFlash.
 func BenchmarkHeadDims(b *testing.B) {
 	const seq, heads, kvHeads = 16384, 32, 8
 	all := partition.Range{Hi: seq}
@@ -49,7 +49,7 @@ func BenchmarkHeadDims(b *testing.B) {
 	}
 }
 
-// whole is a forward pass and, where both are wanted, the backward pass behind it.
+// whole runs a forward pass and, if both are wanted, the backward pass.
 func (x *flashBench) whole(k attention.Kernel, both bool) func() error {
 	block := attention.Block{K: x.k, V: x.v, Tiles: x.tiles, First: true, Last: true}
 	saved := attention.Saved{O: x.o, LSE: x.acc.LSE, Delta: x.delta}

@@ -22,7 +22,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// newTestCPU returns the kernels that those of the GPU are compared with.
+// newTestCPU returns the CPU kernels to which tests compare the GPU.
 func newTestCPU(t testing.TB) *cpu.Kernels {
 	stream := tensor.NewHostStream("test")
 	t.Cleanup(func() { stream.Close() })

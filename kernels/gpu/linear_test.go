@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// linearWay is a way to multiply.
+// A linearWay is one implementation of matrix products.
 type linearWay struct {
 	name string
 	run  func(r *cudaRig, p blas.Problem)
@@ -28,7 +28,7 @@ var linearWays = []linearWay{
 	}},
 }
 
-// Sizes that no vector load fits, that fit no tile, and that are 0.
+// Sizes for which vector loads and tiles do not fit, and 0.
 var linearSizes = [][3]int{ // rows, in, out
 	{1, 1, 1}, {3, 5, 7}, {64, 64, 64}, {65, 33, 127}, {128, 256, 136}, {257, 1000, 24}, {1, 3000, 2},
 	{8, 0, 8}, {0, 8, 8}, {8, 8, 0}, {513, 96, 1000},
@@ -50,7 +50,7 @@ func TestCUDALinear(t *testing.T) {
 	}
 }
 
-// shifted is a copy of v, n elements behind where an allocation begins.
+// shifted copies v to an address n elements after the start of an allocation.
 func (r *cudaRig) shifted(v View, n int) View {
 	size := v.DType().Size()
 	mem, err := r.loader.Device().Alloc(int64((v.Size() + n) * size))
@@ -98,7 +98,7 @@ func testCUDALinear(r *cudaRig, run func(*cudaRig, blas.Problem), dtype tensor.D
 	r.near("linear dw", dw, dwh)
 }
 
-// A repeated problem is not chosen for again.
+// A repeated problem reuses the choice.
 func TestCUDALinearPlans(t *testing.T) {
 	r := newCUDARig(t)
 	x, _ := r.normal(tensor.BF16, 1, 16, 1, 32)
@@ -113,15 +113,15 @@ func TestCUDALinearPlans(t *testing.T) {
 	}
 }
 
-// BenchmarkCUDALinear are the products of a llama-3.2-3B layer, and of a chunk of its logits, over
-// 8192 tokens.
+// BenchmarkCUDALinear measures the products of a llama-3.2-3B layer, and of a chunk of its logits, over 8192 tokens.
 func BenchmarkCUDALinear(b *testing.B) {
 	const tokens = 8192
 	rig := newCUDARig(b)
 	for _, s := range []struct {
 		name    string
 		in, out int
-	}{{"qkv", 3072, 5120}, {"o", 3072, 3072}, {"up", 3072, 8192}, {"down", 8192, 3072}, {"square", 8192, 8192}, {"head", 3072, 128256}} {
+	}{{"qkv", 3072, 5120}, {"o", 3072, 3072}, {"up", 3072, 8192}, {"down", 8192, 3072}, {"square", 8192, 8192},
+		{"head", 3072, 128256}} {
 		rows := tokens
 		if s.name == "head" {
 			rows = 2048
@@ -131,7 +131,7 @@ func BenchmarkCUDALinear(b *testing.B) {
 			check(b, err)
 			return tensor.Dense(mem, dtype, 0, [4]int{1, rows, 1, cols})
 		}
-		// Power, and with it the clock, depends on the values: zeros are faster than anything real.
+		// Power, and with it the clock, depends on the values: zeros are faster than real data.
 		x, w, y := mark(tensor.BF16, rows, s.in), mark(tensor.BF16, s.out, s.in), mark(tensor.BF16, rows, s.out)
 		dw := mark(tensor.F32, s.out, s.in)
 		for _, v := range []View{x, w, y} {
@@ -161,7 +161,7 @@ func BenchmarkCUDALinear(b *testing.B) {
 	}
 }
 
-// noise fills a 16-bit view with values of about one size.
+// noise fills a 16-bit view with values of similar size.
 func (r *cudaRig) noise(b *testing.B, v View) {
 	const n = 1 << 20
 	block := tensor.New(tensor.BF16, 1, 1, 1, n)
@@ -176,7 +176,7 @@ func (r *cudaRig) noise(b *testing.B, v View) {
 	}
 }
 
-// rate times f on the device and reports TFLOP/s.
+// rate measures f on the device and reports TFLOP/s.
 func (r *cudaRig) rate(b *testing.B, flop float64, f func()) {
 	f()
 	f()

@@ -8,8 +8,7 @@ import (
 	"github.com/cprun/cprun/internal/base/cuda"
 )
 
-// A second start compiles nothing. These programs are quick to compile; tests of kernels load the
-// others.
+// A second start compiles nothing. These programs compile quickly; tests of kernels load the others.
 func TestLoader(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	dev, err := cuda.Open(0)

@@ -14,11 +14,11 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// block is the most queries or keys of a product of any of our kernels; see attentiontest.Options.
+// block is the largest number of queries or keys in a product of cprun's kernels; see attentiontest.Options.
 const block = 192
 
-// TestNonFinite runs the suite of NaN and infinities on the kernels of this package: the reference, and flash as before
-// Hopper, with little shared memory, and as on this GPU.
+// TestNonFinite runs the suite of NaN and infinities on the reference, and on flash with the kernels before Hopper,
+// with little shared memory, and with this GPU's kernels.
 func TestNonFinite(t *testing.T) {
 	r := newCUDARig(t)
 	flash, ordered, older, olderOrdered, small := r.newFlash(
@@ -57,8 +57,8 @@ func TestNonFinite(t *testing.T) {
 	}
 }
 
-// TestFusedNonFinite measures which NaN and infinities cuDNN drops, in one call and in three hops behind our fold, and
-// holds the record of package backends to it. -v prints the table.
+// TestFusedNonFinite measures which NaN and infinities cuDNN drops, in one call and in three hops with folds, and
+// compares with the record of package backends. -v prints the table.
 func TestFusedNonFinite(t *testing.T) {
 	version, err := dnn.Version()
 	check(t, err)

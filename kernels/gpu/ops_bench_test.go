@@ -9,9 +9,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// BenchmarkCUDAOps is the operations that memory bounds, by the bytes that they must move, at the
-// shapes of llama-3.2-3B with 32K tokens, in bfloat16. "copy" is what the memory can do.
-// `cprun bench ops` measures with more care.
+// BenchmarkCUDAOps measures the memory-bound operations in bytes per second, at the shapes of llama-3.2-3B with 32K
+// tokens in bfloat16. "copy" is the rate of the memory. `cprun bench ops` measures more carefully.
 func BenchmarkCUDAOps(b *testing.B) {
 	r := newCUDARig(b)
 	const rows, n, inner, vocab, chunk, params = 32 << 10, 3072, 8192, 128256, 2048, 128 << 20
@@ -36,7 +35,7 @@ func BenchmarkCUDAOps(b *testing.B) {
 	wide := f32(rows, 24, 128)
 	table, dtable, logits := act(1, vocab, 1, n), f32(1, vocab, 1, n), act(chunk, 1, vocab)
 	ids := tensor.New(tensor.I32, 1, rows, 1, 1)
-	for i := range tensor.Data[int32](ids) { // as in text, few ids are most of it
+	for i := range tensor.Data[int32](ids) { // as in text, a few ids are frequent
 		u := r.rng.Float64()
 		tensor.Data[int32](ids)[i] = int32(u * u * u * u * vocab)
 	}
@@ -106,7 +105,7 @@ func BenchmarkCUDAOps(b *testing.B) {
 	}
 }
 
-// keys3 is the first third of the tokens.
+// keys3 returns the first third of the tokens.
 func keys3(v View) View { return v.Slice(tensor.Seq, 0, v.Len(tensor.Seq)/3) }
 
 func product(xs []int) int {

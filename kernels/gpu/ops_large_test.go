@@ -12,8 +12,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Here are the sizes of real models, which opstest has not: every kernel for rows, grids whose
-// blocks go round several times, and more elements than 32 bits count; all against the CPU.
+// These tests use the sizes of real models, which opstest lacks: every kernel for rows, grids whose blocks loop several
+// times, and more elements than 32 bits count. They compare with the CPU.
 
 var cudaTypes = []tensor.DType{tensor.BF16, tensor.F16, tensor.F32}
 
@@ -21,7 +21,7 @@ func TestCUDANormSizes(t *testing.T) {
 	rig := newCUDARig(t)
 	for _, dtype := range cudaTypes {
 		sizes := []int{8, 264, 504, 1024, 2048, 3072, 4096, 5120, 8192, 10000, 16384, 20000, 3001}
-		if dtype == tensor.F16 { // the same code, but for what converts
+		if dtype == tensor.F16 { // the same code, except for the conversions
 			sizes = []int{3072}
 		}
 		for _, n := range sizes {
@@ -33,7 +33,7 @@ func TestCUDANormSizes(t *testing.T) {
 	}
 }
 
-// fewer is what sizes are divided by where nothing large is to be computed.
+// fewer is the divisor of sizes for short tests.
 func (r *cudaRig) fewer() int {
 	if testing.Short() {
 		return 50
@@ -59,7 +59,7 @@ func testCUDANorm(r *cudaRig, dtype tensor.DType, rows, n int) {
 	r.AddRMSNorm(y, inv, sum, x, b, w, eps)
 	r.cpu.AddRMSNorm(ys, invs, sums, xs, bs, ws, eps)
 	r.near("sum", sum, sums)
-	copy(tensor.Data[float32](sums), r.values(sum)) // the norm is of the sum as rounded
+	copy(tensor.Data[float32](sums), r.values(sum)) // the norm is of the rounded sum
 	r.cpu.RMSNorm(ys, invs, sums, ws, eps)
 	r.near("y of the sum", y, ys)
 
@@ -127,11 +127,12 @@ func testCUDARope(r *cudaRig, dtype tensor.DType, seq, heads, dim int) {
 	}
 }
 
-// TestCUDAEmbedBackward has ids that repeat over segments, and over chunks of the sort, a third of
-// all of one kind.
+// TestCUDAEmbedBackward has ids that repeat over segments and over chunks of the sort. A third of the tokens have the
+// same id.
 func TestCUDAEmbedBackward(t *testing.T) {
 	rig := newCUDARig(t)
-	for _, s := range []struct{ tokens, vocab, hidden int }{{40000, 300000, 40}, {17000, 50, 136}, {3000, 1000, 3072}, {500, 2, 7}} {
+	for _, s := range []struct{ tokens, vocab, hidden int }{{40000, 300000, 40}, {17000, 50, 136}, {3000, 1000, 3072},
+		{500, 2, 7}} {
 		for _, dtype := range cudaTypes {
 			t.Run(fmt.Sprint(dtype, s), func(t *testing.T) {
 				r := rig.within(t)
@@ -152,7 +153,8 @@ func TestCUDAEmbedBackward(t *testing.T) {
 	}
 }
 
-// TestCUDAUnknownIDs: ids and targets outside the vocabulary harm no memory, and show.
+// TestCUDAUnknownIDs checks that ids and targets outside the vocabulary write no other memory, and are visible in the
+// results.
 func TestCUDAUnknownIDs(t *testing.T) {
 	r := newCUDARig(t)
 	ids := tensor.FromSlice([]int32{1, -1, 2, 1 << 30, 0}, 1, 5, 1, 1)
@@ -189,8 +191,8 @@ func TestCUDAUnknownIDs(t *testing.T) {
 	}
 }
 
-// TestCUDACrossEntropySizes has vocabularies of models, rows that are not aligned, and one that
-// does not fit in shared memory.
+// TestCUDACrossEntropySizes has vocabularies of models, unaligned rows, and a vocabulary that does not fit in shared
+// memory.
 func TestCUDACrossEntropySizes(t *testing.T) {
 	rig := newCUDARig(t)
 	for _, dtype := range cudaTypes {
@@ -209,7 +211,7 @@ func TestCUDACrossEntropySizes(t *testing.T) {
 				r.CrossEntropy(loss, logits, r.upload(targets), scale, true)
 				r.cpu.CrossEntropy(losses, logitss, targets, scale, false)
 				r.cpu.CrossEntropy(losses, logitss, targets, scale, true)
-				if dtype == tensor.F16 { // the least that it holds
+				if dtype == tensor.F16 { // the smallest float16
 					want := tensor.Data[float32](logitss)
 					check(t, near.Each(r.values(logits), want, near.Finite, func(i int) float64 {
 						return math.Abs(float64(want[i]))*0x1p-10 + 0x1p-24
@@ -227,8 +229,8 @@ func TestCUDACrossEntropySizes(t *testing.T) {
 	}
 }
 
-// TestCUDAOptim compares with the CPU: aligned and not, with a rest behind the last vector, with
-// each type of copy, with and without clipping.
+// TestCUDAOptim compares with the CPU: aligned and unaligned, with a remainder after the last vector, with each type of
+// copy, with and without clipping.
 func TestCUDAOptim(t *testing.T) {
 	rig := newCUDARig(t)
 	for _, n := range []int{1, 4096, 100_003, 3_000_000 / rig.fewer()} {
@@ -317,7 +319,7 @@ func TestCUDAStrided(t *testing.T) {
 	r.Add(r.upload(tensor.New(tensor.BF16, 3)), r.upload(tensor.New(tensor.F32, 3)))
 }
 
-// TestCUDABeyond32Bits has views of more elements than 32 bits count, and looks at the last row.
+// TestCUDABeyond32Bits has views with more elements than 32 bits count, and checks the last row.
 func TestCUDABeyond32Bits(t *testing.T) {
 	r := newCUDARig(t)
 	const n, rows = 3072, 1<<31/3072 + 9
@@ -361,7 +363,7 @@ func TestCUDABeyond32Bits(t *testing.T) {
 	r.near("sum", end(y), ys)
 }
 
-// extent is memory that only has a size.
+// An extent is memory with a size and no data.
 type extent struct{ tensor.Memory }
 
 func (extent) Bytes() int64 { return math.MaxInt64 }

@@ -23,7 +23,7 @@ var (
 	_ optim.Device = (*Ops)(nil)
 )
 
-// cudaRig is a CUDA on the first GPU and the CPU that it is compared with.
+// cudaRig has the kernels of the first GPU, and the CPU kernels to compare with.
 type cudaRig struct {
 	*Ops
 	t   testing.TB
@@ -52,14 +52,14 @@ func newCUDARig(t testing.TB) *cudaRig {
 	return &cudaRig{Ops: c, t: t, cpu: newTestCPU(t), rng: rand.New(rand.NewPCG(1, 2))}
 }
 
-// within is the rig in a subtest.
+// within returns the rig for a subtest.
 func (r *cudaRig) within(t testing.TB) *cudaRig {
 	sub := *r
 	sub.t = t
 	return &sub
 }
 
-// upload is a copy of a dense host view on the device.
+// upload copies a dense host view to the device.
 func (r *cudaRig) upload(host View) View {
 	r.t.Helper()
 	bytes := int64(host.Size()) * int64(host.DType().Size())
@@ -78,7 +78,7 @@ func (r *cudaRig) upload(host View) View {
 	return v
 }
 
-// download is a dense host copy of a dense device view.
+// download copies a dense device view to the host.
 func (r *cudaRig) download(v View) (View, error) {
 	shape := v.Shape()
 	host := tensor.New(v.DType(), shape[:]...)
@@ -115,21 +115,20 @@ func TestCUDAOptimSuite(t *testing.T) {
 	})
 }
 
-// like is an uninitialised device view of the shape of v.
+// like returns an uninitialised device view of v's shape.
 func (r *cudaRig) like(dtype tensor.DType, v View) View {
 	mem, err := r.loader.Device().Alloc(int64(v.Size()) * int64(dtype.Size()))
 	check(r.t, err)
 	return tensor.Dense(mem, dtype, 0, v.Shape())
 }
 
-// normal is random values on the device, and on the host as float32, rounded to dtype both.
+// normal returns random values on the device, and on the host as float32, both rounded to dtype.
 func (r *cudaRig) normal(dtype tensor.DType, shape ...int) (device, host View) {
 	host = normal(r.rng, shape...)
 	return r.put(dtype, host), host
 }
 
-// put rounds a float32 host view to dtype, in place, and is a copy of it on the device in that
-// type.
+// put rounds a float32 host view to dtype, in place, and returns a copy on the device in that type.
 func (r *cudaRig) put(dtype tensor.DType, host View) View {
 	shape := host.Shape()
 	rounded := tensor.New(dtype, shape[:]...)
@@ -139,7 +138,7 @@ func (r *cudaRig) put(dtype tensor.DType, host View) View {
 	return r.upload(rounded)
 }
 
-// values is a device view as float32.
+// values returns a device view as float32.
 func (r *cudaRig) values(v View) []float32 {
 	r.t.Helper()
 	host, err := r.download(v)
@@ -151,15 +150,15 @@ func (r *cudaRig) values(v View) []float32 {
 	return tensor.Data[float32](wide)
 }
 
-// near fails the test unless got, on the device, is want within the rounding of its type, and
-// within some roundings of float32 of the largest value.
+// near fails the test unless got, on the device, equals want up to a rounding of its type and some roundings of the
+// largest value to float32.
 func (r *cudaRig) near(what string, got, want View) {
 	r.t.Helper()
 	r.nearSum(what, got, want, nil)
 }
 
-// nearSum is near for a product added to what stood there, old: in a 16-bit tensor cuBLASLt may
-// round the product before it adds it.
+// nearSum does the same for a product added to old: in a 16-bit tensor, cuBLASLt may round the product before the
+// addition.
 func (r *cudaRig) nearSum(what string, got, want View, old []float32) {
 	r.t.Helper()
 	settle(r.t, r.cpu)

@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// newDeviceReference is a DeviceReference on the rig's device.
+// newDeviceReference returns a Reference on the rig's device.
 func (r *cudaRig) newDeviceReference() *Reference {
 	r.t.Helper()
 	k, err := NewReference(r.stream, r.loader)

@@ -242,7 +242,7 @@ func newPipes(conn *net.UnixConn, in, out *os.File) (*pipes, error) {
 		if info, err := f.Stat(); err != nil {
 			return nil, err
 		} else if info.Mode().Type() != fs.ModeNamedPipe {
-			return nil, fmt.Errorf("the descriptor is %v, not a pipe", info.Mode().Type())
+			return nil, fmt.Errorf("a descriptor of mode %v in place of a pipe", info.Mode().Type())
 		}
 	}
 	raw, err := out.SyscallConn()

@@ -30,7 +30,7 @@ func TestShareOfOthers(t *testing.T) {
 		text string
 	}{
 		"memory alone": {func(m *os.File, _ []*os.File) []*os.File { return []*os.File{m} }, "1 descriptors, not 3"},
-		"no pipes":     {func(m *os.File, _ []*os.File) []*os.File { return []*os.File{m, m, m} }, "where a pipe was to be"},
+		"no pipes":     {func(m *os.File, _ []*os.File) []*os.File { return []*os.File{m, m, m} }, "pipe"},
 		"no memory":    {func(_ *os.File, p []*os.File) []*os.File { return []*os.File{p[0], p[0], p[1]} }, "seals of the memory"},
 		"a file":       {func(_ *os.File, p []*os.File) []*os.File { return []*os.File{file, p[0], p[1]} }, "seals of the memory"},
 	} {

@@ -33,7 +33,7 @@ func stream(t testing.TB, d *Device, name string) *Stream {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.Close() }) // a test that poisons it has seen its error
+	t.Cleanup(func() { s.Close() }) // a test that poisons the stream has seen its error
 	return s
 }
 
@@ -70,7 +70,7 @@ func size[T any](n int) int64 {
 	return int64(n) * int64(unsafe.Sizeof(x))
 }
 
-// put is xs in device memory.
+// put copies xs to device memory.
 func put[T any](t testing.TB, s *Stream, xs []T) *Memory {
 	t.Helper()
 	m, p := alloc0(t, s.dev, size[T](len(xs))), pinned(t, s.dev, size[T](len(xs)))
@@ -80,7 +80,7 @@ func put[T any](t testing.TB, s *Stream, xs []T) *Memory {
 	return m
 }
 
-// get is n elements from device memory.
+// get copies n elements from device memory.
 func get[T any](t testing.TB, s *Stream, addr uint64, n int) []T {
 	t.Helper()
 	p := pinned(t, s.dev, size[T](n))
@@ -89,7 +89,7 @@ func get[T any](t testing.TB, s *Stream, addr uint64, n int) []T {
 	return append([]T(nil), unsafe.Slice((*T)(p.ptr), n)...)
 }
 
-// compile is source for the device.
+// compile compiles source for the device.
 func compile(t testing.TB, d *Device, src string) *Module {
 	t.Helper()
 	c, err := nvrtc.Open("../../../.cuda/lib")
@@ -120,8 +120,8 @@ func function(t testing.TB, m *Module, name string, shared int) *Function {
 	return f
 }
 
-// gate holds a stream until it is opened. The kernel is loaded before anything waits, as
-// loading one may wait for the device.
+// A gate blocks a stream until it is opened. Its kernel is loaded first, since loading a kernel may wait for the
+// device.
 type gate struct {
 	f    *Function
 	flag *Pinned
@@ -140,7 +140,7 @@ func newGate(t testing.TB, s *Stream) *gate {
 	g.hold(s)
 	wait(t, s)
 	atomic.StoreInt32((*int32)(g.flag.ptr), 0)
-	t.Cleanup(g.open) // whatever happens, nothing spins for ever
+	t.Cleanup(g.open) // so that the kernel does not spin for ever
 	return g
 }
 

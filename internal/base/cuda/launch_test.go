@@ -15,8 +15,10 @@ func TestArguments(t *testing.T) {
 	s := stream(t, d, "arguments")
 	f := function(t, compile(t, d, `
 struct alignas(16) Pair { long long a, b; };
-extern "C" __global__ void arguments(double *out, int a, long long b, int c, float d, double e, int f, const __grid_constant__ Pair g, char *h, int i) {
-  out[0] = a; out[1] = b; out[2] = c; out[3] = d; out[4] = e; out[5] = f; out[6] = g.a; out[7] = g.b; out[8] = h == nullptr; out[9] = i;
+extern "C" __global__ void arguments(double *out, int a, long long b, int c, float d, double e, int f,
+    const __grid_constant__ Pair g, char *h, int i) {
+  out[0] = a; out[1] = b; out[2] = c; out[3] = d; out[4] = e; out[5] = f; out[6] = g.a;
+  out[7] = g.b; out[8] = h == nullptr; out[9] = i;
 }`), "arguments", 0)
 	out := alloc0(t, d, 80)
 	pair := make([]byte, 16)
@@ -32,7 +34,7 @@ extern "C" __global__ void arguments(double *out, int a, long long b, int c, flo
 	}
 }
 
-// A struct lies where its fields would, one by one, and begins at a multiple of its largest one.
+// A struct has the layout of its fields as separate parameters, aligned to its largest field.
 func TestStructArgument(t *testing.T) {
 	x := struct {
 		At    uint64
@@ -86,7 +88,7 @@ extern "C" __global__ void fill(int *x, int bytes) {
 		Launch{Grid: Dim{2, 3, 4}, Block: Dim{4, 3, 2}, Shared: d.SharedPerBlock},
 		new(Args).Addr(x.addr).Int(d.SharedPerBlock),
 	)
-	s.Launch(f, Launch{Grid: Dim{X: 0}, Block: Dim{X: 1}}, new(Args).Addr(x.addr).Int(1)) // an empty grid is nothing
+	s.Launch(f, Launch{Grid: Dim{X: 0}, Block: Dim{X: 1}}, new(Args).Addr(x.addr).Int(1)) // an empty grid does nothing
 	got := get[int32](t, s, x.addr, 24*24+1)
 	if i := slices.Index(got, 0); i != 24*24 {
 		t.Errorf("element %d was not written", i)
@@ -116,7 +118,7 @@ extern "C" __global__ void rank(int *x) {
 	}
 }
 
-// Kernels that may start early see what the ones before them wrote, as they wait for it.
+// Kernels that may start early see the writes of the previous kernels, since they wait for them.
 func TestOverlap(t *testing.T) {
 	d := device(t)
 	if d.Arch < 90 {

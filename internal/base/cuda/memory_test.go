@@ -24,7 +24,7 @@ func TestReserveIsHandedOut(t *testing.T) {
 			t.Errorf("the allocation of %#x is %d bytes at %#x, %t", m.addr, bytes, base, ok)
 		}
 	}
-	c := alloc0(t, d, 1<<20) // more than is left
+	c := alloc0(t, d, 1<<20) // more than the rest of the arena
 	if base, _, ok := d.Allocation(c.addr); !ok || base == a.addr {
 		t.Errorf("1 MiB more lies at %#x, in what was reserved at %#x", c.addr, a.addr)
 	}
@@ -47,7 +47,7 @@ func TestCopies(t *testing.T) {
 	b := alloc0(t, d, a.bytes)
 	s.Memset(b.addr, 0xff, b.bytes)
 	s.Copy(b.addr+40, a.addr, 400)
-	s.Copy(b.addr, a.addr, 0) // nothing
+	s.Copy(b.addr, a.addr, 0) // a copy of 0 bytes
 	got := get[int32](t, s, b.addr, 1000)
 	if !slices.Equal(got[10:110], want[:100]) || got[9] != -1 || got[110] != -1 {
 		t.Errorf("copied %v", got[:120])

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// child runs one test of this binary in a process of its own.
+// child runs one test of this binary in a separate process.
 func child(t *testing.T, test string, env ...string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+test+"$", "-test.v")
@@ -24,7 +24,7 @@ func child(t *testing.T, test string, env ...string) {
 	}
 }
 
-// asChild skips a test that is not called by child.
+// asChild skips a test unless child runs it.
 func asChild(t *testing.T) {
 	if os.Getenv("CPRUN_TEST_CHILD") != t.Name() {
 		t.Skip("runs in a process of its own")
@@ -37,7 +37,7 @@ func TestIPC(t *testing.T) {
 	if err := d.Reserve(1 << 20); err != nil {
 		t.Fatal(err)
 	}
-	alloc0(t, d, 5000) // what is shared does not begin the allocation
+	alloc0(t, d, 5000) // the exported memory is not at the beginning of the allocation
 	x := put(t, s, []int64{1, 2, 3, 4})
 	base, _, ok := d.Allocation(x.addr)
 	if !ok || base == x.addr {
@@ -76,7 +76,7 @@ func TestIPCChild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A driver may hand out more than was asked for.
+	// A driver may allocate more than requested.
 	if base, bytes, err := d.Range(addr + offset); err != nil || base != addr || bytes < 1<<20 {
 		t.Errorf("the imported allocation is %d bytes at %#x (%v), want %d at %#x", bytes, base, err, 1<<20, addr)
 	}
@@ -94,8 +94,8 @@ func TestIPCChild(t *testing.T) {
 	}
 }
 
-// A kernel that traps breaks the context for good: it poisons its stream, every later call is
-// an error, and nothing hangs.
+// A kernel that traps breaks the context permanently: its stream is poisoned, every later call returns an error, and
+// nothing hangs.
 func TestBrokenDevice(t *testing.T) { child(t, "TestBrokenDeviceChild") }
 
 func TestBrokenDeviceChild(t *testing.T) {

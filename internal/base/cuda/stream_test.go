@@ -41,7 +41,7 @@ func TestEventsOrderStreams(t *testing.T) {
 	}
 }
 
-// More events than a stream tells apart: old ones have been reached.
+// With more events than the ring has, old ones are reached.
 func TestManyEvents(t *testing.T) {
 	d := device(t)
 	a, b := stream(t, d, "a"), stream(t, d, "b")
@@ -84,7 +84,7 @@ func TestPoison(t *testing.T) {
 	if len(told) != 1 || told[0] != cause {
 		t.Errorf("OnFail was told %v", told)
 	}
-	b.Wait(good) // from before
+	b.Wait(good) // recorded before the failure
 	if b.Err() != nil {
 		t.Errorf("an event from before the error passed it on: %v", b.Err())
 	}
@@ -97,7 +97,7 @@ func TestPoison(t *testing.T) {
 	}
 }
 
-// What cannot be launched poisons its stream and nothing else.
+// A failed launch poisons only its stream.
 func TestBadLaunch(t *testing.T) {
 	d := device(t)
 	a, b := stream(t, d, "a"), stream(t, d, "b")

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// irregular makes one of each kind of name that is no file, and returns their names.
+// irregular makes one name of each kind that is not a regular file, and returns the names.
 func irregular(t *testing.T, dir string) []string {
 	t.Helper()
 	if err := unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600); err != nil {
@@ -41,7 +41,7 @@ func root(t *testing.T, dir string) *os.Root {
 	return r
 }
 
-// Nobody writes to the pipe: without O_NONBLOCK the test would hang.
+// The pipe has no writer: without O_NONBLOCK the test would hang.
 func TestOnlyRegularFilesAreOpened(t *testing.T) {
 	dir := t.TempDir()
 	r := root(t, dir)
@@ -64,7 +64,7 @@ func TestOnlyRegularFilesAreOpened(t *testing.T) {
 	if _, err := Open(filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("Open of nothing: %v", err)
 	}
-	// What takes the place of a file between the look and the opening is seen, too.
+	// Replacing a file between the check and the open is also detected.
 	if _, err := regular("pipe", mustOpen(t, filepath.Join(dir, "pipe")), nil); !errors.Is(err, ErrIrregular) {
 		t.Errorf("a pipe that is open: %v", err)
 	}
@@ -99,7 +99,7 @@ func TestReadHasABound(t *testing.T) {
 	}
 }
 
-// links makes a directory whose names lead to files and directories outside.
+// links makes a directory with links to files and directories outside of it.
 func links(t *testing.T) (dir, outside string) {
 	t.Helper()
 	dir, outside = filepath.Join(t.TempDir(), "run"), t.TempDir()
@@ -109,7 +109,8 @@ func links(t *testing.T) (dir, outside string) {
 	if err := os.WriteFile(filepath.Join(outside, "file"), []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for name, to := range map[string]string{"file": filepath.Join(outside, "file"), "new": filepath.Join(outside, "new"), "folder": outside} {
+	for name, to := range map[string]string{"file": filepath.Join(outside, "file"), "new": filepath.Join(outside, "new"),
+		"folder": outside} {
 		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}
@@ -146,7 +147,7 @@ func TestNoLinkIsFollowedOutside(t *testing.T) {
 	if err := Write(r, "folder/file", text("x")); err == nil {
 		t.Error("a file was written behind a link")
 	}
-	for _, name := range []string{"file", "new", "hard"} { // the name is replaced, and not what it leads to
+	for _, name := range []string{"file", "new", "hard"} { // the link is replaced, not its target
 		if err := Write(r, name, text("ours")); err != nil {
 			t.Error(err)
 		}
@@ -162,7 +163,7 @@ func TestNoLinkIsFollowedOutside(t *testing.T) {
 	}
 }
 
-// With no umask at all, nobody but the user may write; with one of 077 nobody else reads.
+// With umask 0, only the user may write. With umask 077, only the user may read.
 func TestModes(t *testing.T) {
 	for umask, want := range map[int][3]os.FileMode{0: {0o755, 0o644, 0o600}, 0o077: {0o700, 0o600, 0o600}} {
 		t.Run(fmt.Sprintf("%03o", umask), func(t *testing.T) {
@@ -182,7 +183,8 @@ func TestModes(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer log.Close()
-			for name, mode := range map[string]os.FileMode{"..": want[0], ".": want[0], "inner": want[0], "inner/file": want[1], "inner/log": want[2]} {
+			for name, mode := range map[string]os.FileMode{"..": want[0], ".": want[0], "inner": want[0], "inner/file": want[1],
+				"inner/log": want[2]} {
 				if st, err := os.Stat(filepath.Join(dir, name)); err != nil || st.Mode().Perm() != mode {
 					t.Errorf("%s has mode %v, want %v", name, st.Mode().Perm(), mode)
 				}

@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-// Another directory at the path of an open one is not taken for it, and one that has lost its path is
-// still the same.
+// Refresh does not accept another directory at the path of an open one. A directory that was renamed remains usable.
 func TestRefresh(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run")
 	root, err := Make(path)
@@ -57,7 +56,7 @@ func TestExclusive(t *testing.T) {
 	}
 }
 
-// The answer to a request that was sent twice is that the old name is gone.
+// If a request was sent twice, the second reply is that the old name is missing.
 func TestRenameSentTwice(t *testing.T) {
 	root, err := Make(t.TempDir())
 	if err != nil {
@@ -82,14 +81,14 @@ func TestRenameSentTwice(t *testing.T) {
 	}
 }
 
-// A directory that others may enter is not used for what nobody else may write.
+// A directory that others may enter is rejected for private files.
 func TestOwn(t *testing.T) {
 	root, err := Make(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer root.Close()
-	for range 2 { // made, and there
+	for range 2 { // the second call finds it
 		dir, err := Own(root, "own")
 		if err != nil {
 			t.Fatal(err)
@@ -106,7 +105,7 @@ func TestOwn(t *testing.T) {
 	}
 }
 
-// What is asked of a file system is asked of the nearest directory that is there.
+// Free and Remote describe the nearest existing parent directory.
 func TestFree(t *testing.T) {
 	dir := t.TempDir()
 	here, err := Free(dir)

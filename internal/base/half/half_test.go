@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// format is a 16-bit float by its definition: a sign, exponent bits, and fraction bits.
+// A format is a 16-bit float by its definition: a sign, exponent bits, and fraction bits.
 type format struct {
 	name     string
 	fraction int
@@ -21,11 +21,11 @@ var formats = []format{
 	{"float16", 10, 15, FromF16, ToF16},
 }
 
-// infinity is the encoding of it; what is larger, but for the sign, is NaN.
+// infinity returns the encoding of infinity. Larger encodings without the sign are NaN.
 func (f format) infinity() uint16 { return 1<<15 - 1<<f.fraction }
 
-// value is what the definition says. The encoding of infinity counts as the next number of the
-// sequence, which is where rounding draws the line.
+// value returns the value of an encoding by the definition. The encoding of infinity counts as the next finite number,
+// since rounding to infinity begins half way to it.
 func (f format) value(b uint16) float64 {
 	exponent, fraction := int(b&0x7fff)>>f.fraction, float64(int(b)&(1<<f.fraction-1))
 	x := math.Ldexp(fraction, 1-f.bias-f.fraction)
@@ -38,7 +38,7 @@ func (f format) value(b uint16) float64 {
 	return x
 }
 
-// nearest is the encoding of the number nearest to x, by looking at all; of two, the even one.
+// nearest returns the encoding of the number nearest to x, by comparing all; of two equally near ones, the even one.
 func (f format) nearest(x float64) uint16 {
 	sign := uint16(math.Float64bits(x) >> 48 & 0x8000)
 	x = math.Abs(x)
@@ -54,7 +54,7 @@ func (f format) nearest(x float64) uint16 {
 	return sign | above
 }
 
-// TestEveryHalf takes all values of both types to float32 and back.
+// TestEveryHalf converts all values of both types to float32 and back.
 func TestEveryHalf(t *testing.T) {
 	for _, f := range formats {
 		for i := range 1 << 16 {
@@ -81,8 +81,8 @@ func TestEveryHalf(t *testing.T) {
 	}
 }
 
-// TestRoundingToHalf rounds what lies half way between any two values, and just beside that, and
-// random numbers of all sizes.
+// TestRoundingToHalf rounds the midpoints of all adjacent values, numbers next to these, and random numbers of all
+// sizes.
 func TestRoundingToHalf(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, f := range formats {
@@ -98,7 +98,7 @@ func TestRoundingToHalf(t *testing.T) {
 		for i := range 1 << 16 {
 			b := uint16(i)
 			if b&0x7fff < f.infinity() {
-				middle := float32((f.value(b) + f.value(b+1)) / 2) // exact: one bit more than a value has
+				middle := float32((f.value(b) + f.value(b+1)) / 2) // exact: it has one bit more than a value
 				check(middle)
 				check(math.Nextafter32(middle, 0))
 				check(math.Nextafter32(middle, float32(math.Inf(1-2*int(b>>15)))))

@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// blocks is where a heap's blocks come from, and how many it has taken.
+// blocks allocates a heap's blocks and counts them.
 func blocks(taken *int) func(int64) (tensor.Memory, error) {
 	return func(n int64) (tensor.Memory, error) {
 		*taken++
@@ -61,7 +61,7 @@ func TestHeapJoinsGaps(t *testing.T) {
 func TestHeapTakesBlocks(t *testing.T) {
 	taken := 0
 	h := New(align, blocks(&taken))
-	a := must(t, h, 10*align) // more than a block has
+	a := must(t, h, 10*align) // more than a block
 	b := must(t, h, 1)
 	if taken != 2 || a.Memory() == b.Memory() {
 		t.Errorf("%d blocks", taken)
@@ -87,7 +87,8 @@ func TestHeapTakesBackOnlyItsOwn(t *testing.T) {
 	v := must(t, h, 1000)
 	h.Free(v)
 	inside := must(t, h, 1000).Slice(tensor.Dim, 256, 512)
-	for name, wrong := range map[string]tensor.View{"twice": v.Slice(tensor.Dim, 300, 400), "foreign": tensor.New(tensor.U8, 10), "part": inside} {
+	for name, wrong := range map[string]tensor.View{"twice": v.Slice(tensor.Dim, 300, 400),
+		"foreign": tensor.New(tensor.U8, 10), "part": inside} {
 		func() {
 			defer func() {
 				if recover() == nil {
@@ -99,8 +100,8 @@ func TestHeapTakesBackOnlyItsOwn(t *testing.T) {
 	}
 }
 
-// Whatever the order of calls, no two views overlap, all are aligned and inside their block, every byte
-// is in a gap or held, gaps do not touch, and the same calls give the same places.
+// For any order of calls, views do not overlap, are aligned and lie inside their block, every byte is in a gap or held,
+// gaps are not adjacent, and the same calls return the same addresses.
 func TestHeapInAnyOrder(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -144,7 +145,7 @@ func TestHeapInAnyOrder(t *testing.T) {
 	}
 }
 
-// check goes over the blocks of a heap from end to end.
+// check verifies the blocks of a heap.
 func check(t *testing.T, seed uint64, h *Heap) {
 	t.Helper()
 	for i := range h.blocks {

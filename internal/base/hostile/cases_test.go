@@ -10,19 +10,20 @@ import (
 	"strings"
 )
 
-// quarter is a header of q, k and v of 8 tokens, with metadata.
+// quarter is a header, with metadata, of q, k and v for 8 tokens.
 func quarter(metadata map[string]string) string {
 	meta, err := json.Marshal(metadata)
 	if err != nil {
 		panic(err)
 	}
 	return fmt.Sprintf(
-		`{"__metadata__":%s,"q":{"dtype":"F32","shape":[1,8,2,4],"data_offsets":[0,256]},"k":{"dtype":"F32","shape":[1,8,1,4],"data_offsets":[256,384]},"v":{"dtype":"F32","shape":[1,8,1,4],"data_offsets":[384,512]}}`,
+		`{"__metadata__":%s,"q":{"dtype":"F32","shape":[1,8,2,4],"data_offsets":[0,256]},"k":{"dtype":"F32","shape":[1,8,`+
+			`1,4],"data_offsets":[256,384]},"v":{"dtype":"F32","shape":[1,8,1,4],"data_offsets":[384,512]}}`,
 		meta,
 	)
 }
 
-// tensorsOf is a header of float32 tensors with these shapes, and the bytes that they claim.
+// tensorsOf returns a header of float32 tensors with the given shapes, and the number of bytes that it claims.
 func tensorsOf(shapes map[string][]int64) (string, int64) {
 	var parts []string
 	at := int64(0)
@@ -41,13 +42,13 @@ func tensorsOf(shapes map[string][]int64) (string, int64) {
 	return "{" + strings.Join(parts, ",") + "}", at
 }
 
-// cases are inputs of cprun attention.
+// cases returns the inputs of cprun attention.
 func cases() (all []input) {
-	run := func(p *place) []string {
+	run := func(p *sandbox) []string {
 		return []string{"attention", "--nproc", "2", "--in", "case.safetensors", "--out", "out.safetensors"}
 	}
-	add := func(name string, says []string, make func(p *place)) {
-		all = append(all, input{kind: "attention", name: name, says: says, make: func(p *place) []string {
+	add := func(name string, says []string, make func(p *sandbox)) {
+		all = append(all, input{kind: "attention", name: name, says: says, make: func(p *sandbox) []string {
 			make(p)
 			return run(p)
 		}})
@@ -56,54 +57,56 @@ func cases() (all []input) {
 		add(
 			"header "+name,
 			[]string{"case.safetensors"},
-			func(p *place) { p.raw("case.safetensors", h.text(), h.data) },
+			func(p *sandbox) { p.raw("case.safetensors", h.text(), h.data) },
 		)
 	}
 	for name, n := range lengths {
 		add(
 			"length "+name,
 			[]string{"case.safetensors"},
-			func(p *place) { p.write("case.safetensors", binary.LittleEndian.AppendUint64(nil, n)) },
+			func(p *sandbox) { p.write("case.safetensors", binary.LittleEndian.AppendUint64(nil, n)) },
 		)
 	}
 	for _, kind := range unreadable {
 		add(
 			"a "+kind,
 			[]string{"case.safetensors"},
-			func(p *place) { p.must(irregular[kind](p, p.path("case.safetensors"))) },
+			func(p *sandbox) { p.must(irregular[kind](p, p.path("case.safetensors"))) },
 		)
 	}
 	for name, meta := range map[string]map[string]string{
-		"documents overflow":       {"docs": "[9223372036854775807,9223372036854775807,10]"},
-		"documents overflow again": {"docs": "[4611686018427387904,4611686018427387904,4611686018427387904,4611686018427387904,8]"},
-		"negative documents":       {"docs": "[-8,16]"},
-		"documents too long":       {"docs": "[4,5]"},
-		"documents too short":      {"docs": "[4,3]"},
-		"documents of floats":      {"docs": "[1e308,8]"},
-		"documents of strings":     {"docs": `["\u001b[2J"]`},
-		"deep documents":           {"docs": strings.Repeat("[", 5_000_000)},
-		"many documents":           {"docs": "[" + strings.Repeat("1,", 5_000_000) + "1]"},
-		"a million documents":      {"docs": "[" + strings.Repeat("1,", 1_000_000) + "1]"},
-		"an escape":                {"causal": escape},
-		"an escape in window":      {"window": escape},
-		"an escape in scale":       {"scale": escape},
-		"an escape in layout":      {"layout": escape},
-		"an escape in a name":      {"mask" + escape: "x"},
-		"a long word":              {"causal": strings.Repeat("x", 20<<20)},
-		"a long layout":            {"layout": strings.Repeat("x", 20<<20)},
-		"a break":                  {"causal": "x\nFORGED"},
-		"a break in a name":        {"mask\nFORGED": "x"},
-		"window":                   {"window": "99999999999999999999"},
-		"window of words":          {"window": "all"},
-		"scale":                    {"scale": "1e999"},
-		"scale nan":                {"scale": "nan"},
-		"softcap":                  {"softcap": "-1"},
-		"heads":                    {"heads": "9223372036854775807", "layout": "sbhd"},
-		"slices outside":           {"slices": "[[0,9,0,9,\"full\"]]"},
-		"slices turned round":      {"slices": "[[5,4,0,8,\"full\"]]"},
-		"slices of other masks":    {"slices": "[[0,8,0,8,\"\u001b[2J\"]]"},
-		"deep slices":              {"slices": strings.Repeat("[", 5_000_000)},
-		"many slices":              {"slices": "[" + strings.Repeat("[0,8,0,8,\"bi_causal\"],", 600_000) + "[0,8,0,8,\"full\"]]"},
+		"documents overflow": {"docs": "[9223372036854775807,9223372036854775807,10]"},
+		"documents overflow again": {"docs": "[4611686018427387904,4611686018427387904,4611686018427387904," +
+			"4611686018427387904,8]"},
+		"negative documents":    {"docs": "[-8,16]"},
+		"documents too long":    {"docs": "[4,5]"},
+		"documents too short":   {"docs": "[4,3]"},
+		"documents of floats":   {"docs": "[1e308,8]"},
+		"documents of strings":  {"docs": `["\u001b[2J"]`},
+		"deep documents":        {"docs": strings.Repeat("[", 5_000_000)},
+		"many documents":        {"docs": "[" + strings.Repeat("1,", 5_000_000) + "1]"},
+		"a million documents":   {"docs": "[" + strings.Repeat("1,", 1_000_000) + "1]"},
+		"an escape":             {"causal": escape},
+		"an escape in window":   {"window": escape},
+		"an escape in scale":    {"scale": escape},
+		"an escape in layout":   {"layout": escape},
+		"an escape in a name":   {"mask" + escape: "x"},
+		"a long word":           {"causal": strings.Repeat("x", 20<<20)},
+		"a long layout":         {"layout": strings.Repeat("x", 20<<20)},
+		"a break":               {"causal": "x\nFORGED"},
+		"a break in a name":     {"mask\nFORGED": "x"},
+		"window":                {"window": "99999999999999999999"},
+		"window of words":       {"window": "all"},
+		"scale":                 {"scale": "1e999"},
+		"scale nan":             {"scale": "nan"},
+		"softcap":               {"softcap": "-1"},
+		"heads":                 {"heads": "9223372036854775807", "layout": "sbhd"},
+		"slices outside":        {"slices": "[[0,9,0,9,\"full\"]]"},
+		"slices turned round":   {"slices": "[[5,4,0,8,\"full\"]]"},
+		"slices of other masks": {"slices": "[[0,8,0,8,\"\u001b[2J\"]]"},
+		"deep slices":           {"slices": strings.Repeat("[", 5_000_000)},
+		"many slices": {"slices": "[" + strings.Repeat("[0,8,0,8,\"bi_causal\"],", 600_000) +
+			"[0,8,0,8,\"full\"]]"},
 		"slices and documents":     {"slices": "[[0,8,0,8,\"full\"]]", "docs": "[8]"},
 		"lengths in keys overflow": {"docs": "[4,4]", "docs_kv": "[9223372036854775807,9223372036854775807]"},
 		"lengths in keys alone":    {"docs_kv": "[8]"},
@@ -115,14 +118,15 @@ func cases() (all []input) {
 		add(
 			"metadata "+name,
 			[]string{"case.safetensors"},
-			func(p *place) { p.raw("case.safetensors", quarter(meta), 512) },
+			func(p *sandbox) { p.raw("case.safetensors", quarter(meta), 512) },
 		)
 	}
 	for name, meta := range map[string]map[string]string{
 		"least window": {"window": "-9223372036854775808"}, "large window": {"window": "1099511627776", "causal": "true"},
-		"empty documents": {"docs": "[0,8,0]"}, "slices": {"slices": `[[0,8,0,8,"full"],[2,5,1,8,"bi_causal"]]`}, "each a document": {"docs": "[1,1,1,1,1,1,1,1]", "causal": "true"},
+		"empty documents": {"docs": "[0,8,0]"}, "slices": {"slices": `[[0,8,0,8,"full"],[2,5,1,8,"bi_causal"]]`},
+		"each a document": {"docs": "[1,1,1,1,1,1,1,1]", "causal": "true"},
 	} {
-		add("good metadata "+name, nil, func(p *place) { p.raw("case.safetensors", quarter(meta), 512) })
+		add("good metadata "+name, nil, func(p *sandbox) { p.raw("case.safetensors", quarter(meta), 512) })
 		all[len(all)-1].good = true
 	}
 	for name, shapes := range map[string]map[string][]int64{
@@ -138,16 +142,16 @@ func cases() (all []input) {
 		"twice":             {"qkv": {1, 8, 3, 2, 4}, "q": {1, 8, 2, 4}},
 	} {
 		header, n := tensorsOf(shapes)
-		add("shapes "+name, []string{"case.safetensors"}, func(p *place) { p.raw("case.safetensors", header, n) })
+		add("shapes "+name, []string{"case.safetensors"}, func(p *sandbox) { p.raw("case.safetensors", header, n) })
 	}
 	for _, kind := range []string{"pipe", "folder", "zero", "socket"} {
-		add("the result is a "+kind, []string{"out.safetensors"}, func(p *place) {
+		add("the result is a "+kind, []string{"out.safetensors"}, func(p *sandbox) {
 			p.raw("case.safetensors", quarter(map[string]string{}), 512)
 			p.must(irregular[kind](p, p.path("out.safetensors")))
 		})
 	}
-	for _, kind := range []string{"link", "target", "hard", "gone", "loop"} { // it is replaced, and not what it leads to
-		add("the result is a "+kind, nil, func(p *place) {
+	for _, kind := range []string{"link", "target", "hard", "gone", "loop"} { // the link is replaced, not its target
+		add("the result is a "+kind, nil, func(p *sandbox) {
 			p.raw("case.safetensors", quarter(map[string]string{}), 512)
 			p.must(irregular[kind](p, p.path("out.safetensors")))
 		})
@@ -159,7 +163,7 @@ func cases() (all []input) {
 			kind: "attention",
 			name: "the result is the case",
 			says: []string{"also --in"},
-			make: func(p *place) []string {
+			make: func(p *sandbox) []string {
 				p.raw("case.safetensors", quarter(map[string]string{}), 512)
 				p.must(os.Link(p.path("case.safetensors"), p.path("out.safetensors")))
 				return run(p)

@@ -11,33 +11,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// escape is what must never come out: it moves the cursor, sets the title, and comes in both forms.
+// escape must never appear in the output: it moves the cursor and sets the title, in both forms of the sequences.
 const escape = "\x1b[2J\x1b]0;title\x07\u009b31m\u202e"
 
-// yaml is a config that trains in a moment, with the data in the directory.
-const yaml = `model: {vocab_size: 256, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}
+// yaml is a config that trains within a moment, with its data in the same directory.
+const yaml = `model: {vocab_size: 256, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, ` +
+	`num_attention_heads: 2, num_key_value_heads: 1}
 data: {path: text.txt, tokenizer: bytes, seq_len: 64}
 train: {steps: 2, deterministic: true}
 lr_schedule: {name: constant}
 checkpoint: {every: 1}
 `
 
-// small makes the config and its data, and returns its path.
-func (p *place) small() string {
+// small writes the config and its data, and returns the config's path.
+func (p *sandbox) small() string {
 	p.write("text.txt", bytes.Repeat([]byte("all that is solid melts into air. "), 40))
 	return p.write("train.yaml", []byte(yaml))
 }
 
-// irregular are the ways in which a name may be none of a file that can be read, by what makes them.
-var irregular = map[string]func(p *place, path string) error{
-	"pipe":   func(_ *place, path string) error { return unix.Mkfifo(path, 0o644) },
-	"folder": func(_ *place, path string) error { return os.Mkdir(path, 0o755) },
-	"zero":   func(_ *place, path string) error { return os.Symlink("/dev/zero", path) },
-	"tty":    func(_ *place, path string) error { return os.Symlink("/dev/tty", path) },
-	"loop":   func(_ *place, path string) error { return os.Symlink(path, path) },
-	"gone":   func(_ *place, path string) error { return os.Symlink("gone", path) },
-	"socket": func(_ *place, path string) error {
-		dir, err := os.Open(filepath.Dir(path)) // its own path may be too long for an address
+// irregular makes the kinds of names that are not readable files.
+var irregular = map[string]func(p *sandbox, path string) error{
+	"pipe":   func(_ *sandbox, path string) error { return unix.Mkfifo(path, 0o644) },
+	"folder": func(_ *sandbox, path string) error { return os.Mkdir(path, 0o755) },
+	"zero":   func(_ *sandbox, path string) error { return os.Symlink("/dev/zero", path) },
+	"tty":    func(_ *sandbox, path string) error { return os.Symlink("/dev/tty", path) },
+	"loop":   func(_ *sandbox, path string) error { return os.Symlink(path, path) },
+	"gone":   func(_ *sandbox, path string) error { return os.Symlink("gone", path) },
+	"socket": func(_ *sandbox, path string) error {
+		dir, err := os.Open(filepath.Dir(path)) // the full path may be too long for a socket address
 		if err != nil {
 			return err
 		}
@@ -53,7 +54,7 @@ var irregular = map[string]func(p *place, path string) error{
 		}
 		return err
 	},
-	"huge": func(_ *place, path string) error { // a terabyte that takes no room
+	"huge": func(_ *sandbox, path string) error { // a sparse terabyte
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
 		if err == nil {
 			err = f.Truncate(1 << 40)
@@ -61,19 +62,20 @@ var irregular = map[string]func(p *place, path string) error{
 		}
 		return err
 	},
-	"link":   func(p *place, path string) error { return os.Symlink(filepath.Join(p.outside, "precious"), path) },
-	"target": func(p *place, path string) error { return os.Symlink(filepath.Join(p.outside, "new"), path) },
-	"hard":   func(p *place, path string) error { return os.Link(filepath.Join(p.outside, "precious"), path) },
-	"away":   func(p *place, path string) error { return os.Symlink(filepath.Join(p.outside, "folder"), path) },
+	"link":   func(p *sandbox, path string) error { return os.Symlink(filepath.Join(p.outside, "precious"), path) },
+	"target": func(p *sandbox, path string) error { return os.Symlink(filepath.Join(p.outside, "new"), path) },
+	"hard":   func(p *sandbox, path string) error { return os.Link(filepath.Join(p.outside, "precious"), path) },
+	"away":   func(p *sandbox, path string) error { return os.Symlink(filepath.Join(p.outside, "folder"), path) },
 }
 
-// unreadable are those that are refused wherever a file is wanted.
+// unreadable lists the kinds that cprun rejects as any file.
 var unreadable = []string{"pipe", "folder", "zero", "tty", "loop", "gone", "socket", "huge"}
 
-// configs are texts in place of a train.yaml.
+// configs returns hostile texts of a train.yaml.
 func configs() (all []input) {
 	texts := map[string][]byte{
-		"empty": nil, "nul": make([]byte, 100), "bom": []byte("\xef\xbb\xbfmodel: 1"), "utf16": []byte("\xff\xfem\x00o\x00"), "latin1": []byte("model: \xe4\n"),
+		"empty": nil, "nul": make([]byte, 100), "bom": []byte("\xef\xbb\xbfmodel: 1"), "utf16": []byte("\xff\xfem\x00o\x00"),
+		"latin1":       []byte("model: \xe4\n"),
 		"binary":       {0x7f, 'E', 'L', 'F', 2, 1, 1, 0, 0xff, 0xfe, 0x80},
 		"escape":       []byte("model: \"" + escape + "\"\n"),
 		"escape key":   []byte("\"" + `\e[2J` + "\": 1\n"),
@@ -116,7 +118,7 @@ func configs() (all []input) {
 					kind: "config",
 					name: command + " " + name,
 					says: []string{"train.yaml"},
-					make: func(p *place) []string {
+					make: func(p *sandbox) []string {
 						path := p.write("train.yaml", text)
 						if command != "train" {
 							return []string{command, path}
@@ -135,7 +137,7 @@ func configs() (all []input) {
 					kind: "config",
 					name: command[0] + " of a " + kind,
 					says: []string{"bad.yaml"},
-					make: func(p *place) []string {
+					make: func(p *sandbox) []string {
 						p.must(irregular[kind](p, p.path("bad.yaml")))
 						return append(command, "bad.yaml")
 					},
@@ -150,7 +152,7 @@ func configs() (all []input) {
 		}
 		all = append(
 			all,
-			input{kind: "config", name: "experiment with " + name, says: []string{says}, make: func(p *place) []string {
+			input{kind: "config", name: "experiment with " + name, says: []string{says}, make: func(p *sandbox) []string {
 				p.small()
 				return []string{"scale", p.write("grid.yaml", []byte(text))}
 			}},
@@ -160,7 +162,7 @@ func configs() (all []input) {
 	return all
 }
 
-// experiments are texts of an experiment over a config that is right.
+// experiments returns hostile texts of an experiment with a valid config.
 func experiments() map[string]string {
 	return map[string]string{
 		"many cells": "base: train.yaml\ngrid:\n" + numbered(
@@ -189,7 +191,7 @@ func experiments() map[string]string {
 	}
 }
 
-// numbered is a line for each number.
+// numbered returns n numbered lines.
 func numbered(format string, n int) string {
 	var b strings.Builder
 	for i := range n {
@@ -198,16 +200,16 @@ func numbered(format string, n int) string {
 	return b.String()
 }
 
-// deepBlock is mappings in mappings, each a space further in.
+// deepBlock returns nested mappings, each indented by one more space.
 func deepBlock(n int) string {
 	var b strings.Builder
-	for i := range min(n, 1300) { // the spaces of more would be too long a file
+	for i := range min(n, 1300) { // more would make the file too long
 		b.WriteString(strings.Repeat(" ", i) + "a:\n")
 	}
 	return b.String()
 }
 
-// laughs is the billion laughs.
+// laughs returns a billion laughs attack.
 func laughs() string {
 	var b strings.Builder
 	b.WriteString("a0: &a0 [x, x, x, x, x, x, x, x, x]\n")
@@ -217,22 +219,27 @@ func laughs() string {
 	return b.String() + "model: *a12\n"
 }
 
-// values are what no key of a config should be.
+// values lists values that no config key accepts.
 var values = []string{
-	"9223372036854775807", "-9223372036854775808", "18446744073709551616", "99999999999999999999999999", "1e400", "-1", ".nan", ".inf", "0x7fffffffffffffff",
-	"2147483647", "1125899906842624T", "[]", "{}", "[[[[1]]]]", "null", `"` + `\e[31m\x9b` + `"`, `"\nFORGED"`, "~", "!!binary aGk=", "*a",
+	"9223372036854775807", "-9223372036854775808", "18446744073709551616", "99999999999999999999999999", "1e400", "-1",
+	".nan", ".inf", "0x7fffffffffffffff",
+	"2147483647", "1125899906842624T", "[]", "{}", "[[[[1]]]]", "null", `"` + `\e[31m\x9b` + `"`, `"\nFORGED"`, "~",
+	"!!binary aGk=", "*a",
 }
 
-// keys are hostile values of single keys.
+// keys returns configs with a hostile value of one key.
 func keys() (all []input) {
 	for _, key := range []string{
-		"model.vocab_size", "model.hidden_size", "model.intermediate_size", "model.num_hidden_layers", "model.num_attention_heads", "model.head_dim", "model.rope_theta",
-		"model.rope_scaling", "model.sliding_window", "model.layer_types", "model.max_position_embeddings", "data.seq_len", "data.path", "data.eos_token_id", "data.validation",
-		"train.steps", "train.global_batch_size", "train.micro_batch_size", "optimizer.betas", "optimizer.lr", "parallel.context", "parallel.layout",
+		"model.vocab_size", "model.hidden_size", "model.intermediate_size", "model.num_hidden_layers",
+		"model.num_attention_heads", "model.head_dim", "model.rope_theta",
+		"model.rope_scaling", "model.sliding_window", "model.layer_types", "model.max_position_embeddings", "data.seq_len",
+		"data.path", "data.eos_token_id", "data.validation",
+		"train.steps", "train.global_batch_size", "train.micro_batch_size", "optimizer.betas", "optimizer.lr",
+		"parallel.context", "parallel.layout",
 		"memory.loss_chunk", "checkpoint.every", "log.prometheus", "log.trace_steps", "model.from",
 	} {
 		for _, value := range values {
-			all = append(all, input{kind: "key", name: key + "=" + value, fail: true, make: func(p *place) []string {
+			all = append(all, input{kind: "key", name: key + "=" + value, fail: true, make: func(p *sandbox) []string {
 				return []string{"plan", "--json", "--nproc", "4", "--set", key + "=" + value, p.small()}
 			}})
 		}

@@ -21,16 +21,16 @@ import (
 
 var share = flag.Int("share", 20, "try each share-th input of a kind; 1: all")
 
-// The bounds of one process.
+// The limits of one process.
 const (
 	maxResident = 512 << 20
-	maxTime     = 5 * time.Second // of processors, and so the same on a machine that is busy
+	maxTime     = 5 * time.Second // CPU time, which does not depend on the load of the machine
 	hangs       = 60 * time.Second
-	addressKiB  = 6 << 20 // so that a fault takes no machine down; Go reserves much that it never uses
+	addressKiB  = 6 << 20 // protects the machine from a fault; Go reserves much more than it uses
 	maxPrinted  = 256 << 10
 )
 
-// program is the path of cprun, built once.
+// program is the path of cprun, which the tests build once.
 var program string
 
 func TestMain(m *testing.M) {
@@ -54,7 +54,7 @@ func built(run func() int) int {
 			"-o",
 			program,
 			"../../../cmd/cprun",
-		) // without tables for debuggers, which take long to link
+		) // no debug tables, which take long to link
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		var out []byte
 		if out, err = build.CombinedOutput(); err != nil {
@@ -68,34 +68,35 @@ func built(run func() int) int {
 	return run()
 }
 
-// An input is something hostile, and what cprun is asked to do with it.
+// An input is one hostile input, with the command to run on it.
 type input struct {
 	kind, name string
-	// make makes it in the place, and returns the arguments.
-	make func(p *place) []string
-	// good says that cprun goes on: it is status 0 then; else 2, or 1 where only a worker finds it.
+	// make creates the input in the sandbox and returns the arguments.
+	make func(p *sandbox) []string
+	// good means that cprun must succeed, with status 0. Otherwise the status must be 2, or 1 with fail, if only a
+	// worker detects the error.
 	good bool
 	fail bool
-	// says are words that are printed, such as the name of the file that is to blame.
+	// says lists words that the output must have, such as the name of the invalid file.
 	says []string
 	env  []string
-	// beside runs while the process does.
-	beside func(t *testing.T, pid int, p *place)
+	// beside runs concurrently with the process.
+	beside func(t *testing.T, pid int, p *sandbox)
 }
 
-// place is where an input is tried: a directory to work in, and one beside that must not change.
-type place struct {
+// A sandbox has a working directory for an input, and a second directory that must not change.
+type sandbox struct {
 	t        *testing.T
 	dir      string
 	outside  string
 	precious map[string]string
 }
 
-// path is that of a name in the directory.
-func (p *place) path(name string) string { return filepath.Join(p.dir, name) }
+// path returns the path of a name in the directory.
+func (p *sandbox) path(name string) string { return filepath.Join(p.dir, name) }
 
-// write writes a file in the directory, and returns its path.
-func (p *place) write(name string, data []byte) string {
+// write writes a file in the directory and returns its path.
+func (p *sandbox) write(name string, data []byte) string {
 	path := p.path(name)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		p.t.Fatal(err)
@@ -106,15 +107,15 @@ func (p *place) write(name string, data []byte) string {
 	return path
 }
 
-// must stops the test at an error of making an input.
-func (p *place) must(err error) {
+// must stops the test if an input could not be made.
+func (p *sandbox) must(err error) {
 	if err != nil {
 		p.t.Helper()
 		p.t.Fatal(err)
 	}
 }
 
-// snapshot is all that lies in a directory: mode and contents by name.
+// snapshot returns the mode and content of all files in a directory, by name.
 func snapshot(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -143,10 +144,10 @@ func snapshot(t *testing.T, dir string) map[string]string {
 	return all
 }
 
-// kinds make the inputs, kind by kind, since some are large.
+// kinds returns the inputs of each kind. They are made one kind at a time, since some are large.
 var kinds = []func() []input{configs, keys, names, models, cases, tokens, runs, environments, strangers}
 
-// TestHostile tries the inputs; under -short a tenth of them.
+// TestHostile runs all inputs, or a tenth of them with -short.
 func TestHostile(t *testing.T) {
 	step := *share
 	if testing.Short() {
@@ -186,7 +187,7 @@ func TestHostile(t *testing.T) {
 	)
 }
 
-// newTokens returns what waits until fewer than n others are at work, and returns what lets the next go.
+// newTokens returns a semaphore: the function waits until fewer than n callers hold it, and returns its release.
 func newTokens(n int) func() (free func()) {
 	tokens := make(chan struct{}, n)
 	return func() func() {
@@ -195,13 +196,13 @@ func newTokens(n int) func() (free func()) {
 	}
 }
 
-// terminalName is the name of a test of an input.
+// terminalName returns the name of an input's subtest.
 func terminalName(name string) string { return fmt.Sprintf("%.60q", name) }
 
-// try runs cprun on one input and checks what must hold of any.
+// try runs cprun on one input and checks the common requirements.
 func try(t *testing.T, in input) usage {
 	base := t.TempDir()
-	p := &place{t: t, dir: filepath.Join(base, "work"), outside: filepath.Join(base, "outside")}
+	p := &sandbox{t: t, dir: filepath.Join(base, "work"), outside: filepath.Join(base, "outside")}
 	p.must(os.Mkdir(p.dir, 0o755))
 	p.must(os.MkdirAll(filepath.Join(p.outside, "folder"), 0o755))
 	p.must(os.WriteFile(filepath.Join(p.outside, "precious"), []byte("precious\n"), 0o644))
@@ -249,8 +250,8 @@ func try(t *testing.T, in input) usage {
 	return use
 }
 
-// judge checks how a process ended, what it printed and what it changed.
-func (in *input) judge(t *testing.T, p *place, code int, stdout, stderr string) {
+// judge checks the exit status, the output and the changed files of a process.
+func (in *input) judge(t *testing.T, p *sandbox, code int, stdout, stderr string) {
 	tell := func(format string, args ...any) {
 		t.Errorf("%s\nstderr: %.3000q\nstdout: %.300q", fmt.Sprintf(format, args...), stderr, stdout)
 	}
@@ -294,7 +295,7 @@ func (in *input) judge(t *testing.T, p *place, code int, stdout, stderr string) 
 	}
 }
 
-// modes are the names in a directory that anybody may write. Inputs are made with other modes.
+// modes returns the names in a directory that all users may write. Inputs are made with other modes.
 func modes(t *testing.T, dir string) (open []string) {
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {

@@ -8,17 +8,18 @@ import (
 	"unicode/utf8"
 )
 
-// sortInputs puts inputs in one order, as they come out of maps.
+// sortInputs sorts inputs from maps, so that their order is fixed.
 func sortInputs(all []input) {
 	slices.SortStableFunc(all, func(a, b input) int { return cmp.Compare(a.name, b.name) })
 }
 
-// badNames are names of files that a terminal obeys, or that look like lines of cprun's own.
+// badNames lists file names with control sequences, or that look like output of cprun.
 var badNames = []string{
-	"x" + escape + ".yaml", "a\nFORGED done in 0s", "\rcprun: done", "\xff\xfe.yaml", strings.Repeat("long", 60) + ".yaml", "a\tb\x7f.yaml", "-", "--", "a\u2028b.yaml", "\x1b",
+	"x" + escape + ".yaml", "a\nFORGED done in 0s", "\rcprun: done", "\xff\xfe.yaml", strings.Repeat("long", 60) + ".yaml",
+	"a\tb\x7f.yaml", "-", "--", "a\u2028b.yaml", "\x1b",
 }
 
-// names are arguments of those names, for every command that takes one.
+// names returns inputs with these names as arguments, for every command that takes one.
 func names() (all []input) {
 	for _, bad := range badNames {
 		for name, args := range map[string][]string{
@@ -54,16 +55,16 @@ func names() (all []input) {
 			"bench sizes":     {"bench", "comm", "--sizes", bad},
 			"attention words": {"attention", "--in", "x", "--out", "y", "--layout", bad, "--backend", bad},
 		} {
-			all = append(all, input{kind: "name", name: name + " " + bad, fail: true, make: func(p *place) []string {
+			all = append(all, input{kind: "name", name: name + " " + bad, fail: true, make: func(p *sandbox) []string {
 				p.small()
 				return args
 			}})
 		}
-		// A file of that name that is there.
+		// Also an existing file of that name.
 		text := utf8.ValidString(bad)
 		all = append(
 			all,
-			input{kind: "name", name: "a real " + bad, good: text, fail: !text, make: func(p *place) []string {
+			input{kind: "name", name: "a real " + bad, good: text, fail: !text, make: func(p *sandbox) []string {
 				p.small()
 				p.must(os.Rename(p.path("train.yaml"), p.path(bad)))
 				return []string{"--run-dir", "./run" + bad, "./" + bad}
@@ -77,10 +78,10 @@ func names() (all []input) {
 	return all
 }
 
-// clean makes a name one of a test.
+// clean converts a name to the name of a subtest.
 var clean = strings.NewReplacer("/", "_", "\n", "_")
 
-// environments are hostile values of variables that are read.
+// environments returns hostile values of environment variables that cprun reads.
 func environments() (all []input) {
 	for _, name := range []string{"NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_DEBUG", "NVTE_DEBUG_LEVEL"} {
 		for _, value := range []string{escape, "", "99999999999999999999", "0\nFORGED", strings.Repeat("9", 100_000)} {
@@ -91,7 +92,7 @@ func environments() (all []input) {
 					name: name,
 					says: []string{name},
 					env:  []string{name + "=" + value},
-					make: func(p *place) []string {
+					make: func(p *sandbox) []string {
 						return []string{"plan", p.small()}
 					},
 				},
@@ -99,8 +100,10 @@ func environments() (all []input) {
 		}
 	}
 	for _, set := range [][]string{
-		{"NVTE_DEBUG=1", "NVTE_DEBUG_LEVEL=2147483647"}, {"CUDA_VISIBLE_DEVICES=" + escape}, {"TERM=" + escape}, {"XDG_RUNTIME_DIR=/proc"}, {"XDG_CACHE_HOME=" + escape},
-		{"CPRUN_RUN_ID=" + escape}, {"RANK=" + escape, "WORLD_SIZE=-1"}, {"GOMEMLIMIT=1GiB"}, {"XDG_RUNTIME_DIR=" + strings.Repeat("/x", 2000)},
+		{"NVTE_DEBUG=1", "NVTE_DEBUG_LEVEL=2147483647"}, {"CUDA_VISIBLE_DEVICES=" + escape}, {"TERM=" + escape},
+		{"XDG_RUNTIME_DIR=/proc"}, {"XDG_CACHE_HOME=" + escape},
+		{"CPRUN_RUN_ID=" + escape}, {"RANK=" + escape, "WORLD_SIZE=-1"}, {"GOMEMLIMIT=1GiB"},
+		{"XDG_RUNTIME_DIR=" + strings.Repeat("/x", 2000)},
 	} {
 		all = append(
 			all,
@@ -109,7 +112,7 @@ func environments() (all []input) {
 				name: "train with " + strings.Split(set[0], "=")[0],
 				good: true,
 				env:  set,
-				make: func(p *place) []string {
+				make: func(p *sandbox) []string {
 					return []string{"--nproc", "2", "--run-dir", "run", p.small()}
 				},
 			},
@@ -118,20 +121,20 @@ func environments() (all []input) {
 				name: "doctor with " + strings.Split(set[0], "=")[0],
 				fail: true,
 				env:  set,
-				make: func(*place) []string {
+				make: func(*sandbox) []string {
 					return []string{"doctor"}
 				},
 			},
 		)
 	}
-	for _, role := range []string{"train", "bench", escape, ""} { // only a launcher starts these
+	for _, role := range []string{"train", "bench", escape, ""} { // only the launcher starts these
 		all = append(
 			all,
 			input{
 				kind: "environment",
 				name: "worker",
 				env:  []string{"CPRUN_RUN_ID=x"},
-				make: func(*place) []string { return []string{"worker", role} },
+				make: func(*sandbox) []string { return []string{"worker", role} },
 			},
 		)
 	}

@@ -18,7 +18,8 @@ var trained = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for name, data := range map[string][]byte{"train.yaml": []byte(yaml), "text.txt": bytes.Repeat([]byte("all that is solid melts into air. "), 40)} {
+	for name, data := range map[string][]byte{"train.yaml": []byte(yaml),
+		"text.txt": bytes.Repeat([]byte("all that is solid melts into air. "), 40)} {
 		if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
 			return "", err
 		}
@@ -31,29 +32,31 @@ var trained = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
-// ran copies the run into the place.
-func (p *place) ran() {
+// ran copies the run into the sandbox.
+func (p *sandbox) ran() {
 	dir, err := trained()
 	p.must(err)
 	p.small()
 	p.must(os.CopyFS(p.path("run"), os.DirFS(filepath.Join(dir, "run"))))
 }
 
-// first and second are the checkpoints of the run.
+// first and second are the run's checkpoints.
 const first, second = "checkpoints/step-00000001/", "checkpoints/step-00000002/"
 
-// written are the names in a run directory that a run writes or reads.
+// written lists the names in a run directory that a run writes or reads.
 var written = []string{
-	"config.yaml", "plan.json", "metrics.jsonl", "trace.json", "logs", "logs/rank-0000.log", "logs/launcher.log", "logs/status-0000.json", "logs/trace-rank-0001.json", "checkpoints", "checkpoints/latest", "checkpoints/.lock",
-	"checkpoints/step-00000002", "checkpoints/step-00000003", second + "manifest.json", second + "shard-00001-of-00002.safetensors",
+	"config.yaml", "plan.json", "metrics.jsonl", "trace.json", "logs", "logs/rank-0000.log", "logs/launcher.log",
+	"logs/status-0000.json", "logs/trace-rank-0001.json", "checkpoints", "checkpoints/latest", "checkpoints/.lock",
+	"checkpoints/step-00000002", "checkpoints/step-00000003", second + "manifest.json",
+	second + "shard-00001-of-00002.safetensors",
 }
 
-// needed are those without which, or whose contents, a run goes on as well: they are written anew.
+// spoiled lists the files that a run rewrites if they are missing or invalid.
 var spoiled = map[string]bool{"plan.json": true, "trace.json": true, "checkpoints/latest": true}
 
-// runs are run directories and checkpoints.
+// runs returns hostile run directories and checkpoints.
 func runs() (all []input) {
-	resume := func(*place) []string {
+	resume := func(*sandbox) []string {
 		return []string{
 			"--nproc",
 			"2",
@@ -66,14 +69,14 @@ func runs() (all []input) {
 			"train.yaml",
 		}
 	}
-	export := func(*place) []string { return []string{"export", "run", "--to", "hf"} }
-	write := func(*place) []string {
+	export := func(*sandbox) []string { return []string{"export", "run", "--to", "hf"} }
+	write := func(*sandbox) []string {
 		return []string{"generate", "run", "--prompt", "a", "--max-tokens", "1", "--temperature", "0"}
 	}
-	watch := func(*place) []string { return []string{"top", "run"} }
-	add := func(name string, make func(p *place), commands ...func(*place) []string) {
+	watch := func(*sandbox) []string { return []string{"top", "run"} }
+	add := func(name string, make func(p *sandbox), commands ...func(*sandbox) []string) {
 		for _, command := range commands {
-			all = append(all, input{kind: "run", name: name, fail: true, make: func(p *place) []string {
+			all = append(all, input{kind: "run", name: name, fail: true, make: func(p *sandbox) []string {
 				p.ran()
 				make(p)
 				return command(p)
@@ -83,33 +86,39 @@ func runs() (all []input) {
 	for _, file := range written {
 		path := "run/" + file
 		for kind, make := range irregular {
-			add("top, and "+file+" is a "+kind, func(p *place) {
+			add("top, and "+file+" is a "+kind, func(p *sandbox) {
 				p.must(os.RemoveAll(p.path(path)))
 				p.must(make(p, p.path(path)))
 			}, watch)
-			add(file+" is a "+kind, func(p *place) {
+			add(file+" is a "+kind, func(p *sandbox) {
 				p.must(os.RemoveAll(p.path(path)))
 				p.must(make(p, p.path(path)))
 			}, resume)
-			if spoiled[file] && kind != "huge" && kind != "hard" { // what the name was is gone, and the run whole
+			if spoiled[file] && kind != "huge" && kind != "hard" { // the entry itself is replaced, and the run is valid
 				all[len(all)-1].good = kind != "folder"
 			}
 		}
 		for kind, data := range map[string][]byte{
-			"garbage": []byte(escape + "\nFORGED\n"), "empty": nil, "long": bytes.Repeat([]byte("{"), 1<<20), "lines": bytes.Repeat([]byte("{}\n"), 1<<18), "deep": bytes.Repeat([]byte("["), 1<<22),
+			"garbage": []byte(escape + "\nFORGED\n"), "empty": nil, "long": bytes.Repeat([]byte("{"), 1<<20),
+			"lines": bytes.Repeat([]byte("{}\n"), 1<<18), "deep": bytes.Repeat([]byte("["), 1<<22),
 		} {
-			add(file+" is "+kind, func(p *place) {
+			add(file+" is "+kind, func(p *sandbox) {
 				p.must(os.RemoveAll(p.path(path)))
 				p.write(path, data)
 			}, resume, export, write, watch)
 		}
 	}
 	for name, text := range map[string]string{
-		"words":   `{"version":1,"run_id":"` + `\u001b[2J","host":"\u009b2J\nFORGED","state":"\u202e","why":"\u001b]0;x\u0007","rows":[{"rank":0,"state":"\u001b[31m","host":"\u001b"}]}`,
-		"numbers": `{"version":1,"state":"running","pid":-1,"ranks":9223372036854775807,"first_rank":9223372036854775807,"start":-5,"world_size":9223372036854775807,"every_seconds":-1,"written":"9999-12-31T23:59:59Z","begun":"0001-01-01T00:00:00Z","rows":[{"rank":9223372036854775807,"pid":1,"resident_bytes":9223372036854775807,"in":-9223372036854775808}]}`,
-		"ranks":   `{"version":1,"state":"running","written":"9999-12-31T23:59:59Z","rows":[` + strings.TrimSuffix(numbered(`{"rank":%d},`, 100_000), ",") + "]}",
+		"words": `{"version":1,"run_id":"` + `\u001b[2J","host":"\u009b2J\nFORGED","state":"\u202e",` +
+			`"why":"\u001b]0;x\u0007","rows":[{"rank":0,"state":"\u001b[31m","host":"\u001b"}]}`,
+		"numbers": `{"version":1,"state":"running","pid":-1,"ranks":9223372036854775807,"first_rank":9223372036854775807,` +
+			`"start":-5,"world_size":9223372036854775807,"every_seconds":-1,"written":"9999-12-31T23:59:59Z",` +
+			`"begun":"0001-01-01T00:00:00Z","rows":[{"rank":9223372036854775807,"pid":1,"resident_bytes":9223372036854775807,` +
+			`"in":-9223372036854775808}]}`,
+		"ranks": `{"version":1,"state":"running","written":"9999-12-31T23:59:59Z","rows":[` +
+			strings.TrimSuffix(numbered(`{"rank":%d},`, 100_000), ",") + "]}",
 	} {
-		add("status "+name, func(p *place) {
+		add("status "+name, func(p *sandbox) {
 			p.write("run/logs/status-0000.json", []byte(text))
 			p.write(
 				"run/logs/launcher.log",
@@ -117,7 +126,7 @@ func runs() (all []input) {
 			)
 		}, watch)
 	}
-	add("many launchers", func(p *place) {
+	add("many launchers", func(p *sandbox) {
 		for i := range 20_000 {
 			p.write(
 				fmt.Sprintf("run/logs/status-%05d.json", i),
@@ -144,12 +153,13 @@ func runs() (all []input) {
 		"cprun":       {`"cprun_version": "`, `"cprun_version": "\u001b[2J\u009b`},
 		"format":      {`"cprun-checkpoint"`, `"\u001b[2J"`},
 		"seeds":       {`"seeds": {`, `"seeds": {` + strings.TrimSuffix(numbered(`"%d":1,`, 500_000), ",") + ","},
-		"extra":       {`"seeds": {`, `"extra": {` + strings.TrimSuffix(numbered(`"%d":1,`, 1_500_000), ",") + `}, "seeds": {`},
-		"fields":      {`"param"`, strings.TrimSuffix(strings.Repeat(`"x",`, 1_000_000), ",")},
-		"axes":        {`"shape": [`, `"shape": [` + strings.Repeat("1,", 1_000_000)},
-		"config":      {`"config": "`, `"config": "` + strings.Repeat("x", 10<<20)},
+		"extra": {`"seeds": {`, `"extra": {` + strings.TrimSuffix(numbered(`"%d":1,`, 1_500_000), ",") +
+			`}, "seeds": {`},
+		"fields": {`"param"`, strings.TrimSuffix(strings.Repeat(`"x",`, 1_000_000), ",")},
+		"axes":   {`"shape": [`, `"shape": [` + strings.Repeat("1,", 1_000_000)},
+		"config": {`"config": "`, `"config": "` + strings.Repeat("x", 10<<20)},
 	} {
-		add("manifest "+name, func(p *place) { // of both, so that there is none to fall back to
+		add("manifest "+name, func(p *sandbox) { // in both checkpoints, so that there is no fallback
 			for _, dir := range []string{first, second} {
 				path := p.path("run/" + dir + "manifest.json")
 				text, err := os.ReadFile(path)
@@ -165,13 +175,13 @@ func runs() (all []input) {
 		}, resume, export)
 	}
 	for name, header := range headers() {
-		add("shard with header "+name, func(p *place) {
+		add("shard with header "+name, func(p *sandbox) {
 			for _, dir := range []string{first, second} {
 				p.raw("run/"+dir+"shard-00000-of-00002.safetensors", header.text(), header.data)
 			}
 		}, export)
 	}
-	add("a shard of holes", func(p *place) { // as long as its manifest says, and nothing in it
+	add("a shard of holes", func(p *sandbox) { // sparse, with the length in the manifest
 		for _, dir := range []string{first, second} {
 			path, shard := p.path("run/"+dir+"manifest.json"), p.path("run/"+dir+"shard-00000-of-00002.safetensors")
 			text, err := os.ReadFile(path)
@@ -195,30 +205,30 @@ func runs() (all []input) {
 			p.must(os.Truncate(shard, 1<<40))
 		}
 	}, resume, export)
-	add("many checkpoints", func(p *place) {
+	add("many checkpoints", func(p *sandbox) {
 		n := 2_000
 		if *share == 1 {
-			n = 20_000 // whose making and removal take longest of all
+			n = 20_000 // making and removing these takes longest
 		}
 		for i := range n {
 			p.must(os.Mkdir(p.path(fmt.Sprintf("run/checkpoints/step-%08d", i+10)), 0o755))
 		}
 	}, resume, export)
-	add("odd names", func(p *place) {
+	add("odd names", func(p *sandbox) {
 		for _, name := range badNames {
 			p.write("run/checkpoints/step-00000009.tmp-"+name[:min(len(name), 200)], nil)
 			p.write("run/checkpoints/"+name, nil)
 		}
 	}, resume, export)
-	add("nothing", func(p *place) { p.must(os.RemoveAll(p.path("run"))) }, export)
-	add("run is a link", func(p *place) { // a user's own, and no link inside of a run directory
+	add("nothing", func(p *sandbox) { p.must(os.RemoveAll(p.path("run"))) }, export)
+	add("run is a link", func(p *sandbox) { // the user's own link, not one inside of a run directory
 		p.must(os.Rename(p.path("run"), p.path("elsewhere")))
 		p.must(os.Symlink("elsewhere", p.path("run")))
 	}, resume, export)
 	all[len(all)-1].good, all[len(all)-2].good = true, true
 	for _, kind := range unreadable {
 		if kind != "folder" && kind != "gone" && kind != "huge" {
-			add("run is a "+kind, func(p *place) {
+			add("run is a "+kind, func(p *sandbox) {
 				p.must(os.RemoveAll(p.path("run")))
 				p.must(irregular[kind](p, p.path("run")))
 			}, resume, export)

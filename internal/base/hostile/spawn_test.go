@@ -8,18 +8,18 @@ import (
 	"time"
 )
 
-// spawnMode is the first argument of this test's binary when it is to start another program.
+// spawnMode is the first argument of the test binary if it must start another program.
 const spawnMode = "spawn"
 
-// usage is what a process took, with those that it has started and waited for.
+// usage is the resource usage of a process and its descendants.
 type usage struct {
-	Resident int64 // bytes at most, of the largest of them
+	Resident int64 // peak bytes of the largest process
 	Time     time.Duration
 	Status   int
 }
 
-// spawn runs a program, and writes its id, what it took and its status to descriptor 3. A process that
-// a large one starts counts as large itself, since it was that one for a moment; this one is small.
+// spawn runs a program and writes its process ID, usage and status to descriptor 3. The peak memory of a child includes
+// that of its parent at the fork. This process is small, so it can start programs without that effect.
 func spawn(args []string) int {
 	report := os.NewFile(3, "report")
 	c := exec.Command(args[0], args[1:]...)
@@ -29,7 +29,7 @@ func spawn(args []string) int {
 		return 1
 	}
 	fmt.Fprintf(report, "%d\n", c.Process.Pid)
-	_ = c.Wait() // its status is reported
+	_ = c.Wait() // the status is reported
 	use := c.ProcessState.SysUsage().(*syscall.Rusage)
 	fmt.Fprintf(
 		report,

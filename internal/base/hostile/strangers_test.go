@@ -12,19 +12,20 @@ import (
 	"time"
 )
 
-// strangers are connections to the metrics port of a run that goes on beside them.
+// strangers returns hostile connections to the metrics port of a concurrent run.
 func strangers() (all []input) {
 	for name, say := range map[string]string{
-		"that say nothing":      "",
-		"that say half":         "GET /metrics HTTP/1.1\r\nHost: x\r\nX: ",
-		"that read nothing":     strings.Repeat("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 1000),
-		"with endless headers":  "GET /metrics HTTP/1.1\r\n" + strings.Repeat("X: "+strings.Repeat("x", 1000)+"\r\n", 1000),
-		"with endless bodies":   "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n" + strings.Repeat("x", 1<<16),
+		"that say nothing":     "",
+		"that say half":        "GET /metrics HTTP/1.1\r\nHost: x\r\nX: ",
+		"that read nothing":    strings.Repeat("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 1000),
+		"with endless headers": "GET /metrics HTTP/1.1\r\n" + strings.Repeat("X: "+strings.Repeat("x", 1000)+"\r\n", 1000),
+		"with endless bodies": "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n" +
+			strings.Repeat("x", 1<<16),
 		"that speak in escapes": escape + "\r\n\r\n",
 	} {
 		address := new(string)
-		all = append(all, input{kind: "metrics port", name: name, good: true, make: func(p *place) []string {
-			l, err := net.Listen("tcp", "127.0.0.1:0") // a port that is free, for a moment
+		all = append(all, input{kind: "metrics port", name: name, good: true, make: func(p *sandbox) []string {
+			l, err := net.Listen("tcp", "127.0.0.1:0") // a free port, for a moment
 			p.must(err)
 			*address = l.Addr().String()
 			p.must(l.Close())
@@ -41,14 +42,14 @@ func strangers() (all []input) {
 				"checkpoint.every=0",
 				p.small(),
 			}
-		}, beside: func(t *testing.T, pid int, p *place) { hold(t, pid, *address, say) }})
+		}, beside: func(t *testing.T, pid int, p *sandbox) { hold(t, pid, *address, say) }})
 	}
 	sortInputs(all)
 	return all
 }
 
-// hold opens many connections to a port of a run, and holds them until it has ended. No process of the
-// run may hold descriptors for more than some of them.
+// hold opens many connections to a port of a run and keeps them until the run has ended. No process of the run may have
+// descriptors for more than some of them.
 func hold(t *testing.T, pid int, address, say string) {
 	var held []net.Conn
 	defer func() {
@@ -69,11 +70,11 @@ func hold(t *testing.T, pid int, address, say string) {
 	for range 400 {
 		c, err := net.DialTimeout("tcp", address, time.Second)
 		if err != nil {
-			break // the run has ended, or the kernel lets no more wait
+			break // the run has ended, or the kernel's queue is full
 		}
 		held = append(held, c)
 		c.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
-		_, _ = io.WriteString(c, say) // what is not read stays
+		_, _ = io.WriteString(c, say) // unread data stays in the buffer
 	}
 	most := 0
 	for _, p := range family(pid) {
@@ -88,7 +89,7 @@ func hold(t *testing.T, pid int, address, say string) {
 	waitGone(pid)
 }
 
-// family is a process and those that it has started.
+// family returns a process and its descendants.
 func family(pid int) []int {
 	pids := []int{pid}
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
@@ -108,7 +109,7 @@ func family(pid int) []int {
 	return pids
 }
 
-// waitGone waits until a process has ended, or is one that hangs.
+// waitGone waits until a process has ended, and fails the test if it hangs.
 func waitGone(pid int) {
 	for end := time.Now().Add(hangs); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

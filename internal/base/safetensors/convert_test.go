@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// The values are those of the tables in arXiv:2209.05433.
+// The values are from the tables in arXiv:2209.05433.
 func TestFloat8(t *testing.T) {
 	for _, tc := range []struct {
 		name string

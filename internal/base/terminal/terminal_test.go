@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// cases are lines and what is left of them.
+// cases maps lines to their safe form.
 var cases = map[string]string{
 	"plain":                        "plain",
 	"tab\tstays":                   "tab\tstays",
@@ -47,7 +47,7 @@ func TestLine(t *testing.T) {
 	}
 }
 
-// fit fails where something is left that a terminal obeys.
+// fit fails if text still has control sequences.
 func fit(t *testing.T, in any, out string, breaks bool) {
 	t.Helper()
 	for _, r := range out {

@@ -97,14 +97,14 @@ func hosts(at *place.Placement, agents int) int {
 
 func (t *multiNode) train(signals *launch.Signals) (int, error) {
 	defer t.close()
-	cohort, err := t.join()
+	membership, err := t.join()
 	if err != nil {
 		return 0, err
 	}
 	spec := launch.Job{
 		NProc: t.workers, Device: t.firstDevice, Interface: interfaceOf(t.addr),
 		Argv:   []string{"worker", string(job.RoleTrain)},
-		Stderr: t.out, Show: t.show(), OnEvent: t.track.event, Node: t.at.Node, Membership: cohort, OnStart: t.open,
+		Stderr: t.out, Show: t.show(), OnEvent: t.track.event, Node: t.at.Node, Membership: membership, OnStart: t.open,
 		Patient: t.at.SlurmJob != "", Signals: signals,
 	}
 	live := startStatus(&spec, t.at.MaxAgents, func() (string, *os.Root) {
@@ -119,7 +119,7 @@ func (t *multiNode) train(signals *launch.Signals) (int, error) {
 	if res.Err != nil {
 		why = res.Err.Error()
 	}
-	if err := cohort.Leave(res.ExitCode, why); err != nil {
+	if err := membership.Close(res.ExitCode, why); err != nil {
 		t.out.Note(err.Error())
 	}
 	t.out.Close()

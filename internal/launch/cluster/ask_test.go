@@ -45,7 +45,7 @@ func TestWhoAsksIsTold(t *testing.T) {
 			return fmt.Errorf("news %+v, want no more", n)
 		default:
 		}
-		return h.Close(v.ExitCode)
+		return h.Close(v.ExitCode, "")
 	})
 }
 

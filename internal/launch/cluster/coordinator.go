@@ -122,7 +122,6 @@ func (c *coordinator) hello() hello {
 	return hello{Member: c.self, Program: c.cfg.Program, Inputs: c.cfg.Inputs, Status: c.status()}
 }
 
-// receive handles a message of a peer.
 func (c *coordinator) receive(from string, msg *message) {
 	p := c.peers[from]
 	if p == nil || c.over {
@@ -140,11 +139,11 @@ func (c *coordinator) receive(from string, msg *message) {
 	case msg.Prepare != nil:
 		c.onPrepare(p, msg.Prepare)
 	case msg.Promise != nil:
-		c.onPromise(p, msg.Promise)
+		c.countPromise(p.Name, msg.Promise)
 	case msg.Accept != nil:
 		c.onAccept(p, msg.Accept)
 	case msg.Accepted != nil:
-		c.onAccepted(p, msg.Accepted)
+		c.countAccepted(p.Name, msg.Accepted)
 	case msg.Nack != nil:
 		c.onNack(p, msg.Nack)
 	case msg.Decided != nil:
@@ -155,14 +154,13 @@ func (c *coordinator) receive(from string, msg *message) {
 		c.onEnded(p.Name, msg.Ended)
 	case msg.Again != nil:
 		c.onAgain(p, msg.Again)
-	case msg.EndConfirmed != nil:
-		c.onConfirmed(p.Name, *msg.EndConfirmed)
+	case msg.EndConfirmed != nil && *msg.EndConfirmed == c.register.index:
+		c.confirmEnd(p.Name)
 	case msg.Bye != nil:
 		c.onBye(p, msg.Bye)
 	}
 }
 
-// tick checks all timeouts.
 func (c *coordinator) tick() {
 	if c.over {
 		return
@@ -176,7 +174,8 @@ func (c *coordinator) tick() {
 	case seeking:
 		c.seek()
 	case campaigning:
-		c.campaign()
+		c.retryProposal()
+		c.giveUp()
 	case leading:
 		c.lead()
 	case following:

@@ -26,6 +26,6 @@ func TestAgentsFindEachOtherByGossip(t *testing.T) {
 		if v.ExitCode != launch.ExitDone {
 			return fmt.Errorf("verdict %+v", v)
 		}
-		return h.Close(v.ExitCode)
+		return h.Close(v.ExitCode, "")
 	})
 }

@@ -54,7 +54,6 @@ type Membership struct {
 	closeOnce   sync.Once
 }
 
-// A nextResult holds the results of Next.
 type nextResult struct {
 	decision *decision
 	err      error
@@ -78,7 +77,7 @@ func Join(ctx context.Context, cfg Config) (*Membership, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Membership{
+	m := &Membership{
 		cfg: cfg, events: make(chan func()), links: map[string]*wire.Link{}, linkedAt: map[string]time.Time{},
 		next: make(chan nextResult, 1), verdicts: make(chan launch.Verdict, 1), goodbyeSent: make(chan struct{}),
 		self: Member{
@@ -86,25 +85,25 @@ func Join(ctx context.Context, cfg Config) (*Membership, error) {
 			Addr: ln.Addr().String(),
 		},
 	}
-	c.calls.init()
-	c.wireConfig = wire.Config{
+	m.calls.ready = make(chan struct{}, 1)
+	m.wireConfig = wire.Config{
 		Identity: id, Job: cfg.Job, Key: cfg.Key, Silence: cfg.Silence,
-		Hello: func() []byte { return *c.helloFrame.Load() }, Check: c.checkInbound,
+		Hello: func() []byte { return *m.helloFrame.Load() }, Check: m.checkInbound,
 	}
-	c.ctx, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	m.ctx, m.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if cfg.Discovery != nil {
-		if c.discovery, err = cfg.Discovery(PeerAddr{c.self.Name, c.self.Addr}); err != nil {
+		if m.discovery, err = cfg.Discovery(PeerAddr{m.self.Name, m.self.Addr}); err != nil {
 			ln.Close()
-			c.cancel()
+			m.cancel()
 			return nil, err
 		}
 	}
-	c.coord = newCoordinator(&c.cfg, c.self, c, time.Now())
-	c.coord.atRendezvous = cfg.Meets && rendezvous
-	c.renewHello()
-	c.acceptor = wire.Open(ln, &c.wireConfig, func(l *wire.Link) { c.admit(l, "") }, c.onRefused)
-	c.group.Go(c.loop)
-	return c, nil
+	m.coord = newCoordinator(&m.cfg, m.self, m, time.Now())
+	m.coord.atRendezvous = cfg.Meets && rendezvous
+	m.renewHello()
+	m.acceptor = wire.Open(ln, &m.wireConfig, func(l *wire.Link) { m.admit(l, "") }, m.onRefused)
+	m.group.Go(m.loop)
+	return m, nil
 }
 
 // listen opens the control port. rendezvous reports whether it is the port of the rendezvous.
@@ -134,7 +133,7 @@ func (m *Membership) loop() {
 	var changed <-chan struct{}
 	if m.discovery != nil {
 		changed = m.discovery.Changed()
-		m.coord.onHints(m.discovery.Peers())
+		m.coord.hints = m.discovery.Peers()
 	}
 	for {
 		select {
@@ -147,7 +146,7 @@ func (m *Membership) loop() {
 		case <-tick.C:
 			m.step(m.coord.tick)
 		case <-changed:
-			m.step(func() { m.coord.onHints(m.discovery.Peers()) })
+			m.step(func() { m.coord.hints = m.discovery.Peers() })
 		case <-m.ctx.Done():
 			return
 		}
@@ -234,11 +233,8 @@ func (m *Membership) End(ctx context.Context, e launch.Ending) launch.Verdict {
 	}
 }
 
-// Close leaves the job with this agent's exit status, and informs the other agents.
-func (m *Membership) Close(status int) error { return m.Leave(status, "") }
-
-// Leave does the same as Close. The other agents print the reason; "": none.
-func (m *Membership) Leave(status int, why string) error {
+// Close leaves the job with this agent's exit status. The other agents print the reason why; "": none.
+func (m *Membership) Close(status int, why string) error {
 	var err error
 	m.closeOnce.Do(func() {
 		m.calls.put(func() { m.coord.close(status, why) })

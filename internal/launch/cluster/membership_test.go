@@ -22,7 +22,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // testConfig returns the config of a job of n agents, each with 2 workers.
 func testConfig(t *testing.T, n int) Config {
 	return Config{
-		Job: "test", Key: []byte("0123456789abcdef"), Program: "v1", Inputs: "digest", NodeRank: -1, Min: n, Max: n, NProc: 2,
+		Job: "test", Key: []byte("0123456789abcdef"), Program: "v1", Inputs: "digest", NodeRank: -1,
+		Min: n, Max: n, NProc: 2,
 		Listen: "127.0.0.1", MaxRestarts: 3, RegroupTimeout: 10 * time.Second,
 		Log: t.Logf,
 	}
@@ -89,7 +90,7 @@ func joinOne(t *testing.T, port, i, n int, change func(i int, c *Config)) *host 
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { c.Close(1) })
+	t.Cleanup(func() { c.Close(1, "") })
 	return &host{c, cfg.Host}
 }
 
@@ -102,7 +103,7 @@ func all(t *testing.T, hosts []*host, f func(h *host) error) {
 			err := f(h)
 			if err != nil {
 				err = fmt.Errorf("host %s: %w", h.id, err)
-				h.Close(1) // the others do not wait for it
+				h.Close(1, "") // the others do not wait for it
 			}
 			errs <- err
 		}()
@@ -168,7 +169,7 @@ func TestJobOfFourNodes(t *testing.T) {
 		if v.ExitCode != launch.ExitDone || v.Again || v.Err != nil || v.ReportedElsewhere == h.leads() {
 			return fmt.Errorf("verdict %+v", v)
 		}
-		return h.Close(v.ExitCode)
+		return h.Close(v.ExitCode, "")
 	})
 	seen := map[int]bool{}
 	for range 4 {
@@ -197,7 +198,8 @@ func TestFailureAndRestart(t *testing.T) {
 		} else if n := h.hears(t); n.Failed == nil || *n.Failed != 3 {
 			return fmt.Errorf("news %+v", n)
 		} else {
-			e.Failures = []launch.Failure{{Rank: s.Ranks.FirstRank, Host: h.id, Cause: "lost rank 3", Remote: true, Class: 2, Order: 1}}
+			e.Failures = []launch.Failure{{Rank: s.Ranks.FirstRank, Host: h.id, Cause: "lost rank 3", Remote: true,
+				Class: 2, Order: 1}}
 		}
 		v := h.End(t.Context(), e)
 		if !v.Again || v.Restarts != 1 {
@@ -210,7 +212,7 @@ func TestFailureAndRestart(t *testing.T) {
 			return fmt.Errorf("start %+v, %v", s, err)
 		}
 		h.End(t.Context(), launch.Ending{})
-		return h.Close(0)
+		return h.Close(0, "")
 	})
 }
 
@@ -400,7 +402,7 @@ func TestNotEnoughNodes(t *testing.T) {
 			!containsAll(err.Error(), "2 of at least 3", "500ms", "a, b", ": 2") {
 			return fmt.Errorf("error %v", err)
 		}
-		return h.Close(1)
+		return h.Close(1, "")
 	})
 }
 
@@ -449,7 +451,7 @@ func TestNoQuorum(t *testing.T) {
 func TestStopBeforeTheStart(t *testing.T) {
 	hosts := joinAll(t, 2, func(i int, c *Config) { c.Min, c.Max = 3, 3 })
 	waitFor(t, hosts[0], func(m *coordinator) bool { return m.joins == 1 })
-	go hosts[1].Close(launch.ExitStopped)
+	go hosts[1].Close(launch.ExitStopped, "")
 	_, err := hosts[0].Next(t.Context())
 	if over := (*launch.Over)(nil); !errors.As(err, &over) || over.ExitCode != launch.ExitStopped ||
 		!strings.Contains(err.Error(), "node b was asked to stop") {
@@ -472,7 +474,7 @@ func TestPrepareFails(t *testing.T) {
 		case over.Err == nil && !strings.Contains(over.Why, tooSmall.Error()), over.Err != nil && over.Err != tooSmall:
 			return fmt.Errorf("result %+v, %q", over.Result, over.Why)
 		}
-		return h.Close(1)
+		return h.Close(1, "")
 	})
 }
 
@@ -491,7 +493,7 @@ func TestPrepareThatHangsIsLeft(t *testing.T) {
 	go h.Next(ctx) // ended by cancel
 	<-begun
 	cancel()
-	if err := h.Close(1); err == nil || !strings.Contains(err.Error(), closeTimeout.String()) {
+	if err := h.Close(1, ""); err == nil || !strings.Contains(err.Error(), closeTimeout.String()) {
 		t.Errorf("error %v, want one that says what was left behind", err)
 	}
 }

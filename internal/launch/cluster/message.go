@@ -72,7 +72,6 @@ type again struct {
 	After int64 `json:"after"` // ns
 }
 
-// A bye is an agent's last message.
 type bye struct {
 	Status int    `json:"status"`
 	Why    string `json:"why,omitempty"`
@@ -99,7 +98,6 @@ type outcome struct {
 	Why      string          `json:"why,omitempty"` // without a failed rank
 }
 
-// result returns the outcome as a launch.Result.
 func (o *outcome) result() launch.Result {
 	r := launch.Result{ExitCode: o.ExitCode, Stopped: o.Stopped, Restarts: o.Restarts, First: o.First}
 	if o.First != nil {
@@ -123,16 +121,23 @@ func decodeMessage(raw []byte) (*message, error) {
 	if err := launch.DecodeStrict(raw, m); err != nil {
 		return nil, fmt.Errorf("message: %w", err)
 	}
-	set := 0
+	set, err := 0, error(nil)
 	for _, f := range reflect.ValueOf(m).Elem().Fields() {
-		if !f.IsNil() {
-			set++
+		if f.IsNil() {
+			continue
+		}
+		set++
+		switch v := f.Interface().(type) {
+		case interface{ check() error }:
+			err = v.check()
+		case *string:
+			err = checkText(*v)
 		}
 	}
 	if set != 1 {
 		return nil, fmt.Errorf("message: %d fields are set, want one", set)
 	}
-	return m, m.check()
+	return m, err
 }
 
 // Assignment lists the agents of one start, with their ranks.
@@ -187,36 +192,25 @@ const (
 	maxFailures = maxAgents * 8
 )
 
-// check refuses an invalid message.
-func (m *message) check() error {
-	switch {
-	case m.Status != nil:
-		return m.Status.check()
-	case m.Join != nil && m.Join.Ended != nil:
-		return m.Join.Ended.check()
-	case m.Refuse != nil:
-		return checkText(*m.Refuse)
-	case m.Note != nil:
-		return checkText(*m.Note)
-	case m.Promise != nil && m.Promise.Accepted != nil:
-		return m.Promise.Accepted.check()
-	case m.Accept != nil:
-		return m.Accept.Decision.check()
-	case m.Nack != nil:
-		return m.Nack.Leader.check()
-	case m.Decided != nil:
-		return m.Decided.check()
-	case m.News != nil:
-		return checkNews(&m.News.News)
-	case m.Ended != nil:
-		return m.Ended.check()
-	case m.Again != nil:
-		return m.Again.check()
-	case m.Bye != nil:
-		return checkText(m.Bye.Why)
+func (j *join) check() error {
+	if j.Ended == nil {
+		return nil
 	}
-	return nil
+	return j.Ended.check()
 }
+
+func (p *promise) check() error {
+	if p.Accepted == nil {
+		return nil
+	}
+	return p.Accepted.check()
+}
+
+func (a *accept) check() error { return a.Decision.check() }
+
+func (n *nack) check() error { return n.Leader.check() }
+
+func (b *bye) check() error { return checkText(b.Why) }
 
 func checkText(s string) error {
 	if len(s) > maxText {
@@ -258,7 +252,6 @@ func checkAddr(s string) error {
 	return nil
 }
 
-// check refuses an invalid member.
 func (m *Member) check() error {
 	for _, s := range []string{m.Name, m.Host, m.HostID} {
 		if err := checkName(s); err != nil {
@@ -334,7 +327,8 @@ func (t *tally) check() error {
 	return nil
 }
 
-func checkNews(n *launch.News) error {
+func (r *relayed) check() error {
+	n := &r.News
 	if len(n.Addrs) > maxAgents*maxProcs {
 		return errors.New("too many addresses")
 	}

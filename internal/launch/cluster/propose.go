@@ -29,12 +29,6 @@ func (c *coordinator) startElection() {
 	c.ask()
 }
 
-// campaign asks again after each round, and finally gives up.
-func (c *coordinator) campaign() {
-	c.retryProposal()
-	c.giveUp()
-}
-
 // propose proposes a value for the next decision. This agent leads.
 func (c *coordinator) propose(d *decision) {
 	d.Index, d.Leader = c.register.index+1, c.selfAddr()
@@ -158,16 +152,13 @@ func (c *coordinator) onAccept(p *peer, req *accept) {
 	c.effects.send(&message{Accepted: yes}, p.Name)
 }
 
-func (c *coordinator) onPromise(p *peer, yes *promise) {
-	if c.proposal != nil && c.proposal.asking && yes.Index == c.register.index+1 && yes.Ballot == c.proposal.ballot {
-		c.countPromise(p.Name, yes)
-	}
-}
-
 // countPromise counts a promise. With a quorum, this agent leads. It must then propose the accepted value of the
 // highest ballot, since a quorum may have decided it.
 func (c *coordinator) countPromise(from string, yes *promise) {
 	p := c.proposal
+	if p == nil || !p.asking || yes.Index != c.register.index+1 || yes.Ballot != p.ballot {
+		return
+	}
 	p.yes[from] = true
 	if yes.At.compare(p.bestAt) > 0 {
 		p.best, p.bestAt = yes.Accepted, yes.At
@@ -187,8 +178,6 @@ func (c *coordinator) countPromise(from string, yes *promise) {
 		c.offer()
 	}
 }
-
-func (c *coordinator) onAccepted(p *peer, yes *accepted) { c.countAccepted(p.Name, yes) }
 
 // countAccepted counts an acceptance of the value. A quorum decides.
 func (c *coordinator) countAccepted(from string, yes *accepted) {
@@ -296,7 +285,6 @@ type prepare struct {
 	Ballot ballot `json:"ballot"`
 }
 
-// A promise answers prepare.
 type promise struct {
 	Index    int       `json:"index"`
 	Ballot   ballot    `json:"ballot"`
@@ -310,7 +298,6 @@ type accept struct {
 	Decision decision `json:"decision"`
 }
 
-// An accepted answers accept.
 type accepted struct {
 	Index  int    `json:"index"`
 	Ballot ballot `json:"ballot"`
@@ -333,7 +320,6 @@ type register struct {
 	at       ballot    // of accepted
 }
 
-// prepare promises or refuses.
 func (r *register) prepare(p *prepare) (*promise, *nack) {
 	if p.Index != r.index+1 || p.Ballot.compare(r.promised) < 0 {
 		return nil, r.nack()
@@ -342,7 +328,6 @@ func (r *register) prepare(p *prepare) (*promise, *nack) {
 	return &promise{Index: p.Index, Ballot: p.Ballot, Accepted: r.accepted, At: r.at}, nil
 }
 
-// accept accepts a value or refuses it.
 func (r *register) accept(a *accept) (*accepted, *nack) {
 	if a.Decision.Index != r.index+1 || a.Ballot.compare(r.promised) < 0 {
 		return nil, r.nack()

@@ -62,7 +62,6 @@ func (c *coordinator) connected(addr string) bool {
 	return false
 }
 
-// dialed handles the end of a dial.
 func (c *coordinator) dialed(addr string, err error) {
 	d := c.dials[addr]
 	if d == nil {
@@ -128,9 +127,6 @@ func (c *coordinator) leadAtRendezvous() {
 		c.regroup = &regroup{since: c.now, lastJoin: c.now}
 	}
 }
-
-// onHints stores the discovered agents.
-func (c *coordinator) onHints(found []PeerAddr) { c.hints = found }
 
 // seek performs the periodic search for a leader.
 func (c *coordinator) seek() {

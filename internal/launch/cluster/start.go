@@ -194,7 +194,6 @@ func (a *Member) lost(why string, order int) launch.Failure {
 	}
 }
 
-// merge combines the endings of all agents.
 func (c *coordinator) merge() launch.Ending {
 	var all []launch.Ending
 	for _, a := range c.assignment().Members {
@@ -282,12 +281,6 @@ func (c *coordinator) finalVerdict(o *outcome) launch.Verdict {
 		return *c.verdict
 	}
 	return launch.Verdict{Result: o.result()}
-}
-
-func (c *coordinator) onConfirmed(from string, index int) {
-	if c.register.index == index {
-		c.confirmEnd(from)
-	}
 }
 
 // checkQuorum ends the job here if the next decision finds no quorum.

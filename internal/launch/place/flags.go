@@ -23,22 +23,17 @@ type Flags struct {
 	Hostname string
 }
 
-// maxNodes bounds the nodes of a job.
 const maxNodes = maxHosts
 
-// A request contains the parsed flags.
+// A request contains the validated flags.
 type request struct {
-	nproc       int
-	nodes       string // --nnodes as typed, or ""
-	least, most int    // nodes; 0: not given
-	nodeRank    int    // -1: not given
-	rendezvous  string // "": not given
-	host        string
+	Flags
+	least, most int // nodes; 0: not given
 }
 
 // parse validates the flags individually.
 func (f Flags) parse() (request, error) {
-	r := request{nproc: f.NProc, nodes: f.Nodes, nodeRank: f.NodeRank, host: f.Hostname}
+	r := request{Flags: f}
 	var err error
 	if f.Nodes != "" {
 		if r.least, r.most, err = nodeRange(f.Nodes); err != nil {
@@ -49,7 +44,7 @@ func (f Flags) parse() (request, error) {
 		return r, fmt.Errorf("--node-rank %d: want 0 for the first node, 1 for the next, and so on", f.NodeRank)
 	}
 	if f.Rendezvous != "" {
-		if r.rendezvous, err = address(f.Rendezvous, 0); err != nil {
+		if r.Rendezvous, err = address(f.Rendezvous, 0); err != nil {
 			return r, fmt.Errorf("--rendezvous %s: %w", terminal.Name(f.Rendezvous), err)
 		}
 	}
@@ -89,24 +84,24 @@ func (s taskCounts) checkFlags(want request) (least int, err error) {
 			"out, or %s",
 			flag, s.by, s.tasks, s.evidence, s.local, fmt.Sprintf(fix, args...))
 	}
-	if want.nproc > 1 && s.local > 1 && want.nproc != s.local {
-		return fail(fmt.Sprintf("--nproc %d", want.nproc), "start one task per node, which then has that many "+
+	if want.NProc > 1 && s.local > 1 && want.NProc != s.local {
+		return fail(fmt.Sprintf("--nproc %d", want.NProc), "start one task per node, which then has that many "+
 			"processes")
 	}
-	if want.nodeRank >= 0 && s.node >= 0 && want.nodeRank != s.node {
-		return fail(fmt.Sprintf("--node-rank %d", want.nodeRank), "pass this node's rank, %d", s.node)
+	if want.NodeRank >= 0 && s.node >= 0 && want.NodeRank != s.node {
+		return fail(fmt.Sprintf("--node-rank %d", want.NodeRank), "pass this node's rank, %d", s.node)
 	}
 	switch {
-	case want.nodes == "":
+	case want.Nodes == "":
 		return s.tasks, nil
 	case s.nodes == 0:
-		return fail("--nnodes "+want.nodes, "start equally many tasks on every node: otherwise the number of nodes is "+
+		return fail("--nnodes "+want.Nodes, "start equally many tasks on every node: otherwise the number of nodes is "+
 			"unknown")
 	case want.least > s.nodes || want.most < s.nodes:
-		return fail(fmt.Sprintf("--nnodes %s, where there are %d nodes,", want.nodes, s.nodes),
+		return fail(fmt.Sprintf("--nnodes %s, where there are %d nodes,", want.Nodes, s.nodes),
 			"start tasks on that many nodes")
 	case want.least < s.nodes && !s.even:
-		return fail("--nnodes "+want.nodes, "start equally many tasks on every node, so that the size without a "+
+		return fail("--nnodes "+want.Nodes, "start equally many tasks on every node, so that the size without a "+
 			"node is known")
 	}
 	return want.least * (s.tasks / s.nodes), nil

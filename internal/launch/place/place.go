@@ -119,10 +119,6 @@ func (e env) find(want request, s *step) (Placement, error) {
 	return e.wholeNode(want)
 }
 
-func alone(want request) Placement {
-	return Placement{Source: Alone, MinAgents: 1, MaxAgents: 1, LocalAgents: 1, Node: want.host}
-}
-
 // Ports derived from the name of a job. They are below the ports that systems assign to programs
 // (net.ipv4.ip_local_port_range, the node ports of Kubernetes) and below torchrun's, which start at 29400.
 const (

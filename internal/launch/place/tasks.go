@@ -42,8 +42,9 @@ func launchers() []launcher {
 		},
 		{
 			source: OpenMPI, name: "mpirun of Open MPI", rankVar: "OMPI_COMM_WORLD_RANK",
-			sizeVar: "OMPI_COMM_WORLD_SIZE", localRankVar: "OMPI_COMM_WORLD_LOCAL_RANK", localSizeVar: "OMPI_COMM_WORLD_LOCAL_SIZE",
-			id: []string{"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}, perNode: true,
+			sizeVar: "OMPI_COMM_WORLD_SIZE", localRankVar: "OMPI_COMM_WORLD_LOCAL_RANK",
+			localSizeVar: "OMPI_COMM_WORLD_LOCAL_SIZE",
+			id:           []string{"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}, perNode: true,
 		},
 		{
 			source: MVAPICH, name: "mpirun of MVAPICH", rankVar: "MV2_COMM_WORLD_RANK", sizeVar: "MV2_COMM_WORLD_SIZE",
@@ -111,7 +112,6 @@ func innermost(e env, t *task, s *step) (*task, error) {
 		set(t.rankVar, t.rank), set(envProcID, s.rank), s.tasks, t.rankVar, t.rankVar)
 }
 
-// place returns a task's placement.
 func (t *task) place(e env, want request) (Placement, error) {
 	n := numbers{env: e}
 	t.localSize = n.get(t.localSizeVar, 1, t.size)
@@ -124,7 +124,7 @@ func (t *task) place(e env, want request) (Placement, error) {
 		return Placement{}, n.err
 	}
 	p := Placement{Source: t.source, Rank: t.rank, LocalRank: t.localRank, LocalAgents: t.localSize, MaxAgents: t.size,
-		NodeRank: group, Node: want.host, Workers: 1}
+		NodeRank: group, Node: want.Hostname, Workers: 1}
 	if t.perNode && t.localSize == 1 {
 		p.Workers = 0
 	}
@@ -176,8 +176,8 @@ func (t *task) oneHost() bool { return t.localSize == t.size }
 func (t *task) rendezvous(e env, want request, id string) (string, error) {
 	addr, from, err := e.master(envMasterAddr)
 	switch {
-	case want.rendezvous != "":
-		addr, from = want.rendezvous, "--rendezvous "+want.rendezvous
+	case want.Rendezvous != "":
+		addr, from = want.Rendezvous, "--rendezvous "+want.Rendezvous
 	case err != nil:
 		return "", err
 	case addr != "" && t.source == Torchrun && e.text(envElasticStore) == "True":
@@ -231,7 +231,9 @@ func (e env) wholeNode(want request) (Placement, error) {
 	if asked.most == 1 {
 		return e.oneNode(want)
 	}
-	p := Placement{Source: asked.source, MinAgents: asked.least, MaxAgents: asked.most, LocalAgents: 1, Node: want.host}
+	p := Placement{
+		Source: asked.source, MinAgents: asked.least, MaxAgents: asked.most, LocalAgents: 1, Node: want.Hostname,
+	}
 	if p.Rank, err = e.nodeRank(want, asked); err != nil {
 		return Placement{}, err
 	}
@@ -248,12 +250,12 @@ func (e env) wholeNode(want request) (Placement, error) {
 
 // oneNode returns the placement of a process that is the whole job, unless a flag or variable contradicts.
 func (e env) oneNode(want request) (Placement, error) {
-	if want.nodeRank > 0 {
+	if want.NodeRank > 0 {
 		return Placement{}, fmt.Errorf("--node-rank %d: there is one node; also pass --nnodes N with the number of "+
-			"nodes", want.nodeRank)
+			"nodes", want.NodeRank)
 	}
-	p := alone(want)
-	if index := e.text(envJobCompletion); index != "" && want.nodes == "" {
+	p := Placement{Source: Alone, MinAgents: 1, MaxAgents: 1, LocalAgents: 1, Node: want.Hostname}
+	if index := e.text(envJobCompletion); index != "" && want.Nodes == "" {
 		p.note("%s, and nothing says how many pods train together: this pod trains alone. To train on all, pass "+
 			"--nnodes N and --rendezvous HOST:PORT", show(envJobCompletion, index))
 	}
@@ -263,8 +265,8 @@ func (e env) oneNode(want request) (Placement, error) {
 // rendezvous returns the address at which the nodes meet. Nodes without a rank need a rendezvous that assigns ranks,
 // which need not be at rank 0.
 func (e env) rendezvous(want request, asked nodeRequest, unranked bool) (string, error) {
-	if want.rendezvous != "" {
-		return want.rendezvous, nil
+	if want.Rendezvous != "" {
+		return want.Rendezvous, nil
 	}
 	addr, from, err := e.master(envPetRendezvous, envPetMasterAddr, envMasterAddr)
 	switch {
@@ -290,8 +292,8 @@ type nodeRequest struct {
 
 // requestedNodes returns the number of nodes from the flag, or from the first variable with one.
 func (e env) requestedNodes(want request) (nodeRequest, error) {
-	if want.nodes != "" {
-		return nodeRequest{source: ByFlags, evidence: "--nnodes " + want.nodes, least: want.least, most: want.most}, nil
+	if want.Nodes != "" {
+		return nodeRequest{source: ByFlags, evidence: "--nnodes " + want.Nodes, least: want.least, most: want.most}, nil
 	}
 	for _, name := range []string{envPetNodes, envNodes} {
 		text := e.text(name)
@@ -341,12 +343,12 @@ func (e env) pods() (nodeRequest, error) {
 
 // nodeRank returns the rank of this node; -1: assigned at the rendezvous.
 func (e env) nodeRank(want request, asked nodeRequest) (int, error) {
-	if want.nodeRank >= 0 {
-		if want.nodeRank >= asked.most {
-			return 0, fmt.Errorf("--node-rank %d with %s: ranks go from 0 to %d", want.nodeRank, asked.evidence,
+	if want.NodeRank >= 0 {
+		if want.NodeRank >= asked.most {
+			return 0, fmt.Errorf("--node-rank %d with %s: ranks go from 0 to %d", want.NodeRank, asked.evidence,
 				asked.most-1)
 		}
-		return want.nodeRank, nil
+		return want.NodeRank, nil
 	}
 	names := []string{envPetNodeRank, envNodeRank, envJobCompletion}
 	if asked.rank != "" {
@@ -367,7 +369,7 @@ func (e env) nodeRank(want request, asked nodeRequest) (int, error) {
 // cpu, cprun decides.
 func (e env) processes(want request) (int, error) {
 	text := e.text(envPetProcesses)
-	if want.nproc > 0 || text == "" || text == "auto" || text == "gpu" || text == "cpu" {
+	if want.NProc > 0 || text == "" || text == "auto" || text == "gpu" || text == "cpu" {
 		return 0, nil
 	}
 	return e.number(envPetProcesses, 1, maxTasks)

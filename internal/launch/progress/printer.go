@@ -17,7 +17,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
 
 	"github.com/cprun/cprun/internal/base/readable"
@@ -113,21 +112,17 @@ func (p *Printer) draw(s Step) {
 	p.line.draw(bar(s), s.Step, s.Steps)
 }
 
-// The bar takes the available width, in multiples of barStep, so that it is rarely rebuilt. besideBar is the width of
-// its frame and percentage.
+// The bar takes the available width, at most barWidth. besideBar is the width of its frame and percentage.
 const (
 	barWidth  = 20
-	barStep   = 5
+	minBar    = 5
 	besideBar = 10
 )
 
 // A line is a text, and a bar if there is room for one, that is redrawn in place on a terminal.
 type line struct {
 	w     io.Writer
-	bar   *progressbar.ProgressBar // nil before it is drawn
-	all   int64                    // of bar
-	wide  int                      // its width
-	drawn bool                     // the line is on the terminal
+	drawn bool // the line is on the terminal
 }
 
 // draw shows the text and the bar, done of all; all 0: no bar.
@@ -136,25 +131,13 @@ func (l *line) draw(text string, done, all int64) {
 	if len(text) >= width { // a wrapped line cannot be redrawn in place
 		text = terminal.Clip(text, max(width-1, 0))
 	}
+	if wide := min(barWidth, width-len(text)-besideBar); all > 0 && wide >= minBar {
+		part := float64(min(done, all)) / float64(all)
+		full := int(part * float64(wide))
+		text += fmt.Sprintf(" %3d%% |%s%s|", int(100*part), strings.Repeat("█", full), strings.Repeat(" ", wide-full))
+	}
 	l.drawn = true
-	wide := min(barWidth, (width-len(text)-besideBar)/barStep*barStep)
-	if all <= 0 || wide < barStep {
-		fmt.Fprintf(l.w, "\r\x1b[2K%s", text)
-		return
-	}
-	if l.bar == nil || l.all != all || l.wide != wide {
-		l.all, l.wide = all, wide
-		l.bar = progressbar.NewOptions64(all,
-			progressbar.OptionSetWriter(l.w),
-			progressbar.OptionUseANSICodes(true),
-			progressbar.OptionSetWidth(wide),
-			progressbar.OptionSetPredictTime(false), // the text has a better estimate
-			progressbar.OptionSetElapsedTime(false),
-			progressbar.OptionSetRenderBlankState(false),
-		)
-	}
-	l.bar.Describe(text)
-	l.bar.Set64(min(done, all))
+	fmt.Fprintf(l.w, "\r\x1b[2K%s", text)
 }
 
 func (l *line) clear() {
@@ -313,30 +296,26 @@ func seconds(n Number) time.Duration {
 // may be called from any goroutine.
 type Meter struct {
 	mu    sync.Mutex
-	w     io.Writer
+	line  line // guarded by mu
 	opts  Options
 	what  string
 	total int64
-	done  int64     // guarded by mu
-	start time.Time // guarded by mu, as next
-	next  time.Time
-	bar   *progressbar.ProgressBar
+	done  int64 // guarded by mu
+	start time.Time
+	next  time.Time // guarded by mu; of the next output
 }
 
-// meterEvery separates two lines without a terminal.
-const meterEvery = 10 * time.Second
+// The least times between two outputs of a Meter, on a terminal and elsewhere.
+const (
+	meterRedraw = 100 * time.Millisecond
+	meterEvery  = 10 * time.Second
+)
 
 // NewMeter returns a meter for the task named what, of total bytes.
 func NewMeter(w io.Writer, opts Options, what string, total int64) *Meter {
-	m := &Meter{w: w, opts: opts, what: what, total: total, start: time.Now()}
-	m.next = m.start.Add(meterEvery)
-	if opts.Terminal && !opts.Quiet {
-		m.bar = progressbar.NewOptions64(total,
-			progressbar.OptionSetWriter(w), progressbar.OptionSetDescription(what), progressbar.OptionShowBytes(true),
-			progressbar.OptionUseANSICodes(true), progressbar.OptionSetWidth(barWidth),
-			progressbar.OptionThrottle(100*time.Millisecond),
-			progressbar.OptionClearOnFinish(),
-		)
+	m := &Meter{line: line{w: w}, opts: opts, what: what, total: total, start: time.Now()}
+	if !opts.Terminal {
+		m.next = m.start.Add(meterEvery)
 	}
 	return m
 }
@@ -346,18 +325,21 @@ func (m *Meter) Add(n int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.done += n
-	switch now := time.Now(); {
-	case m.opts.Quiet:
-	case m.bar != nil:
-		m.bar.Set64(min(m.done, m.total))
-	case now.After(m.next):
-		m.next = now.Add(meterEvery)
-		fmt.Fprintln(m.w, MeterLine(m.what, m.done, m.total, now.Sub(m.start)))
+	now := time.Now()
+	if m.opts.Quiet || now.Before(m.next) {
+		return
 	}
+	text := meterLine(m.what, m.done, m.total, now.Sub(m.start))
+	if m.opts.Terminal {
+		m.next = now.Add(meterRedraw)
+		m.line.draw(text, m.done, m.total)
+		return
+	}
+	m.next = now.Add(meterEvery)
+	fmt.Fprintln(m.line.w, text)
 }
 
-// MeterLine returns the progress as one line.
-func MeterLine(what string, done, total int64, took time.Duration) string {
+func meterLine(what string, done, total int64, took time.Duration) string {
 	line := fmt.Sprintf("%s %.0f%%  %.1f of %.1f MB", what, 100*float64(done)/float64(max(total, 1)), float64(done)/1e6,
 		float64(total)/1e6)
 	if s := took.Seconds(); s > 0 && done > 0 {
@@ -367,11 +349,9 @@ func MeterLine(what string, done, total int64, took time.Duration) string {
 	return line
 }
 
-// Close removes the bar.
+// Close removes the line from a terminal.
 func (m *Meter) Close() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.bar != nil {
-		m.bar.Clear()
-	}
+	m.line.clear()
 }

@@ -1,6 +1,8 @@
-// Package config is train.yaml: its types, defaults and rules. Load reports every fault of a
-// file at once, each with its line, its key and the nearest valid choice; its result is
-// resolved, so that no other package knows a default.
+// Package config reads train.yaml: its types, defaults and rules. Load returns a resolved Config, or every fault at
+// once as Errors: each with file, line, key and fix. No other package knows a default. The table in keys.go defines the
+// keys; docs/config.md lists them.
+//
+//	cfg, err := config.Load("train.yaml", config.Options{Ranks: 8, Device: "cuda"})
 package config
 
 import (
@@ -15,7 +17,7 @@ import (
 
 // Config is a resolved train.yaml.
 type Config struct {
-	// The sections, as docs/config.md lists their keys.
+	// These are the sections; docs/config.md lists their keys.
 	Model      Model
 	Data       Data
 	Train      Train
@@ -28,23 +30,22 @@ type Config struct {
 	Checkpoint Checkpoint
 	Log        Log
 
-	// Warnings lists values that are allowed and probably not meant. It is no part of the run: Equal,
-	// YAML and Map leave it out.
+	// Warnings lists allowed values that are probably mistakes. Equal, YAML and Map ignore it.
 	Warnings Errors
 
-	where *positions // of keys, so that Resolve names lines; nil for a config made in code
+	where *positions // of keys, for errors of Resolve; nil for a config made in code
 }
 
-// Model is the shape of the model and where its weights come from.
+// Model is the shape of the model and the source of its weights.
 type Model struct {
 	From      string // Hugging Face directory, absolute; empty for random weights
 	hf.Config        // resolved: config.json of From, overridden by the keys in the YAML
 }
 
-// Data is where tokens come from.
+// Data is the source of tokens.
 type Data struct {
 	Path          Files
-	Tokenizer     string // Bytes or the absolute path of a tokenizer.json; "": the model has none, and text is refused
+	Tokenizer     string // Bytes, or the absolute path of a tokenizer.json; "": none, and text is refused
 	SeqLen        int    // global tokens of one sample
 	Shuffle       bool
 	PackDocuments bool
@@ -55,7 +56,7 @@ type Data struct {
 
 // Validation is the held-out loss: every N steps (0: never), over N samples (0: all).
 type Validation struct {
-	Path           string // glob of files, absolute; "" where Every is 0
+	Path           string // glob of files, absolute; "" if Every is 0
 	Every, Samples int
 }
 
@@ -85,20 +86,19 @@ type LRSchedule struct {
 	MinLR       float64
 }
 
-// Parallel is how ranks are grouped; 0 is auto, resolved by Resolve once the number of ranks
-// is known.
+// Parallel groups the ranks. 0 is auto; Resolve replaces it once the number of ranks is known.
 type Parallel struct {
 	Context int // ranks that share one sequence
 	Data    int // groups of such ranks
-	// Strategy is how attention runs, with attention.backend. A field may be auto until the number of ranks and
-	// the machine are known; Gather may stay auto. Inner is 0 except with hierarchical.
+	// Strategy selects the attention algorithm, its layout and attention.backend. A field may be auto until ranks and
+	// machine are known; Gather may stay auto. Inner is 0 except with hierarchical.
 	ring.Strategy
 	Transport string // nccl, copy, auto; stays auto
 
-	Deadline time.Duration // how long a rank may stand still; 0: auto
+	Deadline time.Duration // limit of a rank's wait in one transfer; 0: auto
 }
 
-// Attention has options of the attention kernels; their backend is Parallel's.
+// Attention has options of the attention kernels. Parallel has their backend.
 type Attention struct {
 	SMMargin int // processors of a GPU that flash leaves free
 	Debug    int
@@ -110,7 +110,7 @@ type Precision struct {
 	GradWire string // fp32, bf16
 }
 
-// Memory says which state is kept, recomputed, chunked and sharded.
+// Memory selects the state that is kept, recomputed, chunked and sharded.
 type Memory struct {
 	Recompute string // none, selective, full, auto
 	LossChunk int    // tokens with logits in memory at once; 0: auto
@@ -124,7 +124,7 @@ type Reserve string
 
 const autoReserve Reserve = "3%"
 
-// Of returns the bytes to leave free of a device with so much memory.
+// Of returns the bytes to leave free on a device with this memory.
 func (r Reserve) Of(memory int64) int64 {
 	share, bytes, err := cmp.Or(r, autoReserve).parse()
 	if err != nil {
@@ -133,7 +133,7 @@ func (r Reserve) Of(memory int64) int64 {
 	return bytes + int64(share*float64(memory))
 }
 
-// parse returns the share, or the bytes.
+// parse returns the share or the bytes.
 func (r Reserve) parse() (share float64, bytes int64, err error) {
 	if percent, ok := strings.CutSuffix(string(r), "%"); ok {
 		if share, err = ParseFloat(percent); err == nil && !(share >= 0 && share < 100) {
@@ -151,17 +151,17 @@ func (r Reserve) parse() (share float64, bytes int64, err error) {
 	return 0, bytes, err
 }
 
-// Checkpoint is how often state is saved and how many checkpoints are kept. It is saved at the end and on
-// a request to stop as well.
+// Checkpoint sets how often state is saved and how many checkpoints are kept. A run also saves at its end and on a
+// request to stop.
 type Checkpoint struct {
 	Every    int           // optimizer steps between two; 0: not by steps
 	Interval time.Duration // since the last; 0: not by time
-	Keep     int           // newest that stay; 0: all
-	Async    bool          // written while training goes on
-	Local    string        // directory of each node where shards are written first; "" for none
+	Keep     int           // the newest are kept; 0: all
+	Async    bool          // written during training
+	Local    string        // local directory of each node for shards; "" for none
 }
 
-// Log says how much is reported while training.
+// Log sets the reports during training.
 type Log struct {
 	Every       int
 	TensorBoard bool
@@ -169,9 +169,8 @@ type Log struct {
 	TraceSteps  int
 }
 
-// Deadline is how long a rank waits for another in one transfer before it reports it, where
-// parallel.deadline is auto and no steps have been timed.
+// Deadline limits the wait of a rank in one transfer if parallel.deadline is auto and no steps have been timed.
 const Deadline = 5 * time.Minute
 
-// TransferTimeout returns how long a rank waits for another.
+// TransferTimeout returns the limit of a rank's wait in one transfer.
 func (p *Parallel) TransferTimeout() time.Duration { return cmp.Or(p.Deadline, Deadline) }

@@ -12,16 +12,16 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Document is a YAML file beside train.yaml that is read as strictly: no aliases, anchors, tags or second
-// documents, every fault with its line.
+// Document is another YAML file under the rules of train.yaml: no aliases, anchors, tags or second documents, and every
+// fault with its line.
 type Document struct {
-	Root *yaml.Node // its mapping; nil without one, which is a fault
+	Root *yaml.Node // its mapping; nil is a fault
 	src  *source
 	name string
 }
 
-// ReadDocument reads the text of a file. least describes the contents that an empty file lacks, want those of any, for
-// errors.
+// ReadDocument parses the text of a file. For errors, least describes the missing contents of an empty file, and want
+// the expected ones.
 func ReadDocument(name string, text []byte, least, want string) *Document {
 	src := newSource(newFaults(&positions{file: name, keys: map[string]position{}}))
 	d := &Document{src: src, name: name}
@@ -38,10 +38,10 @@ func (d *Document) Faultf(n *yaml.Node, key, format string, args ...any) {
 	d.src.addAt(position{d.name, line}, key, format, args...)
 }
 
-// Full reports whether there are more faults than are told. What else is wrong need not be looked for.
+// Full reports whether there are more faults than Err returns, so that the caller can stop.
 func (d *Document) Full() bool { return len(d.src.list) > maxFaults }
 
-// Add takes over faults, each once.
+// Add adds faults that are not listed yet.
 func (d *Document) Add(list Errors) {
 	for _, f := range list {
 		if !d.Full() && !slices.Contains(d.src.list, f) {
@@ -50,8 +50,7 @@ func (d *Document) Add(list Errors) {
 	}
 }
 
-// Locate returns the faults of a config that was loaded with flags out of this file: faults of a flag have
-// the line that the flag came from.
+// Locate returns the faults of a config loaded with flags from this file. A fault of a flag gets the line of the flag.
 func (d *Document) Locate(err error, lineOf func(key string) int) Errors {
 	var list Errors
 	if !errors.As(err, &list) {
@@ -71,14 +70,13 @@ func (d *Document) Locate(err error, lineOf func(key string) int) Errors {
 	return list
 }
 
-// Err returns the faults in order of their lines, as Errors, or nil.
+// Err returns the faults sorted by line, as Errors, or nil.
 func (d *Document) Err() error { return d.src.err() }
 
 // IsSection reports whether a path names a section of train.yaml.
 func IsSection(path string) bool { return isSection[path] }
 
-// UnknownKey returns the message for a path that train.yaml does not have, with the nearest that it has;
-// "" for one that it has.
+// UnknownKey returns the message for a path that train.yaml lacks, with the nearest key; "" for a known path.
 func UnknownKey(path string) string {
 	if keyAt[path] != nil {
 		return ""
@@ -91,7 +89,7 @@ func UnknownKey(path string) string {
 	return msg
 }
 
-// ReadValue reads a value of one key of train.yaml, as JSON has it, and as --set takes it. The error says
+// ReadValue reads a value of one key of train.yaml. It returns the value for JSON and the value for --set. The error
 // names the value found and the one wanted.
 func ReadValue(path string, n *yaml.Node) (value any, flag string, err error) {
 	k := keyAt[path]
@@ -104,7 +102,7 @@ func ReadValue(path string, n *yaml.Node) (value any, flag string, err error) {
 	}
 	value = k.value(c)
 	if text, ok := value.(string); ok {
-		if flag = path + "=" + text; text == "null" { // a text of that name, which the flag would take for none
+		if flag = path + "=" + text; text == "null" { // the flag would read this text as null
 			return nil, "", fmt.Errorf("found the text %s; want another", quoted(text))
 		}
 		return value, flag, nil
@@ -123,11 +121,10 @@ func Default(path string) (value any, ok bool) {
 	return value, err == nil
 }
 
-// Difference is a key of which two configs have different values, as YAML has them; "null"
-// where a config has no such key.
+// Difference is a key with different values in two configs, as YAML writes them; "null" for an absent one.
 type Difference struct{ Key, Old, New string }
 
-// Differences lists the keys that have other values in c than in old, in the table's order.
+// Differences lists the keys with other values in c than in old, in the table's order.
 func (c *Config) Differences(old *Config) []Difference {
 	was, is := old.texts(), c.texts()
 	var out []Difference
@@ -147,7 +144,7 @@ func orNull(text string) string {
 	return text
 }
 
-// texts returns the values of all keys, as YAML has them. A key without a value is absent.
+// texts returns the values of all keys as YAML. Keys without a value are absent.
 func (c *Config) texts() map[string]string {
 	out := map[string]string{}
 	c.visit(func(path string, value any) {
@@ -163,7 +160,7 @@ func (c *Config) texts() map[string]string {
 	return out
 }
 
-// YAML returns the config as a train.yaml with every key, which Load reads back as an equal Config.
+// YAML returns the config as a train.yaml with every key. Load reads it back as an equal Config.
 func (c *Config) YAML() []byte {
 	root := &yaml.Node{Kind: yaml.MappingNode}
 	mappings := map[string]*yaml.Node{"": root}
@@ -186,7 +183,7 @@ func (c *Config) YAML() []byte {
 	return b.Bytes()
 }
 
-// Map returns the config as JSON has it, with the keys of train.yaml.
+// Map returns the config for JSON, with the keys of train.yaml.
 func (c *Config) Map() map[string]any {
 	root := map[string]any{}
 	mappings := map[string]map[string]any{"": root}
@@ -201,7 +198,7 @@ func (c *Config) Map() map[string]any {
 	return root
 }
 
-// newSection stands, in visit, for a mapping whose keys follow.
+// In visit, newSection is the value of a section; its keys follow.
 type newSection struct{}
 
 // visit calls fn for every section and key in the table's order, a section before its keys.
@@ -238,7 +235,7 @@ func (c *Config) visit(fn func(path string, value any)) {
 	}
 }
 
-// value returns a field as JSON has it; nil for the word null.
+// value returns a field for JSON; nil for the word null.
 func (k *key) value(c *Config) any {
 	field := k.at(c)
 	if k.isUnset(field) {

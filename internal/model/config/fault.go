@@ -8,15 +8,15 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// A Fault is one mistake in a config: its place, its key, and the fix.
+// A Fault is one mistake in a config, with its place, key and fix.
 type Fault struct {
-	File string // the path as the caller gave it, or the flag: "--set train.steps=0"
+	File string // the path from the caller, or the flag: "--set train.steps=0"
 	Line int    // from 1; 0 for a flag
-	Key  string // full path, such as "data.seq_len"; empty where no key is concerned
+	Key  string // full path, such as "data.seq_len"; may be empty
 	Msg  string
 }
 
-// String returns "file:line: key: message", without the parts that are not known.
+// String returns "file:line: key: message". It omits unknown parts.
 func (f Fault) String() string {
 	var b strings.Builder
 	b.WriteString(terminal.Name(f.File))
@@ -29,7 +29,7 @@ func (f Fault) String() string {
 	return b.String() + ": " + f.Msg
 }
 
-// Errors lists the faults of a config: first of the file, by line, then of flags.
+// Errors lists the faults of a config: first those of the file, by line, then those of flags.
 type Errors []Fault
 
 // Error returns one line for each fault.
@@ -41,11 +41,10 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// maxFaults bounds the faults that are printed: a file that is no config at all would fill the terminal.
+// maxFaults bounds the printed faults: a file that is not a config would fill the terminal.
 const maxFaults = 100
 
-// faults collects faults. Later rules leave a faulty key out, so that one mistake is reported once, without its
-// consequences.
+// faults collects faults. Later rules skip a faulty key, so that one mistake is reported once.
 type faults struct {
 	where *positions
 	list  Errors
@@ -56,7 +55,7 @@ func newFaults(where *positions) *faults {
 	return &faults{where: where, bad: map[string]bool{}}
 }
 
-// add reports a fault of a key, at the key's place.
+// add adds a fault at the key's place.
 func (f *faults) add(path, format string, args ...any) {
 	f.addAt(f.where.of(path), path, format, args...)
 }
@@ -66,7 +65,7 @@ func (f *faults) addAt(p position, path, format string, args ...any) {
 	f.list = append(f.list, Fault{File: p.file, Line: p.line, Key: path, Msg: fmt.Sprintf(format, args...)})
 }
 
-// ok reports whether none of the keys has a fault, so that a rule over them makes sense.
+// ok reports whether none of the keys has a fault.
 func (f *faults) ok(paths ...string) bool {
 	return !slices.ContainsFunc(paths, func(p string) bool { return f.bad[p] })
 }
@@ -90,15 +89,15 @@ func (f *faults) err() error {
 	return list
 }
 
-// Fault returns err with the place of the key in front, as the errors of Load have it. It is for what
-// is found after loading, such as in a file that the key names.
+// Fault returns err with the place of the key, like an error of Load. It is for faults found later, such as in a file
+// that the key names.
 func (c *Config) Fault(key string, err error) error {
 	f := newFaults(c.where)
 	f.add(key, "%s", err)
 	return f.err()
 }
 
-// Given reports whether the file or a flag gave a key a value.
+// Given reports whether the file or a flag set a key.
 func (c *Config) Given(key string) bool { return c.where.given(key) }
 
 type position struct {
@@ -106,15 +105,14 @@ type position struct {
 	line int
 }
 
-// positions remembers where every key and section was given, for faults found long after the
-// file was read.
+// positions records the place of every key and section, also for faults found after loading.
 type positions struct {
 	file string
 	keys map[string]position
 }
 
-// of returns a key's place. A key that was not written has the place of model.from if config.json may have given it,
-// else of its section, else the start of the file.
+// of returns the place of a key. If it was not written, it returns the place of model.from if config.json may set the
+// key, else of its section, else the start of the file.
 func (p *positions) of(path string) position {
 	if p == nil {
 		return position{file: "config"}
@@ -135,7 +133,7 @@ func (p *positions) of(path string) position {
 	return position{file: p.file, line: 1}
 }
 
-// given reports whether the key itself, or the section, was written.
+// given reports whether the key or section itself was written.
 func (p *positions) given(path string) bool {
 	if p == nil {
 		return false

@@ -8,14 +8,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Files is what data comes from: one glob; several, which are one after the other; or several that are
-// mixed by weight.
+// Files are the sources of data: one glob, several in sequence, or several mixed by weight.
 type Files []File
 
-// File is a glob of files, absolute.
+// File is an absolute glob of files.
 type File struct {
 	Path   string
-	Weight float64 // its share of the samples, relative to the others'; 0: none was given
+	Weight float64 // share of the samples relative to the others; 0: not given
 }
 
 // Mixed reports whether samples are drawn by weight.
@@ -34,7 +33,7 @@ func (f Files) Globs() []string {
 
 const maxFiles = 1000
 
-// files reads a path, or a list of paths and of {path, weight}.
+// files reads a path, or a list of paths and {path, weight} entries.
 func (k *key) files(n *yaml.Node) (Files, error) {
 	if n.Kind == yaml.ScalarNode {
 		path, err := k.text(n)
@@ -98,7 +97,7 @@ func (k *key) file(n *yaml.Node, f *File) (err error) {
 	return nil
 }
 
-// maxWeight keeps shares within what a float64 tells apart.
+// maxWeight keeps the precision of a float64 sufficient for shares.
 const maxWeight = 1e9
 
 func (f Files) value() any {

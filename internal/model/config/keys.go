@@ -9,27 +9,26 @@ import (
 	"github.com/cprun/cprun/internal/model/hf"
 )
 
-// A key is one line of train.yaml, as data. Decoding, defaults, bounds, suggestions, writing
-// and docs/config.md all follow from it. Its kind follows from the type of its field in Config.
+// A key defines one key of train.yaml. Decoding, defaults, bounds, suggestions, writing and docs/config.md use this
+// table. The type of its field in Config selects its kind.
 type key struct {
 	path string
-	def  string            // as in YAML; "" for a key that must be given
-	at   func(*Config) any // a pointer to its field; nil in the table: the field of the key's name
+	def  string            // as in YAML; "" for a required key
+	at   func(*Config) any // a pointer to its field; nil in the table: the field with the key's name
 	doc  string
 
-	// The word "auto" or "null", if the key allows it. For that word a number holds wordIs, a text or list is empty,
-	// and a pointer is nil.
+	// word is "auto" or "null", if allowed. For it a number is wordIs, a text or list is empty, and a pointer is nil.
 	word   string
 	wordIs int
 
 	least time.Duration // of times, except an allowed 0
 
 	choices  []string
-	known    func() []string // in place of choices: the registered ones
+	known    func() []string // in place of choices: the registered names
 	min, max int64           // of integers; max 0: maxInt
 	within   string          // of numbers, an interval: "(0, 1]"
-	rope     string          // types of rope scaling that have the key; of rope_scaling alone
-	needs    string          // types among them that need it
+	rope     string          // types of rope scaling with the key; only in rope_scaling
+	needs    string          // those of these types that require it
 }
 
 func (k *key) allowed() []string {
@@ -42,8 +41,8 @@ func (k *key) allowed() []string {
 const (
 	maxInt      = math.MaxInt32 // of widths, steps and samples
 	maxHeads    = 1 << 16       // of heads, and their width
-	maxLayers   = 1 << 10       // more than any model has; a plan and a run keep lists of them
-	maxSMMargin = 128           // of a GPU that has some more
+	maxLayers   = 1 << 10       // far above known models; plans and runs keep lists of layers
+	maxSMMargin = 128           // below the SMs of any supported GPU
 	maxLen      = 1 << 30       // of tokens of a sample
 	maxRanks    = 1 << 20
 	maxSeed     = math.MaxInt64
@@ -52,7 +51,7 @@ const (
 	MaxPieces = 1 << 15
 )
 
-// ifAuto ends the meaning of a key that belongs to one algorithm.
+// ifAuto ends the help of a key that belongs to one algorithm.
 const ifAuto = "; reset with a warning if algorithm auto takes another"
 
 // sections lists the mappings of train.yaml, outer before inner.
@@ -258,7 +257,7 @@ var runKeys = []key{
 	{path: "log.trace_steps", def: "0", doc: "steps to record in `trace.json`"},
 }
 
-// What follows from the table, for lookups.
+// These indexes of the table are for lookups.
 var (
 	keyAt      = map[string]*key{}     // by path
 	isSection  = map[string]bool{}     // by path
@@ -296,7 +295,7 @@ func init() {
 	}
 }
 
-// fieldNamed returns the way to the field of a path: in each struct the field of that name without underscores.
+// fieldNamed returns the accessor of a path: in each struct, the field of that name without underscores.
 func fieldNamed(path string) func(*Config) any {
 	var index []int
 	t := reflect.TypeFor[Config]()
@@ -319,10 +318,10 @@ func split(path string) (section, name string) {
 	return path[:max(i, 0)], path[i+1:]
 }
 
-// ropeSection may be absent as a whole, as no other mapping.
+// ropeSection is the only section that may be absent.
 const ropeSection = "model.rope_scaling"
 
-// of reports whether the key belongs to a type of rope scaling.
+// hasType reports whether a list of types contains a type of rope scaling.
 func hasType(types, ropeType string) bool {
 	for _, t := range strings.Fields(types) {
 		if t == ropeType {

@@ -18,28 +18,28 @@ import (
 
 // Options are the additions of a command line to the file.
 type Options struct {
-	Set    []string // key.path=value, in order; each replaces the value of the file or of an earlier one
-	Ranks  int      // number of ranks, for Resolve; 0: not known, autos stay
-	Hosts  int      // that the ranks are spread over evenly; 0: one
-	Device string   // "cpu" or "cuda"; "" is cpu where Ranks is given, else not known
+	Set    []string // key.path=value; a later one replaces earlier ones and the file
+	Ranks  int      // number of ranks, for Resolve; 0: unknown, and autos stay
+	Hosts  int      // hosts with equal numbers of ranks; 0: one
+	Device string   // "cpu" or "cuda"; "" is cpu if Ranks is given, else unknown
 
-	// Decide may fill autos by costs, before the rules do, if the config has no fault and Ranks is given. nil: the
-	// rules alone.
+	// Decide may replace autos by costs before the rules do, if the config has no fault and Ranks is given. nil: rules
+	// only.
 	Decide func(c *Config, ranks, hosts int) error
 
-	// NoFiles allows that the data is not there, and model.from neither if all model keys are
-	// given (as a run's config.yaml gives them): for a plan or an export made elsewhere.
+	// NoFiles allows missing data. It also allows a missing model.from if all model keys are given, as in the
+	// config.yaml of a run. It is for plans and exports on another machine.
 	NoFiles bool
 
-	// kept: cprun resolved the config before, so it may hold keys without effect.
+	// kept: cprun has written the config, so it may have keys without effect.
 	kept bool
 }
 
-// Load reads a train.yaml, applies flags, fills defaults and checks every rule. With
-// Options.Ranks it is also resolved. The error is Errors: every fault, in the order of lines.
+// Load reads a train.yaml, applies flags, fills defaults and checks every rule. With Options.Ranks it also resolves the
+// config. The error is Errors: every fault, sorted by line.
 //
-// Relative paths in the file are relative to its directory if they exist there, else to the
-// working directory; for flags the other way round. In the result they are absolute.
+// Relative paths in the file are relative to its directory if they exist there, else to the working directory; for
+// flags in the other order. In the result they are absolute.
 func Load(path string, opts Options) (*Config, error) {
 	text, err := files.Read(path, MaxFile)
 	if errors.Is(err, files.ErrTooLong) {
@@ -51,8 +51,8 @@ func Load(path string, opts Options) (*Config, error) {
 	return load(path, text, opts, osDisk{})
 }
 
-// Parse does what Load does with a text that was read, such as a resolved config that was handed on.
-// The name is for errors; relative paths are relative to its directory.
+// Parse loads a text instead of a file, such as the resolved config of another process. The name is for errors; relative paths are
+// relative to its directory.
 func Parse(name string, text []byte, opts Options) (*Config, error) {
 	opts.kept = true
 	return load(name, text, opts, osDisk{})
@@ -64,7 +64,7 @@ type loader struct {
 	cfg  *Config
 	opts Options
 
-	fromRead bool // config.json of model.from gave every model key
+	fromRead bool // config.json of model.from has set the model keys
 }
 
 func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
@@ -72,7 +72,7 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	src := newSource(f)
 	src.readFile(name, text)
 	if len(f.list) > 0 && len(f.where.keys) == 0 {
-		return nil, f.err() // nothing was understood; that keys are missing would be noise
+		return nil, f.err() // nothing could be read; faults about missing keys would not help
 	}
 	for _, arg := range opts.Set {
 		src.readFlag(arg)
@@ -119,16 +119,16 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	return l.cfg, nil
 }
 
-// decodeKey puts a key's value, or its default, into the config.
+// decodeKey decodes a key's value, or its default, into the config.
 func (l *loader) decodeKey(k *key) {
 	n := l.values[k.path]
 	if n == nil {
 		isModel := strings.HasPrefix(k.path, "model.")
 		switch {
 		case isModel && (l.fromRead || !l.ok("model.from")):
-			return // config.json said it
+			return // set by config.json
 		case !l.ok(k.path):
-			return // it was given, under another name
+			return // given under another name
 		case k.def == "" && isModel:
 			l.add(k.path, "missing; write it, or set model.from")
 			return
@@ -140,7 +140,7 @@ func (l *loader) decodeKey(k *key) {
 	l.decodeValue(k, n)
 }
 
-// decodeValue puts a value into the config; nil is the key's default.
+// decodeValue decodes a value into the config; nil is the key's default.
 func (l *loader) decodeValue(k *key, n *yaml.Node) {
 	var err error
 	if n == nil {
@@ -156,7 +156,7 @@ func (l *loader) decodeValue(k *key, n *yaml.Node) {
 	}
 }
 
-// decodeFrom fills the model from a Hugging Face directory, before the keys that override it.
+// decodeFrom fills the model from a Hugging Face directory. Later keys override it.
 func (l *loader) decodeFrom() {
 	k := keyAt["model.from"]
 	if l.decodeKey(k); l.cfg.Model.From == "" || !l.ok(k.path) {
@@ -197,7 +197,7 @@ func (l *loader) decodeFrom() {
 	}
 }
 
-// modelGiven reports whether the file has every key of the model that a run without model.from needs.
+// modelGiven reports whether the file has every key that a model without model.from needs.
 func (l *loader) modelGiven() bool {
 	for i := range keys {
 		if k := &keys[i]; strings.HasPrefix(k.path, "model.") && k.def == "" && k.rope == "" &&
@@ -216,8 +216,7 @@ func (l *loader) eachRope(visit func(*key)) {
 	}
 }
 
-// decodeRope replaces rope_scaling where any key of it was given. Which keys belong to it
-// depends on its type.
+// decodeRope replaces rope_scaling if any of its keys was given. The type selects the allowed keys.
 func (l *loader) decodeRope() {
 	if l.values[ropeSection] != nil { // null
 		l.cfg.Model.RopeScaling = nil
@@ -250,7 +249,7 @@ func (l *loader) decodeRope() {
 		case n == nil && hasType(k.needs, r.Type):
 			l.add(k.path, "missing; rope_type %s needs it", r.Type)
 		case n != nil || k.def != "" && hasType(k.rope, r.Type):
-			l.decodeValue(k, n) // whatever model.from has, since rope_scaling is replaced whole
+			l.decodeValue(k, n) // even with model.from, since rope_scaling is replaced whole
 		}
 	})
 	if r.Type == "default" {
@@ -286,11 +285,11 @@ func (l *loader) derive() {
 	}
 	if d := &l.cfg.Data; d.Seed < 0 && l.ok("train.seed", "data.seed") {
 		d.Seed = l.cfg.Train.Seed
-		delete(l.where.keys, "data.seed") // a written null counts as not given
+		delete(l.where.keys, "data.seed") // an explicit null counts as not given
 	}
 }
 
-// bounds checks values of config.json and values that follow from other keys; decode has checked the others.
+// bounds checks values from config.json and derived values. decode has checked the others.
 func (l *loader) bounds() {
 	for i := range keys {
 		k := &keys[i]
@@ -318,7 +317,7 @@ func blankConfig() *Config {
 	return c
 }
 
-// Equal reports whether two configs say the same, whatever file they came from.
+// Equal reports whether two configs have the same values, ignoring their files.
 func (c *Config) Equal(o *Config) bool {
 	a, b := *c, *o
 	a.Warnings, b.Warnings, a.where, b.where = nil, nil, nil, nil
@@ -326,8 +325,7 @@ func (c *Config) Equal(o *Config) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// Completions returns the keys of train.yaml that begin with a prefix, each with "=" after it, as --set takes
-// them.
+// Completions returns the keys of train.yaml with a prefix, each followed by "=", for --set.
 func Completions(prefix string) (found []string) {
 	for i := range keys {
 		if strings.HasPrefix(keys[i].path, prefix) {
@@ -337,16 +335,16 @@ func Completions(prefix string) (found []string) {
 	return found
 }
 
-// RunShape describes the ranks and the attention that the rules for a strategy go by.
+// RunShape is the input of DefaultStrategy.
 type RunShape struct {
 	Device         string // cuda, or anything else for the CPU
 	Documents      bool   // sequences are packed documents
-	Ranks, PerHost int    // that share a sequence, and all ranks of a host
+	Ranks, PerHost int    // sharing a sequence; on one host
 	Heads, KVHeads int
 }
 
-// DefaultStrategy returns the strategy with its open fields as the rules have them, which hold where no costs are
-// known. The backend and when rows travel stay open.
+// DefaultStrategy returns the strategy with its open fields set by fixed rules, for machines without known costs. The
+// backend and Gather stay open.
 func DefaultStrategy(s ring.Strategy, by RunShape) ring.Strategy {
 	layout, algorithm := partition.LayoutName("zigzag"), "ring"
 	if by.Documents {
@@ -369,7 +367,7 @@ func auto[S ~string](field *S, choice S) {
 	}
 }
 
-// Bytes is the tokenizer that takes each byte of text for a token.
+// Bytes names the tokenizer that takes each byte of text as a token.
 const Bytes = "bytes"
 
 const (
@@ -378,8 +376,8 @@ const (
 	eosKey        = "data.eos_token_id"
 )
 
-// resolveTokenizer makes data.tokenizer "bytes" or the path of a tokenizer.json. Auto stays where
-// the model has none: only text needs one.
+// resolveTokenizer sets data.tokenizer to "bytes" or the path of a tokenizer.json. It stays empty if the model has
+// none: only text needs one.
 func (l *loader) resolveTokenizer() {
 	t := &l.cfg.Data.Tokenizer
 	if !l.ok(tokenizerKey) || *t == Bytes {
@@ -413,8 +411,7 @@ func (l *loader) resolveTokenizer() {
 	}
 }
 
-// modelEOS sets data.eos_token_id to the model's own where it is null. To bytes a model's own says
-// something only where it is no byte.
+// modelEOS replaces a null data.eos_token_id by the model's own. With the tokenizer bytes it ignores ids below 256.
 func (l *loader) modelEOS() {
 	d := &l.cfg.Data
 	if d.EOSTokenID >= 0 || !l.fromRead || !l.ok(eosKey, tokenizerKey, "model.from", "model.vocab_size") {

@@ -19,9 +19,8 @@ var (
 
 var suffixes = map[byte]int64{'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30}
 
-// ParseSize reads a whole number that is not negative: "4096", "1_000_000", or with a suffix
-// that is a power of two: "128K" for 131072, "1M", "2G". It refuses, with the fix, whatever another reader could take
-// for another number (010, 0x10, 1e3, 128k).
+// ParseSize reads an integer of 0 or more: "4096", "1_000_000", or with a power-of-two suffix: "128K" for 131072, "1M",
+// "2G". It refuses ambiguous forms with the fix (010, 0x10, 1e3, 128k).
 func ParseSize(s string) (int64, error) {
 	digits, unit := s, int64(1)
 	if n := len(s); n > 0 && suffixes[s[n-1]] != 0 {
@@ -42,7 +41,7 @@ func ParseSize(s string) (int64, error) {
 	return v * unit, nil
 }
 
-// notSize explains why a word is no size, by its writer's likely intent.
+// notSize explains why a word is not a size, by the likely intent.
 func notSize(s string) error {
 	if m := unitRE.FindStringSubmatch(s); m != nil && !strings.EqualFold(m[2], "t") {
 		return fmt.Errorf("%s is not a size; write %s%s (powers of two)", clipped(s), clipped(m[1]),
@@ -64,7 +63,7 @@ func notSize(s string) error {
 	return fmt.Errorf("%s is not an integer; write one such as 4096, or a size such as 128K", quoted(s))
 }
 
-// ParseFloat reads a decimal number that is finite.
+// ParseFloat reads a finite decimal number.
 func ParseFloat(s string) (float64, error) {
 	if !floatRE.MatchString(s) {
 		switch strings.ToLower(strings.TrimLeft(s, "+-")) {
@@ -80,7 +79,7 @@ func ParseFloat(s string) (float64, error) {
 	return v + 0, nil
 }
 
-// tenth returns the decimal that is a tenth of v: 3.0e-5 for 3.0e-4, where v/10 has 17 digits.
+// tenth returns v/10 as a short decimal: 3.0e-5 for 3.0e-4, not 17 digits.
 func tenth(v float64) float64 {
 	d, err := strconv.ParseFloat(strconv.FormatFloat(v/10, 'g', 15, 64), 64)
 	if err != nil {
@@ -89,8 +88,8 @@ func tenth(v float64) float64 {
 	return d
 }
 
-// formatFloat writes a float so that every YAML reader takes it for one: Python's yaml reads
-// 1e-05 as text, and 1.0e-05 as a number.
+// formatFloat writes a float that every YAML reader reads as a float: Python's yaml reads 1e-05 as text, and 1.0e-05 as
+// a number.
 func formatFloat(v float64) string {
 	s := strconv.FormatFloat(v, 'g', -1, 64)
 	mantissa, exponent, hasExponent := strings.Cut(s, "e")
@@ -122,7 +121,7 @@ func ParseTime(s string) (time.Duration, error) {
 	return d, nil
 }
 
-// FormatTime writes a time as ParseTime reads it, without units of zero: 15m, for which Go has 15m0s.
+// FormatTime writes a time for ParseTime, without zero units: 15m instead of Go's 15m0s.
 func FormatTime(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {
@@ -134,9 +133,9 @@ func FormatTime(d time.Duration) string {
 	return s
 }
 
-// short cuts a word of the user's that would fill the terminal.
+// clipped escapes a user's word and cuts it if it is very long.
 func clipped(s string) string {
-	const limit = 240 // a path of a temporary directory is well over 100
+	const limit = 240 // paths of temporary directories exceed 100
 	clean := strconv.Quote(s)
 	clean = clean[1 : len(clean)-1]
 	if r := []rune(clean); len(r) > limit {

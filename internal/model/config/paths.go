@@ -14,7 +14,7 @@ import (
 	"github.com/cprun/cprun/internal/model/hf"
 )
 
-// A disk answers the questions of loading about the file system.
+// A disk is the file system during loading. Fuzz tests replace it.
 type disk interface {
 	isDir(path string) bool
 	isFile(path string) bool
@@ -66,8 +66,8 @@ func newPaths(file string, disk disk) paths {
 	return p
 }
 
-// find makes a path absolute: in the config's directory if it exists there, else in the working
-// directory; the other way round for a flag. If neither exists, tried names both.
+// find makes a path absolute: in the config's directory if it exists there, else in the working directory; for flags in
+// the other order. If neither exists, tried names both.
 func (p paths) find(path string, flag bool, exists func(string) bool) (abs, tried string) {
 	if filepath.IsAbs(path) {
 		if abs = filepath.Clean(path); !exists(abs) {
@@ -94,11 +94,11 @@ func (p paths) find(path string, flag bool, exists func(string) bool) (abs, trie
 	return filepath.Join(dirs[1], path), tried
 }
 
-// literal returns the glob that matches exactly this path.
+// literal escapes a path for a glob.
 var literal = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `{`, `\{`, `}`, `\}`).Replace
 
-// findGlob does what find does, for a pattern. It takes a pattern literally if a file has that name, and always the
-// names of the directories that it puts before.
+// findGlob is find for a pattern. If a file has that exact name, the pattern is literal. The directories in front of it
+// are always literal.
 func (p paths) findGlob(pattern string, flag bool) (abs, tried string) {
 	if abs, tried = p.find(pattern, flag, p.disk.isFile); tried == "" {
 		return literal(abs), ""
@@ -110,7 +110,7 @@ func (p paths) findGlob(pattern string, flag bool) (abs, tried string) {
 func (p paths) files(pattern string) []string {
 	matches, err := p.disk.glob(pattern)
 	if err != nil {
-		return nil // a pattern that is malformed matches nothing; globFault says why
+		return nil // a malformed pattern matches nothing; globFault reports it
 	}
 	var files []string
 	for _, m := range matches {
@@ -194,8 +194,8 @@ func (l *loader) checkData() {
 	}
 }
 
-// indexed reports whether every .bin of a pattern has an .idx beside it, which gives the ends of documents
-// (Megatron-LM). Files that are not there may have one.
+// indexed reports whether every .bin of a pattern has an .idx with the ends of documents (Megatron-LM). Without files
+// it returns true.
 func (l *loader) indexed(pattern string) bool {
 	for _, f := range l.files(pattern) {
 		if stem, ok := strings.CutSuffix(f, ".bin"); ok && !l.disk.isFile(stem+".idx") {
@@ -205,8 +205,8 @@ func (l *loader) indexed(pattern string) bool {
 	return true
 }
 
-// areTokens reports whether files are of tokens rather than text. The ending tells, as in
-// internal/model/data; an .idx belongs to the .bin beside it (Megatron-LM).
+// areTokens reports whether files hold tokens, not text. As in internal/model/data the extension decides; an .idx
+// belongs to the .bin of that name (Megatron-LM).
 func (l *loader) areTokens(path string, files []string) bool {
 	example := map[string]string{}
 	for _, f := range files {

@@ -2,11 +2,11 @@ package config
 
 import "slices"
 
-// Resolve replaces every auto by the number of ranks and the device ("cuda", or anything
-// else for the CPU) make of it, and checks the rules that depend on them. parallel.ulysses_degree stays auto
-// without hierarchical, and parallel.gather where all ranks are on one host, since layers may differ. Five more stay:
-// parallel.deadline depends on the time that steps take, parallel.transport on the links, attention.backend on the GPU
-// and its libraries, and on a GPU memory.recompute and memory.loss_chunk on its memory. The error is Errors.
+// Resolve replaces autos by values for these ranks and this device ("cuda", or the CPU), and checks the rules that
+// depend on them. The error is Errors. Some keys may stay auto: parallel.ulysses_degree without hierarchical;
+// parallel.gather with all ranks on one host, since layers may differ; parallel.deadline, which depends on step times;
+// parallel.transport, on the links; attention.backend, on the GPU and its libraries; and on a GPU memory.recompute and
+// memory.loss_chunk, on its memory.
 func (c *Config) Resolve(ranks int, device string) error {
 	f := newFaults(c.where)
 	c.resolve(ranks, 1, device, f)
@@ -20,7 +20,7 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 	c.resolveGroups(ranks, f)
 	compute, shard := "fp32", "none"
 	if ranks > 1 {
-		shard = "optimizer" // ranks of a CPU share its cores, and memory is not short there
+		shard = "optimizer" // ranks on a CPU share its cores, and memory is plentiful
 	}
 	if device == "cuda" {
 		compute = "bf16"
@@ -30,7 +30,7 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 	}
 	c.resolveStrategy(ranks, hosts, device, f)
 	if hosts > 1 && c.readsGather() {
-		auto(&c.Parallel.Gather, "beside") // links between hosts are slower, and there is more to hide
+		auto(&c.Parallel.Gather, "beside") // links between hosts are slower, so overlap hides more
 	}
 	auto(&c.Precision.Compute, compute)
 	if p := &c.Precision; f.ok("precision.grad_wire") && p.GradWire != "fp32" {
@@ -56,7 +56,7 @@ func (c *Config) passTokens() int {
 	return (c.Data.SeqLen + c.Parallel.Context - 1) / c.Parallel.Context * c.Train.MicroBatchSize
 }
 
-// resolveGroups decides parallel.context and parallel.data, which multiply to the ranks.
+// resolveGroups sets parallel.context and parallel.data. Their product is the number of ranks.
 func (c *Config) resolveGroups(ranks int, f *faults) {
 	const contextKey, dataKey = "parallel.context", "parallel.data"
 	p := &c.Parallel
@@ -98,7 +98,7 @@ func (c *Config) resolveGroups(ranks int, f *faults) {
 	}
 }
 
-// resolveStrategy decides the layout, the algorithm and parallel.ulysses_degree, which divides parallel.context.
+// resolveStrategy sets the layout, the algorithm and parallel.ulysses_degree, which must divide parallel.context.
 func (c *Config) resolveStrategy(ranks, hosts int, device string, f *faults) {
 	const innerKey = "parallel.ulysses_degree"
 	p := &c.Parallel
@@ -122,7 +122,7 @@ func (c *Config) resolveStrategy(ranks, hosts int, device string, f *faults) {
 	}
 }
 
-// reportUnused adds to a fault for each given key that the algorithm of the config does not read, and resets it.
+// reportUnused adds to a fault for each given key without effect under the chosen algorithm, and resets the key.
 func (c *Config) reportUnused(given Parallel, f, to *faults) {
 	p := &c.Parallel
 	add := func(key string, value any, instead, reader string) {
@@ -144,8 +144,8 @@ func (c *Config) reportUnused(given Parallel, f, to *faults) {
 	}
 }
 
-// readsGather reports whether rows of other ranks may come in one hop: in an all-gather, and in a window except
-// under ulysses, where every rank has all rows.
+// readsGather reports whether rows of other ranks may arrive in one hop: in an all-gather, and in a window except under
+// ulysses, where every rank has all rows.
 func (c *Config) readsGather() bool {
 	windowed := slices.ContainsFunc(c.Model.Windows(), func(w int) bool { return w >= 0 })
 	return c.Parallel.Algorithm == "allgather" || windowed && c.Parallel.Algorithm != "ulysses"

@@ -24,7 +24,7 @@ func rules(c *Config, f *faults) {
 	}
 }
 
-// dependsOn lists, for keys that the rules of package hf check, the other keys of these rules.
+// dependsOn lists, for keys checked by package hf, the other keys of the same rule.
 var dependsOn = map[string][]string{
 	"model.num_key_value_heads":                       {"model.num_attention_heads"},
 	"model.head_dim":                                  {"model.hidden_size", "model.num_attention_heads"},
@@ -36,7 +36,7 @@ var dependsOn = map[string][]string{
 	ropeSection + ".beta_fast":                        {ropeSection + ".beta_slow"},
 }
 
-// modelRules adds the faults that package hf finds, except consequences of faults that are listed already.
+// modelRules adds the faults found by package hf, except consequences of faults already listed.
 func modelRules(c *Config, f *faults) {
 	if !f.ok("model.from") {
 		return
@@ -93,9 +93,8 @@ func trainRules(c *Config, f *faults) {
 	}
 }
 
-// dataRules checks the keys that depend on the kind of the files, tokens or text. indexed: an index
-// has the ends of documents, so that no token needs to. text: they cannot hold ids either. read: the model's directory
-// was read.
+// dataRules checks the keys that depend on the kind of files. tokens: token files. indexed: an index has the ends of
+// documents, so no token marks them. text: neither tokens nor .jsonl with ids. read: the model's directory was read.
 func dataRules(c *Config, f *faults, path string, tokens, indexed, text, read bool) {
 	switch {
 	case text && read && c.Data.Tokenizer == "" && f.ok("model.from", tokenizerKey):
@@ -110,7 +109,7 @@ func dataRules(c *Config, f *faults, path string, tokens, indexed, text, read bo
 	}
 }
 
-// NoTokenizer says why text cannot be trained on where model.from has no tokenizer.json.
+// NoTokenizer returns the message for text with a model.from that lacks a tokenizer.json.
 func (c *Config) NoTokenizer() string {
 	return fmt.Sprintf("there is no tokenizer.json in %s, and text needs the tokenizer that the model was trained "+
 		"with; transformers writes one "+
@@ -118,7 +117,7 @@ func (c *Config) NoTokenizer() string {
 		"to learn bytes", clipped(c.Model.From))
 }
 
-// warnings lists allowed values that the writer probably did not mean.
+// warnings lists allowed values that are probably mistakes.
 func warnings(c *Config) Errors {
 	f := newFaults(c.where)
 	m := &c.Model
@@ -133,7 +132,7 @@ func warnings(c *Config) Errors {
 	return f.list
 }
 
-// contextWarning compares seq_len with the positions that the rotary settings cover.
+// contextWarning compares seq_len with the positions covered by the rotary settings.
 func contextWarning(c *Config, f *faults) {
 	m, r, n := &c.Model, c.Model.RopeScaling, float64(c.Data.SeqLen)
 	longest := float64(m.MaxPositionEmbedding)
@@ -146,11 +145,11 @@ func contextWarning(c *Config, f *faults) {
 	}
 	trained := float64(r.OriginalMax)
 	if r.Type == "linear" {
-		trained = longest // linear has no key for it
+		trained = longest // linear has no key for the trained length
 	}
 	reach := trained * r.Factor
-	// Llama 3.1 states 131,072 positions, twice its trained length x factor. A scaling of the user's
-	// own leaves the length in config.json without meaning.
+	// Llama 3.1 has 131,072 positions, twice its trained length x factor. With a user's scaling the length in
+	// config.json no longer applies.
 	if c.Given(ropeSection) == c.Given("model.max_position_embeddings") {
 		reach = max(reach, longest)
 	}
@@ -161,7 +160,7 @@ func contextWarning(c *Config, f *faults) {
 	}
 }
 
-// groupWarnings lists settings of ulysses that leave ranks idle or slow.
+// groupWarnings lists settings of ulysses that leave ranks idle or make them slow.
 func groupWarnings(c *Config, f *faults) {
 	p := &c.Parallel
 	group := map[string]int{"ulysses": p.Context, "hierarchical": p.Inner}[p.Algorithm]

@@ -15,17 +15,17 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// MaxFile bounds a config, in bytes. It is little enough for a parser with a tree of a hundred times the text.
+// MaxFile bounds a config in bytes. The parser's tree takes up to a hundred times the text.
 const MaxFile = 1 << 20
 
-// A source holds the given values by path, before they are decoded. Later
-// passes (flags) replace values of earlier ones (the file).
+// A source holds the given values by path, before decoding. Later passes (flags) replace values of earlier ones (the
+// file).
 type source struct {
 	*faults
 	values       map[string]*yaml.Node
 	passOf       map[string]int
 	pass         int
-	meant        []string // keys and sections that unknown names were probably meant to be
+	meant        []string // keys and sections that unknown names probably mean
 	deprecations *faults  // warnings about former names and keys
 	inFile       func(n *yaml.Node) position
 }
@@ -44,8 +44,8 @@ func (s *source) readFile(name string, text []byte) {
 	}
 }
 
-// parse returns the one mapping of a file; nil, with the faults, if it has none. least describes
-// the contents that an empty file lacks, want those of the mapping.
+// parse returns the mapping of a file, or nil and adds the faults. For them, least describes the missing contents of an
+// empty file, and want the expected ones.
 func (s *source) parse(name string, text []byte, least, want string) *yaml.Node {
 	s.inFile = func(n *yaml.Node) position { return position{name, max(n.Line, 1)} }
 	first := position{name, 1}
@@ -93,14 +93,14 @@ func (s *source) notYAML(name string, text []byte, err error) {
 		at.line, _ = strconv.Atoi(m[1])
 		at.line, msg = max(at.line, 1), m[2]
 		if fromParser.MatchString(msg) {
-			at.line++ // the library counts the lines of its parser, unlike its scanner's, from 0
+			at.line++ // the library's parser counts lines from 0, its scanner from 1
 		}
 	}
 	hint := ""
 	switch {
 	case strings.Contains(msg, "UTF-8"), strings.Contains(msg, "Unicode"), strings.Contains(msg, "control characters"):
 		hint = "; save the file as plain text in UTF-8"
-		at.line = bytes.Count(text[:unreadable(text)], []byte("\n")) + 1 // the library names none
+		at.line = bytes.Count(text[:unreadable(text)], []byte("\n")) + 1 // the library gives no line
 	case strings.Contains(msg, "unknown anchor"):
 		hint = `; put a value that begins with * in quotes: "*.bin"`
 		if _, anchor, ok := strings.Cut(msg, "'"); ok {
@@ -122,7 +122,7 @@ func (s *source) notYAML(name string, text []byte, err error) {
 	s.addAt(at, "", "not YAML: %s%s", clipped(msg), hint)
 }
 
-// unreadable returns the place of the first byte that is no letter of a text in UTF-8.
+// unreadable returns the index of the first byte that is not UTF-8 text.
 func unreadable(text []byte) int {
 	for i := 0; i < len(text); {
 		r, n := utf8.DecodeRune(text[i:])
@@ -134,8 +134,8 @@ func unreadable(text []byte) int {
 	return 0
 }
 
-// vet refuses features that a config does not need and a reader does not expect: aliases, which can
-// make a small file huge, and tags, which change the meaning of a word.
+// vet refuses YAML features that a config does not need: aliases can make a small file huge, and tags change the
+// meaning of a word.
 func (s *source) vet(n *yaml.Node) {
 	switch {
 	case n.Kind == yaml.AliasNode:
@@ -167,7 +167,7 @@ func (s *source) mapping(n *yaml.Node, section string) {
 	}
 }
 
-// currentName returns the key that a name stands for.
+// currentName returns the current key for a name.
 func (s *source) currentName(path string, at position) string {
 	if other, ok := renames[path]; ok {
 		return other
@@ -185,7 +185,7 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 		return
 	}
 	if keyAt[path] == nil && !isSection[path] {
-		if len(s.list) > maxFaults { // counted only: the search for the meant key takes long
+		if len(s.list) > maxFaults { // count only: suggestions take long
 			s.addAt(at, section, "unknown")
 			return
 		}
@@ -200,7 +200,7 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 	}
 	s.passOf[path] = s.pass
 	s.where.keys[path] = at
-	if value.Kind == yaml.AliasNode { // reported by vet
+	if value.Kind == yaml.AliasNode { // vet reports it
 		s.bad[path] = true
 		return
 	}
@@ -216,7 +216,7 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 		}
 		fallthrough
 	default:
-		if isEmpty(value) { // a section without keys is all defaults
+		if isEmpty(value) { // an empty section is all defaults
 			s.drop(path)
 		}
 		if value.Kind == yaml.MappingNode {
@@ -230,9 +230,8 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 	}
 }
 
-// skipMeant leaves keys that were meant by an unknown name, or are in a section that was, out of
-// later rules if they are absent: the message that they are missing would be the same mistake told
-// twice.
+// skipMeant marks absent keys that an unknown name or section probably means. Later rules skip them, since "missing"
+// would report the same mistake twice.
 func (s *source) skipMeant() {
 	for i := range keys {
 		path := keys[i].path
@@ -274,13 +273,13 @@ func (s *source) readFlag(arg string) {
 	}
 	s.pass++
 	s.inFile = func(*yaml.Node) position { return at }
-	delete(s.bad, path) // the fault of the file no longer counts
+	delete(s.bad, path) // replaces a faulty value of the file
 	s.vet(value)
 	s.assign(path, section, name, value, at)
 }
 
-// flagValue reads the value of a flag: as it stands for text, so that *.bin and :9090 need no
-// quotes within the shell's, as YAML for the rest.
+// flagValue reads the value of a flag: literally for text, so that *.bin and :9090 need no quotes inside the shell's;
+// else as YAML.
 func flagValue(path, text string) (*yaml.Node, error) {
 	if len(text) > MaxFile {
 		return nil, fmt.Errorf("the value has %d bytes; the most is %d", len(text), MaxFile)

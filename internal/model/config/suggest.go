@@ -7,8 +7,7 @@ import (
 	"strings"
 )
 
-// distance returns the number of letters to insert, delete, replace or swap with their neighbour
-// to make b of a (optimal string alignment).
+// distance returns the edit distance of two words, with swaps of neighbours (optimal string alignment).
 func distance(a, b string) int {
 	before, last, row := []int(nil), make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range last {
@@ -31,9 +30,8 @@ func distance(a, b string) int {
 	return last[len(b)]
 }
 
-// Nearest returns the choice closest to a word, or "" if none is close: a third of the letters may be wrong, or one of
-// a
-// short word, but not all; or the word may be a longer form of the choice (LlamaForCausalLM).
+// Nearest returns the closest choice to a word, or "" if none is close. A third of the letters may differ, or one of a
+// short word, but not all. The word may also be a longer form of the choice (LlamaForCausalLM).
 func Nearest(word string, choices []string) string {
 	if word == "" || len(word) > 64 {
 		return ""
@@ -56,8 +54,7 @@ func Nearest(word string, choices []string) string {
 	return best
 }
 
-// unknownKey returns what to say of a key that the table does not have, and the keys that were
-// probably meant.
+// unknownKey returns the message for an unknown key, and the keys that it probably means.
 func unknownKey(section, name string) (msg string, meant []string) {
 	if keyAt[name] != nil && strings.Contains(name, ".") {
 		return "unknown key; write it nested: " + strings.ReplaceAll(name, ".", ": {") + ": ...}", []string{name}
@@ -83,8 +80,8 @@ func unknownKey(section, name string) (msg string, meant []string) {
 	return "unknown section; the sections are " + strings.Join(childrenOf[""], ", "), nil
 }
 
-// guesses returns the keys that a name may have been meant for: a neighbour in its section, the
-// identity name in a section of nearly the same name or in any, a similar name anywhere.
+// guesses returns the keys that a name may mean: a similar key of its section, the same name in a section of similar
+// name or in any section, or a similar name anywhere.
 func guesses(section, name string) []string {
 	if s := Nearest(name, childrenOf[section]); s != "" {
 		return []string{join(section, s)}
@@ -121,23 +118,23 @@ func join(section, name string) string {
 	return section + "." + name
 }
 
-// renames lists spellings with the same meaning, accepted silently: the forms of rope_scaling in the config.json of
-// older and newer transformers.
+// renames lists equivalent spellings, accepted silently: rope_scaling in the config.json of older and newer
+// transformers.
 var renames = map[string]string{
 	"model.rope_parameters":         "model.rope_scaling",
 	"model.rope_scaling.type":       "model.rope_scaling.rope_type",
 	"model.rope_scaling.rope_theta": "model.rope_theta",
 }
 
-// renamed lists keys under their former names, which are read with a warning.
+// renamed maps former names of keys to current ones. They are read with a warning.
 var renamed = map[string]string{"parallel.inner": "parallel.ulysses_degree"}
 
-// retired lists former keys and their values without effect. These are ignored with a warning.
+// retired lists former keys and values that have no effect any more. They are ignored with a warning.
 var retired = map[string][]string{
 	"precision.fp8": {"off"}, "precision.kv_wire": {"auto", "bf16", "fp16", "fp32"},
 }
 
-// unbuiltKeys lists planned keys and sections that this build lacks, with the key to write instead.
+// unbuiltKeys lists planned keys and sections that this build lacks, with the key to use instead.
 var unbuiltKeys = map[string]string{
 	"lora": "", "train.freeze": "", "train.early_stop": "", "checkpoint.best": "", "data.format": "", "data.cache": "",
 	"data.chat_template": "", "data.train_on": "", "data.overlong": "", "model.partial_rotary_factor": "",
@@ -145,7 +142,7 @@ var unbuiltKeys = map[string]string{
 	"lr_schedule.warmup_ratio": "write lr_schedule.warmup_steps",
 }
 
-// byName reads lines "NAME… = MEANING" into the meaning of each name.
+// byName reads lines "NAME… = MEANING" into a map by name.
 func byName(lines string) map[string]string {
 	of := map[string]string{}
 	for line := range strings.Lines(strings.TrimSpace(lines)) {
@@ -157,7 +154,7 @@ func byName(lines string) map[string]string {
 	return of
 }
 
-// otherWords lists values by the names of other trainers.
+// otherWords maps values of other trainers to ours.
 var otherWords = byName(`
 bfloat16 torch.bfloat16 = bf16
 float16 half = fp16
@@ -177,7 +174,7 @@ block everything = full
 warmup_stable_decay = wsd
 `)
 
-// otherNames holds advice on keys of other trainers. A name without a section holds in every section.
+// otherNames has advice for keys of other trainers. A name without a section applies in every section.
 var otherNames = func() map[string]string {
 	hints := byName(`
 torch_dtype dtype mixed_precision = the type of computation is precision.compute
@@ -211,8 +208,7 @@ validation.steps data.validation.steps = validation is counted in samples: write
 	return hints
 }()
 
-// foreign lists the names that our keys have in llm.c, nanoGPT, torchtitan, Megatron, DeepSpeed, accelerate and
-// Hugging Face.
+// foreign maps names in llm.c, nanoGPT, torchtitan, Megatron, DeepSpeed, accelerate and Hugging Face to our keys.
 const foreign = `
 model_type architectures arch flavor = model.architecture
 n_vocab vocab padded_vocab_size = model.vocab_size

@@ -17,8 +17,8 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// decode reads a YAML value into the key's field. The error names the value found and the one
-// wanted; then the field's value means nothing.
+// decode reads a YAML value into the key's field. The error names the value found and the one wanted; the field is then
+// undefined.
 func (k *key) decode(n *yaml.Node, c *Config) error {
 	field := k.at(c)
 	if IsNull(n) || k.word == "auto" && n.Kind == yaml.ScalarNode && n.Value == "auto" {
@@ -35,7 +35,7 @@ func (k *key) decode(n *yaml.Node, c *Config) error {
 	return kind.check(k, field)
 }
 
-// unset gives a field the value of the key's word, auto or null.
+// unset sets a field to the key's word, auto or null.
 func (k *key) unset(field any) {
 	switch p := field.(type) {
 	case *int:
@@ -49,7 +49,7 @@ func (k *key) unset(field any) {
 	}
 }
 
-// isUnset reports whether a field has the value of the key's word.
+// isUnset reports whether a field is set to the key's word.
 func (k *key) isUnset(field any) bool {
 	if k.word == "" {
 		return false
@@ -221,7 +221,7 @@ func (k *key) checkInt(v int64) error {
 	return nil
 }
 
-// checkTime: a key that takes a word has that for what 0 would mean.
+// checkTime allows 0 unless the key has a word for it.
 func (k *key) checkTime(d time.Duration) error {
 	if d < k.least && (d != 0 || k.word != "") {
 		return fmt.Errorf("%s is too short; the least is %s", FormatTime(d), FormatTime(k.least))
@@ -252,8 +252,8 @@ func isPlain(n *yaml.Node) bool {
 		n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle) == 0
 }
 
-// isWord reports whether a scalar is text with quotes and without them, as 128K is: YAML holds
-// both for the same value, and writers of JSON put quotes around every such word.
+// isWord reports whether a scalar is text both with and without quotes, such as 128K. YAML treats the two as equal, and
+// writers of JSON quote every such word.
 func isWord(n *yaml.Node) bool {
 	bare := yaml.Node{Kind: yaml.ScalarNode, Value: n.Value}
 	return n.Kind == yaml.ScalarNode && bare.ShortTag() == "!!str"
@@ -291,15 +291,15 @@ func Describe(n *yaml.Node) string {
 	return "the text " + quoted(n.Value)
 }
 
-// A kind is what keys of one Go type have in common.
+// A kind implements the keys of one Go type.
 type kind struct {
 	name  string
 	read  func(k *key, n *yaml.Node, field any) error
 	check func(k *key, field any) error // the bounds of a value
-	value func(field any) any           // as JSON has it: bool, int64, float64, string, []any
+	value func(field any) any           // for JSON: bool, int64, float64, string, []any
 }
 
-var kinds = map[reflect.Type]kind{} // by the type of a field's pointer; init fills it, since errors name kinds
+var kinds = map[reflect.Type]kind{} // by pointer type of the field; filled by init, since errors use it
 
 func (k *key) kind(field any) kind {
 	found, ok := kinds[reflect.TypeOf(field)]
@@ -309,7 +309,7 @@ func (k *key) kind(field any) kind {
 	return found
 }
 
-// addKind makes a type known. A nil check has no bounds.
+// addKind registers a type. A nil check has no bounds.
 func addKind[T any](name string, read func(*key, *yaml.Node) (T, error), check func(*key, T) error, value func(T) any) {
 	known := kind{
 		name: name,
@@ -331,7 +331,7 @@ func addKind[T any](name string, read func(*key, *yaml.Node) (T, error), check f
 	kinds[reflect.TypeFor[*T]()] = known
 }
 
-// optional makes the form of a type known in which nil is the key's word.
+// optional registers the pointer to a type, with nil for the key's word.
 func optional[T any](name string, read func(*key, *yaml.Node) (T, error), check func(*key, T) error) {
 	addKind(name, func(k *key, n *yaml.Node) (*T, error) {
 		v, err := read(k, n)

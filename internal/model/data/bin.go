@@ -67,7 +67,7 @@ func (t tokenFile) read(f io.ReaderAt, dst []int32, at int64) error {
 			}
 		case 8:
 			for i := range n {
-				dst[i] = int32(min(le.Uint64(b[8*i:]), 1<<32-1)) // values above an int32 become negative, which no vocabulary has
+				dst[i] = int32(min(le.Uint64(b[8*i:]), 1<<32-1)) // negative above an int32, so never valid
 			}
 		}
 		if t.signed && t.width < 4 {

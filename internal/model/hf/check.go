@@ -7,11 +7,10 @@ import (
 	"slices"
 )
 
-// maxLayers bounds what a file may claim before it has shown any weight.
+// maxLayers bounds the claim of a config before any weight is read.
 const maxLayers = 1 << 16
 
-// Check lists what is impossible in a config, by the keys of config.json. Nothing: the model
-// can be built.
+// Check returns the faults of a config, by the keys of config.json. Without faults the model can be built.
 func (c *Config) Check() []Fault {
 	var f faults
 	if families[c.Architecture] == nil {
@@ -112,8 +111,7 @@ func (c *Config) checkWindow(f *faults) {
 	}
 }
 
-// Caveat says what transformers would compute differently from cprun with an export of this
-// config; empty for nothing.
+// Caveat returns how transformers would compute an export of this config differently from cprun, or "".
 func (c *Config) Caveat() string {
 	if f := c.Family(); f.Windows.Foreign && c.SlidingWindow > 0 {
 		return fmt.Sprintf("transformers has no sliding window in its %s and will ignore sliding_window %d; cprun "+

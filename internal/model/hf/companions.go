@@ -14,15 +14,15 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// companions lists the files of a model directory that training does not change: the tokenizer in
-// its several forms, and how text is generated.
+// companions lists the files of a model directory that training does not change: the tokenizer in its forms, and
+// generation settings.
 var companions = []string{
 	"generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
 	"added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
 }
 
-// Companions lists the tokenizer's files and generation_config.json of a model directory. The
-// error is about the directory, or about those in it that cannot be read.
+// Companions lists the tokenizer's files and generation_config.json of a model directory. The error reports the
+// directory or unreadable files in it.
 func Companions(path string) (names []string, err error) {
 	d, err := openDir(path)
 	if err != nil {
@@ -45,19 +45,19 @@ func Companions(path string) (names []string, err error) {
 	return names, errors.Join(errs...)
 }
 
-// templatesDir names the one directory among the companions: more chat templates, each under its name.
+// templatesDir is the directory with additional chat templates.
 const templatesDir = "additional_chat_templates"
 
 const maxTemplates = 100
 
-// templates lists the files of templatesDir, if there is one.
+// templates lists the files of templatesDir, if it exists.
 func (d *dir) templates() (names []string) {
 	f, err := d.root.Open(filepath.Join(d.sub, templatesDir))
 	if err != nil {
 		return nil
 	}
 	defer f.Close()
-	entries, _ := f.ReadDir(maxTemplates) // of a file: none
+	entries, _ := f.ReadDir(maxTemplates) // none for a file
 	for _, e := range entries {
 		if filepath.Ext(e.Name()) == ".jinja" {
 			names = append(names, templatesDir+"/"+e.Name())
@@ -67,7 +67,7 @@ func (d *dir) templates() (names []string) {
 	return names
 }
 
-// maxCompanion exceeds the size of any of these files, in bytes.
+// maxCompanion bounds each of these files in bytes.
 const maxCompanion = 256 << 20
 
 func (d *dir) companion(name string) (*os.File, error) {
@@ -85,7 +85,7 @@ func (d *dir) companion(name string) (*os.File, error) {
 	return f, nil
 }
 
-// copyCompanions copies the companions that m names into the directory to.
+// copyCompanions copies m.Companions into a directory.
 func (m Model) copyCompanions(to *os.Root) error {
 	if len(m.Companions) == 0 {
 		return nil
@@ -121,16 +121,15 @@ func (d *dir) copy(name string, to *os.Root) error {
 	})
 }
 
-// Bounds of tokenizer.json, in bytes and in values: the largest known have 40 MB and a million
-// words and merges.
+// These bounds of tokenizer.json are its bytes and its values. The largest known have 40 MB and a million words and
+// merges.
 const (
 	maxTokenizer       = 256 << 20
 	maxTokenizerValues = 16 << 20
 )
 
 // EOS returns the id of the token that ends a text of the model in a directory: eos_token_id of config.json, else of
-// generation_config.json (the first of several), else the eos_token of tokenizer_config.json. It returns -1 without
-// any.
+// generation_config.json (the first of several), else the eos_token of tokenizer_config.json; -1 without any.
 func EOS(path string) (int, error) {
 	ids, err := endIDs(path, "config.json", "generation_config.json")
 	if err != nil || len(ids) == 0 {
@@ -162,7 +161,7 @@ func endIDs(path string, files ...string) ([]int, error) {
 	return []int{id}, nil
 }
 
-// ends returns eos_token_id of a file, if it is there.
+// ends returns eos_token_id of a file, if present.
 func (d *dir) ends(name string) ([]int, error) {
 	var c struct {
 		EOS json.RawMessage `json:"eos_token_id"`
@@ -177,7 +176,7 @@ func (d *dir) ends(name string) ([]int, error) {
 	return ids, nil
 }
 
-// decode reads a JSON file, if it is there.
+// decode reads a JSON file, if present.
 func (d *dir) decode(name string, limit int64, values int, v any) (bool, error) {
 	if !d.exists(name) {
 		return false, nil
@@ -192,7 +191,7 @@ func (d *dir) decode(name string, limit int64, values int, v any) (bool, error) 
 	return true, nil
 }
 
-// tokenIDs returns an id, or a list of them; none of null and nothing.
+// tokenIDs returns an id or a list of ids; none for null or an absent value.
 func tokenIDs(raw json.RawMessage) (ids []int, err error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return nil, nil
@@ -218,8 +217,7 @@ func (c *Config) SpecialIDs(key string) ([]int, error) {
 	return ids, nil
 }
 
-// eosOfTokenizer looks the eos_token of tokenizer_config.json up among the added tokens of
-// tokenizer.json.
+// eosOfTokenizer finds the id of the eos_token in tokenizer_config.json among the added tokens of tokenizer.json.
 func (d *dir) eosOfTokenizer() (int, error) {
 	var c struct {
 		Token json.RawMessage `json:"eos_token"`

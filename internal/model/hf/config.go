@@ -1,9 +1,10 @@
-// Package hf reads and writes what Hugging Face calls a model directory: config.json and
-// safetensors files with their index.
+// Package hf reads and writes Hugging Face model directories: config.json, and safetensors files with their index.
 //
-// A config is resolved as transformers resolves it, defaults included, in the form of its
-// version 4 (rope_theta and rope_scaling) and of 5 (rope_parameters). What cprun would
-// compute differently is refused by key, never ignored.
+// ReadConfig returns a Config, OpenWeights the tensors, and Export writes a directory that transformers loads. A Family
+// describes one kind of model, such as llama.
+//
+// A config is resolved as in transformers, with its defaults, in the form of version 4 (rope_theta and rope_scaling)
+// and of version 5 (rope_parameters). A key that cprun would compute differently is refused by name, never ignored.
 package hf
 
 import (
@@ -35,44 +36,44 @@ type Config struct {
 	RopeScaling          *RopeScaling
 	RMSNormEps           float64 `json:"rms_norm_eps"`
 	TieWordEmbeddings    bool    `json:"tie_word_embeddings"`
-	MaxPositionEmbedding int     `json:"max_position_embeddings"` // 0: not said
+	MaxPositionEmbedding int     `json:"max_position_embeddings"` // 0: unknown
 	InitializerRange     float64 `json:"initializer_range"`       // standard deviation of random weights
 
 	// SlidingWindow is the tokens that a token sees, itself included; 0 for all of them.
 	SlidingWindow int
-	// LayerTypes says, layer by layer, "full_attention" or "sliding_attention"; empty: every
-	// layer slides if SlidingWindow is set.
+	// LayerTypes has "full_attention" or "sliding_attention" for each layer; empty: every layer slides if SlidingWindow
+	// is set.
 	LayerTypes []string
 
-	// TokenIDs are bos_token_id, eos_token_id and pad_token_id as config.json spells them.
-	// Training does not use them; they are kept so that an export repeats the source.
+	// TokenIDs are bos_token_id, eos_token_id and pad_token_id as written in config.json. Training ignores them; an
+	// export repeats them.
 	TokenIDs map[string]json.RawMessage
 
-	// DType is the element type of the weights as config.json names it, such as "bfloat16"; ""
-	// where it does not. Training does not use it; an export does.
+	// DType is the element type of the weights in config.json, such as "bfloat16"; "" if absent. Training ignores it;
+	// an export uses it.
 	DType string
 }
 
-// Values in Config.LayerTypes.
+// These are the values of Config.LayerTypes.
 const (
 	FullAttention    = "full_attention"
 	SlidingAttention = "sliding_attention"
 )
 
-// RopeScaling is how rotary frequencies are stretched beyond the trained length.
+// RopeScaling stretches rotary frequencies beyond the trained length.
 type RopeScaling struct {
 	Type   string  `json:"rope_type"` // "linear", "llama3" or "yarn"
 	Factor float64 `json:"factor"`
 
 	LowFreqFactor  float64 `json:"low_freq_factor"`  // llama3
 	HighFreqFactor float64 `json:"high_freq_factor"` // llama3
-	// OriginalMax is the length that the model was trained on: llama3 and yarn.
+	// OriginalMax is the trained length: llama3 and yarn.
 	OriginalMax int `json:"original_max_position_embeddings"`
 
 	BetaFast        float64  `json:"beta_fast"`        // yarn, 32
 	BetaSlow        float64  `json:"beta_slow"`        // yarn, 1
 	AttentionFactor *float64 `json:"attention_factor"` // yarn; nil: 0.1 ln(factor) + 1
-	MScale          float64  `json:"mscale"`           // yarn, DeepSeek's form; 0: not said
+	MScale          float64  `json:"mscale"`           // yarn, DeepSeek's form; 0: absent
 	MScaleAllDim    float64  `json:"mscale_all_dim"`   // yarn, likewise
 	Truncate        *bool    `json:"truncate"`         // yarn; nil: true
 }
@@ -80,7 +81,7 @@ type RopeScaling struct {
 // SoftmaxScale returns the factor of scores before the softmax.
 func (c *Config) SoftmaxScale() float64 { return 1 / math.Sqrt(float64(c.HeadDim)) }
 
-// Windows lists the windows of the layers, each once, in the order of the layers.
+// Windows lists the windows of the layers, each once, in order.
 func (c *Config) Windows() []int {
 	var all []int
 	for layer := range c.NumHiddenLayers {
@@ -91,7 +92,7 @@ func (c *Config) Windows() []int {
 	return all
 }
 
-// Window returns the keys before its own that a query of that layer sees; -1 for all.
+// Window returns the number of earlier keys that a query of the layer sees; -1 for all.
 func (c *Config) Window(layer int) int {
 	if c.SlidingWindow <= 0 {
 		return -1
@@ -102,12 +103,11 @@ func (c *Config) Window(layer int) int {
 	return c.SlidingWindow - 1
 }
 
-// dir opens files of a model directory by their base name. Symbolic links may not lead out
-// of it: an index of foreign origin must not name files elsewhere. The download cache of
-// huggingface_hub is made of such links, from <repo>/snapshots/<revision> to <repo>/blobs,
-// so there the bound is <repo>.
+// dir opens files of a model directory by name. Symbolic links must not lead out of it, since a foreign index must not
+// name other files. In the download cache of huggingface_hub links lead from <repo>/snapshots/<revision> to
+// <repo>/blobs, so there the bound is <repo>.
 type dir struct {
-	path string // as the user gave it, for errors
+	path string // as given by the user, for errors
 	root *os.Root
 	sub  string // of the directory inside root
 }
@@ -141,7 +141,7 @@ func (d *dir) open(name string) (*os.File, error) {
 	f, err := files.OpenIn(d.root, filepath.Join(d.sub, name))
 	if err != nil {
 		if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
-			err = pe.Err // its path is that of the root
+			err = pe.Err // its path is relative to the root
 		}
 		return nil, fmt.Errorf("%s: %w", terminal.Name(filepath.Join(d.path, name)), err)
 	}

@@ -16,8 +16,7 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// ShardLimit is how large a file of weights is before another is begun: 5 GB, as
-// huggingface_hub has it.
+// ShardLimit bounds a file of weights: 5 GB, as in huggingface_hub.
 const ShardLimit = 5_000_000_000
 
 // Model is the input of Export.
@@ -25,22 +24,22 @@ type Model struct {
 	Config  *Config
 	DType   safetensors.DType // F32, BF16 or F16
 	Tensors []Tensor          // in the order of the model and of the shards
-	// Read fills dst with the elements of a tensor, beginning at off. It is called for each in turn, piece
-	// by piece, so that no more than a piece is in memory, however long a tensor claims to be.
+	// Read fills dst with the elements of a tensor from element off. Export calls it for each tensor in pieces, so that
+	// memory stays small for any tensor.
 	Read func(t Tensor, off int64, dst []float32) error
 
-	From       string   // model directory that training began with; "" for none
-	Companions []string // files of From that the export has too
+	From       string   // model directory at the start of training; "" for none
+	Companions []string // files of From to copy
 
-	// Bytes says that the tokens are bytes, so that the export gets a tokenizer for them. EOS is the
-	// token that ends a document, -1 for none.
+	// Bytes: the tokens are bytes, so the export gets a tokenizer for them. EOS is the token that ends a document, -1
+	// for none.
 	Bytes bool
 	EOS   int
 }
 
-// Export writes a model directory that transformers loads: config.json, the companions, and
-// model.safetensors, or shards of at most limit bytes with their index. The directory
-// appears whole or not at all; one that is there and has files in it is left alone.
+// Export writes a model directory that transformers loads: config.json, the companions, and model.safetensors, or
+// shards of at most limit bytes with their index. The directory appears complete or not at all. Export refuses a
+// directory with files in it.
 func Export(path string, m Model, limit int64) (err error) {
 	if empty, err := files.Empty(path); err != nil {
 		return fmt.Errorf("export directory: %w", err)
@@ -90,7 +89,7 @@ func (m Model) write(dir *os.Root, limit int64) error {
 			weightMap[t.Name] = name
 			total += m.bytes(t)
 		}
-		// Without this metadata older transformers refuse the file.
+		// Older transformers refuse a file without this metadata.
 		meta := map[string]string{"format": "pt"}
 		if err := safetensors.WriteIn(dir, name, meta, entries); err != nil {
 			return err
@@ -114,8 +113,7 @@ func (m Model) elements(t Tensor) int64 {
 
 func (m Model) bytes(t Tensor) int64 { return m.elements(t) * m.DType.Bits() / 8 }
 
-// shards fills one file after another, in order. A tensor longer than the limit has a file
-// of its own.
+// shards fills the files in order. A tensor longer than the limit gets its own file.
 func (m Model) shards(limit int64) [][]Tensor {
 	var all [][]Tensor
 	var now []Tensor
@@ -132,7 +130,7 @@ func (m Model) shards(limit int64) [][]Tensor {
 
 const pieceSize = 4 << 20
 
-// entry asks for a tensor's elements when its turn in the file comes.
+// entry reads a tensor's elements when the file reaches it.
 func (m Model) entry(t Tensor) safetensors.Entry {
 	return safetensors.Entry{Name: t.Name, DType: m.DType, Shape: t.Shape, Data: func(w io.Writer) error {
 		total := m.elements(t)
@@ -154,7 +152,7 @@ var torchNames = map[safetensors.DType]string{
 	safetensors.F32: "float32", safetensors.F16: "float16", safetensors.BF16: "bfloat16",
 }
 
-// ElementType returns the type that config.json names so; ok is false for any other name.
+// ElementType returns the type for a name in config.json; ok is false for an unknown name.
 func ElementType(name string) (_ safetensors.DType, ok bool) {
 	for t, n := range torchNames {
 		if n == name {
@@ -164,8 +162,8 @@ func ElementType(name string) (_ safetensors.DType, ok bool) {
 	return "", false
 }
 
-// WriteConfig writes config.json, in a form that transformers 4 and 5 both read: the rotary
-// settings and the element type are written twice.
+// WriteConfig writes config.json for transformers 4 and 5: the rotary settings and the element type are written in both
+// forms.
 func WriteConfig(dir *os.Root, c *Config, dtype safetensors.DType) error {
 	if faults := c.Check(); len(faults) > 0 {
 		return &ConfigError{terminal.Name(filepath.Join(dir.Name(), "config.json")), faults}
@@ -183,8 +181,7 @@ func WriteConfig(dir *os.Root, c *Config, dtype safetensors.DType) error {
 		"num_key_value_heads": c.NumKeyValueHeads, "head_dim": c.HeadDim, "hidden_act": "silu",
 		"rms_norm_eps": number(c.RMSNormEps), "initializer_range": number(c.InitializerRange),
 		"tie_word_embeddings": c.TieWordEmbeddings, "attention_bias": false, "attention_dropout": number(0),
-		// No id is better than the default of transformers, which would end a text at the
-		// byte 2.
+		// A null id is better than the default of transformers, which would end a text at byte 2.
 		"bos_token_id": nil, "eos_token_id": nil, "pad_token_id": nil,
 		"use_cache": true,
 	}
@@ -234,8 +231,8 @@ func writeRope(m map[string]any, c *Config) {
 	}
 }
 
-// writeWindow writes the window. layer_types and max_window_layers say the same to newer
-// and older transformers, as far as the older can be told.
+// writeWindow writes the window. layer_types is for newer transformers, max_window_layers approximates it for older
+// ones.
 func writeWindow(m map[string]any, c *Config) {
 	if c.SlidingWindow == 0 && c.Family().Windows.Default == 0 {
 		return
@@ -255,7 +252,7 @@ func writeWindow(m map[string]any, c *Config) {
 	}
 }
 
-// number returns a float that Python reads as a float and not as an integer.
+// number returns a float that Python reads as a float, not an integer.
 func number(x float64) json.RawMessage {
 	b := strconv.AppendFloat(nil, x, 'g', -1, 64)
 	for _, c := range b {

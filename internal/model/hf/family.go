@@ -7,28 +7,27 @@ import (
 	"strings"
 )
 
-// Family is a kind of model, as data: how config.json and the files of weights speak of it, and
-// which blocks its layers have. One that differs from others in this alone is a Family more, in a
-// file of its own that registers it; nothing else knows its name.
+// Family describes one kind of model: its config.json, the names of its weights and the blocks of its layers. To add a
+// similar model, register another Family; no other code names it.
 type Family struct {
 	Name  string // model_type of config.json, and model.architecture of train.yaml
 	Class string // in architectures of config.json
-	About string // a description for the reference of train.yaml; may be empty
+	About string // for the reference of train.yaml; may be empty
 
 	Tensors  Names
-	Layer    string // prefix of the names of a layer's tensors; %d is its number, from 0
+	Layer    string // prefix of a layer's tensors; %d is its number, from 0
 	Defaults Defaults
 	Windows  Windows
-	// Ropes are the kinds of rope scaling that its models may have; nil: all that are computed.
+	// Ropes lists the supported kinds of rope scaling; nil: all.
 	Ropes []string
-	// Export holds keys of config.json for an export, beside the common ones.
+	// Export holds keys of config.json for an export, added to the common ones.
 	Export map[string]any
 }
 
 // A Role is the use of a tensor in a model.
 type Role int
 
-// The roles. InputNorm and the following ones are of each layer.
+// InputNorm and the following roles exist in each layer.
 const (
 	Embedding Role = iota // [vocab, hidden]
 	Head                  // [vocab, hidden]; absent if tied to the embedding
@@ -48,10 +47,10 @@ const (
 	Roles     = int(Down) + 1
 )
 
-// Names are the names of a family's tensors in files, by Role; "" for a tensor that the family lacks.
+// Names are a family's tensor names in files, by Role; "" if the family lacks the tensor.
 type Names [Roles]string
 
-// Tensor is a parameter of a model. Layer is -1 for one of the whole model.
+// Tensor is a parameter of a model. Layer is -1 outside the layers.
 type Tensor struct {
 	Name  string // in files
 	Shape []int  // [out, in] of a matrix, [n] of a norm
@@ -59,7 +58,7 @@ type Tensor struct {
 	Layer int
 }
 
-// Tensors lists the parameters of a model: the embedding, the matrices of each layer, the head, and then all vectors.
+// Tensors lists the parameters of a model: the embedding, the matrices of each layer, the head, then all vectors.
 func (c *Config) Tensors() []Tensor {
 	f := c.Family()
 	var list []Tensor
@@ -110,7 +109,7 @@ func (c *Config) shape(r Role) []int {
 	return []int{c.HiddenSize}
 }
 
-// Defaults are the values of transformers for keys that config.json lacks.
+// Defaults are the values of transformers for keys absent from config.json.
 type Defaults struct {
 	KVHeads           int // num_key_value_heads; 0: as many as heads
 	HeadDim           int // 0: hidden_size / num_attention_heads
@@ -118,21 +117,20 @@ type Defaults struct {
 	TieWordEmbeddings bool
 }
 
-// Windows says how config.json speaks of sliding windows.
+// Windows describes the keys of config.json for sliding windows.
 type Windows struct {
 	Default int  // sliding_window without the key; 0: none
-	Asked   bool // layers slide only if use_sliding_window is true, not unless it is false
-	// From is the default of max_window_layers: layers before it see everything, where
-	// layer_types does not say. 0: the key means nothing.
+	Asked   bool // layers slide only if use_sliding_window is true; else unless it is false
+	// From is the default of max_window_layers: without layer_types, earlier layers see everything. 0: the key is
+	// ignored.
 	From int
-	// Foreign says that transformers has no window in this family, and ignores the keys.
+	// Foreign: transformers has no window in this family, and ignores the keys.
 	Foreign bool
 }
 
 var families = map[string]*Family{}
 
-// Register makes a family known. It is called while the program starts. It panics if there is one
-// of that name, or if a name is missing.
+// Register adds a family at program start. It panics for a second family of that name, or if a name is missing.
 func Register(f Family) {
 	missing := f.Name == "" || f.Class == "" || f.Layer == ""
 	for role, name := range f.Tensors {
@@ -150,7 +148,7 @@ func Register(f Family) {
 // Families returns the names of all families, sorted.
 func Families() []string { return slices.Sorted(maps.Keys(families)) }
 
-// About describes the families, beyond their names.
+// About returns the descriptions of the families.
 func About() string {
 	var out []string
 	for _, name := range Families() {
@@ -170,13 +168,13 @@ func (c *Config) Family() *Family {
 	return f
 }
 
-// HasHeadNorms reports whether the heads of queries and keys are normalised.
+// HasHeadNorms reports whether query and key heads have a norm.
 func (f *Family) HasHeadNorms() bool { return f.Tensors[QueryNorm] != "" }
 
-// ropes lists the kinds of rope scaling that are computed, in the order of errors.
+// ropes lists the supported kinds of rope scaling, in the order of errors.
 var ropes = []string{"linear", "llama3", "yarn"}
 
-// ropes returns the kinds that a family has; of an unknown one all.
+// ropes returns the kinds of a family; of an unknown one all.
 func (f *Family) ropes() []string {
 	if f == nil || f.Ropes == nil {
 		return ropes
@@ -193,8 +191,7 @@ func wordList(words ...string) string {
 	return strings.Join(words[:last], ", ") + " and " + words[last]
 }
 
-// adviceFor holds advice on families that are not registered, with models that can be trained
-// under the name of another.
+// adviceFor maps unsupported families to a way to train their models as another family.
 var adviceFor = map[string]string{
 	"mistral": "Its tensors are named like llama's, but its " +
 		"defaults differ (sliding_window 4096 on every layer where the key is absent). To train it, copy the " +
@@ -204,7 +201,7 @@ var adviceFor = map[string]string{
 // Llama is the name of llama's family.
 const Llama = "llama"
 
-// llamaNames are the tensors of llama, and of most families that came after it.
+// llamaNames maps the tensors of llama, and of most later families.
 var llamaNames = Names{
 	Embedding: "model.embed_tokens.weight", Head: "lm_head.weight", Norm: "model.norm.weight",
 	InputNorm: "input_layernorm.weight", PostNorm: "post_attention_layernorm.weight",
@@ -213,7 +210,7 @@ var llamaNames = Names{
 	Gate:   "mlp.gate_proj.weight", Up: "mlp.up_proj.weight", Down: "mlp.down_proj.weight",
 }
 
-// llamaLayer is the prefix of a layer's tensors there.
+// llamaLayer prefixes a layer's tensors in llama.
 const llamaLayer = "model.layers.%d."
 
 func init() {

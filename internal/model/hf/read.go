@@ -19,8 +19,8 @@ import (
 	"github.com/cprun/cprun/internal/model/tokenizer"
 )
 
-// Bounds of config.json (the largest known have some kilobytes) and of the index of
-// weights (a few megabytes): their bytes, and the values in them.
+// These bounds of config.json (some kilobytes) and of the index of weights (a few megabytes) are their bytes and
+// values.
 const (
 	maxConfig       = 4 << 20
 	maxConfigValues = 1 << 18
@@ -28,8 +28,8 @@ const (
 	maxIndexValues  = 3 * safetensors.MaxTensors
 )
 
-// ReadConfig reads config.json of a model directory. A file with wrong contents, or
-// one that cprun does not compute, gives a *ConfigError with every fault.
+// ReadConfig reads config.json of a model directory. If it is wrong or unsupported, the error is a *ConfigError with
+// every fault.
 func ReadConfig(dir string) (*Config, error) {
 	d, err := openDir(dir)
 	if err != nil {
@@ -94,7 +94,7 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 			c.TokenIDs[key] = raw
 		}
 	}
-	for _, key := range []string{"dtype", "torch_dtype"} { // of transformers 5 and 4
+	for _, key := range []string{"dtype", "torch_dtype"} { // in transformers 5 and 4
 		var name string
 		if raw, ok := o.keys[key]; ok && c.DType == "" && json.Unmarshal(raw, &name) == nil {
 			c.DType = strings.TrimPrefix(name, "torch.")
@@ -102,7 +102,7 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 	}
 	for _, f := range c.Check() {
 		if key, ok := strings.CutPrefix(f.Key, "rope_scaling."); ok {
-			f.Key = rope + key // the form that this file has
+			f.Key = rope + key // the form of this file
 		}
 		faults.add(f.Key, "%s", f.Msg)
 	}
@@ -112,7 +112,7 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 	return c, nil
 }
 
-// architecture returns the name of the family of a file; a fault and "" if it has none.
+// architecture returns the family of a file. If unknown, it adds a fault and returns "".
 func architecture(o object) string {
 	kind := o.text("model_type", "")
 	var names []string
@@ -151,7 +151,7 @@ func architecture(o object) string {
 
 func few[T any](list []T) []T { return list[:min(len(list), 8)] }
 
-// refuse reports keys that change the computation in a way that cprun does not follow.
+// refuse reports keys of unsupported computations.
 func refuse(o object) {
 	for _, key := range []string{"attention_bias", "mlp_bias"} {
 		if o.boolean(key, false) {
@@ -183,7 +183,7 @@ func refuse(o object) {
 	}
 }
 
-// readShape reads the sizes, with the defaults that transformers gives each family.
+// readShape reads the sizes, with the defaults of transformers for the family.
 func readShape(c *Config, o object) {
 	for _, f := range []struct {
 		key string
@@ -192,8 +192,8 @@ func readShape(c *Config, o object) {
 		{"vocab_size", &c.VocabSize}, {"hidden_size", &c.HiddenSize}, {"intermediate_size", &c.IntermediateSize},
 		{"num_hidden_layers", &c.NumHiddenLayers}, {"num_attention_heads", &c.NumAttentionHeads},
 	} {
-		// transformers has defaults here too, those of one model of 2023. A file without
-		// these keys is a mistake rather than that model.
+		// transformers also has defaults here, of one model of 2023. A file without these keys is more likely a
+		// mistake.
 		if !o.has(f.key) {
 			o.fault(f.key, "missing")
 		}
@@ -201,7 +201,7 @@ func readShape(c *Config, o object) {
 	}
 	c.NumKeyValueHeads = o.integer("num_key_value_heads", c.NumAttentionHeads)
 	missing := c.Family().Defaults
-	if _, ok := o.keys["num_key_value_heads"]; !ok && missing.KVHeads > 0 { // a null means as many as heads
+	if _, ok := o.keys["num_key_value_heads"]; !ok && missing.KVHeads > 0 { // null means as many as heads
 		c.NumKeyValueHeads = missing.KVHeads
 	}
 	headDim := missing.HeadDim
@@ -222,8 +222,8 @@ func readShape(c *Config, o object) {
 	c.TieWordEmbeddings = o.boolean("tie_word_embeddings", missing.TieWordEmbeddings)
 }
 
-// readWindow resolves which layers slide. transformers' llama has no window and ignores the
-// key; cprun obeys it in a llama too, as in train.yaml, and Caveat tells of the difference.
+// readWindow finds the layers with a sliding window. cprun also obeys the key in a llama, which transformers ignores;
+// Caveat reports the difference.
 func readWindow(c *Config, o object) {
 	window := o.integer("sliding_window", 0)
 	if o.has("sliding_window") && window == 0 {
@@ -250,24 +250,24 @@ func readWindow(c *Config, o object) {
 	}
 	other := func(t string) bool { return t != FullAttention }
 	if c.LayerTypes != nil && len(c.LayerTypes) == c.NumHiddenLayers && !slices.ContainsFunc(c.LayerTypes, other) {
-		// Nothing slides: one way to say it, whichever way the file did.
+		// No layer slides: use one form for it.
 		c.SlidingWindow, c.LayerTypes = 0, nil
 	}
 }
 
-// Fault is one thing wrong with a config.json.
+// Fault is one fault of a config.json.
 type Fault struct {
 	Key string // as in "rope_parameters.factor"; empty for the whole file
 	Msg string
 }
 
-// ConfigError is all Faults of the config.json at Path.
+// ConfigError lists the Faults of the config.json at Path.
 type ConfigError struct {
 	Path   string
 	Faults []Fault
 }
 
-// Error returns one line a fault, each with the file.
+// Error returns one line for each fault, with the file.
 func (e *ConfigError) Error() string {
 	lines := make([]string, len(e.Faults))
 	for i, f := range e.Faults {
@@ -282,7 +282,7 @@ func (e *ConfigError) Error() string {
 type faults []Fault
 
 func (f *faults) add(key, format string, args ...any) {
-	// One mistake is told once: a rule about an unreadable key says nothing.
+	// A second fault of a key would report the same mistake.
 	if !f.has(key) {
 		*f = append(*f, Fault{key, fmt.Sprintf(format, args...)})
 	}
@@ -292,12 +292,11 @@ func (f faults) has(key string) bool {
 	return slices.ContainsFunc(f, func(g Fault) bool { return g.Key == key })
 }
 
-// eosText ends a document in the tokenizer of a model of bytes, as GPT-2 writes it.
+// eosText ends a document in the tokenizer of bytes, as in GPT-2.
 const eosText = "<|endoftext|>"
 
-// writeBytes writes the tokenizer of a model of bytes, as transformers and cprun read
-// it: byte-level BPE without a merge, in which the id of a byte is its value. eos is the id of a
-// further token that ends documents; -1 for none.
+// writeBytes writes a tokenizer of bytes for transformers and cprun: byte-level BPE without merges, with each byte's
+// value as its id. eos is the id of a further token that ends documents; -1 for none.
 func writeBytes(to *os.Root, eos int) error {
 	vocab := map[string]int{}
 	for b, visible := range tokenizer.ByteRunes {
@@ -332,12 +331,11 @@ func writeBytes(to *os.Root, eos int) error {
 	return writeJSON(to, "tokenizer_config.json", settings)
 }
 
-// maxBytesLength permits texts of any length, as transformers writes it.
+// maxBytesLength allows texts of any length; transformers writes this number.
 var maxBytesLength = json.Number("1000000000000000019884624838656")
 
-// readRope reads the rotary settings in either form. Where a file has both, rope_scaling
-// wins, and a rope_theta inside wins over one outside, as in transformers. It returns the
-// prefix of the keys of the form that the file has.
+// readRope reads the rotary settings in either form. As in transformers, rope_scaling has priority over
+// rope_parameters, and a rope_theta inside over one outside. It returns the prefix of the keys in this file.
 func readRope(c *Config, o object) string {
 	r := o.object("rope_scaling")
 	if len(r.keys) == 0 {
@@ -389,7 +387,7 @@ func readYarn(c *Config, s *RopeScaling, r object, trained int) {
 	if !r.has("factor") && trained > 0 { // DeepSeek's form: the ratio of the lengths
 		s.Factor = float64(c.MaxPositionEmbedding) / float64(trained)
 	}
-	// as in transformers, 0 is the default
+	// As in transformers, 0 is the default.
 	s.BetaFast, s.BetaSlow = cmp.Or(r.number("beta_fast", 0), 32), cmp.Or(r.number("beta_slow", 0), 1)
 	if r.has("attention_factor") {
 		f := r.number("attention_factor", 0)
@@ -409,9 +407,8 @@ func (o object) required(key string) float64 {
 	return o.number(key, 0)
 }
 
-// Positions returns max_position_embeddings of a model that does not say it and was trained on samples
-// of that length: what its rotary settings reach, and no less than the samples. For yarn it is the
-// first alone, since transformers takes the factor to be its ratio to the trained length.
+// Positions returns max_position_embeddings for a model without it, trained on samples of seqLen: the reach of its
+// rotary settings, and at least seqLen. For yarn it is the reach alone, since transformers derives the factor from it.
 func (c *Config) Positions(seqLen int) int {
 	reach := 0
 	if s := c.RopeScaling; s != nil {
@@ -423,8 +420,7 @@ func (c *Config) Positions(seqLen int) int {
 	return min(max(reach, seqLen), maxInt)
 }
 
-// An object is a JSON object whose values are read one by one, each with its type, so that
-// every wrong one is reported.
+// An object is a JSON object. Typed getters read its values, so that every wrong one is reported.
 type object struct {
 	prefix string // of its keys in faults
 	keys   map[string]json.RawMessage
@@ -440,7 +436,7 @@ func (o object) fault(key, format string, args ...any) {
 	o.faults.add(o.prefix+key, format, args...)
 }
 
-// get decodes a key into v, which stays as it is where the key is absent or null.
+// get decodes a key into v. It leaves v unchanged if the key is absent or null.
 func (o object) get(key, want string, v any) {
 	if o.has(key) && json.Unmarshal(o.keys[key], v) != nil {
 		o.fault(key, "%s where %s belongs", clip(o.keys[key]), want)
@@ -454,7 +450,7 @@ func clip(raw []byte) []byte {
 	return raw
 }
 
-// maxInt bounds every length of a config, so that products of a few of them do not overflow.
+// maxInt bounds every length of a config, so that products of a few do not overflow.
 const maxInt = 1 << 31
 
 func (o object) integer(key string, missing int) int {
@@ -488,7 +484,7 @@ func (o object) text(key, missing string) string {
 	return v
 }
 
-// object returns a nested object; nil keys where it is absent, null or empty.
+// object returns a nested object. Its keys are nil if it is absent, null or empty.
 func (o object) object(key string) object {
 	in := object{prefix: o.prefix + key + ".", faults: o.faults}
 	o.get(key, "an object", &in.keys)

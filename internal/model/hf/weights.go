@@ -19,8 +19,7 @@ const (
 	indexFile  = "model.safetensors.index.json"
 )
 
-// Weights are the open safetensors files of a model directory. Its methods may be called
-// from several goroutines.
+// Weights are the open safetensors files of a model directory. Its methods may be called concurrently.
 type Weights struct {
 	path  string
 	files []*os.File
@@ -31,8 +30,8 @@ type Weights struct {
 	tensors int   // in all files
 }
 
-// OpenWeights opens model.safetensors, or the shards that model.safetensors.index.json names,
-// and reads their headers. The caller closes it.
+// OpenWeights opens model.safetensors, or the shards of model.safetensors.index.json, and reads their headers. The
+// caller closes it.
 func OpenWeights(path string) (*Weights, error) {
 	d, err := openDir(path)
 	if err != nil {
@@ -64,8 +63,8 @@ func OpenWeights(path string) (*Weights, error) {
 	return w, nil
 }
 
-// Bounds of a model in shards, which may all be links to one file: descriptors, and the memory of all
-// headers together. The largest known models have 200 shards and 10 MB of headers.
+// These bounds of a sharded model, which may link to one file many times, are descriptors and the memory of all
+// headers. The largest known models have 200 shards and 10 MB of headers.
 const (
 	maxShards  = 2048
 	maxHeaders = 2 * safetensors.MaxHeader
@@ -107,8 +106,8 @@ func (w *Weights) openFile(d *dir) error {
 	return nil
 }
 
-// openShards opens every shard of the index and checks that index and shards agree. It gives up
-// when as many faults were found as are told.
+// openShards opens every shard of the index and checks that index and shards agree. It stops when the list of faults is
+// full.
 func (w *Weights) openShards(d *dir) error {
 	index, err := d.readIndex()
 	if err != nil {
@@ -162,7 +161,7 @@ func (w *Weights) openShards(d *dir) error {
 	return faults.Err()
 }
 
-// readIndex returns the file of every tensor that the index names.
+// readIndex returns the file of every tensor in the index.
 func (d *dir) readIndex() (map[string]string, error) {
 	raw, err := d.readJSON(indexFile, maxIndex, maxIndexValues)
 	if err != nil {
@@ -190,12 +189,9 @@ func (w *Weights) Close() error {
 	return errors.Join(errs...)
 }
 
-// Check compares the files with the tensors of a model of a family: tensors that are missing, have another shape, have
-// a
-// type that is not a float, and tensors that the model does not have are in the error, the first of each kind by name.
-// Two
-// kinds may be there in vain: rotary_emb.inv_freq, which old files carry, and the head of a model that is tied to its
-// embeddings.
+// Check compares the files with the tensors of a model. The error lists missing and unknown tensors, wrong shapes and
+// unsupported types, the first of each kind by name. Two unused tensors are allowed: rotary_emb.inv_freq of old files,
+// and the head of a model that is tied to its embeddings.
 func (w *Weights) Check(f *Family, want []Tensor) error {
 	head := f.Tensors[Head]
 	known := map[string]bool{head: true}
@@ -255,7 +251,7 @@ func tensorsNamed(names []string) string {
 	return "tensors " + strings.Join(names, ", ") + " are"
 }
 
-// check finds the faults of a tensor. It returns the tensor's entry in the file; nil: there is none.
+// check finds the faults of a tensor. It returns the tensor's entry in the file, or nil.
 func (w *Weights) check(t Tensor) (*safetensors.Info, error) {
 	s, ok := w.where[t.Name]
 	if !ok {
@@ -275,8 +271,8 @@ func (w *Weights) check(t Tensor) (*safetensors.Info, error) {
 		"BF16", w.path, t.Name, i.DType)
 }
 
-// Read fills dst with the elements of a tensor, row-major, beginning at element off: all of it,
-// or a rank's part. t.Shape is the shape that the file must have. Every element must be finite.
+// Read fills dst with the elements of a tensor, row-major, from element off. The file must have t.Shape, and every
+// element must be finite.
 func (w *Weights) Read(t Tensor, dst []float32, off int64) error {
 	if _, err := w.check(t); err != nil {
 		return err

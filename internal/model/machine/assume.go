@@ -13,12 +13,11 @@ import (
 
 type assumption struct {
 	name, want string
-	gpu        bool // describes a GPU: makes no sense where arch is a CPU
+	gpu        bool // describes a GPU: refused with arch=cpu
 	set        func(m *Machine, value string) error
 }
 
-// assumptions in the order of the help text. The ranges are those of real machines: a value outside them is a typing
-// error.
+// assumptions lists the keys in the order of the help text. Their ranges cover real machines, to catch typing errors.
 var assumptions = []assumption{
 	{"gpu", "the name of a card such as h200, h100, a100 or b200", true, setCard},
 	{"arch", "sm90, 90 or cpu", false, setArch},
@@ -58,9 +57,8 @@ type AssumeError struct{ Arg, Msg string }
 
 func (e *AssumeError) Error() string { return fmt.Sprintf("--assume %.200q: %s", e.Arg, e.Msg) }
 
-// Assume returns the machine that a list of --assume flags describes, each "key=value,...". What
-// is not said of a GPU is: no cuDNN, and flash kernels built, since those are compiled on
-// the machine itself. The error joins an AssumeError for each fault.
+// Assume returns the machine for a list of --assume flags, each "key=value,...". By default a GPU has no cuDNN, and has
+// flash kernels, which are compiled on the machine itself. The error joins an AssumeError for each fault.
 func Assume(args []string) (Machine, error) {
 	m := Machine{Assumed: len(args) > 0}
 	given, faults := map[string]string{}, []error(nil)
@@ -80,7 +78,7 @@ func Assume(args []string) (Machine, error) {
 	if why, ok := missing[given["arch"]]; ok && m.IsCPU() {
 		for _, pair := range order {
 			name, value, _ := strings.Cut(pair, "=")
-			count := name == "gpus" && given["arch"] == "" // of ranks, of whatever kind
+			count := name == "gpus" && given["arch"] == "" // of ranks, on any device
 			if lookup(name).gpu && value != "none" && !count {
 				faults = append(faults, &AssumeError{pair, "it describes a GPU, and " + why})
 			}
@@ -92,7 +90,7 @@ func Assume(args []string) (Machine, error) {
 	return m, errors.Join(faults...)
 }
 
-// describe fills the figures of a named card that no key sets.
+// describe fills in the figures of a named card that no key sets.
 func (m *Machine) describe(given map[string]string) []error {
 	card, ok := CardOf(m.Name)
 	if !ok {

@@ -2,13 +2,13 @@ package machine
 
 import "strings"
 
-// Card is a GPU that --assume gpu= names, with the figures of its data sheet.
+// Card is a GPU for --assume gpu=, with the figures of its data sheet.
 type Card struct {
 	Key       string // h200
-	Name      string // as the driver calls it
+	Name      string // of the driver
 	Arch      int
-	Memory    int64   // bytes that a process can have
-	Link      float64 // bytes/s that one GPU sends to others of its host
+	Memory    int64   // available to a process
+	Link      float64 // bytes/s from one GPU to others of its host
 	BF16      float64 // FLOP/s of tensor cores, dense
 	FP32      float64 // FLOP/s outside tensor cores
 	Bandwidth float64 // bytes/s of its memory
@@ -16,10 +16,9 @@ type Card struct {
 
 const gib = 1 << 30
 
-// cards by age; the first of an architecture represents the cards that are not named. Sources: NVIDIA's data sheets,
-// without sparsity; NVLink has half of its figure in each direction. Memory is the driver's figure, or the nominal
-// size less the share that ECC and the driver of such cards keep. RTX PRO 6000: an eighth of the 4 PFLOP/s of FP4
-// with sparsity.
+// cards are ordered by age; the first of an architecture represents unnamed cards. Sources: NVIDIA's data sheets,
+// without sparsity; NVLink has half of its figure in each direction. Memory is the driver's figure, or the nominal size
+// without ECC and the driver's share. RTX PRO 6000: an eighth of the 4 PFLOP/s of FP4 with sparsity.
 var cards = []Card{
 	{"a100-40g", "NVIDIA A100-SXM4-40GB", 80, 39 * gib, 300e9, 312e12, 19.5e12, 1555e9},
 	{"a100", "NVIDIA A100-SXM4-80GB", 80, 79 * gib, 300e9, 312e12, 19.5e12, 2039e9},
@@ -33,7 +32,7 @@ var cards = []Card{
 	{"rtx-pro-6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", 120, 95 * gib, 64e9, 500e12, 125e12, 1597e9},
 }
 
-// CardOf returns the card of a key or of a driver's name.
+// CardOf returns the card with this key or driver name.
 func CardOf(name string) (Card, bool) {
 	for _, c := range cards {
 		if strings.EqualFold(c.Key, name) || c.Name == name {
@@ -51,8 +50,8 @@ func (m Machine) card() (Card, bool) {
 	return CardFor(m.Arch)
 }
 
-// CardFor returns the common card of an architecture, or of the newest one before it (a new GPU is at least as fast);
-// false below the first.
+// CardFor returns the common card of an architecture, or of the newest earlier one (a new GPU is at least as fast). ok
+// is false before the first.
 func CardFor(arch int) (card Card, ok bool) {
 	for _, c := range cards {
 		if c.Arch <= arch && c.Arch > card.Arch {
@@ -63,7 +62,7 @@ func CardFor(arch int) (card Card, ok bool) {
 }
 
 // Against returns the ratios of this machine's compute and memory rates to another card's, by the data sheets; 1 if
-// they are not known.
+// unknown.
 func (m Machine) Against(name string) (flops, memory float64) {
 	mine, ok := m.card()
 	other, known := CardOf(name)
@@ -73,7 +72,7 @@ func (m Machine) Against(name string) (flops, memory float64) {
 	return mine.BF16 / other.BF16, mine.Bandwidth / other.Bandwidth
 }
 
-// Peak returns the FLOP/s that MFU is a share of, in bf16 and fp16; 0: not known.
+// Peak returns the FLOP/s behind MFU, in bf16 and fp16; 0: unknown.
 func (m Machine) Peak() float64 {
 	c, _ := m.card()
 	return c.BF16

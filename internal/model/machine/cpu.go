@@ -6,7 +6,7 @@ import (
 	"github.com/cprun/cprun/internal/base/files"
 )
 
-// CPUName returns the model of this machine's processor, "CPU" where the system does not say.
+// CPUName returns the model of this machine's processor, or "CPU".
 func CPUName() string {
 	text, err := files.Read("/proc/cpuinfo", 16<<20)
 	if err != nil {

@@ -12,11 +12,10 @@ import (
 	"github.com/cprun/cprun/internal/model/backends"
 )
 
-// Built says whether this binary can use GPUs.
+// Built reports whether this binary can use GPUs.
 const Built = true
 
-// Find looks at the GPUs of this machine without taking one into use, and at cuDNN. It fails
-// with ErrNoDriver where there is no driver.
+// Find probes the GPUs and cuDNN of this machine without using a GPU. Without a driver it returns ErrNoDriver.
 func Find() (Machine, []GPU, error) {
 	infos, err := cuda.Probe()
 	if err != nil {
@@ -30,16 +29,16 @@ func Find() (Machine, []GPU, error) {
 	if err != nil || len(gpus) == 0 {
 		return m, gpus, err
 	}
-	if v, err := dnn.Version(); err == nil { // without it there are other backends
+	if v, err := dnn.Version(); err == nil { // other backends do not need it
 		m.CUDNN = cudnn(v)
 	}
 	return m, gpus, nil
 }
 
-// cudnn is a version as cuDNN counts it, 91900 for 9.19.0.
+// cudnn converts cuDNN's own number, 91900 for 9.19.0.
 func cudnn(v int) backends.Version { return backends.V(v/10000, v/100%100, v%100) }
 
-// Libraries returns what a run on GPUs loads.
+// Libraries lists the libraries of a run on GPUs.
 func Libraries() []Library {
 	var list []Library
 	add := func(name, version string, err error) {

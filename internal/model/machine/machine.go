@@ -1,5 +1,5 @@
-// Package machine describes the hardware: the GPUs and libraries that are found here, or a
-// machine that --assume describes, with its memory, links and published rates.
+// Package machine describes the hardware: Find probes the GPUs and libraries of this machine, and Assume builds a
+// Machine from --assume flags, with memory, links and published rates.
 package machine
 
 import (
@@ -10,23 +10,22 @@ import (
 	"github.com/cprun/cprun/internal/model/backends"
 )
 
-// A Machine holds the facts about one device that decide the backend and the time of a step.
+// A Machine holds the facts about one device that decide the backend and the step time.
 type Machine struct {
-	Name   string           // of a GPU, as its driver or a Card has it; "": not said
+	Name   string           // of a GPU, from its driver or a Card; "": unknown
 	Arch   int              // 10 times the compute capability; 0: a CPU
-	CUDNN  backends.Version // 0: not there
+	CUDNN  backends.Version // 0: not installed
 	Flash  backends.Version // of the CUDA kernels; 0: not built. A CPU always has its own.
-	GPUs   int              // of one host; 0: not said
-	Hosts  int              // of this kind, that the ranks are spread over; 0: one
-	Memory int64            // bytes of one device, of a CPU those that all ranks of a host share; 0: not said
-	Link   int64            // bytes a second that one device sends; 0: not said
-	Net    int64            // bytes a second that one device sends to other hosts; 0: not said
-	// Assumed: described by --assume, not looked at.
+	GPUs   int              // of one host; 0: unknown
+	Hosts  int              // with the ranks of the run; 0: one
+	Memory int64            // bytes of one device, on a CPU of all ranks of a host; 0: unknown
+	Link   int64            // bytes a second that one device sends; 0: unknown
+	Net    int64            // bytes a second that one device sends to other hosts; 0: unknown
+	// Assumed: from --assume, not probed.
 	Assumed bool
 }
 
-// BuiltFlash is the version of the CUDA kernels of this source, which are compiled for the
-// GPU found.
+// BuiltFlash is the version of the CUDA kernels in this source. They are compiled for the GPU at run time.
 var BuiltFlash = backends.V(1, 0, 0)
 
 // CPU returns a machine without a GPU.
@@ -35,7 +34,7 @@ func CPU() Machine { return Machine{} }
 // IsCPU reports whether the ranks share the cores of a CPU.
 func (m Machine) IsCPU() bool { return m.Arch == 0 }
 
-// Device returns the machine as config.Options calls it.
+// Device returns the device name of config.Options.
 func (m Machine) Device() string {
 	if m.IsCPU() {
 		return "cpu"
@@ -62,13 +61,13 @@ func (m Machine) String() string {
 	return fmt.Sprintf("%s, %s, %s", name, cudnn, flash)
 }
 
-// PerHost returns the most ranks that one host has.
+// PerHost returns the largest number of ranks on one host.
 func (m Machine) PerHost(ranks int) int {
 	hosts := max(1, m.Hosts)
 	return (ranks + hosts - 1) / hosts
 }
 
-// Flag returns the value of --assume that describes the machine.
+// Flag returns the --assume value for the machine.
 func (m Machine) Flag() string {
 	var parts []string
 	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
@@ -99,7 +98,7 @@ func (m Machine) Flag() string {
 	return strings.Join(parts, ",")
 }
 
-// ErrNoDriver says that this binary could use GPUs, and the machine has no driver for them.
+// ErrNoDriver reports that this binary can use GPUs, but the machine has no driver for them.
 var ErrNoDriver = driver.ErrAbsent
 
 // GPU is a GPU of this machine.
@@ -109,17 +108,17 @@ type GPU struct {
 	Arch    int // 10 times the compute capability
 	SMs     int
 	Memory  int64 // bytes
-	Peers   []int // it reaches the memory of these GPUs
+	Peers   []int // GPUs with memory access from this one
 }
 
-// Library is a library that a run on GPUs loads.
+// Library is a library used by runs on GPUs.
 type Library struct {
 	Name    string
-	Version string // "" if it cannot be used
-	Problem string // why not
+	Version string // "" if unusable
+	Problem string // the reason
 }
 
-// machineOf returns the common part of GPUs: ranks must be able to do what the least of them can.
+// machineOf returns the common capabilities of several GPUs.
 func machineOf(gpus []GPU) (Machine, error) {
 	if len(gpus) == 0 {
 		return Machine{}, nil

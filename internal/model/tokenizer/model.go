@@ -99,7 +99,7 @@ func appendBytes(dst []int32, ids *[256]int32, text string) ([]int32, bool) {
 	return dst, true
 }
 
-// wordLevel is a model with one id for each word.
+// A wordLevel is a model with one id for each word.
 type wordLevel struct {
 	vocabulary
 	unk string
@@ -115,7 +115,7 @@ func (w *wordLevel) encode(_ *work, dst []int32, word string) ([]int32, error) {
 	return append(dst, id), nil
 }
 
-// wordPiece is BERT's model: the longest token at the start of the word, then the longest that continues it.
+// A wordPiece is BERT's model: the longest token at the start of the word, then the longest that continues it.
 type wordPiece struct {
 	vocabulary
 	unk, prefix string

@@ -11,8 +11,8 @@ import (
 	"github.com/rivo/uniseg"
 )
 
-// precompiled is sentencepiece's map of characters: a trie of texts (a double array of darts-clone) with the offsets of
-// their replacements.
+// A precompiled is sentencepiece's map of characters: a trie of texts (a double array of darts-clone) with the offsets
+// of their replacements.
 type precompiled struct {
 	trie  []uint32
 	texts string // each ends with a 0 byte

@@ -14,7 +14,7 @@ import (
 // A rank whose launcher never says where the others listen gives up at its limit. It names those ranks, and blames
 // them.
 func TestAddressesThatDoNotCome(t *testing.T) {
-	p := &process{Worker: &launch.Worker{Rank: 3, LocalRank: 1, LocalWorldSize: 2, WorldSize: 7}}
+	p := &process{Worker: &launch.Worker{Process: launch.Process{Rank: 3, LocalRank: 1, LocalWorldSize: 2, WorldSize: 7}}}
 	_, err := p.addresses(t.Context(), time.Millisecond)
 	var peer *comm.PeerError
 	if !errors.As(err, &peer) || !errors.Is(err, comm.ErrDeadline) || peer.Rank != 0 {

@@ -67,7 +67,7 @@ func TestWhatARankStandsFor(t *testing.T) {
 
 // A rank tells its phase, its work and its calls, and does not wait for a driver that hangs.
 func TestStanding(t *testing.T) {
-	p := &process{Worker: &launch.Worker{Rank: 3}, stream: tensor.NewHostStream("compute")}
+	p := &process{Worker: &launch.Worker{Process: launch.Process{Rank: 3}}, stream: tensor.NewHostStream("compute")}
 	defer p.stream.Close()
 	p.where.enter("step")
 	p.where.reach(7)

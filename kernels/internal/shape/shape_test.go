@@ -6,7 +6,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Words must not cross what lies between rows, nor begin off their size.
+// Words must not cross gaps between rows, and must be aligned to their size.
 func TestWide(t *testing.T) {
 	heads := func(dtype tensor.DType, dim, lo, hi int) View {
 		return tensor.New(dtype, 2, 5, 4, dim).Slice(tensor.Heads, lo, hi)

@@ -14,7 +14,7 @@ func TestAlignment(t *testing.T) {
 	}
 }
 
-// A choice holds for other addresses of the same alignment, and for nothing else.
+// A choice applies to other addresses only if they have the same alignment.
 func TestKey(t *testing.T) {
 	base := Problem{
 		M: 8, N: 16, K: 32, In: tensor.BF16, Out: tensor.F32,

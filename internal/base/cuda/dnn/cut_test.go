@@ -1,4 +1,4 @@
-// Package dnn_test, since tests in package dnn would have its C++ compiled once more.
+// Package dnn_test is separate, since tests in package dnn would compile its C++ again.
 package dnn_test
 
 import (
@@ -10,7 +10,7 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// sees is what cuDNN's documentation says of a mask: i, j from the corner of the piece.
+// sees is the definition of a mask in cuDNN's documentation; i and j count from the corner of the piece.
 func sees(p dnn.Piece, i, j int) bool {
 	d := j - i
 	if p.Mask.BottomRight {
@@ -19,7 +19,7 @@ func sees(p dnn.Piece, i, j int) bool {
 	return (p.Mask.Left < 0 || d > -p.Mask.Left) && (p.Mask.Right < 0 || d <= p.Mask.Right)
 }
 
-// allowed is what cudnn-frontend refuses, without padding.
+// allowed is the condition of cudnn-frontend for masks without padding.
 func allowed(p dnn.Piece) error {
 	m, n := p.Q.Len(), p.K.Len()
 	switch {
@@ -145,7 +145,7 @@ func TestFitsIsWhatIsSeen(t *testing.T) {
 	}
 }
 
-// everyRowSees holds for the pieces that Cut makes.
+// everyRowSees checks the pieces from Cut.
 func everyRowSees(p dnn.Piece) bool {
 	for i := range p.Q.Len() {
 		seen := false

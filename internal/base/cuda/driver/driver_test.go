@@ -18,8 +18,8 @@ import (
 	"github.com/cprun/cprun/internal/base/cuda/driver"
 )
 
-// A test runs its own binary again, with a made up libcuda.so.1 ahead of any that is installed. That
-// the binary comes as far as TestMain shows that gorgonia.org/cu let it start.
+// TestMain runs the binary again with a fake libcuda.so.1 ahead of any installed one. If the binary reaches TestMain,
+// gorgonia.org/cu has let it start.
 func TestMain(m *testing.M) {
 	if os.Getenv("CPRUN_TEST_DRIVER") == "" {
 		os.Exit(m.Run())
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	report()
 }
 
-// report prints what a program sees of its driver.
+// report prints a program's view of its driver.
 func report() {
 	_, early := cu.NumDevices()
 	var group sync.WaitGroup
@@ -44,13 +44,13 @@ func report() {
 	fmt.Printf("version: %s, %v\n", version, versionErr)
 	fmt.Printf("count: %d, %v\n", n, countErr)
 	if err == nil {
-		// More arguments than there are registers for them.
+		// More arguments than fit in registers.
 		err = cu.Function{}.Launch(2, 3, 4, 5, 6, 7, 8, cu.Stream{}, nil)
 		fmt.Printf("launch: %v\n", err)
 	}
 }
 
-// with is what report prints where the folder holds libcuda.so.1.
+// with returns the output of report with libcuda.so.1 in the folder.
 func with(t *testing.T, dir string) string {
 	t.Helper()
 	run := exec.Command(os.Args[0])
@@ -62,8 +62,8 @@ func with(t *testing.T, dir string) string {
 	return string(out)
 }
 
-// made compiles a libcuda.so.1 of these functions, but for the last ones without arguments, and
-// returns its folder. Functions that are named and not written succeed without doing anything.
+// made compiles a libcuda.so.1 with the written functions and returns its folder. Named functions that are not written
+// succeed and do nothing.
 func made(t *testing.T, written string, names ...string) string {
 	t.Helper()
 	var source strings.Builder
@@ -98,7 +98,7 @@ func made(t *testing.T, written string, names ...string) string {
 	return dir
 }
 
-// names are the functions of the list that are needed, or all, as the header maps them.
+// names returns the functions of a list in the header.
 func names(t *testing.T, list string) []string {
 	t.Helper()
 	here, err := os.Getwd()
@@ -128,7 +128,7 @@ func names(t *testing.T, list string) []string {
 	return found
 }
 
-// contains checks lines of a report.
+// contains checks that the report has the given lines.
 func contains(t *testing.T, out string, want ...string) {
 	t.Helper()
 	for _, w := range want {
@@ -171,7 +171,8 @@ func TestOldDriver(t *testing.T) {
 		t,
 		out,
 		"absent: false",
-		"the NVIDIA driver, for CUDA 11.4, is too old: its libcuda.so.1 has no cuLaunchKernelEx, cuTensorMapEncodeTiled; install a driver for CUDA ",
+		"the NVIDIA driver, for CUDA 11.4, is too old: its libcuda.so.1 has no cuLaunchKernelEx, cuTensorMapEncodeTiled; "+
+			"install a driver for CUDA ",
 		"count: 0, NotInitialized",
 	)
 	none := with(t, made(t, "int nothing;\n"))
@@ -192,7 +193,10 @@ func TestNoDevice(t *testing.T) {
 func TestFailingDriver(t *testing.T) {
 	out := with(t, made(t, version+`
 CUresult cuInit(unsigned flags) { return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH; }
-CUresult cuGetErrorName(CUresult r, const char **s) { *s = r == 803 ? "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH" : "?"; return 0; }
+CUresult cuGetErrorName(CUresult r, const char **s) {
+  *s = r == 803 ? "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH" : "?";
+  return 0;
+}
 CUresult cuGetErrorString(CUresult r, const char **s) { *s = "system has unsupported display driver"; return 0; }
 `, names(t, "CPRUN_DRIVER_NEEDED")...))
 	contains(
@@ -203,7 +207,7 @@ CUresult cuGetErrorString(CUresult r, const char **s) { *s = "system has unsuppo
 	)
 }
 
-// Calls reach the driver with all of their arguments, and the driver is started once.
+// Calls reach the driver with all of their arguments, and the driver starts only once.
 func TestDriver(t *testing.T) {
 	out := with(t, made(t, version+`
 static int starts;
@@ -226,7 +230,7 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
 	)
 }
 
-// A driver of tomorrow may drop what nothing calls.
+// A future driver may remove functions that cprun does not call.
 func TestDroppedFunction(t *testing.T) {
 	out := with(t, made(t, version, names(t, "CPRUN_DRIVER_NEEDED")...))
 	contains(t, out, "load: <nil>", "launch: UnknownErrorCode:36")

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// local is where scripts/cuda-sdk puts the library.
+// local is the folder of scripts/cuda-sdk.
 const local = "../../../../.cuda/lib"
 
 func open(t testing.TB) *Compiler {
@@ -56,7 +56,7 @@ func TestCompile(t *testing.T) {
 	}
 }
 
-// A kernel that needs an array in local memory must be seen to.
+// The log reports a kernel with an array in local memory.
 func TestUsageSeesLocalMemory(t *testing.T) {
 	_, log, err := open(t).Compile("local.cu", []byte(`
 extern "C" __global__ void local(int *x, const int *at) {
@@ -133,7 +133,8 @@ func TestCacheDistrustsDamage(t *testing.T) {
 	}
 	flipped := bytes.Clone(whole)
 	flipped[len(flipped)/2] ^= 1
-	for name, data := range map[string][]byte{"empty": nil, "cut": whole[:len(whole)-1], "flipped": flipped, "header only": whole[:len(magic)+3]} {
+	for name, data := range map[string][]byte{"empty": nil, "cut": whole[:len(whole)-1], "flipped": flipped,
+		"header only": whole[:len(magic)+3]} {
 		if err := os.WriteFile(entry, data, 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -149,7 +150,7 @@ func TestCacheDistrustsDamage(t *testing.T) {
 
 func TestCacheIsShared(t *testing.T) {
 	compiler, dir := open(t), t.TempDir()
-	var all [6]Cache // each as another process has it
+	var all [6]Cache // one for each simulated process
 	var wg sync.WaitGroup
 	for i := range all {
 		all[i] = Cache{Compiler: compiler, Dir: dir}

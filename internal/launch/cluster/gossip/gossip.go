@@ -157,7 +157,6 @@ type delegate struct {
 	meta []byte // of this agent
 }
 
-// NodeMeta returns this agent's metadata.
 func (d delegate) NodeMeta(int) []byte { return d.meta }
 
 // NotifyAlive refuses members with invalid metadata.
@@ -166,7 +165,6 @@ func (d delegate) NotifyAlive(n *memberlist.Node) error {
 	return err
 }
 
-// NotifyJoin adds a member.
 func (d delegate) NotifyJoin(n *memberlist.Node) {
 	p, err := decode(n.Name, n.Meta)
 	if err != nil {
@@ -175,7 +173,6 @@ func (d delegate) NotifyJoin(n *memberlist.Node) {
 	d.change(func(peers map[string]member) { peers[n.Name] = member{p, addrOf(n)} })
 }
 
-// NotifyUpdate replaces a member's metadata.
 func (d delegate) NotifyUpdate(n *memberlist.Node) { d.NotifyJoin(n) }
 
 // NotifyLeave removes a member that left or is silent.
@@ -184,16 +181,13 @@ func (d delegate) NotifyLeave(n *memberlist.Node) {
 	d.change(func(peers map[string]member) { delete(peers, name) })
 }
 
-// NotifyMsg ignores messages: agents use their control connections.
+// NotifyMsg and the rest ignore messages and state: agents use their control connections.
 func (d delegate) NotifyMsg([]byte) {}
 
-// GetBroadcasts returns no messages.
 func (d delegate) GetBroadcasts(int, int) [][]byte { return nil }
 
-// LocalState returns no state.
 func (d delegate) LocalState(bool) []byte { return nil }
 
-// MergeRemoteState ignores state.
 func (d delegate) MergeRemoteState([]byte, bool) {}
 
 // tuned returns memberlist's settings. Its defaults for a local network detect a dead agent after 5 s or more. These

@@ -16,14 +16,14 @@ import (
 	"github.com/cprun/cprun/kernels/gpu/internal/source"
 )
 
-// compiler makes libraries of this machine of GPU kernels, each once.
+// A compiler builds libraries of GPU kernels for this machine, each once.
 type compiler struct {
 	cxx, dir string
 	mu       sync.Mutex
 	files    map[string]func() (string, error)
 }
 
-// shared is the compiler of all tests, with a directory that TestMain removes.
+// shared is the compiler of all tests. TestMain removes its directory.
 var shared compiler
 
 func TestMain(m *testing.M) {
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// needCompiler returns the C++ compiler, which the build with the tag cuda needs, too.
+// needCompiler returns the C++ compiler, which builds with the tag cuda also need.
 func needCompiler(t testing.TB) *compiler {
 	t.Helper()
 	cxx, err := exec.LookPath("g++")
@@ -51,7 +51,7 @@ func needCompiler(t testing.TB) *compiler {
 	return &shared
 }
 
-// file is a file that make makes, the first time that it is asked for.
+// A file is built by make at its first use.
 func (c *compiler) file(name string, make func(to string) error) (string, error) {
 	c.mu.Lock()
 	f := c.files[name]
@@ -89,7 +89,7 @@ func (c *compiler) compile(to, file string, more ...string) error {
 	return nil
 }
 
-// text compiles the text of a kernel, which may include what is in the directory.
+// text compiles the text of a kernel. It may include the directory's headers.
 func (c *compiler) text(name string, code []byte, defines ...string) (string, error) {
 	return c.file(name, func(to string) error {
 		if err := os.WriteFile(filepath.Join(c.dir, name+".cu"), code, 0o600); err != nil {
@@ -103,7 +103,7 @@ func (c *compiler) text(name string, code []byte, defines ...string) (string, er
 	})
 }
 
-// program compiles a program as NVRTC would, but for the headers that testdata/host has instead.
+// program compiles a program as NVRTC does, but with the headers in testdata/host.
 func (c *compiler) program(name string) (string, error) {
 	c.mu.Lock()
 	made := c.files[name]
@@ -125,7 +125,7 @@ func (c *compiler) program(name string) (string, error) {
 	return c.text(name, code, p.Defines...)
 }
 
-// add puts headers into the directory that are not there.
+// add adds missing headers to the directory.
 func (c *compiler) add(headers map[string][]byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,7 +140,7 @@ func (c *compiler) add(headers map[string][]byte) error {
 	return nil
 }
 
-// prepare compiles programs beside each other.
+// prepare compiles programs in parallel.
 func (c *compiler) prepare(t testing.TB, names ...string) {
 	t.Helper()
 	var g errgroup.Group

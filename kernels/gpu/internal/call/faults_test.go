@@ -10,22 +10,28 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// TestHostSeesFaults holds that a kernel that no GPU would run as it is meant ends with an error.
+// TestHostSeesFaults checks that faulty kernels end with an error.
 func TestHostSeesFaults(t *testing.T) {
 	for i, c := range []struct{ name, body, want string }{
 		{"right", "store_shared(at + 4 * threadIdx.x, 1); __syncthreads();", ""},
 		{"some threads leave before a barrier", "if (threadIdx.x < 40) return; __syncthreads();", "different barriers"},
-		{"half a warp waits for the block", "if (threadIdx.x % 32 < 16) __syncthreads(); else __syncwarp();", "different barriers"},
+		{"half a warp waits for the block", "if (threadIdx.x % 32 < 16) __syncthreads(); else __syncwarp();",
+			"different barriers"},
 		{"beyond shared memory", "store_shared(at + 256 + 4 * threadIdx.x, 1);", "outside the block's shared memory"},
 		{"before shared memory", "load_shared(at - 4);", "outside the block's shared memory"},
 		{"four floats off 16 bytes", "store_shared(at + 4, 1, 2, 3, 4);", "not aligned"},
 		{"a copy off 16 bytes", "copy16(at, (const char*)shared + 8, true);", "not aligned"},
-		{"a copy that nobody waits for", "copy16(at, shared + 16, false); copies_commit(); if (load_shared(at) == 0) fail(\"early\", 0);", ""},
-		{"a copy of the last group", "copy4(at, shared, false); copies_commit(); copies_wait<1>(); if (load_shared(at) == 0) fail(\"early\", 0);", ""},
-		{"a copy that is waited for", "copy4(at, shared, false); copies_commit(); copies_wait<0>(); if (load_shared(at) == 0) fail(\"there\", 0);", "there"},
+		{"a copy that nobody waits for", "copy16(at, shared + 16, false); copies_commit(); if (load_shared(at) == 0) " +
+			"fail(\"early\", 0);", ""},
+		{"a copy of the last group", "copy4(at, shared, false); copies_commit(); copies_wait<1>(); if (load_shared(at) == " +
+			"0) fail(\"early\", 0);", ""},
+		{"a copy that is waited for", "copy4(at, shared, false); copies_commit(); copies_wait<0>(); if (load_shared(at) " +
+			"== 0) fail(\"there\", 0);", "there"},
 		{"what no thread has written", "float x = load_shared(at); if (x != x) fail(\"no number\", 0);", "no number"},
-		{"no barrier after a store", "if (threadIdx.x == 0) store_shared(at, 0); else if (load_shared(at) != 0) fail(\"a race\", 0);", "a race"},
-		{"no barrier after a store, descending", "if (threadIdx.x == 63) store_shared(at, 0); else if (load_shared(at) != 0) fail(\"a race\", 0);", "a race"},
+		{"no barrier after a store", "if (threadIdx.x == 0) store_shared(at, 0); else if (load_shared(at) != 0) fail(\"a " +
+			"race\", 0);", "a race"},
+		{"no barrier after a store, descending", "if (threadIdx.x == 63) store_shared(at, 0); else if (load_shared(at) != " +
+			"0) fail(\"a race\", 0);", "a race"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHost(t)
@@ -35,7 +41,7 @@ func TestHostSeesFaults(t *testing.T) {
 struct Params { long long x[96]; };
 extern "C" void faulty(Params) { unsigned at = smem_address(shared); `+c.body+` }`))
 			ok(t, err)
-			for range 2 { // in either order of threads
+			for range 2 { // in both orders of threads
 				if err == nil {
 					err = h.launch(
 						Launch{Program: name, Kernel: "faulty", Grid: [3]int{1, 1, 1}, Threads: 64, Shared: 256},
@@ -49,11 +55,12 @@ extern "C" void faulty(Params) { unsigned at = smem_address(shared); `+c.body+` 
 	}
 }
 
-// TestHostSeesHopperFaults holds the same of kernels with the instructions of Hopper. Threads have a matrix
-// a, 64 by 64, another b, floats, 32 by 8, and a barrier of one arrival; there are maps of such matrices.
+// TestHostSeesHopperFaults does the same for the instructions of Hopper. Threads have matrices of 64 by 64, a and b,
+// floats of 32 by 8, and a barrier of one arrival. There are tensor maps of such matrices.
 func TestHostSeesHopperFaults(t *testing.T) {
 	const (
-		bring    = "if (one) { barrier_expect(full, 16384); copy_box(a, p.map, full, 0, 0, 0, 0); copy_box(b, p.map, full, 0, 0, 0, 0); }"
+		bring = "if (one) { barrier_expect(full, 16384); copy_box(a, p.map, full, 0, 0, 0, 0); copy_box(b, p.map, full," +
+			" 0, 0, 0, 0); }"
 		wait     = "barrier_wait(full, 0);"
 		multiply = "wg_multiply<fp16_t, false, false>(c, matrix(a), matrix(b), false);"
 		number   = "if (c[5] != c[5]) fail(\"no number\", 0);"
@@ -141,7 +148,8 @@ func TestHostSeesHopperFaults(t *testing.T) {
 		},
 		{
 			"a product of which warps do not agree",
-			bring + wait + "wg_begin(); wg_multiply<fp16_t, false, false>(c, matrix(a), matrix(threadIdx.x < 32 ? a : b), false);",
+			bring + wait + "wg_begin(); wg_multiply<fp16_t, false, false>(c, matrix(a), matrix(threadIdx.x < 32 ? a : b), " +
+				"false);",
 			"do not agree",
 		},
 		{
@@ -151,7 +159,8 @@ func TestHostSeesHopperFaults(t *testing.T) {
 		},
 		{
 			"a copy to what a product reads",
-			bring + wait + "wg_begin();" + multiply + "wg_commit(); if (one) copy_bytes(b, (void*)p.map.words[0], 16, full); wg_wait<0>();",
+			bring + wait + "wg_begin();" + multiply + "wg_commit(); if (one) copy_bytes(b, (void*)p.map.words[0], 16, full); " +
+				"wg_wait<0>();",
 			"a copy to shared memory",
 		},
 		{
@@ -161,7 +170,8 @@ func TestHostSeesHopperFaults(t *testing.T) {
 		},
 		{
 			"a store that is made known",
-			bring + wait + "__syncthreads();" + store + "shared_for_engine(); __syncthreads(); wg_begin();" + multiply + "wg_commit(); wg_wait<0>();",
+			bring + wait + "__syncthreads();" + store + "shared_for_engine(); __syncthreads(); wg_begin();" + multiply +
+				"wg_commit(); wg_wait<0>();",
 			"",
 		},
 		{
@@ -176,7 +186,8 @@ func TestHostSeesHopperFaults(t *testing.T) {
 		},
 		{
 			"a store that others make known",
-			bring + wait + "__syncthreads(); if (one) store_shared(a, 1); else shared_for_engine(); __syncthreads(); wg_begin();" + multiply,
+			bring + wait + "__syncthreads(); if (one) store_shared(a, 1); else shared_for_engine(); __syncthreads(); " +
+				"wg_begin();" + multiply,
 			"thread 0 has not called",
 		},
 		{"adds", fill + "shared_for_engine(); __syncthreads();" + add + "adds_wait<0>();", ""},
@@ -249,7 +260,7 @@ struct Params { TensorMap map, floats; float* out; };
 				uint64(uintptr(m.Ptr())),
 			}
 			h.move(&arg.out)
-			for range 2 { // in either order of threads
+			for range 2 { // in both orders of threads
 				if err == nil {
 					err = h.start(
 						"hopper_faults",

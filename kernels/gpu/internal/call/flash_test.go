@@ -16,8 +16,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// rig is a kernel as the conformance suite wants it. A case begins where results of the one before have
-// been taken back, with all memory free.
+// A rig adapts a kernel to the conformance suite. A case begins with all memory free, after the results of the previous
+// case have been read.
 func (k *hostFlash) rig() attentiontest.Rig {
 	done := false
 	return attentiontest.Rig{
@@ -47,7 +47,7 @@ func hostBytes(m *tensor.Host) []byte {
 // large is the shared memory of a block on an A100, in bytes.
 const large = 163 << 10
 
-// suite runs the conformance suite on a kernel, but for the cases that leaves names.
+// suite runs the conformance suite on a kernel, except for the cases for which leaves returns true.
 func (k *hostFlash) suite(t *testing.T, dtype tensor.DType, leaves func(attentiontest.Case) bool) {
 	t.Run(fmt.Sprintf("%v, deterministic %t", dtype, k.deterministic), func(t *testing.T) {
 		k.t = t
@@ -64,8 +64,8 @@ func (k *hostFlash) suite(t *testing.T, dtype tensor.DType, leaves func(attentio
 	})
 }
 
-// TestFlashOnHost runs the conformance suite on the flash kernels; in 16 bits, where the products of a
-// warp take long to imitate, the cases whose head dims, layouts, folds and caps are not the common ones.
+// TestFlashOnHost runs the conformance suite on the flash kernels. In 16 bits, emulating the products of a warp takes
+// long, so it runs only the cases with uncommon head dims, layouts, folds and caps.
 func TestFlashOnHost(t *testing.T) {
 	h := newHost(t)
 	plain := func(c attentiontest.Case) bool {
@@ -78,8 +78,8 @@ func TestFlashOnHost(t *testing.T) {
 	ordered.suite(t, tensor.BF16, someOf(plain))
 }
 
-// someOf leaves out what leaves does, and under -short two of three of the others: the cases differ in masks, folds and layouts, which
-// are the same code in every type.
+// someOf leaves out the cases of leaves and, with -short, two of three others. These differ in masks, folds and
+// layouts, for which all types run the same code.
 func someOf(leaves func(attentiontest.Case) bool) func(attentiontest.Case) bool {
 	if !testing.Short() {
 		return leaves
@@ -94,8 +94,8 @@ func someOf(leaves func(attentiontest.Case) bool) func(attentiontest.Case) bool 
 	}
 }
 
-// TestFlashShapesOnHost runs bands, tiles and folds in float32 with head dims of every program, those
-// for GPUs with little shared memory too.
+// TestFlashShapesOnHost runs bands, tiles and folds in float32 with head dims of every program, including those for
+// GPUs with little shared memory.
 func TestFlashShapesOnHost(t *testing.T) {
 	h := newHost(t)
 	var programs []string
@@ -135,7 +135,7 @@ func TestFlashShapesOnHost(t *testing.T) {
 	}
 }
 
-// step is what a forward and a backward pass over one block make.
+// A step holds the results of a forward and a backward pass over one block.
 type step struct{ o, lse, dq, dk, dv View }
 
 func (k *hostFlash) step(q, keys, v, do View, tiles ...partition.Tile) step {
@@ -160,18 +160,19 @@ func (k *hostFlash) step(q, keys, v, do View, tiles ...partition.Tile) step {
 	return s
 }
 
-// same is an error where two steps are not the same bits.
+// same returns an error unless two steps have the same bits.
 func (s step) same(t *testing.T, what string, other step) {
 	t.Helper()
-	for name, pair := range map[string][2]View{"O": {s.o, other.o}, "LSE": {s.lse, other.lse}, "dQ": {s.dq, other.dq}, "dK": {s.dk, other.dk}, "dV": {s.dv, other.dv}} {
+	for name, pair := range map[string][2]View{"O": {s.o, other.o}, "LSE": {s.lse, other.lse}, "dQ": {s.dq, other.dq},
+		"dK": {s.dk, other.dk}, "dV": {s.dv, other.dv}} {
 		if !bytes.Equal(tensor.Bytes(pair[0]), tensor.Bytes(pair[1])) {
 			t.Errorf("%s: %s is not the same bits", what, name)
 		}
 	}
 }
 
-// TestFlashRepeatsOnHost holds that results of the deterministic kernels do not depend on the order that
-// threads run in, which turns round from launch to launch: a pass forward and backward has three.
+// TestFlashRepeatsOnHost checks that results of the deterministic kernels do not depend on the order of threads, which
+// the host reverses from launch to launch. A forward and backward pass has three launches.
 func TestFlashRepeatsOnHost(t *testing.T) {
 	k := &hostFlash{newHost(t), true, large}
 	q, keys, do := k.draw(1, 150, 4, 40), k.draw(2, 150, 2, 40), k.draw(3, 150, 4, 40)
@@ -179,7 +180,7 @@ func TestFlashRepeatsOnHost(t *testing.T) {
 	k.step(q, keys, keys, do, tile).same(t, "twice", k.step(q, keys, keys, do, tile))
 }
 
-// TestFlashReadsNothingOutsideTilesOnHost holds that rows in no tile may be anything, NaN too.
+// TestFlashReadsNothingOutsideTilesOnHost checks that rows in no tile may have any values, including NaN.
 func TestFlashReadsNothingOutsideTilesOnHost(t *testing.T) {
 	h := newHost(t)
 	for _, deterministic := range []bool{false, true} {
@@ -207,7 +208,7 @@ func TestFlashReadsNothingOutsideTilesOnHost(t *testing.T) {
 	}
 }
 
-// draw is a tensor of random numbers.
+// draw returns a tensor of random numbers.
 func (k *hostFlash) draw(seed uint64, seq, heads, dim int) View {
 	k.t.Helper()
 	m, err := k.alloc(int64(4 * seq * heads * dim))

@@ -19,8 +19,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// arrive has two thirds of the keys and values arrive while the next kernel runs, a third of them as soon as it waits for
-// that. Until then they are NaN. arrived puts them there whatever the kernel does.
+// arrive makes two thirds of the keys and values arrive while the next kernel runs, one third each time it waits for
+// them. Until then they are NaN. arrived copies the rest.
 func (k hostHopper) arrive(keys, values View) (gates []attention.Gate, arrived func(), err error) {
 	if k.late == nil {
 		return nil, func() {}, nil
@@ -106,7 +106,7 @@ func TestGatesOnHost(t *testing.T) {
 	}
 }
 
-// TestGates holds which gates blocks wait for, and that blocks of queries that wait for one come last.
+// TestGates checks the gates for which blocks wait, and that blocks of queries with gates come last.
 func TestGates(t *testing.T) {
 	s, _ := source.HopperShapeFor(128, 128)
 	r := func(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
@@ -133,7 +133,7 @@ func TestGates(t *testing.T) {
 				Q:    r(384, 512),
 				K:    r(640, 1024),
 				Band: partition.Band{Lo: -partition.Unbounded, Hi: 256},
-			}, // causal: aligned at the end of both it would be 512
+			}, // causal: aligned to the ends of both, it would be 512
 		},
 		Gates: []attention.Gate{
 			{Rows: r(300, 310), Gate: a},
@@ -162,7 +162,7 @@ func TestGates(t *testing.T) {
 	if l := backward.Lists; !slices.Equal(l.Needs, []uint32{0, 0, 3, 2, 0, 1, 0, 0}) || !slices.Equal(l.Gates, gates) {
 		t.Errorf("backward: needs %v of %v", l.Needs, l.Gates)
 	}
-	// Keys that no query of a block sees, but that its last step brings, are waited for, too: their values must not be NaN.
+	// Blocks also wait for keys in their last step that no query sees, since the values must not be NaN.
 	f.Tiles, f.Gates = []partition.Tile{
 		{Q: r(0, 128), K: r(0, 1024), Band: partition.Band{Lo: -partition.Unbounded, Hi: 10}},
 	}, []attention.Gate{

@@ -17,20 +17,20 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// hostHopper is attention by the kernels for Hopper on a host: what gpu.Flash does on such a GPU. What the
-// copy engine cannot bring is left to hostFlash, in the same pass.
+// hostHopper computes attention with the kernels for Hopper on a host, as gpu.Flash does on such a GPU. In the same
+// pass, hostFlash computes the calls with tensors that TMA does not support.
 type hostHopper struct {
 	*hostFlash
-	change func(*source.HopperShape) // makes a shape that of a program for tests; nil: there is none
-	sms    int                       // of the GPU that it stands for
-	leaves int                       // of those
-	late   *int                      // keys come while kernels run, and how often one has waited; nil: they are there before
-	fault  *source.HopperFault       // in memory that kernels reach: nobody has the first item of the backward pass, and who waits for it reports it
+	change func(*source.HopperShape) // turns a shape into that of a program for tests, if not nil
+	sms    int                       // number of SMs of the emulated GPU
+	leaves int                       // number of these to leave free
+	late   *int                      // counts waits for keys that arrive during kernels; nil: all have arrived before
+	fault  *source.HopperFault       // if set, the first backward item never ends, and a waiting block reports it
 }
 
 func (k hostHopper) processors() SMs { return SMs{k.sms, k.sms - k.leaves} }
 
-// shapeOf is source.HopperShapeFor a call, changed for tests.
+// shapeOf returns source.HopperShapeFor a call, changed for tests.
 func (k hostHopper) shapeOf(c *Flash) (source.HopperShape, bool) {
 	s, ok := source.HopperShapeFor(c.Q.Len(tensor.Dim), c.V.Len(tensor.Dim))
 	if k.change != nil {
@@ -101,7 +101,7 @@ func (f *hopperForward) End() error {
 	return f.hostForward.End()
 }
 
-// words puts words where kernels reach them, and is their address there.
+// words copies words to the kernels' memory and returns their address there.
 func (h *host) words(words []uint32) (uint64, error) {
 	m, err := h.alloc(int64(4 * len(words)))
 	if err != nil {
@@ -113,14 +113,14 @@ func (h *host) words(words []uint32) (uint64, error) {
 	return at, nil
 }
 
-// encode makes maps as the copy engine of testdata/host reads them.
+// encode converts maps to the form of testdata/host's TMA.
 func (h *host) encode(maps []Map, to ...*source.TensorMap) {
 	for i, m := range maps {
 		*to[i] = *(*source.TensorMap)(unsafe.Pointer(new(h.mapOf(m.View, m.Rows))))
 	}
 }
 
-// complete moves a call's tensors and brings its lists.
+// complete converts a call's addresses and copies its lists.
 func (h *host) complete(p *source.FlashParams, l HopperLists, order, needs, gates *uint64) error {
 	h.move(&p.Q.At, &p.K.At, &p.V.At, &p.Dout.At, &p.O.At, &p.LSE.At, &p.Delta.At, &p.DQ.At, &p.DK.At, &p.DV.At)
 	var errs []error
@@ -167,15 +167,14 @@ func (k hostHopper) Backward(dq, do, q View, s attention.Saved, p attention.Soft
 	return &hopperBackward{f.(*hostBackward), k}, nil
 }
 
-// spoil makes rows of a tensor that are in no tile NaN, which kernels must keep out of everything, until the function
-// is called that it returns.
+// spoil makes rows in no tile NaN, which must not affect any result. The returned function undoes it.
 func spoil(v View, tiles []partition.Tile, of func(partition.Tile) partition.Range) (restore func()) {
 	return spoilRows(v, func(row int) bool {
 		return !slices.ContainsFunc(tiles, func(t partition.Tile) bool { return of(t).Lo <= row && row < of(t).Hi })
 	})
 }
 
-// spoilRows makes some rows of a tensor NaN, until the function is called that it returns.
+// spoilRows makes some rows of a tensor NaN. The returned function undoes it.
 func spoilRows(v View, some func(row int) bool) (restore func()) {
 	var old []float32
 	each(v, func(x float32, at [4]int) float32 {
@@ -261,7 +260,8 @@ func (f *hopperBackward) Block(b attention.GradBlock) error {
 	if err != nil {
 		return err
 	}
-	keys, queries := func(t partition.Tile) partition.Range { return t.K }, func(t partition.Tile) partition.Range { return t.Q }
+	keys, queries := func(t partition.Tile) partition.Range { return t.K },
+		func(t partition.Tile) partition.Range { return t.Q }
 	defer spoil(b.K, b.Tiles, keys)()
 	defer spoil(b.V, b.Tiles, keys)()
 	defer spoil(f.q, b.Tiles, queries)()
@@ -269,7 +269,7 @@ func (f *hopperBackward) Block(b attention.GradBlock) error {
 	return f.k.start(l.Program, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, argumentsOf(p))
 }
 
-// hopperSuite runs the conformance suite but for the cases that the copy engine cannot bring.
+// hopperSuite runs the conformance suite, except for the cases that TMA does not support.
 func (k *hostFlash) hopperSuite(t *testing.T, dtype tensor.DType, leaves func(attentiontest.Case) bool) {
 	t.Run(fmt.Sprintf("%v, deterministic %t", dtype, k.deterministic), func(t *testing.T) {
 		k.t = t
@@ -291,18 +291,17 @@ func TestHopperOnHost(t *testing.T) {
 	}
 }
 
-// shapeCase is a case for a shape.
+// A shapeCase is a case for a shape.
 type shapeCase struct {
 	attentiontest.Case
 	dtype tensor.DType
 }
 
-// isWide reports whether a shape is one that the suite has few cases of, so that all of its programs of the backward
-// pass are to run.
+// isWide reports whether the suite has few cases of a shape, so that all its programs of the backward pass must run.
 func isWide(s source.HopperShape) bool { return s.QK > 128 }
 
-// shapeCases are cases of a shape's head dims; where they are wide, in both types, with a cap and without, with rows
-// and keys that are in no tile, and of narrower ones, too.
+// shapeCases returns cases with a shape's head dims. For wide ones, they have both types, a cap or none, rows and keys
+// in no tile, and narrower head dims also.
 func shapeCases(s source.HopperShape) (list []shapeCase) {
 	add := func(seed uint64, narrower int, dtype tensor.DType, change func(*attentiontest.Case)) {
 		c := shapeCase{attentiontest.RandomCase(seed), dtype}
@@ -321,7 +320,8 @@ func shapeCases(s source.HopperShape) (list []shapeCase) {
 		}
 		return list
 	}
-	plain, capped := func(c *attentiontest.Case) { c.Softmax.Softcap = 0 }, func(c *attentiontest.Case) { c.Softmax.Softcap = 20 }
+	plain, capped := func(c *attentiontest.Case) { c.Softmax.Softcap = 0 },
+		func(c *attentiontest.Case) { c.Softmax.Softcap = 20 }
 	add(3, 0, tensor.BF16, plain)
 	add(1, 0, tensor.F16, func(c *attentiontest.Case) {
 		capped(c)
@@ -377,16 +377,17 @@ func TestHopperShapesOnHost(t *testing.T) {
 	}
 }
 
-// TestSharedPOnHost runs the kernels whose products take probabilities from shared memory.
+// TestSharedPOnHost runs the kernels whose products read probabilities from shared memory.
 func TestSharedPOnHost(t *testing.T) {
 	k := &hostFlash{newHost(t), true, large}
 	rig := k.rig()
 	rig.Kernel = hostHopper{hostFlash: k, change: func(s *source.HopperShape) { s.SharedP = true }, sms: 4}
 	for seed := range uint64(4) {
 		c := attentiontest.RandomCase(seed)
-		c.Dim, c.DimV, c.Layout, c.Softmax = source.HopperSharedP.QK, source.HopperSharedP.V, attentiontest.Dense, attention.Softmax{
-			Scale: 0.1,
-		}
+		c.Dim, c.DimV, c.Layout, c.Softmax = source.HopperSharedP.QK, source.HopperSharedP.V, attentiontest.Dense,
+			attention.Softmax{
+				Scale: 0.1,
+			}
 		attentiontest.Check(t, rig, c, tensor.BF16)
 	}
 	for _, p := range []source.Program{source.HopperSharedP.Forward(false), source.HopperSharedP.Backward(false, true)} {
@@ -396,7 +397,7 @@ func TestSharedPOnHost(t *testing.T) {
 	}
 }
 
-// TestEveryLaneOnHost runs the kernels whose warps arrive with every lane.
+// TestEveryLaneOnHost runs the kernels in which every lane of a warp arrives at barriers.
 func TestEveryLaneOnHost(t *testing.T) {
 	h := newHost(t)
 	for _, s := range source.HopperEveryLane {
@@ -419,13 +420,14 @@ func TestEveryLaneOnHost(t *testing.T) {
 	}
 }
 
-// TestTurnsOnHost runs many blocks of keys that take turns, in parts, and with several heads together: the host's
-// machine finds those that wait for one which starts after them.
+// TestTurnsOnHost runs many blocks of keys in order, in parts, and with several heads at once. The host detects a block
+// that waits for one that starts later.
 func TestTurnsOnHost(t *testing.T) {
 	h := newHost(t)
 	const heads, blocks = 3, 5
 	for _, c := range []struct{ dim, seq, lo, sms, fold, beside int }{
-		{64, 520, -partition.Unbounded, 2, 2, 1}, {64, 520, -partition.Unbounded, 6, 3, 2}, {64, 520, -200, 2, 0, 0}, {256, 264, -partition.Unbounded, 2, 2, 1},
+		{64, 520, -partition.Unbounded, 2, 2, 1}, {64, 520, -partition.Unbounded, 6, 3, 2}, {64, 520, -200, 2, 0, 0},
+		{256, 264, -partition.Unbounded, 2, 2, 1},
 	} {
 		if c.fold > 0 {
 			if fold, beside := fold(blocks, heads, c.sms); fold != c.fold || beside != c.beside {
@@ -437,13 +439,15 @@ func TestTurnsOnHost(t *testing.T) {
 		rig := k.rig()
 		rig.Kernel = hostHopper{hostFlash: k, sms: c.sms}
 		attentiontest.Check(t, rig, attentiontest.Case{
-			Batch: 1, Heads: heads, KVHeads: heads, Dim: c.dim, DimV: c.dim, SeqQ: c.seq, SeqK: c.seq, Softmax: attention.Softmax{Scale: 0.125},
-			Tiles: []partition.Tile{{Q: all, K: all, Band: partition.Band{Lo: c.lo}}},
+			Batch: 1, Heads: heads, KVHeads: heads, Dim: c.dim, DimV: c.dim, SeqQ: c.seq, SeqK: c.seq,
+			Softmax: attention.Softmax{Scale: 0.125},
+			Tiles:   []partition.Tile{{Q: all, K: all, Band: partition.Band{Lo: c.lo}}},
 		}, tensor.BF16)
 	}
 }
 
-// TestBadRowsStayInTheirTileOnHost holds that a NaN in a row of a tile reaches no row outside, though the kernels compute those beside it.
+// TestBadRowsStayInTheirTileOnHost checks that a NaN in a row of a tile reaches no row outside of the tile, although
+// kernels compute entire blocks.
 func TestBadRowsStayInTheirTileOnHost(t *testing.T) {
 	h := newHost(t)
 	queries, keys := partition.Range{Lo: 3, Hi: 50}, partition.Range{Lo: 10, Hi: 80}
@@ -504,7 +508,8 @@ func TestBadRowsStayInTheirTileOnHost(t *testing.T) {
 	}
 }
 
-// TestLostTurnOnHost holds that a block of keys that never gets its turn reports itself, and whom it waited for.
+// TestLostTurnOnHost checks that a block of keys that never gets its turn reports itself and the block for which it
+// waited.
 func TestLostTurnOnHost(t *testing.T) {
 	k := &hostFlash{newHost(t), true, large}
 	m, err := k.alloc(int64(unsafe.Sizeof(source.HopperFault{})))
@@ -534,10 +539,12 @@ func TestLostTurnOnHost(t *testing.T) {
 	}
 }
 
-// TestFold holds how many blocks of keys come from the shortest to the longest at once, and with how many heads.
+// TestFold checks the number of blocks of keys that run from the shortest to the longest, and the number of concurrent
+// heads.
 func TestFold(t *testing.T) {
 	for _, c := range []struct{ blocks, heads, sms, fold, beside int }{
-		{128, 8, 132, 64, 2}, {256, 8, 132, 128, 1}, {512, 8, 132, 128, 1}, {64, 8, 132, 32, 4}, {1, 1, 132, 1, 1}, {6, 3, 4, 3, 1}, {100000, 8, 132, 132, 1},
+		{128, 8, 132, 64, 2}, {256, 8, 132, 128, 1}, {512, 8, 132, 128, 1}, {64, 8, 132, 32, 4}, {1, 1, 132, 1, 1},
+		{6, 3, 4, 3, 1}, {100000, 8, 132, 132, 1},
 	} {
 		if fold, beside := fold(c.blocks, c.heads, c.sms); fold != c.fold || beside != c.beside {
 			t.Errorf(
@@ -554,7 +561,7 @@ func TestFold(t *testing.T) {
 	}
 }
 
-// TestLeavesOnHost runs blocks of the grid that compute several blocks of keys, as there are fewer than those.
+// TestLeavesOnHost runs a grid with fewer blocks than blocks of keys, so that each computes several.
 func TestLeavesOnHost(t *testing.T) {
 	h := newHost(t)
 	for _, dim := range []int{128, 256} {
@@ -569,8 +576,9 @@ func TestLeavesOnHost(t *testing.T) {
 				rig.Kernel = hostHopper{hostFlash: k, sms: 4, leaves: 2}
 				all := partition.Range{Hi: 300}
 				attentiontest.Check(t, rig, attentiontest.Case{
-					Batch: 2, Heads: 4, KVHeads: 2, Dim: dim, DimV: dim, SeqQ: 300, SeqK: 300, Softmax: attention.Softmax{Scale: 0.125},
-					Tiles: []partition.Tile{{Q: all, K: all, Band: partition.Band{Lo: -partition.Unbounded}}},
+					Batch: 2, Heads: 4, KVHeads: 2, Dim: dim, DimV: dim, SeqQ: 300, SeqK: 300,
+					Softmax: attention.Softmax{Scale: 0.125},
+					Tiles:   []partition.Tile{{Q: all, K: all, Band: partition.Band{Lo: -partition.Unbounded}}},
 				}, tensor.BF16)
 				if !h.ran["several items"] {
 					t.Error("no block has done the work of several")

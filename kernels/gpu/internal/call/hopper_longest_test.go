@@ -15,8 +15,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// TestLongestFirst holds that blocks which walk over more come first, and that nothing is said where that
-// is the order from the last to the first.
+// TestLongestFirst checks that blocks with more steps come first, and that the result is nil if that is the default
+// order.
 func TestLongestFirst(t *testing.T) {
 	causal := func(cuts ...int) (tiles []partition.Tile) {
 		for i := range len(cuts) - 1 {
@@ -41,18 +41,18 @@ func TestLongestFirst(t *testing.T) {
 	}
 }
 
-// TestTogether holds how many of the shortest blocks of all heads come last.
-func TestTogether(t *testing.T) {
+// TestShortLast checks the number of the shortest blocks of all heads that come last.
+func TestShortLast(t *testing.T) {
 	for _, c := range []struct {
 		steps            []int
 		heads, sms, most int
 		want             int
 	}{
 		{[]int{8, 7, 6, 5, 4, 3, 2, 1}, 2, 2, 8, 4},    // 2 (1 + 2 + 3) are less than 2 times 8
-		{[]int{1, 5, 0, 3, 0, 8}, 2, 2, 8, 3},          // in any order, but for those that take none
-		{[]int{8, 7, 6, 5, 4, 3, 2, 1}, 2, 2, 3, 3},    // none that takes more than 3
-		{[]int{8, 8, 8, 8}, 1, 132, 8, 4},              // too few to go round
-		{[]int{8, 8, 8, 8}, 8, 132, 7, 0},              // all too long
+		{[]int{1, 5, 0, 3, 0, 8}, 2, 2, 8, 3},          // in any order, without blocks that have no step
+		{[]int{8, 7, 6, 5, 4, 3, 2, 1}, 2, 2, 3, 3},    // none with more than 3 steps
+		{[]int{8, 8, 8, 8}, 1, 132, 8, 4},              // fewer blocks than SMs
+		{[]int{8, 8, 8, 8}, 8, 132, 7, 0},              // all have more than 7 steps
 		{[]int{66, 66, 66, 50, 30, 10}, 100, 1, 99, 1}, // one is enough
 	} {
 		if got := shortLast(c.steps, c.heads, c.sms, c.most); got != c.want {
@@ -61,8 +61,8 @@ func TestTogether(t *testing.T) {
 	}
 }
 
-// TestTogetherEvens holds, by taking blocks as SMs do, that SMs come to their end together.
-func TestTogetherEvens(t *testing.T) {
+// TestShortLastEvens simulates the SMs' choice of blocks, and checks that SMs finish at about the same time.
+func TestShortLastEvens(t *testing.T) {
 	const heads, sms = 8, 132
 	causal := func(blocks, window int) (steps []int) {
 		for b := range blocks {
@@ -72,7 +72,7 @@ func TestTogetherEvens(t *testing.T) {
 	}
 	for _, c := range []struct {
 		steps []int
-		least float64 // of the time that SMs are at work
+		least float64 // smallest share of the time that SMs are busy
 	}{{causal(64, 1000), 0.98}, {causal(128, 1000), 0.99}, {causal(256, 1000), 0.995}, {causal(256, 66), 0.99}} {
 		n := shortLast(c.steps, heads, sms, 256)
 		var order []int
@@ -107,22 +107,24 @@ func TestTogetherEvens(t *testing.T) {
 	}
 }
 
-// TestFreeTurnsOnHost runs blocks of keys that differ in how many queries see them, with some of all heads at the end,
-// and some that no query sees.
+// TestFreeTurnsOnHost runs blocks of keys with different numbers of visible queries, of which the shortest of all heads
+// come last, and some have none.
 func TestFreeTurnsOnHost(t *testing.T) {
 	h := newHost(t)
 	span := func(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
 	causal := partition.Band{Lo: -partition.Unbounded}
 	for _, c := range []struct {
 		sms, together, blocks int
-		fresh                 bool // whether the kernel sets gradients of fresh keys
-		part                  bool // only some are
-		short                 bool // whether it runs with -short
+		fresh                 bool // the kernel sets gradients of fresh keys
+		part                  bool // only some keys are fresh
+		short                 bool // run with -short
 		tiles                 []partition.Tile
 	}{
 		{1, 2, 3, true, false, false, []partition.Tile{{Q: span(0, 300), K: span(0, 300), Band: causal}}},
-		{1, 1, 3, true, false, true, []partition.Tile{{Q: span(0, 130), K: span(0, 130), Band: causal}, {Q: span(130, 300), K: span(140, 300), Band: partition.Full()}}},
-		{1, 1, 2, false, true, true, []partition.Tile{{Q: span(0, 100), K: span(0, 100), Band: causal}, {Q: span(100, 300), K: span(260, 300), Band: partition.Full()}}},
+		{1, 1, 3, true, false, true, []partition.Tile{{Q: span(0, 130), K: span(0, 130), Band: causal},
+			{Q: span(130, 300), K: span(140, 300), Band: partition.Full()}}},
+		{1, 1, 2, false, true, true, []partition.Tile{{Q: span(0, 100), K: span(0, 100), Band: causal},
+			{Q: span(100, 300), K: span(260, 300), Band: partition.Full()}}},
 		{8, 3, 3, true, true, true, []partition.Tile{{Q: span(0, 300), K: span(0, 300), Band: partition.Full()}}},
 	} {
 		if testing.Short() && !c.short {
@@ -132,7 +134,8 @@ func TestFreeTurnsOnHost(t *testing.T) {
 		rig := k.rig()
 		rig.Kernel = hostHopper{hostFlash: k, sms: c.sms}
 		x := attentiontest.Case{
-			Batch: 2, Heads: 4, KVHeads: 2, Dim: 64, DimV: 64, SeqQ: 300, SeqK: 300, Softmax: attention.Softmax{Scale: 0.125}, Tiles: c.tiles,
+			Batch: 2, Heads: 4, KVHeads: 2, Dim: 64, DimV: 64, SeqQ: 300, SeqK: 300, Softmax: attention.Softmax{Scale: 0.125},
+			Tiles:   c.tiles,
 			Started: c.part, PartFresh: c.part,
 		}
 		attentiontest.Check(t, rig, x, tensor.BF16)
@@ -142,7 +145,8 @@ func TestFreeTurnsOnHost(t *testing.T) {
 			Q: like(
 				4,
 				tensor.BF16,
-			), K: like(2, tensor.BF16), V: like(2, tensor.BF16), DO: like(4, tensor.BF16), DQ: like(4, tensor.F32), DK: like(2, tensor.F32), DV: like(2, tensor.F32),
+			), K: like(2, tensor.BF16), V: like(2, tensor.BF16), DO: like(4, tensor.BF16), DQ: like(4, tensor.F32),
+			DK: like(2, tensor.F32), DV: like(2, tensor.F32),
 		}}
 		s, _ := source.HopperShapeFor(64, 64)
 		l := f.HopperBackward(s, SMs{c.sms, c.sms}, span(0, 300))
@@ -152,7 +156,7 @@ func TestFreeTurnsOnHost(t *testing.T) {
 	}
 }
 
-// TestHopperOrders holds that every block of a head that takes a step is in its order once.
+// TestHopperOrders checks that the order of a head has every block with a step exactly once.
 func TestHopperOrders(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	for range 200 {

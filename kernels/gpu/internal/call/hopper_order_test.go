@@ -10,7 +10,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// turnOf is turn of hopper_backward.cuh, whose formulas TestTurnsOnHost runs.
+// turnOf does what turn in hopper_backward.cuh does. TestTurnsOnHost runs the original.
 type turnOf struct {
 	keys, head, before int
 	behind             bool
@@ -41,19 +41,19 @@ func (o order) turn(number, heads int) turnOf {
 	return turnOf{first + at, head, first + at - 1, false}
 }
 
-// adder is a block of keys as the kernel has it add to dQ: walking down the rows that it sees, in all query heads, behind
-// another.
+// An adder is a block of keys that adds to dQ like the kernel: down its visible rows, in all query heads, after another
+// block.
 type adder struct {
 	turnOf
-	rows [2]int // from the first on, to before the last
-	at   int    // additions that are done
+	rows [2]int // first row, and the row after the last
+	at   int    // number of additions so far
 }
 
-// place is a row of a query head of a group, to which blocks of a KV head add.
+// A place is a row of a query head, to which blocks of a KV head add.
 type place struct{ head, query, row int }
 
-// run has blocks add in turns that are random, at most so many blocks at once, and returns who has added to each place, in order;
-// nil where nobody can go on.
+// run lets blocks add in random order, limited to a number of concurrent blocks. It returns the order of blocks that
+// have added to each place, or nil after a deadlock.
 func (o order) run(rng *rand.Rand, heads, queries, atOnce, rows int, sees func(keys int) [2]int) map[place][]int {
 	added, progress := map[place][]int{}, map[[2]int]int{}
 	var running []*adder
@@ -81,7 +81,7 @@ func (o order) run(rng *rand.Rand, heads, queries, atOnce, rows int, sees func(k
 		}
 		a := ready[rng.IntN(len(ready))]
 		if rng.IntN(2) == 0 {
-			a = ready[len(ready)-1] // those that came last hurry
+			a = ready[len(ready)-1] // the latest blocks run first
 		}
 		query, row, over := a.next(queries)
 		if over {
@@ -96,7 +96,7 @@ func (o order) run(rng *rand.Rand, heads, queries, atOnce, rows int, sees func(k
 	}
 }
 
-// next is where the block adds next; over says that it is done.
+// next returns the place of the block's next addition; over reports that there is none.
 func (a *adder) next(queries int) (query, row int, over bool) {
 	n := a.rows[1] - a.rows[0]
 	if a.at >= n*queries {
@@ -105,8 +105,8 @@ func (a *adder) next(queries int) (query, row int, over bool) {
 	return a.at / n, a.rows[1] - 1 - a.at%n, false
 }
 
-// TestTurns holds that blocks of keys add to every row in one order, however fast each is and however many run at once, and that none
-// waits for one that starts after it.
+// TestTurns checks that blocks of keys add to every row in one order, for any speeds and any number of concurrent
+// blocks, and that no block waits for one that starts later.
 func TestTurns(t *testing.T) {
 	const queries, each = 3, 2 // query heads of a group; rows for a block of keys
 	for _, c := range []struct {
@@ -114,7 +114,7 @@ func TestTurns(t *testing.T) {
 		o      order
 		heads  int
 		atOnce []int
-		window int // rows that the last key of a block sees; 0: all behind it
+		window int // visible rows of a block's last key; 0: all later rows
 	}{
 		{"fold", order{blocks: 8, banded: true, fold: 4, beside: 1}, 1, []int{1, 8}, 0},
 		{"fold, in parts", order{blocks: 9, banded: true, fold: 2, beside: 2}, 2, []int{1, 3, 5, 18}, 0},
@@ -158,7 +158,7 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// TestHasOrder holds which tiles blocks of keys can take in order of their queries.
+// TestHasOrder checks for which tiles blocks of keys can add in the order of their queries.
 func TestHasOrder(t *testing.T) {
 	s, _ := source.HopperShapeFor(128, 128)
 	tile := func(keys, queries partition.Range) partition.Tile {
@@ -176,13 +176,15 @@ func TestHasOrder(t *testing.T) {
 	}{
 		{"none", nil, true},
 		{"one", []partition.Tile{tile(r(0, 500), r(0, 500))}, true},
-		{"documents that share blocks", []partition.Tile{tile(r(0, 100), r(0, 100)), tile(r(100, 130), r(100, 130)), tile(r(130, 500), r(130, 500))}, true},
+		{"documents that share blocks", []partition.Tile{tile(r(0, 100), r(0, 100)), tile(r(100, 130), r(100, 130)),
+			tile(r(130, 500), r(130, 500))}, true},
 		{"the same queries, other blocks", []partition.Tile{tile(r(0, 128), r(0, 500)), tile(r(128, 256), r(0, 500))}, true},
 		{"the same queries and a block", []partition.Tile{tile(r(0, 100), r(0, 500)), tile(r(100, 256), r(0, 500))}, false},
 		{"back, in a block", []partition.Tile{tile(r(0, 100), r(250, 500)), tile(r(100, 256), r(0, 250))}, false},
 		{"back, in another block", []partition.Tile{tile(r(0, 128), r(250, 500)), tile(r(128, 256), r(0, 250))}, true},
 		{"queries one after the other", []partition.Tile{tile(r(0, 256), r(250, 500)), tile(r(0, 256), r(0, 250))}, true},
-		{"behind a short tile", []partition.Tile{tile(r(0, 256), r(250, 500)), tile(r(130, 140), r(500, 510)), tile(r(150, 256), r(0, 200))}, false},
+		{"behind a short tile", []partition.Tile{tile(r(0, 256), r(250, 500)), tile(r(130, 140), r(500, 510)),
+			tile(r(150, 256), r(0, 200))}, false},
 	} {
 		f := Flash{
 			Tiles:   c.tiles,

@@ -18,11 +18,10 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// host runs GPU kernels on this machine: their source, compiled as C++ over the instructions of
-// testdata/host, in a process of its own with which it shares memory. It shows what the kernels
-// compute, and addresses, alignments and barriers that are wrong. It does not show how they round, as
-// a GPU has other instructions, nor races between threads but those that an order of threads brings
-// out, nor what the compiler of the kernels or a GPU make of them, nor how fast that is.
+// A host runs GPU kernels on this machine: their source, compiled as C++ with the instructions of testdata/host, in
+// another process with shared memory. It shows results and detects wrong addresses, alignments and barriers. It does
+// not show the rounding of a GPU's instructions, races other than those in its two orders of threads, errors of the
+// kernels' compiler or of a GPU, or speed.
 type host struct {
 	t        testing.TB
 	compiler *compiler
@@ -32,13 +31,13 @@ type host struct {
 	cmd      *exec.Cmd
 	memory   []byte // shared with the process
 	used     int
-	base     uint64 // where the process has it
-	started  int    // launches
+	base     uint64 // address in the process
+	started  int    // number of launches
 	ran      map[string]bool
-	during   func(over <-chan struct{}) // runs beside a kernel; nil: nothing does
+	during   func(over <-chan struct{}) // runs during a kernel, if not nil
 }
 
-// hostMemory is what all tensors of a case take at most.
+// hostMemory bounds the memory of a case's tensors.
 const hostMemory = 64 << 20
 
 func newHost(t testing.TB) *host {
@@ -63,12 +62,12 @@ func newHost(t testing.TB) *host {
 	h.out, err = h.cmd.StdoutPipe()
 	ok(t, err)
 	ok(t, h.cmd.Start())
-	t.Cleanup(func() { h.in.Close(); h.cmd.Wait() }) // it ends with its input
+	t.Cleanup(func() { h.in.Close(); h.cmd.Wait() }) // the process ends when its input is closed
 	ok(t, binary.Read(h.out, binary.NativeEndian, &h.base))
 	return h
 }
 
-// alloc is memory that kernels reach.
+// alloc returns memory that kernels can access.
 func (h *host) alloc(bytes int64) (*tensor.Host, error) {
 	const align = 256
 	at := (h.used + align - 1) / align * align
@@ -107,20 +106,20 @@ func (h *host) launch(l Launch) error {
 	return h.start(l.Program, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, arguments{FlashParams: *p})
 }
 
-// arguments is the largest struct that a kernel takes. A smaller one lies at its beginning, where a
-// function that takes it by value looks for it.
+// arguments is the largest struct argument of a kernel. Smaller structs are at its beginning, where a function finds a
+// struct that is passed by value.
 type arguments struct {
 	source.FlashParams
 	More [2048 - unsafe.Sizeof(source.FlashParams{})]byte
 }
 
-// argumentsOf returns what a kernel takes, a struct without gaps, as such.
+// argumentsOf converts a struct without gaps to arguments.
 func argumentsOf[T any](x *T) (a arguments) {
 	*(*T)(unsafe.Pointer(&a)) = *x
 	return a
 }
 
-// start runs a kernel of a program, whose arguments have addresses of the other process.
+// start runs a kernel of a program. Its arguments have addresses of the other process.
 func (h *host) start(program, kernel string, grid [3]int, block [2]int, shared int, a arguments) error {
 	library, err := h.compiler.program(program)
 	if err != nil {
@@ -133,7 +132,8 @@ func (h *host) start(program, kernel string, grid [3]int, block [2]int, shared i
 		Threads, Columns, Shared,
 		Descending, Unused int32
 		Params arguments
-	}{Threads: int32(block[0] * block[1]), Columns: int32(block[0]), Shared: int32(shared), Descending: int32(h.started % 2), Params: a}
+	}{Threads: int32(block[0] * block[1]), Columns: int32(block[0]), Shared: int32(shared),
+		Descending: int32(h.started % 2), Params: a}
 	h.started++
 	h.ran[program] = true
 	copy(message.Library[:255], library)
@@ -161,7 +161,7 @@ func (h *host) start(program, kernel string, grid [3]int, block [2]int, shared i
 	return nil
 }
 
-// move turns addresses of this process into those of the other.
+// move converts addresses of this process to those of the other.
 func (h *host) move(addresses ...*uint64) {
 	here := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(h.memory))))
 	for _, at := range addresses {

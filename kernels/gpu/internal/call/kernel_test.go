@@ -11,12 +11,12 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// hostFlash is attention by the flash kernels on a host: what gpu.Flash does on a GPU. It implements
+// hostFlash computes attention with the flash kernels on a host, as gpu.Flash does on a GPU. It implements
 // attention.Kernel.
 type hostFlash struct {
 	*host
 	deterministic bool
-	shared        int // bytes of shared memory that a block may have
+	shared        int // shared memory of a block, in bytes
 }
 
 func (k *hostFlash) shapeFor(t tensor.DType, dim, dimV int, needs func(source.FlashShape) int) source.FlashShape {
@@ -146,7 +146,7 @@ func (f *hostBackward) Fold(x attention.Fold) error {
 
 func clear32(v View) { each(v, func(float32, [4]int) float32 { return 0 }) }
 
-// element is the index of an element of v in its memory.
+// element returns the index of an element of v in its memory.
 func element(v View, at [4]int) int64 {
 	i := int64(0)
 	for a, n := range at {
@@ -155,7 +155,7 @@ func element(v View, at [4]int) int64 {
 	return i
 }
 
-// value is an element of v.
+// value returns an element of v.
 func value(v View, at [4]int) float32 {
 	switch i := element(v, at); v.DType() {
 	case tensor.F32:
@@ -167,7 +167,7 @@ func value(v View, at [4]int) float32 {
 	}
 }
 
-// each sets the elements of v to f of what they are and where.
+// each sets every element of v to f of its value and position.
 func each(v View, f func(x float32, at [4]int) float32) {
 	n := v.Shape()
 	for b := range n[0] {

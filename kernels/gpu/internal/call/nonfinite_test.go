@@ -10,8 +10,9 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// TestNonFiniteOnHost runs the suite of NaN and infinities on the kernels of GPUs: as before Hopper, on Hopper, and the
-// reference. In 16 bits, where the products of a warp take long to imitate, it runs a small case, for the reference a tiny one.
+// TestNonFiniteOnHost runs the suite of NaN and infinities on the kernels before Hopper, on those for Hopper, and on
+// the reference. In 16 bits, emulating the products of a warp takes long, so it runs a small case, and for the
+// reference a tiny one.
 func TestNonFiniteOnHost(t *testing.T) {
 	h := newHost(t)
 	fast, ordered := &hostFlash{h, false, large}, &hostFlash{h, true, large}

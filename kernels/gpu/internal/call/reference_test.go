@@ -13,8 +13,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// hostReference is attention by the reference kernels of a GPU on a host: what gpu.Reference does on a
-// GPU. It implements attention.Kernel. What is not attention it has of hostFlash.
+// hostReference computes attention with the reference kernels on a host, as gpu.Reference does on a GPU. It implements
+// attention.Kernel. hostFlash implements all except the kernels.
 type hostReference struct{ flash hostFlash }
 
 func (k *hostReference) run(launches []ReferenceLaunch) error {
@@ -37,7 +37,7 @@ func (k *hostReference) run(launches []ReferenceLaunch) error {
 	return nil
 }
 
-// plain is p for hostFlash, which refuses Scores.
+// plain returns p without Scores, which hostFlash rejects.
 func plain(p attention.Softmax) attention.Softmax {
 	p.Scores = nil
 	return p
@@ -141,8 +141,8 @@ func (f *referenceBackward) Block(b attention.GradBlock) error {
 
 var _ attention.Kernel = (*hostReference)(nil)
 
-// TestReferenceOnHost runs the small cases of the suite on the reference kernels of a GPU, and those
-// with terms of the scores at lengths that the emulation of its warps gets through.
+// TestReferenceOnHost runs the small cases of the suite on the reference kernels, and the cases with Scores at lengths
+// that the emulation can run.
 func TestReferenceOnHost(t *testing.T) {
 	h := newHost(t)
 	k := &hostReference{hostFlash{h, false, large}}

@@ -10,8 +10,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// hostSinks folds sinks in by the kernels of a GPU on a host: what gpu.Ops does on a GPU. It implements
-// attention.Sinks.
+// hostSinks folds sinks with the GPU kernels on a host, as gpu.Ops does on a GPU. It implements attention.Sinks.
 type hostSinks struct{ *host }
 
 func (k hostSinks) FoldSink(o, lse, sink View) error {
@@ -37,7 +36,7 @@ func (k hostSinks) run(l SinkLaunch, err error) error {
 	return k.start(SinkProgram, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, argumentsOf(p))
 }
 
-// TestSinksOnHost runs the conformance suite of sinks on the kernels of a GPU.
+// TestSinksOnHost runs the conformance suite of sinks on the GPU kernels.
 func TestSinksOnHost(t *testing.T) {
 	h := newHost(t)
 	attentiontest.TestSinks(t, func(testing.TB) (attentiontest.Rig, attention.Sinks) {

@@ -8,7 +8,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// laterStream is a device that copies when a test lets it, in order.
+// laterStream is a stream whose copies run, in order, when the test calls run.
 type laterStream struct {
 	from []View
 	done int
@@ -33,8 +33,8 @@ type laterEvent struct {
 func (e laterEvent) Done() bool                   { return e.s.done >= e.at }
 func (e laterEvent) Sync(_ context.Context) error { return nil }
 
-// TestStagingKeepsWhatIsCopiedLater holds that lists are intact when the device copies them, however far behind it is, and that a device
-// which keeps pace needs no further memory.
+// TestStagingKeepsWhatIsCopiedLater checks that lists are intact when the device copies them, at any delay, and that a
+// device without delay needs no additional memory.
 func TestStagingKeepsWhatIsCopiedLater(t *testing.T) {
 	for _, behind := range []int{0, 3, 200} {
 		var blocks int
