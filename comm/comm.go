@@ -234,7 +234,8 @@ func (g *Group) After(f func() error) {
 	}
 }
 
-// Subgroup is Split for callers that need a *Group, whose calls are ordered against compute; nil: a private stream.
+// Subgroup splits like Split, for callers that need a *Group. Its calls are ordered against compute; nil: a private
+// stream.
 func (g *Group) Subgroup(ctx context.Context, colour, key int, compute tensor.Stream) (*Group, error) {
 	return g.split(ctx, colour, key, compute)
 }

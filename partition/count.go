@@ -27,7 +27,7 @@ func (a count) minus(b count) count {
 
 func (a count) half() count { return count{a.hi >> 1, a.lo>>1 | a.hi<<63} }
 
-// int returns the count, or the largest integer where that is less.
+// int returns the count, at most the largest integer.
 func (a count) int() int {
 	if a.hi > 0 || a.lo > math.MaxInt {
 		return math.MaxInt
@@ -37,8 +37,8 @@ func (a count) int() int {
 
 func (a count) float() float64 { return float64(a.hi)*(1<<64) + float64(a.lo) }
 
-// strip is m queries, stride positions apart from first on, against the keys [0, n): how many pairs
-// a band shows.
+// A strip is m queries from first, stride positions apart, against the keys [0, n), to count the visible pairs of a
+// band.
 type strip struct{ first, stride, m, n int }
 
 func (s strip) pairs(b Band) count {

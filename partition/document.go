@@ -6,19 +6,19 @@ import (
 	"slices"
 )
 
-// Document deals packed documents out by the work in them. It cuts each into chunks, which stay
-// whole if a document is shorter, and gives the chunk with most visible pairs first to the rank
-// that it makes least busy. Every rank holds as many positions as the others, to within one, since
-// the rest of a model costs the same for each of them; documents may have any length.
+// Document distributes packed documents by work. It cuts each into chunks; a document shorter than a chunk stays whole.
+// It gives the chunk with most visible pairs first to the rank that is then least busy. Ranks hold equal numbers of
+// positions, to within one, since the rest of a model costs the same for each position. Documents may have any length.
 //
 // A rank is as busy as
 //
 //	its visible pairs / the mean of all ranks  +  the rows of keys that it newly needs / all rows,
 //
-// both without a unit; if it is better in the end, the first counts for less on the way. The first is the quantity that
-// MagiAttention's dispatch balances by a heap (SandAI, magi_attention/meta/solver/dispatch_solver.py;
-// arXiv:2505.13211); the second keeps the chunks of a document together as far as balance allows, so that fewer keys
-// travel. Chunks of a document that a rank has already fetched the keys of cost nothing more.
+// both without a unit; if the result is better, the first term has less weight during the distribution. The first term
+// is the quantity that MagiAttention's dispatch balances by a heap (SandAI,
+// magi_attention/meta/solver/dispatch_solver.py; arXiv:2505.13211). The second keeps the chunks of a document together
+// as far as balance allows, so that fewer keys travel: further chunks of a document whose keys a rank already fetches
+// cost nothing more.
 type Document struct {
 	Docs []int // lengths in tokens, which sum to the sequence length
 	// Bands are the masks of the layers to balance, each once; none: a causal one.
@@ -28,21 +28,19 @@ type Document struct {
 const (
 	// ChunkRows is the most positions of a chunk, unless a sequence or a document would have too many chunks.
 	ChunkRows = 512
-	// chunksPerRank bounds from below the chunks of a rank of a sequence of one document, so that
-	// the last ones even out the first ones.
+	// chunksPerRank is the least number of chunks of a rank for a sequence of one document, so that the last chunks
+	// even out the first ones.
 	chunksPerRank = 16
-	// pairChunks bounds the chunks of a rank of one document, in the mean: two ranks with that many
-	// have tiles for the square of them.
+	// pairChunks bounds the mean number of a rank's chunks of one document: two ranks have tiles for the square of it.
 	pairChunks = 128
-	// dealings bounds chunks times ranks, the cost of dealing, for very long sequences.
-	dealings = 1 << 20
+	// balanceTrials bounds chunks times ranks, the cost of distribution, for very long sequences.
+	balanceTrials = 1 << 20
 )
 
 // Name returns "document".
 func (Document) Name() string { return "document" }
 
-// Spans returns the chunks of one rank, with neighbours joined. A caller that wants several ranks asks
-// AllSpans.
+// Spans returns the chunks of one rank, with neighbours joined. Callers that need several ranks use AllSpans.
 func (d Document) Spans(seqLen, size, rank int) []Span { return d.AllSpans(seqLen, size)[rank] }
 
 // AllSpans returns the Spans of every rank.
@@ -50,14 +48,14 @@ func (d Document) AllSpans(seqLen, size int) [][]Span {
 	if err := fits(d.Docs, seqLen); err != nil {
 		panic("partition: " + err.Error())
 	}
-	ranks, all := d.deal(seqLen, size), make([][]Span, size)
+	ranks, all := d.balance(seqLen, size), make([][]Span, size)
 	for r := range ranks {
 		all[r] = ranks[r].spans()
 	}
 	return all
 }
 
-// AllSpans returns the spans of every rank, at once if a layout can.
+// AllSpans returns the spans of every rank, together if the layout has such a method.
 func AllSpans(l Layout, seqLen, size int) [][]Span {
 	if a, ok := l.(interface {
 		AllSpans(seqLen, size int) [][]Span
@@ -71,14 +69,13 @@ func AllSpans(l Layout, seqLen, size int) [][]Span {
 	return all
 }
 
-// A chunk has neighbouring positions of a document, the work of their queries, and the keys that these
-// see.
+// A chunk has neighbouring positions of a document, the work of their queries, and the keys that these see.
 type chunk struct {
 	at   Range
 	doc  int
 	work float64 // visible pairs; exact up to 2^53
 	keys Range
-	// of: the document, for a chunk that is cut
+	// of is the document, to cut a chunk.
 	of *document
 }
 
@@ -88,10 +85,10 @@ type document struct {
 	bands []Band
 }
 
-// chunkRows returns the length of chunks. Sequences of few positions have shorter ones, so that each rank
-// has some; very long ones have longer chunks.
+// chunkRows returns the length of chunks. Short sequences have shorter ones, so that each rank has some; very long ones
+// have longer chunks.
 func chunkRows(seqLen, size int) int {
-	most := max(chunksPerRank*size, dealings/size)
+	most := max(chunksPerRank*size, balanceTrials/size)
 	return max(min(ChunkRows, ceilDiv(seqLen, chunksPerRank*size)), ceilDiv(seqLen, most), 1)
 }
 
@@ -132,47 +129,47 @@ func (d *document) chunk(i int, at Range) chunk {
 	return c
 }
 
-// A deal hands chunks out.
-type deal struct {
+// A balancer distributes chunks over ranks.
+type balancer struct {
 	rows, mean float64 // all positions; the mean work of a rank
-	patience   float64 // divides the work of ranks when weighed against keys
-	ranks      []hand
-	place      []int // of each rank, 1 + its place among the holders of the present chunk's document
+	weight     float64 // divides the work of ranks when weighed against keys
+	ranks      []assignment
+	holding    []int // of each rank, 1 + its place among the holders of the present chunk's document
 }
 
-// A hand holds the chunks of a rank.
-type hand struct {
+// An assignment holds the chunks of a rank.
+type assignment struct {
 	work float64
-	room int // positions that it has still to get
-	got  []piled
+	room int // for further positions
+	got  []assigned
 }
 
-// A piled is a chunk that a rank has got.
-type piled struct {
+// An assigned value is a chunk of a rank.
+type assigned struct {
 	Range
 	work float64
 	doc  int
-	keys Range // that it needs, and its own rows
+	keys Range // needed, with its own rows
 }
 
-// patiences divide the work of ranks, in turn: with more, a rank takes more of the
-// neighbouring chunks of a document before another has any, which a window rewards.
-var patiences = []float64{1, 4, 16}
+// greedyWeights divide the work of ranks, in turn. With a larger one, a rank takes more neighbouring chunks of a
+// document before another gets any, which is better under a window.
+var greedyWeights = []float64{1, 4, 16}
 
 const (
-	// several bounds chunks times ranks for trying all patiences.
+	// several bounds chunks times ranks for trying all greedyWeights.
 	several = 1 << 18
 	// uneven bounds the additional work of a rank for fewer keys, as a share of the mean.
 	uneven = 0.01
 )
 
-// deal gives chunks, by descending work, to ranks: in the way in which the most work of a
-// rank and the mean of the keys that ranks need are least together.
-func (d Document) deal(seqLen, size int) []hand {
+// balance distributes chunks by descending work, with the weight for which the largest work of a rank plus the mean of
+// the needed keys is least.
+func (d Document) balance(seqLen, size int) []assignment {
 	chunks := d.chunks(seqLen, size)
-	var first, best *deal
-	for _, patience := range patiences {
-		t := d.dealt(slices.Clone(chunks), seqLen, size, patience)
+	var first, best *balancer
+	for _, weight := range greedyWeights {
+		t := d.assign(slices.Clone(chunks), seqLen, size, weight)
 		if first == nil {
 			first, best = t, t
 		} else if t.over()-first.over() <= uneven*t.mean && t.cost() < best.cost() {
@@ -185,8 +182,8 @@ func (d Document) deal(seqLen, size int) []hand {
 	return best.ranks
 }
 
-func (d Document) dealt(all []chunk, seqLen, size int, patience float64) *deal {
-	t := &deal{rows: float64(seqLen), patience: patience, ranks: make([]hand, size), place: make([]int, size)}
+func (d Document) assign(all []chunk, seqLen, size int, weight float64) *balancer {
+	t := &balancer{rows: float64(seqLen), weight: weight, ranks: make([]assignment, size), holding: make([]int, size)}
 	for i := range all {
 		t.mean += all[i].work / float64(size)
 	}
@@ -195,14 +192,14 @@ func (d Document) dealt(all []chunk, seqLen, size int, patience float64) *deal {
 	}
 	holders := make([][]holder, len(d.Docs))
 	for i := range all {
-		t.give(&all[i], &holders[all[i].doc])
+		t.place(&all[i], &holders[all[i].doc])
 	}
 	t.even()
 	return t
 }
 
 // over returns the work of the rank with most, above the mean.
-func (t *deal) over() float64 {
+func (t *balancer) over() float64 {
 	most := 0.0
 	for r := range t.ranks {
 		most = max(most, t.ranks[r].work-t.mean)
@@ -211,7 +208,7 @@ func (t *deal) over() float64 {
 }
 
 // cost returns the work of the rank with most over the mean, and the keys of the mean rank over all rows.
-func (t *deal) cost() float64 {
+func (t *balancer) cost() float64 {
 	keys := 0
 	for r := range t.ranks {
 		keys += t.ranks[r].fetches()
@@ -223,10 +220,10 @@ func (t *deal) cost() float64 {
 	return cost
 }
 
-// fetches returns the rows of keys that a rank needs and has not got: of each document those between the
-// first and the last that it needs.
-func (h *hand) fetches() int {
-	slices.SortFunc(h.got, func(a, b piled) int { return a.Lo - b.Lo })
+// fetches returns the rows of keys that a rank needs of others: of each document from the first to the last needed one,
+// without its own.
+func (h *assignment) fetches() int {
+	slices.SortFunc(h.got, func(a, b assigned) int { return a.Lo - b.Lo })
 	rows, doc, whole := 0, -1, Range{}
 	for i := range h.got {
 		x := &h.got[i]
@@ -240,18 +237,17 @@ func (h *hand) fetches() int {
 	return rows + whole.Len()
 }
 
-// A holder is a rank that has chunks of a document, and the hull of the keys that it has or needs of it.
+// A holder is a rank with chunks of a document, and the hull of its own and its needed keys there.
 type holder struct {
 	rank int
 	keys Range
 }
 
-// give deals one chunk out. Where no rank has room for it, the one that would be the best gets as
-// much as fits, and the rest is dealt out in turn: that happens at the end, to chunks of little
-// work, and less than once for each rank.
-func (t *deal) give(c *chunk, holders *[]holder) {
+// place assigns one chunk. If no rank has room for it, the best rank gets as much as fits, and the remainder goes on in
+// turn. That happens at the end, to chunks of little work, less than once for each rank.
+func (t *balancer) place(c *chunk, holders *[]holder) {
 	for i := range *holders {
-		t.place[(*holders)[i].rank] = i + 1
+		t.holding[(*holders)[i].rank] = i + 1
 	}
 	for {
 		r, fits := t.best(c, *holders)
@@ -264,27 +260,26 @@ func (t *deal) give(c *chunk, holders *[]holder) {
 		to.work += part.work
 		to.room -= part.at.Len()
 		whole := part.keys.Hull(part.at)
-		to.got = append(to.got, piled{part.at, part.work, part.doc, whole})
-		if t.place[r] > 0 {
-			keys := &(*holders)[t.place[r]-1].keys
+		to.got = append(to.got, assigned{part.at, part.work, part.doc, whole})
+		if t.holding[r] > 0 {
+			keys := &(*holders)[t.holding[r]-1].keys
 			*keys = keys.Hull(whole)
 		} else {
 			*holders = append(*holders, holder{r, whole})
-			t.place[r] = len(*holders)
+			t.holding[r] = len(*holders)
 		}
 		if fits {
 			break
 		}
 	}
 	for _, h := range *holders {
-		t.place[h.rank] = 0
+		t.holding[h.rank] = 0
 	}
 }
 
-// best returns the rank that a chunk costs least, the first of several; among ranks with room for it,
-// if any has. Only quotients are added here, so that no machine rounds otherwise by multiplying
-// and adding in one.
-func (t *deal) best(c *chunk, holders []holder) (rank int, fits bool) {
+// best returns the rank with the least cost for a chunk, the first of several, and only ranks with room for it if there
+// are any. It only adds quotients, so that a fused multiply-add cannot round differently on another machine.
+func (t *balancer) best(c *chunk, holders []holder) (rank int, fits bool) {
 	rank, least := -1, 0.0
 	own := float64(c.keys.Hull(c.at).Len()-c.at.Len()) / t.rows
 	for r := range t.ranks {
@@ -294,11 +289,11 @@ func (t *deal) best(c *chunk, holders []holder) (rank int, fits bool) {
 			continue
 		}
 		cost := own
-		if i := t.place[r]; i > 0 {
+		if i := t.holding[r]; i > 0 {
 			cost = float64(grown(holders[i-1].keys, c)) / t.rows
 		}
 		if t.mean > 0 {
-			cost += (to.work + c.work) / t.mean / t.patience
+			cost += (to.work + c.work) / t.mean / t.weight
 		}
 		if rank < 0 || fit && !fits || cost < least {
 			rank, least, fits = r, cost, fit
@@ -307,23 +302,22 @@ func (t *deal) best(c *chunk, holders []holder) (rank int, fits bool) {
 	return rank, fits
 }
 
-// grown returns the rows that a chunk adds to keys of its document, without its own.
+// grown returns the rows that a chunk adds to the keys of its document, without its own.
 func grown(keys Range, c *chunk) int {
 	whole := c.keys.Hull(c.at)
 	return min(keys.Hull(whole).Len()-keys.Len(), whole.Len()-c.at.Len())
 }
 
 const (
-	// evenEnough bounds the work above the mean of a rank, as a share, without a swap: a swap
-	// makes more keys travel.
+	// evenEnough is the work above the mean of a rank, as a share, that needs no swap: a swap makes more keys travel.
 	evenEnough = 0.01
-	// swaps bounds the swaps for each rank, swapped the chunks that are looked at.
+	// swaps bounds the swaps for each rank, swapped the chunks considered for one.
 	swaps, swapped = 8, 64
 )
 
-// even swaps chunks of one length between the rank with most work and the one with least. Where all
-// documents are long, ranks that have their positions early leave the rest to the others.
-func (t *deal) even() {
+// even swaps chunks of equal length between the ranks with most and with least work. With long documents only, ranks
+// that have all their positions early leave the remainder to the others.
+func (t *balancer) even() {
 	for range swaps * len(t.ranks) {
 		most, least := &t.ranks[0], &t.ranks[0]
 		for r := range t.ranks {
@@ -339,8 +333,8 @@ func (t *deal) even() {
 	}
 }
 
-// swap swaps the two chunks that leave the least between the work of both.
-func (h *hand) swap(with *hand) bool {
+// swap swaps the two chunks that leave the least difference of work.
+func (h *assignment) swap(with *assignment) bool {
 	gap := h.work - with.work
 	a, b, left := -1, -1, gap/2
 	for i := range h.got[:min(len(h.got), swapped)] {
@@ -360,9 +354,9 @@ func (h *hand) swap(with *hand) bool {
 	return true
 }
 
-// spans returns the positions that a rank has got, in order, with neighbours joined.
-func (h *hand) spans() []Span {
-	slices.SortFunc(h.got, func(a, b piled) int { return a.Lo - b.Lo })
+// spans returns the positions of a rank, in order, with neighbours joined.
+func (h *assignment) spans() []Span {
+	slices.SortFunc(h.got, func(a, b assigned) int { return a.Lo - b.Lo })
 	var s []Span
 	for _, r := range h.got {
 		if k := len(s) - 1; k >= 0 && s[k].Start+s[k].Len == r.Lo {
@@ -374,16 +368,16 @@ func (h *hand) spans() []Span {
 	return s
 }
 
-// Ready returns a layout that answers like l, at once for sequences of that length over that many
-// ranks: it has dealt the documents out.
+// Ready returns a layout equal to l that has already distributed the documents of sequences of that length over that
+// many ranks.
 func Ready(l Layout, seqLen, size int) Layout {
 	if _, ok := l.(Document); !ok {
-		return l // the others answer from the numbers alone
+		return l // the others compute spans from the numbers alone
 	}
 	return ready{Layout: l, seqLen: seqLen, size: size, all: AllSpans(l, seqLen, size)}
 }
 
-// A ready is a layout with its answers.
+// A ready is a layout with its results.
 type ready struct {
 	Layout
 	seqLen, size int

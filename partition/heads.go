@@ -5,11 +5,10 @@ import (
 	"math/bits"
 )
 
-// Inner returns how many ranks trade heads with each other under hierarchical, unless a config
-// says it: neighbours of one host, so that the trade stays inside it. It is the largest divisor of
-// ranks and of perHost that divides the heads of keys too, so that none is copied, and with groups of
-// more than one rank: if there is none, the largest that divides the heads of queries, and then the
-// largest that gives each rank a head.
+// Inner returns the default number of ranks that exchange heads under hierarchical: neighbours of one host, so that the
+// exchange stays inside it. It is the largest divisor of ranks and of perHost that divides the key heads, so that none
+// is copied. If only 1 does, it is the largest that divides the query heads, and then the largest that gives each rank
+// a head.
 func Inner(ranks, perHost, heads, kvHeads int) int {
 	for _, fits := range []func(n int) bool{
 		func(n int) bool { return kvHeads%n == 0 },
@@ -25,16 +24,14 @@ func Inner(ranks, perHost, heads, kvHeads int) int {
 	return 1
 }
 
-// Heads returns the heads of queries that member i of a group of size ranks computes. Where they do
-// not divide, some members have one more than others; where there are fewer than members, some have
-// none.
+// Heads returns the query heads that member i of a group of size ranks computes. If they do not divide, some members
+// have one more than others; with more members than heads, some have none.
 func Heads(heads, size, i int) Range {
 	return Range{Lo: i * heads / size, Hi: (i + 1) * heads / size}
 }
 
-// KeyHeads returns the heads of keys that those heads of queries need, in an order in which a kernel
-// finds them: each serves as many heads of queries as the next. Where the share does not begin and end
-// with a head of keys, some come several times.
+// KeyHeads returns the key heads of those query heads, in an order for a kernel: each serves the same number of query
+// heads. If the share does not begin and end with a key head, some come several times.
 func KeyHeads(q Range, heads, kvHeads int) []int {
 	for group := q.Len(); group > 0; group-- {
 		if q.Len()%group != 0 {
@@ -56,9 +53,8 @@ func KeyHeads(q Range, heads, kvHeads int) []int {
 	return nil
 }
 
-// WorkOfHeads returns the work of each rank where groups of inner neighbours trade heads, given the work of
-// the rows that each holds, as Work counts it: the pairs of its group times the heads that it computes.
-// A product too large for an int is the largest int.
+// WorkOfHeads returns the work of each rank if groups of inner neighbours exchange heads, given the work of each rank's
+// rows by Work: the pairs of its group times its number of heads, at most the largest int.
 func WorkOfHeads(work []int, inner, heads int) []int {
 	out := make([]int, len(work))
 	for r := range work {

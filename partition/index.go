@@ -178,8 +178,8 @@ func sees(band Band, a, b *piece) bool {
 // meets reports whether the band makes a key of range k visible to a query of range q.
 func (b Band) meets(q, k Range) bool { return k.Hi-1-q.Lo >= b.Lo && k.Lo-(q.Hi-1) <= b.Hi }
 
-// tile returns the pairs of a piece of queries and a piece of keys of the same document; ok is false if
-// none is visible.
+// tile returns the pairs of a piece of queries and a piece of keys of the same document; ok is false if none are
+// visible.
 func tile(band Band, a, b *piece) (t Tile, ok bool) {
 	if !sees(band, a, b) {
 		return t, false
@@ -351,7 +351,7 @@ func (c cuts) bounds(doc, n int) (lo, hi int) {
 	return min(lo, n), min(c.ends[doc], n)
 }
 
-// cut cuts spans, in memory that may be nil. Where nothing is to be cut a span is one piece.
+// cut cuts spans into pieces, in memory that may be nil. Without documents a span is one piece.
 func (c cuts) cut(spans []Span, room []piece) pieces {
 	if len(c.ranges) > 0 {
 		return cutSlices(spans, c.ranges)
@@ -368,8 +368,8 @@ func (c cuts) cut(spans []Span, room []piece) pieces {
 	return p
 }
 
-// cutSlices returns the pieces of each slice, one slice behind the other. Where spans ascend, a slice costs a
-// search and the spans that it has positions of.
+// cutSlices returns the pieces of each slice, one slice after another. For ascending spans, a slice costs a search and
+// its own spans.
 func cutSlices(spans []Span, ranges []Range) pieces {
 	var p pieces
 	at := make([]int, len(spans))
@@ -398,7 +398,7 @@ func cutSlices(spans []Span, ranges []Range) pieces {
 	return p
 }
 
-// rises reports whether every local index of a slice is above those of all slices before it.
+// rises reports whether every local index of a slice exceeds all indices of earlier slices.
 func rises(list []piece) bool {
 	before, top := 0, 0 // one past the highest index of earlier slices, and of all so far
 	for i, p := range list {

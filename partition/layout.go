@@ -1,6 +1,11 @@
-// Package partition says which rank holds which positions of a sequence, and which rectangles of
-// queries and keys a rank must compute against another rank's keys. It is integers only: no
-// tensors, no devices, no goroutines, and it imports nothing of this module.
+// Package partition assigns the positions of a sequence to ranks (a Layout), and computes the rectangles of queries and
+// keys, Tiles, that a rank computes against another rank's keys. It is integers only: no tensors, no devices, no
+// goroutines, and it imports nothing of this module.
+//
+//	layout, err := partition.New("zigzag", nil)
+//	mask, err := partition.NewMask(true, -1, n, n, nil)
+//	index := partition.NewIndex(partition.Shape{SeqQ: n, SeqKV: n, Size: ranks, Layout: layout, Mask: mask})
+//	tiles := index.Tiles(rank, owner)
 package partition
 
 import (
@@ -67,10 +72,9 @@ func (Striped) Spans(seqLen, size, rank int) []Span {
 	return []Span{{Start: rank, Len: (seqLen - rank + size - 1) / size, Stride: size}}
 }
 
-// DocumentZigzag is zigzag inside each document, so that documents of any length are balanced,
-// each on its own (TransformerEngine and Megatron-LM lay packed documents out like this). It cuts
-// each in 2*size parts, short ones too, whose keys all travel; Document does not. Docs are their
-// lengths in tokens, which sum to the sequence length.
+// DocumentZigzag is zigzag inside each document, so that each document of any length is balanced by itself
+// (TransformerEngine and Megatron-LM lay packed documents out like this). It cuts also short documents in 2*size parts,
+// whose keys all travel; Document does not. Docs are their lengths in tokens, which sum to the sequence length.
 type DocumentZigzag struct{ Docs []int }
 
 // Name returns "document-zigzag".
@@ -172,8 +176,8 @@ func Positions(spans []Span) []int {
 	return p
 }
 
-// fits returns an error unless documents of these lengths fill a sequence. Lengths come from files: they
-// are taken off what is left, since their sum may be more than an int holds.
+// fits returns an error unless documents of these lengths fill a sequence. Lengths come from files: it subtracts them,
+// since their sum may overflow an int.
 func fits(docs []int, seqLen int) error {
 	left := seqLen
 	for i, n := range docs {

@@ -175,8 +175,7 @@ func (m *Mask) bands() bands {
 	return b
 }
 
-// Key returns a string that is equal for equal shapes: what caches know them by. It is not for
-// reading.
+// Key returns a string for caches that is equal for equal shapes.
 func (s Shape) Key() string {
 	b := make([]byte, 0, 64+3*len(s.Mask.Docs)+18*len(s.Mask.Slices))
 	for _, x := range []int{s.SeqQ, s.SeqKV, s.Size, s.Mask.Lo, s.Mask.Hi} {

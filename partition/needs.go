@@ -220,7 +220,7 @@ func holders(ranks []pieces) [][]held {
 	return docs
 }
 
-// Work returns what the function Work returns.
+// Work implements the function Work.
 func (x *Index) Work() []int {
 	w := make([]int, len(x.q))
 	for r := range x.q {

@@ -121,9 +121,8 @@ func apartAll(tiles []Tile) ([]Tile, error) {
 	return out, nil
 }
 
-// without appends the pairs of t that are not in n, as tiles that share none: the rows above and below
-// what both have, in its rows the columns at either side, and in that box the diagonals at either
-// side.
+// without appends the pairs of t outside n, as disjoint tiles: the rows above and below the box of both, the columns
+// beside it in its rows, and the diagonals at either side in the box.
 func (t Tile) without(n Tile, out []Tile) []Tile {
 	both, ok := Tile{
 		Q:    Range{max(t.Q.Lo, n.Q.Lo), min(t.Q.Hi, n.Q.Hi)},

@@ -40,8 +40,7 @@ func Causal() Band { return Band{-Unbounded, 0} }
 // Sees reports whether query i sees key j.
 func (b Band) Sees(i, j int) bool { return b.Lo <= j-i && j-i <= b.Hi }
 
-// Windows returns the bands of causal masks with these windows, as in NewMask, over as many queries as
-// keys: what the layers of a model show.
+// Windows returns the bands of causal masks with these windows, as in NewMask, over as many queries as keys.
 func Windows(windows []int) []Band {
 	bands := make([]Band, len(windows))
 	for i, w := range windows {
@@ -61,11 +60,10 @@ type Tile struct {
 	Band Band
 }
 
-// Pairs returns the number of visible (query, key) pairs, the tile's work, or the largest integer
-// where there are more.
+// Pairs returns the number of visible (query, key) pairs, the tile's work, at most the largest integer.
 func (t Tile) Pairs() int { return t.count().int() }
 
-// Pairs returns the pairs of several tiles, or the largest integer where there are more.
+// Pairs returns the pairs of several tiles, at most the largest integer.
 func Pairs(tiles []Tile) int {
 	n := count{}
 	for _, t := range tiles {
@@ -115,11 +113,10 @@ func (t *Tile) row(i int) int {
 	return max(0, min(t.K.Hi, i+t.Band.Hi+1)-max(t.K.Lo, i+t.Band.Lo))
 }
 
-// join is the one tile with the pairs of both, if there is one. a and b are trimmed and
-// share no pair. The smallest box and band around both is the only candidate: any tile with
-// their pairs contains it, so it is right exactly when it holds no pair more. Most candidates are
-// seen to be wrong without counting: where rows or columns lie between the two, a band shows
-// something in each of them, since it is convex; and the first and the last row tell much.
+// join returns the one tile with the pairs of both, if there is one. a and b are trimmed and share no pair. The only
+// candidate is the smallest box and band around both: any tile with their pairs contains it, so it is right exactly if
+// it has no further pair. Most wrong candidates need no count: if rows or columns lie between the two, a band shows a
+// pair in each of them, since it is convex; and the first and last rows often differ.
 func join(a, b *weighed) (weighed, bool) {
 	if apart(a.Q, b.Q) || apart(a.K, b.K) {
 		return weighed{}, false
@@ -140,9 +137,8 @@ func join(a, b *weighed) (weighed, bool) {
 
 func apart(a, b Range) bool { return a.Hi < b.Lo || b.Hi < a.Lo }
 
-// joinWindow is how many tiles back a new tile looks for one to join with. Tiles that share
-// an edge are neighbours of the same document, so few are enough; all pairs of a thousand
-// documents would be a million trials.
+// joinWindow is the number of earlier tiles that a new tile may join. Tiles that share an edge are neighbours of the
+// same document, so few suffice; all pairs of a thousand documents would be a million trials.
 const joinWindow = 4
 
 // joinAll joins tiles that share an edge until none does. It works in the memory of tiles; what
@@ -195,9 +191,8 @@ func Plan(s Shape, rank, owner int) []Tile {
 
 func (b Band) shift(d int) Band { return Band{b.Lo + d, b.Hi + d} }
 
-// localBand turns a band over global positions into one over indices of two spans of one
-// stride n: lo <= (k+n*j) - (q+n*i) <= hi becomes a bound on j-i. A span of a single
-// position has only the index 0, so any stride is right for it.
+// localBand converts a band over global positions to indices of two spans of one stride n: lo <= (k+n*j) - (q+n*i) <=
+// hi becomes a bound on j-i. A span of a single position has only the index 0, so any stride fits it.
 func localBand(b Band, q, k Span) Band {
 	n := q.Stride
 	if q.Len == 1 {

@@ -27,7 +27,7 @@ type buffers struct {
 	kv, grads []kv
 	kernel    attention.Kernel // Ring.Kernel, or groupKernel
 	schedule  *Schedule
-	late      *late            // nil: no transfer outlasts its hop
+	pending   *pending         // nil: no transfer outlasts its hop
 	gates     []attention.Gate // for the next call
 }
 
@@ -77,7 +77,7 @@ func (b *buffers) alloc(t tensor.DType, v View) View {
 	return b.Arena.Alloc(t, shape[:]...)
 }
 
-// nothing stands in for a transfer if no rows travel.
+// nothing is the transfer of a hop without messages.
 type nothing struct{}
 
 func (nothing) Wait()                      {}

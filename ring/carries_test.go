@@ -12,7 +12,7 @@ import (
 
 func every(t *testing.T, s partition.Shape, pattern func(*Planner, int) *Schedule) []*Schedule {
 	t.Helper()
-	p := &Planner{spec: Spec{Shape: s}, inner: 1, index: partition.NewIndex(s), size: s.Size, pattern: pattern}
+	p := &Planner{spec: Spec{Shape: s}, degree: 1, index: partition.NewIndex(s), size: s.Size, pattern: pattern}
 	var all []*Schedule
 	for r := range s.Size {
 		all = append(all, p.Schedule(r))
@@ -35,7 +35,7 @@ func TestSchedulesTradeHeads(t *testing.T) {
 			if shape.Size%inner != 0 {
 				continue
 			}
-			all := traders(t, shape, inner, h[0], h[1])
+			all := ulyssesGroups(t, shape, inner, h[0], h[1])
 			simulate(t, fmt.Sprintf("%d groups of %d", shape.Size/inner, inner), shape, h[0], h[1], all)
 			if inner == shape.Size && inner > 1 {
 				ulysses, err := All("ulysses", Spec{Shape: shape, Heads: h[0], KVHeads: h[1]})
@@ -61,7 +61,7 @@ func gatheredInGroups(t *testing.T, shape partition.Shape) []*Schedule {
 	return all
 }
 
-func traders(t *testing.T, shape partition.Shape, inner, heads, kvHeads int) []*Schedule {
+func ulyssesGroups(t *testing.T, shape partition.Shape, inner, heads, kvHeads int) []*Schedule {
 	t.Helper()
 	all, err := All("hierarchical", Spec{Shape: shape, Heads: heads, KVHeads: kvHeads, Inner: inner})
 	if err != nil {
@@ -126,7 +126,7 @@ func TestTransfersOfAGroupOverlapTheGroupBefore(t *testing.T) {
 // hop.
 func TestGatheredRowsAreOneCall(t *testing.T) {
 	for _, inner := range []int{1, 2, 4, 8} {
-		for _, s := range traders(t, causalShape(256, 8, partition.Zigzag{}, -1), inner, 8, 2) {
+		for _, s := range ulyssesGroups(t, causalShape(256, 8, partition.Zigzag{}, -1), inner, 8, 2) {
 			if len(s.Forward) != 8/inner {
 				t.Errorf("groups of %d: rank %d has %d hops", inner, s.Rank, len(s.Forward))
 			}
@@ -226,8 +226,8 @@ func TestWindowsAreFetchedInOneHop(t *testing.T) {
 			simulate(t, algorithm, shape, 2, 1, all)
 		}
 	}
-	// The same between groups that trade heads.
-	for _, s := range traders(t, causalShape(128, 8, partition.Contiguous{}, 20), 2, 4, 2) {
+	// The same between groups that exchange heads.
+	for _, s := range ulyssesGroups(t, causalShape(128, 8, partition.Contiguous{}, 20), 2, 4, 2) {
 		if n := fetches(s); n > 1 {
 			t.Errorf("rank %d of groups of 2: keys travel in %d hops", s.Rank, n)
 		}
@@ -239,7 +239,7 @@ func TestWindowsAreFetchedInOneHop(t *testing.T) {
 func TestSimulationSeesFaults(t *testing.T) {
 	shape := causalShape(32, 4, partition.Zigzag{}, -1)
 	heads := func() []*Schedule {
-		return traders(t, shape, 2, 4, 1)
+		return ulyssesGroups(t, shape, 2, 4, 1)
 	}
 	faults := map[string]func() []*Schedule{
 		"a call before its rows": func() []*Schedule {

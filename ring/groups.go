@@ -93,7 +93,8 @@ func (p *Planner) groupBuffers(list []Buffer, from, sets int) []Buffer {
 	return all
 }
 
-// openGroup returns a buffer of one group: part of the rank's own tensor, new workspace, or that of an earlier group.
+// openGroup returns a buffer of one group: part of the rank's own tensor, new workspace, or an earlier group's
+// workspace.
 func (r *Ring) openGroup(bufs []kv, x Buffer) kv {
 	own := kv{someHeads(bufs[0].k, x.Heads), someHeads(bufs[0].v, x.Heads)}
 	switch x.In {

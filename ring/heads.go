@@ -7,9 +7,8 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// trades plans the exchanges of member i of a group. lists are the heads that each member wants, places the rows of
-// each.
-func trades(places []place, inner, group, i int, lists [][]int) *Exchange {
+// newExchange plans the exchanges of member i of a group. lists are the heads of each member, places the rows of each.
+func newExchange(places []place, degree, group, i int, lists [][]int) *Exchange {
 	x, known := &Exchange{Heads: len(lists[i])}, map[int]bool{}
 	for to, list := range lists {
 		for lo, hi := 0, 0; lo < len(list); lo = hi {
@@ -22,10 +21,10 @@ func trades(places []place, inner, group, i int, lists [][]int) *Exchange {
 			}
 			for _, p := range places {
 				if p.member == i {
-					x.Send = append(x.Send, headMove{Peer: group*inner + to, Box: Box{p.own, from}, Adds: adds})
+					x.Send = append(x.Send, headMove{Peer: group*degree + to, Box: Box{p.own, from}, Adds: adds})
 				}
 				if to == i {
-					x.Recv = append(x.Recv, headMove{Peer: group*inner + p.member, Box: Box{p.rows, into}})
+					x.Recv = append(x.Recv, headMove{Peer: group*degree + p.member, Box: Box{p.rows, into}})
 				}
 			}
 		}
@@ -37,7 +36,7 @@ func trades(places []place, inner, group, i int, lists [][]int) *Exchange {
 }
 
 // like returns the exchange of a tensor with as many heads as the queries, or with one that all of them share. Each
-// rank with query heads then gets a copy, and the copies are added on the way back.
+// rank with query heads then gets a copy, and the gather adds the copies.
 func (x *Exchange) like(heads int) *Exchange {
 	if heads > 1 {
 		return x
@@ -53,14 +52,15 @@ func (x *Exchange) like(heads int) *Exchange {
 	return &one
 }
 
-// trading plans the ring over groups of p.inner ranks that exchange heads inside. Each rank holds all rows of its group
-// for some heads, and exchanges keys with the ranks of other groups that hold the same heads (USP, arXiv:2405.07719;
-// LoongTrain, arXiv:2406.18485). One group is Ulysses (Jacobs et al., arXiv:2309.14509), groups of one are the ring.
-func (p *Planner) trading(rank int) *Schedule {
-	if p.inner == 1 {
+// ulysses plans the ring over groups of p.degree ranks that exchange heads inside. Each rank holds all rows of its
+// group for some heads, and exchanges keys with the ranks of other groups that hold the same heads (USP,
+// arXiv:2405.07719; LoongTrain, arXiv:2406.18485). One group is Ulysses (Jacobs et al., arXiv:2309.14509), groups of
+// one are the ring.
+func (p *Planner) ulysses(rank int) *Schedule {
+	if p.degree == 1 {
 		return p.ring(rank)
 	}
-	group, i := rank/p.inner, rank%p.inner
+	group, i := rank/p.degree, rank%p.degree
 	s := p.ring(group)
 	s.Rank = rank
 	for _, hops := range [][]Hop{s.Backward, s.Forward} {
@@ -68,16 +68,16 @@ func (p *Planner) trading(rank int) *Schedule {
 			p.peersOf(&hops[i], rank)
 		}
 	}
-	g, outer := gathered{p.spec.Layout, p.inner}, p.spec.Size/p.inner
+	g, outer := gathered{p.spec.Layout, p.degree}, p.spec.Size/p.degree
 	var q, kv [][]int
-	for j := range p.inner {
-		mine := partition.Heads(p.spec.Heads, p.inner, j)
+	for j := range p.degree {
+		mine := partition.Heads(p.spec.Heads, p.degree, j)
 		q = append(q, partition.KeyHeads(mine, p.spec.Heads, p.spec.Heads))
 		kv = append(kv, partition.KeyHeads(mine, p.spec.Heads, p.spec.KVHeads))
 	}
-	s.Q = trades(g.places(p.spec.SeqQ, outer, group), p.inner, group, i, q)
-	s.KV = trades(g.places(p.spec.SeqKV, outer, group), p.inner, group, i, kv)
-	s.Q.First = partition.Heads(p.spec.Heads, p.inner, i).Lo
+	s.Q = newExchange(g.places(p.spec.SeqQ, outer, group), p.degree, group, i, q)
+	s.KV = newExchange(g.places(p.spec.SeqKV, outer, group), p.degree, group, i, kv)
+	s.Q.First = partition.Heads(p.spec.Heads, p.degree, i).Lo
 	if s.Q.Heads == 0 {
 		s.Forward, s.Backward, s.KVBufs, s.GradBufs = nil, nil, make([]Buffer, 1), make([]Buffer, 1)
 	}
@@ -89,7 +89,7 @@ func (p *Planner) peersOf(hop *Hop, rank int) {
 	for _, moves := range []*[]Move{&hop.SendKV, &hop.RecvKV, &hop.SendGrad, &hop.RecvGrad} {
 		*moves = slices.Clone(*moves) // the two passes share them
 		for m := range *moves {
-			(*moves)[m].Peer = (*moves)[m].Peer*p.inner + rank%p.inner
+			(*moves)[m].Peer = (*moves)[m].Peer*p.degree + rank%p.degree
 		}
 	}
 }

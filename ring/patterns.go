@@ -77,7 +77,7 @@ func kvBuffer(h int) int {
 	return 1 + (h-1)%2
 }
 
-// Gradient buffers: two take turns for what a hop computes, since the last one is still on its way. One receives a
+// Gradient buffers. Two take turns for the results of hops, since the previous one is still in transfer. One receives a
 // neighbour's sum, and one the own block's, if both come at once.
 const (
 	gradTurn = 1 // and 2
@@ -85,7 +85,7 @@ const (
 	gradHome = 4
 )
 
-// one returns a list of one element in shared memory; appending to it takes other memory.
+// one returns a one-element slice carved from a shared array, with capacity 1, so that append reallocates.
 func one[T any](shared *[]T, x T) []T {
 	*shared = append(*shared, x)
 	n := len(*shared)

@@ -94,7 +94,7 @@ func (b *buffers) exchange(hop *Hop) (moving comm.Pending, err error) {
 	if moving = (nothing{}); len(send)+len(recv) > 0 {
 		moving, err = b.Comm.Exchange(send, recv)
 	}
-	if err == nil && (hop.special() || b.late != nil) {
+	if err == nil && (hop.special() || b.pending != nil) {
 		return b.exchangeMore(hop, moving)
 	}
 	return moving, err

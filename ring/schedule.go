@@ -62,7 +62,7 @@ type Hop struct {
 
 	SendKV, RecvKV []Move // K and V for later hops
 	CopyKV         []Copy // beside the transfers
-	// Late transfers belong to the next pass, whose first hop waits for them.
+	// Late transfers end in the next pass, whose first hop waits for them.
 	Late bool
 	// Gated lets the next call begin before the rows that this hop waits for, if its kernel waits for rows by itself
 	// (attention.Waiter) and the transfer has gates (comm.Gated).
@@ -119,8 +119,8 @@ type Schedule struct {
 	GradBufs  []Buffer // of their gradients
 	Rows      []int    // with Spec.Positions, the position of each query among the keys
 
-	// Q and KV trade heads for rows before the hops, and back after them: the hops then work on the
-	// gathered rows. nil: the hops work on the rank's own rows and on all heads.
+	// Q and KV exchange heads for rows before the hops, and back after them: the hops then work on the gathered rows.
+	// nil: the hops work on the rank's own rows and on all heads.
 	Q, KV *Exchange
 
 	// GatherHeads is the number of KV heads of the first and largest group; 0: all heads are one pass.
@@ -130,7 +130,7 @@ type Schedule struct {
 // Box is rows of some heads.
 type Box struct{ Rows, Heads partition.Range }
 
-// headMove is a box to or from a peer. A peer that is the rank itself is a copy.
+// A headMove is a box to or from a peer, or a copy if the peer is the rank itself.
 type headMove struct {
 	Peer int
 	Box  Box
@@ -139,10 +139,9 @@ type headMove struct {
 	Adds bool
 }
 
-// Exchange trades heads for rows with some ranks: of [own rows, all heads] it makes [Rows, Heads].
-// After the hops it runs in reverse, in the same order: it sends the boxes of Recv and receives the
-// boxes of Send. Q's takes q and dO there and O, LSE and dQ back; KV's takes K and V
-// there and dK and dV back.
+// Exchange is an all-to-all that exchanges heads for rows: from [own rows, all heads] it makes [Rows, Heads]. After the
+// hops it runs in reverse, in the same order: it sends the boxes of Recv and receives the boxes of Send. Q's scatters
+// the heads of q and gathers those of O, LSE and dQ; KV's scatters K and V and gathers dK and dV.
 type Exchange struct {
 	Rows, Heads int
 	First       int        // of Q: the first of those heads, for values that a softmax has for each head
@@ -157,8 +156,8 @@ var Algorithms = []string{"ring", "allgather", "ulysses", "hierarchical"}
 // see partition.Mask.
 type Spec struct {
 	partition.Shape
-	Heads, KVHeads int // of q, and of k and v; ulysses and hierarchical trade them
-	Inner          int // of hierarchical: neighbouring ranks that trade heads with each other, a divisor of Size
+	Heads, KVHeads int // of q, and of k and v; ulysses and hierarchical exchange them
+	Inner          int // of hierarchical: neighbouring ranks that exchange heads, a divisor of Size
 	GatherHeads    int // of allgather: heads of k and v that are gathered at a time; 0: all
 	// Gather says when rows that are fetched in one hop, by allgather or in a window, travel: Beside, which ""
 	// means, Before or Auto.
@@ -198,7 +197,7 @@ type Planner struct {
 	algorithm string
 	spec      Spec
 	shape     partition.Shape                  // over the groups of inner ranks
-	inner     int                              // ranks that trade heads; 1: none do
+	degree    int                              // ranks that exchange heads; 1: none
 	index     *partition.Index                 // of the groups of inner ranks
 	size      int                              // how many they are
 	halo      bool                             // rows of others are fetched in one hop
@@ -238,8 +237,8 @@ func UlyssesDegree(algorithm string, ranks, inner int) int {
 var patterns = map[string]func(*Planner, int) *Schedule{
 	"ring":         (*Planner).ring,
 	"allgather":    (*Planner).allgather,
-	"ulysses":      (*Planner).trading,
-	"hierarchical": (*Planner).trading,
+	"ulysses":      (*Planner).ulysses,
+	"hierarchical": (*Planner).ulysses,
 }
 
 func newPlanner(algorithm string, s Spec, index *partition.Index) (*Planner, error) {
@@ -250,22 +249,22 @@ func newPlanner(algorithm string, s Spec, index *partition.Index) (*Planner, err
 	if err := s.Mask.Check(); err != nil {
 		return nil, err
 	}
-	p := &Planner{algorithm: algorithm, spec: s, inner: UlyssesDegree(algorithm, s.Size, s.Inner), pattern: pattern}
-	if p.inner < 1 || s.Size%p.inner != 0 {
-		return nil, fmt.Errorf("algorithm %s: groups of %d ranks do not make up %d", algorithm, p.inner, s.Size)
+	p := &Planner{algorithm: algorithm, spec: s, degree: UlyssesDegree(algorithm, s.Size, s.Inner), pattern: pattern}
+	if p.degree < 1 || s.Size%p.degree != 0 {
+		return nil, fmt.Errorf("algorithm %s: groups of %d ranks do not make up %d", algorithm, p.degree, s.Size)
 	}
 	if algorithm == "allgather" && s.GatherHeads > 0 && s.KVHeads < 1 {
 		return nil, fmt.Errorf("allgather of %d heads at a time needs Spec.KVHeads", s.GatherHeads)
 	}
 	shape := s.Shape
-	if p.inner > 1 {
+	if p.degree > 1 {
 		if s.KVHeads < 1 || s.Heads%s.KVHeads != 0 || s.Heads < 1 {
-			return nil, fmt.Errorf("algorithm %s trades heads: %d of q are no multiple of %d of k and v",
+			return nil, fmt.Errorf("algorithm %s exchanges heads: %d of q are not a multiple of %d of k and v",
 				algorithm, s.Heads, s.KVHeads)
 		}
-		shape.Size, shape.Layout = s.Size/p.inner, gathered{s.Layout, p.inner}
+		shape.Size, shape.Layout = s.Size/p.degree, gathered{s.Layout, p.degree}
 	}
-	if index == nil || p.inner > 1 {
+	if index == nil || p.degree > 1 {
 		index = partition.NewIndex(shape)
 	}
 	p.index, p.shape, p.size = index, shape, shape.Size
@@ -322,7 +321,7 @@ func (p *Planner) rows(rank int) []int {
 func (p *Planner) hopLabel(h, owner int) string {
 	var b [48]byte
 	label, of := strconv.AppendInt(append(b[:0], "hop "...), int64(h), 10), " owner "
-	if p.inner > 1 {
+	if p.degree > 1 {
 		of = " group "
 	}
 	return string(strconv.AppendInt(append(label, of...), int64(owner), 10))

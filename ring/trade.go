@@ -26,10 +26,10 @@ var (
 	errNoMover = errors.New("ring: the schedule copies rows or heads; set Ring.Mover")
 )
 
-// The labels of the exchanges of heads, before and after the hops of a pass.
+// The labels of the exchanges before and after the hops of a pass.
 const (
-	labelThere = "heads for rows"
-	labelBack  = "rows for heads"
+	labelScatterHeads = "heads for rows"
+	labelGatherHeads  = "rows for heads"
 )
 
 // plain reports whether the hops run on the rank's own tensors, with no positions to fill in.
@@ -53,7 +53,7 @@ func (r *Ring) positioned(s *Schedule, p attention.Softmax) (attention.Softmax, 
 	return p, nil
 }
 
-// forwardAdapted is Forward with positions, and with heads exchanged for rows.
+// forwardAdapted runs Forward with positions, and with heads exchanged for rows.
 func (r *Ring) forwardAdapted(out attention.Partial, q, k, v View, s *Schedule, p attention.Softmax) error {
 	p, err := r.positioned(s, p)
 	if err != nil {
@@ -63,15 +63,15 @@ func (r *Ring) forwardAdapted(out attention.Partial, q, k, v View, s *Schedule, 
 		return r.Forward(out, q, k, v, s, p)
 	}
 	defer r.Arena.Release(r.Arena.Mark())
-	t := &trade{Ring: r, s: s}
-	q, k, v = t.take(s.Q, q), t.take(s.KV, k), t.take(s.KV, v)
-	out = attention.Partial{O: t.give(s.Q, out.O), LSE: t.give(s.Q, out.LSE)}
+	t := &headExchange{Ring: r, s: s}
+	q, k, v = t.input(s.Q, q), t.input(s.KV, k), t.input(s.KV, v)
+	out = attention.Partial{O: t.output(s.Q, out.O), LSE: t.output(s.Q, out.LSE)}
 	p = t.scores(p, false)
-	return t.around(func(s *Schedule) error { return r.Forward(out, q, k, v, s, p) })
+	return t.run(func(s *Schedule) error { return r.Forward(out, q, k, v, s, p) })
 }
 
-// backwardAdapted is the same for Backward. It gathers q, K, V, dO, O and LSE again: to keep them takes memory for
-// each layer.
+// backwardAdapted does the same for Backward. It gathers q, K, V, dO, O and LSE again, since keeping them would take
+// memory for each layer.
 func (r *Ring) backwardAdapted(
 	g attention.Grads, do, q, k, v View, out attention.Partial, s *Schedule, p attention.Softmax,
 ) error {
@@ -83,45 +83,45 @@ func (r *Ring) backwardAdapted(
 		return r.Backward(g, do, q, k, v, out, s, p)
 	}
 	defer r.Arena.Release(r.Arena.Mark())
-	t := &trade{Ring: r, s: s}
-	q, do = t.take(s.Q, q), t.take(s.Q, do)
-	out = attention.Partial{O: t.take(s.Q, out.O), LSE: t.take(s.Q, out.LSE)}
-	k, v = t.take(s.KV, k), t.take(s.KV, v)
-	g = attention.Grads{DQ: t.give(s.Q, g.DQ), DK: t.give(s.KV, g.DK), DV: t.give(s.KV, g.DV)}
+	t := &headExchange{Ring: r, s: s}
+	q, do = t.input(s.Q, q), t.input(s.Q, do)
+	out = attention.Partial{O: t.input(s.Q, out.O), LSE: t.input(s.Q, out.LSE)}
+	k, v = t.input(s.KV, k), t.input(s.KV, v)
+	g = attention.Grads{DQ: t.output(s.Q, g.DQ), DK: t.output(s.KV, g.DK), DV: t.output(s.KV, g.DV)}
 	p = t.scores(p, true)
-	return t.around(func(s *Schedule) error { return r.Backward(g, do, q, k, v, out, s, p) })
+	return t.run(func(s *Schedule) error { return r.Backward(g, do, q, k, v, out, s, p) })
 }
 
-// A trade is the tensors of a pass that ranks exchange heads of, before and after it.
-type trade struct {
+// A headExchange holds the tensors of a pass that the ranks scatter the heads of before it, and gather after it.
+type headExchange struct {
 	*Ring
-	s             *Schedule
-	before, after []traded
+	s               *Schedule
+	scatter, gather []headTensor
 }
 
-// traded is a tensor [batch, own rows, all heads, dim], and the same as [batch, x.Rows, x.Heads, dim].
-type traded struct {
+// A headTensor is a tensor [batch, own rows, all heads, dim], and its exchanged form [batch, x.Rows, x.Heads, dim].
+type headTensor struct {
 	x        *Exchange
 	own, all View
 }
 
-func (t *trade) alloc(x *Exchange, v View) traded {
-	return traded{x, v, t.Arena.Alloc(v.DType(), v.Len(tensor.Batch), x.Rows, x.Heads, v.Len(tensor.Dim))}
+func (t *headExchange) alloc(x *Exchange, v View) headTensor {
+	return headTensor{x, v, t.Arena.Alloc(v.DType(), v.Len(tensor.Batch), x.Rows, x.Heads, v.Len(tensor.Dim))}
 }
 
-// take returns the gathered form of v, which the pass reads.
-func (t *trade) take(x *Exchange, v View) View {
-	t.before = append(t.before, t.alloc(x, v))
-	return t.before[len(t.before)-1].all
+// input returns the exchanged form of v, which the pass reads.
+func (t *headExchange) input(x *Exchange, v View) View {
+	t.scatter = append(t.scatter, t.alloc(x, v))
+	return t.scatter[len(t.scatter)-1].all
 }
 
-// give returns the gathered form of v, which the pass sets.
-func (t *trade) give(x *Exchange, v View) View {
-	t.after = append(t.after, t.alloc(x, v))
-	return t.after[len(t.after)-1].all
+// output returns the exchanged form of v, which the pass sets.
+func (t *headExchange) output(x *Exchange, v View) View {
+	t.gather = append(t.gather, t.alloc(x, v))
+	return t.gather[len(t.gather)-1].all
 }
 
-func (t *trade) scores(p attention.Softmax, backward bool) attention.Softmax {
+func (t *headExchange) scores(p attention.Softmax, backward bool) attention.Softmax {
 	if p.Scores == nil {
 		return p
 	}
@@ -130,36 +130,36 @@ func (t *trade) scores(p attention.Softmax, backward bool) attention.Softmax {
 		x.Slopes = x.Slopes.Slice(tensor.Heads, q.First, q.First+q.Heads)
 	}
 	if !x.Bias.IsZero() {
-		x.Bias = t.take(q.like(x.Bias.Len(tensor.Heads)), x.Bias)
+		x.Bias = t.input(q.like(x.Bias.Len(tensor.Heads)), x.Bias)
 	}
 	result, other := &x.Max, &x.DBias
 	if backward {
 		result, other = other, result
 	}
 	if *other = (View{}); !result.IsZero() {
-		*result = t.give(q.like(result.Len(tensor.Heads)), *result)
+		*result = t.output(q.like(result.Len(tensor.Heads)), *result)
 	}
 	p.Scores = &x
 	return p
 }
 
-// around runs a pass between the exchanges of heads. With more ranks than heads some have none.
-func (t *trade) around(pass func(*Schedule) error) error {
+// run runs a pass between the exchanges of heads. With more ranks than heads some have none.
+func (t *headExchange) run(pass func(*Schedule) error) error {
 	hops := *t.s
 	hops.Q, hops.KV = nil, nil
-	err := t.exchange(labelThere, t.before)
+	err := t.exchange(labelScatterHeads, t.scatter)
 	if err == nil && t.s.Q.Heads > 0 {
 		err = pass(&hops)
 	}
 	if err != nil {
 		return err
 	}
-	return t.exchange(labelBack, t.after)
+	return t.exchange(labelGatherHeads, t.gather)
 }
 
-// exchange packs what is sent, exchanges it, and puts what came in its place. When it releases its scratch, the stream
+// exchange packs the messages, exchanges them, and unpacks the received ones. When it releases its scratch, the stream
 // waits for the transfers.
-func (t *trade) exchange(label string, list []traded) error {
+func (t *headExchange) exchange(label string, list []headTensor) error {
 	if t.Mover == nil {
 		return errNoMover
 	}
@@ -174,7 +174,7 @@ func (t *trade) exchange(label string, list []traded) error {
 	}
 	var came []unpacking
 	for _, v := range list {
-		from, to, back := side{v.own, joined(v.x.Send, rank)}, side{v.all, joined(v.x.Recv, rank)}, label == labelBack
+		from, to, back := side{v.own, joined(v.x.Send, rank)}, side{v.all, joined(v.x.Recv, rank)}, label == labelGatherHeads
 		if back {
 			from, to = to, from
 		}
@@ -186,7 +186,7 @@ func (t *trade) exchange(label string, list []traded) error {
 				t.Mover.Copy(v, from.box(i))
 			}
 		}
-		own := 0 // boxes of the rank itself: the first comes from the first of the other side
+		own := 0 // index of the rank's own boxes, which match in order
 		for i, m := range to.boxes {
 			src := sources[i]
 			if m.Peer == rank {
@@ -196,7 +196,7 @@ func (t *trade) exchange(label string, list []traded) error {
 				src = from.box(own)
 				own++
 			}
-			if !src.IsZero() { // else it arrives in its place
+			if !src.IsZero() { // else it arrives in place
 				came = append(came, unpacking{to.box(i), src, back && m.Adds})
 			}
 		}
@@ -247,7 +247,7 @@ func (s side) box(i int) View {
 }
 
 // parcels appends one message for each peer: for each batch element the peer's boxes in order, each dense. The cuts
-// between boxes do not matter, so both sides may join different ones. places gives each box its place in scratch. A
+// between boxes do not matter, so both sides may join different ones. places has the place of each box in scratch. A
 // dense box that is a whole message and not added has none: it travels from or to the tensor itself.
 func (r *Ring) parcels(list []comm.Message, s side, rank int, adds bool) (messages []comm.Message, places []View) {
 	places = make([]View, len(s.boxes))

@@ -303,7 +303,6 @@ func (r *relay) incomplete(err error) {
 	}
 }
 
-// split splits the bytes into lines.
 func (r *relay) split(b []byte) {
 	for {
 		i := bytes.IndexByte(b, '\n')

@@ -1,11 +1,8 @@
 package launch
 
 import (
-	"fmt"
 	"io"
 	"sync"
-
-	"github.com/cprun/cprun/internal/base/terminal"
 )
 
 // A console writes whole lines to the launcher's stderr from its own goroutine, so that callers do not block.
@@ -48,11 +45,6 @@ func (c *console) write(b []byte, abandon <-chan struct{}) {
 	case <-abandon:
 	case <-c.quit:
 	}
-}
-
-// printf queues text without terminal control characters.
-func (c *console) printf(format string, args ...any) {
-	c.write([]byte(terminal.Text(fmt.Sprintf(format, args...))), nil)
 }
 
 func (c *console) close() {

@@ -1,16 +1,15 @@
-// Package launch runs a job on one node: it starts one worker process per rank by executing the same binary again,
-// sends each its rank, stores and relays output, forwards signals, finds the first failed rank and its cause, and
-// leaves no process and no file behind.
+// Package launch runs a job on one node: it starts one worker process per rank by executing the same binary again, sends
+// each its rank, stores and relays output, forwards signals, finds the first failed rank and its cause, and leaves no
+// process and no file behind. The launcher calls Run; a worker calls Attach:
 //
 //	result := launch.Run(ctx, launch.Job{NProc: 8, Argv: []string{"worker", "train"}, Logs: logs, Stderr: os.Stderr})
 //	os.Exit(result.ExitCode)
-//
-// The launcher calls Run; a worker calls Attach. Each worker inherits one end of a Unix socket pair as file descriptor
-// 3. The launcher sends one hello (ranks, secret, payload) and later commands: stop, or report status. The worker sends
-// events. When that socket closes, the other process is dead. The launcher opens no network port, and the job's secret
-// is in no argument list, environment or file.
-//
-// On Linux, the kernel kills workers with their launcher (parent death signal).
+package launch
+
+// Each worker inherits one end of a Unix socket pair as file descriptor 3. The launcher sends one hello (ranks, secret,
+// payload) and later commands: stop, or report status. The worker sends events. When that socket closes, the other
+// process is dead. The launcher opens no network port, and the job's secret is in no argument list, environment or
+// file. On Linux, the kernel kills workers with their launcher (parent death signal).
 //
 // Goroutines of the launcher, and their ends:
 //
@@ -21,4 +20,3 @@
 //	send      one per worker, writes its commands; ends with the socket
 //	reap      one per worker, waits for its process; reports to loop after relay and receive have ended
 //	dispatch  calls Job.OnEvent, so that a slow terminal does not block loop; closed by Run
-package launch

@@ -97,7 +97,6 @@ func (h *hello) check() error {
 	return nil
 }
 
-// encodeFrame encodes v as one line of JSON.
 func encodeFrame(v any) ([]byte, error) {
 	b, err := json.Marshal(v)
 	if err != nil {

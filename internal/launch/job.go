@@ -175,7 +175,6 @@ func (f *Failure) Report() string {
 // maxPayload leaves room for base64 and the rest of the hello within one frame.
 const maxPayload = 512 << 10
 
-// resolve sets defaults and refuses an invalid job.
 func (j *Job) resolve() error {
 	if j.Stderr == nil {
 		j.Stderr = io.Discard

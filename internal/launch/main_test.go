@@ -182,7 +182,8 @@ func waiting(w *Worker) int {
 func timesOut(w *Worker) int {
 	s := chained(w)
 	if w.Fail(
-		FailureReport{Error: "rank 2: no progress", Remote: true, Phase: "step", Step: 7, TimedOut: true, WaitState: &s},
+		FailureReport{Error: "rank 2: no progress", Remote: true, Phase: "step", Step: 7, TimedOut: true,
+			WaitState: &s},
 	) != nil {
 		return 3
 	}
@@ -233,7 +234,8 @@ var scenarios = map[string]func(*Worker) int{
 	"timeout": at(2, func(w *Worker) int { return wait(w, kill(syscall.SIGSTOP)) }, func(w *Worker) int {
 		w.OnStatus(func() waits.WaitState { return chained(w) })
 		pid := waiting(w)
-		for s := state(pid); s != 'T' && s != 'Z' && s != 0; s = state(pid) { // another rank's failure may have killed it by then
+		// another rank's failure may have killed it by then
+		for s := state(pid); s != 'T' && s != 'Z' && s != 0; s = state(pid) {
 			time.Sleep(time.Millisecond)
 		}
 		return timesOut(w)
@@ -273,7 +275,8 @@ var scenarios = map[string]func(*Worker) int{
 	},
 	"place": func(w *Worker) int {
 		env := map[string]string{}
-		for _, name := range []string{envRank, envWorldSize, envLocalRank, envLocalWorldSize, envNodeRank, envRunID, envRestartCount, envMaxProcs} {
+		for _, name := range []string{envRank, envWorldSize, envLocalRank, envLocalWorldSize, envNodeRank,
+			envRunID, envRestartCount, envMaxProcs} {
 			env[name] = os.Getenv(name)
 		}
 		exposed := bytes.Contains([]byte(strings.Join(append(os.Environ(), os.Args...), " ")), w.Secret)
@@ -302,10 +305,8 @@ var scenarios = map[string]func(*Worker) int{
 		return fail("always", false, 0)(w)
 	},
 	"big": func(w *Worker) int {
-		if err := w.Send(Event{Kind: "big", Data: json.RawMessage(`"` + strings.Repeat("a", maxFrame) + `"`)}); !errors.Is(
-			err,
-			errFrameLength,
-		) {
+		data := json.RawMessage(`"` + strings.Repeat("a", maxFrame) + `"`)
+		if err := w.Send(Event{Kind: "big", Data: data}); !errors.Is(err, errFrameLength) {
 			return 3
 		}
 		if err := w.Send(Event{}); err == nil {

@@ -77,9 +77,9 @@ func (l *nodeLauncher) close(status int) {
 	l.con.close()
 }
 
-// say queues text for the console, after earlier events.
+// say queues text for the console, after earlier events, without terminal control characters.
 func (l *nodeLauncher) say(text string) {
-	l.mail.put(false, func() { l.con.printf("%s", text) })
+	l.mail.put(false, func() { l.con.write([]byte(terminal.Text(text)), nil) })
 }
 
 // notice prints a line, except with --quiet.

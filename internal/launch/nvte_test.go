@@ -29,7 +29,8 @@ func TestAttentionEnv(t *testing.T) {
 			t.Errorf("%q: %+v, %v; want %+v", c.set, got, err, c.want)
 		}
 	}
-	for _, bad := range []string{"NVTE_FLASH_ATTN=", "NVTE_FLASH_ATTN=no", "NVTE_FUSED_ATTN=1.0", "NVTE_FUSED_ATTN=0x1", "NVTE_DEBUG=true", "NVTE_DEBUG_LEVEL=INFO", "NVTE_DEBUG_LEVEL=4294967296"} {
+	for _, bad := range []string{"NVTE_FLASH_ATTN=", "NVTE_FLASH_ATTN=no", "NVTE_FUSED_ATTN=1.0",
+		"NVTE_FUSED_ATTN=0x1", "NVTE_DEBUG=true", "NVTE_DEBUG_LEVEL=INFO", "NVTE_DEBUG_LEVEL=4294967296"} {
 		name, _, _ := strings.Cut(bad, "=")
 		if _, err := attentionEnv(lookupIn(bad)); err == nil || !strings.Contains(err.Error(), name) ||
 			!strings.Contains(err.Error(), "want an integer") {

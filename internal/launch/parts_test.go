@@ -83,13 +83,15 @@ func TestFrameLength(t *testing.T) {
 
 func TestDecodeRefuses(t *testing.T) {
 	secret := `"secret":"` + strings.Repeat("A", 43) + `="`
-	good := `{"kind":"hello","hello":{"run_id":"r","rank":0,"world_size":1,"local_rank":0,"local_world_size":1,"node_rank":0,"restart":0,"socket_dir":"/d","payload":null,` + secret + `}}`
+	good := `{"kind":"hello","hello":{"run_id":"r","rank":0,"world_size":1,"local_rank":0,"local_world_size":1,` +
+		`"node_rank":0,"restart":0,"socket_dir":"/d","payload":null,` + secret + `}}`
 	if _, err := decodeCommand([]byte(good)); err != nil {
 		t.Fatalf("good hello: %v", err)
 	}
 	for _, swap := range [][2]string{
 		{`"rank":0`, `"rank":1`}, {`"rank":0,"w`, `"rank":-1,"w`}, {`"local_world_size":1`, `"local_world_size":2`},
-		{secret, `"secret":"AAAA"`}, {`"run_id":"r"`, `"run_id":""`}, {`"restart":0`, `"restart":-1`}, {`"restart":0`, `"restart":0,"more":1`},
+		{secret, `"secret":"AAAA"`}, {`"run_id":"r"`, `"run_id":""`}, {`"restart":0`, `"restart":-1`},
+		{`"restart":0`, `"restart":0,"more":1`},
 		{`"hello"`, `"greeting"`}, {`"socket_dir":"/d"`, `"socket_dir":""`},
 	} {
 		bad := strings.Replace(good, swap[0], swap[1], 1)
@@ -102,7 +104,8 @@ func TestDecodeRefuses(t *testing.T) {
 			t.Errorf("command %q was accepted", bad)
 		}
 	}
-	for _, bad := range []string{``, `null`, `{}`, `{"kind":"x","step":-1}`, `{"kind":"x","other":1}`, `{"kind":"` + strings.Repeat("k", 65) + `"}`} {
+	for _, bad := range []string{``, `null`, `{}`, `{"kind":"x","step":-1}`, `{"kind":"x","other":1}`,
+		`{"kind":"` + strings.Repeat("k", 65) + `"}`} {
 		if _, err := decodeEvent([]byte(bad)); err == nil {
 			t.Errorf("event %q was accepted", bad)
 		}
@@ -280,7 +283,8 @@ func TestEnvironment(t *testing.T) {
 // TestWorkerEnvironmentOfGPUs checks that workers get the variables for GPU libraries unless the user has set them.
 func TestWorkerEnvironmentOfGPUs(t *testing.T) {
 	h := hello{Process: Process{LocalWorldSize: 1, Listen: "fd00::1"}, Interface: "ib0"}
-	for name, want := range map[string]string{envMulticast: "0", envQueues: "32", envNCCLNetwork: "=ib0", envNCCLFamily: "AF_INET6"} {
+	for name, want := range map[string]string{envMulticast: "0", envQueues: "32", envNCCLNetwork: "=ib0",
+		envNCCLFamily: "AF_INET6"} {
 		for _, c := range []struct{ base, want []string }{
 			{nil, []string{name + "=" + want}},
 			{[]string{name + "="}, []string{name + "=" + want}},

@@ -57,8 +57,10 @@ func TestFailures(t *testing.T) {
 		phase    string
 		end      bool
 	}{
-		{"kill2", 4, 2, "killed by SIGKILL (not by cprun: likely the kernel's out-of-memory killer, or a user)", "", true},
-		{"late-kill", 4, 2, "killed by SIGKILL (not by cprun: likely the kernel's out-of-memory killer, or a user)", "", true},
+		{"kill2", 4, 2, "killed by SIGKILL (not by cprun: likely the kernel's out-of-memory killer, or a user)",
+			"", true},
+		{"late-kill", 4, 2, "killed by SIGKILL (not by cprun: likely the kernel's out-of-memory killer, or a user)",
+			"", true},
 		{"meeting", 4, 1, "killed by SIGKILL", "", true}, // the others wait for the launcher's message
 		{"sigsys", 2, 1, "SIGSYS: bad system call", "", false},
 		{"own-late", 3, 1, "corpus.bin: short read\nat byte 12", "backward", true},

@@ -41,8 +41,10 @@ func TestProgram(t *testing.T) {
 	}{
 		{"ends by itself", "echo ready; echo err >&2; exit 3", time.Minute, time.Minute, 3, false, "ready\nerr\n"},
 		{"no limit", "echo ready", 0, 0, 0, false, "ready\n"},
-		{"asked", "trap 'echo asked; exit 75' TERM; " + loop, time.Millisecond, time.Minute, 75, true, "ready\nasked\n"},
-		{"hurried", "trap '' TERM; trap 'echo hurried; exit 130' INT; " + loop, time.Millisecond, time.Second, 130, true, "ready\nhurried\n"},
+		{"asked", "trap 'echo asked; exit 75' TERM; " + loop, time.Millisecond, time.Minute, 75, true,
+			"ready\nasked\n"},
+		{"hurried", "trap '' TERM; trap 'echo hurried; exit 130' INT; " + loop, time.Millisecond, time.Second, 130,
+			true, "ready\nhurried\n"},
 		{"killed", "trap '' TERM INT; " + loop, time.Millisecond, 10 * time.Millisecond, -1, true, "ready\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -57,7 +57,6 @@ type group struct {
 	v1          bool
 }
 
-// memoryGroups parses /proc/self/cgroup.
 func memoryGroups(selfCgroup, root string) (groups []group) {
 	text, err := files.Read(selfCgroup, maxKernelFile)
 	if err != nil {

@@ -153,7 +153,6 @@ func (c *child) keepStacks(data json.RawMessage) {
 
 // News from the other nodes of a job, and the workers' addresses.
 
-// onNews handles news of another node's launcher.
 func (t *attempt) onNews(n News) {
 	switch {
 	case n.Addrs != nil:

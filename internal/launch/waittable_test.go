@@ -103,7 +103,8 @@ func TestQuitShowsARankThatIsStopped(t *testing.T) {
 // TestATimeOutShowsWhoWaitedForWhom checks that the table precedes the report after a timeout. The blocking rank is
 // stopped, or hangs and answers.
 func TestATimeOutShowsWhoWaitedForWhom(t *testing.T) {
-	for scenario, why := range map[string]string{"timeout": "is stopped by a signal or a debugger", "stuck": "is at its own work for 60.0 s (step 7)"} {
+	for scenario, why := range map[string]string{"timeout": "is stopped by a signal or a debugger",
+		"stuck": "is at its own work for 60.0 s (step 7)"} {
 		t.Run(scenario, func(t *testing.T) {
 			t.Parallel()
 			r := play(t, scenario, 3)
@@ -116,7 +117,8 @@ func TestATimeOutShowsWhoWaitedForWhom(t *testing.T) {
 				!strings.HasSuffix(report, r.First.Report()) {
 				t.Errorf("%+v\n%s", r.Result, r.stderr)
 			}
-			if f := r.First; !f.TimedOut || f.WaitState == nil || f.WaitState.PID != f.PID || len(f.WaitState.Waits) != 1 {
+			if f := r.First; !f.TimedOut || f.WaitState == nil || f.WaitState.PID != f.PID ||
+				len(f.WaitState.Waits) != 1 {
 				t.Errorf("%+v", f)
 			}
 		})
@@ -159,7 +161,8 @@ func TestQuitShowsTheRanksOfOtherNodes(t *testing.T) {
 	for i := range results {
 		results[i] = make(chan Result, 1)
 		job := Job{
-			NProc: 2, Argv: []string{"worker", "chain"}, Logs: logsIn(t, t.TempDir()), Node: []string{"node-a", "node-b"}[i],
+			NProc: 2, Argv: []string{"worker", "chain"}, Logs: logsIn(t, t.TempDir()),
+			Node:   []string{"node-a", "node-b"}[i],
 			Settle: 300 * time.Millisecond, Grace: 300 * time.Millisecond,
 		}
 		if i == 0 {
@@ -179,7 +182,8 @@ func TestQuitShowsTheRanksOfOtherNodes(t *testing.T) {
 		time.Sleep(50 * time.Millisecond)
 		b, err := os.ReadFile(stderr)
 		return err == nil &&
-			regexp.MustCompile(`(?s)  node-a  .*  node-b .*cprun: rank 2 holds up rank 1, and by that rank 0: it is at its own work`).
+			regexp.MustCompile(`(?s)  node-a  .*  node-b .*cprun: rank 2 holds up rank 1,`+
+				` and by that rank 0: it is at its own work`).
 				Match(b)
 	})
 	signals.c <- syscall.SIGTERM

@@ -18,7 +18,8 @@ func TestWatchTellsWhatTheWorkersAreAt(t *testing.T) {
 	var out bytes.Buffer
 	whole, last := 0, []waits.WaitState{{}}
 	job := Job{
-		NProc: 3, Argv: []string{"worker", "watched"}, Logs: logsIn(t, filepath.Join(t.TempDir(), "logs")), Stderr: &out, Node: "node-a", Watch: 5 * time.Millisecond,
+		NProc: 3, Argv: []string{"worker", "watched"}, Logs: logsIn(t, filepath.Join(t.TempDir(), "logs")),
+		Stderr: &out, Node: "node-a", Watch: 5 * time.Millisecond,
 		OnStatus: func(rows []waits.WaitState) {
 			last = rows
 			if len(rows) != 3 || rows[2].State != stateStopped || len(rows[0].Waits) == 0 || len(rows[1].Waits) == 0 {

@@ -36,11 +36,8 @@ var ErrNotLaunched = errors.New("this is cprun's own worker mode, which only cpr
 // Secret is the key of one job, 32 bytes. It is not printed.
 type Secret []byte
 
-// String and the two methods after it hide the secret in messages and files.
-func (Secret) String() string { return "(secret)" }
-
-// GoString hides it from %#v.
-func (Secret) GoString() string { return "(secret)" }
+// Format hides the secret for every verb.
+func (Secret) Format(f fmt.State, _ rune) { fmt.Fprint(f, "(secret)") }
 
 // MarshalJSON hides it from files.
 func (Secret) MarshalJSON() ([]byte, error) { return []byte(`"(secret)"`), nil }
@@ -134,7 +131,6 @@ func isUnixStream(fd int) bool {
 	return err == nil && kind == unix.SOCK_STREAM
 }
 
-// greet reads the hello.
 func greet(conn net.Conn, runID string) (*Worker, *frameReader, error) {
 	frames := newFrameReader(conn)
 	conn.SetReadDeadline(time.Now().Add(helloTime))

@@ -25,8 +25,8 @@ func (m *Model) layerForward(i int, b Batch, out View, s *activations) error {
 	return nil
 }
 
-// recompute computes again the activations that were not kept. Each stage is the very call of the forward pass
-// on the very inputs, hence the same bits.
+// recompute computes the activations that were not kept. It repeats the calls of the forward pass on the same inputs,
+// so the bits are the same.
 func (m *Model) recompute(a *tensor.Arena, i int, b Batch, s *activations) error {
 	l := &m.layers[i]
 	switch m.opt.Recompute {
@@ -51,8 +51,8 @@ func (m *Model) recompute(a *tensor.Arena, i int, b Batch, s *activations) error
 	return nil
 }
 
-// layerBackward turns d, the gradient of the layer's output, into that of its input, and
-// adds to the gradients of its parameters. It uses up s.
+// layerBackward replaces d, the gradient of the layer's output, by the gradient of its input, and adds to the gradients
+// of its parameters. It overwrites s.
 func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s *activations) error {
 	if err := m.recompute(a, i, b, s); err != nil {
 		return err
@@ -81,7 +81,7 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s *activa
 	return nil
 }
 
-// projectForward: n1 = norm(x), and its three projections.
+// projectForward sets n1 = norm(x), and its three projections.
 func (m *Model) projectForward(l *layer, s *activations) {
 	m.ops.RMSNorm(s.n1, s.inv1, s.x, l[hf.InputNorm].w, m.cfg.RMSNormEps)
 	m.ops.Linear(s.qRaw, s.n1, l[hf.Query].w, View{})
@@ -100,34 +100,34 @@ func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {
 	m.ops.RMSNormBackward(d, l[hf.InputNorm].g, dn1, s.x, s.inv1, l[hf.InputNorm].w, true)
 }
 
-// rotateForward: q = rope(norm(qRaw)), k likewise; without head norms in place.
+// rotateForward sets q = rope(norm(qRaw)), and k likewise; without head norms in place.
 func (m *Model) rotateForward(l *layer, b Batch, s *activations) {
 	m.ops.NormRope(s.q, s.qInv, s.qRaw, l[hf.QueryNorm].w, b.Cos, b.Sin, m.cfg.RMSNormEps)
 	m.ops.NormRope(s.k, s.kInv, s.kRaw, l[hf.KeyNorm].w, b.Cos, b.Sin, m.cfg.RMSNormEps)
 }
 
-// mixForward: h = x + Wo o, n2 = norm(h).
+// mixForward sets h = x + Wo o, n2 = norm(h).
 func (m *Model) mixForward(l *layer, s *activations) {
 	m.ops.Linear(s.h, s.out.O, l[hf.Output].w, View{})
 	m.ops.AddRMSNorm(s.n2, s.inv2, s.h, s.h, s.x, l[hf.PostNorm].w, m.cfg.RMSNormEps)
 }
 
-// mixBackward sets do. d is the gradient of h and, since h = x + ..., the first part of x's.
+// mixBackward sets do. d is the gradient of h and, since h = x + ..., the first part of the gradient of x.
 func (m *Model) mixBackward(l *layer, do, d View, s *activations) {
 	m.ops.LinearDW(l[hf.Output].g, d, s.out.O)
 	m.ops.LinearDX(do, d, l[hf.Output].w, false)
 }
 
-// mlpForward: y = silu(Wgate n2) * Wup n2. The last product is the layer's output, which
-// the backward pass does not need.
+// mlpForward sets y = silu(Wgate n2) * Wup n2. The last product is the layer's output, which the backward pass does not
+// need.
 func (m *Model) mlpForward(l *layer, s *activations) {
 	m.ops.Linear(s.gate, s.n2, l[hf.Gate].w, View{})
 	m.ops.Linear(s.up, s.n2, l[hf.Up].w, View{})
 	m.ops.SwiGLU(s.y, s.gate, s.up)
 }
 
-// mlpBackward turns d from the gradient of out into h's. Gradients take the place of
-// the activations that they are of, as soon as nothing needs those.
+// mlpBackward replaces d, the gradient of out, by the gradient of h. Gradients reuse the memory of activations that are
+// no longer needed.
 func (m *Model) mlpBackward(l *layer, d View, s *activations) {
 	m.ops.LinearDW(l[hf.Down].g, d, s.y)
 	dy := s.y
@@ -144,7 +144,7 @@ func (m *Model) mlpBackward(l *layer, d View, s *activations) {
 	m.ops.RMSNormBackward(d, l[hf.PostNorm].g, dn2, s.h, s.inv2, l[hf.PostNorm].w, true)
 }
 
-// asCompute returns a place for v in the type of activations: its own, or a new one.
+// asCompute returns v if it has the type of activations, else a new view of that type.
 func (m *Model) asCompute(a *tensor.Arena, v View) View {
 	if v.DType() == m.dtype {
 		return v
@@ -157,35 +157,34 @@ func shape(v View) []int {
 	return s[:]
 }
 
-// activations are the tensors of one layer that its backward pass reads. Which of them live
-// from the forward to the backward pass is a matter of Recompute.
+// activations are the tensors of one layer for its backward pass. Recompute selects those kept from the forward pass.
 type activations struct {
-	mark tensor.Mark // below everything of this layer
+	mark tensor.Mark // start of this layer in the arena
 
 	x        View // [B, S, 1, E], the layer's input
 	inv1, n1 View // [B, S, 1, 1] and [B, S, 1, E], its norm
 
-	// Where the heads of q and k are normalised, these are before that. Elsewhere they are q, k.
+	// With head norms, qRaw and kRaw are the inputs of the norms; else they are q and k.
 	qRaw, kRaw View
 	qInv, kInv View              // [B, S, H, 1], [B, S, K, 1], of head norms
 	q, k, v    View              // [B, S, H, D], [B, S, K, D], [B, S, K, D], rotated
 	out        attention.Partial // [B, S, H, D] in the type of activations, and [B, S, H, 1]
 
-	mlpMark     tensor.Mark // below what follows
+	mlpMark     tensor.Mark // start of the following views
 	h           View        // [B, S, 1, E], x plus attention
 	inv2, n2    View        // its norm
 	gate, up, y View        // [B, S, 1, F]; y = silu(gate) * up
 }
 
-// extent says which activations alloc makes.
+// An extent selects the activations that alloc makes.
 type extent int
 
 const (
-	forAttention extent = iota // what attention reads and writes
+	forAttention extent = iota // inputs and outputs of attention
 	everything
 )
 
-// keep makes a layer's output and what Recompute keeps of the layer, above a mark.
+// keep allocates a layer's output and the activations kept by Recompute, above a mark.
 func (m *Model) keep(a *tensor.Arena, b Batch) (out View, s activations) {
 	s.mark = a.Mark()
 	out = m.hidden(a, b)
@@ -216,8 +215,7 @@ func (m *Model) runHook(hook func(int, []*View) error, layer int, s *activations
 	return err
 }
 
-// alloc makes the activations that s does not have yet. They are laid out in the order in
-// which the backward pass is done with them, last first.
+// alloc allocates the missing activations of s, in the reverse order of their last use in the backward pass.
 func (m *Model) alloc(a *tensor.Arena, b Batch, s *activations, e extent) {
 	B, S := b.IDs.Len(tensor.Batch), b.IDs.Len(tensor.Seq)
 	H, K, D := m.cfg.NumAttentionHeads, m.cfg.NumKeyValueHeads, m.cfg.HeadDim
@@ -228,8 +226,8 @@ func (m *Model) alloc(a *tensor.Arena, b Batch, s *activations, e extent) {
 		}
 	}
 
-	// Of normalised q and k the raw ones are kept: to get back to them from the rotated ones
-	// would take the projections again, the other way takes a norm and a rotation.
+	// With head norms the raw q and k are kept: recomputing them takes projections, recomputing the rotated ones only a
+	// norm and a rotation.
 	need(&s.qRaw, m.dtype, H, D)
 	need(&s.kRaw, m.dtype, K, D)
 	need(&s.v, m.dtype, K, D)
@@ -260,5 +258,5 @@ func (m *Model) alloc(a *tensor.Arena, b Batch, s *activations, e extent) {
 	need(&s.y, m.dtype, 1, F)
 }
 
-// headNorm reports whether the heads of q and k are normalised.
+// headNorm reports whether query and key heads have a norm.
 func (m *Model) headNorm() bool { return m.cfg.Family().HasHeadNorms() }

@@ -2,9 +2,9 @@ package model
 
 import "github.com/cprun/cprun/tensor"
 
-// The loss goes over the tokens in chunks: of the logits, [tokens, V] in all, which for a
-// long sequence are larger than every activation together, one chunk stands at a time. In
-// training its gradients are computed in the same pass, so nothing of it is kept.
+// The loss processes the tokens in chunks. The logits, [tokens, V], can exceed all activations together for a long
+// sequence, so only one chunk of them exists at a time. In training the gradients are computed in the same pass, so no
+// logits are kept.
 
 // lossForward adds the sum of -log p(target) to loss. x: [B, S, 1, E], the last layer's output.
 func (m *Model) lossForward(a *tensor.Arena, b Batch, loss, x View) {
@@ -18,8 +18,8 @@ func (m *Model) lossForward(a *tensor.Arena, b Batch, loss, x View) {
 	})
 }
 
-// lossBackward does so too, sets d to the gradient of scale times that sum with respect to x,
-// and adds to the gradients of the last norm and the head.
+// lossBackward also adds that sum, sets d to the gradient of scale times the sum with respect to x, and adds to the
+// gradients of the last norm and the head.
 func (m *Model) lossBackward(a *tensor.Arena, b Batch, loss, d, x View, scale float64) {
 	d = rows(d)
 	m.chunks(a, b, x, func(c chunk) {
@@ -33,24 +33,23 @@ func (m *Model) lossBackward(a *tensor.Arena, b Batch, loss, d, x View, scale fl
 	})
 }
 
-// A chunk is some of the tokens, T of them: lo to hi.
+// A chunk is the tokens lo to hi, T of them.
 type chunk struct {
 	lo, hi  int
-	sum     int  // of which part
+	sum     int  // index of the part's sum
 	x       View // [1, T, 1, E]
 	targets View // [1, T, 1, 1]
 	inv, n  View // [1, T, 1, 1] and [1, T, 1, E], the last norm
 	logits  View // [1, T, 1, V]
 }
 
-// logits: n = norm(x), logits = Whead n.
+// logits sets n = norm(x), logits = Whead n.
 func (m *Model) logits(c chunk) {
 	m.ops.RMSNorm(c.n, c.inv, c.x, m.norm.w, m.cfg.RMSNormEps)
 	m.ops.Linear(c.logits, c.n, m.head.w, View{})
 }
 
-// chunks calls f for each chunk, all in the same memory. Without tokens there is none. No chunk
-// has rows of two parts.
+// chunks calls f for each chunk, all in the same memory; never without tokens. A chunk lies in one part.
 func (m *Model) chunks(a *tensor.Arena, b Batch, x View, f func(chunk)) {
 	x, targets := rows(x), rows(b.Targets)
 	tokens, part := x.Len(tensor.Seq), 0
@@ -74,7 +73,7 @@ func (m *Model) chunks(a *tensor.Arena, b Batch, x View, f func(chunk)) {
 		})
 		a.Release(mark)
 		if m.dryRun {
-			return // none of the others is larger, and a very long sequence has very many
+			return // the others are no larger, and a very long sequence has many
 		}
 	}
 }

@@ -1,7 +1,6 @@
-// Package model is the transformer of the families of package hf, written once over the operations of a
-// device (Ops) and an attention that spans ranks (Attention), with the backward pass beside
-// the forward pass. It queues work and reads no result, so it is the same code on a CPU, on a
-// GPU, and on a plan that only counts memory.
+// Package model is the transformer for all families of package hf. New builds a Model over the operations of a device
+// (Ops) and an attention across ranks (Attention); Forward and ForwardBackward run a pass. A pass queues work and reads
+// no result, so the same code runs on a CPU, on a GPU, and in Plan, which only counts memory.
 package model
 
 import (
@@ -11,22 +10,21 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Recompute says which activations a forward pass keeps for the backward pass. All three give
-// the same gradients, bit for bit on a device with deterministic kernels.
+// Recompute selects the activations that a forward pass keeps for the backward pass. All modes give the same gradients,
+// bit for bit on a device with deterministic kernels.
 type Recompute string
 
 const (
-	// RecomputeNone keeps everything that the backward pass reads.
+	// RecomputeNone keeps all activations of the backward pass.
 	RecomputeNone Recompute = "none"
-	// RecomputeSelective keeps the inputs of attention, so that attention, with a cost that grows with
-	// the square of the length, runs once: the layer's input, q, k, v, O and LSE. Norms, the
-	// output projection and the MLP are computed again.
+	// RecomputeSelective keeps the layer's input, q, k, v, O and LSE. Attention, with its quadratic cost, then runs
+	// once; norms, the output projection and the MLP are recomputed.
 	RecomputeSelective Recompute = "selective"
-	// RecomputeFull keeps the layer's input and computes the layer again.
+	// RecomputeFull keeps the layer's input and recomputes the layer.
 	RecomputeFull Recompute = "full"
 )
 
-// Options are the trades of memory for time.
+// Options trade memory for time.
 type Options struct {
 	Recompute Recompute // "": RecomputeNone
 	// LossChunk bounds the tokens with logits in memory at once; 0: DefaultLossChunk.
@@ -34,38 +32,37 @@ type Options struct {
 	Hooks     Hooks
 }
 
-// DefaultLossChunk keeps the largest matrix product of the model efficient on any device
-// while its logits, with 128K entries of bfloat16 each, take 256 MiB.
+// DefaultLossChunk is large enough for an efficient matrix product on any device; its logits, with 128K entries of
+// bfloat16 each, take 256 MiB.
 const DefaultLossChunk = 1024
 
-// Batch is one rank's part of one micro batch. Seq is this rank's tokens, which may
-// be none: it still takes part in attention, which is collective.
+// Batch is one rank's part of a micro batch. Seq is this rank's tokens. A rank without tokens still takes part in
+// attention, which is collective.
 type Batch struct {
 	IDs     View // int32 [batch, seq, 1, 1]
 	Targets View // int32 [batch, seq, 1, 1]; negative: no target
 	Cos     View // float32 [batch, seq, 1, headDim/2]; see Rope.Fill
 	Sin     View // likewise
 
-	// Parts, if given, cut the rows of the batch, which Forward then sums the losses
-	// of apart.
+	// Parts, if given, divide the rows of the batch. Forward then sums the losses of each part separately.
 	Parts []Part
 }
 
-// Part is rows of a batch, up to Hi and from the Hi of the part before; their losses are added to
-// element Sum of the vector of sums.
+// Part is the rows of a batch from the previous part's Hi to Hi. Their losses are added to element Sum of the vector of
+// sums.
 type Part struct{ Hi, Sum int }
 
-// Model is a transformer of the llama family. Its methods queue work and wait for nothing.
+// Model is a transformer of the llama family. Its methods queue work without waiting.
 //
-// In the comments B is batch, S this rank's tokens, E the hidden size, H and K the heads of
-// queries and of keys and values, D the head dim, F the intermediate size, V the vocabulary.
+// In the comments B is batch, S this rank's tokens, E the hidden size, H and K the heads of queries and of keys and
+// values, D the head dim, F the intermediate size, V the vocabulary.
 type Model struct {
 	cfg   *hf.Config
 	ops   Ops
 	att   Attention
 	opt   Options
 	dtype tensor.DType // of activations
-	accum tensor.DType // of accumulated values: float32, or float64 for activations in that
+	accum tensor.DType // of accumulated values: float32, or float64 for float64 activations
 
 	dryRun bool // Plan measures the memory of a pass without computing it
 
@@ -76,13 +73,12 @@ type Model struct {
 	head   weight // [V, E]; embed if tied
 }
 
-// A weight is a parameter as a pass needs it: its values, and the gradient to add to.
+// A weight is a parameter in a pass: its values, and the gradient to add to.
 type weight struct{ w, g View }
 
 type layer [hf.Roles]weight
 
-// New returns a model over the given parameters. cfg is resolved and valid; the parameters have
-// the layout of cfg.
+// New returns a model over the given parameters, which have the layout of cfg. cfg must be resolved and valid.
 func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Model {
 	if opt.LossChunk <= 0 {
 		opt.LossChunk = DefaultLossChunk
@@ -121,9 +117,8 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 	return m
 }
 
-// Forward adds the sum of -log p(target) over the batch's targets to loss, a float64 scalar; of a
-// batch in parts to the elements of a float64 vector.
-// Nothing is kept; the arena is as before when it returns.
+// Forward adds the sum of -log p(target) over the batch's targets to loss, a float64 scalar; with Parts, to the
+// elements of a float64 vector. It keeps no activations and restores the arena.
 func (m *Model) Forward(a *tensor.Arena, b Batch, loss View) error {
 	defer a.Release(a.Mark())
 	x, err := m.layersForward(a, b)
@@ -134,8 +129,8 @@ func (m *Model) Forward(a *tensor.Arena, b Batch, loss View) error {
 	return nil
 }
 
-// Logits sets logits, [1, T, 1, V] of the type of activations, to the logits of the last T tokens of a
-// batch of one sequence, which needs no targets. Nothing is kept; the arena is as before when it returns.
+// Logits computes the logits of the last T tokens of a batch of one sequence into logits, [1, T, 1, V] of the type of
+// activations. The batch needs no targets. It keeps no activations and restores the arena.
 func (m *Model) Logits(a *tensor.Arena, b Batch, logits View) error {
 	defer a.Release(a.Mark())
 	x, err := m.layersForward(a, b)
@@ -152,7 +147,7 @@ func (m *Model) Logits(a *tensor.Arena, b Batch, logits View) error {
 	return nil
 }
 
-// layersForward returns the last layer's output, [B, S, 1, E]. Of the layers nothing is kept.
+// layersForward returns the last layer's output, [B, S, 1, E]. It keeps no activations of the layers.
 func (m *Model) layersForward(a *tensor.Arena, b Batch) (View, error) {
 	x, out := m.hidden(a, b), m.hidden(a, b)
 	if err := m.embedForward(b, x); err != nil {
@@ -175,7 +170,7 @@ func (m *Model) layersForward(a *tensor.Arena, b Batch) (View, error) {
 	return x, call(m.opt.Hooks.Use, m.flat.Head())
 }
 
-// embedForward: x = the rows of the embedding. All layers use the vectors.
+// embedForward sets x to rows of the embedding. All layers use the vectors.
 func (m *Model) embedForward(b Batch, x View) error {
 	for _, bucket := range []int{Embedding, m.flat.Vectors()} {
 		if err := call(m.opt.Hooks.Use, bucket); err != nil {
@@ -186,13 +181,12 @@ func (m *Model) embedForward(b Batch, x View) error {
 	return nil
 }
 
-// ForwardBackward adds the sum of -log p(target) over the batch's targets to loss, a float64
-// scalar, and the gradient of scale times that sum to the gradients of the parameters. The
-// arena is as before when it returns.
+// ForwardBackward adds the sum of -log p(target) over the batch's targets to loss, a float64 scalar, and the gradient
+// of scale times that sum to the gradients of the parameters. It restores the arena.
 func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float64) error {
 	defer a.Release(a.Mark())
-	// d is the gradient between layers. It is changed in place on its way
-	// back, and lies below the layers in the arena, which are released one by one.
+	// The gradient d between layers is updated in place. It is below the layers in the arena, which are released one by
+	// one.
 	d, x := m.hidden(a, b), m.hidden(a, b)
 	if err := m.embedForward(b, x); err != nil {
 		return err
@@ -273,15 +267,14 @@ func (m *Model) hidden(a *tensor.Arena, b Batch) View {
 	return a.Alloc(m.dtype, b.IDs.Len(tensor.Batch), b.IDs.Len(tensor.Seq), 1, m.cfg.HiddenSize)
 }
 
-// FLOPs returns the model FLOPs of a forward and a backward pass over one sequence that consists
-// of documents of the given lengths (one, where documents are not told apart). It counts
-// what the model needs, so neither recomputed activations nor the embedding lookup:
+// FLOPs returns the model FLOPs of a forward and a backward pass over one sequence of documents with the given lengths.
+// It leaves out recomputed activations and the embedding lookup:
 //
 //	6 * weights of all matrix products, lm_head among them, for each token, and
 //	12 * heads * headDim for each visible (query, key) pair of each layer: two products
 //	forward, four backward.
 //
-// Pairs are counted one by one, so a causal mask costs half and a window its visible part.
+// It counts pairs exactly: a causal mask costs half, and a window its visible part.
 func FLOPs(cfg *hf.Config, docs []int) float64 {
 	tokens := 0
 	for _, n := range docs {
@@ -295,8 +288,8 @@ func FLOPs(cfg *hf.Config, docs []int) float64 {
 	return flops
 }
 
-// matmulWeights returns the elements of the matrices that a token is multiplied with. A tied
-// embedding serves as lm_head and counts, a separate one is only looked up.
+// matmulWeights returns the elements of the matrices in products with a token. A tied embedding counts as lm_head; a
+// separate one is only looked up.
 func matmulWeights(cfg *hf.Config) int64 {
 	n, flat := int64(0), NewLayout(cfg, 1)
 	for i, p := range flat.Params {
@@ -307,20 +300,20 @@ func matmulWeights(cfg *hf.Config) int64 {
 	return n
 }
 
-// VisiblePairs counts the (query, key) pairs of causal attention inside documents, where a query
-// sees itself and window keys before it; -1: all before it. It is exact up to 2^53.
+// VisiblePairs counts the (query, key) pairs of causal attention inside documents. A query sees itself and window keys
+// before it; -1: all before it. The count is exact up to 2^53.
 func VisiblePairs(docs []int, window int) float64 {
 	pairs := 0.0
 	for _, n := range docs {
 		pairs += triangle(n)
 		if window >= 0 && n > window+1 {
-			pairs -= triangle(n - window - 1) // keys out of sight of the last query
+			pairs -= triangle(n - window - 1) // keys hidden from the last query
 		}
 	}
 	return pairs
 }
 
-// triangle returns 1 + 2 + ... + n, which may not fit an integer.
+// triangle returns 1 + 2 + ... + n, which may exceed an integer.
 func triangle(n int) float64 {
 	if n%2 == 0 {
 		return float64(n/2) * float64(n+1)
@@ -328,16 +321,15 @@ func triangle(n int) float64 {
 	return float64(n) * float64((n+1)/2)
 }
 
-// Bucket is elements [Lo, Hi) of the flat buffers: parameters that are needed at the same time of a
-// pass, and gathered and reduced in one piece. Bucket 0 is the embedding, 1 to L
-// are the matrices of the layers, L+1 is the head, empty where it is tied to the embedding,
-// and L+2 is all vectors, which are the only parameters without weight decay.
+// Bucket is the elements [Lo, Hi) of the flat buffers: parameters used at the same time of a pass, and gathered and
+// reduced in one piece. Bucket 0 is the embedding, 1 to L are the matrices of the layers, L+1 is the head (empty if
+// tied), and L+2 is all vectors, the only parameters without weight decay.
 type Bucket struct{ Lo, Hi int64 }
 
 // Size returns the elements of the bucket.
 func (b Bucket) Size() int64 { return b.Hi - b.Lo }
 
-// FlatLayout is where every parameter lies in the flat buffers.
+// FlatLayout maps every parameter to its place in the flat buffers.
 type FlatLayout struct {
 	Params  []Param
 	Buckets []Bucket
@@ -345,8 +337,8 @@ type FlatLayout struct {
 	unit    int64 // divides the sizes of buckets
 }
 
-// NewLayout returns the layout for that many ranks: every bucket can be cut into as many equal
-// parts, each a multiple of Align.
+// NewLayout returns the layout for a number of ranks. Every bucket divides into that many equal parts, each a multiple
+// of Align.
 func NewLayout(cfg *hf.Config, ranks int) *FlatLayout {
 	l := &FlatLayout{unit: Align * int64(max(ranks, 1))}
 	std := cfg.InitializerRange
@@ -367,7 +359,7 @@ func NewLayout(cfg *hf.Config, ranks int) *FlatLayout {
 	return l
 }
 
-// bucketOf returns the bucket of a tensor in a model with that number of layers.
+// bucketOf returns the bucket of a tensor.
 func bucketOf(t hf.Tensor, layers int) int {
 	switch {
 	case len(t.Shape) == 1:
@@ -421,17 +413,17 @@ const Embedding = 0
 // Layer returns the number of a layer's bucket.
 func Layer(i int) int { return i + 1 }
 
-// Hooks tell of the passes' way through the buckets, so that weights can arrive, and gradients
-// leave, while a pass goes on. They queue work and wait for nothing; a nil one is not called.
+// Hooks report the progress of passes through the buckets, so that weights can arrive and gradients leave during a
+// pass. They queue work without waiting; nil ones are not called.
 type Hooks struct {
-	// Use is called before the first operation of a forward pass that reads a bucket. A backward
-	// pass reads the weights of its forward pass.
+	// Use is called before the first operation of a forward pass that reads a bucket. A backward pass reads the weights
+	// of its forward pass.
 	Use func(bucket int) error
-	// Begin is called before the first operation of a backward pass that adds to the gradients
-	// of a bucket, and Done after the last.
+	// Begin is called before the first operation of a backward pass that adds to the gradients of a bucket, and Done
+	// after the last.
 	Begin, Done func(bucket int) error
-	// Keep is called with the activations that a layer's backward pass will read, and Bring before it reads them. Keep
-	// may copy them elsewhere; Bring then sets each view to memory that holds them again.
+	// Keep is called with the activations of a layer for its backward pass, and Bring before that reads them. Keep may
+	// copy them elsewhere; Bring then sets each view to memory with their content.
 	Keep, Bring func(layer int, saved []*View) error
 }
 

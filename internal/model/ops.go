@@ -8,18 +8,15 @@ import (
 // View is a strided window onto device memory; see package tensor.
 type View = tensor.View
 
-// Ops is what the model asks of a device: every operation of a training step but attention and
-// communication, by topic. kernels/cpu and kernels/gpu implement it; opstest is the suite that each
-// runs. Calls are queued on the device's stream and wait for nothing.
+// Ops are the operations of a training step on a device, except attention and communication, by topic. kernels/cpu and
+// kernels/gpu implement it; opstest has their common tests. Calls are queued on the device's stream without waiting.
 //
-// No call returns an error. A fault of shape or type is a mistake of the caller: it panics before
-// anything is queued. What goes wrong later, such as a token outside the vocabulary or a fault of
-// the device, comes out of the stream's Sync.
+// No call returns an error. A fault of shape or type is a mistake of the caller and panics before anything is queued.
+// The stream's Sync returns later faults, such as a token outside the vocabulary or a fault of the device.
 //
-// An activation is [batch, seq, heads, dim], taken as a matrix of batch*seq rows and
-// heads*dim columns. A weight is [1, out, 1, in]. Activations have the compute type;
-// parameters that the step updates, gradients of parameters, norms and losses are float32.
-// Views are dense, but those of Add, Zero and Copy.
+// An activation is [batch, seq, heads, dim], as a matrix of batch*seq rows and heads*dim columns. A weight is [1, out,
+// 1, in]. Activations have the compute type; updated parameters, their gradients, norms and losses are float32. Views
+// are dense, except in Add, Zero and Copy.
 type Ops interface {
 	Products
 	Norms
@@ -29,8 +26,8 @@ type Ops interface {
 
 // Products are the matrix products.
 type Products interface {
-	// Linear sets y [rows, out] to x [rows, in] times w transposed, plus add, of the shape of y,
-	// which may be the zero View: nothing is added.
+	// Linear sets y [rows, out] to x [rows, in] times w transposed, plus add, of the shape of y. With the zero View as
+	// add it adds nothing.
 	Linear(y, x, w, add View)
 	// LinearDX sets dx [rows, in] to dy [rows, out] times w, or adds it.
 	LinearDX(dx, dy, w View, accumulate bool)
@@ -38,28 +35,26 @@ type Products interface {
 	LinearDW(dw, dy, x View)
 }
 
-// Norms are RMSNorms, of rows and of heads, and the rotation that follows those of heads.
+// Norms are RMSNorms, of rows and of heads, and the rotation after head norms.
 type Norms interface {
 	// RMSNorm normalises over the last axis: y = x * inv * w with inv = 1 / sqrt(mean(x^2)
 	// + eps), kept as float32 [batch, seq, heads, 1] for the backward pass. w: [1, 1, 1, dim].
 	RMSNorm(y, inv, x, w View, eps float64)
 	// AddRMSNorm sets sum = a + b and y = RMSNorm(sum). sum may be a.
 	AddRMSNorm(y, inv, sum, a, b, w View, eps float64)
-	// RMSNormBackward sets dx to the gradient of x, or adds it, and adds that of w to dw.
+	// RMSNormBackward sets dx to the gradient of x, or adds it, and adds the gradient of w to dw.
 	RMSNormBackward(dx, dw, dy, x, inv, w View, accumulate bool)
 
-	// NormRope sets y [batch, seq, heads, dim] to the rotation of RMSNorm(x), halves against
-	// halves as Hugging Face does: (x1*cos - x2*sin, x2*cos + x1*sin). cos, sin: float32
-	// [batch, seq, 1, dim/2]; inv: float32 [batch, seq, heads, 1], kept as by RMSNorm. With the
-	// zero View as w there is no norm and inv is not used; then y may be x.
+	// NormRope sets y [batch, seq, heads, dim] to the rotation of RMSNorm(x), in Hugging Face's form: (x1*cos - x2*sin,
+	// x2*cos + x1*sin) of the halves. cos, sin: float32 [batch, seq, 1, dim/2]; inv: float32 [batch, seq, heads, 1], as
+	// in RMSNorm. With the zero View as w there is no norm and inv is unused; then y may be x.
 	NormRope(y, inv, x, w, cos, sin View, eps float64)
-	// NormRopeBackward sets dx, of the type of x, to its gradient given dy, of that type or
-	// float32, and adds that of w to dw. dx may be dy, if they agree in type. With the zero View
-	// as w, inv, x and dw are not used.
+	// NormRopeBackward sets dx, of the type of x, to its gradient given dy, of that type or float32, and adds the
+	// gradient of w to dw. dx may be dy, if they agree in type. With the zero View as w, inv, x and dw are unused.
 	NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View)
 }
 
-// Tokens are the two ends of the model, where tokens come in and where they are guessed.
+// Tokens are the operations on token ids: embedding and loss.
 type Tokens interface {
 	// Embed sets row i of y to row ids[i] of table [vocab, hidden]. ids: int32 [batch, seq, 1, 1].
 	Embed(y, table, ids View)
@@ -72,7 +67,7 @@ type Tokens interface {
 	CrossEntropy(loss, logits, targets View, scale float64, grad bool)
 }
 
-// Elementwise are the operations that know of no rows.
+// Elementwise are the operations without rows.
 type Elementwise interface {
 	// SwiGLU sets y = silu(gate) * up.
 	SwiGLU(y, gate, up View)
@@ -86,11 +81,11 @@ type Elementwise interface {
 	Copy(dst, src View)
 }
 
-// Attention is one layer's attention over all ranks that share the sequence. The views hold
-// this rank's positions; o, do: [batch, seq, heads, headDim], the gradients like their inputs.
+// Attention is one layer's attention over all ranks that share the sequence. The views hold this rank's positions; o,
+// do: [batch, seq, heads, headDim]; gradients have the shapes of their inputs.
 type Attention interface {
-	// Forward sets out, which comes uninitialised: O in the type of q, LSE in float32.
+	// Forward sets the uninitialised out: O in the type of q, LSE in float32.
 	Forward(layer int, out attention.Partial, q, k, v View) error
-	// Backward sets the gradients, which come uninitialised, in float32, given out of Forward.
+	// Backward sets the uninitialised gradients in float32, given out of Forward.
 	Backward(layer int, grads attention.Grads, do, q, k, v View, out attention.Partial) error
 }

@@ -8,24 +8,23 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Param is one tensor of the model and its place in the flat buffers that hold all weights,
-// all gradients and all optimizer states, each in one piece: the vector to reduce, shard,
-// clip and step is then one, whatever the model.
+// Param is one tensor of the model and its place in the flat buffers: one for all weights, one for all gradients, one
+// for each optimizer state. Reducing, sharding, clipping and stepping then handle one vector for any model.
 type Param struct {
 	hf.Tensor
 	Offset int64 // in the flat buffer, in elements; a multiple of Align
-	Decay  bool  // weight decay applies: to matrices, embeddings too
+	Decay  bool  // weight decay applies: to matrices and embeddings
 
-	// Std is the standard deviation of the first values; 0 of a norm, which begins as 1.
+	// Std is the standard deviation of the first values; 0 for a norm, which starts as 1.
 	Std float64
 }
 
-// Align divides offsets and the total size, in elements, so that every
-// tensor begins at a whole vector of any device and type. The gaps stay zero.
+// Align divides offsets and the total size, in elements, so that every tensor is aligned on any device and type. The
+// gaps stay zero.
 const Align = 64
 
-// Layout lists the parameters of a model in the order of the flat buffer: the embedding, the
-// matrices of each layer, the head, and then all vectors, which are few and small.
+// Layout lists the parameters of a model in the order of the flat buffer: the embedding, the matrices of each layer,
+// the head, then all vectors.
 func Layout(cfg *hf.Config) []Param { return NewLayout(cfg, 1).Params }
 
 // FlatSize returns the elements of a flat buffer for a layout, a multiple of Align.
@@ -66,13 +65,12 @@ func (p Param) View(flat View) View {
 	return v
 }
 
-// InitBlock counts the elements of a parameter that one generator initialises.
+// InitBlock is the number of elements initialised by one generator.
 const InitBlock = 1 << 16
 
-// Init writes a parameter's first values, beginning with element lo, to dst: of a matrix normal(0,
-// Std), of a norm 1. lo is a multiple of InitBlock. They depend on the seed, the name and the
-// place alone, so that any number of ranks, any way of sharding and any number of goroutines
-// start from the same model.
+// Init writes a parameter's first values from element lo to dst: normal(0, Std) for a matrix, 1 for a norm. lo must be
+// a multiple of InitBlock. Values depend on seed, name and place alone, so the model is the same for any number of
+// ranks, sharding or goroutines.
 func (p Param) Init(dst []float32, lo, seed int64) {
 	if p.Std == 0 {
 		for i := range dst {
@@ -86,7 +84,7 @@ func (p Param) Init(dst []float32, lo, seed int64) {
 	h := fnv.New64a()
 	h.Write([]byte(p.Name)) // never fails
 	for block := uint64(lo) / InitBlock; len(dst) > 0; block++ {
-		// The seeds of neighbouring blocks are far apart, by the golden ratio's odd number.
+		// The golden ratio's odd number separates the seeds of neighbouring blocks.
 		r := rand.New(rand.NewPCG(uint64(seed), h.Sum64()+block*0x9e3779b97f4a7c15))
 		n := min(len(dst), InitBlock)
 		for i := range dst[:n] {
@@ -96,28 +94,25 @@ func (p Param) Init(dst []float32, lo, seed int64) {
 	}
 }
 
-// Params are the flat buffers of a model, all of the same layout.
+// Params are the flat buffers of a model, all with one layout.
 type Params struct {
-	// Layout is that layout; nil: Layout(cfg) with one rank's buckets.
+	// Layout is their layout; nil: Layout(cfg) with the buckets of one rank.
 	Layout *FlatLayout
-	// Weights are float32, and the optimizer steps them. The model reads the vectors alone,
-	// unless it is Compute as well; Vectors in its place holds them alone.
+	// Weights are float32, and the optimizer updates them. The model reads only the vectors, unless Weights is also
+	// Compute. Vectors replaces it for these.
 	Weights View
-	// Vectors is the last bucket of Weights, if this device does not have all of them.
+	// Vectors is the last bucket of Weights, if this device does not have all of Weights.
 	Vectors View
-	// Compute is the copy, in the type of activations, that matrix products and the
-	// embedding read. It is Weights itself if that type is float32.
+	// Compute is the copy for matrix products and the embedding, in the type of activations. For float32 it is Weights
+	// itself.
 	Compute View
-	// Grads are float32, and a backward pass adds to them. Zero for a model that only runs
-	// forward.
+	// Grads are float32, and a backward pass adds to them. Zero for a model that only runs forward.
 	Grads View
-	// BucketGrads in its place has a view of its own for each bucket, which may share memory
-	// with others that Hooks keep apart in time.
+	// BucketGrads replaces Grads by a view for each bucket. Views may share memory if Hooks separate them in time.
 	BucketGrads []View
 }
 
-// weight returns the i-th parameter of the layout: matrices from Compute, vectors from Weights or
-// Vectors.
+// weight returns the i-th parameter of the layout: matrices from Compute, vectors from Weights or Vectors.
 func (p *Params) weight(i int, param Param) weight {
 	bucket := p.Layout.Of(i)
 	inBucket := param

@@ -6,21 +6,21 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Memory is the memory of a model on one device, in bytes, apart from the optimizer's states
-// and the buffers of attention's transfers.
+// Memory is the memory of a model on one device in bytes, without optimizer states and buffers of attention's
+// transfers.
 type Memory struct {
 	Weights int64 // float32, for the optimizer
-	Compute int64 // the copy in the type of activations; 0 where that is float32
+	Compute int64 // the copy in the type of activations; 0 for float32
 	Grads   int64 // float32
-	// Activations is the most that an arena holds during ForwardBackward, exactly.
+	// Activations is the exact peak of an arena during ForwardBackward.
 	Activations int64
-	// Validation is the most that it holds during Forward.
+	// Validation is the peak during Forward.
 	Validation int64
 }
 
-// Plan finds the memory of a model for micro batches of batch samples with localTokens
-// tokens of each on this rank, computed in dtype. It runs the code that trains, over an
-// arena without memory and operations that do nothing, so it cannot differ from the run.
+// Plan returns the memory of a model for micro batches of batch samples with localTokens tokens each on this rank,
+// computed in dtype. It runs the training code over an arena without memory and operations that do nothing, so it
+// matches the run.
 func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DType) Memory {
 	n := FlatSize(Layout(cfg))
 	plan := Memory{Weights: 4 * n, Grads: 4 * n}
@@ -42,8 +42,8 @@ func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DTyp
 	return plan
 }
 
-// Rehearse runs a forward and a backward pass, as a run does, over an arena without memory: ops and att are told what a
-// run would ask of them.
+// Rehearse runs a forward and a backward pass over an arena without memory. It passes all calls of a real run to ops
+// and att.
 func Rehearse(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DType, ops Ops, att Attention) error {
 	b, loss := phantomBatch(cfg, batch, localTokens)
 	return New(cfg, ops, att, phantomParams(cfg, dtype), opt).ForwardBackward(tensor.NewMeter(), b, loss, 1)

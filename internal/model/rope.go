@@ -8,14 +8,13 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Rope is a model's rotary position embedding (RoFormer, arXiv:2104.09864): pair i of a head
-// turns by position * InvFreq[i]. The frequencies, even if stretched beyond the
-// trained length, equal Hugging Face's modeling_rope_utils, operation by operation in
-// the precision used there, since weights learn the rounding of the tables they see.
+// Rope is a model's rotary position embedding (RoFormer, arXiv:2104.09864): pair i of a head rotates by position *
+// InvFreq[i]. The frequencies, stretched or not, equal Hugging Face's modeling_rope_utils operation by operation and in
+// its precision, since weights depend on the rounding of these tables.
 type Rope struct {
 	InvFreq []float32
-	// Factor multiplies cos and sin, so that attention scores grow by its square: yarn's
-	// attention factor, 1 for all others.
+	// Factor multiplies cos and sin, so that attention scores grow by its square: yarn's attention factor, 1 for all
+	// others.
 	Factor float64
 }
 
@@ -47,8 +46,7 @@ func NewRope(cfg *hf.Config) *Rope {
 	return r
 }
 
-// llama3 divides by the factor where the wavelength exceeds the trained length, leaves short
-// wavelengths, and blends in between (Llama 3.1's reference code).
+// llama3 divides long wavelengths by the factor, keeps short ones, and blends in between (Llama 3.1's reference code).
 func (r *Rope) llama3(s *hf.RopeScaling) {
 	length := float32(s.OriginalMax)
 	lowWavelen := float32(float64(s.OriginalMax) / s.LowFreqFactor)
@@ -61,18 +59,18 @@ func (r *Rope) llama3(s *hf.RopeScaling) {
 			r.InvFreq[i] = f / factor
 		case wavelen >= highWavelen:
 			smooth := (length/wavelen - low) / float32(s.HighFreqFactor-s.LowFreqFactor)
-			// The conversion keeps the compiler from fusing product and sum, which would
-			// round differently on machines that have such an instruction.
+			// The conversion keeps the compiler from fusing product and sum, which would round differently on machines
+			// with such an instruction.
 			r.InvFreq[i] = float32((1-smooth)*f/factor) + float32(smooth*f)
 		}
 	}
 }
 
-// yarn interpolates dimensions that turn less than BetaSlow times within the trained length,
-// leaves those that turn more than BetaFast times, and ramps in between (arXiv:2309.00071).
+// yarn interpolates dimensions with fewer than BetaSlow turns within the trained length, keeps dimensions with more
+// than BetaFast turns, and ramps in between (arXiv:2309.00071).
 func (r *Rope) yarn(cfg *hf.Config, s *hf.RopeScaling) {
 	factor := s.Factor
-	if factor == 0 { // DeepSeek's configs say it so
+	if factor == 0 { // as in DeepSeek's configs
 		factor = float64(cfg.MaxPositionEmbedding) / float64(s.OriginalMax)
 	}
 	r.Factor = yarnFactor(s, factor)
@@ -125,14 +123,12 @@ func yarnRange(cfg *hf.Config, s *hf.RopeScaling) (low, high float64) {
 	return max(low, 0), min(high, dim-1)
 }
 
-// Fill writes the tables of positions, which count from 0 in each document and are those of
-// this rank's tokens, batch after batch. cos, sin: [batch, seq, 1, headDim/2] on the host,
-// float32, or float64 for a model computed in that.
+// Fill writes the tables for positions, which count from 0 in each document: this rank's tokens, batch after batch.
+// cos, sin: [batch, seq, 1, headDim/2] on the host, float32, or float64 for a float64 model.
 //
-// The angle is the float32 product of position and frequency, as in Hugging Face and the
-// trainers that follow it. At a million positions that is off by up to 0.03 rad in the
-// fastest pairs, yet an exact angle would disagree with every library that later runs the
-// weights; cos and sin of that angle are computed in float64 and rounded once.
+// The angle is the float32 product of position and frequency, as in Hugging Face and other trainers. At a million
+// positions it is off by up to 0.03 rad in the fastest pairs, but an exact angle would disagree with every library that
+// later runs the weights. cos and sin of the angle are computed in float64 and rounded once.
 func (r *Rope) Fill(cos, sin View, positions []int) {
 	switch cos.DType() {
 	case tensor.F64:

@@ -22,10 +22,9 @@ func (c *Kernels) Forward(
 	if err := computable("attention forward", all...); err != nil {
 		return nil, err
 	}
-	c.stream.Do("attention reset", func() error {
+	c.queue("attention reset", func() {
 		fillAny(acc.O, 0)
 		fillAny(acc.LSE, math.Inf(-1))
-		return nil
 	})
 	c.resetMax(p.Scores)
 	c.forward = forwardPass{c, o, acc, q, p}
@@ -52,14 +51,7 @@ func (f *forwardPass) Block(b attention.Block) error {
 	}
 	x := *f
 	b.Tiles, b.Columns = slices.Clone(b.Tiles), slices.Clone(b.Columns)
-	x.c.stream.Do("attention forward", func() error {
-		if x.q.DType() == tensor.F64 {
-			forward[float64](&x, b)
-		} else {
-			forward[float32](&x, b)
-		}
-		return nil
-	})
+	x.c.queue("attention forward", func() { forType(x.q, forward[float64], forward[float32])(&x, b) })
 	return nil
 }
 
@@ -87,14 +79,7 @@ func (c *Kernels) Backward(
 	if p.Scores != nil && !p.Scores.DBias.IsZero() {
 		c.Zero(p.Scores.DBias)
 	}
-	c.stream.Do("attention delta", func() error {
-		if q.DType() == tensor.F64 {
-			rowDots[float64](c, s.Delta, do, s.O)
-		} else {
-			rowDots[float32](c, s.Delta, do, s.O)
-		}
-		return nil
-	})
+	c.queue("attention delta", func() { forType(q, rowDots[float64], rowDots[float32])(c, s.Delta, do, s.O) })
 	c.backward = backwardPass{c, dq, do, q, s, p}
 	return &c.backward, nil
 }
@@ -122,14 +107,7 @@ func (f *backwardPass) Block(b attention.GradBlock) error {
 	}
 	x := *f
 	b.Tiles, b.Columns = slices.Clone(b.Tiles), slices.Clone(b.Columns)
-	x.c.stream.Do("attention backward", func() error {
-		if x.q.DType() == tensor.F64 {
-			backward[float64](&x, b)
-		} else {
-			backward[float32](&x, b)
-		}
-		return nil
-	})
+	x.c.queue("attention backward", func() { forType(x.q, backward[float64], backward[float32])(&x, b) })
 	return nil
 }
 

@@ -61,7 +61,8 @@ func (x *problem) backward(t testing.TB, c *Kernels) {
 	pass, err := c.Backward(x.grads.DQ, x.do, x.q, attention.Saved{O: x.acc.O, LSE: x.acc.LSE, Delta: x.delta}, x.p)
 	check(t, err)
 	check(t, pass.Block(attention.GradBlock{
-		Block: x.block(), KeyGrads: attention.KeyGrads{DK: x.grads.DK, DV: x.grads.DV}, Fresh: partition.Range{Hi: x.k.Len(tensor.Seq)},
+		Block: x.block(), KeyGrads: attention.KeyGrads{DK: x.grads.DK, DV: x.grads.DV},
+		Fresh: partition.Range{Hi: x.k.Len(tensor.Seq)},
 	}))
 	check(t, pass.End())
 }

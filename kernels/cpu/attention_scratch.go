@@ -167,13 +167,7 @@ func (c *Kernels) FoldSink(o, lse, sink tensor.View) error {
 	if err := computable("attention sink", o, lse, sink); err != nil {
 		return err
 	}
-	c.queue("attention sink", func() {
-		if lse.DType() == tensor.F64 {
-			foldSink[float64](c, o, lse, sink)
-		} else {
-			foldSink[float32](c, o, lse, sink)
-		}
-	})
+	c.queue("attention sink", func() { forType(lse, foldSink[float64], foldSink[float32])(c, o, lse, sink) })
 	return nil
 }
 
@@ -186,11 +180,7 @@ func (c *Kernels) SinkGrad(dsink, do, o, lse, sink tensor.View) error {
 		return err
 	}
 	c.queue("attention sink gradient", func() {
-		if lse.DType() == tensor.F64 {
-			sinkGrad[float64](c, dsink, do, o, lse, sink)
-		} else {
-			sinkGrad[float32](c, dsink, do, o, lse, sink)
-		}
+		forType(lse, sinkGrad[float64], sinkGrad[float32])(c, dsink, do, o, lse, sink)
 	})
 	return nil
 }

@@ -131,7 +131,8 @@ func TestAttentionAllocates(t *testing.T) {
 func TestAttentionFaults(t *testing.T) {
 	c, x := newCPU(t), newProblem(8, 4)
 	half, double := tensor.New(tensor.BF16, 1, 8, 8, 1), tensor.New(tensor.F64, 1, 8, 8, 4)
-	if _, err := c.Backward(x.grads.DQ, double, x.q, attention.Saved{O: x.acc.O, LSE: x.acc.LSE, Delta: x.delta}, x.p); err == nil {
+	if _, err := c.Backward(x.grads.DQ, double, x.q, attention.Saved{O: x.acc.O, LSE: x.acc.LSE, Delta: x.delta},
+		x.p); err == nil {
 		t.Error("Backward took float64 beside float32")
 	}
 	if _, err := c.Forward(x.acc.O, attention.Partial{O: x.acc.O, LSE: half}, x.q, x.p); err == nil {

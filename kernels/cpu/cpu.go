@@ -58,11 +58,7 @@ func (c *Kernels) Add(dst, src tensor.View) {
 	mustBeHere("add", dst, src)
 	t := dst.DType()
 	shape.Must(shape.SameShape(dst, src) && src.DType() == t && (t == tensor.F32 || t == tensor.F64), "add", dst, src)
-	if t == tensor.F64 {
-		add[float64](c, dst, src)
-		return
-	}
-	add[float32](c, dst, src)
+	forType(dst, add[float64], add[float32])(c, dst, src)
 }
 
 func add[T tensor.Float](c *Kernels, dst, src tensor.View) {

@@ -23,6 +23,14 @@ func grow[T any](buf *[]T, n int) []T {
 	return (*buf)[:n]
 }
 
+// forType returns the float64 version of a function if v is float64, otherwise the float32 version.
+func forType[F any](v tensor.View, f64, f32 F) F {
+	if v.DType() == tensor.F64 {
+		return f64
+	}
+	return f32
+}
+
 // queue queues work that cannot fail.
 func (c *Kernels) queue(name string, run func()) {
 	c.stream.Do(name, func() error { run(); return nil })

@@ -27,7 +27,8 @@ func BenchmarkHalfLinear(b *testing.B) { benchmarkLinear(b, tensor.BF16) }
 
 func benchmarkLinear(b *testing.B, dtype tensor.DType) {
 	rng := rand.New(rand.NewPCG(1, 1))
-	for _, s := range [][3]int{{256, 128, 384}, {1024, 256, 688}, {1024, 688, 256}, {512, 512, 512}, {1024, 1024, 1024}, {2048, 2048, 2048}} {
+	for _, s := range [][3]int{{256, 128, 384}, {1024, 256, 688}, {1024, 688, 256}, {512, 512, 512}, {1024, 1024, 1024},
+		{2048, 2048, 2048}} {
 		m, k, n := s[0], s[1], s[2]
 		c := newTestCPU(b)
 		draw := func(rows, cols int) tensor.View {

@@ -17,11 +17,7 @@ func (c *Kernels) Embed(y, table, ids tensor.View) {
 		return
 	}
 	checkEmbed("embed", y, table, ids)
-	if y.DType() == tensor.F64 {
-		embed[float64](c, y, table, ids)
-		return
-	}
-	embed[float32](c, y, table, ids)
+	forType(y, embed[float64], embed[float32])(c, y, table, ids)
 }
 
 // checkEmbed panics unless x [rows, hidden], table [vocab, hidden] and ids [rows] match.
@@ -66,11 +62,7 @@ func (c *Kernels) EmbedBackward(dtable, dy, ids tensor.View) {
 		return
 	}
 	checkEmbed("embed backward", dy, dtable, ids)
-	if dy.DType() == tensor.F64 {
-		embedBackward[float64](c, dtable, dy, ids)
-		return
-	}
-	embedBackward[float32](c, dtable, dy, ids)
+	forType(dy, embedBackward[float64], embedBackward[float32])(c, dtable, dy, ids)
 }
 
 // embedCols is the number of columns in one piece of work. The split is by columns, and each piece visits all tokens in
@@ -105,11 +97,7 @@ func (c *Kernels) CrossEntropy(loss, logits, targets tensor.View, scale float64,
 	dense("cross entropy", logits.DType(), logits)
 	shape.Must(loss.Size() == 1 && loss.DType() == tensor.F64 && targets.DType() == tensor.I32 &&
 		targets.IsDense() && targets.Size() == logits.Rows(), "cross entropy", loss, logits, targets)
-	if logits.DType() == tensor.F64 {
-		crossEntropy[float64](c, loss, logits, targets, scale, grad)
-		return
-	}
-	crossEntropy[float32](c, loss, logits, targets, scale, grad)
+	forType(logits, crossEntropy[float64], crossEntropy[float32])(c, loss, logits, targets, scale, grad)
 }
 
 func crossEntropy[T tensor.Float](c *Kernels, loss, logits, targets tensor.View, scale float64, grad bool) {

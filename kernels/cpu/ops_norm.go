@@ -17,11 +17,7 @@ func (c *Kernels) RMSNorm(y, inv, x, w tensor.View, eps float64) {
 		return
 	}
 	checkNorm("rmsnorm", inv, w, y, x)
-	if y.DType() == tensor.F64 {
-		rmsNorm[float64](c, y, inv, tensor.View{}, x, tensor.View{}, w, eps)
-		return
-	}
-	rmsNorm[float32](c, y, inv, tensor.View{}, x, tensor.View{}, w, eps)
+	forType(y, rmsNorm[float64], rmsNorm[float32])(c, y, inv, tensor.View{}, x, tensor.View{}, w, eps)
 }
 
 // AddRMSNorm sets sum = a + b and y = RMSNorm(sum). sum may be a.
@@ -31,11 +27,7 @@ func (c *Kernels) AddRMSNorm(y, inv, sum, a, b, w tensor.View, eps float64) {
 		return
 	}
 	checkNorm("add rmsnorm", inv, w, y, sum, a, b)
-	if y.DType() == tensor.F64 {
-		rmsNorm[float64](c, y, inv, sum, a, b, w, eps)
-		return
-	}
-	rmsNorm[float32](c, y, inv, sum, a, b, w, eps)
+	forType(y, rmsNorm[float64], rmsNorm[float32])(c, y, inv, sum, a, b, w, eps)
 }
 
 // checkNorm panics unless xs have the same shape, and inv and w match it.
@@ -80,11 +72,7 @@ func (c *Kernels) RMSNormBackward(dx, dw, dy, x, inv, w tensor.View, accumulate 
 	}
 	checkNorm("rmsnorm backward", inv, w, dx, dy, x)
 	shape.Must(dw.Size() == w.Size() && dw.DType() == w.DType() && dw.IsDense(), "rmsnorm backward", dw, w)
-	if dx.DType() == tensor.F64 {
-		rmsNormBackward[float64](c, dx, dw, dy, x, inv, w, accumulate)
-		return
-	}
-	rmsNormBackward[float32](c, dx, dw, dy, x, inv, w, accumulate)
+	forType(dx, rmsNormBackward[float64], rmsNormBackward[float32])(c, dx, dw, dy, x, inv, w, accumulate)
 }
 
 // normParts limits the partial sums of dw. Each belongs to one piece of work and has dim float64s.
@@ -128,11 +116,7 @@ func (c *Kernels) NormRope(y, inv, x, w, cos, sin tensor.View, eps float64) {
 	if !w.IsZero() {
 		checkNorm("norm and rope", inv, w, y, x)
 	}
-	if x.DType() == tensor.F64 {
-		normRope[float64](c, y, inv, x, w, cos, sin, eps)
-		return
-	}
-	normRope[float32](c, y, inv, x, w, cos, sin, eps)
+	forType(x, normRope[float64], normRope[float32])(c, y, inv, x, w, cos, sin, eps)
 }
 
 func checkRope(op string, w, cos, sin tensor.View, xs ...tensor.View) {
@@ -178,11 +162,7 @@ func (c *Kernels) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin tensor.View) 
 		checkNorm("norm and rope backward", inv, w, dx, dy, x)
 		shape.Must(dw.Size() == w.Size() && dw.DType() == w.DType() && dw.IsDense(), "norm and rope backward", dw, w)
 	}
-	if dx.DType() == tensor.F64 {
-		normRopeBackward[float64](c, dx, dw, dy, x, inv, w, cos, sin)
-		return
-	}
-	normRopeBackward[float32](c, dx, dw, dy, x, inv, w, cos, sin)
+	forType(dx, normRopeBackward[float64], normRopeBackward[float32])(c, dx, dw, dy, x, inv, w, cos, sin)
 }
 
 func normRopeBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w, cos, sin tensor.View) {
@@ -227,11 +207,7 @@ func (c *Kernels) SwiGLU(y, gate, up tensor.View) {
 	}
 	dense("swiglu", y.DType(), y, gate, up)
 	shape.Must(shape.SameShape(y, gate, up), "swiglu", y, gate, up)
-	if y.DType() == tensor.F64 {
-		swiGLU[float64](c, y, gate, up)
-		return
-	}
-	swiGLU[float32](c, y, gate, up)
+	forType(y, swiGLU[float64], swiGLU[float32])(c, y, gate, up)
 }
 
 func swiGLU[T tensor.Float](c *Kernels, y, gate, up tensor.View) {
@@ -252,11 +228,7 @@ func (c *Kernels) SwiGLUBackward(dgate, dup, dy, gate, up tensor.View) {
 	}
 	dense("swiglu backward", dgate.DType(), dgate, dup, dy, gate, up)
 	shape.Must(shape.SameShape(dgate, dup, dy, gate, up), "swiglu backward", dgate, dup, dy, gate, up)
-	if dgate.DType() == tensor.F64 {
-		swiGLUBackward[float64](c, dgate, dup, dy, gate, up)
-		return
-	}
-	swiGLUBackward[float32](c, dgate, dup, dy, gate, up)
+	forType(dgate, swiGLUBackward[float64], swiGLUBackward[float32])(c, dgate, dup, dy, gate, up)
 }
 
 func swiGLUBackward[T tensor.Float](c *Kernels, dgate, dup, dy, gate, up tensor.View) {
@@ -277,11 +249,7 @@ func (c *Kernels) Linear(y, x, w, add tensor.View) {
 		denseActivations("linear", y, add)
 		shape.Must(add.Rows() == y.Rows() && add.Cols() == y.Cols(), "linear", y, add)
 	}
-	if y.DType() == tensor.F64 {
-		linear[float64](c, y, x, w, add)
-		return
-	}
-	linear[float32](c, y, x, w, add)
+	forType(y, linear[float64], linear[float32])(c, y, x, w, add)
 }
 
 func linear[T tensor.Float](c *Kernels, y, x, w, add tensor.View) {
@@ -297,11 +265,7 @@ func linear[T tensor.Float](c *Kernels, y, x, w, add tensor.View) {
 func (c *Kernels) LinearDX(dx, dy, w tensor.View, accumulate bool) {
 	denseActivations("linear dx", dx, dy, w)
 	shape.Must(dx.Rows() == dy.Rows() && dx.Cols() == w.Cols() && dy.Cols() == w.Rows(), "linear dx", dx, dy, w)
-	if dx.DType() == tensor.F64 {
-		linearDX[float64](c, dx, dy, w, accumulate)
-		return
-	}
-	linearDX[float32](c, dx, dy, w, accumulate)
+	forType(dx, linearDX[float64], linearDX[float32])(c, dx, dy, w, accumulate)
 }
 
 func linearDX[T tensor.Float](c *Kernels, dx, dy, w tensor.View, accumulate bool) {
@@ -317,11 +281,7 @@ func (c *Kernels) LinearDW(dw, dy, x tensor.View) {
 	shape.Must((dw.DType() == x.DType() || isHalf(x.DType()) && dw.DType() == tensor.F32) &&
 		dw.IsDense(), "linear dw", dw, dy, x)
 	shape.Must(dy.Rows() == x.Rows() && dw.Cols() == x.Cols() && dw.Rows() == dy.Cols(), "linear dw", dw, dy, x)
-	if dw.DType() == tensor.F64 {
-		linearDW[float64](c, dw, dy, x)
-		return
-	}
-	linearDW[float32](c, dw, dy, x)
+	forType(dw, linearDW[float64], linearDW[float32])(c, dw, dy, x)
 }
 
 func linearDW[T tensor.Float](c *Kernels, dw, dy, x tensor.View) {
@@ -346,11 +306,7 @@ func factorOf[T tensor.Float](v tensor.View, transposed bool) factor[T] {
 func (c *Kernels) SumSquares(sum, g tensor.View) {
 	dense("sum of squares", g.DType(), g)
 	shape.Must(sum.Size() == 1 && sum.DType() == tensor.F64, "sum of squares", sum, g)
-	if g.DType() == tensor.F64 {
-		addSquares[float64](c, sum, g)
-		return
-	}
-	addSquares[float32](c, sum, g)
+	forType(g, addSquares[float64], addSquares[float32])(c, sum, g)
 }
 
 func addSquares[T tensor.Float](c *Kernels, sum, g tensor.View) {
@@ -375,11 +331,7 @@ func (c *Kernels) AdamW(p, copied, g, m, v, sum tensor.View, h kernels.AdamStep)
 	dense("adamw", p.DType(), p, g, m, v)
 	shape.Must(p.Size() == g.Size() && p.Size() == m.Size() && p.Size() == v.Size(), "adamw", p, g, m, v)
 	shape.Must(h.MaxNorm <= 0 && h.Scale <= 0 || sum.Size() == 1 && sum.DType() == tensor.F64, "adamw", sum)
-	if p.DType() == tensor.F64 {
-		adamW[float64](c, p, g, m, v, sum, h)
-	} else {
-		adamW[float32](c, p, g, m, v, sum, h)
-	}
+	forType(p, adamW[float64], adamW[float32])(c, p, g, m, v, sum, h)
 	if !copied.IsZero() {
 		c.Copy(copied, p)
 	}

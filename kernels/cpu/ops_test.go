@@ -335,7 +335,8 @@ func lossPieces(t *testing.T) {
 			t.Errorf("%d logits: loss %v, want %v", n, got, want)
 		}
 		grads := tensor.Data[float64](wide)
-		if err := near.Each(logits, grads, near.Finite, func(i int) float64 { return 4e-7*math.Abs(grads[i]) + 1e-38 }); err != nil {
+		if err := near.Each(logits, grads, near.Finite,
+			func(i int) float64 { return 4e-7*math.Abs(grads[i]) + 1e-38 }); err != nil {
 			t.Fatalf("%d logits: gradients: %v", n, err)
 		}
 	}

@@ -100,7 +100,8 @@ func TestFlashWaitsForKeys(t *testing.T) {
 		k             *Flash
 		deterministic bool
 	}{
-		{"shapes of this GPU", r.newFlash(false), false}, {"deterministic", r.newFlash(true), true}, {"before Hopper", r.newOlderFlash(true), true},
+		{"shapes of this GPU", r.newFlash(false), false}, {"deterministic", r.newFlash(true), true},
+		{"before Hopper", r.newOlderFlash(true), true},
 	} {
 		for _, dims := range [][2]int{{64, 64}, {128, 128}, {192, 128}, {256, 256}} {
 			for _, window := range []int{-1, 900} {

@@ -29,7 +29,8 @@ func TestFlashKeepsNaN(t *testing.T) {
 	for _, dtype := range []tensor.DType{tensor.BF16, tensor.F16, tensor.F32} {
 		for name, k := range map[string]attention.Kernel{
 			"flash": r.newFlash(false), "flash, deterministic": r.newFlash(true), "before Hopper": r.newOlderFlash(false),
-			"before Hopper, deterministic": r.newOlderFlash(true), "small shapes": r.newSmallFlash(false), "reference": r.newDeviceReference(),
+			"before Hopper, deterministic": r.newOlderFlash(true), "small shapes": r.newSmallFlash(false),
+			"reference": r.newDeviceReference(),
 		} {
 			for _, dim := range []int{64, 128, 256} {
 				t.Run(fmt.Sprintf("%s, %v, head dim %d", name, dtype, dim), func(t *testing.T) {
@@ -39,7 +40,8 @@ func TestFlashKeepsNaN(t *testing.T) {
 						tensor.Data[float32](key)[i] = float32(math.NaN())
 					}
 					got := r.within(t).attend(k, dtype, f)
-					for what, x := range map[string][]float32{"out": got.out, "lse": got.lse, "dq": got.dq, "dk": got.dk, "dv": got.dv} {
+					for what, x := range map[string][]float32{"out": got.out, "lse": got.lse, "dq": got.dq, "dk": got.dk,
+						"dv": got.dv} {
 						width, first := len(x)/seq, bad // causal: queries since the bad key
 						if what == "dk" || what == "dv" {
 							first = 0 // those queries see all keys up to themselves
@@ -145,7 +147,8 @@ func TestManyTiles(t *testing.T) {
 				attend(f, tensor.BF16, x),
 				r.within(t).
 					attend(r.newDeviceReference(), tensor.BF16, x)
-			for what, pair := range map[string][2][]float32{"out": {got.out, want.out}, "dq": {got.dq, want.dq}, "dk": {got.dk, want.dk}, "dv": {got.dv, want.dv}} {
+			for what, pair := range map[string][2][]float32{"out": {got.out, want.out}, "dq": {got.dq, want.dq},
+				"dk": {got.dk, want.dk}, "dv": {got.dv, want.dv}} {
 				if d := distanceOf(pair[0], pair[1]); !(d < 0.02) {
 					t.Errorf(
 						"%d documents, deterministic %t: %s is off by %g of the largest",

@@ -21,7 +21,8 @@ var sharedPerBlock = map[int]int{
 // forward and backward.
 func TestFlashRules(t *testing.T) {
 	passes := map[string]func(source.FlashShape) int{
-		"forward": source.FlashShape.ForwardShared, "backward": source.FlashShape.BackwardShared, "dq": source.FlashShape.DQShared,
+		"forward": source.FlashShape.ForwardShared, "backward": source.FlashShape.BackwardShared,
+		"dq": source.FlashShape.DQShared,
 	}
 	for arch, shared := range sharedPerBlock {
 		for _, dtype := range []tensor.DType{tensor.BF16, tensor.F32} {

@@ -251,7 +251,8 @@ func TestFlashFixtures(t *testing.T) {
 					name      string
 					got, best []float32
 					want      View
-				}{{"out", got.out, best.out, f.Out}, {"lse", got.lse, best.lse, f.LSE}, {"dq", got.dq, best.dq, f.DQ}, {"dk", got.dk, best.dk, f.DK}, {"dv", got.dv, best.dv, f.DV}} {
+				}{{"out", got.out, best.out, f.Out}, {"lse", got.lse, best.lse, f.LSE}, {"dq", got.dq, best.dq, f.DQ},
+					{"dk", got.dk, best.dk, f.DK}, {"dv", got.dv, best.dv, f.DV}} {
 					e, least := farthest(t, c.got, c.want), farthest(t, c.best, c.want)
 					t.Logf("%-3s error %.2e, the reference kernel's %.2e, ratio %.2f", c.name, e, least, e/least)
 					if !(e <= 2*least+1e-5) {

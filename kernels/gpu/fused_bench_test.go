@@ -92,7 +92,8 @@ func newFusedBench(b *testing.B, seq int) *fusedBench { return newFusedBenchOf(b
 func newFusedBenchOf(b *testing.B, seq, heads int, packed bool) *fusedBench {
 	const kvHeads, dim = 8, 128
 	x := &fusedBench{fusedRig: newFused(b, FusedOptions{Packed: packed, Workspace: FusedWorkspace(FusedShape{
-		Batch: 1, SeqQ: seq, SeqK: seq, Heads: heads, KVHeads: kvHeads, Dim: dim, DimV: dim, Calls: 4, Training: true, Packed: packed})})}
+		Batch: 1, SeqQ: seq, SeqK: seq, Heads: heads, KVHeads: kvHeads, Dim: dim, DimV: dim, Calls: 4, Training: true,
+		Packed: packed})})}
 	x.p.Scale = 1 / math.Sqrt(dim)
 	x.q, x.do, x.o = x.random(b, seq, heads, dim), x.random(b, seq, heads, dim), x.random(b, seq, heads, dim)
 	x.k, x.v = x.random(b, seq, kvHeads, dim), x.random(b, seq, kvHeads, dim)

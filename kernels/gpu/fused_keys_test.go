@@ -125,7 +125,8 @@ func TestFusedHold(t *testing.T) {
 				for how, late := range map[string]bool{"at once": false, "late": true} {
 					gotK, gotV := run(tiles, reset, true, late)
 					same := func(what string, got, want []float64) {
-						if err := near.Each(got, want, near.Finite, func(i int) float64 { return 1e-5 * (1 + math.Abs(want[i])) }); err != nil {
+						if err := near.Each(got, want, near.Finite,
+							func(i int) float64 { return 1e-5 * (1 + math.Abs(want[i])) }); err != nil {
 							t.Errorf("packed %t, %s, %s, reset %t: %s: %v", packed, name, how, reset, what, err)
 						}
 					}

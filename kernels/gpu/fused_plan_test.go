@@ -15,7 +15,8 @@ func TestFusedPackedGrads(t *testing.T) {
 		dim, dimV int
 		packed    bool
 	}{
-		{16, 16, true}, {64, 64, true}, {80, 80, true}, {112, 112, true}, {128, 128, true}, {192, 128, true}, {192, 192, true},
+		{16, 16, true}, {64, 64, true}, {80, 80, true}, {112, 112, true}, {128, 128, true}, {192, 128, true},
+		{192, 192, true},
 		{72, 72, false}, {88, 88, false}, {104, 104, false}, {120, 120, false}, {120, 128, false}, {128, 120, false},
 		{200, 200, false}, {208, 128, false}, {256, 256, false},
 	} {
@@ -96,7 +97,8 @@ func chosenWorkspace(t *testing.T, s FusedShape) int64 {
 // with cuDNN 9.19.0, and less than 103,720,943,616, the request at that time.
 func TestDeterministicWorkspace(t *testing.T) {
 	got := FusedWorkspace(FusedShape{
-		Batch: 1, SeqQ: 32768, SeqK: 32768, Heads: 32, KVHeads: 8, Dim: 128, DimV: 128, Calls: 1, Training: true, Deterministic: true,
+		Batch: 1, SeqQ: 32768, SeqK: 32768, Heads: 32, KVHeads: 8, Dim: 128, DimV: 128, Calls: 1, Training: true,
+		Deterministic: true,
 	})
 	if got <= 69147295744 || got >= 103720943616 {
 		t.Errorf("a workspace of %d bytes", got)

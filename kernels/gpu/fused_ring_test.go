@@ -200,7 +200,8 @@ func (got results) from(t *testing.T, want results) map[string]near.Distance {
 	t.Helper()
 	all := map[string]near.Distance{}
 	for name, pair := range map[string][2][]float64{
-		"o": {got.o, want.o}, "lse": {got.lse, want.lse}, "dq": {got.dq, want.dq}, "dk": {got.dk, want.dk}, "dv": {got.dv, want.dv},
+		"o": {got.o, want.o}, "lse": {got.lse, want.lse}, "dq": {got.dq, want.dq}, "dk": {got.dk, want.dk},
+		"dv": {got.dv, want.dv},
 	} {
 		d, err := near.Of(pair[0], pair[1], near.Finite)
 		check(t, err)

@@ -120,7 +120,8 @@ func BenchmarkCUDALinear(b *testing.B) {
 	for _, s := range []struct {
 		name    string
 		in, out int
-	}{{"qkv", 3072, 5120}, {"o", 3072, 3072}, {"up", 3072, 8192}, {"down", 8192, 3072}, {"square", 8192, 8192}, {"head", 3072, 128256}} {
+	}{{"qkv", 3072, 5120}, {"o", 3072, 3072}, {"up", 3072, 8192}, {"down", 8192, 3072}, {"square", 8192, 8192},
+		{"head", 3072, 128256}} {
 		rows := tokens
 		if s.name == "head" {
 			rows = 2048

@@ -131,7 +131,8 @@ func testCUDARope(r *cudaRig, dtype tensor.DType, seq, heads, dim int) {
 // same id.
 func TestCUDAEmbedBackward(t *testing.T) {
 	rig := newCUDARig(t)
-	for _, s := range []struct{ tokens, vocab, hidden int }{{40000, 300000, 40}, {17000, 50, 136}, {3000, 1000, 3072}, {500, 2, 7}} {
+	for _, s := range []struct{ tokens, vocab, hidden int }{{40000, 300000, 40}, {17000, 50, 136}, {3000, 1000, 3072},
+		{500, 2, 7}} {
 		for _, dtype := range cudaTypes {
 			t.Run(fmt.Sprint(dtype, s), func(t *testing.T) {
 				r := rig.within(t)

@@ -1,5 +1,4 @@
-// Thin C around the driver: each function makes the context current where it is not, and is
-// one call from Go.
+// Thin C functions around the driver: each makes the context current, and is one call from Go.
 #ifndef CPRUN_DRIVER_H
 #define CPRUN_DRIVER_H
 #include <cuda.h>
@@ -21,8 +20,8 @@ typedef struct {
 	unsigned int grid[3], block[3], cluster[3]; // cluster[0] == 0: none
 	unsigned int shared;                        // bytes of dynamic shared memory
 	int overlap;                                // programmatic stream serialization
-	int params;                                 // 0: args are laid out as the kernel's parameters are
-	unsigned short at[CPRUN_PARAMS];            // where each parameter is in args otherwise
+	int params;                                 // 0: args has the layout of the kernel's parameters
+	unsigned short at[CPRUN_PARAMS];            // otherwise, the offset of each parameter in args
 } cprun_launch_t;
 
 static inline CUresult cprun_launch(
@@ -97,7 +96,7 @@ static inline CUresult cprun_occupancy(CUcontext ctx, int *blocks, CUfunction f,
 	CPRUN_IN(ctx, cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, f, threads, shared));
 }
 
-// Names of C's own, so that Go does not depend on which version a macro of cuda.h picks.
+// Own C names, so that Go does not depend on the version that a macro of cuda.h selects.
 static inline CUresult cprun_current(CUcontext *ctx) { return cuCtxGetCurrent(ctx); }
 static inline const char *cprun_error_name(CUresult r) {
 	const char *s = 0;

@@ -15,8 +15,10 @@ func TestArguments(t *testing.T) {
 	s := stream(t, d, "arguments")
 	f := function(t, compile(t, d, `
 struct alignas(16) Pair { long long a, b; };
-extern "C" __global__ void arguments(double *out, int a, long long b, int c, float d, double e, int f, const __grid_constant__ Pair g, char *h, int i) {
-  out[0] = a; out[1] = b; out[2] = c; out[3] = d; out[4] = e; out[5] = f; out[6] = g.a; out[7] = g.b; out[8] = h == nullptr; out[9] = i;
+extern "C" __global__ void arguments(double *out, int a, long long b, int c, float d, double e, int f,
+    const __grid_constant__ Pair g, char *h, int i) {
+  out[0] = a; out[1] = b; out[2] = c; out[3] = d; out[4] = e; out[5] = f; out[6] = g.a;
+  out[7] = g.b; out[8] = h == nullptr; out[9] = i;
 }`), "arguments", 0)
 	out := alloc0(t, d, 80)
 	pair := make([]byte, 16)

@@ -24,13 +24,16 @@ extern "C" __global__ void fetch(PARAMETER, float *out, int x, int y) {
   __syncthreads();
   if (threadIdx.x == 0) {
     FENCE
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"((unsigned)sizeof tile) : "memory");
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar),
+                 "r"((unsigned)sizeof tile) : "memory");
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4}], [%2];"
                  ::"r"(to), "l"(MAP), "r"(bar), "r"(x), "r"(y) : "memory");
   }
   unsigned done = 0;
   while (!done)
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(bar) : "memory");
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done) : "r"(bar) : "memory");
   out[threadIdx.x] = tile[threadIdx.x / 16][threadIdx.x % 16];
 }`
 
@@ -96,7 +99,8 @@ func TestTensorMapChild(t *testing.T) {
 			t.Errorf("element (%d, %d) is %v, want %v", y, x, got, want)
 		}
 	}
-	if _, err := d.TensorMap(Tiled{Type: tensor.F32, Addr: in.addr + 4, Shape: []int{cols, rows}, Strides: []int64{4 * cols}, Box: []int{16, 4}}); err == nil {
+	if _, err := d.TensorMap(Tiled{Type: tensor.F32, Addr: in.addr + 4, Shape: []int{cols, rows},
+		Strides: []int64{4 * cols}, Box: []int{16, 4}}); err == nil {
 		t.Error("a tensor map of an address that is not aligned")
 	}
 }

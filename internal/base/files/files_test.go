@@ -109,7 +109,8 @@ func links(t *testing.T) (dir, outside string) {
 	if err := os.WriteFile(filepath.Join(outside, "file"), []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for name, to := range map[string]string{"file": filepath.Join(outside, "file"), "new": filepath.Join(outside, "new"), "folder": outside} {
+	for name, to := range map[string]string{"file": filepath.Join(outside, "file"), "new": filepath.Join(outside, "new"),
+		"folder": outside} {
 		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}
@@ -182,7 +183,8 @@ func TestModes(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer log.Close()
-			for name, mode := range map[string]os.FileMode{"..": want[0], ".": want[0], "inner": want[0], "inner/file": want[1], "inner/log": want[2]} {
+			for name, mode := range map[string]os.FileMode{"..": want[0], ".": want[0], "inner": want[0], "inner/file": want[1],
+				"inner/log": want[2]} {
 				if st, err := os.Stat(filepath.Join(dir, name)); err != nil || st.Mode().Perm() != mode {
 					t.Errorf("%s has mode %v, want %v", name, st.Mode().Perm(), mode)
 				}

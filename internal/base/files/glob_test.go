@@ -12,13 +12,15 @@ import (
 
 func TestGlob(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"b.txt", "a.txt", "A/0.txt", ".hidden.txt", "in/c.txt", "in/deep/d.txt", "in/.git/e.txt", "in/.f.txt", "g{1}.txt", "h.bin"} {
+	for _, name := range []string{"b.txt", "a.txt", "A/0.txt", ".hidden.txt", "in/c.txt", "in/deep/d.txt", "in/.git/e.txt",
+		"in/.f.txt", "g{1}.txt", "h.bin"} {
 		at := filepath.Join(dir, name)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o777), os.WriteFile(at, nil, 0o666)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(os.Symlink("..", filepath.Join(dir, "in", "loop")), os.Symlink("in", filepath.Join(dir, "link"))); err != nil {
+	if err := errors.Join(os.Symlink("..", filepath.Join(dir, "in", "loop")),
+		os.Symlink("in", filepath.Join(dir, "link"))); err != nil {
 		t.Fatal(err)
 	}
 	for pattern, want := range map[string]string{

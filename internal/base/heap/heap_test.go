@@ -87,7 +87,8 @@ func TestHeapTakesBackOnlyItsOwn(t *testing.T) {
 	v := must(t, h, 1000)
 	h.Free(v)
 	inside := must(t, h, 1000).Slice(tensor.Dim, 256, 512)
-	for name, wrong := range map[string]tensor.View{"twice": v.Slice(tensor.Dim, 300, 400), "foreign": tensor.New(tensor.U8, 10), "part": inside} {
+	for name, wrong := range map[string]tensor.View{"twice": v.Slice(tensor.Dim, 300, 400),
+		"foreign": tensor.New(tensor.U8, 10), "part": inside} {
 		func() {
 			defer func() {
 				if recover() == nil {

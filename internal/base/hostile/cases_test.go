@@ -17,7 +17,8 @@ func quarter(metadata map[string]string) string {
 		panic(err)
 	}
 	return fmt.Sprintf(
-		`{"__metadata__":%s,"q":{"dtype":"F32","shape":[1,8,2,4],"data_offsets":[0,256]},"k":{"dtype":"F32","shape":[1,8,1,4],"data_offsets":[256,384]},"v":{"dtype":"F32","shape":[1,8,1,4],"data_offsets":[384,512]}}`,
+		`{"__metadata__":%s,"q":{"dtype":"F32","shape":[1,8,2,4],"data_offsets":[0,256]},"k":{"dtype":"F32","shape":[1,8,`+
+			`1,4],"data_offsets":[256,384]},"v":{"dtype":"F32","shape":[1,8,1,4],"data_offsets":[384,512]}}`,
 		meta,
 	)
 }
@@ -74,36 +75,38 @@ func cases() (all []input) {
 		)
 	}
 	for name, meta := range map[string]map[string]string{
-		"documents overflow":       {"docs": "[9223372036854775807,9223372036854775807,10]"},
-		"documents overflow again": {"docs": "[4611686018427387904,4611686018427387904,4611686018427387904,4611686018427387904,8]"},
-		"negative documents":       {"docs": "[-8,16]"},
-		"documents too long":       {"docs": "[4,5]"},
-		"documents too short":      {"docs": "[4,3]"},
-		"documents of floats":      {"docs": "[1e308,8]"},
-		"documents of strings":     {"docs": `["\u001b[2J"]`},
-		"deep documents":           {"docs": strings.Repeat("[", 5_000_000)},
-		"many documents":           {"docs": "[" + strings.Repeat("1,", 5_000_000) + "1]"},
-		"a million documents":      {"docs": "[" + strings.Repeat("1,", 1_000_000) + "1]"},
-		"an escape":                {"causal": escape},
-		"an escape in window":      {"window": escape},
-		"an escape in scale":       {"scale": escape},
-		"an escape in layout":      {"layout": escape},
-		"an escape in a name":      {"mask" + escape: "x"},
-		"a long word":              {"causal": strings.Repeat("x", 20<<20)},
-		"a long layout":            {"layout": strings.Repeat("x", 20<<20)},
-		"a break":                  {"causal": "x\nFORGED"},
-		"a break in a name":        {"mask\nFORGED": "x"},
-		"window":                   {"window": "99999999999999999999"},
-		"window of words":          {"window": "all"},
-		"scale":                    {"scale": "1e999"},
-		"scale nan":                {"scale": "nan"},
-		"softcap":                  {"softcap": "-1"},
-		"heads":                    {"heads": "9223372036854775807", "layout": "sbhd"},
-		"slices outside":           {"slices": "[[0,9,0,9,\"full\"]]"},
-		"slices turned round":      {"slices": "[[5,4,0,8,\"full\"]]"},
-		"slices of other masks":    {"slices": "[[0,8,0,8,\"\u001b[2J\"]]"},
-		"deep slices":              {"slices": strings.Repeat("[", 5_000_000)},
-		"many slices":              {"slices": "[" + strings.Repeat("[0,8,0,8,\"bi_causal\"],", 600_000) + "[0,8,0,8,\"full\"]]"},
+		"documents overflow": {"docs": "[9223372036854775807,9223372036854775807,10]"},
+		"documents overflow again": {"docs": "[4611686018427387904,4611686018427387904,4611686018427387904," +
+			"4611686018427387904,8]"},
+		"negative documents":    {"docs": "[-8,16]"},
+		"documents too long":    {"docs": "[4,5]"},
+		"documents too short":   {"docs": "[4,3]"},
+		"documents of floats":   {"docs": "[1e308,8]"},
+		"documents of strings":  {"docs": `["\u001b[2J"]`},
+		"deep documents":        {"docs": strings.Repeat("[", 5_000_000)},
+		"many documents":        {"docs": "[" + strings.Repeat("1,", 5_000_000) + "1]"},
+		"a million documents":   {"docs": "[" + strings.Repeat("1,", 1_000_000) + "1]"},
+		"an escape":             {"causal": escape},
+		"an escape in window":   {"window": escape},
+		"an escape in scale":    {"scale": escape},
+		"an escape in layout":   {"layout": escape},
+		"an escape in a name":   {"mask" + escape: "x"},
+		"a long word":           {"causal": strings.Repeat("x", 20<<20)},
+		"a long layout":         {"layout": strings.Repeat("x", 20<<20)},
+		"a break":               {"causal": "x\nFORGED"},
+		"a break in a name":     {"mask\nFORGED": "x"},
+		"window":                {"window": "99999999999999999999"},
+		"window of words":       {"window": "all"},
+		"scale":                 {"scale": "1e999"},
+		"scale nan":             {"scale": "nan"},
+		"softcap":               {"softcap": "-1"},
+		"heads":                 {"heads": "9223372036854775807", "layout": "sbhd"},
+		"slices outside":        {"slices": "[[0,9,0,9,\"full\"]]"},
+		"slices turned round":   {"slices": "[[5,4,0,8,\"full\"]]"},
+		"slices of other masks": {"slices": "[[0,8,0,8,\"\u001b[2J\"]]"},
+		"deep slices":           {"slices": strings.Repeat("[", 5_000_000)},
+		"many slices": {"slices": "[" + strings.Repeat("[0,8,0,8,\"bi_causal\"],", 600_000) +
+			"[0,8,0,8,\"full\"]]"},
 		"slices and documents":     {"slices": "[[0,8,0,8,\"full\"]]", "docs": "[8]"},
 		"lengths in keys overflow": {"docs": "[4,4]", "docs_kv": "[9223372036854775807,9223372036854775807]"},
 		"lengths in keys alone":    {"docs_kv": "[8]"},
@@ -120,7 +123,8 @@ func cases() (all []input) {
 	}
 	for name, meta := range map[string]map[string]string{
 		"least window": {"window": "-9223372036854775808"}, "large window": {"window": "1099511627776", "causal": "true"},
-		"empty documents": {"docs": "[0,8,0]"}, "slices": {"slices": `[[0,8,0,8,"full"],[2,5,1,8,"bi_causal"]]`}, "each a document": {"docs": "[1,1,1,1,1,1,1,1]", "causal": "true"},
+		"empty documents": {"docs": "[0,8,0]"}, "slices": {"slices": `[[0,8,0,8,"full"],[2,5,1,8,"bi_causal"]]`},
+		"each a document": {"docs": "[1,1,1,1,1,1,1,1]", "causal": "true"},
 	} {
 		add("good metadata "+name, nil, func(p *sandbox) { p.raw("case.safetensors", quarter(meta), 512) })
 		all[len(all)-1].good = true

@@ -15,7 +15,8 @@ import (
 const escape = "\x1b[2J\x1b]0;title\x07\u009b31m\u202e"
 
 // yaml is a config that trains within a moment, with its data in the same directory.
-const yaml = `model: {vocab_size: 256, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}
+const yaml = `model: {vocab_size: 256, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, ` +
+	`num_attention_heads: 2, num_key_value_heads: 1}
 data: {path: text.txt, tokenizer: bytes, seq_len: 64}
 train: {steps: 2, deterministic: true}
 lr_schedule: {name: constant}
@@ -73,7 +74,8 @@ var unreadable = []string{"pipe", "folder", "zero", "tty", "loop", "gone", "sock
 // configs returns hostile texts of a train.yaml.
 func configs() (all []input) {
 	texts := map[string][]byte{
-		"empty": nil, "nul": make([]byte, 100), "bom": []byte("\xef\xbb\xbfmodel: 1"), "utf16": []byte("\xff\xfem\x00o\x00"), "latin1": []byte("model: \xe4\n"),
+		"empty": nil, "nul": make([]byte, 100), "bom": []byte("\xef\xbb\xbfmodel: 1"), "utf16": []byte("\xff\xfem\x00o\x00"),
+		"latin1":       []byte("model: \xe4\n"),
 		"binary":       {0x7f, 'E', 'L', 'F', 2, 1, 1, 0, 0xff, 0xfe, 0x80},
 		"escape":       []byte("model: \"" + escape + "\"\n"),
 		"escape key":   []byte("\"" + `\e[2J` + "\": 1\n"),
@@ -219,16 +221,21 @@ func laughs() string {
 
 // values lists values that no config key accepts.
 var values = []string{
-	"9223372036854775807", "-9223372036854775808", "18446744073709551616", "99999999999999999999999999", "1e400", "-1", ".nan", ".inf", "0x7fffffffffffffff",
-	"2147483647", "1125899906842624T", "[]", "{}", "[[[[1]]]]", "null", `"` + `\e[31m\x9b` + `"`, `"\nFORGED"`, "~", "!!binary aGk=", "*a",
+	"9223372036854775807", "-9223372036854775808", "18446744073709551616", "99999999999999999999999999", "1e400", "-1",
+	".nan", ".inf", "0x7fffffffffffffff",
+	"2147483647", "1125899906842624T", "[]", "{}", "[[[[1]]]]", "null", `"` + `\e[31m\x9b` + `"`, `"\nFORGED"`, "~",
+	"!!binary aGk=", "*a",
 }
 
 // keys returns configs with a hostile value of one key.
 func keys() (all []input) {
 	for _, key := range []string{
-		"model.vocab_size", "model.hidden_size", "model.intermediate_size", "model.num_hidden_layers", "model.num_attention_heads", "model.head_dim", "model.rope_theta",
-		"model.rope_scaling", "model.sliding_window", "model.layer_types", "model.max_position_embeddings", "data.seq_len", "data.path", "data.eos_token_id", "data.validation",
-		"train.steps", "train.global_batch_size", "train.micro_batch_size", "optimizer.betas", "optimizer.lr", "parallel.context", "parallel.layout",
+		"model.vocab_size", "model.hidden_size", "model.intermediate_size", "model.num_hidden_layers",
+		"model.num_attention_heads", "model.head_dim", "model.rope_theta",
+		"model.rope_scaling", "model.sliding_window", "model.layer_types", "model.max_position_embeddings", "data.seq_len",
+		"data.path", "data.eos_token_id", "data.validation",
+		"train.steps", "train.global_batch_size", "train.micro_batch_size", "optimizer.betas", "optimizer.lr",
+		"parallel.context", "parallel.layout",
 		"memory.loss_chunk", "checkpoint.every", "log.prometheus", "log.trace_steps", "model.from",
 	} {
 		for _, value := range values {

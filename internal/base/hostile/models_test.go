@@ -112,7 +112,8 @@ var lengths = map[string]uint64{
 }
 
 // shape is a config.json with the model of the small config.
-const shape = `{"model_type":"llama","architectures":["LlamaForCausalLM"],"vocab_size":256,"hidden_size":16,"intermediate_size":32,"num_hidden_layers":1,` +
+const shape = `{"model_type":"llama","architectures":["LlamaForCausalLM"],"vocab_size":256,"hidden_size":16,` +
+	`"intermediate_size":32,"num_hidden_layers":1,` +
 	`"num_attention_heads":2,"num_key_value_heads":1,"max_position_embeddings":512,"rms_norm_eps":1e-5`
 
 // fromModel is a command that trains from the directory m, on bytes if m has no tokenizer.
@@ -158,28 +159,48 @@ func models() (all []input) {
 		}
 	}
 	for name, text := range map[string]string{
-		"empty": "", "array": "[]", "null": "null", "deep": strings.Repeat("[", 3_000_000), "deep objects": strings.Repeat(`{"a":`, 800_000), "a long string": `{"model_type":"` + strings.Repeat("x", 3<<20) + `"}`,
-		"escape": `{"model_type":"\u001b[2J\u009b\u202e"}`, "escape in architectures": `{"architectures":["\u001b[2J\u009b\u202e"]}`, "break": `{"model_type":"x\nFORGED"}`,
-		"many architectures": `{"architectures":[` + strings.Repeat(`"x",`, 200_000) + `"x"]}`, "many keys": "{" + strings.TrimSuffix(numbered(`"%d":0,`, 300_000), ",") + "}",
-		"values": `{"x":[` + strings.Repeat("0,", 2_000_000) + `0]}`, "too long": strings.Repeat(" ", 5<<20), "huge vocab": strings.Replace(shape, "256", "2147483648", 1) + "}",
-		"huge everything": strings.NewReplacer("256", "2147483647", ":16", ":2147483646", ":32", ":2147483647", `layers":1`, `layers":65536`).Replace(shape) + "}",
-		"many layers":     strings.Replace(shape, `layers":1`, `layers":65536`, 1) + "}", "layers": strings.Replace(shape, `layers":1`, `layers":999999999`, 1) + "}",
-		"layer types": shape + `,"layer_types":[` + strings.Repeat(`"\u001b[2J",`, 100_000) + `"x"]}`, "layer types at most": strings.Replace(shape, `layers":1`, `layers":65536`, 1) + `,"layer_types":[` + strings.Repeat(`"x",`, 65_535) + `"x"]}`,
-		"numbers": shape + `,"rope_theta":1e999}`, "long number": shape + `,"rope_theta":` + strings.Repeat("9", 1<<20) + `}`, "negative": strings.Replace(shape, "256", "-256", 1) + "}",
-		"float": strings.Replace(shape, "256", "256.5", 1) + "}", "rope": shape + `,"rope_scaling":{"rope_type":"yarn","factor":1e300,"original_max_position_embeddings":2147483647}}`,
-		"twice": shape + `,"vocab_size":9223372036854775807}`, "tokens": shape + `,"eos_token_id":"\u001b[2J","bos_token_id":[` + strings.Repeat("1,", 100_000) + `1]}`,
+		"empty": "", "array": "[]", "null": "null", "deep": strings.Repeat("[", 3_000_000),
+		"deep objects":            strings.Repeat(`{"a":`, 800_000),
+		"a long string":           `{"model_type":"` + strings.Repeat("x", 3<<20) + `"}`,
+		"escape":                  `{"model_type":"\u001b[2J\u009b\u202e"}`,
+		"escape in architectures": `{"architectures":["\u001b[2J\u009b\u202e"]}`, "break": `{"model_type":"x\nFORGED"}`,
+		"many architectures": `{"architectures":[` + strings.Repeat(`"x",`, 200_000) + `"x"]}`,
+		"many keys":          "{" + strings.TrimSuffix(numbered(`"%d":0,`, 300_000), ",") + "}",
+		"values":             `{"x":[` + strings.Repeat("0,", 2_000_000) + `0]}`, "too long": strings.Repeat(" ", 5<<20),
+		"huge vocab": strings.Replace(shape, "256", "2147483648", 1) + "}",
+		"huge everything": strings.NewReplacer("256", "2147483647", ":16", ":2147483646", ":32", ":2147483647", `layers":1`,
+			`layers":65536`).Replace(shape) + "}",
+		"many layers": strings.Replace(shape, `layers":1`, `layers":65536`, 1) + "}",
+		"layers":      strings.Replace(shape, `layers":1`, `layers":999999999`, 1) + "}",
+		"layer types": shape + `,"layer_types":[` + strings.Repeat(`"\u001b[2J",`, 100_000) + `"x"]}`,
+		"layer types at most": strings.Replace(shape, `layers":1`, `layers":65536`, 1) + `,"layer_types":[` +
+			strings.Repeat(`"x",`, 65_535) + `"x"]}`,
+		"numbers": shape + `,"rope_theta":1e999}`, "long number": shape + `,"rope_theta":` + strings.Repeat("9", 1<<20) + `}`,
+		"negative": strings.Replace(shape, "256", "-256", 1) + "}",
+		"float":    strings.Replace(shape, "256", "256.5", 1) + "}",
+		"rope": shape + `,"rope_scaling":{"rope_type":"yarn","factor":1e300,` +
+			`"original_max_position_embeddings":2147483647}}`,
+		"twice": shape + `,"vocab_size":9223372036854775807}`, "tokens": shape + `,"eos_token_id":"\u001b[2J",` +
+			`"bos_token_id":[` + strings.Repeat("1,", 100_000) + `1]}`,
 	} {
 		add("config.json "+name, nil, func(p *sandbox) { p.write("m/config.json", []byte(text)) })
 		all[len(all)-1].says = []string{"m"}
 	}
 	one := `{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`
 	for name, index := range map[string]string{
-		"empty": "", "deep": strings.Repeat("[", 3_000_000), "deep map": `{"weight_map":` + strings.Repeat(`{"a":`, 800_000), "values": `{"weight_map":{` + strings.TrimSuffix(numbered(`"%d":"x",`, 2_000_000), ",") + "}}",
-		"missing shards": `{"weight_map":{` + strings.TrimSuffix(numbered(`"%d":"gone-%[1]d.safetensors",`, 100_000), ",") + "}}", "some missing": `{"weight_map":{` + strings.TrimSuffix(numbered(`"%d":"gone-%[1]d.safetensors",`, 1500), ",") + "}}",
-		"strangers": `{"weight_map":{` + strings.TrimSuffix(numbered(`"%d":"one.safetensors",`, 250_000), ",") + "}}", "escape": `{"weight_map":{"\u001b[2J\u009b":"\u001b[2J\u009b"}}`,
-		"outside": `{"weight_map":{"a":"../../outside/precious","b":"/etc/passwd","c":"..","d":".","e":""}}`, "break": `{"weight_map":{"a\nFORGED":"x\nFORGED"}}`,
-		"long names": `{"weight_map":{"` + strings.Repeat("n", 20<<20) + `":"` + strings.Repeat("f", 20<<20) + `"}}`, "too long": strings.Repeat(" ", 65<<20), "number": `{"weight_map":{"a":` + strings.Repeat("9", 8<<20) + `}}`,
-		"a pipe": `{"weight_map":{"a":"pipe.safetensors"}}`, "a folder": `{"weight_map":{"a":"folder"}}`, "config": `{"weight_map":{"a":"config.json"}}`, "itself": `{"weight_map":{"a":"model.safetensors.index.json"}}`,
+		"empty": "", "deep": strings.Repeat("[", 3_000_000), "deep map": `{"weight_map":` + strings.Repeat(`{"a":`, 800_000),
+		"values": `{"weight_map":{` + strings.TrimSuffix(numbered(`"%d":"x",`, 2_000_000), ",") + "}}",
+		"missing shards": `{"weight_map":{` + strings.TrimSuffix(numbered(`"%d":"gone-%[1]d.safetensors",`, 100_000), ",") +
+			"}}", "some missing": `{"weight_map":{` + strings.TrimSuffix(numbered(`"%d":"gone-%[1]d.safetensors",`, 1500), ",") +
+			"}}",
+		"strangers":  `{"weight_map":{` + strings.TrimSuffix(numbered(`"%d":"one.safetensors",`, 250_000), ",") + "}}",
+		"escape":     `{"weight_map":{"\u001b[2J\u009b":"\u001b[2J\u009b"}}`,
+		"outside":    `{"weight_map":{"a":"../../outside/precious","b":"/etc/passwd","c":"..","d":".","e":""}}`,
+		"break":      `{"weight_map":{"a\nFORGED":"x\nFORGED"}}`,
+		"long names": `{"weight_map":{"` + strings.Repeat("n", 20<<20) + `":"` + strings.Repeat("f", 20<<20) + `"}}`,
+		"too long":   strings.Repeat(" ", 65<<20), "number": `{"weight_map":{"a":` + strings.Repeat("9", 8<<20) + `}}`,
+		"a pipe": `{"weight_map":{"a":"pipe.safetensors"}}`, "a folder": `{"weight_map":{"a":"folder"}}`,
+		"config": `{"weight_map":{"a":"config.json"}}`, "itself": `{"weight_map":{"a":"model.safetensors.index.json"}}`,
 	} {
 		add("index "+name, []string{"index.json"}, func(p *sandbox) {
 			p.write("m/model.safetensors.index.json", []byte(index))
@@ -210,9 +231,13 @@ func models() (all []input) {
 		p.must(os.Symlink(p.outside+"/precious", p.path("m/model.safetensors")))
 	})
 	for name, text := range map[string]string{
-		"empty": "", "array": "[]", "deep": strings.Repeat("[", 3_000_000), "deep objects": strings.Repeat(`{"a":`, 500_000), "escape": `{"model":{"type":"\u001b[2J\u009b\u202e"}}`,
-		"break": `{"model":{"type":"x\nFORGED"}}`, "huge vocabulary": `{"model":{"type":"BPE","vocab":{` + strings.TrimSuffix(numbered(`"%d":%[1]d,`, 2_000_000), ",") + `},"merges":[]}}`,
-		"huge merges": `{"model":{"type":"BPE","vocab":{"a":0},"merges":[` + strings.Repeat(`"a a",`, 2_000_000) + `"a a"]}}`, "values": `{"x":[` + strings.Repeat("0,", 20_000_000) + `0]}`,
+		"empty": "", "array": "[]", "deep": strings.Repeat("[", 3_000_000), "deep objects": strings.Repeat(`{"a":`, 500_000),
+		"escape": `{"model":{"type":"\u001b[2J\u009b\u202e"}}`,
+		"break":  `{"model":{"type":"x\nFORGED"}}`,
+		"huge vocabulary": `{"model":{"type":"BPE","vocab":{` + strings.TrimSuffix(numbered(`"%d":%[1]d,`, 2_000_000), ",") +
+			`},"merges":[]}}`,
+		"huge merges": `{"model":{"type":"BPE","vocab":{"a":0},"merges":[` + strings.Repeat(`"a a",`, 2_000_000) + `"a a"]}}`,
+		"values":      `{"x":[` + strings.Repeat("0,", 20_000_000) + `0]}`,
 	} {
 		add("tokenizer.json "+name, []string{"tokenizer"}, func(p *sandbox) { p.write("m/tokenizer.json", []byte(text)) })
 	}

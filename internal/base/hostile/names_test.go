@@ -15,7 +15,8 @@ func sortInputs(all []input) {
 
 // badNames lists file names with control sequences, or that look like output of cprun.
 var badNames = []string{
-	"x" + escape + ".yaml", "a\nFORGED done in 0s", "\rcprun: done", "\xff\xfe.yaml", strings.Repeat("long", 60) + ".yaml", "a\tb\x7f.yaml", "-", "--", "a\u2028b.yaml", "\x1b",
+	"x" + escape + ".yaml", "a\nFORGED done in 0s", "\rcprun: done", "\xff\xfe.yaml", strings.Repeat("long", 60) + ".yaml",
+	"a\tb\x7f.yaml", "-", "--", "a\u2028b.yaml", "\x1b",
 }
 
 // names returns inputs with these names as arguments, for every command that takes one.
@@ -99,8 +100,10 @@ func environments() (all []input) {
 		}
 	}
 	for _, set := range [][]string{
-		{"NVTE_DEBUG=1", "NVTE_DEBUG_LEVEL=2147483647"}, {"CUDA_VISIBLE_DEVICES=" + escape}, {"TERM=" + escape}, {"XDG_RUNTIME_DIR=/proc"}, {"XDG_CACHE_HOME=" + escape},
-		{"CPRUN_RUN_ID=" + escape}, {"RANK=" + escape, "WORLD_SIZE=-1"}, {"GOMEMLIMIT=1GiB"}, {"XDG_RUNTIME_DIR=" + strings.Repeat("/x", 2000)},
+		{"NVTE_DEBUG=1", "NVTE_DEBUG_LEVEL=2147483647"}, {"CUDA_VISIBLE_DEVICES=" + escape}, {"TERM=" + escape},
+		{"XDG_RUNTIME_DIR=/proc"}, {"XDG_CACHE_HOME=" + escape},
+		{"CPRUN_RUN_ID=" + escape}, {"RANK=" + escape, "WORLD_SIZE=-1"}, {"GOMEMLIMIT=1GiB"},
+		{"XDG_RUNTIME_DIR=" + strings.Repeat("/x", 2000)},
 	} {
 		all = append(
 			all,

@@ -18,7 +18,8 @@ var trained = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for name, data := range map[string][]byte{"train.yaml": []byte(yaml), "text.txt": bytes.Repeat([]byte("all that is solid melts into air. "), 40)} {
+	for name, data := range map[string][]byte{"train.yaml": []byte(yaml),
+		"text.txt": bytes.Repeat([]byte("all that is solid melts into air. "), 40)} {
 		if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
 			return "", err
 		}
@@ -44,8 +45,10 @@ const first, second = "checkpoints/step-00000001/", "checkpoints/step-00000002/"
 
 // written lists the names in a run directory that a run writes or reads.
 var written = []string{
-	"config.yaml", "plan.json", "metrics.jsonl", "trace.json", "logs", "logs/rank-0000.log", "logs/launcher.log", "logs/status-0000.json", "logs/trace-rank-0001.json", "checkpoints", "checkpoints/latest", "checkpoints/.lock",
-	"checkpoints/step-00000002", "checkpoints/step-00000003", second + "manifest.json", second + "shard-00001-of-00002.safetensors",
+	"config.yaml", "plan.json", "metrics.jsonl", "trace.json", "logs", "logs/rank-0000.log", "logs/launcher.log",
+	"logs/status-0000.json", "logs/trace-rank-0001.json", "checkpoints", "checkpoints/latest", "checkpoints/.lock",
+	"checkpoints/step-00000002", "checkpoints/step-00000003", second + "manifest.json",
+	second + "shard-00001-of-00002.safetensors",
 }
 
 // spoiled lists the files that a run rewrites if they are missing or invalid.
@@ -96,7 +99,8 @@ func runs() (all []input) {
 			}
 		}
 		for kind, data := range map[string][]byte{
-			"garbage": []byte(escape + "\nFORGED\n"), "empty": nil, "long": bytes.Repeat([]byte("{"), 1<<20), "lines": bytes.Repeat([]byte("{}\n"), 1<<18), "deep": bytes.Repeat([]byte("["), 1<<22),
+			"garbage": []byte(escape + "\nFORGED\n"), "empty": nil, "long": bytes.Repeat([]byte("{"), 1<<20),
+			"lines": bytes.Repeat([]byte("{}\n"), 1<<18), "deep": bytes.Repeat([]byte("["), 1<<22),
 		} {
 			add(file+" is "+kind, func(p *sandbox) {
 				p.must(os.RemoveAll(p.path(path)))
@@ -105,9 +109,14 @@ func runs() (all []input) {
 		}
 	}
 	for name, text := range map[string]string{
-		"words":   `{"version":1,"run_id":"` + `\u001b[2J","host":"\u009b2J\nFORGED","state":"\u202e","why":"\u001b]0;x\u0007","rows":[{"rank":0,"state":"\u001b[31m","host":"\u001b"}]}`,
-		"numbers": `{"version":1,"state":"running","pid":-1,"ranks":9223372036854775807,"first_rank":9223372036854775807,"start":-5,"world_size":9223372036854775807,"every_seconds":-1,"written":"9999-12-31T23:59:59Z","begun":"0001-01-01T00:00:00Z","rows":[{"rank":9223372036854775807,"pid":1,"resident_bytes":9223372036854775807,"in":-9223372036854775808}]}`,
-		"ranks":   `{"version":1,"state":"running","written":"9999-12-31T23:59:59Z","rows":[` + strings.TrimSuffix(numbered(`{"rank":%d},`, 100_000), ",") + "]}",
+		"words": `{"version":1,"run_id":"` + `\u001b[2J","host":"\u009b2J\nFORGED","state":"\u202e",` +
+			`"why":"\u001b]0;x\u0007","rows":[{"rank":0,"state":"\u001b[31m","host":"\u001b"}]}`,
+		"numbers": `{"version":1,"state":"running","pid":-1,"ranks":9223372036854775807,"first_rank":9223372036854775807,` +
+			`"start":-5,"world_size":9223372036854775807,"every_seconds":-1,"written":"9999-12-31T23:59:59Z",` +
+			`"begun":"0001-01-01T00:00:00Z","rows":[{"rank":9223372036854775807,"pid":1,"resident_bytes":9223372036854775807,` +
+			`"in":-9223372036854775808}]}`,
+		"ranks": `{"version":1,"state":"running","written":"9999-12-31T23:59:59Z","rows":[` +
+			strings.TrimSuffix(numbered(`{"rank":%d},`, 100_000), ",") + "]}",
 	} {
 		add("status "+name, func(p *sandbox) {
 			p.write("run/logs/status-0000.json", []byte(text))
@@ -144,10 +153,11 @@ func runs() (all []input) {
 		"cprun":       {`"cprun_version": "`, `"cprun_version": "\u001b[2J\u009b`},
 		"format":      {`"cprun-checkpoint"`, `"\u001b[2J"`},
 		"seeds":       {`"seeds": {`, `"seeds": {` + strings.TrimSuffix(numbered(`"%d":1,`, 500_000), ",") + ","},
-		"extra":       {`"seeds": {`, `"extra": {` + strings.TrimSuffix(numbered(`"%d":1,`, 1_500_000), ",") + `}, "seeds": {`},
-		"fields":      {`"param"`, strings.TrimSuffix(strings.Repeat(`"x",`, 1_000_000), ",")},
-		"axes":        {`"shape": [`, `"shape": [` + strings.Repeat("1,", 1_000_000)},
-		"config":      {`"config": "`, `"config": "` + strings.Repeat("x", 10<<20)},
+		"extra": {`"seeds": {`, `"extra": {` + strings.TrimSuffix(numbered(`"%d":1,`, 1_500_000), ",") +
+			`}, "seeds": {`},
+		"fields": {`"param"`, strings.TrimSuffix(strings.Repeat(`"x",`, 1_000_000), ",")},
+		"axes":   {`"shape": [`, `"shape": [` + strings.Repeat("1,", 1_000_000)},
+		"config": {`"config": "`, `"config": "` + strings.Repeat("x", 10<<20)},
 	} {
 		add("manifest "+name, func(p *sandbox) { // in both checkpoints, so that there is no fallback
 			for _, dir := range []string{first, second} {

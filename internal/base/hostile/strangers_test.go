@@ -15,11 +15,12 @@ import (
 // strangers returns hostile connections to the metrics port of a concurrent run.
 func strangers() (all []input) {
 	for name, say := range map[string]string{
-		"that say nothing":      "",
-		"that say half":         "GET /metrics HTTP/1.1\r\nHost: x\r\nX: ",
-		"that read nothing":     strings.Repeat("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 1000),
-		"with endless headers":  "GET /metrics HTTP/1.1\r\n" + strings.Repeat("X: "+strings.Repeat("x", 1000)+"\r\n", 1000),
-		"with endless bodies":   "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n" + strings.Repeat("x", 1<<16),
+		"that say nothing":     "",
+		"that say half":        "GET /metrics HTTP/1.1\r\nHost: x\r\nX: ",
+		"that read nothing":    strings.Repeat("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 1000),
+		"with endless headers": "GET /metrics HTTP/1.1\r\n" + strings.Repeat("X: "+strings.Repeat("x", 1000)+"\r\n", 1000),
+		"with endless bodies": "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n" +
+			strings.Repeat("x", 1<<16),
 		"that speak in escapes": escape + "\r\n\r\n",
 	} {
 		address := new(string)

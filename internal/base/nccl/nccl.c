@@ -60,7 +60,7 @@ ncclResult_t cprun_nccl_abort(ncclComm_t c) { return nccl.CommAbort(c); }
 
 #define PTR(x) ((void *)(uintptr_t)(x))
 
-// A group is begun and ended within one call from Go, since NCCL keeps it per thread.
+// One call from Go begins and ends a group, since NCCL keeps groups per thread.
 ncclResult_t cprun_nccl_exchange(ncclComm_t c, void *stream, const cprun_nccl_message *m, int n) {
 	ncclResult_t first = nccl.GroupStart();
 	if (first != ncclSuccess) return first;

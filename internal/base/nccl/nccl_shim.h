@@ -3,14 +3,14 @@
 #include <nccl.h>
 #include <stdint.h>
 
-// One message of a group; addresses are the device's.
+// One message of a group, at a device address.
 typedef struct {
 	uint64_t addr;
 	size_t bytes;
 	int peer, send;
 } cprun_nccl_message;
 
-// cprun_nccl_load returns NULL, or why the library cannot be used.
+// cprun_nccl_load returns NULL, or the reason why the library cannot be used.
 const char *cprun_nccl_load(void);
 
 ncclResult_t cprun_nccl_version(int *v);

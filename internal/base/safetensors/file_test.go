@@ -54,16 +54,20 @@ func TestMalformedFilesAreRefused(t *testing.T) {
 		{"dtype number", file(`{"a":{"dtype":1,"shape":[2],"data_offsets":[0,8]}}`, 8), "a string belongs"},
 		{"negative shape", file(`{"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}}`, 8), "-2 where an integer"},
 		{"fraction in shape", file(`{"a":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}}`, 8), "2.0 where an integer"},
-		{"huge dim", file(`{"a":{"dtype":"F32","shape":[18446744073709551616],"data_offsets":[0,8]}}`, 8), "where an integer"},
-		{"element overflow", file(`{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}}`, 0), "more elements than"},
-		{"byte overflow", file(`{"a":{"dtype":"F64","shape":[1152921504606846976],"data_offsets":[0,0]}}`, 0), "more bytes than"},
+		{"huge dim", file(`{"a":{"dtype":"F32","shape":[18446744073709551616],"data_offsets":[0,8]}}`, 8),
+			"where an integer"},
+		{"element overflow", file(`{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}}`, 0),
+			"more elements than"},
+		{"byte overflow", file(`{"a":{"dtype":"F64","shape":[1152921504606846976],"data_offsets":[0,0]}}`, 0),
+			"more bytes than"},
 		{"half a byte", file(`{"a":{"dtype":"F4","shape":[1],"data_offsets":[0,1]}}`, 1), "ends inside a byte"},
 		{"three offsets", file(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8,9]}}`, 8), "3 numbers"},
 		{"wrong size", file(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}`, 4), "do not hold the 8 bytes"},
 		{"reversed offsets", file(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}`, 8), "do not hold"},
 		{"hole at start", file(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}`, 12), "bytes 0 to 4"},
 		{"hole between", file(`{"a":`+one+`,"b":{"dtype":"U8","shape":[1],"data_offsets":[9,10]}}`, 10), "bytes 8 to 9"},
-		{"overlap", file(`{"a":`+one+`,"b":{"dtype":"U8","shape":[4],"data_offsets":[6,10]}}`, 10), "inside the tensor that ends at 8"},
+		{"overlap", file(`{"a":`+one+`,"b":{"dtype":"U8","shape":[4],"data_offsets":[6,10]}}`, 10),
+			"inside the tensor that ends at 8"},
 		{"data cut", file(`{"a":`+one+`}`, 7), "cut short"},
 		{"data after", file(`{"a":`+one+`}`, 9), "goes on to 9"},
 		{"deep JSON", file(`{"a":`+strings.Repeat("[", 20000)+`}`, 0), "where { belongs"},
@@ -109,7 +113,8 @@ func TestUnusualFilesAreRead(t *testing.T) {
 }
 
 func TestAllTypesOfTheFormatAreKnown(t *testing.T) {
-	for _, d := range strings.Fields("BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64") {
+	for _, d := range strings.Fields("BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ " +
+		"I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64") {
 		n := DType(d).Bits() // eight elements
 		b := file(fmt.Sprintf(`{"a":{"dtype":%q,"shape":[8],"data_offsets":[0,%d]}}`, d, n), int(n))
 		f, err := open(b)
@@ -156,7 +161,8 @@ func TestReadsPartsAndConverts(t *testing.T) {
 	for _, d := range []DType{F64, F32, F16, BF16} {
 		t.Run(string(d), func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "f.safetensors")
-			if err := WriteFile(path, nil, []Entry{Floats("x", d, []int{n}, data), rawEntry("a", U8, []int{1}, []byte{1})}); err != nil {
+			if err := WriteFile(path, nil, []Entry{Floats("x", d, []int{n}, data),
+				rawEntry("a", U8, []int{1}, []byte{1})}); err != nil {
 				t.Fatal(err)
 			}
 			f, err := Open(path)
@@ -192,7 +198,8 @@ func TestReadsPartsAndConverts(t *testing.T) {
 			for _, err := range []error{
 				f.ReadFloat32("x", f32(2), n-1), f.ReadFloat32("x", f32(1), -1), f.ReadFloat32("y", nil, 0),
 				f.ReadFloat32("a", f32(1), 0), f.ReadBytes("a", make([]byte, 2), 0),
-				f.ReadInto("x", tensor.New(tensor.I32, 1), 0), f.ReadInto("x", tensor.New(tensor.F32, 4, 4).Slice(tensor.Dim, 0, 2), 0),
+				f.ReadInto("x", tensor.New(tensor.I32, 1), 0),
+				f.ReadInto("x", tensor.New(tensor.F32, 4, 4).Slice(tensor.Dim, 0, 2), 0),
 			} {
 				if err == nil || !strings.Contains(err.Error(), "f.safetensors") {
 					t.Errorf("bad read: %v", err)

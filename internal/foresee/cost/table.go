@@ -245,7 +245,7 @@ func counts(ns ...int) bool {
 
 // keptUp is the shortest call, in seconds, that shows the rate of a GPU at its power limit. A figure comes from at most
 // 30 calls, which then last 0.2 s. Shorter calls end before the card lowers its clock: on H200 products of 1.4 ms ran
-// at 800 TFLOP/s, and all products of 6 ms and more at 690. A step is long.
+// at 800 TFLOP/s, and all products of 6 ms and more at 690, as in a step.
 const keptUp = 6e-3
 
 // keep finds the highest rate of attention on a warm card: passes with two blocks are measured after passes with one.

@@ -26,8 +26,8 @@ type smaller struct {
 	demand *demand
 }
 
-// advised returns m with its largest item and the changes that make it fit, if it does not. It measures every
-// change, so that it names none that is already set or cannot help.
+// advised returns m with its largest item and the changes that make it fit, if it does not. It measures every change,
+// and so omits settings that are already there or cannot help.
 func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Machine, d *demand) Memory {
 	if m.Fits || m.Device == 0 {
 		return m

@@ -242,14 +242,14 @@ type Rejected struct {
 	Example string `json:"example,omitempty"` // one such hop: its rank, lengths and mask
 }
 
-// Named is a backend that could run this, but is so slow that it runs only where it is named.
+// Named is a backend that could run this, but so slowly that only a user's choice selects it.
 type Named struct {
 	Backend string `json:"backend"`
 	Reason  string `json:"reason"` // why auto does not take it
 	Fix     string `json:"fix"`    // what does
 }
 
-// Remedy is what a run does to tensors so that its backend takes them.
+// Remedy is a change of tensors that the chosen backend needs.
 type Remedy struct {
 	Kind string `json:"kind"`
 	Text string `json:"text"`

@@ -81,7 +81,8 @@ func (d *Decider) Strategy(q Question) (Answer, error) {
 	if costs == nil {
 		return ruled, nil
 	}
-	c, asked := workloadOf(&q, planner.Topology{PerHost: q.PerHost, Shared: d.Machine.IsCPU(), Cores: d.Cores}), q.Requested
+	c := workloadOf(&q, planner.Topology{PerHost: q.PerHost, Shared: d.Machine.IsCPU(), Cores: d.Cores})
+	asked := q.Requested
 	asked.Layout, asked.Algorithm = open(asked.Layout), open(asked.Algorithm)
 	names := able(choice, open(asked.Backend) == "", c.DType, costs)
 	ranked, err := planner.Choose(c, planner.Strategies(c, asked, names), costs)

@@ -104,13 +104,13 @@ func (p *Plan) attention(b *strings.Builder) {
 	fmt.Fprintf(b, "\nattention   backend %s; q, k, v in layout %s\n", a.Backend, a.Layout)
 	for i, r := range a.Remedies {
 		of := func(x *Remedy) (string, string) { return x.Kind + x.Text, x.Hop }
-		if first, hops := together(a.Remedies, i, of); first {
+		if first, hops := mergeHops(a.Remedies, i, of); first {
 			fmt.Fprintf(b, "            with %s%s: %s\n              costs %s\n", r.Kind, hops, r.Text, r.Cost)
 		}
 	}
 	for i, r := range a.Rejected {
 		of := func(x *Rejected) (string, string) { return x.Backend + " " + x.Rule, x.Hop }
-		if first, hops := together(a.Rejected, i, of); first {
+		if first, hops := mergeHops(a.Rejected, i, of); first {
 			fmt.Fprintf(b, "            not %s, %s%s: %s\n              fix: %s\n", r.Backend, r.Rule, hops, r.Reason,
 				r.Fix)
 		}
@@ -120,9 +120,9 @@ func (p *Plan) attention(b *strings.Builder) {
 	}
 }
 
-// together merges elements that differ from element i only in the hop. It reports whether i is the first of them, and
+// mergeHops merges elements that differ from element i only in the hop. It reports whether i is the first of them, and
 // lists their hops, for one line instead of many.
-func together[T any](list []T, i int, of func(*T) (key, hop string)) (first bool, hops string) {
+func mergeHops[T any](list []T, i int, of func(*T) (key, hop string)) (first bool, hops string) {
 	want, _ := of(&list[i])
 	var names []string
 	for j := range list {

@@ -1,6 +1,9 @@
-// Package planner predicts how long attention over ranks takes, from the schedules of package ring and a
-// table of costs, and chooses by it: the algorithm, the layout, the backend, and how ranks are grouped. It
-// is arithmetic on numbers that all ranks have, so they agree without a word.
+// Package planner predicts how long attention over ranks takes, from the schedules of package ring and a table of
+// costs, and chooses a strategy by it: the algorithm, the layout, the backend, and the groups of ranks. It computes
+// only with numbers that all ranks have, so that all make the same choice:
+//
+//	ranked, err := planner.Choose(workload, planner.Strategies(workload, requested, backends), costs)
+//	fastest := ranked[0].Strategy
 package planner
 
 //go:generate go test -run TestSimulation -update .
@@ -40,11 +43,11 @@ type Timed struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// Margin is the share by which a strategy has to be faster than one before it in the list. Predictions do not
-// tell smaller differences apart.
+// Margin is the share by which a strategy must be faster than an earlier one in the list. Predictions are not accurate
+// enough for smaller differences.
 const Margin = 0.02
 
-// SharedMargin is the Margin where ranks share cores: other processes change their times.
+// SharedMargin is the Margin if ranks share cores: other processes change their times.
 const SharedMargin = 0.04
 
 // Margin returns the margin for ranks at p.
@@ -55,15 +58,15 @@ func (p Topology) Margin() float64 {
 	return Margin
 }
 
-// Choose ranks strategies by the seconds that all layers take: first the first of the list that is within the
-// margin of the fastest, then the others by their times. It omits strategies without known costs. It is a
-// pure function of its arguments, so that ranks with the same costs agree.
+// Choose ranks strategies by the seconds of all layers: first the first of the list that is within the margin of the
+// fastest, then the others by their times. It omits strategies without known costs. It is a pure function, so that
+// ranks with the same costs agree.
 func Choose(c Workload, list []ring.Strategy, costs Costs) ([]Timed, error) {
 	ranked := make([]Timed, len(list))
 	for i, s := range list {
 		ranked[i].Strategy = s
 	}
-	common, order := newCommon(costs), alike(list)
+	common, order := newCommon(costs), groupBackends(list)
 	for _, layers := range c.Layers {
 		sim := newSimulator(c, layers, common)
 		for _, i := range order {
@@ -79,9 +82,9 @@ func Choose(c Workload, list []ring.Strategy, costs Costs) ([]Timed, error) {
 	return ranked, nil
 }
 
-// alike lists the indexes of strategies so that those which differ only in the backend follow each other: they share
-// recordings.
-func alike(list []ring.Strategy) (order []int) {
+// groupBackends lists the indexes of strategies so that strategies that differ only in the backend are adjacent: they
+// share recordings.
+func groupBackends(list []ring.Strategy) (order []int) {
 	for i, first := range list {
 		if slices.Contains(order, i) {
 			continue

@@ -49,7 +49,7 @@ func programOf(s *ring.Schedule, a Attention, rows int, backward bool) (*program
 	return r.program, err
 }
 
-// A prices holds the costs of one attention at one place, each of which it asks for once.
+// A prices value caches the costs of one attention on one topology.
 type prices struct {
 	a         Attention
 	topology  Topology

@@ -26,8 +26,8 @@ type Attention struct {
 	Dim, DimV     int // of a head of k, and of v
 }
 
-// A Recorder stands in for the devices of one rank. A ring over it runs its real loop without data, and the Recorder
-// notes all requests. The zero value is ready for use.
+// A Recorder replaces the devices of one rank. A ring over it runs its real loop without data, and the Recorder records
+// all requests. The zero value is ready for use.
 //
 //	var r planner.Recorder
 //	err := r.Run(schedule, attention, rows, backward)

@@ -78,7 +78,6 @@ type Discovery interface {
 // minKey is the least length of a key in bytes.
 const minKey = 16
 
-// resolve sets defaults and refuses invalid values.
 func (c *Config) resolve() error {
 	c.JoinTimeout = cmp.Or(c.JoinTimeout, 10*time.Minute)
 	c.RegroupTimeout = cmp.Or(c.RegroupTimeout, time.Minute)

@@ -65,7 +65,6 @@ func (m *Membership) checkHello(key ed25519.PublicKey, raw []byte) (*hello, erro
 
 func short(s string) string { return s[:min(len(s), 12)] }
 
-// decodeHello decodes and validates a hello.
 func decodeHello(raw []byte) (*hello, error) {
 	h := new(hello)
 	if err := launch.DecodeStrict(raw, h); err != nil {
@@ -166,7 +165,6 @@ func (m *Membership) dial(addr string) {
 	})
 }
 
-// connect connects to an agent.
 func (m *Membership) connect(addr string) (*wire.Link, error) {
 	ctx, cancel := context.WithTimeout(m.ctx, dialTimeout)
 	conn, err := m.cfg.Network.Dial(ctx, addr)
@@ -252,7 +250,6 @@ func (m *Membership) gone() { m.leaveOnce.Do(func() { close(m.goodbyeSent) }) }
 
 func (m *Membership) log(format string, args ...any) { m.cfg.Log(format, args...) }
 
-// A tcp connects agents by TCP.
 type tcp struct{}
 
 func (tcp) Listen(addr string) (net.Listener, error) { return net.Listen("tcp", addr) }
@@ -297,7 +294,6 @@ func (c *coordinator) setRole(r role, leader string) {
 	}
 }
 
-// up adds a connected peer.
 func (c *coordinator) up(h hello, via string) {
 	p := &peer{Member: h.Member, via: via, status: h.Status, since: c.now}
 	c.peers[p.Name] = p
@@ -328,7 +324,6 @@ func (c *coordinator) sendDecision(p *peer) {
 	}
 }
 
-// down removes a disconnected peer.
 func (c *coordinator) down(name, why string) {
 	p := c.peers[name]
 	if p == nil {
@@ -424,7 +419,6 @@ func (b *mailbox) put(f func()) {
 	}
 }
 
-// take returns the queued calls in order.
 func (b *mailbox) take() []func() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -122,7 +122,6 @@ func (c *coordinator) hello() hello {
 	return hello{Member: c.self, Program: c.cfg.Program, Inputs: c.cfg.Inputs, Status: c.status()}
 }
 
-// receive handles a message of a peer.
 func (c *coordinator) receive(from string, msg *message) {
 	p := c.peers[from]
 	if p == nil || c.over {
@@ -162,7 +161,6 @@ func (c *coordinator) receive(from string, msg *message) {
 	}
 }
 
-// tick checks all timeouts.
 func (c *coordinator) tick() {
 	if c.over {
 		return

@@ -74,7 +74,8 @@ func (c *crowd) start(i, n int) {
 	a := &agent{crowd: c, host: h}
 	a.ctx, a.stop = context.WithCancel(context.Background())
 	cfg := cluster.Config{
-		Job: "simulation", Key: crowdKey, Program: "v1", Inputs: "digest", NodeRank: i, Min: (n*3 + 3) / 4, Max: n, NProc: 8,
+		Job: "simulation", Key: crowdKey, Program: "v1", Inputs: "digest", NodeRank: i,
+		Min: (n*3 + 3) / 4, Max: n, NProc: 8,
 		Host: fmt.Sprintf("node%04d", i), Listen: h.Addr().String(), Seeds: []string{"10.0.0.0:4000"}, MaxRestarts: 5,
 		Prepare: func(context.Context, cluster.Assignment) ([]byte, error) { return make([]byte, 8<<10), nil },
 		Network: h, Discovery: a.discover,

@@ -1,20 +1,20 @@
 // Package cluster makes one job of the agents of several nodes. An agent is the cprun process that starts a node's
 // workers. The agents agree which nodes run, with which ranks, on each start of the workers, and how the job ends.
-// docs/cluster-protocol.md describes messages, elections, timeouts and threats.
-//
-// Membership is the type to know. It implements launch.Membership:
+// Membership is the type to know; it implements launch.Membership:
 //
 //	m, err := cluster.Join(ctx, cluster.Config{Job: "7", Key: key, Min: 2, Max: 2, …})
 //	result := launch.Run(ctx, launch.Job{Membership: m, …})
 //	err = m.Close(result.ExitCode, "")
 //
-// The type coordinator holds all decisions. It has no goroutines, connections or clock, so tests run thousands of jobs
-// with faults in simulated time. Membership connects it to the network and the caller.
+// docs/cluster-protocol.md describes messages, elections, timeouts and threats.
+package cluster
+
+// The type coordinator makes all decisions. It has no goroutines, connections or clock, so tests run thousands of jobs
+// with faults in simulated time. Membership connects it to the network and the launcher.
 //
-// Goroutines of a Membership, apart from those of the packages wire and gossip:
+// Goroutines of a Membership, in addition to those of the packages wire and gossip:
 //
 //	loop     owns the coordinator; ended by Close
 //	read     one per connection, passes its messages to loop; ends with the connection
 //	dial     one per dialed address; ends with the handshake
 //	prepare  calls Config.Prepare; ends with it
-package cluster

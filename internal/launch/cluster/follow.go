@@ -12,7 +12,6 @@ import (
 
 // Following a leader, and serving this agent's launcher.
 
-// onStatus handles a peer's status.
 func (c *coordinator) onStatus(p *peer, s *status) {
 	p.status = *s
 	if s.Index < c.register.index {
@@ -69,7 +68,6 @@ func (c *coordinator) onRefuse(p *peer, why string) {
 	}
 }
 
-// onBye handles the last message of a peer.
 func (c *coordinator) onBye(p *peer, b *bye) {
 	why := cmp.Or(b.Why, fmt.Sprintf("its agent exited with status %d", b.Status))
 	leads := c.role == following && p.Name == c.leader
@@ -88,7 +86,6 @@ func (c *coordinator) onBye(p *peer, b *bye) {
 	c.effects.hangUp(p.Name)
 }
 
-// onAgain handles the announcement of another start.
 func (c *coordinator) onAgain(p *peer, a *again) {
 	if c.role != following || p.Name != c.leader || a.Index != c.register.index {
 		return
@@ -104,7 +101,6 @@ func (c *coordinator) onAgain(p *peer, a *again) {
 	c.abortStart("the other nodes have ended this start", -1)
 }
 
-// onJobEnded handles the decided end of the job.
 func (c *coordinator) onJobEnded(d *decision) {
 	c.finish(d, launch.Verdict{Result: d.End.result(), ReportedElsewhere: true})
 }
@@ -187,7 +183,6 @@ func (c *coordinator) deliverNews(n launch.News) {
 	}
 }
 
-// onLocalEnd handles the end of the launcher's start.
 func (c *coordinator) onLocalEnd(e launch.Ending) {
 	l := &c.caller
 	if !l.running {

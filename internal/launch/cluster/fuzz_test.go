@@ -69,7 +69,8 @@ func FuzzMessage(f *testing.F) {
 	f.Add([]byte(`{"status":{"index":1},"told":1}`))
 	f.Add(
 		[]byte(
-			`{"decided":{"index":1,"leader":{"Name":"a","Addr":"10.0.0.1:1"},"world":{"generation":1,"agents":[{"name":"a"}]}}}`,
+			`{"decided":{"index":1,"leader":{"Name":"a","Addr":"10.0.0.1:1"},"world":{"generation":1,` +
+				`"agents":[{"name":"a"}]}}}`,
 		),
 	)
 	f.Fuzz(func(t *testing.T, raw []byte) {

@@ -204,7 +204,8 @@ func TestElectedPutsForwardTheLatestValue(t *testing.T) {
 		{"the later one last", nil, []vote{{"c", "low", low}, {"d", "high", high}}, "high"},
 		{"of equal numbers", nil, []vote{{"c", "b", ballot{1, "b"}}, {"d", "c", ballot{1, "c"}}}, "c"},
 		{"its own", &accept{high, *second("own")}, []vote{{"c", "low", low}, {"d", "low", low}}, "own"},
-		{"a later one than its own", &accept{low, *second("own")}, []vote{{"c", "high", high}, {"d", "", ballot{}}}, "high"},
+		{"a later one than its own", &accept{low, *second("own")},
+			[]vote{{"c", "high", high}, {"d", "", ballot{}}}, "high"},
 		{"of a leader without promises", nil, []vote{{"c", "low", initialBallot("a")}, {"d", "", ballot{}}}, "low"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -350,7 +351,8 @@ func TestQuorumDecides(t *testing.T) {
 		{"two", []vote{{"c", none}, {"d", none}}, true},
 		{"two that have not promised", []vote{{"a", none}, {"e", none}}, true},
 		{"one under an earlier ballot", []vote{{"c", none}, {"d", func(a *accepted) { a.Ballot.N-- }}}, false},
-		{"one under that of another agent", []vote{{"c", none}, {"d", func(a *accepted) { a.Ballot.Name = "e" }}}, false},
+		{"one under that of another agent", []vote{{"c", none}, {"d", func(a *accepted) { a.Ballot.Name = "e" }}},
+			false},
 		{"one of another decision", []vote{{"c", none}, {"d", func(a *accepted) { a.Index++ }}}, false},
 		{"one of a spare", []vote{{"c", none}, {"s", none}}, false},
 	} {
@@ -359,7 +361,8 @@ func TestQuorumDecides(t *testing.T) {
 		l.up("s", status{Index: 1})
 		asked := l.asks("c")
 		l.promise("c", asked, second("x"), initialBallot("a"))
-		l.from("c", &message{Accepted: &accepted{Index: 2, Ballot: asked.Ballot}}) // too early: no value is proposed yet
+		// too early: no value is proposed yet
+		l.from("c", &message{Accepted: &accepted{Index: 2, Ballot: asked.Ballot}})
 		l.promise("d", asked, nil, ballot{})
 		for _, v := range c.votes {
 			a := &accepted{Index: 2, Ballot: asked.Ballot}

@@ -54,7 +54,6 @@ type Membership struct {
 	closeOnce   sync.Once
 }
 
-// A nextResult holds the results of Next.
 type nextResult struct {
 	decision *decision
 	err      error

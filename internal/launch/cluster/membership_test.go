@@ -22,7 +22,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // testConfig returns the config of a job of n agents, each with 2 workers.
 func testConfig(t *testing.T, n int) Config {
 	return Config{
-		Job: "test", Key: []byte("0123456789abcdef"), Program: "v1", Inputs: "digest", NodeRank: -1, Min: n, Max: n, NProc: 2,
+		Job: "test", Key: []byte("0123456789abcdef"), Program: "v1", Inputs: "digest", NodeRank: -1,
+		Min: n, Max: n, NProc: 2,
 		Listen: "127.0.0.1", MaxRestarts: 3, RegroupTimeout: 10 * time.Second,
 		Log: t.Logf,
 	}
@@ -197,7 +198,8 @@ func TestFailureAndRestart(t *testing.T) {
 		} else if n := h.hears(t); n.Failed == nil || *n.Failed != 3 {
 			return fmt.Errorf("news %+v", n)
 		} else {
-			e.Failures = []launch.Failure{{Rank: s.Ranks.FirstRank, Host: h.id, Cause: "lost rank 3", Remote: true, Class: 2, Order: 1}}
+			e.Failures = []launch.Failure{{Rank: s.Ranks.FirstRank, Host: h.id, Cause: "lost rank 3", Remote: true,
+				Class: 2, Order: 1}}
 		}
 		v := h.End(t.Context(), e)
 		if !v.Again || v.Restarts != 1 {

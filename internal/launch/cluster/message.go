@@ -72,7 +72,6 @@ type again struct {
 	After int64 `json:"after"` // ns
 }
 
-// A bye is an agent's last message.
 type bye struct {
 	Status int    `json:"status"`
 	Why    string `json:"why,omitempty"`
@@ -99,7 +98,6 @@ type outcome struct {
 	Why      string          `json:"why,omitempty"` // without a failed rank
 }
 
-// result returns the outcome as a launch.Result.
 func (o *outcome) result() launch.Result {
 	r := launch.Result{ExitCode: o.ExitCode, Stopped: o.Stopped, Restarts: o.Restarts, First: o.First}
 	if o.First != nil {
@@ -254,7 +252,6 @@ func checkAddr(s string) error {
 	return nil
 }
 
-// check refuses an invalid member.
 func (m *Member) check() error {
 	for _, s := range []string{m.Name, m.Host, m.HostID} {
 		if err := checkName(s); err != nil {

@@ -98,7 +98,8 @@ func TestTally(t *testing.T) {
 		cause string
 		lost  []string
 		inRow int
-	}{{"a#0", nil, 1}, {"a#0", nil, 2}, {"b#1", nil, 1}, {"b#1", nil, 2}, {"", nil, 0}, {"b#1", []string{"b#1"}, 1}, {"b#1", []string{"b#1", "a#0"}, 2}} {
+	}{{"a#0", nil, 1}, {"a#0", nil, 2}, {"b#1", nil, 1}, {"b#1", nil, 2}, {"", nil, 0},
+		{"b#1", []string{"b#1"}, 1}, {"b#1", []string{"b#1", "a#0"}, 2}} {
 		before := tl.Lost
 		n := before["b#1"]
 		tl.record(c.cause, c.lost)

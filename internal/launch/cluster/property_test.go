@@ -10,7 +10,8 @@ import (
 // simConfig returns the config of a job with least to most nodes.
 func simConfig(least, most int) Config {
 	c := Config{
-		Job: "sim", Key: []byte("0123456789abcdef"), NodeRank: -1, Min: least, Max: most, NProc: 2, Host: "h", Listen: "10.0.0.1",
+		Job: "sim", Key: []byte("0123456789abcdef"), NodeRank: -1, Min: least, Max: most, NProc: 2,
+		Host: "h", Listen: "10.0.0.1",
 		MaxRestarts: 20, Seeds: []string{"10.0.0.1:4000"},
 	}
 	if err := c.resolve(); err != nil {

@@ -285,7 +285,6 @@ type prepare struct {
 	Ballot ballot `json:"ballot"`
 }
 
-// A promise answers prepare.
 type promise struct {
 	Index    int       `json:"index"`
 	Ballot   ballot    `json:"ballot"`
@@ -299,7 +298,6 @@ type accept struct {
 	Decision decision `json:"decision"`
 }
 
-// An accepted answers accept.
 type accepted struct {
 	Index  int    `json:"index"`
 	Ballot ballot `json:"ballot"`
@@ -322,7 +320,6 @@ type register struct {
 	at       ballot    // of accepted
 }
 
-// prepare promises or refuses.
 func (r *register) prepare(p *prepare) (*promise, *nack) {
 	if p.Index != r.index+1 || p.Ballot.compare(r.promised) < 0 {
 		return nil, r.nack()
@@ -331,7 +328,6 @@ func (r *register) prepare(p *prepare) (*promise, *nack) {
 	return &promise{Index: p.Index, Ballot: p.Ballot, Accepted: r.accepted, At: r.at}, nil
 }
 
-// accept accepts a value or refuses it.
 func (r *register) accept(a *accept) (*accepted, *nack) {
 	if a.Decision.Index != r.index+1 || a.Ballot.compare(r.promised) < 0 {
 		return nil, r.nack()

@@ -62,7 +62,6 @@ func (c *coordinator) connected(addr string) bool {
 	return false
 }
 
-// dialed handles the end of a dial.
 func (c *coordinator) dialed(addr string, err error) {
 	d := c.dials[addr]
 	if d == nil {

@@ -194,7 +194,6 @@ func (a *Member) lost(why string, order int) launch.Failure {
 	}
 }
 
-// merge combines the endings of all agents.
 func (c *coordinator) merge() launch.Ending {
 	var all []launch.Ending
 	for _, a := range c.assignment().Members {

@@ -178,7 +178,8 @@ func TestPayloadIsOfItsWorld(t *testing.T) {
 		t.Fatalf("prepared %+v", l.prepares)
 	}
 	l.m.prepared(1, []byte("of two"), nil, nil)
-	if d := l.tells("b"); d == nil || string(d.Payload) != "of two" || len(d.Assignment.Members) != 2 || d.Tally.Target != 2 {
+	if d := l.tells("b"); d == nil || string(d.Payload) != "of two" || len(d.Assignment.Members) != 2 ||
+		d.Tally.Target != 2 {
 		t.Errorf("decided %+v", d)
 	}
 }

@@ -26,7 +26,6 @@ type Host struct {
 	tun  *os.File    // the host's packets, one per read or write
 }
 
-// newHost makes a host with its own namespaces.
 func newHost(name string, addr netip.Prefix) (*Host, error) {
 	h := &Host{Name: name, Addr: addr.Addr(), do: make(chan func())}
 	made := make(chan error)

@@ -98,7 +98,6 @@ func (s *Switch) carry(h *Host) {
 	}
 }
 
-// send carries one packet.
 func (s *Switch) send(from, to netip.Addr, packet []byte) {
 	key := [2]netip.Addr{from, to}
 	s.mu.Lock()

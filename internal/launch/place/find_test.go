@@ -37,24 +37,30 @@ func summary(p Placement) string {
 
 // The relevant variables of Slurm 22.05.
 const (
-	batchShell = "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=3 SLURM_NTASKS=6 SLURM_TASKS_PER_NODE=2(x3) SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURMD_NODENAME=node01 "
-	ofJob      = "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=3 "
+	batchShell = "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=3 SLURM_NTASKS=6 SLURM_TASKS_PER_NODE=2(x3) SLURM_PROCID=0 " +
+		"SLURM_LOCALID=0 SLURM_NODEID=0 SLURMD_NODENAME=node01 "
+	ofJob = "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=3 "
 	// Task 1 of `srun -N2 -n2 --ntasks-per-node=1` in that job.
-	taskANode = ofJob + "SLURM_STEP_ID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=node[01-02] SLURM_STEP_TASKS_PER_NODE=1(x2)" +
+	taskANode = ofJob + "SLURM_STEP_ID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2 " +
+		"SLURM_STEP_NODELIST=node[01-02] SLURM_STEP_TASKS_PER_NODE=1(x2)" +
 		" SLURM_NTASKS=2 SLURM_PROCID=1 SLURM_LOCALID=0 SLURM_NODEID=1 SLURMD_NODENAME=node02 SLURM_NNODES=2 "
 	// Task 3 of seven on four nodes.
-	taskAGPU = ofJob + "SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=7 SLURM_STEP_NUM_NODES=4 SLURM_STEP_NODELIST=node[01-04] SLURM_STEP_TASKS_PER_NODE=2(x3),1" +
+	taskAGPU = ofJob + "SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=7 SLURM_STEP_NUM_NODES=4 " +
+		"SLURM_STEP_NODELIST=node[01-04] SLURM_STEP_TASKS_PER_NODE=2(x3),1" +
 		" SLURM_NTASKS=7 SLURM_PROCID=3 SLURM_LOCALID=1 SLURM_NODEID=1 SLURMD_NODENAME=node02 "
 	// Task 1 of two on one node.
-	oneNode = ofJob + "SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NODELIST=node01 SLURM_STEP_TASKS_PER_NODE=2" +
+	oneNode = ofJob + "SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NODELIST=node01 " +
+		"SLURM_STEP_TASKS_PER_NODE=2" +
 		" SLURM_NTASKS=2 SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NODEID=0 SLURMD_NODENAME=node01 "
 
 	torchWorker = "RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 MASTER_ADDR=head MASTER_PORT=29500 "
-	openMPI     = "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2 "
-	pmi         = "PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1 "
-	mvapich     = "MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=2 MV2_COMM_WORLD_LOCAL_RANK=1 MV2_COMM_WORLD_LOCAL_SIZE=2 "
-	trainer     = "PET_NNODES=3 PET_NPROC_PER_NODE=auto PET_NODE_RANK=2 PET_MASTER_ADDR=job-node-0-0.job PET_MASTER_PORT=29400 JOB_COMPLETION_INDEX=2 "
-	pyTorchJob  = "MASTER_ADDR=job-master-0 MASTER_PORT=23456 WORLD_SIZE=3 RANK=2 KUBERNETES_SERVICE_HOST=10.0.0.1 "
+	openMPI     = "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0 " +
+		"OMPI_COMM_WORLD_LOCAL_SIZE=2 "
+	pmi     = "PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1 "
+	mvapich = "MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=2 MV2_COMM_WORLD_LOCAL_RANK=1 MV2_COMM_WORLD_LOCAL_SIZE=2 "
+	trainer = "PET_NNODES=3 PET_NPROC_PER_NODE=auto PET_NODE_RANK=2 PET_MASTER_ADDR=job-node-0-0.job " +
+		"PET_MASTER_PORT=29400 JOB_COMPLETION_INDEX=2 "
+	pyTorchJob = "MASTER_ADDR=job-master-0 MASTER_PORT=23456 WORLD_SIZE=3 RANK=2 KUBERNETES_SERVICE_HOST=10.0.0.1 "
 )
 
 // found contains environments and their placements.
@@ -90,36 +96,44 @@ var found = []struct {
 		note: "start it with srun",
 	},
 	{
-		name: "one task", env: "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 SLURM_STEP_ID=2 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURMD_NODENAME=node01",
+		name: "one task", env: "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 SLURM_STEP_ID=2 SLURM_STEP_NUM_TASKS=1 " +
+			"SLURM_PROCID=0 SLURMD_NODENAME=node01",
 		want: "alone slurm:7.2:0 rank 0 of 1:1 workers 0 local 0 of 1 node 0 node01",
 	},
 	{
 		name: "a task on each node",
 		env:  taskANode,
-		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at node01:21016",
+		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at " +
+			"node01:21016",
 	},
 	{
 		name: "requeued", env: taskANode + "SLURM_RESTART_COUNT=2",
-		want: "slurm slurm:7.1:2 rank 1 of 2:2 restart 2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at node01:21016",
+		want: "slurm slurm:7.1:2 rank 1 of 2:2 restart 2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] " +
+			"at node01:21016",
 	},
 	{
 		name: "a task for each GPU",
 		env:  taskAGPU,
-		want: "slurm slurm:7.0:0 rank 3 of 7:7 workers 1 local 1 of 2 node 1 node02 [node01 node02 node03 node04] [2 2 2 1] at node01:20007",
+		want: "slurm slurm:7.0:0 rank 3 of 7:7 workers 1 local 1 of 2 node 1 node02 [node01 node02 node03 node04] " +
+			"[2 2 2 1] at node01:20007",
 	},
 	{
 		name: "a task of an array", env: taskANode + "SLURM_ARRAY_JOB_ID=5 SLURM_ARRAY_TASK_ID=2",
-		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at node01:21016",
+		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at " +
+			"node01:21016",
 	},
 	{
 		name: "a GPU bound to each task",
 		env:  taskAGPU + "CUDA_VISIBLE_DEVICES=0 SLURM_GPUS_PER_TASK=1",
 		note: "--gpu-bind=none",
-		want: "slurm slurm:7.0:0 rank 3 of 7:7 workers 1 local 1 of 2 node 1 node02 [node01 node02 node03 node04] [2 2 2 1] at node01:20007",
+		want: "slurm slurm:7.0:0 rank 3 of 7:7 workers 1 local 1 of 2 node 1 node02 [node01 node02 node03 node04] " +
+			"[2 2 2 1] at node01:20007",
 	},
 	{
-		name: "cyclic distribution", env: strings.Replace(taskAGPU, "SLURM_PROCID=3", "SLURM_PROCID=5", 1), note: "--distribution=block",
-		want: "slurm slurm:7.0:0 rank 3 of 7:7 workers 1 local 1 of 2 node 1 node02 [node01 node02 node03 node04] [2 2 2 1] at node01:20007",
+		name: "cyclic distribution", env: strings.Replace(taskAGPU, "SLURM_PROCID=3", "SLURM_PROCID=5", 1),
+		note: "--distribution=block",
+		want: "slurm slurm:7.0:0 rank 3 of 7:7 workers 1 local 1 of 2 node 1 node02 [node01 node02 node03 node04] " +
+			"[2 2 2 1] at node01:20007",
 	},
 	{
 		name: "tasks of one node",
@@ -129,32 +143,39 @@ var found = []struct {
 	{
 		name: "reserved ports",
 		env:  taskANode + "SLURM_STEP_RESV_PORTS=[12005-12006,12010]",
-		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at node01:12005",
+		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at " +
+			"node01:12005",
 	},
 	{
 		name: "MASTER_ADDR of a script",
 		env:  taskANode + "MASTER_ADDR=node01-ib MASTER_PORT=1234",
-		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at node01-ib:1234",
+		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at " +
+			"node01-ib:1234",
 	},
 	{
 		name: "MASTER_ADDR that leads nowhere",
 		env:  taskANode + "MASTER_ADDR=localhost",
 		note: "MASTER_ADDR=localhost",
-		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at node01:21016",
+		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at " +
+			"node01:21016",
 	},
 	{
-		name: "flags beside Slurm", env: taskANode, flags: func(f *Flags) { f.Nodes, f.NodeRank, f.Rendezvous, f.NProc = "1:4", 1, "node01:99", 8 },
-		want: "slurm slurm:7.1:0 rank 1 of 1:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at node01:99",
+		name: "flags beside Slurm", env: taskANode,
+		flags: func(f *Flags) { f.Nodes, f.NodeRank, f.Rendezvous, f.NProc = "1:4", 1, "node01:99", 8 },
+		want: "slurm slurm:7.1:0 rank 1 of 1:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at " +
+			"node01:99",
 	},
 	{
 		name: "torchrun's variables made from Slurm's",
 		env:  taskANode + "RANK=1 LOCAL_RANK=0 WORLD_SIZE=2",
-		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at node01:21016",
+		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at " +
+			"node01:21016",
 	},
 	{
 		name: "srun's PMI",
 		env:  taskANode + "PMI_RANK=1 PMI_SIZE=2 PMIX_RANK=1",
-		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at node01:21016",
+		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at " +
+			"node01:21016",
 	},
 	{
 		name: "a task that stands alone on request",
@@ -169,7 +190,8 @@ var found = []struct {
 		want: "torchrun torchrun:head:29500 rank 3 of 4:4 workers 1 local 1 of 2 node 1 here at head:29500",
 	},
 	{
-		name: "torchrun with a store", env: torchWorker + "TORCHELASTIC_RUN_ID=r7 TORCHELASTIC_RESTART_COUNT=1 TORCHELASTIC_USE_AGENT_STORE=True",
+		name: "torchrun with a store", env: torchWorker + "TORCHELASTIC_RUN_ID=r7 TORCHELASTIC_RESTART_COUNT=1 " +
+			"TORCHELASTIC_USE_AGENT_STORE=True",
 		want: "torchrun torchrun:r7 rank 3 of 4:4 restart 1 workers 1 local 1 of 2 node 1 here at head:25716",
 	},
 	{
@@ -196,7 +218,8 @@ var found = []struct {
 	},
 	{
 		name: "Open MPI on one host",
-		env:  "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=prte-1@1 PMIX_RANK=1",
+		env: "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 " +
+			"OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=prte-1@1 PMIX_RANK=1",
 		want: "openmpi openmpi:prte-1@1 rank 1 of 2:2 workers 1 local 1 of 2 node 0 here at 127.0.0.1:20121",
 	},
 	{
@@ -223,26 +246,31 @@ var found = []struct {
 	{
 		name: "Kubernetes' Trainer",
 		env:  trainer,
-		want: "kubernetes kubernetes:job-node-0-0.job:29400 rank 2 of 3:3 workers 0 local 0 of 1 node 2 here at job-node-0-0.job:29400",
+		want: "kubernetes kubernetes:job-node-0-0.job:29400 rank 2 of 3:3 workers 0 local 0 of 1 node 2 here at " +
+			"job-node-0-0.job:29400",
 	},
 	{
 		name: "PyTorchJob",
 		env:  pyTorchJob,
-		want: "kubernetes kubernetes:job-master-0:23456 rank 2 of 3:3 workers 0 local 0 of 1 node 2 here at job-master-0:23456",
+		want: "kubernetes kubernetes:job-master-0:23456 rank 2 of 3:3 workers 0 local 0 of 1 node 2 here at " +
+			"job-master-0:23456",
 	},
 	{
 		name: "PyTorchJob that counts processes",
 		env:  strings.Replace(pyTorchJob, "SIZE=3", "SIZE=24", 1) + "PET_NPROC_PER_NODE=8",
-		want: "kubernetes kubernetes:job-master-0:23456 rank 2 of 3:3 workers 8 local 0 of 1 node 2 here at job-master-0:23456",
+		want: "kubernetes kubernetes:job-master-0:23456 rank 2 of 3:3 workers 8 local 0 of 1 node 2 here at " +
+			"job-master-0:23456",
 	},
 	{
 		name: "elastic PyTorchJob",
 		env:  "PET_NNODES=2:4 PET_RDZV_ENDPOINT=job-worker-0 PET_NPROC_PER_NODE=4 KUBERNETES_SERVICE_HOST=10.0.0.1",
-		want: "kubernetes kubernetes:job-worker-0:29400 rank -1 of 2:4 workers 4 local 0 of 1 node -1 here at job-worker-0:29400",
+		want: "kubernetes kubernetes:job-worker-0:29400 rank -1 of 2:4 workers 4 local 0 of 1 node -1 here at " +
+			"job-worker-0:29400",
 	},
 	{
-		name: "indexed Job", env: "JOB_COMPLETION_INDEX=1", flags: func(f *Flags) { f.Nodes, f.Rendezvous = "2", "job-0.job:29400" },
-		want: "flags flags:job-0.job:29400 rank 1 of 2:2 workers 0 local 0 of 1 node 1 here at job-0.job:29400",
+		name: "indexed Job", env: "JOB_COMPLETION_INDEX=1",
+		flags: func(f *Flags) { f.Nodes, f.Rendezvous = "2", "job-0.job:29400" },
+		want:  "flags flags:job-0.job:29400 rank 1 of 2:2 workers 0 local 0 of 1 node 1 here at job-0.job:29400",
 	},
 	{
 		name: "indexed Job of single runs",
@@ -265,8 +293,9 @@ var found = []struct {
 		want: "flags flags:head:29400 rank -1 of 2:4 workers 0 local 0 of 1 node -1 here at head:29400",
 	},
 	{
-		name: "flags beat variables", env: "NNODES=9 NODE_RANK=8 MASTER_ADDR=other", flags: func(f *Flags) { f.Nodes, f.NodeRank, f.Rendezvous = "2", 1, "head:1" },
-		want: "flags flags:head:1 rank 1 of 2:2 workers 0 local 0 of 1 node 1 here at head:1",
+		name: "flags beat variables", env: "NNODES=9 NODE_RANK=8 MASTER_ADDR=other",
+		flags: func(f *Flags) { f.Nodes, f.NodeRank, f.Rendezvous = "2", 1, "head:1" },
+		want:  "flags flags:head:1 rank 1 of 2:2 workers 0 local 0 of 1 node 1 here at head:1",
 	},
 }
 
@@ -306,7 +335,8 @@ func TestPortsOfNeighboursDiffer(t *testing.T) {
 // TestRequeue checks that the name for scontrol of an array task has the array's number and its own.
 func TestRequeue(t *testing.T) {
 	for text, want := range map[string]string{
-		"": "", batchShell: "7", taskANode: "7", taskAGPU + "SLURM_ARRAY_JOB_ID=5 SLURM_ARRAY_TASK_ID=2": "5_2", taskANode + "SLURM_ARRAY_JOB_ID=5": "7",
+		"": "", batchShell: "7", taskANode: "7",
+		taskAGPU + "SLURM_ARRAY_JOB_ID=5 SLURM_ARRAY_TASK_ID=2": "5_2", taskANode + "SLURM_ARRAY_JOB_ID=5": "7",
 	} {
 		env := environment(text)
 		if p, err := Find(func(name string) string { return env[name] }, typed()); err != nil || p.SlurmJob != want {

@@ -23,7 +23,6 @@ type Flags struct {
 	Hostname string
 }
 
-// maxNodes bounds the nodes of a job.
 const maxNodes = maxHosts
 
 // A request contains the validated flags.

@@ -70,7 +70,6 @@ type term struct {
 	numbers [][]string
 }
 
-// expand appends the hosts of a term.
 func expand(hosts []string, text string) ([]string, error) {
 	if text == "" {
 		return hosts, nil
@@ -177,7 +176,6 @@ func (t *term) advance(at []int) {
 	}
 }
 
-// maxTasks bounds the tasks of a job.
 const maxTasks = 1 << 20
 
 // Counts expands Slurm's tasks per node, such as 2(x3),1.

@@ -37,7 +37,8 @@ func TestHosts(t *testing.T) {
 		}
 	}
 	for _, list := range []string{
-		"n[1-70000]", "n[3-1]", "n[]", "n[a-c]", "n[1-3", "n[1,]", "n[,1]", "n[ 1-2 ]", "n[-2]", "n[1--2]", "n[1-2-3]", "n]1", "n[1]]", "n[[1]]",
+		"n[1-70000]", "n[3-1]", "n[]", "n[a-c]", "n[1-3", "n[1,]", "n[,1]", "n[ 1-2 " +
+			"]", "n[-2]", "n[1--2]", "n[1-2-3]", "n]1", "n[1]]", "n[[1]]",
 		"n[+1-2]", "n[1-65535],m[1-2]", "a[1-300]b[1-300]", "a[1-2]b[1-65536]", "n\x1b[1]", "n\x00", "nö",
 		"n[1234567890123456789]", strings.Repeat("[1]", 256), strings.Repeat("n", 256), strings.Repeat("n,", 1<<20),
 	} {
@@ -53,12 +54,14 @@ func TestHosts(t *testing.T) {
 }
 
 func TestCounts(t *testing.T) {
-	for text, want := range map[string][]int{"2(x3),1": {2, 2, 2, 1}, "4": {4}, "1(x2)": {1, 1}, "1,2(x2),3": {1, 2, 2, 3}, "0,2": {0, 2}} {
+	for text, want := range map[string][]int{"2(x3),1": {2, 2, 2, 1}, "4": {4}, "1(x2)": {1, 1},
+		"1,2(x2),3": {1, 2, 2, 3}, "0,2": {0, 2}} {
 		if got, err := Counts(text); err != nil || !slices.Equal(got, want) {
 			t.Errorf("Counts(%q) = %v, %v; want %v", text, got, err, want)
 		}
 	}
-	for _, text := range []string{"", "a", "2(x3", "2(x0)", "2(x)", "(x2)", "2x3", "-1", "2,", "1(x70000)", "1048576(x2)", "2(x3))", strings.Repeat("1,", 1<<20)} {
+	for _, text := range []string{"", "a", "2(x3", "2(x0)", "2(x)", "(x2)", "2x3", "-1", "2,", "1(x70000)",
+		"1048576(x2)", "2(x3))", strings.Repeat("1,", 1<<20)} {
 		if got, err := Counts(text); err == nil {
 			t.Errorf("Counts(%.40q) = %d counts, want an error", text, len(got))
 		}
@@ -66,7 +69,8 @@ func TestCounts(t *testing.T) {
 }
 
 func FuzzHosts(f *testing.F) {
-	for _, list := range []string{"node[01-03,07],login1", "a[1-2]b[3-4]c[5-6]-ib", "n[1-3", "n[0-65536]", "a[1-9][1-9][1-9][1-9][1-9]"} {
+	for _, list := range []string{"node[01-03,07],login1", "a[1-2]b[3-4]c[5-6]-ib", "n[1-3", "n[0-65536]",
+		"a[1-9][1-9][1-9][1-9][1-9]"} {
 		f.Add(list)
 	}
 	f.Fuzz(func(t *testing.T, list string) {

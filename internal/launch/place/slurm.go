@@ -203,7 +203,6 @@ const (
 	envVisible     = "CUDA_VISIBLE_DEVICES"
 )
 
-// An allocation is the job's allocation of Slurm.
 type allocation struct {
 	job      string // its id, "" if there is no Slurm
 	control  string // its name for scontrol
@@ -219,7 +218,6 @@ var (
 	jobID     = regexp.MustCompile(`^[0-9]{1,18}(_[0-9]{1,18})?$`)
 )
 
-// findAllocation reads Slurm's variables.
 func findAllocation(e env) (a allocation, err error) {
 	id := e.text(envJobID)
 	if id == "" {

@@ -42,8 +42,9 @@ func launchers() []launcher {
 		},
 		{
 			source: OpenMPI, name: "mpirun of Open MPI", rankVar: "OMPI_COMM_WORLD_RANK",
-			sizeVar: "OMPI_COMM_WORLD_SIZE", localRankVar: "OMPI_COMM_WORLD_LOCAL_RANK", localSizeVar: "OMPI_COMM_WORLD_LOCAL_SIZE",
-			id: []string{"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}, perNode: true,
+			sizeVar: "OMPI_COMM_WORLD_SIZE", localRankVar: "OMPI_COMM_WORLD_LOCAL_RANK",
+			localSizeVar: "OMPI_COMM_WORLD_LOCAL_SIZE",
+			id:           []string{"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}, perNode: true,
 		},
 		{
 			source: MVAPICH, name: "mpirun of MVAPICH", rankVar: "MV2_COMM_WORLD_RANK", sizeVar: "MV2_COMM_WORLD_SIZE",
@@ -111,7 +112,6 @@ func innermost(e env, t *task, s *step) (*task, error) {
 		set(t.rankVar, t.rank), set(envProcID, s.rank), s.tasks, t.rankVar, t.rankVar)
 }
 
-// place returns a task's placement.
 func (t *task) place(e env, want request) (Placement, error) {
 	n := numbers{env: e}
 	t.localSize = n.get(t.localSizeVar, 1, t.size)
@@ -231,7 +231,9 @@ func (e env) wholeNode(want request) (Placement, error) {
 	if asked.most == 1 {
 		return e.oneNode(want)
 	}
-	p := Placement{Source: asked.source, MinAgents: asked.least, MaxAgents: asked.most, LocalAgents: 1, Node: want.Hostname}
+	p := Placement{
+		Source: asked.source, MinAgents: asked.least, MaxAgents: asked.most, LocalAgents: 1, Node: want.Hostname,
+	}
 	if p.Rank, err = e.nodeRank(want, asked); err != nil {
 		return Placement{}, err
 	}

@@ -17,7 +17,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
 
 	"github.com/cprun/cprun/internal/base/readable"
@@ -113,21 +112,17 @@ func (p *Printer) draw(s Step) {
 	p.line.draw(bar(s), s.Step, s.Steps)
 }
 
-// The bar takes the available width, in multiples of barStep, so that it is rarely rebuilt. besideBar is the width of
-// its frame and percentage.
+// The bar takes the available width, at most barWidth. besideBar is the width of its frame and percentage.
 const (
 	barWidth  = 20
-	barStep   = 5
+	minBar    = 5
 	besideBar = 10
 )
 
 // A line is a text, and a bar if there is room for one, that is redrawn in place on a terminal.
 type line struct {
 	w     io.Writer
-	bar   *progressbar.ProgressBar // nil before it is drawn
-	all   int64                    // of bar
-	wide  int                      // its width
-	drawn bool                     // the line is on the terminal
+	drawn bool // the line is on the terminal
 }
 
 // draw shows the text and the bar, done of all; all 0: no bar.
@@ -136,25 +131,13 @@ func (l *line) draw(text string, done, all int64) {
 	if len(text) >= width { // a wrapped line cannot be redrawn in place
 		text = terminal.Clip(text, max(width-1, 0))
 	}
+	if wide := min(barWidth, width-len(text)-besideBar); all > 0 && wide >= minBar {
+		part := float64(min(done, all)) / float64(all)
+		full := int(part * float64(wide))
+		text += fmt.Sprintf(" %3d%% |%s%s|", int(100*part), strings.Repeat("█", full), strings.Repeat(" ", wide-full))
+	}
 	l.drawn = true
-	wide := min(barWidth, (width-len(text)-besideBar)/barStep*barStep)
-	if all <= 0 || wide < barStep {
-		fmt.Fprintf(l.w, "\r\x1b[2K%s", text)
-		return
-	}
-	if l.bar == nil || l.all != all || l.wide != wide {
-		l.all, l.wide = all, wide
-		l.bar = progressbar.NewOptions64(all,
-			progressbar.OptionSetWriter(l.w),
-			progressbar.OptionUseANSICodes(true),
-			progressbar.OptionSetWidth(wide),
-			progressbar.OptionSetPredictTime(false), // the text has a better estimate
-			progressbar.OptionSetElapsedTime(false),
-			progressbar.OptionSetRenderBlankState(false),
-		)
-	}
-	l.bar.Describe(text)
-	l.bar.Set64(min(done, all))
+	fmt.Fprintf(l.w, "\r\x1b[2K%s", text)
 }
 
 func (l *line) clear() {
@@ -356,7 +339,6 @@ func (m *Meter) Add(n int64) {
 	fmt.Fprintln(m.line.w, text)
 }
 
-// meterLine returns the progress as one line.
 func meterLine(what string, done, total int64, took time.Duration) string {
 	line := fmt.Sprintf("%s %.0f%%  %.1f of %.1f MB", what, 100*float64(done)/float64(max(total, 1)), float64(done)/1e6,
 		float64(total)/1e6)

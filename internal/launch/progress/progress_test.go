@@ -18,11 +18,15 @@ func TestLine(t *testing.T) {
 	}{
 		{Step{Step: 20, Steps: 300, Loss: 3.12341, GradNorm: 0.8104, LR: 3e-4, TokensPerSecond: 5312.4, ETASeconds: 83},
 			"step 20/300  loss 3.1234  grad_norm 0.81  lr 3.0e-04  5,312 tok/s  eta 1m23s"},
-		{Step{Step: 300, Steps: 300, Loss: 1, GradNorm: 12345, LR: 0, TokensPerSecond: 7.25, ETASeconds: 0, ValLoss: &val},
+		{Step{Step: 300, Steps: 300, Loss: 1, GradNorm: 12345, LR: 0, TokensPerSecond: 7.25, ETASeconds: 0,
+			ValLoss: &val},
 			"step 300/300  loss 1.0000  grad_norm 1.23e+04  lr 0.0e+00  7.2 tok/s  val_loss 2.5000  eta 0s"},
-		{Step{Step: 1, Loss: Number(math.NaN()), GradNorm: Number(math.Inf(1)), TokensPerSecond: Number(math.NaN()), ETASeconds: -1},
+		{Step{Step: 1, Loss: Number(math.NaN()), GradNorm: Number(math.Inf(1)),
+			TokensPerSecond: Number(math.NaN()), ETASeconds: -1},
 			"step 1  loss NaN  grad_norm +Inf  lr 0.0e+00  ? tok/s"},
-		{Step{Step: 1, Loss: Number(math.NaN()), ETASeconds: -1}, "step 1  loss none  grad_norm 0  lr 0.0e+00  0.0 tok/s"}, // without targets
+		// without targets
+		{Step{Step: 1, Loss: Number(math.NaN()), ETASeconds: -1},
+			"step 1  loss none  grad_norm 0  lr 0.0e+00  0.0 tok/s"},
 	} {
 		if got := Line(c.step); got != c.want {
 			t.Errorf("Line(%+v)\n got %q\nwant %q", c.step, got, c.want)

@@ -120,7 +120,6 @@ func Read(logs *os.Root) ([]Node, error) {
 	return latest(nodes), nil
 }
 
-// list returns the names of the nodes' files.
 func list(logs *os.Root) ([]string, error) {
 	dir, err := logs.Open(".")
 	if err != nil {

@@ -24,7 +24,8 @@ func logs(t *testing.T) *os.Root {
 
 func node(run string, rank, start int, written int64) *Node {
 	return &Node{
-		Version: Version, RunID: run, Host: "h", PID: 1, Rank: rank, Ranks: 1, WorldSize: 2, Start: start, Every: 1, State: Running,
+		Version: Version, RunID: run, Host: "h", PID: 1, Rank: rank, Ranks: 1, WorldSize: 2, Start: start,
+		Every: 1, State: Running,
 		Written: time.Unix(written, 0).
 			UTC(),
 		Rows: []Row{{WaitState: waits.WaitState{Rank: rank, Step: 3}, Resident: 4096}},
@@ -36,7 +37,8 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 	if nodes, err := Read(root); len(nodes) != 0 || err != nil {
 		t.Errorf("of an empty directory: %v, %v", nodes, err)
 	}
-	if err := os.WriteFile(filepath.Join(root.Name(), "status-0000.json.new"), []byte("left by a crash"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(root.Name(), "status-0000.json.new"), []byte("left by a crash"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -57,7 +59,8 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 // last restart stays, without ranks.
 func TestReadTakesTheRunThatWroteLast(t *testing.T) {
 	root := logs(t)
-	for _, n := range []*Node{node("old", 0, 5, 10), node("old", 3, 0, 99), node("new", 0, 1, 100), node("new", 1, 0, 60), node("new", 2, 1, 98)} {
+	for _, n := range []*Node{node("old", 0, 5, 10), node("old", 3, 0, 99), node("new", 0, 1, 100),
+		node("new", 1, 0, 60), node("new", 2, 1, 98)} {
 		if n.RunID == "old" && n.Rank == 0 {
 			n.Rank = 4
 		}
@@ -65,7 +68,8 @@ func TestReadTakesTheRunThatWroteLast(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for name, text := range map[string]string{"status-0007.json": `{"version":1,"run_`, "status-0008.json": `{"version":9}`, "status-0009.json": ""} {
+	for name, text := range map[string]string{"status-0007.json": `{"version":1,"run_`,
+		"status-0008.json": `{"version":9}`, "status-0009.json": ""} {
 		if err := os.WriteFile(filepath.Join(root.Name(), name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -95,7 +99,8 @@ func TestAFileThatCannotBeReadIsTold(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	f.Add(
 		[]byte(
-			`{"version":1,"host":"\u001b[31mred","rows":[{"rank":-1,"state":"a\nb","resident_bytes":-5}],"every_seconds":-1}`,
+			`{"version":1,"host":"\u001b[31mred","rows":[{"rank":-1,"state":"a\nb","resident_bytes":-5}],` +
+				`"every_seconds":-1}`,
 		),
 	)
 	f.Add([]byte(`{"version":1,"why":"` + strings.Repeat("x", 5000) + `","world_size":-9}`))

@@ -241,7 +241,6 @@ func (g *graph) cycles(held map[int]bool) (all [][]int) {
 	return all
 }
 
-// A column of the table.
 type column struct {
 	name  string
 	right bool // numbers

@@ -12,10 +12,12 @@ const sec = time.Second
 
 // hop returns a rank that waits for a message of 1 MiB in a hop.
 func hop(rank, peer int, layer, hop int, stood time.Duration) WaitState {
-	return WaitState{Rank: rank, Host: "node-a", PID: 4700 + rank, Step: 11, Phase: "step", PhaseTime: 40 * sec, Waits: []Wait{{
-		Op: "exchange", Label: fmt.Sprintf("step 12/forward/layer %d/hop %d owner 0", layer, hop), Group: 3, Call: 9,
-		Bytes: 1 << 20, Stalled: stood, Open: []Open{{Peer: peer, Bytes: 1 << 20, Stalled: stood}},
-	}}}
+	return WaitState{Rank: rank, Host: "node-a", PID: 4700 + rank, Step: 11, Phase: "step", PhaseTime: 40 * sec,
+		Waits: []Wait{{
+			Op: "exchange", Label: fmt.Sprintf("step 12/forward/layer %d/hop %d owner 0", layer, hop),
+			Group: 3, Call: 9, Bytes: 1 << 20, Stalled: stood,
+			Open: []Open{{Peer: peer, Bytes: 1 << 20, Stalled: stood}},
+		}}}
 }
 
 func check(t *testing.T, all []WaitState, want string) {
@@ -183,7 +185,8 @@ func TestPlaces(t *testing.T) {
 
 func TestOneLineForALog(t *testing.T) {
 	s := hop(1, 2, 10, 1, 31*sec)
-	want := "rank 1, step 12, forward, layer 10, hop 1: exchange, 31.0 s without progress; 1,048,576 bytes from rank 2 for 31.0 s"
+	want := "rank 1, step 12, forward, layer 10, hop 1: exchange, 31.0 s without progress; 1,048,576 bytes from " +
+		"rank 2 for 31.0 s"
 	if got := s.String(); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -199,7 +202,8 @@ func TestOneLineForALog(t *testing.T) {
 
 // FuzzStanding checks that the table has one line for each rank, of bounded length and without control characters.
 func FuzzStanding(f *testing.F) {
-	for _, s := range []WaitState{hop(1, 2, 3, 1, sec), reduce(1, 2, 0, 1), {Rank: 1, Work: &Work{Name: "copy\x1b[31m\n"}}} {
+	for _, s := range []WaitState{hop(1, 2, 3, 1, sec), reduce(1, 2, 0, 1),
+		{Rank: 1, Work: &Work{Name: "copy\x1b[31m\n"}}} {
 		b, err := json.Marshal(s)
 		if err != nil {
 			f.Fatal(err)

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Explain writes why the choice was made. Level 0 writes warnings alone; 1 adds the choice and its remedies; 2 adds the
-// run, the call of each hop and every rule that rejected a backend. It ignores errors of w.
+// Explain writes the reasons of the choice. Level 0 writes warnings alone; 1 adds the choice and its remedies; 2 adds
+// the run, the call of each hop and every rule that rejected a backend. It ignores errors of w.
 func (c *Choice) Explain(w io.Writer, level int) {
 	var b strings.Builder
 	for _, r := range c.Warnings() {
@@ -56,7 +56,7 @@ func names(bs []Backend) string {
 	return strings.Join(s, ", ")
 }
 
-// describe writes the parameters, one line for each concern.
+// describe writes the parameters, one line for each topic.
 func (p *Params) describe(b *strings.Builder) {
 	line := func(format string, args ...any) { fmt.Fprintf(b, "attention: "+format+"\n", args...) }
 	line("machine: %s, cuDNN %s, flash %s", archName(p.Arch), p.CUDNN, p.Flash)

@@ -7,10 +7,10 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// MaskKind is a mask by the name that library kernels have for it.
+// MaskKind is a mask under its name in library kernels.
 type MaskKind uint8
 
-// The kinds. Left and Right of a Call narrow them.
+// Left and Right of a Call narrow these masks.
 const (
 	FullMask        MaskKind = iota
 	CausalMask               // query i sees keys up to i
@@ -22,26 +22,25 @@ func (m MaskKind) String() string {
 	return [...]string{"full", "causal", "bottom-right causal", "band"}[m]
 }
 
-// Call is one kernel call of one hop. Its lengths and heads, in Params, are the call's, not the run's.
+// Call is one kernel call of one hop. Its lengths and heads, in Params, are those of the call.
 type Call struct {
 	Params
-	// "whole", "diagonal", "half keys", "half queries", "full", "off-diagonal band", "documents", "gathered"
+	// Hop is "whole", "diagonal", "half keys", "half queries", "full", "off-diagonal band", "documents" or "gathered".
 	Hop         string
 	Rank, Owner int // an example: these queries, those keys
-	// QAt and KAt are the first rows of the call, in the block of the rank and of the owner.
+	// QAt and KAt are the first rows of the call, in the blocks of the rank and of the owner.
 	QAt, KAt int
 	Mask     MaskKind
-	// Left and Right are the window: the visible keys before and after the one that the mask aligns with a query, -1:
-	// all, 0 on the right of a causal mask.
+	// Left and Right are the window: the visible keys before and after the key that the mask aligns with a query. -1:
+	// all; Right is 0 under a causal mask.
 	Left, Right int
-	// Rects is how many rectangles such as this one the hop has. A kernel of ours takes
-	// them all in one call.
+	// Rects is the number of such rectangles in the hop. Our kernels take all of them in one call.
 	Rects int
-	// MixedBands is set where documents of one hop have bands that differ.
+	// MixedBands: documents of one hop have different bands.
 	MixedBands bool
 	// ZeroedWorkspace is set by a remedy: the workspace is cleared before each call.
 	ZeroedWorkspace bool
-	// GrantedWorkspace is set by a remedy: the workspace may be as large as it needs to be.
+	// GrantedWorkspace is set by a remedy: the workspace may have any size.
 	GrantedWorkspace bool
 }
 
@@ -73,8 +72,7 @@ func hopsOf(p Params) []Call {
 	ranks, inner := p.rankGroups()
 	ring, rects := ranks, 1
 	if p.Layout == "striped" && inner > 1 {
-		// What a group holds is the stripes of its members side by side, so that a hop has the
-		// rectangles of each pair of members.
+		// A group holds the stripes of its members side by side, so a hop has the rectangles of each pair of members.
 		ring, rects = p.ContextSize, inner*inner
 	}
 	w := walker{base: Call{Params: p}, shape: p.shape(ring), ranks: ring, rects: rects, seen: map[rankPair]bool{},
@@ -83,8 +81,8 @@ func hopsOf(p Params) []Call {
 	return p.perHeadCount(inner, w.out)
 }
 
-// perHeadCount returns the calls for each number of heads that a rank of a group of inner ranks has: one set unless
-// heads do not divide. A rank without heads makes no calls.
+// perHeadCount returns the calls for each number of heads that a rank of a group may have: one set if the heads divide
+// evenly. A rank without heads makes no calls.
 func (p Params) perHeadCount(inner int, calls []Call) []Call {
 	var out []Call
 	seen := map[[2]int]bool{}
@@ -103,7 +101,8 @@ func (p Params) perHeadCount(inner int, calls []Call) []Call {
 	return out
 }
 
-// rankGroups returns the numbers of ranks that share a sequence while kernels run, and that share its heads.
+// rankGroups returns the number of ranks with separate parts of a sequence while kernels run, and of those that share
+// its heads.
 func (p Params) rankGroups() (ring, heads int) {
 	switch p.Algorithm {
 	case "ulysses":
@@ -114,35 +113,35 @@ func (p Params) rankGroups() (ring, heads int) {
 	return p.ContextSize, 1
 }
 
-// shape returns the partition of one sequence. Lengths of documents and slices are not known here: one sequence
-// represents the longest document and the widest slice, and a zigzag the layouts by document, which have more such
-// rectangles, but none wider.
+// shape returns the partition of one sequence. Lengths of documents and slices are unknown here, so one sequence
+// represents the longest document and the widest slice. A zigzag represents the layouts by document: they have more
+// such rectangles, but none wider.
 func (p Params) shape(ranks int) partition.Shape {
 	layout := partition.Layout(partition.Zigzag{})
 	if !p.Layout.ByDocument() {
 		layout = p.Layout.Layout(nil)
 	}
-	// Without documents no mask is an error.
+	// Mask returns no error without documents.
 	mask, _ := partition.Diagonal{TopLeft: p.TopLeft, Left: p.WindowLeft, Right: p.WindowRight}.Mask(p.SeqQ, p.SeqKV,
 		nil, nil)
 	return partition.Shape{SeqQ: p.SeqQ, SeqKV: p.SeqKV, Size: ranks, Layout: layout, Mask: mask}
 }
 
-// walker visits every pair of a rank and an owner and keeps the calls that differ.
+// A walker visits every pair of a rank and an owner, and collects the distinct calls.
 type walker struct {
 	base  Call
 	shape partition.Shape
 	ranks int
-	rects int // of a hop for each that is found here
+	rects int // rectangles of a hop for each one found here
 	seen  map[rankPair]bool
 	calls map[callKey]bool
 	out   []Call
 
-	gathered bool // the keys of a call are all that the rank reads
+	gathered bool // the keys of a call are all keys that the rank reads
 }
 
-// rankPair determines the tiles of a rank and an owner: the lengths of their spans, and the distances of these that
-// matter. Equal pairs have equal tiles, so that many ranks cost few plans.
+// rankPair determines the tiles of a rank and an owner: the lengths of their spans and the relevant distances. Equal
+// pairs have equal tiles, so that many ranks need few plans.
 type rankPair struct {
 	own  bool
 	q, k [2]int
@@ -186,8 +185,8 @@ func (w *walker) spans(n int) [][]partition.Span {
 	return out
 }
 
-// distance returns the distance of span t of keys from span s of queries. One value represents all distances at which
-// everything is visible, and one those at which nothing is.
+// distance returns the distance from span s of queries to span t of keys. One value represents all distances with
+// everything visible, and another all with nothing visible.
 func distance(b partition.Band, s, t partition.Span) int {
 	const all, none = 1 << 62, 1<<62 + 1
 	least := t.Start - s.Start - (s.Len-1)*s.Stride
@@ -201,8 +200,8 @@ func distance(b partition.Band, s, t partition.Span) int {
 	return t.Start - s.Start
 }
 
-// walkAll visits pairs of ranks; or each rank where all keys that it reads are there before its only call, in both
-// passes, or in the forward pass alone. Package ring decides that alike.
+// walkAll visits pairs of ranks. If a rank gathers all its keys before its only call, in both passes or in the forward
+// pass alone, walkAll visits ranks. Package ring decides the same way.
 func (w *walker) walkAll(ring int) {
 	index := partition.NewIndex(w.shape)
 	once := ring > 1 && (w.base.Algorithm == "allgather" || index.Halo())
@@ -219,8 +218,8 @@ func (w *walker) walkAll(ring int) {
 	w.walk()
 }
 
-// gather visits every rank, with all keys that it reads. Of very many it visits those at both ends, since the others
-// are like their neighbours.
+// gather visits every rank, with all keys that it reads. Of very many ranks it visits those at both ends, since the
+// others resemble their neighbours.
 func (w *walker) gather(x *partition.Index) {
 	const ends = 64
 	w.gathered = true
@@ -236,7 +235,7 @@ func (w *walker) block(rank, owner int, tiles []partition.Tile) {
 		c := w.base
 		c.Rank, c.Owner, c.Rects = rank, owner, len(tiles)*w.rects
 		c.QAt, c.KAt, c.SeqQ, c.SeqKV = t.Q.Lo, t.K.Lo, t.Q.Len(), t.K.Len()
-		if c.Documents { // documents split a hop in any case, into one call with their lengths
+		if c.Documents { // documents of a hop go into one call with their lengths
 			c.Rects = 1
 		}
 		c.setMask(t.Band.Lo-t.K.Lo+t.Q.Lo, t.Band.Hi-t.K.Lo+t.Q.Lo)
@@ -281,7 +280,7 @@ func (c *Call) setMask(lo, hi int) {
 	}
 }
 
-// name returns the name of a call for a reader: its place in the square of ranks, and its shape.
+// name returns the readable name of a call: its place in the square of ranks, and its shape.
 func (w *walker) name(c *Call) string {
 	ownQ := partition.Count(w.shape.Layout.Spans(w.shape.SeqQ, w.ranks, c.Rank))
 	ownK := partition.Count(w.shape.Layout.Spans(w.shape.SeqKV, w.ranks, c.Owner))

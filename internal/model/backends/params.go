@@ -1,7 +1,8 @@
-// Package backends chooses the implementation of a run's attention. Params describe the attention and the machine.
-// Rules, which are data, reject backends for kernel calls of a rank; a remedy makes a backend run a call that a rule
-// rejects. Select picks the fastest remaining backend and gives the reasons. The package is pure: it touches no device,
-// file or clock.
+// Package backends chooses the implementation of a run's attention. Params describe the attention and the machine. The
+// rules, a table, reject backends for kernel calls of a rank; a remedy makes a backend run a rejected call. Select
+// returns the fastest remaining backend with the reasons. The package is pure: no device, file or clock.
+//
+// choice, err := backends.Select(backends.Params{Arch: 90, ...})
 package backends
 
 import (
@@ -15,8 +16,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Version is a library version as one number: 9.5.0 is 90500, 8.9.7 is 80907. 0 means that
-// the library is not there.
+// Version is a library version as one number: 9.5.0 is 90500, 8.9.7 is 80907. 0: not installed.
 type Version int
 
 // V returns the version major.minor.patch.
@@ -52,8 +52,7 @@ func (v Version) String() string {
 // Backend is an implementation of attention.
 type Backend uint8
 
-// The backends. Flash is our own kernels, tiled on the CPU and CUDA on a GPU; Fused is cuDNN; Reference is the slow
-// definition.
+// Flash is our own kernels, tiled loops on the CPU and CUDA on a GPU; Fused is cuDNN; Reference is the slow definition.
 const (
 	Auto Backend = iota
 	Flash
@@ -61,14 +60,14 @@ const (
 	Reference
 )
 
-// Backends lists all that can be chosen.
+// Backends lists all backends.
 var Backends = []Backend{Flash, Fused, Reference}
 
 func (b Backend) String() string {
 	return [...]string{"auto", "flash", "fused", "reference"}[b]
 }
 
-// ParseBackend returns the backend of that name in the config.
+// ParseBackend returns the backend with this name in the config.
 func ParseBackend(s string) (Backend, error) {
 	for b := Auto; b <= Reference; b++ {
 		if b.String() == s {
@@ -78,17 +77,17 @@ func ParseBackend(s string) (Backend, error) {
 	return Auto, fmt.Errorf("backend %q: want flash, fused, reference or auto", s)
 }
 
-// Params is everything that decides on a backend: a comparable value, the key of the cache. q, k and v are three dense
-// tensors [batch, seq, heads, head dim]; lengths are global tokens.
+// Params are the whole input of the choice, comparable as the key of the cache. q, k and v are three dense tensors
+// [batch, seq, heads, head dim]; lengths are global tokens.
 type Params struct {
-	// The machine. Arch is 10 times the compute capability, 90 for sm90; 0 is a CPU.
+	// Arch and the next fields are the machine. Arch is 10 times the compute capability, 90 for sm90; 0 is a CPU.
 	Arch   int
 	CUDNN  Version
 	Flash  Version // of our CUDA kernels; 0: not built. A CPU always has its own.
-	Memory int64   // bytes of device memory; 0: not known
+	Memory int64   // bytes of device memory; 0: unknown
 
-	Disabled uint8   // the bit 1<<Backend of each backend that the user has switched off
-	Want     Backend // the backend asked for; Auto leaves the choice to Select
+	Disabled uint8   // the bit 1<<Backend of each backend switched off by the user
+	Want     Backend // the backend asked for; Auto: Select decides
 
 	DType          tensor.DType
 	Batch          int
@@ -102,28 +101,28 @@ type Params struct {
 	WindowLeft     int  // keys before a query's own; -1: all
 	WindowRight    int  // keys after it; -1: all, 0 under a causal mask
 	Softcap        bool
-	ScaleNotAbove0 bool // the factor of the scores is 0 or negative
+	ScaleNotAbove0 bool // the scale of the scores is 0 or negative
 	Sink           bool // the softmax's denominator has a sink
 	Bias           bool // a bias or ALiBi is added to the scores
 	MaxLogit       bool // the largest score of each head is a result
-	Documents      bool // packed: a query sees its own document alone
-	DocumentKeys   bool // documents have lengths in keys of their own, and a diagonal each
-	Slices         bool // rectangles of the sequence with a mask each replace all other masks
+	Documents      bool // packed: a query sees only its own document
+	DocumentKeys   bool // documents have separate lengths in keys, and a diagonal each
+	Slices         bool // rectangles of the sequence, each with a mask, replace all other masks
 	Training       bool
 	Deterministic  bool
 
 	ContextSize int    // ranks that share the sequence; 0 is 1
 	InnerSize   int    // ranks that exchange heads, for hierarchical
 	Algorithm   string // ring, allgather, ulysses, hierarchical
-	Gather      string // when rows travel that are fetched in one hop: beside, before, auto; "" is beside
+	Gather      string // when the rows of one hop travel: beside, before, auto; "" is beside
 	Layout      partition.LayoutName
 }
 
 // maxLength bounds lengths, so that products of a few of them do not overflow.
 const maxLength = 1 << 40
 
-// checked returns p with its defaults filled in, or an error for ranks, heads or lengths that no run can have. Other
-// values are checked where they enter the program.
+// checked returns p with its defaults, or an error for impossible ranks, heads or lengths. Other values are checked
+// where they enter the program.
 func (p Params) checked() (Params, error) {
 	if p.ContextSize == 0 {
 		p.ContextSize = 1
@@ -166,14 +165,14 @@ func (p Params) checked() (Params, error) {
 	return p, errors.Join(faults...)
 }
 
-// Dropped records the NaN and infinities that versions of cuDNN drop. A row has the form "k NaN: lse dv": a NaN in k
-// does not reach LSE and dv, which the definition makes NaN or infinite. TestFusedNonFinite of package kernels/gpu
-// measures the rows and holds them to this table. Other versions have not been measured.
+// Dropped lists the NaN and infinities that versions of cuDNN drop. A row has the form "k NaN: lse dv": a NaN in k does
+// not reach LSE and dv, though by definition it should. TestFusedNonFinite of package kernels/gpu measures the rows and
+// compares this table. Other versions are not measured.
 var Dropped = map[Version][]string{
 	V(9, 19, 0): {},
 }
 
-// fusedWarnings are rules that warn of cuDNN and do not reject it.
+// fusedWarnings warn about cuDNN without rejecting it.
 var fusedWarnings = []Rule{
 	{ID: "fused-drops-nan", Backend: Fused, Warns: true, // kernels
 		When:   func(c *Call) bool { return len(Dropped[c.CUDNN]) > 0 },
@@ -181,7 +180,7 @@ var fusedWarnings = []Rule{
 		Fix:    "Set attention.backend to flash, which keeps them."},
 }
 
-// Warnings returns the rules that warn of the chosen backend.
+// Warnings returns the warnings about the chosen backend.
 func (c *Choice) Warnings() (list []Rejection) {
 	for _, r := range rules {
 		if r.Warns && r.Backend == c.Backend && r.When(&c.Hops[0]) {

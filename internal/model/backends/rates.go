@@ -11,14 +11,14 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A rate is the measured speed of a backend at a kind of attention.
+// A rate is the measured speed of a backend for one kind of attention.
 type rate struct {
 	rateKey
 	backend       Backend
-	forward, both float64 // TFLOP/s a GPU: of the forward pass, and of forward and backward
+	forward, both float64 // TFLOP/s a GPU: forward pass, and forward and backward
 }
 
-// A rateKey names a kind of attention. Rates of different backends are compared only if their keys are equal.
+// A rateKey identifies a kind of attention. Only rates with equal keys are compared.
 type rateKey struct {
 	arch          int // as in Params
 	dtype         tensor.DType
@@ -29,8 +29,8 @@ type rateKey struct {
 
 type rateMask string
 
-// The masks that are measured. A window ends at the query's own key. Over ranks it is a band beside the diagonal, which
-// is another call.
+// These masks are measured. A window ends at the query's own key. Over ranks it is a band beside the diagonal, which is
+// another call.
 const (
 	rateFull            rateMask = "full"
 	rateCausal          rateMask = "causal"
@@ -47,15 +47,15 @@ func (m rateMask) text() string {
 	return strings.ReplaceAll(string(m), "_", " ")
 }
 
-// measured holds the rates at the key of one p, for each backend that has one.
+// measured holds the rates for the key of one p, by backend.
 type measured struct {
 	key     rateKey
-	forward bool // compare the forward pass alone
+	forward bool // only the forward pass
 	rates   map[Backend]float64
 }
 
 // measuredFor looks up p's key in a table, with the head dim closest to p's: the smallest that is not below it, else
-// the largest. It finds nothing for a kind that is not measured.
+// the largest. It returns no rates for unmeasured kinds.
 func measuredFor(p Params, table []rate) measured {
 	m := measured{forward: !p.Training, rates: map[Backend]float64{}}
 	var ok bool
@@ -82,8 +82,8 @@ func measuredFor(p Params, table []rate) measured {
 	return m
 }
 
-// closer reports whether head dim a says more about dim than b does: kernels round up to the smallest that is not
-// below it, and above all of them the largest is the nearest.
+// closer reports whether head dim a represents dim better than b does: the smallest one that is not below dim, since
+// kernels round up, else the largest.
 func closer(dim, a, b int) bool {
 	if a >= dim && b >= dim {
 		return a < b
@@ -91,7 +91,7 @@ func closer(dim, a, b int) bool {
 	return a > b
 }
 
-// keyOf returns the key of p, and false where no row can be about p.
+// keyOf returns the key of p. ok is false if no rate applies to p.
 func keyOf(p Params) (k rateKey, ok bool) {
 	k = rateKey{arch: p.Arch, dtype: p.DType, headDim: p.HeadDim, deterministic: p.Deterministic}
 	if k.dtype == tensor.F16 {
@@ -115,12 +115,12 @@ func keyOf(p Params) (k rateKey, ok bool) {
 	return k, plain
 }
 
-// rateTolerance is the relative difference below which two rates do not compare: two runs of the table differ by as
+// rateTolerance is the relative difference below which two rates count as equal. Two runs of the table differ by as
 // much for one kernel of cuDNN.
 const rateTolerance = 0.05
 
-// sort returns order with the measured backends sorted by rate. They share the places that they had; the others keep
-// theirs, and rates that are alike leave the order unchanged.
+// sort returns order with the measured backends sorted by rate. They exchange places among themselves; the others keep
+// theirs, and nearly equal rates change nothing.
 func (m *measured) sort(order []Backend) []Backend {
 	var fast []Backend
 	for _, b := range order {
@@ -142,7 +142,7 @@ func (m *measured) sort(order []Backend) []Backend {
 	return out
 }
 
-// comparison describes the rates of b and of the others; it returns "" if nothing is compared with b.
+// comparison describes the rates of b and of the others; "" if no other backend is compared with b.
 func (m *measured) comparison(b Backend, order []Backend) string {
 	if len(m.rates) < 2 || m.rates[b] == 0 {
 		return ""
@@ -162,13 +162,13 @@ func (m *measured) comparison(b Backend, order []Backend) string {
 	return s
 }
 
-// ratesText is what scripts/gpu-rates writes on a machine with GPUs: rows, and remarks that begin with # and name the
+// ratesText is the output of scripts/gpu-rates on a machine with GPUs: rows, and remarks that begin with # and name the
 // GPU, the versions, the commit and the command.
 //
 //go:embed rates.txt
 var ratesText string
 
-// rateTable reads ratesText once. A damaged table is a fault of the build, which the tests find.
+// rateTable parses ratesText once. Tests check that it is valid.
 var rateTable = sync.OnceValue(func() []rate {
 	rates, err := readRates(ratesText)
 	if err != nil {
@@ -179,10 +179,10 @@ var rateTable = sync.OnceValue(func() []rate {
 
 const rateFields = "arch dtype mask head_dim deterministic backend forward both"
 
-// rateTypes are the element types that are measured. fp16 has the rates of bf16: the instructions take as long.
+// rateTypes lists the measured element types. fp16 uses the rates of bf16: the instructions take equally long.
 var rateTypes = map[string]tensor.DType{"bf16": tensor.BF16, "fp32": tensor.F32}
 
-// readRates reads a table of rates. Its errors name the line.
+// readRates parses a table of rates. Its errors name the line.
 func readRates(text string) (rates []rate, err error) {
 	n := 0
 	for line := range strings.Lines(text) {

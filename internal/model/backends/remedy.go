@@ -6,24 +6,24 @@ import (
 	"strings"
 )
 
-// RemedyKind is a way to make a backend run a call that a rule rejects.
+// RemedyKind is a way to make a backend run a rejected call.
 type RemedyKind uint8
 
 // The remedies.
 const (
 	SplitCall      RemedyKind = iota // several calls, merged by their LSE
 	ZeroWorkspace                    // the library's workspace cleared before each backward call
-	GrantWorkspace                   // a workspace of the square of the length, where memory has room
+	GrantWorkspace                   // a workspace of the square of the length, if memory allows
 )
 
 func (k RemedyKind) String() string {
 	return [...]string{"split-call", "zero-workspace", "grant-workspace"}[k]
 }
 
-// MarshalText returns the name, which the workers of a run get.
+// MarshalText encodes the name, for the workers of a run.
 func (k RemedyKind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
-// UnmarshalText reads the name.
+// UnmarshalText decodes the name.
 func (k *RemedyKind) UnmarshalText(text []byte) error {
 	for x := SplitCall; x <= GrantWorkspace; x++ {
 		if x.String() == string(text) {
@@ -34,7 +34,7 @@ func (k *RemedyKind) UnmarshalText(text []byte) error {
 	return fmt.Errorf("no remedy %q", text)
 }
 
-// Remedy makes a backend run a call that a rule rejects.
+// Remedy makes a backend run a rejected call.
 type Remedy struct {
 	Kind  RemedyKind
 	Text  string                        // a sentence for the user
@@ -54,7 +54,7 @@ var (
 		"2 bytes of device memory for each query, key and head of a call", Call.grantWorkspace}
 )
 
-// grantWorkspace fits if the device has that much memory (0: not known).
+// grantWorkspace fits if the device has that much memory (0: unknown).
 func (c Call) grantWorkspace() []Call {
 	if c.Memory > 0 && dpWorkspace(&c) > float64(c.Memory) {
 		return nil
@@ -66,9 +66,9 @@ func (c Call) grantWorkspace() []Call {
 // A verdict is the result of the rules for one backend.
 type verdict struct {
 	ok         bool
-	rejections []Rejection // every rule, before and after remedies
+	rejections []Rejection // of every rule, before and after remedies
 	applied    []Applied   // the remedies that make it run
-	blocked    []string    // rules without a cure
+	blocked    []string    // ids of rules without a remedy
 }
 
 func (v verdict) cures() string {
@@ -88,7 +88,7 @@ func (v verdict) remedied() string {
 	return ", with " + v.cures()
 }
 
-// evaluate asks every rule of b about every call, applies remedies, and asks again.
+// evaluate applies every rule of b to every call, applies remedies, and repeats.
 func evaluate(b Backend, p Params, hops []Call) verdict {
 	j := evaluation{backend: b, seen: map[[2]string]bool{}}
 	j.ok = true
@@ -117,7 +117,7 @@ func rejecting(b Backend, c *Call) []*Rule {
 	return out
 }
 
-// note keeps a rule that rejects c, once for each hop.
+// note records a rule that rejects c, once for each hop.
 func (j *evaluation) note(r *Rule, c *Call) {
 	n := Rejection{Backend: j.backend, Rule: r.ID, Reason: r.Reason, Fix: r.Fix, Remedy: r.Remedy}
 	if r.PerHop {
@@ -131,7 +131,7 @@ func (j *evaluation) note(r *Rule, c *Call) {
 
 const maxSteps = 64
 
-// key identifies a rejection: by its rule, and by the hop if it matters.
+// key identifies a rejection: the rule, and the hop if it matters.
 func (j *evaluation) key(r *Rule, c *Call) [2]string {
 	if r.PerHop {
 		return [2]string{r.ID, c.Hop}
@@ -139,8 +139,8 @@ func (j *evaluation) key(r *Rule, c *Call) [2]string {
 	return [2]string{r.ID, ""}
 }
 
-// applyRemedies applies remedies to one call: the first rule that has one is obeyed, and the resulting calls are judged
-// again. It notes the rules that reject the call itself, and rules that no remedy is left for.
+// applyRemedies applies remedies to one call: the remedy of the first rule that has one, until no rule rejects the
+// resulting calls. It records the rules that reject the call itself, and rules without a remaining remedy.
 func (j *evaluation) applyRemedies(c Call) {
 	for _, r := range rejecting(j.backend, &c) {
 		j.note(r, &c)
@@ -163,7 +163,7 @@ func (j *evaluation) applyRemedies(c Call) {
 	}
 }
 
-// firstRemedy returns the first rule of bad with a remedy that fits the call, and the calls that replace it.
+// firstRemedy returns the first rule of bad with a fitting remedy, and the calls that replace c.
 func firstRemedy(bad []*Rule, c Call) (*Rule, []Call) {
 	for _, r := range bad {
 		if r.Remedy == nil {
@@ -176,8 +176,8 @@ func firstRemedy(bad []*Rule, c Call) (*Rule, []Call) {
 	return nil, nil
 }
 
-// block records that no remedy helps c, the call itself or a part of it. It notes a rule that only rejects the result
-// of a remedy if no noted rule says why: every rule that is named as blocking is among the rejections.
+// block records that no remedy helps c, the call itself or a part of it. If no recorded rule explains this, it records
+// the rule that rejects the result of a remedy.
 func (j *evaluation) block(bad []*Rule, c *Call) {
 	j.ok = false
 	known := slices.ContainsFunc(bad, func(r *Rule) bool { return j.seen[j.key(r, c)] })
@@ -208,9 +208,9 @@ func (j *evaluation) apply(r *Rule, c *Call, calls []Call) {
 	j.applied = append(j.applied, a)
 }
 
-// cut splits a call as the kernel on cuDNN does (internal/base/cuda/dnn.Cut): rectangles run one by one, and a band is
-// cut by rows until each part has one diagonal, from the top left corner or to the bottom right one, with or without a
-// window before it. cut returns nil where the kernel leaves the call as it is. The parts share no rows.
+// cut splits a call as the cuDNN kernel does (internal/base/cuda/dnn.Cut). Rectangles run one by one. A band is cut by
+// rows until each part has one diagonal, from the top left or to the bottom right corner, with or without a window
+// before it. The parts share no rows. cut returns nil if the kernel does not split the call.
 func (c Call) cut() []Call {
 	if c.Documents {
 		return nil
@@ -224,9 +224,9 @@ func (c Call) cut() []Call {
 	row := 0
 	switch shift := c.SeqKV - c.SeqQ; {
 	case c.Right >= 0 && hi > 0 && hi != shift:
-		row = c.SeqKV - hi // from here on the right bound hides nothing
+		row = c.SeqKV - hi // the right bound hides nothing after this row
 	case c.Left >= 0 && shift < 0:
-		row = -lo // up to here the left bound hides nothing
+		row = -lo // the left bound hides nothing before this row
 	default:
 		return nil
 	}
@@ -235,7 +235,7 @@ func (c Call) cut() []Call {
 	return p.out
 }
 
-// band is the bounds of j-i, counted from the call's first query and key.
+// band returns the bounds of j-i, relative to the call's first query and key.
 func (c *Call) band() (lo, hi int) {
 	shift := 0
 	if c.Mask == BottomRightMask {
@@ -257,7 +257,7 @@ type cutter struct {
 	out    []Call
 }
 
-// cut adds the pairs of rows [q0, q1) and keys [k0, k1), shrunk to those that are visible.
+// cut adds the visible pairs of rows [q0, q1) and keys [k0, k1), as small rectangles.
 func (p *cutter) cut(q0, q1, k0, k1 int) {
 	q0, q1 = max(q0, k0-p.hi), min(q1, k1-p.lo)
 	k0, k1 = max(k0, q0+p.lo), min(k1, q1+p.hi)
@@ -271,22 +271,22 @@ func (p *cutter) cut(q0, q1, k0, k1 int) {
 	p.out = append(p.out, c)
 }
 
-// Workspace returns the most bytes of device memory that the chosen backend takes beside its inputs and outputs, over
-// all hops and both passes of one layer: none for our kernels, which accumulate in the caller's buffers.
+// Workspace returns the largest device memory of the chosen backend beside its inputs and outputs, over all hops and
+// both passes of one layer. Our kernels need none: they accumulate in the caller's buffers.
 func (c *Choice) Workspace() int64 {
 	if c.Backend != Fused {
 		return 0
 	}
-	most := 0.0 // absurd lengths are large numbers, not wrong ones
+	most := 0.0 // a float64, so that huge lengths do not overflow
 	for i := range c.Hops {
 		most = max(most, c.Hops[i].fusedWorkspace())
 	}
 	return int64(most)
 }
 
-// fusedWorkspace is what cudnn-frontend asks for in the backward pass, as kernels/gpu reserves it: dQ in
-// float32, the row sums of dO*O, for grouped heads of documents dK and dV of every query head, and where
-// the deterministic algorithm of Hopper is the old one, the matrix dP, in blocks of 128 at most.
+// fusedWorkspace returns the workspace of cudnn-frontend's backward pass, as kernels/gpu reserves it: dQ in float32,
+// the row sums of dO*O, dK and dV of every query head for documents with grouped heads, and for the old deterministic
+// algorithm of Hopper the matrix dP in blocks of up to 128.
 func (c *Call) fusedWorkspace() float64 {
 	if !c.Training {
 		return 0

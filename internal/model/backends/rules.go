@@ -2,29 +2,27 @@ package backends
 
 import "slices"
 
-// Rule is one reason why a backend cannot run a kernel call. Facts about backends and their versions are in rules and
-// nowhere else. The comment beside a rule's ID names its source: a letter and a number are TransformerEngine
-// 2.20.0.dev0 of 2026-08-22 (U its selector in Python, C its probe of cuDNN, G its graphs for cuDNN, D its checks
-// before the selection, P its context-parallel code, H its history of fixes), a section is one of notes on it, kernels
-// are our own.
+// Rule is one reason why a backend cannot run a kernel call. All facts about backends and their versions are rules. The
+// comment beside an ID names the source: a letter and a number are TransformerEngine 2.20.0.dev0 of 2026-08-22 (U:
+// selector in Python, C: probe of cuDNN, G: graphs for cuDNN, D: checks before the selection, P: context-parallel code,
+// H: history of fixes); a section is one of notes on it; kernels are our own.
 type Rule struct {
 	ID      string
 	Backend Backend
-	// Since and Until bound the versions of cuDNN in which the rule holds: [Since, Until), 0 is open. A bounded rule
-	// does not hold without the library, whose absence is a rule of its own.
+	// Since and Until bound the versions of cuDNN: [Since, Until), 0 is open. A bounded rule needs an installed
+	// library; another rule rejects a missing one.
 	Since, Until Version
-	// PerHop is set for rules about the lengths or the mask of a single kernel call: they are reported for each hop,
-	// others once for the run.
+	// PerHop rules depend on the lengths or mask of a call and are reported for each hop, the others once for the run.
 	PerHop bool
-	NoGPU  bool // for Fused: holds without a GPU too; its other rules are not asked there
-	Warns  bool // rejects nothing: a choice of its backend has a warning
+	NoGPU  bool // for Fused: also applies without a GPU, unlike the others
+	Warns  bool // does not reject: the chosen backend has a warning
 	When   func(*Call) bool
 	Reason string // one sentence
 	Fix    string // one sentence
 	Remedy *Remedy
 }
 
-// Rules returns a copy of the table of all rules.
+// Rules returns a copy of the whole table.
 func Rules() []Rule { return slices.Clone(rules) }
 
 var rules = slices.Concat(disabledRules, flashRules, fusedRunRules, fusedWarnings, fusedDimRules, fusedHopRules)
@@ -42,7 +40,7 @@ func (r *Rule) applies(c *Call) bool {
 	return r.When(c)
 }
 
-// disabledRules reject the backends that the environment can switch off.
+// disabledRules reject the backends that the user can switch off by environment variables.
 var disabledRules = []Rule{disabled(Flash), disabled(Fused)}
 
 func disabled(b Backend) Rule {
@@ -52,27 +50,26 @@ func disabled(b Backend) Rule {
 		Fix:    "Unset the environment variable that switches it off; cprun doctor lists those it read."}
 }
 
-// Facts about versions of cuDNN that more than one rule depends on. Plans and kernels call the functions of this
-// file, so that each version is written once.
+// These versions of cuDNN matter to more than one rule. Plans and kernels call the functions of this file, so that each
+// version is written once.
 var (
-	// OldestCUDNN is the oldest version that the rules know.
+	// OldestCUDNN is the oldest supported version.
 	OldestCUDNN = V(9, 0, 0)
-	// packsSince takes 64-bit offsets of documents and a packed LSE.
+	// packsSince supports 64-bit offsets of documents and a packed LSE.
 	packsSince = V(9, 6, 0)
 	// clearsSince clears the workspace of the backward pass of packed documents itself.
 	clearsSince = V(9, 18, 0)
-	// matrixUntil ends the versions whose deterministic backward pass on Hopper keeps the matrix dP.
+	// matrixUntil is the first version without the matrix dP in the deterministic backward pass on Hopper.
 	matrixUntil = V(9, 25, 0)
 )
 
-// PossibleCUDNN reports whether v may be a version of cuDNN: anything else is a typing error.
+// PossibleCUDNN reports whether v may be a version of cuDNN. Other values are typing errors.
 func PossibleCUDNN(v Version) bool { return v >= V(5, 0, 0) && v < V(20, 0, 0) }
 
-// Packs reports whether packed documents can go to cuDNN as such, many in one call. sm120 and sm121
-// lack it in the backward pass (cudnn-frontend 1.23.0). Elsewhere documents go one by one, each
-// length under a plan of its own.
+// Packs reports whether cuDNN takes many packed documents in one call. sm120 and sm121 lack it in the backward pass
+// (cudnn-frontend 1.23.0). Otherwise documents run one by one, each length with its own plan.
 func Packs(arch int, cudnn Version) bool { return cudnn >= packsSince && arch/10 != 12 }
 
-// KeepsMatrix reports whether the deterministic backward pass of cuDNN keeps a matrix of all pairs
-// of a call in its workspace: 2 bytes for each query, key and head.
+// KeepsMatrix reports whether the deterministic backward pass of cuDNN keeps a matrix of all pairs of a call in its
+// workspace: 2 bytes for each query, key and head.
 func KeepsMatrix(arch int, cudnn Version) bool { return arch == 90 && cudnn < matrixUntil }

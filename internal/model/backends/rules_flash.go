@@ -2,11 +2,10 @@ package backends
 
 import "github.com/cprun/cprun/tensor"
 
-// flashRules is what our own kernels do not compute: CUDA on a GPU, tiled loops on a CPU. Any
-// band, any number of documents and rectangles a call, any grouping of heads, soft caps and
-// deterministic gradients are in both, so no rule is PerHop. U49 refuses head dims over 192 on
-// every GPU that its list lacks, sm103 too; ours are those with little shared memory, for which there
-// are shapes that have run on no such GPU yet.
+// flashRules list the limits of our own kernels: CUDA on a GPU, tiled loops on a CPU. Both support any band, any number
+// of documents and rectangles in a call, any grouping of heads, soft caps and deterministic gradients, so no rule is
+// PerHop. U49 refuses head dims over 192 on every GPU outside its list, including sm103. Ours refuses them on GPUs with
+// little shared memory, where some shapes have never run.
 var flashRules = []Rule{
 	{ID: "flash-not-built", Backend: Flash, // U102
 		When:   func(c *Call) bool { return gpu(c) && c.Flash == 0 },

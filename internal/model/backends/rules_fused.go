@@ -2,8 +2,8 @@ package backends
 
 import "github.com/cprun/cprun/tensor"
 
-// fusedRunRules reject cuDNN for the run as a whole. There are none about what this project never asks of cuDNN:
-// dropout, FP8, CUDA graphs, tensors that are not dense, paged keys.
+// fusedRunRules reject cuDNN for the run as a whole. They omit features that cprun never uses: dropout, FP8, CUDA
+// graphs, tensors that are not dense, paged keys.
 var fusedRunRules = []Rule{
 	{ID: "fused-gpu-only", Backend: Fused, NoGPU: true, // U05
 		When:   func(c *Call) bool { return c.Arch == 0 },
@@ -90,13 +90,12 @@ var fusedRunRules = []Rule{
 
 func always(*Call) bool { return true }
 
-// deterministicBackward reports whether a backward pass must repeat bit for bit; the forward pass does.
+// deterministicBackward reports whether a backward pass must repeat bit for bit; the forward pass always does.
 func deterministicBackward(c *Call) bool { return c.Training && c.Deterministic }
 
-// fusedDimRules lists the head dims that cuDNN's 16-bit kernels take: up to 128 everywhere, more
-// by architecture, version and pass. A backward pass takes less than a forward pass, and
-// Training asks for both. C17 also refuses wide head dims for a single query under a causal
-// mask; a single query is never asked for with one, since it would hide nothing.
+// fusedDimRules list the head dims of cuDNN's 16-bit kernels: up to 128 everywhere, more by architecture, version and
+// pass. A backward pass supports less than a forward pass, and Training needs both. C17 also refuses wide head dims for
+// a single query under a causal mask; cprun never asks for such a mask, which would hide nothing.
 var fusedDimRules = []Rule{
 	{ID: "fused-head-dim-multiple-8", Backend: Fused, // C13
 		When:   func(c *Call) bool { return c.HeadDim%8 != 0 || c.HeadDimV%8 != 0 },
@@ -177,8 +176,7 @@ var fusedDimRules = []Rule{
 		Remedy: splitCall},
 }
 
-// wide reports whether a head dim of a 16-bit call is over 128, the limit of every version and
-// architecture takes.
+// wide reports whether a head dim exceeds 128, the limit of every version and architecture.
 func wide(c *Call) bool { return wider(c, 128) }
 
 func wider(c *Call, d int) bool { return max(c.HeadDim, c.HeadDimV) > d }

@@ -5,8 +5,8 @@ import "math"
 // fusedHopRules reject lengths and masks of one cuDNN call. A call has one rectangle with one mask: full, causal from
 // either corner, or a window around one of these diagonals.
 //
-// C32, read to the letter, also refuses masks without a window from 9.2.0 to 9.5: bottom right of a rectangle and
-// packed documents. That contradicts C24, C25 and cuDNN's documentation, so only its limits on windows are here.
+// Literally, C32 also refuses masks without a window from 9.2.0 to 9.5: bottom right of a rectangle and packed
+// documents. That contradicts C24, C25 and cuDNN's documentation, so only its limits on windows are here.
 var fusedHopRules = []Rule{
 	{ID: "fused-one-rectangle", Backend: Fused, PerHop: true, // section 2.2
 		When:   func(c *Call) bool { return c.Rects > 1 },
@@ -85,19 +85,19 @@ var fusedHopRules = []Rule{
 		Remedy: grantWorkspace},
 }
 
-// raggedOffset returns the largest offset into q, k and v as cuDNN counts it, in elements: the length of a row times
-// the longest sequence.
+// raggedOffset returns cuDNN's largest offset into q, k and v in elements: the length of a row times the longest
+// sequence.
 func raggedOffset(c *Call) int64 {
 	keys := int64(c.KVHeads) * int64(max(c.HeadDim, c.HeadDimV)) * int64(c.SeqKV)
 	return max(int64(c.Heads)*int64(c.HeadDim)*int64(c.SeqQ), keys)
 }
 
-// maxDPWorkspace is the most that cudnn-frontend takes for speed alone, the default of its
-// CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT. A deterministic pass is given the workspace at any size, 64 GiB for 16,384
-// tokens and 128 heads: a remedy, which auto takes only if flash, which needs none, cannot run.
+// maxDPWorkspace is the workspace that cudnn-frontend takes for speed, the default of its
+// CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT. A deterministic pass may need any size, 64 GiB for 16,384 tokens and 128
+// heads. That is a remedy, which auto uses only if flash cannot run, since flash needs none.
 const maxDPWorkspace = 256 << 20
 
-// dpWorkspace returns the bytes of the dP matrix of a call, as cudnn-frontend counts them: in blocks of 64.
+// dpWorkspace returns the bytes of the dP matrix of a call in cudnn-frontend's count: in blocks of 64.
 func dpWorkspace(c *Call) float64 { return dpBytes(c, 64) }
 
 // dpBytes returns 16 bits for every query and key of every head, in blocks.

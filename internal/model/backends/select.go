@@ -7,39 +7,39 @@ import (
 	"sync"
 )
 
-// Rejection is one rule that rejects one backend.
+// Rejection is the rejection of a backend by a rule.
 type Rejection struct {
 	Backend Backend
 	Rule    string // the rule's id
 	Reason  string
 	Fix     string
-	// Hop names the kernel call that the rule rejects, such as "half keys"; it is empty for a rule
-	// compare the run as a whole. Example is one such call, with its rank, its lengths and its mask.
+	// Hop names the rejected kernel call, such as "half keys"; "" for a rule about the whole run. Example is one such
+	// call, with its rank, lengths and mask.
 	Hop     string
 	Example string
 	Remedy  *Remedy // nil: none
 }
 
-// Applied is a remedy that the choice relies on: the caller must carry it out.
+// Applied is a remedy that the choice needs: the caller must apply it.
 type Applied struct {
 	*Remedy
-	Rule string // the rule that asked for it
+	Rule string // the rule that requires it
 	Hop  string // as in Rejection
-	More string // about Text: " (3 calls)"
+	More string // addition to Text: " (3 calls)"
 	// Calls replace the call, the first one of a hop of that name.
 	Calls []Call
 }
 
-// Choice is the outcome of a selection. It is shared between callers and read only.
+// Choice is the result of a selection. Callers share it and must not change it.
 type Choice struct {
 	Backend Backend
 	Reason  string
-	// Rejected lists every rule that rejects a backend that was not chosen, with a remedy or without; Remedies lists
-	// the remedies of the chosen one.
+	// Rejected lists every rule that rejects another backend, with a remedy or without; Remedies lists the remedies of
+	// the chosen one.
 	Rejected []Rejection
 	Remedies []Applied
-	// Able lists the backends that could run this, in the order of preference. Named could too, but auto does not
-	// take them on this machine: they run only if named.
+	// Able lists the backends that can run this, in order of preference. Named lists backends that can too, but that
+	// auto does not take on this machine.
 	Able   []Backend
 	Named  []Backend
 	Params Params
@@ -51,10 +51,10 @@ type NoBackendError struct {
 	Want     Backend // Auto: all were tried
 	Params   Params
 	Rejected []Rejection
-	Named    []Backend // can run it, but only if named: auto does not take them
+	Named    []Backend // able to run it, but only if named
 }
 
-// Error lists the rules that reject the backend that was named, or every backend, with their fixes.
+// Error lists the rules that reject the named backend, or every backend, with their fixes.
 func (e *NoBackendError) Error() string {
 	var b strings.Builder
 	if e.Want == Auto {
@@ -74,8 +74,7 @@ func (e *NoBackendError) Error() string {
 	return b.String()
 }
 
-// NamedOnly returns why auto does not take a backend that could run this, and what does, as the reason and
-// the fix of a rule.
+// NamedOnly returns the reason why auto does not take an able backend, and the fix.
 func NamedOnly(b Backend, arch int) (reason, fix string) {
 	return fmt.Sprintf("It can run this, slowly; auto does not take it on %s.", archName(arch)),
 		fmt.Sprintf("Set attention.backend to %s.", b)
@@ -89,7 +88,7 @@ func (r Rejection) String() string {
 	return fmt.Sprintf("%s: %s%s: %s Fix: %s", r.Backend, r.Rule, hop, r.Reason, r.Fix)
 }
 
-// Kinds returns the kinds of the remedies that the choice relies on, each once, in order: the device gets them.
+// Kinds returns the kinds of the remedies of the choice, each once, in order, for the device.
 func (c *Choice) Kinds() []RemedyKind { return KindsOf(c.Remedies) }
 
 // KindsOf returns the kinds of remedies, each once, in order.
@@ -102,9 +101,9 @@ func KindsOf(applied []Applied) []RemedyKind {
 	return slices.Compact(kinds)
 }
 
-// Select chooses the backend for p: the fastest that every hop of every rank can run, by the measured rates, else by
-// the order of the architecture. Backends that need no remedy, or a cheap one, come before the others. The error is a
-// *NoBackendError, or names the faults of p itself.
+// Select returns the backend for p: the fastest one that can run every hop of every rank, by measured rates, else by
+// the order of the architecture. Backends without a remedy, or with a cheap one, come first. The error is a
+// *NoBackendError, or names the faults of p.
 func Select(p Params) (*Choice, error) { return choose(p, rateTable()) }
 
 func choose(p Params, table []rate) (*Choice, error) {
@@ -146,7 +145,7 @@ func choose(p Params, table []rate) (*Choice, error) {
 	return c, nil
 }
 
-// pick returns the backend asked for if it can run, or the best able one; Auto if there is none.
+// pick returns the requested backend if it can run, or the best able one; Auto if there is none.
 func pick(p Params, order order, m measured, verdicts map[Backend]verdict) (Backend, string) {
 	if p.Want != Auto {
 		if !verdicts[p.Want].ok {
@@ -167,8 +166,7 @@ func pick(p Params, order order, m measured, verdicts map[Backend]verdict) (Back
 	return Auto, ""
 }
 
-// reason explains the choice of b: its place in the order, the rejections of backends before it, and the rates that
-// were compared.
+// reason explains the choice of b: its place in the order, the rejections of earlier backends, and the compared rates.
 func reason(b Backend, p Params, order order, m measured, verdicts map[Backend]verdict) string {
 	var before []string
 	for _, o := range order.backends {
@@ -203,11 +201,11 @@ func archName(arch int) string {
 	return fmt.Sprintf("sm%d", arch)
 }
 
-// maxChoices bounds the choices that a Selector remembers. A run has a handful: its layer shapes, with and without
+// maxChoices bounds the cache of a Selector. A run has a handful of choices: its layer shapes, with and without
 // training.
 const maxChoices = 256
 
-// Selector remembers choices by Params. Its zero value is ready, and it is safe for concurrent use.
+// Selector caches choices by Params. Its zero value is ready, and it is safe for concurrent use.
 type Selector struct {
 	mu    sync.Mutex
 	known map[Params]outcome
@@ -218,7 +216,7 @@ type outcome struct {
 	err    error
 }
 
-// Select does what the package's Select does, once for each p. The choice is shared: read only.
+// Select returns the choice for p, computed once. Callers share it and must not change it.
 func (s *Selector) Select(p Params) (*Choice, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -233,22 +231,21 @@ func (s *Selector) Select(p Params) (*Choice, error) {
 	return choice, err
 }
 
-// An order ranks the backends of a range of architectures, fastest first. It decides unless the table of rates
-// compares them.
+// An order ranks the backends of a range of architectures, fastest first. The table of rates has priority.
 type order struct {
 	since    int // the first architecture, as in Params.Arch; the range ends at the next order
 	backends []Backend
-	// cheap lists rules with a remedy that was measured to leave the backend faster than the next one. A backend with
-	// another remedy ranks after backends without, unless the remedy costs only an affordable part of the memory.
+	// cheap lists rules with a remedy after which the backend is still faster than the next one, as measured. With
+	// another remedy a backend ranks after those without, unless the remedy needs only an affordable part of the
+	// memory.
 	cheap []string
 }
 
 // orders lists the preferences. On sm80, sm86 and sm89 cuDNN is no faster than flash. On Hopper our kernels are faster
-// than cuDNN 9.19: 561 and 577 TFLOP/s forward and backward at 16K and 32K tokens of an H100, cuDNN 537 and 555; of
+// than cuDNN 9.19: 561 and 577 TFLOP/s forward and backward at 16K and 32K tokens of an H100, cuDNN 537 and 555; with
 // packed documents on H200 441/304 forward/backward at 8K tokens a GPU and 552/416 at 32K, cuDNN 403/295 and 546/406.
-// On later GPUs flash runs kernels of sm80, and cuDNN is faster (593 TFLOP/s forward on H200, FlashAttention-2 350).
-// On a GPU the reference runs only if named: it is slow, and as an answer to auto it would hide that nothing else can
-// run.
+// On later GPUs flash runs kernels of sm80, and cuDNN is faster (593 TFLOP/s forward on H200, FlashAttention-2 350). On
+// a GPU the reference runs only if named, since it is slow.
 var orders = []order{
 	{0, []Backend{Flash, Reference}, nil},
 	{1, []Backend{Flash, Fused}, []string{"fused-one-rectangle"}},
@@ -264,9 +261,9 @@ func orderOf(arch int) (o order) {
 	return o
 }
 
-// affordable is the share of a device's memory up to which a workspace of the square of the length leaves a backend
-// its rank. Measured on H200 at 16K tokens (an eighth of the memory), deterministic fused attention is 1.2 to 2.2
-// times as fast as flash.
+// affordable is the largest share of a device's memory for a workspace of the square of the length that does not lower
+// the backend's rank. Measured on H200 at 16K tokens (an eighth of the memory), deterministic fused attention is 1.2 to
+// 2.2 times as fast as flash.
 const affordable = 1. / 8
 
 // plain reports whether a backend runs without a remedy, or with cheap ones.

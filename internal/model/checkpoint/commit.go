@@ -15,9 +15,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// commit does rank 0's part of a save, after all ranks have written: check, write the manifest,
-// give the directory its name. Either the checkpoint is whole afterwards, or there are faults
-// and everything that was there before still is.
+// commit completes a save on rank 0, after all ranks have written: it checks the shards, writes the manifest and
+// renames the directory. On a fault all earlier checkpoints stay.
 func (s *Saver) commit(ctx context.Context, snap Snapshot, own report, blobs [][]byte) faults {
 	tmp := s.tmpName(snap.Meta.Step)
 	written, fs := filesOf(own, blobs)
@@ -33,8 +32,8 @@ func (s *Saver) commit(ctx context.Context, snap Snapshot, own report, blobs [][
 	return nil
 }
 
-// complete makes a checkpoint of the ranks' files in tmp. It checks for a newer start after it wrote the
-// manifest and before the rename: that start has either removed tmp, or complete sees it.
+// complete makes a checkpoint of the ranks' files in tmp. It checks for a newer start between manifest and rename: such
+// a start has removed tmp, or complete sees its record.
 func (s *Saver) complete(ctx context.Context, tmp string, snap Snapshot, written []FileInfo) error {
 	if err := s.writeManifest(ctx, tmp, snap, written); err != nil {
 		return errors.Join(err, s.dir.RemoveAll(tmp))
@@ -86,13 +85,12 @@ func (s *Saver) writeManifest(ctx context.Context, tmp string, snap Snapshot, wr
 	return retry(dir, dir.Sync)
 }
 
-// tempName returns a fresh name for an incomplete file. It contains the RunID of its owner.
+// tempName returns a fresh name for an incomplete file, with the RunID of its owner.
 func (s *Saver) tempName(name string) string {
 	return fmt.Sprintf("%s.tmp-%s.%s", name, s.o.RunID, rand.Text())
 }
 
-// writeSynced writes a file, waits until it is on the disk, and gives it its name. between is called
-// before the last.
+// writeSynced writes a file under a temporary name, syncs it, calls between, and renames it.
 func (s *Saver) writeSynced(dir store, name string, data []byte, between func() error) error {
 	return retry(dir, func() error {
 		d, err := dir.Create(s.tempName(name), name)
@@ -113,7 +111,7 @@ func (s *Saver) writeSynced(dir store, name string, data []byte, between func() 
 	})
 }
 
-// filesOf returns the shards in the ranks' reports, or the faults of all ranks.
+// filesOf returns the shards from the ranks' reports, or the faults of all ranks.
 func filesOf(own report, blobs [][]byte) ([]FileInfo, faults) {
 	files := []FileInfo{}
 	var fs faults
@@ -140,8 +138,8 @@ func filesOf(own report, blobs [][]byte) ([]FileInfo, faults) {
 	return files, fs
 }
 
-// checkDir checks that rank 0 sees the files that the other ranks reported, and removes all others: an
-// earlier attempt at the same step left them.
+// checkDir checks that rank 0 sees the reported files, and removes all others, which an earlier attempt at the step
+// left.
 func checkDir(ctx context.Context, tmp store, m *Manifest) error {
 	ours := map[string]bool{}
 	for _, f := range m.Files {
@@ -160,7 +158,7 @@ func checkDir(ctx context.Context, tmp store, m *Manifest) error {
 		return err
 	}
 	for _, e := range entries {
-		// An NFS client gives the name .nfs… to a file that was removed while open. It goes when it is closed.
+		// An NFS client renames an open file to .nfs… when it is removed. It disappears when it is closed.
 		if !ours[e.Name()] && !strings.HasPrefix(e.Name(), ".nfs") {
 			err = errors.Join(err, tmp.RemoveAll(e.Name()))
 		}
@@ -168,8 +166,8 @@ func checkDir(ctx context.Context, tmp store, m *Manifest) error {
 	return err
 }
 
-// rename gives a directory its name. A checkpoint of the same step, from before a run went
-// back, is set aside for the moment in between.
+// rename gives a directory its final name. It sets an existing checkpoint of the same step aside meanwhile, as after a
+// resume from an older step.
 func (s *Saver) rename(tmp, final string) error {
 	aside := final + ".old-" + s.o.RunID
 	err := s.dir.Rename(final, aside)
@@ -212,14 +210,14 @@ const (
 	defaultLimit = 2 * time.Hour // hundreds of gigabytes on a slow file system
 )
 
-// OnAllRanks does some work on every rank of a group, which may take up to limit, and returns when
-// all are done. Busy ranks report at every beat, so the group's deadline does not end slow disks. An error of the own
-// work is returned at once: the caller tells the others. After
-// any other error work may go on; it has to end with ctx. 0 means the defaults for a Saver.
+// OnAllRanks runs work on every rank of a group, for up to limit, and returns when all ranks are done. Busy ranks
+// report at every beat, so that the group's deadline does not fire for slow disks. It returns an error of the rank's
+// own work at once; the caller must inform the others. After another error work may continue until ctx ends. 0 selects
+// the defaults of a Saver.
 func OnAllRanks(ctx context.Context, c comm.Communicator, beat, limit time.Duration, work func() error) error {
 	beat, limit = cmp.Or(beat, defaultBeat), cmp.Or(limit, defaultLimit)
 	done := make(chan error, 1)
-	go func() { done <- work() }() // ended by the end of work
+	go func() { done <- work() }() // ends with work
 	tick := time.NewTicker(beat)
 	defer tick.Stop()
 	began := time.Now()
@@ -243,12 +241,11 @@ func OnAllRanks(ctx context.Context, c comm.Communicator, beat, limit time.Durat
 	}
 }
 
-// ranks moves byte strings over a communicator of tensors. A Saver uses it in the background while the training
-// step uses its own, so it must be a communicator of its own (a Split of the world).
+// ranks sends byte strings over a communicator of tensors. A Saver uses it during training steps, so it must be a
+// separate communicator (a Split of the world).
 type ranks struct{ comm.Communicator }
 
-// maxBlob bounds what a peer's announced length makes this rank allocate. A manifest's part
-// names every tensor of a shard, far below it.
+// maxBlob bounds the memory that a peer's announced length can claim. A shard's part of a manifest is far smaller.
 const maxBlob = 1 << 30
 
 func (r ranks) sizes(ctx context.Context, n int) ([]int64, error) {
@@ -275,7 +272,7 @@ func done(ctx context.Context) func(comm.Pending, error) error {
 	}
 }
 
-// gather brings every rank's blob to rank 0, in rank order; other ranks get nil.
+// gather collects every rank's blob on rank 0, in rank order; other ranks get nil.
 func (r ranks) gather(ctx context.Context, blob []byte) ([][]byte, error) {
 	sizes, err := r.sizes(ctx, len(blob))
 	if err != nil {
@@ -298,7 +295,7 @@ func (r ranks) gather(ctx context.Context, blob []byte) ([][]byte, error) {
 	return out, nil
 }
 
-// Broadcast brings rank 0's blob to every rank. The others' is ignored.
+// Broadcast sends rank 0's blob to every rank. It ignores the other blobs.
 func Broadcast(ctx context.Context, c comm.Communicator, blob []byte) ([]byte, error) {
 	sizes, err := ranks{c}.sizes(ctx, len(blob))
 	if err != nil || sizes[0] == 0 {
@@ -311,7 +308,7 @@ func Broadcast(ctx context.Context, c comm.Communicator, blob []byte) ([]byte, e
 	return tensor.Bytes(v), done(ctx)(c.Broadcast(v, 0))
 }
 
-// all tells every rank whether all say yes. Every rank calls it.
+// all returns on every rank whether all ranks passed true. Every rank must call it.
 func (r ranks) all(ctx context.Context, yes bool) (bool, error) {
 	v := tensor.New(tensor.I64, 1)
 	if yes {

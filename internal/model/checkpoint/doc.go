@@ -1,11 +1,12 @@
-// Package checkpoint saves and loads the state of a training run so that a crash at any
-// moment leaves a whole checkpoint, and any number of ranks can load the checkpoint of any other
-// number.
+// Package checkpoint saves and loads the state of a training run. A crash at any moment leaves a complete checkpoint,
+// and any number of ranks can load the checkpoint of any other number.
 //
-// State is flat. All parameters follow one another in one space of elements, gaps for
-// padding allowed; each rank owns a contiguous range of it, and holds one float32 slice of
-// that range for each field: the weights ("param") and whatever the optimizer keeps beside
-// them ("exp_avg", "exp_avg_sq"). A checkpoint is a directory,
+// NewSaver and Saver.Save write checkpoints; Latest opens the newest complete one, and Checkpoint.Load reads a rank's
+// range.
+//
+// State is flat. All parameters follow one another in one space of elements, with gaps for padding. Each rank owns a
+// contiguous range of it, as one float32 slice for each field: the weights ("param") and the optimizer's moments
+// ("exp_avg", "exp_avg_sq"). A checkpoint is a directory:
 //
 //	checkpoints/
 //	  latest                                   the name of the newest whole one
@@ -13,15 +14,13 @@
 //	    manifest.json                          places, sizes and checksums
 //	    shard-00000-of-00004.safetensors       rank 0's part, each parameter a vector
 //
-// in which the manifest says which part of which flattened parameter a tensor of a shard is.
-// A reader with other ranges reads the parts it needs, and nothing else.
+// The manifest maps each tensor of a shard to a part of a flattened parameter. A reader with other ranges reads only
+// the parts that it needs.
 //
-// A save writes step-00000100.tmp-<run>/ beside: every rank writes and syncs its shard, rank
-// 0 gathers names and checksums, writes and syncs the manifest, renames the directory, syncs
-// the parent and replaces latest. What has no manifest was never a checkpoint. docs/formats.md
-// describes the files for readers that are not cprun.
+// A save writes step-00000100.tmp-<run>/ first: every rank writes and syncs its shard; rank 0 gathers names and
+// checksums, writes and syncs the manifest, renames the directory, syncs the parent and replaces latest. A directory
+// without a manifest is no checkpoint. docs/formats.md describes the files for other readers.
 //
-// The file system is one that many hosts may share, and is trusted with little: docs/checkpoints.md
-// says with what. Each start of a run has a generation, and commits nothing once a newer one has
-// begun.
+// Many hosts may share the file system; docs/checkpoints.md lists the guarantees it needs. Each start of a run has a
+// generation, and commits nothing once a newer start exists.
 package checkpoint

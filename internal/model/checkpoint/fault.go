@@ -6,8 +6,7 @@ import (
 	"fmt"
 )
 
-// RankError is the error of a save on the ranks that did their part: it names the rank that failed.
-// That rank itself returns Err.
+// RankError is the error of a save on the ranks that did not fail. It names the failed rank, which itself returns Err.
 type RankError struct {
 	Rank int
 	Err  error
@@ -16,13 +15,13 @@ type RankError struct {
 // Error returns "rank 2: " and the error.
 func (e *RankError) Error() string { return fmt.Sprintf("rank %d: %v", e.Rank, e.Err) }
 
-// Unwrap returns the error of that rank. On other ranks it is a text alone.
+// Unwrap returns the error of that rank; on other ranks only its text.
 func (e *RankError) Unwrap() error { return e.Err }
 
-// RetryError marks a failed save after which every rank can save again. The second failure in a row is
-// not marked: its cause has lasted.
+// RetryError marks a failed save after which every rank can save again. A second failure in a row is not marked, since
+// its cause persists.
 type RetryError struct {
-	Err error // with the step
+	Err error // includes the step
 }
 
 // Error returns the text of the error.
@@ -34,7 +33,7 @@ func (e *RetryError) Unwrap() error { return e.Err }
 // faults lists the failures of a save, at most one for each rank.
 type faults []*RankError
 
-// seenBy returns the error for a rank to report: its own fault if it has one, else all of them.
+// seenBy returns the error that a rank reports: its own fault, else all faults.
 func (fs faults) seenBy(rank int) error {
 	var errs []error
 	for _, f := range fs {
@@ -49,7 +48,7 @@ func (fs faults) seenBy(rank int) error {
 // A verdict is rank 0's message to all ranks: whether the checkpoint is complete.
 type verdict struct {
 	Faults faults
-	Final  bool // a newer start has begun: no later save can succeed
+	Final  bool // a newer start exists, so no later save can succeed
 }
 
 type faultText struct {
@@ -57,12 +56,12 @@ type faultText struct {
 	Error string `json:"error"`
 }
 
-// MarshalJSON sends the text of the error.
+// MarshalJSON encodes the text of the error.
 func (e *RankError) MarshalJSON() ([]byte, error) {
 	return json.Marshal(faultText{e.Rank, e.Err.Error()})
 }
 
-// UnmarshalJSON takes the text for the error.
+// UnmarshalJSON restores the text as an error.
 func (e *RankError) UnmarshalJSON(data []byte) error {
 	var t faultText
 	if err := json.Unmarshal(data, &t); err != nil {
@@ -75,7 +74,7 @@ func (e *RankError) UnmarshalJSON(data []byte) error {
 func encode(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {
-		panic(fmt.Sprintf("checkpoint: JSON of %T: %v", v, err)) // strings and integers alone
+		panic(fmt.Sprintf("checkpoint: JSON of %T: %v", v, err)) // only strings and integers
 	}
 	return b
 }

@@ -19,17 +19,16 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// ErrSuperseded is the cause when a newer start of the run has begun: this one commits nothing more.
+// ErrSuperseded reports that a newer start of the run exists. This start commits nothing more.
 var ErrSuperseded = errors.New("a newer start of this run has begun")
 
-// A start of a run leaves .generation-00000003, a file that its rank 0 alone has made: O_EXCL is
-// settled by the server, whatever the hosts believe.
+// Rank 0 of each start creates a file such as .generation-00000003. The server decides O_EXCL, so caches of hosts do
+// not matter.
 var generationPattern = regexp.MustCompile(`^\.generation-(\d{8,18})$`)
 
 func generationName(n int64) string { return fmt.Sprintf(".generation-%08d", n) }
 
-// An origin describes the holder of a generation or a lock: how to find the process, and
-// Token, by which it knows its own file.
+// An origin describes the holder of a generation or lock, for finding the process. It recognizes its own file by Token.
 type origin struct {
 	Job   string    `json:"job,omitempty"`
 	Host  string    `json:"host"`
@@ -43,13 +42,13 @@ const maxOrigin = 4 << 10
 func newOrigin() origin {
 	host, err := os.Hostname()
 	if err != nil {
-		host = "localhost" // it is for people
+		host = "localhost" // for people only
 	}
 	return origin{Host: host, PID: os.Getpid(), Time: time.Now().UTC().Truncate(time.Second),
 		Token: rand.Text()}
 }
 
-// parseOrigin reads an origin. One without its end is under way, or was left by a crash.
+// parseOrigin reads an origin. A text without the final newline is incomplete.
 func parseOrigin(data []byte) (o origin, err error) {
 	if !bytes.HasSuffix(data, []byte("\n")) {
 		return o, errors.New("it does not say who made it")
@@ -60,7 +59,7 @@ func parseOrigin(data []byte) (o origin, err error) {
 	return o, nil
 }
 
-// String names the process for a person.
+// String describes the process for a person.
 func (o origin) String() string {
 	if o.Host == "" {
 		return "a process that it does not name"
@@ -73,7 +72,7 @@ func (o origin) String() string {
 		o.Time.Format(time.RFC3339))
 }
 
-// generations lists the numbers of the starts in a directory that is looked at anew, in order.
+// generations lists the generations of a directory in order, past any cache.
 func generations(d store) (all []int64, err error) {
 	err = retry(d, func() error {
 		if err := d.Refresh(); err != nil {
@@ -108,8 +107,8 @@ func last(all []int64) int64 {
 	return all[len(all)-1]
 }
 
-// NextGeneration returns the number of the next start in a checkpoints directory, which this process
-// has locked. Each restart of that job counts one further.
+// NextGeneration returns the number of the next start in a checkpoints directory locked by this process. Each restart
+// of the job adds one.
 func NextGeneration(dir *os.Root) (int64, error) {
 	d, err := reopen(dir)
 	if err != nil {
@@ -120,7 +119,7 @@ func NextGeneration(dir *os.Root) (int64, error) {
 	return last(all) + 1, err
 }
 
-// claimGeneration records this start, which has to be the newest. With generation 0 it takes the next number.
+// claimGeneration records this start, which must be the newest. Generation 0 takes the next number.
 func (s *Saver) claimGeneration() error {
 	all, err := generations(s.dir)
 	if err != nil {
@@ -140,23 +139,23 @@ func (s *Saver) claimGeneration() error {
 		if err != nil {
 			return fmt.Errorf("record of this start: %w", err)
 		}
-		return s.checkNewest() // of two that raced, both look after both have written
+		return s.checkNewest() // if two starts race, each checks after its record
 	}
 }
 
-// ofNewerJob reports whether a start is of a job that began after this one's.
+// ofNewerJob reports whether generation n is of a job that began after this one.
 func (s *Saver) ofNewerJob(n int64) bool {
 	first := s.o.Start.First
 	return first > 0 && n >= first && s.originOf(n).Job != s.own.Job
 }
 
-// createRecord makes the file of a generation. It fails if the file exists.
+// createRecord creates the file of a generation. It fails if the file exists.
 func (s *Saver) createRecord() error {
 	name := generationName(s.generation)
 	err := retry(s.dir, func() error { return s.dir.Exclusive(name, append(encode(s.own), '\n')) })
 	if errors.Is(err, fs.ErrExist) {
 		made := s.originOf(s.generation)
-		if made.Token != s.own.Token { // else the request was sent twice
+		if made.Token != s.own.Token { // else the client sent the request twice
 			return fmt.Errorf("generation %d has been taken by %s: %w; start the run again", s.generation, made,
 				fs.ErrExist)
 		}
@@ -168,8 +167,8 @@ func (s *Saver) createRecord() error {
 	return s.dir.Sync()
 }
 
-// checkNewest returns an error unless this start is the newest. It opens the directory anew, so that no start is
-// missed that was recorded before.
+// checkNewest returns an error unless this start is the newest. It reopens the directory, so that it sees every earlier
+// record.
 func (s *Saver) checkNewest() error {
 	all, err := generations(s.dir)
 	if err != nil {
@@ -215,32 +214,31 @@ func (s *Saver) removeOldRecords() {
 
 const tries = 4
 
-// transient reports whether a call may succeed when it is made anew: another host has replaced or removed what
-// a name was looked up to be, or a signal came, or the file to replace is open somewhere.
+// transient reports whether a call may succeed if repeated: another host has replaced or removed a file, a signal
+// interrupted the call, or the target is open.
 func transient(err error) bool {
 	return errors.Is(err, syscall.ESTALE) || errors.Is(err, syscall.EINTR) || errors.Is(err, syscall.EBUSY)
 }
 
-// retry calls f, and again while its error is a passing one. f begins anew each time: it opens
-// its files itself.
+// retry calls f again while its error is transient. f must open its files anew each time.
 func retry(d store, f func() error) error {
 	for i := 1; ; i++ {
 		err := f()
 		if i == tries || !transient(err) {
 			return err
 		}
-		if d == nil { // a directory that others use at the same time
+		if d == nil { // a directory in use by other goroutines
 			continue
 		}
 		if errors.Is(err, syscall.EBUSY) {
 			d.Pause(context.Background(), firstPause<<i)
 		}
-		_ = d.Refresh() // its own error comes back from f
+		_ = d.Refresh() // f returns its error
 	}
 }
 
-// awaitVisible calls f until it finds the files of another host, as long as a client may remember that names are
-// absent. If no other host writes, it calls f once.
+// awaitVisible calls f until it sees the files of another host, for as long as a client may cache absent names. On a
+// local file system it calls f once.
 func awaitVisible(ctx context.Context, d store, limit time.Duration, f func() error) error {
 	err := retry(d, f)
 	if !d.Remote() {
@@ -256,9 +254,8 @@ func awaitVisible(ctx context.Context, d store, limit time.Duration, f func() er
 	return err
 }
 
-// Pauses between two looks for files of another host, and the time to look for them: short
-// if they may not exist, and above the minute that a client keeps names by default
-// if they are known to exist.
+// These are the pauses between two attempts to see files of another host, and the limits: a short one for files that
+// may not exist, and one above the minute for which clients cache names, for files that must exist.
 const (
 	firstPause = 50 * time.Millisecond
 	lastPause  = 2 * time.Second
@@ -266,21 +263,21 @@ const (
 	longWait   = 2 * time.Minute
 )
 
-// errStale reports a file that does not show the last writes of another host.
+// errStale reports a file without the last writes of another host.
 var errStale = errors.New("not as it was written")
 
-// A staleView is an error in its own words that may be of an old view.
+// A staleView is an error that an outdated view of the directory may cause.
 type staleView struct{ error }
 
-// Unwrap returns errBehind alone: an old view does not prove that a file is missing.
+// Unwrap returns errStale alone: an outdated view does not prove that a file is missing.
 func (b *staleView) Unwrap() error { return errStale }
 
-// maybeStale reports whether an old view of the directory may explain an error.
+// maybeStale reports whether an outdated view of the directory may explain an error.
 func maybeStale(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, errStale) || errors.Is(err, syscall.ESTALE)
 }
 
-// readIn returns a whole file. One that another takes the place of while it is read is read again.
+// readIn returns a whole file. If another host replaces it meanwhile, readIn starts again.
 func readIn(d store, name string, limit int64) (data []byte, err error) {
 	err = retry(d, func() error {
 		f, err := d.Open(name)
@@ -294,7 +291,7 @@ func readIn(d store, name string, limit int64) (data []byte, err error) {
 	return data, err
 }
 
-// fixes lists the fixes for errors of a file system that end a save.
+// fixes lists advice for file system errors that end a save.
 var fixes = []struct {
 	cause error
 	fix   string
@@ -307,7 +304,7 @@ var fixes = []struct {
 	{syscall.EACCES, "let this user write there"},
 }
 
-// withFix adds the fix to an error of a file system.
+// withFix adds the advice for a file system error.
 func withFix(err error) error {
 	for _, a := range fixes {
 		if errors.Is(err, a.cause) {

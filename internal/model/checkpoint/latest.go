@@ -20,21 +20,18 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// ErrNone is returned when a directory holds no checkpoint, whole or not.
+// ErrNone reports a directory without checkpoints, complete or not.
 var ErrNone = errors.New("no checkpoint")
 
-// ErrNoneWhole is returned when it holds checkpoints and all are damaged.
+// ErrNoneWhole reports a directory in which all checkpoints are damaged.
 var ErrNoneWhole = errors.New("holds checkpoints, all of them damaged")
 
-// Latest opens the newest whole checkpoint in a checkpoints directory, all checksums
-// verified: the one that the file latest names or, if that is damaged, the next older whole
-// one. If none is whole, it tries later steps, which a crash before
-// the update of latest leaves. The reasons list the checkpoints passed over, and why,
-// for the user. The error is ErrNone if the directory holds none, ErrNoneWhole if
-// all are damaged, and ErrVersion if a newer cprun wrote the newest: to begin
-// anew, or from an older one, would lose work in silence.
+// Latest opens the newest complete checkpoint in a checkpoints directory and verifies all its checksums. It tries the
+// one in the file latest first, then older ones, then later ones, which a crash before the update of latest leaves. The
+// reasons explain the skipped checkpoints to the user. The error is ErrNone if there are none, ErrNoneWhole if all are
+// damaged, and ErrVersion if a newer cprun wrote the newest: an older one would silently lose work.
 //
-// It reads all shards, so on many ranks one calls it and tells the others the name.
+// It reads all shards, so one rank should call it and send the name to the others.
 func Latest(ctx context.Context, dir string) (c *Checkpoint, reasons []string, err error) {
 	root, err := files.OpenDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -47,7 +44,7 @@ func Latest(ctx context.Context, dir string) (c *Checkpoint, reasons []string, e
 	return LatestIn(ctx, root)
 }
 
-// LatestIn does what Latest does, in a directory that is open.
+// LatestIn opens the newest complete checkpoint like Latest, in an open directory.
 func LatestIn(ctx context.Context, dir *os.Root) (c *Checkpoint, reasons []string, err error) {
 	d, err := reopen(dir)
 	if err != nil {
@@ -57,11 +54,11 @@ func LatestIn(ctx context.Context, dir *os.Root) (c *Checkpoint, reasons []strin
 	return latestIn(ctx, d)
 }
 
-// maxTries bounds how many checkpoints are looked at for one that is whole: a run keeps a few.
+// maxTries bounds the checkpoints that are tried. A run keeps a few.
 const maxTries = 1000
 
-// listCandidates returns the candidates in a directory. What latest names may have been made by another host just
-// now, and is waited for.
+// listCandidates returns the candidates in a directory. It waits until the checkpoint in latest is visible, since
+// another host may just have made it.
 func listCandidates(ctx context.Context, dir store) (order []string, reason string, err error) {
 	err = awaitVisible(ctx, dir, shortWait, func() error {
 		all, err := list(dir)
@@ -95,7 +92,7 @@ func latestIn(ctx context.Context, dir store) (c *Checkpoint, reasons []string, 
 	more := 0
 	for i, name := range order {
 		limit := time.Duration(0)
-		if i == 0 { // it should be there
+		if i == 0 { // it must exist
 			limit = shortWait
 		}
 		c, err := openWait(ctx, dir, name, limit)
@@ -111,7 +108,7 @@ func latestIn(ctx context.Context, dir store) (c *Checkpoint, reasons []string, 
 		if errors.Is(err, ErrVersion) {
 			return nil, reasons, err
 		}
-		if transient(err) { // it may be whole: to go on from an older one would lose work
+		if transient(err) { // it may be complete, and an older one would lose work
 			return nil, reasons, fmt.Errorf("checkpoints: %w", withFix(err))
 		}
 		if len(reasons) < terminal.MaxFaults {
@@ -129,11 +126,11 @@ func latestIn(ctx context.Context, dir store) (c *Checkpoint, reasons []string, 
 	return nil, nil, fmt.Errorf("%s: %w", terminal.Name(dir.Name()), ErrNone)
 }
 
-// candidates returns the names to try, in order: the one that latest names, older ones, later ones; and the fault
-// of latest.
+// candidates returns the names to try, in order: the one in latest, older ones, later ones. missing is the fault of
+// latest.
 func candidates(dir store, all []stepDir) (order []string, missing error) {
 	step, named, err := readLatest(dir, all)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a crash before its first update leaves no latest
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // absent after a crash before its first update
 		missing = err
 	}
 	var later []string
@@ -152,7 +149,7 @@ func candidates(dir store, all []stepDir) (order []string, missing error) {
 
 const maxLatest = 4 << 10
 
-// readLatest returns the checkpoint that the file latest names, be it set aside for the moment.
+// readLatest returns the checkpoint in the file latest, even if it is set aside at the moment.
 func readLatest(dir store, all []stepDir) (step int64, name string, err error) {
 	data, err := readIn(dir, latestName, maxLatest)
 	if err != nil {
@@ -168,8 +165,8 @@ func readLatest(dir store, all []stepDir) (step int64, name string, err error) {
 		name)}
 }
 
-// OfStep returns the directory of the checkpoint of a step in a run directory or a checkpoints
-// directory. The error lists the steps that are there.
+// OfStep returns the directory of a step's checkpoint in a run or checkpoints directory. The error lists the existing
+// steps.
 func OfStep(path string, step int64) (string, error) {
 	dir, err := diskOf(files.OpenDir(dirOf(path)))
 	if err != nil {
@@ -196,9 +193,8 @@ func OfStep(path string, step int64) (string, error) {
 	return "", fmt.Errorf("no checkpoint of step %d; there are those of %s", step, strings.Join(there, ", "))
 }
 
-// Find opens a checkpoint by a user's path: its directory, or a run directory, a
-// checkpoints directory or the file latest in it, which mean the newest whole one. All
-// checksums are verified. Errors and reasons are as in Latest.
+// Find opens a checkpoint by a user's path: a checkpoint, or a run directory, a checkpoints directory or its file
+// latest for the newest complete one. It verifies all checksums. Errors and reasons are as in Latest.
 func Find(ctx context.Context, path string) (*Checkpoint, []string, error) {
 	st, err := files.Stat(path)
 	if err != nil {
@@ -221,11 +217,11 @@ func Find(ctx context.Context, path string) (*Checkpoint, []string, error) {
 	return c, nil, nil
 }
 
-// verifyAtOnce is how many shards are hashed in parallel: enough to keep a disk busy, few
-// enough to leave a machine usable.
+// verifyAtOnce bounds the shards that are hashed in parallel: enough for a fast disk, and few enough for a usable
+// machine.
 const verifyAtOnce = 4
 
-// Verify reads every shard that was not verified yet and compares its checksum.
+// Verify reads every shard that is not verified yet, and compares its checksum.
 func (c *Checkpoint) Verify(ctx context.Context) error {
 	g, all := errgroup.WithContext(ctx)
 	g.SetLimit(verifyAtOnce)
@@ -252,7 +248,7 @@ func (c *Checkpoint) verifyShard(ctx context.Context, i int) error {
 	if err != nil {
 		return err
 	}
-	_, err = readHeader(f, info) // a moment, where the checksum of what is no shard may take hours
+	_, err = readHeader(f, info) // fast, while the checksum of another file may take hours
 	if err == nil {
 		err = verify(ctx, f, info)
 	}
@@ -260,7 +256,7 @@ func (c *Checkpoint) verifyShard(ctx context.Context, i int) error {
 	return errors.Join(err, f.Close())
 }
 
-// verify compares the size and the checksum of an open shard with the manifest's.
+// verify compares size and checksum of an open shard with the manifest.
 func verify(ctx context.Context, f file, want FileInfo) error {
 	h := sha256.New()
 	n, err := io.Copy(&contextWriter{ctx: ctx, w: h}, f)

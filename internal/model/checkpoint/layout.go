@@ -12,29 +12,29 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// FieldParam is the field of the weights. Its tensors have the parameters' own names; those
-// of another field are called "<parameter>.<field>".
+// FieldParam is the field of the weights. Its tensors have the names of the parameters; tensors of other fields are
+// named "<parameter>.<field>".
 const FieldParam = "param"
 
-// Param is a parameter, by its Hugging Face Name, and its place in the flat space: elements Offset up
-// to Offset plus the product of Shape, in row-major order.
+// Param is a parameter with its Hugging Face Name. In the flat space it takes the elements from Offset to Offset plus
+// the product of Shape, in row-major order.
 type Param struct {
 	Name   string
 	Shape  []int
 	Offset int64
 }
 
-// Range is the elements Lo to Hi, without Hi, of the flat space.
+// Range is the elements [Lo, Hi) of the flat space.
 type Range struct{ Lo, Hi int64 }
 
 // Len returns the number of elements.
 func (r Range) Len() int64 { return r.Hi - r.Lo }
 
-// overlap returns the common part of r and s; of length 0 or less if there is none.
+// overlap returns the common part of r and s. Its length is 0 or less if there is none.
 func (r Range) overlap(s Range) Range { return Range{max(r.Lo, s.Lo), min(r.Hi, s.Hi)} }
 
-// Field is one kind of state of one rank, such as the weights. Name is the field's, FieldParam or such
-// as "exp_avg". Data is the elements of the rank's ranges, one range after the other.
+// Field is one kind of state of a rank, such as the weights. Name is FieldParam or a name such as "exp_avg". Data has
+// the elements of the rank's ranges in order.
 type Field struct {
 	Name string
 	Data []float32
@@ -51,8 +51,8 @@ func (p Param) span() (Range, error) {
 	return Range{p.Offset, p.Offset + n}, nil
 }
 
-// elements returns the product of a shape. Shapes come from files, so overflow is noticed, also of
-// the four bytes that each element has.
+// elements returns the product of a shape. It detects overflow of the elements and of their bytes, since shapes come
+// from files.
 func elements(shape []int) (int64, error) {
 	n, err := safetensors.ByteSize(safetensors.F32, shape)
 	return n / elementSize, err
@@ -65,8 +65,7 @@ func tensorName(param, field string) string {
 	return param + "." + field
 }
 
-// checkLayout checks the arguments of Save and Load: parameters that do not overlap,
-// ranges in order, and slices of one length.
+// checkLayout checks the arguments of Save and Load: separate parameters, ordered ranges, and slices of one length.
 func checkLayout(params []Param, own []Range, fields []Field) error {
 	at, n := int64(0), int64(0)
 	for _, r := range own {
@@ -87,7 +86,7 @@ func checkLayout(params []Param, own []Range, fields []Field) error {
 		order[i] = i
 	}
 	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(spans[a].Lo, spans[b].Lo) })
-	last := -1 // the parameter that reaches furthest so far
+	last := -1 // the parameter with the highest end so far
 	for _, i := range order {
 		if spans[i].Len() == 0 {
 			continue
@@ -114,7 +113,7 @@ func shardOf(params []Param, own []Range, fields []Field) ([]Entry, []safetensor
 		if err != nil {
 			return nil, nil, err
 		}
-		parts, at := 0, int64(0) // at: where in the data a range begins
+		parts, at := 0, int64(0) // at: start of the range in the data
 		for _, r := range own {
 			part := span.overlap(r)
 			if part.Len() > 0 {
@@ -128,15 +127,14 @@ func shardOf(params []Param, own []Range, fields []Field) ([]Entry, []safetensor
 			}
 			at += r.Len()
 		}
-		if parts > 1 { // a shard has one tensor of each name
+		if parts > 1 { // tensor names in a shard are unique
 			return nil, nil, fmt.Errorf("parameter %q is cut into %d ranges of one rank", p.Name, parts)
 		}
 	}
 	return entries, tensors, nil
 }
 
-// Fits says every way in which a checkpoint differs from a model that would go on from it,
-// without reading a shard.
+// Fits returns all differences between a checkpoint and a model, without reading a shard.
 func (c *Checkpoint) Fits(params []Param) error {
 	if err := compare(params, c.Manifest.Params); err != nil {
 		return fmt.Errorf("%s: %w", c.Dir, err)
@@ -144,7 +142,7 @@ func (c *Checkpoint) Fits(params []Param) error {
 	return nil
 }
 
-// compare lists every way in which the parameters of a model and a checkpoint differ.
+// compare lists all differences between the parameters of a model and a checkpoint.
 func compare(model []Param, saved []ParamInfo) error {
 	var faults terminal.Faults
 	have := map[string]ParamInfo{}

@@ -19,8 +19,7 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// A localDir takes the shards of a rank first: a directory of its own on its node, locked as long
-// as its process lives.
+// A localDir is a directory on the node for the shards of one rank, locked while its process lives.
 type localDir struct {
 	dir    store
 	parent store
@@ -28,11 +27,10 @@ type localDir struct {
 	lock   io.Closer // nil in tests
 }
 
-// localPrefix begins the names of such directories, in one that may hold other things.
+// localPrefix begins the names of these directories in a shared one.
 const localPrefix = "cprun-checkpoint-"
 
-// openLocal makes a directory of a rank in another, which it makes if absent, and removes directories of processes
-// that have ended.
+// openLocal creates the directory of a rank in path, and removes those of ended processes.
 func openLocal(path, name string) (*localDir, error) {
 	root, err := files.Make(path)
 	if err != nil {
@@ -56,15 +54,13 @@ func openLocal(path, name string) (*localDir, error) {
 	return l, nil
 }
 
-// Each process that begins to use such a directory may take one that is not locked yet away from another
-// that begins. It holds the lock for a moment then.
+// Starting processes may take an unlocked directory from each other, each holding its lock for a moment.
 const (
 	localTries = 256
 	localPause = 10 * time.Millisecond
 )
 
-// errSwept reports that another process removed a directory as a dead one's before it was
-// locked.
+// errSwept reports that another process removed the directory before it was locked.
 var errSwept = errors.New("removed by another process that cleans up")
 
 func (l *localDir) open(root *os.Root) error {
@@ -90,8 +86,7 @@ func (l *localDir) open(root *os.Root) error {
 	return nil
 }
 
-// lockIn locks the lock of a directory, and checks that the name still means this directory: the lock
-// keeps others from renaming it.
+// lockIn takes the lock of a directory and checks that the name still refers to it. The lock prevents a rename.
 func lockIn(root *os.Root, name string, lock *os.File) error {
 	if err := lockFile(lock, syscall.LOCK_EX); err != nil {
 		return err
@@ -107,8 +102,7 @@ func lockIn(root *os.Root, name string, lock *os.File) error {
 	return err
 }
 
-// sweep removes the directories of processes of this user that have ended. What it cannot remove is
-// left: others may write here as well.
+// sweep removes the directories of ended processes of this user. It skips directories that it cannot remove.
 func sweep(root *os.Root) {
 	d, err := reopen(root)
 	if err != nil {
@@ -123,12 +117,11 @@ func sweep(root *os.Root) {
 	}
 }
 
-// unlockedFor bounds the time between the making of a directory and of its lock: a process makes one
-// after the other.
+// unlockedFor bounds the time between the creation of a directory and of its lock.
 const unlockedFor = time.Minute
 
-// removeEnded removes a directory if its process has ended. It holds the lock meanwhile: a process that
-// was about to take it finds that it has none.
+// removeEnded removes a directory if its process has ended. It holds the lock meanwhile, so that another process fails
+// to take the directory.
 func removeEnded(root *os.Root, d store, name string) error {
 	dir, err := files.Owned(root, name)
 	if err != nil {
@@ -149,14 +142,14 @@ func removeEnded(root *os.Root, d store, name string) error {
 	if err := lockIn(root, name, lock); err != nil {
 		return err
 	}
-	gone := localPrefix + rand.Text() // a process that has it open makes nothing under its name any more
+	gone := localPrefix + rand.Text() // processes with it open can create nothing under the old name
 	if err := d.Rename(name, gone); err != nil {
 		return err
 	}
 	return d.RemoveAll(gone)
 }
 
-// clear removes the shards, after a save that was committed or given up.
+// clear removes the shards after a committed or abandoned save.
 func (l *localDir) clear() error {
 	entries, err := l.dir.List()
 	for _, e := range entries {
@@ -167,7 +160,7 @@ func (l *localDir) clear() error {
 	return err
 }
 
-// close removes the directory. A nil one is none.
+// close removes the directory. l may be nil.
 func (l *localDir) close() error {
 	if l == nil {
 		return nil
@@ -182,14 +175,13 @@ func (l *localDir) close() error {
 	return errors.Join(append(errs, l.dir.Close())...)
 }
 
-// Bytes of a copy in memory: of one read, and in the kernel before
-// the disk has them.
+// These are the bytes of one read, and of the unsynced part of a copy.
 const (
 	copyBuffer = 4 << 20
 	copyUnsent = 256 << 20
 )
 
-// upload copies the own shard to the run directory, and reads it there again.
+// upload copies the rank's shard to the run directory and verifies the copy.
 func (s *Saver) upload(ctx context.Context, r report) report {
 	if r.err != nil || r.File == nil {
 		return r
@@ -209,7 +201,7 @@ func (s *Saver) upload(ctx context.Context, r report) report {
 	return r.failed(err)
 }
 
-// copyShard copies a shard that has the checksum it was written with.
+// copyShard copies a shard and compares it with its original checksum.
 func (s *Saver) copyShard(ctx context.Context, tmp store, info FileInfo) error {
 	from, err := s.local.dir.Open(info.Name)
 	if err != nil {
@@ -245,11 +237,11 @@ func (s *Saver) verifyUpload(ctx context.Context, tmp store, info FileInfo) erro
 	return verify(ctx, f, info)
 }
 
-// syncedWriter syncs a file at intervals, so that few bytes wait in memory.
+// A syncedWriter syncs a file at intervals, so that few bytes wait in memory.
 type syncedWriter struct {
 	draft
 	w io.Writer
-	n int64 // since the last time
+	n int64 // since the last sync
 }
 
 // Write writes to w.

@@ -20,18 +20,17 @@ import (
 const (
 	manifestName   = "manifest.json"
 	manifestFormat = "cprun-checkpoint"
-	// Version is the newest version of the manifest that this package reads, and the one
-	// that it writes. Since version 2 a manifest holds its own checksum.
+	// Version is the newest version of the manifest that this package reads, and the one that it writes. Since version
+	// 2 a manifest holds its own checksum.
 	Version = 2
-	// maxCount bounds the tokens of a run: a JSON number holds it exactly.
+	// maxCount bounds the tokens of a run, so that a JSON number is exact.
 	maxCount = 1 << 53
 )
 
-// ErrVersion is the cause when a checkpoint was written by a newer cprun.
+// ErrVersion reports a checkpoint of a newer cprun.
 var ErrVersion = errors.New("newer checkpoint format")
 
-// Meta describes the state of a run beside its tensors: all it needs to go on as if it
-// had never stopped.
+// Meta describes the state of a run except its tensors: everything that a resume needs.
 type Meta struct {
 	Step    int64 `json:"step"`    // optimizer steps done
 	Samples int64 `json:"samples"` // samples consumed: the position in the data
@@ -39,17 +38,17 @@ type Meta struct {
 	World   World `json:"world"`
 	// Config is the resolved config.yaml of the run.
 	Config string `json:"config"`
-	// CPRunVersion is the program that wrote it.
+	// CPRunVersion is the version of cprun that wrote it.
 	CPRunVersion string `json:"cprun_version"`
-	// Seeds are the run's seeds by name. Random numbers are functions of seed, step and
-	// position, so the seeds are the whole state of the generators.
+	// Seeds are the run's seeds by name. Random numbers are functions of seed, step and position, so the generators
+	// have no other state.
 	Seeds map[string]int64 `json:"seeds"`
-	// Extra is further state by the name of its owner, such as a data loader's.
+	// Extra is further state by owner, such as a data loader's.
 	Extra map[string]json.RawMessage `json:"extra,omitempty"`
 }
 
-// World is how the ranks that saved were arranged: Size of them, Context ranks a sequence, in Data groups,
-// under Algorithm and Layout of the config. Loading does not depend on it.
+// World describes the ranks that saved: Size of them, Context ranks a sequence, in Data groups, with the config's
+// Algorithm and Layout. Loading ignores it.
 type World struct {
 	Size      int    `json:"size"`
 	Context   int    `json:"context"`
@@ -69,7 +68,7 @@ type Manifest struct {
 	Fields       []string    `json:"fields"`        // names: param, exp_avg, exp_avg_sq
 	Params       []ParamInfo `json:"params"`
 	Files        []FileInfo  `json:"files"` // one for each shard
-	// SHA256 is of the text of the manifest with zeros in the place of these digits.
+	// SHA256 is the checksum of the manifest's text with zeros in place of these digits.
 	SHA256 string `json:"sha256,omitempty"`
 }
 
@@ -77,7 +76,7 @@ type Manifest struct {
 type ParamInfo struct {
 	Name  string `json:"name"`
 	Shape []int  `json:"shape"`
-	DType string `json:"dtype"` // as safetensors spells it
+	DType string `json:"dtype"` // in safetensors' notation
 }
 
 // FileInfo is one shard.
@@ -88,15 +87,14 @@ type FileInfo struct {
 	Entries []Entry `json:"entries"`
 }
 
-// Entry says that Tensor of a shard, a vector, is the elements Offset to Offset + Length of a
-// flattened parameter's field.
+// Entry maps a tensor of a shard, a vector, to the elements Offset to Offset + Length of a flattened parameter's field.
 type Entry struct {
 	Tensor string `json:"tensor"`
 	Offset int64  `json:"offset"`
 	Length int64  `json:"length"`
 }
 
-// newManifest returns the manifest of a save; the caller adds the files.
+// newManifest returns the manifest of a save without files.
 func newManifest(meta Meta, params []Param, fields []Field) *Manifest {
 	m := &Manifest{Format: manifestFormat, Version: Version, Meta: meta, ConfigSHA256: sum(meta.Config)}
 	for _, f := range fields {
@@ -113,10 +111,10 @@ func sum(s string) string {
 	return hex.EncodeToString(h[:])
 }
 
-// noSum replaces the checksum of a text while it is computed.
+// noSum replaces the checksum while it is computed.
 var noSum = strings.Repeat("0", 2*sha256.Size)
 
-// encode returns the text of manifest.json, in this version.
+// encode returns the text of manifest.json in the current version.
 func (m *Manifest) encode() ([]byte, error) {
 	m.Version, m.SHA256 = Version, noSum
 	var b bytes.Buffer
@@ -132,8 +130,8 @@ func (m *Manifest) encode() ([]byte, error) {
 	return text, nil
 }
 
-// checkSum holds the text of a manifest against the checksum in it. A bit that has flipped can
-// change a value without another check: the tokens so far, a seed.
+// checkSum compares the text of a manifest with the checksum in it. Only this detects a flipped bit in a value such as
+// the tokens or a seed.
 func (m *Manifest) checkSum(data []byte) error {
 	at := bytes.LastIndex(data, []byte(m.SHA256))
 	if len(m.SHA256) != len(noSum) || at < 0 {
@@ -148,9 +146,8 @@ func (m *Manifest) checkSum(data []byte) error {
 	return nil
 }
 
-// ParseManifest reads the text of manifest.json and checks it whole: after it, every element
-// of every field stands in exactly one shard. Keys that it does not know are ignored within
-// a version; a newer version is refused with ErrVersion.
+// ParseManifest reads and checks the text of manifest.json: every element of every field must be in exactly one shard.
+// It ignores unknown keys within a version, and refuses a newer version with ErrVersion.
 func ParseManifest(data []byte) (*Manifest, error) {
 	if err := files.Modest(data, maxValues); err != nil {
 		return nil, fmt.Errorf("%s: %w", manifestName, err)
@@ -196,9 +193,9 @@ type piece struct {
 	offset, length int64
 }
 
-// index checks m and gives, for each tensor name, the pieces of it in order.
+// index checks m and returns the pieces of each tensor in order.
 func (m *Manifest) index() (map[string][]piece, error) {
-	// A step consumes a sample or more, and a sample has a token or more.
+	// A step consumes at least one sample, and a sample has at least one token.
 	if m.Step < 0 || m.Samples < m.Step || m.Tokens < m.Samples || m.Tokens > maxCount {
 		return nil, fmt.Errorf("step %d, samples %d and tokens %d: want step <= samples <= tokens", m.Step, m.Samples,
 			m.Tokens)
@@ -238,7 +235,7 @@ func (m *Manifest) index() (map[string][]piece, error) {
 					terminal.Name(f.Name),
 					e.Tensor, e.Length, e.Offset, size)
 			}
-			if held += e.Length; held > f.Bytes/elementSize { // each is at most 2^61, and so the sum does not overflow
+			if held += e.Length; held > f.Bytes/elementSize { // each at most 2^61, so the sum does not overflow
 				return nil, fmt.Errorf("file %s: its tensors have more elements than its %d bytes hold",
 					terminal.Name(f.Name), f.Bytes)
 			}
@@ -251,7 +248,7 @@ func (m *Manifest) index() (map[string][]piece, error) {
 	return pieces, cover(sizes, pieces)
 }
 
-// sizes returns the elements of every tensor that the shards hold together.
+// sizes returns the number of elements of every tensor, over all shards.
 func (m *Manifest) sizes() (map[string]int64, error) {
 	sizes := map[string]int64{}
 	fields := slices.Clone(m.Fields)
@@ -278,7 +275,7 @@ func (m *Manifest) sizes() (map[string]int64, error) {
 	return sizes, nil
 }
 
-// cover sorts the pieces of every tensor and checks that they fill it without gap or overlap.
+// cover sorts the pieces of every tensor and checks for gaps and overlaps.
 func cover(sizes map[string]int64, pieces map[string][]piece) error {
 	for name, size := range sizes {
 		list := pieces[name]

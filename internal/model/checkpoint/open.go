@@ -17,46 +17,45 @@ import (
 	"github.com/cprun/cprun/internal/base/safetensors"
 )
 
-// ErrNotWhole is the cause when something of a checkpoint is missing or is not as it was
-// written.
+// ErrNotWhole reports a checkpoint with a missing or changed part.
 var ErrNotWhole = errors.New("checkpoint is not whole")
 
-// maxManifest and maxValues bound the memory that a manifest can take: its bytes, and the values in
-// it. One of a thousand ranks, each with a part of a hundred buckets, has half of either.
+// maxManifest and maxValues bound the memory of a manifest: its bytes and its values. With a thousand ranks of a
+// hundred buckets, a manifest has half of either.
 const (
 	maxManifest = 64 << 20
 	maxValues   = 2 << 20
 )
 
-// Checkpoint is the open checkpoint in directory Dir, with its Manifest. While it is open, no run removes
-// it. It is used from one goroutine.
+// Checkpoint is an open checkpoint in directory Dir, with its Manifest. No run removes it while it is open. It is for
+// one goroutine.
 type Checkpoint struct {
 	Manifest *Manifest
 	Dir      string
 
 	pieces   map[string][]piece // by tensor name
-	root     store              // no name in a manifest leads out of it
+	root     store              // names in a manifest cannot lead out of it
 	manifest file               // holds the lock
 	shards   []shard            // like Manifest.Files
 }
 
-// A shard is a file of a checkpoint, opened when it is first read.
+// A shard is a file of a checkpoint, opened on first read.
 type shard struct {
 	f        file
 	tensors  *safetensors.File
-	verified bool // the checksum of f, or of a file of that name, was right
+	verified bool // the checksum of a file of that name was right
 }
 
-// Open opens the checkpoint in a directory. It reads the manifest and looks at the size of
-// every shard; checksums are verified by Verify or, shard by shard, by the first read. The
-// error is ErrNotWhole when something is missing, and ErrVersion when a newer cprun wrote it.
+// Open opens the checkpoint in a directory. It reads the manifest and checks the size of every shard; Verify or the
+// first read of a shard checks its checksum. The error is ErrNotWhole for a missing part, and ErrVersion for a
+// checkpoint of a newer cprun.
 func Open(dir string) (*Checkpoint, error) {
 	root, err := diskOf(files.OpenDir(dir))
 	return fromRoot(dir, root, err)
 }
 
-// OpenWait opens a checkpoint that another process has said is there. Where other hosts write, what
-// they have done is waited for until it is seen here.
+// OpenWait opens a checkpoint that another process has reported. On a shared file system it waits until the files are
+// visible here.
 func OpenWait(ctx context.Context, dir string) (c *Checkpoint, err error) {
 	parent, err := diskOf(files.OpenDir(filepath.Dir(dir)))
 	if err != nil {
@@ -66,7 +65,7 @@ func OpenWait(ctx context.Context, dir string) (c *Checkpoint, err error) {
 	return openWait(ctx, parent, filepath.Base(dir), longWait)
 }
 
-// openWait does what OpenTold does, in a directory that is open.
+// openWait is OpenWait in an open directory.
 func openWait(ctx context.Context, dir store, name string, limit time.Duration) (c *Checkpoint, err error) {
 	err = awaitVisible(ctx, dir, limit, func() error {
 		c, err = openIn(dir, name)
@@ -84,7 +83,7 @@ func openIn(dir store, name string) (c *Checkpoint, err error) {
 	return c, err
 }
 
-// fromRoot returns the checkpoint in a directory that was opened.
+// fromRoot returns the checkpoint in an open directory.
 func fromRoot(dir string, root store, err error) (*Checkpoint, error) {
 	c := &Checkpoint{Dir: dir, root: root}
 	if err == nil {
@@ -131,8 +130,8 @@ func (c *Checkpoint) open() error {
 	return nil
 }
 
-// checkSize looks at the size of a shard. One that seems to be another's is opened: only that asks a server
-// what another host has written.
+// checkSize checks the size of a shard. It opens a file of unexpected size, since only open makes an NFS client ask the
+// server.
 func checkSize(dir store, want FileInfo) error {
 	st, err := dir.Lstat(want.Name)
 	if dir.Remote() && (errors.Is(err, fs.ErrNotExist) || err == nil && st.Mode().IsRegular() &&
@@ -155,7 +154,7 @@ func checkSize(dir store, want FileInfo) error {
 }
 
 func (c *Checkpoint) openRegular(name string) (file, error) {
-	st, err := c.root.Lstat(name) // no link either: a manifest names what lies beside it
+	st, err := c.root.Lstat(name) // a link is refused: a manifest names files beside it
 	if err != nil {
 		return nil, err
 	}
@@ -165,7 +164,7 @@ func (c *Checkpoint) openRegular(name string) (file, error) {
 	return c.root.Open(name)
 }
 
-// Close closes the files and lets runs remove the checkpoint again.
+// Close closes the files. Runs may then remove the checkpoint.
 func (c *Checkpoint) Close() error {
 	var errs []error
 	for i := range c.shards {
@@ -183,7 +182,7 @@ func (c *Checkpoint) Close() error {
 	return errors.Join(errs...)
 }
 
-// tensors returns a shard, opened and verified.
+// tensors returns an open and verified shard.
 func (c *Checkpoint) tensors(ctx context.Context, i int) (*safetensors.File, error) {
 	s, info := &c.shards[i], c.Manifest.Files[i]
 	if s.tensors != nil {
@@ -212,7 +211,7 @@ func (c *Checkpoint) closeShard(i int) {
 	}
 }
 
-// readHeader reads the header of a shard, which repeats the manifest.
+// readHeader reads the header of a shard and compares it with the manifest.
 func readHeader(f file, info FileInfo) (*safetensors.File, error) {
 	t, err := safetensors.New(info.Name, f, info.Bytes)
 	if err != nil {
@@ -221,7 +220,7 @@ func readHeader(f file, info FileInfo) (*safetensors.File, error) {
 	return t, checkTensors(t, info)
 }
 
-// checkTensors compares a shard's own header with the manifest.
+// checkTensors compares the header of a shard with the manifest.
 func checkTensors(t *safetensors.File, info FileInfo) error {
 	for _, e := range info.Entries {
 		have, ok := t.Info(e.Tensor)
@@ -233,8 +232,7 @@ func checkTensors(t *safetensors.File, info FileInfo) error {
 	return nil
 }
 
-// dirOf returns the checkpoints directory that a path given by a user means: itself, or the one in
-// a run directory.
+// dirOf returns the checkpoints directory for a user's path: the path itself, or the directory inside a run directory.
 func dirOf(path string) string {
 	inside := filepath.Join(path, "checkpoints")
 	if st, err := os.Stat(inside); err == nil && st.IsDir() {
@@ -243,11 +241,9 @@ func dirOf(path string) string {
 	return path
 }
 
-// Load fills the fields with a checkpoint's data of a rank's range. The ranks that saved
-// may have been any number with any ranges. params are the parameters of the model in its own
-// flat space; elements that belong to none (padding) are left as they are. Parameters that do
-// not match are all listed in the error. Only the parts of shards that are wanted are read,
-// after the checksum of each shard that holds one.
+// Load fills the fields with a checkpoint's data of one range, saved by any number of ranks with any ranges. params are
+// the parameters of the model in its own flat space; padding elements stay unchanged. The error lists all parameters
+// that do not match. Load reads only the needed parts of shards, after verifying their checksums.
 func (c *Checkpoint) Load(ctx context.Context, params []Param, want Range, fields ...Field) error {
 	if err := checkLayout(params, []Range{want}, fields); err != nil {
 		return fmt.Errorf("%s: %w", c.Dir, err)
@@ -274,15 +270,15 @@ func (c *Checkpoint) Load(ctx context.Context, params []Param, want Range, field
 	return nil
 }
 
-// Read fills dst with the elements of one field of one flattened parameter, from offset on.
-// What it reads of damaged shards is ErrNotWhole.
+// Read fills dst with elements of one field of a flattened parameter, starting at offset. For a damaged shard the error
+// is ErrNotWhole.
 func (c *Checkpoint) Read(ctx context.Context, param, field string, offset int64, dst []float32) error {
 	if !slices.Contains(c.Manifest.Fields, field) {
 		return fmt.Errorf("%s: no field %q; it holds %q", c.Dir, field, c.Manifest.Fields)
 	}
 	name := tensorName(param, field)
 	pieces := c.pieces[name]
-	// The pieces are in order and without gaps: the first that ends behind offset holds it.
+	// The pieces are ordered without gaps: the first one that ends after offset holds it.
 	at := sort.Search(len(pieces), func(i int) bool { return pieces[i].offset+pieces[i].length > offset })
 	for len(dst) > 0 {
 		if offset < 0 || at == len(pieces) {

@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// entries lists the directory. Without an error, this start may remove all of it: a newer start records
-// itself before it creates anything, and there is no such record.
+// entries lists the directory. If it succeeds, this start may remove any of it: a newer start would record itself
+// before it creates files, and there is no such record.
 func (s *Saver) entries() (names []string, err error) {
 	err = retry(s.dir, func() error {
 		if err := s.dir.Refresh(); err != nil {
@@ -30,8 +30,8 @@ func (s *Saver) entries() (names []string, err error) {
 	return names, err
 }
 
-// clean removes incomplete files of older starts, which cannot commit them after that, and, if own is set,
-// of this one. It removes a checkpoint that was set aside once its replacement is complete.
+// clean removes incomplete files of older starts, so that they cannot commit them, and with own those of this start. It
+// also removes a checkpoint that was set aside, if its replacement is complete.
 func (s *Saver) clean(own bool) error {
 	names, err := s.entries()
 	if err != nil {
@@ -43,7 +43,7 @@ func (s *Saver) clean(own bool) error {
 		var err error
 		switch {
 		case tmp && (base == latestName || dirPattern.MatchString(base)):
-			// Other ranks of this run may already write into their first directory.
+			// Other ranks of this run may already write to their first directory.
 			if own || run != s.o.RunID {
 				err = s.discard(name)
 			}
@@ -61,8 +61,8 @@ func (s *Saver) clean(own bool) error {
 	return nil
 }
 
-// discard removes an uncommitted file or directory. It renames it first, so that its maker, if it still
-// runs, cannot commit a part of it.
+// discard removes an uncommitted file or directory. It renames it first, so that its owner, if still running, cannot
+// commit a part of it.
 func (s *Saver) discard(name string) error {
 	gone := name
 	if !strings.HasSuffix(name, prunedEnd) {
@@ -75,12 +75,11 @@ func (s *Saver) discard(name string) error {
 	return retry(s.dir, func() error { return s.dir.RemoveAll(gone) })
 }
 
-// prunedEnd ends the names of directories under removal.
+// prunedEnd is the suffix of directories under removal.
 const prunedEnd = ".pruned"
 
-// prune removes all except the Keep newest complete checkpoints. Checkpoints of later steps than the one
-// just written go first: the run went back from them. Damaged ones do not count, and go when they are older
-// than the kept ones.
+// prune keeps only the newest Keep complete checkpoints. It first removes later steps than the current one, which a
+// resume from an older step left. Damaged checkpoints do not count, and are removed if older than the kept ones.
 func (s *Saver) prune(step int64) {
 	if s.o.Keep <= 0 {
 		return
@@ -119,8 +118,8 @@ func (s *Saver) prune(step int64) {
 	}
 }
 
-// remove deletes a checkpoint unless a process has it open. It renames it first, so that a crash in between
-// leaves no incomplete checkpoint.
+// remove deletes a checkpoint unless a process has it open. It renames it first, so that a crash leaves no incomplete
+// checkpoint.
 func (s *Saver) remove(name string) error {
 	gone := name + ".tmp-" + s.o.RunID + prunedEnd
 	moved := false
@@ -128,7 +127,7 @@ func (s *Saver) remove(name string) error {
 		moved, err = s.renameUnlessOpen(name, gone)
 		return err
 	})
-	if errors.Is(err, fs.ErrNotExist) { // ofNewerJob start has been quicker
+	if errors.Is(err, fs.ErrNotExist) { // another start was faster
 		err = nil
 	}
 	if err != nil || !moved {
@@ -143,8 +142,8 @@ func (s *Saver) remove(name string) error {
 	return retry(s.dir, func() error { return s.dir.RemoveAll(gone) })
 }
 
-// renameUnlessOpen renames a checkpoint to gone, unless a process has it open. It closes its own file after that: a
-// network file system does not remove a directory with an open file.
+// renameUnlessOpen renames a checkpoint to gone, unless a process has it open. Then it closes its own file: network
+// file systems do not remove directories with open files.
 func (s *Saver) renameUnlessOpen(name, gone string) (moved bool, err error) {
 	f, err := s.dir.Update(filepath.Join(name, manifestName))
 	st, bad := s.dir.Lstat(name)
@@ -162,8 +161,7 @@ func (s *Saver) renameUnlessOpen(name, gone string) (moved bool, err error) {
 	return err == nil, err
 }
 
-// ofNewerStart reports whether a checkpoint is of a newer start: it may have replaced the one of the same step
-// that this start wanted to remove.
+// ofNewerStart reports whether a checkpoint is from a newer start, which may have replaced the checkpoint to remove.
 func (s *Saver) ofNewerStart(name string) bool {
 	c, err := openIn(s.dir, name)
 	if err != nil {

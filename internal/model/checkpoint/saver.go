@@ -17,92 +17,89 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// Options says how checkpoints are kept.
+// Options configure a Saver.
 type Options struct {
-	// Dir is the run's checkpoints directory, on a file system that all ranks share. It stays the
-	// caller's, and open until Close.
+	// Dir is the run's checkpoints directory, on a file system that all ranks share. The caller owns it, and closes it
+	// after Close.
 	Dir *os.Root
-	// RunID identifies this attempt of the run, so that a later one can clean up after it. It is the
-	// same on all ranks and differs between attempts. Letters, digits, '-' and '_'.
+	// RunID identifies this attempt of the run, so that a later one can clean up. It is the same on all ranks and
+	// differs between attempts. Letters, digits, '-' and '_'.
 	RunID string
-	// Keep is how many of the newest whole checkpoints stay; 0 keeps all.
+	// Keep is the number of newest complete checkpoints to keep; 0 keeps all.
 	Keep int
-	// Async writes in the background. Otherwise Save returns when the checkpoint is whole.
+	// Async writes in the background. Otherwise Save returns when the checkpoint is complete.
 	Async bool
-	// Start is which start of the run this is, the same on all ranks.
+	// Start identifies this start of the run, the same on all ranks.
 	Start Start
-	// Local is a directory of this node alone, "" for none: there a rank writes its shard first, and
-	// Save needs its slices no longer. The shard is copied to Dir while training goes on.
+	// Local is a directory of this node, "" for none. A rank writes its shard there first, after which Save no longer
+	// needs its slices; the copy to Dir runs during training.
 	Local string
-	// Locked says that the launcher of this process holds the lock of Dir.
+	// Locked: the launcher of this process holds the lock of Dir.
 	Locked bool
-	// Beat is the interval at which a rank that still writes tells the others, 2 seconds by default.
-	// The group's deadline must be longer: it ends the wait for a silent rank.
+	// Beat is the interval at which a busy rank informs the others, 2 seconds by default. The group's deadline must be
+	// longer.
 	Beat time.Duration
 	// Limit bounds one write of a rank, 2 hours by default.
 	Limit time.Duration
-	// Warn receives errors that do not endanger a checkpoint, such as a failure to remove an old
-	// one. It is called on rank 0, from the background goroutine. Nil ignores them.
+	// Warn receives errors that do not endanger a checkpoint, such as a failed removal of an old one. Rank 0 calls it
+	// from the background goroutine. nil ignores them.
 	Warn func(error)
 }
 
-// Start identifies a start of a run: a job starts it once, and again after each failure. Generation
-// numbers the starts of a run in ascending order; 0 takes the next number. First is the generation of
-// the first start of Job: a start of another job with a higher number belongs to a newer job.
+// Start identifies a start of a run. A job starts a run once, and again after each failure. Generation numbers the
+// starts of a run in ascending order; 0 takes the next number. First is the generation of the job's first start: a
+// higher number of another job is a newer job's.
 type Start struct {
 	Job               string
 	First, Generation int64
 }
 
-// Snapshot is the state of one rank at one step. Meta, Params and the names of Fields are the
-// same on every rank; the ranges of all ranks together cover every parameter exactly once.
+// Snapshot is the state of one rank at one step. Meta, Params and the names of Fields are the same on every rank; the
+// ranges of all ranks cover every parameter exactly once.
 type Snapshot struct {
 	Meta   Meta
-	Params []Param // not to be changed by the caller after Save
-	// Ranges lists the elements that this rank saves, in ascending order. A parameter lies in at
-	// most one range, whole or in part.
+	Params []Param // the caller must not change it after Save
+	// Ranges lists the elements that this rank saves, in ascending order. A parameter is in at most one range,
+	// completely or partly.
 	Ranges []Range
-	Fields []Field // each the elements of all ranges, one after the other
-	// Owned says that the slices of Fields stay as they are until the save has ended, so that
-	// a save in the background needs no copy of them.
+	Fields []Field // each the elements of all ranges, in order
+	// Owned: the slices of Fields stay unchanged until the save has ended, so the background save needs no copy.
 	Owned bool
-	// Err makes the save fail on every rank. It is why this rank has no state to save.
+	// Err makes the save fail on every rank: this rank has no state to save.
 	Err error
 }
 
-// Saver writes the checkpoints of one rank of a run. Save, Wait and Close are called from one
-// goroutine, and Save by all ranks of the group for the same steps.
+// Saver writes the checkpoints of one rank of a run. Call Save, Wait and Close from one goroutine, and Save on all
+// ranks of the group for the same steps.
 type Saver struct {
 	o       Options
 	group   ranks
-	dir     store // o.Dir, once more
+	dir     store // o.Dir, reopened
 	own     origin
 	local   *localDir            // nil for none
 	lock    *os.File             // rank 0 holds it until Close
-	pending chan error           // of the save in the background; nil for none
-	buffers map[string][]float32 // the copy that the background writes, by field
+	pending chan error           // result of the background save; nil for none
+	buffers map[string][]float32 // the copy for the background save, by field
 
 	generation int64 // of this start, on rank 0
 	released   bool
 	failed     bool // the last save returned a RetryError
 
-	// Tests inject faults here: a save calls at at named points, and wraps the shard's file in wrap.
+	// Tests inject faults here: at is called at named points, and wrap wraps the shard's file.
 	at   func(point string) error
 	wrap func(io.Writer) io.Writer
 }
 
-// Disk wraps the file of every shard. It returns its argument; a test that runs whole processes
-// replaces it to inject disk failures.
+// Disk wraps the file of every shard. Tests of whole processes replace it to inject disk failures.
 var Disk = func(w io.Writer) io.Writer { return w }
 
 var runIDPattern = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
-// NewSaver prepares the directory. On rank 0 it takes the directory's lock, unless that is
-// taken, so that two runs cannot write there at once, and removes half-written files of dead
-// runs.
+// NewSaver prepares the directory. On rank 0 it takes the directory's lock, so that two runs cannot write there at
+// once, and removes incomplete files of ended runs.
 //
-// The group is a communicator of its own, since saves run beside the training step. Its calls end when ctx does or
-// a peer is lost.
+// The group must be a separate communicator, since saves run during training steps. Its calls end with ctx, or when a
+// peer is lost.
 func NewSaver(group comm.Communicator, o Options) (*Saver, error) {
 	if o.Warn == nil {
 		o.Warn = func(error) {}
@@ -158,12 +155,11 @@ func (s *Saver) begin() error {
 	return nil
 }
 
-// Save writes a checkpoint. It first waits for the previous save. If that failed, Save returns its
-// error and does not begin another. If one rank fails, all ranks return an error. A RetryError lets
-// the caller continue and save again.
+// Save writes a checkpoint. It first waits for the previous save, and returns its error if that failed. If one rank
+// fails, all ranks return an error. After a RetryError the caller may continue and save again.
 //
-// An asynchronous Save returns when the state is copied, or at once if it is Owned. ctx must last as
-// long as the run, since it also covers the writing.
+// An asynchronous Save returns when the state is copied, or at once if it is Owned. ctx also covers the writing, so it
+// must last as long as the run.
 func (s *Saver) Save(ctx context.Context, snap Snapshot) error {
 	if err := s.Wait(); err != nil {
 		return err
@@ -173,7 +169,7 @@ func (s *Saver) Save(ctx context.Context, snap Snapshot) error {
 		if s.local == nil {
 			return s.finish(ctx, snap, p, err)
 		}
-		bare := make([]Field, len(snap.Fields)) // without their data
+		bare := make([]Field, len(snap.Fields)) // without data
 		for i, f := range snap.Fields {
 			bare[i].Name = f.Name
 		}
@@ -195,14 +191,14 @@ func (s *Saver) Save(ctx context.Context, snap Snapshot) error {
 	return nil
 }
 
-// background runs a save in its own goroutine. Wait ends it.
+// background runs a save in a goroutine, which Wait ends.
 func (s *Saver) background(save func() error) {
 	pending := make(chan error, 1)
 	s.pending = pending
 	go func() { pending <- save() }()
 }
 
-// Wait waits for the save in the background and returns its error, once.
+// Wait waits for the background save and returns its error, once.
 func (s *Saver) Wait() error {
 	if s.pending == nil {
 		return nil
@@ -212,12 +208,11 @@ func (s *Saver) Wait() error {
 	return err
 }
 
-// Ended reports whether there is no save in the background that goes on. Wait then returns at once.
+// Ended reports whether no background save is running, so that Wait returns at once.
 func (s *Saver) Ended() bool { return s.pending == nil || len(s.pending) > 0 }
 
-// Leave waits like Wait, but at most for d: a disk that hangs must not keep a rank that has failed
-// from saying so. The save in the background is lost where it has not ended by then; where it has, the
-// saver is closed.
+// Leave waits like Wait, but at most for d, so that a hanging disk does not delay the report of a failed rank. If the
+// save has not ended by then, it is lost; otherwise the saver is closed.
 func (s *Saver) Leave(d time.Duration) (ended bool, err error) {
 	if s.pending == nil {
 		return true, s.release()
@@ -237,8 +232,7 @@ func (s *Saver) Close() error {
 	return errors.Join(s.Wait(), s.release())
 }
 
-// release closes the directories and the lock, once. A write that hung may still return later, and then
-// finds the directories closed.
+// release closes the directories and the lock, once. A hanging write may return later, and then finds its files closed.
 func (s *Saver) release() error {
 	if s.released {
 		return nil
@@ -254,11 +248,10 @@ func (s *Saver) release() error {
 // tmpName returns the name of a step's directory before its commit.
 func (s *Saver) tmpName(step int64) string { return dirName(step) + ".tmp-" + s.o.RunID }
 
-// A save is one rank's part of it: write the own shard, tell rank 0 of it, hear from rank 0 how it
-// ended. A rank whose part went wrong takes part in all collectives all the same, since the others
-// wait for it there.
+// On each rank a save writes the rank's shard, reports it to rank 0, and receives the result from rank 0. A failed rank
+// still takes part in all collectives, since the others wait in them.
 
-// stage writes the own shard. After it the state itself is needed no more.
+// stage writes the rank's shard. Afterwards the save no longer needs the state.
 func (s *Saver) stage(ctx context.Context, snap Snapshot) (report, error) {
 	wrote, err := s.reportWork(ctx, func() report { return s.writeShard(ctx, snap) })
 	if err != nil {
@@ -267,8 +260,8 @@ func (s *Saver) stage(ctx context.Context, snap Snapshot) (report, error) {
 	return wrote, err
 }
 
-// reportWork does a part of the work on every rank at once. Where the ranks have not come to its end
-// together, the error is the own one of this rank, if it has one.
+// reportWork runs a part of the save on all ranks. If the ranks do not finish together, it prefers this rank's own
+// error.
 func (s *Saver) reportWork(ctx context.Context, work func() report) (report, error) {
 	var done atomic.Pointer[report]
 	err := OnAllRanks(ctx, s.group, s.o.Beat, s.o.Limit, func() error {
@@ -286,7 +279,7 @@ func (s *Saver) reportWork(ctx context.Context, work func() report) (report, err
 	return *r, err
 }
 
-// finish makes a checkpoint of the shards of all ranks, unless staging has failed.
+// finish makes a checkpoint of all shards, unless staging has failed.
 func (s *Saver) finish(ctx context.Context, snap Snapshot, p report, err error) error {
 	if err == nil && s.local != nil {
 		p, err = s.reportWork(ctx, func() report { return s.upload(ctx, p) })
@@ -297,7 +290,7 @@ func (s *Saver) finish(ctx context.Context, snap Snapshot, p report, err error) 
 	failed := false
 	if err == nil {
 		if failed, err = s.gatherAndCommit(ctx, snap, p); err != nil && p.err != nil {
-			err = p.err // however the others end the save
+			err = p.err // regardless of the other ranks
 		}
 	}
 	if s.local != nil {
@@ -314,8 +307,8 @@ func (s *Saver) finish(ctx context.Context, snap Snapshot, p report, err error) 
 	return err
 }
 
-// gatherAndCommit gathers the reports of all ranks, and has rank 0 commit the checkpoint. failed: every rank
-// returns an error, all of them reached the end of the save, and no newer start has begun.
+// gatherAndCommit gathers the reports of all ranks, and rank 0 commits the checkpoint. failed: every rank returns an
+// error, all reached the end of the save, and no newer start exists.
 func (s *Saver) gatherAndCommit(ctx context.Context, snap Snapshot, r report) (failed bool, err error) {
 	blobs, err := s.group.gather(ctx, encode(r))
 	if err != nil {

@@ -13,20 +13,19 @@ import (
 	"github.com/cprun/cprun/internal/base/safetensors"
 )
 
-// A report describes one rank's part of a save to rank 0.
+// A report describes a rank's part of a save to rank 0.
 type report struct {
 	Rank   int       `json:"rank"`
-	Run    string    `json:"run"` // RunID: of no other start
+	Run    string    `json:"run"` // RunID: unique to this start
 	Step   int64     `json:"step"`
 	Layout string    `json:"layout"` // checksum of parameters and fields, the same on every rank
-	File   *FileInfo `json:"file"`   // nil for a rank that owns nothing
+	File   *FileInfo `json:"file"`   // nil for a rank without elements
 	Error  string    `json:"error,omitempty"`
 
 	err error // with its causes, on the rank itself
 }
 
-// writeShard writes this rank's shard and syncs it: to the node's own directory if the run uses one,
-// else to the directory of all ranks.
+// writeShard writes and syncs this rank's shard: to the node's directory if configured, else to the shared one.
 func (s *Saver) writeShard(ctx context.Context, snap Snapshot) report {
 	r := report{Rank: s.group.Rank(), Run: s.o.RunID, Step: snap.Meta.Step}
 	r.Layout, r.File, r.err = s.tryShard(ctx, snap)
@@ -48,7 +47,7 @@ func (s *Saver) tryShard(ctx context.Context, snap Snapshot) (string, *FileInfo,
 		return "", nil, err
 	}
 	if s.group.Rank() == 0 {
-		if err := s.checkNewest(); err != nil { // fail before the others write for nothing
+		if err := s.checkNewest(); err != nil { // before the other ranks write for nothing
 			return "", nil, err
 		}
 	}
@@ -80,8 +79,7 @@ func (s *Saver) tryShard(ctx context.Context, snap Snapshot) (string, *FileInfo,
 	return sum(string(layout)), info, nil
 }
 
-// inTemp calls f with the directory of a step before its commit, and again if its handle becomes
-// stale.
+// inTemp calls f with the uncommitted directory of a step, and retries with a new handle if it is stale.
 func (s *Saver) inTemp(step int64, f func(dir store) error) error {
 	return retry(s.dir, func() error {
 		tmp, err := s.dir.Sub(s.tmpName(step))
@@ -92,14 +90,12 @@ func (s *Saver) inTemp(step int64, f func(dir store) error) error {
 		if err := f(tmp); err != nil {
 			return err
 		}
-		// Rank 0 also syncs this directory, but each client of a network file system must sync its
-		// own writes.
+		// Rank 0 also syncs this directory, but each client of a network file system must sync its own writes.
 		return tmp.Sync()
 	})
 }
 
-// writeFile writes the tensors and sets the size and the checksum of info, which is computed
-// on the way, so that the file is not read again.
+// writeFile writes the tensors and sets the size and checksum of info, computed during the write.
 func (s *Saver) writeFile(ctx context.Context, dir store, info *FileInfo, tensors []safetensors.Entry) error {
 	f, err := dir.Create(s.tempName(info.Name), info.Name)
 	if err != nil {
@@ -128,7 +124,7 @@ func (s *Saver) writeFile(ctx context.Context, dir store, info *FileInfo, tensor
 	return s.at("shard synced")
 }
 
-// contextWriter counts what passes, and refuses it once ctx has ended.
+// A contextWriter counts the written bytes, and fails once ctx has ended.
 type contextWriter struct {
 	ctx context.Context
 	w   io.Writer

@@ -19,8 +19,7 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
-// A store is a directory for checkpoints: the operating system's, and in tests a file system
-// that behaves as a network one may.
+// A store is a directory for checkpoints: of the operating system, or in tests a simulated network file system.
 type store interface {
 	Name() string
 	Close() error
@@ -28,19 +27,19 @@ type store interface {
 	List() ([]fs.DirEntry, error)
 	Lstat(name string) (fs.FileInfo, error)
 	Open(name string) (file, error)   // a regular file, to read
-	Update(name string) (file, error) // to lock it for one process alone
+	Update(name string) (file, error) // for an exclusive lock
 	Dir(name string) (store, error)
-	Sub(name string) (store, error) // made if absent
+	Sub(name string) (store, error) // created if absent
 
-	Create(temp, name string) (draft, error)  // temp must be free
-	Exclusive(name string, data []byte) error // name must be free, on every host
+	Create(temp, name string) (draft, error)  // temp must not exist
+	Exclusive(name string, data []byte) error // name must not exist on any host
 	Rename(from, to string) error             // of a directory
 	RemoveAll(name string) error              // no error if absent
-	Sync() error                              // names are on the disk
+	Sync() error                              // makes names durable
 
-	Refresh() error                             // changes of other hosts become visible
+	Refresh() error                             // makes changes of other hosts visible
 	Remote() bool                               // other hosts may write here
-	Pause(ctx context.Context, d time.Duration) // a wait for another host
+	Pause(ctx context.Context, d time.Duration) // waits for another host
 }
 
 type file interface {
@@ -51,18 +50,18 @@ type file interface {
 	Stat() (fs.FileInfo, error)
 }
 
-// A draft is a file that does not have its name yet.
+// A draft is a file under a temporary name.
 type draft interface {
 	io.Writer
 	Sync() error
-	Commit() error // sync, close, and give it its name: each may fail of an earlier write
+	Commit() error // sync, close and rename; each may report an earlier failed write
 	Discard() error
 }
 
-// A disk is a store of the operating system, and owns its root.
+// A disk is a store of the operating system. It owns its root.
 type disk struct {
 	root *os.Root
-	made fs.FileInfo // tells the directory from others
+	made fs.FileInfo // identifies the directory
 }
 
 func diskOf(root *os.Root, err error) (store, error) {
@@ -91,7 +90,7 @@ func (d *disk) Open(name string) (file, error) { return fileOf(files.OpenIn(d.ro
 
 func (d *disk) Update(name string) (file, error) { return fileOf(files.Update(d.root, name)) }
 
-// fileOf keeps a nil pointer out of the interface.
+// fileOf avoids a nil pointer in the interface.
 func fileOf(f *os.File, err error) (file, error) {
 	if err != nil {
 		return nil, err
@@ -119,8 +118,8 @@ func (d *disk) RemoveAll(name string) error { return d.root.RemoveAll(name) }
 
 func (d *disk) Sync() error { return files.Sync(d.root) }
 
-// Refresh looks at the directory anew, and opens it again by its path if the handle has become
-// stale, as it may when a server comes back. Another directory of that path is not taken for it.
+// Refresh rereads the directory, and reopens it by its path if the handle is stale, as after a restart of the server.
+// It refuses another directory of that path.
 func (d *disk) Refresh() error {
 	root, err := files.Refresh(d.root, d.made)
 	if err == nil {
@@ -146,20 +145,18 @@ const latestName = "latest"
 
 func dirName(step int64) string { return fmt.Sprintf("step-%08d", step) }
 
-// A checkpoint set aside while another of the same step takes its place is called
-// step-00000100.old-<run>. It counts as one until that is done, so that a crash in between
-// costs nothing.
+// While a checkpoint of the same step replaces it, an older one is named step-00000100.old-<run>. It still counts as a
+// checkpoint, so that a crash loses nothing.
 var dirPattern = regexp.MustCompile(`^step-(\d{8,18})(\.old-[A-Za-z0-9_-]+)?$`)
 
-// A stepDir is a directory that is named as a checkpoint is.
+// A stepDir is a directory with the name of a checkpoint.
 type stepDir struct {
 	name string
 	step int64
 	old  bool
 }
 
-// list gives the checkpoints in dir by step, newest first. Their names are all that is known
-// of them.
+// list returns the checkpoints in dir by name, newest step first. They may be damaged.
 func list(dir store) ([]stepDir, error) {
 	var entries []fs.DirEntry
 	err := retry(dir, func() (err error) {
@@ -191,12 +188,11 @@ func list(dir store) ([]stepDir, error) {
 
 var errLocked = errors.New("locked by another process")
 
-// lockName names the file that the launcher of a run locks. Its text names the last holder.
+// lockName is the lock file of a run's launcher. Its text names the last holder.
 const lockName = ".lock"
 
-// lockFile takes a lock (shared or exclusive) on an open file without waiting. The kernel gives it back
-// when the holder ends, however it ends. On a network file system it may hold on this host alone, or
-// be refused: so a lock is a courtesy between hosts, and the generation of a start fences its
+// lockFile takes a shared or exclusive lock on an open file without waiting. The kernel releases it when the holder
+// ends. A network file system may refuse it or hold it on this host alone, so between hosts the generations fence the
 // commits.
 func lockFile(f file, how int) error {
 	of, ok := f.(*os.File)
@@ -206,12 +202,11 @@ func lockFile(f file, how int) error {
 	return nil
 }
 
-// Lock makes this process the only one that writes checkpoints into a directory, until it closes
-// the file or ends. Where another process of the same job has the lock, the file is nil: that one led the
-// job before, on a node that was cut off or stands still, and a newer generation keeps it from writing.
-// A job of one process has the name "".
+// Lock makes this process the only writer of checkpoints in a directory, until it closes the file or ends. If another
+// process of the same job has the lock, the file is nil: that process led the job before on a node that was cut off or
+// suspended, and the newer generation keeps it from writing. A job of one process has the name "".
 func Lock(dir *os.Root, job string) (*os.File, error) {
-	// Nothing could take its place at the next save, and all until then would be lost.
+	// The next save could not replace such a directory, and the work until then would be lost.
 	if st, err := dir.Lstat(latestName); err == nil && st.IsDir() {
 		return nil, fmt.Errorf(
 			"%s: not a regular file (%v), where the name of the newest checkpoint belongs; move it away",
@@ -233,7 +228,7 @@ func Lock(dir *os.Root, job string) (*os.File, error) {
 	return f, nil
 }
 
-// holder returns the process that has the lock, if known.
+// holder returns the process with the lock, if known.
 func holder(dir *os.Root) (o origin) {
 	if data, err := files.ReadIn(dir, lockName, maxOrigin); err == nil {
 		o, _ = parseOrigin(data)
@@ -241,7 +236,7 @@ func holder(dir *os.Root) (o origin) {
 	return o
 }
 
-// writeHolder writes the holder into a lock. A failure leaves it unnamed.
+// writeHolder writes the holder into a lock, if possible.
 func writeHolder(f *os.File, job string) {
 	o := newOrigin()
 	o.Job = job

@@ -16,18 +16,17 @@ import (
 )
 
 const (
-	// MaxJSONL is the longest metrics.jsonl that is read, in bytes: three million steps.
+	// MaxJSONL bounds a metrics.jsonl to read, in bytes: three million steps.
 	MaxJSONL = 1 << 30
-	// maxLine bounds a line of metrics or of a trace, in bytes; a run writes lines of 500.
+	// maxLine bounds a line of metrics or of a trace in bytes. Lines of a run have about 500.
 	maxLine = 64 << 10
-	// maxForeign bounds the lines without a step before the file counts as another kind of file. A crash
-	// leaves one.
+	// maxForeign bounds the lines without a step. A file with more of them is of another kind; a crash leaves one.
 	maxForeign = 1000
 )
 
-// JSONL appends steps to a file of JSON lines. Each line is one write at the end, so that a reader
-// (tail -f) never sees half a line of a run that is alive, and a run that is killed loses nothing
-// it has logged, except lines that a full disk keeps in memory. JSONL writes a removed file again, whole.
+// JSONL appends steps to a file of JSON lines. Each line is one write, so that a reader (tail -f) never sees half a
+// line, and a killed run loses no line, except lines that a full disk keeps in memory. JSONL writes a removed file
+// again, completely.
 type JSONL struct {
 	f    appender
 	dir  *os.Root
@@ -36,12 +35,10 @@ type JSONL struct {
 	buf  bytes.Buffer
 }
 
-// OpenJSONL opens a file of a run directory for the steps after resumed. Lines of later steps,
-// which a run wrote after its last checkpoint and trains again now, are left out, and so is a line
-// torn by a crash: the file holds each step once. OpenJSONL writes a new file and renames it, so a
-// crash here leaves the old or the new one. Anything else of that name stays as it was. dir must stay
-// open as long as the file. JSONL calls warn, unless nil, after it wrote a removed file again and when
-// the disk is full.
+// OpenJSONL opens a file of a run directory for the steps after resumed. It drops lines of later steps, which the
+// resumed run repeats, and a line torn by a crash, so that the file has each step once. It writes a new file and
+// renames it, so that a crash leaves the old or the new one. It refuses another kind of file. dir must stay open as
+// long as the file. JSONL calls warn, unless nil, if the file was removed or the disk is full.
 func OpenJSONL(dir *os.Root, name string, resumed int64, warn func(string)) (*JSONL, error) {
 	if warn == nil {
 		warn = func(string) {}
@@ -58,7 +55,7 @@ func OpenJSONL(dir *os.Root, name string, resumed int64, warn func(string)) (*JS
 	if err == nil {
 		err = d.Rename()
 	}
-	if err == nil { // a checkpoint counts on what Sync puts on the disk, name and all
+	if err == nil { // a checkpoint relies on Sync for the file and its name
 		err = files.Sync(dir)
 	}
 	if err != nil {
@@ -70,8 +67,8 @@ func OpenJSONL(dir *os.Root, name string, resumed int64, warn func(string)) (*JS
 	return &JSONL{f: appender{File: d.File, full: full}, dir: dir, name: name, warn: warn}, nil
 }
 
-// restore writes the file again if its name is gone. If another file has the name, restore leaves it
-// alone and fails: the run would log to a file without a name.
+// restore writes the file again if its name is gone. It fails if another file has the name, since the run would log to
+// a file without a name.
 func (j *JSONL) restore() error {
 	now, err := j.dir.Stat(j.name)
 	if err == nil {
@@ -142,8 +139,7 @@ func (j *JSONL) Close() error {
 	return nil
 }
 
-// copyJSONL copies the lines of steps up to last from the file that is there to the one that takes
-// its place.
+// copyJSONL copies the lines of steps up to last to the new file.
 func copyJSONL(dst io.Writer, dir *os.Root, name string, last int64) error {
 	src, err := files.OpenIn(dir, name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -183,7 +179,7 @@ func copyLines(dst io.Writer, src io.Reader, last int64) error {
 	return errors.Join(err, w.Flush())
 }
 
-// eachLine calls f with every line and its end. One of more than maxLine bytes comes as nil.
+// eachLine calls f with every line and its end. A line of more than maxLine bytes is nil.
 func eachLine(src io.Reader, f func(line []byte) error) error {
 	r := bufio.NewReaderSize(src, 64<<10)
 	var line []byte
@@ -217,11 +213,11 @@ func eachLine(src io.Reader, f func(line []byte) error) error {
 	}
 }
 
-// maxUnwritten bounds the memory for bytes that a full disk refuses: 2,000 steps of metrics.jsonl.
+// maxUnwritten bounds the bytes kept in memory for a full disk: 2,000 steps of metrics.jsonl.
 const maxUnwritten = 1 << 20
 
-// appender appends to a file. A full disk does not end a run: the appender keeps the bytes, and the next
-// append writes them first.
+// An appender appends to a file. A full disk does not end a run: the appender keeps the bytes and writes them first in
+// the next append.
 type appender struct {
 	*os.File
 	full      func() // called when the appender begins to keep bytes
@@ -255,8 +251,8 @@ func (a *appender) flush() error {
 	return err
 }
 
-// ParseStep reads a line of a metrics.jsonl, without its end. ok is false for a line without a step, such as one that a
-// crash has torn.
+// ParseStep parses a line of a metrics.jsonl without its end. ok is false for a line without a step, such as a torn
+// one.
 func ParseStep(line []byte) (s Step, ok bool) {
 	if len(line) < 2 || line[0] != '{' || line[len(line)-1] != '}' {
 		return s, false
@@ -272,8 +268,8 @@ func wholeStep(line []byte) (s Step, ok bool) {
 	return s, ok && ended
 }
 
-// EachStep calls f with every whole line of a metrics.jsonl, in the order of the file. Lines that are none
-// of metrics, such as the last of a run that was killed, are counted and left out.
+// EachStep calls f with every complete line of a metrics.jsonl, in order. torn counts the other lines, such as the last
+// one of a killed run.
 func EachStep(src io.Reader, f func(Step)) (torn int, err error) {
 	err = eachLine(src, func(line []byte) error {
 		if s, ok := wholeStep(line); ok {
@@ -286,19 +282,19 @@ func EachStep(src io.Reader, f func(Step)) (torn int, err error) {
 	return torn, err
 }
 
-// A Slice is one piece of work in a trace.
+// A Slice is a piece of work in a trace.
 type Slice struct {
 	Rank   int
 	Lane   string // the stream: compute, attention comm, ...
-	Name   string // of the work; "wait" is for another stream
-	Label  string // where in the step: "step 2/forward/layer 0/hop 1 owner 3"
-	Detail string // bytes and ranks of a transfer; the subject of a wait
+	Name   string // of the work; "wait" for another stream
+	Label  string // place in the step: "step 2/forward/layer 0/hop 1 owner 3"
+	Detail string // bytes and ranks of a transfer; the object of a wait
 	Start  float64
-	Took   float64 // seconds, as is Start, from the begin of the trace
+	Took   float64 // seconds, like Start, since the start of the trace
 }
 
-// EachSlice calls f with every piece of work in a trace of this package, the slices around them
-// for parts of labels left out. A trace that a killed rank leaves is read up to its last whole line.
+// EachSlice calls f with every piece of work in a trace of this package, without the slices for parts of labels. It
+// reads the trace of a killed rank up to its last complete line.
 func EachSlice(src io.Reader, f func(Slice)) error {
 	return eachLine(src, func(line []byte) error {
 		e, ok := parseEvent(line)

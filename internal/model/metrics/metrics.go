@@ -1,6 +1,5 @@
-// Package metrics writes the measurements of a run: metrics.jsonl, TensorBoard event files, a
-// Prometheus endpoint and Chrome traces. It measures nothing itself; the training loop fills
-// a Step and hands it to a Writer.
+// Package metrics writes the measurements of a run: metrics.jsonl, TensorBoard event files, a Prometheus endpoint and
+// Chrome traces. The training loop fills a Step and passes it to the Writer from Open.
 package metrics
 
 import (
@@ -11,21 +10,19 @@ import (
 	"time"
 )
 
-// Float is a number that may be absent. JSON has neither NaN nor infinities, so every value
-// that is not finite is written as null: an absent one (NaN) as well as a loss that
-// diverged. Readers such as pandas turn null back into NaN; a string would turn the
-// whole column into text.
+// Float is a number that may be absent. JSON has neither NaN nor infinities, so values that are not finite become null:
+// absent ones (NaN) and diverged losses. Readers such as pandas read null as NaN; a string would turn the whole column
+// into text.
 type Float float64
 
-// Absent is the value of an unknown number, such as the MFU of a device
-// without a known peak.
+// Absent is an unknown number, such as the MFU of a device without a known peak.
 var Absent = Float(math.NaN())
 
-// Known reports whether f is present: infinities are, NaN is not.
+// Known reports whether f is present. An infinity is, NaN is not.
 func (f Float) Known() bool { return !math.IsNaN(float64(f)) }
 
-// MarshalJSON writes a finite number in the shortest form that reads back to the same
-// float64, and null for anything else.
+// MarshalJSON writes a finite number in the shortest form that reads back as the same float64, and null for other
+// values.
 func (f Float) MarshalJSON() ([]byte, error) {
 	x := float64(f)
 	if math.IsNaN(x) || math.IsInf(x, 0) {
@@ -49,10 +46,10 @@ func (f *Float) UnmarshalJSON(data []byte) error {
 	return err
 }
 
-// Time is a moment, written in UTC to the millisecond as RFC 3339 has it.
+// Time is a moment, in UTC to the millisecond in the form of RFC 3339.
 type Time time.Time
 
-// MarshalJSON writes it.
+// MarshalJSON writes the time.
 func (t Time) MarshalJSON() ([]byte, error) {
 	return []byte(time.Time(t).UTC().Format(`"2006-01-02T15:04:05.000Z"`)), nil
 }
@@ -71,57 +68,55 @@ func Untrained(at time.Time, valLoss, memoryBytes float64) Step {
 	}
 }
 
-// Step is one line of metrics.jsonl, about one optimizer step. The order of the fields is
-// the order in the file.
+// Step is one line of metrics.jsonl, about one optimizer step, with the fields in the order of the file.
 type Step struct {
-	Time Time  `json:"time"` // when it was logged
-	Step int64 `json:"step"` // 1 is the first; 0 is the validation before it, and has no other values
-	// samples consumed over the samples of the data: 1.5 is half through the second time
+	Time Time  `json:"time"` // time of the log line
+	Step int64 `json:"step"` // from 1; 0 is the validation before it, without other values
+	// Epoch is the consumed samples over the samples of the data: 1.5 is half through the second epoch.
 	Epoch    Float `json:"epoch"`
-	Loss     Float `json:"loss"`      // mean over all valid target tokens of the step, before the update, in nats
+	Loss     Float `json:"loss"`      // mean over the valid target tokens, before the update, in nats
 	GradNorm Float `json:"grad_norm"` // global, before clipping
 	LR       Float `json:"lr"`
-	// Tokens is all tokens that the run has trained on up to and with this step, over all
-	// ranks and across resumes: the axis that loss curves of different batch sizes share.
+	// Tokens is the number of tokens trained on up to this step, over all ranks and resumes. Loss curves of different
+	// batch sizes share this axis.
 	Tokens                   int64 `json:"tokens"`
 	StepSeconds              Float `json:"step_seconds"`
 	TokensPerSecond          Float `json:"tokens_per_second"` // over all ranks
 	TokensPerSecondPerDevice Float `json:"tokens_per_second_per_device"`
-	// model FLOPs: causal attention halved, recompute not counted
+	// TFLOPsPerDevice counts model FLOPs: causal attention halved, recomputation not counted.
 	TFLOPsPerDevice Float `json:"tflops_per_device"`
-	// fraction of the device's peak, 0 to 1; Absent without a known peak, as on a CPU
+	// MFU is the fraction of the device's peak, 0 to 1; Absent without a known peak, as on a CPU.
 	MFU         Float `json:"mfu"`
-	MemoryBytes int64 `json:"memory_bytes"` // peak of the device that uses most
-	// compute stood waiting for transfers, on the rank that waited longest
+	MemoryBytes int64 `json:"memory_bytes"` // peak of the device with the highest use
+	// CommWaitSeconds is the time that compute waited for transfers, on the rank that waited longest.
 	CommWaitSeconds Float `json:"comm_wait_seconds"`
-	// AttentionImbalance is the visible pairs of the slowest rank over those of the mean one, 1 where
-	// all have as many, in the sequences of the group of ranks in which they differ most.
+	// AttentionImbalance is the visible pairs of the slowest rank over the mean, in the sequences of the group of ranks
+	// with the largest difference; 1 if all are equal.
 	AttentionImbalance Float `json:"attention_imbalance"`
-	// keys, values and gradients of them that the rank sends which sends most
+	// AttentionBytes is the bytes of keys, values and their gradients sent by the rank that sends most.
 	AttentionBytes Float  `json:"attention_bytes"`
 	ValLoss        *Float `json:"val_loss,omitempty"` // nil on steps without validation
 }
 
-// Writer takes the steps of a run in ascending order. Implementations are not safe for
-// concurrent use.
+// Writer takes the steps of a run in ascending order. It is not safe for concurrent use.
 type Writer interface {
 	Write(Step) error
-	// Sync returns when the steps so far outlast a loss of power, where they go to a disk.
+	// Sync returns when steps written to a disk would survive a loss of power.
 	Sync() error
-	Close() error // ends the file or server; everything is written by then
+	Close() error // writes everything and ends the file or server
 }
 
-// Options says which writers a run has.
+// Options select the writers of a run.
 type Options struct {
-	Dir         *os.Root // run directory; it stays the caller's, and open for as long as the Writer
-	Resumed     int64    // step of the checkpoint that the run goes on from; 0 for a new run
+	Dir         *os.Root // run directory; the caller owns it and keeps it open
+	Resumed     int64    // step of the checkpoint of a resumed run; 0 for a new run
 	TensorBoard bool
-	Config      string       // the resolved config, as TensorBoard shows it; "" for none
+	Config      string       // the resolved config for TensorBoard; "" for none
 	Prometheus  string       // "host:port" to serve on, ":port" for loopback only, "" for none
-	Warn        func(string) // told of what the user should know; nil ignores it
+	Warn        func(string) // receives warnings for the user; nil ignores them
 }
 
-// Open makes the writers of one run: metrics.jsonl and what the options ask for.
+// Open returns the writers of a run: metrics.jsonl and those in the options.
 func Open(o Options) (Writer, error) {
 	var all multi
 	jsonl, err := OpenJSONL(o.Dir, "metrics.jsonl", o.Resumed, o.Warn)
@@ -146,7 +141,7 @@ func Open(o Options) (Writer, error) {
 	return all, nil
 }
 
-// multi writes to each of its writers, also when one of them has an error.
+// multi writes to all its writers, even if one of them fails.
 type multi []Writer
 
 func (m multi) each(f func(Writer) error) (err error) {
@@ -160,7 +155,7 @@ func (m multi) Write(s Step) error { return m.each(func(w Writer) error { return
 func (m multi) Sync() error        { return m.each(Writer.Sync) }
 func (m multi) Close() error       { return m.each(Writer.Close) }
 
-// PerSecond returns n / seconds, Absent when no time has passed.
+// PerSecond returns n / seconds, or Absent for zero seconds.
 func PerSecond(n, seconds float64) Float {
 	if !(seconds > 0) {
 		return Absent
@@ -168,7 +163,7 @@ func PerSecond(n, seconds float64) Float {
 	return Float(n / seconds)
 }
 
-// PerDevice returns a rate of the whole run divided by its devices, Absent without devices.
+// PerDevice returns a rate of the whole run divided by its devices, or Absent without devices.
 func PerDevice(total Float, devices int) Float {
 	if devices <= 0 {
 		return Absent
@@ -176,14 +171,13 @@ func PerDevice(total Float, devices int) Float {
 	return total / Float(devices)
 }
 
-// TFLOPs returns the speed of a step that took seconds, in TFLOP/s of each device. flops are the model
-// FLOPs of the whole step over all devices.
+// TFLOPs returns the speed of a step in TFLOP/s of each device. flops are the model FLOPs of the whole step over all
+// devices.
 func TFLOPs(flops, seconds float64, devices int) Float {
 	return PerDevice(PerSecond(flops/1e12, seconds), devices)
 }
 
-// MFU returns the fraction of the device's peak, both in TFLOP/s; Absent if the peak is not
-// known (0), as on CPUs.
+// MFU returns the fraction of the device's peak, both in TFLOP/s; Absent if the peak is unknown (0), as on CPUs.
 func MFU(tflopsPerDevice Float, peakTFLOPs float64) Float {
 	if !(peakTFLOPs > 0) {
 		return Absent
@@ -191,15 +185,15 @@ func MFU(tflopsPerDevice Float, peakTFLOPs float64) Float {
 	return tflopsPerDevice / Float(peakTFLOPs)
 }
 
-// etaDecay scales the weight of a step with each later one. About twenty steps count,
-// enough to be steady and few enough to follow a change of speed.
+// etaDecay scales the weight of a step with each later one. About twenty steps count: enough to be steady, and few
+// enough to follow changes.
 const etaDecay = 0.95
 
-// ETA is an exponential moving average of step times. The zero value is ready for use; the
-// average is divided by the sum of the weights, so the first steps are not drawn to zero.
+// ETA averages step times with exponential decay. The zero value is ready. The sum of the weights divides the average,
+// so the first steps are not biased towards zero.
 type ETA struct{ sum, weight float64 }
 
-// Add takes the seconds of one step. What is not a positive number is left out.
+// Add adds the seconds of one step. It ignores values that are not positive.
 func (e ETA) Add(seconds float64) ETA {
 	if !(seconds > 0) || math.IsInf(seconds, 0) {
 		return e
@@ -210,7 +204,7 @@ func (e ETA) Add(seconds float64) ETA {
 // StepSeconds returns the smoothed time of a step, Absent before the first.
 func (e ETA) StepSeconds() Float { return PerSecond(e.sum, e.weight) }
 
-// Left returns the time that the remaining steps will take, and false before the first step.
+// Left returns the time for the remaining steps, and false before the first step.
 func (e ETA) Left(steps int64) (time.Duration, bool) {
 	s := e.StepSeconds()
 	if !s.Known() {

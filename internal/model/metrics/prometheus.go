@@ -16,34 +16,33 @@ import (
 	"golang.org/x/net/netutil"
 )
 
-// Bounds on requests of strangers. A scrape is one short request on a connection of its own, and a run needs its
-// descriptors for itself; connections beyond maxScrapes wait in the kernel.
+// These bounds limit foreign requests. A scrape is one short request on its own connection, and a run needs its
+// descriptors; the kernel queues connections beyond maxScrapes.
 const (
 	maxScrapes   = 16
 	requestTime  = 5 * time.Second // to read a request, and to write the answer
 	maxRequest   = 8 << 10         // bytes of the header
-	shutdownTime = 2 * time.Second // for a scrape under way when the run ends
+	shutdownTime = 2 * time.Second // for a running scrape at the end of the run
 )
 
-// Prometheus serves the last step's values at /metrics in a registry of its own, so that
-// nothing of the process appears there that is not listed in docs/formats.md.
+// Prometheus serves the last step's values at /metrics. Its own registry has only the values listed in docs/formats.md.
 type Prometheus struct {
 	gauges                  []prometheus.Gauge // of measured
-	validation              prometheus.Gauge   // keeps its value on steps without validation
+	validation              prometheus.Gauge   // keeps its value between validations
 	steps, tokens, commWait prometheus.Counter
 	seen                    int64 // tokens counted so far
-	step                    int64 // the last step that the counters hold
+	step                    int64 // the last step in the counters
 
 	server *http.Server
 	addr   net.Addr
 	served chan error // the end of Serve
 }
 
-// ServePrometheus listens on "host:port" and serves until Close. ":port" and "port" listen on
-// the loopback interface only, since the endpoint has no access control: a host must be named
-// (0.0.0.0 for all) to be reached from outside. Port 0 takes a free one; Addr says which.
+// ServePrometheus listens on "host:port" and serves until Close. ":port" and "port" listen on the loopback interface
+// only, since the endpoint has no access control; name a host (0.0.0.0 for all) for access from outside. Port 0 selects
+// a free one, which Addr returns.
 //
-// resumed is the step that the run goes on from: the counters of this process begin there.
+// The counters of this process begin after step resumed.
 func ServePrometheus(address string, resumed int64) (*Prometheus, error) {
 	if !strings.Contains(address, ":") {
 		address = ":" + address
@@ -66,7 +65,7 @@ func ServePrometheus(address string, resumed int64) (*Prometheus, error) {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	p.server = &http.Server{
 		Handler: mux, ReadTimeout: requestTime, WriteTimeout: requestTime, MaxHeaderBytes: maxRequest,
-		ErrorLog: log.New(io.Discard, "", 0), // strangers do not write to a run's log
+		ErrorLog: log.New(io.Discard, "", 0), // clients must not write to a run's log
 	}
 	p.server.SetKeepAlivesEnabled(false)
 	p.addr = l.Addr()
@@ -88,7 +87,7 @@ func newPrometheus(r *prometheus.Registry) *Prometheus {
 		"Time that compute stood waiting for transfers, on the slowest rank.")
 	gauge := func(name, help string) prometheus.Gauge {
 		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
-		g.Set(float64(Absent)) // until the first step
+		g.Set(float64(Absent)) // before the first step
 		r.MustRegister(g)
 		return g
 	}
@@ -119,10 +118,10 @@ func measured(s Step) []measure {
 	}
 }
 
-// Addr returns the address that is served.
+// Addr returns the served address.
 func (p *Prometheus) Addr() string { return p.addr.String() }
 
-// Write makes s what the next scrape sees.
+// Write sets the values for the next scrape.
 func (p *Prometheus) Write(s Step) error {
 	for i, m := range measured(s) {
 		p.gauges[i].Set(float64(m.value))
@@ -130,7 +129,7 @@ func (p *Prometheus) Write(s Step) error {
 	if s.ValLoss != nil {
 		p.validation.Set(float64(*s.ValLoss))
 	}
-	// Not every step is logged, so a line stands for all steps since the one before.
+	// Not every step is logged, so a line represents all steps since the previous one.
 	steps := float64(max(s.Step-p.step, 0))
 	p.step = s.Step
 	p.steps.Add(steps)
@@ -144,11 +143,10 @@ func (p *Prometheus) Write(s Step) error {
 	return nil
 }
 
-// Sync does nothing: nothing of it is on a disk.
+// Sync does nothing: there is no file.
 func (p *Prometheus) Sync() error { return nil }
 
-// Close stops the server, letting a scrape under way end. What else is connected is cut off: it is
-// no fault of the run.
+// Close stops the server after a running scrape. It cuts other connections.
 func (p *Prometheus) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownTime)
 	defer cancel()

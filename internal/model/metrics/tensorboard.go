@@ -16,22 +16,22 @@ import (
 	"github.com/cprun/cprun/internal/base/files"
 )
 
-// TensorBoard writes an event file: TFRecords of Event protobufs. They need only the fields below, so
-// there are no generated types.
+// TensorBoard writes an event file: TFRecords of Event protobufs. They need only the fields below, so there are no
+// generated types.
 //
-// Tags follow torchtitan if it has one, so that runs of both share plots; docs/formats.md lists them.
+// Tags follow torchtitan where possible, so that runs of both share plots; docs/formats.md lists them.
 type TensorBoard struct {
 	f   appender
 	buf []byte
 }
 
-// CreateTensorBoard creates events.out.tfevents.<unix>.<host>.<pid>. resumed is the step
-// of the checkpoint that the run goes on from, 0 for a new run: TensorBoard then forgets the
-// later steps of earlier files in dir. TensorBoard shows config as text, unless empty.
+// CreateTensorBoard creates events.out.tfevents.<unix>.<host>.<pid>. resumed is the step of the checkpoint of a resumed
+// run, 0 for a new run: TensorBoard then drops later steps of earlier files. TensorBoard shows config as text, unless
+// empty.
 func CreateTensorBoard(dir *os.Root, resumed int64, config string) (*TensorBoard, error) {
 	host, err := os.Hostname()
 	if err != nil {
-		host = "localhost" // the name only tells files apart
+		host = "localhost" // only distinguishes files
 	}
 	now := time.Now()
 	name := fmt.Sprintf("events.out.tfevents.%010d.%s.%d", now.Unix(),
@@ -56,8 +56,8 @@ func CreateTensorBoard(dir *os.Root, resumed int64, config string) (*TensorBoard
 	return t, nil
 }
 
-// Write appends one event with a value for each tag that the step has. A loss of NaN is
-// written as NaN, which TensorBoard marks; values that are absent are left out.
+// Write appends one event with a value for each tag of the step. It writes a NaN loss as NaN, which TensorBoard marks,
+// and omits absent values.
 func (t *TensorBoard) Write(s Step) error {
 	if err := t.records(stepEvent(time.Now(), s)); err != nil {
 		return fmt.Errorf("step %d: %w", s.Step, err)
@@ -65,7 +65,7 @@ func (t *TensorBoard) Write(s Step) error {
 	return nil
 }
 
-// Sync does nothing: a resumed run needs none of its events.
+// Sync does nothing: a resumed run needs no events.
 func (t *TensorBoard) Sync() error { return nil }
 
 // Close closes the file.
@@ -86,7 +86,7 @@ func scalars(s Step) []scalar {
 		return []scalar{{"validation_metrics/loss", *s.ValLoss}}
 	}
 	var all []scalar
-	if blank := !s.Loss.Known() && s.GradNorm == 0; !blank { // without targets; a diverged loss is drawn as NaN
+	if blank := !s.Loss.Known() && s.GradNorm == 0; !blank { // no targets; a diverged loss is drawn as NaN
 		all = append(all, scalar{"loss_metrics/global_avg_loss", s.Loss})
 	}
 	all = append(all, []scalar{
@@ -115,7 +115,7 @@ func scalars(s Step) []scalar {
 	return all
 }
 
-// Field numbers of tensorflow/core/util/event.proto and framework/summary.proto.
+// These are field numbers of tensorflow/core/util/event.proto and framework/summary.proto.
 const (
 	fieldWallTime    = 1 // double, seconds since 1970
 	fieldStep        = 2 // int64
@@ -142,7 +142,7 @@ func versionEvent(wall time.Time) []byte {
 	return appendBytes(version, fieldFileVersion, []byte("brain.Event:2"))
 }
 
-// sessionEvent returns the Event of a run that resumes from a step.
+// sessionEvent returns the Event of a resumed run.
 func sessionEvent(wall time.Time, resumed int64) []byte {
 	session := eventHead(wall, resumed+1)
 	return appendBytes(session, fieldSessionLog, appendVarint(nil, sessionStatus, sessionStart))
@@ -159,8 +159,8 @@ func stepEvent(wall time.Time, s Step) []byte {
 	return appendBytes(eventHead(wall, s.Step), fieldSummary, summary)
 }
 
-// textEvent returns the Event of a text, which TensorBoard's text plugin shows as Markdown: four spaces
-// before each line keep it as it is.
+// textEvent returns the Event of a text. TensorBoard shows it as Markdown; four spaces before each line keep it
+// verbatim.
 func textEvent(wall time.Time, step int64, tag, text string) []byte {
 	text = "    " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n    ")
 	value := appendBytes(nil, valueTag, []byte(tag))
@@ -171,7 +171,7 @@ func textEvent(wall time.Time, step int64, tag, text string) []byte {
 	return appendBytes(eventHead(wall, step), fieldSummary, appendBytes(nil, summaryValue, value))
 }
 
-// eventHead returns the time and the step, which every Event begins with.
+// eventHead returns the time and the step at the start of every Event.
 func eventHead(wall time.Time, step int64) []byte {
 	b := protowire.AppendTag(nil, fieldWallTime, protowire.Fixed64Type)
 	b = protowire.AppendFixed64(b, math.Float64bits(float64(wall.UnixNano())/1e9))
@@ -204,8 +204,7 @@ func (t *TensorBoard) records(data ...[]byte) error {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// maskedCRC returns the checksum of a TFRecord. TFRecords mask it, since a checksum of data with
-// checksums inside is weak.
+// maskedCRC returns the checksum of a TFRecord. It is masked, since a checksum over data with checksums is weak.
 func maskedCRC(data []byte) uint32 {
 	crc := crc32.Checksum(data, castagnoli)
 	return (crc>>15 | crc<<17) + 0xa282ead8

@@ -17,13 +17,13 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Trace writes the spans of one rank's streams as a Chrome trace, which Perfetto and
-// chrome://tracing open: a process per rank, a thread per stream (lane), a slice per piece of
-// work, and around it a slice for each part of its label: the step, the pass, the layer, the hop.
+// Trace writes the spans of a rank's streams as a Chrome trace for Perfetto and chrome://tracing: a process per rank, a
+// thread per stream (lane), a slice per piece of work, and around it a slice for each part of its label: step, pass,
+// layer, hop.
 //
-// The file has one event per line and is written as it comes, so that the file of a killed rank
-// leaves can be read up to its last whole line. Times are microseconds since the trace was
-// made; MergeTraces brings several ranks onto one clock.
+// The file has one event per line and is written continuously, so that the trace of a killed rank is readable up to its
+// last complete line. Times are microseconds since the creation of the trace; MergeTraces brings several ranks onto one
+// clock.
 type Trace struct {
 	rank int
 	base time.Time
@@ -38,7 +38,7 @@ type Trace struct {
 // A traceLane is a stream in a trace.
 type traceLane struct {
 	tid  int
-	open []openSlice // parts of the label of the last span, the whole first
+	open []openSlice // parts of the label of the last span, outermost first
 	last time.Time   // its end
 }
 
@@ -47,7 +47,7 @@ type openSlice struct {
 	began time.Time
 }
 
-// A traceEvent is an event of the Trace Event Format. The fields are in the order of the file.
+// A traceEvent is an event of the Trace Event Format, with the fields in the order of the file.
 type traceEvent struct {
 	Phase    string         `json:"ph"` // X: a slice; M: metadata
 	Name     string         `json:"name"`
@@ -59,7 +59,7 @@ type traceEvent struct {
 	Args     map[string]any `json:"args,omitempty"`
 }
 
-// micros counts nanoseconds, written as microseconds with three decimals and without rounding.
+// micros counts nanoseconds, written as microseconds with three decimals.
 type micros int64
 
 func (m micros) MarshalJSON() ([]byte, error) {
@@ -76,13 +76,13 @@ func (m *micros) UnmarshalJSON(data []byte) error {
 	return err
 }
 
-// traceHeader is the first line of a trace file, up to the list of events. The clock is a
-// string since JSON readers keep only 53 bits of a number.
+// traceHeader begins a trace file, up to the list of events. The clock is a string, since JSON readers keep only 53
+// bits of a number.
 const traceHeader = `{"displayTimeUnit":"ms","otherData":{"clock_start_unix_ns":"%d"},"traceEvents":[` + "\n"
 
 const traceFooter = "\n]}\n"
 
-// CreateTrace creates the trace of one rank in a directory, in place of an earlier one.
+// CreateTrace creates the trace of one rank in a directory. It replaces an earlier one.
 func CreateTrace(dir *os.Root, name string, rank int) (*Trace, error) {
 	d, err := files.Create(dir, name)
 	if err == nil {
@@ -101,9 +101,8 @@ func CreateTrace(dir *os.Root, name string, rank int) (*Trace, error) {
 	return t, nil
 }
 
-// Span adds one piece of work. HostStream.Trace takes it, and it may be called from
-// several streams at once. Lanes are numbered in the order in which they are first seen.
-// Spans after Close are dropped.
+// Span adds one piece of work. It fits HostStream.Trace and is safe for concurrent use. Lanes are numbered in order of
+// appearance. Spans after Close are dropped.
 func (t *Trace) Span(s tensor.Span) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -140,8 +139,7 @@ func (t *Trace) Span(s tensor.Span) {
 	l.last = s.Start.Add(s.Took)
 }
 
-// shut writes the slices of a lane that are open, all but the first so many: they ended with the
-// last span.
+// shut writes the open slices of a lane, except the first keep: they ended with the last span.
 func (t *Trace) shut(lane string, l *traceLane, keep int) {
 	for len(l.open) > keep {
 		s := l.open[len(l.open)-1]
@@ -156,7 +154,7 @@ func (t *Trace) slice(lane string, l *traceLane, name string, at time.Time, took
 		Dur: &dur, Args: args}, ",\n")
 }
 
-// event writes e behind sep and keeps the first error for Close.
+// event writes e after sep and keeps the first error for Close.
 func (t *Trace) event(e traceEvent, sep string) {
 	line, err := json.Marshal(e)
 	if err == nil {
@@ -170,7 +168,7 @@ func (t *Trace) event(e traceEvent, sep string) {
 	}
 }
 
-// Close ends the list of events and returns the first error of any write.
+// Close ends the list of events and returns the first write error.
 func (t *Trace) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -189,11 +187,9 @@ func (t *Trace) Close() error {
 	return nil
 }
 
-// MergeTraces writes the events of several ranks' traces, all in one directory, to one file there,
-// on the clock of the earliest. Lines that are not whole, which a killed rank leaves, are left out,
-// and a rank without a trace is skipped: a trace is read most when something went wrong. The file
-// is written beside and renamed, and may be one of the names. It is an error when none of them is
-// a trace.
+// MergeTraces writes the events of several ranks' traces in a directory to one file there, on the clock of the
+// earliest. It drops torn lines and skips missing traces, since traces matter most after a failure. It renames the
+// finished file, which may replace one of the names. It fails if none of them is a trace.
 func MergeTraces(dir *os.Root, out string, names ...string) error {
 	starts := make([]int64, len(names))
 	first := int64(0)
@@ -218,7 +214,7 @@ func MergeTraces(dir *os.Root, out string, names ...string) error {
 				return err
 			}
 		}
-		w.WriteString(traceFooter) // a bufio.Writer keeps its error for Flush
+		w.WriteString(traceFooter) // Flush returns errors of a bufio.Writer
 		return w.Flush()
 	})
 	if err != nil {
@@ -227,7 +223,7 @@ func MergeTraces(dir *os.Root, out string, names ...string) error {
 	return nil
 }
 
-// traceStart returns the clock in a trace's first line, or 0 where there is none.
+// traceStart returns the clock in a trace's first line, or 0.
 func traceStart(dir *os.Root, name string) int64 {
 	f, err := files.OpenIn(dir, name)
 	if err != nil {
@@ -242,7 +238,7 @@ func traceStart(dir *os.Root, name string) int64 {
 	return start
 }
 
-// appendTrace writes the events of a trace, moved to another clock.
+// appendTrace writes the events of a trace, shifted to another clock.
 func appendTrace(w *bufio.Writer, dir *os.Root, name string, shift micros, sep *string) error {
 	f, err := files.OpenIn(dir, name)
 	if err != nil {
@@ -268,7 +264,7 @@ func appendTrace(w *bufio.Writer, dir *os.Root, name string, shift micros, sep *
 	})
 }
 
-// parseEvent reads one line of a trace, which ends in a comma unless it is the last.
+// parseEvent parses one line of a trace. Each line except the last ends in a comma.
 func parseEvent(line []byte) (e traceEvent, ok bool) {
 	for len(line) > 0 && (line[len(line)-1] == '\n' || line[len(line)-1] == ',') {
 		line = line[:len(line)-1]

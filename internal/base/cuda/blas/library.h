@@ -1,5 +1,5 @@
-// cuBLASLt as a table of its functions, typed by its own header, and the two calls that are made
-// of them: choose algorithms for a problem, and run one.
+// cuBLASLt as a table of its functions, with the types of its header, and the two operations on it: choosing algorithms
+// for a problem, and running one.
 #ifndef CPRUN_BLAS_LIBRARY_H
 #define CPRUN_BLAS_LIBRARY_H
 #include <cublasLt.h>
@@ -16,7 +16,7 @@
 #define CPRUN_MEMBER(name) __typeof__(&name) name;
 typedef struct { CPRUN_BLAS(CPRUN_MEMBER) } cprun_blas_t;
 
-// cprun_blas_load fills the table from a library, or says what is wrong with it.
+// cprun_blas_load fills the table from a library, or returns the reason for a failure.
 static const char *cprun_blas_load(cprun_blas_t *t, const char *path) {
 	void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (!lib) return dlerror();
@@ -29,7 +29,7 @@ static const char *cprun_blas_status(const cprun_blas_t *t, cublasStatus_t s) { 
 static cublasStatus_t cprun_blas_create(const cprun_blas_t *t, cublasLtHandle_t *h) { return t->cublasLtCreate(h); }
 static cublasStatus_t cprun_blas_destroy(const cprun_blas_t *t, cublasLtHandle_t h) { return t->cublasLtDestroy(h); }
 
-// A problem of cuBLASLt's, which is column-major. Operands are A, B, C, D.
+// A problem in cuBLASLt's column-major form. The operands are A, B, C, D.
 typedef struct {
 	uint64_t rows[4], cols[4];
 	int64_t stride[4];
@@ -44,7 +44,7 @@ enum { CPRUN_CHOICES = 8 };
 typedef struct {
 	cublasLtMatmulDesc_t desc;
 	cublasLtMatrixLayout_t at[4];
-	cublasLtMatmulHeuristicResult_t choice[CPRUN_CHOICES]; // the best by cuBLASLt's own reckoning first
+	cublasLtMatmulHeuristicResult_t choice[CPRUN_CHOICES]; // in cuBLASLt's order, best first
 	int choices;
 } cprun_plan_t;
 
@@ -72,7 +72,7 @@ static cublasStatus_t cprun_plan_choose(const cprun_blas_t *t, cublasLtHandle_t 
 	}
 	CPRUN_TRY(t->cublasLtMatmulPreferenceSetAttribute(
 		pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &x->workspace, sizeof x->workspace));
-	// Sums of parts of the inner dimension are rounded once, at the end: never in a 16-bit result.
+	// Partial sums over the inner dimension are not stored in a 16-bit result: it is rounded once, at the end.
 	uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 	if (x->type[3] == CUDA_R_32F) sums = CUBLASLT_REDUCTION_SCHEME_MASK;
 	CPRUN_TRY(

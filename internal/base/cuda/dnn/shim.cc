@@ -15,8 +15,8 @@
 #define NV_CUDNN_FRONTEND_DISABLE_LOGGING
 #define CUDNN_FRONTEND_SKIP_JSON_LIB
 
-// cudnn-frontend asks for the runtimes of CUDA 12 and 13 and gives up where both are installed.
-// Here it is given the one that this cuDNN was built for, and the other one does not exist.
+// If both are installed, cudnn-frontend fails with the runtimes of CUDA 12 and 13. This shim shows it only the runtime
+// for which this cuDNN was built.
 static int cudart_major;
 
 static void *open_library(const char *name, int flags) {
@@ -44,7 +44,7 @@ struct Plan {
 	std::vector<int> used; // pointers in the order of their uids
 };
 
-// guard runs f and turns what it throws into an error.
+// guard runs f and converts an exception to an error.
 template <class F>
 int guard(char *err, size_t n, F f) {
 	try {
@@ -72,7 +72,7 @@ void check(cudnnStatus_t s, const char *what) {
 		throw std::runtime_error(std::string(what) + ": " + fe::detail::get_error_string(s) + last());
 }
 
-// Uids begin at 1: 0 means none to cudnn-frontend.
+// Uids begin at 1, since 0 means none in cudnn-frontend.
 int64_t uid(int pointer) { return pointer + 1; }
 
 class Builder {
@@ -141,7 +141,7 @@ class Builder {
 			a.set_padding_mask(true).set_seq_len_q(lengths(CPRUN_DNN_LEN_Q)).set_seq_len_kv(lengths(CPRUN_DNN_LEN_K));
 	}
 
-	// shape is [batch, heads, seq, dim] of a tensor.
+	// shape returns [batch, heads, seq, dim] of a tensor.
 	std::vector<int64_t> shape(int t) const {
 		switch (t) {
 		case CPRUN_DNN_K: case CPRUN_DNN_DK: return {d.batch, d.kv_heads, d.kv, d.dim};

@@ -1,5 +1,5 @@
-// A C surface around cudnn-frontend. Nothing here throws: functions return 0, or another number
-// with the reason in err, a text of at most n bytes.
+// A C interface to cudnn-frontend. Functions do not throw. They return 0, or another number with the reason in err, a
+// text of at most n bytes.
 #ifndef CPRUN_DNN_H
 #define CPRUN_DNN_H
 #include <stddef.h>
@@ -9,8 +9,7 @@
 extern "C" {
 #endif
 
-// The tensors of a plan. Offsets of ragged tensors come behind these, in the same order, then
-// the lengths.
+// The tensors of a plan. The offsets of ragged tensors follow, in the same order, and then the lengths.
 enum {
 	CPRUN_DNN_Q, CPRUN_DNN_K, CPRUN_DNN_V, CPRUN_DNN_O, CPRUN_DNN_STATS,
 	CPRUN_DNN_DO, CPRUN_DNN_DQ, CPRUN_DNN_DK, CPRUN_DNN_DV,
@@ -19,8 +18,8 @@ enum {
 	CPRUN_DNN_POINTERS
 };
 
-// A problem. Key j is visible to query i when -left < j - i - shift <= right, where shift is
-// 0, or kv - q with bottom_right; a negative bound is none.
+// A problem. Query i sees key j if -left < j - i - shift <= right. shift is 0, or kv - q with bottom_right; a negative
+// bound means none.
 typedef struct {
 	int backward, half; // half: float16, otherwise bfloat16
 	int64_t batch, heads, kv_heads, q, kv, dim, dim_v;
@@ -29,7 +28,7 @@ typedef struct {
 	int bottom_right, deterministic;
 	int unified;              // one node for all of attention instead of a graph of many
 	int loose;                // ragged: workspace for batch times q and kv rows
-	int64_t total_q, total_kv; // above 0: ragged, with so many rows over all sequences
+	int64_t total_q, total_kv; // above 0: ragged, total rows over all sequences
 	float scale;
 } cprun_dnn_desc;
 

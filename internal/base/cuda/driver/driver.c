@@ -1,8 +1,8 @@
 //go:build cuda
 
-// A stand-in for libcuda at link time. Each function is one jump through a pointer of its own,
-// with whatever arguments the caller has put in registers and on the stack, so that no signature
-// is repeated here. The pointers lead to the driver once it has been loaded.
+// A replacement of libcuda at link time. Each function is one jump through a pointer, which keeps the caller's
+// arguments in registers and on the stack, so signatures are not repeated here. After the driver is loaded, the
+// pointers lead to it.
 #define _GNU_SOURCE
 #include "driver.h"
 #include "functions.h"
@@ -15,18 +15,17 @@
 #define CPRUN_FUNCTIONS(F) CPRUN_DRIVER_NEEDED(F) CPRUN_DRIVER_UNUSED(F)
 #define HIDDEN __attribute__((visibility("hidden")))
 
-// Before the driver is loaded, and where it is not there, a call fails with this. It never reads
-// its arguments, so it can stand for any function.
+// Calls fail with this until the driver is loaded. It reads no arguments, so it can replace any function.
 HIDDEN CUresult cprun_driver_unready(void) { return CUDA_ERROR_NOT_INITIALIZED; }
 
-// Where a driver that is loaded has not got a function that nothing calls.
+// Used for functions that a loaded driver lacks and nothing calls.
 static CUresult newer(void) { return CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER; }
 
-// gorgonia.org/cu calls cuInit when the program starts, and ends the program if that fails. It
-// succeeds here without doing anything; the driver's own is called when the driver is loaded.
+// gorgonia.org/cu calls cuInit at the start of the program, and exits if that fails. Here, cuInit succeeds and does
+// nothing. Loading the driver calls the driver's cuInit.
 static CUresult later(void) { return CUDA_SUCCESS; }
 
-// The pointers: cprun_at_cuMemAlloc_v2 and so on. A macro more lets cuda.h replace the name.
+// The pointers: cprun_at_cuMemAlloc_v2 and so on. The additional macro lets cuda.h replace the name.
 #define POINTER(name) POINTER_(name)
 #define POINTER_(name) HIDDEN void *cprun_at_##name = (void *)cprun_driver_unready;
 CPRUN_FUNCTIONS(POINTER)
@@ -39,7 +38,7 @@ CPRUN_FUNCTIONS(POINTER)
 #error "the jump through a pointer is to be written for this processor"
 #endif
 
-// The functions are hidden, so that libraries which are loaded later find the driver's own.
+// The functions are hidden, so that libraries that are loaded later use the driver's.
 #define FUNCTION(name) FUNCTION_(name)
 #define FUNCTION_(name) \
 	__asm__(".pushsection .text\n.p2align 4\n.globl " #name "\n.hidden " #name "\n.type " #name ", %function\n" \
@@ -61,13 +60,13 @@ static const struct {
 };
 #define COUNT (sizeof functions / sizeof *functions)
 
-// add_name appends to a list of names, as far as there is room.
+// add_name appends a name to a list if it fits.
 static void add_name(char *list, size_t room, const char *name) {
 	size_t n = strlen(list);
 	snprintf(list + n, room - n, "%s%s", n ? ", " : "", name);
 }
 
-// look_up finds the functions in the driver, and the names of those that are missing and needed.
+// look_up finds the functions in the driver, and lists the needed ones that are missing.
 static void look_up(cprun_driver_t *d, void *lib, void *found[COUNT]) {
 	for (size_t i = 0; i < COUNT; i++) {
 		found[i] = dlsym(lib, functions[i].name);
@@ -75,7 +74,7 @@ static void look_up(cprun_driver_t *d, void *lib, void *found[COUNT]) {
 	}
 }
 
-// describe fills in the name and the text of cuInit's result.
+// describe sets the name and the text of cuInit's result.
 static void describe(cprun_driver_t *d) {
 	const char *name = NULL, *text = NULL;
 	cuGetErrorName(d->result, &name);
@@ -86,7 +85,7 @@ static void describe(cprun_driver_t *d) {
 
 void cprun_driver_load(cprun_driver_t *d) {
 	memset(d, 0, sizeof *d);
-	// Global, as a library that is linked is: others that are loaded may count on it.
+	// Global, like a linked library, for other libraries that may rely on it.
 	void *lib = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
 	if (!lib) {
 		snprintf(d->absent, sizeof d->absent, "%s", dlerror());

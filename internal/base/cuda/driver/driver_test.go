@@ -171,7 +171,8 @@ func TestOldDriver(t *testing.T) {
 		t,
 		out,
 		"absent: false",
-		"the NVIDIA driver, for CUDA 11.4, is too old: its libcuda.so.1 has no cuLaunchKernelEx, cuTensorMapEncodeTiled; install a driver for CUDA ",
+		"the NVIDIA driver, for CUDA 11.4, is too old: its libcuda.so.1 has no cuLaunchKernelEx, cuTensorMapEncodeTiled; "+
+			"install a driver for CUDA ",
 		"count: 0, NotInitialized",
 	)
 	none := with(t, made(t, "int nothing;\n"))
@@ -192,7 +193,10 @@ func TestNoDevice(t *testing.T) {
 func TestFailingDriver(t *testing.T) {
 	out := with(t, made(t, version+`
 CUresult cuInit(unsigned flags) { return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH; }
-CUresult cuGetErrorName(CUresult r, const char **s) { *s = r == 803 ? "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH" : "?"; return 0; }
+CUresult cuGetErrorName(CUresult r, const char **s) {
+  *s = r == 803 ? "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH" : "?";
+  return 0;
+}
 CUresult cuGetErrorString(CUresult r, const char **s) { *s = "system has unsupported display driver"; return 0; }
 `, names(t, "CPRUN_DRIVER_NEEDED")...))
 	contains(

@@ -1,10 +1,9 @@
-// The functions of libcuda that this binary refers to, as cuda.h has them: where it maps a name to
-// a version, such as cuMemAlloc to cuMemAlloc_v2, that version is meant. A function that is missing
-// here is an undefined reference when a binary is linked.
+// The functions of libcuda that this binary calls. If cuda.h maps a name to a version, such as cuMemAlloc to
+// cuMemAlloc_v2, the list means that version. A function that is missing here is an undefined reference at link time.
 #ifndef CPRUN_DRIVER_FUNCTIONS_H
 #define CPRUN_DRIVER_FUNCTIONS_H
 
-// What cprun calls, itself or through gorgonia.org/cu: a driver without one of them is too old.
+// The functions that cprun calls, directly or through gorgonia.org/cu. A driver without one of them is too old.
 #define CPRUN_DRIVER_NEEDED(F) \
 	F(cuInit) F(cuDriverGetVersion) F(cuGetErrorName) F(cuGetErrorString) F(cuDeviceGet) F(cuDeviceGetCount) \
 	F(cuDeviceGetName) F(cuDeviceGetAttribute) F(cuDeviceTotalMem) F(cuDeviceCanAccessPeer) \
@@ -19,7 +18,7 @@
 	F(cuModuleLoadData) F(cuModuleGetFunction) F(cuModuleUnload) F(cuFuncSetAttribute) F(cuFuncGetAttribute) \
 	F(cuOccupancyMaxActiveBlocksPerMultiprocessor) F(cuLaunchKernelEx) F(cuTensorMapEncodeTiled)
 
-// What only gorgonia.org/cu refers to, and nothing calls.
+// Functions to which only gorgonia.org/cu refers, and which nothing calls.
 #define CPRUN_DRIVER_UNUSED(F) \
 	F(cuArray3DCreate) F(cuArray3DGetDescriptor) F(cuArrayCreate) F(cuArrayDestroy) F(cuArrayGetDescriptor) \
 	F(cuCtxCreate) F(cuCtxDestroy) F(cuCtxDisablePeerAccess) F(cuCtxGetApiVersion) F(cuCtxGetCacheConfig) \

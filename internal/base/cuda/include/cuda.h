@@ -1,7 +1,6 @@
-// Ahead of the toolkit's cuda.h on the include path, so that gorgonia.org/cu v0.9.6, which
-// was written for CUDA 11, compiles against CUDA 13. CUDA 13 gave five functions that it
-// calls other signatures by way of macros; the driver still has the old ones. Taking the
-// macros away, and declaring what they hid, is all it needs.
+// This file precedes the toolkit's cuda.h on the include path, so that gorgonia.org/cu v0.9.6, written for CUDA 11,
+// compiles with CUDA 13. By macros, CUDA 13 changes the signatures of five functions that it calls; the driver still
+// has the old ones. This file removes the macros and declares the old functions.
 #ifndef CPRUN_CUDA_H
 #define CPRUN_CUDA_H
 #include_next <cuda.h>

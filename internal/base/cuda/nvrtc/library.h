@@ -1,4 +1,4 @@
-// NVRTC as a table of its functions, typed by its own header.
+// NVRTC as a table of its functions, with the types of its header.
 #ifndef CPRUN_NVRTC_LIBRARY_H
 #define CPRUN_NVRTC_LIBRARY_H
 #include <dlfcn.h>
@@ -11,7 +11,7 @@
 #define CPRUN_MEMBER(name) __typeof__(&name) name;
 typedef struct { CPRUN_NVRTC(CPRUN_MEMBER) } cprun_nvrtc_t;
 
-// cprun_nvrtc_open fills the table from a library, or says what is wrong with it.
+// cprun_nvrtc_open fills the table from a library, or returns the reason for a failure.
 static const char *cprun_nvrtc_open(cprun_nvrtc_t *t, const char *path) {
 	void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (!lib) return dlerror();
@@ -20,13 +20,13 @@ static const char *cprun_nvrtc_open(cprun_nvrtc_t *t, const char *path) {
 	return 0;
 }
 
-// cprun_nvrtc_where is the file that the table was filled from.
+// cprun_nvrtc_where returns the path of the loaded library.
 static const char *cprun_nvrtc_where(const cprun_nvrtc_t *t) {
 	Dl_info i;
 	return dladdr((void *)t->nvrtcVersion, &i) ? i.dli_fname : "";
 }
 
-// cprun_nvrtc_preload loads a library that NVRTC will ask the loader for by its name alone.
+// cprun_nvrtc_preload loads a library that NVRTC later requests by its name only.
 static void cprun_nvrtc_preload(const char *path) { dlopen(path, RTLD_NOW | RTLD_LOCAL); }
 
 static nvrtcResult cprun_nvrtc_version(const cprun_nvrtc_t *t, int *major, int *minor) {

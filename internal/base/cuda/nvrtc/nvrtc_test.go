@@ -133,7 +133,8 @@ func TestCacheDistrustsDamage(t *testing.T) {
 	}
 	flipped := bytes.Clone(whole)
 	flipped[len(flipped)/2] ^= 1
-	for name, data := range map[string][]byte{"empty": nil, "cut": whole[:len(whole)-1], "flipped": flipped, "header only": whole[:len(magic)+3]} {
+	for name, data := range map[string][]byte{"empty": nil, "cut": whole[:len(whole)-1], "flipped": flipped,
+		"header only": whole[:len(magic)+3]} {
 		if err := os.WriteFile(entry, data, 0o644); err != nil {
 			t.Fatal(err)
 		}

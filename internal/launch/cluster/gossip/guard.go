@@ -177,7 +177,6 @@ func (g *guard) Shutdown() error {
 	return g.err
 }
 
-// answerHead is the length of an answer's header.
 const answerHead = 1 + 4 + 1
 
 // A stream limits reads to one encrypted message.

@@ -45,7 +45,6 @@ type seed struct {
 
 func (s seed) String() string { return net.JoinHostPort(s.host, strconv.Itoa(int(s.port))) }
 
-// parseSeeds parses the addresses of seeds.
 func parseSeeds(list []string) ([]seed, error) {
 	if len(list) > maxSeeds {
 		return nil, fmt.Errorf("gossip: %d seeds; give at most %d (one is enough)", len(list), maxSeeds)
@@ -186,7 +185,6 @@ const metaVersion = 2
 
 const maxName = 300 // bytes: a host and a digest
 
-// encode returns the metadata of a valid peer.
 func (p Peer) encode() ([]byte, error) {
 	return append([]byte{metaVersion}, p.Control...), p.check()
 }
@@ -200,7 +198,6 @@ func decode(name string, meta []byte) (Peer, error) {
 	return p, p.check()
 }
 
-// check returns an error for an invalid peer.
 func (p Peer) check() error {
 	if p.Name == "" || len(p.Name) > maxName || !printable(p.Name) {
 		return fmt.Errorf("agent name %[2]q: want 1 to %[1]d printable bytes", maxName, p.Name)

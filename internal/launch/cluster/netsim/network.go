@@ -23,11 +23,10 @@ import (
 
 // Conditions are the faults and delays of every link between two hosts.
 type Conditions struct {
-	// Loss is the fraction of lost packets. A lost segment of a stream is resent after Resend.
+	// Loss is the fraction of lost packets. A lost segment of a stream is resent after 200 ms, as on Linux.
 	Loss float64
 	// Delay is the latency of a packet; up to Jitter is added.
 	Delay, Jitter time.Duration
-	Resend        time.Duration // 0: 200 ms, the minimum of Linux
 }
 
 const (
@@ -134,12 +133,8 @@ func (n *Network) part() time.Duration {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	d := n.delayLocked()
-	again := n.conditions.Resend
-	if again == 0 {
-		again = resend
-	}
 	for tries := 0; tries < 10 && n.rand.Float64() < n.conditions.Loss; tries++ {
-		d += again
+		d += resend
 	}
 	return d
 }

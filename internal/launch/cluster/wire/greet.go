@@ -4,12 +4,6 @@
 //	config := &wire.Config{Identity: id, Job: "7", Key: key, Hello: hello, Check: check, Silence: 5 * time.Second}
 //	acceptor := wire.Open(listener, config, func(l *wire.Link) { … }, func(err error) { … })
 //	link, err := wire.Dial(ctx, conn, config)
-//
-// Goroutines, and their ends:
-//
-//	accept   one per Acceptor, takes connections; ends with the listener
-//	greet    one per connection in its handshake; ends after HandshakeTimeout at most
-//	send     one per Link, writes its frames; ends with the link
 package wire
 
 import (
@@ -181,7 +175,6 @@ func (p *Config) proof(state tls.ConnectionState, role, job string) []byte {
 	return mac.Sum(nil)
 }
 
-// verify checks a peer's proof.
 func (p *Config) verify(state tls.ConnectionState, role string, g *greeting) error {
 	want := p.proof(state, role, g.Job)
 	switch {
@@ -194,7 +187,6 @@ func (p *Config) verify(state tls.ConnectionState, role string, g *greeting) err
 	return nil
 }
 
-// A handshake is one handshake in progress.
 type handshake struct {
 	*Config
 	conn  *tls.Conn
@@ -231,7 +223,6 @@ func (s *handshake) receive(g *greeting, proven bool, check func() error) error 
 	return nil
 }
 
-// readGreeting reads a frame of the handshake.
 func readGreeting(r io.Reader, g *greeting) error {
 	message, err := readFrame(r, maxGreeting)
 	if err != nil {
@@ -293,9 +284,6 @@ func Name(host string, public ed25519.PublicKey) string {
 	return host + "-" + hex.EncodeToString(sum[:8])
 }
 
-// errForeign is the error for a peer whose certificate is not an agent's.
-var errForeign = errors.New("it is not an agent of cprun")
-
 // tls returns this agent's TLS configuration, for both roles.
 func (id *Identity) tls() *tls.Config {
 	return &tls.Config{
@@ -313,12 +301,10 @@ func (id *Identity) tls() *tls.Config {
 
 // publicKey returns the peer's public key.
 func publicKey(s tls.ConnectionState) (ed25519.PublicKey, error) {
-	if len(s.PeerCertificates) != 1 {
-		return nil, errForeign
+	if len(s.PeerCertificates) == 1 {
+		if key, ok := s.PeerCertificates[0].PublicKey.(ed25519.PublicKey); ok {
+			return key, nil
+		}
 	}
-	key, ok := s.PeerCertificates[0].PublicKey.(ed25519.PublicKey)
-	if !ok {
-		return nil, errForeign
-	}
-	return key, nil
+	return nil, errors.New("it is not an agent of cprun")
 }

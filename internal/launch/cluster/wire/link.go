@@ -23,6 +23,12 @@ const (
 	keepalivesPerSilence = 5
 )
 
+// Goroutines of the package, and their ends:
+//
+//	accept   one per Acceptor, takes connections; ends with the listener
+//	greet    one per connection in its handshake; ends after HandshakeTimeout at most
+//	send     one per Link, writes its frames; ends with the link
+
 // Link is an authenticated connection to another agent. Receive has one caller at a time; the other methods may be
 // called from any goroutine.
 type Link struct {

@@ -180,7 +180,8 @@ func TestHandshakeRefuses(t *testing.T) {
 		want             string
 		proven           bool
 	}{
-		"another key":         {func(p *Config) { p.Key = []byte("another key, as long") }, nil, "keys of the two differ", false},
+		"another key": {func(p *Config) { p.Key = []byte("another key, as long") }, nil,
+			"keys of the two differ", false},
 		"another job":         {func(p *Config) { p.Job = "other\x1b[2Jjob" }, nil, "belongs to job", false},
 		"the acceptor checks": {nil, says("other config"), "other config", true},
 		"the dialer checks":   {says("other version"), nil, "other version", true},
@@ -327,7 +328,8 @@ func TestForeignCertificates(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, conf := range map[string]*tls.Config{
-		"RSA":     {Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, InsecureSkipVerify: true},
+		"RSA": {Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
+			InsecureSkipVerify: true},
 		"none":    {InsecureSkipVerify: true},
 		"TLS 1.2": {MaxVersion: tls.VersionTLS12, InsecureSkipVerify: true},
 	} {
@@ -365,7 +367,8 @@ func TestReadFrame(t *testing.T) {
 }
 
 func FuzzReadGreeting(f *testing.F) {
-	for _, s := range []string{`{}`, `{"job":"j","proof":"AAAA"}`, `{"hello":{"a":[1,2]}}`, `{"refused":"x","both":true}`, `{"x":1}`} {
+	for _, s := range []string{`{}`, `{"job":"j","proof":"AAAA"}`, `{"hello":{"a":[1,2]}}`,
+		`{"refused":"x","both":true}`, `{"x":1}`} {
 		f.Add(append(binary.BigEndian.AppendUint32(nil, uint32(len(s))), s...))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {

@@ -255,7 +255,10 @@ func TestSharedRefuses(t *testing.T) {
 			return errors.Join(write(secret+"\n", 0o600)(path+"0"), os.Symlink(filepath.Base(path)+"0", path))
 		}},
 		"a link to nothing": {"not a regular file", func(path string) error { return os.Symlink("nothing", path) }},
-		"a file above":      {"not a directory", func(path string) error { return write("", 0o600)(filepath.Dir(path)) }},
+		"a file above": {"not a directory", func(path string) error {
+			return write("",
+				0o600)(filepath.Dir(path))
+		}},
 	} {
 		path := filepath.Join(t.TempDir(), "run", ".key")
 		if name != "a file above" {

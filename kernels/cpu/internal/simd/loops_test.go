@@ -237,7 +237,8 @@ func testGradients[T tensor.Float](t *testing.T, l Loops[T]) {
 		if e := near.Gap(float64(p[n]), want, near.Finite); !(e <= tolerance) {
 			t.Fatalf("element %d is %v, want %v", n, p[n], want)
 		}
-		if e := near.Gap(float64(g[n]), grad, near.Finite); !(e <= tolerance*max(1, math.Abs(float64(dp[n]))+math.Abs(float64(delta[i])))) {
+		if e := near.Gap(float64(g[n]), grad, near.Finite); !(e <= tolerance*max(1,
+			math.Abs(float64(dp[n]))+math.Abs(float64(delta[i])))) {
 			t.Fatalf("gradient %d is %v, want %v", n, g[n], grad)
 		}
 	}

@@ -15,17 +15,23 @@ func TestHostSeesFaults(t *testing.T) {
 	for i, c := range []struct{ name, body, want string }{
 		{"right", "store_shared(at + 4 * threadIdx.x, 1); __syncthreads();", ""},
 		{"some threads leave before a barrier", "if (threadIdx.x < 40) return; __syncthreads();", "different barriers"},
-		{"half a warp waits for the block", "if (threadIdx.x % 32 < 16) __syncthreads(); else __syncwarp();", "different barriers"},
+		{"half a warp waits for the block", "if (threadIdx.x % 32 < 16) __syncthreads(); else __syncwarp();",
+			"different barriers"},
 		{"beyond shared memory", "store_shared(at + 256 + 4 * threadIdx.x, 1);", "outside the block's shared memory"},
 		{"before shared memory", "load_shared(at - 4);", "outside the block's shared memory"},
 		{"four floats off 16 bytes", "store_shared(at + 4, 1, 2, 3, 4);", "not aligned"},
 		{"a copy off 16 bytes", "copy16(at, (const char*)shared + 8, true);", "not aligned"},
-		{"a copy that nobody waits for", "copy16(at, shared + 16, false); copies_commit(); if (load_shared(at) == 0) fail(\"early\", 0);", ""},
-		{"a copy of the last group", "copy4(at, shared, false); copies_commit(); copies_wait<1>(); if (load_shared(at) == 0) fail(\"early\", 0);", ""},
-		{"a copy that is waited for", "copy4(at, shared, false); copies_commit(); copies_wait<0>(); if (load_shared(at) == 0) fail(\"there\", 0);", "there"},
+		{"a copy that nobody waits for", "copy16(at, shared + 16, false); copies_commit(); if (load_shared(at) == 0) " +
+			"fail(\"early\", 0);", ""},
+		{"a copy of the last group", "copy4(at, shared, false); copies_commit(); copies_wait<1>(); if (load_shared(at) == " +
+			"0) fail(\"early\", 0);", ""},
+		{"a copy that is waited for", "copy4(at, shared, false); copies_commit(); copies_wait<0>(); if (load_shared(at) " +
+			"== 0) fail(\"there\", 0);", "there"},
 		{"what no thread has written", "float x = load_shared(at); if (x != x) fail(\"no number\", 0);", "no number"},
-		{"no barrier after a store", "if (threadIdx.x == 0) store_shared(at, 0); else if (load_shared(at) != 0) fail(\"a race\", 0);", "a race"},
-		{"no barrier after a store, descending", "if (threadIdx.x == 63) store_shared(at, 0); else if (load_shared(at) != 0) fail(\"a race\", 0);", "a race"},
+		{"no barrier after a store", "if (threadIdx.x == 0) store_shared(at, 0); else if (load_shared(at) != 0) fail(\"a " +
+			"race\", 0);", "a race"},
+		{"no barrier after a store, descending", "if (threadIdx.x == 63) store_shared(at, 0); else if (load_shared(at) != " +
+			"0) fail(\"a race\", 0);", "a race"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHost(t)
@@ -53,7 +59,8 @@ extern "C" void faulty(Params) { unsigned at = smem_address(shared); `+c.body+` 
 // floats of 32 by 8, and a barrier of one arrival. There are tensor maps of such matrices.
 func TestHostSeesHopperFaults(t *testing.T) {
 	const (
-		bring    = "if (one) { barrier_expect(full, 16384); copy_box(a, p.map, full, 0, 0, 0, 0); copy_box(b, p.map, full, 0, 0, 0, 0); }"
+		bring = "if (one) { barrier_expect(full, 16384); copy_box(a, p.map, full, 0, 0, 0, 0); copy_box(b, p.map, full," +
+			" 0, 0, 0, 0); }"
 		wait     = "barrier_wait(full, 0);"
 		multiply = "wg_multiply<fp16_t, false, false>(c, matrix(a), matrix(b), false);"
 		number   = "if (c[5] != c[5]) fail(\"no number\", 0);"
@@ -141,7 +148,8 @@ func TestHostSeesHopperFaults(t *testing.T) {
 		},
 		{
 			"a product of which warps do not agree",
-			bring + wait + "wg_begin(); wg_multiply<fp16_t, false, false>(c, matrix(a), matrix(threadIdx.x < 32 ? a : b), false);",
+			bring + wait + "wg_begin(); wg_multiply<fp16_t, false, false>(c, matrix(a), matrix(threadIdx.x < 32 ? a : b), " +
+				"false);",
 			"do not agree",
 		},
 		{
@@ -151,7 +159,8 @@ func TestHostSeesHopperFaults(t *testing.T) {
 		},
 		{
 			"a copy to what a product reads",
-			bring + wait + "wg_begin();" + multiply + "wg_commit(); if (one) copy_bytes(b, (void*)p.map.words[0], 16, full); wg_wait<0>();",
+			bring + wait + "wg_begin();" + multiply + "wg_commit(); if (one) copy_bytes(b, (void*)p.map.words[0], 16, full); " +
+				"wg_wait<0>();",
 			"a copy to shared memory",
 		},
 		{
@@ -161,7 +170,8 @@ func TestHostSeesHopperFaults(t *testing.T) {
 		},
 		{
 			"a store that is made known",
-			bring + wait + "__syncthreads();" + store + "shared_for_engine(); __syncthreads(); wg_begin();" + multiply + "wg_commit(); wg_wait<0>();",
+			bring + wait + "__syncthreads();" + store + "shared_for_engine(); __syncthreads(); wg_begin();" + multiply +
+				"wg_commit(); wg_wait<0>();",
 			"",
 		},
 		{
@@ -176,7 +186,8 @@ func TestHostSeesHopperFaults(t *testing.T) {
 		},
 		{
 			"a store that others make known",
-			bring + wait + "__syncthreads(); if (one) store_shared(a, 1); else shared_for_engine(); __syncthreads(); wg_begin();" + multiply,
+			bring + wait + "__syncthreads(); if (one) store_shared(a, 1); else shared_for_engine(); __syncthreads(); " +
+				"wg_begin();" + multiply,
 			"thread 0 has not called",
 		},
 		{"adds", fill + "shared_for_engine(); __syncthreads();" + add + "adds_wait<0>();", ""},

@@ -163,7 +163,8 @@ func (k *hostFlash) step(q, keys, v, do View, tiles ...partition.Tile) step {
 // same returns an error unless two steps have the same bits.
 func (s step) same(t *testing.T, what string, other step) {
 	t.Helper()
-	for name, pair := range map[string][2]View{"O": {s.o, other.o}, "LSE": {s.lse, other.lse}, "dQ": {s.dq, other.dq}, "dK": {s.dk, other.dk}, "dV": {s.dv, other.dv}} {
+	for name, pair := range map[string][2]View{"O": {s.o, other.o}, "LSE": {s.lse, other.lse}, "dQ": {s.dq, other.dq},
+		"dK": {s.dk, other.dk}, "dV": {s.dv, other.dv}} {
 		if !bytes.Equal(tensor.Bytes(pair[0]), tensor.Bytes(pair[1])) {
 			t.Errorf("%s: %s is not the same bits", what, name)
 		}

@@ -260,7 +260,8 @@ func (f *hopperBackward) Block(b attention.GradBlock) error {
 	if err != nil {
 		return err
 	}
-	keys, queries := func(t partition.Tile) partition.Range { return t.K }, func(t partition.Tile) partition.Range { return t.Q }
+	keys, queries := func(t partition.Tile) partition.Range { return t.K },
+		func(t partition.Tile) partition.Range { return t.Q }
 	defer spoil(b.K, b.Tiles, keys)()
 	defer spoil(b.V, b.Tiles, keys)()
 	defer spoil(f.q, b.Tiles, queries)()
@@ -319,7 +320,8 @@ func shapeCases(s source.HopperShape) (list []shapeCase) {
 		}
 		return list
 	}
-	plain, capped := func(c *attentiontest.Case) { c.Softmax.Softcap = 0 }, func(c *attentiontest.Case) { c.Softmax.Softcap = 20 }
+	plain, capped := func(c *attentiontest.Case) { c.Softmax.Softcap = 0 },
+		func(c *attentiontest.Case) { c.Softmax.Softcap = 20 }
 	add(3, 0, tensor.BF16, plain)
 	add(1, 0, tensor.F16, func(c *attentiontest.Case) {
 		capped(c)
@@ -382,9 +384,10 @@ func TestSharedPOnHost(t *testing.T) {
 	rig.Kernel = hostHopper{hostFlash: k, change: func(s *source.HopperShape) { s.SharedP = true }, sms: 4}
 	for seed := range uint64(4) {
 		c := attentiontest.RandomCase(seed)
-		c.Dim, c.DimV, c.Layout, c.Softmax = source.HopperSharedP.QK, source.HopperSharedP.V, attentiontest.Dense, attention.Softmax{
-			Scale: 0.1,
-		}
+		c.Dim, c.DimV, c.Layout, c.Softmax = source.HopperSharedP.QK, source.HopperSharedP.V, attentiontest.Dense,
+			attention.Softmax{
+				Scale: 0.1,
+			}
 		attentiontest.Check(t, rig, c, tensor.BF16)
 	}
 	for _, p := range []source.Program{source.HopperSharedP.Forward(false), source.HopperSharedP.Backward(false, true)} {
@@ -423,7 +426,8 @@ func TestTurnsOnHost(t *testing.T) {
 	h := newHost(t)
 	const heads, blocks = 3, 5
 	for _, c := range []struct{ dim, seq, lo, sms, fold, beside int }{
-		{64, 520, -partition.Unbounded, 2, 2, 1}, {64, 520, -partition.Unbounded, 6, 3, 2}, {64, 520, -200, 2, 0, 0}, {256, 264, -partition.Unbounded, 2, 2, 1},
+		{64, 520, -partition.Unbounded, 2, 2, 1}, {64, 520, -partition.Unbounded, 6, 3, 2}, {64, 520, -200, 2, 0, 0},
+		{256, 264, -partition.Unbounded, 2, 2, 1},
 	} {
 		if c.fold > 0 {
 			if fold, beside := fold(blocks, heads, c.sms); fold != c.fold || beside != c.beside {
@@ -435,8 +439,9 @@ func TestTurnsOnHost(t *testing.T) {
 		rig := k.rig()
 		rig.Kernel = hostHopper{hostFlash: k, sms: c.sms}
 		attentiontest.Check(t, rig, attentiontest.Case{
-			Batch: 1, Heads: heads, KVHeads: heads, Dim: c.dim, DimV: c.dim, SeqQ: c.seq, SeqK: c.seq, Softmax: attention.Softmax{Scale: 0.125},
-			Tiles: []partition.Tile{{Q: all, K: all, Band: partition.Band{Lo: c.lo}}},
+			Batch: 1, Heads: heads, KVHeads: heads, Dim: c.dim, DimV: c.dim, SeqQ: c.seq, SeqK: c.seq,
+			Softmax: attention.Softmax{Scale: 0.125},
+			Tiles:   []partition.Tile{{Q: all, K: all, Band: partition.Band{Lo: c.lo}}},
 		}, tensor.BF16)
 	}
 }
@@ -538,7 +543,8 @@ func TestLostTurnOnHost(t *testing.T) {
 // heads.
 func TestFold(t *testing.T) {
 	for _, c := range []struct{ blocks, heads, sms, fold, beside int }{
-		{128, 8, 132, 64, 2}, {256, 8, 132, 128, 1}, {512, 8, 132, 128, 1}, {64, 8, 132, 32, 4}, {1, 1, 132, 1, 1}, {6, 3, 4, 3, 1}, {100000, 8, 132, 132, 1},
+		{128, 8, 132, 64, 2}, {256, 8, 132, 128, 1}, {512, 8, 132, 128, 1}, {64, 8, 132, 32, 4}, {1, 1, 132, 1, 1},
+		{6, 3, 4, 3, 1}, {100000, 8, 132, 132, 1},
 	} {
 		if fold, beside := fold(c.blocks, c.heads, c.sms); fold != c.fold || beside != c.beside {
 			t.Errorf(
@@ -570,8 +576,9 @@ func TestLeavesOnHost(t *testing.T) {
 				rig.Kernel = hostHopper{hostFlash: k, sms: 4, leaves: 2}
 				all := partition.Range{Hi: 300}
 				attentiontest.Check(t, rig, attentiontest.Case{
-					Batch: 2, Heads: 4, KVHeads: 2, Dim: dim, DimV: dim, SeqQ: 300, SeqK: 300, Softmax: attention.Softmax{Scale: 0.125},
-					Tiles: []partition.Tile{{Q: all, K: all, Band: partition.Band{Lo: -partition.Unbounded}}},
+					Batch: 2, Heads: 4, KVHeads: 2, Dim: dim, DimV: dim, SeqQ: 300, SeqK: 300,
+					Softmax: attention.Softmax{Scale: 0.125},
+					Tiles:   []partition.Tile{{Q: all, K: all, Band: partition.Band{Lo: -partition.Unbounded}}},
 				}, tensor.BF16)
 				if !h.ran["several items"] {
 					t.Error("no block has done the work of several")

@@ -121,8 +121,10 @@ func TestFreeTurnsOnHost(t *testing.T) {
 		tiles                 []partition.Tile
 	}{
 		{1, 2, 3, true, false, false, []partition.Tile{{Q: span(0, 300), K: span(0, 300), Band: causal}}},
-		{1, 1, 3, true, false, true, []partition.Tile{{Q: span(0, 130), K: span(0, 130), Band: causal}, {Q: span(130, 300), K: span(140, 300), Band: partition.Full()}}},
-		{1, 1, 2, false, true, true, []partition.Tile{{Q: span(0, 100), K: span(0, 100), Band: causal}, {Q: span(100, 300), K: span(260, 300), Band: partition.Full()}}},
+		{1, 1, 3, true, false, true, []partition.Tile{{Q: span(0, 130), K: span(0, 130), Band: causal},
+			{Q: span(130, 300), K: span(140, 300), Band: partition.Full()}}},
+		{1, 1, 2, false, true, true, []partition.Tile{{Q: span(0, 100), K: span(0, 100), Band: causal},
+			{Q: span(100, 300), K: span(260, 300), Band: partition.Full()}}},
 		{8, 3, 3, true, true, true, []partition.Tile{{Q: span(0, 300), K: span(0, 300), Band: partition.Full()}}},
 	} {
 		if testing.Short() && !c.short {
@@ -132,7 +134,8 @@ func TestFreeTurnsOnHost(t *testing.T) {
 		rig := k.rig()
 		rig.Kernel = hostHopper{hostFlash: k, sms: c.sms}
 		x := attentiontest.Case{
-			Batch: 2, Heads: 4, KVHeads: 2, Dim: 64, DimV: 64, SeqQ: 300, SeqK: 300, Softmax: attention.Softmax{Scale: 0.125}, Tiles: c.tiles,
+			Batch: 2, Heads: 4, KVHeads: 2, Dim: 64, DimV: 64, SeqQ: 300, SeqK: 300, Softmax: attention.Softmax{Scale: 0.125},
+			Tiles:   c.tiles,
 			Started: c.part, PartFresh: c.part,
 		}
 		attentiontest.Check(t, rig, x, tensor.BF16)
@@ -142,7 +145,8 @@ func TestFreeTurnsOnHost(t *testing.T) {
 			Q: like(
 				4,
 				tensor.BF16,
-			), K: like(2, tensor.BF16), V: like(2, tensor.BF16), DO: like(4, tensor.BF16), DQ: like(4, tensor.F32), DK: like(2, tensor.F32), DV: like(2, tensor.F32),
+			), K: like(2, tensor.BF16), V: like(2, tensor.BF16), DO: like(4, tensor.BF16), DQ: like(4, tensor.F32),
+			DK: like(2, tensor.F32), DV: like(2, tensor.F32),
 		}}
 		s, _ := source.HopperShapeFor(64, 64)
 		l := f.HopperBackward(s, SMs{c.sms, c.sms}, span(0, 300))

@@ -176,13 +176,15 @@ func TestHasOrder(t *testing.T) {
 	}{
 		{"none", nil, true},
 		{"one", []partition.Tile{tile(r(0, 500), r(0, 500))}, true},
-		{"documents that share blocks", []partition.Tile{tile(r(0, 100), r(0, 100)), tile(r(100, 130), r(100, 130)), tile(r(130, 500), r(130, 500))}, true},
+		{"documents that share blocks", []partition.Tile{tile(r(0, 100), r(0, 100)), tile(r(100, 130), r(100, 130)),
+			tile(r(130, 500), r(130, 500))}, true},
 		{"the same queries, other blocks", []partition.Tile{tile(r(0, 128), r(0, 500)), tile(r(128, 256), r(0, 500))}, true},
 		{"the same queries and a block", []partition.Tile{tile(r(0, 100), r(0, 500)), tile(r(100, 256), r(0, 500))}, false},
 		{"back, in a block", []partition.Tile{tile(r(0, 100), r(250, 500)), tile(r(100, 256), r(0, 250))}, false},
 		{"back, in another block", []partition.Tile{tile(r(0, 128), r(250, 500)), tile(r(128, 256), r(0, 250))}, true},
 		{"queries one after the other", []partition.Tile{tile(r(0, 256), r(250, 500)), tile(r(0, 256), r(0, 250))}, true},
-		{"behind a short tile", []partition.Tile{tile(r(0, 256), r(250, 500)), tile(r(130, 140), r(500, 510)), tile(r(150, 256), r(0, 200))}, false},
+		{"behind a short tile", []partition.Tile{tile(r(0, 256), r(250, 500)), tile(r(130, 140), r(500, 510)),
+			tile(r(150, 256), r(0, 200))}, false},
 	} {
 		f := Flash{
 			Tiles:   c.tiles,

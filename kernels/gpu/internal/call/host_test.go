@@ -132,7 +132,8 @@ func (h *host) start(program, kernel string, grid [3]int, block [2]int, shared i
 		Threads, Columns, Shared,
 		Descending, Unused int32
 		Params arguments
-	}{Threads: int32(block[0] * block[1]), Columns: int32(block[0]), Shared: int32(shared), Descending: int32(h.started % 2), Params: a}
+	}{Threads: int32(block[0] * block[1]), Columns: int32(block[0]), Shared: int32(shared),
+		Descending: int32(h.started % 2), Params: a}
 	h.started++
 	h.ran[program] = true
 	copy(message.Library[:255], library)

@@ -1,8 +1,8 @@
-// What every attention kernel of ours needs besides attention: accumulators set to a value,
-// added and converted, delta, and the way of a list of tiles to the device.
+// Common kernels of cprun's own attention: initialising accumulators, adding and converting them, delta, and
+// writing lists of tiles to the device.
 //
-// A row is the elements of one (batch, seq, head). WIDTH threads, a power of two up to 32, work
-// on it, V neighbouring elements each at a time.
+// A row is the elements of one (batch, seq, head). WIDTH threads, a power of two up to 32, process it, V neighbouring
+// elements each at a time.
 #include "element.cuh"
 
 // Strided is a tensor [batch, seq, heads, dim]; strides count elements, and dim's is 1.
@@ -26,10 +26,10 @@ __device__ __forceinline__ float to_float(fp16_t x) { return half_to_float(x.bit
 __device__ __forceinline__ void convert(float& y, float x) { y = x; }
 template <class T> __device__ __forceinline__ void convert(T& y, float x) { y.bits = (unsigned short)pack<T>(x, 0); }
 
-// Pack is V elements that are loaded and stored at once.
+// A Pack holds V elements that are loaded and stored at once.
 template <class T, int V> struct __align__(sizeof(T) * V) Pack { T x[V]; };
 
-// each calls f(row, column) for the pieces of V elements that this thread has of its row.
+// each calls f(row, column) for the thread's pieces of V elements of its row.
 template <int V, class F> __device__ __forceinline__ void each(const Rows& r, F f) {
   const int per_block = blockDim.x / r.width;
   const int row = blockIdx.x * per_block + threadIdx.x / r.width;
@@ -75,7 +75,7 @@ template <class T, int V> __device__ __forceinline__ void cast(const Rows& r, co
   });
 }
 
-// delta sets d to the dot products of the rows of x and y, and the rows of cleared, of that many columns, to 0.
+// delta sets d to the dot products of the rows of x and y. It also zeroes the rows of cleared, with columns elements.
 template <class X, class Y, int V>
 __device__ __forceinline__ void delta(
     const Rows& r, const Strided& d, const Strided& x, const Strided& y, const Strided& cleared, int columns) {
@@ -103,7 +103,7 @@ __device__ __forceinline__ void delta(
   }
 }
 
-// Entries end in the number of elements of a piece: 8 or 4, whose rows begin at multiples of it, or 1.
+// Names end in the number of elements of a piece: 8 or 4 for rows that consist of aligned pieces, else 1.
 #define KERNEL extern "C" __global__ void __launch_bounds__(256)
 
 #define FOR_V(V) \
@@ -127,8 +127,8 @@ DELTA(8, bf16, bf16_t, fp16, fp16_t)
 DELTA(8, fp16, fp16_t, bf16, bf16_t)
 DELTA(8, fp16, fp16_t, fp16, fp16_t)
 
-// attention_store writes its argument to memory. Arguments travel with the launch, so that
-// nothing has to be kept for the device, and no copy waited for.
+// attention_store writes its argument to memory. The argument travels with the launch, so that the host keeps no buffer
+// and the stream waits for no copy.
 struct Words {
   unsigned x[224];
 };

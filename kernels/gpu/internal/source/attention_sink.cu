@@ -1,14 +1,14 @@
-// Sinks: a further score of each head in the denominator of the softmax, folded into O and LSE of a
-// whole forward pass, and the gradient of the sinks.
+// Attention sinks: an additional score of each head in the denominator of the softmax, folded into O and LSE of a
+// complete forward pass, and the gradient of the sinks.
 //
-// A row is the elements of one (batch, seq, head), and a warp's. Lanes take neighbouring elements.
-// The fold has as many warps as rows. The gradient has a block for each head, whose warps take rows
-// in turn and add up in double: the order of the sum depends on the shape alone.
+// A row is the elements of one (batch, seq, head), and belongs to a warp. Lanes take neighbouring elements.
+// The fold has one warp per row. The gradient has one block per head: its warps take rows in turn and add up
+// in double, so that the order of the sum depends only on the shape.
 #include "element.cuh"
 
 #define NO_KEY __int_as_float(0xff800000) // -Inf: the LSE of a row that saw no key
 
-// Strided is a tensor [batch, seq, heads, dim]; strides count elements, that of dim is 1.
+// Strided is a tensor [batch, seq, heads, dim]; strides count elements, and dim has stride 1.
 struct Strided {
   void* at;
   long long batch, seq, head;
@@ -17,7 +17,7 @@ struct Strided {
 };
 
 struct SinkParams {
-  Strided o, dout, lse; // dout: of the gradient alone
+  Strided o, dout, lse; // dout: only for the gradient
   const float* sink;    // of each head
   float* dsink;
   int batch, seqs, heads, dim;
@@ -42,7 +42,7 @@ template <class T> __device__ __forceinline__ void fold(const SinkParams& p) {
     most = old + sink; // NaN stays
   }
   if (most == NO_KEY) {
-    return; // neither a key nor the sink has any weight
+    return; // no key is visible, and the sink's weight is 0
   }
   const float low = old > sink ? sink : old, with = most == -NO_KEY ? most : most + log1pf(expf(low - most)),
               shrink = expf(old - with);

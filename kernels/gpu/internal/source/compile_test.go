@@ -146,7 +146,8 @@ func (l *lines) add(entry string) {
 // write stores them by name and architecture.
 func (l *lines) write(t *testing.T) {
 	var b bytes.Buffer
-	for _, entry := range slices.SortedFunc(maps.Keys(l.all), func(a, b string) int { return strings.Compare(a[32:], b[32:]) }) {
+	for _, entry := range slices.SortedFunc(maps.Keys(l.all),
+		func(a, b string) int { return strings.Compare(a[32:], b[32:]) }) {
 		fmt.Fprintln(&b, entry)
 	}
 	if err := os.WriteFile(compiledFile, b.Bytes(), 0o666); err != nil {

@@ -1,12 +1,12 @@
-// The 16-bit types and the instructions that the memory-bound kernels need, one function each.
-// Everything above is ordinary C++, so that it can be run without a GPU over other definitions of
-// these functions.
+// The 16-bit types and the instructions of the memory-bound kernels, one function each. The kernels
+// themselves are ordinary C++. Tests run them without a GPU, with other definitions of these
+// functions.
 #pragma once
 
 struct bf16_t { unsigned short bits; };
 struct fp16_t { unsigned short bits; };
 
-// pack is lo and hi rounded to T, lo in the low half.
+// pack rounds lo and hi to T, with lo in the low half.
 template <class T> __device__ unsigned pack(float lo, float hi);
 template <> __device__ __forceinline__ unsigned pack<bf16_t>(float lo, float hi) {
   unsigned y;
@@ -25,7 +25,7 @@ __device__ __forceinline__ float half_to_float(unsigned short bits) {
   return y;
 }
 
-// unpack is the reverse of pack, which is exact.
+// unpack reverses pack; it is exact.
 template <class T> __device__ void unpack(unsigned x, float& lo, float& hi);
 template <> __device__ __forceinline__ void unpack<bf16_t>(unsigned x, float& lo, float& hi) {
   lo = __uint_as_float(x << 16);
@@ -36,8 +36,8 @@ template <> __device__ __forceinline__ void unpack<fp16_t>(unsigned x, float& lo
   hi = half_to_float((unsigned short)(x >> 16));
 }
 
-// load_streaming loads 16 bytes that do not enter L1. They may be written by the same thread
-// later, so that operations in place can use it.
+// load_streaming loads 16 bytes without caching them in L1. The same thread may write them later, so
+// operations in place can use it.
 __device__ __forceinline__ uint4 load_streaming(const void* p) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -53,8 +53,8 @@ __device__ __forceinline__ uint2 load_streaming8(const void* p) {
   return v;
 }
 
-// exp2_fast has an error of 2 units in the last place, and 0 for what float32 holds as a
-// subnormal number only.
+// exp2_fast has an error of 2 units in the last place. It returns 0 if the result is subnormal
+// in float32.
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -1,10 +1,10 @@
-// What the flash kernels share: their parameters and the walk over tiles. flash_products.cuh has
+// Common parts of the flash kernels: their parameters and the walk over tiles. flash_products.cuh has
 // their products.
 //
 // A block of the grid has "own" rows (queries in the forward pass, keys in the backward pass) and
-// walks over "other" rows. The host turns tiles round accordingly.
+// visits "other" rows. The host transposes tiles accordingly.
 //
-// Compiled with INLINE_TILES, how many tiles fit into the arguments.
+// Compiled with INLINE_TILES, the number of tiles that fit the arguments.
 #pragma once
 #include "mma.cuh"
 
@@ -14,21 +14,21 @@ struct Strided {
   long long batch, seq, head;
 };
 
-// Tile says that own row i sees other row j where lo <= j - i <= hi. Tiles are sorted by own_lo;
-// reach, the largest own_hi up to here, lets a binary search find the tiles that meet a block.
+// A Tile lets own row i see other row j if lo <= j - i <= hi. Tiles are sorted by own_lo. reach is the largest own_hi
+// so far; with it, a binary search finds the tiles that overlap a block.
 struct Tile {
   int own_lo, own_hi, other_lo, other_hi, lo, hi, reach, unused;
 };
 
 // Bits of FlashParams.flags.
-constexpr int ALIGNED = 1;   // q, k, v, do: rows of 16 byte pieces that begin on 16 bytes
+constexpr int ALIGNED = 1;   // q, k, v, do: rows consist of aligned pieces of 16 bytes
 constexpr int ALIGNED_O = 2; // accumulators: the same
-constexpr int SCALED = 4;    // scores are multiplied by inner before all else
-constexpr int CAPPED = 8;    // they are outer * tanh(inner * q.k)
+constexpr int SCALED = 4;    // scores are first multiplied by inner
+constexpr int CAPPED = 8;    // scores are outer * tanh(inner * q.k)
 
 struct FlashParams {
   Strided q, k, v, dout, o, lse, delta, dq, dk, dv; // o: the accumulator
-  const Tile* tiles;                                // NULL: they are in few
+  const Tile* tiles;                                // NULL: the tiles are in few
   int tile_count, seq_q, seq_k, heads, kv_heads, dim, dim_v, flags;
   // A probability is exp2(unit * s - LSE * log2 e), unit > 0. Gradients of q and k are scaled
   // by scale.
@@ -49,11 +49,11 @@ template <class T> __device__ __forceinline__ T* head_of(const Strided& s, int b
   return (T*)s.at + batch * s.batch + head * s.head;
 }
 
-// Walk visits the blocks of STEP other rows that own rows [own, own + OWN) see any of, tile by
-// tile. It keeps little, as the kernels are short of registers.
+// A Walk visits, tile by tile, the blocks of STEP other rows that are visible to any of the own rows
+// [own, own + OWN). It has few fields, since the kernels are short of registers.
 template <int OWN, int STEP> struct Walk {
   const FlashParams& p;
-  int own, index, end_tile; // the present tile, and the first that cannot meet the block
+  int own, index, end_tile; // the current tile, and the first that cannot overlap the block
   int other, end;           // the block begins at other; the tile's last block ends before end
   int begin;                // down: the beginning of the tile's first block
 
@@ -73,8 +73,8 @@ template <int OWN, int STEP> struct Walk {
     other = end = 0;
   }
 
-  // first returns the index of the first tile for which after holds; it then holds for all
-  // that follow.
+  // first returns the index of the first tile for which after holds. It then also holds for all
+  // later tiles.
   template <class F> __device__ __forceinline__ int first(F after) const {
     int lo = 0, hi = p.tile_count;
     while (lo < hi) {
@@ -90,7 +90,7 @@ template <int OWN, int STEP> struct Walk {
 
   __device__ __forceinline__ const Tile& tile() const { return p.tile(index); }
 
-  // next goes to the next block; false if there is none.
+  // next advances to the next block and returns false if there is none.
   __device__ __forceinline__ bool next() {
     other += STEP;
     while (other >= end) {
@@ -105,7 +105,7 @@ template <int OWN, int STEP> struct Walk {
     return true;
   }
 
-  // Down, the walk is the other way round, over the same blocks: previous goes from the last to the first.
+  // A walk down visits the same blocks in reverse order: previous goes from the last to the first.
   __device__ __forceinline__ void restart_down() {
     index = end_tile;
     other = begin = 0;

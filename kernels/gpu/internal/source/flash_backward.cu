@@ -3,17 +3,17 @@
 // keeps dK and dV in registers until the end. Each block of queries takes five products,
 //   S = Q K', dP = dO V', dV += P' dO, dK += dS' Q, dQ = dS K,
 // with P and dS passed through shared memory, in the type of Q. dQ is added to global memory
-// indivisibly, in no certain order; with ORDERED it is left to flash_dq.cu.
+// with atomics, in no fixed order; with ORDERED, flash_dq.cu computes it instead.
 //
 // Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, BN, STAGES of Q and dO, and
-// how many of the WARPS lie along the queries of S (S_WARPS), the keys of dK and dV (K_WARPS) and
+// the number of the WARPS along the queries of S (S_WARPS), the keys of dK and dV (K_WARPS) and
 // the queries of dQ (Q_WARPS).
 #include "flash_products.cuh"
 
 constexpr int THREADS = WARPS * 32;
 
-// Part is a warp's share of a product of ROWS by COLS that DOWN of the warps are stacked on. TRANS_A
-// and TRANS_B say that an operand lies in shared memory turned round.
+// A Part is a warp's share of a product of ROWS by COLS, with DOWN of the warps along the rows. TRANS_A and TRANS_B
+// mean that an operand is transposed in shared memory.
 template <int ROWS, int COLS, int DOWN, bool TRANS_A, bool TRANS_B> struct Part {
   static constexpr int HEIGHT = ROWS / DOWN, WIDTH = COLS / (WARPS / DOWN);
   using Sum = Fragment<HEIGHT, WIDTH, TRANS_A, TRANS_B>;
@@ -37,7 +37,7 @@ struct Shared {
   static constexpr int BYTES = STAGE + STAGES * STAGE_BYTES;
 };
 
-// Queries is the walk of a block over all heads of the group, with the loads that go with it.
+// Queries is the walk of a block over all heads of the group, with its loads.
 struct Queries {
   const FlashParams& p;
   KeyWalk walk;
@@ -70,7 +70,7 @@ struct Queries {
   }
 };
 
-// blank clears the keys in no tile: they may be anything, and 0 times NaN is NaN.
+// blank zeroes the keys in no tile: they may be NaN, and 0 times NaN is NaN.
 template <int COLS> __device__ __forceinline__ void blank(unsigned smem, const KeyWalk& walk) {
   for (int j = threadIdx.x; j < BN; j += THREADS) {
     if (walk.covers(walk.own + j)) {
@@ -82,7 +82,7 @@ template <int COLS> __device__ __forceinline__ void blank(unsigned smem, const K
   }
 }
 
-// hide gives what the present tile hides a score of -inf, and a dP that does not matter.
+// hide sets the scores of pairs that the current tile hides to -inf. Their dP does not matter.
 __device__ __forceinline__ void hide(PartS::Sum& s, PartS::Sum& dp, const KeyWalk& walk) {
   const Tile& tile = walk.tile();
 #pragma unroll
@@ -139,7 +139,7 @@ __device__ __forceinline__ void add_queries(const FlashParams& p, PartQ::Sum& x,
   });
 }
 
-// add_keys adds factor times x to dK or dV, whose rows this block owns.
+// add_keys adds factor times x to dK or dV. The block owns their rows.
 template <class P>
 __device__ __forceinline__ void add_keys(
     const FlashParams& p, const Strided& d, typename P::Sum& x, float factor, int dim, const KeyWalk& walk) {
@@ -179,7 +179,7 @@ template <class T, bool ORDERED> __device__ __forceinline__ void backward(const 
   const unsigned base = smem_address(shared), k = base + Shared::K, v = base + Shared::V, ps = base + Shared::P,
                  ds = base + Shared::DS;
   const int kv_head = blockIdx.x, group = p.heads / p.kv_heads;
-  const int own = blockIdx.z * BN; // causal masks give the first ones the most work
+  const int own = blockIdx.z * BN; // under a causal mask, the first ones have the most work
   const bool aligned = p.flags & ALIGNED;
 
   Queries at{p, KeyWalk(p, own), kv_head * group, (kv_head + 1) * group};
@@ -201,7 +201,7 @@ template <class T, bool ORDERED> __device__ __forceinline__ void backward(const 
   clear(dv);
   for (bool more = true; more;) {
     copies_wait<0>();
-    __syncthreads(); // this stage is there; the other, P and dS have been read
+    __syncthreads(); // this stage is loaded; the other, P and dS have been read
     const Queries now = at;
     const unsigned present = stage;
     if (STAGES == 2) {
@@ -229,7 +229,7 @@ template <class T, bool ORDERED> __device__ __forceinline__ void backward(const 
     }
     keep<T, BM, BN>(ps, s, PartS::row(), PartS::col());
     keep<T, BM, BN>(ds, dp, PartS::row(), PartS::col());
-    __syncthreads(); // P and dS are there
+    __syncthreads(); // P and dS are stored
     multiply<T, BM>(dv, InShared<BM, BN, true, PartV::HEIGHT>(ps, PartV::row()),
         InShared<BM, HEAD_V, true, PartV::WIDTH>(present + Shared::DO, PartV::col()));
     multiply<T, BM>(dk, InShared<BM, BN, true, PartK::HEIGHT>(ds, PartK::row()),

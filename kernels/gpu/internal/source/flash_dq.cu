@@ -1,6 +1,6 @@
-// dQ of attention in a certain order: a block of threads owns BM queries of a head and walks
-// over blocks of BN keys, as the forward pass does; S and dP are computed once more, which is
-// what determinism costs. Every warp owns whole rows, so that no other waits for its dS.
+// dQ of attention in a fixed order: a block of threads owns BM queries of a head and visits blocks of BN keys, as the
+// forward pass does. It computes S and dP again, which is the cost of determinism. Every warp owns complete rows,
+// so that no warp waits for another's dS.
 //
 // Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, BN, and WARPS.
 #include "flash_products.cuh"
@@ -20,7 +20,7 @@ static_assert(ROWS == Sum::ROWS, "a lane has the same rows of both");
 
 __device__ __forceinline__ int first_row() { return threadIdx.x / 32 * HEIGHT + Scores::first_row(threadIdx.x % 32); }
 
-// hide gives what the present tile hides a score of -inf, and a dP that does not matter.
+// hide sets the scores of pairs that the current tile hides to -inf. Their dP does not matter.
 __device__ __forceinline__ void hide(Scores& s, Scores& dp, const QueryWalk& walk) {
   const Tile& tile = walk.tile();
 #pragma unroll
@@ -108,7 +108,7 @@ template <class T> __device__ __forceinline__ void queries(const FlashParams& p)
   clear(dq);
   for (bool more = true; more;) {
     copies_wait<0>();
-    __syncthreads(); // K and V are there
+    __syncthreads(); // K and V are loaded
     Scores s, dp;
     clear(s);
     multiply<T, HEAD_QK>(s, InShared<BM, HEAD_QK, false>(q, warp), InShared<BN, HEAD_QK, false>(k, 0));

@@ -1,7 +1,7 @@
 // Attention forward, FlashAttention-2 (arXiv:2307.08691): a block of threads owns BM queries
-// of a head, keeps their Q in shared memory, and walks over blocks of BN keys. S and O stay in
-// registers; every warp owns whole rows. What was seen before, O and LSE in global memory, is
-// folded in at the end.
+// of a head, keeps their Q in shared memory, and visits blocks of BN keys. S and O stay in
+// registers; every warp owns complete rows. At the end, the kernel folds in earlier results, O and
+// LSE in global memory.
 //
 // Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, BN, and WARPS.
 #include "flash_products.cuh"
@@ -28,11 +28,11 @@ struct State {
 // first_row returns the first row of this thread.
 __device__ __forceinline__ int first_row(int own) {
   unsigned thread = threadIdx.x;
-  hide_value(thread); // a register less in the main loop
+  hide_value(thread); // saves a register in the main loop
   return own + thread / 32 * HEIGHT + Scores::first_row(thread % 32);
 }
 
-// mask hides the pairs that the present tile hides; the keys of s begin at walk.other.
+// mask hides the pairs that the current tile hides. The first key of s is walk.other.
 __device__ __forceinline__ void mask(Scores& s, const QueryWalk& walk) {
   int row = first_row(walk.own);
   const Tile& tile = walk.tile();
@@ -50,8 +50,8 @@ __device__ __forceinline__ void mask(Scores& s, const QueryWalk& walk) {
   }
 }
 
-// softmax turns scores into probabilities over base, and o and sum with them. The later the block,
-// the seldomer a row of the warp gets a new base.
+// softmax replaces scores by probabilities relative to base, and rescales o and sum. In later blocks, a row's base
+// changes less and less often.
 __device__ __forceinline__ void softmax(Scores& s, State& state, float unit) {
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {
@@ -63,9 +63,9 @@ __device__ __forceinline__ void softmax(Scores& s, State& state, float unit) {
     most = same_row<Scores>(most, [](float x, float y) { return fmaxf(x, y); });
     float old = state.base[r], base = fmaxf(old, most * unit);
     const bool moves =
-        HEAD_V <= 64 || __any_sync(0xffffffff, base != old); // a small O is scaled sooner than asked about
+        HEAD_V <= 64 || __any_sync(0xffffffff, base != old); // a small O is rescaled faster than checked
     state.base[r] = base;
-    base = base == -INF ? 0 : base; // a row that sees nothing yet gets zeros
+    base = base == -INF ? 0 : base; // a row that has seen no key gets zeros
     float shrink = exp2_fast(old - base), sum = 0;
 #pragma unroll
     for (int c = 0; c < Scores::COLS; c++) {
@@ -82,8 +82,8 @@ __device__ __forceinline__ void softmax(Scores& s, State& state, float unit) {
   }
 }
 
-// fold merges the state into O and LSE. The old state counts as one more key, with
-// its LSE for a score and its O for a value. Rows that saw no key are left alone.
+// fold merges the state into O and LSE. The old state counts as one more key, with its LSE as the
+// score and its O as the value. It does not write rows that saw no key.
 __device__ __forceinline__ void fold(const FlashParams& p, State& state, int own) {
   int row = first_row(own);
   float *o = head_of<float>(p.o, blockIdx.y, blockIdx.x), *lse = head_of<float>(p.lse, blockIdx.y, blockIdx.x);
@@ -126,7 +126,7 @@ __device__ __forceinline__ void fold(const FlashParams& p, State& state, int own
   }
 }
 
-// hidden_head computes the beginning of a head anew each time: it would take registers otherwise.
+// hidden_head recomputes the beginning of a head each time, to save registers.
 __device__ __forceinline__ const Stored* hidden_head(const Strided& s, unsigned head) {
   hide_value(head);
   return head_of<Stored>(s, blockIdx.y, head);
@@ -136,7 +136,7 @@ template <class T> __device__ __forceinline__ void forward(const FlashParams& p)
   extern __shared__ __align__(1024) char shared[];
   const unsigned q = smem_address(shared), k = q + QTile::BYTES, v = k + KTile::BYTES, passed = v + VTile::BYTES;
   const int head = blockIdx.x, batch = blockIdx.y, kv_head = head / (p.heads / p.kv_heads);
-  const int own = (gridDim.z - 1 - blockIdx.z) * BM; // causal masks give the last ones the most work
+  const int own = (gridDim.z - 1 - blockIdx.z) * BM; // under a causal mask, the last ones have the most work
   const int warp = threadIdx.x / 32 * HEIGHT;
   const bool aligned = p.flags & ALIGNED;
 
@@ -157,7 +157,7 @@ template <class T> __device__ __forceinline__ void forward(const FlashParams& p)
   }
   for (bool more = true; more;) {
     copies_wait<0>();
-    __syncthreads(); // K is there; V has been read
+    __syncthreads(); // K is loaded; V has been read
     load<BN, HEAD_V, THREADS>(v, hidden_head(p.v, kv_head), p.v.seq, walk.other, 0, walk.end, p.dim_v, aligned);
     copies_commit();
 
@@ -172,7 +172,7 @@ template <class T> __device__ __forceinline__ void forward(const FlashParams& p)
     const Left<T, HEIGHT, BN> probabilities(s, passed);
 
     copies_wait<0>();
-    __syncthreads(); // V is there; K has been read
+    __syncthreads(); // V is loaded; K has been read
     more = walk.next();
     if (more) {
       load<BN, HEAD_QK, THREADS>(k, hidden_head(p.k, kv_head), p.k.seq, walk.other, 0, walk.end, p.dim, aligned);
@@ -183,7 +183,7 @@ template <class T> __device__ __forceinline__ void forward(const FlashParams& p)
   fold(p, state, own);
 }
 
-// An SM holds this number of blocks if each spares registers; float32 has none to spare.
+// An SM runs this number of blocks at once if each gives up registers; float32 has none to give up.
 constexpr int BLOCKS = sizeof(Stored) == 2 && HEAD_V <= 64 ? 3 : 1;
 
 #define ENTRY(name, T) \

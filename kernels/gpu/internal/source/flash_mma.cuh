@@ -1,14 +1,14 @@
-// Products of 16 bit floats for the flash kernels, by the mma instructions: operands in shared memory and
-// in registers, and what a warp has of a product. flash_simt.cuh has the same names for float32.
+// Products of 16-bit floats for the flash kernels, with mma instructions: operands in shared memory and
+// in registers, and a warp's fragment of a product. flash_simt.cuh has the same names for float32.
 #pragma once
 #include "flash.cuh"
 
-using Stored = unsigned short; // an element of q, k, v and do, as load takes it
+using Stored = unsigned short; // an element of q, k, v and do, for load
 #define FOR_TYPES(ENTRY) ENTRY(bf16, bf16_t) ENTRY(fp16, fp16_t)
 
-// Fragment is a warp's share of a product, HEIGHT by WIDTH. This lane has ROWS times COLS of it: at(r, c) belongs to
-// row first_row(lane) + row(r) and column first_col(lane) + col(c), with that of c + 1 beside it if c is even. LANES
-// neighbouring lanes have the same rows. The operands' order in memory matters in float32 only.
+// A Fragment is a warp's share of a product, HEIGHT by WIDTH. This lane has ROWS times COLS of it: at(r, c) belongs to
+// row first_row(lane) + row(r) and column first_col(lane) + col(c). If c is even, c + 1 is the next column. LANES
+// neighbouring lanes have the same rows. The order of operands in memory matters only in float32.
 template <int HEIGHT, int WIDTH, bool TRANS_A, bool TRANS_B> struct Fragment {
   static constexpr int MT = HEIGHT / 16, NT = WIDTH / 8;
   static constexpr int ROWS = MT * 2, COLS = NT * 2, LANES = 4;
@@ -22,7 +22,7 @@ template <int HEIGHT, int WIDTH, bool TRANS_A, bool TRANS_B> struct Fragment {
   __device__ __forceinline__ float& at(int r, int c) { return x[r / 2][c / 2][r % 2 * 2 + c % 2]; }
   __device__ __forceinline__ float at(int r, int c) const { return x[r / 2][c / 2][r % 2 * 2 + c % 2]; }
 
-  // each calls f for all that this lane has, in no certain order.
+  // each calls f for all elements of this lane, in any order.
   template <class F> __device__ __forceinline__ void each(F f) {
 #pragma unroll
     for (int m = 0; m < MT; m++) {
@@ -33,9 +33,9 @@ template <int HEIGHT, int WIDTH, bool TRANS_A, bool TRANS_B> struct Fragment {
     }
   }
 
-  // each_four calls f(row, col, four) with factor times four neighbours of a row, at their place relative to a fragment
-  // that begins at (row, col); it leaves out rows from end. Two neighbouring lanes hold four floats in two rows; they
-  // exchange halves, so that each has four in one row.
+  // each_four calls f(row, col, four) with factor times four neighbours in a row, relative to a fragment that begins
+  // at (row, col). It skips the rows since end. Two neighbouring lanes hold four floats in two rows; they exchange
+  // halves, so that each has four in one row.
   template <class F> __device__ __forceinline__ void each_four(float factor, int row, int col, int end, F f) {
     const int lane = threadIdx.x % 32, odd = lane % 2, i = row + lane / 4;
 #pragma unroll
@@ -59,16 +59,16 @@ template <int HEIGHT, int WIDTH, bool TRANS_A, bool TRANS_B> struct Fragment {
   }
 };
 
-// Operand is ROWS by COLS 16 bit elements in shared memory, in panels as wide as a line of 128
-// bytes, or half of that where COLS asks for it. Within a panel the 16 byte pieces of a row are
-// permuted by the row, so that eight rows of a column of pieces lie in different banks.
+// An Operand is ROWS by COLS 16-bit elements in shared memory, in panels as wide as a line of 128 bytes, or half
+// of that if COLS requires it. Within a panel, the 16-byte pieces of a row are permuted by the row, so that a
+// column of pieces in eight rows uses different banks.
 template <int ROWS, int COLS> struct Operand {
   static constexpr int PANEL = COLS % 64 == 0 ? 64 : 32, PIECE = 8; // PIECE elements are 16 bytes
   static constexpr int BYTES = ROWS * COLS * 2;
   static_assert(COLS % PANEL == 0 && ROWS % 16 == 0, "shape");
 
-  // offset is where element (row, col) lies, in bytes; col is a multiple of 8, or lies behind
-  // one in its piece.
+  // offset returns the offset of element (row, col), in bytes. col is a multiple of 8, or an element
+  // of that piece.
   static __device__ __forceinline__ unsigned offset(int row, int col) {
     unsigned panel = col / PANEL * (ROWS * PANEL * 2), piece = col % PANEL / 8;
     if constexpr (PANEL == 64) {
@@ -86,8 +86,8 @@ __device__ __forceinline__ unsigned word(const Stored* row, int col, int i, int 
   return a | b << 16;
 }
 
-// InShared is an operand of multiply that lies in shared memory as [outer][k], or, TRANS, as
-// [k][outer]; outer is m of A and n of B. A warp's part of it begins at a multiple of ALIGN.
+// InShared is an operand of multiply in shared memory, as [outer][k] or, with TRANS, as
+// [k][outer]; outer is m of A and n of B. A warp's part begins at a multiple of ALIGN.
 template <int ROWS, int COLS, bool TRANS, int ALIGN = 64> struct InShared {
   using Tile = Operand<ROWS, COLS>;
   unsigned of_a, of_b; // a lane's addresses of the first fragment, as A and as B
@@ -104,7 +104,7 @@ template <int ROWS, int COLS, bool TRANS, int ALIGN = 64> struct InShared {
     }
   }
 
-  // hide keeps the compiler from making all addresses ahead of a loop around the product.
+  // hide keeps the compiler from computing all addresses before a loop around the product.
   __device__ __forceinline__ void hide() {
     hide_value(of_a);
     hide_value(of_b);
@@ -118,7 +118,7 @@ template <int ROWS, int COLS, bool TRANS, int ALIGN = 64> struct InShared {
         (col % Tile::PANEL * 2);
   }
 
-  // a is A's fragment of 16 outer by 16 k; b is B's of two times 8 outer by 16 k.
+  // a loads A's fragment of 16 outer by 16 k; b loads B's two fragments of 8 outer by 16 k.
   __device__ __forceinline__ void a(unsigned (&d)[4], int outer, int k) const {
     if (TRANS) {
       ldmatrix_trans(d, move(of_a, k, at + outer));
@@ -135,7 +135,7 @@ template <int ROWS, int COLS, bool TRANS, int ALIGN = 64> struct InShared {
   }
 };
 
-// Left is the operand A from the registers of an earlier product, rounded to T. It needs no shared memory.
+// Left is the operand A in the registers of an earlier product, rounded to T. It needs no shared memory.
 template <class T, int HEIGHT, int WIDTH> struct Left {
   unsigned x[HEIGHT / 16][WIDTH / 16][4];
 
@@ -159,7 +159,7 @@ template <class T, int HEIGHT, int WIDTH> struct Left {
   }
 };
 
-// keep stores a fragment to an operand in shared memory, from (row, col) on.
+// keep stores a fragment to an operand in shared memory, beginning at (row, col).
 template <class T, int ROWS, int COLS, class F>
 __device__ __forceinline__ void keep(unsigned smem, const F& c, int row, int col) {
   row += F::first_row(threadIdx.x % 32), col += F::first_col(threadIdx.x % 32);
@@ -199,11 +199,11 @@ template <class T, int K, class F, class A, class B> __device__ __forceinline__ 
   }
 }
 
-// tanh_score is tanh with an absolute error of a few roundings of 1, enough for a score; tanh.approx has only 11 bits.
+// tanh_score returns tanh with an absolute error of a few roundings of 1, enough for a score. tanh.approx has 11 bits.
 __device__ __forceinline__ float tanh_score(float x) {
   return 1 - __fdividef(2, 1 + exp2_fast(2 * LOG2E * x));
 }
 
-// log2_of and quotient err by 2 units in the last place, which 16 bit results do not show.
+// log2_of and quotient have errors of 2 units in the last place, which 16-bit results do not show.
 __device__ __forceinline__ float log2_of(float x) { return __log2f(x); }
 __device__ __forceinline__ float quotient(float x, float y) { return __fdividef(x, y); }

@@ -1,5 +1,5 @@
-// What the flash kernels compute with: FLOAT32 takes float32 arithmetic on all threads, else it is the
-// matrix instructions on 16 bit floats.
+// The products of the flash kernels: with FLOAT32, float32 arithmetic on all threads, otherwise matrix
+// instructions on 16-bit floats.
 #pragma once
 #ifdef FLOAT32
 #include "flash_simt.cuh"
@@ -7,8 +7,8 @@
 #include "flash_mma.cuh"
 #endif
 
-// load starts copies of rows [row, row + ROWS) of one head to shared memory; rows outside
-// [lo, hi) and columns from dim on become 0.
+// load starts copies of rows [row, row + ROWS) of one head to shared memory. Rows outside of
+// [lo, hi) and columns since dim become 0.
 template <int ROWS, int COLS, int THREADS>
 __device__ __forceinline__ void load(
     unsigned smem, const Stored* src, long long stride, int row, int lo, int hi, int dim, bool aligned) {
@@ -48,7 +48,7 @@ template <class F> __device__ __forceinline__ void clear(F& c) {
   c.each([](float& x) { x = 0; });
 }
 
-// transform makes scores of products where a factor alone does not do it.
+// transform computes scores from products if that takes more than a factor.
 template <class F> __device__ __forceinline__ void transform(F& s, const FlashParams& p) {
   if (p.flags & CAPPED) {
     s.each([&](float& x) { x = p.outer * tanh_score(p.inner * x); });
@@ -57,7 +57,7 @@ template <class F> __device__ __forceinline__ void transform(F& s, const FlashPa
   }
 }
 
-// same_row is f over x of all lanes that share a row of F.
+// same_row returns f over x of all lanes that share a row of F.
 template <class F, class G> __device__ __forceinline__ float same_row(float x, G f) {
 #pragma unroll
   for (int lane = 1; lane < F::LANES; lane *= 2) {

@@ -1,18 +1,18 @@
-// Products of float32 for the flash kernels, by multiply-adds of every thread: the same names as in
-// flash_mma.cuh. No tensor core multiplies float32 with all its bits, so none is used.
+// Products of float32 for the flash kernels, with multiply-adds of every thread. The names are those in
+// flash_mma.cuh. No tensor core multiplies float32 with all its bits.
 //
-// The lanes of a warp stand in 4 rows of 8. Each takes a part of a product that is as high and as
-// wide for all. In one 16 byte load a lane gets four neighbours of k, or, of an operand that lies
-// turned round, four rows or columns of one k.
+// The lanes of a warp form 4 rows of 8. All lanes' parts of a product have the same size. With one 16-byte
+// load, a lane gets four neighbours of k. If an operand is transposed, it gets four rows or columns
+// of one k.
 #pragma once
 #include "flash.cuh"
 
-using Stored = float; // an element of q, k, v and do, as load takes it
+using Stored = float; // an element of q, k, v and do, for load
 #define FOR_TYPES(ENTRY) ENTRY(fp32, float)
 
 constexpr int LANES_DOWN = 4, LANES_ACROSS = 8;
 
-// Fragment is a warp's share of a product; see flash_mma.cuh. A lane's rows and columns come in runs of one load, or of
+// A Fragment is a warp's share of a product; see flash_mma.cuh. A lane's rows and columns form runs of one load, or of
 // two for loads along k, so that lanes read different banks.
 template <int HEIGHT, int WIDTH, bool TRANS_A, bool TRANS_B> struct Fragment {
   static constexpr int RUN_A = TRANS_A ? 4 : 2, RUN_B = TRANS_B ? 4 : 2;
@@ -57,15 +57,15 @@ template <int HEIGHT, int WIDTH, bool TRANS_A, bool TRANS_B> struct Fragment {
   }
 };
 
-// Operand is ROWS by COLS floats in shared memory, in panels as wide as a line of 128 bytes, or half
-// of that where COLS asks for it. Within a panel the 16 byte pieces of a row are permuted by half its
-// number, so that a column of pieces of eight pairs of rows lies in different banks.
+// An Operand is ROWS by COLS floats in shared memory, in panels as wide as a line of 128 bytes, or half
+// of that if COLS requires it. Within a panel, the 16-byte pieces of a row are permuted by half its
+// number, so that a column of pieces in eight pairs of rows uses different banks.
 template <int ROWS, int COLS> struct Operand {
   static constexpr int PANEL = COLS % 32 == 0 ? 32 : 16, PIECE = 4; // PIECE elements are 16 bytes
   static constexpr int LINE = PANEL * 4, PANEL_BYTES = ROWS * LINE, BYTES = ROWS * COLS * 4;
   static_assert(COLS % PANEL == 0, "shape");
 
-  // permuted returns the xor for the place of a piece in its row, in bytes.
+  // permuted returns the xor for the position of a piece in its row, in bytes.
   static __device__ __forceinline__ constexpr unsigned permuted(unsigned row) {
     return (row >> 1) % (PANEL / PIECE) * 16;
   }
@@ -93,8 +93,8 @@ template <class Tile, int N> struct Lines {
     mix = Tile::permuted(row);
   }
 
-  // load is elements k to k + 3 of the lane's i-th row. The rows of a lane are permuted by bits that
-  // the first does not set, so that one xor does for all.
+  // load loads elements k to k + 3 of the lane's i-th row. The first row's permutation leaves free the bits
+  // that permute the lane's other rows, so one xor serves all.
   __device__ __forceinline__ void load(float (&x)[4], int i, int k) const {
     const int row = i / RUN * (N * RUN) + i % RUN;
     load_shared(base + k / Tile::PANEL * Tile::PANEL_BYTES + row * Tile::LINE +
@@ -137,7 +137,7 @@ template <class Tile, int N, bool TRANS> struct ReaderOf { using Type = Lines<Ti
 template <class Tile, int N> struct ReaderOf<Tile, N, true> { using Type = Columns<Tile, N>; };
 template <class In, int N> using Reader = typename ReaderOf<typename In::Tile, N, In::TRANS>::Type;
 
-// keep stores a fragment to an operand in shared memory, from (row, col) on.
+// keep stores a fragment to an operand in shared memory, beginning at (row, col).
 template <class T, int ROWS, int COLS, class F>
 __device__ __forceinline__ void keep(unsigned smem, const F& x, int row, int col) {
   row += F::first_row(threadIdx.x % 32), col += F::first_col(threadIdx.x % 32);
@@ -151,8 +151,8 @@ __device__ __forceinline__ void keep(unsigned smem, const F& x, int row, int col
   }
 }
 
-// Left is the operand A from the registers of an earlier product. A lane needs whole rows, which several lanes share,
-// so they pass through shared memory, with separate rows for each warp.
+// Left is the operand A in the registers of an earlier product. A lane needs complete rows, which several lanes share.
+// So rows pass through shared memory, separately for each warp.
 template <class T, int HEIGHT, int WIDTH> struct Left : InShared<BM, WIDTH, false> {
   __device__ __forceinline__ Left(const Fragment<HEIGHT, WIDTH, false, false>& c, unsigned smem)
       : InShared<BM, WIDTH, false>(smem, threadIdx.x / 32 * HEIGHT) {
@@ -161,10 +161,10 @@ template <class T, int HEIGHT, int WIDTH> struct Left : InShared<BM, WIDTH, fals
   }
 };
 
-// STEP is how many k are multiplied at once: what a load along k gives.
+// STEP is the number of k in one step: those of a load along k.
 constexpr int STEP = 4;
 
-// add_lines adds x times B, which lies as [outer][k], from k on.
+// add_lines adds x times B, in order [outer][k], beginning at k.
 template <class F, class B>
 __device__ __forceinline__ void add_lines(F& c, const float (&x)[F::ROWS][STEP], const B& b, int k) {
 #pragma unroll
@@ -181,7 +181,7 @@ __device__ __forceinline__ void add_lines(F& c, const float (&x)[F::ROWS][STEP],
   }
 }
 
-// add_columns adds the i-th column of x times row k of B, which lies as [k][outer].
+// add_columns adds the i-th column of x times row k of B, in order [k][outer].
 template <class F, class B>
 __device__ __forceinline__ void add_columns(F& c, const float (&x)[F::ROWS][STEP], int i, const B& b, int k) {
 #pragma unroll
@@ -201,7 +201,7 @@ __device__ __forceinline__ void add_columns(F& c, const float (&x)[F::ROWS][STEP
 // multiply adds A B, over K, to c.
 template <class T, int K, class F, class A, class B>
 __device__ __forceinline__ void multiply(F& c, const A& a, const B& b) {
-  // More at once would hide more of the time of loads, but what a kernel runs must fit its cache.
+  // Larger steps would hide more of the latency of loads, but the kernel's code must fit the instruction cache.
   constexpr int EACH = F::ROWS * F::COLS * STEP, AT_ONCE = EACH < 256 ? 256 / EACH : 1;
   static_assert(K % STEP == 0, "shape");
   static_assert(!A::TRANS || B::TRANS, "there is no such product");
@@ -238,7 +238,7 @@ __device__ __forceinline__ void multiply(F& c, const A& a, const B& b) {
   }
 }
 
-// tanh_score, log2_of and quotient have all the bits of float32: their errors would show in results.
+// tanh_score, log2_of and quotient have full float32 precision, since results would show their errors.
 __device__ __forceinline__ float tanh_score(float x) { return tanhf(x); }
 __device__ __forceinline__ float log2_of(float x) { return log2f(x); }
 __device__ __forceinline__ float quotient(float x, float y) { return x / y; }

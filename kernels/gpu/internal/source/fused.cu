@@ -1,6 +1,6 @@
-// What stands between cuDNN's attention and float32 accumulators: merging partial results by
-// their LSE, adding partial gradients, and the order of axes of LSE. All of it moves memory and
-// computes next to nothing, so that each thread has several 16-byte loads on their way at once.
+// The work between cuDNN's attention and float32 accumulators: merging partial results by their LSE,
+// adding partial gradients, and reordering the axes of LSE. Memory bounds all of it, so each thread
+// has several 16-byte loads in flight.
 //
 // Head dims are multiples of 8, and rows of a head begin at multiples of 16 bytes.
 #include "element.cuh"
@@ -13,7 +13,7 @@ struct Strides {
   __device__ long long at(int b, int s, int h) const { return b * batch + s * seq + h * head; }
 };
 
-// Part is a partial result: rows [lo, hi) of x, dense [batch, hi - lo, heads, dim] of 16-bit
+// A Part is a partial result: rows [lo, hi) of x, dense [batch, hi - lo, heads, dim] of 16-bit
 // floats, and of the LSE.
 struct Part {
   const void* x;
@@ -24,17 +24,17 @@ struct Part {
 };
 
 constexpr int MAX_PARTS = 8;
-constexpr int PAIRS = 256; // of a row and a head, that a block of fused_merge weighs at most
+constexpr int PAIRS = 256; // largest number of (row, head) pairs in a block of fused_merge
 
 struct Merge {
   Part parts[MAX_PARTS];
-  const float* state; // what was merged before; not read where fresh
+  const float* state; // the earlier results; not read if fresh
   Strides state_at;
   float* lse;
   Strides lse_at;
   void* out;
   Strides out_at;
-  int count, fresh, all; // all: rows without anything are written as well
+  int count, fresh, all; // all: also write rows without any result
   int seq, heads, dim;
   int rows_per_block, heads_per_block;
 };
@@ -61,7 +61,7 @@ __device__ void store(T* p, const float (&x)[8]) {
   *reinterpret_cast<uint4*>(p) = v;
 }
 
-// axpy adds w * v to y, where v holds 8 numbers of type T.
+// axpy adds w * v to y; v holds 8 numbers of type T.
 template <class T>
 __device__ void axpy(float (&y)[8], float w, uint4 v) {
   const unsigned bits[4] = {v.x, v.y, v.z, v.w};
@@ -74,8 +74,8 @@ __device__ void axpy(float (&y)[8], float w, uint4 v) {
   }
 }
 
-// weigh sets w[p] to exp(lse_p - lse) of every part and of the state, 0 if a part does not
-// have the row, and lse to the log of the sum. Without any finite LSE all are 0 and -inf; NaN
+// weigh sets w[p] to exp(lse_p - lse) for every part and for the state, or 0 if a part does not
+// have the row, and lse to the log of the sum. Without any finite LSE, they are 0 and -inf. NaN
 // stays NaN.
 __device__ float weigh(float (&w)[MAX_PARTS + 1], const Merge& m, int b, int row, int head) {
   const float none = -INF;
@@ -99,9 +99,9 @@ __device__ float weigh(float (&w)[MAX_PARTS + 1], const Merge& m, int b, int row
   return top + logf(sum);
 }
 
-// A block merges a few rows of a few heads: first one thread a (row, head) pair finds the
-// weights, then all threads walk the head dims. Rows follow each other in the first part, since
-// LSEs of one head do; heads do in the second.
+// A block merges a few rows of a few heads. First, one thread per (row, head) pair computes the
+// weights, with threads along rows, since LSEs of one head are contiguous. Then all threads process
+// the head dims, with threads along heads.
 template <class T, class Out>
 __device__ void merge(const Merge& m) {
   __shared__ float weights[MAX_PARTS + 1][PAIRS];
@@ -133,7 +133,7 @@ __device__ void merge(const Merge& m) {
         any = true;
       }
     }
-    if (!any) continue; // the state, if there is one, is as it was
+    if (!any) continue; // the state stays the same
     if (weights[MAX_PARTS][pair] != 0) {
       load(y, m.state + m.state_at.at(b, row, head) + d);
 #pragma unroll
@@ -147,9 +147,9 @@ __device__ void merge(const Merge& m) {
   }
 }
 
-// Sum is one tensor of gradients: dst, float32, rows [lo, hi) of it, becomes or gets added the
-// sum of the parts and of src, which has the rows [src0, src1) and is float32 as well. Rows in
-// [fresh0, fresh1) hold nothing yet.
+// A Sum is one tensor of gradients: rows [lo, hi) of dst, float32. They become the sum of the parts
+// and of src, or get it added. src, float32 also, has the rows [src0, src1). Rows in [fresh0, fresh1)
+// are not initialised.
 struct Sum {
   Part parts[MAX_PARTS];
   float* dst;
@@ -161,7 +161,7 @@ struct Sum {
 };
 
 struct Sums {
-  Sum of[2]; // blockIdx.y says which
+  Sum of[2]; // indexed by blockIdx.y
 };
 
 template <class T>
@@ -210,9 +210,9 @@ KERNEL fused_merge_fp16_fp32(const Merge m) { merge<fp16_t, float>(m); }
 KERNEL fused_sum_bf16(const Sums s) { sum<bf16_t>(s.of[blockIdx.y]); }
 KERNEL fused_sum_fp16(const Sums s) { sum<fp16_t>(s.of[blockIdx.y]); }
 
-// fused_lse copies rows of LSE from one order of axes to another through shared memory, since
-// one of the two is not along seq. With open, -inf becomes inf: exp(score - inf) is the
-// probability 0 of rows that see nothing. The block is 32 by 8.
+// fused_lse copies rows of LSE from one order of axes to another, through shared memory, since only
+// one of the two is along seq. With open, -inf becomes inf: exp(score - inf) is 0, the
+// probability in rows that see no key. The block is 32 by 8.
 struct Lse {
   const float* src;
   Strides src_at;
@@ -224,7 +224,7 @@ struct Lse {
 KERNEL fused_lse(const Lse l) {
   __shared__ float tile[32][33];
   const int row0 = blockIdx.x * 32, head0 = blockIdx.y * 32, b = blockIdx.z;
-  // The axis with stride 1 goes with threadIdx.x.
+  // threadIdx.x goes along the axis with stride 1.
   const bool by_row = l.src_at.seq == 1, to_row = l.dst_at.seq == 1;
   for (int k = threadIdx.y; k < 32; k += 8) {
     const int r = by_row ? threadIdx.x : k, h = by_row ? k : threadIdx.x;

@@ -1,13 +1,13 @@
-// Matrix products of any shape and alignment: C = A B + beta D. For those that cuBLASLt has no
-// algorithm for, such as 16-bit matrices with an odd number of columns. A block of 16 x 16
-// threads computes a tile of 64 x 64, each thread 4 x 4 of it, from tiles of A and B in shared
+// Matrix products of any shape and alignment: C = A B + beta D, if cuBLASLt has no algorithm, such as
+// for 16-bit matrices with an odd number of columns. A block of 16 x 16 threads computes a tile of
+// 64 x 64, each thread 4 x 4 of it, from tiles of A and B in shared
 // memory as float32.
 #include "element.cuh"
 
 constexpr int TILE = 64, DEPTH = 16, SIDE = 16, EACH = TILE / SIDE;
 
-// Matrix is m rows of n columns with the given strides, so that a transposed one is only
-// another pair of strides.
+// A Matrix is m rows of n columns with the given strides. A transposed matrix has other
+// strides.
 template <class T> struct Matrix {
   const T* at;
   long long row, column;
@@ -33,8 +33,8 @@ template <class T> __device__ __forceinline__ T round_to(float x) {
   }
 }
 
-// stage loads rows [i, i + TILE) and columns [l, l + DEPTH) of x into tile, transposed; what is
-// outside becomes 0. Neighbouring threads take the axis along which x is contiguous.
+// stage loads rows [i, i + TILE) and columns [l, l + DEPTH) of x into tile, transposed. Elements
+// outside become 0. Neighbouring threads go along the contiguous axis of x.
 template <class T>
 __device__ __forceinline__ void stage(
     float (&tile)[DEPTH][TILE + 1], Matrix<T> x, long long i, long long l, long long rows, long long depth) {

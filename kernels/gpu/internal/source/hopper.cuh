@@ -1,43 +1,43 @@
-// The instructions of sm_90a that attention on Hopper is made of, one function each: barriers in shared
-// memory, the copy engine (TMA), and products by warpgroups (wgmma). Everything above is ordinary C++, so
-// that it can be run without a GPU over other definitions of these functions.
+// The instructions of sm_90a that attention on Hopper uses, one function each: barriers in shared memory, the
+// copy engine (TMA), and products by warpgroups (wgmma). The kernels themselves are ordinary C++. Tests run
+// them without a GPU, with other definitions of these functions.
 //
-// A warpgroup is four warps; the number of its first is a multiple of four. All its threads call functions
+// A warpgroup is four warps; the number of its first is a multiple of four. All its threads must call the functions
 // that begin with wg_.
 #pragma once
 #include "hopper_panels.cuh"
 #include "mma.cuh"
 
-// TensorMap says to the copy engine how a tensor lies in memory; the host makes it.
+// A TensorMap describes a tensor in memory to TMA. The host makes it.
 struct alignas(64) TensorMap { unsigned long long words[16]; };
 
-// A barrier is 8 bytes of shared memory. Its phase ends when as many have arrived as it was made for, and
-// all bytes have come that they told it to expect; then the next begins. The phases have parities 0, 1, 0...
+// A barrier is 8 bytes of shared memory. Its phase ends after the initialised number of arrivals and all
+// expected bytes; then the next phase begins. The phases have parities 0, 1, 0...
 
 __device__ __forceinline__ void barrier_init(unsigned barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// barrier_forget ends a barrier, so that another can be made in its place. No thread waits for it.
+// barrier_forget ends a barrier, so that another can use its memory. No thread may wait for it.
 __device__ __forceinline__ void barrier_forget(unsigned barrier) {
   asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// barriers_ready makes barriers that this thread has made known to the copy engine; a barrier of the block
-// follows it.
+// barriers_ready makes this thread's new barriers visible to TMA. A barrier of the block must
+// follow it.
 __device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 __device__ __forceinline__ void barrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// barrier_expect arrives, and makes the phase wait for this number of bytes from the copy engine.
+// barrier_expect arrives, and makes the phase wait for this number of bytes from TMA.
 __device__ __forceinline__ void barrier_expect(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// barrier_wait returns when the phase of that parity has ended. Of a barrier that was just made, the phase
-// of parity 1 has.
+// barrier_wait returns when the phase of that parity has ended. For a new barrier, the phase
+// of parity 1 has ended.
 __device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) {
   asm volatile(
       "{\n"
@@ -50,8 +50,8 @@ __device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) 
       : "memory");
 }
 
-// copy_box starts a copy of a box of a tensor, which begins at an element of an innermost axis, row, head,
-// and batch, to shared memory, and tells the barrier its bytes. Elements outside the tensor are 0.
+// copy_box starts a TMA copy of a box of a tensor to shared memory, and adds its bytes to the barrier. The box begins
+// at an element of the innermost axis, a row, a head and a batch. Elements outside the tensor are 0.
 __device__ __forceinline__ void copy_box(
     unsigned dst, const TensorMap& map, unsigned barrier, int element, int row, int head, int batch) {
   asm volatile(
@@ -68,15 +68,15 @@ __device__ __forceinline__ void copy_bytes(unsigned dst, const void* src, unsign
       : "memory");
 }
 
-// add_bytes starts adding floats in shared memory to those in global memory, indivisibly each.
-// adds_commit ends a group of them, and adds_wait waits until all except the last PENDING have been read
+// add_bytes starts adding floats in shared memory to those in global memory, each with an atomic.
+// adds_commit ends a group of them. adds_wait waits until all groups except the last PENDING have been read
 // from shared memory.
 __device__ __forceinline__ void add_bytes(float* dst, unsigned src, unsigned bytes) {
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes)
       : "memory");
 }
-// add_box does the same for a box, and leaves out elements outside the tensor.
+// add_box does the same for a box, and skips elements outside the tensor.
 __device__ __forceinline__ void add_box(const TensorMap& map, unsigned src, int element, int row, int head, int batch) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
@@ -90,22 +90,22 @@ template <int PENDING> __device__ __forceinline__ void adds_wait() {
 // adds_finish waits until all are in global memory.
 __device__ __forceinline__ void adds_finish() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// raise sets a number in global memory, by which a block publishes its progress. After wait_raised, which returns the
-// number, another thread sees everything that this one did before, also its finished adds.
+// raise sets a number in global memory, by which a block publishes its progress. After wait_raised returns the
+// number, another thread sees all earlier writes of this thread, its finished adds included.
 __device__ __forceinline__ void raise(unsigned* at, unsigned to) {
   asm volatile("fence.proxy.async.global;\nst.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(to) : "memory");
 }
-// wait_raised gives up after this number of polls, unless polls is 0, and then returns less than to. A poll takes 0.5
-// to 1 us.
+// wait_raised gives up after the given number of polls, unless polls is 0, and then returns less than to. A poll
+// takes 0.5 to 1 us.
 __device__ __forceinline__ unsigned wait_raised(const unsigned* at, unsigned to, unsigned polls) {
   for (;;) {
     unsigned now;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
         : "=r"(now)
         : "l"(at)
-        : "memory"); // an acquire would empty the L1 every time
+        : "memory"); // an acquire would empty the L1 in each round
     if (now >= to) {
-      asm volatile("fence.acq_rel.gpu;\nfence.proxy.async.global;" ::: "memory"); // the copy engine may act next
+      asm volatile("fence.acq_rel.gpu;\nfence.proxy.async.global;" ::: "memory"); // TMA may act next
       return now;
     }
     if (polls && --polls == 0) {
@@ -122,8 +122,8 @@ __device__ __forceinline__ void report(int* to, int a, int b, int c, int d) {
       : "memory");
 }
 
-// wait_open waits until a number has come to count, modulo 2^64, which the host or another GPU counts up, maybe in the
-// host's memory. What they wrote before is there then, also for the copy engine.
+// wait_open waits until a number reaches count, modulo 2^64. The host or another GPU increments it, possibly in host
+// memory. Their earlier writes are then visible, to TMA also.
 __device__ __forceinline__ void wait_open(const unsigned long long* at, unsigned long long count) {
   for (;;) {
     unsigned long long now;
@@ -131,15 +131,15 @@ __device__ __forceinline__ void wait_open(const unsigned long long* at, unsigned
     if ((long long)(now - count) >= 0) {
       break;
     }
-    asm volatile("nanosleep.u32 200;"); // it may be far away
+    asm volatile("nanosleep.u32 200;"); // the memory may be far away
   }
   asm volatile("fence.acq_rel.sys;\nfence.proxy.async.global;" ::: "memory");
 }
 
-// shared_for_engine makes stores of this thread to shared memory visible to wgmma and the copy engine.
+// shared_for_engine makes this thread's stores to shared memory visible to wgmma and TMA.
 __device__ __forceinline__ void shared_for_engine() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// some_sync waits until this number of threads has come to a barrier of the block; some_arrive comes and goes on.
+// some_sync waits until the given number of threads has reached a barrier of the block; some_arrive does not wait.
 // __syncthreads uses number 0.
 __device__ __forceinline__ void some_sync(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
@@ -148,10 +148,10 @@ __device__ __forceinline__ void some_arrive(int number, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-// all_sync does what __syncthreads does, for all threads of the block; lanes of a warp may come apart.
+// all_sync does what __syncthreads does, for all threads of the block; lanes of a warp may diverge.
 __device__ __forceinline__ void all_sync(int threads) { asm volatile("barrier.sync 0, %0;" ::"r"(threads) : "memory"); }
 
-// wg_registers sets how many registers each thread of the warpgroup may have, fewer or more than before.
+// wg_registers sets the number of registers of each thread of the warpgroup, lower or higher than before.
 template <int COUNT> __device__ __forceinline__ void wg_registers_fewer() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
@@ -159,16 +159,16 @@ template <int COUNT> __device__ __forceinline__ void wg_registers_more() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// wg_begin comes before the first product that uses registers which were written since the last one;
-// wg_commit ends a group of products, and wg_wait waits for all groups but the last PENDING. What a
-// product reads and writes must be left alone until then.
+// wg_begin must precede the first product that uses registers written since the last one.
+// wg_commit ends a group of products, and wg_wait waits for all groups except the last PENDING. Until
+// then, the operands and results of a product must not be accessed.
 __device__ __forceinline__ void wg_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wg_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING> __device__ __forceinline__ void wg_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// hold keeps the compiler from moving registers of a product across this place.
+// hold keeps the compiler from moving a product's registers across it.
 template <int N> __device__ __forceinline__ void hold(float (&c)[N]) {
 #pragma unroll
   for (int i = 0; i < N; i++) {
@@ -188,7 +188,7 @@ template <class T, int N, int M> __device__ __forceinline__ void hold(T (&x)[N][
   }
 }
 
-// What wg_multiply is made of: the lists of a product's registers, as text and as operands.
+// The parts of wg_multiply: the lists of a product's registers, as text and as operands.
 #define P0 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define P1 "%8,%9,%10,%11,%12,%13,%14,%15"
 #define P2 "%16,%17,%18,%19,%20,%21,%22,%23"
@@ -267,10 +267,10 @@ WG(176, 88, 88, 89, 90, 91, 92, 93, 94)
 WG(192, 96, 96, 97, 98, 99, 100, 101, 102)
 WG(256, 128, 128, 129, 130, 131, 132, 133, 134)
 
-// wg_multiply<T, TRANS_A, TRANS_B> starts c = A B, or c += A B where keep: 64 by N, over 16. A and B are matrices in
-// shared memory, A as [m][k] or, TRANS_A, [k][m], B as [n][k] or, TRANS_B, [k][n]. A may be in registers instead. Warp
-// w of the group has rows 16 w and on of c and A. Lane l holds of c, in floats 4 j to 4 j + 3, columns 8 j + 2 (l % 4)
-// and the next of rows l / 4 and l / 4 + 8; of A the same as for mma.
+// wg_multiply<T, TRANS_A, TRANS_B> starts c = A B, or c += A B with keep: 64 by N, over 16. A and B are matrices in
+// shared memory, A as [m][k] or, with TRANS_A, [k][m], B as [n][k] or, with TRANS_B, [k][n]. A may be in registers
+// instead. Warp w of the group has the 16 rows of c and A since 16 w. In floats 4 j to 4 j + 3, lane l holds columns
+// 8 j + 2 (l % 4) and the next of rows l / 4 and l / 4 + 8 of c; of A the same as for mma.
 template <class T, bool TRANS_A, bool TRANS_B, int HALF>
 __device__ __forceinline__ void wg_multiply(float (&c)[HALF], unsigned long long a, unsigned long long b, bool keep) {
   wg_shared<TRANS_A, TRANS_B>(T(), c, a, b, keep);

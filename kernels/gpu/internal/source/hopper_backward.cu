@@ -1,31 +1,31 @@
 // Attention backward on Hopper, after FlashAttention-3 (arXiv:2407.08608): a block of threads owns BN keys
 // of a KV head, 64 for each of its GROUPS consumer warpgroups, walks over blocks of BM queries of all heads
-// that read it, and keeps dK and dV in registers until the end. Scores are computed turned round,
+// that read it, and keeps dK and dV in registers until the end. Scores are transposed,
 //   S' = K Q', dP' = V dO', dV += P' dO, dK += dS' Q, dQ' = K' dS',
-// so that P' and dS' are in the registers that the products for dV and dK take them from. dS goes through
-// shared memory for dQ, as all warpgroups' keys add to it; of dQ' each warpgroup has a part, which it leaves
-// in shared memory, and a warp of its own has the copy engine add it to global memory, in no certain order
+// so that the registers of P' and dS' are the operands of the products for dV and dK. dS goes through shared
+// memory for dQ, since all warpgroups' keys add to it. Each warpgroup computes a part of dQ' and writes it to
+// shared memory. From there, a separate warp adds it to global memory with TMA, in no fixed order
 // unless ORDERED is 1.
 //
-// The first warpgroup has no products. A thread of its warp 0 walks, has Q and dO loaded for STAGES steps
-// ahead, and describes each step to the consumers in shared memory. Warp 3 brings LSE and delta, and warp 1 + w
+// The first warpgroup computes no products. A thread of its warp 0 walks, starts the loads of Q and dO STAGES
+// steps ahead, and describes each step to the consumers in shared memory. Warp 3 loads LSE and delta, and warp 1 + w
 // adds the dQ of consumer w.
 //
-// Blocks of the grid that run beside each other have the same KV head, and so the same queries: those, and
-// dQ, stay in the L2. Only the shortest ones come last.
+// Concurrent blocks of the grid have the same KV head, and so the same queries. Their queries and dQ stay in the L2.
+// Only the shortest blocks come last.
 //
-// Where dK and dV of 64 keys are too wide for the registers of a warpgroup, SPLIT, all warpgroups have the same 64
-// keys. Each computes scores of its part of the queries, and has its part of the columns of dK and dV, for which all
-// take P and dS of each other from shared memory. As a stage is large then, there is one buffer of dO, which is loaded
-// again once dV has it, and dQ' leaves by panels.
+// With SPLIT, dK and dV of 64 keys are too wide for the registers of a warpgroup, so all warpgroups share 64 keys. Each
+// computes the scores of its part of the queries, and owns its part of the columns of dK and dV. For these, it reads P
+// and dS of all warpgroups from shared memory. Stages are then large, so there is one buffer of dO, reloaded after
+// dV has used it, and dQ' is written in panels.
 //
-// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, STAGES, GROUPS, SPLIT, ORDERED, and CAP, 1 for scores
-// that a factor above 0 alone does not make of products, CAPPED or SCALED; these take more registers, and a smaller BM.
-// SHARED_P and EVERY_LANE are as in hopper_forward.cu, of P and dS.
+// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, STAGES, GROUPS, SPLIT, ORDERED, and CAP. CAP is 1 if
+// scores take more than a factor above 0 (CAPPED or SCALED), which needs more registers and a smaller BM.
+// SHARED_P and EVERY_LANE are as in hopper_forward.cu, for P and dS.
 #include "hopper_backward.cuh"
 
-// cover finds out which keys are in some tile, and clears the others in shared memory: they may be
-// anything, and 0 times NaN is NaN.
+// cover finds the keys that are in some tile, and zeroes the others in shared memory. They may be NaN,
+// and 0 times NaN is NaN.
 __device__ __forceinline__ void cover(const HopperBackward& b, unsigned base) {
   const KeyWalk walk(b.p, own_keys(base));
   for (int j = threadIdx.x - 128; j < BN; j += CONSUMERS) {
@@ -61,13 +61,13 @@ __device__ __forceinline__ void blank(unsigned queries, unsigned douts, int from
   some_sync(ALL_CONSUMERS, CONSUMERS);
 }
 
-// A thread of a consumer has of a product with 64 rows, in floats 4 n to 4 n + 3, columns 8 n + first_col()
+// In a product with 64 rows, a consumer thread holds, in floats 4 n to 4 n + 3, columns 8 n + first_col()
 // and the next of rows first_row() and first_row() + 8.
 __device__ __forceinline__ int first_row() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
 __device__ __forceinline__ int first_col() { return threadIdx.x % 4 * 2; }
 
-// hide sets scores of hidden pairs to -inf. key is the first key of the scores in the block of keys, from their first
-// query in that of queries.
+// hide sets scores of hidden pairs to -inf. key is the first key of the scores, counted in the block of keys, and from
+// their first query, counted in the block of queries.
 __device__ __forceinline__ void hide(float (&s)[SCORES / 2], unsigned stats, int key, int from) {
   Step now;
   now.load(stats);
@@ -75,7 +75,7 @@ __device__ __forceinline__ void hide(float (&s)[SCORES / 2], unsigned stats, int
   for (int r = 0; r < 2; r++) {
     const int j = key + first_row() + 8 * r, i = now.row + from + first_col();
     const bool any = now.own_lo <= j && j < now.own_hi;
-    const int lo = j + now.lo - i, hi = any ? min(now.end, j + now.hi + 1) - i : -1; // of the columns that are seen
+    const int lo = j + now.lo - i, hi = any ? min(now.end, j + now.hi + 1) - i : -1; // the visible columns
 #pragma unroll
     for (int n = 0; n < SCORES / 8; n++) {
 #pragma unroll
@@ -108,7 +108,7 @@ __device__ __forceinline__ void exponentiate(float (&s)[SCORES / 2], const float
   }
 }
 
-// differentiate turns dP - delta into dS, except for its factor scale, given probabilities.
+// differentiate turns dP - delta into dS, given probabilities, except for its factor scale.
 __device__ __forceinline__ void differentiate(const float (&s)[SCORES / 2], float (&dp)[SCORES / 2]) {
 #pragma unroll
   for (int i = 0; i < SCORES / 2; i++) {
@@ -116,7 +116,7 @@ __device__ __forceinline__ void differentiate(const float (&s)[SCORES / 2], floa
   }
 }
 
-// transform makes scores of products, if a factor alone does not.
+// transform computes scores from products if that takes more than a factor.
 __device__ __forceinline__ void transform(float (&s)[SCORES / 2], const FlashParams& p) {
   if (p.flags & CAPPED) {
     const float unit = 2 * LOG2E * p.inner;
@@ -132,7 +132,7 @@ __device__ __forceinline__ void transform(float (&s)[SCORES / 2], const FlashPar
   }
 }
 
-// differentiate_capped does exponentiate and differentiate for scores that transform made.
+// differentiate_capped does the work of exponentiate and differentiate for scores from transform.
 __device__ __forceinline__ void differentiate_capped(
     float (&s)[SCORES / 2], float (&dp)[SCORES / 2], unsigned lse_at, const FlashParams& p) {
   const float inverse = p.flags & CAPPED ? p.inverse : 0;
@@ -150,7 +150,7 @@ __device__ __forceinline__ void differentiate_capped(
   }
 }
 
-// packed makes a product in registers the operand of another.
+// packed converts a product in registers to the operand of another.
 template <class T> __device__ __forceinline__ void packed(unsigned (&a)[SCORES / 16][4], const float (&c)[SCORES / 2]) {
 #pragma unroll
   for (int i = 0; i < SCORES / 4; i++) {
@@ -158,7 +158,7 @@ template <class T> __device__ __forceinline__ void packed(unsigned (&a)[SCORES /
   }
 }
 
-// keep_scores stores P' or dS' as P or dS; key is its first key, from its first query.
+// keep_scores stores P' or dS' as P or dS, from its first key and query.
 __device__ __forceinline__ void keep_scores(unsigned to, const unsigned (&a)[SCORES / 16][4], int key, int from) {
   const int lane = threadIdx.x % 32, row = from + lane % 8 + lane / 16 * 8,
             col = key + threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8;
@@ -197,7 +197,7 @@ __device__ __forceinline__ void arrive_by_warps(unsigned barrier) {
 struct Consumer {
   const FlashParams& p;
   unsigned base;
-  int group; // which one it is in
+  int group; // the number of its group
   float dk[DK_COLS / 2], dv[DV_COLS / 2];
 
   // Its first key, the first of its columns of dK or dV, and the first query of its scores.
@@ -205,7 +205,7 @@ struct Consumer {
   __device__ __forceinline__ int column(int columns) const { return SPLIT ? columns * group : 0; }
   __device__ __forceinline__ int query() const { return SPLIT ? SCORES * group : 0; }
 
-  // Products are started, and are there after wg_wait.
+  // These start products; wg_wait waits for them.
   template <class T> __device__ __forceinline__ void start_scores(float (&s)[SCORES / 2], unsigned stage) const {
 #pragma unroll
     for (int k = 0; k < HEAD_QK; k += 16) {
@@ -229,8 +229,8 @@ struct Consumer {
   __device__ __forceinline__ void start_dk(const unsigned (&ds)[SCORES / 16][4], unsigned scores, unsigned stage) {
     start_keys<T, Queries>(dk, ds, scores, stage);
   }
-  // start_keys starts c += A B over all queries, of A from registers or, SHARED_P and SPLIT, from shared memory, in
-  // which it lies turned round.
+  // start_keys starts c += A B over all queries, with A from registers or, with SHARED_P and SPLIT, from shared memory,
+  // where it is transposed.
   template <class T, class P, int N>
   __device__ __forceinline__ void start_keys(
       float (&c)[N], const unsigned (&a)[SCORES / 16][4], unsigned scores, unsigned b) {
@@ -261,7 +261,7 @@ struct Consumer {
   // meet waits for all warpgroups.
   __device__ __forceinline__ void meet() const { some_sync(ALL_CONSUMERS, CONSUMERS); }
 
-  // share_p stores P to shared memory, if products take it from there.
+  // share_p stores P to shared memory if products read it from there.
   __device__ __forceinline__ void share_p(const unsigned (&ps)[SCORES / 16][4]) const {
     if (!SPLIT && !SHARED_P) {
       return;
@@ -275,8 +275,8 @@ struct Consumer {
     }
   }
 
-  // step adds a block of queries; scores is the buffer of dS. Only waits branch between its products, as the compiler
-  // would wait at any other branch.
+  // step adds a block of queries; scores is the buffer of dS. Between its products, only waits branch, since the
+  // compiler would insert a wait at any other branch.
   template <class T, bool MASK>
   __device__ __forceinline__ void step(unsigned stage, unsigned stats, unsigned scores, unsigned parity) {
     const unsigned lse_at = stats + Shared::LSE + 4 * query(), delta_at = stats + Shared::DELTA + 4 * query();
@@ -287,7 +287,7 @@ struct Consumer {
       hold(s);
     }
     if (!CAP) {
-      for_queries(dp, delta_at); // dP begins from -delta
+      for_queries(dp, delta_at); // dP starts at -delta
       hold(dp);
     }
     wg_begin();
@@ -301,7 +301,7 @@ struct Consumer {
       hold(dp);
       wait_douts(parity);
       wg_begin();
-      start_dp<T>(dp, stage); // no sooner, for want of registers
+      start_dp<T>(dp, stage); // no earlier, since registers are scarce
       wg_wait<0>();
       hold(dp);
       differentiate_capped(s, dp, lse_at, p);
@@ -312,7 +312,7 @@ struct Consumer {
     } else {
       wait_douts(parity);
       start_dp<T>(dp, stage);
-      float lse[SCORES / 8][2]; // here, as shared memory is slow to answer while products read from it
+      float lse[SCORES / 8][2]; // loaded here, since shared memory is slow during products that read it
 #pragma unroll
       for (int n = 0; n < SCORES / 8 && !FROM_LSE; n++) {
         load_shared_pair(lse_at + 4 * (8 * n + first_col()), lse[n][0], lse[n][1]);
@@ -326,7 +326,7 @@ struct Consumer {
       packed<T>(ps, s);
       share_p(ps);
       wg_begin();
-      start_dv<T>(ps, stage); // before dP is waited for, so that there is always a product under way
+      start_dv<T>(ps, stage); // before the wait for dP, so that a product is always running
       wg_wait<1>();
       hold(dp);
       differentiate(s, dp);
@@ -334,12 +334,12 @@ struct Consumer {
     packed<T>(ds, dp);
     keep_scores(scores, ds, key(), query());
     shared_for_engine();
-    meet(); // dS of all warpgroups is there
+    meet(); // dS of all warpgroups is stored
     finish<T>(ps, ds, stage, scores);
   }
 
-  // wait_douts waits for dO, if it does not come with Q. The products after it begin anew, as the compiler wants after
-  // a branch.
+  // wait_douts waits for dO if it does not come with Q. The products after it begin a new group, as the compiler
+  // requires after a branch.
   __device__ __forceinline__ void wait_douts(unsigned parity) const {
     if (ONE_DO) {
       barrier_wait(base + Shared::DO_FULL, parity);
@@ -347,7 +347,7 @@ struct Consumer {
     }
   }
 
-  // finish does the rest of a step, once dS is there.
+  // finish does the rest of a step, after dS is stored.
   template <class T>
   __device__ __forceinline__ void finish(
       unsigned (&ps)[SCORES / 16][4], unsigned (&ds)[SCORES / 16][4], unsigned stage, unsigned scores) {
@@ -379,8 +379,8 @@ struct Consumer {
   }
 };
 
-// add_keys adds factor times a sum to dK or dV of keys that this block owns; key is the first, and from the first
-// column. It sets rows of fresh keys.
+// add_keys adds factor times a sum to dK or dV of the block's keys, from the first key and column. It sets the rows
+// of fresh keys.
 template <int COLS>
 __device__ __forceinline__ void add_keys(const HopperBackward& b, const Strided& d, const float (&x)[COLS / 2],
     float factor, int dim, int key, int from, unsigned base) {
@@ -399,7 +399,7 @@ __device__ __forceinline__ void add_keys(const HopperBackward& b, const Strided&
 #pragma unroll
     for (int n = 0; n < COLS / 8; n++) {
       const int at = 4 * n + 2 * r;
-      const float u = covered ? factor * x[at] : 0, v = covered ? factor * x[at + 1] : 0; // x may be NaN of a query's
+      const float u = covered ? factor * x[at] : 0, v = covered ? factor * x[at + 1] : 0; // x is NaN if a query has NaN
       const int col = from + 8 * n + first_col();
       float* y = row + col;
       if (aligned && col < dim) {
@@ -417,7 +417,7 @@ __device__ __forceinline__ void add_keys(const HopperBackward& b, const Strided&
   }
 }
 
-// consume does the work of a consumer warpgroup, once there is a step.
+// consume does the work of a consumer warpgroup, if there is a step.
 template <class T> __device__ __forceinline__ void consume(const HopperBackward& b, unsigned base, int group) {
   const FlashParams& p = b.p;
   Consumer c{p, base, group};
@@ -451,7 +451,7 @@ template <class T> __device__ __forceinline__ void consume(const HopperBackward&
     arrive_by_warps(base + Shared::EMPTY + 8 * stage);
     if (DS_BUFFERS > 1) {
       scores =
-          2 * (base + Shared::DS) + Scores::BYTES - scores; // all have read the one before when they meet over this one
+          2 * (base + Shared::DS) + Scores::BYTES - scores; // meeting over this buffer, all have read the previous one
     }
     if (++stage == STAGES) {
       stage = 0, parity ^= 1;
@@ -461,13 +461,13 @@ template <class T> __device__ __forceinline__ void consume(const HopperBackward&
   add_keys<DV_COLS>(b, p.dv, c.dv, 1, p.dim_v, c.key(), c.column(DV_COLS), base);
 }
 
-// begin makes the barriers for an item of the work, before any thread uses them.
+// begin initialises the barriers for an item, before any thread uses them.
 __device__ __forceinline__ void begin(const HopperBackward& b, unsigned base, unsigned item) {
   barrier_init(base + Shared::KEYS_FULL, 1);
   for (int i = 0; i < STAGES; i++) {
-    barrier_init(base + Shared::FULL + 8 * i, 1 + LANES); // of who loads, and of who brings LSE and delta
+    barrier_init(base + Shared::FULL + 8 * i, 1 + LANES); // the loading thread, and the warp of LSE and delta
     barrier_init(
-        base + Shared::EMPTY + 8 * i, (CONSUMERS / 32 + GROUPS) * LANES); // of consumers, and of who adds their dQ
+        base + Shared::EMPTY + 8 * i, (CONSUMERS / 32 + GROUPS) * LANES); // the consumers, and the warps that add dQ
   }
   if (ONE_DO) {
     barrier_init(base + Shared::DO_FULL, 1);
@@ -476,10 +476,10 @@ __device__ __forceinline__ void begin(const HopperBackward& b, unsigned base, un
   barriers_ready();
   keep_turn(b, base, item);
   unsigned passed = 0;
-  pass_gates(b.needs, b.gates, own_keys(base) / BN, passed); // here, as the thread that loads has few registers later
+  pass_gates(b.needs, b.gates, own_keys(base) / BN, passed); // here, since the loading thread has few registers later
 }
 
-// items returns the number of items, for each of the batch.
+// items returns the number of items for each batch element.
 __device__ __forceinline__ unsigned items(const HopperBackward& b) { return b.blocks * b.p.kv_heads; }
 
 // take begins the next item.
@@ -495,7 +495,7 @@ __device__ __forceinline__ void take(const HopperBackward& b, unsigned base) {
 // over reports whether there is no item.
 __device__ __forceinline__ bool over(unsigned base) { return __float_as_int(load_shared(base + Shared::TURN)) < 0; }
 
-// next_item begins another item, if there is one. All threads come to it when they are done with theirs.
+// next_item begins another item, if there is one. All threads call it when they are done with theirs.
 __device__ __forceinline__ bool next_item(const HopperBackward& b, unsigned base) {
   if (!b.next || ORDERED && gridDim.x == items(b)) {
     return false;
@@ -511,14 +511,14 @@ __device__ __forceinline__ bool next_item(const HopperBackward& b, unsigned base
   return !over(base);
 }
 
-// help does the work of a thread of the first warpgroup. Each job has a loop of its own: the compiler has registers for
-// those alone.
+// help does the work of a thread of the first warpgroup. Each job has its own loop, so that the compiler allocates
+// registers for that job only.
 __device__ __forceinline__ void help(const HopperBackward& b, unsigned base) {
   const int warp = threadIdx.x / 32;
   unsigned at = base;
   if (threadIdx.x == 0) {
     do {
-      hide_value(at); // or addresses are made of it ahead of the items, for which there are no registers
+      hide_value(at); // keeps the compiler from computing addresses before the items, for which there are no registers
       produce(b, at);
     } while (next_item(b, at));
   } else if (warp == 0) {
@@ -547,7 +547,7 @@ template <class T> __device__ __forceinline__ void multiply(const HopperBackward
     cover(b, base);
     consume<T>(b, base, group);
   }
-  some_sync(DQ_EMPTY + group, DQ_THREADS); // the last has been read
+  some_sync(DQ_EMPTY + group, DQ_THREADS); // the last dQ has been read
 }
 
 template <class T> __device__ __forceinline__ void backward(const HopperBackward& b) {
@@ -571,7 +571,7 @@ template <class T> __device__ __forceinline__ void backward(const HopperBackward
   }
   wg_registers_more<MANY>();
   const int group =
-      __shfl_sync(0xffffffff, threadIdx.x / 128, 0) - 1; // the same in all lanes, as the compiler then knows
+      __shfl_sync(0xffffffff, threadIdx.x / 128, 0) - 1; // the compiler then knows that it is the same in all lanes
   do {
     multiply<T>(b, base, group);
   } while (next_item(b, base));

@@ -1,4 +1,4 @@
-// How hopper_backward.cu lies in shared memory, and the work of the threads that do not multiply: they walk, load, and
+// The shared memory of hopper_backward.cu, and the work of the threads that do not multiply: they walk, load, and
 // add dQ to global memory.
 #pragma once
 #include "flash.cuh"
@@ -6,9 +6,9 @@
 #include "hopper_lanes.cuh"
 
 constexpr int BN = SPLIT ? 64 : 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS = 128 + CONSUMERS;
-// Registers of a thread. Those of a block are 65536 together.
+// Registers of a thread. A block has 65536 registers.
 constexpr int FEW = CAP || SPLIT || HEAD_QK <= 96 || BM <= 32 ? 40 : 24, MANY = FEW == 40 ? 232 : 240;
-// A warpgroup has scores of SCORES queries at once, and these columns of dK and dV.
+// The number of queries whose scores a warpgroup computes at once, and its columns of dK and dV.
 constexpr int SCORES = BM / (SPLIT ? GROUPS : 1), DK_COLS = HEAD_QK / (SPLIT ? GROUPS : 1),
               DV_COLS = HEAD_V / (SPLIT ? GROUPS : 1);
 static_assert(SCORES % 16 == 0 && GROUPS == 2, "shape"); // a warp for each group, and two more
@@ -16,21 +16,21 @@ static_assert(!SPLIT || DK_COLS % 64 == 0 && DV_COLS % 64 == 0, "shape");
 
 struct HopperBackward {
   TensorMap q, k, v, dout, dq; // boxes of 64 by BM, BN, BN, BM elements; dq: of 32 by DQ_ROWS floats
-  unsigned* progress; // ORDERED: of each block of keys, by batch and KV head, and group; 0 before. See Progress
-  const int* order;            // not ORDERED: the blocks of keys, the most queries first; NULL: as they lie
-  // The first block of keys, and how many there are. ORDERED, these see some query, banded if by one tile alone, and
-  // take turns by fold and beside; else the last of them go together for all heads. See turn.
+  unsigned* progress; // ORDERED: of each block of keys, by batch, KV head and group; initially 0. See Progress
+  const int* order;            // not ORDERED: the blocks of keys, most queries first; NULL: ascending
+  // The first block of keys, and their number. ORDERED: each sees some query, banded if there is only one tile, and
+  // fold and beside set the order. Otherwise, the last `together` blocks run after the others of all heads. See turn.
   int start, blocks, banded, fold, beside, together;
-  int fresh_lo, fresh_hi; // of keys: their dK and dV hold nothing yet
+  int fresh_lo, fresh_hi; // keys whose dK and dV are not initialised
   const unsigned* needs;  // see pass_gates of hopper_gates.cuh
   Gate* gates;
-  // For each of the batch the number of the work that is taken next, 0 before; NULL: each block of the grid has its
-  // own. ORDERED, it is never NULL: a block then waits only for work that a block has taken which runs, whatever order
-  // blocks are started in.
+  // For each batch element, the number of the next item, initially 0; NULL: each block of the grid has one item.
+  // ORDERED: never NULL. A block then waits only for items that running blocks have taken, whatever the order in which
+  // blocks start.
   unsigned* next;
   int*
-      fault; // ORDERED, in the host's memory: the report of a block that gave up its turn, see HopperFault of params.go
-  unsigned polls; // that it waits at most, see wait_raised; 0: for ever
+      fault; // ORDERED, in host memory: the report of a block that timed out, see HopperFault of params.go
+  unsigned polls; // most polls for a turn, see wait_raised; 0: no limit
   int unused[11];
   FlashParams p;
 };
@@ -44,8 +44,8 @@ using Douts = Panels<BM, HEAD_V>;
 using Scores = Panels<BM, BN>; // P or dS, as [query][key]
 using KeyWalk = Walk<BN, BM>; // own rows are keys, others queries
 
-// A warpgroup's part of dQ' is made of DQ_PARTS times 64 of the head dim by DQ_ROWS queries. If the
-// head dim does not divide, the queries do.
+// A warpgroup's part of dQ' consists of DQ_PARTS times 64 of the head dim by DQ_ROWS queries. If the
+// head dim is not divisible, the queries are divided.
 constexpr int DQ_PANELS = (HEAD_QK + 63) / 64;
 constexpr bool BY_DIM = DQ_PANELS % GROUPS == 0;
 constexpr int DQ_PARTS = BY_DIM ? DQ_PANELS / GROUPS : DQ_PANELS, DQ_ROWS = BY_DIM ? BM : BM / GROUPS;
@@ -53,9 +53,9 @@ constexpr int DQ_AT_ONCE = SPLIT ? 1 : DQ_PARTS; // of the parts, in shared memo
 constexpr int DQ_BOX = DQ_ROWS * 128, DQ_BYTES = DQ_AT_ONCE * 2 * DQ_BOX; // a box is 32 floats wide
 static_assert(DQ_ROWS % 8 == 0, "shape");
 
-// SPLIT, there is one buffer of dO, with barriers of its own, and one of P and of dS: P is stored once the next dO is
-// there, which is loaded when all have done with P, and dS once all have met over P. Else dS has two, and all have done
-// with one when they meet over the other.
+// With SPLIT, there is one buffer of dO, with its own barriers, and one each of P and of dS. P is stored after the next
+// dO is loaded, which happens after all have used P; dS is stored after all have met over P. Otherwise dS has two
+// buffers, and all have used one when they meet over the other.
 constexpr bool ONE_DO = SPLIT;
 constexpr int P_BUFFERS = SPLIT || SHARED_P ? 1 : 0, DS_BUFFERS = SPLIT ? 1 : 2;
 static_assert(!ONE_DO || STAGES == 2, "the parity of its phase is the stage");
@@ -67,7 +67,7 @@ struct Shared {
   static constexpr int STAGE_BYTES = Queries::BYTES + !ONE_DO * Douts::BYTES; // of a stage
   static constexpr int ONLY_DO = STAGE + STAGES * STAGE_BYTES, P = ONLY_DO + ONE_DO * Douts::BYTES,
                        STATS = P + P_BUFFERS * Scores::BYTES;
-  // Of the stats of a stage: a Step, and for each query LSE * log2 e, or what S begins from, and -delta.
+  // For each stage: a Step, and for each query LSE * log2 e, or the start value of S, and -delta.
   static constexpr int LSE = 32, DELTA = LSE + BM * 4, STATS_BYTES = DELTA + BM * 4;
   static constexpr int TURN = STATS + STAGES * STATS_BYTES; // the Turn
   static constexpr int COVERED = TURN + 32;                 // for each key, whether it is in a tile
@@ -76,39 +76,39 @@ struct Shared {
 };
 static_assert(Shared::BYTES <= 232448, "a block has no more shared memory");
 
-// douts returns the place of dO for a stage.
+// douts returns the address of dO for a stage.
 __device__ __forceinline__ unsigned douts(unsigned base, unsigned stage) {
   return ONE_DO ? base + Shared::ONLY_DO : stage + Queries::BYTES;
 }
 
-// Numbers of barriers of the block between threads that share a job; see some_sync.
+// Numbers of the block's barriers between threads that share a job; see some_sync.
 constexpr int ALL_CONSUMERS = 1, DQ_FULL = 2, DQ_EMPTY = DQ_FULL + GROUPS, DQ_THREADS = 128 + 32,
               P_FULL = DQ_EMPTY + GROUPS;
 
-// FROM_LSE has S begin from -LSE in units of products; else LSE is subtracted from it. Measured, the first is faster
-// ORDERED, and slower else.
+// FROM_LSE starts S at -LSE in units of products; otherwise LSE is subtracted later. As measured, the first is faster
+// with ORDERED, and slower otherwise.
 constexpr bool FROM_LSE = ORDERED && !CAP;
 
-// Turn is the present or next work of a block of the grid: a block of keys, counted from HopperBackward.start, of a KV
-// head; and, ORDERED, which block of keys adds to dQ before it, -1 for none. behind says that the one before may leave
-// out rows to which others before it add: it is waited for in all rows.
+// A Turn is the current or next item of a block of the grid: a block of keys, counted from HopperBackward.start, of a
+// KV head. ORDERED: also the previous block of keys that adds to dQ, -1 for none. behind means that the previous one
+// may skip rows to which earlier ones add: the block waits for it in all rows.
 struct Turn { int keys, kv_head, before; bool behind; };
 
-// free_turn returns the turn of an item, not ORDERED. Blocks of a head run beside each other, as they read the same
-// queries, the longest first. The shortest of all heads come last, so that the SMs are done together.
+// free_turn returns the turn of an item, not ORDERED. Blocks of a head run concurrently, since they read the same
+// queries, longest first. The shortest of all heads come last, so that the SMs finish at the same time.
 __device__ __forceinline__ Turn free_turn(const HopperBackward& b, unsigned item) {
   const int heads = b.p.kv_heads, apart = b.blocks - b.together, rest = (int)item - apart * heads;
   const int at = rest < 0 ? item % apart : apart + rest / heads, head = rest < 0 ? item / apart : rest % heads;
   return {b.order ? b.order[at] : at, head, -1, false};
 }
 
-// ordered_turn returns the turn of an item, ORDERED. The one before it is an earlier item. Blocks take items in order,
-// so that none waits for an item that no block has taken.
+// ordered_turn returns the turn of an item, ORDERED. The previous turn is an earlier item. Blocks take items in order,
+// so no block waits for an item that no block has taken.
 //
-// Blocks of keys take turns from the first to the last, head by head. That is slow if the first see many more queries
-// than the last, as these wait for them in every head. Then fold blocks come from the shortest to the longest, and
-// then fold more from the longest to the shortest, as the first of those are done; and so on. beside heads go
-// together, as many as fill the GPU.
+// Blocks of keys run from the first to the last, head by head. If the first blocks see many more queries than the last,
+// that is slow, since the last wait for the first in every head. Then fold blocks run from the shortest to the longest,
+// and fold more from the longest to the shortest, which start as the first of those end, and so on. beside heads
+// run concurrently, as many as fill the GPU.
 __device__ __forceinline__ Turn ordered_turn(const HopperBackward& b, unsigned item) {
   int number = item;
   if (!b.fold) {
@@ -132,8 +132,8 @@ __device__ __forceinline__ Turn turn(const HopperBackward& b, unsigned item) {
   return ORDERED ? ordered_turn(b, item) : free_turn(b, item);
 }
 
-// keep_turn stores the Turn of the block, its first key, and, ORDERED, the rows at which it waits for the block before:
-// if tiles are banded, the rows to which that block adds; all rows for a block that is behind.
+// keep_turn stores the block's Turn, its first key and, ORDERED, the rows at which it waits for the previous block: if
+// tiles are banded, the rows to which that block adds; for a block that is behind, all rows.
 __device__ __forceinline__ void keep_turn(const HopperBackward& b, unsigned base, unsigned item) {
   const Turn t = turn(b, item);
   int first = 0, end = b.p.seq_q;
@@ -149,14 +149,14 @@ __device__ __forceinline__ void keep_turn(const HopperBackward& b, unsigned base
   }
 }
 
-// own_keys returns the first of the keys that the block owns, and own_kv_head their head. keep_turn and a barrier of
-// the block come before.
+// own_keys returns the block's first key, and own_kv_head its head. keep_turn and a barrier of
+// the block must precede them.
 __device__ __forceinline__ int own_keys(unsigned base) { return __float_as_int(load_shared(base + Shared::TURN + 12)); }
 __device__ __forceinline__ int own_kv_head(unsigned base) {
   return __float_as_int(load_shared(base + Shared::TURN + 4));
 }
 
-// Step is a block of queries, as the producer hands it to the consumers: key j sees query i where
+// A Step is a block of queries, from the producer to the consumers: key j sees query i if
 // own_lo <= j < own_hi, lo <= i - j <= hi and i < end.
 struct Step {
   int row, head, end, kind;
@@ -172,12 +172,12 @@ struct Step {
   }
 };
 // Bits of Step.kind.
-constexpr int LAST = 1;   // no step, but the end of them
+constexpr int LAST = 1;   // the end: no step
 constexpr int MASKED = 2; // some key does not see some query
-constexpr int DIRTY = 4;  // rows after end are in the tensor, and may be anything
+constexpr int DIRTY = 4;  // the tensor has rows after end, which may be NaN
 
-// Heads is the walk of a block over all heads of the group, down the queries of each: under a causal mask, blocks
-// that start together so come to the same queries together.
+// Heads is the walk of a block over all heads of the group, down the queries of each. Under a causal mask, concurrent
+// blocks then reach the same queries at the same time.
 struct Heads {
   KeyWalk walk;
   int head;
@@ -192,7 +192,7 @@ struct Heads {
       return true;
     }
     unsigned next_kv_head = own_kv_head(base) + 1;
-    hide_value(next_kv_head); // or the compiler keeps the product in a register, which are scarce here
+    hide_value(next_kv_head); // keeps the compiler from holding the product in a register
     if (++head * walk.p.kv_heads == next_kv_head * walk.p.heads) {
       return false;
     }
@@ -220,7 +220,7 @@ __device__ __forceinline__ void copy_panels(unsigned dst, const TensorMap& map, 
   }
 }
 
-// produce does the work of the thread that loads.
+// produce does the work of the loading thread.
 __device__ __forceinline__ void produce(const HopperBackward& b, unsigned base) {
   Heads at(b, base);
   bool more = at.next(base);
@@ -256,20 +256,20 @@ __device__ __forceinline__ void produce(const HopperBackward& b, unsigned base) 
   }
 }
 
-// fetch_stats does the work of the warp that brings LSE and delta. It walks by itself, and loads them
-// before there is room for them: they come from far.
+// fetch_stats does the work of the warp that loads LSE and delta. It walks independently, and loads them into registers
+// before a stage is free, since global memory is slow.
 __device__ __forceinline__ void fetch_stats(const HopperBackward& b, unsigned base) {
   const FlashParams& p = b.p;
   Heads at(b, base);
   bool more = at.next(base);
   for (unsigned step = 0;; step++) {
     unsigned lane = threadIdx.x % 32, batch = blockIdx.z;
-    hide_value(batch); // or the compiler makes addresses of them ahead of the steps, for which there are no registers
+    hide_value(batch); // keeps the compiler from computing addresses before the steps, for which there are no registers
     constexpr int COUNT = (BM + 31) / 32;
     float lse[COUNT], delta[COUNT];
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
-      // If there is no such query, any other does.
+      // If there is no such query, load any other.
       const int row = max(min(at.walk.other + (int)lane + 32 * i, at.walk.end - 1), 0);
       lse[i] = head_of<float>(p.lse, batch, at.head)[row * p.lse.seq];
       delta[i] = head_of<float>(p.delta, batch, at.head)[row * p.delta.seq];
@@ -279,7 +279,7 @@ __device__ __forceinline__ void fetch_stats(const HopperBackward& b, unsigned ba
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
       if (lane + 32 * i < BM) {
-        const float x = lse[i] == -INF ? INF : lse[i] * LOG2E; // INF: a row that saw nothing has probabilities 0
+        const float x = lse[i] == -INF ? INF : lse[i] * LOG2E; // INF: a row that saw no key has probabilities 0
         store_shared(stats + Shared::LSE + 4 * (lane + 32 * i), __float_as_uint(FROM_LSE ? __fdividef(-x, p.unit) : x));
         store_shared(stats + Shared::DELTA + 4 * (lane + 32 * i), __float_as_uint(-delta[i]));
       }
@@ -293,15 +293,15 @@ __device__ __forceinline__ void fetch_stats(const HopperBackward& b, unsigned ba
     }
     const int head = at.head;
     more = at.next(base);
-    at.head = more ? at.head : head; // a head that there is
+    at.head = more ? at.head : head; // a valid head
   }
 }
 
-// Progress counts how far a block has added to dQ, of one consumer: to all rows of the group's first heads, and to
-// the last rows of the next. ORDERED, a block adds to a row when the one before it is past that.
+// Progress counts a block's additions to dQ, for one consumer: all rows of the group's first heads, and the last
+// rows of the next. ORDERED, a block adds to a row after the previous block has passed it.
 struct Progress {
   const HopperBackward& b;
-  unsigned base, seen; // seen: of the one before
+  unsigned base, seen; // seen: of the previous block
 
   __device__ __forceinline__ Progress(const HopperBackward& b, unsigned base) : b(b), base(base), seen(0) {}
 
@@ -319,7 +319,7 @@ struct Progress {
         seen = min((int)seen, (int)wait_raised(at(before, 1 - consumer), until, b.polls));
       }
       if (seen < until) {
-        load_shared_words(base + Shared::TURN, keys, kv_head, before, own); // again, as registers are scarce
+        load_shared_words(base + Shared::TURN, keys, kv_head, before, own); // reloaded, since registers are scarce
         report(b.fault, 1 + keys, kv_head, blockIdx.z, before);
       }
     }
@@ -328,7 +328,7 @@ struct Progress {
     raise(at(__float_as_int(load_shared(base + Shared::TURN)), consumer), until);
   }
   __device__ __forceinline__ bool behind() const { return __float_as_int(load_shared(base + Shared::TURN + 24)); }
-  // shared reports whether the block before adds to a row in [row, end).
+  // shared reports whether the previous block adds to a row in [row, end).
   __device__ __forceinline__ bool shared(int row, int end) const {
     float first, last;
     load_shared_pair(base + Shared::TURN + 16, first, last);
@@ -336,8 +336,8 @@ struct Progress {
   }
 };
 
-// clear_queries clears rows of a part of dQ' in shared memory; from is the first. They are in no tile of this step, but
-// a NaN of a key makes all rows NaN.
+// clear_queries zeroes rows of a part of dQ' in shared memory, since from. They are in no tile of this step, but a NaN
+// in a key makes all rows NaN.
 __device__ __forceinline__ void clear_queries(unsigned part, int from) {
   for (int i = from * 8 + threadIdx.x % 32; i < DQ_ROWS * 8; i += 32) {
 #pragma unroll

@@ -1,16 +1,16 @@
 // Attention forward for Hopper, after FlashAttention-3 (arXiv:2407.08608): a block of threads takes BM
-// queries of a head, 64 for each of its GROUPS warpgroups, and walks over blocks of BN keys. One thread of a
-// further warpgroup has the copy engine bring Q, K and V, two blocks ahead. While a
-// warpgroup turns its scores into probabilities the tensor cores multiply for the others, and for itself
-// the probabilities of the block before.
+// queries of a head, 64 for each of its GROUPS consumer warpgroups, and visits blocks of BN keys. One thread
+// of another warpgroup loads Q, K and V with TMA, two blocks ahead. While a warpgroup computes the
+// probabilities of its scores, the tensor cores compute products of the others, and its own product
+// with the probabilities of the previous block.
 //
-// The grid is as large as the GPU, and its blocks take the next queries when they are done with theirs.
-// What was seen before, O and LSE in global memory, is folded in at the end.
+// The grid is as large as the GPU, and its blocks take more queries when they are done with theirs.
+// At the end, the kernel folds in earlier results, O and LSE in global memory.
 //
-// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, GROUPS, BN, STAGES, how many blocks are loaded ahead, and
-// CAP, 1 where scores may need more than a factor. With SHARED_P, products take probabilities from shared memory, not
-// from registers: slower, for tests, as the results are the same bits if the compiler keeps registers apart. EVERY_LANE
-// is also for tests; see hopper_lanes.cuh.
+// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, GROUPS, BN, STAGES, the number of blocks to load ahead,
+// and CAP, 1 if scores may take more than a factor. With SHARED_P, products read probabilities from shared memory, not
+// from registers. That is slower and for tests: the bits differ only if the compiler assigned wrong registers.
+// EVERY_LANE is also for tests; see hopper_lanes.cuh.
 #include "flash_products.cuh"
 #include "hopper_gates.cuh"
 #include "hopper_lanes.cuh"
@@ -26,30 +26,30 @@ using PTile = Panels<BM, BN>;
 using QueryWalk = Walk<BM, BN>;
 
 // Bits of HopperForward.pass.
-constexpr int FIRST = 1; // O and LSE hold nothing yet
+constexpr int FIRST = 1; // O and LSE are not initialised
 constexpr int LAST = 2;  // O goes to out, in 16 bits
 
 struct HopperForward {
   TensorMap q, k, v;
   Strided out;
-  unsigned* next;   // the number of the work that is taken next; 0 before and after
-  const int* order; // the blocks of queries, the most work first; NULL: the last first
+  unsigned* next;   // the number of the next item of work; 0 before and after
+  const int* order; // the blocks of queries, most work first; NULL: the last first
   int pass, blocks, heads_beside, all_heads; // all_heads: over the batch, a multiple of heads_beside
   const unsigned* needs; // see pass_gates of hopper_gates.cuh
   Gate* gates;
-  int early; // the first blocks in that order, taken of all heads before the others, which may have to wait for keys
+  int early; // the first blocks in that order; all heads take them before the others, which may have to wait for keys
   int unused[11];
   FlashParams p;
 };
 static_assert(sizeof(HopperForward) == 3 * 128 + 128 + 768, "HopperForward of params.go is laid out so");
 
-// Work comes from the producer to the consumers with Q.
+// The producer passes Work to the consumers with Q.
 struct Work { int own, head, batch, kind; };
 constexpr int NOTHING = 0, SOME = 1, OVER = 2; // kind: no query sees any key; some does; there is no more work
 
-// Step comes with a block of keys.
+// A Step comes with a block of keys.
 struct Step { int other, tile, flags, unused; };
-constexpr int MASKED = 1, RAGGED = 2, FINAL = 4; // RAGGED: rows of V are in no tile, and may hold anything
+constexpr int MASKED = 1, RAGGED = 2, FINAL = 4; // RAGGED: rows of V are in no tile, and may be NaN
 
 struct Shared {
   static constexpr int Q = 0, K = Q + QTile::BYTES, V = K + STAGES * KTile::BYTES, P = V + STAGES * VTile::BYTES,
@@ -59,8 +59,8 @@ struct Shared {
   static constexpr int V_FULL = K_EMPTY + 8 * STAGES, V_EMPTY = V_FULL + 8 * STAGES, BYTES = V_EMPTY + 8 * STAGES;
 };
 
-// Turn counts through the stages of a buffer; parity names the phase in which the present stage is
-// filled, and its opposite the phase in which it was emptied.
+// A Turn cycles through the stages of a buffer. parity names the phase in which the current stage is
+// filled; in the opposite phase, the stage was emptied.
 struct Turn {
   int stage = 0;
   unsigned parity = 0;
@@ -87,15 +87,15 @@ __device__ __forceinline__ void tell(unsigned at, int a, int b, int c, int d) {
   store_shared(at, (unsigned)a, (unsigned)b, (unsigned)c, (unsigned)d);
 }
 
-// produce hands out work, and has it loaded. One thread runs it.
+// produce assigns work and starts its loads. One thread runs it.
 __device__ __forceinline__ void produce(const HopperForward& x, unsigned base) {
   const FlashParams& p = x.p;
   Turn turn;
-  unsigned free = 1; // the parity of the phase in which Q was read
+  unsigned free = 1; // the parity of the phase in which the consumers read Q
   unsigned passed = 0;
   const int early = x.all_heads * x.early, total = x.all_heads * x.blocks;
   for (;;) {
-    const int item = atomicInc(x.next, total + gridDim.x - 1); // the last to ask leaves 0 again
+    const int item = atomicInc(x.next, total + gridDim.x - 1); // the last call sets it to 0 again
     if (item >= total) {
       break;
     }
@@ -154,7 +154,7 @@ struct State {
   float sum[2];    // sum of exp2(unit * s - base), over this thread's columns
 };
 
-// Lane is the place of a thread in its block.
+// Lane describes the position of a thread in its block.
 struct Lane {
   int group, row, col; // row: the first of its rows, in the block of queries; col: its first column
   bool first;          // of its warp
@@ -175,7 +175,7 @@ __device__ __forceinline__ void release(unsigned barrier, const Lane& lane) {
   }
 }
 
-// blank clears the rows of V that are in no tile: 0 times NaN is NaN. All consumers call it.
+// blank zeroes the rows of V that are in no tile: 0 times NaN is NaN. All consumers call it.
 __device__ __forceinline__ void blank(const FlashParams& p, unsigned v, const Step& step) {
   for (int row = p.tile(step.tile).other_hi - step.other + (threadIdx.x - 128) / 32; row < BN; row += 4 * GROUPS) {
     for (int i = threadIdx.x % 32; i < VTile::COUNT * 8; i += 32) {
@@ -186,7 +186,7 @@ __device__ __forceinline__ void blank(const FlashParams& p, unsigned v, const St
   some_sync(1 + GROUPS, 128 * GROUPS);
 }
 
-// score turns products into scores, if that takes more than a factor.
+// score computes scores from products if that takes more than a factor.
 __device__ __forceinline__ void score(float (&s)[KEYS], const FlashParams& p) {
   if (!CAP) {
     return;
@@ -221,7 +221,7 @@ __device__ __forceinline__ void mask(float (&s)[KEYS], const FlashParams& p, con
   }
 }
 
-// soften turns scores into probabilities over a base, with which o has to shrink.
+// soften turns scores into probabilities relative to a base. o must be rescaled to it.
 __device__ __forceinline__ void soften(float (&s)[KEYS], State& state, float (&shrink)[2], float unit) {
 #pragma unroll
   for (int r = 0; r < 2; r++) {
@@ -234,7 +234,7 @@ __device__ __forceinline__ void soften(float (&s)[KEYS], State& state, float (&s
     most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
     const float old = state.base[r];
     state.base[r] = fmaxf(old, most * unit);
-    const float base = state.base[r] == -INF ? 0 : state.base[r]; // a row that sees nothing yet gets zeros
+    const float base = state.base[r] == -INF ? 0 : state.base[r]; // a row that has seen no key gets zeros
     shrink[r] = exp2_fast(old - base);
     float sum = 0;
 #pragma unroll
@@ -248,7 +248,7 @@ __device__ __forceinline__ void soften(float (&s)[KEYS], State& state, float (&s
   }
 }
 
-// shrink_values gives o the new base. The later the block, the seldomer a row of the warp has one.
+// shrink_values rescales o to the new base. In later blocks, a row's base changes less and less often.
 __device__ __forceinline__ void shrink_values(float (&o)[VALUES], const float (&shrink)[2]) {
   if (!__any_sync(0xffffffff, shrink[0] != 1 || shrink[1] != 1)) {
     return;
@@ -259,7 +259,7 @@ __device__ __forceinline__ void shrink_values(float (&o)[VALUES], const float (&
   }
 }
 
-// round_off makes probabilities the left operand of the next product.
+// round_off converts probabilities to the left operand of the next product.
 template <class T>
 __device__ __forceinline__ void round_off(
     unsigned (&y)[KEYS / 2], const float (&s)[KEYS], unsigned base, const Lane& lane) {
@@ -278,7 +278,7 @@ __device__ __forceinline__ void round_off(
   }
 }
 
-// products_qk starts s = Q K', products_pv o += P V.
+// products_qk starts s = Q K', and products_pv starts o += P V.
 template <class T> __device__ __forceinline__ void products_qk(float (&s)[KEYS], unsigned q, unsigned k, int row) {
 #pragma unroll
   for (int i = 0; i < HEAD_QK; i += 16) {
@@ -302,8 +302,8 @@ __device__ __forceinline__ void products_pv(
   wg_commit();
 }
 
-// store_rounded writes a row's values in 16 bits. Four threads have a row; of four pieces of 16 bytes they
-// have two floats each, which they exchange, so that each writes one piece.
+// store_rounded writes a row's values in 16 bits. Four threads share a row. Each has two floats of each of four pieces
+// of 16 bytes; they exchange them, so that each writes one piece.
 template <class T>
 __device__ __forceinline__ void store_rounded(
     Stored* row, const float (&o)[VALUES], int r, float factor, int dim, bool valid) {
@@ -316,7 +316,7 @@ __device__ __forceinline__ void store_rounded(
       const bool there = c + i < HEAD_V / 8;
       x[i] = there ? pack<T>(factor * o[(c + i) * 4 + 2 * r], factor * o[(c + i) * 4 + 2 * r + 1]) : 0;
     }
-    // Two rounds of exchanges: a 4 by 4 matrix of words is turned round.
+    // Two rounds of exchanges transpose a 4 by 4 matrix of words.
     const bool odd = l & 1, high = l & 2;
     const unsigned a = __shfl_xor_sync(0xffffffff, odd ? x[0] : x[1], 1),
                    b = __shfl_xor_sync(0xffffffff, odd ? x[2] : x[3], 1);
@@ -331,9 +331,9 @@ __device__ __forceinline__ void store_rounded(
   }
 }
 
-// settle sets rows whose sum is 0. Rows that see no key get o = 0, as 0 times a NaN in V is NaN. The sum of others,
-// whose scores are all -inf, becomes NaN. tile is the last one that meets the block; row is the first row of this
-// thread.
+// settle sets rows with a sum of 0. If a row sees no key, it gets o = 0, since 0 times a NaN in V is NaN. Otherwise
+// all its scores are -inf, and its sum becomes NaN. tile is the last one that overlaps the block; row is the thread's
+// first row.
 __device__ __forceinline__ void settle(const FlashParams& p, State& state, int row, int tile) {
   bool seen[2] = {};
   for (; tile >= 0 && p.tile(tile).reach > row; tile--) {
@@ -357,8 +357,8 @@ __device__ __forceinline__ void settle(const FlashParams& p, State& state, int r
   }
 }
 
-// fold merges the state with O and LSE, and stores them. tile is the last one that meets the block. The old state
-// counts as one more key, with its LSE for a score and its O for a value.
+// fold merges the state with O and LSE, and stores them. tile is the last one that overlaps the block. The old state
+// counts as one more key, with its LSE as the score and its O as the value.
 template <class T>
 __device__ __forceinline__ void fold(
     const HopperForward& x, State& state, const Work& work, const Lane& lane, int tile) {

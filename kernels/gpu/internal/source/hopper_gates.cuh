@@ -1,15 +1,15 @@
-// Keys and values that are on their way when a kernel begins. The thread that loads waits for them.
+// Gates of keys and values that arrive while a kernel runs. The loading thread waits for them.
 #pragma once
 #include "hopper.cuh"
 
-// Gate is open when the number at an address has come to count; see wait_open. Each has two words, the lower one first,
-// as lists are aligned to four bytes. One block reads it, as it may be far away, and many readers would delay the
-// copies. The others read asked.
+// A Gate is open when the number at an address has reached count; see wait_open. Both are two words, the lower one
+// first, since lists are aligned to four bytes. One block polls the number, which may be far away: many readers would
+// delay the copies. The others poll asked.
 struct Gate { unsigned at[2], count[2], asked, unused; };
 constexpr unsigned NOBODY = 0, SOMEBODY = 1, OPEN = 2; // asked
 
 // pass_gates waits for the gates of a block of own rows. needs has a word for each block, with bit i for gate i; NULL:
-// all keys are there. passed has the bits that this thread has waited for before.
+// all keys have arrived. passed has the bits of the gates for which this thread has already waited.
 __device__ __forceinline__ void pass_gates(const unsigned* needs, Gate* gates, int block, unsigned& passed) {
   if (!needs) {
     return;

@@ -1,8 +1,8 @@
 // The layout of wg_multiply operands in shared memory; see hopper.cuh.
 #pragma once
 
-// matrix describes an operand of wg_multiply in shared memory: 128 byte rows, with 16 byte pieces permuted by the row
-// in its group of eight, as the copy engine puts them. Its start may be moved by 32 bytes, 16 elements, along a row.
+// matrix describes an operand of wg_multiply in shared memory: 128-byte rows, with 16-byte pieces permuted by the row
+// in its group of eight, as TMA writes them. Its start may move by 32 bytes, 16 elements, along a row.
 // wide, in bytes, is the distance of panels of 64 elements, for a transposed operand; deep is the distance of groups of
 // eight rows.
 __device__ __forceinline__ unsigned long long matrix(unsigned address, unsigned wide = 0, unsigned deep = 1024) {
@@ -10,8 +10,8 @@ __device__ __forceinline__ unsigned long long matrix(unsigned address, unsigned 
       (unsigned long long)(deep >> 4) << 32 | 1ull << 62;
 }
 
-// Panels is ROWS by COLS 16-bit elements in shared memory, from a multiple of 1024 bytes, as copies of boxes of 64
-// elements by ROWS leave them: panels of 64 columns; the last may be wider than the columns in use.
+// Panels is ROWS by COLS 16-bit elements in shared memory, aligned to 1024 bytes, as copies of boxes of 64 elements by
+// ROWS write them: panels of 64 columns. The last panel may be wider than the used columns.
 template <int ROWS, int COLS> struct Panels {
   static constexpr int COUNT = (COLS + 63) / 64, PANEL = ROWS * 128, BYTES = COUNT * PANEL;
   static_assert(ROWS % 8 == 0 && COLS % 16 == 0, "shape");
@@ -28,7 +28,7 @@ template <int ROWS, int COLS> struct Panels {
     return matrix(at, PANEL) + ((col / 64 * PANEL + k * 128) >> 4);
   }
 
-  // offset is where element (row, col) lies, in bytes; col is a multiple of 8, or lies behind one in its piece.
+  // offset returns the offset of element (row, col), in bytes. col is a multiple of 8, or an element of that piece.
   static __device__ __forceinline__ unsigned offset(int row, int col) {
     return col / 64 * PANEL + row * 128 + ((col % 64 / 8 ^ (row & 7)) << 4) + col % 8 * 2;
   }

@@ -1,9 +1,9 @@
-// The instructions of sm_80 that attention is made of, one function each. Everything above is
-// ordinary C++, so that it can be run without a GPU over other definitions of these functions.
+// The instructions of sm_80 that attention uses, one function each. The kernels themselves are ordinary
+// C++. Tests run them without a GPU, with other definitions of these functions.
 #pragma once
 #include "element.cuh"
 
-// hide_value makes x a value that the compiler knows nothing about.
+// hide_value hides x's value from the compiler's optimiser.
 __device__ __forceinline__ void hide_value(unsigned& x) { asm volatile("" : "+r"(x)); }
 
 // mma adds A B to c, m16n8k16. Lane l holds of A, in registers of two, rows l/4 and l/4 + 8 of
@@ -35,7 +35,7 @@ __device__ __forceinline__ void ldmatrix(unsigned (&d)[4], unsigned address) {
                : "memory");
 }
 
-// ldmatrix_trans is ldmatrix with each matrix transposed.
+// ldmatrix_trans does the same with each matrix transposed.
 __device__ __forceinline__ void ldmatrix_trans(unsigned (&d)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
@@ -68,12 +68,12 @@ __device__ __forceinline__ void load_shared(unsigned address, float (&x)[4]) {
       : "memory");
 }
 
-// copy16 starts a copy of 16 bytes to shared memory, of zeros unless valid; src is not read then.
+// copy16 starts a copy of 16 bytes to shared memory. Unless valid, it does not read src and copies zeros.
 __device__ __forceinline__ void copy16(unsigned dst, const void* src, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(valid ? 16 : 0) : "memory");
 }
 
-// copy4 is copy16 of 4 bytes.
+// copy4 does the same for 4 bytes.
 __device__ __forceinline__ void copy4(unsigned dst, const void* src, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(valid ? 4 : 0) : "memory");
 }
@@ -84,7 +84,7 @@ template <int PENDING> __device__ __forceinline__ void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// add_global adds to floats in global memory, indivisibly each.
+// add_global adds to floats in global memory, each with an atomic.
 __device__ __forceinline__ void add_global(float* p, float a) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(p), "f"(a) : "memory");
 }

@@ -1,13 +1,13 @@
-// What the memory-bound kernels share: element types, loads and stores of 16 bytes, and sums over
+// Common parts of the memory-bound kernels: element types, loads and stores of 16 bytes, and sums over
 // warps and blocks.
 //
-// Such a kernel is as fast as it keeps bytes under way, so that loads of a thread stand before
-// all else that it does. What is streamed through does not enter L1, which is left to weights and
-// angles that many rows share.
+// The speed of such a kernel depends on its bytes in flight, so a thread loads all its elements
+// before other work. Streamed data does not enter L1, which caches weights and angles that many rows
+// share.
 #pragma once
 #include "element.cuh"
 
-// LANES is the elements of a load of 16 bytes.
+// LANES is the number of elements in a load of 16 bytes.
 template <class T> constexpr int LANES = 16 / int(sizeof(T));
 
 template <class T> __device__ float to_float(T x);
@@ -26,7 +26,7 @@ template <> __device__ __forceinline__ fp16_t from_float(float x) {
   return fp16_t{(unsigned short)pack<fp16_t>(x, 0.0f)};
 }
 
-// Vec is 16 bytes of T as they are in memory, which is how rows are held in registers.
+// A Vec is 16 bytes of T as in memory. Registers hold rows in this form.
 template <class T> struct Vec {
   uint4 raw;
 
@@ -50,7 +50,7 @@ template <class T> struct Vec {
   }
 };
 
-// stream loads 16 bytes that are read once.
+// stream loads 16 bytes that are read only once.
 template <class T> __device__ __forceinline__ Vec<T> stream(const T* p) { return {load_streaming(p)}; }
 
 template <class T> __device__ __forceinline__ void put(T* p, const Vec<T>& v) { *(uint4*)p = v.raw; }
@@ -76,7 +76,7 @@ template <int L, class T> __device__ __forceinline__ void load(float (&x)[L], co
   }
 }
 
-// store is the reverse.
+// store does the reverse.
 template <int L, class T> __device__ __forceinline__ void store(T* p, const float (&x)[L]) {
   if constexpr (L == 1) {
     p[0] = from_float<T>(x[0]);
@@ -89,7 +89,7 @@ template <int L, class T> __device__ __forceinline__ void store(T* p, const floa
   }
 }
 
-// group_sum returns the sum of x over groups of that many lanes, a power of two, the same bits in each.
+// group_sum returns the sum of x over groups of lanes, a power of two, with the same bits in each lane.
 template <class T> __device__ __forceinline__ T group_sum(T x, int lanes) {
   for (int i = lanes / 2; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
   return x;
@@ -101,9 +101,9 @@ template <class T> __device__ __forceinline__ T warp_sum(T x) {
   return x;
 }
 
-// block_sum is the sum of x over the block, a multiple of 32 threads in x, the same bits in each
-// thread. scratch holds a value for each warp; it must not be used again before a barrier, for
-// which two in turn are enough.
+// block_sum returns the sum of x over the block, a multiple of 32 threads in x, with the same bits in each
+// thread. scratch holds a value for each warp. It must not be reused before a barrier; alternating between
+// two is enough.
 template <class T> __device__ __forceinline__ T block_sum(T x, T* scratch) {
   x = warp_sum(x);
   if (blockDim.x == 32) return x;
@@ -113,7 +113,7 @@ template <class T> __device__ __forceinline__ T block_sum(T x, T* scratch) {
   return warp_sum(lane < warps ? scratch[lane] : T(0));
 }
 
-// block_max returns the largest x over the block likewise. It leaves NaN out.
+// block_max does the same for the largest x. It skips NaN.
 __device__ __forceinline__ float block_max(float x, float* scratch) {
 #pragma unroll
   for (int i = 16; i > 0; i /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, i));

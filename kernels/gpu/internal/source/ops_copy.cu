@@ -1,9 +1,9 @@
-// Copies that convert, sums and zeros. Flat kernels go over dense memory, in vectors or one by one;
-// strided ones over any views, an element a thread.
+// Converting copies, additions and zeros. Flat kernels process dense memory, in vectors or single elements.
+// Strided kernels process any views, one element per thread.
 #include "ops.cuh"
 
-// COPIES is the vectors of a thread, a block apart. A vector is 16 bytes of the wider type: with
-// more a thread, the lanes of a warp would load with gaps.
+// COPIES is the number of vectors per thread, a block apart. A vector is 16 bytes of the wider type: with
+// larger ones, the lanes of a warp would load with gaps.
 constexpr int COPIES = 4;
 template <class D, class S> constexpr int VECTOR = sizeof(D) == 2 && sizeof(S) == 2 ? 8 : 4;
 
@@ -67,7 +67,7 @@ struct Layout {
   FLAT(copy_##NAME, copy, D, S) \
   COPY_STRIDED(NAME, D, S)
 
-// float64 is for tests and scalars; there are no vectors of it.
+// float64 serves tests and scalars; it has no vectors.
 #define COPY_ONE(NAME, D, S)        \
   FLAT_ANY(copy_##NAME, copy, D, S) \
   COPY_STRIDED(NAME, D, S)
@@ -91,7 +91,7 @@ struct Layout {
     dst[d] = from_float<D>(to_float(dst[d]) + to_float(src[s]));                                       \
   }
 
-// The names are of the destination, then the source.
+// Names have the type of the destination, then of the source.
 COPY_ONE(fp64_fp32, double, float)
 COPY_ONE(fp64_bf16, double, bf16_t)
 COPY_ONE(fp64_fp16, double, fp16_t)
@@ -110,7 +110,7 @@ ADD(fp16_fp16, fp16_t, fp16_t)
 ADD(fp32_bf16, float, bf16_t)
 ADD(fp32_fp16, float, fp16_t)
 
-// Elements of one type move as words of their size, so that each bit arrives; without src they
+// Elements of the same type move as words of their size, which keeps every bit. Without src, they
 // become 0.
 typedef unsigned long long u64;
 typedef unsigned short u16;

@@ -1,8 +1,8 @@
 // The embedding and its gradient.
 #include "ops.cuh"
 
-// embed copies rows: y[r] = table[ids[r]], n words of type W a row, a warp a row. A row whose id is
-// outside the vocabulary becomes NaN: all float types are NaN where their bits are 0x7fff.
+// embed copies rows: y[r] = table[ids[r]], with n words of type W per row and one warp per row. A row with an
+// id outside the vocabulary becomes NaN: the bits 0x7fff are NaN in all float types.
 template <class W> __device__ __forceinline__ void embed(W* y, const W* table, const int* ids, int rows,
     int n, int vocab, W nan) {
   constexpr int U = 4;
@@ -41,20 +41,20 @@ extern "C" __global__ void __launch_bounds__(256) embed_2(unsigned short* y, con
   embed(y, table, ids, rows, n, vocab, (unsigned short)NANS);
 }
 
-// The gradient is the sum over all rows of one id, in the order of the rows, whatever block comes
-// first: the same bits in every run. Tokens are taken in chunks of a fixed size, three kernels each.
+// The gradient is the sum over all rows of one id, in the order of the rows, independent of the order of blocks:
+// the same bits in every run. Tokens form chunks of a fixed size, with three kernels each.
 //
-//  1. embed_sort sorts the tokens by id. A key is the id, and below it the position, so that all
-//     differ, and the place of a key is how many are less. Comparing each with each is quicker, for
-//     chunks of some thousands, than anything that passes over them several times.
-//  2. embed_sum has a block for SEGMENT keys in order and some columns. A run of one id that begins
-//     in the segment is added to dtable, by this block only; one that began before it goes to carry.
-//  3. embed_carry adds up what has been carried of a run, in order, in the block of the segment where
+//  1. embed_sort sorts the tokens by id. A key is the id and, in the lower bits, the position, so that all
+//     differ, and a key's place is the number of smaller ones. For chunks of some thousands, comparing
+//     every pair is faster than several passes.
+//  2. embed_sum has a block for SEGMENT sorted keys and some columns. It adds a run of one id that begins
+//     in the segment to dtable; no other block does. A run that began before the segment goes to carry.
+//  3. embed_carry adds up the carried sums of a run, in order, in the block of the segment in which
 //     the run began.
 constexpr int SEGMENT = 64;
 
-// Keys is how ids and positions share 32 bits. What is outside the vocabulary has id vocab, the last
-// of all, and is left out.
+// Keys describes the split of 32 bits into id and position. Ids outside the vocabulary become vocab, the
+// largest, and are skipped.
 struct Keys {
   int count, bits, vocab; // bits of the position
 
@@ -68,7 +68,7 @@ struct Keys {
 
 constexpr int SORT_THREADS = 256, SORT_LANES = 8, SORT_TILE = 4096;
 
-// embed_sort: SORT_LANES threads count for a token.
+// embed_sort: SORT_LANES threads count for one token.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS) embed_sort(unsigned* sorted, const int* ids,
     Keys k) {
   __shared__ uint4 tile[SORT_TILE / 4];
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS) embed_sort(unsigned* 
   if (lane == 0 && token < k.count) sorted[less] = mine;
 }
 
-// set_row sets p, aligned to 16 bytes where L is not 1, to sum, or adds it.
+// set_row sets p to sum, or adds it. p is aligned to 16 bytes unless L is 1.
 template <int L> __device__ __forceinline__ void set_row(float* p, const float (&sum)[L], bool add) {
   if constexpr (L == 1) {
     *p = add ? *p + sum[0] : sum[0];
@@ -128,7 +128,7 @@ template <class T, int L> __device__ __forceinline__ void embed_sum(float* dtabl
       int i = base + u;
       if (i >= count) break;
       int id = k.id(keys[i + 1]);
-      if (id >= k.vocab) return; // so are all others
+      if (id >= k.vocab) return; // as are all later ones
 #pragma unroll
       for (int j = 0; j < L; j++) sum[j] += x[u][j];
       if (i + 1 < count && k.id(keys[i + 2]) == id) continue;

@@ -1,17 +1,17 @@
-// The cross entropy of rows of logits, and its gradient in their place.
+// The cross entropy of rows of logits, and its gradient in place.
 #include "ops.cuh"
 
 constexpr float LOG2E = 1.4426950408889634f;
 #define INF __int_as_float(0x7f800000)
 
-// Softmax is the largest of some logits and the sum of exp(logit - top).
+// Softmax holds the largest of some logits and the sum of exp(logit - top).
 struct Softmax {
   float top, sum;
 
-  // floor returns the subtrahend of a logit: 0 if all are -infinite, so that no NaN results.
+  // floor returns the number to subtract from a logit: 0 if all are -inf, to avoid NaN.
   __device__ __forceinline__ static float floor(float top) { return top == -INF ? 0 : top; }
 
-  // add takes N more logits in. A NaN is left out of top, and makes sum one.
+  // add includes N more logits. top skips a NaN, which makes sum NaN.
   template <int N> __device__ __forceinline__ void add(const float (&x)[N]) {
     float most = top;
 #pragma unroll
@@ -24,8 +24,8 @@ struct Softmax {
   }
 };
 
-// Row is a row of n logits in memory: some until the first that is aligned to 16 bytes, vectors, and
-// some at the end.
+// A Row has n logits in memory: single ones up to an alignment of 16 bytes, vectors, and
+// single ones at the end.
 template <class T> struct Row {
   T* at;
   int n, head, vecs;
@@ -35,14 +35,14 @@ template <class T> struct Row {
     vecs = (n - head) / LANES<T>;
   }
   __device__ __forceinline__ T* vec(int i) const { return at + head + i * LANES<T>; }
-  // loose returns the number of logits outside of vectors: one(0), one(1) and so on.
+  // loose returns the number of single logits: one(0), one(1) and so on.
   __device__ __forceinline__ int loose() const { return n - vecs * LANES<T>; }
   __device__ __forceinline__ T* one(int i) const { return at + (i < head ? i : i + vecs * LANES<T>); }
 };
 
-// cross_entropy has a block for each row, and leaves its loss in losses: -log softmax(logits)[target], 0 for a negative
-// target, NaN for n or more. With GRAD the row becomes scale * (softmax - onehot(target)), or 0. The first `held`
-// vectors of the row stay in shared memory between the two passes, each with the thread that loaded it.
+// cross_entropy has one block per row. It writes the loss to losses: -log softmax(logits)[target], 0 for a negative
+// target, NaN for n or more. With GRAD, the row becomes scale * (softmax - onehot(target)), or 0. Shared memory
+// keeps the first `held` vectors of the row between the two passes, each for the thread that loaded it.
 template <class T, bool GRAD>
 __device__ __forceinline__ void cross_entropy(double* losses, T* logits, const int* targets, int n,
     float scale, int held) {
@@ -111,7 +111,7 @@ __device__ __forceinline__ void cross_entropy(double* losses, T* logits, const i
       *row.one(i) = from_float<T>(exp2_fast((to_float(*row.one(i)) - top) * LOG2E) * factor);
     }
     __syncthreads();
-    // softmax - 1 is expm1 of the logarithm, which keeps its digits where the target is likely.
+    // softmax - 1 is expm1 of the logarithm, which keeps its digits for a likely target.
     if (threadIdx.x == 0 && target < n) row.at[target] = from_float<T>(scale * expm1f((float)-loss));
   }
 }

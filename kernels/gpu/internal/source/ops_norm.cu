@@ -1,17 +1,17 @@
 // RMSNorm over rows of n elements: y = x * inv * w, inv = 1 / sqrt(mean(x^2) + eps), and its
-// backward pass. A row stands in registers between the two times that it is needed, as it was
-// loaded: V vectors of 16 bytes a thread.
+// backward pass. Between its two uses, a row stays in registers in the form of memory: V vectors of
+// 16 bytes per thread.
 #include "ops.cuh"
 
-// norm normalises a, or, with ADD, sum = a + b as rounded to T. A warp, or in blocks of one row a
-// block, has a row: blockDim.x threads, blockDim.y rows.
+// norm normalises a or, with ADD, sum = a + b, rounded to T. A row belongs to one warp, or to one block if blockDim.y
+// is 1: blockDim.x threads, blockDim.y rows.
 template <class T, int V, bool ADD>
 __device__ __forceinline__ void norm(T* y, float* inv, T* sum, const T* a, const T* b, const float* w,
     int rows, int n, float eps) {
   constexpr int L = LANES<T>;
   __shared__ float scratch[32];
   int row = blockIdx.x * blockDim.y + threadIdx.y, vecs = n / L;
-  if (row >= rows) return; // a whole warp, and only where no other waits for it
+  if (row >= rows) return; // an entire warp, for which no other waits
   long long at = (long long)row * n;
   Vec<T> x[V], add[ADD ? V : 1];
 #pragma unroll
@@ -56,7 +56,7 @@ __device__ __forceinline__ void norm(T* y, float* inv, T* sum, const T* a, const
   }
 }
 
-// norm_any does so for any n and alignment, a block a row. What a thread reads again, it wrote.
+// norm_any does the same for any n and alignment, with one block per row. A thread reads back only its own writes.
 template <class T, bool ADD>
 __device__ __forceinline__ void norm_any(T* y, float* inv, T* sum, const T* a, const T* b, const float* w,
     int n, float eps) {
@@ -107,10 +107,10 @@ template <class T, int V> struct NormRow {
   }
 };
 
-// norm_backward: with g = dy * w, dx = inv * g - x * inv^3 * mean(g * x), added to what dx was
-// where accumulate is set. The gradient of w of the rows that a block takes is summed up in its
-// registers and goes to its row of partial [blocks, n]. The next row is loaded while the block
-// sums up the present one, where registers allow.
+// norm_backward: with g = dy * w, dx = inv * g - x * inv^3 * mean(g * x). With accumulate, it adds that to
+// dx. A block sums the gradient of w over its rows in registers, and writes it to its row of partial
+// [blocks, n]. If registers allow, it loads the next row during the sums of the
+// current one.
 template <class T, int V>
 __device__ __forceinline__ void norm_backward(T* dx, float* partial, const T* dy, const T* x,
     const float* inv, const float* w, int rows, int n, int accumulate) {
@@ -169,7 +169,7 @@ __device__ __forceinline__ void norm_backward(T* dx, float* partial, const T* dy
   }
 }
 
-// norm_backward_any does so for any n and alignment, and sums up in memory.
+// norm_backward_any does the same for any n and alignment, and sums in memory.
 template <class T>
 __device__ __forceinline__ void norm_backward_any(T* dx, float* partial, const T* dy, const T* x,
     const float* inv, const float* w, int rows, int n, int accumulate) {

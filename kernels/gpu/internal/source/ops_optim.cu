@@ -1,23 +1,23 @@
-// AdamW, sums of squares, and the sums over partial results that other kernels leave.
+// AdamW, sums of squares, and the sums of other kernels' partial results.
 #include "ops.cuh"
 
-// Step is the numbers of a step of AdamW, from the host.
+// Step holds the parameters of a step of AdamW, from the host.
 struct Step {
-  double max_norm; // 0: the gradient is not clipped
+  double max_norm; // 0: no clipping
   float keep, rate, root, new1, old2, new2, eps;
-  float unscale; // 1 over the scale of the gradient, with which steps may be skipped; 0: it has none
+  float unscale; // 1 over the loss scale; 0: no scaling, and no step is skipped
 };
 
-// SKIPPED stands for the factor of a step that changes nothing.
+// SKIPPED is the factor of a step that changes nothing.
 constexpr float SKIPPED = -1;
 
-// factor_of returns the factor of the gradient: 1 over its scale, times the clip. The comparison with the norm passes a
-// NaN on.
+// factor_of returns the factor of the gradient: 1 over its scale, times the clip. The comparison with the norm keeps
+// NaN.
 __device__ __forceinline__ float factor_of(const double* sum, const Step& h) {
   float unscale = 1;
   if (h.unscale > 0) {
     double norm2 = *sum;
-    if (norm2 - norm2 != 0) return SKIPPED; // neither NaN nor an infinity equals itself less itself
+    if (norm2 - norm2 != 0) return SKIPPED; // NaN or infinite
     unscale = h.unscale;
   }
   if (h.max_norm <= 0) return unscale;
@@ -32,8 +32,8 @@ __device__ __forceinline__ void update(float& p, float g, float& m, float& v, fl
   p = p * h.keep - h.rate * m / (sqrtf(v) / h.root + h.eps);
 }
 
-// adamw updates p, m and v [n] and sets copied to p, in vectors of L elements, of which a thread has
-// UPDATES, a block apart. The gradient's factor is made on the device, so that no host waits for it.
+// adamw updates p, m and v [n] and sets copied to p, in vectors of L elements. A thread has UPDATES vectors, a block
+// apart. The device computes the gradient's factor, so that the host need not wait for it.
 constexpr int UPDATES = 2;
 
 template <class C, int L, bool COPIED>
@@ -80,9 +80,9 @@ ADAMW(bf16, bf16_t, true)
 ADAMW(fp16, fp16_t, true)
 ADAMW(fp32, float, true)
 
-// squares leaves the sum of the squares of a block's share of g in partial. The shares depend on
-// n and the number of blocks, which the host fixes. Squares are added in float64: they are exact
-// there, and no gradient is too large.
+// squares writes the sum of the squares of a block's share of g to partial. The shares depend on n and
+// the number of blocks, which the host fixes. It adds in float64, in which squares are exact and no
+// gradient overflows.
 template <int L> __device__ __forceinline__ void squares(double* partial, const float* g, long long n) {
   constexpr int U = 4;
   __shared__ double scratch[32];
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(1024) add_columns(float* sum, const
   }
   shared[threadIdx.y][threadIdx.x] = x;
   __syncthreads();
-  x = warp_sum(shared[threadIdx.x][threadIdx.y]); // a warp has a column now
+  x = warp_sum(shared[threadIdx.x][threadIdx.y]); // now a warp has a column
   c = blockIdx.x * 32 + threadIdx.y;
   if (threadIdx.x == 0 && c < n) sum[c] += x;
 }

@@ -1,19 +1,19 @@
-// The norm of q and k over each head, the rotation of their halves against each other, and both
-// backward in one pass.
+// The norm of q and k over each head, RoPE in the layout of halves, and the backward pass of both
+// in one kernel.
 //
-// The lanes of a head are the smallest power of two that holds its pairs of vectors: lane j has
-// vector j of the first half and vector j of the second. Such a group of lanes takes several heads
-// of a token at once, as one item of work, and loads the token's angles once for all of them.
+// A head takes a group of lanes: the smallest power of two that holds its pairs of vectors. Lane j has
+// vector j of the first half and vector j of the second. A group processes several heads of a token
+// at once, as one item of work, and loads the token's angles once for all of them.
 #include "ops.cuh"
 
-// Rope is the place of a thread in that.
+// Rope describes the groups, and the position of a thread.
 struct Rope {
   int tokens, heads, half, lanes; // lanes of a head
 
   __device__ __forceinline__ int lane() const { return threadIdx.x & (lanes - 1); }
 };
 
-// norm_rope with w NULL, that is NORM false, only rotates. y may be x. HEADS are the heads of an item.
+// norm_rope without NORM (w is NULL) only rotates. y may be x. HEADS is the number of heads in an item.
 template <class T, bool NORM>
 __device__ __forceinline__ void norm_rope(T* y, float* inv, const T* x, const float* w, const float* cos,
     const float* sin, Rope r, float eps) {
@@ -63,9 +63,9 @@ __device__ __forceinline__ void norm_rope(T* y, float* inv, const T* x, const fl
   }
 }
 
-// norm_rope_backward turns dy, of type D, back, and with NORM goes on to the gradient of the
-// norm's input, as norm_backward does. The gradient of w of what a block takes goes to its row of
-// partial [blocks, 2 * half]. dx may be dy. Vectors are 16 bytes of D.
+// norm_rope_backward rotates dy, of type D, back. With NORM, it also computes the gradient of the norm's
+// input, as norm_backward does, and writes the block's sum of the gradient of w to its row of partial
+// [blocks, 2 * half]. dx may be dy. Vectors are 16 bytes of D.
 template <class T, class D, bool NORM>
 __device__ __forceinline__ void norm_rope_backward(T* dx, float* partial, const D* dy, const T* x,
     const float* inv, const float* w, const float* cos, const float* sin, Rope r) {
@@ -77,7 +77,7 @@ __device__ __forceinline__ void norm_rope_backward(T* dx, float* partial, const 
     if (c < r.half) cached(w1, w + c), cached(w2, w + r.half + c);
   }
   long long count = (long long)r.tokens * items;
-  // Whole blocks go round together, as the sums over lanes need all of a warp.
+  // All threads of a block do the same number of rounds, since sums over lanes need a full warp.
   for (long long first = (long long)blockIdx.x * groups; first < count; first += (long long)gridDim.x * groups) {
     unsigned item = first + threadIdx.x / r.lanes;
     int token = item / items, head = item % items * HEADS;
@@ -141,7 +141,7 @@ __device__ __forceinline__ void norm_rope_backward(T* dx, float* partial, const 
   }
 }
 
-// norm_rope_any does all of it for any head dim and alignment, a warp a head.
+// norm_rope_any does the same for any head dim and alignment, with one warp per head.
 template <class T>
 __device__ __forceinline__ void norm_rope_any(T* y, float* inv, const T* x, const float* w, const float* cos,
     const float* sin, Rope r, float eps) {
@@ -163,7 +163,7 @@ __device__ __forceinline__ void norm_rope_any(T* y, float* inv, const T* x, cons
   }
 }
 
-// norm_rope_backward_any has a row of partial for each warp, and sums up there.
+// norm_rope_backward_any has a row of partial for each warp, and sums there.
 template <class T, class D>
 __device__ __forceinline__ void norm_rope_backward_any(T* dx, float* partial, const D* dy, const T* x,
     const float* inv, const float* w, const float* cos, const float* sin, Rope r) {

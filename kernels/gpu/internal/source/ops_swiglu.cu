@@ -1,8 +1,8 @@
 // SwiGLU, y = silu(gate) * up, and its backward pass.
 #include "ops.cuh"
 
-// Sigmoid is sigmoid(x) in up and 1 - sigmoid(x) in down, each with all of its digits and without
-// overflow: the exponential is of -|x|.
+// Sigmoid holds sigmoid(x) in up and 1 - sigmoid(x) in down, both in full precision and without
+// overflow: it takes the exponential of -|x|.
 struct Sigmoid {
   float up, down;
 };
@@ -17,7 +17,7 @@ template <class T> __device__ __forceinline__ Sigmoid sigmoid(float x) {
   return x < 0 ? Sigmoid{e * r, r} : Sigmoid{r, e * r};
 }
 
-// Elements of a block's share: each thread has VECTORS of L, a block apart.
+// The elements of a block: each thread has VECTORS of L, a block apart.
 constexpr int VECTORS = 4, VECTORS_BACKWARD = 2;
 
 template <class T> __device__ __forceinline__ void swiglu(T* y, const T* gate, const T* up, long long n) {
@@ -74,8 +74,8 @@ template <class T> __device__ __forceinline__ void swiglu_backward(T* dgate, T* 
   }
 }
 
-// The kernels take elements in vectors; _any, for any alignment and the rest of a division by the
-// size of a vector, one by one.
+// The kernels process vectors of elements. The kernels _any process single elements, for any alignment
+// and for the remainder.
 #define SWIGLU(NAME, T)                                                                                    \
   extern "C" __global__ void __launch_bounds__(256) swiglu_##NAME(T* y, const T* gate, const T* up,        \
       long long n) {                                                                                       \

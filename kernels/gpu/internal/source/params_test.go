@@ -103,7 +103,8 @@ func align(t reflect.Type) int {
 
 // numbers maps kinds of Go to types of C.
 var numbers = map[reflect.Kind]string{
-	reflect.Int32: "int", reflect.Uint32: "unsigned", reflect.Int64: "long long", reflect.Float32: "float", reflect.Float64: "double",
+	reflect.Int32: "int", reflect.Uint32: "unsigned", reflect.Int64: "long long", reflect.Float32: "float",
+	reflect.Float64: "double",
 }
 
 func fields(t reflect.Type) func(func(reflect.StructField) bool) {
@@ -124,7 +125,8 @@ func snake(name string) string {
 }
 
 func TestSnake(t *testing.T) {
-	for name, want := range map[string]string{"TileCount": "tile_count", "KVHeads": "kv_heads", "SeqQ": "seq_q", "LSE": "lse", "LSEAt": "lse_at", "Src0": "src0"} {
+	for name, want := range map[string]string{"TileCount": "tile_count", "KVHeads": "kv_heads", "SeqQ": "seq_q",
+		"LSE": "lse", "LSEAt": "lse_at", "Src0": "src0"} {
 		if got := snake(name); got != want {
 			t.Errorf("snake(%s) = %s, want %s", name, got, want)
 		}

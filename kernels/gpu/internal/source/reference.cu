@@ -1,7 +1,7 @@
-// Attention as it is defined, for tests and for computing in float32: a warp takes one query
-// (or one key, for dK and dV) of a head, its lanes share the head dim, and the keys that the
-// query sees come one after the other. All arithmetic is in float64; results are rounded when
-// they go into the accumulators. No blocks, no shared memory, no tricks, in a certain order.
+// Attention by its definition, for tests and for float32: a warp takes one query (or one key, for dK
+// and dV) of a head. Its lanes share the head dim, and it visits the visible keys one after
+// another. All arithmetic is in float64; results are rounded into the accumulators. There are
+// no blocks and no shared memory, and the order is fixed.
 //
 // Compiled with SLOTS, the head dim over 32, rounded up.
 #include "element.cuh"
@@ -13,14 +13,14 @@ struct Strided {
   long long batch, seq, head;
 };
 
-// Tile says that query i sees key j where lo <= j - i <= hi.
+// A Tile lets query i see key j if lo <= j - i <= hi.
 struct Tile {
   int q_lo, q_hi, k_lo, k_hi, lo, hi;
 };
 
 struct Params {
   Strided q, k, v, dout, o, lse, delta, dq, dk, dv; // o: the accumulator
-  // What is added to scores and kept of them, as attention.Scores has it; null: nothing. An axis that a
+  // The bias of scores and the largest scores, as in attention.Scores; null: none. An axis that a
   // bias shares has stride 0.
   Strided bias, dbias, largest;
   const Tile* tiles;
@@ -93,7 +93,7 @@ __device__ void scale(double a, Row& y) {
   }
 }
 
-// score makes the score of a dot product.
+// score computes the score of a dot product.
 __device__ double score(double x, const Params& p) {
   x *= p.scale;
   return p.softcap > 0 ? p.softcap * tanh(x / p.softcap) : x;
@@ -159,7 +159,7 @@ template <class T> __device__ void forward(const Params& p) {
     any = true;
     const double s = score(dot(q, load<T>(p.k, batch, j, kv_head, p.dim)), p) + added(p, batch, head, i, j);
     largest = s > largest || s != s ? s : largest; // NaN stays
-    if (!(s <= most)) { // NaN too
+    if (!(s <= most)) { // or NaN
       const double shrink = sum == 0 ? 0 : exp(most - s);
       sum *= shrink;
       scale(shrink, o);
@@ -174,9 +174,9 @@ template <class T> __device__ void forward(const Params& p) {
     *kept = largest > *kept || largest != largest ? (float)largest : *kept;
   }
   if (!any || sum == 0 && p.bias.at) {
-    return; // it saw no key, or the bias hides all, in this block or before it
+    return; // no visible key, or the bias hides all, in this block and earlier ones
   }
-  sum = sum == 0 ? sum / sum : sum; // scores of -Inf without a bias, which hides pairs, are a broken input: NaN
+  sum = sum == 0 ? sum / sum : sum; // without a bias, which hides pairs, scores of -Inf are an invalid input: NaN
   scale(1 / sum, o);
   store(p.o, batch, i, head, p.dim_v, o);
   __syncwarp(); // all lanes have read LSE
@@ -185,8 +185,8 @@ template <class T> __device__ void forward(const Params& p) {
   }
 }
 
-// gradient is P of one pair, the gradient of its score behind all that is added to it, and dS, that of
-// the dot product, by algorithm 2 of FlashAttention-2 (arXiv:2307.08691).
+// gradient computes P of one pair, the gradient of its score before the bias, and dS, the gradient of the
+// dot product, by algorithm 2 of FlashAttention-2 (arXiv:2307.08691).
 struct Gradient {
   double p, score, ds;
 };
@@ -250,7 +250,7 @@ template <class T, class D> __device__ void keys(const Params& p) {
 }
 
 // bias_rows adds to the gradient of a bias: a warp takes a query of a row of it, and all batches and heads
-// that share the row one after the other.
+// that share the row, in turn.
 template <class T, class D> __device__ void bias_rows(const Params& p) {
   const int i = blockIdx.x * blockDim.y + threadIdx.y;
   if (i >= p.seq_q) {

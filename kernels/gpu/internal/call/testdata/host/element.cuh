@@ -1,4 +1,4 @@
-// The instructions of kernels/gpu/internal/source/element.cuh that attention has, as functions of the host.
+// The instructions of kernels/gpu/internal/source/element.cuh that attention uses, as functions on the host.
 #pragma once
 #include "host.h"
 

@@ -1,16 +1,16 @@
-// The copy engine of a block, and the barriers in shared memory by which it says that it is done.
+// The copy engine of a block, and the barriers in shared memory by which it reports completion.
 #include "machine.h"
 
 #include <deque>
 #include <map>
 #include <unistd.h>
 
-// Barrier is what there is of one; its 8 bytes in shared memory only show that nobody stores to them.
+// Barrier is the state of one. Its 8 bytes in shared memory only detect stores by others.
 struct Barrier {
-  unsigned arrivals, maker, made; // made: how many barriers of the block the maker had come through
+  unsigned arrivals, maker, made; // made: the number of block barriers that the maker had passed
   bool known;                     // to the engine
   unsigned phase, missing;
-  long long bytes; // that have yet to come in this phase
+  long long bytes; // still expected in this phase
 };
 static std::map<unsigned, Barrier> barriers;
 constexpr unsigned long long MARK = 0xba221e2ba221e2ffull;
@@ -55,7 +55,7 @@ void make_known() {
   }
 }
 
-// settle ends a phase for which nothing is missing.
+// settle ends a phase that is complete.
 static void settle(unsigned at, Barrier& b) {
   if (b.missing || b.bytes) {
     return;
@@ -91,8 +91,8 @@ std::string barrier_says(unsigned at) {
   return text;
 }
 
-// Box is a part of a tensor and where it lies in shared memory: rows of bytes, one behind the other, in
-// pieces of 16, which may be permuted.
+// Box is a part of a tensor and its place in shared memory: rows of bytes, without gaps, in pieces of 16, which may be
+// permuted.
 struct Box {
   char* base;
   long long extents[4], strides[3], at[4];
@@ -130,13 +130,13 @@ struct Box {
 
   unsigned bytes() const { return rows * elements * size; }
 
-  // place is where bytes of a row lie that begin at a multiple of an element.
+  // place returns the position of bytes of a row that begin at a multiple of an element.
   unsigned place(unsigned row, unsigned byte) const {
     unsigned linear = shared + row * elements * size + byte;
     return permuted ? linear ^ (linear / 128 % 8) << 4 : linear;
   }
 
-  // element is where an element lies in global memory; outside the tensor, NULL.
+  // element returns the address of an element in global memory, or NULL outside of the tensor.
   char* element(unsigned row, unsigned i) const {
     const long long x[4] = {at[0] + i, at[1] + row, at[2], at[3]};
     char* p = base + x[0] * size;
@@ -149,7 +149,7 @@ struct Box {
     return p;
   }
 
-  // each calls f with the places of all elements, in shared and in global memory.
+  // each calls f with the addresses of all elements, in shared and in global memory.
   template <class F> void each(F f) const {
     for (unsigned row = 0; row < rows; row++) {
       for (unsigned i = 0; i < elements; i++) {
@@ -194,7 +194,7 @@ void start_bytes(unsigned dst, const void* src, unsigned bytes, unsigned barrier
   start({false, {}, {}, dst, (const char*)src, bytes, barrier, current});
 }
 
-// finish makes a copy.
+// finish performs a copy.
 static void finish(const Transfer& t) {
   current = t.thread;
   for (unsigned i = 0; i < t.bytes; i += 16) {
@@ -221,7 +221,7 @@ static bool is_waited_for(const Transfer& t) {
   return false;
 }
 
-// engine_step makes one copy that a thread waits for, or any: the first that was started or, in the other
+// engine_step performs one copy, preferably one that a thread waits for: the first that was started or, in the other
 // order of threads, the last.
 bool engine_step(bool any) {
   for (size_t i = 0; i < transfers.size(); i++) {
@@ -259,7 +259,7 @@ void start_add_bytes(float* dst, unsigned src, unsigned bytes) {
 
 void commit_adds() { threads[current].add_groups.push_back(threads[current].adds.size()); }
 
-// What was read, and is to be added.
+// Values that were read and must be added.
 struct Sum { float* to; float by; };
 static std::vector<Sum> sums;
 
@@ -318,7 +318,7 @@ void raise_number(unsigned* at, unsigned to) {
   *at = to;
 }
 
-// Blocks run one after the other, so that what is not there never comes.
+// Blocks run one after the other, so a missing value never comes.
 unsigned wait_number(const unsigned* at, unsigned to) {
   if (*at < to) {
     fail("a block waits for one that starts after it, or ends before, to come to", to);
@@ -326,7 +326,7 @@ unsigned wait_number(const unsigned* at, unsigned to) {
   return *at;
 }
 
-// Who opens a gate does so when the word behind it says that somebody waits.
+// The test opens a gate when the word after it shows a waiter.
 void wait_gate(const unsigned long long* at, unsigned long long count) {
   __atomic_fetch_add(const_cast<unsigned long long*>(at) + 1, 1, __ATOMIC_RELEASE);
   for (int tries = 0; (long long)(__atomic_load_n(at, __ATOMIC_ACQUIRE) - count) < 0; tries++) {
@@ -342,7 +342,7 @@ void engine_begin() {
   sums.clear();
 }
 
-// engine_end adds what was read, in one order or the other.
+// engine_end adds the values that were read, in one of the two orders.
 void engine_end() {
   if (!transfers.empty()) {
     fail_of(transfers[0].thread, "a copy is under way when the block is over, to", transfers[0].dst - SHARED_BASE);

@@ -1,4 +1,4 @@
-// The instructions of kernels/gpu/internal/source/hopper.cuh as functions of the host.
+// The instructions of kernels/gpu/internal/source/hopper.cuh as functions on the host.
 #pragma once
 #include "mma.cuh"
 
@@ -56,7 +56,7 @@ template <class T, int N, int M> void hold(T (&)[N][M]) {}
 inline constexpr bool bfloat(bf16_t) { return true; }
 inline constexpr bool bfloat(fp16_t) { return false; }
 
-// there_is says that kernels/gpu/internal/source/hopper.cuh has a product whose threads hold so many floats.
+// there_is checks that kernels/gpu/internal/source/hopper.cuh has a product with this number of floats per thread.
 inline constexpr bool there_is(int half) {
   return half == 8 || half == 16 || half == 24 || half == 32 || half == 40 || half == 48 || half == 64 || half == 88 ||
       half == 96 || half == 128;
@@ -73,7 +73,7 @@ void wg_multiply(float (&c)[HALF], const unsigned (&a)[4], unsigned long long b,
 }
 
 template <bool TRANS> void store_matrices(unsigned address, const unsigned (&d)[4]) {
-  shared_at(address, 16); // whether there is a row
+  shared_at(address, 16); // checks that there is a row
   const int lane = threadIdx.x % 32;
   exchange(address, [&](auto of) {
     for (int i = 0; i < 4; i++) {

@@ -1,4 +1,4 @@
-// What a kernel compiled for the host asks of run.cpp, in place of a GPU. A thread of a block is a fiber:
+// The interface of a kernel, compiled for the host, to run.cpp, which replaces a GPU. A thread of a block is a fiber:
 // it runs alone until it waits for others.
 #pragma once
 #include <cmath>
@@ -22,23 +22,22 @@ struct uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(16) int4 { int x, y, z, w; };
 
-// fail ends the process with what a kernel did wrong, and where.
+// fail ends the process with a kernel's error and its place.
 [[noreturn]] void fail(const char* what, unsigned long long value);
 
-// shared_at is where an address in shared memory lies. Its bytes must be the block's, and aligned.
+// shared_at returns the host address of an address in shared memory. Its bytes must belong to the block and be aligned.
 extern char shared[];
-// A thread gets bytes to store to by stored_at, which remembers who stored them.
+// A thread gets bytes to store to from stored_at, which records the writer.
 unsigned shared_address(const void* p);
 char* shared_at(unsigned address, unsigned bytes);
 char* stored_at(unsigned address, unsigned bytes);
 
-// A copy to shared memory is made when its thread waits for it, and not before.
+// A copy to shared memory is performed when its thread waits for it, not earlier.
 void start_copy(unsigned dst, const void* src, unsigned bytes, bool valid);
 void commit_copies();
 void wait_copies(int pending);
 
-// warp_wait and block_wait return when all threads have called them. lane_slot is memory by which the
-// lanes of a warp exchange values.
+// warp_wait and block_wait return when all threads have called them. Lanes of a warp exchange values through lane_slot.
 void warp_wait();
 void block_wait();
 void* lane_slot(unsigned lane);
@@ -46,15 +45,15 @@ void* lane_slot(unsigned lane);
 inline void __syncthreads() { block_wait(); }
 inline void __syncwarp(unsigned = ~0u) { warp_wait(); }
 
-// poll_again lets all others run. A thread that waits for what others write to global memory calls it by
-// __nanosleep, as all else would wait for it forever.
+// poll_again lets all others run. A thread that waits for writes of others to global memory calls it through
+// __nanosleep, since the others would otherwise wait forever.
 void poll_again();
 inline void __nanosleep(unsigned) { poll_again(); }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 
-// A barrier in shared memory, of which kernels/gpu/internal/source/hopper.cuh tells. barrier_wait and the others that are
-// not here are what they are there.
+// A barrier in shared memory; see kernels/gpu/internal/source/hopper.cuh. barrier_wait and other functions that are
+// missing here are used from there.
 void make_barrier(unsigned barrier, unsigned arrivals);
 void make_known();
 void forget_barrier(unsigned at);
@@ -62,13 +61,13 @@ void arrive(unsigned barrier, long long bytes);
 void wait_phase(unsigned barrier, unsigned parity);
 void named_wait(int number, int threads, bool waits);
 
-// TensorMap is, in words: the address; the extents of the innermost axis, rows, heads and batch; the bytes
-// from a row, a head and an element of the batch to the next; the elements and the rows of a box; the bytes
-// of an element, and those over which its pieces are permuted: 128, or 0 for none. The rest is 0.
+// TensorMap has these words: the address; the sizes of the innermost axis, rows, heads and batch; the strides of rows,
+// heads and batch in bytes; the elements and the rows of a box; the size of an element in bytes, and the bytes over
+// which its pieces are permuted: 128, or 0 for none. The rest is 0.
 struct alignas(64) TensorMap { unsigned long long words[16]; };
 
-// Copies and adds of the engine. A copy takes its place at once, and is made when no thread can go on without;
-// what is added is read when its thread waits for it, and added when the block is over.
+// Copies and adds of the engine. A copy occupies its place at once, and is performed when no thread can run without it.
+// An add is read when its thread waits for it, and added at the end of the block.
 void start_box(unsigned dst, const TensorMap& map, unsigned barrier, const int (&at)[4]);
 void start_bytes(unsigned dst, const void* src, unsigned bytes, unsigned barrier);
 void start_add_box(const TensorMap& map, unsigned src, const int (&at)[4]);
@@ -81,12 +80,11 @@ void wait_gate(const unsigned long long* at, unsigned long long count);
 unsigned wait_number(const unsigned* at, unsigned to);
 void fence_engine();
 
-// Multiplication is a product of a warpgroup. Its operands are matrices as hopper_panels.cuh says; left is A
-// in registers, or NULL. What it reads in shared memory, it reads when it is waited for. Its sums hold no
-// number until then.
+// Multiplication is a product of a warpgroup. Its operands are matrices as in hopper_panels.cuh; left is A in
+// registers, or NULL. It reads shared memory when a thread waits for it. Until then, its sums are NaN.
 struct Multiplication {
   float* sums;
-  int count; // of the sums of a thread
+  int count; // number of sums of a thread
   const unsigned* left;
   unsigned long long a, b;
   bool trans_a, trans_b, keep, bfloat;
@@ -96,7 +94,7 @@ void start_product(const Multiplication& m);
 void commit_products();
 void wait_products(int pending);
 
-// exchange is f of what all lanes of the warp have; f gets a function that tells a lane's.
+// exchange returns f over the values of all lanes of the warp. f gets a function that returns a lane's value.
 template <class X, class F> auto exchange(const X& mine, F f) {
   static_assert(sizeof(X) <= 64, "a slot has 64 bytes");
   *(X*)lane_slot(threadIdx.x % 32) = mine;
@@ -124,7 +122,7 @@ inline bool __any_sync(unsigned, bool x) {
 
 inline bool __all_sync(unsigned all, bool x) { return !__any_sync(all, !x); }
 
-// A thread runs alone: whatever it does is indivisible.
+// A thread runs alone, so all its operations are atomic.
 template <class X, class Y> X atomicAdd(X* p, Y by) {
   X old = *p;
   *p += by;

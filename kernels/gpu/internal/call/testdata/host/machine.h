@@ -1,5 +1,4 @@
-// What the files of the runner have in common: the threads of a block, and what is known of
-// its shared memory beside its bytes.
+// Common parts of the runner's files: the threads of a block, and the state of its shared memory besides its bytes.
 #pragma once
 #include "host.h"
 
@@ -10,7 +9,7 @@
 #include <vector>
 
 constexpr unsigned MAX_SHARED = 227 << 10, MAX_THREADS = 1024;
-constexpr unsigned SHARED_BASE = 1024; // address of the first byte: addresses are offsets nowhere
+constexpr unsigned SHARED_BASE = 1024; // address of the first byte, so that addresses differ from offsets
 
 enum State { READY, AT_WARP, AT_BLOCK, AT_NAMED, AT_PHASE, AT_PRODUCTS, POLLING, DONE };
 
@@ -21,7 +20,7 @@ struct Copy {
   bool valid;
 };
 
-// Add is a box or, with no map, bytes that are added to global memory.
+// Add is a box or, without a map, bytes that are added to global memory.
 struct Add {
   bool box;
   TensorMap map;
@@ -33,31 +32,31 @@ struct Add {
 struct Thread {
   State state;
   unsigned where; // the barrier, or its number
-  long until;     // the parity of the phase; how many products are to be done
+  long until;     // the parity of the phase, or the number of products that must be done
   bool started;
   jmp_buf at;
   ucontext_t first;
   char* stack;
-  unsigned syncs;  // barriers of the whole block that it came through
-  unsigned fenced; // when it last called shared_for_engine
+  unsigned syncs;  // number of block barriers that it has passed
+  unsigned fenced; // its last call of shared_for_engine
 
-  // What it started and has not waited for, and how many there were at each commit.
+  // Operations that it started and has not waited for, and their number at each commit.
   std::vector<Copy> copies;
   std::vector<size_t> groups;
   std::vector<Add> adds;
   std::vector<size_t> add_groups;
-  size_t started_adds, finished; // finished: of those, when all before were last in global memory
-  long products; // that it ever started
+  size_t started_adds, finished; // finished: number of these in global memory, with all earlier ones
+  long products; // number of products that it ever started
   std::vector<long> product_groups;
-  bool begun; // wg_begin came after all that it did with registers of products
+  bool begun; // wg_begin followed its last use of a product's registers
 };
 
 extern Thread threads[MAX_THREADS];
-extern unsigned current; // the thread that runs
+extern unsigned current; // the running thread
 extern unsigned threads_of_block, shared_of_block;
 extern bool descending;
 
-// suspend has the present thread wait. wake makes those ready that wait in a state, for what f says.
+// suspend makes the current thread wait. wake makes the threads in a state ready for which f returns true.
 void suspend(State s, unsigned where = 0, long until = 0);
 template <class F> void wake(State s, F f) {
   for (unsigned i = 0; i < threads_of_block; i++) {
@@ -67,22 +66,21 @@ template <class F> void wake(State s, F f) {
   }
 }
 
-// fail_of is fail of another thread than the one that runs.
+// fail_of does what fail does, for another thread than the running one.
 [[noreturn]] void fail_of(unsigned thread, const char* what, unsigned long long value);
 
-// The engine is what reads and writes shared memory beside the threads: copies, adds and products. It
-// looks at 16 bytes at a time. An address is checked to be of the block's shared memory.
-//
-// engine_reads is called when a read begins, and engine_has_read when it is over; likewise for writes, whose
-// place holds no number in between. engine_at is where bytes lie, for the engine.
+// The engine reads and writes shared memory besides the threads: copies, adds and products. It works on pieces of 16
+// bytes. It checks that addresses belong to the block's shared memory. engine_reads is called when a read begins, and
+// engine_has_read when it ends; likewise for writes, whose bytes are NaN in between. engine_at returns the host address
+// of bytes, for the engine.
 void engine_reads(unsigned address);
 void engine_has_read(unsigned address);
 void engine_writes(unsigned address);
 void engine_has_written(unsigned address);
 char* engine_at(unsigned address, unsigned bytes);
 
-// The parts of the machine, memory.cpp and so on. begin is called before a block; step does a piece of what is under way, the
-// later the better, and returns false where there is none; end is called after it.
+// The parts of the machine: memory.cpp and so on. begin is called before a block, and end after it. step performs one
+// started operation, preferably a late one, and returns false if there is none.
 void memory_begin();
 void engine_begin();
 bool engine_step(bool any);
@@ -91,5 +89,5 @@ void products_begin();
 bool products_step();
 void products_end();
 
-// barrier_says tells how it stands about a barrier.
+// barrier_says describes the state of a barrier.
 std::string barrier_says(unsigned barrier);

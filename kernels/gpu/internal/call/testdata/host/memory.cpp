@@ -1,9 +1,9 @@
-// What is known of shared memory beside its bytes: who stored to it, and what the engine is about to do with
-// it. The engine sees what a thread stored after that thread called shared_for_engine.
+// The state of shared memory besides its bytes: writers, and pending operations of the engine. The engine sees a
+// thread's stores after the thread called shared_for_engine.
 #include "machine.h"
 
-struct Piece { unsigned short writes, reads; }; // of 16 bytes: what of the engine is under way
-struct Word { unsigned writer, when; };         // of 4: the thread that stored last, and when; when 0: none
+struct Piece { unsigned short writes, reads; }; // of 16 bytes: pending operations of the engine
+struct Word { unsigned writer, when; };         // of 4 bytes: the last writer, and its time; when 0: none
 static Piece pieces[MAX_SHARED / 16];
 static Word words[MAX_SHARED / 4];
 static unsigned clock_now;
@@ -49,7 +49,7 @@ char* stored_at(unsigned address, unsigned bytes) {
 
 void fence_engine() { threads[current].fenced = ++clock_now; }
 
-// made_known fails where a thread stored what the engine need not see.
+// made_known fails if a thread's store is not visible to the engine.
 static void made_known(unsigned address) {
   for (int i = 0; i < 4; i++) {
     const Word& w = words[(address - SHARED_BASE) / 4 + i];

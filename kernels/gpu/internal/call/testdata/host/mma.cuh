@@ -1,10 +1,10 @@
-// The instructions of kernels/gpu/internal/source/mma.cuh as functions of the host.
+// The instructions of kernels/gpu/internal/source/mma.cuh as functions on the host.
 #pragma once
 #include "element.cuh"
 
 inline void hide_value(unsigned&) {}
 
-// mma: which lane and register holds an element is as kernels/gpu/internal/source/mma.cuh says.
+// mma distributes elements over lanes and registers as in kernels/gpu/internal/source/mma.cuh.
 template <class T> void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   struct Held { float a[8], b[4]; } held;
   for (int i = 0; i < 8; i++) {
@@ -35,7 +35,7 @@ inline unsigned short element(unsigned address) {
 }
 
 template <bool TRANS> void load_matrices(unsigned (&d)[4], unsigned address) {
-  shared_at(address, 16); // whether there is a row
+  shared_at(address, 16); // checks that there is a row
   const int lane = threadIdx.x % 32;
   exchange(address, [&](auto of) {
     for (int i = 0; i < 4; i++) {

@@ -1,5 +1,5 @@
-// The products of warpgroups. They are made when all threads of the group wait for them and nobody else can
-// run; until then their sums hold no number.
+// The products of warpgroups. They are computed when all threads of the group wait for them and no other thread can
+// run. Until then, their sums are NaN.
 #pragma GCC optimize("O3")
 #include "machine.h"
 
@@ -9,14 +9,14 @@
 constexpr int GROUP = 128, HEIGHT = 64, DEPTH = 16, MAX_WIDTH = 256;
 constexpr unsigned POISON = 0x7fc0dead; // NaN
 
-// Sums are what products add up, 64 by width: those of all threads of a group.
+// Sums holds the sums of products, 64 by width, of all threads of a group.
 struct Sums {
   int width;
-  float* at[GROUP];  // where a thread has its own; NULL: it has not come yet
-  long last;         // the number of the last product of them
+  float* at[GROUP];  // the thread's sums; NULL: the thread has not arrived
+  long last;         // the number of the last product into them
   std::vector<float> x;
 
-  // place is where sum i of a thread stands.
+  // place returns the position of a thread's sum i.
   size_t place(int thread, int i) const {
     const int lane = thread % 32, row = thread / 32 * 16 + lane / 4 + i / 2 % 2 * 8, col = i / 4 * 8 + lane % 4 * 2 + i % 2;
     return row * width + col;
@@ -24,7 +24,7 @@ struct Sums {
 };
 
 struct Product {
-  Multiplication what; // of the thread that came first; its pointers are that thread's
+  Multiplication what; // from the first thread to arrive, with its pointers
   Sums* sums;
   unsigned left[GROUP][4];
 };
@@ -32,11 +32,11 @@ struct Product {
 struct Warpgroup {
   std::list<Sums> sums;
   std::deque<Product> products;
-  long done; // how many there were before those
+  long done; // number of earlier products
 };
 static Warpgroup warpgroups[MAX_THREADS / GROUP];
 
-// Matrix is an operand in shared memory, as hopper_panels.cuh has it: outer by 16, or turned round.
+// Matrix is an operand in shared memory, as in hopper_panels.cuh: outer by 16, or transposed.
 struct Matrix {
   unsigned start, wide, deep;
   bool turned;
@@ -54,7 +54,7 @@ struct Matrix {
     return at ^ (at / 128 % 8) << 4;
   }
 
-  // pieces calls f with the address of each piece of 16 bytes, and where its first element stands.
+  // pieces calls f with the address of each piece of 16 bytes, and the position of its first element.
   template <class F> void pieces(F f) const {
     for (int i = 0; i < outer; i += turned ? 8 : 1) {
       for (int k = 0; k < DEPTH; k += turned ? 1 : 8) {
@@ -83,7 +83,7 @@ template <class F> static void matrices(const Product& p, F f) {
 
 void begin_products() { threads[current].begun = true; }
 
-// sums_of finds the sums of a product that is started, or makes them.
+// sums_of finds the sums of a started product, or makes them.
 static Sums* sums_of(Warpgroup& g, const Multiplication& m) {
   for (Sums& s : g.sums) {
     if (s.at[current % GROUP] == m.sums) {
@@ -99,7 +99,7 @@ static bool same(const Multiplication& x, const Multiplication& y) {
          x.bfloat == y.bfloat;
 }
 
-// join makes this thread's part of sums that of the engine. Registers that it used come after a wg_begin.
+// join adds this thread's sums to those of the engine. A wg_begin must have preceded its registers.
 static void join(Sums& s, const Multiplication& m) {
   float*& mine = s.at[current % GROUP];
   if (mine && mine != m.sums) {
@@ -124,7 +124,7 @@ void start_product(const Multiplication& m) {
   }
   Warpgroup& g = warpgroups[current / GROUP];
   long& number = threads[current].products;
-  if (number == g.done + (long)g.products.size()) { // the first to come
+  if (number == g.done + (long)g.products.size()) { // the first thread to arrive
     g.products.push_back({m, sums_of(g, m)});
     matrices(g.products.back(), [](const Matrix& x) { x.pieces([](unsigned at, int, int) { engine_reads(at); }); });
   }
@@ -155,7 +155,7 @@ void wait_products(int pending) {
   }
 }
 
-// read_left fills A of what the threads have in registers.
+// read_left fills A from the threads' registers.
 static void read_left(const Product& p, float (&a)[HEIGHT][DEPTH]) {
   for (int t = 0; t < GROUP; t++) {
     const int lane = t % 32, row = t / 32 * 16 + lane / 4;
@@ -165,7 +165,7 @@ static void read_left(const Product& p, float (&a)[HEIGHT][DEPTH]) {
   }
 }
 
-// read fills an array, by place(outer, k), of a matrix in shared memory.
+// read fills an array, indexed by place(outer, k), from a matrix in shared memory.
 template <class F> static void read(const Matrix& x, bool bfloat, F place) {
   x.pieces([&](unsigned at, int i, int k) {
     unsigned short bits[8];
@@ -201,7 +201,7 @@ static void make(Product& p) {
   }
 }
 
-// give returns sums to their threads, none of which may have touched its own.
+// give returns sums to their threads. No thread may have changed its sums.
 static void give(const Sums& s, unsigned first) {
   for (int t = 0; t < GROUP; t++) {
     for (int i = 0; i < s.width / 2; i++) {
@@ -213,7 +213,7 @@ static void give(const Sums& s, unsigned first) {
   }
 }
 
-// waits tells up to which product a warpgroup waits, of which all must; 0: it does not yet.
+// waits returns the number of the product for which all threads of a warpgroup wait, or 0.
 static long waits(unsigned first) {
   for (unsigned i = first; i < first + GROUP; i++) {
     if (threads[i].state != AT_PRODUCTS) {
@@ -251,7 +251,7 @@ static bool step(unsigned first) {
   return true;
 }
 
-// products_step makes those that one warpgroup waits for.
+// products_step computes the products for which a warpgroup waits.
 bool products_step() {
   const int groups = threads_of_block / GROUP;
   for (int i = 0; i < groups; i++) {

@@ -1,6 +1,6 @@
-// Runs kernels that were compiled for the host. It maps a file that the test has mapped too, says where,
-// and then takes launches from its standard input, each answered by a byte when it is done. What a
-// kernel does wrong ends it, with a line on its standard error.
+// Runs kernels that were compiled for the host. It maps a file that the test has also mapped, writes the address, and
+// then reads launches from its standard input. It writes a byte after each. An error in a kernel ends it with a line on
+// its standard error.
 #include "machine.h"
 
 #include <dlfcn.h>
@@ -17,7 +17,7 @@ Index threadIdx, blockIdx, blockDim, gridDim;
 constexpr unsigned STACK = 256 << 10;
 alignas(1024) char shared[MAX_SHARED];
 
-// Params is the argument of a kernel, the largest that there is: passed by value, whatever is in it.
+// Params is the largest argument of a kernel, passed by value.
 struct Params { alignas(64) char bytes[2048]; };
 
 struct Launch {
@@ -100,7 +100,7 @@ void block_wait() {
   threads[current].syncs++;
 }
 
-// open_named lets go who waits at a named barrier. A GPU counts warps.
+// open_named releases the waiters at a named barrier. A GPU counts warps.
 static void open_named(unsigned number) {
   Named& b = named[number];
   for (unsigned i = 0; i < threads_of_block; i++) {
@@ -169,9 +169,8 @@ static void release(int from, int to) {
   }
 }
 
-// run_warp runs a warp until all its threads wait for more than the warp, or are done. Lanes run one after
-// the other in a certain order, which the next launch turns round: a result that depends on it shows. It
-// returns whether any ran.
+// run_warp runs a warp until all its threads wait for more than the warp, or are done. Lanes run one after the other,
+// and the next launch reverses the order, which reveals results that depend on it. It returns whether any ran.
 static bool run_warp(int warp) {
   const int from = warp * 32, to = from + 32;
   bool any = false;
@@ -215,7 +214,7 @@ static std::string waits_for(const Thread& t) {
   }
 }
 
-// stuck ends the process where no thread can go on.
+// stuck ends the process if no thread can run.
 [[noreturn]] static void stuck() {
   std::string text;
   for (int i = 0, from = 0; i < launch.threads; i++) {
@@ -228,10 +227,10 @@ static std::string waits_for(const Thread& t) {
   fail(("threads wait at different barriers, or for what never comes:" + text + "\nof a block of").c_str(), launch.threads);
 }
 
-// step does what can be done when no thread can run. What no thread waits for comes last; those that ask again
-// and again are let to after that.
+// step performs pending operations when no thread can run. Operations without a waiter come last; polling threads run
+// after those.
 static bool step(int& polls) {
-  constexpr int PATIENCE = 1000; // rounds in which nobody does anything but ask
+  constexpr int PATIENCE = 1000; // rounds in which threads only poll
   if (all(0, launch.threads, DONE)) {
     return false;
   }
@@ -296,7 +295,7 @@ static void run() {
   }
 }
 
-// on_fault is called where a thread does what its processor does not.
+// on_fault is called if a thread causes a processor fault.
 static void on_fault(int signal, siginfo_t* info, void*) {
   const char* what = signal == SIGFPE ? "a division by 0, by the instruction" : signal == SIGILL ? "no instruction" : "an address where there is no memory";
   fail(what, (uintptr_t)info->si_addr);

@@ -5,8 +5,8 @@ import (
 	"github.com/cprun/cprun/comm"
 )
 
-// late holds the transfers that outlast their hop.
-type late struct {
+// pending holds the transfers that outlast their hop.
+type pending struct {
 	next  *arrival     // of a Late hop; nil: none
 	gated comm.Pending // with gates for the present call; nil: none
 }
@@ -25,11 +25,11 @@ func (b *buffers) exchangeMore(hop *Hop, moving comm.Pending) (comm.Pending, err
 	}
 	b.copy(b.kv, hop.CopyKV)
 	b.copy(b.grads, hop.CopyGrad)
-	if b.late == nil && !hop.Late && !hop.Gated {
+	if b.pending == nil && !hop.Late && !hop.Gated {
 		return moving, nil
 	}
-	if b.late == nil {
-		b.late = &late{}
+	if b.pending == nil {
+		b.pending = &pending{}
 	}
 	return arrival{moving, hop, b}, nil
 }
@@ -44,7 +44,7 @@ func (b *buffers) copy(bufs []kv, list []Copy) {
 
 // Wait waits for the transfers that must have ended before the next hop begins.
 func (a arrival) Wait() {
-	b, l := a.bufs, a.bufs.late
+	b, l := a.bufs, a.bufs.pending
 	if l.gated != nil { // by now the call is queued
 		l.gated.Wait()
 		l.gated, b.gates = nil, nil
