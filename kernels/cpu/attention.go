@@ -111,7 +111,7 @@ func (f *backwardPass) Block(b attention.GradBlock) error {
 	return nil
 }
 
-// End has nothing to do: gradients are added at once.
+// End does nothing, since Block adds gradients at once.
 func (f *backwardPass) End() error { return nil }
 
 // Fold adds gradients of keys from elsewhere.

@@ -180,7 +180,7 @@ func (d *deviceAttention) zeroFresh(b attention.GradBlock) error {
 	return d.zero(fresh.DK, fresh.DV)
 }
 
-// End has nothing to do: gradients are added at once.
+// End does nothing, since Block adds gradients at once.
 func (f *deviceBackward) End() error { return nil }
 
 // Fold adds gradients of keys from elsewhere.

@@ -279,7 +279,7 @@ func (x *fusedBench) addKeys(b *testing.B) {
 	})
 }
 
-// unified is the single-node forward pass of a full hop in newer versions of cuDNN.
+// unified measures the single-node forward pass of a full hop in newer versions of cuDNN.
 func (x *fusedBench) unified(b *testing.B) {
 	c := fusedCall{q: x.q, k: x.k, v: x.v, scale: x.p.Scale}
 	tile := partition.Tile{

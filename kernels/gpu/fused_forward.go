@@ -53,14 +53,9 @@ func (x *fusedForward) Block(b attention.Block) error {
 		return err
 	}
 	f, c := x.f, fusedCall{q: x.q, k: b.K, v: b.V, scale: x.p.Scale}
-	groups := f.grouped(&c, b.Tiles)
-	for _, g := range groups {
-		if err := f.plans(&c, g); err != nil {
-			return err
-		}
-	}
-	if len(groups) == 0 {
-		return nil
+	groups, err := f.planned(&c, b.Tiles)
+	if err != nil || len(groups) == 0 {
+		return err
 	}
 	f.stream.Do("attention forward", func() error {
 		for _, g := range groups {
@@ -280,11 +275,9 @@ func (x *fusedBackward) Block(b attention.GradBlock) error {
 	}
 	f := x.f
 	c := fusedCall{q: x.q, k: b.K, v: b.V, do: x.do, saved: x.s, dk: b.DK, dv: b.DV, scale: x.p.Scale, backward: true}
-	groups := f.grouped(&c, b.Tiles)
-	for _, g := range groups {
-		if err := f.plans(&c, g); err != nil {
-			return err
-		}
+	groups, err := f.planned(&c, b.Tiles)
+	if err != nil {
+		return err
 	}
 	f.stream.Do("attention backward", func() error {
 		f.flushKeys()

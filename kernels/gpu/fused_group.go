@@ -334,7 +334,8 @@ type planForward struct {
 
 func (p planForward) Block(b attention.Block) error {
 	p.c.k, p.c.v = b.K, b.V
-	return p.f.planAll(&p.c, b.Tiles)
+	_, err := p.f.planned(&p.c, b.Tiles)
+	return err
 }
 
 func (planForward) End() error { return nil }
@@ -346,19 +347,22 @@ type planBackward struct {
 
 func (p planBackward) Block(b attention.GradBlock) error {
 	p.c.k, p.c.v, p.c.dk, p.c.dv = b.K, b.V, b.DK, b.DV
-	return p.f.planAll(&p.c, b.Tiles)
+	_, err := p.f.planned(&p.c, b.Tiles)
+	return err
 }
 
 func (planBackward) End() error                { return nil }
 func (planBackward) Fold(attention.Fold) error { return nil }
 
-func (f *Fused) planAll(c *fusedCall, tiles []partition.Tile) error {
-	for _, g := range f.grouped(c, tiles) {
+// planned returns the groups of cuDNN calls for the tiles of c, after it has built their plans.
+func (f *Fused) planned(c *fusedCall, tiles []partition.Tile) ([]*fusedGroup, error) {
+	groups := f.grouped(c, tiles)
+	for _, g := range groups {
 		if err := f.plans(c, g); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return groups, nil
 }
 
 var _ attention.Planner = (*Fused)(nil)

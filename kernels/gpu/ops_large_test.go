@@ -33,7 +33,7 @@ func TestCUDANormSizes(t *testing.T) {
 	}
 }
 
-// fewer is the divisor of sizes for short tests.
+// fewer returns the divisor of sizes for short tests.
 func (r *cudaRig) fewer() int {
 	if testing.Short() {
 		return 50
@@ -127,7 +127,7 @@ func testCUDARope(r *cudaRig, dtype tensor.DType, seq, heads, dim int) {
 	}
 }
 
-// TestCUDAEmbedBackward has ids that repeat over segments and over chunks of the sort. A third of the tokens have the
+// TestCUDAEmbedBackward uses ids that repeat over segments and over chunks of the sort. A third of the tokens have the
 // same id.
 func TestCUDAEmbedBackward(t *testing.T) {
 	rig := newCUDARig(t)
@@ -191,7 +191,7 @@ func TestCUDAUnknownIDs(t *testing.T) {
 	}
 }
 
-// TestCUDACrossEntropySizes has vocabularies of models, unaligned rows, and a vocabulary that does not fit in shared
+// TestCUDACrossEntropySizes uses vocabularies of models, unaligned rows, and a vocabulary that does not fit in shared
 // memory.
 func TestCUDACrossEntropySizes(t *testing.T) {
 	rig := newCUDARig(t)
@@ -319,7 +319,7 @@ func TestCUDAStrided(t *testing.T) {
 	r.Add(r.upload(tensor.New(tensor.BF16, 3)), r.upload(tensor.New(tensor.F32, 3)))
 }
 
-// TestCUDABeyond32Bits has views with more elements than 32 bits count, and checks the last row.
+// TestCUDABeyond32Bits uses views with more elements than 32 bits count, and checks the last row.
 func TestCUDABeyond32Bits(t *testing.T) {
 	r := newCUDARig(t)
 	const n, rows = 3072, 1<<31/3072 + 9

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// from is a connection from an address that records its end.
+// A from is a connection from an address. It records its end.
 type from struct {
 	net.Conn
 	addr  string
@@ -92,7 +92,7 @@ func TestStay(t *testing.T) {
 	})
 }
 
-// failing is a listener whose Accept fails as if there were no file descriptors.
+// A failing listener returns an error from Accept, as without free file descriptors.
 type failing struct{ net.Listener }
 
 func (failing) Accept() (net.Conn, error) { return nil, fmt.Errorf("no descriptors") }

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// quarter is a header, with metadata, of q, k and v for 8 tokens.
+// quarter returns a header, with metadata, of q, k and v for 8 tokens.
 func quarter(metadata map[string]string) string {
 	meta, err := json.Marshal(metadata)
 	if err != nil {

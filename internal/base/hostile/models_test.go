@@ -116,7 +116,7 @@ const shape = `{"model_type":"llama","architectures":["LlamaForCausalLM"],"vocab
 	`"intermediate_size":32,"num_hidden_layers":1,` +
 	`"num_attention_heads":2,"num_key_value_heads":1,"max_position_embeddings":512,"rms_norm_eps":1e-5`
 
-// fromModel is a command that trains from the directory m, on bytes if m has no tokenizer.
+// fromModel returns a command that trains from the directory m, on bytes if m has no tokenizer.
 func fromModel(p *sandbox) []string {
 	path := p.small()
 	text := strings.Replace(yaml, yaml[:strings.Index(yaml, "\n")], "model: {from: m}", 1)

@@ -11,7 +11,7 @@ import (
 // spawnMode is the first argument of the test binary if it must start another program.
 const spawnMode = "spawn"
 
-// usage is the resource usage of a process and its descendants.
+// A usage holds the resource usage of a process and its descendants.
 type usage struct {
 	Resident int64 // peak bytes of the largest process
 	Time     time.Duration
@@ -19,7 +19,7 @@ type usage struct {
 }
 
 // spawn runs a program and writes its process ID, usage and status to descriptor 3. The peak memory of a child includes
-// that of its parent at the fork. This process is small, so it can start programs without that effect.
+// its parent's memory at the fork. This process is small, so that effect is small also.
 func spawn(args []string) int {
 	report := os.NewFile(3, "report")
 	c := exec.Command(args[0], args[1:]...)

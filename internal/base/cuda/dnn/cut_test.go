@@ -10,7 +10,7 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// sees is the definition of a mask in cuDNN's documentation; i and j count from the corner of the piece.
+// sees implements the definition of a mask in cuDNN's documentation; i and j count from the corner of the piece.
 func sees(p dnn.Piece, i, j int) bool {
 	d := j - i
 	if p.Mask.BottomRight {
@@ -19,7 +19,7 @@ func sees(p dnn.Piece, i, j int) bool {
 	return (p.Mask.Left < 0 || d > -p.Mask.Left) && (p.Mask.Right < 0 || d <= p.Mask.Right)
 }
 
-// allowed is the condition of cudnn-frontend for masks without padding.
+// allowed returns the condition of cudnn-frontend for masks without padding.
 func allowed(p dnn.Piece) error {
 	m, n := p.Q.Len(), p.K.Len()
 	switch {

@@ -104,8 +104,10 @@ type HopperBackward struct {
 	SetsFresh       bool // the kernel sets fresh gradients of keys, instead of adding to them
 }
 
-// SMs holds the number of a GPU's SMs, and of those that a kernel takes.
-type SMs struct{ All, Taken int }
+// SMs holds numbers of SMs.
+type SMs struct {
+	All, Taken int // of the GPU, and those that a kernel takes
+}
 
 // share limits the grid of a kernel that does not take all SMs. It gets one block for each SM that it takes, at least
 // one for each batch element, and a block takes several pieces of work.

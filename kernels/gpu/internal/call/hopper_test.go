@@ -10,7 +10,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// tensorMap is TensorMap of testdata/host, in place of the driver's secret format.
+// A tensorMap has the layout of TensorMap in testdata/host, since the driver's format is secret.
 type tensorMap struct {
 	At          uint64
 	Extents     [4]uint64 // dim, seq, heads, batch
@@ -40,7 +40,7 @@ func (h *host) mapOf(v View, rows int) tensorMap {
 	return m
 }
 
-// products is a kernel whose first warpgroup multiplies, and whose second loads the matrices.
+// products holds a kernel: the first warpgroup multiplies, and the second loads the matrices.
 const products = `
 #include "hopper.cuh"
 struct Product { TensorMap a, b; float* c; int head, batch; };

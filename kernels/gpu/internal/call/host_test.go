@@ -106,8 +106,8 @@ func (h *host) launch(l Launch) error {
 	return h.start(l.Program, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, arguments{FlashParams: *p})
 }
 
-// arguments is the largest struct argument of a kernel. Smaller structs are at its beginning, where a function finds a
-// struct that is passed by value.
+// arguments holds the largest struct argument of a kernel. A function finds a smaller struct, passed by value, at its
+// beginning.
 type arguments struct {
 	source.FlashParams
 	More [2048 - unsafe.Sizeof(source.FlashParams{})]byte
@@ -161,7 +161,7 @@ func (h *host) start(program, kernel string, grid [3]int, block [2]int, shared i
 	return nil
 }
 
-// move converts addresses of this process to those of the other.
+// move converts addresses of this process to addresses of the other.
 func (h *host) move(addresses ...*uint64) {
 	here := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(h.memory))))
 	for _, at := range addresses {

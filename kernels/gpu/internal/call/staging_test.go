@@ -8,7 +8,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// laterStream is a stream whose copies run, in order, when the test calls run.
+// A laterStream makes its copies, in order, when the test calls run.
 type laterStream struct {
 	from []View
 	done int

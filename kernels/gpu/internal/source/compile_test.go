@@ -77,7 +77,7 @@ func line(version string, p Program, code []byte, headers map[string][]byte, arc
 	return fmt.Sprintf("%.16x %s %s", sha256.Sum256(fmt.Append([]byte(key), p.Entries)), p.Name, arch)
 }
 
-// sample: with -short, one of so many programs is compiled again though it passed before.
+// sample: with -short, every sample-th program is compiled again though it passed before.
 const sample = 16
 
 // TestEveryKernelCompiles compiles every program for each of its architectures. There must be no warnings, no spills

@@ -65,7 +65,7 @@ type HopperBackward struct {
 	Polls                     uint32
 	Unused                    [11]int32
 
-	P FlashParams
+	P FlashParams // common parameters of the flash kernels
 }
 
 // HopperGate is struct Gate of hopper_gates.cuh: the address of a word and the count that opens the gate, each as two
