@@ -37,7 +37,7 @@ GRIDS = {
 MASKS = ["causal", "window", "documents"]
 # Processes that measure a cell on a CPU one after another, among which its rounds are shared.
 TURNS = 5
-ROWS = 6  # of a table: the cells with the largest regret; the JSON has all
+ROWS = 4  # of a table: the cells with the largest regret, if it is not 0; the JSON has all
 BEGIN, END = "<!-- {} -->", "<!-- end of {} -->"
 
 
@@ -210,14 +210,15 @@ def twins(cell, ms):
 
 
 def scaling(cells):
-    """A ring in a zigzag over more and more ranks, predicted and measured."""
-    lines = ["| cell | predicted, ms | measured, ms | |", "|---|--:|--:|--:|"]
-    for c in sorted(cells, key=lambda c: (c["cell"].split()[0], [int(n) for n in re.findall(r"(\d+) (?:ranks|tokens)", c["cell"])][::-1])):
+    """How far the predictions of a ring in a zigzag are off."""
+    off = []
+    for c in cells:
         for way, found in c["ways"].items():
             if c["cell"].endswith("causal") and way.startswith("ring, zigzag"):
-                ms, predicted = 1e3 * statistics.median(found["rounds"]), 1e3 * found["predicted"]
-                lines.append(f'| {c["cell"]} | {predicted:.3g} | {ms:.3g} | {100 * (predicted / ms - 1):+.0f} % |')
-    return "\n".join(lines) + "\n"
+                off.append(found["predicted"] / statistics.median(found["rounds"]) - 1)
+    if not off:
+        return ""
+    return (f"{len(off)} causal passes of a zigzag ring: predicted {100 * min(off):+.0f} to {100 * max(off):+.0f} % off, {100 * statistics.median(map(abs, off)):.0f} % in the median.\n")
 
 
 def table(cells, command):
@@ -230,14 +231,12 @@ def table(cells, command):
     rounds = first["turns"]
     lines = [
         f'`{command}` on {first["machine"]["device"]}, {first["machine"]["cores"]} cores, {first["version"]}, {first["date"][:10]}: medians of {rounds} rounds in turns, '
-        f"forward and backward, ms. Load of the machine meanwhile: {min(loads):.1f} to {max(loads):.1f}.", "",
-        "| cell | auto | predicted | measured | best fixed | ms | regret | worst | ms |", "|---|---|--:|--:|---|--:|--:|---|--:|",
-    ]
+        f"forward and backward, ms. Load: {min(loads):.1f} to {max(loads):.1f}.", ""]
     regrets, spreads, worsts, errors, noise, rows = [], [], [], [], [], []
     for c in cells:
         ms = medians(c)
         if c["auto"] not in ms:
-            rows.append((math.inf, f'| {c["cell"]} | {c["auto"]} | | failed | | | | | |'))
+            rows.append((math.inf, f'| {c["cell"]} | {c["auto"]} | | failed | | | |'))
             continue
         auto, best, worst = ms[c["auto"]], min(ms, key=ms.get), max(ms, key=ms.get)
         noise += twins(c, ms)
@@ -248,20 +247,22 @@ def table(cells, command):
             spreads.append((max(own) - min(own)) / auto)
         predicted = c["ways"][c["auto"]]["predicted"]
         errors.append(abs(predicted / auto - 1))
-        rows.append((regret, f'| {c["cell"]} | {c["auto"]} | {1e3 * predicted:.3g} | {1e3 * auto:.3g} | {best} | {1e3 * ms[best]:.3g} | {100 * regret:.1f} % | {worst} | {1e3 * ms[worst]:.3g} |'))
+        rows.append((regret, f'| {c["cell"]} | {c["auto"]} | {1e3 * predicted:.3g} | {1e3 * auto:.3g} | {best} | {1e3 * ms[best]:.3g} | {100 * regret:.1f} % |'))
     rows.sort(reverse=True)
-    lines += [row for _, row in rows[:ROWS]]
-    if len(rows) > ROWS:
-        lines += ["", f"The other {len(rows) - ROWS} cells have a regret of at most {100 * rows[ROWS][0]:.1f} %."]
+    shown = sum(regret >= 0.0005 for regret, _ in rows[:ROWS])
+    if shown:
+        lines += ["| cell | auto | predicted | measured | best fixed | ms | regret |", "|---|---|--:|--:|---|--:|--:|", *(row for _, row in rows[:shown]), ""]
+    if len(rows) > shown:
+        lines += [f"{'The other ' if shown else ''}{len(rows) - shown} cells have a regret of at most {100 * rows[shown][0]:.1f} %.", ""]
     if regrets:
-        lines += ["", f"Regret of auto: {100 * statistics.mean(regrets):.1f} % in the mean, {100 * statistics.median(regrets):.1f} % in the median, {100 * max(regrets):.1f} % at most. The worst "
-                  f"way takes {100 * statistics.mean(worsts):.0f} % more than the best in the mean. Predictions differ from what was measured by {100 * statistics.median(errors):.0f} % in the median."]
+        lines += [f"Regret of auto: {100 * statistics.mean(regrets):.1f} % in the mean, {100 * statistics.median(regrets):.1f} % in the median, {100 * max(regrets):.1f} % at most. The worst "
+                  f"way takes {100 * statistics.mean(worsts):.0f} % more than the best in the mean. Predictions are {100 * statistics.median(errors):.0f} % off in the median."]
         fair = [x for x in map(apart, cells) if x is not None]
         if fair:
-            lines[-1] += (f" With the best way found in one half of the rounds and compared with auto's in the other, {100 * statistics.mean(fair):.1f} % in the mean, "
+            lines[-1] += (f" With the best way found in one half of the rounds and compared in the other: {100 * statistics.mean(fair):.1f} % in the mean, "
                           f"{100 * statistics.median(fair):.1f} % in the median, {100 * max(fair):.1f} % at most.")
         if noise:
-            lines[-1] += f" Ways that are predicted to take the same were measured {100 * statistics.median(noise):.0f} % apart in the median, which is what this machine tells apart."
+            lines[-1] += f" Ways with equal predictions were measured {100 * statistics.median(noise):.0f} % apart in the median."
         if spreads:
             lines[-1] += f" The rounds of one way differ by {100 * statistics.median(spreads):.0f} % in the median."
     return "\n".join(lines) + "\n"

@@ -125,7 +125,7 @@ func minHeap(docs []int, size, chunk int) float64 {
 	return 1 / partition.Balance(work)
 }
 
-var docRanks = []int{2, 4, 8, 16, 32, 64}
+var docRanks = []int{2, 8, 64}
 
 // maskTable is the table of a mask: a row for each number of ranks.
 func maskTable(t *testing.T, ranks []int, window int, packs func(size int) [][]int) (rows []string) {
