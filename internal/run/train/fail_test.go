@@ -24,6 +24,7 @@ import (
 	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/metrics"
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -89,6 +90,13 @@ func (r *run) afterStep(step int64, f func()) {
 	}
 }
 
+// An unreadable source fails to load any sample.
+type unreadable struct{ samples }
+
+var errUnreadable = errors.New("unreadable data")
+
+func (unreadable) Load(int64, []partition.Span, []int32, []int32, []int) error { return errUnreadable }
+
 // A rank with an error of its own, while a checkpoint is written beside the training, tells the
 // others first. They stand in a transfer with it, and their part of the checkpoint stands behind
 // that, so that to wait for the checkpoint would be to wait for each other.
@@ -97,11 +105,11 @@ func TestOwnErrorBesideASave(t *testing.T) {
 	o := Options{RunDir: t.TempDir(), RunID: "a"}
 	ended := runRanks(t, ranks, []string{"train.steps=50", "checkpoint.every=1"}, o, func(rank int, r *run) {
 		if rank == culprit {
-			r.afterStep(3, func() { r.train.layout = "of no kind" })
+			r.afterStep(3, func() { r.train.loader = unreadable{r.train.loader} })
 		}
 	})
 	for rank, err := range ended {
-		if err == nil || errors.Is(err, comm.ErrDeadline) || !strings.Contains(err.Error(), "of no kind") {
+		if err == nil || errors.Is(err, comm.ErrDeadline) || !strings.Contains(err.Error(), errUnreadable.Error()) {
 			t.Errorf("rank %d ended with %v, want the cause of rank %d", rank, err, culprit)
 		}
 		if own := rank == culprit; comm.IsRemote(err) == own {
