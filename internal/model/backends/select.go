@@ -268,23 +268,14 @@ const affordable = 1. / 8
 
 // plain reports whether a backend runs without a remedy, or with cheap ones.
 func (o *order) plain(v verdict) bool {
-	for _, a := range v.applied {
-		if !slices.Contains(o.cheap, a.Rule) && !a.affordable() {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(v.applied, func(a Applied) bool {
+		return !slices.Contains(o.cheap, a.Rule) && !a.affordable()
+	})
 }
 
 // affordable reports whether the remedy costs memory alone, and a small share of the device's.
 func (a *Applied) affordable() bool {
-	if a.Kind != GrantWorkspace || len(a.Calls) == 0 {
-		return false
-	}
-	for i := range a.Calls {
-		if c := &a.Calls[i]; dpWorkspace(c) > affordable*float64(c.Memory) {
-			return false
-		}
-	}
-	return true
+	return a.Kind == GrantWorkspace && len(a.Calls) > 0 && !slices.ContainsFunc(a.Calls, func(c Call) bool {
+		return dpWorkspace(&c) > affordable*float64(c.Memory)
+	})
 }

@@ -65,7 +65,7 @@ func OpenWait(ctx context.Context, dir string) (c *Checkpoint, err error) {
 	return openWait(ctx, parent, filepath.Base(dir), longWait)
 }
 
-// openWait is OpenWait in an open directory.
+// openWait opens a checkpoint like OpenWait, in an open directory.
 func openWait(ctx context.Context, dir store, name string, limit time.Duration) (c *Checkpoint, err error) {
 	err = awaitVisible(ctx, dir, limit, func() error {
 		c, err = openIn(dir, name)

@@ -3,6 +3,7 @@ package config
 import (
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -68,10 +69,10 @@ var sections = []struct{ path, doc string }{
 	{"lr_schedule", "The learning rate over the steps."},
 	{"parallel", "How ranks are grouped: `context` x `data` is the number of ranks."},
 	{"attention", "The attention kernels."},
-	{"precision", "The types that are computed and sent."},
-	{"memory", "What is kept, recomputed, chunked and sharded."},
+	{"precision", "The types of computation and transfers."},
+	{"memory", "State to keep, recompute, chunk and shard."},
 	{"checkpoint", "How often state is saved. A run also saves at its end and on SIGTERM or Ctrl-C."},
-	{"log", "What is reported while training."},
+	{"log", "Reports during training."},
 }
 
 var keys = append(modelKeys, runKeys...)
@@ -87,7 +88,7 @@ var modelKeys = []key{
 	{path: "model.num_hidden_layers", min: 1, max: maxLayers, doc: "transformer layers"},
 	{path: "model.num_attention_heads", min: 1, max: maxHeads, doc: "query heads"},
 	{path: "model.num_key_value_heads", def: "null", word: "null", min: 1, max: maxHeads,
-		doc: "key and value heads; divides the query heads; null: as many"},
+		doc: "key and value heads; divides the query heads; null: as many as query heads"},
 	{path: "model.head_dim", def: "null", word: "null", min: 2, max: maxHeads,
 		doc: "width of one head, even; null: hidden_size / num_attention_heads"},
 	{path: "model.rope_theta", def: "10000.0", within: "(1, inf)", doc: "base of the rotary frequencies"},
@@ -97,7 +98,7 @@ var modelKeys = []key{
 		doc: "yarn: arXiv:2309.00071; default: no scaling"},
 	{path: "model.rope_scaling.factor", within: "[1, inf)",
 		rope: "linear llama3 yarn", needs: "linear llama3 yarn",
-		doc: "how many times the trained length"},
+		doc: "new length / trained length"},
 	{path: "model.rope_scaling.low_freq_factor", within: "(0, inf)", rope: "llama3", needs: "llama3",
 		doc: "wavelengths above trained length / this are stretched fully"},
 	{path: "model.rope_scaling.high_freq_factor", within: "(0, inf)", rope: "llama3", needs: "llama3",
@@ -126,7 +127,7 @@ var modelKeys = []key{
 	{path: "model.sliding_window", def: "null", word: "null", min: 1, max: maxLen,
 		doc: "a token sees itself and the sliding_window - 1 tokens before it"},
 	{path: "model.layer_types", def: "null", word: "null", choices: []string{"full_attention", "sliding_attention"},
-		doc: "one word for each layer; null: every layer slides if sliding_window is set"},
+		doc: "a value for each layer; null: every layer slides if sliding_window is set"},
 }
 
 var runKeys = []key{
@@ -147,7 +148,7 @@ var runKeys = []key{
 		doc: "token that ends a document; below vocab_size; needed to pack documents of `.bin` files without an " +
 			"`.idx`; null: that of `model.from`, else none"},
 	{path: "data.seed", def: "null", word: "null", wordIs: -1, max: maxSeed,
-		doc: "seed of the order of samples; null: train.seed, or that of the resumed checkpoint"},
+		doc: "seed of the order of samples; null: train.seed, or the seed of the resumed checkpoint"},
 	{path: "data.validation.path", def: "null", word: "null", doc: "held-out file or glob; needed if every is above 0"},
 	{path: "data.validation.every", def: "0", doc: "optimizer steps between two validations; 0: never"},
 	{path: "data.validation.samples", def: "0",
@@ -168,7 +169,7 @@ var runKeys = []key{
 		doc: "decay of the means of the gradient and of its square"},
 	{path: "optimizer.eps", def: "1.0e-8", within: "(0, inf)", doc: "added to the root of the running mean square"},
 	{path: "optimizer.weight_decay", def: "0.1", within: "[0, inf)",
-		doc: "a step takes this x learning rate of each weight off it"},
+		doc: "each step multiplies weights by 1 - this x learning rate"},
 	{path: "optimizer.grad_clip", def: "1.0", within: "[0, inf)", doc: "largest global norm of the gradient; 0: off"},
 
 	{path: "lr_schedule.name", def: "cosine", choices: []string{"cosine", "linear", "constant", "wsd"},
@@ -194,16 +195,16 @@ var runKeys = []key{
 		doc: "neighbouring ranks that exchange heads, a divisor of context; auto: by costs, else the most that " +
 			"are on one host and divide the heads; needs algorithm hierarchical" + ifAuto},
 	{path: "parallel.gather_heads", def: "0", max: maxHeads, at: func(c *Config) any { return &c.Parallel.GatherHeads },
-		doc: "key-value heads that are gathered at a time; fewer take less memory; 0: all, unless the algorithm " +
+		doc: "key-value heads gathered at a time; fewer take less memory; 0: all, unless the algorithm " +
 			"is chosen by costs; needs algorithm allgather" + ifAuto},
 	{path: "parallel.gather", def: "auto", choices: []string{"beside", "before", "auto"},
 		at: func(c *Config) any { return &c.Parallel.Gather },
-		doc: "when rows of other ranks travel: beside (during a first kernel call on the rank's own) or before " +
-			"(the only kernel call); needs algorithm allgather, or sliding windows and not ulysses" + ifAuto},
+		doc: "when rows of other ranks are sent: beside (during a first kernel call on the rank's own rows) or " +
+			"before (the only kernel call); needs algorithm allgather, or sliding windows and not ulysses" + ifAuto},
 	{path: "parallel.layout", def: "auto",
 		choices: []string{"zigzag", "striped", "contiguous", "document", "document-zigzag", "auto"},
 		at:      func(c *Config) any { return &c.Parallel.Layout },
-		doc: "which rank holds which positions; document deals documents out by their work, document-zigzag cuts " +
+		doc: "the positions of each rank; document distributes documents by their work, document-zigzag cuts " +
 			"each like zigzag; auto: by costs, else zigzag, or document with pack_documents"},
 	{path: "parallel.transport", def: "auto", choices: []string{"nccl", "copy", "auto"},
 		at: func(c *Config) any { return &c.Parallel.Transport },
@@ -222,7 +223,7 @@ var runKeys = []key{
 		doc: "processors (SMs) that flash on Hopper GPUs leaves to kernels that run beside it, such as NCCL's; " +
 			"refused on a CPU and with another backend"},
 	{path: "attention.debug", def: "0", max: 2, at: func(c *Config) any { return &c.Attention.Debug },
-		doc: "0: quiet; 1: what was chosen; 2: also every rule that rejected a backend"},
+		doc: "0: quiet; 1: the choice; 2: also every rule that rejected a backend"},
 
 	{path: "precision.compute", def: "auto", choices: []string{"bf16", "fp16", "fp32", "auto"},
 		doc: "auto: bf16 on CUDA, fp32 on CPU, where bf16 and fp16 halve activations but cost time; fp16 scales " +
@@ -234,19 +235,19 @@ var runKeys = []key{
 		doc: "activations that the backward pass computes again; auto: none on CPU; on CUDA the first of none, " +
 			"selective, full that fits the memory"},
 	{path: "memory.loss_chunk", def: "auto", word: "auto", min: 1, max: maxLen,
-		doc: "tokens whose logits are in memory at once; auto: at most 1024, on CUDA at most 8192, less if memory " +
+		doc: "tokens with logits in memory at once; auto: at most 1024, on CUDA at most 8192, less if memory " +
 			"is short"},
 	{path: "memory.shard", def: "auto", choices: []string{"none", "optimizer", "gradients", "parameters", "auto"},
-		doc: "what is spread over the ranks; gradients: also optimizer state; auto: gradients on several GPUs, " +
-			"optimizer on several ranks of CPUs, else none; parameters is not in this build"},
+		doc: "state that is divided among the ranks; gradients: also optimizer state; auto: gradients on several " +
+			"GPUs, optimizer on several ranks of CPUs, else none; parameters is not in this build"},
 	{path: "memory.offload", def: "off", choices: []string{"off"}, doc: "offload to host memory is not in this build"},
 	{path: "memory.reserve", def: string(autoReserve), word: "auto",
 		doc: "memory of each device that plans leave free, such as 3% or 4G; a run that needs it is refused; " +
 			"auto: 3%"},
 
-	{path: "checkpoint.every", def: "0", doc: "optimizer steps between two checkpoints; 0: as interval says"},
-	{path: "checkpoint.interval", def: "15m", doc: "most time between two checkpoints; 0: no limit"},
-	{path: "checkpoint.keep", def: "3", doc: "how many of the newest checkpoints stay; 0: all"},
+	{path: "checkpoint.every", def: "0", doc: "optimizer steps between two checkpoints; 0: not by steps"},
+	{path: "checkpoint.interval", def: "15m", doc: "longest time between two checkpoints; 0: no limit"},
+	{path: "checkpoint.keep", def: "3", doc: "newest checkpoints to keep; 0: all"},
 	{path: "checkpoint.async", def: "true", doc: "write while training goes on"},
 	{path: "checkpoint.local", def: "null", word: "null",
 		doc: "directory on a disk of each node, such as `/scratch`, to which shards are written first; null: none"},
@@ -322,11 +323,4 @@ func split(path string) (section, name string) {
 const ropeSection = "model.rope_scaling"
 
 // hasType reports whether a list of types contains a type of rope scaling.
-func hasType(types, ropeType string) bool {
-	for _, t := range strings.Fields(types) {
-		if t == ropeType {
-			return true
-		}
-	}
-	return false
-}
+func hasType(types, ropeType string) bool { return slices.Contains(strings.Fields(types), ropeType) }

@@ -97,8 +97,8 @@ func (p paths) find(path string, flag bool, exists func(string) bool) (abs, trie
 // literal escapes a path for a glob.
 var literal = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `{`, `\{`, `}`, `\}`).Replace
 
-// findGlob is find for a pattern. If a file has that exact name, the pattern is literal. The directories in front of it
-// are always literal.
+// findGlob resolves a pattern like find. If a file has that exact name, the pattern is literal. The directories in
+// front of it are always literal.
 func (p paths) findGlob(pattern string, flag bool) (abs, tried string) {
 	if abs, tried = p.find(pattern, flag, p.disk.isFile); tried == "" {
 		return literal(abs), ""
@@ -197,12 +197,10 @@ func (l *loader) checkData() {
 // indexed reports whether every .bin of a pattern has an .idx with the ends of documents (Megatron-LM). Without files
 // it returns true.
 func (l *loader) indexed(pattern string) bool {
-	for _, f := range l.files(pattern) {
-		if stem, ok := strings.CutSuffix(f, ".bin"); ok && !l.disk.isFile(stem+".idx") {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(l.files(pattern), func(f string) bool {
+		stem, ok := strings.CutSuffix(f, ".bin")
+		return ok && !l.disk.isFile(stem+".idx")
+	})
 }
 
 // areTokens reports whether files hold tokens, not text. As in internal/model/data the extension decides; an .idx

@@ -1,6 +1,7 @@
 package hf
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -226,9 +227,7 @@ func writeRope(m map[string]any, c *Config) {
 			v4["truncate"] = *s.Truncate
 		}
 	}
-	for key, value := range v4 {
-		v5[key] = value
-	}
+	maps.Copy(v5, v4)
 }
 
 // writeWindow writes the window. layer_types is for newer transformers, max_window_layers approximates it for older
@@ -255,10 +254,8 @@ func writeWindow(m map[string]any, c *Config) {
 // number returns a float that Python reads as a float, not an integer.
 func number(x float64) json.RawMessage {
 	b := strconv.AppendFloat(nil, x, 'g', -1, 64)
-	for _, c := range b {
-		if c == '.' || c == 'e' {
-			return b
-		}
+	if bytes.ContainsAny(b, ".e") {
+		return b
 	}
 	return append(b, '.', '0')
 }

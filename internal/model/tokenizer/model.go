@@ -1,6 +1,9 @@
 package tokenizer
 
-import "fmt"
+import (
+	"fmt"
+	"unicode/utf8"
+)
 
 // A model turns a word into ids. Its tables never change; the memory of a call is in work.
 type model interface {
@@ -124,11 +127,7 @@ type wordPiece struct {
 }
 
 func (w *wordPiece) encode(_ *work, dst []int32, word string) ([]int32, error) {
-	start := len(dst)
-	count := 0
-	for range word {
-		count++
-	}
+	start, count := len(dst), utf8.RuneCountInString(word)
 	for at := 0; at < len(word) && count <= w.maxRunes; {
 		end, id := w.next(word, at)
 		if end < 0 {

@@ -3,6 +3,7 @@ package tokenizer
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -54,18 +55,9 @@ func (n *node) nullable() bool {
 	case nodeAtomic:
 		return n.sub[0].nullable()
 	case nodeChoice:
-		for _, s := range n.sub {
-			if s.nullable() {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(n.sub, (*node).nullable)
 	case nodeSequence:
-		for _, s := range n.sub {
-			if !s.nullable() {
-				return false
-			}
-		}
+		return !slices.ContainsFunc(n.sub, func(s *node) bool { return !s.nullable() })
 	}
 	return true
 }
