@@ -66,41 +66,41 @@ func Getenv(name string) string { return os.Getenv(name) }
 // Environment lists every variable that cprun reads, set or not.
 func Environment() []Variable {
 	vars := []Variable{
-		{Name: envMaxProcs, changes: true, Meaning: "threads of one worker that compute at once; default: the cores " +
-			"of this node divided by its processes, at least 2, or 1 for a rank on a CPU that shares a core; if set, " +
-			"none keeps to one"},
+		{Name: envMaxProcs, changes: true, Meaning: "threads of one worker that compute at the same time; default: " +
+			"the cores of this node divided by its processes, at least 2, or 1 for a rank on a CPU that shares a " +
+			"core; if set, no rank is pinned to a core"},
 		{Name: EnvCPU, changes: true, Meaning: "instructions of the CPU kernels: generic (plain Go), avx2 or avx512; " +
-			"default: the best that the machine has"},
+			"default: the best of this machine"},
 		{Name: "GOMEMLIMIT", changes: true, Meaning: "soft limit on a worker's memory, read by the Go runtime"},
 		{Name: "GOTRACEBACK", Meaning: "how much a crashing worker prints, read by the Go runtime"},
-		{Name: envRuntimeDir, Meaning: "where the private directory of a job is made, if it is a short path to a " +
+		{Name: envRuntimeDir, Meaning: "folder for the private directory of a job, if it is a short path to a " +
 			"private directory of this user"},
-		{Name: envTempDir, Meaning: "where it is made otherwise; default /tmp"},
-		{Name: envTerm, Meaning: "dumb: plain progress lines on a terminal too"},
-		{Name: "NO_COLOR", Meaning: "if set, cprun top has no colours"},
-		{Name: "COLORTERM", Meaning: "how many colours cprun top may use, beside TERM"},
+		{Name: envTempDir, Meaning: "folder for it otherwise; default /tmp"},
+		{Name: envTerm, Meaning: "dumb: plain progress lines even on a terminal"},
+		{Name: "NO_COLOR", Meaning: "if set, cprun top uses no colours"},
+		{Name: "COLORTERM", Meaning: "with TERM: the number of colours of cprun top"},
 		{Name: "LC_ALL", Meaning: "whether cprun top may use characters beyond ASCII"},
-		{Name: "LC_CTYPE", Meaning: "the same, where LC_ALL is not set"},
-		{Name: "LANG", Meaning: "the same, where neither is set"},
-		{Name: envVisible, changes: true, Meaning: "which GPUs are used, in which order; read by the CUDA driver"},
+		{Name: "LC_CTYPE", Meaning: "the same if LC_ALL is not set"},
+		{Name: "LANG", Meaning: "the same if neither is set"},
+		{Name: envVisible, changes: true, Meaning: "the GPUs to use, in order; read by the CUDA driver"},
 		{Name: envMulticast, changes: true, Meaning: "NCCL's use of NVLink multicast; cprun sets 0 for its workers " +
-			"where it is not set"},
-		{Name: envLaunchOrder, changes: true, Meaning: "whether kernels of several NCCL communicators start in the " +
-			"order of the calls; a worker sets 1 before it loads NCCL where it is not set"},
+			"if it is not set"},
+		{Name: envLaunchOrder, changes: true, Meaning: "1: kernels of several NCCL communicators start in the order " +
+			"of the calls; a worker sets 1 before it loads NCCL if it is not set"},
 		{Name: envQueues, changes: true, Meaning: "queues between a process and its GPU; cprun sets 32 for its " +
-			"workers where it is not set"},
-		{Name: envNCCLNetwork, changes: true, Meaning: "the interface of NCCL between hosts; in a job of several, " +
-			"cprun sets that of --interface, or towards the rendezvous, where it is not set"},
+			"workers if it is not set"},
+		{Name: envNCCLNetwork, changes: true, Meaning: "NCCL's network interface between hosts; in a job of several, " +
+			"cprun sets that of --interface, or the one towards the rendezvous, if it is not set"},
 		{Name: envNCCLFamily, changes: true, Meaning: "IPv4 or IPv6 there; set together with it"},
-		{Name: EnvHostID, changes: true, Meaning: "agents on which it differs count as different hosts, whatever the " +
-			"system says; read by NCCL too"},
-		{Name: envCacheDir, Meaning: "compiled GPU kernels are kept in cprun/kernels below it; default ~/.cache"},
-		{Name: EnvKeyFile, Meaning: "the file with the secret of a job of several nodes, which no other user may " +
-			"read; default: .key in the run directory"},
+		{Name: EnvHostID, changes: true, Meaning: "agents with different values count as different hosts; also read " +
+			"by NCCL"},
+		{Name: envCacheDir, Meaning: "folder of cprun/kernels with compiled GPU kernels; default ~/.cache"},
+		{Name: EnvKeyFile, Meaning: "file with the secret of a job of several nodes; no other user may read it; " +
+			"default: .key in the run directory"},
 		{Name: envSlurmCPUs, Meaning: "cores of Slurm's step on this node, for a warning if its ranks share them"},
-		{Name: envRunID, Meaning: "set by cprun for its workers: the job they belong to"},
+		{Name: envRunID, Meaning: "set by cprun for its workers: their job"},
 		{Name: envTied,
-			Meaning: "set by cprun scale for its runs, except on Linux: a run ends with its standard input"},
+			Meaning: "set by cprun scale, except on Linux: a run ends at the end of its standard input"},
 	}
 	for _, v := range place.VariableList() {
 		if v.Name != envVisible { // which has other meanings too
@@ -253,9 +253,8 @@ var nvteVariables = []struct {
 		func(e *AttentionEnv, n int) { e.NoFlash = n == 0 }},
 	{envFusedAttn, "0: attention.backend fused (cuDNN) is not chosen; 1 is the default",
 		func(e *AttentionEnv, n int) { e.NoFused = n == 0 }},
-	{envDebug, "1: NVTE_DEBUG_LEVEL counts", func(e *AttentionEnv, n int) { e.Debug = n }},
-	{envDebugLevel, "with NVTE_DEBUG=1: at least that much is said about the choice of a backend, as attention.debug " +
-		"0, 1 or 2",
+	{envDebug, "1: NVTE_DEBUG_LEVEL has an effect", func(e *AttentionEnv, n int) { e.Debug = n }},
+	{envDebugLevel, "with NVTE_DEBUG=1: least detail about the choice of a backend, as attention.debug 0, 1 or 2",
 		func(e *AttentionEnv, n int) {
 			if e.Debug *= n; e.Debug != 0 && e.Debug != 1 {
 				e.Debug = 2
