@@ -30,7 +30,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	parityDir = "../../model/testdata/parity"
-	// shortSteps is enough to reuse every buffer, and to cover the optimizer's moments.
+	// shortSteps suffices to reuse every buffer, and to cover the optimizer's moments.
 	shortSteps = 3
 )
 
