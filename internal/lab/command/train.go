@@ -107,7 +107,7 @@ func (o *TrainOptions) check(ctx context.Context, path string) (r ready, err err
 	return o.checkFor(ctx, path, ranks, device)
 }
 
-// checkFor is check for the ranks of all nodes.
+// checkFor works like check, for the ranks of all nodes.
 func (o *TrainOptions) checkFor(ctx context.Context, path string, ranks int, device string) (r ready, err error) {
 	if r, err = o.checkInput(ctx, path, ranks, device); err != nil {
 		return r, err
