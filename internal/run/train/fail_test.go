@@ -24,6 +24,7 @@ import (
 	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/metrics"
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -89,6 +90,13 @@ func (r *run) afterStep(step int64, f func()) {
 	}
 }
 
+// unreadable fails to read samples.
+type unreadable struct{ samples }
+
+func (unreadable) Load(int64, []partition.Span, []int32, []int32, []int) error {
+	return errors.New("unreadable sample")
+}
+
 // A rank that fails during a background checkpoint first aborts the others. They wait in a transfer with it, and their
 // part of the checkpoint waits for that. So waiting for the checkpoint first would be a deadlock.
 func TestOwnErrorBesideASave(t *testing.T) {
@@ -96,11 +104,11 @@ func TestOwnErrorBesideASave(t *testing.T) {
 	o := Options{RunDir: t.TempDir(), RunID: "a"}
 	ended := runRanks(t, ranks, []string{"train.steps=50", "checkpoint.every=1"}, o, func(rank int, r *run) {
 		if rank == culprit {
-			r.afterStep(3, func() { r.train.layout = "of no kind" })
+			r.afterStep(3, func() { r.train.loader = unreadable{r.train.loader} })
 		}
 	})
 	for rank, err := range ended {
-		if err == nil || errors.Is(err, comm.ErrDeadline) || !strings.Contains(err.Error(), "of no kind") {
+		if err == nil || errors.Is(err, comm.ErrDeadline) || !strings.Contains(err.Error(), "unreadable sample") {
 			t.Errorf("rank %d ended with %v, want the cause of rank %d", rank, err, culprit)
 		}
 		if own := rank == culprit; comm.IsRemote(err) == own {
