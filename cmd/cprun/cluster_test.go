@@ -85,7 +85,7 @@ func (n *nodes) boot(node int) {
 	n.agents[node] = s
 }
 
-// diskFull is the file whose presence fills the disk of a node.
+// diskFull returns the path of a file that fills the disk of a node while it exists.
 func (n *nodes) diskFull(node int) string { return filepath.Join(n.work, fmt.Sprintf("full-%d", node)) }
 
 // worker returns the pid of a node's worker, or 0.

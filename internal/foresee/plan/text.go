@@ -37,7 +37,7 @@ func (p *Plan) verdict() string {
 }
 
 // Summary prints whether the run fits and its step time, then the choices, the memory and the time in less than 40
-// lines of the given width. data are lines on the data, each "data: ...".
+// lines of the given width. data holds lines of the form "label: text".
 func (p *Plan) Summary(w io.Writer, columns int, data []string) error {
 	var b strings.Builder
 	m, e, pt := &p.Memory, &p.Estimate, &p.Partition

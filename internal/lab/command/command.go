@@ -57,7 +57,7 @@ type Options struct {
 	Version string
 }
 
-// spawns is resolve for commands that start processes on one node.
+// spawns works like resolve, for commands that start processes on one node.
 func (o *Options) spawns() (ranks int, device string, err error) {
 	if err := o.oneNode(); err != nil {
 		return 0, "", err

@@ -18,14 +18,15 @@ func TestDataLines(t *testing.T) {
 	cfg := &config.Config{Data: config.Data{SeqLen: 4096}}
 	one := int64(1)
 	d := plan.Data{Files: 1, Documents: &one, Tokens: 12345, Targets: 8192, Samples: 2, StepsPerEpoch: 1}
-	want := "data: 1 file, 1 document, 12,345 tokens; 2 samples of 4,096 tokens with 8,192 targets; an epoch is 1 step"
-	if got := dataLines(&d, cfg); !slices.Equal(got, []string{want}) {
+	want := []string{"data: 1 file, 1 document, 12,345 tokens",
+		"samples: 2 of 4,096 tokens, 8,192 targets; an epoch is 1 step"}
+	if got := dataLines(&d, cfg); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	d.Documents, d.DroppedDocuments, d.Ignored = nil, 3, []string{"label", "position_ids"}
 	got := dataLines(&d, cfg)
-	if len(got) != 2 || !strings.Contains(got[0], "documents not counted yet") ||
-		!strings.HasSuffix(got[0], "3 documents dropped") || !strings.HasSuffix(got[1], "label, position_ids") {
+	if len(got) != 3 || !strings.Contains(got[0], "documents not counted yet") ||
+		!strings.HasSuffix(got[0], "3 documents dropped") || !strings.HasSuffix(got[2], "label, position_ids") {
 		t.Errorf("got %q", got)
 	}
 	if got := dataLines(nil, cfg); got != nil {

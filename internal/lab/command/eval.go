@@ -186,7 +186,7 @@ func isModel(path string, step int64) bool {
 	return (err == nil || adapter == nil) && step == 0
 }
 
-// checkpointOf is ofStep for commands that also take a Hugging Face directory.
+// checkpointOf works like ofStep, for commands that also take a Hugging Face directory.
 func checkpointOf(ctx context.Context, path string, step int64) (*checkpoint.Checkpoint, []string, error) {
 	c, reasons, err := ofStep(ctx, path, step)
 	if errors.Is(err, checkpoint.ErrNone) || errors.Is(err, fs.ErrNotExist) {

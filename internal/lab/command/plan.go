@@ -100,10 +100,11 @@ func dataLines(d *plan.Data, cfg *config.Config) []string {
 	if d.Documents != nil {
 		documents = count(*d.Documents, "document")
 	}
-	lines := []string{fmt.Sprintf("data: %s, %s, %s; %s of %s with %s; an epoch is %s",
-		count(d.Files, "file"), documents, count(d.Tokens, "token"),
-		count(d.Samples, "sample"), count(int64(cfg.Data.SeqLen), "token"), count(d.Targets, "target"),
-		count(d.StepsPerEpoch, "step"))}
+	lines := []string{
+		fmt.Sprintf("data: %s, %s, %s", count(d.Files, "file"), documents, count(d.Tokens, "token")),
+		fmt.Sprintf("samples: %s of %s, %s; an epoch is %s", readable.Count(d.Samples),
+			count(int64(cfg.Data.SeqLen), "token"), count(d.Targets, "target"), count(d.StepsPerEpoch, "step")),
+	}
 	if d.DroppedDocuments > 0 {
 		lines[0] += "; " + count(d.DroppedDocuments, "document") + " dropped"
 	}

@@ -31,7 +31,7 @@ type TrainOptions struct {
 	RunDir string   // "": runs/<name>-<time>
 	Args   []string // the command line, the program first
 	Resume string   // auto, never, or a path
-	DryRun bool     // check the input and print what would run; start nothing
+	DryRun bool     // check the input and print the settings; start nothing
 
 	job      string           // name of a job of several nodes; "": one node
 	NoSave   bool             // write no checkpoint
@@ -41,7 +41,7 @@ type TrainOptions struct {
 
 // Train runs a training job and returns the exit status.
 func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
-	signals := launch.CatchSignals() // from now on no request to stop is lost
+	signals := launch.CatchSignals() // no later request to stop is lost
 	if o.NoSave {                    // else the program ends after this, and a later signal changes no status
 		defer signals.Release()
 	}
@@ -107,7 +107,7 @@ func (o *TrainOptions) check(ctx context.Context, path string) (r ready, err err
 	return o.checkFor(ctx, path, ranks, device)
 }
 
-// checkFor does what check does, for the ranks of all nodes.
+// checkFor works like check, for the ranks of all nodes.
 func (o *TrainOptions) checkFor(ctx context.Context, path string, ranks int, device string) (r ready, err error) {
 	if r, err = o.checkInput(ctx, path, ranks, device); err != nil {
 		return r, err
@@ -198,7 +198,7 @@ func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer
 	return res.ExitCode, b.log.note(res.Err)
 }
 
-// A begun is a run whose directory is ready for its workers.
+// A begun is a run with a directory ready for its workers.
 type begun struct {
 	ready
 	logs *os.Root
@@ -322,7 +322,7 @@ func (o *TrainOptions) ownNow(ctx context.Context, cfg *config.Config) (*origin,
 	return o.ownCheckpoint(ctx, dir, cfg)
 }
 
-// dry does the checks of a start, and prints what would run.
+// dry does the checks of a start, and prints the settings of the run.
 func (o *TrainOptions) dry(ctx context.Context, path string, out *progress.Printer) (int, error) {
 	at, err := o.place()
 	if err != nil {
@@ -359,7 +359,7 @@ func (o *TrainOptions) dry(ctx context.Context, path string, out *progress.Print
 		}
 	}
 	p := &r.cfg.Parallel
-	out.Note(fmt.Sprintf("dry run ok: %d steps on %d ranks (context %d x data %d), algorithm %s, layout %s, "+
+	out.Note(fmt.Sprintf("dry run ok: %d steps on %d ranks (context %d x data %d)\n  algorithm %s, layout %s, "+
 		"backend %s, from %s; details: cprun plan",
 		r.cfg.Train.Steps, r.ranks, p.Context, p.Data, p.Algorithm, p.Layout, r.cfg.Parallel.Backend, begin))
 	return 0, nil

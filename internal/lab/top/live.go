@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	// lookEvery is the interval of readings of a live run, lookSeldom of other runs.
+	// A live run is read every lookEvery, other runs every lookSeldom.
 	lookEvery  = time.Second
 	lookSeldom = 3 * time.Second
-	// plainWidth is the width without a terminal.
+	// Without a terminal, lines have plainWidth columns.
 	plainWidth = 100
-	// page is the number of ranks that page up and page down scroll.
+	// Page up and page down scroll by page ranks.
 	page = 10
 )
 

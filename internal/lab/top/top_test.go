@@ -144,7 +144,7 @@ func node(rank int) status.Node {
 	return n
 }
 
-// example is a half-done run on two nodes, with one rank stopped.
+// example creates a half-done run on two nodes, with one rank stopped.
 func example(t *testing.T) run {
 	r := newRun(t)
 	r.write("config.yaml", trainYAML)

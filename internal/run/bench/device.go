@@ -117,8 +117,8 @@ func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error
 // fewIters is the number of iterations between two comparisons in settle.
 const fewIters = 3
 
-// settle is measure with the fewest iterations that agree to within the tolerance on every rank. first is the time of
-// the warm-up. For work longer than the budget, where a cold start hardly matters, it counts as an iteration.
+// settle works like measure, with the fewest iterations that agree to within the tolerance on every rank. first is the
+// time of the warm-up. For work longer than the budget, where a cold start hardly matters, it counts as an iteration.
 func (r *Rank) settle(ctx context.Context, first float64, work func() error) (seconds float64, n int, err error) {
 	most, err := r.slowest(ctx, first)
 	if err != nil {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// The packs equal those of numpy's default_rng(42), as printed by scripts/oracle/packs.py.
+// The packs equal the output of scripts/oracle/packs.py, which uses numpy's default_rng(42).
 func TestMagiPacksAreTheirs(t *testing.T) {
 	got, err := MagiPacks(16384, 3)
 	if err != nil {

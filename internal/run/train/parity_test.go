@@ -30,7 +30,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	parityDir = "../../model/testdata/parity"
-	// shortSteps is enough to reuse every buffer, and to cover the optimizer's moments.
+	// shortSteps suffices to reuse every buffer, and to cover the optimizer's moments.
 	shortSteps = 3
 )
 
@@ -125,7 +125,7 @@ func runLocal(t *testing.T, cfg *config.Config, ranks int, o train.Options) (out
 	return runOn(t, cfg, ranks, o, func(*device.Device) {})
 }
 
-// runOn is runLocal on changed devices.
+// runOn works like runLocal, on changed devices.
 func runOn(t *testing.T, cfg *config.Config, ranks int, o train.Options, change func(*device.Device)) (outcome, error) {
 	t.Helper()
 	return runJoined(t, cfg, ranks, o, change, func(host *comm.Group, _ *device.Device) (comm.Communicator,
@@ -134,7 +134,7 @@ func runOn(t *testing.T, cfg *config.Config, ranks int, o train.Options, change 
 	})
 }
 
-// runJoined is runOn with another way to connect the devices.
+// runJoined works like runOn, with another way to connect the devices.
 func runJoined(t *testing.T, cfg *config.Config, ranks int, o train.Options, change func(*device.Device),
 	join func(*comm.Group, *device.Device) (comm.Communicator, error)) (outcome, error) {
 	t.Helper()

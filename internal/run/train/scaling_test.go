@@ -89,7 +89,7 @@ func narrowRun(t *testing.T, cfg *config.Config, ranks, ahead, done int, limit f
 	})
 }
 
-// falling is a limit that decreases.
+// falling returns a decreasing limit.
 func falling(step int) float64 {
 	switch {
 	case step < 3:
