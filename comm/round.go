@@ -94,10 +94,10 @@ func (g *Group) await(xs []link.Transfer) {
 		g.timer.Reset(first)
 		defer g.timer.Stop()
 	}
-	said := -1 // the announced peer
+	announced := -1 // the announced peer
 	say := func(peer int) {
-		if peer != said {
-			said = peer
+		if peer != announced {
+			announced = peer
 			g.link.AnnounceWait(g, peer)
 		}
 	}

@@ -22,7 +22,7 @@ func TestDocumentsThatDoNotFit(t *testing.T) {
 		{[]int{math.MinInt, math.MinInt, 8}, "document 0 has"},
 		{[]int{0, 7, 0}, "hold 7 tokens, the sequence 8"},
 		{[]int{3, 4}, "hold 7 tokens, the sequence 8"},
-		{[]int{4, 5}, "hold more tokens than the sequence, 8"},
+		{[]int{4, 5}, "document 1 has 5"},
 	} {
 		if m, err := NewMask(true, -1, 8, 8, c.docs); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("documents %v: mask %+v, %v; want %q", c.docs, m, err, c.want)

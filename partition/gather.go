@@ -23,10 +23,10 @@ type Gathered struct {
 	Tiles []Tile // of the rank's queries and the gathered rows, trimmed and joined
 }
 
-// Runs returns the rows of owner's keys that queries of rank see, in the order of the sequence. They are not
-// placed: At is 0. They lie in the memory of room, an empty slice, if its capacity is enough.
-func (x *Index) Runs(room []Run, rank, owner int) []Run {
-	runs := x.addRuns(room, rank, owner)
+// Runs returns the rows of owner's keys that queries of rank see, in the order of the sequence, without a place: At is
+// 0. It appends to buf, an empty slice, and allocates only beyond its capacity.
+func (x *Index) Runs(buf []Run, rank, owner int) []Run {
+	runs := x.addRuns(buf, rank, owner)
 	if !slices.IsSortedFunc(runs, byStart) {
 		slices.SortFunc(runs, byStart)
 	}
@@ -40,8 +40,8 @@ func (x *Index) addRuns(runs []Run, rank, owner int) []Run {
 	if x.apart(rank, owner) {
 		return runs
 	}
-	var room [8]Range
-	needs, at := needRanges(room[:0], x.bands, &x.q[rank], &x.k[owner]), 0
+	var buf [8]Range
+	needs, at := needRanges(buf[:0], x.bands, &x.q[rank], &x.k[owner]), 0
 	for _, s := range x.spans[owner] {
 		for len(needs) > 0 && needs[0].Hi <= at {
 			needs = needs[1:]

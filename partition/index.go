@@ -64,12 +64,12 @@ func (x *Index) Needs(rank, owner int) Range {
 
 // NeedRanges returns exactly the rows of owner's keys visible to queries of rank: the fewest ranges, in
 // order, with a gap between any two. They equal the K of Tiles, without computing tiles. There are none
-// when nothing is visible. It appends to room, an empty slice, and allocates only beyond its capacity.
-func (x *Index) NeedRanges(room []Range, rank, owner int) []Range {
+// when nothing is visible. It appends to buf, an empty slice, and allocates only beyond its capacity.
+func (x *Index) NeedRanges(buf []Range, rank, owner int) []Range {
 	if x.apart(rank, owner) {
-		return room
+		return buf
 	}
-	return needRanges(room, x.bands, &x.q[rank], &x.k[owner])
+	return needRanges(buf, x.bands, &x.q[rank], &x.k[owner])
 }
 
 // Keys returns the number of owner's keys.
@@ -97,12 +97,12 @@ func cutAll(spans [][]Span, c cuts) []pieces {
 	for r := range spans {
 		n += len(spans[r])
 	}
-	room := make([]piece, 0, n) // an end cuts at most one of several contiguous spans
+	buf := make([]piece, 0, n) // an end cuts at most one of several contiguous spans
 	for r := range spans {
-		all[r] = c.cut(spans[r], room)
+		all[r] = c.cut(spans[r], buf)
 		list := &all[r].list
 		n := len(*list)
-		room, *list = (*list)[n:], (*list)[:n:n]
+		buf, *list = (*list)[n:], (*list)[:n:n]
 	}
 	return all
 }
@@ -352,11 +352,11 @@ func (c cuts) bounds(doc, n int) (lo, hi int) {
 }
 
 // cut cuts spans into pieces, in memory that may be nil. Without documents a span is one piece.
-func (c cuts) cut(spans []Span, room []piece) pieces {
+func (c cuts) cut(spans []Span, buf []piece) pieces {
 	if len(c.ranges) > 0 {
 		return cutSlices(spans, c.ranges)
 	}
-	p := pieces{list: room, ascend: true}
+	p := pieces{list: buf, ascend: true}
 	for _, s := range spans {
 		p.add(s, c.ends)
 	}

@@ -185,8 +185,8 @@ func fits(docs []int, seqLen int) error {
 			return fmt.Errorf("document %d has %d tokens", i, n)
 		}
 		if n > left {
-			return fmt.Errorf("documents hold more tokens than the sequence, %d: document %d has %d, and %d are left "+
-				"for it", seqLen, i, n, left)
+			return fmt.Errorf("documents exceed the sequence of %d tokens: document %d has %d, with room for %d", seqLen,
+				i, n, left)
 		}
 		left -= n
 	}

@@ -104,7 +104,7 @@ func (d Diagonal) Mask(seqQ, seqKV int, docs, docsKV []int) (Mask, error) {
 		return m, nil
 	}
 	if len(docs) != len(docsKV) {
-		return Mask{}, fmt.Errorf("there are %d documents by their lengths in queries, and %d by those in keys",
+		return Mask{}, fmt.Errorf("document lengths: %d in queries, %d in keys",
 			len(docs), len(docsKV))
 	}
 	if err := fits(docs, seqQ); err != nil {

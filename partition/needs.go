@@ -41,19 +41,19 @@ func (x *Index) Prepare() {
 func newPairs(needs []Need, ends []int) *pairs {
 	ranks := len(ends)
 	p := &pairs{of: make([][]Need, ranks), by: make([][]Need, ranks)}
-	room := make([]Need, 2*len(needs))
-	at := copy(room, needs)
+	buf := make([]Need, 2*len(needs))
+	at := copy(buf, needs)
 	count := make([]int, ranks) // of the readers of each owner
 	for i := range needs {
 		count[needs[i].Peer]++
 	}
 	for owner, n := range count {
-		p.by[owner] = room[at : at : at+n]
+		p.by[owner] = buf[at : at : at+n]
 		at += n
 	}
 	from := 0
 	for r, end := range ends {
-		p.of[r] = room[from:end:end]
+		p.of[r] = buf[from:end:end]
 		from = end
 		for _, n := range p.of[r] {
 			p.by[n.Peer] = append(p.by[n.Peer], Need{r, n.Rows})
@@ -209,9 +209,9 @@ func holders(ranks []pieces) [][]held {
 		counts[doc]++
 		total++
 	})
-	room, docs := make([]held, total), make([][]held, len(counts))
+	buf, docs := make([]held, total), make([][]held, len(counts))
 	for d, n := range counts {
-		docs[d], room = room[:0:n], room[n:]
+		docs[d], buf = buf[:0:n], buf[n:]
 	}
 	each(func(rank, doc int, list []piece) {
 		last := &list[len(list)-1]

@@ -62,11 +62,11 @@ func SliceMaskOf(seqQ, seqKV int, list []Slice) (Mask, error) {
 	var tiles []Tile
 	for i, s := range list {
 		if s.Q.Lo < 0 || s.Q.Lo > s.Q.Hi || s.Q.Hi > seqQ {
-			return Mask{}, fmt.Errorf("slice %d has the queries %d to %d, which are none of the %d that there are", i,
+			return Mask{}, fmt.Errorf("slice %d: queries %d to %d lie outside the sequence of %d", i,
 				s.Q.Lo, s.Q.Hi, seqQ)
 		}
 		if s.K.Lo < 0 || s.K.Lo > s.K.Hi || s.K.Hi > seqKV {
-			return Mask{}, fmt.Errorf("slice %d has the keys %d to %d, which are none of the %d that there are", i,
+			return Mask{}, fmt.Errorf("slice %d: keys %d to %d lie outside the sequence of %d", i,
 				s.K.Lo, s.K.Hi, seqKV)
 		}
 		if t, ok := s.tile(); ok {

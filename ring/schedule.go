@@ -276,7 +276,7 @@ func newPlanner(algorithm string, s Spec, index *partition.Index) (*Planner, err
 		p.before.forward = p.size > 1 && len(shape.Mask.Docs) > 1
 	case Beside, "":
 	default:
-		return nil, fmt.Errorf("rows that are gathered travel %q; want one of %v", s.Gather, Gathers)
+		return nil, fmt.Errorf("Spec.Gather is %q; want one of %v", s.Gather, Gathers)
 	}
 	return p, nil
 }

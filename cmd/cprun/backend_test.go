@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// planned is what cprun plan --json says, as far as these tests read it.
+// planned holds the parts of cprun plan --json that these tests read.
 type planned struct {
 	Machine   string
 	Config    map[string]map[string]any
@@ -37,15 +37,14 @@ func plan(t *testing.T, args ...string) planned {
 	t.Helper()
 	out, _ := must(t, append([]string{"plan", "--json"}, args...)...)
 	var p planned
-	// Keys of JSON are matched without underscores.
 	if err := json.Unmarshal([]byte(withoutUnderscores(t, out)), &p); err != nil {
 		t.Fatal(err)
 	}
 	return p
 }
 
-// withoutUnderscores rewrites snake_case keys so that Go's matching of names, which ignores
-// case, finds them. Keys of the config stay as they are.
+// withoutUnderscores removes underscores from JSON keys, so that Go matches them to field names. It does not change
+// keys of the config.
 func withoutUnderscores(t *testing.T, text string) string {
 	t.Helper()
 	var v map[string]any
@@ -78,7 +77,7 @@ func withoutUnderscores(t *testing.T, text string) string {
 	return string(b)
 }
 
-// rejects reports whether a rule spoke against a backend, and in which hops.
+// rejects reports whether a rule rejected a backend, and in which hops.
 func (p *planned) rejects(backend, rule string) (hops []string, ok bool) {
 	for _, r := range p.Attention.Rejected {
 		if r.Backend == backend && r.Rule == rule {
@@ -119,7 +118,7 @@ func TestCaseLengthsAndCUDNN(t *testing.T) {
 	}
 }
 
-// Case 2 as far as a llama can have it: head dim 192 in training on H100.
+// Case 2: head dim 192 in training on H100.
 func TestCaseHeadDims(t *testing.T) {
 	config := cases + "head-dims.yaml"
 	p := plan(t, config, "--assume", "arch=sm90,cudnn=9.1.0,gpus=8")
@@ -143,7 +142,7 @@ func TestCaseHeadDims(t *testing.T) {
 	}
 }
 
-// Case 3 as far as it can come up: the model's q, k and v are dense, whatever the heads.
+// Case 3: the model's q, k and v are dense with any number of heads.
 func TestCaseMultiQuery(t *testing.T) {
 	p := plan(t, cases+"multi-query.yaml", "--nproc", "2", "--assume", "arch=sm90,cudnn=9.2.1", "--set",
 		"attention.backend=fused")
@@ -188,7 +187,7 @@ func TestAssumedMachine(t *testing.T) {
 	if e.SecondsPerStep <= 0 || e.TokensPerSecond <= 0 || e.MFU <= 0 || !e.Scaled || e.Table != "NVIDIA H200" {
 		t.Errorf("estimate %+v", e)
 	}
-	// In the other direction what travels is float32 on its way back and bf16 on its way there.
+	// Backward, gradients return in float32, and keys and values go out in bf16.
 	cpu := plan(t, "../../examples/opticks.yaml", "--nproc", "8")
 	if 2*p.Communication.AttentionForward != cpu.Communication.AttentionForward {
 		t.Errorf("bf16 keys and values take %d bytes, float32 ones %d", p.Communication.AttentionForward,
@@ -237,7 +236,7 @@ func TestAssumeFaultsEndWithStatus2(t *testing.T) {
 	must(t, "plan", config, "--device", "cuda", "--assume", "arch=sm90")
 }
 
-// with is cprun with these variables of TransformerEngine and no others.
+// with runs cprun with only these variables of TransformerEngine.
 func with(t *testing.T, env []string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	c := process(t, args...)
@@ -257,7 +256,7 @@ func TestEnvironmentOfTransformerEngine(t *testing.T) {
 		!strings.Contains(stderr, "environment: NVTE_FUSED_ATTN=0") {
 		t.Errorf("exit status %d:\n%s%s", code, stdout, stderr)
 	}
-	// With both switched off auto has nothing left; the slow reference is named as what to ask for.
+	// With both disabled, auto has no candidate, and the message suggests reference.
 	code, _, stderr = with(t, []string{"NVTE_FLASH_ATTN=0", "NVTE_FUSED_ATTN=0"}, gpu...)
 	for _, w := range []string{"flash-disabled", "fused-disabled", "Fix: Set attention.backend to reference."} {
 		if code != 2 || !strings.Contains(stderr, w) {
@@ -329,7 +328,7 @@ func TestAttentionHonoursTheEnvironment(t *testing.T) {
 func TestDoctorTriesTheRules(t *testing.T) {
 	_, out, _ := cprun(t, "doctor", "--verbose")
 	for _, w := range []string{"attention backends on a CPU", "flash", "not fused, fused-gpu-only", "fix:",
-		"packed documents", "NVTE_DEBUG_LEVEL"} {
+		"NVTE_DEBUG_LEVEL"} {
 		if !strings.Contains(out, w) {
 			t.Errorf("doctor does not say %q:\n%s", w, out)
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/cprun/cprun/internal/run/bench"
 )
 
-// Every benchmark, in processes: a table on the terminal, JSON in a file.
+// Every benchmark prints a table and writes JSON to a file.
 func TestBenchmarksEndToEnd(t *testing.T) {
 	for name, c := range map[string]struct {
 		args []string
@@ -53,7 +53,7 @@ func TestBenchmarksEndToEnd(t *testing.T) {
 	}
 }
 
-// A measurement leaves no checkpoint and no directory behind.
+// A measurement leaves no checkpoint and no directory.
 func TestBenchTrainLeavesNothing(t *testing.T) {
 	tmp := t.TempDir()
 	c := process(t, "bench", "train", "--steps", "1", "--warmup", "1", "--data", "config", "--json", "-", "--quiet",
@@ -112,7 +112,7 @@ func TestBenchmarksCheckTheirFlags(t *testing.T) {
 	}
 }
 
-// A measurement that is refused leaves nothing behind.
+// A refused measurement leaves no files.
 func TestBenchTrainCleansUp(t *testing.T) {
 	dir := t.TempDir()
 	code, _, stderr := with(t, []string{"TMPDIR=" + dir}, "bench", "train", "--data", "config", "--set",

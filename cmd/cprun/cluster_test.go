@@ -29,18 +29,18 @@ var (
 
 const clusterNodes = 4
 
-// nodes is a job on hosts of a network of its own.
+// nodes runs a job on hosts in a private network.
 type nodes struct {
 	*testing.T
 	net    *lan.Switch
 	hosts  []*lan.Host
-	agents []*started // by node; one that has died is started again, as a batch system does
+	agents []*started // by node; dead ones are restarted, as by a batch system
 	args   []string
 	dir    string
 	work   string
 }
 
-// newNodes makes the hosts.
+// newNodes creates the hosts.
 func newNodes(t *testing.T, args ...string) *nodes {
 	work := t.TempDir()
 	n := &nodes{
@@ -88,7 +88,7 @@ func (n *nodes) boot(node int) {
 // diskFull is the file whose presence fills the disk of a node.
 func (n *nodes) diskFull(node int) string { return filepath.Join(n.work, fmt.Sprintf("full-%d", node)) }
 
-// worker is the worker of a node; 0: there is none.
+// worker returns the pid of a node's worker, or 0.
 func (n *nodes) worker(node int) int {
 	if pids := n.agents[node].workers(); len(pids) > 0 {
 		return pids[0]
@@ -96,7 +96,7 @@ func (n *nodes) worker(node int) int {
 	return 0
 }
 
-// step is the last step that is in the metrics.
+// step returns the last step in the metrics.
 func (n *nodes) step() int {
 	text, _ := os.ReadFile(filepath.Join(n.dir, "metrics.jsonl"))
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
@@ -107,7 +107,7 @@ func (n *nodes) step() int {
 	return m.Step
 }
 
-// until polls for a state of the job.
+// until waits for a condition.
 func (n *nodes) until(what string, limit time.Duration, ok func() bool) time.Duration {
 	n.Helper()
 	began := time.Now()
@@ -120,7 +120,7 @@ func (n *nodes) until(what string, limit time.Duration, ok func() bool) time.Dur
 	return time.Since(began)
 }
 
-// said is the end of what all agents have printed.
+// said returns the last output of all agents.
 func (n *nodes) said() string {
 	var b strings.Builder
 	for i, a := range n.agents {
@@ -130,13 +130,13 @@ func (n *nodes) said() string {
 	return b.String()
 }
 
-// clusterKind is a kind of fault that strikes a node.
+// A clusterKind is a kind of fault of a node.
 type clusterKind struct {
 	name   string
 	strike func(n *nodes, node int)
 	heal   func(n *nodes, node int)
-	limit  time.Duration // until all workers of the other nodes have ended; 0: they may go on
-	lasts  time.Duration // of one that they may survive, unless they do not
+	limit  time.Duration // for all workers of the other nodes to end; 0: they may continue
+	lasts  time.Duration // duration of a fault that the others may survive
 }
 
 const (
@@ -190,15 +190,14 @@ func oneWay(deaf bool) func(*nodes, int) {
 	}
 }
 
-// again starts the agent of a node again.
+// again restarts the agent of a node.
 func (n *nodes) again(node int) {
 	n.agents[node].Wait()
 	n.boot(node)
 }
 
-// A run on four hosts that are struck again and again: what strikes one is noticed by all within its
-// limit, the run goes on from its last checkpoint, and its losses are those of a run on one host that
-// nothing has struck, bit for bit.
+// A run on four hosts with repeated faults: the other nodes notice each fault within its limit, the run resumes from
+// its last checkpoint, and its losses equal those of an undisturbed run on one host, bit for bit.
 func TestCluster(t *testing.T) {
 	config := small(t, endless)
 	flags := []string{"--set", "checkpoint.every=3", "--set", "parallel.deadline=6s", config}
@@ -252,7 +251,7 @@ func TestCluster(t *testing.T) {
 	t.Logf("%d steps", len(got))
 }
 
-// strike has a fault strike a node, and the job go on. seen is how long the others took to end, 0 where
+// strike injects a fault into a node, and waits until the job continues. seen is the time until the others ended; 0 if
 // they did not.
 func (n *nodes) strike(k *clusterKind, node int) (seen, recovered time.Duration) {
 	n.Helper()
@@ -295,7 +294,7 @@ func (n *nodes) strike(k *clusterKind, node int) (seen, recovered time.Duration)
 	return seen, recovered
 }
 
-// spread is the middle and the end of a distribution.
+// spread formats the median and the maximum of a distribution.
 func spread(ds []time.Duration) string {
 	slices.Sort(ds)
 	return fmt.Sprintf("%v, at most %v", ds[len(ds)/2].Round(time.Millisecond), ds[len(ds)-1].Round(time.Millisecond))

@@ -13,8 +13,8 @@ import (
 func TestCompletion(t *testing.T) {
 	for _, c := range []struct {
 		args []string
-		want []string // among the answers
-		only bool     // and nothing else
+		want []string // expected among the answers
+		only bool     // no other answers
 	}{
 		{[]string{"c"}, []string{"completion"}, false},
 		{[]string{"--device", ""}, []string{"auto", "cpu", "cuda"}, true},
@@ -29,12 +29,12 @@ func TestCompletion(t *testing.T) {
 		{[]string{"--log-level", ""}, []string{"error", "warn", "info", "debug"}, true},
 		{[]string{"--set", "train.st"}, []string{"train.steps="}, true},
 		{[]string{"plan", "--set", "checkpoint."}, []string{"checkpoint.every=", "checkpoint.keep="}, false},
-		{[]string{"plan", ""}, []string{"yaml", "yml"}, true}, // ends of names
+		{[]string{"plan", ""}, []string{"yaml", "yml"}, true}, // file extensions
 		{[]string{"report", ""}, nil, true},                   // directories
 	} {
 		out, _ := must(t, append([]string{"__completeNoDesc"}, c.args...)...)
 		lines := strings.Split(strings.TrimSpace(out), "\n")
-		got := lines[:len(lines)-1] // the last is how the shell goes on
+		got := lines[:len(lines)-1] // the last line is a directive for the shell
 		for _, w := range c.want {
 			if !slices.Contains(got, w) {
 				t.Errorf("%q: %q lacks %s", c.args, got, w)
@@ -55,7 +55,7 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
-// Each word that a shell completes is one that the flag's help names.
+// The help of a flag names each word of its completion.
 func TestCompletedWordsAreInTheHelp(t *testing.T) {
 	seen := map[string]bool{}
 	var visit func(c *cobra.Command)
@@ -68,7 +68,7 @@ func TestCompletedWordsAreInTheHelp(t *testing.T) {
 			list, _ := complete(c, nil, "")
 			for _, w := range list {
 				seen[f.Name] = true
-				if f.Name != "calls" && !strings.Contains(f.Usage, w) { // those are its default
+				if f.Name != "calls" && !strings.Contains(f.Usage, w) { // listed in its default
 					t.Errorf("%s --%s completes %s, and its help is %q", c.CommandPath(), f.Name, w, f.Usage)
 				}
 			}

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ranks that a batch system has bound to fewer cores than there are ranks are warned of once.
+// cprun warns once if a batch system binds the ranks to fewer cores than ranks.
 func TestCrowdedRanks(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -34,7 +34,7 @@ func TestCrowdedRanks(t *testing.T) {
 		t.Fatalf("%v\n%s", err, said)
 	}
 	cores, err := filepath.Glob("/sys/devices/system/cpu/cpu[0-9]*")
-	want := min(1, len(cores)-1) // on a host of one core there is no fix
+	want := min(1, len(cores)-1) // a host with one core has no fix
 	if n := strings.Count(string(said), "--cpus-per-task=2"); n != want || err != nil {
 		t.Errorf("%d warnings, want %d, %v\n%s", n, want, err, said)
 	}

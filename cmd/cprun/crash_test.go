@@ -30,27 +30,27 @@ const (
 	crashSteps = 14
 )
 
-// crash is a kind of fault that strikes a run at a random moment.
+// A crash is a kind of fault, injected into a run at a random moment.
 type crash struct {
 	name string
-	// env is what the workers are told before they start; strike is what is done to the run.
+	// env holds variables for the workers; strike injects the fault.
 	env    func(c *trial) string
 	strike func(c *trial)
-	after  func(c *trial) // and to what it has left
-	want   []int          // exit statuses, beside 0 where the fault came too late
+	after  func(c *trial) // changes the files that the run left
+	want   []int          // exit statuses, in addition to 0 if the fault came too late
 	says   func(c *trial) []string
 }
 
-// trial is one fault.
+// A trial is one injected fault.
 type trial struct {
 	*testing.T
 	rng   *rand.Rand
 	s     *started
 	dir   string
-	rank  int           // that the fault is of
-	pids  []int         // of the workers, by rank
+	rank  int           // rank of the fault
+	pids  []int         // pids of the workers, by rank
 	spent time.Duration // from the fault to the end of the run
-	back  time.Duration // from the start after it to the first step
+	back  time.Duration // from the next start to its first step
 }
 
 func names(cause string) func(*trial) []string {
@@ -65,7 +65,7 @@ func atLauncher(sig syscall.Signal) func(*trial) {
 	return func(c *trial) { c.s.Process.Signal(sig) }
 }
 
-// atDisk has the disk of a rank fail in some checkpoint, after some bytes.
+// atDisk lets the disk of a rank fail in a random checkpoint after a random number of bytes.
 func atDisk(how string) func(*trial) string {
 	return func(c *trial) string {
 		return fmt.Sprintf("%d %s %d %d", c.rank, how, 1+c.rng.IntN(4), c.rng.IntN(40000))
@@ -129,12 +129,11 @@ func cutFile(c *trial) {
 	})
 }
 
-// diskEnv tells a worker how its disk fails: "RANK full|broken|panic|once FILE BYTES", from its shard FILE on
-// or in that one alone, or "0 while 0 0 PATH"
-// for one that is full while that file is there, whatever the rank.
+// diskEnv configures a worker's disk faults: "RANK full|broken|panic|once FILE BYTES" fails from shard FILE, or with
+// once only there. "0 while 0 0 PATH" fills the disk of every rank while PATH exists.
 const diskEnv = "CPRUN_TEST_DISK"
 
-// badDisk has the disk of this process fail as the environment says, where it is of that rank.
+// badDisk installs the disk faults of the environment, if they are for this rank.
 func badDisk() {
 	var rank, file, after int
 	var how string
@@ -159,7 +158,7 @@ func badDisk() {
 	}
 }
 
-// fullWhile is a full disk while a file is there.
+// A fullWhile is a disk that is full while a file exists.
 type fullWhile struct {
 	w    io.Writer
 	path string
@@ -172,7 +171,7 @@ func (f *fullWhile) Write(p []byte) (int, error) {
 	return f.w.Write(p)
 }
 
-// badWriter fails after some bytes.
+// A badWriter fails after a number of bytes.
 type badWriter struct {
 	w    io.Writer
 	how  string
@@ -192,8 +191,8 @@ func (b *badWriter) Write(p []byte) (int, error) {
 	panic("a test of a crash in a save")
 }
 
-// The last save of a run, and one that SIGTERM asks for, are tried twice. The status is 0 or 75 only if a
-// checkpoint was written.
+// The last save of a run, and a save on SIGTERM, are tried twice. The status is 0 or 75 only if a checkpoint was
+// written.
 func TestStatusAfterFailedSaves(t *testing.T) {
 	for _, c := range []struct {
 		name, disk string
@@ -237,8 +236,8 @@ func TestStatusAfterFailedSaves(t *testing.T) {
 	}
 }
 
-// Whatever strikes a run at whatever moment: it ends by itself with the status and the rank that
-// are right, no process is left, and the same command goes on to the same losses, bit for bit.
+// After any fault at any moment, a run ends by itself with the right status and rank, and leaves no process. The same
+// command then continues to the same losses, bit for bit.
 func TestCrash(t *testing.T) {
 	config := small(t, crashSteps)
 	whole := filepath.Join(t.TempDir(), "whole")
@@ -286,8 +285,8 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// run has a fault strike a run, and the run go on. ended: it was struck before its end; goesOn: it
-// had a checkpoint to go on from, or began anew where it had none.
+// run injects a fault and runs the command again. ended reports that the fault came before the end, goesOn that the run
+// resumed from its checkpoint, or without one, started over.
 func (c *trial) run(kind *crash, config, want string) (ended, goesOn bool) {
 	args := []string{
 		"--nproc", strconv.Itoa(crashRanks), "--run-dir", c.dir, "--set",
@@ -363,7 +362,7 @@ func (c *trial) run(kind *crash, config, want string) (ended, goesOn bool) {
 	return code != 0, true
 }
 
-// firstStep is the time from the last start of a run to its first step, by the launcher's log.
+// firstStep returns the time from the last start of a run to its first step, from the launcher's log.
 func firstStep(c *trial) time.Duration {
 	text, err := os.ReadFile(filepath.Join(c.dir, "logs", "launcher.log"))
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// A run, its plan.json, cprun plan and the report say the same of the data, and a run on many ranks says it once.
+// A run, its plan.json, cprun plan and the report describe the data equally. A run on many ranks prints it once.
 func TestHowMuchDataThereIs(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
@@ -32,7 +32,7 @@ func TestHowMuchDataThereIs(t *testing.T) {
 		"--set", "train.global_batch_size=4", small(t, 1)}
 	run := filepath.Join(t.TempDir(), "run")
 	_, stderr := must(t, append([]string{"--nproc", "2", "--run-dir", run}, args...)...)
-	// b.jsonl comes first: 9 + 40 tokens, 6 samples of 8 places. Of its targets those of tokens 1 and 2 are masked.
+	// b.jsonl comes first: 9 + 40 tokens, 6 samples of 8 tokens. The targets of tokens 1 and 2 are masked.
 	const line = "data: 2 files, 3 documents, 49 tokens; 6 samples of 8 tokens with 46 targets; an epoch is 2 steps"
 	if strings.Count(stderr, line) != 1 || !strings.Contains(stderr, "label, position_ids") {
 		t.Errorf("stderr has not once %q:\n%s", line, stderr)
@@ -64,7 +64,7 @@ func TestHowMuchDataThereIs(t *testing.T) {
 	if text, err = os.ReadFile(page); err != nil || !strings.Contains(string(text), "targets 46; samples 6") {
 		t.Errorf("the report does not say how much data there is (%v)", err)
 	}
-	// Where the files are not there, a plan says nothing of them.
+	// Without the files, a plan does not describe the data.
 	stdout, _ = must(t, "plan", "--json", "--assume", "gpus=1,arch=sm90", "--set", "data.path=/nowhere/x.bin",
 		small(t, 1))
 	var plan struct{ Data json.RawMessage }
@@ -90,7 +90,7 @@ func TestTokenizeNamesKeysThatItDoesNotRead(t *testing.T) {
 	}
 }
 
-// Weights of a model leave train.seed nothing but the order of the data.
+// With the weights of a model, train.seed only sets the order of the data.
 func TestSeedsOrderTheDataOfAModel(t *testing.T) {
 	dir, text := fitting(t), write(t, t.TempDir(), "a.txt", strings.Repeat("four score and seven years ago ", 20))
 	yaml := write(t, t.TempDir(), "train.yaml", "model: {from: "+dir+"}\ndata: {path: "+text+", seq_len: 16}\n")

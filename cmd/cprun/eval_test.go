@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// evaluated is what `cprun eval --json` prints.
+// evaluated is the output of `cprun eval --json`.
 type evaluated struct {
 	Step       int64
 	Samples    int
@@ -33,7 +33,7 @@ func evaluate(t *testing.T, args ...string) (e evaluated) {
 	return e
 }
 
-// A checkpoint, and its export, have the loss that the run has validated, on any number of ranks.
+// A checkpoint and its export have the validation loss of the run, on any number of ranks.
 func TestEval(t *testing.T) {
 	text, err := filepath.Abs("../../examples/data/gettysburg.txt")
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// learns fails unless the validation loss of a run has fallen.
+// learns fails unless the validation loss of a run fell.
 func learns(t *testing.T, dir string) {
 	t.Helper()
 	var values []float64
@@ -29,11 +29,11 @@ func learns(t *testing.T, dir string) {
 	}
 }
 
-// few are flags that make an example a matter of seconds.
+// few holds flags that make an example run in seconds.
 var few = []string{"--nproc", "2", "--set", "train.steps=6", "--set", "data.validation.samples=2", "--set",
 	"log.every=1"}
 
-// The examples of one machine train at a small size.
+// The examples for one machine train in small form.
 func TestExamplesLearn(t *testing.T) {
 	for _, name := range []string{"opticks.yaml", "documents.yaml"} {
 		t.Run(name, func(t *testing.T) {
@@ -44,7 +44,7 @@ func TestExamplesLearn(t *testing.T) {
 	}
 }
 
-// Continued training at a longer context, from a Hugging Face directory to one, as its script has it.
+// The script of continued training at a longer context runs from a Hugging Face directory to another.
 func TestExamplesContinueAtALongerContext(t *testing.T) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -84,7 +84,7 @@ func TestExamplesContinueAtALongerContext(t *testing.T) {
 	}
 }
 
-// examples/README.md names each example, and nothing that is not there.
+// examples/README.md lists every example, and only existing files.
 func TestExamplesAreListed(t *testing.T) {
 	text, err := os.ReadFile("../../examples/README.md")
 	if err != nil {

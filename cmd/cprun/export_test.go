@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// exportedConfig is config.json of an export.
+// exportedConfig holds the config.json of an export.
 func exportedConfig(t *testing.T, dir string) map[string]any {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(dir, "config.json"))
@@ -22,7 +22,7 @@ func exportedConfig(t *testing.T, dir string) map[string]any {
 	return c
 }
 
-// An export says what the run's config says, and has what the model had that it began with.
+// An export has the keys of the run's config, and the other files of the model in model.from.
 func TestExportIsWholeForTransformers(t *testing.T) {
 	root := t.TempDir()
 	first, hf := filepath.Join(root, "first"), filepath.Join(root, "hf")
@@ -69,7 +69,7 @@ func TestExportIsWholeForTransformers(t *testing.T) {
 	}
 }
 
-// The checkpoint of a step can be named, and the type is that of the model which training began with.
+// export takes the checkpoint of a step, and by default the element type of the model in model.from.
 func TestExportOfAStepInTheModelsType(t *testing.T) {
 	config, dir := trained(t)
 	root := t.TempDir()

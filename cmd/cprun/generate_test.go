@@ -14,7 +14,7 @@ import (
 	"github.com/cprun/cprun/internal/model/machine"
 )
 
-// generated is the text that a model writes, of which nothing is said.
+// generated returns the text of a model, and fails if --quiet prints anything.
 func generated(t *testing.T, args ...string) string {
 	t.Helper()
 	out, said := must(t, append([]string{"generate", "--quiet"}, args...)...)
@@ -27,7 +27,7 @@ func generated(t *testing.T, args ...string) string {
 	return out
 }
 
-// A run, its export and the checkpoint of a step write; where the prompt comes from does not matter.
+// A run, its export and the checkpoint of a step generate the same text for each source of the prompt.
 func TestGenerate(t *testing.T) {
 	_, dir := trained(t)
 	hf := filepath.Join(t.TempDir(), "hf")
@@ -121,7 +121,7 @@ func TestGenerateRefuses(t *testing.T) {
 	}
 }
 
-// A text ends at every id that generation_config.json names.
+// A text ends at every id in generation_config.json.
 func TestGenerateEndsWithTheText(t *testing.T) {
 	dir := fitting(t)
 	var all []string
@@ -147,7 +147,7 @@ func TestGenerateEndsWithTheText(t *testing.T) {
 	}
 }
 
-// Ctrl-C ends a text cleanly, and says what was written.
+// Ctrl-C ends a text cleanly, and prints its statistics.
 func TestGenerateIsInterrupted(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	must(t, "--run-dir", dir, "--set", "model.max_position_embeddings=200000", small(t, 1))
@@ -169,13 +169,13 @@ func TestGenerateIsInterrupted(t *testing.T) {
 	if err != nil || !utf8.Valid(bytes.TrimLeftFunc(rest, func(r rune) bool { return r == utf8.RuneError })) {
 		t.Errorf("%d bytes more, %v", len(rest), err)
 	}
-	c.Wait() // its error is the status
+	c.Wait() // the error is the status
 	if code := c.ProcessState.ExitCode(); code != 130 || !strings.Contains(said.String(), "; interrupted") {
 		t.Errorf("status %d, it says\n%s", code, said.String())
 	}
 }
 
-// A run ends with the command that shows what was learnt.
+// A run ends with the command to generate text.
 func TestARunNamesTheCommandThatWrites(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	_, said := must(t, "--run-dir", dir, small(t, 1))

@@ -18,8 +18,7 @@ import (
 	"github.com/cprun/cprun/internal/model/machine"
 )
 
-// The test binary is the program when this is set, so that real processes are tested
-// without building another binary. Workers inherit it.
+// If actAsProgram is set, the test binary runs as cprun, so that tests need no other binary. Workers inherit it.
 const actAsProgram = "CPRUN_TEST_PROGRAM"
 
 func TestMain(m *testing.M) {
@@ -30,8 +29,8 @@ func TestMain(m *testing.M) {
 	os.Exit(testAll(m))
 }
 
-// testAll runs the tests where no cost table of this machine is known, so that what auto stands for is the same
-// everywhere. On GPUs the user's cache stays: it has compiled kernels.
+// testAll runs the tests without a cost table of this machine, so that auto resolves equally everywhere. On GPUs it
+// keeps the user's cache, which has compiled kernels.
 func testAll(m *testing.M) int {
 	if !machine.Built {
 		dir, err := os.MkdirTemp("", "cprun-test-cache-")
@@ -46,7 +45,7 @@ func testAll(m *testing.M) int {
 	return m.Run()
 }
 
-// process is cprun with those arguments.
+// process returns a command that runs cprun.
 func process(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	exe, err := os.Executable()
@@ -54,11 +53,11 @@ func process(t *testing.T, args ...string) *exec.Cmd {
 		t.Fatal(err)
 	}
 	c := exec.Command(exe, args...)
-	c.Env = append(os.Environ(), actAsProgram+"=1", "GOGC=") // garbage as where nobody has asked
+	c.Env = append(os.Environ(), actAsProgram+"=1", "GOGC=") // Go's default
 	return c
 }
 
-// cprun runs to the end and returns the exit status, stdout and stderr.
+// cprun runs cprun and returns its exit status, stdout and stderr.
 func cprun(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	c := process(t, args...)
@@ -73,7 +72,7 @@ func cprun(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	return code, out.String(), errs.String()
 }
 
-// must is cprun with exit status 0.
+// must runs cprun, and fails unless the exit status is 0.
 func must(t *testing.T, args ...string) (stdout, stderr string) {
 	t.Helper()
 	code, stdout, stderr := cprun(t, args...)
@@ -83,7 +82,7 @@ func must(t *testing.T, args ...string) (stdout, stderr string) {
 	return stdout, stderr
 }
 
-// small is a config that trains in a moment; step times are long enough to interrupt.
+// small writes a config with fast training, but with steps long enough to interrupt.
 func small(t *testing.T, steps int) string {
 	t.Helper()
 	text, err := filepath.Abs("../../examples/data/gettysburg.txt")
@@ -105,7 +104,7 @@ lr_schedule: {name: constant}
 	return path
 }
 
-// metricsOf reads metrics.jsonl; values are kept as text, so that equal means bit for bit.
+// metricsOf reads metrics.jsonl. Values stay text, so that a comparison is bit for bit.
 func metricsOf(t *testing.T, dir string) []map[string]json.RawMessage {
 	t.Helper()
 	f, err := os.Open(filepath.Join(dir, "metrics.jsonl"))
@@ -124,7 +123,7 @@ func metricsOf(t *testing.T, dir string) []map[string]json.RawMessage {
 	return out
 }
 
-// curve is step, loss and gradient norm of every line.
+// curve returns the step, loss and gradient norm of every line.
 func curve(ms []map[string]json.RawMessage) string {
 	var b strings.Builder
 	for _, m := range ms {
@@ -133,7 +132,7 @@ func curve(ms []map[string]json.RawMessage) string {
 	return b.String()
 }
 
-// started is a running cprun.
+// A started is a running cprun.
 type started struct {
 	*exec.Cmd
 	t      *testing.T
@@ -141,7 +140,7 @@ type started struct {
 	stderr lockedBuffer
 }
 
-// lockedBuffer may be read while the process writes.
+// A lockedBuffer can be read while the process writes.
 type lockedBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -159,7 +158,7 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// said is what the run has written to stderr so far.
+// said returns the stderr of the run so far.
 func (s *started) said() string { return s.stderr.String() }
 
 func start(t *testing.T, dir string, args ...string) *started {
@@ -173,10 +172,10 @@ func start(t *testing.T, dir string, args ...string) *started {
 	return s
 }
 
-// watchdog bounds what should take seconds on an idle machine.
+// watchdog limits waits that take seconds on an idle machine.
 const watchdog = 2 * time.Minute
 
-// until polls for a state of the run.
+// until waits for a condition.
 func (s *started) until(what string, ok func() bool) {
 	s.t.Helper()
 	for end := time.Now().Add(watchdog); !ok(); time.Sleep(10 * time.Millisecond) {
@@ -195,7 +194,7 @@ func (s *started) afterStep(n int) {
 	})
 }
 
-// workers are the pids of its children.
+// workers returns the pids of the children.
 func (s *started) workers() []int {
 	s.t.Helper()
 	return children(s.t, s.Process.Pid)
@@ -219,7 +218,7 @@ func children(t *testing.T, pid int) []int {
 	return pids
 }
 
-// rankOf is the rank of a worker, from its environment.
+// rankOf returns the rank of a worker from its environment.
 func rankOf(t *testing.T, pid int) int {
 	t.Helper()
 	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
@@ -251,7 +250,7 @@ func (s *started) wait() int {
 	return 0
 }
 
-// gone waits until none of the processes runs any more.
+// gone waits until all processes have ended.
 func gone(t *testing.T, pids []int) {
 	t.Helper()
 	for _, pid := range pids {
@@ -263,7 +262,7 @@ func gone(t *testing.T, pids []int) {
 	}
 }
 
-// running is false for a zombie too, which a killed parent leaves to init.
+// running returns false for zombies, which a killed parent leaves to init.
 func running(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

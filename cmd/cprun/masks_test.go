@@ -10,7 +10,7 @@ import (
 	"github.com/cprun/cprun/internal/base/safetensors"
 )
 
-// Every kind of mask goes through processes as it does through goroutines, and the report names it.
+// Every kind of mask gives the same result with processes as with goroutines, and the report names it.
 func TestAttentionOfMasks(t *testing.T) {
 	for name, mask := range map[string]string{
 		"slices_overlap": "slices: 6", "documents_of_samples_keys": "causal, window (8, -1), documents of each " +
@@ -33,7 +33,7 @@ func TestAttentionOfMasks(t *testing.T) {
 	}
 }
 
-// A mask that is malformed ends with status 2, and names its key.
+// A malformed mask ends with status 2 and the name of its key.
 func TestAttentionRefusesMasks(t *testing.T) {
 	x := make([]float32, 16)
 	for key, value := range map[string]string{

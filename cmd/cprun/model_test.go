@@ -10,7 +10,7 @@ import (
 	"github.com/cprun/cprun/internal/base/safetensors"
 )
 
-// What stands in the place of a model, or is spoilt in it, is named once, with its path once in each line.
+// A fault of a model directory is reported once, with the path once in each line.
 func TestModelsThatAreNone(t *testing.T) {
 	config := small(t, 2)
 	hf := filepath.Join(t.TempDir(), "hf")
@@ -82,7 +82,7 @@ func TestModelsThatAreNone(t *testing.T) {
 	}
 }
 
-// Text in UTF-16 is told as that.
+// Text in UTF-16 is reported as such.
 func TestTextInUTF16(t *testing.T) {
 	tokenizer := filepath.Join(model(t, "gpt2"), "tokenizer.json")
 	for text, want := range map[string]string{"\xff\xfeh\x00i\x00": "-f utf-16", "\xfe\xff\x00h\x00i": "-f utf-16",

@@ -10,15 +10,15 @@ import (
 	"testing"
 )
 
-// agents starts one launcher for each list of flags, as nodes of one job on this host, and returns their
-// exit statuses and what they have said.
+// agents starts a launcher for each list of flags, as nodes of one job on this host. It returns their exit statuses and
+// output.
 func agents(t *testing.T, flags ...[]string) (codes []int, said []string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	meet := l.Addr().String() // a free one, which is soon taken again
+	meet := l.Addr().String() // a free port, soon in use again
 	l.Close()
 	var all []*started
 	for rank, f := range flags {
@@ -38,7 +38,7 @@ func agents(t *testing.T, flags ...[]string) (codes []int, said []string) {
 	return codes, said
 }
 
-// Nodes of different sizes train as one node with as many processes does, bit for bit.
+// Nodes of different sizes train like one node with the same number of processes, bit for bit.
 func TestNodesTrainAsOne(t *testing.T) {
 	config, dir, one := small(t, 6), filepath.Join(t.TempDir(), "run"), filepath.Join(t.TempDir(), "one")
 	codes, said := agents(t, []string{"--nproc", "1", "--run-dir", dir, config},
@@ -63,7 +63,7 @@ func TestNodesTrainAsOne(t *testing.T) {
 	}
 }
 
-// What one node finds wrong with the run ends all, and each says it once.
+// A fault found by one node ends all, and each prints it once.
 func TestNodesRefuseTogether(t *testing.T) {
 	config := small(t, 6)
 	full := filepath.Join(t.TempDir(), "file")
@@ -80,7 +80,7 @@ func TestNodesRefuseTogether(t *testing.T) {
 	}
 }
 
-// privateKey makes a file for CPRUN_KEY_FILE.
+// privateKey writes a file for CPRUN_KEY_FILE.
 func privateKey(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(path, []byte(strings.Repeat("0123456789abcdef", 4)), 0o600); err != nil {
@@ -89,7 +89,8 @@ func privateKey(t *testing.T) string {
 	return path
 }
 
-// Nodes without a place for a key, or with a file that is none, end with 2, the path and the fix before anything runs.
+// Nodes without a place for the key, or with an invalid key file, end with status 2, the path and the fix before
+// anything runs.
 func TestNodesWithoutKey(t *testing.T) {
 	config, dir := small(t, 6), t.TempDir()
 	wrong := filepath.Join(dir, ".key")
@@ -125,7 +126,7 @@ func TestNodesWithoutKey(t *testing.T) {
 	}
 }
 
-// Tasks that a launcher has started need no flag: the file of the key lies in runs, with the name of the job.
+// Tasks of another launcher need no flag: the key file is in runs, with the name of the job.
 func TestTasksWithoutRunDir(t *testing.T) {
 	config := small(t, 2)
 	for name, env := range map[string]string{

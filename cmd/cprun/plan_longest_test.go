@@ -9,7 +9,7 @@ import (
 
 const bench3B = "../../examples/bench/llama-3.2-3b-128k.yaml"
 
-// The longest sequence fits, and the next one does not.
+// The longest sequence fits, and the next longer one does not.
 func TestPlanLongest(t *testing.T) {
 	args := []string{"plan", bench3B, "--assume", "gpu=h200,gpus=4,hosts=2,net=50G,cudnn=9.19.0", "--json"}
 	type planned struct {
@@ -55,7 +55,7 @@ func TestPlanLongest(t *testing.T) {
 	}
 }
 
-// The first line says whether the run fits, and all there is at first fits a terminal; --verbose has the rest.
+// The first lines report whether the run fits. The short plan fits a terminal, and --verbose prints the rest.
 func TestPlanBeginsWithItsVerdict(t *testing.T) {
 	for _, c := range []struct {
 		args    []string
@@ -92,8 +92,7 @@ func TestPlanBeginsWithItsVerdict(t *testing.T) {
 	}
 }
 
-// A plan has hops for each two ranks, so that their number has a bound. Groups that share a sequence count, not all
-// ranks.
+// A plan lists hops for each pair of ranks that share a sequence, so their number is limited.
 func TestPlanBoundsItsRanks(t *testing.T) {
 	for _, args := range [][]string{{"--nproc", "4096"}, {"--assume", "gpu=h200,gpus=8,hosts=512"}} {
 		if code, _, stderr := cprun(t, append([]string{"plan", bench3B}, args...)...); code != 2 ||

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// endless is more steps than any test waits for.
+// endless is a number of steps that no test reaches.
 const endless = 1000000
 
 func TestTrainWritesTheRunDirectory(t *testing.T) {
@@ -47,7 +47,7 @@ func TestTrainWritesTheRunDirectory(t *testing.T) {
 	if !strings.Contains(stderr, "step 10/10") || !strings.Contains(stderr, dir) {
 		t.Errorf("the terminal does not tell the last step and the run directory:\n%s", stderr)
 	}
-	// The resolved config runs as it is, to the same losses.
+	// The resolved config runs unchanged, to the same losses.
 	again := filepath.Join(t.TempDir(), "again")
 	must(t, "--nproc", "3", "--run-dir", again, filepath.Join(dir, "config.yaml"))
 	if got, want := curve(metricsOf(t, again)), curve(ms); got != want {
@@ -88,7 +88,7 @@ func TestKilledLauncherLeavesNothing(t *testing.T) {
 	gone(t, workers)
 }
 
-// Stopping and going on must give the losses of a run that was never stopped.
+// A stopped and resumed run must have the losses of an uninterrupted one.
 func TestSIGTERMCheckpointsAndResumeRepeats(t *testing.T) {
 	for _, shard := range []string{"none", "optimizer"} {
 		t.Run(shard, func(t *testing.T) {
@@ -116,8 +116,8 @@ func TestSIGTERMCheckpointsAndResumeRepeats(t *testing.T) {
 	}
 }
 
-// The command that a stopped run names goes on, also where the run had no --run-dir. All that was
-// printed is in the launcher's log; of the next start it says which keys changed.
+// The command printed by a stopped run resumes it, even without --run-dir. The launcher's log contains all output, and
+// the changed keys of the next start.
 func TestTheNamedCommandGoesOn(t *testing.T) {
 	config, work := small(t, endless), t.TempDir()
 	s := &started{Cmd: process(t, "--nproc", "2", "--resume", "never", config), t: t}
@@ -168,7 +168,7 @@ func TestTheNamedCommandGoesOn(t *testing.T) {
 	}
 }
 
-// A run that has nothing left to do says so.
+// A run with no steps left reports it.
 func TestNothingLeftToDo(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	must(t, "--run-dir", dir, small(t, 2))
@@ -184,7 +184,7 @@ func TestResumeOnAnotherNumberOfRanks(t *testing.T) {
 	if n := len(metricsOf(t, dir)); n != 6 {
 		t.Errorf("%d lines of metrics, want 6", n)
 	}
-	// A checkpoint may also start a run of its own.
+	// A checkpoint can also start a new run.
 	other := filepath.Join(t.TempDir(), "other")
 	must(t, "--run-dir", other, "--resume", dir, "--set", "train.steps=7", small(t, 4))
 	if got := metricsOf(t, other); len(got) != 1 || string(got[0]["step"]) != "7" {
@@ -196,7 +196,7 @@ func TestInterruptTwiceEndsAtOnce(t *testing.T) {
 	s := start(t, filepath.Join(t.TempDir(), "run"), "--nproc", "2", small(t, endless))
 	s.afterStep(1)
 	workers := s.workers()
-	// Stopped workers cannot write a checkpoint, so the first interrupt stays unanswered.
+	// Stopped workers cannot write a checkpoint, so the first interrupt has no effect.
 	for _, w := range workers {
 		signal(t, w, syscall.SIGSTOP)
 	}
@@ -207,8 +207,7 @@ func TestInterruptTwiceEndsAtOnce(t *testing.T) {
 	if !running(s.Process.Pid) {
 		t.Fatal("the first interrupt ended the run")
 	}
-	// A copy of the first within milliseconds would not count, so it is sent again, as a
-	// person would, until the launcher says that it has heard it.
+	// A copy of the signal within milliseconds would not count, so send it again until the launcher reports it.
 	time.Sleep(50 * time.Millisecond)
 	heard := func() bool { return strings.Contains(s.said(), "interrupted twice") }
 	s.until("word of the second interrupt", func() bool {

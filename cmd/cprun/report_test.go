@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A run and a broken off one make a page; what is no run ends with 2, and leaves no page.
+// A complete and an interrupted run make a page. Other directories end with status 2, without a page.
 func TestReport(t *testing.T) {
 	_, run := trained(t)
 	said, _ := must(t, "report", run)

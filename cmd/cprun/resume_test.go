@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// trained is a config, and the directory of a run of it with checkpoints of steps 2 and 4.
+// trained returns a config, and the directory of its run with checkpoints of steps 2 and 4.
 func trained(t *testing.T) (config, dir string) {
 	t.Helper()
 	config, dir = small(t, 4), filepath.Join(t.TempDir(), "run")
@@ -19,7 +19,7 @@ func trained(t *testing.T) (config, dir string) {
 	return config, dir
 }
 
-// damage cuts short a shard of the checkpoint of a step.
+// damage truncates a shard of the checkpoint of a step.
 func damage(t *testing.T, dir string, step int) {
 	t.Helper()
 	if err := os.Truncate(filepath.Join(dir, "checkpoints", fmt.Sprintf("step-%08d", step),
@@ -28,7 +28,7 @@ func damage(t *testing.T, dir string, step int) {
 	}
 }
 
-// refused runs cprun, which must find the fault before it starts anything or changes the run.
+// refused runs cprun, which must report the fault without starting anything or changing the run.
 func refused(t *testing.T, dir string, want []string, args ...string) {
 	t.Helper()
 	state := func() string {
@@ -62,7 +62,7 @@ func TestDamagedCheckpointsAreNotReplaced(t *testing.T) {
 	refused(t, dir, []string{"step-00000004", "not whole"}, "--run-dir", filepath.Join(t.TempDir(), "new"), "--resume",
 		filepath.Join(dir, "checkpoints", "step-00000004"), config)
 
-	// With an older one that is whole, train and export go on from that, and say so.
+	// With an older complete checkpoint, train and export use that and report it.
 	stdout, _ := must(t, "export", dir, "--to", filepath.Join(t.TempDir(), "hf"))
 	_, stderr := must(t, "--run-dir", filepath.Join(t.TempDir(), "new"), "--resume", dir, config)
 	for what, text := range map[string]string{"export": stdout, "train": stderr} {
@@ -96,7 +96,7 @@ func TestCheckpointsThatCannotBeReadAreRefused(t *testing.T) {
 	refused(t, file, []string{"not a directory", "another --run-dir"}, "--run-dir", file, config)
 }
 
-// No shape of a weight tells these models apart.
+// These models have equal weight shapes.
 func TestOtherModelKeysAreRefusedAndOtherDataTold(t *testing.T) {
 	config, dir := trained(t)
 	for key, value := range map[string]string{"num_attention_heads": "8", "rope_theta": "500000.0",
@@ -114,7 +114,7 @@ func TestOtherModelKeysAreRefusedAndOtherDataTold(t *testing.T) {
 			t.Errorf("stderr does not say %q:\n%s", w, stderr)
 		}
 	}
-	// The same data, and what may change, are not worth a word.
+	// Equal data and harmless changes cause no message.
 	_, stderr = must(t, "--run-dir", dir, "--set", "data.seq_len=100", "--set", "data.seed=2", "--set", "train.steps=6",
 		"--set", "optimizer.lr=1.0e-4", config)
 	if strings.Contains(stderr, "warning") {
@@ -122,7 +122,7 @@ func TestOtherModelKeysAreRefusedAndOtherDataTold(t *testing.T) {
 	}
 }
 
-// More steps lift the rate of a schedule that had come to its end.
+// More steps raise the learning rate of a finished schedule.
 func TestAJumpOfTheLearningRateIsTold(t *testing.T) {
 	config, dir := small(t, 4), filepath.Join(t.TempDir(), "run")
 	must(t, "--run-dir", dir, "--set", "lr_schedule.name=linear", config)
@@ -138,7 +138,7 @@ func TestAJumpOfTheLearningRateIsTold(t *testing.T) {
 	}
 }
 
-// A checkpoint's order of samples goes on where the config has no data.seed, whatever it would follow now.
+// Without data.seed in the config, the run keeps the checkpoint's order of samples.
 func TestTheOrderOfACheckpointGoesOn(t *testing.T) {
 	set := func(seed string, more ...string) []string {
 		return append([]string{"--set", "data.seq_len=16", "--set", "model.num_hidden_layers=1", "--set", seed},
@@ -164,7 +164,7 @@ func TestTheOrderOfACheckpointGoesOn(t *testing.T) {
 	}
 }
 
-// A model that is written in other words is the same model.
+// Another spelling of the same model is accepted.
 func TestEqualModelsAreNotRefused(t *testing.T) {
 	config, dir := trained(t)
 	for i, set := range []string{"model.layer_types=[full_attention, full_attention]",
@@ -173,7 +173,7 @@ func TestEqualModelsAreNotRefused(t *testing.T) {
 	}
 }
 
-// The same command goes on where the checkpoint that it began with is gone.
+// The same command resumes after the checkpoint of --resume is gone.
 func TestNamedCheckpointIsNeededOnce(t *testing.T) {
 	config, dir := trained(t)
 	from := filepath.Join(dir, "checkpoints", "step-00000002")
@@ -219,8 +219,8 @@ func TestASecondRunInTheDirectoryIsRefused(t *testing.T) {
 	}
 }
 
-// The text is a line and a terabyte of nothing, in which the ends of documents are looked for, so that the input
-// is being checked for as long as the test wants.
+// The text is a line and a sparse terabyte. The search for document ends keeps the input check running as long as the
+// test needs.
 func TestSignalsWhileInputIsChecked(t *testing.T) {
 	text := filepath.Join(t.TempDir(), "text.txt")
 	if err := errors.Join(os.WriteFile(text, bytes.Repeat([]byte("a"), 1<<10), 0o600),
@@ -238,7 +238,7 @@ func TestSignalsWhileInputIsChecked(t *testing.T) {
 	}
 }
 
-// opened says that a process has a file open.
+// opened reports whether a process has a file open.
 func opened(pid int, path string) bool {
 	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	for _, fd := range fds {

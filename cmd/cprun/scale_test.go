@@ -17,8 +17,8 @@ import (
 	"github.com/cprun/cprun/internal/lab/experiment"
 )
 
-// kinds is an experiment with a cell of each kind: two that end well, one whose rank 0 fails at its start,
-// one that no machine has memory for, one that takes too long, one that the rules refuse.
+// kinds is an experiment with a cell of each kind: two succeed, one fails on rank 0, one is out of memory, one times
+// out, one is refused.
 const kinds = `
 base: %s
 grid:
@@ -52,7 +52,7 @@ func experimentFile(t *testing.T, text string) string {
 	return path
 }
 
-// table is results.csv, with "some" for figures that differ from run to run.
+// table reads results.csv, with "some" for figures that vary between runs.
 func table(t *testing.T, dir string) [][]string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(dir, "results.csv"))
@@ -82,7 +82,7 @@ func table(t *testing.T, dir string) [][]string {
 	return rows
 }
 
-// without is a table without its reasons, which name processes.
+// without drops the reasons of a table, which contain pids.
 func without(rows [][]string) (lines []string) {
 	for _, row := range rows {
 		lines = append(lines, strings.Join(row[:len(row)-1], ","))
@@ -95,7 +95,7 @@ func TestScale(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "out")
 	stdout, _ := must(t, "scale", "--nproc", "2", "--out", dir, file)
 	rows := table(t, dir)
-	got := map[string]string{} // status by what is special about the cell
+	got := map[string]string{} // status by cell
 	reason := map[string]string{}
 	for _, row := range rows[1:] {
 		key := strings.Join(row[:5], " ")
@@ -142,7 +142,7 @@ func TestScale(t *testing.T) {
 		t.Errorf("results.json: %+v, %v", r, err)
 	}
 
-	// All is done, so nothing is run again; another experiment is refused.
+	// All cells are done, so none runs again. Another experiment is refused.
 	log, err := os.ReadFile(filepath.Join(dir, "cells.jsonl"))
 	if err != nil {
 		t.Fatal(err)
@@ -151,7 +151,7 @@ func TestScale(t *testing.T) {
 	if again, err := os.ReadFile(filepath.Join(dir, "cells.jsonl")); err != nil || !bytes.Equal(log, again) {
 		t.Errorf("an experiment that was done was run again: %v", err)
 	}
-	// Runs of a version that did not say what they ran by count.
+	// Runs of a version that did not record its choices count.
 	older := bytes.ReplaceAll(log, []byte(`"backend":"flash","layout":"zigzag","recompute":"none",`), nil)
 	if err := os.WriteFile(filepath.Join(dir, "cells.jsonl"), older, 0o666); err != nil || bytes.Equal(log, older) {
 		t.Fatal("cells.jsonl does not say what ran", err)
@@ -169,8 +169,8 @@ func TestScale(t *testing.T) {
 	interrupted(t, file, without(rows))
 }
 
-// interrupted kills an experiment in the middle, tears its file, and goes on: the results are those of one that was
-// left alone.
+// interrupted kills an experiment in the middle, truncates its file, and resumes it: the results equal those of an
+// undisturbed one.
 func interrupted(t *testing.T, file string, want []string) {
 	dir := filepath.Join(t.TempDir(), "out")
 	log := filepath.Join(dir, "cells.jsonl")
@@ -214,7 +214,7 @@ func scaling(t *testing.T, dir string, args ...string) *started {
 	return s
 }
 
-// Ctrl-C ends the running cell, keeps what has ended, and names a command that goes on.
+// Ctrl-C ends the running cell, keeps the finished ones, and prints a command that resumes.
 func TestScaleStopsAndGoesOn(t *testing.T) {
 	file := experimentFile(t, "base: %s\ngrid: {train.steps: [4, 1000000]}\nwarmup: 0\nlimit: 1m\n")
 	work := t.TempDir()
@@ -252,7 +252,7 @@ func TestScaleStopsAndGoesOn(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(dirs[0], "cells", "2-*", "1")); len(left) > 0 {
 		t.Errorf("the run that was stopped is there: %v", left)
 	}
-	// The command that is named goes on with the second cell, and so does the same command.
+	// The printed command, and the same command, resume with the second cell.
 	c := exec.Command("sh", "-c", "exec "+again)
 	c.Dir, c.Env = work, s.Env
 	for _, cmd := range []*exec.Cmd{c, process(t, "scale", "--nproc", "2", file)} {
@@ -274,7 +274,7 @@ func TestScaleStopsAndGoesOn(t *testing.T) {
 			}
 			continue
 		}
-		// Workers that stand still do not end when they are asked; a second request does not wait for them.
+		// Stopped workers do not end on the first request. The second one does not wait for them.
 		launcher := s.workers()
 		pids := children(t, launcher[0])
 		for _, pid := range pids {
@@ -284,7 +284,7 @@ func TestScaleStopsAndGoesOn(t *testing.T) {
 		s.until("word of the first request", func() bool {
 			return strings.Contains(s.said(), "a second request")
 		})
-		time.Sleep(200 * time.Millisecond) // a copy of the first would come within half of that
+		time.Sleep(200 * time.Millisecond) // longer than the time in which signals count as one
 		signal(t, s.Process.Pid, syscall.SIGINT)
 		if code := s.wait(); code != 130 || len(pids) != 2 {
 			t.Errorf("interrupted twice: exit status %d, workers %v\n%s", code, pids, s.said())
@@ -319,7 +319,7 @@ func TestScalePlansWithoutRunning(t *testing.T) {
 	}
 }
 
-// The examples are experiments that plans can be made for.
+// cprun scale can plan the example experiments.
 func TestExamplesOfScale(t *testing.T) {
 	for name, flags := range map[string][]string{"opticks": nil, "h200": {"--assume",
 		"arch=sm90,cudnn=9.19.0,memory=140G,link=450G"}} {

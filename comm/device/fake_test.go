@@ -188,7 +188,7 @@ func fakeDeviceWorld(lib *fakeLibrary, hosts []*comm.Group, devices []*FakeDevic
 
 func (f *FakeDevice) kit() *kit {
 	return &kit{
-		place: f.Place(), compute: f.s,
+		device: f.Place(), compute: f.s,
 		newStream: func(name string) (gpuStream, error) { return eagerStream{tensor.NewHostStream(name)}, nil },
 		copy:      func(s gpuStream, dst, src tensor.View) { s.(eagerStream).copy(maskedBytes(dst), maskedBytes(src)) },
 	}

@@ -122,7 +122,7 @@ func (d *Group) connectEngines(ctx context.Context) (err error) {
 	}
 	if d.kit.engine == nil {
 		if d.opts.Transport == TransportCopy {
-			return fmt.Errorf("transport copy: %v has no copy engines", d.kit.place)
+			return fmt.Errorf("transport copy: %v has no copy engines", d.kit.device)
 		}
 		return nil
 	}

@@ -77,7 +77,7 @@ type mover interface {
 
 // A kit holds the device, which all groups of a rank share.
 type kit struct {
-	place     tensor.Device
+	device    tensor.Device
 	compute   gpuStream
 	newStream func(name string) (gpuStream, error)
 	copy      func(s gpuStream, dst, src tensor.View) // of the device, dense and of one size
@@ -144,7 +144,7 @@ func (o Options) withDefaults() (Options, error) {
 		o.Transport = TransportAuto
 	case TransportAuto, TransportNCCL, TransportCopy:
 	default:
-		return o, fmt.Errorf("transport %q: known are auto, nccl and copy", o.Transport)
+		return o, fmt.Errorf("transport %q: use auto, nccl or copy", o.Transport)
 	}
 	if o.MaxCTAs == 0 {
 		o.MaxCTAs = defaultCTAs

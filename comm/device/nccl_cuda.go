@@ -23,7 +23,7 @@ import (
 func New(ctx context.Context, host *comm.Group, compute *cuda.Stream, opts Options) (*Group, error) {
 	dev := compute.Device()
 	kit := &kit{
-		place: dev.Place(), compute: compute,
+		device: dev.Place(), compute: compute,
 		newStream: func(name string) (gpuStream, error) { return dev.NewStream(name, true) },
 		copy: func(s gpuStream, dst, src tensor.View) {
 			s.(*cuda.Stream).Copy(cuda.Addr(dst), cuda.Addr(src), check.Bytes(src))

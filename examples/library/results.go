@@ -39,8 +39,8 @@ func (r results) put(part results, rows []int) {
 	}
 }
 
-// compare prints the largest error of each float32 result against a float64 reference. It ends the program with status 1
-// if one exceeds the tolerance.
+// compare prints the largest error of each float32 result against a float64 reference. It ends the program with status
+// 1 if one exceeds the tolerance.
 func (r results) compare(want results) {
 	w := want.views()
 	for i, name := range []string{"out", "lse", "dq", "dk", "dv"} {

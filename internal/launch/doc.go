@@ -1,6 +1,6 @@
-// Package launch runs a job on one node: it starts one worker process per rank by executing the same binary again, sends
-// each its rank, stores and relays output, forwards signals, finds the first failed rank and its cause, and leaves no
-// process and no file behind. The launcher calls Run; a worker calls Attach:
+// Package launch runs a job on one node: it starts one worker process per rank by executing the same binary again,
+// sends each its rank, stores and relays output, forwards signals, finds the first failed rank and its cause, and
+// leaves no process and no file behind. The launcher calls Run; a worker calls Attach:
 //
 //	result := launch.Run(ctx, launch.Job{NProc: 8, Argv: []string{"worker", "train"}, Logs: logs, Stderr: os.Stderr})
 //	os.Exit(result.ExitCode)

@@ -146,8 +146,8 @@ func fail(text string, remote bool, wait time.Duration) func(*Worker) int {
 	}
 }
 
-// chained returns the state of a rank that waits for the next one; the last of three works.
-func chained(w *Worker) waits.WaitState {
+// chainedState returns the state of a rank that waits for the next one; the last of three works.
+func chainedState(w *Worker) waits.WaitState {
 	s := waits.WaitState{Rank: 99, Step: 6, Phase: "step", PhaseTime: time.Minute}
 	if w.Rank < 2 {
 		s.Waits = []waits.Wait{{
@@ -180,7 +180,7 @@ func waiting(w *Worker) int {
 
 // timesOut fails because it waited for too long.
 func timesOut(w *Worker) int {
-	s := chained(w)
+	s := chainedState(w)
 	if w.Fail(
 		FailureReport{Error: "rank 2: no progress", Remote: true, Phase: "step", Step: 7, TimedOut: true,
 			WaitState: &s},
@@ -224,15 +224,15 @@ var scenarios = map[string]func(*Worker) int{
 	"last":     at(1, hang, done),
 	"linger":   at(1, func(w *Worker) int { w.Done(); return hang(w) }, done),
 	"chain": func(w *Worker) int {
-		w.OnStatus(func() waits.WaitState { return chained(w) })
+		w.OnStatus(func() waits.WaitState { return chainedState(w) })
 		return awaitStop(w)
 	},
 	"watched": at(2, kill(syscall.SIGSTOP), func(w *Worker) int {
-		w.OnStatus(func() waits.WaitState { return chained(w) })
+		w.OnStatus(func() waits.WaitState { return chainedState(w) })
 		return awaitStop(w)
 	}),
 	"timeout": at(2, func(w *Worker) int { return wait(w, kill(syscall.SIGSTOP)) }, func(w *Worker) int {
-		w.OnStatus(func() waits.WaitState { return chained(w) })
+		w.OnStatus(func() waits.WaitState { return chainedState(w) })
 		pid := waiting(w)
 		// another rank's failure may have killed it by then
 		for s := state(pid); s != 'T' && s != 'Z' && s != 0; s = state(pid) {
@@ -241,10 +241,10 @@ var scenarios = map[string]func(*Worker) int{
 		return timesOut(w)
 	}),
 	"stuck": at(2, func(w *Worker) int {
-		w.OnStatus(func() waits.WaitState { return chained(w) })
+		w.OnStatus(func() waits.WaitState { return chainedState(w) })
 		return wait(w, hang)
 	}, func(w *Worker) int {
-		w.OnStatus(func() waits.WaitState { return chained(w) })
+		w.OnStatus(func() waits.WaitState { return chainedState(w) })
 		waiting(w)
 		return timesOut(w)
 	}),

@@ -22,8 +22,8 @@ func until(t *testing.T, ok func() bool) {
 	}
 }
 
-// said polls a file until it matches, and returns its text.
-func said(t *testing.T, path string, want string) (text string) {
+// awaitFile polls a file until it matches, and returns its text.
+func awaitFile(t *testing.T, path string, want string) (text string) {
 	t.Helper()
 	until(t, func() bool {
 		b, err := os.ReadFile(path)
@@ -44,8 +44,8 @@ func quiet(t *testing.T, scenario string, n int) (a *agentProcess, stderr string
 	return startAgent(t, scenario, n, func(c *exec.Cmd) { c.Stderr = f }), f.Name()
 }
 
-// ask sends SIGQUIT until stderr matches: workers may not have started to wait, or may be too busy to answer.
-func ask(t *testing.T, a *agentProcess, stderr, want string) {
+// askUntil sends SIGQUIT until stderr matches: workers may not have started to wait, or may be too busy to answer.
+func askUntil(t *testing.T, a *agentProcess, stderr, want string) {
 	t.Helper()
 	asked := 0
 	until(t, func() bool {
@@ -67,14 +67,14 @@ func TestQuitShowsWhoWaitsForWhom(t *testing.T) {
 	t.Parallel()
 	a, stderr := quiet(t, "chain", 3)
 	const blame = "cprun: rank 2 holds up rank 1, and by that rank 0: it is at its own work for 60.0 s \\(step 7\\)\n"
-	ask(t, a, stderr, blame)
-	ask(t, a, stderr, "(?s)"+blame+".*"+blame)
-	text := said(t, stderr, `(?m)^ +1  \S+ +`+"\\d+"+`  +7  forward +3 +1  exchange +2 +4,096  30.0$`)
+	askUntil(t, a, stderr, blame)
+	askUntil(t, a, stderr, "(?s)"+blame+".*"+blame)
+	text := awaitFile(t, stderr, `(?m)^ +1  \S+ +`+"\\d+"+`  +7  forward +3 +1  exchange +2 +4,096  30.0$`)
 	if regexp.MustCompile(`(?m)^ +99 `).MatchString(text) || strings.Contains(text, "goroutine ") {
 		t.Errorf("stderr %s", text)
 	}
 	for _, log := range []string{"rank-0000.log", "rank-0002.log"} {
-		said(
+		awaitFile(
 			t,
 			filepath.Join(a.cmd.Args[4], log),
 			`(?s)--- stacks of rank \d, .*launch\.workerMain\(.*--- end of the stacks ---`,
@@ -92,7 +92,7 @@ func TestQuitShowsARankThatIsStopped(t *testing.T) {
 	if err := syscall.Kill(a.pids[1], syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	ask(t, a, stderr, `(?s)  is stopped by a signal or a debugger.*cprun: no rank waits for another\n`)
+	askUntil(t, a, stderr, `(?s)  is stopped by a signal or a debugger.*cprun: no rank waits for another\n`)
 	if err := syscall.Kill(a.pids[1], syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
@@ -128,22 +128,22 @@ func TestATimeOutShowsWhoWaitedForWhom(t *testing.T) {
 	}
 }
 
-// A half is one of two nodes that exchange all news.
-type half struct {
+// A halfJob is one of two nodes that exchange all news.
+type halfJob struct {
 	singleNode
 	place     RankRange
 	news, say chan News
 }
 
-func (h *half) Next(ctx context.Context) (Start, error) {
+func (h *halfJob) Next(ctx context.Context) (Start, error) {
 	s, err := h.singleNode.Next(ctx)
 	s.Ranks = h.place
 	return s, err
 }
 
-func (h *half) News() <-chan News { return h.news }
+func (h *halfJob) News() <-chan News { return h.news }
 
-func (h *half) Publish(n News) { h.say <- n }
+func (h *halfJob) Publish(n News) { h.say <- n }
 
 // TestQuitShowsTheRanksOfOtherNodes checks that a node's table has the rows of the others, and follows waits across
 // nodes.
@@ -168,7 +168,7 @@ func TestQuitShowsTheRanksOfOtherNodes(t *testing.T) {
 		if i == 0 {
 			job.Stderr, job.Signals = f, signals
 		}
-		h := &half{
+		h := &halfJob{
 			singleNode: *newSingleNode(&job),
 			place:      RankRange{NodeRank: i, FirstRank: 2 * i, WorldSize: 4},
 			news:       ways[i],

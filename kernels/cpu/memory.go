@@ -32,13 +32,7 @@ func memoryOf[T tensor.Float](v tensor.View) memory[T] {
 }
 
 // load reads len(dst) elements, the first at index at.
-func (m memory[T]) load(dst []T, at int) {
-	if !isHalf(m.dtype) {
-		copy(dst, m.data[at:][:len(dst)])
-		return
-	}
-	widen(any(dst).([]float32), m.half[at:][:len(dst)], m.dtype)
-}
+func (m memory[T]) load(dst []T, at int) { m.loadRows(dst, at, 0, 1, len(dst)) }
 
 // loadRows reads rows of n elements into dst, without gaps. The first row is at index at, and ld is their distance.
 func (m memory[T]) loadRows(dst []T, at, ld, rows, n int) {
@@ -60,10 +54,8 @@ func (m memory[T]) store(at int, src []T) {
 	round(m.half[at:][:len(src)], any(src).([]float32), m.dtype)
 }
 
-// widen converts 16-bit floats to float32. All levels give the same bits.
-func widen(dst []float32, src []uint16, t tensor.DType) { widenRows(dst, src, 0, 1, len(dst), t) }
-
-// widenRows converts rows of n 16-bit floats, ld apart. Rows are short, so the switch is outside of the loop.
+// widenRows converts rows of n 16-bit floats, ld apart, to float32. All levels give the same bits. Rows are short, so
+// the switch is outside of the loop.
 func widenRows(dst []float32, src []uint16, ld, rows, n int, t tensor.DType) {
 	l := current()
 	switch t {

@@ -43,15 +43,7 @@ func (g *fusedGroup) runs() []partition.Range {
 	return out
 }
 
-func (g *fusedGroup) gaps() bool { return g.covered() < g.rows.Len() }
-
-func (g *fusedGroup) covered() int {
-	n := 0
-	for _, p := range g.pieces {
-		n += p.Q.Len()
-	}
-	return n
-}
+func (g *fusedGroup) gaps() bool { return covered(g.runs()) < g.rows.Len() }
 
 // keyGaps does the same for keys.
 func (g *fusedGroup) keyGaps() bool {
@@ -240,21 +232,16 @@ func (f *Fused) fold() {
 		return
 	}
 	if h.lse.IsZero() {
-		f.sumHeld()
+		t := gradTotal{dst: h.dst, parts: h.parts, hi: h.dst.Len(tensor.Seq)}
+		if h.fresh {
+			t.fresh = partition.Range{Hi: t.hi}
+		}
+		f.kernels.total(f.stream, h.dtype, t)
 	} else {
 		f.kernels.mergeInto(f.stream, merging{h.dst, h.dst, h.lse, h.dtype, h.parts, h.fresh, h.fresh})
 	}
 	h.parts, h.direct, h.fresh = h.parts[:0], nil, false
 	f.scratch.at = h.base
-}
-
-func (f *Fused) sumHeld() {
-	h := &f.held
-	t := gradTotal{dst: h.dst, parts: h.parts, hi: h.dst.Len(tensor.Seq)}
-	if h.fresh {
-		t.fresh = partition.Range{Hi: t.hi}
-	}
-	f.kernels.total(f.stream, h.dtype, t)
 }
 
 // place allocates the memory for O and the LSE of a group: in into, if no earlier call wrote these rows, or else a new
@@ -273,7 +260,7 @@ func (f *Fused) place(c *fusedCall, g *fusedGroup) (at fusedPart, shared bool, e
 			if whole.lse, err = alloc(all, 4); err != nil {
 				return at, false, err
 			}
-			if g.covered() < all {
+			if covered(g.runs()) < all {
 				f.kernels.fill32(f.stream, whole.lse, all*c.heads(), math.Inf(-1))
 			}
 			h.parts = append(h.parts, whole)

@@ -1,18 +1,17 @@
-// Command mutate looks for code that no test holds. It changes a package in one place, runs the package's tests, and
-// reports each change that passes them (a survivor), as file:line and the change. The working tree stays as it
-// is: the compiler reads changed files through an overlay.
+// Command mutate finds code that no test covers. It changes a package in one place, runs the package's tests, and
+// reports each change that passes them (a survivor) as file:line. The compiler reads changed files through an overlay,
+// so the working tree does not change.
 //
 //	go run ./scripts/mutate -n 25 -seed 1 ./comm ./ring
 //	go run ./scripts/mutate -n 10 -run 'TestSchedule|TestSplit' -only schedule.go ./ring
 //	go run ./scripts/mutate -rules
 //
-// The changes are: an if that returns, breaks or continues never does; a condition is negated; a comparison gets or
-// loses its equal sign; the value of an assignment is dropped; a call without a result is dropped. -rules instead
-// removes
-// and inverts each rule of package internal/model/backends.
+// The changes: disable an if that returns, breaks or continues; negate a condition; add or remove the equal sign of a
+// comparison; drop the value of an assignment; drop a call without a result. -rules instead removes and inverts each
+// rule of package internal/model/backends.
 //
-// A survivor is a missing test, a line without effect, or a change that no test can see, such as one that costs
-// speed only. Look at each. The exit status is 1 if there are survivors.
+// A survivor is a missing test, a line without effect, or a change that tests cannot see, such as one that only costs
+// speed. The exit status is 1 if there are survivors.
 package main
 
 import (
@@ -33,9 +32,9 @@ func main() {
 	flag.StringVar(&o.only, "only", "", "mutate only places or rules that contain this, such as file.go:12:")
 	flag.DurationVar(&o.timeout, "timeout", 0,
 		"limit of one mutant's tests; 0: 10 s and three times the unchanged tests")
-	flag.BoolVar(&o.verbose, "v", false, "name the other mutants too")
+	flag.BoolVar(&o.verbose, "v", false, "also print the other mutants")
 	flag.Parse()
-	err := errors.New("no package is named")
+	err := errors.New("no packages given")
 	switch {
 	case *rules:
 		err = mutateRules(o.only)

@@ -15,14 +15,14 @@ import (
 	"github.com/cprun/cprun/internal/model/backends"
 )
 
-// The tables catch almost every mutation, in a tenth of a second. A mutation that passes them meets the
-// other tests of the package, except those that no rule can change.
+// The tables catch almost every mutation in a tenth of a second. Mutations that pass them run the other tests of the
+// package, except unrelated ones.
 const (
 	tables    = "^(TestSelectTable|TestBothSidesOfEveryVersion)$"
 	unrelated = "Layout|Fuzz|Gradient|Reference|Whole|Allocates"
 )
 
-// mutateRules removes and inverts each rule whose id contains only. It returns an error if a change goes unnoticed.
+// mutateRules removes and inverts each rule with only in its id. It returns an error if a change survives.
 func mutateRules(only string) error {
 	start := time.Now()
 	dir, err := os.MkdirTemp("", "mutate-")
@@ -34,7 +34,7 @@ func mutateRules(only string) error {
 	if err != nil {
 		return err
 	}
-	// Without these two checks, a suite that always fails, or ignores the flag, would look perfect.
+	// a suite that always fails, or ignores the flag, would look perfect
 	if out, err := suite.with("", "."); err != nil {
 		return fmt.Errorf("the tests without a mutation: %w\n%s", err, out)
 	}
@@ -54,13 +54,13 @@ func mutateRules(only string) error {
 	fmt.Printf("%d mutations of %d rules, %d survived (%.0f s)\n", len(mutations), len(mutations)/2, len(survived),
 		time.Since(start).Seconds())
 	if len(survived) > 0 {
-		return fmt.Errorf("no test notices these; add a row to the table of attention's selection tests:\n  %s",
+		return fmt.Errorf("no test catches these; add a row to the table of attention's selection tests:\n  %s",
 			strings.Join(survived, "\n  "))
 	}
 	return nil
 }
 
-// A suite is the compiled tests of package internal/model/backends.
+// A suite holds the compiled tests of package internal/model/backends.
 type suite struct{ binary, dir string }
 
 func build(dir string) (suite, error) {

@@ -91,7 +91,7 @@ func mutatePackage(o options, path, tmp string) (survived int, err error) {
 			break
 		}
 		if built, _ := t.build(&all[i]); !built {
-			continue // such as a variable that is no longer used
+			continue // for example an unused variable
 		}
 		tried++
 		if passed, _ := t.pass(limit); passed {
@@ -117,7 +117,7 @@ func (m *mutant) place() string {
 	return fmt.Sprintf("%s:%d: %s", name, m.line, m.what)
 }
 
-// tests are the tests of one package.
+// tests holds the compiled tests of one package.
 type tests struct {
 	options
 	path, dir, tmp string
@@ -126,7 +126,7 @@ type tests struct {
 
 func (t *tests) binary() string { return filepath.Join(t.tmp, "package.test") }
 
-// build compiles the tests with a mutant, or without one for nil.
+// build compiles the tests with a mutant, or if m is nil, without one.
 func (t *tests) build(m *mutant) (built bool, said []byte) {
 	overlay := struct{ Replace map[string]string }{map[string]string{}}
 	if m != nil {
@@ -151,7 +151,7 @@ func (t *tests) build(m *mutant) (built bool, said []byte) {
 	return err == nil, said
 }
 
-// pass runs the compiled tests, and ends all processes that they leave.
+// pass runs the compiled tests, and kills all processes that they leave.
 func (t *tests) pass(limit time.Duration) (passed bool, said []byte) {
 	c := exec.Command(t.binary(), "-test.short", "-test.failfast", "-test.timeout="+limit.String(), "-test.run="+t.run,
 		"-test.skip="+t.skip)

@@ -1,7 +1,9 @@
-// Command tokenizer-ids prints the ids of texts, for scripts/oracle/tokenizer_ids.py, which compares them with those of
-// the
-// Python library: tokenizer-ids TOKENIZER.JSON <LINES, where each line is a JSON string, and so
-// is each result a JSON list, or a JSON string that says what went wrong.
+// Command tokenizer-ids prints the token ids of texts. scripts/oracle/tokenizer_ids.py compares them with the Python
+// library's.
+//
+//	tokenizer-ids TOKENIZER.JSON <LINES
+//
+// Each input line is a JSON string, each output line a JSON list.
 package main
 
 import (

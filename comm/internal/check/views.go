@@ -128,7 +128,7 @@ func reduction(v View, op Op) error {
 	case tensor.F32, tensor.F64, tensor.I64, tensor.I32:
 		return nil
 	}
-	return fmt.Errorf("%s of %s: reductions know float32, float64, int64 and int32", op, v.DType())
+	return fmt.Errorf("%s of %s: reductions support float32, float64, int64 and int32", op, v.DType())
 }
 
 // Bytes returns the size of a view's elements.

@@ -156,7 +156,7 @@ func NewUnixDir(dir, runID string, size int) (UnixDir, error) {
 func (u UnixDir) Listen(rank int) (Listener, error) {
 	ln, err := net.Listen("unix", u.path(rank))
 	if err != nil {
-		return Listener{}, fmt.Errorf("socket of rank %d (a leftover of the same run is to be removed): %w", rank, err)
+		return Listener{}, fmt.Errorf("socket of rank %d (remove it if an earlier process of this run left it): %w", rank, err)
 	}
 	return Listener{bufferedListener{ln}, Plain}, nil
 }

@@ -216,9 +216,9 @@ func (d *debts) check() error {
 	case d.notes > maxNotes:
 		return fmt.Errorf("%w: more than %d messages announced", blame.ErrProtocol, maxNotes)
 	case d.held > maxHeld:
-		return fmt.Errorf("%w: more than %d MiB of messages that nobody has asked for", blame.ErrProtocol, maxHeld>>20)
+		return fmt.Errorf("%w: more than %d MiB of messages without a receive", blame.ErrProtocol, maxHeld>>20)
 	case d.unknown > maxUnknown:
-		return fmt.Errorf("%w: messages for more than %d groups that are not known here", blame.ErrProtocol, maxUnknown)
+		return fmt.Errorf("%w: messages for more than %d unknown groups", blame.ErrProtocol, maxUnknown)
 	}
 	return nil
 }

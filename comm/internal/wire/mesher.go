@@ -296,7 +296,7 @@ func (s *sockets) onCall(h header) error {
 	from, to := int(h.id.Group), int(h.id.Seq)
 	switch {
 	case to >= s.size: // and so is from, which is below it
-		return fmt.Errorf("%w: it passes on a call to rank %d of %d", blame.ErrProtocol, to, s.size)
+		return fmt.Errorf("%w: a call to rank %d of %d", blame.ErrProtocol, to, s.size)
 	case to == s.rank:
 		if p := s.peer(from); !p.met.Load() {
 			s.want(p)

@@ -55,7 +55,7 @@ func (p *peer) read(c *channel) error {
 		case frameCall:
 			err = p.s.onCall(h)
 		case frameReady:
-			err = fmt.Errorf("%w: it is ready twice", blame.ErrProtocol)
+			err = fmt.Errorf("%w: a second ready frame", blame.ErrProtocol)
 		case frameAbort:
 			err = p.onAbort(c.in, h)
 		case frameGoodbye:
@@ -89,7 +89,7 @@ func (p *peer) onStatus(in frameReader, h header) error {
 	rank, s := int(h.id.Group), state{h.id.Seq, h.size}
 	switch {
 	case rank >= p.s.size:
-		return fmt.Errorf("%w: it has heard of rank %d of %d", blame.ErrProtocol, rank, p.s.size)
+		return fmt.Errorf("%w: a status of rank %d of %d", blame.ErrProtocol, rank, p.s.size)
 	case s.seq != lastWord && h.size > uint64(p.s.size):
 		return fmt.Errorf("%w: rank %d waits for rank %d of %d", blame.ErrProtocol, rank, h.size-1, p.s.size)
 	case !printable(string(name)):
@@ -231,7 +231,7 @@ func (p *peer) readEarly(in frameReader, f *flow, h header) error {
 func (p *peer) onPiece(in frameReader, h header) error {
 	t, piece, err := p.piece(h, maxPayload)
 	if err == nil && len(piece) != h.length {
-		err = fmt.Errorf("%w: a piece of %d bytes where %d are to come", blame.ErrProtocol, h.length, len(piece))
+		err = fmt.Errorf("%w: a piece of %d bytes, want %d", blame.ErrProtocol, h.length, len(piece))
 	}
 	if err == nil {
 		err = in.payload(piece)

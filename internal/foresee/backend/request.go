@@ -93,7 +93,7 @@ var computeTypes = map[string]tensor.DType{"bf16": tensor.BF16, "fp16": tensor.F
 func DType(cfg *config.Config) tensor.DType {
 	t, ok := computeTypes[cfg.Precision.Compute]
 	if !ok {
-		panic(fmt.Sprintf("backend: precision.compute is %q, which no resolved config says", cfg.Precision.Compute))
+		panic(fmt.Sprintf("backend: precision.compute is %q, in a resolved config", cfg.Precision.Compute))
 	}
 	return t
 }

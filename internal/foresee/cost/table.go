@@ -175,7 +175,7 @@ func (t *Table) check() error {
 	case t.Machine.Device == "":
 		return errors.New("machine.device is missing")
 	case !(t.CoreGFLOPs >= 0 && t.CoreGFLOPs < 1e6):
-		return errors.New("core_gflops is no rate of a core")
+		return errors.New("core_gflops must be from 0 to below 1e6")
 	case len(t.Sets) == 0:
 		return errors.New("no sets")
 	}
@@ -192,7 +192,7 @@ func (s *Set) check() error {
 		return fmt.Errorf("%d ranks", s.Ranks)
 	}
 	if !(s.CallSeconds >= 0 && s.CallSeconds < 1) {
-		return errors.New("call_seconds is no time of a call")
+		return errors.New("call_seconds must be from 0 to below 1")
 	}
 	for i, a := range s.Attention {
 		if !time(a.Seconds) || a.Further != 0 && !time(a.Further) ||

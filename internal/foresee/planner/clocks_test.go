@@ -18,8 +18,8 @@ import (
 // messages go through channels, in order.
 type clocks struct {
 	costs Costs
-	wires [][]chan half // [from][to]: when a message was begun and carried, of the sender
-	back  [][]chan half // likewise, of the receiver
+	wires [][]chan endpoint // [from][to]: when a message was begun and carried, of the sender
+	back  [][]chan endpoint // likewise, of the receiver
 }
 
 // A clock stands in for the devices of a rank.
@@ -30,8 +30,8 @@ type clock struct {
 	free     [2]float64 // of the link, each way
 	q        View
 	backward bool
-	begun    map[<-chan half]int    // messages that came by, or are to come by
-	came     map[<-chan half][]half // that came
+	begun    map[<-chan endpoint]int        // messages that came by, or are to come by
+	came     map[<-chan endpoint][]endpoint // that came
 }
 
 func clocked(t testing.TB, algorithm string, spec ring.Spec, a Attention, backward bool, c Costs) float64 {
@@ -39,9 +39,9 @@ func clocked(t testing.TB, algorithm string, spec ring.Spec, a Attention, backwa
 	all := schedules(t, algorithm, spec)
 	w := &clocks{costs: c}
 	for range all {
-		var to, back []chan half
+		var to, back []chan endpoint
 		for range all {
-			to, back = append(to, make(chan half, 4096)), append(back, make(chan half, 4096))
+			to, back = append(to, make(chan endpoint, 4096)), append(back, make(chan endpoint, 4096))
 		}
 		w.wires, w.back = append(w.wires, to), append(w.back, back)
 	}
@@ -49,8 +49,8 @@ func clocked(t testing.TB, algorithm string, spec ring.Spec, a Attention, backwa
 	var wg sync.WaitGroup
 	for i, s := range all {
 		wg.Go(func() {
-			r := &clock{clocks: w, rank: i, backward: backward, begun: map[<-chan half]int{},
-				came: map[<-chan half][]half{}}
+			r := &clock{clocks: w, rank: i, backward: backward, begun: map[<-chan endpoint]int{},
+				came: map[<-chan endpoint][]endpoint{}}
 			x := ring.Ring{Kernel: r, Comm: r, Mover: r, Stream: silent{}, Arena: tensor.NewMeter()}
 			data, rows := tensor.NewMeter(), partition.Count(spec.Layout.Spans(spec.SeqQ, spec.Size, i))
 			view := func(heads int) View { return data.Alloc(a.DType, a.Batch, rows, heads, a.Dim) }
@@ -136,10 +136,10 @@ func (silent) Label(string) {}
 
 type flying struct {
 	sends    bool
-	own      half
+	own      endpoint
 	seconds  float64
-	from     <-chan half // the other end
-	position int         // there
+	from     <-chan endpoint // the other end
+	position int             // there
 }
 
 // Exchange begins one message with each peer and each way, of all that the exchange has there.
@@ -165,7 +165,7 @@ func (r *clock) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 			x.position = r.begun[x.from]
 			r.begun[x.from]++
 			r.free[side] = max(r.free[side], r.now) + x.seconds
-			x.own = half{r.now, r.free[side]}
+			x.own = endpoint{r.now, r.free[side]}
 			wire <- x.own
 			f.all = append(f.all, x)
 		}

@@ -136,11 +136,11 @@ func (p *prices) pass(programs []*program, sampled bool) (Result, error) {
 		if p.topology.Shared {
 			p.topology.share(programs)
 		}
-		return together(programs)
+		return simulate(programs)
 	}
 	all := Result{}
 	for _, x := range programs {
-		all.add(alone(x))
+		all.add(simulateAlone(x))
 	}
 	return all, nil
 }

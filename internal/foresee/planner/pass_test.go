@@ -163,7 +163,7 @@ func TestSharedCoresCarry(t *testing.T) {
 func TestRanksThatWaitForEachOther(t *testing.T) {
 	from := func(peer int) [][]message { return [][]message{{{peer: peer}}} }
 	steps := []step{{kind: begin}, {kind: wait}}
-	if _, err := together([]*program{{rank: 0, steps: steps, exchanges: from(1)}, {rank: 1, steps: steps,
+	if _, err := simulate([]*program{{rank: 0, steps: steps, exchanges: from(1)}, {rank: 1, steps: steps,
 		exchanges: from(0)}}); err == nil {
 		t.Error("a message that nobody sends arrives")
 	}

@@ -15,7 +15,10 @@ type common struct {
 }
 
 func newCommon(costs Costs) *common {
-	return &common{costs: costs, layouts: map[partition.LayoutName]partition.Layout{}, indexes: map[partition.LayoutName]*partition.Index{}}
+	return &common{
+		costs: costs, layouts: map[partition.LayoutName]partition.Layout{},
+		indexes: map[partition.LayoutName]*partition.Index{},
+	}
 }
 
 // A simulator times strategies for one kind of layers.
@@ -53,7 +56,8 @@ type followKey struct {
 
 func newSimulator(c Workload, layers LayerGroup, common *common) *simulator {
 	return &simulator{
-		Workload: c, common: common, layers: layers, shards: map[partition.LayoutName]*shards{}, groups: map[ring.Strategy]*group{},
+		Workload: c, common: common, layers: layers, shards: map[partition.LayoutName]*shards{},
+		groups:  map[ring.Strategy]*group{},
 		follows: map[followKey][]int{}, prices: map[string]*prices{}, times: map[onePass]float64{},
 	}
 }
@@ -66,7 +70,8 @@ func (s *simulator) of(name partition.LayoutName) (*shards, error) {
 	if err != nil {
 		return nil, err
 	}
-	x := &shards{Shape: partition.Shape{SeqQ: s.Tokens, SeqKV: s.Tokens, Size: s.Ranks, Layout: s.layout(name), Mask: mask}}
+	shape := partition.Shape{SeqQ: s.Tokens, SeqKV: s.Tokens, Size: s.Ranks, Layout: s.layout(name), Mask: mask}
+	x := &shards{Shape: shape}
 	if x.index = s.indexes[name]; x.index == nil {
 		x.index = partition.NewIndex(x.Shape)
 		s.indexes[name] = x.index

@@ -13,7 +13,7 @@ import (
 //
 // Others have to beat a ring in a zigzag. An all-gather comes first if ranks share cores, where no transfer overlaps;
 // for packed documents, where a ring sends more rows than ranks read; and if all layers have a window: the rows fit one
-// short call, whose measured gain over two calls exceeds the predicted one. A striped layout is listed only if asked for:
+// short call, whose measured gain over two calls exceeds the predicted one. A striped layout is listed only on request:
 // it balances like a zigzag, and cuts the tiles of every two ranks by the mask's edges.
 func Strategies(c Workload, asked ring.Strategy, backends []string) (list []ring.Strategy) {
 	documents := len(c.Docs) > 0

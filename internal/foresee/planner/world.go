@@ -5,27 +5,27 @@ import (
 	"math"
 )
 
-// A half is one end of a message: the times when its rank began it, and when the rank's link has carried it.
-type half struct{ begin, end float64 }
+// An endpoint is one end of a message: the times when its rank began it, and when the rank's link has carried it.
+type endpoint struct{ begin, end float64 }
 
 // A lane is the messages from one rank to another, in order. The n-th that is sent is the n-th that is
 // received.
-type lane struct{ sent, received []half }
+type lane struct{ sent, received []endpoint }
 
-type spot struct {
+type position struct {
 	lane *lane
 	n    int
 }
 
 type runner struct {
 	*program
-	at    int           // the next step
-	clock float64       // of the device
-	host  float64       // seconds in which it has queued
-	links [2][2]float64 // when each is free: in its host and across, each way
-	spots [][]spot      // of the messages of exchanges that have begun, in a world
-	ends  []float64     // of exchanges, of a rank alone
-	times Rank
+	at        int           // the next step
+	clock     float64       // of the device
+	host      float64       // seconds in which it has queued
+	links     [2][2]float64 // when each is free: in its host and across, each way
+	positions [][]position  // of the messages of exchanges that have begun, in a world
+	ends      []float64     // of exchanges, of a rank alone
+	times     Rank
 }
 
 type world struct {
@@ -33,10 +33,10 @@ type world struct {
 	lanes map[[2]int]*lane
 }
 
-func together(programs []*program) (res Result, err error) {
+func simulate(programs []*program) (res Result, err error) {
 	w := &world{ranks: make([]runner, len(programs)), lanes: map[[2]int]*lane{}}
 	for i, p := range programs {
-		w.ranks[i] = runner{program: p, spots: make([][]spot, len(p.exchanges))}
+		w.ranks[i] = runner{program: p, positions: make([][]position, len(p.exchanges))}
 	}
 	for w.advance() {
 	}
@@ -123,7 +123,7 @@ func (r *runner) until(end float64) {
 // begin gives the messages of an exchange to the rank's links, which carry them one after another.
 func (w *world) begin(r *runner, exchange int) {
 	list := r.exchanges[exchange]
-	spots := make([]spot, len(list))
+	positions := make([]position, len(list))
 	for i := range list {
 		m := &list[i]
 		key := [2]int{r.rank, m.peer}
@@ -139,16 +139,16 @@ func (w *world) begin(r *runner, exchange int) {
 		if !m.sends {
 			side = &l.received
 		}
-		spots[i] = spot{l, len(*side)}
-		*side = append(*side, half{r.clock, r.carried(m)})
+		positions[i] = position{l, len(*side)}
+		*side = append(*side, endpoint{r.clock, r.carried(m)})
 	}
-	r.spots[exchange] = spots
+	r.positions[exchange] = positions
 }
 
 // wait waits for an exchange, or returns false if a peer has not begun it.
 func (w *world) wait(r *runner, exchange int) bool {
 	end := r.clock
-	for i, s := range r.spots[exchange] {
+	for i, s := range r.positions[exchange] {
 		m := &r.exchanges[exchange][i]
 		own, other := s.lane.sent, s.lane.received
 		if !m.sends {
@@ -160,14 +160,14 @@ func (w *world) wait(r *runner, exchange int) bool {
 		mine, peer := own[s.n], other[s.n]
 		end = max(end, mine.end, peer.end, max(mine.begin, peer.begin)+m.seconds)
 	}
-	r.spots[exchange] = nil
+	r.positions[exchange] = nil
 	r.until(end)
 	return true
 }
 
-// alone runs the program of a rank as if its peers ran the same: its messages arrive when its own links have carried
-// them.
-func alone(p *program) Rank {
+// simulateAlone runs the program of a rank whose peers run the same one: its messages arrive when its own links have
+// carried them.
+func simulateAlone(p *program) Rank {
 	r := runner{program: p, ends: make([]float64, len(p.exchanges))}
 	for i := range r.steps {
 		switch s := &r.steps[i]; s.kind {

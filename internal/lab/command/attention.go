@@ -105,12 +105,9 @@ func (o *Options) checkAttention(spec *attend.Spec, ranks int) (notes []string, 
 				terminal.Name(spec.Out))
 		}
 	}
-	auto := func(s *string, choice string) {
-		if *s == "auto" || *s == "" {
-			*s = choice
-		}
+	if spec.DType == "auto" || spec.DType == "" {
+		spec.DType = map[string]string{"cpu": "fp32", "cuda": "bf16"}[spec.Device]
 	}
-	auto(&spec.DType, map[string]string{"cpu": "fp32", "cuda": "bf16"}[spec.Device])
 	if spec.Backend != "" { // report a typo with the flag
 		if _, err := backends.ParseBackend(spec.Backend); err != nil {
 			return nil, fmt.Errorf("--backend: %w", err)

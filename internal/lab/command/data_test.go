@@ -33,7 +33,7 @@ func TestDataLines(t *testing.T) {
 	}
 }
 
-// The loss at the end is that of the last step that had one.
+// The summary prints the loss of the last step with targets.
 func TestTheLastLossIsTold(t *testing.T) {
 	var b bytes.Buffer
 	root, err := os.OpenRoot(t.TempDir())

@@ -13,7 +13,7 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// perPair is costs of a machine with quick links.
+// perPair implements planner.Costs for a machine with fast links.
 type perPair struct{}
 
 func (perPair) Call(c planner.Call) float64 { return 1e-12 * float64(partition.Pairs(c.Tiles)*c.Heads) }
@@ -23,7 +23,7 @@ func (perPair) Exchange(_ bool, bytes int64, _ int) float64 {
 func (perPair) Copy(bytes int64) float64 { return float64(bytes) / 3e12 }
 func (perPair) Host(int) float64         { return 0 }
 
-// slowFlash is costs of a machine on which cuDNN is faster.
+// slowFlash implements planner.Costs for a machine on which cuDNN is faster.
 type slowFlash struct{ perPair }
 
 func (s slowFlash) Call(c planner.Call) float64 {
@@ -33,7 +33,7 @@ func (s slowFlash) Call(c planner.Call) float64 {
 	return s.perPair.Call(c)
 }
 
-// `cprun plan` shows what was chosen by costs, and without costs goes by the rules.
+// `cprun plan` shows the choice by costs, and without costs follows the rules.
 func TestPlanGoesByCosts(t *testing.T) {
 	for _, c := range []struct {
 		costs func(m machine.Machine, ranks, perHost int) planner.Costs
@@ -64,7 +64,7 @@ func TestPlanGoesByCosts(t *testing.T) {
 	}
 }
 
-// A backend that costs take, where the rules have another, is not said to be asked for; one that is asked for is.
+// A backend chosen by costs is not reported as requested; a requested one is.
 func TestPlanSaysWhoTookTheBackend(t *testing.T) {
 	reason := func(set ...string) (reason, took string) {
 		var out strings.Builder
@@ -95,8 +95,7 @@ func TestPlanSaysWhoTookTheBackend(t *testing.T) {
 	}
 }
 
-// Workers read the config that the choice is written to, so a margin that the chosen backend has no use for is not in
-// it.
+// Workers read the config with the choice, which must not contain a margin that the chosen backend does not use.
 func TestMarginGoesWithTheBackend(t *testing.T) {
 	for gpu, want := range map[string]string{"gpu=h200,cudnn=9.19.0": "flash 16", "arch=sm90,cudnn=9.19.0": "flash 16",
 		"arch=sm100,cudnn=9.19.0": "fused 0"} {

@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// costsOfPairs is costs of a machine on which nothing but pairs takes time.
+// costsOfPairs implements planner.Costs for a machine on which only visible pairs take time.
 type costsOfPairs struct{}
 
 func (costsOfPairs) Call(c planner.Call) float64       { return 1e-9 * float64(partition.Pairs(c.Tiles)) }
@@ -19,7 +19,7 @@ func (costsOfPairs) Exchange(bool, int64, int) float64 { return 0 }
 func (costsOfPairs) Copy(int64) float64                { return 0 }
 func (costsOfPairs) Host(int) float64                  { return 0 }
 
-// What the choice has read of the first sample is what plan.json shows, and nobody opens the data again.
+// plan.json shows the documents that the choice read, without opening the data again.
 func TestFirstDocumentsAreReadOnce(t *testing.T) {
 	docs, reads := []int{20, 30, 14}, 0
 	d := &plan.Decider{
@@ -33,7 +33,7 @@ func TestFirstDocumentsAreReadOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.Data.Path = nil // whoever opens it fails
+	cfg.Data.Path = nil // opening it fails
 	if got, err := firstDocuments(d.First(), cfg); err != nil || !slices.Equal(got, docs) || reads != 1 {
 		t.Errorf("%v after %d reads, %v", got, reads, err)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/internal/run/job"
 )
 
-// FuzzEvents: whatever a worker says, nothing that a terminal obeys comes out, and the launcher goes on.
+// FuzzEvents checks that no event of a worker writes terminal control characters or stops the launcher.
 func FuzzEvents(f *testing.F) {
 	f.Add([]byte(`{"step":1,"steps":2,"loss":"NaN","val_loss":1}`), int64(1))
 	f.Add([]byte(`"a notice \u001b[31m\u009b2J\u202e"`), int64(0))

@@ -8,7 +8,7 @@ import (
 	"github.com/cprun/cprun/internal/lab/experiment"
 )
 
-// What a run printed, with its status, becomes a status and a reason.
+// The output and exit status of a run become a status and a reason.
 func TestOutcomeOfARun(t *testing.T) {
 	const before = "step 1/5  loss 2.0\n[rank 0] something\n"
 	for _, c := range []struct {
@@ -19,7 +19,7 @@ func TestOutcomeOfARun(t *testing.T) {
 		why, never string
 	}{
 		{0, false, before, experiment.OK, "", ""},
-		{0, true, before, experiment.OK, "", ""}, // it was done in the grace
+		{0, true, before, experiment.OK, "", ""}, // done within the grace time
 		{75, true, before + "cprun: all workers have ended\n", experiment.Timeout, "limit of 5m",
 			"workers"},
 		{-1, true, before, experiment.Timeout, "5m", ""},

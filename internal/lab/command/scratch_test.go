@@ -7,7 +7,7 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// The directory of a command that failed stays, since a report names its logs.
+// The directory of a failed command stays, since a report names its logs.
 func TestScratch(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	for _, status := range []int{launch.ExitDone, launch.ExitFailed} {

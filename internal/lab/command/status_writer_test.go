@@ -14,7 +14,7 @@ import (
 	"github.com/cprun/cprun/internal/launch/waits"
 )
 
-// What a launcher tells of a run is there while it goes on, with each start, and at its end; nothing is left running.
+// The status of a run is written during the run, at each start, and at the end. No goroutine stays.
 func TestTellerTellsOfARun(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	logs, err := os.OpenRoot(t.TempDir())

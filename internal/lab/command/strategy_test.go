@@ -20,22 +20,22 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// asked is one attention that every command is asked to run.
+// An asked is an attention to run with every command.
 type asked struct {
-	machine  string // as --assume has it
+	machine  string // in the form of --assume
 	ranks    int
-	window   int // keys before a query's own; -1: all
+	window   int // visible keys before a query; -1: all
 	packed   bool
-	strategy ring.Strategy // what the user says of it
+	strategy ring.Strategy // the user's settings
 	costs    func(m machine.Machine, ranks, perHost int) planner.Costs
-	backend  string // which all are to take; "": what the table of the machine says
+	backend  string // expected everywhere; "": by the machine's table
 }
 
 const (
 	askedTokens, askedHeads, askedKVHeads, askedDim = 2048, 4, 2, 64
 )
 
-// yaml is a config whose layers run that attention on data of its own.
+// yaml writes a config with that attention, and its data.
 func (a *asked) yaml(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -58,7 +58,7 @@ train: {steps: 2}
 	return path
 }
 
-// sets are the keys of the config that say what is asked.
+// sets returns the config keys of the request.
 func (a *asked) sets() (set []string) {
 	for key, value := range map[string]string{"parallel.algorithm": a.strategy.Algorithm,
 		"parallel.layout": string(a.strategy.Layout), "attention.backend": a.strategy.Backend} {
@@ -72,7 +72,7 @@ func (a *asked) sets() (set []string) {
 	return set
 }
 
-// file is the attention as cprun attention reads it.
+// file writes the attention as input of cprun attention.
 func (a *asked) file(t *testing.T, docs []int) string {
 	t.Helper()
 	entry := func(name string, heads int) safetensors.Entry {
@@ -102,7 +102,7 @@ func (a *asked) file(t *testing.T, docs []int) string {
 	return path
 }
 
-// comparable is a strategy in which what has no effect is empty.
+// comparable clears the fields of a strategy that have no effect.
 func comparable(s ring.Strategy) ring.Strategy {
 	if s.Gather = s.When(); s.Algorithm != "allgather" {
 		s.Gather = ""
@@ -110,7 +110,7 @@ func comparable(s ring.Strategy) ring.Strategy {
 	return s
 }
 
-// Training, cprun plan, bench attention and attention choose one strategy for one attention.
+// Training, cprun plan, bench attention and attention choose the same strategy for the same attention.
 func TestCommandsChooseOneStrategy(t *testing.T) {
 	pairs := func(machine.Machine, int, int) planner.Costs { return perPair{} }
 	cudnn := func(machine.Machine, int, int) planner.Costs { return slowFlash{} }
@@ -138,13 +138,13 @@ func TestCommandsChooseOneStrategy(t *testing.T) {
 		{machine: "", ranks: 2, window: -1, strategy: ring.Strategy{Backend: "reference"}, backend: "reference"},
 	} {
 		if a.costs == nil && a.machine == "" {
-			a.costs = func(machine.Machine, int, int) planner.Costs { return nil } // what this machine has measured
+			a.costs = func(machine.Machine, int, int) planner.Costs { return nil } // ignore this machine's table
 		}
 		a.same(t)
 	}
 }
 
-// same asks all commands.
+// same compares the choices of all commands.
 func (a *asked) same(t *testing.T) {
 	t.Helper()
 	m, o := machine.CPU(), Options{NProc: fmt.Sprint(a.ranks), Device: "auto", NodeRank: -1, LogLevel: "info",
@@ -247,7 +247,7 @@ func (a *asked) same(t *testing.T) {
 	}
 }
 
-// word is a field as flags have it.
+// word formats a field as a flag value.
 func word(field string) string {
 	if field == "" {
 		return "auto"
@@ -255,7 +255,7 @@ func word(field string) string {
 	return field
 }
 
-// On Hopper our kernels are the faster ones at every length that was measured, and auto takes them.
+// On Hopper, flash is faster than cuDNN at every measured length, and auto chooses it.
 func TestFlashOnHopper(t *testing.T) {
 	specs := []bench.AttentionSpec{
 		{Seq: []int{16 << 10, 32 << 10, 128 << 10}, Window: -1},
@@ -291,7 +291,7 @@ func TestFlashOnHopper(t *testing.T) {
 	}
 }
 
-// longFused is costs of a machine on which flash is faster for short calls, and cuDNN for long ones.
+// longFused implements planner.Costs for a machine on which flash is faster for short calls, and cuDNN for long ones.
 type longFused struct{ perPair }
 
 func (l longFused) Call(c planner.Call) float64 {
@@ -302,7 +302,7 @@ func (l longFused) Call(c planner.Call) float64 {
 	return 2 * l.perPair.Call(c)
 }
 
-// Rows that would take several backends get that of the row that takes longest.
+// If rows prefer different backends, all get the backend of the longest row.
 func TestRowsShareABackend(t *testing.T) {
 	m, err := machine.Assume([]string{"gpu=h200,cudnn=9.19.0,gpus=2"})
 	if err != nil {
@@ -331,7 +331,7 @@ func TestRowsShareABackend(t *testing.T) {
 	}
 }
 
-// cprun eval goes by costs, as training does.
+// cprun eval chooses by costs, like training.
 func TestEvalGoesByCosts(t *testing.T) {
 	m, err := machine.Assume([]string{"gpu=h200,cudnn=9.19.0,gpus=2"})
 	if err != nil {

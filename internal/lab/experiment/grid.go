@@ -19,8 +19,8 @@ import (
 	"github.com/cprun/cprun/internal/model/config"
 )
 
-// Cells returns every combination of the grid's values, the last axis fastest. A cell is Skipped if an entry of skip
-// matches it, else Pending.
+// Cells returns every combination of the grid's values; the last axis varies fastest. A cell is Skipped if an entry of
+// skip matches it, else Pending.
 func (e *Experiment) Cells() []Cell {
 	total := 1
 	for _, a := range e.Grid {
@@ -47,7 +47,7 @@ func (e *Experiment) Cells() []Cell {
 
 const maxID = 64
 
-// id names a cell's directory: its number, and its values for a reader.
+// id returns the name of a cell's directory: its number and its values.
 func (e *Experiment) id(number, digits int, values map[string]any) string {
 	name := fmt.Sprintf("%0*d", digits, number)
 	for _, a := range e.Grid {
@@ -61,8 +61,8 @@ func (e *Experiment) id(number, digits int, values map[string]any) string {
 	return name[:min(len(name), maxID)]
 }
 
-// cellDefaults apply to every cell unless the experiment overrides them: log each step, and do nothing but train. The
-// warm-up of the learning rate may be longer than a cell.
+// cellDefaults apply to every cell unless the experiment overrides them: log every step, without TensorBoard. The
+// learning-rate warm-up is off, since it may be longer than a cell.
 var cellDefaults = []string{"log.every=1", "log.tensorboard=false", "lr_schedule.warmup_steps=0"}
 
 // Flags returns the --set flags that turn the base into a cell's config. set overrides the experiment's.
@@ -76,7 +76,7 @@ func (e *Experiment) Flags(c *Cell, set []string) []string {
 	return flags
 }
 
-// Saves reports whether the runs write checkpoints: the experiment sets a key of them.
+// Saves reports whether the runs write checkpoints, which they do if the experiment sets a checkpoint key.
 func (e *Experiment) Saves() bool {
 	for key := range e.Set {
 		if strings.HasPrefix(key, "checkpoint.") {
@@ -86,12 +86,12 @@ func (e *Experiment) Saves() bool {
 	return slices.ContainsFunc(e.Grid, func(a Axis) bool { return strings.HasPrefix(a.Key, "checkpoint.") })
 }
 
-// patience is the factor by which a cell may be more expensive for each halving of the gaps that precede it.
+// patience is the factor by which a coarse cell may cost more than one of the next finer level, and still run first.
 const patience = 2
 
-// Order returns the indices of pending cells, coarse before fine: the ends of all axes of numbers, then their middles,
-// then the quarters, and so on. cost predicts the time of a cell, in any unit: cheap cells come before expensive ones
-// of their level, and before the next levels within patience. If any cost is 0, unknown, only levels count.
+// Order returns the indices of pending cells, coarse before fine: the ends of all numeric axes, then their middles,
+// then the quarters, and so on. cost predicts the time of a cell in any unit. Within a level, cheap cells come first;
+// patience weighs cost against level. If any cost is 0 (unknown), only levels count.
 func (e *Experiment) Order(cells []Cell, cost func(i int) float64) []int {
 	weight := func(i, depth int) float64 { return cost(i) * math.Pow(patience, float64(depth)) }
 	for i := range cells {
@@ -122,7 +122,7 @@ func (e *Experiment) Order(cells []Cell, cost func(i int) float64) []int {
 	return order
 }
 
-// isScale reports whether an axis has only numbers, so that some of its values predict the others.
+// isScale reports whether all values of an axis are numbers.
 func isScale(a *Axis) bool {
 	return !slices.ContainsFunc(a.Values, func(v any) bool {
 		switch v.(type) {
@@ -133,8 +133,8 @@ func isScale(a *Axis) bool {
 	})
 }
 
-// level ranks the value with index i of n: 0 for the two ends, 1 for the middle, 2 for the quarters, and so on, as
-// van der Corput's sequence visits an interval.
+// level returns the level of value i of n: 0 for the two ends, 1 for the middle, 2 for the quarters, and so on, as in
+// van der Corput's sequence.
 func level(i, n int) int {
 	lo, hi, depth := 0, n-1, 0
 	if i == lo || i == hi {
@@ -155,7 +155,7 @@ func level(i, n int) int {
 	return depth
 }
 
-// A skipped maps the keys of an entry of skip to values, as Text returns them.
+// A skipped maps the keys of a skip entry to the Text of its values.
 type skipped map[string][]string
 
 func (s skipped) holds(values map[string]any) bool {
@@ -196,7 +196,7 @@ func (e *Experiment) readSkipEntry(entry *yaml.Node) {
 		axis := axisOf(e.Grid, key)
 		switch {
 		case axis == nil:
-			e.doc.Faultf(name, "skip", "%s is no key of the grid; %s", quote(key), nearestOf(key, keysOf(e.Grid)))
+			e.doc.Faultf(name, "skip", "%s is not a key of the grid; %s", quote(key), nearestOf(key, keysOf(e.Grid)))
 			return
 		case s[key] != nil:
 			e.doc.Faultf(name, "skip", "%s is given twice", key)
@@ -225,14 +225,14 @@ func (e *Experiment) readSkipEntry(entry *yaml.Node) {
 
 var olderClause = regexp.MustCompile(`^\s*([\w.]+)\s*(==|!=)\s*['"]?([\w.+-]+)['"]?\s*$`)
 
-// asMap returns the map that replaces a condition of the older form, or a sample where the condition has more than
-// == and != joined by &&.
+// asMap converts a condition of the older form, == and != joined by &&, to a map. For other conditions it returns a
+// sample.
 func (e *Experiment) asMap(condition string) string {
 	var parts []string
 	for clause := range strings.SplitSeq(condition, "&&") {
 		m := olderClause.FindStringSubmatch(clause)
 		if m == nil || axisOf(e.Grid, m[1]) == nil {
-			return "a map such as " + skipSample + ": all keys of it match, a list is any of its values"
+			return "a map such as " + skipSample + ": all keys must match; a list matches any of its values"
 		}
 		value := m[3]
 		if m[2] == "!=" {
@@ -276,8 +276,8 @@ func keysOf(grid []Axis) (keys []string) {
 	return keys
 }
 
-// Identity returns the properties that another start must share, with the relevant flags of the command. configs are
-// the configs of the cells, in order, nil for those with faults.
+// Identity returns the properties that a later start must share, with the relevant flags of the command. configs holds
+// the configs of the cells in order, nil for configs with faults.
 func (e *Experiment) Identity(configs [][]byte, flags map[string]string) Identity {
 	sum := sha256.New()
 	for _, c := range configs {

@@ -1,5 +1,8 @@
-// Package experiment is `cprun scale`: a grid of training runs, their outcomes, and the files that hold it. It reads
-// experiment.yaml, orders the cells, keeps ended runs, and writes results.csv and results.json. The caller runs cells.
+// Package experiment implements the data of `cprun scale`: a grid of training runs. It reads experiment.yaml, orders
+// the cells, records finished runs, and writes results.csv and results.json. The caller runs the cells:
+//
+//	e, err := experiment.Load("experiment.yaml")
+//	for _, i := range e.Order(e.Cells(), cost) { ... }
 package experiment
 
 import (
@@ -11,7 +14,7 @@ import (
 	"time"
 )
 
-// Version is the form of results.json.
+// Version is the version of results.json.
 const Version = 1
 
 // A Status is the outcome of a cell.
@@ -21,10 +24,10 @@ type Status string
 const (
 	OK          Status = "ok"
 	Failed      Status = "failed"
-	OutOfMemory Status = "out_of_memory" // of a device or the host, in the run or by its plan
-	Timeout     Status = "timeout"       // the experiment's limit was over
-	Refused     Status = "refused"       // the config or the machine does not allow it; nothing was started
-	Skipped     Status = "skipped"       // left out by the experiment's skip
+	OutOfMemory Status = "out_of_memory" // on a device or the host, in the run or in its plan
+	Timeout     Status = "timeout"       // the run exceeded the experiment's limit
+	Refused     Status = "refused"       // the config or the machine does not allow the run
+	Skipped     Status = "skipped"       // an entry of skip matches
 	Pending     Status = "pending"       // not run yet
 	Planned     Status = "planned"       // predicted only
 )
@@ -32,62 +35,62 @@ const (
 // Results is results.json.
 type Results struct {
 	Version int       `json:"version"`
-	Name    string    `json:"name"`    // of the experiment's file, without its ending
-	Command string    `json:"command"` // that ran it, as a shell reads it
-	Commit  string    `json:"commit"`  // the program's version, as cprun version has it
-	Machine string    `json:"machine"` // for a reader
-	Created time.Time `json:"created"` // when the experiment began, UTC
-	Base    string    `json:"base"`    // path of the config that the cells vary, as it was given
+	Name    string    `json:"name"`    // name of the experiment's file, without extension
+	Command string    `json:"command"` // the command line, quoted for a shell
+	Commit  string    `json:"commit"`  // the version of cprun
+	Machine string    `json:"machine"` // for people
+	Created time.Time `json:"created"` // start of the experiment, UTC
+	Base    string    `json:"base"`    // path of the base config, as written
 	Device  string    `json:"device"`  // cpu or cuda
 
 	Grid  []Axis         `json:"grid"`  // in the order of the file
-	Set   map[string]any `json:"set"`   // keys of every cell, by path
-	Cells []Cell         `json:"cells"` // every combination, the last axis fastest
+	Set   map[string]any `json:"set"`   // keys for every cell, by path
+	Cells []Cell         `json:"cells"` // every combination; the last axis varies fastest
 }
 
 // Axis is one key of the grid.
 type Axis struct {
-	Key    string `json:"key"`    // path of a config's key, or nproc, nnodes or device
+	Key    string `json:"key"`    // path of a config key, or nproc, nnodes or device
 	Values []any  `json:"values"` // in the order of the file; sizes are numbers
 }
 
-// Cell is one combination of the grid's values. An unknown figure is 0 and is omitted, except CommWaitSeconds, where 0
-// is a measurement. Figures cover the counted steps of all runs; a cell that was ended by the limit may have some.
+// Cell is one combination of the grid's values. Unknown figures are 0 and omitted, except CommWaitSeconds, where 0 is a
+// measurement. Figures cover the counted steps of all runs. A cell that exceeded the limit may have some.
 type Cell struct {
 	ID     string         `json:"id"`
-	Values map[string]any `json:"values"` // one for each axis, by its key
+	Values map[string]any `json:"values"` // by key of the axis
 	Choices
 	Status Status `json:"status"`
-	Runs   int    `json:"runs"` // that ended, well or not
+	Runs   int    `json:"runs"` // finished runs, failed ones included
 
-	// over all devices; this and the next three are medians
+	// medians
 	TokensPerSecond          float64 `json:"tokens_per_second,omitempty"`
 	TokensPerSecondPerDevice float64 `json:"tokens_per_second_per_device,omitempty"`
 	// model FLOPs: causal attention halved, recompute not counted
 	TFLOPsPerDevice    float64 `json:"tflops_per_device,omitempty"`
-	MFU                float64 `json:"mfu,omitempty"`          // of 1
+	MFU                float64 `json:"mfu,omitempty"`          // 0 to 1
 	StepSeconds        float64 `json:"step_seconds,omitempty"` // median
 	StepSecondsMin     float64 `json:"step_seconds_min,omitempty"`
 	StepSecondsMax     float64 `json:"step_seconds_max,omitempty"`
-	MemoryBytes        int64   `json:"memory_bytes,omitempty"` // the most that a rank had, measured
+	MemoryBytes        int64   `json:"memory_bytes,omitempty"` // measured, of the rank with most
 	PlannedMemoryBytes int64   `json:"planned_memory_bytes,omitempty"`
-	// of a step, median: exposed transfers
+	// exposed transfers of a step, median
 	CommWaitSeconds      *float64 `json:"comm_wait_seconds,omitempty"`
 	PredictedStepSeconds float64  `json:"predicted_step_seconds,omitempty"`
 
-	Error   string   `json:"error,omitempty"` // one line; of a cell that is not ok
+	Error   string   `json:"error,omitempty"` // one line, if the status is not ok
 	Memory  *Memory  `json:"memory,omitempty"`
-	RunDirs []string `json:"run_dirs,omitempty"` // of each run, relative to the directory of results.json
+	RunDirs []string `json:"run_dirs,omitempty"` // relative to the directory of results.json
 }
 
-// Choices are keys of the resolved config that cells with auto may differ in; "" where no plan was made.
+// Choices are resolved config keys in which cells with auto may differ; "" without a plan.
 type Choices struct {
 	Backend   string `json:"backend,omitempty"`   // attention.backend
 	Layout    string `json:"layout,omitempty"`    // parallel.layout
 	Recompute string `json:"recompute,omitempty"` // memory.recompute
 }
 
-// String returns the choices in the order of the columns; "" for none.
+// String returns the choices in the order of the columns.
 func (c Choices) String() string {
 	if c == (Choices{}) {
 		return ""
@@ -95,20 +98,19 @@ func (c Choices) String() string {
 	return c.Backend + ", " + c.Layout + ", " + c.Recompute
 }
 
-// Memory is the planned bytes of the rank that needs most, by kind. Its parts add up to the cell's
-// PlannedMemoryBytes.
+// Memory holds the planned bytes of the rank with most, by kind. They sum to PlannedMemoryBytes.
 type Memory struct {
-	Weights     int64 `json:"weights"` // with the copies that the model reads
+	Weights     int64 `json:"weights"` // including compute copies
 	Gradients   int64 `json:"gradients"`
 	Optimizer   int64 `json:"optimizer"`
 	Activations int64 `json:"activations"`
-	Workspace   int64 `json:"workspace"` // buffers of transfers and batches, of kernels, libraries and the driver
+	Workspace   int64 `json:"workspace"` // buffers for transfers, batches, kernels, libraries and the driver
 }
 
-// Done reports whether nothing is left to run of the cell.
+// Done reports whether the cell needs no more runs.
 func (c *Cell) Done() bool { return c.Status != Pending }
 
-// Number returns the cell's value of a grid key as a number; ok is false if it is none.
+// Number returns the cell's value of a grid key, if it is a number.
 func (c *Cell) Number(key string) (n float64, ok bool) {
 	switch v := c.Values[key].(type) {
 	case float64:
@@ -121,10 +123,10 @@ func (c *Cell) Number(key string) (n float64, ok bool) {
 	return 0, false
 }
 
-// Text returns the cell's value of a grid key as results.csv has it; "" if it has none.
+// Text returns the cell's value of a grid key in the format of results.csv; "" for none.
 func (c *Cell) Text(key string) string { return Text(c.Values[key]) }
 
-// Text returns a value of a grid as results.csv has it: numbers are plain decimals, a list is JSON.
+// Text formats a value of a grid for results.csv: numbers as decimals, lists as JSON.
 func Text(value any) string {
 	switch v := value.(type) {
 	case nil:
@@ -141,13 +143,13 @@ func Text(value any) string {
 		return strconv.FormatFloat(v, 'f', -1, 64)
 	}
 	text, err := json.Marshal(value)
-	if err != nil { // of what came from YAML or JSON, it cannot be
+	if err != nil { // impossible for values from YAML or JSON
 		return fmt.Sprint(value)
 	}
 	return string(text)
 }
 
-// Decode reads a results.json. Numbers among the values of axes and cells are then float64.
+// Decode reads a results.json. Numbers in the values of axes and cells become float64.
 func Decode(r io.Reader) (*Results, error) {
 	var res Results
 	if err := json.NewDecoder(r).Decode(&res); err != nil {
@@ -194,7 +196,7 @@ var columns = []struct {
 	{"error", func(c *Cell) string { return c.Error }},
 }
 
-// decimal formats a number for pandas and spreadsheets; "" for 0, which is not known.
+// decimal formats a number for pandas and spreadsheets; "" for 0, which means unknown.
 func decimal[T float64 | int64](x T) string {
 	if x == 0 {
 		return ""
@@ -202,15 +204,14 @@ func decimal[T float64 | int64](x T) string {
 	return Text(x)
 }
 
-// WriteCSV writes results.csv: a line for each cell that the experiment does not leave out, in the order of
-// the grid.
+// WriteCSV writes results.csv: a line for each cell that is not skipped, in the order of the grid.
 func (r *Results) WriteCSV(w io.Writer) error {
 	out := csv.NewWriter(w)
 	head := keysOf(r.Grid)
 	for _, c := range columns {
 		head = append(head, c.name)
 	}
-	out.Write(head) // Flush's error is that of all
+	out.Write(head) // Flush returns all errors
 	for i := range r.Cells {
 		cell := &r.Cells[i]
 		if cell.Status == Skipped {

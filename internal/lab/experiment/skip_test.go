@@ -48,8 +48,8 @@ func TestSkip(t *testing.T) {
 	}
 }
 
-// A wrong entry is an error at its line, with the key and the nearest choice. A condition of the older form is refused
-// with the map that replaces it.
+// A wrong entry is an error with its line, key and the nearest choice. The error for a condition of the older form
+// contains the map that replaces it.
 func TestSkipRefuses(t *testing.T) {
 	for entry, want := range map[string][]string{
 		"{nproc: 1}":                           {`"nproc"`, "data.seq_len"},
@@ -78,7 +78,7 @@ func TestSkipRefuses(t *testing.T) {
 	}
 }
 
-// A directory whose cells.jsonl has the text of an older skip goes on.
+// A directory with the older form of skip in cells.jsonl resumes.
 func TestOlderSkipResumes(t *testing.T) {
 	older := []byte(`{"version":1,"experiment":{"grid":"a","skip":"nproc == 1 && parallel.algorithm != ring"}}
 {"cell":"1-a","run":1,"status":"ok"}

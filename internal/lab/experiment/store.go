@@ -23,7 +23,7 @@ import (
 // Names in the directory of an experiment.
 const (
 	cellsName  = "cells"       // run directories, by cell and number of the run
-	logName    = "cells.jsonl" // runs that have ended
+	logName    = "cells.jsonl" // finished runs
 	logPattern = "cells*.jsonl"
 	lockName   = ".lock"
 	csvName    = "results.csv"
@@ -33,12 +33,12 @@ const (
 
 const maxLog = 1 << 30
 
-// Identity holds the properties that two starts of one experiment share, by name.
+// Identity holds the properties shared by all starts of an experiment, by name.
 type Identity map[string]string
 
 // Header is the first line of cells.jsonl.
 type Header struct {
-	// The start of the experiment, for results.json.
+	// properties of the first start, for results.json
 	Version  int       `json:"version"`
 	Identity Identity  `json:"experiment"`
 	Created  time.Time `json:"created"`
@@ -48,25 +48,25 @@ type Header struct {
 	Device   string    `json:"device"`
 }
 
-// Store is the directory of an experiment, which no other process writes meanwhile.
+// Store is the locked directory of an experiment.
 type Store struct {
 	Header
-	Runs []Run // that have ended
+	Runs []Run // finished runs
 
 	root  *os.Root
 	locks []*os.File
 	log   *os.File
 }
 
-// Options say how a directory is opened.
+// Options configure Open.
 type Options struct {
 	Header Header
 	Anew   bool // removes earlier results
-	// Share is the number of a task, from 1, that runs a part of the cells beside others; 0: all of them.
+	// Share numbers, from 1, a task that runs a share of the cells at the same time as others; 0: all cells.
 	Share int
 }
 
-// Open makes the directory of an experiment, or goes on with it. It fails if the directory holds another experiment.
+// Open creates or resumes the directory of an experiment. It fails if the directory belongs to another experiment.
 func Open(dir string, o Options) (*Store, error) {
 	root, err := files.Make(dir)
 	if err != nil {
@@ -103,7 +103,7 @@ func (s *Store) open(o Options) error {
 	return s.readAll()
 }
 
-// lock keeps other starts out: of all cells, or of this share.
+// lock keeps other starts out, of all cells or of this share.
 func (s *Store) lock(share int) error {
 	how := syscall.LOCK_EX
 	if share > 0 {
@@ -121,9 +121,9 @@ func (s *Store) lockFile(name string, how int) error {
 		return err
 	}
 	s.locks = append(s.locks, f)
-	// Where a file system knows no locks, none is held: it is a courtesy then.
+	// file systems without locks are accepted
 	if errors.Is(syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB), syscall.EWOULDBLOCK) {
-		return fmt.Errorf("%s is in use by another cprun scale; wait for its end, or name another --out",
+		return fmt.Errorf("%s: another cprun scale is using it; wait for its end, or name another --out",
 			terminal.Name(s.root.Name()))
 	}
 	return nil
@@ -132,7 +132,7 @@ func (s *Store) lockFile(name string, how int) error {
 func (s *Store) clear() error {
 	names, err := fs.Glob(s.root.FS(), logPattern)
 	if err != nil || len(names) == 0 {
-		return err // no experiment was here: such names are somebody's
+		return err // not an experiment: do not delete its files
 	}
 	for _, name := range append([]string{cellsName, csvName, jsonName, reportName}, names...) {
 		if err := s.root.RemoveAll(name); err != nil {
@@ -142,7 +142,7 @@ func (s *Store) clear() error {
 	return nil
 }
 
-// repair cuts off a line that a crash has torn, and writes the header into a new file.
+// repair removes an incomplete last line, and writes the header to a new file.
 func (s *Store) repair() error {
 	text, err := files.All(s.log, maxLog)
 	if err != nil {
@@ -166,7 +166,7 @@ func (s *Store) repair() error {
 	return files.Sync(s.root)
 }
 
-// readAll takes in the runs of all files of the directory, the header of the first.
+// readAll reads the runs of all files of the directory, and the header of the first.
 func (s *Store) readAll() error {
 	names, err := fs.Glob(s.root.FS(), logPattern)
 	if err != nil {
@@ -183,11 +183,11 @@ func (s *Store) readAll() error {
 			return fmt.Errorf("%s: %w", terminal.Name(filepath.Join(s.root.Name(), name)), err)
 		}
 		if h == nil {
-			continue // of a share that has just begun
+			continue // a share that has just begun
 		}
 		if keys := own.Identity.differ(h.Identity); len(keys) > 0 {
-			return fmt.Errorf("%s has results of an experiment that differs in %s; name another --out, or begin anew "+
-				"there with --resume never, which removes them", terminal.Name(s.root.Name()), strings.Join(keys, ", "))
+			return fmt.Errorf("%s has results of an experiment that differs in %s; name another --out, or delete "+
+				"them with --resume never", terminal.Name(s.root.Name()), strings.Join(keys, ", "))
 		}
 		if name == logName {
 			s.Header = *h
@@ -196,13 +196,13 @@ func (s *Store) readAll() error {
 		}
 		s.Runs = append(s.Runs, runs...)
 	}
-	if len(names) > 1 { // the nodes of an array's tasks have run the cells, and not the one that submitted it
+	if len(names) > 1 { // the cells ran on the nodes of array tasks, not on the submitting host
 		s.Machine, s.Device = on.Machine, on.Device
 	}
 	return nil
 }
 
-// parseLog reads the whole lines of a cells.jsonl and leaves out a torn last line.
+// parseLog reads the lines of a cells.jsonl, and ignores an incomplete last line.
 func parseLog(text []byte) (h *Header, runs []Run, err error) {
 	text = text[:bytes.LastIndexByte(text, '\n')+1]
 	number := 0
@@ -210,12 +210,12 @@ func parseLog(text []byte) (h *Header, runs []Run, err error) {
 		if number++; number == 1 {
 			h = &Header{}
 			if err := json.Unmarshal(line, h); err != nil || h.Identity == nil {
-				return nil, nil, errors.New("line 1: it is not that of an experiment")
+				return nil, nil, errors.New("line 1: not the header of an experiment")
 			}
 			if h.Version != Version {
 				return nil, nil, fmt.Errorf("line 1: version %d; this program reads version %d", h.Version, Version)
 			}
-			delete(h.Identity, "skip") // older programs keep its text; the configs of the cells say the same
+			delete(h.Identity, "skip") // written by older versions; implied by the configs of the cells
 			continue
 		}
 		var r Run
@@ -228,20 +228,17 @@ func parseLog(text []byte) (h *Header, runs []Run, err error) {
 }
 
 func (id Identity) differ(o Identity) (keys []string) {
-	for _, key := range slices.Sorted(maps.Keys(id)) {
+	all := maps.Clone(id)
+	maps.Copy(all, o)
+	for _, key := range slices.Sorted(maps.Keys(all)) {
 		if id[key] != o[key] {
-			keys = append(keys, key)
-		}
-	}
-	for _, key := range slices.Sorted(maps.Keys(o)) {
-		if _, ok := id[key]; !ok {
 			keys = append(keys, key)
 		}
 	}
 	return keys
 }
 
-// Append keeps a run that has ended, on the disk.
+// Append records a finished run on disk.
 func (s *Store) Append(r Run) error {
 	if err := s.write(r); err != nil {
 		return err
@@ -264,8 +261,8 @@ func (s *Store) write(v any) error {
 // Dir returns the path of the directory.
 func (s *Store) Dir() string { return s.root.Name() }
 
-// Prepare makes the directory of a cell, with its config, and removes a run of that number, which a killed start may
-// have left. It returns both paths, relative to the store's.
+// Prepare creates the directory of a cell with its config, and removes remains of a killed run with that number. It
+// returns the paths of the run and of the config, relative to the store's.
 func (s *Store) Prepare(cell string, run int, config []byte) (dir, file string, err error) {
 	at := filepath.Join(cellsName, cell)
 	dir, file = filepath.Join(at, fmt.Sprint(run)), filepath.Join(at, "cell.yaml")
@@ -283,22 +280,22 @@ func (s *Store) Prepare(cell string, run int, config []byte) (dir, file string, 
 	})
 }
 
-// Remove takes away the directory of a run that did not end.
+// Remove removes the directory of an unfinished run.
 func (s *Store) Remove(dir string) error { return s.root.RemoveAll(dir) }
 
-// Write replaces a file of the directory, so that a reader sees the old or the new one.
+// Write replaces a file of the directory atomically.
 func (s *Store) Write(name string, f func(w io.Writer) error) error { return write(s.root, name, f) }
 
 func write(root *os.Root, name string, f func(w io.Writer) error) error {
 	return files.Write(root, name, func(d *files.Draft) error { return f(d) })
 }
 
-// WriteResults calls the function of that name for the store's directory.
+// WriteResults writes the results to the store's directory.
 func (s *Store) WriteResults(r *Results, report func(io.Writer, *Results) error) error {
 	return WriteResults(s.root, r, report)
 }
 
-// WriteResults writes results.csv and results.json, and report.html where report is not nil.
+// WriteResults writes results.csv, results.json, and report.html unless report is nil.
 func WriteResults(root *os.Root, r *Results, report func(io.Writer, *Results) error) error {
 	err := errors.Join(write(root, csvName, r.WriteCSV), write(root, jsonName, r.Encode))
 	if report != nil {
@@ -307,7 +304,7 @@ func WriteResults(root *os.Root, r *Results, report func(io.Writer, *Results) er
 	return err
 }
 
-// Close ends the hold on the directory.
+// Close unlocks and closes the directory.
 func (s *Store) Close() {
 	if s.log != nil {
 		s.log.Close()
@@ -318,10 +315,10 @@ func (s *Store) Close() {
 	s.root.Close()
 }
 
-// Peek returns the runs of a directory as it is: nothing is made, and nothing locked. None are of one that is not
-// there, or that another experiment has.
+// Peek returns the runs of a directory without creating or locking anything. It returns none if the directory is
+// missing or belongs to another experiment.
 func Peek(dir string, id Identity) (runs []Run) {
-	names, _ := filepath.Glob(filepath.Join(dir, logPattern)) // of a malformed pattern none; Open says more
+	names, _ := filepath.Glob(filepath.Join(dir, logPattern)) // a malformed pattern matches nothing; Open reports it
 	for _, name := range names {
 		text, err := files.Read(name, maxLog)
 		if err != nil {
@@ -334,8 +331,7 @@ func Peek(dir string, id Identity) (runs []Run) {
 	return runs
 }
 
-// Unfinished returns the newest of some directories that holds the same experiment with runs left, as done reports;
-// "" if there is none.
+// Unfinished returns the newest directory with the same experiment that is not done; "" if there is none.
 func Unfinished(dirs []string, id Identity, done func(runs []Run) bool) string {
 	slices.Sort(dirs)
 	for _, dir := range slices.Backward(dirs) {
@@ -351,29 +347,29 @@ func Unfinished(dirs []string, id Identity, done func(runs []Run) bool) string {
 	return ""
 }
 
-// Run is one run of a cell that has ended: a line of cells.jsonl.
+// Run is a finished run of a cell, a line of cells.jsonl.
 type Run struct {
 	Cell    string    `json:"cell"`
 	Run     int       `json:"run"` // from 1
 	Status  Status    `json:"status"`
 	Error   string    `json:"error,omitempty"`
 	Ended   time.Time `json:"ended"`
-	Seconds float64   `json:"seconds"` // of the whole run, with its start
-	Commit  string    `json:"commit"`  // of the program that ran it
-	// relative to the file's directory; "": none was started, since the cell cannot run
+	Seconds float64   `json:"seconds"` // whole run, including its start
+	Commit  string    `json:"commit"`  // version of cprun
+	// relative to the file's directory; "": the cell cannot run
 	Dir     string   `json:"dir"`
 	Counted *Counted `json:"counted,omitempty"`
 	Plan    Plan     `json:"plan"` // on the machine of the run
 }
 
-// A Plan predicts a cell before it runs; 0 and nil are not known.
+// A Plan is the prediction for a cell; 0 and nil mean unknown.
 type Plan struct {
 	Choices
 	StepSeconds float64 `json:"step_seconds,omitempty"` // predicted
-	Memory      *Memory `json:"memory,omitempty"`       // of the rank that needs most
+	Memory      *Memory `json:"memory,omitempty"`       // of the rank with most
 }
 
-// Total returns the sum of the kinds.
+// Total returns the sum of all kinds.
 func (m *Memory) Total() int64 {
 	return m.Weights + m.Gradients + m.Optimizer + m.Activations + m.Workspace
 }
@@ -389,8 +385,8 @@ func (c *Cell) Predict(p Plan) {
 // Counted holds the measurements of a run after its warm-up.
 type Counted = bench.Counted
 
-// Settle sets the statuses and figures of the cells from their runs. Of two lines for one run the later
-// counts. A cell is done when it has repeat good runs, or one that is not.
+// Settle sets the statuses and figures of the cells from their runs. If a run has two lines, the later one counts. A
+// cell is done after repeat good runs, or one failed run.
 func Settle(cells []Cell, runs []Run, repeat int) {
 	of := map[string][]Run{}
 	for _, r := range runs {

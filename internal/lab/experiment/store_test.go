@@ -29,7 +29,7 @@ func ids(runs []Run) (list []string) {
 	return list
 }
 
-// Whatever a crash leaves of the last line, what was whole before is there, and what follows is.
+// After a crash that leaves a part of the last line, all complete lines and all later ones are readable.
 func TestTornLinesAreRepaired(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "out")
 	s := open(t, dir, Options{})
@@ -77,7 +77,7 @@ func TestStoreRefusesAnotherExperiment(t *testing.T) {
 	if _, _, err := s.Prepare("a", 1, []byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(dir, Options{Header: s.Header}); err == nil || !strings.Contains(err.Error(), "in use") {
+	if _, err := Open(dir, Options{Header: s.Header}); err == nil || !strings.Contains(err.Error(), "cprun scale") {
 		t.Errorf("a second start: %v", err)
 	}
 	s.Close()
@@ -103,7 +103,7 @@ func TestStoreRefusesAnotherExperiment(t *testing.T) {
 	}
 }
 
-// Tasks of an array write beside each other; a start of the whole sees what they did.
+// Tasks of an array write at the same time. A later start of the experiment reads all their runs.
 func TestShares(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "out")
 	open(t, dir, Options{}).Close()

@@ -17,24 +17,24 @@ import (
 )
 
 const (
-	maxLogTail = 64 << 10 // bytes of the end of a log that are read
-	maxLogs    = 64       // logs that are read
+	maxLogTail = 64 << 10 // bytes read from the end of a log
+	maxLogs    = 64       // logs to read
 	maxEvents  = 200
-	maxText    = 1000 // bytes of an event that are kept
+	maxText    = 1000 // bytes kept of an event
 )
 
-// Event is a line that a launcher has printed.
+// Event is a line printed by a launcher.
 type Event struct {
-	At   time.Time // zero: the line belongs to the one before
+	At   time.Time // zero: continues the previous line
 	Text string
 }
 
 var stepLine = regexp.MustCompile(`^step \d+(/\d+)?  loss `)
 
-// startLine begins what one start has printed: "--- 2026-11-22T23:43:42.434Z cprun VERSION: COMMAND".
+// startLine matches the first line of a start: "--- 2026-11-22T23:43:42.434Z cprun VERSION: COMMAND".
 var startLine = regexp.MustCompile(`^--- (\S+) cprun (.*)$`)
 
-// events returns the last lines of the launchers' logs, in order of time, without those of steps.
+// events returns the last lines of the launchers' logs in order of time, without step lines.
 func events(logs *os.Root) []Event {
 	names, err := launcherLogs(logs)
 	if err != nil {
@@ -68,7 +68,7 @@ func launcherLogs(logs *os.Root) ([]string, error) {
 	return names[:min(len(names), maxLogs)], nil
 }
 
-// inOrder sorts events by time, each with the lines that belong to it.
+// inOrder sorts events by time, each with its continuation lines.
 func inOrder(all []Event) []Event {
 	type block struct{ from, to int }
 	var blocks []block
@@ -113,7 +113,7 @@ func tail(logs *os.Root, name string) string {
 	return ""
 }
 
-// parseLog reads the lines of a log that have an end, and makes them fit to be shown.
+// parseLog reads the complete lines of a log, without control characters.
 func parseLog(text string) (all []Event) {
 	for line := range strings.Lines(text) {
 		line, ended := strings.CutSuffix(line, "\n")
@@ -138,17 +138,17 @@ func parseLog(text string) (all []Event) {
 	return all
 }
 
-// Style is how a part of a line is drawn.
+// Style is the style of a part of a line.
 type Style int
 
-// The styles. Each can be told from the words alone, if a terminal has no colours.
+// The styles. The text is clear without them, for terminals without colours.
 const (
 	Plain  Style = iota
 	Dim          // labels
-	Bold         // figures that are looked for
-	Good         // of a run that does well
-	Warn         // for attention
-	Bad          // of a run that has failed
+	Bold         // important figures
+	Good         // a healthy run
+	Warn         // needs attention
+	Bad          // a failed run
 	Accent       // curves
 )
 
@@ -170,7 +170,7 @@ func (l Line) String() string {
 	return strings.TrimRight(b.String(), " ")
 }
 
-// width returns the number of columns of a text: some characters take two or none.
+// width returns the number of columns of a text. Some characters take two or none.
 func width(s string) int { return displaywidth.String(s) }
 
 func (l Line) width() int {
@@ -194,7 +194,7 @@ func (l Line) clip(n int) Line {
 	return out
 }
 
-// clip returns at most n columns of s, the last of them ".." if it is longer.
+// clip shortens s to n columns, ending in ".." if it is longer.
 func clip(s string, n int) string {
 	if width(s) <= n {
 		return s
@@ -206,7 +206,7 @@ func clip(s string, n int) string {
 	return displaywidth.TruncateString(s, max(n, 0), tail)
 }
 
-// fill returns s in n columns, at the right end of them or at the left.
+// fill pads or shortens s to n columns, aligned to the right or left.
 func fill(s string, n int, right bool) string {
 	s = clip(s, n)
 	space := strings.Repeat(" ", max(0, n-width(s)))
@@ -216,7 +216,7 @@ func fill(s string, n int, right bool) string {
 	return s + space
 }
 
-// ends returns a line with one part at each end of w columns.
+// ends returns a line of w columns with one part at each end.
 func ends(left, right Line, w int) Line {
 	left = left.clip(w)
 	space := w - left.width() - right.width()
@@ -231,8 +231,7 @@ type item struct {
 	style       Style
 }
 
-// flow puts items beside each other, on as many lines of w columns as they take, the first part of each line being
-// name.
+// flow arranges items in lines of w columns. The first line begins with name.
 func flow(name string, items []item, w int) []Line {
 	line := Line{{fill(name, nameWidth, false), Dim}}
 	var out []Line

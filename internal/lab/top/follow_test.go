@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/internal/model/metrics"
 )
 
-// followed is a follower of a run, and the steps that it has told.
+// A followed is a follower of a run, with the steps that it read.
 func followed(t *testing.T, r run) (f *follower, steps *[]int64) {
 	t.Helper()
 	s := r.source()
@@ -21,8 +21,8 @@ func followed(t *testing.T, r run) (f *follower, steps *[]int64) {
 		forget: func() { *steps = nil }}, steps
 }
 
-// What is appended in pieces is told once, when a line is whole; lines that are none are passed over, and a file that
-// is replaced, cut or gone begins anew.
+// A line written in pieces is read once, when it is complete. Invalid lines are ignored. A replaced, truncated or
+// removed file starts over.
 func TestFollower(t *testing.T) {
 	r := newRun(t)
 	f, steps := followed(t, r)
@@ -41,7 +41,7 @@ func TestFollower(t *testing.T) {
 	r.add("metrics.jsonl", two[40:]+"not json\n{\"step\":\n[1]\n{\"step\":-4}\n"+strings.Repeat("{",
 		3*maxLine)+"\n"+line(3))
 	check(1, 2, 3)
-	r.add("metrics.jsonl", strings.Repeat("x", maxLine+7)) // its end comes with the next
+	r.add("metrics.jsonl", strings.Repeat("x", maxLine+7)) // the next write ends this line
 	check(1, 2, 3)
 	r.add("metrics.jsonl", "\n"+line(4))
 	check(1, 2, 3, 4)
@@ -69,12 +69,12 @@ func TestFollower(t *testing.T) {
 	}
 }
 
-// Of a long file only the end is read.
+// Only the end of a long file is read.
 func TestFollowerBeginsNearTheEnd(t *testing.T) {
 	r := newRun(t)
 	f, steps := followed(t, r)
 	r.write("metrics.jsonl", line(1))
-	if err := os.Truncate(filepath.Join(r.dir, "metrics.jsonl"), maxBehind); err != nil { // a hole
+	if err := os.Truncate(filepath.Join(r.dir, "metrics.jsonl"), maxBehind); err != nil { // a sparse file
 		t.Fatal(err)
 	}
 	r.add("metrics.jsonl", "\n"+line(8)+line(9))
@@ -85,7 +85,7 @@ func TestFollowerBeginsNearTheEnd(t *testing.T) {
 	}
 }
 
-// A series of any length keeps the mean of all that was added, in bounded memory.
+// A series keeps the mean of all values, in bounded memory.
 func TestSeriesKeepsMeans(t *testing.T) {
 	for _, n := range []int{0, 1, 7, maxPoints - 1, maxPoints, maxPoints + 1, 5*maxPoints + 3, 100 * maxPoints} {
 		var s series
@@ -131,7 +131,7 @@ func TestChart(t *testing.T) {
 	}
 }
 
-// FuzzFollow: whatever a metrics.jsonl holds, in whatever pieces, is read or passed over, and its picture fits.
+// FuzzFollow checks that any metrics.jsonl, in any pieces, is read or ignored, and that its picture fits.
 func FuzzFollow(f *testing.F) {
 	f.Add([]byte(line(1)+line(2)), 40)
 	f.Add([]byte(`{"step":1e300,"loss":"x"}`+"\n"+`{"step":5,"loss":null,"val_loss":1e999,"memory_bytes":-1}`+"\n"), 3)

@@ -10,21 +10,21 @@ import (
 	"github.com/cprun/cprun/internal/model/metrics"
 )
 
-// Look is how a View is shown.
+// Look configures the display of a View.
 type Look struct {
-	Plain  bool           // a terminal that has no characters beyond ASCII
-	Zone   *time.Location // of the times of day; nil: this host's
-	Scroll int            // ranks that are left out above
-	Keys   bool           // there are keys to press
+	Plain  bool           // ASCII only
+	Zone   *time.Location // time zone; nil: this host's
+	Scroll int            // number of ranks scrolled off the top
+	Keys   bool           // show the keys
 }
 
 const (
-	minWidth  = 20              // of a picture, in columns
-	minEvents = 4               // that are shown before there are more ranks
-	lowRoom   = 14              // lines for ranks and events that go to the ranks first
-	tall      = 30              // lines of a picture with curves of several lines
-	heldUp    = 2 * time.Second // after which a wait is no part of every step
-	endless   = 1 << 20         // lines of a picture that may be as long as it takes
+	minWidth  = 20              // columns
+	minEvents = 4               // events shown before more ranks
+	lowRoom   = 14              // fewer lines than this show fewer events
+	tall      = 30              // pictures of this height have charts of several lines
+	heldUp    = 2 * time.Second // shorter waits are normal
+	endless   = 1 << 20         // height without a limit
 )
 
 var states = map[State]item{
@@ -41,8 +41,8 @@ var states = map[State]item{
 	Unknown:     {text: "state unknown", style: Warn},
 }
 
-// Layout returns the picture of v in w columns and at most h lines; h of 0 is as many as it takes. No line is wider
-// than w. What has no room is left out, events and ranks first.
+// Layout formats v in w columns and at most h lines; h of 0 means no limit. It drops lines that do not fit, events and
+// ranks first.
 func Layout(v *View, w, h int, look Look) []Line {
 	w = max(w, minWidth)
 	if h <= 0 {
@@ -71,7 +71,7 @@ func Layout(v *View, w, h int, look Look) []Line {
 	return out[:min(len(out), h)]
 }
 
-// split gives two lists their lines: the events at least some, the ranks all they need, and the events the rest.
+// split divides the room: a few lines for events, then all ranks, then the other events.
 func split(ranks *list, told *list, room int) []Line {
 	least := minEvents
 	if room < lowRoom {
@@ -86,9 +86,9 @@ func split(ranks *list, told *list, room int) []Line {
 type list struct {
 	heading []Line // an empty line, a title, a row of names
 	rows    []Line
-	below   []Line // shown whole if there is room
-	first   int    // row that is shown first
-	last    bool   // the last rows are worth more than the first
+	below   []Line // after the rows, if there is room
+	first   int    // first row to show
+	last    bool   // prefer the last rows
 	more    func(from, to, of int) Line
 }
 
@@ -133,14 +133,14 @@ func (p *picture) head() []Line {
 		out = append(out, Line{{clip(p.Why, p.w), style}})
 	}
 	if p.State == Dead {
-		out = append(out, Line{{clip("start it again with the same --run-dir: it goes on from its newest checkpoint",
+		out = append(out, Line{{clip("to resume from its newest checkpoint, start it again with the same --run-dir",
 			p.w), Dim}})
 	}
 	for _, f := range p.Faults {
 		out = append(out, Line{{clip("cannot read: "+f, p.w), Warn}})
 	}
 	if p.State == NotStarted {
-		return append(out, Line{{clip("no run has begun in this directory", p.w), Dim}})
+		return append(out, Line{{clip("this directory has no run yet", p.w), Dim}})
 	}
 	out = append(out, p.progress()...)
 	if p.Logged || p.Validated {
@@ -158,7 +158,7 @@ func (p *picture) title() Line {
 	case Silent:
 		text = "silent for " + readable.Duration(p.Heard)
 	case Dead:
-		text = fmt.Sprintf("dead: its launcher is gone for %s", readable.Duration(p.Heard))
+		text = fmt.Sprintf("dead: no launcher for %s", readable.Duration(p.Heard))
 	}
 	clock := p.clock(p.Now)
 	room := p.w - width(text) - len(clock) - 4
@@ -231,7 +231,7 @@ func (p *picture) bar() Line {
 func (p *picture) losses() []Line {
 	var items []item
 	if p.Logged {
-		loss := "not a number" // the one thing to be seen
+		loss := "not a number"
 		if p.Last.Loss.Known() {
 			loss = figure(p.Last.Loss, "%.4f")
 		}
@@ -323,14 +323,14 @@ func (p *picture) foot() []Line {
 	if !p.look.Keys {
 		return nil
 	}
-	text := "q quit   up, down, page up, page down: ranks   Ctrl-L draw anew"
+	text := "q quit   up, down, page up, page down: ranks   Ctrl-L redraw"
 	if width(text) > p.w {
 		text = "q quit   up/down ranks"
 	}
 	return []Line{{{text, Dim}}}
 }
 
-// figure returns a number, or a dash if it is not known.
+// figure formats a number, or returns a dash if it is unknown.
 func figure(x metrics.Float, format string) string {
 	if !x.Known() {
 		return "-"

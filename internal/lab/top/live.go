@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	// lookEvery separates two looks at a run that lives, and lookSeldom at another.
+	// lookEvery is the interval of readings of a live run, lookSeldom of other runs.
 	lookEvery  = time.Second
 	lookSeldom = 3 * time.Second
-	// plainWidth bounds a picture without a terminal.
+	// plainWidth is the width without a terminal.
 	plainWidth = 100
-	// page counts the ranks of page up and page down.
+	// page is the number of ranks that page up and page down scroll.
 	page = 10
 )
 
@@ -33,16 +33,15 @@ func Print(w io.Writer, s *Source) error {
 	return nil
 }
 
-// NewScreen returns the screen of this process's terminal. It asks the terminal nothing: answers could be left in
-// the input of a shell.
+// NewScreen returns the screen of this process's terminal. It sends no queries, whose answers could end up in the
+// shell's input.
 func NewScreen() (tcell.Screen, error) {
 	return tcell.NewTerminfoScreenFromTty(nil, tcell.OptNegotiation(false),
 		tcell.OptKeyboardProtocol(tcell.LegacyKeyboard))
 }
 
-// Live draws a run on a screen until q or Ctrl-C is pressed, a signal comes or ctx ends. However it ends, the terminal
-// is
-// as it was. Quitting is no error.
+// Live draws a run on a screen until q, Ctrl-C, a signal or the end of ctx. It always restores the terminal. Quitting
+// is not an error.
 func Live(ctx context.Context, s *Source, screen tcell.Screen, signals <-chan os.Signal) error {
 	if err := screen.Init(); err != nil {
 		return fmt.Errorf("terminal: %w", err)
@@ -50,7 +49,7 @@ func Live(ctx context.Context, s *Source, screen tcell.Screen, signals <-chan os
 	defer screen.Fini() // also in a panic
 	ctx, cancel := context.WithCancel(ctx)
 	views, faults := make(chan *View, 1), make(chan error, 1)
-	go watch(ctx, s, views, faults) // ends with ctx, or with the process if the file system hangs
+	go watch(ctx, s, views, faults) // ends with ctx; on a hung file system, with the process
 	defer cancel()
 	d := display{screen: screen, look: Look{Keys: true, Plain: screen.CharacterSet() != "UTF-8"}}
 	for {
@@ -67,7 +66,7 @@ func Live(ctx context.Context, s *Source, screen tcell.Screen, signals <-chan os
 			if d.on(ev) {
 				return nil
 			}
-			for more := true; more; { // a window that is dragged sends many
+			for more := true; more; { // resizing a window sends many
 				select {
 				case ev = <-screen.EventQ():
 					if d.on(ev) {
@@ -82,9 +81,8 @@ func Live(ctx context.Context, s *Source, screen tcell.Screen, signals <-chan os
 	}
 }
 
-// watch reads again and again. It has a goroutine of its own, so that a file system that hangs does not keep the user
-// from
-// quitting. What panics here must not leave the terminal as it is.
+// watch reads the run repeatedly, in its own goroutine, so that the user can quit while a file system hangs. It reports
+// panics as errors, so that Live restores the terminal.
 func watch(ctx context.Context, s *Source, views chan<- *View, faults chan<- error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -165,14 +163,14 @@ func (d *display) scroll(by int) {
 	d.look.Scroll = max(0, min(d.look.Scroll+by, most))
 }
 
-// suspend gives the terminal back to the shell, and goes on when the shell says so.
+// suspend returns the terminal to the shell, and resumes with the process.
 func (d *display) suspend() {
 	if d.screen.Suspend() != nil {
 		return
 	}
-	_ = syscall.Kill(0, syscall.SIGTSTP) // the whole job, as Ctrl-Z does
-	time.Sleep(100 * time.Millisecond)   // it is stopped somewhere in here
-	_ = d.screen.Resume()                // if that fails, so does the next thing that is drawn
+	_ = syscall.Kill(0, syscall.SIGTSTP) // the whole process group, as Ctrl-Z does
+	time.Sleep(100 * time.Millisecond)   // the process stops during this time
+	_ = d.screen.Resume()                // drawing fails if this fails
 }
 
 var styles = map[Style]tcell.Style{
@@ -188,7 +186,7 @@ var styles = map[Style]tcell.Style{
 func (d *display) draw() {
 	w, h := d.screen.Size()
 	d.screen.Clear()
-	mono := d.screen.Colors() == 0 // a colour would be drawn as reversed
+	mono := d.screen.Colors() == 0 // tcell would draw colours as reversed
 	if d.view != nil {
 		for y, line := range Layout(d.view, w, h, d.look) {
 			x := 0

@@ -16,16 +16,16 @@ import (
 	"github.com/gdamore/tcell/v3"
 )
 
-// fakeTTY is a terminal in memory.
+// A fakeTTY is a terminal in memory.
 type fakeTTY struct {
 	mu      sync.Mutex
 	size    tcell.WindowSize
 	out     bytes.Buffer
-	started bool // the terminal is not as it was
+	started bool // the terminal is not restored
 	resized chan<- bool
 
 	keys chan []byte
-	gone chan struct{} // the reader is to end
+	gone chan struct{} // closed to end the reader
 }
 
 func newTTY(w, h int) *fakeTTY {
@@ -82,7 +82,7 @@ func (f *fakeTTY) Write(p []byte) (int, error) {
 
 func (f *fakeTTY) Close() error { return nil }
 
-// said is what was written since the last call.
+// said returns the output since the last call.
 func (f *fakeTTY) said() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -90,7 +90,7 @@ func (f *fakeTTY) said() string {
 	return f.out.String()
 }
 
-// resize is a window that is dragged.
+// resize changes the window size.
 func (f *fakeTTY) resize(w, h int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -114,7 +114,7 @@ func liveOn(t *testing.T, ctx context.Context, s *Source, signals chan os.Signal
 	return tty, done
 }
 
-// until polls what is written.
+// until waits for output.
 func until(t *testing.T, tty *fakeTTY, want string) (all string) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
@@ -126,7 +126,7 @@ func until(t *testing.T, tty *fakeTTY, want string) (all string) {
 	return ""
 }
 
-// However it is ended, the terminal is as it was, and nothing is left running.
+// However Live ends, it restores the terminal, and no goroutine stays.
 func TestLiveEnds(t *testing.T) {
 	for name, end := range map[string]func(*fakeTTY, chan os.Signal, context.CancelFunc){
 		"q":      func(f *fakeTTY, _ chan os.Signal, _ context.CancelFunc) { f.keys <- []byte("q") },
@@ -151,8 +151,7 @@ func TestLiveEnds(t *testing.T) {
 	}
 }
 
-// A panic of what reads the run ends it with an error, and one of what draws goes on as a panic: both leave the
-// terminal as it was.
+// A panic while reading the run becomes an error, and one while drawing stays a panic. Both restore the terminal.
 func TestLiveLeavesTheTerminalAfterAPanic(t *testing.T) {
 	tty, done := liveOn(t, t.Context(), nil, nil)
 	if err := <-done; err == nil || !strings.Contains(err.Error(), "panic") || tty.started {
@@ -176,17 +175,17 @@ func TestLiveLeavesTheTerminalAfterAPanic(t *testing.T) {
 	}
 }
 
-// panics is a screen that cannot be drawn on.
+// A panics is a screen that panics when drawn on.
 type panics struct{ tcell.Screen }
 
 func (panics) Show() { panic("while drawing") }
 
-// What has not changed is not sent again: of a picture of 1,900 characters a clock's second, or a hop, costs some.
+// Only changed cells are sent: of a picture of 1,900 characters, a new clock time or hop costs a few.
 func TestLiveSendsWhatHasChanged(t *testing.T) {
 	r := example(t)
 	tty, done := liveOn(t, t.Context(), r.source(), nil)
 	first := until(t, tty, "quit")
-	time.Sleep(lookEvery) // a terminal that tells its size late is drawn once more
+	time.Sleep(lookEvery) // a late size report draws the picture again
 	tty.said()
 	time.Sleep(lookEvery + lookEvery/2)
 	if again := tty.said(); len(again) > len(first)/4 {
@@ -198,24 +197,24 @@ func TestLiveSendsWhatHasChanged(t *testing.T) {
 	}
 }
 
-// A terminal of another size gets another picture; keys scroll the ranks.
+// The picture follows the size of the terminal, and keys scroll the ranks.
 func TestLiveResizesAndScrolls(t *testing.T) {
 	r := example(t)
 	tty, done := liveOn(t, t.Context(), r.source(), nil)
 	until(t, tty, "page up")
 	tty.resize(60, 20)
-	until(t, tty, "q quit   up/down ranks")
+	until(t, tty, "q quit   up")
 	tty.resize(200, 50)
 	until(t, tty, "page up")
 	tty.keys <- []byte("\x1b[B\x1b[A\x1b[6~\x1b[5~jk\x0c")
-	until(t, tty, "page up") // Ctrl-L draws all
+	until(t, tty, "page up") // Ctrl-L redraws everything
 	tty.keys <- []byte("q")
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
 }
 
-// A terminal without colours gets none, and one without Unicode no character beyond ASCII.
+// Terminals without colours get none, and terminals without Unicode get only ASCII.
 func TestLiveOnPlainTerminals(t *testing.T) {
 	t.Setenv("NO_COLOR", "1")
 	tty, done := liveOn(t, t.Context(), example(t).source(), nil)

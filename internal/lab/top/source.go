@@ -23,31 +23,31 @@ import (
 )
 
 const (
-	// silence bounds the time without a write of a launcher, beyond three times its own interval: a
-	// network file system shows a file late.
+	// silence is the tolerated time without a status, in addition to three intervals. Network file systems show files
+	// late.
 	silence = 10 * time.Second
-	// recent counts the logged steps that predict the remaining ones.
+	// recent is the number of logged steps used to predict the remaining time.
 	recent = 32
 )
 
-// Source reads a run directory. It is used from one goroutine.
+// Source reads a run directory. It is not safe for concurrent use.
 type Source struct {
 	root *os.Root
-	view View // kept from one reading to the next
+	view View // of the last reading
 	log  follower
 	host string
 
-	took   []float64 // seconds of a step, between the last ones that were logged
+	took   []float64 // recent step times in seconds
 	before metrics.Step
-	text   []byte        // of the config that was read last
+	text   []byte        // the last config
 	heard  map[int]heard // by node
 }
 
-// A heard is when a node has written, by its clock, and when that was seen, by this one's. The two may differ.
+// A heard records the time of a node's last status by its clock, and the time of its arrival by ours.
 type heard struct {
 	written time.Time
 	seen    time.Time
-	moved   bool // it has changed since the first look
+	moved   bool // changed since the first reading
 }
 
 // Open opens a run directory.
@@ -60,12 +60,12 @@ func Open(dir string) (*Source, error) {
 	if name, err := filepath.Abs(dir); err == nil {
 		s.view.Name = terminal.Name(filepath.Base(name))
 	}
-	s.host, _ = os.Hostname() // "": no launcher is one of this host
+	s.host, _ = os.Hostname() // on an error, no launcher counts as local
 	s.log = follower{root: root, add: s.add, forget: s.forget}
 	return s, nil
 }
 
-// Close closes it.
+// Close closes the directory.
 func (s *Source) Close() error { return s.root.Close() }
 
 func (s *Source) add(m metrics.Step) {
@@ -89,7 +89,7 @@ func (s *Source) add(m metrics.Step) {
 	v.rate.add(float64(m.TokensPerSecond))
 }
 
-// forget drops the contents of metrics that are gone.
+// forget drops the data of a replaced metrics file.
 func (s *Source) forget() {
 	v := &s.view
 	v.Last, v.Logged, v.Validated, v.loss, v.rate = metrics.Step{}, false, false, series{}, series{}
@@ -127,7 +127,7 @@ func (s *Source) fault(err error) {
 	}
 }
 
-// config reads the config; it reports whether there is one.
+// config reads the config, and reports whether there is one.
 func (s *Source) config() bool {
 	text, err := files.ReadIn(s.root, "config.yaml", config.MaxFile)
 	if err != nil {
@@ -142,7 +142,7 @@ func (s *Source) config() bool {
 	s.text = text
 	c, err := config.Parse("config.yaml", text, config.Options{NoFiles: true})
 	if err != nil {
-		return true // of a cprun with other keys
+		return true // written by another version
 	}
 	s.view.Steps = int64(c.Train.Steps)
 	s.view.About = terminal.Clip(string(terminal.Line(fmt.Appendf(nil,
@@ -154,7 +154,7 @@ func (s *Source) config() bool {
 
 const maxLatest = 4 << 10
 
-// saved returns the step of the newest checkpoint; 0 without one of a name that a run gives.
+// saved returns the step of the newest checkpoint; 0 without one.
 func (s *Source) saved() (step int64) {
 	text, err := files.ReadIn(s.root, "checkpoints/latest", maxLatest)
 	if err != nil {
@@ -202,13 +202,13 @@ func (s *Source) judge(configured bool) {
 	}
 }
 
-// judgeAlone finds the state without the word of a launcher.
+// judgeAlone sets the state without a launcher's status.
 func (s *Source) judgeAlone(configured bool) {
 	v := &s.view
 	v.State = NotStarted
 	if v.Logged || configured {
-		v.State, v.Why = Unknown, "its launcher says nothing in logs: it has another version, or the directory is "+
-			"private to another user"
+		v.State, v.Why = Unknown, "no status in logs: the launcher has another version, or the directory is private to "+
+			"another user"
 	}
 }
 
@@ -236,7 +236,7 @@ func ending(code int) State {
 	return Failed
 }
 
-// age returns for how long a node has not written: by its clock at the first look, and then by this host's.
+// age returns the time since a node's last status, by its clock at first, later by this host's.
 func (s *Source) age(n *status.Node) time.Duration {
 	h, known := s.heard[n.Rank]
 	if !h.written.Equal(n.Written) {
@@ -249,18 +249,18 @@ func (s *Source) age(n *status.Node) time.Duration {
 	return max(0, s.view.Now.Sub(n.Written))
 }
 
-// overdue reports whether a node has not written for too long, or its launcher is seen to be gone.
+// overdue reports whether a node's status is too old, or its launcher is gone.
 func (s *Source) overdue(n *status.Node, age time.Duration) bool {
 	every := time.Duration(n.Every * float64(time.Second))
 	return age > silence+3*every || age > 2*every && s.gone(n)
 }
 
-// gone reports whether a launcher of this host is no process any more.
+// gone reports whether a local launcher has exited.
 func (s *Source) gone(n *status.Node) bool {
 	return n.Host == s.host && n.PID > 1 && errors.Is(unix.Kill(n.PID, 0), unix.ESRCH)
 }
 
-// estimate predicts the time of the remaining steps, by the last ones. A pause, as of a restart, is no measure.
+// estimate predicts the remaining time from the median of the last steps, which ignores pauses such as restarts.
 func (s *Source) estimate() {
 	v := &s.view
 	v.Left, v.Timed = 0, false
@@ -275,28 +275,28 @@ func (s *Source) estimate() {
 }
 
 const (
-	// maxBehind bounds the first read of a long metrics.jsonl, from its end, in bytes: 130,000 steps.
+	// maxBehind bounds the first read from the end of a metrics.jsonl, in bytes: about 130,000 steps.
 	maxBehind = 64 << 20
-	// maxLine bounds a line of metrics, in bytes; a run writes 500.
+	// maxLine bounds a line of metrics, in bytes; runs write about 500.
 	maxLine = 64 << 10
 )
 
-// follower reads the new lines of a metrics.jsonl. The run may be on another host, and the file may be replaced
-// (a run that goes on from a checkpoint leaves out the steps after it), cut, or gone.
+// follower reads the new lines of a metrics.jsonl. The run may be on another host, and the file may be truncated,
+// removed, or replaced: a resumed run drops the steps after its checkpoint.
 type follower struct {
 	root   *os.Root
 	add    func(metrics.Step)
-	forget func() // all that came before: the file is another one
+	forget func() // called when the file is another one
 
-	file   fs.FileInfo // that was read last; nil: none
+	file   fs.FileInfo // the last file; nil: none
 	offset int64       // bytes read
-	begun  []byte      // a line without its end
-	skip   bool        // the line that has begun is none: too long, or its beginning was left out
+	begun  []byte      // incomplete last line
+	skip   bool        // ignore this line: it is too long, or its beginning is missing
 }
 
-// poll reads the new lines. An absent file is no error.
+// poll reads the new lines. A missing file is not an error.
 func (f *follower) poll() error {
-	// opened each time, since only then a network file system looks anew
+	// reopen it each time, since a network file system checks for changes only then
 	file, err := files.OpenIn(f.root, "metrics.jsonl")
 	if errors.Is(err, fs.ErrNotExist) {
 		f.reset(nil)
@@ -337,7 +337,7 @@ func (f *follower) reset(now fs.FileInfo) {
 	f.file, f.offset, f.begun, f.skip = now, 0, nil, false
 }
 
-// lines is a writer that cuts its input into lines.
+// lines splits written data into lines.
 type lines struct{ *follower }
 
 func (l lines) Write(p []byte) (int, error) {

@@ -11,16 +11,16 @@ import (
 	"github.com/cprun/cprun/internal/launch/waits"
 )
 
-// A column is one of a table. Its width is fixed, so that nothing jumps when a value changes.
+// A column of a table has a fixed width, so that nothing moves when a value changes.
 type column struct {
 	name  string
 	width int
 	right bool // numbers
-	// spare orders the columns to leave out without room, the highest first; 0: never.
+	// spare orders the columns to drop if the terminal is too narrow, the highest first; 0: never.
 	spare int
 }
 
-// The columns of the ranks. The last takes the rest.
+// rankColumns are the columns of the table of ranks. The last one gets the remaining width.
 var rankColumns = []column{
 	{"rank", 4, true, 0},
 	{"host", 12, false, 4},
@@ -36,7 +36,7 @@ var rankColumns = []column{
 	{"waits for", 9, false, 0},
 }
 
-// fitted reports the columns with room in w, without the names in skip.
+// fitted reports the columns that fit in w, without the names in skip.
 func fitted(all []column, w int, skip ...string) []bool {
 	use, taken := make([]bool, len(all)), -2
 	for i, c := range all {
@@ -119,7 +119,7 @@ func (p *picture) ranks() *list {
 	l := &list{heading: []Line{nil, {{fmt.Sprintf("%d ranks", len(all)), Bold}}, names(rankColumns, use, p.w)},
 		first: p.look.Scroll}
 	l.more = func(from, to, of int) Line {
-		return Line{{fmt.Sprintf("%d ranks", of), Bold}, {fmt.Sprintf(", of which %d to %d", p.Rows[from].Rank,
+		return Line{{fmt.Sprintf("%d ranks", of), Bold}, {fmt.Sprintf(", showing %d to %d", p.Rows[from].Rank,
 			p.Rows[to-1].Rank), Dim}}
 	}
 	for i, r := range waits.Rows(all) {
@@ -178,28 +178,28 @@ func (p *picture) nodes() []Line {
 		}
 		return flow("nodes", []item{{text: fmt.Sprintf("%d: %s", len(hosts), several(hosts)), style: Plain}}, p.w)
 	}
-	var live, gone, lost []string
+	var live, silent, without []string
 	ranks := 0
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
 		switch {
 		case n.Ranks == 0:
-			lost = append(lost, n.Host)
+			without = append(without, n.Host)
 		case p.isLive(n):
 			live, ranks = append(live, n.Host), ranks+n.Ranks
 		default:
-			gone = append(gone, n.Host)
+			silent = append(silent, n.Host)
 		}
 	}
 	items := []item{{text: fmt.Sprintf("%d, with %s", len(live), counted(ranks, "rank")), style: Plain}}
 	if len(live) <= maxHosts {
 		items[0].text += ": " + strings.Join(live, ", ")
 	}
-	if len(gone) > 0 {
-		items = append(items, item{"silent", several(gone), Warn})
+	if len(silent) > 0 {
+		items = append(items, item{"silent", several(silent), Warn})
 	}
-	if len(lost) > 0 {
-		items = append(items, item{"without", several(lost), Warn})
+	if len(without) > 0 {
+		items = append(items, item{"without", several(without), Warn})
 	}
 	return flow("nodes", items, p.w)
 }

@@ -23,10 +23,10 @@ var update = flag.Bool("update", false, "write the expected pictures anew")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// noon is the time at which all test runs are looked at.
+// noon is the time of all readings in tests.
 var noon = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 
-// run is a run directory that a test has made.
+// A run is a run directory of a test.
 type run struct {
 	*testing.T
 	dir string
@@ -41,7 +41,7 @@ func newRun(t *testing.T) run {
 	return r
 }
 
-// write writes a file of it.
+// write writes a file of the run.
 func (r run) write(name, text string) {
 	r.Helper()
 	if err := os.WriteFile(filepath.Join(r.dir, name), []byte(text), 0o600); err != nil {
@@ -49,7 +49,7 @@ func (r run) write(name, text string) {
 	}
 }
 
-// add appends to one.
+// add appends to a file of the run.
 func (r run) add(name, text string) {
 	r.Helper()
 	f, err := os.OpenFile(filepath.Join(r.dir, name), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
@@ -62,7 +62,7 @@ func (r run) add(name, text string) {
 	}
 }
 
-// tell writes what a node says of itself.
+// tell writes a node's status.
 func (r run) tell(n status.Node) {
 	r.Helper()
 	logs, err := os.OpenRoot(filepath.Join(r.dir, "logs"))
@@ -76,7 +76,7 @@ func (r run) tell(n status.Node) {
 	}
 }
 
-// source opens it.
+// source opens the run.
 func (r run) source() *Source {
 	r.Helper()
 	s, err := Open(r.dir)
@@ -95,7 +95,7 @@ data: {path: x.txt, seq_len: 1K}
 train: {steps: 300}
 `
 
-// line is one of metrics.jsonl.
+// line returns a line of metrics.jsonl.
 func line(step int64) string {
 	x := float64(step)
 	s := metrics.Step{
@@ -117,7 +117,7 @@ func line(step int64) string {
 	return string(text) + "\n"
 }
 
-// node is one of two ranks.
+// node returns the status of a node with two ranks.
 func node(rank int) status.Node {
 	n := status.Node{
 		RunID: "a", Host: fmt.Sprintf("node-%c", 'a'+rank), PID: 4711 + rank, Rank: rank, FirstRank: 2 * rank, Ranks: 2,
@@ -144,7 +144,7 @@ func node(rank int) status.Node {
 	return n
 }
 
-// example is a run on two nodes, half done, of which one rank is stopped.
+// example is a half-done run on two nodes, with one rank stopped.
 func example(t *testing.T) run {
 	r := newRun(t)
 	r.write("config.yaml", trainYAML)
@@ -172,7 +172,7 @@ func example(t *testing.T) run {
 	return r
 }
 
-// The pictures at four widths, of a terminal that is as high, or lower, than the picture is.
+// Pictures at four widths, on terminals of the picture's height or less.
 func TestLayout(t *testing.T) {
 	for _, size := range [][2]int{{60, 34}, {80, 24}, {120, 40}, {200, 50}} {
 		t.Run(fmt.Sprint(size[0]), func(t *testing.T) {
@@ -193,7 +193,7 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// golden compares with a file.
+// golden compares a picture with a file.
 func golden(t *testing.T, name string, got []byte) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
@@ -208,8 +208,7 @@ func golden(t *testing.T, name string, got []byte) {
 	}
 }
 
-// No picture is larger than its terminal, and none is of anything but what a terminal shows as it is, whatever the
-// sizes.
+// At all sizes, no picture exceeds its terminal, and none contains control characters.
 func TestLayoutFitsAnySize(t *testing.T) {
 	v := example(t).source().Look(noon)
 	v.Faults = []string{strings.Repeat("wide 中文 ", 40)}
@@ -243,13 +242,13 @@ func TestManyRanksAreScrolled(t *testing.T) {
 	for _, l := range Layout(v, 80, 24, Look{Scroll: 50, Keys: true}) {
 		text += l.String() + "\n"
 	}
-	if !strings.Contains(text, "64 ranks, of which ") || !strings.Contains(text, " to 63\n") || !strings.Contains(text,
+	if !strings.Contains(text, "64 ranks, ") || !strings.Contains(text, " to 63\n") || !strings.Contains(text,
 		"\n  63  ") || strings.Contains(text, "\n   0  ") {
 		t.Errorf("\n%s", text)
 	}
 }
 
-// How a run stands is told from what its launchers have written, by the clocks of other hosts.
+// The state of a run follows from the status of its launchers, written with the clocks of other hosts.
 func TestStates(t *testing.T) {
 	at := func(change func(n *status.Node)) func(r run) {
 		return func(r run) {
@@ -265,8 +264,8 @@ func TestStates(t *testing.T) {
 		want State
 		text string
 	}{
-		"empty":    {func(run) {}, NotStarted, "no run has begun"},
-		"no word":  {func(r run) { r.write("config.yaml", trainYAML) }, Unknown, "its launcher says nothing"},
+		"empty":    {func(run) {}, NotStarted, "no run"},
+		"no word":  {func(r run) { r.write("config.yaml", trainYAML) }, Unknown, "logs"},
 		"metrics":  {func(r run) { r.write("metrics.jsonl", line(3)) }, Unknown, "state unknown"},
 		"running":  {at(func(n *status.Node) {}), Running, "running"},
 		"starting": {at(func(n *status.Node) { n.Rows = nil }), Starting, "starting"},
@@ -279,7 +278,7 @@ func TestStates(t *testing.T) {
 		"dead": {at(func(n *status.Node) {
 			n.Host, n.PID, n.Written = "here", 1<<22+1,
 				noon.Add(-5*time.Second)
-		}), Dead, "its launcher is gone for 5s"},
+		}), Dead, "for 5s"},
 		"alive": {at(func(n *status.Node) {
 			n.Host, n.PID, n.Written = "here", os.Getpid(),
 				noon.Add(-5*time.Second)
@@ -307,7 +306,7 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// A launcher whose clock is slow is alive as long as what it writes changes, and silent when that ends.
+// A launcher with a slow clock is alive while its status changes, and silent afterwards.
 func TestAgeGoesByThisClock(t *testing.T) {
 	r := newRun(t)
 	r.write("config.yaml", trainYAML)
@@ -332,7 +331,8 @@ func TestTimeLeftGoesByTheLastSteps(t *testing.T) {
 	}
 }
 
-// BenchmarkPicture is a look at a run of 128 nodes with 8 ranks each, and its picture: what is done once a second.
+// BenchmarkPicture measures the reading and the picture of a run on 128 nodes with 8 ranks each, which top makes once a
+// second.
 func BenchmarkPicture(b *testing.B) {
 	dir := b.TempDir()
 	if err := os.MkdirAll(filepath.Join(dir, "logs"), 0o700); err != nil {

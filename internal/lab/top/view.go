@@ -1,11 +1,10 @@
-// Package top shows a run while it goes on: on a terminal as a picture that is drawn again where it has changed, and
-// elsewhere as lines. It reads the run directory and nothing else, so that it works on another host of a shared file
-// system, of a run that has ended, and of one whose launcher is dead.
+// Package top implements `cprun top`, which shows a run live on a terminal, or once as plain lines. It reads only the
+// run directory, so it works from any host that shares it, and for finished and crashed runs.
 //
-//	source   reads: metrics.jsonl (follower), logs/status-0000.json (package status), logs/launcher.log
-//	View     is what was read
-//	Layout   makes lines of a View, for a width and a height
-//	Live     draws them (tcell writes the cells that have changed), until a key or a signal
+//	Source   reads metrics.jsonl (follower), logs/status-*.json (package status) and logs/launcher*.log
+//	View     holds the data of one reading
+//	Layout   formats a View as lines for a width and a height
+//	Live     draws the lines with tcell, until a key or a signal
 package top
 
 import (
@@ -16,72 +15,72 @@ import (
 	"github.com/cprun/cprun/internal/model/metrics"
 )
 
-// State is how a run stands, as far as its directory tells.
+// State is the state of a run, judged by its directory.
 type State int
 
 // The states of a run.
 const (
-	NotStarted  State = iota // nothing of a run is there
-	Starting                 // its launcher lives, and no worker is at work yet
-	Running                  // it trains
-	Between                  // its launcher lives, and the next start of the workers is to come
-	Silent                   // its launcher has not written for too long
-	Dead                     // its launcher is gone, without a word
+	NotStarted  State = iota // the directory has no run
+	Starting                 // the launcher runs, but no worker has begun
+	Running                  // training
+	Between                  // the launcher runs, before the next start of the workers
+	Silent                   // the launcher has not written its status for too long
+	Dead                     // the launcher is gone without a final status
 	Done                     // all steps are done
-	Stopped                  // it has ended on request, after a checkpoint
-	Interrupted              // it was interrupted twice
-	Failed                   // a rank has failed
-	Unknown                  // there are metrics, and no word of the launcher
+	Stopped                  // ended on request, after a checkpoint
+	Interrupted              // interrupted twice
+	Failed                   // a rank failed
+	Unknown                  // there are metrics, but no status
 )
 
-// lives reports whether the launcher's words are current.
+// lives reports whether the launcher is running.
 func (s State) lives() bool { return s == Starting || s == Running || s == Between }
 
 // View describes a run at one moment.
 type View struct {
-	Name  string    // the run directory, as it is shown
-	Now   time.Time // when it was read
+	Name  string    // name of the run directory
+	Now   time.Time // time of the reading
 	State State
-	Why   string // it has failed, or nothing is known
-	Heard time.Duration
-	About string // the config, in a few words
+	Why   string        // reason for the state
+	Heard time.Duration // time since the last status
+	About string        // summary of the config
 
-	Begun time.Time // by the launcher; zero: not known
-	At    int64     // the last step that some rank has done
-	Steps int64     // of the config; 0: not known
+	Begun time.Time // start of the launcher; zero: unknown
+	At    int64     // the last step of any rank
+	Steps int64     // steps of the config; 0: unknown
 	Left  time.Duration
 	Timed bool // Left is known
 
-	Last       metrics.Step // the newest that was logged
-	Logged     bool         // there is one
+	Last       metrics.Step // the last logged step
+	Logged     bool         // Last is set
 	Val        float64      // the newest validation loss
 	ValStep    int64
 	Validated  bool
-	loss, rate series // of the logged steps: loss in nats, tokens a second
+	loss, rate series // logged loss in nats, and tokens per second
 
-	Saved  int64 // the step of the newest checkpoint; 0: there is none
+	Saved  int64 // step of the newest checkpoint; 0: none
 	Nodes  []status.Node
 	Rows   []status.Row // of all nodes, by rank
-	Starts int          // of all workers, before the present one
+	Starts int          // restarts of the workers
 	Events []Event
-	Faults []string // of reading
+	Faults []string // read errors
 }
 
-// maxPoints bounds the points of a series: more than the columns of a terminal.
+// maxPoints bounds the points of a series, above the columns of a terminal.
 const maxPoints = 512
 
-// A series is a curve of any length in bounded memory: when it is full, each two points become their mean.
+// A series is a curve in bounded memory. When it is full, each pair of points becomes their mean.
 type series struct {
 	points []float64
-	per    int // values of one point
+	per    int // values per point
 	sum    float64
 	in     int // values in sum
 }
 
-// add appends a value. One that is not finite is a gap.
+// add appends a value. Values that are not finite make gaps.
 func (s *series) add(x float64) {
 	s.per = max(s.per, 1)
-	s.sum += x // a gap makes its point one
+	s.sum += x // a gap makes its point a gap
 	if s.in++; s.in < s.per {
 		return
 	}
@@ -96,7 +95,7 @@ func (s *series) add(x float64) {
 	s.points, s.per = s.points[:maxPoints/2], 2*s.per
 }
 
-// fit returns the curve in at most n points, with the values that are no whole point yet.
+// fit returns the curve in at most n points, including an incomplete last point.
 func (s *series) fit(n int) []float64 {
 	points := s.points
 	if s.in > 0 {
@@ -117,14 +116,14 @@ func (s *series) fit(n int) []float64 {
 	return out
 }
 
-// The characters of a chart, from nothing to a full cell: of Unicode, and where a terminal has none.
 var (
+	// blocks and plains are the characters of a chart, from empty to full, in Unicode and in ASCII.
 	blocks = []rune(" ▁▂▃▄▅▆▇█")
 	plains = []rune(" ..--==##")
 )
 
-// chart draws points as columns, rows lines high, from the top. Values from low to high fill it; the lowest still
-// shows. Gaps are empty.
+// chart draws points as columns, rows lines high, top line first. Values from low to high fill it; low is visible. Gaps
+// are empty.
 func chart(points []float64, rows int, low, high float64, plain bool) []string {
 	cells := blocks
 	if plain {
@@ -161,8 +160,8 @@ func bounds(points []float64) (low, high float64, ok bool) {
 	return low, high, ok
 }
 
-// logs returns the logarithms of points, if all that are finite are above zero: a loss falls fast at first, and what
-// comes later would be flat.
+// logs returns the logarithms of points if all finite ones are positive. A loss falls fast at first; on a linear scale
+// the rest would be flat.
 func logs(points []float64) []float64 {
 	if low, _, ok := bounds(points); !ok || low <= 0 {
 		return points

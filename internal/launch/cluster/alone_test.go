@@ -10,10 +10,10 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// A lone is one agent. The test plays its peers, its launcher and the clock: it passes messages in, and checks the
-// messages and effects out. It reads no other state, so that the tests also hold for another protocol with these
-// messages.
-type lone struct {
+// An isolatedAgent is one agent. The test plays its peers, its launcher and the clock: it passes messages in, and
+// checks the messages and effects out. It reads no other state, so that the tests also hold for another protocol with
+// these messages.
+type isolatedAgent struct {
 	t        *testing.T
 	m        *coordinator
 	sent     []sent         // messages, in order
@@ -33,11 +33,11 @@ type sent struct {
 	msg *message
 }
 
-// trio is the assignment of these tests: agents a, b and c with two ranks each. a proposed decision 1 and is the
+// threeAgents is the assignment of these tests: agents a, b and c with two ranks each. a proposed decision 1 and is the
 // rendezvous.
-var trio = worldOf(1, "a:0 b:1 c:2")
+var threeAgents = assignmentOf(1, "a:0 b:1 c:2")
 
-func worldOf(generation int, agents string) Assignment {
+func assignmentOf(generation int, agents string) Assignment {
 	all := members(agents)
 	for i := range all {
 		all[i].Addr = addrOf(all[i].Name)
@@ -52,25 +52,25 @@ func addrOf(name string) string { return fmt.Sprintf("10.0.0.%d:4000", name[0]-'
 // start returns by's decision to start w.
 func start(by string, w Assignment) *decision {
 	t := tally{Retries: launch.Retries{Max: 20}, Target: 3}
-	return &decision{Index: w.Generation, Leader: found(by), Assignment: w, Tally: t}
+	return &decision{Index: w.Generation, Leader: peerAddr(by), Assignment: w, Tally: t}
 }
 
-// finale returns a decision to end the job.
-func finale(index int, by string, status int) *decision {
-	d := start(by, trio)
+// endDecision returns a decision to end the job.
+func endDecision(index int, by string, status int) *decision {
+	d := start(by, threeAgents)
 	d.Index, d.End = index, &outcome{ExitCode: status}
 	return d
 }
 
-// newLone makes the agent of that name. Its launcher waits for a start.
-func newLone(t *testing.T, name string, change ...func(*Config)) *lone {
+// newIsolatedAgent makes the agent of that name. Its launcher waits for a start.
+func newIsolatedAgent(t *testing.T, name string, change ...func(*Config)) *isolatedAgent {
 	cfg := simConfig(1, 3)
 	cfg.Host, cfg.HostID = name, name
 	cfg.Seeds = []string{addrOf("a")}
 	for _, f := range change {
 		f(&cfg)
 	}
-	l := &lone{t: t, dials: map[string]int{}, hungUp: map[string]int{}, values: map[string]string{}}
+	l := &isolatedAgent{t: t, dials: map[string]int{}, hungUp: map[string]int{}, values: map[string]string{}}
 	self := Member{Name: name, Host: name, HostID: name, NodeRank: -1, NProc: 2, Addr: addrOf(name)}
 	l.m = newCoordinator(&cfg, self, l, time.Unix(0, 0))
 	l.m.next()
@@ -78,49 +78,49 @@ func newLone(t *testing.T, name string, change ...func(*Config)) *lone {
 }
 
 // follower returns an agent that follows a in the start of decision 1.
-func follower(t *testing.T, name string) *lone {
-	l := newLone(t, name)
-	l.up("a", status{Index: 1, Leader: found("a")})
-	l.from("a", &message{Decided: start("a", trio)})
+func follower(t *testing.T, name string) *isolatedAgent {
+	l := newIsolatedAgent(t, name)
+	l.connect("a", status{Index: 1, Leader: peerAddr("a")})
+	l.receive("a", &message{Decided: start("a", threeAgents)})
 	return l
 }
 
 // voter returns a member of a decided assignment that has lost its leader a, has not begun the start, and is connected
 // to the other members.
-func voter(t *testing.T, name string, w Assignment, change ...func(*Config)) *lone {
-	l := newLone(t, name, change...)
-	l.up("a", status{})
-	l.from("a", &message{Decided: start("a", w)})
+func voter(t *testing.T, name string, w Assignment, change ...func(*Config)) *isolatedAgent {
+	l := newIsolatedAgent(t, name, change...)
+	l.connect("a", status{})
+	l.receive("a", &message{Decided: start("a", w)})
 	l.m.down("a", "no word")
 	for _, a := range w.Members[1:] {
 		if a.Name != name {
-			l.up(a.Name, status{Index: w.Generation})
+			l.connect(a.Name, status{Index: w.Generation})
 		}
 	}
 	return l
 }
 
 // campaigner returns agent b of w after it asked the others for votes.
-func campaigner(t *testing.T, w Assignment, change ...func(*Config)) *lone {
+func campaigner(t *testing.T, w Assignment, change ...func(*Config)) *isolatedAgent {
 	l := voter(t, "b", w, change...)
-	l.runs(time.Second)
+	l.advance(time.Second)
 	return l
 }
 
-// elected returns agent b of trio as the leader by c's vote. c has accepted accepted under at.
-func elected(t *testing.T, accepted *decision, at ballot) *lone {
-	l := campaigner(t, trio)
-	l.promise("c", l.asks("c"), accepted, at)
+// elected returns agent b of threeAgents as the leader by c's vote. c has accepted accepted under at.
+func elected(t *testing.T, accepted *decision, at ballot) *isolatedAgent {
+	l := campaigner(t, threeAgents)
+	l.promise("c", l.prepareTo("c"), accepted, at)
 	return l
 }
 
 // leader returns agent a, the leader of b and c in the start of decision 1.
-func leader(t *testing.T, change ...func(*Config)) *lone {
-	l := newLone(t, "a", change...)
-	l.runs(time.Second)
+func leader(t *testing.T, change ...func(*Config)) *isolatedAgent {
+	l := newIsolatedAgent(t, "a", change...)
+	l.advance(time.Second)
 	for _, name := range []string{"b", "c"} {
-		l.up(name, status{})
-		l.from(name, &message{Join: &join{}})
+		l.connect(name, status{})
+		l.receive(name, &message{Join: &join{}})
 	}
 	if len(l.prepares) != 1 {
 		t.Fatalf("%d starts were prepared", len(l.prepares))
@@ -132,16 +132,16 @@ func leader(t *testing.T, change ...func(*Config)) *lone {
 	return l
 }
 
-func found(name string) PeerAddr { return PeerAddr{name, addrOf(name)} }
+func peerAddr(name string) PeerAddr { return PeerAddr{name, addrOf(name)} }
 
-// up connects a peer.
-func (l *lone) up(name string, s status) {
+// connect connects a peer.
+func (l *isolatedAgent) connect(name string, s status) {
 	m := Member{Name: name, Host: name, HostID: name, NodeRank: -1, NProc: 2, Addr: addrOf(name)}
 	l.m.up(hello{Member: m, Status: s}, "")
 }
 
-// from passes in a peer's message, validated as if received from the network.
-func (l *lone) from(name string, m *message) {
+// receive passes in a peer's message, validated as if received from the network.
+func (l *isolatedAgent) receive(name string, m *message) {
 	l.t.Helper()
 	raw, err := json.Marshal(m)
 	if err == nil {
@@ -153,8 +153,8 @@ func (l *lone) from(name string, m *message) {
 	l.m.receive(name, m)
 }
 
-// runs advances the time by d, with all ticks.
-func (l *lone) runs(d time.Duration) {
+// advance moves the clock by d, with all ticks.
+func (l *isolatedAgent) advance(d time.Duration) {
 	for end := l.m.now.Add(d); l.m.now.Before(end); {
 		l.m.now = l.m.now.Add(tickInterval)
 		l.m.tick()
@@ -162,7 +162,7 @@ func (l *lone) runs(d time.Duration) {
 }
 
 // last returns the last message of a kind to an agent.
-func last[T any](l *lone, to string, kind func(*message) *T) *T {
+func last[T any](l *isolatedAgent, to string, kind func(*message) *T) *T {
 	for _, s := range slices.Backward(l.sent) {
 		if m := kind(s.msg); m != nil && s.to == to {
 			return m
@@ -171,67 +171,69 @@ func last[T any](l *lone, to string, kind func(*message) *T) *T {
 	return nil
 }
 
-func (l *lone) asks(of string) *prepare {
+func (l *isolatedAgent) prepareTo(of string) *prepare {
 	return last(l, of, func(m *message) *prepare { return m.Prepare })
 }
-func (l *lone) offers(to string) *accept {
+func (l *isolatedAgent) acceptTo(to string) *accept {
 	return last(l, to, func(m *message) *accept { return m.Accept })
 }
-func (l *lone) promises(to string) *promise {
+func (l *isolatedAgent) promiseTo(to string) *promise {
 	return last(l, to, func(m *message) *promise { return m.Promise })
 }
-func (l *lone) accepts(to string) *accepted {
+func (l *isolatedAgent) acceptedTo(to string) *accepted {
 	return last(l, to, func(m *message) *accepted { return m.Accepted })
 }
-func (l *lone) refuses(to string) *nack { return last(l, to, func(m *message) *nack { return m.Nack }) }
-func (l *lone) tells(to string) *decision {
+func (l *isolatedAgent) nackTo(to string) *nack {
+	return last(l, to, func(m *message) *nack { return m.Nack })
+}
+func (l *isolatedAgent) decidedTo(to string) *decision {
 	return last(l, to, func(m *message) *decision { return m.Decided })
 }
-func (l *lone) relays(to string) *relayed {
+func (l *isolatedAgent) newsTo(to string) *relayed {
 	return last(l, to, func(m *message) *relayed { return m.News })
 }
-func (l *lone) says(to string) *status {
+func (l *isolatedAgent) statusTo(to string) *status {
 	return last(l, to, func(m *message) *status { return m.Status })
 }
 
-// hears returns the rank and the reason of the last failure relayed to an agent; rank is -1 if none was.
-func (l *lone) hears(name string) (rank int, lost string) {
-	if n := l.relays(name); n != nil && n.News.Failed != nil {
+// failureTo returns the rank and the reason of the last failure relayed to an agent; rank is -1 if none was.
+func (l *isolatedAgent) failureTo(name string) (rank int, lost string) {
+	if n := l.newsTo(name); n != nil && n.News.Failed != nil {
 		return *n.News.Failed, n.News.Lost
 	}
 	return -1, ""
 }
 
-// again returns the last announcement of another start to an agent.
-func (l *lone) again(to string) *again {
+// againTo returns the last announcement of another start to an agent.
+func (l *isolatedAgent) againTo(to string) *again {
 	return last(l, to, func(m *message) *again { return m.Again })
 }
 
 // forget discards the messages so far.
-func (l *lone) forget() { l.sent, l.heard = nil, nil }
+func (l *isolatedAgent) forget() { l.sent, l.heard = nil, nil }
 
 // leads reports whether the agent told a peer that it leads.
-func (l *lone) leads(to string) bool {
-	s := l.says(to)
+func (l *isolatedAgent) leads(to string) bool {
+	s := l.statusTo(to)
 	return s != nil && s.Leader.Name == l.m.self.Name
 }
 
 // promise passes in a peer's promise for p.
-func (l *lone) promise(name string, p *prepare, accepted *decision, at ballot) {
+func (l *isolatedAgent) promise(name string, p *prepare, accepted *decision, at ballot) {
 	l.t.Helper()
 	if p == nil {
 		l.t.Fatalf("%s was not asked for a promise", name)
 	}
-	l.from(name, &message{Promise: &promise{Index: p.Index, Ballot: p.Ballot, Accepted: accepted, At: at}})
+	l.receive(name, &message{Promise: &promise{Index: p.Index, Ballot: p.Ballot, Accepted: accepted, At: at}})
 }
 
 // accept passes in a peer's acceptance of a.
-func (l *lone) accept(name string, a *accept) {
+func (l *isolatedAgent) accept(name string, a *accept) {
 	l.t.Helper()
 	if a == nil {
 		l.t.Fatalf("%s was offered nothing", name)
 	}
-	l.from(name, &message{Accepted: &accepted{Index: a.Decision.Index, Ballot: a.Ballot}})
+	l.receive(name, &message{Accepted: &accepted{Index: a.Decision.Index, Ballot: a.Ballot}})
 }
 
 // failedAt returns the ending of a start with that failed rank.
@@ -239,13 +241,13 @@ func failedAt(index, rank int) *ended {
 	return &ended{Index: index, Ending: launch.Ending{Failures: []launch.Failure{{Rank: rank, Cause: "x", Order: 1}}}}
 }
 
-// told reports whether the launcher got news that ends its start.
-func (l *lone) told() bool {
+// aborted reports whether the launcher got news that ends its start.
+func (l *isolatedAgent) aborted() bool {
 	return slices.ContainsFunc(l.heard, func(n launch.News) bool { return n.Failed != nil || n.Lost != "" })
 }
 
 // endsHere ends the launcher's start, with a failed rank or, for -1, without.
-func (l *lone) endsHere(rank int) {
+func (l *isolatedAgent) endsHere(rank int) {
 	e := launch.Ending{Step: 5}
 	if rank >= 0 {
 		e = failedAt(0, rank).Ending
@@ -255,17 +257,17 @@ func (l *lone) endsHere(rank int) {
 
 // The effects.
 
-func (l *lone) dial(addr string)         { l.dials[addr]++ }
-func (l *lone) hangUp(name string)       { l.hungUp[name]++ }
-func (l *lone) prepare(w Assignment)     { l.prepares = append(l.prepares, w) }
-func (l *lone) begin(d *decision)        { l.begun = append(l.begun, d.Index) }
-func (l *lone) over(err error)           { l.ends = append(l.ends, err) }
-func (l *lone) gone()                    { l.left = true }
-func (l *lone) news(n launch.News)       { l.heard = append(l.heard, n) }
-func (l *lone) log(string, ...any)       {}
-func (l *lone) verdict(v launch.Verdict) { l.verdicts = append(l.verdicts, v) }
+func (l *isolatedAgent) dial(addr string)         { l.dials[addr]++ }
+func (l *isolatedAgent) hangUp(name string)       { l.hungUp[name]++ }
+func (l *isolatedAgent) prepare(w Assignment)     { l.prepares = append(l.prepares, w) }
+func (l *isolatedAgent) begin(d *decision)        { l.begun = append(l.begun, d.Index) }
+func (l *isolatedAgent) over(err error)           { l.ends = append(l.ends, err) }
+func (l *isolatedAgent) gone()                    { l.left = true }
+func (l *isolatedAgent) news(n launch.News)       { l.heard = append(l.heard, n) }
+func (l *isolatedAgent) log(string, ...any)       {}
+func (l *isolatedAgent) verdict(v launch.Verdict) { l.verdicts = append(l.verdicts, v) }
 
-func (l *lone) send(m *message, names ...string) {
+func (l *isolatedAgent) send(m *message, names ...string) {
 	raw, err := json.Marshal(m)
 	var copied *message
 	if err == nil {

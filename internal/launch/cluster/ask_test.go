@@ -15,7 +15,7 @@ import (
 // TestWhoAsksIsTold checks that only the asking agent gets the wait states of all others.
 func TestWhoAsksIsTold(t *testing.T) {
 	hosts := joinAll(t, 3, nil)
-	all(t, hosts, func(h *host) error {
+	forAll(t, hosts, func(h *host) error {
 		s, err := h.starts(t.Context())
 		if err != nil {
 			return err

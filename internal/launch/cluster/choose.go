@@ -64,8 +64,8 @@ type candidate struct {
 
 // chooseMembers picks at most most agents for the next start: first members of the last one. Nodes that the tally
 // excludes come last, and only to reach least. left holds a note for each one left out.
-func chooseMembers(there []candidate, last *Assignment, t *tally, least, most int) (agents []Member, left []string) {
-	ranked := assignNodeRanks(there, last)
+func chooseMembers(joined []candidate, last *Assignment, t *tally, least, most int) (agents []Member, left []string) {
+	ranked := assignNodeRanks(joined, last)
 	var in, out []candidate
 	for _, c := range ranked {
 		if t.excludedFor(key(&c.Member)) == "" {
@@ -90,7 +90,7 @@ func chooseMembers(there []candidate, last *Assignment, t *tally, least, most in
 // assignNodeRanks assigns node ranks and sorts: members of the last start first, then agents that request a rank, then
 // the others by joining order. A requested rank goes to its requester; members of the last start keep theirs; the rest
 // get the lowest free ranks.
-func assignNodeRanks(there []candidate, last *Assignment) []candidate {
+func assignNodeRanks(joined []candidate, last *Assignment) []candidate {
 	before := map[string]int{} // node ranks of the last start
 	for _, m := range last.Members {
 		before[m.Name] = m.NodeRank
@@ -105,7 +105,7 @@ func assignNodeRanks(there []candidate, last *Assignment) []candidate {
 		}
 		return 2
 	}
-	all := slices.Clone(there)
+	all := slices.Clone(joined)
 	slices.SortFunc(all, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(class(&a), class(&b)), cmp.Compare(a.joined, b.joined), cmp.Compare(a.Name, b.Name))
 	})

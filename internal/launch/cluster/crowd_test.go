@@ -35,11 +35,11 @@ type crowd struct {
 // An agent of a crowd, with its observations.
 type agent struct {
 	*crowd
-	host   *netsim.Host
-	cohort *cluster.Membership
-	ctx    context.Context // of run
-	stop   context.CancelFunc
-	dead   bool // its host crashed
+	host       *netsim.Host
+	membership *cluster.Membership
+	ctx        context.Context // of run
+	stop       context.CancelFunc
+	dead       bool // its host crashed
 
 	mu      sync.Mutex
 	restart int       // guarded by mu; of the last start with connected workers
@@ -84,7 +84,7 @@ func (c *crowd) start(i, n int) {
 		cfg.Port, cfg.Meets = 4000, true
 	}
 	var err error
-	if a.cohort, err = cluster.Join(context.Background(), cfg); err != nil {
+	if a.membership, err = cluster.Join(context.Background(), cfg); err != nil {
 		c.t.Fatal(err)
 	}
 	c.agents = append(c.agents, a)
@@ -106,16 +106,16 @@ func (a *agent) discover(self cluster.PeerAddr) (cluster.Discovery, error) {
 	return cluster.Hints(m, self), nil
 }
 
-// run is the agent's loop, as in launch.Run.
+// run performs the agent's loop, as in launch.Run.
 func (a *agent) run() {
 	status := launch.ExitFailed
 	for {
-		s, err := a.cohort.Next(a.ctx)
+		s, err := a.membership.Next(a.ctx)
 		if err != nil {
 			a.note(func() { a.err = err })
 			break
 		}
-		v := a.cohort.End(a.ctx, a.work(s))
+		v := a.membership.End(a.ctx, a.work(s))
 		if !v.Again {
 			status = v.ExitCode
 			a.note(func() { a.verdict = &v })
@@ -123,7 +123,7 @@ func (a *agent) run() {
 		}
 		time.Sleep(v.After)
 	}
-	if err := a.cohort.Close(status, ""); err != nil && !a.dead {
+	if err := a.membership.Close(status, ""); err != nil && !a.dead {
 		a.note(func() { a.err = errors.Join(a.err, err) })
 	}
 }
@@ -135,10 +135,10 @@ func (a *agent) work(s launch.Start) launch.Ending {
 	for i := range addrs {
 		addrs[i] = fmt.Sprintf("%s:%d", a.host.Addr(), 5000+i)
 	}
-	a.cohort.Publish(launch.News{Addrs: addrs})
+	a.membership.Publish(launch.News{Addrs: addrs})
 	for {
 		select {
-		case n := <-a.cohort.News():
+		case n := <-a.membership.News():
 			switch {
 			case n.Addrs != nil:
 				a.note(func() { a.restart, a.met = s.Number, true })

@@ -11,7 +11,7 @@ import (
 // of them.
 func TestAgentsFindEachOtherByGossip(t *testing.T) {
 	hosts := joinAll(t, 3, nil)
-	all(t, hosts, func(h *host) error {
+	forAll(t, hosts, func(h *host) error {
 		if _, err := h.starts(t.Context()); err != nil {
 			return err
 		}

@@ -95,7 +95,7 @@ func FuzzMessage(f *testing.F) {
 			if x == a {
 				other = b
 			}
-			x.do(func() { x.m.receive(other.m.self.Name, m) })
+			x.do(func() { x.coord.receive(other.coord.self.Name, m) })
 		}
 	})
 }

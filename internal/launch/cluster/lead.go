@@ -126,11 +126,11 @@ func (c *coordinator) broadcastNote(text string) {
 }
 
 // relayNews passes news to all agents of the start except one.
-func (c *coordinator) relayNews(but string, n launch.News) {
+func (c *coordinator) relayNews(except string, n launch.News) {
 	msg := &message{News: &relayed{c.register.index, n}}
 	for _, a := range c.assignment().Members {
 		switch {
-		case a.Name == but:
+		case a.Name == except:
 		case a.Name == c.self.Name:
 			c.deliverNews(n)
 		case c.joined(a.Name):
@@ -230,12 +230,12 @@ func (c *coordinator) tryStart() {
 		!c.caller.waiting || c.goodbye != nil {
 		return
 	}
-	there := c.joinedMembers()
-	c.logWaiting(len(there))
-	if !c.enough(min(len(there), c.cfg.Max)) {
+	joined := c.joinedMembers()
+	c.logWaiting(len(joined))
+	if !c.enough(min(len(joined), c.cfg.Max)) {
 		return
 	}
-	agents, left := chooseMembers(there, c.assignment(), &c.tally, c.cfg.Min, c.cfg.Max)
+	agents, left := chooseMembers(joined, c.assignment(), &c.tally, c.cfg.Min, c.cfg.Max)
 	for _, note := range left {
 		c.broadcastNote(note)
 	}

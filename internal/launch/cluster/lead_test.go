@@ -30,18 +30,18 @@ func TestQuorumElects(t *testing.T) {
 		{"one of a spare", []vote{{"c", none}, {"s", none}}, false},
 	} {
 		l := campaigner(t, quintet)
-		l.up("s", status{Index: 1})
-		if l.asks("s") != nil {
+		l.connect("s", status{Index: 1})
+		if l.prepareTo("s") != nil {
 			t.Error("a spare is asked for its vote")
 		}
-		asked := *l.asks("c")
+		asked := *l.prepareTo("c")
 		for _, v := range c.votes {
 			p := &promise{Index: asked.Index, Ballot: asked.Ballot}
 			v.change(p)
-			l.from(v.from, &message{Promise: p})
+			l.receive(v.from, &message{Promise: p})
 		}
-		if l.leads("e") != c.leads || c.leads && l.says("e").Ballot != asked.Ballot {
-			t.Errorf("%s: leads: %v, under %+v", c.name, l.leads("e"), l.says("e"))
+		if l.leads("e") != c.leads || c.leads && l.statusTo("e").Ballot != asked.Ballot {
+			t.Errorf("%s: leads: %v, under %+v", c.name, l.leads("e"), l.statusTo("e"))
 		}
 	}
 }
@@ -49,15 +49,15 @@ func TestQuorumElects(t *testing.T) {
 // TestVoterThatComesBackIsAsked checks that a returning voter is asked again, unless it has promised.
 func TestVoterThatComesBackIsAsked(t *testing.T) {
 	l := campaigner(t, quintet)
-	l.promise("c", l.asks("c"), nil, ballot{})
+	l.promise("c", l.prepareTo("c"), nil, ballot{})
 	for _, c := range []struct {
 		name  string
 		asked bool
 	}{{"c", false}, {"d", true}} {
 		l.m.down(c.name, "its agent has closed the connection")
 		l.forget()
-		l.up(c.name, status{Index: 1})
-		if asked := l.asks(c.name) != nil; asked != c.asked {
+		l.connect(c.name, status{Index: 1})
+		if asked := l.prepareTo(c.name) != nil; asked != c.asked {
 			t.Errorf("%s is asked again: %v", c.name, asked)
 		}
 	}
@@ -71,23 +71,23 @@ func TestVoterThatIsMissingIsDialed(t *testing.T) {
 		t.Helper()
 		l.m.dialed(addrOf("e"), errors.New("refused"))
 		clear(l.dials)
-		l.runs(maxRedial + time.Second)
+		l.advance(maxRedial + time.Second)
 		if dialed := l.dials[addrOf("e")] > 0; dialed != want {
 			t.Errorf("%s: dialed: %v", when, dialed)
 		}
 	}
 	l.m.down("e", "no word")
 	misses("for its promise", true)
-	asked := l.asks("c")
+	asked := l.prepareTo("c")
 	l.promise("c", asked, second("x"), initialBallot("a"))
 	l.promise("d", asked, nil, ballot{})
 	misses("for its acceptance", true)
-	l.up("e", status{Index: 1})
-	if l.offers("e") == nil {
+	l.connect("e", status{Index: 1})
+	if l.acceptTo("e") == nil {
 		t.Error("a voter that comes back is not offered the value")
 	}
 	l = campaigner(t, quintet)
-	asked = l.asks("c")
+	asked = l.prepareTo("c")
 	l.promise("c", asked, nil, ballot{})
 	l.promise("d", asked, nil, ballot{})
 	l.m.down("e", "no word")
@@ -97,9 +97,9 @@ func TestVoterThatIsMissingIsDialed(t *testing.T) {
 // TestMeetingPlaceIsDialedAgain checks that an agent without decisions asks for no votes, and dials the rendezvous
 // repeatedly.
 func TestMeetingPlaceIsDialedAgain(t *testing.T) {
-	l := newLone(t, "b")
+	l := newIsolatedAgent(t, "b")
 	for n := 1; n < 4; n++ {
-		l.runs(maxRedial + time.Second)
+		l.advance(maxRedial + time.Second)
 		if l.dials[addrOf("a")] != n {
 			t.Fatalf("dialed %d times, want %d", l.dials[addrOf("a")], n)
 		}
@@ -111,29 +111,29 @@ func TestMeetingPlaceIsDialedAgain(t *testing.T) {
 // ballot.
 func TestElectedOffersItsOwnValue(t *testing.T) {
 	l := elected(t, nil, ballot{})
-	asked := l.asks("c")
+	asked := l.prepareTo("c")
 	for _, to := range []string{"c", "b"} { // too early: no value is proposed yet
-		l.from("c", &message{Accepted: &accepted{Index: 2, Ballot: ballot{asked.Ballot.N, to}}})
+		l.receive("c", &message{Accepted: &accepted{Index: 2, Ballot: ballot{asked.Ballot.N, to}}})
 	}
-	l.from("c", &message{Nack: &nack{Index: 1, Promised: ballot{8, "c"}}}) // of a vote that was not needed
-	l.from("c", &message{Join: &join{Ended: failedAt(1, 5)}})
+	l.receive("c", &message{Nack: &nack{Index: 1, Promised: ballot{8, "c"}}}) // an unneeded vote
+	l.receive("c", &message{Join: &join{Ended: failedAt(1, 5)}})
 	l.endsHere(2)
-	l.runs(15 * time.Second) // a does not return
+	l.advance(15 * time.Second) // a does not return
 	l.m.next()
-	l.runs(time.Second)
-	if len(l.prepares) != 1 || l.tells("c") != nil {
-		t.Fatalf("prepared %+v, decided %+v", l.prepares, l.tells("c"))
+	l.advance(time.Second)
+	if len(l.prepares) != 1 || l.decidedTo("c") != nil {
+		t.Fatalf("prepared %+v, decided %+v", l.prepares, l.decidedTo("c"))
 	}
 	l.forget()
 	l.m.prepared(2, []byte("own"), nil, nil)
-	if a := l.offers("c"); a == nil || string(a.Decision.Payload) != "own" || a.Ballot != asked.Ballot {
+	if a := l.acceptTo("c"); a == nil || string(a.Decision.Payload) != "own" || a.Ballot != asked.Ballot {
 		t.Errorf("offered %+v", a)
 	}
-	if p := l.asks("c"); p != nil {
+	if p := l.prepareTo("c"); p != nil {
 		t.Errorf("asked anew %+v", p)
 	}
-	l.accept("c", l.offers("c"))
-	if d := l.tells("c"); d == nil || string(d.Payload) != "own" || d.Leader.Name != "b" {
+	l.accept("c", l.acceptTo("c"))
+	if d := l.decidedTo("c"); d == nil || string(d.Payload) != "own" || d.Leader.Name != "b" {
 		t.Errorf("decided %+v", d)
 	}
 	if l.m.hello().Status.Ballot != initialBallot("b") {
@@ -144,21 +144,21 @@ func TestElectedOffersItsOwnValue(t *testing.T) {
 // TestLatePromiseChangesNothing checks that a promise after the proposal changes neither the value nor its acceptances.
 func TestLatePromiseChangesNothing(t *testing.T) {
 	l := campaigner(t, quintet)
-	asked := l.asks("c")
+	asked := l.prepareTo("c")
 	l.promise("c", asked, second("x"), ballot{1, "a"})
 	l.promise("d", asked, nil, ballot{})
 	l.promise("e", asked, second("y"), ballot{1, "e"})
-	l.accept("c", l.offers("c"))
+	l.accept("c", l.acceptTo("c"))
 	for _, to := range []string{"c", "d", "e"} {
-		if a := l.offers(to); a == nil || string(a.Decision.Payload) != "x" {
+		if a := l.acceptTo(to); a == nil || string(a.Decision.Payload) != "x" {
 			t.Errorf("%s is offered %+v", to, a)
 		}
 	}
-	if d := l.tells("c"); d != nil {
+	if d := l.decidedTo("c"); d != nil {
 		t.Errorf("decided by a promise: %+v", d)
 	}
-	l.accept("d", l.offers("d"))
-	if d := l.tells("c"); d == nil || string(d.Payload) != "x" {
+	l.accept("d", l.acceptTo("d"))
+	if d := l.decidedTo("c"); d == nil || string(d.Payload) != "x" {
 		t.Errorf("decided %+v", d)
 	}
 }
@@ -170,14 +170,14 @@ func TestHalfWithTheFirstElects(t *testing.T) {
 		world string
 		leads bool
 	}{{"a:0 b:1 c:2 d:3", false}, {"b:0 a:1 c:2 d:3", true}} {
-		w := worldOf(1, c.world)
-		l := newLone(t, "b")
-		l.up("a", status{})
-		l.from("a", &message{Decided: start("a", w)})
+		w := assignmentOf(1, c.world)
+		l := newIsolatedAgent(t, "b")
+		l.connect("a", status{})
+		l.receive("a", &message{Decided: start("a", w)})
 		l.m.down("a", "no word")
-		l.up("c", status{Index: 1})
-		l.runs(time.Second)
-		l.promise("c", l.asks("c"), nil, ballot{})
+		l.connect("c", status{Index: 1})
+		l.advance(time.Second)
+		l.promise("c", l.prepareTo("c"), nil, ballot{})
 		if l.leads("c") != c.leads {
 			t.Errorf("%s: b and c lead: %v", c.world, l.leads("c"))
 		}
@@ -211,10 +211,10 @@ func TestElectedPutsForwardTheLatestValue(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			l := voter(t, "b", quintet)
 			if c.own != nil {
-				l.from("c", &message{Accept: c.own})
+				l.receive("c", &message{Accept: c.own})
 			}
-			l.runs(5 * time.Second)
-			asked := l.asks("c")
+			l.advance(5 * time.Second)
+			asked := l.prepareTo("c")
 			for _, v := range c.votes {
 				var d *decision
 				if v.mark != "" {
@@ -223,18 +223,18 @@ func TestElectedPutsForwardTheLatestValue(t *testing.T) {
 				l.promise(v.from, asked, d, v.at)
 			}
 			for _, to := range []string{"c", "d", "e"} {
-				a := l.offers(to)
+				a := l.acceptTo(to)
 				if a == nil || string(a.Decision.Payload) != c.want || a.Decision.Leader.Name != "a" ||
 					a.Ballot != asked.Ballot {
 					t.Errorf("%s is offered %+v, want %s unchanged", to, a, c.want)
 				}
 			}
-			if l.tells("c") != nil {
+			if l.decidedTo("c") != nil {
 				t.Error("it is decided before anybody has accepted it")
 			}
-			l.accept("c", l.offers("c"))
-			l.accept("d", l.offers("d"))
-			if d := l.tells("e"); d == nil || string(d.Payload) != c.want {
+			l.accept("c", l.acceptTo("c"))
+			l.accept("d", l.acceptTo("d"))
+			if d := l.decidedTo("e"); d == nil || string(d.Payload) != c.want {
 				t.Errorf("decided %+v", d)
 			}
 			if b := l.m.hello().Status.Ballot; b != asked.Ballot { // a, which proposed the value, may also lead
@@ -253,49 +253,49 @@ func TestLeaderAsksForPromises(t *testing.T) {
 		at   ballot
 		want string // who has put forward what is offered
 	}{
-		{"another value", start("c", worldOf(3, "c:2")), ballot{1, "c"}, "c"},
+		{"another value", start("c", assignmentOf(3, "c:2")), ballot{1, "c"}, "c"},
 		{"none", nil, ballot{}, "b"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			l := elected(t, start("a", worldOf(2, "c:0 b:1")), initialBallot("a"))
-			l.accept("c", l.offers("c"))
-			l.from("c", &message{Join: &join{}})
+			l := elected(t, start("a", assignmentOf(2, "c:0 b:1")), initialBallot("a"))
+			l.accept("c", l.acceptTo("c"))
+			l.receive("c", &message{Join: &join{}})
 			if l.begun[len(l.begun)-1] != 2 {
 				l.endsHere(2)
 				l.m.next()
 			}
 			l.endsHere(2)
-			l.from("c", &message{Ended: failedAt(2, 0)})
+			l.receive("c", &message{Ended: failedAt(2, 0)})
 			l.m.next()
-			l.runs(3 * time.Second)
+			l.advance(3 * time.Second)
 			if n := len(l.prepares); n == 0 || l.prepares[n-1].Generation != 3 {
 				t.Fatalf("prepared %+v", l.prepares)
 			}
 			l.forget()
 			l.m.prepared(3, []byte("own"), nil, nil)
-			asked := l.asks("c")
-			if l.offers("c") != nil || asked == nil || asked.Index != 3 {
+			asked := l.prepareTo("c")
+			if l.acceptTo("c") != nil || asked == nil || asked.Index != 3 {
 				t.Fatalf("offered without a promise: %+v", l.sent)
 			}
-			l.from("c", &message{Accepted: &accepted{Index: 3, Ballot: asked.Ballot}}) // too early
-			if l.tells("c") != nil {
+			l.receive("c", &message{Accepted: &accepted{Index: 3, Ballot: asked.Ballot}}) // too early
+			if l.decidedTo("c") != nil {
 				t.Fatal("decided without a promise")
 			}
-			l.from("c", &message{Nack: &nack{Index: 2, Promised: ballot{1, "c"}}}) // not answered at once
-			if l.asks("c").Ballot != asked.Ballot {
-				t.Fatalf("asked anew at once: %+v", l.asks("c"))
+			l.receive("c", &message{Nack: &nack{Index: 2, Promised: ballot{1, "c"}}}) // not answered at once
+			if l.prepareTo("c").Ballot != asked.Ballot {
+				t.Fatalf("asked anew at once: %+v", l.prepareTo("c"))
 			}
 			l.promise("c", asked, c.had, c.at)
-			a := l.offers("c")
+			a := l.acceptTo("c")
 			if a == nil || a.Decision.Leader.Name != c.want || a.Ballot != asked.Ballot {
 				t.Fatalf("offered %+v, want what %s has put forward", a, c.want)
 			}
-			l.runs(time.Second)
-			if l.relays("c") != nil {
-				t.Errorf("the start that is over is given up again: %+v", l.relays("c"))
+			l.advance(time.Second)
+			if l.newsTo("c") != nil {
+				t.Errorf("the start that is over is given up again: %+v", l.newsTo("c"))
 			}
 			l.accept("c", a)
-			if d := l.tells("c"); d == nil || d.Leader.Name != c.want {
+			if d := l.decidedTo("c"); d == nil || d.Leader.Name != c.want {
 				t.Errorf("decided %+v", d)
 			}
 		})
@@ -305,30 +305,30 @@ func TestLeaderAsksForPromises(t *testing.T) {
 // TestFirstBallotIsNotUsedAfterALaterOne checks that the last decision's leader proposes under its initial ballot,
 // unless it has accepted a value under a later one.
 func TestFirstBallotIsNotUsedAfterALaterOne(t *testing.T) {
-	next := func(l *lone) {
+	next := func(l *isolatedAgent) {
 		l.listens("")
 		for _, name := range []string{"b", "c"} {
-			l.from(name, &message{Ended: failedAt(1, 3)})
+			l.receive(name, &message{Ended: failedAt(1, 3)})
 		}
 		l.endsHere(0)
 		l.m.next()
-		l.runs(time.Second)
+		l.advance(time.Second)
 		l.forget()
 		l.m.prepared(2, []byte("own"), nil, nil)
 	}
 	l := leader(t)
 	next(l)
-	if a := l.offers("b"); a == nil || a.Ballot != initialBallot("a") || string(a.Decision.Payload) != "own" {
+	if a := l.acceptTo("b"); a == nil || a.Ballot != initialBallot("a") || string(a.Decision.Payload) != "own" {
 		t.Errorf("offered %+v", a)
 	}
 	l = leader(t)
-	l.from("b", &message{Accept: &accept{ballot{4, "b"}, *second("other")}})
+	l.receive("b", &message{Accept: &accept{ballot{4, "b"}, *second("other")}})
 	next(l)
-	if l.offers("b") != nil || l.asks("b") == nil || l.asks("b").Ballot.compare(ballot{4, "b"}) <= 0 {
-		t.Fatalf("offered %+v, asked %+v", l.offers("b"), l.asks("b"))
+	if l.acceptTo("b") != nil || l.prepareTo("b") == nil || l.prepareTo("b").Ballot.compare(ballot{4, "b"}) <= 0 {
+		t.Fatalf("offered %+v, asked %+v", l.acceptTo("b"), l.prepareTo("b"))
 	}
-	l.promise("b", l.asks("b"), nil, ballot{})
-	if a := l.offers("b"); a == nil || string(a.Decision.Payload) != "other" {
+	l.promise("b", l.prepareTo("b"), nil, ballot{})
+	if a := l.acceptTo("b"); a == nil || string(a.Decision.Payload) != "other" {
 		t.Errorf("offered %+v, want what it has accepted itself", a)
 	}
 }
@@ -357,40 +357,40 @@ func TestQuorumDecides(t *testing.T) {
 		{"one of a spare", []vote{{"c", none}, {"s", none}}, false},
 	} {
 		l := campaigner(t, quintet)
-		l.up("a", status{Index: 1})
-		l.up("s", status{Index: 1})
-		asked := l.asks("c")
+		l.connect("a", status{Index: 1})
+		l.connect("s", status{Index: 1})
+		asked := l.prepareTo("c")
 		l.promise("c", asked, second("x"), initialBallot("a"))
 		// too early: no value is proposed yet
-		l.from("c", &message{Accepted: &accepted{Index: 2, Ballot: asked.Ballot}})
+		l.receive("c", &message{Accepted: &accepted{Index: 2, Ballot: asked.Ballot}})
 		l.promise("d", asked, nil, ballot{})
 		for _, v := range c.votes {
 			a := &accepted{Index: 2, Ballot: asked.Ballot}
 			v.change(a)
-			l.from(v.from, &message{Accepted: a})
+			l.receive(v.from, &message{Accepted: a})
 		}
-		if d := l.tells("e"); d != nil != c.decided || d != nil && string(d.Payload) != "x" {
+		if d := l.decidedTo("e"); d != nil != c.decided || d != nil && string(d.Payload) != "x" {
 			t.Errorf("%s: decided %+v", c.name, d)
 		}
 	}
 }
 
-// TestOneValueOfABallot checks that a ballot keeps its value even if the leader's wishes change; lone.send verifies
-// each proposal.
+// TestOneValueOfABallot checks that a ballot keeps its value even if the leader's wishes change; isolatedAgent.send
+// verifies each proposal.
 func TestOneValueOfABallot(t *testing.T) {
 	l := campaigner(t, quintet)
-	asked := l.asks("c")
+	asked := l.prepareTo("c")
 	l.promise("c", asked, second("x"), initialBallot("a"))
 	l.promise("d", asked, nil, ballot{})
 	// Start 1 meanwhile ends with an error without restart: b would now propose the end of the job.
 	for _, name := range []string{"c", "d", "e"} {
-		l.from(name, &message{Join: &join{Ended: &ended{Index: 1, Fault: "the disk is gone"}}})
+		l.receive(name, &message{Join: &join{Ended: &ended{Index: 1, Fault: "the disk is gone"}}})
 	}
 	l.endsHere(-1)
-	l.runs(15 * time.Second) // a does not return
-	l.accept("c", l.offers("c"))
-	l.accept("d", l.offers("d"))
-	if d := l.tells("c"); d == nil || string(d.Payload) != "x" {
+	l.advance(15 * time.Second) // a does not return
+	l.accept("c", l.acceptTo("c"))
+	l.accept("d", l.acceptTo("d"))
+	if d := l.decidedTo("c"); d == nil || string(d.Payload) != "x" {
 		t.Errorf("decided %+v", d)
 	}
 }
@@ -398,40 +398,40 @@ func TestOneValueOfABallot(t *testing.T) {
 // TestRefusedLeaderAsksAnew checks that a leader refused for a later ballot asks again above it, and offers the value
 // in the promises.
 func TestRefusedLeaderAsksAnew(t *testing.T) {
-	l := campaigner(t, trio)
-	l.promise("c", l.asks("c"), second("x"), initialBallot("a"))
-	was := l.offers("c").Ballot
+	l := campaigner(t, threeAgents)
+	l.promise("c", l.prepareTo("c"), second("x"), initialBallot("a"))
+	was := l.acceptTo("c").Ballot
 	l.forget()
-	l.from("c", &message{Nack: &nack{Index: 1, Promised: ballot{8, "c"}}}) // an unneeded vote
-	asked := l.asks("c")
+	l.receive("c", &message{Nack: &nack{Index: 1, Promised: ballot{8, "c"}}}) // an unneeded vote
+	asked := l.prepareTo("c")
 	if asked == nil || asked.Ballot.compare(ballot{8, "c"}) <= 0 {
 		t.Fatalf("asked %+v", asked)
 	}
-	l.from("c", &message{Accepted: &accepted{Index: 2, Ballot: was}}) // for the old ballot
-	if l.tells("c") != nil {
+	l.receive("c", &message{Accepted: &accepted{Index: 2, Ballot: was}}) // for the old ballot
+	if l.decidedTo("c") != nil {
 		t.Fatal("decided without the promises of the new ballot")
 	}
 	l.promise("c", asked, second("y"), ballot{8, "c"})
-	if a := l.offers("c"); a == nil || string(a.Decision.Payload) != "y" || a.Ballot != asked.Ballot {
+	if a := l.acceptTo("c"); a == nil || string(a.Decision.Payload) != "y" || a.Ballot != asked.Ballot {
 		t.Errorf("offered %+v", a)
 	}
 	// It answers a refused promise in the next round.
 	c := campaigner(t, quintet)
-	now := c.asks("c").Ballot
-	c.from("c", &message{Nack: &nack{Index: 1, Promised: ballot{8, "c"}}})
-	if b := c.asks("c").Ballot; b != now {
+	now := c.prepareTo("c").Ballot
+	c.receive("c", &message{Nack: &nack{Index: 1, Promised: ballot{8, "c"}}})
+	if b := c.prepareTo("c").Ballot; b != now {
 		t.Errorf("asked at once under %+v", b)
 	}
-	c.runs(2*voteRound + time.Second)
-	if b := c.asks("c").Ballot; b.N <= 8 {
+	c.advance(2*voteRound + time.Second)
+	if b := c.prepareTo("c").Ballot; b.N <= 8 {
 		t.Errorf("asked under %+v", b)
 	}
 	// A refusal for a lower ballot, or another decision, has no effect.
 	l.forget()
-	l.from("c", &message{Nack: &nack{Index: 1, Promised: ballot{2, "c"}}})
-	l.from("c", &message{Nack: &nack{Index: 2, Promised: ballot{99, "c"}}})
-	if l.asks("c") != nil {
-		t.Errorf("asked anew %+v", l.asks("c"))
+	l.receive("c", &message{Nack: &nack{Index: 1, Promised: ballot{2, "c"}}})
+	l.receive("c", &message{Nack: &nack{Index: 2, Promised: ballot{99, "c"}}})
+	if l.prepareTo("c") != nil {
+		t.Errorf("asked anew %+v", l.prepareTo("c"))
 	}
 }
 
@@ -440,17 +440,17 @@ func TestRefusedLeaderAsksAnew(t *testing.T) {
 func TestRefusalsTell(t *testing.T) {
 	l := campaigner(t, quintet)
 	l.forget()
-	l.from("c", &message{Nack: &nack{}})
-	if d := l.tells("c"); d == nil || d.Index != 1 || l.asks("c") == nil {
+	l.receive("c", &message{Nack: &nack{}})
+	if d := l.decidedTo("c"); d == nil || d.Index != 1 || l.prepareTo("c") == nil {
 		t.Errorf("a voter that is behind: %+v", l.sent)
 	}
-	l.from("c", &message{Nack: &nack{Index: 1, Promised: ballot{50, "x"}, Leader: PeerAddr{"x", addrOf("x")}}})
+	l.receive("c", &message{Nack: &nack{Index: 1, Promised: ballot{50, "x"}, Leader: PeerAddr{"x", addrOf("x")}}})
 	if l.dials[addrOf("x")] != 1 {
 		t.Errorf("dialed %v", l.dials)
 	}
 	l = voter(t, "c", quintet)
-	l.from("b", &message{Nack: &nack{Index: 1, Promised: ballot{5, "b"}}})
-	if l.asks("b") != nil {
+	l.receive("b", &message{Nack: &nack{Index: 1, Promised: ballot{5, "b"}}})
+	if l.prepareTo("b") != nil {
 		t.Error("a refusal of nothing makes a candidate")
 	}
 }
@@ -459,14 +459,14 @@ func TestRefusalsTell(t *testing.T) {
 // do not count.
 func TestRoundIsAskedAnew(t *testing.T) {
 	l := campaigner(t, quintet)
-	was := l.asks("c")
+	was := l.prepareTo("c")
 	l.promise("c", was, nil, ballot{})
-	l.runs(voteRound - time.Second) // one second of the round has passed
-	if b := l.asks("c").Ballot; b != was.Ballot {
+	l.advance(voteRound - time.Second) // one second of the round has passed
+	if b := l.prepareTo("c").Ballot; b != was.Ballot {
 		t.Fatalf("asked under %+v before the round was over", b)
 	}
-	l.runs(voteRound + 2*time.Second)
-	now := l.asks("c")
+	l.advance(voteRound + 2*time.Second)
+	now := l.prepareTo("c")
 	if now.Ballot.compare(was.Ballot) <= 0 {
 		t.Fatalf("asked under %v, then %v", was.Ballot, now.Ballot)
 	}
@@ -485,23 +485,23 @@ func TestRoundIsAskedAnew(t *testing.T) {
 // other one time.
 func TestCandidateGivesWay(t *testing.T) {
 	l := campaigner(t, quintet)
-	asked := l.asks("c")
+	asked := l.prepareTo("c")
 	l.promise("c", asked, nil, ballot{})
-	l.from("d", &message{Prepare: &prepare{2, ballot{asked.Ballot.N, "d"}}})
-	if p := l.promises("d"); p == nil {
-		t.Fatalf("refused: %+v", l.refuses("d"))
+	l.receive("d", &message{Prepare: &prepare{2, ballot{asked.Ballot.N, "d"}}})
+	if p := l.promiseTo("d"); p == nil {
+		t.Fatalf("refused: %+v", l.nackTo("d"))
 	}
 	l.promise("e", asked, nil, ballot{})
 	if l.leads("e") {
 		t.Error("it leads by a ballot below what it has promised")
 	}
 	l.forget()
-	l.runs(2*voteRound - time.Second)
-	if l.asks("c") != nil {
+	l.advance(2*voteRound - time.Second)
+	if l.prepareTo("c") != nil {
 		t.Error("it asks again at once")
 	}
-	l.runs(2 * time.Second)
-	if p := l.asks("c"); p == nil || p.Ballot.compare(ballot{asked.Ballot.N, "d"}) <= 0 {
+	l.advance(2 * time.Second)
+	if p := l.prepareTo("c"); p == nil || p.Ballot.compare(ballot{asked.Ballot.N, "d"}) <= 0 {
 		t.Errorf("asked %+v", p)
 	}
 }

@@ -13,13 +13,13 @@ import (
 // TestNewLeaderEndsItsOlderStart checks a new leader that must decide the lost leader's value. If its launcher has
 // begun the previous start, it learns that this start is over.
 func TestNewLeaderEndsItsOlderStart(t *testing.T) {
-	l := elected(t, start("a", worldOf(2, "b:1 c:2")), initialBallot("a"))
-	l.accept("c", l.offers("c"))
-	if d := l.tells("c"); d == nil || d.Index != 2 {
+	l := elected(t, start("a", assignmentOf(2, "b:1 c:2")), initialBallot("a"))
+	l.accept("c", l.acceptTo("c"))
+	if d := l.decidedTo("c"); d == nil || d.Index != 2 {
 		t.Fatalf("decided %+v", d)
 	}
 	if len(l.begun) > 0 && l.begun[0] == 1 {
-		if !l.told() {
+		if !l.aborted() {
 			t.Fatal("its caller is not told that start 1 is over")
 		}
 		l.endsHere(2)
@@ -39,19 +39,19 @@ func TestFailureOfAnEndingIsRelayed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := elected(t, nil, ballot{})
-			l.up("a", status{Index: 1})
-			l.from("a", &message{Join: &join{}})
-			if len(l.begun) != 1 || l.told() {
+			l.connect("a", status{Index: 1})
+			l.receive("a", &message{Join: &join{}})
+			if len(l.begun) != 1 || l.aborted() {
 				t.Fatalf("begun %v, news %v", l.begun, l.heard)
 			}
-			l.from("c", tell)
-			if !l.told() {
+			l.receive("c", tell)
+			if !l.aborted() {
 				t.Error("the leader's own workers go on")
 			}
-			if rank, _ := l.hears("a"); rank != 4 || l.relays("a").Index != 1 {
-				t.Errorf("a hears %+v", l.relays("a"))
+			if rank, _ := l.failureTo("a"); rank != 4 || l.newsTo("a").Index != 1 {
+				t.Errorf("a hears %+v", l.newsTo("a"))
 			}
-			if l.relays("c") != nil {
+			if l.newsTo("c") != nil {
 				t.Error("it comes back to who has told it")
 			}
 		})
@@ -61,10 +61,10 @@ func TestFailureOfAnEndingIsRelayed(t *testing.T) {
 // TestFailureIsToldToWhoComesLater checks that a later agent also learns of the failure.
 func TestFailureIsToldToWhoComesLater(t *testing.T) {
 	l := elected(t, nil, ballot{})
-	l.from("c", &message{Join: &join{Ended: failedAt(1, 5)}})
-	l.up("a", status{Index: 1})
-	l.from("a", &message{Join: &join{}})
-	if rank, _ := l.hears("a"); rank != 4 {
+	l.receive("c", &message{Join: &join{Ended: failedAt(1, 5)}})
+	l.connect("a", status{Index: 1})
+	l.receive("a", &message{Join: &join{}})
+	if rank, _ := l.failureTo("a"); rank != 4 {
 		t.Errorf("a hears of rank %d", rank)
 	}
 }
@@ -72,27 +72,27 @@ func TestFailureIsToldToWhoComesLater(t *testing.T) {
 // TestFirstFailureIsToldOnce checks that a second failure is not relayed.
 func TestFirstFailureIsToldOnce(t *testing.T) {
 	l := leader(t)
-	l.from("b", &message{Ended: failedAt(1, 2)})
-	if rank, _ := l.hears("c"); rank != 2 {
+	l.receive("b", &message{Ended: failedAt(1, 2)})
+	if rank, _ := l.failureTo("c"); rank != 2 {
 		t.Fatalf("c hears of rank %d", rank)
 	}
 	l.forget()
-	l.from("c", &message{Ended: failedAt(1, 4)})
-	if l.relays("b") != nil || l.told() {
-		t.Errorf("b hears %+v, the caller %v", l.relays("b"), l.heard)
+	l.receive("c", &message{Ended: failedAt(1, 4)})
+	if l.newsTo("b") != nil || l.aborted() {
+		t.Errorf("b hears %+v, the caller %v", l.newsTo("b"), l.heard)
 	}
 }
 
 // listens publishes the worker addresses of all agents except one.
-func (l *lone) listens(but string) {
+func (l *isolatedAgent) listens(but string) {
 	addrs := &relayed{Index: 1, News: launch.News{Addrs: []string{"x", "y"}}}
-	for _, a := range trio.Members {
+	for _, a := range threeAgents.Members {
 		switch a.Name {
 		case but:
 		case l.m.self.Name:
 			l.m.publish(addrs.News)
 		default:
-			l.from(a.Name, &message{News: addrs})
+			l.receive(a.Name, &message{News: addrs})
 		}
 	}
 }
@@ -103,18 +103,18 @@ func TestLateNodeEndsTheStart(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		limit time.Duration
-		until func(l *lone)
+		until func(l *isolatedAgent)
 		knows bool // the launcher already knows of the end
 	}{
-		{"its ranks do not listen", listenTime, func(l *lone) { l.listens("c") }, false},
-		{"others have failed", failureTime, func(l *lone) {
+		{"its ranks do not listen", listenTime, func(l *isolatedAgent) { l.listens("c") }, false},
+		{"others have failed", failureTime, func(l *isolatedAgent) {
 			l.listens("")
-			l.from("b", &message{Ended: failedAt(1, 2)})
+			l.receive("b", &message{Ended: failedAt(1, 2)})
 			l.forget()
 		}, true},
-		{"others are done", finishTime, func(l *lone) {
+		{"others are done", finishTime, func(l *isolatedAgent) {
 			l.listens("")
-			l.from("b", &message{Ended: &ended{Index: 1}})
+			l.receive("b", &message{Ended: &ended{Index: 1}})
 			l.endsHere(-1)
 		}, true},
 	} {
@@ -122,19 +122,19 @@ func TestLateNodeEndsTheStart(t *testing.T) {
 			l := leader(t)
 			c.until(l)
 			l.forget()
-			l.runs(c.limit - time.Second)
-			if l.told() || l.relays("b") != nil || len(l.verdicts) > 0 {
+			l.advance(c.limit - time.Second)
+			if l.aborted() || l.newsTo("b") != nil || len(l.verdicts) > 0 {
 				t.Fatalf("before the limit: news %v, verdicts %v", l.heard, l.verdicts)
 			}
-			l.runs(2 * time.Second)
+			l.advance(2 * time.Second)
 			if !c.knows {
-				if rank, lost := l.hears("b"); rank != 4 || !strings.Contains(lost, "ranks 4 to 5") {
+				if rank, lost := l.failureTo("b"); rank != 4 || !strings.Contains(lost, "ranks 4 to 5") {
 					t.Errorf("b hears of rank %d: %q", rank, lost)
 				}
-				if !l.told() {
+				if !l.aborted() {
 					t.Error("the caller is not told")
 				}
-				l.from("b", &message{Ended: failedAt(1, 2)})
+				l.receive("b", &message{Ended: failedAt(1, 2)})
 			}
 			l.endsHere(0)
 			if len(l.verdicts) != 1 || !l.verdicts[0].Again {
@@ -154,45 +154,45 @@ func TestLateLeaderEndsItsOwnRanks(t *testing.T) {
 	l := leader(t)
 	l.listens("a")
 	l.forget()
-	l.runs(listenTime + time.Second)
+	l.advance(listenTime + time.Second)
 	if len(l.heard) != 1 || l.heard[0].Failed == nil || *l.heard[0].Failed != 0 {
 		t.Errorf("the caller hears %+v", l.heard)
 	}
-	if rank, lost := l.hears("b"); rank != 0 || !strings.Contains(lost, listenTime.String()) {
+	if rank, lost := l.failureTo("b"); rank != 0 || !strings.Contains(lost, listenTime.String()) {
 		t.Errorf("b hears of rank %d: %q", rank, lost)
 	}
 }
 
 // TestOneNodeDoesNotListen checks that a job of one node needs no worker addresses.
 func TestOneNodeDoesNotListen(t *testing.T) {
-	l := newLone(t, "a", func(c *Config) { c.Max = 1 })
-	l.runs(time.Second)
+	l := newIsolatedAgent(t, "a", func(c *Config) { c.Max = 1 })
+	l.advance(time.Second)
 	l.m.prepared(1, nil, nil, nil)
-	l.runs(2 * listenTime)
-	if len(l.begun) != 1 || l.told() {
+	l.advance(2 * listenTime)
+	if len(l.begun) != 1 || l.aborted() {
 		t.Errorf("begun %v, news %v", l.begun, l.heard)
 	}
 }
 
 // TestPrepareHangs checks that a hanging Prepare, as with a dead disk, ends the job for all.
 func TestPrepareHangs(t *testing.T) {
-	l := newLone(t, "a", func(c *Config) { c.Max = 2 })
-	l.runs(time.Second)
-	l.up("b", status{})
-	l.from("b", &message{Join: &join{}})
-	l.runs(prepareTime - 2*time.Second)
-	if len(l.prepares) != 1 || l.tells("b") != nil {
-		t.Fatalf("%d prepared, b hears %+v", len(l.prepares), l.tells("b"))
+	l := newIsolatedAgent(t, "a", func(c *Config) { c.Max = 2 })
+	l.advance(time.Second)
+	l.connect("b", status{})
+	l.receive("b", &message{Join: &join{}})
+	l.advance(prepareTime - 2*time.Second)
+	if len(l.prepares) != 1 || l.decidedTo("b") != nil {
+		t.Fatalf("%d prepared, b hears %+v", len(l.prepares), l.decidedTo("b"))
 	}
-	l.runs(4 * time.Second)
-	d := l.tells("b")
+	l.advance(4 * time.Second)
+	d := l.decidedTo("b")
 	if d == nil || d.End == nil || d.End.ExitCode != launch.ExitFailed {
 		t.Fatalf("b hears %+v", d)
 	}
 	if !strings.Contains(d.End.Why, "node a") || !strings.Contains(d.End.Why, prepareTime.String()) {
 		t.Errorf("the job ends since %q", d.End.Why)
 	}
-	l.runs(confirmTime + time.Second)
+	l.advance(confirmTime + time.Second)
 	if len(l.ends) != 1 {
 		t.Errorf("the caller's wait ends %d times", len(l.ends))
 	}
@@ -206,11 +206,11 @@ func TestPrepareHangs(t *testing.T) {
 func TestCandidateGivesUp(t *testing.T) {
 	l := campaigner(t, quintet)
 	l.m.down("c", "no word")
-	l.runs(l.m.cfg.RegroupTimeout - 5*time.Second)
+	l.advance(l.m.cfg.RegroupTimeout - 5*time.Second)
 	if len(l.ends) > 0 {
 		t.Fatalf("it ends too early: %v", l.ends)
 	}
-	l.runs(10 * time.Second)
+	l.advance(10 * time.Second)
 	over := (*launch.Over)(nil)
 	if len(l.ends) != 1 || !errors.As(l.ends[0], &over) || !strings.Contains(over.Why, "3 of 5 nodes") {
 		t.Errorf("ends %v", l.ends)

@@ -94,8 +94,8 @@ func joinOne(t *testing.T, port, i, n int, change func(i int, c *Config)) *host 
 	return &host{c, cfg.Host}
 }
 
-// all runs f for each host concurrently.
-func all(t *testing.T, hosts []*host, f func(h *host) error) {
+// forAll runs f for each host concurrently.
+func forAll(t *testing.T, hosts []*host, f func(h *host) error) {
 	t.Helper()
 	errs := make(chan error, len(hosts))
 	for _, h := range hosts {
@@ -155,7 +155,7 @@ func (h *host) starts(ctx context.Context) (launch.Start, error) {
 func TestJobOfFourNodes(t *testing.T) {
 	hosts := joinAll(t, 4, nil)
 	ranks := make(chan int, 4)
-	all(t, hosts, func(h *host) error {
+	forAll(t, hosts, func(h *host) error {
 		s, err := h.starts(t.Context())
 		if err != nil {
 			return err
@@ -185,7 +185,7 @@ func TestJobOfFourNodes(t *testing.T) {
 // TestFailureAndRestart checks that a failure on one node ends the start on all, and another follows.
 func TestFailureAndRestart(t *testing.T) {
 	hosts := joinAll(t, 3, nil)
-	all(t, hosts, func(h *host) error {
+	forAll(t, hosts, func(h *host) error {
 		s, err := h.starts(t.Context())
 		if err != nil {
 			return err
@@ -223,7 +223,7 @@ func TestLostAgentIsReplaced(t *testing.T) {
 	for i := range 3 {
 		hosts = append(hosts, joinOne(t, port, i, 3, func(i int, c *Config) { c.NodeRank = i }))
 	}
-	all(t, hosts, func(h *host) error {
+	forAll(t, hosts, func(h *host) error {
 		if _, err := h.starts(t.Context()); err != nil {
 			return err
 		}
@@ -242,7 +242,7 @@ func TestLostAgentIsReplaced(t *testing.T) {
 		}
 		return nil
 	})
-	all(t, hosts, func(h *host) error {
+	forAll(t, hosts, func(h *host) error {
 		s, err := h.starts(t.Context())
 		if err != nil || s.Number != 1 || s.Ranks.NodeRank != int(h.id[0]-'a') {
 			return fmt.Errorf("start %+v, %v", s, err)
@@ -262,7 +262,7 @@ func (h *host) die() {
 // TestLeaderIsLost checks that the others elect another leader and continue.
 func TestLeaderIsLost(t *testing.T) {
 	hosts := joinAll(t, 4, func(i int, c *Config) { c.NodeRank, c.Min = i, 2 })
-	all(t, hosts, func(h *host) error {
+	forAll(t, hosts, func(h *host) error {
 		if _, err := h.starts(t.Context()); err != nil {
 			return err
 		}
@@ -395,7 +395,7 @@ func TestNotEnoughNodes(t *testing.T) {
 		2,
 		func(i int, c *Config) { c.NodeRank, c.Min, c.Max, c.JoinTimeout = i, 3, 3, 500*time.Millisecond },
 	)
-	all(t, hosts, func(h *host) error {
+	forAll(t, hosts, func(h *host) error {
 		_, err := h.Next(t.Context())
 		over := (*launch.Over)(nil)
 		if !errors.As(err, &over) || over.ExitCode != launch.ExitFailed ||
@@ -417,7 +417,7 @@ func TestNobodyThere(t *testing.T) {
 // TestNoQuorum checks that a side without a quorum ends with an error.
 func TestNoQuorum(t *testing.T) {
 	hosts := joinAll(t, 3, func(i int, c *Config) { c.NodeRank, c.Min, c.RegroupTimeout = i, 1, time.Second })
-	all(t, hosts, func(h *host) error {
+	forAll(t, hosts, func(h *host) error {
 		if _, err := h.starts(t.Context()); err != nil {
 			return err
 		}
@@ -465,7 +465,7 @@ func TestPrepareFails(t *testing.T) {
 	hosts := joinAll(t, 2, func(_ int, c *Config) {
 		c.Prepare = func(context.Context, Assignment) ([]byte, error) { return nil, tooSmall }
 	})
-	all(t, hosts, func(h *host) error {
+	forAll(t, hosts, func(h *host) error {
 		_, err := h.Next(t.Context())
 		over := (*launch.Over)(nil)
 		switch {
@@ -520,7 +520,7 @@ func TestMeetingPlaceComesBack(t *testing.T) {
 	port := freePort(t)
 	change := func(i int, c *Config) { c.NodeRank = i }
 	hosts := []*host{joinOne(t, port, 0, 3, change), joinOne(t, port, 1, 3, change), joinOne(t, port, 2, 3, change)}
-	all(t, hosts, func(h *host) error {
+	forAll(t, hosts, func(h *host) error {
 		if _, err := h.starts(t.Context()); err != nil {
 			return err
 		}
@@ -535,7 +535,7 @@ func TestMeetingPlaceComesBack(t *testing.T) {
 		}
 		return nil
 	})
-	all(t, hosts, func(h *host) error {
+	forAll(t, hosts, func(h *host) error {
 		s, err := h.starts(t.Context())
 		if err != nil || s.Number != 1 || h.last().Assignment.Generation != 2 || s.Ranks.NodeRank != int(h.id[0]-'a') {
 			return fmt.Errorf("start %+v, %w", s, err)
@@ -551,7 +551,7 @@ func TestMeetingPlaceComesBack(t *testing.T) {
 // TestLastCall checks that fewer than MAX agents start after LastCall.
 func TestLastCall(t *testing.T) {
 	hosts := joinAll(t, 2, func(_ int, c *Config) { c.Min, c.Max, c.LastCall = 1, 4, 400*time.Millisecond })
-	all(t, hosts, func(h *host) error {
+	forAll(t, hosts, func(h *host) error {
 		s, err := h.starts(t.Context())
 		if err != nil || s.Ranks.WorldSize != 4 {
 			return fmt.Errorf("start %+v, %w", s, err)

@@ -41,7 +41,7 @@ func TestSimulatedJobWithoutFaults(t *testing.T) {
 		s.until(10*time.Minute, s.everyone)
 		for _, a := range s.agents {
 			if a.status != 0 {
-				t.Fatalf("%d agents: %s ended with %d: %s\n%v", n, a.m.self.Name, a.status, a.why, s.faults)
+				t.Fatalf("%d agents: %s ended with %d: %s\n%v", n, a.coord.self.Name, a.status, a.why, s.faults)
 			}
 		}
 	}
@@ -78,18 +78,18 @@ func chaos(seed uint64, trace func(string, ...any)) error {
 	s.silence()
 	faults := r.IntN(6)
 	for range faults {
-		s.after(s.between(0, 3*time.Minute), s.misfortune)
+		s.after(s.between(0, 3*time.Minute), s.injectFault)
 	}
 	if r.IntN(3) == 0 && faults > 0 {
 		n := r.IntN(6)
-		s.nasty = func() {
+		s.duringDecision = func() {
 			if n--; n >= 0 {
-				s.misfortune()
+				s.injectFault()
 			}
 		}
 	}
 	s.after(4*time.Minute, func() { // no faults from now on
-		s.cut, s.nasty = nil, nil
+		s.cut, s.duringDecision = nil, nil
 		for _, a := range s.agents {
 			a.resume()
 		}
@@ -102,16 +102,16 @@ func chaos(seed uint64, trace func(string, ...any)) error {
 	for _, a := range s.agents {
 		switch {
 		case a.status < 0 && !a.dead:
-			return fmt.Errorf("%s has not ended: %q", a.m.self.Name, s.states())
+			return fmt.Errorf("%s has not ended: %q", a.coord.self.Name, s.states())
 		case faults == 0 && a.status != 0:
-			return fmt.Errorf("%s has ended with %d, without a fault: %s", a.m.self.Name, a.status, a.why)
+			return fmt.Errorf("%s has ended with %d, without a fault: %s", a.coord.self.Name, a.status, a.why)
 		}
 	}
 	return nil
 }
 
-// misfortune injects one random fault.
-func (s *sim) misfortune() {
+// injectFault injects one random fault.
+func (s *sim) injectFault() {
 	var live []*simAgent
 	for _, a := range s.agents {
 		if !a.dead && a.status < 0 {
@@ -133,7 +133,7 @@ func (s *sim) misfortune() {
 		})
 	case 2:
 		a.paused = true
-		s.trace("%v %s is paused", s.now.Unix(), a.m.self.Name)
+		s.trace("%v %s is paused", s.now.Unix(), a.coord.self.Name)
 		s.after(s.between(time.Second, 30*time.Second), a.resume)
 	case 3: // a worker fails
 		a.workerFails()
@@ -165,9 +165,9 @@ func (s *sim) divide(cut func(x, y *simAgent) bool) {
 
 func (a *simAgent) workerFails() {
 	a.do(func() {
-		if rank := a.m.firstRank(a.m.self.Name); a.m.caller.running {
+		if rank := a.coord.firstRank(a.coord.self.Name); a.coord.caller.running {
 			n := news(rank)
-			a.m.publish(n)
+			a.coord.publish(n)
 			a.news(n)
 		}
 	})
@@ -177,7 +177,7 @@ func (a *simAgent) resume() {
 	if !a.paused || a.dead {
 		return
 	}
-	a.trace("%v %s goes on", a.now.Unix(), a.m.self.Name)
+	a.trace("%v %s goes on", a.now.Unix(), a.coord.self.Name)
 	a.paused = false
 	missed := a.missed
 	a.missed = nil
@@ -244,7 +244,7 @@ func TestOneFaultIsSurvived(t *testing.T) {
 					"seed %d: of %d agents %s ended with %d: %s\n%v",
 					seed,
 					n,
-					b.m.self.Name,
+					b.coord.self.Name,
 					b.status,
 					b.why,
 					s.faults,
@@ -273,9 +273,9 @@ func TestNodeThatFailsIsLeftOut(t *testing.T) {
 	s.after(2*time.Second, fails)
 	s.until(10*time.Minute, s.everyone)
 	for _, a := range s.agents {
-		last := a.m.assignment()
-		if a.status != 0 || len(last.Members) != 2 || last.index(bad.m.self.Name) >= 0 {
-			t.Errorf("%s ended with %d (%s) in a world of %d", a.m.self.Name, a.status, a.why, len(last.Members))
+		last := a.coord.assignment()
+		if a.status != 0 || len(last.Members) != 2 || last.index(bad.coord.self.Name) >= 0 {
+			t.Errorf("%s ended with %d (%s) in a world of %d", a.coord.self.Name, a.status, a.why, len(last.Members))
 		}
 	}
 }
@@ -302,7 +302,7 @@ func TestCutIsHealed(t *testing.T) {
 					"seed %d: of %d agents %s ended with %d: %s\n%v",
 					seed,
 					n,
-					b.m.self.Name,
+					b.coord.self.Name,
 					b.status,
 					b.why,
 					s.faults,

@@ -74,10 +74,10 @@ func (c *coordinator) dialed(addr string, err error) {
 	if c.over || err == nil {
 		return
 	}
-	meeting := len(c.cfg.Seeds) > 0 && addr == c.cfg.Seeds[0]
+	rendezvous := len(c.cfg.Seeds) > 0 && addr == c.cfg.Seeds[0]
 	if errors.Is(err, wire.ErrSelf) {
 		d.next = c.now.Add(time.Hour)
-		if meeting {
+		if rendezvous {
 			c.leadAtRendezvous()
 		}
 		return
@@ -88,20 +88,20 @@ func (c *coordinator) dialed(addr string, err error) {
 		}
 	}
 	if c.register.index == 0 && c.role == seeking {
-		c.seekFailed(meeting, err)
+		c.seekFailed(rendezvous, err)
 	}
 }
 
 // seekFailed handles a failed dial before the first start. A refusal by an agent of the job ends this agent. So does a
 // foreign process at the rendezvous, unless it leaves: the previous job may still use the port.
-func (c *coordinator) seekFailed(meeting bool, err error) {
+func (c *coordinator) seekFailed(rendezvous bool, err error) {
 	refusal := (*wire.Refusal)(nil)
 	refused := errors.As(err, &refusal) && !refusal.Both
 	switch {
 	case refused && refusal.Proven:
 		c.fail(err.Error())
 		return
-	case !meeting:
+	case !rendezvous:
 		return
 	case !refused:
 		c.foreignSince = time.Time{}
@@ -187,7 +187,7 @@ func (c *coordinator) elect() {
 }
 
 // candidates lists the members of the last assignment that may be alive, in the order in which they should lead.
-func (c *coordinator) candidates() (there []Member) {
+func (c *coordinator) candidates() (alive []Member) {
 	hinted := map[string]bool{}
 	for _, f := range c.hints {
 		hinted[f.Name] = true
@@ -196,10 +196,10 @@ func (c *coordinator) candidates() (there []Member) {
 		_, suspect := c.suspects[v.Name]
 		gone := len(hinted) > 0 && !hinted[v.Name] && c.peers[v.Name] == nil
 		if v.Name == c.self.Name || !suspect && !gone {
-			there = append(there, v)
+			alive = append(alive, v)
 		}
 	}
-	return there
+	return alive
 }
 
 // giveUp ends the job here if no leader was found for too long.

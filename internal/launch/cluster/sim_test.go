@@ -15,22 +15,22 @@ import (
 // A sim runs the coordinators of many agents with simulated networks, launchers and time: thousands of jobs with faults
 // in seconds. A seed reproduces a run.
 type sim struct {
-	rand    *rand.Rand
-	now     time.Time
-	queue   timeline
-	serial  int
-	agents  []*simAgent
-	byAddr  map[string]*simAgent
-	cut     func(from, to *simAgent) bool // nil: no link is cut
-	decided map[int]string                // by index, as JSON: all decisions learned so far
-	worlds  map[int]*simWorld             // by generation
-	faults  []error
-	nasty   func() // called while a decision is made; nil: not called
-	trace   func(format string, args ...any)
+	rand           *rand.Rand
+	now            time.Time
+	queue          timeline
+	serial         int
+	agents         []*simAgent
+	byAddr         map[string]*simAgent
+	cut            func(from, to *simAgent) bool // nil: no link is cut
+	decided        map[int]string                // by index, as JSON: all decisions learned so far
+	starts         map[int]*simStart             // by generation
+	faults         []error
+	duringDecision func() // called while a decision is made; nil: not called
+	trace          func(format string, args ...any)
 }
 
-// A simWorld is the real state of a generation's workers.
-type simWorld struct {
+// A simStart is the real state of a generation's workers.
+type simStart struct {
 	begun, alive map[string]bool // agents whose workers were started, and still run without a failure
 	size         int
 }
@@ -60,7 +60,7 @@ func (q *timeline) Pop() any {
 func newSim(seed uint64) *sim {
 	return &sim{
 		rand: rand.New(rand.NewPCG(seed, 7)), now: time.Unix(0, 0), byAddr: map[string]*simAgent{},
-		decided: map[int]string{}, worlds: map[int]*simWorld{}, trace: func(string, ...any) {},
+		decided: map[int]string{}, starts: map[int]*simStart{}, trace: func(string, ...any) {},
 	}
 }
 
@@ -91,18 +91,18 @@ func (s *sim) between(least, most time.Duration) time.Duration {
 // A simAgent is an agent with its connections and its launcher.
 type simAgent struct {
 	*sim
-	m      *coordinator
-	cfg    Config
-	links  map[string]*simLink // by the peer's name
-	dead   bool                // killed, or ended
-	paused bool
-	missed []func() // events during the pause
-	status int      // exit status; -1: running
-	why    string
-	run    int  // number of starts of its workers
-	told   int  // the last start that ended here
-	failed bool // its workers know of a failure
-	ending bool
+	coord    *coordinator
+	cfg      Config
+	links    map[string]*simLink // by the peer's name
+	dead     bool                // killed, or ended
+	paused   bool
+	missed   []func() // events during the pause
+	status   int      // exit status; -1: running
+	why      string
+	run      int  // number of starts of its workers
+	endedRun int  // the last start that ended here
+	failed   bool // its workers know of a failure
+	ending   bool
 }
 
 // A simLink is a connection of two agents.
@@ -135,7 +135,7 @@ func (s *sim) add(cfg Config, change func(*Config)) *simAgent {
 	if a.cfg.HostID == "" {
 		a.cfg.HostID = a.cfg.Host
 	}
-	a.m = newCoordinator(&a.cfg, Member{
+	a.coord = newCoordinator(&a.cfg, Member{
 		Name: fmt.Sprintf(
 			"%s-%03d",
 			a.cfg.Host,
@@ -144,7 +144,7 @@ func (s *sim) add(cfg Config, change func(*Config)) *simAgent {
 	}, a, s.now)
 	s.agents = append(s.agents, a)
 	s.byAddr[addr] = a
-	s.after(0, func() { a.do(a.m.next) })
+	s.after(0, func() { a.do(a.coord.next) })
 	a.tick()
 	return a
 }
@@ -153,7 +153,7 @@ func (a *simAgent) tick() {
 	a.after(tickInterval, func() {
 		if !a.dead {
 			if !a.paused { // one tick has the effect of many
-				a.do(a.m.tick)
+				a.do(a.coord.tick)
 			}
 			a.tick()
 		}
@@ -169,22 +169,22 @@ func (a *simAgent) do(f func()) {
 		a.missed = append(a.missed, f)
 		return
 	}
-	a.m.now = a.now
-	before := a.m.register.index
+	a.coord.now = a.now
+	before := a.coord.register.index
 	f()
-	if a.m.register.index != before {
+	if a.coord.register.index != before {
 		a.learned()
 	}
 }
 
 // learned checks that all agents agree on each decision.
 func (a *simAgent) learned() {
-	raw, _ := json.Marshal(a.m.register.last)
-	d := a.m.register.last
+	raw, _ := json.Marshal(a.coord.register.last)
+	d := a.coord.register.last
 	a.trace(
 		"%v %s learns decision %d: end %v, %d agents by %s",
 		a.now.Unix(),
-		a.m.self.Name,
+		a.coord.self.Name,
 		d.Index,
 		d.End != nil,
 		len(d.Assignment.Members),
@@ -198,19 +198,19 @@ func (a *simAgent) learned() {
 
 // kill ends an agent without a last message.
 func (a *simAgent) kill() {
-	a.trace("%v %s is killed", a.now.Unix(), a.m.self.Name)
+	a.trace("%v %s is killed", a.now.Unix(), a.coord.self.Name)
 	a.drop()
 	a.dead = true
 	for _, l := range a.links {
 		l.sever(a, "its agent has ended")
 	}
-	delete(a.byAddr, a.m.self.Addr)
+	delete(a.byAddr, a.coord.self.Addr)
 }
 
 // drop ends the workers.
 func (a *simAgent) drop() {
-	for _, w := range a.worlds {
-		delete(w.alive, a.m.self.Name)
+	for _, w := range a.starts {
+		delete(w.alive, a.coord.self.Name)
 	}
 }
 
@@ -221,13 +221,13 @@ func (l *simLink) sever(by *simAgent, why string) {
 	}
 	l.closed = true
 	to := l.other(by)
-	if by.links[to.m.self.Name] == l {
-		delete(by.links, to.m.self.Name)
+	if by.links[to.coord.self.Name] == l {
+		delete(by.links, to.coord.self.Name)
 	}
 	gone := func() {
-		if to.links[by.m.self.Name] == l {
-			delete(to.links, by.m.self.Name)
-			to.do(func() { to.m.down(by.m.self.Name, why) })
+		if to.links[by.coord.self.Name] == l {
+			delete(to.links, by.coord.self.Name)
+			to.do(func() { to.coord.down(by.coord.self.Name, why) })
 		}
 	}
 	l.arrive(by, gone)
@@ -266,10 +266,10 @@ func (s *sim) silence() {
 			}
 			// b receives nothing from a.
 			s.after(a.cfg.Silence, func() {
-				if !l.closed && (a.paused || s.isCut(a, b)) && b.links[a.m.self.Name] == l && !b.paused {
-					delete(b.links, a.m.self.Name)
+				if !l.closed && (a.paused || s.isCut(a, b)) && b.links[a.coord.self.Name] == l && !b.paused {
+					delete(b.links, a.coord.self.Name)
 					l.sever(b, "no word")
-					b.do(func() { b.m.down(a.m.self.Name, "no word") })
+					b.do(func() { b.coord.down(a.coord.self.Name, "no word") })
 				}
 			})
 		}
@@ -279,7 +279,7 @@ func (s *sim) silence() {
 
 func sortedLinks(a *simAgent) (links []*simLink) {
 	for _, b := range a.agents {
-		if l := a.links[b.m.self.Name]; l != nil {
+		if l := a.links[b.coord.self.Name]; l != nil {
 			links = append(links, l)
 		}
 	}
@@ -291,11 +291,11 @@ func sortedLinks(a *simAgent) (links []*simLink) {
 func (a *simAgent) dial(addr string) {
 	b := a.byAddr[addr]
 	fail := func(after time.Duration, err error) {
-		a.after(after, func() { a.do(func() { a.m.dialed(addr, err) }) })
+		a.after(after, func() { a.do(func() { a.coord.dialed(addr, err) }) })
 	}
 	switch {
 	case b == a:
-		a.after(time.Millisecond, func() { a.do(func() { a.m.dialed(addr, wire.ErrSelf) }) })
+		a.after(time.Millisecond, func() { a.do(func() { a.coord.dialed(addr, wire.ErrSelf) }) })
 		return
 	case b == nil || b.dead:
 		fail(time.Millisecond, errors.New("refused"))
@@ -310,24 +310,24 @@ func (a *simAgent) dial(addr string) {
 			return
 		}
 		a.connect(b, addr)
-		a.do(func() { a.m.dialed(addr, nil) })
+		a.do(func() { a.coord.dialed(addr, nil) })
 	})
 }
 
 func (a *simAgent) connect(b *simAgent, addr string) {
-	mine, theirs := a.m.hello(), b.m.hello()
+	mine, theirs := a.coord.hello(), b.coord.hello()
 	for _, pair := range [][2]*simAgent{{a, b}, {b, a}} {
 		x, y := pair[0], pair[1]
-		if old := x.links[y.m.self.Name]; old != nil {
-			delete(x.links, y.m.self.Name)
+		if old := x.links[y.coord.self.Name]; old != nil {
+			delete(x.links, y.coord.self.Name)
 			old.closed = true
-			x.do(func() { x.m.down(y.m.self.Name, "it has reconnected") })
+			x.do(func() { x.coord.down(y.coord.self.Name, "it has reconnected") })
 		}
 	}
 	l := &simLink{a: a, b: b, waiting: map[*simAgent][]func(){}}
-	a.links[b.m.self.Name], b.links[a.m.self.Name] = l, l
-	a.do(func() { a.m.up(theirs, addr) })
-	b.do(func() { b.m.up(mine, "") })
+	a.links[b.coord.self.Name], b.links[a.coord.self.Name] = l, l
+	a.do(func() { a.coord.up(theirs, addr) })
+	b.do(func() { b.coord.up(mine, "") })
 }
 
 func (a *simAgent) hangUp(name string) {
@@ -348,8 +348,8 @@ func (a *simAgent) send(m *message, names ...string) {
 		a.fault("%s: %v", raw, err)
 		return
 	}
-	if a.nasty != nil && (m.Accept != nil || m.Promise != nil || m.Decided != nil) && a.rand.IntN(10) == 0 {
-		a.after(a.between(0, 6*time.Millisecond), a.nasty) // at the worst moment
+	if a.duringDecision != nil && (m.Accept != nil || m.Promise != nil || m.Decided != nil) && a.rand.IntN(10) == 0 {
+		a.after(a.between(0, 6*time.Millisecond), a.duringDecision) // at the worst moment
 	}
 	for _, name := range names {
 		l := a.links[name]
@@ -358,8 +358,8 @@ func (a *simAgent) send(m *message, names ...string) {
 		}
 		to := l.other(a)
 		l.arrive(a, func() {
-			if to.links[a.m.self.Name] == l {
-				to.do(func() { to.m.receive(a.m.self.Name, got) })
+			if to.links[a.coord.self.Name] == l {
+				to.do(func() { to.coord.receive(a.coord.self.Name, got) })
 			}
 		})
 	}
@@ -367,37 +367,37 @@ func (a *simAgent) send(m *message, names ...string) {
 
 func (a *simAgent) prepare(w Assignment) {
 	a.after(time.Millisecond, func() {
-		a.do(func() { a.m.prepared(w.Generation, []byte("payload"), []byte("secret"), nil) })
+		a.do(func() { a.coord.prepared(w.Generation, []byte("payload"), []byte("secret"), nil) })
 	})
 }
 
 func (a *simAgent) gone() {}
 
 func (a *simAgent) log(format string, args ...any) {
-	a.trace("%v %s: "+format, append([]any{a.now.Unix(), a.m.self.Name}, args...)...)
+	a.trace("%v %s: "+format, append([]any{a.now.Unix(), a.coord.self.Name}, args...)...)
 }
 
 // begin starts the workers. They are done some time after all agents' workers were started, if no fault occurs.
 func (a *simAgent) begin(d *decision) {
 	a.run++
 	a.failed = false
-	w := a.worlds[d.Index]
+	w := a.starts[d.Index]
 	if w == nil {
-		w = &simWorld{map[string]bool{}, map[string]bool{}, len(d.Assignment.Members)}
-		a.worlds[d.Index] = w
+		w = &simStart{map[string]bool{}, map[string]bool{}, len(d.Assignment.Members)}
+		a.starts[d.Index] = w
 	}
-	w.begun[a.m.self.Name], w.alive[a.m.self.Name] = true, true
-	for g, other := range a.worlds {
+	w.begun[a.coord.self.Name], w.alive[a.coord.self.Name] = true, true
+	for g, other := range a.starts {
 		if g != d.Index && len(other.alive) == other.size && len(w.alive) == w.size {
 			a.fault("assignments %d and %d run at the same time", g, d.Index)
 		}
 	}
-	me := d.Assignment.Members[d.Assignment.index(a.m.self.Name)]
-	a.m.publish(launch.News{Addrs: make([]string, me.NProc)})
+	me := d.Assignment.Members[d.Assignment.index(a.coord.self.Name)]
+	a.coord.publish(launch.News{Addrs: make([]string, me.NProc)})
 	a.work(a.run, w, a.now.Add(a.between(5*time.Second, 40*time.Second)))
 }
 
-func (a *simAgent) work(run int, w *simWorld, end time.Time) {
+func (a *simAgent) work(run int, w *simStart, end time.Time) {
 	a.after(time.Second, func() {
 		switch {
 		case a.dead || a.run != run || a.failed:
@@ -405,7 +405,7 @@ func (a *simAgent) work(run int, w *simWorld, end time.Time) {
 			a.work(run, w, end)
 		default:
 			for _, b := range a.agents { // all end at the same time
-				if w.begun[b.m.self.Name] {
+				if w.begun[b.coord.self.Name] {
 					b.finish(b.run, launch.Ending{Step: 100})
 				}
 			}
@@ -415,14 +415,14 @@ func (a *simAgent) work(run int, w *simWorld, end time.Time) {
 
 func (a *simAgent) finish(run int, e launch.Ending) {
 	a.after(a.between(0, 10*time.Millisecond), func() {
-		if a.dead || a.run != run || a.told == run {
+		if a.dead || a.run != run || a.endedRun == run {
 			return
 		}
-		a.told, a.ending = run, true
+		a.endedRun, a.ending = run, true
 		if len(e.Failures) > 0 {
 			a.drop()
 		}
-		a.do(func() { a.m.onLocalEnd(e) })
+		a.do(func() { a.coord.onLocalEnd(e) })
 	})
 }
 
@@ -437,8 +437,9 @@ func (a *simAgent) news(n launch.News) {
 		a.finish(
 			run,
 			launch.Ending{
-				Step:     int64(run),
-				Failures: []launch.Failure{{Rank: a.m.firstRank(a.m.self.Name), Remote: true, Class: 3, Order: 1}},
+				Step: int64(run),
+				Failures: []launch.Failure{{Rank: a.coord.firstRank(a.coord.self.Name), Remote: true, Class: 3,
+					Order: 1}},
 			},
 		)
 	})
@@ -448,7 +449,7 @@ func (a *simAgent) verdict(v launch.Verdict) {
 	a.ending = false
 	a.drop()
 	if v.Again {
-		a.after(v.After, func() { a.do(a.m.next) })
+		a.after(v.After, func() { a.do(a.coord.next) })
 		return
 	}
 	a.end(v.ExitCode, fmt.Sprint(v.Err))
@@ -466,12 +467,12 @@ func (a *simAgent) over(err error) {
 // end closes the agent as its launcher does.
 func (a *simAgent) end(status int, why string) {
 	if a.status >= 0 {
-		a.fault("%s ends twice", a.m.self.Name)
+		a.fault("%s ends twice", a.coord.self.Name)
 	}
 	a.status, a.why = status, why
-	a.trace("%v %s ends with %d: %s", a.now.Unix(), a.m.self.Name, status, why)
+	a.trace("%v %s ends with %d: %s", a.now.Unix(), a.coord.self.Name, status, why)
 	a.after(time.Millisecond, func() {
-		a.do(func() { a.m.close(status, "") })
+		a.do(func() { a.coord.close(status, "") })
 		a.after(5*time.Second, a.kill)
 	})
 }
@@ -484,12 +485,12 @@ func (s *sim) states() (out []string) {
 				out,
 				fmt.Sprintf(
 					"%s %v of %q, decision %d, local %+v, prop %+v",
-					a.m.self.Name,
-					a.m.role,
-					a.m.leader,
-					a.m.register.index,
-					a.m.caller,
-					a.m.proposal,
+					a.coord.self.Name,
+					a.coord.role,
+					a.coord.leader,
+					a.coord.register.index,
+					a.coord.caller,
+					a.coord.proposal,
 				),
 			)
 		}

@@ -28,12 +28,12 @@ func TestOtherWordsAreIgnored(t *testing.T) {
 		"another start, from a follower": {"b", &message{Again: &again{Index: 1}}},
 	} {
 		l := leader(t)
-		l.up("s", status{})
-		l.from("s", &message{Join: &join{}})
+		l.connect("s", status{})
+		l.receive("s", &message{Join: &join{}})
 		l.forget()
-		l.from(c.from, c.msg)
-		if l.told() || l.relays("b") != nil || l.relays("c") != nil || len(l.verdicts) > 0 {
-			t.Errorf("to a leader: %s: news %v, to c %+v", name, l.heard, l.relays("c"))
+		l.receive(c.from, c.msg)
+		if l.aborted() || l.newsTo("b") != nil || l.newsTo("c") != nil || len(l.verdicts) > 0 {
+			t.Errorf("to a leader: %s: news %v, to c %+v", name, l.heard, l.newsTo("c"))
 		}
 	}
 	for name, c := range map[string]struct {
@@ -50,13 +50,13 @@ func TestOtherWordsAreIgnored(t *testing.T) {
 		"its own role": {"c", &message{Join: &join{}}},
 	} {
 		l := follower(t, "b")
-		l.up("c", status{Index: 1})
-		l.from(c.from, c.msg)
-		if l.told() || l.relays("a") != nil || !slices.Equal(l.begun, []int{1}) {
+		l.connect("c", status{Index: 1})
+		l.receive(c.from, c.msg)
+		if l.aborted() || l.newsTo("a") != nil || !slices.Equal(l.begun, []int{1}) {
 			t.Errorf("to a follower: %s: news %v", name, l.heard)
 		}
-		l.from("a", &message{News: &relayed{1, failed}})
-		if !l.told() {
+		l.receive("a", &message{News: &relayed{1, failed}})
+		if !l.aborted() {
 			t.Errorf("after %s the leader's news are ignored", name)
 		}
 	}
@@ -66,9 +66,9 @@ func TestOtherWordsAreIgnored(t *testing.T) {
 func TestFirstWordOfTheEndCounts(t *testing.T) {
 	l := leader(t)
 	l.listens("")
-	l.from("b", &message{Ended: failedAt(1, 2)})
-	l.from("b", &message{Ended: &ended{Index: 1}})
-	l.from("c", &message{Ended: &ended{Index: 1}})
+	l.receive("b", &message{Ended: failedAt(1, 2)})
+	l.receive("b", &message{Ended: &ended{Index: 1}})
+	l.receive("c", &message{Ended: &ended{Index: 1}})
 	if len(l.verdicts) > 0 {
 		t.Fatal("a verdict before the leader's own ranks have ended")
 	}
@@ -76,14 +76,14 @@ func TestFirstWordOfTheEndCounts(t *testing.T) {
 	if len(l.verdicts) != 1 || l.verdicts[0].First == nil || l.verdicts[0].First.Rank != 2 {
 		t.Fatalf("verdicts %+v", l.verdicts)
 	}
-	a := l.again("b")
+	a := l.againTo("b")
 	if a == nil || a.Index != 1 || a.Tally.Retries.Done != 1 {
 		t.Fatalf("b hears %+v", a)
 	}
 	l.forget()
-	l.from("c", &message{Ended: failedAt(1, 4)})
+	l.receive("c", &message{Ended: failedAt(1, 4)})
 	l.m.down("c", "no word")
-	if len(l.verdicts) != 1 || l.told() || l.relays("b") != nil || l.again("b") != nil {
+	if len(l.verdicts) != 1 || l.aborted() || l.newsTo("b") != nil || l.againTo("b") != nil {
 		t.Errorf("after the verdict: %v, %v, %+v", l.verdicts, l.heard, l.sent)
 	}
 }
@@ -94,12 +94,12 @@ func TestLostAgentStaysLost(t *testing.T) {
 	l := leader(t)
 	l.listens("")
 	l.m.down("c", "no word for 5s")
-	if rank, lost := l.hears("b"); rank != 4 || !strings.Contains(lost, "no word for 5s") || !l.told() {
+	if rank, lost := l.failureTo("b"); rank != 4 || !strings.Contains(lost, "no word for 5s") || !l.aborted() {
 		t.Fatalf("b hears of rank %d %q, the caller %v", rank, lost, l.heard)
 	}
-	l.up("c", status{Index: 1})
-	l.from("c", &message{Join: &join{Ended: &ended{Index: 1}}})
-	l.from("b", &message{Ended: &ended{Index: 1}})
+	l.connect("c", status{Index: 1})
+	l.receive("c", &message{Join: &join{Ended: &ended{Index: 1}}})
+	l.receive("b", &message{Ended: &ended{Index: 1}})
 	l.endsHere(-1)
 	if len(l.verdicts) != 1 || l.verdicts[0].First == nil {
 		t.Fatalf("verdicts %+v", l.verdicts)
@@ -107,30 +107,30 @@ func TestLostAgentStaysLost(t *testing.T) {
 	if f := l.verdicts[0].First; f.Rank != 4 || f.Ranks != 2 {
 		t.Errorf("failure %+v", f)
 	}
-	a := l.again("b")
+	a := l.againTo("b")
 	if a == nil || a.Tally.Lost["c#2"] != 1 || a.Tally.Cause != "c#2" {
 		t.Errorf("b hears %+v", a)
 	}
 	// An agent that ended before is not lost to the start.
 	l = leader(t)
-	l.from("c", &message{Ended: &ended{Index: 1}})
+	l.receive("c", &message{Ended: &ended{Index: 1}})
 	l.m.down("c", "no word for 5s")
-	if l.told() || l.relays("b") != nil {
-		t.Errorf("b hears %+v", l.relays("b"))
+	if l.aborted() || l.newsTo("b") != nil {
+		t.Errorf("b hears %+v", l.newsTo("b"))
 	}
 }
 
 // TestFaultOfAnAgentEndsTheJob checks that an agent's own error, without a failed rank, ends the job.
 func TestFaultOfAnAgentEndsTheJob(t *testing.T) {
 	l := leader(t)
-	l.from("b", &message{Ended: &ended{Index: 1, Fault: "node b: the disk is gone"}})
-	if rank, _ := l.hears("c"); rank != 2 {
+	l.receive("b", &message{Ended: &ended{Index: 1, Fault: "node b: the disk is gone"}})
+	if rank, _ := l.failureTo("c"); rank != 2 {
 		t.Errorf("c hears of rank %d", rank)
 	}
-	l.from("c", &message{Ended: &ended{Index: 1}})
+	l.receive("c", &message{Ended: &ended{Index: 1}})
 	l.endsHere(-1)
-	l.accept("b", l.offers("b"))
-	d := l.tells("c")
+	l.accept("b", l.acceptTo("b"))
+	d := l.decidedTo("c")
 	if d == nil || d.End == nil || d.End.ExitCode != launch.ExitFailed {
 		t.Fatalf("decided %+v", d)
 	}
@@ -139,13 +139,13 @@ func TestFaultOfAnAgentEndsTheJob(t *testing.T) {
 	}
 	// The leader waits for both confirmations.
 	told := 2
-	l.from("b", &message{EndConfirmed: &told})
+	l.receive("b", &message{EndConfirmed: &told})
 	other := 1
-	l.from("c", &message{EndConfirmed: &other})
+	l.receive("c", &message{EndConfirmed: &other})
 	if len(l.verdicts) > 0 {
 		t.Fatal("the leader ends before c has heard of the end")
 	}
-	l.from("c", &message{EndConfirmed: &told})
+	l.receive("c", &message{EndConfirmed: &told})
 	if len(l.verdicts) != 1 || l.verdicts[0].ExitCode != launch.ExitFailed || l.verdicts[0].Again {
 		t.Errorf("verdicts %+v", l.verdicts)
 	}
@@ -154,31 +154,31 @@ func TestFaultOfAnAgentEndsTheJob(t *testing.T) {
 // TestPayloadIsOfItsWorld checks that a payload is used only for its assignment, and that a loss of a member discards
 // it.
 func TestPayloadIsOfItsWorld(t *testing.T) {
-	l := newLone(t, "a")
-	l.runs(time.Second)
+	l := newIsolatedAgent(t, "a")
+	l.advance(time.Second)
 	for _, name := range []string{"b", "c"} {
-		l.up(name, status{})
-		l.from(name, &message{Join: &join{}})
+		l.connect(name, status{})
+		l.receive(name, &message{Join: &join{}})
 	}
 	l.m.prepared(2, []byte("of another"), nil, nil)
-	if l.tells("b") != nil {
+	if l.decidedTo("b") != nil {
 		t.Fatal("decided with the payload of another world")
 	}
 	l.m.down("c", "no word")
 	l.m.prepared(1, []byte("of three"), nil, nil)
-	if l.tells("b") != nil {
+	if l.decidedTo("b") != nil {
 		t.Fatal("decided about an agent that is gone")
 	}
 	l.m.prepared(1, []byte("again"), nil, nil)
-	if l.tells("b") != nil {
+	if l.decidedTo("b") != nil {
 		t.Fatal("decided with a payload of before")
 	}
-	l.runs(l.m.cfg.LastCall + time.Second)
+	l.advance(l.m.cfg.LastCall + time.Second)
 	if n := len(l.prepares); n != 2 || len(l.prepares[1].Members) != 2 {
 		t.Fatalf("prepared %+v", l.prepares)
 	}
 	l.m.prepared(1, []byte("of two"), nil, nil)
-	if d := l.tells("b"); d == nil || string(d.Payload) != "of two" || len(d.Assignment.Members) != 2 ||
+	if d := l.decidedTo("b"); d == nil || string(d.Payload) != "of two" || len(d.Assignment.Members) != 2 ||
 		d.Tally.Target != 2 {
 		t.Errorf("decided %+v", d)
 	}
@@ -190,17 +190,17 @@ func TestStartIsOfItsWorld(t *testing.T) {
 	if len(l.begun) > 0 {
 		t.Fatalf("a spare begins %v", l.begun)
 	}
-	l.from("a", &message{Decided: start("a", worldOf(2, "a:0 s:1"))})
-	l.from("a", &message{Decided: start("a", worldOf(2, "a:0 s:1"))})
+	l.receive("a", &message{Decided: start("a", assignmentOf(2, "a:0 s:1"))})
+	l.receive("a", &message{Decided: start("a", assignmentOf(2, "a:0 s:1"))})
 	l.m.next()
 	if !slices.Equal(l.begun, []int{2}) {
 		t.Errorf("begun %v", l.begun)
 	}
-	l = voter(t, "b", trio)
+	l = voter(t, "b", threeAgents)
 	if len(l.begun) > 0 {
 		t.Errorf("begun %v without a leader", l.begun)
 	}
-	l.up("a", status{1, found("a"), initialBallot("a")})
+	l.connect("a", status{1, peerAddr("a"), initialBallot("a")})
 	if !slices.Equal(l.begun, []int{1}) {
 		t.Errorf("begun %v", l.begun)
 	}
@@ -209,17 +209,17 @@ func TestStartIsOfItsWorld(t *testing.T) {
 // TestStartWithoutAnAgentDoesNotCount checks that a start with a member lost before the decision is repeated, and does
 // not count as a restart.
 func TestStartWithoutAnAgentDoesNotCount(t *testing.T) {
-	d := start("a", worldOf(2, "b:0 a:1"))
+	d := start("a", assignmentOf(2, "b:0 a:1"))
 	d.Tally.Retries.Max = 0
 	l := elected(t, d, initialBallot("a"))
-	l.accept("c", l.offers("c")) // decided with the lost member a
+	l.accept("c", l.acceptTo("c")) // decided with the lost member a
 	if l.begun[len(l.begun)-1] != 2 {
 		l.endsHere(-1)
 		l.forget()
 		l.m.next()
 	}
 	l.verdicts = nil
-	if !l.told() {
+	if !l.aborted() {
 		t.Error("its ranks wait for those of a")
 	}
 	l.endsHere(0)
@@ -234,15 +234,15 @@ func TestNewLeaderCountsItsOwnEnding(t *testing.T) {
 	l := follower(t, "b")
 	l.endsHere(2)
 	l.m.down("a", "no word")
-	l.up("c", status{Index: 1})
-	l.runs(time.Second)
-	l.promise("c", l.asks("c"), nil, ballot{})
-	l.runs(2 * l.m.cfg.Silence) // a does not come
+	l.connect("c", status{Index: 1})
+	l.advance(time.Second)
+	l.promise("c", l.prepareTo("c"), nil, ballot{})
+	l.advance(2 * l.m.cfg.Silence) // a does not return
 	if len(l.verdicts) > 0 {
 		t.Fatalf("a verdict without the ending of c: %+v", l.verdicts)
 	}
-	l.from("c", &message{Join: &join{Ended: &ended{Index: 1}}})
-	l.runs(time.Second)
+	l.receive("c", &message{Join: &join{Ended: &ended{Index: 1}}})
+	l.advance(time.Second)
 	if len(l.verdicts) != 1 || !l.verdicts[0].Again || len(l.verdicts[0].Failures) != 2 {
 		t.Errorf("verdicts %+v", l.verdicts)
 	}
@@ -252,8 +252,8 @@ func TestNewLeaderCountsItsOwnEnding(t *testing.T) {
 // it gives up itself.
 func TestEndOfTheJobEndsTheRanks(t *testing.T) {
 	l := follower(t, "b")
-	l.from("a", &message{Bye: &bye{Status: 1, Why: "no quorum", All: true}})
-	if !l.told() {
+	l.receive("a", &message{Bye: &bye{Status: 1, Why: "no quorum", All: true}})
+	if !l.aborted() {
 		t.Error("ranks go on after the leader has ended the job")
 	}
 	l.endsHere(2)
@@ -263,8 +263,8 @@ func TestEndOfTheJobEndsTheRanks(t *testing.T) {
 	l = elected(t, second("x"), initialBallot("a")) // which may have begun start 1
 	l.m.down("c", "no word")
 	l.forget()
-	l.runs(l.m.cfg.RegroupTimeout + time.Second)
-	if len(l.begun) > 0 && !l.told() {
+	l.advance(l.m.cfg.RegroupTimeout + time.Second)
+	if len(l.begun) > 0 && !l.aborted() {
 		t.Error("ranks go on after the agent has given up")
 	}
 }
@@ -281,24 +281,24 @@ func TestFollowerHearsOfAnotherStart(t *testing.T) {
 		len(e.Ending.Failures) != 1 {
 		t.Fatalf("a hears %+v", e)
 	}
-	l.from("a", next)
-	l.from("a", next)
+	l.receive("a", next)
+	l.receive("a", next)
 	if len(l.verdicts) != 1 || !l.verdicts[0].Again || l.verdicts[0].After != time.Second ||
 		l.verdicts[0].Restarts != 3 {
 		t.Errorf("verdicts %+v", l.verdicts)
 	}
-	if l.told() {
+	if l.aborted() {
 		t.Errorf("news of a start that has ended: %+v", l.heard)
 	}
 	l = follower(t, "b")
-	l.from("a", next)
-	if !l.told() || len(l.verdicts) > 0 {
+	l.receive("a", next)
+	if !l.aborted() || len(l.verdicts) > 0 {
 		t.Errorf("its start runs: news %v, verdicts %v", l.heard, l.verdicts)
 	}
 	// A decision on the next start that arrives first is the verdict.
 	l = follower(t, "b")
 	l.endsHere(2)
-	l.from("a", &message{Decided: start("a", worldOf(2, "a:0 b:1"))})
+	l.receive("a", &message{Decided: start("a", assignmentOf(2, "a:0 b:1"))})
 	if len(l.verdicts) != 1 || !l.verdicts[0].Again || len(l.begun) != 1 {
 		t.Errorf("verdicts %+v, begun %v", l.verdicts, l.begun)
 	}
@@ -306,19 +306,19 @@ func TestFollowerHearsOfAnotherStart(t *testing.T) {
 
 // TestJoinTellsTheLastEnding checks that a joining agent reports how the last start ended, not an earlier one.
 func TestJoinTellsTheLastEnding(t *testing.T) {
-	joins := func(l *lone) *join { return last(l, "c", func(m *message) *join { return m.Join }) }
+	joins := func(l *isolatedAgent) *join { return last(l, "c", func(m *message) *join { return m.Join }) }
 	l := follower(t, "b")
 	l.endsHere(2)
 	l.m.down("a", "no word")
-	l.up("c", status{1, found("c"), ballot{1, "c"}})
+	l.connect("c", status{1, peerAddr("c"), ballot{1, "c"}})
 	if j := joins(l); j == nil || j.Ended == nil || j.Ended.Index != 1 {
 		t.Errorf("join %+v", j)
 	}
 	l = follower(t, "b")
 	l.endsHere(2)
-	l.from("a", &message{Decided: start("a", worldOf(2, "a:0 c:1"))}) // a spare now
+	l.receive("a", &message{Decided: start("a", assignmentOf(2, "a:0 c:1"))}) // a spare now
 	l.m.down("a", "no word")
-	l.up("c", status{2, found("c"), ballot{1, "c"}})
+	l.connect("c", status{2, peerAddr("c"), ballot{1, "c"}})
 	if j := joins(l); j == nil || j.Ended != nil {
 		t.Errorf("join %+v", j)
 	}
@@ -327,27 +327,29 @@ func TestJoinTellsTheLastEnding(t *testing.T) {
 // TestWhoIsFollowed checks that an agent follows a leader with all its decisions, dials a leader that others name, and
 // updates agents with fewer decisions.
 func TestWhoIsFollowed(t *testing.T) {
-	joins := func(l *lone, to string) bool { return last(l, to, func(m *message) *join { return m.Join }) != nil }
-	l := voter(t, "b", trio)
-	l.up("d", status{0, found("d"), ballot{}}) // starts another job, or has fewer decisions
-	if joins(l, "d") || l.tells("d") == nil {
-		t.Errorf("it follows one that is behind: %v, and tells it %+v", joins(l, "d"), l.tells("d"))
+	joins := func(l *isolatedAgent, to string) bool {
+		return last(l, to, func(m *message) *join { return m.Join }) != nil
 	}
-	l.from("c", &message{Status: &status{Index: 1, Leader: found("e")}})
+	l := voter(t, "b", threeAgents)
+	l.connect("d", status{0, peerAddr("d"), ballot{}}) // starts another job, or has fewer decisions
+	if joins(l, "d") || l.decidedTo("d") == nil {
+		t.Errorf("it follows one that is behind: %v, and tells it %+v", joins(l, "d"), l.decidedTo("d"))
+	}
+	l.receive("c", &message{Status: &status{Index: 1, Leader: peerAddr("e")}})
 	if joins(l, "c") || l.dials[addrOf("e")] == 0 {
 		t.Errorf("it follows who does not lead: %v, dials %v", joins(l, "c"), l.dials)
 	}
-	l.from("c", &message{Status: &status{Index: 1, Leader: found("b")}}) // c wrongly names b itself
+	l.receive("c", &message{Status: &status{Index: 1, Leader: peerAddr("b")}}) // c wrongly names b itself
 	if joins(l, "c") || l.dials[addrOf("b")] > 0 {
 		t.Errorf("it follows itself: %v", l.dials)
 	}
-	l.up("e", status{1, found("e"), ballot{1, "e"}})
+	l.connect("e", status{1, peerAddr("e"), ballot{1, "e"}})
 	if !joins(l, "e") {
 		t.Error("it does not follow who leads")
 	}
 	// When the leader gives up the lead, its start ends here.
-	l.from("e", &message{Status: &status{Index: 1}})
-	if !l.told() {
+	l.receive("e", &message{Status: &status{Index: 1}})
+	if !l.aborted() {
 		t.Error("its ranks go on without a leader")
 	}
 }
@@ -357,13 +359,13 @@ func TestWhoIsFollowed(t *testing.T) {
 func TestWhoEndsTheJob(t *testing.T) {
 	stop, all := &message{Bye: &bye{Status: launch.ExitStopped}}, &message{Bye: &bye{Status: 1, Why: "x", All: true}}
 	l := follower(t, "b")
-	l.up("c", status{Index: 1})
-	l.from("c", all)
-	if l.told() || len(l.ends) > 0 {
+	l.connect("c", status{Index: 1})
+	l.receive("c", all)
+	if l.aborted() || len(l.ends) > 0 {
 		t.Fatal("the word of another follower ends the job")
 	}
-	l.from("a", stop) // the leader leaves: another agent may lead
-	if !l.told() || len(l.ends) > 0 {
+	l.receive("a", stop) // the leader leaves: another agent may lead
+	if !l.aborted() || len(l.ends) > 0 {
 		t.Errorf("news %v, ends %v", l.heard, l.ends)
 	}
 	l.endsHere(2)
@@ -371,9 +373,9 @@ func TestWhoEndsTheJob(t *testing.T) {
 		t.Errorf("verdicts %+v", l.verdicts)
 	}
 
-	l = newLone(t, "b") // before the first start
-	l.up("a", status{Leader: found("a")})
-	l.from("a", stop)
+	l = newIsolatedAgent(t, "b") // before the first start
+	l.connect("a", status{Leader: peerAddr("a")})
+	l.receive("a", stop)
 	if over := (*launch.Over)(nil); len(l.ends) != 1 || !errors.As(l.ends[0], &over) || !over.Stopped {
 		t.Errorf("ends %v", l.ends)
 	}
@@ -391,19 +393,20 @@ func TestWhoEndsTheJob(t *testing.T) {
 		{"failed", true, "b", all, false},
 	} {
 		l := leader(t, func(c *Config) { c.Min = 3 }) // so that a restart waits
-		l.up("s", status{})
-		l.from("s", &message{Join: &join{}})
+		l.connect("s", status{})
+		l.receive("s", &message{Join: &join{}})
 		if c.idle {
-			l.from("b", &message{Ended: failedAt(1, 2)})
-			l.from("c", &message{Ended: failedAt(1, 2)})
+			l.receive("b", &message{Ended: failedAt(1, 2)})
+			l.receive("c", &message{Ended: failedAt(1, 2)})
 			l.endsHere(-1)
 		}
 		l.forget()
-		l.from(c.from, c.msg)
-		if a := l.offers("c"); a != nil {
+		l.receive(c.from, c.msg)
+		if a := l.acceptTo("c"); a != nil {
 			l.accept("c", a)
 		}
-		if d := l.tells("c"); d != nil != c.ends || c.ends && (d.End == nil || d.End.ExitCode != launch.ExitStopped) {
+		if d := l.decidedTo("c"); d != nil != c.ends || c.ends &&
+			(d.End == nil || d.End.ExitCode != launch.ExitStopped) {
 			t.Errorf("%s: decided %+v", c.name, d)
 		}
 	}
@@ -415,24 +418,24 @@ func TestRankIsHeld(t *testing.T) {
 	l.m.down("b", "no word")
 	h := hello{Member: Member{Name: "b", Host: "b", HostID: "b", NodeRank: 1, NProc: 2, Addr: addrOf("b")}}
 	l.m.up(h, "")
-	l.from("b", &message{Join: &join{}})
+	l.receive("b", &message{Join: &join{}})
 	h = hello{Member: Member{Name: "x", Host: "x", HostID: "x", NodeRank: 1, NProc: 2, Addr: addrOf("x")}}
 	l.m.up(h, "")
-	l.from("x", &message{Join: &join{}})
-	l.runs(2 * l.m.cfg.Silence) // a does not return
+	l.receive("x", &message{Join: &join{}})
+	l.advance(2 * l.m.cfg.Silence) // a does not return
 	if why := last(l, "x", func(m *message) *string { return m.Refuse }); why == nil || l.hungUp["x"] == 0 {
 		t.Errorf("refused %v, hung up %v", why, l.hungUp)
 	}
 	// The refused agent ends only if the leader refuses it.
 	f := follower(t, "c")
-	f.up("b", status{Index: 1})
+	f.connect("b", status{Index: 1})
 	why := "rank 2 is taken"
-	f.from("b", &message{Refuse: &why})
-	if f.told() {
+	f.receive("b", &message{Refuse: &why})
+	if f.aborted() {
 		t.Error("the word of a follower refuses it")
 	}
-	f.from("a", &message{Refuse: &why})
-	if !f.told() {
+	f.receive("a", &message{Refuse: &why})
+	if !f.aborted() {
 		t.Error("it goes on")
 	}
 }

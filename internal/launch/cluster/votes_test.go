@@ -7,11 +7,11 @@ import (
 
 // Each test checks one rule against two values of one decision, by the messages in and out.
 
-var quintet = worldOf(1, "a:0 b:1 c:2 d:3 e:4")
+var quintet = assignmentOf(1, "a:0 b:1 c:2 d:3 e:4")
 
 // second returns a decision that a might have proposed after the first. mark distinguishes two of them.
 func second(mark string) *decision {
-	d := start("a", worldOf(2, "b:1 c:2"))
+	d := start("a", assignmentOf(2, "b:1 c:2"))
 	d.Payload = []byte(mark)
 	return d
 }
@@ -37,8 +37,8 @@ func TestVoterKeepsItsPromises(t *testing.T) {
 	no := func(s step, promised ballot) step { s.promise = promised; return s }
 	b3, a4, b6 := ballot{3, "b"}, ballot{4, "a"}, ballot{6, "b"}
 
-	l := voter(t, "c", trio)
-	l.up("a", status{Index: 1})
+	l := voter(t, "c", threeAgents)
+	l.connect("a", status{Index: 1})
 	for i, s := range []step{
 		yes(ask("b", 3)), // the same again
 		no(ask("a", 2), b3),
@@ -60,11 +60,11 @@ func TestVoterKeepsItsPromises(t *testing.T) {
 	} {
 		l.forget()
 		if s.ask != nil {
-			l.from(s.from, &message{Prepare: s.ask})
+			l.receive(s.from, &message{Prepare: s.ask})
 		} else {
-			l.from(s.from, &message{Accept: s.offer})
+			l.receive(s.from, &message{Accept: s.offer})
 		}
-		p, a, n := l.promises(s.from), l.accepts(s.from), l.refuses(s.from)
+		p, a, n := l.promiseTo(s.from), l.acceptedTo(s.from), l.nackTo(s.from)
 		switch {
 		case s.yes && s.ask != nil:
 			if p == nil || n != nil || p.Index != 2 || p.Ballot != s.ask.Ballot {
@@ -92,30 +92,30 @@ func TestVoterKeepsItsPromises(t *testing.T) {
 func TestVotesAreForTheNextDecision(t *testing.T) {
 	for _, m := range []*message{
 		{Prepare: &prepare{3, ballot{9, "b"}}},
-		{Accept: &accept{ballot{9, "b"}, *start("a", worldOf(3, "b:1 c:2"))}},
+		{Accept: &accept{ballot{9, "b"}, *start("a", assignmentOf(3, "b:1 c:2"))}},
 	} {
-		l := voter(t, "c", trio)
+		l := voter(t, "c", threeAgents)
 		l.forget()
-		l.from("b", m)
-		if l.promises("b") != nil || l.accepts("b") != nil || l.refuses("b") == nil || l.refuses("b").Index != 1 {
+		l.receive("b", m)
+		if l.promiseTo("b") != nil || l.acceptedTo("b") != nil || l.nackTo("b") == nil || l.nackTo("b").Index != 1 {
 			t.Errorf("of a later decision: %+v", l.sent)
 		}
-		l.from("b", &message{Prepare: &prepare{2, ballot{1, "b"}}})
-		if l.promises("b") == nil {
+		l.receive("b", &message{Prepare: &prepare{2, ballot{1, "b"}}})
+		if l.promiseTo("b") == nil {
 			t.Errorf("it holds back its vote for the next: %+v", l.sent)
 		}
 	}
 	for _, m := range []*message{
 		{Prepare: &prepare{1, ballot{9, "b"}}},
-		{Accept: &accept{ballot{9, "b"}, *start("b", trio)}},
+		{Accept: &accept{ballot{9, "b"}, *start("b", threeAgents)}},
 	} {
-		l := voter(t, "c", trio)
+		l := voter(t, "c", threeAgents)
 		l.forget()
-		l.from("b", m)
-		if l.promises("b") != nil || l.accepts("b") != nil {
+		l.receive("b", m)
+		if l.promiseTo("b") != nil || l.acceptedTo("b") != nil {
 			t.Errorf("a vote on an older decision: %+v", l.sent)
 		}
-		if d := l.tells("b"); d == nil || d.Index != 1 || d.Leader.Name != "a" {
+		if d := l.decidedTo("b"); d == nil || d.Index != 1 || d.Leader.Name != "a" {
 			t.Errorf("of an older decision: %+v", l.sent)
 		}
 	}
@@ -123,13 +123,13 @@ func TestVotesAreForTheNextDecision(t *testing.T) {
 
 // TestVotesEndWithTheDecision checks that promises and accepted values do not carry over to the next decision.
 func TestVotesEndWithTheDecision(t *testing.T) {
-	l := voter(t, "c", trio)
-	l.from("b", &message{Accept: &accept{ballot{7, "b"}, *second("x")}})
-	l.from("b", &message{Decided: second("x")})
+	l := voter(t, "c", threeAgents)
+	l.receive("b", &message{Accept: &accept{ballot{7, "b"}, *second("x")}})
+	l.receive("b", &message{Decided: second("x")})
 	l.forget()
-	l.from("b", &message{Prepare: &prepare{3, ballot{1, "b"}}})
-	if p := l.promises("b"); p == nil || p.Accepted != nil {
-		t.Errorf("promise %+v, refusal %+v", p, l.refuses("b"))
+	l.receive("b", &message{Prepare: &prepare{3, ballot{1, "b"}}})
+	if p := l.promiseTo("b"); p == nil || p.Accepted != nil {
+		t.Errorf("promise %+v, refusal %+v", p, l.nackTo("b"))
 	}
 }
 
@@ -137,60 +137,61 @@ func TestVotesEndWithTheDecision(t *testing.T) {
 // others.
 func TestVoterThatHearsALeader(t *testing.T) {
 	l := follower(t, "c")
-	l.up("b", status{Index: 1})
-	l.from("b", &message{Prepare: &prepare{2, ballot{1, "b"}}})
-	if n := l.refuses("b"); l.promises("b") != nil || n == nil || n.Leader != found("a") {
-		t.Errorf("promise %+v, refusal %+v", l.promises("b"), n)
+	l.connect("b", status{Index: 1})
+	l.receive("b", &message{Prepare: &prepare{2, ballot{1, "b"}}})
+	if n := l.nackTo("b"); l.promiseTo("b") != nil || n == nil || n.Leader != peerAddr("a") {
+		t.Errorf("promise %+v, refusal %+v", l.promiseTo("b"), n)
 	}
-	l.from("a", &message{Prepare: &prepare{2, ballot{1, "a"}}})
-	if l.promises("a") == nil {
+	l.receive("a", &message{Prepare: &prepare{2, ballot{1, "a"}}})
+	if l.promiseTo("a") == nil {
 		t.Error("no promise for its leader")
 	}
 	l.forget()
-	l.from("b", &message{Prepare: &prepare{2, ballot{9, "b"}}})
-	if n := l.refuses("b"); n == nil || n.Leader != found("a") {
+	l.receive("b", &message{Prepare: &prepare{2, ballot{9, "b"}}})
+	if n := l.nackTo("b"); n == nil || n.Leader != peerAddr("a") {
 		t.Errorf("it has left its leader: refusal %+v", n)
 	}
 	l = leader(t)
-	l.from("b", &message{Prepare: &prepare{2, ballot{1, "b"}}})
-	if n := l.refuses("b"); l.promises("b") != nil || n == nil || n.Leader != found("a") {
-		t.Errorf("a leader: promise %+v, refusal %+v", l.promises("b"), n)
+	l.receive("b", &message{Prepare: &prepare{2, ballot{1, "b"}}})
+	if n := l.nackTo("b"); l.promiseTo("b") != nil || n == nil || n.Leader != peerAddr("a") {
+		t.Errorf("a leader: promise %+v, refusal %+v", l.promiseTo("b"), n)
 	}
 }
 
 // TestDecisionsAreFinal checks that later messages about a made decision have no effect.
 func TestDecisionsAreFinal(t *testing.T) {
 	l := follower(t, "b")
-	l.from("a", &message{Decided: second("x")})
+	l.receive("a", &message{Decided: second("x")})
 	l.forget()
-	for _, d := range []*decision{second("y"), start("a", trio), finale(2, "a", 0), finale(1, "a", 0)} {
-		l.from("a", &message{Decided: d})
+	for _, d := range []*decision{second("y"), start("a", threeAgents), endDecision(2, "a", 0),
+		endDecision(1, "a", 0)} {
+		l.receive("a", &message{Decided: d})
 	}
-	l.up("c", status{Index: 1})
-	if d := l.tells("c"); d == nil || string(d.Payload) != "x" {
+	l.connect("c", status{Index: 1})
+	if d := l.decidedTo("c"); d == nil || string(d.Payload) != "x" {
 		t.Errorf("c is told %+v", d)
 	}
-	if len(l.ends) > 0 || l.told() || last(l, "a", func(m *message) *int { return m.EndConfirmed }) != nil {
+	if len(l.ends) > 0 || l.aborted() || last(l, "a", func(m *message) *int { return m.EndConfirmed }) != nil {
 		t.Errorf("the job ends: %v, %v", l.ends, l.heard)
 	}
 	l = leader(t)
 	l.forget()
-	l.from("b", &message{Decided: start("b", trio)})
-	if l.says("b") != nil || l.told() {
-		t.Errorf("a leader hears an old decision: %+v, news %v", l.says("b"), l.heard)
+	l.receive("b", &message{Decided: start("b", threeAgents)})
+	if l.statusTo("b") != nil || l.aborted() {
+		t.Errorf("a leader hears an old decision: %+v, news %v", l.statusTo("b"), l.heard)
 	}
 }
 
 // TestLaterDecisionIsFollowed checks that a later decision ends the running start and the lead of another leader, and
 // that its leader is dialed.
 func TestLaterDecisionIsFollowed(t *testing.T) {
-	later := start("c", worldOf(2, "b:1 c:2"))
-	for name, l := range map[string]*lone{"leader": leader(t), "candidate": campaigner(t, quintet)} {
+	later := start("c", assignmentOf(2, "b:1 c:2"))
+	for name, l := range map[string]*isolatedAgent{"leader": leader(t), "candidate": campaigner(t, quintet)} {
 		l.forget()
 		l.m.down("c", "no word")
 		from := map[string]string{"leader": "b", "candidate": "d"}[name]
-		l.from(from, &message{Decided: later})
-		if s := l.says(from); s == nil || s.Leader.Name != "" {
+		l.receive(from, &message{Decided: later})
+		if s := l.statusTo(from); s == nil || s.Leader.Name != "" {
 			t.Errorf("%s: says %+v", name, s)
 		}
 		if name == "leader" && len(l.heard) == 0 {
@@ -200,17 +201,17 @@ func TestLaterDecisionIsFollowed(t *testing.T) {
 			t.Errorf("%s: dialed %v", name, l.dials)
 		}
 		l.forget()
-		l.up("c", status{2, found("c"), initialBallot("c")})
+		l.connect("c", status{2, peerAddr("c"), initialBallot("c")})
 		if last(l, "c", func(m *message) *join { return m.Join }) == nil {
 			t.Errorf("%s: does not join the leader of the later decision", name)
 		}
 	}
 	// A follower keeps its leader until that gives up, and then follows the sender of the decision.
 	l := follower(t, "b")
-	l.up("c", status{1, found("c"), ballot{1, "c"}})
-	l.from("c", &message{Decided: later})
-	l.from("a", &message{Status: &status{Index: 2}})
-	l.runs(time.Second)
+	l.connect("c", status{1, peerAddr("c"), ballot{1, "c"}})
+	l.receive("c", &message{Decided: later})
+	l.receive("a", &message{Status: &status{Index: 2}})
+	l.advance(time.Second)
 	if last(l, "c", func(m *message) *join { return m.Join }) == nil {
 		t.Errorf("does not join the leader of the later decision")
 	}
@@ -219,7 +220,7 @@ func TestLaterDecisionIsFollowed(t *testing.T) {
 // TestEndIsConfirmed checks that an agent confirms the end, and that its launcher gets the end once.
 func TestEndIsConfirmed(t *testing.T) {
 	l := follower(t, "b")
-	l.from("a", &message{Decided: finale(2, "a", 3)})
+	l.receive("a", &message{Decided: endDecision(2, "a", 3)})
 	if told := last(l, "a", func(m *message) *int { return m.EndConfirmed }); told == nil || *told != 2 {
 		t.Errorf("told %v", told)
 	}
@@ -239,19 +240,19 @@ func TestLaterLeaderIsFollowed(t *testing.T) {
 		status
 		down bool
 	}{
-		{status{1, found("b"), ballot{1, "b"}}, true},
-		{status{1, found("b"), ballot{}}, false},           // an earlier ballot
-		{status{1, found("c"), ballot{1, "c"}}, false},     // reported by another agent
-		{status{0, found("b"), ballot{1, "b"}}, false},     // it has fewer decisions
-		{status{1, PeerAddr{}, ballot{1, "b"}}, false},     // it no longer leads
-		{status{1, found("b"), initialBallot("a")}, false}, // the same
-		{status{1, found("b"), ballot{0, "b"}}, true},      // for equal numbers, the later name
+		{status{1, peerAddr("b"), ballot{1, "b"}}, true},
+		{status{1, peerAddr("b"), ballot{}}, false},           // an earlier ballot
+		{status{1, peerAddr("c"), ballot{1, "c"}}, false},     // reported by another agent
+		{status{0, peerAddr("b"), ballot{1, "b"}}, false},     // it has fewer decisions
+		{status{1, PeerAddr{}, ballot{1, "b"}}, false},        // it no longer leads
+		{status{1, peerAddr("b"), initialBallot("a")}, false}, // the same
+		{status{1, peerAddr("b"), ballot{0, "b"}}, true},      // for equal numbers, the later name
 	} {
 		l := leader(t)
-		l.from("b", &message{Status: &c.status})
+		l.receive("b", &message{Status: &c.status})
 		down := last(l, "b", func(m *message) *join { return m.Join }) != nil
-		if down != c.down || l.told() != c.down {
-			t.Errorf("%+v: it follows: %v, its caller is told: %v", c.status, down, l.told())
+		if down != c.down || l.aborted() != c.down {
+			t.Errorf("%+v: it follows: %v, its caller is told: %v", c.status, down, l.aborted())
 		}
 	}
 }

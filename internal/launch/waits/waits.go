@@ -74,7 +74,7 @@ const (
 // Decode decodes a rank's state, and cleans it.
 func Decode(data []byte) (s WaitState, err error) {
 	if err := json.Unmarshal(data, &s); err != nil {
-		return WaitState{}, fmt.Errorf("standing: %w", err)
+		return WaitState{}, fmt.Errorf("wait state: %w", err)
 	}
 	s.Clean()
 	return s, nil

@@ -52,15 +52,14 @@ const (
 )
 
 // ifAuto ends the help of a key that belongs to one algorithm.
-const ifAuto = "; if algorithm auto takes another, a warning says so and the key is reset"
+const ifAuto = "; reset with a warning if algorithm auto takes another"
 
 // sections lists the mappings of train.yaml, outer before inner.
 var sections = []struct{ path, doc string }{
-	{"model", "The shape of the model, under the names of a Hugging Face `config.json`. With `from`, keys come from " +
-		"its `config.json`, and those given here override it. Without, give the keys marked *needed*."},
+	{"model", "The shape of the model, under the names of a Hugging Face `config.json`. With `from`, keys given here " +
+		"override its `config.json`. Without, give the keys marked *needed*."},
 	{"model.rope_scaling", "How rotary frequencies are stretched beyond the trained length, as in `config.json`. " +
-		"`null`: not at all. If given, it replaces the whole section of `from`. `rope_parameters` of transformers 5 " +
-		"(with `rope_theta` in it) is read, too, and `type` for `rope_type`."},
+		"If given, it replaces the whole section of `from`. `rope_parameters` of transformers 5 works as well."},
 	{"data", "Where tokens come from."},
 	{"data.validation", "The loss on held-out text."},
 	{"train", "The length and the batches of the run."},
@@ -95,67 +94,64 @@ var modelKeys = []key{
 	{path: "model.rope_scaling.rope_type", choices: []string{"linear", "llama3", "yarn", "default"},
 		rope: "linear llama3 yarn", needs: "linear llama3 yarn",
 		at:  func(c *Config) any { return &c.Model.RopeScaling.Type },
-		doc: "linear (positions divided by the factor), llama3, yarn (arXiv:2309.00071); default: no scaling"},
+		doc: "yarn: arXiv:2309.00071; default: no scaling"},
 	{path: "model.rope_scaling.factor", within: "[1, inf)",
 		rope: "linear llama3 yarn", needs: "linear llama3 yarn",
 		doc: "how many times the trained length"},
 	{path: "model.rope_scaling.low_freq_factor", within: "(0, inf)", rope: "llama3", needs: "llama3",
-		doc: "wavelengths above trained length / this are stretched by the whole factor"},
+		doc: "wavelengths above trained length / this are stretched fully"},
 	{path: "model.rope_scaling.high_freq_factor", within: "(0, inf)", rope: "llama3", needs: "llama3",
 		doc: "wavelengths below trained length / this stay; above low_freq_factor"},
 	{path: "model.rope_scaling.original_max_position_embeddings", min: 1, rope: "llama3 yarn", needs: "llama3",
 		at:  func(c *Config) any { return &c.Model.RopeScaling.OriginalMax },
-		doc: "trained length, tokens; yarn without it takes max_position_embeddings"},
+		doc: "trained length, tokens; yarn: max_position_embeddings"},
 	{path: "model.rope_scaling.beta_fast", def: "32.0", within: "(0, inf)", rope: "yarn",
 		doc: "frequencies with more turns than this over the trained length stay"},
 	{path: "model.rope_scaling.beta_slow", def: "1.0", within: "(0, inf)", rope: "yarn",
-		doc: "frequencies with fewer turns than this are stretched by the whole factor; below beta_fast"},
+		doc: "frequencies with fewer turns than this are stretched fully"},
 	{path: "model.rope_scaling.attention_factor", def: "null", word: "null", within: "(0, inf)", rope: "yarn",
-		doc: "scale of queries and keys; null: from mscale, else 0.1 ln(factor) + 1"},
+		doc: "null: from mscale, else 0.1 ln(factor) + 1"},
 	{path: "model.rope_scaling.mscale", def: "null", word: "null", within: "(0, inf)", rope: "yarn",
 		doc: "DeepSeek's form of attention_factor"},
 	{path: "model.rope_scaling.mscale_all_dim", def: "null", word: "null", within: "(0, inf)", rope: "yarn",
 		doc: "DeepSeek's form of attention_factor"},
 	{path: "model.rope_scaling.truncate", def: "null", word: "null", rope: "yarn",
-		doc: "round the bounds of the ramp to whole dimensions; null: true"},
+		doc: "round the ramp's bounds to whole dimensions"},
 	{path: "model.rms_norm_eps", def: "1.0e-6", within: "(0, inf)", doc: "added to the mean square in RMSNorm"},
 	{path: "model.tie_word_embeddings", def: "false", doc: "the output matrix is the embedding"},
 	{path: "model.max_position_embeddings", def: "null", word: "null", min: 1, max: maxLen,
-		at: func(c *Config) any { return &c.Model.MaxPositionEmbedding },
-		doc: "longest trained length, tokens; a longer seq_len without rope_scaling gives a warning; null: unknown, " +
-			"and an export writes what seq_len and rope_scaling reach"},
+		at:  func(c *Config) any { return &c.Model.MaxPositionEmbedding },
+		doc: "longest trained length, tokens; a longer seq_len without rope_scaling gives a warning"},
 	{path: "model.initializer_range", def: "0.02", within: "[0, inf)", doc: "standard deviation of random weights"},
 	{path: "model.sliding_window", def: "null", word: "null", min: 1, max: maxLen,
-		doc: "a token sees itself and the sliding_window - 1 tokens before it; null: all before it"},
+		doc: "a token sees itself and the sliding_window - 1 tokens before it"},
 	{path: "model.layer_types", def: "null", word: "null", choices: []string{"full_attention", "sliding_attention"},
 		doc: "one word for each layer; null: every layer slides if sliding_window is set"},
 }
 
 var runKeys = []key{
 	{path: "data.path",
-		doc: "file or glob, of one kind: llm.c `.bin`, Megatron `.bin` with its `.idx`, raw text, or `.jsonl` with " +
-			"`text`, or `input_ids` and maybe `labels` or masks; `**` recurses, dot files are skipped; or a list of " +
-			"globs, which are read one after the other; or a list of `{path: …, weight: …}`, which are mixed"},
+		doc: "file or glob: llm.c `.bin`, Megatron `.bin` with its `.idx`, raw text, or `.jsonl` with `text` or " +
+			"`input_ids`; or a list of globs, read one after the other, or of `{path: …, weight: …}`, mixed"},
 	{path: "data.tokenizer", def: "auto", word: "auto",
-		doc: "for text: `bytes`, or the path of a Hugging Face `tokenizer.json` or of its directory; auto: that of " +
-			"`model.from`, `bytes` where the model is made by this config"},
+		doc: "for text: `bytes`, or the path of a Hugging Face `tokenizer.json` or its directory; auto: that of " +
+			"`model.from`, else `bytes`"},
 	{path: "data.seq_len", def: "4096", min: 1, max: maxLen,
-		doc: "tokens of one sample, over all ranks; any length, the ranks need not divide it"},
+		doc: "tokens of one sample, over all ranks"},
 	{path: "data.shuffle", def: "true",
 		doc: "false: sample i is tokens [i*seq_len, (i+1)*seq_len], targets shifted by one"},
 	{path: "data.pack_documents", def: "false",
-		doc: "attention and positions stay inside documents. `.bin` files end them at eos_token_id, and those " +
-			"without that token where Megatron's `.idx` says; text ends them at the end of a file or `.jsonl` line"},
+		doc: "attention and positions stay inside documents. `.bin` files end them at eos_token_id, or where " +
+			"Megatron's `.idx` says; text at the end of a file or line"},
 	{path: "data.eos_token_id", def: "null", word: "null", wordIs: -1,
 		doc: "token that ends a document; below vocab_size; needed to pack documents of `.bin` files without an " +
-			"`.idx`; null: that of `model.from` (of its `config.json`, `generation_config.json` or tokenizer; with " +
-			"`bytes` only one above 255), else none"},
+			"`.idx`; null: that of `model.from`, else none"},
 	{path: "data.seed", def: "null", word: "null", wordIs: -1, max: maxSeed,
-		doc: "seed of the order of samples; null: train.seed, or that of the checkpoint that a run resumes from"},
+		doc: "seed of the order of samples; null: train.seed, or that of the resumed checkpoint"},
 	{path: "data.validation.path", def: "null", word: "null", doc: "held-out file or glob; needed if every is above 0"},
 	{path: "data.validation.every", def: "0", doc: "optimizer steps between two validations; 0: never"},
 	{path: "data.validation.samples", def: "0",
-		doc: "samples of one validation, the first of the files, the same for every number of ranks; 0: all"},
+		doc: "samples of one validation, the first of the files; 0: all"},
 
 	{path: "train.steps", def: "100", min: 1, doc: "optimizer steps"},
 	{path: "train.global_batch_size", def: "1", min: 1,
@@ -163,13 +159,13 @@ var runKeys = []key{
 	{path: "train.micro_batch_size", def: "1", min: 1,
 		doc: "samples of one pass of one group; further samples are accumulated"},
 	{path: "train.seed", def: "1", max: maxSeed,
-		doc: "seed of random weights, and of the order of samples where data.seed is null"},
+		doc: "seed of random weights, and of samples where data.seed is null"},
 	{path: "train.deterministic", def: "false", doc: "the same config on as many ranks gives the same bits"},
 
 	{path: "optimizer.name", def: "adamw", choices: []string{"adamw"}, doc: "the algorithm"},
 	{path: "optimizer.lr", def: "3.0e-4", within: "[0, inf)", doc: "highest learning rate"},
 	{path: "optimizer.betas", def: "[0.9, 0.95]", within: "[0, 1)",
-		doc: "decay of the running means of the gradient and of its square"},
+		doc: "decay of the means of the gradient and of its square"},
 	{path: "optimizer.eps", def: "1.0e-8", within: "(0, inf)", doc: "added to the root of the running mean square"},
 	{path: "optimizer.weight_decay", def: "0.1", within: "[0, inf)",
 		doc: "a step takes this x learning rate of each weight off it"},
@@ -180,8 +176,7 @@ var runKeys = []key{
 	{path: "lr_schedule.warmup_steps", def: "0",
 		doc: "steps in which the rate rises from 0 to lr; at most train.steps"},
 	{path: "lr_schedule.min_lr", def: "null", word: "null", wordIs: -1, within: "[0, inf)",
-		doc: "the rate falls to this (not with constant), one step after the last, as in llm.c, transformers and " +
-			"torchtitan; null: a tenth of optimizer.lr"},
+		doc: "the rate falls to this (not with constant), one step after the last; null: a tenth of optimizer.lr"},
 
 	{path: "parallel.context", def: "auto", word: "auto", min: 1, max: maxRanks,
 		at:  func(c *Config) any { return &c.Parallel.Context },
@@ -191,23 +186,20 @@ var runKeys = []key{
 		doc: "groups of such ranks; auto: by costs, else all ranks / context"},
 	{path: "parallel.algorithm", def: "auto", choices: []string{"ring", "allgather", "ulysses", "hierarchical", "auto"},
 		at: func(c *Config) any { return &c.Parallel.Algorithm },
-		doc: "how keys and values reach the queries: ring (from rank to rank), allgather (all at once), ulysses " +
-			"(ranks exchange rows for heads), hierarchical (ulysses in groups of ulysses_degree ranks, a ring over " +
-			"groups); " +
-			"auto: by costs (docs/planner.md), else ring, or allgather with layout document on a CPU"},
+		doc: "ring (keys and values go from rank to rank), allgather (all at once), ulysses (ranks exchange rows " +
+			"for heads), hierarchical (ulysses in groups of ulysses_degree ranks, a ring over groups); auto: by " +
+			"costs (docs/planner.md), else ring, or allgather with layout document on a CPU"},
 	{path: "parallel.ulysses_degree", def: "auto", word: "auto", min: 1, max: maxRanks,
 		at: func(c *Config) any { return &c.Parallel.Inner },
-		doc: "neighbouring ranks that exchange heads, a divisor of context; auto: by costs, else the most that are " +
-			"on one host and divide the key-value heads, else the query heads; needs algorithm hierarchical" + ifAuto},
+		doc: "neighbouring ranks that exchange heads, a divisor of context; auto: by costs, else the most that " +
+			"are on one host and divide the heads; needs algorithm hierarchical" + ifAuto},
 	{path: "parallel.gather_heads", def: "0", max: maxHeads, at: func(c *Config) any { return &c.Parallel.GatherHeads },
-		doc: "key-value heads that are gathered at a time, while the attention of the ones before runs; fewer take " +
-			"less memory; 0: all, unless the algorithm is chosen by costs; needs algorithm allgather" + ifAuto},
+		doc: "key-value heads that are gathered at a time; fewer take less memory; 0: all, unless the algorithm " +
+			"is chosen by costs; needs algorithm allgather" + ifAuto},
 	{path: "parallel.gather", def: "auto", choices: []string{"beside", "before", "auto"},
 		at: func(c *Config) any { return &c.Parallel.Gather },
-		doc: "when rows of other ranks travel: beside (while a first kernel call computes with the rank's own) or " +
-			"before (the only kernel call); auto: by costs where they choose an all-gather, else before in the " +
-			"forward pass of packed documents on one host; needs algorithm allgather, or sliding windows " +
-			"and not ulysses" + ifAuto},
+		doc: "when rows of other ranks travel: beside (during a first kernel call on the rank's own) or before " +
+			"(the only kernel call); needs algorithm allgather, or sliding windows and not ulysses" + ifAuto},
 	{path: "parallel.layout", def: "auto",
 		choices: []string{"zigzag", "striped", "contiguous", "document", "document-zigzag", "auto"},
 		at:      func(c *Config) any { return &c.Parallel.Layout },
@@ -215,27 +207,26 @@ var runKeys = []key{
 			"each like zigzag; auto: by costs, else zigzag, or document with pack_documents"},
 	{path: "parallel.transport", def: "auto", choices: []string{"nccl", "copy", "auto"},
 		at: func(c *Config) any { return &c.Parallel.Transport },
-		doc: "what moves keys and values between GPUs: nccl, or copy (copy engines, of one host); auto: copy where " +
-			"the GPUs reach each other's memory; on CPU write auto"},
+		doc: "what moves keys and values between GPUs: nccl, or copy (copy engines, of one host); auto: copy " +
+			"where possible; on CPU write auto"},
 	{path: "parallel.deadline", def: "auto", word: "auto", least: time.Second,
 		at: func(c *Config) any { return &c.Parallel.Deadline },
-		doc: "how long a rank may stall before the others name it and end the run; auto: 5m until steps have been " +
-			"timed, then 20 times the longest step, from 2m to 5m, and never less than 5 steps"},
+		doc: "how long a rank may stall before the others name it and end the run; auto: 5m, later 20 times the " +
+			"longest step, from 2m to 5m"},
 
 	{path: "attention.backend", def: "auto", choices: []string{"flash", "fused", "reference", "auto"},
 		at: func(c *Config) any { return &c.Parallel.Backend },
 		doc: "flash (our kernels), fused (cuDNN, needs CUDA), reference (float64, slow); auto: the " +
 			"fastest that can run, see docs/backends.md"},
 	{path: "attention.sm_margin", def: "0", max: maxSMMargin, at: func(c *Config) any { return &c.Attention.SMMargin },
-		doc: "processors (SMs) that flash on Hopper GPUs leaves to kernels that run beside it, such as NCCL's, as in " +
-			"FlashAttention-3; attention is slower by their share; refused on a CPU and with another backend; if " +
-			"backend auto takes another, a line says so"},
+		doc: "processors (SMs) that flash on Hopper GPUs leaves to kernels that run beside it, such as NCCL's; " +
+			"refused on a CPU and with another backend"},
 	{path: "attention.debug", def: "0", max: 2, at: func(c *Config) any { return &c.Attention.Debug },
 		doc: "0: quiet; 1: what was chosen; 2: also every rule that rejected a backend"},
 
 	{path: "precision.compute", def: "auto", choices: []string{"bf16", "fp16", "fp32", "auto"},
-		doc: "auto: bf16 on CUDA, fp32 on CPU, where bf16 and fp16 halve activations but cost time; fp16 scales the " +
-			"loss, so that small gradients do not become 0"},
+		doc: "auto: bf16 on CUDA, fp32 on CPU, where bf16 and fp16 halve activations but cost time; fp16 scales " +
+			"the loss"},
 	{path: "precision.grad_wire", def: "fp32", choices: []string{"fp32", "bf16"},
 		doc: "gradients between ranks; bf16 is not in this build"},
 
@@ -243,23 +234,22 @@ var runKeys = []key{
 		doc: "activations that the backward pass computes again; auto: none on CPU; on CUDA the first of none, " +
 			"selective, full that fits the memory"},
 	{path: "memory.loss_chunk", def: "auto", word: "auto", min: 1, max: maxLen,
-		doc: "tokens whose logits are in memory at once; auto: a rank's tokens of one pass, at most 1024; on CUDA at " +
-			"most 8192, less if memory is short"},
+		doc: "tokens whose logits are in memory at once; auto: at most 1024, on CUDA at most 8192, less if memory " +
+			"is short"},
 	{path: "memory.shard", def: "auto", choices: []string{"none", "optimizer", "gradients", "parameters", "auto"},
-		doc: "what is spread over the ranks; gradients: optimizer state and gradients; auto: gradients on several " +
-			"GPUs, optimizer on several ranks of CPUs, else none; parameters is not in this build"},
+		doc: "what is spread over the ranks; gradients: also optimizer state; auto: gradients on several GPUs, " +
+			"optimizer on several ranks of CPUs, else none; parameters is not in this build"},
 	{path: "memory.offload", def: "off", choices: []string{"off"}, doc: "offload to host memory is not in this build"},
 	{path: "memory.reserve", def: string(autoReserve), word: "auto",
-		doc: "memory of each device that plans leave free: a share such as 3%, or a size such as 4G; a run that " +
-			"needs it is refused; auto: 3%"},
+		doc: "memory of each device that plans leave free, such as 3% or 4G; a run that needs it is refused; " +
+			"auto: 3%"},
 
 	{path: "checkpoint.every", def: "0", doc: "optimizer steps between two checkpoints; 0: as interval says"},
 	{path: "checkpoint.interval", def: "15m", doc: "most time between two checkpoints; 0: no limit"},
 	{path: "checkpoint.keep", def: "3", doc: "how many of the newest checkpoints stay; 0: all"},
 	{path: "checkpoint.async", def: "true", doc: "write while training goes on"},
 	{path: "checkpoint.local", def: "null", word: "null",
-		doc: "directory on a disk of each node, such as `/scratch`: shards are written there first, and copied to " +
-			"the run directory while training goes on; null: they are written to the run directory"},
+		doc: "directory on a disk of each node, such as `/scratch`, to which shards are written first; null: none"},
 
 	{path: "log.every", def: "1", min: 1, doc: "optimizer steps between two lines"},
 	{path: "log.tensorboard", def: "true", doc: "write TensorBoard event files to the run directory"},

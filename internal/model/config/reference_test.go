@@ -49,17 +49,21 @@ func reference() string {
 
 // described returns the type of a key with its bounds.
 func (k *key) described() string {
+	wanted := strings.TrimPrefix(strings.TrimPrefix(k.wanted(), "an "), "a ")
+	kind, word, _ := strings.Cut(wanted, " or ")
+	if word != "" {
+		word = " or " + word
+	}
 	switch k.at(blankConfig()).(type) {
 	case *float64, **float64, *[2]float64:
-		return k.wanted() + " in " + k.within
+		return kind + " in " + k.within + word
 	case *int, *int64:
-		least := fmt.Sprintf(", at least %d", k.min)
 		if k.max < maxHeads {
-			least = fmt.Sprintf(", %d to %d", k.min, k.max)
+			return fmt.Sprintf("%s, %d to %d", kind, k.min, k.max) + word
 		}
-		return k.wanted() + least
+		return fmt.Sprintf("%s ≥ %d", kind, k.min) + word
 	}
-	return k.wanted()
+	return wanted
 }
 
 // defaulted returns the default of a key.

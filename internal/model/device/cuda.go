@@ -24,7 +24,7 @@ import (
 // reserveSlack covers the rounding of the pieces of a reservation.
 const reserveSlack = 1 << 20
 
-// CUDA takes a GPU into use.
+// CUDA opens a GPU for a run.
 func CUDA(o CUDAOptions) (d Device, err error) {
 	load(o)
 	var closers []func() error
@@ -73,7 +73,7 @@ func CUDA(o CUDAOptions) (d Device, err error) {
 	return d, nil
 }
 
-// openGPU takes the context, the memory of the run and a stream.
+// openGPU opens the context, reserves the memory of the run and creates a stream.
 func openGPU(o CUDAOptions, closers *[]func() error) (*cudaStore, error) {
 	defer o.timed("context")()
 	gpu, err := cuda.Open(o.Ordinal)
@@ -98,7 +98,7 @@ func openGPU(o CUDAOptions, closers *[]func() error) (*cudaStore, error) {
 	return s, nil
 }
 
-// tooLarge reports that there is too little memory for a run, with the fix.
+// tooLarge returns the error for too little memory, with the fix.
 func tooLarge(gpu *cuda.Device, bytes int64, err error) error {
 	const gib = 1 << 30
 	free, total, e := gpu.MemInfo()
@@ -111,7 +111,7 @@ func tooLarge(gpu *cuda.Device, bytes int64, err error) error {
 		gpu, float64(bytes)/gib, float64(free)/gib, float64(total)/gib, err)
 }
 
-// cudaOps returns the operations and the attention of a step, loaded beside each other.
+// cudaOps returns the operations and the attention of a step, loaded in parallel.
 func cudaOps(o CUDAOptions, s *cudaStore, closers *[]func() error) (*gpu.Ops, attention.Kernel, error) {
 	defer o.timed("kernels")()
 	loader, err := gpu.NewLoader(s.dev)
@@ -135,9 +135,8 @@ func cudaOps(o CUDAOptions, s *cudaStore, closers *[]func() error) (*gpu.Ops, at
 	return ops, kernel, err
 }
 
-// load begins to load the libraries, hundreds of megabytes each, while the driver makes the
-// context. Callers block until the library they need has loaded, and get its
-// error.
+// load starts to load the libraries, hundreds of megabytes each, while the driver creates the context. Callers block
+// until their library has loaded, and get its error.
 func load(o CUDAOptions) {
 	libraries := []func() (int, error){blas.Version, nccl.Version}
 	if o.Backend == backends.Fused.String() {
@@ -156,7 +155,7 @@ func closeAll(closers []func() error) error {
 	return errors.Join(errs...)
 }
 
-// cudaKernel returns the kernel of a backend, and a function that closes it.
+// cudaKernel returns the kernel of a backend, and its close function.
 func cudaKernel(o CUDAOptions, s *cuda.Stream, l *gpu.Loader) (attention.Kernel, func() error, error) {
 	nothing := func() error { return nil }
 	asked, err := o.remedies()
@@ -184,8 +183,7 @@ func cudaKernel(o CUDAOptions, s *cuda.Stream, l *gpu.Loader) (attention.Kernel,
 	return nil, nil, fmt.Errorf("attention backend %s is not in this build; take fused, flash or reference", o.Backend)
 }
 
-// preload loads the kernels of a step, and compiles in parallel those that are not on
-// disk, so that the first step does not wait for one after the other.
+// preload loads the kernels of a step, and compiles missing ones in parallel before the first step.
 func preload(ops *gpu.Ops, kernel attention.Kernel, compute tensor.DType, dim int) error {
 	var g errgroup.Group
 	g.Go(ops.Preload)
@@ -201,11 +199,10 @@ type cudaStore struct {
 	stream *cuda.Stream
 	pinned []*cuda.Pinned // the blocks of host
 	host   *heap.Heap
-	out    map[*tensor.Host]View // of host, by what AllocHost returned
+	out    map[*tensor.Host]View // of host, by the result of AllocHost
 }
 
-// pinnedBlock is the size of one allocation of pinned memory, which takes the driver a
-// millisecond however few they are.
+// pinnedBlock is the size of one allocation of pinned memory. Each takes the driver a millisecond, whatever its size.
 const pinnedBlock = 1 << 20
 
 func newCUDAStore(dev *cuda.Device) *cudaStore {
@@ -277,11 +274,11 @@ func copyCUDA(to Stream, name string, dst, src View) {
 	})
 }
 
-// MemoryBytes returns the bytes that are taken of the GPU, by whomever: one process runs on each.
+// MemoryBytes returns the used bytes of the GPU, by any process: one process runs on each.
 func (s *cudaStore) MemoryBytes() int64 {
 	free, total, err := s.dev.MemInfo()
 	if err != nil {
-		return 0 // the stream reports the fault of the device
+		return 0 // the stream reports faults of the device
 	}
 	return total - free
 }

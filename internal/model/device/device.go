@@ -1,6 +1,6 @@
-// Package device is the CPU or the GPU of a rank, as the training loop and
-// `cprun attention` see it: a stream, the operations that are queued on it, its memory, and
-// the way there and back. Nothing above it knows which it is.
+// Package device is the CPU or the GPU of a rank: a stream, the operations queued on it, its memory, and copies between
+// host and device. CPU and CUDA return a Device; code above it, such as the training loop and `cprun attention`, is the
+// same for both.
 package device
 
 import (
@@ -22,8 +22,8 @@ import (
 // View is a strided window onto device memory; see package tensor.
 type View = tensor.View
 
-// Device is the CPU or the GPU of a rank. Everything in it queues on Stream, except copies to and from
-// the host: they run on Copies, ordered with Stream by events.
+// Device is the CPU or the GPU of a rank. Everything in it queues on Stream, except copies to and from the host: they
+// run on Copies, ordered with Stream by events.
 type Device struct {
 	Name   string // "cpu", "cuda:0 (NVIDIA H200)"
 	Stream tensor.Stream
@@ -33,31 +33,29 @@ type Device struct {
 	Sinks  attention.Sinks // for what Kernel computes
 	Optim  optim.Device
 	Store  Store
-	// Compute is the type of activations, and of the copy of the weights that they meet.
+	// Compute is the type of activations and of the weights used with them.
 	Compute tensor.DType
-	// Masters says that weights are stepped in float32 apart from that copy. It is so wherever
-	// Compute is another type.
+	// Masters: the optimizer updates separate float32 weights. It is set whenever Compute is another type.
 	Masters bool
-	// ScaleLoss says that small gradients underflow in Compute, so that the loss is scaled.
+	// ScaleLoss: small gradients underflow in Compute, so the loss is scaled.
 	ScaleLoss bool
-	// RunAhead is how many steps may be queued after the one that is waited for. With
-	// 0 the device is idle while the host logs a step and reads the data of the next.
+	// RunAhead is the number of steps that may be queued beyond the awaited one. With 0 the device is idle while the
+	// host logs a step and reads the next data.
 	RunAhead int
-	// Machine is the GPU as plans know it; zero for the host.
+	// Machine is the GPU for plans; zero for the host.
 	Machine machine.Machine
-	// PeakTFLOPs is the rate that MFU is a share of; 0: not known.
+	// PeakTFLOPs is the peak for MFU; 0: unknown.
 	PeakTFLOPs float64
-	// NewStream makes a further stream; its name is its lane in traces. Events order it with Stream
-	// and with others of the device.
+	// NewStream creates another stream; its name is its lane in traces. Events order it with Stream and with others of
+	// the device.
 	NewStream func(name string) (Stream, error)
-	// NewClock makes a clock of that many points of Stream.
+	// NewClock creates a clock with that many points of Stream.
 	NewClock func(points int) (Clock, error)
 
 	close func() error
 }
 
-// Close gives everything back. Nothing is queued any more. The compute stream of a CPU belongs to the
-// caller, who closes it later.
+// Close frees the device after all queued work. The caller owns the compute stream of a CPU, and closes it later.
 func (d *Device) Close() error {
 	if d.close == nil {
 		return nil
@@ -65,32 +63,26 @@ func (d *Device) Close() error {
 	return d.close()
 }
 
-// Store is a device's memory, and the way there and back.
+// Store is a device's memory, with copies between host and device.
 type Store interface {
 	// Alloc returns memory of the device with undefined content. It lives as long as the device.
 	Alloc(bytes int64) (tensor.Memory, error)
-	// AllocHost is zeroed memory of the host that Upload and Download take: pinned where the
-	// device wants that.
+	// AllocHost returns zeroed host memory for Upload and Download, pinned if the device needs it.
 	AllocHost(bytes int64) (*tensor.Host, error)
-	// FreeHost gives back what AllocHost returned. No copy that uses it is under way. What is not given
-	// back lives as long as the device.
+	// FreeHost frees memory of AllocHost that no running copy uses. Other memory lives as long as the device.
 	FreeHost(h *tensor.Host)
-	// Upload queues a copy of a host view to one of the device, Download the other way. Both
-	// are dense, of one type and size. The copy comes behind all that is queued on the device's
-	// Stream, and later work there follows the copy, as if it was queued there. The
-	// host view must stay as it is until then.
+	// Upload queues a copy of a host view to a device view, Download the other way. Both are dense, of one type and
+	// size. The copy runs in the order of Stream, as if queued there. The host view must stay unchanged until then.
 	Upload(dst, src View)
 	Download(dst, src View)
-	// Prefetch is an Upload that does not wait for queued work, and so runs beside it. Nothing that
-	// is queued may use dst, or write src, any more.
+	// Prefetch is an Upload that runs concurrently with queued work. No queued work may use dst or write src.
 	Prefetch(dst, src View)
-	// MemoryBytes is the most that this process has had of the memory that is scarce: the
-	// host's where that is the device, else the GPU's memory in use.
+	// MemoryBytes returns the peak of the host's memory for a CPU, else the used memory of the GPU.
 	MemoryBytes() int64
 }
 
-// CPU returns the host as a device that computes in that type. The backend is flash, or reference,
-// the slow definition of attention that flash is checked against.
+// CPU returns the host as a device that computes in a type. The backend is flash, or reference, the slow definition of
+// attention for checks.
 func CPU(stream *tensor.HostStream, backend string, compute tensor.DType) Device {
 	ops, copies := cpu.New(stream), hostCopies(stream)
 	d := Device{
@@ -111,10 +103,10 @@ type hostStore struct{ *copies }
 
 func (hostStore) Alloc(n int64) (tensor.Memory, error)    { return tensor.NewHost(n), nil }
 func (hostStore) AllocHost(n int64) (*tensor.Host, error) { return tensor.NewHost(n), nil }
-func (hostStore) FreeHost(*tensor.Host)                   {} // the garbage collector finds it
+func (hostStore) FreeHost(*tensor.Host)                   {} // garbage collected
 func (hostStore) MemoryBytes() int64                      { return int64(residentBytes()) }
 
-// Vector returns n elements of the device, uninitialised. what names it in errors.
+// Vector returns n uninitialised elements of the device. what names them in errors.
 func (d *Device) Vector(what string, t tensor.DType, n int) (View, error) {
 	mem, err := d.Store.Alloc(int64(n) * int64(t.Size()))
 	if err != nil {
@@ -123,7 +115,7 @@ func (d *Device) Vector(what string, t tensor.DType, n int) (View, error) {
 	return tensor.Dense(mem, t, 0, [4]int{1, 1, 1, n}), nil
 }
 
-// HostVector returns n zeros of the host that Upload and Download take.
+// HostVector returns n zeros of host memory for Upload and Download.
 func (d *Device) HostVector(t tensor.DType, n int) (View, error) {
 	mem, err := d.Store.AllocHost(int64(n) * int64(t.Size()))
 	if err != nil {
@@ -132,15 +124,14 @@ func (d *Device) HostVector(t tensor.DType, n int) (View, error) {
 	return tensor.Dense(mem, t, 0, [4]int{1, 1, 1, n}), nil
 }
 
-// FreeHostVector gives back what HostVector returned, as FreeHost does.
+// FreeHostVector frees a HostVector, as FreeHost does.
 func (d *Device) FreeHostVector(v View) { d.Store.FreeHost(v.Memory().(*tensor.Host)) }
 
-// An outOfMemory is the panic of an arena that could not grow in the middle of a pass, where no
-// call returns an error. Caught turns it into one.
+// An outOfMemory is the panic of an arena that cannot grow inside a pass, which returns no errors. Caught turns it into
+// an error.
 type outOfMemory struct{ err error }
 
-// Arena returns a stack of the device's memory. Where it has to grow and cannot, Alloc panics with
-// what Caught makes an error of.
+// Arena returns a stack of the device's memory. If it cannot grow, Alloc panics with an outOfMemory for Caught.
 func (d *Device) Arena(what string, bytes int64) (a *tensor.Arena, err error) {
 	defer Caught(&err)
 	return tensor.NewArena(bytes, func(n int64) tensor.Memory {
@@ -163,8 +154,8 @@ func Caught(err *error) {
 	}
 }
 
-// residentBytes returns the most that this process has had resident, as the kernel counts it;
-// otherwise the memory that Go has taken from the system.
+// residentBytes returns the peak resident memory of this process by the kernel, else the memory that Go has taken from
+// the system.
 func residentBytes() float64 {
 	status, err := files.Read("/proc/self/status", 1<<20)
 	if err == nil {
@@ -177,7 +168,7 @@ func residentBytes() float64 {
 	return float64(m.Sys)
 }
 
-// peakResident reads VmHWM of /proc/PID/status: "VmHWM:	   12345 kB".
+// peakResident reads VmHWM of /proc/PID/status: "VmHWM:      12345 kB".
 func peakResident(status string) (float64, bool) {
 	for line := range strings.Lines(status) {
 		rest, ok := strings.CutPrefix(line, "VmHWM:")
@@ -190,13 +181,13 @@ func peakResident(status string) (float64, bool) {
 	return 0, false
 }
 
-// Clock takes the device's time at points of its stream, without a wait between them.
+// Clock records device times at points of its stream without waiting.
 type Clock interface {
-	// Mark queues taking the time of point i; a point may be used again.
+	// Mark queues the recording of point i; a point may be reused.
 	Mark(i int)
-	// Between is the seconds from point i to point j, once the stream has got to both.
+	// Between returns the seconds from point i to point j, after the stream has passed both.
 	Between(i, j int) (float64, error)
-	// Close gives the clock back. The stream has got to every mark.
+	// Close frees the clock, after the stream has passed every mark.
 	Close() error
 }
 

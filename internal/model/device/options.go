@@ -8,36 +8,31 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// CUDAOptions are which GPU is used, and how.
+// CUDAOptions select a GPU and its use.
 type CUDAOptions struct {
-	Ordinal int    // of the GPUs that this process sees
+	Ordinal int    // among the GPUs visible to this process
 	Backend string // of attention: fused, flash or reference
-	// Remedies are the remedies that the choice of Backend relies on, as the launcher made it.
+	// Remedies are those of the launcher's choice of Backend.
 	Remedies []backends.RemedyKind
 	Compute  tensor.DType
-	Machine  machine.Machine // what backend.Find says of it
-	// Reserve is the bytes that the device takes in one piece before anything else; Alloc hands
-	// them out.
+	Machine  machine.Machine // from backend.Find
+	// Reserve is the bytes that the device allocates in one piece first, for later calls of Alloc.
 	Reserve int64
-	// Workspace is the bytes of that which fused attention works in; see kernels.FusedWorkspace.
+	// Workspace is the size of fused attention's workspace; see kernels.FusedWorkspace.
 	Workspace int64
-	// HeadDim is attention's head dim, so that its kernels are loaded beforehand; 0: not known.
+	// HeadDim is attention's head dim, for loading its kernels early; 0: unknown.
 	HeadDim int
-	// Deterministic repeats gradients of attention bit for bit; Packed says that sequences are
-	// packed documents.
+	// Deterministic repeats gradients of attention bit for bit. Packed: sequences are packed documents.
 	Deterministic, Packed bool
-	// SMMargin is how many processors of the device flash attention leaves to work beside it; see
-	// gpu.FlashOptions.
+	// SMMargin is the number of SMs that flash attention leaves to concurrent work; see gpu.FlashOptions.
 	SMMargin int
 
-	// Beside, if not nil, is called when there is a stream, while libraries and kernels are loaded:
-	// for work that takes as long and queues nothing on it. If the device then fails to start for
-	// another reason, undo is called with that cause.
+	// Beside, unless nil, runs with the stream while libraries and kernels are loaded, and must queue nothing on it. If
+	// the device then fails to start, undo is called with the cause.
 	Beside func(stream tensor.Stream) (undo func(cause error), err error)
-	// Timed is told when a part of the start begins, and calls its result at the end. It
-	// may be nil, and is called by several goroutines.
+	// Timed, unless nil, is called at the start of a phase and its result at the end, from several goroutines.
 	Timed func(part string) (end func())
-	// Note receives lines for the rank's log about a start that went well. It may be nil.
+	// Note, unless nil, receives lines for the rank's log about a successful start.
 	Note func(text string)
 }
 
@@ -59,17 +54,16 @@ type kernelRequests struct {
 	zeroWorkspace bool // clear the workspace before each backward call
 }
 
-// remedies returns the requests to the kernel, or an error that names a remedy that nothing here
-// carries out: the choice of a launcher that knows more than this binary.
+// remedies returns the requests to the kernel, or an error for an unknown remedy, from a newer launcher.
 func (o *CUDAOptions) remedies() (r kernelRequests, err error) {
 	for _, kind := range o.Remedies {
 		switch {
 		case kind == backends.ZeroWorkspace && o.Backend == backends.Fused.String():
 			r.zeroWorkspace = true
 		case kind == backends.GrantWorkspace && o.Backend == backends.Fused.String():
-			// The kernel gives every call the workspace that its plan asks for.
+			// The kernel grants every call the workspace of its plan.
 		case kind == backends.SplitCall && o.Backend == backends.Fused.String():
-			// The kernel cuts every band into what cuDNN has.
+			// The kernel cuts every band into parts that cuDNN supports.
 		default:
 			return r, fmt.Errorf("attention backend %s with the remedy %s is not in this build", o.Backend, kind)
 		}

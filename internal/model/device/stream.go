@@ -7,22 +7,21 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Stream is a further stream of a device. Its maker closes it, before the device.
+// Stream is an additional stream of a device. Its creator closes it before the device.
 type Stream interface {
 	tensor.Stream
 	// Close ends the stream after its work, and returns its error.
 	Close() error
 }
 
-// copies queues copies between the host and a device on two streams of their own, one each way,
-// so that they run beside computation as far as their order lets them.
+// copies queues copies between host and device on two streams, one for each direction, so that they run concurrently
+// with computation.
 type copies struct {
 	compute  tensor.Stream
 	up, down Stream
-	// queue queues a copy on one of them; name is its name in traces.
+	// queue queues a copy on a stream; name is its name in traces.
 	queue func(s Stream, name string, dst, src View)
-	// follow makes compute wait for an event of theirs. It does not count as waiting for other
-	// ranks.
+	// follow makes compute wait for an event of a copy. That wait does not count as waiting for other ranks.
 	follow func(e tensor.Event)
 }
 
@@ -36,20 +35,20 @@ func (c *copies) Upload(dst, src View) { c.between(c.up, "upload", dst, src) }
 // Download queues a download; see Store.
 func (c *copies) Download(dst, src View) { c.between(c.down, "download", dst, src) }
 
-// Prefetch queues an upload that waits for nothing; see Store.
+// Prefetch queues an upload without waiting for compute; see Store.
 func (c *copies) Prefetch(dst, src View) {
 	c.queue(c.up, "upload", dst, src)
 	c.follow(c.up.Record())
 }
 
-// between queues a copy between the work on compute so far and later work.
+// between queues a copy in the order of compute.
 func (c *copies) between(s Stream, name string, dst, src View) {
 	s.Wait(c.compute.Record())
 	c.queue(s, name, dst, src)
 	c.follow(s.Record())
 }
 
-// hostCopies returns the copies of the CPU as a device with the host's memory.
+// hostCopies returns the copies of the CPU, whose device memory is the host's.
 func hostCopies(compute *tensor.HostStream) *copies {
 	up, down := tensor.NewHostStream("upload"), tensor.NewHostStream("download")
 	return &copies{
@@ -60,7 +59,7 @@ func hostCopies(compute *tensor.HostStream) *copies {
 				return nil
 			})
 		},
-		// Wait would count as time of waiting for other ranks.
+		// Wait would count as waiting for other ranks.
 		follow: func(e tensor.Event) {
 			compute.Do("", func() error { return e.Sync(context.Background()) })
 		},

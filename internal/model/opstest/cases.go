@@ -6,8 +6,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// testLinear covers one row, no rows, odd sizes, sizes beyond one tile of any kernel, and sums
-// over nothing, which are 0.
+// testLinear covers one row, no rows, odd sizes, sizes beyond one tile of any kernel, and empty sums, which are 0.
 func testLinear(r *rig) {
 	type shape struct{ batch, seq, heads, in, out int }
 	shapes := []shape{{1, 1, 1, 1, 1}, {1, 0, 1, 5, 3}, {1, 1, 1, 7, 5}, {2, 3, 1, 17, 13},
@@ -71,8 +70,7 @@ func testNorm(r *rig) {
 	})
 }
 
-// addNorm checks AddRMSNorm into a sum of its own and then in place. The norm is of the sum
-// as rounded.
+// addNorm checks AddRMSNorm into a separate sum and then in place. The norm is of the rounded sum.
 func (r *rig) addNorm(s [4]int, a View, as []float64, b View, bs []float64, w View, ws []float64, eps float64) {
 	r.t.Helper()
 	y, inv := r.garbage(r.act, s[0], s[1], s[2], s[3]), r.garbage(r.par, s[0], s[1], s[2], 1)
@@ -87,7 +85,7 @@ func (r *rig) addNorm(s [4]int, a View, as []float64, b View, bs []float64, w Vi
 	r.equal("b", b, bs)
 }
 
-// ropeShapes are [batch, seq, heads, dim]: one pair, no rows, odd sizes, a head of many lanes.
+// ropeShapes lists [batch, seq, heads, dim]: one pair, no rows, odd sizes, a head of many lanes.
 var ropeShapes = [][4]int{{1, 1, 1, 2}, {1, 0, 2, 4}, {2, 3, 5, 6}, {1, 131, 3, 66}, {1, 37, 4, 128}}
 
 func testRope(r *rig) {
@@ -114,7 +112,7 @@ func testRope(r *rig) {
 	})
 }
 
-// testNormRope compares the norm and the rotation as one operation with one after the other.
+// testNormRope compares the fused norm and rotation with the two operations in sequence.
 func testNormRope(r *rig) {
 	const eps = 1e-5
 	each(r, ropeShapes, func(r *rig, s [4]int) {
@@ -143,8 +141,8 @@ func testNormRope(r *rig) {
 	})
 }
 
-// testRopeConvention rotates one head of dim 4 by hand: the first pair, elements 0 and 2, turns by
-// 90 degrees; the second, 1 and 3, stays.
+// testRopeConvention rotates one head of dim 4 by hand: the first pair, elements 0 and 2, by 90 degrees; the second, 1
+// and 3, by 0.
 func testRopeConvention(r *rig) {
 	x, _ := r.put(r.act, []float64{1, 2, 3, 4}, 1, 1, 1, 4)
 	cos, _ := r.put(r.par, []float64{0, 1}, 1, 1, 1, 2)
@@ -155,8 +153,8 @@ func testRopeConvention(r *rig) {
 	r.equal("x turned back", x, []float64{1, 2, 3, 4})
 }
 
-// testRopeTranspose rotates the unit vectors, which gives the matrix of the rotation and of
-// its inverse, and compares one with the transpose of the other, bit for bit.
+// testRopeTranspose rotates the unit vectors to get the matrices of the rotation and of its inverse, and compares one
+// with the transpose of the other, bit for bit.
 func testRopeTranspose(r *rig) {
 	const dim = 6
 	angles, sines, units := zeros(dim*dim/2), zeros(dim*dim/2), zeros(dim*dim)
@@ -200,7 +198,7 @@ func testSwiGLU(r *rig) {
 		r.close("dgate in place of gate", gate, wantGate)
 		r.close("dup in place of up", up, wantUp)
 	})
-	// Where exp(-gate) is infinite or 0.
+	// These gates make exp(-gate) infinite or 0.
 	gate, _ := r.put(r.act, []float64{-1000, 1000, 0}, 1, 3, 1, 1)
 	one, _ := r.put(r.act, []float64{1, 1, 1}, 1, 3, 1, 1)
 	y := r.garbage(r.act, 1, 3, 1, 1)
@@ -276,8 +274,8 @@ func testCrossEntropy(r *rig) {
 	})
 }
 
-// testCrossEntropyIgnored puts NaN and infinities into rows without a target: they must not
-// reach the loss, and their gradient is 0, not 0 times NaN.
+// testCrossEntropyIgnored puts NaN and infinities into rows without a target: they must not reach the loss, and their
+// gradient is 0, not 0 times NaN.
 func testCrossEntropyIgnored(r *rig) {
 	nan, inf := math.NaN(), math.Inf(1)
 	logits, _ := r.put(r.act, []float64{nan, nan, nan, 0, 0, 0, inf, -inf, nan}, 1, 3, 1, 3)
@@ -294,14 +292,14 @@ func testCrossEntropyIgnored(r *rig) {
 			r.t.Errorf("gradient %d of a row without target is %g, want 0", i, got[i])
 		}
 	}
-	// No row has a target: the loss stays as it is, to the bit.
+	// No row has a target: the loss keeps its bits.
 	loss, _ = r.put(tensor.F64, []float64{0.1}, 1, 1, 1, 1)
 	r.ops.CrossEntropy(loss, logits, r.ints([]int32{-1, -1, -1}, 1, 3, 1, 1), 3, true)
 	r.equal("loss without targets", loss, []float64{0.1})
 }
 
-// testCrossEntropyExtreme has logits whose exponential overflows or vanishes, and NaN in a
-// row that counts, which must show.
+// testCrossEntropyExtreme uses logits with exponentials that overflow or vanish, and NaN in a row with a target, which
+// must reach the loss.
 func testCrossEntropyExtreme(r *rig) {
 	values := []float64{10000, 9984, 9984, -10000, 64, -10000, 0, 0, -30}
 	targets := []int32{1, 1, 2}

@@ -1,6 +1,6 @@
-// Package opstest is the conformance suite of model.Ops, which every device runs: each
-// operation against a plain float64 reference, whose backward passes the package's own tests
-// check against finite differences of the forward ones.
+// Package opstest has the common tests of model.Ops, run by TestOps on every device: each operation against a plain
+// float64 reference. The package's own tests check the backward references against finite differences of the forward
+// ones.
 package opstest
 
 import (
@@ -21,16 +21,14 @@ type View = tensor.View
 // Device is a device under test.
 type Device struct {
 	Ops model.Ops
-	// Upload is a copy on the device of a dense host view; it may be the view itself.
+	// Upload returns a copy on the device of a dense host view; it may be the view itself.
 	Upload func(host View) View
-	// Download is a dense host copy of a dense device view, once all that is queued is
-	// done, or the error of the stream.
+	// Download returns a dense host copy of a dense device view after all queued work, or the error of the stream.
 	Download func(device View) (View, error)
 }
 
-// TestOps runs the suite for activations of each type. Parameters that are updated, their
-// gradients, weights of norms, inv, cos and sin are float32, or float64 with float64
-// activations.
+// TestOps runs the tests for activations of each type. Updated parameters, their gradients, weights of norms, inv, cos
+// and sin are float32, or float64 with float64 activations.
 func TestOps(t *testing.T, newDevice func(t *testing.T) Device, activations ...tensor.DType) {
 	tests := []struct {
 		name string
@@ -64,8 +62,7 @@ func TestOps(t *testing.T, newDevice func(t *testing.T) Device, activations ...t
 	t.Run("Copy", func(t *testing.T) { testCopy(newRig(t, newDevice(t), tensor.F32)) })
 }
 
-// A rig holds a device and a source of random views on it together
-// with their values.
+// A rig is a device with a source of random views and their values.
 type rig struct {
 	t   *testing.T
 	dev Device
@@ -83,7 +80,7 @@ func newRig(t *testing.T, dev Device, act tensor.DType) *rig {
 	return &rig{t: t, dev: dev, ops: dev.Ops, act: act, par: par, rng: rand.New(rand.NewPCG(1, 2))}
 }
 
-// random returns a device view of normal values, and the values as rounded to dtype.
+// random returns a device view of normal values, and the values rounded to dtype.
 func (r *rig) random(dtype tensor.DType, shape ...int) (View, []float64) {
 	xs := make([]float64, shape[0]*shape[1]*shape[2]*shape[3])
 	for i := range xs {
@@ -92,14 +89,14 @@ func (r *rig) random(dtype tensor.DType, shape ...int) (View, []float64) {
 	return r.put(dtype, xs, shape...)
 }
 
-// put returns a device view of xs, and xs as rounded to dtype.
+// put returns a device view of xs, and xs rounded to dtype.
 func (r *rig) put(dtype tensor.DType, xs []float64, shape ...int) (View, []float64) {
 	host := tensor.New(dtype, shape...)
 	near.Encode(host, xs)
 	return r.dev.Upload(host), near.Decode(host)
 }
 
-// garbage returns a device view of NaN, for results that must not depend on the old values.
+// garbage returns a device view of NaN, for results that must not depend on old values.
 func (r *rig) garbage(dtype tensor.DType, shape ...int) View {
 	host := tensor.New(dtype, shape...)
 	xs := make([]float64, host.Size())
@@ -123,8 +120,8 @@ func (r *rig) read(v View) []float64 {
 	return near.Decode(host)
 }
 
-// close fails the test unless v holds want within the rounding of its type and of a sum in
-// float32 (float64 for float64 activations) of the size of the largest element.
+// close fails the test unless v holds want within the rounding of its type and of a sum in float32 (float64 for float64
+// activations) of the size of the largest element.
 func (r *rig) close(what string, v View, want []float64) {
 	r.t.Helper()
 	got := r.read(v)
@@ -172,8 +169,8 @@ func zeros(n int) []float64 { return make([]float64, n) }
 
 func clone(xs []float64) []float64 { return append([]float64(nil), xs...) }
 
-// testCopy copies between all float types: values at the edges of each type, where rounding
-// and ranges show, and random ones.
+// testCopy copies between all float types: values at the edges of each type, where rounding and ranges matter, and
+// random ones.
 func testCopy(r *rig) {
 	nan, inf := math.NaN(), math.Inf(1)
 	edges := []float64{0, math.Copysign(0, -1), 1, -1, inf, -inf, nan,
@@ -200,9 +197,8 @@ func testCopy(r *rig) {
 	r.equal("nothing", empty, nil)
 }
 
-// Digest returns the hash of the bits that every operation gives on fixed inputs large enough to
-// be split. It is the same for every run on a device, and on the CPU for every number of
-// goroutines.
+// Digest returns a hash of the bits of every operation on fixed inputs that are large enough to be split. It is the
+// same for every run on a device, and on the CPU for every number of goroutines.
 func Digest(t *testing.T, dev Device, activations tensor.DType) [sha256.Size]byte {
 	t.Helper()
 	r := newRig(t, dev, activations)

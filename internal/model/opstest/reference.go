@@ -2,8 +2,8 @@ package opstest
 
 import "math"
 
-// The references: row-major matrices in float64, one loop over the definition each. They
-// return new slices and change nothing.
+// The references compute row-major matrices in float64, with one loop over each definition. They return new slices and
+// change nothing.
 
 // refLinear returns x [rows, in] times w [out, in] transposed.
 func refLinear(x, w []float64, rows, in, out int) []float64 {
@@ -18,7 +18,7 @@ func refLinear(x, w []float64, rows, in, out int) []float64 {
 	return y
 }
 
-// refLinearBackward returns the gradients of x and w given that of y.
+// refLinearBackward returns the gradients of x and w given the gradient of y.
 func refLinearBackward(dy, x, w []float64, rows, in, out int) (dx, dw []float64) {
 	dx, dw = zeros(rows*in), zeros(out*in)
 	for r := range rows {
@@ -49,8 +49,7 @@ func refNorm(x, w []float64, eps float64) (y, inv []float64) {
 	return y, inv
 }
 
-// refNormBackward follows the chain rule through inv, whose derivative by x_i is
-// -inv^3 * x_i / n.
+// refNormBackward applies the chain rule through inv. The derivative of inv by x_i is -inv^3 * x_i / n.
 func refNormBackward(dy, x, w []float64, eps float64) (dx, dw []float64) {
 	n := len(w)
 	dx, dw = zeros(len(x)), zeros(n)
@@ -105,7 +104,7 @@ func refSwiGLUBackward(dy, gate, up []float64) (dgate, dup []float64) {
 	return dgate, dup
 }
 
-// refEmbed returns the rows of table [vocab, n] that ids name.
+// refEmbed returns the rows ids of table [vocab, n].
 func refEmbed(table []float64, ids []int32, n int) []float64 {
 	var y []float64
 	for _, id := range ids {

@@ -1,5 +1,5 @@
-// Package optim is the optimizer: AdamW over flat vectors, and learning rate schedules. It
-// queues work on a device and never waits for one.
+// Package optim is the optimizer: AdamW over flat vectors, and learning rate schedules. AdamW.Step queues an update on
+// a Device without waiting; NewSchedule returns a learning rate by step.
 package optim
 
 import (
@@ -10,49 +10,47 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Device is what the optimizer asks of a device. Calls are queued on the device's stream.
+// Device has the operations of the optimizer, queued on the device's stream.
 type Device interface {
-	// SumSquares adds the sum of the squares of g to sum, a float64 scalar, in an order
-	// that depends on the size of g only.
+	// SumSquares adds the sum of the squares of g to sum, a float64 scalar. The order of additions depends only on the
+	// size of g.
 	SumSquares(sum, g tensor.View)
-	// AdamW updates p, m and v, dense float32 views of one size, with gradient g. c, of that
-	// size too, is set to the new p in its own type; the zero View: there is no copy. sum is
-	// the square of the global norm of the gradient as it stands, a float64 scalar that is
-	// read when the step runs; the zero View where MaxNorm and Scale are 0.
+	// AdamW updates p, m and v, dense float32 views of one size, with gradient g. It sets c, of that size, to the new p
+	// in its own type, unless c is the zero View. sum is the square of the global norm of the scaled gradient, a
+	// float64 scalar read when the step runs; the zero View if MaxNorm and Scale are 0.
 	AdamW(p, c, g, m, v, sum tensor.View, h AdamStep)
 }
 
-// AdamStep is the numbers of one step.
+// AdamStep holds the numbers of one step.
 type AdamStep = kernels.AdamStep
 
-// Segment is the elements [Lo, Hi) of the flat vector of parameters, with or without decay.
-// Matrices and embeddings decay; vectors, such as the weights of norms, do not.
+// Segment is the elements [Lo, Hi) of the flat vector of parameters, with or without decay. Matrices and embeddings
+// decay; vectors, such as the weights of norms, do not.
 type Segment struct {
 	Lo, Hi int
 	Decay  bool
 }
 
-// AdamW is the optimizer of arXiv:1711.05101, with the order of operations, the meaning of
-// each number and the clipping (clip_grad_norm_) of PyTorch.
+// AdamW is the optimizer of arXiv:1711.05101. Its order of operations, numbers and clipping (clip_grad_norm_) are those
+// in PyTorch.
 type AdamW struct {
 	Beta1, Beta2, Eps float64
 	WeightDecay       float64 // decoupled: p *= 1 - lr*WeightDecay, before the update
 	MaxNorm           float64 // largest global norm of the gradient; 0: no clipping
 }
 
-// Update is the numbers that change from one step to the next.
+// Update holds the numbers that change in each step.
 type Update struct {
 	LR    float64
 	Scale float64 // of the gradient, as in AdamStep
-	Step  int     // counted from 0, for the correction of the moments' bias
+	Step  int     // from 0, for the bias correction of the moments
 }
 
-// Step queues the update of the segments of p [n], given its gradient g and the moments m and
-// v, which are 0 before step 0. All are flat, float32 and n long; elements in no segment
-// are left alone. c [n], in any type, is set to the new p, unless it is the zero View. sum
-// holds the square of the norm of the whole gradient (SumSquares, added up over all ranks that
-// hold a part of it); the zero View where MaxNorm and the scale are 0.
-// Neighbouring segments that agree on decay are updated in one call.
+// Step queues the update of the segments of p [n], given its gradient g and the moments m and v, which are 0 before
+// step 0. All are flat, float32 and of length n; elements in no segment stay unchanged. It sets c [n], of any type, to
+// the new p, unless c is the zero View. sum holds the square of the norm of the whole gradient (SumSquares, summed over
+// all ranks); the zero View if MaxNorm and the scale are 0. Neighbouring segments with equal decay are updated in one
+// call.
 func (a AdamW) Step(d Device, p, c, g, m, v, sum tensor.View, segments []Segment, u Update) {
 	n := p.Size()
 	if g.Size() != n || m.Size() != n || v.Size() != n || !c.IsZero() && c.Size() != n {
@@ -79,7 +77,7 @@ func part(v tensor.View, s Segment) tensor.View {
 	return v.Reshape([4]int{1, 1, 1, v.Size()}).Slice(tensor.Dim, s.Lo, s.Hi)
 }
 
-// Schedule is the learning rate of an optimizer step, counted from 0.
+// Schedule returns the learning rate of an optimizer step, counted from 0.
 type Schedule func(step int) float64
 
 // NewSchedule returns the schedule called name over total steps:
@@ -90,9 +88,8 @@ type Schedule func(step int) float64
 //   - "wsd" stays at lr and falls to minLR over the last 20% of the steps as 1 - sqrt(x)
 //     (arXiv:2405.18392).
 //
-// Before, over warmup steps, the rate rises in a straight line, lr/warmup at step 0. Decay
-// reaches minLR at step total, the first one that is not run, as in llm.c, transformers and
-// torchtitan, and stays there.
+// In the first warmup steps the rate rises linearly, from lr/warmup at step 0. Decay reaches minLR at step total, the
+// first one after the run, as in llm.c, transformers and torchtitan, and stays there.
 func NewSchedule(name string, lr, minLR float64, warmup, total int) (Schedule, error) {
 	decay := func(from, step int, shape func(x float64) float64) float64 {
 		x := 1.0

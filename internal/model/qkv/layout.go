@@ -1,6 +1,6 @@
-// Package qkv knows the layouts of q, k and v in memory: three tensors, or views of one packed tensor, with the batch
-// or the sequence first, or documents one after another. Named finds a Layout by its name, Layout.Dims finds lengths by
-// shapes, Layout.Bind returns the views.
+// Package qkv describes the layouts of q, k and v in memory: three tensors, or views of one packed tensor, with the
+// batch or the sequence first, or documents one after another. Named returns a Layout by name, Layout.Dims the lengths
+// for given shapes, and Layout.Bind the views.
 package qkv
 
 import (
@@ -14,7 +14,7 @@ import (
 // Format is the order of the axes of q, k and v in memory.
 type Format uint8
 
-// The formats. THD packs documents one after another, without padding.
+// THD packs documents one after another, without padding.
 const (
 	BSHD Format = iota
 	SBHD
@@ -24,26 +24,25 @@ const (
 // Packing describes how q, k and v share memory.
 type Packing uint8
 
-// The packings, h query heads, g KV heads, d head dim. The names follow the axes of a packed tensor after batch and
-// seq.
+// Each comment gives the axes after batch and seq, with h query heads, g KV heads and head dim d, and their name.
 const (
 	Separate  Packing = iota // three tensors: hd_hd_hd
 	QKV3HD                   // [3, h, d]: 3hd
 	QKVH3D                   // [h, 3, d]: h3d
-	KV2HD                    // q apart, [2, g, d]: hd_2hd
-	KVH2D                    // q apart, [g, 2, d]: hd_h2d
+	KV2HD                    // q separate, [2, g, d]: hd_2hd
+	KVH2D                    // q separate, [g, 2, d]: hd_h2d
 	QKVHeads                 // [h + 2g, d], q heads first, then k, then v: (h+2g)d
 	QKVGroups                // [g, h/g + 2, d], each group's q heads, its k, its v: g(h/g+2)d
 )
 
 // Layout is the order of batch, sequence and heads of q and of k and v, and the packing. It is comparable.
 //
-// The names are those of TransformerEngine's get_qkv_layout: one word for each tensor in memory, one letter for each
-// axis, outermost first. b: batch, s: sequence, t: all tokens of all documents, h: query heads (in the words of k and v
-// their own heads), h_g and g: KV heads, d: head dim, 2 and 3: an axis over (k, v) and (q, k, v).
+// The names are from TransformerEngine's get_qkv_layout: one word for each tensor in memory, one letter for each axis,
+// outermost first. b: batch, s: sequence, t: all tokens of all documents, h: query heads (for k and v their own heads),
+// h_g and g: KV heads, d: head dim, 2 and 3: an axis over (k, v) and (q, k, v).
 type Layout struct {
 	Q, KV   Format  // the order of the axes of q, and of k and v
-	Packing Packing // which of the three share memory
+	Packing Packing // shared memory of the three
 }
 
 type namedLayout struct {
@@ -51,8 +50,8 @@ type namedLayout struct {
 	name string
 }
 
-// layouts in the order of preference if several describe the same addresses: of two packings that agree (one KV head,
-// as many KV heads as query heads) the plainer one; mixed formats last.
+// layouts are in order of preference among those with the same addresses: the simpler one of two equal packings (one KV
+// head, or as many KV heads as query heads); mixed formats last.
 var layouts = slices.Concat(
 	perFormat(QKV3HD, "bs3hd", "sb3hd", "t3hd"),
 	perFormat(QKVH3D, "bsh3d", "sbh3d", "th3d"),
@@ -77,7 +76,7 @@ func perFormat(p Packing, names ...string) []namedLayout {
 	return ls
 }
 
-// Layouts lists every layout there is, the preferred ones first.
+// Layouts lists all layouts, preferred ones first.
 func Layouts() []Layout {
 	ls := make([]Layout, len(layouts))
 	for i, l := range layouts {
@@ -98,8 +97,8 @@ func (l Layout) String() string {
 
 func (l Layout) valid() bool { return slices.Contains(Layouts(), l) }
 
-// Named returns the layout of a name: a full one such as "sbhd_sbh2d" or "bs3hd", or the short one
-// of a packed tensor beside q, "sbh2d", or of three tensors alike, "sbhd".
+// Named returns the layout with a full name such as "sbhd_sbh2d" or "bs3hd", or with a short one: "sbh2d" for a packed
+// tensor beside q, "sbhd" for three equal tensors.
 func Named(name string) (Layout, error) {
 	for i := range layouts {
 		if l := &layouts[i]; name != "" && (name == l.name || name == l.short()) {
@@ -113,7 +112,7 @@ func Named(name string) (Layout, error) {
 	return Layout{}, fmt.Errorf("layout %q: want one of %v", name, names)
 }
 
-// short returns the last word of a name if its other words follow from it, else "".
+// short returns the last word of a name if the other words follow from it, else "".
 func (l *namedLayout) short() string {
 	if l.Q != l.KV || l.Packing.oneTensor() {
 		return ""
@@ -121,26 +120,26 @@ func (l *namedLayout) short() string {
 	return l.name[strings.LastIndex(l.name, "_")+1:]
 }
 
-// LayoutDims holds the lengths of a layout. Batch is the batch of k and v: 1 if they are thd. The batch of q is 1 if q
-// is thd, else the same. SeqQ and SeqKV then count the tokens of all documents.
+// LayoutDims holds the lengths of a layout. Batch is the batch of k and v, and of q unless q is thd. A thd tensor has
+// batch 1, and its sequence has the tokens of all documents.
 type LayoutDims struct {
 	Batch, SeqQ, SeqKV int
 	Heads, KVHeads     int
 	HeadDim, HeadDimV  int // of q and k, and of v
 }
 
-// A spot is the place of q, k or v in a layout: the index of its tensor in memory, the offset of the first element in
-// it, and the distances between tokens, groups, heads of a group.
+// A spot is the place of q, k or v: the index of its tensor in memory, its offset there, and the strides between
+// tokens, groups and heads of a group.
 type spot struct {
 	buffer                  int
 	off, token, group, head int64
 }
 
-// spots defines the packings: it returns the places of q, k and v.
+// spots returns the places of q, k and v for each packing.
 func (l Layout) spots(n *LayoutDims) (q, k, v spot) {
 	h, g, d, e := int64(n.Heads), int64(n.KVHeads), int64(n.HeadDim), int64(n.HeadDimV)
 	r := h / max(g, 1)
-	all := (h + 2*g) * d // of one token, where the three are packed in one
+	all := (h + 2*g) * d // of one token, if the three share a tensor
 	switch l.Packing {
 	case QKV3HD:
 		return spot{0, 0, all, r * d, d}, spot{0, h * d, all, d, d}, spot{0, 2 * h * d, all, d, d}
@@ -159,8 +158,7 @@ func (l Layout) spots(n *LayoutDims) (q, k, v spot) {
 	return spot{0, 0, h * d, r * d, d}, spot{1, 0, g * d, d, d}, spot{2, 0, g * e, e, e}
 }
 
-// strides returns the strides of a tensor in a spot. A thd tensor is a bshd tensor of batch 1 with all tokens on its
-// sequence.
+// strides returns the strides of a tensor. A thd tensor is a bshd tensor of batch 1 with all tokens in its sequence.
 func (s *spot) strides(f Format, batch, seq int) [5]int64 {
 	if f == SBHD {
 		return [5]int64{s.token, int64(batch) * s.token, s.group, s.head, 1}
@@ -179,7 +177,7 @@ func (p Packing) oneTensor() bool {
 	return p == QKV3HD || p == QKVH3D || p == QKVHeads || p == QKVGroups
 }
 
-// cannotHold returns the reason why the layout has no place for these lengths, or "".
+// cannotHold returns the reason why the layout does not fit these lengths, or "".
 func (l Layout) cannotHold(n *LayoutDims) string {
 	switch {
 	case l.KV == THD && n.Batch != 1:
@@ -196,8 +194,7 @@ func (l Layout) cannotHold(n *LayoutDims) string {
 	return ""
 }
 
-// Alike reports whether two layouts of these lengths have the same tensors and give every element of q, k and v the
-// same address.
+// Alike reports whether two layouts of these lengths have the same tensors and the same address for every element.
 func Alike(a, b Layout, n LayoutDims) bool {
 	if len(a.Tensors()) != len(b.Tensors()) || a.cannotHold(&n) != "" || b.cannotHold(&n) != "" {
 		return false
@@ -217,8 +214,8 @@ func Alike(a, b Layout, n LayoutDims) bool {
 	return true
 }
 
-// placed is q, k or v in a layout, on the axes [batch, seq, group, head in the group, dim]: a group is one KV head with
-// the query heads that read it. In a layout such as sbg(h/g+2)d, query heads of different groups are not evenly spaced.
+// A placed tensor is q, k or v with axes [batch, seq, group, head in the group, dim]: a group is one KV head with its
+// query heads. In a layout such as sbg(h/g+2)d, query heads of different groups are not evenly spaced.
 type placed struct {
 	spot
 	shape   [5]int
@@ -247,7 +244,7 @@ type QKV struct {
 	three   [3]placed
 }
 
-// Bind returns q, k and v of a layout in its tensors, which are dense. It panics if one of them is too small.
+// Bind returns q, k and v of a layout as views of its dense tensors. It panics if a tensor is too small.
 func (l Layout) Bind(tensors []tensor.View, n LayoutDims) (*QKV, error) {
 	if !l.valid() {
 		return nil, fmt.Errorf("layout %v is not known", l)
@@ -261,7 +258,7 @@ func (l Layout) Bind(tensors []tensor.View, n LayoutDims) (*QKV, error) {
 // Groups returns the number of KV heads.
 func (t *QKV) Groups() int { return t.three[0].shape[2] }
 
-// Group returns the three views of one KV head and the query heads that read it: [batch, seq, heads of the group, dim].
+// Group returns the three views of one KV head and its query heads: [batch, seq, heads of the group, dim].
 func (t *QKV) Group(i int) (q, k, v tensor.View) {
 	return t.group(0, i), t.group(1, i), t.group(2, i)
 }

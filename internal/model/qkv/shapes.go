@@ -6,10 +6,10 @@ import (
 	"slices"
 )
 
-// Known holds lengths that are given beside the shapes: Heads (of q), KVHeads and HeadDim. 0: not given.
+// Known holds lengths given in addition to the shapes: Heads (of q), KVHeads and HeadDim. 0: not given.
 type Known struct{ Heads, KVHeads, HeadDim int }
 
-// ErrHeads is in the error of Dims if a shape fits and only Known can tell query heads from KV heads.
+// ErrHeads is the cause if the shape fits, but Dims needs Known to separate query heads from KV heads.
 var ErrHeads = errors.New("the shape does not tell query heads from KV heads: say heads or kv_heads")
 
 // Tensors returns the names of the tensors in memory: "qkv", "q" and "kv", or "q", "k" and "v".
@@ -23,8 +23,8 @@ func (l Layout) Tensors() []string {
 	return []string{"q", "kv"}
 }
 
-// Shapes returns the shapes of Tensors, one axis for each letter of the layout's name, outermost
-// first; an axis such as h+2h_g is one.
+// Shapes returns the shapes of Tensors, one axis for each letter of the layout's name, outermost first; h+2h_g is one
+// axis.
 func (l Layout) Shapes(n LayoutDims) [][]int {
 	q, k := l.Q.tokens(l.batchQ(&n), n.SeqQ), l.KV.tokens(n.Batch, n.SeqKV)
 	h, g, d, e := n.Heads, n.KVHeads, n.HeadDim, n.HeadDimV
@@ -56,7 +56,7 @@ func (f Format) tokens(batch, seq int) []int {
 	return []int{batch, seq}
 }
 
-// of returns the batch and the sequence of a shape of that format.
+// of returns the batch and the sequence of a shape in this format.
 func (f Format) of(shape []int) (batch, seq int) {
 	switch f {
 	case SBHD:
@@ -67,14 +67,13 @@ func (f Format) of(shape []int) (batch, seq int) {
 	return shape[0], shape[1]
 }
 
-// Dims returns the lengths with which the layout has Tensors of these shapes. The error names the axis that does not
-// fit.
+// Dims returns the lengths of a layout from the shapes of its Tensors. The error names the axis that does not fit.
 func (l Layout) Dims(shapes [][]int, known Known) (LayoutDims, error) {
 	var n LayoutDims
 	if !l.valid() {
 		return n, fmt.Errorf("layout %v is not known", l)
 	}
-	letters := l.Shapes(LayoutDims{}) // only their ranks count
+	letters := l.Shapes(LayoutDims{}) // only their ranks matter
 	for i, name := range l.Tensors() {
 		if len(shapes) != len(letters) || len(shapes[i]) != len(letters[i]) {
 			return n, fmt.Errorf("layout %v has %d axes in %s, which has shape %v", l, len(letters[i]), name, shapes[i])
@@ -113,7 +112,7 @@ func (l Layout) Dims(shapes [][]int, known Known) (LayoutDims, error) {
 	return n, l.fault(n, shapes, known)
 }
 
-// fault compares lengths that were read from some axes with all axes.
+// fault compares lengths from some axes with all axes.
 func (l Layout) fault(n LayoutDims, shapes [][]int, known Known) error {
 	if n.Heads < 1 || n.KVHeads < 1 {
 		return fmt.Errorf("layout %v leaves %d query heads and %d KV heads in shapes %v", l, n.Heads, n.KVHeads, shapes)

@@ -1,6 +1,6 @@
-// Package state lays out the memory of a rank's device for a whole run: weights, gradients and
-// moments in flat buffers, cut into buckets and the buckets into the ranks' parts, and the memory
-// of batches. The training loop allocates it on a device; a plan runs the same code over a Meter.
+// Package state lays out the device memory of a rank for a whole run: weights, gradients and moments in flat buffers,
+// cut into buckets and these into the ranks' parts, and the memory of batches. New returns a State. The training loop
+// allocates it on a device; a plan runs the same code over a Meter.
 package state
 
 import (
@@ -13,18 +13,18 @@ import (
 // View is a strided window onto device memory; see package tensor.
 type View = tensor.View
 
-// Allocator gives memory of a device.
+// Allocator allocates memory of a device.
 type Allocator interface {
-	// Vector returns n elements, uninitialised, that live as long as the device. what names
-	// their use in errors, and in the counts of a Meter.
+	// Vector returns n uninitialised elements that live as long as the device. what names their use in errors and in
+	// the counts of a Meter.
 	Vector(what string, t tensor.DType, n int) (View, error)
 }
 
-// What memory is for.
+// These name the uses of memory.
 const (
 	Weights   = "weights"         // float32, for the optimizer
 	Compute   = "compute weights" // for the model, if in other memory
-	Gradients = "gradients"       // float32, also on the way to other ranks
+	Gradients = "gradients"       // float32, also in transfers to other ranks
 	Moments   = "moments"         // float32, of the optimizer
 	Inputs    = "batches"         // tokens, targets and the tables of rotary embeddings
 )
@@ -38,31 +38,31 @@ func (m Meter) Vector(what string, t tensor.DType, n int) (View, error) {
 	return tensor.NewMeter().Alloc(t, n), nil
 }
 
-// Room is the memory that a run takes before its first step, as a plan counts it. It is the same
-// on every rank. Whatever turns out to need more than its room grows.
+// Room is the memory of a run before its first step, from the plan, the same on every rank. Buffers that need more
+// grow.
 type Room struct {
 	Activations int64 // bytes
 	RingBuffers int64 // bytes
 	Tokens      int   // of one batch
 }
 
-// leastGarbage is the garbage in a process on a CPU before Go collects it, unless a percent of the memory in use is
+// leastGarbage bounds the garbage of a process on a CPU before a Go collection, unless a percent of the live memory is
 // more. A step leaves some hundred KiB, and a collection takes some milliseconds.
 const leastGarbage = 4 << 20
 
-// Garbage returns the bytes of garbage that a process on a CPU keeps before a collection, with live bytes in use, and
-// their percentage of live.
+// Garbage returns the garbage that a process on a CPU keeps before a collection, in bytes and in percent of the live
+// bytes.
 func Garbage(live int64) (percent int, bytes int64) {
 	live = max(live, 1)
 	percent = int(min(max((100*leastGarbage+live-1)/live, 1), 100))
 	return percent, live * int64(percent) / 100
 }
 
-// BoundGarbage makes Go collect as Garbage says, in a process on a CPU that has allocated its memory. Otherwise Go
-// waits until there is as much garbage as memory in use, mostly weights and activations, and a run of some hundred
-// steps takes twice the memory. A GOGC of the user's wins.
+// BoundGarbage applies Garbage to this process on a CPU after it has allocated its memory. By default Go waits for as
+// much garbage as live memory, mostly weights and activations, which doubles the memory of long runs. GOGC has
+// priority.
 func BoundGarbage() {
-	runtime.GC() // of the start
+	runtime.GC() // collect the garbage of the start
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	percent, _ := Garbage(int64(m.HeapAlloc))

@@ -5,14 +5,13 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A Format describes the parts of a batch: ids and targets and, with packed documents, cos and sin of
-// each token, one after the other.
+// A Format describes a batch: ids and targets and, with packed documents, cos and sin of each token, in that order.
 type Format struct {
 	Pairs  int  // of a head: columns of cos and sin
 	Packed bool // samples are packed documents
 }
 
-const partAlign = 64 // words of four bytes: where each of the four begins
+const partAlign = 64 // words of four bytes: alignment of each of the four
 
 // parts returns the words of ids or targets, and of cos or sin.
 func (f Format) parts(tokens int) (list, table int) {
@@ -29,8 +28,8 @@ func (f Format) Words(tokens int) int {
 	return 2*list + 2*table
 }
 
-// Views returns the parts of a batch of count samples of n tokens that begins where mem does; cos
-// and sin with packed documents only.
+// Views returns the parts of a batch of count samples of n tokens, starting at mem; cos and sin only with packed
+// documents.
 func (f Format) Views(mem tensor.Memory, count, n int) model.Batch {
 	list, table := f.parts(count * n)
 	view := func(t tensor.DType, off, dim int) View {
@@ -43,9 +42,8 @@ func (f Format) Views(mem tensor.Memory, count, n int) model.Batch {
 	return out
 }
 
-// Batches is the memory of batches: of two, so that one is read and copied while the other is
-// computed, and without packed documents of one pair of tables. The positions of all samples are
-// the same then, and so are the tables of every batch.
+// Batches is the memory of two batches, so that one is read and copied while the other is computed. Without packed
+// documents it has one pair of tables, since all samples have the same positions.
 type Batches struct {
 	Format
 	Blocks   [2]View // int32
@@ -68,8 +66,8 @@ func NewBatches(a Allocator, f Format, tokens int) (*Batches, error) {
 	return b, b.GrowTables(tokens)
 }
 
-// grown returns how many elements to take for a vector that needs n and is too short: half as many again if it had any.
-// A GPU's memory is never freed, so batches that grow a little each time must not take a vector each.
+// grown returns the size for a vector that is too short: n if it is new, else n and a half. GPU memory is never freed,
+// so batches that grow slowly must not take a vector each time.
 func grown(v View, n int) int {
 	if v.IsZero() {
 		return n
@@ -77,7 +75,7 @@ func grown(v View, n int) int {
 	return n + n/2
 }
 
-// Grow makes room for that many tokens in a block. The content of the block is lost.
+// Grow allocates a block for that many tokens. The content of the block is lost.
 func (b *Batches) Grow(block, tokens int) error {
 	v := &b.Blocks[block]
 	n := max(1, b.Words(tokens))
@@ -89,7 +87,7 @@ func (b *Batches) Grow(block, tokens int) error {
 	return err
 }
 
-// GrowTables makes room for the tables of that many tokens. Their content is lost.
+// GrowTables allocates the tables for that many tokens. Their content is lost.
 func (b *Batches) GrowTables(tokens int) error {
 	n := tokens * b.Pairs
 	for _, v := range []*View{&b.Cos, &b.Sin} {

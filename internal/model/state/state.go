@@ -9,17 +9,17 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Sharding selects the state that a rank keeps of its own parts alone (ZeRO, arXiv:1910.02054).
+// Sharding selects the state that each rank keeps only in part (ZeRO, arXiv:1910.02054).
 type Sharding int
 
-// The shardings.
+// These are stages of ZeRO.
 const (
-	ShardNone      Sharding = iota // everything is on every rank
+	ShardNone      Sharding = iota // every rank has everything
 	ShardOptimizer                 // masters and moments: stage 1
 	ShardGradients                 // and gradients: stage 2
 )
 
-// ShardingOf returns the meaning of memory.shard.
+// ShardingOf returns the Sharding for a value of memory.shard.
 func ShardingOf(word string) Sharding {
 	switch word {
 	case "optimizer":
@@ -30,49 +30,48 @@ func ShardingOf(word string) Sharding {
 	return ShardNone
 }
 
-// Options say how a state is laid out.
+// Options describe the layout of a state.
 type Options struct {
 	Layout *model.FlatLayout
 	Groups []Group // of each bucket of Layout
 	Shard  Sharding
-	// Compute is the type of the weights that the model reads. Where it is not float32 these are
-	// a copy beside Masters; Masters asks for a copy in any case.
+	// Compute is the type of the weights in the model. If it is not float32 they are a copy beside Masters; Masters
+	// forces a copy.
 	Compute tensor.DType
 	Masters bool
 	AdamW   optim.AdamW
-	Frozen  bool // weights alone, for passes that train nothing
+	Frozen  bool // only weights, for passes without training
 }
 
-// State is the model and the optimizer in flat buffers. They are cut into buckets, and each
-// bucket into as many equal parts as its group has ranks: rank r of the group owns part r. A
-// buffer holds all elements, or the parts that this rank owns, one after the other.
+// State holds the model and the optimizer in flat buffers, cut into buckets. A bucket has an equal part for each rank
+// of its group: rank r owns part r. A buffer holds all elements, or only this rank's parts in order.
 type State struct {
 	Flat    *model.FlatLayout
-	Masters View // float32: for the optimizer
+	Masters View // float32: weights of the optimizer
 	Grads   View // float32
 	M, V    View // float32: moments of Masters
-	// Staging is, for each bucket, the place to add gradients in a backward pass; nil if that is
-	// Grads. Buckets that a pass does not need at once share memory: see StageOf.
+	// Staging is the place for gradients of each bucket in a backward pass; nil if that is Grads. Buckets that are not
+	// needed at the same time share memory: see StageOf.
 	Staging []View
 
-	compute View // all, in the type of activations: Masters itself, unless the device keeps both
-	vectors View // float32: all of the last bucket, where Masters holds parts; else zero
+	compute View // all, in the type of activations: Masters itself, or a copy
+	vectors View // float32: all of the last bucket, if Masters holds parts; else zero
 
 	groups []Group
-	parts  []model.Bucket // where a buffer of parts has this rank's part of each bucket
+	parts  []model.Bucket // this rank's part of each bucket in a buffer of parts
 	shard  Sharding
 	adamw  optim.AdamW
 	all    []View // every buffer
 }
 
-// New allocates the state of one rank, uninitialised.
+// New allocates the uninitialised state of one rank.
 func New(a Allocator, o Options) (*State, error) {
 	s := &State{Flat: o.Layout, groups: o.Groups, adamw: o.AdamW}
 	if err := s.divide(); err != nil {
 		return nil, err
 	}
 	all, held := int(s.Flat.Size()), int(s.Flat.Size())
-	if s.owned() < s.Flat.Size() { // else its parts are everything
+	if s.owned() < s.Flat.Size() { // else one rank has all parts
 		s.shard = o.Shard
 	}
 	if s.shard != ShardNone {
@@ -111,10 +110,10 @@ func New(a Allocator, o Options) (*State, error) {
 	return s, nil
 }
 
-// Zero queues that every buffer becomes 0.
+// Zero queues the zeroing of every buffer.
 func (s *State) Zero(ops model.Elementwise) { ops.Zero(s.all...) }
 
-// Params returns the state as the model sees it.
+// Params returns the state for the model.
 func (s *State) Params() model.Params {
 	p := model.Params{Layout: s.Flat, Weights: s.Masters, Vectors: s.vectors, Compute: s.compute, Grads: s.Grads}
 	if s.Staging != nil {
@@ -123,10 +122,10 @@ func (s *State) Params() model.Params {
 	return p
 }
 
-// SumSquares adds the squares of the gradients that this rank owns to sum. Over all ranks of the
-// world these are every gradient once, however they are sharded and grouped.
+// SumSquares adds the squares of this rank's gradients to sum. Over all ranks each gradient counts once, for any
+// sharding and groups.
 func (s *State) SumSquares(d optim.Device, sum View) {
-	if int64(s.Grads.Size()) == s.owned() { // parts alone, or all of it
+	if int64(s.Grads.Size()) == s.owned() { // only parts, or everything
 		d.SumSquares(sum, s.Grads)
 		return
 	}
@@ -137,8 +136,7 @@ func (s *State) SumSquares(d optim.Device, sum View) {
 	}
 }
 
-// Update steps this rank's part of a bucket. norm2 is the square of the norm of the whole
-// gradient.
+// Update steps this rank's part of a bucket. norm2 is the square of the global gradient norm.
 func (s *State) Update(d optim.Device, bucket int, norm2 View, u optim.Update) {
 	p, c := s.Held(s.Masters, bucket), View{}
 	vectors := bucket == s.Flat.Vectors()
@@ -149,15 +147,15 @@ func (s *State) Update(d optim.Device, bucket int, norm2 View, u optim.Update) {
 	s.adamw.Step(d, p, c, s.Held(s.Grads, bucket), s.Held(s.M, bucket), s.Held(s.V, bucket), norm2, all, u)
 }
 
-// CopyCompute sets the compute copy of this rank's part of a bucket, if there is one.
+// CopyCompute updates the compute copy of this rank's part of a bucket, if there is one.
 func (s *State) CopyCompute(ops model.Elementwise, bucket int) {
 	if s.compute != s.Masters && bucket != s.Flat.Vectors() {
 		ops.Copy(s.Held(s.compute, bucket), s.Held(s.Masters, bucket))
 	}
 }
 
-// Gathered returns where the parts of a bucket's weights come together, and this rank's part; zero
-// where every rank holds all.
+// Gathered returns the destination of an all-gather of a bucket's weights, and this rank's part; zero if every rank
+// holds all.
 func (s *State) Gathered(bucket int) (dst, src View) {
 	switch {
 	case s.shard == ShardNone || s.Flat.Buckets[bucket].Size() == 0:
@@ -184,12 +182,12 @@ func (s *State) divide() error {
 	return nil
 }
 
-// Stages is the number of memories in which gradients wait for their reduction.
+// Stages is the number of staging memories for gradients.
 const Stages = 4
 
-// StageOf returns the memory that a bucket's gradients are staged in. Layers take turns with two,
-// so that one is reduced while the next is computed. The embedding and the head share a third,
-// since the one comes last and the other first. The vectors are in use all along.
+// StageOf returns the staging memory of a bucket's gradients. Layers alternate between two, so that one is reduced
+// while the next is computed. The embedding and the head share a third, since they are at opposite ends of the pass.
+// The vectors have the last, in use all the time.
 func StageOf(flat *model.FlatLayout, bucket int) int {
 	switch bucket {
 	case model.Embedding, flat.Head():
@@ -200,7 +198,7 @@ func StageOf(flat *model.FlatLayout, bucket int) int {
 	return bucket % 2
 }
 
-// stages allocates the memories, and returns the window of each bucket.
+// stages allocates the memories, and returns the view of each bucket.
 func stages(flat *model.FlatLayout, vector func(n int) View) []View {
 	var sizes [Stages]int64
 	for b, bucket := range flat.Buckets {
@@ -218,8 +216,8 @@ func stages(flat *model.FlatLayout, vector func(n int) View) []View {
 	return out
 }
 
-// Group is Size ranks that reduce a bucket's gradients together, as member Rank of them sees it. The groups
-// of a bucket are the world, cut into groups of one size; each holds parameters of its own.
+// Group is the Size ranks that reduce a bucket's gradients, with this rank as member Rank. The groups of a bucket
+// divide the world equally; each holds its own parameters.
 type Group struct{ Rank, Size int }
 
 // Groups returns the same group for each bucket of a layout.
@@ -232,7 +230,7 @@ func (s *State) Group(bucket int) Group { return s.groups[bucket] }
 
 func (s *State) owned() int64 { return s.parts[len(s.parts)-1].Hi }
 
-// Owned returns where this rank's part of each bucket lies in a buffer of parts.
+// Owned returns the range of this rank's part of each bucket in a buffer of parts.
 func (s *State) Owned() []model.Bucket { return s.parts }
 
 // Share returns the part of a bucket that this rank owns, in the flat space.
@@ -242,7 +240,7 @@ func (s *State) Share(bucket int) model.Bucket {
 	return model.Bucket{Lo: lo + r*n, Hi: lo + (r+1)*n}
 }
 
-// Own returns that part of a flat buffer.
+// Own returns this rank's part of a bucket in a flat buffer.
 func (s *State) Own(v View, bucket int) View {
 	r := s.Share(bucket)
 	if int64(v.Size()) != s.Flat.Size() { // it holds parts
@@ -265,7 +263,7 @@ func (s *State) Held(v View, bucket int) View {
 	return s.Own(v, bucket)
 }
 
-// HeldRange returns the place of Held in the flat space.
+// HeldRange returns the range of Held in the flat space.
 func (s *State) HeldRange(bucket int) model.Bucket {
 	if s.shard == ShardNone {
 		return s.Flat.Buckets[bucket]
@@ -279,7 +277,7 @@ func (s *State) Staged(bucket int) View {
 	return Part(s.Staging[bucket], r*n, (r+1)*n)
 }
 
-// Sharded says whether ranks keep parts of the state alone.
+// Sharded reports whether ranks keep only parts of some state.
 func (s *State) Sharded() bool { return s.shard != ShardNone }
 
 // Part returns the elements [lo, hi) of a vector.

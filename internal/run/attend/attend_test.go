@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// shapes are the tensors of a case; a missing one is not written.
+// shapes maps the tensors of a case to their shapes.
 type shapes map[string][]int
 
 func (s shapes) with(name string, shape ...int) shapes {
@@ -137,7 +137,7 @@ func run(t *testing.T, path string, ranks int, s Spec) (map[string][]float32, *R
 	return results(t, s.Out), report
 }
 
-// results is the tensors of a file.
+// results reads the tensors of a file.
 func results(t *testing.T, path string) map[string][]float32 {
 	t.Helper()
 	f, err := safetensors.Open(path)
@@ -160,7 +160,7 @@ func results(t *testing.T, path string) map[string][]float32 {
 	return out
 }
 
-// Any ranks, layout and algorithm give what one rank of the reference in float64 gives.
+// All numbers of ranks, layouts and algorithms give the result of the float64 reference on one rank.
 func TestSpecsAgree(t *testing.T) {
 	for _, meta := range []map[string]string{
 		{"causal": "true"}, {"causal": "true", "window": "3", "softcap": "2"}, {"docs": "[2,3,4]", "causal": "true"},
@@ -210,7 +210,7 @@ func TestWithoutDoutThereIsNoBackward(t *testing.T) {
 	}
 }
 
-// A flag that another algorithm reads is refused, not ignored.
+// A flag for another algorithm is refused, not ignored.
 func TestFlagsOfOtherAlgorithms(t *testing.T) {
 	path := write(t, good, map[string]string{"causal": "true"})
 	windowed := write(t, good, map[string]string{"causal": "true", "window": "2"})

@@ -1,5 +1,10 @@
-// Package attend runs one distributed attention, forward and backward, on tensors from a file: `cprun attention`. It
-// compares a layout, an algorithm or a kernel with another implementation, without a model.
+// Package attend implements `cprun attention`: one distributed attention, forward and backward, on tensors from a file.
+// Use it to compare a layout, an algorithm or a kernel with another implementation, without a model. A Case is an input
+// file:
+//
+//	c, err := attend.Open("case.safetensors")
+//	err = spec.Check(c, ranks)
+//	report, err := c.Run(ctx, spec, world, dev) // on every rank
 package attend
 
 import (
@@ -20,8 +25,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Case is an open input: q, k and v in one of the layouts of package qkv, dout [batch, seq, heads,
-// head_dim_v], all in global order, and the mask in the metadata.
+// Case is an open input file: q, k and v in a layout of package qkv, dout [batch, seq, heads, head_dim_v], all in
+// global order, and the mask in the metadata.
 type Case struct {
 	Path               string
 	Batch, SeqQ, SeqKV int
@@ -30,13 +35,13 @@ type Case struct {
 	Masks              Masks
 	Softmax            attention.Softmax
 	Scores             Scores
-	Backward           bool // dout is there
+	Backward           bool // the file has dout
 	Input              Input
 	file               *safetensors.File
-	batches            bool // documents of q are the batch of k and v; see layoutOf
+	batches            bool // the documents of q are the batch of k and v; see dims
 }
 
-// Open reads the header of a case and checks shapes and metadata. The error has every fault of the file.
+// Open reads the header of a case and checks shapes and metadata. The error lists every fault of the file.
 func Open(path string) (*Case, error) {
 	f, err := safetensors.Open(path)
 	if err != nil {
@@ -53,7 +58,7 @@ func Open(path string) (*Case, error) {
 func read(path string, f *safetensors.File) (*Case, error) {
 	c := &Case{Path: path, file: f}
 	if f.Holes() {
-		return nil, fmt.Errorf("%s: most of it are holes that nobody has written; write its tensors whole", path)
+		return nil, fmt.Errorf("%s: the file is mostly holes; write its tensors completely", path)
 	}
 	if err := errors.Join(c.understood(), c.tensors()); err != nil {
 		return nil, err
@@ -61,8 +66,8 @@ func read(path string, f *safetensors.File) (*Case, error) {
 	return c, errors.Join(c.metadata(), c.scores())
 }
 
-// Needs estimates the bytes of tensors and results, over all ranks. It is a float, since the product of claimed lengths
-// may overflow an int.
+// Needs estimates the bytes of tensors and results over all ranks. It is a float, since the product of lengths in the
+// header may overflow an int.
 func (c *Case) Needs() float64 {
 	q := float64(c.Batch) * float64(c.SeqQ) * float64(c.Heads)
 	k := float64(c.Batch) * float64(c.SeqKV) * float64(c.KVHeads)
@@ -73,7 +78,7 @@ func (c *Case) Needs() float64 {
 	if c.Backward {
 		n *= 2
 	}
-	return 2 * 4 * n // in float32, and once more on its way
+	return 2 * 4 * n // in float32, with a copy
 }
 
 // Close closes the file.
@@ -93,7 +98,7 @@ func (c *Case) metadata() error {
 	c.Softmax.Scale = 1 / math.Sqrt(float64(max(c.HeadDim, 1)))
 	c.Softmax.Scale = number(m["scale"], c.Softmax.Scale, func() { fault("scale", "a finite number") })
 	if c.Softmax.Scale == 0 {
-		c.Softmax.Scale = math.Copysign(0, -1) // else it would count as not set
+		c.Softmax.Scale = math.Copysign(0, -1) // 0 would mean unset
 	}
 	c.Softmax.Softcap = number(m["softcap"], 0, func() { fault("softcap", "a number of at least 0") })
 	if c.Softmax.Softcap < 0 {
@@ -117,11 +122,10 @@ func number(s string, none float64, fault func()) float64 {
 var metadataKeys = []string{"causal", "window", "docs", "docs_kv", "slices", "softcap", "scale", "layout", "heads",
 	"kv_heads", "head_dim", "sink", "max_logit"}
 
-// harmless lists metadata that cprun attention writes itself, and keys that contain one of attentionWords and change
-// no result.
+// harmless lists metadata written by cprun attention, and keys that contain one of attentionWords but change no result.
 var harmless = []string{"format", "lse", "name", "description", "torch_version", "seed"}
 
-// attentionWords occur in the names of options of attention, in any tool.
+// attentionWords occur in names of attention options of other tools.
 var attentionWords = []string{
 	"mask", "window", "causal", "doc", "seq", "slice", "range", "segment", "prefix", "block", "chunk", "local",
 	"global", "band", "pad", "pack", "bias", "alibi", "slope", "sink", "score", "soft", "scale", "cap", "logit", "drop",
@@ -129,20 +133,19 @@ var attentionWords = []string{
 	"layout", "format", "head", "dim", "group", "batch", "q_", "k_", "v_", "kv", "query", "key", "value", "lse",
 }
 
-// inputTensors are the tensors that are read, resultTensors those that `cprun attention` writes: a file may hold
-// them to be compared with.
+// inputTensors are read. resultTensors are written; an input file may contain them for comparison.
 var (
 	inputTensors  = slices.Concat([]string{"q", "k", "v", "kv", "qkv", "dout"}, scoreTensors)
 	resultTensors = []string{"out", "lse", "dq", "dk", "dv", "dsink", "dbias", "max_logit"}
 )
 
-// understood refuses tensors that are not read, and unread metadata with names like options of attention.
+// understood refuses unknown tensors, and unknown metadata with names like attention options.
 func (c *Case) understood() error {
 	var faults terminal.Faults
 	for _, name := range c.file.Names() {
 		if !slices.Contains(inputTensors, name) && !slices.Contains(resultTensors, name) {
-			faults.Addf("%s: tensor %.255q is not understood, and without it the result might be another; tensors "+
-				"are %s (%s may be there and are not read)",
+			faults.Addf("%s: tensor %.255q is unknown and may change the result; known tensors are %s (and %s, "+
+				"which are ignored)",
 				c.Path, name, strings.Join(inputTensors, ", "), strings.Join(resultTensors, ", "))
 		}
 	}
@@ -165,13 +168,13 @@ func understand(name string) error {
 	}
 	if lower := strings.ToLower(name); slices.ContainsFunc(attentionWords,
 		func(w string) bool { return strings.Contains(lower, w) }) {
-		return fmt.Errorf("is not understood, and without it the result might be another; the keys are %s; begin it "+
-			"with __ if it says nothing of the attention", keys)
+		return fmt.Errorf("is unknown and may change the result; the keys are %s; if it does not concern the "+
+			"attention, begin it with __", keys)
 	}
 	return nil
 }
 
-// meantBy returns the key that a name was meant for: one like it, or one that it contains.
+// meantBy returns the key that a name probably means: a similar one, or one that it contains.
 func meantBy(name string) string {
 	if meant := config.Nearest(name, metadataKeys); meant != "" {
 		return meant
@@ -184,7 +187,7 @@ func meantBy(name string) string {
 	return ""
 }
 
-// A group holds neighbouring samples with one mask, which go through the ring together. A kernel call has one list of
+// A group holds neighbouring samples with the same mask. They share ring passes, since a kernel call has one list of
 // tiles for all samples.
 type group struct {
 	lo, hi   int // samples
@@ -224,7 +227,7 @@ func (l *local) of(g group) local {
 	part.terms = l.terms.of(g.lo, g.hi)
 	for _, v := range []*View{&part.q, &part.k, &part.v, &part.do, &part.out.dev, &part.lse.dev, &part.dq.dev,
 		&part.dk.dev, &part.dv.dev} {
-		if v.Len(tensor.Batch) > 0 { // else it is not there
+		if v.Len(tensor.Batch) > 0 { // else absent
 			*v = v.Slice(tensor.Batch, g.lo, g.hi)
 		}
 	}
@@ -237,7 +240,7 @@ func (l *local) grads() attention.Grads {
 	return attention.Grads{DQ: l.dq.dev, DK: l.dk.dev, DV: l.dv.dev}
 }
 
-// work returns the visible pairs of every rank: of a sample where all have one mask, else of all samples.
+// work returns the visible pairs of every rank: of one sample if all share a mask, else of all samples.
 func (c *Case) work(groups []group) []int {
 	total := partition.Work(groups[0].shape)
 	if !c.Masks.Apart() {
@@ -252,11 +255,12 @@ func (c *Case) work(groups []group) []int {
 	return total
 }
 
-// layoutDocs returns the documents by which a layout cuts. If samples differ, it cuts at the ends of all documents, so
-// that no piece is in two documents of a sample.
+// layoutDocs returns the documents for a layout by documents. If samples differ, it merges the document ends of all
+// samples, so that no piece crosses a document end.
 func (c *Case) layoutDocs(layout partition.LayoutName) ([]int, error) {
 	if c.SeqQ != c.SeqKV {
-		return nil, fmt.Errorf("layout %s needs as many queries (%d) as keys (%d); use zigzag", layout, c.SeqQ, c.SeqKV)
+		return nil, fmt.Errorf("layout %s needs equal numbers of queries (%d) and keys (%d); use zigzag", layout, c.SeqQ,
+			c.SeqKV)
 	}
 	switch len(c.Masks.Docs) {
 	case 0:

@@ -22,7 +22,7 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// runGPU runs a case with each rank on a GPU of its own.
+// runGPU runs a case with one GPU per rank.
 func runGPU(t *testing.T, m machine.Machine, path string, ranks int, s Spec) map[string][]float32 {
 	t.Helper()
 	s.In, s.Out, s.Device, s.Machine = path, filepath.Join(t.TempDir(), "out.safetensors"), "cuda", m
@@ -70,9 +70,8 @@ func runGPU(t *testing.T, m machine.Machine, path string, ranks int, s Spec) map
 	return results(t, s.Out)
 }
 
-// The fixtures, on every number of GPUs, against the reference in float64 on the CPU. The
-// bound is on the root of the mean square of the error, relative to that of the tensor: bfloat16
-// has 8 bits.
+// The fixtures on every number of GPUs are compared with the float64 reference on the CPU. The bound is on the RMS
+// error relative to the tensor's RMS: bfloat16 has 8 bits.
 func TestFixturesOnGPUs(t *testing.T) {
 	m, gpus, err := machine.Find()
 	if err != nil {
@@ -121,7 +120,7 @@ func TestFixturesOnGPUs(t *testing.T) {
 	}
 }
 
-// takesTiles reports whether a case has a mask that only kernels that take tiles compute.
+// takesTiles reports whether the mask of a case needs kernels with tiles.
 func takesTiles(t *testing.T, path string) bool {
 	t.Helper()
 	c, err := Open(path)
@@ -132,7 +131,7 @@ func takesTiles(t *testing.T, path string) bool {
 	return c.Masks.Slices != nil || c.Masks.DocsKV != nil
 }
 
-// TestScoresOnGPUs runs the cases of what is added to scores on the backends that have it.
+// TestScoresOnGPUs runs the cases with score options on the backends that support them.
 func TestScoresOnGPUs(t *testing.T) {
 	m, gpus, err := machine.Find()
 	if err != nil {
@@ -160,7 +159,7 @@ func TestScoresOnGPUs(t *testing.T) {
 				DType: "fp32"})
 		}
 		c.Close()
-		if strings.HasSuffix(path, "sink_wide.safetensors") { // of head dims that cuDNN takes
+		if strings.HasSuffix(path, "sink_wide.safetensors") { // with head dims that cuDNN supports
 			specs = append(specs, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "fused"},
 				DType: "bf16"}, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"},
 				DType: "bf16"})

@@ -13,11 +13,11 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Input is how a file holds q, k and v.
+// Input describes the tensors q, k and v of a file.
 type Input struct {
 	Layout   qkv.Layout
-	Tensors  []string // in the file: q, k, v; q, kv; qkv
-	Declared bool     // by the metadata; else detected
+	Tensors  []string // tensors in the file: q, k, v; q, kv; qkv
+	Declared bool     // the metadata names the layout
 	shapes   [][]int
 }
 
@@ -53,7 +53,7 @@ func (c *Case) tensors() error {
 	var errs []error
 	for _, name := range []string{"q", "k", "v"} {
 		if c.has(name) && !slices.Contains(in.Tensors, name) {
-			errs = append(errs, fmt.Errorf("%s: tensor %q stands beside %q, which holds it; leave one of them out",
+			errs = append(errs, fmt.Errorf("%s: tensor %q is also part of %q; remove one of the two",
 				c.Path, name, in.Tensors[len(in.Tensors)-1]))
 		}
 	}
@@ -82,7 +82,7 @@ func (c *Case) tensors() error {
 	c.Batch, c.SeqQ, c.SeqKV = n.Batch, n.SeqQ, n.SeqKV
 	c.Heads, c.KVHeads, c.HeadDim, c.HeadDimV = n.Heads, n.KVHeads, n.HeadDim, n.HeadDimV
 	if want := output(n); dout != nil && !slices.Equal(dout, want) {
-		return fmt.Errorf("%s: dout %v is not like the output %v", c.Path, dout, want)
+		return fmt.Errorf("%s: dout has shape %v; want that of the output, %v", c.Path, dout, want)
 	}
 	return nil
 }
@@ -108,8 +108,7 @@ func (c *Case) known() (k qkv.Known, err error) {
 	return k, errors.Join(errs...)
 }
 
-// layoutOf finds the layout of the tensors, the one in the metadata or the one with axes that
-// their shapes fit, and the lengths of the attention.
+// layoutOf returns the lengths of the attention, and sets the layout: from the metadata, or else from the shapes.
 func (c *Case) layoutOf(known qkv.Known, dout []int) (n qkv.LayoutDims, err error) {
 	in := &c.Input
 	if name := c.file.Metadata()["layout"]; name != "" {
@@ -118,12 +117,12 @@ func (c *Case) layoutOf(known qkv.Known, dout []int) (n qkv.LayoutDims, err erro
 			return n, fmt.Errorf("metadata \"layout\": %w", err)
 		}
 		if !slices.Equal(in.Layout.Tensors(), in.Tensors) {
-			return n, fmt.Errorf("metadata \"layout\": %v has the tensors %v, and the file %v",
+			return n, fmt.Errorf("metadata \"layout\": %v needs the tensors %v; the file has %v",
 				in.Layout, in.Layout.Tensors(), in.Tensors)
 		}
 		return c.dims(in.Layout, known, dout)
 	}
-	if len(in.Tensors) == 3 { // the order of axes is a rule here, not a guess
+	if len(in.Tensors) == 3 { // the order of axes is fixed
 		in.Layout = qkv.Layout{Q: qkv.THD, KV: qkv.THD}
 		if slices.ContainsFunc(in.shapes, func(s []int) bool { return len(s) != 3 }) {
 			in.Layout = qkv.Layout{}
@@ -136,10 +135,9 @@ func (c *Case) layoutOf(known qkv.Known, dout []int) (n qkv.LayoutDims, err erro
 	return c.detect(known, dout)
 }
 
-// detect finds the one layout of a packed tensor that fits the shapes. Layouts that give the
-// same addresses are one. It considers documents one after another only if the metadata have
-// documents. If query heads and KV heads are one axis, only the metadata tell them apart: dout would fit one of
-// several readings, also if the file means another.
+// detect finds the only layout of a packed tensor that fits the shapes. Layouts with equal addresses count as one.
+// Layouts with consecutive documents need documents in the metadata. If query and KV heads share an axis, the metadata
+// must give their numbers: dout could fit a wrong reading.
 func (c *Case) detect(known qkv.Known, dout []int) (n qkv.LayoutDims, err error) {
 	in := &c.Input
 	given, _ := parseDocuments(c.file.Metadata()["docs"]) // readMasks reports their faults
@@ -156,9 +154,9 @@ func (c *Case) detect(known qkv.Known, dout []int) (n qkv.LayoutDims, err error)
 		switch {
 		case err != nil:
 		case dout != nil && !slices.Equal(output(m), dout):
-			err = fmt.Errorf("layout %v gives an output %v, and dout is %v", l, output(m), dout)
+			err = fmt.Errorf("layout %v gives the output %v, but dout is %v", l, output(m), dout)
 		case docs != 0 && docs != m.SeqQ:
-			err = fmt.Errorf("layout %v has %d tokens, and the documents %d", l, m.SeqQ, docs)
+			err = fmt.Errorf("layout %v has %d tokens, but the documents have %d", l, m.SeqQ, docs)
 		}
 		open := l.Packing == qkv.QKVHeads && known.Heads == 0 && known.KVHeads == 0 &&
 			(err == nil || errors.Is(err, qkv.ErrHeads))
@@ -170,7 +168,7 @@ func (c *Case) detect(known qkv.Known, dout []int) (n qkv.LayoutDims, err error)
 			names = append(names, l.String())
 			continue
 		}
-		// The batch is first, as for separate q, k and v, unless the lengths deny it.
+		// prefer the batch as the first axis, as for separate q, k and v
 		if l.Q == qkv.SBHD && batchFirst[l.Packing] {
 			continue
 		}
@@ -182,17 +180,17 @@ func (c *Case) detect(known qkv.Known, dout []int) (n qkv.LayoutDims, err error)
 	}
 	switch {
 	case len(names) > len(fits) || len(fits) > 1:
-		return n, fmt.Errorf("shapes %v of %v fit the layouts %s; name one as metadata \"layout\", or say heads or "+
+		return n, fmt.Errorf("shapes %v of %v fit the layouts %s; name one in metadata \"layout\", or set heads or "+
 			"kv_heads", in.shapes, in.Tensors, strings.Join(names, " and "))
 	case len(fits) == 0:
-		return n, fmt.Errorf("shapes %v of %v fit no layout; name it as metadata \"layout\":\n%w",
+		return n, fmt.Errorf("shapes %v of %v fit no layout; name it in metadata \"layout\":\n%w",
 			in.shapes, in.Tensors, errors.Join(errs...))
 	}
 	in.Layout = fits[0]
 	return n, nil
 }
 
-// fitting reports why shapes do not fit q, k and v [batch, seq, heads, head_dim].
+// fitting checks the shapes of q, k and v [batch, seq, heads, head_dim].
 func fitting(q, k, v []int) error {
 	var errs []error
 	fault := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -205,10 +203,10 @@ func fitting(q, k, v []int) error {
 		return errors.Join(errs...)
 	}
 	if k[0] != q[0] || k[3] != q[3] {
-		fault("k %v does not fit q %v: batch and head_dim must be the same", k, q)
+		fault("k %v does not fit q %v: batch and head_dim must be equal", k, q)
 	}
 	if v[0] != k[0] || v[1] != k[1] || v[2] != k[2] {
-		fault("v %v does not fit k %v: batch, seq_kv and kv_heads must be the same", v, k)
+		fault("v %v does not fit k %v: batch, seq_kv and kv_heads must be equal", v, k)
 	}
 	if q[2]%k[2] != 0 {
 		fault("%d query heads are not a multiple of %d KV heads", q[2], k[2])
@@ -216,9 +214,8 @@ func fitting(q, k, v []int) error {
 	return errors.Join(errs...)
 }
 
-// dims returns the lengths of the attention in a layout. Queries of documents one behind another (thd)
-// against keys of a batch form a batch of documents of one length: Batch and SeqQ are
-// then the keys'.
+// dims returns the lengths of the attention in a layout. Queries as consecutive documents (thd) with keys as a batch
+// form a batch of documents of equal length, with the Batch and SeqQ of the keys.
 func (c *Case) dims(l qkv.Layout, known qkv.Known, dout []int) (qkv.LayoutDims, error) {
 	if l.Packing == qkv.QKVHeads && known.Heads == 0 && known.KVHeads == 0 && dout != nil {
 		known.Heads = dout[2] // the output has as many heads as q
@@ -228,8 +225,8 @@ func (c *Case) dims(l qkv.Layout, known qkv.Known, dout []int) (qkv.LayoutDims, 
 		return n, err
 	}
 	if n.SeqQ != n.Batch*n.SeqKV || c.file.Metadata()["docs"] == "" {
-		return n, fmt.Errorf("layout %v has %d queries of all documents and keys of batch %d by %d tokens: this "+
-			"build takes as many queries as keys in each, with metadata \"docs\" that say so",
+		return n, fmt.Errorf("layout %v has %d queries in all, and keys of batch %d by %d tokens; this build needs "+
+			"equal numbers in each document, and metadata \"docs\"",
 			l, n.SeqQ, n.Batch, n.SeqKV)
 	}
 	n.SeqQ = n.SeqKV
@@ -237,11 +234,11 @@ func (c *Case) dims(l qkv.Layout, known qkv.Known, dout []int) (qkv.LayoutDims, 
 	return n, nil
 }
 
-// own reads a rank's rows of q, k and v into host memory of type t, in the layout of the file, and no others.
+// own reads only this rank's rows of q, k and v into host memory of type t, in the layout of the file.
 func (c *Case) own(t tensor.DType, qs, ks []partition.Span) (*qkv.QKV, error) {
 	layout := c.Input.Layout
 	if c.batches {
-		layout.Q = qkv.BSHD // documents of one length, one after another, are a batch
+		layout.Q = qkv.BSHD // consecutive documents of equal length are a batch
 	}
 	n := qkv.LayoutDims{
 		Batch: c.Batch, SeqQ: partition.Count(qs), SeqKV: partition.Count(ks),
@@ -262,7 +259,7 @@ func (c *Case) own(t tensor.DType, qs, ks []partition.Span) (*qkv.QKV, error) {
 	return layout.Bind(tensors, n)
 }
 
-// among is a shape on the axes [outer, sequence, 1, inner]: rows of the sequence are what is read.
+// among folds a shape to the axes [outer, sequence, 1, inner], to read rows of the sequence.
 func among(f qkv.Format, shape []int) []int {
 	product := func(s []int) int {
 		n := 1
@@ -277,7 +274,7 @@ func among(f qkv.Format, shape []int) []int {
 	return []int{1, shape[0], 1, product(shape[1:])}
 }
 
-// rows reads the rows at spans of a tensor [outer, seq, inner], of every outer element, into dst.
+// rows reads the rows at spans of a tensor [outer, seq, inner] into dst, for every outer index.
 func (c *Case) rows(name string, dst View, spans []partition.Span, seq int) error {
 	row := int64(dst.Cols())
 	for b := range dst.Len(tensor.Batch) {
@@ -294,7 +291,7 @@ func (c *Case) rows(name string, dst View, spans []partition.Span, seq int) erro
 	return nil
 }
 
-// unpack copies the heads of q, of k or of v, group by group, into a dense view of them all.
+// unpack copies the heads of q, k or v, group by group, into a dense view.
 func unpack(dst View, three *qkv.QKV, of func(q, k, v View) View) {
 	heads := dst.Len(tensor.Heads) / three.Groups()
 	for g := range three.Groups() {

@@ -16,7 +16,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// lengthsOf are lengths that a layout can hold and that differ where they may.
+// lengthsOf returns lengths for a layout that differ where possible.
 func lengthsOf(l qkv.Layout) qkv.LayoutDims {
 	n := qkv.LayoutDims{Batch: 2, SeqQ: 9, SeqKV: 9, Heads: 4, KVHeads: 2, HeadDim: 8, HeadDimV: 8}
 	if l.Packing == qkv.QKV3HD || l.Packing == qkv.QKVH3D {
@@ -34,7 +34,7 @@ func lengthsOf(l qkv.Layout) qkv.LayoutDims {
 	return n
 }
 
-// filled is a dense tensor [batch, seq, heads, dim] of numbers that depend on its place.
+// filled returns a dense tensor [batch, seq, heads, dim] with distinct numbers.
 func filled(salt, batch, seq, heads, dim int) View {
 	v := tensor.New(tensor.F32, batch, seq, heads, dim)
 	for i := range tensor.Data[float32](v) {
@@ -43,8 +43,7 @@ func filled(salt, batch, seq, heads, dim int) View {
 	return v
 }
 
-// packed writes a case whose q, k and v, the same numbers for all layouts of the same lengths, lie in
-// a layout.
+// packed writes a case with q, k and v in a layout. The numbers are equal for all layouts with the same lengths.
 func packed(t *testing.T, l qkv.Layout, n qkv.LayoutDims, meta map[string]string) string {
 	t.Helper()
 	var entries []safetensors.Entry
@@ -52,7 +51,7 @@ func packed(t *testing.T, l qkv.Layout, n qkv.LayoutDims, meta map[string]string
 		entries = append(entries, safetensors.Floats(name, safetensors.F32, shape, tensor.Data[float32](v)))
 	}
 	place, m := l, n
-	if l.Q == qkv.THD && l.KV != qkv.THD { // documents that are a batch
+	if l.Q == qkv.THD && l.KV != qkv.THD { // documents as a batch
 		m.SeqQ, place.Q = n.Batch*n.SeqQ, qkv.BSHD
 	}
 	var buffers []View
@@ -95,8 +94,7 @@ func with(meta map[string]string, pairs ...string) map[string]string {
 	return out
 }
 
-// Every layout, declared or detected, gives what three tensors with the batch first give, bit for
-// bit, whatever rows a rank reads.
+// Every layout, declared or detected, gives the same bits as three separate tensors, for any rows of a rank.
 func TestEveryLayoutGivesTheSameBits(t *testing.T) {
 	spec := Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"}, DType: "fp32"}
 	detected := 0
@@ -127,9 +125,9 @@ func TestEveryLayoutGivesTheSameBits(t *testing.T) {
 		}
 		check(packed(t, l, n, with(meta, "layout", l.String())), true)
 		if l.Packing == qkv.Separate && (l.Q != l.KV || l.Q == qkv.SBHD) {
-			continue // the order of axes of tensors that stand alone is named, not guessed
+			continue // the order of axes of separate tensors is declared, not detected
 		}
-		if l.Packing == qkv.QKVHeads { // which only the metadata can divide
+		if l.Packing == qkv.QKVHeads { // only the metadata can divide the heads
 			meta["heads"] = "4"
 		}
 		check(packed(t, l, n, meta), false)
@@ -140,7 +138,7 @@ func TestEveryLayoutGivesTheSameBits(t *testing.T) {
 	}
 }
 
-// The lengths that tell layouts apart are those of dout, of the metadata, or none.
+// Layouts are distinguished by the lengths of dout, by the metadata, or not at all.
 func TestDetection(t *testing.T) {
 	for _, c := range []struct {
 		shapes shapes
@@ -156,10 +154,10 @@ func TestDetection(t *testing.T) {
 		{shapes{"qkv": {9, 2, 3, 5, 8}, "dout": {2, 9, 5, 8}}, nil, "sb3hd", nil},
 		{shapes{"qkv": {2, 9, 8, 8}}, map[string]string{"heads": "4"}, "bs(h+2h_g)d", nil},
 		{shapes{"qkv": {2, 9, 8, 8}}, map[string]string{"kv_heads": "1"}, "bs(h+2h_g)d", nil},
-		{shapes{"qkv": {2, 9, 8, 8}}, nil, "", []string{"say heads", "bs(h+2h_g)d and sb(h+2h_g)d"}},
-		{shapes{"qkv": {2, 9, 8, 16}, "dout": {2, 9, 4, 16}}, nil, "", []string{"say heads", "bs(h+2h_g)d"}},
+		{shapes{"qkv": {2, 9, 8, 8}}, nil, "", []string{"heads or kv_heads", "bs(h+2h_g)d and sb(h+2h_g)d"}},
+		{shapes{"qkv": {2, 9, 8, 16}, "dout": {2, 9, 4, 16}}, nil, "", []string{"heads or kv_heads", "bs(h+2h_g)d"}},
 		{shapes{"qkv": {2, 9, 8, 16}, "dout": {2, 9, 6, 16}}, map[string]string{"head_dim": "16"}, "",
-			[]string{"say heads", "bs(h+2h_g)d"}},
+			[]string{"heads or kv_heads", "bs(h+2h_g)d"}},
 		{shapes{"qkv": {2, 9, 8, 16}, "dout": {2, 9, 4, 16}}, map[string]string{"kv_heads": "2"}, "bs(h+2h_g)d", nil},
 		{shapes{"qkv": {9, 2, 8, 16}, "dout": {2, 9, 4, 16}}, map[string]string{"heads": "4"}, "sb(h+2h_g)d", nil},
 		{shapes{"qkv": {2, 9, 8, 16}, "dout": {2, 9, 4, 16}}, map[string]string{"layout": "bs(h+2h_g)d"}, "bs(h+2h_g)d",
@@ -171,7 +169,7 @@ func TestDetection(t *testing.T) {
 		{shapes{"qkv": {9, 3, 5, 8}}, map[string]string{"docs": "[4,5]", "heads": "5"}, "t3hd", nil},
 		{shapes{"qkv": {9, 3, 5, 8}}, map[string]string{"docs": "[4,5]"}, "", []string{"t3hd", "tg(h/g+2)d"}},
 		{shapes{"qkv": {9, 3, 5, 8}}, map[string]string{"heads": "3"}, "bs(h+2h_g)d", nil},
-		{shapes{"qkv": {2, 9, 4, 3, 8}}, nil, "bsh3d", nil}, // which bsg(h/g+2)d is too, with a group for each head
+		{shapes{"qkv": {2, 9, 4, 3, 8}}, nil, "bsh3d", nil}, // equal to bsg(h/g+2)d with a group per head
 		{shapes{"qkv": {2, 9, 4, 5, 8}}, nil, "bsg(h/g+2)d", nil},
 		{shapes{"q": {2, 9, 4, 8}, "kv": {2, 7, 2, 4, 8}}, nil, "bshd_bs2hd", nil},
 		{shapes{"q": {2, 9, 4, 8}, "kv": {2, 7, 4, 2, 8}}, nil, "bshd_bsh2d", nil},
@@ -184,7 +182,7 @@ func TestDetection(t *testing.T) {
 			"", []string{"docs"}},
 		{shapes{"q": {18, 4, 8}, "k": {2, 9, 2, 8}, "v": {2, 9, 2, 8}}, map[string]string{"layout": "thd_bshd_bshd",
 			"docs": "[8,10]"}, "", []string{"[8,10]", "of 9 keys"}},
-		{shapes{"qkv": {2, 9, 3, 5, 8}, "q": {2, 9, 5, 8}}, nil, "", []string{`"q" stands beside "qkv"`}},
+		{shapes{"qkv": {2, 9, 3, 5, 8}, "q": {2, 9, 5, 8}}, nil, "", []string{`"q"`, `"qkv"`}},
 		{shapes{"qkv": {2, 9, 3, 5, 8}}, map[string]string{"layout": "bshd"}, "", []string{"[q k v]", "[qkv]"}},
 		{shapes{"qkv": {2, 9, 3, 5, 8}}, map[string]string{"layout": "bs4hd"}, "", []string{"bs4hd", "bs3hd"}},
 		{shapes{"qkv": {2, 9, 3, 5, 8}}, map[string]string{"layout": "bs3hd", "head_dim": "9"}, "",
@@ -216,7 +214,7 @@ func TestDetection(t *testing.T) {
 	}
 }
 
-// What is not understood is refused by name: the attention that somebody meant is another one.
+// Unknown tensors and metadata are refused by name, since they may mean another attention.
 func TestNothingIsIgnored(t *testing.T) {
 	refused := func(s shapes, meta map[string]string, says ...string) {
 		t.Helper()
@@ -244,7 +242,7 @@ func TestNothingIsIgnored(t *testing.T) {
 	} {
 		refused(good, map[string]string{key: value}, `metadata "`+key+`"`, "causal, window, docs")
 	}
-	// The results of another run, and words, change nothing.
+	// Results of another run, and descriptions, change nothing.
 	c, err := Open(write(t, good.with("out", 1).with("lse", 1).with("dq", 1).with("dk", 1).with("dv", 1),
 		map[string]string{"format": "pt", "__tool": "x", "comment": "mask", "case": "17", "author": "x", "seed": "1",
 			"max_logit": "false", "sink": ""}))
@@ -254,7 +252,7 @@ func TestNothingIsIgnored(t *testing.T) {
 	c.Close()
 }
 
-// FuzzMetadata: whatever is accepted is known by name, and a mask of the lengths that are there.
+// FuzzMetadata checks that accepted metadata has known names and a mask with the lengths of the file.
 func FuzzMetadata(f *testing.F) {
 	for _, s := range []string{
 		"causal=true\nwindow=3", "docs=[4,5]", "docs=[[4,5]]", "softcap=1e400", "scale=nan", "layout=sbhd",
@@ -308,7 +306,7 @@ func FuzzMetadata(f *testing.F) {
 	})
 }
 
-// accepted is what is wrong with a case that was not refused.
+// accepted returns the fault of a case that was wrongly accepted.
 func accepted(c *Case, meta map[string]string) error {
 	for key := range meta {
 		known := slices.Contains(metadataKeys, key) || slices.Contains(harmless, key) || strings.HasPrefix(key, "__")

@@ -15,18 +15,18 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// Masks holds the visibility of keys by the metadata.
+// Masks holds the masks of the metadata.
 type Masks struct {
 	partition.Diagonal
-	// Docs are the lengths of packed documents, in queries: one list for all samples, or one for each;
-	// nil: none. DocsKV are those in keys; nil: the same.
+	// Docs are the lengths of packed documents in queries: one list for all samples, or one per sample; nil: none.
+	// DocsKV are the lengths in keys; nil: equal.
 	Docs, DocsKV [][]int
-	Slices       []partition.Slice // in place of all others
+	Slices       []partition.Slice // in place of all other masks
 
-	of []partition.Mask // one for all samples, or one for each
+	of []partition.Mask // one for all samples, or one per sample
 }
 
-// Apart reports whether samples may have masks that differ.
+// Apart reports whether samples may have different masks.
 func (m *Masks) Apart() bool { return len(m.of) > 1 }
 
 // String returns the mask in words: "causal from the top left, window (9, 5), documents of each sample".
@@ -50,7 +50,7 @@ func (m *Masks) String() string {
 	return strings.Join(words, ", ")
 }
 
-// readMasks reads the masks of a case with known lengths. The error has all faults.
+// readMasks reads the masks of a case with known lengths. The error lists all faults.
 func (c *Case) readMasks() (m Masks, err error) {
 	r := reader{path: c.Path, metadata: c.file.Metadata()}
 	r.diagonal(&m.Diagonal)
@@ -69,7 +69,7 @@ func (c *Case) readMasks() (m Masks, err error) {
 		}
 		return m, errors.Join(r.faults...)
 	case keys.lists != nil && queries.lists == nil:
-		r.fault("docs_kv", errors.New("lengths in keys stand beside \"docs\", and there are none"))
+		r.fault("docs_kv", errors.New("it needs \"docs\""))
 		return m, errors.Join(r.faults...)
 	}
 	m.of, err = c.documentsOf(&m, queries, keys)
@@ -125,13 +125,13 @@ func parseWindow(s string) (left, right int, err error) {
 		left = max(left, -1)
 	}
 	if err != nil || left < -1 || right < -1 {
-		return -1, -1, errors.New("want the number of keys before a query's own, or two with a comma, before and " +
-			"behind it; -1 or nothing: all")
+		return -1, -1, errors.New("want the number of keys before a query's own, or L,R for before and after; -1 " +
+			"or nothing: all")
 	}
 	return left, right, nil
 }
 
-// alone rejects other masks beside slices. Values without effect may be there.
+// alone rejects other masks besides slices. Values without effect are allowed.
 func (r *reader) alone(m *Masks, queries, keys documents) {
 	for _, other := range []struct {
 		key  string
@@ -139,22 +139,21 @@ func (r *reader) alone(m *Masks, queries, keys documents) {
 	}{{"causal", m.Causal}, {"window", m.Left >= 0 || m.Right >= 0}, {"docs", queries.lists != nil},
 		{"docs_kv", keys.lists != nil}} {
 		if other.asks {
-			r.fault(other.key, errors.New("\"slices\" stand in place of causal, window and docs; leave one of them "+
-				"out"))
+			r.fault(other.key, errors.New(`"slices" replace causal, window and docs; remove one of the two`))
 		}
 	}
 }
 
 func (c *Case) slicesOf(list []partition.Slice) ([]partition.Mask, error) {
 	if c.batches {
-		return nil, fmt.Errorf("layout %v has queries of documents and keys of samples, which slices of both at once "+
-			"do not fit", c.Input.Layout)
+		return nil, fmt.Errorf("layout %v has queries of documents and keys of samples, which slices do not support",
+			c.Input.Layout)
 	}
 	mask, err := partition.SliceMaskOf(c.SeqQ, c.SeqKV, list)
 	return []partition.Mask{mask}, err
 }
 
-// documentsOf sets the documents of m, and returns the mask of all samples or of each.
+// documentsOf sets the documents of m, and returns one mask for all samples, or one per sample.
 func (c *Case) documentsOf(m *Masks, queries, keys documents) ([]partition.Mask, error) {
 	if c.batches && queries.lists != nil {
 		if err := c.evenly(queries, keys); err != nil {
@@ -164,12 +163,11 @@ func (c *Case) documentsOf(m *Masks, queries, keys documents) ([]partition.Mask,
 	}
 	for _, d := range []documents{queries, keys} {
 		if d.samples && len(d.lists) != c.Batch {
-			return nil, fmt.Errorf("there are lists of %d samples, and the batch has %d", len(d.lists), c.Batch)
+			return nil, fmt.Errorf("lists for %d samples, but the batch has %d", len(d.lists), c.Batch)
 		}
 	}
 	if keys.lists != nil && keys.samples != queries.samples {
-		return nil, errors.New("\"docs\" and \"docs_kv\" must both be lists of lengths, or both have a list for each " +
-			"sample")
+		return nil, errors.New("\"docs\" and \"docs_kv\" must both be lists of lengths, or both lists per sample")
 	}
 	m.Docs, m.DocsKV = queries.lists, keys.lists
 	if slices.EqualFunc(m.Docs, m.DocsKV, slices.Equal) && c.SeqQ == c.SeqKV {
@@ -206,14 +204,14 @@ func alike(lists [][]int) bool {
 	return !slices.ContainsFunc(lists, func(l []int) bool { return !slices.Equal(l, lists[0]) })
 }
 
-// evenly returns an error unless the documents equal the batch of k and v, which then replaces them.
+// evenly returns an error unless the documents equal the samples of k and v.
 func (c *Case) evenly(queries, keys documents) error {
 	other := func(n int) bool { return n != c.SeqKV }
 	even := func(d documents) bool {
 		return !d.samples && len(d.lists[0]) == c.Batch && !slices.ContainsFunc(d.lists[0], other)
 	}
 	if !even(queries) || keys.lists != nil && !even(keys) {
-		return fmt.Errorf("layout %v has %d documents of %d keys; documents of other lengths are not in this build",
+		return fmt.Errorf("layout %v has %d documents of %d keys; other lengths are not in this build",
 			c.Input.Layout, c.Batch, c.SeqKV)
 	}
 	return nil
@@ -225,19 +223,19 @@ const (
 	maxSlices = 1 << 16
 )
 
-// documents holds the lengths of the metadata: a list for all samples, or one for each.
+// documents holds document lengths: one list for all samples, or one per sample.
 type documents struct {
 	lists   [][]int // nil: none
-	samples bool    // a list for each sample
+	samples bool    // one list per sample
 }
 
-// length reads an integer of JSON, and refuses null, fractions and numbers beyond an int.
+// length is an integer in JSON. It refuses null, fractions and numbers outside int.
 type length int
 
 // UnmarshalJSON reads a length.
 func (n *length) UnmarshalJSON(b []byte) error {
 	if bytes.Equal(b, []byte("null")) {
-		return errors.New("null is no length")
+		return errors.New("null is not a length")
 	}
 	return json.Unmarshal(b, (*int)(n))
 }
@@ -260,8 +258,8 @@ func (l lengthList) ints() []int {
 	return out
 }
 
-// parseDocuments reads a JSON list of lengths, or a list of such lists, one for each sample. An empty list, and null,
-// are no documents.
+// parseDocuments reads a JSON list of lengths, or a list of such lists, one per sample. An empty list or null means no
+// documents.
 func parseDocuments(text string) (d documents, err error) {
 	if err := files.Modest([]byte(text), maxDocs+1); err != nil {
 		return d, err
@@ -275,7 +273,7 @@ func parseDocuments(text string) (d documents, err error) {
 	}
 	var each []lengthList
 	if json.Unmarshal([]byte(text), &each) != nil {
-		return d, errors.New("want a JSON list of document lengths, or a list of such lists, one for each sample")
+		return d, errors.New("want a JSON list of document lengths, or a list of such lists, one per sample")
 	}
 	d.samples = true
 	for _, l := range each {
@@ -284,7 +282,7 @@ func parseDocuments(text string) (d documents, err error) {
 	return d, nil
 }
 
-// tokens counts the tokens of one list; 0: there is none, there are several, or readMasks refuses it.
+// tokens counts the tokens of a single list; 0 for none, several, or one that readMasks refuses.
 func (d documents) tokens() (sum int) {
 	if len(d.lists) != 1 {
 		return 0
@@ -298,10 +296,10 @@ func (d documents) tokens() (sum int) {
 	return sum
 }
 
-var errSlice = errors.New("want [q0, q1, k0, k1, mask]: queries q0 to q1 and keys k0 to k1, the ends excluded, and " +
+var errSlice = errors.New("want [q0, q1, k0, k1, mask]: queries q0 to q1 and keys k0 to k1, ends excluded, and mask " +
 	"full, causal, inv_causal or bi_causal")
 
-// parseSlices reads a JSON list of slices. An empty list, and null, are none, as of documents.
+// parseSlices reads a JSON list of slices. An empty list or null means none.
 func parseSlices(text string) ([]partition.Slice, error) {
 	if err := files.Modest([]byte(text), 6*maxSlices+1); err != nil {
 		return nil, err
@@ -311,7 +309,7 @@ func parseSlices(text string) ([]partition.Slice, error) {
 		return nil, errors.New("want a JSON list of slices [q0, q1, k0, k1, mask]")
 	}
 	if len(list) > maxSlices {
-		return nil, fmt.Errorf("there are %d slices; at most %d are read", len(list), maxSlices)
+		return nil, fmt.Errorf("%d slices; want at most %d", len(list), maxSlices)
 	}
 	var out []partition.Slice
 	for i, text := range list {

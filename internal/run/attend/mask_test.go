@@ -18,13 +18,13 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// shapesOf are tensors of those lengths.
+// shapesOf returns tensors of the given lengths.
 func shapesOf(batch, seqQ, seqKV int) shapes {
 	return shapes{"q": {batch, seqQ, 2, 4}, "k": {batch, seqKV, 1, 4}, "v": {batch, seqKV, 1, 3}, "dout": {batch, seqQ,
 		2, 3}}
 }
 
-// What is malformed is refused, by the name of its key.
+// Malformed metadata is refused, with the name of its key.
 func TestMasksThatAreRefused(t *testing.T) {
 	for _, c := range []struct {
 		meta  map[string]string
@@ -33,13 +33,13 @@ func TestMasksThatAreRefused(t *testing.T) {
 	}{
 		{map[string]string{"causal": "bottom_right"}, "causal", "top_left"},
 		{map[string]string{"causal": "Top_Left"}, "causal", "top_left"},
-		{map[string]string{"window": "3,"}, "window", "with a comma"},
-		{map[string]string{"window": ",3"}, "window", "with a comma"},
-		{map[string]string{"window": "3,-2"}, "window", "with a comma"},
-		{map[string]string{"window": "-2,3"}, "window", "with a comma"},
-		{map[string]string{"window": "1,2,3"}, "window", "with a comma"},
-		{map[string]string{"window": "[1,2]"}, "window", "with a comma"},
-		{map[string]string{"window": "1.5"}, "window", "with a comma"},
+		{map[string]string{"window": "3,"}, "window", "L,R"},
+		{map[string]string{"window": ",3"}, "window", "L,R"},
+		{map[string]string{"window": "3,-2"}, "window", "L,R"},
+		{map[string]string{"window": "-2,3"}, "window", "L,R"},
+		{map[string]string{"window": "1,2,3"}, "window", "L,R"},
+		{map[string]string{"window": "[1,2]"}, "window", "L,R"},
+		{map[string]string{"window": "1.5"}, "window", "L,R"},
 		{map[string]string{"docs": "[4,5.5]"}, "docs", "JSON list"},
 		{map[string]string{"docs": "[9,null]"}, "docs", "JSON list"},
 		{map[string]string{"docs": "[[9],9]"}, "docs", "JSON list"},
@@ -50,15 +50,15 @@ func TestMasksThatAreRefused(t *testing.T) {
 		{map[string]string{"docs": "9"}, "docs", "JSON list"},
 		{map[string]string{"docs": "[10,-1]"}, "docs", "document 0 has 10"},
 		{map[string]string{"docs": "[-1,10]"}, "docs", "document 0 has -1"},
-		{map[string]string{"docs": "[[9]]"}, "docs", "lists of 1 samples, and the batch has 2"},
-		{map[string]string{"docs": "[[9],[9],[9]]"}, "docs", "lists of 3 samples"},
+		{map[string]string{"docs": "[[9]]"}, "docs", "1 samples"},
+		{map[string]string{"docs": "[[9],[9],[9]]"}, "docs", "3 samples"},
 		{map[string]string{"docs": "[[9],[4,4]]"}, "docs", "sample 1: documents hold 8"},
 		{map[string]string{"docs": "[[9],[]]"}, "docs", "sample 1: there are no documents"},
-		{map[string]string{"docs_kv": "[9]"}, "docs_kv", "beside \"docs\""},
-		{map[string]string{"docs_kv": "[[9],[9]]", "docs": "[]"}, "docs_kv", "beside \"docs\""},
+		{map[string]string{"docs_kv": "[9]"}, "docs_kv", "\"docs\""},
+		{map[string]string{"docs_kv": "[[9],[9]]", "docs": "[]"}, "docs_kv", "\"docs\""},
 		{map[string]string{"docs_kv": "nine", "docs": "[9]"}, "docs_kv", "JSON list"},
 		{map[string]string{"docs_kv": "[9]", "docs": "[4,5]"}, "docs",
-			"2 documents by their lengths in queries, and 1"},
+			"2 in queries, 1 in keys"},
 		{map[string]string{"docs_kv": "[4,4]", "docs": "[4,5]"}, "docs", "in keys"},
 		{map[string]string{"docs_kv": "[[9],[9]]", "docs": "[9]"}, "docs", "must both"},
 		{map[string]string{"docs_kv": "[9]", "docs": "[[9],[9]]"}, "docs", "must both"},
@@ -72,14 +72,14 @@ func TestMasksThatAreRefused(t *testing.T) {
 		{map[string]string{"slices": `[[0,9,0,99999999999999999999,"full"]]`}, "slices", "slice 0: want"},
 		{map[string]string{"slices": `[[0,9,0,9,0]]`}, "slices", "slice 0: want"},
 		{map[string]string{"slices": `[[0,9,0,9,"FULL"]]`}, "slices", "none of full, causal, inv_causal, bi_causal"},
-		{map[string]string{"slices": `[[0,10,0,9,"full"]]`}, "slices", "slice 0 has the queries 0 to 10"},
-		{map[string]string{"slices": `[[0,9,-1,9,"full"]]`}, "slices", "slice 0 has the keys -1 to 9"},
-		{map[string]string{"slices": `[[5,4,0,9,"full"]]`}, "slices", "slice 0 has the queries 5 to 4"},
-		{map[string]string{"slices": `[[0,9,0,9,"full"]]`, "causal": "true"}, "causal", "in place of"},
-		{map[string]string{"slices": `[[0,9,0,9,"full"]]`, "causal": "top_left"}, "causal", "in place of"},
-		{map[string]string{"slices": `[[0,9,0,9,"full"]]`, "window": "-1,3"}, "window", "in place of"},
-		{map[string]string{"slices": `[[0,9,0,9,"full"]]`, "docs": "[9]"}, "docs", "in place of"},
-		{map[string]string{"slices": `[[0,9,0,9,"full"]]`, "docs_kv": "[9]"}, "docs_kv", "in place of"},
+		{map[string]string{"slices": `[[0,10,0,9,"full"]]`}, "slices", "slice 0: queries 0 to 10"},
+		{map[string]string{"slices": `[[0,9,-1,9,"full"]]`}, "slices", "slice 0: keys -1 to 9"},
+		{map[string]string{"slices": `[[5,4,0,9,"full"]]`}, "slices", "slice 0: queries 5 to 4"},
+		{map[string]string{"slices": `[[0,9,0,9,"full"]]`, "causal": "true"}, "causal", "slices"},
+		{map[string]string{"slices": `[[0,9,0,9,"full"]]`, "causal": "top_left"}, "causal", "slices"},
+		{map[string]string{"slices": `[[0,9,0,9,"full"]]`, "window": "-1,3"}, "window", "slices"},
+		{map[string]string{"slices": `[[0,9,0,9,"full"]]`, "docs": "[9]"}, "docs", "slices"},
+		{map[string]string{"slices": `[[0,9,0,9,"full"]]`, "docs_kv": "[9]"}, "docs_kv", "slices"},
 	} {
 		f, err := Open(write(t, shapesOf(2, 9, 9), c.meta))
 		if err == nil {
@@ -93,7 +93,7 @@ func TestMasksThatAreRefused(t *testing.T) {
 	}
 }
 
-// metadataOf says a definition in the words of a file; all is so many samples alike.
+// metadataOf converts a definition to metadata for all equal samples.
 func metadataOf(t *testing.T, d attentiontest.Definition) map[string]string {
 	t.Helper()
 	text := func(x any) string {
@@ -130,13 +130,13 @@ func metadataOf(t *testing.T, d attentiontest.Definition) map[string]string {
 	return meta
 }
 
-// A file's words mean what the definition of a mask says, pair by pair.
+// The metadata gives the mask of the definition, pair by pair.
 func TestMetadataAreTheDefinition(t *testing.T) {
 	kinds := map[string]int{}
 	for seed := range uint64(300) {
 		d := attentiontest.RandomDefinition(seed, 12)
 		if !d.Diagonal.Causal {
-			d.Diagonal.TopLeft = false // a file says the alignment of a causal mask alone
+			d.Diagonal.TopLeft = false // metadata sets only the alignment of a causal mask
 		}
 		if d.Slices != nil && len(d.Slices) == 0 {
 			continue
@@ -173,7 +173,7 @@ func TestMetadataAreTheDefinition(t *testing.T) {
 	}
 }
 
-// Samples with documents of their own give what each gives alone, bit for bit.
+// Samples with different documents give the same bits as each sample alone.
 func TestSamplesOfTheirOwn(t *testing.T) {
 	meta := map[string]string{"causal": "true"}
 	docs := []string{"[9,4]", "[0,13]", "[0,13]", "[3,3,0,7]"}
@@ -201,7 +201,7 @@ func TestSamplesOfTheirOwn(t *testing.T) {
 				if c.seqKV != 13 {
 					alone["docs_kv"] = keys[b]
 				}
-				if layout == "document" { // the rows of a rank are those of the pieces of all samples
+				if layout == "document" { // the rows of a rank follow the pieces of all samples
 					spec.Layout = "zigzag"
 				}
 				want, one := run(t, sample(t, path, b, alone), 3, spec)
@@ -224,7 +224,7 @@ func TestSamplesOfTheirOwn(t *testing.T) {
 	}
 }
 
-// sample writes one sample of a file as a file of its own.
+// sample writes one sample of a file as a new file.
 func sample(t *testing.T, path string, b int, meta map[string]string) string {
 	t.Helper()
 	f, err := safetensors.Open(path)
@@ -247,7 +247,7 @@ func sample(t *testing.T, path string, b int, meta map[string]string) string {
 	return out
 }
 
-// The fixtures of masks were computed in float64 by scripts/oracle/masks.py, which asks for each pair.
+// scripts/oracle/masks.py computed the mask fixtures in float64, pair by pair.
 func TestMaskFixtures(t *testing.T) {
 	paths, err := filepath.Glob("testdata/masks/*.safetensors")
 	if err != nil || len(paths) != 16 {
@@ -283,7 +283,7 @@ func TestMaskFixtures(t *testing.T) {
 	}
 }
 
-// Documents one behind another may have other lengths in keys, too.
+// Consecutive documents may also have other lengths in keys.
 func TestDocumentsOneBehindAnother(t *testing.T) {
 	meta := map[string]string{"docs": "[4,0,5]", "docs_kv": "[2,1,8]", "causal": "true"}
 	batched := shapes{"q": {1, 9, 2, 4}, "k": {1, 11, 1, 4}, "v": {1, 11, 1, 3}, "dout": {1, 9, 2, 3}}
@@ -305,7 +305,7 @@ func TestDocumentsOneBehindAnother(t *testing.T) {
 	}
 }
 
-// Values that ask for nothing may stand beside each other, as programs write them that write every key.
+// Values without effect may be combined, since some programs write every key.
 func TestMasksThatAskForNothing(t *testing.T) {
 	for _, meta := range []map[string]string{
 		{"causal": "true", "window": "", "docs": "[]", "docs_kv": "", "slices": ""},
@@ -323,7 +323,7 @@ func TestMasksThatAskForNothing(t *testing.T) {
 			t.Errorf("%v: %d pairs, want those of a causal mask", meta, n)
 		}
 	}
-	// Samples that are alike, and lengths in keys that do not differ, are as if they had not been said.
+	// Equal samples, and equal lengths in keys, have no effect.
 	c, err := Open(write(t, shapesOf(2, 9, 9), map[string]string{"docs": "[[4,5],[4,5]]", "docs_kv": "[[4,5],[4,5]]"}))
 	if err != nil {
 		t.Fatal(err)
@@ -335,7 +335,7 @@ func TestMasksThatAskForNothing(t *testing.T) {
 	}
 }
 
-// Layout document is refused where it cannot be, and not where it can.
+// Layout document is refused only for masks that it does not support.
 func TestLayoutDocumentNeedsAsManyKeys(t *testing.T) {
 	for _, c := range []struct {
 		seqKV int
@@ -360,7 +360,7 @@ func TestLayoutDocumentNeedsAsManyKeys(t *testing.T) {
 	}
 }
 
-// acceptedMasks is what is wrong with the masks of a case that was not refused.
+// acceptedMasks returns the fault of masks that were wrongly accepted.
 func acceptedMasks(c *Case) error {
 	if n := len(c.Masks.of); n != 1 && n != c.Batch {
 		return fmt.Errorf("%d masks of %d samples", n, c.Batch)
@@ -392,7 +392,7 @@ func acceptedMasks(c *Case) error {
 	return nil
 }
 
-// FuzzMaskText: what the parsers of masks accept is JSON that says the same.
+// FuzzMaskText checks that the mask parsers accept only JSON with the same meaning.
 func FuzzMaskText(f *testing.F) {
 	for _, s := range []string{
 		"[]", "null", "[4,5]", "[[4,5],[9]]", "[[],[0]]", "[-1]", "[1e3]", "[null]", "[[null]]", "[[1],2]", " [1 ] ",

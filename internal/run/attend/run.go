@@ -18,11 +18,11 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Spec is how a case is run.
+// Spec describes how to run a case.
 type Spec struct {
 	In, Out       string
-	ring.Strategy        // how it runs; the backend is one of the device's
-	DType         string // fp64, fp32, bf16, fp16: the type of the computation
+	ring.Strategy        // the backend must support the device
+	DType         string // element type of the computation: fp64, fp32, bf16, fp16
 	Device        string // cpu or cuda
 	Machine       machine.Machine
 	// Remedies are needed by the chosen Backend.
@@ -41,17 +41,16 @@ type Report struct {
 	Device    string  `json:"device"`
 	Hops      int     `json:"hops"`    // of rank 0, for the first sample
 	Balance   float64 `json:"balance"` // mean over maximum of the ranks' visible pairs in all heads
-	// Pairs counts the visible (query, key) pairs of one head of one sample; of all samples where these have documents
-	// of their own.
+	// Pairs counts the visible (query, key) pairs of one head: of one sample, or of all samples if their masks differ.
 	Pairs int    `json:"pairs"`
-	Mask  string `json:"mask"` // in words
-	// QKVLayout is how the file holds q, k and v, by the names of package qkv.
+	Mask  string `json:"mask"` // for people
+	// QKVLayout names the tensor layout of the file, as in package qkv.
 	QKVLayout         string  `json:"qkv_layout"`
-	QKVLayoutDeclared bool    `json:"qkv_layout_declared"` // by the metadata; else detected
-	Seconds           float64 `json:"seconds"`             // forward and backward, the slowest rank
+	QKVLayoutDeclared bool    `json:"qkv_layout_declared"` // named in the metadata, not detected
+	Seconds           float64 `json:"seconds"`             // forward and backward, on the slowest rank
 }
 
-// shape returns the case's partition over that many ranks, with the mask of the first sample.
+// shape returns the partition of a case over ranks, with the mask of the first sample.
 func (c *Case) shape(layout partition.LayoutName, ranks int) (partition.Shape, error) {
 	var docs []int
 	err := layout.Check()
@@ -66,7 +65,7 @@ func (c *Case) shape(layout partition.LayoutName, ranks int) (partition.Shape, e
 	return partition.Shape{SeqQ: c.SeqQ, SeqKV: c.SeqKV, Size: ranks, Layout: l, Mask: mask}, nil
 }
 
-// Check finds the faults of a spec before any process is spawned.
+// Check reports faults of a spec before any process is spawned.
 func (s Spec) Check(c *Case, ranks int) error {
 	shape, err := c.shape(s.Layout, ranks)
 	if err != nil {
@@ -76,7 +75,7 @@ func (s Spec) Check(c *Case, ranks int) error {
 		return err
 	}
 	if has := backends[s.Device]; !slices.Contains(has, s.Backend) {
-		return fmt.Errorf("backend %q is none of %s, which are what %s has", s.Backend, strings.Join(has, ", "),
+		return fmt.Errorf("backend %q: %[3]s supports %[2]s", s.Backend, strings.Join(has, ", "),
 			s.where())
 	}
 	if s.Inner < 0 || s.GatherHeads < 0 {
@@ -92,13 +91,12 @@ func (s Spec) Check(c *Case, ranks int) error {
 			s.Algorithm != "allgather" && c.Masks.Left < 0 && c.Masks.Right < 0 && c.Masks.Slices == nil)},
 	} {
 		if f.unread {
-			return fmt.Errorf("%s has no effect with --algorithm %s; leave it out, or give --algorithm %s", f.flag,
+			return fmt.Errorf("%s has no effect with --algorithm %s; drop it, or pass --algorithm %s", f.flag,
 				s.Algorithm, f.needs)
 		}
 	}
 	if s.GatherHeads > 0 && (c.Scores.Biased() || c.Scores.MaxLogit) {
-		return fmt.Errorf("--gather-heads %d: slopes, a bias and max_logit are of all heads; leave it out",
-			s.GatherHeads)
+		return fmt.Errorf("--gather-heads %d does not support slopes, a bias and max_logit; drop it", s.GatherHeads)
 	}
 	if _, err = ring.New(s.Algorithm, s.spec(c, shape), 0); err != nil && !slices.Contains(ring.Gathers, s.Gather) {
 		return fmt.Errorf("--gather %q: want one of %s", s.Gather, strings.Join(ring.Gathers, ", "))
@@ -119,12 +117,12 @@ var types = map[string]map[string]tensor.DType{
 
 var backends = map[string][]string{"cpu": {"flash", "reference"}, "cuda": {"fused", "flash", "reference"}}
 
-// Element returns the element type that is computed in.
+// Element returns the element type of the computation.
 func (s Spec) Element() (tensor.DType, error) {
 	t, ok := types[s.Device][s.DType]
 	if !ok {
 		names := slices.Sorted(maps.Keys(types[s.Device]))
-		return tensor.Invalid, fmt.Errorf("dtype %q is none of %s, which are what %s computes in", s.DType,
+		return tensor.Invalid, fmt.Errorf("dtype %q: %[3]s supports %[2]s", s.DType,
 			strings.Join(names, ", "), s.where())
 	}
 	return t, nil
@@ -140,8 +138,7 @@ func (s Spec) where() string {
 // View is a strided window onto device memory; see package tensor.
 type View = tensor.View
 
-// Run computes this rank's part of the case and, on rank 0, gathers and writes the result.
-// Every rank of the world calls it.
+// Run computes this rank's part of the case. Rank 0 gathers and writes the result. Every rank of the world calls it.
 func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *device.Device) (*Report, error) {
 	shape, err := c.shape(s.Layout, world.Size())
 	if err != nil {
@@ -225,7 +222,7 @@ func (c *Case) compute(ctx context.Context, world comm.Communicator, dev *device
 	return took, dev.Stream.Sync(ctx)
 }
 
-// wait blocks for a transfer that has just been begun.
+// wait waits for a transfer that was just begun.
 func wait(ctx context.Context) func(comm.Pending, error) error {
 	return func(p comm.Pending, err error) error {
 		if err != nil {
@@ -241,8 +238,7 @@ type local struct {
 	terms
 }
 
-// A result is a computed tensor: on the device, there in the type that is written, and on
-// the host.
+// A result is a computed tensor: on the device, on the device in the type of the file, and on the host.
 type result struct{ dev, wide, host View }
 
 func (l *local) results(backward bool) []*result {
@@ -253,8 +249,7 @@ func (l *local) results(backward bool) []*result {
 	return append(list, l.terms.results()...)
 }
 
-// wide returns the type of the files: float32, or float64 if that is
-// computed in.
+// wide returns the type of the files: float32, or float64 if the computation uses it.
 func wide(t tensor.DType) tensor.DType {
 	if t == tensor.F64 {
 		return tensor.F64
@@ -262,7 +257,7 @@ func wide(t tensor.DType) tensor.DType {
 	return tensor.F32
 }
 
-// load reads this rank's rows, and no others, and makes room for its results.
+// load reads only this rank's rows, and allocates its results.
 func (c *Case) load(ctx context.Context, s Spec, shape partition.Shape, rank int, dev *device.Device) (*local, error) {
 	dtype, err := s.Element()
 	if err != nil {
@@ -329,7 +324,7 @@ func (c *Case) load(ctx context.Context, s Spec, shape partition.Shape, rank int
 	return l, dev.Stream.Sync(ctx)
 }
 
-// places allocates a tensor of that type, here and there.
+// places allocates a tensor on the device and on the host.
 func places(dev *device.Device, dtype tensor.DType, shape [4]int) (r result, err error) {
 	n := shape[0] * shape[1] * shape[2] * shape[3]
 	if r.dev, err = dev.Vector("tensor", dtype, n); err != nil {
@@ -350,7 +345,7 @@ func places(dev *device.Device, dtype tensor.DType, shape [4]int) (r result, err
 	return r, nil
 }
 
-// eachRun calls f with every run of neighbouring positions.
+// eachRun calls f for every run of consecutive positions.
 func eachRun(spans []partition.Span, f func(start, n int) error) error {
 	for _, s := range spans {
 		if s.Stride == 1 {

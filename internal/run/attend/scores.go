@@ -17,13 +17,13 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Scores holds the options of a case besides scale, soft cap and mask.
+// Scores holds the options of a case other than scale, soft cap and mask.
 type Scores struct {
-	Sink     bool // a tensor of logits in the softmax's denominator
+	Sink     bool // the file has logits for the softmax's denominator
 	OffByOne bool // a sink of constant 0
 	ALiBi    bool
-	Bias     []int // its shape [1 or batch, 1 or heads, seq, seq_kv]; nil: none
-	MaxLogit bool  // the largest scores are a result
+	Bias     []int // shape [1 or batch, 1 or heads, seq, seq_kv]; nil: none
+	MaxLogit bool  // return the largest scores
 }
 
 var scoreTensors = []string{"sink", "alibi_slopes", "bias"}
@@ -69,14 +69,14 @@ func (c *Case) maxLogit() (err error) {
 	return nil
 }
 
-// Biased reports whether something is added to the scores.
+// Biased reports whether a bias or ALiBi is added to the scores.
 func (s *Scores) Biased() bool { return s.Bias != nil || s.ALiBi }
 
 func (c *Case) sink() error {
 	word := c.file.Metadata()["sink"]
 	switch {
 	case c.has("sink") && word != "":
-		return fmt.Errorf("%s: tensor \"sink\" stands beside metadata \"sink\" %.64q; leave one of them out", c.Path,
+		return fmt.Errorf("%s: both tensor \"sink\" and metadata \"sink\" %.64q; remove one of the two", c.Path,
 			word)
 	case c.has("sink"):
 		c.Scores.Sink = true
@@ -98,17 +98,17 @@ func (c *Case) shaped(name string, want ...int) error {
 	return err
 }
 
-// terms holds a rank's tensors for the scores of a case; absent ones are zero. A bias lies as in the file, with the
-// rank's rows: [batch times heads, rows, 1, seq_kv].
+// terms holds a rank's tensors for the scores; absent ones are zero. A bias has the layout of the file, with the rank's
+// rows: [batch times heads, rows, 1, seq_kv].
 type terms struct {
 	sink, slopes, bias         View
 	dsink, dbias, largest      result
 	biasBatch, biasHeads, rows int
-	// dbiasOf is the gradient of one group of samples, where several groups share a bias.
+	// dbiasOf is the gradient of one group of samples, if several groups share a bias.
 	dbiasOf View
 }
 
-// loadTerms reads the vectors, which every rank has whole, and the rows qs of the bias, and allocates results. t
+// loadTerms reads the vectors, which every rank needs completely, and the rows qs of the bias, and allocates results. t
 // is the type of LSE.
 func (c *Case) loadTerms(t tensor.DType, qs []partition.Span, dev *device.Device) (x terms, err error) {
 	heads, nq := [4]int{1, 1, c.Heads, 1}, partition.Count(qs)
@@ -138,7 +138,7 @@ func (c *Case) loadTerms(t tensor.DType, qs []partition.Span, dev *device.Device
 	}
 	switch {
 	case c.Scores.OffByOne:
-		load("sink", &x.sink, heads, func(View) error { return nil }) // it is 0
+		load("sink", &x.sink, heads, func(View) error { return nil }) // 0
 	case c.Scores.Sink:
 		load("sink", &x.sink, heads, whole("sink"))
 	}
@@ -189,7 +189,7 @@ func (x *terms) of(lo, hi int) terms {
 	return part
 }
 
-// addBias accumulates the gradient of a bias that several groups of samples share; the first group sets it.
+// addBias accumulates the gradient of a bias shared by several groups of samples. The first group sets it.
 func (x *terms) addBias(ops ring.Mover, first bool) {
 	switch {
 	case x.dbiasOf.IsZero():
@@ -222,7 +222,7 @@ func (x *terms) results() (list []*result) {
 
 func (c *Case) dsink() bool { return c.Scores.Sink && c.Backward }
 
-// sinks folds the sinks in, if there are any, and computes their gradient.
+// sinks folds the sinks into the result, if there are any, and computes their gradient.
 func (l *local) sinks(s attention.Sinks, acc attention.Partial) error {
 	if l.sink.IsZero() {
 		return nil
@@ -278,7 +278,7 @@ func overRows(v View) View {
 	return out
 }
 
-// largest sets the elements of to [batch, 1, heads, 1] to the largest of from [batch, rows, heads, 1].
+// largest sets to [batch, 1, heads, 1] to the maximum of from [batch, rows, heads, 1] over the rows.
 func largest[T tensor.Float](to, from View) {
 	x, y, heads := tensor.Data[T](from), tensor.Data[T](to), from.Len(tensor.Heads)
 	for i := range y {

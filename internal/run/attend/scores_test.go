@@ -13,8 +13,8 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// scoreCases are the files of scripts/oracle/scores.py: their results were computed in float64 over the
-// whole matrix of scores.
+// scoreCases returns the files of scripts/oracle/scores.py, with results computed in float64 over the whole matrix of
+// scores.
 func scoreCases(t *testing.T) []string {
 	t.Helper()
 	paths, err := filepath.Glob("testdata/*.safetensors")
@@ -24,7 +24,7 @@ func scoreCases(t *testing.T) []string {
 	return paths
 }
 
-// stored are the results that a case holds.
+// stored returns the results in a case.
 func stored(t *testing.T, path string) map[string][]float32 {
 	t.Helper()
 	all := results(t, path)
@@ -32,9 +32,9 @@ func stored(t *testing.T, path string) map[string][]float32 {
 	return all
 }
 
-// Every result of every case, whatever ranks, layout, algorithm and backend. Each layout meets each algorithm with
-// every other number of ranks, even ones or odd ones, and among these the slow backend with every other; a single rank
-// has all rows in any layout.
+// Every result of every case, for all numbers of ranks, layouts, algorithms and backends. Each layout and algorithm
+// runs with half of the numbers of ranks, even or odd, and the slow backend with half of these. With one rank, the
+// layout does not matter.
 func TestScoresOfEveryLayout(t *testing.T) {
 	most, turns := 6, 2
 	if testing.Short() { // each layout and algorithm with one number of ranks
@@ -45,7 +45,7 @@ func TestScoresOfEveryLayout(t *testing.T) {
 		for ranks := 1; ranks <= most; ranks++ {
 			for l, layout := range []partition.LayoutName{"contiguous", "zigzag", "striped", "document"} {
 				if layout == "document" && strings.Contains(path, "cross") {
-					continue // it has as many queries as keys
+					continue // it needs equal numbers of queries and keys
 				}
 				for i, algorithm := range ring.Algorithms {
 					if ranks == 1 && l > 0 || ranks > 1 && (ranks+i+l)%turns != 1 {
@@ -64,7 +64,7 @@ func TestScoresOfEveryLayout(t *testing.T) {
 	}
 }
 
-// same holds results to those that are wanted, to within a part of the largest of each tensor.
+// same compares results, with a tolerance relative to the largest element of each tensor.
 func same(t *testing.T, what string, got, want map[string][]float32, tolerance float64) {
 	t.Helper()
 	if !slices.Equal(slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want))) {
@@ -121,7 +121,7 @@ func TestSinkWithoutDout(t *testing.T) {
 	}
 }
 
-// Ranks without rows have nothing to add to scores and nothing to keep.
+// Ranks without rows have no score terms and no results.
 func TestScoresOfRanksWithoutRows(t *testing.T) {
 	few := shapes{
 		"q": {2, 3, 4, 8}, "k": {2, 3, 2, 8}, "v": {2, 3, 2, 6}, "dout": {2, 3, 4, 6},
@@ -142,12 +142,12 @@ func TestScoresOfRanksWithoutRows(t *testing.T) {
 	}
 }
 
-// Slopes, slices of a bias and largest scores go where their heads go: with groups of all sizes that trade heads, more
-// ranks than heads, several heads of queries to one of keys, and biases that samples or heads share.
+// Slopes, slices of a bias and largest scores follow their heads: with groups of all sizes that exchange heads, more
+// ranks than heads, grouped queries, and biases shared by samples or heads.
 func TestScoresTradeWithTheirHeads(t *testing.T) {
 	masks := []map[string]string{
 		{"causal": "true"},
-		{"causal": "true", "window": "6"}, // few rows of others: a halo
+		{"causal": "true", "window": "6"}, // few remote rows: a halo
 		{"docs": "[[9, 14], [16, 7]]", "causal": "true"},
 		{"slices": "[[0, 12, 0, 20, \"causal\"], [12, 23, 3, 23, \"full\"]]"},
 		{"window": "5,3", "softcap": "2"},

@@ -33,8 +33,7 @@ func TestMedian(t *testing.T) {
 	}
 }
 
-// The figure that the field compares: 4*S^2*H*D/2 for a causal forward pass, and 2.5 times
-// that backward.
+// The usual count is 4*S^2*H*D/2 for a causal forward pass, and 2.5 times that for the backward pass.
 func TestFLOPsAreThoseOfTheField(t *testing.T) {
 	const s, h, d = 128 << 10, 32, 128
 	want := 4 * float64(s) * float64(s) * h * d / 2
@@ -52,7 +51,7 @@ func TestFLOPsAreThoseOfTheField(t *testing.T) {
 	}
 }
 
-// ranks runs f on the ranks of one process, each with a compute stream of its own.
+// ranks runs f on ranks in this process, each with its own compute stream.
 func ranks(t *testing.T, n int, f func(r *Rank) error) {
 	t.Helper()
 	streams := make([]tensor.Stream, n)
@@ -114,7 +113,7 @@ func TestAttentionOfOneAndTwoRanks(t *testing.T) {
 	}
 }
 
-// moves says that some hop has transfers.
+// moves reports whether a hop has transfers.
 func moves(hops []HopTimes) bool {
 	return slices.ContainsFunc(hops, func(h HopTimes) bool { return h.Transfer > 0 && h.Compute > 0 })
 }
@@ -128,7 +127,7 @@ func TestTransfersCountWhatGoesOverALink(t *testing.T) {
 	ranks(t, 2, func(r *Rank) error {
 		return r.Comm(t.Context(), spec, func(row Transfer) error { rows = append(rows, row); return nil })
 	})
-	// Of 4096 bytes and two ranks: all of an exchange, half of a collective, twice that of all_reduce.
+	// With 4096 bytes and two ranks: all bytes for an exchange, half for a collective, twice that for all_reduce.
 	want := map[string]float64{"exchange": 4096, "all_reduce": 4096, "reduce_scatter": 2048, "all_gather": 2048}
 	if len(rows) != len(want) {
 		t.Fatalf("%d rows, want %d", len(rows), len(want))
@@ -139,7 +138,7 @@ func TestTransfersCountWhatGoesOverALink(t *testing.T) {
 		}
 	}
 	check(t, &Report{Bench: "comm", Ranks: 2, Machine: Machine{Device: "cpu"}, Comm: rows})
-	spec.Calls, spec.Iters, rows = Calls[:1], 0, nil // as many as it takes
+	spec.Calls, spec.Iters, rows = Calls[:1], 0, nil // until it is accurate
 	ranks(t, 2, func(r *Rank) error {
 		return r.Comm(t.Context(), spec, func(row Transfer) error { rows = append(rows, row); return nil })
 	})
@@ -173,7 +172,7 @@ func TestEveryOperationIsMeasured(t *testing.T) {
 	check(t, &Report{Bench: "ops", Ranks: 1, Machine: Machine{Device: "cpu"}, Ops: rows})
 }
 
-// check holds what every report must do: survive JSON, print, and draw.
+// check checks every report: it survives JSON and prints.
 func check(t *testing.T, r *Report) {
 	t.Helper()
 	r.Date = time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC)

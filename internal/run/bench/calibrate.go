@@ -16,49 +16,48 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// CalibrateSpec selects the measurements of `bench calibrate` with one backend of attention, for a cost table. All
-// ranks measure at once.
+// CalibrateSpec selects the measurements of `bench calibrate` with one attention backend, for a cost table. All ranks
+// measure at the same time.
 type CalibrateSpec struct {
 	Backend       string `json:"backend"`
 	DType         string `json:"dtype"` // of attention and activations
 	Deterministic bool   `json:"deterministic"`
 	Heads         int    `json:"heads"`
 	KVHeads       int    `json:"kv_heads"`
-	Dims          []int  `json:"dims"`  // of a head
-	Sizes         []int  `json:"sizes"` // queries, and keys, of a tile: every pair of them
+	Dims          []int  `json:"dims"`  // head dims
+	Sizes         []int  `json:"sizes"` // queries and keys of a tile, in every combination
 	Further       int    `json:"further"`
-	// Documents are the lengths of documents; one call has DocumentTokens tokens of one length.
+	// Documents are document lengths; each call has DocumentTokens tokens of documents of one length.
 	Documents      []int `json:"documents"`
 	DocumentTokens int   `json:"document_tokens"`
-	// MaskDims is the number of Dims, counted from the first, that have the largest tile with masks; 0: all.
+	// MaskDims is the number of Dims, from the first, for which masks are measured on the largest tile; 0: all.
 	MaskDims int `json:"mask_dims"`
 	// TransfersOnly measures only transfers.
 	TransfersOnly bool `json:"transfers_only"`
 	// Operations also measures operations of the model and transfers.
 	Operations bool    `json:"operations"`
-	Rows       []int   `json:"rows"` // of matrix products
+	Rows       []int   `json:"rows"` // rows of matrix products
 	Sides      []int   `json:"sides"`
-	Passes     []int   `json:"passes"` // tokens of passes over memory
+	Passes     []int   `json:"passes"` // tokens of elementwise operations
 	Links      []int64 `json:"links"`  // bytes
-	// Budget is the seconds that one figure may take, Iters its iterations at most.
+	// Budget is the time of one figure in seconds.
 	Budget float64 `json:"budget"`
-	// Heat is the seconds for which the device computes before calls of attention that take Long seconds or longer are
-	// measured a second time, one behind another. That counts. 0: they are not.
+	// Heat is the time in seconds to warm up the device before a second measurement of attention calls of at least Long
+	// seconds. The second one counts. 0: no second measurement.
 	Heat float64 `json:"heat"`
 	Long float64 `json:"long"`
-	// Tolerance is as in Rank.
+	// Tolerance works as in Rank.
 	Tolerance float64 `json:"tolerance"`
 }
 
-// Share gives a rank one KV head for each of its cores, as far as models have them: goroutines share the heads of one
-// in turns, and wait for each other.
+// Share gives a rank one KV head per core, up to 4. With fewer heads than cores, goroutines would wait for each other.
 func (s *CalibrateSpec) Share(cores int) {
 	const most = 4
 	n := min(max(cores, 1), most)
 	s.Heads, s.KVHeads = n*s.Heads, n*s.KVHeads
 }
 
-// Default fills the sizes for a measurement of about a minute.
+// Default sets the sizes of a measurement of about a minute.
 func (s *CalibrateSpec) Default(device string) {
 	if device == "cpu" {
 		*s = CalibrateSpec{
@@ -67,8 +66,8 @@ func (s *CalibrateSpec) Default(device string) {
 			Documents: []int{4, 16, 64, 128}, DocumentTokens: 512,
 			Operations: true, Rows: []int{16, 128, 512, 2048}, Sides: []int{64, 256, 768}, Passes: []int{16, 128, 512},
 			Links: []int64{1 << 10, 16 << 10, 256 << 10, 4 << 20}, Budget: 0.03,
-			// What a mask saves of the largest tile differs by 11 % at most between head dims, which take most of the
-			// time.
+			// The largest tiles take most of the time, and the savings of a mask differ by at most 11 % between head
+			// dims.
 			MaskDims: 1, Tolerance: 0.05,
 		}
 		return
@@ -80,14 +79,14 @@ func (s *CalibrateSpec) Default(device string) {
 		Operations: true, Rows: []int{128, 1024, 8192, 32768}, Sides: []int{1024, 4096, 16384},
 		Passes: []int{128, 2048, 32768},
 		Links:  []int64{16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20},
-		Budget: 0.1, // most figures take 30 iterations of far less
-		// While the host makes plans for cuDNN and compiles kernels for new shapes, a card waits and cools: measured
-		// then, cuDNN was ahead of flash by 6 %; with both kept warm it is 4 % behind.
+		Budget: 0.1, // most figures take far less
+		// A card cools while the host plans cuDNN graphs and compiles kernels for new shapes. Measured cold, cuDNN was
+		// 6 % ahead of flash; with both kept warm it is 4 % behind.
 		Heat: 2, Long: 1e-3,
 	}
 }
 
-// Workspace returns the bytes that fused attention works in for the largest tile.
+// Workspace returns the workspace of fused attention for the largest tile, in bytes.
 func (s *CalibrateSpec) Workspace(matrix bool) int64 {
 	if s.Backend != "fused" {
 		return 0
@@ -100,7 +99,7 @@ func (s *CalibrateSpec) Workspace(matrix bool) int64 {
 	})
 }
 
-// Calibrate measures all of it, and hands the parts of the set to emit on rank 0. Every rank calls it.
+// Calibrate measures everything, and passes the parts of the set to emit on rank 0. Every rank calls it.
 func (r *Rank) Calibrate(ctx context.Context, s CalibrateSpec, emit func(cost.Set) error) (err error) {
 	defer device.Caught(&err)
 	r.Budget, r.Tolerance = s.Budget, s.Tolerance
@@ -130,10 +129,10 @@ type calibration struct {
 	*Rank
 	spec  CalibrateSpec
 	dtype tensor.DType
-	warm  float64 // seconds of uncounted calls before a measurement of attention
+	warm  float64 // seconds of warm-up calls before a measurement of attention
 }
 
-// settled returns the median time of work after c.warm seconds of it.
+// settled returns the median time of work after c.warm seconds of warm-up.
 func (c *calibration) settled(ctx context.Context, work func() error) (float64, error) {
 	turns := 1
 	if c.warm > 0 {
@@ -170,11 +169,11 @@ func (c *calibration) attention(ctx context.Context) (set cost.Set, err error) {
 	return set, nil
 }
 
-// A tileOf is a tile to measure, or several alike in one call.
+// A tileOf is a tile to measure, or several equal ones in one call.
 type tileOf struct {
 	mask      string
 	q, k, dim int
-	tiles     int // of cost.Documents
+	tiles     int // number of tiles with cost.Documents
 }
 
 func (c *calibration) tiles() (list []tileOf) {
@@ -199,8 +198,7 @@ func (c *calibration) tiles() (list []tileOf) {
 	return list
 }
 
-// again measures calls that take long a second time, on a device that is as warm as a step has it. Tiles have two rows
-// each.
+// again measures long calls a second time, on a device as warm as in a training step. Each tile has two rows.
 func (c *calibration) again(ctx context.Context, arena *tensor.Arena, rows []cost.Attention) error {
 	long := false
 	for i, t := range c.tiles() {
@@ -249,7 +247,7 @@ func (c *calibration) attentionBytes(n, dim int) int64 {
 	return a.Peak()
 }
 
-// A call holds the tensors of a pass over one block, or over several with the same keys.
+// A call holds the tensors of a pass over one block, or several with the same keys.
 type call struct {
 	q, k, v, o, do View
 	acc            attention.Partial
@@ -287,7 +285,7 @@ func (c *calibration) load(ctx context.Context, arena *tensor.Arena, t tileOf) (
 	return p, nil
 }
 
-// tile measures a tile forward and backward: a pass with one block, and the cost of another block.
+// tile measures a tile forward and backward: a pass with one block, and the extra cost of a second block.
 func (c *calibration) tile(ctx context.Context, arena *tensor.Arena, t tileOf) (rows []cost.Attention, err error) {
 	defer arena.Release(arena.Mark())
 	defer func() {
@@ -324,7 +322,7 @@ func (c *calibration) tile(ctx context.Context, arena *tensor.Arena, t tileOf) (
 		if err != nil {
 			return nil, err
 		}
-		m.row.Further = max(both-seconds, seconds/10) // noise is not less than nothing
+		m.row.Further = max(both-seconds, seconds/10) // noise may make the difference negative
 	}
 	return []cost.Attention{forward, backward}, nil
 }
@@ -376,7 +374,7 @@ func (c *calibration) products(ctx context.Context) (set cost.Set, err error) {
 					kind string
 					run  func(o *operands)
 				}{
-					// What the operation before has made is near: list[0]'s.
+					// list[0] is in the cache, as is the output of the previous operation in a step.
 					{"linear", func(o *operands) { ops.Linear(o.y, list[0].x, o.w, View{}) }},
 					{"linear dx", func(o *operands) { ops.LinearDX(o.x, list[0].y, o.w, false) }},
 					{"linear dw", func(o *operands) { ops.LinearDW(o.dw, list[0].y, o.x) }},
@@ -399,11 +397,11 @@ func (c *calibration) products(ctx context.Context) (set cost.Set, err error) {
 
 type operands struct{ x, y, w, dw View }
 
-// cold is the size of operands that operations of a CPU take in turns, more than a core's own cache: a step returns
-// to weights, and to activations in its backward pass, after all others.
+// cold is the size of the operands that a CPU's operations rotate through. It exceeds a core's own cache, since a step
+// returns to weights and activations only after all others.
 const cold = 16 << 20
 
-// coldBytes returns the memory for cold operands, beside those of one product.
+// coldBytes returns the memory for cold operands, in addition to those of one product.
 func (c *calibration) coldBytes() int64 {
 	if c.Device.Machine.Arch != 0 {
 		return 0
@@ -413,7 +411,7 @@ func (c *calibration) coldBytes() int64 {
 
 // productBytes returns an upper bound of the operands' bytes.
 func (c *calibration) productBytes(n, in, out int) int64 {
-	const align = 4 << 8 // of each operand
+	const align = 4 << 8 // for four operands
 	return int64(c.dtype.Size())*int64(n*in+n*out+in*out) + 4*int64(in*out) + align
 }
 
@@ -439,8 +437,8 @@ func (c *calibration) operandsOf(
 	return list, err
 }
 
-// passes measures the operations of `bench ops` except its products, at several lengths. It counts bytes as a plan
-// does. Operands take turns as in products.
+// passes measures the elementwise operations of `bench ops` at several lengths. It counts bytes as a plan does, and
+// rotates operands as products does.
 func (c *calibration) passes(ctx context.Context) (set cost.Set, err error) {
 	most := c.opsSpec(slices.Max(c.spec.Passes))
 	arena, err := c.Device.Arena("tensors of passes", most.bytes()+c.coldBytes())
@@ -483,7 +481,7 @@ func (c *calibration) opsSpec(tokens int) OpsSpec {
 	return s
 }
 
-// work describes an operation in the words of a cost table, without running it.
+// work returns the cost.Work of an operation without running it.
 func (b *opsRun) work(o operation) (w cost.Work) {
 	ops, optimizer := b.ops, b.Device.Optim
 	record := cost.Recorder(func(x cost.Work) { w = x })
@@ -495,7 +493,7 @@ func (b *opsRun) work(o operation) (w cost.Work) {
 
 var hostCopies = []int{64 << 10, 1 << 20, 16 << 20}
 
-// host measures copies between the device and the host, and the host's time to queue a call.
+// host measures copies between device and host, and the host's time to queue a call.
 func (c *calibration) host(ctx context.Context) (set cost.Set, err error) {
 	most := slices.Max(hostCopies)
 	arena, err := c.Device.Arena("copies", int64(most)+1<<10)
@@ -548,7 +546,7 @@ func (c *calibration) queueing(ctx context.Context, v View) (float64, error) {
 
 var otherHosts = []string{"tcp"}
 
-// links measures transfers between neighbours and collectives, over every transport; of one rank there are none.
+// links measures transfers between neighbours and collectives on every transport.
 func (c *calibration) links(ctx context.Context) (set cost.Set, err error) {
 	if c.World.Size() == 1 {
 		return set, nil

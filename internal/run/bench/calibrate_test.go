@@ -11,8 +11,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A calibration has every kind of work that a plan asks for, at the sizes that the spec names, and makes a table that
-// can be read.
+// A calibration measures every kind of work of a plan at the sizes of the spec, and makes a valid table.
 func TestCalibrate(t *testing.T) {
 	for _, n := range []int{1, 2} {
 		spec := CalibrateSpec{
@@ -20,7 +19,7 @@ func TestCalibrate(t *testing.T) {
 			Documents: []int{4}, DocumentTokens: 16,
 			Operations: true, Rows: []int{4}, Sides: []int{8, 16}, Passes: []int{4}, Links: []int64{64, 4096},
 			Budget: 1e-4, Tolerance: 0.5,
-			Heat: 1e-3 * float64(n-1), // and those that take no time at all are long
+			Heat: 1e-3 * float64(n-1), // with Long 0, all calls are long
 		}
 		set := cost.Set{Ranks: n}
 		ranks(t, n, func(r *Rank) error {
@@ -31,8 +30,8 @@ func TestCalibrate(t *testing.T) {
 				return nil
 			})
 		})
-		// Four pairs of sizes, two of them squares with two masks more, and documents, forward and backward; three
-		// products of each shape.
+		// Four pairs of sizes, two of them squares with two more masks, and documents, forward and backward; three
+		// products per shape.
 		if got := []int{len(set.Attention), len(set.Products), len(set.Links)}; !slices.Equal(got,
 			[]int{18, 12, 8 * (n - 1)}) {
 			t.Errorf("%d ranks: %v calls of attention, products and transfers", n, got)
@@ -62,7 +61,7 @@ func TestCalibrate(t *testing.T) {
 	}
 }
 
-// A rank that computes on several goroutines has heads of keys for them, as many as models have.
+// A rank with several goroutines gets that many key heads, as far as models have them.
 func TestShare(t *testing.T) {
 	for cores, want := range map[int]int{0: 1, 1: 1, 2: 2, 64: 4} {
 		s := CalibrateSpec{}
@@ -74,8 +73,7 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// Products of a CPU take turns among operands that have no byte in common, of large products as many as there is room
-// for.
+// Products on a CPU rotate through disjoint operands, for large products as many as fit.
 func TestOperandsTakeTurns(t *testing.T) {
 	ranks(t, 1, func(r *Rank) error {
 		c := &calibration{Rank: r, dtype: tensor.F32}
@@ -107,7 +105,7 @@ func TestOperandsTakeTurns(t *testing.T) {
 	})
 }
 
-// Work that is long is measured until two iterations agree, short work as often as ever, on all ranks alike.
+// Long work is measured until two iterations agree, short work as often as before, equally on all ranks.
 func TestMeasurementsSettle(t *testing.T) {
 	const long = 20 * time.Millisecond
 	made := make([]int, 2)
@@ -131,7 +129,7 @@ func TestMeasurementsSettle(t *testing.T) {
 		work, n := 0, 0
 		_, n, err := r.measure(context.Background(), 1, 0, func() error {
 			work++
-			time.Sleep(time.Duration(work) * time.Millisecond) // no two agree
+			time.Sleep(time.Duration(work) * time.Millisecond) // no two iterations agree
 			return nil
 		})
 		if n != minIters {
@@ -152,7 +150,7 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// What an operation reads and writes is the same to the benchmark of operations and to a plan.
+// The benchmark of operations and a plan count the same bytes of an operation.
 func TestOperationsAreCountedAlike(t *testing.T) {
 	ranks(t, 1, func(r *Rank) error {
 		s := OpsSpec{}

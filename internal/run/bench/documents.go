@@ -17,23 +17,22 @@ import (
 )
 
 const (
-	// MagiName is the value of --documents that draws MagiPacks.
+	// MagiName is the value of --documents for MagiPacks.
 	MagiName = "magi"
 	// maxPacks bounds a file of packs, in bytes.
 	maxPacks = 16 << 20
-	// packIters is the default number of measured iterations of each pack: there are many packs.
+	// packIters is the default number of iterations per pack; it is low, since there are many packs.
 	packIters = 3
 )
 
-// Load sets the packs of documents: of MagiAttention's benchmark, of the spec's first length, or of a JSON file, a
-// list of lists of lengths.
+// Load reads the packs of documents: MagiPacks of the spec's length, or a JSON file with lists of lengths.
 func (s *AttentionSpec) Load() (err error) {
 	switch s.Documents {
 	case "":
 		return nil
 	case MagiName:
 		if len(s.Seq) != 1 {
-			return fmt.Errorf("--documents magi: want one --seq, the tokens of a pack, and not %d", len(s.Seq))
+			return fmt.Errorf("--documents magi: want one --seq, the tokens of a pack, not %d", len(s.Seq))
 		}
 		if s.Packs, err = MagiPacks(s.Seq[0], s.PackCount); err != nil {
 			return fmt.Errorf("--documents magi: %w", err)
@@ -45,7 +44,7 @@ func (s *AttentionSpec) Load() (err error) {
 		err = json.Unmarshal(text, &s.Packs)
 	}
 	if err != nil {
-		return fmt.Errorf("--documents: want %s or a JSON file, a list of lists of lengths: %w", MagiName, err)
+		return fmt.Errorf("--documents: want %s or a JSON file with lists of lengths: %w", MagiName, err)
 	}
 	s.Packs = s.Packs[:min(len(s.Packs), s.PackCount)]
 	s.Seq = nil
@@ -59,17 +58,17 @@ func (s *AttentionSpec) Load() (err error) {
 
 func sum(docs []int) (n int) {
 	for _, d := range docs {
-		n += max(d, 0) // less is found by the mask
+		n += max(d, 0) // the mask reports negative lengths
 	}
 	return n
 }
 
-// PackedRow is attention over packs of documents, in medians over the packs. Seconds are of the slowest rank, FLOPs
-// of visible pairs alone.
+// PackedRow is attention over packs of documents, as medians over the packs. Seconds are those of the slowest rank.
+// FLOPs count only visible pairs.
 type PackedRow struct {
 	Layout    string `json:"layout"`
 	Algorithm string `json:"algorithm"`
-	Gather    string `json:"gather"` // when an all-gather's rows travel
+	Gather    string `json:"gather"` // when an all-gather sends its rows
 	Backend   string `json:"backend"`
 	Ranks     int    `json:"ranks"`
 	Packs     int    `json:"packs"`
@@ -78,17 +77,17 @@ type PackedRow struct {
 
 	FLOPs    float64 `json:"flops"` // forward, of all ranks
 	Forward  Rate    `json:"forward"`
-	Backward Rate    `json:"backward"` // forward and backward less forward
+	Backward Rate    `json:"backward"` // Both minus Forward
 	Both     Rate    `json:"forward_backward"`
-	// UserSeconds is the CPU time of a forward and a backward pass, on the rank that takes most; on a GPU only the
-	// host's part. With ranks that share cores it shows time that waiting hides.
+	// UserSeconds is the CPU time of a forward and a backward pass on the rank with most. Ranks that share cores hide
+	// some of it while they wait. On a GPU it is only the host's part.
 	UserSeconds float64 `json:"user_seconds"`
 
-	Imbalance      float64 `json:"imbalance"` // visible pairs of the slowest rank over the mean, the mean of the packs
+	Imbalance      float64 `json:"imbalance"` // visible pairs of the slowest rank over the mean, averaged over the packs
 	WorstImbalance float64 `json:"worst_imbalance"`
-	// Sent is the bytes of a forward and a backward pass, of the rank that sends most.
+	// Sent counts the bytes of a forward and a backward pass, on the rank with most.
 	Sent int64 `json:"sent_bytes"`
-	// Dispatch is the seconds that a pack's layout and the schedule of a rank take the host.
+	// Dispatch is the host's time in seconds for the layout and the schedule of a pack.
 	Dispatch float64 `json:"dispatch_seconds"`
 }
 
@@ -105,8 +104,8 @@ type packed struct {
 	user, imbalance, sent, dispatch                           []float64
 }
 
-// Packed measures packs of documents and hands each layout and algorithm to emit on rank 0. Every rank
-// calls it. It measures them in turns, pack by pack, since clocks and neighbours change.
+// Packed measures packs of documents and passes a row for each layout and algorithm to emit on rank 0. Every rank calls
+// it. It alternates the rows pack by pack, since clocks and other load change over time.
 func (r *Rank) Packed(ctx context.Context, s AttentionSpec, emit func(PackedRow) error) (err error) {
 	defer device.Caught(&err)
 	t, err := r.attentionRun(s)
@@ -217,8 +216,8 @@ func (t *attentionRun) pack(ctx context.Context, c *packed, docs []int) error {
 	return nil
 }
 
-// timed returns the median time of n turns of work, which begin together on all ranks, and the user time of this
-// process for one of them.
+// timed returns the median time of n iterations of work, and the user time of this process per iteration. All ranks
+// begin together.
 func (t *attentionRun) timed(ctx context.Context, n int, work func() error) (seconds, user float64, err error) {
 	if err := t.Control.Barrier(ctx); err != nil {
 		return 0, 0, err
@@ -251,15 +250,15 @@ func (a *Attention) packTable(on string) readable.Table {
 	unit, scale := flopUnit(most)
 	first := &a.Packed[0]
 	t := readable.Table{
-		Title: fmt.Sprintf("%s, packed documents of %s, %d packs of up to %s tokens; %s; %s per device, the slowest "+
+		Title: fmt.Sprintf("%s, packed documents of %s, %d packs of up to %s tokens; %s; %s per device, slowest "+
 			"rank, medians of the packs",
 			a.Spec.what(), a.Spec.Documents, first.Packs, readable.Size(int64(first.Tokens)), on, unit),
 		Head: []string{"layout", "pattern", "backend", "forward ms", unit, "backward ms", unit, "both ms", "user ms",
 			"imbalance", "worst", "sent", "dispatch ms"},
 		Notes: []string{
-			"FLOPs of visible pairs alone. user: CPU time of the rank that computes longest. imbalance: visible " +
-				"pairs of the slowest rank over the mean.",
-			"sent: by a rank, forward and backward. dispatch: layout and schedule of a new packing, on the host.",
+			"FLOPs count only visible pairs; user: CPU time of the slowest rank",
+			"imbalance: visible pairs of the slowest rank over the mean",
+			"sent: bytes of a rank, forward and backward; dispatch: host time for layout and schedule",
 		},
 	}
 	for _, r := range a.Packed {
@@ -275,7 +274,7 @@ func (a *Attention) packTable(on string) readable.Table {
 
 // magiBins are the document lengths of MagiAttention's benchmark of packed documents
 // (SandAI-org/MagiAttention, exps/dist_attn/benchmark/datasets/default/doc_length_distribution.csv, at
-// 2c64135): how many documents are as long as the middle of each bin.
+// 2c64135): the number of documents with the middle length of each bin.
 var magiBins = []struct{ from, to, documents int }{
 	{0, 10, 30254}, {11, 50, 391188}, {51, 100, 699596}, {101, 200, 1377757}, {201, 500, 3794735}, {501, 1024, 3316785},
 	{1025, 2048, 2106566}, {2049, 4096, 988525}, {4097, 8192, 410002}, {8193, 16384, 173574}, {16385, 32768, 115007},
@@ -285,9 +284,9 @@ var magiBins = []struct{ from, to, documents int }{
 const magiSeed = 42
 
 // MagiPacks returns the first packs of MagiAttention's benchmark of packed documents, as lists of lengths that sum to
-// tokens each: documents longer than a quarter of a pack are cut, all are shuffled and fill packs in turn, a document
-// that does not fit continues in the next pack, and the packs are shuffled. It draws the numbers of
-// numpy.random.default_rng(42), so the packs are the same. tokens is a multiple of 4.
+// tokens each. It cuts documents longer than a quarter of a pack, shuffles them, fills packs in order, continues a
+// document that does not fit in the next pack, and shuffles the packs. Its random numbers are those of
+// numpy.random.default_rng(42), so the packs are the same. tokens must be a multiple of 4.
 func MagiPacks(tokens, packs int) ([][]int, error) {
 	piece := tokens / 4
 	if tokens < 4 || tokens%4 != 0 {
@@ -315,7 +314,7 @@ func MagiPacks(tokens, packs int) ([][]int, error) {
 	return out, nil
 }
 
-// magiLengths lists the lengths before they are shuffled: the pieces, then the tails of each bin.
+// magiLengths lists the lengths before the shuffle: the whole pieces, then the tails of each bin.
 func magiLengths(piece int) (lengths []int32, total int64) {
 	pieces, all := 0, 0
 	for _, b := range magiBins {
@@ -365,7 +364,7 @@ func shuffle(rng *pcg, list []int32) {
 type pcg struct {
 	hi, lo       uint64
 	incHi, incLo uint64
-	half         uint32 // of the last 64 bits, if kept
+	half         uint32 // upper half of the last 64 bits, if kept
 	kept         bool
 }
 
@@ -395,7 +394,7 @@ func (p *pcg) next() uint64 {
 	return bits.RotateLeft64(p.hi^p.lo, -int(p.hi>>58))
 }
 
-// next32 uses both halves of 64 bits, the low one first.
+// next32 returns the halves of a 64-bit number in turn, the low one first.
 func (p *pcg) next32() uint32 {
 	if p.kept {
 		p.kept = false
@@ -406,7 +405,7 @@ func (p *pcg) next32() uint32 {
 	return uint32(x)
 }
 
-// upTo returns a number from 0 to most: it draws as many bits as most has until they are not above it.
+// upTo returns a number from 0 to most, by rejection sampling.
 func (p *pcg) upTo(most uint32) uint32 {
 	mask := uint32(1)<<bits.Len32(most) - 1
 	for {

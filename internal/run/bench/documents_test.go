@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// packsFile is a file of packs.
+// packsFile writes a file of packs.
 func packsFile(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "packs.json")
@@ -17,7 +17,7 @@ func packsFile(t *testing.T, text string) string {
 	return path
 }
 
-// Packs of documents are measured under each layout and algorithm, and what is counted is what is visible.
+// Packs of documents are measured with each layout and algorithm. FLOPs count only visible pairs.
 func TestPackedDocumentsAreMeasured(t *testing.T) {
 	spec := AttentionSpec{Algorithms: []string{"ring", "allgather"}, Layouts: []string{"document", "document-zigzag"},
 		Backend: "flash",

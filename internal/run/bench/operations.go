@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// OpsSpec is the shape at which `bench ops` measures: one rank's part of a model.
+// OpsSpec is the shape of the operations of `bench ops`: one rank's part of a model.
 type OpsSpec struct {
 	Tokens       int    `json:"tokens"`
 	Hidden       int    `json:"hidden"`
@@ -20,7 +20,7 @@ type OpsSpec struct {
 	KVHeads      int    `json:"kv_heads"`
 	HeadDim      int    `json:"head_dim"`
 	Vocab        int    `json:"vocab"`
-	Chunk        int    `json:"loss_chunk"` // tokens in memory at once, as logits
+	Chunk        int    `json:"loss_chunk"` // tokens with logits in memory at once
 	Params       int    `json:"params"`     // of the optimizer's step
 	Ceiling      int    `json:"ceiling"`    // side of the matrix product that others are compared with
 	DType        string `json:"dtype"`      // of activations
@@ -50,13 +50,13 @@ func (s *OpsSpec) bytes() int64 {
 	return max(params, mlp, head, embed) + 1<<20
 }
 
-// An operation is a piece of work on tensors of that shape. Its amount is as in a cost table: see work.
+// An operation is a call on tensors of a shape.
 type operation struct {
 	name, shape string
 	run         func()
 }
 
-// Ops measures every operation and hands it to emit on rank 0. Every rank calls it.
+// Ops measures every operation and passes it to emit on rank 0. Every rank calls it.
 func (r *Rank) Ops(ctx context.Context, s OpsSpec, emit func(Operation) error) (err error) {
 	defer device.Caught(&err)
 	b := &opsRun{Rank: r, ctx: ctx, s: s, t: types[s.DType], ops: r.Device.Ops}
@@ -90,9 +90,8 @@ func (r *Rank) Ops(ctx context.Context, s OpsSpec, emit func(Operation) error) (
 	return nil
 }
 
-// Compare sets the share of each operation of the ceiling of its kind: the fastest measured one. On a GPU that is the
-// copy or the large product, which come first; on a CPU smaller ones may be faster, since their data stay in its
-// caches.
+// Compare sets the Share of each operation: its rate divided by that of the fastest operation with the same unit. On a
+// GPU that is the copy or the large product. On a CPU, smaller ones may be faster, since their data stay in the caches.
 func Compare(rows []Operation) {
 	fastest := map[string]float64{} // by unit
 	for _, r := range rows {
@@ -111,10 +110,10 @@ type opsRun struct {
 	ops   model.Ops
 	arena *tensor.Arena
 	seed  uint64
-	err   error // the first of making tensors
+	err   error // the first error of allocating tensors
 }
 
-// act returns random activations of rows tokens.
+// act returns random activations.
 func (b *opsRun) act(rows, heads, dim int) View { return b.noise(b.t, 1, rows, heads, dim) }
 
 // f32 returns random parameters, norms or gradients.
@@ -154,7 +153,7 @@ func (b *opsRun) ids(rows int) View {
 	return v
 }
 
-// all lists every operation; the first two are meant as ceilings.
+// all lists every operation. The first two measure the peak rates.
 func (b *opsRun) all() []func() operation {
 	out := []func() operation{b.copyAll, b.linear("matrix product", b.s.Ceiling, b.s.Ceiling, b.s.Ceiling)}
 	out = append(out, b.linears()...)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// The packs are those that numpy's default_rng(42) draws: scripts/oracle/packs.py prints them.
+// The packs equal those of numpy's default_rng(42), as printed by scripts/oracle/packs.py.
 func TestMagiPacksAreTheirs(t *testing.T) {
 	got, err := MagiPacks(16384, 3)
 	if err != nil {

@@ -24,20 +24,20 @@ import (
 var update = flag.Bool("update", false, "rewrite the tables of docs/concepts")
 
 const (
-	docTokens = 8192 // of a rank
+	docTokens = 8192 // tokens of a rank
 	docRow    = 4096 // bytes of a row of K and V: 8 heads of 128 in bf16
 	docWindow = 4096 // keys
 	docPacks  = 20
 )
 
-// figures are what a layout gives over some packs, in means.
+// figures holds the means of a layout over some packs.
 type figures struct {
 	imbalance, worst float64
-	remote           float64            // rows of the other ranks that a rank reads, as a share of all of them
-	sent             map[string]float64 // by algorithm, MiB of keys and values that a rank sends forward
+	remote           float64            // share of the remote rows that a rank reads
+	sent             map[string]float64 // by algorithm, MiB of keys and values sent by a rank in the forward pass
 }
 
-// measured is the figures of a layout under a mask: of packs, or of one sequence.
+// measured returns the figures of a layout with a mask, for packs or for one sequence.
 func measured(t *testing.T, layout partition.LayoutName, size, window int, packs [][]int) figures {
 	t.Helper()
 	f := figures{sent: map[string]float64{}}
@@ -71,7 +71,7 @@ func measuredPack(layout partition.LayoutName, size, window int, docs []int) (f 
 	l := partition.Ready(layout.Layout(docs, mask.Band), n, size)
 	shape := partition.Shape{SeqQ: n, SeqKV: n, Size: size, Layout: l, Mask: mask}
 	f = figures{imbalance: 1 / partition.Balance(partition.Work(shape)), sent: map[string]float64{}}
-	for _, algorithm := range []string{"ring", "allgather"} { // the others trade heads, which no mask changes
+	for _, algorithm := range []string{"ring", "allgather"} { // the others exchange heads, which do not depend on the mask
 		p, err := ring.NewPlanner(algorithm, ring.Spec{Shape: shape})
 		if err != nil {
 			return f, err
@@ -83,7 +83,7 @@ func measuredPack(layout partition.LayoutName, size, window int, docs []int) (f 
 			if err := sent.Run(p.Schedule(r), one, partition.Count(spans), false); err != nil {
 				return f, err
 			}
-			rows += sent.Sent / (2 * int64(tensor.F32.Size())) // of K and V
+			rows += sent.Sent / (2 * int64(tensor.F32.Size())) // K and V
 		}
 		f.sent[algorithm] = float64(rows) * docRow / float64(size) / (1 << 20)
 		if algorithm == "allgather" {
@@ -93,9 +93,9 @@ func measuredPack(layout partition.LayoutName, size, window int, docs []int) (f 
 	return f, nil
 }
 
-// minHeap is MagiAttention's dispatch (magi_attention/meta/solver/dispatch_solver.py): chunks of one length
-// over the pack, those of most pairs first, to the rank with least pairs of those with fewer chunks than the others.
-// It returns the slowest rank's pairs over the mean.
+// minHeap implements MagiAttention's dispatch (magi_attention/meta/solver/dispatch_solver.py): chunks of equal length,
+// largest work first, go to the rank with the least work among those with room for a chunk. It returns the slowest
+// rank's pairs divided by the mean.
 func minHeap(docs []int, size, chunk int) float64 {
 	var areas []int
 	in, room := 0, chunk
@@ -127,7 +127,7 @@ func minHeap(docs []int, size, chunk int) float64 {
 
 var docRanks = []int{2, 8, 64}
 
-// maskTable is the table of a mask: a row for each number of ranks.
+// maskTable returns the table of a mask, with a row for each number of ranks.
 func maskTable(t *testing.T, ranks []int, window int, packs func(size int) [][]int) (rows []string) {
 	names := []string{"contiguous", "zigzag", "striped", "document", "document-zigzag"}
 	head, rule := "| ranks |", "|---|"
@@ -175,7 +175,7 @@ func magiTable(t *testing.T, ranks []int, packs map[int][][]int) []string {
 	return rows
 }
 
-// ringTables is the lines of the tables for these numbers of ranks.
+// ringTables returns the lines of the tables for some numbers of ranks.
 func ringTables(t *testing.T, ranks []int) map[string][]string {
 	packs := map[int][][]int{}
 	for _, size := range ranks {

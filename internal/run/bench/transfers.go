@@ -15,12 +15,12 @@ import (
 type CommSpec struct {
 	Sizes  []int64  `json:"sizes"` // bytes
 	Calls  []string `json:"calls"`
-	Iters  int      `json:"iters"` // bursts of calls; 0: up to 30, after a while of calls that do not count
+	Iters  int      `json:"iters"` // bursts of calls; 0: up to 30, after a warm-up
 	Warmup int      `json:"warmup"`
 }
 
-// Calls lists the calls of `bench comm`. exchange is a hop of the ring: every rank sends to the next one and receives
-// from the one before.
+// Calls lists the calls of `bench comm`. exchange is a hop of the ring: every rank sends to the next rank and receives
+// from the previous one.
 var Calls = []string{"exchange", "all_reduce", "reduce_scatter", "all_gather"}
 
 // Default fills unset fields.
@@ -58,7 +58,7 @@ func (s *CommSpec) Check(ranks int) error {
 	return nil
 }
 
-// Comm measures every row and hands it to emit on rank 0. Every rank calls it.
+// Comm measures every row and passes it to emit on rank 0. Every rank calls it.
 func (r *Rank) Comm(ctx context.Context, s CommSpec, emit func(Transfer) error) (err error) {
 	defer device.Caught(&err)
 	return r.comm(ctx, s, func(t Transfer) error {
@@ -101,17 +101,16 @@ func (r *Rank) comm(ctx context.Context, s CommSpec, emit func(Transfer) error) 
 }
 
 const (
-	// burst is the number of calls of one measurement. A call begins when the one before is complete here, like a hop
-	// of a ring, so its latency counts.
+	// burst is the number of calls of one measurement. Like a hop of the ring, a call begins after the previous one is
+	// complete, so its latency counts.
 	burst = 8
-	// settle is the time of calls before a measurement, in seconds: the clocks of a GPU and its links take a while to
-	// leave their idle state.
+	// settle is the warm-up time in seconds: the clocks of a GPU and its links take a while to leave their idle state.
 	settle = 0.1
-	// maxSettle bounds the calls of that time.
+	// maxSettle bounds the calls of the warm-up.
 	maxSettle = 2000
 )
 
-// transfer measures a call. All ranks make it equally often.
+// transfer measures a call. All ranks make the same number of calls.
 func (r *Rank) transfer(ctx context.Context, s *CommSpec, t Transport, call string, size int64, dst,
 	src View) (*Transfer, error) {
 	begin, moved := transferOf(t.Comm, call, size, dst, src)
@@ -150,8 +149,8 @@ func (r *Rank) transfer(ctx context.Context, s *CommSpec, t Transport, call stri
 	return row, nil
 }
 
-// transferOf returns the call, and the bytes that it moves over a rank's link in each direction. It cuts the views to
-// size; a buffer of a collective has size bytes in all.
+// transferOf returns the call, and the bytes that it moves over a rank's link per direction. It cuts the views to size.
+// A buffer of a collective has size bytes in total.
 func transferOf(c comm.Communicator, call string, size int64, dst, src View) (begin func() (comm.Pending, error),
 	moved float64) {
 	n, rank := c.Size(), c.Rank()
@@ -161,7 +160,7 @@ func transferOf(c comm.Communicator, call string, size int64, dst, src View) (be
 	others := 4 * float64(part) * float64(n-1)
 	switch call {
 	case "all_reduce":
-		// Max leaves the numbers unchanged however often it runs.
+		// repeated calls of Max do not change the numbers
 		return func() (comm.Pending, error) { return c.AllReduce(whole(src), comm.Max) }, 2 * others
 	case "reduce_scatter":
 		return func() (comm.Pending, error) { return c.ReduceScatter(own(dst), whole(src), comm.Sum) }, others

@@ -14,7 +14,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A GPU reads a sequence as the CPU does, in pieces of one token, a few, and more than a pass takes.
+// A GPU gives the logits of the CPU for pieces of one token, a few tokens, and more than one pass.
 func TestReadingOnAGPU(t *testing.T) {
 	m, gpus, err := machine.Find()
 	if err != nil || len(gpus) == 0 {

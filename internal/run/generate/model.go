@@ -1,6 +1,8 @@
-// Package generate has a model write text. A Model keeps the keys and values of the tokens before, so that
-// each further token costs one pass of one row, and Write draws tokens from its logits. The layers are
-// package model's, as in training.
+// Package generate generates text. A Model caches the keys and values of all tokens so far, so that each new token
+// costs a pass of one row. Its layers are those of training. Write samples tokens:
+//
+//	m, err := generate.New(ctx, cfg, dev, 1024, read)
+//	report, err := m.Write(ctx, generate.Request{Prompt: ids, MaxTokens: 100, Sampling: s}, each)
 package generate
 
 import (
@@ -19,11 +21,10 @@ import (
 // View is a strided window onto memory; see package tensor.
 type View = tensor.View
 
-// pieceRows bounds the tokens of one pass: enough for efficient matrix products, and few enough to keep
-// activations small and to obey an interrupt soon.
+// pieceRows is the maximum number of tokens of one pass. More would make activations large and interrupts slow.
 const pieceRows = 256
 
-// Model is a model in float32 on a device, and the sequence that it has read. It is used from one goroutine.
+// Model is a float32 model on a device, with the sequence read so far. It is not safe for concurrent use.
 type Model struct {
 	cfg    *hf.Config
 	dev    *device.Device
@@ -31,25 +32,25 @@ type Model struct {
 	model  *model.Model
 	rope   *model.Rope
 	arena  *tensor.Arena
-	logits mirror // V
+	logits mirror // one per vocabulary entry
 	ids    mirror // of a pass
 	cos    mirror
 	sin    mirror
 }
 
-// mirror is a vector of the device, and one of the host to copy it from or to.
+// mirror is a device vector with a host vector to copy from or to.
 type mirror struct{ dev, host View }
 
-// Bytes returns the memory of a model that reads and writes at most tokens tokens: its weights, and
-// their keys and values. Activations come on top, of at most some hundred tokens.
+// Bytes returns the memory of a model for a number of tokens: of its weights, and of the cached keys and values. The
+// activations of up to pieceRows tokens are extra.
 func Bytes(cfg *hf.Config, tokens int) (weights, cache int64) {
 	size := int64(tensor.F32.Size())
 	row := int64(cfg.NumKeyValueHeads) * int64(cfg.HeadDim) * size
 	return model.FlatSize(model.Layout(cfg)) * size, 2 * int64(cfg.NumHiddenLayers) * int64(tokens) * row
 }
 
-// New returns a model that has read nothing, with room for that many tokens. read sets dst to all
-// elements of a parameter. cfg is resolved and valid. The device computes in float32 and stays the caller's.
+// New returns a model with an empty cache for the given tokens. read sets dst to all elements of a parameter. cfg must
+// be resolved and valid. The device computes in float32; the caller closes it.
 func New(ctx context.Context, cfg *hf.Config, dev *device.Device, tokens int,
 	read func(p model.Param, dst []float32) error) (m *Model, err error) {
 	defer device.Caught(&err)
@@ -110,17 +111,17 @@ func first(v View, shape [4]int) View {
 	return v.Slice(tensor.Dim, 0, shape[1]*shape[3]).Reshape(shape)
 }
 
-// Len returns the tokens that have been read.
+// Len returns the number of tokens read.
 func (m *Model) Len() int { return m.cache.read }
 
-// Room returns the tokens that can be read in all.
+// Room returns the capacity in tokens.
 func (m *Model) Room() int { return m.cache.room }
 
-// Read reads on: one token or more, for which there is room. It returns the logits of the token that
-// comes next, which are valid until the next call. After an error the model cannot be used any more.
+// Read reads at least one token, at most as many as fit. It returns the logits of the next token, which are valid until
+// the next call. After an error the model is unusable.
 func (m *Model) Read(ctx context.Context, ids []int32) ([]float32, error) {
 	if len(ids) == 0 || len(ids) > m.Room()-m.Len() {
-		return nil, fmt.Errorf("%d tokens to read behind %d, with room for %d", len(ids), m.Len(), m.Room())
+		return nil, fmt.Errorf("%d more tokens after %d do not fit in %d", len(ids), m.Len(), m.Room())
 	}
 	for len(ids) > 0 {
 		n := min(len(ids), pieceRows)
@@ -154,12 +155,12 @@ func (m *Model) pass(ctx context.Context, ids []int32) (err error) {
 	return m.dev.Stream.Record().Sync(ctx)
 }
 
-// cache is attention that remembers: new queries see the keys of all that was read before, and their own.
+// cache implements model.Attention with cached keys and values: queries see all tokens before them.
 type cache struct {
 	cfg  *hf.Config
 	dev  *device.Device
-	k, v []View // of each layer, [1, room, KV heads, head dim], rotated
-	read int    // rows that are filled in every layer
+	k, v []View // by layer, [1, room, KV heads, head dim], after RoPE
+	read int    // filled rows
 	room int
 }
 
@@ -178,14 +179,13 @@ func newCache(cfg *hf.Config, dev *device.Device, room int) (*cache, error) {
 	return c, nil
 }
 
-// Forward keeps k and v behind those that there are, and sets out to the attention of q over all of
-// them, as far as the layer's window lets it see.
+// Forward appends k and v to the cache, and computes the attention of q over it, within the layer's window.
 func (c *cache) Forward(layer int, out attention.Partial, q, k, v View) error {
 	rows := q.Len(tensor.Seq)
 	seen := c.read + rows
 	c.dev.Ops.Copy(c.k[layer].Slice(tensor.Seq, c.read, seen), k)
 	c.dev.Ops.Copy(c.v[layer].Slice(tensor.Seq, c.read, seen), v)
-	// More keys than queries: the mask is aligned at the end of both.
+	// with more keys than queries, the mask is aligned at the end
 	mask, err := partition.NewMask(true, c.cfg.Window(layer), rows, seen, nil)
 	if err != nil {
 		return err
@@ -205,7 +205,7 @@ func (c *cache) Forward(layer int, out attention.Partial, q, k, v View) error {
 	return pass.End()
 }
 
-// Backward returns an error: what writes does not learn.
+// Backward returns an error, since generation does not train.
 func (c *cache) Backward(int, attention.Grads, View, View, View, View, attention.Partial) error {
 	return errors.New("attention over a cache has no backward pass")
 }

@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// whole is attention of one rank over a whole sequence, by its definition.
+// A whole computes attention over a whole sequence, by its definition.
 type whole struct {
 	cfg    *hf.Config
 	kernel *attention.Reference[float64]
@@ -53,7 +53,7 @@ func (whole) Backward(int, attention.Grads, View, View, View, View, attention.Pa
 	panic("no backward pass")
 }
 
-// recorder keeps the logits that a loss is computed of.
+// A recorder keeps the logits of a loss.
 type recorder struct {
 	*cpu.Kernels
 	logits *[][]float32
@@ -69,7 +69,7 @@ func (r recorder) CrossEntropy(loss, logits, targets View, scale float64, grad b
 	})
 }
 
-// trained is the logits at each token of a sequence by the forward pass of training.
+// trained returns the logits at each token of a sequence, from the forward pass of training.
 func trained(t *testing.T, cfg *hf.Config, weights View, ids []int32) (logits [][]float32) {
 	t.Helper()
 	stream := tensor.NewHostStream("oracle")
@@ -96,7 +96,7 @@ func trained(t *testing.T, cfg *hf.Config, weights View, ids []int32) (logits []
 	return logits
 }
 
-// randomModel is the shape of a small model with some of all that models may have.
+// randomModel returns the shape of a small model with random options.
 func randomModel(r *rand.Rand) *hf.Config {
 	kv := 1 + r.IntN(3)
 	c := &hf.Config{
@@ -125,7 +125,7 @@ func randomModel(r *rand.Rand) *hf.Config {
 	return c
 }
 
-// randomWeights are large enough that attention is far from uniform.
+// randomWeights returns weights large enough that attention is far from uniform.
 func randomWeights(cfg *hf.Config, r *rand.Rand) View {
 	params := model.Layout(cfg)
 	flat := tensor.New(tensor.F32, int(model.FlatSize(params)))
@@ -139,7 +139,7 @@ func randomWeights(cfg *hf.Config, r *rand.Rand) View {
 	return flat
 }
 
-// loaded is a model with weights of a flat buffer, and room for n tokens.
+// loaded returns a model with weights of a flat buffer, and room for n tokens.
 func loaded(t *testing.T, cfg *hf.Config, weights View, n int) *Model {
 	t.Helper()
 	dev, end := host()
@@ -158,15 +158,15 @@ func loaded(t *testing.T, cfg *hf.Config, weights View, n int) *Model {
 	return m
 }
 
-// host is the CPU, and what ends its use.
+// host returns the CPU device, and a function that closes it.
 func host() (*device.Device, func() error) {
 	stream := tensor.NewHostStream("compute")
 	dev := device.CPU(stream, "flash", tensor.F32)
 	return &dev, func() error { return errors.Join(dev.Close(), stream.Close()) }
 }
 
-// However a sequence is cut into a prompt and what is read behind it, the logits are those of the pass
-// over the whole of it that training makes.
+// For any division of a sequence into a prompt and further tokens, the logits equal those of the training pass over the
+// whole sequence.
 func TestReadingOnIsReadingTheWhole(t *testing.T) {
 	for seed := range uint64(40) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -217,7 +217,7 @@ func TestThereIsNoRoomBehindTheEnd(t *testing.T) {
 	}
 }
 
-// fixture is a model that scripts/oracle/parity.py has made, with a change of its config.
+// fixture returns a model of scripts/oracle/parity.py with a changed config.
 func fixture(t *testing.T, name string, room int, change func(*hf.Config)) *Model {
 	t.Helper()
 	dir := filepath.Join("..", "..", "model", "testdata", "parity", name)
@@ -240,7 +240,7 @@ func fixture(t *testing.T, name string, room int, change func(*hf.Config)) *Mode
 	return loaded(t, cfg, weights, room)
 }
 
-// greedy.json is what scripts/oracle/generate.py has written.
+// scripts/oracle/generate.py wrote greedy.json.
 func TestGreedyTextIsThatOfTransformers(t *testing.T) {
 	raw, err := os.ReadFile("testdata/greedy.json")
 	if err != nil {
@@ -274,7 +274,7 @@ func TestGreedyTextIsThatOfTransformers(t *testing.T) {
 	}
 }
 
-// written is the tokens of a text that has to end so.
+// written returns the tokens of a text, and checks its end.
 func written(t *testing.T, m *Model, r Request, end End) (ids []int32) {
 	t.Helper()
 	rep, err := m.Write(t.Context(), r, func(id int32) error { ids = append(ids, id); return nil })

@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// Sampling configures the draw of a token from logits, in the order of transformers: temperature, then the TopK
-// likeliest, then the smallest set of likeliest tokens that has the mass TopP.
+// Sampling configures the draw of a token, in the order of transformers: temperature, then the TopK likeliest tokens,
+// then the smallest set of likeliest tokens with probability TopP.
 type Sampling struct {
-	Temperature float64 // 0: the likeliest token, the one of the lowest id where several are
+	Temperature float64 // 0: the likeliest token, with the lowest id among equals
 	TopK        int     // 0: all
 	TopP        float64 // 1: all
 	Seed        int64
 }
 
-// Check returns an error that names what is out of its bounds as a flag does.
+// Check returns an error with the flag of a value out of its bounds.
 func (s Sampling) Check() error {
 	switch {
 	case !(s.Temperature >= 0) || math.IsInf(s.Temperature, 0):
@@ -32,20 +32,20 @@ func (s Sampling) Check() error {
 	return nil
 }
 
-// Sampler draws tokens. The draw depends on the seed and on the logits alone.
+// Sampler draws tokens. The draws depend only on the seed and the logits.
 type Sampler struct {
 	Sampling
 	random *rand.Rand
 	heap   []candidate
 }
 
-// A candidate is a token and its weight: exp of its score less the best score.
+// A candidate is a token with its weight exp(score - best score).
 type candidate struct {
 	id     int32
 	weight float64
 }
 
-// stream, the second half of the generator's seed, separates its draws from others with the same seed.
+// stream is the second half of the generator's seed. It separates the draws from others with the same seed.
 const stream = 0x67656e6572617465
 
 // NewSampler returns a sampler at the start of its draws.
@@ -53,7 +53,7 @@ func NewSampler(s Sampling) *Sampler {
 	return &Sampler{Sampling: s, random: rand.New(rand.NewPCG(uint64(s.Seed), stream))}
 }
 
-var errLogits = errors.New("the model's logits are no numbers; its weights have diverged, or are another model's")
+var errLogits = errors.New("the model's logits are not finite; its weights have diverged, or belong to another model")
 
 // Next draws a token.
 func (s *Sampler) Next(logits []float32) (int32, error) {
@@ -79,11 +79,10 @@ func (s *Sampler) Next(logits []float32) (int32, error) {
 			return c.id, nil
 		}
 	}
-	return kept[len(kept)-1].id, nil // sums are rounded
+	return kept[len(kept)-1].id, nil // after rounding of the sum
 }
 
-// keep returns the tokens that may be drawn, and the sum of their weights. If it leaves some out, the others come in
-// the order of their weights.
+// keep returns the candidates and the sum of their weights. If it drops some, the rest is in order of weight.
 func (s *Sampler) keep(logits []float32, most float64) (kept []candidate, mass float64) {
 	s.heap = s.heap[:0]
 	for i, x := range logits {
@@ -107,8 +106,8 @@ func (s *Sampler) keep(logits []float32, most float64) (kept []candidate, mass f
 	return kept, mass
 }
 
-// likeliest pops tokens off the heap, the likeliest first, until enough accepts their number and the sum of their
-// weights. To sort a vocabulary for each token would take longer than a small model.
+// likeliest returns the likeliest tokens in order, until enough accepts their number and the sum of their weights. It
+// uses a heap, since sorting the vocabulary for each token would take longer than a small model.
 func (s *Sampler) likeliest(enough func(n int, sum float64) bool) (taken []candidate) {
 	h := s.heap
 	for i := len(h)/2 - 1; i >= 0; i-- {
@@ -146,36 +145,36 @@ func sink(h []candidate, i int) {
 	}
 }
 
-// before orders candidates: the likelier first, of two alike the one of the lower id.
+// before orders candidates by weight, then by id.
 func before(a, b candidate) bool { return a.weight > b.weight || a.weight == b.weight && a.id < b.id }
 
 // End names the reason why a text ends.
 type End string
 
 const (
-	EndOfText   End = "end of text" // the model wrote a token that ends one
-	EndTokens   End = "all tokens"  // as many as were asked for
-	EndRoom     End = "no room"     // the sequence is as long as it may be
+	EndOfText   End = "end of text" // the model generated an end token
+	EndTokens   End = "all tokens"  // MaxTokens are done
+	EndRoom     End = "no room"     // the model's capacity is full
 	Interrupted End = "interrupted" // the context was cancelled
 )
 
-// Request is a text that a model is to write.
+// Request describes a text to generate.
 type Request struct {
 	Prompt    []int32 // one token or more
-	MaxTokens int     // new ones
-	Ends      []int   // ids that end a text; they are not given
+	MaxTokens int     // new tokens
+	Ends      []int   // ids of end tokens, which are not part of the text
 	Sampling  Sampling
 }
 
-// Report is how a text was written.
+// Report describes a generated text.
 type Report struct {
 	End    End
-	Tokens int           // that were written
-	Prompt time.Duration // until the prompt was read
-	Write  time.Duration // from then on
+	Tokens int           // generated tokens
+	Prompt time.Duration // time to read the prompt
+	Write  time.Duration // time to generate the text
 }
 
-// Write reads the prompt into a fresh model and generates tokens, which it passes to each. An interrupt is no error.
+// Write reads the prompt into a new model and passes generated tokens to each. An interrupt is not an error.
 func (m *Model) Write(ctx context.Context, r Request, each func(id int32) error) (Report, error) {
 	var rep Report
 	began := time.Now()
@@ -198,7 +197,7 @@ func (m *Model) Write(ctx context.Context, r Request, each func(id int32) error)
 		if err = each(id); err != nil {
 			break
 		}
-		if rep.Tokens++; m.end(r, rep.Tokens) == "" { // else nothing follows that would need its logits
+		if rep.Tokens++; m.end(r, rep.Tokens) == "" { // else the logits are not needed
 			logits, err = m.Read(ctx, []int32{id})
 		}
 	}
@@ -209,7 +208,7 @@ func (m *Model) Write(ctx context.Context, r Request, each func(id int32) error)
 	return rep, err
 }
 
-// end returns the reason to stop after that many new tokens; "" to continue.
+// end returns the reason to stop after a number of new tokens; "" to continue.
 func (m *Model) end(r Request, tokens int) End {
 	switch {
 	case tokens >= r.MaxTokens:

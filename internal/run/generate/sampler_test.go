@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// softmax is the probabilities of logits at a temperature.
+// softmax returns the probabilities of logits at a temperature.
 func softmax(logits []float32, temperature float64) []float64 {
 	p, sum := make([]float64, len(logits)), 0.0
 	for i, x := range logits {
@@ -21,8 +21,8 @@ func softmax(logits []float32, temperature float64) []float64 {
 	return p
 }
 
-// allowed is the definition of the cuts: the k likeliest, then the smallest set of likeliest ones that has
-// the mass p of these.
+// allowed defines the cuts: the k likeliest tokens, then the smallest set of likeliest ones with probability p among
+// them.
 func allowed(probs []float64, k int, p float64) map[int32]float64 {
 	order := make([]int32, len(probs))
 	for i := range order {
@@ -69,8 +69,8 @@ func randomLogits(r *rand.Rand, n int) []float32 {
 	return logits
 }
 
-// The tokens drawn are as frequent as the softmax says, with a chi-squared statistic that is exceeded
-// once in some billions of draws of a right sampler; the seed makes it the same each time.
+// The frequencies of the drawn tokens match the softmax. A correct sampler exceeds the bound of the chi-squared
+// statistic once in a billion tests. The seed is fixed.
 func TestDrawsFollowTheSoftmax(t *testing.T) {
 	const draws = 40000
 	r := rand.New(rand.NewPCG(1, 2))
@@ -108,7 +108,7 @@ func TestDrawsFollowTheSoftmax(t *testing.T) {
 	}
 }
 
-// What is kept is the smallest set of likeliest tokens with the mass, whatever the logits, ties too.
+// keep returns the smallest set of likeliest tokens with the probability, for all logits, ties included.
 func TestTopPKeepsTheSmallestSet(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 2000 {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// Which text is drawn depends on the seed, and not on how many threads compute.
+// The text depends on the seed, but not on the number of threads.
 func TestTheSameSeedWritesTheSameText(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	cfg := randomModel(r)

@@ -22,35 +22,34 @@ const (
 
 // Train is the task of the workers of a training run or an evaluation.
 type Train struct {
-	// Config is the resolved config itself: the file in the run directory may be changed by then.
+	// Config is the text of the resolved config, since the file in the run directory may change.
 	Config  string `json:"config"`
 	RunDir  string `json:"run_dir"`
-	From    string `json:"from"` // the checkpoint to go on from; "": new weights
+	From    string `json:"from"` // the checkpoint to resume from; "": new weights
 	Version string `json:"version"`
-	// RunID names the run on all nodes; "": the launcher's own name for it.
+	// RunID names the run on all nodes; "": each launcher's own.
 	RunID string `json:"run_id,omitempty"`
-	// Machine runs the ranks, as the launcher found it.
+	// Machine is the machine that the launcher found.
 	Machine machine.Machine `json:"machine"`
 	// Remedies are needed by the chosen backend.
 	Remedies []backends.RemedyKind `json:"remedies,omitempty"`
 
-	// Generation is the number of the first start of this job's workers among all of its run directory;
-	// each restart counts one further.
+	// Generation numbers the first start of this job's workers among all starts in the run directory. Each restart adds
+	// one.
 	Generation int64 `json:"generation,omitempty"`
-	// World counts the starts of a job of several nodes from 1, including failed ones; 0: the restarts count.
+	// World numbers the starts of a job of several nodes from 1, failed ones included; 0: use the number of restarts.
 	World int64 `json:"world,omitempty"`
 
-	NoSave bool `json:"no_save,omitempty"` // write no checkpoint: the run is a measurement
+	NoSave bool `json:"no_save,omitempty"` // write no checkpoint
 }
 
-// EventNotice is a line for the user, from a worker; EventValidation a validation loss
-// before training.
+// EventNotice carries a line for the user, EventValidation a validation loss before training.
 const (
 	EventNotice     = "notice"
 	EventValidation = "validation"
 )
 
-// Bench is the task of the workers of a benchmark; one of the last four is set.
+// Bench is the task of the workers of a benchmark. One of the last four fields is set.
 type Bench struct {
 	Machine   machine.Machine       `json:"machine"`
 	Remedies  []backends.RemedyKind `json:"remedies,omitempty"` // of attention
@@ -60,11 +59,11 @@ type Bench struct {
 	Calibrate *bench.CalibrateSpec  `json:"calibrate,omitempty"`
 }
 
-// EventBench carries a BenchRow of rank 0.
+// EventBench carries a BenchRow from rank 0.
 const EventBench = "bench"
 
-// A BenchRow holds the results of a benchmark since the row before. The field of that benchmark is set:
-// Attention, Packed, Comm, Ops or Calibrate.
+// A BenchRow holds the results of a benchmark since the previous row: one of Attention, Packed, Comm, Ops and Calibrate
+// is set.
 type BenchRow struct {
 	Attention *bench.AttentionRow `json:"attention,omitempty"`
 	Packed    *bench.PackedRow    `json:"packed,omitempty"`
@@ -73,5 +72,5 @@ type BenchRow struct {
 	Calibrate *cost.Set           `json:"calibrate,omitempty"`
 }
 
-// EventReport carries the attend.Report of rank 0, or the train.Evaluation.
+// EventReport carries an attend.Report or a train.Evaluation from rank 0.
 const EventReport = "report"

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// FuzzMessages: what launcher and workers hand each other is read, or refused, and stays the same when
-// it is handed on.
+// FuzzMessages checks that messages between launcher and workers are decoded or refused, and encode to the same bytes
+// again.
 func FuzzMessages(f *testing.F) {
 	f.Add([]byte(`{"config":"train: {steps: 1}\n","run_dir":"/x","from":"","version":"v","machine":{},` +
 		`"remedies":[1,2],"no_save":true}`))

@@ -12,18 +12,17 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// An attend implements model.Attention over the ranks of a context group: it runs the ring by the schedule of a layer's
-// mask.
+// An attend implements model.Attention over a context group: it runs the ring with the schedule of a layer's mask.
 type attend struct {
 	ring      *ring.Ring
 	cfg       *hf.Config
 	algorithm string
-	traders   int // ranks that exchange heads with each other
+	traders   int // number of ranks that exchange heads
 	rank      int
-	spec      ring.Spec // of the present batch; its mask is filled in by window
+	spec      ring.Spec // of the present batch, with a mask per window
 	softmax   attention.Softmax
 	schedules map[int]*ring.Schedule // of the present batch, by window
-	cache     *ring.Cache            // of recurring batches, and of the next
+	cache     *ring.Cache            // schedules of recurring batches and of the next one
 }
 
 func newAttend(r *ring.Ring, cfg *config.Config, layout partition.Layout, rank int) *attend {
@@ -41,8 +40,8 @@ func newAttend(r *ring.Ring, cfg *config.Config, layout partition.Layout, rank i
 	}
 }
 
-// rehearse lets an attention kernel with a slow setup prepare for the calls of a step. It omits packed documents, since
-// their lengths are not known yet.
+// rehearse lets a kernel with a slow setup prepare for the calls of a step. It skips packed documents, whose lengths
+// are not known yet.
 func (t *Trainer) rehearse(o *Options) error {
 	k, ok := t.dev.Kernel.(attention.Planner)
 	if !ok || t.cfg.Data.PackDocuments {
@@ -75,7 +74,7 @@ func (t *Trainer) rehearse(o *Options) error {
 
 // begin sets the layout of the sequences of the next batch. It keeps schedules of an unchanged shape.
 func (a *attend) begin(layout partition.Layout, docs []int) {
-	// Without documents the layout is the same all along, so the mask alone decides.
+	// without documents, neither the layout nor the mask changes
 	if a.spec.Layout != nil && len(docs) == 0 && len(a.spec.Mask.Docs) == 0 {
 		return
 	}
@@ -103,14 +102,14 @@ func (a *attend) scheduleOf(spec ring.Spec, window int) (s *ring.Schedule, err e
 	return a.cache.New(a.algorithm, spec, a.rank)
 }
 
-// masked returns a shape with the mask of the layers of that window.
+// masked returns a shape with the mask of a window.
 func masked(shape partition.Shape, window int) (partition.Shape, error) {
 	mask, err := partition.NewMask(true, window, shape.SeqQ, shape.SeqKV, shape.Mask.Docs)
 	shape.Mask = mask
 	return shape, err
 }
 
-// prepare makes the schedules of a batch to come, while the present one is computed.
+// prepare makes the schedules of the next batch, while the device computes the present one.
 func (a *attend) prepare(layout partition.Layout, docs []int) error {
 	spec := a.spec
 	spec.Layout, spec.Mask.Docs = layout, docs
@@ -141,7 +140,7 @@ func (a *attend) load() (total load, err error) {
 	return total, nil
 }
 
-// Forward sets acc to causal attention over the ranks of the group.
+// Forward computes causal attention over the group into acc.
 func (a *attend) Forward(layer int, acc attention.Partial, q, k, v View) error {
 	s, err := a.schedule(layer)
 	if err != nil {
@@ -150,7 +149,7 @@ func (a *attend) Forward(layer int, acc attention.Partial, q, k, v View) error {
 	return a.ring.Forward(acc, q, k, v, s, a.softmax)
 }
 
-// Backward sets g to the gradients.
+// Backward computes the gradients into g.
 func (a *attend) Backward(layer int, g attention.Grads, do, q, k, v View, acc attention.Partial) error {
 	s, err := a.schedule(layer)
 	if err != nil {

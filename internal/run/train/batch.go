@@ -25,10 +25,10 @@ type feed struct {
 	size   int // ranks that share a sequence, and this one among them
 	rank   int
 	inputs *inputs
-	next   laid // out before its time, by prepare
+	next   laid // made in advance by prepare
 }
 
-// A laid sample has the positions of each rank.
+// A laid is a sample with its layout over the ranks.
 type laid struct {
 	sample int64
 	docs   []int
@@ -59,21 +59,21 @@ func (f *feed) total(cfg *config.Config) int64 {
 	return f.loader.Samples()
 }
 
-// A microBatch is some samples of one layout, with the input of their schedules.
+// A microBatch is a group of samples with one layout.
 type microBatch struct {
 	model.Batch
 	layout partition.Layout
-	docs   []int // of the only sample; none where documents are not told apart
+	docs   []int // documents of the only sample; none if they are not separate
 
-	// What the host knows of the rows until done: their positions, and which have a target.
+	// The positions and targets of the rows, on the host, valid until done.
 	positions []int
 	targets   []int32
 
 	slot *slot
 }
 
-// groups splits the samples of a micro batch into those that go through the model at once.
-// Packed samples go one by one, since each has a mask, and may have a layout, of its own.
+// groups splits the samples of a micro batch into groups for one pass each. Packed samples go one by one, since their
+// masks and layouts differ.
 func (f *feed) groups(samples []int64) [][]int64 {
 	if !f.packed {
 		return [][]int64{samples}
@@ -95,9 +95,8 @@ func (f *feed) lay(sample int64) laid {
 
 func (f *feed) prepare(sample int64) { f.next = f.lay(sample) }
 
-// batch reads this rank's tokens of the samples of a group and queues their way to the device.
-// It waits until the memory of the batch before the last is free again. The caller calls done
-// on the result once all that reads it is queued.
+// batch reads this rank's tokens of a group of samples and queues their upload. It waits for the memory of the batch
+// before the last. The caller calls done on the result after queueing all readers.
 func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) {
 	b := &microBatch{}
 	laid := f.lay(samples[0])
@@ -132,22 +131,21 @@ func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) 
 	return b, err
 }
 
-// inputs holds the memory through which batches go to the device. While one is computed the next
-// is read from the disk and copied.
+// inputs is a double buffer for batches: while the device computes one, the host reads and uploads the next.
 type inputs struct {
 	dev    *Device
 	mem    *state.Batches
 	slots  [2]slot
 	next   int
-	tabled int // tokens whose tables are on the device
+	tabled int // tokens of the RoPE tables on the device
 }
 
-// A slot is a block of the device's memory, and its twin on the host.
+// A slot is a block of device memory with a host buffer.
 type slot struct {
 	dev   *Device
 	block int
 	host  *tensor.Host
-	busy  tensor.Event // until then the batch is in use; nil: it never was
+	busy  tensor.Event // end of the batch's use; nil: never used
 }
 
 func newInputs(dev *Device, cfg *config.Config, tokens int) (*inputs, error) {
@@ -156,10 +154,10 @@ func newInputs(dev *Device, cfg *config.Config, tokens int) (*inputs, error) {
 	return &inputs{dev: dev, mem: mem, slots: [2]slot{{dev: dev, block: 0}, {dev: dev, block: 1}}}, err
 }
 
-// done marks the present end of the compute stream as the end of the batch's use.
+// done records the end of the batch's use on the compute stream.
 func (b *microBatch) done() { b.slot.busy = b.slot.dev.Stream.Record() }
 
-// take returns the slot of the next batch, with room for that many tokens.
+// take returns the slot of the next batch, with memory for the tokens.
 func (in *inputs) take(ctx context.Context, tokens int) (*slot, error) {
 	s := &in.slots[in.next]
 	in.next = (in.next + 1) % len(in.slots)
@@ -175,7 +173,7 @@ func (in *inputs) take(ctx context.Context, tokens int) (*slot, error) {
 	if s.host != nil && s.host.Bytes() >= bytes {
 		return s, nil
 	}
-	if s.host != nil { // too small, and no longer in use
+	if s.host != nil { // too small
 		in.dev.Store.FreeHost(s.host)
 		s.host = nil
 	}
@@ -184,8 +182,7 @@ func (in *inputs) take(ctx context.Context, tokens int) (*slot, error) {
 	return s, err
 }
 
-// upload queues the copy of a slot's batch. It runs beside the batch before: take has waited for the
-// slot's last one.
+// upload queues the copy of a slot's batch, which overlaps with the previous batch. take has waited for the slot.
 func (in *inputs) upload(s *slot, tokens int) {
 	if n := in.mem.Words(tokens); n > 0 {
 		host := tensor.Dense(s.host, tensor.I32, 0, [4]int{1, 1, 1, n})
@@ -193,7 +190,7 @@ func (in *inputs) upload(s *slot, tokens int) {
 	}
 }
 
-// tables returns cos and sin of the positions of count samples of n tokens, all alike.
+// tables returns cos and sin for count samples of n tokens with equal positions.
 func (in *inputs) tables(r *model.Rope, count, n int, positions []int) (cos, sin View, err error) {
 	tokens, pairs := count*n, in.mem.Pairs
 	shape := [4]int{count, n, 1, pairs}
@@ -221,9 +218,9 @@ func (in *inputs) tables(r *model.Rope, count, n int, positions []int) (cos, sin
 
 // A samples is a data.Loader, or a data.Mixture of several.
 type samples interface {
-	// Samples returns how many there are in an epoch.
+	// Samples returns the number of samples in an epoch.
 	Samples() int64
-	// Index returns the sample that is the n-th of the run.
+	// Index returns the n-th sample of the run.
 	Index(n int64) int64
 	// Docs returns the lengths of a sample's documents.
 	Docs(sample int64) []int
@@ -231,7 +228,7 @@ type samples interface {
 	Valid(sample int64) int
 	// Targets returns the number of targets of an epoch.
 	Targets() int64
-	// Alike reports whether Docs and Valid are the same for all samples.
+	// Alike reports whether all samples have equal Docs and Valid.
 	Alike() bool
 	// Load reads one rank's shard of a sample.
 	Load(sample int64, spans []partition.Span, ids, targets []int32, positions []int) error
@@ -241,7 +238,7 @@ func tokenizerOf(cfg *config.Config) *data.Tokenizer {
 	return data.NewTokenizer(cfg.Data.Tokenizer, cfg.Model.VocabSize)
 }
 
-// openData opens files: one dataset of all, or one for each that has a weight.
+// openData opens files as one dataset, or if they have weights, as one dataset each.
 func openData(cfg *config.Config, files config.Files, tok *data.Tokenizer) ([]*data.Dataset, error) {
 	groups := [][]string{files.Globs()}
 	if files.Mixed() {
@@ -262,7 +259,7 @@ func openData(cfg *config.Config, files config.Files, tok *data.Tokenizer) ([]*d
 	return sources, nil
 }
 
-// cutData cuts what openData has opened into samples.
+// cutData cuts the datasets of openData into samples.
 func cutData(cfg *config.Config, files config.Files, sources []*data.Dataset, shuffle bool) (samples, error) {
 	var parts []*data.Loader
 	var weights []float64
@@ -282,16 +279,15 @@ func cutData(cfg *config.Config, files config.Files, sources []*data.Dataset, sh
 	return data.Mix(parts, weights, cfg.Data.Seed)
 }
 
-// labels name queued work, for traces and for reports of what a rank waits for: "step
-// 7/forward/layer 3".
+// labels name queued work for traces and status reports, such as "step 7/forward/layer 3".
 type labels struct {
 	flat    *model.FlatLayout
-	streams []tensor.Stream // of the device; those of transfers follow them
-	ring    *ring.Ring      // adds the hops; nil until it is there
-	whole   string          // the step, or the validation
+	streams []tensor.Stream // the device's streams, which label those of transfers
+	ring    *ring.Ring      // adds the hops; nil until it exists
+	whole   string          // the step or the validation
 }
 
-// begin sets the name of everything that follows, until end.
+// begin sets the label of the work until end.
 func (l *labels) begin(format string, args ...any) {
 	l.whole = fmt.Sprintf(format, args...)
 	l.set("")
@@ -302,15 +298,15 @@ func (l *labels) end() {
 	l.set("")
 }
 
-// part sets the pass that follows, "" for none, and its bucket of the weights; -1 is none.
+// part sets the pass, "" for none, and its bucket of the weights, -1 for none.
 func (l *labels) part(pass string, bucket int) {
-	if bucket == l.flat.Vectors() { // which are used all along
+	if bucket == l.flat.Vectors() { // used by all layers
 		return
 	}
 	switch {
 	case bucket < 0:
 	case bucket == model.Embedding && pass == "backward" && l.flat.Buckets[l.flat.Head()].Size() == 0:
-		pass += "/head" // they are tied, and begin together
+		pass += "/head" // tied weights
 	case bucket == model.Embedding:
 		pass += "/embedding"
 	case bucket == l.flat.Head():

@@ -11,15 +11,15 @@ import (
 	"github.com/cprun/cprun/internal/model/machine"
 )
 
-// gpuCase is a way of training that is tried on GPUs, of the config tiny.
+// A gpuCase is a variant of the config tiny to test on GPUs.
 type gpuCase struct {
 	name  string
-	ranks int // it needs at least
+	ranks int // minimum number of ranks
 	flash bool
 	set   []string
 }
 
-// backend is that of attention in bfloat16.
+// backend returns the attention backend in bfloat16.
 func (c *gpuCase) backend() string {
 	if c.flash {
 		return "flash"
@@ -43,7 +43,7 @@ var gpuCases = []gpuCase{
 	{name: "tied and clipped", ranks: 1, set: []string{"model.tie_word_embeddings=true", "optimizer.grad_clip=0.1"}},
 }
 
-// A machine with GPUs takes every case, so that a test there fails for what it tests.
+// The rules accept every case on a machine with GPUs, so that a failure there is about the case.
 func TestGPUCasesAreValid(t *testing.T) {
 	m := machine.Machine{Arch: 90, CUDNN: backends.V(9, 19, 0), Flash: machine.BuiltFlash, GPUs: 4, Memory: 140 << 30}
 	for _, c := range gpuCases {

@@ -12,21 +12,21 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// Data is how much training data a config names.
+// Data describes the amount of training data of a config.
 type Data struct {
 	Files            int64
-	Documents        *int64 // nil: not counted, since that takes a pass over many tokens
-	Tokens           int64  // of all files
-	Targets          int64  // of an epoch's samples
-	Samples          int64  // of an epoch
+	Documents        *int64 // nil: not counted, to avoid a pass over many tokens
+	Tokens           int64  // in all files
+	Targets          int64  // in an epoch
+	Samples          int64  // in an epoch
 	DroppedDocuments int64
 	StepsPerEpoch    int64
 	Ignored          []string // keys of records that change nothing
 }
 
-// Check finds, before any process is spawned, the faults of the files that a config names: data that is too short,
-// tokens outside the vocabulary, weights that do not fit. It reports all of them, each at the place of its key.
-// Without faults it returns how much data there is.
+// Check checks the files of a config before any process is spawned: too little data, tokens outside the vocabulary,
+// weights that do not fit. It reports all faults, each at the line of its key. Without faults it returns the amount of
+// data.
 func Check(cfg *config.Config) (*Data, error) {
 	var all config.Errors
 	note := func(key string, err error) {
@@ -69,8 +69,8 @@ func checkWeights(cfg *config.Config) error {
 	return w.Check(cfg.Model.Family(), cfg.Model.Tensors())
 }
 
-// FirstDocuments returns the lengths of the documents of the first sample that a run of a config whose files
-// were checked trains on; nil where documents are not told apart.
+// FirstDocuments returns the document lengths of the first sample of a run; nil if documents are not separate. The
+// files of the config must have been checked.
 func FirstDocuments(cfg *config.Config) ([]int, error) {
 	if !cfg.Data.PackDocuments {
 		return nil, nil
@@ -86,12 +86,11 @@ func FirstDocuments(cfg *config.Config) ([]int, error) {
 	return l.Docs(l.Index(0)), nil
 }
 
-// checkedTokens bounds the tokens that are read before training to find ids outside the vocabulary: a second's work.
-// The rest is checked when it is trained on.
+// checkedTokens bounds the tokens that are checked before training, about a second's work. Training checks the rest.
 const checkedTokens = 64 << 20
 
-// checkData opens files as a run does, counts, and reads them if they are not too many. It wants a target among the
-// first samples, as many as most; 0: among all.
+// checkData opens and counts files as a run does, and reads them if they are not too large. If most is not 0, one of
+// the first most samples must have a target.
 func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most int64) (*Data, error) {
 	sources, err := openData(cfg, files, tok)
 	if err != nil {
@@ -106,7 +105,7 @@ func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most
 		targets += l.Valid(s)
 	}
 	if most > 0 && targets == 0 {
-		return nil, fmt.Errorf("none of the first %d samples has a target; take more", most)
+		return nil, fmt.Errorf("the first %d samples have no targets; use more", most)
 	}
 	batch := int64(cfg.Train.GlobalBatchSize)
 	found := &Data{Samples: l.Samples(), Targets: l.Targets(), StepsPerEpoch: (l.Samples() + batch - 1) / batch}
@@ -129,12 +128,12 @@ func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most
 	return found, nil
 }
 
-// A load describes the attention of a step for the ranks that share its sequences.
+// A load describes the attention work of a step for the ranks of a context group.
 type load struct {
-	// slowest and mean are visible pairs of all heads: of the rank with most and of the mean rank,
-	// over the layers and sequences, after each of which the ranks wait for each other.
+	// slowest and mean count the visible pairs of all heads, on the rank with most and on average. They are summed over
+	// layers and sequences, since the ranks wait for each other after each.
 	slowest, mean float64
-	sent          int64 // bytes of keys, values, their gradients and exchanged heads that this rank sends
+	sent          int64 // bytes sent by this rank
 }
 
 func (l *load) add(o load, times int) {
@@ -150,7 +149,7 @@ func (l *load) imbalance() float64 {
 	return l.slowest / l.mean
 }
 
-// loadOf returns the work of one layer for one sequence, if that many ranks exchange heads.
+// loadOf returns the work of one layer for one sequence. traders is the number of ranks that exchange heads.
 func loadOf(shape partition.Shape, traders, heads int) (l load) {
 	work := partition.WorkOfHeads(partition.Work(shape), traders, heads)
 	l.slowest = float64(slices.Max(work))

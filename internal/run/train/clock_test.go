@@ -11,8 +11,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// fakeClock is the clock of a device on which a step takes 10 s, and which stands idle for 1 s
-// before each.
+// A fakeClock is the clock of a device with steps of 10 s, and 1 s of idle time before each.
 type fakeClock struct {
 	stream *tensor.HostStream
 	mu     sync.Mutex
@@ -20,7 +19,7 @@ type fakeClock struct {
 	at     []float64 // guarded by mu
 }
 
-// Mark takes the time of the begin of a step at even points, of the end at odd ones.
+// Mark records the beginning of a step at even points, and the end at odd ones.
 func (c *fakeClock) Mark(i int) {
 	c.stream.Do("", func() error {
 		c.mu.Lock()
@@ -42,8 +41,8 @@ func (c *fakeClock) Between(i, j int) (float64, error) {
 
 func (c *fakeClock) Close() error { return nil }
 
-// The time of a step is the device's between the ends of two steps, whenever the host looks;
-// without what is done while nothing is queued, such as a validation or a checkpoint.
+// The time of a step is the device's time between the ends of two steps, independent of the host. It excludes work
+// while no step is queued, such as a validation or a checkpoint.
 func TestStepsAreTimedByTheDevice(t *testing.T) {
 	for _, c := range []struct {
 		ahead int
@@ -57,7 +56,7 @@ func TestStepsAreTimedByTheDevice(t *testing.T) {
 		cfg := load(t, tiny(t), 2, "train.steps=7", "checkpoint.every=4")
 		slow := train.Options{Report: func(r train.Report) {
 			if r.Kind == train.Advanced && r.Step == 2 {
-				time.Sleep(20 * time.Millisecond) // the host looks late, and finds several steps done
+				time.Sleep(20 * time.Millisecond) // the host comes late, when several steps are done
 			}
 		}}
 		out, err := runOn(t, cfg, 2, slow, func(d *device.Device) {

@@ -13,8 +13,8 @@ import (
 	"github.com/cprun/cprun/internal/run/train"
 )
 
-// counted is what a reader with a pencil finds in documents of labels, -100 for none: the stream is cut into samples of
-// seqLen places, each of which asks for the label of the next one, unless a document begins there and they are packed.
+// counted counts by definition, over documents of labels with -100 for none: the stream is cut into samples of seqLen
+// tokens, and each token predicts the label of the next one, unless a document begins there and documents are packed.
 func counted(seqLen int, packed bool, docs ...[]int) (tokens, targets, samples int64) {
 	var labels []int
 	begins := map[int]bool{}
@@ -35,7 +35,7 @@ func counted(seqLen int, packed bool, docs ...[]int) (tokens, targets, samples i
 	}
 }
 
-// The numbers that a run begins with are those of an independent count, whatever the files hold.
+// The numbers at the start of a run equal those of an independent count, for all kinds of files.
 func TestDataIsCounted(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
@@ -74,7 +74,7 @@ func TestDataIsCounted(t *testing.T) {
 	}
 	text, empty := write("a.txt", "to be or not"), write("b.txt", "")
 	lines := write("c.jsonl", `{"text":"ab"}`+"\n\n"+`{"text":""}`+"\n"+`{"text":"cdefg","label":3}`+"\n")
-	even := write("f.jsonl", `{"text":"abc"}`+"\n"+`{"text":"def"}`+"\n"+`{"text":"gh"}`) // ends where samples of 3 end
+	even := write("f.jsonl", `{"text":"abc"}`+"\n"+`{"text":"def"}`+"\n"+`{"text":"gh"}`) // ends with a sample of 3
 	masked := write("d.jsonl",
 		`{"input_ids":[1,2,3,4,5,0],"attention_mask":[1,1,1,1,1,0],"completion_mask":[0,0,1,1,0,0]}`+"\n"+`{"input_ids":[6,7,8]}`+"\n"+`{"input_ids":[9],"labels":[-100]}`)
 	plain, indexed := write("e.bin", string(bin)), filepath.Join(dir, "pair.bin")
@@ -82,7 +82,7 @@ func TestDataIsCounted(t *testing.T) {
 	for _, c := range []struct {
 		set       string
 		files     int64
-		documents int64 // -1: not known
+		documents int64 // -1: unknown
 		docs      [][]int
 	}{
 		{"path: " + text, 1, 1, [][]int{bytesOf("to be or not")}},
@@ -124,7 +124,7 @@ func TestDataIsCounted(t *testing.T) {
 			}
 		}
 	}
-	// More tokens than are read at a start are counted by their header. The documents are not.
+	// Too many tokens for a check at the start are counted by the header; their documents are not counted.
 	const many = 64<<20 + 1
 	large := write("large.bin", string(binary.LittleEndian.AppendUint32(bin[:8:8], many))+string(bin[12:1024]))
 	if err := os.Truncate(large, 1024+2*many); err != nil {
@@ -134,7 +134,7 @@ func TestDataIsCounted(t *testing.T) {
 	if err != nil || found.Documents != nil || found.Tokens != many || found.Samples != 64 || found.Targets != 64<<20 {
 		t.Errorf("many tokens: %+v, %v", found, err)
 	}
-	// A mixture's epoch is that of all its parts; each is cut by itself.
+	// A mixture's epoch covers all its parts, each cut separately.
 	cfg := load(t, tiny(t), 1,
 		fmt.Sprintf("data={path: [{path: %s, weight: 3}, {path: %s}], seq_len: 3, tokenizer: bytes, eos_token_id: null}", text, masked))
 	got, err := train.Check(cfg)

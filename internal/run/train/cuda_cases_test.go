@@ -9,8 +9,8 @@ import (
 	"github.com/cprun/cprun/internal/run/train"
 )
 
-// Every way of training gives on GPUs the curve that it gives on the CPU, up to rounding: in
-// float32 with the reference attention, and in bfloat16 with that of a run.
+// Every case gives the same curve on GPUs as on the CPU, up to rounding: in float32 with the reference attention, and
+// in bfloat16 with the backend of a run.
 func TestCasesOnGPUs(t *testing.T) {
 	m := here(t)
 	ranks := slices.Max(ranksOf(m))
@@ -42,7 +42,7 @@ func TestCasesOnGPUs(t *testing.T) {
 	}
 }
 
-// A batch without targets leaves no trace on a GPU, where the host is steps ahead.
+// A batch without targets has no effect on a GPU, where the host runs ahead.
 func TestBatchesWithoutTargetsAreSkippedOnGPUs(t *testing.T) {
 	m := here(t)
 	var e expect

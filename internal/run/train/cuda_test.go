@@ -29,7 +29,7 @@ import (
 	"github.com/cprun/cprun/kernels/gpu"
 )
 
-// here returns the GPUs of this machine; a test without one fails.
+// here returns the GPUs of this machine, and fails without one.
 func here(t *testing.T) machine.Machine {
 	t.Helper()
 	m, gpus, err := machine.Find()
@@ -42,7 +42,7 @@ func here(t *testing.T) machine.Machine {
 	return m
 }
 
-// loadGPU is a config for GPUs, without an auto.
+// loadGPU returns a config for GPUs with all autos resolved.
 func loadGPU(t *testing.T, m machine.Machine, yaml string, ranks int, set ...string) *config.Config {
 	t.Helper()
 	cfg, err := config.Load(writeYAML(t, yaml), config.Options{Set: set, Ranks: ranks, Device: "cuda"})
@@ -51,7 +51,7 @@ func loadGPU(t *testing.T, m machine.Machine, yaml string, ranks int, set ...str
 	}
 	choice, err := backend.Choose(cfg, m, 0)
 	if errors.As(err, new(*backend.NoneError)) && cfg.Parallel.Backend != "auto" {
-		t.Skip(err) // the backend that the case names is none for this GPU
+		t.Skip(err) // this GPU does not support the backend of the case
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -63,8 +63,8 @@ func loadGPU(t *testing.T, m machine.Machine, yaml string, ranks int, set ...str
 	return cfg
 }
 
-// runGPU trains with every rank in this process, each on a GPU of its own. Where there are fewer, they share them, joined by copy
-// engines alone.
+// runGPU trains with all ranks in this process, one per GPU. With fewer GPUs, ranks share them, connected only by copy
+// engines.
 func runGPU(t *testing.T, m machine.Machine, cfg *config.Config, ranks int, o train.Options) outcome {
 	t.Helper()
 	if o.RunDir == "" {
@@ -144,7 +144,7 @@ func runGPU(t *testing.T, m machine.Machine, cfg *config.Config, ranks int, o tr
 	return out
 }
 
-// joinGPUs joins the GPU of a rank to those of the others. NCCL joins none that ranks share.
+// joinGPUs connects the GPU of a rank with the others. NCCL does not support shared GPUs.
 func joinGPUs(host *comm.Group, dev *device.Device, shared bool) (comm.Communicator, error) {
 	stream := dev.Stream.(*cuda.Stream)
 	if !shared {
@@ -158,7 +158,7 @@ func joinGPUs(host *comm.Group, dev *device.Device, shared bool) (comm.Communica
 	})
 }
 
-// ordered holds the compute stream for the calls of an engine, as it wants.
+// ordered makes the compute stream wait for the calls of an engine.
 type ordered struct {
 	*copyengine.Engine
 	using *sync.Mutex
@@ -170,7 +170,7 @@ func (o ordered) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 	return o.Engine.Exchange(send, recv)
 }
 
-// ranksOf are the numbers of ranks that there are GPUs for.
+// ranksOf returns the numbers of ranks for which there are GPUs.
 func ranksOf(m machine.Machine) (ranks []int) {
 	for n := 1; n <= min(m.GPUs, 4); n *= 2 {
 		ranks = append(ranks, n)
@@ -178,8 +178,8 @@ func ranksOf(m machine.Machine) (ranks []int) {
 	return ranks
 }
 
-// Every fixture on every number of GPUs, in float32, bfloat16 and float16, under every sharding
-// and backend that takes its head dim.
+// Every fixture on every number of GPUs, in float32, bfloat16 and float16, with every sharding and every backend that
+// supports its head dim.
 func TestParityOnGPUs(t *testing.T) {
 	m := here(t)
 	clear(worst)
@@ -216,8 +216,7 @@ func TestParityOnGPUs(t *testing.T) {
 	}
 }
 
-// Steps whose gradients overflow in float16 change nothing, and the run goes on with a scale at
-// which they do not.
+// Steps with overflows in float16 change nothing, and the run continues with a lower scale.
 func TestOverflowOnGPUs(t *testing.T) {
 	m := here(t)
 	yaml := parityYAML("tiny-llama", readExpect(t, "tiny-llama"))
@@ -249,8 +248,7 @@ func TestOverflowOnGPUs(t *testing.T) {
 	}
 }
 
-// raiseScale sets the loss scale of a checkpoint to one with which a mean over 64 tokens
-// overflows.
+// raiseScale sets the loss scale of a checkpoint so high that a mean over 64 tokens overflows.
 func raiseScale(t *testing.T, checkpoint string) {
 	t.Helper()
 	path := filepath.Join(checkpoint, "manifest.json")
@@ -267,7 +265,7 @@ func raiseScale(t *testing.T, checkpoint string) {
 	}
 }
 
-// A run that was stopped and gone on has the bits of one that was not.
+// A stopped and resumed run has the bits of an uninterrupted one.
 func TestStopAndResumeOnGPUs(t *testing.T) {
 	m := here(t)
 	for _, ranks := range ranksOf(m) {
@@ -287,7 +285,7 @@ func TestStopAndResumeOnGPUs(t *testing.T) {
 	}
 }
 
-// A checkpoint of GPUs goes on on the CPU, and back, up to the rounding of bfloat16.
+// A checkpoint from GPUs resumes on the CPU, and back, up to the rounding of bfloat16.
 func TestCheckpointsMoveBetweenDevices(t *testing.T) {
 	m := here(t)
 	e := readExpect(t, "tiny-llama")

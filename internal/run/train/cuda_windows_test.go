@@ -12,8 +12,8 @@ import (
 	"github.com/cprun/cprun/internal/run/train"
 )
 
-// Full and windowed layers on two GPUs, or on two ranks that share one, by each backend and algorithm: the curve is that
-// of the CPU.
+// Full and windowed layers on two GPUs, or on two ranks with one GPU, give the CPU's curve with each backend and
+// algorithm.
 func TestWindowsOnGPUs(t *testing.T) {
 	const ranks = 2
 	m := here(t)

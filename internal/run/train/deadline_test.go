@@ -23,7 +23,7 @@ func TestDeadlineOf(t *testing.T) {
 	}
 }
 
-// The deadline follows the steps on all groups of all ranks, where the config leaves it to them.
+// With parallel.deadline: auto, the deadline of all groups on all ranks follows the step time.
 func TestTheDeadlineFollowsTheSteps(t *testing.T) {
 	const ranks = 2
 	for set, want := range map[string]time.Duration{"parallel.deadline=auto": 2 * time.Minute,
@@ -41,8 +41,7 @@ func TestTheDeadlineFollowsTheSteps(t *testing.T) {
 	}
 }
 
-// A rank whose disk is slow is waited for, as long as it says so: the deadline is for ranks that
-// stand still.
+// The other ranks wait for a rank with a slow disk as long as it sends heartbeats. The deadline is for hung ranks.
 func TestSlowDisksAreWaitedFor(t *testing.T) {
 	const deadline = 100 * time.Millisecond
 	for name, c := range map[string]struct {
@@ -55,7 +54,7 @@ func TestSlowDisksAreWaitedFor(t *testing.T) {
 			g.Go(func() error {
 				return checkpoint.OnAllRanks(context.Background(), world[r], c.beat, 0, func() error {
 					if r == 1 {
-						time.Sleep(10*deadline + 2*time.Second) // and the second look that a stopped rank gets
+						time.Sleep(10*deadline + 2*time.Second) // including the second check of a stopped rank
 					}
 					return nil
 				})

@@ -1,7 +1,10 @@
-// Package train is the training loop: data, forward, backward, reduction, step, metrics,
-// checkpoint, over ranks that share sequences (context parallel) and groups of such ranks
-// that share batches (data parallel). It runs the same on every rank and on any device; only
-// output differs.
+// Package train implements the training loop: data, forward, backward, gradient reduction, optimizer step, metrics,
+// checkpoint. Ranks share sequences (context parallel), and groups of such ranks share batches (data parallel). Run
+// trains with the same code on every rank and device; a Trainer is one rank's part:
+//
+//	stopped, err := train.Run(ctx, cfg, dev, world, train.Options{RunDir: dir, ConfigYAML: text})
+//
+// Eval computes the loss without training.
 package train
 
 import (
@@ -13,8 +16,8 @@ import (
 // View is a strided window onto device memory; see package tensor.
 type View = tensor.View
 
-// Float is a number that may be absent; see package metrics.
+// Float is a number or absent; see package metrics.
 type Float = metrics.Float
 
-// Device is what a rank computes on.
+// Device is a rank's device; see package device.
 type Device = device.Device

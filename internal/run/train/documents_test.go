@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/internal/run/train"
 )
 
-// curve is the losses and gradient norms of steps, without their times.
+// curve returns the losses and gradient norms of steps.
 func curve(steps []metrics.Step) (c [][2]metrics.Float) {
 	for _, s := range steps {
 		c = append(c, [2]metrics.Float{s.Loss, s.GradNorm})
@@ -17,8 +17,8 @@ func curve(steps []metrics.Step) (c [][2]metrics.Float) {
 	return c
 }
 
-// Packed documents that are dealt out by their work train as those that are cut alike, in every
-// pattern of exchange, with layers of several windows and documents of a token.
+// Packed documents in the document layout train like those in other layouts, with every algorithm, layers of several
+// windows, and documents of one token.
 func TestDocumentLayoutsTrainAlike(t *testing.T) {
 	for i, mode := range [][]string{
 		{"data.seq_len=61"},
@@ -30,7 +30,7 @@ func TestDocumentLayoutsTrainAlike(t *testing.T) {
 		for _, ranks := range []int{3, 4} {
 			for a, algorithm := range []string{"ring", "allgather"} {
 				if testing.Short() && (i+a+ranks)%2 == 0 {
-					continue // one number of ranks with each, in turns
+					continue // one number of ranks for each, in turn
 				}
 				of := map[string]metrics.Step{}
 				for _, layout := range []string{"document", "document-zigzag", "contiguous"} {
@@ -58,7 +58,7 @@ func TestDocumentLayoutsTrainAlike(t *testing.T) {
 	}
 }
 
-// A run that goes on from a checkpoint has the bits of one that was never stopped.
+// A run resumed from a checkpoint has the bits of an uninterrupted one.
 func TestDocumentsGoOnFromACheckpoint(t *testing.T) {
 	set := []string{"data.pack_documents=true", "parallel.layout=document", "parallel.algorithm=allgather",
 		"checkpoint.every=2", "data.seq_len=61"}

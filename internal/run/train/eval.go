@@ -17,14 +17,13 @@ import (
 type Evaluation struct {
 	Samples int64    `json:"samples"`
 	SeqLen  int      `json:"seq_len"` // tokens of a sample
-	Targets int64    `json:"targets"` // tokens that were predicted
+	Targets int64    `json:"targets"` // predicted tokens
 	Loss    Float    `json:"loss"`    // mean of -log p over the targets, in nats
 	Buckets []Bucket `json:"buckets"`
 	Seconds float64  `json:"seconds"`
 }
 
-// Bucket is the evaluation of the targets at some positions of their sample, or of their
-// document if those are told apart.
+// Bucket is the evaluation of a range of positions in a sample, or in a document if documents are separate.
 type Bucket struct {
 	From    int   `json:"from"` // the first position
 	To      int   `json:"to"`   // after the last
@@ -32,8 +31,8 @@ type Bucket struct {
 	Loss    Float `json:"loss"`
 }
 
-// bounds cuts the positions of a sample into a sixteenth, another, and parts that double: models
-// that use a long context are better at the end of it.
+// bounds returns the upper bounds of the buckets: 1/16, 1/8, 1/4, 1/2 and all of a sample. They show whether a model
+// uses a long context.
 func bounds(seqLen int) []int {
 	var hi []int
 	for part := 16; part > 1; part /= 2 {
@@ -44,9 +43,9 @@ func bounds(seqLen int) []int {
 	return append(hi, seqLen)
 }
 
-// Eval computes the loss over the validation data of a config, and trains nothing. The weights are
-// from o.From, from model.from, or random. Every rank of the world calls it with the same
-// config, with micro batches of one sample; every rank gets the result.
+// Eval computes the loss over the validation data of a config without training. The weights come from o.From, from
+// model.from, or at random. Every rank of the world calls it with the same config, whose micro batches have one sample.
+// Every rank gets the result.
 func Eval(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o Options) (e Evaluation,
 	err error) {
 	defer device.Caught(&err)
@@ -65,15 +64,15 @@ func Eval(ctx context.Context, cfg *config.Config, dev Device, world comm.Commun
 	t.dev.Ops.Zero(losses)
 	counts := make([]int64, len(hi))
 	began, total := time.Now(), t.val.total(cfg)
-	told := began
+	noticed := began
 	for s := range total {
 		if int(s)%t.mesh.dataSize == t.mesh.dataRank {
-			if err := t.lose(ctx, s, losses, hi, counts); err != nil {
+			if err := t.evaluate(ctx, s, losses, hi, counts); err != nil {
 				return e, err
 			}
 		}
-		if time.Since(told) > tellEvery {
-			told = time.Now()
+		if time.Since(noticed) > noticeEvery {
+			noticed = time.Now()
 			o.notice(fmt.Sprintf("%d of %d samples", s+1, total))
 		}
 	}
@@ -91,17 +90,17 @@ func Eval(ctx context.Context, cfg *config.Config, dev Device, world comm.Commun
 	return e, t.clock.Close()
 }
 
-// tellEvery separates two notices of a long evaluation.
-const tellEvery = 10 * time.Second
+// noticeEvery is the interval of notices in a long evaluation.
+const noticeEvery = 10 * time.Second
 
-// lose adds the losses of a sample up by position, and counts the targets of this rank.
-func (t *Trainer) lose(ctx context.Context, sample int64, losses View, hi []int, counts []int64) error {
+// evaluate adds the losses of a sample to the buckets, and counts the targets of this rank.
+func (t *Trainer) evaluate(ctx context.Context, sample int64, losses View, hi []int, counts []int64) error {
 	b, err := t.val.batch(ctx, []int64{sample})
 	if err != nil {
 		return err
 	}
 	for row, position := range b.positions {
-		i, _ := slices.BinarySearch(hi, position+1) // the first bound that is above it
+		i, _ := slices.BinarySearch(hi, position+1) // the first bound above the position
 		if b.targets[row] >= 0 {
 			counts[i]++
 		}
@@ -119,9 +118,9 @@ func (t *Trainer) lose(ctx context.Context, sample int64, losses View, hi []int,
 	return nil
 }
 
-// total adds losses and counts up over the ranks, and returns the losses.
+// total sums losses and counts over the ranks, and returns the losses.
 func (t *Trainer) total(ctx context.Context, losses View, counts []int64) ([]float64, error) {
-	t.share.settle() // also where no pass has used the weights
+	t.share.flush() // even if no pass used the weights
 	out, err := t.dev.HostVector(tensor.F64, len(counts))
 	if err != nil {
 		return nil, err

@@ -61,8 +61,7 @@ func evaluate(t *testing.T, cfg *config.Config, ranks int, from string) train.Ev
 	return results[0]
 }
 
-// The loss of an evaluation is that of a validation, on any ranks in any layout, and so is its cut
-// by position.
+// The loss of an evaluation equals that of a validation, on any ranks and in any layout, and so do its buckets.
 func TestEvaluationIsValidation(t *testing.T) {
 	val := textFile(t)
 	for _, packed := range []bool{false, true} {
@@ -98,7 +97,7 @@ func TestEvaluationIsValidation(t *testing.T) {
 	}
 }
 
-// What a causal model loses up to a position is what it loses on a sample that ends there.
+// The loss of a causal model up to a position equals its loss on a sample that ends there.
 func TestBucketsAreByPosition(t *testing.T) {
 	set := []string{fmt.Sprintf("data.validation={path: %s, every: 4, samples: 1}", textFile(t))}
 	run := mustRun(t, load(t, tiny(t), 1, set...), 1, train.Options{})

@@ -24,11 +24,12 @@ import (
 	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/metrics"
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
-// runRanks runs whole runs on some ranks of this process, and returns how each ended. change may
-// spoil a rank's run before it begins.
+// runRanks runs a complete run on ranks in this process, and returns the error of each. change may break a rank's run
+// before it begins.
 func runRanks(t *testing.T, ranks int, set []string, o Options, change func(rank int, r *run)) []error {
 	t.Helper()
 	cfg, err := config.Load("../../../examples/opticks.yaml",
@@ -45,7 +46,7 @@ func runRanks(t *testing.T, ranks int, set []string, o Options, change func(rank
 	for r := range streams {
 		streams[r] = tensor.NewHostStream("compute")
 	}
-	// Should the ranks stand in each other's way, the test fails by this deadline.
+	// if the ranks deadlock, the test fails after this deadline
 	world := comm.NewLocal(ranks, streams, comm.Options{Deadline: 20 * time.Second})
 	ended := make([]error, ranks)
 	var g errgroup.Group
@@ -80,7 +81,7 @@ func runRanks(t *testing.T, ranks int, set []string, o Options, change func(rank
 	return ended
 }
 
-// afterStep calls f on a rank when it has done a step.
+// afterStep calls f on a rank after a step.
 func (r *run) afterStep(step int64, f func()) {
 	r.opts.Report = func(rep Report) {
 		if rep.Kind == Advanced && rep.Step == step {
@@ -89,19 +90,25 @@ func (r *run) afterStep(step int64, f func()) {
 	}
 }
 
-// A rank with an error of its own, while a checkpoint is written beside the training, tells the
-// others first. They stand in a transfer with it, and their part of the checkpoint stands behind
-// that, so that to wait for the checkpoint would be to wait for each other.
+// unreadable fails to read samples.
+type unreadable struct{ samples }
+
+func (unreadable) Load(int64, []partition.Span, []int32, []int32, []int) error {
+	return errors.New("unreadable sample")
+}
+
+// A rank that fails during a background checkpoint first aborts the others. They wait in a transfer with it, and their
+// part of the checkpoint waits for that. So waiting for the checkpoint first would be a deadlock.
 func TestOwnErrorBesideASave(t *testing.T) {
 	const ranks, culprit = 3, 1
 	o := Options{RunDir: t.TempDir(), RunID: "a"}
 	ended := runRanks(t, ranks, []string{"train.steps=50", "checkpoint.every=1"}, o, func(rank int, r *run) {
 		if rank == culprit {
-			r.afterStep(3, func() { r.train.layout = "of no kind" })
+			r.afterStep(3, func() { r.train.loader = unreadable{r.train.loader} })
 		}
 	})
 	for rank, err := range ended {
-		if err == nil || errors.Is(err, comm.ErrDeadline) || !strings.Contains(err.Error(), "of no kind") {
+		if err == nil || errors.Is(err, comm.ErrDeadline) || !strings.Contains(err.Error(), "unreadable sample") {
 			t.Errorf("rank %d ended with %v, want the cause of rank %d", rank, err, culprit)
 		}
 		if own := rank == culprit; comm.IsRemote(err) == own {
@@ -118,7 +125,7 @@ func TestOwnErrorBesideASave(t *testing.T) {
 	}
 }
 
-// A disk that fails under one rank is that rank's error, and told of as such by all others.
+// A disk failure of one rank is that rank's error, and all others report it as such.
 func TestSaveBlamesTheRankWhoseDiskFails(t *testing.T) {
 	const ranks, culprit = 3, 2
 	for _, async := range []bool{true, false} {
@@ -143,8 +150,7 @@ func TestSaveBlamesTheRankWhoseDiskFails(t *testing.T) {
 	}
 }
 
-// blockShard makes a directory in the place of a rank's shard, which fails that rank's save. The end of the
-// save removes it.
+// blockShard creates a directory at the path of a rank's shard, so that its save fails. The end of the save removes it.
 func blockShard(t *testing.T, dir string, rank, ranks, step int) {
 	t.Helper()
 	name := fmt.Sprintf("step-%08d.tmp-a/shard-%05d-of-%05d.safetensors", step, rank, ranks)
@@ -153,13 +159,13 @@ func blockShard(t *testing.T, dir string, rank, ranks, step int) {
 	}
 }
 
-// noRoom is a full disk.
+// A noRoom is a full disk.
 type noRoom struct{}
 
 func (noRoom) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
 
-// One failed save does not end a run, two in a row do. The last save is tried twice. Checkpoints of before
-// stay, and no failed one leaves anything.
+// One failed save does not end a run, two in a row do. The last save is tried twice. Earlier checkpoints stay, and
+// failed ones leave no files.
 func TestFailedSaves(t *testing.T) {
 	const ranks = 2
 	for _, c := range []struct {
@@ -231,7 +237,7 @@ func TestFailedSaves(t *testing.T) {
 	}
 }
 
-// Metrics that cannot be synced fail the save on all ranks, as a disk does.
+// A failed sync of the metrics fails the save on all ranks, like a disk failure.
 func TestUnsyncedMetricsFailTheSave(t *testing.T) {
 	const ranks = 2
 	saved, notices := make([][]int, ranks), ""
@@ -259,7 +265,7 @@ func TestUnsyncedMetricsFailTheSave(t *testing.T) {
 	}
 }
 
-// fullOnce has its first Sync meet a full disk.
+// A fullOnce fails its first Sync with a full disk.
 type fullOnce struct {
 	metrics.Writer
 	met bool
@@ -273,7 +279,7 @@ func (f *fullOnce) Sync() error {
 	return syscall.ENOSPC
 }
 
-// synced notes whether the metrics have been synced since the last line.
+// A synced records whether the metrics were synced after the last line.
 type synced struct {
 	metrics.Writer
 	yes *bool
@@ -283,8 +289,7 @@ func (s synced) Write(m metrics.Step) error { *s.yes = false; return s.Writer.Wr
 
 func (s synced) Sync() error { *s.yes = true; return s.Writer.Sync() }
 
-// The metrics of the steps before a checkpoint are on the disk before any of it is: a loss of power
-// that leaves the checkpoint leaves them, too.
+// The metrics of the steps before a checkpoint are synced before the checkpoint, so that both survive a loss of power.
 func TestMetricsAreSyncedBeforeACheckpoint(t *testing.T) {
 	yes, wrote := false, 0
 	checkpoint.Disk = func(w io.Writer) io.Writer {
@@ -308,7 +313,7 @@ func TestMetricsAreSyncedBeforeACheckpoint(t *testing.T) {
 	}
 }
 
-// Metrics that cannot be opened end the run on all ranks before its first step, by the fault of rank 0.
+// If the metrics cannot be opened, the run ends on all ranks before the first step, with the error of rank 0.
 func TestUnopenedMetricsEndTheRun(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(dir, "metrics.jsonl", "in the way"), 0o755); err != nil {
@@ -325,7 +330,7 @@ func TestUnopenedMetricsEndTheRun(t *testing.T) {
 	}
 }
 
-// A run in which nothing happens but its steps notices nothing.
+// A run without events sends no notices.
 func TestPlainRunsNoticeNothing(t *testing.T) {
 	ended := runRanks(t, 1, []string{"train.steps=6"}, Options{RunDir: t.TempDir(), RunID: "a"}, func(_ int, r *run) {
 		r.opts.Report = func(rep Report) {

@@ -16,8 +16,8 @@ import (
 	"github.com/cprun/cprun/internal/run/train"
 )
 
-// drift is a family that is nowhere but here: names of its own, norms on the heads, and, as in
-// mistral, a window on every layer unless config.json says null.
+// drift is a family for this test: it has new names, norms on the heads, and like Mistral a window on every layer
+// unless config.json has null.
 var drift = hf.Family{
 	Name: "drift", Class: "DriftForCausalLM",
 	Tensors: hf.Names{
@@ -35,9 +35,8 @@ var drift = hf.Family{
 
 func init() { hf.Register(drift) }
 
-// A family that differs in data alone is known everywhere once it is registered: train.yaml names
-// it, its weights are read and trained as those of the family that computes the same, bit for bit,
-// and what it exports is read again.
+// A registered family that differs only in its description works everywhere: train.yaml names it, its weights load and
+// train to the same bits as those of the family with the same computation, and its export loads again.
 func TestAFamilyIsARegistration(t *testing.T) {
 	shape := func(family string) *hf.Config {
 		return &hf.Config{
@@ -51,7 +50,7 @@ func TestAFamilyIsARegistration(t *testing.T) {
 		dir, tensors := filepath.Join(t.TempDir(), c.Architecture), c.Tensors()
 		err := hf.Export(dir, hf.Model{
 			Config: c, DType: safetensors.F32, Tensors: tensors,
-			Read: func(want hf.Tensor, off int64, dst []float32) error { // by place: names differ from family to family
+			Read: func(want hf.Tensor, off int64, dst []float32) error { // by position, since names differ between families
 				i := slices.IndexFunc(tensors, func(t hf.Tensor) bool { return t.Name == want.Name })
 				model.Param{Tensor: hf.Tensor{Name: fmt.Sprint(i)}, Std: 0.02}.Init(dst, off, 1)
 				return nil
@@ -92,7 +91,7 @@ log: {tensorboard: false}
 	}
 }
 
-// What config.json leaves out is what the family says, and what the family does not have is refused.
+// Missing keys of config.json take the family's values, and keys that the family does not have are refused.
 func TestAFamilyHasItsDefaultsAndBounds(t *testing.T) {
 	read := func(more string) (*hf.Config, error) {
 		dir := t.TempDir()

@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/internal/run/train"
 )
 
-// A CPU follows the curve in 16 bits, on any number of ranks and whatever is traded for memory.
+// A CPU follows the curve in 16 bits, on any number of ranks and with all memory options.
 func TestParityInHalfPrecision(t *testing.T) {
 	for _, v := range []struct {
 		fixture, compute string
@@ -32,7 +32,7 @@ func TestParityInHalfPrecision(t *testing.T) {
 	}
 }
 
-// In bf16 too, the bits do not depend on the number of processors, and ranks only change the order of sums.
+// In bf16, the bits do not depend on the number of processors, and ranks only change the order of sums.
 func TestHalfPrecisionRepeats(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	set := []string{"precision.compute=bf16", "model.architecture=qwen3"}
@@ -69,7 +69,7 @@ func TestWireOfHalfPrecision(t *testing.T) {
 	}
 }
 
-// A checkpoint has float32 weights, so a run in bf16 can go on in fp32, and the other way.
+// A checkpoint has float32 weights, so a run in bf16 can resume in fp32, and the reverse.
 func TestCheckpointsMoveBetweenTypes(t *testing.T) {
 	want := mustRun(t, load(t, tiny(t), 1, "train.steps=8"), 1, train.Options{}).steps
 	for _, types := range [][2]string{{"bf16", "fp32"}, {"fp32", "bf16"}} {

@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// noAttention is one that leaves its results as they are.
+// A noAttention leaves its results unchanged.
 type noAttention struct{}
 
 func (noAttention) Forward(int, attention.Partial, View, View, View) error { return nil }
@@ -21,9 +21,8 @@ func (noAttention) Backward(int, attention.Grads, View, View, View, View, attent
 	return nil
 }
 
-// What sharing relies on: weights are asked for in the order in which they are gathered, every
-// bucket's gradients begin once and end once in a pass, and no two buckets that are staged in
-// one memory are open at once.
+// sharing relies on this: a model uses weights in the order of their gathers, the gradients of every bucket begin and
+// end once per pass, and two buckets with the same staging buffer are never open at the same time.
 func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
 	for _, tied := range []bool{false, true} {
 		cfg := &hf.Config{
@@ -36,7 +35,7 @@ func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
 		x := newSharing(&dev, &state.State{Flat: flat})
 		var used, open []int
 		ended := map[int]bool{}
-		slot := map[int]int{} // the memory of each open bucket
+		slot := map[int]int{} // staging buffer of each open bucket
 		hooks := model.Hooks{
 			Use: func(b int) error { used = append(used, b); return nil },
 			Begin: func(b int) error {

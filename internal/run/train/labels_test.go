@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/internal/run/train"
 )
 
-// labelled is a config over one sample of 12 places in two documents, with these labels.
+// labelled writes a config with one sample of 12 tokens in two documents with labels.
 func labelled(t *testing.T, labels []string) string {
 	t.Helper()
 	ids := strings.Fields("3 1 4 15 9 2 6 5 3 5 8 9 7")
@@ -35,9 +35,8 @@ log: {tensorboard: false}
 `, path)
 }
 
-// The loss is the mean over the places that a label asks for: that of each, taken alone in a run of its
-// own, adds up to it. Layouts and ranks leave no trace, in the steps after the first (which
-// follow from the gradients) neither, with documents packed or not.
+// The loss is the mean over the labelled tokens: the losses of runs with one label each sum to it. Layouts and ranks
+// have no effect on it, also in later steps, which depend on the gradients, with documents packed or not.
 func TestLabelsSayWhatIsLearned(t *testing.T) {
 	ids := strings.Fields("3 1 4 15 9 2 6 5 3 5 8 9 7")
 	none := func() []string { return strings.Fields(strings.Repeat("-100 ", len(ids))) }
@@ -45,7 +44,7 @@ func TestLabelsSayWhatIsLearned(t *testing.T) {
 	for _, at := range []int{2, 3, 6, 7, 9, 12} {
 		mask[at] = ids[at]
 	}
-	mask[9] = "11" // another token than the one that is there
+	mask[9] = "11" // not the token itself
 	for _, pack := range []string{"data.pack_documents=false", "data.pack_documents=true"} {
 		sum, n := 0.0, 0
 		for at := range mask {
@@ -77,7 +76,7 @@ func TestLabelsSayWhatIsLearned(t *testing.T) {
 	}
 }
 
-// Data without any target are refused, those of a validation too.
+// Data without targets is refused, also for validation.
 func TestDataWithoutTargetsAreRefused(t *testing.T) {
 	none := labelled(t, strings.Fields(strings.Repeat("-100 ", 13)))
 	_, err := train.Check(load(t, none, 2))
@@ -87,7 +86,7 @@ func TestDataWithoutTargetsAreRefused(t *testing.T) {
 	if _, err := runLocal(t, load(t, none, 2), 2, train.Options{}); err == nil {
 		t.Error("a run began")
 	}
-	// The first sample has none, the second has.
+	// The first sample has no target, the second has one.
 	path := filepath.Join(t.TempDir(), "val.jsonl")
 	record := `{"input_ids":[1,2,3,4,5,6,7,8],"loss_mask":[0,0,0,0,0,1,1,1]}`
 	if err := os.WriteFile(path, []byte(record), 0o666); err != nil {
@@ -103,7 +102,7 @@ func TestDataWithoutTargetsAreRefused(t *testing.T) {
 	}
 }
 
-// sparse is a config over samples of 4 places, which have targets where the letters do: "a" and "b" have, "-" has not.
+// sparse writes a config with samples of 4 tokens: "a" and "b" are samples with targets, "-" is one without.
 func sparse(t *testing.T, samples string) string {
 	t.Helper()
 	text := ""
@@ -129,7 +128,7 @@ log: {tensorboard: false}
 `, path, len(samples))
 }
 
-// withLoss leaves out steps without one.
+// withLoss drops steps without a loss.
 func withLoss(steps []metrics.Step) (kept []metrics.Step) {
 	for _, s := range steps {
 		if s.Loss.Known() {
@@ -139,8 +138,8 @@ func withLoss(steps []metrics.Step) (kept []metrics.Step) {
 	return kept
 }
 
-// A batch without targets leaves no trace: the steps around it are those of a run that never had it, on any ranks, where
-// the host runs ahead, and after a checkpoint, since Adam's moments neither decay nor count it.
+// A batch without targets has no effect: the other steps equal those of a run without it, on any ranks, with a host
+// that runs ahead, and after a checkpoint. Adam's moments neither decay nor count it.
 func TestBatchesWithoutTargetsAreSkipped(t *testing.T) {
 	want := mustRun(t, load(t, sparse(t, "abab"), 1), 1, train.Options{}).steps
 	for _, c := range []struct {
@@ -161,14 +160,14 @@ func TestBatchesWithoutTargetsAreSkipped(t *testing.T) {
 			t.Errorf("%v: steps %+v", c, s)
 		}
 		text := strings.Join(notices, "\n")
-		if strings.Count(text, "is a target") != 2 || !strings.Contains(text, "step 1: ") ||
+		if strings.Count(text, " steps so far") != 2 || !strings.Contains(text, "step 1: ") ||
 			!strings.Contains(text, "2 of 3 steps") || !strings.HasPrefix(notices[len(notices)-1], "3 of 7 steps ") {
 			t.Errorf("%v: notices %q, want of the first, of the second, and of all at the end", c, notices)
 		}
 	}
 }
 
-// A mixture goes on where it stopped, and draws the same on any ranks.
+// A mixture resumes at the right sample, and draws the same samples on any ranks.
 func TestMixturesGoOn(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"a.txt": strings.Repeat("to be or not to be, ", 20),

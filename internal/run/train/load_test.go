@@ -7,7 +7,7 @@ import (
 	"github.com/cprun/cprun/internal/run/train"
 )
 
-// A step sends the bytes that a plan predicts, where all ranks send the same.
+// A step sends the bytes predicted by the plan, if all ranks send the same.
 func TestAttentionSendsThePlannedBytes(t *testing.T) {
 	for _, c := range []struct {
 		ranks int

@@ -18,7 +18,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// counted is a store that counts what is asked of the device.
+// A counted is a store that counts allocations.
 type counted struct {
 	device.Store
 	bytes atomic.Int64
@@ -29,8 +29,7 @@ func (c *counted) Alloc(n int64) (tensor.Memory, error) {
 	return c.Store.Alloc(n)
 }
 
-// onRanks makes a trainer on each of some ranks in this process, on devices that count and are
-// changed, and has f look at it.
+// onRanks creates a trainer on each of some ranks in this process, on changed devices that count, and calls f with it.
 func onRanks(t *testing.T, ranks int, cfg *config.Config, room plan.Memory, change func(*device.Device),
 	f func(tr *Trainer, c *counted) error) {
 	t.Helper()
@@ -55,7 +54,7 @@ func onRanks(t *testing.T, ranks int, cfg *config.Config, room plan.Memory, chan
 				err = f(tr, store)
 			}
 			if err == nil {
-				err = tr.settle(context.Background()) // a rank that leaves ends what is under way on the others
+				err = tr.flush(context.Background()) // a rank that leaves would end transfers of the others
 			}
 			if err == nil {
 				err = world[r].Barrier(context.Background())
@@ -71,10 +70,10 @@ func onRanks(t *testing.T, ranks int, cfg *config.Config, room plan.Memory, chan
 	}
 }
 
-// sumsBytes are what a run takes beside what a plan lists.
+// sumsBytes is the memory of a run that a plan does not list.
 const sumsBytes = 8 * sumCount
 
-// What the plan says of memory must be what a run asks for, to the byte.
+// The memory of the plan must equal the allocations of the run, to the byte.
 func TestThePlanIsWhatARunTakes(t *testing.T) {
 	const ranks = 3
 	for _, shard := range []string{"none", "optimizer", "gradients"} {
@@ -105,12 +104,11 @@ func TestThePlanIsWhatARunTakes(t *testing.T) {
 	}
 }
 
-// small makes the example's model quick to train; its tensors stay of different sizes, none a multiple of another's.
+// small makes the example's model quick to train. Its tensors still have different sizes, none a multiple of another.
 var small = []string{"model.hidden_size=56", "model.intermediate_size=136", "model.num_hidden_layers=3",
 	"data.validation.samples=1"}
 
-// checkPlan compares a plan with the trainers of a config, and with what a step of them takes,
-// where the CPU can run it.
+// checkPlan compares a plan with the trainers of a config, and if the CPU can run it, with a step.
 func checkPlan(t *testing.T, ranks int, run bool, set []string) {
 	t.Helper()
 	on := "cpu"

@@ -11,24 +11,24 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A mesh is a rank's place in the grid of data-parallel groups times context-parallel ranks.
-// The ranks of a context group are neighbours, since they talk most.
+// A mesh is a rank's place in the grid of data-parallel groups by context-parallel ranks. The ranks of a context group
+// are neighbours, since they exchange most.
 type mesh struct {
-	world   comm.Communicator // all ranks, for views of the host
-	state   comm.Communicator // all ranks, for what is summed, and for gradients and weights
+	world   comm.Communicator // all ranks, for host memory
+	state   comm.Communicator // all ranks, for sums, gradients and weights
 	context comm.Communicator // the ranks that share this rank's sequences
-	saves   comm.Communicator // all ranks again, for checkpoints written beside the training
+	saves   comm.Communicator // all ranks, for checkpoints in the background
 
-	dataRank, dataSize int // of this rank's context group among them
+	dataRank, dataSize int // rank and number of context groups
 }
 
-// A parent is a group of the host that groups with a stream of their own are split from.
+// A parent is a host group from which groups with their own stream can be split.
 type parent interface {
 	comm.Communicator
 	Subgroup(ctx context.Context, colour, key int, compute tensor.Stream) (*comm.Group, error)
 }
 
-// newMesh makes the groups that need no device. join makes the others.
+// newMesh creates the groups that need no device. join creates the others.
 func newMesh(ctx context.Context, world comm.Communicator, contextSize int) (*mesh, error) {
 	if world.Size()%contextSize != 0 {
 		return nil, fmt.Errorf("%d ranks do not divide into groups of %d", world.Size(), contextSize)
@@ -40,17 +40,16 @@ func newMesh(ctx context.Context, world comm.Communicator, contextSize int) (*me
 	}
 	all, ok := m.world.(parent)
 	if !ok {
-		return nil, fmt.Errorf("checkpoint group: a %T gives no group that is not ordered with the steps", m.world)
+		return nil, fmt.Errorf("checkpoint group: a %T cannot split off a group with its own stream", m.world)
 	}
-	// On a stream of its own: a checkpoint goes on beside the steps, however long these take.
+	// with its own stream, so that checkpoints overlap with steps
 	if m.saves, err = all.Subgroup(ctx, 0, world.Rank(), nil); err != nil {
 		return nil, fmt.Errorf("checkpoint group: %w", err)
 	}
 	return m, nil
 }
 
-// setDeadline sets on every group how long a rank may stand still. All ranks call it at the same
-// point.
+// setDeadline sets the deadline of transfers on every group. All ranks call it at the same point.
 func (m *mesh) setDeadline(d time.Duration) {
 	for _, g := range []comm.Communicator{m.world, m.state, m.context, m.saves} {
 		if s, ok := g.(comm.DeadlineSetter); ok {
@@ -59,7 +58,7 @@ func (m *mesh) setDeadline(d time.Duration) {
 	}
 }
 
-// join makes the groups that move views of the device, which takes GPUs a while.
+// join creates the groups for device memory, which takes a while on GPUs.
 func (m *mesh) join(ctx context.Context) (err error) {
 	joint := m.state // all ranks
 	if m.state == m.world {
@@ -73,7 +72,7 @@ func (m *mesh) join(ctx context.Context) (err error) {
 	return nil
 }
 
-// places lists this rank's place in each of those groups, before they are joined.
+// places returns this rank's place in the group of each bucket, before join.
 func (m *mesh) places(flat *model.FlatLayout) []state.Group {
 	return state.Groups(flat, state.Group{Rank: m.world.Rank(), Size: m.world.Size()})
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/comm"
 )
 
-// A rank whose own save has failed is the cause, even where it hears of it from another rank first.
+// A rank whose save failed is the cause, even if it first gets the error from another rank.
 func TestOwnFaultsAreNoVictims(t *testing.T) {
 	told := fmt.Errorf("metrics of step 13: %w", &comm.PeerError{Rank: 1, Name: "rank 1",
 		Cause: errors.New("rank 2: no space left on device")})

@@ -30,11 +30,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	parityDir = "../../model/testdata/parity"
-	// shortSteps are enough for every buffer to be used again, and for the moments of the optimizer.
+	// shortSteps is enough to reuse every buffer, and to cover the optimizer's moments.
 	shortSteps = 3
 )
 
-// expect is a loss curve of plain PyTorch training in float32.
+// An expect is a loss curve of plain PyTorch training in float32.
 type expect struct {
 	Seq         int       `json:"seq"`
 	Steps       int       `json:"steps"`
@@ -57,13 +57,13 @@ func readExpect(t *testing.T, name string) expect {
 	if err := json.Unmarshal(text, &e); err != nil {
 		t.Fatal(err)
 	}
-	if testing.Short() { // later steps do what these do, and no others
+	if testing.Short() { // later steps cover no other code
 		e = e.begin()
 	}
 	return e
 }
 
-// fewer is the first half of the numbers of ranks under -short: more ranks do what fewer ones do, too.
+// fewer returns the first half of the numbers of ranks under -short.
 func fewer(ranks ...int) []int {
 	if testing.Short() {
 		return ranks[:(len(ranks)+1)/2]
@@ -71,14 +71,14 @@ func fewer(ranks ...int) []int {
 	return ranks
 }
 
-// begin is the first steps of a curve.
+// begin returns the first steps of a curve.
 func (e expect) begin() expect {
 	e.Steps = min(e.Steps, shortSteps)
 	e.Loss, e.GradNorm = e.Loss[:e.Steps], e.GradNorm[:e.Steps]
 	return e
 }
 
-// parityYAML is the config that repeats a fixture.
+// parityYAML returns the config of a fixture.
 func parityYAML(name string, e expect) string {
 	return fmt.Sprintf(`
 model: {from: %[1]s}
@@ -111,7 +111,7 @@ func load(t *testing.T, yaml string, ranks int, set ...string) *config.Config {
 	return cfg
 }
 
-// outcome is what a run in this process did.
+// An outcome is the result of a run in this process.
 type outcome struct {
 	steps   []metrics.Step
 	stopped bool
@@ -119,13 +119,13 @@ type outcome struct {
 	notices []string
 }
 
-// runLocal trains with every rank in this process.
+// runLocal trains with all ranks in this process.
 func runLocal(t *testing.T, cfg *config.Config, ranks int, o train.Options) (outcome, error) {
 	t.Helper()
 	return runOn(t, cfg, ranks, o, func(*device.Device) {})
 }
 
-// runOn does so on devices that are changed.
+// runOn is runLocal on changed devices.
 func runOn(t *testing.T, cfg *config.Config, ranks int, o train.Options, change func(*device.Device)) (outcome, error) {
 	t.Helper()
 	return runJoined(t, cfg, ranks, o, change, func(host *comm.Group, _ *device.Device) (comm.Communicator,
@@ -134,7 +134,7 @@ func runOn(t *testing.T, cfg *config.Config, ranks int, o train.Options, change 
 	})
 }
 
-// runJoined does so on devices that are joined in a way of their own.
+// runJoined is runOn with another way to connect the devices.
 func runJoined(t *testing.T, cfg *config.Config, ranks int, o train.Options, change func(*device.Device),
 	join func(*comm.Group, *device.Device) (comm.Communicator, error)) (outcome, error) {
 	t.Helper()
@@ -213,7 +213,7 @@ func mustRun(t *testing.T, cfg *config.Config, ranks int, o train.Options) outco
 	return out
 }
 
-// mustRunAhead trains on devices that run ahead by that many steps.
+// mustRunAhead trains on devices whose host runs some steps ahead.
 func mustRunAhead(t *testing.T, cfg *config.Config, ranks int, o train.Options, ahead int) outcome {
 	t.Helper()
 	out, err := runOn(t, cfg, ranks, o, func(d *device.Device) { d.RunAhead = ahead })
@@ -223,14 +223,14 @@ func mustRunAhead(t *testing.T, cfg *config.Config, ranks int, o train.Options, 
 	return out
 }
 
-// A curveError is a largest difference of losses and a largest relative difference of gradient norms.
+// A curveError holds the largest difference of losses and the largest relative difference of gradient norms.
 type curveError struct{ loss, norm float64 }
 
-// within bounds the errors of curves beside PyTorch's in float32, on any device, by the type of a run's products. Each
-// is two to three times the largest error measured.
+// within bounds the errors of curves against PyTorch's in float32 on any device, by the element type of the run. Each
+// bound is two to three times the largest measured error.
 var within = map[string]curveError{"fp32": {6e-5, 4e-5}, "bf16": {1.3e-2, 5e-2}, "fp16": {2e-3, 5e-3}}
 
-// worst has the largest errors that follows has met since a test cleared it, by type.
+// worst holds the largest errors in follows since a test cleared it, by type.
 var worst = map[string]curveError{}
 
 func (c curveError) String() string {
@@ -257,12 +257,11 @@ func follows(t *testing.T, what string, got []metrics.Step, e expect, compute st
 	t.Logf("%s: %v", what, off)
 }
 
-// allWays are the fixtures that are tried with every layout and algorithm.
+// allWays lists the fixtures that run with every layout and algorithm.
 var allWays = map[string]bool{"tiny-llama": true, "tiny-llama-tied-clip": true}
 
-// Every fixture, on 1 to 4 ranks, must follow the curve of one PyTorch process: a ring in zigzag to its end, every other
-// layout and algorithm as far as steps do what none before has done. Their heads do not divide by 3 ranks, and those of
-// keys not by 4.
+// Every fixture must follow the curve of one PyTorch process on 1 to 4 ranks: a zigzag ring to the end, every other
+// layout and algorithm for the first steps. The heads do not divide by 3 ranks, and the key heads not by 4.
 func TestParity(t *testing.T) {
 	clear(worst)
 	entries, err := os.ReadDir(parityDir)
@@ -277,18 +276,18 @@ func TestParity(t *testing.T) {
 					if ranks == 1 && (layout != "zigzag" || algorithm != "ring") {
 						continue
 					}
-					// The fixtures of rope scaling and qwen3 differ in the model, not in the ring.
+					// The fixtures of RoPE scaling and Qwen3 differ only in the model.
 					if !allWays[entry.Name()] && (layout != "zigzag" || algorithm != "ring") {
 						continue
 					}
-					// Which rows are gathered is for the tests of package ring.
+					// Package ring tests the gathered rows.
 					if trades := algorithm == "ulysses" || algorithm == "hierarchical"; trades && layout != "zigzag" {
 						continue
 					}
 					e := whole
 					if layout != "zigzag" || algorithm != "ring" {
 						if testing.Short() && (i+ranks)%2 == 0 {
-							continue // 4 ranks or 3 with each, in turns
+							continue // 4 ranks or 3 for each, in turn
 						}
 						e = whole.begin()
 					}
@@ -303,8 +302,7 @@ func TestParity(t *testing.T) {
 	t.Logf("fp32: %v", worst["fp32"])
 }
 
-// The trades of memory for time, the sharding of the optimizer, data-parallel groups and
-// accumulation change nothing but the order of sums.
+// Memory options, sharding, data-parallel groups and accumulation only change the order of sums.
 func TestVariantsFollowTheSameCurve(t *testing.T) {
 	name := "tiny-llama-tied-clip"
 	e := readExpect(t, name).begin()
@@ -321,8 +319,7 @@ func TestVariantsFollowTheSameCurve(t *testing.T) {
 	}
 }
 
-// Two samples a step give one curve however they are spread: as a micro batch, accumulated,
-// or over data-parallel groups.
+// Two samples per step give the same curve as a micro batch, accumulated, or over data-parallel groups.
 func TestBatchesAreSpreadWithoutATrace(t *testing.T) {
 	name := "tiny-llama"
 	e := readExpect(t, name)

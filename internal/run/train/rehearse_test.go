@@ -14,7 +14,7 @@ import (
 	"github.com/cprun/cprun/internal/model/machine"
 )
 
-// planned is a kernel that counts the passes which it is told of beforehand.
+// A planned is a kernel that counts planned passes.
 type planned struct {
 	attention.Kernel
 	passes *atomic.Int64
@@ -37,8 +37,7 @@ func (p planning) Backward(dq, do, q View, saved attention.Saved, s attention.So
 	return p.Idle.Backward(dq, do, q, saved, s)
 }
 
-// A kernel that can get ready is told of every mask of the model once, and of none where documents
-// whose lengths nobody knows are packed.
+// A kernel with a Planner plans every mask of the model once, and none for packed documents of unknown lengths.
 func TestKernelsGetReady(t *testing.T) {
 	const ranks = 2
 	for set, want := range map[string]int64{
@@ -65,10 +64,10 @@ func TestKernelsGetReady(t *testing.T) {
 	}
 }
 
-// watched is a kernel that tells of each call which shapes it has.
+// A watched is a kernel that records the shapes of each call.
 type watched struct {
 	attention.Kernel
-	plans attention.Kernel // of Planning; nil: this is that one
+	plans attention.Kernel // result of Planning; nil: this kernel
 	saw   func(call string)
 }
 
@@ -114,7 +113,7 @@ func (p watchedBackward) Block(b attention.GradBlock) error {
 	return p.BackwardPass.Block(b)
 }
 
-// A kernel that can get ready is told of every call of a step, of each kind of layers, and of no other.
+// A kernel with a Planner plans exactly the calls of a step, for each kind of layer.
 func TestKernelsGetReadyForEachKind(t *testing.T) {
 	const ranks = 2
 	for _, algorithm := range []string{"ring", "ulysses", "allgather"} {
@@ -150,7 +149,7 @@ func TestKernelsGetReadyForEachKind(t *testing.T) {
 	}
 }
 
-// oneStep queues a step and waits for it.
+// oneStep runs a step.
 func (t *Trainer) oneStep(ctx context.Context) error {
 	f, err := t.begin(ctx, false, false)
 	if err == nil {

@@ -15,14 +15,14 @@ import (
 	"github.com/cprun/cprun/internal/model/hf"
 )
 
-// The fields of a checkpoint beside the weights, under PyTorch's names.
+// The fields of a checkpoint for the moments, under PyTorch's names.
 const (
 	fieldM = "exp_avg"
 	fieldV = "exp_avg_sq"
 )
 
-// initialise sets weights that no checkpoint gives: from a Hugging Face directory, or at
-// random from the seed. Each rank sets its shard; the model is the same on any number.
+// initialise sets new weights, from a Hugging Face directory or at random from the seed. Each rank sets its shard; the
+// model does not depend on the number of ranks.
 func (t *Trainer) initialise(ctx context.Context) error {
 	from := t.cfg.Model.From
 	if from == "" {
@@ -42,7 +42,7 @@ func (t *Trainer) initialise(ctx context.Context) error {
 	})
 }
 
-// random returns a source of first values. It makes whole blocks, also for a piece of one.
+// random returns a source of random weights. It generates whole blocks, even for a part of one.
 func (t *Trainer) random() source32 {
 	return func(i int, offset int64, dst []float32) error {
 		p := t.share.Flat.Params[i]
@@ -67,20 +67,20 @@ func (t *Trainer) random() source32 {
 	}
 }
 
-// A source32 sets dst to elements of the i-th parameter, beginning at offset.
+// A source32 sets dst to the elements of the i-th parameter from offset.
 type source32 func(i int, offset int64, dst []float32) error
 
-// fill sets this rank's shard of a flat buffer of the optimizer, and zeros between parameters.
+// fill sets this rank's shard of a flat buffer, with zeros between parameters.
 func (t *Trainer) fill(ctx context.Context, v View, from source32) error {
 	params := t.share.Flat.Params
-	at := 0 // the first parameter that may not be filled yet
+	at := 0 // the first parameter that may be incomplete
 	for b := range t.share.Flat.Buckets {
 		held := t.share.HeldRange(b)
 		err := t.stage.write(ctx, t.share.Held(v, b), func(lo int, data []float32) error {
 			from64, to := held.Lo+int64(lo), held.Lo+int64(lo+len(data))
 			for ; at < len(params) && params[at].Offset+int64(params[at].Size()) <= from64; at++ {
 			}
-			set := from64 // up to here
+			set := from64 // end of the filled part
 			for i := at; i < len(params) && params[i].Offset < to; i++ {
 				p := params[i]
 				first, last := max(p.Offset, from64), min(p.Offset+int64(p.Size()), to)
@@ -100,7 +100,7 @@ func (t *Trainer) fill(ctx context.Context, v View, from source32) error {
 	return nil
 }
 
-// CheckpointParams returns a layout as checkpoints name it.
+// CheckpointParams converts a layout to the parameters of a checkpoint.
 func CheckpointParams(params []model.Param) []checkpoint.Param {
 	out := make([]checkpoint.Param, len(params))
 	for i, p := range params {
@@ -109,7 +109,7 @@ func CheckpointParams(params []model.Param) []checkpoint.Param {
 	return out
 }
 
-// restore resumes from a checkpoint. Each rank reads its shard.
+// restore reads this rank's shard of a checkpoint.
 func (t *Trainer) restore(ctx context.Context, dir string) error {
 	c, err := checkpoint.OpenWait(ctx, dir)
 	if err != nil {
@@ -143,7 +143,7 @@ func (t *Trainer) restore(ctx context.Context, dir string) error {
 // blankState names the checkpoint's count of steps without targets.
 const blankState = "blank_steps"
 
-// A field is a flat buffer of the optimizer, as checkpoints name it.
+// A field is a flat buffer with its name in checkpoints.
 type field struct {
 	name string
 	view View
@@ -183,16 +183,15 @@ func (o *Options) newest(ctx context.Context) ([]byte, error) {
 			defer c.Close()
 			return []byte(c.Dir), nil
 		}
-		if !errors.Is(err, checkpoint.ErrNone) { // with damaged ones, to begin anew would replace them
+		if !errors.Is(err, checkpoint.ErrNone) { // a new start would overwrite damaged checkpoints
 			return nil, err
 		}
 	}
 	return []byte(o.From), nil
 }
 
-// snapshot copies this rank's part of the state: its parts of the buckets, whatever is sharded.
-// They are copied to host memory, which is used again by the next snapshot. Every step that
-// was queued is finished.
+// snapshot copies this rank's part of each bucket to host memory, which the next snapshot reuses. No step may be
+// queued.
 func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot, error) {
 	p := t.cfg.Parallel
 	extra, err := t.scaler.save()
@@ -225,7 +224,7 @@ func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot
 	if t.saved == nil {
 		t.saved = make([][]float32, len(fields))
 	}
-	t.share.settle() // weights on their way are not to be touched
+	t.share.flush() // wait for weights in transfer
 	for i, f := range fields {
 		if t.saved[i] == nil {
 			t.saved[i] = make([]float32, owned[len(owned)-1].Hi)

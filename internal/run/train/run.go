@@ -20,33 +20,33 @@ import (
 // Options are the inputs of a run besides its config.
 type Options struct {
 	RunDir     string
-	RunID      string // of this attempt: no other attempt on the run directory has it
+	RunID      string // of this attempt; unique in the run directory
 	Version    string // of cprun, for checkpoints
 	ConfigYAML string // the resolved config, for checkpoints
 
-	Resume bool   // resume the newest checkpoint of the run directory, if there is one
-	From   string // else from this checkpoint; "" for new weights
+	Resume bool   // resume from the newest checkpoint of the run directory, if there is one
+	From   string // else from this checkpoint; "": new weights
 
-	Room state.Room // the memory that is taken before the first step
+	Room state.Room // memory to allocate before the first step
 
-	NoSave bool // write no checkpoint: the run is a measurement
-	Frozen bool // nothing is trained: the rank holds weights alone
-	Locked bool // the launcher holds the lock of the run directory's checkpoints
-	// Start is which start of the run directory this is; the zero value is the next.
+	NoSave bool // write no checkpoint
+	Frozen bool // evaluate only: no gradients and moments
+	Locked bool // the launcher holds the lock on the checkpoints
+	// Start numbers this start of the run directory; the zero value means the next one.
 	Start Start
 
-	Stop   <-chan struct{} // closed when this rank is asked to stop
+	Stop   <-chan struct{} // closed to stop this rank
 	Report func(Report)    // called on every rank, in order; may be nil
 
-	// Timed is called when a part of the start begins; the function that it returns is called at the part's end. It
-	// may be nil, and is called by several goroutines.
+	// Timed, if not nil, is called at the beginning of each part of the start, and its result at the end. Several
+	// goroutines call it.
 	Timed func(part string) (end func())
-	// BoundGarbage says that the process is this rank's alone, and that it computes in memory of Go: see
+	// BoundGarbage limits Go's garbage. It is for processes with one rank that computes in Go memory; see
 	// state.BoundGarbage.
 	BoundGarbage bool
 }
 
-// Start is which start of a run this is, as its launcher counts them.
+// Start numbers a start of a run.
 type Start = checkpoint.Start
 
 func (o *Options) timed(part string) (end func()) {
@@ -72,25 +72,24 @@ type Kind int
 // The kinds of reports.
 const (
 	Notice     Kind = iota // Text is for the user
-	Phase                  // Text names the phase that the rank begins, for reports of failures
+	Phase                  // the rank begins the phase Text
 	Progressed             // a step was logged
-	Advanced               // a step was done
-	Saved                  // a checkpoint of Step is whole
+	Advanced               // a step is done
+	Saved                  // the checkpoint of Step is complete
 	Validated              // Loss is the validation loss before the first step
-	Stopped                // the run ends on request after a checkpoint of Step
+	Stopped                // the run ends on request, after a checkpoint of Step
 )
 
-// Report is an event of a rank, for its process.
+// Report is an event of a rank.
 type Report struct {
 	Kind    Kind
 	Step    int64 // steps done
 	Steps   int64
 	Text    string
 	Loss    float64
-	Metrics metrics.Step  // of Progressed, on rank 0
-	Left    time.Duration // until the last step; negative: not known
-	// Of Saved: from the beginning of the save until it was seen to be whole, and for how long
-	// training stood still for it.
+	Metrics metrics.Step  // with Progressed, on rank 0
+	Left    time.Duration // predicted time of the remaining steps; negative: unknown
+	// With Saved: the duration of the save, and of the pause of training.
 	Took, Stood time.Duration
 }
 
@@ -102,26 +101,25 @@ type run struct {
 	out    metrics.Writer // rank 0
 	trace  *metrics.Trace
 	eta    metrics.ETA
-	waited time.Duration // of the compute stream up to the last log
-	logged int           // the step of that log
+	waited time.Duration // total wait of the compute stream at the last log
+	logged int           // the last logged step
 	began  int           // steps done before this run
-	own    bool          // it goes on from a checkpoint of its own run directory
-	saving saving        // the save that was begun and is not known to be whole
+	own    bool          // the run resumed from its own directory
+	saving saving        // the save in progress
 
-	savedAt  time.Time     // when the last save began, or the run
-	longest  time.Duration // of the steps that count for the deadline
-	deadline time.Duration // that was set for it; 0: none
+	savedAt  time.Time     // start of the last save, or of the run
+	longest  time.Duration // longest step so far
+	deadline time.Duration // deadline of transfers derived from it; 0: none
 }
 
 type saving struct {
-	step  int // 0: there is none
+	step  int // 0: no save
 	began time.Time
-	stood time.Duration // for how long training stood still for it
+	stood time.Duration // pause of training
 }
 
-// Run trains on this rank until the config's steps are done or some rank is asked to stop.
-// Every rank of the world calls it with the same config. stopped says that it ended on
-// request, with a checkpoint from which the same call goes on.
+// Run trains on this rank until the config's steps are done or any rank is asked to stop. Every rank of the world calls
+// it with the same config. stopped reports that it ended on request. The same call then resumes from the checkpoint.
 func Run(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o Options) (stopped bool,
 	err error) {
 	o.report(Report{Kind: Phase, Text: "setup"})
@@ -134,39 +132,38 @@ func Run(ctx context.Context, cfg *config.Config, dev Device, world comm.Communi
 	return (&run{Trainer: t, opts: o}).run(ctx, cancel)
 }
 
-// A together is an error that occurs on all ranks at the same step, such as a loss that is not finite. The ranks finish
-// the transfers that they have begun.
-type together struct{ error }
+// A collectiveError occurs on all ranks at the same step, such as a loss that is not finite. The ranks finish their
+// transfers.
+type collectiveError struct{ error }
 
 // Unwrap returns the error.
-func (e together) Unwrap() error { return e.error }
+func (e collectiveError) Unwrap() error { return e.error }
 
-// leaveTime bounds the wait of a failed run for its own writes.
+// leaveTime bounds the wait of a failed run for its writes.
 const leaveTime = 2 * time.Second
 
-// run does everything from the first to the last write. cancel ends the work beside the steps.
+// run opens the outputs, trains, and closes them. cancel ends background work.
 func (r *run) run(ctx context.Context, cancel context.CancelCauseFunc) (stopped bool, err error) {
 	if err = r.open(ctx); err == nil {
 		stopped, err = r.loop(ctx)
 	}
 	if err == nil {
 		if r.blank > 0 {
-			r.opts.notice(fmt.Sprintf("%d of %d steps had no target and updated nothing", r.blank, r.step))
+			r.opts.notice(fmt.Sprintf("%d of %d steps had no targets and did not update the weights", r.blank, r.step))
 		}
 		err = r.clock.Close()
 	}
-	if err == nil || errors.As(err, &together{}) {
+	if err == nil || errors.As(err, &collectiveError{}) {
 		return stopped, errors.Join(append([]error{err}, r.close(r.saver.Close)...)...)
 	}
-	// The others stand in the next transfer until they know, and their part of a save that was
-	// begun with them: so they are told first, and nothing more is waited for.
+	// The other ranks wait in a transfer or a save. Abort ends that before this rank waits for anything.
 	r.mesh.world.Abort(err)
 	cancel(err)
 	return false, withOwn(err, r.close(r.leave))
 }
 
-// withOwn adds this rank's own faults from closing its outputs. An err of another rank stays as text alone: a rank with
-// a failed save may hear of its fault from another rank first, and is no victim.
+// withOwn adds this rank's own errors from closing its outputs. If err comes from another rank, only its text stays:
+// otherwise a rank whose save failed, but which first saw the error of another rank, would count as a victim.
 func withOwn(err error, closing []error) error {
 	var own []error
 	for _, e := range closing {
@@ -178,7 +175,7 @@ func withOwn(err error, closing []error) error {
 	case mine == nil:
 		return err
 	case comm.IsRemote(err):
-		return fmt.Errorf("%w\n(as another rank tells it: %v)", mine, err)
+		return fmt.Errorf("%w\n(another rank reported: %v)", mine, err)
 	default:
 		return errors.Join(err, mine)
 	}
@@ -218,12 +215,12 @@ func (r *run) open(ctx context.Context) (err error) {
 	return r.openTrace(ctx)
 }
 
-// close ends the outputs, saves by the given function, and returns the errors.
+// close closes the outputs and ends saves by the given function. It returns all errors.
 func (r *run) close(saves func() error) (errs []error) {
 	if r.saver != nil {
 		err := r.blamed(saves())
 		if err == nil {
-			r.whole()
+			r.saved()
 		}
 		errs = append(errs, err)
 	}
@@ -260,8 +257,8 @@ func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 			}
 		}
 	}
-	var queue []*flight
-	done, due := r.step, false // steps finished; a checkpoint is due by time
+	var queue []*inflight
+	done, due := r.step, false // finished steps; whether a checkpoint is due by time
 	r.savedAt = time.Now()
 	for done < steps {
 		for !stopped && !due && len(queue) <= r.dev.RunAhead && r.step < steps &&
@@ -286,7 +283,7 @@ func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 		if err := r.poll(); err != nil {
 			return false, err
 		}
-		// The run finishes the queued steps before it stops or saves.
+		// finish the queued steps before stopping or saving
 		stopped, due = stopped || res.Stop, due || res.Due
 		if len(queue) > 0 {
 			continue
@@ -299,33 +296,32 @@ func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 		}
 		if stopped && done < steps {
 			r.opts.report(Report{Kind: Stopped, Step: int64(done)})
-			return true, r.settle(ctx)
+			return true, r.flush(ctx)
 		}
 	}
-	if r.step == r.began && !r.own { // nothing was left to do, and the checkpoint is another run's
+	if r.step == r.began && !r.own { // no steps to do, and the checkpoint belongs to another run
 		if err := r.save(ctx, true); err != nil {
 			return false, err
 		}
 	}
-	return false, r.settle(ctx)
+	return false, r.flush(ctx)
 }
 
-func (r *run) queue(ctx context.Context) (*flight, error) {
+func (r *run) queue(ctx context.Context) (*inflight, error) {
 	if r.step == r.began {
-		defer r.opts.timed("queueing it")() // products get their algorithms then, and peers are reached
+		defer r.opts.timed("queueing it")() // includes algorithm selection and connections to peers
 	}
 	return r.begin(ctx, r.asked(), r.due())
 }
 
-// due reports whether the time for a checkpoint has come. Rank 0's clock decides.
+// due reports whether checkpoint.interval has passed, by rank 0's clock.
 func (r *run) due() bool {
 	every := r.cfg.Checkpoint.Interval
 	return every > 0 && !r.opts.NoSave && r.mesh.world.Rank() == 0 && r.saving.step == 0 &&
 		time.Since(r.savedAt) >= every
 }
 
-// validates reports whether a validation follows a step, the n-th of the run; saves, whether a checkpoint
-// does.
+// validates and saves report whether a validation or a checkpoint follows the n-th step.
 func (r *run) validates(n int) bool {
 	return r.val != nil && (n%r.cfg.Data.Validation.Every == 0 || n == r.cfg.Train.Steps)
 }
@@ -335,7 +331,7 @@ func (r *run) saves(n int) bool {
 	return !r.opts.NoSave && (n == r.cfg.Train.Steps || every > 0 && n%every == 0)
 }
 
-// drains reports whether the n-th step must be finished before another is queued.
+// drains reports whether the n-th step must finish before another is queued.
 func (r *run) drains(n int) bool {
 	return r.validates(n) || r.saves(n) || r.trace != nil && n-r.began == r.cfg.Log.TraceSteps
 }
@@ -345,10 +341,10 @@ func (r *run) validate(ctx context.Context) (float64, error) {
 	return r.Validate(ctx)
 }
 
-// after logs a step, with the validation that is due.
+// after logs a finished step, and validates if that is due.
 func (r *run) after(ctx context.Context, res Result) error {
 	r.eta = r.eta.Add(res.Took.Seconds())
-	if res.Step-r.began > 1 { // the first sets things up
+	if res.Step-r.began > 1 { // the first step includes setup
 		r.longest = max(r.longest, res.Took)
 	}
 	steps, world := r.cfg.Train.Steps, r.mesh.world
@@ -363,15 +359,15 @@ func (r *run) after(ctx context.Context, res Result) error {
 	}
 	var finite error
 	if err := res.finite(); err != nil {
-		finite = together{err} // by numbers that are the same on every rank
+		finite = collectiveError{err} // computed from sums that are equal on all ranks
 	}
 	if finite == nil && res.Lowered > 0 {
-		r.opts.notice(fmt.Sprintf("step %d: gradients overflowed in fp16, the step is skipped; loss scale %.0f",
+		r.opts.notice(fmt.Sprintf("step %d: skipped, since gradients overflowed in fp16; loss scale now %.0f",
 			res.Step, res.Lowered))
 	}
-	if n := res.Blank; n > 0 && n&(n-1) == 0 { // the 1st, 2nd, 4th, …: they may be many
-		r.opts.notice(fmt.Sprintf("step %d: none of its tokens is a target, so it is skipped and nothing is updated "+
-			"(%d of %d steps so far)", res.Step, n, res.Step))
+	if n := res.Blank; n > 0 && n&(n-1) == 0 { // the 1st, 2nd, 4th, …, to bound the notices
+		r.opts.notice(fmt.Sprintf("step %d: skipped, since it has no targets (%d of %d steps so far)", res.Step, n,
+			res.Step))
 	}
 	if r.trace != nil && res.Step-r.began >= r.cfg.Log.TraceSteps {
 		if err := r.closeTrace(ctx, true); err != nil {
@@ -381,10 +377,10 @@ func (r *run) after(ctx context.Context, res Result) error {
 	if due := res.Step%r.cfg.Log.Every == 0 || res.Step == steps || val != nil || res.Stop || finite != nil; !due {
 		return nil
 	}
-	waited, told := r.waitedFor()
+	waited, known := r.waitedFor()
 	mean := -1.0
-	if told {
-		mean = (waited - r.waited).Seconds() / float64(res.Step-r.logged) // of the steps since the last log
+	if known {
+		mean = (waited - r.waited).Seconds() / float64(res.Step-r.logged) // per step since the last log
 	}
 	most, err := maximum(ctx, world, float64(r.dev.Store.MemoryBytes()), mean, r.longest.Seconds(),
 		res.Load.imbalance(), float64(res.Load.sent))
@@ -392,12 +388,12 @@ func (r *run) after(ctx context.Context, res Result) error {
 	if err != nil {
 		return fmt.Errorf("metrics of step %d: %w", res.Step, err)
 	}
-	r.hurry(res.Step, time.Duration(most[2]*float64(time.Second)))
+	r.updateDeadline(res.Step, time.Duration(most[2]*float64(time.Second)))
 	if world.Rank() != 0 {
 		return finite
 	}
 	wait := metrics.Absent
-	if told {
+	if known {
 		wait = metrics.Float(most[1])
 	}
 	tps := metrics.PerSecond(float64(res.Tokens), res.Took.Seconds())
@@ -414,21 +410,21 @@ func (r *run) after(ctx context.Context, res Result) error {
 	if err := r.out.Write(m); err != nil {
 		return fmt.Errorf("metrics of step %d: %w", res.Step, err)
 	}
-	left, known := r.eta.Left(int64(steps - res.Step))
-	if !known {
+	left, ok := r.eta.Left(int64(steps - res.Step))
+	if !ok {
 		left = -1
 	}
 	r.opts.report(Report{Kind: Progressed, Step: int64(res.Step), Steps: int64(steps), Metrics: m, Left: left})
 	return finite
 }
 
-// runDirs holds open the directories that a rank writes into: no link in them leads out of the
-// run directory, and one that is removed under the run is not made again.
+// runDirs holds the open directories of a run. Writes follow no symbolic link out of them, and do not recreate a
+// removed directory.
 type runDirs struct {
 	run, checkpoints, logs *os.Root
 }
 
-// openDirs opens a run directory, which is there, and those in it.
+// openDirs opens an existing run directory and its subdirectories.
 func openDirs(path string) (d runDirs, err error) {
 	if d.run, err = files.OpenDir(path); err != nil {
 		return d, err
@@ -453,35 +449,35 @@ func (d *runDirs) close() error {
 	return errors.Join(errs...)
 }
 
-// What parallel.deadline: auto takes, so that a rank that stands still costs a run little, and
-// one that is slow for a while, as a shared file system may make it, does not end it.
+// Bounds of parallel.deadline: auto. A hung rank should cost little time, but a pause such as one of a shared file
+// system must not end the run.
 const (
-	deadlineSteps = 20              // of the longest
-	deadlineLeast = 2 * time.Minute // what a shared file system may stand still for
-	deadlineMost  = 5 * time.Minute // but never less than deadlineMin of the longest steps
+	deadlineSteps = 20              // times the longest step
+	deadlineLeast = 2 * time.Minute // longest pause of a shared file system
+	deadlineMost  = 5 * time.Minute // unless deadlineMin steps take longer
 	deadlineMin   = 5
 
-	// timedSteps have to be timed before, and the first, which sets things up, is not counted.
+	// timedSteps is the number of steps to time first, including the first one, which does not count.
 	timedSteps = 3
 )
 
-// deadlineOf returns how long a rank may stand still where the longest step takes so long.
+// deadlineOf returns the deadline of transfers for the duration of the longest step.
 func deadlineOf(longest time.Duration) time.Duration {
 	return max(min(deadlineSteps*longest, deadlineMost), deadlineMin*longest, deadlineLeast)
 }
 
-// beat returns how often a rank that is at the disk says so to those that wait for it.
+// beat returns the interval of heartbeats from a rank in file I/O to the ranks that wait for it.
 func beat(cfg *config.Config) time.Duration {
 	return min(2*time.Second, cfg.Parallel.TransferTimeout()/4)
 }
 
-// hurry sets the deadline by the longest step of any rank so far. All ranks call it at the same
-// points, with the same time.
-func (r *run) hurry(step int, longest time.Duration) {
+// updateDeadline derives the deadline of transfers from the longest step of any rank. All ranks call it at the same
+// points with the same time.
+func (r *run) updateDeadline(step int, longest time.Duration) {
 	if r.cfg.Parallel.Deadline != 0 || step-r.began < timedSteps {
 		return
 	}
-	// A little longer is no reason to set it anew.
+	// ignore small increases
 	if d := deadlineOf(longest); r.deadline == 0 || d > r.deadline*11/10 {
 		r.deadline = d
 		r.mesh.setDeadline(d)

@@ -18,7 +18,7 @@ import (
 	"github.com/cprun/cprun/internal/run/train"
 )
 
-// tiny is a config over documents of a few bytes, three files of one to three lines each.
+// tiny writes a config with documents of a few bytes, in three files of one to three lines.
 func tiny(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -54,8 +54,8 @@ func closeTo(t *testing.T, what string, got, want []metrics.Step, tol float64) {
 	}
 }
 
-// Packed documents, windows, uneven spans and ranks without a token: the number of ranks and
-// the layout leave no trace.
+// With packed documents, windows, uneven spans and ranks without tokens, the number of ranks and the layout have no
+// effect.
 func TestRanksLeaveNoTrace(t *testing.T) {
 	for m, mode := range [][]string{
 		{"data.pack_documents=true"},
@@ -70,7 +70,7 @@ func TestRanksLeaveNoTrace(t *testing.T) {
 		for _, ranks := range fewer(5, 4, 2) {
 			for i, layout := range []string{"auto", "zigzag", "striped", "contiguous"} {
 				if testing.Short() && (i+m+ranks)%2 == 0 {
-					continue // one number of ranks with each, in turns
+					continue // one number of ranks for each, in turn
 				}
 				cfg := load(t, tiny(t), ranks, append(mode, "parallel.layout="+layout)...)
 				what := fmt.Sprintf("%v, %d ranks, %s", mode, ranks, layout)
@@ -80,7 +80,7 @@ func TestRanksLeaveNoTrace(t *testing.T) {
 	}
 }
 
-// textFile is some held-out text.
+// textFile writes a validation text.
 func textFile(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "val.txt")
@@ -91,8 +91,7 @@ func textFile(t *testing.T) string {
 	return path
 }
 
-// Validation is counted in samples, and takes the same ones however the ranks are grouped: all of
-// them where their number is 0.
+// data.validation.samples counts samples, and selects the same ones for any grouping of ranks; 0 means all.
 func TestValidationIsTheSameOnAnyRanks(t *testing.T) {
 	val := textFile(t)
 	for _, samples := range []int{3, 0} {
@@ -129,8 +128,7 @@ func TestValidationIsTheSameOnAnyRanks(t *testing.T) {
 	}
 }
 
-// The file of metrics has the validation before the first step too, and how often the data has
-// been gone through.
+// metrics.jsonl contains the validation before the first step, and the epochs.
 func TestMetricsBeginAtStep0(t *testing.T) {
 	cfg := load(t, tiny(t), 2, fmt.Sprintf("data.validation={path: %s, every: 2}", textFile(t)))
 	dir := mustRun(t, cfg, 2, train.Options{}).dir
@@ -149,14 +147,14 @@ func TestMetricsBeginAtStep0(t *testing.T) {
 		}
 		got = append(got, fmt.Sprintf("%d %t %.3f %t", s.Step, s.Loss.Known(), float64(s.Epoch), s.ValLoss != nil))
 	}
-	// Two samples of 37 tokens are in 78 bytes of text.
+	// 78 bytes of text make two samples of 37 tokens.
 	if want := []string{"0 false 0.000 true", "1 true 0.500 false", "2 true 1.000 true", "3 true 1.500 false",
 		"4 true 2.000 true"}; !slices.Equal(got, want) {
 		t.Errorf("step, loss, epoch, validation: %q, want %q", got, want)
 	}
 }
 
-// stopAfter asks the run to stop once a step is done.
+// stopAfter stops the run after a step.
 func stopAfter(step int64, o *train.Options) {
 	stop := make(chan struct{})
 	o.Stop = stop
@@ -187,7 +185,7 @@ func TestStopAndResumeRepeatBitForBit(t *testing.T) {
 	}
 }
 
-// A checkpoint of sharded state goes on unsharded, and on other ranks, up to rounding.
+// A checkpoint of sharded state resumes unsharded, and on other ranks, up to rounding.
 func TestCheckpointMovesBetweenLayouts(t *testing.T) {
 	dir := t.TempDir()
 	whole := load(t, tiny(t), 1, "train.steps=8")
@@ -199,11 +197,11 @@ func TestCheckpointMovesBetweenLayouts(t *testing.T) {
 	closeTo(t, "4 sharded ranks, then 3", got, want[4:], 5e-5)
 }
 
-// Where no checkpoint was written none is spoken of as if it were there.
+// Without a checkpoint, the message does not refer to one.
 func TestDivergenceWithoutACheckpoint(t *testing.T) {
 	cfg := load(t, tiny(t), 1, "optimizer.lr=1.0e+38", "optimizer.grad_clip=0", "train.steps=20")
 	_, err := runLocal(t, cfg, 1, train.Options{})
-	if err == nil || !strings.Contains(err.Error(), "no checkpoint is written of it, and older ones are left") {
+	if err == nil || !strings.Contains(err.Error(), "no checkpoint") {
 		t.Errorf("training with a learning rate of 1e38 ended with %v", err)
 	}
 }
@@ -245,7 +243,7 @@ func TestDivergenceStopsBeforeACheckpoint(t *testing.T) {
 	}
 }
 
-// Documents of one token have no targets: such a step has no loss, and the run goes on.
+// Documents of one token have no targets: such a step has no loss, and the run continues.
 func TestStepsWithoutTargetsHaveNoLoss(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ends.txt")
 	text := strings.Repeat("a", 37) + "to be or not to be, that is the question: whether 'tis nobler"
@@ -288,7 +286,7 @@ func TestCheckFindsWhatIsWrongWithTheFiles(t *testing.T) {
 	}
 }
 
-// Faults of files that a config names have the place of the key, and are told all at once.
+// All faults of a config's files are reported at once, with the line of the key.
 func TestCheckNamesEveryPlace(t *testing.T) {
 	cfg := load(t, tiny(t), 1)
 	cfg.Data.SeqLen = 1 << 20

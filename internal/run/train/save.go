@@ -14,15 +14,14 @@ import (
 	"github.com/cprun/cprun/internal/model/checkpoint"
 )
 
-// save begins a checkpoint. If wait is set, it returns after the checkpoint is complete, and makes a second
-// attempt at once: no later save would.
+// save begins a checkpoint. If wait is set, it waits until the checkpoint is complete, and retries once at once.
 func (r *run) save(ctx context.Context, wait bool) error {
 	if r.opts.NoSave {
 		return nil
 	}
 	r.opts.report(Report{Kind: Phase, Text: "checkpoint", Step: int64(r.step)})
-	if err := r.tolerate(r.awaited(false), "this save tries again"); err != nil { // attempt overwrites its memory
-		return err // it names its step
+	if err := r.tolerate(r.awaited(false), "this save tries again"); err != nil { // attempt reuses its memory
+		return err
 	}
 	if !wait {
 		return r.tolerate(r.attempt(ctx, false), nextTries)
@@ -40,7 +39,7 @@ func (r *run) attempt(ctx context.Context, wait bool) error {
 	began := time.Now()
 	r.savedAt = began
 	var unsynced error
-	if r.out != nil { // a resumed run needs the metrics of all steps before its checkpoint
+	if r.out != nil { // resuming needs the metrics of all steps before the checkpoint
 		if err := r.out.Sync(); err != nil {
 			unsynced = fmt.Errorf("metrics before the checkpoint of step %d: %w", r.step, err)
 		}
@@ -50,7 +49,7 @@ func (r *run) attempt(ctx context.Context, wait bool) error {
 		return err
 	}
 	snap.Err = unsynced
-	if err := wholesome(snap); err != nil {
+	if err := checkFinite(snap); err != nil {
 		return fmt.Errorf("checkpoint of step %d: %w", r.step, err)
 	}
 	if err := r.blamed(r.saver.Save(ctx, snap)); err != nil {
@@ -63,10 +62,10 @@ func (r *run) attempt(ctx context.Context, wait bool) error {
 	return r.awaited(true)
 }
 
-// nextTries follows the notice of a failed save.
-const nextTries = "the run goes on, and the next save tries again; two failures in a row end the run"
+// nextTries ends the notice of a failed save.
+const nextTries = "training continues, and the next save tries again; two failures in a row end the run"
 
-// failedOnce reports whether a save failed on all ranks, and the one before it did not.
+// failedOnce reports whether a save failed on all ranks for the first time in a row.
 func failedOnce(err error) bool {
 	var again *checkpoint.RetryError
 	return errors.As(err, &again)
@@ -83,14 +82,14 @@ func (r *run) tolerate(err error, then string) error {
 
 // noticeFailure reports a failed save, with its rank.
 func (r *run) noticeFailure(err error, then string) {
-	if !comm.IsRemote(err) { // else it names the other rank
+	if !comm.IsRemote(err) { // remote errors name their rank
 		err = fmt.Errorf("rank %d: %w", r.mesh.world.Rank(), err)
 	}
 	r.opts.notice(fmt.Sprintf("%v; %s", err, then))
 }
 
-// awaited waits for the save under way, and reports success. paused: training has paused since the save
-// began.
+// awaited waits for the save in progress, and reports success. If paused is set, training has paused since the start of
+// the save.
 func (r *run) awaited(paused bool) error {
 	if err := r.blamed(r.saver.Wait()); err != nil {
 		r.saving = saving{}
@@ -99,11 +98,11 @@ func (r *run) awaited(paused bool) error {
 	if paused {
 		r.saving.stood = time.Since(r.saving.began)
 	}
-	r.whole()
+	r.saved()
 	return nil
 }
 
-// poll sees how the save in the background has ended, if it has.
+// poll collects the result of a finished background save.
 func (r *run) poll() error {
 	if r.saving.step == 0 || !r.saver.Ended() {
 		return nil
@@ -111,7 +110,7 @@ func (r *run) poll() error {
 	return r.tolerate(r.awaited(false), nextTries)
 }
 
-// leave waits for a while for the save in the background of a run that has failed.
+// leave waits briefly for the background save of a failed run.
 func (r *run) leave() error {
 	ended, err := r.saver.Leave(leaveTime)
 	if !ended {
@@ -120,15 +119,15 @@ func (r *run) leave() error {
 	return err
 }
 
-// whole reports that the save that was begun has come to a good end.
-func (r *run) whole() {
+// saved reports that the save in progress is complete.
+func (r *run) saved() {
 	if s := r.saving; s.step > 0 {
 		r.opts.report(Report{Kind: Saved, Step: int64(s.step), Took: time.Since(s.began), Stood: s.stood})
 	}
 	r.saving = saving{}
 }
 
-// blamed marks an error of a save as remote if another rank caused it.
+// blamed marks the error of a save as remote if another rank caused it.
 func (r *run) blamed(err error) error {
 	var fault *checkpoint.RankError
 	if !errors.As(err, &fault) || fault.Rank == r.mesh.world.Rank() {
@@ -138,7 +137,7 @@ func (r *run) blamed(err error) error {
 		Cause: fault.Err}}
 }
 
-// remote adds the rank that caused an error to its text.
+// remote adds the responsible rank to an error.
 type remote struct {
 	error
 	peer *comm.PeerError
@@ -147,9 +146,9 @@ type remote struct {
 // Unwrap returns the error and its rank.
 func (e *remote) Unwrap() []error { return []error{e.error, e.peer} }
 
-// wholesome returns an error if weights are not finite: a step may spoil them with a finite
-// gradient, and their checkpoint would replace a good one.
-func wholesome(s checkpoint.Snapshot) error {
+// checkFinite returns an error if weights are not finite, so that their checkpoint does not replace a good one. A step
+// with a finite gradient may spoil them.
+func checkFinite(s checkpoint.Snapshot) error {
 	const piece = 1 << 22
 	var g errgroup.Group
 	g.SetLimit(runtime.GOMAXPROCS(0))
@@ -157,9 +156,9 @@ func wholesome(s checkpoint.Snapshot) error {
 		for data := range slices.Chunk(f.Data, piece) {
 			g.Go(func() error {
 				for _, x := range data {
-					if x-x != 0 { // neither NaN nor an infinity equals itself less itself
-						return fmt.Errorf("%w: %s holds %v; older checkpoints are left as they are: lower "+
-							"optimizer.lr, or set optimizer.grad_clip", errDiverged, f.Name, x)
+					if x-x != 0 { // NaN or infinity
+						return fmt.Errorf("%w: %s holds %v; no checkpoint of it is written. Lower optimizer.lr, or set "+
+							"optimizer.grad_clip", errDiverged, f.Name, x)
 					}
 				}
 				return nil

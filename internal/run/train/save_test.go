@@ -15,7 +15,7 @@ import (
 	"github.com/cprun/cprun/internal/run/train"
 )
 
-// A checkpoint is reported once it is whole, also where it is written beside the training.
+// A checkpoint is reported after it is complete, also if it is written in the background.
 func TestSavedIsReportedOfWholeCheckpoints(t *testing.T) {
 	local := t.TempDir()
 	for _, set := range [][]string{
@@ -50,7 +50,7 @@ func TestSavedIsReportedOfWholeCheckpoints(t *testing.T) {
 	}
 }
 
-// A checkpoint is due by time, too, on all ranks at once, and a save that goes on is not overtaken.
+// checkpoint.interval makes a checkpoint due on all ranks at once, and no save starts during another.
 func TestCheckpointsByTime(t *testing.T) {
 	for _, c := range []struct {
 		set  []string
@@ -74,7 +74,7 @@ func TestCheckpointsByTime(t *testing.T) {
 	}
 }
 
-// Two checkpoints by time begin at least an interval apart. The last step has one in any case.
+// Two checkpoints by time begin at least an interval apart. The last step always has one.
 func TestCheckpointsByTimeAreApart(t *testing.T) {
 	const interval, steps = time.Second, 9
 	cfg := load(t, tiny(t), 2, "checkpoint.interval=1s", "checkpoint.async=false", "train.steps=9", "checkpoint.keep=0")
@@ -91,15 +91,15 @@ func TestCheckpointsByTimeAreApart(t *testing.T) {
 		t.Error("an interval has passed, and no checkpoint was written")
 	}
 	for i := 1; i < len(began); i++ {
-		// A little less, since the clock is read after the save has ended.
+		// a little less, since the clock is read after the save
 		if apart := began[i].Sub(began[i-1]); apart < interval/2 {
 			t.Errorf("checkpoint %d begins %v after the one before it, want %v", i, apart, interval)
 		}
 	}
 }
 
-// A run that begins where its config ends has nothing to train, and still leaves a checkpoint
-// in its own directory; one that finds it there does not write it again.
+// A run without steps left still writes a checkpoint into its own directory. If it is there already, the run does not
+// write it again.
 func TestNothingLeftToTrain(t *testing.T) {
 	cfg := load(t, tiny(t), 2)
 	first := mustRun(t, cfg, 2, train.Options{})
@@ -123,7 +123,7 @@ func TestNothingLeftToTrain(t *testing.T) {
 	}
 }
 
-// A run whose checkpoints are all damaged does not begin anew in their place.
+// A run with only damaged checkpoints does not start over.
 func TestDamagedCheckpointsAreNotReplaced(t *testing.T) {
 	cfg := load(t, tiny(t), 1, "checkpoint.every=2")
 	first := mustRun(t, cfg, 1, train.Options{RunID: "a"})
@@ -138,8 +138,7 @@ func TestDamagedCheckpointsAreNotReplaced(t *testing.T) {
 	}
 }
 
-// A trace says of all work in a step what it is a part of, of every transfer its peers and bytes,
-// and of every wait for one whom the rank waited for.
+// A trace labels all work of a step, with the peers and bytes of every transfer and the peer of every wait.
 func TestTraceTellsAStory(t *testing.T) {
 	dir := t.TempDir()
 	cfg := load(t, tiny(t), 3, "log.trace_steps=2", "data.pack_documents=true", "parallel.layout=zigzag")
@@ -194,7 +193,7 @@ func TestTraceTellsAStory(t *testing.T) {
 	}
 }
 
-// The steps of a trace are counted from where the run goes on.
+// trace_steps counts from the first step after a resume.
 func TestTraceStepsAreCountedFromTheStart(t *testing.T) {
 	dir := t.TempDir()
 	mustRun(t, load(t, tiny(t), 1, "train.steps=3"), 1, train.Options{RunDir: dir, RunID: "a"})

@@ -6,21 +6,20 @@ import (
 	"math"
 )
 
-// A scaler is dynamic loss scaling, as PyTorch's GradScaler does it. Gradients of activations
-// below 3e-8 become 0 in float16, so the loss is multiplied by a scale before the backward pass,
-// and the optimizer divides the gradients of the weights by it. A step with gradients that overflow
-// changes nothing, as the device finds by itself, and the scale is halved; after a number of
-// good steps in a row it is doubled. Scales are powers of two, which round nothing.
+// A scaler implements dynamic loss scaling like PyTorch's GradScaler. Gradients of activations below 3e-8 become 0 in
+// float16. So the loss is multiplied by a scale before the backward pass, and the optimizer divides the gradients of
+// the weights by it. If gradients overflow, the device skips the update and the scale is halved. After a number of good
+// steps in a row it is doubled. Scales are powers of two, which cause no rounding.
 //
-// The host hears of an overflow when up to lag further steps are queued. A step always goes by
-// the state known lag steps before it, even if a validation, a checkpoint or a request to stop
-// has shown the host more: so none of them changes the training.
+// When the host learns of an overflow, up to lag more steps are queued. A step always uses the state lag steps before
+// it, even if the host already knows more after a validation, a checkpoint or a stop. So none of these changes the
+// training.
 //
-// A nil *scaler scales nothing.
+// A nil *scaler does nothing.
 type scaler struct {
 	lag int
-	// states begins with the one that the last step has gone by; the others follow the
-	// steps that are finished since, in order. It is never empty.
+	// states begins with the state used by the last step. The states after the steps finished since follow, in order.
+	// It is never empty.
 	states []scaling
 }
 
@@ -31,8 +30,7 @@ type scaling struct {
 	Skipped int     `json:"skipped_steps"`
 }
 
-// The numbers of GradScaler. It knows no bounds; a scale above the upper one serves nothing,
-// and one below 1 would make underflow worse.
+// The constants of GradScaler, plus bounds: a larger scale has no use, and one below 1 would make underflow worse.
 const (
 	firstScale  = 1 << 16
 	leastScale  = 1
@@ -40,7 +38,7 @@ const (
 	growthSteps = 2000
 )
 
-// newScaler returns the scaler of a device; nil if its gradients do not underflow.
+// newScaler returns the scaler of a device; nil if its gradients cannot underflow.
 func newScaler(d *Device) *scaler {
 	if !d.ScaleLoss {
 		return nil
@@ -48,8 +46,7 @@ func newScaler(d *Device) *scaler {
 	return &scaler{lag: d.RunAhead, states: []scaling{{Scale: firstScale}}}
 }
 
-// begin returns the scaling of the next step, while at most lag before it are unfinished. Its Scale is
-// 0 where nothing is scaled.
+// begin returns the scaling of the next step, with at most lag unfinished steps before it. Without scaling, Scale is 0.
 func (s *scaler) begin(unfinished int) scaling {
 	if s == nil {
 		return scaling{}
@@ -59,9 +56,9 @@ func (s *scaler) begin(unfinished int) scaling {
 	return s.states[0]
 }
 
-// finish takes note of the oldest unfinished step, which ran with that scale. skipped says that
-// it changed nothing; lowered is the scale that it has lowered to, 0 if it has not. Of steps that
-// overflow with one scale only the first lowers it.
+// finish records the result of the oldest unfinished step, which ran with the given scale. skipped reports an overflow.
+// lowered is the new scale if this step lowered it, else 0: of several steps that overflow with one scale, only the
+// first lowers it.
 func (s *scaler) finish(scale, gradNorm float64) (skipped bool, lowered float64) {
 	if s == nil {
 		return false, 0
@@ -87,7 +84,7 @@ func (s *scaler) finish(scale, gradNorm float64) (skipped bool, lowered float64)
 
 const scalerState = "loss_scaler"
 
-// save returns the state for a checkpoint, beginning with the scaling of the next step. No step is unfinished.
+// save returns the state for a checkpoint, from the scaling of the next step. No step may be unfinished.
 func (s *scaler) save() (map[string]json.RawMessage, error) {
 	if s == nil {
 		return nil, nil
@@ -100,8 +97,8 @@ func (s *scaler) save() (map[string]json.RawMessage, error) {
 	return map[string]json.RawMessage{scalerState: text}, nil
 }
 
-// restore goes on from a checkpoint of that step. Without a state in it, as a run in another
-// type leaves it, the scale begins anew.
+// restore reads the state from a checkpoint of the given step. A run in another type leaves none; the scale then starts
+// over.
 func (s *scaler) restore(extra map[string]json.RawMessage, step int) error {
 	text, ok := extra[scalerState]
 	if s == nil || !ok {
@@ -115,13 +112,12 @@ func (s *scaler) restore(extra map[string]json.RawMessage, step int) error {
 	for _, x := range states {
 		if frac, _ := math.Frexp(x.Scale); frac != 0.5 || x.Scale < leastScale || x.Scale > mostScale ||
 			x.Good < 0 || x.Good >= growthSteps || x.Skipped < 0 || x.Skipped > step {
-			err = fmt.Errorf("scale %v after %d good and %d skipped steps of %d is none that a run reaches", x.Scale,
-				x.Good,
+			err = fmt.Errorf("scale %v after %d good and %d skipped steps of %d is impossible", x.Scale, x.Good,
 				x.Skipped, step)
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("%s in the checkpoint's manifest: %w; remove it there, and the scale begins anew",
+		return fmt.Errorf("%s in the checkpoint's manifest: %w; remove it there to reset the scale",
 			scalerState, err)
 	}
 	s.states = states

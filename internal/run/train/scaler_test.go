@@ -9,9 +9,8 @@ import (
 	"testing"
 )
 
-// scales runs n steps on a scaler and is the scale that each went by. A step overflows where
-// its scale is above what limit says; before those in drained, counted from 0, nothing is left
-// unfinished.
+// scales runs n steps on a scaler and returns the scale of each. A step overflows if its scale is above limit. No step
+// is unfinished before the steps in drained, counted from 0.
 func scales(s *scaler, n int, limit func(step int) float64, drained ...int) []float64 {
 	var used []float64
 	done := 0
@@ -39,7 +38,7 @@ func scalerOf(lag int) *scaler { return newScaler(&Device{ScaleLoss: true, RunAh
 
 func at(limit float64) func(int) float64 { return func(int) float64 { return limit } }
 
-// The schedule is GradScaler's: half after an overflow, double after 2000 good steps in a row.
+// The schedule equals GradScaler's: half after an overflow, double after 2000 good steps in a row.
 func TestScalerFollowsOverflows(t *testing.T) {
 	s := scalerOf(0)
 	if got, want := scales(s, 5, at(1<<14)), []float64{1 << 16, 1 << 15, 1 << 14, 1 << 14, 1 << 14}; !slices.Equal(got,
@@ -51,7 +50,7 @@ func TestScalerFollowsOverflows(t *testing.T) {
 	}
 	s = scalerOf(0)
 	got := scales(s, 4100, func(step int) float64 {
-		if step == 1500 { // the good steps are counted anew
+		if step == 1500 { // the count of good steps restarts
 			return 0
 		}
 		return math.Inf(1)
@@ -70,7 +69,7 @@ func TestScalerFollowsOverflows(t *testing.T) {
 	}
 }
 
-// Of the steps that were queued with one scale, only the first to overflow halves it.
+// Of the steps queued with one scale, only the first overflow halves it.
 func TestScalerHalvesOnceForStepsBehind(t *testing.T) {
 	s := scalerOf(1)
 	want := []float64{1 << 16, 1 << 16, 1 << 15, 1 << 15, 1 << 14, 1 << 14, 1 << 14}
@@ -90,8 +89,7 @@ func TestScalerHalvesOnceForStepsBehind(t *testing.T) {
 	}
 }
 
-// What a step is scaled by does not depend on how much the host has waited for, nor on whether
-// the run was stopped and gone on with in between.
+// The scale of a step does not depend on the waits of the host, nor on a stop and resume before it.
 func TestScalerIsTheSameHoweverStepsAreWaitedFor(t *testing.T) {
 	limit := func(step int) float64 { return []float64{1 << 20, 1 << 15, 1 << 13}[step/7%3] }
 	for lag := range 3 {
@@ -127,7 +125,7 @@ func TestScalerState(t *testing.T) {
 	if err := s.restore(extra, 8); err != nil || !reflect.DeepEqual(s.states, []scaling{{2048, 3, 5}}) {
 		t.Errorf("restored %+v, %v", s.states, err)
 	}
-	// A checkpoint without: the scale begins anew.
+	// A checkpoint without a scale: it starts over.
 	s = scalerOf(1)
 	if err := s.restore(nil, 8); err != nil || !reflect.DeepEqual(s.states, scalerOf(1).states) {
 		t.Errorf("restored of nothing: %+v, %v", s.states, err)
@@ -144,7 +142,7 @@ func TestScalerState(t *testing.T) {
 	}
 }
 
-// A device that needs no scaling has none, whatever the checkpoint says.
+// A device without scaling ignores a scale in the checkpoint.
 func TestNoScaler(t *testing.T) {
 	s := newScaler(&Device{RunAhead: 1})
 	extra, err := s.save()

@@ -19,11 +19,11 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// scaled has a device scale its loss, though its gradients do not need it.
+// scaled makes a device scale its loss, although its gradients do not need it.
 func scaled(d *device.Device) { d.ScaleLoss = true }
 
-// A scale is a power of two, which rounds nothing: the loss with it and without it is the same
-// to the bit, and so is the gradient norm.
+// A scale is a power of two and causes no rounding: the loss and the gradient norm have the same bits with and without
+// it.
 func TestScalingLeavesNoTrace(t *testing.T) {
 	for _, mode := range [][]string{
 		{"optimizer.grad_clip=0"},
@@ -51,14 +51,13 @@ func TestScalingLeavesNoTrace(t *testing.T) {
 	}
 }
 
-// narrow is operations of float16, as far as the gradient of the loss overflows where it is
-// scaled by more than limit says of the step.
+// A narrow imitates float16: the gradient of the loss overflows if its scale exceeds the limit of the step.
 type narrow struct {
 	model.Ops
 	stream *tensor.HostStream
-	tokens float64 // of a step, by which the loss is divided
+	tokens float64 // of a step, the divisor of the loss
 	limit  func(step int) float64
-	step   int // the one that is computed, counted from 1
+	step   int // the present step, from 1
 }
 
 func (n *narrow) CrossEntropy(loss, logits, targets tensor.View, scale float64, grad bool) {
@@ -75,8 +74,7 @@ func (n *narrow) CrossEntropy(loss, logits, targets tensor.View, scale float64, 
 	n.step++
 }
 
-// narrowRun trains on devices that scale the loss, of which one overflows, from the step behind
-// done others on.
+// narrowRun trains on devices that scale the loss. One of them overflows in the steps after the first done ones.
 func narrowRun(t *testing.T, cfg *config.Config, ranks, ahead, done int, limit func(step int) float64,
 	o train.Options) (outcome, error) {
 	t.Helper()
@@ -91,7 +89,7 @@ func narrowRun(t *testing.T, cfg *config.Config, ranks, ahead, done int, limit f
 	})
 }
 
-// falling allows less and less.
+// falling is a limit that decreases.
 func falling(step int) float64 {
 	switch {
 	case step < 3:
@@ -102,15 +100,14 @@ func falling(step int) float64 {
 	return 1 << 13
 }
 
-// A step that overflows on any rank changes nothing on any, and the steps behind it go on with
-// half the scale.
+// A step that overflows on any rank changes nothing on all ranks, and later steps use half the scale.
 func TestOverflowIsSkipped(t *testing.T) {
 	for _, c := range []struct {
 		ahead   int
 		skipped []int64
 	}{
 		{0, []int64{3, 4, 7}},
-		{1, []int64{3, 4, 5, 6, 7, 8}}, // each with the one that was queued behind it
+		{1, []int64{3, 4, 5, 6, 7, 8}}, // each with the step queued after it
 	} {
 		for _, ranks := range []int{1, 3} {
 			cfg := load(t, tiny(t), ranks, "train.steps=12", "checkpoint.every=1", "checkpoint.keep=0",
@@ -148,21 +145,20 @@ func TestOverflowIsSkipped(t *testing.T) {
 	}
 }
 
-// steps notes the number of each step that the optimizer is told.
+// A steps records the step numbers passed to the optimizer.
 type steps struct {
 	optim.Device
 	told *[]int
 }
 
 func (s steps) AdamW(p, c, g, m, v, sum tensor.View, h optim.AdamStep) {
-	if p.Offset() == 0 { // once a step
+	if p.Offset() == 0 { // once per step
 		*s.told = append(*s.told, h.Step)
 	}
 	s.Device.AdamW(p, c, g, m, v, sum, h)
 }
 
-// Skipped steps do not count in the correction of the moments' bias, as far as they are known
-// when a step is queued.
+// The bias correction of the moments does not count the skipped steps known when a step is queued.
 func TestSkippedStepsDoNotCount(t *testing.T) {
 	cfg := load(t, tiny(t), 1, "train.steps=12")
 	for ahead, want := range [][]int{
@@ -186,19 +182,19 @@ func TestSkippedStepsDoNotCount(t *testing.T) {
 	}
 }
 
-// notices fails the test unless each scale was told of once.
+// notices fails the test unless each scale was reported once.
 func notices(t *testing.T, what string, got []string, scales ...int) {
 	t.Helper()
 	var want []string
 	for _, s := range scales {
-		want = append(want, fmt.Sprintf("gradients overflowed in fp16, the step is skipped; loss scale %d", s))
+		want = append(want, fmt.Sprintf("loss scale now %d", s))
 	}
 	if !slices.EqualFunc(got, want, strings.HasSuffix) {
 		t.Errorf("%s: notices %q, want those of %v", what, got, scales)
 	}
 }
 
-// state is the weights and moments of a checkpoint.
+// state returns the weights and moments of a checkpoint.
 func state(t *testing.T, dir string, step int64) (all []float32) {
 	t.Helper()
 	c, err := checkpoint.Open(filepath.Join(dir, "checkpoints", fmt.Sprintf("step-%08d", step)))
@@ -222,8 +218,8 @@ func state(t *testing.T, dir string, step int64) (all []float32) {
 	return all
 }
 
-// A run that was stopped and gone on has the bits of one that was not, wherever it stops among
-// overflows; so has one with validations.
+// A run stopped and resumed at any point among overflows has the bits of an uninterrupted one, and so has a run with
+// validations.
 func TestStopAmongOverflows(t *testing.T) {
 	const ranks = 2
 	set := []string{"train.steps=12", "memory.shard=optimizer"}
@@ -257,7 +253,7 @@ func TestStopAmongOverflows(t *testing.T) {
 	}
 }
 
-// A checkpoint of a run that did not scale its loss goes on with a scale, and back.
+// A checkpoint of a run without a loss scale resumes with one, and the reverse.
 func TestScalingBeginsAndEndsAtACheckpoint(t *testing.T) {
 	cfg := load(t, tiny(t), 2, "train.steps=9", "checkpoint.every=3", "checkpoint.keep=0")
 	want := losses(mustRun(t, cfg, 2, train.Options{}).steps)
@@ -277,8 +273,7 @@ func TestScalingBeginsAndEndsAtACheckpoint(t *testing.T) {
 	}
 }
 
-// Where gradients overflow whatever the scale, the run ends as one that has diverged, with the
-// weights from before.
+// If gradients overflow with every scale, the run ends as diverged, with the weights from before.
 func TestOverflowWithoutEndIsDivergence(t *testing.T) {
 	cfg := load(t, tiny(t), 2, "train.steps=60", "checkpoint.every=1")
 	out, err := narrowRun(t, cfg, 2, 0, 0, func(step int) float64 {
@@ -301,7 +296,7 @@ func TestOverflowWithoutEndIsDivergence(t *testing.T) {
 	}
 }
 
-// A loss that is not finite without an overflow ends a run with a scale too.
+// A loss that is not finite without an overflow also ends a run with a scale.
 func TestLossThatIsNotFiniteIsDivergence(t *testing.T) {
 	cfg := load(t, tiny(t), 1)
 	_, err := runOn(t, cfg, 1, train.Options{}, func(d *device.Device) {
@@ -313,7 +308,7 @@ func TestLossThatIsNotFiniteIsDivergence(t *testing.T) {
 	}
 }
 
-// infinite is operations whose loss is infinite and whose gradients are not.
+// An infinite computes an infinite loss with finite gradients.
 type infinite struct {
 	model.Ops
 	stream *tensor.HostStream

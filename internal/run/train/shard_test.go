@@ -8,8 +8,7 @@ import (
 	"github.com/cprun/cprun/internal/run/train"
 )
 
-// However the state is sharded, and however far the host runs ahead, the curve is the same but
-// for the order of sums.
+// With every sharding, and any distance that the host runs ahead, the curve is equal up to the order of sums.
 func TestShardingLeavesNoTrace(t *testing.T) {
 	for m, mode := range [][]string{
 		{},
@@ -27,7 +26,7 @@ func TestShardingLeavesNoTrace(t *testing.T) {
 				got := mustRun(t, cfg, ranks, train.Options{}).steps
 				closeTo(t, what, got, want, 5e-5)
 				if testing.Short() && i != m%3 {
-					continue // each sharding is run again in two modes
+					continue // each sharding runs again in two modes
 				}
 				if ranks == 4 && losses(mustRun(t, cfg, ranks, train.Options{}).steps) != losses(got) {
 					t.Errorf("%s: a second run has other bits", what)
@@ -37,8 +36,7 @@ func TestShardingLeavesNoTrace(t *testing.T) {
 	}
 }
 
-// Float32 masters beside the weights that a pass reads, as where those are of another type,
-// change no bit: not in training, nor through a checkpoint.
+// Separate float32 master weights, as with weights of another type, change no bit in training or through a checkpoint.
 func TestMastersLeaveNoTrace(t *testing.T) {
 	apart := func(d *device.Device) { d.Masters = true }
 	for _, shard := range []string{"none", "optimizer", "gradients"} {
@@ -63,7 +61,7 @@ func TestMastersLeaveNoTrace(t *testing.T) {
 	}
 }
 
-// withoutData is a mode for one rank.
+// withoutData returns a mode for one rank.
 func withoutData(mode []string) []string {
 	var out []string
 	for _, s := range mode {
@@ -74,8 +72,7 @@ func withoutData(mode []string) []string {
 	return out
 }
 
-// A checkpoint goes on under any sharding and on any number of ranks; on the same ranks, with
-// the same bits.
+// A checkpoint resumes with any sharding and number of ranks; on the same ranks, with the same bits.
 func TestCheckpointsMoveBetweenShardings(t *testing.T) {
 	shards := []string{"none", "optimizer", "gradients"}
 	whole := mustRun(t, load(t, tiny(t), 1, "train.steps=8"), 1, train.Options{}).steps
@@ -92,8 +89,8 @@ func TestCheckpointsMoveBetweenShardings(t *testing.T) {
 	}
 }
 
-// A device that runs ahead does the same steps, with the same bits, and its checkpoints,
-// validations and stops fall where they do on one that does not; a stop is a step late at most.
+// With a host that runs ahead, the steps have the same bits, and checkpoints, validations and stops come at the same
+// steps; a stop is at most one step late.
 func TestRunningAheadLeavesNoTrace(t *testing.T) {
 	set := []string{"train.steps=9", "checkpoint.every=4", "checkpoint.keep=0", "checkpoint.async=true",
 		"memory.shard=gradients", "train.global_batch_size=2"}

@@ -10,28 +10,27 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// sharing moves gradients and weights between ranks, bucket by bucket, while passes go
-// on: gradients are reduced as soon as a backward pass is done with a bucket, and weights are
-// gathered after a step in the order in which the next forward pass wants them. The transfers
-// run on communicators of their own, so that the ring's do not wait for them.
+// sharing moves gradients and weights between ranks, bucket by bucket, while passes run. It reduces the gradients of a
+// bucket as soon as a backward pass is done with it. After a step it gathers the weights in the order of the next
+// forward pass. The transfers have their own communicators, so that the ring does not wait for them.
 type sharing struct {
 	*state.State
 	dev    *Device
-	world  comm.Communicator   // all ranks, for sums over every gradient
-	groups []comm.Communicator // of each bucket: the ranks that share its gradients and weights
+	world  comm.Communicator   // all ranks, for sums over all gradients
+	groups []comm.Communicator // by bucket: the ranks that share its gradients and weights
 
 	label labels // of queued work
 
-	gathers []comm.Pending // of each bucket's weights; nil if complete
-	reduces []reduction    // of each bucket, or of each memory in staging
-	first   bool           // the pass is the first of its step
-	last    bool           // it is the last
+	gathers []comm.Pending // gathers of weights by bucket; nil if complete
+	reduces []reduction    // by bucket, or by staging buffer
+	first   bool           // first pass of the step
+	last    bool           // last pass of the step
 }
 
 type reduction struct {
-	comm.Pending      // nil: there are none
-	bucket       int  // their bucket
-	add          bool // to grads, when they have arrived
+	comm.Pending // nil: none
+	bucket       int
+	add          bool // add the result to the gradients
 }
 
 func newSharing(d *Device, s *state.State) *sharing {
@@ -45,12 +44,11 @@ func newSharing(d *Device, s *state.State) *sharing {
 	return x
 }
 
-// join sets the groups that share the buckets, as State was told. It comes before
-// the first pass.
+// join sets the groups that share the buckets. Call it before the first pass.
 func (x *sharing) join(world comm.Communicator, groups []comm.Communicator) error {
 	for b, g := range groups {
 		if have := (state.Group{Rank: g.Rank(), Size: g.Size()}); have != x.Group(b) {
-			return fmt.Errorf("bucket %d is reduced as %+v, and laid out for %+v", b, have, x.Group(b))
+			return fmt.Errorf("bucket %d: group %+v, but the layout is for %+v", b, have, x.Group(b))
 		}
 	}
 	x.world, x.groups = world, groups
@@ -77,13 +75,12 @@ func (x *sharing) begin(bucket int) error {
 	if x.Staging == nil || x.Staging[bucket].Size() == 0 {
 		return nil
 	}
-	x.land(state.StageOf(x.Flat, bucket))
+	x.waitAndAccumulate(state.StageOf(x.Flat, bucket))
 	x.dev.Ops.Zero(x.Staging[bucket])
 	return nil
 }
 
-// done begins the reduction of a bucket's gradients: after every pass if they are staged,
-// else after the last.
+// done begins the reduction of a bucket's gradients, after every pass if they are staged, else after the last pass.
 func (x *sharing) done(bucket int) (err error) {
 	if x.Flat.Buckets[bucket].Size() == 0 || x.Staging == nil && !x.last {
 		return nil
@@ -112,10 +109,10 @@ func (x *sharing) done(bucket int) (err error) {
 	return nil
 }
 
-// keep moves the gradients of a bucket that no other rank has.
+// keep accumulates the gradients of a bucket that this rank does not share.
 func (x *sharing) keep(bucket int) {
 	switch {
-	case x.Staging == nil: // they are there
+	case x.Staging == nil: // in place
 	case x.first:
 		x.dev.Ops.Copy(x.Own(x.Grads, bucket), x.Staging[bucket])
 	default:
@@ -123,8 +120,8 @@ func (x *sharing) keep(bucket int) {
 	}
 }
 
-// land makes the compute stream wait for a reduction, and accumulates its result.
-func (x *sharing) land(at int) {
+// waitAndAccumulate makes the compute stream wait for a reduction, and accumulates its result.
+func (x *sharing) waitAndAccumulate(at int) {
 	r := x.reduces[at]
 	x.reduces[at] = reduction{}
 	if r.Pending == nil {
@@ -138,12 +135,12 @@ func (x *sharing) land(at int) {
 
 // start prepares the gradients for the passes of a step.
 func (x *sharing) start() {
-	if x.Staging == nil { // else the first pass's replace them
+	if x.Staging == nil { // else the first pass overwrites them
 		x.dev.Ops.Zero(x.Grads)
 	}
 }
 
-// order returns the buckets in the order in which a forward pass uses them.
+// order returns the buckets in the order of a forward pass.
 func (x *sharing) order() []int {
 	buckets := []int{model.Embedding, x.Flat.Vectors()}
 	for b := model.Layer(0); b <= x.Flat.Head(); b++ {
@@ -152,14 +149,14 @@ func (x *sharing) order() []int {
 	return buckets
 }
 
-// step ends a step: it waits for the gradients, adds their squares to norm2, adds sums, of
-// which norm2 is a part, up over the ranks, clips, updates, and begins to gather the weights.
-// norm2 then holds the square of the gradient's norm before clipping, with its scale.
+// step ends a step: it waits for the gradients, adds their squares to norm2, reduces sums, which include norm2, over
+// the ranks, clips, updates, and begins to gather the weights. norm2 then holds the squared norm of the scaled gradient
+// before clipping.
 func (x *sharing) step(sums, norm2 View, u optim.Update) error {
 	x.label.part("optimizer", -1)
 	defer x.label.part("", -1)
 	for at := range x.reduces {
-		x.land(at)
+		x.waitAndAccumulate(at)
 	}
 	x.SumSquares(x.dev.Optim, norm2)
 	if err := x.sum(sums); err != nil {
@@ -188,7 +185,7 @@ func (x *sharing) sum(v View) error {
 	return err
 }
 
-// publish makes weights that were loaded known to the model, here and on the other ranks.
+// publish copies loaded weights to the model, here and on the other ranks.
 func (x *sharing) publish() error {
 	for _, b := range x.order() {
 		if x.Flat.Buckets[b].Size() == 0 {
@@ -202,7 +199,7 @@ func (x *sharing) publish() error {
 	return nil
 }
 
-// gather begins to bring the ranks' parts of a bucket's weights together.
+// gather begins an all-gather of a bucket's weights.
 func (x *sharing) gather(bucket int) error {
 	dst, src := x.Gathered(bucket)
 	if dst.IsZero() || dst == src {
@@ -220,7 +217,7 @@ func (x *sharing) gather(bucket int) error {
 	return nil
 }
 
-func (x *sharing) settle() {
+func (x *sharing) flush() {
 	x.label.part("weights", -1)
 	defer x.label.part("", -1)
 	for b := range x.gathers {

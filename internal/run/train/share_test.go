@@ -22,7 +22,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// division is how a world of ranks is cut into groups for a bucket: the colour of a rank, and its key.
+// A division splits the ranks into groups for a bucket: it returns the colour and the key of a rank.
 type division func(rank int) (colour, key int)
 
 var (
@@ -48,7 +48,7 @@ func shareLayout() *model.FlatLayout {
 	}, shareRanks)
 }
 
-// shareUsed says, bucket by bucket, which elements belong to a parameter.
+// shareUsed reports, bucket by bucket, the elements that belong to a parameter.
 var shareUsed = func() (used [][]bool) {
 	flat := shareLayout()
 	for _, b := range flat.Buckets {
@@ -63,8 +63,8 @@ var shareUsed = func() (used [][]bool) {
 	return used
 }()
 
-// divisions gives the buckets groups of all kinds. The vectors are a pair's: they are gathered into a
-// memory of their own where there are masters.
+// divisions returns all kinds of groups for the buckets. The vectors belong to pairs: with masters, they are gathered
+// into separate memory.
 func divisions(flat *model.FlatLayout) []division {
 	out := slices.Repeat([]division{everyone}, len(flat.Buckets))
 	out[model.Embedding], out[model.Layer(0)], out[model.Layer(1)], out[model.Layer(2)] = backward, pairs, alone, pairs
@@ -72,8 +72,8 @@ func divisions(flat *model.FlatLayout) []division {
 	return out
 }
 
-// weightOf and gradOf are small multiples of powers of two, so that sums of them are exact. They
-// differ from colour to colour, and gradients from rank to rank. Between parameters both are 0.
+// weightOf and gradOf return small multiples of powers of two, so that sums are exact. They differ between colours, and
+// gradients between ranks. Between parameters both are 0.
 func weightOf(bucket, colour, i int) float32 {
 	if !shareUsed[bucket][i] {
 		return 0
@@ -88,10 +88,10 @@ func gradOf(step, pass, bucket, rank, i int) float32 {
 	return float32((i*5+bucket+rank*11+pass*3+step)%16)/16 - 0.5
 }
 
-// whole is a bucket of one colour, trained on a single rank.
+// A whole is a bucket of one colour, trained on one rank.
 type whole struct{ p, g, m, v View }
 
-// reference trains every colour of every bucket by itself.
+// reference trains every colour of every bucket separately.
 func reference(t *testing.T, flat *model.FlatLayout, by []division) map[[2]int]whole {
 	t.Helper()
 	stream := tensor.NewHostStream("reference")
@@ -138,7 +138,7 @@ func reference(t *testing.T, flat *model.FlatLayout, by []division) map[[2]int]w
 	return all
 }
 
-// grouped is a rank of a world whose buckets have groups of their own.
+// grouped returns a rank of a world whose buckets have different groups.
 func grouped(ctx context.Context, dev *Device, world comm.Communicator, by []division, shard state.Sharding,
 	masters bool) (*Trainer, error) {
 	flat := shareLayout()
@@ -165,7 +165,7 @@ func grouped(ctx context.Context, dev *Device, world comm.Communicator, by []div
 	return t, t.share.join(world, groups)
 }
 
-// setWeights gives a rank what it holds of its colours' weights.
+// setWeights sets a rank's part of its colours' weights.
 func (t *Trainer) setWeights(ctx context.Context, by []division) error {
 	for b, bucket := range t.share.Flat.Buckets {
 		colour, _ := by[b](t.mesh.world.Rank())
@@ -183,7 +183,7 @@ func (t *Trainer) setWeights(ctx context.Context, by []division) error {
 	return t.share.publish()
 }
 
-// trainShared does the steps of a run whose passes add gradOf, bucket after bucket as a model does.
+// trainShared runs steps whose passes add gradOf, bucket after bucket like a model.
 func (t *Trainer) trainShared() error {
 	x, h := t.share, t.share.hooks()
 	flat := x.Flat
@@ -237,11 +237,11 @@ func (t *Trainer) trainShared() error {
 			return err
 		}
 	}
-	x.settle()
+	x.flush()
 	return t.dev.Stream.Sync(context.Background())
 }
 
-// inWorld runs f on each rank of a world in this process.
+// inWorld runs f on each rank in this process.
 func inWorld(t *testing.T, f func(dev *Device, world comm.Communicator) error) {
 	t.Helper()
 	streams, compute := make([]*tensor.HostStream, shareRanks), make([]tensor.Stream, shareRanks)
@@ -269,8 +269,8 @@ func inWorld(t *testing.T, f func(dev *Device, world comm.Communicator) error) {
 	}
 }
 
-// Buckets whose gradients are reduced over different groups get the weights and moments that each
-// group would get alone, with a norm that counts every gradient of the world once, bit for bit.
+// Buckets reduced over different groups get the same bits of weights and moments as each group alone, with a norm that
+// counts every gradient once.
 func TestBucketsHaveGroupsOfTheirOwn(t *testing.T) {
 	flat := shareLayout()
 	by := divisions(flat)
@@ -296,8 +296,7 @@ func TestBucketsHaveGroupsOfTheirOwn(t *testing.T) {
 	}
 }
 
-// compare checks what a rank holds after training: its parts of weights and moments, and all of
-// the weights that the model reads.
+// compare checks a rank's parts of weights and moments after training, and all weights of the model.
 func (t *Trainer) compare(test *testing.T, what string, by []division, want map[[2]int]whole) {
 	x := t.share
 	params := x.Params()
@@ -327,9 +326,8 @@ func (t *Trainer) compare(test *testing.T, what string, by []division, want map[
 	}
 }
 
-// Groups of all ranks that number them in another way save one whole checkpoint between them, and
-// any other grouping goes on from it. Groups that hold other parameters under the same names are
-// refused.
+// Groups of all ranks in different orders save one complete checkpoint together, and any other grouping resumes from
+// it. Groups with other parameters under the same names are refused.
 func TestCheckpointsOfGroups(t *testing.T) {
 	flat := shareLayout()
 	mixed := slices.Repeat([]division{everyone}, len(flat.Buckets))
@@ -392,7 +390,7 @@ func TestCheckpointsOfGroups(t *testing.T) {
 			if err := tr.share.publish(); err != nil {
 				return err
 			}
-			if err := tr.settle(context.Background()); err != nil {
+			if err := tr.flush(context.Background()); err != nil {
 				return err
 			}
 			tr.compare(t, fmt.Sprintf("restored with shard %d, rank %d", shard, world.Rank()), by, want)

@@ -8,18 +8,17 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A stage is the host memory by way of which state comes to the device and leaves it, in pieces:
-// while one is on its way the other is filled or emptied.
+// A stage is a double-buffered host staging area for uploads and downloads of state.
 type stage struct {
 	dev   *Device
 	piece [2]View         // float32
-	busy  [2]tensor.Event // until then the piece is in use; nil: it never was
+	busy  [2]tensor.Event // end of the piece's use; nil: never used
 }
 
-// stagePiece is the elements of a piece: enough that a copy runs at the speed of the link.
+// stagePiece is the number of elements of a piece, enough for copies at the link's speed.
 const stagePiece = 8 << 20
 
-// hostPiece is that of a device whose memory is the host's.
+// hostPiece replaces it on a CPU.
 const hostPiece = 256 << 10
 
 func newStage(dev *Device, most int) (*stage, error) {
@@ -36,8 +35,7 @@ func newStage(dev *Device, most int) (*stage, error) {
 	return s, nil
 }
 
-// write fills dst, a float32 vector of the device, piece by piece: fill sets data to the
-// elements from lo on.
+// write fills dst, a float32 vector on the device, piece by piece. fill sets data to the elements from index lo.
 func (s *stage) write(ctx context.Context, dst View, fill func(lo int, data []float32) error) error {
 	return s.each(ctx, dst, func(i, lo int, host, part View) error {
 		if err := s.free(ctx, i); err != nil {
@@ -87,7 +85,7 @@ func (s *stage) read(ctx context.Context, dst []float32, src View) error {
 	return err
 }
 
-// each calls f for each piece of v: host is as much of the i-th piece as part is long.
+// each calls f for each part of v, with a host view of the same length in piece i.
 func (s *stage) each(ctx context.Context, v View, f func(i, lo int, host, part View) error) error {
 	n := s.piece[0].Size()
 	for lo, i := 0, 0; lo < v.Size(); lo, i = lo+n, 1-i {

@@ -11,17 +11,17 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// staged is a group of ranks that no library joins, such as two that share a GPU. Exchanges go by what join makes of the hosts'
-// group, as in a run; collectives on views of the device go by way of the host, and stand still for it.
+// A staged is a group of ranks without a library, such as two that share a GPU. Exchanges use the result of join, as in
+// a run. Collectives on device memory go through the host, which waits for them.
 type staged struct {
-	*comm.Group // the hosts'
+	*comm.Group // group of the hosts
 	dev         *device.Device
 	join        joiner
 	moves       comm.Exchanger
 	parts       []*staged
 }
 
-// joiner makes what moves views between the devices of a group's ranks.
+// A joiner connects the devices of a group's ranks.
 type joiner func(ctx context.Context, host *comm.Group) (comm.Exchanger, error)
 
 var (
@@ -71,7 +71,7 @@ func (g *staged) AllGather(dst, src tensor.View) (comm.Pending, error) {
 	return g.via(dst, src, g.Group.AllGather)
 }
 
-// via makes a call on copies that the host has.
+// via makes a call on copies in host memory.
 func (g *staged) via(dst, src tensor.View, call func(dst, src tensor.View) (comm.Pending, error)) (comm.Pending,
 	error) {
 	ctx := context.Background()
@@ -100,7 +100,7 @@ func (g *staged) via(dst, src tensor.View, call func(dst, src tensor.View) (comm
 	return ended{}, g.dev.Stream.Sync(ctx)
 }
 
-// ended is a call that is over.
+// An ended is a finished call.
 type ended struct{}
 
 func (ended) Wait()                      {}
@@ -116,8 +116,7 @@ func (g *staged) Close() (err error) {
 	return errors.Join(err, g.Group.Close())
 }
 
-// Ranks whose collectives go by way of the host train as others do: what stands for a library where ranks share
-// a GPU is held to the group of a run.
+// Ranks whose collectives go through the host train like others, so that tests on a shared GPU are valid.
 func TestStagedGroupsTrain(t *testing.T) {
 	const ranks = 2
 	for shard, algorithm := range map[string]string{"none": "ulysses", "optimizer": "ring", "gradients": "ulysses"} {

@@ -13,15 +13,15 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A traced is a stream with work that can be watched.
+// A traced is a stream that can record its work.
 type traced interface {
 	tensor.Stream
 	Name() string
-	// Trace has f called after pieces of work, at the latest in Sync; nil turns it off.
+	// Trace sets a function to call after pieces of work, at the latest in Sync; nil turns it off.
 	Trace(f func(tensor.Span))
 }
 
-// A lane is a stream with its name in a trace, unique there.
+// A lane is a stream with its unique name in a trace.
 type lane struct {
 	traced
 	name string
@@ -65,8 +65,8 @@ func (r *run) openTrace(ctx context.Context) error {
 	if r.cfg.Log.TraceSteps == 0 {
 		return nil
 	}
-	// Transfers that wait for their turn are queued by a goroutine of the group's.
-	if err := r.settle(ctx); err != nil {
+	// a goroutine of the group may still queue transfers
+	if err := r.flush(ctx); err != nil {
 		return err
 	}
 	rank := r.mesh.world.Rank()
@@ -87,15 +87,14 @@ func (r *run) openTrace(ctx context.Context) error {
 // traceName returns the name of a rank's trace in the logs of a run.
 func traceName(rank int) string { return fmt.Sprintf("trace-rank-%04d.json", rank) }
 
-// closeTrace ends the trace. whole: its steps are finished, so that their queued work can be
-// waited for.
+// closeTrace ends the trace. If whole is set, its steps are finished and it waits for their work.
 func (r *run) closeTrace(ctx context.Context, whole bool) error {
 	if whole {
-		_ = r.settle(ctx) // how it ended is known to the loop
+		_ = r.flush(ctx) // the loop reports errors
 	}
 	for _, s := range r.lanes() {
 		if whole {
-			_ = s.Sync(ctx) // so that all is told
+			_ = s.Sync(ctx) // so that all spans are recorded
 		}
 		s.Trace(nil)
 	}
@@ -107,7 +106,7 @@ func (r *run) closeTrace(ctx context.Context, whole bool) error {
 	return nil
 }
 
-// MergeTraces makes trace.json of the traces that the ranks of a run have left.
+// MergeTraces merges the traces of a run's ranks into trace.json.
 func MergeTraces(run *os.Root, ranks int) error {
 	var names []string
 	for rank := range ranks {

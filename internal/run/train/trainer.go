@@ -28,7 +28,7 @@ type Trainer struct {
 	dev      *Device
 	mesh     *mesh
 	att      *attend
-	sent     *tally // under att
+	sent     *tally // counts the traffic of att
 	model    *model.Model
 	share    *sharing
 	schedule optim.Schedule
@@ -39,21 +39,21 @@ type Trainer struct {
 	train    *feed
 	val      *feed // nil without validation
 
-	// The sums of a step over all ranks: the loss, how many were asked to stop and see a
-	// checkpoint due, and the square of the gradient's norm.
-	sums  View
-	slips []slip // of the steps that are queued, by their number, modulo
+	// sums holds the sums of a step over all ranks: the loss, the ranks that want to stop or save, and the squared norm
+	// of the gradient.
+	sums    View
+	stepMem []stepSums // a ring over the queued steps
 
-	from     string // the checkpoint that it goes on from, or ""
-	step     int    // optimizer steps queued
-	consumed int64  // samples consumed by them: with the seed, the exact position in the data
-	tokens   int64  // trained on by them
-	blank    int    // of them, had no target and updated nothing
+	from     string // the checkpoint to resume from, or ""
+	step     int    // queued optimizer steps
+	consumed int64  // samples in them; with the seed, the exact position in the data
+	tokens   int64  // tokens in them
+	blank    int    // steps among them without targets
 
-	// clock takes the device's time at the begin and the end of each step that may be queued,
-	// and of the one before them, by their number, modulo.
+	// clock records the device's time at the beginning and the end of the queued steps and of the step before, as a
+	// ring.
 	clock   device.Clock
-	waiting int // steps that are queued and not finished
+	waiting int // queued steps that are not finished
 }
 
 // Indices into sums.
@@ -65,8 +65,8 @@ const (
 	sumCount
 )
 
-// A slip is host memory for the sums before and after a step.
-type slip struct{ in, out View }
+// A stepSums is host memory for the sums before and after a step.
+type stepSums struct{ in, out View }
 
 // newTrainer builds the rank's model and its state, from a checkpoint if there is one to resume.
 func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o *Options) (*Trainer,
@@ -78,9 +78,9 @@ func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.
 	}
 	t.mesh.setDeadline(cfg.Parallel.TransferTimeout())
 	if t.from, err = t.find(ctx, *o); err != nil {
-		return nil, fmt.Errorf("checkpoint to go on from: %w", err)
+		return nil, fmt.Errorf("checkpoint to resume from: %w", err)
 	}
-	if err := t.hold(o); err != nil {
+	if err := t.allocate(o); err != nil {
 		return nil, err
 	}
 	if err := t.populate(ctx, o); err != nil {
@@ -108,8 +108,8 @@ func Schedule(cfg *config.Config) (optim.Schedule, error) {
 	return optim.NewSchedule(s.Name, cfg.Optimizer.LR, s.MinLR, s.WarmupSteps, cfg.Train.Steps)
 }
 
-// hold allocates the weights, the optimizer's state, and the staging area.
-func (t *Trainer) hold(o *Options) error {
+// allocate allocates the weights, the optimizer's state, and the staging area.
+func (t *Trainer) allocate(o *Options) error {
 	defer o.timed("memory")()
 	c, world := t.cfg.Optimizer, t.mesh.world
 	adamw := optim.AdamW{Beta1: c.Betas[0], Beta2: c.Betas[1], Eps: c.Eps, WeightDecay: c.WeightDecay,
@@ -129,13 +129,13 @@ func (t *Trainer) hold(o *Options) error {
 	return err
 }
 
-// populate sets the state while the ranks' groups are made and attention gets ready: the host
-// does the first, the libraries wait for each other in the second, and build plans in the third.
+// populate sets the state, connects the ranks' groups and prepares attention, all at the same time: the first keeps the
+// host busy, the second waits for other ranks, and the third builds plans.
 func (t *Trainer) populate(ctx context.Context, o *Options) error {
 	g, setting := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		defer o.timed("groups")()
-		return t.mesh.join(ctx) // not ended by a fault of this rank alone: the others take part
+		return t.mesh.join(ctx) // an error of this rank does not cancel it, since the others take part
 	})
 	g.Go(func() error {
 		defer o.timed("weights")()
@@ -196,9 +196,9 @@ func (t *Trainer) build(room state.Room) (err error) {
 	if t.clock, err = t.dev.NewClock(2 * t.clocked()); err != nil {
 		return fmt.Errorf("clock of the steps: %w", err)
 	}
-	t.slips = make([]slip, t.dev.RunAhead+1)
-	for i := range t.slips {
-		for _, v := range []*View{&t.slips[i].in, &t.slips[i].out} {
+	t.stepMem = make([]stepSums, t.dev.RunAhead+1)
+	for i := range t.stepMem {
+		for _, v := range []*View{&t.stepMem[i].in, &t.stepMem[i].out} {
 			if *v, err = t.dev.HostVector(tensor.F64, sumCount); err != nil {
 				return err
 			}
@@ -214,34 +214,31 @@ type Result struct {
 	GradNorm float64 // before clipping, without the loss scale
 	LR       float64
 	FLOPs    float64 // model FLOPs of all ranks
-	Tokens   int     // of all ranks
-	Load     load    // of the attention of this rank's sequences
-	Trained  int64   // tokens of all ranks, in all steps so far
-	Stop     bool    // some rank was asked to stop
-	Due      bool    // some rank's clock says that a checkpoint is due
-	// Blank is 0, unless none of its tokens has a target. Then the step updates nothing, its loss is NaN, and it is the
-	// run's Blank-th such step.
+	Tokens   int     // tokens of all ranks
+	Load     load    // attention work of this rank's sequences
+	Trained  int64   // tokens of all ranks in all steps so far
+	Stop     bool    // a rank was asked to stop
+	Due      bool    // a checkpoint is due by time
+	// Blank is n if this is the n-th step without targets. Such a step updates nothing, and its loss is NaN. Else 0.
 	Blank   int
-	Skipped bool    // its scaled gradients overflowed, so it changed nothing
-	Lowered float64 // the loss scale that it has lowered to; 0: it has not
-	// Took is the device's time from the end of the step before to the end of this one, whenever
-	// the host has looked. What is done while no step is queued, such as a validation, is not
-	// in it: then it is from the beginning of this one.
+	Skipped bool    // the scaled gradients overflowed, so the step changed nothing
+	Lowered float64 // the lowered loss scale; 0: unchanged
+	// Took is the device's time from the end of the previous step to the end of this one. After a gap without queued
+	// steps, such as a validation, it begins with this step.
 	Took time.Duration
 }
 
-type flight struct {
+type inflight struct {
 	r     Result
 	valid int     // targets
-	scale float64 // of the loss; 0: none
+	scale float64 // loss scale; 0: none
 	out   View
-	since int          // the point of the clock that Took is from
-	done  tensor.Event // out is there
+	since int          // clock point at which Took begins
+	done  tensor.Event // out is complete
 }
 
-// samplesOf lists the samples of one micro batch of this rank's data group: the n-th
-// micro batch of the step. Groups take turns, so that the order in which samples are
-// consumed does not depend on how many groups share them.
+// samplesOf lists the samples of a micro batch of this rank's data group. Groups take turns, so that the order of
+// samples does not depend on the number of groups.
 func (t *Trainer) samplesOf(micro int) []int64 {
 	size := t.cfg.Train.MicroBatchSize
 	first := t.consumed + int64((micro*t.mesh.dataSize+t.mesh.dataRank)*size)
@@ -252,8 +249,8 @@ func (t *Trainer) samplesOf(micro int) []int64 {
 	return out
 }
 
-// totals counts the targets and FLOPs of the whole step, over all groups:
-// every rank finds the same without reading the data of others.
+// totals counts the targets and FLOPs of the whole step over all groups. Every rank gets the same result without
+// reading the data of others.
 func (t *Trainer) totals() (valid int, flops float64) {
 	n, loader := t.cfg.Train.GlobalBatchSize, t.train.loader
 	if loader.Alike() {
@@ -267,14 +264,14 @@ func (t *Trainer) totals() (valid int, flops float64) {
 	return valid, flops
 }
 
-// begin queues an optimizer step; at most RunAhead others may be unfinished. The host waits
-// for nothing but the memory of a batch, which is free when the one before the last is done.
-func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *flight, err error) {
+// begin queues an optimizer step; at most RunAhead others may be unfinished. The host waits only for the memory of a
+// batch, which is free when the batch before the last is done.
+func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *inflight, err error) {
 	defer device.Caught(&err)
 	t.share.label.begin("step %d", t.step+1)
 	defer t.share.label.end()
-	slip, scaling := t.slips[t.step%len(t.slips)], t.scaler.begin(t.waiting)
-	f = &flight{out: slip.out, since: t.begins(t.step), scale: scaling.Scale}
+	stepSums, scaling := t.stepMem[t.step%len(t.stepMem)], t.scaler.begin(t.waiting)
+	f = &inflight{out: stepSums.out, since: t.begins(t.step), scale: scaling.Scale}
 	if t.waiting > 0 {
 		f.since = t.ends(t.step - 1)
 	}
@@ -285,7 +282,7 @@ func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *flight, err err
 		t.blank++
 		f.r.Blank, f.r.Tokens, f.r.FLOPs = t.blank, 0, 0 // for rates
 	}
-	in := tensor.Data[float64](slip.in) // its last step is finished
+	in := tensor.Data[float64](stepSums.in) // the last step that used it is finished
 	clear(in)
 	if stop {
 		in[sumStop] = 1
@@ -293,7 +290,7 @@ func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *flight, err err
 	if due {
 		in[sumDue] = 1
 	}
-	t.dev.Store.Upload(t.sums, slip.in)
+	t.dev.Store.Upload(t.sums, stepSums.in)
 	if f.r.Blank > 0 {
 		err = t.share.sum(t.sums) // stop and due
 	} else {
@@ -302,7 +299,7 @@ func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *flight, err err
 	if err != nil {
 		return nil, err
 	}
-	t.dev.Store.Download(slip.out, t.sums)
+	t.dev.Store.Download(stepSums.out, t.sums)
 	t.clock.Mark(t.ends(t.step))
 	f.done = t.dev.Stream.Record()
 	t.waiting++
@@ -312,9 +309,9 @@ func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *flight, err err
 	return f, t.prepare()
 }
 
-// update queues the passes and the optimizer of a step. Steps that were skipped, as far as the host knows, and blank
-// ones do not count in the moments' bias.
-func (t *Trainer) update(ctx context.Context, f *flight, skipped int) (err error) {
+// update queues the passes and the optimizer of a step. The bias correction of the moments does not count blank steps
+// and the skipped steps known to the host.
+func (t *Trainer) update(ctx context.Context, f *inflight, skipped int) (err error) {
 	t.share.start()
 	if f.r.Load, err = t.passes(ctx, cmp.Or(f.scale, 1)/float64(f.valid)); err != nil {
 		return err
@@ -323,7 +320,7 @@ func (t *Trainer) update(ctx context.Context, f *flight, skipped int) (err error
 	return t.share.step(t.sums, state.Part(t.sums, sumNorm, sumNorm+1), u)
 }
 
-func (t *Trainer) finish(ctx context.Context, f *flight) (Result, error) {
+func (t *Trainer) finish(ctx context.Context, f *inflight) (Result, error) {
 	if err := f.done.Sync(ctx); err != nil {
 		return f.r, err
 	}
@@ -341,15 +338,15 @@ func (t *Trainer) finish(ctx context.Context, f *flight) (Result, error) {
 	return f.r, nil
 }
 
-// clocked counts the steps that the clock keeps apart: all that may be queued, and the one before.
+// clocked returns the number of steps in the clock's ring: those that may be queued, and the one before.
 func (t *Trainer) clocked() int { return t.dev.RunAhead + 2 }
 
-// begins and ends are the points of the clock of the step behind n others.
+// begins and ends return the clock points of a step with n steps before it.
 func (t *Trainer) begins(n int) int { return 2 * (n % t.clocked()) }
 func (t *Trainer) ends(n int) int   { return t.begins(n) + 1 }
 
-// passes queues the forward and backward passes of a step. The gradients are of scale times the sum of the losses. It
-// returns the load of the sequences.
+// passes queues the forward and backward passes of a step, with the loss multiplied by scale. It returns the load of
+// the sequences.
 func (t *Trainer) passes(ctx context.Context, scale float64) (total load, err error) {
 	micros := t.cfg.Train.GlobalBatchSize / (t.cfg.Train.MicroBatchSize * t.mesh.dataSize)
 	loss, before := state.Part(t.sums, sumLoss, sumLoss+1), t.sent.sent
@@ -377,9 +374,8 @@ func (t *Trainer) passes(ctx context.Context, scale float64) (total load, err er
 	return total, nil
 }
 
-// prepare deals out the documents of the next step's first sequence and makes its schedules: the host
-// has queued this step, and the device is computing it. Those of later micro batches are made
-// like this as they are, since the host is ahead of the device by a batch.
+// prepare makes the layout and the schedules of the next step's first sequence while the device computes this step. For
+// later micro batches the host is ahead of the device anyway.
 func (t *Trainer) prepare() error {
 	if !t.train.packed {
 		return nil
@@ -388,17 +384,15 @@ func (t *Trainer) prepare() error {
 	return t.att.prepare(t.train.next.layout, t.train.next.docs)
 }
 
-// Validate returns the mean loss over the first samples of the validation data, the same ones
-// each time; NaN if no token of them has a target. Samples are dealt out to the data groups; a group without one has no
-// part. Every
-// step that was queued is finished.
+// Validate returns the mean loss over the first samples of the validation data, always the same ones; NaN without
+// targets. It distributes the samples over the data groups. No step may be queued.
 func (t *Trainer) Validate(ctx context.Context) (loss float64, err error) {
 	defer device.Caught(&err)
 	t.share.label.begin("validation after step %d", t.step)
 	defer t.share.label.end()
-	slip := t.slips[0]
-	clear(tensor.Data[float64](slip.in))
-	t.dev.Store.Upload(t.sums, slip.in)
+	stepSums := t.stepMem[0]
+	clear(tensor.Data[float64](stepSums.in))
+	t.dev.Store.Upload(t.sums, stepSums.in)
 	size, valid := t.cfg.Train.MicroBatchSize, 0
 	total := t.val.total(t.cfg)
 	for first := int64(0); first < total; first += int64(size) {
@@ -422,25 +416,25 @@ func (t *Trainer) Validate(ctx context.Context) (loss float64, err error) {
 			b.done()
 		}
 	}
-	t.share.settle() // also where no pass has used the weights
+	t.share.flush() // even if no pass used the weights
 	if err := t.share.sum(t.sums); err != nil {
 		return 0, fmt.Errorf("validation loss: %w", err)
 	}
-	t.dev.Store.Download(slip.out, t.sums)
+	t.dev.Store.Download(stepSums.out, t.sums)
 	if err := t.dev.Stream.Sync(ctx); err != nil {
 		return 0, err
 	}
-	return tensor.Data[float64](slip.out)[sumLoss] / float64(valid), nil
+	return tensor.Data[float64](stepSums.out)[sumLoss] / float64(valid), nil
 }
 
-// settle waits until the device has nothing left to do, on any stream.
-func (t *Trainer) settle(ctx context.Context) error {
-	t.share.settle()
+// flush waits for all work of the device, on all streams.
+func (t *Trainer) flush(ctx context.Context) error {
+	t.share.flush()
 	return t.dev.Stream.Sync(ctx)
 }
 
-// finite returns an error for a run that has diverged. Its weights are already spoilt, or were not
-// changed for many steps, so it must not write another checkpoint.
+// finite returns an error if training diverged. The weights are then spoilt, or unchanged for many steps, so the run
+// must not write another checkpoint.
 func (r *Result) finite() error {
 	switch {
 	case r.Skipped && r.Lowered > 0 && r.Lowered < leastScale:
@@ -452,8 +446,8 @@ func (r *Result) finite() error {
 	}
 	spoilt := func(x float64) bool { return math.IsNaN(x) || math.IsInf(x, 0) }
 	if spoilt(r.Loss) && r.Blank == 0 || spoilt(r.GradNorm) {
-		return fmt.Errorf("step %d: %w: loss %v, gradient norm %v; no checkpoint is written of it, and older ones are "+
-			"left as they are: lower optimizer.lr, set optimizer.grad_clip, or look at the samples of this step",
+		return fmt.Errorf("step %d: %w: loss %v, gradient norm %v; no checkpoint of it is written. Lower optimizer.lr, "+
+			"set optimizer.grad_clip, or check the samples of this step",
 			r.Step, errDiverged, r.Loss, r.GradNorm)
 	}
 	return nil

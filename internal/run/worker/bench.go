@@ -59,7 +59,7 @@ func (p *process) bench(ctx context.Context) (err error) {
 func benchDevice(task *job.Bench, ranks int) (o device.CUDAOptions, err error) {
 	cpu := task.Machine.IsCPU()
 	o = device.CUDAOptions{Machine: task.Machine, Backend: backends.Reference.String(),
-		Compute: tensor.BF16} // the quickest to load
+		Compute: tensor.BF16} // loads fastest
 	switch {
 	case task.Attention != nil:
 		s := task.Attention
@@ -91,7 +91,7 @@ func (p *process) benchComm(ctx context.Context, r *bench.Rank, task job.Bench) 
 		return p.SendData(job.EventBench, 0, job.BenchRow{Comm: &row})
 	})
 	if err != nil {
-		return err // ends every group
+		return err // the process closes all groups
 	}
 	return end()
 }
@@ -108,12 +108,12 @@ func (p *process) calibrate(ctx context.Context, r *bench.Rank, s bench.Calibrat
 		return p.SendData(job.EventBench, 0, job.BenchRow{Calibrate: &set})
 	})
 	if err != nil {
-		return err // ends every group
+		return err // the process closes all groups
 	}
 	return end()
 }
 
-// transports are the ways between the ranks; end gives back those that were made for it.
+// transports returns the transports between the ranks. end closes those opened by this call.
 func (p *process) transports(ctx context.Context, r *bench.Rank) (t []bench.Transport, end func() error, err error) {
 	if t, end, err = p.gpuTransports(ctx, r); err != nil || len(t) > 0 {
 		return t, end, err
@@ -125,8 +125,7 @@ func (p *process) transports(ctx context.Context, r *bench.Rank) (t []bench.Tran
 	return []bench.Transport{{Name: "unix", Comm: p.world}, {Name: "tcp", Comm: tcp}}, tcp.Close, nil
 }
 
-// tcp joins the ranks a second time, over the loopback interface, as ranks of several nodes
-// would be.
+// tcp connects the ranks a second time, over TCP on the loopback interface, like ranks of several nodes.
 func (p *process) tcp(ctx context.Context) (*comm.Group, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

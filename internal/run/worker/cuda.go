@@ -16,8 +16,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// gpu takes this rank's GPU into use and joins it to those of the others. done gives both
-// back.
+// gpu opens this rank's GPU and connects it with the others. done closes both.
 func (p *process) gpu(ctx context.Context, o device.CUDAOptions) (dev device.Device, world comm.Communicator,
 	done func() error, err error) {
 	o.Ordinal = p.Device
@@ -32,7 +31,7 @@ func (p *process) gpu(ctx context.Context, o device.CUDAOptions) (dev device.Dev
 		}
 		p.where.join(d)
 		if d.Size() > 1 {
-			o.Note("exchanges between the GPUs go over " + map[string]string{
+			o.Note("transfers between GPUs use " + map[string]string{
 				commdevice.TransportCopy: "copy engines", commdevice.TransportNCCL: "NCCL",
 				commdevice.TransportBoth: "copy engines within nodes and NCCL between them",
 			}[d.Transport()])
@@ -46,8 +45,8 @@ func (p *process) gpu(ctx context.Context, o device.CUDAOptions) (dev device.Dev
 	return dev, d, func() error { return errors.Join(d.Close(), dev.Close()) }, nil
 }
 
-// gpuTransports are NCCL and the copy engines; none on a CPU. Copy engines that cannot be
-// had are told of and left out.
+// gpuTransports returns NCCL and the copy engines, or nothing on a CPU. If copy engines are not available, it logs that
+// and omits them.
 func (p *process) gpuTransports(ctx context.Context, r *bench.Rank) (t []bench.Transport, end func() error, err error) {
 	world := p.gpus
 	if world == nil {
@@ -57,7 +56,7 @@ func (p *process) gpuTransports(ctx context.Context, r *bench.Rank) (t []bench.T
 	if mine == commdevice.TransportNCCL {
 		other = commdevice.TransportCopy
 	}
-	// Copy engines cannot add: such a group reduces over NCCL, which has a row.
+	// Copy engines cannot add: such a group reduces with NCCL, which has its own row.
 	t = []bench.Transport{{Name: mine, Comm: world, NoReduce: mine != commdevice.TransportNCCL}}
 	host, err := world.Host().Subgroup(ctx, 0, world.Rank(), world.Host().Compute())
 	if err != nil {
@@ -68,7 +67,7 @@ func (p *process) gpuTransports(ctx context.Context, r *bench.Rank) (t []bench.T
 		if other != commdevice.TransportCopy {
 			return nil, nil, err
 		}
-		fmt.Fprintf(os.Stderr, "cprun worker: without copy engines: %v\n", err)
+		fmt.Fprintf(os.Stderr, "cprun worker: copy engines are not available: %v\n", err)
 		return t, func() error { return nil }, nil
 	}
 	return append(t, bench.Transport{Name: other, Comm: second, NoReduce: other == commdevice.TransportCopy}),

@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// A rank whose launcher never says where the others listen gives up at its limit. It names those ranks, and blames
+// A rank that never gets the addresses of the others gives up at its limit. Its error names those ranks, and blames
 // them.
 func TestAddressesThatDoNotCome(t *testing.T) {
 	p := &process{Worker: &launch.Worker{Process: launch.Process{Rank: 3, LocalRank: 1, LocalWorldSize: 2, WorldSize: 7}}}

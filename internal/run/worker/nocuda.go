@@ -10,14 +10,14 @@ import (
 	"github.com/cprun/cprun/internal/run/bench"
 )
 
-// gpu is an error: this binary was built without the tag cuda.
+// gpu returns an error: this binary was built without the tag cuda.
 func (p *process) gpu(_ context.Context, o device.CUDAOptions) (dev device.Device, world comm.Communicator,
 	done func() error, err error) {
 	dev, err = device.CUDA(o)
 	return dev, nil, nil, err
 }
 
-// gpuTransports are none: this binary was built without the tag cuda.
+// gpuTransports returns none: this binary was built without the tag cuda.
 func (p *process) gpuTransports(context.Context, *bench.Rank) ([]bench.Transport, func() error, error) {
 	return nil, nil, nil
 }

@@ -41,7 +41,7 @@ func (p *process) train(ctx context.Context) (err error) {
 	stopped, err := train.Run(ctx, cfg, dev, world, train.Options{
 		RunDir: job.RunDir, RunID: fmt.Sprintf("%s-%d", p.RunID, start.Generation), Version: job.Version,
 		ConfigYAML: string(cfg.YAML()),
-		// The launcher has found where a job begins. A restarted one goes on from what it had.
+		// The launcher chose the first checkpoint. A restart resumes from the run's own.
 		Resume: p.Restart > 0, From: job.From, Locked: true,
 		Start: start,
 		Room:  mem.Room(),
@@ -82,7 +82,7 @@ func (p *process) task() (task job.Train, cfg *config.Config, err error) {
 	if err := p.payload(&task); err != nil {
 		return task, nil, err
 	}
-	p.started = task.Machine.IsCPU() // a CPU's start has no parts worth a line
+	p.started = task.Machine.IsCPU() // on a CPU the line on the start is of no interest
 	cfg, err = config.Parse(filepath.Join(task.RunDir, "config.yaml"), []byte(task.Config),
 		config.Options{Ranks: p.WorldSize, Device: task.Machine.Device()})
 	if err == nil {
@@ -100,8 +100,8 @@ func (p *process) deviceFor(task job.Train, cfg *config.Config, mem *plan.Memory
 	}
 }
 
-// report sends the reports of the trainer to the launcher. An event that cannot be sent means that the
-// launcher is gone, which ends this process by itself.
+// report sends the trainer's reports to the launcher. It ignores errors: they mean that the launcher is gone, which
+// ends this process anyway.
 func (p *process) report(r train.Report) {
 	switch r.Kind {
 	case train.Notice:

@@ -1,5 +1,7 @@
-// Package worker is one rank's process: it attaches to the launcher that spawned it, joins
-// the other ranks, runs its role, and reports how that ended.
+// Package worker implements the process of one rank. Run attaches to the launcher that spawned the process, connects to
+// the other ranks, runs the role of the task (see package job), and reports the result:
+//
+//	os.Exit(worker.Run("train", os.Exit))
 package worker
 
 import (
@@ -25,20 +27,19 @@ import (
 type process struct {
 	*launch.Worker
 	world  *comm.Group
-	gpus   *commdevice.Group // over world; nil on CPUs
-	moves  string            // transport between GPUs, as in commdevice.Options; "": it chooses
+	gpus   *commdevice.Group // nil on CPUs
+	moves  string            // transport between GPUs, as in commdevice.Options
 	stream *tensor.HostStream
-	where  whereabouts
+	where  activity
 
-	start   *start // of a training run
-	first   func() // ends the time of the first step; nil before it
-	started bool   // the time of the start has been printed
+	start   *start // times of the start of a training run
+	first   func() // called at the end of the first step
+	started bool   // the times of the start were printed
 
-	quiet bool // stopped on request: the role has said so itself
+	quiet bool // the role stopped on request, and reported it
 }
 
-// Run does all that a worker does, from its start to its end. exit ends the process; it is called at
-// once when the launcher is gone.
+// Run runs a worker and returns its exit status. If the launcher is gone, it calls exit, which ends the process.
 func Run(role string, exit func(status int)) int {
 	w, err := launch.Attach(func(cause error) {
 		fmt.Fprintf(os.Stderr, "cprun worker: %v\n", cause)
@@ -69,13 +70,12 @@ func Run(role string, exit func(status int)) int {
 	return 0
 }
 
-// fail reports to the launcher why this rank ends. When some rank has waited for too long, each reports its own
-// waits, and writes them to its log. One that has stood for long does so whatever it hears first: the end of
-// a stopped peer, which the launcher kills then, may come before the word that another rank has waited too long.
+// fail reports the failure of this rank to the launcher. After a timeout, every rank also logs its own waits. A rank
+// that waited for long does so after any error: it may first see the end of a peer that the launcher killed.
 func (p *process) fail(err error) {
 	s := p.standing()
 	late := errors.Is(err, comm.ErrDeadline)
-	if late || stoodLong(&s) {
+	if late || waitedLong(&s) {
 		s.Clean()
 		fmt.Fprintf(os.Stderr, "cprun worker: %s\n", &s)
 	}
@@ -96,14 +96,14 @@ func (p *process) run(role job.Role) (err error) {
 		joining.print()
 		return fmt.Errorf("connecting %d ranks: %w", p.WorldSize, err)
 	}
-	if err := comm.SharesMemory(); err != nil && p.LocalRank == 1 { // one rank prints it, for debugging
-		fmt.Fprintf(os.Stderr, "ranks of this node share no memory, so all goes over their sockets: %v\n", err)
+	if err := comm.SharesMemory(); err != nil && p.LocalRank == 1 { // one rank logs it
+		fmt.Fprintf(os.Stderr, "ranks of this node use sockets, since they cannot share memory: %v\n", err)
 	}
 	p.where.join(p.world)
 	go p.abort() // ends with the process
 	defer func() {
 		if err != nil {
-			// The others learn the cause from this rank, not just that it is gone.
+			// send the cause to the other ranks
 			p.world.Abort(err)
 			return
 		}
@@ -122,8 +122,8 @@ func (p *process) run(role job.Role) (err error) {
 	return fmt.Errorf("no role %q", role)
 }
 
-// join connects this rank with the ranks of its node over Unix sockets, and with the ranks of
-// other nodes over TCP, once the launchers have told each other where all listen.
+// join connects this rank with the ranks of its node over Unix sockets, and with the ranks of other nodes over TCP. For
+// the latter it needs the addresses that the launchers exchange.
 func (p *process) join(ctx context.Context, opts comm.Options) (*comm.Group, error) {
 	mesh := comm.Mesh{Dir: p.SocketDir, Rank: p.Rank, Size: p.WorldSize, Secret: p.Secret, RunID: p.RunID}
 	if p.Listen == "" {
@@ -133,7 +133,7 @@ func (p *process) join(ctx context.Context, opts comm.Options) (*comm.Group, err
 	mesh.Nodes = nodes(p.Hosts)
 	ln, err := comm.Listen(ctx, p.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("listening for ranks of other nodes: %w; --interface names the address of this host",
+		return nil, fmt.Errorf("listening for ranks of other nodes: %w; set --interface to an address of this host",
 			err)
 	}
 	if err := p.Listening(ln.Addr().String()); err != nil {
@@ -146,7 +146,7 @@ func (p *process) join(ctx context.Context, opts comm.Options) (*comm.Group, err
 	return comm.Connect(ctx, mesh, p.stream, opts)
 }
 
-// addresses waits until the launchers have told each other where all ranks listen.
+// addresses waits for the addresses of all ranks, which the launchers exchange.
 func (p *process) addresses(ctx context.Context, limit time.Duration) ([]string, error) {
 	late := time.NewTimer(limit)
 	defer late.Stop()
@@ -157,7 +157,7 @@ func (p *process) addresses(ctx context.Context, limit time.Duration) ([]string,
 		return nil, context.Cause(ctx)
 	case <-late.C:
 	}
-	first := p.Rank - p.LocalRank // of this node
+	first := p.Rank - p.LocalRank // the first rank of this node
 	var others []string
 	lowest := 0
 	if next := first + p.LocalWorldSize; next < p.WorldSize {
@@ -168,8 +168,8 @@ func (p *process) addresses(ctx context.Context, limit time.Duration) ([]string,
 	}
 	return nil, &comm.PeerError{
 		Rank: lowest, Name: strings.Join(others, ", "), Op: "connect",
-		Cause: fmt.Errorf("the launcher got no addresses of them in %v: a worker of another node has not started, "+
-			"see launcher.log and launcher-*.log: %w", limit, comm.ErrDeadline),
+		Cause: fmt.Errorf("no addresses within %v: a worker of another node has not started; see launcher.log and "+
+			"launcher-*.log: %w", limit, comm.ErrDeadline),
 	}
 }
 
@@ -185,15 +185,14 @@ func nodes(hosts []string) []int {
 	return by
 }
 
-// abortTime bounds the wait for the other ranks' word of a failure. They know its cause.
+// abortTime is the wait for the cause of a failure from the other ranks.
 const abortTime = time.Second
 
-// abort ends the world when the launcher reports a failure that this rank has not heard of, such as a lost
-// node.
+// abort ends the world after the launcher reports a failure, such as a lost node, unless the ranks end it first.
 func (p *process) abort() {
 	failed := <-p.Failed()
 	time.Sleep(abortTime)
-	cause := errors.New("it has failed, by word of the launcher")
+	cause := errors.New("it failed, as the launcher reports")
 	if failed.Reason != "" {
 		cause = errors.New(failed.Reason)
 	}
@@ -201,9 +200,9 @@ func (p *process) abort() {
 		Cause: cause})
 }
 
-var errFailedJoining = errors.New("it has failed before the ranks had met")
+var errFailedJoining = errors.New("it failed before the ranks were connected")
 
-// meeting returns a ctx that ends when the launcher reports a failed rank; met ends the watch.
+// meeting returns a context that ends when the launcher reports a failed rank. met ends the watch.
 func (p *process) meeting(ctx context.Context) (_ context.Context, met func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() { // ended by met
@@ -224,14 +223,13 @@ func (p *process) payload(v any) error {
 	return nil
 }
 
-// history keeps the communicator's lines about connections made and refused, which are of
-// interest when the ranks do not find each other, and noise when they do.
+// history keeps the communicator's log of connections, which run prints if the ranks cannot connect.
 type history struct {
 	mu    sync.Mutex
 	lines []string // guarded by mu
 }
 
-// historyLines bounds the memory that strangers can fill.
+// historyLines bounds the memory that foreign connections can fill.
 const historyLines = 100
 
 func (h *history) add(format string, args ...any) {
@@ -250,11 +248,11 @@ func (h *history) print() {
 	}
 }
 
-// start notes what the time until the first step goes to. Parts may overlap.
+// start records the duration of the parts of a start, up to the first step. Parts may overlap.
 type start struct {
 	mu    sync.Mutex
 	began time.Time
-	parts []part // guarded by mu; in the order in which they began
+	parts []part // guarded by mu; in order of their beginning
 }
 
 type part struct {
@@ -262,7 +260,7 @@ type part struct {
 	took time.Duration
 }
 
-// time notes a part from now until the function that it returns is called.
+// time begins a part, and returns a function that ends it.
 func (s *start) time(name string) (end func()) {
 	began := time.Now()
 	s.mu.Lock()
@@ -321,20 +319,19 @@ func (p *process) attention(ctx context.Context) error {
 	return done()
 }
 
-// device is what this rank computes on, and the group of all ranks whose calls are ordered
-// with it. done ends both in good order.
+// device opens this rank's device, and the group of all ranks whose calls are ordered with it. done closes both.
 func (p *process) device(ctx context.Context, o device.CUDAOptions) (dev device.Device, world comm.Communicator,
 	done func() error, err error) {
 	if !o.Machine.IsCPU() {
-		p.where.enter("taking the GPU into use")
+		p.where.enter("opening the GPU")
 		return p.gpu(ctx, o)
 	}
 	core, err := p.KeepToCore()
 	switch {
-	case err != nil: // which costs speed only
+	case err != nil: // costs only speed
 		fmt.Fprintf(os.Stderr, "cprun worker: rank %d runs on any core: %v\n", p.Rank, err)
-	case core >= 0 && p.LocalRank > 0: // what rank 0 prints is on the terminal
-		fmt.Fprintf(os.Stderr, "rank %d keeps to core %d, since ranks come out even on the cores\n", p.Rank, core)
+	case core >= 0 && p.LocalRank > 0: // rank 0 prints to the terminal
+		fmt.Fprintf(os.Stderr, "rank %d runs on core %d only\n", p.Rank, core)
 	}
 	dev = device.CPU(p.stream, o.Backend, o.Compute)
 	return dev, p.world, dev.Close, nil

@@ -6,10 +6,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -60,10 +57,12 @@ func (c *Cache) Compile(name string, src []byte, headers map[string][]byte, opts
 	if cubin, ok := read(path); ok {
 		return cubin, nil
 	}
-	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
+	dir, err := files.Make(c.Dir)
+	if err != nil {
 		c.blame(err)
 		return c.compile(name, src, headers, opts)
 	}
+	defer dir.Close()
 	// The lock only avoids duplicate work, so it may fail: some file systems have no locks.
 	defer lock(path + ".lock")()
 	if cubin, ok := read(path); ok {
@@ -71,7 +70,7 @@ func (c *Cache) Compile(name string, src []byte, headers map[string][]byte, opts
 	}
 	cubin, err := c.compile(name, src, headers, opts)
 	if err == nil {
-		c.blame(write(path, cubin))
+		c.blame(write(dir, filepath.Base(path), cubin))
 	}
 	return cubin, err
 }
@@ -120,29 +119,12 @@ func read(path string) ([]byte, bool) {
 }
 
 // write stores an entry atomically.
-func write(path string, cubin []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), ".cubin-*")
-	if err != nil {
+func write(dir *os.Root, name string, cubin []byte) error {
+	return files.Write(dir, name, func(d *files.Draft) error {
+		sum := sha256.Sum256(cubin)
+		_, err := d.Write(slices.Concat([]byte(magic), sum[:], cubin))
 		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, ignoreMissing(os.Remove(f.Name())))
-		}
-	}()
-	sum := sha256.Sum256(cubin)
-	_, err = io.Copy(f, io.MultiReader(bytes.NewReader([]byte(magic)), bytes.NewReader(sum[:]), bytes.NewReader(cubin)))
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
-}
-
-func ignoreMissing(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
+	})
 }
 
 // lock acquires the lock and returns a function that releases it and deletes the file. The end of a process also

@@ -1,5 +1,5 @@
-// Package gossip finds the agents of a job, and hints which of them may be lost. A few seeds are enough to find all. Its
-// information may be late or wrong, so a reader must ask the agent itself before it acts.
+// Package gossip finds the agents of a job, and hints which of them may be lost. A few seeds are enough to find all.
+// Its information may be late or wrong, so a reader must ask the agent itself before it acts.
 //
 //	members, err := gossip.Join(ctx, gossip.Config{Job: "7", Key: key, Self: self, Seeds: seeds, Transport: port})
 //	<-members.Changed()

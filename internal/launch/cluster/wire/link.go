@@ -149,10 +149,10 @@ type Acceptor struct {
 // from several goroutines.
 func Open(ln net.Listener, p *Config, up func(*Link), refused func(error)) *Acceptor {
 	ctx, cancel := context.WithCancel(context.Background())
-	d := &Acceptor{ln: ln, admission: admission.New(handshakeLimits), cancel: cancel}
+	a := &Acceptor{ln: ln, admission: admission.New(handshakeLimits), cancel: cancel}
 	greet := func(conn net.Conn) {
 		l, err := Accept(ctx, conn, p)
-		known := d.admission.Leave(conn)
+		known := a.admission.Leave(conn)
 		switch {
 		case err == nil:
 			up(l)
@@ -160,16 +160,16 @@ func Open(ln net.Listener, p *Config, up func(*Link), refused func(error)) *Acce
 			refused(err)
 		}
 	}
-	d.group.Go(func() { d.admission.Serve(ln, greet, refused) })
-	return d
+	a.group.Go(func() { a.admission.Serve(ln, greet, refused) })
+	return a
 }
 
 // Close closes the listener, and waits for the acceptor's goroutines.
-func (d *Acceptor) Close() error {
-	d.cancel()
-	d.admission.Close()
-	err := d.ln.Close()
-	d.group.Wait()
+func (a *Acceptor) Close() error {
+	a.cancel()
+	a.admission.Close()
+	err := a.ln.Close()
+	a.group.Wait()
 	return err
 }
 

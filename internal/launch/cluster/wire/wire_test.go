@@ -23,8 +23,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// party returns the config of a test's agent.
-func party(t testing.TB, change func(*Config)) *Config {
+// testConfig returns the config of a test's agent.
+func testConfig(t testing.TB, change func(*Config)) *Config {
 	t.Helper()
 	id, err := NewIdentity()
 	if err != nil {
@@ -93,7 +93,7 @@ func meet(t *testing.T, a, b *Config) (*Link, *Link) {
 }
 
 func TestLinkCarriesMessages(t *testing.T) {
-	a, b := party(t, nil), party(t, nil)
+	a, b := testConfig(t, nil), testConfig(t, nil)
 	near, far := meet(t, a, b)
 	if !near.Key.Equal(b.Identity.public) || !far.Key.Equal(a.Identity.public) || string(near.Hello) != `{"i":"am"}` {
 		t.Error("the peer is not who it is")
@@ -140,9 +140,9 @@ func (f *frozen) Write(p []byte) (int, error) {
 // TestSilence checks that a silent dead peer is lost after Silence, and an idle live one is not.
 func TestSilence(t *testing.T) {
 	short := func(p *Config) { p.Silence = 300 * time.Millisecond }
-	m := open(t, party(t, short))
+	m := open(t, testConfig(t, short))
 	f := &frozen{dial(t, m.addr), make(chan struct{})}
-	near, err := Dial(t.Context(), f, party(t, short))
+	near, err := Dial(t.Context(), f, testConfig(t, short))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,8 +187,8 @@ func TestHandshakeRefuses(t *testing.T) {
 		"the dialer checks":   {says("other version"), nil, "other version", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := open(t, party(t, c.acceptor))
-			l, err := Dial(t.Context(), dial(t, m.addr), party(t, c.dialer))
+			m := open(t, testConfig(t, c.acceptor))
+			l, err := Dial(t.Context(), dial(t, m.addr), testConfig(t, c.dialer))
 			refusal := (*Refusal)(nil)
 			if l != nil || !errors.As(err, &refusal) || !strings.Contains(refusal.Text, c.want) ||
 				refusal.Proven != c.proven {
@@ -208,7 +208,7 @@ func TestHandshakeRefuses(t *testing.T) {
 }
 
 func TestAgentMeetsItself(t *testing.T) {
-	p := party(t, nil)
+	p := testConfig(t, nil)
 	m := open(t, p)
 	if _, err := Dial(t.Context(), dial(t, m.addr), p); !errors.Is(err, ErrSelf) {
 		t.Errorf("error %v", err)
@@ -218,7 +218,7 @@ func TestAgentMeetsItself(t *testing.T) {
 // TestRelayIsFoundOut checks that a relay without the key, which speaks TLS with both sides and forwards their messages
 // and proofs, is detected.
 func TestRelayIsFoundOut(t *testing.T) {
-	m := open(t, party(t, nil))
+	m := open(t, testConfig(t, nil))
 	between, err := NewIdentity()
 	if err != nil {
 		t.Fatal(err)
@@ -247,7 +247,7 @@ func TestRelayIsFoundOut(t *testing.T) {
 		<-both
 		<-both
 	}()
-	_, err = Dial(t.Context(), dial(t, ln.Addr().String()), party(t, nil))
+	_, err = Dial(t.Context(), dial(t, ln.Addr().String()), testConfig(t, nil))
 	if refusal := (*Refusal)(nil); !errors.As(err, &refusal) || !strings.Contains(refusal.Text, "keys") {
 		t.Errorf("error %v", err)
 	}
@@ -259,12 +259,12 @@ func TestRelayIsFoundOut(t *testing.T) {
 
 // TestProofIsOfARole checks that a proof reflected to its sender proves nothing.
 func TestProofIsOfARole(t *testing.T) {
-	p := party(t, nil)
+	p := testConfig(t, nil)
 	var state tls.ConnectionState
 	a, b := net.Pipe()
 	defer a.Close()
 	defer b.Close()
-	other := tls.Server(b, party(t, nil).Identity.tls())
+	other := tls.Server(b, testConfig(t, nil).Identity.tls())
 	go other.Handshake()
 	c := tls.Client(a, p.Identity.tls())
 	if err := c.Handshake(); err != nil {
@@ -287,7 +287,7 @@ func TestProofIsOfARole(t *testing.T) {
 
 // TestStrangersKeepNobodyOut checks that silent or malformed connections block no agent and hold no memory.
 func TestStrangersKeepNobodyOut(t *testing.T) {
-	m := open(t, party(t, nil))
+	m := open(t, testConfig(t, nil))
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
@@ -302,7 +302,7 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 			conn.Write([]byte{22, 3, 1, 0xff}) // the start of a TLS record
 		}
 	}
-	l, err := Dial(t.Context(), dial(t, m.addr), party(t, nil))
+	l, err := Dial(t.Context(), dial(t, m.addr), testConfig(t, nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -317,7 +317,7 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 
 // TestForeignCertificates checks that agents with other TLS certificates are refused.
 func TestForeignCertificates(t *testing.T) {
-	m := open(t, party(t, nil))
+	m := open(t, testConfig(t, nil))
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
 		t.Fatal(err)
@@ -350,7 +350,7 @@ func TestHandshakeEndsInTime(t *testing.T) {
 	defer b.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := Dial(ctx, a, party(t, nil)); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := Dial(ctx, a, testConfig(t, nil)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("error %v", err)
 	}
 }

@@ -94,21 +94,21 @@ func TestManyAtOnce(t *testing.T) {
 	dir := t.TempDir()
 	keys := make([]string, agents)
 	t.Run("goroutines", func(t *testing.T) {
-		together(t, filepath.Join(dir, "goroutines"), keys, func(path string) (string, error) {
+		concurrently(t, filepath.Join(dir, "goroutines"), keys, func(path string) (string, error) {
 			k, err := Shared(t.Context(), path)
 			return fmt.Sprintf("%x", sha256.Sum256(k[:])), err
 		})
 	})
 	t.Run("processes", func(t *testing.T) {
-		together(t, filepath.Join(dir, "processes"), keys, func(path string) (string, error) {
+		concurrently(t, filepath.Join(dir, "processes"), keys, func(path string) (string, error) {
 			out, err := exec.Command(program(t), "-as", "share", path).CombinedOutput()
 			return strings.TrimSpace(string(out)), err
 		})
 	})
 }
 
-// together gets the key for all agents concurrently.
-func together(t *testing.T, dir string, keys []string, get func(path string) (string, error)) {
+// concurrently gets the key for all agents at the same time.
+func concurrently(t *testing.T, dir string, keys []string, get func(path string) (string, error)) {
 	var begin, all sync.WaitGroup
 	begin.Add(1)
 	for i := range keys {

@@ -1,6 +1,5 @@
-// Package optimtest is the conformance suite of optim.Device, which every device runs: what a
-// step does with the scale of its gradient, and with a norm that is not finite. The numbers of
-// AdamW are tested by the CPU against PyTorch, and by other devices against the CPU.
+// Package optimtest has the common tests of optim.Device, run by TestDevice on every device: gradient scales, and norms
+// that are not finite. The CPU compares AdamW itself with PyTorch, and other devices compare it with the CPU.
 package optimtest
 
 import (
@@ -21,15 +20,14 @@ type View = tensor.View
 // Device is a device under test.
 type Device struct {
 	Optim optim.Device
-	// Upload is a copy on the device of a dense host view; it may be the view itself.
+	// Upload returns a copy on the device of a dense host view; it may be the view itself.
 	Upload func(host View) View
-	// Download is a dense host copy of a dense device view, once all that is queued is
-	// done, or the error of the stream.
+	// Download returns a dense host copy of a dense device view after all queued work, or the error of the stream.
 	Download func(device View) (View, error)
 }
 
-// TestDevice runs the suite, for vectors that are aligned and not, of less than a block and of
-// several, with a copy of the weights in each type and without.
+// TestDevice runs the tests for aligned and unaligned vectors, shorter than a block and longer than several, with a
+// copy of the weights in each type and without.
 func TestDevice(t *testing.T, newDevice func(t *testing.T) Device) {
 	for _, test := range []struct {
 		name string
@@ -52,7 +50,7 @@ func TestDevice(t *testing.T, newDevice func(t *testing.T) Device) {
 	}
 }
 
-// A rig is a device and the vectors to try: n elements from lo on.
+// A rig is a device and the test vectors: n elements starting at lo.
 type rig struct {
 	t      *testing.T
 	dev    Device
@@ -60,7 +58,7 @@ type rig struct {
 	copied tensor.DType // Invalid: no copy
 }
 
-// A state is p, m, v and, where there is one, the copy: what a step changes.
+// A state is p, m, v and, if any, the copy: the views that a step changes.
 type state []View
 
 func (r *rig) vector(value func(rng *rand.Rand) float64, seed uint64) View {
@@ -73,14 +71,14 @@ func (r *rig) vector(value func(rng *rand.Rand) float64, seed uint64) View {
 
 func normal(rng *rand.Rand) float64 { return rng.NormFloat64() }
 
-// state returns the same whenever it is made. The copy holds p, as before any step.
+// state returns the same values each time. The copy holds p, as before any step.
 func (r *rig) state() state {
 	positive := func(rng *rand.Rand) float64 { return rng.Float64() }
 	s := state{r.vector(normal, 1), r.vector(normal, 2), r.vector(positive, 3)}
 	if r.copied != tensor.Invalid {
 		s = append(s, r.dev.Upload(tensor.New(r.copied, r.lo+r.n)))
 		zero := func() View { return r.vector(func(*rand.Rand) float64 { return 0 }, 0) }
-		r.step(state{s[0], zero(), zero(), s[3]}, zero(), View{}, optim.AdamStep{Eps: 1}) // sets the copy alone
+		r.step(state{s[0], zero(), zero(), s[3]}, zero(), View{}, optim.AdamStep{Eps: 1}) // sets only the copy
 	}
 	return s
 }
@@ -122,14 +120,13 @@ func (r *rig) same(what string, got, want [][]byte) {
 	}
 }
 
-// numbers returns a step's, of the second one.
+// numbers returns the numbers of the second step.
 func numbers(maxNorm, scale float64) optim.AdamStep {
 	return optim.AdamStep{LR: 1e-2, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, MaxNorm: maxNorm, Step: 1,
 		Scale: scale}
 }
 
-// testScale: a gradient that was multiplied by a power of two makes the step of the one that was
-// not, to the bit, clipped or not.
+// testScale: a gradient scaled by a power of two gives the same step to the bit, clipped or not.
 func testScale(r *rig) {
 	for _, maxNorm := range []float64{0, 0.5, 1e9} {
 		step := func(scale float64) [][]byte {
@@ -149,7 +146,7 @@ func testScale(r *rig) {
 	}
 }
 
-// testOverflow: a step with a scale and a norm that is not finite changes nothing.
+// testOverflow: with a scale, a norm that is not finite changes nothing.
 func testOverflow(r *rig) {
 	want := r.bits(r.state())
 	for _, x := range []float64{math.NaN(), math.Inf(1)} {
@@ -163,7 +160,7 @@ func testOverflow(r *rig) {
 	}
 }
 
-// testLargeNorm: however large a finite norm is, the step is made.
+// testLargeNorm: any finite norm, however large, makes the step.
 func testLargeNorm(r *rig) {
 	before, s := r.bits(r.state()), r.state()
 	r.step(s, r.gradient(1<<16), r.sum(math.MaxFloat64), numbers(0.5, 1<<16))
@@ -172,8 +169,7 @@ func testLargeNorm(r *rig) {
 	}
 }
 
-// testNotANumber: without a scale a gradient that is NaN must show in the parameters, as in
-// PyTorch, and not be clipped away.
+// testNotANumber: without a scale a NaN gradient must reach the parameters, as in PyTorch, and not be clipped away.
 func testNotANumber(r *rig) {
 	s := r.state()
 	r.step(s, r.gradient(1), r.sum(math.NaN()), numbers(0.5, 0))
