@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // selfExplaining lists methods with a fixed meaning: a comment would repeat the name.
@@ -247,4 +248,15 @@ func hidden(fn *ast.FuncDecl) bool {
 			return false
 		}
 	}
+}
+
+// TestLinesFit checks that no line of code is longer than 120 columns. A tab counts as one.
+func TestLinesFit(t *testing.T) {
+	walk(t, func(file string, src []byte) {
+		for i, line := range strings.Split(string(src), "\n") {
+			if !strings.HasSuffix(file, "_test.go") && utf8.RuneCountInString(line) > 120 {
+				t.Errorf("%s:%d has more than 120 columns", file, i+1)
+			}
+		}
+	})
 }

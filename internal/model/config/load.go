@@ -51,8 +51,8 @@ func Load(path string, opts Options) (*Config, error) {
 	return load(path, text, opts, osDisk{})
 }
 
-// Parse loads a text instead of a file, such as the resolved config of another process. The name is for errors; relative paths are
-// relative to its directory.
+// Parse loads a text instead of a file, such as the resolved config of another process. Errors have the name; relative
+// paths start at its directory.
 func Parse(name string, text []byte, opts Options) (*Config, error) {
 	opts.kept = true
 	return load(name, text, opts, osDisk{})

@@ -49,8 +49,8 @@ func count(field func(*Machine) *int) func(*Machine, string) error {
 }
 
 // AssumeHelp is the help text of --assume.
-const AssumeHelp = "plan for another machine, `k=v,...` of gpu=h200 (or arch=sm90), cudnn=9.1.0, flash=built, gpus=8, " +
-	"hosts=16, memory=80G, link=450G, net=50G (repeatable)"
+const AssumeHelp = "plan for another machine, `k=v,...` of gpu=h200 (or arch=sm90), cudnn=9.1.0, flash=built, " +
+	"gpus=8, hosts=16, memory=80G, link=450G, net=50G (repeatable)"
 
 // AssumeError is a fault of the --assume flag Arg; Msg describes it.
 type AssumeError struct{ Arg, Msg string }
