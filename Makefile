@@ -130,7 +130,7 @@ check-kubernetes: ## check the Kubernetes Job against the published schemas
 	scripts/kubernetes/check
 
 # Simulates the agents of a job of many nodes in one process, on a network that loses packets and hosts, and prints the
-# rows of docs/benchmarks/202611_cluster.md. Then simulates jobs with random faults, without a network.
+# figures of docs/benchmarks/202611_cluster.md. Then simulates jobs with random faults, without a network.
 AGENTS ?= 1024
 JOBS   ?= 40000
 simulate-cluster: ## simulate the agents of a job of many nodes

@@ -140,7 +140,7 @@ func TestSaverOfAClosedDirectory(t *testing.T) {
 }
 
 // An error of the rank's own work ends its wait at once, and Together returns it.
-func TestTogetherReturnsTheOwnError(t *testing.T) {
+func TestOnAllRanksReturnsTheOwnError(t *testing.T) {
 	own := errors.New("own")
 	// The other rank never answers.
 	if err := OnAllRanks(t.Context(), world(2)[0], time.Hour, 0, func() error { return own }); !errors.Is(err, own) {

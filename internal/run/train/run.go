@@ -90,7 +90,7 @@ type Report struct {
 	Metrics metrics.Step  // with Progressed, on rank 0
 	Left    time.Duration // predicted time of the remaining steps; negative: unknown
 	// With Saved: the duration of the save, and of the pause of training.
-	Took, Stood time.Duration
+	Took, Paused time.Duration
 }
 
 type run struct {
@@ -113,9 +113,9 @@ type run struct {
 }
 
 type saving struct {
-	step  int // 0: no save
-	began time.Time
-	stood time.Duration // pause of training
+	step   int // 0: no save
+	began  time.Time
+	paused time.Duration // pause of training
 }
 
 // Run trains on this rank until the config's steps are done or any rank is asked to stop. Every rank of the world calls

@@ -55,7 +55,7 @@ func (r *run) attempt(ctx context.Context, wait bool) error {
 	if err := r.blamed(r.saver.Save(ctx, snap)); err != nil {
 		return err
 	}
-	r.saving = saving{step: r.step, began: began, stood: time.Since(began)}
+	r.saving = saving{step: r.step, began: began, paused: time.Since(began)}
 	if c := r.cfg.Checkpoint; !wait && (c.Async || c.Local != "") {
 		return nil
 	}
@@ -96,7 +96,7 @@ func (r *run) awaited(paused bool) error {
 		return err
 	}
 	if paused {
-		r.saving.stood = time.Since(r.saving.began)
+		r.saving.paused = time.Since(r.saving.began)
 	}
 	r.saved()
 	return nil
@@ -122,7 +122,7 @@ func (r *run) leave() error {
 // saved reports that the save in progress is complete.
 func (r *run) saved() {
 	if s := r.saving; s.step > 0 {
-		r.opts.report(Report{Kind: Saved, Step: int64(s.step), Took: time.Since(s.began), Stood: s.stood})
+		r.opts.report(Report{Kind: Saved, Step: int64(s.step), Took: time.Since(s.began), Paused: s.paused})
 	}
 	r.saving = saving{}
 }

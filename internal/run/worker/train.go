@@ -131,7 +131,7 @@ func (p *process) report(r train.Report) {
 		if p.Rank == 0 {
 			_ = p.SendData(job.EventNotice, 0,
 				fmt.Sprintf("checkpoint of step %d: saved in %.1f s (training paused for %.1f s)",
-					r.Step, r.Took.Seconds(), r.Stood.Seconds()))
+					r.Step, r.Took.Seconds(), r.Paused.Seconds()))
 		}
 	case train.Stopped:
 		p.where.reach(r.Step)

@@ -51,7 +51,7 @@ func Run(role string, exit func(status int)) int {
 	}
 	p := &process{Worker: w, stream: tensor.NewHostStream("compute")}
 	p.where.enter("joining the ranks")
-	w.OnStatus(p.standing)
+	w.OnStatus(p.waitState)
 	if err := p.run(job.Role(role)); err != nil {
 		launch.LogFailure(err)
 		p.fail(err)
@@ -73,7 +73,7 @@ func Run(role string, exit func(status int)) int {
 // fail reports the failure of this rank to the launcher. After a timeout, every rank also logs its own waits. A rank
 // that waited for long does so after any error: it may first see the end of a peer that the launcher killed.
 func (p *process) fail(err error) {
-	s := p.standing()
+	s := p.waitState()
 	late := errors.Is(err, comm.ErrDeadline)
 	if late || waitedLong(&s) {
 		s.Clean()

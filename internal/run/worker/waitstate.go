@@ -49,8 +49,8 @@ func (w *activity) at() (phase string, step int64) {
 // lookTime bounds the query of a group's waits. A group of GPUs calls the driver, which may hang.
 const lookTime = 300 * time.Millisecond
 
-// standing returns the activity and the waits of this rank. After a failure, the waits are those at that time.
-func (p *process) standing() waits.WaitState {
+// waitState returns the activity and the waits of this rank. After a failure, the waits are those at that time.
+func (p *process) waitState() waits.WaitState {
 	p.where.mu.Lock()
 	s := waits.WaitState{Rank: p.Rank, Step: p.where.step, Phase: p.where.phase, PhaseTime: time.Since(p.where.since)}
 	groups := slices.Clone(p.where.groups)

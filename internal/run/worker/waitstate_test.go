@@ -23,10 +23,10 @@ type hung chan struct{}
 func (h hung) Waits() []comm.Wait { <-h; return nil }
 
 // call returns a call of a group, with an open message if it has begun.
-func call(group uint64, n uint64, begun bool, stood time.Duration) comm.Wait {
+func call(group uint64, n uint64, begun bool, waited time.Duration) comm.Wait {
 	w := comm.Wait{Op: "exchange", Group: group, Call: n, Begun: begun}
 	if begun {
-		w.Since = time.Now().Add(-stood)
+		w.Since = time.Now().Add(-waited)
 		w.Open = []comm.Open{{Peer: 1, Since: w.Since}}
 	}
 	return w
@@ -67,13 +67,13 @@ func TestWhatARankStandsFor(t *testing.T) {
 }
 
 // A rank reports its phase, work and calls, and does not wait for a hung driver.
-func TestStanding(t *testing.T) {
+func TestWaitState(t *testing.T) {
 	p := &process{Worker: &launch.Worker{Process: launch.Process{Rank: 3}}, stream: tensor.NewHostStream("compute")}
 	defer p.stream.Close()
 	p.where.enter("step")
 	p.where.reach(7)
 	p.where.join(groupOf{needed(call(1, 4, true, time.Minute)), call(1, 5, false, 0)})
-	s := p.standing()
+	s := p.waitState()
 	if s.Rank != 3 || s.Step != 7 || s.Phase != "step" || s.Work != nil || len(s.Waits) != 1 || s.Background != 1 ||
 		s.Waits[0].Call != 4 || s.Waits[0].Stalled < time.Minute || s.Waits[0].Open[0].Peer != 1 {
 		t.Errorf("%+v", s)
@@ -81,7 +81,7 @@ func TestStanding(t *testing.T) {
 	stuck := make(hung)
 	defer close(stuck)
 	p.where.join(stuck)
-	if s := p.standing(); s.Work == nil || !strings.Contains(s.Work.Name, "driver") || len(s.Waits) != 1 {
+	if s := p.waitState(); s.Work == nil || !strings.Contains(s.Work.Name, "driver") || len(s.Waits) != 1 {
 		t.Errorf("with a driver that hangs: %+v", s)
 	}
 }
