@@ -119,6 +119,12 @@ def selected(predicted, most):
     return (list(best.values()) + rest)[:most]
 
 
+def rotated(names, n):
+    """The names, beginning with the n-th."""
+    n %= len(names)
+    return names[n:] + names[:n]
+
+
 def in_turns(args, cell, ways, folder):
     """Measures ways in turns, pack by pack, in one process: on a CPU a start takes longer than a measurement. TURNS processes run
     one after another, since memory placement differs between processes; each gives a way one round, the median of its packs."""
@@ -130,9 +136,10 @@ def in_turns(args, cell, ways, folder):
     gathers = list(dict.fromkeys(w[4] or "beside" for w in sorted(ways, key=lambda w: first.get(w[1], -1))))
     inner = max(w[2] for w in ways)
     flags = cell.flags(folder, packs=args.rounds // TURNS) + ["--gather", ",".join(gathers)] + (["--ulysses-degree", str(inner)] if inner else [])
-    flags += ["--layout", ",".join(dict.fromkeys(w[0] for w in ways)), "--algorithm", ",".join(dict.fromkeys(w[1] for w in ways))]
-    for _ in range(TURNS):
-        report = bench(args, flags + ["--iters", str(args.iters), "--warmup", "1"], folder)
+    layouts, algorithms = (list(dict.fromkeys(w[i] for w in ways)) for i in (0, 1))
+    for turn in range(TURNS):  # each begins with another way: the first of a process is slower, in calls of 1 ms by a twentieth
+        order = ["--layout", ",".join(rotated(layouts, turn)), "--algorithm", ",".join(rotated(algorithms, turn))]
+        report = bench(args, flags + order + ["--iters", str(args.iters), "--warmup", "1"], folder)
         for row in report["attention"]["packed"]:
             for way, found in ways.items():
                 if way[:2] == (row["layout"], row["algorithm"]) and (way[1] != "allgather" or (way[4] or "beside") == row["gather"]):
