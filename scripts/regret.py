@@ -137,7 +137,7 @@ def in_turns(args, cell, ways, folder):
     inner = max(w[2] for w in ways)
     flags = cell.flags(folder, packs=args.rounds // TURNS) + ["--gather", ",".join(gathers)] + (["--ulysses-degree", str(inner)] if inner else [])
     layouts, algorithms = (list(dict.fromkeys(w[i] for w in ways)) for i in (0, 1))
-    for turn in range(TURNS):  # each begins with another way: the first of a process is slower, in calls of 1 ms by a twentieth
+    for turn in range(TURNS):  # each begins with another way, so that auto's is not always first
         order = ["--layout", ",".join(rotated(layouts, turn)), "--algorithm", ",".join(rotated(algorithms, turn))]
         report = bench(args, flags + order + ["--iters", str(args.iters), "--warmup", "1"], folder)
         for row in report["attention"]["packed"]:
