@@ -158,7 +158,7 @@ func (m *Model) layersForward(a *tensor.Arena, b Batch) (View, error) {
 		var s activations
 		m.alloc(a, b, &s, everything)
 		s.x = x
-		if err := call(m.opt.Hooks.Use, Layer(i)); err != nil {
+		if err := m.use(Layer(i), m.above(i)); err != nil {
 			return View{}, err
 		}
 		if err := m.layerForward(i, b, out, &s); err != nil {
@@ -167,18 +167,39 @@ func (m *Model) layersForward(a *tensor.Arena, b Batch) (View, error) {
 		a.Release(mark)
 		x, out = out, x
 	}
-	return x, call(m.opt.Hooks.Use, m.flat.Head())
+	return x, m.use(m.headBucket(), NoBucket)
 }
 
 // embedForward sets x to rows of the embedding. All layers use the vectors.
 func (m *Model) embedForward(b Batch, x View) error {
-	for _, bucket := range []int{Embedding, m.flat.Vectors()} {
-		if err := call(m.opt.Hooks.Use, bucket); err != nil {
-			return err
-		}
+	if err := m.use(Embedding, m.flat.Vectors()); err != nil {
+		return err
 	}
 	m.ops.Embed(x, m.embed.w, b.IDs)
-	return nil
+	return m.use(m.flat.Vectors(), Layer(0))
+}
+
+func (m *Model) use(bucket, next int) error {
+	if m.opt.Hooks.Use == nil {
+		return nil
+	}
+	return m.opt.Hooks.Use(bucket, next)
+}
+
+// above returns the bucket that a forward pass reads after layer i.
+func (m *Model) above(i int) int {
+	if i+1 < len(m.layers) {
+		return Layer(i + 1)
+	}
+	return m.headBucket()
+}
+
+// headBucket returns the bucket with the weights of the head.
+func (m *Model) headBucket() int {
+	if m.cfg.TieWordEmbeddings {
+		return Embedding
+	}
+	return m.flat.Head()
 }
 
 // ForwardBackward adds the sum of -log p(target) over the batch's targets to loss, a float64 scalar, and the gradient
@@ -199,7 +220,7 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 		full := s
 		m.alloc(a, b, &full, everything)
 		full.x, s.x = x, x
-		if err := call(m.opt.Hooks.Use, Layer(i)); err != nil {
+		if err := m.use(Layer(i), m.above(i)); err != nil {
 			return err
 		}
 		if err := m.layerForward(i, b, out, &full); err != nil {
@@ -217,6 +238,13 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 	}
 	h := &m.opt.Hooks
 	for i := len(m.layers) - 1; i >= 0; i-- {
+		below := NoBucket
+		if i > 0 {
+			below = Layer(i - 1)
+		}
+		if err := m.use(Layer(i), below); err != nil {
+			return err
+		}
 		if err := call(h.Begin, Layer(i)); err != nil {
 			return err
 		}
@@ -246,7 +274,7 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 // headBackward computes the loss, and its gradients down to d, the gradient of the last layer's output.
 func (m *Model) headBackward(a *tensor.Arena, b Batch, loss, d, x View, scale float64) error {
 	h := &m.opt.Hooks
-	if err := call(h.Use, m.flat.Head()); err != nil {
+	if err := m.use(m.headBucket(), Layer(len(m.layers)-1)); err != nil {
 		return err
 	}
 	begun := []int{m.flat.Head(), m.flat.Vectors()}
@@ -410,15 +438,19 @@ func (l *FlatLayout) Vectors() int { return len(l.Buckets) - 1 }
 // Embedding is the number of the embedding's bucket.
 const Embedding = 0
 
+// NoBucket follows the last bucket of a pass.
+const NoBucket = -1
+
 // Layer returns the number of a layer's bucket.
 func Layer(i int) int { return i + 1 }
 
 // Hooks report the progress of passes through the buckets, so that weights can arrive and gradients leave during a
 // pass. They queue work without waiting; nil ones are not called.
 type Hooks struct {
-	// Use is called before the first operation of a forward pass that reads a bucket. A backward pass reads the weights
-	// of its forward pass.
-	Use func(bucket int) error
+	// Use is called before operations that read the weights of a bucket: in the forward pass, for the head, and before
+	// each layer's backward pass. The weights of the vectors stay for the whole pass. next is the bucket of the next
+	// call, or NoBucket: its weights may replace those of buckets used before this one.
+	Use func(bucket, next int) error
 	// Begin is called before the first operation of a backward pass that adds to the gradients of a bucket, and Done
 	// after the last.
 	Begin, Done func(bucket int) error

@@ -106,6 +106,8 @@ type Params struct {
 	// Compute is the copy for matrix products and the embedding, in the type of activations. For float32 it is Weights
 	// itself.
 	Compute View
+	// BucketCompute replaces Compute by a view for each bucket. Views may share memory if Hooks separate them in time.
+	BucketCompute []View
 	// Grads are float32, and a backward pass adds to them. Zero for a model that only runs forward.
 	Grads View
 	// BucketGrads replaces Grads by a view for each bucket. Views may share memory if Hooks separate them in time.
@@ -119,6 +121,8 @@ func (p *Params) weight(i int, param Param) weight {
 	inBucket.Offset -= p.Layout.Buckets[bucket].Lo
 	w := weight{}
 	switch {
+	case len(param.Shape) == 2 && p.BucketCompute != nil:
+		w.w = inBucket.View(p.BucketCompute[bucket])
 	case len(param.Shape) == 2:
 		w.w = param.View(p.Compute)
 	case !p.Vectors.IsZero():

@@ -32,12 +32,18 @@ func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
 		stream := tensor.NewHostStream("compute")
 		dev := Device{Stream: stream, Ops: cpu.New(stream), Compute: tensor.F32}
 		flat := model.NewLayout(cfg, 2)
-		x := newSharing(&dev, &state.State{Flat: flat})
 		var used, open []int
+		announced := model.NoBucket
 		ended := map[int]bool{}
 		slot := map[int]int{} // staging buffer of each open bucket
 		hooks := model.Hooks{
-			Use: func(b int) error { used = append(used, b); return nil },
+			Use: func(b, next int) error {
+				if len(used) > 0 && b != announced {
+					t.Errorf("tied %t: bucket %d is used, and %d was announced", tied, b, announced)
+				}
+				used, announced = append(used, b), next
+				return nil
+			},
 			Begin: func(b int) error {
 				if ended[b] || slices.Contains(open, b) {
 					t.Errorf("tied %t: bucket %d begins twice", tied, b)
@@ -74,8 +80,12 @@ func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
 		if err := stream.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if !slices.Equal(used, x.order()) {
-			t.Errorf("tied %t: buckets are used in the order %v, and gathered in %v", tied, used, x.order())
+		want := []int{model.Embedding, flat.Vectors(), 1, 2, 3, 4, 5, flat.Head(), 5, 4, 3, 2, 1}
+		if tied {
+			want[7] = model.Embedding
+		}
+		if !slices.Equal(used, want) || announced != model.NoBucket {
+			t.Errorf("tied %t: buckets are used in the order %v, then %d, want %v", tied, used, announced, want)
 		}
 		for b, bucket := range flat.Buckets {
 			if bucket.Size() > 0 && !ended[b] {

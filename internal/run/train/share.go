@@ -57,7 +57,7 @@ func (x *sharing) join(world comm.Communicator, groups []comm.Communicator) erro
 
 func (x *sharing) hooks() model.Hooks { return model.Hooks{Use: x.use, Begin: x.begin, Done: x.done} }
 
-func (x *sharing) use(bucket int) error {
+func (x *sharing) use(bucket, _ int) error {
 	x.label.part("forward", bucket)
 	x.arrive(bucket)
 	return nil

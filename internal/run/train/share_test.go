@@ -211,7 +211,7 @@ func (t *Trainer) trainShared() error {
 				inner = append(inner, model.Layer(l))
 			}
 			for _, b := range x.order() {
-				if err := h.Use(b); err != nil {
+				if err := h.Use(b, model.NoBucket); err != nil {
 					return err
 				}
 			}
