@@ -5,8 +5,8 @@ import "slices"
 // Resolve replaces autos by values for these ranks and this device ("cuda", or the CPU), and checks the rules that
 // depend on them. The error is Errors. Some keys may stay auto: parallel.ulysses_degree without hierarchical;
 // parallel.gather with all ranks on one host, since layers may differ; parallel.deadline, which depends on step times;
-// parallel.transport, on the links; attention.backend, on the GPU and its libraries; and on a GPU memory.recompute and
-// memory.loss_chunk, on its memory.
+// parallel.transport, on the links; attention.backend, on the GPU and its libraries; and on a GPU memory.recompute,
+// loss_chunk, shard and offload, on its memory.
 func (c *Config) Resolve(ranks int, device string) error {
 	f := newFaults(c.where)
 	c.resolve(ranks, 1, device, f)
@@ -18,15 +18,9 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 		cpuRules(c, f)
 	}
 	c.resolveGroups(ranks, f)
-	compute, shard := "fp32", "none"
-	if ranks > 1 {
-		shard = "optimizer" // ranks on a CPU share its cores, and memory is plentiful
-	}
+	compute := "fp32"
 	if device == "cuda" {
 		compute = "bf16"
-		if ranks > 1 {
-			shard = "gradients"
-		}
 	}
 	c.resolveStrategy(ranks, hosts, device, f)
 	if hosts > 1 && c.readsGather() {
@@ -36,7 +30,9 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 	if p := &c.Precision; f.ok("precision.grad_wire") && p.GradWire != "fp32" {
 		f.add("precision.grad_wire", "%s is not in this build; write fp32", p.GradWire)
 	}
-	auto(&c.Memory.Shard, shard)
+	if ranks == 1 {
+		auto(&c.Memory.Shard, "none")
+	}
 	if n := c.Memory.LossChunk; n > 0 && c.Parallel.Context > 0 &&
 		f.ok("memory.loss_chunk", "data.seq_len", "train.micro_batch_size") && c.passTokens()/n > MaxPieces {
 		f.add("memory.loss_chunk",
@@ -46,9 +42,22 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 	if device == "cuda" {
 		return
 	}
+	auto(&c.Memory.Shard, "optimizer") // ranks on a CPU share its cores, and memory is plentiful
 	auto(&c.Memory.Recompute, "none")
+	auto(&c.Memory.Offload, "off")
 	if c.Memory.LossChunk == 0 && c.Parallel.Context > 0 && f.ok("memory.loss_chunk") {
 		c.Memory.LossChunk = max(1, min(1024, c.passTokens()), c.passTokens()/MaxPieces)
+	}
+}
+
+// idleMemory reports values of memory without effect on these ranks and this device.
+func (c *Config) idleMemory(ranks int, device string, to *faults) {
+	m := &c.Memory
+	if ranks == 1 && m.Shard != "none" && m.Shard != "auto" {
+		to.add("memory.shard", "%s has no effect on 1 rank; write auto", m.Shard)
+	}
+	if device != "cuda" && m.Offload != "off" && m.Offload != "auto" {
+		to.add("memory.offload", "%s saves nothing on a CPU, which has one memory; write auto", m.Offload)
 	}
 }
 

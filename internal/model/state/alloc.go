@@ -38,6 +38,12 @@ func (m Meter) Vector(what string, t tensor.DType, n int) (View, error) {
 	return tensor.NewMeter().Alloc(t, n), nil
 }
 
+// Masters and moments in host memory pass through the device in OffloadSlots pieces of OffloadPiece elements of each.
+const (
+	OffloadSlots = 3
+	OffloadPiece = 4 << 20
+)
+
 // Room is the memory of a run before its first step, from the plan, the same on every rank. Buffers that need more
 // grow.
 type Room struct {
