@@ -62,10 +62,11 @@ func choices(auto config.Memory, machine machine.Machine) (list []config.Memory)
 		}
 		return []string{given}
 	}
-	for _, auto.Offload = range open(auto.Offload, offloads) {
-		for _, auto.Recompute = range open(auto.Recompute, recomputes) {
-			for _, auto.Shard = range open(auto.Shard, shards) {
-				list = append(list, auto)
+	c := auto
+	for _, c.Offload = range open(auto.Offload, offloads) {
+		for _, c.Recompute = range open(auto.Recompute, recomputes) {
+			for _, c.Shard = range open(auto.Shard, shards) {
+				list = append(list, c)
 			}
 		}
 	}

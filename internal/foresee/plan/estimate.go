@@ -102,7 +102,7 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
 func stepOf(cfg *config.Config, ranks int, o Options, kernel string, m *Memory) (*Parts, error) {
 	s := &step{
 		cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, shared: o.Costs.Cores > 0, cores: o.Costs.Cores,
-		perHost: o.Machine.PerHost(ranks), costs: o.Costs.Table.For(jobOf(ranks, &o)),
+		perHost: o.Machine.PerHost(ranks), memory: m, costs: o.Costs.Table.For(jobOf(ranks, &o)),
 	}
 	if err := s.passes(); err != nil {
 		return nil, err
@@ -146,6 +146,7 @@ type step struct {
 	// perHost counts the ranks of a host.
 	perHost int
 	costs   *cost.Model
+	memory  *Memory
 
 	calls             int     // that the host queues
 	forward, backward float64 // device seconds of the passes, which reductions may hide behind
@@ -171,8 +172,8 @@ func (s *step) passes() error {
 			s.Passes += t
 		}
 	})
-	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk}
 	batch := sequences(cfg)
+	opt := s.memory.options(cfg)
 	if err := model.Rehearse(&cfg.Model.Config, opt, batch, tokens, backend.DType(cfg), record, attention); err != nil {
 		return err
 	}

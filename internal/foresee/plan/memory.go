@@ -43,6 +43,7 @@ type Memory struct {
 
 	Fits       bool `json:"fits"` // both memories, or not known
 	fits       string
+	recompute  string // of Layers
 	advice     string // of a run that does not fit
 	tokens     int    // of one batch, on the rank with most
 	validation int64  // activations of a forward pass alone
@@ -76,7 +77,7 @@ func (m *Memory) hostItems() []item {
 
 // Room returns the part that a run grows on demand.
 func (m *Memory) Room() state.Room {
-	return state.Room{Activations: m.Activations, RingBuffers: m.RingBuffers, Tokens: m.tokens}
+	return state.Room{Activations: m.Activations, RingBuffers: m.RingBuffers, Tokens: m.tokens, Layers: m.retain()}
 }
 
 // Verdict returns a sentence on whether the run fits the device; "" if that is unknown.
@@ -149,9 +150,6 @@ func memoryOf(cfg *config.Config, ranks int, machine machine.Machine, d *demand)
 	m := Memory{Device: machine.Memory, RingBuffers: d.buffers}
 	m.HostDevice, m.HostReserve = machine.HostMemory()
 	dtype, batch := backend.DType(cfg), sequences(cfg)
-	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk}
-	acts := model.Plan(&cfg.Model.Config, opt, batch, d.tokens, dtype)
-	m.Activations, m.validation = max(acts.Activations, acts.Validation), acts.Validation
 	m.tokens = batch * d.tokens
 	if err := m.state(cfg, ranks, m.tokens, dtype); err != nil {
 		return m, err
@@ -160,6 +158,7 @@ func memoryOf(cfg *config.Config, ranks int, machine machine.Machine, d *demand)
 		m.Context = contextOf(ranks, cfg.Parallel.Context)
 		m.fused = fusedBytes(cfg, machine, d, batch)
 		m.Workspace = gpu.LinearWorkspace + gpu.OpsWorkspace + m.fused
+		m.place(cfg, ranks, machine, d)
 	} else {
 		m.Context = processBytes + stagedBytes(cfg, ranks)
 		if ranks > 1 {
@@ -168,7 +167,8 @@ func memoryOf(cfg *config.Config, ranks int, machine machine.Machine, d *demand)
 		if dtype.Size() == 2 {
 			m.Context += cpu.HalfWorkspace(cfg.Model.VocabSize)
 		}
-		_, garbage := state.Garbage(m.Planned()) // reached after some tens of steps
+		m.place(cfg, ranks, machine, d)
+		_, garbage := state.Garbage(m.Planned() + m.HostActivations + m.HostOptimizer) // reached after some tens of steps
 		m.Context += garbage
 	}
 	m.total(cfg, machine, ranks)
@@ -238,7 +238,7 @@ func evalMemory(cfg *config.Config, ranks int, machine machine.Machine, d *deman
 	c := *cfg
 	c.Memory.Offload = "off"
 	m, err := memoryOf(&c, ranks, machine, d)
-	m.Gradients, m.Optimizer, m.Activations = 0, 0, m.validation
+	m.Gradients, m.Optimizer, m.Activations, m.Layers = 0, 0, m.validation, Layers{}
 	m.total(cfg, machine, ranks)
 	return m, err
 }

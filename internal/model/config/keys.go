@@ -239,7 +239,8 @@ var runKeys = []key{
 			"is short"},
 	{path: "memory.shard", def: "auto", choices: []string{"none", "optimizer", "gradients", "parameters", "auto"},
 		doc: "state that is divided among the ranks; gradients: also optimizer state; parameters: also gradients and " +
-			"optimizer state; auto: gradients on several GPUs, optimizer on several ranks of CPUs, else none"},
+			"optimizer state; auto: gradients on several GPUs, or parameters if the run needs it to fit, optimizer " +
+			"on several ranks of CPUs, else none"},
 	{path: "memory.offload", def: "auto", choices: []string{"off", "activations", "optimizer", "both", "auto"},
 		doc: "what moves to host memory: saved activations as far as the device lacks memory, float32 weights and " +
 			"moments, or both; auto: off on CPU, on CUDA off unless the run needs it to fit"},
