@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/tensor"
 )
@@ -209,6 +210,47 @@ func TestErrorsOfMoversNameTheLayer(t *testing.T) {
 		if err := c.model().ForwardBackward(c.arena(), c.batch, tensor.New(tensor.F64, 1), 1); err == nil ||
 			err.Error() != want {
 			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+}
+
+// A counter counts matrix products forward and forward passes of attention.
+type counter struct {
+	nopOps
+	nopAttention
+	products, attention int
+}
+
+func (c *counter) Linear(_, _, _, _ View) { c.products++ }
+
+func (c *counter) Forward(int, attention.Partial, View, View, View) error {
+	c.attention++
+	return nil
+}
+
+// The backward pass repeats no more than it must: of seven products forward, not the last, and attention only if its
+// output was not kept. A layer below others without input also repeats the last.
+func TestWhatABackwardPassRepeats(t *testing.T) {
+	all, output, input, nothing := Retain{}, Retain{Save: SaveOutput}, Retain{Save: SaveInput}, Retain{Save: SaveNothing}
+	for _, c := range []struct {
+		list                []Retain
+		products, attention int
+	}{
+		{[]Retain{all}, 0, 0},
+		{[]Retain{output}, 6, 0},
+		{[]Retain{input}, 6, 1},
+		{[]Retain{input, nothing}, 7 + 6 + 6, 3},
+		{[]Retain{output, nothing}, 4 + 6 + 6, 1},
+		{[]Retain{input, nothing, nothing, output}, 7 + 7 + 6 + 6 + 6 + 6, 5},
+	} {
+		got, n := &counter{}, len(c.list)
+		err := Rehearse(deep("llama tied", n), Options{Layers: c.list}, 1, 4, tensor.F32, got, got)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if products, attention := got.products-7*n-1, got.attention-n; products != c.products || attention != c.attention {
+			t.Errorf("%v: repeats %d products and %d passes of attention, want %d and %d", c.list, products, attention,
+				c.products, c.attention)
 		}
 	}
 }
