@@ -176,9 +176,10 @@ type activations struct {
 	gate, up, y View // [B, S, 1, F]; y = silu(gate) * up
 }
 
-// views lists the views in the order of their groups, which end at:
+// The ends of groups of views: kept by SaveInput and by SaveOutput, of attention, of the norm of x, and of the MLP.
 const untilInput, untilOutput, untilAttention, untilNorm, untilAll = 1, 3, 10, 12, 18
 
+// views lists the views in the order of their groups.
 func (s *activations) views() [untilAll]*View {
 	return [...]*View{&s.x, &s.out.O, &s.out.LSE, &s.q, &s.k, &s.v, &s.qRaw, &s.kRaw, &s.qInv, &s.kInv,
 		&s.inv1, &s.n1, &s.h, &s.inv2, &s.n2, &s.gate, &s.up, &s.y}

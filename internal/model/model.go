@@ -498,15 +498,17 @@ func Layer(i int) int { return i + 1 }
 // Hooks report the progress of passes through the buckets, so that weights can arrive and gradients leave during a
 // pass. They queue work without waiting; nil ones are not called.
 type Hooks struct {
-	// Use is called before operations that read the weights of a bucket: in the forward pass, for the head, and before
-	// each layer's backward pass. The weights of the vectors stay for the whole pass. next is the bucket of the next
-	// call, or NoBucket: its weights may replace those of buckets used before this one.
+	// Use is called before operations that read the weights of a bucket: in the forward pass, for the head, and in the
+	// backward pass, when a layer is computed again or its gradients are. The weights of the vectors stay for the whole
+	// pass. next is the bucket of the next call, or NoBucket: its weights may replace those of buckets used before this
+	// one.
 	Use func(bucket, next int) error
 	// Begin is called before the first operation of a backward pass that adds to the gradients of a bucket, and Done
 	// after the last.
 	Begin, Done func(bucket int) error
-	// Keep and Bring move the activations of layers with Host, in HostSlots slots that these layers take in turn. Both get
-	// the same views, in the slot. The last HostSlots of these layers stay in their slots: their list is empty.
+	// Keep and Bring move the activations of layers with Host, which need them, in HostSlots slots that these layers take
+	// in turn. Both get the same views, in the slot. The last HostSlots of these layers stay in their slots: their list is
+	// empty.
 	//
 	// Keep is called when the layer's forward pass is queued. When it returns, work queued later may overwrite the slot of
 	// the moved layer before this one. Keep thus makes the stream of the model wait for the copy of that layer, and begins
