@@ -156,6 +156,38 @@ func TestLossChunksAgree(t *testing.T) {
 	}
 }
 
+// Tiles of tokens change only the order of the sums of weight gradients.
+func TestTilesAgree(t *testing.T) {
+	for name := range tinyModels {
+		t.Run(name, func(t *testing.T) {
+			c := tinyCase(name, tensor.F64)
+			wantLoss, want, _ := c.train(t, 0.5)
+			for _, tile := range []int{1, 3, 5, 7, 13, 14, 15} {
+				c.opt.tile = tile
+				var first []float64
+				for _, mode := range []Recompute{RecomputeNone, RecomputeSelective, RecomputeFull} {
+					c.opt.Recompute = mode
+					loss, grads, _ := c.train(t, 0.5)
+					validation, _ := c.validate(t)
+					if loss != wantLoss || validation != wantLoss {
+						t.Errorf("%s in tiles of %d: loss %v and %v, want %v", mode, tile, loss, validation, wantLoss)
+					}
+					if first == nil {
+						first = slices.Clone(grads)
+					}
+					if !slices.Equal(grads, first) || tile >= 14 && !slices.Equal(grads, want) {
+						t.Errorf("%s in tiles of %d: other bits of gradients", mode, tile)
+					}
+					for i := range want {
+						grads[i] -= want[i]
+					}
+					near(t, fmt.Sprintf("gradients in tiles of %d", tile), norm(grads), 0, 1e-12*norm(want))
+				}
+			}
+		})
+	}
+}
+
 // Losses and gradients accumulate over micro batches.
 func TestPassesAccumulate(t *testing.T) {
 	c := tinyCase("llama tied", tensor.F64)

@@ -17,12 +17,24 @@ type Recompute string
 const (
 	// RecomputeNone keeps all activations of the backward pass.
 	RecomputeNone Recompute = "none"
-	// RecomputeSelective keeps the layer's input, q, k, v, O and LSE. Attention, with its quadratic cost, then runs
-	// once; norms, the output projection and the MLP are recomputed.
+	// RecomputeSelective keeps the layer's input, O and LSE. Attention, with its quadratic cost, then runs once; norms,
+	// projections and the MLP are recomputed.
 	RecomputeSelective Recompute = "selective"
 	// RecomputeFull keeps the layer's input and recomputes the layer.
 	RecomputeFull Recompute = "full"
 )
+
+// Save selects the activations that a layer keeps for its backward pass.
+type Save int
+
+// What a layer keeps, the most first.
+const (
+	SaveAll    Save = iota
+	SaveOutput      // input, O and LSE
+	SaveInput
+)
+
+var saves = map[Recompute]Save{RecomputeNone: SaveAll, RecomputeSelective: SaveOutput, RecomputeFull: SaveInput}
 
 // Options trade memory for time.
 type Options struct {
@@ -30,6 +42,8 @@ type Options struct {
 	// LossChunk bounds the tokens with logits in memory at once; 0: DefaultLossChunk.
 	LossChunk int
 	Hooks     Hooks
+
+	tile int // 0: tileRows
 }
 
 // DefaultLossChunk is large enough for an efficient matrix product on any device; its logits, with 128K entries of
@@ -83,11 +97,13 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 	if opt.LossChunk <= 0 {
 		opt.LossChunk = DefaultLossChunk
 	}
-	switch opt.Recompute {
-	case RecomputeNone, RecomputeSelective, RecomputeFull:
-	case "":
+	if opt.tile == 0 {
+		opt.tile = tileRows
+	}
+	if opt.Recompute == "" {
 		opt.Recompute = RecomputeNone
-	default:
+	}
+	if _, ok := saves[opt.Recompute]; !ok {
 		panic(fmt.Sprintf("model: recompute %q in a resolved config", opt.Recompute))
 	}
 	m := &Model{cfg: cfg, ops: ops, att: att, opt: opt, dtype: params.Compute.DType(), accum: tensor.F32}
@@ -121,7 +137,7 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 // elements of a float64 vector. It keeps no activations and restores the arena.
 func (m *Model) Forward(a *tensor.Arena, b Batch, loss View) error {
 	defer a.Release(a.Mark())
-	x, err := m.layersForward(a, b)
+	x, err := m.output(a, b)
 	if err != nil {
 		return err
 	}
@@ -133,7 +149,7 @@ func (m *Model) Forward(a *tensor.Arena, b Batch, loss View) error {
 // activations. The batch needs no targets. It keeps no activations and restores the arena.
 func (m *Model) Logits(a *tensor.Arena, b Batch, logits View) error {
 	defer a.Release(a.Mark())
-	x, err := m.layersForward(a, b)
+	x, err := m.output(a, b)
 	if err != nil {
 		return err
 	}
@@ -147,27 +163,35 @@ func (m *Model) Logits(a *tensor.Arena, b Batch, logits View) error {
 	return nil
 }
 
-// layersForward returns the last layer's output, [B, S, 1, E]. It keeps no activations of the layers.
-func (m *Model) layersForward(a *tensor.Arena, b Batch) (View, error) {
-	x, out := m.hidden(a, b), m.hidden(a, b)
-	if err := m.embedForward(b, x); err != nil {
-		return View{}, err
+// output returns the last layer's output, [B, S, 1, E], of a pass without gradients.
+func (m *Model) output(a *tensor.Arena, b Batch) (View, error) {
+	x := [2]View{m.hidden(a, b), m.hidden(a, b)}
+	layers := make([]activations, len(m.layers)+1)
+	for i := range layers {
+		layers[i].x = x[i%2]
+	}
+	return layers[len(m.layers)].x, m.layersForward(a, b, layers, NoBucket, nil)
+}
+
+// layersForward computes the layers, each from its x to the x of the following element. next is the first bucket after
+// that of the head.
+func (m *Model) layersForward(a *tensor.Arena, b Batch, layers []activations, next int,
+	keep func(int, []*View) error) error {
+	if err := m.embedForward(b, layers[0].x); err != nil {
+		return err
 	}
 	for i := range m.layers {
-		mark := a.Mark()
-		var s activations
-		m.alloc(a, b, &s, everything)
-		s.x = x
 		if err := m.use(Layer(i), m.above(i)); err != nil {
-			return View{}, err
+			return err
 		}
-		if err := m.layerForward(i, b, out, &s); err != nil {
-			return View{}, fmt.Errorf("layer %d forward: %w", i, err)
+		if err := m.layerForward(a, i, b, layers[i+1].x, layers[i]); err != nil {
+			return fmt.Errorf("layer %d forward: %w", i, err)
 		}
-		a.Release(mark)
-		x, out = out, x
+		if err := layers[i].move(keep, i); err != nil {
+			return fmt.Errorf("layer %d: keeping activations: %w", i, err)
+		}
 	}
-	return x, m.use(m.headBucket(), NoBucket)
+	return m.use(m.headBucket(), next)
 }
 
 // embedForward sets x to rows of the embedding. All layers use the vectors.
@@ -208,35 +232,15 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 	defer a.Release(a.Mark())
 	// The gradient d between layers is updated in place. It is below the layers in the arena, which are released one by
 	// one.
-	d, x := m.hidden(a, b), m.hidden(a, b)
-	if err := m.embedForward(b, x); err != nil {
+	d, layers, h := m.hidden(a, b), m.place(a, b), &m.opt.Hooks
+	last := layers[len(m.layers)]
+	if err := m.layersForward(a, b, layers, Layer(len(m.layers)-1), h.Keep); err != nil {
 		return err
 	}
-
-	kept := make([]activations, len(m.layers))
-	for i := range m.layers {
-		out, s := m.keep(a, b)
-		mark := a.Mark()
-		full := s
-		m.alloc(a, b, &full, everything)
-		full.x, s.x = x, x
-		if err := m.use(Layer(i), m.above(i)); err != nil {
-			return err
-		}
-		if err := m.layerForward(i, b, out, &full); err != nil {
-			return fmt.Errorf("layer %d forward: %w", i, err)
-		}
-		a.Release(mark)
-		if err := m.runHook(m.opt.Hooks.Keep, i, &s); err != nil {
-			return fmt.Errorf("layer %d: keeping activations: %w", i, err)
-		}
-		kept[i], x = s, out
-	}
-
-	if err := m.headBackward(a, b, loss, d, x, scale); err != nil {
+	if err := m.headBackward(a, b, loss, d, last.x, scale); err != nil {
 		return err
 	}
-	h := &m.opt.Hooks
+	a.Release(last.mark)
 	for i := len(m.layers) - 1; i >= 0; i-- {
 		below := NoBucket
 		if i > 0 {
@@ -248,16 +252,16 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 		if err := call(h.Begin, Layer(i)); err != nil {
 			return err
 		}
-		if err := m.runHook(h.Bring, i, &kept[i]); err != nil {
+		if err := layers[i].move(h.Bring, i); err != nil {
 			return fmt.Errorf("layer %d: bringing activations: %w", i, err)
 		}
-		if err := m.layerBackward(a, i, b, d, &kept[i]); err != nil {
+		if err := m.layerBackward(a, i, b, d, layers[i]); err != nil {
 			return fmt.Errorf("layer %d backward: %w", i, err)
 		}
 		if err := call(h.Done, Layer(i)); err != nil {
 			return err
 		}
-		a.Release(kept[i].mark)
+		a.Release(layers[i].mark)
 	}
 	if err := call(h.Done, m.flat.Vectors()); err != nil {
 		return err
@@ -274,9 +278,6 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 // headBackward computes the loss, and its gradients down to d, the gradient of the last layer's output.
 func (m *Model) headBackward(a *tensor.Arena, b Batch, loss, d, x View, scale float64) error {
 	h := &m.opt.Hooks
-	if err := m.use(m.headBucket(), Layer(len(m.layers)-1)); err != nil {
-		return err
-	}
 	begun := []int{m.flat.Head(), m.flat.Vectors()}
 	if m.cfg.TieWordEmbeddings {
 		begun = append(begun, Embedding)
@@ -288,6 +289,19 @@ func (m *Model) headBackward(a *tensor.Arena, b Batch, loss, d, x View, scale fl
 	}
 	m.lossBackward(a, b, loss, d, x, scale)
 	return call(h.Done, m.flat.Head())
+}
+
+// place allocates the activations that the layers keep, and an element with the last layer's output.
+func (m *Model) place(a *tensor.Arena, b Batch) []activations {
+	layers := make([]activations, len(m.layers)+1)
+	for i := range layers {
+		s := &layers[i]
+		s.mark, s.x = a.Mark(), m.hidden(a, b)
+		if i < len(m.layers) {
+			m.keep(a, s, saves[m.opt.Recompute])
+		}
+	}
+	return layers
 }
 
 // hidden returns a view for the input of a layer, [B, S, 1, E].
