@@ -6,7 +6,6 @@ import (
 
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/hf"
-	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -48,10 +47,10 @@ func (r *residence) fill(bucket int) error {
 
 // checkUses rehearses two steps of a model, each with a forward pass after it. It returns an error if a pass would read
 // a bucket before its gather, or after another bucket has replaced it.
-func checkUses(s *state.State, cfg *hf.Config, opt model.Options) (err error) {
+func checkUses(slot func(bucket int) int, flat *model.FlatLayout, cfg *hf.Config, opt model.Options) (err error) {
 	in := map[int]int{} // bucket by slot, as gathers leave it
-	r := residence{slot: s.Slot, holds: map[int]int{}, gather: func(b int) error {
-		in[s.Slot(b)] = b
+	r := residence{slot: slot, holds: map[int]int{}, gather: func(b int) error {
+		in[slot(b)] = b
 		return nil
 	}}
 	opt.Hooks = model.Hooks{Use: func(bucket, next int) error {
@@ -59,8 +58,8 @@ func checkUses(s *state.State, cfg *hf.Config, opt model.Options) (err error) {
 			next = model.Embedding // as between the micro batches of a step
 		}
 		err = cmp.Or(err, r.use(bucket, next))
-		for _, b := range []int{bucket, s.Flat.Vectors()} {
-			if have, ok := in[s.Slot(b)]; err == nil && (!ok || have != b) {
+		for _, b := range []int{bucket, flat.Vectors()} {
+			if have, ok := in[slot(b)]; err == nil && (!ok || have != b) {
 				err = fmt.Errorf("weights of bucket %d would be read without a gather, or after bucket %d has replaced "+
 					"them", b, have)
 			}
@@ -70,7 +69,7 @@ func checkUses(s *state.State, cfg *hf.Config, opt model.Options) (err error) {
 	for range 2 {
 		r.forget()
 		clear(in)
-		for _, b := range order(s.Flat) {
+		for _, b := range order(flat) {
 			err = cmp.Or(err, r.fill(b))
 		}
 		model.Plan(cfg, opt, 1, 1, tensor.F32)
