@@ -13,12 +13,12 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Strides of a far tensor, in elements. Row 128, the second batch element and the second head each begin beyond 2^31
-// elements. The terms below 2^24 keep rows of different tensors and types apart.
+// Strides of a far tensor, in elements. Row 128, the second batch element and the second head each begin beyond 2^32
+// elements. The terms below 2^25 keep rows of different tensors and types apart.
 const (
-	farSeq   = 1 << 24
-	farBatch = 1<<31 + 1<<20
-	farHead  = 1<<31 + 1<<21
+	farSeq   = 1 << 25
+	farBatch = 1<<32 + 1<<20
+	farHead  = 1<<32 + 1<<21
 	farRows  = 140
 	farBytes = 4 * (farBatch + farHead + farRows*farSeq)
 )
