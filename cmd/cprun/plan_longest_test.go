@@ -63,8 +63,8 @@ func TestPlanBeginsWithItsVerdict(t *testing.T) {
 	}{
 		{[]string{"../../examples/opticks.yaml", "--nproc", "4"}, "fits"},
 		{[]string{bench3B, "--assume", "gpu=h200,gpus=8,hosts=16,net=50G,cudnn=9.19.0"}, "fits"},
-		{[]string{bench3B, "--assume", "gpu=h200,gpus=8,cudnn=9.19.0,memory=20G", "--set", "memory.recompute=none"},
-			"does NOT fit"},
+		{[]string{bench3B, "--assume", "gpu=h200,gpus=8,cudnn=9.19.0,memory=20G", "--set", "memory.recompute=none",
+			"--set", "memory.offload=off"}, "does NOT fit"},
 		{[]string{bench3B, "--assume", "arch=sm90,gpus=2"}, "memory unknown"},
 		{[]string{"../../examples/documents.yaml", "--nproc", "3"}, "fits"},
 	} {

@@ -257,7 +257,7 @@ func sortFailures(fs []Failure) {
 
 // cleanText fits a worker's text into a report: few lines, none empty, without control characters.
 func cleanText(s string) string {
-	const most = 12
+	const most = 16
 	var lines []string
 	for line := range strings.Lines(s) {
 		text := strings.TrimRight(string(clip(terminal.Line([]byte(line)), maxTail)), " ")

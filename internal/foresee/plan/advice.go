@@ -116,6 +116,22 @@ func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Ma
 	return m
 }
 
+// Shortage returns the fix for a run that does not get its memory, and its memory by kind. free is the unused memory of
+// the device; with host the run lacks host memory instead.
+func (m *Memory) Shortage(cfg *config.Config, ranks int, on machine.Machine, free int64, host bool) string {
+	c, fix := *cfg, "end other processes on the device (nvidia-smi lists them), or set memory.reserve to their memory"
+	c.Memory.Reserve = "0"
+	if on.Memory = free + m.Context; host {
+		fix, on.Memory, on.RAM = "raise the limit of locked memory (ulimit -l)", m.Device-m.Reserve, 1
+	}
+	if less, err := MemoryOf(&c, ranks, on); err == nil {
+		fix += less.advice
+	}
+	var b strings.Builder
+	m.table(&b)
+	return fix + "\nmemory of the run by kind:\n" + b.String()
+}
+
 // largest returns the memory that the run exceeds, and its largest item.
 func (m *Memory) largest(on machine.Machine, ranks int) (memory string, most item) {
 	memory, items := "device memory", m.items()
@@ -140,7 +156,8 @@ var levers = [][]lever{
 	set("memory.shard", func(m *config.Memory) *string { return &m.Shard }, "gradients", "parameters"),
 	set("memory.recompute", func(m *config.Memory) *string { return &m.Recompute }, "selective", "full"),
 	{smaller.chunked}, {smaller.oneByOne},
-	set("memory.offload", func(m *config.Memory) *string { return &m.Offload }, "activations", "optimizer", "both"),
+	set("memory.offload", func(m *config.Memory) *string { return &m.Offload }, "off", "activations", "optimizer",
+		"both"),
 }
 
 func set(key string, at func(*config.Memory) *string, values ...string) (list []lever) {

@@ -84,7 +84,8 @@ func openGPU(o CUDAOptions, closers *[]func() error) (*cudaStore, error) {
 	*closers = append(*closers, gpu.Close, s.free)
 	if o.Reserve > 0 {
 		if err := gpu.Reserve(o.Reserve + reserveSlack); err != nil {
-			return nil, tooLarge(gpu, o.Reserve, err)
+			free, total, _ := gpu.MemInfo() // 0: unknown
+			return nil, &MemoryError{Of: gpu.String(), Need: o.Reserve, Free: free, Total: total, Err: err}
 		}
 	}
 	if s.stream, err = gpu.NewStream("compute", false); err != nil {
@@ -96,19 +97,6 @@ func openGPU(o CUDAOptions, closers *[]func() error) (*cudaStore, error) {
 	}
 	*closers = append(*closers, s.copies.close)
 	return s, nil
-}
-
-// tooLarge returns the error for too little memory, with the fix.
-func tooLarge(gpu *cuda.Device, bytes int64, err error) error {
-	const gib = 1 << 30
-	free, total, e := gpu.MemInfo()
-	if e != nil {
-		return fmt.Errorf("the memory of the run: %w", err)
-	}
-	return fmt.Errorf("%v: the run takes %.2f GiB of it, as cprun plan lists, and %.2f of %.2f GiB are free: %w; end "+
-		"other processes on it (nvidia-smi lists them), or set memory.recompute: full, memory.shard: gradients, a "+
-		"smaller memory.loss_chunk, train.micro_batch_size or data.seq_len, or take more ranks",
-		gpu, float64(bytes)/gib, float64(free)/gib, float64(total)/gib, err)
 }
 
 // cudaOps returns the operations and the attention of a step, loaded in parallel.
@@ -210,7 +198,7 @@ func newCUDAStore(dev *cuda.Device) *cudaStore {
 	s.host = heap.New(pinnedBlock, func(n int64) (tensor.Memory, error) {
 		p, err := dev.AllocHost(n)
 		if err != nil {
-			return nil, err
+			return nil, &MemoryError{Of: "pinned host memory", Need: n, Host: true, Err: err}
 		}
 		s.pinned = append(s.pinned, p)
 		return p.Host(), nil

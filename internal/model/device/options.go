@@ -3,6 +3,7 @@ package device
 import (
 	"fmt"
 
+	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/tensor"
@@ -35,6 +36,24 @@ type CUDAOptions struct {
 	// Note, unless nil, receives lines for the rank's log about a successful start.
 	Note func(text string)
 }
+
+// MemoryError reports that a device or its host lacks memory for a run.
+type MemoryError struct {
+	Of                string // names the memory
+	Need, Free, Total int64  // bytes; Total 0: Free is not known
+	Host              bool   // the host lacks it
+	Err               error
+}
+
+func (e *MemoryError) Error() string {
+	text := fmt.Sprintf("%s: the run takes %s", e.Of, readable.Bytes(e.Need))
+	if e.Total > 0 {
+		text += fmt.Sprintf(", and %s of %s are free", readable.Bytes(e.Free), readable.Bytes(e.Total))
+	}
+	return text + ": " + e.Err.Error()
+}
+
+func (e *MemoryError) Unwrap() error { return e.Err }
 
 func (o *CUDAOptions) note(format string, args ...any) {
 	if o.Note != nil {

@@ -3,6 +3,7 @@ package worker
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/job"
 	"github.com/cprun/cprun/internal/run/train"
 )
@@ -27,6 +29,7 @@ func (p *process) train(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	defer func() { err = explain(err, cfg, p.WorldSize, job.Machine, &mem) }()
 	dev, world, done, err := p.device(ctx, p.deviceFor(job, cfg, &mem))
 	if err != nil {
 		return err
@@ -49,6 +52,15 @@ func (p *process) train(ctx context.Context) (err error) {
 	})
 	p.quiet = stopped
 	return err
+}
+
+// explain adds to a lack of memory the fix, and the memory of the run by kind.
+func explain(err error, cfg *config.Config, ranks int, on machine.Machine, mem *plan.Memory) error {
+	var lack *device.MemoryError
+	if !errors.As(err, &lack) {
+		return err
+	}
+	return fmt.Errorf("%w; %s", err, mem.Shortage(cfg, ranks, on, lack.Free, lack.Host))
 }
 
 func (p *process) eval(ctx context.Context) (err error) {
