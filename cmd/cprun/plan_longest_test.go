@@ -49,9 +49,24 @@ func TestPlanLongest(t *testing.T) {
 		t.Errorf("without a reserve: %+v", whole)
 	}
 	text, _, _ := strings.Cut(first(must(t, append(args[:len(args)-1:len(args)-1], "--longest")...)), "\n\n")
+	for _, w := range []string{"The bound is device memory: activations", "Twice as many tokens fit 16 ranks on 4 hosts",
+		"ram=) does not lift it", "A window does not"} {
+		if words := strings.Join(strings.Fields(text), " "); !strings.Contains(words, w) {
+			t.Errorf("no %q in\n%s", w, text)
+		}
+	}
 	if !strings.HasPrefix(text, "longest") || !strings.Contains(text, "memory.reserve") ||
 		strings.Contains(text, "largest item") {
 		t.Errorf("the plan of the longest begins with\n%s", text)
+	}
+}
+
+// Host memory lifts the longest sequence where it is short, up to the device's bound.
+func TestPlanLongestOnLittleHostMemory(t *testing.T) {
+	out, _ := must(t, "plan", bench3B, "--assume", "gpu=h200,gpus=2,cudnn=9.19.0,ram=100G", "--longest")
+	text, _, _ := strings.Cut(out, "\n\n")
+	if words := strings.Join(strings.Fields(text), " "); !strings.Contains(words, "100 GiB (--assume ram=) lifts it") {
+		t.Error(text)
 	}
 }
 

@@ -187,3 +187,42 @@ func b2i(b bool) int {
 	}
 	return 0
 }
+
+// Sharded parameters send weights twice in each pass. Copies to the host cost time only beyond the work beside them.
+func TestChoicesCost(t *testing.T) {
+	on := gpus(t, "gpu=h200,gpus=8")
+	with := func(set ...string) *Plan {
+		cfg, _ := fitted(t, "llama-3.2-3b-32k.yaml", 8, on, append([]string{"memory.recompute=full"}, set...)...)
+		p, err := Make(cfg, 8, Options{Machine: on, Costs: Costs{Table: round()}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	base := with("memory.shard=gradients")
+	parameters := with("memory.shard=parameters")
+	weights := base.Communication.Gradients / 3 // gradients of 4 bytes, weights of 2
+	if sent := parameters.Communication.Gradients - base.Communication.Gradients; sent != weights {
+		t.Errorf("sharded parameters send %d bytes more, want %d", sent, weights)
+	}
+	moved := with("memory.shard=gradients", "memory.offload=optimizer")
+	if base.Estimate.Parts.Offload != 0 || moved.Estimate.Parts.Offload <= 0 ||
+		moved.Estimate.SecondsPerStep <= base.Estimate.SecondsPerStep {
+		t.Errorf("%+v, without offload %+v", moved.Estimate, base.Estimate)
+	}
+}
+
+// Work hides a copy of its length, except a small share.
+func TestExposedCopy(t *testing.T) {
+	for _, c := range [][3]float64{{1, 2, contention}, {1, 1, contention}, {3, 1, 2}, {0, 1, 0}} {
+		if got := exposedCopy(c[0], c[1]); got != c[2] {
+			t.Errorf("a copy of %g beside %g costs %g, want %g", c[0], c[1], got, c[2])
+		}
+	}
+	m := Memory{Layers: Layers{Host: model.HostSlots + 2}, HostActivations: 200, HostOptimizer: 1000}
+	// Each of two layers takes 100 of 10 a second each way: 4 and 2 beyond the passes. The optimizer takes 100, of which
+	// a forward pass of 10 layers hides 60.
+	if got := m.offloading(10, 6, 8, 10, 3); got != 3*2*(4+2)+40 {
+		t.Errorf("offload costs %g", got)
+	}
+}
