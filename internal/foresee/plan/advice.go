@@ -141,6 +141,15 @@ func (m *Memory) largest(on machine.Machine, ranks int) (memory string, most ite
 	return memory, slices.MaxFunc(items, func(a, b item) int { return cmp.Compare(a.bytes, b.bytes) })
 }
 
+// Free returns the bytes that a run leaves of the memory with least room; negative: it lacks them.
+func (m *Memory) Free(on machine.Machine, ranks int) int64 {
+	device, host := m.excess(on, ranks)
+	if m.HostTotal == 0 {
+		return -device
+	}
+	return -max(device, host)
+}
+
 // Bound returns the memory that a run exceeds, and its largest item.
 func (m *Memory) Bound(on machine.Machine, ranks int) string {
 	memory, most := m.largest(on, ranks)

@@ -293,11 +293,17 @@ func (o *PlanOptions) stretch(path string, m machine.Machine, ranks int) error {
 		return p, err
 	}
 	var why error
-	var longer *plan.Plan // the shortest that does not fit
+	var longer *plan.Plan  // the shortest that does not fit
+	var free, lack float64 // bytes, at the ends of the search
 	fits := func(units int) bool {
 		p, err := try(units, m, ranks)
-		if err != nil {
-			why, longer = err, p
+		switch {
+		case err == nil:
+			free = float64(p.Memory.Free(m, ranks))
+		case p == nil:
+			why, longer, lack = err, nil, free
+		default:
+			why, longer, lack = err, p, -float64(p.Memory.Free(m, ranks))
 		}
 		return err == nil
 	}
@@ -306,12 +312,16 @@ func (o *PlanOptions) stretch(path string, m machine.Machine, ranks int) error {
 		return &InputError{fmt.Errorf("--longest: not even %d tokens: %w", least*stretchUnit, why)}
 	}
 	const most = 1 << 30 // units: more than any memory holds
-	lo, hi := least, 2*least
+	lo, hi := least, 8*least
 	for hi < most && fits(hi) {
-		lo, hi = hi, 2*hi
+		lo, hi = hi, 8*hi
 	}
-	for lo+1 < hi {
-		if mid := (lo + hi) / 2; fits(mid) {
+	for i := 0; lo+1 < hi; i++ {
+		mid := (lo + hi) / 2
+		if i%2 == 0 && free+lack > 0 { // memory is nearly linear in the length
+			mid = min(max(lo+int(float64(hi-lo)*free/(free+lack)), lo+1), hi-1)
+		}
+		if fits(mid) {
 			lo = mid
 		} else {
 			hi = mid
