@@ -263,7 +263,7 @@ func (s *cudaStore) newCopies() (*copies, error) {
 	return &copies{compute: s.stream, up: up, down: down, queue: copyCUDA, follow: s.stream.Follow}, nil
 }
 
-func copyCUDA(to Stream, name string, dst, src View) {
+func copyCUDA(to tensor.Stream, name string, dst, src View) {
 	if dst.DType() != src.DType() || dst.Size() != src.Size() || !dst.IsDense() || !src.IsDense() {
 		panic(fmt.Sprintf("device: %s of %v to %v", name, src, dst))
 	}

@@ -77,6 +77,12 @@ type Store interface {
 	Download(dst, src View)
 	// Prefetch is an Upload that runs concurrently with queued work. No queued work may use dst or write src.
 	Prefetch(dst, src View)
+	// Offload queues a copy to the host on Copies[1], Reload one from the host on Copies[0]. Events of the caller order
+	// them with other streams. Follow makes Stream wait for an event of such a copy; the wait does not count as waiting
+	// for other ranks.
+	Offload(dst, src View)
+	Reload(dst, src View)
+	Follow(e tensor.Event)
 	// MemoryBytes returns the peak of the host's memory for a CPU, else the used memory of the GPU.
 	MemoryBytes() int64
 }
@@ -124,6 +130,11 @@ func (d *Device) HostVector(t tensor.DType, n int) (View, error) {
 	return tensor.Dense(mem, t, 0, [4]int{1, 1, 1, n}), nil
 }
 
+// HostArena returns a stack of host memory for copies; see Arena.
+func (d *Device) HostArena(what string, bytes int64) (*tensor.Arena, error) {
+	return newArena(what, bytes, func(n int64) (tensor.Memory, error) { return d.Store.AllocHost(n) })
+}
+
 // FreeHostVector frees a HostVector, as FreeHost does.
 func (d *Device) FreeHostVector(v View) { d.Store.FreeHost(v.Memory().(*tensor.Host)) }
 
@@ -132,10 +143,14 @@ func (d *Device) FreeHostVector(v View) { d.Store.FreeHost(v.Memory().(*tensor.H
 type outOfMemory struct{ err error }
 
 // Arena returns a stack of the device's memory. If it cannot grow, Alloc panics with an outOfMemory for Caught.
-func (d *Device) Arena(what string, bytes int64) (a *tensor.Arena, err error) {
+func (d *Device) Arena(what string, bytes int64) (*tensor.Arena, error) {
+	return newArena(what, bytes, d.Store.Alloc)
+}
+
+func newArena(what string, bytes int64, alloc func(bytes int64) (tensor.Memory, error)) (a *tensor.Arena, err error) {
 	defer Caught(&err)
 	return tensor.NewArena(bytes, func(n int64) tensor.Memory {
-		mem, err := d.Store.Alloc(n)
+		mem, err := alloc(n)
 		if err != nil {
 			panic(outOfMemory{fmt.Errorf("%s: %w", what, err)})
 		}

@@ -20,7 +20,7 @@ type copies struct {
 	compute  tensor.Stream
 	up, down Stream
 	// queue queues a copy on a stream; name is its name in traces.
-	queue func(s Stream, name string, dst, src View)
+	queue func(s tensor.Stream, name string, dst, src View)
 	// follow makes compute wait for an event of a copy. That wait does not count as waiting for other ranks.
 	follow func(e tensor.Event)
 }
@@ -41,6 +41,15 @@ func (c *copies) Prefetch(dst, src View) {
 	c.follow(c.up.Record())
 }
 
+// Offload queues a copy to the host; see Store.
+func (c *copies) Offload(dst, src View) { c.queue(c.down, "offload", dst, src) }
+
+// Reload queues a copy from the host; see Store.
+func (c *copies) Reload(dst, src View) { c.queue(c.up, "reload", dst, src) }
+
+// Follow makes compute wait for a copy; see Store.
+func (c *copies) Follow(e tensor.Event) { c.follow(e) }
+
 // between queues a copy in the order of compute.
 func (c *copies) between(s Stream, name string, dst, src View) {
 	s.Wait(c.compute.Record())
@@ -53,7 +62,7 @@ func hostCopies(compute *tensor.HostStream) *copies {
 	up, down := tensor.NewHostStream("upload"), tensor.NewHostStream("download")
 	return &copies{
 		compute: compute, up: up, down: down,
-		queue: func(s Stream, name string, dst, src View) {
+		queue: func(s tensor.Stream, name string, dst, src View) {
 			s.(*tensor.HostStream).Do(name, func() error {
 				tensor.Copy(dst, src)
 				return nil
