@@ -17,6 +17,7 @@ import (
 	"github.com/cprun/cprun/internal/base/nccl"
 	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/internal/model/optim"
 	"github.com/cprun/cprun/kernels/gpu"
 	"github.com/cprun/cprun/tensor"
 )
@@ -61,7 +62,8 @@ func CUDA(o CUDAOptions) (d Device, err error) {
 		Optim: ops, Store: s,
 		Compute: o.Compute, Masters: o.Compute != tensor.F32, ScaleLoss: o.Compute == tensor.F16, RunAhead: 1,
 		Machine:   o.Machine,
-		NewStream: s.newStream, NewClock: s.clock,
+		NewStream: s.further.maker(s.newStream), NewClock: s.clock,
+		NewOptim: s.newOptim,
 		close: func() error { return closeAll(closers) },
 	}
 	if peak, ok := machine.CardFor(s.dev.Arch); ok {
@@ -94,7 +96,7 @@ func openGPU(o CUDAOptions, closers *[]func() error) (*cudaStore, error) {
 	if s.copies, err = s.newCopies(); err != nil {
 		return nil, err
 	}
-	*closers = append(*closers, s.copies.close)
+	*closers = append(*closers, s.copies.close, s.further.close)
 	return s, nil
 }
 
@@ -118,6 +120,7 @@ func cudaOps(o CUDAOptions, s *cudaStore, closers *[]func() error) (*gpu.Ops, at
 	if err != nil {
 		return nil, nil, err
 	}
+	s.loader = loader
 	ops, err := gpu.NewOps(s.stream, loader)
 	if err != nil {
 		return nil, nil, err
@@ -195,8 +198,10 @@ func preload(ops *gpu.Ops, kernel attention.Kernel, compute tensor.DType, dim in
 
 type cudaStore struct {
 	*copies
-	dev    *cuda.Device
-	stream *cuda.Stream
+	dev     *cuda.Device
+	stream  *cuda.Stream
+	further streams
+	loader  *gpu.Loader
 	pinned []*cuda.Pinned // the blocks of host
 	host   *heap.Heap
 	out    map[*tensor.Host]View // of host, by the result of AllocHost
@@ -250,6 +255,8 @@ func (s *cudaStore) newStream(name string) (Stream, error) {
 	}
 	return stream, nil
 }
+
+func (s *cudaStore) newOptim(to tensor.Stream) optim.Device { return gpu.NewOptim(to.(*cuda.Stream), s.loader) }
 
 func (s *cudaStore) newCopies() (*copies, error) {
 	up, err := s.newStream("upload")

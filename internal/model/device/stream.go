@@ -3,15 +3,40 @@ package device
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/cprun/cprun/tensor"
 )
 
-// Stream is an additional stream of a device. Its creator closes it before the device.
+// Stream is an additional stream of a device.
 type Stream interface {
 	tensor.Stream
 	// Close ends the stream after its work, and returns its error.
 	Close() error
+}
+
+// streams are the further streams of a device, in the order of their creation.
+type streams []Stream
+
+// maker returns Device.NewStream, given the creation of a stream.
+func (list *streams) maker(create func(name string) (Stream, error)) func(name string) (tensor.Stream, error) {
+	return func(name string) (tensor.Stream, error) {
+		s, err := create(name)
+		if err != nil {
+			return nil, fmt.Errorf("stream %s: %w", name, err)
+		}
+		*list = append(*list, s)
+		return s, nil
+	}
+}
+
+// close ends the streams after their work. A stream may wait for an earlier one.
+func (list *streams) close() error {
+	var errs []error
+	for _, s := range *list {
+		errs = append(errs, s.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // copies queues copies between host and device on two streams, one for each direction, so that they run concurrently
@@ -41,11 +66,8 @@ func (c *copies) Prefetch(dst, src View) {
 	c.follow(c.up.Record())
 }
 
-// Offload queues a copy to the host; see Store.
-func (c *copies) Offload(dst, src View) { c.queue(c.down, "offload", dst, src) }
-
-// Reload queues a copy from the host; see Store.
-func (c *copies) Reload(dst, src View) { c.queue(c.up, "reload", dst, src) }
+// Copy queues a copy on a further stream; see Store.
+func (c *copies) Copy(s tensor.Stream, dst, src View) { c.queue(s, "copy", dst, src) }
 
 // Follow makes compute wait for a copy; see Store.
 func (c *copies) Follow(e tensor.Event) { c.follow(e) }

@@ -14,11 +14,12 @@ import (
 // stream at the call of the hook, and the compute stream follows the end of a copy before it reads or overwrites the
 // slot.
 type offload struct {
-	dev    *Device
-	layers []int         // the moved layers, ascending
-	slots  int           // of the ring
-	mem    *tensor.Arena // of the host, for one pass
-	moved  []moved       // by position in layers
+	dev     *Device
+	out, in tensor.Stream
+	layers  []int         // the moved layers, ascending
+	slots   int           // of the ring
+	mem     *tensor.Arena // of the host, for one pass
+	moved   []moved       // by position in layers
 }
 
 type moved struct {
@@ -29,8 +30,25 @@ type moved struct {
 
 // newOffload returns the mover of some layers, with host memory of that many bytes for a pass.
 func newOffload(dev *Device, layers []int, slots int, bytes int64) (*offload, error) {
-	mem, err := dev.HostArena("activations on the host", bytes)
-	return &offload{dev: dev, layers: layers, slots: slots, mem: mem, moved: make([]moved, len(layers))}, err
+	o := &offload{dev: dev, layers: layers, slots: slots, moved: make([]moved, len(layers))}
+	var err error
+	if o.mem, err = dev.HostArena("activations on the host", bytes); err != nil {
+		return nil, err
+	}
+	if o.out, err = newStream(dev, "offload"); err != nil {
+		return nil, err
+	}
+	o.in, err = newStream(dev, "reload")
+	return o, err
+}
+
+// newStream creates a stream for copies, which traces show.
+func newStream(dev *Device, name string) (tensor.Stream, error) {
+	s, err := dev.NewStream(name)
+	if err == nil {
+		dev.Copies = append(dev.Copies, s)
+	}
+	return s, err
 }
 
 // keep copies a layer's activations to the host. Its caller overwrites the slot of the moved layer before this one
@@ -49,15 +67,15 @@ func (o *offload) keep(layer int, saved []*View) error {
 	if !o.copies(i) {
 		return nil
 	}
-	m, down := &o.moved[i], o.dev.Copies[1]
+	m := &o.moved[i]
 	*m = moved{}
-	down.Wait(o.dev.Stream.Record())
+	o.out.Wait(o.dev.Stream.Record())
 	for _, v := range saved {
 		host := o.mem.Alloc(v.DType(), v.Len(0), v.Len(1), v.Len(2), v.Len(3))
-		o.dev.Store.Offload(host, *v)
+		o.dev.Store.Copy(o.out, host, *v)
 		m.host, m.dev = append(m.host, host), append(m.dev, *v)
 	}
-	m.out = down.Record()
+	m.out = o.out.Record()
 	return nil
 }
 
@@ -83,14 +101,14 @@ func (o *offload) bring(layer int, _ []*View) error {
 
 // reload begins the copy back of the moved layer at position i, once a pass.
 func (o *offload) reload(i int) {
-	m, up := &o.moved[i], o.dev.Copies[0]
+	m := &o.moved[i]
 	if m.in != nil {
 		return
 	}
-	up.Wait(m.out)
-	up.Wait(o.dev.Stream.Record())
+	o.in.Wait(m.out)
+	o.in.Wait(o.dev.Stream.Record())
 	for j := range m.dev {
-		o.dev.Store.Reload(m.dev[j], m.host[j])
+		o.dev.Store.Copy(o.in, m.dev[j], m.host[j])
 	}
-	m.in = up.Record()
+	m.in = o.in.Record()
 }

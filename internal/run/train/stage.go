@@ -2,7 +2,6 @@ package train
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/tensor"
@@ -28,8 +27,8 @@ func newStage(dev *Device, most int) (*stage, error) {
 	}
 	for i := range s.piece {
 		var err error
-		if s.piece[i], err = dev.HostVector(tensor.F32, max(1, min(most, piece))); err != nil {
-			return nil, fmt.Errorf("staging memory: %w", err)
+		if s.piece[i], err = dev.HostVector("staging memory", tensor.F32, max(1, min(most, piece))); err != nil {
+			return nil, err
 		}
 	}
 	return s, nil

@@ -199,7 +199,7 @@ func (t *Trainer) build(room state.Room) (err error) {
 	t.stepMem = make([]stepSums, t.dev.RunAhead+1)
 	for i := range t.stepMem {
 		for _, v := range []*View{&t.stepMem[i].in, &t.stepMem[i].out} {
-			if *v, err = t.dev.HostVector(tensor.F64, sumCount); err != nil {
+			if *v, err = t.dev.HostVector("sums of a step", tensor.F64, sumCount); err != nil {
 				return err
 			}
 		}
