@@ -14,9 +14,10 @@ type Sharding int
 
 // These are stages of ZeRO.
 const (
-	ShardNone      Sharding = iota // every rank has everything
-	ShardOptimizer                 // masters and moments: stage 1
-	ShardGradients                 // and gradients: stage 2
+	ShardNone       Sharding = iota // every rank has everything
+	ShardOptimizer                  // masters and moments: stage 1
+	ShardGradients                  // and gradients: stage 2
+	ShardParameters                 // and the weights of the model: stage 3
 )
 
 // ShardingOf returns the Sharding for a value of memory.shard.
@@ -26,6 +27,8 @@ func ShardingOf(word string) Sharding {
 		return ShardOptimizer
 	case "gradients":
 		return ShardGradients
+	case "parameters":
+		return ShardParameters
 	}
 	return ShardNone
 }
@@ -54,8 +57,10 @@ type State struct {
 	// needed at the same time share memory: see StageOf.
 	Staging []View
 
-	compute View // all, in the type of activations: Masters itself, or a copy
+	compute View // in the type of activations, all or parts: Masters itself, or a copy
 	vectors View // float32: all of the last bucket, if Masters holds parts; else zero
+	// Gathered weights of each bucket, in memory shared by StageOf; nil if compute holds all.
+	buffers []View
 
 	groups []Group
 	parts  []model.Bucket // this rank's part of each bucket in a buffer of parts
@@ -78,29 +83,38 @@ func New(a Allocator, o Options) (*State, error) {
 		held = int(s.owned())
 	}
 	var err error
-	vector := func(what string, t tensor.DType, n int) (v View) {
-		if err == nil {
-			v, err = a.Vector(what, t, n)
-			s.all = append(s.all, v)
+	vector := func(what string, t tensor.DType, n int) View {
+		v, e := a.Vector(what, t, n)
+		if e != nil {
+			err, a = e, Meter{} // the remainder takes no memory
+			v, _ = a.Vector(what, t, n)
 		}
+		s.all = append(s.all, v)
 		return v
 	}
+	read := all // elements of compute
+	if s.shard == ShardParameters {
+		read = held
+	}
 	if o.Masters || o.Compute != tensor.F32 {
-		s.Masters, s.compute = vector(Weights, tensor.F32, held), vector(Compute, o.Compute, all)
-		if s.shard != ShardNone {
-			s.vectors = vector(Compute, tensor.F32, int(s.Flat.Buckets[s.Flat.Vectors()].Size()))
-		}
+		s.Masters, s.compute = vector(Weights, tensor.F32, held), vector(Compute, o.Compute, read)
 	} else {
-		s.Masters = vector(Weights, tensor.F32, all)
+		s.Masters = vector(Weights, tensor.F32, read)
 		s.compute = s.Masters
+	}
+	if s.shard != ShardNone && s.Masters.Size() < all {
+		s.vectors = vector(Compute, tensor.F32, int(s.Flat.Buckets[s.Flat.Vectors()].Size()))
+	}
+	if s.shard == ShardParameters {
+		s.buffers = stages(s.Flat, s.vectors, func(n int) View { return vector(Compute, o.Compute, n) })
 	}
 	if o.Frozen {
 		return s, err
 	}
 	s.M, s.V = vector(Moments, tensor.F32, held), vector(Moments, tensor.F32, held)
-	if s.shard == ShardGradients {
+	if s.shard >= ShardGradients {
 		s.Grads = vector(Gradients, tensor.F32, held)
-		s.Staging = stages(s.Flat, func(n int) View { return vector(Gradients, tensor.F32, n) })
+		s.Staging = stages(s.Flat, View{}, func(n int) View { return vector(Gradients, tensor.F32, n) })
 	} else {
 		s.Grads = vector(Gradients, tensor.F32, all)
 	}
@@ -115,7 +129,8 @@ func (s *State) Zero(ops model.Elementwise) { ops.Zero(s.all...) }
 
 // Params returns the state for the model.
 func (s *State) Params() model.Params {
-	p := model.Params{Layout: s.Flat, Weights: s.Masters, Vectors: s.vectors, Compute: s.compute, Grads: s.Grads}
+	p := model.Params{Layout: s.Flat, Weights: s.Masters, Vectors: s.vectors, Compute: s.compute,
+		BucketCompute: s.buffers, Grads: s.Grads}
 	if s.Staging != nil {
 		p.Grads, p.BucketGrads = View{}, s.Staging
 	}
@@ -155,13 +170,15 @@ func (s *State) CopyCompute(ops model.Elementwise, bucket int) {
 }
 
 // Gathered returns the destination of an all-gather of a bucket's weights, and this rank's part; zero if every rank
-// holds all.
+// holds all. Buckets with the same Slot have the same destination.
 func (s *State) Gathered(bucket int) (dst, src View) {
 	switch {
 	case s.shard == ShardNone || s.Flat.Buckets[bucket].Size() == 0:
 		return View{}, View{}
 	case bucket == s.Flat.Vectors() && !s.vectors.IsZero():
 		return s.vectors, s.Own(s.Masters, bucket)
+	case s.buffers != nil:
+		return s.buffers[bucket], s.Own(s.compute, bucket)
 	}
 	return s.Whole(s.compute, bucket), s.Own(s.compute, bucket)
 }
@@ -182,12 +199,12 @@ func (s *State) divide() error {
 	return nil
 }
 
-// Stages is the number of staging memories for gradients.
+// Stages is the number of memories for whole buckets: of gradients in a backward pass, and of sharded weights.
 const Stages = 4
 
-// StageOf returns the staging memory of a bucket's gradients. Layers alternate between two, so that one is reduced
-// while the next is computed. The embedding and the head share a third, since they are at opposite ends of the pass.
-// The vectors have the last, in use all the time.
+// StageOf returns the memory of a whole bucket's gradients or weights. Layers alternate between two, so that one is
+// transferred while the next is computed. The embedding and the head share a third, since they are at opposite ends of
+// the pass. The vectors have the last, in use all the time.
 func StageOf(flat *model.FlatLayout, bucket int) int {
 	switch bucket {
 	case model.Embedding, flat.Head():
@@ -198,8 +215,8 @@ func StageOf(flat *model.FlatLayout, bucket int) int {
 	return bucket % 2
 }
 
-// stages allocates the memories, and returns the view of each bucket.
-func stages(flat *model.FlatLayout, vector func(n int) View) []View {
+// stages allocates the memories, except given vectors, and returns the view of each bucket.
+func stages(flat *model.FlatLayout, vectors View, vector func(n int) View) []View {
 	var sizes [Stages]int64
 	for b, bucket := range flat.Buckets {
 		i := StageOf(flat, b)
@@ -207,13 +224,23 @@ func stages(flat *model.FlatLayout, vector func(n int) View) []View {
 	}
 	var memories [Stages]View
 	for i, n := range sizes {
-		memories[i] = vector(int(n))
+		if memories[i] = vectors; i < Stages-1 || vectors.IsZero() {
+			memories[i] = vector(int(n))
+		}
 	}
 	var out []View
 	for b, bucket := range flat.Buckets {
 		out = append(out, Part(memories[StageOf(flat, b)], 0, int(bucket.Size())))
 	}
 	return out
+}
+
+// Slot numbers the memory of a bucket's gathered weights, below Slots.
+func (s *State) Slot(bucket int) int {
+	if s.buffers == nil {
+		return bucket
+	}
+	return StageOf(s.Flat, bucket)
 }
 
 // Group is the Size ranks that reduce a bucket's gradients, with this rank as member Rank. The groups of a bucket

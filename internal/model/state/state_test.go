@@ -28,7 +28,8 @@ func TestPartsTile(t *testing.T) {
 			for i, n := range sizes {
 				groups[i] = Group{Rank: rank % n, Size: n}
 			}
-			s, err := New(Meter{}, Options{Layout: flat, Groups: groups, Shard: ShardGradients, Compute: tensor.BF16})
+			shard := ShardGradients + Sharding(rank%2)
+			s, err := New(Meter{}, Options{Layout: flat, Groups: groups, Shard: shard, Compute: tensor.BF16})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -51,6 +52,68 @@ func TestPartsTile(t *testing.T) {
 		}
 		if at != bucket.Hi {
 			t.Errorf("bucket %d: the parts end at %d, want %d", b, at, bucket.Hi)
+		}
+	}
+}
+
+// Each sharding takes the bytes of its stage of ZeRO, and buffers of the largest layer, embedding and vectors.
+func TestBytesOfShardings(t *testing.T) {
+	const ranks = 4
+	flat := layout(ranks)
+	all, whole := flat.Size(), func(b int) int64 { return flat.Buckets[b].Size() }
+	buffers := whole(model.Layer(0)) + whole(model.Layer(1)) + max(whole(model.Embedding), whole(flat.Head()))
+	vectors := whole(flat.Vectors())
+	for _, c := range []struct {
+		shard                         Sharding
+		masters                       bool
+		weights, compute, grads, m, v int64
+	}{
+		{ShardNone, false, all, 0, all, all, all},
+		{ShardOptimizer, false, all, 0, all, all / ranks, all / ranks},
+		{ShardGradients, true, all / ranks, all + vectors, all/ranks + buffers + vectors, all / ranks, all / ranks},
+		{ShardParameters, false, all / ranks, buffers + vectors, all/ranks + buffers + vectors, all / ranks, all / ranks},
+		{ShardParameters, true, all / ranks, all/ranks + buffers + vectors, all/ranks + buffers + vectors, all / ranks,
+			all / ranks},
+	} {
+		meter := Meter{}
+		o := Options{Layout: flat, Groups: Groups(flat, Group{Size: ranks}), Shard: c.shard, Compute: tensor.F32,
+			Masters: c.masters}
+		if _, err := New(meter, o); err != nil {
+			t.Fatal(err)
+		}
+		want := Meter{Weights: 4 * c.weights, Compute: 4 * c.compute, Gradients: 4 * c.grads, Moments: 4 * (c.m + c.v)}
+		for what, n := range want {
+			if meter[what] != n {
+				t.Errorf("sharding %d, masters %t: %s take %d bytes, want %d", c.shard, c.masters, what, meter[what], n)
+			}
+		}
+	}
+}
+
+// A limited is an Allocator that fails after some vectors.
+type limited struct {
+	Meter
+	left int
+}
+
+func (l *limited) Vector(what string, t tensor.DType, n int) (View, error) {
+	if l.left--; l.left < 0 {
+		return View{}, errors.New("no memory for " + what)
+	}
+	return l.Meter.Vector(what, t, n)
+}
+
+// Wherever memory ends, New returns the first error.
+func TestNoMemory(t *testing.T) {
+	flat := layout(2)
+	o := Options{Layout: flat, Groups: Groups(flat, Group{Size: 2}), Shard: ShardParameters, Compute: tensor.BF16}
+	for left := 0; ; left++ {
+		s, err := New(&limited{Meter: Meter{}, left: left}, o)
+		if err == nil {
+			if left != len(s.all) {
+				t.Errorf("%d vectors were enough for %d", left, len(s.all))
+			}
+			return
 		}
 	}
 }
