@@ -18,6 +18,8 @@ type Allocator interface {
 	// Vector returns n uninitialised elements that live as long as the device. what names their use in errors and in
 	// the counts of a Meter.
 	Vector(what string, t tensor.DType, n int) (View, error)
+	// HostVector returns n zeros of host memory.
+	HostVector(what string, t tensor.DType, n int) (View, error)
 }
 
 // These name the uses of memory.
@@ -27,6 +29,7 @@ const (
 	Gradients = "gradients"       // float32, also in transfers to other ranks
 	Moments   = "moments"         // float32, of the optimizer
 	Inputs    = "batches"         // tokens, targets and the tables of rotary embeddings
+	OnHost    = "host: "          // prefix of the counts of host memory
 )
 
 // Meter is an Allocator that counts bytes by their use. Its views have no memory.
@@ -37,6 +40,9 @@ func (m Meter) Vector(what string, t tensor.DType, n int) (View, error) {
 	m[what] += int64(n) * int64(t.Size())
 	return tensor.NewMeter().Alloc(t, n), nil
 }
+
+// HostVector counts n elements under the prefix OnHost. It never fails.
+func (m Meter) HostVector(what string, t tensor.DType, n int) (View, error) { return m.Vector(OnHost+what, t, n) }
 
 // Room is the memory of a run before its first step, from the plan, the same on every rank. Buffers that need more
 // grow.

@@ -33,6 +33,13 @@ func ShardingOf(word string) Sharding {
 	return ShardNone
 }
 
+// PieceSlots is the number of pieces of an optimizer on the host that are on the device at once; pieceSize is the most
+// elements of each of the three vectors in one, enough for copies at the link's speed.
+const (
+	PieceSlots = 3
+	pieceSize  = 4 << 20
+)
+
 // Options describe the layout of a state.
 type Options struct {
 	Layout *model.FlatLayout
@@ -44,6 +51,8 @@ type Options struct {
 	Masters bool
 	AdamW   optim.AdamW
 	Frozen  bool // only weights, for passes without training
+	// Host keeps masters and moments in host memory; see Step.
+	Host bool
 }
 
 // State holds the model and the optimizer in flat buffers, cut into buckets. A bucket has an equal part for each rank
@@ -53,12 +62,14 @@ type State struct {
 	Masters View // float32: weights of the optimizer
 	Grads   View // float32
 	M, V    View // float32: moments of Masters
+	OnHost  bool // Masters, M and V are in host memory, and pass through Pieces
+	Pieces  [PieceSlots][3]View
 	// Staging is the place for gradients of each bucket in a backward pass; nil if that is Grads. Buckets that are not
 	// needed at the same time share memory: see StageOf.
 	Staging []View
 
 	compute View // in the type of activations, all or parts: Masters itself, or a copy
-	vectors View // float32: all of the last bucket, if Masters holds parts; else zero
+	vectors View // float32: all of the last bucket, if Masters holds parts or is on the host; else zero
 	// Gathered weights of each bucket, in memory shared by StageOf; nil if compute holds all.
 	buffers []View
 
@@ -83,26 +94,33 @@ func New(a Allocator, o Options) (*State, error) {
 		held = int(s.owned())
 	}
 	var err error
-	vector := func(what string, t tensor.DType, n int) View {
-		v, e := a.Vector(what, t, n)
+	taken := func(v View, e error) View {
 		if e != nil {
 			err, a = e, Meter{} // the remainder takes no memory
-			v, _ = a.Vector(what, t, n)
+			v, _ = a.Vector("", tensor.F32, 0)
 		}
+		return v
+	}
+	vector := func(what string, t tensor.DType, n int) View {
+		v := taken(a.Vector(what, t, n))
 		s.all = append(s.all, v)
 		return v
+	}
+	optimizer := vector
+	if s.OnHost = o.Host && !o.Frozen; s.OnHost {
+		optimizer = func(what string, t tensor.DType, n int) View { return taken(a.HostVector(what, t, n)) }
 	}
 	read := all // elements of compute
 	if s.shard == ShardParameters {
 		read = held
 	}
-	if o.Masters || o.Compute != tensor.F32 {
-		s.Masters, s.compute = vector(Weights, tensor.F32, held), vector(Compute, o.Compute, read)
+	if o.Masters || o.Compute != tensor.F32 || s.OnHost {
+		s.Masters, s.compute = optimizer(Weights, tensor.F32, held), vector(Compute, o.Compute, read)
 	} else {
 		s.Masters = vector(Weights, tensor.F32, read)
 		s.compute = s.Masters
 	}
-	if s.shard != ShardNone && s.Masters.Size() < all {
+	if s.OnHost || s.shard != ShardNone && s.Masters.Size() < all {
 		s.vectors = vector(Compute, tensor.F32, int(s.Flat.Buckets[s.Flat.Vectors()].Size()))
 	}
 	if s.shard == ShardParameters {
@@ -111,7 +129,14 @@ func New(a Allocator, o Options) (*State, error) {
 	if o.Frozen {
 		return s, err
 	}
-	s.M, s.V = vector(Moments, tensor.F32, held), vector(Moments, tensor.F32, held)
+	s.M, s.V = optimizer(Moments, tensor.F32, held), optimizer(Moments, tensor.F32, held)
+	for i := range s.Pieces {
+		for j := range s.Pieces[i] {
+			if s.OnHost {
+				s.Pieces[i][j] = vector(Moments, tensor.F32, min(held, pieceSize))
+			}
+		}
+	}
 	if s.shard >= ShardGradients {
 		s.Grads = vector(Gradients, tensor.F32, held)
 		s.Staging = stages(s.Flat, View{}, func(n int) View { return vector(Gradients, tensor.F32, n) })
@@ -151,21 +176,38 @@ func (s *State) SumSquares(d optim.Device, sum View) {
 	}
 }
 
-// Update steps this rank's part of a bucket. norm2 is the square of the global gradient norm.
+// Update steps this rank's part of a bucket, if the optimizer's state is on the device. norm2 is the square of the
+// global gradient norm.
 func (s *State) Update(d optim.Device, bucket int, norm2 View, u optim.Update) {
-	p, c := s.Held(s.Masters, bucket), View{}
-	vectors := bucket == s.Flat.Vectors()
-	if s.compute != s.Masters && !vectors {
-		c = s.Held(s.compute, bucket)
-	}
-	all := []optim.Segment{{Lo: 0, Hi: p.Size(), Decay: !vectors}}
-	s.adamw.Step(d, p, c, s.Held(s.Grads, bucket), s.Held(s.M, bucket), s.Held(s.V, bucket), norm2, all, u)
+	s.Step(d, bucket, 0, s.Held(s.Masters, bucket), s.Held(s.M, bucket), s.Held(s.V, bucket), norm2, u)
 }
 
-// CopyCompute updates the compute copy of this rank's part of a bucket, if there is one.
+// Step steps a piece of this rank's part of a bucket from element lo, given its masters and moments on the device.
+func (s *State) Step(d optim.Device, bucket, lo int, p, m, v, norm2 View, u optim.Update) {
+	n := p.Size()
+	all := []optim.Segment{{Lo: 0, Hi: n, Decay: bucket != s.Flat.Vectors()}}
+	s.adamw.Step(d, p, s.Copied(bucket, lo, n), Part(s.Held(s.Grads, bucket), lo, lo+n), m, v, norm2, all, u)
+}
+
+// Copied returns the model's copy of n elements of this rank's part of a bucket from lo; zero if the model reads
+// Masters.
+func (s *State) Copied(bucket, lo, n int) View {
+	switch {
+	case bucket != s.Flat.Vectors() && s.compute != s.Masters:
+		return Part(s.Held(s.compute, bucket), lo, lo+n)
+	case bucket == s.Flat.Vectors() && s.OnHost:
+		r := s.HeldRange(bucket)
+		at := int(r.Lo-s.Flat.Buckets[bucket].Lo) + lo
+		return Part(s.vectors, at, at+n)
+	}
+	return View{}
+}
+
+// CopyCompute updates the model's copy of this rank's part of a bucket, if there is one.
 func (s *State) CopyCompute(ops model.Elementwise, bucket int) {
-	if s.compute != s.Masters && bucket != s.Flat.Vectors() {
-		ops.Copy(s.Held(s.compute, bucket), s.Held(s.Masters, bucket))
+	held := s.Held(s.Masters, bucket)
+	if c := s.Copied(bucket, 0, held.Size()); !c.IsZero() {
+		ops.Copy(c, held)
 	}
 }
 
@@ -175,6 +217,8 @@ func (s *State) Gathered(bucket int) (dst, src View) {
 	switch {
 	case s.shard == ShardNone || s.Flat.Buckets[bucket].Size() == 0:
 		return View{}, View{}
+	case bucket == s.Flat.Vectors() && s.OnHost:
+		return s.vectors, s.Copied(bucket, 0, int(s.parts[bucket].Size()))
 	case bucket == s.Flat.Vectors() && !s.vectors.IsZero():
 		return s.vectors, s.Own(s.Masters, bucket)
 	case s.buffers != nil:

@@ -159,7 +159,7 @@ func grouped(ctx context.Context, dev *Device, world comm.Communicator, by []div
 	}
 	s.Zero(dev.Ops)
 	t := &Trainer{cfg: &config.Config{}, dev: dev, mesh: &mesh{world: world, saves: world}, share: newSharing(dev, s)}
-	if t.stage, err = newStage(dev, int(flat.Size())); err != nil {
+	if t.stage, err = newStage(dev, int(flat.Size()), false); err != nil {
 		return nil, err
 	}
 	return t, t.share.join(world, groups)

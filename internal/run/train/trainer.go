@@ -125,7 +125,7 @@ func (t *Trainer) allocate(o *Options) error {
 	}
 	s.Zero(t.dev.Ops)
 	t.share = newSharing(t.dev, s)
-	t.stage, err = newStage(t.dev, int(flat.Size()))
+	t.stage, err = newStage(t.dev, int(flat.Size()), s.OnHost)
 	return err
 }
 
