@@ -37,7 +37,7 @@ func ShardingOf(word string) Sharding {
 // elements of each of the three vectors in one, enough for copies at the link's speed.
 const (
 	PieceSlots = 3
-	pieceSize  = 4 << 20
+	pieceSize  = 2 << 20
 )
 
 // Options describe the layout of a state.

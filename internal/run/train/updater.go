@@ -14,14 +14,13 @@ type updater struct {
 	*state.State
 	dev           *Device
 	in, work, out tensor.Stream
-	optim         optim.Device // on work
+	optim         optim.Device                   // on work
 	free          [state.PieceSlots]tensor.Event // the ends of the slots' last uses; nil: never used
 	next          int                            // slot of the next piece
-	written       []tensor.Event                 // by bucket: the end of the last copies to the host; nil: none
 }
 
 func newUpdater(dev *Device, s *state.State) (*updater, error) {
-	u := &updater{State: s, dev: dev, written: make([]tensor.Event, len(s.Flat.Buckets))}
+	u := &updater{State: s, dev: dev}
 	for _, n := range []struct {
 		to   *tensor.Stream
 		name string
@@ -39,9 +38,6 @@ func newUpdater(dev *Device, s *state.State) (*updater, error) {
 // event of the new weights in the model's copy.
 func (u *updater) update(bucket int, norm2 View, step optim.Update) tensor.Event {
 	u.work.Wait(u.dev.Stream.Record()) // the gradients are there, and no pass reads the old weights
-	if e := u.written[bucket]; e != nil {
-		u.in.Wait(e)
-	}
 	fields := []View{u.Held(u.Masters, bucket), u.Held(u.M, bucket), u.Held(u.V, bucket)}
 	u.pieces(fields, func(lo int, p []View) (end tensor.Event) {
 		u.work.Wait(u.in.Record())
@@ -52,7 +48,6 @@ func (u *updater) update(bucket int, norm2 View, step optim.Update) tensor.Event
 		}
 		return u.out.Record()
 	})
-	u.written[bucket] = u.out.Record()
 	return u.work.Record()
 }
 
@@ -72,6 +67,8 @@ func (u *updater) pieces(fields []View, f func(lo int, p []View) (end tensor.Eve
 		i := u.next
 		u.next = (u.next + 1) % state.PieceSlots
 		if u.free[i] != nil {
+			// A step has as many pieces as there are slots or more: embedding, layers, vectors. So this piece's copy to
+			// the host in the step before is no later than the slot's.
 			u.in.Wait(u.free[i])
 		}
 		p := make([]View, len(fields))
@@ -84,10 +81,4 @@ func (u *updater) pieces(fields []View, f func(lo int, p []View) (end tensor.Eve
 }
 
 // flush makes the compute stream follow all copies to the host.
-func (u *updater) flush() {
-	for _, e := range u.written {
-		if e != nil {
-			u.dev.Store.Follow(e)
-		}
-	}
-}
+func (u *updater) flush() { u.dev.Store.Follow(u.out.Record()) }
