@@ -76,7 +76,7 @@ class Cell:
 def bench(args, flags, folder):
     """The report of one `cprun bench attention`."""
     path = os.path.join(folder, "report.json")
-    run = subprocess.run([args.cprun, "bench", "attention", "--quiet", "--device", "cpu" if args.grid == "cpu" else "cuda", "--json", path, *flags],
+    run = subprocess.run([args.cprun, "bench", "attention", "--quiet", "--device", "cpu" if args.grid == "cpu" else "cuda", "--quick", "--json", path, *flags],
                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=args.limit)
     if run.returncode != 0:
         raise RuntimeError((run.stderr.strip().splitlines() or ["no message"])[-1])

@@ -75,7 +75,7 @@ func (d *Group) move(name string, c *exchanged) (comm.Pending, error) {
 		if len(c.out)+len(c.in) == 0 {
 			return nil
 		}
-		return d.lib.exchange(c.out, c.in)
+		return d.connected().exchange(c.out, c.in)
 	})
 }
 
@@ -112,7 +112,7 @@ func (d *Group) AllReduce(v tensor.View, op comm.Op) (comm.Pending, error) {
 	if hostView(v) {
 		return d.viaHost(func() (comm.Pending, error) { return d.host.AllReduce(v, op) })
 	}
-	return d.collective("all-reduce", v, d.rules.AllReduce(v, op), func() error { return d.lib.allReduce(v, op) })
+	return d.collective("all-reduce", v, d.rules.AllReduce(v, op), func() error { return d.connected().allReduce(v, op) })
 }
 
 // AllGather fills dst with the ranks' src. src may be the own part of dst.
@@ -124,7 +124,7 @@ func (d *Group) AllGather(dst, src tensor.View) (comm.Pending, error) {
 	if err == nil && d.copies.everywhere() {
 		return d.gather(dst, src)
 	}
-	return d.collective("all-gather", dst, err, func() error { return d.lib.allGather(dst, src) })
+	return d.collective("all-gather", dst, err, func() error { return d.connected().allGather(dst, src) })
 }
 
 // ReduceScatter combines the ranks' src and leaves part Rank in dst, which may be that part
@@ -134,7 +134,7 @@ func (d *Group) ReduceScatter(dst, src tensor.View, op comm.Op) (comm.Pending, e
 		return d.viaHost(func() (comm.Pending, error) { return d.host.ReduceScatter(dst, src, op) })
 	}
 	return d.collective("reduce-scatter", src, d.rules.ReduceScatter(dst, src, op),
-		func() error { return d.lib.reduceScatter(dst, src, op) })
+		func() error { return d.connected().reduceScatter(dst, src, op) })
 }
 
 // Broadcast copies root's v to every rank.
@@ -142,7 +142,8 @@ func (d *Group) Broadcast(v tensor.View, root int) (comm.Pending, error) {
 	if hostView(v) {
 		return d.viaHost(func() (comm.Pending, error) { return d.host.Broadcast(v, root) })
 	}
-	return d.collective("broadcast", v, d.rules.Broadcast(v, root), func() error { return d.lib.broadcast(v, root) })
+	return d.collective("broadcast", v, d.rules.Broadcast(v, root),
+		func() error { return d.connected().broadcast(v, root) })
 }
 
 // gather fills the parts of dst from the ranks' src by an exchange.

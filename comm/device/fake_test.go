@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/cprun/cprun/comm"
@@ -104,6 +105,7 @@ type fakeLibrary struct {
 	mu     sync.Mutex
 	worlds map[uint64]*local.World // guarded by mu; by the id of the host's group
 	refuse error                   // the error of connect on rank 0
+	joined atomic.Int64            // calls of connect
 	engine func(ctx context.Context, host *comm.Group) (mover, error)
 }
 
@@ -123,6 +125,7 @@ func (l *fakeLibrary) connect(
 	_ Options,
 	_ <-chan struct{},
 ) (collectives, error) {
+	l.joined.Add(1)
 	id, err := shareID(ctx, host, 8, func() ([]byte, error) { return []byte("deadbeef"), l.refuse })
 	if err != nil || string(id) != "deadbeef" {
 		return nil, errors.Join(err, fmt.Errorf("id %q", id))
@@ -179,7 +182,7 @@ func fakeDeviceWorld(lib *fakeLibrary, hosts []*comm.Group, devices []*FakeDevic
 		wg.Go(func() {
 			kit := devices[r].kit()
 			kit.connect, kit.engine = lib.connect, lib.engine
-			groups[r], errs[r] = newGroup(context.Background(), hosts[r], kit, opts)
+			groups[r], errs[r] = newGroup(context.Background(), hosts[r], kit, opts, false)
 		})
 	}
 	wg.Wait()
@@ -206,5 +209,5 @@ func FakeDeviceProcess(ctx context.Context, host *comm.Group, device *FakeDevice
 		g.SetDeadline(-1)
 		return &fakeCalls{g: g, s: s}, nil
 	}
-	return newGroup(ctx, host, kit, Options{})
+	return newGroup(ctx, host, kit, Options{}, false)
 }

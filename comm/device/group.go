@@ -38,8 +38,7 @@ type Group struct {
 	kit    *kit
 	opts   Options
 	stream gpuStream
-	lib    collectives
-	copies *engines // nil: exchanges use lib
+	copies *engines // nil: exchanges use the library
 	rules  check.Rules
 	limit  atomic.Int64
 
@@ -48,6 +47,7 @@ type Group struct {
 	shut    bool         // guarded by events; the stream is closed
 
 	mu       sync.Mutex
+	lib      collectives // guarded by mu; nil until it is connected
 	inflight []*inflight // guarded by mu; oldest first
 	calls    uint64      // guarded by mu; so far
 	cause    error       // guarded by mu; of the group's end
@@ -70,8 +70,9 @@ var (
 	_ comm.Hosted         = (*Group)(nil)
 )
 
-// newGroup joins the devices of host's ranks. It takes over host, also if it fails.
-func newGroup(ctx context.Context, host *comm.Group, kit *kit, opts Options) (*Group, error) {
+// newGroup joins the devices of host's ranks. It takes over host, also if it fails. If copy engines reach all ranks and
+// late is set, it leaves it to the first call of the library to connect it.
+func newGroup(ctx context.Context, host *comm.Group, kit *kit, opts Options, late bool) (*Group, error) {
 	d := &Group{
 		host: host, kit: kit, opts: opts,
 		wake: make(chan struct{}, 1), quit: make(chan struct{}), over: make(chan struct{}),
@@ -79,16 +80,17 @@ func newGroup(ctx context.Context, host *comm.Group, kit *kit, opts Options) (*G
 	d.life, d.die = context.WithCancelCause(context.Background())
 	d.rules = check.Rules{Rank: d.Rank(), Size: d.Size(), Memory: d.onDevice}
 	d.limit.Store(int64(host.Options().Deadline))
-	err := d.connect(ctx)
-	if err != nil {
-		host.Abort(d.fault("connect devices", err)) // the others may wait in the same call
-	} else {
-		err = d.connectEngines(ctx) // fails on all ranks together
+	err := d.connectEngines(ctx) // fails on all ranks together
+	if err == nil {
+		if err = d.connect(ctx, late); err != nil {
+			host.Abort(d.fault("connect devices", err)) // the others may wait in the same call
+		}
 	}
 	if err != nil {
 		d.die(err)
-		if d.lib != nil {
-			d.lib.abort()
+		if d.copies != nil {
+			d.copies.Abort(err)
+			d.log(d.copies.Close())
 		}
 		if d.stream != nil {
 			_ = d.stream.Close()
@@ -100,23 +102,52 @@ func newGroup(ctx context.Context, host *comm.Group, kit *kit, opts Options) (*G
 	return d, nil
 }
 
-func (d *Group) connect(ctx context.Context) (err error) {
-	if d.opts, err = d.opts.withDefaults(); err != nil {
-		return err
-	}
+func (d *Group) connect(ctx context.Context, late bool) (err error) {
 	if d.stream, err = d.kit.newStream("comm"); err != nil {
 		return err
 	}
 	if d.Size() == 1 {
 		d.lib = solo{d.kit, d.stream}
+	} else if !late || !d.copies.everywhere() {
+		err = d.library(ctx)
+	}
+	return err
+}
+
+// library connects the library, unless it is connected. Its buffers take some 200 MiB of the device, so a group without
+// reductions never does. All ranks make the first call, as part of a collective.
+func (d *Group) library(ctx context.Context) error {
+	if d.connected() != nil {
 		return nil
 	}
-	d.lib, err = d.kit.connect(ctx, d.host, d.stream, d.opts, d.host.Link().Failed())
-	return err
+	lib, err := d.kit.connect(ctx, d.host, d.stream, d.opts, d.host.Link().Failed())
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	cause := d.cause
+	if cause == nil {
+		d.lib = lib
+	}
+	d.mu.Unlock()
+	if cause != nil { // meanwhile the group has ended without this library
+		lib.abort()
+	}
+	return cause
+}
+
+// connected returns the library, or nil.
+func (d *Group) connected() collectives {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.lib
 }
 
 // connectEngines fails on all ranks or on none.
 func (d *Group) connectEngines(ctx context.Context) (err error) {
+	if d.opts, err = d.opts.withDefaults(); err != nil {
+		return err
+	}
 	if d.Size() == 1 || d.opts.Transport == TransportNCCL {
 		return nil
 	}
@@ -204,13 +235,14 @@ func (d *Group) Err() error {
 // Barrier blocks the caller until every rank has called it. It involves no stream.
 func (d *Group) Barrier(ctx context.Context) error { return d.host.Barrier(ctx) }
 
-// Split makes groups of the ranks with the same colour, ordered by key, then by rank.
+// Split makes groups of the ranks with the same colour, ordered by key, then by rank. Where copy engines reach all
+// ranks of a new group, it connects NCCL only at its first reduction or broadcast.
 func (d *Group) Split(ctx context.Context, colour, key int) (comm.Communicator, error) {
 	host, err := d.host.Subgroup(ctx, colour, key, d.host.Compute())
 	if err != nil {
 		return nil, err
 	}
-	c, err := newGroup(ctx, host, d.kit, d.opts)
+	c, err := newGroup(ctx, host, d.kit, d.opts, true)
 	if err != nil {
 		return nil, d.fault("split", err)
 	}
@@ -257,6 +289,10 @@ func (d *Group) end(cause error, busy bool) {
 	d.inflight = nil
 	d.mu.Unlock()
 	d.die(cause)
+	lib := d.connected()
+	if lib == nil {
+		lib = solo{} // library connects none after the cause is set
+	}
 	if busy {
 		d.kit.compute.Fail(cause)
 		d.stream.Fail(cause)
@@ -266,13 +302,13 @@ func (d *Group) end(cause error, busy bool) {
 			if d.copies != nil {
 				d.copies.Abort(cause)
 			}
-			d.lib.abort()
+			lib.abort()
 		}
 		if d.copies != nil {
 			d.log(d.copies.Close())
 		}
 		if !busy {
-			d.log(d.lib.close())
+			d.log(lib.close())
 		}
 		d.issuing.Lock()
 		defer d.issuing.Unlock()

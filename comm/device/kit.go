@@ -228,7 +228,7 @@ func (d *Group) moveBoth(f *inflight, c *exchanged) (comm.Pending, error) {
 		return d.moveByEngine(f, near)
 	}
 	g := d.newInflight(f.name, far)
-	p, err := d.issue(g, func() error { return d.lib.exchange(far.out, far.in) })
+	p, err := d.issue(g, func() error { return d.connected().exchange(far.out, far.in) })
 	if err != nil || len(near.send)+len(near.recv) == 0 {
 		return p, err
 	}

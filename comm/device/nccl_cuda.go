@@ -44,7 +44,7 @@ func New(ctx context.Context, host *comm.Group, compute *cuda.Stream, opts Optio
 		}
 		return e, nil
 	}
-	return newGroup(ctx, host, kit, opts)
+	return newGroup(ctx, host, kit, opts, false)
 }
 
 // ncclCalls implements the group's collectives with NCCL.

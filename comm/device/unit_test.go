@@ -16,14 +16,19 @@ import (
 
 // fakeRanks joins n ranks with fake devices and closes them when the test ends.
 func fakeRanks(t *testing.T, lib *fakeLibrary, n int, opts Options) ([]*Group, []*FakeDevice, error) {
-	lib.worlds = map[uint64]*local.World{}
 	devices := make([]*FakeDevice, n)
 	for r := range n {
 		devices[r] = NewFakeDevice(r)
 	}
-	groups, err := fakeDeviceWorld(lib, comm.NewLocal(n, nil, comm.Options{}), devices, opts)
+	groups, err := connectRanks(t, lib, devices, opts)
+	return groups, devices, err
+}
+
+func connectRanks(t *testing.T, lib *fakeLibrary, devices []*FakeDevice, opts Options) ([]*Group, error) {
+	lib.worlds = map[uint64]*local.World{}
+	groups, err := fakeDeviceWorld(lib, comm.NewLocal(len(devices), nil, comm.Options{}), devices, opts)
 	t.Cleanup(func() {
-		for r := range n {
+		for r := range devices {
 			if groups[r] != nil {
 				if err := groups[r].Close(); err != nil {
 					t.Error(err)
@@ -32,7 +37,7 @@ func fakeRanks(t *testing.T, lib *fakeLibrary, n int, opts Options) ([]*Group, [
 			devices[r].Close()
 		}
 	})
-	return groups, devices, err
+	return groups, err
 }
 
 func testContext(t *testing.T) context.Context {
@@ -181,7 +186,7 @@ func TestGroupWithoutEngines(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			if _, err := newGroup(ctx, sub, g.kit, Options{Transport: TransportCopy}); !errors.Is(err, boom) ||
+			if _, err := newGroup(ctx, sub, g.kit, Options{Transport: TransportCopy}, false); !errors.Is(err, boom) ||
 				comm.IsRemote(err) {
 				t.Errorf("copy without engines: %v, want %v", err, boom)
 			}

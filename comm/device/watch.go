@@ -68,12 +68,16 @@ func (d *Group) issue(f *inflight, queue func() error) (comm.Pending, error) {
 	if !d.register(f, start) {
 		return &devicePending{d, f}, nil
 	}
-	var err error
-	d.stream.Label(f.label)
-	d.stream.DoDetailed(f.name, f.detail, func() error {
-		err = queue()
-		return err
-	})
+	err := d.library(d.life)
+	if err != nil {
+		err = fmt.Errorf("connect devices: %w", err)
+	} else {
+		d.stream.Label(f.label)
+		d.stream.DoDetailed(f.name, f.detail, func() error {
+			err = queue()
+			return err
+		})
+	}
 	if err != nil {
 		d.accuse(f, err)
 		return &devicePending{d, f}, nil
@@ -286,7 +290,7 @@ func (d *Group) inspect(f *inflight) {
 		return
 	}
 	if issued { // until then its caller checks the library
-		if err := d.lib.err(); err != nil {
+		if err := d.connected().err(); err != nil {
 			d.accuse(f, err)
 			return
 		}

@@ -1,68 +1,89 @@
 package model
 
 import (
-	"slices"
+	"iter"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/tensor"
 )
 
-// layerForward sets out to layer i of s.x and fills s:
+// tileRows is the number of tokens whose row-wise activations exist at once, unless the layer keeps them. Longer matrix
+// products are no faster.
+const tileRows = 16384
+
+// layerForward sets out to layer i of kept.x, and the views of kept. If it runs again, it leaves out attention with a
+// kept output.
 //
 //	h   = x + Wo attention(rope(Wq n1), rope(Wk n1), Wv n1),  n1 = norm(x)
 //	out = h + Wdown (silu(Wgate n2) * Wup n2),                n2 = norm(h)
-func (m *Model) layerForward(i int, b Batch, out View, s *activations) error {
-	l := &m.layers[i]
-	m.projectForward(l, s)
-	m.rotateForward(l, b, s)
-	if err := m.att.Forward(i, s.out, s.q, s.k, s.v); err != nil {
-		return err
+func (m *Model) layerForward(a *tensor.Arena, i int, b Batch, out View, kept activations, again bool) error {
+	defer a.Release(a.Mark())
+	l, s := &m.layers[i], kept
+	if !again || s.out.O.IsZero() {
+		if err := m.attend(a, i, b, &s, false); err != nil {
+			return err
+		}
 	}
-	m.mixForward(l, s)
-	m.mlpForward(l, s)
-	m.ops.Linear(out, s.y, l[hf.Down].w, s.h)
+	m.allocTile(a, &s, untilNorm, untilAll)
+	for lo, hi := range m.tiles(s.x) {
+		t := s.tile(lo, hi)
+		m.mlpForward(l, &t)
+		m.ops.Linear(part(out, lo, hi), t.y, l[hf.Down].w, t.h)
+	}
 	return nil
 }
 
-// recompute computes the activations that were not kept. It repeats the calls of the forward pass on the same inputs,
-// so the bits are the same.
-func (m *Model) recompute(a *tensor.Arena, i int, b Batch, s *activations) error {
-	l := &m.layers[i]
-	switch m.opt.Recompute {
-	case RecomputeFull:
-		m.alloc(a, b, s, everything)
-		m.projectForward(l, s)
-		m.rotateForward(l, b, s)
-		if err := m.att.Forward(i, s.out, s.q, s.k, s.v); err != nil {
-			return err
-		}
-	case RecomputeSelective:
-		m.alloc(a, b, s, everything)
-		m.ops.RMSNorm(s.n1, s.inv1, s.x, l[hf.InputNorm].w, m.cfg.RMSNormEps)
-		if m.headNorm() {
-			m.rotateForward(l, b, s)
-		}
-	default:
+// attend sets q, k and v, and computes attention unless its output is known:
+//
+//	q = rope(norm(qRaw)), qRaw = Wq n1; k likewise; without head norms in place
+func (m *Model) attend(a *tensor.Arena, i int, b Batch, s *activations, known bool) error {
+	l, eps := &m.layers[i], m.cfg.RMSNormEps
+	m.alloc(a, s, untilInput, untilAttention, b.IDs.Len(tensor.Batch), b.IDs.Len(tensor.Seq))
+	mark, rows := a.Mark(), *s
+	m.allocTile(a, &rows, untilAttention, untilNorm)
+	for lo, hi := range m.tiles(s.x) {
+		t := rows.tile(lo, hi)
+		q, k := t.raw()
+		m.ops.RMSNorm(t.n1, t.inv1, t.x, l[hf.InputNorm].w, eps)
+		m.ops.Linear(q, t.n1, l[hf.Query].w, View{})
+		m.ops.Linear(k, t.n1, l[hf.Key].w, View{})
+		m.ops.Linear(t.v, t.n1, l[hf.Value].w, View{})
+	}
+	a.Release(mark)
+	q, k := s.raw()
+	m.ops.NormRope(s.q, s.qInv, q, l[hf.QueryNorm].w, b.Cos, b.Sin, eps)
+	m.ops.NormRope(s.k, s.kInv, k, l[hf.KeyNorm].w, b.Cos, b.Sin, eps)
+	if known {
 		return nil
 	}
-	m.mixForward(l, s)
-	m.mlpForward(l, s)
-	return nil
+	return m.att.Forward(i, s.out, s.q, s.k, s.v)
 }
 
 // layerBackward replaces d, the gradient of the layer's output, by the gradient of its input, and adds to the gradients
-// of its parameters. It overwrites s.
-func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s *activations) error {
-	if err := m.recompute(a, i, b, s); err != nil {
-		return err
+// of its parameters. It overwrites s. It computes the missing activations by the calls of the forward pass on the same
+// inputs, so the bits are the same.
+func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activations) error {
+	l, all := &m.layers[i], !s.y.IsZero()
+	if !all {
+		if err := m.attend(a, i, b, &s, !s.out.O.IsZero()); err != nil {
+			return err
+		}
 	}
-	l := &m.layers[i]
-	m.mlpBackward(l, d, s)
-	a.Release(s.mlpMark)
-
 	do := a.Alloc(m.dtype, shape(s.out.O)...)
-	m.mixBackward(l, do, d, s)
+	mark, rows := a.Mark(), s
+	m.allocTile(a, &rows, untilNorm, untilAll)
+	for lo, hi := range m.tiles(s.x) {
+		t, d := rows.tile(lo, hi), part(d, lo, hi)
+		if !all {
+			m.mlpForward(l, &t)
+		}
+		m.mlpBackward(l, d, &t)
+		m.ops.LinearDW(l[hf.Output].g, d, t.out.O)
+		m.ops.LinearDX(part(do, lo, hi), d, l[hf.Output].w, false)
+	}
+	a.Release(mark)
+
 	g := attention.Grads{
 		DQ: a.Alloc(m.accum, shape(s.q)...),
 		DK: a.Alloc(m.accum, shape(s.k)...),
@@ -71,22 +92,22 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s *activa
 	if err := m.att.Backward(i, g, do, s.q, s.k, s.v, s.out); err != nil {
 		return err
 	}
-	dq, dk, dv := m.asCompute(a, g.DQ), m.asCompute(a, g.DK), m.asCompute(a, g.DV)
-	m.ops.NormRopeBackward(dq, l[hf.QueryNorm].g, g.DQ, s.qRaw, s.qInv, l[hf.QueryNorm].w, b.Cos, b.Sin)
-	m.ops.NormRopeBackward(dk, l[hf.KeyNorm].g, g.DK, s.kRaw, s.kInv, l[hf.KeyNorm].w, b.Cos, b.Sin)
-	if dv != g.DV {
-		m.ops.Copy(dv, g.DV)
-	}
-	m.projectBackward(l, d, dq, dk, dv, s)
-	return nil
-}
+	dq, dk, dv := do, s.k, s.v // no longer needed
+	qRaw, kRaw := s.raw()
+	m.ops.NormRopeBackward(dq, l[hf.QueryNorm].g, g.DQ, qRaw, s.qInv, l[hf.QueryNorm].w, b.Cos, b.Sin)
+	m.ops.NormRopeBackward(dk, l[hf.KeyNorm].g, g.DK, kRaw, s.kInv, l[hf.KeyNorm].w, b.Cos, b.Sin)
+	m.ops.Copy(dv, g.DV)
+	a.Release(mark)
 
-// projectForward sets n1 = norm(x), and its three projections.
-func (m *Model) projectForward(l *layer, s *activations) {
-	m.ops.RMSNorm(s.n1, s.inv1, s.x, l[hf.InputNorm].w, m.cfg.RMSNormEps)
-	m.ops.Linear(s.qRaw, s.n1, l[hf.Query].w, View{})
-	m.ops.Linear(s.kRaw, s.n1, l[hf.Key].w, View{})
-	m.ops.Linear(s.v, s.n1, l[hf.Value].w, View{})
+	m.allocTile(a, &s, untilAttention, untilNorm)
+	for lo, hi := range m.tiles(s.x) {
+		t := s.tile(lo, hi)
+		if !all {
+			m.ops.RMSNorm(t.n1, t.inv1, t.x, l[hf.InputNorm].w, m.cfg.RMSNormEps)
+		}
+		m.projectBackward(l, part(d, lo, hi), part(dq, lo, hi), part(dk, lo, hi), part(dv, lo, hi), &t)
+	}
+	return nil
 }
 
 func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {
@@ -100,34 +121,19 @@ func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {
 	m.ops.RMSNormBackward(d, l[hf.InputNorm].g, dn1, s.x, s.inv1, l[hf.InputNorm].w, true)
 }
 
-// rotateForward sets q = rope(norm(qRaw)), and k likewise; without head norms in place.
-func (m *Model) rotateForward(l *layer, b Batch, s *activations) {
-	m.ops.NormRope(s.q, s.qInv, s.qRaw, l[hf.QueryNorm].w, b.Cos, b.Sin, m.cfg.RMSNormEps)
-	m.ops.NormRope(s.k, s.kInv, s.kRaw, l[hf.KeyNorm].w, b.Cos, b.Sin, m.cfg.RMSNormEps)
-}
-
-// mixForward sets h = x + Wo o, n2 = norm(h).
-func (m *Model) mixForward(l *layer, s *activations) {
+// mlpForward sets y. The product with Wdown is the layer's output, which the backward pass does not need.
+//
+//	y = silu(Wgate n2) * Wup n2,  n2 = norm(h),  h = x + Wo o
+func (m *Model) mlpForward(l *layer, s *activations) {
 	m.ops.Linear(s.h, s.out.O, l[hf.Output].w, View{})
 	m.ops.AddRMSNorm(s.n2, s.inv2, s.h, s.h, s.x, l[hf.PostNorm].w, m.cfg.RMSNormEps)
-}
-
-// mixBackward sets do. d is the gradient of h and, since h = x + ..., the first part of the gradient of x.
-func (m *Model) mixBackward(l *layer, do, d View, s *activations) {
-	m.ops.LinearDW(l[hf.Output].g, d, s.out.O)
-	m.ops.LinearDX(do, d, l[hf.Output].w, false)
-}
-
-// mlpForward sets y = silu(Wgate n2) * Wup n2. The last product is the layer's output, which the backward pass does not
-// need.
-func (m *Model) mlpForward(l *layer, s *activations) {
 	m.ops.Linear(s.gate, s.n2, l[hf.Gate].w, View{})
 	m.ops.Linear(s.up, s.n2, l[hf.Up].w, View{})
 	m.ops.SwiGLU(s.y, s.gate, s.up)
 }
 
-// mlpBackward replaces d, the gradient of out, by the gradient of h. Gradients reuse the memory of activations that are
-// no longer needed.
+// mlpBackward replaces d, the gradient of out, by the gradient of h. Since h = x + ..., that is the first part of the
+// gradient of x. Gradients reuse the memory of activations that are no longer needed.
 func (m *Model) mlpBackward(l *layer, d View, s *activations) {
 	m.ops.LinearDW(l[hf.Down].g, d, s.y)
 	dy := s.y
@@ -144,119 +150,149 @@ func (m *Model) mlpBackward(l *layer, d View, s *activations) {
 	m.ops.RMSNormBackward(d, l[hf.PostNorm].g, dn2, s.h, s.inv2, l[hf.PostNorm].w, true)
 }
 
-// asCompute returns v if it has the type of activations, else a new view of that type.
-func (m *Model) asCompute(a *tensor.Arena, v View) View {
-	if v.DType() == m.dtype {
-		return v
-	}
-	return a.Alloc(m.dtype, shape(v)...)
-}
-
 func shape(v View) []int {
 	s := v.Shape()
 	return s[:]
 }
 
-// activations are the tensors of one layer for its backward pass. Recompute selects those kept from the forward pass.
+// activations are the tensors of one layer for its backward pass. Save selects those kept from the forward pass. Others
+// are zero until they are computed again.
 type activations struct {
-	mark tensor.Mark // start of this layer in the arena
+	mark  tensor.Mark // start of this layer in the arena
+	host  bool        // the hooks Keep and Bring move it
+	saved []View      // their views
 
-	x        View // [B, S, 1, E], the layer's input
-	inv1, n1 View // [B, S, 1, 1] and [B, S, 1, E], its norm
+	x   View              // [B, S, 1, E], the layer's input
+	out attention.Partial // [B, S, H, D] in the type of activations, and [B, S, H, 1]
 
-	// With head norms, qRaw and kRaw are the inputs of the norms; else they are q and k.
-	qRaw, kRaw View
-	qInv, kInv View              // [B, S, H, 1], [B, S, K, 1], of head norms
-	q, k, v    View              // [B, S, H, D], [B, S, K, D], [B, S, K, D], rotated
-	out        attention.Partial // [B, S, H, D] in the type of activations, and [B, S, H, 1]
+	q, k, v    View // [B, S, H, D], [B, S, K, D], [B, S, K, D], rotated
+	qRaw, kRaw View // with head norms, the inputs of these; else zero
+	qInv, kInv View // [B, S, H, 1], [B, S, K, 1], of head norms
 
-	mlpMark     tensor.Mark // start of the following views
-	h           View        // [B, S, 1, E], x plus attention
-	inv2, n2    View        // its norm
-	gate, up, y View        // [B, S, 1, F]; y = silu(gate) * up
+	// Computed row by row: all tokens or one tile.
+	inv1, n1    View // [B, S, 1, 1] and [B, S, 1, E], the norm of x
+	h           View // [B, S, 1, E], x plus attention
+	inv2, n2    View // its norm
+	gate, up, y View // [B, S, 1, F]; y = silu(gate) * up
 }
 
-// An extent selects the activations that alloc makes.
-type extent int
+// The ends of groups of views: kept by SaveInput and by SaveOutput, of attention, of the norm of x, and of the MLP.
+const untilInput, untilOutput, untilAttention, untilNorm, untilAll = 1, 3, 10, 12, 18
 
-const (
-	forAttention extent = iota // inputs and outputs of attention
-	everything
-)
-
-// keep allocates a layer's output and the activations kept by Recompute, above a mark.
-func (m *Model) keep(a *tensor.Arena, b Batch) (out View, s activations) {
-	s.mark = a.Mark()
-	out = m.hidden(a, b)
-	switch m.opt.Recompute {
-	case RecomputeFull:
-	case RecomputeSelective:
-		m.alloc(a, b, &s, forAttention)
-	default:
-		m.alloc(a, b, &s, everything)
-	}
-	return out, s
+// views lists the views in the order of their groups.
+func (s *activations) views() [untilAll]*View {
+	return [...]*View{&s.x, &s.out.O, &s.out.LSE, &s.q, &s.k, &s.v, &s.qRaw, &s.kRaw, &s.qInv, &s.kInv,
+		&s.inv1, &s.n1, &s.h, &s.inv2, &s.n2, &s.gate, &s.up, &s.y}
 }
 
-func (m *Model) runHook(hook func(int, []*View) error, layer int, s *activations) error {
-	if hook == nil {
-		return nil
+// alloc allocates the missing views from the end of one group to the end of another.
+func (m *Model) alloc(a *tensor.Arena, s *activations, lo, hi, batch, seq int) {
+	c, t, f := m.cfg, m.dtype, m.accum
+	H, K, D, E, F, raw := c.NumAttentionHeads, c.NumKeyValueHeads, c.HeadDim, c.HiddenSize, c.IntermediateSize, 0
+	if c.Family().HasHeadNorms() {
+		raw = 1
 	}
-	saved := []*View{&s.x, &s.inv1, &s.n1, &s.qRaw, &s.kRaw, &s.qInv, &s.kInv, &s.v, &s.out.O, &s.out.LSE,
-		&s.h, &s.inv2, &s.n2, &s.gate, &s.up, &s.y}
-	same := s.q == s.qRaw
-	if !same {
-		saved = append(saved, &s.q, &s.k)
-	}
-	err := hook(layer, slices.DeleteFunc(saved, func(v *View) bool { return v.IsZero() }))
-	if same {
-		s.q, s.k = s.qRaw, s.kRaw
-	}
-	return err
-}
-
-// alloc allocates the missing activations of s, in the reverse order of their last use in the backward pass.
-func (m *Model) alloc(a *tensor.Arena, b Batch, s *activations, e extent) {
-	B, S := b.IDs.Len(tensor.Batch), b.IDs.Len(tensor.Seq)
-	H, K, D := m.cfg.NumAttentionHeads, m.cfg.NumKeyValueHeads, m.cfg.HeadDim
-	E, F := m.cfg.HiddenSize, m.cfg.IntermediateSize
-	need := func(v *View, t tensor.DType, heads, dim int) {
-		if v.IsZero() {
-			*v = a.Alloc(t, B, S, heads, dim)
+	shapes := [untilAll]struct {
+		t          tensor.DType
+		heads, dim int
+	}{{t, 1, E}, {t, H, D}, {f, H, 1}, {t, H, D}, {t, K, D}, {t, K, D},
+		{t, raw * H, D}, {t, raw * K, D}, {f, raw * H, 1}, {f, raw * K, 1},
+		{f, 1, 1}, {t, 1, E}, {t, 1, E}, {f, 1, 1}, {t, 1, E}, {t, 1, F}, {t, 1, F}, {t, 1, F}}
+	views := s.views()
+	for i := lo; i < hi; i++ {
+		if v, x := views[i], shapes[i]; v.IsZero() && x.heads > 0 {
+			*v = a.Alloc(x.t, batch, seq, x.heads, x.dim)
 		}
 	}
-
-	// With head norms the raw q and k are kept: recomputing them takes projections, recomputing the rotated ones only a
-	// norm and a rotation.
-	need(&s.qRaw, m.dtype, H, D)
-	need(&s.kRaw, m.dtype, K, D)
-	need(&s.v, m.dtype, K, D)
-	need(&s.out.O, m.dtype, H, D)
-	need(&s.out.LSE, m.accum, H, 1)
-	if e == forAttention {
-		return
-	}
-	need(&s.inv1, m.accum, 1, 1)
-	need(&s.n1, m.dtype, 1, E)
-	if m.headNorm() {
-		need(&s.qInv, m.accum, H, 1)
-		need(&s.kInv, m.accum, K, 1)
-		need(&s.q, m.dtype, H, D)
-		need(&s.k, m.dtype, K, D)
-	} else {
-		s.q, s.k = s.qRaw, s.kRaw
-	}
-
-	if s.h.IsZero() {
-		s.mlpMark = a.Mark()
-	}
-	need(&s.h, m.dtype, 1, E)
-	need(&s.inv2, m.accum, 1, 1)
-	need(&s.n2, m.dtype, 1, E)
-	need(&s.gate, m.dtype, 1, F)
-	need(&s.up, m.dtype, 1, F)
-	need(&s.y, m.dtype, 1, F)
 }
 
-// headNorm reports whether query and key heads have a norm.
-func (m *Model) headNorm() bool { return m.cfg.Family().HasHeadNorms() }
+// allocTile allocates views for one tile.
+func (m *Model) allocTile(a *tensor.Arena, s *activations, lo, hi int) {
+	m.alloc(a, s, lo, hi, 1, min(m.opt.tile, s.x.Rows()))
+}
+
+// raw returns the projections before norm and rotation; without head norms the memory of the rotated ones.
+func (s *activations) raw() (q, k View) {
+	if s.qRaw.IsZero() {
+		return s.q, s.k
+	}
+	return s.qRaw, s.kRaw
+}
+
+// tile returns the activations of the tokens from lo to hi.
+func (s *activations) tile(lo, hi int) activations {
+	t, all := *s, s.x.Rows()
+	for _, v := range t.views() {
+		switch {
+		case v.IsZero():
+		case v.Rows() == all:
+			*v = part(*v, lo, hi)
+		default:
+			*v = part(*v, 0, hi-lo)
+		}
+	}
+	return t
+}
+
+// part returns the tokens of v from lo to hi, [1, hi-lo, 1, dim].
+func part(v View, lo, hi int) View { return rows(v).Slice(tensor.Seq, lo, hi) }
+
+// tiles returns the ranges of tokens, lo and hi, that are computed at a time.
+func (m *Model) tiles(x View) iter.Seq2[int, int] {
+	return func(yield func(int, int) bool) {
+		for lo, n := 0, x.Rows(); lo < n; lo += m.opt.tile {
+			if !yield(lo, min(lo+m.opt.tile, n)) || m.dryRun {
+				return // the others of a plan are no larger
+			}
+		}
+	}
+}
+
+// place allocates the activations that the layers keep, and an element with the last layer's output. Layers that share
+// memory get it at the lowest of them, which is released last.
+func (m *Model) place(a *tensor.Arena, b Batch) []activations {
+	layers := make([]activations, len(m.layers)+1)
+	var slots [HostSlots]activations
+	inputs, above, moved := make([]activations, len(m.layers)), 0, 0 // above counts the layers since the last kept input
+	for i := range layers {
+		mark, at, r := a.Mark(), &activations{}, Retain{Save: SaveInput}
+		if i < len(m.layers) {
+			r = m.opt.Layers[i]
+		}
+		switch {
+		case r.Save == SaveNothing:
+			at, r = &inputs[above], Retain{Save: SaveInput}
+			above++
+		case r.Host:
+			at, above = &slots[moved%HostSlots], 0
+			moved++
+		default:
+			above = 0
+		}
+		end := [...]int{untilAll, untilOutput, untilInput}[r.Save]
+		m.alloc(a, at, 0, end, b.IDs.Len(tensor.Batch), b.IDs.Len(tensor.Seq))
+		layers[i].mark, layers[i].host = mark, r.Host
+		to, from := layers[i].views(), at.views()
+		for j := range end {
+			if *to[j] = *from[j]; r.Host && !to[j].IsZero() {
+				layers[i].saved = append(layers[i].saved, *to[j])
+			}
+		}
+	}
+	for i, stay := len(m.layers)-1, HostSlots; i >= 0 && stay > 0; i-- { // no other takes their slots
+		if layers[i].host {
+			layers[i].saved, stay = nil, stay-1
+		}
+	}
+	return layers
+}
+
+// Saved returns the views that Keep and Bring get of each layer for a batch, without memory.
+func (m *Model) Saved(batch, tokens int) [][]View {
+	b, _ := phantomBatch(m.cfg, batch, tokens)
+	var saved [][]View
+	for _, s := range m.place(tensor.NewMeter(), b)[:len(m.layers)] {
+		saved = append(saved, s.saved)
+	}
+	return saved
+}

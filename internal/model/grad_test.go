@@ -66,10 +66,6 @@ func TestRecomputeModesAgreeBitForBit(t *testing.T) {
 						t.Errorf("%s: loss %v, want %v; gradients equal: %t", mode, loss, wantLoss,
 							slices.Equal(grads, want))
 					}
-					c.opt.Hooks, c.att.calls = elsewhere(), new([2]int)
-					if loss, grads, _ := c.train(t, 0.5); loss != wantLoss || !slices.Equal(grads, want) {
-						t.Errorf("%s, activations elsewhere: loss %v, want %v", mode, loss, wantLoss)
-					}
 					calls := [2]int{c.cfg.NumHiddenLayers, c.cfg.NumHiddenLayers}
 					if mode == RecomputeFull {
 						calls[0] *= 2
@@ -87,31 +83,6 @@ func TestRecomputeModesAgreeBitForBit(t *testing.T) {
 				}
 			})
 		}
-	}
-}
-
-// elsewhere stores activations outside the arena, and overwrites the arena meanwhile.
-func elsewhere() Hooks {
-	kept := map[int][]View{}
-	return Hooks{
-		Keep: func(layer int, saved []*View) error {
-			for _, v := range saved {
-				shape := v.Shape()
-				held := tensor.New(v.DType(), shape[:]...)
-				copy(tensor.Bytes(held), tensor.Bytes(*v))
-				kept[layer] = append(kept[layer], held)
-				for i := range tensor.Bytes(*v) {
-					tensor.Bytes(*v)[i] = 0xff // NaN
-				}
-			}
-			return nil
-		},
-		Bring: func(layer int, saved []*View) error {
-			for i, v := range saved {
-				*v = kept[layer][i]
-			}
-			return nil
-		},
 	}
 }
 
@@ -151,6 +122,38 @@ func TestLossChunksAgree(t *testing.T) {
 					grads[i] -= want[i]
 				}
 				near(t, fmt.Sprintf("gradients in chunks of %d", chunk), norm(grads), 0, 1e-12*norm(want))
+			}
+		})
+	}
+}
+
+// Tiles of tokens change only the order of the sums of weight gradients.
+func TestTilesAgree(t *testing.T) {
+	for name := range tinyModels {
+		t.Run(name, func(t *testing.T) {
+			c := tinyCase(name, tensor.F64)
+			wantLoss, want, _ := c.train(t, 0.5)
+			for _, tile := range []int{1, 3, 5, 7, 13, 14, 15} {
+				c.opt.tile = tile
+				var first []float64
+				for _, mode := range []Recompute{RecomputeNone, RecomputeSelective, RecomputeFull} {
+					c.opt.Recompute = mode
+					loss, grads, _ := c.train(t, 0.5)
+					validation, _ := c.validate(t)
+					if loss != wantLoss || validation != wantLoss {
+						t.Errorf("%s in tiles of %d: loss %v and %v, want %v", mode, tile, loss, validation, wantLoss)
+					}
+					if first == nil {
+						first = slices.Clone(grads)
+					}
+					if !slices.Equal(grads, first) || tile >= 14 && !slices.Equal(grads, want) {
+						t.Errorf("%s in tiles of %d: other bits of gradients", mode, tile)
+					}
+					for i := range want {
+						grads[i] -= want[i]
+					}
+					near(t, fmt.Sprintf("gradients in tiles of %d", tile), norm(grads), 0, 1e-12*norm(want))
+				}
 			}
 		})
 	}

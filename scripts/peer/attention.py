@@ -21,6 +21,7 @@ p.add_argument("--kv-heads", type=int, default=8)
 p.add_argument("--head-dim", type=int, default=128)
 p.add_argument("--warmup", type=int, default=2)
 p.add_argument("--iters", type=int, default=0)
+p.add_argument("--alone", action=argparse.BooleanOptionalAction, default=True, help="also one GPU by itself")
 p.add_argument("--json", default="")
 args = p.parse_args()
 rank, ranks, mesh = common.start()
@@ -101,7 +102,8 @@ rows = []
 for seq in common.sizes(args.seq):
     for rotate in args.rotate.split(",") if ranks > 1 else []:
         rows.append(measured(rotate, seq, ranks))
-    rows.append(measured("", seq // ranks, 1))
+    if args.alone or ranks == 1:
+        rows.append(measured("", seq // ranks, 1))
 rows = [row for row in rows if row]
 common.report(args.json, {"peer": "attention", "heads": args.heads, "kv_heads": args.kv_heads, "head_dim": args.head_dim, "rows": rows})
 common.finish()

@@ -53,7 +53,7 @@ func TestAdvice(t *testing.T) {
 		{"cuda", 2, 60 * gib, []string{"memory.shard=none"}, []string{"optimizer", "memory.shard gradients"},
 			[]string{"memory.recompute"}, false},
 		{"cuda", 2, 40 * gib, []string{"data.seq_len=256K"}, []string{"activations", "data.seq_len of at most",
-			"at least 8 ranks"}, []string{"memory.shard", "memory.recompute"}, false},
+			"at least 4 ranks"}, []string{"memory.shard", "memory.recompute"}, false},
 		{"cuda", 8, 60 * gib, []string{"memory.shard=none", "memory.recompute=none"}, []string{"optimizer",
 			"memory.shard gradients"}, nil, false},
 		{"cuda", 8, 141 * gib, []string{"model.num_hidden_layers=800"}, []string{"compute copy", "whole on every rank",

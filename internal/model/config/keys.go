@@ -238,8 +238,8 @@ var runKeys = []key{
 		doc: "tokens with logits in memory at once; auto: at most 1024, on CUDA at most 8192, less if memory " +
 			"is short"},
 	{path: "memory.shard", def: "auto", choices: []string{"none", "optimizer", "gradients", "parameters", "auto"},
-		doc: "state that is divided among the ranks; gradients: also optimizer state; auto: gradients on several " +
-			"GPUs, optimizer on several ranks of CPUs, else none; parameters is not in this build"},
+		doc: "state that is divided among the ranks; gradients: also optimizer state; parameters: also gradients and " +
+			"optimizer state; auto: gradients on several GPUs, optimizer on several ranks of CPUs, else none"},
 	{path: "memory.offload", def: "off", choices: []string{"off"}, doc: "offload to host memory is not in this build"},
 	{path: "memory.reserve", def: string(autoReserve), word: "auto",
 		doc: "memory of each device that plans leave free, such as 3% or 4G; a run that needs it is refused; " +

@@ -19,9 +19,6 @@ func rules(c *Config, f *faults) {
 		f.add("attention.sm_margin", "%d has no effect with attention.backend %s; write 0, or attention.backend: flash",
 			n, c.Parallel.Backend)
 	}
-	if s := c.Memory.Shard; f.ok("memory.shard") && s == "parameters" {
-		f.add("memory.shard", "%s is not in this build; write gradients, optimizer or none", s)
-	}
 }
 
 // dependsOn lists, for keys checked by package hf, the other keys of the same rule.

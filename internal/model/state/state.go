@@ -279,7 +279,7 @@ func stages(flat *model.FlatLayout, vectors View, vector func(n int) View) []Vie
 	return out
 }
 
-// Slot numbers the memory of a bucket's gathered weights, below Slots.
+// Slot numbers the memory of a bucket's gathered weights.
 func (s *State) Slot(bucket int) int {
 	if s.buffers == nil {
 		return bucket
@@ -350,6 +350,9 @@ func (s *State) Staged(bucket int) View {
 
 // Sharded reports whether ranks keep only parts of some state.
 func (s *State) Sharded() bool { return s.shard != ShardNone }
+
+// Gathers reports whether passes gather weights in memory that buckets share.
+func (s *State) Gathers() bool { return s.buffers != nil }
 
 // Part returns the elements [lo, hi) of a vector.
 func Part(v View, lo, hi int) View { return v.Slice(tensor.Dim, lo, hi) }

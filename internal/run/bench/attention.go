@@ -41,6 +41,7 @@ type AttentionSpec struct {
 	Iters         int      `json:"iters"`             // 0: for two seconds, or Seconds
 	Seconds       float64  `json:"seconds,omitempty"` // minimum time of a figure
 	Warmup        int      `json:"warmup"`
+	Quick         bool     `json:"quick,omitempty"` // time the two passes only
 
 	// Rows are the cases with their chosen strategies; none: see Asked.
 	Rows []AttentionCase `json:"rows,omitempty"`
@@ -406,10 +407,13 @@ func (t *attentionRun) row(ctx context.Context, w ring.Strategy, seq int) (*Atte
 		return nil, fmt.Errorf("forward and backward: %w", err)
 	}
 	row.Both = rate(bothOfForward*row.FLOPs, seconds, ranks)
+	row.Memory = t.arena.Peak()
+	if s.Quick {
+		return row, nil
+	}
 	if row.Hops, err = t.hops(ctx, p, row.Both.Seconds); err != nil {
 		return nil, fmt.Errorf("traced pass: %w", err)
 	}
-	row.Memory = t.arena.Peak()
 	if ranks == 1 {
 		return row, nil
 	}

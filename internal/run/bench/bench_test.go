@@ -113,6 +113,26 @@ func TestAttentionOfOneAndTwoRanks(t *testing.T) {
 	}
 }
 
+// With Quick, a row has its two passes and nothing else, and its table has no hops.
+func TestQuickAttentionTimesThePassesOnly(t *testing.T) {
+	spec := AttentionSpec{Seq: []int{64}, Algorithms: []string{"ring"}, Layouts: []string{"zigzag"}, Backend: "flash",
+		DType: "fp32", Heads: 2, KVHeads: 2, HeadDim: 16, Causal: true, Window: -1, Iters: 1, Quick: true}
+	var rows []AttentionRow
+	ranks(t, 2, func(r *Rank) error {
+		return r.Attention(t.Context(), spec, func(row AttentionRow) error { rows = append(rows, row); return nil })
+	})
+	if len(rows) != 1 || !(rows[0].Forward.Seconds > 0) || !(rows[0].Both.Seconds > 0) || rows[0].Memory == 0 ||
+		rows[0].Local != nil || rows[0].Alone != nil || rows[0].Hops != nil {
+		t.Fatalf("rows %+v", rows)
+	}
+	report := Report{Bench: "attention", Ranks: 2, Machine: Machine{Device: "cpu"},
+		Attention: &Attention{Spec: spec, Rows: rows}}
+	check(t, &report)
+	if n := len(report.Tables()); n != 1 {
+		t.Errorf("%d tables, want 1", n)
+	}
+}
+
 // moves reports whether a hop has transfers.
 func moves(hops []HopTimes) bool {
 	return slices.ContainsFunc(hops, func(h HopTimes) bool { return h.Transfer > 0 && h.Compute > 0 })

@@ -78,7 +78,7 @@ type AttentionRow struct {
 	SentBackward int64 `json:"sent_backward_bytes"`
 	Memory       int64 `json:"memory_bytes"` // tensors and buffers, without the kernel's workspace
 
-	Hops []HopTimes `json:"hops"` // of the slowest rank, traced
+	Hops []HopTimes `json:"hops,omitempty"` // of the slowest rank, traced
 }
 
 // Rate is a time and the rate on each device.

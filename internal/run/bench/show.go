@@ -90,7 +90,7 @@ func (a *Attention) tables(on string) []readable.Table {
 	}
 	out := []readable.Table{t}
 	for _, r := range a.Rows {
-		if r.Ranks > 1 {
+		if r.Ranks > 1 && len(r.Hops) > 0 {
 			out = append(out, r.hopTable())
 		}
 	}

@@ -34,6 +34,8 @@ var gpuCases = []gpuCase{
 	{name: "sliding window", ranks: 1, set: []string{"model.sliding_window=9"}},
 	{name: "micro batches with sharded gradients", ranks: 2,
 		set: []string{"train.global_batch_size=4", "memory.shard=gradients"}},
+	{name: "micro batches with sharded parameters", ranks: 2, set: []string{"train.global_batch_size=4",
+		"memory.shard=parameters", "model.num_hidden_layers=4", "model.tie_word_embeddings=false"}},
 	{name: "data x context", ranks: 4, set: []string{"parallel.data=2", "train.global_batch_size=4",
 		"memory.shard=gradients"}},
 	{name: "allgather", ranks: 2, set: []string{"parallel.algorithm=allgather"}},

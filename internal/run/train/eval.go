@@ -65,8 +65,14 @@ func Eval(ctx context.Context, cfg *config.Config, dev Device, world comm.Commun
 	counts := make([]int64, len(hi))
 	began, total := time.Now(), t.val.total(cfg)
 	noticed := began
+	fewer := 0 // passes than group 0, which has the most
 	for s := range total {
-		if int(s)%t.mesh.dataSize == t.mesh.dataRank {
+		rank := int(s) % t.mesh.dataSize
+		if rank == 0 {
+			fewer++
+		}
+		if rank == t.mesh.dataRank {
+			fewer--
 			if err := t.evaluate(ctx, s, losses, hi, counts); err != nil {
 				return e, err
 			}
@@ -75,6 +81,9 @@ func Eval(ctx context.Context, cfg *config.Config, dev Device, world comm.Commun
 			noticed = time.Now()
 			o.notice(fmt.Sprintf("%d of %d samples", s+1, total))
 		}
+	}
+	if err := t.share.idle(fewer); err != nil {
+		return e, err
 	}
 	sums, err := t.total(ctx, losses, counts)
 	if err != nil {
@@ -120,7 +129,6 @@ func (t *Trainer) evaluate(ctx context.Context, sample int64, losses View, hi []
 
 // total sums losses and counts over the ranks, and returns the losses.
 func (t *Trainer) total(ctx context.Context, losses View, counts []int64) ([]float64, error) {
-	t.share.flush() // even if no pass used the weights
 	out, err := t.dev.HostVector("sums of the evaluation", tensor.F64, len(counts))
 	if err != nil {
 		return nil, err

@@ -76,7 +76,7 @@ const sumsBytes = 8 * sumCount
 // The memory of the plan must equal the allocations of the run, to the byte.
 func TestThePlanIsWhatARunTakes(t *testing.T) {
 	const ranks = 3
-	for _, shard := range []string{"none", "optimizer", "gradients"} {
+	for _, shard := range []string{"none", "optimizer", "gradients", "parameters"} {
 		for _, compute := range []string{"fp32", "bf16"} {
 			for _, packed := range []bool{false, true} {
 				for _, recompute := range []string{"none", "selective", "full"} {

@@ -15,7 +15,8 @@ import (
 // are neighbours, since they exchange most.
 type mesh struct {
 	world   comm.Communicator // all ranks, for host memory
-	state   comm.Communicator // all ranks, for sums, gradients and weights
+	state   comm.Communicator // all ranks, for sums and gradients
+	weights comm.Communicator // all ranks, for weights, so that gathers do not wait for reductions; may equal state
 	context comm.Communicator // the ranks that share this rank's sequences
 	saves   comm.Communicator // all ranks, for checkpoints in the background
 
@@ -51,19 +52,25 @@ func newMesh(ctx context.Context, world comm.Communicator, contextSize int) (*me
 
 // setDeadline sets the deadline of transfers on every group. All ranks call it at the same point.
 func (m *mesh) setDeadline(d time.Duration) {
-	for _, g := range []comm.Communicator{m.world, m.state, m.context, m.saves} {
+	for _, g := range []comm.Communicator{m.world, m.state, m.weights, m.context, m.saves} {
 		if s, ok := g.(comm.DeadlineSetter); ok {
 			s.SetDeadline(d)
 		}
 	}
 }
 
-// join creates the groups for device memory, which takes a while on GPUs.
-func (m *mesh) join(ctx context.Context) (err error) {
+// join creates the groups for device memory, which takes a while on GPUs. If passes both gather and reduce, weights get
+// a group of their own.
+func (m *mesh) join(ctx context.Context, both bool) (err error) {
 	joint := m.state // all ranks
 	if m.state == m.world {
 		if m.state, err = joint.Split(ctx, 0, joint.Rank()); err != nil {
 			return fmt.Errorf("group for gradients and weights: %w", err)
+		}
+	}
+	if m.weights = m.state; both {
+		if m.weights, err = joint.Split(ctx, 0, joint.Rank()); err != nil {
+			return fmt.Errorf("group for weights: %w", err)
 		}
 	}
 	if m.context, err = joint.Split(ctx, m.dataRank, joint.Rank()); err != nil {

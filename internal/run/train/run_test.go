@@ -167,7 +167,7 @@ func stopAfter(step int64, o *train.Options) {
 
 func TestStopAndResumeRepeatBitForBit(t *testing.T) {
 	for _, set := range []string{"memory.shard=none", "memory.shard=optimizer", "memory.shard=gradients",
-		"precision.compute=bf16"} {
+		"memory.shard=parameters", "precision.compute=bf16"} {
 		for _, ranks := range []int{1, 3} {
 			cfg := load(t, tiny(t), ranks, set, "train.steps=9", "checkpoint.async=true")
 			want := mustRun(t, cfg, ranks, train.Options{}).steps

@@ -140,8 +140,14 @@ func TestDamagedCheckpointsAreNotReplaced(t *testing.T) {
 
 // A trace labels all work of a step, with the peers and bytes of every transfer and the peer of every wait.
 func TestTraceTellsAStory(t *testing.T) {
+	for _, shard := range []string{"optimizer", "parameters"} {
+		t.Run(shard, func(t *testing.T) { traced(t, shard) })
+	}
+}
+
+func traced(t *testing.T, shard string) {
 	dir := t.TempDir()
-	cfg := load(t, tiny(t), 3, "log.trace_steps=2", "data.pack_documents=true", "parallel.layout=zigzag")
+	cfg := load(t, tiny(t), 3, "log.trace_steps=2", "memory.shard="+shard, "data.pack_documents=true", "parallel.layout=zigzag")
 	mustRun(t, cfg, 3, train.Options{RunDir: dir})
 	text, err := os.ReadFile(filepath.Join(dir, "logs", "trace-rank-0001.json"))
 	if err != nil {
@@ -160,7 +166,7 @@ func TestTraceTellsAStory(t *testing.T) {
 		`^step [12](/(forward|backward)/(embedding|head|layer [01](/(hop \d owner \d|gradients home))?)|/optimizer)?$|^weights$`)
 	peers := regexp.MustCompile(`^(\d+ bytes (to|from) rank [02](, )?)+$|^\d+ bytes over 3 ranks$`)
 	exchanges, waits := 0, 0
-	parts := map[string]bool{}
+	parts, lanes := map[string]bool{}, map[string]bool{}
 	for _, e := range file.TraceEvents {
 		switch {
 		case e.Ph != "X":
@@ -171,6 +177,7 @@ func TestTraceTellsAStory(t *testing.T) {
 		case !labels.MatchString(e.Args.Label):
 			t.Errorf("%s of %s is labelled %q", e.Name, e.Cat, e.Args.Label)
 		}
+		lanes[e.Name+" of "+e.Cat] = true
 		if e.Name == "exchange" || e.Name == "all-reduce" {
 			exchanges++
 			if !peers.MatchString(e.Args.Detail) {
@@ -184,6 +191,12 @@ func TestTraceTellsAStory(t *testing.T) {
 	}
 	if exchanges == 0 || waits == 0 {
 		t.Errorf("%d transfers, %d waits for one", exchanges, waits)
+	}
+	of := map[string]string{"optimizer": "weights comm", "parameters": "gradients comm"}[shard]
+	for _, lane := range []string{"all-gather of weights comm", "reduce-scatter of " + of} {
+		if !lanes[lane] {
+			t.Errorf("no %s among %v", lane, lanes)
+		}
 	}
 	for _, part := range []string{"step 1", "step 2", "forward", "backward", "optimizer", "embedding", "layer 1",
 		"head"} {

@@ -20,7 +20,7 @@ func TestShardingLeavesNoTrace(t *testing.T) {
 	} {
 		want := mustRun(t, load(t, tiny(t), 1, append([]string{}, withoutData(mode)...)...), 1, train.Options{}).steps
 		for _, ranks := range fewer(4, 2) {
-			for i, shard := range []string{"none", "optimizer", "gradients"} {
+			for i, shard := range []string{"none", "optimizer", "gradients", "parameters"} {
 				cfg := load(t, tiny(t), ranks, append(mode, "memory.shard="+shard)...)
 				what := fmt.Sprintf("%v, %d ranks, shard %s", mode, ranks, shard)
 				got := mustRun(t, cfg, ranks, train.Options{}).steps
@@ -39,7 +39,7 @@ func TestShardingLeavesNoTrace(t *testing.T) {
 // Separate float32 master weights, as with weights of another type, change no bit in training or through a checkpoint.
 func TestMastersLeaveNoTrace(t *testing.T) {
 	apart := func(d *device.Device) { d.Masters = true }
-	for _, shard := range []string{"none", "optimizer", "gradients"} {
+	for _, shard := range []string{"none", "optimizer", "gradients", "parameters"} {
 		for _, ranks := range []int{1, 3} {
 			cfg := load(t, tiny(t), ranks, "memory.shard="+shard, "train.steps=6", "train.global_batch_size=2",
 				"model.architecture=qwen3")
@@ -74,7 +74,7 @@ func withoutData(mode []string) []string {
 
 // A checkpoint resumes with any sharding and number of ranks; on the same ranks, with the same bits.
 func TestCheckpointsMoveBetweenShardings(t *testing.T) {
-	shards := []string{"none", "optimizer", "gradients"}
+	shards := []string{"none", "optimizer", "gradients", "parameters"}
 	whole := mustRun(t, load(t, tiny(t), 1, "train.steps=8"), 1, train.Options{}).steps
 	for _, from := range shards {
 		cfg := load(t, tiny(t), 4, "memory.shard="+from)

@@ -11,17 +11,23 @@ import (
 )
 
 // sharing moves gradients and weights between ranks, bucket by bucket, while passes run. It reduces the gradients of a
-// bucket as soon as a backward pass is done with it. After a step it gathers the weights in the order of the next
-// forward pass. The transfers have their own communicators, so that the ring does not wait for them.
+// bucket as soon as a backward pass is done with it, and gathers weights as residence plans. The transfers have their
+// own communicators, so that the ring does not wait for them.
+//
+// One rule orders all use of shared memory: a buffer belongs to a stream, and each hand-over is an event of its
+// producer. A transfer begins after the work that the compute stream has at the call, so a call follows the last work
+// that reads or writes the buffer, and Wait comes before the next.
 type sharing struct {
 	*state.State
-	dev    *Device
-	world  comm.Communicator   // all ranks, for sums over all gradients
-	groups []comm.Communicator // by bucket: the ranks that share its gradients and weights
+	dev     *Device
+	world   comm.Communicator   // all ranks, for sums over all gradients
+	groups  []comm.Communicator // by bucket: the ranks that share its gradients and weights
+	weights []comm.Communicator // the same ranks, for gathers
 
 	label labels // of queued work
 
-	gathers []comm.Pending // gathers of weights by bucket; nil if complete
+	residence
+	gathers []comm.Pending // by slot; nil if complete
 	reduces []reduction    // by bucket, or by staging buffer
 	first   bool           // first pass of the step
 	last    bool           // last pass of the step
@@ -37,6 +43,7 @@ func newSharing(d *Device, s *state.State) *sharing {
 	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat,
 		streams: append([]tensor.Stream{d.Stream}, d.Copies...)},
 		gathers: make([]comm.Pending, len(s.Flat.Buckets))}
+	x.residence = residence{slot: s.Slot, holds: map[int]int{}, gather: x.gather}
 	x.reduces = make([]reduction, len(s.Flat.Buckets))
 	if s.Staging != nil {
 		x.reduces = x.reduces[:state.Stages]
@@ -45,28 +52,48 @@ func newSharing(d *Device, s *state.State) *sharing {
 }
 
 // join sets the groups that share the buckets. Call it before the first pass.
-func (x *sharing) join(world comm.Communicator, groups []comm.Communicator) error {
+func (x *sharing) join(world comm.Communicator, groups, weights []comm.Communicator) error {
 	for b, g := range groups {
 		if have := (state.Group{Rank: g.Rank(), Size: g.Size()}); have != x.Group(b) {
 			return fmt.Errorf("bucket %d: group %+v, but the layout is for %+v", b, have, x.Group(b))
 		}
 	}
-	x.world, x.groups = world, groups
+	x.world, x.groups, x.weights = world, groups, weights
 	return nil
 }
 
 func (x *sharing) hooks() model.Hooks { return model.Hooks{Use: x.use, Begin: x.begin, Done: x.done} }
 
-func (x *sharing) use(bucket, _ int) error {
+// use begins to gather the weights of the next bucket, and makes the compute stream wait for those of this one. Unless
+// an update comes before it, the next pass begins with the embedding.
+func (x *sharing) use(bucket, next int) error {
 	x.label.part("forward", bucket)
-	x.arrive(bucket)
+	if next == model.NoBucket && !x.last {
+		next = model.Embedding
+	}
+	err := x.residence.use(bucket, next)
+	x.arrive(x.Slot(bucket))
+	return err
+}
+
+// idle takes part in the gathers of other ranks' forward passes, and waits for all weights.
+func (x *sharing) idle(passes int) error {
+	buckets := append(order(x.Flat), model.NoBucket)
+	for range passes {
+		for i, next := range buckets[1:] {
+			if err := x.use(buckets[i], next); err != nil {
+				return err
+			}
+		}
+	}
+	x.flush()
 	return nil
 }
 
-func (x *sharing) arrive(bucket int) {
-	if p := x.gathers[bucket]; p != nil {
+func (x *sharing) arrive(slot int) {
+	if p := x.gathers[slot]; p != nil {
 		p.Wait()
-		x.gathers[bucket] = nil
+		x.gathers[slot] = nil
 	}
 }
 
@@ -140,11 +167,13 @@ func (x *sharing) start() {
 	}
 }
 
-// order returns the buckets in the order of a forward pass.
-func (x *sharing) order() []int {
-	buckets := []int{model.Embedding, x.Flat.Vectors()}
-	for b := model.Layer(0); b <= x.Flat.Head(); b++ {
-		buckets = append(buckets, b)
+// order returns the buckets with weights in the order of a forward pass.
+func order(flat *model.FlatLayout) []int {
+	buckets := []int{model.Embedding, flat.Vectors()}
+	for b := model.Layer(0); b <= flat.Head(); b++ {
+		if flat.Buckets[b].Size() > 0 {
+			buckets = append(buckets, b)
+		}
 	}
 	return buckets
 }
@@ -162,12 +191,15 @@ func (x *sharing) step(sums, norm2 View, u optim.Update) error {
 	if err := x.sum(sums); err != nil {
 		return fmt.Errorf("loss and gradient norm: %w", err)
 	}
-	for _, b := range x.order() {
-		if x.Flat.Buckets[b].Size() == 0 {
-			continue
-		}
-		x.Update(x.dev.Optim, b, norm2, u)
-		if err := x.gather(b); err != nil {
+	return x.renew(func(b int) { x.Update(x.dev.Optim, b, norm2, u) })
+}
+
+// renew sets the weights of every bucket, and gathers the first ones for the next pass.
+func (x *sharing) renew(set func(bucket int)) error {
+	x.forget()
+	for _, b := range order(x.Flat) {
+		set(b)
+		if err := x.fill(b); err != nil {
 			return err
 		}
 	}
@@ -187,40 +219,33 @@ func (x *sharing) sum(v View) error {
 
 // publish copies loaded weights to the model, here and on the other ranks.
 func (x *sharing) publish() error {
-	for _, b := range x.order() {
-		if x.Flat.Buckets[b].Size() == 0 {
-			continue
-		}
-		x.CopyCompute(x.dev.Ops, b)
-		if err := x.gather(b); err != nil {
-			return err
-		}
-	}
-	return nil
+	return x.renew(func(b int) { x.CopyCompute(x.dev.Ops, b) })
 }
 
-// gather begins an all-gather of a bucket's weights.
+// gather begins an all-gather of a bucket's weights, after the present work of the compute stream and the last gather
+// into the same memory.
 func (x *sharing) gather(bucket int) error {
 	dst, src := x.Gathered(bucket)
 	if dst.IsZero() || dst == src {
 		return nil
 	}
-	if x.groups[bucket].Size() == 1 {
+	x.arrive(x.Slot(bucket))
+	if x.weights[bucket].Size() == 1 {
 		x.dev.Ops.Copy(dst, src)
 		return nil
 	}
-	p, err := x.groups[bucket].AllGather(dst, src)
+	p, err := x.weights[bucket].AllGather(dst, src)
 	if err != nil {
 		return fmt.Errorf("gathering weights: %w", err)
 	}
-	x.gathers[bucket] = p
+	x.gathers[x.Slot(bucket)] = p
 	return nil
 }
 
 func (x *sharing) flush() {
 	x.label.part("weights", -1)
 	defer x.label.part("", -1)
-	for b := range x.gathers {
-		x.arrive(b)
+	for slot := range x.gathers {
+		x.arrive(slot)
 	}
 }

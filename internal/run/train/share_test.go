@@ -162,7 +162,7 @@ func grouped(ctx context.Context, dev *Device, world comm.Communicator, by []div
 	if t.stage, err = newStage(dev, int(flat.Size()), false); err != nil {
 		return nil, err
 	}
-	return t, t.share.join(world, groups)
+	return t, t.share.join(world, groups, groups)
 }
 
 // setWeights sets a rank's part of its colours' weights.
@@ -210,7 +210,7 @@ func (t *Trainer) trainShared() error {
 			for l := shareLayers - 1; l >= 0; l-- {
 				inner = append(inner, model.Layer(l))
 			}
-			for _, b := range x.order() {
+			for _, b := range order(x.Flat) {
 				if err := h.Use(b, model.NoBucket); err != nil {
 					return err
 				}
@@ -275,7 +275,7 @@ func TestBucketsHaveGroupsOfTheirOwn(t *testing.T) {
 	flat := shareLayout()
 	by := divisions(flat)
 	want := reference(t, flat, by)
-	for _, shard := range []state.Sharding{state.ShardNone, state.ShardOptimizer, state.ShardGradients} {
+	for _, shard := range []state.Sharding{state.ShardNone, state.ShardOptimizer, state.ShardGradients, state.ShardParameters} {
 		for _, masters := range []bool{false, true} {
 			inWorld(t, func(dev *Device, world comm.Communicator) error {
 				tr, err := grouped(context.Background(), dev, world, by, shard, masters)
@@ -304,7 +304,18 @@ func (t *Trainer) compare(test *testing.T, what string, by []division, want map[
 		colour, _ := by[b](t.mesh.world.Rank())
 		w, held := want[[2]int{b, colour}], x.HeldRange(b)
 		lo, hi := int(held.Lo-bucket.Lo), int(held.Hi-bucket.Lo)
-		read := x.Whole(params.Compute, b)
+		if err := x.use(b, model.NoBucket); err != nil {
+			test.Error(err)
+		}
+		if err := t.flush(context.Background()); err != nil {
+			test.Error(err)
+		}
+		read := View{}
+		if params.BucketCompute != nil {
+			read = params.BucketCompute[b]
+		} else {
+			read = x.Whole(params.Compute, b)
+		}
 		if b == x.Flat.Vectors() && params.Compute != params.Weights {
 			if read = params.Vectors; read.IsZero() {
 				read = x.Whole(params.Weights, b)

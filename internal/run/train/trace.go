@@ -38,13 +38,14 @@ func (r *run) lanes() []lane {
 	for _, s := range r.dev.Copies {
 		add(s, "")
 	}
-	for _, c := range []struct {
-		group comm.Communicator
-		of    string
-	}{{r.mesh.context, "attention"}, {r.mesh.state, "weights"}} {
-		if g, ok := c.group.(comm.Streamer); ok {
+	groups := []comm.Communicator{r.mesh.context, r.mesh.weights, r.mesh.state}
+	for i, of := range []string{"attention", "weights", "gradients"} {
+		if i == 2 && r.mesh.state == r.mesh.weights {
+			break
+		}
+		if g, ok := groups[i].(comm.Streamer); ok {
 			for _, s := range g.Streams() {
-				add(s, c.of)
+				add(s, of)
 			}
 		}
 	}

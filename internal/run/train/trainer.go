@@ -135,7 +135,7 @@ func (t *Trainer) populate(ctx context.Context, o *Options) error {
 	g, setting := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		defer o.timed("groups")()
-		return t.mesh.join(ctx) // an error of this rank does not cancel it, since the others take part
+		return t.mesh.join(ctx, t.share.Gathers()) // an error of this rank does not cancel it, since the others take part
 	})
 	g.Go(func() error {
 		defer o.timed("weights")()
@@ -151,7 +151,10 @@ func (t *Trainer) populate(ctx context.Context, o *Options) error {
 		return err
 	}
 	// every rank has every parameter, so all reduce the gradients and gather the weights of each bucket
-	return t.share.join(t.mesh.state, slices.Repeat([]comm.Communicator{t.mesh.state}, len(t.share.Flat.Buckets)))
+	all := func(g comm.Communicator) []comm.Communicator {
+		return slices.Repeat([]comm.Communicator{g}, len(t.share.Flat.Buckets))
+	}
+	return t.share.join(t.mesh.state, all(t.mesh.state), all(t.mesh.weights))
 }
 
 func (t *Trainer) feeds(o *Options) (err error) {
@@ -189,6 +192,9 @@ func (t *Trainer) build(room state.Room) (err error) {
 		Arena: workspace},
 		cfg, nil, t.mesh.context.Rank())
 	t.share.label.ring = t.att.ring
+	if err := checkUses(t.share.Slot, t.share.Flat, shape, opt); err != nil {
+		return err
+	}
 	t.model = model.New(shape, t.dev.Ops, t.att, t.share.Params(), opt)
 	if t.sums, err = t.dev.Vector("sums of a step", tensor.F64, sumCount); err != nil {
 		return err
@@ -394,6 +400,7 @@ func (t *Trainer) Validate(ctx context.Context) (loss float64, err error) {
 	clear(tensor.Data[float64](stepSums.in))
 	t.dev.Store.Upload(t.sums, stepSums.in)
 	size, valid := t.cfg.Train.MicroBatchSize, 0
+	fewer := 0 // passes than group 0, which has the most
 	total := t.val.total(t.cfg)
 	for first := int64(0); first < total; first += int64(size) {
 		var samples []int64
@@ -401,10 +408,15 @@ func (t *Trainer) Validate(ctx context.Context) (loss float64, err error) {
 			valid += t.val.loader.Valid(s)
 			samples = append(samples, s)
 		}
-		if int(first/int64(size))%t.mesh.dataSize != t.mesh.dataRank {
+		groups, rank := t.val.groups(samples), int(first/int64(size))%t.mesh.dataSize
+		if rank == 0 {
+			fewer += len(groups)
+		}
+		if rank != t.mesh.dataRank {
 			continue
 		}
-		for _, g := range t.val.groups(samples) {
+		fewer -= len(groups)
+		for _, g := range groups {
 			b, err := t.val.batch(ctx, g)
 			if err != nil {
 				return 0, err
@@ -416,7 +428,9 @@ func (t *Trainer) Validate(ctx context.Context) (loss float64, err error) {
 			b.done()
 		}
 	}
-	t.share.flush() // even if no pass used the weights
+	if err := t.share.idle(fewer); err != nil {
+		return 0, err
+	}
 	if err := t.share.sum(t.sums); err != nil {
 		return 0, fmt.Errorf("validation loss: %w", err)
 	}

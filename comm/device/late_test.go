@@ -1,0 +1,203 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/tensor"
+)
+
+// splitRanks returns a group that is split off one of n ranks with engines.
+func splitRanks(t *testing.T, n int) (lib *fakeLibrary, groups []*Group, devices []*FakeDevice) {
+	t.Helper()
+	lib = &fakeLibrary{}
+	lib.engine = func(ctx context.Context, host *comm.Group) (mover, error) {
+		g, err := host.Subgroup(ctx, 0, host.Rank(), devices[host.Rank()].s)
+		return &fakeEngine{g, new(atomic.Int64)}, err
+	}
+	devices = make([]*FakeDevice, n)
+	for r := range n {
+		devices[r] = NewFakeDevice(r)
+	}
+	world, err := connectRanks(t, lib, devices, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups = make([]*Group, n)
+	each(t, world, func(r int, g *Group) error {
+		c, err := g.Split(testContext(t), 0, r)
+		if err == nil {
+			groups[r] = c.(*Group)
+		}
+		return err
+	})
+	if t.Failed() {
+		t.FailNow()
+	}
+	return lib, groups, devices
+}
+
+// A group that is split off and only exchanges and gathers over engines does not connect the library. The first
+// reduction does, once.
+func TestSplitConnectsLate(t *testing.T) {
+	const n = 3
+	ctx := testContext(t)
+	lib, groups, devices := splitRanks(t, n)
+	connects := func(what string, want int64) {
+		t.Helper()
+		if got := lib.joined.Load(); got != want {
+			t.Errorf("%s: ranks connected the library %d times, want %d", what, got, want)
+		}
+	}
+	connects("at the start, for the world alone", n)
+	each(t, groups, func(r int, g *Group) error {
+		all, own := devices[r].New(tensor.F32, n), devices[r].New(tensor.F32, 1)
+		tensor.Data[float32](unmask(own))[0] = float32(r + 1)
+		p, err := g.AllGather(all, own)
+		if err == nil {
+			err = p.Sync(ctx)
+		}
+		if got := tensor.Data[float32](unmask(all)); err == nil && (got[0] != 1 || got[1] != 2 || got[2] != 3) {
+			t.Errorf("rank %d gathered %v", r, got)
+		}
+		return err
+	})
+	connects("after an all-gather", n)
+	for _, want := range []float32{6, 18} {
+		each(t, groups, func(r int, g *Group) error {
+			sum := devices[r].New(tensor.F32, 1)
+			tensor.Data[float32](unmask(sum))[0] = float32(r+1) * want / 6
+			p, err := g.AllReduce(sum, comm.Sum)
+			if err == nil {
+				err = p.Sync(ctx)
+			}
+			if got := tensor.Data[float32](unmask(sum))[0]; err == nil && got != want {
+				t.Errorf("rank %d: the sum is %g, want %g", r, got, want)
+			}
+			return err
+		})
+		connects("after a sum", 2*n)
+	}
+}
+
+// A group over several nodes connects the library at once: an exchange needs it, which two of the ranks may make alone.
+func TestSplitAcrossNodesConnects(t *testing.T) {
+	ctx := testContext(t)
+	groups, devices, _, err := nodeRanks(t, []int{0, 0, 1}, -1, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	each(t, groups, func(r int, g *Group) error {
+		c, err := g.Split(ctx, 0, r)
+		if err != nil || r == 1 {
+			return err
+		}
+		v := devices[r].New(tensor.F32, 1)
+		p, err := c.Exchange([]comm.Message{{Peer: 2 - r, View: v}}, []comm.Message{{Peer: 2 - r, View: v}})
+		if err == nil {
+			err = p.Sync(ctx)
+		}
+		return err
+	})
+}
+
+// A library that cannot connect fails the call on all ranks, and names the rank.
+func TestLateLibraryIsRefused(t *testing.T) {
+	ctx := testContext(t)
+	lib, groups, devices := splitRanks(t, 2)
+	lib.refuse = errors.New("no memory for buffers")
+	each(t, groups, func(r int, g *Group) error {
+		p, err := g.AllReduce(devices[r].New(tensor.F32, 1), comm.Sum)
+		if err == nil {
+			err = p.Sync(ctx)
+		}
+		if err == nil || !strings.Contains(err.Error(), "all-reduce on rank") ||
+			!strings.Contains(err.Error(), lib.refuse.Error()) || comm.IsRemote(err) != (r == 1) {
+			t.Errorf("rank %d: %v", r, err)
+		}
+		return nil
+	})
+}
+
+// A rank that waits in vain for the others to connect reports their abort, and its own Close ends the wait.
+func TestEndWhileConnecting(t *testing.T) {
+	boom := errors.New("the loss is not a number")
+	for name, end := range map[string]func(other, waiting *Group) error{
+		"abort": func(other, _ *Group) error { other.Abort(boom); return boom },
+		"close": func(_, waiting *Group) error { _ = waiting.Close(); return comm.ErrClosed },
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := testContext(t)
+			lib, groups, devices := splitRanks(t, 2)
+			before, called := lib.joined.Load(), make(chan error)
+			go func() {
+				p, err := groups[1].AllReduce(devices[1].New(tensor.F32, 1), comm.Sum)
+				if err == nil {
+					err = p.Sync(ctx)
+				}
+				called <- err
+			}()
+			for lib.joined.Load() == before && ctx.Err() == nil {
+				runtime.Gosched()
+			}
+			want := end(groups[0], groups[1])
+			if err := <-called; !errors.Is(err, want) {
+				t.Errorf("the call ended with %v, want %v", err, want)
+			}
+		})
+	}
+}
+
+// abortedCalls are collectives that record their end.
+type abortedCalls struct {
+	solo
+	aborted chan struct{}
+}
+
+func (c *abortedCalls) abort() { close(c.aborted) }
+
+// A library that is connected after the group has ended is freed.
+func TestLibraryOfEndedGroup(t *testing.T) {
+	_, groups, devices := splitRanks(t, 2)
+	g, lib := groups[0], &abortedCalls{aborted: make(chan struct{})}
+	g.kit.connect = func(context.Context, *comm.Group, gpuStream, Options, <-chan struct{}) (collectives, error) {
+		go g.Close()
+		<-g.life.Done()
+		return lib, nil
+	}
+	p, err := g.AllReduce(devices[0].New(tensor.F32, 1), comm.Sum)
+	if err == nil {
+		err = p.Sync(testContext(t))
+	}
+	if !errors.Is(err, comm.ErrClosed) {
+		t.Errorf("the call ended with %v, want %v", err, comm.ErrClosed)
+	}
+	select {
+	case <-lib.aborted:
+	case <-testContext(t).Done():
+		t.Error("the library was not freed")
+	}
+}
+
+// Engines end if the library cannot connect at the start.
+func TestEnginesWithoutLibrary(t *testing.T) {
+	movers := []*recorder{{}, {}}
+	lib := &fakeLibrary{
+		refuse: errors.New("no library"),
+		engine: func(_ context.Context, host *comm.Group) (mover, error) { return movers[host.Rank()], nil },
+	}
+	if _, _, err := fakeRanks(t, lib, 2, Options{}); !errors.Is(err, lib.refuse) {
+		t.Errorf("%v, want %v", err, lib.refuse)
+	}
+	for r, m := range movers {
+		if !slices.Equal(m.said, []string{"abort", "close"}) {
+			t.Errorf("rank %d: the engines got %q, want an abort and a close", r, m.said)
+		}
+	}
+}

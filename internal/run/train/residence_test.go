@@ -1,0 +1,273 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/foresee/plan"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/internal/model/state"
+	"github.com/cprun/cprun/tensor"
+)
+
+// The shared memory of every model passes the check before a run. An assignment with a wrong slot does not.
+func TestUsesAreChecked(t *testing.T) {
+	for layers := 1; layers <= 6; layers++ {
+		for _, tied := range []bool{false, true} {
+			cfg := &hf.Config{
+				Architecture: hf.Qwen3, VocabSize: 11, HiddenSize: 8, IntermediateSize: 12, NumHiddenLayers: layers,
+				NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 4, RMSNormEps: 1e-6, TieWordEmbeddings: tied,
+			}
+			flat := model.NewLayout(cfg, 2)
+			slot := func(b int) int { return state.StageOf(flat, b) }
+			for _, r := range []model.Recompute{model.RecomputeNone, model.RecomputeFull} {
+				if err := checkUses(slot, flat, cfg, model.Options{Recompute: r}); err != nil {
+					t.Errorf("%d layers, tied %t, %s: %v", layers, tied, r, err)
+				}
+			}
+			wrong := func(b int) int { // the last layer replaces the vectors
+				if b == model.Layer(layers-1) {
+					return slot(flat.Vectors())
+				}
+				return slot(b)
+			}
+			err := checkUses(wrong, flat, cfg, model.Options{})
+			if err == nil || !strings.Contains(err.Error(), "replaced") {
+				t.Errorf("%d layers, tied %t: a layer in the memory of the vectors: %v", layers, tied, err)
+			}
+		}
+	}
+}
+
+// While work reads a bucket, the next one is gathered; one that is still in memory is not gathered again.
+func TestGathersRunAhead(t *testing.T) {
+	cfg := &hf.Config{
+		Architecture: hf.Llama, VocabSize: 11, HiddenSize: 8, IntermediateSize: 12, NumHiddenLayers: 4,
+		NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 4, RMSNormEps: 1e-6,
+	}
+	flat := model.NewLayout(cfg, 2)
+	var gathered, uses []int
+	r := residence{slot: func(b int) int { return state.StageOf(flat, b) }, holds: map[int]int{},
+		gather: func(b int) error {
+			gathered = append(gathered, b)
+			return nil
+		}}
+	for _, b := range order(flat) {
+		if err := r.fill(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pass := []int{model.Embedding, flat.Vectors(), 1, 2, 3, 4, flat.Head(), 4, 3, 2, 1}
+	uses = append(slices.Concat(pass, pass), model.Embedding)
+	for i, next := range uses[1:] {
+		before := len(gathered)
+		if err := r.use(uses[i], next); err != nil {
+			t.Fatal(err)
+		}
+		if slices.Contains(gathered[before:], uses[i]) {
+			t.Errorf("bucket %d, use %d, is gathered when it is used", uses[i], i)
+		}
+	}
+	step := []int{3, 4, flat.Head(), 2, 1, model.Embedding}
+	if want := slices.Concat([]int{model.Embedding, flat.Vectors(), 1, 2}, step, step); !slices.Equal(gathered, want) {
+		t.Errorf("gathers of %v, want %v", gathered, want)
+	}
+}
+
+// spoil queues NaN for a view.
+func spoil(s tensor.Stream, v View) {
+	s.(*tensor.HostStream).Do("spoil", func() error {
+		for i := range tensor.Bytes(v) {
+			tensor.Bytes(v)[i] = 0xff
+		}
+		return nil
+	})
+}
+
+// A delayed group holds each transfer until the compute stream reaches its Wait, or the Wait of a later transfer, or
+// until all work is queued. It spoils the destination when the transfer may begin.
+type delayed struct {
+	comm.Communicator
+	compute tensor.Stream
+	kinds   string          // the calls to hold
+	queued  <-chan struct{} // closed when all work is queued
+	gates   []chan struct{}
+	open    int // used on the compute stream
+}
+
+type delayedCall struct {
+	comm.Pending
+	group *delayed
+	until int // number of gates up to its own
+}
+
+func (c delayedCall) Wait() {
+	gates := c.group.gates[:c.until]
+	c.group.compute.(*tensor.HostStream).Do("open", func() error {
+		for ; c.group.open < len(gates); c.group.open++ {
+			close(gates[c.group.open])
+		}
+		return nil
+	})
+	c.Pending.Wait()
+}
+
+func (d *delayed) hold(kind string, dst, src View, call func() (comm.Pending, error)) (comm.Pending, error) {
+	if dst.Memory() != src.Memory() {
+		spoil(d.compute, dst)
+	}
+	if strings.Contains(d.kinds, kind) {
+		gate := make(chan struct{})
+		d.gates = append(d.gates, gate)
+		d.Communicator.(*comm.Group).Stream().Do("delay", func() error {
+			select {
+			case <-gate:
+			case <-d.queued:
+			}
+			return nil
+		})
+	}
+	p, err := call()
+	return delayedCall{p, d, len(d.gates)}, err
+}
+
+func (d *delayed) AllReduce(v View, op comm.Op) (comm.Pending, error) {
+	return d.hold("reduce", v, v, func() (comm.Pending, error) { return d.Communicator.AllReduce(v, op) })
+}
+
+func (d *delayed) ReduceScatter(dst, src View, op comm.Op) (comm.Pending, error) {
+	return d.hold("reduce", dst, src, func() (comm.Pending, error) { return d.Communicator.ReduceScatter(dst, src, op) })
+}
+
+func (d *delayed) AllGather(dst, src View) (comm.Pending, error) {
+	return d.hold("gather", dst, src, func() (comm.Pending, error) { return d.Communicator.AllGather(dst, src) })
+}
+
+// delay wraps the groups of a trainer.
+func (t *Trainer) delay(kinds string, queued <-chan struct{}) {
+	wrap := func(g comm.Communicator) comm.Communicator {
+		return &delayed{Communicator: g, compute: t.dev.Stream, kinds: kinds, queued: queued}
+	}
+	x, reductions := t.share, wrap(t.mesh.state)
+	gathers := reductions
+	if t.mesh.weights != t.mesh.state {
+		gathers = wrap(t.mesh.weights)
+	}
+	x.world = reductions
+	x.groups = slices.Repeat([]comm.Communicator{reductions}, len(x.Flat.Buckets))
+	x.weights = slices.Repeat([]comm.Communicator{gathers}, len(x.Flat.Buckets))
+}
+
+// reuse spoils the memory of every bucket that is neither in use nor next, so that each use gathers again.
+func (t *Trainer) reuse() {
+	x, shape := t.share, &t.cfg.Model.Config
+	params, hooks := x.Params(), x.hooks()
+	hooks.Use = func(bucket, next int) error {
+		if err := x.use(bucket, next); err != nil || !x.Gathers() {
+			return err
+		}
+		for b, v := range params.BucketCompute {
+			slot := x.Slot(b)
+			if slot == x.Slot(bucket) || slot == x.Slot(x.Flat.Vectors()) || next != model.NoBucket &&
+				slot == x.Slot(next) {
+				continue
+			}
+			x.arrive(slot)
+			delete(x.holds, slot)
+			spoil(t.dev.Stream, v)
+		}
+		return nil
+	}
+	t.model = model.New(shape, t.dev.Ops, t.att, params, model.Options{
+		Recompute: model.Recompute(t.cfg.Memory.Recompute), LossChunk: t.cfg.Memory.LossChunk, Hooks: hooks})
+}
+
+// trained runs some queued steps on each rank, and returns the bits of the losses and of all state.
+func trained(t *testing.T, ranks int, cfg *config.Config, change func(tr *Trainer, queued <-chan struct{})) []string {
+	t.Helper()
+	mem, err := plan.MemoryOf(cfg, ranks, machine.Machine{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := make([]string, ranks)
+	ahead := func(d *device.Device) { d.RunAhead = cfg.Train.Steps }
+	onRanks(t, ranks, cfg, mem, ahead, func(tr *Trainer, _ *counted) error {
+		queued, ctx := make(chan struct{}), context.Background()
+		change(tr, queued)
+		var steps []*inflight
+		for range cfg.Train.Steps {
+			f, err := tr.begin(ctx, false, false)
+			if err != nil {
+				return err
+			}
+			steps = append(steps, f)
+		}
+		close(queued)
+		text := ""
+		for _, f := range steps {
+			r, err := tr.finish(ctx, f)
+			if err != nil {
+				return err
+			}
+			text += fmt.Sprintf("loss %x norm %x\n", r.Loss, r.GradNorm)
+		}
+		snap, err := tr.snapshot(ctx, &Options{})
+		for _, f := range snap.Fields {
+			text += fmt.Sprintf("%s %x\n", f.Name, f.Data)
+		}
+		if strings.Contains(text, "NaN") {
+			return fmt.Errorf("training with NaN: %.200s", text)
+		}
+		out[tr.mesh.world.Rank()] = text
+		return err
+	})
+	return out
+}
+
+// Late transfers and memory that is reused early change no bit: each reader waits for its data, and each writer for the
+// last reader.
+func TestDelaysLeaveNoTrace(t *testing.T) {
+	for i, shard := range []string{"none", "optimizer", "gradients", "parameters"} {
+		for j, set := range [][]string{
+			{"model.num_hidden_layers=4", "model.tie_word_embeddings=false", "precision.compute=bf16"},
+			{"model.num_hidden_layers=3"},
+			{"model.num_hidden_layers=1", "model.tie_word_embeddings=false"},
+		} {
+			if testing.Short() && shard != "parameters" && i != j {
+				continue
+			}
+			cfg, err := config.Load("../../../examples/opticks.yaml", config.Options{Ranks: 2, Device: "cpu",
+				Set: append([]string{"model.hidden_size=56", "model.intermediate_size=136", "data.seq_len=91",
+					"train.steps=2", "lr_schedule.warmup_steps=1", "train.micro_batch_size=1", "train.global_batch_size=2",
+					"memory.shard=" + shard}, set...)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := trained(t, 2, cfg, func(*Trainer, <-chan struct{}) {})
+			for _, kinds := range []string{"gather", "reduce", "gather and reduce"} {
+				got := trained(t, 2, cfg, func(tr *Trainer, queued <-chan struct{}) { tr.delay(kinds, queued) })
+				if !slices.Equal(got, want) {
+					t.Errorf("%v, shard %s: delays of %s change the result", set, shard, kinds)
+				}
+			}
+			if shard != "parameters" {
+				continue
+			}
+			got := trained(t, 2, cfg, func(tr *Trainer, queued <-chan struct{}) {
+				tr.delay("gather", queued)
+				tr.reuse()
+			})
+			if !slices.Equal(got, want) {
+				t.Errorf("%v: early reuse of memory changes the result", set)
+			}
+		}
+	}
+}
