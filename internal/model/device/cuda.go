@@ -64,7 +64,7 @@ func CUDA(o CUDAOptions) (d Device, err error) {
 		Machine:   o.Machine,
 		NewStream: s.further.maker(s.newStream), NewClock: s.clock,
 		NewOptim: s.newOptim,
-		close: func() error { return closeAll(closers) },
+		close:    func() error { return closeAll(closers) },
 	}
 	if peak, ok := machine.CardFor(s.dev.Arch); ok {
 		d.PeakTFLOPs = peak.BF16 / 1e12
@@ -202,9 +202,9 @@ type cudaStore struct {
 	stream  *cuda.Stream
 	further streams
 	loader  *gpu.Loader
-	pinned []*cuda.Pinned // the blocks of host
-	host   *heap.Heap
-	out    map[*tensor.Host]View // of host, by the result of AllocHost
+	pinned  []*cuda.Pinned // the blocks of host
+	host    *heap.Heap
+	out     map[*tensor.Host]View // of host, by the result of AllocHost
 }
 
 // pinnedBlock is the size of one allocation of pinned memory. Each takes the driver a millisecond, whatever its size.
@@ -256,7 +256,9 @@ func (s *cudaStore) newStream(name string) (Stream, error) {
 	return stream, nil
 }
 
-func (s *cudaStore) newOptim(to tensor.Stream) optim.Device { return gpu.NewOptim(to.(*cuda.Stream), s.loader) }
+func (s *cudaStore) newOptim(to tensor.Stream) optim.Device {
+	return gpu.NewOptim(to.(*cuda.Stream), s.loader)
+}
 
 func (s *cudaStore) newCopies() (*copies, error) {
 	up, err := s.newStream("upload")

@@ -26,7 +26,7 @@ type Allocator interface {
 const (
 	Weights   = "weights"         // float32, for the optimizer
 	Compute   = "compute weights" // for the model, if in other memory
-	Gradients = "gradients"       // float32, also in transfers to other ranks
+	Gradients = "gradients"       // also in transfers to other ranks
 	Moments   = "moments"         // float32, of the optimizer
 	Inputs    = "batches"         // tokens, targets and the tables of rotary embeddings
 	OnHost    = "host: "          // prefix of the counts of host memory
@@ -42,7 +42,9 @@ func (m Meter) Vector(what string, t tensor.DType, n int) (View, error) {
 }
 
 // HostVector counts n elements under the prefix OnHost. It never fails.
-func (m Meter) HostVector(what string, t tensor.DType, n int) (View, error) { return m.Vector(OnHost+what, t, n) }
+func (m Meter) HostVector(what string, t tensor.DType, n int) (View, error) {
+	return m.Vector(OnHost+what, t, n)
+}
 
 // Room is the memory of a run before its first step, from the plan, the same on every rank. Buffers that need more
 // grow.

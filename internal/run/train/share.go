@@ -27,10 +27,14 @@ type sharing struct {
 	label labels // of queued work
 
 	residence
+	updater *updater       // nil: the optimizer's state is on the device
+	fresh   []tensor.Event // by bucket: its update by updater; nil: followed, or none
 	gathers []comm.Pending // by slot; nil if complete
 	reduces []reduction    // by bucket, or by staging buffer
 	first   bool           // first pass of the step
 	last    bool           // last pass of the step
+
+	wire wire
 }
 
 type reduction struct {
@@ -42,12 +46,13 @@ type reduction struct {
 func newSharing(d *Device, s *state.State) *sharing {
 	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat,
 		streams: append([]tensor.Stream{d.Stream}, d.Copies...)},
-		gathers: make([]comm.Pending, len(s.Flat.Buckets))}
+		gathers: make([]comm.Pending, len(s.Flat.Buckets)), fresh: make([]tensor.Event, len(s.Flat.Buckets))}
 	x.residence = residence{slot: s.Slot, holds: map[int]int{}, gather: x.gather}
 	x.reduces = make([]reduction, len(s.Flat.Buckets))
 	if s.Staging != nil {
 		x.reduces = x.reduces[:state.Stages]
 	}
+	x.wire = wire{ops: d.Ops, send: s.Wire}
 	return x
 }
 
@@ -99,11 +104,14 @@ func (x *sharing) arrive(slot int) {
 
 func (x *sharing) begin(bucket int) error {
 	x.label.part("backward", bucket)
-	if x.Staging == nil || x.Staging[bucket].Size() == 0 {
-		return nil
+	switch {
+	case x.Flat.Buckets[bucket].Size() == 0:
+	case x.Staging != nil:
+		x.waitAndAccumulate(state.StageOf(x.Flat, bucket))
+		x.dev.Ops.Zero(x.Staging[bucket])
+	case x.first:
+		x.dev.Ops.Zero(x.Whole(x.Grads, bucket))
 	}
-	x.waitAndAccumulate(state.StageOf(x.Flat, bucket))
-	x.dev.Ops.Zero(x.Staging[bucket])
 	return nil
 }
 
@@ -123,9 +131,9 @@ func (x *sharing) done(bucket int) (err error) {
 		if r.add {
 			dst = x.Staged(bucket)
 		}
-		r.Pending, err = group.ReduceScatter(dst, x.Staging[bucket], comm.Sum)
+		r.Pending, err = x.wire.reduceScatter(group, dst, x.Staging[bucket])
 	case x.Sharded():
-		r.Pending, err = group.ReduceScatter(x.Own(x.Grads, bucket), x.Whole(x.Grads, bucket), comm.Sum)
+		r.Pending, err = x.wire.reduceScatter(group, x.Own(x.Grads, bucket), x.Whole(x.Grads, bucket))
 	default:
 		r.Pending, err = group.AllReduce(x.Whole(x.Grads, bucket), comm.Sum)
 	}
@@ -160,13 +168,6 @@ func (x *sharing) waitAndAccumulate(at int) {
 	}
 }
 
-// start prepares the gradients for the passes of a step.
-func (x *sharing) start() {
-	if x.Staging == nil { // else the first pass overwrites them
-		x.dev.Ops.Zero(x.Grads)
-	}
-}
-
 // order returns the buckets with weights in the order of a forward pass.
 func order(flat *model.FlatLayout) []int {
 	buckets := []int{model.Embedding, flat.Vectors()}
@@ -191,14 +192,24 @@ func (x *sharing) step(sums, norm2 View, u optim.Update) error {
 	if err := x.sum(sums); err != nil {
 		return fmt.Errorf("loss and gradient norm: %w", err)
 	}
-	return x.renew(func(b int) { x.Update(x.dev.Optim, b, norm2, u) })
+	return x.renew(func(b int) {
+		if x.updater != nil {
+			x.fresh[b] = x.updater.update(b, norm2, u)
+		} else {
+			x.Update(x.dev.Optim, b, norm2, u)
+		}
+	})
 }
 
-// renew sets the weights of every bucket, and gathers the first ones for the next pass.
+// renew sets the weights of every bucket, and gathers the first ones for the next pass. Of an update that runs beside
+// the passes, it gathers none: the compute stream would wait for the whole of it.
 func (x *sharing) renew(set func(bucket int)) error {
 	x.forget()
 	for _, b := range order(x.Flat) {
 		set(b)
+		if x.updater != nil {
+			continue
+		}
 		if err := x.fill(b); err != nil {
 			return err
 		}
@@ -219,12 +230,22 @@ func (x *sharing) sum(v View) error {
 
 // publish copies loaded weights to the model, here and on the other ranks.
 func (x *sharing) publish() error {
-	return x.renew(func(b int) { x.CopyCompute(x.dev.Ops, b) })
+	return x.renew(func(b int) {
+		if x.updater != nil {
+			x.updater.publish(b)
+		} else {
+			x.CopyCompute(x.dev.Ops, b)
+		}
+	})
 }
 
 // gather begins an all-gather of a bucket's weights, after the present work of the compute stream and the last gather
 // into the same memory.
 func (x *sharing) gather(bucket int) error {
+	if e := x.fresh[bucket]; e != nil {
+		x.dev.Store.Follow(e)
+		x.fresh[bucket] = nil
+	}
 	dst, src := x.Gathered(bucket)
 	if dst.IsZero() || dst == src {
 		return nil
@@ -247,5 +268,8 @@ func (x *sharing) flush() {
 	defer x.label.part("", -1)
 	for slot := range x.gathers {
 		x.arrive(slot)
+	}
+	if x.updater != nil {
+		x.updater.flush()
 	}
 }

@@ -203,7 +203,6 @@ func (t *Trainer) trainShared() error {
 		})
 	}
 	for step := range shareSteps {
-		x.start()
 		for pass := range sharePasses {
 			x.first, x.last = pass == 0, pass == sharePasses-1
 			inner := []int{}

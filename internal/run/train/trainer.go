@@ -118,7 +118,7 @@ func (t *Trainer) allocate(o *Options) error {
 	s, err := state.New(t.dev, state.Options{
 		Layout: flat, Groups: t.mesh.places(flat),
 		Shard: state.ShardingOf(t.cfg.Memory.Shard), Compute: t.dev.Compute, Masters: t.dev.Masters, AdamW: adamw,
-		Frozen: o.Frozen,
+		Frozen: o.Frozen, HalfWire: t.cfg.Precision.GradWire == "bf16",
 	})
 	if err != nil {
 		return err
@@ -318,7 +318,6 @@ func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *inflight, err e
 // update queues the passes and the optimizer of a step. The bias correction of the moments does not count blank steps
 // and the skipped steps known to the host.
 func (t *Trainer) update(ctx context.Context, f *inflight, skipped int) (err error) {
-	t.share.start()
 	if f.r.Load, err = t.passes(ctx, cmp.Or(f.scale, 1)/float64(f.valid)); err != nil {
 		return err
 	}
