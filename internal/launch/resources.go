@@ -2,6 +2,7 @@ package launch
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -89,6 +90,15 @@ func addressSpace() (limit uint64, ok bool) {
 		return 0, false
 	}
 	return r.Cur, true
+}
+
+// LockedMemory returns this process's limit of locked memory in bytes, if there is one. Root has none.
+func LockedMemory() (limit int64, ok bool) {
+	var r unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &r); err != nil || os.Geteuid() == 0 || r.Cur > math.MaxInt64 {
+		return 0, false
+	}
+	return int64(r.Cur), true
 }
 
 // CheckLimits returns an error if a limit of this process is too low for any job.

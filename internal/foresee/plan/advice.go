@@ -3,6 +3,7 @@ package plan
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -32,24 +33,38 @@ func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Ma
 	if m.Fits || m.Device == 0 {
 		return m
 	}
-	fits := func(s *smaller) bool {
-		less, err := of(&s.cfg, s.ranks, on, s.demand)
-		return err == nil && less.Fits
+	lacks := func(s *smaller) int64 {
+		at := on
+		perHost := max(on.GPUs, on.PerHost(ranks))
+		at.Hosts = max(on.Hosts, (s.ranks+perHost-1)/perHost) // more ranks come with more hosts
+		less, err := of(&s.cfg, s.ranks, at, s.demand)
+		if err != nil {
+			return math.MaxInt64
+		}
+		return less.short(at, s.ranks)
 	}
+	fits := func(s *smaller) bool { return lacks(s) == 0 }
 	now := smaller{cfg: *cfg, ranks: ranks, demand: d}
 	var enough, all []string // changes that do by themselves, and all changes
 	together := now
-	for _, change := range []func(s smaller) (smaller, bool){smaller.sharded, smaller.recomputed, smaller.chunked,
-		smaller.oneByOne} {
-		s, ok := change(now)
-		if less, err := of(&s.cfg, s.ranks, on, s.demand); !ok || err != nil ||
-			m.Total-less.Total < m.excess(on, ranks)/100 {
+	for _, values := range levers {
+		need := m.short(on, ranks)
+		need -= need / 100
+		var best smaller
+		var pull lever
+		for _, change := range values {
+			s, ok := change(now)
+			if n := lacks(&s); ok && n < need {
+				best, need, pull = s, n, change
+			}
+		}
+		if pull == nil || best.cfg.Memory.Offload != cfg.Memory.Offload && m.HostDevice == 0 {
 			continue
 		}
-		if together, _ = change(together); fits(&s) {
-			enough = append(enough, s.advice)
+		if together, _ = pull(together); need == 0 {
+			enough = append(enough, best.advice)
 		}
-		all = append(all, s.advice)
+		all = append(all, best.advice)
 	}
 	spread := []func(s smaller, factor int) (smaller, bool){smaller.shorter}
 	if !on.IsCPU() {
@@ -75,9 +90,14 @@ func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Ma
 			enough = append(enough, advice)
 		}
 	}
-	most := slices.MaxFunc(m.items(), func(a, b item) int { return cmp.Compare(a.bytes, b.bytes) })
+	items := m.items()
+	if device, _ := m.excess(on, ranks); device <= 0 {
+		items = m.hostItems()
+	}
+	most := slices.MaxFunc(items, func(a, b item) int { return cmp.Compare(a.bytes, b.bytes) })
 	m.advice = fmt.Sprintf("; the largest item is %s with %s", most.name, readable.Bytes(most.bytes))
-	if most.name == "compute copy" || most.name == "weights" && (m.Compute == 0 || cfg.Memory.Shard == "none") {
+	whole := most.name == "compute copy" || most.name == "weights" && (m.Compute == 0 || cfg.Memory.Shard == "none")
+	if whole && cfg.Memory.Shard != "parameters" {
 		m.advice += ", whole on every rank"
 	}
 	if len(enough) > 0 {
@@ -100,16 +120,25 @@ func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Ma
 	return m
 }
 
-func (s smaller) sharded() (smaller, bool) {
-	ok := s.ranks > 1 && s.cfg.Memory.Shard != "gradients"
-	s.advice, s.cfg.Memory.Shard = "memory.shard gradients", "gradients"
-	return s, ok
+// A lever makes a run smaller in one way; false: it does not apply.
+type lever func(s smaller) (smaller, bool)
+
+// levers lists the changes of each key, the weakest first.
+var levers = [][]lever{
+	set("memory.shard", func(m *config.Memory) *string { return &m.Shard }, "gradients", "parameters"),
+	set("memory.recompute", func(m *config.Memory) *string { return &m.Recompute }, "selective", "full"),
+	{smaller.chunked}, {smaller.oneByOne},
+	set("memory.offload", func(m *config.Memory) *string { return &m.Offload }, "activations", "optimizer", "both"),
 }
 
-func (s smaller) recomputed() (smaller, bool) {
-	ok := s.cfg.Memory.Recompute != "full"
-	s.advice, s.cfg.Memory.Recompute = "memory.recompute full", "full"
-	return s, ok
+func set(key string, at func(*config.Memory) *string, values ...string) (list []lever) {
+	for _, v := range values {
+		list = append(list, func(s smaller) (smaller, bool) {
+			s.advice, *at(&s.cfg.Memory) = key+" "+v, v
+			return s, true
+		})
+	}
+	return list
 }
 
 func (s smaller) chunked() (smaller, bool) {

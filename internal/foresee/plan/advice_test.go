@@ -35,7 +35,7 @@ func planned(t *testing.T, device string, ranks int, mib int64, set ...string) M
 
 var (
 	numbers = regexp.MustCompile(`(data.seq_len of at most|at least|--nproc) ([0-9]+)`)
-	keys    = regexp.MustCompile(`(memory.shard|memory.recompute|memory.loss_chunk|train.micro_batch_size) ([a-z0-9]+)`)
+	keys    = regexp.MustCompile(`(memory.(?:shard|recompute|offload|loss_chunk)|train.micro_batch_size) ([a-z0-9]+)`)
 )
 
 // The advice makes the run fit, and half of it does not. It leaves out settings that are already there or cannot help.
@@ -56,19 +56,20 @@ func TestAdvice(t *testing.T) {
 			"at least 4 ranks"}, []string{"memory.shard", "memory.recompute"}, false},
 		{"cuda", 8, 60 * gib, []string{"memory.shard=none", "memory.recompute=none"}, []string{"optimizer",
 			"memory.shard gradients"}, nil, false},
-		{"cuda", 8, 141 * gib, []string{"model.num_hidden_layers=800"}, []string{"compute copy", "whole on every rank",
-			"smaller model"}, []string{"at least", "seq_len", "memory.recompute", "memory.shard "}, false},
+		{"cuda", 8, 141 * gib, []string{"model.num_hidden_layers=800", "memory.shard=gradients"}, []string{
+			"compute copy", "whole on every rank", "memory.shard parameters and at least 16 ranks"}, []string{"seq_len",
+			"memory.recompute"}, true},
 		{"cuda", 2, 30 * gib, nil, []string{"optimizer", "at least"}, []string{"memory.recompute", "memory.shard"},
 			false},
 		{"cuda", 1, 30 * gib, nil, []string{"optimizer", "at least", "memory.shard gradients"}, nil, false},
 		{"cuda", 2, 20 * gib, []string{"memory.shard=none"}, []string{"optimizer", "at least",
-			"memory.shard gradients"}, []string{"memory.recompute"}, true},
-		{"cuda", 2, 60 * gib, []string{"data.seq_len=128K", "train.micro_batch_size=2", "train.global_batch_size=2"},
+			"memory.shard parameters"}, []string{"memory.recompute"}, true},
+		{"cuda", 2, 44 * gib, []string{"data.seq_len=128K", "train.micro_batch_size=2", "train.global_batch_size=2"},
 			[]string{"activations", "train.micro_batch_size 1"}, nil, false},
 		{"cuda", 2, 60 * gib, []string{"data.seq_len=64K", "memory.recompute=none"}, []string{"activations",
-			"memory.recompute full"}, nil, false},
+			"memory.recompute selective"}, nil, false},
 		{"cpu", 4, 100 * gib, []string{"memory.recompute=full"}, []string{"weights", "whole on every rank",
-			"--nproc 2"}, []string{"at least", "memory.shard none"}, false},
+			"--nproc 2"}, []string{"at least", "memory.shard none", "memory.offload"}, false},
 		{"cpu", 1, 100 * gib, []string{"data.seq_len=256K"}, []string{"data.seq_len of at most", "activations"},
 			[]string{"at least", "--nproc"}, false},
 		{"cpu", 1, 10 * gib, nil, []string{"smaller model"}, []string{"at least", "--nproc", "memory.shard"}, false},
@@ -124,7 +125,7 @@ func TestAdvice(t *testing.T) {
 
 // Plans leave memory.reserve free, of a CPU once for all its ranks.
 func TestReserve(t *testing.T) {
-	set := []string{"memory.recompute=none", "memory.loss_chunk=1024"}
+	set := []string{"memory.recompute=none", "memory.loss_chunk=1024", "memory.shard=gradients"}
 	for device, together := range map[string]int64{"cuda": 1, "cpu": 2} {
 		least := planned(t, device, 2, 1<<30, set...)
 		need := together*least.Total>>20 + 1

@@ -86,7 +86,8 @@ func TestDecideSizesOfGroups(t *testing.T) {
 	}
 	small := h200
 	small.Memory = 40 << 30
-	cfg, chosen = decided(t, slow, small, 8, "train.global_batch_size=8", "data.seq_len=128K")
+	cfg, chosen = decided(t, slow, small, 8, "train.global_batch_size=8", "data.seq_len=128K",
+		"memory.recompute=selective")
 	if cfg.Parallel.Data == 8 || chosen.Groups[0].TooLarge {
 		t.Errorf("40 GiB: %+v, %+v", cfg.Parallel, chosen.Groups)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/foresee/planner"
+	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/partition"
@@ -21,6 +22,7 @@ type demand struct {
 	buffers           int64 // bytes of the ring's arena, for one layer, forward and backward
 	forward, backward int64 // bytes sent for all layers of one micro batch
 	works             map[heads]work
+	kept              map[kept]model.Memory // computed before
 }
 
 // A heads counts the heads of queries and of keys in one pass of the kernel.
@@ -69,7 +71,7 @@ func demandOf(cfg *config.Config, machine machine.Machine, see func(rank int, ho
 		}
 		see = nil
 	}
-	d := &demand{works: map[heads]work{}}
+	d := &demand{works: map[heads]work{}, kept: map[kept]model.Memory{}}
 	for i := range ranks {
 		r := &ranks[i]
 		d.tokens, d.buffers = max(d.tokens, r.tokens), max(d.buffers, r.buffers)

@@ -45,11 +45,12 @@ type Parts struct {
 	Passes    float64 `json:"passes"`              // norms, activations, the loss, copies
 	Gradients float64 `json:"gradients"`           // reducing them and gathering weights, as far as nothing hides that
 	Optimizer float64 `json:"optimizer"`
-	Host      float64 `json:"host"` // queueing work, as far as the device waits for it
+	Offload   float64 `json:"offload"` // copies to and from the host, as far as nothing hides them
+	Host      float64 `json:"host"`    // queueing work, as far as the device waits for it
 }
 
 func (p *Parts) total() float64 {
-	return p.Products + p.Attention + p.Transfers + p.Passes + p.Gradients + p.Optimizer + p.Host
+	return p.Products + p.Attention + p.Transfers + p.Passes + p.Gradients + p.Optimizer + p.Offload + p.Host
 }
 
 // Costs is a cost table, and how it holds for the machine that is planned for.
@@ -81,7 +82,7 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
 	}
 	e.AttentionShare = attention / e.FLOPsPerStep
 	if o.Costs.Table != nil {
-		parts, err := stepOf(cfg, ranks, o, p.Attention.Backend)
+		parts, err := stepOf(cfg, ranks, o, p.Attention.Backend, &p.Memory)
 		if err != nil {
 			return err
 		}
@@ -98,15 +99,18 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
 	return nil
 }
 
-func stepOf(cfg *config.Config, ranks int, o Options, kernel string) (*Parts, error) {
+func stepOf(cfg *config.Config, ranks int, o Options, kernel string, m *Memory) (*Parts, error) {
 	s := &step{
 		cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, shared: o.Costs.Cores > 0, cores: o.Costs.Cores,
-		perHost: o.Machine.PerHost(ranks), costs: o.Costs.Table.For(jobOf(ranks, &o)),
+		perHost: o.Machine.PerHost(ranks), memory: m, costs: o.Costs.Table.For(jobOf(ranks, &o)),
 	}
 	if err := s.passes(); err != nil {
 		return nil, err
 	}
 	s.state()
+	layers, micro := cfg.Model.NumHiddenLayers, s.micro()
+	layer := float64(layers * micro)
+	s.Offload = m.offloading(o.Machine.HostRate(ranks), s.forward/layer, s.backward/layer, layers, micro)
 	s.host()
 	return &s.Parts, nil
 }
@@ -142,6 +146,7 @@ type step struct {
 	// perHost counts the ranks of a host.
 	perHost int
 	costs   *cost.Model
+	memory  *Memory
 
 	calls             int     // that the host queues
 	forward, backward float64 // device seconds of the passes, which reductions may hide behind
@@ -167,12 +172,12 @@ func (s *step) passes() error {
 			s.Passes += t
 		}
 	})
-	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk}
 	batch := sequences(cfg)
+	opt := s.memory.options(cfg)
 	if err := model.Rehearse(&cfg.Model.Config, opt, batch, tokens, backend.DType(cfg), record, attention); err != nil {
 		return err
 	}
-	runs := cfg.Train.GlobalBatchSize / (batch * cfg.Parallel.Data)
+	runs := s.micro()
 	n := float64(runs)
 	s.Products, s.Passes = n*s.Products, n*s.Passes
 	s.Attention, s.Transfers = n*attention.compute, n*attention.exposed
@@ -183,11 +188,15 @@ func (s *step) passes() error {
 	return nil
 }
 
+// micro returns the passes of a step.
+func (s *step) micro() int {
+	return s.cfg.Train.GlobalBatchSize / (sequences(s.cfg) * s.cfg.Parallel.Data)
+}
+
 func (s *step) state() {
 	cfg, n := s.cfg, int64(s.ranks)
 	flat, dtype := model.NewLayout(&cfg.Model.Config, s.ranks), backend.DType(cfg)
-	shard, micro := state.ShardingOf(cfg.Memory.Shard),
-		cfg.Train.GlobalBatchSize/(cfg.Train.MicroBatchSize*cfg.Parallel.Data)
+	shard, micro := state.ShardingOf(cfg.Memory.Shard), s.micro()
 	reduce, gather, tail := 0.0, 0.0, 0.0
 	own := int64(1)
 	if shard != state.ShardNone {
@@ -205,7 +214,7 @@ func (s *step) state() {
 		if shard != state.ShardNone {
 			call = "reduce_scatter"
 		}
-		if shard == state.ShardGradients {
+		if shard >= state.ShardGradients {
 			times = micro
 		}
 		r := s.costs.Reduce(call, s.ranks, wireBytes(cfg)*b.Size())
@@ -227,6 +236,10 @@ func (s *step) state() {
 		}
 	}
 	sums := s.costs.Reduce("all_reduce", s.ranks, sumBytes)
+	if shard == state.ShardParameters { // each pass gathers again
+		gather *= float64(micro)
+		reduce += gather
+	}
 	s.Gradients = exposed(reduce, s.backward, tail, s.shared) + exposed(gather, s.forward, 0, s.shared) + sums
 }
 

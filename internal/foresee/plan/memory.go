@@ -13,7 +13,6 @@ import (
 	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/kernels/gpu"
-	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -34,11 +33,20 @@ type Memory struct {
 	Total       int64 `json:"total"`
 	Device      int64 `json:"device"`  // bytes of one device, or of the host memory that CPU ranks share; 0: unknown
 	Reserve     int64 `json:"reserve"` // the part of Device that stays free
-	Fits        bool  `json:"fits"`    // or not known
-	fits        string
-	advice      string // of a run that does not fit
-	tokens      int    // of one batch, on the rank with most
-	validation  int64  // activations of a forward pass alone
+
+	Layers          Layers `json:"layers"`           // zero: all activations stay on the device
+	HostActivations int64  `json:"host_activations"` // offloaded by this rank
+	HostOptimizer   int64  `json:"host_optimizer"`   // masters and moments, likewise
+	HostTotal       int64  `json:"host_total"`
+	HostDevice      int64  `json:"host_device"` // memory that the ranks of a host share; 0: unknown, or a CPU with Device
+	HostReserve     int64  `json:"host_reserve"`
+
+	Fits       bool `json:"fits"` // both memories, or not known
+	fits       string
+	recompute  string // of Layers
+	advice     string // of a run that does not fit
+	tokens     int    // of one batch, on the rank with most
+	validation int64  // activations of a forward pass alone
 }
 
 // Planned returns the bytes that a run allocates on the device itself.
@@ -62,9 +70,14 @@ func (m *Memory) items() []item {
 	})
 }
 
+// hostItems lists the memory of the host beside a GPU.
+func (m *Memory) hostItems() []item {
+	return []item{{"host activations", m.HostActivations}, {"host optimizer", m.HostOptimizer}}
+}
+
 // Room returns the part that a run grows on demand.
 func (m *Memory) Room() state.Room {
-	return state.Room{Activations: m.Activations, RingBuffers: m.RingBuffers, Tokens: m.tokens}
+	return state.Room{Activations: m.Activations, RingBuffers: m.RingBuffers, Tokens: m.tokens, Layers: m.retain()}
 }
 
 // Verdict returns a sentence on whether the run fits the device; "" if that is unknown.
@@ -135,10 +148,8 @@ func measured(of, alike measure, cfg *config.Config, ranks int, machine machine.
 
 func memoryOf(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Memory, error) {
 	m := Memory{Device: machine.Memory, RingBuffers: d.buffers}
+	m.HostDevice, m.HostReserve = machine.HostMemory()
 	dtype, batch := backend.DType(cfg), sequences(cfg)
-	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk}
-	acts := model.Plan(&cfg.Model.Config, opt, batch, d.tokens, dtype)
-	m.Activations, m.validation = max(acts.Activations, acts.Validation), acts.Validation
 	m.tokens = batch * d.tokens
 	if err := m.state(cfg, ranks, m.tokens, dtype); err != nil {
 		return m, err
@@ -147,6 +158,7 @@ func memoryOf(cfg *config.Config, ranks int, machine machine.Machine, d *demand)
 		m.Context = contextOf(ranks, cfg.Parallel.Context)
 		m.fused = fusedBytes(cfg, machine, d, batch)
 		m.Workspace = gpu.LinearWorkspace + gpu.OpsWorkspace + m.fused
+		m.place(cfg, ranks, machine, d)
 	} else {
 		m.Context = processBytes + stagedBytes(cfg, ranks)
 		if ranks > 1 {
@@ -155,7 +167,8 @@ func memoryOf(cfg *config.Config, ranks int, machine machine.Machine, d *demand)
 		if dtype.Size() == 2 {
 			m.Context += cpu.HalfWorkspace(cfg.Model.VocabSize)
 		}
-		_, garbage := state.Garbage(m.Planned()) // reached after some tens of steps
+		m.place(cfg, ranks, machine, d)
+		_, garbage := state.Garbage(m.Planned() + m.HostActivations + m.HostOptimizer) // reached after some tens of steps
 		m.Context += garbage
 	}
 	m.total(cfg, machine, ranks)
@@ -164,6 +177,7 @@ func memoryOf(cfg *config.Config, ranks int, machine machine.Machine, d *demand)
 
 func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
 	m.Total, m.Fits, m.Reserve = m.Planned()+m.Context, true, cfg.Memory.Reserve.Of(m.Device)
+	m.HostTotal = m.HostActivations + m.HostOptimizer
 	if m.Device == 0 {
 		return
 	}
@@ -172,15 +186,23 @@ func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
 		kept = readable.Bytes(m.Reserve) + " kept free (memory.reserve)"
 		kept, with = ", "+kept, " with "+kept
 	}
-	excess := m.excess(machine, ranks)
-	m.Fits = excess <= 0
+	excess, hostExcess := m.excess(machine, ranks)
+	m.Fits = excess <= 0 && hostExcess <= 0
 	total, device := readable.Bytes(m.Total), readable.Bytes(m.Device)
 	switch n := machine.PerHost(ranks); {
 	case m.Fits && machine.IsCPU():
+		total = readable.Bytes(m.Total + m.HostTotal)
 		m.fits = fmt.Sprintf("fits: %s a rank, %d in %s of memory%s", total, n, device, kept)
 	case m.Fits:
 		m.fits = fmt.Sprintf("fits: %s of %s a GPU%s", total, device, kept)
+		if m.HostTotal > 0 {
+			m.fits += fmt.Sprintf("; %s of host memory a rank", readable.Bytes(m.HostTotal))
+		}
+	case excess <= 0:
+		m.fits = fmt.Sprintf("does NOT fit the host memory of %s with %s kept free: it takes %s a rank, with %d on a "+
+			"host", readable.Bytes(m.HostDevice), readable.Bytes(m.HostReserve), readable.Bytes(m.HostTotal), n)
 	case machine.IsCPU():
+		total = readable.Bytes(m.Total + m.HostTotal)
 		m.fits = fmt.Sprintf("does NOT fit the %s of the machine%s: it takes %s a rank, with %d in all", device, with,
 			total, n)
 	default:
@@ -188,13 +210,23 @@ func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
 	}
 }
 
-// excess returns the bytes by which a rank exceeds its device, or its part of the host memory on a CPU.
-func (m *Memory) excess(machine machine.Machine, ranks int) int64 {
-	room := m.Device - m.Reserve
+// excess returns the bytes by which a rank exceeds its device and its part of the host memory. On a CPU the first
+// counts both, and the second is 0.
+func (m *Memory) excess(machine machine.Machine, ranks int) (device, host int64) {
+	n := int64(machine.PerHost(ranks))
 	if machine.IsCPU() {
-		room /= int64(machine.PerHost(ranks))
+		return m.Total + m.HostTotal - (m.Device-m.Reserve)/n, 0
 	}
-	return m.Total - room
+	if m.HostDevice > 0 {
+		host = m.HostTotal - (m.HostDevice-m.HostReserve)/n
+	}
+	return m.Total - (m.Device - m.Reserve), host
+}
+
+// short returns the bytes that a rank lacks.
+func (m *Memory) short(machine machine.Machine, ranks int) int64 {
+	device, host := m.excess(machine, ranks)
+	return max(device, 0) + max(host, 0)
 }
 
 // EvalMemoryOf returns the memory of an evaluation, without gradients and moments.
@@ -203,8 +235,10 @@ func EvalMemoryOf(cfg *config.Config, ranks int, machine machine.Machine) (Memor
 }
 
 func evalMemory(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Memory, error) {
-	m, err := memoryOf(cfg, ranks, machine, d)
-	m.Gradients, m.Optimizer, m.Activations = 0, 0, m.validation
+	c := *cfg
+	c.Memory.Offload = "off"
+	m, err := memoryOf(&c, ranks, machine, d)
+	m.Gradients, m.Optimizer, m.Activations, m.Layers = 0, 0, m.validation, Layers{}
 	m.total(cfg, machine, ranks)
 	return m, err
 }
@@ -218,9 +252,10 @@ func sequences(cfg *config.Config) int {
 
 func (m *Memory) state(cfg *config.Config, ranks, batch int, dtype tensor.DType) error {
 	flat, meter := model.NewLayout(&cfg.Model.Config, ranks), state.Meter{}
+	_, host := cfg.Memory.Offloads()
 	_, err := state.New(meter, state.Options{
 		Layout: flat, Groups: state.Groups(flat, state.Group{Size: ranks}), Shard: state.ShardingOf(cfg.Memory.Shard),
-		Compute: dtype, HalfWire: cfg.Precision.GradWire == "bf16",
+		Compute: dtype, HalfWire: cfg.Precision.GradWire == "bf16", Host: host,
 	})
 	if err != nil {
 		return err
@@ -231,6 +266,7 @@ func (m *Memory) state(cfg *config.Config, ranks, batch int, dtype tensor.DType)
 	}
 	m.Weights, m.Compute, m.Gradients = meter[state.Weights], meter[state.Compute], meter[state.Gradients]
 	m.Optimizer, m.Batches = meter[state.Moments], meter[state.Inputs]
+	m.HostOptimizer = meter[state.OnHost+state.Weights] + meter[state.OnHost+state.Moments]
 	return nil
 }
 
@@ -251,79 +287,10 @@ func fusedBytes(cfg *config.Config, machine machine.Machine, d *demand, batch in
 	return most
 }
 
-// lossChunks lists numbers of tokens with logits in memory at once on a GPU. More than the largest make no matrix
-// product faster; fewer than the second cost some speed.
-var lossChunks = []int{8192, 4096, 2048, 1024}
-
-// goodChunks counts the chunks that are worth less recompute.
-const goodChunks = 2
-
-// Fit decides memory.recompute and memory.loss_chunk if a resolved config for a GPU leaves
-// them auto: the least recompute that fits the machine's memory, then the largest chunk; full
-// recompute if nothing fits, or selective if the memory is not known. It returns the memory
-// that the run then takes, which may not fit: see Memory.Check.
-func Fit(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
-	return measured(fit, memoryOf, cfg, ranks, machine)
-}
-
-func fit(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (m Memory, err error) {
-	auto := cfg.Memory
-	recomputes, chunks := []string{auto.Recompute}, []int{auto.LossChunk}
-	if auto.Recompute == "auto" {
-		recomputes = []string{"none", "selective", "full"}
-		if machine.Memory == 0 {
-			recomputes = []string{"selective"}
-		}
-	}
-	good := 1
-	if auto.LossChunk == 0 {
-		tokens, err := mostTokens(cfg)
-		if err != nil {
-			return m, err
-		}
-		chunks, good = upTo(max(1, tokens)), goodChunks
-	}
-	for i, r := range recomputes {
-		try := chunks[:min(good, len(chunks))]
-		if i == len(recomputes)-1 {
-			try = chunks
-		}
-		for _, n := range try {
-			cfg.Memory.Recompute, cfg.Memory.LossChunk = r, n
-			m, err = memoryOf(cfg, ranks, machine, d)
-			if err != nil || m.Fits {
-				return m, err
-			}
-		}
-	}
-	return m, nil // the last is the smallest
-}
-
 // Check returns an error if the run does not fit the machine's memory.
 func (m *Memory) Check() error {
 	if m.Fits {
 		return nil
 	}
 	return fmt.Errorf("this run %s; cprun plan lists what it takes", m.Verdict())
-}
-
-func upTo(tokens int) (chunks []int) {
-	for _, n := range lossChunks {
-		if c := max(min(n, tokens), tokens/config.MaxPieces); len(chunks) == 0 || c < chunks[len(chunks)-1] {
-			chunks = append(chunks, c)
-		}
-	}
-	return chunks
-}
-
-func mostTokens(cfg *config.Config) (int, error) {
-	shape, err := shapeOf(cfg, nil, widest(cfg))
-	if err != nil {
-		return 0, err
-	}
-	most := 0
-	for r := range shape.Size {
-		most = max(most, partition.Count(shape.Layout.Spans(shape.SeqQ, shape.Size, r)))
-	}
-	return most * cfg.Train.MicroBatchSize, nil
 }

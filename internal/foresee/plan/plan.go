@@ -201,6 +201,8 @@ func stateBytes(cfg *config.Config, ranks int, micro int64) int64 {
 		total = grads + weights
 	case "gradients":
 		total = grads*micro + weights
+	case "parameters":
+		total = grads*micro + 2*weights*micro
 	}
 	return total * int64(ranks-1) / int64(ranks)
 }
@@ -219,6 +221,7 @@ func (p *Plan) communication(cfg *config.Config, ranks int, d *demand) {
 	if cfg.Memory.Recompute == "full" {
 		forward *= 2
 	}
+	forward += micro * d.forward * int64(p.Memory.Layers.Nothing) / int64(cfg.Model.NumHiddenLayers)
 	grads := stateBytes(cfg, ranks, micro)
 	p.Communication = Communication{AttentionForward: forward, AttentionBackward: micro * d.backward, Gradients: grads}
 	p.Communication.Total = forward + p.Communication.AttentionBackward + grads

@@ -67,15 +67,37 @@ func (p *Plan) Summary(w io.Writer, columns int, data []string) error {
 		what, text, _ := strings.Cut(line, ": ")
 		fmt.Fprintf(&b, "%-11s %s\n", what, text)
 	}
-	b.WriteString("\nmemory      of the rank that needs most\n")
-	for _, r := range append(m.items(), item{"total", m.Total}) {
-		fmt.Fprintf(&b, "            %-14s %10s\n", r.name, readable.Bytes(r.bytes))
-	}
+	fmt.Fprintf(&b, "\nmemory      of a rank with %s\n", p.keeps())
+	m.table(&b)
 	if e.Parts != nil {
 		fmt.Fprintf(&b, "\nstep        %s\n", readable.Seconds(e.SecondsPerStep))
 		e.times(&b)
 	}
 	return print(w, columns, &b)
+}
+
+// keeps returns the choices of memory, and the places of saved activations.
+func (p *Plan) keeps() string {
+	c, l := p.Config["memory"].(map[string]any), p.Memory.Layers
+	text := fmt.Sprintf("recompute %v, shard %v, offload %v", c["recompute"], c["shard"], c["offload"])
+	for _, part := range []struct {
+		n    int
+		what string
+	}{{l.Device, "kept on the device"}, {l.Host, "on the host"}, {l.Nothing, "computed from the layer below"}} {
+		if l != (Layers{}) && part.n > 0 {
+			text += fmt.Sprintf("; %d layers %s", part.n, part.what)
+		}
+	}
+	return text
+}
+
+// table writes the items by kind, except tiny ones, and their sum.
+func (m *Memory) table(b *strings.Builder) {
+	for _, i := range append(append(m.items(), item{"total", m.Total}), m.hostItems()...) {
+		if i.bytes > m.Total/2000 {
+			fmt.Fprintf(b, "            %-16s %10s\n", i.name, readable.Bytes(i.bytes))
+		}
+	}
 }
 
 // Details prints the partition, the hops, and why other backends and algorithms were not chosen.
@@ -150,7 +172,8 @@ func (e *Estimate) times(b *strings.Builder) {
 	}{
 		{"matmuls", e.Parts.Products}, {"attention", e.Parts.Attention}, {"transfers", e.Parts.Transfers},
 		{"elementwise", e.Parts.Passes},
-		{"gradient sync", e.Parts.Gradients}, {"optimizer", e.Parts.Optimizer}, {"host", e.Parts.Host},
+		{"gradient sync", e.Parts.Gradients}, {"optimizer", e.Parts.Optimizer}, {"offload", e.Parts.Offload},
+		{"host", e.Parts.Host},
 	} {
 		if part.t > 0 {
 			fmt.Fprintf(b, "            %-14s %10s %5.1f%%\n", part.name, readable.Seconds(part.t),

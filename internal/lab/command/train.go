@@ -158,6 +158,10 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, d
 	if err == nil {
 		err = mem.Check()
 	}
+	if k := &cfg.Memory; err == nil && (k.Offload != "off" || k.Shard == "parameters") {
+		err = fmt.Errorf("memory.shard %s with memory.offload %s is not in this build; write gradients and off",
+			k.Shard, k.Offload)
+	}
 	if err != nil {
 		return r, &InputError{err}
 	}

@@ -115,8 +115,15 @@ type Memory struct {
 	Recompute string // none, selective, full, auto
 	LossChunk int    // tokens with logits in memory at once; 0: auto
 	Shard     string // none, optimizer, gradients, parameters, auto
-	Offload   string // off
+	Offload   string // off, activations, optimizer, both, auto
 	Reserve   Reserve
+}
+
+// Offloads report whether activations, and masters and moments, move to host memory. auto does not, until a plan
+// replaces it.
+func (m *Memory) Offloads() (activations, optimizer bool) {
+	both := m.Offload == "both"
+	return both || m.Offload == "activations", both || m.Offload == "optimizer"
 }
 
 // Reserve is the device memory that plans leave free: a share such as 3%, or a size such as 4G. "" is auto.

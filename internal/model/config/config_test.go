@@ -188,10 +188,43 @@ func TestResolve(t *testing.T) {
 		text := strings.NewReplacer("backend: auto", "", "deadline: auto", "", "transport: auto", "",
 			"ulysses_degree: auto", "", "gather: auto", "").Replace(string(c.YAML())) // deadline depends on step times
 		if tt.device == "cuda" {
-			text = strings.NewReplacer("recompute: auto", "", "loss_chunk: auto", "").Replace(text)
+			text = strings.NewReplacer("recompute: auto", "", "loss_chunk: auto", "", "shard: auto", "", "offload: auto",
+				"").Replace(text)
 		}
 		if strings.Contains(text, "auto") {
 			t.Errorf("%s: an auto is left:\n%s", tt.name, c.YAML())
+		}
+	}
+}
+
+// A given value that has no effect on these ranks stays, and a warning says so.
+func TestIdleMemoryIsReported(t *testing.T) {
+	for _, c := range []struct {
+		memory, device string
+		ranks          int
+		want           string
+	}{
+		{"shard: gradients", "cpu", 1, "memory.shard: gradients has no effect on 1 rank"},
+		{"shard: gradients", "cuda", 1, "memory.shard: gradients has no effect on 1 rank"},
+		{"shard: gradients", "cuda", 2, ""},
+		{"shard: none", "cuda", 1, ""},
+		{"offload: activations", "cpu", 2, "memory.offload: activations saves nothing on a CPU"},
+		{"offload: both", "cuda", 1, ""},
+		{"offload: off", "cpu", 2, ""},
+		{"reserve: auto", "cpu", 1, ""},
+	} {
+		cfg, err := load("t.yaml", []byte(leastModel+"data: {path: a.txt}\nmemory: {"+c.memory+"}"),
+			Options{NoFiles: true, Ranks: c.ranks, Device: c.device}, osDisk{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		warned := ""
+		for _, w := range cfg.Warnings {
+			warned += w.String()
+		}
+		if c.want == "" && warned != "" || !strings.Contains(warned, c.want) ||
+			!strings.Contains(string(cfg.YAML()), c.memory) && c.memory != "reserve: auto" {
+			t.Errorf("%s on %d ranks, %s: %q\n%s", c.memory, c.ranks, c.device, warned, cfg.YAML())
 		}
 	}
 }
@@ -293,7 +326,7 @@ func countFields(of reflect.Type) int {
 
 func TestParseSize(t *testing.T) {
 	good := map[string]int64{"0": 0, "7": 7, "4096": 4096, "1_000_000": 1000000, "128K": 131072, "1M": 1 << 20,
-		"2G": 2 << 30, "1_024K": 1 << 20,
+		"2G": 2 << 30, "2T": 2 << 40, "1_024K": 1 << 20,
 		"9223372036854775807": 1<<63 - 1, "0K": 0}
 	for s, want := range good {
 		if got, err := ParseSize(s); err != nil || got != want {
@@ -304,7 +337,7 @@ func TestParseSize(t *testing.T) {
 		"010K": "write 10K", "0x10": "not decimal",
 		"0o17": "not decimal", "0b1": "not decimal", "1e3": "write 1000", "4096.0": "write 4096",
 		"1.5": "not an integer", "-1": "negative", "-0.5": "negative",
-		"+1": "write 1", "128k": "write 128K", "1MB": "write 1M", "4 GiB": "write 4G", "1T": "not an integer",
+		"+1": "write 1", "128k": "write 128K", "1MB": "write 1M", "4 GiB": "write 4G", "1TB": "write 1T",
 		"9007199254740992G":   "too large",
 		"9223372036854775808": "too large", "_1": "not an integer", "1_": "not an integer", "1__0": "not an integer",
 		"١": "not an integer", "1K ": "not an integer"}

@@ -233,15 +233,18 @@ var runKeys = []key{
 			"rank it changes nothing"},
 
 	{path: "memory.recompute", def: "auto", choices: []string{"none", "selective", "full", "auto"},
-		doc: "activations that the backward pass computes again; auto: none on CPU; on CUDA the first of none, " +
-			"selective, full that fits the memory"},
+		doc: "activations that the backward pass computes again; auto: none on CPU; on CUDA, with shard " +
+			"and offload, the fastest that fits the memory. full also drops inputs of some layers if memory is short"},
 	{path: "memory.loss_chunk", def: "auto", word: "auto", min: 1, max: maxLen,
 		doc: "tokens with logits in memory at once; auto: at most 1024, on CUDA at most 8192, less if memory " +
 			"is short"},
 	{path: "memory.shard", def: "auto", choices: []string{"none", "optimizer", "gradients", "parameters", "auto"},
 		doc: "state that is divided among the ranks; gradients: also optimizer state; parameters: also gradients and " +
-			"optimizer state; auto: gradients on several GPUs, optimizer on several ranks of CPUs, else none"},
-	{path: "memory.offload", def: "off", choices: []string{"off"}, doc: "offload to host memory is not in this build"},
+			"optimizer state; auto: gradients on several GPUs, or parameters if the run needs it to fit, optimizer " +
+			"on several ranks of CPUs, else none"},
+	{path: "memory.offload", def: "auto", choices: []string{"off", "activations", "optimizer", "both", "auto"},
+		doc: "what moves to host memory: saved activations as far as the device lacks memory, float32 weights and " +
+			"moments, or both; auto: off on CPU, on CUDA off unless the run needs it to fit"},
 	{path: "memory.reserve", def: string(autoReserve), word: "auto",
 		doc: "memory of each device that plans leave free, such as 3% or 4G; a run that needs it is refused; " +
 			"auto: 3%"},

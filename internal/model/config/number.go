@@ -17,7 +17,7 @@ var (
 	unitRE    = regexp.MustCompile(`^([0-9]+(?:_[0-9]+)*) ?([kKmMgGtT])i?[bB]?$`)
 )
 
-var suffixes = map[byte]int64{'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30}
+var suffixes = map[byte]int64{'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30, 'T': 1 << 40}
 
 // ParseSize reads an integer of 0 or more: "4096", "1_000_000", or with a power-of-two suffix: "128K" for 131072, "1M",
 // "2G". It refuses ambiguous forms with the fix (010, 0x10, 1e3, 128k).
@@ -43,7 +43,7 @@ func ParseSize(s string) (int64, error) {
 
 // notSize explains why a word is not a size, by the likely intent.
 func notSize(s string) error {
-	if m := unitRE.FindStringSubmatch(s); m != nil && !strings.EqualFold(m[2], "t") {
+	if m := unitRE.FindStringSubmatch(s); m != nil {
 		return fmt.Errorf("%s is not a size; write %s%s (powers of two)", clipped(s), clipped(m[1]),
 			strings.ToUpper(m[2]))
 	}

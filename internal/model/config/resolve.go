@@ -5,8 +5,8 @@ import "slices"
 // Resolve replaces autos by values for these ranks and this device ("cuda", or the CPU), and checks the rules that
 // depend on them. The error is Errors. Some keys may stay auto: parallel.ulysses_degree without hierarchical;
 // parallel.gather with all ranks on one host, since layers may differ; parallel.deadline, which depends on step times;
-// parallel.transport, on the links; attention.backend, on the GPU and its libraries; and on a GPU memory.recompute and
-// memory.loss_chunk, on its memory.
+// parallel.transport, on the links; attention.backend, on the GPU and its libraries; and on a GPU memory.recompute,
+// loss_chunk, shard and offload, on its memory.
 func (c *Config) Resolve(ranks int, device string) error {
 	f := newFaults(c.where)
 	c.resolve(ranks, 1, device, f)
@@ -18,22 +18,18 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 		cpuRules(c, f)
 	}
 	c.resolveGroups(ranks, f)
-	compute, shard := "fp32", "none"
-	if ranks > 1 {
-		shard = "optimizer" // ranks on a CPU share its cores, and memory is plentiful
-	}
+	compute := "fp32"
 	if device == "cuda" {
 		compute = "bf16"
-		if ranks > 1 {
-			shard = "gradients"
-		}
 	}
 	c.resolveStrategy(ranks, hosts, device, f)
 	if hosts > 1 && c.readsGather() {
 		auto(&c.Parallel.Gather, "beside") // links between hosts are slower, so overlap hides more
 	}
 	auto(&c.Precision.Compute, compute)
-	auto(&c.Memory.Shard, shard)
+	if ranks == 1 {
+		auto(&c.Memory.Shard, "none")
+	}
 	if c.Precision.GradWire == "bf16" && c.Memory.Shard == "none" && ranks > 1 &&
 		f.ok("precision.grad_wire", "memory.shard") {
 		f.add("precision.grad_wire", "bf16 needs ranks that sum parts of the gradients, which memory.shard: none "+
@@ -48,9 +44,22 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 	if device == "cuda" {
 		return
 	}
+	auto(&c.Memory.Shard, "optimizer") // ranks on a CPU share its cores, and memory is plentiful
 	auto(&c.Memory.Recompute, "none")
+	auto(&c.Memory.Offload, "off")
 	if c.Memory.LossChunk == 0 && c.Parallel.Context > 0 && f.ok("memory.loss_chunk") {
 		c.Memory.LossChunk = max(1, min(1024, c.passTokens()), c.passTokens()/MaxPieces)
+	}
+}
+
+// idleMemory reports values of memory without effect on these ranks and this device.
+func (c *Config) idleMemory(ranks int, device string, to *faults) {
+	m := &c.Memory
+	if ranks == 1 && m.Shard != "none" && m.Shard != "auto" {
+		to.add("memory.shard", "%s has no effect on 1 rank; write auto", m.Shard)
+	}
+	if device != "cuda" && m.Offload != "off" && m.Offload != "auto" {
+		to.add("memory.offload", "%s saves nothing on a CPU, which has one memory; write auto", m.Offload)
 	}
 }
 

@@ -31,6 +31,8 @@ var assumptions = []assumption{
 		amount(1<<20, func(m *Machine) *int64 { return &m.Link })},
 	{"net", "bytes a second that one device sends to other hosts such as 50G, 1M to 65536G", false,
 		amount(1<<20, func(m *Machine) *int64 { return &m.Net })},
+	{"ram", "bytes of memory of one host, for memory.offload, such as 2T, 16M to 65536G", true,
+		amount(16<<20, func(m *Machine) *int64 { return &m.RAM })},
 }
 
 func amount(least int64, field func(*Machine) *int64) func(*Machine, string) error {
@@ -50,7 +52,7 @@ func count(field func(*Machine) *int) func(*Machine, string) error {
 
 // AssumeHelp is the help text of --assume.
 const AssumeHelp = "plan for another machine, `k=v,...` of gpu=h200 (or arch=sm90), cudnn=9.1.0, flash=built, " +
-	"gpus=8, hosts=16, memory=80G, link=450G, net=50G (repeatable)"
+	"gpus=8, hosts=16, memory=80G, link=450G, net=50G, ram=2T (repeatable)"
 
 // AssumeError is a fault of the --assume flag Arg; Msg describes it.
 type AssumeError struct{ Arg, Msg string }

@@ -31,6 +31,7 @@ func TestAssume(t *testing.T) {
 			Memory: 120 << 30, Link: 450e9, Assumed: true}},
 		{[]string{"arch=cpu,hosts=2,net=1G"}, Machine{Hosts: 2, Net: 1 << 30, Assumed: true}},
 		{[]string{"memory=16G"}, Machine{Memory: 16 << 30, Assumed: true}},
+		{[]string{"arch=sm90,ram=2T"}, Machine{Arch: 90, Flash: BuiltFlash, RAM: 2 << 40, Assumed: true}},
 		{[]string{"arch=sm89,cudnn=9.5"}, Machine{Arch: 89, CUDNN: backends.V(9, 5, 0), Flash: BuiltFlash,
 			Assumed: true}},
 	} {
@@ -74,6 +75,7 @@ func TestAssumeFaults(t *testing.T) {
 		{"flash=built", []string{"arch=sm90"}},
 		{"arch=cpu,cudnn=9.1.0", []string{"arch=cpu has none"}},
 		{"arch=cpu,gpus=8", []string{"arch=cpu has none"}},
+		{"arch=cpu,ram=1T", []string{"arch=cpu has none"}},
 		{"gpu=h20", []string{"did you mean h200?"}},
 		{"gpu=voodoo", []string{"the cards are a100"}},
 		{"gpu=h100,arch=sm80", []string{"it has arch=sm90"}},
@@ -124,6 +126,25 @@ func FuzzAssume(f *testing.F) {
 			t.Fatalf("%q became %+v, written as %q, which is %+v, %v", arg, m, m.Flag(), again, err)
 		}
 	})
+}
+
+// A host keeps a tenth of its memory or 8 GiB. Assumed hosts have 1 TiB, and a CPU has no memory beside its own.
+func TestHostMemory(t *testing.T) {
+	for _, c := range []struct {
+		m            Machine
+		all, reserve int64
+	}{
+		{Machine{Arch: 90}, 0, 0},
+		{Machine{Arch: 90, RAM: 200 << 30}, 200 << 30, 20 << 30},
+		{Machine{Arch: 90, RAM: 64 << 30, Assumed: true}, 64 << 30, 8 << 30},
+		{Machine{Arch: 90, RAM: 4 << 30}, 4 << 30, 4 << 30},
+		{Machine{Arch: 90, Assumed: true}, 1 << 40, (1 << 40) / 10},
+		{Machine{Assumed: true, Memory: 1 << 40, RAM: 1 << 40}, 0, 0},
+	} {
+		if all, reserve := c.m.HostMemory(); all != c.all || reserve != c.reserve {
+			t.Errorf("%+v: %d, %d kept free; want %d, %d", c.m, all, reserve, c.all, c.reserve)
+		}
+	}
 }
 
 func TestCardFor(t *testing.T) {

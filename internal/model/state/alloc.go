@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"runtime/debug"
 
+	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -49,9 +50,10 @@ func (m Meter) HostVector(what string, t tensor.DType, n int) (View, error) {
 // Room is the memory of a run before its first step, from the plan, the same on every rank. Buffers that need more
 // grow.
 type Room struct {
-	Activations int64 // bytes
-	RingBuffers int64 // bytes
-	Tokens      int   // of one batch
+	Activations int64          // bytes
+	RingBuffers int64          // bytes
+	Tokens      int            // of one batch
+	Layers      []model.Retain // what each layer keeps between the passes; nil: by memory.recompute
 }
 
 // leastGarbage bounds the garbage of a process on a CPU before a Go collection, unless a percent of the live memory is

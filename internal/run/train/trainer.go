@@ -179,7 +179,7 @@ func (t *Trainer) feeds(o *Options) (err error) {
 func (t *Trainer) build(room state.Room) (err error) {
 	cfg, shape := t.cfg, &t.cfg.Model.Config
 	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk,
-		Hooks: t.share.hooks()}
+		Layers: room.Layers, Hooks: t.share.hooks()}
 	if t.arena, err = t.dev.Arena("activations", room.Activations); err != nil {
 		return err
 	}
