@@ -67,8 +67,8 @@ func TestBenchTrainLeavesNothing(t *testing.T) {
 	if err := json.Unmarshal(out, &r); err != nil {
 		t.Fatalf("%v:\n%s", err, out)
 	}
-	if r.Train == nil || !(r.Train.StepSeconds > 0) || r.Train.Planned == 0 || !(r.Train.FirstStep > 0) ||
-		r.Train.Data != "config" {
+	if t0 := r.Train; t0 == nil || !(t0.StepSeconds > 0) || t0.Planned == 0 || !(t0.Predicted > 0) ||
+		!(t0.FirstStep > 0) || t0.Data != "config" {
 		t.Errorf("%s", out)
 	}
 	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {

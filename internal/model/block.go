@@ -2,7 +2,6 @@ package model
 
 import (
 	"iter"
-	"slices"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/model/hf"
@@ -13,38 +12,48 @@ import (
 // products are no faster.
 const tileRows = 16384
 
-// layerForward sets out to layer i of kept.x, and the views of kept:
+// layerForward sets out to layer i of kept.x, and the views of kept. If it runs again, it leaves out attention with a
+// kept output.
 //
 //	h   = x + Wo attention(rope(Wq n1), rope(Wk n1), Wv n1),  n1 = norm(x)
 //	out = h + Wdown (silu(Wgate n2) * Wup n2),                n2 = norm(h)
-func (m *Model) layerForward(a *tensor.Arena, i int, b Batch, out View, kept activations) error {
+func (m *Model) layerForward(a *tensor.Arena, i int, b Batch, out View, kept activations, again bool) error {
 	defer a.Release(a.Mark())
 	l, s := &m.layers[i], kept
-	if err := m.attend(a, i, b, &s, false); err != nil {
-		return err
+	if !again || s.out.O.IsZero() {
+		if err := m.attend(a, i, b, &s, false); err != nil {
+			return err
+		}
 	}
-	m.allocMLP(a, &s, m.tileShape(s.x))
+	m.allocTile(a, &s, untilNorm, untilAll)
 	for lo, hi := range m.tiles(s.x) {
 		t := s.tile(lo, hi)
-		m.mixForward(l, &t)
 		m.mlpForward(l, &t)
 		m.ops.Linear(part(out, lo, hi), t.y, l[hf.Down].w, t.h)
 	}
 	return nil
 }
 
-// attend sets q, k and v, and computes attention unless its output is known.
+// attend sets q, k and v, and computes attention unless its output is known:
+//
+//	q = rope(norm(qRaw)), qRaw = Wq n1; k likewise; without head norms in place
 func (m *Model) attend(a *tensor.Arena, i int, b Batch, s *activations, known bool) error {
-	l := &m.layers[i]
-	m.allocAttention(a, s)
+	l, eps := &m.layers[i], m.cfg.RMSNormEps
+	m.alloc(a, s, untilInput, untilAttention, b.IDs.Len(tensor.Batch), b.IDs.Len(tensor.Seq))
 	mark, rows := a.Mark(), *s
-	m.allocNorm(a, &rows, m.tileShape(s.x))
+	m.allocTile(a, &rows, untilAttention, untilNorm)
 	for lo, hi := range m.tiles(s.x) {
 		t := rows.tile(lo, hi)
-		m.projectForward(l, &t)
+		q, k := t.raw()
+		m.ops.RMSNorm(t.n1, t.inv1, t.x, l[hf.InputNorm].w, eps)
+		m.ops.Linear(q, t.n1, l[hf.Query].w, View{})
+		m.ops.Linear(k, t.n1, l[hf.Key].w, View{})
+		m.ops.Linear(t.v, t.n1, l[hf.Value].w, View{})
 	}
 	a.Release(mark)
-	m.rotateForward(l, b, s)
+	q, k := s.raw()
+	m.ops.NormRope(s.q, s.qInv, q, l[hf.QueryNorm].w, b.Cos, b.Sin, eps)
+	m.ops.NormRope(s.k, s.kInv, k, l[hf.KeyNorm].w, b.Cos, b.Sin, eps)
 	if known {
 		return nil
 	}
@@ -62,8 +71,17 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 		}
 	}
 	do := a.Alloc(m.dtype, shape(s.out.O)...)
-	mark := a.Mark()
-	m.mixBackward(a, l, do, d, s)
+	mark, rows := a.Mark(), s
+	m.allocTile(a, &rows, untilNorm, untilAll)
+	for lo, hi := range m.tiles(s.x) {
+		t, d := rows.tile(lo, hi), part(d, lo, hi)
+		if !all {
+			m.mlpForward(l, &t)
+		}
+		m.mlpBackward(l, d, &t)
+		m.ops.LinearDW(l[hf.Output].g, d, t.out.O)
+		m.ops.LinearDX(part(do, lo, hi), d, l[hf.Output].w, false)
+	}
 	a.Release(mark)
 
 	g := attention.Grads{
@@ -81,7 +99,7 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 	m.ops.Copy(dv, g.DV)
 	a.Release(mark)
 
-	m.allocNorm(a, &s, m.tileShape(s.x))
+	m.allocTile(a, &s, untilAttention, untilNorm)
 	for lo, hi := range m.tiles(s.x) {
 		t := s.tile(lo, hi)
 		if !all {
@@ -90,15 +108,6 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 		m.projectBackward(l, part(d, lo, hi), part(dq, lo, hi), part(dk, lo, hi), part(dv, lo, hi), &t)
 	}
 	return nil
-}
-
-// projectForward sets n1 = norm(x), and its three projections.
-func (m *Model) projectForward(l *layer, s *activations) {
-	m.ops.RMSNorm(s.n1, s.inv1, s.x, l[hf.InputNorm].w, m.cfg.RMSNormEps)
-	q, k := s.raw()
-	m.ops.Linear(q, s.n1, l[hf.Query].w, View{})
-	m.ops.Linear(k, s.n1, l[hf.Key].w, View{})
-	m.ops.Linear(s.v, s.n1, l[hf.Value].w, View{})
 }
 
 func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {
@@ -112,46 +121,19 @@ func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {
 	m.ops.RMSNormBackward(d, l[hf.InputNorm].g, dn1, s.x, s.inv1, l[hf.InputNorm].w, true)
 }
 
-// rotateForward sets q = rope(norm(qRaw)), and k likewise; without head norms in place.
-func (m *Model) rotateForward(l *layer, b Batch, s *activations) {
-	q, k := s.raw()
-	m.ops.NormRope(s.q, s.qInv, q, l[hf.QueryNorm].w, b.Cos, b.Sin, m.cfg.RMSNormEps)
-	m.ops.NormRope(s.k, s.kInv, k, l[hf.KeyNorm].w, b.Cos, b.Sin, m.cfg.RMSNormEps)
-}
-
-// mixForward sets h = x + Wo o, n2 = norm(h).
-func (m *Model) mixForward(l *layer, s *activations) {
+// mlpForward sets y. The product with Wdown is the layer's output, which the backward pass does not need.
+//
+//	y = silu(Wgate n2) * Wup n2,  n2 = norm(h),  h = x + Wo o
+func (m *Model) mlpForward(l *layer, s *activations) {
 	m.ops.Linear(s.h, s.out.O, l[hf.Output].w, View{})
 	m.ops.AddRMSNorm(s.n2, s.inv2, s.h, s.h, s.x, l[hf.PostNorm].w, m.cfg.RMSNormEps)
-}
-
-// mixBackward sets do, and replaces d, the gradient of the layer's output, by the gradient of h. Since h = x + ...,
-// that is the first part of the gradient of x.
-func (m *Model) mixBackward(a *tensor.Arena, l *layer, do, d View, s activations) {
-	all := !s.y.IsZero()
-	m.allocMLP(a, &s, m.tileShape(s.x))
-	for lo, hi := range m.tiles(s.x) {
-		t, d := s.tile(lo, hi), part(d, lo, hi)
-		if !all {
-			m.mixForward(l, &t)
-			m.mlpForward(l, &t)
-		}
-		m.mlpBackward(l, d, &t)
-		m.ops.LinearDW(l[hf.Output].g, d, t.out.O)
-		m.ops.LinearDX(part(do, lo, hi), d, l[hf.Output].w, false)
-	}
-}
-
-// mlpForward sets y = silu(Wgate n2) * Wup n2. The last product is the layer's output, which the backward pass does not
-// need.
-func (m *Model) mlpForward(l *layer, s *activations) {
 	m.ops.Linear(s.gate, s.n2, l[hf.Gate].w, View{})
 	m.ops.Linear(s.up, s.n2, l[hf.Up].w, View{})
 	m.ops.SwiGLU(s.y, s.gate, s.up)
 }
 
-// mlpBackward replaces d, the gradient of out, by the gradient of h. Gradients reuse the memory of activations that are
-// no longer needed.
+// mlpBackward replaces d, the gradient of out, by the gradient of h. Since h = x + ..., that is the first part of the
+// gradient of x. Gradients reuse the memory of activations that are no longer needed.
 func (m *Model) mlpBackward(l *layer, d View, s *activations) {
 	m.ops.LinearDW(l[hf.Down].g, d, s.y)
 	dy := s.y
@@ -176,7 +158,9 @@ func shape(v View) []int {
 // activations are the tensors of one layer for its backward pass. Save selects those kept from the forward pass. Others
 // are zero until they are computed again.
 type activations struct {
-	mark tensor.Mark // start of this layer in the arena
+	mark  tensor.Mark // start of this layer in the arena
+	host  bool        // the hooks Keep and Bring move it
+	saved []View      // their views
 
 	x   View              // [B, S, 1, E], the layer's input
 	out attention.Partial // [B, S, H, D] in the type of activations, and [B, S, H, 1]
@@ -192,18 +176,39 @@ type activations struct {
 	gate, up, y View // [B, S, 1, F]; y = silu(gate) * up
 }
 
-// views lists the views, those of SaveInput and SaveOutput first.
-func (s *activations) views() []*View {
-	return []*View{&s.x, &s.out.O, &s.out.LSE, &s.q, &s.k, &s.v, &s.qRaw, &s.kRaw, &s.qInv, &s.kInv,
+// The ends of groups of views: kept by SaveInput and by SaveOutput, of attention, of the norm of x, and of the MLP.
+const untilInput, untilOutput, untilAttention, untilNorm, untilAll = 1, 3, 10, 12, 18
+
+// views lists the views in the order of their groups.
+func (s *activations) views() [untilAll]*View {
+	return [...]*View{&s.x, &s.out.O, &s.out.LSE, &s.q, &s.k, &s.v, &s.qRaw, &s.kRaw, &s.qInv, &s.kInv,
 		&s.inv1, &s.n1, &s.h, &s.inv2, &s.n2, &s.gate, &s.up, &s.y}
 }
 
-// move calls a hook with the kept views.
-func (s *activations) move(hook func(int, []*View) error, layer int) error {
-	if hook == nil {
-		return nil
+// alloc allocates the missing views from the end of one group to the end of another.
+func (m *Model) alloc(a *tensor.Arena, s *activations, lo, hi, batch, seq int) {
+	c, t, f := m.cfg, m.dtype, m.accum
+	H, K, D, E, F, raw := c.NumAttentionHeads, c.NumKeyValueHeads, c.HeadDim, c.HiddenSize, c.IntermediateSize, 0
+	if c.Family().HasHeadNorms() {
+		raw = 1
 	}
-	return hook(layer, slices.DeleteFunc(s.views(), func(v *View) bool { return v.IsZero() }))
+	shapes := [untilAll]struct {
+		t          tensor.DType
+		heads, dim int
+	}{{t, 1, E}, {t, H, D}, {f, H, 1}, {t, H, D}, {t, K, D}, {t, K, D},
+		{t, raw * H, D}, {t, raw * K, D}, {f, raw * H, 1}, {f, raw * K, 1},
+		{f, 1, 1}, {t, 1, E}, {t, 1, E}, {f, 1, 1}, {t, 1, E}, {t, 1, F}, {t, 1, F}, {t, 1, F}}
+	views := s.views()
+	for i := lo; i < hi; i++ {
+		if v, x := views[i], shapes[i]; v.IsZero() && x.heads > 0 {
+			*v = a.Alloc(x.t, batch, seq, x.heads, x.dim)
+		}
+	}
+}
+
+// allocTile allocates views for one tile.
+func (m *Model) allocTile(a *tensor.Arena, s *activations, lo, hi int) {
+	m.alloc(a, s, lo, hi, 1, min(m.opt.tile, s.x.Rows()))
 }
 
 // raw returns the projections before norm and rotation; without head norms the memory of the rotated ones.
@@ -243,69 +248,51 @@ func (m *Model) tiles(x View) iter.Seq2[int, int] {
 	}
 }
 
-// tileShape returns the batch and the tokens of a tile of x: all, if they fit.
-func (m *Model) tileShape(x View) [2]int {
-	if n := m.opt.tile; n < x.Rows() {
-		return [2]int{1, n}
+// place allocates the activations that the layers keep, and an element with the last layer's output. Layers that share
+// memory get it at the lowest of them, which is released last.
+func (m *Model) place(a *tensor.Arena, b Batch) []activations {
+	layers := make([]activations, len(m.layers)+1)
+	var slots [HostSlots]activations
+	inputs, above, moved := make([]activations, len(m.layers)), 0, 0 // above counts the layers since the last kept input
+	for i := range layers {
+		mark, at, r := a.Mark(), &activations{}, Retain{Save: SaveInput}
+		if i < len(m.layers) {
+			r = m.opt.Layers[i]
+		}
+		switch {
+		case r.Save == SaveNothing:
+			at, r = &inputs[above], Retain{Save: SaveInput}
+			above++
+		case r.Host:
+			at, above = &slots[moved%HostSlots], 0
+			moved++
+		default:
+			above = 0
+		}
+		end := [...]int{untilAll, untilOutput, untilInput}[r.Save]
+		m.alloc(a, at, 0, end, b.IDs.Len(tensor.Batch), b.IDs.Len(tensor.Seq))
+		layers[i].mark, layers[i].host = mark, r.Host
+		to, from := layers[i].views(), at.views()
+		for j := range end {
+			if *to[j] = *from[j]; r.Host && !to[j].IsZero() {
+				layers[i].saved = append(layers[i].saved, *to[j])
+			}
+		}
 	}
-	return [2]int{x.Len(tensor.Batch), x.Len(tensor.Seq)}
-}
-
-// keep allocates the activations that a layer with the input s.x keeps.
-func (m *Model) keep(a *tensor.Arena, s *activations, save Save) {
-	switch save {
-	case SaveAll:
-		all := [2]int{s.x.Len(tensor.Batch), s.x.Len(tensor.Seq)}
-		m.allocAttention(a, s)
-		m.allocNorm(a, s, all)
-		m.allocMLP(a, s, all)
-	case SaveOutput:
-		m.allocOutput(a, s)
+	for i, stay := len(m.layers)-1, HostSlots; i >= 0 && stay > 0; i-- { // no other takes their slots
+		if layers[i].host {
+			layers[i].saved, stay = nil, stay-1
+		}
 	}
+	return layers
 }
 
-// alloc allocates a missing view for tokens, [batch, seq].
-func alloc(a *tensor.Arena, v *View, t tensor.DType, tokens [2]int, heads, dim int) {
-	if v.IsZero() {
-		*v = a.Alloc(t, tokens[0], tokens[1], heads, dim)
+// Saved returns the views that Keep and Bring get of each layer for a batch, without memory.
+func (m *Model) Saved(batch, tokens int) [][]View {
+	b, _ := phantomBatch(m.cfg, batch, tokens)
+	var saved [][]View
+	for _, s := range m.place(tensor.NewMeter(), b)[:len(m.layers)] {
+		saved = append(saved, s.saved)
 	}
+	return saved
 }
-
-func (m *Model) allocOutput(a *tensor.Arena, s *activations) {
-	all, H := [2]int{s.x.Len(tensor.Batch), s.x.Len(tensor.Seq)}, m.cfg.NumAttentionHeads
-	alloc(a, &s.out.O, m.dtype, all, H, m.cfg.HeadDim)
-	alloc(a, &s.out.LSE, m.accum, all, H, 1)
-}
-
-// allocAttention allocates the inputs and outputs of attention.
-func (m *Model) allocAttention(a *tensor.Arena, s *activations) {
-	all := [2]int{s.x.Len(tensor.Batch), s.x.Len(tensor.Seq)}
-	H, K, D := m.cfg.NumAttentionHeads, m.cfg.NumKeyValueHeads, m.cfg.HeadDim
-	m.allocOutput(a, s)
-	alloc(a, &s.q, m.dtype, all, H, D)
-	alloc(a, &s.k, m.dtype, all, K, D)
-	alloc(a, &s.v, m.dtype, all, K, D)
-	if m.headNorm() {
-		alloc(a, &s.qRaw, m.dtype, all, H, D)
-		alloc(a, &s.kRaw, m.dtype, all, K, D)
-		alloc(a, &s.qInv, m.accum, all, H, 1)
-		alloc(a, &s.kInv, m.accum, all, K, 1)
-	}
-}
-
-func (m *Model) allocNorm(a *tensor.Arena, s *activations, tokens [2]int) {
-	alloc(a, &s.inv1, m.accum, tokens, 1, 1)
-	alloc(a, &s.n1, m.dtype, tokens, 1, m.cfg.HiddenSize)
-}
-
-func (m *Model) allocMLP(a *tensor.Arena, s *activations, tokens [2]int) {
-	alloc(a, &s.h, m.dtype, tokens, 1, m.cfg.HiddenSize)
-	alloc(a, &s.inv2, m.accum, tokens, 1, 1)
-	alloc(a, &s.n2, m.dtype, tokens, 1, m.cfg.HiddenSize)
-	for _, v := range []*View{&s.gate, &s.up, &s.y} {
-		alloc(a, v, m.dtype, tokens, 1, m.cfg.IntermediateSize)
-	}
-}
-
-// headNorm reports whether query and key heads have a norm.
-func (m *Model) headNorm() bool { return m.cfg.Family().HasHeadNorms() }

@@ -107,8 +107,10 @@ var tinyModels = map[string]*hf.Config{
 
 // tinyCase returns one of tinyModels with random weights and two sequences, each of two documents, with some tokens
 // without a target.
-func tinyCase(name string, dtype tensor.DType) *testCase {
-	cfg, r := tinyModels[name], rand.New(rand.NewPCG(7, 9))
+func tinyCase(name string, dtype tensor.DType) *testCase { return tinyCaseOf(tinyModels[name], dtype) }
+
+func tinyCaseOf(cfg *hf.Config, dtype tensor.DType) *testCase {
+	r := rand.New(rand.NewPCG(7, 9))
 	const batch, seq = 2, 7
 	ids, targets := make([]int32, batch*seq), make([]int32, batch*seq)
 	for i := range ids {

@@ -5,6 +5,7 @@ package model
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/tensor"
@@ -27,18 +28,29 @@ const (
 // Save selects the activations that a layer keeps for its backward pass.
 type Save int
 
-// What a layer keeps, the most first.
+// The choices of Save, the most memory first.
 const (
 	SaveAll    Save = iota
 	SaveOutput      // input, O and LSE
 	SaveInput
+	SaveNothing // the backward pass computes the input again, from the nearest kept input below
 )
+
+// Retain is the choice for one layer.
+type Retain struct {
+	Save Save // the kept activations
+	Host bool // the hooks Keep and Bring own them between the passes
+}
+
+// HostSlots is the number of moved layers with activations on the device at once: one computes, two are on their way.
+const HostSlots = 3
 
 var saves = map[Recompute]Save{RecomputeNone: SaveAll, RecomputeSelective: SaveOutput, RecomputeFull: SaveInput}
 
 // Options trade memory for time.
 type Options struct {
 	Recompute Recompute // "": RecomputeNone
+	Layers    []Retain  // of each layer; nil: Recompute for all, on the device. Layer 0 keeps its input.
 	// LossChunk bounds the tokens with logits in memory at once; 0: DefaultLossChunk.
 	LossChunk int
 	Hooks     Hooks
@@ -106,6 +118,13 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 	if _, ok := saves[opt.Recompute]; !ok {
 		panic(fmt.Sprintf("model: recompute %q in a resolved config", opt.Recompute))
 	}
+	if opt.Layers == nil {
+		opt.Layers = slices.Repeat([]Retain{{Save: saves[opt.Recompute]}}, cfg.NumHiddenLayers)
+	}
+	if len(opt.Layers) != cfg.NumHiddenLayers || opt.Layers[0].Save == SaveNothing {
+		panic(fmt.Sprintf("model: layers keep %+v, want a choice for each of %d, and the input of the first", opt.Layers,
+			cfg.NumHiddenLayers))
+	}
 	m := &Model{cfg: cfg, ops: ops, att: att, opt: opt, dtype: params.Compute.DType(), accum: tensor.F32}
 	if m.dtype == tensor.F64 {
 		m.accum = tensor.F64
@@ -170,37 +189,38 @@ func (m *Model) output(a *tensor.Arena, b Batch) (View, error) {
 	for i := range layers {
 		layers[i].x = x[i%2]
 	}
-	return layers[len(m.layers)].x, m.layersForward(a, b, layers, NoBucket, nil)
+	return layers[len(m.layers)].x, m.layersForward(a, b, layers, NoBucket)
 }
 
 // layersForward computes the layers, each from its x to the x of the following element. next is the first bucket after
 // that of the head.
-func (m *Model) layersForward(a *tensor.Arena, b Batch, layers []activations, next int,
-	keep func(int, []*View) error) error {
-	if err := m.embedForward(b, layers[0].x); err != nil {
+func (m *Model) layersForward(a *tensor.Arena, b Batch, layers []activations, next int) error {
+	if err := m.use(Embedding, m.flat.Vectors()); err != nil {
+		return err
+	}
+	m.ops.Embed(layers[0].x, m.embed.w, b.IDs)
+	if err := m.use(m.flat.Vectors(), Layer(0)); err != nil { // for all layers
 		return err
 	}
 	for i := range m.layers {
-		if err := m.use(Layer(i), m.above(i)); err != nil {
+		above := Layer(i + 1)
+		if i+1 == len(m.layers) {
+			above = m.headBucket()
+		}
+		if err := m.use(Layer(i), above); err != nil {
 			return err
 		}
-		if err := m.layerForward(a, i, b, layers[i+1].x, layers[i]); err != nil {
+		if err := m.layerForward(a, i, b, layers[i+1].x, layers[i], false); err != nil {
 			return fmt.Errorf("layer %d forward: %w", i, err)
 		}
-		if err := layers[i].move(keep, i); err != nil {
+		if !layers[i].host {
+			continue
+		}
+		if err := m.opt.Hooks.Keep(i, layers[i].saved); err != nil {
 			return fmt.Errorf("layer %d: keeping activations: %w", i, err)
 		}
 	}
 	return m.use(m.headBucket(), next)
-}
-
-// embedForward sets x to rows of the embedding. All layers use the vectors.
-func (m *Model) embedForward(b Batch, x View) error {
-	if err := m.use(Embedding, m.flat.Vectors()); err != nil {
-		return err
-	}
-	m.ops.Embed(x, m.embed.w, b.IDs)
-	return m.use(m.flat.Vectors(), Layer(0))
 }
 
 func (m *Model) use(bucket, next int) error {
@@ -208,14 +228,6 @@ func (m *Model) use(bucket, next int) error {
 		return nil
 	}
 	return m.opt.Hooks.Use(bucket, next)
-}
-
-// above returns the bucket that a forward pass reads after layer i.
-func (m *Model) above(i int) int {
-	if i+1 < len(m.layers) {
-		return Layer(i + 1)
-	}
-	return m.headBucket()
 }
 
 // headBucket returns the bucket with the weights of the head.
@@ -232,37 +244,28 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 	defer a.Release(a.Mark())
 	// The gradient d between layers is updated in place. It is below the layers in the arena, which are released one by
 	// one.
-	d, layers, h := m.hidden(a, b), m.place(a, b), &m.opt.Hooks
+	d, layers, visits := m.hidden(a, b), m.place(a, b), m.visits()
 	last := layers[len(m.layers)]
-	if err := m.layersForward(a, b, layers, Layer(len(m.layers)-1), h.Keep); err != nil {
+	if err := m.layersForward(a, b, layers, Layer(visits[0].layer)); err != nil {
 		return err
 	}
 	if err := m.headBackward(a, b, loss, d, last.x, scale); err != nil {
 		return err
 	}
 	a.Release(last.mark)
-	for i := len(m.layers) - 1; i >= 0; i-- {
-		below := NoBucket
-		if i > 0 {
-			below = Layer(i - 1)
+	for n, v := range visits {
+		next := NoBucket
+		if n+1 < len(visits) {
+			next = Layer(visits[n+1].layer)
 		}
-		if err := m.use(Layer(i), below); err != nil {
+		if err := m.use(Layer(v.layer), next); err != nil {
 			return err
 		}
-		if err := call(h.Begin, Layer(i)); err != nil {
+		if err := m.visit(a, b, d, layers, v); err != nil {
 			return err
 		}
-		if err := layers[i].move(h.Bring, i); err != nil {
-			return fmt.Errorf("layer %d: bringing activations: %w", i, err)
-		}
-		if err := m.layerBackward(a, i, b, d, layers[i]); err != nil {
-			return fmt.Errorf("layer %d backward: %w", i, err)
-		}
-		if err := call(h.Done, Layer(i)); err != nil {
-			return err
-		}
-		a.Release(layers[i].mark)
 	}
+	h := &m.opt.Hooks
 	if err := call(h.Done, m.flat.Vectors()); err != nil {
 		return err
 	}
@@ -273,6 +276,53 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 	}
 	m.ops.EmbedBackward(m.embed.g, d, b.IDs)
 	return call(h.Done, Embedding)
+}
+
+// A visit of the backward pass computes the output of a layer again, or goes back through it.
+type visit struct {
+	layer int
+	again bool
+}
+
+// visits returns the backward pass. A layer with a kept input and those above it without one are a segment: from below,
+// their inputs are computed first.
+func (m *Model) visits() (list []visit) {
+	for top, i := len(m.layers)-1, len(m.layers)-1; i >= 0; i-- {
+		if m.opt.Layers[i].Save == SaveNothing {
+			continue
+		}
+		for k := i; k < top; k++ {
+			list = append(list, visit{k, true})
+		}
+		for ; top >= i; top-- {
+			list = append(list, visit{top, false})
+		}
+	}
+	return list
+}
+
+func (m *Model) visit(a *tensor.Arena, b Batch, d View, layers []activations, v visit) error {
+	i, h, s := v.layer, &m.opt.Hooks, &layers[v.layer]
+	if s.host {
+		s.host = false
+		if err := h.Bring(i, s.saved); err != nil {
+			return fmt.Errorf("layer %d: bringing activations: %w", i, err)
+		}
+	}
+	if v.again {
+		if err := m.layerForward(a, i, b, layers[i+1].x, *s, true); err != nil {
+			return fmt.Errorf("layer %d forward: %w", i, err)
+		}
+		return nil
+	}
+	if err := call(h.Begin, Layer(i)); err != nil {
+		return err
+	}
+	if err := m.layerBackward(a, i, b, d, *s); err != nil {
+		return fmt.Errorf("layer %d backward: %w", i, err)
+	}
+	a.Release(s.mark)
+	return call(h.Done, Layer(i))
 }
 
 // headBackward computes the loss, and its gradients down to d, the gradient of the last layer's output.
@@ -289,19 +339,6 @@ func (m *Model) headBackward(a *tensor.Arena, b Batch, loss, d, x View, scale fl
 	}
 	m.lossBackward(a, b, loss, d, x, scale)
 	return call(h.Done, m.flat.Head())
-}
-
-// place allocates the activations that the layers keep, and an element with the last layer's output.
-func (m *Model) place(a *tensor.Arena, b Batch) []activations {
-	layers := make([]activations, len(m.layers)+1)
-	for i := range layers {
-		s := &layers[i]
-		s.mark, s.x = a.Mark(), m.hidden(a, b)
-		if i < len(m.layers) {
-			m.keep(a, s, saves[m.opt.Recompute])
-		}
-	}
-	return layers
 }
 
 // hidden returns a view for the input of a layer, [B, S, 1, E].
@@ -461,16 +498,26 @@ func Layer(i int) int { return i + 1 }
 // Hooks report the progress of passes through the buckets, so that weights can arrive and gradients leave during a
 // pass. They queue work without waiting; nil ones are not called.
 type Hooks struct {
-	// Use is called before operations that read the weights of a bucket: in the forward pass, for the head, and before
-	// each layer's backward pass. The weights of the vectors stay for the whole pass. next is the bucket of the next
-	// call, or NoBucket: its weights may replace those of buckets used before this one.
+	// Use is called before operations that read the weights of a bucket: in the forward pass, for the head, and in the
+	// backward pass, when a layer is computed again or its gradients are. The weights of the vectors stay for the whole
+	// pass. next is the bucket of the next call, or NoBucket: its weights may replace those of buckets used before this
+	// one.
 	Use func(bucket, next int) error
 	// Begin is called before the first operation of a backward pass that adds to the gradients of a bucket, and Done
 	// after the last.
 	Begin, Done func(bucket int) error
-	// Keep is called with the activations of a layer for its backward pass, and Bring before that reads them. Keep may
-	// copy them elsewhere; Bring then sets each view to memory with their content.
-	Keep, Bring func(layer int, saved []*View) error
+	// Keep and Bring move the activations of layers with Host, which need them, in HostSlots slots that these layers take
+	// in turn. Both get the same views, in the slot. The last HostSlots of these layers stay in their slots: their list is
+	// empty.
+	//
+	// Keep is called when the layer's forward pass is queued. When it returns, work queued later may overwrite the slot of
+	// the moved layer before this one. Keep thus makes the stream of the model wait for the copy of that layer, and begins
+	// the copy of this one.
+	//
+	// Bring is called before the first use of the layer in the backward pass. When it returns, work queued later reads the
+	// views. The slot of the moved layer above is free for work that follows all queued so far: Bring may begin to copy
+	// the layer that takes it next, two below this one among the moved layers.
+	Keep, Bring func(layer int, saved []View) error
 }
 
 func call(hook func(int) error, bucket int) error {

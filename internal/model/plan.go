@@ -1,6 +1,8 @@
 package model
 
 import (
+	"slices"
+
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/tensor"
@@ -14,6 +16,8 @@ type Memory struct {
 	Grads   int64 // float32
 	// Activations is the exact peak of an arena during ForwardBackward.
 	Activations int64
+	// Host is the memory of the activations that Keep and Bring move in a pass.
+	Host int64
 	// Validation is the peak during Forward.
 	Validation int64
 }
@@ -27,8 +31,11 @@ func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DTyp
 	if dtype != tensor.F32 {
 		plan.Compute = int64(dtype.Size()) * n
 	}
-	m := New(cfg, nopOps{}, nopAttention{}, phantomParams(cfg, dtype), opt)
+	m := phantomModel(cfg, nopOps{}, nopAttention{}, opt, dtype)
 	m.dryRun = true
+	for _, v := range slices.Concat(m.Saved(batch, localTokens)...) {
+		plan.Host += int64(v.Size()) * int64(v.DType().Size())
+	}
 	b, loss := phantomBatch(cfg, batch, localTokens)
 
 	train, validate := tensor.NewMeter(), tensor.NewMeter()
@@ -46,14 +53,18 @@ func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DTyp
 // and att.
 func Rehearse(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DType, ops Ops, att Attention) error {
 	b, loss := phantomBatch(cfg, batch, localTokens)
-	return New(cfg, ops, att, phantomParams(cfg, dtype), opt).ForwardBackward(tensor.NewMeter(), b, loss, 1)
+	return phantomModel(cfg, ops, att, opt, dtype).ForwardBackward(tensor.NewMeter(), b, loss, 1)
 }
 
-// phantomParams returns parameters without memory.
-func phantomParams(cfg *hf.Config, dtype tensor.DType) Params {
+// phantomModel returns a model over parameters without memory, which moves no activations.
+func phantomModel(cfg *hf.Config, ops Ops, att Attention, opt Options, dtype tensor.DType) *Model {
+	if opt.Hooks.Keep == nil {
+		nop := func(int, []View) error { return nil }
+		opt.Hooks.Keep, opt.Hooks.Bring = nop, nop
+	}
 	n := int(FlatSize(Layout(cfg)))
 	vector := phantom(tensor.F32, 1, 1, 1, n)
-	return Params{Weights: vector, Grads: vector, Compute: phantom(dtype, 1, 1, 1, n)}
+	return New(cfg, ops, att, Params{Weights: vector, Grads: vector, Compute: phantom(dtype, 1, 1, 1, n)}, opt)
 }
 
 // phantomBatch returns a batch without memory, and a sum of losses.

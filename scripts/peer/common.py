@@ -80,11 +80,10 @@ def measure(f, warmup=2, iters=0, budget=2.0):
     without a pause, as many as fit the budget where their number is not given."""
     clock = Clock()
     clock.mark()
-    for _ in range(max(warmup, 1)):
+    for _ in range(warmup if iters else max(warmup, 1)):
         f()
         clock.mark()
-    last = slowest(clock.times()[-1])
-    iters = iters or min(max(int(budget / last), 3), 30)
+    iters = iters or min(max(int(budget / slowest(clock.times()[-1])), 3), 30)
     dist.barrier()
     clock = Clock()
     clock.mark()

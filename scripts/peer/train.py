@@ -4,10 +4,14 @@
 
 FSDP2 in bfloat16 with float32 masters and reductions, the cuDNN ring, a torch.compile for each block
 around it, the loss in chunks with its gradient taken on the way, fused AdamW, clipping, no recompute.
-Each rank holds the head and tail chunk of one sequence of random tokens.
+Each rank holds the head and tail chunk of one sequence of random tokens. The shape of Llama 3.1 8B, with as
+little memory as FSDP2 and offloaded inputs of recomputed blocks need:
+
+    torchrun --nproc-per-node 2 scripts/peer/train.py --seq 512K --model llama-3.1-8b --offload --reshard
 """
 import argparse
 import math
+import mmap
 import os
 
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
@@ -23,18 +27,25 @@ import common
 p = argparse.ArgumentParser()
 p.add_argument("--seq", default="128K")
 p.add_argument("--rotate", default="allgather")
+p.add_argument("--model", default="", help="a shape by name, in place of the flags up to --untied")
 p.add_argument("--hidden", type=int, default=3072)
 p.add_argument("--layers", type=int, default=28)
 p.add_argument("--heads", type=int, default=24)
 p.add_argument("--kv-heads", type=int, default=8)
 p.add_argument("--intermediate", type=int, default=8192)
 p.add_argument("--vocab", type=int, default=128256)
+p.add_argument("--untied", action="store_true", help="the head has weights of its own")
 p.add_argument("--chunk", type=int, default=4096, help="tokens whose logits stand in memory at once")
 p.add_argument("--recompute", action="store_true", help="recompute whole blocks")
-p.add_argument("--warmup", type=int, default=2)
+p.add_argument("--offload", action="store_true", help="recompute whole blocks; their inputs go to the host")
+p.add_argument("--reshard", action="store_true", help="free a block's weights after its forward pass")
+p.add_argument("--warmup", type=int, default=2, help="0: only one block warms up, for steps of minutes")
 p.add_argument("--steps", type=int, default=4)
 p.add_argument("--json", default="")
 a = p.parse_args()
+if a.model:
+    shapes = {"llama-3.1-8b": (4096, 32, 32, 8, 14336, 128256, True)}
+    a.hidden, a.layers, a.heads, a.kv_heads, a.intermediate, a.vocab, a.untied = shapes[a.model]
 rank, ranks, mesh = common.start()
 seq = common.sizes(a.seq)[0]
 tokens, dim = seq // ranks, a.hidden // a.heads
@@ -108,20 +119,85 @@ class Loss(torch.autograd.Function):
         return (*ctx.saved_tensors, None, None)  # up is 1: the loss is the root
 
 
+def pinned(shape, dtype):
+    """Host memory in huge pages, touched by several threads, then pinned: torch rounds pinned sizes to powers of two."""
+    bytes, threads = math.prod(shape) * dtype.itemsize, torch.get_num_threads()
+    memory = mmap.mmap(-1, bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+    slab = torch.frombuffer(memory, dtype=dtype).zero_().view(shape)
+    torch.set_num_threads(threads)
+    if common.CUDA and int(torch.cuda.cudart().cudaHostRegister(slab.data_ptr(), bytes, 0)):
+        raise MemoryError(f"{bytes} bytes of host memory could not be pinned")
+    return slab
+
+
+class Host:
+    """Moves the inputs of recomputed blocks to pinned memory and back, on a stream for each direction.
+
+    Every hand-over is an event of the stream that wrote or read last. All device memory belongs to the compute
+    stream: it waits for a copy before the memory that the copy used can be free.
+    """
+
+    def __init__(self):
+        self.device = torch.get_device_module(common.DEVICE)
+        self.compute = self.device.current_stream()  # here, since inside of a stream's context it would be that stream
+        self.down, self.up = self.device.Stream(), self.device.Stream()
+        self.slab = pinned((a.layers - 1, 1, tokens, a.hidden), bf16 if common.CUDA else torch.float32)
+        self.leaving, self.coming = None, {}
+
+    def __call__(self, i, block, *args):
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: self.keep(i, x) if x.dim() == 3 else x, self.bring):
+            return torch.utils.checkpoint.checkpoint(block, *args, use_reentrant=False)
+
+    def keep(self, i, x):
+        """Begins the copy of block i's input; the last one stays. The copy before had a whole block's time."""
+        if self.leaving:
+            self.compute.wait_event(self.leaving[1])
+            self.leaving = None
+        if i == model.depth - 1:
+            return i, x
+        self.down.wait_event(self.compute.record_event())
+        with self.device.stream(self.down):
+            self.slab[i].copy_(x, non_blocking=True)
+        self.leaving = x.detach(), self.down.record_event()
+        return i, None
+
+    def bring(self, saved):
+        """Returns the input of block i, and begins the copy of the one below."""
+        if torch.is_tensor(saved):
+            return saved
+        i, x = saved
+        if x is None:
+            x, done = self.coming.pop(i)
+            self.compute.wait_event(done)
+        if i > 0:
+            below = torch.empty_like(x)
+            self.up.wait_event(self.compute.record_event())
+            with self.device.stream(self.up):
+                below.copy_(self.slab[i - 1], non_blocking=True)
+            self.coming = {i - 1: (below, self.up.record_event())}
+        return x
+
+
 class Model(nn.Module):
-    """The embedding serves as the head too."""
+    """The embedding serves as the head too, unless the model is untied."""
 
     def __init__(self):
         super().__init__()
         self.embed = nn.Parameter(torch.empty(a.vocab, a.hidden))
+        self.head = nn.Parameter(torch.empty(a.vocab, a.hidden)) if a.untied else self.embed
         self.blocks = nn.ModuleList(Block() for _ in range(a.layers))
-        self.norm = nn.RMSNorm(a.hidden, eps=1e-5)
+        self.norm, self.depth = nn.RMSNorm(a.hidden, eps=1e-5), a.layers
 
     def forward(self, ids, targets, cos, sin, scale):
         x = F.embedding(ids, self.embed)
-        for b in self.blocks:
+        for i, b in enumerate(self.blocks[:self.depth]):
+            if a.offload:
+                x = host(i, b, x, cos, sin)
+                continue
             x = torch.utils.checkpoint.checkpoint(b, x, cos, sin, use_reentrant=False) if a.recompute else b(x, cos, sin)
-        return Loss.apply(self.norm(x)[0], self.embed, targets[0], scale)
+        return Loss.apply(self.norm(x)[0], self.head, targets[0], scale)
 
 
 with torch.device("meta"):
@@ -129,12 +205,14 @@ with torch.device("meta"):
 policy = MixedPrecisionPolicy(param_dtype=bf16 if common.CUDA else torch.float32, reduce_dtype=torch.float32)
 for b in model.blocks:
     b.compile()
-    fully_shard(b, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # the weights of a 3B model fit
-fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    fully_shard(b, mesh=mesh, mp_policy=policy, reshard_after_forward=a.reshard)
+fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # the backward pass begins with the head
 model.to_empty(device=common.DEVICE)
+torch.manual_seed(1 + rank)
 for name, w in model.named_parameters():
     local = w.data.to_local()
     local.fill_(1.0) if "norm" in name else local.normal_(0, 0.02)
+host = Host() if a.offload else None
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
 gen = torch.Generator(common.DEVICE).manual_seed(1 + rank)
@@ -156,6 +234,10 @@ def step():
 
 def run():
     with common.backend(), common.ring(mesh, a.rotate):
+        if a.warmup == 0:
+            model.depth = 1
+            step()
+            model.depth = a.layers
         return common.measure(step, a.warmup, a.steps)
 
 
@@ -172,7 +254,8 @@ weights = a.vocab * a.hidden + a.layers * (2 * a.hidden * a.hidden + 2 * a.hidde
 flops = 6 * weights * seq + 12 * a.layers * a.hidden * seq * (seq + 1) / 2
 peak = torch.cuda.max_memory_allocated() if common.CUDA else 0
 result = {
-    "peer": "train", "seq": seq, "ranks": ranks, "rotate": a.rotate, "grouped": attend.grouped, "recompute": a.recompute,
+    "peer": "train", "seq": seq, "ranks": ranks, "rotate": a.rotate, "grouped": attend.grouped, "recompute": a.recompute or a.offload,
+    "model": a.model, "offload": a.offload, "reshard": a.reshard,
     "step_seconds": seconds, "tokens_per_second_per_device": tokens / seconds, "tflops_per_device": flops / ranks / seconds / 1e12,
     "memory_bytes": common.slowest(peak), "loss": step.loss.item(),
 }

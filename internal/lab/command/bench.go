@@ -375,7 +375,7 @@ func measured(t *bench.Training, run string) error {
 		return fmt.Errorf("plan of the run: %w", err)
 	}
 	t.Seq, t.Planned, t.Parameters = p.Partition.SeqLen, p.Memory.Total, p.Estimate.Parameters
-	t.Batch = p.Estimate.TokensPerStep / max(t.Seq, 1)
+	t.Batch, t.Predicted = p.Estimate.TokensPerStep/max(t.Seq, 1), p.Estimate.SecondsPerStep
 	steps, err := bench.ReadMetrics(filepath.Join(run, "metrics.jsonl"))
 	if err != nil {
 		return err

@@ -129,6 +129,7 @@ type Training struct {
 	Skipped    int    `json:"skipped_steps"` // warm-up steps, not in the medians
 
 	StepSeconds     float64         `json:"step_seconds"`
+	Predicted       float64         `json:"predicted_step_seconds,omitempty"` // 0: no cost table fits this machine
 	TokensPerSecond float64         `json:"tokens_per_second_per_device"`
 	TFLOPs          float64         `json:"tflops_per_device"`
 	MFU             float64         `json:"mfu,omitempty"`      // 0: the device's peak is unknown

@@ -21,10 +21,18 @@ func (noAttention) Backward(int, attention.Grads, View, View, View, View, attent
 	return nil
 }
 
-// sharing relies on this: a model uses weights in the order of their gathers, the gradients of every bucket begin and
-// end once per pass, and two buckets with the same staging buffer are never open at the same time.
+// Sharing and offloading rely on this: a model announces each use of weights, the gradients of every bucket begin and end
+// once per pass, two buckets with the same staging buffer are never open at the same time, and a layer is brought before
+// the first use of its segment.
 func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
-	for _, tied := range []bool{false, true} {
+	input, away := model.Retain{Save: model.SaveInput}, model.Retain{Save: model.SaveInput, Host: true}
+	nothing := model.Retain{Save: model.SaveNothing}
+	for n := range 8 {
+		tied := n%2 == 1
+		layers := [][]model.Retain{nil, {away, away, away, away, away}, {away, nothing, input, nothing, nothing},
+			{input, nothing, nothing, away, nothing}}[n/2]
+		back := [][]int{{5, 4, 3, 2, 1}, {5, 4, 3, 2, 1}, {3, 4, 5, 4, 3, 1, 2, 1}, {4, 5, 4, 1, 2, 3, 2, 1}}[n/2]
+		moves := [][]int{nil, {1, 2, 3, 4, 5, -5, -4, -3, -2, -1}, {1, -1}, {4, -4}}[n/2]
 		cfg := &hf.Config{
 			Architecture: hf.Qwen3, VocabSize: 11, HiddenSize: 8, IntermediateSize: 12, NumHiddenLayers: 5,
 			NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 4, RMSNormEps: 1e-6, TieWordEmbeddings: tied,
@@ -32,26 +40,26 @@ func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
 		stream := tensor.NewHostStream("compute")
 		dev := Device{Stream: stream, Ops: cpu.New(stream), Compute: tensor.F32}
 		flat := model.NewLayout(cfg, 2)
-		var used, open []int
+		var used, open, moved []int
 		announced := model.NoBucket
 		ended := map[int]bool{}
 		slot := map[int]int{} // staging buffer of each open bucket
 		hooks := model.Hooks{
 			Use: func(b, next int) error {
 				if len(used) > 0 && b != announced {
-					t.Errorf("tied %t: bucket %d is used, and %d was announced", tied, b, announced)
+					t.Errorf("case %d: bucket %d is used, and %d was announced", n, b, announced)
 				}
 				used, announced = append(used, b), next
 				return nil
 			},
 			Begin: func(b int) error {
 				if ended[b] || slices.Contains(open, b) {
-					t.Errorf("tied %t: bucket %d begins twice", tied, b)
+					t.Errorf("case %d: bucket %d begins twice", n, b)
 				}
 				for _, other := range open {
 					if flat.Buckets[b].Size() > 0 && flat.Buckets[other].Size() > 0 &&
 						slot[other] == state.StageOf(flat, b) {
-						t.Errorf("tied %t: buckets %d and %d are staged in one memory", tied, b, other)
+						t.Errorf("case %d: buckets %d and %d are staged in one memory", n, b, other)
 					}
 				}
 				open, slot[b] = append(open, b), state.StageOf(flat, b)
@@ -60,16 +68,30 @@ func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
 			Done: func(b int) error {
 				i := slices.Index(open, b)
 				if i < 0 {
-					t.Fatalf("tied %t: bucket %d ends and has not begun", tied, b)
+					t.Fatalf("case %d: bucket %d ends and has not begun", n, b)
 				}
 				open, ended[b] = slices.Delete(open, i, i+1), true
+				return nil
+			},
+			Keep: func(layer int, _ []View) error {
+				moved = append(moved, model.Layer(layer))
+				if b := used[len(used)-1]; b != model.Layer(layer) {
+					t.Errorf("case %d: layer %d is kept after the use of bucket %d", n, layer, b)
+				}
+				return nil
+			},
+			Bring: func(layer int, _ []View) error {
+				moved = append(moved, -model.Layer(layer))
+				if b := used[len(used)-1]; b != model.Layer(layer) || slices.Contains(open, b) {
+					t.Errorf("case %d: layer %d is brought after the use of bucket %d, open %v", n, layer, b, open)
+				}
 				return nil
 			},
 		}
 		n := int(flat.Size())
 		weights, grads := tensor.New(tensor.F32, n), tensor.New(tensor.F32, n)
 		m := model.New(cfg, dev.Ops, noAttention{}, model.Params{Layout: flat, Weights: weights, Compute: weights,
-			Grads: grads}, model.Options{Hooks: hooks})
+			Grads: grads}, model.Options{Hooks: hooks, Layers: layers})
 		ids := tensor.New(tensor.I32, 1, 3, 1, 1)
 		table := tensor.New(tensor.F32, 1, 3, 1, 2)
 		b := model.Batch{IDs: ids, Targets: ids, Cos: table, Sin: table}
@@ -80,16 +102,19 @@ func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
 		if err := stream.Close(); err != nil {
 			t.Fatal(err)
 		}
-		want := []int{model.Embedding, flat.Vectors(), 1, 2, 3, 4, 5, flat.Head(), 5, 4, 3, 2, 1}
+		want := append([]int{model.Embedding, flat.Vectors(), 1, 2, 3, 4, 5, flat.Head()}, back...)
 		if tied {
 			want[7] = model.Embedding
 		}
+		if !slices.Equal(moved, moves) {
+			t.Errorf("case %d: layers are moved in the order %v, want %v", n, moved, moves)
+		}
 		if !slices.Equal(used, want) || announced != model.NoBucket {
-			t.Errorf("tied %t: buckets are used in the order %v, then %d, want %v", tied, used, announced, want)
+			t.Errorf("case %d: buckets are used in the order %v, then %d, want %v", n, used, announced, want)
 		}
 		for b, bucket := range flat.Buckets {
 			if bucket.Size() > 0 && !ended[b] {
-				t.Errorf("tied %t: the gradients of bucket %d never end", tied, b)
+				t.Errorf("case %d: the gradients of bucket %d never end", n, b)
 			}
 		}
 	}

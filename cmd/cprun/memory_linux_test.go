@@ -1,0 +1,104 @@
+//go:build !portable && !cuda
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// Four ranks train a model with more replicated state than the memory limit, and the losses are those of the same ranks
+// without sharding and without a limit. The limit is the state itself, 16 bytes a parameter: of the data of each process
+// (ulimit -d), and of all processes together (a control group) if this user can make one.
+func TestStateBeyondTheMemoryLimit(t *testing.T) {
+	const parameters = 8*(4*512*512+3*512*1376+2*512) + 2*256*512 + 512
+	const ranks, state = 4, 16 * parameters
+	config := filepath.Join(t.TempDir(), "train.yaml")
+	text, err := filepath.Abs("../../examples/data/gettysburg.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	yaml := fmt.Sprintf(`
+model: {vocab_size: 256, hidden_size: 512, intermediate_size: 1376, num_hidden_layers: 8, num_attention_heads: 8}
+data: {path: %s, seq_len: 64}
+train: {steps: 3, deterministic: true}
+optimizer: {grad_clip: 0} # the norm's order of sums differs
+memory: {recompute: none}
+`, text)
+	if err := os.WriteFile(config, []byte(yaml), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	// run trains under a limit that a line of shell sets, and returns the losses.
+	run := func(limit, shard string) (losses []string, said string, err error) {
+		dir := filepath.Join(t.TempDir(), "run")
+		c := process(t, "--device", "cpu", "--quiet", "--nproc", strconv.Itoa(ranks), "--run-dir", dir,
+			"--set", "memory.shard="+shard, config)
+		c.Args = append([]string{"sh", "-c", limit + ` && exec "$0" "$@"`, c.Path}, c.Args[1:]...)
+		c.Path = "/bin/sh"
+		c.Env = append(c.Env, "GOMAXPROCS=2") // each thread takes memory
+		out, err := c.CombinedOutput()
+		if err == nil {
+			for _, m := range metricsOf(t, dir) {
+				losses = append(losses, string(m["loss"]))
+			}
+		}
+		return losses, string(out), err
+	}
+	want, said, err := run("true", "none")
+	if err != nil || len(want) != 3 {
+		t.Fatalf("without a limit: %v, losses %v\n%s", err, want, said)
+	}
+	limits := map[string]string{"of each process": fmt.Sprintf("ulimit -s 1024 && ulimit -d %d", state>>10)}
+	if dir := controlGroup(t, ranks*state); dir != "" {
+		limits["of all processes"] = "echo $$ >" + dir + "/cgroup.procs"
+	}
+	for name, limit := range limits {
+		if _, said, err := run(limit, "none"); err == nil || !strings.Contains(said, "memory") {
+			t.Errorf("limit %s: replicated state fits (%v)\n%s", name, err, said)
+		}
+		got, said, err := run(limit, "parameters")
+		if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("limit %s: %v, losses %v, want %v\n%s", name, err, got, want, said)
+		}
+	}
+}
+
+// controlGroup returns the directory of a new control group with a limit of memory; "" if this user cannot make one.
+// Version 2 limits only groups beside this process's own.
+func controlGroup(t *testing.T, limit int64) string {
+	own, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(own)) {
+		part := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		name := fmt.Sprintf("cprun-test-%d", os.Getpid())
+		dir, file := filepath.Join("/sys/fs/cgroup", filepath.Dir(part[2]), name), "memory.max"
+		switch part[1] {
+		case "memory":
+			dir, file = filepath.Join("/sys/fs/cgroup/memory", part[2], name), "memory.limit_in_bytes"
+		case "":
+		default:
+			continue
+		}
+		if os.Mkdir(dir, 0o755) != nil {
+			continue
+		}
+		t.Cleanup(func() {
+			if err := os.Remove(dir); err != nil {
+				t.Error(err)
+			}
+		})
+		set := fmt.Sprintf("cd %s && test -f %s && echo %d >%[2]s && echo $$ >cgroup.procs", dir, file, limit)
+		if exec.Command("sh", "-c", set).Run() == nil {
+			return dir
+		}
+	}
+	t.Log("this user cannot make a control group that limits memory")
+	return ""
+}
