@@ -77,7 +77,8 @@ func (m *Memory) hostItems() []item {
 
 // Room returns the part that a run grows on demand.
 func (m *Memory) Room() state.Room {
-	return state.Room{Activations: m.Activations, RingBuffers: m.RingBuffers, Tokens: m.tokens, Layers: m.retain()}
+	return state.Room{Activations: m.Activations, RingBuffers: m.RingBuffers, Tokens: m.tokens, Layers: m.retain(),
+		Host: m.HostActivations}
 }
 
 // Verdict returns a sentence on whether the run fits the device; "" if that is unknown.

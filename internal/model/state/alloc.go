@@ -54,6 +54,7 @@ type Room struct {
 	RingBuffers int64          // bytes
 	Tokens      int            // of one batch
 	Layers      []model.Retain // what each layer keeps between the passes; nil: by memory.recompute
+	Host        int64          // bytes of activations in host memory
 }
 
 // leastGarbage bounds the garbage of a process on a CPU before a Go collection, unless a percent of the live memory is

@@ -3,12 +3,13 @@ package train
 import (
 	"slices"
 
+	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/tensor"
 )
 
 // An offload moves saved activations of layers to host memory after their forward pass, and back before their backward
-// pass (as ALST, arXiv:2506.13996, does for inputs). keep and bring are the hooks of package model. Moved layers share a
-// ring of slots on the device, so the last ones of a pass are still there in the backward pass, and are not copied.
+// pass (as ALST, arXiv:2506.13996, does for inputs). keep and bring are hooks of the model, whose moved layers take
+// turns in a ring of slots on the device.
 //
 // A slot belongs to the compute stream, except during a copy. Each hand-over is an event: a copy waits for the compute
 // stream at the call of the hook, and the compute stream follows the end of a copy before it reads or overwrites the
@@ -17,21 +18,29 @@ type offload struct {
 	dev     *Device
 	out, in tensor.Stream
 	layers  []int         // the moved layers, ascending
-	slots   int           // of the ring
 	mem     *tensor.Arena // of the host, for one pass
 	moved   []moved       // by position in layers
 }
 
+// A moved is the content of a layer on its way.
 type moved struct {
-	host    []View
-	dev     []View
-	out, in tensor.Event // the ends of the copies; in is nil before the copy back begins
+	dev, host []View       // empty: it stays in its slot
+	out, in   tensor.Event // the ends of the copies; in is nil before the copy back begins
 }
 
-// newOffload returns the mover of some layers, with host memory of that many bytes for a pass.
-func newOffload(dev *Device, layers []int, slots int, bytes int64) (*offload, error) {
-	o := &offload{dev: dev, layers: layers, slots: slots, moved: make([]moved, len(layers))}
-	var err error
+// newOffload returns the mover for the layers of a plan, with host memory of that many bytes for a pass; nil if no layer
+// moves.
+func newOffload(dev *Device, plan []model.Retain, bytes int64) (o *offload, err error) {
+	o = &offload{dev: dev}
+	for i, l := range plan {
+		if l.Host {
+			o.layers = append(o.layers, i)
+		}
+	}
+	if len(o.layers) == 0 {
+		return nil, nil
+	}
+	o.moved = make([]moved, len(o.layers))
 	if o.mem, err = dev.HostArena("activations on the host", bytes); err != nil {
 		return nil, err
 	}
@@ -51,58 +60,47 @@ func newStream(dev *Device, name string) (tensor.Stream, error) {
 	return s, err
 }
 
-// keep copies a layer's activations to the host. Its caller overwrites the slot of the moved layer before this one
-// next, so the compute stream follows that copy.
-func (o *offload) keep(layer int, saved []*View) error {
-	i, ok := slices.BinarySearch(o.layers, layer)
-	if !ok {
-		return nil
-	}
+// keep begins to copy a layer's activations to the host. The next work may overwrite the slot of the moved layer before
+// this one, so the compute stream follows that copy.
+func (o *offload) keep(layer int, saved []View) error {
+	i, _ := slices.BinarySearch(o.layers, layer)
 	if i == 0 {
 		o.mem.Release(tensor.Mark{}) // the compute stream has followed all copies of the pass before
-	}
-	if i > 0 && o.copies(i-1) {
+	} else if len(o.moved[i-1].dev) > 0 {
 		o.dev.Store.Follow(o.moved[i-1].out)
 	}
-	if !o.copies(i) {
+	m := &o.moved[i]
+	*m = moved{dev: slices.Clone(saved)}
+	if len(saved) == 0 {
 		return nil
 	}
-	m := &o.moved[i]
-	*m = moved{}
 	o.out.Wait(o.dev.Stream.Record())
 	for _, v := range saved {
 		host := o.mem.Alloc(v.DType(), v.Len(0), v.Len(1), v.Len(2), v.Len(3))
-		o.dev.Store.Copy(o.out, host, *v)
-		m.host, m.dev = append(m.host, host), append(m.dev, *v)
+		o.dev.Store.Copy(o.out, host, v)
+		m.host = append(m.host, host)
 	}
 	m.out = o.out.Record()
 	return nil
 }
 
-// copies reports whether the moved layer at position i leaves its slot.
-func (o *offload) copies(i int) bool { return i+o.slots < len(o.layers) }
-
-// bring makes the compute stream follow the copy of a layer's activations back to its slot, and begins the copy of the
-// next layer below: the layer that had its slot is done.
-func (o *offload) bring(layer int, _ []*View) error {
-	i, ok := slices.BinarySearch(o.layers, layer)
-	if !ok {
-		return nil
+// bring makes the compute stream follow the copy of a layer's activations back to its slot. It begins the copy of the
+// layer that takes the slot of the moved layer above, which is done.
+func (o *offload) bring(layer int, _ []View) error {
+	i, _ := slices.BinarySearch(o.layers, layer)
+	if m := &o.moved[i]; len(m.dev) > 0 {
+		o.reload(m)
+		o.dev.Store.Follow(m.in)
 	}
-	if o.copies(i) {
-		o.reload(i)
-		o.dev.Store.Follow(o.moved[i].in)
-	}
-	if i > 0 && o.copies(i-1) {
-		o.reload(i - 1)
+	if below := i + 1 - model.HostSlots; below >= 0 {
+		o.reload(&o.moved[below])
 	}
 	return nil
 }
 
-// reload begins the copy back of the moved layer at position i, once a pass.
-func (o *offload) reload(i int) {
-	m := &o.moved[i]
-	if m.in != nil {
+// reload begins the copy of a layer back to its slot, once a pass.
+func (o *offload) reload(m *moved) {
+	if len(m.dev) == 0 || m.in != nil {
 		return
 	}
 	o.in.Wait(m.out)

@@ -192,9 +192,12 @@ func (x *sharing) step(sums, norm2 View, u optim.Update) error {
 	if err := x.sum(sums); err != nil {
 		return fmt.Errorf("loss and gradient norm: %w", err)
 	}
+	if x.updater != nil {
+		x.updater.begin(norm2)
+	}
 	return x.renew(func(b int) {
 		if x.updater != nil {
-			x.fresh[b] = x.updater.update(b, norm2, u)
+			x.fresh[b] = x.updater.update(b, u)
 		} else {
 			x.Update(x.dev.Optim, b, norm2, u)
 		}

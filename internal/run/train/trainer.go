@@ -115,16 +115,24 @@ func (t *Trainer) allocate(o *Options) error {
 	adamw := optim.AdamW{Beta1: c.Betas[0], Beta2: c.Betas[1], Eps: c.Eps, WeightDecay: c.WeightDecay,
 		MaxNorm: c.GradClip}
 	flat := model.NewLayout(&t.cfg.Model.Config, world.Size())
+	_, host := t.cfg.Memory.Offloads()
 	s, err := state.New(t.dev, state.Options{
 		Layout: flat, Groups: t.mesh.places(flat),
 		Shard: state.ShardingOf(t.cfg.Memory.Shard), Compute: t.dev.Compute, Masters: t.dev.Masters, AdamW: adamw,
-		Frozen: o.Frozen, HalfWire: t.cfg.Precision.GradWire == "bf16",
+		Frozen: o.Frozen, HalfWire: t.cfg.Precision.GradWire == "bf16", Host: host,
 	})
 	if err != nil {
 		return err
 	}
 	s.Zero(t.dev.Ops)
+	var u *updater
+	if s.OnHost {
+		if u, err = newUpdater(t.dev, s); err != nil {
+			return err
+		}
+	}
 	t.share = newSharing(t.dev, s)
+	t.share.updater = u
 	t.stage, err = newStage(t.dev, int(flat.Size()), s.OnHost)
 	return err
 }
@@ -180,6 +188,14 @@ func (t *Trainer) build(room state.Room) (err error) {
 	cfg, shape := t.cfg, &t.cfg.Model.Config
 	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk,
 		Layers: room.Layers, Hooks: t.share.hooks()}
+	moves, err := newOffload(t.dev, room.Layers, room.Host)
+	if err != nil {
+		return err
+	}
+	if moves != nil {
+		t.share.label.streams = append([]tensor.Stream{t.dev.Stream}, t.dev.Copies...)
+		opt.Hooks.Keep, opt.Hooks.Bring = moves.keep, moves.bring
+	}
 	if t.arena, err = t.dev.Arena("activations", room.Activations); err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ type updater struct {
 	optim         optim.Device                   // on work
 	free          [state.PieceSlots]tensor.Event // the ends of the slots' last uses; nil: never used
 	next          int                            // slot of the next piece
+	norm2         View                           // of the step in progress
 }
 
 func newUpdater(dev *Device, s *state.State) (*updater, error) {
@@ -31,17 +32,26 @@ func newUpdater(dev *Device, s *state.State) (*updater, error) {
 		}
 	}
 	u.optim = dev.NewOptim(u.work)
-	return u, nil
+	var err error
+	u.norm2, err = dev.Vector("gradient norm", tensor.F64, 1)
+	return u, err
+}
+
+// begin begins a step whose gradients have this squared norm. It copies norm2, which the next step overwrites.
+func (u *updater) begin(norm2 View) {
+	u.work.Wait(u.dev.Stream.Record())
+	u.dev.Store.Copy(u.work, u.norm2, norm2)
+	u.dev.Store.Follow(u.work.Record())
 }
 
 // update queues the update of this rank's part of a bucket, after the compute stream's work so far. It returns the
 // event of the new weights in the model's copy.
-func (u *updater) update(bucket int, norm2 View, step optim.Update) tensor.Event {
+func (u *updater) update(bucket int, step optim.Update) tensor.Event {
 	u.work.Wait(u.dev.Stream.Record()) // the gradients are there, and no pass reads the old weights
 	fields := []View{u.Held(u.Masters, bucket), u.Held(u.M, bucket), u.Held(u.V, bucket)}
 	u.pieces(fields, func(lo int, p []View) (end tensor.Event) {
 		u.work.Wait(u.in.Record())
-		u.Step(u.optim, bucket, lo, p[0], p[1], p[2], norm2, step)
+		u.Step(u.optim, bucket, lo, p[0], p[1], p[2], u.norm2, step)
 		u.out.Wait(u.work.Record())
 		for i, v := range p {
 			u.dev.Store.Copy(u.out, state.Part(fields[i], lo, lo+v.Size()), v)

@@ -106,12 +106,15 @@ func updated(t *testing.T, dev *Device, flat *model.FlatLayout, host bool) (out 
 		fillAny(rng, grads)
 		late(dev.Stream, dev.Store.(slowStore).slow)
 		dev.Ops.Copy(s.Grads, grads)
+		if host {
+			u.begin(norm2)
+		}
 		for b, bucket := range flat.Buckets {
 			up := optim.Update{LR: 0.01, Step: step}
 			switch {
 			case bucket.Size() == 0:
 			case host:
-				dev.Store.Follow(u.update(b, norm2, up))
+				dev.Store.Follow(u.update(b, up))
 			default:
 				s.Update(dev.Optim, b, norm2, up)
 			}
