@@ -237,13 +237,13 @@ func (s *cudaStore) AllocHost(n int64) (*tensor.Host, error) {
 		return nil, err
 	}
 	words := tensor.Data[float64](v)
-	clear(words)
 	h := tensor.HostAt(unsafe.Pointer(unsafe.SliceData(words)), int64(len(words))*8)
 	s.out[h] = v
 	return h, nil
 }
 
 func (s *cudaStore) FreeHost(h *tensor.Host) {
+	clear(tensor.Data[float64](s.out[h])) // free memory is zero
 	s.host.Free(s.out[h])
 	delete(s.out, h)
 }
