@@ -44,6 +44,7 @@ type Room struct {
 	Activations int64 // bytes
 	RingBuffers int64 // bytes
 	Tokens      int   // of one batch
+	Copies      int   // of sharded weights, each on neighbouring ranks; 0: one over all ranks
 }
 
 // leastGarbage bounds the garbage of a process on a CPU before a Go collection, unless a percent of the live memory is

@@ -22,12 +22,14 @@ type sharing struct {
 	dev     *Device
 	world   comm.Communicator   // all ranks, for sums over all gradients
 	groups  []comm.Communicator // by bucket: the ranks that share its gradients and weights
-	weights []comm.Communicator // the same ranks, for gathers
+	weights []comm.Communicator // by bucket: the ranks that gather its weights
+	across  comm.Communicator   // the ranks with the same part of the weights; nil: this one alone
 
 	label labels // of queued work
 
 	residence
 	gathers []comm.Pending // by slot; nil if complete
+	spreads []comm.Pending // by bucket: updated weights on their way between copies; nil if complete
 	reduces []reduction    // by bucket, or by staging buffer
 	first   bool           // first pass of the step
 	last    bool           // last pass of the step
@@ -44,7 +46,7 @@ type reduction struct {
 func newSharing(d *Device, s *state.State) *sharing {
 	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat,
 		streams: append([]tensor.Stream{d.Stream}, d.Copies...)},
-		gathers: make([]comm.Pending, len(s.Flat.Buckets))}
+		gathers: make([]comm.Pending, len(s.Flat.Buckets)), spreads: make([]comm.Pending, len(s.Flat.Buckets))}
 	x.residence = residence{slot: s.Slot, holds: map[int]int{}, gather: x.gather}
 	x.reduces = make([]reduction, len(s.Flat.Buckets))
 	if s.Staging != nil {
@@ -55,13 +57,14 @@ func newSharing(d *Device, s *state.State) *sharing {
 }
 
 // join sets the groups that share the buckets. Call it before the first pass.
-func (x *sharing) join(world comm.Communicator, groups, weights []comm.Communicator) error {
+func (x *sharing) join(world comm.Communicator, groups, weights []comm.Communicator, across comm.Communicator) error {
 	for b, g := range groups {
-		if have := (state.Group{Rank: g.Rank(), Size: g.Size()}); have != x.Group(b) {
-			return fmt.Errorf("bucket %d: group %+v, but the layout is for %+v", b, have, x.Group(b))
+		if want := x.Group(b); g.Rank() != want.Rank || g.Size() != want.Size {
+			return fmt.Errorf("bucket %d: rank %d of a group of %d, but the layout is for %+v", b, g.Rank(), g.Size(),
+				want)
 		}
 	}
-	x.world, x.groups, x.weights = world, groups, weights
+	x.world, x.groups, x.weights, x.across = world, groups, weights, across
 	return nil
 }
 
@@ -75,7 +78,7 @@ func (x *sharing) use(bucket, next int) error {
 		next = model.Embedding
 	}
 	err := x.residence.use(bucket, next)
-	x.arrive(x.Slot(bucket))
+	arrive(&x.gathers[x.Slot(bucket)])
 	return err
 }
 
@@ -93,10 +96,11 @@ func (x *sharing) idle(passes int) error {
 	return nil
 }
 
-func (x *sharing) arrive(slot int) {
-	if p := x.gathers[slot]; p != nil {
-		p.Wait()
-		x.gathers[slot] = nil
+// arrive makes the compute stream wait for a transfer.
+func arrive(p *comm.Pending) {
+	if *p != nil {
+		(*p).Wait()
+		*p = nil
 	}
 }
 
@@ -197,13 +201,28 @@ func (x *sharing) step(sums, norm2 View, u optim.Update) error {
 	return x.renew(func(b int) { x.Update(x.dev.Optim, b, norm2, u) })
 }
 
-// renew sets the weights of every bucket, and gathers the first ones for the next pass.
+// renew sets the weights of every bucket, and gathers the first ones for the next pass. With copies it spreads them all
+// first, so that the updates go on meanwhile.
 func (x *sharing) renew(set func(bucket int)) error {
 	x.forget()
+	begin := x.fill
+	if x.across != nil {
+		begin = x.spread
+	}
 	for _, b := range order(x.Flat) {
 		set(b)
-		if err := x.fill(b); err != nil {
+		if err := begin(b); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// spread begins to send this rank's updated part of a bucket to the copies of the model.
+func (x *sharing) spread(bucket int) (err error) {
+	if dst, src := x.Spread(bucket); !dst.IsZero() {
+		if x.spreads[bucket], err = x.across.AllGather(dst, src); err != nil {
+			return fmt.Errorf("spreading weights: %w", err)
 		}
 	}
 	return nil
@@ -232,7 +251,8 @@ func (x *sharing) gather(bucket int) error {
 	if dst.IsZero() || dst == src {
 		return nil
 	}
-	x.arrive(x.Slot(bucket))
+	arrive(&x.gathers[x.Slot(bucket)])
+	arrive(&x.spreads[bucket])
 	if x.weights[bucket].Size() == 1 {
 		x.dev.Ops.Copy(dst, src)
 		return nil
@@ -248,7 +268,8 @@ func (x *sharing) gather(bucket int) error {
 func (x *sharing) flush() {
 	x.label.part("weights", -1)
 	defer x.label.part("", -1)
-	for slot := range x.gathers {
-		x.arrive(slot)
+	for b := range x.gathers {
+		arrive(&x.gathers[b])
+		arrive(&x.spreads[b])
 	}
 }
