@@ -322,3 +322,19 @@ func TestCopiesLeaveNoTrace(t *testing.T) {
 		}
 	}
 }
+
+func TestRanksThatDoNotDivideAreRefused(t *testing.T) {
+	world := comm.NewLocal(3, make([]tensor.Stream, 3), comm.Options{})
+	for _, g := range world {
+		defer g.Close()
+	}
+	for _, c := range []struct {
+		context, copies int
+		want            string
+	}{{2, 1, "3 ranks do not divide into groups of 2"}, {1, 2, "3 ranks do not divide into 2 copies"}} {
+		if _, err := newMesh(t.Context(), world[0], c.context, c.copies); err == nil ||
+			!strings.Contains(err.Error(), c.want) {
+			t.Errorf("context %d, %d copies: %v, want %q", c.context, c.copies, err, c.want)
+		}
+	}
+}
