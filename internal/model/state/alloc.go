@@ -55,6 +55,7 @@ type Room struct {
 	Tokens      int            // of one batch
 	Layers      []model.Retain // what each layer keeps between the passes; nil: by memory.recompute
 	Host        int64          // bytes of activations in host memory
+	Copies      int            // of sharded weights, each on neighbouring ranks; 0: one over all ranks
 }
 
 // leastGarbage bounds the garbage of a process on a CPU before a Go collection, unless a percent of the live memory is

@@ -77,6 +77,7 @@ type State struct {
 
 	groups []Group
 	parts  []model.Bucket // this rank's part of each bucket in a buffer of parts
+	copies int            // the parts of each bucket in compute, if that holds no whole buckets
 	shard  Sharding
 	adamw  optim.AdamW
 	all    []View // every buffer
@@ -84,7 +85,7 @@ type State struct {
 
 // New allocates the uninitialised state of one rank.
 func New(a Allocator, o Options) (*State, error) {
-	s := &State{Flat: o.Layout, groups: o.Groups, adamw: o.AdamW}
+	s := &State{Flat: o.Layout, groups: o.Groups, adamw: o.AdamW, copies: 1}
 	if err := s.divide(); err != nil {
 		return nil, err
 	}
@@ -114,9 +115,10 @@ func New(a Allocator, o Options) (*State, error) {
 	}
 	read := all // elements of compute
 	if s.shard == ShardParameters {
-		read = held
+		s.copies = max(1, s.groups[0].Copies)
+		read = held * s.copies
 	}
-	if o.Masters || o.Compute != tensor.F32 || s.OnHost {
+	if o.Masters || o.Compute != tensor.F32 || s.OnHost || s.copies > 1 {
 		s.Masters, s.compute = optimizer(Weights, tensor.F32, held), vector(Compute, o.Compute, read)
 	} else {
 		s.Masters = vector(Weights, tensor.F32, read)
@@ -228,9 +230,24 @@ func (s *State) Gathered(bucket int) (dst, src View) {
 	case bucket == s.Flat.Vectors() && !s.vectors.IsZero():
 		return s.vectors, s.Own(s.Masters, bucket)
 	case s.buffers != nil:
-		return s.buffers[bucket], s.Own(s.compute, bucket)
+		return s.buffers[bucket], s.chunk(bucket)
 	}
 	return s.Whole(s.compute, bucket), s.Own(s.compute, bucket)
+}
+
+// Spread returns the destination of an all-gather of a bucket's updated weights between the copies of the model, and
+// this rank's part; zero without copies.
+func (s *State) Spread(bucket int) (dst, src View) {
+	if s.copies == 1 || bucket == s.Flat.Vectors() {
+		return View{}, View{}
+	}
+	return s.chunk(bucket), s.Own(s.compute, bucket)
+}
+
+// chunk returns the parts of a bucket in compute.
+func (s *State) chunk(bucket int) View {
+	p, n := s.parts[bucket], int64(s.copies)
+	return Part(s.compute, int(p.Lo*n), int(p.Hi*n))
 }
 
 func (s *State) divide() error {
@@ -295,7 +312,11 @@ func (s *State) Slot(bucket int) int {
 
 // Group is the Size ranks that reduce a bucket's gradients, with this rank as member Rank. The groups of a bucket
 // divide the world equally; each holds its own parameters.
-type Group struct{ Rank, Size int }
+//
+// With ShardParameters, Copies above 1 divides the weights over Size/Copies ranks only, so that a host gathers them
+// without the network (arXiv:2306.10209, hpZ). Each copy has one of every Copies neighbours in the group, and they have
+// the same weights. All groups have the same Copies.
+type Group struct{ Rank, Size, Copies int }
 
 // Groups returns the same group for each bucket of a layout.
 func Groups(flat *model.FlatLayout, g Group) []Group {
@@ -320,8 +341,10 @@ func (s *State) Share(bucket int) model.Bucket {
 // Own returns this rank's part of a bucket in a flat buffer.
 func (s *State) Own(v View, bucket int) View {
 	r := s.Share(bucket)
-	if int64(v.Size()) != s.Flat.Size() { // it holds parts
-		r = s.parts[bucket]
+	if int64(v.Size()) != s.Flat.Size() { // it holds this rank's parts, or n of each bucket
+		p, n := s.parts[bucket], int64(v.Size())/s.owned()
+		r.Lo = p.Lo*n + int64(s.groups[bucket].Rank)%n*p.Size()
+		r.Hi = r.Lo + p.Size()
 	}
 	return Part(v, int(r.Lo), int(r.Hi))
 }

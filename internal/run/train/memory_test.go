@@ -15,6 +15,7 @@ import (
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -30,7 +31,7 @@ func (c *counted) Alloc(n int64) (tensor.Memory, error) {
 }
 
 // onRanks creates a trainer on each of some ranks in this process, on changed devices that count, and calls f with it.
-func onRanks(t *testing.T, ranks int, cfg *config.Config, room plan.Memory, change func(*device.Device),
+func onRanks(t *testing.T, ranks int, cfg *config.Config, room state.Room, change func(*device.Device),
 	f func(tr *Trainer, c *counted) error) {
 	t.Helper()
 	streams, compute := make([]*tensor.HostStream, ranks), make([]tensor.Stream, ranks)
@@ -49,7 +50,7 @@ func onRanks(t *testing.T, ranks int, cfg *config.Config, room plan.Memory, chan
 			store := &counted{Store: dev.Store}
 			dev.Store = store
 			change(&dev)
-			tr, err := newTrainer(context.Background(), cfg, dev, world[r], &Options{Room: room.Room()})
+			tr, err := newTrainer(context.Background(), cfg, dev, world[r], &Options{Room: room})
 			if err == nil {
 				err = f(tr, store)
 			}
@@ -129,7 +130,7 @@ func checkPlan(t *testing.T, ranks int, run bool, set []string) {
 		t.Fatal(err)
 	}
 	peaks := make([][2]int64, ranks)
-	onRanks(t, ranks, cfg, m, func(*device.Device) {}, func(tr *Trainer, c *counted) error {
+	onRanks(t, ranks, cfg, m.Room(), func(*device.Device) {}, func(tr *Trainer, c *counted) error {
 		s, sumsBytes, pieces := tr.share, sumsBytes, int64(0)
 		if s.OnHost {
 			sumsBytes += 8 // the norm of the gradient

@@ -162,7 +162,7 @@ func grouped(ctx context.Context, dev *Device, world comm.Communicator, by []div
 	if t.stage, err = newStage(dev, int(flat.Size()), false); err != nil {
 		return nil, err
 	}
-	return t, t.share.join(world, groups, groups)
+	return t, t.share.join(world, groups, groups, nil)
 }
 
 // setWeights sets a rank's part of its colours' weights.

@@ -73,7 +73,7 @@ func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.
 	error) {
 	t := &Trainer{cfg: cfg, dev: &dev, scaler: newScaler(&dev)}
 	var err error
-	if t.mesh, err = newMesh(ctx, world, cfg.Parallel.Context); err != nil {
+	if t.mesh, err = newMesh(ctx, world, cfg.Parallel.Context, max(1, o.Room.Copies)); err != nil {
 		return nil, err
 	}
 	t.mesh.setDeadline(cfg.Parallel.TransferTimeout())
@@ -162,7 +162,9 @@ func (t *Trainer) populate(ctx context.Context, o *Options) error {
 	all := func(g comm.Communicator) []comm.Communicator {
 		return slices.Repeat([]comm.Communicator{g}, len(t.share.Flat.Buckets))
 	}
-	return t.share.join(t.mesh.state, all(t.mesh.state), all(t.mesh.weights))
+	weights := all(t.mesh.weights)
+	weights[t.share.Flat.Vectors()] = t.mesh.state // never in copies
+	return t.share.join(t.mesh.state, all(t.mesh.state), weights, t.mesh.across)
 }
 
 func (t *Trainer) feeds(o *Options) (err error) {
