@@ -90,11 +90,7 @@ func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Ma
 			enough = append(enough, advice)
 		}
 	}
-	items := m.items()
-	if device, _ := m.excess(on, ranks); device <= 0 {
-		items = m.hostItems()
-	}
-	most := slices.MaxFunc(items, func(a, b item) int { return cmp.Compare(a.bytes, b.bytes) })
+	_, most := m.largest(on, ranks)
 	m.advice = fmt.Sprintf("; the largest item is %s with %s", most.name, readable.Bytes(most.bytes))
 	whole := most.name == "compute copy" || most.name == "weights" && (m.Compute == 0 || cfg.Memory.Shard == "none")
 	if whole && cfg.Memory.Shard != "parameters" {
@@ -118,6 +114,22 @@ func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Ma
 	}
 	m.advice += "; no key and no number of ranks makes it fit: use a smaller model, or devices with more memory"
 	return m
+}
+
+// largest returns the memory that the run exceeds, and its largest item.
+func (m *Memory) largest(on machine.Machine, ranks int) (memory string, most item) {
+	memory, items := "device memory", m.items()
+	if device, host := m.excess(on, ranks); device <= 0 && host > 0 {
+		memory, items = "host memory", m.hostItems()
+	}
+	return memory, slices.MaxFunc(items, func(a, b item) int { return cmp.Compare(a.bytes, b.bytes) })
+}
+
+// Bound returns the memory that a run exceeds, and its largest item.
+func (m *Memory) Bound(on machine.Machine, ranks int) string {
+	memory, most := m.largest(on, ranks)
+	return fmt.Sprintf("%s: %s take %s of %s", memory, most.name, readable.Bytes(most.bytes),
+		readable.Bytes(map[string]int64{"device memory": m.Device, "host memory": m.HostDevice}[memory]))
 }
 
 // A lever makes a run smaller in one way; false: it does not apply.

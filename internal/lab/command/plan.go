@@ -284,15 +284,20 @@ func (o *PlanOptions) stretch(path string, m machine.Machine, ranks int) error {
 		}
 	}
 	set := func(units int) string { return fmt.Sprintf("data.seq_len=%d", units*stretchUnit) }
-	var why error
-	fits := func(units int) bool {
+	try := func(units int, m machine.Machine, ranks int) (*plan.Plan, error) {
 		_, p, err := o.quick(loadPlanned, path, m, ranks, plan.Costs{},
 			config.Options{Set: append(slices.Clone(o.Set), set(units)), NoFiles: true})
 		if err == nil && !p.Memory.Fits {
 			err = p.Memory.Check()
 		}
+		return p, err
+	}
+	var why error
+	var longer *plan.Plan // the shortest that does not fit
+	fits := func(units int) bool {
+		p, err := try(units, m, ranks)
 		if err != nil {
-			why = err
+			why, longer = err, p
 		}
 		return err == nil
 	}
@@ -313,10 +318,39 @@ func (o *PlanOptions) stretch(path string, m machine.Machine, ranks int) error {
 		}
 	}
 	o.Set = append(o.Set, set(lo))
-	if !o.JSON {
-		fmt.Fprint(o.Stdout, terminal.Wrap(fmt.Sprintf("longest: %s tokens a sample; with %s, %s\n\n",
-			readable.Count(int64(lo*stretchUnit)), readable.Count(int64((lo+1)*stretchUnit)),
-			terminal.Text(why.Error())), terminal.Columns(), 2))
+	if o.JSON {
+		return nil
 	}
+	text := fmt.Sprintf("longest: %s tokens a sample; with %s, %s", readable.Count(int64(lo*stretchUnit)),
+		readable.Count(int64((lo+1)*stretchUnit)), terminal.Text(why.Error()))
+	if longer != nil {
+		text += lifted(longer, m, ranks, func(m machine.Machine, ranks int, tenths int) bool {
+			_, err := try((lo*tenths+9)/10, m, ranks)
+			return err == nil
+		})
+	}
+	fmt.Fprint(o.Stdout, terminal.Wrap(text+"\n\n", terminal.Columns(), 2))
 	return nil
+}
+
+// lifted returns sentences on the bound of the longest sequence, and on changes of the machine that lift it. fits tries
+// tenths of that length on another machine.
+func lifted(longer *plan.Plan, m machine.Machine, ranks int, fits func(machine.Machine, int, int) bool) string {
+	text := ". The bound is " + longer.Memory.Bound(m, ranks)
+	for f := 2; f <= 8; f *= 2 {
+		more := m
+		more.Hosts = max(1, m.Hosts) * f
+		if fits(more, ranks*f, 20) {
+			text += fmt.Sprintf(". Twice as many tokens fit %d ranks on %d hosts", ranks*f, more.Hosts)
+			break
+		}
+	}
+	if all, _ := m.HostMemory(); all > 0 {
+		more, not := m, "does not lift it"
+		if more.RAM = 4 * all; fits(more, ranks, 11) {
+			not = "lifts it"
+		}
+		text += fmt.Sprintf(". More host memory than %s (--assume ram=) %s", readable.Bytes(all), not)
+	}
+	return text + ". A window does not change it."
 }

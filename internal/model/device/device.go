@@ -80,8 +80,8 @@ type Store interface {
 	Download(dst, src View)
 	// Prefetch is an Upload that runs concurrently with queued work. No queued work may use dst or write src.
 	Prefetch(dst, src View)
-	// Copy queues a copy within or between host and device on a stream of NewStream; both views are dense, of one type and size.
-	// The caller orders it with other streams.
+	// Copy queues a copy within or between host and device on a stream of NewStream. Both views are dense, of one type
+	// and size. The caller orders it with other streams.
 	Copy(s tensor.Stream, dst, src View)
 	// Follow makes Stream wait for an event of such a copy. The wait does not count as waiting for other ranks.
 	Follow(e tensor.Event)

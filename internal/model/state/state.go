@@ -97,21 +97,24 @@ func New(a Allocator, o Options) (*State, error) {
 		held = int(s.owned())
 	}
 	var err error
-	taken := func(v View, e error) View {
+	take := func(from func(a Allocator) (View, error)) View {
+		v, e := from(a)
 		if e != nil {
 			err, a = e, Meter{} // the remainder takes no memory
-			v, _ = a.Vector("", tensor.F32, 0)
+			v, _ = from(a)
 		}
 		return v
 	}
 	vector := func(what string, t tensor.DType, n int) View {
-		v := taken(a.Vector(what, t, n))
+		v := take(func(a Allocator) (View, error) { return a.Vector(what, t, n) })
 		s.all = append(s.all, v)
 		return v
 	}
 	optimizer := vector
 	if s.OnHost = o.Host && !o.Frozen; s.OnHost {
-		optimizer = func(what string, t tensor.DType, n int) View { return taken(a.HostVector(what, t, n)) }
+		optimizer = func(what string, t tensor.DType, n int) View {
+			return take(func(a Allocator) (View, error) { return a.HostVector(what, t, n) })
+		}
 	}
 	read := all // elements of compute
 	if s.shard == ShardParameters {

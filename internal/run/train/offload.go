@@ -28,8 +28,8 @@ type moved struct {
 	out, in   tensor.Event // the ends of the copies; in is nil before the copy back begins
 }
 
-// newOffload returns the mover for the layers of a plan, with host memory of that many bytes for a pass; nil if no layer
-// moves.
+// newOffload returns the mover for the layers of a plan, with host memory of that many bytes for a pass. It returns nil
+// if no layer moves.
 func newOffload(dev *Device, plan []model.Retain, bytes int64) (o *offload, err error) {
 	o = &offload{dev: dev}
 	for i, l := range plan {
