@@ -73,7 +73,7 @@ type Elementwise interface {
 	SwiGLU(y, gate, up View)
 	// SwiGLUBackward sets dgate and dup; they may be gate and up.
 	SwiGLUBackward(dgate, dup, dy, gate, up View)
-	// Add adds src to dst, of one shape and type.
+	// Add adds src to dst, of one shape: of the same type, or 16 bits to float32.
 	Add(dst, src View)
 	// Zero sets views of any type to 0.
 	Zero(vs ...View)

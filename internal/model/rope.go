@@ -128,7 +128,8 @@ func yarnRange(cfg *hf.Config, s *hf.RopeScaling) (low, high float64) {
 //
 // The angle is the float32 product of position and frequency, as in Hugging Face and other trainers. At a million
 // positions it is off by up to 0.03 rad in the fastest pairs, but an exact angle would disagree with every library that
-// later runs the weights. cos and sin of the angle are computed in float64 and rounded once.
+// later runs the weights. Beyond 2^24, float32 lacks odd positions, and the angle is a float64 product. cos and sin of
+// the angle are computed in float64 and rounded once.
 func (r *Rope) Fill(cos, sin View, positions []int) {
 	switch cos.DType() {
 	case tensor.F64:
@@ -138,6 +139,9 @@ func (r *Rope) Fill(cos, sin View, positions []int) {
 	}
 }
 
+// exactPositions is the last position before the first that float32 lacks.
+const exactPositions = 1 << 24
+
 func fillRope[T tensor.Float](r *Rope, cos, sin []T, positions []int) {
 	n := len(r.InvFreq)
 	if len(cos) != n*len(positions) || len(sin) != len(cos) {
@@ -146,7 +150,11 @@ func fillRope[T tensor.Float](r *Rope, cos, sin []T, positions []int) {
 	}
 	for t, p := range positions {
 		for i, f := range r.InvFreq {
-			s, c := math.Sincos(float64(float32(p) * f))
+			angle := float64(float32(p) * f)
+			if p > exactPositions {
+				angle = float64(p) * float64(f)
+			}
+			s, c := math.Sincos(angle)
 			cos[t*n+i], sin[t*n+i] = T(c*r.Factor), T(s*r.Factor)
 		}
 	}

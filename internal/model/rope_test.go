@@ -74,6 +74,25 @@ func TestRopeFillsFloat64AndNoPositions(t *testing.T) {
 	rope.Fill(tensor.New(tensor.F32, 1, 0, 1, 2), tensor.New(tensor.F32, 1, 0, 1, 2), nil)
 }
 
+// TestRopeBeyondFloat32 checks that neighbours have different angles where float32 has only even positions, and that
+// positions up to there keep the angles of other libraries.
+func TestRopeBeyondFloat32(t *testing.T) {
+	rope := NewRope(&hf.Config{HeadDim: 4, RopeTheta: 100})
+	positions := []int{1<<24 - 1, 1 << 24, 1<<24 + 1, 1<<31 + 1}
+	cos, sin := tensor.New(tensor.F64, 1, 4, 1, 2), tensor.New(tensor.F64, 1, 4, 1, 2)
+	rope.Fill(cos, sin, positions)
+	for i, p := range positions {
+		for j, f := range rope.InvFreq {
+			angle := float64(p) * float64(f)
+			if p <= 1<<24 {
+				angle = float64(float32(angle))
+			}
+			near(t, "cos", get(cos)[2*i+j], math.Cos(angle), 1e-15)
+			near(t, "sin", get(sin)[2*i+j], math.Sin(angle), 1e-15)
+		}
+	}
+}
+
 // The configs of DeepSeek have the trained and the stretched length in place of the factor.
 func TestYarnFactorFromLengths(t *testing.T) {
 	cfg := hf.Config{HeadDim: 32, RopeTheta: 1e4, MaxPositionEmbedding: 1024,

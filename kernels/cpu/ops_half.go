@@ -229,18 +229,29 @@ func (c *Kernels) halfAdd(dst, src tensor.View) {
 	if dst.Size() == 0 {
 		return
 	}
-	seq, dim := dst.Len(tensor.Seq), dst.Len(tensor.Dim)
 	l, to, from := simd.LoopsOf[float32](c.level), memoryOf[float32](dst), memoryOf[float32](src)
+	run := func(s *scratch, do, so int64, n int) {
+		mem := open[float32](s, n, n)
+		sum, x := mem.take(n), mem.take(n)
+		to.load(sum, int(do))
+		from.load(x, int(so))
+		l.AddTo(sum, sum, x)
+		to.store(int(do), sum)
+	}
+	size, seq, dim := dst.Size(), dst.Len(tensor.Seq), dst.Len(tensor.Dim)
+	if dst.IsDense() && src.IsDense() {
+		c.queue(op, func() {
+			c.split((size+elementBlock-1)/elementBlock, func(s *scratch, i int) {
+				lo := i * elementBlock
+				run(s, int64(lo), int64(lo), min(elementBlock, size-lo))
+			})
+		})
+		return
+	}
 	c.queue(op, func() {
 		c.split(dst.Rows(), func(s *scratch, row int) {
-			mem := open[float32](s, dim, dim)
-			sum, x := mem.take(dim), mem.take(dim)
 			for h := range dst.Len(tensor.Heads) {
-				do, so := int(at(dst, row/seq, row%seq, h)), int(at(src, row/seq, row%seq, h))
-				to.load(sum, do)
-				from.load(x, so)
-				l.AddTo(sum, sum, x)
-				to.store(do, sum)
+				run(s, at(dst, row/seq, row%seq, h), at(src, row/seq, row%seq, h), dim)
 			}
 		})
 	})

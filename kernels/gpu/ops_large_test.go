@@ -12,8 +12,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// These tests use the sizes of real models, which opstest lacks: every kernel for rows, grids whose blocks loop several
-// times, and more elements than 32 bits count. They compare with the CPU.
+// These tests use the sizes of real models, which opstest lacks: every kernel for rows, and grids whose blocks loop
+// several times. They compare with the CPU.
 
 var cudaTypes = []tensor.DType{tensor.BF16, tensor.F16, tensor.F32}
 
@@ -317,50 +317,6 @@ func TestCUDAStrided(t *testing.T) {
 		}
 	}()
 	r.Add(r.upload(tensor.New(tensor.BF16, 3)), r.upload(tensor.New(tensor.F32, 3)))
-}
-
-// TestCUDABeyond32Bits uses views with more elements than 32 bits count, and checks the last row.
-func TestCUDABeyond32Bits(t *testing.T) {
-	r := newCUDARig(t)
-	const n, rows = 3072, 1<<31/3072 + 9
-	if free, _, err := r.loader.Device().MemInfo(); err != nil || free < 30<<30 {
-		t.Skipf("%d bytes are free, %v; 30 GiB are needed", free, err)
-	}
-	const eps = 1e-5
-	shape := func(rows, n int) View { return tensor.Dense(extent{}, tensor.U8, 0, [4]int{1, rows, 1, n}) }
-	x, y, gate := r.like(
-		tensor.BF16,
-		shape(rows, n),
-	), r.like(
-		tensor.BF16,
-		shape(rows, n),
-	), r.like(
-		tensor.BF16,
-		shape(rows, n),
-	)
-	inv := r.like(tensor.F32, shape(rows, 1))
-	r.Zero(x, y, gate)
-	w, ws := r.normal(tensor.F32, 1, 1, 1, n)
-	dw, dws := r.normal(tensor.F32, 1, 1, 1, n)
-	last, lasts := r.normal(tensor.BF16, 1, 1, 1, n)
-	end := func(v View) View { return v.Slice(tensor.Seq, rows-1, rows) }
-	r.Copy(end(x), last)
-	r.Copy(end(gate), last)
-	ys, invs := tensor.New(tensor.F32, 1, 1, 1, n), tensor.New(tensor.F32, 1, 1, 1, 1)
-
-	r.RMSNorm(y, inv, x, w, eps)
-	r.cpu.RMSNorm(ys, invs, lasts, ws, eps)
-	r.near("y", end(y), ys)
-	r.RMSNormBackward(y, dw, x, x, inv, w, false)
-	r.cpu.RMSNormBackward(ys, dws, lasts, lasts, invs, ws, false)
-	r.near("dx", end(y), ys)
-	r.near("dw", dw, dws)
-	r.SwiGLU(y, gate, x)
-	r.cpu.SwiGLU(ys, lasts, lasts)
-	r.near("swiglu", end(y), ys)
-	r.Add(y, x)
-	r.cpu.Add(ys, lasts)
-	r.near("sum", end(y), ys)
 }
 
 // An extent is memory with a size and no data.

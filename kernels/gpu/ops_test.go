@@ -66,16 +66,22 @@ func (r *cudaRig) upload(host View) View {
 	mem, err := r.loader.Device().Alloc(bytes)
 	check(r.t, err)
 	v := tensor.Dense(mem, host.DType(), 0, host.Shape())
-	if bytes == 0 {
-		return v
+	if bytes > 0 {
+		r.send(v, host)
 	}
+	return v
+}
+
+// send copies a dense host view to a dense device view.
+func (r *cudaRig) send(to, host View) {
+	r.t.Helper()
+	bytes := int64(host.Size()) * int64(host.DType().Size())
 	pinned, err := r.loader.Device().AllocHost(bytes)
 	check(r.t, err)
 	copy(hostBytes(pinned.Host()), tensor.Bytes(host))
-	r.stream.Copy(cuda.Addr(v), uint64(uintptr(pinned.Host().Ptr())), bytes)
+	r.stream.Copy(cuda.Addr(to), uint64(uintptr(pinned.Host().Ptr())), bytes)
 	check(r.t, r.stream.Sync(context.Background()))
 	check(r.t, pinned.Free())
-	return v
 }
 
 // download copies a dense device view to the host.

@@ -208,7 +208,7 @@ func (s *step) state() {
 		if shard == state.ShardGradients {
 			times = micro
 		}
-		r := s.costs.Reduce(call, s.ranks, 4*b.Size())
+		r := s.costs.Reduce(call, s.ranks, wireBytes(cfg)*b.Size())
 		reduce += float64(times) * r
 		if i == model.Embedding {
 			tail = r

@@ -23,7 +23,7 @@ import (
 type Memory struct {
 	Weights     int64 `json:"weights"`         // float32, updated by the optimizer
 	Compute     int64 `json:"compute_weights"` // copies in the compute type, read by the model; 0: it reads Weights
-	Gradients   int64 `json:"gradients"`       // float32, including those in transfer to other ranks
+	Gradients   int64 `json:"gradients"`       // including those in transfer to other ranks
 	Optimizer   int64 `json:"optimizer"`
 	Activations int64 `json:"activations"`
 	RingBuffers int64 `json:"ring_buffers"`
@@ -220,7 +220,7 @@ func (m *Memory) state(cfg *config.Config, ranks, batch int, dtype tensor.DType)
 	flat, meter := model.NewLayout(&cfg.Model.Config, ranks), state.Meter{}
 	_, err := state.New(meter, state.Options{
 		Layout: flat, Groups: state.Groups(flat, state.Group{Size: ranks}), Shard: state.ShardingOf(cfg.Memory.Shard),
-		Compute: dtype,
+		Compute: dtype, HalfWire: cfg.Precision.GradWire == "bf16",
 	})
 	if err != nil {
 		return err

@@ -194,7 +194,7 @@ func partitionOf(cfg *config.Config, ranks int, shape partition.Shape) Partition
 // ring reduces or gathers n bytes by sending (ranks-1)/ranks of them.
 func stateBytes(cfg *config.Config, ranks int, micro int64) int64 {
 	flat := model.NewLayout(&cfg.Model.Config, ranks)
-	grads, weights := 4*flat.Size(), int64(backend.DType(cfg).Size())*flat.Size()
+	grads, weights := wireBytes(cfg)*flat.Size(), int64(backend.DType(cfg).Size())*flat.Size()
 	total := 2 * grads
 	switch cfg.Memory.Shard {
 	case "optimizer":
@@ -203,6 +203,14 @@ func stateBytes(cfg *config.Config, ranks int, micro int64) int64 {
 		total = grads*micro + weights
 	}
 	return total * int64(ranks-1) / int64(ranks)
+}
+
+// wireBytes returns the bytes of a gradient between ranks.
+func wireBytes(cfg *config.Config) int64 {
+	if cfg.Precision.GradWire == "bf16" {
+		return 2
+	}
+	return 4
 }
 
 func (p *Plan) communication(cfg *config.Config, ranks int, d *demand) {

@@ -161,8 +161,10 @@ func TestResolve(t *testing.T) {
 		{"fp16 on CUDA", "precision: {compute: fp16}\nattention: {backend: fused}", "cuda", 2,
 			Parallel{Context: 2, Data: 1, Transport: "auto",
 				Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "fused"}}, 0, ""},
-		{"bf16 wire", "precision: {grad_wire: bf16}", "cuda", 2, Parallel{}, 0,
-			"precision.grad_wire: bf16 is not in this build"},
+		{"bf16 wire, one rank", "precision: {grad_wire: bf16}", "cpu", 1, Parallel{Context: 1, Data: 1, Transport: "auto",
+			Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
+		{"bf16 wire", "precision: {grad_wire: bf16}\nmemory: {shard: none}", "cuda", 2, Parallel{}, 0,
+			"precision.grad_wire: bf16 needs ranks that sum parts of the gradients"},
 	}
 	for _, tt := range tests {
 		c, err := load("t.yaml", []byte(leastModel+"data: {path: a.txt}\n"+tt.yaml), Options{NoFiles: true}, osDisk{})

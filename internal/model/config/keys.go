@@ -229,7 +229,8 @@ var runKeys = []key{
 		doc: "auto: bf16 on CUDA, fp32 on CPU, where bf16 and fp16 halve activations but cost time; fp16 scales " +
 			"the loss"},
 	{path: "precision.grad_wire", def: "fp32", choices: []string{"fp32", "bf16"},
-		doc: "gradients between ranks; bf16 is not in this build"},
+		doc: "gradients between ranks; bf16 halves their traffic, sums stay float32, and it needs memory.shard; on one " +
+			"rank it changes nothing"},
 
 	{path: "memory.recompute", def: "auto", choices: []string{"none", "selective", "full", "auto"},
 		doc: "activations that the backward pass computes again; auto: none on CPU; on CUDA the first of none, " +

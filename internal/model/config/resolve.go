@@ -33,10 +33,12 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 		auto(&c.Parallel.Gather, "beside") // links between hosts are slower, so overlap hides more
 	}
 	auto(&c.Precision.Compute, compute)
-	if p := &c.Precision; f.ok("precision.grad_wire") && p.GradWire != "fp32" {
-		f.add("precision.grad_wire", "%s is not in this build; write fp32", p.GradWire)
-	}
 	auto(&c.Memory.Shard, shard)
+	if c.Precision.GradWire == "bf16" && c.Memory.Shard == "none" && ranks > 1 &&
+		f.ok("precision.grad_wire", "memory.shard") {
+		f.add("precision.grad_wire", "bf16 needs ranks that sum parts of the gradients, which memory.shard: none "+
+			"excludes; write memory.shard: optimizer, or fp32")
+	}
 	if n := c.Memory.LossChunk; n > 0 && c.Parallel.Context > 0 &&
 		f.ok("memory.loss_chunk", "data.seq_len", "train.micro_batch_size") && c.passTokens()/n > MaxPieces {
 		f.add("memory.loss_chunk",

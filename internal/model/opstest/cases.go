@@ -243,7 +243,27 @@ func testAddZero(r *rig) {
 			r.equal("zero", dst, zeros(len(dsts)))
 			r.equal("zero of NaN", bad, zeros(len(dsts)))
 		}
+		for _, half := range []tensor.DType{tensor.BF16, tensor.F16} {
+			dst, dsts := r.random(tensor.F32, s[0], s[1], s[2], s[3])
+			xs := clone(dsts)
+			for i := range xs {
+				xs[i] = 3 * dsts[len(xs)-1-i]
+			}
+			copy(xs, []float64{math.NaN(), math.Inf(1), math.Inf(-1), math.Copysign(0, -1)})
+			src, srcs := r.put(half, xs, s[0], s[1], s[2], s[3])
+			r.ops.Add(dst, src)
+			r.equal(half.String()+" to float32", dst, sum32(dsts, srcs))
+		}
 	})
+}
+
+// sum32 returns sums of values of float32, rounded to it.
+func sum32(a, b []float64) []float64 {
+	out := make([]float64, len(a))
+	for i := range a {
+		out[i] = float64(float32(a[i]) + float32(b[i]))
+	}
+	return out
 }
 
 func testCrossEntropy(r *rig) {

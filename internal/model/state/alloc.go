@@ -24,7 +24,7 @@ type Allocator interface {
 const (
 	Weights   = "weights"         // float32, for the optimizer
 	Compute   = "compute weights" // for the model, if in other memory
-	Gradients = "gradients"       // float32, also in transfers to other ranks
+	Gradients = "gradients"       // also in transfers to other ranks
 	Moments   = "moments"         // float32, of the optimizer
 	Inputs    = "batches"         // tokens, targets and the tables of rotary embeddings
 )

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -40,10 +41,11 @@ type Options struct {
 	Shard  Sharding
 	// Compute is the type of the weights in the model. If it is not float32 they are a copy beside Masters; Masters
 	// forces a copy.
-	Compute tensor.DType
-	Masters bool
-	AdamW   optim.AdamW
-	Frozen  bool // only weights, for passes without training
+	Compute  tensor.DType
+	Masters  bool
+	HalfWire bool // gradients move in bf16, if they are sharded
+	AdamW    optim.AdamW
+	Frozen   bool // only weights, for passes without training
 }
 
 // State holds the model and the optimizer in flat buffers, cut into buckets. A bucket has an equal part for each rank
@@ -56,6 +58,7 @@ type State struct {
 	// Staging is the place for gradients of each bucket in a backward pass; nil if that is Grads. Buckets that are not
 	// needed at the same time share memory: see StageOf.
 	Staging []View
+	Wire    View // bf16: the bucket of gradients on its way to other ranks; zero: they move in float32
 
 	compute View // in the type of activations, all or parts: Masters itself, or a copy
 	vectors View // float32: all of the last bucket, if Masters holds parts; else zero
@@ -117,6 +120,10 @@ func New(a Allocator, o Options) (*State, error) {
 		s.Staging = stages(s.Flat, View{}, func(n int) View { return vector(Gradients, tensor.F32, n) })
 	} else {
 		s.Grads = vector(Gradients, tensor.F32, all)
+	}
+	if o.HalfWire && s.shard != ShardNone {
+		largest := slices.MaxFunc(s.Flat.Buckets, func(a, b model.Bucket) int { return cmp.Compare(a.Size(), b.Size()) })
+		s.Wire = vector(Gradients, tensor.BF16, int(largest.Size()))
 	}
 	if err != nil {
 		return nil, err

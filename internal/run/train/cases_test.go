@@ -36,6 +36,8 @@ var gpuCases = []gpuCase{
 		set: []string{"train.global_batch_size=4", "memory.shard=gradients"}},
 	{name: "micro batches with sharded parameters", ranks: 2, set: []string{"train.global_batch_size=4",
 		"memory.shard=parameters", "model.num_hidden_layers=4", "model.tie_word_embeddings=false"}},
+	{name: "gradients in bf16 between ranks", ranks: 2,
+		set: []string{"train.global_batch_size=4", "memory.shard=gradients", "precision.grad_wire=bf16"}},
 	{name: "data x context", ranks: 4, set: []string{"parallel.data=2", "train.global_batch_size=4",
 		"memory.shard=gradients"}},
 	{name: "allgather", ranks: 2, set: []string{"parallel.algorithm=allgather"}},

@@ -99,6 +99,7 @@ func TestThePlanIsWhatARunTakes(t *testing.T) {
 		{"model={sliding_window: 27, layer_types: [full_attention, sliding_attention, full_attention, sliding_attention]}", "model.num_hidden_layers=4", "parallel.layout=contiguous"},
 		{"parallel.layout=striped"}, {"parallel.layout=contiguous", "model.sliding_window=12"},
 		{"model.architecture=qwen3", "model.tie_word_embeddings=false"},
+		{"precision.grad_wire=bf16", "memory.shard=optimizer"}, {"precision.grad_wire=bf16", "memory.shard=gradients"},
 	} {
 		checkPlan(t, ranks, true, append(set, "data.seq_len=91", "train.steps=20"))
 	}

@@ -2,6 +2,7 @@ package train_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/cprun/cprun/internal/model/device"
@@ -33,6 +34,34 @@ func TestShardingLeavesNoTrace(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// With gradients in bf16 between ranks the curve stays close to that of float32, and differs; a second run has the same
+// bits. On one rank nothing changes.
+func TestGradWire(t *testing.T) {
+	const half = "precision.grad_wire=bf16"
+	for _, mode := range [][]string{{}, {"train.global_batch_size=4"}, {"train.global_batch_size=4", "parallel.data=2"}} {
+		for _, shard := range []string{"optimizer", "gradients"} {
+			for _, ranks := range []int{2, 4} {
+				set := append(slices.Clone(mode), "memory.shard="+shard)
+				want := mustRun(t, load(t, tiny(t), ranks, set...), ranks, train.Options{}).steps
+				cfg := load(t, tiny(t), ranks, append(set, half)...)
+				got := mustRun(t, cfg, ranks, train.Options{}).steps
+				what := fmt.Sprintf("%v, %d ranks, shard %s", mode, ranks, shard)
+				closeTo(t, what, got, want, 5e-3)
+				if losses(got) == losses(want) {
+					t.Errorf("%s: bf16 has the bits of float32", what)
+				}
+				if losses(mustRun(t, cfg, ranks, train.Options{}).steps) != losses(got) {
+					t.Errorf("%s: a second run has other bits", what)
+				}
+			}
+		}
+	}
+	want := mustRun(t, load(t, tiny(t), 1), 1, train.Options{}).steps
+	if got := mustRun(t, load(t, tiny(t), 1, half), 1, train.Options{}).steps; losses(got) != losses(want) {
+		t.Errorf("one rank:\n%s\nwant\n%s", losses(got), losses(want))
 	}
 }
 

@@ -31,6 +31,8 @@ type sharing struct {
 	reduces []reduction    // by bucket, or by staging buffer
 	first   bool           // first pass of the step
 	last    bool           // last pass of the step
+
+	wire wire
 }
 
 type reduction struct {
@@ -48,6 +50,7 @@ func newSharing(d *Device, s *state.State) *sharing {
 	if s.Staging != nil {
 		x.reduces = x.reduces[:state.Stages]
 	}
+	x.wire = wire{ops: d.Ops, send: s.Wire}
 	return x
 }
 
@@ -123,9 +126,9 @@ func (x *sharing) done(bucket int) (err error) {
 		if r.add {
 			dst = x.Staged(bucket)
 		}
-		r.Pending, err = group.ReduceScatter(dst, x.Staging[bucket], comm.Sum)
+		r.Pending, err = x.wire.reduceScatter(group, dst, x.Staging[bucket])
 	case x.Sharded():
-		r.Pending, err = group.ReduceScatter(x.Own(x.Grads, bucket), x.Whole(x.Grads, bucket), comm.Sum)
+		r.Pending, err = x.wire.reduceScatter(group, x.Own(x.Grads, bucket), x.Whole(x.Grads, bucket))
 	default:
 		r.Pending, err = group.AllReduce(x.Whole(x.Grads, bucket), comm.Sum)
 	}

@@ -118,7 +118,7 @@ func (t *Trainer) allocate(o *Options) error {
 	s, err := state.New(t.dev, state.Options{
 		Layout: flat, Groups: t.mesh.places(flat),
 		Shard: state.ShardingOf(t.cfg.Memory.Shard), Compute: t.dev.Compute, Masters: t.dev.Masters, AdamW: adamw,
-		Frozen: o.Frozen,
+		Frozen: o.Frozen, HalfWire: t.cfg.Precision.GradWire == "bf16",
 	})
 	if err != nil {
 		return err

@@ -40,7 +40,10 @@ type host struct {
 // hostMemory bounds the memory of a case's tensors.
 const hostMemory = 64 << 20
 
-func newHost(t testing.TB) *host {
+func newHost(t testing.TB) *host { return newHostOf(t, hostMemory) }
+
+// newHostOf returns a host with that many bytes of memory. Pages without a write take none.
+func newHostOf(t testing.TB, memory int) *host {
 	t.Helper()
 	h := &host{t: t, compiler: needCompiler(t), faults: &bytes.Buffer{}, ran: map[string]bool{}}
 	runner, err := h.compiler.file("run", func(to string) error {
@@ -50,12 +53,12 @@ func newHost(t testing.TB) *host {
 	f, err := os.Create(filepath.Join(t.TempDir(), "memory"))
 	ok(t, err)
 	defer f.Close()
-	ok(t, f.Truncate(hostMemory))
-	h.memory, err = syscall.Mmap(int(f.Fd()), 0, hostMemory, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	ok(t, f.Truncate(int64(memory)))
+	h.memory, err = syscall.Mmap(int(f.Fd()), 0, memory, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
 	ok(t, err)
 	t.Cleanup(func() { syscall.Munmap(h.memory) })
 
-	h.cmd = exec.Command(runner, f.Name(), fmt.Sprint(hostMemory))
+	h.cmd = exec.Command(runner, f.Name(), fmt.Sprint(memory))
 	h.cmd.Stderr = h.faults
 	h.in, err = h.cmd.StdinPipe()
 	ok(t, err)
