@@ -90,7 +90,7 @@ func TestKilledLauncherLeavesNothing(t *testing.T) {
 
 // A stopped and resumed run must have the losses of an uninterrupted one.
 func TestSIGTERMCheckpointsAndResumeRepeats(t *testing.T) {
-	for _, shard := range []string{"none", "optimizer"} {
+	for _, shard := range []string{"none", "parameters"} {
 		t.Run(shard, func(t *testing.T) {
 			flags := []string{"--nproc", "4", "--set", "memory.shard=" + shard}
 			dir := filepath.Join(t.TempDir(), "run")

@@ -191,6 +191,11 @@ func NewOps(stream *cuda.Stream, loader *Loader) (*Ops, error) {
 	return c, nil
 }
 
+// NewOptim returns an Ops for AdamW only: it allocates no workspace.
+func NewOptim(stream *cuda.Stream, loader *Loader) *Ops {
+	return &Ops{stream: stream, loader: loader, ops: cudaOps{blocks: map[blocksKey]int{}}}
+}
+
 // Close releases cuBLASLt. The stream must be done.
 func (c *Ops) Close() error { return c.blas.Close() }
 

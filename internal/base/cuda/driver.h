@@ -76,10 +76,6 @@ static inline CUresult cprun_stream_wait(CUcontext ctx, CUstream s, CUevent e) {
 	CPRUN_IN(ctx, cuStreamWaitEvent(s, e, 0));
 }
 static inline CUresult cprun_stream_free(CUcontext ctx, CUstream s) { CPRUN_IN(ctx, cuStreamDestroy(s)); }
-static inline CUresult cprun_host_alloc(CUcontext ctx, void **p, size_t n) {
-	CPRUN_IN(ctx, cuMemHostAlloc(p, n, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
-}
-static inline CUresult cprun_host_free(CUcontext ctx, void *p) { CPRUN_IN(ctx, cuMemFreeHost(p)); }
 static inline CUresult cprun_module_load(CUcontext ctx, CUmodule *m, const void *image) {
 	CPRUN_IN(ctx, cuModuleLoadData(m, image));
 }

@@ -74,8 +74,8 @@ func size[T any](n int) int64 {
 func put[T any](t testing.TB, s *Stream, xs []T) *Memory {
 	t.Helper()
 	m, p := alloc0(t, s.dev, size[T](len(xs))), pinned(t, s.dev, size[T](len(xs)))
-	copy(unsafe.Slice((*T)(p.ptr), len(xs)), xs)
-	s.Copy(m.addr, uint64(uintptr(p.ptr)), size[T](len(xs)))
+	copy(unsafe.Slice((*T)(p.ptr()), len(xs)), xs)
+	s.Copy(m.addr, uint64(uintptr(p.ptr())), size[T](len(xs)))
 	wait(t, s)
 	return m
 }
@@ -84,9 +84,9 @@ func put[T any](t testing.TB, s *Stream, xs []T) *Memory {
 func get[T any](t testing.TB, s *Stream, addr uint64, n int) []T {
 	t.Helper()
 	p := pinned(t, s.dev, size[T](n))
-	s.Copy(uint64(uintptr(p.ptr)), addr, size[T](n))
+	s.Copy(uint64(uintptr(p.ptr())), addr, size[T](n))
 	wait(t, s)
-	return append([]T(nil), unsafe.Slice((*T)(p.ptr), n)...)
+	return append([]T(nil), unsafe.Slice((*T)(p.ptr()), n)...)
 }
 
 // compile compiles source for the device.
@@ -139,13 +139,13 @@ func newGate(t testing.TB, s *Stream) *gate {
 	g.open()
 	g.hold(s)
 	wait(t, s)
-	atomic.StoreInt32((*int32)(g.flag.ptr), 0)
+	atomic.StoreInt32((*int32)(g.flag.ptr()), 0)
 	t.Cleanup(g.open) // so that the kernel does not spin for ever
 	return g
 }
 
 func (g *gate) hold(s *Stream) {
-	s.Launch(g.f, Launch{Grid: Dim{X: 1}, Block: Dim{X: 1}}, new(Args).Addr(uint64(uintptr(g.flag.ptr))))
+	s.Launch(g.f, Launch{Grid: Dim{X: 1}, Block: Dim{X: 1}}, new(Args).Addr(uint64(uintptr(g.flag.ptr()))))
 }
 
-func (g *gate) open() { atomic.StoreInt32((*int32)(g.flag.ptr), 1) }
+func (g *gate) open() { atomic.StoreInt32((*int32)(g.flag.ptr()), 1) }

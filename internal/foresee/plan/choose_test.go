@@ -145,7 +145,7 @@ func TestOffloadOnACPUSavesNothing(t *testing.T) {
 	const mib = 1 << 30
 	stay := planned(t, "cpu", 2, mib, "memory.offload=off", "memory.shard=optimizer")
 	moved := planned(t, "cpu", 2, mib, "memory.offload=both", "memory.shard=optimizer")
-	if moved.Layers != (Layers{Host: 28}) || moved.HostActivations == 0 || moved.HostOptimizer != stay.Optimizer ||
+	if moved.Layers != (Layers{Host: 28}) || moved.HostActivations == 0 || moved.HostOptimizer < stay.Optimizer ||
 		moved.Total+moved.HostTotal < stay.Total {
 		t.Errorf("%+v; without offload %+v", moved, stay)
 	}

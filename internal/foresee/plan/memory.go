@@ -77,7 +77,8 @@ func (m *Memory) hostItems() []item {
 
 // Room returns the part that a run grows on demand.
 func (m *Memory) Room() state.Room {
-	return state.Room{Activations: m.Activations, RingBuffers: m.RingBuffers, Tokens: m.tokens, Layers: m.retain()}
+	return state.Room{Activations: m.Activations, RingBuffers: m.RingBuffers, Tokens: m.tokens, Layers: m.retain(),
+		Host: m.HostActivations}
 }
 
 // Verdict returns a sentence on whether the run fits the device; "" if that is unknown.
@@ -252,9 +253,10 @@ func sequences(cfg *config.Config) int {
 
 func (m *Memory) state(cfg *config.Config, ranks, batch int, dtype tensor.DType) error {
 	flat, meter := model.NewLayout(&cfg.Model.Config, ranks), state.Meter{}
+	_, host := cfg.Memory.Offloads()
 	_, err := state.New(meter, state.Options{
 		Layout: flat, Groups: state.Groups(flat, state.Group{Size: ranks}), Shard: state.ShardingOf(cfg.Memory.Shard),
-		Compute: dtype, HalfWire: cfg.Precision.GradWire == "bf16",
+		Compute: dtype, HalfWire: cfg.Precision.GradWire == "bf16", Host: host,
 	})
 	if err != nil {
 		return err
@@ -265,20 +267,8 @@ func (m *Memory) state(cfg *config.Config, ranks, batch int, dtype tensor.DType)
 	}
 	m.Weights, m.Compute, m.Gradients = meter[state.Weights], meter[state.Compute], meter[state.Gradients]
 	m.Optimizer, m.Batches = meter[state.Moments], meter[state.Inputs]
-	if _, offload := cfg.Memory.Offloads(); offload {
-		m.offloadOptimizer(dtype)
-	}
+	m.HostOptimizer = meter[state.OnHost+state.Weights] + meter[state.OnHost+state.Moments]
 	return nil
-}
-
-// offloadOptimizer moves moments, and masters beside a compute copy, to the host. Pieces of them pass through the
-// device.
-func (m *Memory) offloadOptimizer(dtype tensor.DType) {
-	const piece = 4 * state.OffloadSlots * state.OffloadPiece
-	m.HostOptimizer, m.Optimizer = m.Optimizer, 2*min(piece, m.Optimizer/2)
-	if dtype != tensor.F32 { // else the model reads the masters
-		m.HostOptimizer, m.Weights = m.HostOptimizer+m.Weights, min(piece, m.Weights)
-	}
 }
 
 // fusedBytes returns the workspace of fused attention; 0 for other backends.

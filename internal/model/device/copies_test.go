@@ -59,7 +59,7 @@ func (r *rig) vector(t *testing.T, host bool) View {
 	d := Device{Store: r.store}
 	v, err := d.Vector("vector", tensor.U8, rigBytes)
 	if host {
-		v, err = d.HostVector(tensor.U8, rigBytes)
+		v, err = d.HostVector("vector", tensor.U8, rigBytes)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -201,7 +201,13 @@ func TestFurtherStream(t *testing.T) {
 	if err := all(v, 9); err != nil {
 		t.Error(err)
 	}
-	if err := s.Close(); err != nil {
+	if err := d.Close(); err != nil {
 		t.Error(err)
 	}
+	defer func() {
+		if recover() == nil {
+			t.Error("the device left its stream open")
+		}
+	}()
+	s.Record()
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/cprun/cprun/internal/base/nccl"
 	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/internal/model/optim"
 	"github.com/cprun/cprun/kernels/gpu"
 	"github.com/cprun/cprun/tensor"
 )
@@ -61,8 +62,9 @@ func CUDA(o CUDAOptions) (d Device, err error) {
 		Optim: ops, Store: s,
 		Compute: o.Compute, Masters: o.Compute != tensor.F32, ScaleLoss: o.Compute == tensor.F16, RunAhead: 1,
 		Machine:   o.Machine,
-		NewStream: s.newStream, NewClock: s.clock,
-		close: func() error { return closeAll(closers) },
+		NewStream: s.further.maker(s.newStream), NewClock: s.clock,
+		NewOptim: s.newOptim,
+		close:    func() error { return closeAll(closers) },
 	}
 	if peak, ok := machine.CardFor(s.dev.Arch); ok {
 		d.PeakTFLOPs = peak.BF16 / 1e12
@@ -95,7 +97,7 @@ func openGPU(o CUDAOptions, closers *[]func() error) (*cudaStore, error) {
 	if s.copies, err = s.newCopies(); err != nil {
 		return nil, err
 	}
-	*closers = append(*closers, s.copies.close)
+	*closers = append(*closers, s.copies.close, s.further.close)
 	return s, nil
 }
 
@@ -106,6 +108,7 @@ func cudaOps(o CUDAOptions, s *cudaStore, closers *[]func() error) (*gpu.Ops, at
 	if err != nil {
 		return nil, nil, err
 	}
+	s.loader = loader
 	ops, err := gpu.NewOps(s.stream, loader)
 	if err != nil {
 		return nil, nil, err
@@ -183,11 +186,13 @@ func preload(ops *gpu.Ops, kernel attention.Kernel, compute tensor.DType, dim in
 
 type cudaStore struct {
 	*copies
-	dev    *cuda.Device
-	stream *cuda.Stream
-	pinned []*cuda.Pinned // the blocks of host
-	host   *heap.Heap
-	out    map[*tensor.Host]View // of host, by the result of AllocHost
+	dev     *cuda.Device
+	stream  *cuda.Stream
+	further streams
+	loader  *gpu.Loader
+	pinned  []*cuda.Pinned // the blocks of host
+	host    *heap.Heap
+	out     map[*tensor.Host]View // of host, by the result of AllocHost
 }
 
 // pinnedBlock is the size of one allocation of pinned memory. Each takes the driver a millisecond, whatever its size.
@@ -220,13 +225,13 @@ func (s *cudaStore) AllocHost(n int64) (*tensor.Host, error) {
 		return nil, err
 	}
 	words := tensor.Data[float64](v)
-	clear(words)
 	h := tensor.HostAt(unsafe.Pointer(unsafe.SliceData(words)), int64(len(words))*8)
 	s.out[h] = v
 	return h, nil
 }
 
 func (s *cudaStore) FreeHost(h *tensor.Host) {
+	clear(tensor.Data[float64](s.out[h])) // free memory is zero
 	s.host.Free(s.out[h])
 	delete(s.out, h)
 }
@@ -237,6 +242,10 @@ func (s *cudaStore) newStream(name string) (Stream, error) {
 		return nil, err
 	}
 	return stream, nil
+}
+
+func (s *cudaStore) newOptim(to tensor.Stream) optim.Device {
+	return gpu.NewOptim(to.(*cuda.Stream), s.loader)
 }
 
 func (s *cudaStore) newCopies() (*copies, error) {
@@ -251,7 +260,7 @@ func (s *cudaStore) newCopies() (*copies, error) {
 	return &copies{compute: s.stream, up: up, down: down, queue: copyCUDA, follow: s.stream.Follow}, nil
 }
 
-func copyCUDA(to Stream, name string, dst, src View) {
+func copyCUDA(to tensor.Stream, name string, dst, src View) {
 	if dst.DType() != src.DType() || dst.Size() != src.Size() || !dst.IsDense() || !src.IsDense() {
 		panic(fmt.Sprintf("device: %s of %v to %v", name, src, dst))
 	}

@@ -4,6 +4,7 @@
 package device
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"strconv"
@@ -46,9 +47,11 @@ type Device struct {
 	Machine machine.Machine
 	// PeakTFLOPs is the peak for MFU; 0: unknown.
 	PeakTFLOPs float64
-	// NewStream creates another stream; its name is its lane in traces. Events order it with Stream and with others of
-	// the device.
-	NewStream func(name string) (Stream, error)
+	// NewStream creates another stream, which Close closes; its name is its lane in traces. Events order it with Stream
+	// and with others of the device.
+	NewStream func(name string) (tensor.Stream, error)
+	// NewOptim creates an optimizer that queues on a stream of NewStream.
+	NewOptim func(s tensor.Stream) optim.Device
 	// NewClock creates a clock with that many points of Stream.
 	NewClock func(points int) (Clock, error)
 
@@ -77,6 +80,11 @@ type Store interface {
 	Download(dst, src View)
 	// Prefetch is an Upload that runs concurrently with queued work. No queued work may use dst or write src.
 	Prefetch(dst, src View)
+	// Copy queues a copy within or between host and device on a stream of NewStream. Both views are dense, of one type
+	// and size. The caller orders it with other streams.
+	Copy(s tensor.Stream, dst, src View)
+	// Follow makes Stream wait for an event of such a copy. The wait does not count as waiting for other ranks.
+	Follow(e tensor.Event)
 	// MemoryBytes returns the peak of the host's memory for a CPU, else the used memory of the GPU.
 	MemoryBytes() int64
 }
@@ -85,12 +93,14 @@ type Store interface {
 // attention for checks.
 func CPU(stream *tensor.HostStream, backend string, compute tensor.DType) Device {
 	ops, copies := cpu.New(stream), hostCopies(stream)
+	var further streams
 	d := Device{
 		Name: "cpu", Stream: stream, Copies: copies.streams(), Ops: ops, Kernel: ops, Sinks: ops, Optim: ops,
 		Store:   hostStore{copies},
 		Compute: compute, Masters: compute != tensor.F32, ScaleLoss: compute == tensor.F16,
-		NewStream: func(name string) (Stream, error) { return tensor.NewHostStream(name), nil },
-		NewClock:  hostClocks(stream), close: copies.close,
+		NewStream: further.maker(func(name string) (Stream, error) { return tensor.NewHostStream(name), nil }),
+		NewOptim:  func(s tensor.Stream) optim.Device { return cpu.New(s.(*tensor.HostStream)) },
+		NewClock:  hostClocks(stream), close: func() error { return errors.Join(further.close(), copies.close()) },
 	}
 	if backend == "reference" {
 		r := attention.NewReference[float64](stream.Do)
@@ -115,13 +125,18 @@ func (d *Device) Vector(what string, t tensor.DType, n int) (View, error) {
 	return tensor.Dense(mem, t, 0, [4]int{1, 1, 1, n}), nil
 }
 
-// HostVector returns n zeros of host memory for Upload and Download.
-func (d *Device) HostVector(t tensor.DType, n int) (View, error) {
+// HostVector returns n zeros of host memory for copies. what names them in errors.
+func (d *Device) HostVector(what string, t tensor.DType, n int) (View, error) {
 	mem, err := d.Store.AllocHost(int64(n) * int64(t.Size()))
 	if err != nil {
-		return View{}, err
+		return View{}, fmt.Errorf("%s: %w", what, err)
 	}
 	return tensor.Dense(mem, t, 0, [4]int{1, 1, 1, n}), nil
+}
+
+// HostArena returns a stack of host memory for copies; see Arena.
+func (d *Device) HostArena(what string, bytes int64) (*tensor.Arena, error) {
+	return newArena(what, bytes, func(n int64) (tensor.Memory, error) { return d.Store.AllocHost(n) })
 }
 
 // FreeHostVector frees a HostVector, as FreeHost does.
@@ -132,10 +147,14 @@ func (d *Device) FreeHostVector(v View) { d.Store.FreeHost(v.Memory().(*tensor.H
 type outOfMemory struct{ err error }
 
 // Arena returns a stack of the device's memory. If it cannot grow, Alloc panics with an outOfMemory for Caught.
-func (d *Device) Arena(what string, bytes int64) (a *tensor.Arena, err error) {
+func (d *Device) Arena(what string, bytes int64) (*tensor.Arena, error) {
+	return newArena(what, bytes, d.Store.Alloc)
+}
+
+func newArena(what string, bytes int64, alloc func(bytes int64) (tensor.Memory, error)) (a *tensor.Arena, err error) {
 	defer Caught(&err)
 	return tensor.NewArena(bytes, func(n int64) tensor.Memory {
-		mem, err := d.Store.Alloc(n)
+		mem, err := alloc(n)
 		if err != nil {
 			panic(outOfMemory{fmt.Errorf("%s: %w", what, err)})
 		}

@@ -19,6 +19,8 @@ type Allocator interface {
 	// Vector returns n uninitialised elements that live as long as the device. what names their use in errors and in
 	// the counts of a Meter.
 	Vector(what string, t tensor.DType, n int) (View, error)
+	// HostVector returns n zeros of host memory.
+	HostVector(what string, t tensor.DType, n int) (View, error)
 }
 
 // These name the uses of memory.
@@ -28,6 +30,7 @@ const (
 	Gradients = "gradients"       // also in transfers to other ranks
 	Moments   = "moments"         // float32, of the optimizer
 	Inputs    = "batches"         // tokens, targets and the tables of rotary embeddings
+	OnHost    = "host: "          // prefix of the counts of host memory
 )
 
 // Meter is an Allocator that counts bytes by their use. Its views have no memory.
@@ -39,11 +42,10 @@ func (m Meter) Vector(what string, t tensor.DType, n int) (View, error) {
 	return tensor.NewMeter().Alloc(t, n), nil
 }
 
-// Masters and moments in host memory pass through the device in OffloadSlots pieces of OffloadPiece elements of each.
-const (
-	OffloadSlots = 3
-	OffloadPiece = 4 << 20
-)
+// HostVector counts n elements under the prefix OnHost. It never fails.
+func (m Meter) HostVector(what string, t tensor.DType, n int) (View, error) {
+	return m.Vector(OnHost+what, t, n)
+}
 
 // Room is the memory of a run before its first step, from the plan, the same on every rank. Buffers that need more
 // grow.
@@ -52,6 +54,8 @@ type Room struct {
 	RingBuffers int64          // bytes
 	Tokens      int            // of one batch
 	Layers      []model.Retain // what each layer keeps between the passes; nil: by memory.recompute
+	Host        int64          // bytes of activations in host memory
+	Copies      int            // of sharded weights, each on neighbouring ranks; 0: one over all ranks
 }
 
 // leastGarbage bounds the garbage of a process on a CPU before a Go collection, unless a percent of the live memory is

@@ -34,6 +34,13 @@ func ShardingOf(word string) Sharding {
 	return ShardNone
 }
 
+// PieceSlots is the number of pieces of an optimizer on the host that are on the device at once; pieceSize is the most
+// elements of each of the three vectors in one, enough for copies at the link's speed.
+const (
+	PieceSlots = 3
+	pieceSize  = 2 << 20
+)
+
 // Options describe the layout of a state.
 type Options struct {
 	Layout *model.FlatLayout
@@ -46,6 +53,7 @@ type Options struct {
 	HalfWire bool // gradients move in bf16, if they are sharded
 	AdamW    optim.AdamW
 	Frozen   bool // only weights, for passes without training
+	Host     bool // masters and moments are in host memory; see Step
 }
 
 // State holds the model and the optimizer in flat buffers, cut into buckets. A bucket has an equal part for each rank
@@ -55,18 +63,21 @@ type State struct {
 	Masters View // float32: weights of the optimizer
 	Grads   View // float32
 	M, V    View // float32: moments of Masters
+	OnHost  bool // Masters, M and V are in host memory, and pass through Pieces
+	Pieces  [PieceSlots][3]View
 	// Staging is the place for gradients of each bucket in a backward pass; nil if that is Grads. Buckets that are not
 	// needed at the same time share memory: see StageOf.
 	Staging []View
 	Wire    View // bf16: the bucket of gradients on its way to other ranks; zero: they move in float32
 
 	compute View // in the type of activations, all or parts: Masters itself, or a copy
-	vectors View // float32: all of the last bucket, if Masters holds parts; else zero
+	vectors View // float32: all of the last bucket, if Masters holds parts or is on the host; else zero
 	// Gathered weights of each bucket, in memory shared by StageOf; nil if compute holds all.
 	buffers []View
 
 	groups []Group
 	parts  []model.Bucket // this rank's part of each bucket in a buffer of parts
+	copies int            // the parts of each bucket in compute, if that holds no whole buckets
 	shard  Sharding
 	adamw  optim.AdamW
 	all    []View // every buffer
@@ -74,7 +85,7 @@ type State struct {
 
 // New allocates the uninitialised state of one rank.
 func New(a Allocator, o Options) (*State, error) {
-	s := &State{Flat: o.Layout, groups: o.Groups, adamw: o.AdamW}
+	s := &State{Flat: o.Layout, groups: o.Groups, adamw: o.AdamW, copies: 1}
 	if err := s.divide(); err != nil {
 		return nil, err
 	}
@@ -86,26 +97,37 @@ func New(a Allocator, o Options) (*State, error) {
 		held = int(s.owned())
 	}
 	var err error
-	vector := func(what string, t tensor.DType, n int) View {
-		v, e := a.Vector(what, t, n)
+	take := func(from func(a Allocator) (View, error)) View {
+		v, e := from(a)
 		if e != nil {
 			err, a = e, Meter{} // the remainder takes no memory
-			v, _ = a.Vector(what, t, n)
+			v, _ = from(a)
 		}
+		return v
+	}
+	vector := func(what string, t tensor.DType, n int) View {
+		v := take(func(a Allocator) (View, error) { return a.Vector(what, t, n) })
 		s.all = append(s.all, v)
 		return v
 	}
+	optimizer := vector
+	if s.OnHost = o.Host && !o.Frozen; s.OnHost {
+		optimizer = func(what string, t tensor.DType, n int) View {
+			return take(func(a Allocator) (View, error) { return a.HostVector(what, t, n) })
+		}
+	}
 	read := all // elements of compute
 	if s.shard == ShardParameters {
-		read = held
+		s.copies = max(1, s.groups[0].Copies)
+		read = held * s.copies
 	}
-	if o.Masters || o.Compute != tensor.F32 {
-		s.Masters, s.compute = vector(Weights, tensor.F32, held), vector(Compute, o.Compute, read)
+	if o.Masters || o.Compute != tensor.F32 || s.OnHost || s.copies > 1 {
+		s.Masters, s.compute = optimizer(Weights, tensor.F32, held), vector(Compute, o.Compute, read)
 	} else {
 		s.Masters = vector(Weights, tensor.F32, read)
 		s.compute = s.Masters
 	}
-	if s.shard != ShardNone && s.Masters.Size() < all {
+	if s.OnHost || s.shard != ShardNone && s.Masters.Size() < all {
 		s.vectors = vector(Compute, tensor.F32, int(s.Flat.Buckets[s.Flat.Vectors()].Size()))
 	}
 	if s.shard == ShardParameters {
@@ -114,7 +136,14 @@ func New(a Allocator, o Options) (*State, error) {
 	if o.Frozen {
 		return s, err
 	}
-	s.M, s.V = vector(Moments, tensor.F32, held), vector(Moments, tensor.F32, held)
+	s.M, s.V = optimizer(Moments, tensor.F32, held), optimizer(Moments, tensor.F32, held)
+	for i := range s.Pieces {
+		for j := range s.Pieces[i] {
+			if s.OnHost {
+				s.Pieces[i][j] = vector(Moments, tensor.F32, min(held, pieceSize))
+			}
+		}
+	}
 	if s.shard >= ShardGradients {
 		s.Grads = vector(Gradients, tensor.F32, held)
 		s.Staging = stages(s.Flat, View{}, func(n int) View { return vector(Gradients, tensor.F32, n) })
@@ -158,21 +187,38 @@ func (s *State) SumSquares(d optim.Device, sum View) {
 	}
 }
 
-// Update steps this rank's part of a bucket. norm2 is the square of the global gradient norm.
+// Update steps this rank's part of a bucket, if the optimizer's state is on the device. norm2 is the square of the
+// global gradient norm.
 func (s *State) Update(d optim.Device, bucket int, norm2 View, u optim.Update) {
-	p, c := s.Held(s.Masters, bucket), View{}
-	vectors := bucket == s.Flat.Vectors()
-	if s.compute != s.Masters && !vectors {
-		c = s.Held(s.compute, bucket)
-	}
-	all := []optim.Segment{{Lo: 0, Hi: p.Size(), Decay: !vectors}}
-	s.adamw.Step(d, p, c, s.Held(s.Grads, bucket), s.Held(s.M, bucket), s.Held(s.V, bucket), norm2, all, u)
+	s.Step(d, bucket, 0, s.Held(s.Masters, bucket), s.Held(s.M, bucket), s.Held(s.V, bucket), norm2, u)
 }
 
-// CopyCompute updates the compute copy of this rank's part of a bucket, if there is one.
+// Step steps a piece of this rank's part of a bucket from element lo, given its masters and moments on the device.
+func (s *State) Step(d optim.Device, bucket, lo int, p, m, v, norm2 View, u optim.Update) {
+	n := p.Size()
+	all := []optim.Segment{{Lo: 0, Hi: n, Decay: bucket != s.Flat.Vectors()}}
+	s.adamw.Step(d, p, s.Copied(bucket, lo, n), Part(s.Held(s.Grads, bucket), lo, lo+n), m, v, norm2, all, u)
+}
+
+// Copied returns the model's copy of n elements of this rank's part of a bucket from lo; zero if the model reads
+// Masters.
+func (s *State) Copied(bucket, lo, n int) View {
+	switch {
+	case bucket != s.Flat.Vectors() && s.compute != s.Masters:
+		return Part(s.Held(s.compute, bucket), lo, lo+n)
+	case bucket == s.Flat.Vectors() && s.OnHost:
+		r := s.HeldRange(bucket)
+		at := int(r.Lo-s.Flat.Buckets[bucket].Lo) + lo
+		return Part(s.vectors, at, at+n)
+	}
+	return View{}
+}
+
+// CopyCompute updates the model's copy of this rank's part of a bucket, if there is one.
 func (s *State) CopyCompute(ops model.Elementwise, bucket int) {
-	if s.compute != s.Masters && bucket != s.Flat.Vectors() {
-		ops.Copy(s.Held(s.compute, bucket), s.Held(s.Masters, bucket))
+	held := s.Held(s.Masters, bucket)
+	if c := s.Copied(bucket, 0, held.Size()); !c.IsZero() {
+		ops.Copy(c, held)
 	}
 }
 
@@ -182,12 +228,29 @@ func (s *State) Gathered(bucket int) (dst, src View) {
 	switch {
 	case s.shard == ShardNone || s.Flat.Buckets[bucket].Size() == 0:
 		return View{}, View{}
+	case bucket == s.Flat.Vectors() && s.OnHost:
+		return s.vectors, s.Copied(bucket, 0, int(s.parts[bucket].Size()))
 	case bucket == s.Flat.Vectors() && !s.vectors.IsZero():
 		return s.vectors, s.Own(s.Masters, bucket)
 	case s.buffers != nil:
-		return s.buffers[bucket], s.Own(s.compute, bucket)
+		return s.buffers[bucket], s.chunk(bucket)
 	}
 	return s.Whole(s.compute, bucket), s.Own(s.compute, bucket)
+}
+
+// Spread returns the destination of an all-gather of a bucket's updated weights between the copies of the model, and
+// this rank's part; zero without copies.
+func (s *State) Spread(bucket int) (dst, src View) {
+	if s.copies == 1 || bucket == s.Flat.Vectors() {
+		return View{}, View{}
+	}
+	return s.chunk(bucket), s.Own(s.compute, bucket)
+}
+
+// chunk returns the parts of a bucket in compute.
+func (s *State) chunk(bucket int) View {
+	p, n := s.parts[bucket], int64(s.copies)
+	return Part(s.compute, int(p.Lo*n), int(p.Hi*n))
 }
 
 func (s *State) divide() error {
@@ -252,7 +315,11 @@ func (s *State) Slot(bucket int) int {
 
 // Group is the Size ranks that reduce a bucket's gradients, with this rank as member Rank. The groups of a bucket
 // divide the world equally; each holds its own parameters.
-type Group struct{ Rank, Size int }
+//
+// With ShardParameters, Copies above 1 divides the weights over Size/Copies ranks only, so that a host gathers them
+// without the network (arXiv:2306.10209, hpZ). Each copy has one of every Copies neighbours in the group, and they have
+// the same weights. All groups have the same Copies.
+type Group struct{ Rank, Size, Copies int }
 
 // Groups returns the same group for each bucket of a layout.
 func Groups(flat *model.FlatLayout, g Group) []Group {
@@ -277,8 +344,10 @@ func (s *State) Share(bucket int) model.Bucket {
 // Own returns this rank's part of a bucket in a flat buffer.
 func (s *State) Own(v View, bucket int) View {
 	r := s.Share(bucket)
-	if int64(v.Size()) != s.Flat.Size() { // it holds parts
-		r = s.parts[bucket]
+	if int64(v.Size()) != s.Flat.Size() { // it holds this rank's parts, or n of each bucket
+		p, n := s.parts[bucket], int64(v.Size())/s.owned()
+		r.Lo = p.Lo*n + int64(s.groups[bucket].Rank)%n*p.Size()
+		r.Hi = r.Lo + p.Size()
 	}
 	return Part(v, int(r.Lo), int(r.Hi))
 }

@@ -90,6 +90,24 @@ func TestBytesOfShardings(t *testing.T) {
 	}
 }
 
+// Copies keep Copies parts of each bucket on a rank, and the masters in float32 beside them.
+func TestBytesOfCopies(t *testing.T) {
+	flat := layout(4)
+	meters := map[int]Meter{}
+	for _, copies := range []int{1, 2} {
+		meters[copies] = Meter{}
+		o := Options{Layout: flat, Groups: Groups(flat, Group{Rank: 3, Size: 4, Copies: copies}), Shard: ShardParameters,
+			Compute: tensor.BF16}
+		if _, err := New(meters[copies], o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	more := meters[2][Compute] - meters[1][Compute]
+	if want := 2 * flat.Size() / 4; more != want || meters[2][Weights] != meters[1][Weights] {
+		t.Errorf("two copies take %d bytes more, want %d", more, want)
+	}
+}
+
 // A limited is an Allocator that fails after some vectors.
 type limited struct {
 	Meter

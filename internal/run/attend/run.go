@@ -336,7 +336,7 @@ func places(dev *device.Device, dtype tensor.DType, shape [4]int) (r result, err
 			return r, err
 		}
 	}
-	if r.host, err = dev.HostVector(wide(dtype), n); err != nil {
+	if r.host, err = dev.HostVector("staging memory", wide(dtype), n); err != nil {
 		return r, err
 	}
 	for _, v := range []*View{&r.dev, &r.wide, &r.host} {

@@ -501,7 +501,7 @@ func (c *calibration) host(ctx context.Context) (set cost.Set, err error) {
 		return set, err
 	}
 	there, here := arena.Alloc(tensor.F32, most/4), View{}
-	if here, err = c.Device.HostVector(tensor.F32, most/4); err != nil {
+	if here, err = c.Device.HostVector("copies", tensor.F32, most/4); err != nil {
 		return set, err
 	}
 	defer c.Device.FreeHostVector(here)

@@ -137,7 +137,7 @@ func (b *opsRun) scalar() View {
 // ids returns a token for each row, spread over the vocabulary.
 func (b *opsRun) ids(rows int) View {
 	v := b.arena.Alloc(tensor.I32, 1, rows, 1, 1)
-	host, err := b.Device.HostVector(tensor.I32, rows)
+	host, err := b.Device.HostVector("token ids", tensor.I32, rows)
 	if err == nil {
 		for i := range rows {
 			tensor.Data[int32](host)[i] = int32(i * 7919 % b.s.Vocab)

@@ -77,7 +77,7 @@ func New(ctx context.Context, cfg *hf.Config, dev *device.Device, tokens int,
 		{&m.cos, tensor.F32, pieceRows * cfg.HeadDim / 2}, {&m.sin, tensor.F32, pieceRows * cfg.HeadDim / 2},
 	} {
 		if v.to.dev, err = dev.Vector("tokens", v.t, v.n); err == nil {
-			v.to.host, err = dev.HostVector(v.t, v.n)
+			v.to.host, err = dev.HostVector("inputs", v.t, v.n)
 		}
 		if err != nil {
 			return nil, err
@@ -95,7 +95,7 @@ func load(ctx context.Context, dev *device.Device, dst View, read func([]float32
 	if _, ok := dst.Memory().(*tensor.Host); ok {
 		return read(tensor.Data[float32](dst))
 	}
-	host, err := dev.HostVector(tensor.F32, dst.Size())
+	host, err := dev.HostVector("weights", tensor.F32, dst.Size())
 	if err != nil {
 		return err
 	}

@@ -202,7 +202,7 @@ func (in *inputs) tables(r *model.Rope, count, n int, positions []int) (cos, sin
 	cos, sin = state.Part(in.mem.Cos, 0, tokens*pairs).Reshape(shape), state.Part(in.mem.Sin, 0,
 		tokens*pairs).Reshape(shape)
 	if tokens > in.tabled {
-		host, err := in.dev.HostVector(tensor.F32, 2*tokens*pairs)
+		host, err := in.dev.HostVector("rotary tables", tensor.F32, 2*tokens*pairs)
 		if err != nil {
 			return cos, sin, err
 		}

@@ -129,7 +129,7 @@ func (t *Trainer) evaluate(ctx context.Context, sample int64, losses View, hi []
 
 // total sums losses and counts over the ranks, and returns the losses.
 func (t *Trainer) total(ctx context.Context, losses View, counts []int64) ([]float64, error) {
-	out, err := t.dev.HostVector(tensor.F64, len(counts))
+	out, err := t.dev.HostVector("sums of the evaluation", tensor.F64, len(counts))
 	if err != nil {
 		return nil, err
 	}

@@ -62,6 +62,9 @@ func runRanks(t *testing.T, ranks int, set []string, o Options, change func(rank
 			tr, err := newTrainer(context.Background(), cfg, dev, world[r], &o)
 			if err != nil {
 				world[r].Abort(err)
+				if comm.IsRemote(err) { // another rank, ahead of this one, has ended the run
+					ended[r], err = err, nil
+				}
 				return err
 			}
 			ctx, cancel := context.WithCancelCause(context.Background())

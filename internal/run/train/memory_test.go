@@ -15,6 +15,7 @@ import (
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -30,7 +31,7 @@ func (c *counted) Alloc(n int64) (tensor.Memory, error) {
 }
 
 // onRanks creates a trainer on each of some ranks in this process, on changed devices that count, and calls f with it.
-func onRanks(t *testing.T, ranks int, cfg *config.Config, room plan.Memory, change func(*device.Device),
+func onRanks(t *testing.T, ranks int, cfg *config.Config, room state.Room, change func(*device.Device),
 	f func(tr *Trainer, c *counted) error) {
 	t.Helper()
 	streams, compute := make([]*tensor.HostStream, ranks), make([]tensor.Stream, ranks)
@@ -49,7 +50,7 @@ func onRanks(t *testing.T, ranks int, cfg *config.Config, room plan.Memory, chan
 			store := &counted{Store: dev.Store}
 			dev.Store = store
 			change(&dev)
-			tr, err := newTrainer(context.Background(), cfg, dev, world[r], &Options{Room: room.Room()})
+			tr, err := newTrainer(context.Background(), cfg, dev, world[r], &Options{Room: room})
 			if err == nil {
 				err = f(tr, store)
 			}
@@ -71,7 +72,7 @@ func onRanks(t *testing.T, ranks int, cfg *config.Config, room plan.Memory, chan
 }
 
 // sumsBytes is the memory of a run that a plan does not list.
-const sumsBytes = 8 * sumCount
+const sumsBytes = int64(8 * sumCount)
 
 // The memory of the plan must equal the allocations of the run, to the byte.
 func TestThePlanIsWhatARunTakes(t *testing.T) {
@@ -99,6 +100,9 @@ func TestThePlanIsWhatARunTakes(t *testing.T) {
 		{"model={sliding_window: 27, layer_types: [full_attention, sliding_attention, full_attention, sliding_attention]}", "model.num_hidden_layers=4", "parallel.layout=contiguous"},
 		{"parallel.layout=striped"}, {"parallel.layout=contiguous", "model.sliding_window=12"},
 		{"model.architecture=qwen3", "model.tie_word_embeddings=false"},
+		{"memory.offload=both", "memory.shard=gradients", "memory.recompute=full", "model.num_hidden_layers=6"},
+		{"memory.offload=activations", "model.num_hidden_layers=6"},
+		{"memory.offload=optimizer", "memory.shard=parameters", "precision.compute=bf16"},
 		{"precision.grad_wire=bf16", "memory.shard=optimizer"}, {"precision.grad_wire=bf16", "memory.shard=gradients"},
 	} {
 		checkPlan(t, ranks, true, append(set, "data.seq_len=91", "train.steps=20"))
@@ -126,8 +130,14 @@ func checkPlan(t *testing.T, ranks int, run bool, set []string) {
 		t.Fatal(err)
 	}
 	peaks := make([][2]int64, ranks)
-	onRanks(t, ranks, cfg, m, func(*device.Device) {}, func(tr *Trainer, c *counted) error {
-		s := tr.share
+	onRanks(t, ranks, cfg, m.Room(), func(*device.Device) {}, func(tr *Trainer, c *counted) error {
+		s, sumsBytes, pieces := tr.share, sumsBytes, int64(0)
+		if s.OnHost {
+			sumsBytes += 8 // the norm of the gradient
+			for _, p := range s.Pieces {
+				pieces += 4 * int64(p[0].Size()+p[1].Size()+p[2].Size())
+			}
+		}
 		held := func(views ...View) (n int64) {
 			for _, v := range views {
 				n += int64(v.Size()) * int64(v.DType().Size())
@@ -139,8 +149,7 @@ func checkPlan(t *testing.T, ranks int, run bool, set []string) {
 			got, want int64
 		}{
 			{"all", c.bytes.Load() - sumsBytes, m.Planned()},
-			{"weights", held(s.Masters), m.Weights},
-			{"moments", held(s.M, s.V), m.Optimizer},
+			{"masters and moments", held(s.Masters, s.M, s.V), m.Weights + m.Optimizer + m.HostOptimizer - pieces},
 			{"batches", held(tr.train.inputs.mem.Blocks[:]...) + held(tr.train.inputs.mem.Cos, tr.train.inputs.mem.Sin),
 				m.Batches},
 		} {

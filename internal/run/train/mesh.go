@@ -18,7 +18,10 @@ type mesh struct {
 	state   comm.Communicator // all ranks, for sums and gradients
 	weights comm.Communicator // all ranks, for weights, so that gathers do not wait for reductions; may equal state
 	context comm.Communicator // the ranks that share this rank's sequences
+	across  comm.Communicator // the ranks with the same weights; nil unless there are copies
 	saves   comm.Communicator // all ranks, for checkpoints in the background
+
+	copies int // of sharded weights, each on neighbouring ranks
 
 	dataRank, dataSize int // rank and number of context groups
 }
@@ -30,11 +33,15 @@ type parent interface {
 }
 
 // newMesh creates the groups that need no device. join creates the others.
-func newMesh(ctx context.Context, world comm.Communicator, contextSize int) (*mesh, error) {
+func newMesh(ctx context.Context, world comm.Communicator, contextSize, copies int) (*mesh, error) {
 	if world.Size()%contextSize != 0 {
 		return nil, fmt.Errorf("%d ranks do not divide into groups of %d", world.Size(), contextSize)
 	}
-	m := &mesh{world: world, state: world, dataRank: world.Rank() / contextSize, dataSize: world.Size() / contextSize}
+	if world.Size()%copies != 0 {
+		return nil, fmt.Errorf("%d ranks do not divide into %d copies of the weights", world.Size(), copies)
+	}
+	m := &mesh{world: world, state: world, copies: copies, dataRank: world.Rank() / contextSize,
+		dataSize: world.Size() / contextSize}
 	var err error
 	if d, ok := world.(comm.Hosted); ok {
 		m.world = d.Host()
@@ -52,7 +59,7 @@ func newMesh(ctx context.Context, world comm.Communicator, contextSize int) (*me
 
 // setDeadline sets the deadline of transfers on every group. All ranks call it at the same point.
 func (m *mesh) setDeadline(d time.Duration) {
-	for _, g := range []comm.Communicator{m.world, m.state, m.weights, m.context, m.saves} {
+	for _, g := range []comm.Communicator{m.world, m.state, m.weights, m.across, m.context, m.saves} {
 		if s, ok := g.(comm.DeadlineSetter); ok {
 			s.SetDeadline(d)
 		}
@@ -62,15 +69,21 @@ func (m *mesh) setDeadline(d time.Duration) {
 // join creates the groups for device memory, which takes a while on GPUs. If passes both gather and reduce, weights get
 // a group of their own.
 func (m *mesh) join(ctx context.Context, both bool) (err error) {
-	joint := m.state // all ranks
-	if m.state == m.world {
-		if m.state, err = joint.Split(ctx, 0, joint.Rank()); err != nil {
+	joint, per := m.state, m.world.Size()/m.copies
+	copied, local := joint.Rank()/per, joint.Rank()%per
+	if m.state == m.world || m.copies > 1 {
+		if m.state, err = joint.Split(ctx, 0, local*m.copies+copied); err != nil {
 			return fmt.Errorf("group for gradients and weights: %w", err)
 		}
 	}
 	if m.weights = m.state; both {
-		if m.weights, err = joint.Split(ctx, 0, joint.Rank()); err != nil {
+		if m.weights, err = joint.Split(ctx, copied, local); err != nil {
 			return fmt.Errorf("group for weights: %w", err)
+		}
+	}
+	if m.copies > 1 {
+		if m.across, err = joint.Split(ctx, local, copied); err != nil {
+			return fmt.Errorf("group for copies of weights: %w", err)
 		}
 	}
 	if m.context, err = joint.Split(ctx, m.dataRank, joint.Rank()); err != nil {
@@ -79,7 +92,10 @@ func (m *mesh) join(ctx context.Context, both bool) (err error) {
 	return nil
 }
 
-// places returns this rank's place in the group of each bucket, before join.
+// places returns this rank's place in the group of each bucket, before join. Ranks with the same weights are
+// neighbours.
 func (m *mesh) places(flat *model.FlatLayout) []state.Group {
-	return state.Groups(flat, state.Group{Rank: m.world.Rank(), Size: m.world.Size()})
+	rank, size := m.world.Rank(), m.world.Size()
+	per := size / m.copies
+	return state.Groups(flat, state.Group{Rank: rank%per*m.copies + rank/per, Size: size, Copies: m.copies})
 }

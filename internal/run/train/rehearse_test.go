@@ -56,7 +56,7 @@ func TestKernelsGetReady(t *testing.T) {
 			t.Fatal(err)
 		}
 		var passes atomic.Int64
-		onRanks(t, ranks, cfg, m, func(d *device.Device) { d.Kernel = planned{d.Kernel, &passes} },
+		onRanks(t, ranks, cfg, m.Room(), func(d *device.Device) { d.Kernel = planned{d.Kernel, &passes} },
 			func(*Trainer, *counted) error { return nil })
 		if got := passes.Load(); got != want*ranks {
 			t.Errorf("%s: told of %d passes on %d ranks, want %d on each", set, got, ranks, want)
@@ -136,7 +136,7 @@ func TestKernelsGetReadyForEachKind(t *testing.T) {
 			defer mu.Unlock()
 			calls[call] = true
 		}
-		onRanks(t, ranks, cfg, m, func(d *device.Device) { d.Kernel = watched{d.Kernel, attention.Idle{}, saw} },
+		onRanks(t, ranks, cfg, m.Room(), func(d *device.Device) { d.Kernel = watched{d.Kernel, attention.Idle{}, saw} },
 			func(tr *Trainer, _ *counted) error {
 				return tr.oneStep(t.Context())
 			})

@@ -3,7 +3,9 @@ package train
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -164,6 +166,10 @@ func (t *Trainer) delay(kinds string, queued <-chan struct{}) {
 	x.world = reductions
 	x.groups = slices.Repeat([]comm.Communicator{reductions}, len(x.Flat.Buckets))
 	x.weights = slices.Repeat([]comm.Communicator{gathers}, len(x.Flat.Buckets))
+	x.weights[x.Flat.Vectors()] = reductions
+	if x.across != nil {
+		x.across = wrap(x.across)
+	}
 }
 
 // reuse spoils the memory of every bucket that is neither in use nor next, so that each use gathers again.
@@ -180,7 +186,7 @@ func (t *Trainer) reuse() {
 				slot == x.Slot(next) {
 				continue
 			}
-			x.arrive(slot)
+			arrive(&x.gathers[slot])
 			delete(x.holds, slot)
 			spoil(t.dev.Stream, v)
 		}
@@ -191,15 +197,16 @@ func (t *Trainer) reuse() {
 }
 
 // trained runs some queued steps on each rank, and returns the bits of the losses and of all state.
-func trained(t *testing.T, ranks int, cfg *config.Config, change func(tr *Trainer, queued <-chan struct{})) []string {
+func trained(t *testing.T, ranks, copies int, cfg *config.Config, change func(tr *Trainer, queued <-chan struct{})) []string {
 	t.Helper()
 	mem, err := plan.MemoryOf(cfg, ranks, machine.Machine{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := make([]string, ranks)
+	out, room := make([]string, ranks), mem.Room()
+	room.Copies = copies
 	ahead := func(d *device.Device) { d.RunAhead = cfg.Train.Steps }
-	onRanks(t, ranks, cfg, mem, ahead, func(tr *Trainer, _ *counted) error {
+	onRanks(t, ranks, cfg, room, ahead, func(tr *Trainer, _ *counted) error {
 		queued, ctx := make(chan struct{}), context.Background()
 		change(tr, queued)
 		var steps []*inflight
@@ -232,6 +239,17 @@ func trained(t *testing.T, ranks int, cfg *config.Config, change func(tr *Traine
 	return out
 }
 
+func delayConfig(t *testing.T, ranks int, set ...string) *config.Config {
+	t.Helper()
+	cfg, err := config.Load("../../../examples/opticks.yaml", config.Options{Ranks: ranks, Device: "cpu",
+		Set: append([]string{"model.hidden_size=56", "model.intermediate_size=136", "data.seq_len=91", "train.steps=2",
+			"lr_schedule.warmup_steps=1", "train.micro_batch_size=1", "train.global_batch_size=2"}, set...)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
 // Late transfers and memory that is reused early change no bit: each reader waits for its data, and each writer for the
 // last reader.
 func TestDelaysLeaveNoTrace(t *testing.T) {
@@ -244,16 +262,10 @@ func TestDelaysLeaveNoTrace(t *testing.T) {
 			if testing.Short() && shard != "parameters" && i != j {
 				continue
 			}
-			cfg, err := config.Load("../../../examples/opticks.yaml", config.Options{Ranks: 2, Device: "cpu",
-				Set: append([]string{"model.hidden_size=56", "model.intermediate_size=136", "data.seq_len=91",
-					"train.steps=2", "lr_schedule.warmup_steps=1", "train.micro_batch_size=1", "train.global_batch_size=2",
-					"memory.shard=" + shard}, set...)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			want := trained(t, 2, cfg, func(*Trainer, <-chan struct{}) {})
+			cfg := delayConfig(t, 2, append(set, "memory.shard="+shard)...)
+			want := trained(t, 2, 1, cfg, func(*Trainer, <-chan struct{}) {})
 			for _, kinds := range []string{"gather", "reduce", "gather and reduce"} {
-				got := trained(t, 2, cfg, func(tr *Trainer, queued <-chan struct{}) { tr.delay(kinds, queued) })
+				got := trained(t, 2, 1, cfg, func(tr *Trainer, queued <-chan struct{}) { tr.delay(kinds, queued) })
 				if !slices.Equal(got, want) {
 					t.Errorf("%v, shard %s: delays of %s change the result", set, shard, kinds)
 				}
@@ -261,13 +273,68 @@ func TestDelaysLeaveNoTrace(t *testing.T) {
 			if shard != "parameters" {
 				continue
 			}
-			got := trained(t, 2, cfg, func(tr *Trainer, queued <-chan struct{}) {
+			got := trained(t, 2, 1, cfg, func(tr *Trainer, queued <-chan struct{}) {
 				tr.delay("gather", queued)
 				tr.reuse()
 			})
 			if !slices.Equal(got, want) {
 				t.Errorf("%v: early reuse of memory changes the result", set)
 			}
+		}
+	}
+}
+
+// lossOf returns the loss of a line of trained.
+func lossOf(t *testing.T, line string) float64 {
+	t.Helper()
+	loss, err := strconv.ParseFloat(strings.Fields(line)[1], 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return loss
+}
+
+// Weights in copies, each on some neighbours of four ranks, have the bits of whole weights, also if transfers are late.
+// Copies change only the order of sums.
+func TestCopiesLeaveNoTrace(t *testing.T) {
+	none := func(*Trainer, <-chan struct{}) {}
+	for _, compute := range []string{"fp32", "bf16"} {
+		for _, copies := range []int{2, 4} {
+			set := []string{"model.num_hidden_layers=3", "precision.compute=" + compute}
+			whole := delayConfig(t, 4, append(set, "memory.shard=gradients")...)
+			parts := delayConfig(t, 4, append(set, "memory.shard=parameters")...)
+			want := trained(t, 4, copies, whole, none)
+			if got := trained(t, 4, copies, parts, none); !slices.Equal(got, want) {
+				t.Errorf("%s: %d copies of the weights change the result", compute, copies)
+			}
+			got := trained(t, 4, copies, parts, func(tr *Trainer, queued <-chan struct{}) {
+				tr.delay("gather and reduce", queued)
+			})
+			if !slices.Equal(got, want) {
+				t.Errorf("%s: delays with %d copies of the weights change the result", compute, copies)
+			}
+			for i, text := range strings.Split(trained(t, 4, 1, parts, none)[0], "\n")[:parts.Train.Steps] {
+				loss, other := lossOf(t, strings.Split(want[0], "\n")[i]), lossOf(t, text)
+				if !(math.Abs(loss-other) <= 1e-3) {
+					t.Errorf("%s: a loss of %v with %d copies, %v with one", compute, loss, copies, other)
+				}
+			}
+		}
+	}
+}
+
+func TestRanksThatDoNotDivideAreRefused(t *testing.T) {
+	world := comm.NewLocal(3, make([]tensor.Stream, 3), comm.Options{})
+	for _, g := range world {
+		defer g.Close()
+	}
+	for _, c := range []struct {
+		context, copies int
+		want            string
+	}{{2, 1, "3 ranks do not divide into groups of 2"}, {1, 2, "3 ranks do not divide into 2 copies"}} {
+		if _, err := newMesh(t.Context(), world[0], c.context, c.copies); err == nil ||
+			!strings.Contains(err.Error(), c.want) {
+			t.Errorf("context %d, %d copies: %v, want %q", c.context, c.copies, err, c.want)
 		}
 	}
 }

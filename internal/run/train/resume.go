@@ -13,6 +13,7 @@ import (
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/tensor"
 )
 
 // The fields of a checkpoint for the moments, under PyTorch's names.
@@ -225,7 +226,17 @@ func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot
 		t.saved = make([][]float32, len(fields))
 	}
 	t.share.flush() // wait for weights in transfer
+	if t.share.OnHost {
+		if err := t.dev.Stream.Sync(ctx); err != nil {
+			return s, err
+		}
+	}
 	for i, f := range fields {
+		if t.share.OnHost && int64(f.view.Size()) == owned[len(owned)-1].Hi {
+			// a copy could exceed the host's memory; attempt waits for the save
+			s.Fields = append(s.Fields, checkpoint.Field{Name: f.name, Data: tensor.Data[float32](f.view)})
+			continue
+		}
 		if t.saved[i] == nil {
 			t.saved[i] = make([]float32, owned[len(owned)-1].Hi)
 		}

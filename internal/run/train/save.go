@@ -56,7 +56,8 @@ func (r *run) attempt(ctx context.Context, wait bool) error {
 		return err
 	}
 	r.saving = saving{step: r.step, began: began, paused: time.Since(began)}
-	if c := r.cfg.Checkpoint; !wait && (c.Async || c.Local != "") {
+	// the next step would overwrite an optimizer's state on the host, of which there is no copy
+	if c := r.cfg.Checkpoint; !wait && !r.share.OnHost && (c.Async || c.Local != "") {
 		return nil
 	}
 	return r.awaited(true)

@@ -22,12 +22,16 @@ type sharing struct {
 	dev     *Device
 	world   comm.Communicator   // all ranks, for sums over all gradients
 	groups  []comm.Communicator // by bucket: the ranks that share its gradients and weights
-	weights []comm.Communicator // the same ranks, for gathers
+	weights []comm.Communicator // by bucket: the ranks that gather its weights
+	across  comm.Communicator   // the ranks with the same part of the weights; nil: this one alone
 
 	label labels // of queued work
 
 	residence
+	updater *updater       // nil: the optimizer's state is on the device
+	fresh   []tensor.Event // by bucket: its update by updater; nil: followed, or none
 	gathers []comm.Pending // by slot; nil if complete
+	spreads []comm.Pending // by bucket: updated weights on their way between copies; nil if complete
 	reduces []reduction    // by bucket, or by staging buffer
 	first   bool           // first pass of the step
 	last    bool           // last pass of the step
@@ -44,7 +48,8 @@ type reduction struct {
 func newSharing(d *Device, s *state.State) *sharing {
 	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat,
 		streams: append([]tensor.Stream{d.Stream}, d.Copies...)},
-		gathers: make([]comm.Pending, len(s.Flat.Buckets))}
+		gathers: make([]comm.Pending, len(s.Flat.Buckets)), spreads: make([]comm.Pending, len(s.Flat.Buckets)),
+		fresh: make([]tensor.Event, len(s.Flat.Buckets))}
 	x.residence = residence{slot: s.Slot, holds: map[int]int{}, gather: x.gather}
 	x.reduces = make([]reduction, len(s.Flat.Buckets))
 	if s.Staging != nil {
@@ -55,13 +60,14 @@ func newSharing(d *Device, s *state.State) *sharing {
 }
 
 // join sets the groups that share the buckets. Call it before the first pass.
-func (x *sharing) join(world comm.Communicator, groups, weights []comm.Communicator) error {
+func (x *sharing) join(world comm.Communicator, groups, weights []comm.Communicator, across comm.Communicator) error {
 	for b, g := range groups {
-		if have := (state.Group{Rank: g.Rank(), Size: g.Size()}); have != x.Group(b) {
-			return fmt.Errorf("bucket %d: group %+v, but the layout is for %+v", b, have, x.Group(b))
+		if want := x.Group(b); g.Rank() != want.Rank || g.Size() != want.Size {
+			return fmt.Errorf("bucket %d: rank %d of a group of %d, but the layout is for %+v", b, g.Rank(), g.Size(),
+				want)
 		}
 	}
-	x.world, x.groups, x.weights = world, groups, weights
+	x.world, x.groups, x.weights, x.across = world, groups, weights, across
 	return nil
 }
 
@@ -75,7 +81,7 @@ func (x *sharing) use(bucket, next int) error {
 		next = model.Embedding
 	}
 	err := x.residence.use(bucket, next)
-	x.arrive(x.Slot(bucket))
+	arrive(&x.gathers[x.Slot(bucket)])
 	return err
 }
 
@@ -93,20 +99,24 @@ func (x *sharing) idle(passes int) error {
 	return nil
 }
 
-func (x *sharing) arrive(slot int) {
-	if p := x.gathers[slot]; p != nil {
-		p.Wait()
-		x.gathers[slot] = nil
+// arrive makes the compute stream wait for a transfer.
+func arrive(p *comm.Pending) {
+	if *p != nil {
+		(*p).Wait()
+		*p = nil
 	}
 }
 
 func (x *sharing) begin(bucket int) error {
 	x.label.part("backward", bucket)
-	if x.Staging == nil || x.Staging[bucket].Size() == 0 {
-		return nil
+	switch {
+	case x.Flat.Buckets[bucket].Size() == 0:
+	case x.Staging != nil:
+		x.waitAndAccumulate(state.StageOf(x.Flat, bucket))
+		x.dev.Ops.Zero(x.Staging[bucket])
+	case x.first:
+		x.dev.Ops.Zero(x.Whole(x.Grads, bucket))
 	}
-	x.waitAndAccumulate(state.StageOf(x.Flat, bucket))
-	x.dev.Ops.Zero(x.Staging[bucket])
 	return nil
 }
 
@@ -163,13 +173,6 @@ func (x *sharing) waitAndAccumulate(at int) {
 	}
 }
 
-// start prepares the gradients for the passes of a step.
-func (x *sharing) start() {
-	if x.Staging == nil { // else the first pass overwrites them
-		x.dev.Ops.Zero(x.Grads)
-	}
-}
-
 // order returns the buckets with weights in the order of a forward pass.
 func order(flat *model.FlatLayout) []int {
 	buckets := []int{model.Embedding, flat.Vectors()}
@@ -194,19 +197,56 @@ func (x *sharing) step(sums, norm2 View, u optim.Update) error {
 	if err := x.sum(sums); err != nil {
 		return fmt.Errorf("loss and gradient norm: %w", err)
 	}
-	return x.renew(func(b int) { x.Update(x.dev.Optim, b, norm2, u) })
+	if x.updater != nil {
+		x.updater.begin(norm2)
+	}
+	return x.renew(func(b int) {
+		if x.updater != nil {
+			x.fresh[b] = x.updater.update(b, u)
+		} else {
+			x.Update(x.dev.Optim, b, norm2, u)
+		}
+	})
 }
 
-// renew sets the weights of every bucket, and gathers the first ones for the next pass.
+// renew sets the weights of every bucket, and gathers the first ones for the next pass. With copies it spreads them all
+// first, so that the updates go on meanwhile. Of an update that runs beside the passes, it gathers none: the compute
+// stream would wait for the whole of it.
 func (x *sharing) renew(set func(bucket int)) error {
 	x.forget()
+	begin := x.fill
+	if x.across != nil {
+		begin = x.spread
+	}
 	for _, b := range order(x.Flat) {
 		set(b)
-		if err := x.fill(b); err != nil {
+		if x.updater != nil && x.across == nil {
+			continue
+		}
+		if err := begin(b); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// spread begins to send this rank's updated part of a bucket to the copies of the model.
+func (x *sharing) spread(bucket int) (err error) {
+	x.follow(bucket)
+	if dst, src := x.Spread(bucket); !dst.IsZero() {
+		if x.spreads[bucket], err = x.across.AllGather(dst, src); err != nil {
+			return fmt.Errorf("spreading weights: %w", err)
+		}
+	}
+	return nil
+}
+
+// follow makes the compute stream follow the update of a bucket.
+func (x *sharing) follow(bucket int) {
+	if e := x.fresh[bucket]; e != nil {
+		x.dev.Store.Follow(e)
+		x.fresh[bucket] = nil
+	}
 }
 
 func (x *sharing) sum(v View) error {
@@ -222,17 +262,25 @@ func (x *sharing) sum(v View) error {
 
 // publish copies loaded weights to the model, here and on the other ranks.
 func (x *sharing) publish() error {
-	return x.renew(func(b int) { x.CopyCompute(x.dev.Ops, b) })
+	return x.renew(func(b int) {
+		if x.updater != nil {
+			x.updater.publish(b)
+		} else {
+			x.CopyCompute(x.dev.Ops, b)
+		}
+	})
 }
 
 // gather begins an all-gather of a bucket's weights, after the present work of the compute stream and the last gather
 // into the same memory.
 func (x *sharing) gather(bucket int) error {
+	x.follow(bucket)
 	dst, src := x.Gathered(bucket)
 	if dst.IsZero() || dst == src {
 		return nil
 	}
-	x.arrive(x.Slot(bucket))
+	arrive(&x.gathers[x.Slot(bucket)])
+	arrive(&x.spreads[bucket])
 	if x.weights[bucket].Size() == 1 {
 		x.dev.Ops.Copy(dst, src)
 		return nil
@@ -248,7 +296,11 @@ func (x *sharing) gather(bucket int) error {
 func (x *sharing) flush() {
 	x.label.part("weights", -1)
 	defer x.label.part("", -1)
-	for slot := range x.gathers {
-		x.arrive(slot)
+	for b := range x.gathers {
+		arrive(&x.gathers[b])
+		arrive(&x.spreads[b])
+	}
+	if x.updater != nil {
+		x.updater.flush()
 	}
 }

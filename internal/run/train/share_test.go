@@ -159,10 +159,10 @@ func grouped(ctx context.Context, dev *Device, world comm.Communicator, by []div
 	}
 	s.Zero(dev.Ops)
 	t := &Trainer{cfg: &config.Config{}, dev: dev, mesh: &mesh{world: world, saves: world}, share: newSharing(dev, s)}
-	if t.stage, err = newStage(dev, int(flat.Size())); err != nil {
+	if t.stage, err = newStage(dev, int(flat.Size()), false); err != nil {
 		return nil, err
 	}
-	return t, t.share.join(world, groups, groups)
+	return t, t.share.join(world, groups, groups, nil)
 }
 
 // setWeights sets a rank's part of its colours' weights.
@@ -203,7 +203,6 @@ func (t *Trainer) trainShared() error {
 		})
 	}
 	for step := range shareSteps {
-		x.start()
 		for pass := range sharePasses {
 			x.first, x.last = pass == 0, pass == sharePasses-1
 			inner := []int{}

@@ -2,7 +2,6 @@ package train
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/tensor"
@@ -13,6 +12,8 @@ type stage struct {
 	dev   *Device
 	piece [2]View         // float32
 	busy  [2]tensor.Event // end of the piece's use; nil: never used
+	// direct: the state is in host memory itself, and no queued work uses it.
+	direct bool
 }
 
 // stagePiece is the number of elements of a piece, enough for copies at the link's speed.
@@ -21,15 +22,15 @@ const stagePiece = 8 << 20
 // hostPiece replaces it on a CPU.
 const hostPiece = 256 << 10
 
-func newStage(dev *Device, most int) (*stage, error) {
-	s, piece := &stage{dev: dev}, stagePiece
+func newStage(dev *Device, most int, direct bool) (*stage, error) {
+	s, piece := &stage{dev: dev, direct: direct}, stagePiece
 	if dev.Machine.IsCPU() {
 		piece = hostPiece
 	}
 	for i := range s.piece {
 		var err error
-		if s.piece[i], err = dev.HostVector(tensor.F32, max(1, min(most, piece))); err != nil {
-			return nil, fmt.Errorf("staging memory: %w", err)
+		if s.piece[i], err = dev.HostVector("staging memory", tensor.F32, max(1, min(most, piece))); err != nil {
+			return nil, err
 		}
 	}
 	return s, nil
@@ -37,6 +38,9 @@ func newStage(dev *Device, most int) (*stage, error) {
 
 // write fills dst, a float32 vector on the device, piece by piece. fill sets data to the elements from index lo.
 func (s *stage) write(ctx context.Context, dst View, fill func(lo int, data []float32) error) error {
+	if s.direct {
+		return fill(0, tensor.Data[float32](dst))
+	}
 	return s.each(ctx, dst, func(i, lo int, host, part View) error {
 		if err := s.free(ctx, i); err != nil {
 			return err
@@ -51,6 +55,10 @@ func (s *stage) write(ctx context.Context, dst View, fill func(lo int, data []fl
 }
 
 func (s *stage) read(ctx context.Context, dst []float32, src View) error {
+	if s.direct {
+		copy(dst, tensor.Data[float32](src))
+		return ctx.Err()
+	}
 	var flush [2]func()
 	take := func(i int) error {
 		if flush[i] == nil {

@@ -75,12 +75,12 @@ func (g *staged) AllGather(dst, src tensor.View) (comm.Pending, error) {
 func (g *staged) via(dst, src tensor.View, call func(dst, src tensor.View) (comm.Pending, error)) (comm.Pending,
 	error) {
 	ctx := context.Background()
-	in, err := g.dev.HostVector(src.DType(), src.Size())
+	in, err := g.dev.HostVector("in", src.DType(), src.Size())
 	if err != nil {
 		return nil, err
 	}
 	defer g.dev.FreeHostVector(in)
-	out, err := g.dev.HostVector(dst.DType(), dst.Size())
+	out, err := g.dev.HostVector("out", dst.DType(), dst.Size())
 	if err != nil {
 		return nil, err
 	}

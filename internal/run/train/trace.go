@@ -38,9 +38,9 @@ func (r *run) lanes() []lane {
 	for _, s := range r.dev.Copies {
 		add(s, "")
 	}
-	groups := []comm.Communicator{r.mesh.context, r.mesh.weights, r.mesh.state}
-	for i, of := range []string{"attention", "weights", "gradients"} {
-		if i == 2 && r.mesh.state == r.mesh.weights {
+	groups := []comm.Communicator{r.mesh.context, r.mesh.weights, r.mesh.across, r.mesh.state}
+	for i, of := range []string{"attention", "weights", "copies of weights", "gradients"} {
+		if of == "gradients" && r.mesh.state == r.mesh.weights {
 			break
 		}
 		if g, ok := groups[i].(comm.Streamer); ok {

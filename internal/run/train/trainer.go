@@ -73,7 +73,7 @@ func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.
 	error) {
 	t := &Trainer{cfg: cfg, dev: &dev, scaler: newScaler(&dev)}
 	var err error
-	if t.mesh, err = newMesh(ctx, world, cfg.Parallel.Context); err != nil {
+	if t.mesh, err = newMesh(ctx, world, cfg.Parallel.Context, max(1, o.Room.Copies)); err != nil {
 		return nil, err
 	}
 	t.mesh.setDeadline(cfg.Parallel.TransferTimeout())
@@ -115,17 +115,25 @@ func (t *Trainer) allocate(o *Options) error {
 	adamw := optim.AdamW{Beta1: c.Betas[0], Beta2: c.Betas[1], Eps: c.Eps, WeightDecay: c.WeightDecay,
 		MaxNorm: c.GradClip}
 	flat := model.NewLayout(&t.cfg.Model.Config, world.Size())
+	_, host := t.cfg.Memory.Offloads()
 	s, err := state.New(t.dev, state.Options{
 		Layout: flat, Groups: t.mesh.places(flat),
 		Shard: state.ShardingOf(t.cfg.Memory.Shard), Compute: t.dev.Compute, Masters: t.dev.Masters, AdamW: adamw,
-		Frozen: o.Frozen, HalfWire: t.cfg.Precision.GradWire == "bf16",
+		Frozen: o.Frozen, HalfWire: t.cfg.Precision.GradWire == "bf16", Host: host,
 	})
 	if err != nil {
 		return err
 	}
 	s.Zero(t.dev.Ops)
+	var u *updater
+	if s.OnHost {
+		if u, err = newUpdater(t.dev, s); err != nil {
+			return err
+		}
+	}
 	t.share = newSharing(t.dev, s)
-	t.stage, err = newStage(t.dev, int(flat.Size()))
+	t.share.updater = u
+	t.stage, err = newStage(t.dev, int(flat.Size()), s.OnHost)
 	return err
 }
 
@@ -154,7 +162,9 @@ func (t *Trainer) populate(ctx context.Context, o *Options) error {
 	all := func(g comm.Communicator) []comm.Communicator {
 		return slices.Repeat([]comm.Communicator{g}, len(t.share.Flat.Buckets))
 	}
-	return t.share.join(t.mesh.state, all(t.mesh.state), all(t.mesh.weights))
+	weights := all(t.mesh.weights)
+	weights[t.share.Flat.Vectors()] = t.mesh.state // never in copies
+	return t.share.join(t.mesh.state, all(t.mesh.state), weights, t.mesh.across)
 }
 
 func (t *Trainer) feeds(o *Options) (err error) {
@@ -180,6 +190,14 @@ func (t *Trainer) build(room state.Room) (err error) {
 	cfg, shape := t.cfg, &t.cfg.Model.Config
 	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk,
 		Layers: room.Layers, Hooks: t.share.hooks()}
+	moves, err := newOffload(t.dev, room.Layers, room.Host)
+	if err != nil {
+		return err
+	}
+	if moves != nil {
+		t.share.label.streams = append([]tensor.Stream{t.dev.Stream}, t.dev.Copies...)
+		opt.Hooks.Keep, opt.Hooks.Bring = moves.keep, moves.bring
+	}
 	if t.arena, err = t.dev.Arena("activations", room.Activations); err != nil {
 		return err
 	}
@@ -205,7 +223,7 @@ func (t *Trainer) build(room state.Room) (err error) {
 	t.stepMem = make([]stepSums, t.dev.RunAhead+1)
 	for i := range t.stepMem {
 		for _, v := range []*View{&t.stepMem[i].in, &t.stepMem[i].out} {
-			if *v, err = t.dev.HostVector(tensor.F64, sumCount); err != nil {
+			if *v, err = t.dev.HostVector("sums of a step", tensor.F64, sumCount); err != nil {
 				return err
 			}
 		}
@@ -318,7 +336,6 @@ func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *inflight, err e
 // update queues the passes and the optimizer of a step. The bias correction of the moments does not count blank steps
 // and the skipped steps known to the host.
 func (t *Trainer) update(ctx context.Context, f *inflight, skipped int) (err error) {
-	t.share.start()
 	if f.r.Load, err = t.passes(ctx, cmp.Or(f.scale, 1)/float64(f.valid)); err != nil {
 		return err
 	}
