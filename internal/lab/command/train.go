@@ -158,9 +158,6 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, d
 	if err == nil {
 		err = mem.Check()
 	}
-	if k := cfg.Memory.Offload; err == nil && k != "off" {
-		err = fmt.Errorf("memory.offload %s is not in this build, and without it the run may not fit", k)
-	}
 	if err != nil {
 		return r, &InputError{err}
 	}
