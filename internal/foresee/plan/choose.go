@@ -120,7 +120,7 @@ func (s *search) over(list []config.Memory, chunks []int) error {
 type speed struct {
 	layers              int
 	products, attention float64 // seconds of a layer's forward pass
-	gather              float64 // seconds of gathering the weights of a layer
+	gather, inside      float64 // seconds of gathering the weights of a layer, over all ranks and inside a host
 	micro               int     // passes in a step
 	host                float64 // bytes a second to and from the host
 }
@@ -149,12 +149,14 @@ func speedOf(cfg *config.Config, ranks int, on machine.Machine, d *demand) speed
 	if on.Hosts > 1 {
 		link = cmp.Or(float64(on.Net), plainNet)
 	}
+	part := func(n int) float64 { return float64(n-1) / float64(n) }
 	bytes := float64(int64(backend.DType(cfg).Size()) * weights)
 	return speed{
 		layers:    m.NumHiddenLayers,
 		products:  2 * float64(weights) * tokens / rate,
 		attention: 4 * float64(m.NumAttentionHeads*m.HeadDim) * pairs / rate,
-		gather:    bytes * float64(ranks-1) / float64(ranks) / link,
+		gather:    bytes * part(ranks) / link,
+		inside:    bytes * part(on.PerHost(ranks)) / cmp.Or(float64(on.Link), plainBus),
 		micro:     cfg.Train.GlobalBatchSize / (sequences(cfg) * cfg.Parallel.Data),
 		host:      on.HostRate(ranks),
 	}
@@ -168,7 +170,11 @@ func (s *speed) extra(c *config.Memory, m *Memory) float64 {
 	layers := float64(s.layers)
 	t := layers*again + float64(m.Layers.Nothing)*forward
 	if c.Shard == "parameters" { // gradients gathers once a step
-		t += layers * (exposedCopy(s.gather, forward) + exposedCopy(s.gather, backward))
+		gather := s.gather
+		if m.Copies > 1 {
+			gather = s.inside
+		}
+		t += layers * (exposedCopy(gather, forward) + exposedCopy(gather, backward))
 	}
 	return float64(s.micro)*t + m.offloading(s.host, forward, backward, s.layers, s.micro)
 }

@@ -226,3 +226,19 @@ func TestExposedCopy(t *testing.T) {
 		t.Errorf("offload costs %g", got)
 	}
 }
+
+// Several hosts have a copy of sharded weights each, unless memory is short.
+func TestHostsHaveCopiesOfWeights(t *testing.T) {
+	set := []string{"memory.shard=parameters", "memory.recompute=full", "memory.offload=off"}
+	_, m := fitted(t, "llama-3.1-8b.yaml", 16, gpus(t, "gpu=h100,gpus=8,hosts=2"), set...)
+	_, one := fitted(t, "llama-3.1-8b.yaml", 16, gpus(t, "gpu=h100,gpus=16"), set...)
+	if m.Copies != 2 || m.Room().Copies != 2 || one.Copies != 1 || m.Compute <= one.Compute ||
+		m.Gradients != one.Gradients {
+		t.Errorf("%+v, on one host %+v", m, one)
+	}
+	short := gpus(t, "gpu=h100,gpus=8,hosts=2")
+	short.Memory = one.Total*100/97 + 1<<20
+	if _, m := fitted(t, "llama-3.1-8b.yaml", 16, short, set...); !m.Fits || m.Copies != 1 {
+		t.Errorf("with little memory: %+v", m)
+	}
+}

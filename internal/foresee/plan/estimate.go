@@ -223,7 +223,7 @@ func (s *step) state() {
 			tail = r
 		}
 		if shard != state.ShardNone {
-			gather += s.costs.Reduce("all_gather", s.ranks, int64(dtype.Size())*b.Size())
+			gather += s.costs.Reduce("all_gather", s.ranks/s.memory.Copies, int64(dtype.Size())*b.Size())
 		}
 		part := b.Size() / own
 		for _, w := range []cost.Work{

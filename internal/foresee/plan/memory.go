@@ -34,6 +34,7 @@ type Memory struct {
 	Device      int64 `json:"device"`  // bytes of one device, or of the host memory that CPU ranks share; 0: unknown
 	Reserve     int64 `json:"reserve"` // the part of Device that stays free
 
+	Copies          int    `json:"weight_copies"`    // of sharded parameters: one for each host, or 1
 	Layers          Layers `json:"layers"`           // zero: all activations stay on the device
 	HostActivations int64  `json:"host_activations"` // offloaded by this rank
 	HostOptimizer   int64  `json:"host_optimizer"`   // masters and moments, likewise
@@ -78,7 +79,7 @@ func (m *Memory) hostItems() []item {
 // Room returns the part that a run grows on demand.
 func (m *Memory) Room() state.Room {
 	return state.Room{Activations: m.Activations, RingBuffers: m.RingBuffers, Tokens: m.tokens, Layers: m.retain(),
-		Host: m.HostActivations}
+		Host: m.HostActivations, Copies: m.Copies}
 }
 
 // Verdict returns a sentence on whether the run fits the device; "" if that is unknown.
@@ -147,8 +148,19 @@ func measured(of, alike measure, cfg *config.Config, ranks int, machine machine.
 	return m.advised(alike, cfg, ranks, machine, d), err
 }
 
-func memoryOf(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Memory, error) {
-	m := Memory{Device: machine.Memory, RingBuffers: d.buffers}
+// memoryOf returns the memory of a run. With sharded parameters each host has a copy of the weights, if that fits and
+// drops no inputs.
+func memoryOf(cfg *config.Config, ranks int, on machine.Machine, d *demand) (Memory, error) {
+	if n := on.Hosts; cfg.Memory.Shard == "parameters" && n > 1 && ranks%n == 0 && ranks > n && on.Memory > 0 {
+		if m, err := memoryWith(cfg, ranks, n, on, d); err != nil || m.Fits && m.Layers.Nothing == 0 {
+			return m, err
+		}
+	}
+	return memoryWith(cfg, ranks, 1, on, d)
+}
+
+func memoryWith(cfg *config.Config, ranks, copies int, machine machine.Machine, d *demand) (Memory, error) {
+	m := Memory{Device: machine.Memory, RingBuffers: d.buffers, Copies: copies}
 	m.HostDevice, m.HostReserve = machine.HostMemory()
 	dtype, batch := backend.DType(cfg), sequences(cfg)
 	m.tokens = batch * d.tokens
@@ -255,7 +267,8 @@ func (m *Memory) state(cfg *config.Config, ranks, batch int, dtype tensor.DType)
 	flat, meter := model.NewLayout(&cfg.Model.Config, ranks), state.Meter{}
 	_, host := cfg.Memory.Offloads()
 	_, err := state.New(meter, state.Options{
-		Layout: flat, Groups: state.Groups(flat, state.Group{Size: ranks}), Shard: state.ShardingOf(cfg.Memory.Shard),
+		Layout: flat, Groups: state.Groups(flat, state.Group{Size: ranks, Copies: m.Copies}),
+		Shard:   state.ShardingOf(cfg.Memory.Shard),
 		Compute: dtype, HalfWire: cfg.Precision.GradWire == "bf16", Host: host,
 	})
 	if err != nil {
