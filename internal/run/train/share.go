@@ -271,15 +271,14 @@ func (x *sharing) publish() error {
 	})
 }
 
-// gather begins an all-gather of a bucket's weights, after the present work of the compute stream and the last gather
-// into the same memory.
+// gather begins an all-gather of a bucket's weights, after the present work of the compute stream. The last gather into
+// the same memory is over: use has waited for it.
 func (x *sharing) gather(bucket int) error {
 	x.follow(bucket)
 	dst, src := x.Gathered(bucket)
 	if dst.IsZero() || dst == src {
 		return nil
 	}
-	arrive(&x.gathers[x.Slot(bucket)])
 	arrive(&x.spreads[bucket])
 	if x.weights[bucket].Size() == 1 {
 		x.dev.Ops.Copy(dst, src)
