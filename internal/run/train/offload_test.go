@@ -44,7 +44,7 @@ func TestOffloadLeavesNoTrace(t *testing.T) {
 }
 
 // Checkpoints move between runs with and without state on the host. The async save of the state on the host, of which
-// there is no copy, keeps the bits of its step.
+// there is no copy, keeps the bits of its step, also if copies to the host are late.
 func TestCheckpointsOfStateOnTheHost(t *testing.T) {
 	const half, whole = 3, 6
 	for _, shard := range []string{"none", "gradients", "parameters"} {
@@ -52,7 +52,13 @@ func TestCheckpointsOfStateOnTheHost(t *testing.T) {
 			run := func(steps int, offload, from string) outcome {
 				cfg := load(t, tiny(t), ranks, "memory.shard="+shard, "memory.offload="+offload, "checkpoint.async=true",
 					fmt.Sprintf("checkpoint.every=%d", half), fmt.Sprintf("train.steps=%d", steps))
-				return mustRun(t, cfg, ranks, train.Options{From: from})
+				o, err := runOn(t, cfg, ranks, train.Options{From: from}, func(d *device.Device) {
+					d.Store = lateCopies{d.Store, d.Stream, "state out"}
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return o
 			}
 			want := run(whole, "off", "").steps
 			for _, pair := range [][2]string{{"optimizer", "off"}, {"off", "optimizer"}, {"both", "both"}} {

@@ -46,8 +46,7 @@ type reduction struct {
 }
 
 func newSharing(d *Device, s *state.State) *sharing {
-	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat,
-		streams: append([]tensor.Stream{d.Stream}, d.Copies...)},
+	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat},
 		gathers: make([]comm.Pending, len(s.Flat.Buckets)), spreads: make([]comm.Pending, len(s.Flat.Buckets)),
 		fresh: make([]tensor.Event, len(s.Flat.Buckets))}
 	x.residence = residence{slot: s.Slot, holds: map[int]int{}, gather: x.gather}

@@ -194,8 +194,8 @@ func (t *Trainer) build(room state.Room) (err error) {
 	if err != nil {
 		return err
 	}
+	t.share.label.streams = append([]tensor.Stream{t.dev.Stream}, t.dev.Copies...)
 	if moves != nil {
-		t.share.label.streams = append([]tensor.Stream{t.dev.Stream}, t.dev.Copies...)
 		opt.Hooks.Keep, opt.Hooks.Bring = moves.keep, moves.bring
 	}
 	if t.arena, err = t.dev.Arena("activations", room.Activations); err != nil {

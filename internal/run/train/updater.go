@@ -37,17 +37,16 @@ func newUpdater(dev *Device, s *state.State) (*updater, error) {
 	return u, err
 }
 
-// begin begins a step whose gradients have this squared norm. It copies norm2, which the next step overwrites.
+// begin begins a step whose gradients have this squared norm, after the compute stream's work so far: the gradients are
+// there, and no pass reads the old weights. It copies norm2, which the next step overwrites.
 func (u *updater) begin(norm2 View) {
 	u.work.Wait(u.dev.Stream.Record())
 	u.dev.Store.Copy(u.work, u.norm2, norm2)
 	u.dev.Store.Follow(u.work.Record())
 }
 
-// update queues the update of this rank's part of a bucket, after the compute stream's work so far. It returns the
-// event of the new weights in the model's copy.
+// update queues the update of this rank's part of a bucket. It returns the event of the new weights in the model's copy.
 func (u *updater) update(bucket int, step optim.Update) tensor.Event {
-	u.work.Wait(u.dev.Stream.Record()) // the gradients are there, and no pass reads the old weights
 	fields := []View{u.Held(u.Masters, bucket), u.Held(u.M, bucket), u.Held(u.V, bucket)}
 	u.pieces(fields, func(lo int, p []View) (end tensor.Event) {
 		u.work.Wait(u.in.Record())
