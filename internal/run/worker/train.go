@@ -54,13 +54,13 @@ func (p *process) train(ctx context.Context) (err error) {
 	return err
 }
 
-// explain adds to a lack of memory the fix, and the memory of the run by kind.
+// explain adds to a lack of memory, each on lines of its own, the fix and the memory of the run by kind.
 func explain(err error, cfg *config.Config, ranks int, on machine.Machine, mem *plan.Memory) error {
 	var lack *device.MemoryError
 	if !errors.As(err, &lack) {
 		return err
 	}
-	return fmt.Errorf("%w; %s", err, mem.Shortage(cfg, ranks, on, lack.Free, lack.Host))
+	return fmt.Errorf("%w\n%s", err, mem.Shortage(cfg, ranks, on, lack.Free, lack.Host))
 }
 
 func (p *process) eval(ctx context.Context) (err error) {

@@ -38,7 +38,7 @@ func TestLackOfMemoryIsExplained(t *testing.T) {
 			[]string{"slab: pinned host memory: the run takes 1 GiB: CUDA", "ulimit -l", "optimizer"}, "nvidia-smi"},
 	} {
 		text := explain(c.err, cfg, 2, on, &mem).Error()
-		for _, w := range append(c.says, driver.Error(), "\nmemory of the run by kind:\n", "total") {
+		for _, w := range append(c.says, driver.Error()+"\n", "\nmemory of the run by kind:\n", "total") {
 			if strings.Count(text, w) != 1 && w != "activations" && w != "optimizer" || !strings.Contains(text, w) {
 				t.Errorf("%d times %q in %s", strings.Count(text, w), w, text)
 			}
