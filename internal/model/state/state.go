@@ -85,79 +85,98 @@ type State struct {
 
 // New allocates the uninitialised state of one rank.
 func New(a Allocator, o Options) (*State, error) {
-	s := &State{Flat: o.Layout, groups: o.Groups, adamw: o.AdamW, copies: 1}
+	s := &State{Flat: o.Layout, groups: o.Groups, adamw: o.AdamW, copies: 1, OnHost: o.Host && !o.Frozen}
 	if err := s.divide(); err != nil {
 		return nil, err
 	}
-	all, held := int(s.Flat.Size()), int(s.Flat.Size())
 	if s.owned() < s.Flat.Size() { // else one rank has all parts
 		s.shard = o.Shard
 	}
-	if s.shard != ShardNone {
-		held = int(s.owned())
-	}
-	var err error
-	take := func(from func(a Allocator) (View, error)) View {
-		v, e := from(a)
-		if e != nil {
-			err, a = e, Meter{} // the remainder takes no memory
-			v, _ = from(a)
-		}
-		return v
-	}
-	vector := func(what string, t tensor.DType, n int) View {
-		v := take(func(a Allocator) (View, error) { return a.Vector(what, t, n) })
-		s.all = append(s.all, v)
-		return v
-	}
-	optimizer := vector
-	if s.OnHost = o.Host && !o.Frozen; s.OnHost {
-		optimizer = func(what string, t tensor.DType, n int) View {
-			return take(func(a Allocator) (View, error) { return a.HostVector(what, t, n) })
-		}
-	}
-	read := all // elements of compute
 	if s.shard == ShardParameters {
 		s.copies = max(1, s.groups[0].Copies)
-		read = held * s.copies
+	}
+	t := &taking{Allocator: a, host: s.OnHost}
+	s.takeWeights(t, o)
+	if !o.Frozen {
+		s.takeTraining(t, o)
+	}
+	s.all = t.device
+	return s, t.err
+}
+
+// takeWeights allocates masters, the model's copy, and memory to gather it.
+func (s *State) takeWeights(t *taking, o Options) {
+	read := int(s.Flat.Size()) // elements of compute
+	if s.shard == ShardParameters {
+		read = s.held() * s.copies
 	}
 	if o.Masters || o.Compute != tensor.F32 || s.OnHost || s.copies > 1 {
-		s.Masters, s.compute = optimizer(Weights, tensor.F32, held), vector(Compute, o.Compute, read)
+		s.Masters = t.optimizer(Weights, s.held())
+		s.compute = t.vector(Compute, o.Compute, read)
 	} else {
-		s.Masters = vector(Weights, tensor.F32, read)
+		s.Masters = t.vector(Weights, tensor.F32, read)
 		s.compute = s.Masters
 	}
-	if s.OnHost || s.shard != ShardNone && s.Masters.Size() < all {
-		s.vectors = vector(Compute, tensor.F32, int(s.Flat.Buckets[s.Flat.Vectors()].Size()))
+	if s.OnHost || s.shard != ShardNone && s.Masters.Size() < int(s.Flat.Size()) {
+		s.vectors = t.vector(Compute, tensor.F32, int(s.Flat.Buckets[s.Flat.Vectors()].Size()))
 	}
 	if s.shard == ShardParameters {
-		s.buffers = stages(s.Flat, s.vectors, func(n int) View { return vector(Compute, o.Compute, n) })
+		s.buffers = stages(s.Flat, s.vectors, func(n int) View { return t.vector(Compute, o.Compute, n) })
 	}
-	if o.Frozen {
-		return s, err
-	}
-	s.M, s.V = optimizer(Moments, tensor.F32, held), optimizer(Moments, tensor.F32, held)
+}
+
+// takeTraining allocates moments and gradients.
+func (s *State) takeTraining(t *taking, o Options) {
+	s.M, s.V = t.optimizer(Moments, s.held()), t.optimizer(Moments, s.held())
 	for i := range s.Pieces {
 		for j := range s.Pieces[i] {
 			if s.OnHost {
-				s.Pieces[i][j] = vector(Moments, tensor.F32, min(held, pieceSize))
+				s.Pieces[i][j] = t.vector(Moments, tensor.F32, min(s.held(), pieceSize))
 			}
 		}
 	}
 	if s.shard >= ShardGradients {
-		s.Grads = vector(Gradients, tensor.F32, held)
-		s.Staging = stages(s.Flat, View{}, func(n int) View { return vector(Gradients, tensor.F32, n) })
+		s.Grads = t.vector(Gradients, tensor.F32, s.held())
+		s.Staging = stages(s.Flat, View{}, func(n int) View { return t.vector(Gradients, tensor.F32, n) })
 	} else {
-		s.Grads = vector(Gradients, tensor.F32, all)
+		s.Grads = t.vector(Gradients, tensor.F32, int(s.Flat.Size()))
 	}
 	if o.HalfWire && s.shard != ShardNone {
 		largest := slices.MaxFunc(s.Flat.Buckets, func(a, b model.Bucket) int { return cmp.Compare(a.Size(), b.Size()) })
-		s.Wire = vector(Gradients, tensor.BF16, int(largest.Size()))
+		s.Wire = t.vector(Gradients, tensor.BF16, int(largest.Size()))
 	}
+}
+
+// A taking allocates vectors. After an error it only counts them.
+type taking struct {
+	Allocator
+	host   bool // the optimizer's vectors are in host memory
+	device []View
+	err    error
+}
+
+// vector allocates memory of the device.
+func (t *taking) vector(what string, dtype tensor.DType, n int) View {
+	v := t.take(func() (View, error) { return t.Vector(what, dtype, n) })
+	t.device = append(t.device, v)
+	return v
+}
+
+// optimizer allocates a float32 vector of the optimizer.
+func (t *taking) optimizer(what string, n int) View {
+	if !t.host {
+		return t.vector(what, tensor.F32, n)
+	}
+	return t.take(func() (View, error) { return t.HostVector(what, tensor.F32, n) })
+}
+
+func (t *taking) take(from func() (View, error)) View {
+	v, err := from()
 	if err != nil {
-		return nil, err
+		t.err, t.Allocator = err, Meter{}
+		v, _ = from()
 	}
-	return s, nil
+	return v
 }
 
 // Zero queues the zeroing of every buffer.
@@ -330,6 +349,14 @@ func Groups(flat *model.FlatLayout, g Group) []Group {
 func (s *State) Group(bucket int) Group { return s.groups[bucket] }
 
 func (s *State) owned() int64 { return s.parts[len(s.parts)-1].Hi }
+
+// held returns the elements of a flat buffer of the optimizer.
+func (s *State) held() int {
+	if s.shard == ShardNone {
+		return int(s.Flat.Size())
+	}
+	return int(s.owned())
+}
 
 // Owned returns the range of this rank's part of each bucket in a buffer of parts.
 func (s *State) Owned() []model.Bucket { return s.parts }
