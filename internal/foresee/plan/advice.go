@@ -27,66 +27,35 @@ type smaller struct {
 	demand *demand
 }
 
+// An adviser measures changes of a run that does not fit.
+type adviser struct {
+	of      measure
+	on      machine.Machine
+	perHost int // ranks
+}
+
+// lacks returns the bytes that a rank of a changed run lacks.
+func (a *adviser) lacks(s *smaller) int64 {
+	at := a.on
+	at.Hosts = max(at.Hosts, (s.ranks+a.perHost-1)/a.perHost) // more ranks come with more hosts
+	less, err := a.of(&s.cfg, s.ranks, at, s.demand)
+	if err != nil {
+		return math.MaxInt64
+	}
+	return less.short(at, s.ranks)
+}
+
 // advised returns m with its largest item and the changes that make it fit, if it does not. It measures every change,
 // and so omits settings that are already there or cannot help.
 func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Machine, d *demand) Memory {
 	if m.Fits || m.Device == 0 {
 		return m
 	}
-	lacks := func(s *smaller) int64 {
-		at := on
-		perHost := max(on.GPUs, on.PerHost(ranks))
-		at.Hosts = max(on.Hosts, (s.ranks+perHost-1)/perHost) // more ranks come with more hosts
-		less, err := of(&s.cfg, s.ranks, at, s.demand)
-		if err != nil {
-			return math.MaxInt64
-		}
-		return less.short(at, s.ranks)
-	}
-	fits := func(s *smaller) bool { return lacks(s) == 0 }
+	a := &adviser{of, on, max(on.GPUs, on.PerHost(ranks))}
 	now := smaller{cfg: *cfg, ranks: ranks, demand: d}
-	var enough, all []string // changes that do by themselves, and all changes
-	together := now
-	for _, values := range levers {
-		need := m.short(on, ranks)
-		need -= need / 100
-		var best smaller
-		var pull lever
-		for _, change := range values {
-			s, ok := change(now)
-			if n := lacks(&s); ok && n < need {
-				best, need, pull = s, n, change
-			}
-		}
-		if pull == nil || best.cfg.Memory.Offload != cfg.Memory.Offload && m.HostDevice == 0 {
-			continue
-		}
-		if together, _ = pull(together); need == 0 {
-			enough = append(enough, best.advice)
-		}
-		all = append(all, best.advice)
-	}
-	spread := []func(s smaller, factor int) (smaller, bool){smaller.shorter}
-	if !on.IsCPU() {
-		spread = append(spread, smaller.spread) // ranks of a CPU share its memory
-	} else {
-		spread = append(spread, smaller.fewer)
-	}
-	search := func(s smaller, change func(smaller, int) (smaller, bool)) string {
-		for f := 2; f <= maxFactor; f *= 2 {
-			less, ok := change(s, f)
-			if !ok || !fits(&less) {
-				continue
-			}
-			var err error
-			if less.demand, err = demandOf(&less.cfg, on, nil); err == nil && fits(&less) {
-				return less.advice
-			}
-		}
-		return ""
-	}
-	for _, change := range spread {
-		if advice := search(now, change); advice != "" {
+	together, enough, all := a.pull(&m, now)
+	for _, change := range a.spread() {
+		if advice := a.search(now, change); advice != "" {
 			enough = append(enough, advice)
 		}
 	}
@@ -98,22 +67,76 @@ func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Ma
 	}
 	if len(enough) > 0 {
 		m.advice += "; to fit, use " + strings.Join(enough, ", or ")
-		return m
+	} else if joint := a.joint(together, all); len(joint) > 0 {
+		m.advice += "; to fit, use " + strings.Join(joint, " and ") + " together"
+	} else {
+		m.advice += "; no key and no number of ranks makes it fit: use a smaller model, or devices with more memory"
 	}
-	if len(all) > 0 {
-		if fits(&together) {
-			m.advice += "; to fit, use " + strings.Join(all, " and ") + " together"
-			return m
-		}
-		for _, change := range spread {
-			if advice := search(together, change); advice != "" {
-				m.advice += "; to fit, use " + strings.Join(append(all, advice), " and ") + " together"
-				return m
+	return m
+}
+
+// pull returns the changes of keys that fit by themselves, all that help, and the run with all of them.
+func (a *adviser) pull(m *Memory, now smaller) (together smaller, enough, all []string) {
+	together = now
+	for _, values := range levers {
+		need := m.short(a.on, now.ranks)
+		need -= need / 100
+		var best smaller
+		var pull lever
+		for _, change := range values {
+			s, ok := change(now)
+			if n := a.lacks(&s); ok && n < need {
+				best, need, pull = s, n, change
 			}
 		}
+		if pull == nil || best.cfg.Memory.Offload != now.cfg.Memory.Offload && m.HostDevice == 0 {
+			continue
+		}
+		if together, _ = pull(together); need == 0 {
+			enough = append(enough, best.advice)
+		}
+		all = append(all, best.advice)
 	}
-	m.advice += "; no key and no number of ranks makes it fit: use a smaller model, or devices with more memory"
-	return m
+	return together, enough, all
+}
+
+// joint returns changes that fit together: all of them, and if necessary a shorter sequence or other ranks; none: they
+// do not.
+func (a *adviser) joint(together smaller, all []string) []string {
+	if len(all) == 0 || a.lacks(&together) == 0 {
+		return all
+	}
+	for _, change := range a.spread() {
+		if advice := a.search(together, change); advice != "" {
+			return append(all, advice)
+		}
+	}
+	return nil
+}
+
+type factored func(s smaller, factor int) (smaller, bool)
+
+// spread lists the changes by a factor.
+func (a *adviser) spread() []factored {
+	if a.on.IsCPU() {
+		return []factored{smaller.shorter, smaller.fewer} // ranks of a CPU share its memory
+	}
+	return []factored{smaller.shorter, smaller.spread}
+}
+
+// search returns the advice of the least factor that fits; "": none does.
+func (a *adviser) search(s smaller, change factored) string {
+	for f := 2; f <= maxFactor; f *= 2 {
+		less, ok := change(s, f)
+		if !ok || a.lacks(&less) > 0 {
+			continue
+		}
+		var err error
+		if less.demand, err = demandOf(&less.cfg, a.on, nil); err == nil && a.lacks(&less) == 0 {
+			return less.advice
+		}
+	}
+	return ""
 }
 
 // Shortage returns the fix for a run that does not get its memory, and its memory by kind. free is the unused memory of

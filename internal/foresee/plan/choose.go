@@ -184,6 +184,8 @@ const contention = 0.02
 
 // exposedCopy returns the time that a copy adds to the work beside it.
 func exposedCopy(copy, work float64) float64 { return max(copy-work, contention*copy) }
+
+// upTo returns the chunks of the loss for a number of tokens, the largest first.
 func upTo(tokens int) (chunks []int) {
 	for _, n := range lossChunks {
 		if c := max(min(n, tokens), tokens/config.MaxPieces); len(chunks) == 0 || c < chunks[len(chunks)-1] {

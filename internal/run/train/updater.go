@@ -45,7 +45,8 @@ func (u *updater) begin(norm2 View) {
 	u.dev.Store.Follow(u.work.Record())
 }
 
-// update queues the update of this rank's part of a bucket. It returns the event of the new weights in the model's copy.
+// update queues the update of this rank's part of a bucket. It returns the event of the new weights in the model's
+// copy.
 func (u *updater) update(bucket int, step optim.Update) tensor.Event {
 	fields := []View{u.Held(u.Masters, bucket), u.Held(u.M, bucket), u.Held(u.V, bucket)}
 	u.pieces(fields, func(lo int, p []View) (end tensor.Event) {
