@@ -111,7 +111,7 @@ func TestOverflowIsSkipped(t *testing.T) {
 	} {
 		for _, ranks := range []int{1, 3} {
 			cfg := load(t, tiny(t), ranks, "train.steps=12", "checkpoint.every=1", "checkpoint.keep=0",
-				"memory.shard=gradients")
+				"memory.shard=gradients", "memory.offload="+[]string{"off", "optimizer"}[c.ahead])
 			out, err := narrowRun(t, cfg, ranks, c.ahead, 0, falling, train.Options{})
 			if err != nil {
 				t.Fatal(err)
