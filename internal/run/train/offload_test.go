@@ -81,6 +81,9 @@ func TestLateStreamsLeaveNoTrace(t *testing.T) {
 	for _, slow := range []string{"compute", "offload", "reload", "state in", "update", "state out"} {
 		got, err := runOn(t, cfg, 2, train.Options{}, func(d *device.Device) {
 			d.Store = lateCopies{d.Store, d.Stream, slow}
+			for range 100 { // also before it zeroes the state
+				late(d.Stream, slow)
+			}
 			create := d.NewOptim
 			d.NewOptim = func(s tensor.Stream) optim.Device { return lateUpdates{create(s), s, slow} }
 		})

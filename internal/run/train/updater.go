@@ -20,6 +20,7 @@ type updater struct {
 	norm2         View                           // of the step in progress
 }
 
+// newUpdater returns the updater of a state, after the compute stream's work so far, which zeroes it.
 func newUpdater(dev *Device, s *state.State) (*updater, error) {
 	u := &updater{State: s, dev: dev}
 	for _, n := range []struct {
@@ -31,6 +32,7 @@ func newUpdater(dev *Device, s *state.State) (*updater, error) {
 			return nil, err
 		}
 	}
+	u.in.Wait(dev.Stream.Record())
 	u.optim = dev.NewOptim(u.work)
 	var err error
 	u.norm2, err = dev.Vector("gradient norm", tensor.F64, 1)
