@@ -50,7 +50,7 @@ func TestAdvice(t *testing.T) {
 		never    []string
 		together bool // several changes are needed
 	}{
-		{"cuda", 2, 58 * gib, []string{"memory.shard=none"}, []string{"optimizer", "memory.shard gradients"},
+		{"cuda", 2, 57 * gib, []string{"memory.shard=none"}, []string{"optimizer", "memory.shard gradients"},
 			[]string{"memory.recompute"}, false},
 		{"cuda", 2, 40 * gib, []string{"data.seq_len=256K"}, []string{"activations", "data.seq_len of at most",
 			"at least 4 ranks"}, []string{"memory.shard", "memory.recompute"}, false},
