@@ -105,7 +105,7 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 				return nil, err
 			}
 		}
-		l.cfg.idleMemory(opts.Ranks, opts.Device, idle)
+		l.cfg.idle(opts.Ranks, opts.Device, idle)
 		l.cfg.resolve(opts.Ranks, opts.Hosts, opts.Device, f)
 		if open {
 			l.cfg.reportUnused(given, f, idle)

@@ -52,11 +52,14 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 	}
 }
 
-// idleMemory reports values of memory without effect on these ranks and this device.
-func (c *Config) idleMemory(ranks int, device string, to *faults) {
+// idle reports values of memory and precision without effect on these ranks and this device.
+func (c *Config) idle(ranks int, device string, to *faults) {
 	m := &c.Memory
 	if ranks == 1 && m.Shard != "none" && m.Shard != "auto" {
 		to.add("memory.shard", "%s has no effect on 1 rank; write auto", m.Shard)
+	}
+	if ranks == 1 && c.Precision.GradWire == "bf16" {
+		to.add("precision.grad_wire", "bf16 has no effect on 1 rank; write fp32")
 	}
 	if device != "cuda" && m.Offload != "off" && m.Offload != "auto" {
 		to.add("memory.offload", "%s saves nothing on a CPU, which has one memory; write auto", m.Offload)

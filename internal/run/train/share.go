@@ -29,7 +29,6 @@ type sharing struct {
 
 	residence
 	updater *updater       // nil: the optimizer's state is on the device
-	fresh   []tensor.Event // by bucket: its update by updater; nil: followed, or none
 	gathers []comm.Pending // by slot; nil if complete
 	spreads []comm.Pending // by bucket: updated weights on their way between copies; nil if complete
 	reduces []reduction    // by bucket, or by staging buffer
@@ -48,8 +47,7 @@ type reduction struct {
 func newSharing(d *Device, s *state.State) *sharing {
 	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat,
 		streams: append([]tensor.Stream{d.Stream}, d.Copies...)},
-		gathers: make([]comm.Pending, len(s.Flat.Buckets)), spreads: make([]comm.Pending, len(s.Flat.Buckets)),
-		fresh: make([]tensor.Event, len(s.Flat.Buckets))}
+		gathers: make([]comm.Pending, len(s.Flat.Buckets)), spreads: make([]comm.Pending, len(s.Flat.Buckets))}
 	x.residence = residence{slot: s.Slot, holds: map[int]int{}, gather: x.gather}
 	x.reduces = make([]reduction, len(s.Flat.Buckets))
 	if s.Staging != nil {
@@ -198,12 +196,10 @@ func (x *sharing) step(sums, norm2 View, u optim.Update) error {
 		return fmt.Errorf("loss and gradient norm: %w", err)
 	}
 	if x.updater != nil {
-		x.updater.begin(norm2)
+		x.updater.begin(norm2, u)
 	}
 	return x.renew(func(b int) {
-		if x.updater != nil {
-			x.fresh[b] = x.updater.update(b, u)
-		} else {
+		if x.updater == nil {
 			x.Update(x.dev.Optim, b, norm2, u)
 		}
 	})
@@ -232,21 +228,15 @@ func (x *sharing) renew(set func(bucket int)) error {
 
 // spread begins to send this rank's updated part of a bucket to the copies of the model.
 func (x *sharing) spread(bucket int) (err error) {
-	x.follow(bucket)
+	if x.updater != nil {
+		x.updater.follow(bucket)
+	}
 	if dst, src := x.Spread(bucket); !dst.IsZero() {
 		if x.spreads[bucket], err = x.across.AllGather(dst, src); err != nil {
 			return fmt.Errorf("spreading weights: %w", err)
 		}
 	}
 	return nil
-}
-
-// follow makes the compute stream follow the update of a bucket.
-func (x *sharing) follow(bucket int) {
-	if e := x.fresh[bucket]; e != nil {
-		x.dev.Store.Follow(e)
-		x.fresh[bucket] = nil
-	}
 }
 
 func (x *sharing) sum(v View) error {
@@ -274,7 +264,9 @@ func (x *sharing) publish() error {
 // gather begins an all-gather of a bucket's weights, after the present work of the compute stream and the last gather
 // into the same memory.
 func (x *sharing) gather(bucket int) error {
-	x.follow(bucket)
+	if x.updater != nil {
+		x.updater.follow(bucket)
+	}
 	dst, src := x.Gathered(bucket)
 	if dst.IsZero() || dst == src {
 		return nil
