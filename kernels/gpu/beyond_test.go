@@ -101,6 +101,12 @@ func (r *farRig) with(t *testing.T, last, skew int, draw func(rng *rand.Rand) fl
 // compare compares the results for all rows with those for the last. Rows may differ by a share of the largest element.
 func (r *farRig) compare(run func(*farRig, int) farResults, rows int, share float64) {
 	r.t.Helper()
+	r.compareRuns(func() farResults { return run(r, r.last) }, func() farResults { return run(r, rows) }, share)
+}
+
+// compareRuns compares the results of two computations, in their last rows.
+func (r *farRig) compareRuns(expected, tested func() farResults, share float64) {
+	r.t.Helper()
 	start := r.arena.Mark()
 	defer func() {
 		e := recover()
@@ -117,16 +123,16 @@ func (r *farRig) compare(run func(*farRig, int) farResults, rows int, share floa
 		}
 		return all
 	}
-	results := func(rows int) (exact, sums [][]float32) {
+	results := func(run func() farResults) (exact, sums [][]float32) {
 		r.rng = rand.New(rand.NewPCG(1, 2))
 		mark := r.arena.Mark()
-		x := run(r, rows)
+		x := run()
 		exact, sums = read(x.rows), read(x.sums)
 		r.arena.Release(mark)
 		return exact, sums
 	}
-	want, wantSums := results(r.last)
-	got, sums := results(rows)
+	want, wantSums := results(expected)
+	got, sums := results(tested)
 	*r.ran++
 	for i := range got {
 		if err := near.Within(got[i], want[i], near.NonFinite, share); err != nil {
@@ -406,6 +412,14 @@ func manyKeys(k attention.Kernel) func(r *farRig, rows int) farResults {
 	}
 }
 
+// allKeys shows all keys to few queries.
+func allKeys(k attention.Kernel) func(r *farRig, rows int) farResults {
+	return func(r *farRig, rows int) farResults {
+		return r.attended(k, farRows, rows,
+			farBlock{span(0, rows), farTile(span(0, farRows), span(0, rows))})
+	}
+}
+
 // twoDocuments packs a short document after a long one, each with its own keys.
 func twoDocuments(k attention.Kernel) func(r *farRig, rows int) farResults {
 	return func(r *farRig, rows int) farResults {
@@ -451,4 +465,10 @@ func (r *farRig) testAttention(t *testing.T) {
 			r.with(t, farRows, 0, nil).compare(c.run, c.rows, c.share)
 		})
 	}
+	t.Run("fused and flash, all keys", func(t *testing.T) {
+		fused.options.Packed = false
+		sub := r.with(t, farRows, 0, nil)
+		sub.compareRuns(func() farResults { return allKeys(fast)(sub, keys) },
+			func() farResults { return allKeys(fused)(sub, keys) }, 0x1p-6)
+	})
 }
