@@ -59,10 +59,19 @@ func (d *Decider) Decide(cfg *config.Config, ranks, hosts int) error {
 	if list, err = d.prefer(cfg, ranks, list); err != nil {
 		return err
 	}
-	best := &list[0]
-	d.Chosen = &Chosen{Seconds: best.Seconds, Strategies: best.Ranked}
+	d.best = &list[0]
+	d.Chosen = &Chosen{Seconds: d.best.Seconds, Strategies: d.best.Ranked}
 	for _, o := range list {
 		d.Chosen.Groups = append(d.Chosen.Groups, o.Groups)
+	}
+	return d.Repeat(cfg, ranks, hosts)
+}
+
+// Repeat decides as the last call of Decide did, for a config of other lengths.
+func (d *Decider) Repeat(cfg *config.Config, ranks, hosts int) error {
+	best := d.best
+	if best == nil {
+		return d.Decide(cfg, ranks, hosts)
 	}
 	best.apply(cfg)
 	if best.Ruled != "" {

@@ -26,6 +26,7 @@ type Decider struct {
 	Cores int
 
 	docs []int
+	best *option // the choice of Decide by costs; nil: none
 
 	// Chosen is the choice of Decide by costs; nil: none.
 	Chosen *Chosen

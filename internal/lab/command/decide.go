@@ -84,8 +84,8 @@ type chosen struct {
 }
 
 // choose chooses the attention backend of a config on a machine and writes it into the config, for workers and
-// plan.json. byCosts is the choice by costs, or nil.
-func choose(cfg *config.Config, m machine.Machine, byCosts *plan.Chosen) (chosen, error) {
+// plan.json.
+func choose(cfg *config.Config, m machine.Machine) (chosen, error) {
 	c, err := ask(cfg.Attention.Debug, func(disabled uint8) (*backend.Choice, error) {
 		return backend.Choose(cfg, m, disabled)
 	})

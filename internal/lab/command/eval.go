@@ -119,7 +119,7 @@ func (o *EvalOptions) prepare(
 	if _, err := train.Check(cfg); err != nil {
 		return nil, nil, once(err)
 	}
-	choice, err := choose(cfg, o.machine, d.Chosen)
+	choice, err := choose(cfg, o.machine)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -3,7 +3,6 @@ package command
 import (
 	"fmt"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -36,7 +35,7 @@ func Plan(path string, o PlanOptions) (int, error) {
 		return 0, err
 	}
 	if o.Longest {
-		if err := o.stretch(path, machine, ranks); err != nil {
+		if err := o.setLongest(path, machine, ranks); err != nil {
 			return 0, err
 		}
 	}
@@ -49,7 +48,7 @@ func Plan(path string, o PlanOptions) (int, error) {
 	if err != nil {
 		return 0, &InputError{err}
 	}
-	choice, err := choose(cfg, machine, d.Chosen)
+	choice, err := choose(cfg, machine)
 	if err != nil {
 		return 0, err
 	}
@@ -246,21 +245,21 @@ func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 // matmulRate returns the peak GFLOP/s of one thread's matrix product, to scale a table to a CPU without its own.
 var matmulRate = sync.OnceValue(func() float64 { return cpu.ProductRate(128, 30*time.Millisecond) })
 
-// quick plans without hops and advice. It chooses as a run does.
-func (o *Options) quick(
-	load func(string, config.Options) (*config.Config, error), path string, m machine.Machine, ranks int,
+// quick plans without hops and advice. It chooses as a run does, by the decisions of d.
+func quick(
+	load func(string, config.Options) (*config.Config, error), path string, d *plan.Decider, ranks int,
 	costs plan.Costs, opts config.Options,
 ) (*config.Config, *plan.Plan, error) {
-	d, err := o.decider(m)
-	if err != nil {
-		return nil, nil, err
+	m := d.Machine
+	opts.Ranks, opts.Hosts, opts.Device = ranks, m.Hosts, m.Device()
+	if opts.Decide == nil {
+		opts.Decide = d.Decide
 	}
-	opts.Ranks, opts.Hosts, opts.Device, opts.Decide = ranks, m.Hosts, m.Device(), d.Decide
 	cfg, err := load(path, opts)
 	if err != nil {
 		return nil, nil, err
 	}
-	choice, err := choose(cfg, m, d.Chosen)
+	choice, err := choose(cfg, m)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -268,99 +267,4 @@ func (o *Options) quick(
 		Machine: m, Choice: choice.Choice, Costs: costs, Chosen: d.Chosen, Quick: true,
 	})
 	return cfg, p, err
-}
-
-const stretchUnit = 1 << 10
-
-// stretch sets data.seq_len to the longest sequence that fits the memory, by bisection.
-func (o *PlanOptions) stretch(path string, m machine.Machine, ranks int) error {
-	if m.Memory == 0 {
-		return inputf("--longest: the memory of a device is not known; name a card, such as --assume gpu=h200, or add " +
-			"memory=80G")
-	}
-	for _, s := range o.Set {
-		if strings.HasPrefix(s, "data.seq_len=") {
-			return inputf("--longest finds data.seq_len itself; leave --set %s out", terminal.Name(s))
-		}
-	}
-	set := func(units int) string { return fmt.Sprintf("data.seq_len=%d", units*stretchUnit) }
-	try := func(units int, m machine.Machine, ranks int) (*plan.Plan, error) {
-		_, p, err := o.quick(loadPlanned, path, m, ranks, plan.Costs{},
-			config.Options{Set: append(slices.Clone(o.Set), set(units)), NoFiles: true})
-		if err == nil && !p.Memory.Fits {
-			err = p.Memory.Check()
-		}
-		return p, err
-	}
-	var why error
-	var longer *plan.Plan  // the shortest that does not fit
-	var free, lack float64 // bytes, at the ends of the search
-	fits := func(units int) bool {
-		p, err := try(units, m, ranks)
-		switch {
-		case err == nil:
-			free = float64(p.Memory.Free(m, ranks))
-		case p == nil:
-			why, longer, lack = err, nil, free
-		default:
-			why, longer, lack = err, p, -float64(p.Memory.Free(m, ranks))
-		}
-		return err == nil
-	}
-	least := max(1, (2*ranks+stretchUnit-1)/stretchUnit)
-	if !fits(least) {
-		return &InputError{fmt.Errorf("--longest: not even %d tokens: %w", least*stretchUnit, why)}
-	}
-	const most = 1 << 30 // units: more than any memory holds
-	lo, hi := least, 8*least
-	for hi < most && fits(hi) {
-		lo, hi = hi, 8*hi
-	}
-	for i := 0; lo+1 < hi; i++ {
-		mid := (lo + hi) / 2
-		if i%2 == 0 && free+lack > 0 { // memory is nearly linear in the length
-			mid = min(max(lo+int(float64(hi-lo)*free/(free+lack)), lo+1), hi-1)
-		}
-		if fits(mid) {
-			lo = mid
-		} else {
-			hi = mid
-		}
-	}
-	o.Set = append(o.Set, set(lo))
-	if o.JSON {
-		return nil
-	}
-	text := fmt.Sprintf("longest: %s tokens a sample; with %s, %s", readable.Count(int64(lo*stretchUnit)),
-		readable.Count(int64((lo+1)*stretchUnit)), terminal.Text(why.Error()))
-	if longer != nil {
-		text += lifted(longer, m, ranks, func(m machine.Machine, ranks int, tenths int) bool {
-			_, err := try((lo*tenths+9)/10, m, ranks)
-			return err == nil
-		})
-	}
-	fmt.Fprint(o.Stdout, terminal.Wrap(text+"\n\n", terminal.Columns(), 2))
-	return nil
-}
-
-// lifted returns sentences on the bound of the longest sequence, and on changes of the machine that lift it. fits tries
-// tenths of that length on another machine.
-func lifted(longer *plan.Plan, m machine.Machine, ranks int, fits func(machine.Machine, int, int) bool) string {
-	text := ". The bound is " + longer.Memory.Bound(m, ranks)
-	for f := 2; f <= 8; f *= 2 {
-		more := m
-		more.Hosts = max(1, m.Hosts) * f
-		if fits(more, ranks*f, 20) {
-			text += fmt.Sprintf(". Twice as many tokens fit %d ranks on %d hosts", ranks*f, more.Hosts)
-			break
-		}
-	}
-	if all, _ := m.HostMemory(); all > 0 {
-		more, not := m, "does not lift it"
-		if more.RAM = 4 * all; fits(more, ranks, 11) {
-			not = "lifts it"
-		}
-		text += fmt.Sprintf(". More host memory than %s (--assume ram=) %s", readable.Bytes(all), not)
-	}
-	return text + ". A window does not change it."
 }

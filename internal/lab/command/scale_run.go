@@ -354,7 +354,11 @@ func (s *scale) plan(i int) error {
 			return cfg, err
 		}
 	}
-	cfg, p, err := s.quick(load, s.e.BasePath, m, w.nproc*w.nnodes, at.costs,
+	d, err := s.decider(m)
+	if err != nil {
+		return err
+	}
+	cfg, p, err := quick(load, s.e.BasePath, d, w.nproc*w.nnodes, at.costs,
 		config.Options{Set: s.flags(i), NoFiles: s.PlanOnly})
 	if err != nil {
 		return err

@@ -151,7 +151,7 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, d
 	}
 	r.data = (*plan.Data)(found)
 	r.cfg, r.ranks, r.chosen, r.docs = cfg, ranks, d.Chosen, d.First()
-	if r.choice, err = choose(cfg, o.machine, r.chosen); err != nil {
+	if r.choice, err = choose(cfg, o.machine); err != nil {
 		return r, err
 	}
 	mem, err := plan.Fit(cfg, ranks, o.machine)

@@ -128,6 +128,30 @@ func TestOwnErrorBesideASave(t *testing.T) {
 	}
 }
 
+// A fault of a stream beside the compute stream ends all ranks with its cause, and none hangs.
+func TestFaultOfAFurtherStreamEndsAllRanks(t *testing.T) {
+	const ranks, culprit = 2, 1
+	for _, name := range []string{"offload", "reload", "state in", "update", "state out"} {
+		set := []string{"train.steps=50", "checkpoint.every=0", "memory.shard=parameters", "memory.offload=both",
+			"memory.recompute=full", "model.num_hidden_layers=6"}
+		ended := runRanks(t, ranks, set, Options{RunDir: t.TempDir(), RunID: "a"}, func(rank int, r *run) {
+			r.afterStep(2, func() {
+				for _, s := range r.dev.Copies {
+					if h := s.(*tensor.HostStream); rank == culprit && h.Name() == name {
+						h.Fail(errors.New("broken stream"))
+					}
+				}
+			})
+		})
+		for rank, err := range ended {
+			if err == nil || errors.Is(err, comm.ErrDeadline) || !strings.Contains(err.Error(), "broken stream") ||
+				comm.IsRemote(err) == (rank == culprit) {
+				t.Errorf("%s: rank %d ended with %v, want the cause of rank %d", name, rank, err, culprit)
+			}
+		}
+	}
+}
+
 // A disk failure of one rank is that rank's error, and all others report it as such.
 func TestSaveBlamesTheRankWhoseDiskFails(t *testing.T) {
 	const ranks, culprit = 3, 2

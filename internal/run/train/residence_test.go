@@ -341,6 +341,14 @@ func TestCopiesLeaveNoTrace(t *testing.T) {
 			if !slices.Equal(got, want) {
 				t.Errorf("%s: delays with %d copies of the weights change the result", compute, copies)
 			}
+			onHost := delayConfig(t, 4, append(set, "memory.shard=parameters", "memory.offload=optimizer")...)
+			got = trained(t, 4, copies, onHost, func(tr *Trainer, _ <-chan struct{}) {
+				u := tr.share.updater
+				u.optim = slowOptim{u.optim, u.work, "update"}
+			})
+			if !slices.Equal(got, want) {
+				t.Errorf("%s: a late optimizer on the host, with %d copies, changes the result", compute, copies)
+			}
 			for i, text := range strings.Split(trained(t, 4, 1, parts, none)[0], "\n")[:parts.Train.Steps] {
 				loss, other := lossOf(t, strings.Split(want[0], "\n")[i]), lossOf(t, text)
 				if !(math.Abs(loss-other) <= 1e-3) {

@@ -261,8 +261,8 @@ func (x *sharing) publish() error {
 	})
 }
 
-// gather begins an all-gather of a bucket's weights, after the present work of the compute stream and the last gather
-// into the same memory.
+// gather begins an all-gather of a bucket's weights, after the present work of the compute stream. The last gather into
+// the same memory is over: use has waited for it.
 func (x *sharing) gather(bucket int) error {
 	if x.updater != nil {
 		x.updater.follow(bucket)
@@ -271,7 +271,6 @@ func (x *sharing) gather(bucket int) error {
 	if dst.IsZero() || dst == src {
 		return nil
 	}
-	arrive(&x.gathers[x.Slot(bucket)])
 	arrive(&x.spreads[bucket])
 	if x.weights[bucket].Size() == 1 {
 		x.dev.Ops.Copy(dst, src)
