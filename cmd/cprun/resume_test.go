@@ -248,3 +248,36 @@ func opened(pid int, path string) bool {
 	}
 	return false
 }
+
+// Epochs become steps, in plans too, and a resume takes up more of them. Without data they stay.
+func TestEpochs(t *testing.T) {
+	run := filepath.Join(t.TempDir(), "run")
+	base := small(t, 1)
+	text := filepath.Join(t.TempDir(), "a.txt")
+	if err := os.WriteFile(text, bytes.Repeat([]byte("a"), 5*8+1), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	of := func(epochs, path string) []string {
+		return []string{"--set", "train={epochs: " + epochs + ", global_batch_size: 2}", "--set", "data.path=" + path,
+			"--set", "data.seq_len=8", "--set", "lr_schedule={warmup_ratio: 0.5}", base}
+	}
+	for epochs, want := range map[string][]string{"1": {"steps: 3\n", "epochs: null\n", "warmup_steps: 2\n"},
+		"2": {"steps: 6\n", "epochs: null\n", "warmup_steps: 3\n"}} {
+		stdout, _ := must(t, append([]string{"plan", "--verbose"}, of(epochs, text)...)...)
+		for _, line := range want {
+			if !strings.Contains(stdout, " "+line) {
+				t.Errorf("the plan of %s epochs has no %q:\n%s", epochs, line, stdout)
+			}
+		}
+	}
+	stdout, _ := must(t, append([]string{"plan", "--verbose", "--assume", "gpus=1,arch=sm90"}, of("2", "/no/x.txt")...)...)
+	if !strings.Contains(stdout, " steps: null\n") || !strings.Contains(stdout, " warmup_ratio: 0.5\n") {
+		t.Errorf("the plan without data:\n%s", stdout)
+	}
+	must(t, append([]string{"--run-dir", run}, of("1", text)...)...)
+	must(t, append([]string{"--run-dir", run}, of("2", text)...)...)
+	metrics, err := os.ReadFile(filepath.Join(run, "metrics.jsonl"))
+	if n := bytes.Count(metrics, []byte("\n")); err != nil || n != 6 || !bytes.Contains(metrics, []byte(`"epoch":1.2,`)) {
+		t.Errorf("%d lines of metrics, %v, want 6:\n%s", n, err, metrics)
+	}
+}

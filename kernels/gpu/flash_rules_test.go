@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/internal/model/backends"
+	"github.com/cprun/cprun/kernels/gpu/internal/call"
 	"github.com/cprun/cprun/kernels/gpu/internal/source"
 	"github.com/cprun/cprun/tensor"
 )
@@ -72,4 +73,21 @@ func flashTakes(t *testing.T, arch int, dtype tensor.DType, qk, v int) bool {
 		}
 	}
 	return true
+}
+
+// TestFlashRows compares the rule on rows with the grids of the kernels.
+func TestFlashRows(t *testing.T) {
+	for dim := 32; dim <= source.FlashMaxDim; dim += 32 {
+		shape, ok := source.FlashShapeFor(false, dim, dim, sharedPerBlock[90], source.FlashShape.BackwardShared)
+		most := call.MaxFlashRows(shape)
+		for _, n := range []int{most, most + 1} {
+			_, err := backends.Select(backends.Params{
+				Want: backends.Flash, Arch: 90, Flash: backends.V(1, 0, 0), DType: tensor.BF16, Batch: 1, SeqQ: n, SeqKV: n,
+				Heads: 4, KVHeads: 2, HeadDim: dim, HeadDimV: dim, Causal: true, WindowLeft: -1, Training: true,
+			})
+			if !ok || (err == nil) != (n == most) {
+				t.Errorf("head dim %d, %d rows of at most %d: %v", dim, n, most, err)
+			}
+		}
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/internal/base/cuda/dnn"
+	"github.com/cprun/cprun/kernels/gpu/internal/call"
 	"github.com/cprun/cprun/kernels/gpu/internal/source"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
@@ -258,6 +259,9 @@ func (f *Fused) Backward(dq, do, q View, s attention.Saved, p attention.Softmax)
 	if s.O.DType() != q.DType() || do.DType() != q.DType() {
 		return nil, fmt.Errorf("fused attention backward: o is %v and do %v; cuDNN takes them as %v, the type of q",
 			s.O.DType(), do.DType(), q.DType())
+	}
+	if err := call.FusedTrains(q, do, s.O); err != nil {
+		return nil, err
 	}
 	f.keys, f.scratch.at = heldKeys{}, 0
 	f.held = heldParts{dst: dq, fresh: true, dtype: q.DType()}

@@ -50,7 +50,7 @@ func TestAdvice(t *testing.T) {
 		never    []string
 		together bool // several changes are needed
 	}{
-		{"cuda", 2, 60 * gib, []string{"memory.shard=none"}, []string{"optimizer", "memory.shard gradients"},
+		{"cuda", 2, 57 * gib, []string{"memory.shard=none"}, []string{"optimizer", "memory.shard gradients"},
 			[]string{"memory.recompute"}, false},
 		{"cuda", 2, 40 * gib, []string{"data.seq_len=256K"}, []string{"activations", "data.seq_len of at most",
 			"at least 4 ranks"}, []string{"memory.shard", "memory.recompute"}, false},
@@ -66,7 +66,7 @@ func TestAdvice(t *testing.T) {
 			"memory.shard parameters"}, []string{"memory.recompute"}, true},
 		{"cuda", 2, 44 * gib, []string{"data.seq_len=128K", "train.micro_batch_size=2", "train.global_batch_size=2"},
 			[]string{"activations", "train.micro_batch_size 1"}, nil, false},
-		{"cuda", 2, 60 * gib, []string{"data.seq_len=64K", "memory.recompute=none"}, []string{"activations",
+		{"cuda", 2, 59 * gib, []string{"data.seq_len=64K", "memory.recompute=none"}, []string{"activations",
 			"memory.recompute selective"}, nil, false},
 		{"cpu", 4, 100 * gib, []string{"memory.recompute=full"}, []string{"weights", "whole on every rank",
 			"--nproc 2"}, []string{"at least", "memory.shard none", "memory.offload"}, false},

@@ -127,7 +127,7 @@ func TestChoicesByMemory(t *testing.T) {
 			Layers{7, 21, 4}},
 		{"llama-3.1-8b.yaml", "gpu=h200,gpus=1,ram=250G", []string{"data.seq_len=600000"}, "full none both",
 			Layers{6, 26, 0}},
-		{"llama-3.1-70b.yaml", "gpu=h100,gpus=8", nil, "full parameters both", Layers{16, 64, 0}},
+		{"llama-3.1-70b.yaml", "gpu=h100,gpus=8", nil, "full parameters both", Layers{18, 62, 0}},
 		{"llama-3.1-70b.yaml", "gpu=h100,gpus=8,hosts=2", nil, "selective parameters optimizer", Layers{}},
 		{"qwen3-32b.yaml", "gpu=h100,gpus=8", nil, "selective parameters optimizer", Layers{}},
 	} {

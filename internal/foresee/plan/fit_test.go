@@ -58,9 +58,9 @@ func TestFitTakesWhatTheMemoryHasRoomFor(t *testing.T) {
 	}{
 		{4, 140, "train.steps=9", "none", 8192, true},
 		{4, 40, "train.steps=9", "selective", 8192, true},
-		{4, 28, "train.steps=9", "selective", 4096, true},
+		{4, 27, "train.steps=9", "selective", 4096, true},
 		{4, 25, "train.steps=9", "selective", 8192, true}, // with sharded parameters
-		{4, 22, "train.steps=9", "full", 4096, true},
+		{4, 21, "train.steps=9", "full", 4096, true},
 		{4, 4, "train.steps=9", "full", 1024, false},
 		{4, 0, "train.steps=9", "selective", 8192, true}, // not known
 		{4, 40, "memory.recompute=full", "full", 8192, true},

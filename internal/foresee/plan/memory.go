@@ -100,10 +100,18 @@ const (
 	groupBytes = 460 << 20
 )
 
-// contextOf returns the Context of a GPU run. context is the number of ranks that share a sequence.
-func contextOf(ranks, context int) int64 {
+// contextOf returns the Context of a GPU run. Inside a host, a context group by copy engines has no NCCL memory, and
+// neither has a group that only gathers weights.
+func contextOf(cfg *config.Config, ranks int, on machine.Machine) int64 {
 	n := int64(contextBytes)
-	for _, size := range []int{ranks, context} {
+	groups := []int{ranks}
+	if on.PerHost(ranks) < ranks || cfg.Parallel.Transport == "nccl" {
+		groups = append(groups, cfg.Parallel.Context)
+		if cfg.Memory.Shard == "parameters" {
+			groups = append(groups, ranks)
+		}
+	}
+	for _, size := range groups {
 		if size > 1 {
 			n += groupBytes
 		}
@@ -168,7 +176,7 @@ func memoryWith(cfg *config.Config, ranks, copies int, machine machine.Machine, 
 		return m, err
 	}
 	if !machine.IsCPU() {
-		m.Context = contextOf(ranks, cfg.Parallel.Context)
+		m.Context = contextOf(cfg, ranks, machine)
 		m.fused = fusedBytes(cfg, machine, d, batch)
 		m.Workspace = gpu.LinearWorkspace + gpu.OpsWorkspace + m.fused
 		m.place(cfg, ranks, machine, d)

@@ -9,7 +9,7 @@ import (
 // Gradients in bf16 between ranks halve their bytes and shorten their time.
 func TestGradWire(t *testing.T) {
 	const ranks = 8
-	for _, shard := range []string{"optimizer", "gradients"} {
+	for _, shard := range []string{"optimizer", "gradients", "parameters"} {
 		full, cfg, _ := on(t, "gpu=h200", ranks, "memory.shard="+shard)
 		half, _, _ := on(t, "gpu=h200", ranks, "memory.shard="+shard, "precision.grad_wire=bf16")
 		want := 2 * model.NewLayout(&cfg.Model.Config, ranks).Size() * (ranks - 1) / ranks

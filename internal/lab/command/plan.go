@@ -57,7 +57,11 @@ func Plan(path string, o PlanOptions) (int, error) {
 	}
 	opts := plan.Options{Machine: machine, Choice: choice.Choice, Costs: o.costs(machine), Chosen: d.Chosen}
 	whole, found, refusal := o.refusal(path, ranks, machine)
-	opts.Data = (*plan.Data)(found)
+	if opts.Data = (*plan.Data)(found); found != nil {
+		if err := cfg.ResolveSteps(found.StepsPerEpoch); err != nil {
+			return 0, &InputError{err}
+		}
+	}
 	if refusal == nil {
 		opts.Docs, refusal = firstDocuments(d.First(), whole)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/internal/run/train"
 )
 
 // ScaleOptions are the flags of `cprun scale`.
@@ -162,6 +163,9 @@ func (s *scale) configs() error {
 		w.status = experiment.Pending
 		cfg, err := config.Load(s.e.BasePath, config.Options{Set: s.flags(i), NoFiles: s.PlanOnly || s.Slurm ||
 			s.Gather})
+		if err == nil && cfg.Train.Epochs > 0 {
+			_, err = train.Check(cfg)
+		}
 		if err != nil {
 			w.status, w.why, faults = experiment.Refused, s.e.Place(err), append(faults, err)
 		} else {

@@ -28,6 +28,8 @@ type Call struct {
 	// Hop is "whole", "diagonal", "half keys", "half queries", "full", "off-diagonal band", "documents" or "gathered".
 	Hop         string
 	Rank, Owner int // an example: these queries, those keys
+	// RankQueries is the number of queries of a rank while kernels run; the call may have only some of them.
+	RankQueries int
 	// QAt and KAt are the first rows of the call, in the blocks of the rank and of the owner.
 	QAt, KAt int
 	Mask     MaskKind
@@ -70,12 +72,13 @@ func (c *Call) String() string {
 // hopsOf returns the distinct kernel calls of a run over all ranks, each with an example.
 func hopsOf(p Params) []Call {
 	ranks, inner := p.rankGroups()
+	base := Call{Params: p, RankQueries: roundUp(p.SeqQ, ranks) / ranks}
 	ring, rects := ranks, 1
 	if p.Layout == "striped" && inner > 1 {
 		// A group holds the stripes of its members side by side, so a hop has the rectangles of each pair of members.
 		ring, rects = p.ContextSize, inner*inner
 	}
-	w := walker{base: Call{Params: p}, shape: p.shape(ring), ranks: ring, rects: rects, seen: map[rankPair]bool{},
+	w := walker{base: base, shape: p.shape(ring), ranks: ring, rects: rects, seen: map[rankPair]bool{},
 		calls: map[callKey]bool{}}
 	w.walkAll(ring)
 	return p.perHeadCount(inner, w.out)

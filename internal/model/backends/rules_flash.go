@@ -3,9 +3,9 @@ package backends
 import "github.com/cprun/cprun/tensor"
 
 // flashRules list the limits of our own kernels: CUDA on a GPU, tiled loops on a CPU. Both support any band, any number
-// of documents and rectangles in a call, any grouping of heads, soft caps and deterministic gradients, so no rule is
-// PerHop. U49 refuses head dims over 192 on every GPU outside its list, including sm103. Ours refuses them on GPUs with
-// little shared memory, where some shapes have never run.
+// of documents and rectangles in a call, any grouping of heads, soft caps and deterministic gradients. U49 refuses head
+// dims over 192 on every GPU outside its list, including sm103. Ours refuses them on GPUs with little shared memory,
+// where some shapes have never run.
 var flashRules = []Rule{
 	{ID: "flash-not-built", Backend: Flash, // U102
 		When:   func(c *Call) bool { return gpu(c) && c.Flash == 0 },
@@ -40,6 +40,10 @@ var flashRules = []Rule{
 		Reason: "Head dims over 192 have not run on sm86 and sm89, whose shared memory is small, and FlashAttention " +
 			"2 takes none there.",
 		Fix: "Use a head dim of 192 or less, or set attention.backend to reference."},
+	{ID: "flash-rows", Backend: Flash, PerHop: true, // kernels
+		When:   func(c *Call) bool { return gpu(c) && max(c.RankQueries, c.SeqKV) > maxFlashRows },
+		Reason: "The CUDA kernels take up to 4,194,240 queries of a rank, and as many keys in a hop.",
+		Fix:    "Set parallel.algorithm to ring, with more ranks, or data.seq_len to less."},
 	{ID: "flash-bias", Backend: Flash, // U89, U90
 		When:   func(c *Call) bool { return gpu(c) && c.Bias },
 		Reason: "The CUDA kernels add no bias and no ALiBi to the scores.",
@@ -49,5 +53,8 @@ var flashRules = []Rule{
 		Reason: "The CUDA kernels return no largest score.",
 		Fix:    "Set attention.backend to reference, or run on the CPU with --device cpu."},
 }
+
+// maxFlashRows is the number of blocks in a grid, times the rows of the smallest block in 16 bits.
+const maxFlashRows = 65535 * 64
 
 func gpu(c *Call) bool { return c.Arch > 0 }

@@ -1,6 +1,10 @@
 package backends
 
-import "github.com/cprun/cprun/tensor"
+import (
+	"math"
+
+	"github.com/cprun/cprun/tensor"
+)
 
 // fusedRunRules reject cuDNN for the run as a whole. They omit features that cprun never uses: dropout, FP8, CUDA
 // graphs, tensors that are not dense, paged keys.
@@ -54,6 +58,11 @@ var fusedRunRules = []Rule{
 		When:   always,
 		Reason: "cuDNN 9.10.0 and 9.10.1 have known bugs in 16-bit attention.",
 		Fix:    "Install cuDNN 9.10.2 or newer."},
+	{ID: "fused-training-offsets", Backend: Fused, // kernels: TestBeyondInt32 with cuDNN 9.19
+		When: func(c *Call) bool { return c.Training && queryElements(c) > math.MaxInt32 },
+		Reason: "cuDNN's backward pass computes wrong gradients of q and k (measured with 9.19) if the queries of a " +
+			"rank have 2^31 elements or more: batch x queries x heads x head dim.",
+		Fix: "Set attention.backend to flash, or use more ranks."},
 	{ID: "fused-deterministic-sm80", Backend: Fused, // U98, U99
 		When:   func(c *Call) bool { return deterministicBackward(c) && c.Arch < 90 },
 		Reason: "Before Hopper, cuDNN's backward pass adds with atomics, so its bits differ from run to run.",
@@ -92,6 +101,11 @@ func always(*Call) bool { return true }
 
 // deterministicBackward reports whether a backward pass must repeat bit for bit; the forward pass always does.
 func deterministicBackward(c *Call) bool { return c.Training && c.Deterministic }
+
+// queryElements returns the number of elements of a rank's q or of its output, whichever is larger.
+func queryElements(c *Call) float64 {
+	return float64(c.Batch) * float64(c.RankQueries) * float64(c.Heads) * float64(max(c.HeadDim, c.HeadDimV))
+}
 
 // fusedDimRules list the head dims of cuDNN's 16-bit kernels: up to 128 everywhere, more by architecture, version and
 // pass. A backward pass supports less than a forward pass, and Training needs both. C17 also refuses wide head dims for

@@ -62,7 +62,8 @@ type Validation struct {
 
 // Train is the length and the batches of the run.
 type Train struct {
-	Steps           int
+	Steps           int // 0: those of Epochs, once ResolveSteps has counted them
+	Epochs          int // 0: Steps
 	GlobalBatchSize int // samples of one optimizer step, over all data-parallel groups
 	MicroBatchSize  int
 	Seed            int64
@@ -82,7 +83,8 @@ type Optimizer struct {
 // LRSchedule is the learning rate over the steps.
 type LRSchedule struct {
 	Name        string // cosine, linear, constant, wsd
-	WarmupSteps int
+	WarmupSteps int    // -1: those of WarmupRatio, once the steps are known
+	WarmupRatio float64
 	MinLR       float64
 }
 

@@ -198,22 +198,25 @@ func TestResolve(t *testing.T) {
 }
 
 // A given value that has no effect on these ranks stays, and a warning says so.
-func TestIdleMemoryIsReported(t *testing.T) {
+func TestIdleValuesAreReported(t *testing.T) {
 	for _, c := range []struct {
-		memory, device string
-		ranks          int
-		want           string
+		section, value, device string
+		ranks                  int
+		want                   string
 	}{
-		{"shard: gradients", "cpu", 1, "memory.shard: gradients has no effect on 1 rank"},
-		{"shard: gradients", "cuda", 1, "memory.shard: gradients has no effect on 1 rank"},
-		{"shard: gradients", "cuda", 2, ""},
-		{"shard: none", "cuda", 1, ""},
-		{"offload: activations", "cpu", 2, "memory.offload: activations saves nothing on a CPU"},
-		{"offload: both", "cuda", 1, ""},
-		{"offload: off", "cpu", 2, ""},
-		{"reserve: auto", "cpu", 1, ""},
+		{"memory", "shard: gradients", "cpu", 1, "memory.shard: gradients has no effect on 1 rank"},
+		{"memory", "shard: gradients", "cuda", 1, "memory.shard: gradients has no effect on 1 rank"},
+		{"memory", "shard: gradients", "cuda", 2, ""},
+		{"memory", "shard: none", "cuda", 1, ""},
+		{"memory", "offload: activations", "cpu", 2, "memory.offload: activations saves nothing on a CPU"},
+		{"memory", "offload: both", "cuda", 1, ""},
+		{"memory", "offload: off", "cpu", 2, ""},
+		{"precision", "grad_wire: bf16", "cpu", 1, "precision.grad_wire: bf16 has no effect on 1 rank; write fp32"},
+		{"precision", "grad_wire: bf16", "cpu", 2, ""},
+		{"precision", "grad_wire: fp32", "cpu", 1, ""},
+		{"memory", "reserve: auto", "cpu", 1, ""},
 	} {
-		cfg, err := load("t.yaml", []byte(leastModel+"data: {path: a.txt}\nmemory: {"+c.memory+"}"),
+		cfg, err := load("t.yaml", []byte(leastModel+"data: {path: a.txt}\n"+c.section+": {"+c.value+"}"),
 			Options{NoFiles: true, Ranks: c.ranks, Device: c.device}, osDisk{})
 		if err != nil {
 			t.Fatal(err)
@@ -223,8 +226,8 @@ func TestIdleMemoryIsReported(t *testing.T) {
 			warned += w.String()
 		}
 		if c.want == "" && warned != "" || !strings.Contains(warned, c.want) ||
-			!strings.Contains(string(cfg.YAML()), c.memory) && c.memory != "reserve: auto" {
-			t.Errorf("%s on %d ranks, %s: %q\n%s", c.memory, c.ranks, c.device, warned, cfg.YAML())
+			!strings.Contains(string(cfg.YAML()), c.value) && c.value != "reserve: auto" {
+			t.Errorf("%s on %d ranks, %s: %q\n%s", c.value, c.ranks, c.device, warned, cfg.YAML())
 		}
 	}
 }

@@ -154,7 +154,11 @@ var runKeys = []key{
 	{path: "data.validation.samples", def: "0",
 		doc: "samples of one validation, the first of the files; 0: all"},
 
-	{path: "train.steps", def: "100", min: 1, doc: "optimizer steps"},
+	{path: "train.steps", def: "100", word: "null", min: 1,
+		doc: "optimizer steps; null: those of `epochs`, else 100. Set one of the two"},
+	{path: "train.epochs", def: "null", word: "null", min: 1,
+		doc: "passes over the data, in place of `steps`; of a mixture, over its largest source. The config of a run " +
+			"has the steps: epochs x (samples / global_batch_size, rounded up)"},
 	{path: "train.global_batch_size", def: "1", min: 1,
 		doc: "samples of one optimizer step, over all data-parallel groups"},
 	{path: "train.micro_batch_size", def: "1", min: 1,
@@ -174,8 +178,11 @@ var runKeys = []key{
 
 	{path: "lr_schedule.name", def: "cosine", choices: []string{"cosine", "linear", "constant", "wsd"},
 		doc: "wsd is warmup, stable, decay"},
-	{path: "lr_schedule.warmup_steps", def: "0",
-		doc: "steps in which the rate rises from 0 to lr; at most train.steps"},
+	{path: "lr_schedule.warmup_steps", def: "0", word: "null", wordIs: -1,
+		doc: "steps in which the rate rises from 0 to lr; at most train.steps; null: those of `warmup_ratio`, else 0. " +
+			"Set one of the two"},
+	{path: "lr_schedule.warmup_ratio", def: "null", word: "null", within: "[0, 1]",
+		doc: "share of train.steps, in place of `warmup_steps`; rounded up"},
 	{path: "lr_schedule.min_lr", def: "null", word: "null", wordIs: -1, within: "[0, inf)",
 		doc: "the rate falls to this (not with constant), one step after the last; null: a tenth of optimizer.lr"},
 

@@ -78,6 +78,8 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 		src.readFlag(arg)
 	}
 	src.skipMeant()
+	src.chooseOne("train.steps", "train.epochs")
+	src.chooseOne("lr_schedule.warmup_steps", "lr_schedule.warmup_ratio")
 	l := &loader{source: src, paths: newPaths(name, disk), cfg: &Config{where: f.where}, opts: opts}
 	l.decodeFrom()
 	l.decodeRope()
@@ -105,7 +107,7 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 				return nil, err
 			}
 		}
-		l.cfg.idleMemory(opts.Ranks, opts.Device, idle)
+		l.cfg.idle(opts.Ranks, opts.Device, idle)
 		l.cfg.resolve(opts.Ranks, opts.Hosts, opts.Device, f)
 		if open {
 			l.cfg.reportUnused(given, f, idle)
@@ -283,6 +285,16 @@ func (l *loader) derive() {
 	}
 	if s := &l.cfg.LRSchedule; s.MinLR < 0 && l.ok("optimizer.lr", "lr_schedule.min_lr") {
 		s.MinLR = tenth(l.cfg.Optimizer.LR)
+	}
+	if t := &l.cfg.Train; t.Epochs > 0 {
+		t.Steps = 0
+	} else if t.Steps == 0 && l.ok("train.steps", "train.epochs") {
+		t.Steps = 100
+	}
+	if s := &l.cfg.LRSchedule; s.WarmupRatio > 0 {
+		s.WarmupSteps = -1
+	} else if l.ok("lr_schedule.warmup_steps", "lr_schedule.warmup_ratio") {
+		s.WarmupSteps = max(0, s.WarmupSteps)
 	}
 	if d := &l.cfg.Data; d.Seed < 0 && l.ok("train.seed", "data.seed") {
 		d.Seed = l.cfg.Train.Seed

@@ -1,6 +1,9 @@
 package config
 
-import "slices"
+import (
+	"math"
+	"slices"
+)
 
 // Resolve replaces autos by values for these ranks and this device ("cuda", or the CPU), and checks the rules that
 // depend on them. The error is Errors. Some keys may stay auto: parallel.ulysses_degree without hierarchical;
@@ -11,6 +14,37 @@ func (c *Config) Resolve(ranks int, device string) error {
 	f := newFaults(c.where)
 	c.resolve(ranks, 1, device, f)
 	return f.err()
+}
+
+// ResolveSteps replaces train.epochs by steps, given those of an epoch, and lr_schedule.warmup_ratio by its share of
+// them. The error is Errors.
+func (c *Config) ResolveSteps(perEpoch int64) error {
+	t, f := &c.Train, newFaults(c.where)
+	if t.Epochs == 0 {
+		return nil
+	}
+	if perEpoch > maxInt/int64(t.Epochs) {
+		f.add("train.epochs", "%d of %d steps each are more than %d steps; write fewer", t.Epochs, perEpoch, maxInt)
+		return f.err()
+	}
+	t.Steps, t.Epochs = t.Epochs*int(perEpoch), 0
+	c.warmup(f)
+	return f.err()
+}
+
+// warmup resolves and checks the steps of the warmup, if those of the run are known.
+func (c *Config) warmup(f *faults) {
+	t, s := &c.Train, &c.LRSchedule
+	if t.Steps == 0 || !f.ok("lr_schedule.warmup_steps", "lr_schedule.warmup_ratio", "train.steps", "train.epochs") {
+		return
+	}
+	if s.WarmupRatio > 0 {
+		s.WarmupSteps, s.WarmupRatio = int(math.Ceil(s.WarmupRatio*float64(t.Steps))), 0
+	}
+	if s.WarmupSteps > t.Steps {
+		f.add("lr_schedule.warmup_steps", "%d is more than train.steps, which is %d; lower one or raise the other",
+			s.WarmupSteps, t.Steps)
+	}
 }
 
 func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
@@ -52,11 +86,14 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 	}
 }
 
-// idleMemory reports values of memory without effect on these ranks and this device.
-func (c *Config) idleMemory(ranks int, device string, to *faults) {
+// idle reports values of memory and precision without effect on these ranks and this device.
+func (c *Config) idle(ranks int, device string, to *faults) {
 	m := &c.Memory
 	if ranks == 1 && m.Shard != "none" && m.Shard != "auto" {
 		to.add("memory.shard", "%s has no effect on 1 rank; write auto", m.Shard)
+	}
+	if ranks == 1 && c.Precision.GradWire == "bf16" {
+		to.add("precision.grad_wire", "bf16 has no effect on 1 rank; write fp32")
 	}
 	if device != "cuda" && m.Offload != "off" && m.Offload != "auto" {
 		to.add("memory.offload", "%s saves nothing on a CPU, which has one memory; write auto", m.Offload)

@@ -47,10 +47,7 @@ func modelRules(c *Config, f *faults) {
 
 func trainRules(c *Config, f *faults) {
 	s := &c.LRSchedule
-	if f.ok("lr_schedule.warmup_steps", "train.steps") && s.WarmupSteps > c.Train.Steps {
-		f.add("lr_schedule.warmup_steps", "%d is more than train.steps, which is %d; lower one or raise the other",
-			s.WarmupSteps, c.Train.Steps)
-	}
+	c.warmup(f)
 	if f.ok("lr_schedule.min_lr", "optimizer.lr", "lr_schedule.name") && s.Name != "constant" &&
 		s.MinLR > c.Optimizer.LR {
 		f.add("lr_schedule.min_lr", "%g is above optimizer.lr, which is %g; write at most that", s.MinLR,

@@ -245,15 +245,34 @@ func (s *source) skipMeant() {
 	}
 }
 
+// chooseOne refuses two keys of which one replaces the other, if both are set. A flag replaces the file's key.
+func (s *source) chooseOne(a, b string) {
+	if s.values[a] == nil || s.values[b] == nil || IsNull(s.values[a]) || IsNull(s.values[b]) {
+		return
+	}
+	switch flagA, flagB := s.where.of(a).line == 0, s.where.of(b).line == 0; {
+	case flagA == flagB:
+		s.add(b, "%s is set too, and one replaces the other; remove one of them", a)
+	case flagA:
+		s.forget(b)
+	default:
+		s.forget(a)
+	}
+}
+
 // drop forgets the values of a section's keys.
 func (s *source) drop(section string) {
 	for path := range s.where.keys {
 		if strings.HasPrefix(path, section+".") {
-			delete(s.values, path)
-			delete(s.where.keys, path)
-			delete(s.bad, path)
+			s.forget(path)
 		}
 	}
+}
+
+func (s *source) forget(path string) {
+	delete(s.values, path)
+	delete(s.where.keys, path)
+	delete(s.bad, path)
 }
 
 func (s *source) readFlag(arg string) {

@@ -138,8 +138,7 @@ var retired = map[string][]string{
 var unbuiltKeys = map[string]string{
 	"lora": "", "train.freeze": "", "train.early_stop": "", "checkpoint.best": "", "data.format": "", "data.cache": "",
 	"data.chat_template": "", "data.train_on": "", "data.overlong": "", "model.partial_rotary_factor": "",
-	"model.no_rope_layers": "", "train.epochs": "write train.steps",
-	"lr_schedule.warmup_ratio": "write lr_schedule.warmup_steps",
+	"model.no_rope_layers": "",
 }
 
 // byName reads lines "NAME… = MEANING" into a map by name.
@@ -188,7 +187,6 @@ pad_token_id = cprun does not pad; remove the key
 partial_rotary_factor = rope rotates the whole head; remove the key
 use_sliding_window = sliding_window alone says it: null for none
 max_window_layers = layer_types says which layers slide
-epochs num_epochs num_train_epochs = the length of a run is train.steps
 tensor_parallel tp = there is no tensor parallelism; ranks are parallel.context x parallel.data
 pipeline_parallel pp = there is no pipeline parallelism; ranks are parallel.context x parallel.data
 batch_size = did you mean train.global_batch_size (of one optimizer step) or train.micro_batch_size (of one pass)?
@@ -231,6 +229,7 @@ eval_interval eval_every val_every val_loss_every eval_steps train.eval_every = 
 eval_iters val_steps val_max_steps eval_samples max_eval_samples = data.validation.samples
 val_path val_data eval_path validation_path = data.validation.path
 max_steps num_steps max_iters train_iters num_iterations total_steps iters train.max_steps = train.steps
+num_epochs num_train_epochs = train.epochs
 global_batch gbs total_batch_size = train.global_batch_size
 micro_batch mbs per_device_train_batch_size local_batch_size train_micro_batch_size_per_gpu = train.micro_batch_size
 learning_rate max_lr = optimizer.lr
@@ -239,6 +238,7 @@ adam_eps adam_epsilon epsilon = optimizer.eps
 beta1 beta2 adam_beta1 adam_beta2 = optimizer.betas
 wd decay = optimizer.weight_decay
 lr_warmup_steps warmup warmup_iters lr_warmup_iters num_warmup_steps = lr_schedule.warmup_steps
+lr_warmup_ratio lr_warmup_fraction = lr_schedule.warmup_ratio
 lr_scheduler lr_scheduler_type lr_decay_style scheduler lr_schedule.type = lr_schedule.name
 lr_min end_lr eta_min = lr_schedule.min_lr
 cp cp_size context_parallel context_parallel_size context_parallel_degree sp sp_size ring_size = parallel.context

@@ -84,6 +84,9 @@ func (l *Loader) Alike() bool { return !l.plan.PackDocuments && l.valid == nil }
 // Samples returns the number of samples of an epoch. It leaves out an incomplete last one.
 func (l *Loader) Samples() int64 { return l.samples }
 
+// Epoch returns the same.
+func (l *Loader) Epoch() int64 { return l.samples }
+
 // Index returns the n-th sample of the training, from 0. Every epoch has every sample once, shuffled in its own order.
 func (l *Loader) Index(n int64) int64 {
 	if n < 0 {

@@ -11,7 +11,7 @@ import (
 
 // Mixture draws samples from several loaders by weight. Like a Loader it computes the n-th sample from n alone: samples
 // come in blocks, each with the shares of the weights, in an order given by the seed. A loader that runs out begins its
-// next epoch. An epoch of the mixture has as many samples as all loaders together.
+// next epoch.
 type Mixture struct {
 	parts  []*Loader
 	starts []int64   // number of each part's first sample; last, the number of all samples
@@ -49,8 +49,19 @@ func Mix(parts []*Loader, weights []float64, seed int64) (*Mixture, error) {
 	return m, nil
 }
 
-// Samples returns the samples of an epoch.
+// Samples returns the samples of all loaders together.
 func (m *Mixture) Samples() int64 { return m.starts[len(m.parts)] }
+
+// Epoch returns the samples of the mixture in which the largest loader gives each of its samples once.
+func (m *Mixture) Epoch() int64 {
+	largest := 0
+	for k, l := range m.parts {
+		if l.Samples() > m.parts[largest].Samples() {
+			largest = k
+		}
+	}
+	return int64(math.Ceil(float64(m.parts[largest].Samples()) / m.shares[largest]))
+}
 
 // before counts the samples of a part in all earlier blocks.
 func (m *Mixture) before(part int, block int64) int64 {
@@ -105,7 +116,7 @@ func (m *Mixture) Valid(sample int64) int {
 	return l.Valid(s)
 }
 
-// Targets returns the number of targets of an epoch.
+// Targets returns the number of targets of all samples.
 func (m *Mixture) Targets() (n int64) {
 	for _, l := range m.parts {
 		n += l.Targets()

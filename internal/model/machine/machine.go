@@ -83,13 +83,16 @@ func (m Machine) HostMemory() (all, reserve int64) {
 	return all, reserve
 }
 
-// HostRate returns the bytes a second of copies between a device and its host, in each direction while both are busy.
-// Measured on H200: 50 to 55 GB/s for one GPU, 36 for each of two.
+// HostRate returns the bytes a second of copies between a device and its host, in each direction while both are busy
+// (scripts/experiments/host.py): 40 GB/s for one GPU, 36 for each of two, 20 for each of four.
 func (m Machine) HostRate(ranks int) float64 {
-	if m.PerHost(ranks) > 1 {
+	switch n := m.PerHost(ranks); {
+	case n > 2:
+		return 20e9
+	case n == 2:
 		return 36e9
 	}
-	return 50e9
+	return 40e9
 }
 
 // Flag returns the --assume value for the machine.

@@ -72,7 +72,7 @@ func Untrained(at time.Time, valLoss, memoryBytes float64) Step {
 type Step struct {
 	Time Time  `json:"time"` // time of the log line
 	Step int64 `json:"step"` // from 1; 0 is the validation before it, without other values
-	// Epoch is the consumed samples over the samples of the data: 1.5 is half through the second epoch.
+	// Epoch is the consumed samples over those of an epoch: 1.5 is half through the second.
 	Epoch    Float `json:"epoch"`
 	Loss     Float `json:"loss"`      // mean over the valid target tokens, before the update, in nats
 	GradNorm Float `json:"grad_norm"` // global, before clipping

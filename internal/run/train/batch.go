@@ -218,15 +218,17 @@ func (in *inputs) tables(r *model.Rope, count, n int, positions []int) (cos, sin
 
 // A samples is a data.Loader, or a data.Mixture of several.
 type samples interface {
-	// Samples returns the number of samples in an epoch.
+	// Samples returns the number of different samples.
 	Samples() int64
+	// Epoch returns the samples of the run in an epoch.
+	Epoch() int64
 	// Index returns the n-th sample of the run.
 	Index(n int64) int64
 	// Docs returns the lengths of a sample's documents.
 	Docs(sample int64) []int
 	// Valid returns the number of a sample's targets.
 	Valid(sample int64) int
-	// Targets returns the number of targets of an epoch.
+	// Targets returns the number of targets of all samples.
 	Targets() int64
 	// Alike reports whether all samples have equal Docs and Valid.
 	Alike() bool

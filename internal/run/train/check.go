@@ -17,8 +17,8 @@ type Data struct {
 	Files            int64
 	Documents        *int64 // nil: not counted, to avoid a pass over many tokens
 	Tokens           int64  // in all files
-	Targets          int64  // in an epoch
-	Samples          int64  // in an epoch
+	Targets          int64  // of all samples
+	Samples          int64
 	DroppedDocuments int64
 	StepsPerEpoch    int64
 	Ignored          []string // keys of records that change nothing
@@ -26,7 +26,7 @@ type Data struct {
 
 // Check checks the files of a config before any process is spawned: too little data, tokens outside the vocabulary,
 // weights that do not fit. It reports all faults, each at the line of its key. Without faults it returns the amount of
-// data.
+// data, and train.epochs has become train.steps.
 func Check(cfg *config.Config) (*Data, error) {
 	var all config.Errors
 	note := func(key string, err error) {
@@ -55,7 +55,7 @@ func Check(cfg *config.Config) (*Data, error) {
 		note("model.from", checkWeights(cfg))
 	}
 	if len(all) == 0 {
-		return found, nil
+		return found, cfg.ResolveSteps(found.StepsPerEpoch)
 	}
 	return nil, all
 }
@@ -108,7 +108,7 @@ func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most
 		return nil, fmt.Errorf("the first %d samples have no targets; use more", most)
 	}
 	batch := int64(cfg.Train.GlobalBatchSize)
-	found := &Data{Samples: l.Samples(), Targets: l.Targets(), StepsPerEpoch: (l.Samples() + batch - 1) / batch}
+	found := &Data{Samples: l.Samples(), Targets: l.Targets(), StepsPerEpoch: (l.Epoch() + batch - 1) / batch}
 	left, documents, counted := int64(checkedTokens), int64(0), true
 	var ignored data.Keys
 	for _, ds := range sources {

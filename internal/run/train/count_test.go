@@ -134,7 +134,7 @@ func TestDataIsCounted(t *testing.T) {
 	if err != nil || found.Documents != nil || found.Tokens != many || found.Samples != 64 || found.Targets != 64<<20 {
 		t.Errorf("many tokens: %+v, %v", found, err)
 	}
-	// A mixture's epoch covers all its parts, each cut separately.
+	// A mixture has all samples of its parts, each cut separately. Its epoch ends with the largest.
 	cfg := load(t, tiny(t), 1,
 		fmt.Sprintf("data={path: [{path: %s, weight: 3}, {path: %s}], seq_len: 3, tokenizer: bytes, eos_token_id: null}", text, masked))
 	got, err := train.Check(cfg)
@@ -144,8 +144,25 @@ func TestDataIsCounted(t *testing.T) {
 	aTokens, aTargets, aSamples := counted(3, false, bytesOf("to be or not"))
 	bTokens, bTargets, bSamples := counted(3, false, []int{-100, -100, 3, 4, -100}, []int{6, 7, 8}, []int{-100})
 	if got.Files != 2 || *got.Documents != 4 || got.Tokens != aTokens+bTokens || got.Targets != aTargets+bTargets ||
-		got.Samples != aSamples+bSamples || got.StepsPerEpoch != got.Samples {
+		got.Samples != aSamples+bSamples || got.StepsPerEpoch != (4*aSamples+2)/3 || aSamples <= bSamples {
 		t.Errorf("a mixture: %+v", *got)
+	}
+	for set, want := range map[string][2]int{
+		"train.epochs=3":                         {18, 0},
+		"train={epochs: 3, steps: null}":         {18, 0},
+		"train.steps=7":                          {7, 0},
+		"lr_schedule.warmup_ratio=0.3":           {4, 2},
+		"train={epochs: 2, micro_batch_size: 1}": {12, 0},
+	} {
+		cfg := load(t, tiny(t), 1, "data={path: "+text+", seq_len: 2, tokenizer: bytes}", set)
+		if _, err := train.Check(cfg); err != nil || cfg.Train.Steps != want[0] || cfg.Train.Epochs != 0 ||
+			cfg.LRSchedule.WarmupSteps != want[1] || cfg.LRSchedule.WarmupRatio != 0 {
+			t.Errorf("%s: %+v, %+v, %v, want %v steps and warmup", set, cfg.Train, cfg.LRSchedule, err, want)
+		}
+	}
+	cfg = load(t, tiny(t), 1, "data={path: "+text+", seq_len: 2, tokenizer: bytes}", "train.epochs=357913942")
+	if _, err := train.Check(cfg); err == nil || !strings.Contains(err.Error(), "train.epochs: 357913942 of 6 steps") {
+		t.Errorf("too many epochs: %v", err)
 	}
 	if got, err := train.Check(
 		load(t, tiny(t), 1, "data={path: "+lines+", seq_len: 3, tokenizer: bytes}")); err != nil ||

@@ -104,6 +104,7 @@ func TestThePlanIsWhatARunTakes(t *testing.T) {
 		{"memory.offload=activations", "model.num_hidden_layers=6"},
 		{"memory.offload=optimizer", "memory.shard=parameters", "precision.compute=bf16"},
 		{"precision.grad_wire=bf16", "memory.shard=optimizer"}, {"precision.grad_wire=bf16", "memory.shard=gradients"},
+		{"precision.grad_wire=bf16", "memory.shard=parameters", "precision.compute=bf16"},
 	} {
 		checkPlan(t, ranks, true, append(set, "data.seq_len=91", "train.steps=20"))
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +23,7 @@ import (
 
 // The shared memory of every model passes the check before a run. An assignment with a wrong slot does not.
 func TestUsesAreChecked(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
 	for layers := 1; layers <= 6; layers++ {
 		for _, tied := range []bool{false, true} {
 			cfg := &hf.Config{
@@ -33,6 +35,16 @@ func TestUsesAreChecked(t *testing.T) {
 			for _, r := range []model.Recompute{model.RecomputeNone, model.RecomputeFull} {
 				if err := checkUses(slot, flat, cfg, model.Options{Recompute: r}); err != nil {
 					t.Errorf("%d layers, tied %t, %s: %v", layers, tied, r, err)
+				}
+			}
+			for range 20 {
+				opt := model.Options{Layers: make([]model.Retain, layers)}
+				for i := range opt.Layers {
+					opt.Layers[i] = model.Retain{Save: model.Save(rng.IntN(4)), Host: rng.IntN(2) == 0}
+				}
+				opt.Layers[0].Save = model.Save(rng.IntN(3)) // not SaveNothing
+				if err := checkUses(slot, flat, cfg, opt); err != nil {
+					t.Errorf("tied %t, layers keep %v: %v", tied, opt.Layers, err)
 				}
 			}
 			wrong := func(b int) int { // the last layer replaces the vectors
@@ -47,6 +59,22 @@ func TestUsesAreChecked(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A trainer refuses a plan by which a gather replaces weights in use.
+func TestTrainersCheckUses(t *testing.T) {
+	cfg := delayConfig(t, 1)
+	mem, err := plan.MemoryOf(cfg, 1, machine.Machine{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	onRanks(t, 1, cfg, mem.Room(), func(*device.Device) {}, func(tr *Trainer, _ *counted) error {
+		tr.share.slot = func(int) int { return 0 }
+		if err := tr.build(mem.Room()); err == nil || !strings.Contains(err.Error(), "replaced") {
+			t.Errorf("all buckets in one memory: %v", err)
+		}
+		return nil
+	})
 }
 
 // While work reads a bucket, the next one is gathered; one that is still in memory is not gathered again.

@@ -42,7 +42,7 @@ func TestShardingLeavesNoTrace(t *testing.T) {
 func TestGradWire(t *testing.T) {
 	const half = "precision.grad_wire=bf16"
 	for _, mode := range [][]string{{}, {"train.global_batch_size=4"}, {"train.global_batch_size=4", "parallel.data=2"}} {
-		for _, shard := range []string{"optimizer", "gradients"} {
+		for _, shard := range []string{"optimizer", "gradients", "parameters"} {
 			for _, ranks := range []int{2, 4} {
 				set := append(slices.Clone(mode), "memory.shard="+shard)
 				want := mustRun(t, load(t, tiny(t), ranks, set...), ranks, train.Options{}).steps

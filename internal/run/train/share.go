@@ -7,7 +7,6 @@ import (
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/optim"
 	"github.com/cprun/cprun/internal/model/state"
-	"github.com/cprun/cprun/tensor"
 )
 
 // sharing moves gradients and weights between ranks, bucket by bucket, while passes run. It reduces the gradients of a
@@ -29,7 +28,6 @@ type sharing struct {
 
 	residence
 	updater *updater       // nil: the optimizer's state is on the device
-	fresh   []tensor.Event // by bucket: its update by updater; nil: followed, or none
 	gathers []comm.Pending // by slot; nil if complete
 	spreads []comm.Pending // by bucket: updated weights on their way between copies; nil if complete
 	reduces []reduction    // by bucket, or by staging buffer
@@ -47,8 +45,7 @@ type reduction struct {
 
 func newSharing(d *Device, s *state.State) *sharing {
 	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat},
-		gathers: make([]comm.Pending, len(s.Flat.Buckets)), spreads: make([]comm.Pending, len(s.Flat.Buckets)),
-		fresh: make([]tensor.Event, len(s.Flat.Buckets))}
+		gathers: make([]comm.Pending, len(s.Flat.Buckets)), spreads: make([]comm.Pending, len(s.Flat.Buckets))}
 	x.residence = residence{slot: s.Slot, holds: map[int]int{}, gather: x.gather}
 	x.reduces = make([]reduction, len(s.Flat.Buckets))
 	if s.Staging != nil {
@@ -197,12 +194,10 @@ func (x *sharing) step(sums, norm2 View, u optim.Update) error {
 		return fmt.Errorf("loss and gradient norm: %w", err)
 	}
 	if x.updater != nil {
-		x.updater.begin(norm2)
+		x.updater.begin(norm2, u)
 	}
 	return x.renew(func(b int) {
-		if x.updater != nil {
-			x.fresh[b] = x.updater.update(b, u)
-		} else {
+		if x.updater == nil {
 			x.Update(x.dev.Optim, b, norm2, u)
 		}
 	})
@@ -231,21 +226,15 @@ func (x *sharing) renew(set func(bucket int)) error {
 
 // spread begins to send this rank's updated part of a bucket to the copies of the model.
 func (x *sharing) spread(bucket int) (err error) {
-	x.follow(bucket)
+	if x.updater != nil {
+		x.updater.follow(bucket)
+	}
 	if dst, src := x.Spread(bucket); !dst.IsZero() {
 		if x.spreads[bucket], err = x.across.AllGather(dst, src); err != nil {
 			return fmt.Errorf("spreading weights: %w", err)
 		}
 	}
 	return nil
-}
-
-// follow makes the compute stream follow the update of a bucket.
-func (x *sharing) follow(bucket int) {
-	if e := x.fresh[bucket]; e != nil {
-		x.dev.Store.Follow(e)
-		x.fresh[bucket] = nil
-	}
 }
 
 func (x *sharing) sum(v View) error {
@@ -273,7 +262,9 @@ func (x *sharing) publish() error {
 // gather begins an all-gather of a bucket's weights, after the present work of the compute stream. The last gather into
 // the same memory is over: use has waited for it.
 func (x *sharing) gather(bucket int) error {
-	x.follow(bucket)
+	if x.updater != nil {
+		x.updater.follow(bucket)
+	}
 	dst, src := x.Gathered(bucket)
 	if dst.IsZero() || dst == src {
 		return nil

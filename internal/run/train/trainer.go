@@ -210,7 +210,7 @@ func (t *Trainer) build(room state.Room) (err error) {
 		Arena: workspace},
 		cfg, nil, t.mesh.context.Rank())
 	t.share.label.ring = t.att.ring
-	if err := checkUses(t.share.Slot, t.share.Flat, shape, opt); err != nil {
+	if err := checkUses(t.share.slot, t.share.Flat, shape, opt); err != nil {
 		return err
 	}
 	t.model = model.New(shape, t.dev.Ops, t.att, t.share.Params(), opt)

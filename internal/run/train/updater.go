@@ -1,6 +1,8 @@
 package train
 
 import (
+	"slices"
+
 	"github.com/cprun/cprun/internal/model/optim"
 	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/tensor"
@@ -17,12 +19,18 @@ type updater struct {
 	optim         optim.Device                   // on work
 	free          [state.PieceSlots]tensor.Event // the ends of the slots' last uses; nil: never used
 	next          int                            // slot of the next piece
-	norm2         View                           // of the step in progress
+
+	norm2  View           // of the step in progress
+	step   optim.Update   // likewise
+	order  []int          // of the buckets
+	queued int            // updates of the step that are queued, in that order
+	fresh  []tensor.Event // by bucket: the end of its update; nil: followed, or not queued
 }
 
 // newUpdater returns the updater of a state, after the compute stream's work so far, which zeroes it.
 func newUpdater(dev *Device, s *state.State) (*updater, error) {
-	u := &updater{State: s, dev: dev}
+	u := &updater{State: s, dev: dev, order: order(s.Flat), fresh: make([]tensor.Event, len(s.Flat.Buckets))}
+	u.queued = len(u.order)
 	for _, n := range []struct {
 		to   *tensor.Stream
 		name string
@@ -39,28 +47,47 @@ func newUpdater(dev *Device, s *state.State) (*updater, error) {
 	return u, err
 }
 
-// begin begins a step whose gradients have this squared norm, after the compute stream's work so far: the gradients are
-// there, and no pass reads the old weights. It copies norm2, which the next step overwrites.
-func (u *updater) begin(norm2 View) {
+// begin begins the updates of a step, with a squared norm of its gradients that the next step overwrites. They follow
+// all work of the compute stream so far, which writes the gradients and reads the old weights.
+func (u *updater) begin(norm2 View, step optim.Update) {
+	u.queue(len(u.order)) // the rest of the step before
 	u.work.Wait(u.dev.Stream.Record())
 	u.dev.Store.Copy(u.work, u.norm2, norm2)
 	u.dev.Store.Follow(u.work.Record())
+	u.step, u.queued = step, 0
 }
 
-// update queues the update of this rank's part of a bucket. It returns the event of the new weights in the model's
-// copy.
-func (u *updater) update(bucket int, step optim.Update) tensor.Event {
+// follow makes the compute stream follow the update of a bucket. It queues updates up to the next bucket: all at once
+// are more copies than a GPU's queue holds, and the host would wait until most are done.
+func (u *updater) follow(bucket int) {
+	u.queue(slices.Index(u.order, bucket) + 2)
+	if e := u.fresh[bucket]; e != nil {
+		u.dev.Store.Follow(e)
+		u.fresh[bucket] = nil
+	}
+}
+
+// queue queues the updates of the first n buckets that are not queued yet.
+func (u *updater) queue(n int) {
+	for ; u.queued < min(n, len(u.order)); u.queued++ {
+		bucket := u.order[u.queued]
+		u.update(bucket)
+		u.fresh[bucket] = u.work.Record()
+	}
+}
+
+// update queues the update of this rank's part of a bucket.
+func (u *updater) update(bucket int) {
 	fields := []View{u.Held(u.Masters, bucket), u.Held(u.M, bucket), u.Held(u.V, bucket)}
 	u.pieces(fields, func(lo int, p []View) (end tensor.Event) {
 		u.work.Wait(u.in.Record())
-		u.Step(u.optim, bucket, lo, p[0], p[1], p[2], u.norm2, step)
+		u.Step(u.optim, bucket, lo, p[0], p[1], p[2], u.norm2, u.step)
 		u.out.Wait(u.work.Record())
 		for i, v := range p {
 			u.dev.Store.Copy(u.out, state.Part(fields[i], lo, lo+v.Size()), v)
 		}
 		return u.out.Record()
 	})
-	return u.work.Record()
 }
 
 // publish copies this rank's masters of a bucket to the model's copy.
@@ -92,5 +119,8 @@ func (u *updater) pieces(fields []View, f func(lo int, p []View) (end tensor.Eve
 	}
 }
 
-// flush makes the compute stream follow all copies to the host.
-func (u *updater) flush() { u.dev.Store.Follow(u.out.Record()) }
+// flush makes the compute stream follow all updates, and their copies to the host.
+func (u *updater) flush() {
+	u.queue(len(u.order))
+	u.dev.Store.Follow(u.out.Record())
+}

@@ -106,16 +106,14 @@ func updated(t *testing.T, dev *Device, flat *model.FlatLayout, host bool) (out 
 		fillAny(rng, grads)
 		late(dev.Stream, dev.Store.(slowStore).slow)
 		dev.Ops.Copy(s.Grads, grads)
+		up := optim.Update{LR: 0.01, Step: step}
 		if host {
-			u.begin(norm2)
+			u.begin(norm2, up)
 		}
-		for b, bucket := range flat.Buckets {
-			up := optim.Update{LR: 0.01, Step: step}
-			switch {
-			case bucket.Size() == 0:
-			case host:
-				dev.Store.Follow(u.update(b, up))
-			default:
+		for _, b := range order(flat) {
+			if host {
+				u.follow(b)
+			} else {
 				s.Update(dev.Optim, b, norm2, up)
 			}
 		}

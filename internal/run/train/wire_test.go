@@ -105,7 +105,7 @@ func TestHalfWireOfBuckets(t *testing.T) {
 	flat := shareLayout()
 	by := divisions(flat)
 	want := reference(t, flat, by)
-	for shard := state.ShardOptimizer; shard <= state.ShardGradients; shard++ {
+	for shard := state.ShardOptimizer; shard <= state.ShardParameters; shard++ {
 		inWorld(t, func(dev *Device, world comm.Communicator) error {
 			tr, err := grouped(context.Background(), dev, world, by, shard, true)
 			if err != nil {
