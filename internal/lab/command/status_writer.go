@@ -227,7 +227,7 @@ func (t *tracker) summary(res launch.Result) {
 		if t.steps > 0 {
 			line += fmt.Sprintf(": loss %.4f", float64(t.loss))
 		} else {
-			line += ": all steps were done before"
+			line += ": no steps were left"
 		}
 		if t.first != nil && t.last != nil {
 			line += fmt.Sprintf(", validation loss %.4f -> %.4f", float64(*t.first), float64(*t.last))

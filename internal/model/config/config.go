@@ -68,6 +68,13 @@ type Train struct {
 	MicroBatchSize  int
 	Seed            int64
 	Deterministic   bool
+	EarlyStop       EarlyStop
+}
+
+// EarlyStop ends a run after Patience validations (0: never) that do not lower the loss by more than MinDelta.
+type EarlyStop struct {
+	Patience int
+	MinDelta float64
 }
 
 // Optimizer is AdamW (arXiv:1711.05101).
