@@ -18,8 +18,8 @@ func validated(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	changed := strings.NewReplacer("steps: 1,", "epochs: 1, early_stop: {patience: 1},", "{name: constant}",
-		"{warmup_ratio: 0.5}", "seq_len: 200}", "seq_len: 200, validation: {path: "+path+", every: 1}}").Replace(string(text))
+	changed := strings.NewReplacer("steps: 1,", "epochs: 1, early_stop: {patience: 1},", "lr_schedule: {name: constant}",
+		"lr_schedule: {warmup_ratio: 0.5}\ncheckpoint: {best: true}", "seq_len: 200}", "seq_len: 200, validation: {path: "+path+", every: 1}}").Replace(string(text))
 	if err := os.WriteFile(path, []byte(changed), 0o666); err != nil {
 		t.Fatal(err)
 	}

@@ -174,6 +174,7 @@ type Checkpoint struct {
 	Interval time.Duration // since the last; 0: not by time
 	Keep     int           // the newest are kept; 0: all
 	Async    bool          // written during training
+	Best     bool          // also after a validation with the lowest loss so far; kept
 	Local    string        // local directory of each node for shards; "" for none
 }
 

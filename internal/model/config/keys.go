@@ -266,6 +266,9 @@ var runKeys = []key{
 	{path: "checkpoint.interval", def: "15m", doc: "longest time between two checkpoints; 0: no limit"},
 	{path: "checkpoint.keep", def: "3", doc: "newest checkpoints to keep; 0: all"},
 	{path: "checkpoint.async", def: "true", doc: "write while training goes on"},
+	{path: "checkpoint.best", def: "false",
+		doc: "also save after each validation with the lowest loss so far; `checkpoints/best` names that checkpoint, " +
+			"which is kept in addition to `keep`; needs data.validation"},
 	{path: "checkpoint.local", def: "null", word: "null",
 		doc: "directory on a disk of each node, such as `/scratch`, to which shards are written first; null: none"},
 

@@ -106,6 +106,8 @@ type run struct {
 	began  int           // steps done before this run
 	own    bool          // the run resumed from its own directory
 	saving saving        // the save in progress
+	best   best          // the validation with the lowest loss, to be saved
+	kept   best          // that of checkpoints/best
 
 	savedAt  time.Time     // start of the last save, or of the run
 	longest  time.Duration // longest step so far
@@ -201,6 +203,9 @@ func (r *run) open(ctx context.Context) (err error) {
 		Start: r.opts.Start, Local: c.Local,
 		Warn: func(err error) { r.opts.notice(err.Error()) },
 	})
+	if err == nil && r.savesBest() {
+		r.kept, err = r.findBest(ctx)
+	}
 	if err != nil {
 		return fmt.Errorf("checkpoints: %w", err)
 	}
@@ -297,7 +302,7 @@ func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 		if len(queue) > 0 {
 			continue
 		}
-		if stopped || due || done == steps || r.saves(done) {
+		if stopped || due || done == steps || r.saves(done) || r.best.Step == done {
 			if err := r.save(ctx, stopped || done == steps); err != nil {
 				return false, err
 			}
@@ -372,6 +377,9 @@ func (r *run) after(ctx context.Context, res Result) error {
 		f := metrics.Float(loss)
 		val = &f
 		r.stop.add(loss, r.cfg.Train.EarlyStop.MinDelta)
+		if err := r.isBest(loss); err != nil {
+			return err
+		}
 	}
 	var finite error
 	if err := res.finite(); err != nil {
