@@ -10,6 +10,22 @@ import (
 	"github.com/cprun/cprun/internal/run/bench"
 )
 
+// validated returns a config with epochs, a warmup ratio, validations and an early stop. They are off in benchmarks.
+func validated(t *testing.T) string {
+	t.Helper()
+	path := small(t, 1)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := strings.NewReplacer("steps: 1,", "epochs: 1, early_stop: {patience: 1},", "lr_schedule: {name: constant}",
+		"lr_schedule: {warmup_ratio: 0.5}\ncheckpoint: {best: true}", "seq_len: 200}", "seq_len: 200, validation: {path: "+path+", every: 1}}").Replace(string(text))
+	if err := os.WriteFile(path, []byte(changed), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 // Every benchmark prints a table and writes JSON to a file.
 func TestBenchmarksEndToEnd(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -21,7 +37,7 @@ func TestBenchmarksEndToEnd(t *testing.T) {
 			[]string{"causal", "4:2 heads of 32", "ulysses", "heads for rows", "hop 0", "gradients home"}, 4},
 		"comm": {[]string{"--nproc", "2", "--sizes", "4K", "--iters", "2"},
 			[]string{"unix", "tcp", "exchange", "all_reduce"}, 8},
-		"train": {[]string{"--nproc", "2", "--steps", "2", "--warmup", "1", small(t, 1)},
+		"train": {[]string{"--nproc", "2", "--steps", "2", "--warmup", "1", validated(t)},
 			[]string{"train.yaml", "S=200", "random tokens", "planned"}, 3},
 	} {
 		t.Run(name, func(t *testing.T) {

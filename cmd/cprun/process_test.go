@@ -172,7 +172,7 @@ func TestTheNamedCommandGoesOn(t *testing.T) {
 func TestNothingLeftToDo(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	must(t, "--run-dir", dir, small(t, 2))
-	if _, stderr := must(t, "--run-dir", dir, small(t, 2)); !strings.Contains(stderr, "all steps were done") {
+	if _, stderr := must(t, "--run-dir", dir, small(t, 2)); !strings.Contains(stderr, "no steps were left") {
 		t.Errorf("it says\n%s", stderr)
 	}
 }

@@ -286,7 +286,8 @@ func BenchTrain(ctx context.Context, path string, o BenchTrainOptions) (int, err
 	dir := work.path
 	set := append(o.Set[:len(o.Set):len(o.Set)],
 		fmt.Sprintf("train.steps=%d", o.Warmup+o.Steps), "data.validation={path: null, every: 0, samples: 0}",
-		"checkpoint.every=0", "log.every=1", "lr_schedule.warmup_steps=0")
+		"train.early_stop.patience=0", "checkpoint.best=false", "checkpoint.every=0", "log.every=1",
+		"lr_schedule.warmup_steps=0")
 	if o.Trace != "" {
 		set = append(set, fmt.Sprintf("log.trace_steps=%d", tracedSteps))
 	}

@@ -227,7 +227,7 @@ func (t *tracker) summary(res launch.Result) {
 		if t.steps > 0 {
 			line += fmt.Sprintf(": loss %.4f", float64(t.loss))
 		} else {
-			line += ": all steps were done before"
+			line += ": no steps were left"
 		}
 		if t.first != nil && t.last != nil {
 			line += fmt.Sprintf(", validation loss %.4f -> %.4f", float64(*t.first), float64(*t.last))
@@ -245,10 +245,11 @@ func (t *tracker) summary(res launch.Result) {
 	}
 	saved := false
 	for _, f := range []struct{ label, name string }{
-		{"metrics", "metrics.jsonl"}, {"checkpoint", "checkpoints/latest"}, {"logs", "logs"}, {"trace", "trace.json"},
+		{"metrics", "metrics.jsonl"}, {"checkpoint", "checkpoints/latest"}, {"best", "checkpoints/best"}, {"logs", "logs"},
+		{"trace", "trace.json"},
 	} {
 		name := f.name
-		if f.label == "checkpoint" {
+		if f.label == "checkpoint" || f.label == "best" {
 			data, err := files.ReadIn(t.root, name, maxLatest)
 			if err != nil {
 				continue

@@ -498,3 +498,10 @@ func TestWhoWaitedForWhom(t *testing.T) {
 		t.Errorf("waits %v, want rank 0 for rank 1, 3 s", s.Lo)
 	}
 }
+
+func TestStateOfAnEarlyStop(t *testing.T) {
+	r := &Run{Steps: []metrics.Step{{Step: 4}, {Step: 5, EarlyStop: true}}, Plan: &Plan{}}
+	if got := r.state(); got != "done, ended early at step 5" {
+		t.Errorf("the state is %q", got)
+	}
+}

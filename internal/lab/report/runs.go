@@ -341,6 +341,8 @@ func (r *Run) state() string {
 	}
 	last, all := fmt.Sprint(r.Steps[len(r.Steps)-1].Step), r.Plan.option("train.steps")
 	switch {
+	case r.Steps[len(r.Steps)-1].EarlyStop:
+		return "done, ended early at step " + last
 	case r.Ended != "" || last == all:
 		return "done, step " + last
 	case all == "":

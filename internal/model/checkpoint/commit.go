@@ -45,8 +45,14 @@ func (s *Saver) complete(ctx context.Context, tmp string, snap Snapshot, written
 	if err := s.rename(tmp, name); err != nil {
 		return errors.Join(err, s.dir.RemoveAll(tmp))
 	}
-	if err := s.setLatest(name); err != nil {
-		return fmt.Errorf("%s: %w", latestName, err)
+	pointers := []string{latestName}
+	if snap.Best {
+		pointers = []string{bestName, latestName} // a start from latest knows its best
+	}
+	for _, pointer := range pointers {
+		if err := s.point(pointer, name); err != nil {
+			return fmt.Errorf("%s: %w", pointer, err)
+		}
 	}
 	if err := s.clean(true); err != nil {
 		s.o.Warn(err)
@@ -192,14 +198,15 @@ func (s *Saver) rename(tmp, final string) error {
 	return retry(s.dir, s.dir.Sync)
 }
 
-func (s *Saver) setLatest(name string) error {
-	err := s.writeSynced(s.dir, latestName, []byte(name+"\n"), func() error {
-		return errors.Join(s.checkNewest(), s.at("latest written"))
+// point makes a file, latest or best, name a checkpoint.
+func (s *Saver) point(pointer, name string) error {
+	err := s.writeSynced(s.dir, pointer, []byte(name+"\n"), func() error {
+		return errors.Join(s.checkNewest(), s.at(pointer+" written"))
 	})
 	if err != nil {
 		return err
 	}
-	if err := s.at("latest renamed"); err != nil {
+	if err := s.at(pointer + " renamed"); err != nil {
 		return err
 	}
 	return retry(s.dir, s.dir.Sync)

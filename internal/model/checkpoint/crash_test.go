@@ -21,7 +21,7 @@ import (
 // checkpoint of the step exists, and "pruning" if there is one more than Keep.
 var points = []string{
 	"shard written", "shard synced", "gathered", "manifest written", "set aside", "renamed",
-	"latest written", "latest renamed", "pruning", "pruned",
+	"best written", "best renamed", "latest written", "latest renamed", "pruning", "pruned",
 }
 
 const childSteps = 4
@@ -50,6 +50,7 @@ func child(dir, point string, die int64) error {
 	if err != nil {
 		return err
 	}
+	f.best = true
 	step := first
 	for _, s := range f.savers {
 		s.at = func(p string) error {
@@ -139,11 +140,19 @@ func TestKillPoints(t *testing.T) {
 			t.Errorf("killed at %q of step %d: latest step is %d, want %d; passed over %q", point, die, step,
 				max(out.last(), 2), reasons)
 		}
+		best, err := Best(t.Context(), dir)
+		if named := slices.Index(points, point) >= slices.Index(points, "best renamed"); named != (err == nil) ||
+			err != nil && !errors.Is(err, ErrNone) || named && best.Manifest.Step != die {
+			t.Errorf("killed at %q of step %d: the best is %+v, %v", point, die, best, err)
+		}
+		if best != nil {
+			best.Close()
+		}
 		c, out = childCommand(t, dir, "none", 0)
 		if err := c.Run(); err != nil || out.last() != childSteps {
 			t.Fatalf("after a kill at %q: the next child ended with %v after step %d", point, err, out.last())
 		}
-		want := []string{"latest", dirName(childSteps - 1), dirName(childSteps)}
+		want := []string{"best", "latest", dirName(childSteps - 1), dirName(childSteps)}
 		if got := names(t, dir); !slices.Equal(got, want) {
 			t.Errorf("after a kill at %q: the directory holds %q, want %q", point, got, want)
 		}

@@ -126,6 +126,7 @@ type fleet struct {
 	savers []*Saver
 	params []Param
 	ranges []Range
+	best   bool // every snapshot is the best so far
 }
 
 func newFleet(params []Param, ranges []Range, o Options) (*fleet, error) {
@@ -154,7 +155,7 @@ func (f *fleet) each(do func(rank int, s *Saver) error) error {
 func (f *fleet) snapshot(rank int, step int64) Snapshot {
 	return Snapshot{
 		Meta: metaOf(step, len(f.savers)), Params: f.params, Ranges: []Range{f.ranges[rank]},
-		Fields: fill(f.params, f.ranges[rank], step),
+		Fields: fill(f.params, f.ranges[rank], step), Best: f.best,
 	}
 }
 

@@ -129,7 +129,7 @@ func latestIn(ctx context.Context, dir store) (c *Checkpoint, reasons []string, 
 // candidates returns the names to try, in order: the one in latest, older ones, later ones. missing is the fault of
 // latest.
 func candidates(dir store, all []stepDir) (order []string, missing error) {
-	step, named, err := readLatest(dir, all)
+	step, named, err := readPointer(dir, latestName, all)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // absent after a crash before its first update
 		missing = err
 	}
@@ -149,9 +149,9 @@ func candidates(dir store, all []stepDir) (order []string, missing error) {
 
 const maxLatest = 4 << 10
 
-// readLatest returns the checkpoint in the file latest, even if it is set aside at the moment.
-func readLatest(dir store, all []stepDir) (step int64, name string, err error) {
-	data, err := readIn(dir, latestName, maxLatest)
+// readPointer returns the checkpoint in the file latest or best, even if it is set aside at the moment.
+func readPointer(dir store, pointer string, all []stepDir) (step int64, name string, err error) {
+	data, err := readIn(dir, pointer, maxLatest)
 	if err != nil {
 		return 0, "", err
 	}
@@ -161,8 +161,42 @@ func readLatest(dir store, all []stepDir) (step int64, name string, err error) {
 			return f.step, f.name, nil
 		}
 	}
-	return 0, "", &staleView{fmt.Errorf("%s: names %.64q, which does not exist", terminal.Name(pathOf(dir, latestName)),
+	return 0, "", &staleView{fmt.Errorf("%s: names %.64q, which does not exist", terminal.Name(pathOf(dir, pointer)),
 		name)}
+}
+
+// readBest returns the checkpoint in the file best; "" if there is no such file, or no such checkpoint.
+func readBest(dir store, all []stepDir) (string, error) {
+	_, name, err := readPointer(dir, bestName, all)
+	if errors.Is(err, fs.ErrNotExist) || errors.As(err, new(*staleView)) {
+		err = nil
+	}
+	return name, err
+}
+
+// Best opens the checkpoint in the file best of a checkpoints directory, without reading its shards. The error is
+// ErrNone if there is none.
+func Best(ctx context.Context, path string) (*Checkpoint, error) {
+	dir, err := diskOf(files.OpenDir(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s: %w", terminal.Name(path), ErrNone)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("checkpoints: %w", err)
+	}
+	defer dir.Close()
+	name := ""
+	all, err := list(dir)
+	if err == nil {
+		name, err = readBest(dir, all)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("checkpoints: %w", err)
+	}
+	if name == "" {
+		return nil, fmt.Errorf("%s: %w", terminal.Name(filepath.Join(path, bestName)), ErrNone)
+	}
+	return openWait(ctx, dir, name, shortWait)
 }
 
 // OfStep returns the directory of a step's checkpoint in a run or checkpoints directory. The error lists the existing
@@ -194,7 +228,7 @@ func OfStep(path string, step int64) (string, error) {
 }
 
 // Find opens a checkpoint by a user's path: a checkpoint, or a run directory, a checkpoints directory or its file
-// latest for the newest complete one. It verifies all checksums. Errors and reasons are as in Latest.
+// latest for the newest complete one, or its file best. It verifies all checksums. Errors and reasons are as in Latest.
 func Find(ctx context.Context, path string) (*Checkpoint, []string, error) {
 	st, err := files.Stat(path)
 	if err != nil {
@@ -203,11 +237,17 @@ func Find(ctx context.Context, path string) (*Checkpoint, []string, error) {
 	if st.Mode().IsRegular() && filepath.Base(path) == latestName {
 		return Latest(ctx, filepath.Dir(path))
 	}
+	best := st.Mode().IsRegular() && filepath.Base(path) == bestName
 	_, err = files.Stat(filepath.Join(path, manifestName))
-	if err != nil && !dirPattern.MatchString(filepath.Base(path)) {
+	if err != nil && !best && !dirPattern.MatchString(filepath.Base(path)) {
 		return Latest(ctx, dirOf(path))
 	}
-	c, err := Open(path)
+	var c *Checkpoint
+	if best {
+		c, err = Best(ctx, filepath.Dir(path))
+	} else {
+		c, err = Open(path)
+	}
 	if err != nil {
 		return nil, nil, err
 	}

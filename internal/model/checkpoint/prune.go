@@ -42,7 +42,7 @@ func (s *Saver) clean(own bool) error {
 		run, _, _ := strings.Cut(owner, ".")
 		var err error
 		switch {
-		case tmp && (base == latestName || dirPattern.MatchString(base)):
+		case tmp && (base == latestName || base == bestName || dirPattern.MatchString(base)):
 			// Other ranks of this run may already write to their first directory.
 			if own || run != s.o.RunID {
 				err = s.discard(name)
@@ -78,8 +78,9 @@ func (s *Saver) discard(name string) error {
 // prunedEnd is the suffix of directories under removal.
 const prunedEnd = ".pruned"
 
-// prune keeps only the newest Keep complete checkpoints. It first removes later steps than the current one, which a
-// resume from an older step left. Damaged checkpoints do not count, and are removed if older than the kept ones.
+// prune keeps only the newest Keep complete checkpoints and the best. It first removes later steps than the current
+// one, which a resume from an older step left. Damaged checkpoints do not count, and are removed if older than the kept
+// ones.
 func (s *Saver) prune(step int64) {
 	if s.o.Keep <= 0 {
 		return
@@ -87,6 +88,10 @@ func (s *Saver) prune(step int64) {
 	all, err := list(s.dir)
 	if err == nil {
 		err = s.checkNewest()
+	}
+	best := ""
+	if err == nil {
+		best, err = readBest(s.dir, all)
 	}
 	if err != nil {
 		s.o.Warn(fmt.Errorf("old checkpoints: %w", err))
@@ -102,6 +107,9 @@ func (s *Saver) prune(step int64) {
 	}
 	kept := 0
 	for _, f := range append(past, future...) {
+		if kept >= s.o.Keep && f.name == best {
+			continue
+		}
 		if kept >= s.o.Keep {
 			if err := s.remove(f.name); err != nil {
 				s.o.Warn(fmt.Errorf("old checkpoint: %w", err))

@@ -63,6 +63,8 @@ type Snapshot struct {
 	// completely or partly.
 	Ranges []Range
 	Fields []Field // each the elements of all ranges, in order
+	// Best makes the file best name this checkpoint, and no longer an earlier one.
+	Best bool
 	// Owned: the slices of Fields stay unchanged until the save has ended, so the background save needs no copy.
 	Owned bool
 	// Err makes the save fail on every rank: this rank has no state to save.

@@ -143,6 +143,9 @@ func pathOf(d store, name string) string { return filepath.Join(d.Name(), name) 
 
 const latestName = "latest"
 
+// bestName is the file that names the checkpoint with the lowest validation loss.
+const bestName = "best"
+
 func dirName(step int64) string { return fmt.Sprintf("step-%08d", step) }
 
 // While a checkpoint of the same step replaces it, an older one is named step-00000100.old-<run>. It still counts as a

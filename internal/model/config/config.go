@@ -68,6 +68,13 @@ type Train struct {
 	MicroBatchSize  int
 	Seed            int64
 	Deterministic   bool
+	EarlyStop       EarlyStop
+}
+
+// EarlyStop ends a run after Patience validations (0: never) that do not lower the loss by more than MinDelta.
+type EarlyStop struct {
+	Patience int
+	MinDelta float64
 }
 
 // Optimizer is AdamW (arXiv:1711.05101).
@@ -167,6 +174,7 @@ type Checkpoint struct {
 	Interval time.Duration // since the last; 0: not by time
 	Keep     int           // the newest are kept; 0: all
 	Async    bool          // written during training
+	Best     bool          // also after a validation with the lowest loss so far; kept
 	Local    string        // local directory of each node for shards; "" for none
 }
 

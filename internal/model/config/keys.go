@@ -64,6 +64,8 @@ var sections = []struct{ path, doc string }{
 	{"data", "Where tokens come from."},
 	{"data.validation", "The loss on held-out text."},
 	{"train", "The length and the batches of the run."},
+	{"train.early_stop", "An end before the last step, after a checkpoint and with exit status 0. The state survives a " +
+		"resume. A run that has ended early does not go on unless `patience` is raised or 0."},
 	{"optimizer", "AdamW (arXiv:1711.05101): decay on every parameter of two or more axes (embeddings too), " +
 		"none on vectors."},
 	{"lr_schedule", "The learning rate over the steps."},
@@ -166,6 +168,10 @@ var runKeys = []key{
 	{path: "train.seed", def: "1", max: maxSeed,
 		doc: "seed of random weights, and of samples where data.seed is null"},
 	{path: "train.deterministic", def: "false", doc: "the same config on as many ranks gives the same bits"},
+	{path: "train.early_stop.patience", def: "0",
+		doc: "validations in a row without a loss that is lower by more than min_delta than the lowest before, after " +
+			"which the run ends; 0: off; needs data.validation"},
+	{path: "train.early_stop.min_delta", def: "0.0", within: "[0, inf)", doc: "smallest improvement that counts"},
 
 	{path: "optimizer.name", def: "adamw", choices: []string{"adamw"}, doc: "the algorithm"},
 	{path: "optimizer.lr", def: "3.0e-4", within: "[0, inf)", doc: "highest learning rate"},
@@ -260,6 +266,9 @@ var runKeys = []key{
 	{path: "checkpoint.interval", def: "15m", doc: "longest time between two checkpoints; 0: no limit"},
 	{path: "checkpoint.keep", def: "3", doc: "newest checkpoints to keep; 0: all"},
 	{path: "checkpoint.async", def: "true", doc: "write while training goes on"},
+	{path: "checkpoint.best", def: "false",
+		doc: "also save after each validation with the lowest loss so far; `checkpoints/best` names that checkpoint, " +
+			"which is kept in addition to `keep`; needs data.validation"},
 	{path: "checkpoint.local", def: "null", word: "null",
 		doc: "directory on a disk of each node, such as `/scratch`, to which shards are written first; null: none"},
 

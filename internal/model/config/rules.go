@@ -74,6 +74,15 @@ func trainRules(c *Config, f *faults) {
 				"missing, since validation.every is %d; name held-out files, or set every to 0", v.Every)
 		}
 	}
+	if n := c.Train.EarlyStop.Patience; n > 0 && v.Every == 0 && f.ok("train.early_stop.patience",
+		"data.validation.every") {
+		f.add("train.early_stop.patience", "%d needs the loss on held-out text; set data.validation.path and every, or "+
+			"write 0", n)
+	}
+	if c.Checkpoint.Best && v.Every == 0 && f.ok("checkpoint.best", "data.validation.every") {
+		f.add("checkpoint.best", "true needs the loss on held-out text; set data.validation.path and every, or write "+
+			"false")
+	}
 	if p := c.Checkpoint.Local; f.ok("checkpoint.local") && p != "" && !filepath.IsAbs(p) {
 		f.add("checkpoint.local", "%s is a relative path, and every node has its own disk; write an absolute one "+
 			"such as /scratch", quoted(p))
@@ -122,6 +131,9 @@ func warnings(c *Config) Errors {
 	groupWarnings(c, f)
 	if v := &c.Data.Validation; v.Every == 0 && (v.Path != "" || v.Samples > 0) {
 		f.add("data.validation.every", "is 0, so nothing is validated; give the steps between two validations")
+	}
+	if e := &c.Train.EarlyStop; e.Patience == 0 && e.MinDelta > 0 {
+		f.add("train.early_stop.min_delta", "has no effect, since patience is 0; give the validations to wait for")
 	}
 	return f.list
 }

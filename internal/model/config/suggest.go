@@ -136,7 +136,7 @@ var retired = map[string][]string{
 
 // unbuiltKeys lists planned keys and sections that this build lacks, with the key to use instead.
 var unbuiltKeys = map[string]string{
-	"lora": "", "train.freeze": "", "train.early_stop": "", "checkpoint.best": "", "data.format": "", "data.cache": "",
+	"lora": "", "train.freeze": "", "data.format": "", "data.cache": "",
 	"data.chat_template": "", "data.train_on": "", "data.overlong": "", "model.partial_rotary_factor": "",
 	"model.no_rope_layers": "",
 }
@@ -250,6 +250,9 @@ cpu_offload offload_optimizer = memory.offload
 zero_stage zero fsdp sharding_strategy = memory.shard
 save_interval save_every save_steps checkpoint_every checkpoint.save_every = checkpoint.every
 save_total_limit keep_latest_k keep_last = checkpoint.keep
+early_stopping_patience = train.early_stop.patience
+early_stopping_threshold = train.early_stop.min_delta
+load_best_model_at_end save_best = checkpoint.best
 log_interval log_every logging_steps log_freq log.interval = log.every
 optimizer.type = optimizer.name
 model.rope_scaling.name = model.rope_scaling.rope_type

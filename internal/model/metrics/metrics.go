@@ -95,7 +95,8 @@ type Step struct {
 	AttentionImbalance Float `json:"attention_imbalance"`
 	// AttentionBytes is the bytes of keys, values and their gradients sent by the rank that sends most.
 	AttentionBytes Float  `json:"attention_bytes"`
-	ValLoss        *Float `json:"val_loss,omitempty"` // nil on steps without validation
+	ValLoss        *Float `json:"val_loss,omitempty"`   // nil on steps without validation
+	EarlyStop      bool   `json:"early_stop,omitempty"` // the run ends with this step, before its last
 }
 
 // Writer takes the steps of a run in ascending order. It is not safe for concurrent use.

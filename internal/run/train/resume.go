@@ -138,6 +138,9 @@ func (t *Trainer) restore(ctx context.Context, dir string) error {
 			return fmt.Errorf("%s in the checkpoint's manifest: %s is no count of %d steps", blankState, text, t.step)
 		}
 	}
+	if err := t.stop.restore(c.Manifest.Extra); err != nil {
+		return err
+	}
 	return t.scaler.restore(c.Manifest.Extra, t.step)
 }
 
@@ -199,11 +202,16 @@ func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot
 	if err != nil {
 		return checkpoint.Snapshot{}, err
 	}
+	if extra == nil {
+		extra = map[string]json.RawMessage{}
+	}
 	if t.blank > 0 {
-		if extra == nil {
-			extra = map[string]json.RawMessage{}
-		}
 		extra[blankState] = json.RawMessage(strconv.Itoa(t.blank))
+	}
+	if t.stop != (earlyStop{}) {
+		if extra[earlyStopState], err = json.Marshal(t.stop); err != nil {
+			return checkpoint.Snapshot{}, err
+		}
 	}
 	s := checkpoint.Snapshot{
 		Meta: checkpoint.Meta{

@@ -106,6 +106,8 @@ type run struct {
 	began  int           // steps done before this run
 	own    bool          // the run resumed from its own directory
 	saving saving        // the save in progress
+	best   best          // the validation with the lowest loss, to be saved
+	kept   best          // that of checkpoints/best
 
 	savedAt  time.Time     // start of the last save, or of the run
 	longest  time.Duration // longest step so far
@@ -201,6 +203,9 @@ func (r *run) open(ctx context.Context) (err error) {
 		Start: r.opts.Start, Local: c.Local,
 		Warn: func(err error) { r.opts.notice(err.Error()) },
 	})
+	if err == nil && r.savesBest() {
+		r.kept, err = r.findBest(ctx)
+	}
 	if err != nil {
 		return fmt.Errorf("checkpoints: %w", err)
 	}
@@ -244,6 +249,11 @@ func (r *run) asked() bool {
 
 func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 	steps := r.cfg.Train.Steps
+	if r.endsEarly() && r.step < steps {
+		r.opts.notice(fmt.Sprintf("training ended early at step %d: %s; to train on, raise train.early_stop.patience, or "+
+			"write 0", r.step, r.stop))
+		steps = r.step
+	}
 	if r.val != nil && r.step < steps {
 		loss, err := r.validate(ctx)
 		if err != nil {
@@ -280,6 +290,10 @@ func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 		if err := r.after(ctx, res); err != nil {
 			return false, err
 		}
+		if r.endsEarly() && done < steps {
+			r.opts.notice(fmt.Sprintf("step %d: training ends early: %s", done, r.stop))
+			steps = done
+		}
 		if err := r.poll(); err != nil {
 			return false, err
 		}
@@ -288,7 +302,7 @@ func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 		if len(queue) > 0 {
 			continue
 		}
-		if stopped || due || r.saves(done) {
+		if stopped || due || done == steps || r.saves(done) || r.best.Step == done {
 			if err := r.save(ctx, stopped || done == steps); err != nil {
 				return false, err
 			}
@@ -331,6 +345,12 @@ func (r *run) saves(n int) bool {
 	return !r.opts.NoSave && (n == r.cfg.Train.Steps || every > 0 && n%every == 0)
 }
 
+// endsEarly reports whether train.early_stop ends the run. All ranks have the same losses.
+func (r *run) endsEarly() bool {
+	n := r.cfg.Train.EarlyStop.Patience
+	return n > 0 && r.stop.Since >= n
+}
+
 // drains reports whether the n-th step must finish before another is queued.
 func (r *run) drains(n int) bool {
 	return r.validates(n) || r.saves(n) || r.trace != nil && n-r.began == r.cfg.Log.TraceSteps
@@ -356,6 +376,10 @@ func (r *run) after(ctx context.Context, res Result) error {
 		}
 		f := metrics.Float(loss)
 		val = &f
+		r.stop.add(loss, r.cfg.Train.EarlyStop.MinDelta)
+		if err := r.isBest(loss); err != nil {
+			return err
+		}
 	}
 	var finite error
 	if err := res.finite(); err != nil {
@@ -406,6 +430,7 @@ func (r *run) after(ctx context.Context, res Result) error {
 		TokensPerSecondPerDevice: metrics.PerDevice(tps, world.Size()), TFLOPsPerDevice: tflops,
 		MFU: metrics.MFU(tflops, r.dev.PeakTFLOPs), MemoryBytes: int64(most[0]), CommWaitSeconds: wait,
 		AttentionImbalance: metrics.Float(most[3]), AttentionBytes: metrics.Float(most[4]), ValLoss: val,
+		EarlyStop: res.Step < steps && r.endsEarly(),
 	}
 	if err := r.out.Write(m); err != nil {
 		return fmt.Errorf("metrics of step %d: %w", res.Step, err)

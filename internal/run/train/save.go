@@ -49,6 +49,9 @@ func (r *run) attempt(ctx context.Context, wait bool) error {
 		return err
 	}
 	snap.Err = unsynced
+	if err := r.markBest(&snap); err != nil {
+		return err
+	}
 	if err := checkFinite(snap); err != nil {
 		return fmt.Errorf("checkpoint of step %d: %w", r.step, err)
 	}
@@ -123,6 +126,9 @@ func (r *run) leave() error {
 // saved reports that the save in progress is complete.
 func (r *run) saved() {
 	if s := r.saving; s.step > 0 {
+		if s.step == r.best.Step {
+			r.kept = r.best
+		}
 		r.opts.report(Report{Kind: Saved, Step: int64(s.step), Took: time.Since(s.began), Paused: s.paused})
 	}
 	r.saving = saving{}

@@ -49,6 +49,7 @@ type Trainer struct {
 	consumed int64  // samples in them; with the seed, the exact position in the data
 	tokens   int64  // tokens in them
 	blank    int    // steps among them without targets
+	stop     earlyStop
 
 	// clock records the device's time at the beginning and the end of the queued steps and of the step before, as a
 	// ring.

@@ -1,0 +1,70 @@
+package checkpoint
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// The best checkpoint stays beyond Keep, until another one is better. A damaged or missing one is reported.
+func TestBestIsKept(t *testing.T) {
+	params, ranges := small(2)
+	dir := filepath.Join(t.TempDir(), "checkpoints")
+	if _, err := Best(t.Context(), dir); !errors.Is(err, ErrNone) {
+		t.Errorf("no directory: %v, want ErrNone", err)
+	}
+	f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "first", Keep: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Best(t.Context(), dir); !errors.Is(err, ErrNone) {
+		t.Errorf("no best: %v, want ErrNone", err)
+	}
+	for _, tc := range []struct {
+		step int64
+		best bool
+		kept []int64
+	}{{1, true, []int64{1}}, {2, false, []int64{1, 2}}, {3, false, []int64{1, 2, 3}}, {4, false, []int64{1, 3, 4}},
+		{5, true, []int64{4, 5}}, {6, false, []int64{5, 6}}, {7, false, []int64{5, 6, 7}}} {
+		f.best = tc.best
+		if err := f.each(func(rank int, s *Saver) error {
+			return s.Save(t.Context(), f.snapshot(rank, tc.step))
+		}); err != nil {
+			t.Fatal(err)
+		}
+		want := []string{"best", "latest"}
+		for _, step := range tc.kept {
+			want = append(want, dirName(step))
+		}
+		if got := names(t, dir); !slices.Equal(got, want) {
+			t.Errorf("after step %d: %q, want %q", tc.step, got, want)
+		}
+	}
+	if err := f.close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"best", dirName(5)} {
+		c, _, err := Find(t.Context(), filepath.Join(dir, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkContent(t, c, params)
+		if c.Close(); c.Manifest.Step != 5 {
+			t.Errorf("%s is step %d, want 5", path, c.Manifest.Step)
+		}
+	}
+	if err := os.Remove(filepath.Join(dir, dirName(5), manifestName)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Best(t.Context(), dir); !errors.Is(err, ErrNotWhole) {
+		t.Errorf("a damaged best: %v, want ErrNotWhole", err)
+	}
+	if err := os.RemoveAll(filepath.Join(dir, dirName(5))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Best(t.Context(), dir); !errors.Is(err, ErrNone) {
+		t.Errorf("a removed best: %v, want ErrNone", err)
+	}
+}
