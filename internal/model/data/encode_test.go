@@ -115,7 +115,7 @@ func TestTextThatCannotBeEncodedIsExplained(t *testing.T) {
 		{"a.jsonl", `{"input_ids":[1],"labels":[-1]}`,
 			"labels[0] is -1; want an id below vocab_size 603, or -100 for none"},
 		{"a.jsonl", `{"input_ids":[1,2],"labels":[1]}`, "1 labels for 2 input_ids"},
-		{"a.jsonl.gz", "x", "is compressed"},
+		{"a.jsonl.xz", "x", "is compressed"},
 	} {
 		dir := put(t, map[string]string{tc.name: tc.content})
 		_, err := Open(Source{Paths: []string{filepath.Join(dir, tc.name)}, Tokenizer: NewTokenizer(path, llamaVocab),

@@ -134,12 +134,13 @@ func find(pattern string) (paths []string, kind string, err error) {
 
 // kindOf returns the kind by the extension; "" for a companion of another file.
 func kindOf(path string) string {
-	switch filepath.Ext(path) {
-	case ".bin":
-		return "tokens"
-	case ".jsonl":
+	name, compressed := unpacked(path)
+	switch ext := filepath.Ext(name); {
+	case ext == ".jsonl":
 		return "jsonl"
-	case ".idx":
+	case ext == ".bin" && !compressed:
+		return "tokens"
+	case ext == ".idx" && !compressed:
 		return ""
 	}
 	return "text"
@@ -159,7 +160,9 @@ func (d *Dataset) add(path, kind string) error {
 	}
 	defer f.Close()
 	var c codec
-	if kind != "tokens" {
+	if _, compressed := unpacked(path); compressed {
+		c, err = hold(f, path, size, d.source.EOS)
+	} else if kind != "tokens" {
 		c, err = rawText(size, d.source.EOS), checkText(f, path, size)
 	} else if c, err = megatron(path, size); c == nil && err == nil {
 		c, err = llmc(f, size, d.source.Vocab)
