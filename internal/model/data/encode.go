@@ -39,7 +39,7 @@ const (
 type batch struct {
 	file  int
 	first int    // number of its first record; 0: a file of text
-	unit  string // of records: line
+	unit  string // of records: line or record
 	lines [][]byte
 	text  string // of a file of text
 	size  int64
@@ -128,12 +128,15 @@ func (e *Encoding) splitFile(file int, path string, give func(*batch) error) err
 		}
 		read = at
 	}
-	if kindOf(path) == "jsonl" {
+	switch kindOf(path) {
+	case "parquet":
+		err = split(&batch{file: file, first: 1, unit: "record"}, rows(f, size), give, func() {})
+	case "jsonl":
 		err = split(&batch{file: file, first: 1, unit: "line"}, lines(r), give, func() {
 			at, _ := f.Seek(0, io.SeekCurrent) // in the compressed file
 			note(at)
 		})
-	} else {
+	default:
 		var text string
 		if text, err = readText(r, path, size); err == nil {
 			err = give(&batch{file: file, lines: [][]byte{nil}, text: text, size: int64(len(text))})

@@ -30,7 +30,7 @@ var otherFormats = []struct {
 		fix: "unpack it, or " + asTokens},
 	{what: "HDF5", exts: []string{".h5", ".hdf5"}, magic: []string{"\x89HDF"}, fix: asTokens},
 	{what: "safetensors", exts: []string{".safetensors"}, fix: asTokens},
-	{what: "Parquet", exts: []string{".parquet"}, magic: []string{"PAR1"}, words: true, fix: asLines},
+	{what: "Parquet", magic: []string{"PAR1"}, words: true, fix: "end its name in .parquet"},
 	{what: "Arrow", exts: []string{".arrow", ".feather"}, magic: []string{"ARROW1"}, words: true, fix: asLines},
 	{what: "an Arrow stream", magic: []string{"\xff\xff\xff\xff"}, fix: asLines},
 	{what: "compressed by gzip", magic: []string{"\x1f\x8b"}, fix: "end its name in .gz, as in a.jsonl.gz"},
@@ -59,7 +59,7 @@ const (
 	asTokens = "write its tokens as .bin files of llm.c, which docs/formats.md describes"
 	asText   = "write its text as .txt"
 	noText   = "narrow the glob to files of text"
-	asLines  = `write its texts as .jsonl, an object with a string "text" a line`
+	asLines  = `write its texts as .parquet, or as .jsonl, an object with a string "text" a line`
 )
 
 // foreignHead bounds the bytes at the start that identify a file.

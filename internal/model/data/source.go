@@ -16,8 +16,8 @@ import (
 // Source selects the data.
 type Source struct {
 	// Paths are files or globs (files.Glob), read in order, each of one kind. The extension selects the kind: .bin is
-	// an llm.c token file, or Megatron's if an .idx of the same name exists; .jsonl has a document in each line, its
-	// "text" or its "input_ids" with labels and masks; other files are raw text.
+	// an llm.c token file, or Megatron's if an .idx of the same name exists; .jsonl and .parquet have a document in each
+	// record, its "text" or its "input_ids" with labels and masks; other files are raw text.
 	Paths []string
 	// Tokenizer encodes text. Token files need none.
 	Tokenizer *Tokenizer
@@ -138,6 +138,8 @@ func kindOf(path string) string {
 	switch ext := filepath.Ext(name); {
 	case ext == ".jsonl":
 		return "jsonl"
+	case ext == ".parquet" && !compressed:
+		return "parquet"
 	case ext == ".bin" && !compressed:
 		return "tokens"
 	case ext == ".idx" && !compressed:

@@ -181,7 +181,7 @@ func TestWrongSourcesAreExplained(t *testing.T) {
 		{"npy", map[string]string{"a": "\x93NUMPY\x01\x00"}, "*", -1, 256,
 			"this is a NumPy array, which is not read as text; write its tokens as .bin"},
 		{"parquet", map[string]string{"a.txt": "PAR1\x00"}, "*", -1, 256,
-			"this is Parquet, which is not read as text; write its texts as .jsonl"},
+			"this is Parquet, which is not read as text; end its name in .parquet"},
 		{"pickle", map[string]string{"a.PT": "?"}, "*", -1, 256, "by its name, .pt, this is a pickle"},
 		{"gzip", map[string]string{"a.txt": "\x1f\x8b\x08"}, "*", -1, 256,
 			"this is compressed by gzip, which is not read as text; end its name in .gz"},
