@@ -68,7 +68,7 @@ func Tokenize(ctx context.Context, globs []string, o TokenizeOptions) (int, erro
 	docs, tokens := pair.Counts()
 	if !o.Quiet {
 		took := time.Since(start)
-		fmt.Fprintf(o.Stdout, "wrote %s and its .idx: %d documents, %d tokens, of %.1f MB of text in %s (%.1f MB/s)\n",
+		fmt.Fprintf(o.Stdout, "wrote %s and its .idx: %d documents, %d tokens, from %.1f MB in %s (%.1f MB/s)\n",
 			pair.Paths()[1], docs, tokens, float64(size)/1e6, readable.Duration(took), float64(size)/1e6/took.Seconds())
 	}
 	return 0, nil
@@ -106,7 +106,7 @@ func textFiles(globs []string) (paths []string, size int64, err error) {
 			return nil, 0, inputf("%s: %w", glob, err)
 		}
 		if !text {
-			return nil, 0, inputf("%s: this is a token file already; name text files or .jsonl", glob)
+			return nil, 0, inputf("%s: this is a token file already; name files of text or records", glob)
 		}
 		paths = append(paths, found...)
 	}

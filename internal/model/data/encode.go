@@ -4,10 +4,9 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"os"
+	"iter"
 	"runtime"
 	"strings"
 
@@ -39,7 +38,8 @@ const (
 // A batch is some texts of one file.
 type batch struct {
 	file  int
-	first int // number of its first line; 0: a file of text
+	first int    // number of its first record; 0: a file of text
+	unit  string // of records: line or record
 	lines [][]byte
 	text  string // of a file of text
 	size  int64
@@ -116,47 +116,95 @@ func (e *Encoding) splitFile(file int, path string, give func(*batch) error) err
 		return err
 	}
 	defer f.Close()
-	if kindOf(path) == "jsonl" {
-		return e.splitLines(file, f, give)
-	}
-	if err := checkText(f, path, size); err != nil {
+	r, free, err := unpack(f, path, size)
+	if err != nil {
 		return err
 	}
-	if size > maxText {
-		return fmt.Errorf("one text of %d bytes; at most %d are one document: cut it into files, or write its "+
-			"documents as .jsonl", size, maxText)
+	defer free()
+	read := int64(0)
+	note := func(at int64) {
+		if e.Read != nil {
+			e.Read(at - read)
+		}
+		read = at
 	}
-	var text strings.Builder
-	text.Grow(int(size))
-	if _, err := io.Copy(&text, io.LimitReader(f, maxText+1)); err != nil {
-		return cause(err)
+	switch kindOf(path) {
+	case "parquet":
+		err = split(&batch{file: file, first: 1, unit: "record"}, rows(f, size), give, func() {})
+	case "jsonl":
+		err = split(&batch{file: file, first: 1, unit: "line"}, lines(r), give, func() {
+			at, _ := f.Seek(0, io.SeekCurrent) // in the compressed file
+			note(at)
+		})
+	default:
+		var text string
+		if text, err = readText(r, path, size); err == nil {
+			err = give(&batch{file: file, lines: [][]byte{nil}, text: text, size: int64(len(text))})
+		}
 	}
-	e.note(int64(text.Len()))
-	return give(&batch{file: file, lines: [][]byte{nil}, text: text.String(), size: int64(text.Len())})
+	note(size)
+	return err
 }
 
-func (e *Encoding) splitLines(file int, f *os.File, give func(*batch) error) error {
-	r := bufio.NewReaderSize(f, 256<<10)
-	b := &batch{file: file, first: 1}
-	for n := 1; ; n++ {
-		line, err := readLine(r, nil)
-		if err != nil && !errors.Is(err, io.EOF) {
-			return fmt.Errorf("line %d: %w", n, cause(err))
+// readText reads a file of text, after a check of its first bytes.
+func readText(r io.Reader, path string, size int64) (string, error) {
+	in := bufio.NewReaderSize(r, 256<<10)
+	head, err := in.Peek(foreignHead)
+	if err != nil && err != io.EOF {
+		return "", cause(err)
+	}
+	name, _ := unpacked(path)
+	if err := checkText(bytes.NewReader(head), name, int64(len(head))); err != nil {
+		return "", err
+	}
+	var text strings.Builder
+	if size <= maxText {
+		text.Grow(int(size))
+		if _, err := io.Copy(&text, io.LimitReader(in, maxText+1)); err != nil {
+			return "", cause(err)
+		}
+	}
+	if max(size, int64(text.Len())) > maxText {
+		return "", fmt.Errorf("one text of more than %d bytes, the most of one document: cut it into files, or write "+
+			"its documents as .jsonl", maxText)
+	}
+	return text.String(), nil
+}
+
+// lines yields the lines of a file.
+func lines(r io.Reader) iter.Seq2[[]byte, error] {
+	return func(yield func([]byte, error) bool) {
+		in := bufio.NewReaderSize(r, 256<<10)
+		for {
+			line, err := readLine(in, nil)
+			if err == io.EOF {
+				yield(line, nil)
+				return
+			}
+			if !yield(line, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// split cuts records into batches like b, the first.
+func split(b *batch, records iter.Seq2[[]byte, error], give func(*batch) error, note func()) error {
+	n := 0
+	for line, err := range records {
+		if n++; err != nil {
+			return fmt.Errorf("%s %d: %w", b.unit, n, cause(err))
 		}
 		b.lines = append(b.lines, line)
-		b.size += int64(len(line))
-		last := errors.Is(err, io.EOF)
-		if last || b.size >= batchBytes || len(b.lines) == batchLines {
-			e.note(b.size)
+		if b.size += int64(len(line)); b.size >= batchBytes || len(b.lines) == batchLines {
+			note()
 			if err := give(b); err != nil {
 				return err
 			}
-			b = &batch{file: file, first: n + 1}
-		}
-		if last {
-			return nil
+			b = &batch{file: b.file, first: n + 1, unit: b.unit}
 		}
 	}
+	return give(b)
 }
 
 const maxLine = 64 << 20
@@ -175,12 +223,6 @@ func readLine(r *bufio.Reader, buf []byte) ([]byte, error) {
 	}
 }
 
-func (e *Encoding) note(bytes int64) {
-	if e.Read != nil {
-		e.Read(bytes)
-	}
-}
-
 // work encodes batches until none are left. A batch carries its error to the reader.
 func (e *Encoding) work(jobs <-chan *batch) error {
 	var text encoder
@@ -189,7 +231,7 @@ func (e *Encoding) work(jobs <-chan *batch) error {
 			d, err := e.document(&text, b, line)
 			if err != nil {
 				if b.err = err; b.first > 0 {
-					b.err = fmt.Errorf("line %d: %w", b.first+i, err)
+					b.err = fmt.Errorf("%s %d: %w", b.unit, b.first+i, err)
 				}
 				break
 			}

@@ -111,11 +111,12 @@ func TestTextThatCannotBeEncodedIsExplained(t *testing.T) {
 		{"a.jsonl", `{"input_ids":[1,603]}`, "input_ids[1] is 603; want an id below vocab_size 603"},
 		{"a.jsonl", `{"input_ids":[1,-100]}`, "input_ids[1] is -100"},
 		{"a.jsonl", `{"input_ids":[1.5]}`, `"input_ids" is not a list of integers`},
+		{"a.jsonl", `{"input_ids":[1,null]}`, `"input_ids" is not a list of integers`},
 		{"a.jsonl", `{"input_ids":null}`, `"input_ids" is not a list of integers`},
 		{"a.jsonl", `{"input_ids":[1],"labels":[-1]}`,
 			"labels[0] is -1; want an id below vocab_size 603, or -100 for none"},
 		{"a.jsonl", `{"input_ids":[1,2],"labels":[1]}`, "1 labels for 2 input_ids"},
-		{"a.jsonl.gz", "x", "is compressed"},
+		{"a.jsonl.xz", "x", "is compressed"},
 	} {
 		dir := put(t, map[string]string{tc.name: tc.content})
 		_, err := Open(Source{Paths: []string{filepath.Join(dir, tc.name)}, Tokenizer: NewTokenizer(path, llamaVocab),

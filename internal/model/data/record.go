@@ -254,7 +254,8 @@ func readMask(keys map[string]json.RawMessage, key string, n int) ([]int64, erro
 
 func readList(keys map[string]json.RawMessage, key string) ([]int64, error) {
 	var list []int64
-	if err := json.Unmarshal(keys[key], &list); err != nil || list == nil {
+	err := json.Unmarshal(keys[key], &list)
+	if err != nil || list == nil || bytes.Contains(keys[key], []byte("null")) { // an entry of null would become 0
 		return nil, fmt.Errorf("the value of %q is not a list of integers", key)
 	}
 	return list, nil

@@ -16,8 +16,8 @@ import (
 // Source selects the data.
 type Source struct {
 	// Paths are files or globs (files.Glob), read in order, each of one kind. The extension selects the kind: .bin is
-	// an llm.c token file, or Megatron's if an .idx of the same name exists; .jsonl has a document in each line, its
-	// "text" or its "input_ids" with labels and masks; other files are raw text.
+	// an llm.c token file, or Megatron's if an .idx of the same name exists; .jsonl and .parquet have a document in each
+	// record, its "text" or its "input_ids" with labels and masks; other files are raw text.
 	Paths []string
 	// Tokenizer encodes text. Token files need none.
 	Tokenizer *Tokenizer
@@ -134,12 +134,15 @@ func find(pattern string) (paths []string, kind string, err error) {
 
 // kindOf returns the kind by the extension; "" for a companion of another file.
 func kindOf(path string) string {
-	switch filepath.Ext(path) {
-	case ".bin":
-		return "tokens"
-	case ".jsonl":
+	name, compressed := unpacked(path)
+	switch ext := filepath.Ext(name); {
+	case ext == ".jsonl":
 		return "jsonl"
-	case ".idx":
+	case ext == ".parquet" && !compressed:
+		return "parquet"
+	case ext == ".bin" && !compressed:
+		return "tokens"
+	case ext == ".idx" && !compressed:
 		return ""
 	}
 	return "text"
@@ -159,7 +162,9 @@ func (d *Dataset) add(path, kind string) error {
 	}
 	defer f.Close()
 	var c codec
-	if kind != "tokens" {
+	if _, compressed := unpacked(path); compressed {
+		c, err = hold(f, path, size, d.source.EOS)
+	} else if kind != "tokens" {
 		c, err = rawText(size, d.source.EOS), checkText(f, path, size)
 	} else if c, err = megatron(path, size); c == nil && err == nil {
 		c, err = llmc(f, size, d.source.Vocab)

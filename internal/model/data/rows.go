@@ -1,0 +1,96 @@
+package data
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"iter"
+	"os"
+	"slices"
+	"unicode/utf8"
+)
+
+// A rowReader returns some rows of a file as lines of .jsonl, so that record.go checks them like other records; io.EOF
+// at the end. The format has every key in each row, so nulls are left out. A value that no record can have, or that
+// no key in use has, is true.
+type rowReader func() (lines [][]byte, err error)
+
+// someRows is the number of rows in one call of a rowReader.
+const someRows = 16
+
+// rows yields the rows of a .parquet file.
+func rows(f *os.File, size int64) iter.Seq2[[]byte, error] {
+	return func(yield func([]byte, error) bool) {
+		next, err := guard(func() (rowReader, error) { return openParquet(f, size) })
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		for err == nil {
+			var lines [][]byte
+			lines, err = guard(next)
+			for _, line := range lines {
+				if len(line) > maxLine {
+					yield(nil, fmt.Errorf("longer than %d bytes as JSON", maxLine))
+					return
+				}
+				if !yield(line, nil) {
+					return
+				}
+			}
+		}
+		if err != io.EOF {
+			yield(nil, err)
+		}
+	}
+}
+
+// guard turns the panics of a library on damaged files into errors.
+func guard[T any](call func() (T, error)) (t T, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("the file is damaged: %v", p)
+		}
+	}()
+	return call()
+}
+
+// A rowLine builds a line of .jsonl.
+type rowLine []byte
+
+// add adds the value that put appends, unless it is null. Only keys of records have their value.
+func (l *rowLine) add(key string, put func(b []byte) []byte) {
+	before := len(*l)
+	b := append(*l, ","...)
+	if before == 0 {
+		b[0] = '{'
+	}
+	b = append(appendString(b, key), ':')
+	at := len(b)
+	if b = put(b); string(b[at:]) == "null" {
+		b = b[:before]
+	} else if !isRecordKey(key) {
+		b = append(b[:at], "true"...)
+	}
+	*l = b
+}
+
+func (l rowLine) end() []byte {
+	if len(l) == 0 {
+		l = append(l, '{')
+	}
+	return append(l, '}')
+}
+
+func isRecordKey(key string) bool {
+	return slices.Contains([]string{keyText, keyIDs, keyLabels, keyAttention, keyPositions}, key) ||
+		slices.Contains(masks, key)
+}
+
+// appendString appends a JSON string. Bytes outside UTF-8 stay as they are, so that the record is refused.
+func appendString(b []byte, s string) []byte {
+	quoted, err := json.Marshal(s)
+	if err != nil || !utf8.ValidString(s) {
+		return append(append(append(b, '"'), s...), '"')
+	}
+	return append(b, quoted...)
+}
