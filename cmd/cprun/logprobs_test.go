@@ -214,6 +214,10 @@ func TestLogProbs(t *testing.T) {
 	if err := os.WriteFile(messages, []byte(`{"messages": [{"role": "user", "content": "a"}]}`), 0o666); err != nil {
 		t.Fatal(err)
 	}
+	empty := filepath.Join(t.TempDir(), "empty.jsonl")
+	if err := os.WriteFile(empty, []byte("\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		want string
 		args []string
@@ -221,6 +225,8 @@ func TestLogProbs(t *testing.T) {
 		{`"messages" is not in this build`, []string{"--logprobs", messages}},
 		{"remove --data", []string{"--logprobs", path, "--data", path}},
 		{"want a .jsonl", []string{"--logprobs", "a.bin"}},
+		{"the longest record needs 2999", []string{"--logprobs", path, "--set", "data.seq_len=100"}},
+		{"no records", []string{"--logprobs", empty}},
 		{"needs parallel.data: 1", []string{"--logprobs", path, "--nproc", "2", "--set", "parallel.data=2", "--set",
 			"train.global_batch_size=2"}},
 		{"needs parallel.data: 1 and data.pack_documents", []string{"--logprobs", path, "--set",

@@ -115,21 +115,22 @@ func (o *EvalOptions) checkLogProbs() error {
 	return nil
 }
 
-// sizeRecords adds the keys for log-probabilities. Samples have at least the length of the longest record.
-func sizeRecords(ctx context.Context, name, base string, set []string) ([]string, error) {
+// sizeRecords adds the keys for log-probabilities. Samples have at least the rows of the longest record.
+func sizeRecords(ctx context.Context, name, base string, set []string) (sized []string, longest int,
+	err error) {
 	set = append(set, "data.pack_documents=true", "parallel.data=1")
 	cfg, err := config.Parse(name, []byte(base), config.Options{Set: set})
 	if err != nil {
-		return nil, once(err)
+		return nil, 0, once(err)
 	}
 	longest, total, err := train.RecordRows(ctx, cfg)
 	if err != nil {
-		return nil, inputf("--logprobs: %w", err)
+		return nil, 0, inputf("--logprobs: %w", err)
 	}
 	if total == 0 {
-		return nil, inputf("--logprobs %s: no records", terminal.Name(cfg.Data.Path[0].Path))
+		return nil, 0, inputf("--logprobs %s: no records", terminal.Name(cfg.Data.Path[0].Path))
 	}
-	return append(set, fmt.Sprintf("data.seq_len=%d", max(longest, min(4096, total)))), nil
+	return append(set, fmt.Sprintf("data.seq_len=%d", max(longest, min(4096, total)))), longest, nil
 }
 
 func (o *EvalOptions) prepare(
@@ -148,8 +149,9 @@ func (o *EvalOptions) prepare(
 	if o.SeqLen != "" {
 		set = append(set, "data.seq_len="+o.SeqLen)
 	}
+	longest := 0
 	if o.LogProbs != "" {
-		if set, err = sizeRecords(ctx, name, base, set); err != nil {
+		if set, longest, err = sizeRecords(ctx, name, base, set); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -168,6 +170,9 @@ func (o *EvalOptions) prepare(
 	}
 	if o.LogProbs != "" && (cfg.Parallel.Data > 1 || !cfg.Data.PackDocuments) {
 		return nil, nil, inputf("--logprobs needs parallel.data: 1 and data.pack_documents: true; remove the keys")
+	}
+	if cfg.Data.SeqLen < longest {
+		return nil, nil, inputf("data.seq_len %d: the longest record needs %d; remove the key", cfg.Data.SeqLen, longest)
 	}
 	if _, err := train.Check(cfg); err != nil {
 		return nil, nil, once(err)

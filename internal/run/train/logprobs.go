@@ -2,7 +2,6 @@ package train
 
 import (
 	"context"
-	"fmt"
 	"math"
 
 	"github.com/cprun/cprun/comm"
@@ -59,9 +58,6 @@ func readRecords(ctx context.Context, cfg *config.Config) (*records, error) {
 	r, used := &records{seqLen: cfg.Data.SeqLen}, 0
 	err := eachRecord(ctx, cfg, func(d data.Document) error {
 		n := rowsOf(d)
-		if n > r.seqLen {
-			return fmt.Errorf("record %d has %d tokens, more than data.seq_len %d", len(r.docs)+1, len(d.IDs), r.seqLen)
-		}
 		if len(r.bins) == 0 || used+n > r.seqLen {
 			r.bins, used = append(r.bins, nil), 0
 		}
@@ -132,7 +128,7 @@ func (r *records) Load(sample int64, spans []partition.Span, ids, targets []int3
 }
 
 // LogProbs computes the log-probabilities of the records of data.path, as Eval computes losses. The config packs
-// documents and has one group of ranks. emit gets the records in order, on rank 0.
+// documents, has one group of ranks, and samples of at least RecordRows. emit gets the records in order, on rank 0.
 func LogProbs(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o Options,
 	emit func(Sequence) error) (err error) {
 	defer device.Caught(&err)
