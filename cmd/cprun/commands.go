@@ -164,7 +164,7 @@ func exportCommand() *cobra.Command {
 func evalCommand() *cobra.Command {
 	o := command.EvalOptions{}
 	c := &cobra.Command{
-		Use:   "eval RUN|HF-DIR --data PATH",
+		Use:   "eval RUN|HF-DIR --data PATH | --logprobs FILE",
 		Short: "loss and perplexity of a model on your data",
 		Example: "  cprun eval runs/opticks-20261120-101500 --data examples/data/opticks-book-3.txt --nproc 4\n" +
 			"  cprun eval ~/models/llama-3.2-1b --data book.txt --seq-len 128K --nproc 8",
@@ -175,6 +175,7 @@ func evalCommand() *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&o.Data, "data", "", "`path` of the data, as in data.path")
+	f.StringVar(&o.LogProbs, "logprobs", "", "print the log-probabilities of the tokens of each record of a .jsonl `file`")
 	f.StringVar(&o.SeqLen, "seq-len", "", "`tokens` of a sample (default: the run's, else 4096)")
 	f.IntVar(&o.Samples, "samples", 0, "the first `N` samples; 0: all")
 	f.Int64Var(&o.Step, "step", 0, "checkpoint of step `N` of a run; 0: the newest")

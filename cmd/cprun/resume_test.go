@@ -274,6 +274,12 @@ func TestEpochs(t *testing.T) {
 	if !strings.Contains(stdout, " steps: null\n") || !strings.Contains(stdout, " warmup_ratio: 0.5\n") {
 		t.Errorf("the plan without data:\n%s", stdout)
 	}
+	grid := filepath.Join(t.TempDir(), "grid.yaml")
+	yaml := fmt.Sprintf("base: %s\nset: {train.epochs: 1}\ngrid: {data.seq_len: [100, 200]}\nwarmup: 1\n", base)
+	if err := os.WriteFile(grid, []byte(yaml), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	must(t, "scale", grid, "--plan", "--out", filepath.Join(t.TempDir(), "scale"))
 	must(t, append([]string{"--run-dir", run}, of("1", text)...)...)
 	must(t, append([]string{"--run-dir", run}, of("2", text)...)...)
 	metrics, err := os.ReadFile(filepath.Join(run, "metrics.jsonl"))

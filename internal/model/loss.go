@@ -10,6 +10,14 @@ import "github.com/cprun/cprun/tensor"
 func (m *Model) lossForward(a *tensor.Arena, b Batch, loss, x View) {
 	m.chunks(a, b, x, func(c chunk) {
 		m.logits(c)
+		for i := c.lo; i < c.hi && b.Each; i++ {
+			at := i - c.lo
+			m.ops.CrossEntropy(loss.Slice(tensor.Dim, i, i+1), c.logits.Slice(tensor.Seq, at, at+1),
+				c.targets.Slice(tensor.Seq, at, at+1), 1, false)
+		}
+		if b.Each {
+			return
+		}
 		sum := loss
 		if len(b.Parts) > 0 {
 			sum = loss.Slice(tensor.Dim, c.sum, c.sum+1)

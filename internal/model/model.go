@@ -72,6 +72,8 @@ type Batch struct {
 
 	// Parts, if given, divide the rows of the batch. Forward then sums the losses of each part separately.
 	Parts []Part
+	// Each makes Forward add the loss of row i to element i of the vector of sums, in place of Parts.
+	Each bool
 }
 
 // Part is the rows of a batch from the previous part's Hi to Hi. Their losses are added to element Sum of the vector of

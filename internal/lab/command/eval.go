@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math"
 	"os"
@@ -32,6 +33,8 @@ type EvalOptions struct {
 	Step    int64  // of the checkpoint of a run; 0: the newest
 	Set     []string
 	JSON    bool
+
+	LogProbs string // .jsonl whose tokens get log-probabilities, in place of Data
 }
 
 type evaluation struct {
@@ -48,6 +51,9 @@ func Eval(ctx context.Context, path string, o EvalOptions) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	if err := o.checkLogProbs(); err != nil {
+		return 0, err
+	}
 	if o.Data == "" {
 		return 0, inputf("--data is missing: cprun eval RUN --data PATH")
 	}
@@ -58,7 +64,9 @@ func Eval(ctx context.Context, path string, o EvalOptions) (int, error) {
 		return 0, err
 	}
 	task.Config = string(cfg.YAML())
+	task.LogProbs = o.LogProbs != ""
 	var report []byte
+	var wrote error
 	res, err := o.runWorkers(ctx, job.RoleEval, ranks, note, func(dir string) any {
 		task.RunDir = dir
 		return task
@@ -69,6 +77,8 @@ func Eval(ctx context.Context, path string, o EvalOptions) (int, error) {
 			report = e.Data
 		case e.Kind == job.EventNotice && json.Unmarshal(e.Data, &text) == nil:
 			out.Note(text)
+		case e.Kind == job.EventOutput && json.Unmarshal(e.Data, &text) == nil && wrote == nil:
+			_, wrote = io.WriteString(o.Stdout, text)
 		}
 	})
 	if err != nil {
@@ -77,11 +87,50 @@ func Eval(ctx context.Context, path string, o EvalOptions) (int, error) {
 	if res.ExitCode != launch.ExitDone {
 		return res.ExitCode, res.Err
 	}
+	if task.LogProbs {
+		if wrote != nil {
+			return launch.ExitFailed, fmt.Errorf("stdout: %w", wrote)
+		}
+		return 0, nil
+	}
 	if err := json.Unmarshal(report, &e.Evaluation); err != nil {
 		return launch.ExitFailed, fmt.Errorf("rank 0's report: %w", err)
 	}
 	e.Perplexity = train.Float(math.Exp(float64(e.Loss)))
 	return 0, o.write(&e)
+}
+
+// checkLogProbs makes --logprobs the data, and refuses flags without effect.
+func (o *EvalOptions) checkLogProbs() error {
+	switch {
+	case o.LogProbs == "":
+		return nil
+	case o.Data != "" || o.Samples != 0 || o.SeqLen != "" || o.JSON:
+		return inputf("--logprobs prints a line of JSON for each record of its file; remove --data, --samples, " +
+			"--seq-len and --json")
+	case filepath.Ext(o.LogProbs) != ".jsonl":
+		return inputf("--logprobs %s: want a .jsonl with input_ids in each line", terminal.Name(o.LogProbs))
+	}
+	o.Data = o.LogProbs
+	return nil
+}
+
+// sizeRecords adds the keys for log-probabilities. Samples have at least the rows of the longest record.
+func sizeRecords(ctx context.Context, name, base string, set []string) (sized []string, longest int,
+	err error) {
+	set = append(set, "data.pack_documents=true", "parallel.data=1")
+	cfg, err := config.Parse(name, []byte(base), config.Options{Set: set})
+	if err != nil {
+		return nil, 0, once(err)
+	}
+	longest, total, err := train.RecordRows(ctx, cfg)
+	if err != nil {
+		return nil, 0, inputf("--logprobs: %w", err)
+	}
+	if total == 0 {
+		return nil, 0, inputf("--logprobs %s: no records", terminal.Name(cfg.Data.Path[0].Path))
+	}
+	return append(set, fmt.Sprintf("data.seq_len=%d", max(longest, min(4096, total)))), longest, nil
 }
 
 func (o *EvalOptions) prepare(
@@ -91,19 +140,22 @@ func (o *EvalOptions) prepare(
 	if err != nil {
 		return nil, nil, err
 	}
-	seqLen := []string{}
-	if o.SeqLen != "" {
-		seqLen = append(seqLen, "data.seq_len="+o.SeqLen)
-	}
-	for _, list := range [][]string{{
-		"data.path=" + o.Data, "data.validation={every: 1}", "data.validation.path=" + o.Data,
+	set = append(set,
+		"data.path="+o.Data, "data.validation={every: 1}", "data.validation.path="+o.Data,
 		fmt.Sprintf("data.validation.samples=%d", o.Samples), "data.shuffle=false",
 		"train.micro_batch_size=1", "train.global_batch_size=1", "parallel.context=auto", "parallel.data=auto",
 		"parallel.ulysses_degree=auto", "parallel.layout=auto", "parallel.transport=auto", "attention.sm_margin=0",
-		"attention.backend=auto", "precision.compute=auto", "memory={recompute: auto, loss_chunk: auto, shard: auto}",
-	}, seqLen, o.Set} {
-		set = append(set, list...)
+		"attention.backend=auto", "precision.compute=auto", "memory={recompute: auto, loss_chunk: auto, shard: auto}")
+	if o.SeqLen != "" {
+		set = append(set, "data.seq_len="+o.SeqLen)
 	}
+	longest := 0
+	if o.LogProbs != "" {
+		if set, longest, err = sizeRecords(ctx, name, base, set); err != nil {
+			return nil, nil, err
+		}
+	}
+	set = append(set, o.Set...)
 	d, err := o.decider(o.machine)
 	if err != nil {
 		return nil, nil, err
@@ -115,6 +167,12 @@ func (o *EvalOptions) prepare(
 	if cfg.Train.MicroBatchSize != 1 {
 		return nil, nil, inputf("train.micro_batch_size %d: eval takes samples one by one; remove the key",
 			cfg.Train.MicroBatchSize)
+	}
+	if o.LogProbs != "" && (cfg.Parallel.Data > 1 || !cfg.Data.PackDocuments) {
+		return nil, nil, inputf("--logprobs needs parallel.data: 1 and data.pack_documents: true; remove the keys")
+	}
+	if cfg.Data.SeqLen < longest {
+		return nil, nil, inputf("data.seq_len %d: the longest record needs %d; remove the key", cfg.Data.SeqLen, longest)
 	}
 	if _, err := train.Check(cfg); err != nil {
 		return nil, nil, once(err)

@@ -40,13 +40,16 @@ type Train struct {
 	// World numbers the starts of a job of several nodes from 1, failed ones included; 0: use the number of restarts.
 	World int64 `json:"world,omitempty"`
 
-	NoSave bool `json:"no_save,omitempty"` // write no checkpoint
+	NoSave   bool `json:"no_save,omitempty"`  // write no checkpoint
+	LogProbs bool `json:"logprobs,omitempty"` // an evaluation of the tokens of records
 }
 
-// EventNotice carries a line for the user, EventValidation a validation loss before training.
+// EventNotice carries a line for the user, EventValidation a validation loss before training, EventOutput a piece of
+// text for stdout.
 const (
 	EventNotice     = "notice"
 	EventValidation = "validation"
+	EventOutput     = "output"
 )
 
 // Bench is the task of the workers of a benchmark. One of the last four fields is set.

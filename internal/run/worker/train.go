@@ -3,10 +3,12 @@ package worker
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/cprun/cprun/internal/foresee/backend"
@@ -76,16 +78,34 @@ func (p *process) eval(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	e, err := train.Eval(ctx, cfg, dev, world, train.Options{
-		From: task.From, Room: mem.Room(), Report: p.report, Timed: p.start.time, BoundGarbage: task.Machine.IsCPU(),
-	})
-	if err == nil && p.Rank == 0 {
-		err = p.SendData(job.EventReport, 0, e)
+	o := train.Options{From: task.From, Room: mem.Room(), Report: p.report, Timed: p.start.time,
+		BoundGarbage: task.Machine.IsCPU()}
+	if task.LogProbs {
+		err = train.LogProbs(ctx, cfg, dev, world, o, p.sendLine)
+	} else {
+		var e train.Evaluation
+		if e, err = train.Eval(ctx, cfg, dev, world, o); err == nil && p.Rank == 0 {
+			err = p.SendData(job.EventReport, 0, e)
+		}
 	}
 	if err != nil {
 		return err
 	}
 	return done()
+}
+
+// sendLine sends a line of JSON in pieces, each far below the largest event.
+func (p *process) sendLine(s train.Sequence) error {
+	line, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	for piece := range slices.Chunk(append(line, '\n'), 1<<16) {
+		if err := p.SendData(job.EventOutput, 0, string(piece)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (p *process) task() (task job.Train, cfg *config.Config, err error) {

@@ -1,0 +1,215 @@
+package train
+
+import (
+	"context"
+	"math"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/data"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// A Sequence is a record with the log-probability of each token after the tokens before it.
+type Sequence struct {
+	IDs      []int32 `json:"ids"`
+	LogProbs []Float `json:"logprobs"` // natural; absent where the token is no target, as the first
+	Sum      Float   `json:"sum"`
+	Targets  int     `json:"targets"`
+}
+
+// records packs whole records into samples, in order. It implements samples.
+type records struct {
+	docs   []data.Document
+	bins   [][]int // records of each sample
+	seqLen int
+}
+
+// rowsOf returns the rows of a record in a sample. The last token needs none.
+func rowsOf(d data.Document) int { return max(1, len(d.IDs)-1) }
+
+// eachRecord reads the records of data.path.
+func eachRecord(ctx context.Context, cfg *config.Config, visit func(data.Document) error) error {
+	var paths []string
+	for _, glob := range cfg.Data.Path.Globs() {
+		found, err := files.Glob(glob)
+		if err != nil {
+			return err
+		}
+		paths = append(paths, found...)
+	}
+	e := data.Encoding{Tokenizer: tokenizerOf(cfg), EOS: cfg.Data.EOSTokenID, Vocab: cfg.Model.VocabSize}
+	return e.Each(ctx, paths, func(_ int, d data.Document) error { return visit(d) })
+}
+
+// RecordRows returns the rows of the longest record of data.path, and of all.
+func RecordRows(ctx context.Context, cfg *config.Config) (longest, total int, err error) {
+	err = eachRecord(ctx, cfg, func(d data.Document) error {
+		longest, total = max(longest, rowsOf(d)), total+rowsOf(d)
+		return nil
+	})
+	return longest, total, err
+}
+
+func readRecords(ctx context.Context, cfg *config.Config) (*records, error) {
+	r, used := &records{seqLen: cfg.Data.SeqLen}, 0
+	err := eachRecord(ctx, cfg, func(d data.Document) error {
+		n := rowsOf(d)
+		if len(r.bins) == 0 || used+n > r.seqLen {
+			r.bins, used = append(r.bins, nil), 0
+		}
+		last := len(r.bins) - 1
+		r.bins[last], used = append(r.bins[last], len(r.docs)), used+n
+		r.docs = append(r.docs, d)
+		return nil
+	})
+	return r, err
+}
+
+func (r *records) Samples() int64      { return int64(len(r.bins)) }
+func (r *records) Epoch() int64        { return r.Samples() }
+func (r *records) Index(n int64) int64 { return n }
+func (r *records) Valid(int64) int     { return 0 } // unused: the sums are not divided
+func (r *records) Targets() int64      { return 0 }
+func (r *records) Alike() bool         { return false }
+func (r *records) target(k, i int) int32 { // of row i of record k; -1: none
+	d := r.docs[k]
+	switch {
+	case i+1 >= len(d.IDs):
+		return -1
+	case d.Labels == nil:
+		return d.IDs[i+1]
+	case d.Labels[i+1] == data.Ignore:
+		return -1
+	}
+	return d.Labels[i+1]
+}
+
+// Docs returns the rows of the sample's records. The padding is a document too.
+func (r *records) Docs(sample int64) (docs []int) {
+	left := r.seqLen
+	for _, k := range r.bins[sample] {
+		n := rowsOf(r.docs[k])
+		docs, left = append(docs, n), left-n
+	}
+	if left > 0 {
+		docs = append(docs, left)
+	}
+	return docs
+}
+
+// Load does what data.Loader.Load does.
+func (r *records) Load(sample int64, spans []partition.Span, ids, targets []int32, positions []int) error {
+	type row struct {
+		id, target int32
+		position   int
+	}
+	all := make([]row, 0, r.seqLen)
+	for _, k := range r.bins[sample] {
+		for i := range rowsOf(r.docs[k]) {
+			all = append(all, row{r.docs[k].IDs[i], r.target(k, i), i})
+		}
+	}
+	for i := 0; len(all) < r.seqLen; i++ {
+		all = append(all, row{0, -1, i})
+	}
+	n := 0
+	for _, s := range spans {
+		for i := range s.Len {
+			x := all[s.Start+i*s.Stride]
+			ids[n], targets[n], positions[n] = x.id, x.target, x.position
+			n++
+		}
+	}
+	return nil
+}
+
+// LogProbs computes the log-probabilities of the records of data.path, as Eval computes losses. The config packs
+// documents, has one group of ranks, and samples of at least RecordRows. emit gets the records in order, on rank 0.
+func LogProbs(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o Options,
+	emit func(Sequence) error) (err error) {
+	defer device.Caught(&err)
+	o.Frozen = true
+	o.report(Report{Kind: Phase, Text: "setup"})
+	t, err := newTrainer(ctx, cfg, dev, world, &o)
+	if err != nil {
+		return err
+	}
+	o.report(Report{Kind: Phase, Text: "evaluation"})
+	r, err := readRecords(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	t.val.loader = r
+	sums, err := t.dev.Vector("losses of tokens", tensor.F64, cfg.Data.SeqLen)
+	if err != nil {
+		return err
+	}
+	host, err := t.dev.HostVector("losses of tokens", tensor.F64, cfg.Data.SeqLen)
+	if err != nil {
+		return err
+	}
+	for s := range r.Samples() {
+		losses, err := t.tokenLosses(ctx, s, sums, host)
+		if err != nil {
+			return err
+		}
+		for _, k := range r.bins[s] {
+			n := rowsOf(r.docs[k])
+			if t.mesh.world.Rank() == 0 {
+				if err := emit(r.sequence(k, losses[:n])); err != nil {
+					return err
+				}
+			}
+			losses = losses[n:]
+		}
+	}
+	return t.clock.Close()
+}
+
+// tokenLosses returns the loss of each position of a sample, on every rank.
+func (t *Trainer) tokenLosses(ctx context.Context, sample int64, sums, host View) ([]float64, error) {
+	b, err := t.val.batch(ctx, []int64{sample})
+	if err != nil {
+		return nil, err
+	}
+	b.Each = true
+	t.dev.Ops.Zero(sums)
+	t.att.begin(b.layout, b.docs)
+	if err := t.model.Forward(t.arena, b.Batch, sums); err != nil {
+		return nil, err
+	}
+	b.done()
+	t.dev.Store.Download(host, sums)
+	if err := t.dev.Stream.Sync(ctx); err != nil {
+		return nil, err
+	}
+	v := tensor.New(tensor.F64, t.val.seqLen)
+	own, all := tensor.Data[float64](host), tensor.Data[float64](v)
+	for _, s := range b.layout.Spans(t.val.seqLen, t.val.size, t.val.rank) {
+		for i := range s.Len {
+			all[s.Start+i*s.Stride] = own[i]
+		}
+		own = own[s.Len:]
+	}
+	p, err := t.mesh.world.AllReduce(v, comm.Sum)
+	if err == nil {
+		err = p.Sync(ctx)
+	}
+	return all, err
+}
+
+func (r *records) sequence(k int, losses []float64) Sequence {
+	s := Sequence{IDs: r.docs[k].IDs, LogProbs: make([]Float, len(r.docs[k].IDs))}
+	for i := range s.LogProbs {
+		s.LogProbs[i] = Float(math.NaN())
+		if i > 0 && r.target(k, i-1) >= 0 {
+			s.LogProbs[i] = Float(-losses[i-1])
+			s.Sum, s.Targets = s.Sum+s.LogProbs[i], s.Targets+1
+		}
+	}
+	return s
+}
