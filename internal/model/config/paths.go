@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -177,6 +178,9 @@ func (l *loader) globFault(given, abs, tried string) string {
 
 const dataWanted = "name files of tokens or text, such as corpus/*.bin"
 
+// records matches files of records, which may have input_ids.
+var records = regexp.MustCompile(`\.(jsonl(\.gz|\.zst)?|parquet|arrow)$`)
+
 func (l *loader) checkData() {
 	for _, path := range dataPaths {
 		for _, pattern := range l.globsOf(path) {
@@ -188,7 +192,7 @@ func (l *loader) checkData() {
 				files = []string{*pattern}
 			}
 			tokens := l.areTokens(path, files)
-			text := !tokens && len(files) > 0 && filepath.Ext(files[0]) != ".jsonl"
+			text := !tokens && len(files) > 0 && !records.MatchString(files[0])
 			dataRules(l.cfg, l.faults, path, tokens, l.indexed(*pattern), text, l.fromRead)
 		}
 	}

@@ -129,8 +129,8 @@ func (e *Encoding) splitFile(file int, path string, give func(*batch) error) err
 		read = at
 	}
 	switch kindOf(path) {
-	case "parquet":
-		err = split(&batch{file: file, first: 1, unit: "record"}, rows(f, size), give, func() {})
+	case "parquet", "arrow":
+		err = split(&batch{file: file, first: 1, unit: "record"}, rows(f, path, size), give, func() {})
 	case "jsonl":
 		err = split(&batch{file: file, first: 1, unit: "line"}, lines(r), give, func() {
 			at, _ := f.Seek(0, io.SeekCurrent) // in the compressed file

@@ -31,8 +31,8 @@ var otherFormats = []struct {
 	{what: "HDF5", exts: []string{".h5", ".hdf5"}, magic: []string{"\x89HDF"}, fix: asTokens},
 	{what: "safetensors", exts: []string{".safetensors"}, fix: asTokens},
 	{what: "Parquet", magic: []string{"PAR1"}, words: true, fix: "end its name in .parquet"},
-	{what: "Arrow", exts: []string{".arrow", ".feather"}, magic: []string{"ARROW1"}, words: true, fix: asLines},
-	{what: "an Arrow stream", magic: []string{"\xff\xff\xff\xff"}, fix: asLines},
+	{what: "Arrow", exts: []string{".feather"}, magic: []string{"ARROW1"}, words: true, fix: asLines},
+	{what: "an Arrow stream", magic: []string{"\xff\xff\xff\xff"}, fix: "end its name in .arrow"},
 	{what: "compressed by gzip", magic: []string{"\x1f\x8b"}, fix: "end its name in .gz, as in a.jsonl.gz"},
 	{what: "compressed by zstd", magic: []string{"\x28\xb5\x2f\xfd"}, fix: "end its name in .zst, as in a.jsonl.zst"},
 	{what: "compressed", exts: []string{".xz", ".bz2", ".lz4"},
@@ -59,7 +59,7 @@ const (
 	asTokens = "write its tokens as .bin files of llm.c, which docs/formats.md describes"
 	asText   = "write its text as .txt"
 	noText   = "narrow the glob to files of text"
-	asLines  = `write its texts as .parquet, or as .jsonl, an object with a string "text" a line`
+	asLines  = `write its texts as .jsonl, an object with a string "text" a line`
 )
 
 // foreignHead bounds the bytes at the start that identify a file.

@@ -26,7 +26,7 @@ type parquetColumn struct {
 	kind    parquet.Kind
 }
 
-// maxFooter bounds the footer, which the library holds at its claimed size.
+// maxFooter bounds the footer, or the schema of Arrow, which is held at its claimed size.
 const maxFooter = 64 << 20
 
 func openParquet(f *os.File, size int64) (rowReader, error) {

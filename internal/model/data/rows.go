@@ -6,22 +6,27 @@ import (
 	"io"
 	"iter"
 	"os"
+	"path/filepath"
 	"slices"
 	"unicode/utf8"
 )
 
 // A rowReader returns some rows of a file as lines of .jsonl, so that record.go checks them like other records; io.EOF
-// at the end. The format has every key in each row, so nulls are left out. A value that no record can have, or that
+// at the end. These formats have every key in each row, so nulls are left out. A value that no record can have, or that
 // no key in use has, is true.
 type rowReader func() (lines [][]byte, err error)
 
 // someRows is the number of rows in one call of a rowReader.
 const someRows = 16
 
-// rows yields the rows of a .parquet file.
-func rows(f *os.File, size int64) iter.Seq2[[]byte, error] {
+// rows yields the rows of a .parquet or .arrow file.
+func rows(f *os.File, path string, size int64) iter.Seq2[[]byte, error] {
+	open := openParquet
+	if filepath.Ext(path) == ".arrow" {
+		open = openArrow
+	}
 	return func(yield func([]byte, error) bool) {
-		next, err := guard(func() (rowReader, error) { return openParquet(f, size) })
+		next, err := guard(func() (rowReader, error) { return open(f, size) })
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
 		}

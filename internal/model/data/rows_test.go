@@ -19,9 +19,11 @@ func openRows(t testing.TB, path string) (string, error) {
 func TestRowsEqualLines(t *testing.T) {
 	for path, lines := range map[string]string{
 		"text.parquet": "text", "large.parquet": "text", "dictionary.parquet": "text", "view.parquet": "text",
-		"ids.parquet": "ids", "large-ids.parquet": "ids",
-		"fixed.parquet": "fixed", "both.parquet": "both",
-		"many.parquet": "many",
+		"large.arrow": "text", "dictionary.arrow": "text", "text-dataset": "text",
+		"text-dataset/*.arrow": "text",
+		"ids.parquet":          "ids", "large-ids.parquet": "ids", "large-ids.arrow": "ids", "ids-dataset": "ids",
+		"fixed.parquet": "fixed", "fixed.arrow": "fixed", "both.parquet": "both",
+		"many.parquet": "many", "many.arrow": "many",
 	} {
 		want, err := openRows(t, filepath.Join("testdata/rows", lines+".jsonl"))
 		if err != nil {
@@ -44,12 +46,18 @@ func TestWrongRowsAreExplained(t *testing.T) {
 		"mask":     `record 1: key "my_mask" is not read`,
 		"outside":  `record 2: input_ids[0] is 1000; want an id below vocab_size 300`,
 	} {
-		path := filepath.Join("testdata/rows", "bad-"+name+".parquet")
-		if _, err := openRows(t, path); err == nil || !strings.Contains(err.Error(), path+": "+want) {
-			t.Errorf("%s: %v, want %s", path, err, want)
+		for _, ext := range []string{".parquet", ".arrow"} {
+			path := filepath.Join("testdata/rows", "bad-"+name+ext)
+			if _, err := openRows(t, path); err == nil || !strings.Contains(err.Error(), path+": "+want) {
+				t.Errorf("%s: %v, want %s", path, err, want)
+			}
 		}
 	}
-	_, err := openRows(t, "testdata/rows/bad-lz4.parquet")
+	_, err := openRows(t, "testdata/rows/view.arrow")
+	if err == nil || !strings.Contains(err.Error(), "a type of Arrow (number 24) that is not read, such as a view") {
+		t.Errorf("a view: %v", err)
+	}
+	_, err = openRows(t, "testdata/rows/bad-lz4.parquet")
 	if err == nil || !strings.Contains(err.Error(), "column text is compressed by LZ4, which is not read") {
 		t.Errorf("LZ4: %v", err)
 	}
@@ -79,7 +87,7 @@ func eachDamage(t *testing.T, from string, try func(what, path string, cut bool)
 
 // The formats have no checksums of all bytes, so a changed byte may go unnoticed.
 func TestDamagedRowsAreErrors(t *testing.T) {
-	for _, name := range []string{"text.parquet", "both.parquet"} {
+	for _, name := range []string{"text.parquet", "both.parquet", "fixed.arrow", "dictionary.arrow", "large.arrow"} {
 		eachDamage(t, filepath.Join("testdata/rows", name), func(what, path string, cut bool) {
 			if _, err := openRows(t, path); cut && err == nil || err != nil && !strings.Contains(err.Error(), path) {
 				t.Errorf("%s: %v", what, err)
@@ -88,9 +96,61 @@ func TestDamagedRowsAreErrors(t *testing.T) {
 	}
 }
 
-// FuzzParquet checks that rows of any bytes are documents or an error.
-func FuzzParquet(f *testing.F) {
-	paths, err := filepath.Glob("testdata/rows/*.parquet")
+func TestNothingFollowsAStream(t *testing.T) {
+	stream, err := os.ReadFile("testdata/rows/fixed.arrow")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for content, want := range map[string]string{
+		string(stream) + string(stream): fmt.Sprintf("the stream ends at byte %d of %d", len(stream), 2*len(stream)),
+		"ARROW1\x00\x00":                "this is Arrow's file format (Feather)",
+		"text":                          "no message of Arrow at byte 0",
+	} {
+		dir := put(t, map[string]string{"a.arrow": content})
+		if _, err := openRows(t, filepath.Join(dir, "a.arrow")); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
+func TestDatasetDirectories(t *testing.T) {
+	stream, err := os.ReadFile("testdata/rows/fixed.arrow")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		files map[string]string
+		want  string
+	}{
+		{map[string]string{"state.json": `{"_data_files":[{"filename":"b.arrow"},{"filename":"a.arrow"}]}`}, ""},
+		{map[string]string{"state.json": `{"_data_files":[{"filename":"c.arrow"}]}`}, "c.arrow: no such file"},
+		{map[string]string{"state.json": `{"_data_files":[{"filename":"../a.arrow"}]}`}, `"../a.arrow" is not an .arrow`},
+		{map[string]string{"state.json": `{"_data_files":[{"filename":"a.txt"}]}`}, `"a.txt" is not an .arrow`},
+		{map[string]string{"state.json": `{"_data_files":[{"filename":"a.arrow"}],"_indices_files":[{"filename":"i"}]}`},
+			"call flatten_indices()"},
+		{map[string]string{"state.json": "{"}, "state.json: unexpected end of JSON"},
+		{map[string]string{"dataset_dict.json": "{}"}, "several splits; name one, as in"},
+		{map[string]string{}, "only directories"},
+	} {
+		tc.files["a.arrow"], tc.files["b.arrow"] = string(stream), string(stream)
+		dir := put(t, tc.files)
+		got, err := openRows(t, dir)
+		if tc.want == "" {
+			if err != nil || !strings.HasPrefix(got, "[1 2 3 4 5 6 1 2 3 4 5 6]") {
+				t.Errorf("%s, %v", got, err)
+			}
+		} else if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%v: %v, want %s", tc.files["state.json"], err, tc.want)
+		}
+	}
+	d, err := Open(Source{Paths: []string{"testdata/rows/ids-dataset"}, Tokenizer: NewTokenizer("", 0), EOS: -1, Vocab: 300})
+	if err != nil || d.Files() != 2 {
+		t.Errorf("%v; want 2 files", err)
+	}
+}
+
+func fuzzRows(f *testing.F, ext string) {
+	paths, err := filepath.Glob("testdata/rows/*" + ext)
 	if err != nil || len(paths) == 0 {
 		f.Fatal(err)
 	}
@@ -101,7 +161,7 @@ func FuzzParquet(f *testing.F) {
 		}
 		f.Add(content)
 	}
-	path := filepath.Join(f.TempDir(), "a.parquet")
+	path := filepath.Join(f.TempDir(), "a"+ext)
 	f.Fuzz(func(t *testing.T, content []byte) {
 		if err := os.WriteFile(path, content, 0o666); err != nil {
 			t.Fatal(err)
@@ -109,3 +169,9 @@ func FuzzParquet(f *testing.F) {
 		_, _ = openRows(t, path)
 	})
 }
+
+// FuzzParquet checks that rows of any bytes are documents or an error.
+func FuzzParquet(f *testing.F) { fuzzRows(f, ".parquet") }
+
+// FuzzArrow checks that rows of any bytes are documents or an error.
+func FuzzArrow(f *testing.F) { fuzzRows(f, ".arrow") }

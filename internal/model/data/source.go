@@ -16,8 +16,9 @@ import (
 // Source selects the data.
 type Source struct {
 	// Paths are files or globs (files.Glob), read in order, each of one kind. The extension selects the kind: .bin is
-	// an llm.c token file, or Megatron's if an .idx of the same name exists; .jsonl and .parquet have a document in each
-	// record, its "text" or its "input_ids" with labels and masks; other files are raw text.
+	// an llm.c token file, or Megatron's if an .idx of the same name exists; .jsonl, .parquet and .arrow have a document
+	// in each record, its "text" or its "input_ids" with labels and masks; other files are raw text. A directory of
+	// datasets stands for its .arrow files.
 	Paths []string
 	// Tokenizer encodes text. Token files need none.
 	Tokenizer *Tokenizer
@@ -98,8 +99,14 @@ func find(pattern string) (paths []string, kind string, err error) {
 		}
 	}
 	example := map[string]string{}
-	for _, m := range matches {
+	for i := 0; i < len(matches); i++ {
+		m := matches[i]
 		st, err := os.Stat(m)
+		if err == nil && st.IsDir() {
+			var saved []string
+			saved, err = datasetFiles(m)
+			matches = slices.Insert(matches, i+1, saved...)
+		}
 		if err != nil {
 			return nil, "", err
 		}
@@ -138,8 +145,8 @@ func kindOf(path string) string {
 	switch ext := filepath.Ext(name); {
 	case ext == ".jsonl":
 		return "jsonl"
-	case ext == ".parquet" && !compressed:
-		return "parquet"
+	case ext == ".parquet" && !compressed, ext == ".arrow" && !compressed:
+		return ext[1:]
 	case ext == ".bin" && !compressed:
 		return "tokens"
 	case ext == ".idx" && !compressed:

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Writes the files of this directory with pyarrow, and expect.jsonl: their records, one a line.
+"""Writes the files of this directory with pyarrow and datasets, and expect.jsonl: their records, one a line.
 
-Usage: python make.py (pyarrow 26)
+Usage: python make.py (pyarrow 26, datasets 5.2)
 """
 import json
 import pathlib
+import shutil
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -17,8 +19,10 @@ masks = [[0, 1, 1], [], None, [1] * 40, [0, 1]]
 pads = [[1, 1, 0], [], [1], [1] * 30 + [0] * 10, None]
 
 
-def save(name, table, **options):
+def save(name, table, chunk=2, **options):
     pq.write_table(table, here / f"{name}.parquet", **options)
+    with pa.OSFile(str(here / f"{name}.arrow"), "wb") as f, pa.ipc.new_stream(f, table.schema) as w:
+        w.write_table(table, max_chunksize=chunk)
 
 
 def expect(name, rows):
@@ -45,7 +49,7 @@ save("large-ids", pa.table({k: pa.array(columns[k], pa.large_list(t)) for k, t i
      column_encoding={"input_ids.list.element": "DELTA_BINARY_PACKED"}, use_dictionary=False)
 many = [str(i) for i in range(100)]
 expect("many", [{"text": t} for t in many])
-save("many", pa.table({"text": many}), row_group_size=37)
+save("many", pa.table({"text": many}), chunk=37, row_group_size=37)
 pairs = [[1, 2], [3, 4], [5, 6]]
 expect("fixed", [{"input_ids": p} for p in pairs])
 save("fixed", pa.table({"input_ids": pa.array(pairs, pa.list_(pa.uint16(), 2))}))
@@ -53,6 +57,18 @@ save("fixed", pa.table({"input_ids": pa.array(pairs, pa.list_(pa.uint16(), 2))})
 both = [{"text": "words", "input_ids": None}, {"text": None, "input_ids": [1, 2]}]
 expect("both", both)
 save("both", pa.table({k: [r[k] for r in both] for k in ("text", "input_ids")}))
+(here / "both.arrow").unlink()
+
+for name in ("text", "ids"):
+    path = here / f"{name}-dataset"
+    shutil.rmtree(path, ignore_errors=True)
+    data = datasets.Dataset.from_parquet(str(here / f"{name}.parquet"), cache_dir="/tmp/make-rows")
+    data.save_to_disk(path, num_shards=2)
+    (path / "dataset_info.json").write_text("{}\n")  # it names the machine's paths
+shutil.rmtree("/tmp/make-rows")
+for file in here.glob("*.arrow"):
+    if file.stem not in ("large", "dictionary", "view", "large-ids", "fixed", "many"):
+        file.unlink()
 
 bad = {
     "null-id": pa.table({"input_ids": [[1, None, 2]]}),
