@@ -287,8 +287,8 @@ func (m *Model) place(a *tensor.Arena, b Batch) []activations {
 	return layers
 }
 
-// Saved returns the views that Keep and Bring get of each layer for a batch, without memory.
-func (m *Model) Saved(batch, tokens int) [][]View {
+// saved returns the views that Keep and Bring get of each layer for a batch, without memory.
+func (m *Model) saved(batch, tokens int) [][]View {
 	b, _ := phantomBatch(m.cfg, batch, tokens)
 	var saved [][]View
 	for _, s := range m.place(tensor.NewMeter(), b)[:len(m.layers)] {

@@ -33,7 +33,7 @@ func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DTyp
 	}
 	m := phantomModel(cfg, nopOps{}, nopAttention{}, opt, dtype)
 	m.dryRun = true
-	for _, v := range slices.Concat(m.Saved(batch, localTokens)...) {
+	for _, v := range slices.Concat(m.saved(batch, localTokens)...) {
 		plan.Host += int64(v.Size()) * int64(v.DType().Size())
 	}
 	b, loss := phantomBatch(cfg, batch, localTokens)

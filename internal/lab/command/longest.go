@@ -180,5 +180,5 @@ func (s *stretch) lifted(longest int) string {
 		}
 		text += fmt.Sprintf(". More host memory than %s (--assume ram=) %s", readable.Bytes(all), not)
 	}
-	return text + ". A window does not change it."
+	return text + "."
 }
