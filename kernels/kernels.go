@@ -10,3 +10,12 @@ type AdamStep struct {
 	// 0: no scaling, and no step is skipped.
 	Scale float64
 }
+
+// Activation is the function of the gate in an MLP, as config.json of Hugging Face names it.
+type Activation string
+
+// The activations.
+const (
+	SiLU Activation = "silu"              // x * sigmoid(x), arXiv:1702.03118
+	GELU Activation = "gelu_pytorch_tanh" // arXiv:1606.08415, with its approximation by tanh
+)

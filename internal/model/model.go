@@ -4,10 +4,14 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"slices"
 
+	"github.com/cprun/cprun/internal/base/half"
 	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -67,7 +71,7 @@ const DefaultLossChunk = 1024
 type Batch struct {
 	IDs     View // int32 [batch, seq, 1, 1]
 	Targets View // int32 [batch, seq, 1, 1]; negative: no target
-	Cos     View // float32 [batch, seq, 1, headDim/2]; see Rope.Fill
+	Cos     View // float32 [ropes * batch, seq, 1, headDim/2], one rotary table after the other; see Rope.Fill
 	Sin     View // likewise
 
 	// Parts, if given, divide the rows of the batch. Forward then sums the losses of each part separately.
@@ -91,6 +95,12 @@ type Model struct {
 	opt   Options
 	dtype tensor.DType // of activations
 	accum tensor.DType // of accumulated values: float32, or float64 for float64 activations
+
+	act     kernels.Activation
+	softcap float64 // of logits; 0: none
+	embedBy float64 // factor of the embedding, rounded to dtype; 0: none
+	vectors View    // of weights, if norms multiply by 1 + weight; else zero
+	shifted View    // 1 + vectors, in a pass
 
 	dryRun bool // Plan measures the memory of a pass without computing it
 
@@ -151,7 +161,53 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 	if cfg.TieWordEmbeddings {
 		m.head = m.embed
 	}
+	m.choose(cfg, params)
 	return m
+}
+
+// choose sets the family's choices.
+func (m *Model) choose(cfg *hf.Config, params Params) {
+	f := cfg.Family()
+	m.act, m.softcap = cmp.Or(f.Activation, kernels.SiLU), cfg.FinalLogitSoftcapping
+	if f.ScaledEmbedding {
+		m.embedBy = rounded(math.Sqrt(float64(cfg.HiddenSize)), m.dtype)
+	}
+	if f.ZeroCentred {
+		m.vectors = params.vectors()
+	}
+}
+
+// rounded returns x rounded to a type of activations.
+func rounded(x float64, t tensor.DType) float64 {
+	switch t {
+	case tensor.BF16:
+		return float64(half.FromBF16(half.ToBF16(float32(x))))
+	case tensor.F16:
+		return float64(half.FromF16(half.ToF16(float32(x))))
+	case tensor.F32:
+		return float64(float32(x))
+	}
+	return x
+}
+
+// shift allocates 1 + vectors and makes the norms read them.
+func (m *Model) shift(a *tensor.Arena) {
+	if m.vectors.IsZero() {
+		return
+	}
+	m.shifted = a.Alloc(m.vectors.DType(), 1, 1, 1, m.vectors.Size())
+	from := m.flat.Buckets[m.flat.Vectors()].Lo
+	for i, p := range m.flat.Params {
+		if m.flat.Of(i) != m.flat.Vectors() {
+			continue
+		}
+		w := &m.norm
+		if p.Layer >= 0 {
+			w = &m.layers[p.Layer][p.Role]
+		}
+		p.Offset -= from
+		w.w = p.View(m.shifted)
+	}
 }
 
 // Forward adds the sum of -log p(target) over the batch's targets to loss, a float64 scalar; with Parts, to the
@@ -186,6 +242,7 @@ func (m *Model) Logits(a *tensor.Arena, b Batch, logits View) error {
 
 // output returns the last layer's output, [B, S, 1, E], of a pass without gradients.
 func (m *Model) output(a *tensor.Arena, b Batch) (View, error) {
+	m.shift(a)
 	x := [2]View{m.hidden(a, b), m.hidden(a, b)}
 	layers := make([]activations, len(m.layers)+1)
 	for i := range layers {
@@ -201,8 +258,14 @@ func (m *Model) layersForward(a *tensor.Arena, b Batch, layers []activations, ne
 		return err
 	}
 	m.ops.Embed(layers[0].x, m.embed.w, b.IDs)
+	if m.embedBy > 0 {
+		m.ops.Affine(layers[0].x, layers[0].x, m.embedBy, 0)
+	}
 	if err := m.use(m.flat.Vectors(), Layer(0)); err != nil { // for all layers
 		return err
+	}
+	if !m.vectors.IsZero() {
+		m.ops.Affine(m.shifted, m.vectors, 1, 1)
 	}
 	for i := range m.layers {
 		above := Layer(i + 1)
@@ -244,6 +307,7 @@ func (m *Model) headBucket() int {
 // of scale times that sum to the gradients of the parameters. It restores the arena.
 func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float64) error {
 	defer a.Release(a.Mark())
+	m.shift(a)
 	// The gradient d between layers is updated in place. It is below the layers in the arena, which are released one by
 	// one.
 	d, layers, visits := m.hidden(a, b), m.place(a, b), m.visits()
@@ -275,6 +339,9 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 		if err := call(h.Begin, Embedding); err != nil {
 			return err
 		}
+	}
+	if m.embedBy > 0 {
+		m.ops.Affine(d, d, m.embedBy, 0)
 	}
 	m.ops.EmbedBackward(m.embed.g, d, b.IDs)
 	return call(h.Done, Embedding)
@@ -433,6 +500,8 @@ func NewLayout(cfg *hf.Config, ranks int) *FlatLayout {
 		p := Param{Tensor: t}
 		if p.Decay = len(t.Shape) == 2; p.Decay {
 			p.Std = std
+		} else if !cfg.Family().ZeroCentred {
+			p.Mean = 1
 		}
 		l.add(p)
 	}

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/cprun/cprun/kernels"
 )
 
 // Family describes one kind of model: its config.json, the names of its weights and the blocks of its layers. To add a
@@ -20,6 +22,15 @@ type Family struct {
 	Windows  Windows
 	// Ropes lists the supported kinds of rope scaling; nil: all.
 	Ropes []string
+	// Activation is that of the MLP; "": SiLU. ActivationKey is its key in config.json; "": hidden_act.
+	Activation    kernels.Activation
+	ActivationKey string
+	// ZeroCentred norms multiply by 1 + weight.
+	ZeroCentred bool
+	// ScaledEmbedding is multiplied by the root of hidden_size, rounded to the type of activations.
+	ScaledEmbedding bool
+	// Keys lists supported keys of config.json that not all families have.
+	Keys []string
 	// Export holds keys of config.json for an export, added to the common ones.
 	Export map[string]any
 }
@@ -35,16 +46,19 @@ const (
 
 	InputNorm // [hidden]: before attention
 	PostNorm  // [hidden]: before the MLP
-	Query     // [heads * head dim, hidden]
-	Key       // [key and value heads * head dim, hidden]
-	Value     // like Key
-	Output    // [hidden, heads * head dim]
-	QueryNorm // [head dim]: of RMSNorms over each head, before rotation; not in all families
-	KeyNorm   // like QueryNorm
-	Gate      // [intermediate, hidden]
-	Up        // [intermediate, hidden]
-	Down      // [hidden, intermediate]
-	Roles     = int(Down) + 1
+	// AttentionNorm and MLPNorm are of the results of attention and of the MLP, before the sums; not in all families.
+	AttentionNorm // [hidden]
+	MLPNorm       // [hidden]
+	Query         // [heads * head dim, hidden]
+	Key           // [key and value heads * head dim, hidden]
+	Value         // like Key
+	Output        // [hidden, heads * head dim]
+	QueryNorm     // [head dim]: of RMSNorms over each head, before rotation; not in all families
+	KeyNorm       // like QueryNorm
+	Gate          // [intermediate, hidden]
+	Up            // [intermediate, hidden]
+	Down          // [hidden, intermediate]
+	Roles         = int(Down) + 1
 )
 
 // Names are a family's tensor names in files, by Role; "" if the family lacks the tensor.
@@ -82,7 +96,7 @@ func (c *Config) Tensors() []Tensor {
 		add(-1, Head)
 	}
 	for layer := range c.NumHiddenLayers {
-		add(layer, InputNorm, QueryNorm, KeyNorm, PostNorm)
+		add(layer, InputNorm, QueryNorm, KeyNorm, AttentionNorm, PostNorm, MLPNorm)
 	}
 	add(-1, Norm)
 	return list
@@ -130,11 +144,14 @@ type Windows struct {
 
 var families = map[string]*Family{}
 
+// optional lists the roles that a family may lack.
+var optional = map[Role]bool{QueryNorm: true, KeyNorm: true, AttentionNorm: true, MLPNorm: true}
+
 // Register adds a family at program start. It panics for a second family of that name, or if a name is missing.
 func Register(f Family) {
 	missing := f.Name == "" || f.Class == "" || f.Layer == ""
 	for role, name := range f.Tensors {
-		missing = missing || name == "" && Role(role) != QueryNorm && Role(role) != KeyNorm
+		missing = missing || name == "" && !optional[Role(role)]
 	}
 	if missing {
 		panic(fmt.Sprintf("hf: family %q lacks a name", f.Name))
@@ -170,6 +187,9 @@ func (c *Config) Family() *Family {
 
 // HasHeadNorms reports whether query and key heads have a norm.
 func (f *Family) HasHeadNorms() bool { return f.Tensors[QueryNorm] != "" }
+
+// HasBranchNorms reports whether the results of attention and of the MLP have a norm before they are added.
+func (f *Family) HasBranchNorms() bool { return f.Tensors[AttentionNorm] != "" }
 
 // ropes lists the supported kinds of rope scaling, in the order of errors.
 var ropes = []string{"linear", "llama3", "yarn"}
