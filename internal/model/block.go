@@ -29,7 +29,7 @@ func (m *Model) layerForward(a *tensor.Arena, i int, b Batch, out View, kept act
 	for lo, hi := range m.tiles(s.x) {
 		t := s.tile(lo, hi)
 		m.mlpForward(l, &t)
-		m.ops.Linear(part(out, lo, hi), t.y, l[hf.Down].w, t.h)
+		m.project(l, hf.Down, part(out, lo, hi), t.y, t.h)
 	}
 	return nil
 }
@@ -46,9 +46,9 @@ func (m *Model) attend(a *tensor.Arena, i int, b Batch, s *activations, known bo
 		t := rows.tile(lo, hi)
 		q, k := t.raw()
 		m.ops.RMSNorm(t.n1, t.inv1, t.x, l[hf.InputNorm].w, eps)
-		m.ops.Linear(q, t.n1, l[hf.Query].w, View{})
-		m.ops.Linear(k, t.n1, l[hf.Key].w, View{})
-		m.ops.Linear(t.v, t.n1, l[hf.Value].w, View{})
+		m.project(l, hf.Query, q, t.n1, View{})
+		m.project(l, hf.Key, k, t.n1, View{})
+		m.project(l, hf.Value, t.v, t.n1, View{})
 	}
 	a.Release(mark)
 	q, k := s.raw()
@@ -79,8 +79,8 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 			m.mlpForward(l, &t)
 		}
 		m.mlpBackward(l, d, &t)
-		m.ops.LinearDW(l[hf.Output].g, d, t.out.O)
-		m.ops.LinearDX(part(do, lo, hi), d, l[hf.Output].w, false)
+		m.projectDW(l, hf.Output, d, t.out.O)
+		m.projectDX(l, hf.Output, part(do, lo, hi), d, false)
 	}
 	a.Release(mark)
 
@@ -110,14 +110,29 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 	return nil
 }
 
+// project sets y to the projection of x of a role, with its bias, plus add unless that is the zero View.
+func (m *Model) project(l *layer, r hf.Role, y, x, add View) {
+	m.ops.Linear(y, x, l[r].w, add)
+}
+
+// projectDX sets dx to the gradient of a projection's input, or adds it.
+func (m *Model) projectDX(l *layer, r hf.Role, dx, dy View, accumulate bool) {
+	m.ops.LinearDX(dx, dy, l[r].w, accumulate)
+}
+
+// projectDW adds to the gradients of a projection's weight and bias.
+func (m *Model) projectDW(l *layer, r hf.Role, dy, x View) {
+	m.ops.LinearDW(l[r].g, dy, x)
+}
+
 func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {
-	m.ops.LinearDW(l[hf.Query].g, dq, s.n1)
-	m.ops.LinearDW(l[hf.Key].g, dk, s.n1)
-	m.ops.LinearDW(l[hf.Value].g, dv, s.n1)
+	m.projectDW(l, hf.Query, dq, s.n1)
+	m.projectDW(l, hf.Key, dk, s.n1)
+	m.projectDW(l, hf.Value, dv, s.n1)
 	dn1 := s.n1 // no longer needed
-	m.ops.LinearDX(dn1, dq, l[hf.Query].w, false)
-	m.ops.LinearDX(dn1, dk, l[hf.Key].w, true)
-	m.ops.LinearDX(dn1, dv, l[hf.Value].w, true)
+	m.projectDX(l, hf.Query, dn1, dq, false)
+	m.projectDX(l, hf.Key, dn1, dk, true)
+	m.projectDX(l, hf.Value, dn1, dv, true)
 	m.ops.RMSNormBackward(d, l[hf.InputNorm].g, dn1, s.x, s.inv1, l[hf.InputNorm].w, true)
 }
 
@@ -125,28 +140,28 @@ func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {
 //
 //	y = silu(Wgate n2) * Wup n2,  n2 = norm(h),  h = x + Wo o
 func (m *Model) mlpForward(l *layer, s *activations) {
-	m.ops.Linear(s.h, s.out.O, l[hf.Output].w, View{})
+	m.project(l, hf.Output, s.h, s.out.O, View{})
 	m.ops.AddRMSNorm(s.n2, s.inv2, s.h, s.h, s.x, l[hf.PostNorm].w, m.cfg.RMSNormEps)
-	m.ops.Linear(s.gate, s.n2, l[hf.Gate].w, View{})
-	m.ops.Linear(s.up, s.n2, l[hf.Up].w, View{})
+	m.project(l, hf.Gate, s.gate, s.n2, View{})
+	m.project(l, hf.Up, s.up, s.n2, View{})
 	m.ops.SwiGLU(s.y, s.gate, s.up)
 }
 
 // mlpBackward replaces d, the gradient of out, by the gradient of h. Since h = x + ..., that is the first part of the
 // gradient of x. Gradients reuse the memory of activations that are no longer needed.
 func (m *Model) mlpBackward(l *layer, d View, s *activations) {
-	m.ops.LinearDW(l[hf.Down].g, d, s.y)
+	m.projectDW(l, hf.Down, d, s.y)
 	dy := s.y
-	m.ops.LinearDX(dy, d, l[hf.Down].w, false)
+	m.projectDX(l, hf.Down, dy, d, false)
 
 	dgate, dup := s.gate, s.up
 	m.ops.SwiGLUBackward(dgate, dup, dy, s.gate, s.up)
 
-	m.ops.LinearDW(l[hf.Gate].g, dgate, s.n2)
-	m.ops.LinearDW(l[hf.Up].g, dup, s.n2)
+	m.projectDW(l, hf.Gate, dgate, s.n2)
+	m.projectDW(l, hf.Up, dup, s.n2)
 	dn2 := s.n2
-	m.ops.LinearDX(dn2, dgate, l[hf.Gate].w, false)
-	m.ops.LinearDX(dn2, dup, l[hf.Up].w, true)
+	m.projectDX(l, hf.Gate, dn2, dgate, false)
+	m.projectDX(l, hf.Up, dn2, dup, true)
 	m.ops.RMSNormBackward(d, l[hf.PostNorm].g, dn2, s.h, s.inv2, l[hf.PostNorm].w, true)
 }
 
