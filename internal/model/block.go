@@ -32,7 +32,7 @@ func (m *Model) layerForward(a *tensor.Arena, i int, b Batch, out View, kept act
 		t := s.tile(lo, hi)
 		m.mlpForward(l, &t)
 		if to := part(out, lo, hi); t.down.IsZero() {
-			m.ops.Linear(to, t.y, l[hf.Down].w, t.h)
+			m.project(l, hf.Down, to, t.y, t.h)
 		} else {
 			m.ops.RMSNorm(to, t.downInv, t.down, l[hf.MLPNorm].w, m.cfg.RMSNormEps)
 			m.ops.Add(to, t.h)
@@ -53,9 +53,9 @@ func (m *Model) attend(a *tensor.Arena, i int, b Batch, s *activations, known bo
 		t := rows.tile(lo, hi)
 		q, k := t.raw()
 		m.ops.RMSNorm(t.n1, t.inv1, t.x, l[hf.InputNorm].w, eps)
-		m.ops.Linear(q, t.n1, l[hf.Query].w, View{})
-		m.ops.Linear(k, t.n1, l[hf.Key].w, View{})
-		m.ops.Linear(t.v, t.n1, l[hf.Value].w, View{})
+		m.project(l, hf.Query, q, t.n1, View{})
+		m.project(l, hf.Key, k, t.n1, View{})
+		m.project(l, hf.Value, t.v, t.n1, View{})
 	}
 	a.Release(mark)
 	q, k := s.raw()
@@ -98,8 +98,8 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 			m.ops.RMSNormBackward(t.proj, l[hf.AttentionNorm].g, d, t.proj, t.projInv, l[hf.AttentionNorm].w, false)
 			d = t.proj
 		}
-		m.ops.LinearDW(l[hf.Output].g, d, t.out.O)
-		m.ops.LinearDX(part(do, lo, hi), d, l[hf.Output].w, false)
+		m.projectDW(l, hf.Output, d, t.out.O)
+		m.projectDX(l, hf.Output, part(do, lo, hi), d, false)
 	}
 	a.Release(mark)
 
@@ -130,14 +130,29 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 	return nil
 }
 
+// project sets y to the projection of x of a role, with its bias, plus add unless that is the zero View.
+func (m *Model) project(l *layer, r hf.Role, y, x, add View) {
+	m.ops.Linear(y, x, l[r].w, add)
+}
+
+// projectDX sets dx to the gradient of a projection's input, or adds it.
+func (m *Model) projectDX(l *layer, r hf.Role, dx, dy View, accumulate bool) {
+	m.ops.LinearDX(dx, dy, l[r].w, accumulate)
+}
+
+// projectDW adds to the gradients of a projection's weight and bias.
+func (m *Model) projectDW(l *layer, r hf.Role, dy, x View) {
+	m.ops.LinearDW(l[r].g, dy, x)
+}
+
 func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {
-	m.ops.LinearDW(l[hf.Query].g, dq, s.n1)
-	m.ops.LinearDW(l[hf.Key].g, dk, s.n1)
-	m.ops.LinearDW(l[hf.Value].g, dv, s.n1)
+	m.projectDW(l, hf.Query, dq, s.n1)
+	m.projectDW(l, hf.Key, dk, s.n1)
+	m.projectDW(l, hf.Value, dv, s.n1)
 	dn1 := s.n1 // no longer needed
-	m.ops.LinearDX(dn1, dq, l[hf.Query].w, false)
-	m.ops.LinearDX(dn1, dk, l[hf.Key].w, true)
-	m.ops.LinearDX(dn1, dv, l[hf.Value].w, true)
+	m.projectDX(l, hf.Query, dn1, dq, false)
+	m.projectDX(l, hf.Key, dn1, dk, true)
+	m.projectDX(l, hf.Value, dn1, dv, true)
 	m.ops.RMSNormBackward(d, l[hf.InputNorm].g, dn1, s.x, s.inv1, l[hf.InputNorm].w, true)
 }
 
@@ -146,17 +161,17 @@ func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {
 //	y = act(Wgate n2) * Wup n2,  n2 = norm(h),  h = x + Wo o
 func (m *Model) mlpForward(l *layer, s *activations) {
 	if s.proj.IsZero() {
-		m.ops.Linear(s.h, s.out.O, l[hf.Output].w, View{})
+		m.project(l, hf.Output, s.h, s.out.O, View{})
 	} else {
-		m.ops.Linear(s.proj, s.out.O, l[hf.Output].w, View{})
+		m.project(l, hf.Output, s.proj, s.out.O, View{})
 		m.ops.RMSNorm(s.h, s.projInv, s.proj, l[hf.AttentionNorm].w, m.cfg.RMSNormEps)
 	}
 	m.ops.AddRMSNorm(s.n2, s.inv2, s.h, s.h, s.x, l[hf.PostNorm].w, m.cfg.RMSNormEps)
-	m.ops.Linear(s.gate, s.n2, l[hf.Gate].w, View{})
-	m.ops.Linear(s.up, s.n2, l[hf.Up].w, View{})
+	m.project(l, hf.Gate, s.gate, s.n2, View{})
+	m.project(l, hf.Up, s.up, s.n2, View{})
 	m.ops.GLU(s.y, s.gate, s.up, m.act)
 	if !s.down.IsZero() {
-		m.ops.Linear(s.down, s.y, l[hf.Down].w, View{})
+		m.project(l, hf.Down, s.down, s.y, View{})
 	}
 }
 
@@ -168,18 +183,18 @@ func (m *Model) mlpBackward(l *layer, d View, s *activations) {
 		ddown = s.down
 		m.ops.RMSNormBackward(ddown, l[hf.MLPNorm].g, d, s.down, s.downInv, l[hf.MLPNorm].w, false)
 	}
-	m.ops.LinearDW(l[hf.Down].g, ddown, s.y)
+	m.projectDW(l, hf.Down, ddown, s.y)
 	dy := s.y
-	m.ops.LinearDX(dy, ddown, l[hf.Down].w, false)
+	m.projectDX(l, hf.Down, dy, ddown, false)
 
 	dgate, dup := s.gate, s.up
 	m.ops.GLUBackward(dgate, dup, dy, s.gate, s.up, m.act)
 
-	m.ops.LinearDW(l[hf.Gate].g, dgate, s.n2)
-	m.ops.LinearDW(l[hf.Up].g, dup, s.n2)
+	m.projectDW(l, hf.Gate, dgate, s.n2)
+	m.projectDW(l, hf.Up, dup, s.n2)
 	dn2 := s.n2
-	m.ops.LinearDX(dn2, dgate, l[hf.Gate].w, false)
-	m.ops.LinearDX(dn2, dup, l[hf.Up].w, true)
+	m.projectDX(l, hf.Gate, dn2, dgate, false)
+	m.projectDX(l, hf.Up, dn2, dup, true)
 	m.ops.RMSNormBackward(d, l[hf.PostNorm].g, dn2, s.h, s.inv2, l[hf.PostNorm].w, true)
 }
 

@@ -45,6 +45,9 @@ type Config struct {
 	MaxPositionEmbedding  int     `json:"max_position_embeddings"` // 0: unknown
 	InitializerRange      float64 `json:"initializer_range"`       // standard deviation of random weights
 
+	AttentionBias bool `json:"attention_bias"` // the projections of attention have biases
+	MLPBias       bool `json:"mlp_bias"`       // likewise of the MLP
+
 	// SlidingWindow is the tokens that a token sees, itself included; 0 for all of them.
 	SlidingWindow int
 	// LayerTypes has "full_attention" or "sliding_attention" for each layer; empty: every layer slides if SlidingWindow
