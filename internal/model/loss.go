@@ -10,6 +10,10 @@ import "github.com/cprun/cprun/tensor"
 func (m *Model) lossForward(a *tensor.Arena, b Batch, loss, x View) {
 	m.chunks(a, b, x, func(c chunk) {
 		m.logits(c)
+		if b.Rows != nil {
+			b.Rows(c.lo, c.logits)
+			return
+		}
 		for i := c.lo; i < c.hi && b.Each; i++ {
 			at := i - c.lo
 			m.ops.CrossEntropy(loss.Slice(tensor.Dim, i, i+1), c.logits.Slice(tensor.Seq, at, at+1),

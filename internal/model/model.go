@@ -78,6 +78,9 @@ type Batch struct {
 	Parts []Part
 	// Each makes Forward add the loss of row i to element i of the vector of sums, in place of Parts.
 	Each bool
+	// Rows, if set, makes Forward queue a call with the logits of each chunk, [1, T, 1, V], and its first row, in place of
+	// losses. The logits are valid until Rows returns.
+	Rows func(lo int, logits View)
 }
 
 // Part is the rows of a batch from the previous part's Hi to Hi. Their losses are added to element Sum of the vector of

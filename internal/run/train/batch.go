@@ -26,6 +26,8 @@ type feed struct {
 	rank   int
 	inputs *inputs
 	next   laid // made in advance by prepare
+
+	seen func(b *microBatch, spans []partition.Span, ids []int32) // called with each batch, unless nil
 }
 
 // A laid is a sample with its layout over the ranks.
@@ -120,6 +122,9 @@ func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) 
 		}
 	}
 	b.positions, b.targets = positions, targets
+	if f.seen != nil {
+		f.seen(b, spans, ids)
+	}
 	if f.packed {
 		f.rope.Fill(h.Cos, h.Sin, positions)
 	}
