@@ -201,7 +201,7 @@ func (m *Model) shift(a *tensor.Arena) {
 	m.shifted = a.Alloc(m.vectors.DType(), 1, 1, 1, m.vectors.Size())
 	from := m.flat.Buckets[m.flat.Vectors()].Lo
 	for i, p := range m.flat.Params {
-		if m.flat.Of(i) != m.flat.Vectors() {
+		if m.flat.Of(i) != m.flat.Vectors() || p.Role >= hf.QueryBias {
 			continue
 		}
 		w := &m.norm

@@ -8,6 +8,7 @@ import (
 // A Format describes a batch: ids and targets and, with packed documents, cos and sin of each token, in that order.
 type Format struct {
 	Pairs  int  // of a head: columns of cos and sin
+	Ropes  int  // rotary tables, each with cos and sin of all tokens
 	Packed bool // samples are packed documents
 }
 
@@ -17,7 +18,7 @@ const partAlign = 64 // words of four bytes: alignment of each of the four
 func (f Format) parts(tokens int) (list, table int) {
 	list = (tokens + partAlign - 1) / partAlign * partAlign
 	if f.Packed {
-		table = list * f.Pairs
+		table = list * f.Pairs * f.Ropes
 	}
 	return list, table
 }
@@ -32,12 +33,13 @@ func (f Format) Words(tokens int) int {
 // documents.
 func (f Format) Views(mem tensor.Memory, count, n int) model.Batch {
 	list, table := f.parts(count * n)
-	view := func(t tensor.DType, off, dim int) View {
-		return tensor.Dense(mem, t, int64(off), [4]int{count, n, 1, dim})
+	view := func(t tensor.DType, off, rows, dim int) View {
+		return tensor.Dense(mem, t, int64(off), [4]int{rows, n, 1, dim})
 	}
-	out := model.Batch{IDs: view(tensor.I32, 0, 1), Targets: view(tensor.I32, list, 1)}
+	out := model.Batch{IDs: view(tensor.I32, 0, count, 1), Targets: view(tensor.I32, list, count, 1)}
 	if f.Packed {
-		out.Cos, out.Sin = view(tensor.F32, 2*list, f.Pairs), view(tensor.F32, 2*list+table, f.Pairs)
+		out.Cos = view(tensor.F32, 2*list, f.Ropes*count, f.Pairs)
+		out.Sin = view(tensor.F32, 2*list+table, f.Ropes*count, f.Pairs)
 	}
 	return out
 }
@@ -89,7 +91,7 @@ func (b *Batches) Grow(block, tokens int) error {
 
 // GrowTables allocates the tables for that many tokens. Their content is lost.
 func (b *Batches) GrowTables(tokens int) error {
-	n := tokens * b.Pairs
+	n := tokens * b.Pairs * b.Ropes
 	for _, v := range []*View{&b.Cos, &b.Sin} {
 		if !v.IsZero() && v.Size() >= n {
 			continue

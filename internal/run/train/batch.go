@@ -154,7 +154,8 @@ type slot struct {
 }
 
 func newInputs(dev *Device, cfg *config.Config, tokens int) (*inputs, error) {
-	mem, err := state.NewBatches(dev, state.Format{Pairs: cfg.Model.HeadDim / 2, Packed: cfg.Data.PackDocuments},
+	mem, err := state.NewBatches(dev, state.Format{Pairs: cfg.Model.HeadDim / 2, Ropes: cfg.Model.Ropes(),
+		Packed: cfg.Data.PackDocuments},
 		tokens)
 	return &inputs{dev: dev, mem: mem, slots: [2]slot{{dev: dev, block: 0}, {dev: dev, block: 1}}}, err
 }
@@ -197,17 +198,16 @@ func (in *inputs) upload(s *slot, tokens int) {
 
 // tables returns cos and sin for count samples of n tokens with equal positions.
 func (in *inputs) tables(r *model.Rope, count, n int, positions []int) (cos, sin View, err error) {
-	tokens, pairs := count*n, in.mem.Pairs
-	shape := [4]int{count, n, 1, pairs}
+	tokens, pairs, ropes := count*n, in.mem.Pairs, in.mem.Ropes
+	shape, size := [4]int{ropes * count, n, 1, pairs}, ropes*count*n*pairs
 	if tokens > in.tabled || in.mem.Cos.IsZero() {
 		if err := in.mem.GrowTables(tokens); err != nil {
 			return cos, sin, err
 		}
 	}
-	cos, sin = state.Part(in.mem.Cos, 0, tokens*pairs).Reshape(shape), state.Part(in.mem.Sin, 0,
-		tokens*pairs).Reshape(shape)
-	if tokens > in.tabled {
-		host, err := in.dev.HostVector("rotary tables", tensor.F32, 2*tokens*pairs)
+	cos, sin = state.Part(in.mem.Cos, 0, size).Reshape(shape), state.Part(in.mem.Sin, 0, size).Reshape(shape)
+	if tokens > in.tabled || ropes > 1 && tokens != in.tabled { // the second table is after the tokens of the first
+		host, err := in.dev.HostVector("rotary tables", tensor.F32, 2*size)
 		if err != nil {
 			return cos, sin, err
 		}
