@@ -29,7 +29,7 @@ func (m *Model) layerForward(a *tensor.Arena, i int, b Batch, out View, kept act
 	for lo, hi := range m.tiles(s.x) {
 		t := s.tile(lo, hi)
 		m.mlpForward(l, &t)
-		m.ops.Linear(part(out, lo, hi), t.y, l[hf.Down].w, t.h)
+		m.linear(part(out, lo, hi), t.y, &l[hf.Down], t.h)
 	}
 	return nil
 }
@@ -46,9 +46,9 @@ func (m *Model) attend(a *tensor.Arena, i int, b Batch, s *activations, known bo
 		t := rows.tile(lo, hi)
 		q, k := t.raw()
 		m.ops.RMSNorm(t.n1, t.inv1, t.x, l[hf.InputNorm].w, eps)
-		m.ops.Linear(q, t.n1, l[hf.Query].w, View{})
-		m.ops.Linear(k, t.n1, l[hf.Key].w, View{})
-		m.ops.Linear(t.v, t.n1, l[hf.Value].w, View{})
+		m.linear(q, t.n1, &l[hf.Query], View{})
+		m.linear(k, t.n1, &l[hf.Key], View{})
+		m.linear(t.v, t.n1, &l[hf.Value], View{})
 	}
 	a.Release(mark)
 	q, k := s.raw()
@@ -79,8 +79,8 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 			m.mlpForward(l, &t)
 		}
 		m.mlpBackward(l, d, &t)
-		m.ops.LinearDW(l[hf.Output].g, d, t.out.O)
-		m.ops.LinearDX(part(do, lo, hi), d, l[hf.Output].w, false)
+		m.linearDW(&l[hf.Output], d, t.out.O)
+		m.linearDX(part(do, lo, hi), d, &l[hf.Output], false)
 	}
 	a.Release(mark)
 
@@ -111,13 +111,13 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 }
 
 func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {
-	m.ops.LinearDW(l[hf.Query].g, dq, s.n1)
-	m.ops.LinearDW(l[hf.Key].g, dk, s.n1)
-	m.ops.LinearDW(l[hf.Value].g, dv, s.n1)
+	m.linearDW(&l[hf.Query], dq, s.n1)
+	m.linearDW(&l[hf.Key], dk, s.n1)
+	m.linearDW(&l[hf.Value], dv, s.n1)
 	dn1 := s.n1 // no longer needed
-	m.ops.LinearDX(dn1, dq, l[hf.Query].w, false)
-	m.ops.LinearDX(dn1, dk, l[hf.Key].w, true)
-	m.ops.LinearDX(dn1, dv, l[hf.Value].w, true)
+	m.linearDX(dn1, dq, &l[hf.Query], false)
+	m.linearDX(dn1, dk, &l[hf.Key], true)
+	m.linearDX(dn1, dv, &l[hf.Value], true)
 	m.ops.RMSNormBackward(d, l[hf.InputNorm].g, dn1, s.x, s.inv1, l[hf.InputNorm].w, true)
 }
 
@@ -125,28 +125,28 @@ func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {
 //
 //	y = silu(Wgate n2) * Wup n2,  n2 = norm(h),  h = x + Wo o
 func (m *Model) mlpForward(l *layer, s *activations) {
-	m.ops.Linear(s.h, s.out.O, l[hf.Output].w, View{})
+	m.linear(s.h, s.out.O, &l[hf.Output], View{})
 	m.ops.AddRMSNorm(s.n2, s.inv2, s.h, s.h, s.x, l[hf.PostNorm].w, m.cfg.RMSNormEps)
-	m.ops.Linear(s.gate, s.n2, l[hf.Gate].w, View{})
-	m.ops.Linear(s.up, s.n2, l[hf.Up].w, View{})
+	m.linear(s.gate, s.n2, &l[hf.Gate], View{})
+	m.linear(s.up, s.n2, &l[hf.Up], View{})
 	m.ops.SwiGLU(s.y, s.gate, s.up)
 }
 
 // mlpBackward replaces d, the gradient of out, by the gradient of h. Since h = x + ..., that is the first part of the
 // gradient of x. Gradients reuse the memory of activations that are no longer needed.
 func (m *Model) mlpBackward(l *layer, d View, s *activations) {
-	m.ops.LinearDW(l[hf.Down].g, d, s.y)
+	m.linearDW(&l[hf.Down], d, s.y)
 	dy := s.y
-	m.ops.LinearDX(dy, d, l[hf.Down].w, false)
+	m.linearDX(dy, d, &l[hf.Down], false)
 
 	dgate, dup := s.gate, s.up
 	m.ops.SwiGLUBackward(dgate, dup, dy, s.gate, s.up)
 
-	m.ops.LinearDW(l[hf.Gate].g, dgate, s.n2)
-	m.ops.LinearDW(l[hf.Up].g, dup, s.n2)
+	m.linearDW(&l[hf.Gate], dgate, s.n2)
+	m.linearDW(&l[hf.Up], dup, s.n2)
 	dn2 := s.n2
-	m.ops.LinearDX(dn2, dgate, l[hf.Gate].w, false)
-	m.ops.LinearDX(dn2, dup, l[hf.Up].w, true)
+	m.linearDX(dn2, dgate, &l[hf.Gate], false)
+	m.linearDX(dn2, dup, &l[hf.Up], true)
 	m.ops.RMSNormBackward(d, l[hf.PostNorm].g, dn2, s.h, s.inv2, l[hf.PostNorm].w, true)
 }
 
@@ -241,7 +241,7 @@ func part(v View, lo, hi int) View { return rows(v).Slice(tensor.Seq, lo, hi) }
 func (m *Model) tiles(x View) iter.Seq2[int, int] {
 	return func(yield func(int, int) bool) {
 		for lo, n := 0, x.Rows(); lo < n; lo += m.opt.tile {
-			if !yield(lo, min(lo+m.opt.tile, n)) || m.dryRun {
+			if m.row = lo; !yield(lo, min(lo+m.opt.tile, n)) || m.dryRun {
 				return // the others of a plan are no larger
 			}
 		}

@@ -4,6 +4,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -74,6 +75,11 @@ type Batch struct {
 	Parts []Part
 	// Each makes Forward add the loss of row i to element i of the vector of sums, in place of Parts.
 	Each bool
+
+	// Tokens numbers the tokens of all ranks in a step, int32 [batch, seq, 1, 1], and Key seeds the random numbers of the
+	// step, for the dropout of adapters. The zero View drops nothing.
+	Tokens View
+	Key    uint64
 }
 
 // Part is the rows of a batch from the previous part's Hi to Hi. Their losses are added to element Sum of the vector of
@@ -94,6 +100,12 @@ type Model struct {
 
 	dryRun bool // Plan measures the memory of a pass without computing it
 
+	// These are of the pass in progress, for adapters.
+	arena  *tensor.Arena
+	key    uint64 // of Batch
+	tokens View   // of Batch, as one sequence; zero: nothing is dropped
+	row    int    // the first token of the tile
+
 	flat   *FlatLayout
 	embed  weight // [V, E]
 	layers []layer
@@ -101,8 +113,11 @@ type Model struct {
 	head   weight // [V, E]; embed if tied
 }
 
-// A weight is a parameter in a pass: its values, and the gradient to add to.
-type weight struct{ w, g View }
+// A weight is a parameter in a pass: its values, and the gradient to add to, which is zero for a frozen matrix.
+type weight struct {
+	w, g View
+	lora *adapter // of a matrix; nil: none
+}
 
 type layer [hf.Roles]weight
 
@@ -136,22 +151,37 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 	}
 	m.flat = params.Layout
 	m.layers = make([]layer, cfg.NumHiddenLayers)
-	for i, p := range m.flat.Params {
-		switch w := params.weight(i, p); p.Role {
-		case hf.Embedding:
-			m.embed = w
-		case hf.Norm:
-			m.norm = w
-		case hf.Head:
-			m.head = w
-		default:
-			m.layers[p.Layer][p.Role] = w
+	for ps := &params; ps != nil; ps = ps.Frozen {
+		for i, p := range ps.Layout.Params {
+			m.take(p, ps.weight(i, p))
 		}
 	}
 	if cfg.TieWordEmbeddings {
 		m.head = m.embed
 	}
 	return m
+}
+
+// take gives a parameter its place in the model.
+func (m *Model) take(p Param, w weight) {
+	to := map[hf.Role]*weight{hf.Embedding: &m.embed, hf.Norm: &m.norm, hf.Head: &m.head}[p.Role]
+	if to == nil {
+		to = &m.layers[p.Layer][p.Role]
+	}
+	matrix, isB, adapts := hf.Adapted(p.Name)
+	if !adapts {
+		to.w, to.g = w.w, w.g
+		return
+	}
+	if to.lora == nil {
+		l := m.cfg.Tuning.LoRA
+		to.lora = &adapter{name: nameHash(matrix), rate: l.Dropout, size: l.Scale()}
+	}
+	if isB {
+		to.lora.b = w
+	} else {
+		to.lora.a = w
+	}
 }
 
 // Forward adds the sum of -log p(target) over the batch's targets to loss, a float64 scalar; with Parts, to the
@@ -186,6 +216,7 @@ func (m *Model) Logits(a *tensor.Arena, b Batch, logits View) error {
 
 // output returns the last layer's output, [B, S, 1, E], of a pass without gradients.
 func (m *Model) output(a *tensor.Arena, b Batch) (View, error) {
+	m.begin(a, b, false)
 	x := [2]View{m.hidden(a, b), m.hidden(a, b)}
 	layers := make([]activations, len(m.layers)+1)
 	for i := range layers {
@@ -244,6 +275,7 @@ func (m *Model) headBucket() int {
 // of scale times that sum to the gradients of the parameters. It restores the arena.
 func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float64) error {
 	defer a.Release(a.Mark())
+	m.begin(a, b, true)
 	// The gradient d between layers is updated in place. It is below the layers in the arena, which are released one by
 	// one.
 	d, layers, visits := m.hidden(a, b), m.place(a, b), m.visits()
@@ -276,7 +308,9 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 			return err
 		}
 	}
-	m.ops.EmbedBackward(m.embed.g, d, b.IDs)
+	if !m.embed.g.IsZero() {
+		m.ops.EmbedBackward(m.embed.g, d, b.IDs)
+	}
 	return call(h.Done, Embedding)
 }
 
@@ -351,7 +385,7 @@ func (m *Model) hidden(a *tensor.Arena, b Batch) View {
 // FLOPs returns the model FLOPs of a forward and a backward pass over one sequence of documents with the given lengths.
 // It leaves out recomputed activations and the embedding lookup:
 //
-//	6 * weights of all matrix products, lm_head among them, for each token, and
+//	6 * weights of all matrix products, lm_head among them, for each token, of frozen ones 4, and
 //	12 * heads * headDim for each visible (query, key) pair of each layer: two products
 //	forward, four backward.
 //
@@ -361,7 +395,8 @@ func FLOPs(cfg *hf.Config, docs []int) float64 {
 	for _, n := range docs {
 		tokens += n
 	}
-	flops := 6 * float64(matmulWeights(cfg)) * float64(tokens)
+	trained, frozen := matmulWeights(cfg)
+	flops := (6*float64(trained) + 4*float64(frozen)) * float64(tokens)
 	for layer := range cfg.NumHiddenLayers {
 		pairs := VisiblePairs(docs, cfg.Window(layer))
 		flops += 12 * float64(cfg.NumAttentionHeads) * float64(cfg.HeadDim) * pairs
@@ -371,14 +406,20 @@ func FLOPs(cfg *hf.Config, docs []int) float64 {
 
 // matmulWeights returns the elements of the matrices in products with a token. A tied embedding counts as lm_head; a
 // separate one is only looked up.
-func matmulWeights(cfg *hf.Config) int64 {
-	n, flat := int64(0), NewLayout(cfg, 1)
-	for i, p := range flat.Params {
-		if len(p.Shape) == 2 && (flat.Of(i) != Embedding || cfg.TieWordEmbeddings) {
-			n += int64(p.Size())
+func matmulWeights(cfg *hf.Config) (trained, frozen int64) {
+	count := func(flat *FlatLayout) (n int64) {
+		for i, p := range flat.Params {
+			if len(p.Shape) == 2 && (flat.Of(i) != Embedding || cfg.TieWordEmbeddings) {
+				n += int64(p.Size())
+			}
 		}
+		return n
 	}
-	return n
+	flat := NewLayout(cfg, 1)
+	if trained = count(flat); flat.Frozen != nil {
+		frozen = count(flat.Frozen)
+	}
+	return trained, frozen
 }
 
 // VisiblePairs counts the (query, key) pairs of causal attention inside documents. A query sees itself and window keys
@@ -410,33 +451,46 @@ type Bucket struct{ Lo, Hi int64 }
 // Size returns the elements of the bucket.
 func (b Bucket) Size() int64 { return b.Hi - b.Lo }
 
-// FlatLayout maps every parameter to its place in the flat buffers.
+// FlatLayout maps every trained parameter to its place in the flat buffers.
 type FlatLayout struct {
 	Params  []Param
 	Buckets []Bucket
-	owner   []int // the bucket of each parameter
-	unit    int64 // divides the sizes of buckets
+	// Frozen maps the parameters that training does not change to buffers of their own. Its buckets have the same
+	// numbers; some of either are empty. nil: none.
+	Frozen *FlatLayout
+
+	owner []int // the bucket of each parameter
+	unit  int64 // divides the sizes of buckets
 }
 
 // NewLayout returns the layout for a number of ranks. Every bucket divides into that many equal parts, each a multiple
 // of Align.
 func NewLayout(cfg *hf.Config, ranks int) *FlatLayout {
-	l := &FlatLayout{unit: Align * int64(max(ranks, 1))}
-	std := cfg.InitializerRange
-	if std == 0 {
-		std = 0.02
+	l := newLayout(cfg, ranks, func(t hf.Tensor) bool { return !cfg.Frozen(t) })
+	if f := newLayout(cfg, ranks, cfg.Frozen); len(f.Params) > 0 {
+		l.Frozen = f
 	}
-	for _, t := range cfg.Tensors() {
-		for bucket := bucketOf(t, cfg.NumHiddenLayers); len(l.Buckets) < bucket; {
+	return l
+}
+
+// newLayout returns the layout of some parameters.
+func newLayout(cfg *hf.Config, ranks int, has func(hf.Tensor) bool) *FlatLayout {
+	l := &FlatLayout{unit: Align * int64(max(ranks, 1))}
+	of := func(t hf.Tensor) int { return bucketOf(t, cfg.NumHiddenLayers) }
+	all := slices.Concat(cfg.Tensors(), cfg.Adapters())
+	slices.SortStableFunc(all, func(a, b hf.Tensor) int { return cmp.Compare(of(a), of(b)) })
+	for _, t := range all {
+		if !has(t) {
+			continue
+		}
+		for len(l.Buckets) < of(t) {
 			l.close()
 		}
-		p := Param{Tensor: t}
-		if p.Decay = len(t.Shape) == 2; p.Decay {
-			p.Std = std
-		}
-		l.add(p)
+		l.add(newParam(t, cfg))
 	}
-	l.close()
+	for len(l.Buckets) < cfg.NumHiddenLayers+3 {
+		l.close()
+	}
 	return l
 }
 
@@ -464,7 +518,7 @@ func (l *FlatLayout) add(p Param) {
 // close ends a bucket.
 func (l *FlatLayout) close() {
 	b := Bucket{Lo: l.Size(), Hi: l.Size()}
-	if n := len(l.Params); l.owner[n-1] == len(l.Buckets) {
+	if n := len(l.Params); n > 0 && l.owner[n-1] == len(l.Buckets) {
 		last := l.Params[n-1]
 		b.Hi = b.Lo + roundUp(last.Offset+int64(last.Size())-b.Lo, l.unit)
 	}
@@ -477,6 +531,19 @@ func (l *FlatLayout) Size() int64 {
 		return 0
 	}
 	return l.Buckets[len(l.Buckets)-1].Hi
+}
+
+// FrozenSize returns the elements of a flat buffer of Frozen.
+func (l *FlatLayout) FrozenSize() int64 {
+	if l.Frozen == nil {
+		return 0
+	}
+	return l.Frozen.Size()
+}
+
+// Empty reports whether a bucket has no parameters, trained or frozen.
+func (l *FlatLayout) Empty(bucket int) bool {
+	return l.Buckets[bucket].Size() == 0 && (l.Frozen == nil || l.Frozen.Buckets[bucket].Size() == 0)
 }
 
 // Of returns the bucket of the i-th parameter.

@@ -2,6 +2,7 @@ package model
 
 import (
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -26,8 +27,8 @@ type Ops interface {
 
 // Products are the matrix products.
 type Products interface {
-	// Linear sets y [rows, out] to x [rows, in] times w transposed, plus add, of the shape of y. With the zero View as
-	// add it adds nothing.
+	// Linear sets y [rows, out] to x [rows, in] times w transposed, plus add, of the shape of y, which may be y. With the
+	// zero View as add it adds nothing.
 	Linear(y, x, w, add View)
 	// LinearDX sets dx [rows, in] to dy [rows, out] times w, or adds it.
 	LinearDX(dx, dy, w View, accumulate bool)
@@ -73,6 +74,9 @@ type Elementwise interface {
 	SwiGLU(y, gate, up View)
 	// SwiGLUBackward sets dgate and dup; they may be gate and up.
 	SwiGLUBackward(dgate, dup, dy, gate, up View)
+	// Dropout sets y to d of x; y may be x. tokens: int32 [batch, seq, 1, 1], the numbers of the rows for d.Random; the
+	// zero View if d.P is 0.
+	Dropout(y, x, tokens View, d kernels.Dropout)
 	// Add adds src to dst, of one shape: of the same type, or 16 bits to float32.
 	Add(dst, src View)
 	// Zero sets views of any type to 0.

@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/kernels/cpu/internal/simd"
 	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
@@ -159,6 +160,18 @@ func (c *Kernels) halfRopeBackward(dx, dw, dy, x, inv, w, cos, sin tensor.View) 
 			from = c.widened(2, b.of(x, heads, dim))
 		}
 		c.NormRopeBackward(out, dw, grad, from, b.of(inv, heads, 1), w, b.of(cos, 1, dim/2), b.of(sin, 1, dim/2))
+		c.Copy(to, out)
+	})
+}
+
+func (c *Kernels) halfDropout(y, x, tokens tensor.View, d kernels.Dropout) {
+	denseHalves("dropout", y, x)
+	checkDropout(y, x, tokens, d)
+	n := x.Cols()
+	halfRows(x.Rows(), n, func(b halfSpan) {
+		to := b.of(y, 1, n)
+		out := c.wide(0, to)
+		c.Dropout(out, c.widened(1, b.of(x, 1, n)), b.of(tokens, 1, 1), d)
 		c.Copy(to, out)
 	})
 }

@@ -241,6 +241,41 @@ func swiGLUBackward[T tensor.Float](c *Kernels, dgate, dup, dy, gate, up tensor.
 	})
 }
 
+// Dropout sets y to d of x, given the numbers of the rows. y may be x.
+func (c *Kernels) Dropout(y, x, tokens tensor.View, d kernels.Dropout) {
+	if isHalf(y.DType()) {
+		c.halfDropout(y, x, tokens, d)
+		return
+	}
+	dense("dropout", y.DType(), y, x)
+	checkDropout(y, x, tokens, d)
+	forType(y, dropout[float64], dropout[float32])(c, y, x, tokens, d)
+}
+
+func checkDropout(y, x, tokens tensor.View, d kernels.Dropout) {
+	shape.Must(shape.SameShape(y, x) && (d.P == 0 || tokens.Size() == x.Rows() && tokens.DType() == tensor.I32),
+		"dropout", y, x, tokens)
+}
+
+func dropout[T tensor.Float](c *Kernels, y, x, tokens tensor.View, d kernels.Dropout) {
+	ys, xs, n, kept, least := tensor.Data[T](y), tensor.Data[T](x), x.Cols(), T(d.Kept()), d.Threshold()
+	var numbers []int32
+	if d.P > 0 {
+		numbers = tensor.Data[int32](tokens)
+	}
+	c.queue("dropout", func() {
+		c.blocks(x.Rows(), rowBlock(n), func(_, lo, hi int) {
+			for i := lo * n; i < hi*n; i++ {
+				if least > 0 && d.Random(numbers[i/n], i%n) < least {
+					ys[i] = 0
+				} else {
+					ys[i] = xs[i] * kept
+				}
+			}
+		})
+	})
+}
+
 // Linear sets y [rows, out] to x [rows, in] times w [out, in] transposed, plus add unless that is the zero View.
 func (c *Kernels) Linear(y, x, w, add tensor.View) {
 	denseActivations("linear", y, x, w)

@@ -120,6 +120,11 @@ func (r Recorder) CrossEntropy(_, logits, _ View, _ float64, grad bool) {
 	r.pass(op, logits.DType(), n)
 }
 
+// Dropout records a pass over activations.
+func (r Recorder) Dropout(y, x, _ View, _ kernels.Dropout) {
+	r.pass("dropout", x.DType(), sizeOf(y, x))
+}
+
 // Add records a sum.
 func (r Recorder) Add(dst, src View) { r.pass("accumulate", dst.DType(), 2*sizeOf(dst)+sizeOf(src)) }
 
