@@ -11,15 +11,14 @@ type AdamStep struct {
 	Scale float64
 }
 
-// Dropout describes a product with Scale, after which each element is 0 with probability P, and the others are divided
-// by 1 - P.
+// Dropout sets each element to 0 with probability P, and multiplies the others by Kept.
 type Dropout struct {
-	Scale, P float64
-	Key      uint64 // of the random numbers
+	P   float64
+	Key uint64 // of the random numbers
 }
 
 // Kept returns the factor of the elements that stay.
-func (d Dropout) Kept() float64 { return d.Scale / (1 - d.P) }
+func (d Dropout) Kept() float64 { return 1 / (1 - d.P) }
 
 // Threshold returns the bound of the random numbers of dropped elements, which are less.
 func (d Dropout) Threshold() uint64 { return uint64(d.P * (1 << 32)) }
@@ -32,3 +31,12 @@ func (d Dropout) Random(token int32, column int) uint64 {
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return (x ^ x>>31) >> 32
 }
+
+// Activation is the function of the gate in an MLP, as config.json of Hugging Face names it.
+type Activation string
+
+// The activations.
+const (
+	SiLU Activation = "silu"              // x * sigmoid(x), arXiv:1702.03118
+	GELU Activation = "gelu_pytorch_tanh" // arXiv:1606.08415, with its approximation by tanh
+)

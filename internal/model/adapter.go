@@ -82,7 +82,7 @@ func (m *Model) linearDW(w *weight, dy, x View) {
 func (m *Model) reduced(l *adapter, x View) View {
 	u := m.arena.Alloc(m.dtype, 1, x.Rows(), 1, l.a.w.Rows())
 	m.ops.Linear(u, x, l.a.w, View{})
-	m.ops.Dropout(u, u, View{}, kernels.Dropout{Scale: l.size})
+	m.ops.Affine(u, u, l.size, 0)
 	return u
 }
 
@@ -90,7 +90,7 @@ func (m *Model) reduced(l *adapter, x View) View {
 func (m *Model) reducedBack(l *adapter, dy View) View {
 	du := m.arena.Alloc(m.dtype, 1, dy.Rows(), 1, l.a.w.Rows())
 	m.ops.LinearDX(du, dy, l.b.w, false)
-	m.ops.Dropout(du, du, View{}, kernels.Dropout{Scale: l.size})
+	m.ops.Affine(du, du, l.size, 0)
 	return du
 }
 
@@ -107,5 +107,5 @@ func (m *Model) dropped(l *adapter, x View) View {
 // drop sets y to x with the same dropped elements in each pass of a step.
 func (m *Model) drop(l *adapter, y, x View) {
 	tokens := m.tokens.Slice(tensor.Seq, m.row, m.row+x.Rows())
-	m.ops.Dropout(y, x, tokens, kernels.Dropout{Scale: 1, P: l.rate, Key: m.key ^ l.name})
+	m.ops.Dropout(y, x, tokens, kernels.Dropout{P: l.rate, Key: m.key ^ l.name})
 }

@@ -6,9 +6,12 @@ package model
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 
+	"github.com/cprun/cprun/internal/base/half"
 	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -68,13 +71,16 @@ const DefaultLossChunk = 1024
 type Batch struct {
 	IDs     View // int32 [batch, seq, 1, 1]
 	Targets View // int32 [batch, seq, 1, 1]; negative: no target
-	Cos     View // float32 [batch, seq, 1, headDim/2]; see Rope.Fill
+	Cos     View // float32 [ropes * batch, seq, 1, headDim/2], one rotary table after the other; see Rope.Fill
 	Sin     View // likewise
 
 	// Parts, if given, divide the rows of the batch. Forward then sums the losses of each part separately.
 	Parts []Part
 	// Each makes Forward add the loss of row i to element i of the vector of sums, in place of Parts.
 	Each bool
+	// Rows, if set, makes Forward queue a call with the logits of each chunk, [1, T, 1, V], and its first row, in place of
+	// losses. The logits are valid until Rows returns.
+	Rows func(lo int, logits View)
 
 	// Tokens numbers the tokens of all ranks in a step, int32 [batch, seq, 1, 1], and Key seeds the random numbers of the
 	// step, for the dropout of adapters. The zero View drops nothing.
@@ -97,6 +103,11 @@ type Model struct {
 	opt   Options
 	dtype tensor.DType // of activations
 	accum tensor.DType // of accumulated values: float32, or float64 for float64 activations
+
+	act     kernels.Activation
+	softcap float64   // of logits; 0: none
+	embedBy float64   // factor of the embedding, rounded to dtype; 0: none
+	shifts  []shifted // of trained and frozen vectors, if norms multiply by 1 + weight
 
 	dryRun bool // Plan measures the memory of a pass without computing it
 
@@ -159,15 +170,26 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 	if cfg.TieWordEmbeddings {
 		m.head = m.embed
 	}
+	m.choose(cfg, params)
 	return m
 }
 
-// take gives a parameter its place in the model.
-func (m *Model) take(p Param, w weight) {
-	to := map[hf.Role]*weight{hf.Embedding: &m.embed, hf.Norm: &m.norm, hf.Head: &m.head}[p.Role]
-	if to == nil {
-		to = &m.layers[p.Layer][p.Role]
+// at returns the place of a parameter, or of the matrix of an adapter.
+func (m *Model) at(p Param) *weight {
+	switch p.Role {
+	case hf.Embedding:
+		return &m.embed
+	case hf.Norm:
+		return &m.norm
+	case hf.Head:
+		return &m.head
 	}
+	return &m.layers[p.Layer][p.Role]
+}
+
+// take puts a parameter in its place.
+func (m *Model) take(p Param, w weight) {
+	to := m.at(p)
 	matrix, isB, adapts := hf.Adapted(p.Name)
 	if !adapts {
 		to.w, to.g = w.w, w.g
@@ -181,6 +203,54 @@ func (m *Model) take(p Param, w weight) {
 		to.lora.b = w
 	} else {
 		to.lora.a = w
+	}
+}
+
+// choose sets the family's choices.
+func (m *Model) choose(cfg *hf.Config, params Params) {
+	f := cfg.Family()
+	m.act, m.softcap = cmp.Or(f.Activation, kernels.SiLU), cfg.FinalLogitSoftcapping
+	if f.ScaledEmbedding {
+		m.embedBy = rounded(math.Sqrt(float64(cfg.HiddenSize)), m.dtype)
+	}
+	for ps := &params; ps != nil && f.ZeroCentred; ps = ps.Frozen {
+		if v := ps.vectors(); v.Size() > 0 {
+			m.shifts = append(m.shifts, shifted{flat: ps.Layout, from: v})
+		}
+	}
+}
+
+// rounded returns x rounded to a type of activations.
+func rounded(x float64, t tensor.DType) float64 {
+	switch t {
+	case tensor.BF16:
+		return float64(half.FromBF16(half.ToBF16(float32(x))))
+	case tensor.F16:
+		return float64(half.FromF16(half.ToF16(float32(x))))
+	case tensor.F32:
+		return float64(float32(x))
+	}
+	return x
+}
+
+// shifted has the vectors of a layout, and 1 + these in a pass.
+type shifted struct {
+	flat     *FlatLayout
+	from, to View
+}
+
+// shift allocates 1 + vectors and makes the norms read them.
+func (m *Model) shift(a *tensor.Arena) {
+	for k := range m.shifts {
+		s := &m.shifts[k]
+		s.to = a.Alloc(s.from.DType(), 1, 1, 1, s.from.Size())
+		vectors := s.flat.Vectors()
+		for i, p := range s.flat.Params {
+			if s.flat.Of(i) == vectors {
+				p.Offset -= s.flat.Buckets[vectors].Lo
+				m.at(p).w = p.View(s.to)
+			}
+		}
 	}
 }
 
@@ -216,6 +286,7 @@ func (m *Model) Logits(a *tensor.Arena, b Batch, logits View) error {
 
 // output returns the last layer's output, [B, S, 1, E], of a pass without gradients.
 func (m *Model) output(a *tensor.Arena, b Batch) (View, error) {
+	m.shift(a)
 	m.begin(a, b, false)
 	x := [2]View{m.hidden(a, b), m.hidden(a, b)}
 	layers := make([]activations, len(m.layers)+1)
@@ -232,8 +303,14 @@ func (m *Model) layersForward(a *tensor.Arena, b Batch, layers []activations, ne
 		return err
 	}
 	m.ops.Embed(layers[0].x, m.embed.w, b.IDs)
+	if m.embedBy > 0 {
+		m.ops.Affine(layers[0].x, layers[0].x, m.embedBy, 0)
+	}
 	if err := m.use(m.flat.Vectors(), Layer(0)); err != nil { // for all layers
 		return err
+	}
+	for _, s := range m.shifts {
+		m.ops.Affine(s.to, s.from, 1, 1)
 	}
 	for i := range m.layers {
 		above := Layer(i + 1)
@@ -275,6 +352,7 @@ func (m *Model) headBucket() int {
 // of scale times that sum to the gradients of the parameters. It restores the arena.
 func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float64) error {
 	defer a.Release(a.Mark())
+	m.shift(a)
 	m.begin(a, b, true)
 	// The gradient d between layers is updated in place. It is below the layers in the arena, which are released one by
 	// one.
@@ -308,9 +386,13 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 			return err
 		}
 	}
-	if !m.embed.g.IsZero() {
-		m.ops.EmbedBackward(m.embed.g, d, b.IDs)
+	if m.embed.g.IsZero() {
+		return call(h.Done, Embedding)
 	}
+	if m.embedBy > 0 {
+		m.ops.Affine(d, d, m.embedBy, 0)
+	}
+	m.ops.EmbedBackward(m.embed.g, d, b.IDs)
 	return call(h.Done, Embedding)
 }
 
@@ -442,127 +524,6 @@ func triangle(n int) float64 {
 	}
 	return float64(n) * float64((n+1)/2)
 }
-
-// Bucket is the elements [Lo, Hi) of the flat buffers: parameters used at the same time of a pass, and gathered and
-// reduced in one piece. Bucket 0 is the embedding, 1 to L are the matrices of the layers, L+1 is the head (empty if
-// tied), and L+2 is all vectors, the only parameters without weight decay.
-type Bucket struct{ Lo, Hi int64 }
-
-// Size returns the elements of the bucket.
-func (b Bucket) Size() int64 { return b.Hi - b.Lo }
-
-// FlatLayout maps every trained parameter to its place in the flat buffers.
-type FlatLayout struct {
-	Params  []Param
-	Buckets []Bucket
-	// Frozen maps the parameters that training does not change to buffers of their own. Its buckets have the same
-	// numbers; some of either are empty. nil: none.
-	Frozen *FlatLayout
-
-	owner []int // the bucket of each parameter
-	unit  int64 // divides the sizes of buckets
-}
-
-// NewLayout returns the layout for a number of ranks. Every bucket divides into that many equal parts, each a multiple
-// of Align.
-func NewLayout(cfg *hf.Config, ranks int) *FlatLayout {
-	l := newLayout(cfg, ranks, func(t hf.Tensor) bool { return !cfg.Frozen(t) })
-	if f := newLayout(cfg, ranks, cfg.Frozen); len(f.Params) > 0 {
-		l.Frozen = f
-	}
-	return l
-}
-
-// newLayout returns the layout of some parameters.
-func newLayout(cfg *hf.Config, ranks int, has func(hf.Tensor) bool) *FlatLayout {
-	l := &FlatLayout{unit: Align * int64(max(ranks, 1))}
-	of := func(t hf.Tensor) int { return bucketOf(t, cfg.NumHiddenLayers) }
-	all := slices.Concat(cfg.Tensors(), cfg.Adapters())
-	slices.SortStableFunc(all, func(a, b hf.Tensor) int { return cmp.Compare(of(a), of(b)) })
-	for _, t := range all {
-		if !has(t) {
-			continue
-		}
-		for len(l.Buckets) < of(t) {
-			l.close()
-		}
-		l.add(newParam(t, cfg))
-	}
-	for len(l.Buckets) < cfg.NumHiddenLayers+3 {
-		l.close()
-	}
-	return l
-}
-
-// bucketOf returns the bucket of a tensor.
-func bucketOf(t hf.Tensor, layers int) int {
-	switch {
-	case len(t.Shape) == 1:
-		return layers + 2
-	case t.Role == hf.Head:
-		return layers + 1
-	}
-	return t.Layer + 1 // 0 for the embedding
-}
-
-func (l *FlatLayout) add(p Param) {
-	p.Offset = l.Size()
-	if n := len(l.Params); n > 0 && l.owner[n-1] == len(l.Buckets) {
-		last := l.Params[n-1]
-		p.Offset = roundUp(last.Offset+int64(last.Size()), Align)
-	}
-	l.Params = append(l.Params, p)
-	l.owner = append(l.owner, len(l.Buckets))
-}
-
-// close ends a bucket.
-func (l *FlatLayout) close() {
-	b := Bucket{Lo: l.Size(), Hi: l.Size()}
-	if n := len(l.Params); n > 0 && l.owner[n-1] == len(l.Buckets) {
-		last := l.Params[n-1]
-		b.Hi = b.Lo + roundUp(last.Offset+int64(last.Size())-b.Lo, l.unit)
-	}
-	l.Buckets = append(l.Buckets, b)
-}
-
-// Size returns the elements of a flat buffer.
-func (l *FlatLayout) Size() int64 {
-	if len(l.Buckets) == 0 {
-		return 0
-	}
-	return l.Buckets[len(l.Buckets)-1].Hi
-}
-
-// FrozenSize returns the elements of a flat buffer of Frozen.
-func (l *FlatLayout) FrozenSize() int64 {
-	if l.Frozen == nil {
-		return 0
-	}
-	return l.Frozen.Size()
-}
-
-// Empty reports whether a bucket has no parameters, trained or frozen.
-func (l *FlatLayout) Empty(bucket int) bool {
-	return l.Buckets[bucket].Size() == 0 && (l.Frozen == nil || l.Frozen.Buckets[bucket].Size() == 0)
-}
-
-// Of returns the bucket of the i-th parameter.
-func (l *FlatLayout) Of(i int) int { return l.owner[i] }
-
-// Head returns the number of the head's bucket.
-func (l *FlatLayout) Head() int { return len(l.Buckets) - 2 }
-
-// Vectors returns the number of the bucket of all vectors.
-func (l *FlatLayout) Vectors() int { return len(l.Buckets) - 1 }
-
-// Embedding is the number of the embedding's bucket.
-const Embedding = 0
-
-// NoBucket follows the last bucket of a pass.
-const NoBucket = -1
-
-// Layer returns the number of a layer's bucket.
-func Layer(i int) int { return i + 1 }
 
 // Hooks report the progress of passes through the buckets, so that weights can arrive and gradients leave during a
 // pass. They queue work without waiting; nil ones are not called.

@@ -43,7 +43,7 @@ type Norms interface {
 	RMSNorm(y, inv, x, w View, eps float64)
 	// AddRMSNorm sets sum = a + b and y = RMSNorm(sum). sum may be a.
 	AddRMSNorm(y, inv, sum, a, b, w View, eps float64)
-	// RMSNormBackward sets dx to the gradient of x, or adds it, and adds the gradient of w to dw.
+	// RMSNormBackward sets dx to the gradient of x, or adds it, and adds the gradient of w to dw. dx may be x.
 	RMSNormBackward(dx, dw, dy, x, inv, w View, accumulate bool)
 
 	// NormRope sets y [batch, seq, heads, dim] to the rotation of RMSNorm(x), in Hugging Face's form: (x1*cos - x2*sin,
@@ -64,18 +64,22 @@ type Tokens interface {
 
 	// CrossEntropy adds to loss, a float64 scalar, the sum of -log softmax(logits)[target]
 	// over rows with target >= 0. With grad, logits becomes scale times the gradient of that
-	// sum; rows without target become 0. targets: int32 [batch, seq, 1, 1].
-	CrossEntropy(loss, logits, targets View, scale float64, grad bool)
+	// sum; rows without target become 0. targets: int32 [batch, seq, 1, 1]. If softcap is not 0,
+	// logits are results of SoftCap, and the gradient is that of its arguments.
+	CrossEntropy(loss, logits, targets View, scale, softcap float64, grad bool)
 }
 
 // Elementwise are the operations without rows.
 type Elementwise interface {
-	// SwiGLU sets y = silu(gate) * up.
-	SwiGLU(y, gate, up View)
-	// SwiGLUBackward sets dgate and dup; they may be gate and up.
-	SwiGLUBackward(dgate, dup, dy, gate, up View)
-	// Dropout sets y to d of x; y may be x. tokens: int32 [batch, seq, 1, 1], the numbers of the rows for d.Random; the
-	// zero View if d.P is 0.
+	// GLU sets y = act(gate) * up.
+	GLU(y, gate, up View, act kernels.Activation)
+	// GLUBackward sets dgate and dup; they may be gate and up.
+	GLUBackward(dgate, dup, dy, gate, up View, act kernels.Activation)
+	// Affine sets y = x * scale + shift, of one type. y may be x.
+	Affine(y, x View, scale, shift float64)
+	// SoftCap replaces x by limit * tanh(x / limit).
+	SoftCap(x View, limit float64)
+	// Dropout sets y to d of x; y may be x. tokens: int32 [batch, seq, 1, 1], the numbers of the rows for d.Random.
 	Dropout(y, x, tokens View, d kernels.Dropout)
 	// Add adds src to dst, of one shape: of the same type, or 16 bits to float32.
 	Add(dst, src View)

@@ -16,8 +16,8 @@ type Param struct {
 	Offset int64 // in the flat buffer, in elements; a multiple of Align
 	Decay  bool  // weight decay applies: to matrices and embeddings
 
-	// Std is the standard deviation of the first values; 0 for a norm, which starts as 1.
-	Std float64
+	// Std is the standard deviation of the first values, and Mean their mean: 1 for a norm, or 0 if it adds 1.
+	Std, Mean float64
 	// Bound limits the uniform first values of A of an adapter. B starts as 0. Both have no Std.
 	Bound float64
 }
@@ -29,8 +29,11 @@ func newParam(t hf.Tensor, cfg *hf.Config) Param {
 	switch {
 	case adapts && !isB:
 		p.Bound = 1 / math.Sqrt(float64(t.Shape[1])) // Kaiming's, as PEFT's
-	case !adapts && p.Decay:
+	case adapts:
+	case p.Decay:
 		p.Std = cmp.Or(cfg.InitializerRange, 0.02)
+	case !cfg.Family().ZeroCentred:
+		p.Mean = 1
 	}
 	return p
 }
@@ -94,17 +97,13 @@ func (p Param) View(flat View) View {
 // InitBlock is the number of elements initialised by one generator.
 const InitBlock = 1 << 16
 
-// Init writes a parameter's first values from element lo to dst: normal(0, Std) for a matrix, 1 for a norm. lo must be
-// a multiple of InitBlock. Values depend on seed, name and place alone, so the model is the same for any number of
-// ranks, sharding or goroutines.
+// Init writes a parameter's first values from element lo to dst: normal(0, Std) for a matrix, Mean for a vector, and of
+// adapters uniform for A, 0 for B. lo must be a multiple of InitBlock. Values depend on seed, name and place alone, so
+// the model is the same for any number of ranks, sharding or goroutines.
 func (p Param) Init(dst []float32, lo, seed int64) {
-	if _, isB, adapts := hf.Adapted(p.Name); isB && adapts {
-		clear(dst)
-		return
-	}
 	if p.Std == 0 && p.Bound == 0 {
 		for i := range dst {
-			dst[i] = 1
+			dst[i] = float32(p.Mean)
 		}
 		return
 	}
@@ -150,6 +149,15 @@ type Params struct {
 	Grads View
 	// BucketGrads replaces Grads by a view for each bucket. Views may share memory if Hooks separate them in time.
 	BucketGrads []View
+}
+
+// vectors returns the bucket of all vectors, of Weights.
+func (p *Params) vectors() View {
+	if !p.Vectors.IsZero() {
+		return p.Vectors
+	}
+	b := p.Layout.Buckets[p.Layout.Vectors()]
+	return p.Weights.Reshape([4]int{1, 1, 1, p.Weights.Size()}).Slice(tensor.Dim, int(b.Lo), int(b.Hi))
 }
 
 // weight returns the i-th parameter of the layout: matrices from Compute, vectors from Weights or Vectors.

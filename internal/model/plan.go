@@ -80,7 +80,7 @@ func phantomModel(cfg *hf.Config, ops Ops, att Attention, opt Options, dtype ten
 // phantomBatch returns a batch without memory, and a sum of losses.
 func phantomBatch(cfg *hf.Config, batch, tokens int) (b Batch, loss View) {
 	ids := phantom(tensor.I32, batch, tokens, 1, 1)
-	table := phantom(tensor.F32, batch, tokens, 1, cfg.HeadDim/2)
+	table := phantom(tensor.F32, cfg.Ropes()*batch, tokens, 1, cfg.HeadDim/2)
 	return Batch{IDs: ids, Targets: ids, Tokens: ids, Cos: table, Sin: table}, phantom(tensor.F64, 1, 1, 1, 1)
 }
 
@@ -88,23 +88,25 @@ func phantom(dtype tensor.DType, shape ...int) View { return tensor.NewMeter().A
 
 type nopOps struct{}
 
-func (nopOps) Linear(_, _, _, _ View)                        {}
-func (nopOps) LinearDX(_, _, _ View, _ bool)                 {}
-func (nopOps) LinearDW(_, _, _ View)                         {}
-func (nopOps) RMSNorm(_, _, _, _ View, _ float64)            {}
-func (nopOps) AddRMSNorm(_, _, _, _, _, _ View, _ float64)   {}
-func (nopOps) RMSNormBackward(_, _, _, _, _, _ View, _ bool) {}
-func (nopOps) NormRope(_, _, _, _, _, _ View, _ float64)     {}
-func (nopOps) NormRopeBackward(_, _, _, _, _, _, _, _ View)  {}
-func (nopOps) SwiGLU(_, _, _ View)                           {}
-func (nopOps) SwiGLUBackward(_, _, _, _, _ View)             {}
-func (nopOps) Embed(_, _, _ View)                            {}
-func (nopOps) EmbedBackward(_, _, _ View)                    {}
-func (nopOps) CrossEntropy(_, _, _ View, _ float64, _ bool)  {}
-func (nopOps) Add(_, _ View)                                 {}
-func (nopOps) Zero(_ ...View)                                {}
-func (nopOps) Copy(_, _ View)                                {}
-func (nopOps) Dropout(_, _, _ View, _ kernels.Dropout)       {}
+func (nopOps) Linear(_, _, _, _ View)                               {}
+func (nopOps) LinearDX(_, _, _ View, _ bool)                        {}
+func (nopOps) LinearDW(_, _, _ View)                                {}
+func (nopOps) RMSNorm(_, _, _, _ View, _ float64)                   {}
+func (nopOps) AddRMSNorm(_, _, _, _, _, _ View, _ float64)          {}
+func (nopOps) RMSNormBackward(_, _, _, _, _, _ View, _ bool)        {}
+func (nopOps) NormRope(_, _, _, _, _, _ View, _ float64)            {}
+func (nopOps) NormRopeBackward(_, _, _, _, _, _, _, _ View)         {}
+func (nopOps) GLU(_, _, _ View, _ kernels.Activation)               {}
+func (nopOps) GLUBackward(_, _, _, _, _ View, _ kernels.Activation) {}
+func (nopOps) Affine(_, _ View, _, _ float64)                       {}
+func (nopOps) SoftCap(_ View, _ float64)                            {}
+func (nopOps) Embed(_, _, _ View)                                   {}
+func (nopOps) EmbedBackward(_, _, _ View)                           {}
+func (nopOps) CrossEntropy(_, _, _ View, _, _ float64, _ bool)      {}
+func (nopOps) Add(_, _ View)                                        {}
+func (nopOps) Zero(_ ...View)                                       {}
+func (nopOps) Copy(_, _ View)                                       {}
+func (nopOps) Dropout(_, _, _ View, _ kernels.Dropout)              {}
 
 type nopAttention struct{}
 

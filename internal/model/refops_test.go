@@ -194,23 +194,50 @@ func rotated(y, x, cos, sin View, inverse bool) {
 	put(y, X)
 }
 
-func (refOps) SwiGLU(y, gate, up View) {
+// activated returns act(x) and its derivative.
+func activated(x float64, act kernels.Activation) (y, dy float64) {
+	if act == kernels.GELU {
+		k := math.Sqrt(2 / math.Pi)
+		th := math.Tanh(k * (x + 0.044715*x*x*x))
+		return 0.5 * x * (1 + th), 0.5*(1+th) + 0.5*x*(1-th*th)*k*(1+3*0.044715*x*x)
+	}
+	sig := 1 / (1 + math.Exp(-x))
+	return x * sig, sig * (1 + x*(1-sig))
+}
+
+func (refOps) GLU(y, gate, up View, act kernels.Activation) {
 	G, U := get(gate), get(up)
 	for i, g := range G {
-		U[i] *= g / (1 + math.Exp(-g))
+		a, _ := activated(g, act)
+		U[i] *= a
 	}
 	put(y, U)
 }
 
-func (refOps) SwiGLUBackward(dgate, dup, dy, gate, up View) {
+func (refOps) GLUBackward(dgate, dup, dy, gate, up View, act kernels.Activation) {
 	G, U, DY := get(gate), get(up), get(dy)
 	for i, g := range G {
-		sig := 1 / (1 + math.Exp(-g))
-		G[i] = DY[i] * U[i] * sig * (1 + g*(1-sig))
-		U[i] = DY[i] * g * sig
+		a, da := activated(g, act)
+		G[i], U[i] = DY[i]*U[i]*da, DY[i]*a
 	}
 	put(dgate, G)
 	put(dup, U)
+}
+
+func (refOps) Affine(y, x View, scale, shift float64) {
+	X := get(x)
+	for i := range X {
+		X[i] = X[i]*scale + shift
+	}
+	put(y, X)
+}
+
+func (refOps) SoftCap(x View, limit float64) {
+	X := get(x)
+	for i := range X {
+		X[i] = limit * math.Tanh(X[i]/limit)
+	}
+	put(x, X)
 }
 
 func (refOps) Embed(y, table, ids View) {
@@ -233,9 +260,9 @@ func (refOps) EmbedBackward(dtable, dy, ids View) {
 	put(dtable, DT)
 }
 
-func (refOps) CrossEntropy(loss, logits, targets View, scale float64, grad bool) {
+func (refOps) CrossEntropy(loss, logits, targets View, scale, softcap float64, grad bool) {
 	V := logits.Cols()
-	L, total := get(logits), get(loss)
+	L, capped, total := get(logits), get(logits), get(loss)
 	for t, target := range ints(targets) {
 		row := L[t*V : t*V+V]
 		top, sum := math.Inf(-1), 0.0
@@ -257,6 +284,11 @@ func (refOps) CrossEntropy(loss, logits, targets View, scale float64, grad bool)
 		}
 		if target >= 0 {
 			row[target] -= scale
+		}
+		for i := range row {
+			if softcap > 0 {
+				row[i] *= 1 - math.Pow(capped[t*V+i]/softcap, 2)
+			}
 		}
 	}
 	put(loss, total)
@@ -284,7 +316,7 @@ func (refOps) Copy(dst, src View) { put(dst, get(src)) }
 func (refOps) Dropout(y, x, tokens View, d kernels.Dropout) {
 	xs := get(x)
 	for i := range xs {
-		if xs[i] *= d.Kept(); d.P > 0 && d.Random(ints(tokens)[i/x.Cols()], i%x.Cols()) < d.Threshold() {
+		if xs[i] *= d.Kept(); d.Random(ints(tokens)[i/x.Cols()], i%x.Cols()) < d.Threshold() {
 			xs[i] = 0
 		}
 	}

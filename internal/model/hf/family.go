@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/cprun/cprun/kernels"
 )
 
 // Family describes one kind of model: its config.json, the names of its weights and the blocks of its layers. To add a
@@ -18,8 +20,19 @@ type Family struct {
 	Layer    string // prefix of a layer's tensors; %d is its number, from 0
 	Defaults Defaults
 	Windows  Windows
+	// Biased: the biases of attention in Tensors always exist; else they follow attention_bias.
+	Biased bool
 	// Ropes lists the supported kinds of rope scaling; nil: all.
 	Ropes []string
+	// Activation is that of the MLP; "": SiLU. ActivationKey is its key in config.json; "": hidden_act.
+	Activation    kernels.Activation
+	ActivationKey string
+	// ZeroCentred norms multiply by 1 + weight.
+	ZeroCentred bool
+	// ScaledEmbedding is multiplied by the root of hidden_size, rounded to the type of activations.
+	ScaledEmbedding bool
+	// Keys lists supported keys of config.json that not all families have.
+	Keys []string
 	// Export holds keys of config.json for an export, added to the common ones.
 	Export map[string]any
 }
@@ -35,17 +48,32 @@ const (
 
 	InputNorm // [hidden]: before attention
 	PostNorm  // [hidden]: before the MLP
-	Query     // [heads * head dim, hidden]
-	Key       // [key and value heads * head dim, hidden]
-	Value     // like Key
-	Output    // [hidden, heads * head dim]
-	QueryNorm // [head dim]: of RMSNorms over each head, before rotation; not in all families
-	KeyNorm   // like QueryNorm
-	Gate      // [intermediate, hidden]
-	Up        // [intermediate, hidden]
-	Down      // [hidden, intermediate]
-	Roles     = int(Down) + 1
+	// AttentionNorm and MLPNorm are of the results of attention and of the MLP, before the sums; not in all families.
+	AttentionNorm // [hidden]
+	MLPNorm       // [hidden]
+	QueryNorm     // [head dim]: of RMSNorms over each head, before rotation; not in all families
+	KeyNorm       // like QueryNorm
+
+	Query  // [heads * head dim, hidden]
+	Key    // [key and value heads * head dim, hidden]
+	Value  // like Key
+	Output // [hidden, heads * head dim]
+	Gate   // [intermediate, hidden]
+	Up     // [intermediate, hidden]
+	Down   // [hidden, intermediate]
+
+	QueryBias // [out]: added to the projection; not in all families
+	KeyBias
+	ValueBias
+	OutputBias
+	GateBias
+	UpBias
+	DownBias
+	Roles = int(DownBias) + 1
 )
+
+// Bias returns the role of a projection's bias.
+func (r Role) Bias() Role { return r - Query + QueryBias }
 
 // Names are a family's tensor names in files, by Role; "" if the family lacks the tensor.
 type Names [Roles]string
@@ -65,7 +93,7 @@ func (c *Config) Tensors() []Tensor {
 	add := func(layer int, roles ...Role) {
 		for _, r := range roles {
 			name := f.Tensors[r]
-			if name == "" {
+			if name == "" || !c.has(r) {
 				continue
 			}
 			if layer >= 0 {
@@ -82,10 +110,22 @@ func (c *Config) Tensors() []Tensor {
 		add(-1, Head)
 	}
 	for layer := range c.NumHiddenLayers {
-		add(layer, InputNorm, QueryNorm, KeyNorm, PostNorm)
+		add(layer, InputNorm, QueryNorm, KeyNorm, AttentionNorm, PostNorm, MLPNorm)
+		add(layer, QueryBias, KeyBias, ValueBias, OutputBias, GateBias, UpBias, DownBias)
 	}
 	add(-1, Norm)
 	return list
+}
+
+// has reports whether the model has a tensor of its family.
+func (c *Config) has(r Role) bool {
+	switch r {
+	case QueryBias, KeyBias, ValueBias, OutputBias:
+		return c.AttentionBias || c.Family().Biased
+	case GateBias, UpBias, DownBias:
+		return c.MLPBias
+	}
+	return true
 }
 
 func (c *Config) shape(r Role) []int {
@@ -105,6 +145,12 @@ func (c *Config) shape(r Role) []int {
 		return []int{c.HiddenSize, c.IntermediateSize}
 	case QueryNorm, KeyNorm:
 		return []int{c.HeadDim}
+	case QueryBias:
+		return []int{q}
+	case KeyBias, ValueBias:
+		return []int{kv}
+	case GateBias, UpBias:
+		return []int{c.IntermediateSize}
 	}
 	return []int{c.HiddenSize}
 }
@@ -128,13 +174,17 @@ type Windows struct {
 	Foreign bool
 }
 
+// optional has the roles that a family may lack.
+var optional = map[Role]bool{QueryNorm: true, KeyNorm: true, AttentionNorm: true, MLPNorm: true,
+	QueryBias: true, KeyBias: true, ValueBias: true, OutputBias: true, GateBias: true, UpBias: true, DownBias: true}
+
 var families = map[string]*Family{}
 
 // Register adds a family at program start. It panics for a second family of that name, or if a name is missing.
 func Register(f Family) {
 	missing := f.Name == "" || f.Class == "" || f.Layer == ""
 	for role, name := range f.Tensors {
-		missing = missing || name == "" && Role(role) != QueryNorm && Role(role) != KeyNorm
+		missing = missing || name == "" && !optional[Role(role)]
 	}
 	if missing {
 		panic(fmt.Sprintf("hf: family %q lacks a name", f.Name))
@@ -170,6 +220,9 @@ func (c *Config) Family() *Family {
 
 // HasHeadNorms reports whether query and key heads have a norm.
 func (f *Family) HasHeadNorms() bool { return f.Tensors[QueryNorm] != "" }
+
+// HasBranchNorms reports whether the results of attention and of the MLP have a norm before they are added.
+func (f *Family) HasBranchNorms() bool { return f.Tensors[AttentionNorm] != "" }
 
 // ropes lists the supported kinds of rope scaling, in the order of errors.
 var ropes = []string{"linear", "llama3", "yarn"}

@@ -59,7 +59,7 @@ type recorder struct {
 	logits *[][]float32
 }
 
-func (r recorder) CrossEntropy(loss, logits, targets View, scale float64, grad bool) {
+func (r recorder) CrossEntropy(loss, logits, targets View, scale, softcap float64, grad bool) {
 	r.Stream().Do("record", func() error {
 		data, n := tensor.Data[float32](logits), logits.Cols()
 		for lo := 0; lo < len(data); lo += n {

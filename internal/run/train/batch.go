@@ -26,6 +26,8 @@ type feed struct {
 	rank   int
 	inputs *inputs
 	next   laid // made in advance by prepare
+
+	seen func(b *microBatch, spans []partition.Span, ids []int32) // called with each batch, unless nil
 }
 
 // A laid is a sample with its layout over the ranks.
@@ -122,6 +124,9 @@ func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) 
 	b.positions, b.targets = positions, targets
 	if !h.Tokens.IsZero() {
 		number(tensor.Data[int32](h.Tokens), samples, spans, f.seqLen)
+	}
+	if f.seen != nil {
+		f.seen(b, spans, ids)
 	}
 	if f.packed {
 		f.rope.Fill(h.Cos, h.Sin, positions)
