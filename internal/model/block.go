@@ -136,17 +136,17 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 
 // project sets y to the projection of x of a role, with its bias, plus add unless that is the zero View.
 func (m *Model) project(l *layer, r hf.Role, y, x, add View) {
-	m.ops.Linear(y, x, l[r].w, add)
+	m.linear(y, x, &l[r], add)
 }
 
 // projectDX sets dx to the gradient of a projection's input, or adds it.
 func (m *Model) projectDX(l *layer, r hf.Role, dx, dy View, accumulate bool) {
-	m.ops.LinearDX(dx, dy, l[r].w, accumulate)
+	m.linearDX(dx, dy, &l[r], accumulate)
 }
 
 // projectDW adds to the gradients of a projection's weight and bias.
 func (m *Model) projectDW(l *layer, r hf.Role, dy, x View) {
-	m.ops.LinearDW(l[r].g, dy, x)
+	m.linearDW(&l[r], dy, x)
 }
 
 func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {
@@ -305,7 +305,7 @@ func part(v View, lo, hi int) View { return rows(v).Slice(tensor.Seq, lo, hi) }
 func (m *Model) tiles(x View) iter.Seq2[int, int] {
 	return func(yield func(int, int) bool) {
 		for lo, n := 0, x.Rows(); lo < n; lo += m.opt.tile {
-			if !yield(lo, min(lo+m.opt.tile, n)) || m.dryRun {
+			if m.row = lo; !yield(lo, min(lo+m.opt.tile, n)) || m.dryRun {
 				return // the others of a plan are no larger
 			}
 		}

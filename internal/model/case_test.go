@@ -134,7 +134,10 @@ func tinyCaseOf(cfg *hf.Config, dtype tensor.DType) *testCase {
 
 // randomWeights returns weights that are large enough to make attention far from uniform.
 func randomWeights(cfg *hf.Config, dtype tensor.DType, r *rand.Rand) View {
-	params := Layout(cfg)
+	return randomFlat(Layout(cfg), dtype, r)
+}
+
+func randomFlat(params []Param, dtype tensor.DType, r *rand.Rand) View {
 	flat := tensor.New(dtype, int(FlatSize(params)))
 	for _, p := range params {
 		xs := make([]float64, p.Size())

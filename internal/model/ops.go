@@ -28,8 +28,8 @@ type Ops interface {
 
 // Products are the matrix products.
 type Products interface {
-	// Linear sets y [rows, out] to x [rows, in] times w transposed, plus add, of the shape of y. With the zero View as
-	// add it adds nothing.
+	// Linear sets y [rows, out] to x [rows, in] times w transposed, plus add, of the shape of y, which may be y. With the
+	// zero View as add it adds nothing.
 	Linear(y, x, w, add View)
 	// LinearDX sets dx [rows, in] to dy [rows, out] times w, or adds it.
 	LinearDX(dx, dy, w View, accumulate bool)
@@ -80,6 +80,8 @@ type Elementwise interface {
 	Affine(y, x View, scale, shift float64)
 	// SoftCap replaces x by limit * tanh(x / limit).
 	SoftCap(x View, limit float64)
+	// Dropout sets y to d of x; y may be x. tokens: int32 [batch, seq, 1, 1], the numbers of the rows for d.Random.
+	Dropout(y, x, tokens View, d kernels.Dropout)
 	// Add adds src to dst, of one shape: of the same type, or 16 bits to float32.
 	Add(dst, src View)
 	// Zero sets views of any type to 0.

@@ -314,6 +314,16 @@ func (refOps) Zero(vs ...View) {
 
 func (refOps) Copy(dst, src View) { put(dst, get(src)) }
 
+func (refOps) Dropout(y, x, tokens View, d kernels.Dropout) {
+	xs := get(x)
+	for i := range xs {
+		if xs[i] *= d.Kept(); d.Random(ints(tokens)[i/x.Cols()], i%x.Cols()) < d.Threshold() {
+			xs[i] = 0
+		}
+	}
+	put(y, xs)
+}
+
 // refAttention computes causal attention of whole sequences on one device, inside documents: row t sees rows j <= t of
 // its own document within window(layer).
 type refAttention struct {

@@ -164,6 +164,18 @@ func (c *Kernels) halfRopeBackward(dx, dw, dy, x, inv, w, cos, sin tensor.View) 
 	})
 }
 
+func (c *Kernels) halfDropout(y, x, tokens tensor.View, d kernels.Dropout) {
+	denseHalves("dropout", y, x)
+	checkDropout(y, x, tokens)
+	n := x.Cols()
+	halfRows(x.Rows(), n, func(b halfSpan) {
+		to := b.of(y, 1, n)
+		out := c.wide(0, to)
+		c.Dropout(out, c.widened(1, b.of(x, 1, n)), b.of(tokens, 1, 1), d)
+		c.Copy(to, out)
+	})
+}
+
 func (c *Kernels) halfGLU(y, gate, up tensor.View, act kernels.Activation) {
 	denseHalves("glu", y, gate, up)
 	shape.Must(shape.SameShape(y, gate, up), "glu", y, gate, up)

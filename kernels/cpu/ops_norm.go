@@ -248,6 +248,38 @@ func gluBackward[T tensor.Float](c *Kernels, dgate, dup, dy, gate, up tensor.Vie
 	})
 }
 
+// Dropout sets y to d of x, given the numbers of the rows. y may be x.
+func (c *Kernels) Dropout(y, x, tokens tensor.View, d kernels.Dropout) {
+	if isHalf(y.DType()) {
+		c.halfDropout(y, x, tokens, d)
+		return
+	}
+	dense("dropout", y.DType(), y, x)
+	checkDropout(y, x, tokens)
+	forType(y, dropout[float64], dropout[float32])(c, y, x, tokens, d)
+}
+
+func checkDropout(y, x, tokens tensor.View) {
+	shape.Must(shape.SameShape(y, x) && tokens.Size() == x.Rows() && tokens.DType() == tensor.I32 && tokens.IsDense(),
+		"dropout", y, x, tokens)
+}
+
+func dropout[T tensor.Float](c *Kernels, y, x, tokens tensor.View, d kernels.Dropout) {
+	ys, xs, n, kept, least := tensor.Data[T](y), tensor.Data[T](x), x.Cols(), T(d.Kept()), d.Threshold()
+	numbers := tensor.Data[int32](tokens)
+	c.queue("dropout", func() {
+		c.blocks(x.Rows(), rowBlock(n), func(_, lo, hi int) {
+			for i := lo * n; i < hi*n; i++ {
+				if d.Random(numbers[i/n], i%n) < least {
+					ys[i] = 0
+				} else {
+					ys[i] = xs[i] * kept
+				}
+			}
+		})
+	})
+}
+
 // Linear sets y [rows, out] to x [rows, in] times w [out, in] transposed, plus add unless that is the zero View.
 func (c *Kernels) Linear(y, x, w, add tensor.View) {
 	denseActivations("linear", y, x, w)

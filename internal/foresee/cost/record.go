@@ -128,6 +128,11 @@ func (r Recorder) Affine(y, x View, _, _ float64) { r.pass("copy", y.DType(), si
 // SoftCap records a limit.
 func (r Recorder) SoftCap(x View, _ float64) { r.pass("copy", x.DType(), 2*sizeOf(x)) }
 
+// Dropout records a pass over activations.
+func (r Recorder) Dropout(y, x, _ View, _ kernels.Dropout) {
+	r.pass("dropout", x.DType(), sizeOf(y, x))
+}
+
 // Add records a sum.
 func (r Recorder) Add(dst, src View) { r.pass("accumulate", dst.DType(), 2*sizeOf(dst)+sizeOf(src)) }
 

@@ -58,6 +58,9 @@ type Config struct {
 	// export repeats them.
 	TokenIDs map[string]json.RawMessage
 
+	// Tuning selects the parameters to train; not in config.json.
+	Tuning Tuning
+
 	// DType is the element type of the weights in config.json, such as "bfloat16"; "" if absent. Training ignores it;
 	// an export uses it.
 	DType string

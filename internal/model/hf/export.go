@@ -43,21 +43,8 @@ type Model struct {
 // Export writes a model directory that transformers loads: config.json, the companions, and model.safetensors, or
 // shards of at most limit bytes with their index. The directory appears complete or not at all. Export refuses a
 // directory with files in it.
-func Export(path string, m Model, limit int64) (err error) {
-	if empty, err := files.Empty(path); err != nil {
-		return fmt.Errorf("export directory: %w", err)
-	} else if !empty {
-		return fmt.Errorf("export directory %s: has files in it; name another or empty it", terminal.Name(path))
-	}
-	if path, err = filepath.Abs(path); err != nil {
-		return fmt.Errorf("export directory: %w", err)
-	}
-	parent, err := files.Make(filepath.Dir(path))
-	if err != nil {
-		return fmt.Errorf("export directory: %w", err)
-	}
-	defer parent.Close()
-	err = files.WriteDir(parent, filepath.Base(path), func(dir *os.Root) error {
+func Export(path string, m Model, limit int64) error {
+	return writeExport(path, func(dir *os.Root) error {
 		if err := WriteConfig(dir, m.Config, m.DType); err != nil {
 			return err
 		}
@@ -71,6 +58,25 @@ func Export(path string, m Model, limit int64) (err error) {
 		}
 		return m.write(dir, limit)
 	})
+}
+
+// writeExport creates a directory that write fills.
+func writeExport(path string, write func(dir *os.Root) error) error {
+	if empty, err := files.Empty(path); err != nil {
+		return fmt.Errorf("export directory: %w", err)
+	} else if !empty {
+		return fmt.Errorf("export directory %s: has files in it; name another or empty it", terminal.Name(path))
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return fmt.Errorf("export directory: %w", err)
+	}
+	parent, err := files.Make(filepath.Dir(path))
+	if err != nil {
+		return fmt.Errorf("export directory: %w", err)
+	}
+	defer parent.Close()
+	err = files.WriteDir(parent, filepath.Base(path), write)
 	if err != nil {
 		return fmt.Errorf("export directory %s: %w", terminal.Name(path), err)
 	}

@@ -122,6 +122,9 @@ func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) 
 		}
 	}
 	b.positions, b.targets = positions, targets
+	if !h.Tokens.IsZero() {
+		number(tensor.Data[int32](h.Tokens), samples, spans, f.seqLen)
+	}
 	if f.seen != nil {
 		f.seen(b, spans, ids)
 	}
@@ -134,6 +137,20 @@ func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) 
 		b.Cos, b.Sin, err = f.inputs.tables(f.rope, count, n, positions)
 	}
 	return b, err
+}
+
+// number sets the numbers of tokens, which do not depend on the ranks. They may wrap, since they only choose random
+// numbers.
+func number(dst []int32, samples []int64, spans []partition.Span, seqLen int) {
+	i := 0
+	for _, sample := range samples {
+		for _, s := range spans {
+			for k := range s.Len {
+				dst[i] = int32(sample*int64(seqLen) + int64(s.Start+k*s.Stride))
+				i++
+			}
+		}
+	}
 }
 
 // inputs is a double buffer for batches: while the device computes one, the host reads and uploads the next.
@@ -154,9 +171,7 @@ type slot struct {
 }
 
 func newInputs(dev *Device, cfg *config.Config, tokens int) (*inputs, error) {
-	mem, err := state.NewBatches(dev, state.Format{Pairs: cfg.Model.HeadDim / 2, Ropes: cfg.Model.Ropes(),
-		Packed: cfg.Data.PackDocuments},
-		tokens)
+	mem, err := state.NewBatches(dev, state.FormatOf(&cfg.Model.Config, cfg.Data.PackDocuments), tokens)
 	return &inputs{dev: dev, mem: mem, slots: [2]slot{{dev: dev, block: 0}, {dev: dev, block: 1}}}, err
 }
 
@@ -312,7 +327,7 @@ func (l *labels) part(pass string, bucket int) {
 	}
 	switch {
 	case bucket < 0:
-	case bucket == model.Embedding && pass == "backward" && l.flat.Buckets[l.flat.Head()].Size() == 0:
+	case bucket == model.Embedding && pass == "backward" && l.flat.Empty(l.flat.Head()):
 		pass += "/head" // tied weights
 	case bucket == model.Embedding:
 		pass += "/embedding"
