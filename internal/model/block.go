@@ -30,11 +30,11 @@ func (m *Model) layerForward(a *tensor.Arena, i int, b Batch, out View, kept act
 	m.allocTile(a, &s, untilNorm, untilAll)
 	for lo, hi := range m.tiles(s.x) {
 		t := s.tile(lo, hi)
-		m.mlpForward(l, &t)
-		if to := part(out, lo, hi); t.down.IsZero() {
+		to := part(out, lo, hi)
+		m.mlpForward(l, &t, to)
+		if t.down.IsZero() {
 			m.project(l, hf.Down, to, t.y, t.h)
 		} else {
-			m.ops.RMSNorm(to, t.downInv, t.down, l[hf.MLPNorm].w, m.cfg.RMSNormEps)
 			m.ops.Add(to, t.h)
 		}
 	}
@@ -88,10 +88,14 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 	do := a.Alloc(m.dtype, shape(s.out.O)...)
 	mark, rows := a.Mark(), s
 	m.allocTile(a, &rows, untilNorm, untilAll)
+	var branch View
+	if !all && !rows.down.IsZero() {
+		branch = a.Alloc(m.dtype, shape(rows.down)...)
+	}
 	for lo, hi := range m.tiles(s.x) {
 		t, d := rows.tile(lo, hi), part(d, lo, hi)
 		if !all {
-			m.mlpForward(l, &t)
+			m.mlpForward(l, &t, branch)
 		}
 		m.mlpBackward(l, d, &t)
 		if !t.proj.IsZero() {
@@ -156,10 +160,10 @@ func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {
 	m.ops.RMSNormBackward(d, l[hf.InputNorm].g, dn1, s.x, s.inv1, l[hf.InputNorm].w, true)
 }
 
-// mlpForward sets y. The backward pass needs the product with Wdown only for its norm.
+// mlpForward sets y. With a norm of the product with Wdown, it sets branch to that norm.
 //
 //	y = act(Wgate n2) * Wup n2,  n2 = norm(h),  h = x + Wo o
-func (m *Model) mlpForward(l *layer, s *activations) {
+func (m *Model) mlpForward(l *layer, s *activations, branch View) {
 	if s.proj.IsZero() {
 		m.project(l, hf.Output, s.h, s.out.O, View{})
 	} else {
@@ -172,6 +176,8 @@ func (m *Model) mlpForward(l *layer, s *activations) {
 	m.ops.GLU(s.y, s.gate, s.up, m.act)
 	if !s.down.IsZero() {
 		m.project(l, hf.Down, s.down, s.y, View{})
+		m.ops.RMSNorm(rows(branch).Slice(tensor.Seq, 0, s.down.Rows()), s.downInv, s.down, l[hf.MLPNorm].w,
+			m.cfg.RMSNormEps)
 	}
 }
 

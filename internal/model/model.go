@@ -246,7 +246,7 @@ func (m *Model) shift(a *tensor.Arena) {
 		s.to = a.Alloc(s.from.DType(), 1, 1, 1, s.from.Size())
 		vectors := s.flat.Vectors()
 		for i, p := range s.flat.Params {
-			if s.flat.Of(i) == vectors {
+			if s.flat.Of(i) == vectors && p.Role < hf.QueryBias {
 				p.Offset -= s.flat.Buckets[vectors].Lo
 				m.at(p).w = p.View(s.to)
 			}

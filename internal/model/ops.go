@@ -2,6 +2,7 @@ package model
 
 import (
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
@@ -87,6 +88,11 @@ type Elementwise interface {
 	Zero(vs ...View)
 	// Copy copies src to dst, converting between float types.
 	Copy(dst, src View)
+}
+
+// Softmax returns the parameters of a model's attention.
+func Softmax(cfg *hf.Config) attention.Softmax {
+	return attention.Softmax{Scale: cfg.SoftmaxScale(), Softcap: cfg.AttnLogitSoftcapping}
 }
 
 // Attention is one layer's attention over all ranks that share the sequence. The views hold this rank's positions; o,

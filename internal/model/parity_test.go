@@ -21,7 +21,8 @@ func (r recorder) CrossEntropy(loss, logits, targets View, scale, softcap float6
 // The first training step equals PyTorch's: loss, logits, and the gradient norm of each tensor. PyTorch computed in
 // float32, which sets the tolerances.
 func TestParityWithTransformers(t *testing.T) {
-	for _, name := range []string{"tiny-llama", "tiny-llama-tied-clip", "tiny-llama3-gqa", "tiny-qwen3-yarn"} {
+	for _, name := range []string{"tiny-llama", "tiny-llama-tied-clip", "tiny-llama3-gqa", "tiny-qwen3-yarn",
+		"../families/gemma2", "../families/gemma3"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := loadFixture(t, name)

@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
@@ -326,17 +327,26 @@ func (refOps) Dropout(y, x, tokens View, d kernels.Dropout) {
 // refAttention computes causal attention of whole sequences on one device, inside documents: row t sees rows j <= t of
 // its own document within window(layer).
 type refAttention struct {
-	docs   []int         // document of each position; nil: one
-	window func(int) int // of a layer, as hf.Config.Window
-	calls  *[2]int       // forward and backward calls, if counted
+	docs  []int // document of each position; nil: one
+	cfg   *hf.Config
+	calls *[2]int // forward and backward calls, if counted
 }
 
 var _ Attention = refAttention{}
 
+// score returns a scaled and capped score.
+func (r refAttention) score(s float64) float64 {
+	s *= r.cfg.SoftmaxScale()
+	if limit := r.cfg.AttnLogitSoftcapping; limit > 0 {
+		s = limit * math.Tanh(s/limit)
+	}
+	return s
+}
+
 // probs returns the probabilities of query row t of head h over the keys, and the LSE.
 func (r refAttention) probs(layer, b, t, h int, q, k View, Q, K []float64) (p []float64, lse float64) {
 	S, H, KH, D := q.Len(tensor.Seq), q.Len(tensor.Heads), k.Len(tensor.Heads), q.Len(tensor.Dim)
-	w := r.window(layer)
+	w := r.cfg.Window(layer)
 	p, lse = make([]float64, S), math.Inf(-1)
 	for j := range p {
 		p[j] = math.Inf(-1)
@@ -347,7 +357,7 @@ func (r refAttention) probs(layer, b, t, h int, q, k View, Q, K []float64) (p []
 		for i := range D {
 			s += Q[((b*S+t)*H+h)*D+i] * K[((b*S+j)*KH+h/(H/KH))*D+i]
 		}
-		p[j] = s / math.Sqrt(float64(D))
+		p[j] = r.score(s)
 		hi := max(lse, p[j])
 		lse = hi + math.Log(math.Exp(lse-hi)+math.Exp(p[j]-hi))
 	}
@@ -387,7 +397,7 @@ func (r refAttention) Backward(layer int, g attention.Grads, do, q, k, v View, a
 	DQ, DK, DV := make([]float64, q.Size()), make([]float64, k.Size()), make([]float64, v.Size())
 	for row := range B * S * H {
 		b, t, h := row/(S*H), row/H%S, row%H
-		p, _ := r.probs(layer, b, t, h, q, k, Q, K)
+		p, lse := r.probs(layer, b, t, h, q, k, Q, K)
 		delta := 0.0
 		for i := range D {
 			delta += DO[row*D+i] * O[row*D+i]
@@ -399,7 +409,10 @@ func (r refAttention) Backward(layer int, g attention.Grads, do, q, k, v View, a
 				dp += DO[row*D+i] * V[kv+i]
 				DV[kv+i] += pj * DO[row*D+i]
 			}
-			ds := pj * (dp - delta) / math.Sqrt(float64(D))
+			ds := pj * (dp - delta) * r.cfg.SoftmaxScale()
+			if limit := r.cfg.AttnLogitSoftcapping; limit > 0 && pj > 0 {
+				ds *= 1 - math.Pow((math.Log(pj)+lse)/limit, 2) // the capped score is log(p) + lse
+			}
 			for i := range D {
 				DQ[row*D+i] += ds * K[kv+i]
 				DK[kv+i] += ds * Q[row*D+i]

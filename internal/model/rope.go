@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 
@@ -23,7 +24,7 @@ type Rope struct {
 func NewRope(cfg *hf.Config) *Rope {
 	r := &Rope{InvFreq: frequencies(cfg, cfg.RopeTheta), Factor: 1}
 	if cfg.Ropes() > 1 {
-		r.Local = frequencies(cfg, cfg.RopeLocalBaseFreq)
+		r.Local = frequencies(cfg, cmp.Or(cfg.RopeLocalBaseFreq, cfg.RopeTheta))
 	}
 	s := cfg.RopeScaling
 	if s == nil {

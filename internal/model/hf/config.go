@@ -35,7 +35,7 @@ type Config struct {
 	HeadDim              int     `json:"head_dim"`
 	RopeTheta            float64 `json:"rope_theta"`
 	RopeScaling          *RopeScaling
-	RopeLocalBaseFreq    float64 // RopeTheta of layers with a window, unscaled; 0: as all layers
+	RopeLocalBaseFreq    float64 // RopeTheta of layers with a window, unscaled; 0: RopeTheta
 	QueryPreAttnScalar   float64 // scores are divided by its root; 0: HeadDim
 	AttnLogitSoftcapping float64 // limits scores to +-this by tanh; 0: no limit
 	// FinalLogitSoftcapping limits logits in the same way.
@@ -90,22 +90,24 @@ type RopeScaling struct {
 	Truncate        *bool    `json:"truncate"`         // yarn; nil: true
 }
 
-// SoftmaxScale returns the factor of scores before the softmax.
+// SoftmaxScale returns the factor of scores before the soft cap and the softmax.
 func (c *Config) SoftmaxScale() float64 {
 	return 1 / math.Sqrt(cmp.Or(c.QueryPreAttnScalar, float64(c.HeadDim)))
 }
 
 // Ropes returns the number of rotary tables: 2 if layers with a window have their own.
 func (c *Config) Ropes() int {
-	if c.RopeLocalBaseFreq > 0 {
+	if f := families[c.Architecture]; f != nil && slices.Contains(f.Keys, localKey) {
 		return 2
 	}
 	return 1
 }
 
+const localKey = "rope_local_base_freq"
+
 // Rope returns the rotary table of a layer.
 func (c *Config) Rope(layer int) int {
-	if c.RopeLocalBaseFreq > 0 && c.Window(layer) >= 0 {
+	if c.Ropes() > 1 && c.Window(layer) >= 0 {
 		return 1
 	}
 	return 0

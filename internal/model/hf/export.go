@@ -10,11 +10,13 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/kernels"
 )
 
 // ShardLimit bounds a file of weights: 5 GB, as in huggingface_hub.
@@ -185,12 +187,21 @@ func WriteConfig(dir *os.Root, c *Config, dtype safetensors.DType) error {
 		"dtype": name, "torch_dtype": name,
 		"vocab_size": c.VocabSize, "hidden_size": c.HiddenSize, "intermediate_size": c.IntermediateSize,
 		"num_hidden_layers": c.NumHiddenLayers, "num_attention_heads": c.NumAttentionHeads,
-		"num_key_value_heads": c.NumKeyValueHeads, "head_dim": c.HeadDim, "hidden_act": "silu",
+		"num_key_value_heads": c.NumKeyValueHeads, "head_dim": c.HeadDim,
 		"rms_norm_eps": number(c.RMSNormEps), "initializer_range": number(c.InitializerRange),
 		"tie_word_embeddings": c.TieWordEmbeddings, "attention_bias": false, "attention_dropout": number(0),
 		// A null id is better than the default of transformers, which would end a text at byte 2.
 		"bos_token_id": nil, "eos_token_id": nil, "pad_token_id": nil,
 		"use_cache": true,
+	}
+	m[cmp.Or(f.ActivationKey, "hidden_act")] = cmp.Or(f.Activation, kernels.SiLU)
+	for key, x := range c.familyKeys() {
+		if !slices.Contains(f.Keys, key) {
+			continue
+		}
+		if m[key] = nil; *x.value != 0 {
+			m[key] = number(*x.value)
+		}
 	}
 	maps.Copy(m, f.Export)
 	if c.MaxPositionEmbedding > 0 {
@@ -207,6 +218,11 @@ func WriteConfig(dir *os.Root, c *Config, dtype safetensors.DType) error {
 func writeRope(m map[string]any, c *Config) {
 	v5 := map[string]any{"rope_type": "default", "rope_theta": number(c.RopeTheta)}
 	m["rope_theta"], m["rope_parameters"], m["rope_scaling"] = number(c.RopeTheta), v5, nil
+	if local := number(cmp.Or(c.RopeLocalBaseFreq, c.RopeTheta)); c.Ropes() > 1 {
+		m[localKey] = local
+		m["rope_parameters"] = map[string]any{FullAttention: v5,
+			SlidingAttention: map[string]any{"rope_type": "default", "rope_theta": local}}
+	}
 	s := c.RopeScaling
 	if s == nil {
 		return

@@ -31,6 +31,8 @@ type Family struct {
 	ZeroCentred bool
 	// ScaledEmbedding is multiplied by the root of hidden_size, rounded to the type of activations.
 	ScaledEmbedding bool
+	// Wrapper is the model_type of a larger model with this one, described under text_config; "" for none.
+	Wrapper string
 	// Keys lists supported keys of config.json that not all families have.
 	Keys []string
 	// Export holds keys of config.json for an export, added to the common ones.
@@ -157,10 +159,14 @@ func (c *Config) shape(r Role) []int {
 
 // Defaults are the values of transformers for keys absent from config.json.
 type Defaults struct {
+	Vocab, Heads      int // vocab_size and num_attention_heads; 0: a file without them is refused
 	KVHeads           int // num_key_value_heads; 0: as many as heads
 	HeadDim           int // 0: hidden_size / num_attention_heads
 	Positions         int // max_position_embeddings
 	TieWordEmbeddings bool
+	RopeTheta         float64 // 0: 10000
+
+	QueryPreAttnScalar, AttnSoftcap, FinalSoftcap, RopeLocal float64 // of Family.Keys
 }
 
 // Windows describes the keys of config.json for sliding windows.
@@ -170,6 +176,9 @@ type Windows struct {
 	// From is the default of max_window_layers: without layer_types, earlier layers see everything. 0: the key is
 	// ignored.
 	From int
+	// Every is the default of sliding_window_pattern: without layer_types, every so many layers one sees everything. 0:
+	// the key is ignored.
+	Every int
 	// Foreign: transformers has no window in this family, and ignores the keys.
 	Foreign bool
 }

@@ -10,6 +10,7 @@ import (
 // and sin of each token, in that order.
 type Format struct {
 	Pairs    int  // of a head: columns of cos and sin
+	Ropes    int  // rotary tables, each with cos and sin of all tokens
 	Packed   bool // samples are packed documents
 	Numbered bool // dropout needs the numbers of the tokens
 }
@@ -17,7 +18,7 @@ type Format struct {
 // FormatOf returns the format for a model.
 func FormatOf(cfg *hf.Config, packed bool) Format {
 	l := cfg.Tuning.LoRA
-	return Format{Pairs: cfg.HeadDim / 2, Packed: packed, Numbered: l != nil && l.Dropout > 0}
+	return Format{Pairs: cfg.HeadDim / 2, Ropes: cfg.Ropes(), Packed: packed, Numbered: l != nil && l.Dropout > 0}
 }
 
 // lists returns the number of lists of a word for each token.
@@ -34,7 +35,7 @@ const partAlign = 64 // words of four bytes: alignment of each part
 func (f Format) parts(tokens int) (list, table int) {
 	list = (tokens + partAlign - 1) / partAlign * partAlign
 	if f.Packed {
-		table = list * f.Pairs
+		table = list * f.Pairs * f.Ropes
 	}
 	return list, table
 }
@@ -49,15 +50,16 @@ func (f Format) Words(tokens int) int {
 // documents.
 func (f Format) Views(mem tensor.Memory, count, n int) model.Batch {
 	list, table := f.parts(count * n)
-	view := func(t tensor.DType, off, dim int) View {
-		return tensor.Dense(mem, t, int64(off), [4]int{count, n, 1, dim})
+	view := func(t tensor.DType, off, rows, dim int) View {
+		return tensor.Dense(mem, t, int64(off), [4]int{rows, n, 1, dim})
 	}
-	out := model.Batch{IDs: view(tensor.I32, 0, 1), Targets: view(tensor.I32, list, 1)}
+	out := model.Batch{IDs: view(tensor.I32, 0, count, 1), Targets: view(tensor.I32, list, count, 1)}
 	if f.Numbered {
-		out.Tokens = view(tensor.I32, 2*list, 1)
+		out.Tokens = view(tensor.I32, 2*list, count, 1)
 	}
 	if at := f.lists() * list; f.Packed {
-		out.Cos, out.Sin = view(tensor.F32, at, f.Pairs), view(tensor.F32, at+table, f.Pairs)
+		out.Cos = view(tensor.F32, at, f.Ropes*count, f.Pairs)
+		out.Sin = view(tensor.F32, at+table, f.Ropes*count, f.Pairs)
 	}
 	return out
 }
@@ -109,7 +111,7 @@ func (b *Batches) Grow(block, tokens int) error {
 
 // GrowTables allocates the tables for that many tokens. Their content is lost.
 func (b *Batches) GrowTables(tokens int) error {
-	n := tokens * b.Pairs
+	n := tokens * b.Pairs * b.Ropes
 	for _, v := range []*View{&b.Cos, &b.Sin} {
 		if !v.IsZero() && v.Size() >= n {
 			continue

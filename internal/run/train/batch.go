@@ -213,17 +213,16 @@ func (in *inputs) upload(s *slot, tokens int) {
 
 // tables returns cos and sin for count samples of n tokens with equal positions.
 func (in *inputs) tables(r *model.Rope, count, n int, positions []int) (cos, sin View, err error) {
-	tokens, pairs := count*n, in.mem.Pairs
-	shape := [4]int{count, n, 1, pairs}
+	tokens, pairs, ropes := count*n, in.mem.Pairs, in.mem.Ropes
+	shape, size := [4]int{ropes * count, n, 1, pairs}, ropes*count*n*pairs
 	if tokens > in.tabled || in.mem.Cos.IsZero() {
 		if err := in.mem.GrowTables(tokens); err != nil {
 			return cos, sin, err
 		}
 	}
-	cos, sin = state.Part(in.mem.Cos, 0, tokens*pairs).Reshape(shape), state.Part(in.mem.Sin, 0,
-		tokens*pairs).Reshape(shape)
-	if tokens > in.tabled {
-		host, err := in.dev.HostVector("rotary tables", tensor.F32, 2*tokens*pairs)
+	cos, sin = state.Part(in.mem.Cos, 0, size).Reshape(shape), state.Part(in.mem.Sin, 0, size).Reshape(shape)
+	if tokens > in.tabled || ropes > 1 && tokens != in.tabled { // the second table is after the tokens of the first
+		host, err := in.dev.HostVector("rotary tables", tensor.F32, 2*size)
 		if err != nil {
 			return cos, sin, err
 		}
