@@ -151,18 +151,19 @@ func (s *Initial) Saved(ctx context.Context, c *checkpoint.Checkpoint, merge boo
 	var ab [2][]float32
 	return func(t hf.Tensor, off int64, dst []float32) error {
 		err := read(t, off, dst)
-		pair, ok := adapters[t.Name]
+		name, row, _ := t.Matrix()
+		pair, ok := adapters[name]
 		if err != nil || !ok || !merge {
 			return err
 		}
 		for i, p := range pair {
-			if t.Name != last && err == nil {
+			if name != last && err == nil {
 				ab[i] = make([]float32, p.Shape[0]*p.Shape[1])
 				err = read(p, 0, ab[i])
 			}
 		}
-		last = t.Name
-		addProduct(dst, int(off), ab[0], ab[1], m.Tuning.LoRA)
+		last = name
+		addProduct(dst, int(off), ab[0], ab[1][row*m.Tuning.LoRA.R:], m.Tuning.LoRA)
 		return err
 	}
 }
