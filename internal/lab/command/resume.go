@@ -130,6 +130,8 @@ func compare(c *checkpoint.Checkpoint, cfg *config.Config) (notes []string, err 
 			moved = append(moved, line)
 		case d.Key == "train.steps" || d.Key == "optimizer.lr" || strings.HasPrefix(d.Key, "lr_schedule."):
 			paced = append(paced, fmt.Sprintf("%s %s -> %s", d.Key, d.Old, d.New))
+		case d.Key == "lora.alpha" || d.Key == "lora.rslora": // Fits compares the others
+			faults = append(faults, line)
 		case strings.HasPrefix(d.Key, "model.") && !slices.Contains(freeKeys, d.Key) &&
 			!alike(d.Key, &was.Model.Config, &cfg.Model.Config):
 			faults = append(faults, line)
