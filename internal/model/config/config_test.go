@@ -186,7 +186,7 @@ func TestResolve(t *testing.T) {
 		// Resolve leaves the backend to package backend, which knows the GPU and its libraries. On a GPU it leaves keys
 		// that depend on memory to package plan.
 		text := strings.NewReplacer("backend: auto", "", "deadline: auto", "", "transport: auto", "",
-			"ulysses_degree: auto", "", "gather: auto", "").Replace(string(c.YAML())) // deadline depends on step times
+			"ulysses_degree: auto", "", "gather: auto", "", "format: auto", "").Replace(string(c.YAML())) // deadline depends on step times
 		if tt.device == "cuda" {
 			text = strings.NewReplacer("recompute: auto", "", "loss_chunk: auto", "", "shard: auto", "", "offload: auto",
 				"").Replace(text)
