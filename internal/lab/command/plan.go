@@ -2,6 +2,7 @@ package command
 
 import (
 	"fmt"
+	"math"
 	"runtime"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"github.com/cprun/cprun/internal/foresee/cost"
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/train"
 	"github.com/cprun/cprun/kernels/cpu"
@@ -103,18 +105,34 @@ func dataLines(d *plan.Data, cfg *config.Config) []string {
 	if d.Documents != nil {
 		documents = count(*d.Documents, "document")
 	}
+	filled := ""
+	if room := d.Samples * int64(cfg.Data.SeqLen); d.SampleTokens < room {
+		filled = fmt.Sprintf(" (%.1f %% filled)", 100*float64(d.SampleTokens)/float64(room))
+	}
 	lines := []string{
 		fmt.Sprintf("data: %s, %s, %s", count(d.Files, "file"), documents, count(d.Tokens, "token")),
-		fmt.Sprintf("samples: %s of %s, %s; an epoch is %s", readable.Count(d.Samples),
-			count(int64(cfg.Data.SeqLen), "token"), count(d.Targets, "target"), count(d.StepsPerEpoch, "step")),
+		fmt.Sprintf("samples: %s of %s%s, %s; an epoch is %s", readable.Count(d.Samples),
+			count(int64(cfg.Data.SeqLen), "token"), filled, count(d.Targets, "target"), count(d.StepsPerEpoch, "step")),
 	}
 	if d.DroppedDocuments > 0 {
 		lines[0] += "; " + count(d.DroppedDocuments, "document") + " dropped"
+		lines = append(lines, "documents by data.seq_len: "+kept(d.Retention))
 	}
 	if len(d.Ignored) > 0 {
 		lines = append(lines, "data: "+unread(d.Ignored))
 	}
 	return lines
+}
+
+// kept words the shares of documents that fit: "32K keeps 30 %, 64K 92.5 %".
+func kept(list []data.Share) string {
+	var words []string
+	for i, s := range list {
+		share := math.Floor(1000*s.Kept) / 10 // 100 % only if all are kept
+		words = append(words, fmt.Sprintf("%s %s%g %%", readable.Size(int64(s.SeqLen)),
+			map[bool]string{true: "keeps "}[i == 0], share))
+	}
+	return strings.Join(words, ", ")
 }
 
 func unread(keys []string) string {

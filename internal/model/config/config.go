@@ -44,19 +44,31 @@ type Model struct {
 
 // Data is the source of tokens.
 type Data struct {
-	Path          Files
-	Tokenizer     string // Bytes, or the absolute path of a tokenizer.json; "": none, and text is refused
-	SeqLen        int    // global tokens of one sample
-	Shuffle       bool
+	Path       Files
+	Tokenizer  string // Bytes, or the absolute path of a tokenizer.json; "": none, and text is refused
+	SeqLen     int    // global tokens of one sample
+	Shuffle    bool
+	Pack       *bool  // data.pack_documents; nil: auto, which depends on the files
+	Overlong   string // auto, split, drop
+	EOSTokenID int    // -1: none
+	Seed       int64
+	Validation Validation
+
+	// PackDocuments follows from the others: the mask and the positions depend on the documents of a sample.
 	PackDocuments bool
-	EOSTokenID    int // -1: none
-	Seed          int64
-	Validation    Validation
+}
+
+// Packs reports whether data.pack_documents is true.
+func (d *Data) Packs() bool { return d.Pack != nil && *d.Pack }
+
+// Whole reports whether documents of these files are never cut.
+func (d *Data) Whole(f Files) bool {
+	return d.Overlong == "drop" || d.Overlong == "auto" && f.conversations()
 }
 
 // Validation is the held-out loss: every N steps (0: never), over N samples (0: all).
 type Validation struct {
-	Path           string // glob of files, absolute; "" if Every is 0
+	Path           Files // none if Every is 0
 	Every, Samples int
 }
 

@@ -91,6 +91,7 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	l.derive()
 	l.bounds()
 	l.resolvePaths()
+	l.findKinds()
 	l.resolveTokenizer()
 	l.modelEOS()
 	rules(l.cfg, f)

@@ -19,9 +19,12 @@ type Data struct {
 	Tokens           int64  // in all files
 	Targets          int64  // of all samples
 	Samples          int64
+	SampleTokens     int64 // of all samples
 	DroppedDocuments int64
 	StepsPerEpoch    int64
 	Ignored          []string // keys of records that change nothing
+	// Retention has the shares of documents that other lengths of samples keep, if some are dropped.
+	Retention []data.Share
 }
 
 // Check checks the files of a config before any process is spawned: too little data, tokens outside the vocabulary,
@@ -48,8 +51,10 @@ func Check(cfg *config.Config) (*Data, error) {
 	}
 	found := check("data.path", cfg.Data.Path, 0)
 	ofTokenizer := func(f config.Fault) bool { return f.Key == "data.tokenizer" }
-	if v := cfg.Data.Validation; v.Every > 0 && v.Path != "" && !slices.ContainsFunc(all, ofTokenizer) {
-		check("data.validation.path", config.Files{{Path: v.Path}}, v.Samples)
+	if v := cfg.Data.Validation; v.Every > 0 && len(v.Path) > 0 && !slices.ContainsFunc(all, ofTokenizer) {
+		for i := range v.Path {
+			check("data.validation.path", v.Path[i:i+1], v.Samples)
+		}
 	}
 	if cfg.Model.From != "" {
 		note("model.from", checkWeights(cfg))
@@ -83,7 +88,7 @@ func FirstDocuments(cfg *config.Config) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l.Docs(l.Index(0)), nil
+	return filled(l.Docs(l.Index(0)), cfg.Data.SeqLen), nil
 }
 
 // checkedTokens bounds the tokens that are checked before training, about a second's work. Training checks the rest.
@@ -108,7 +113,12 @@ func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most
 		return nil, fmt.Errorf("the first %d samples have no targets; use more", most)
 	}
 	batch := int64(cfg.Train.GlobalBatchSize)
-	found := &Data{Samples: l.Samples(), Targets: l.Targets(), StepsPerEpoch: (l.Epoch() + batch - 1) / batch}
+	found := &Data{Samples: l.Samples(), SampleTokens: l.Tokens(), Targets: l.Targets(),
+		StepsPerEpoch: (l.Epoch() + batch - 1) / batch}
+	var lengths data.Lengths
+	if found.DroppedDocuments, lengths = l.Dropped(); found.DroppedDocuments > 0 {
+		found.Retention = lengths.Kept(cfg.Data.SeqLen)
+	}
 	left, documents, counted := int64(checkedTokens), int64(0), true
 	var ignored data.Keys
 	for _, ds := range sources {
