@@ -32,7 +32,7 @@ func TestHowMuchDataThereIs(t *testing.T) {
 		"--set", "train.global_batch_size=4", small(t, 1)}
 	run := filepath.Join(t.TempDir(), "run")
 	_, stderr := must(t, append([]string{"--nproc", "2", "--run-dir", run}, args...)...)
-	// A file with a mask makes all records whole. That of 29 tokens is too long.
+	// A file with a mask makes all records whole. The one with 29 tokens is too long.
 	const line = "data: 2 files, 3 documents, 49 tokens; 1 document dropped\nsamples: 2 of 16 tokens (62.5 % filled), " +
 		"16 targets; an epoch is 1 step\ndocuments by data.seq_len: 16 keeps 66.6 %, 32 100 %"
 	if strings.Count(stderr, line) != 1 || !strings.Contains(stderr, "label, position_ids") {
@@ -75,6 +75,43 @@ func TestHowMuchDataThereIs(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &plan); err != nil || string(plan.Data) != "null" {
 		t.Errorf("data that are not there: %s (%v)", plan.Data, err)
 	}
+}
+
+// A run encodes its data once for all ranks; before it, a plan says that nothing is counted. The losses equal a run
+// without the cache.
+func TestDataIsEncodedOnce(t *testing.T) {
+	dir := t.TempDir()
+	file := write(t, dir, "a.jsonl", `{"input_ids":[1,2,3,4,5,6],"loss_mask":[0,0,1,1,1,1]}`+"\n"+
+		`{"input_ids":[7,8,9],"loss_mask":[0,1,1]}`)
+	config := small(t, 2)
+	args := []string{"--nproc", "2", "--set", "data={path: " + file + ", seq_len: 8}", "--set",
+		"data.cache=" + filepath.Join(dir, "cache")}
+	const unknown, counted = "not counted yet", "2 documents, 9 tokens"
+	plan := func(want string) {
+		t.Helper()
+		if stdout, _ := must(t, append([]string{"plan", config}, args...)...); !strings.Contains(
+			strings.Join(strings.Fields(stdout), " "), want) {
+			t.Errorf("the plan does not say %q:\n%s", want, stdout)
+		}
+	}
+	plan(unknown)
+	var losses []string
+	for _, set := range []string{"data.cache=null", "data.shuffle=true", "data.shuffle=true"} {
+		run := filepath.Join(t.TempDir(), "run")
+		_, stderr := must(t, append(append([]string{"--run-dir", run}, args...), "--set", set, config)...)
+		if strings.Contains(stderr, "encoding ") != (len(losses) == 1) || !strings.Contains(stderr, counted) {
+			t.Errorf("%s: stderr\n%s", set, stderr)
+		}
+		text := ""
+		for _, m := range metricsOf(t, run) {
+			text += string(m["loss"]) + " " + string(m["grad_norm"]) + "\n"
+		}
+		losses = append(losses, text)
+	}
+	if losses[0] != losses[1] || losses[1] != losses[2] {
+		t.Errorf("losses without the cache, as it is written, and from it: %q", losses)
+	}
+	plan(counted)
 }
 
 func TestTokenizeNamesKeysThatItDoesNotRead(t *testing.T) {

@@ -46,7 +46,7 @@ func Plan(path string, o PlanOptions) (int, error) {
 		return 0, err
 	}
 	cfg, err := loadPlanned(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: machine.Hosts,
-		Device: machine.Device(), NoFiles: true, Decide: d.Decide})
+		Device: machine.Device(), NoFiles: true, Known: true, Decide: d.Decide})
 	if err != nil {
 		return 0, &InputError{err}
 	}
@@ -75,7 +75,11 @@ func Plan(path string, o PlanOptions) (int, error) {
 	if len(o.Assume) == 0 && o.JSON { // the text begins with it
 		p.Refused = append(p.Refused, lines(p.Memory.Check())...)
 	}
-	if err := o.write(path, cfg, p); err != nil {
+	counts := dataLines(p.Data, cfg)
+	if found == nil && refusal == nil {
+		counts = []string{"data: not counted yet; the first run encodes it"}
+	}
+	if err := o.write(path, cfg, p, counts); err != nil {
 		return 0, err
 	}
 	for _, w := range cfg.Warnings {
@@ -158,11 +162,11 @@ func loadPlanned(path string, o config.Options) (*config.Config, error) {
 	return config.Load(path, o)
 }
 
-func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error {
+func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan, counts []string) error {
 	if o.JSON {
 		return printJSON(o.Stdout, p)
 	}
-	if err := p.Summary(o.Stdout, terminal.Columns(), dataLines(p.Data, cfg)); err != nil {
+	if err := p.Summary(o.Stdout, terminal.Columns(), counts); err != nil {
 		return err
 	}
 	if !o.Verbose {
@@ -180,7 +184,8 @@ func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error
 func (o *PlanOptions) refusal(
 	path string, ranks int, m machine.Machine,
 ) (whole *config.Config, found *train.Data, err error) {
-	whole, err = config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: m.Hosts, Device: m.Device()})
+	whole, err = config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: m.Hosts, Device: m.Device(),
+		Known: true})
 	if err == nil {
 		found, err = train.Check(whole)
 	}

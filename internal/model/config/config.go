@@ -8,9 +8,12 @@ package config
 import (
 	"cmp"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
+	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/ring"
 )
@@ -51,11 +54,27 @@ type Data struct {
 	Pack       *bool  // data.pack_documents; nil: auto, which depends on the files
 	Overlong   string // auto, split, drop
 	EOSTokenID int    // -1: none
+	Cache      string // directory of the token cache, absolute; "": the user\'s cache directory
 	Seed       int64
 	Validation Validation
 
 	// PackDocuments follows from the others: the mask and the positions depend on the documents of a sample.
 	PackDocuments bool
+
+	known bool         // Options.Known
+	note  func(string) // Options.Note
+}
+
+// uncached is the size of files below which the default cache is not used, in bytes.
+const uncached = 16 << 20
+
+// TokenCache returns the cache of encoded files.
+func (d *Data) TokenCache() data.Cache {
+	c := data.Cache{Dir: d.Cache, Known: d.known, Note: d.note}
+	if dir, err := os.UserCacheDir(); c.Dir == "" && err == nil {
+		c.Dir, c.Least = filepath.Join(dir, "cprun", "tokens"), uncached
+	}
+	return c
 }
 
 // Packs reports whether data.pack_documents is true.

@@ -153,6 +153,10 @@ var runKeys = []key{
 	{path: "data.eos_token_id", def: "null", word: "null", wordIs: -1,
 		doc: "token that ends a document; below vocab_size; needed to pack documents of `.bin` files without an " +
 			"`.idx`; null: that of `model.from`, else none"},
+	{path: "data.cache", def: "null", word: "null",
+		doc: "directory for the tokens of text and records, which the first run encodes on all cores, once for all " +
+			"processes of a host; null: `cprun/tokens` in the user's cache directory, for files from 16 MiB; " +
+			"the tokens of smaller ones stay in memory"},
 	{path: "data.seed", def: "null", word: "null", wordIs: -1, max: maxSeed,
 		doc: "seed of the order of samples; null: train.seed, or the seed of the resumed checkpoint"},
 	{path: "data.validation.path", def: "null", word: "null",

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// The first records of the files decide what auto means for documents.
+// The first records of the files decide the packing of documents under auto.
 func TestRecordsDecideHowDocumentsArePacked(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{

@@ -142,6 +142,9 @@ var dataPaths = []string{"data.path", "data.validation.path"}
 
 // resolvePaths makes the paths of data absolute and reports missing files.
 func (l *loader) resolvePaths() {
+	if dir := &l.cfg.Data.Cache; *dir != "" && !filepath.IsAbs(*dir) {
+		*dir = filepath.Join(map[bool]string{true: l.workDir, false: l.fileDir}[l.where.of("data.cache").line == 0], *dir)
+	}
 	for _, path := range dataPaths {
 		for _, field := range l.globsOf(path) {
 			if !l.ok(path) {

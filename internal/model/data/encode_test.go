@@ -80,7 +80,7 @@ func TestTextIsWhatTheTokenizerMakesOfIt(t *testing.T) {
 	if got := all(t, d); !slices.Equal(got, want) {
 		t.Errorf("%d ids, want %d, or others", len(got), len(want))
 	}
-	if got, err := d.documents(); err != nil || !slices.Equal(got, docs) {
+	if got, _, err := d.documents(); err != nil || !slices.Equal(got, docs) {
 		t.Errorf("documents end at %v (%v), want %v", got, err, docs)
 	}
 	if _, err := d.Check(true); err != nil {

@@ -40,13 +40,14 @@ func New(d *Dataset, p Plan) (*Loader, error) {
 	}
 	l := &Loader{data: d, plan: p, samples: (d.Len() - 1) / int64(p.SeqLen)}
 	var err error
+	var targets []int32
 	if p.Whole || p.PackDocuments {
-		if l.ends, err = d.documents(); err != nil {
+		if l.ends, targets, err = d.documents(); err != nil {
 			return nil, err
 		}
 	}
 	if p.Whole {
-		if err := l.packWhole(); err != nil {
+		if err := l.packWhole(targets); err != nil {
 			return nil, err
 		}
 	} else if d.labelled() {
@@ -66,20 +67,25 @@ func New(d *Dataset, p Plan) (*Loader, error) {
 	return l, nil
 }
 
-// packWhole packs whole documents, and counts the targets of each sample.
-func (l *Loader) packWhole() error {
+// packWhole packs whole documents, given the targets of each; nil: all their tokens except the first.
+func (l *Loader) packWhole(targets []int32) error {
 	var starts []int64
-	var lens []int32
+	var lens, valid []int32
 	at, most := int64(0), int64(l.plan.SeqLen)
 	ends := l.ends
 	if n := l.data.Len(); n > 0 && (len(ends) == 0 || ends[len(ends)-1] < n) {
 		ends = append(ends, n)
 	}
-	for _, end := range ends {
+	for i, end := range ends {
 		if l.lengths.add(end - at); end-at > most {
 			l.dropped++
 		} else {
 			starts, lens = append(starts, at), append(lens, int32(end-at))
+			if targets == nil {
+				valid = append(valid, int32(end-at-1))
+			} else {
+				valid = append(valid, targets[i])
+			}
 		}
 		at = end
 	}
@@ -90,21 +96,9 @@ func (l *Loader) packWhole() error {
 	l.ends, l.pack = nil, newPack(starts, lens, l.plan)
 	l.samples = int64(len(l.pack.first) - 1)
 	l.valid = make([]int32, l.samples)
-	labels := make([]int32, scanChunk)
 	for s := range l.samples {
-		for _, p := range l.pieces(s) {
-			for at, end := p.start+1, p.start+int64(p.n); at < end; {
-				some := labels[:min(end-at, scanChunk)]
-				if err := l.data.readLabels(some, at); err != nil {
-					return err
-				}
-				at += int64(len(some))
-				for _, label := range some {
-					if label != Ignore {
-						l.valid[s]++
-					}
-				}
-			}
+		for _, doc := range l.pack.of(s) {
+			l.valid[s] += valid[doc]
 		}
 	}
 	return nil
@@ -123,7 +117,7 @@ func (l *Loader) pieces(sample int64) (list []piece) {
 		panic(fmt.Sprintf("data: sample %d of %d", sample, l.samples))
 	}
 	if k := l.pack; k != nil {
-		for _, doc := range k.order[k.first[sample]:k.first[sample+1]] {
+		for _, doc := range k.of(sample) {
 			list = append(list, piece{start: k.starts[doc], n: int(k.lens[doc])})
 		}
 		return list

@@ -39,6 +39,9 @@ func newPack(starts []int64, lens []int32, p Plan) *pack {
 	return k
 }
 
+// of returns the documents of a sample.
+func (k *pack) of(sample int64) []int32 { return k.order[k.first[sample]:k.first[sample+1]] }
+
 // fit packs the documents of a window best-fit decreasing: the longest first, each into the sample with the least room
 // for it. Documents in a sample, and samples by their first documents, keep the order of the window.
 func fit(window, lens []int32, p Plan) (samples [][]int32) {

@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// traces returns lengths like those of agent traces: median 38K, 95 % up to 71K, at most 184K.
+// traces returns lengths like agent traces have: median 38K, 95 % up to 71K, at most 184K.
 func traces(n int, seed uint64) []int32 {
 	r, lens := rand.New(rand.NewPCG(seed, 1)), make([]int32, n)
 	sigma := math.Log(71.0/38) / 1.645
@@ -22,7 +22,7 @@ func traces(n int, seed uint64) []int32 {
 	return lens
 }
 
-// reasoning returns lengths like those of a set of solved problems: median 12.4K, mean 18.4K, 99 % up to 84.7K.
+// reasoning returns lengths like solved problems have: median 12.4K, mean 18.4K, 99 % up to 84.7K.
 func reasoning(n int, seed uint64) []int32 {
 	r, lens := rand.New(rand.NewPCG(seed, 2)), make([]int32, n)
 	for i := range lens {
@@ -55,7 +55,7 @@ func startsOf(lens []int32) (starts []int64) {
 	return starts
 }
 
-// Every document is in one sample, no sample is too long, and there are no more than first-fit decreasing makes.
+// Every document is in one sample, none is too long, and first-fit decreasing makes no fewer.
 func TestPackingKeepsDocumentsWhole(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	uniform := func(n, most int) []int32 {
@@ -121,7 +121,7 @@ func TestPackingOfTracesIsDense(t *testing.T) {
 	}
 }
 
-// The order of a room is that of a plain search.
+// A room finds the same bins as a plain search.
 func TestRoomsFindTheBestFit(t *testing.T) {
 	for _, most := range []int{1, 63, 64, 65, 4095, 4096, 300000} {
 		r, random := newRoom(most), rand.New(rand.NewPCG(1, uint64(most)))

@@ -277,7 +277,7 @@ func openData(cfg *config.Config, files config.Files, tok *data.Tokenizer) ([]*d
 	var sources []*data.Dataset
 	for _, group := range files.Sources() {
 		ds, err := data.Open(data.Source{Paths: group.Globs(), Tokenizer: tok, EOS: cfg.Data.EOSTokenID,
-			Vocab: cfg.Model.VocabSize})
+			Vocab: cfg.Model.VocabSize, Cache: cfg.Data.TokenCache()})
 		if err != nil {
 			return nil, err
 		}

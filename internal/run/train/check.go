@@ -29,7 +29,7 @@ type Data struct {
 
 // Check checks the files of a config before any process is spawned: too little data, tokens outside the vocabulary,
 // weights that do not fit. It reports all faults, each at the line of its key. Without faults it returns the amount of
-// data, and train.epochs has become train.steps.
+// data, nil if it is not in the token cache and may not be encoded, and train.epochs has become train.steps.
 func Check(cfg *config.Config) (*Data, error) {
 	var all config.Errors
 	note := func(key string, err error) {
@@ -41,6 +41,9 @@ func Check(cfg *config.Config) (*Data, error) {
 	tok := tokenizerOf(cfg)
 	check := func(key string, files config.Files, most int) *Data {
 		found, err := checkData(cfg, files, tok, int64(most))
+		if errors.Is(err, data.ErrNotCounted) {
+			return nil
+		}
 		if bad := (*data.TokenizerError)(nil); errors.As(err, &bad) {
 			key = "data.tokenizer"
 		} else if errors.Is(err, data.ErrNoTokenizer) {
@@ -59,10 +62,13 @@ func Check(cfg *config.Config) (*Data, error) {
 	if cfg.Model.From != "" {
 		note("model.from", checkWeights(cfg))
 	}
-	if len(all) == 0 {
-		return found, cfg.ResolveSteps(found.StepsPerEpoch)
+	if len(all) > 0 {
+		return nil, all
 	}
-	return nil, all
+	if found == nil {
+		return nil, nil
+	}
+	return found, cfg.ResolveSteps(found.StepsPerEpoch)
 }
 
 func checkWeights(cfg *config.Config) error {
@@ -74,13 +80,16 @@ func checkWeights(cfg *config.Config) error {
 	return w.Check(cfg.Model.Family(), cfg.Model.Tensors())
 }
 
-// FirstDocuments returns the document lengths of the first sample of a run; nil if documents are not separate. The
-// files of the config must have been checked.
+// FirstDocuments returns the document lengths of the first sample of a run; nil if documents are not separate, or not
+// known. The files of the config must have been checked.
 func FirstDocuments(cfg *config.Config) ([]int, error) {
 	if !cfg.Data.PackDocuments {
 		return nil, nil
 	}
 	sources, err := openData(cfg, cfg.Data.Path, tokenizerOf(cfg))
+	if errors.Is(err, data.ErrNotCounted) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/internal/run/train"
 )
 
-// Each entry of data.validation.path has its own loss, as a run with it alone; the loss of all is that of all targets.
+// Each entry of data.validation.path has its own loss, as a run with it alone; the loss of all is the mean over all targets.
 func TestSourcesAreValidatedApart(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
