@@ -13,15 +13,16 @@ type recorder struct {
 	logits *[]float64
 }
 
-func (r recorder) CrossEntropy(loss, logits, targets View, scale float64, grad bool) {
+func (r recorder) CrossEntropy(loss, logits, targets View, scale, softcap float64, grad bool) {
 	*r.logits = append(*r.logits, get(logits)...)
-	r.refOps.CrossEntropy(loss, logits, targets, scale, grad)
+	r.refOps.CrossEntropy(loss, logits, targets, scale, softcap, grad)
 }
 
 // The first training step equals PyTorch's: loss, logits, and the gradient norm of each tensor. PyTorch computed in
 // float32, which sets the tolerances.
 func TestParityWithTransformers(t *testing.T) {
-	for _, name := range []string{"tiny-llama", "tiny-llama-tied-clip", "tiny-llama3-gqa", "tiny-qwen3-yarn"} {
+	for _, name := range []string{"tiny-llama", "tiny-llama-tied-clip", "tiny-llama3-gqa", "tiny-qwen3-yarn",
+		"../families/gemma2", "../families/gemma3"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := loadFixture(t, name)

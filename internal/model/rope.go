@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 
@@ -13,6 +14,7 @@ import (
 // its precision, since weights depend on the rounding of these tables.
 type Rope struct {
 	InvFreq []float32
+	Local   []float32 // of layers with a window, if they have a table of their own; never scaled
 	// Factor multiplies cos and sin, so that attention scores grow by its square: yarn's attention factor, 1 for all
 	// others.
 	Factor float64
@@ -20,11 +22,9 @@ type Rope struct {
 
 // NewRope computes the frequencies of a model.
 func NewRope(cfg *hf.Config) *Rope {
-	r := &Rope{InvFreq: make([]float32, cfg.HeadDim/2), Factor: 1}
-	for i := range r.InvFreq {
-		// torch raises the base to a float32 tensor: the exponent and the power are rounded.
-		exponent := float32(2*i) / float32(cfg.HeadDim)
-		r.InvFreq[i] = 1 / float32(math.Pow(cfg.RopeTheta, float64(exponent)))
+	r := &Rope{InvFreq: frequencies(cfg, cfg.RopeTheta), Factor: 1}
+	if cfg.Ropes() > 1 {
+		r.Local = frequencies(cfg, cmp.Or(cfg.RopeLocalBaseFreq, cfg.RopeTheta))
 	}
 	s := cfg.RopeScaling
 	if s == nil {
@@ -44,6 +44,17 @@ func NewRope(cfg *hf.Config) *Rope {
 		panic(fmt.Sprintf("model: rope type %q in a resolved config", s.Type))
 	}
 	return r
+}
+
+// frequencies returns those of a base, not stretched.
+func frequencies(cfg *hf.Config, theta float64) []float32 {
+	f := make([]float32, cfg.HeadDim/2)
+	for i := range f {
+		// torch raises the base to a float32 tensor: the exponent and the power are rounded.
+		exponent := float32(2*i) / float32(cfg.HeadDim)
+		f[i] = 1 / float32(math.Pow(theta, float64(exponent)))
+	}
+	return f
 }
 
 // llama3 divides long wavelengths by the factor, keeps short ones, and blends in between (Llama 3.1's reference code).
@@ -124,7 +135,7 @@ func yarnRange(cfg *hf.Config, s *hf.RopeScaling) (low, high float64) {
 }
 
 // Fill writes the tables for positions, which count from 0 in each document: this rank's tokens, batch after batch.
-// cos, sin: [batch, seq, 1, headDim/2] on the host, float32, or float64 for a float64 model.
+// cos, sin: [batch, seq, 1, headDim/2] on the host, twice that with Local, float32, or float64 for a float64 model.
 //
 // The angle is the float32 product of position and frequency, as in Hugging Face and other trainers. At a million
 // positions it is off by up to 0.03 rad in the fastest pairs, but an exact angle would disagree with every library that
@@ -143,19 +154,25 @@ func (r *Rope) Fill(cos, sin View, positions []int) {
 const exactPositions = 1 << 24
 
 func fillRope[T tensor.Float](r *Rope, cos, sin []T, positions []int) {
-	n := len(r.InvFreq)
-	if len(cos) != n*len(positions) || len(sin) != len(cos) {
+	n := len(r.InvFreq) * len(positions)
+	if len(cos) != n+len(r.Local)*len(positions) || len(sin) != len(cos) {
 		panic(fmt.Sprintf("model: rope tables of %d elements for %d positions of %d pairs", len(cos), len(positions),
-			n))
+			len(r.InvFreq)))
 	}
+	fillTable(r.InvFreq, r.Factor, cos[:n], sin[:n], positions)
+	fillTable(r.Local, 1, cos[n:], sin[n:], positions)
+}
+
+func fillTable[T tensor.Float](freqs []float32, factor float64, cos, sin []T, positions []int) {
+	n := len(freqs)
 	for t, p := range positions {
-		for i, f := range r.InvFreq {
+		for i, f := range freqs {
 			angle := float64(float32(p) * f)
 			if p > exactPositions {
 				angle = float64(p) * float64(f)
 			}
 			s, c := math.Sincos(angle)
-			cos[t*n+i], sin[t*n+i] = T(c*r.Factor), T(s*r.Factor)
+			cos[t*n+i], sin[t*n+i] = T(c*factor), T(s*factor)
 		}
 	}
 }

@@ -178,7 +178,7 @@ func alike(key string, a, b *hf.Config) bool {
 		return a.NumHiddenLayers == b.NumHiddenLayers
 	case strings.HasPrefix(key, "model.rope_"):
 		ra, rb := model.NewRope(a), model.NewRope(b)
-		return slices.Equal(ra.InvFreq, rb.InvFreq) && ra.Factor == rb.Factor
+		return slices.Equal(ra.InvFreq, rb.InvFreq) && slices.Equal(ra.Local, rb.Local) && ra.Factor == rb.Factor
 	}
 	return false
 }

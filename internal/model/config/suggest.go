@@ -136,9 +136,8 @@ var retired = map[string][]string{
 
 // unbuiltKeys lists planned keys and sections that this build lacks, with the key to use instead.
 var unbuiltKeys = map[string]string{
-	"lora": "", "train.freeze": "", "data.format": "",
-	"data.chat_template": "", "data.train_on": "", "model.partial_rotary_factor": "",
-	"model.no_rope_layers": "",
+	"data.format": "", "data.chat_template": "", "data.train_on": "",
+	"model.partial_rotary_factor": "", "model.no_rope_layers": "",
 }
 
 // byName reads lines "NAME… = MEANING" into a map by name.

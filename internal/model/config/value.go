@@ -187,7 +187,7 @@ func (k *key) wanted() string {
 	kind, words := k.kind(k.at(blankConfig())).name, strings.Join(k.allowed(), ", ")
 	switch {
 	case kind == "list":
-		kind += " of " + words
+		kind += " of " + cmp.Or(words, "names")
 	case kind == "text" && words != "":
 		return "one of " + words
 	case strings.HasPrefix(kind, "a share"), strings.HasPrefix(kind, "text or"):
@@ -365,7 +365,7 @@ func init() {
 	}, func(v [2]float64) any { return []any{v[0], v[1]} })
 	addKind("list", (*key).list, func(k *key, list []string) error {
 		for i, word := range list {
-			if err := k.choose(word); err != nil {
+			if err := k.checkWord(word); err != nil {
 				return fmt.Errorf("entry %d: %w", i+1, err)
 			}
 		}

@@ -49,9 +49,44 @@ func (c *Config) Check() []Fault {
 	if !(c.RopeTheta > 1) || math.IsInf(c.RopeTheta, 0) {
 		f.add("rope_theta", "%v is not above 1", c.RopeTheta)
 	}
+	c.checkFamily(&f)
 	c.checkRope(&f)
 	c.checkWindow(&f)
 	return f
+}
+
+// A familyKey is a key of config.json that not all families have: its value, and its default in the family.
+type familyKey struct {
+	value   *float64
+	missing float64
+}
+
+func (c *Config) familyKeys() map[string]familyKey {
+	var missing Defaults
+	if f := families[c.Architecture]; f != nil {
+		missing = f.Defaults
+	}
+	return map[string]familyKey{
+		"query_pre_attn_scalar":   {&c.QueryPreAttnScalar, missing.QueryPreAttnScalar},
+		"attn_logit_softcapping":  {&c.AttnLogitSoftcapping, missing.AttnSoftcap},
+		"final_logit_softcapping": {&c.FinalLogitSoftcapping, missing.FinalSoftcap},
+		localKey:                  {&c.RopeLocalBaseFreq, missing.RopeLocal},
+	}
+}
+
+func (c *Config) checkFamily(f *faults) {
+	for key, x := range c.familyKeys() {
+		family := families[c.Architecture]
+		switch {
+		case *x.value == 0 || family == nil:
+		case !slices.Contains(family.Keys, key):
+			f.add(key, "%v is not supported in %s: transformers ignores it there; set it to null", *x.value, family.Name)
+		case !(*x.value > 0) || math.IsInf(*x.value, 0):
+			f.add(key, "%v is not positive", *x.value)
+		case key == localKey && *x.value <= 1:
+			f.add(key, "%v is not above 1", *x.value)
+		}
+	}
 }
 
 func (c *Config) checkRope(f *faults) {

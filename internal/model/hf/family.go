@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/cprun/cprun/kernels"
 )
 
 // Family describes one kind of model: its config.json, the names of its weights and the blocks of its layers. To add a
@@ -18,8 +20,21 @@ type Family struct {
 	Layer    string // prefix of a layer's tensors; %d is its number, from 0
 	Defaults Defaults
 	Windows  Windows
+	// Biased: the biases of attention in Tensors always exist; else they follow attention_bias.
+	Biased bool
 	// Ropes lists the supported kinds of rope scaling; nil: all.
 	Ropes []string
+	// Activation is that of the MLP; "": SiLU. ActivationKey is its key in config.json; "": hidden_act.
+	Activation    kernels.Activation
+	ActivationKey string
+	// ZeroCentred norms multiply by 1 + weight.
+	ZeroCentred bool
+	// ScaledEmbedding is multiplied by the root of hidden_size, rounded to the type of activations.
+	ScaledEmbedding bool
+	// Wrapper is the model_type of a larger model with this one, described under text_config; "" for none.
+	Wrapper string
+	// Keys lists supported keys of config.json that not all families have.
+	Keys []string
 	// Export holds keys of config.json for an export, added to the common ones.
 	Export map[string]any
 }
@@ -35,17 +50,32 @@ const (
 
 	InputNorm // [hidden]: before attention
 	PostNorm  // [hidden]: before the MLP
-	Query     // [heads * head dim, hidden]
-	Key       // [key and value heads * head dim, hidden]
-	Value     // like Key
-	Output    // [hidden, heads * head dim]
-	QueryNorm // [head dim]: of RMSNorms over each head, before rotation; not in all families
-	KeyNorm   // like QueryNorm
-	Gate      // [intermediate, hidden]
-	Up        // [intermediate, hidden]
-	Down      // [hidden, intermediate]
-	Roles     = int(Down) + 1
+	// AttentionNorm and MLPNorm are of the results of attention and of the MLP, before the sums; not in all families.
+	AttentionNorm // [hidden]
+	MLPNorm       // [hidden]
+	QueryNorm     // [head dim]: of RMSNorms over each head, before rotation; not in all families
+	KeyNorm       // like QueryNorm
+
+	Query  // [heads * head dim, hidden]
+	Key    // [key and value heads * head dim, hidden]
+	Value  // like Key
+	Output // [hidden, heads * head dim]
+	Gate   // [intermediate, hidden]
+	Up     // [intermediate, hidden]
+	Down   // [hidden, intermediate]
+
+	QueryBias // [out]: added to the projection; not in all families
+	KeyBias
+	ValueBias
+	OutputBias
+	GateBias
+	UpBias
+	DownBias
+	Roles = int(DownBias) + 1
 )
+
+// Bias returns the role of a projection's bias.
+func (r Role) Bias() Role { return r - Query + QueryBias }
 
 // Names are a family's tensor names in files, by Role; "" if the family lacks the tensor.
 type Names [Roles]string
@@ -65,7 +95,7 @@ func (c *Config) Tensors() []Tensor {
 	add := func(layer int, roles ...Role) {
 		for _, r := range roles {
 			name := f.Tensors[r]
-			if name == "" {
+			if name == "" || !c.has(r) {
 				continue
 			}
 			if layer >= 0 {
@@ -82,10 +112,22 @@ func (c *Config) Tensors() []Tensor {
 		add(-1, Head)
 	}
 	for layer := range c.NumHiddenLayers {
-		add(layer, InputNorm, QueryNorm, KeyNorm, PostNorm)
+		add(layer, InputNorm, QueryNorm, KeyNorm, AttentionNorm, PostNorm, MLPNorm)
+		add(layer, QueryBias, KeyBias, ValueBias, OutputBias, GateBias, UpBias, DownBias)
 	}
 	add(-1, Norm)
 	return list
+}
+
+// has reports whether the model has a tensor of its family.
+func (c *Config) has(r Role) bool {
+	switch r {
+	case QueryBias, KeyBias, ValueBias, OutputBias:
+		return c.AttentionBias || c.Family().Biased
+	case GateBias, UpBias, DownBias:
+		return c.MLPBias
+	}
+	return true
 }
 
 func (c *Config) shape(r Role) []int {
@@ -105,16 +147,26 @@ func (c *Config) shape(r Role) []int {
 		return []int{c.HiddenSize, c.IntermediateSize}
 	case QueryNorm, KeyNorm:
 		return []int{c.HeadDim}
+	case QueryBias:
+		return []int{q}
+	case KeyBias, ValueBias:
+		return []int{kv}
+	case GateBias, UpBias:
+		return []int{c.IntermediateSize}
 	}
 	return []int{c.HiddenSize}
 }
 
 // Defaults are the values of transformers for keys absent from config.json.
 type Defaults struct {
+	Vocab, Heads      int // vocab_size and num_attention_heads; 0: a file without them is refused
 	KVHeads           int // num_key_value_heads; 0: as many as heads
 	HeadDim           int // 0: hidden_size / num_attention_heads
 	Positions         int // max_position_embeddings
 	TieWordEmbeddings bool
+	RopeTheta         float64 // 0: 10000
+
+	QueryPreAttnScalar, AttnSoftcap, FinalSoftcap, RopeLocal float64 // of Family.Keys
 }
 
 // Windows describes the keys of config.json for sliding windows.
@@ -124,9 +176,16 @@ type Windows struct {
 	// From is the default of max_window_layers: without layer_types, earlier layers see everything. 0: the key is
 	// ignored.
 	From int
+	// Every is the default of sliding_window_pattern: without layer_types, every so many layers one sees everything. 0:
+	// the key is ignored.
+	Every int
 	// Foreign: transformers has no window in this family, and ignores the keys.
 	Foreign bool
 }
+
+// optional has the roles that a family may lack.
+var optional = map[Role]bool{QueryNorm: true, KeyNorm: true, AttentionNorm: true, MLPNorm: true,
+	QueryBias: true, KeyBias: true, ValueBias: true, OutputBias: true, GateBias: true, UpBias: true, DownBias: true}
 
 var families = map[string]*Family{}
 
@@ -134,7 +193,7 @@ var families = map[string]*Family{}
 func Register(f Family) {
 	missing := f.Name == "" || f.Class == "" || f.Layer == ""
 	for role, name := range f.Tensors {
-		missing = missing || name == "" && Role(role) != QueryNorm && Role(role) != KeyNorm
+		missing = missing || name == "" && !optional[Role(role)]
 	}
 	if missing {
 		panic(fmt.Sprintf("hf: family %q lacks a name", f.Name))
@@ -170,6 +229,9 @@ func (c *Config) Family() *Family {
 
 // HasHeadNorms reports whether query and key heads have a norm.
 func (f *Family) HasHeadNorms() bool { return f.Tensors[QueryNorm] != "" }
+
+// HasBranchNorms reports whether the results of attention and of the MLP have a norm before they are added.
+func (f *Family) HasBranchNorms() bool { return f.Tensors[AttentionNorm] != "" }
 
 // ropes lists the supported kinds of rope scaling, in the order of errors.
 var ropes = []string{"linear", "llama3", "yarn"}

@@ -6,7 +6,7 @@ import (
 )
 
 func TestFamiliesAreRegisteredOnceAndWhole(t *testing.T) {
-	if got := Families(); !slices.Equal(got, []string{Llama, Qwen3}) {
+	if got := Families(); !slices.Equal(got, []string{Gemma2, Gemma3, Llama, Qwen3}) {
 		t.Errorf("families are %v", got)
 	}
 	nameless := *families[Llama]

@@ -26,12 +26,15 @@ type feed struct {
 	rank   int
 	inputs *inputs
 	next   laid // made in advance by prepare
+
+	seen func(b *microBatch, spans []partition.Span, ids []int32) // called with each batch, unless nil
 }
 
 // A laid is a sample with its layout over the ranks.
 type laid struct {
 	sample int64
 	docs   []int // with the end that they leave empty
+	tokens int   // in documents
 	seqLen int
 	layout partition.Layout // nil: none
 }
@@ -64,7 +67,8 @@ func (f *feed) total(cfg *config.Config) int64 {
 type microBatch struct {
 	model.Batch
 	layout partition.Layout
-	seqLen int   // global tokens of a sample
+	seqLen int   // global rows of a sample
+	tokens int   // of them, the others follow
 	docs   []int // documents of the only sample; none if they are not separate
 
 	// The positions and targets of the rows, on the host, valid until done.
@@ -92,9 +96,9 @@ func (f *feed) lay(sample int64) laid {
 		return f.next
 	}
 	docs := f.loader.Docs(sample)
-	n := rowsFor(docs, f.seqLen, f.size)
+	n, tokens := rowsFor(docs, f.seqLen, f.size), total(docs)
 	docs = filled(docs, n)
-	return laid{sample, docs, n, partition.Ready(f.layout.Layout(docs, f.bands...), n, f.size)}
+	return laid{sample, docs, tokens, n, partition.Ready(f.layout.Layout(docs, f.bands...), n, f.size)}
 }
 
 // rowsFor returns the rows in which the ranks compute a sample of these documents, at most seqLen. There are at most
@@ -128,7 +132,7 @@ func (f *feed) prepare(sample int64) { f.next = f.lay(sample) }
 func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) {
 	b := &microBatch{}
 	laid := f.lay(samples[0])
-	b.layout, b.seqLen = laid.layout, laid.seqLen
+	b.layout, b.tokens, b.seqLen = laid.layout, laid.tokens, laid.seqLen
 	if f.packed {
 		b.docs = laid.docs
 	}
@@ -148,6 +152,12 @@ func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) 
 		}
 	}
 	b.positions, b.targets = positions, targets
+	if !h.Tokens.IsZero() {
+		number(tensor.Data[int32](h.Tokens), samples, spans, f.seqLen)
+	}
+	if f.seen != nil {
+		f.seen(b, spans, ids)
+	}
 	if f.packed {
 		f.rope.Fill(h.Cos, h.Sin, positions)
 	}
@@ -157,6 +167,20 @@ func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) 
 		b.Cos, b.Sin, err = f.inputs.tables(f.rope, count, n, positions)
 	}
 	return b, err
+}
+
+// number sets the numbers of tokens, which do not depend on the ranks. They may wrap, since they only choose random
+// numbers.
+func number(dst []int32, samples []int64, spans []partition.Span, seqLen int) {
+	i := 0
+	for _, sample := range samples {
+		for _, s := range spans {
+			for k := range s.Len {
+				dst[i] = int32(sample*int64(seqLen) + int64(s.Start+k*s.Stride))
+				i++
+			}
+		}
+	}
 }
 
 // inputs is a double buffer for batches: while the device computes one, the host reads and uploads the next.
@@ -177,8 +201,7 @@ type slot struct {
 }
 
 func newInputs(dev *Device, cfg *config.Config, tokens int) (*inputs, error) {
-	mem, err := state.NewBatches(dev, state.Format{Pairs: cfg.Model.HeadDim / 2, Packed: cfg.Data.PackDocuments},
-		tokens)
+	mem, err := state.NewBatches(dev, state.FormatOf(&cfg.Model.Config, cfg.Data.PackDocuments), tokens)
 	return &inputs{dev: dev, mem: mem, slots: [2]slot{{dev: dev, block: 0}, {dev: dev, block: 1}}}, err
 }
 
@@ -220,17 +243,16 @@ func (in *inputs) upload(s *slot, tokens int) {
 
 // tables returns cos and sin for count samples of n tokens with equal positions.
 func (in *inputs) tables(r *model.Rope, count, n int, positions []int) (cos, sin View, err error) {
-	tokens, pairs := count*n, in.mem.Pairs
-	shape := [4]int{count, n, 1, pairs}
+	tokens, pairs, ropes := count*n, in.mem.Pairs, in.mem.Ropes
+	shape, size := [4]int{ropes * count, n, 1, pairs}, ropes*count*n*pairs
 	if tokens > in.tabled || in.mem.Cos.IsZero() {
 		if err := in.mem.GrowTables(tokens); err != nil {
 			return cos, sin, err
 		}
 	}
-	cos, sin = state.Part(in.mem.Cos, 0, tokens*pairs).Reshape(shape), state.Part(in.mem.Sin, 0,
-		tokens*pairs).Reshape(shape)
-	if tokens > in.tabled {
-		host, err := in.dev.HostVector("rotary tables", tensor.F32, 2*tokens*pairs)
+	cos, sin = state.Part(in.mem.Cos, 0, size).Reshape(shape), state.Part(in.mem.Sin, 0, size).Reshape(shape)
+	if tokens > in.tabled || ropes > 1 && tokens != in.tabled { // the second table is after the tokens of the first
+		host, err := in.dev.HostVector("rotary tables", tensor.F32, 2*size)
 		if err != nil {
 			return cos, sin, err
 		}
@@ -333,7 +355,7 @@ func (l *labels) part(pass string, bucket int) {
 	}
 	switch {
 	case bucket < 0:
-	case bucket == model.Embedding && pass == "backward" && l.flat.Buckets[l.flat.Head()].Size() == 0:
+	case bucket == model.Embedding && pass == "backward" && l.flat.Empty(l.flat.Head()):
 		pass += "/head" // tied weights
 	case bucket == model.Embedding:
 		pass += "/embedding"

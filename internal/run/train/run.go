@@ -31,6 +31,7 @@ type Options struct {
 
 	NoSave bool // write no checkpoint
 	Frozen bool // evaluate only: no gradients and moments
+	Whole  int  // tokens of a sample, if data.seq_len is a prefix
 	Locked bool // the launcher holds the lock on the checkpoints
 	// Start numbers this start of the run directory; the zero value means the next one.
 	Start Start
