@@ -111,7 +111,7 @@ var (
 	// freeKeys do not change the model's results; dataKeys select the tokens of each sample.
 	freeKeys = []string{"model.from", "model.initializer_range", "model.max_position_embeddings"}
 	dataKeys = []string{"data.path", "data.tokenizer", "data.seq_len", "data.shuffle", "data.pack_documents",
-		"data.eos_token_id", "data.seed", "train.global_batch_size"}
+		"data.overlong", "data.eos_token_id", "data.seed", "train.global_batch_size"}
 )
 
 // compare compares a config with the checkpoint's. A different model is an error; different data and a jump of the

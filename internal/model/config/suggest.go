@@ -136,7 +136,7 @@ var retired = map[string][]string{
 
 // unbuiltKeys lists planned keys and sections that this build lacks, with the key to use instead.
 var unbuiltKeys = map[string]string{
-	"data.cache": "", "data.overlong": "", "model.partial_rotary_factor": "", "model.no_rope_layers": "",
+	"model.partial_rotary_factor": "", "model.no_rope_layers": "",
 }
 
 // byName reads lines "NAME… = MEANING" into a map by name.
