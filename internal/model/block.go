@@ -52,12 +52,21 @@ func (m *Model) attend(a *tensor.Arena, i int, b Batch, s *activations, known bo
 	}
 	a.Release(mark)
 	q, k := s.raw()
-	m.ops.NormRope(s.q, s.qInv, q, l[hf.QueryNorm].w, b.Cos, b.Sin, eps)
-	m.ops.NormRope(s.k, s.kInv, k, l[hf.KeyNorm].w, b.Cos, b.Sin, eps)
+	cos, sin := m.angles(b, i)
+	m.ops.NormRope(s.q, s.qInv, q, l[hf.QueryNorm].w, cos, sin, eps)
+	m.ops.NormRope(s.k, s.kInv, k, l[hf.KeyNorm].w, cos, sin, eps)
 	if known {
 		return nil
 	}
 	return m.att.Forward(i, s.out, s.q, s.k, s.v)
+}
+
+// angles returns the rotary tables of a layer: zero Views if it does not rotate.
+func (m *Model) angles(b Batch, layer int) (cos, sin View) {
+	if !m.cfg.Rotates(layer) {
+		return View{}, View{}
+	}
+	return b.Cos, b.Sin
 }
 
 // layerBackward replaces d, the gradient of the layer's output, by the gradient of its input, and adds to the gradients
@@ -94,8 +103,9 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 	}
 	dq, dk, dv := do, s.k, s.v // no longer needed
 	qRaw, kRaw := s.raw()
-	m.ops.NormRopeBackward(dq, l[hf.QueryNorm].g, g.DQ, qRaw, s.qInv, l[hf.QueryNorm].w, b.Cos, b.Sin)
-	m.ops.NormRopeBackward(dk, l[hf.KeyNorm].g, g.DK, kRaw, s.kInv, l[hf.KeyNorm].w, b.Cos, b.Sin)
+	cos, sin := m.angles(b, i)
+	m.ops.NormRopeBackward(dq, l[hf.QueryNorm].g, g.DQ, qRaw, s.qInv, l[hf.QueryNorm].w, cos, sin)
+	m.ops.NormRopeBackward(dk, l[hf.KeyNorm].g, g.DK, kRaw, s.kInv, l[hf.KeyNorm].w, cos, sin)
 	m.ops.Copy(dv, g.DV)
 	a.Release(mark)
 
@@ -112,6 +122,15 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 
 // project sets y to the projection of x of a role, with its bias, plus add unless that is the zero View.
 func (m *Model) project(l *layer, r hf.Role, y, x, add View) {
+	if bias := l[r.Bias()].w; !bias.IsZero() { // y begins as the bias of every row
+		n := y.Cols()
+		m.ops.Copy(y, tensor.NewView(bias.Memory(), bias.DType(), bias.Offset(), [4]int{1, y.Rows(), 1, n},
+			[4]int64{0, 0, 0, 1}))
+		if !add.IsZero() {
+			m.ops.Add(y, add)
+		}
+		add = y
+	}
 	m.ops.Linear(y, x, l[r].w, add)
 }
 
@@ -123,6 +142,9 @@ func (m *Model) projectDX(l *layer, r hf.Role, dx, dy View, accumulate bool) {
 // projectDW adds to the gradients of a projection's weight and bias.
 func (m *Model) projectDW(l *layer, r hf.Role, dy, x View) {
 	m.ops.LinearDW(l[r].g, dy, x)
+	if bias := l[r.Bias()].g; !bias.IsZero() {
+		m.ops.SumRows(bias, dy)
+	}
 }
 
 func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {

@@ -15,7 +15,7 @@ type Param struct {
 	Offset int64 // in the flat buffer, in elements; a multiple of Align
 	Decay  bool  // weight decay applies: to matrices and embeddings
 
-	// Std is the standard deviation of the first values; 0 for a norm, which starts as 1.
+	// Std is the standard deviation of the first values; 0 for a vector: a norm starts as 1, a bias as 0.
 	Std float64
 }
 
@@ -68,13 +68,16 @@ func (p Param) View(flat View) View {
 // InitBlock is the number of elements initialised by one generator.
 const InitBlock = 1 << 16
 
-// Init writes a parameter's first values from element lo to dst: normal(0, Std) for a matrix, 1 for a norm. lo must be
-// a multiple of InitBlock. Values depend on seed, name and place alone, so the model is the same for any number of
+// Init writes a parameter's first values from element lo to dst: normal(0, Std) for a matrix, 1 for a norm, 0 for a
+// bias. lo must be a multiple of InitBlock. Values depend on seed, name and place alone, so the model is the same for any number of
 // ranks, sharding or goroutines.
 func (p Param) Init(dst []float32, lo, seed int64) {
 	if p.Std == 0 {
 		for i := range dst {
 			dst[i] = 1
+			if p.Role.IsBias() {
+				dst[i] = 0
+			}
 		}
 		return
 	}

@@ -1,6 +1,6 @@
 """Writes a small model of each family with the loss curve of plain PyTorch training in float32.
 
-Usage: python scripts/oracle/families.py internal/model/testdata/families [name ...]
+Usage: python scripts/oracle/families.py internal/model/testdata/parity [name ...]
 Needs torch and transformers; the versions are in the output. The files are as in parity.py, with weights in
 bfloat16, which training begins with.
 """

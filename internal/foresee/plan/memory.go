@@ -282,7 +282,7 @@ func (m *Memory) state(cfg *config.Config, ranks, batch int, dtype tensor.DType)
 	if err != nil {
 		return err
 	}
-	format := state.Format{Pairs: cfg.Model.HeadDim / 2, Packed: cfg.Data.PackDocuments}
+	format := state.Format{Pairs: cfg.Model.RotaryDim() / 2, Packed: cfg.Data.PackDocuments}
 	if _, err := state.NewBatches(meter, format, batch); err != nil {
 		return err
 	}
