@@ -39,8 +39,6 @@ func TestUsageEndsWithStatus2BeforeAnythingIsSpawned(t *testing.T) {
 		{[]string{"train", good}, []string{`"train"`, "cprun [flags] train.yaml"}},
 		{[]string{"trian", good}, []string{"cprun [flags] train.yaml"}},
 		{[]string{"run", good}, []string{"cprun [flags] train.yaml"}},
-		{[]string{"verify", good}, []string{"verify is not in this build"}},
-		{[]string{"--verify", good}, []string{"--verify is not in this build"}},
 		{[]string{"--np", "2", good}, []string{"did you mean --nproc?"}},
 		{[]string{"-np", "2", good}, []string{"did you mean --nproc?"}},
 		{[]string{"plan", "--set", "lora.r=8", good}, []string{"lora.r: not in this build"}},

@@ -41,8 +41,8 @@ var trainingWords = []string{"train", "run", "launch"}
 
 // unbuiltCommands and unbuiltFlags are planned, but not in this build.
 var (
-	unbuiltCommands = []string{"verify"}
-	unbuiltFlags    = []string{"verify", "chat", "logprobs", "merge"}
+	unbuiltCommands = []string{}
+	unbuiltFlags    = []string{"chat", "logprobs", "merge"}
 )
 
 func commandsOf(c *cobra.Command) (names []string) {

@@ -11,9 +11,10 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// fixtures lists the directories of testdata/parity.
+// fixtures lists the directories with models of transformers, from testdata/parity.
 var fixtures = []string{"tiny-llama", "tiny-llama-tied-clip", "tiny-llama3-gqa", "tiny-qwen3-yarn",
-	"llama-bias", "mistral", "phi3", "qwen2", "smollm3"}
+	"../families/gemma2", "../families/gemma3", "../families/llama-bias", "../families/mistral", "../families/phi3",
+	"../families/qwen2", "../families/smollm3"}
 
 // A fixture is a directory written by scripts/oracle/parity.py or families.py.
 type fixture struct {

@@ -31,8 +31,8 @@ func TestLayoutHasNoOverlapAndIsAligned(t *testing.T) {
 		if names["lm_head.weight"] == cfg.TieWordEmbeddings {
 			t.Errorf("%s: tied %t, lm_head %t", name, cfg.TieWordEmbeddings, names["lm_head.weight"])
 		}
-		if qwen := cfg.Architecture == "qwen3"; names["model.layers.1.self_attn.q_norm.weight"] != qwen {
-			t.Errorf("%s: q_norm is there: %t", name, !qwen)
+		if heads := cfg.Family().HasHeadNorms(); names["model.layers.1.self_attn.q_norm.weight"] != heads {
+			t.Errorf("%s: q_norm is there: %t", name, !heads)
 		}
 	}
 }

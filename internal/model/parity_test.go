@@ -14,9 +14,9 @@ type recorder struct {
 	logits *[]float64
 }
 
-func (r recorder) CrossEntropy(loss, logits, targets View, scale float64, grad bool) {
+func (r recorder) CrossEntropy(loss, logits, targets View, scale, softcap float64, grad bool) {
 	*r.logits = append(*r.logits, get(logits)...)
-	r.refOps.CrossEntropy(loss, logits, targets, scale, grad)
+	r.refOps.CrossEntropy(loss, logits, targets, scale, softcap, grad)
 }
 
 // The first training step equals PyTorch's: loss, logits, and the gradient norm of each tensor. PyTorch computed in

@@ -248,44 +248,83 @@ func sumRows[T tensor.Float](c *Kernels, sum, x tensor.View) {
 // rowSumBlock is the columns of a piece of SumRows.
 const rowSumBlock = 64
 
-// SwiGLU (arXiv:2002.05202) sets y = silu(gate) * up.
-func (c *Kernels) SwiGLU(y, gate, up tensor.View) {
+// GLU (arXiv:2002.05202) sets y = act(gate) * up.
+func (c *Kernels) GLU(y, gate, up tensor.View, act kernels.Activation) {
 	if isHalf(y.DType()) {
-		c.halfSwiGLU(y, gate, up)
+		c.halfGLU(y, gate, up, act)
 		return
 	}
-	dense("swiglu", y.DType(), y, gate, up)
-	shape.Must(shape.SameShape(y, gate, up), "swiglu", y, gate, up)
-	forType(y, swiGLU[float64], swiGLU[float32])(c, y, gate, up)
+	dense("glu", y.DType(), y, gate, up)
+	shape.Must(shape.SameShape(y, gate, up), "glu", y, gate, up)
+	forType(y, glu[float64], glu[float32])(c, y, gate, up, act)
 }
 
-func swiGLU[T tensor.Float](c *Kernels, y, gate, up tensor.View) {
-	l, ys, gs, us := simd.LoopsOf[T](c.level), tensor.Data[T](y), tensor.Data[T](gate), tensor.Data[T](up)
-	c.queue("swiglu", func() {
+func glu[T tensor.Float](c *Kernels, y, gate, up tensor.View, act kernels.Activation) {
+	ys, gs, us := tensor.Data[T](y), tensor.Data[T](gate), tensor.Data[T](up)
+	f := simd.LoopsOf[T](c.level).SwiGLU
+	if act == kernels.GELU {
+		f = geGLU[T]
+	}
+	c.queue("glu", func() {
 		c.blocks(len(ys), elementBlock, func(_, lo, hi int) {
-			l.SwiGLU(ys[lo:hi], gs[lo:hi], us[lo:hi])
+			f(ys[lo:hi], gs[lo:hi], us[lo:hi])
 		})
 	})
 }
 
-// SwiGLUBackward sets dgate = dy * up * s * (1 + gate * (1 - s)), with s = sigmoid(gate), and dup = dy * silu(gate).
-// dgate may be gate, and dup may be up.
-func (c *Kernels) SwiGLUBackward(dgate, dup, dy, gate, up tensor.View) {
+// GLUBackward sets dgate = dy * up * act'(gate) and dup = dy * act(gate). dgate may be gate, and dup may be up.
+func (c *Kernels) GLUBackward(dgate, dup, dy, gate, up tensor.View, act kernels.Activation) {
 	if isHalf(dy.DType()) {
-		c.halfSwiGLUBackward(dgate, dup, dy, gate, up)
+		c.halfGLUBackward(dgate, dup, dy, gate, up, act)
 		return
 	}
-	dense("swiglu backward", dgate.DType(), dgate, dup, dy, gate, up)
-	shape.Must(shape.SameShape(dgate, dup, dy, gate, up), "swiglu backward", dgate, dup, dy, gate, up)
-	forType(dgate, swiGLUBackward[float64], swiGLUBackward[float32])(c, dgate, dup, dy, gate, up)
+	dense("glu backward", dgate.DType(), dgate, dup, dy, gate, up)
+	shape.Must(shape.SameShape(dgate, dup, dy, gate, up), "glu backward", dgate, dup, dy, gate, up)
+	forType(dgate, gluBackward[float64], gluBackward[float32])(c, dgate, dup, dy, gate, up, act)
 }
 
-func swiGLUBackward[T tensor.Float](c *Kernels, dgate, dup, dy, gate, up tensor.View) {
+func gluBackward[T tensor.Float](c *Kernels, dgate, dup, dy, gate, up tensor.View, act kernels.Activation) {
 	dgs, dus, dys := tensor.Data[T](dgate), tensor.Data[T](dup), tensor.Data[T](dy)
-	l, gs, us := simd.LoopsOf[T](c.level), tensor.Data[T](gate), tensor.Data[T](up)
-	c.queue("swiglu backward", func() {
+	gs, us := tensor.Data[T](gate), tensor.Data[T](up)
+	f := simd.LoopsOf[T](c.level).SwiGLUBackward
+	if act == kernels.GELU {
+		f = geGLUBackward[T]
+	}
+	c.queue("glu backward", func() {
 		c.blocks(len(dgs), elementBlock, func(_, lo, hi int) {
-			l.SwiGLUBackward(dgs[lo:hi], dus[lo:hi], dys[lo:hi], gs[lo:hi], us[lo:hi])
+			f(dgs[lo:hi], dus[lo:hi], dys[lo:hi], gs[lo:hi], us[lo:hi])
+		})
+	})
+}
+
+// Dropout sets y to d of x, given the numbers of the rows. y may be x.
+func (c *Kernels) Dropout(y, x, tokens tensor.View, d kernels.Dropout) {
+	if isHalf(y.DType()) {
+		c.halfDropout(y, x, tokens, d)
+		return
+	}
+	dense("dropout", y.DType(), y, x)
+	checkDropout(y, x, tokens)
+	forType(y, dropout[float64], dropout[float32])(c, y, x, tokens, d)
+}
+
+func checkDropout(y, x, tokens tensor.View) {
+	shape.Must(shape.SameShape(y, x) && tokens.Size() == x.Rows() && tokens.DType() == tensor.I32 && tokens.IsDense(),
+		"dropout", y, x, tokens)
+}
+
+func dropout[T tensor.Float](c *Kernels, y, x, tokens tensor.View, d kernels.Dropout) {
+	ys, xs, n, kept, least := tensor.Data[T](y), tensor.Data[T](x), x.Cols(), T(d.Kept()), d.Threshold()
+	numbers := tensor.Data[int32](tokens)
+	c.queue("dropout", func() {
+		c.blocks(x.Rows(), rowBlock(n), func(_, lo, hi int) {
+			for i := lo * n; i < hi*n; i++ {
+				if d.Random(numbers[i/n], i%n) < least {
+					ys[i] = 0
+				} else {
+					ys[i] = xs[i] * kept
+				}
+			}
 		})
 	})
 }

@@ -324,14 +324,17 @@ func (c *Ops) SumRows(sum, x View) {
 	})
 }
 
-// SwiGLU sets y = silu(gate) * up.
-func (c *Ops) SwiGLU(y, gate, up View) {
-	denseActivations("swiglu", y, gate, up)
-	shape.Must(shape.SameShape(y, gate, up), "swiglu", y, gate, up)
-	name := typeNames[y.DType()]
-	k := flat{program: "ops_swiglu", name: "swiglu_" + name, any: "swiglu_any_" + name, lanes: lanesOf(y.DType()),
+// gluNames has the kernels' prefixes.
+var gluNames = map[kernels.Activation]string{kernels.SiLU: "swiglu_", kernels.GELU: "geglu_"}
+
+// GLU sets y = act(gate) * up.
+func (c *Ops) GLU(y, gate, up View, act kernels.Activation) {
+	denseActivations("glu", y, gate, up)
+	shape.Must(shape.SameShape(y, gate, up), "glu", y, gate, up)
+	prefix, name := gluNames[act], typeNames[y.DType()]
+	k := flat{program: "ops_glu", name: prefix + name, any: prefix + "any_" + name, lanes: lanesOf(y.DType()),
 		vectors: 4, anyElements: 1}
-	c.stream.Do("swiglu", func() error {
+	c.stream.Do("glu", func() error {
 		return c.flat(k, y.Size(), aligned16(y, gate, up), func(lo, n int) *cuda.Args {
 			return new(cuda.Args).Addr(elementOf(y, lo)).Addr(elementOf(gate, lo)).Addr(elementOf(up,
 				lo)).Int64(int64(n))
@@ -339,15 +342,14 @@ func (c *Ops) SwiGLU(y, gate, up View) {
 	})
 }
 
-// SwiGLUBackward sets dgate = dy * up * s * (1 + gate * (1 - s)), with s = sigmoid(gate), and dup = dy * silu(gate).
-// dgate may be gate, and dup may be up.
-func (c *Ops) SwiGLUBackward(dgate, dup, dy, gate, up View) {
-	denseActivations("swiglu backward", dgate, dup, dy, gate, up)
-	shape.Must(shape.SameShape(dgate, dup, dy, gate, up), "swiglu backward", dgate, dup, dy, gate, up)
-	name := typeNames[dy.DType()]
-	k := flat{program: "ops_swiglu", name: "swiglu_backward_" + name, any: "swiglu_backward_any_" + name,
-		lanes: lanesOf(dy.DType()), vectors: 2, anyElements: 1}
-	c.stream.Do("swiglu backward", func() error {
+// GLUBackward sets dgate = dy * up * act'(gate) and dup = dy * act(gate). dgate may be gate, and dup may be up.
+func (c *Ops) GLUBackward(dgate, dup, dy, gate, up View, act kernels.Activation) {
+	denseActivations("glu backward", dgate, dup, dy, gate, up)
+	shape.Must(shape.SameShape(dgate, dup, dy, gate, up), "glu backward", dgate, dup, dy, gate, up)
+	prefix, name := gluNames[act]+"backward_", typeNames[dy.DType()]
+	k := flat{program: "ops_glu", name: prefix + name, any: prefix + "any_" + name, lanes: lanesOf(dy.DType()),
+		vectors: 2, anyElements: 1}
+	c.stream.Do("glu backward", func() error {
 		return c.flat(k, dy.Size(), aligned16(dgate, dup, dy, gate, up), func(lo, n int) *cuda.Args {
 			return new(cuda.Args).Addr(elementOf(dgate, lo)).Addr(elementOf(dup, lo)).Addr(elementOf(dy,
 				lo)).Addr(elementOf(gate, lo)).Addr(elementOf(up, lo)).Int64(int64(n))

@@ -40,7 +40,7 @@ func newCUDAOps(dev *cuda.Device) (cudaOps, error) {
 // program loads it.
 func (c *Ops) Preload() error {
 	return c.loader.Preload("gemm_simple", "ops_copy", "ops_embed", "ops_loss", "ops_norm", "ops_optim", "ops_rope",
-		"ops_swiglu")
+		"ops_glu")
 }
 
 // launch queues a kernel without dynamic shared memory.
@@ -198,6 +198,25 @@ func (c *Ops) Zero(vs ...View) {
 			return c.strided(fmt.Sprintf("move_strided_%d", v.DType().Size()), v, View{})
 		})
 	}
+}
+
+// Affine sets y = x * scale + shift, of the same type and shape. y may be x.
+func (c *Ops) Affine(y, x View, scale, shift float64) { c.mapped("affine", y, x, scale, shift) }
+
+// SoftCap replaces x by limit * tanh(x / limit).
+func (c *Ops) SoftCap(x View, limit float64) { c.mapped("softcap", x, x, limit, 1/limit) }
+
+// mapped queues a flat kernel of ops_copy.cu with two factors.
+func (c *Ops) mapped(op string, y, x View, a, b float64) {
+	denseActivations(op, y, x)
+	shape.Must(shape.SameShape(y, x), op, y, x)
+	name := op + "_" + typeNames[y.DType()]
+	k := flat{program: "ops_copy", name: name, any: name + "_any", lanes: lanesOf(y.DType()), vectors: 4}
+	c.stream.Do(op, func() error {
+		return c.flat(k, y.Size(), aligned16(y, x), func(lo, n int) *cuda.Args {
+			return new(cuda.Args).Addr(elementOf(y, lo)).Addr(elementOf(x, lo)).Int64(int64(n)).Float(a).Float(b)
+		})
+	})
 }
 
 // pairwise queues a flat kernel of ops_copy.cu over dense views of the same size.

@@ -194,7 +194,8 @@ func partitionOf(cfg *config.Config, ranks int, shape partition.Shape) Partition
 // ring reduces or gathers n bytes by sending (ranks-1)/ranks of them.
 func stateBytes(cfg *config.Config, ranks int, micro int64) int64 {
 	flat := model.NewLayout(&cfg.Model.Config, ranks)
-	grads, weights := wireBytes(cfg)*flat.Size(), int64(backend.DType(cfg).Size())*flat.Size()
+	dtype := int64(backend.DType(cfg).Size())
+	grads, weights := wireBytes(cfg)*flat.Size(), dtype*flat.Size()
 	total := 2 * grads
 	switch cfg.Memory.Shard {
 	case "optimizer":
@@ -202,7 +203,7 @@ func stateBytes(cfg *config.Config, ranks int, micro int64) int64 {
 	case "gradients":
 		total = grads*micro + weights
 	case "parameters":
-		total = grads*micro + 2*weights*micro
+		total = grads*micro + 2*(weights+dtype*flat.FrozenSize())*micro
 	}
 	return total * int64(ranks-1) / int64(ranks)
 }

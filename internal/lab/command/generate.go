@@ -228,6 +228,7 @@ func (o *GenerateOptions) open(w *source, tokens int) (dev *device.Device, end f
 			DType:    tensor.F32, Batch: 1, SeqQ: tokens, SeqKV: tokens,
 			Heads: w.cfg.NumAttentionHeads, KVHeads: w.cfg.NumKeyValueHeads,
 			HeadDim: w.cfg.HeadDim, HeadDimV: w.cfg.HeadDim, Causal: true, Window: w.cfg.Window(l), Ranks: 1,
+			Softcap: w.cfg.AttnLogitSoftcapping > 0,
 		})
 	}
 	answer, _, err := (&Options{Stderr: os.Stderr}).strategy(m, q)

@@ -66,6 +66,8 @@ var sections = []struct{ path, doc string }{
 	{"train", "The length and the batches of the run."},
 	{"train.early_stop", "An end before the last step, after a checkpoint and with exit status 0. The state survives a " +
 		"resume. A run that has ended early does not go on unless `patience` is raised or 0."},
+	{"lora", "Low-rank adapters (arXiv:2106.09685) in PEFT's format: the model stays frozen, and only adapters train. " +
+		"null, the default: none. A partial mapping takes the defaults below; `cprun export` writes the adapter."},
 	{"optimizer", "AdamW (arXiv:1711.05101): decay on every parameter of two or more axes (embeddings too), " +
 		"none on vectors."},
 	{"lr_schedule", "The learning rate over the steps."},
@@ -133,6 +135,14 @@ var modelKeys = []key{
 	{path: "model.attention_bias", def: "false",
 		doc: "biases of the projections of attention; qwen2 has those of queries, keys and values in any case"},
 	{path: "model.mlp_bias", def: "false", doc: "biases of the projections of the MLP"},
+	{path: "model.rope_local_base_freq", def: "null", word: "null", within: "(1, inf)",
+		doc: "rope_theta of layers with a window, which rope_scaling leaves alone; only gemma3_text; null: rope_theta"},
+	{path: "model.query_pre_attn_scalar", def: "null", word: "null", within: "(0, inf)",
+		doc: "attention scores are divided by its root; only gemma2 and gemma3_text; null: head_dim"},
+	{path: "model.attn_logit_softcapping", def: "null", word: "null", within: "(0, inf)",
+		doc: "limit of attention scores, by tanh; only gemma2; null: none"},
+	{path: "model.final_logit_softcapping", def: "null", word: "null", within: "(0, inf)",
+		doc: "limit of logits, by tanh; only gemma2 and gemma3_text; null: none"},
 	{path: "model.rms_norm_eps", def: "1.0e-6", within: "(0, inf)", doc: "added to the mean square in RMSNorm"},
 	{path: "model.tie_word_embeddings", def: "false", doc: "the output matrix is the embedding"},
 	{path: "model.max_position_embeddings", def: "null", word: "null", min: 1, max: maxLen,
@@ -181,10 +191,27 @@ var runKeys = []key{
 	{path: "train.seed", def: "1", max: maxSeed,
 		doc: "seed of random weights, and of samples where data.seed is null"},
 	{path: "train.deterministic", def: "false", doc: "the same config on as many ranks gives the same bits"},
+	{path: "train.freeze", def: "[]", at: func(c *Config) any { return &c.Model.Tuning.Freeze },
+		doc: "globs over names of parameters, such as `[\"model.embed_tokens.*\"]`: these have no gradients and no " +
+			"state of the optimizer, and keep their values"},
 	{path: "train.early_stop.patience", def: "0",
 		doc: "validations in a row without a loss that is lower by more than min_delta than the lowest before, after " +
 			"which the run ends; 0: off; needs data.validation"},
 	{path: "train.early_stop.min_delta", def: "0.0", within: "[0, inf)", doc: "smallest improvement that counts"},
+
+	{path: "lora.r", def: "16", min: 1, max: maxHeads, at: func(c *Config) any { return &c.Model.Tuning.LoRA.R },
+		doc: "rank"},
+	{path: "lora.alpha", def: "null", word: "null", within: "(0, inf)",
+		at:  func(c *Config) any { return &c.Model.Tuning.LoRA.Alpha },
+		doc: "the product of an adapter is multiplied by alpha / r; null: 2 r"},
+	{path: "lora.dropout", def: "0.0", within: "[0, 1)", at: func(c *Config) any { return &c.Model.Tuning.LoRA.Dropout },
+		doc: "share of an adapter's inputs that is 0 in a training pass"},
+	{path: "lora.targets", def: "auto", word: "auto", at: func(c *Config) any { return &c.Model.Tuning.LoRA.Targets },
+		doc: "names of modules, such as `[q_proj, v_proj]`; auto or `all-linear`: all linear layers of the blocks"},
+	{path: "lora.rslora", def: "false", at: func(c *Config) any { return &c.Model.Tuning.LoRA.RSLoRA },
+		doc: "alpha / sqrt(r) in place of alpha / r (arXiv:2312.03732)"},
+	{path: "lora.from", def: "null", word: "null", at: func(c *Config) any { return &c.Model.Tuning.LoRA.From },
+		doc: "adapter directory of PEFT to continue; r, alpha, rslora and targets are its own; null: new adapters"},
 
 	{path: "optimizer.name", def: "adamw", choices: []string{"adamw"}, doc: "the algorithm"},
 	{path: "optimizer.lr", def: "3.0e-4", within: "[0, inf)", doc: "highest learning rate"},
@@ -352,8 +379,18 @@ func split(path string) (section, name string) {
 	return path[:max(i, 0)], path[i+1:]
 }
 
-// ropeSection is the only section that may be absent.
-const ropeSection = "model.rope_scaling"
+// These sections may be absent.
+const (
+	ropeSection = "model.rope_scaling"
+	loraSection = "lora"
+)
+
+func isOptional(section string) bool { return section == ropeSection || section == loraSection }
+
+// lacks reports whether an optional section is absent.
+func (c *Config) lacks(section string) bool {
+	return section == ropeSection && c.Model.RopeScaling == nil || section == loraSection && c.Model.Tuning.LoRA == nil
+}
 
 // hasType reports whether a list of types contains a type of rope scaling.
 func hasType(types, ropeType string) bool { return slices.Contains(strings.Fields(types), ropeType) }

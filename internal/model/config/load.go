@@ -84,10 +84,11 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	l.decodeFrom()
 	l.decodeRope()
 	for i := range keys {
-		if section, _ := split(keys[i].path); section != ropeSection && keys[i].path != "model.from" {
+		if section, _ := split(keys[i].path); !isOptional(section) && keys[i].path != "model.from" {
 			l.decodeKey(&keys[i])
 		}
 	}
+	l.decodeLoRA()
 	l.derive()
 	l.bounds()
 	l.resolvePaths()
@@ -315,7 +316,10 @@ func (l *loader) derive() {
 func (l *loader) bounds() {
 	for i := range keys {
 		k := &keys[i]
-		skip := k.rope != "" && (l.cfg.Model.RopeScaling == nil || !hasType(k.rope, l.cfg.Model.RopeScaling.Type)) ||
+		if section, _ := split(k.path); l.cfg.lacks(section) {
+			continue
+		}
+		skip := k.rope != "" && !hasType(k.rope, l.cfg.Model.RopeScaling.Type) ||
 			strings.HasPrefix(k.path, "model.") && !l.ok("model.from") && l.values[k.path] == nil
 		if skip || !l.ok(k.path) {
 			continue
@@ -335,7 +339,7 @@ func (l *loader) bounds() {
 // blankConfig returns a config in which every field of the table exists.
 func blankConfig() *Config {
 	c := &Config{}
-	c.Model.RopeScaling = &hf.RopeScaling{}
+	c.Model.RopeScaling, c.Model.Tuning.LoRA = &hf.RopeScaling{}, &hf.LoRA{}
 	return c
 }
 

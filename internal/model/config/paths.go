@@ -23,6 +23,7 @@ type disk interface {
 	workDir() string
 	readConfig(dir string) (*hf.Config, error)
 	eos(dir string) (int, error)
+	readAdapter(dir string) (*hf.LoRA, error)
 }
 
 type osDisk struct{}
@@ -48,6 +49,8 @@ func (osDisk) workDir() string {
 }
 
 func (osDisk) eos(dir string) (int, error) { return hf.EOS(dir) }
+
+func (osDisk) readAdapter(dir string) (*hf.LoRA, error) { return hf.ReadAdapter(dir) }
 
 func (osDisk) readConfig(dir string) (*hf.Config, error) { return hf.ReadConfig(dir) }
 

@@ -47,6 +47,12 @@ func modelRules(c *Config, f *faults) {
 			f.add(key, "%s", fault.Msg)
 		}
 	}
+	if len(f.list) > 0 {
+		return
+	}
+	for _, fault := range c.Model.CheckTuning() {
+		f.add(fault.Key, "%s", fault.Msg)
+	}
 }
 
 func trainRules(c *Config, f *faults) {

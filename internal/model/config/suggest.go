@@ -136,8 +136,7 @@ var retired = map[string][]string{
 
 // unbuiltKeys lists planned keys and sections that this build lacks, with the key to use instead.
 var unbuiltKeys = map[string]string{
-	"lora": "", "train.freeze": "", "data.format": "", "data.cache": "",
-	"data.chat_template": "", "data.train_on": "", "data.overlong": "",
+	"data.format": "", "data.cache": "", "data.chat_template": "", "data.train_on": "", "data.overlong": "",
 }
 
 // byName reads lines "NAME… = MEANING" into a map by name.

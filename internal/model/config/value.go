@@ -213,7 +213,7 @@ func (k *key) wanted() string {
 	kind, words := k.kind(k.at(blankConfig())).name, strings.Join(k.allowed(), ", ")
 	switch {
 	case kind == "list":
-		kind += " of " + words
+		kind += " of " + cmp.Or(words, "names")
 	case kind == "text" && words != "":
 		return "one of " + words
 	case strings.HasPrefix(kind, "a share"), strings.HasPrefix(kind, "text or"):
@@ -393,7 +393,7 @@ func init() {
 	addKind("list of two numbers", (*key).pair, func(k *key, v [2]float64) error {
 		return cmp.Or(k.checkFloat(v[0]), k.checkFloat(v[1]))
 	}, func(v [2]float64) any { return []any{v[0], v[1]} })
-	addKind("list", listOf((*key).text), eachOf((*key).choose), listValue(identity[string]))
+	addKind("list", listOf((*key).text), eachOf((*key).checkWord), listValue(identity[string]))
 	addKind("a share such as 3%, a size, or auto", (*key).reserve, nil, func(r Reserve) any { return string(r) })
 	addKind("text or a list of texts or of {path, weight}", (*key).files, nil, Files.value)
 }

@@ -49,6 +49,19 @@ func rows(f *os.File, path string, size int64) iter.Seq2[[]byte, error] {
 	}
 }
 
+// Rows yields the rows of a .parquet or .arrow file as lines of .jsonl.
+func Rows(path string) iter.Seq2[[]byte, error] {
+	return func(yield func([]byte, error) bool) {
+		f, size, err := openSized(path)
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		defer f.Close()
+		rows(f, path, size)(yield)
+	}
+}
+
 // guard turns the panics of a library on damaged files into errors.
 func guard[T any](call func() (T, error)) (t T, err error) {
 	defer func() {

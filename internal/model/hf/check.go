@@ -57,6 +57,7 @@ func (c *Config) Check() []Fault {
 
 // checkFamily finds keys that the family does not have.
 func (c *Config) checkFamily(f *faults) {
+	c.checkFamilyKeys(f)
 	family := families[c.Architecture]
 	if family == nil {
 		return
@@ -87,6 +88,40 @@ func (c *Config) checkFamily(f *faults) {
 	case c.RotaryDim() < 2 || c.RotaryDim()%2 != 0:
 		f.add("partial_rotary_factor", "%v of head_dim %d are %d dimensions; they rotate in pairs", p, c.HeadDim,
 			c.RotaryDim())
+	}
+}
+
+// A familyKey is a key of config.json that not all families have: its value, and its default in the family.
+type familyKey struct {
+	value   *float64
+	missing float64
+}
+
+func (c *Config) familyKeys() map[string]familyKey {
+	var missing Defaults
+	if f := families[c.Architecture]; f != nil {
+		missing = f.Defaults
+	}
+	return map[string]familyKey{
+		"query_pre_attn_scalar":   {&c.QueryPreAttnScalar, missing.QueryPreAttnScalar},
+		"attn_logit_softcapping":  {&c.AttnLogitSoftcapping, missing.AttnSoftcap},
+		"final_logit_softcapping": {&c.FinalLogitSoftcapping, missing.FinalSoftcap},
+		localKey:                  {&c.RopeLocalBaseFreq, missing.RopeLocal},
+	}
+}
+
+func (c *Config) checkFamilyKeys(f *faults) {
+	for key, x := range c.familyKeys() {
+		family := families[c.Architecture]
+		switch {
+		case *x.value == 0 || family == nil:
+		case !slices.Contains(family.Keys, key):
+			f.add(key, "%v is not supported in %s: transformers ignores it there; set it to null", *x.value, family.Name)
+		case !(*x.value > 0) || math.IsInf(*x.value, 0):
+			f.add(key, "%v is not positive", *x.value)
+		case key == localKey && *x.value <= 1:
+			f.add(key, "%v is not above 1", *x.value)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@
 package hf
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -34,10 +35,15 @@ type Config struct {
 	HeadDim              int     `json:"head_dim"`
 	RopeTheta            float64 `json:"rope_theta"`
 	RopeScaling          *RopeScaling
-	RMSNormEps           float64 `json:"rms_norm_eps"`
-	TieWordEmbeddings    bool    `json:"tie_word_embeddings"`
-	MaxPositionEmbedding int     `json:"max_position_embeddings"` // 0: unknown
-	InitializerRange     float64 `json:"initializer_range"`       // standard deviation of random weights
+	RopeLocalBaseFreq    float64 // RopeTheta of layers with a window, unscaled; 0: RopeTheta
+	QueryPreAttnScalar   float64 // scores are divided by its root; 0: HeadDim
+	AttnLogitSoftcapping float64 // limits scores to +-this by tanh; 0: no limit
+	// FinalLogitSoftcapping limits logits in the same way.
+	FinalLogitSoftcapping float64
+	RMSNormEps            float64 `json:"rms_norm_eps"`
+	TieWordEmbeddings     bool    `json:"tie_word_embeddings"`
+	MaxPositionEmbedding  int     `json:"max_position_embeddings"` // 0: unknown
+	InitializerRange      float64 `json:"initializer_range"`       // standard deviation of random weights
 
 	AttentionBias bool `json:"attention_bias"` // the projections of attention have biases
 	MLPBias       bool `json:"mlp_bias"`       // likewise of the MLP
@@ -56,6 +62,9 @@ type Config struct {
 	// TokenIDs are bos_token_id, eos_token_id and pad_token_id as written in config.json. Training ignores them; an
 	// export repeats them.
 	TokenIDs map[string]json.RawMessage
+
+	// Tuning selects the parameters to train; not in config.json.
+	Tuning Tuning
 
 	// DType is the element type of the weights in config.json, such as "bfloat16"; "" if absent. Training ignores it;
 	// an export uses it.
@@ -104,8 +113,28 @@ func (c *Config) RotaryDim() int {
 	return int(float64(c.HeadDim) * c.PartialRotaryFactor)
 }
 
-// SoftmaxScale returns the factor of scores before the softmax.
-func (c *Config) SoftmaxScale() float64 { return 1 / math.Sqrt(float64(c.HeadDim)) }
+// SoftmaxScale returns the factor of scores before the soft cap and the softmax.
+func (c *Config) SoftmaxScale() float64 {
+	return 1 / math.Sqrt(cmp.Or(c.QueryPreAttnScalar, float64(c.HeadDim)))
+}
+
+// Ropes returns the number of rotary tables: 2 if layers with a window have their own.
+func (c *Config) Ropes() int {
+	if f := families[c.Architecture]; f != nil && slices.Contains(f.Keys, localKey) {
+		return 2
+	}
+	return 1
+}
+
+const localKey = "rope_local_base_freq"
+
+// Rope returns the rotary table of a layer.
+func (c *Config) Rope(layer int) int {
+	if c.Ropes() > 1 && c.Window(layer) >= 0 {
+		return 1
+	}
+	return 0
+}
 
 // Windows lists the windows of the layers, each once, in order.
 func (c *Config) Windows() []int {

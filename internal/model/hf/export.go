@@ -16,6 +16,7 @@ import (
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/kernels"
 )
 
 // ShardLimit bounds a file of weights: 5 GB, as in huggingface_hub.
@@ -42,21 +43,8 @@ type Model struct {
 // Export writes a model directory that transformers loads: config.json, the companions, and model.safetensors, or
 // shards of at most limit bytes with their index. The directory appears complete or not at all. Export refuses a
 // directory with files in it.
-func Export(path string, m Model, limit int64) (err error) {
-	if empty, err := files.Empty(path); err != nil {
-		return fmt.Errorf("export directory: %w", err)
-	} else if !empty {
-		return fmt.Errorf("export directory %s: has files in it; name another or empty it", terminal.Name(path))
-	}
-	if path, err = filepath.Abs(path); err != nil {
-		return fmt.Errorf("export directory: %w", err)
-	}
-	parent, err := files.Make(filepath.Dir(path))
-	if err != nil {
-		return fmt.Errorf("export directory: %w", err)
-	}
-	defer parent.Close()
-	err = files.WriteDir(parent, filepath.Base(path), func(dir *os.Root) error {
+func Export(path string, m Model, limit int64) error {
+	return writeExport(path, func(dir *os.Root) error {
 		if err := WriteConfig(dir, m.Config, m.DType); err != nil {
 			return err
 		}
@@ -70,6 +58,25 @@ func Export(path string, m Model, limit int64) (err error) {
 		}
 		return m.write(dir, limit)
 	})
+}
+
+// writeExport creates a directory that write fills.
+func writeExport(path string, write func(dir *os.Root) error) error {
+	if empty, err := files.Empty(path); err != nil {
+		return fmt.Errorf("export directory: %w", err)
+	} else if !empty {
+		return fmt.Errorf("export directory %s: has files in it; name another or empty it", terminal.Name(path))
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return fmt.Errorf("export directory: %w", err)
+	}
+	parent, err := files.Make(filepath.Dir(path))
+	if err != nil {
+		return fmt.Errorf("export directory: %w", err)
+	}
+	defer parent.Close()
+	err = files.WriteDir(parent, filepath.Base(path), write)
 	if err != nil {
 		return fmt.Errorf("export directory %s: %w", terminal.Name(path), err)
 	}
@@ -209,12 +216,21 @@ func WriteConfig(dir *os.Root, c *Config, dtype safetensors.DType) error {
 		"dtype": name, "torch_dtype": name,
 		"vocab_size": c.VocabSize, "hidden_size": c.HiddenSize, "intermediate_size": c.IntermediateSize,
 		"num_hidden_layers": c.NumHiddenLayers, "num_attention_heads": c.NumAttentionHeads,
-		"num_key_value_heads": c.NumKeyValueHeads, "head_dim": c.HeadDim, "hidden_act": "silu",
+		"num_key_value_heads": c.NumKeyValueHeads, "head_dim": c.HeadDim,
 		"rms_norm_eps": number(c.RMSNormEps), "initializer_range": number(c.InitializerRange),
 		"tie_word_embeddings": c.TieWordEmbeddings, "attention_dropout": number(0),
 		// A null id is better than the default of transformers, which would end a text at byte 2.
 		"bos_token_id": nil, "eos_token_id": nil, "pad_token_id": nil,
 		"use_cache": true,
+	}
+	m[cmp.Or(f.ActivationKey, "hidden_act")] = cmp.Or(f.Activation, kernels.SiLU)
+	for key, x := range c.familyKeys() {
+		if !slices.Contains(f.Keys, key) {
+			continue
+		}
+		if m[key] = nil; *x.value != 0 {
+			m[key] = number(*x.value)
+		}
 	}
 	maps.Copy(m, f.Export)
 	if f.Tensors[QueryBias] != "" && !f.Biased {
@@ -247,6 +263,11 @@ func writeRope(m map[string]any, c *Config) {
 	if f.Partial {
 		part := number(cmp.Or(c.PartialRotaryFactor, 1))
 		m["partial_rotary_factor"], v5["partial_rotary_factor"] = part, part
+	}
+	if local := number(cmp.Or(c.RopeLocalBaseFreq, c.RopeTheta)); c.Ropes() > 1 {
+		m[localKey] = local
+		m["rope_parameters"] = map[string]any{FullAttention: v5,
+			SlidingAttention: map[string]any{"rope_type": "default", "rope_theta": local}}
 	}
 	if s == nil {
 		return

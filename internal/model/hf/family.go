@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/cprun/cprun/kernels"
 )
 
 // Family describes one kind of model: its config.json, the names of its weights and the blocks of its layers. To add a
@@ -29,6 +31,17 @@ type Family struct {
 	Partial bool
 	// Ropes lists the supported kinds of rope scaling; nil: all.
 	Ropes []string
+	// Activation is that of the MLP; "": SiLU. ActivationKey is its key in config.json; "": hidden_act.
+	Activation    kernels.Activation
+	ActivationKey string
+	// ZeroCentred norms multiply by 1 + weight.
+	ZeroCentred bool
+	// ScaledEmbedding is multiplied by the root of hidden_size, rounded to the type of activations.
+	ScaledEmbedding bool
+	// Wrapper is the model_type of a larger model with this one, described under text_config; "" for none.
+	Wrapper string
+	// Keys lists supported keys of config.json that not all families have.
+	Keys []string
 	// Export holds keys of config.json for an export, added to the common ones.
 	Export map[string]any
 }
@@ -44,8 +57,11 @@ const (
 
 	InputNorm // [hidden]: before attention
 	PostNorm  // [hidden]: before the MLP
-	QueryNorm // [head dim]: of RMSNorms over each head, before rotation; not in all families
-	KeyNorm   // like QueryNorm
+	// AttentionNorm and MLPNorm are of the results of attention and of the MLP, before the sums; not in all families.
+	AttentionNorm // [hidden]
+	MLPNorm       // [hidden]
+	QueryNorm     // [head dim]: of RMSNorms over each head, before rotation; not in all families
+	KeyNorm       // like QueryNorm
 
 	Query  // [heads * head dim, hidden]
 	Key    // [key and value heads * head dim, hidden]
@@ -126,7 +142,7 @@ func (c *Config) Tensors() []Tensor {
 		add(-1, Head)
 	}
 	for layer := range c.NumHiddenLayers {
-		add(layer, InputNorm, QueryNorm, KeyNorm, PostNorm)
+		add(layer, InputNorm, QueryNorm, KeyNorm, AttentionNorm, PostNorm, MLPNorm)
 		add(layer, QueryBias, KeyBias, ValueBias, OutputBias, GateBias, UpBias, DownBias)
 	}
 	add(-1, Norm)
@@ -190,14 +206,17 @@ func (c *Config) shape(r Role) []int {
 
 // Defaults are the values of transformers for keys absent from config.json.
 type Defaults struct {
-	KVHeads   int // num_key_value_heads; 0: as many as heads
-	HeadDim   int // 0: hidden_size / num_attention_heads
-	Positions int // max_position_embeddings
+	Vocab, Heads int // vocab_size and num_attention_heads; 0: a file without them is refused
+	KVHeads      int // num_key_value_heads; 0: as many as heads
+	HeadDim      int // 0: hidden_size / num_attention_heads
+	Positions    int // max_position_embeddings
 	// Trained is original_max_position_embeddings, a key outside rope_scaling; 0: it is inside.
 	Trained           int
-	Theta             float64 // rope_theta; 0: 10000
 	Eps               float64 // rms_norm_eps; 0: 1e-6
 	TieWordEmbeddings bool
+	RopeTheta         float64 // 0: 10000
+
+	QueryPreAttnScalar, AttnSoftcap, FinalSoftcap, RopeLocal float64 // of Family.Keys
 }
 
 // Windows describes the keys of config.json for sliding windows.
@@ -211,13 +230,16 @@ type Windows struct {
 	NoRope bool
 	// Uniform: all layers slide or none; sliding_window is the only key.
 	Uniform bool
+	// Every is the default of sliding_window_pattern: without layer_types, every so many layers one sees everything. 0:
+	// the key is ignored.
+	Every int
 	// Foreign: transformers has no window in this family, and ignores the keys.
 	Foreign bool
 }
 
 // optional has the roles that a family may lack.
-var optional = map[Role]bool{QueryNorm: true, KeyNorm: true, QueryBias: true, KeyBias: true, ValueBias: true,
-	OutputBias: true, GateBias: true, UpBias: true, DownBias: true}
+var optional = map[Role]bool{QueryNorm: true, KeyNorm: true, AttentionNorm: true, MLPNorm: true,
+	QueryBias: true, KeyBias: true, ValueBias: true, OutputBias: true, GateBias: true, UpBias: true, DownBias: true}
 
 var families = map[string]*Family{}
 
@@ -261,6 +283,9 @@ func (c *Config) Family() *Family {
 
 // HasHeadNorms reports whether query and key heads have a norm.
 func (f *Family) HasHeadNorms() bool { return f.Tensors[QueryNorm] != "" }
+
+// HasBranchNorms reports whether the results of attention and of the MLP have a norm before they are added.
+func (f *Family) HasBranchNorms() bool { return f.Tensors[AttentionNorm] != "" }
 
 // ropes lists the supported kinds of rope scaling, in the order of errors.
 var ropes = []string{"linear", "llama3", "longrope", "yarn"}
@@ -344,7 +369,7 @@ func init() {
 	Register(Family{
 		Name: "smollm3", Class: "SmolLM3ForCausalLM", About: "smollm3 is llama with layers that do not rotate",
 		Tensors: llamaNames.biases(Query, Key, Value, Output, Gate, Up, Down), Layer: llamaLayer, NoRope: 4,
-		Defaults: Defaults{KVHeads: 4, Positions: 32768, Theta: 2e6, TieWordEmbeddings: true},
+		Defaults: Defaults{KVHeads: 4, Positions: 32768, RopeTheta: 2e6, TieWordEmbeddings: true},
 		Windows:  Windows{Asked: true, NoRope: true},
 	})
 	Register(Family{

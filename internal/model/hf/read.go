@@ -17,6 +17,7 @@ import (
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/model/tokenizer"
+	"github.com/cprun/cprun/kernels"
 )
 
 // These bounds of config.json (some kilobytes) and of the index of weights (a few megabytes) are their bytes and
@@ -78,12 +79,14 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 	if err := json.Unmarshal(raw, &o.keys); err != nil {
 		return nil, []Fault{{"", fmt.Sprintf("not a JSON object: %v", err)}}
 	}
+	o = unwrapped(o)
 	c := &Config{Architecture: architecture(o)}
 	if c.Architecture == "" {
 		return nil, faults // every other rule depends on it
 	}
-	refuse(o)
+	refuse(c.Family(), o)
 	readShape(c, o)
+	readFamily(c, o)
 	readNoRope(c, o)
 	rope := readRope(c, o)
 	readWindow(c, o)
@@ -111,6 +114,29 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 		return nil, faults
 	}
 	return c, nil
+}
+
+// unwrapped returns the description of the language model in a larger one, such as of text and images. The keys outside
+// have priority, as in transformers.
+func unwrapped(o object) object {
+	for _, f := range families {
+		if kind := ""; f.Wrapper == "" || json.Unmarshal(o.keys["model_type"], &kind) != nil || kind != f.Wrapper {
+			continue
+		}
+		text := o.object("text_config")
+		if text.keys == nil {
+			text.keys = map[string]json.RawMessage{}
+		}
+		text.keys["model_type"], _ = json.Marshal(f.Name)
+		for _, key := range []string{"bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype",
+			"tie_word_embeddings", "quantization_config"} {
+			if raw, ok := o.keys[key]; ok {
+				text.keys[key] = raw
+			}
+		}
+		return text
+	}
+	return o
 }
 
 // architecture returns the family of a file. If unknown, it adds a fault and returns "".
@@ -151,12 +177,16 @@ func architecture(o object) string {
 func few[T any](list []T) []T { return list[:min(len(list), 8)] }
 
 // refuse reports keys of unsupported computations.
-func refuse(o object) {
+func refuse(f *Family, o object) {
 	if o.boolean("lm_head_bias", false) {
 		o.fault("lm_head_bias", "true is not supported: cprun has no bias in the head")
 	}
-	if act := o.text("hidden_act", "silu"); act != "silu" {
-		o.fault("hidden_act", "%.64q is not supported; cprun has silu", act)
+	key, want := cmp.Or(f.ActivationKey, "hidden_act"), string(cmp.Or(f.Activation, kernels.SiLU))
+	if act := o.text(key, want); act != want {
+		o.fault(key, "%.64q is not supported; cprun has %s in %s", act, want, f.Name)
+	}
+	if o.boolean("use_bidirectional_attention", false) {
+		o.fault("use_bidirectional_attention", "true is not supported; cprun has causal attention")
 	}
 	for _, key := range []string{"attention_dropout", "resid_pdrop", "embd_pdrop"} {
 		if p := o.number(key, 0); p != 0 {
@@ -169,34 +199,42 @@ func refuse(o object) {
 			o.fault(key, "mixtures of experts are not supported")
 		}
 	}
-	for _, key := range []string{"attn_logit_softcapping", "final_logit_softcapping"} {
-		if o.number(key, 0) != 0 {
-			o.fault(key, "softcapping in a model is not supported")
-		}
-	}
 	if o.has("quantization_config") {
 		o.fault("quantization_config", "quantised weights are not read; convert them to bfloat16 first")
 	}
 }
 
+// readFamily reads the keys that not all families have, with the defaults of transformers. Check refuses the others.
+func readFamily(c *Config, o object) {
+	for key, x := range c.familyKeys() {
+		missing := 0.0
+		if _, ok := o.keys[key]; !ok { // null turns a soft cap off
+			missing = x.missing
+		}
+		*x.value = o.number(key, missing)
+	}
+}
+
 // readShape reads the sizes, with the defaults of transformers for the family.
 func readShape(c *Config, o object) {
+	missing := c.Family().Defaults
 	for _, f := range []struct {
-		key string
-		to  *int
+		key     string
+		to      *int
+		missing int
 	}{
-		{"vocab_size", &c.VocabSize}, {"hidden_size", &c.HiddenSize}, {"intermediate_size", &c.IntermediateSize},
-		{"num_hidden_layers", &c.NumHiddenLayers}, {"num_attention_heads", &c.NumAttentionHeads},
+		{"vocab_size", &c.VocabSize, missing.Vocab}, {"hidden_size", &c.HiddenSize, 0},
+		{"intermediate_size", &c.IntermediateSize, 0}, {"num_hidden_layers", &c.NumHiddenLayers, 0},
+		{"num_attention_heads", &c.NumAttentionHeads, missing.Heads},
 	} {
-		// transformers also has defaults here, of one model of 2023. A file without these keys is more likely a
-		// mistake.
-		if !o.has(f.key) {
+		// transformers has defaults for all of them, of one model of 2023. A file without these keys is more likely a
+		// mistake, unless published models omit them.
+		if !o.has(f.key) && f.missing == 0 {
 			o.fault(f.key, "missing")
 		}
-		*f.to = o.integer(f.key, 0)
+		*f.to = o.integer(f.key, f.missing)
 	}
 	c.NumKeyValueHeads = o.integer("num_key_value_heads", c.NumAttentionHeads)
-	missing := c.Family().Defaults
 	if _, ok := o.keys["num_key_value_heads"]; !ok && missing.KVHeads > 0 { // null means as many as heads
 		c.NumKeyValueHeads = missing.KVHeads
 	}
@@ -270,6 +308,17 @@ func readWindow(c *Config, o object) {
 			kind := FullAttention
 			if family.From > 0 && i >= from || family.NoRope && !c.Rotates(i) {
 				kind = SlidingAttention
+			}
+			c.LayerTypes = append(c.LayerTypes, kind)
+		}
+	}
+	if every := o.integer("sliding_window_pattern", family.Every); family.Every > 0 && every == 0 {
+		o.fault("sliding_window_pattern", "0 is not positive")
+	} else if family.Every > 0 && c.LayerTypes == nil && window > 0 {
+		for i := range min(c.NumHiddenLayers, maxLayers) {
+			kind := SlidingAttention
+			if (i+1)%every == 0 {
+				kind = FullAttention
 			}
 			c.LayerTypes = append(c.LayerTypes, kind)
 		}
@@ -366,9 +415,13 @@ var maxBytesLength = json.Number("1000000000000000019884624838656")
 // readRope reads the rotary settings in either form. As in transformers, rope_scaling has priority over
 // rope_parameters, and a rope_theta inside over one outside. It returns the prefix of the keys in this file.
 func readRope(c *Config, o object) string {
-	r := o.object("rope_scaling")
+	r, all := o.object("rope_scaling"), o.object("rope_parameters")
+	theta := o.number("rope_theta", cmp.Or(c.Family().Defaults.RopeTheta, 10000))
+	if c.Ropes() > 1 {
+		all, theta = readLocalRope(c, all, theta)
+	}
 	if len(r.keys) == 0 {
-		r = o.object("rope_parameters")
+		r = all
 	}
 	for _, kind := range []string{FullAttention, SlidingAttention} {
 		if r.has(kind) {
@@ -377,7 +430,7 @@ func readRope(c *Config, o object) string {
 		}
 	}
 	missing := c.Family().Defaults
-	c.RopeTheta = r.number("rope_theta", o.number("rope_theta", cmp.Or(missing.Theta, 10000)))
+	c.RopeTheta = r.number("rope_theta", theta)
 	if p := r.number("partial_rotary_factor", o.number("partial_rotary_factor", 1)); p != 1 {
 		c.PartialRotaryFactor = p
 	}
@@ -416,6 +469,20 @@ func readRope(c *Config, o object) string {
 	}
 	c.RopeScaling = s
 	return r.prefix
+}
+
+// readLocalRope reads the rotary settings of layers with a window. It returns those of the other layers, and their base
+// if rope_scaling has none.
+func readLocalRope(c *Config, o object, theta float64) (full object, _ float64) {
+	full, local := o.object(FullAttention), o.object(SlidingAttention)
+	if len(o.keys) > 0 && len(full.keys)+len(local.keys) == 0 {
+		o.fault(FullAttention, "missing: settings are by kind of layer in a %s", c.Architecture)
+	}
+	if kind := local.text("rope_type", "default"); kind != "default" {
+		local.fault("rope_type", "%.64q is not supported; cprun scales no layers with a window", kind)
+	}
+	c.RopeLocalBaseFreq = local.number("rope_theta", c.RopeLocalBaseFreq)
+	return full, full.number("rope_theta", theta)
 }
 
 func (s *RopeScaling) readFactor(c *Config, r object, trained int) {

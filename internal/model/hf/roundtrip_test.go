@@ -13,7 +13,7 @@ import (
 // The export of a family has the keys, names, shapes and bytes of the files that transformers wrote.
 func TestFamiliesAreExportedAsTheyWereRead(t *testing.T) {
 	for _, name := range []string{"llama-bias", "mistral", "phi3", "qwen2", "smollm3"} {
-		dir, out := filepath.Join("../testdata/parity", name), filepath.Join(t.TempDir(), name)
+		dir, out := filepath.Join("../testdata/families", name), filepath.Join(t.TempDir(), name)
 		c, err := ReadConfig(dir)
 		if err != nil {
 			t.Fatal(err)

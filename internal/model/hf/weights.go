@@ -32,7 +32,10 @@ type Weights struct {
 
 // OpenWeights opens model.safetensors, or the shards of model.safetensors.index.json, and reads their headers. The
 // caller closes it.
-func OpenWeights(path string) (*Weights, error) {
+func OpenWeights(path string) (*Weights, error) { return openWeights(path, singleFile) }
+
+// openWeights opens a file of a directory; without model.safetensors, the shards.
+func openWeights(path, single string) (*Weights, error) {
 	d, err := openDir(path)
 	if err != nil {
 		return nil, err
@@ -40,8 +43,8 @@ func OpenWeights(path string) (*Weights, error) {
 	defer d.Close()
 	w := &Weights{path: d.path, where: map[string]*safetensors.File{}}
 	switch {
-	case d.exists(singleFile):
-		err = w.openFile(d)
+	case single != singleFile || d.exists(single):
+		err = w.openFile(d, single)
 	case d.exists(indexFile):
 		err = w.openShards(d)
 	default:
@@ -95,8 +98,8 @@ func (w *Weights) openShard(d *dir, name string) (*safetensors.File, error) {
 	return s, nil
 }
 
-func (w *Weights) openFile(d *dir) error {
-	s, err := w.openShard(d, singleFile)
+func (w *Weights) openFile(d *dir, name string) error {
+	s, err := w.openShard(d, name)
 	if err != nil {
 		return err
 	}

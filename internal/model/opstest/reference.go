@@ -1,6 +1,10 @@
 package opstest
 
-import "math"
+import (
+	"math"
+
+	"github.com/cprun/cprun/kernels"
+)
 
 // The references compute row-major matrices in float64, with one loop over each definition. They return new slices and
 // change nothing.
@@ -88,22 +92,41 @@ func refRope(x, cos, sin []float64, rows, heads, dim int, inverse bool) []float6
 	return y
 }
 
-func refSwiGLU(gate, up []float64) []float64 {
+// refActivation returns an activation and its derivative.
+func refActivation(x float64, act kernels.Activation) (y, dy float64) {
+	if act == kernels.SiLU {
+		s := 1 / (1 + math.Exp(-x))
+		return x * s, s + x*s*(1-s)
+	}
+	slope := math.Sqrt(2 / math.Pi)
+	t := math.Tanh(slope * (x + 0.044715*math.Pow(x, 3)))
+	return x / 2 * (1 + t), (1+t)/2 + x/2*(1-t*t)*slope*(1+3*0.044715*x*x)
+}
+
+func refGLU(gate, up []float64, act kernels.Activation) []float64 {
 	y := zeros(len(gate))
 	for i, g := range gate {
-		y[i] = g / (1 + math.Exp(-g)) * up[i]
+		a, _ := refActivation(g, act)
+		y[i] = a * up[i]
 	}
 	return y
 }
 
-func refSwiGLUBackward(dy, gate, up []float64) (dgate, dup []float64) {
+func refGLUBackward(dy, gate, up []float64, act kernels.Activation) (dgate, dup []float64) {
 	dgate, dup = zeros(len(dy)), zeros(len(dy))
 	for i, g := range gate {
-		s := 1 / (1 + math.Exp(-g))
-		dgate[i] = dy[i] * up[i] * (s + g*s*(1-s))
-		dup[i] = dy[i] * g * s
+		a, slope := refActivation(g, act)
+		dgate[i], dup[i] = dy[i]*up[i]*slope, dy[i]*a
 	}
 	return dgate, dup
+}
+
+func refMap(xs []float64, f func(float64) float64) []float64 {
+	ys := zeros(len(xs))
+	for i, x := range xs {
+		ys[i] = f(x)
+	}
+	return ys
 }
 
 // refEmbed returns the rows ids of table [vocab, n].

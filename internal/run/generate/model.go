@@ -65,6 +65,7 @@ func New(ctx context.Context, cfg *hf.Config, dev *device.Device, tokens int,
 			return nil, err
 		}
 	}
+	angles := cfg.Ropes() * cfg.RotaryDim() / 2 // of a token
 	m = &Model{cfg: cfg, dev: dev, rope: model.NewRope(cfg)}
 	if m.cache, err = newCache(cfg, dev, tokens); err != nil {
 		return nil, err
@@ -75,8 +76,7 @@ func New(ctx context.Context, cfg *hf.Config, dev *device.Device, tokens int,
 		n  int
 	}{
 		{&m.logits, tensor.F32, cfg.VocabSize}, {&m.ids, tensor.I32, pieceRows},
-		{&m.cos, tensor.F32, pieceRows * cfg.RotaryDim() / 2},
-		{&m.sin, tensor.F32, pieceRows * cfg.RotaryDim() / 2},
+		{&m.cos, tensor.F32, pieceRows * angles}, {&m.sin, tensor.F32, pieceRows * angles},
 	} {
 		if v.to.dev, err = dev.Vector("tokens", v.t, v.n); err == nil {
 			v.to.host, err = dev.HostVector("inputs", v.t, v.n)
@@ -110,7 +110,7 @@ func load(ctx context.Context, dev *device.Device, dst View, read func([]float32
 }
 
 func first(v View, shape [4]int) View {
-	return v.Slice(tensor.Dim, 0, shape[1]*shape[3]).Reshape(shape)
+	return v.Slice(tensor.Dim, 0, shape[0]*shape[1]*shape[3]).Reshape(shape)
 }
 
 // Len returns the number of tokens read.
@@ -144,7 +144,7 @@ func (m *Model) pass(ctx context.Context, ids []int32, total int) (err error) {
 		positions[i] = m.cache.read + i
 	}
 	copy(tensor.Data[int32](m.ids.host), ids)
-	rows := func(v View) View { return first(v, [4]int{1, n, 1, half}) }
+	rows := func(v View) View { return first(v, [4]int{m.cfg.Ropes(), n, 1, half}) }
 	m.rope.Fill(rows(m.cos.host), rows(m.sin.host), positions, slices.Repeat([]int{total}, n))
 	b := model.Batch{IDs: first(m.ids.dev, [4]int{1, n, 1, 1}), Cos: rows(m.cos.dev), Sin: rows(m.sin.dev)}
 	m.dev.Store.Upload(b.IDs, first(m.ids.host, [4]int{1, n, 1, 1}))
@@ -194,7 +194,7 @@ func (c *cache) Forward(layer int, out attention.Partial, q, k, v View) error {
 		return err
 	}
 	shape := partition.Shape{SeqQ: rows, SeqKV: seen, Size: 1, Layout: partition.Contiguous{}, Mask: mask}
-	pass, err := c.dev.Kernel.Forward(out.O, out, q, attention.Softmax{Scale: c.cfg.SoftmaxScale()})
+	pass, err := c.dev.Kernel.Forward(out.O, out, q, model.Softmax(c.cfg))
 	if err != nil {
 		return err
 	}

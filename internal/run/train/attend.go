@@ -34,7 +34,7 @@ func newAttend(r *ring.Ring, cfg *config.Config, layout partition.Layout, rank i
 			partition.Shape{SeqQ: n, SeqKV: n, Size: cfg.Parallel.Context, Layout: layout},
 			m.NumAttentionHeads, m.NumKeyValueHeads,
 		),
-		softmax:   attention.Softmax{Scale: m.SoftmaxScale()},
+		softmax:   model.Softmax(m),
 		schedules: make(map[int]*ring.Schedule),
 		cache:     ring.NewCache(ring.CacheBytes),
 	}

@@ -27,6 +27,8 @@ type feed struct {
 	rank   int
 	inputs *inputs
 	next   laid // made in advance by prepare
+
+	seen func(b *microBatch, spans []partition.Span, ids []int32) // called with each batch, unless nil
 }
 
 // A laid is a sample with its layout over the ranks.
@@ -121,6 +123,12 @@ func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) 
 		}
 	}
 	b.positions, b.targets = positions, targets
+	if !h.Tokens.IsZero() {
+		number(tensor.Data[int32](h.Tokens), samples, spans, f.seqLen)
+	}
+	if f.seen != nil {
+		f.seen(b, spans, ids)
+	}
 	if f.packed {
 		f.rope.Fill(h.Cos, h.Sin, positions, f.lengths(laid.docs, spans, 1))
 	}
@@ -150,6 +158,20 @@ func (f *feed) lengths(docs []int, spans []partition.Span, count int) []int {
 	return slices.Repeat(out, count)
 }
 
+// number sets the numbers of tokens, which do not depend on the ranks. They may wrap, since they only choose random
+// numbers.
+func number(dst []int32, samples []int64, spans []partition.Span, seqLen int) {
+	i := 0
+	for _, sample := range samples {
+		for _, s := range spans {
+			for k := range s.Len {
+				dst[i] = int32(sample*int64(seqLen) + int64(s.Start+k*s.Stride))
+				i++
+			}
+		}
+	}
+}
+
 // inputs is a double buffer for batches: while the device computes one, the host reads and uploads the next.
 type inputs struct {
 	dev    *Device
@@ -168,8 +190,7 @@ type slot struct {
 }
 
 func newInputs(dev *Device, cfg *config.Config, tokens int) (*inputs, error) {
-	mem, err := state.NewBatches(dev, state.Format{Pairs: cfg.Model.RotaryDim() / 2, Packed: cfg.Data.PackDocuments},
-		tokens)
+	mem, err := state.NewBatches(dev, state.FormatOf(&cfg.Model.Config, cfg.Data.PackDocuments), tokens)
 	return &inputs{dev: dev, mem: mem, slots: [2]slot{{dev: dev, block: 0}, {dev: dev, block: 1}}}, err
 }
 
@@ -210,19 +231,17 @@ func (in *inputs) upload(s *slot, tokens int) {
 }
 
 // tables returns cos and sin for count samples of n tokens with equal positions.
-func (in *inputs) tables(r *model.Rope, count, n int, positions, lengths []int) (cos,
-	sin View, err error) {
-	tokens, pairs := count*n, in.mem.Pairs
-	shape := [4]int{count, n, 1, pairs}
+func (in *inputs) tables(r *model.Rope, count, n int, positions, lengths []int) (cos, sin View, err error) {
+	tokens, pairs, ropes := count*n, in.mem.Pairs, in.mem.Ropes
+	shape, size := [4]int{ropes * count, n, 1, pairs}, ropes*count*n*pairs
 	if tokens > in.tabled || in.mem.Cos.IsZero() {
 		if err := in.mem.GrowTables(tokens); err != nil {
 			return cos, sin, err
 		}
 	}
-	cos, sin = state.Part(in.mem.Cos, 0, tokens*pairs).Reshape(shape), state.Part(in.mem.Sin, 0,
-		tokens*pairs).Reshape(shape)
-	if tokens > in.tabled {
-		host, err := in.dev.HostVector("rotary tables", tensor.F32, 2*tokens*pairs)
+	cos, sin = state.Part(in.mem.Cos, 0, size).Reshape(shape), state.Part(in.mem.Sin, 0, size).Reshape(shape)
+	if tokens > in.tabled || ropes > 1 && tokens != in.tabled { // the second table is after the tokens of the first
+		host, err := in.dev.HostVector("rotary tables", tensor.F32, 2*size)
 		if err != nil {
 			return cos, sin, err
 		}
@@ -327,7 +346,7 @@ func (l *labels) part(pass string, bucket int) {
 	}
 	switch {
 	case bucket < 0:
-	case bucket == model.Embedding && pass == "backward" && l.flat.Buckets[l.flat.Head()].Size() == 0:
+	case bucket == model.Embedding && pass == "backward" && l.flat.Empty(l.flat.Head()):
 		pass += "/head" // tied weights
 	case bucket == model.Embedding:
 		pass += "/embedding"

@@ -257,9 +257,6 @@ func follows(t *testing.T, what string, got []metrics.Step, e expect, compute st
 	t.Logf("%s: %v", what, off)
 }
 
-// families are fixtures of one family each, from scripts/oracle/families.py.
-var families = map[string]bool{"llama-bias": true, "mistral": true, "phi3": true, "qwen2": true, "smollm3": true}
-
 // allWays lists the fixtures that run with every layout and algorithm.
 var allWays = map[string]bool{"tiny-llama": true, "tiny-llama-tied-clip": true}
 
@@ -273,19 +270,14 @@ func TestParity(t *testing.T) {
 	}
 	for _, entry := range entries {
 		whole := readExpect(t, entry.Name())
-		numbers := []int{4, 3, 2, 1}
-		if families[entry.Name()] {
-			numbers = []int{4, 1}
-		}
-		for _, ranks := range fewer(numbers...) {
+		for _, ranks := range fewer(4, 3, 2, 1) {
 			for _, layout := range []string{"zigzag", "striped", "contiguous"} {
 				for i, algorithm := range ring.Algorithms {
 					if ranks == 1 && (layout != "zigzag" || algorithm != "ring") {
 						continue
 					}
 					// The fixtures of RoPE scaling and Qwen3 differ only in the model.
-					if !allWays[entry.Name()] && (layout != "zigzag" || algorithm != "ring") &&
-						!(families[entry.Name()] && layout == "contiguous" && algorithm == "allgather") {
+					if !allWays[entry.Name()] && (layout != "zigzag" || algorithm != "ring") {
 						continue
 					}
 					// Package ring tests the gathered rows.

@@ -134,7 +134,7 @@ func (t *Trainer) allocate(o *Options) error {
 	}
 	t.share = newSharing(t.dev, s)
 	t.share.updater = u
-	t.stage, err = newStage(t.dev, int(flat.Size()), s.OnHost)
+	t.stage, err = newStage(t.dev, int(max(flat.Size(), flat.FrozenSize())), s.OnHost)
 	return err
 }
 
@@ -149,10 +149,7 @@ func (t *Trainer) populate(ctx context.Context, o *Options) error {
 	g.Go(func() error {
 		defer o.timed("weights")()
 		return checkpoint.OnAllRanks(setting, t.mesh.saves, beat(t.cfg), 0, func() error {
-			if t.from != "" {
-				return t.restore(setting, t.from)
-			}
-			return t.initialise(setting)
+			return t.loadState(setting)
 		})
 	})
 	g.Go(func() error { return t.rehearse(o) })
@@ -383,6 +380,7 @@ func (t *Trainer) passes(ctx context.Context, scale float64) (total load, err er
 			}
 			t.share.first, t.share.last = m == 0 && i == 0, m == micros-1 && i == len(groups)-1
 			t.att.begin(b.layout, b.docs)
+			b.Key = 0x9e3779b97f4a7c15*uint64(t.cfg.Train.Seed) + uint64(t.step)
 			if err := t.model.ForwardBackward(t.arena, b.Batch, loss, scale); err != nil {
 				return total, err
 			}

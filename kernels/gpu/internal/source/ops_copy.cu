@@ -1,4 +1,4 @@
-// Converting copies, additions and zeros. Flat kernels process dense memory, in vectors or single elements.
+// Converting copies, maps, additions and zeros. Flat kernels process dense memory, in vectors or single elements.
 // Strided kernels process any views, one element per thread.
 #include "ops.cuh"
 
@@ -109,6 +109,48 @@ ADD(bf16_bf16, bf16_t, bf16_t)
 ADD(fp16_fp16, fp16_t, fp16_t)
 ADD(fp32_bf16, float, bf16_t)
 ADD(fp32_fp16, float, fp16_t)
+
+struct Affine {
+  __device__ __forceinline__ static float at(float x, float scale, float shift) { return x * scale + shift; }
+};
+
+struct SoftCap {
+  __device__ __forceinline__ static float at(float x, float limit, float inverse) {
+    return limit * tanhf(x * inverse);
+  }
+};
+
+// map sets y to F of x.
+template <class F, class T, int L>
+__device__ __forceinline__ void map(T* y, const T* x, long long n, float a, float b) {
+  long long at = ((long long)blockIdx.x * COPIES * blockDim.x + threadIdx.x) * L, step = blockDim.x * L;
+#pragma unroll
+  for (int i = 0; i < COPIES; i++) {
+    if (at + i * step >= n) continue;
+    float v[L];
+    load(v, x + at + i * step);
+#pragma unroll
+    for (int k = 0; k < L; k++) v[k] = F::at(v[k], a, b);
+    store(y + at + i * step, v);
+  }
+}
+
+#define MAP(NAME, F, T)                                                                                   \
+  extern "C" __global__ void __launch_bounds__(256) NAME(T* y, const T* x, long long n, float a, float b) { \
+    map<F, T, LANES<T>>(y, x, n, a, b);                                                                \
+  }                                                                                                       \
+  extern "C" __global__ void __launch_bounds__(256) NAME##_any(T* y, const T* x, long long n, float a,    \
+      float b) {                                                                                          \
+    map<F, T, 1>(y, x, n, a, b);                                                                       \
+  }
+
+#define MAPS(NAME, T)             \
+  MAP(affine_##NAME, Affine, T)   \
+  MAP(softcap_##NAME, SoftCap, T)
+
+MAPS(bf16, bf16_t)
+MAPS(fp16, fp16_t)
+MAPS(fp32, float)
 
 // Elements of the same type move as words of their size, which keeps every bit. Without src, they
 // become 0.
