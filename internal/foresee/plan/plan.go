@@ -40,6 +40,7 @@ type Data struct {
 	DroppedDocuments int64    `json:"dropped_documents"`
 	StepsPerEpoch    int64    `json:"steps_per_epoch"`
 	Ignored          []string `json:"ignored_keys,omitempty"` // of records; they change nothing
+	Warnings         []string `json:"warnings,omitempty"`     // about records
 }
 
 // Partition is one sequence over the ranks of a context group.

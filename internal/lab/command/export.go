@@ -101,7 +101,7 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 		fmt.Fprintf(o.Stdout, "note: the export lacks files of the tokenizer or generation_config.json: %v; "+
 			"copy them there from the model of model.from\n", without)
 	}
-	if caveat := cfg.Model.Caveat(); caveat != "" {
+	if caveat := cfg.Model.Caveat().Msg; caveat != "" {
 		fmt.Fprintf(o.Stdout, "note: %s\n", caveat)
 	}
 	return 0, nil

@@ -322,7 +322,7 @@ func sourceOfModel(path string) (*source, error) {
 		w.close()
 		return nil, &InputError{err}
 	}
-	if caveat := cfg.Caveat(); caveat != "" {
+	if caveat := cfg.Caveat().Msg; caveat != "" {
 		w.notes = append(w.notes, caveat)
 	}
 	w.read = func(_ context.Context, p model.Param, dst []float32) error {

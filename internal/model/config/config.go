@@ -45,6 +45,9 @@ type Model struct {
 // Data is the source of tokens.
 type Data struct {
 	Path          Files
+	Format        string // of records: auto, text, messages, completion, tokens
+	ChatTemplate  string // absolute path of a Jinja file; "": the tokenizer's own
+	TrainOn       string // of conversations: assistant, all
 	Tokenizer     string // Bytes, or the absolute path of a tokenizer.json; "": none, and text is refused
 	SeqLen        int    // global tokens of one sample
 	Shuffle       bool

@@ -146,6 +146,12 @@ var runKeys = []key{
 	{path: "data.path",
 		doc: "file or glob: llm.c `.bin`, Megatron `.bin` with its `.idx`, raw text, or `.jsonl` with `text` or " +
 			"`input_ids`; or a list of globs, read one after the other, or of `{path: …, weight: …}`, mixed"},
+	{path: "data.format", def: "auto", choices: []string{"text", "messages", "completion", "tokens", "auto"},
+		doc: "kind of the records in `.jsonl`, `.parquet` and `.arrow` files; auto: each by its keys"},
+	{path: "data.chat_template", def: "null", word: "null",
+		doc: "Jinja file that renders conversations; null: the chat template of the tokenizer"},
+	{path: "data.train_on", def: "assistant", choices: []string{"assistant", "all"},
+		doc: "targets in conversations: assistant (the assistant's turns, or the completion of a prompt), or all"},
 	{path: "data.tokenizer", def: "auto", word: "auto",
 		doc: "for text: `bytes`, or the path of a Hugging Face `tokenizer.json` or its directory; auto: that of " +
 			"`model.from`, else `bytes`"},

@@ -93,6 +93,7 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	l.bounds()
 	l.resolvePaths()
 	l.resolveTokenizer()
+	l.resolveTemplate()
 	l.modelEOS()
 	rules(l.cfg, f)
 	open := l.cfg.Parallel.Algorithm == "auto"
@@ -391,6 +392,7 @@ const (
 	tokenizerFile = "tokenizer.json"
 	tokenizerKey  = "data.tokenizer"
 	eosKey        = "data.eos_token_id"
+	templateKey   = "data.chat_template"
 )
 
 // resolveTokenizer sets data.tokenizer to "bytes" or the path of a tokenizer.json. It stays empty if the model has
@@ -425,6 +427,18 @@ func (l *loader) resolveTokenizer() {
 			Nearest(given, []string{Bytes, "auto"}))
 	default:
 		l.add(tokenizerKey, "no tokenizer %s; name a tokenizer.json or its directory, or write bytes", tried)
+	}
+}
+
+// resolveTemplate makes the path of data.chat_template absolute.
+func (l *loader) resolveTemplate() {
+	t := &l.cfg.Data.ChatTemplate
+	if *t == "" || !l.ok(templateKey) {
+		return
+	}
+	abs, tried := l.find(*t, l.where.of(templateKey).line == 0, l.disk.isFile)
+	if *t = abs; tried != "" && !l.opts.NoFiles {
+		l.add(templateKey, "no file %s; name a Jinja file, or write null for the tokenizer's own template", tried)
 	}
 }
 

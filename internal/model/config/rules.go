@@ -131,8 +131,8 @@ func warnings(c *Config) Errors {
 	f := newFaults(c.where)
 	m := &c.Model
 	contextWarning(c, f)
-	if caveat := m.Caveat(); caveat != "" {
-		f.add("model.sliding_window", "%s", caveat)
+	if caveat := m.Caveat(); caveat.Msg != "" {
+		f.add("model."+caveat.Key, "%s", caveat.Msg)
 	}
 	groupWarnings(c, f)
 	if v := &c.Data.Validation; v.Every == 0 && (v.Path != "" || v.Samples > 0) {

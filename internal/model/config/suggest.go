@@ -136,8 +136,7 @@ var retired = map[string][]string{
 
 // unbuiltKeys lists planned keys and sections that this build lacks, with the key to use instead.
 var unbuiltKeys = map[string]string{
-	"data.format": "", "data.cache": "", "data.chat_template": "", "data.train_on": "", "data.overlong": "",
-	"model.partial_rotary_factor": "", "model.no_rope_layers": "",
+	"data.cache": "", "data.overlong": "", "model.partial_rotary_factor": "", "model.no_rope_layers": "",
 }
 
 // byName reads lines "NAME… = MEANING" into a map by name.

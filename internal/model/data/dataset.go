@@ -19,11 +19,15 @@ type Dataset struct {
 	open   func(path string) (file, error)
 
 	ignored Keys
+	notes   Keys
 	cut     int64 // number of packed documents; -1: not packed
 }
 
 // Ignored lists the record keys without effect, such as token_type_ids.
 func (d *Dataset) Ignored() []string { return d.ignored.Sorted() }
+
+// Notes lists warnings about the records.
+func (d *Dataset) Notes() []string { return d.notes.Sorted() }
 
 type part struct {
 	path  string
@@ -282,7 +286,8 @@ func (d *Dataset) encodeFiles(paths []string) ([]*encodedFile, error) {
 	for i := range files {
 		files[i] = &encodedFile{}
 	}
-	e := Encoding{Tokenizer: d.source.Tokenizer, EOS: d.source.EOS, Vocab: d.source.Vocab, Ignored: &d.ignored}
+	e := Encoding{Tokenizer: d.source.Tokenizer, EOS: d.source.EOS, Vocab: d.source.Vocab, Ignored: &d.ignored,
+		Format: d.source.Format, Chat: d.source.Chat, Notes: &d.notes}
 	err := e.Each(context.Background(), paths, func(file int, doc Document) error {
 		files[file].add(doc)
 		return nil

@@ -27,6 +27,10 @@ type Source struct {
 	EOS int
 	// Vocab is the number of token ids. Larger ids are an error.
 	Vocab int
+	// Format is that of all records; "": each by its keys.
+	Format string
+	// Chat encodes conversations; nil: they are refused.
+	Chat *Chat
 }
 
 // A codec reads the tokens of one file. Its methods may be called concurrently.

@@ -146,11 +146,16 @@ func (c *Config) checkWindow(f *faults) {
 	}
 }
 
-// Caveat returns how transformers would compute an export of this config differently from cprun, or "".
-func (c *Config) Caveat() string {
-	if f := c.Family(); f.Windows.Foreign && c.SlidingWindow > 0 {
-		return fmt.Sprintf("transformers has no sliding window in its %s and will ignore sliding_window %d; cprun "+
-			"reads it", f.Name, c.SlidingWindow)
+// Caveat returns a key, and how an export of this config differs for transformers from the model that cprun reads; ""
+// if it does not.
+func (c *Config) Caveat() Fault {
+	if c.Wrapper != "" {
+		return Fault{"from", fmt.Sprintf("the language model of a %s: cprun skips its other tensors, such as those of "+
+			"images, and exports a %s", c.Wrapper, c.Architecture)}
 	}
-	return ""
+	if f := c.Family(); f.Windows.Foreign && c.SlidingWindow > 0 {
+		return Fault{"sliding_window", fmt.Sprintf("transformers has no sliding window in its %s and will ignore sliding_window %d; cprun "+
+			"reads it", f.Name, c.SlidingWindow)}
+	}
+	return Fault{}
 }

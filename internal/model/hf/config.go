@@ -61,6 +61,9 @@ type Config struct {
 	// Tuning selects the parameters to train; not in config.json.
 	Tuning Tuning
 
+	// Wrapper is the model_type of config.json if that describes a larger model around this one; else "".
+	Wrapper string
+
 	// DType is the element type of the weights in config.json, such as "bfloat16"; "" if absent. Training ignores it;
 	// an export uses it.
 	DType string

@@ -245,11 +245,11 @@ func TestWrongConfigsAreRefused(t *testing.T) {
 
 func TestCaveatOfAWindowThatTransformersIgnores(t *testing.T) {
 	c := base()
-	if c.Caveat() != "" {
+	if c.Caveat().Msg != "" {
 		t.Error("caveat of a plain llama")
 	}
 	c.SlidingWindow = 8
-	if c.Caveat() == "" {
+	if c.Caveat().Msg == "" {
 		t.Error("no caveat of a llama with a window")
 	}
 }

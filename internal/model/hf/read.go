@@ -79,8 +79,8 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 	if err := json.Unmarshal(raw, &o.keys); err != nil {
 		return nil, []Fault{{"", fmt.Sprintf("not a JSON object: %v", err)}}
 	}
-	o = unwrapped(o)
-	c := &Config{Architecture: architecture(o)}
+	o, wrapper := unwrapped(o)
+	c := &Config{Architecture: architecture(o), Wrapper: wrapper}
 	if c.Architecture == "" {
 		return nil, faults // every other rule depends on it
 	}
@@ -117,7 +117,7 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 
 // unwrapped returns the description of the language model in a larger one, such as of text and images. The keys outside
 // have priority, as in transformers.
-func unwrapped(o object) object {
+func unwrapped(o object) (_ object, wrapper string) {
 	for _, f := range families {
 		if kind := ""; f.Wrapper == "" || json.Unmarshal(o.keys["model_type"], &kind) != nil || kind != f.Wrapper {
 			continue
@@ -133,9 +133,9 @@ func unwrapped(o object) object {
 				text.keys[key] = raw
 			}
 		}
-		return text
+		return text, f.Wrapper
 	}
-	return o
+	return o, ""
 }
 
 // architecture returns the family of a file. If unknown, it adds a fault and returns "".

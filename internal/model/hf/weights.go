@@ -1,6 +1,7 @@
 package hf
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -32,6 +33,7 @@ type Weights struct {
 	files []*os.File
 	where map[string]*safetensors.File // by tensor
 	names []string
+	inner map[string]string // names in the files of tensors of a language model in a larger one, by their own names
 
 	headers int64 // bytes of all headers
 	tensors int   // in all files
@@ -66,12 +68,41 @@ func openWeights(path, single string) (*Weights, error) {
 		w.Close()
 		return nil, err
 	}
-	for name := range w.where {
-		w.names = append(w.names, name)
-	}
-	slices.Sort(w.names)
+	w.unwrap()
+	w.names = slices.Sorted(maps.Keys(w.where))
 	return w, nil
 }
+
+// unwrap renames the tensors of a language model in a larger one, and drops the others. transformers 4 and 5 have
+// different names: language_model.model.norm.weight and model.language_model.norm.weight.
+func (w *Weights) unwrap() {
+	w.inner = map[string]string{}
+	for stored := range w.where {
+		own, newer := strings.CutPrefix(stored, "model.language_model.")
+		if newer {
+			own = "model." + own
+		} else if own, newer = strings.CutPrefix(stored, "language_model."); !newer {
+			continue
+		}
+		w.inner[own] = stored
+	}
+	if len(w.inner) == 0 {
+		return
+	}
+	for own, stored := range w.inner {
+		w.where[own] = w.where[stored]
+	}
+	maps.DeleteFunc(w.where, func(name string, _ *safetensors.File) bool {
+		part, _, _ := strings.Cut(strings.TrimPrefix(name, "model."), ".")
+		return outer[part]
+	})
+}
+
+// outer has the parts of larger models beside and around the language model.
+var outer = map[string]bool{"language_model": true, "vision_tower": true, "multi_modal_projector": true}
+
+// stored returns the name of a tensor in its file.
+func (w *Weights) stored(name string) string { return cmp.Or(w.inner[name], name) }
 
 // These bounds of a sharded model, which may link to one file many times, are descriptors and the memory of all
 // headers. The largest known models have 200 shards and 10 MB of headers.
@@ -303,7 +334,7 @@ func (w *Weights) check(t Tensor) (*safetensors.Info, error) {
 		return nil, fmt.Errorf("model directory %s: tensor %q: missing; config.json needs it with shape %v", w.path,
 			t.Name, t.Shape)
 	}
-	i, _ := s.Info(t.Name)
+	i, _ := s.Info(w.stored(t.Name))
 	if !slices.Equal(i.Shape, t.Shape) {
 		return &i, fmt.Errorf("model directory %s: tensor %q: shape %v, but config.json needs %v", w.path, t.Name,
 			i.Shape, t.Shape)
@@ -322,7 +353,7 @@ func (w *Weights) Read(t Tensor, dst []float32, off int64) error {
 	if _, err := w.check(t); err != nil {
 		return err
 	}
-	if err := w.where[t.Name].ReadFloat32(t.Name, dst, off); err != nil {
+	if err := w.where[t.Name].ReadFloat32(w.stored(t.Name), dst, off); err != nil {
 		return err
 	}
 	for i, x := range dst {

@@ -260,6 +260,18 @@ func tokenizerOf(cfg *config.Config) *data.Tokenizer {
 	return data.NewTokenizer(cfg.Data.Tokenizer, cfg.Model.VocabSize)
 }
 
+func chatOf(cfg *config.Config) *data.Chat {
+	return data.NewChat(cfg.Data.Tokenizer, cfg.Data.ChatTemplate, cfg.Data.TrainOn == "all")
+}
+
+// formatOf returns data.format; "" for auto.
+func formatOf(cfg *config.Config) string {
+	if cfg.Data.Format == "auto" {
+		return ""
+	}
+	return cfg.Data.Format
+}
+
 // openData opens files as one dataset, or if they have weights, as one dataset each.
 func openData(cfg *config.Config, files config.Files, tok *data.Tokenizer) ([]*data.Dataset, error) {
 	groups := [][]string{files.Globs()}
@@ -272,7 +284,7 @@ func openData(cfg *config.Config, files config.Files, tok *data.Tokenizer) ([]*d
 	var sources []*data.Dataset
 	for _, globs := range groups {
 		ds, err := data.Open(data.Source{Paths: globs, Tokenizer: tok, EOS: cfg.Data.EOSTokenID,
-			Vocab: cfg.Model.VocabSize})
+			Vocab: cfg.Model.VocabSize, Format: formatOf(cfg), Chat: chatOf(cfg)})
 		if err != nil {
 			return nil, err
 		}

@@ -22,6 +22,7 @@ type Data struct {
 	DroppedDocuments int64
 	StepsPerEpoch    int64
 	Ignored          []string // keys of records that change nothing
+	Warnings         []string // about records
 }
 
 // Check checks the files of a config before any process is spawned: too little data, tokens outside the vocabulary,
@@ -110,7 +111,7 @@ func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most
 	batch := int64(cfg.Train.GlobalBatchSize)
 	found := &Data{Samples: l.Samples(), Targets: l.Targets(), StepsPerEpoch: (l.Epoch() + batch - 1) / batch}
 	left, documents, counted := int64(checkedTokens), int64(0), true
-	var ignored data.Keys
+	var ignored, warnings data.Keys
 	for _, ds := range sources {
 		left -= ds.Len()
 		n, err := ds.Check(left >= 0)
@@ -120,11 +121,12 @@ func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most
 		counted, documents = counted && n >= 0, documents+n
 		found.Files, found.Tokens = found.Files+ds.Files(), found.Tokens+ds.Len()
 		ignored.Add(ds.Ignored()...)
+		warnings.Add(ds.Notes()...)
 	}
 	if counted {
 		found.Documents = &documents
 	}
-	found.Ignored = ignored.Sorted()
+	found.Ignored, found.Warnings = ignored.Sorted(), warnings.Sorted()
 	return found, nil
 }
 
