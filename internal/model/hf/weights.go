@@ -2,14 +2,21 @@ package hf
 
 import (
 	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/base/terminal"
@@ -223,6 +230,41 @@ func (w *Weights) Close() error {
 	return errors.Join(errs...)
 }
 
+// checksumPiece is the number of bytes that one goroutine hashes at a time.
+const checksumPiece = 32 << 20
+
+// Checksum returns the SHA-256 of the SHA-256 sums of the files' pieces, which it computes in parallel.
+func (w *Weights) Checksum(ctx context.Context) (string, error) {
+	whole := sha256.New()
+	for _, f := range w.files {
+		st, err := f.Stat()
+		if err != nil {
+			return "", err
+		}
+		sums := make([][sha256.Size]byte, (st.Size()+checksumPiece-1)/checksumPiece)
+		g, ctx := errgroup.WithContext(ctx)
+		g.SetLimit(runtime.GOMAXPROCS(0))
+		for i := range sums {
+			g.Go(func() error {
+				if ctx.Err() != nil {
+					return context.Cause(ctx)
+				}
+				h := sha256.New()
+				_, err := io.Copy(h, io.NewSectionReader(f, int64(i)*checksumPiece, checksumPiece))
+				h.Sum(sums[i][:0])
+				return err
+			})
+		}
+		if err := g.Wait(); err != nil {
+			return "", fmt.Errorf("checksum of %s: %w", w.path, err)
+		}
+		for _, s := range sums {
+			whole.Write(s[:])
+		}
+	}
+	return hex.EncodeToString(whole.Sum(nil)), nil
+}
+
 // Check compares the files with the tensors of a model. The error lists missing and unknown tensors, wrong shapes and
 // unsupported types, the first of each kind by name. Two unused tensors are allowed: rotary_emb.inv_freq of old files,
 // and the head of a model that is tied to its embeddings.
@@ -231,6 +273,10 @@ func (w *Weights) Check(f *Family, want []Tensor) error {
 	known := map[string]bool{head: true}
 	var missing, shapes, types, more, out []string
 	for _, t := range want {
+		t, _ := t.inFiles()
+		if known[t.Name] && t.Name != head {
+			continue
+		}
 		known[t.Name] = true
 		i, err := w.check(t)
 		switch {
@@ -308,6 +354,8 @@ func (w *Weights) check(t Tensor) (*safetensors.Info, error) {
 // Read fills dst with the elements of a tensor, row-major, from element off. The file must have t.Shape, and every
 // element must be finite.
 func (w *Weights) Read(t Tensor, dst []float32, off int64) error {
+	t, before := t.inFiles()
+	off += before
 	if _, err := w.check(t); err != nil {
 		return err
 	}
