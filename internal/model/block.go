@@ -30,11 +30,11 @@ func (m *Model) layerForward(a *tensor.Arena, i int, b Batch, out View, kept act
 	m.allocTile(a, &s, untilNorm, untilAll)
 	for lo, hi := range m.tiles(s.x) {
 		t := s.tile(lo, hi)
-		m.mlpForward(l, &t)
-		if to := part(out, lo, hi); t.down.IsZero() {
+		to := part(out, lo, hi)
+		m.mlpForward(l, &t, to)
+		if t.down.IsZero() {
 			m.project(l, hf.Down, to, t.y, t.h)
 		} else {
-			m.ops.RMSNorm(to, t.downInv, t.down, l[hf.MLPNorm].w, m.cfg.RMSNormEps)
 			m.ops.Add(to, t.h)
 		}
 	}
@@ -68,8 +68,11 @@ func (m *Model) attend(a *tensor.Arena, i int, b Batch, s *activations, known bo
 	return m.att.Forward(i, s.out, s.q, s.k, s.v)
 }
 
-// angles returns the rotary tables of a layer.
+// angles returns the rotary tables of a layer: zero Views if it does not rotate.
 func (m *Model) angles(b Batch, layer int) (cos, sin View) {
+	if !m.cfg.Rotates(layer) {
+		return View{}, View{}
+	}
 	n := b.IDs.Len(tensor.Batch)
 	lo := n * m.cfg.Rope(layer)
 	return b.Cos.Slice(tensor.Batch, lo, lo+n), b.Sin.Slice(tensor.Batch, lo, lo+n)
@@ -88,10 +91,14 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 	do := a.Alloc(m.dtype, shape(s.out.O)...)
 	mark, rows := a.Mark(), s
 	m.allocTile(a, &rows, untilNorm, untilAll)
+	var branch View
+	if !all && !rows.down.IsZero() {
+		branch = a.Alloc(m.dtype, shape(rows.down)...)
+	}
 	for lo, hi := range m.tiles(s.x) {
 		t, d := rows.tile(lo, hi), part(d, lo, hi)
 		if !all {
-			m.mlpForward(l, &t)
+			m.mlpForward(l, &t, branch)
 		}
 		m.mlpBackward(l, d, &t)
 		if !t.proj.IsZero() {
@@ -132,17 +139,29 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 
 // project sets y to the projection of x of a role, with its bias, plus add unless that is the zero View.
 func (m *Model) project(l *layer, r hf.Role, y, x, add View) {
-	m.ops.Linear(y, x, l[r].w, add)
+	if bias := l[r.Bias()].w; !bias.IsZero() { // y begins as the bias of every row
+		n := y.Cols()
+		m.ops.Copy(y, tensor.NewView(bias.Memory(), bias.DType(), bias.Offset(), [4]int{1, y.Rows(), 1, n},
+			[4]int64{0, 0, 0, 1}))
+		if !add.IsZero() {
+			m.ops.Add(y, add)
+		}
+		add = y
+	}
+	m.linear(y, x, &l[r], add)
 }
 
 // projectDX sets dx to the gradient of a projection's input, or adds it.
 func (m *Model) projectDX(l *layer, r hf.Role, dx, dy View, accumulate bool) {
-	m.ops.LinearDX(dx, dy, l[r].w, accumulate)
+	m.linearDX(dx, dy, &l[r], accumulate)
 }
 
 // projectDW adds to the gradients of a projection's weight and bias.
 func (m *Model) projectDW(l *layer, r hf.Role, dy, x View) {
-	m.ops.LinearDW(l[r].g, dy, x)
+	m.linearDW(&l[r], dy, x)
+	if bias := l[r.Bias()].g; !bias.IsZero() {
+		m.ops.SumRows(bias, dy)
+	}
 }
 
 func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {
@@ -156,10 +175,10 @@ func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {
 	m.ops.RMSNormBackward(d, l[hf.InputNorm].g, dn1, s.x, s.inv1, l[hf.InputNorm].w, true)
 }
 
-// mlpForward sets y. The backward pass needs the product with Wdown only for its norm.
+// mlpForward sets y. With a norm of the product with Wdown, it sets branch to that norm.
 //
 //	y = act(Wgate n2) * Wup n2,  n2 = norm(h),  h = x + Wo o
-func (m *Model) mlpForward(l *layer, s *activations) {
+func (m *Model) mlpForward(l *layer, s *activations, branch View) {
 	if s.proj.IsZero() {
 		m.project(l, hf.Output, s.h, s.out.O, View{})
 	} else {
@@ -172,6 +191,8 @@ func (m *Model) mlpForward(l *layer, s *activations) {
 	m.ops.GLU(s.y, s.gate, s.up, m.act)
 	if !s.down.IsZero() {
 		m.project(l, hf.Down, s.down, s.y, View{})
+		m.ops.RMSNorm(rows(branch).Slice(tensor.Seq, 0, s.down.Rows()), s.downInv, s.down, l[hf.MLPNorm].w,
+			m.cfg.RMSNormEps)
 	}
 }
 
@@ -299,7 +320,7 @@ func part(v View, lo, hi int) View { return rows(v).Slice(tensor.Seq, lo, hi) }
 func (m *Model) tiles(x View) iter.Seq2[int, int] {
 	return func(yield func(int, int) bool) {
 		for lo, n := 0, x.Rows(); lo < n; lo += m.opt.tile {
-			if !yield(lo, min(lo+m.opt.tile, n)) || m.dryRun {
+			if m.row = lo; !yield(lo, min(lo+m.opt.tile, n)) || m.dryRun {
 				return // the others of a plan are no larger
 			}
 		}

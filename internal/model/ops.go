@@ -2,6 +2,7 @@ package model
 
 import (
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
@@ -27,13 +28,15 @@ type Ops interface {
 
 // Products are the matrix products.
 type Products interface {
-	// Linear sets y [rows, out] to x [rows, in] times w transposed, plus add, of the shape of y. With the zero View as
-	// add it adds nothing.
+	// Linear sets y [rows, out] to x [rows, in] times w transposed, plus add, of the shape of y, which may be y. With the
+	// zero View as add it adds nothing.
 	Linear(y, x, w, add View)
 	// LinearDX sets dx [rows, in] to dy [rows, out] times w, or adds it.
 	LinearDX(dx, dy, w View, accumulate bool)
 	// LinearDW adds dy transposed times x to dw [out, in].
 	LinearDW(dw, dy, x View)
+	// SumRows adds the sum of the rows of x to sum, [1, 1, 1, n] of the type of parameters: the gradient of a bias.
+	SumRows(sum, x View)
 }
 
 // Norms are RMSNorms, of rows and of heads, and the rotation after head norms.
@@ -47,8 +50,9 @@ type Norms interface {
 	RMSNormBackward(dx, dw, dy, x, inv, w View, accumulate bool)
 
 	// NormRope sets y [batch, seq, heads, dim] to the rotation of RMSNorm(x), in Hugging Face's form: (x1*cos - x2*sin,
-	// x2*cos + x1*sin) of the halves. cos, sin: float32 [batch, seq, 1, dim/2]; inv: float32 [batch, seq, heads, 1], as
-	// in RMSNorm. With the zero View as w there is no norm and inv is unused; then y may be x.
+	// x2*cos + x1*sin) of the halves. cos, sin: float32 [batch, seq, 1, pairs]; inv: float32 [batch, seq, heads, 1], as
+	// in RMSNorm. The halves are of the first 2*pairs elements of a head, and the others stay. With zero Views as cos and
+	// sin nothing rotates. With the zero View as w there is no norm and inv is unused; then y may be x.
 	NormRope(y, inv, x, w, cos, sin View, eps float64)
 	// NormRopeBackward sets dx, of the type of x, to its gradient given dy, of that type or float32, and adds the
 	// gradient of w to dw. dx may be dy, if they agree in type. With the zero View as w, inv, x and dw are unused.
@@ -79,12 +83,19 @@ type Elementwise interface {
 	Affine(y, x View, scale, shift float64)
 	// SoftCap replaces x by limit * tanh(x / limit).
 	SoftCap(x View, limit float64)
+	// Dropout sets y to d of x; y may be x. tokens: int32 [batch, seq, 1, 1], the numbers of the rows for d.Random.
+	Dropout(y, x, tokens View, d kernels.Dropout)
 	// Add adds src to dst, of one shape: of the same type, or 16 bits to float32.
 	Add(dst, src View)
 	// Zero sets views of any type to 0.
 	Zero(vs ...View)
 	// Copy copies src to dst, converting between float types.
 	Copy(dst, src View)
+}
+
+// Softmax returns the parameters of a model's attention.
+func Softmax(cfg *hf.Config) attention.Softmax {
+	return attention.Softmax{Scale: cfg.SoftmaxScale(), Softcap: cfg.AttnLogitSoftcapping}
 }
 
 // Attention is one layer's attention over all ranks that share the sequence. The views hold this rank's positions; o,

@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
@@ -176,22 +177,34 @@ func (o refOps) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
 
 // rotated sets y to the rotation of x, or to its transpose.
 func rotated(y, x, cos, sin View, inverse bool) {
-	n, heads, half := x.Rows(), x.Len(tensor.Heads), x.Len(tensor.Dim)/2
-	X, C, S := get(x), get(cos), get(sin)
+	n, heads, dim, pairs := x.Rows(), x.Len(tensor.Heads), x.Len(tensor.Dim), 0
+	X := get(x)
+	var C, S []float64
+	if !cos.IsZero() {
+		C, S, pairs = get(cos), get(sin), cos.Cols()
+	}
 	for t := range n {
 		for h := range heads {
-			for i := range half {
-				c, s := C[t*half+i], S[t*half+i]
+			for i := range pairs {
+				c, s := C[t*pairs+i], S[t*pairs+i]
 				if inverse {
 					s = -s
 				}
-				lo := (t*heads+h)*2*half + i
-				a, b := X[lo], X[lo+half]
-				X[lo], X[lo+half] = a*c-b*s, b*c+a*s
+				lo := (t*heads+h)*dim + i
+				a, b := X[lo], X[lo+pairs]
+				X[lo], X[lo+pairs] = a*c-b*s, b*c+a*s
 			}
 		}
 	}
 	put(y, X)
+}
+
+func (refOps) SumRows(sum, x View) {
+	S, X := get(sum), get(x)
+	for i, v := range X {
+		S[i%len(S)] += v
+	}
+	put(sum, S)
 }
 
 // activated returns act(x) and its derivative.
@@ -311,22 +324,45 @@ func (refOps) Zero(vs ...View) {
 	}
 }
 
-func (refOps) Copy(dst, src View) { put(dst, get(src)) }
+func (refOps) Copy(dst, src View) {
+	dense := tensor.New(src.DType(), shape(src)...)
+	tensor.Copy(dense, src)
+	put(dst, get(dense))
+}
+
+func (refOps) Dropout(y, x, tokens View, d kernels.Dropout) {
+	xs := get(x)
+	for i := range xs {
+		if xs[i] *= d.Kept(); d.Random(ints(tokens)[i/x.Cols()], i%x.Cols()) < d.Threshold() {
+			xs[i] = 0
+		}
+	}
+	put(y, xs)
+}
 
 // refAttention computes causal attention of whole sequences on one device, inside documents: row t sees rows j <= t of
 // its own document within window(layer).
 type refAttention struct {
-	docs   []int         // document of each position; nil: one
-	window func(int) int // of a layer, as hf.Config.Window
-	calls  *[2]int       // forward and backward calls, if counted
+	docs  []int // document of each position; nil: one
+	cfg   *hf.Config
+	calls *[2]int // forward and backward calls, if counted
 }
 
 var _ Attention = refAttention{}
 
+// score returns a scaled and capped score.
+func (r refAttention) score(s float64) float64 {
+	s *= r.cfg.SoftmaxScale()
+	if limit := r.cfg.AttnLogitSoftcapping; limit > 0 {
+		s = limit * math.Tanh(s/limit)
+	}
+	return s
+}
+
 // probs returns the probabilities of query row t of head h over the keys, and the LSE.
 func (r refAttention) probs(layer, b, t, h int, q, k View, Q, K []float64) (p []float64, lse float64) {
 	S, H, KH, D := q.Len(tensor.Seq), q.Len(tensor.Heads), k.Len(tensor.Heads), q.Len(tensor.Dim)
-	w := r.window(layer)
+	w := r.cfg.Window(layer)
 	p, lse = make([]float64, S), math.Inf(-1)
 	for j := range p {
 		p[j] = math.Inf(-1)
@@ -337,7 +373,7 @@ func (r refAttention) probs(layer, b, t, h int, q, k View, Q, K []float64) (p []
 		for i := range D {
 			s += Q[((b*S+t)*H+h)*D+i] * K[((b*S+j)*KH+h/(H/KH))*D+i]
 		}
-		p[j] = s / math.Sqrt(float64(D))
+		p[j] = r.score(s)
 		hi := max(lse, p[j])
 		lse = hi + math.Log(math.Exp(lse-hi)+math.Exp(p[j]-hi))
 	}
@@ -377,7 +413,7 @@ func (r refAttention) Backward(layer int, g attention.Grads, do, q, k, v View, a
 	DQ, DK, DV := make([]float64, q.Size()), make([]float64, k.Size()), make([]float64, v.Size())
 	for row := range B * S * H {
 		b, t, h := row/(S*H), row/H%S, row%H
-		p, _ := r.probs(layer, b, t, h, q, k, Q, K)
+		p, lse := r.probs(layer, b, t, h, q, k, Q, K)
 		delta := 0.0
 		for i := range D {
 			delta += DO[row*D+i] * O[row*D+i]
@@ -389,7 +425,10 @@ func (r refAttention) Backward(layer int, g attention.Grads, do, q, k, v View, a
 				dp += DO[row*D+i] * V[kv+i]
 				DV[kv+i] += pj * DO[row*D+i]
 			}
-			ds := pj * (dp - delta) / math.Sqrt(float64(D))
+			ds := pj * (dp - delta) * r.cfg.SoftmaxScale()
+			if limit := r.cfg.AttnLogitSoftcapping; limit > 0 && pj > 0 {
+				ds *= 1 - math.Pow((math.Log(pj)+lse)/limit, 2) // the capped score is log(p) + lse
+			}
 			for i := range D {
 				DQ[row*D+i] += ds * K[kv+i]
 				DK[kv+i] += ds * Q[row*D+i]

@@ -133,7 +133,7 @@ func (c *Kernels) halfRope(y, inv, x, w, cos, sin tensor.View, eps float64) {
 		if w.IsZero() {
 			out = from
 		}
-		c.NormRope(out, b.of(inv, heads, 1), from, w, b.of(cos, 1, dim/2), b.of(sin, 1, dim/2), eps)
+		c.NormRope(out, b.of(inv, heads, 1), from, w, b.of(cos, 1, cos.Cols()), b.of(sin, 1, sin.Cols()), eps)
 		c.Copy(to, out)
 	})
 }
@@ -159,7 +159,19 @@ func (c *Kernels) halfRopeBackward(dx, dw, dy, x, inv, w, cos, sin tensor.View) 
 		if !w.IsZero() {
 			from = c.widened(2, b.of(x, heads, dim))
 		}
-		c.NormRopeBackward(out, dw, grad, from, b.of(inv, heads, 1), w, b.of(cos, 1, dim/2), b.of(sin, 1, dim/2))
+		c.NormRopeBackward(out, dw, grad, from, b.of(inv, heads, 1), w, b.of(cos, 1, cos.Cols()), b.of(sin, 1, sin.Cols()))
+		c.Copy(to, out)
+	})
+}
+
+func (c *Kernels) halfDropout(y, x, tokens tensor.View, d kernels.Dropout) {
+	denseHalves("dropout", y, x)
+	checkDropout(y, x, tokens)
+	n := x.Cols()
+	halfRows(x.Rows(), n, func(b halfSpan) {
+		to := b.of(y, 1, n)
+		out := c.wide(0, to)
+		c.Dropout(out, c.widened(1, b.of(x, 1, n)), b.of(tokens, 1, 1), d)
 		c.Copy(to, out)
 	})
 }

@@ -10,7 +10,7 @@ import pathlib
 import sys
 
 import torch
-from transformers import (LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Phi3Config,
+from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Phi3Config,
                           Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
 
 import parity
@@ -22,6 +22,11 @@ COMMON = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=40, num_attent
 RUN = dict(seq=128, weight_decay=0.1, grad_clip=1.0)
 LONGROPE = dict(rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=0.75,
                 short_factor=[1.0, 1.1, 1.3], long_factor=[1.5, 2.25, 4.0])
+GEMMA = dict(COMMON, head_dim=12, sliding_window=24,
+             layer_types=["sliding_attention", "full_attention"])
+PLAIN = dict(rope_type="default", rope_theta=10000.0)
+BY_LAYER = dict(full_attention=dict(rope_type="linear", rope_theta=50000.0, factor=4.0),
+                sliding_attention=dict(rope_type="default", rope_theta=100.0))
 
 # Windows and trained lengths are shorter than the sequences, so that each key moves the loss.
 FAMILIES = {
@@ -33,15 +38,20 @@ FAMILIES = {
                                                   use_sliding_window=True, sliding_window=30), RUN),
     "phi3": (Phi3ForCausalLM, Phi3Config(**COMMON, original_max_position_embeddings=64, sliding_window=100,
                                          rope_parameters=LONGROPE), RUN),
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config(**GEMMA, query_pre_attn_scalar=20, attn_logit_softcapping=3.0,
+                                               final_logit_softcapping=4.0, rope_parameters=PLAIN), RUN),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**GEMMA, query_pre_attn_scalar=20, final_logit_softcapping=6.0,
+                                                   rope_parameters=BY_LAYER), RUN),
 }
 
 
 def randomise(model):
-    """Biases are around 0 and all other vectors around 1. Every value is one of bfloat16."""
+    """Biases are around 0, and so are norms that add 1. All other vectors are around 1. Every value is one of
+    bfloat16."""
     parity.randomise(model)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            if name.endswith(".bias"):
+            if name.endswith(".bias") or "gemma" in model.config.model_type and p.dim() == 1:
                 p.normal_(0, 0.3)
             p.copy_(p.bfloat16().float())
 

@@ -140,7 +140,11 @@ func speedOf(cfg *config.Config, ranks int, on machine.Machine, d *demand) speed
 		rate = reached * peak
 	}
 	tokens := float64(sequences(cfg) * d.tokens)
-	weights := model.NewLayout(m, 1).Buckets[model.Layer(0)].Size()
+	flat := model.NewLayout(m, 1)
+	weights := flat.Buckets[model.Layer(0)].Size()
+	if flat.Frozen != nil {
+		weights += flat.Frozen.Buckets[model.Layer(0)].Size()
+	}
 	pairs := 0.0
 	for l := range m.NumHiddenLayers {
 		pairs += model.VisiblePairs([]int{cfg.Data.SeqLen}, m.Window(l))
