@@ -23,8 +23,8 @@ type Param struct {
 	Bound float64
 }
 
-// newParam returns the parameter of a tensor, without a place.
-func newParam(t hf.Tensor, cfg *hf.Config) Param {
+// NewParam returns the parameter of a tensor, without a place.
+func NewParam(t hf.Tensor, cfg *hf.Config) Param {
 	p := Param{Tensor: t, Decay: len(t.Shape) == 2}
 	_, isB, adapts := hf.Adapted(t.Name)
 	switch {

@@ -159,6 +159,12 @@ var runKeys = []key{
 	{path: "data.path",
 		doc: "file or glob: llm.c `.bin`, Megatron `.bin` with its `.idx`, raw text, or `.jsonl` with `text` or " +
 			"`input_ids`; or a list of globs, read one after the other, or of `{path: …, weight: …}`, mixed"},
+	{path: "data.format", def: "auto", choices: []string{"text", "messages", "completion", "tokens", "auto"},
+		doc: "kind of the records in `.jsonl`, `.parquet` and `.arrow` files; auto: each by its keys"},
+	{path: "data.chat_template", def: "null", word: "null",
+		doc: "Jinja file that renders conversations; null: the chat template of the tokenizer"},
+	{path: "data.train_on", def: "assistant", choices: []string{"assistant", "all"},
+		doc: "targets in conversations: assistant (the assistant's turns, or the completion of a prompt), or all"},
 	{path: "data.tokenizer", def: "auto", word: "auto",
 		doc: "for text: `bytes`, or the path of a Hugging Face `tokenizer.json` or its directory; auto: that of " +
 			"`model.from`, else `bytes`"},
@@ -166,15 +172,24 @@ var runKeys = []key{
 		doc: "tokens of one sample, over all ranks"},
 	{path: "data.shuffle", def: "true",
 		doc: "false: sample i is tokens [i*seq_len, (i+1)*seq_len], targets shifted by one"},
-	{path: "data.pack_documents", def: "false",
-		doc: "attention and positions stay inside documents. `.bin` files end them at eos_token_id, or where " +
-			"Megatron's `.idx` says; text at the end of a file or line"},
+	{path: "data.pack_documents", def: "auto", word: "auto", at: func(c *Config) any { return &c.Data.Pack },
+		doc: "true: attention and positions stay inside documents. `.bin` files end them at eos_token_id, or where " +
+			"Megatron's `.idx` says; text at the end of a file or line. Conversations are packed whole; false: one a " +
+			"sample. auto: true for messages and completions, else false"},
+	{path: "data.overlong", def: "auto", choices: []string{"auto", "split", "drop"},
+		doc: "documents longer than seq_len. split: cut them; drop: leave them out, and pack the others whole; auto: " +
+			"drop for conversations (messages, completions, tokens with masks or labels), else split"},
 	{path: "data.eos_token_id", def: "null", word: "null", wordIs: -1,
 		doc: "token that ends a document; below vocab_size; needed to pack documents of `.bin` files without an " +
 			"`.idx`; null: that of `model.from`, else none"},
+	{path: "data.cache", def: "null", word: "null",
+		doc: "directory for the tokens of text and records, which the first run encodes on all cores, once for all " +
+			"processes of a host; null: `cprun/tokens` in the user's cache directory, for files from 16 MiB; " +
+			"the tokens of smaller ones stay in memory"},
 	{path: "data.seed", def: "null", word: "null", wordIs: -1, max: maxSeed,
 		doc: "seed of the order of samples; null: train.seed, or the seed of the resumed checkpoint"},
-	{path: "data.validation.path", def: "null", word: "null", doc: "held-out file or glob; needed if every is above 0"},
+	{path: "data.validation.path", def: "null", word: "null",
+		doc: "held-out files, like data.path; a mixture is validated by source; needed if every is above 0"},
 	{path: "data.validation.every", def: "0", doc: "optimizer steps between two validations; 0: never"},
 	{path: "data.validation.samples", def: "0",
 		doc: "samples of one validation, the first of the files; 0: all"},

@@ -31,6 +31,10 @@ type Options struct {
 	// config.yaml of a run. It is for plans and exports on another machine.
 	NoFiles bool
 
+	// Known forbids to encode data for the token cache; Note is called when that begins, unless nil.
+	Known bool
+	Note  func(text string)
+
 	// kept: cprun has written the config, so it may have keys without effect.
 	kept bool
 }
@@ -81,6 +85,7 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	src.chooseOne("train.steps", "train.epochs")
 	src.chooseOne("lr_schedule.warmup_steps", "lr_schedule.warmup_ratio")
 	l := &loader{source: src, paths: newPaths(name, disk), cfg: &Config{where: f.where}, opts: opts}
+	l.cfg.Data.known, l.cfg.Data.note = opts.Known, opts.Note
 	l.decodeFrom()
 	l.decodeRope()
 	for i := range keys {
@@ -92,7 +97,9 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	l.derive()
 	l.bounds()
 	l.resolvePaths()
+	l.findKinds()
 	l.resolveTokenizer()
+	l.resolveTemplate()
 	l.modelEOS()
 	rules(l.cfg, f)
 	open := l.cfg.Parallel.Algorithm == "auto"
@@ -346,7 +353,9 @@ func blankConfig() *Config {
 // Equal reports whether two configs have the same values, ignoring their files.
 func (c *Config) Equal(o *Config) bool {
 	a, b := *c, *o
-	a.Warnings, b.Warnings, a.where, b.where = nil, nil, nil, nil
+	for _, c := range []*Config{&a, &b} {
+		c.Warnings, c.where, c.Data.known, c.Data.note = nil, nil, false, nil
+	}
 	a.Model.LayerTypes, b.Model.LayerTypes = slices.Clip(a.Model.LayerTypes), slices.Clip(b.Model.LayerTypes)
 	return reflect.DeepEqual(a, b)
 }
@@ -400,6 +409,7 @@ const (
 	tokenizerFile = "tokenizer.json"
 	tokenizerKey  = "data.tokenizer"
 	eosKey        = "data.eos_token_id"
+	templateKey   = "data.chat_template"
 )
 
 // resolveTokenizer sets data.tokenizer to "bytes" or the path of a tokenizer.json. It stays empty if the model has
@@ -434,6 +444,18 @@ func (l *loader) resolveTokenizer() {
 			Nearest(given, []string{Bytes, "auto"}))
 	default:
 		l.add(tokenizerKey, "no tokenizer %s; name a tokenizer.json or its directory, or write bytes", tried)
+	}
+}
+
+// resolveTemplate makes the path of data.chat_template absolute.
+func (l *loader) resolveTemplate() {
+	t := &l.cfg.Data.ChatTemplate
+	if *t == "" || !l.ok(templateKey) {
+		return
+	}
+	abs, tried := l.find(*t, l.where.of(templateKey).line == 0, l.disk.isFile)
+	if *t = abs; tried != "" && !l.opts.NoFiles {
+		l.add(templateKey, "no file %s; name a Jinja file, or write null for the tokenizer's own template", tried)
 	}
 }
 

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -58,11 +57,6 @@ func Nearest(word string, choices []string) string {
 func unknownKey(section, name string) (msg string, meant []string) {
 	if keyAt[name] != nil && strings.Contains(name, ".") {
 		return "unknown key; write it nested: " + strings.ReplaceAll(name, ".", ": {") + ": ...}", []string{name}
-	}
-	for path := join(section, name); path != ""; path, _ = split(path) {
-		if instead, ok := unbuiltKeys[path]; ok {
-			return "not in this build; " + cmp.Or(instead, "remove it"), nil
-		}
 	}
 	said, ok := otherNames[join(section, name)]
 	if !ok && len(keysNamed[name]) == 0 {
@@ -132,11 +126,6 @@ var renamed = map[string]string{"parallel.inner": "parallel.ulysses_degree"}
 // retired lists former keys and values that have no effect any more. They are ignored with a warning.
 var retired = map[string][]string{
 	"precision.fp8": {"off"}, "precision.kv_wire": {"auto", "bf16", "fp16", "fp32"},
-}
-
-// unbuiltKeys lists planned keys and sections that this build lacks, with the key to use instead.
-var unbuiltKeys = map[string]string{
-	"data.format": "", "data.cache": "", "data.chat_template": "", "data.train_on": "", "data.overlong": "",
 }
 
 // byName reads lines "NAME… = MEANING" into a map by name.

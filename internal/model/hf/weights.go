@@ -2,14 +2,21 @@ package hf
 
 import (
 	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/base/terminal"
@@ -221,6 +228,41 @@ func (w *Weights) Close() error {
 		errs = append(errs, f.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// checksumPiece is the number of bytes that one goroutine hashes at a time.
+const checksumPiece = 32 << 20
+
+// Checksum returns the SHA-256 of the SHA-256 sums of the files' pieces, which it computes in parallel.
+func (w *Weights) Checksum(ctx context.Context) (string, error) {
+	whole := sha256.New()
+	for _, f := range w.files {
+		st, err := f.Stat()
+		if err != nil {
+			return "", err
+		}
+		sums := make([][sha256.Size]byte, (st.Size()+checksumPiece-1)/checksumPiece)
+		g, ctx := errgroup.WithContext(ctx)
+		g.SetLimit(runtime.GOMAXPROCS(0))
+		for i := range sums {
+			g.Go(func() error {
+				if ctx.Err() != nil {
+					return context.Cause(ctx)
+				}
+				h := sha256.New()
+				_, err := io.Copy(h, io.NewSectionReader(f, int64(i)*checksumPiece, checksumPiece))
+				h.Sum(sums[i][:0])
+				return err
+			})
+		}
+		if err := g.Wait(); err != nil {
+			return "", fmt.Errorf("checksum of %s: %w", w.path, err)
+		}
+		for _, s := range sums {
+			whole.Write(s[:])
+		}
+	}
+	return hex.EncodeToString(whole.Sum(nil)), nil
 }
 
 // Check compares the files with the tensors of a model. The error lists missing and unknown tensors, wrong shapes and

@@ -412,3 +412,34 @@ func testCrossEntropyExtreme(r *rig) {
 		r.t.Errorf("loss of a NaN logit is %g", got)
 	}
 }
+
+// testDropout compares the dropped elements with the definition, in place and not, and their share with P.
+func testDropout(r *rig) {
+	for _, c := range []struct {
+		s [4]int
+		p float64
+	}{{[4]int{1, 0, 1, 9}, 0.5}, {[4]int{2, 3, 1, 37}, 0.3}, {[4]int{1, 130, 2, 64}, 0.1}, {[4]int{1, 5, 1, 8}, 0}} {
+		d, rows := kernels.Dropout{P: c.p, Key: 1<<63 + 12345}, c.s[0]*c.s[1]
+		x, xs := r.random(r.act, c.s[0], c.s[1], c.s[2], c.s[3])
+		numbers := make([]int32, rows)
+		for i := range numbers {
+			numbers[i] = int32(i*i*i*4099 - 77)
+		}
+		tokens := r.ints(numbers, c.s[0], c.s[1], 1, 1)
+		dropped, columns := 0, c.s[2]*c.s[3]
+		for i := range xs {
+			if xs[i] /= 1 - c.p; d.Random(numbers[i/columns], i%columns) < uint64(c.p*(1<<32)) {
+				xs[i] = 0
+				dropped++
+			}
+		}
+		y := r.garbage(r.act, c.s[0], c.s[1], c.s[2], c.s[3])
+		r.ops.Dropout(y, x, tokens, d)
+		r.close("y", y, xs)
+		r.ops.Dropout(x, x, tokens, d)
+		r.close("y in place", x, xs)
+		if n := float64(len(xs)); math.Abs(float64(dropped)-c.p*n) > 4*math.Sqrt(n) {
+			r.t.Errorf("%d of %v elements were dropped with probability %v", dropped, n, c.p)
+		}
+	}
+}

@@ -44,6 +44,7 @@ func TestOps(t *testing.T, newDevice func(t *testing.T) Device, activations ...t
 		{"RopeTranspose", testRopeTranspose},
 		{"GLU", testGLU},
 		{"Maps", testMaps},
+		{"Dropout", testDropout},
 		{"Embed", testEmbed},
 		{"CrossEntropy", testCrossEntropy},
 		{"CrossEntropyIgnored", testCrossEntropyIgnored},
