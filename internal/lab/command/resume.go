@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -180,7 +181,7 @@ func alike(key string, a, b *hf.Config) bool {
 		return a.NumHiddenLayers == b.NumHiddenLayers
 	case strings.HasPrefix(key, "model.rope_"):
 		ra, rb := model.NewRope(a), model.NewRope(b)
-		return slices.Equal(ra.InvFreq, rb.InvFreq) && slices.Equal(ra.Local, rb.Local) && ra.Factor == rb.Factor
+		return reflect.DeepEqual(ra, rb)
 	}
 	return false
 }

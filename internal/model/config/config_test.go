@@ -420,17 +420,3 @@ func TestKeptConfigs(t *testing.T) {
 		}
 	}
 }
-
-// unbuiltKeys must not list a key that this build has.
-func TestUnbuiltKeys(t *testing.T) {
-	for path, instead := range unbuiltKeys {
-		if keyAt[path] != nil || isSection[path] {
-			t.Errorf("%s is built", path)
-		}
-		for _, word := range strings.Fields(instead) {
-			if strings.Contains(word, ".") && keyAt[word] == nil {
-				t.Errorf("%s: write %s, which is no key", path, word)
-			}
-		}
-	}
-}

@@ -291,6 +291,15 @@ func (l *loader) derive() {
 				"missing; rope_type yarn needs it, or max_position_embeddings")
 		}
 	}
+	if r := m.RopeScaling; r != nil && r.Type == "longrope" && r.Factor == 0 && r.OriginalMax > 0 {
+		if r.Factor = float64(m.MaxPositionEmbedding) / float64(r.OriginalMax); r.Factor == 0 {
+			l.add(ropeSection+".factor", "missing; rope_type longrope needs it, or max_position_embeddings")
+		}
+	}
+	if l.ok("model.architecture", "model.num_hidden_layers", "model.no_rope_layers") && m.NoRopeLayers == nil &&
+		slices.Contains(hf.Families(), m.Architecture) && m.Family().NoRope > 0 {
+		m.NoRopeLayers = hf.NoRopeLayers(m.NumHiddenLayers, m.Family().NoRope)
+	}
 	if s := &l.cfg.LRSchedule; s.MinLR < 0 && l.ok("optimizer.lr", "lr_schedule.min_lr") {
 		s.MinLR = tenth(l.cfg.Optimizer.LR)
 	}
