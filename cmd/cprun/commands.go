@@ -165,6 +165,8 @@ func exportCommand() *cobra.Command {
 	c.Flags().StringVar(&o.To, "to", "", "`directory` to write")
 	c.Flags().StringVar(&o.DType, "dtype", "auto", "fp32, bf16, fp16, or auto (as in model.from, else fp32)")
 	c.Flags().Int64Var(&o.Step, "step", 0, "checkpoint of step `N`; 0: the newest")
+	c.Flags().BoolVar(&o.Merge, "merge", false, "of a run with lora: the model with its adapters added, in place of the "+
+		"adapter")
 	return c
 }
 

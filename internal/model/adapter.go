@@ -22,6 +22,28 @@ func nameHash(name string) uint64 {
 	return h.Sum64()
 }
 
+// adapt gives each matrix its adapter, by the name of the matrix in files. If files join several matrices, these share A,
+// and each has its rows of B.
+func (m *Model) adapt(adapters map[string]*adapter) {
+	if len(adapters) == 0 {
+		return
+	}
+	for _, t := range m.cfg.Tensors() {
+		name, row, _ := t.Matrix()
+		l := adapters[name]
+		if l == nil {
+			continue
+		}
+		part := *l
+		for _, v := range []*View{&part.b.w, &part.b.g} {
+			if !v.IsZero() {
+				*v = v.Slice(tensor.Seq, row, row+t.Shape[0])
+			}
+		}
+		m.at(Param{Tensor: t}).lora = &part
+	}
+}
+
 // begin notes the pass in progress, for adapters. Only a pass with gradients drops elements.
 func (m *Model) begin(a *tensor.Arena, b Batch, training bool) {
 	m.arena, m.key, m.tokens = a, b.Key, View{}

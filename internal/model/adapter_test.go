@@ -58,7 +58,7 @@ func TestTunedGradientsAreTheSlopeOfTheLoss(t *testing.T) {
 						w[i] = at
 						want := scale * (up - down) / (2 * h)
 						near(t, fmt.Sprintf("gradient of %s[%d]", p.Name, i), grads[int(p.Offset)+i], want,
-							1e-7*(1+math.Abs(want)))
+							1e-6*(1+math.Abs(want)))
 					}
 				}
 			})

@@ -50,7 +50,7 @@ func newLayout(cfg *hf.Config, ranks int, has func(hf.Tensor) bool) *FlatLayout 
 		for len(l.Buckets) < of(t) {
 			l.close()
 		}
-		l.add(newParam(t, cfg))
+		l.add(NewParam(t, cfg))
 	}
 	for len(l.Buckets) < cfg.NumHiddenLayers+3 {
 		l.close()

@@ -162,11 +162,13 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 	}
 	m.flat = params.Layout
 	m.layers = make([]layer, cfg.NumHiddenLayers)
+	adapters := map[string]*adapter{}
 	for ps := &params; ps != nil; ps = ps.Frozen {
 		for i, p := range ps.Layout.Params {
-			m.take(p, ps.weight(i, p))
+			m.take(p, ps.weight(i, p), adapters)
 		}
 	}
+	m.adapt(adapters)
 	if cfg.TieWordEmbeddings {
 		m.head = m.embed
 	}
@@ -174,7 +176,7 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 	return m
 }
 
-// at returns the place of a parameter, or of the matrix of an adapter.
+// at returns the place of a parameter.
 func (m *Model) at(p Param) *weight {
 	switch p.Role {
 	case hf.Embedding:
@@ -187,22 +189,22 @@ func (m *Model) at(p Param) *weight {
 	return &m.layers[p.Layer][p.Role]
 }
 
-// take puts a parameter in its place.
-func (m *Model) take(p Param, w weight) {
-	to := m.at(p)
+// take puts a parameter in its place, or among the adapters by the name of their matrix.
+func (m *Model) take(p Param, w weight, adapters map[string]*adapter) {
 	matrix, isB, adapts := hf.Adapted(p.Name)
 	if !adapts {
-		to.w, to.g = w.w, w.g
+		*m.at(p) = w
 		return
 	}
-	if to.lora == nil {
-		l := m.cfg.Tuning.LoRA
-		to.lora = &adapter{name: nameHash(matrix), rate: l.Dropout, size: l.Scale()}
+	l := adapters[matrix]
+	if l == nil {
+		l = &adapter{name: nameHash(matrix), rate: m.cfg.Tuning.LoRA.Dropout, size: m.cfg.Tuning.LoRA.Scale()}
+		adapters[matrix] = l
 	}
 	if isB {
-		to.lora.b = w
+		l.b = w
 	} else {
-		to.lora.a = w
+		l.a = w
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/kernels/gpu/internal/source"
 	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
@@ -215,6 +216,22 @@ func (c *Ops) mapped(op string, y, x View, a, b float64) {
 	c.stream.Do(op, func() error {
 		return c.flat(k, y.Size(), aligned16(y, x), func(lo, n int) *cuda.Args {
 			return new(cuda.Args).Addr(elementOf(y, lo)).Addr(elementOf(x, lo)).Int64(int64(n)).Float(a).Float(b)
+		})
+	})
+}
+
+// Dropout sets y to d of x, given the numbers of the rows. y may be x.
+func (c *Ops) Dropout(y, x, tokens View, d kernels.Dropout) {
+	denseActivations("dropout", y, x)
+	shape.Must(shape.SameShape(y, x) && tokens.Size() == x.Rows() && tokens.DType() == tensor.I32 && tokens.IsDense(),
+		"dropout", y, x, tokens)
+	name, columns := "dropout_"+typeNames[y.DType()], x.Cols()
+	k := flat{program: "ops_copy", name: name, any: name + "_any", lanes: lanesOf(y.DType()), vectors: 4}
+	vectors := aligned16(y, x) && columns%k.lanes == 0 // then one kernel processes all elements
+	c.stream.Do("dropout", func() error {
+		return c.flat(k, y.Size(), vectors, func(_, n int) *cuda.Args {
+			return new(cuda.Args).View(y).View(x).View(tokens).Int64(int64(n)).Int64(int64(columns)).
+				Int64(int64(d.Key)).Int64(int64(d.Threshold())).Float(d.Kept())
 		})
 	})
 }

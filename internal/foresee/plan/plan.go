@@ -42,6 +42,7 @@ type Data struct {
 	DroppedDocuments int64    `json:"dropped_documents"`
 	StepsPerEpoch    int64    `json:"steps_per_epoch"`
 	Ignored          []string `json:"ignored_keys,omitempty"` // of records; they change nothing
+	Warnings         []string `json:"warnings,omitempty"`     // about records
 
 	// Retention has the shares of documents that other lengths of samples keep; none if none is dropped.
 	Retention []data.Share `json:"retention,omitempty"`

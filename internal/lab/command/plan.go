@@ -125,6 +125,9 @@ func dataLines(d *plan.Data, cfg *config.Config) []string {
 	if len(d.Ignored) > 0 {
 		lines = append(lines, "data: "+unread(d.Ignored))
 	}
+	for _, w := range d.Warnings {
+		lines = append(lines, "data: warning: "+w)
+	}
 	return lines
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -130,6 +131,8 @@ func compare(c *checkpoint.Checkpoint, cfg *config.Config) (notes []string, err 
 			moved = append(moved, line)
 		case d.Key == "train.steps" || d.Key == "optimizer.lr" || strings.HasPrefix(d.Key, "lr_schedule."):
 			paced = append(paced, fmt.Sprintf("%s %s -> %s", d.Key, d.Old, d.New))
+		case d.Key == "lora.alpha" || d.Key == "lora.rslora": // Fits compares the others
+			faults = append(faults, line)
 		case strings.HasPrefix(d.Key, "model.") && !slices.Contains(freeKeys, d.Key) &&
 			!alike(d.Key, &was.Model.Config, &cfg.Model.Config):
 			faults = append(faults, line)
@@ -178,7 +181,7 @@ func alike(key string, a, b *hf.Config) bool {
 		return a.NumHiddenLayers == b.NumHiddenLayers
 	case strings.HasPrefix(key, "model.rope_"):
 		ra, rb := model.NewRope(a), model.NewRope(b)
-		return slices.Equal(ra.InvFreq, rb.InvFreq) && slices.Equal(ra.Local, rb.Local) && ra.Factor == rb.Factor
+		return reflect.DeepEqual(ra, rb)
 	}
 	return false
 }

@@ -47,16 +47,19 @@ type Model struct {
 
 // Data is the source of tokens.
 type Data struct {
-	Path       Files
-	Tokenizer  string // Bytes, or the absolute path of a tokenizer.json; "": none, and text is refused
-	SeqLen     int    // global tokens of one sample
-	Shuffle    bool
-	Pack       *bool  // data.pack_documents; nil: auto, which depends on the files
-	Overlong   string // auto, split, drop
-	EOSTokenID int    // -1: none
-	Cache      string // directory of the token cache, absolute; "": the user\'s cache directory
-	Seed       int64
-	Validation Validation
+	Path         Files
+	Format       string // of records: auto, text, messages, completion, tokens
+	ChatTemplate string // absolute path of a Jinja file; "": the tokenizer's own
+	TrainOn      string // of conversations: assistant, all
+	Tokenizer    string // Bytes, or the absolute path of a tokenizer.json; "": none, and text is refused
+	SeqLen       int    // global tokens of one sample
+	Shuffle      bool
+	Pack         *bool  // data.pack_documents; nil: auto, which depends on the files
+	Overlong     string // auto, split, drop
+	EOSTokenID   int    // -1: none
+	Cache        string // directory of the token cache, absolute; "": the user's cache directory
+	Seed         int64
+	Validation   Validation
 
 	// PackDocuments follows from the others: the mask and the positions depend on the documents of a sample.
 	PackDocuments bool

@@ -99,6 +99,7 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	l.resolvePaths()
 	l.findKinds()
 	l.resolveTokenizer()
+	l.resolveTemplate()
 	l.modelEOS()
 	rules(l.cfg, f)
 	open := l.cfg.Parallel.Algorithm == "auto"
@@ -290,6 +291,15 @@ func (l *loader) derive() {
 				"missing; rope_type yarn needs it, or max_position_embeddings")
 		}
 	}
+	if r := m.RopeScaling; r != nil && r.Type == "longrope" && r.Factor == 0 && r.OriginalMax > 0 {
+		if r.Factor = float64(m.MaxPositionEmbedding) / float64(r.OriginalMax); r.Factor == 0 {
+			l.add(ropeSection+".factor", "missing; rope_type longrope needs it, or max_position_embeddings")
+		}
+	}
+	if l.ok("model.architecture", "model.num_hidden_layers", "model.no_rope_layers") && m.NoRopeLayers == nil &&
+		slices.Contains(hf.Families(), m.Architecture) && m.Family().NoRope > 0 {
+		m.NoRopeLayers = hf.NoRopeLayers(m.NumHiddenLayers, m.Family().NoRope)
+	}
 	if s := &l.cfg.LRSchedule; s.MinLR < 0 && l.ok("optimizer.lr", "lr_schedule.min_lr") {
 		s.MinLR = tenth(l.cfg.Optimizer.LR)
 	}
@@ -399,6 +409,7 @@ const (
 	tokenizerFile = "tokenizer.json"
 	tokenizerKey  = "data.tokenizer"
 	eosKey        = "data.eos_token_id"
+	templateKey   = "data.chat_template"
 )
 
 // resolveTokenizer sets data.tokenizer to "bytes" or the path of a tokenizer.json. It stays empty if the model has
@@ -433,6 +444,18 @@ func (l *loader) resolveTokenizer() {
 			Nearest(given, []string{Bytes, "auto"}))
 	default:
 		l.add(tokenizerKey, "no tokenizer %s; name a tokenizer.json or its directory, or write bytes", tried)
+	}
+}
+
+// resolveTemplate makes the path of data.chat_template absolute.
+func (l *loader) resolveTemplate() {
+	t := &l.cfg.Data.ChatTemplate
+	if *t == "" || !l.ok(templateKey) {
+		return
+	}
+	abs, tried := l.find(*t, l.where.of(templateKey).line == 0, l.disk.isFile)
+	if *t = abs; tried != "" && !l.opts.NoFiles {
+		l.add(templateKey, "no file %s; name a Jinja file, or write null for the tokenizer's own template", tried)
 	}
 }
 

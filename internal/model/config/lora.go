@@ -46,6 +46,9 @@ func (l *loader) decodeAdapter(a *hf.LoRA) {
 		}
 		return
 	}
+	if l.opts.NoFiles && l.values["lora.r"] != nil && l.values["lora.alpha"] != nil {
+		return // the config of a run
+	}
 	have, err := l.disk.readAdapter(dir)
 	if faulty := (*hf.ConfigError)(nil); errors.As(err, &faulty) {
 		for _, fault := range faulty.Faults {

@@ -29,6 +29,10 @@ var dependsOn = map[string][]string{
 	"model.head_dim":                                  {"model.hidden_size", "model.num_attention_heads"},
 	"model.layer_types":                               {"model.num_hidden_layers"},
 	"model.sliding_window":                            {"model.layer_types"},
+	"model.no_rope_layers":                            {"model.num_hidden_layers"},
+	"model.partial_rotary_factor":                     {"model.head_dim"},
+	ropeSection + ".short_factor":                     {"model.head_dim", "model.partial_rotary_factor"},
+	ropeSection + ".long_factor":                      {"model.head_dim", "model.partial_rotary_factor"},
 	ropeSection + ".original_max_position_embeddings": {ropeSection + ".rope_type"},
 	ropeSection + ".factor":                           {ropeSection + ".rope_type"},
 	ropeSection + ".high_freq_factor":                 {ropeSection + ".low_freq_factor"},
@@ -150,8 +154,8 @@ func warnings(c *Config) Errors {
 	f := newFaults(c.where)
 	m := &c.Model
 	contextWarning(c, f)
-	if caveat := m.Caveat(); caveat != "" {
-		f.add("model.sliding_window", "%s", caveat)
+	if caveat := m.Caveat(); caveat.Msg != "" {
+		f.add("model."+caveat.Key, "%s", caveat.Msg)
 	}
 	groupWarnings(c, f)
 	if v := &c.Data.Validation; v.Every == 0 && (len(v.Path) > 0 || v.Samples > 0) {

@@ -25,8 +25,6 @@ type Cache struct {
 	Least int64
 	// Known refuses files without an entry, with ErrNotCounted.
 	Known bool
-	// Key has whatever else decides the tokens.
-	Key string
 	// Note is called before files are encoded, unless nil.
 	Note func(text string)
 }
@@ -103,7 +101,15 @@ func cacheFault(err error) error {
 func (d *Dataset) cacheKey(paths []string) (string, error) {
 	h := sha256.New()
 	t := d.source.Tokenizer
-	fmt.Fprintf(h, "%s %q %d %d\n", cacheVersion, d.source.Cache.Key, d.source.EOS, d.source.Vocab)
+	fmt.Fprintf(h, "%s %q %d %d\n", cacheVersion, d.source.Format, d.source.EOS, d.source.Vocab)
+	if c := d.source.Chat; c != nil {
+		fmt.Fprintf(h, "all %t\n", c.All)
+		for _, path := range c.files {
+			if st, err := os.Stat(path); err == nil {
+				fmt.Fprintf(h, "%q %d %d\n", path, st.Size(), st.ModTime().UnixNano())
+			}
+		}
+	}
 	if t != nil && t.path != "" && !t.bytes() {
 		paths = append([]string{t.path}, paths...)
 	}

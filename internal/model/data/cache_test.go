@@ -108,7 +108,15 @@ func TestFilesAreEncodedOnce(t *testing.T) {
 	large.Cache.Least = 1 << 20
 	large.Vocab = 999
 	open(large, 1) // too small for the cache
-	for i, change := range []func(){func() { s.Vocab = 300 }, func() { s.EOS = 9 }, func() { s.Cache.Key = "template" },
+	template := filepath.Join(t.TempDir(), "template.jinja")
+	for i, change := range []func(){
+		func() { s.Vocab = 300 }, func() { s.EOS = 9 }, func() { s.Format = "text" },
+		func() { s.Chat = NewChat("", template, false) }, func() { s.Chat.All = true },
+		func() {
+			if err := os.WriteFile(template, []byte("{{ messages }}"), 0o666); err != nil {
+				t.Fatal(err)
+			}
+		},
 		func() {
 			if err := os.WriteFile(path, []byte(`{"text":"abcd"}`), 0o666); err != nil {
 				t.Fatal(err)
@@ -119,10 +127,10 @@ func TestFilesAreEncodedOnce(t *testing.T) {
 		open(s, i+2)
 	}
 	entries, err := os.ReadDir(s.Cache.Dir)
-	if err != nil || len(entries) != 10 || slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+	if err != nil || len(entries) != 16 || slices.ContainsFunc(entries, func(e os.DirEntry) bool {
 		return strings.HasPrefix(e.Name(), ".")
 	}) {
-		t.Errorf("%v, %v: want an entry and a lock for each of 5", entries, err)
+		t.Errorf("%v, %v: want an entry and a lock for each of 8", entries, err)
 	}
 }
 

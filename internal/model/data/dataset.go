@@ -20,11 +20,15 @@ type Dataset struct {
 	open   func(path string) (file, error)
 
 	ignored Keys
+	notes   Keys
 	cut     int64 // number of packed documents; -1: not packed
 }
 
 // Ignored lists the record keys without effect, such as token_type_ids.
 func (d *Dataset) Ignored() []string { return d.ignored.Sorted() }
+
+// Notes lists warnings about the records.
+func (d *Dataset) Notes() []string { return d.notes.Sorted() }
 
 // A part is a file.
 type part struct {
@@ -346,7 +350,8 @@ func (d *Dataset) encodeFiles(paths []string) error {
 }
 
 func (d *Dataset) encoding() *Encoding {
-	return &Encoding{Tokenizer: d.source.Tokenizer, EOS: d.source.EOS, Vocab: d.source.Vocab, Ignored: &d.ignored}
+	return &Encoding{Tokenizer: d.source.Tokenizer, EOS: d.source.EOS, Vocab: d.source.Vocab, Ignored: &d.ignored,
+		Format: d.source.Format, Chat: d.source.Chat, Notes: &d.notes}
 }
 
 func (h *encodedFile) tokens() int64 { return int64(len(h.ids)) }

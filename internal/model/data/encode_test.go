@@ -105,7 +105,7 @@ func TestTextThatCannotBeEncodedIsExplained(t *testing.T) {
 	for _, tc := range []struct{ name, content, want string }{
 		{"a.txt", "caf\xe9", "a.txt: not UTF-8 at byte 3; convert it"},
 		{"a.jsonl", `{"text":"x"}` + "\n" + `{"text":2}`, `a.jsonl: line 2: the value of "text" is not a string`},
-		{"a.jsonl", `{"tokens":[1]}`, `line 1: no key "text", and no "input_ids"`},
+		{"a.jsonl", `{"tokens":[1]}`, `line 1: no key "text", "input_ids", "messages", or`},
 		{"a.jsonl", `{"text":"x","input_ids":[1]}`, `both "text" and "input_ids"`},
 		{"a.jsonl", `{"text":"x","labels":[1]}`, `"labels" without "input_ids"`},
 		{"a.jsonl", `{"input_ids":[1,603]}`, "input_ids[1] is 603; want an id below vocab_size 603"},
@@ -209,7 +209,7 @@ func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`{"input_ids":[1,2],"labels":[-100,2]}`))
 	f.Add([]byte(`{"input_ids":[1e2]}`))
 	f.Fuzz(func(t *testing.T, line []byte) {
-		r, err := parseRecord(line, 1000, nil)
+		r, err := parseRecord(line, "", 1000, nil)
 		if err != nil {
 			return
 		}

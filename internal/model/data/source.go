@@ -27,6 +27,10 @@ type Source struct {
 	EOS int
 	// Vocab is the number of token ids. Larger ids are an error.
 	Vocab int
+	// Format is that of all records; "": each by its keys.
+	Format string
+	// Chat encodes conversations; nil: they are refused.
+	Chat *Chat
 	// Cache keeps the tokens of text and records.
 	Cache Cache
 }

@@ -44,8 +44,14 @@ func namesModule(target, module string) bool {
 	return target == module || strings.HasSuffix(module, "."+target)
 }
 
-// moduleOf returns the module of a matrix.
-func moduleOf(t Tensor) string { return strings.TrimSuffix(t.Name, ".weight") }
+// Matrix returns the matrix in files with the rows of t, its first row there, and the rows of the matrix.
+func (t Tensor) Matrix() (name string, row, rows int) { return t.Name, 0, t.Shape[0] }
+
+// moduleOf returns the module of a matrix in files.
+func moduleOf(t Tensor) string {
+	name, _, _ := t.Matrix()
+	return strings.TrimSuffix(name, ".weight")
+}
 
 // These are the parts of an adapter's names, as in PEFT's files.
 const (
@@ -68,21 +74,21 @@ func Adapted(name string) (matrix string, b, ok bool) {
 // linears reports whether a tensor is a matrix of a layer, to which LoRA applies.
 func linears(t Tensor) bool { return t.Layer >= 0 && len(t.Shape) == 2 }
 
-// Adapters lists the tensors of the adapters: A [r, in] and B [out, r] of each targeted matrix, with its role and
-// layer.
+// Adapters lists the tensors of the adapters: A [r, in] and B [out, r] of each targeted matrix in files, with the role
+// of its first rows and its layer.
 func (c *Config) Adapters() (list []Tensor) {
 	l := c.Tuning.LoRA
 	if l == nil {
 		return nil
 	}
 	for _, t := range c.Tensors() {
-		if !linears(t) || !l.targets(moduleOf(t)) {
+		_, row, rows := t.Matrix()
+		if row > 0 || !linears(t) || !l.targets(moduleOf(t)) {
 			continue
 		}
-		a, b := t, t
-		a.Name, a.Shape = adapterPrefix+moduleOf(t)+suffixA, []int{l.R, t.Shape[1]}
-		b.Name, b.Shape = adapterPrefix+moduleOf(t)+suffixB, []int{t.Shape[0], l.R}
-		list = append(list, a, b)
+		name := adapterPrefix + moduleOf(t)
+		list = append(list, Tensor{Name: name + suffixA, Shape: []int{l.R, t.Shape[1]}, Role: t.Role, Layer: t.Layer},
+			Tensor{Name: name + suffixB, Shape: []int{rows, l.R}, Role: t.Role, Layer: t.Layer})
 	}
 	return list
 }
@@ -106,6 +112,12 @@ func (c *Config) CheckTuning() (faults []Fault) {
 	base := c.Tensors()
 	all := slices.Concat(base, c.Adapters())
 	if l := c.Tuning.LoRA; l != nil {
+		if i := slices.IndexFunc(base, func(t Tensor) bool {
+			return linears(t) && t.Whole != "" && l.targets(moduleOf(t))
+		}); i >= 0 {
+			add("lora.targets", "%s is a part of %s in files of %s, which has no adapters of parts; name other layers",
+				moduleOf(base[i]), base[i].Whole, c.Architecture)
+		}
 		for _, target := range l.Targets {
 			if !slices.ContainsFunc(base, func(t Tensor) bool { return linears(t) && namesModule(target, moduleOf(t)) }) {
 				add("lora.targets", "%.255q names no linear layer of the blocks; %s has %s", target, c.Architecture,

@@ -3,6 +3,7 @@ package train
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/cprun/cprun/internal/model"
@@ -159,14 +160,32 @@ func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) 
 		f.seen(b, spans, ids)
 	}
 	if f.packed {
-		f.rope.Fill(h.Cos, h.Sin, positions)
+		f.rope.Fill(h.Cos, h.Sin, positions, f.lengths(laid.docs, spans, 1))
 	}
 	f.inputs.upload(b.slot, count*n)
 	b.Batch = f.inputs.mem.Views(f.inputs.mem.Blocks[b.slot.block].Memory(), count, n)
 	if !f.packed {
-		b.Cos, b.Sin, err = f.inputs.tables(f.rope, count, n, positions)
+		b.Cos, b.Sin, err = f.inputs.tables(f.rope, count, n, positions, f.lengths(laid.docs, spans, count))
 	}
 	return b, err
+}
+
+// lengths returns the length of the document of each token in the spans of count samples; nil if the rotation does not
+// depend on it.
+func (f *feed) lengths(docs []int, spans []partition.Span, count int) []int {
+	if f.rope.Long == nil {
+		return nil
+	}
+	var of, out []int
+	for _, n := range docs {
+		of = append(of, slices.Repeat([]int{n}, n)...)
+	}
+	for _, s := range spans {
+		for i := range s.Len {
+			out = append(out, of[s.Start+i*s.Stride])
+		}
+	}
+	return slices.Repeat(out, count)
 }
 
 // number sets the numbers of tokens, which do not depend on the ranks. They may wrap, since they only choose random
@@ -242,7 +261,7 @@ func (in *inputs) upload(s *slot, tokens int) {
 }
 
 // tables returns cos and sin for count samples of n tokens with equal positions.
-func (in *inputs) tables(r *model.Rope, count, n int, positions []int) (cos, sin View, err error) {
+func (in *inputs) tables(r *model.Rope, count, n int, positions, lengths []int) (cos, sin View, err error) {
 	tokens, pairs, ropes := count*n, in.mem.Pairs, in.mem.Ropes
 	shape, size := [4]int{ropes * count, n, 1, pairs}, ropes*count*n*pairs
 	if tokens > in.tabled || in.mem.Cos.IsZero() {
@@ -258,7 +277,7 @@ func (in *inputs) tables(r *model.Rope, count, n int, positions []int) (cos, sin
 		}
 		c, s := state.Part(host, 0, cos.Size()).Reshape(shape),
 			state.Part(host, cos.Size(), 2*cos.Size()).Reshape(shape)
-		r.Fill(c, s, positions)
+		r.Fill(c, s, positions, lengths)
 		in.dev.Store.Upload(cos, c)
 		in.dev.Store.Upload(sin, s)
 		in.tabled = tokens
@@ -294,12 +313,24 @@ func tokenizerOf(cfg *config.Config) *data.Tokenizer {
 	return data.NewTokenizer(cfg.Data.Tokenizer, cfg.Model.VocabSize)
 }
 
+func chatOf(cfg *config.Config) *data.Chat {
+	return data.NewChat(cfg.Data.Tokenizer, cfg.Data.ChatTemplate, cfg.Data.TrainOn == "all")
+}
+
+// formatOf returns data.format; "" for auto.
+func formatOf(cfg *config.Config) string {
+	if cfg.Data.Format == "auto" {
+		return ""
+	}
+	return cfg.Data.Format
+}
+
 // openData opens files as one dataset, or if they have weights, as one dataset each.
 func openData(cfg *config.Config, files config.Files, tok *data.Tokenizer) ([]*data.Dataset, error) {
 	var sources []*data.Dataset
 	for _, group := range files.Sources() {
 		ds, err := data.Open(data.Source{Paths: group.Globs(), Tokenizer: tok, EOS: cfg.Data.EOSTokenID,
-			Vocab: cfg.Model.VocabSize, Cache: cfg.Data.TokenCache()})
+			Vocab: cfg.Model.VocabSize, Format: formatOf(cfg), Chat: chatOf(cfg), Cache: cfg.Data.TokenCache()})
 		if err != nil {
 			return nil, err
 		}

@@ -23,6 +23,7 @@ type Data struct {
 	DroppedDocuments int64
 	StepsPerEpoch    int64
 	Ignored          []string // keys of records that change nothing
+	Warnings         []string // about records
 	// Retention has the shares of documents that other lengths of samples keep, if some are dropped.
 	Retention []data.Share
 }
@@ -129,7 +130,7 @@ func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most
 		found.Retention = lengths.Kept(cfg.Data.SeqLen)
 	}
 	left, documents, counted := int64(checkedTokens), int64(0), true
-	var ignored data.Keys
+	var ignored, warnings data.Keys
 	for _, ds := range sources {
 		left -= ds.Len()
 		n, err := ds.Check(left >= 0)
@@ -139,11 +140,12 @@ func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most
 		counted, documents = counted && n >= 0, documents+n
 		found.Files, found.Tokens = found.Files+ds.Files(), found.Tokens+ds.Len()
 		ignored.Add(ds.Ignored()...)
+		warnings.Add(ds.Notes()...)
 	}
 	if counted {
 		found.Documents = &documents
 	}
-	found.Ignored = ignored.Sorted()
+	found.Ignored, found.Warnings = ignored.Sorted(), warnings.Sorted()
 	return found, nil
 }
 

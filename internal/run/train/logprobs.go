@@ -38,7 +38,8 @@ func eachRecord(ctx context.Context, cfg *config.Config, visit func(data.Documen
 		}
 		paths = append(paths, found...)
 	}
-	e := data.Encoding{Tokenizer: tokenizerOf(cfg), EOS: cfg.Data.EOSTokenID, Vocab: cfg.Model.VocabSize}
+	e := data.Encoding{Tokenizer: tokenizerOf(cfg), EOS: cfg.Data.EOSTokenID, Vocab: cfg.Model.VocabSize,
+		Format: formatOf(cfg), Chat: chatOf(cfg)}
 	return e.Each(ctx, paths, func(_ int, d data.Document) error { return visit(d) })
 }
 

@@ -7,9 +7,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/near"
+	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/internal/model/metrics"
 	"github.com/cprun/cprun/internal/run/train"
 )
@@ -111,5 +115,99 @@ func TestDropoutOfRanks(t *testing.T) {
 	plain := curveOf(1, "lora.dropout=0")
 	if plain[0].Loss == want[0].Loss {
 		t.Errorf("loss %v with and without dropout", plain[0].Loss)
+	}
+}
+
+// A run resumes with the same bits, trained and frozen, and its merged weights are W + scale * B A.
+func TestTunedRunsResumeAndMerge(t *testing.T) {
+	runs, curve := loraCurves(t)
+	for _, run := range runs {
+		e := curve(run.name)
+		for _, c := range []struct {
+			ranks int
+			set   []string
+		}{{1, nil}, {2, []string{"memory.shard=parameters", "memory.offload=optimizer"}}} {
+			cfg := loadTuned(t, run, e, c.ranks, append(c.set, "checkpoint.every=2", "train.deterministic=true")...)
+			dir := t.TempDir()
+			e.Steps = 4
+			cfg.Train.Steps = 2
+			first := mustRun(t, cfg, c.ranks, train.Options{RunDir: dir, RunID: "a", ConfigYAML: string(cfg.YAML())}).steps
+			cfg.Train.Steps = 4
+			rest := mustRun(t, cfg, c.ranks, train.Options{RunDir: dir, RunID: "b", Resume: true,
+				ConfigYAML: string(cfg.YAML())}).steps
+			want := mustRun(t, cfg, c.ranks, train.Options{}).steps
+			if got := losses(append(first, rest...)); got != losses(want) {
+				t.Errorf("%s, %d ranks: losses\n%s\nof a resumed run, want\n%s", run.name, c.ranks, got, losses(want))
+			}
+			checkMerged(t, cfg, dir)
+		}
+	}
+}
+
+// checkMerged compares the merged matrices of a run with its base and the adapters of its checkpoint, in float64.
+func checkMerged(t *testing.T, cfg *config.Config, dir string) {
+	t.Helper()
+	c, _, err := checkpoint.Latest(t.Context(), filepath.Join(dir, "checkpoints"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	initial, err := train.NewInitial(cfg, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer initial.Close()
+	if err := initial.Matches(t.Context(), c); err != nil {
+		t.Error(err)
+	}
+	base, err := hf.OpenWeights(cfg.Model.From)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer base.Close()
+	merged := initial.Saved(t.Context(), c, true)
+	saved := map[string]bool{}
+	for _, p := range c.Manifest.Params {
+		saved[p.Name] = true
+	}
+	for _, m := range cfg.Model.Tensors() {
+		n := 1
+		for _, d := range m.Shape {
+			n *= d
+		}
+		got, want := make([]float32, n), make([]float32, n)
+		for lo := 0; lo < n; lo += 100 { // not at the ends of rows
+			if err := merged(m, int64(lo), got[lo:min(n, lo+100)]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := base.Read(m, want, 0); err != nil {
+			t.Fatal(err)
+		}
+		if saved[m.Name] {
+			if err := c.Read(t.Context(), m.Name, checkpoint.FieldParam, 0, want); err != nil {
+				t.Fatal(err)
+			}
+		}
+		module := "base_model.model." + strings.TrimSuffix(m.Name, "weight")
+		if l := cfg.Model.Tuning.LoRA; l != nil && saved[module+"lora_A.weight"] {
+			in, out := m.Shape[1], m.Shape[0]
+			a, b := make([]float32, l.R*in), make([]float32, out*l.R)
+			for name, to := range map[string][]float32{"lora_A.weight": a, "lora_B.weight": b} {
+				if err := c.Read(t.Context(), module+name, checkpoint.FieldParam, 0, to); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for i := range want {
+				sum := 0.0
+				for k := range l.R {
+					sum += l.Scale() * float64(b[i/in*l.R+k]) * float64(a[k*in+i%in])
+				}
+				want[i] = float32(float64(want[i]) + sum)
+			}
+		}
+		if err := near.Within(got, want, near.Finite, 1e-7); err != nil {
+			t.Errorf("%s: %v", m.Name, err)
+		}
 	}
 }

@@ -328,6 +328,9 @@ func TestCopiesLeaveNoTrace(t *testing.T) {
 	none := func(*Trainer, <-chan struct{}) {}
 	for _, compute := range []string{"fp32", "bf16"} {
 		for _, copies := range []int{2, 4} {
+			if testing.Short() && (compute == "bf16") != (copies == 4) {
+				continue
+			}
 			set := []string{"model.num_hidden_layers=3", "precision.compute=" + compute}
 			whole := delayConfig(t, 4, append(set, "memory.shard=gradients")...)
 			parts := delayConfig(t, 4, append(set, "memory.shard=parameters")...)

@@ -1,12 +1,15 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"sort"
 	"strconv"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/checkpoint"
@@ -21,12 +24,17 @@ const (
 
 // loadState sets this rank's shard of the model: the frozen weights, and the state of a checkpoint or new weights.
 func (t *Trainer) loadState(ctx context.Context) error {
-	from, err := NewInitial(t.cfg)
+	from, err := NewInitial(t.cfg, t.from != "")
 	if err != nil {
 		return err
 	}
 	defer from.Close()
-	if err := t.fillBase(ctx, from); err != nil {
+	var identify errgroup.Group // beside the reads of the same files
+	if t.mesh.world.Rank() == 0 {
+		identify.Go(func() (err error) { t.base, err = from.identify(ctx); return err })
+	}
+	err = t.fillBase(ctx, from)
+	if err = cmp.Or(err, identify.Wait()); err != nil {
 		return err
 	}
 	if t.from != "" {
@@ -88,9 +96,13 @@ func (t *Trainer) restore(ctx context.Context, dir string) error {
 		return err
 	}
 	defer c.Close()
-	params := t.share.Flat.Params
-	if err := c.Fits(CheckpointParams(params)); err != nil {
+	if err := c.Fits(CheckpointParams(t.share.Flat.Params)); err != nil {
 		return err
+	}
+	if t.base != nil {
+		if err := t.base.matches(c); err != nil {
+			return err
+		}
 	}
 	for _, f := range t.fields() {
 		err := t.fill(ctx, f.view, func(p model.Param, offset int64, dst []float32) error {
@@ -175,6 +187,11 @@ func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot
 	}
 	if extra == nil {
 		extra = map[string]json.RawMessage{}
+	}
+	if t.base != nil {
+		if extra[baseState], err = json.Marshal(t.base); err != nil {
+			return checkpoint.Snapshot{}, err
+		}
 	}
 	if t.blank > 0 {
 		extra[blankState] = json.RawMessage(strconv.Itoa(t.blank))

@@ -48,6 +48,7 @@ type Trainer struct {
 	stepMem []stepSums // a ring over the queued steps
 
 	from     string // the checkpoint to resume from, or ""
+	base     *base  // of the frozen weights, on rank 0; nil: none
 	step     int    // queued optimizer steps
 	consumed int64  // samples in them; with the seed, the exact position in the data
 	tokens   int64  // tokens in them
