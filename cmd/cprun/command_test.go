@@ -41,7 +41,6 @@ func TestUsageEndsWithStatus2BeforeAnythingIsSpawned(t *testing.T) {
 		{[]string{"run", good}, []string{"cprun [flags] train.yaml"}},
 		{[]string{"--np", "2", good}, []string{"did you mean --nproc?"}},
 		{[]string{"-np", "2", good}, []string{"did you mean --nproc?"}},
-		{[]string{"plan", "--set", "lora.r=8", good}, []string{"lora.r: not in this build"}},
 		{[]string{"bensch", "comm"}, []string{`"bensch" is neither`}},
 		{[]string{filepath.Join(dir, "none.yaml")}, []string{"none.yaml"}},
 		{[]string{bad}, []string{"bad.yaml:1", "hidden_size", "bad.yaml:2", "train.steps"}},

@@ -12,11 +12,8 @@ import (
 
 // SIGQUIT in the middle of a run prints the waits of each rank. The run continues to the same losses.
 func TestQuitShowsTheRanksAndTheRunGoesOn(t *testing.T) {
-	const steps = 400 // enough for the signal to come in the middle
-	whole := filepath.Join(t.TempDir(), "whole")
-	must(t, "--nproc", "3", "--run-dir", whole, small(t, steps))
 	dir := filepath.Join(t.TempDir(), "run")
-	s := start(t, dir, "--nproc", "3", small(t, steps))
+	s := start(t, dir, "--nproc", "3", small(t, endless))
 	s.afterStep(3)
 	row := regexp.MustCompile(`(?m)^ +[012]  \S+ +\d+ +\d+  (forward|backward|optimizer|-) .* \d+\.\d$`)
 	asked := 0
@@ -29,9 +26,13 @@ func TestQuitShowsTheRanksAndTheRunGoesOn(t *testing.T) {
 		_, last, _ := strings.Cut(s.said(), "cprun: what each rank waits for")
 		return len(row.FindAllString(last, -1)) >= 3
 	})
-	if code := s.wait(); code != 0 {
+	s.afterStep(len(metricsOf(t, dir)) + 3)
+	signal(t, s.Process.Pid, syscall.SIGTERM)
+	if code := s.wait(); code != 75 {
 		t.Fatalf("exit status %d\n%s", code, s.stderr.String())
 	}
+	whole := filepath.Join(t.TempDir(), "whole")
+	must(t, "--nproc", "3", "--run-dir", whole, small(t, len(metricsOf(t, dir))))
 	if got, want := curve(metricsOf(t, dir)), curve(metricsOf(t, whole)); got != want {
 		t.Errorf("asked in the middle:\n%swant\n%s", got, want)
 	}

@@ -68,8 +68,11 @@ func (m *Model) attend(a *tensor.Arena, i int, b Batch, s *activations, known bo
 	return m.att.Forward(i, s.out, s.q, s.k, s.v)
 }
 
-// angles returns the rotary tables of a layer.
+// angles returns the rotary tables of a layer: zero Views if it does not rotate.
 func (m *Model) angles(b Batch, layer int) (cos, sin View) {
+	if !m.cfg.Rotates(layer) {
+		return View{}, View{}
+	}
 	n := b.IDs.Len(tensor.Batch)
 	lo := n * m.cfg.Rope(layer)
 	return b.Cos.Slice(tensor.Batch, lo, lo+n), b.Sin.Slice(tensor.Batch, lo, lo+n)
@@ -136,6 +139,15 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 
 // project sets y to the projection of x of a role, with its bias, plus add unless that is the zero View.
 func (m *Model) project(l *layer, r hf.Role, y, x, add View) {
+	if bias := l[r.Bias()].w; !bias.IsZero() { // y begins as the bias of every row
+		n := y.Cols()
+		m.ops.Copy(y, tensor.NewView(bias.Memory(), bias.DType(), bias.Offset(), [4]int{1, y.Rows(), 1, n},
+			[4]int64{0, 0, 0, 1}))
+		if !add.IsZero() {
+			m.ops.Add(y, add)
+		}
+		add = y
+	}
 	m.linear(y, x, &l[r], add)
 }
 
@@ -147,6 +159,9 @@ func (m *Model) projectDX(l *layer, r hf.Role, dx, dy View, accumulate bool) {
 // projectDW adds to the gradients of a projection's weight and bias.
 func (m *Model) projectDW(l *layer, r hf.Role, dy, x View) {
 	m.linearDW(&l[r], dy, x)
+	if bias := l[r.Bias()].g; !bias.IsZero() {
+		m.ops.SumRows(bias, dy)
+	}
 }
 
 func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {

@@ -3,6 +3,7 @@ package model
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/cprun/cprun/internal/model/hf"
@@ -39,10 +40,10 @@ func newCase(cfg *hf.Config, weights View, batch int, ids, targets []int32, docs
 	c.batch = Batch{
 		IDs:     tensor.FromSlice(ids, batch, seq, 1, 1),
 		Targets: tensor.FromSlice(targets, batch, seq, 1, 1),
-		Cos:     tensor.New(weights.DType(), cfg.Ropes()*batch, seq, 1, cfg.HeadDim/2),
-		Sin:     tensor.New(weights.DType(), cfg.Ropes()*batch, seq, 1, cfg.HeadDim/2),
+		Cos:     tensor.New(weights.DType(), cfg.Ropes()*batch, seq, 1, cfg.RotaryDim()/2),
+		Sin:     tensor.New(weights.DType(), cfg.Ropes()*batch, seq, 1, cfg.RotaryDim()/2),
 	}
-	NewRope(cfg).Fill(c.batch.Cos, c.batch.Sin, positions)
+	NewRope(cfg).Fill(c.batch.Cos, c.batch.Sin, positions, slices.Repeat([]int{seq}, len(positions)))
 	return c
 }
 

@@ -35,6 +35,8 @@ type Products interface {
 	LinearDX(dx, dy, w View, accumulate bool)
 	// LinearDW adds dy transposed times x to dw [out, in].
 	LinearDW(dw, dy, x View)
+	// SumRows adds the sum of the rows of x to sum, [1, 1, 1, n] of the type of parameters: the gradient of a bias.
+	SumRows(sum, x View)
 }
 
 // Norms are RMSNorms, of rows and of heads, and the rotation after head norms.
@@ -48,8 +50,9 @@ type Norms interface {
 	RMSNormBackward(dx, dw, dy, x, inv, w View, accumulate bool)
 
 	// NormRope sets y [batch, seq, heads, dim] to the rotation of RMSNorm(x), in Hugging Face's form: (x1*cos - x2*sin,
-	// x2*cos + x1*sin) of the halves. cos, sin: float32 [batch, seq, 1, dim/2]; inv: float32 [batch, seq, heads, 1], as
-	// in RMSNorm. With the zero View as w there is no norm and inv is unused; then y may be x.
+	// x2*cos + x1*sin) of the halves. cos, sin: float32 [batch, seq, 1, pairs]; inv: float32 [batch, seq, heads, 1], as
+	// in RMSNorm. The halves are of the first 2*pairs elements of a head, and the others stay. With zero Views as cos and
+	// sin nothing rotates. With the zero View as w there is no norm and inv is unused; then y may be x.
 	NormRope(y, inv, x, w, cos, sin View, eps float64)
 	// NormRopeBackward sets dx, of the type of x, to its gradient given dy, of that type or float32, and adds the
 	// gradient of w to dw. dx may be dy, if they agree in type. With the zero View as w, inv, x and dw are unused.

@@ -16,7 +16,8 @@ type Param struct {
 	Offset int64 // in the flat buffer, in elements; a multiple of Align
 	Decay  bool  // weight decay applies: to matrices and embeddings
 
-	// Std is the standard deviation of the first values, and Mean their mean: 1 for a norm, or 0 if it adds 1.
+	// Std is the standard deviation of the first values, and Mean their mean: 1 for a norm, or 0 if it adds 1, and 0 for a
+	// bias.
 	Std, Mean float64
 	// Bound limits the uniform first values of A of an adapter. B starts as 0. Both have no Std.
 	Bound float64
@@ -32,7 +33,7 @@ func NewParam(t hf.Tensor, cfg *hf.Config) Param {
 	case adapts:
 	case p.Decay:
 		p.Std = cmp.Or(cfg.InitializerRange, 0.02)
-	case !cfg.Family().ZeroCentred:
+	case !cfg.Family().ZeroCentred && !t.Role.IsBias():
 		p.Mean = 1
 	}
 	return p

@@ -80,7 +80,7 @@ func phantomModel(cfg *hf.Config, ops Ops, att Attention, opt Options, dtype ten
 // phantomBatch returns a batch without memory, and a sum of losses.
 func phantomBatch(cfg *hf.Config, batch, tokens int) (b Batch, loss View) {
 	ids := phantom(tensor.I32, batch, tokens, 1, 1)
-	table := phantom(tensor.F32, cfg.Ropes()*batch, tokens, 1, cfg.HeadDim/2)
+	table := phantom(tensor.F32, cfg.Ropes()*batch, tokens, 1, cfg.RotaryDim()/2)
 	return Batch{IDs: ids, Targets: ids, Tokens: ids, Cos: table, Sin: table}, phantom(tensor.F64, 1, 1, 1, 1)
 }
 
@@ -91,6 +91,7 @@ type nopOps struct{}
 func (nopOps) Linear(_, _, _, _ View)                               {}
 func (nopOps) LinearDX(_, _, _ View, _ bool)                        {}
 func (nopOps) LinearDW(_, _, _ View)                                {}
+func (nopOps) SumRows(_, _ View)                                    {}
 func (nopOps) RMSNorm(_, _, _, _ View, _ float64)                   {}
 func (nopOps) AddRMSNorm(_, _, _, _, _, _ View, _ float64)          {}
 func (nopOps) RMSNormBackward(_, _, _, _, _, _ View, _ bool)        {}

@@ -177,22 +177,34 @@ func (o refOps) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
 
 // rotated sets y to the rotation of x, or to its transpose.
 func rotated(y, x, cos, sin View, inverse bool) {
-	n, heads, half := x.Rows(), x.Len(tensor.Heads), x.Len(tensor.Dim)/2
-	X, C, S := get(x), get(cos), get(sin)
+	n, heads, dim, pairs := x.Rows(), x.Len(tensor.Heads), x.Len(tensor.Dim), 0
+	X := get(x)
+	var C, S []float64
+	if !cos.IsZero() {
+		C, S, pairs = get(cos), get(sin), cos.Cols()
+	}
 	for t := range n {
 		for h := range heads {
-			for i := range half {
-				c, s := C[t*half+i], S[t*half+i]
+			for i := range pairs {
+				c, s := C[t*pairs+i], S[t*pairs+i]
 				if inverse {
 					s = -s
 				}
-				lo := (t*heads+h)*2*half + i
-				a, b := X[lo], X[lo+half]
-				X[lo], X[lo+half] = a*c-b*s, b*c+a*s
+				lo := (t*heads+h)*dim + i
+				a, b := X[lo], X[lo+pairs]
+				X[lo], X[lo+pairs] = a*c-b*s, b*c+a*s
 			}
 		}
 	}
 	put(y, X)
+}
+
+func (refOps) SumRows(sum, x View) {
+	S, X := get(sum), get(x)
+	for i, v := range X {
+		S[i%len(S)] += v
+	}
+	put(sum, S)
 }
 
 // activated returns act(x) and its derivative.
@@ -312,7 +324,11 @@ func (refOps) Zero(vs ...View) {
 	}
 }
 
-func (refOps) Copy(dst, src View) { put(dst, get(src)) }
+func (refOps) Copy(dst, src View) {
+	dense := tensor.New(src.DType(), shape(src)...)
+	tensor.Copy(dense, src)
+	put(dst, get(dense))
+}
 
 func (refOps) Dropout(y, x, tokens View, d kernels.Dropout) {
 	xs := get(x)

@@ -133,7 +133,7 @@ func (c *Kernels) halfRope(y, inv, x, w, cos, sin tensor.View, eps float64) {
 		if w.IsZero() {
 			out = from
 		}
-		c.NormRope(out, b.of(inv, heads, 1), from, w, b.of(cos, 1, dim/2), b.of(sin, 1, dim/2), eps)
+		c.NormRope(out, b.of(inv, heads, 1), from, w, b.of(cos, 1, cos.Cols()), b.of(sin, 1, sin.Cols()), eps)
 		c.Copy(to, out)
 	})
 }
@@ -159,7 +159,7 @@ func (c *Kernels) halfRopeBackward(dx, dw, dy, x, inv, w, cos, sin tensor.View) 
 		if !w.IsZero() {
 			from = c.widened(2, b.of(x, heads, dim))
 		}
-		c.NormRopeBackward(out, dw, grad, from, b.of(inv, heads, 1), w, b.of(cos, 1, dim/2), b.of(sin, 1, dim/2))
+		c.NormRopeBackward(out, dw, grad, from, b.of(inv, heads, 1), w, b.of(cos, 1, cos.Cols()), b.of(sin, 1, sin.Cols()))
 		c.Copy(to, out)
 	})
 }

@@ -103,6 +103,10 @@ func TestShapeFaults(t *testing.T) {
 		"odd rope": {func() {
 			c.NormRope(f(1, 2, 3, 5), tensor.View{}, f(1, 2, 3, 5), tensor.View{}, f(1, 2, 1, 2), f(1, 2, 1, 2), 0)
 		}, []string{"rope", "[1 2 3 5]", "[1 2 1 2]"}},
+		"wide rope": {func() {
+			c.NormRope(f(1, 2, 3, 4), tensor.View{}, f(1, 2, 3, 4), tensor.View{}, f(1, 2, 1, 3), f(1, 2, 1, 3), 0)
+		}, []string{"rope", "[1 2 3 4]", "[1 2 1 3]"}},
+		"rows of a sum": {func() { c.SumRows(f(3), f(2, 4)) }, []string{"sum of rows", "[1 1 1 3]", "[1 1 2 4]"}},
 		"embed ids": {
 			func() { c.Embed(f(1, 2, 1, 4), f(1, 9, 1, 4), i32(1, 3, 1, 1)) },
 			[]string{"embed", "[1 3 1 1]"},

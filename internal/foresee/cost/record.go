@@ -62,6 +62,9 @@ func (r Recorder) LinearDX(dx, dy, _ View, _ bool) { r.product("linear dx", dy, 
 // LinearDW records the gradient of a product's weight.
 func (r Recorder) LinearDW(_, dy, x View) { r.product("linear dw", dy, x.Cols(), dy.Cols()) }
 
+// SumRows records the gradient of a bias.
+func (r Recorder) SumRows(_, x View) { r.pass("sum of rows", x.DType(), sizeOf(x)) }
+
 // RMSNorm records a norm.
 func (r Recorder) RMSNorm(y, _, x, _ View, _ float64) { r.pass("rmsnorm", x.DType(), sizeOf(y, x)) }
 

@@ -7,6 +7,7 @@ import (
 	"github.com/cprun/cprun/internal/foresee/planner"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/partition"
 )
@@ -33,14 +34,18 @@ type Plan struct {
 // Data is how much training data there is.
 type Data struct {
 	Files            int64    `json:"files"`
-	Documents        *int64   `json:"documents"` // null: not counted yet, since that takes a pass over many tokens
-	Tokens           int64    `json:"tokens"`    // of all files
-	Targets          int64    `json:"targets"`   // of an epoch
-	Samples          int64    `json:"samples"`   // of an epoch
+	Documents        *int64   `json:"documents"`     // null: not counted yet, since that takes a pass over many tokens
+	Tokens           int64    `json:"tokens"`        // of all files
+	Targets          int64    `json:"targets"`       // of an epoch
+	Samples          int64    `json:"samples"`       // of an epoch
+	SampleTokens     int64    `json:"sample_tokens"` // of an epoch
 	DroppedDocuments int64    `json:"dropped_documents"`
 	StepsPerEpoch    int64    `json:"steps_per_epoch"`
 	Ignored          []string `json:"ignored_keys,omitempty"` // of records; they change nothing
 	Warnings         []string `json:"warnings,omitempty"`     // about records
+
+	// Retention has the shares of documents that other lengths of samples keep; none if none is dropped.
+	Retention []data.Share `json:"retention,omitempty"`
 }
 
 // Partition is one sequence over the ranks of a context group.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -111,7 +112,7 @@ var (
 	// freeKeys do not change the model's results; dataKeys select the tokens of each sample.
 	freeKeys = []string{"model.from", "model.initializer_range", "model.max_position_embeddings"}
 	dataKeys = []string{"data.path", "data.tokenizer", "data.seq_len", "data.shuffle", "data.pack_documents",
-		"data.eos_token_id", "data.seed", "train.global_batch_size"}
+		"data.overlong", "data.eos_token_id", "data.seed", "train.global_batch_size"}
 )
 
 // compare compares a config with the checkpoint's. A different model is an error; different data and a jump of the
@@ -180,7 +181,7 @@ func alike(key string, a, b *hf.Config) bool {
 		return a.NumHiddenLayers == b.NumHiddenLayers
 	case strings.HasPrefix(key, "model.rope_"):
 		ra, rb := model.NewRope(a), model.NewRope(b)
-		return slices.Equal(ra.InvFreq, rb.InvFreq) && slices.Equal(ra.Local, rb.Local) && ra.Factor == rb.Factor
+		return reflect.DeepEqual(ra, rb)
 	}
 	return false
 }

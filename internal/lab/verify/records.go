@@ -90,8 +90,9 @@ type reader struct {
 	tok     *data.Tokenizer
 	length  int64
 	windows []*window
-	at      int64 // tokens of the source so far
-	cut     bool  // the next token follows an EOS token that ends a document
+	at      int64   // tokens of the source so far
+	cut     bool    // the next token follows an EOS token that ends a document
+	whole   *finder // in place of windows; nil: documents are cut
 }
 
 // source reads files, in which the samples count from first. It returns the number of tokens.
@@ -110,6 +111,9 @@ func (r *reader) source(globs []string, samples []int64, first int64) (int64, er
 		for _, path := range paths {
 			if err := r.file(path); err != nil {
 				return 0, fmt.Errorf("data file %s: %w", path, err)
+			}
+			if r.whole != nil {
+				r.whole.end()
 			}
 		}
 	}
@@ -149,6 +153,9 @@ func (r *reader) file(path string) error {
 func (r *reader) add(ids, labels []int32, begins func(i int) bool) {
 	if labels == nil {
 		labels = ids
+	}
+	if r.whole != nil {
+		r.whole.add(ids, labels, begins)
 	}
 	for _, w := range r.windows {
 		lo, hi := max(w.lo, r.at), min(w.lo+r.length+1, r.at+int64(len(ids)))
@@ -334,7 +341,7 @@ func (r *reader) chunks(t *tokenFile, byIndex bool) error {
 	for lo := int64(0); lo < t.count(); lo += chunkTokens {
 		n := min(chunkTokens, t.count()-lo)
 		near := func(w *window) bool { return w.lo <= r.at+n && w.lo+r.length+1 >= r.at }
-		if !slices.ContainsFunc(r.windows, near) {
+		if r.whole == nil && !slices.ContainsFunc(r.windows, near) {
 			r.at += n
 			continue
 		}

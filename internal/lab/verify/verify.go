@@ -131,6 +131,12 @@ func Open(dir string, ranks int, v train.Verified, length int) (*Side, error) {
 			return nil, errors.Join(err, s.Close())
 		}
 	}
+	for i, rows := range s.batch { // documents may leave an end empty
+		for len(rows) > 0 && rows[len(rows)-1].ID == missing {
+			rows = rows[:len(rows)-1]
+		}
+		s.batch[i] = rows
+	}
 	return s, nil
 }
 
@@ -199,9 +205,9 @@ func count(batch [][]Row, is func(Row) bool) (n int) {
 func Compare(r *Report, cfg *config.Config, whole int, one, many *Side) error {
 	r.Reasons, r.Differences, r.Kernels = map[string]string{}, []string{}, many.Kernels
 	r.Tolerance = Tolerance(cfg, r.Compute)
-	expected, err := expect(cfg, whole, many.Samples)
+	expected, err := expect(cfg, whole, many)
 	switch {
-	case errors.Is(err, errRendered):
+	case errors.Is(err, errRendered), errors.Is(err, errMixture):
 		for _, part := range []string{"documents", "tokens", "targets"} {
 			r.Reasons[part] = err.Error()
 		}
@@ -243,12 +249,19 @@ func (r *Report) differ(format string, args ...any) {
 	r.Differences = append(r.Differences, fmt.Sprintf(format, args...))
 }
 
-func expect(cfg *config.Config, whole int, samples []int64) (batch [][]Row, err error) {
-	by, err := Records(cfg, whole, samples)
-	for _, s := range samples {
-		if err == nil {
-			batch = append(batch, by[s][:cfg.Data.SeqLen])
-		}
+func expect(cfg *config.Config, whole int, many *Side) (batch [][]Row, err error) {
+	wholes, others := wholes(cfg)
+	var by map[int64][]Row
+	switch {
+	case wholes > 0 && others > 0:
+		err = errMixture
+	case wholes > 0:
+		by, err = wholeRecords(cfg, whole, many.Samples, many.batch)
+	default:
+		by, err = Records(cfg, whole, many.Samples)
+	}
+	for _, s := range many.Samples {
+		batch = append(batch, by[s][:min(len(by[s]), cfg.Data.SeqLen)])
 	}
 	return batch, err
 }
@@ -289,10 +302,15 @@ func (r *Report) compareRows(side, other string, have, want [][]Row) {
 		{"id", func(r Row) int32 { return r.ID }}, {"target", func(r Row) int32 { return r.Target }},
 		{"position", func(r Row) int32 { return r.Position }}, {"document", func(r Row) int32 { return r.Document }},
 	}
+	for s := range have {
+		if a, b := len(have[s]), len(want[s]); a != b {
+			r.differ("sample %d has %d tokens on %s, and %d by %s", s, a, side, b, other)
+		}
+	}
 	for _, c := range columns {
 		n, first := 0, ""
 		for s := range have {
-			for i := range have[s] {
+			for i := range min(len(have[s]), len(want[s])) {
 				if a, b := c.of(have[s][i]), c.of(want[s][i]); a != b {
 					if n++; n == 1 {
 						first = fmt.Sprintf("token %d of sample %d has %d in place of %d", i, s, a, b)
@@ -439,6 +457,9 @@ func (r *Report) compareLeak(cfg *config.Config, rows []Row, many *Side) {
 	}
 	r.Leak = &Leak{}
 	for _, p := range many.Probes {
+		if p.Position >= len(rows) { // reported by compareRecords
+			continue
+		}
 		lo, hi := Reach(cfg, rows, p.Position)
 		x := Probe{Position: p.Position, Document: int(rows[p.Position].Document), Shard: p.Shard, Allowed: hi - lo}
 		own := false

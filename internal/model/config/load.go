@@ -31,6 +31,10 @@ type Options struct {
 	// config.yaml of a run. It is for plans and exports on another machine.
 	NoFiles bool
 
+	// Known forbids to encode data for the token cache; Note is called when that begins, unless nil.
+	Known bool
+	Note  func(text string)
+
 	// kept: cprun has written the config, so it may have keys without effect.
 	kept bool
 }
@@ -81,6 +85,7 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	src.chooseOne("train.steps", "train.epochs")
 	src.chooseOne("lr_schedule.warmup_steps", "lr_schedule.warmup_ratio")
 	l := &loader{source: src, paths: newPaths(name, disk), cfg: &Config{where: f.where}, opts: opts}
+	l.cfg.Data.known, l.cfg.Data.note = opts.Known, opts.Note
 	l.decodeFrom()
 	l.decodeRope()
 	for i := range keys {
@@ -92,6 +97,7 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	l.derive()
 	l.bounds()
 	l.resolvePaths()
+	l.findKinds()
 	l.resolveTokenizer()
 	l.resolveTemplate()
 	l.modelEOS()
@@ -285,6 +291,15 @@ func (l *loader) derive() {
 				"missing; rope_type yarn needs it, or max_position_embeddings")
 		}
 	}
+	if r := m.RopeScaling; r != nil && r.Type == "longrope" && r.Factor == 0 && r.OriginalMax > 0 {
+		if r.Factor = float64(m.MaxPositionEmbedding) / float64(r.OriginalMax); r.Factor == 0 {
+			l.add(ropeSection+".factor", "missing; rope_type longrope needs it, or max_position_embeddings")
+		}
+	}
+	if l.ok("model.architecture", "model.num_hidden_layers", "model.no_rope_layers") && m.NoRopeLayers == nil &&
+		slices.Contains(hf.Families(), m.Architecture) && m.Family().NoRope > 0 {
+		m.NoRopeLayers = hf.NoRopeLayers(m.NumHiddenLayers, m.Family().NoRope)
+	}
 	if s := &l.cfg.LRSchedule; s.MinLR < 0 && l.ok("optimizer.lr", "lr_schedule.min_lr") {
 		s.MinLR = tenth(l.cfg.Optimizer.LR)
 	}
@@ -338,7 +353,9 @@ func blankConfig() *Config {
 // Equal reports whether two configs have the same values, ignoring their files.
 func (c *Config) Equal(o *Config) bool {
 	a, b := *c, *o
-	a.Warnings, b.Warnings, a.where, b.where = nil, nil, nil, nil
+	for _, c := range []*Config{&a, &b} {
+		c.Warnings, c.where, c.Data.known, c.Data.note = nil, nil, false, nil
+	}
 	a.Model.LayerTypes, b.Model.LayerTypes = slices.Clip(a.Model.LayerTypes), slices.Clip(b.Model.LayerTypes)
 	return reflect.DeepEqual(a, b)
 }

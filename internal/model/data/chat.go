@@ -28,8 +28,9 @@ const (
 
 // Chat selects how conversations become tokens and targets.
 type Chat struct {
-	All  bool // every token is a target, not only those of the assistant
-	read func() (*templates, error)
+	All   bool     // every token is a target, not only those of the assistant
+	files []string // that decide the tokens; some may be absent
+	read  func() (*templates, error)
 }
 
 // templates renders conversations.
@@ -42,8 +43,13 @@ type templates struct {
 // NewChat names the chat template beside a tokenizer.json, or a file of Jinja in its place if template is not "". The
 // first conversation reads it, since other records need none. all makes every token a target.
 func NewChat(tokenizer, template string, all bool) *Chat {
-	return &Chat{all, sync.OnceValues(func() (*templates, error) {
-		found, err := hf.ReadChat(filepath.Dir(tokenizer))
+	dir := filepath.Dir(tokenizer)
+	var paths []string
+	for _, name := range []string{"special_tokens_map.json", "tokenizer_config.json", "chat_template.jinja"} {
+		paths = append(paths, filepath.Join(dir, name))
+	}
+	return &Chat{all, append(paths, template), sync.OnceValues(func() (*templates, error) {
+		found, err := hf.ReadChat(dir)
 		if err != nil {
 			return nil, err
 		}

@@ -80,7 +80,7 @@ func TestTextIsWhatTheTokenizerMakesOfIt(t *testing.T) {
 	if got := all(t, d); !slices.Equal(got, want) {
 		t.Errorf("%d ids, want %d, or others", len(got), len(want))
 	}
-	if got, err := d.documents(); err != nil || !slices.Equal(got, docs) {
+	if got, _, err := d.documents(); err != nil || !slices.Equal(got, docs) {
 		t.Errorf("documents end at %v (%v), want %v", got, err, docs)
 	}
 	if _, err := d.Check(true); err != nil {
@@ -175,19 +175,19 @@ func TestLabelsAreTheTargets(t *testing.T) {
 		targets string // of both samples
 		valid   [2]int
 	}{
-		{false, "[-1 3 4 5 -1] [9 8 9 10 11]", [2]int{3, 5}},
-		{true, "[-1 3 4 -1 -1] [9 -1 9 10 11]", [2]int{2, 4}},
+		{false, "[-1 3 4 -1 -1 -1 -1 -1] [-1 9 -1 -1 -1 -1 -1 -1]", [2]int{2, 1}},
+		{true, "[-1 3 4 -1 -1 -1 -1 -1] [-1 9 -1 9 10 11 12 -1]", [2]int{2, 5}},
 	} {
 		d, err := Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, Tokenizer: NewTokenizer("", 0), EOS: -1,
 			Vocab: 20})
 		if err != nil {
 			t.Fatal(err)
 		}
-		l, err := New(d, Plan{SeqLen: 5, PackDocuments: tc.pack})
+		l, err := New(d, Plan{SeqLen: 8, PackDocuments: tc.pack, Whole: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if l.Samples() != 2 || l.Valid(0) != tc.valid[0] || l.Valid(1) != tc.valid[1] || l.Alike() {
+		if want := map[bool]int64{true: 2, false: 3}[tc.pack]; l.Samples() != want || l.Valid(0) != tc.valid[0] || l.Valid(1) != tc.valid[1] || l.Alike() {
 			t.Errorf("pack %v: %d samples, %d and %d targets, alike %v", tc.pack, l.Samples(), l.Valid(0), l.Valid(1),
 				l.Alike())
 		}

@@ -38,11 +38,11 @@ func TestMasksChooseTargets(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l, err := New(d, Plan{SeqLen: 4})
+		l, err := New(d, Plan{SeqLen: 5, Whole: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := fmt.Sprint(gather(t, l, 0, partition.Zigzag{}, 2).targets); got != tc.targets {
+		if got := fmt.Sprint(gather(t, l, 0, partition.Zigzag{}, 2).targets[:4]); got != tc.targets {
 			t.Errorf("%s: targets %s, want %s", tc.record, got, tc.targets)
 		}
 	}

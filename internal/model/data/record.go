@@ -31,6 +31,24 @@ type Document struct {
 	Labels []int32
 }
 
+// labels returns the label of each token.
+func (d Document) labels() []int32 {
+	if d.Labels == nil {
+		return d.IDs
+	}
+	return d.Labels
+}
+
+// targets counts the targets. Nothing predicts the first token.
+func (d Document) targets() (n int32) {
+	for _, label := range d.labels()[1:] {
+		if label != Ignore {
+			n++
+		}
+	}
+	return n
+}
+
 // Keys is a set of record keys, safe for concurrent use. A nil set stays empty.
 type Keys struct{ set sync.Map }
 

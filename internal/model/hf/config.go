@@ -48,6 +48,11 @@ type Config struct {
 	AttentionBias bool `json:"attention_bias"` // the projections of attention have biases
 	MLPBias       bool `json:"mlp_bias"`       // likewise of the MLP
 
+	// NoRopeLayers has 1 for each layer that rotates and 0 for the others; empty: all rotate.
+	NoRopeLayers []int `json:"no_rope_layers"`
+	// PartialRotaryFactor is the rotated part of a head; 0: all of it.
+	PartialRotaryFactor float64 `json:"partial_rotary_factor"`
+
 	// SlidingWindow is the tokens that a token sees, itself included; 0 for all of them.
 	SlidingWindow int
 	// LayerTypes has "full_attention" or "sliding_attention" for each layer; empty: every layer slides if SlidingWindow
@@ -77,20 +82,38 @@ const (
 
 // RopeScaling stretches rotary frequencies beyond the trained length.
 type RopeScaling struct {
-	Type   string  `json:"rope_type"` // "linear", "llama3" or "yarn"
+	Type   string  `json:"rope_type"` // "linear", "llama3", "yarn" or "longrope"
 	Factor float64 `json:"factor"`
 
 	LowFreqFactor  float64 `json:"low_freq_factor"`  // llama3
 	HighFreqFactor float64 `json:"high_freq_factor"` // llama3
-	// OriginalMax is the trained length: llama3 and yarn.
+	// OriginalMax is the trained length: llama3, yarn and longrope.
 	OriginalMax int `json:"original_max_position_embeddings"`
 
 	BetaFast        float64  `json:"beta_fast"`        // yarn, 32
 	BetaSlow        float64  `json:"beta_slow"`        // yarn, 1
-	AttentionFactor *float64 `json:"attention_factor"` // yarn; nil: 0.1 ln(factor) + 1
+	AttentionFactor *float64 `json:"attention_factor"` // yarn and longrope; nil: from factor
 	MScale          float64  `json:"mscale"`           // yarn, DeepSeek's form; 0: absent
 	MScaleAllDim    float64  `json:"mscale_all_dim"`   // yarn, likewise
 	Truncate        *bool    `json:"truncate"`         // yarn; nil: true
+
+	// ShortFactor and LongFactor, of longrope, divide the frequencies: of each pair that rotates, in documents up to
+	// OriginalMax tokens and in longer ones.
+	ShortFactor []float64 `json:"short_factor"`
+	LongFactor  []float64 `json:"long_factor"`
+}
+
+// Rotates reports whether a layer has rotary embeddings.
+func (c *Config) Rotates(layer int) bool {
+	return len(c.NoRopeLayers) == 0 || c.NoRopeLayers[layer] != 0
+}
+
+// RotaryDim returns the elements of a head that rotate, the first of it.
+func (c *Config) RotaryDim() int {
+	if c.PartialRotaryFactor == 0 {
+		return c.HeadDim
+	}
+	return int(float64(c.HeadDim) * c.PartialRotaryFactor)
 }
 
 // SoftmaxScale returns the factor of scores before the soft cap and the softmax.

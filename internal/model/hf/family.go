@@ -22,6 +22,13 @@ type Family struct {
 	Windows  Windows
 	// Biased: the biases of attention in Tensors always exist; else they follow attention_bias.
 	Biased bool
+	// Fused lists the parameters of a layer that files hold in one tensor.
+	Fused []Fused
+	// NoRope is the default of no_rope_layer_interval: each layer of a number that it divides, counted from 1, does not
+	// rotate. 0: every layer rotates.
+	NoRope int
+	// Partial: partial_rotary_factor may be below 1.
+	Partial bool
 	// Ropes lists the supported kinds of rope scaling; nil: all.
 	Ropes []string
 	// Activation is that of the MLP; "": SiLU. ActivationKey is its key in config.json; "": hidden_act.
@@ -77,15 +84,36 @@ const (
 // Bias returns the role of a projection's bias.
 func (r Role) Bias() Role { return r - Query + QueryBias }
 
+// IsBias reports whether a role is the bias of a projection.
+func (r Role) IsBias() bool { return r >= QueryBias && r <= DownBias }
+
 // Names are a family's tensor names in files, by Role; "" if the family lacks the tensor.
 type Names [Roles]string
 
+// Fused is a tensor in files with the rows of several parameters, one after the other.
+type Fused struct {
+	Name  string
+	Roles []Role
+}
+
 // Tensor is a parameter of a model. Layer is -1 outside the layers.
 type Tensor struct {
-	Name  string // in files
+	Name  string // in files, unless it is a part of Whole
 	Shape []int  // [out, in] of a matrix, [n] of a norm
 	Role  Role
 	Layer int
+
+	Whole     string // the tensor in files with its rows and others; "" for none
+	Row, Rows int    // its first row in Whole, and the rows of Whole
+}
+
+// inFiles returns the tensor in files that holds t, and the elements before t in it.
+func (t Tensor) inFiles() (whole Tensor, before int64) {
+	if t.Whole == "" {
+		return t, 0
+	}
+	cols := t.Shape[1]
+	return Tensor{Name: t.Whole, Shape: []int{t.Rows, cols}}, int64(t.Row) * int64(cols)
 }
 
 // Tensors lists the parameters of a model: the embedding, the matrices of each layer, the head, then all vectors.
@@ -98,10 +126,12 @@ func (c *Config) Tensors() []Tensor {
 			if name == "" || !c.has(r) {
 				continue
 			}
+			t := Tensor{Name: name, Shape: c.shape(r), Role: r, Layer: layer}
 			if layer >= 0 {
-				name = fmt.Sprintf(f.Layer, layer) + name
+				t.Name = fmt.Sprintf(f.Layer, layer) + name
+				c.fuse(&t)
 			}
-			list = append(list, Tensor{name, c.shape(r), r, layer})
+			list = append(list, t)
 		}
 	}
 	add(-1, Embedding)
@@ -117,6 +147,23 @@ func (c *Config) Tensors() []Tensor {
 	}
 	add(-1, Norm)
 	return list
+}
+
+// fuse finds the place of t in a fused tensor.
+func (c *Config) fuse(t *Tensor) {
+	f := c.Family()
+	for _, fused := range f.Fused {
+		for _, r := range fused.Roles {
+			if r == t.Role {
+				t.Whole, t.Row = fmt.Sprintf(f.Layer, t.Layer)+fused.Name, t.Rows
+			}
+			t.Rows += c.shape(r)[0]
+		}
+		if t.Whole != "" {
+			return
+		}
+		t.Rows = 0
+	}
 }
 
 // has reports whether the model has a tensor of its family.
@@ -159,10 +206,13 @@ func (c *Config) shape(r Role) []int {
 
 // Defaults are the values of transformers for keys absent from config.json.
 type Defaults struct {
-	Vocab, Heads      int // vocab_size and num_attention_heads; 0: a file without them is refused
-	KVHeads           int // num_key_value_heads; 0: as many as heads
-	HeadDim           int // 0: hidden_size / num_attention_heads
-	Positions         int // max_position_embeddings
+	Vocab, Heads int // vocab_size and num_attention_heads; 0: a file without them is refused
+	KVHeads      int // num_key_value_heads; 0: as many as heads
+	HeadDim      int // 0: hidden_size / num_attention_heads
+	Positions    int // max_position_embeddings
+	// Trained is original_max_position_embeddings, a key outside rope_scaling; 0: it is inside.
+	Trained           int
+	Eps               float64 // rms_norm_eps; 0: 1e-6
 	TieWordEmbeddings bool
 	RopeTheta         float64 // 0: 10000
 
@@ -176,6 +226,10 @@ type Windows struct {
 	// From is the default of max_window_layers: without layer_types, earlier layers see everything. 0: the key is
 	// ignored.
 	From int
+	// NoRope: without layer_types, the layers that do not rotate slide.
+	NoRope bool
+	// Uniform: all layers slide or none; sliding_window is the only key.
+	Uniform bool
 	// Every is the default of sliding_window_pattern: without layer_types, every so many layers one sees everything. 0:
 	// the key is ignored.
 	Every int
@@ -234,7 +288,7 @@ func (f *Family) HasHeadNorms() bool { return f.Tensors[QueryNorm] != "" }
 func (f *Family) HasBranchNorms() bool { return f.Tensors[AttentionNorm] != "" }
 
 // ropes lists the supported kinds of rope scaling, in the order of errors.
-var ropes = []string{"linear", "llama3", "yarn"}
+var ropes = []string{"linear", "llama3", "longrope", "yarn"}
 
 // ropes returns the kinds of a family; of an unknown one all.
 func (f *Family) ropes() []string {
@@ -253,13 +307,6 @@ func wordList(words ...string) string {
 	return strings.Join(words[:last], ", ") + " and " + words[last]
 }
 
-// adviceFor maps unsupported families to a way to train their models as another family.
-var adviceFor = map[string]string{
-	"mistral": "Its tensors are named like llama's, but its " +
-		"defaults differ (sliding_window 4096 on every layer where the key is absent). To train it, copy the " +
-		"directory and set model_type llama, architectures [LlamaForCausalLM], and every key that it left out",
-}
-
 // Llama is the name of llama's family.
 const Llama = "llama"
 
@@ -275,12 +322,20 @@ var llamaNames = Names{
 // llamaLayer prefixes a layer's tensors in llama.
 const llamaLayer = "model.layers.%d."
 
+// biases returns the names with those of the biases of some projections.
+func (n Names) biases(roles ...Role) Names {
+	for _, r := range roles {
+		n[r.Bias()] = strings.TrimSuffix(n[r], "weight") + "bias"
+	}
+	return n
+}
+
 func init() {
 	Register(Family{
-		Name: Llama, Class: "LlamaForCausalLM", Tensors: llamaNames, Layer: llamaLayer,
+		Name: Llama, Class: "LlamaForCausalLM", Layer: llamaLayer,
+		Tensors:  llamaNames.biases(Query, Key, Value, Output, Gate, Up, Down),
 		Defaults: Defaults{Positions: 2048},
 		Windows:  Windows{Foreign: true},
-		Export:   map[string]any{"mlp_bias": false},
 	})
 }
 
@@ -288,12 +343,44 @@ func init() {
 const Qwen3 = "qwen3"
 
 func init() {
-	names := llamaNames
+	names := llamaNames.biases(Query, Key, Value, Output)
 	names[QueryNorm], names[KeyNorm] = "self_attn.q_norm.weight", "self_attn.k_norm.weight"
+	windows := Windows{Default: 4096, Asked: true, From: 28}
 	Register(Family{
 		Name: Qwen3, Class: "Qwen3ForCausalLM", About: "qwen3 is llama with an RMSNorm on each query and key " +
 			"head", Tensors: names, Layer: llamaLayer,
 		Defaults: Defaults{KVHeads: 32, HeadDim: 128, Positions: 32768},
-		Windows:  Windows{Default: 4096, Asked: true, From: 28},
+		Windows:  windows,
+	})
+	Register(Family{
+		Name: "qwen2", Class: "Qwen2ForCausalLM", About: "qwen2 is llama with biases of queries, keys and values",
+		Tensors: llamaNames.biases(Query, Key, Value), Layer: llamaLayer, Biased: true,
+		Defaults: Defaults{KVHeads: 32, Positions: 32768},
+		Windows:  windows,
+	})
+}
+
+func init() {
+	Register(Family{
+		Name: "mistral", Class: "MistralForCausalLM", Tensors: llamaNames, Layer: llamaLayer,
+		Defaults: Defaults{KVHeads: 8, Positions: 128 << 10},
+		Windows:  Windows{Default: 4096, Uniform: true},
+	})
+	Register(Family{
+		Name: "smollm3", Class: "SmolLM3ForCausalLM", About: "smollm3 is llama with layers that do not rotate",
+		Tensors: llamaNames.biases(Query, Key, Value, Output, Gate, Up, Down), Layer: llamaLayer, NoRope: 4,
+		Defaults: Defaults{KVHeads: 4, Positions: 32768, RopeTheta: 2e6, TieWordEmbeddings: true},
+		Windows:  Windows{Asked: true, NoRope: true},
+	})
+	Register(Family{
+		Name: "phi3", Class: "Phi3ForCausalLM", About: "phi3 is llama with partial rotation and longrope; its files " +
+			"hold q, k, v as one tensor, gate and up as another", Tensors: llamaNames, Layer: llamaLayer,
+		Fused: []Fused{
+			{"self_attn.qkv_proj.weight", []Role{Query, Key, Value}}, {"mlp.gate_up_proj.weight", []Role{Gate, Up}},
+		},
+		Partial: true, Ropes: []string{"longrope"},
+		Defaults: Defaults{Positions: 4096, Trained: 4096, Eps: 1e-5},
+		Windows:  Windows{Uniform: true},
+		Export:   map[string]any{"resid_pdrop": number(0), "embd_pdrop": number(0)},
 	})
 }

@@ -118,7 +118,7 @@ func ExportAdapter(path string, m Model) error {
 	return writeExport(path, func(dir *os.Root) error {
 		var entries []safetensors.Entry
 		for _, t := range m.Tensors {
-			entries = append(entries, m.entry(t))
+			entries = append(entries, m.entry(filed{t, []Tensor{t}}))
 		}
 		if err := safetensors.WriteIn(dir, adapterFile, map[string]string{"format": "pt"}, entries); err != nil {
 			return err

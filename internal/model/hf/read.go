@@ -87,6 +87,7 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 	refuse(c.Family(), o)
 	readShape(c, o)
 	readFamily(c, o)
+	readNoRope(c, o)
 	rope := readRope(c, o)
 	readWindow(c, o)
 	for _, key := range []string{"bos_token_id", "eos_token_id", "pad_token_id"} {
@@ -163,8 +164,6 @@ func architecture(o object) string {
 			classes = append(classes, families[name].Class)
 		}
 		o.fault("architectures", "%.64q is not supported; cprun trains %s", few(names), wordList(classes...))
-	case f == nil && adviceFor[kind] != "":
-		o.fault("model_type", "%.64q is not supported; cprun trains %s. %s", kind, known, adviceFor[kind])
 	case f == nil:
 		o.fault("model_type", "%.64q is not supported; cprun trains %s", kind, known)
 	case len(names) > 0 && !slices.Contains(names, f.Class):
@@ -179,10 +178,8 @@ func few[T any](list []T) []T { return list[:min(len(list), 8)] }
 
 // refuse reports keys of unsupported computations.
 func refuse(f *Family, o object) {
-	for _, key := range []string{"attention_bias", "mlp_bias"} {
-		if o.boolean(key, false) {
-			o.fault(key, "true is not supported: cprun has no bias in projections")
-		}
+	if o.boolean("lm_head_bias", false) {
+		o.fault("lm_head_bias", "true is not supported: cprun has no bias in the head")
 	}
 	key, want := cmp.Or(f.ActivationKey, "hidden_act"), string(cmp.Or(f.Activation, kernels.SiLU))
 	if act := o.text(key, want); act != want {
@@ -191,11 +188,10 @@ func refuse(f *Family, o object) {
 	if o.boolean("use_bidirectional_attention", false) {
 		o.fault("use_bidirectional_attention", "true is not supported; cprun has causal attention")
 	}
-	if p := o.number("attention_dropout", 0); p != 0 {
-		o.fault("attention_dropout", "%v is not supported; set it to 0", p)
-	}
-	if p := o.number("partial_rotary_factor", 1); p != 1 {
-		o.fault("partial_rotary_factor", "%v is not supported; cprun rotates all dimensions of a head", p)
+	for _, key := range []string{"attention_dropout", "resid_pdrop", "embd_pdrop"} {
+		if p := o.number(key, 0); p != 0 {
+			o.fault(key, "%v is not supported; set it to 0", p)
+		}
 	}
 	const experts = "num_experts num_local_experts n_routed_experts num_experts_per_tok moe_intermediate_size"
 	for key := range strings.FieldsSeq(experts) {
@@ -251,13 +247,43 @@ func readShape(c *Config, o object) {
 		}
 	}
 	c.HeadDim = o.integer("head_dim", headDim)
-	c.RMSNormEps = o.number("rms_norm_eps", 1e-6)
+	c.RMSNormEps = o.number("rms_norm_eps", cmp.Or(missing.Eps, 1e-6))
 	c.InitializerRange = o.number("initializer_range", 0.02)
 	c.MaxPositionEmbedding = o.integer("max_position_embeddings", missing.Positions)
 	if c.MaxPositionEmbedding == 0 {
 		o.fault("max_position_embeddings", "0 is not positive")
 	}
 	c.TieWordEmbeddings = o.boolean("tie_word_embeddings", missing.TieWordEmbeddings)
+	c.MLPBias = o.boolean("mlp_bias", false)
+	if !c.Family().Biased { // others ignore the key, as in transformers
+		c.AttentionBias = o.boolean("attention_bias", false)
+	}
+}
+
+// readNoRope finds the layers that do not rotate.
+func readNoRope(c *Config, o object) {
+	o.get("no_rope_layers", "a list of integers", &c.NoRopeLayers)
+	missing := c.Family().NoRope
+	if n := o.integer("no_rope_layer_interval", missing); c.NoRopeLayers == nil && n > 0 {
+		c.NoRopeLayers = NoRopeLayers(min(c.NumHiddenLayers, maxLayers), n)
+	} else if c.NoRopeLayers == nil && missing > 0 {
+		o.fault("no_rope_layer_interval", "0 is not positive")
+	}
+	if n := c.NumHiddenLayers; len(c.NoRopeLayers) > n { // transformers ignores the others
+		c.NoRopeLayers = c.NoRopeLayers[:n]
+	}
+	if missing == 0 && !slices.ContainsFunc(c.NoRopeLayers, func(v int) bool { return v != 1 }) {
+		c.NoRopeLayers = nil // as without the key
+	}
+}
+
+// NoRopeLayers returns Config.NoRopeLayers with a layer that does not rotate in each interval.
+func NoRopeLayers(layers, interval int) []int {
+	list := slices.Repeat([]int{1}, layers)
+	for i := interval - 1; i < layers; i += interval {
+		list[i] = 0
+	}
+	return list
 }
 
 // readWindow finds the layers with a sliding window. cprun also obeys the key in a llama, which transformers ignores;
@@ -274,10 +300,13 @@ func readWindow(c *Config, o object) {
 	if _, ok := o.keys["sliding_window"]; !ok {
 		window = family.Default
 	}
-	if family.From > 0 && c.LayerTypes == nil && use && window > 0 && !o.faults.has("num_hidden_layers") {
+	if family.Uniform {
+		use = true // transformers ignores the other keys
+	}
+	if (family.From > 0 || family.NoRope) && c.LayerTypes == nil && use && window > 0 && len(*o.faults) == 0 {
 		for i := range min(c.NumHiddenLayers, maxLayers) {
 			kind := FullAttention
-			if i >= from {
+			if family.From > 0 && i >= from || family.NoRope && !c.Rotates(i) {
 				kind = SlidingAttention
 			}
 			c.LayerTypes = append(c.LayerTypes, kind)
@@ -400,16 +429,20 @@ func readRope(c *Config, o object) string {
 			return r.prefix
 		}
 	}
+	missing := c.Family().Defaults
 	c.RopeTheta = r.number("rope_theta", theta)
-	if p := r.number("partial_rotary_factor", 1); p != 1 {
-		r.fault("partial_rotary_factor", "%v is not supported; cprun rotates all dimensions of a head", p)
+	if p := r.number("partial_rotary_factor", o.number("partial_rotary_factor", 1)); p != 1 {
+		c.PartialRotaryFactor = p
 	}
 	if r.has("mrope_section") {
 		r.fault("mrope_section", "rotation by image coordinates is not supported")
 	}
 	s := &RopeScaling{Type: r.text("rope_type", r.text("type", "default"))}
-	trained := o.integer("original_max_position_embeddings", r.integer("original_max_position_embeddings",
-		c.MaxPositionEmbedding))
+	trained := o.integer("original_max_position_embeddings", cmp.Or(missing.Trained,
+		r.integer("original_max_position_embeddings", c.MaxPositionEmbedding)))
+	if old := s.Type == "su" || s.Type == "yarn"; old && slices.Equal(c.Family().Ropes, []string{"longrope"}) {
+		s.Type = "longrope" // earlier names
+	}
 	switch s.Type {
 	case "default":
 		return r.prefix
@@ -421,6 +454,10 @@ func readRope(c *Config, o object) string {
 		s.OriginalMax = trained
 	case "yarn":
 		readYarn(c, s, r, trained)
+	case "longrope":
+		s.readFactor(c, r, trained)
+		r.get("short_factor", "a list of numbers", &s.ShortFactor)
+		r.get("long_factor", "a list of numbers", &s.LongFactor)
 	default:
 		key := "rope_type"
 		if !r.has(key) {
@@ -448,18 +485,22 @@ func readLocalRope(c *Config, o object, theta float64) (full object, _ float64) 
 	return full, full.number("rope_theta", theta)
 }
 
-func readYarn(c *Config, s *RopeScaling, r object, trained int) {
+func (s *RopeScaling) readFactor(c *Config, r object, trained int) {
 	s.OriginalMax = trained
 	s.Factor = r.number("factor", 0)
-	if !r.has("factor") && trained > 0 { // DeepSeek's form: the ratio of the lengths
+	if !r.has("factor") && trained > 0 { // DeepSeek's and Phi's form: the ratio of the lengths
 		s.Factor = float64(c.MaxPositionEmbedding) / float64(trained)
 	}
-	// As in transformers, 0 is the default.
-	s.BetaFast, s.BetaSlow = cmp.Or(r.number("beta_fast", 0), 32), cmp.Or(r.number("beta_slow", 0), 1)
 	if r.has("attention_factor") {
 		f := r.number("attention_factor", 0)
 		s.AttentionFactor = &f
 	}
+}
+
+func readYarn(c *Config, s *RopeScaling, r object, trained int) {
+	s.readFactor(c, r, trained)
+	// As in transformers, 0 is the default.
+	s.BetaFast, s.BetaSlow = cmp.Or(r.number("beta_fast", 0), 32), cmp.Or(r.number("beta_slow", 0), 1)
 	s.MScale, s.MScaleAllDim = r.number("mscale", 0), r.number("mscale_all_dim", 0)
 	if r.has("truncate") {
 		t := r.boolean("truncate", true)

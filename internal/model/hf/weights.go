@@ -273,6 +273,10 @@ func (w *Weights) Check(f *Family, want []Tensor) error {
 	known := map[string]bool{head: true}
 	var missing, shapes, types, more, out []string
 	for _, t := range want {
+		t, _ := t.inFiles()
+		if known[t.Name] && t.Name != head {
+			continue
+		}
 		known[t.Name] = true
 		i, err := w.check(t)
 		switch {
@@ -350,6 +354,8 @@ func (w *Weights) check(t Tensor) (*safetensors.Info, error) {
 // Read fills dst with the elements of a tensor, row-major, from element off. The file must have t.Shape, and every
 // element must be finite.
 func (w *Weights) Read(t Tensor, dst []float32, off int64) error {
+	t, before := t.inFiles()
+	off += before
 	if _, err := w.check(t); err != nil {
 		return err
 	}

@@ -26,6 +26,8 @@ func testLinear(r *rig) {
 		y = r.garbage(r.act, s.batch, s.seq, 1, s.out)
 		r.ops.Linear(y, x, w, add)
 		r.close("y with a residual", y, plus(adds, want))
+		r.ops.Linear(add, x, w, add)
+		r.close("y in place of the residual", add, plus(adds, want))
 
 		wantDX, wantDW := refLinearBackward(dys, xs, ws, rows, in, s.out)
 		dx := r.garbage(r.act, s.batch, s.seq, s.heads, s.in)
@@ -89,16 +91,25 @@ func (r *rig) addNorm(s [4]int, a View, as []float64, b View, bs []float64, w Vi
 	r.equal("b", b, bs)
 }
 
-// ropeShapes lists [batch, seq, heads, dim]: one pair, no rows, odd sizes, a head of many lanes.
-var ropeShapes = [][4]int{{1, 1, 1, 2}, {1, 0, 2, 4}, {2, 3, 5, 6}, {1, 131, 3, 66}, {1, 37, 4, 128}}
+// ropeShapes lists [batch, seq, heads, dim, pairs]: one pair, no rows, odd sizes, a head of many lanes, and heads that
+// rotate in part or not at all.
+var ropeShapes = [][5]int{{1, 1, 1, 2, 1}, {1, 0, 2, 4, 2}, {2, 3, 5, 6, 3}, {1, 131, 3, 66, 33}, {1, 37, 4, 128, 64},
+	{2, 3, 5, 6, 2}, {1, 7, 3, 96, 32}, {1, 37, 4, 128, 48}, {1, 5, 2, 66, 0}, {1, 37, 5, 128, 0}}
+
+// angles returns random cos and sin of some rows; zero Views for no pairs.
+func (r *rig) angles(s [5]int) (cos, sin View, coss, sins []float64) {
+	if s[4] > 0 {
+		cos, coss = r.random(r.par, s[0], s[1], 1, s[4])
+		sin, sins = r.random(r.par, s[0], s[1], 1, s[4])
+	}
+	return cos, sin, coss, sins
+}
 
 func testRope(r *rig) {
-	each(r, ropeShapes, func(r *rig, s [4]int) {
-		half := s[3] / 2
-		cos, coss := r.random(r.par, s[0], s[1], 1, half)
-		sin, sins := r.random(r.par, s[0], s[1], 1, half)
+	each(r, ropeShapes, func(r *rig, s [5]int) {
+		cos, sin, coss, sins := r.angles(s)
 		x, xs := r.random(r.act, s[0], s[1], s[2], s[3])
-		want := refRope(xs, coss, sins, s[0]*s[1], s[2], half, false)
+		want := refRope(xs, coss, sins, s[0]*s[1], s[2], s[3], false)
 		y := r.garbage(r.act, s[0], s[1], s[2], s[3])
 		r.ops.NormRope(y, View{}, x, View{}, cos, sin, 0)
 		r.close("y", y, want)
@@ -111,7 +122,7 @@ func testRope(r *rig) {
 				dx = r.garbage(r.act, s[0], s[1], s[2], s[3])
 			}
 			r.ops.NormRopeBackward(dx, View{}, dy, View{}, View{}, View{}, cos, sin)
-			r.close("dx of "+dtype.String(), dx, refRope(dys, coss, sins, s[0]*s[1], s[2], half, true))
+			r.close("dx of "+dtype.String(), dx, refRope(dys, coss, sins, s[0]*s[1], s[2], s[3], true))
 		}
 	})
 }
@@ -119,16 +130,14 @@ func testRope(r *rig) {
 // testNormRope compares the fused norm and rotation with the two operations in sequence.
 func testNormRope(r *rig) {
 	const eps = 1e-5
-	each(r, ropeShapes, func(r *rig, s [4]int) {
-		half := s[3] / 2
-		cos, coss := r.random(r.par, s[0], s[1], 1, half)
-		sin, sins := r.random(r.par, s[0], s[1], 1, half)
+	each(r, ropeShapes, func(r *rig, s [5]int) {
+		cos, sin, coss, sins := r.angles(s)
 		x, xs := r.random(r.act, s[0], s[1], s[2], s[3])
 		w, ws := r.random(r.par, 1, 1, 1, s[3])
 		y, inv := r.garbage(r.act, s[0], s[1], s[2], s[3]), r.garbage(r.par, s[0], s[1], s[2], 1)
 		r.ops.NormRope(y, inv, x, w, cos, sin, eps)
 		normed, wantInv := refNorm(xs, ws, eps)
-		r.close("y", y, refRope(normed, coss, sins, s[0]*s[1], s[2], half, false))
+		r.close("y", y, refRope(normed, coss, sins, s[0]*s[1], s[2], s[3], false))
 		r.close("inv", inv, wantInv)
 		for _, dtype := range []tensor.DType{r.par, r.act} {
 			dy, dys := r.random(dtype, s[0], s[1], s[2], s[3])
@@ -138,10 +147,31 @@ func testNormRope(r *rig) {
 				dx = r.garbage(r.act, s[0], s[1], s[2], s[3])
 			}
 			r.ops.NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin)
-			wantDX, wantDW := refNormBackward(refRope(dys, coss, sins, s[0]*s[1], s[2], half, true), xs, ws, eps)
+			wantDX, wantDW := refNormBackward(refRope(dys, coss, sins, s[0]*s[1], s[2], s[3], true), xs, ws, eps)
 			r.close("dx of "+dtype.String(), dx, wantDX)
 			r.close("dw of "+dtype.String(), dw, plus(before, wantDW))
 		}
+	})
+}
+
+// testBias covers the gradient of a bias, and the copy of a bias to all rows, a view that repeats one.
+func testBias(r *rig) {
+	shapes := [][4]int{{1, 1, 1, 1}, {1, 0, 1, 5}, {2, 3, 1, 37}, {1, 300, 2, 65}, {1, 70, 1, 515}}
+	each(r, shapes, func(r *rig, s [4]int) {
+		x, xs := r.random(r.act, s[0], s[1], s[2], s[3])
+		n, rows := s[2]*s[3], s[0]*s[1]
+		sum, before := r.random(r.par, 1, 1, 1, n)
+		want, repeated := clone(before), []float64(nil)
+		for row := range rows {
+			want = plus(want, xs[row*n:(row+1)*n])
+			repeated = append(repeated, before...)
+		}
+		y := r.garbage(r.act, 1, rows, 1, n)
+		bias := tensor.NewView(sum.Memory(), sum.DType(), sum.Offset(), [4]int{1, rows, 1, n}, [4]int64{0, 0, 0, 1})
+		r.ops.Copy(y, bias)
+		r.close("bias of every row", y, repeated)
+		r.ops.SumRows(sum, x)
+		r.close("sum", sum, want)
 	})
 }
 

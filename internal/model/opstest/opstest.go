@@ -36,6 +36,7 @@ func TestOps(t *testing.T, newDevice func(t *testing.T) Device, activations ...t
 		run  func(*rig)
 	}{
 		{"Linear", testLinear},
+		{"Bias", testBias},
 		{"RMSNorm", testNorm},
 		{"Rope", testRope},
 		{"NormRope", testNormRope},
@@ -234,6 +235,7 @@ func Digest(t *testing.T, dev Device, activations tensor.DType) [sha256.Size]byt
 	r.ops.GLUBackward(gate, up, dy, gate, up, kernels.SiLU)
 	r.ops.LinearDX(dx, up, w, true)
 	r.ops.LinearDW(dw, up, x)
+	r.ops.SumRows(dnorm, x)
 	r.ops.RMSNormBackward(y, dnorm, dx, x, inv, norm, true)
 	r.ops.EmbedBackward(dtable, dx, at)
 	r.ops.Linear(logits, y, table, View{})

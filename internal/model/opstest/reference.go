@@ -71,19 +71,21 @@ func refNormBackward(dy, x, w []float64, eps float64) (dx, dw []float64) {
 	return dx, dw
 }
 
-// refRope rotates x [rows, heads, 2*half] by cos, sin [rows, half], or by the transpose.
-func refRope(x, cos, sin []float64, rows, heads, half int, inverse bool) []float64 {
+// refRope rotates the first 2*pairs of the elements of x [rows, heads, dim] by cos, sin [rows, pairs], or by the
+// transpose.
+func refRope(x, cos, sin []float64, rows, heads, dim int, inverse bool) []float64 {
 	y := clone(x)
 	for r := range rows {
+		pairs := len(cos) / rows
 		for h := range heads {
-			for i := range half {
-				c, s := cos[r*half+i], sin[r*half+i]
+			for i := range pairs {
+				c, s := cos[r*pairs+i], sin[r*pairs+i]
 				if inverse {
 					s = -s
 				}
-				at := (r*heads + h) * 2 * half
-				y[at+i] = x[at+i]*c - x[at+half+i]*s
-				y[at+half+i] = x[at+half+i]*c + x[at+i]*s
+				at := (r*heads + h) * dim
+				y[at+i] = x[at+i]*c - x[at+pairs+i]*s
+				y[at+pairs+i] = x[at+pairs+i]*c + x[at+i]*s
 			}
 		}
 	}

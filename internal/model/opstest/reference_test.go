@@ -32,8 +32,8 @@ func TestReferenceGradients(t *testing.T) {
 	differences(t, "rmsnorm dw", w, dw, norm)
 
 	cos, sin, x4, dy4 := normal(2*2), normal(2*2), normal(2*3*4), normal(2*3*4)
-	differences(t, "rope", x4, refRope(dy4, cos, sin, 2, 3, 2, true),
-		func() float64 { return dot(dy4, refRope(x4, cos, sin, 2, 3, 2, false)) })
+	differences(t, "rope", x4, refRope(dy4, cos, sin, 2, 3, 4, true),
+		func() float64 { return dot(dy4, refRope(x4, cos, sin, 2, 3, 4, false)) })
 
 	gate, up, dy := normal(9), normal(9), normal(9)
 	for _, act := range []kernels.Activation{kernels.SiLU, kernels.GELU} {

@@ -18,7 +18,7 @@ type Format struct {
 // FormatOf returns the format for a model.
 func FormatOf(cfg *hf.Config, packed bool) Format {
 	l := cfg.Tuning.LoRA
-	return Format{Pairs: cfg.HeadDim / 2, Ropes: cfg.Ropes(), Packed: packed, Numbered: l != nil && l.Dropout > 0}
+	return Format{Pairs: cfg.RotaryDim() / 2, Ropes: cfg.Ropes(), Packed: packed, Numbered: l != nil && l.Dropout > 0}
 }
 
 // lists returns the number of lists of a word for each token.

@@ -34,12 +34,12 @@ func ShardingOf(word string) Sharding {
 	return ShardNone
 }
 
-// PieceSlots is the number of pieces of an optimizer on the host that are on the device at once; pieceSize is the most
-// elements of each of the three vectors in one, enough for copies at the link's speed.
-const (
-	PieceSlots = 3
-	pieceSize  = 2 << 20
-)
+// PieceSlots is the number of pieces of an optimizer on the host that are on the device at once.
+const PieceSlots = 3
+
+// PieceSize is the most elements of each of the three vectors in a piece, enough for copies at the link's speed. Tests
+// change it.
+var PieceSize = 2 << 20
 
 // Options describe the layout of a state.
 type Options struct {
@@ -184,7 +184,7 @@ func (s *State) takeTraining(t *taking, o Options) {
 	for i := range s.Pieces {
 		for j := range s.Pieces[i] {
 			if s.OnHost {
-				s.Pieces[i][j] = t.vector(Moments, tensor.F32, min(s.held(), pieceSize))
+				s.Pieces[i][j] = t.vector(Moments, tensor.F32, min(s.held(), PieceSize))
 			}
 		}
 	}

@@ -77,14 +77,14 @@ func trained(t *testing.T, cfg *hf.Config, weights View, ids []int32) (logits []
 	n := len(ids)
 	b := model.Batch{
 		IDs: tensor.FromSlice(ids, 1, n, 1, 1), Targets: tensor.New(tensor.I32, 1, n, 1, 1),
-		Cos: tensor.New(tensor.F32, cfg.Ropes(), n, 1, cfg.HeadDim/2),
-		Sin: tensor.New(tensor.F32, cfg.Ropes(), n, 1, cfg.HeadDim/2),
+		Cos: tensor.New(tensor.F32, cfg.Ropes(), n, 1, cfg.RotaryDim()/2),
+		Sin: tensor.New(tensor.F32, cfg.Ropes(), n, 1, cfg.RotaryDim()/2),
 	}
 	positions := make([]int, n)
 	for i := range positions {
 		positions[i] = i
 	}
-	model.NewRope(cfg).Fill(b.Cos, b.Sin, positions)
+	model.NewRope(cfg).Fill(b.Cos, b.Sin, positions, slices.Repeat([]int{n}, n))
 	ops := recorder{cpu.New(stream), &logits}
 	m := model.New(cfg, ops, whole{cfg, attention.NewReference[float64](stream.Do)}, model.Params{Weights: weights,
 		Compute: weights}, model.Options{})

@@ -33,8 +33,8 @@ import (
 func runRanks(t *testing.T, ranks int, set []string, o Options, change func(rank int, r *run)) []error {
 	t.Helper()
 	cfg, err := config.Load("../../../examples/opticks.yaml",
-		config.Options{Ranks: ranks, Device: "cpu", Set: append([]string{"data.seq_len=64", "data.validation.every=0"},
-			set...)})
+		config.Options{Ranks: ranks, Device: "cpu", Set: append([]string{"data.seq_len=64", "data.validation.every=0",
+			"model.hidden_size=32", "model.intermediate_size=64", "model.num_hidden_layers=2"}, set...)})
 	if err != nil {
 		t.Fatal(err)
 	}

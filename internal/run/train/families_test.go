@@ -9,7 +9,7 @@ import (
 
 // A small model of each family follows ten steps of transformers, on one rank and on several with three layouts.
 func TestFamiliesFollowTransformers(t *testing.T) {
-	for _, name := range []string{"gemma2", "gemma3"} {
+	for _, name := range []string{"gemma2", "gemma3", "llama-bias", "mistral", "phi3", "qwen2", "smollm3"} {
 		dir := "../families/" + name
 		e := readExpect(t, dir)
 		for _, v := range []struct {

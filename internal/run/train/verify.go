@@ -75,12 +75,13 @@ func Verify(ctx context.Context, cfg *config.Config, dev Device, world comm.Comm
 	p Probing) (v Verified, err error) {
 	defer device.Caught(&err)
 	o.report(Report{Kind: Phase, Text: "setup"})
+	o.Whole = p.Whole
 	t, err := newTrainer(ctx, cfg, dev, world, &o)
 	if err != nil {
 		return v, err
 	}
 	if p.Whole > cfg.Data.SeqLen {
-		if err := t.shorten(p.Whole); err != nil {
+		if err := t.shorten(); err != nil {
 			return v, err
 		}
 	}
@@ -105,18 +106,9 @@ func Verify(ctx context.Context, cfg *config.Config, dev Device, world comm.Comm
 	return v, t.clock.Close()
 }
 
-// shorten makes the samples prefixes of those of another length.
-func (t *Trainer) shorten(whole int) error {
-	longer := *t.cfg
-	longer.Data.SeqLen = whole
-	sources, err := openData(&longer, longer.Data.Path, tokenizerOf(&longer))
-	if err != nil {
-		return err
-	}
-	l, err := cutData(&longer, longer.Data.Path, sources, longer.Data.Shuffle)
-	if err != nil {
-		return err
-	}
+// shorten makes the samples prefixes of those of Options.Whole tokens.
+func (t *Trainer) shorten() (err error) {
+	l := t.train.loader
 	p := prefix{samples: l, n: t.cfg.Data.SeqLen, valid: map[int64]int{}}
 	for i := range t.cfg.Train.GlobalBatchSize {
 		s := l.Index(int64(i))
@@ -220,7 +212,7 @@ func (t *Trainer) kernels() (uses []KernelUse) {
 // probe fills v.Probes. All groups of ranks compute the same sample.
 func (t *Trainer) probe(ctx context.Context, sample int64, v *Verified) error {
 	h := &rowHashes{seed: maphash.MakeSeed()}
-	before, layout, err := t.hashRows(ctx, h, sample)
+	before, b, err := t.hashRows(ctx, h, sample)
 	if err != nil {
 		return err
 	}
@@ -228,19 +220,19 @@ func (t *Trainer) probe(ctx context.Context, sample int64, v *Verified) error {
 	if err != nil {
 		return err
 	}
-	if noise, err := t.differing(ctx, layout, before, again); err != nil || len(noise) > 0 {
+	if noise, err := t.differing(ctx, b, before, again); err != nil || len(noise) > 0 {
 		v.Noisy = true
 		return err
 	}
 	loader := t.train.loader
 	defer func() { t.train.loader = loader }()
-	for _, p := range t.places(sample, layout) {
+	for _, p := range t.places(sample, b) {
 		t.train.loader = changed{loader, p.Position, t.cfg.Model.VocabSize}
 		after, _, err := t.hashRows(ctx, h, sample)
 		if err != nil {
 			return err
 		}
-		if p.Changed, err = t.differing(ctx, layout, before, after); err != nil {
+		if p.Changed, err = t.differing(ctx, b, before, after); err != nil {
 			return err
 		}
 		v.Probes = append(v.Probes, p)
@@ -250,8 +242,8 @@ func (t *Trainer) probe(ctx context.Context, sample int64, v *Verified) error {
 
 // places returns the positions to probe: the middle of the second document, or of the only one, and a position of each
 // shard.
-func (t *Trainer) places(sample int64, layout partition.Layout) (list []Probed) {
-	docs, first := []int{t.train.seqLen}, 0
+func (t *Trainer) places(sample int64, b *microBatch) (list []Probed) {
+	docs, first := []int{b.tokens}, 0
 	if t.train.packed {
 		docs = t.train.loader.Docs(sample)
 	}
@@ -260,7 +252,9 @@ func (t *Trainer) places(sample int64, layout partition.Layout) (list []Probed) 
 	}
 	list = []Probed{{Position: first + docs[0]/2, Shard: -1}}
 	for rank := range t.train.size {
-		if at := positionsOf(layout.Spans(t.train.seqLen, t.train.size, rank)); len(at) > 0 {
+		at := positionsOf(b.layout.Spans(b.seqLen, t.train.size, rank))
+		at = slices.DeleteFunc(at, func(n int) bool { return n >= b.tokens })
+		if len(at) > 0 {
 			list = append(list, Probed{Position: at[len(at)/2], Shard: rank})
 		}
 	}
@@ -274,7 +268,7 @@ type rowHashes struct {
 }
 
 // hashRows returns a hash of the logits of each of this rank's rows of a sample.
-func (t *Trainer) hashRows(ctx context.Context, h *rowHashes, sample int64) (sums []uint64, _ partition.Layout,
+func (t *Trainer) hashRows(ctx context.Context, h *rowHashes, sample int64) (sums []uint64, _ *microBatch,
 	err error) {
 	b, err := t.train.batch(ctx, []int64{sample})
 	if err != nil {
@@ -289,12 +283,12 @@ func (t *Trainer) hashRows(ctx context.Context, h *rowHashes, sample int64) (sum
 			sums[lo+i] = maphash.Bytes(h.seed, rows[i])
 		}
 	}
-	t.att.begin(b.layout, b.docs)
+	t.att.begin(b)
 	if err := t.model.Forward(t.arena, b.Batch, t.sums); err != nil {
 		return nil, nil, err
 	}
 	b.done()
-	return sums, b.layout, cmp.Or(failed, t.dev.Stream.Sync(ctx))
+	return sums, b, cmp.Or(failed, t.dev.Stream.Sync(ctx))
 }
 
 // read waits for logits, and returns the bytes of each row.
@@ -317,10 +311,10 @@ func (h *rowHashes) read(ctx context.Context, dev *Device, logits View) (rows []
 }
 
 // differing returns the ranges of positions whose hashes differ on their rank.
-func (t *Trainer) differing(ctx context.Context, layout partition.Layout, a, b []uint64) (ranges [][2]int, err error) {
-	v := tensor.New(tensor.I64, t.train.seqLen)
+func (t *Trainer) differing(ctx context.Context, of *microBatch, a, b []uint64) (ranges [][2]int, err error) {
+	v := tensor.New(tensor.I64, of.seqLen)
 	flags := tensor.Data[int64](v)
-	for row, at := range positionsOf(layout.Spans(t.train.seqLen, t.train.size, t.train.rank)) {
+	for row, at := range positionsOf(of.layout.Spans(of.seqLen, t.train.size, t.train.rank)) {
 		if a[row] != b[row] {
 			flags[at] = 1
 		}
@@ -377,6 +371,9 @@ func appendRows(rows []int32, n int, b *microBatch, at []int, ids []int32, first
 		ends = append(ends, end)
 	}
 	for row, position := range at {
+		if position >= b.tokens { // after the documents
+			continue
+		}
 		if len(ends) > 0 {
 			doc, _ = slices.BinarySearch(ends, position+1)
 		}
