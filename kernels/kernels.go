@@ -10,3 +10,33 @@ type AdamStep struct {
 	// 0: no scaling, and no step is skipped.
 	Scale float64
 }
+
+// Dropout sets each element to 0 with probability P, and multiplies the others by Kept.
+type Dropout struct {
+	P   float64
+	Key uint64 // of the random numbers
+}
+
+// Kept returns the factor of the elements that stay.
+func (d Dropout) Kept() float64 { return 1 / (1 - d.P) }
+
+// Threshold returns the bound of the random numbers of dropped elements, which are less.
+func (d Dropout) Threshold() uint64 { return uint64(d.P * (1 << 32)) }
+
+// Random returns the random number of an element below 2^32. It depends only on the key, the token and the column, so
+// that ranks and repeated passes get the same ones. The mixture is that of SplitMix64.
+func (d Dropout) Random(token int32, column int) uint64 {
+	x := d.Key + 0x9e3779b97f4a7c15*(uint64(uint32(token))<<32|uint64(column))
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return (x ^ x>>31) >> 32
+}
+
+// Activation is the function of the gate in an MLP, as config.json of Hugging Face names it.
+type Activation string
+
+// The activations.
+const (
+	SiLU Activation = "silu"              // x * sigmoid(x), arXiv:1702.03118
+	GELU Activation = "gelu_pytorch_tanh" // arXiv:1606.08415, with its approximation by tanh
+)

@@ -15,7 +15,7 @@ import (
 )
 
 func rootCommand() *cobra.Command {
-	o := command.TrainOptions{}
+	o, verify := command.TrainOptions{}, false
 	root := &cobra.Command{
 		Use:   "cprun [flags] train.yaml",
 		Short: "context-parallel transformer training",
@@ -38,6 +38,12 @@ sequence over them, and overlaps the ring's transfers with the attention kernels
 		SilenceUsage:  true,
 		RunE: func(c *cobra.Command, args []string) error {
 			o.Args = os.Args
+			if verify && !o.DryRun {
+				v := command.VerifyOptions{Options: o.Options, Set: o.Set}
+				if err := finish(command.Verify(c.Context(), args[0], v)); err != nil {
+					return err
+				}
+			}
 			return finish(command.Train(c.Context(), args[0], o))
 		},
 	}
@@ -49,12 +55,13 @@ sequence over them, and overlaps the ring's transfers with the attention kernels
 	root.Flags().StringVar(&o.RunDir, "run-dir", "", "`directory` of the run (default runs/<name>-<time>)")
 	root.Flags().StringVar(&o.Resume, "resume", "auto", "auto: the newest checkpoint of the run directory; never; or "+
 		"the `path` of a checkpoint or run, to start a new run directory from")
+	root.Flags().BoolVar(&verify, "verify", false, "first run cprun verify; train if the run is right")
 	root.Flags().BoolVar(&o.DryRun, "dry-run", false, "check the input and print what would run; start nothing")
 	root.Flags().BoolVar(&o.NoSave, "no-checkpoint", false, "write no checkpoint, as for measurements")
 	root.Flags().MarkHidden("no-checkpoint")
 	root.AddCommand(planCommand(), attentionCommand(), benchCommand(), scaleCommand(), exportCommand(), evalCommand(),
-		generateCommand(), tokenizeCommand(), reportCommand(), topCommand(), doctorCommand(), versionCommand(),
-		workerCommand())
+		verifyCommand(), generateCommand(), tokenizeCommand(), reportCommand(), topCommand(), doctorCommand(),
+		versionCommand(), workerCommand())
 	completes(root)
 	return root
 }
@@ -158,6 +165,8 @@ func exportCommand() *cobra.Command {
 	c.Flags().StringVar(&o.To, "to", "", "`directory` to write")
 	c.Flags().StringVar(&o.DType, "dtype", "auto", "fp32, bf16, fp16, or auto (as in model.from, else fp32)")
 	c.Flags().Int64Var(&o.Step, "step", 0, "checkpoint of step `N`; 0: the newest")
+	c.Flags().BoolVar(&o.Merge, "merge", false, "of a run with lora: the model with its adapters added, in place of the "+
+		"adapter")
 	return c
 }
 
@@ -182,6 +191,29 @@ func evalCommand() *cobra.Command {
 	f.StringArrayVar(&o.Set, "set", nil, "override a key of the config: `key.path=value` (repeatable)")
 	f.BoolVar(&o.JSON, "json", false, "print one JSON object")
 	runFlags(f, &o.Options, "print results and failures only")
+	return c
+}
+
+func verifyCommand() *cobra.Command {
+	o := command.VerifyOptions{}
+	c := &cobra.Command{
+		Use:   "verify train.yaml",
+		Short: "compare one rank with several on your own batch; trains nothing",
+		Long: `Runs the first step of a config on one rank and on several, and compares losses and gradients, and both
+batches with the records. Changes single tokens and checks that the logits change only where the masks allow. Exit
+status: 0 right, 1 wrong, 2 nothing could be checked.`,
+		Example: "  cprun verify examples/documents.yaml --nproc 4\n" +
+			"  cprun verify train.yaml --nproc 8 --json verify.json",
+		Args: oneArg("a config"),
+		RunE: func(c *cobra.Command, args []string) error {
+			return finish(command.Verify(c.Context(), args[0], o))
+		},
+	}
+	f := c.Flags()
+	f.StringArrayVar(&o.Set, "set", nil, "override a key of the config: `key.path=value` (repeatable)")
+	f.StringVar(&o.JSON, "json", "", "`file` for the report as JSON")
+	runFlags(f, &o.Options, "print the tables and failures only")
+	f.Lookup("nproc").Usage = "processes to compare one with, `N` or auto (the config's, one per GPU, at least 2)"
 	return c
 }
 

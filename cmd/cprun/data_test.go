@@ -28,17 +28,20 @@ func TestHowMuchDataThereIs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	args := []string{"--set", "data.path=" + filepath.Join(dir, "**", "*.jsonl"), "--set", "data.seq_len=8",
+	args := []string{"--set", "data.path=" + filepath.Join(dir, "**", "*.jsonl"), "--set", "data.seq_len=16",
 		"--set", "train.global_batch_size=4", small(t, 1)}
 	run := filepath.Join(t.TempDir(), "run")
 	_, stderr := must(t, append([]string{"--nproc", "2", "--run-dir", run}, args...)...)
-	// b.jsonl comes first: 9 + 40 tokens, 6 samples of 8 tokens. The targets of tokens 1 and 2 are masked.
-	const line = "data: 2 files, 3 documents, 49 tokens\nsamples: 6 of 8 tokens, 46 targets; an epoch is 2 steps"
+	// A file with a mask makes all records whole. The one with 29 tokens is too long.
+	const line = "data: 2 files, 3 documents, 49 tokens; 1 document dropped\nsamples: 2 of 16 tokens (62.5 % filled), " +
+		"16 targets; an epoch is 1 step\ndocuments by data.seq_len: 16 keeps 66.6 %, 32 100 %"
 	if strings.Count(stderr, line) != 1 || !strings.Contains(stderr, "label, position_ids") {
 		t.Errorf("stderr has not once %q:\n%s", line, stderr)
 	}
-	want := map[string]any{"files": 2.0, "documents": 3.0, "tokens": 49.0, "targets": 46.0, "samples": 6.0,
-		"dropped_documents": 0.0, "steps_per_epoch": 2.0, "ignored_keys": []any{"label", "position_ids"}}
+	want := map[string]any{"files": 2.0, "documents": 3.0, "tokens": 49.0, "targets": 16.0, "samples": 2.0,
+		"sample_tokens": 20.0, "dropped_documents": 1.0, "steps_per_epoch": 1.0, "retention": []any{
+			map[string]any{"seq_len": 16.0, "kept": 2.0 / 3}, map[string]any{"seq_len": 32.0, "kept": 1.0}},
+		"ignored_keys": []any{"label", "position_ids"}}
 	stdout, _ := must(t, append([]string{"plan", "--json", "--nproc", "2"}, args...)...)
 	text, err := os.ReadFile(filepath.Join(run, "plan.json"))
 	if err != nil {
@@ -62,7 +65,7 @@ func TestHowMuchDataThereIs(t *testing.T) {
 	}
 	page := filepath.Join(t.TempDir(), "report.html")
 	must(t, "report", "--out", page, run)
-	if text, err = os.ReadFile(page); err != nil || !strings.Contains(string(text), "targets 46; samples 6") {
+	if text, err = os.ReadFile(page); err != nil || !strings.Contains(string(text), "targets 16; samples 2") {
 		t.Errorf("the report does not say how much data there is (%v)", err)
 	}
 	// Without the files, a plan does not describe the data.
@@ -72,6 +75,43 @@ func TestHowMuchDataThereIs(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &plan); err != nil || string(plan.Data) != "null" {
 		t.Errorf("data that are not there: %s (%v)", plan.Data, err)
 	}
+}
+
+// A run encodes its data once for all ranks; before it, a plan says that nothing is counted. The losses equal a run
+// without the cache.
+func TestDataIsEncodedOnce(t *testing.T) {
+	dir := t.TempDir()
+	file := write(t, dir, "a.jsonl", `{"input_ids":[1,2,3,4,5,6],"loss_mask":[0,0,1,1,1,1]}`+"\n"+
+		`{"input_ids":[7,8,9],"loss_mask":[0,1,1]}`)
+	config := small(t, 2)
+	args := []string{"--nproc", "2", "--set", "data={path: " + file + ", seq_len: 8}", "--set",
+		"data.cache=" + filepath.Join(dir, "cache")}
+	const unknown, counted = "not counted yet", "2 documents, 9 tokens"
+	plan := func(want string) {
+		t.Helper()
+		if stdout, _ := must(t, append([]string{"plan", config}, args...)...); !strings.Contains(
+			strings.Join(strings.Fields(stdout), " "), want) {
+			t.Errorf("the plan does not say %q:\n%s", want, stdout)
+		}
+	}
+	plan(unknown)
+	var losses []string
+	for _, set := range []string{"data.cache=null", "data.shuffle=true", "data.shuffle=true"} {
+		run := filepath.Join(t.TempDir(), "run")
+		_, stderr := must(t, append(append([]string{"--run-dir", run}, args...), "--set", set, config)...)
+		if strings.Contains(stderr, "encoding ") != (len(losses) == 1) || !strings.Contains(stderr, counted) {
+			t.Errorf("%s: stderr\n%s", set, stderr)
+		}
+		text := ""
+		for _, m := range metricsOf(t, run) {
+			text += string(m["loss"]) + " " + string(m["grad_norm"]) + "\n"
+		}
+		losses = append(losses, text)
+	}
+	if losses[0] != losses[1] || losses[1] != losses[2] {
+		t.Errorf("losses without the cache, as it is written, and from it: %q", losses)
+	}
+	plan(counted)
 }
 
 func TestTokenizeNamesKeysThatItDoesNotRead(t *testing.T) {

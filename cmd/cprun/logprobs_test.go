@@ -225,11 +225,11 @@ func TestLogProbs(t *testing.T) {
 		{`"messages" is not in this build`, []string{"--logprobs", messages}},
 		{"remove --data", []string{"--logprobs", path, "--data", path}},
 		{"want a .jsonl", []string{"--logprobs", "a.bin"}},
-		{"the longest record needs 2999", []string{"--logprobs", path, "--set", "data.seq_len=100"}},
+		{"the longest record needs 3000", []string{"--logprobs", path, "--set", "data.seq_len=100"}},
 		{"no records", []string{"--logprobs", empty}},
 		{"needs parallel.data: 1", []string{"--logprobs", path, "--nproc", "2", "--set", "parallel.data=2", "--set",
 			"train.global_batch_size=2"}},
-		{"needs parallel.data: 1 and data.pack_documents", []string{"--logprobs", path, "--set",
+		{"needs data.pack_documents: true", []string{"--logprobs", path, "--set",
 			"data.pack_documents=false"}},
 	} {
 		if code, _, stderr := cprun(t, append([]string{"eval", dir}, c.args...)...); code != 2 ||

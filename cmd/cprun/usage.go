@@ -28,8 +28,6 @@ func knownConfig(c *cobra.Command, arg string) error {
 	switch meant := config.Nearest(arg, names); {
 	case slices.Contains(trainingWords, meant):
 		return usagef("%q is not a command; to train: cprun [flags] train.yaml", arg)
-	case slices.Contains(unbuiltCommands, arg):
-		return usagef("the command %s is not in this build", arg)
 	case meant != "":
 		return usagef("%q is neither a config nor a command; did you mean %s?", arg, meant)
 	}
@@ -38,12 +36,6 @@ func knownConfig(c *cobra.Command, arg string) error {
 
 // trainingWords are names of the training command in other programs.
 var trainingWords = []string{"train", "run", "launch"}
-
-// unbuiltCommands and unbuiltFlags are planned, but not in this build.
-var (
-	unbuiltCommands = []string{"verify"}
-	unbuiltFlags    = []string{"verify", "chat", "logprobs", "merge"}
-)
 
 func commandsOf(c *cobra.Command) (names []string) {
 	for _, sub := range c.Commands() {
@@ -94,9 +86,6 @@ func flagError(c *cobra.Command, err error) error {
 	var names []string
 	c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
 	given := cmp.Or(unknown.GetSpecifiedShortnames(), unknown.GetSpecifiedName())
-	if slices.Contains(unbuiltFlags, given) {
-		return usagef("--%s is not in this build", given)
-	}
 	meant := config.Nearest(given, names)
 	if i := slices.IndexFunc(names, func(n string) bool { return strings.HasPrefix(n, given) }); meant == "" &&
 		i >= 0 && len(given) > 1 {

@@ -16,7 +16,9 @@ const tileRows = 16384
 // kept output.
 //
 //	h   = x + Wo attention(rope(Wq n1), rope(Wk n1), Wv n1),  n1 = norm(x)
-//	out = h + Wdown (silu(Wgate n2) * Wup n2),                n2 = norm(h)
+//	out = h + Wdown (act(Wgate n2) * Wup n2),                 n2 = norm(h)
+//
+// With norms of branches, both summands are normalised first.
 func (m *Model) layerForward(a *tensor.Arena, i int, b Batch, out View, kept activations, again bool) error {
 	defer a.Release(a.Mark())
 	l, s := &m.layers[i], kept
@@ -28,8 +30,13 @@ func (m *Model) layerForward(a *tensor.Arena, i int, b Batch, out View, kept act
 	m.allocTile(a, &s, untilNorm, untilAll)
 	for lo, hi := range m.tiles(s.x) {
 		t := s.tile(lo, hi)
-		m.mlpForward(l, &t)
-		m.ops.Linear(part(out, lo, hi), t.y, l[hf.Down].w, t.h)
+		to := part(out, lo, hi)
+		m.mlpForward(l, &t, to)
+		if t.down.IsZero() {
+			m.project(l, hf.Down, to, t.y, t.h)
+		} else {
+			m.ops.Add(to, t.h)
+		}
 	}
 	return nil
 }
@@ -46,18 +53,29 @@ func (m *Model) attend(a *tensor.Arena, i int, b Batch, s *activations, known bo
 		t := rows.tile(lo, hi)
 		q, k := t.raw()
 		m.ops.RMSNorm(t.n1, t.inv1, t.x, l[hf.InputNorm].w, eps)
-		m.ops.Linear(q, t.n1, l[hf.Query].w, View{})
-		m.ops.Linear(k, t.n1, l[hf.Key].w, View{})
-		m.ops.Linear(t.v, t.n1, l[hf.Value].w, View{})
+		m.project(l, hf.Query, q, t.n1, View{})
+		m.project(l, hf.Key, k, t.n1, View{})
+		m.project(l, hf.Value, t.v, t.n1, View{})
 	}
 	a.Release(mark)
 	q, k := s.raw()
-	m.ops.NormRope(s.q, s.qInv, q, l[hf.QueryNorm].w, b.Cos, b.Sin, eps)
-	m.ops.NormRope(s.k, s.kInv, k, l[hf.KeyNorm].w, b.Cos, b.Sin, eps)
+	cos, sin := m.angles(b, i)
+	m.ops.NormRope(s.q, s.qInv, q, l[hf.QueryNorm].w, cos, sin, eps)
+	m.ops.NormRope(s.k, s.kInv, k, l[hf.KeyNorm].w, cos, sin, eps)
 	if known {
 		return nil
 	}
 	return m.att.Forward(i, s.out, s.q, s.k, s.v)
+}
+
+// angles returns the rotary tables of a layer: zero Views if it does not rotate.
+func (m *Model) angles(b Batch, layer int) (cos, sin View) {
+	if !m.cfg.Rotates(layer) {
+		return View{}, View{}
+	}
+	n := b.IDs.Len(tensor.Batch)
+	lo := n * m.cfg.Rope(layer)
+	return b.Cos.Slice(tensor.Batch, lo, lo+n), b.Sin.Slice(tensor.Batch, lo, lo+n)
 }
 
 // layerBackward replaces d, the gradient of the layer's output, by the gradient of its input, and adds to the gradients
@@ -73,14 +91,22 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 	do := a.Alloc(m.dtype, shape(s.out.O)...)
 	mark, rows := a.Mark(), s
 	m.allocTile(a, &rows, untilNorm, untilAll)
+	var branch View
+	if !all && !rows.down.IsZero() {
+		branch = a.Alloc(m.dtype, shape(rows.down)...)
+	}
 	for lo, hi := range m.tiles(s.x) {
 		t, d := rows.tile(lo, hi), part(d, lo, hi)
 		if !all {
-			m.mlpForward(l, &t)
+			m.mlpForward(l, &t, branch)
 		}
 		m.mlpBackward(l, d, &t)
-		m.ops.LinearDW(l[hf.Output].g, d, t.out.O)
-		m.ops.LinearDX(part(do, lo, hi), d, l[hf.Output].w, false)
+		if !t.proj.IsZero() {
+			m.ops.RMSNormBackward(t.proj, l[hf.AttentionNorm].g, d, t.proj, t.projInv, l[hf.AttentionNorm].w, false)
+			d = t.proj
+		}
+		m.projectDW(l, hf.Output, d, t.out.O)
+		m.projectDX(l, hf.Output, part(do, lo, hi), d, false)
 	}
 	a.Release(mark)
 
@@ -94,8 +120,9 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 	}
 	dq, dk, dv := do, s.k, s.v // no longer needed
 	qRaw, kRaw := s.raw()
-	m.ops.NormRopeBackward(dq, l[hf.QueryNorm].g, g.DQ, qRaw, s.qInv, l[hf.QueryNorm].w, b.Cos, b.Sin)
-	m.ops.NormRopeBackward(dk, l[hf.KeyNorm].g, g.DK, kRaw, s.kInv, l[hf.KeyNorm].w, b.Cos, b.Sin)
+	cos, sin := m.angles(b, i)
+	m.ops.NormRopeBackward(dq, l[hf.QueryNorm].g, g.DQ, qRaw, s.qInv, l[hf.QueryNorm].w, cos, sin)
+	m.ops.NormRopeBackward(dk, l[hf.KeyNorm].g, g.DK, kRaw, s.kInv, l[hf.KeyNorm].w, cos, sin)
 	m.ops.Copy(dv, g.DV)
 	a.Release(mark)
 
@@ -110,43 +137,85 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 	return nil
 }
 
+// project sets y to the projection of x of a role, with its bias, plus add unless that is the zero View.
+func (m *Model) project(l *layer, r hf.Role, y, x, add View) {
+	if bias := l[r.Bias()].w; !bias.IsZero() { // y begins as the bias of every row
+		n := y.Cols()
+		m.ops.Copy(y, tensor.NewView(bias.Memory(), bias.DType(), bias.Offset(), [4]int{1, y.Rows(), 1, n},
+			[4]int64{0, 0, 0, 1}))
+		if !add.IsZero() {
+			m.ops.Add(y, add)
+		}
+		add = y
+	}
+	m.linear(y, x, &l[r], add)
+}
+
+// projectDX sets dx to the gradient of a projection's input, or adds it.
+func (m *Model) projectDX(l *layer, r hf.Role, dx, dy View, accumulate bool) {
+	m.linearDX(dx, dy, &l[r], accumulate)
+}
+
+// projectDW adds to the gradients of a projection's weight and bias.
+func (m *Model) projectDW(l *layer, r hf.Role, dy, x View) {
+	m.linearDW(&l[r], dy, x)
+	if bias := l[r.Bias()].g; !bias.IsZero() {
+		m.ops.SumRows(bias, dy)
+	}
+}
+
 func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {
-	m.ops.LinearDW(l[hf.Query].g, dq, s.n1)
-	m.ops.LinearDW(l[hf.Key].g, dk, s.n1)
-	m.ops.LinearDW(l[hf.Value].g, dv, s.n1)
+	m.projectDW(l, hf.Query, dq, s.n1)
+	m.projectDW(l, hf.Key, dk, s.n1)
+	m.projectDW(l, hf.Value, dv, s.n1)
 	dn1 := s.n1 // no longer needed
-	m.ops.LinearDX(dn1, dq, l[hf.Query].w, false)
-	m.ops.LinearDX(dn1, dk, l[hf.Key].w, true)
-	m.ops.LinearDX(dn1, dv, l[hf.Value].w, true)
+	m.projectDX(l, hf.Query, dn1, dq, false)
+	m.projectDX(l, hf.Key, dn1, dk, true)
+	m.projectDX(l, hf.Value, dn1, dv, true)
 	m.ops.RMSNormBackward(d, l[hf.InputNorm].g, dn1, s.x, s.inv1, l[hf.InputNorm].w, true)
 }
 
-// mlpForward sets y. The product with Wdown is the layer's output, which the backward pass does not need.
+// mlpForward sets y. With a norm of the product with Wdown, it sets branch to that norm.
 //
-//	y = silu(Wgate n2) * Wup n2,  n2 = norm(h),  h = x + Wo o
-func (m *Model) mlpForward(l *layer, s *activations) {
-	m.ops.Linear(s.h, s.out.O, l[hf.Output].w, View{})
+//	y = act(Wgate n2) * Wup n2,  n2 = norm(h),  h = x + Wo o
+func (m *Model) mlpForward(l *layer, s *activations, branch View) {
+	if s.proj.IsZero() {
+		m.project(l, hf.Output, s.h, s.out.O, View{})
+	} else {
+		m.project(l, hf.Output, s.proj, s.out.O, View{})
+		m.ops.RMSNorm(s.h, s.projInv, s.proj, l[hf.AttentionNorm].w, m.cfg.RMSNormEps)
+	}
 	m.ops.AddRMSNorm(s.n2, s.inv2, s.h, s.h, s.x, l[hf.PostNorm].w, m.cfg.RMSNormEps)
-	m.ops.Linear(s.gate, s.n2, l[hf.Gate].w, View{})
-	m.ops.Linear(s.up, s.n2, l[hf.Up].w, View{})
-	m.ops.SwiGLU(s.y, s.gate, s.up)
+	m.project(l, hf.Gate, s.gate, s.n2, View{})
+	m.project(l, hf.Up, s.up, s.n2, View{})
+	m.ops.GLU(s.y, s.gate, s.up, m.act)
+	if !s.down.IsZero() {
+		m.project(l, hf.Down, s.down, s.y, View{})
+		m.ops.RMSNorm(rows(branch).Slice(tensor.Seq, 0, s.down.Rows()), s.downInv, s.down, l[hf.MLPNorm].w,
+			m.cfg.RMSNormEps)
+	}
 }
 
 // mlpBackward replaces d, the gradient of out, by the gradient of h. Since h = x + ..., that is the first part of the
 // gradient of x. Gradients reuse the memory of activations that are no longer needed.
 func (m *Model) mlpBackward(l *layer, d View, s *activations) {
-	m.ops.LinearDW(l[hf.Down].g, d, s.y)
+	ddown := d
+	if !s.down.IsZero() {
+		ddown = s.down
+		m.ops.RMSNormBackward(ddown, l[hf.MLPNorm].g, d, s.down, s.downInv, l[hf.MLPNorm].w, false)
+	}
+	m.projectDW(l, hf.Down, ddown, s.y)
 	dy := s.y
-	m.ops.LinearDX(dy, d, l[hf.Down].w, false)
+	m.projectDX(l, hf.Down, dy, ddown, false)
 
 	dgate, dup := s.gate, s.up
-	m.ops.SwiGLUBackward(dgate, dup, dy, s.gate, s.up)
+	m.ops.GLUBackward(dgate, dup, dy, s.gate, s.up, m.act)
 
-	m.ops.LinearDW(l[hf.Gate].g, dgate, s.n2)
-	m.ops.LinearDW(l[hf.Up].g, dup, s.n2)
+	m.projectDW(l, hf.Gate, dgate, s.n2)
+	m.projectDW(l, hf.Up, dup, s.n2)
 	dn2 := s.n2
-	m.ops.LinearDX(dn2, dgate, l[hf.Gate].w, false)
-	m.ops.LinearDX(dn2, dup, l[hf.Up].w, true)
+	m.projectDX(l, hf.Gate, dn2, dgate, false)
+	m.projectDX(l, hf.Up, dn2, dup, true)
 	m.ops.RMSNormBackward(d, l[hf.PostNorm].g, dn2, s.h, s.inv2, l[hf.PostNorm].w, true)
 }
 
@@ -173,31 +242,41 @@ type activations struct {
 	inv1, n1    View // [B, S, 1, 1] and [B, S, 1, E], the norm of x
 	h           View // [B, S, 1, E], x plus attention
 	inv2, n2    View // its norm
-	gate, up, y View // [B, S, 1, F]; y = silu(gate) * up
+	gate, up, y View // [B, S, 1, F]; y = act(gate) * up
+
+	// With norms of branches, their inputs and scales; else zero.
+	proj, down       View // [B, S, 1, E]
+	projInv, downInv View // [B, S, 1, 1]
 }
 
 // The ends of groups of views: kept by SaveInput and by SaveOutput, of attention, of the norm of x, and of the MLP.
-const untilInput, untilOutput, untilAttention, untilNorm, untilAll = 1, 3, 10, 12, 18
+const untilInput, untilOutput, untilAttention, untilNorm, untilAll = 1, 3, 10, 12, 22
 
 // views lists the views in the order of their groups.
 func (s *activations) views() [untilAll]*View {
 	return [...]*View{&s.x, &s.out.O, &s.out.LSE, &s.q, &s.k, &s.v, &s.qRaw, &s.kRaw, &s.qInv, &s.kInv,
-		&s.inv1, &s.n1, &s.h, &s.inv2, &s.n2, &s.gate, &s.up, &s.y}
+		&s.inv1, &s.n1, &s.h, &s.inv2, &s.n2, &s.gate, &s.up, &s.y,
+		&s.proj, &s.down, &s.projInv, &s.downInv}
 }
 
 // alloc allocates the missing views from the end of one group to the end of another.
 func (m *Model) alloc(a *tensor.Arena, s *activations, lo, hi, batch, seq int) {
 	c, t, f := m.cfg, m.dtype, m.accum
-	H, K, D, E, F, raw := c.NumAttentionHeads, c.NumKeyValueHeads, c.HeadDim, c.HiddenSize, c.IntermediateSize, 0
+	H, K, D, E, F := c.NumAttentionHeads, c.NumKeyValueHeads, c.HeadDim, c.HiddenSize, c.IntermediateSize
+	raw, branch := 0, 0
 	if c.Family().HasHeadNorms() {
 		raw = 1
+	}
+	if c.Family().HasBranchNorms() {
+		branch = 1
 	}
 	shapes := [untilAll]struct {
 		t          tensor.DType
 		heads, dim int
 	}{{t, 1, E}, {t, H, D}, {f, H, 1}, {t, H, D}, {t, K, D}, {t, K, D},
 		{t, raw * H, D}, {t, raw * K, D}, {f, raw * H, 1}, {f, raw * K, 1},
-		{f, 1, 1}, {t, 1, E}, {t, 1, E}, {f, 1, 1}, {t, 1, E}, {t, 1, F}, {t, 1, F}, {t, 1, F}}
+		{f, 1, 1}, {t, 1, E}, {t, 1, E}, {f, 1, 1}, {t, 1, E}, {t, 1, F}, {t, 1, F}, {t, 1, F},
+		{t, branch, E}, {t, branch, E}, {f, branch, 1}, {f, branch, 1}}
 	views := s.views()
 	for i := lo; i < hi; i++ {
 		if v, x := views[i], shapes[i]; v.IsZero() && x.heads > 0 {
@@ -241,7 +320,7 @@ func part(v View, lo, hi int) View { return rows(v).Slice(tensor.Seq, lo, hi) }
 func (m *Model) tiles(x View) iter.Seq2[int, int] {
 	return func(yield func(int, int) bool) {
 		for lo, n := 0, x.Rows(); lo < n; lo += m.opt.tile {
-			if !yield(lo, min(lo+m.opt.tile, n)) || m.dryRun {
+			if m.row = lo; !yield(lo, min(lo+m.opt.tile, n)) || m.dryRun {
 				return // the others of a plan are no larger
 			}
 		}

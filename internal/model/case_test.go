@@ -3,6 +3,7 @@ package model
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/cprun/cprun/internal/model/hf"
@@ -23,7 +24,7 @@ type testCase struct {
 // newCase returns a model that computes in the type of its weights, with a batch of sequences. Each document starts
 // with position 0.
 func newCase(cfg *hf.Config, weights View, batch int, ids, targets []int32, docs []int) *testCase {
-	c := &testCase{cfg: cfg, ops: refOps{}, att: refAttention{docs: docs, window: cfg.Window}, arenaSize: 1 << 20}
+	c := &testCase{cfg: cfg, ops: refOps{}, att: refAttention{docs: docs, cfg: cfg}, arenaSize: 1 << 20}
 	c.params = Params{Weights: weights, Compute: weights, Grads: tensor.New(weights.DType(), weights.Size())}
 	seq := len(ids) / batch
 	positions := make([]int, len(ids))
@@ -39,10 +40,10 @@ func newCase(cfg *hf.Config, weights View, batch int, ids, targets []int32, docs
 	c.batch = Batch{
 		IDs:     tensor.FromSlice(ids, batch, seq, 1, 1),
 		Targets: tensor.FromSlice(targets, batch, seq, 1, 1),
-		Cos:     tensor.New(weights.DType(), batch, seq, 1, cfg.HeadDim/2),
-		Sin:     tensor.New(weights.DType(), batch, seq, 1, cfg.HeadDim/2),
+		Cos:     tensor.New(weights.DType(), cfg.Ropes()*batch, seq, 1, cfg.RotaryDim()/2),
+		Sin:     tensor.New(weights.DType(), cfg.Ropes()*batch, seq, 1, cfg.RotaryDim()/2),
 	}
-	NewRope(cfg).Fill(c.batch.Cos, c.batch.Sin, positions)
+	NewRope(cfg).Fill(c.batch.Cos, c.batch.Sin, positions, slices.Repeat([]int{seq}, len(positions)))
 	return c
 }
 
@@ -103,6 +104,18 @@ var tinyModels = map[string]*hf.Config{
 		RopeScaling:   &hf.RopeScaling{Type: "yarn", Factor: 4, OriginalMax: 32},
 		SlidingWindow: 3, LayerTypes: []string{"sliding_attention", "full_attention", "sliding_attention"},
 	},
+	"gemma2": {
+		Architecture: "gemma2", VocabSize: 13, HiddenSize: 10, IntermediateSize: 14, NumHiddenLayers: 2,
+		NumAttentionHeads: 4, NumKeyValueHeads: 2, HeadDim: 6, RopeTheta: 100, RMSNormEps: 1e-5, TieWordEmbeddings: true,
+		QueryPreAttnScalar: 7, AttnLogitSoftcapping: 2, FinalLogitSoftcapping: 5,
+		SlidingWindow: 3, LayerTypes: []string{"sliding_attention", "full_attention"},
+	},
+	"gemma3": {
+		Architecture: "gemma3_text", VocabSize: 11, HiddenSize: 8, IntermediateSize: 12, NumHiddenLayers: 2,
+		NumAttentionHeads: 3, NumKeyValueHeads: 1, HeadDim: 4, RopeTheta: 50, RMSNormEps: 1e-6,
+		RopeScaling: &hf.RopeScaling{Type: "linear", Factor: 2}, RopeLocalBaseFreq: 10,
+		SlidingWindow: 3, LayerTypes: []string{"sliding_attention", "full_attention"},
+	},
 }
 
 // tinyCase returns one of tinyModels with random weights and two sequences, each of two documents, with some tokens
@@ -122,7 +135,10 @@ func tinyCaseOf(cfg *hf.Config, dtype tensor.DType) *testCase {
 
 // randomWeights returns weights that are large enough to make attention far from uniform.
 func randomWeights(cfg *hf.Config, dtype tensor.DType, r *rand.Rand) View {
-	params := Layout(cfg)
+	return randomFlat(Layout(cfg), dtype, r)
+}
+
+func randomFlat(params []Param, dtype tensor.DType, r *rand.Rand) View {
 	flat := tensor.New(dtype, int(FlatSize(params)))
 	for _, p := range params {
 		xs := make([]float64, p.Size())

@@ -3,11 +3,11 @@ package model
 import (
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"testing"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
@@ -17,12 +17,12 @@ import (
 type cpuAttention struct {
 	kernel *cpu.Kernels
 	docs   []int // lengths
-	window func(int) int
+	cfg    *hf.Config
 }
 
 func (c cpuAttention) tiles(layer int) (tiles []partition.Tile) {
 	band := partition.Band{Lo: -partition.Unbounded}
-	if w := c.window(layer); w >= 0 {
+	if w := c.cfg.Window(layer); w >= 0 {
 		band.Lo = -w
 	}
 	lo := 0
@@ -34,12 +34,8 @@ func (c cpuAttention) tiles(layer int) (tiles []partition.Tile) {
 	return tiles
 }
 
-func softmax(q View) attention.Softmax {
-	return attention.Softmax{Scale: 1 / math.Sqrt(float64(q.Len(tensor.Dim)))}
-}
-
 func (c cpuAttention) Forward(layer int, out attention.Partial, q, k, v View) error {
-	pass, err := c.kernel.Forward(out.O, out, q, softmax(q))
+	pass, err := c.kernel.Forward(out.O, out, q, Softmax(c.cfg))
 	if err != nil {
 		return err
 	}
@@ -56,7 +52,7 @@ func (c cpuAttention) block(layer int, k, v View) attention.Block {
 func (c cpuAttention) Backward(layer int, g attention.Grads, do, q, k, v View, out attention.Partial) error {
 	s := out.LSE.Shape()
 	saved := attention.Saved{O: out.O, LSE: out.LSE, Delta: tensor.New(out.LSE.DType(), s[:]...)}
-	pass, err := c.kernel.Backward(g.DQ, do, q, saved, softmax(q))
+	pass, err := c.kernel.Backward(g.DQ, do, q, saved, Softmax(c.cfg))
 	if err != nil {
 		return err
 	}
@@ -108,7 +104,7 @@ func (c *testCase) trainOnCPU(t *testing.T) (loss float64, grads []float64, peak
 	m := &mover{run: func(f func()) { stream.Do("move", func() error { f(); return nil }) }}
 	c.opt.Hooks = m.hooks()
 	cpu := cpu.New(stream)
-	att := cpuAttention{kernel: cpu, docs: []int{4, 3}, window: c.cfg.Window}
+	att := cpuAttention{kernel: cpu, docs: []int{4, 3}, cfg: c.cfg}
 	a, sum := c.arena(), tensor.New(tensor.F64, 1)
 	if err := New(c.cfg, cpu, att, c.params, c.opt).ForwardBackward(a, c.batch, sum, 0.5); err != nil {
 		t.Fatal(err)

@@ -7,16 +7,20 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/tensor"
 )
 
-// A fixture is a directory written by scripts/oracle/parity.py.
+// fixtures lists the directories with models of transformers, from testdata/parity.
+var fixtures = []string{"tiny-llama", "tiny-llama-tied-clip", "tiny-llama3-gqa", "tiny-qwen3-yarn",
+	"../families/gemma2", "../families/gemma3", "../families/llama-bias", "../families/mistral", "../families/phi3",
+	"../families/qwen2", "../families/smollm3"}
+
+// A fixture is a directory written by scripts/oracle/parity.py or families.py.
 type fixture struct {
 	cfg    *hf.Config
 	tokens []int
-	file   *safetensors.File
+	file   *hf.Weights
 	expect struct {
 		Seq      int
 		Loss     []float64
@@ -57,7 +61,7 @@ func loadFixture(t *testing.T, name string) *fixture {
 	for b := bin[1024:]; len(b) > 0; b = b[2:] {
 		f.tokens = append(f.tokens, int(binary.LittleEndian.Uint16(b)))
 	}
-	f.file, err = safetensors.Open(filepath.Join(dir, "model.safetensors"))
+	f.file, err = hf.OpenWeights(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,11 +75,14 @@ func (f *fixture) weights(t *testing.T, dtype tensor.DType) View {
 	params := Layout(f.cfg)
 	flat := tensor.New(dtype, int(FlatSize(params)))
 	for _, p := range params {
-		xs := make([]float64, p.Size())
-		if err := f.file.ReadFloat64(p.Name, xs, 0); err != nil {
+		xs, wide := make([]float32, p.Size()), make([]float64, p.Size())
+		if err := f.file.Read(p.Tensor, xs, 0); err != nil {
 			t.Fatal(err)
 		}
-		put(p.View(flat), xs)
+		for i, x := range xs {
+			wide[i] = float64(x)
+		}
+		put(p.View(flat), wide)
 	}
 	return flat
 }

@@ -10,10 +10,14 @@ import "github.com/cprun/cprun/tensor"
 func (m *Model) lossForward(a *tensor.Arena, b Batch, loss, x View) {
 	m.chunks(a, b, x, func(c chunk) {
 		m.logits(c)
+		if b.Rows != nil {
+			b.Rows(c.lo, c.logits)
+			return
+		}
 		for i := c.lo; i < c.hi && b.Each; i++ {
 			at := i - c.lo
 			m.ops.CrossEntropy(loss.Slice(tensor.Dim, i, i+1), c.logits.Slice(tensor.Seq, at, at+1),
-				c.targets.Slice(tensor.Seq, at, at+1), 1, false)
+				c.targets.Slice(tensor.Seq, at, at+1), 1, m.softcap, false)
 		}
 		if b.Each {
 			return
@@ -22,7 +26,7 @@ func (m *Model) lossForward(a *tensor.Arena, b Batch, loss, x View) {
 		if len(b.Parts) > 0 {
 			sum = loss.Slice(tensor.Dim, c.sum, c.sum+1)
 		}
-		m.ops.CrossEntropy(sum, c.logits, c.targets, 1, false)
+		m.ops.CrossEntropy(sum, c.logits, c.targets, 1, m.softcap, false)
 	})
 }
 
@@ -32,9 +36,9 @@ func (m *Model) lossBackward(a *tensor.Arena, b Batch, loss, d, x View, scale fl
 	d = rows(d)
 	m.chunks(a, b, x, func(c chunk) {
 		m.logits(c)
-		m.ops.CrossEntropy(loss, c.logits, c.targets, scale, true)
+		m.ops.CrossEntropy(loss, c.logits, c.targets, scale, m.softcap, true)
 		dlogits := c.logits
-		m.ops.LinearDW(m.head.g, dlogits, c.n)
+		m.linearDW(&m.head, dlogits, c.n)
 		dn := c.n // no longer needed
 		m.ops.LinearDX(dn, dlogits, m.head.w, false)
 		m.ops.RMSNormBackward(d.Slice(tensor.Seq, c.lo, c.hi), m.norm.g, dn, c.x, c.inv, m.norm.w, false)
@@ -51,10 +55,13 @@ type chunk struct {
 	logits  View // [1, T, 1, V]
 }
 
-// logits sets n = norm(x), logits = Whead n.
+// logits sets n = norm(x), logits = Whead n, within the soft cap.
 func (m *Model) logits(c chunk) {
 	m.ops.RMSNorm(c.n, c.inv, c.x, m.norm.w, m.cfg.RMSNormEps)
 	m.ops.Linear(c.logits, c.n, m.head.w, View{})
+	if m.softcap > 0 {
+		m.ops.SoftCap(c.logits, m.softcap)
+	}
 }
 
 // chunks calls f for each chunk, all in the same memory; never without tokens. A chunk lies in one part.

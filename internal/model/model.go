@@ -4,10 +4,14 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"slices"
 
+	"github.com/cprun/cprun/internal/base/half"
 	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -67,13 +71,21 @@ const DefaultLossChunk = 1024
 type Batch struct {
 	IDs     View // int32 [batch, seq, 1, 1]
 	Targets View // int32 [batch, seq, 1, 1]; negative: no target
-	Cos     View // float32 [batch, seq, 1, headDim/2]; see Rope.Fill
+	Cos     View // float32 [ropes * batch, seq, 1, headDim/2], one rotary table after the other; see Rope.Fill
 	Sin     View // likewise
 
 	// Parts, if given, divide the rows of the batch. Forward then sums the losses of each part separately.
 	Parts []Part
 	// Each makes Forward add the loss of row i to element i of the vector of sums, in place of Parts.
 	Each bool
+	// Rows, if set, makes Forward queue a call with the logits of each chunk, [1, T, 1, V], and its first row, in place of
+	// losses. The logits are valid until Rows returns.
+	Rows func(lo int, logits View)
+
+	// Tokens numbers the tokens of all ranks in a step, int32 [batch, seq, 1, 1], and Key seeds the random numbers of the
+	// step, for the dropout of adapters. The zero View drops nothing.
+	Tokens View
+	Key    uint64
 }
 
 // Part is the rows of a batch from the previous part's Hi to Hi. Their losses are added to element Sum of the vector of
@@ -92,7 +104,18 @@ type Model struct {
 	dtype tensor.DType // of activations
 	accum tensor.DType // of accumulated values: float32, or float64 for float64 activations
 
+	act     kernels.Activation
+	softcap float64   // of logits; 0: none
+	embedBy float64   // factor of the embedding, rounded to dtype; 0: none
+	shifts  []shifted // of trained and frozen vectors, if norms multiply by 1 + weight
+
 	dryRun bool // Plan measures the memory of a pass without computing it
+
+	// These are of the pass in progress, for adapters.
+	arena  *tensor.Arena
+	key    uint64 // of Batch
+	tokens View   // of Batch, as one sequence; zero: nothing is dropped
+	row    int    // the first token of the tile
 
 	flat   *FlatLayout
 	embed  weight // [V, E]
@@ -101,8 +124,11 @@ type Model struct {
 	head   weight // [V, E]; embed if tied
 }
 
-// A weight is a parameter in a pass: its values, and the gradient to add to.
-type weight struct{ w, g View }
+// A weight is a parameter in a pass: its values, and the gradient to add to, which is zero for a frozen matrix.
+type weight struct {
+	w, g View
+	lora *adapter // of a matrix; nil: none
+}
 
 type layer [hf.Roles]weight
 
@@ -136,22 +162,98 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 	}
 	m.flat = params.Layout
 	m.layers = make([]layer, cfg.NumHiddenLayers)
-	for i, p := range m.flat.Params {
-		switch w := params.weight(i, p); p.Role {
-		case hf.Embedding:
-			m.embed = w
-		case hf.Norm:
-			m.norm = w
-		case hf.Head:
-			m.head = w
-		default:
-			m.layers[p.Layer][p.Role] = w
+	adapters := map[string]*adapter{}
+	for ps := &params; ps != nil; ps = ps.Frozen {
+		for i, p := range ps.Layout.Params {
+			m.take(p, ps.weight(i, p), adapters)
 		}
 	}
+	m.adapt(adapters)
 	if cfg.TieWordEmbeddings {
 		m.head = m.embed
 	}
+	m.choose(cfg, params)
 	return m
+}
+
+// at returns the place of a parameter.
+func (m *Model) at(p Param) *weight {
+	switch p.Role {
+	case hf.Embedding:
+		return &m.embed
+	case hf.Norm:
+		return &m.norm
+	case hf.Head:
+		return &m.head
+	}
+	return &m.layers[p.Layer][p.Role]
+}
+
+// take puts a parameter in its place, or among the adapters by the name of their matrix.
+func (m *Model) take(p Param, w weight, adapters map[string]*adapter) {
+	matrix, isB, adapts := hf.Adapted(p.Name)
+	if !adapts {
+		*m.at(p) = w
+		return
+	}
+	l := adapters[matrix]
+	if l == nil {
+		l = &adapter{name: nameHash(matrix), rate: m.cfg.Tuning.LoRA.Dropout, size: m.cfg.Tuning.LoRA.Scale()}
+		adapters[matrix] = l
+	}
+	if isB {
+		l.b = w
+	} else {
+		l.a = w
+	}
+}
+
+// choose sets the family's choices.
+func (m *Model) choose(cfg *hf.Config, params Params) {
+	f := cfg.Family()
+	m.act, m.softcap = cmp.Or(f.Activation, kernels.SiLU), cfg.FinalLogitSoftcapping
+	if f.ScaledEmbedding {
+		m.embedBy = rounded(math.Sqrt(float64(cfg.HiddenSize)), m.dtype)
+	}
+	for ps := &params; ps != nil && f.ZeroCentred; ps = ps.Frozen {
+		if v := ps.vectors(); v.Size() > 0 {
+			m.shifts = append(m.shifts, shifted{flat: ps.Layout, from: v})
+		}
+	}
+}
+
+// rounded returns x rounded to a type of activations.
+func rounded(x float64, t tensor.DType) float64 {
+	switch t {
+	case tensor.BF16:
+		return float64(half.FromBF16(half.ToBF16(float32(x))))
+	case tensor.F16:
+		return float64(half.FromF16(half.ToF16(float32(x))))
+	case tensor.F32:
+		return float64(float32(x))
+	}
+	return x
+}
+
+// shifted has the vectors of a layout, and 1 + these in a pass.
+type shifted struct {
+	flat     *FlatLayout
+	from, to View
+}
+
+// shift allocates 1 + vectors and makes the norms read them.
+func (m *Model) shift(a *tensor.Arena) {
+	for k := range m.shifts {
+		s := &m.shifts[k]
+		s.to = a.Alloc(s.from.DType(), 1, 1, 1, s.from.Size())
+		vectors := s.flat.Vectors()
+		for i, p := range s.flat.Params {
+			if s.flat.Of(i) == vectors && p.Role < hf.QueryBias {
+				p.Offset -= s.flat.Buckets[vectors].Lo
+				m.at(p).w = p.View(s.to)
+			}
+		}
+	}
 }
 
 // Forward adds the sum of -log p(target) over the batch's targets to loss, a float64 scalar; with Parts, to the
@@ -186,6 +288,8 @@ func (m *Model) Logits(a *tensor.Arena, b Batch, logits View) error {
 
 // output returns the last layer's output, [B, S, 1, E], of a pass without gradients.
 func (m *Model) output(a *tensor.Arena, b Batch) (View, error) {
+	m.shift(a)
+	m.begin(a, b, false)
 	x := [2]View{m.hidden(a, b), m.hidden(a, b)}
 	layers := make([]activations, len(m.layers)+1)
 	for i := range layers {
@@ -201,8 +305,14 @@ func (m *Model) layersForward(a *tensor.Arena, b Batch, layers []activations, ne
 		return err
 	}
 	m.ops.Embed(layers[0].x, m.embed.w, b.IDs)
+	if m.embedBy > 0 {
+		m.ops.Affine(layers[0].x, layers[0].x, m.embedBy, 0)
+	}
 	if err := m.use(m.flat.Vectors(), Layer(0)); err != nil { // for all layers
 		return err
+	}
+	for _, s := range m.shifts {
+		m.ops.Affine(s.to, s.from, 1, 1)
 	}
 	for i := range m.layers {
 		above := Layer(i + 1)
@@ -244,6 +354,8 @@ func (m *Model) headBucket() int {
 // of scale times that sum to the gradients of the parameters. It restores the arena.
 func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float64) error {
 	defer a.Release(a.Mark())
+	m.shift(a)
+	m.begin(a, b, true)
 	// The gradient d between layers is updated in place. It is below the layers in the arena, which are released one by
 	// one.
 	d, layers, visits := m.hidden(a, b), m.place(a, b), m.visits()
@@ -275,6 +387,12 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 		if err := call(h.Begin, Embedding); err != nil {
 			return err
 		}
+	}
+	if m.embed.g.IsZero() {
+		return call(h.Done, Embedding)
+	}
+	if m.embedBy > 0 {
+		m.ops.Affine(d, d, m.embedBy, 0)
 	}
 	m.ops.EmbedBackward(m.embed.g, d, b.IDs)
 	return call(h.Done, Embedding)
@@ -351,7 +469,7 @@ func (m *Model) hidden(a *tensor.Arena, b Batch) View {
 // FLOPs returns the model FLOPs of a forward and a backward pass over one sequence of documents with the given lengths.
 // It leaves out recomputed activations and the embedding lookup:
 //
-//	6 * weights of all matrix products, lm_head among them, for each token, and
+//	6 * weights of all matrix products, lm_head among them, for each token, of frozen ones 4, and
 //	12 * heads * headDim for each visible (query, key) pair of each layer: two products
 //	forward, four backward.
 //
@@ -361,7 +479,8 @@ func FLOPs(cfg *hf.Config, docs []int) float64 {
 	for _, n := range docs {
 		tokens += n
 	}
-	flops := 6 * float64(matmulWeights(cfg)) * float64(tokens)
+	trained, frozen := matmulWeights(cfg)
+	flops := (6*float64(trained) + 4*float64(frozen)) * float64(tokens)
 	for layer := range cfg.NumHiddenLayers {
 		pairs := VisiblePairs(docs, cfg.Window(layer))
 		flops += 12 * float64(cfg.NumAttentionHeads) * float64(cfg.HeadDim) * pairs
@@ -371,14 +490,20 @@ func FLOPs(cfg *hf.Config, docs []int) float64 {
 
 // matmulWeights returns the elements of the matrices in products with a token. A tied embedding counts as lm_head; a
 // separate one is only looked up.
-func matmulWeights(cfg *hf.Config) int64 {
-	n, flat := int64(0), NewLayout(cfg, 1)
-	for i, p := range flat.Params {
-		if len(p.Shape) == 2 && (flat.Of(i) != Embedding || cfg.TieWordEmbeddings) {
-			n += int64(p.Size())
+func matmulWeights(cfg *hf.Config) (trained, frozen int64) {
+	count := func(flat *FlatLayout) (n int64) {
+		for i, p := range flat.Params {
+			if len(p.Shape) == 2 && (flat.Of(i) != Embedding || cfg.TieWordEmbeddings) {
+				n += int64(p.Size())
+			}
 		}
+		return n
 	}
-	return n
+	flat := NewLayout(cfg, 1)
+	if trained = count(flat); flat.Frozen != nil {
+		frozen = count(flat.Frozen)
+	}
+	return trained, frozen
 }
 
 // VisiblePairs counts the (query, key) pairs of causal attention inside documents. A query sees itself and window keys
@@ -401,101 +526,6 @@ func triangle(n int) float64 {
 	}
 	return float64(n) * float64((n+1)/2)
 }
-
-// Bucket is the elements [Lo, Hi) of the flat buffers: parameters used at the same time of a pass, and gathered and
-// reduced in one piece. Bucket 0 is the embedding, 1 to L are the matrices of the layers, L+1 is the head (empty if
-// tied), and L+2 is all vectors, the only parameters without weight decay.
-type Bucket struct{ Lo, Hi int64 }
-
-// Size returns the elements of the bucket.
-func (b Bucket) Size() int64 { return b.Hi - b.Lo }
-
-// FlatLayout maps every parameter to its place in the flat buffers.
-type FlatLayout struct {
-	Params  []Param
-	Buckets []Bucket
-	owner   []int // the bucket of each parameter
-	unit    int64 // divides the sizes of buckets
-}
-
-// NewLayout returns the layout for a number of ranks. Every bucket divides into that many equal parts, each a multiple
-// of Align.
-func NewLayout(cfg *hf.Config, ranks int) *FlatLayout {
-	l := &FlatLayout{unit: Align * int64(max(ranks, 1))}
-	std := cfg.InitializerRange
-	if std == 0 {
-		std = 0.02
-	}
-	for _, t := range cfg.Tensors() {
-		for bucket := bucketOf(t, cfg.NumHiddenLayers); len(l.Buckets) < bucket; {
-			l.close()
-		}
-		p := Param{Tensor: t}
-		if p.Decay = len(t.Shape) == 2; p.Decay {
-			p.Std = std
-		}
-		l.add(p)
-	}
-	l.close()
-	return l
-}
-
-// bucketOf returns the bucket of a tensor.
-func bucketOf(t hf.Tensor, layers int) int {
-	switch {
-	case len(t.Shape) == 1:
-		return layers + 2
-	case t.Role == hf.Head:
-		return layers + 1
-	}
-	return t.Layer + 1 // 0 for the embedding
-}
-
-func (l *FlatLayout) add(p Param) {
-	p.Offset = l.Size()
-	if n := len(l.Params); n > 0 && l.owner[n-1] == len(l.Buckets) {
-		last := l.Params[n-1]
-		p.Offset = roundUp(last.Offset+int64(last.Size()), Align)
-	}
-	l.Params = append(l.Params, p)
-	l.owner = append(l.owner, len(l.Buckets))
-}
-
-// close ends a bucket.
-func (l *FlatLayout) close() {
-	b := Bucket{Lo: l.Size(), Hi: l.Size()}
-	if n := len(l.Params); l.owner[n-1] == len(l.Buckets) {
-		last := l.Params[n-1]
-		b.Hi = b.Lo + roundUp(last.Offset+int64(last.Size())-b.Lo, l.unit)
-	}
-	l.Buckets = append(l.Buckets, b)
-}
-
-// Size returns the elements of a flat buffer.
-func (l *FlatLayout) Size() int64 {
-	if len(l.Buckets) == 0 {
-		return 0
-	}
-	return l.Buckets[len(l.Buckets)-1].Hi
-}
-
-// Of returns the bucket of the i-th parameter.
-func (l *FlatLayout) Of(i int) int { return l.owner[i] }
-
-// Head returns the number of the head's bucket.
-func (l *FlatLayout) Head() int { return len(l.Buckets) - 2 }
-
-// Vectors returns the number of the bucket of all vectors.
-func (l *FlatLayout) Vectors() int { return len(l.Buckets) - 1 }
-
-// Embedding is the number of the embedding's bucket.
-const Embedding = 0
-
-// NoBucket follows the last bucket of a pass.
-const NoBucket = -1
-
-// Layer returns the number of a layer's bucket.
-func Layer(i int) int { return i + 1 }
 
 // Hooks report the progress of passes through the buckets, so that weights can arrive and gradients leave during a
 // pass. They queue work without waiting; nil ones are not called.

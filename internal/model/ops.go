@@ -2,6 +2,8 @@ package model
 
 import (
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -26,13 +28,15 @@ type Ops interface {
 
 // Products are the matrix products.
 type Products interface {
-	// Linear sets y [rows, out] to x [rows, in] times w transposed, plus add, of the shape of y. With the zero View as
-	// add it adds nothing.
+	// Linear sets y [rows, out] to x [rows, in] times w transposed, plus add, of the shape of y, which may be y. With the
+	// zero View as add it adds nothing.
 	Linear(y, x, w, add View)
 	// LinearDX sets dx [rows, in] to dy [rows, out] times w, or adds it.
 	LinearDX(dx, dy, w View, accumulate bool)
 	// LinearDW adds dy transposed times x to dw [out, in].
 	LinearDW(dw, dy, x View)
+	// SumRows adds the sum of the rows of x to sum, [1, 1, 1, n] of the type of parameters: the gradient of a bias.
+	SumRows(sum, x View)
 }
 
 // Norms are RMSNorms, of rows and of heads, and the rotation after head norms.
@@ -42,12 +46,13 @@ type Norms interface {
 	RMSNorm(y, inv, x, w View, eps float64)
 	// AddRMSNorm sets sum = a + b and y = RMSNorm(sum). sum may be a.
 	AddRMSNorm(y, inv, sum, a, b, w View, eps float64)
-	// RMSNormBackward sets dx to the gradient of x, or adds it, and adds the gradient of w to dw.
+	// RMSNormBackward sets dx to the gradient of x, or adds it, and adds the gradient of w to dw. dx may be x.
 	RMSNormBackward(dx, dw, dy, x, inv, w View, accumulate bool)
 
 	// NormRope sets y [batch, seq, heads, dim] to the rotation of RMSNorm(x), in Hugging Face's form: (x1*cos - x2*sin,
-	// x2*cos + x1*sin) of the halves. cos, sin: float32 [batch, seq, 1, dim/2]; inv: float32 [batch, seq, heads, 1], as
-	// in RMSNorm. With the zero View as w there is no norm and inv is unused; then y may be x.
+	// x2*cos + x1*sin) of the halves. cos, sin: float32 [batch, seq, 1, pairs]; inv: float32 [batch, seq, heads, 1], as
+	// in RMSNorm. The halves are of the first 2*pairs elements of a head, and the others stay. With zero Views as cos and
+	// sin nothing rotates. With the zero View as w there is no norm and inv is unused; then y may be x.
 	NormRope(y, inv, x, w, cos, sin View, eps float64)
 	// NormRopeBackward sets dx, of the type of x, to its gradient given dy, of that type or float32, and adds the
 	// gradient of w to dw. dx may be dy, if they agree in type. With the zero View as w, inv, x and dw are unused.
@@ -63,22 +68,34 @@ type Tokens interface {
 
 	// CrossEntropy adds to loss, a float64 scalar, the sum of -log softmax(logits)[target]
 	// over rows with target >= 0. With grad, logits becomes scale times the gradient of that
-	// sum; rows without target become 0. targets: int32 [batch, seq, 1, 1].
-	CrossEntropy(loss, logits, targets View, scale float64, grad bool)
+	// sum; rows without target become 0. targets: int32 [batch, seq, 1, 1]. If softcap is not 0,
+	// logits are results of SoftCap, and the gradient is that of its arguments.
+	CrossEntropy(loss, logits, targets View, scale, softcap float64, grad bool)
 }
 
 // Elementwise are the operations without rows.
 type Elementwise interface {
-	// SwiGLU sets y = silu(gate) * up.
-	SwiGLU(y, gate, up View)
-	// SwiGLUBackward sets dgate and dup; they may be gate and up.
-	SwiGLUBackward(dgate, dup, dy, gate, up View)
+	// GLU sets y = act(gate) * up.
+	GLU(y, gate, up View, act kernels.Activation)
+	// GLUBackward sets dgate and dup; they may be gate and up.
+	GLUBackward(dgate, dup, dy, gate, up View, act kernels.Activation)
+	// Affine sets y = x * scale + shift, of one type. y may be x.
+	Affine(y, x View, scale, shift float64)
+	// SoftCap replaces x by limit * tanh(x / limit).
+	SoftCap(x View, limit float64)
+	// Dropout sets y to d of x; y may be x. tokens: int32 [batch, seq, 1, 1], the numbers of the rows for d.Random.
+	Dropout(y, x, tokens View, d kernels.Dropout)
 	// Add adds src to dst, of one shape: of the same type, or 16 bits to float32.
 	Add(dst, src View)
 	// Zero sets views of any type to 0.
 	Zero(vs ...View)
 	// Copy copies src to dst, converting between float types.
 	Copy(dst, src View)
+}
+
+// Softmax returns the parameters of a model's attention.
+func Softmax(cfg *hf.Config) attention.Softmax {
+	return attention.Softmax{Scale: cfg.SoftmaxScale(), Softcap: cfg.AttnLogitSoftcapping}
 }
 
 // Attention is one layer's attention over all ranks that share the sequence. The views hold this rank's positions; o,

@@ -1,7 +1,8 @@
 package model
 
 import (
-	"hash/fnv"
+	"cmp"
+	"math"
 	"math/rand/v2"
 
 	"github.com/cprun/cprun/internal/model/hf"
@@ -15,16 +16,35 @@ type Param struct {
 	Offset int64 // in the flat buffer, in elements; a multiple of Align
 	Decay  bool  // weight decay applies: to matrices and embeddings
 
-	// Std is the standard deviation of the first values; 0 for a norm, which starts as 1.
-	Std float64
+	// Std is the standard deviation of the first values, and Mean their mean: 1 for a norm, or 0 if it adds 1, and 0 for a
+	// bias.
+	Std, Mean float64
+	// Bound limits the uniform first values of A of an adapter. B starts as 0. Both have no Std.
+	Bound float64
+}
+
+// NewParam returns the parameter of a tensor, without a place.
+func NewParam(t hf.Tensor, cfg *hf.Config) Param {
+	p := Param{Tensor: t, Decay: len(t.Shape) == 2}
+	_, isB, adapts := hf.Adapted(t.Name)
+	switch {
+	case adapts && !isB:
+		p.Bound = 1 / math.Sqrt(float64(t.Shape[1])) // Kaiming's, as PEFT's
+	case adapts:
+	case p.Decay:
+		p.Std = cmp.Or(cfg.InitializerRange, 0.02)
+	case !cfg.Family().ZeroCentred && !t.Role.IsBias():
+		p.Mean = 1
+	}
+	return p
 }
 
 // Align divides offsets and the total size, in elements, so that every tensor is aligned on any device and type. The
 // gaps stay zero.
 const Align = 64
 
-// Layout lists the parameters of a model in the order of the flat buffer: the embedding, the matrices of each layer,
-// the head, then all vectors.
+// Layout lists the trained parameters of a model in the order of the flat buffer: the embedding, the matrices of each
+// layer, the head, then all vectors.
 func Layout(cfg *hf.Config) []Param { return NewLayout(cfg, 1).Params }
 
 // FlatSize returns the elements of a flat buffer for a layout, a multiple of Align.
@@ -37,6 +57,16 @@ func FlatSize(params []Param) int64 {
 }
 
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
+
+// Parameters returns the number of parameters of a model, trained and frozen.
+func Parameters(cfg *hf.Config) int64 {
+	flat := NewLayout(cfg, 1)
+	n := Count(flat.Params)
+	if flat.Frozen != nil {
+		n += Count(flat.Frozen.Params)
+	}
+	return n
+}
 
 // Count returns the number of parameters, without the gaps of the flat buffer.
 func Count(params []Param) int64 {
@@ -68,27 +98,30 @@ func (p Param) View(flat View) View {
 // InitBlock is the number of elements initialised by one generator.
 const InitBlock = 1 << 16
 
-// Init writes a parameter's first values from element lo to dst: normal(0, Std) for a matrix, 1 for a norm. lo must be
-// a multiple of InitBlock. Values depend on seed, name and place alone, so the model is the same for any number of
-// ranks, sharding or goroutines.
+// Init writes a parameter's first values from element lo to dst: normal(0, Std) for a matrix, Mean for a vector, and of
+// adapters uniform for A, 0 for B. lo must be a multiple of InitBlock. Values depend on seed, name and place alone, so
+// the model is the same for any number of ranks, sharding or goroutines.
 func (p Param) Init(dst []float32, lo, seed int64) {
-	if p.Std == 0 {
+	if p.Std == 0 && p.Bound == 0 {
 		for i := range dst {
-			dst[i] = 1
+			dst[i] = float32(p.Mean)
 		}
 		return
 	}
 	if lo%InitBlock != 0 {
 		panic("model: first values from the middle of a block")
 	}
-	h := fnv.New64a()
-	h.Write([]byte(p.Name)) // never fails
+	h := nameHash(p.Name)
 	for block := uint64(lo) / InitBlock; len(dst) > 0; block++ {
 		// The golden ratio's odd number separates the seeds of neighbouring blocks.
-		r := rand.New(rand.NewPCG(uint64(seed), h.Sum64()+block*0x9e3779b97f4a7c15))
+		r := rand.New(rand.NewPCG(uint64(seed), h+block*0x9e3779b97f4a7c15))
 		n := min(len(dst), InitBlock)
 		for i := range dst[:n] {
-			dst[i] = float32(r.NormFloat64() * p.Std)
+			if p.Bound > 0 {
+				dst[i] = float32((2*r.Float64() - 1) * p.Bound)
+			} else {
+				dst[i] = float32(r.NormFloat64() * p.Std)
+			}
 		}
 		dst = dst[n:]
 	}
@@ -96,6 +129,11 @@ func (p Param) Init(dst []float32, lo, seed int64) {
 
 // Params are the flat buffers of a model, all with one layout.
 type Params struct {
+	// Frozen are the parameters that training does not change, of Layout.Frozen, without gradients; nil: none.
+	Frozen *Params
+	// Unread takes the gradients of frozen vectors, which the operations of norms compute with the others; only in
+	// Frozen.
+	Unread View
 	// Layout is their layout; nil: Layout(cfg) with the buckets of one rank.
 	Layout *FlatLayout
 	// Weights are float32, and the optimizer updates them. The model reads only the vectors, unless Weights is also
@@ -112,6 +150,15 @@ type Params struct {
 	Grads View
 	// BucketGrads replaces Grads by a view for each bucket. Views may share memory if Hooks separate them in time.
 	BucketGrads []View
+}
+
+// vectors returns the bucket of all vectors, of Weights.
+func (p *Params) vectors() View {
+	if !p.Vectors.IsZero() {
+		return p.Vectors
+	}
+	b := p.Layout.Buckets[p.Layout.Vectors()]
+	return p.Weights.Reshape([4]int{1, 1, 1, p.Weights.Size()}).Slice(tensor.Dim, int(b.Lo), int(b.Hi))
 }
 
 // weight returns the i-th parameter of the layout: matrices from Compute, vectors from Weights or Vectors.
@@ -131,6 +178,9 @@ func (p *Params) weight(i int, param Param) weight {
 		w.w = param.View(p.Weights)
 	}
 	switch {
+	case !p.Unread.IsZero() && len(param.Shape) == 1:
+		inBucket.Offset = 0
+		w.g = inBucket.View(p.Unread)
 	case p.BucketGrads != nil:
 		w.g = inBucket.View(p.BucketGrads[bucket])
 	case !p.Grads.IsZero():

@@ -31,27 +31,18 @@ func TestLayoutHasNoOverlapAndIsAligned(t *testing.T) {
 		if names["lm_head.weight"] == cfg.TieWordEmbeddings {
 			t.Errorf("%s: tied %t, lm_head %t", name, cfg.TieWordEmbeddings, names["lm_head.weight"])
 		}
-		if qwen := cfg.Architecture == "qwen3"; names["model.layers.1.self_attn.q_norm.weight"] != qwen {
-			t.Errorf("%s: q_norm is there: %t", name, !qwen)
+		if heads := cfg.Family().HasHeadNorms(); names["model.layers.1.self_attn.q_norm.weight"] != heads {
+			t.Errorf("%s: q_norm is there: %t", name, !heads)
 		}
 	}
 }
 
 // The parameters of a model have the names and shapes of its Hugging Face file.
 func TestLayoutIsThatOfTheFile(t *testing.T) {
-	for _, name := range []string{"tiny-llama", "tiny-llama-tied-clip", "tiny-llama3-gqa", "tiny-qwen3-yarn"} {
+	for _, name := range fixtures {
 		f := loadFixture(t, name)
-		var names []string
-		for _, p := range Layout(f.cfg) {
-			names = append(names, p.Name)
-			info, _ := f.file.Info(p.Name)
-			if !slices.Equal(info.Shape, p.Shape) {
-				t.Errorf("%s: %s has shape %v, in the file %v", name, p.Name, p.Shape, info.Shape)
-			}
-		}
-		slices.Sort(names)
-		if !slices.Equal(names, f.file.Names()) {
-			t.Errorf("%s: parameters %v, in the file %v", name, names, f.file.Names())
+		if err := f.file.Check(f.cfg.Family(), f.cfg.Tensors()); err != nil {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

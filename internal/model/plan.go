@@ -5,6 +5,7 @@ import (
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -26,7 +27,7 @@ type Memory struct {
 // computed in dtype. It runs the training code over an arena without memory and operations that do nothing, so it
 // matches the run.
 func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DType) Memory {
-	n := FlatSize(Layout(cfg))
+	n := NewLayout(cfg, 1).Size()
 	plan := Memory{Weights: 4 * n, Grads: 4 * n}
 	if dtype != tensor.F32 {
 		plan.Compute = int64(dtype.Size()) * n
@@ -62,38 +63,51 @@ func phantomModel(cfg *hf.Config, ops Ops, att Attention, opt Options, dtype ten
 		nop := func(int, []View) error { return nil }
 		opt.Hooks.Keep, opt.Hooks.Bring = nop, nop
 	}
-	n := int(FlatSize(Layout(cfg)))
-	vector := phantom(tensor.F32, 1, 1, 1, n)
-	return New(cfg, ops, att, Params{Weights: vector, Grads: vector, Compute: phantom(dtype, 1, 1, 1, n)}, opt)
+	flat := NewLayout(cfg, 1)
+	params := func(l *FlatLayout) Params {
+		vector := phantom(tensor.F32, 1, 1, 1, int(l.Size()))
+		return Params{Layout: l, Weights: vector, Compute: phantom(dtype, 1, 1, 1, int(l.Size()))}
+	}
+	trained := params(flat)
+	if trained.Grads = trained.Weights; flat.Frozen != nil {
+		frozen := params(flat.Frozen)
+		frozen.Unread = frozen.Weights
+		trained.Frozen = &frozen
+	}
+	return New(cfg, ops, att, trained, opt)
 }
 
 // phantomBatch returns a batch without memory, and a sum of losses.
 func phantomBatch(cfg *hf.Config, batch, tokens int) (b Batch, loss View) {
 	ids := phantom(tensor.I32, batch, tokens, 1, 1)
-	table := phantom(tensor.F32, batch, tokens, 1, cfg.HeadDim/2)
-	return Batch{IDs: ids, Targets: ids, Cos: table, Sin: table}, phantom(tensor.F64, 1, 1, 1, 1)
+	table := phantom(tensor.F32, cfg.Ropes()*batch, tokens, 1, cfg.RotaryDim()/2)
+	return Batch{IDs: ids, Targets: ids, Tokens: ids, Cos: table, Sin: table}, phantom(tensor.F64, 1, 1, 1, 1)
 }
 
 func phantom(dtype tensor.DType, shape ...int) View { return tensor.NewMeter().Alloc(dtype, shape...) }
 
 type nopOps struct{}
 
-func (nopOps) Linear(_, _, _, _ View)                        {}
-func (nopOps) LinearDX(_, _, _ View, _ bool)                 {}
-func (nopOps) LinearDW(_, _, _ View)                         {}
-func (nopOps) RMSNorm(_, _, _, _ View, _ float64)            {}
-func (nopOps) AddRMSNorm(_, _, _, _, _, _ View, _ float64)   {}
-func (nopOps) RMSNormBackward(_, _, _, _, _, _ View, _ bool) {}
-func (nopOps) NormRope(_, _, _, _, _, _ View, _ float64)     {}
-func (nopOps) NormRopeBackward(_, _, _, _, _, _, _, _ View)  {}
-func (nopOps) SwiGLU(_, _, _ View)                           {}
-func (nopOps) SwiGLUBackward(_, _, _, _, _ View)             {}
-func (nopOps) Embed(_, _, _ View)                            {}
-func (nopOps) EmbedBackward(_, _, _ View)                    {}
-func (nopOps) CrossEntropy(_, _, _ View, _ float64, _ bool)  {}
-func (nopOps) Add(_, _ View)                                 {}
-func (nopOps) Zero(_ ...View)                                {}
-func (nopOps) Copy(_, _ View)                                {}
+func (nopOps) Linear(_, _, _, _ View)                               {}
+func (nopOps) LinearDX(_, _, _ View, _ bool)                        {}
+func (nopOps) LinearDW(_, _, _ View)                                {}
+func (nopOps) SumRows(_, _ View)                                    {}
+func (nopOps) RMSNorm(_, _, _, _ View, _ float64)                   {}
+func (nopOps) AddRMSNorm(_, _, _, _, _, _ View, _ float64)          {}
+func (nopOps) RMSNormBackward(_, _, _, _, _, _ View, _ bool)        {}
+func (nopOps) NormRope(_, _, _, _, _, _ View, _ float64)            {}
+func (nopOps) NormRopeBackward(_, _, _, _, _, _, _, _ View)         {}
+func (nopOps) GLU(_, _, _ View, _ kernels.Activation)               {}
+func (nopOps) GLUBackward(_, _, _, _, _ View, _ kernels.Activation) {}
+func (nopOps) Affine(_, _ View, _, _ float64)                       {}
+func (nopOps) SoftCap(_ View, _ float64)                            {}
+func (nopOps) Embed(_, _, _ View)                                   {}
+func (nopOps) EmbedBackward(_, _, _ View)                           {}
+func (nopOps) CrossEntropy(_, _, _ View, _, _ float64, _ bool)      {}
+func (nopOps) Add(_, _ View)                                        {}
+func (nopOps) Zero(_ ...View)                                       {}
+func (nopOps) Copy(_, _ View)                                       {}
+func (nopOps) Dropout(_, _, _ View, _ kernels.Dropout)              {}
 
 type nopAttention struct{}
 

@@ -5,6 +5,8 @@ import (
 	"math"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -175,41 +177,80 @@ func (o refOps) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
 
 // rotated sets y to the rotation of x, or to its transpose.
 func rotated(y, x, cos, sin View, inverse bool) {
-	n, heads, half := x.Rows(), x.Len(tensor.Heads), x.Len(tensor.Dim)/2
-	X, C, S := get(x), get(cos), get(sin)
+	n, heads, dim, pairs := x.Rows(), x.Len(tensor.Heads), x.Len(tensor.Dim), 0
+	X := get(x)
+	var C, S []float64
+	if !cos.IsZero() {
+		C, S, pairs = get(cos), get(sin), cos.Cols()
+	}
 	for t := range n {
 		for h := range heads {
-			for i := range half {
-				c, s := C[t*half+i], S[t*half+i]
+			for i := range pairs {
+				c, s := C[t*pairs+i], S[t*pairs+i]
 				if inverse {
 					s = -s
 				}
-				lo := (t*heads+h)*2*half + i
-				a, b := X[lo], X[lo+half]
-				X[lo], X[lo+half] = a*c-b*s, b*c+a*s
+				lo := (t*heads+h)*dim + i
+				a, b := X[lo], X[lo+pairs]
+				X[lo], X[lo+pairs] = a*c-b*s, b*c+a*s
 			}
 		}
 	}
 	put(y, X)
 }
 
-func (refOps) SwiGLU(y, gate, up View) {
+func (refOps) SumRows(sum, x View) {
+	S, X := get(sum), get(x)
+	for i, v := range X {
+		S[i%len(S)] += v
+	}
+	put(sum, S)
+}
+
+// activated returns act(x) and its derivative.
+func activated(x float64, act kernels.Activation) (y, dy float64) {
+	if act == kernels.GELU {
+		k := math.Sqrt(2 / math.Pi)
+		th := math.Tanh(k * (x + 0.044715*x*x*x))
+		return 0.5 * x * (1 + th), 0.5*(1+th) + 0.5*x*(1-th*th)*k*(1+3*0.044715*x*x)
+	}
+	sig := 1 / (1 + math.Exp(-x))
+	return x * sig, sig * (1 + x*(1-sig))
+}
+
+func (refOps) GLU(y, gate, up View, act kernels.Activation) {
 	G, U := get(gate), get(up)
 	for i, g := range G {
-		U[i] *= g / (1 + math.Exp(-g))
+		a, _ := activated(g, act)
+		U[i] *= a
 	}
 	put(y, U)
 }
 
-func (refOps) SwiGLUBackward(dgate, dup, dy, gate, up View) {
+func (refOps) GLUBackward(dgate, dup, dy, gate, up View, act kernels.Activation) {
 	G, U, DY := get(gate), get(up), get(dy)
 	for i, g := range G {
-		sig := 1 / (1 + math.Exp(-g))
-		G[i] = DY[i] * U[i] * sig * (1 + g*(1-sig))
-		U[i] = DY[i] * g * sig
+		a, da := activated(g, act)
+		G[i], U[i] = DY[i]*U[i]*da, DY[i]*a
 	}
 	put(dgate, G)
 	put(dup, U)
+}
+
+func (refOps) Affine(y, x View, scale, shift float64) {
+	X := get(x)
+	for i := range X {
+		X[i] = X[i]*scale + shift
+	}
+	put(y, X)
+}
+
+func (refOps) SoftCap(x View, limit float64) {
+	X := get(x)
+	for i := range X {
+		X[i] = limit * math.Tanh(X[i]/limit)
+	}
+	put(x, X)
 }
 
 func (refOps) Embed(y, table, ids View) {
@@ -232,9 +273,9 @@ func (refOps) EmbedBackward(dtable, dy, ids View) {
 	put(dtable, DT)
 }
 
-func (refOps) CrossEntropy(loss, logits, targets View, scale float64, grad bool) {
+func (refOps) CrossEntropy(loss, logits, targets View, scale, softcap float64, grad bool) {
 	V := logits.Cols()
-	L, total := get(logits), get(loss)
+	L, capped, total := get(logits), get(logits), get(loss)
 	for t, target := range ints(targets) {
 		row := L[t*V : t*V+V]
 		top, sum := math.Inf(-1), 0.0
@@ -257,6 +298,11 @@ func (refOps) CrossEntropy(loss, logits, targets View, scale float64, grad bool)
 		if target >= 0 {
 			row[target] -= scale
 		}
+		for i := range row {
+			if softcap > 0 {
+				row[i] *= 1 - math.Pow(capped[t*V+i]/softcap, 2)
+			}
+		}
 	}
 	put(loss, total)
 	if grad {
@@ -278,22 +324,45 @@ func (refOps) Zero(vs ...View) {
 	}
 }
 
-func (refOps) Copy(dst, src View) { put(dst, get(src)) }
+func (refOps) Copy(dst, src View) {
+	dense := tensor.New(src.DType(), shape(src)...)
+	tensor.Copy(dense, src)
+	put(dst, get(dense))
+}
+
+func (refOps) Dropout(y, x, tokens View, d kernels.Dropout) {
+	xs := get(x)
+	for i := range xs {
+		if xs[i] *= d.Kept(); d.Random(ints(tokens)[i/x.Cols()], i%x.Cols()) < d.Threshold() {
+			xs[i] = 0
+		}
+	}
+	put(y, xs)
+}
 
 // refAttention computes causal attention of whole sequences on one device, inside documents: row t sees rows j <= t of
 // its own document within window(layer).
 type refAttention struct {
-	docs   []int         // document of each position; nil: one
-	window func(int) int // of a layer, as hf.Config.Window
-	calls  *[2]int       // forward and backward calls, if counted
+	docs  []int // document of each position; nil: one
+	cfg   *hf.Config
+	calls *[2]int // forward and backward calls, if counted
 }
 
 var _ Attention = refAttention{}
 
+// score returns a scaled and capped score.
+func (r refAttention) score(s float64) float64 {
+	s *= r.cfg.SoftmaxScale()
+	if limit := r.cfg.AttnLogitSoftcapping; limit > 0 {
+		s = limit * math.Tanh(s/limit)
+	}
+	return s
+}
+
 // probs returns the probabilities of query row t of head h over the keys, and the LSE.
 func (r refAttention) probs(layer, b, t, h int, q, k View, Q, K []float64) (p []float64, lse float64) {
 	S, H, KH, D := q.Len(tensor.Seq), q.Len(tensor.Heads), k.Len(tensor.Heads), q.Len(tensor.Dim)
-	w := r.window(layer)
+	w := r.cfg.Window(layer)
 	p, lse = make([]float64, S), math.Inf(-1)
 	for j := range p {
 		p[j] = math.Inf(-1)
@@ -304,7 +373,7 @@ func (r refAttention) probs(layer, b, t, h int, q, k View, Q, K []float64) (p []
 		for i := range D {
 			s += Q[((b*S+t)*H+h)*D+i] * K[((b*S+j)*KH+h/(H/KH))*D+i]
 		}
-		p[j] = s / math.Sqrt(float64(D))
+		p[j] = r.score(s)
 		hi := max(lse, p[j])
 		lse = hi + math.Log(math.Exp(lse-hi)+math.Exp(p[j]-hi))
 	}
@@ -344,7 +413,7 @@ func (r refAttention) Backward(layer int, g attention.Grads, do, q, k, v View, a
 	DQ, DK, DV := make([]float64, q.Size()), make([]float64, k.Size()), make([]float64, v.Size())
 	for row := range B * S * H {
 		b, t, h := row/(S*H), row/H%S, row%H
-		p, _ := r.probs(layer, b, t, h, q, k, Q, K)
+		p, lse := r.probs(layer, b, t, h, q, k, Q, K)
 		delta := 0.0
 		for i := range D {
 			delta += DO[row*D+i] * O[row*D+i]
@@ -356,7 +425,10 @@ func (r refAttention) Backward(layer int, g attention.Grads, do, q, k, v View, a
 				dp += DO[row*D+i] * V[kv+i]
 				DV[kv+i] += pj * DO[row*D+i]
 			}
-			ds := pj * (dp - delta) / math.Sqrt(float64(D))
+			ds := pj * (dp - delta) * r.cfg.SoftmaxScale()
+			if limit := r.cfg.AttnLogitSoftcapping; limit > 0 && pj > 0 {
+				ds *= 1 - math.Pow((math.Log(pj)+lse)/limit, 2) // the capped score is log(p) + lse
+			}
 			for i := range D {
 				DQ[row*D+i] += ds * K[kv+i]
 				DK[kv+i] += ds * Q[row*D+i]

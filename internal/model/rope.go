@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 
@@ -13,18 +14,21 @@ import (
 // its precision, since weights depend on the rounding of these tables.
 type Rope struct {
 	InvFreq []float32
-	// Factor multiplies cos and sin, so that attention scores grow by its square: yarn's attention factor, 1 for all
-	// others.
+	Local   []float32 // of layers with a window, if they have a table of their own; never scaled
+	// Long replaces InvFreq in documents of more than Short tokens: longrope. nil: no other frequencies.
+	Long  []float32
+	Short int
+	// Factor multiplies cos and sin, so that attention scores grow by its square: the attention factor of yarn and
+	// longrope, 1 for all others.
 	Factor float64
 }
 
 // NewRope computes the frequencies of a model.
 func NewRope(cfg *hf.Config) *Rope {
-	r := &Rope{InvFreq: make([]float32, cfg.HeadDim/2), Factor: 1}
-	for i := range r.InvFreq {
-		// torch raises the base to a float32 tensor: the exponent and the power are rounded.
-		exponent := float32(2*i) / float32(cfg.HeadDim)
-		r.InvFreq[i] = 1 / float32(math.Pow(cfg.RopeTheta, float64(exponent)))
+	powers := powersOf(cfg, cfg.RopeTheta)
+	r := &Rope{InvFreq: inverse(powers, nil), Factor: 1}
+	if cfg.Ropes() > 1 {
+		r.Local = inverse(powersOf(cfg, cmp.Or(cfg.RopeLocalBaseFreq, cfg.RopeTheta)), nil)
 	}
 	s := cfg.RopeScaling
 	if s == nil {
@@ -40,10 +44,47 @@ func NewRope(cfg *hf.Config) *Rope {
 		r.llama3(s)
 	case "yarn":
 		r.yarn(cfg, s)
+	case "longrope":
+		r.InvFreq, r.Long = inverse(powers, s.ShortFactor), inverse(powers, s.LongFactor)
+		r.Short, r.Factor = s.OriginalMax, longFactor(s)
 	default:
 		panic(fmt.Sprintf("model: rope type %q in a resolved config", s.Type))
 	}
 	return r
+}
+
+// longFactor returns longrope's attention factor (arXiv:2402.13753).
+func longFactor(s *hf.RopeScaling) float64 {
+	switch {
+	case s.AttentionFactor != nil:
+		return *s.AttentionFactor
+	case s.Factor <= 1:
+		return 1
+	}
+	return math.Sqrt(1 + math.Log(s.Factor)/math.Log(float64(s.OriginalMax)))
+}
+
+// powersOf returns the base to the power of each pair's exponent.
+func powersOf(cfg *hf.Config, theta float64) []float32 {
+	dim := cfg.RotaryDim()
+	powers := make([]float32, dim/2)
+	for i := range powers {
+		// torch raises the base to a float32 tensor: the exponent and the power are rounded.
+		powers[i] = float32(math.Pow(theta, float64(float32(2*i)/float32(dim))))
+	}
+	return powers
+}
+
+// inverse returns the frequencies, divided by factors unless these are nil.
+func inverse(powers []float32, factors []float64) []float32 {
+	f := make([]float32, len(powers))
+	for i, p := range powers {
+		if factors != nil {
+			p = float32(factors[i]) * p
+		}
+		f[i] = 1 / p
+	}
+	return f
 }
 
 // llama3 divides long wavelengths by the factor, keeps short ones, and blends in between (Llama 3.1's reference code).
@@ -79,7 +120,7 @@ func (r *Rope) yarn(cfg *hf.Config, s *hf.RopeScaling) {
 		high += 0.001
 	}
 	for i, f := range r.InvFreq {
-		freq := float32(math.Pow(cfg.RopeTheta, float64(float32(2*i)/float32(cfg.HeadDim))))
+		freq := float32(math.Pow(cfg.RopeTheta, float64(float32(2*i)/float32(cfg.RotaryDim()))))
 		interpolated := 1 / (float32(factor) * freq)
 		ramp := min(max((float32(i)-float32(low))/float32(high-low), 0), 1)
 		keep := 1 - ramp
@@ -112,7 +153,7 @@ func yarnRange(cfg *hf.Config, s *hf.RopeScaling) (low, high float64) {
 	if slow == 0 {
 		slow = 1
 	}
-	dim := float64(cfg.HeadDim)
+	dim := float64(cfg.RotaryDim())
 	pairTurning := func(turns float64) float64 {
 		return dim * math.Log(float64(s.OriginalMax)/(turns*2*math.Pi)) / (2 * math.Log(cfg.RopeTheta))
 	}
@@ -124,38 +165,52 @@ func yarnRange(cfg *hf.Config, s *hf.RopeScaling) (low, high float64) {
 }
 
 // Fill writes the tables for positions, which count from 0 in each document: this rank's tokens, batch after batch.
-// cos, sin: [batch, seq, 1, headDim/2] on the host, float32, or float64 for a float64 model.
+// lengths are those of the tokens' documents, for Long; without it they may be nil. cos, sin: [batch, seq, 1, pairs] on
+// the host, twice that with Local, float32, or float64 for a float64 model.
 //
 // The angle is the float32 product of position and frequency, as in Hugging Face and other trainers. At a million
 // positions it is off by up to 0.03 rad in the fastest pairs, but an exact angle would disagree with every library that
 // later runs the weights. Beyond 2^24, float32 lacks odd positions, and the angle is a float64 product. cos and sin of
 // the angle are computed in float64 and rounded once.
-func (r *Rope) Fill(cos, sin View, positions []int) {
+func (r *Rope) Fill(cos, sin View, positions, lengths []int) {
 	switch cos.DType() {
 	case tensor.F64:
-		fillRope(r, tensor.Data[float64](cos), tensor.Data[float64](sin), positions)
+		fillRope(r, tensor.Data[float64](cos), tensor.Data[float64](sin), positions, lengths)
 	default:
-		fillRope(r, tensor.Data[float32](cos), tensor.Data[float32](sin), positions)
+		fillRope(r, tensor.Data[float32](cos), tensor.Data[float32](sin), positions, lengths)
 	}
 }
 
 // exactPositions is the last position before the first that float32 lacks.
 const exactPositions = 1 << 24
 
-func fillRope[T tensor.Float](r *Rope, cos, sin []T, positions []int) {
-	n := len(r.InvFreq)
-	if len(cos) != n*len(positions) || len(sin) != len(cos) {
-		panic(fmt.Sprintf("model: rope tables of %d elements for %d positions of %d pairs", len(cos), len(positions),
-			n))
+func fillRope[T tensor.Float](r *Rope, cos, sin []T, positions, lengths []int) {
+	n := len(r.InvFreq) * len(positions)
+	if len(cos) != n+len(r.Local)*len(positions) || len(sin) != len(cos) || r.Long != nil &&
+		len(lengths) != len(positions) {
+		panic(fmt.Sprintf("model: rope tables of %d elements for %d positions of %d pairs, and %d lengths", len(cos),
+			len(positions), len(r.InvFreq), len(lengths)))
 	}
+	fillTable(func(t int) []float32 {
+		if r.Long != nil && lengths[t] > r.Short {
+			return r.Long
+		}
+		return r.InvFreq
+	}, r.Factor, cos[:n], sin[:n], positions)
+	fillTable(func(int) []float32 { return r.Local }, 1, cos[n:], sin[n:], positions)
+}
+
+// fillTable writes a table, given the frequencies of each token.
+func fillTable[T tensor.Float](freqs func(t int) []float32, factor float64, cos, sin []T, positions []int) {
 	for t, p := range positions {
-		for i, f := range r.InvFreq {
+		n := len(freqs(t))
+		for i, f := range freqs(t) {
 			angle := float64(float32(p) * f)
 			if p > exactPositions {
 				angle = float64(p) * float64(f)
 			}
 			s, c := math.Sincos(angle)
-			cos[t*n+i], sin[t*n+i] = T(c*r.Factor), T(s*r.Factor)
+			cos[t*n+i], sin[t*n+i] = T(c*factor), T(s*factor)
 		}
 	}
 }

@@ -44,7 +44,7 @@ func TestRopeEqualsTransformers(t *testing.T) {
 
 			n := len(oracle.Positions)
 			cos, sin := tensor.New(tensor.F32, 1, n, 1, want.HeadDim/2), tensor.New(tensor.F32, 1, n, 1, want.HeadDim/2)
-			rope.Fill(cos, sin, oracle.Positions)
+			rope.Fill(cos, sin, oracle.Positions, nil)
 			c, s := get(cos), get(sin)
 			for j, p := range oracle.Positions {
 				for i, f := range want.InvFreq {
@@ -66,12 +66,12 @@ func TestRopeEqualsTransformers(t *testing.T) {
 func TestRopeFillsFloat64AndNoPositions(t *testing.T) {
 	rope := NewRope(&hf.Config{HeadDim: 4, RopeTheta: 100})
 	cos, sin := tensor.New(tensor.F64, 1, 2, 1, 2), tensor.New(tensor.F64, 1, 2, 1, 2)
-	rope.Fill(cos, sin, []int{0, 3})
+	rope.Fill(cos, sin, []int{0, 3}, nil)
 	for i, want := range []float64{1, 1, math.Cos(3), math.Cos(float64(3 * float32(0.1)))} {
 		near(t, "cos", get(cos)[i], want, 1e-12)
 	}
 	near(t, "sin", get(sin)[2], math.Sin(3), 1e-12)
-	rope.Fill(tensor.New(tensor.F32, 1, 0, 1, 2), tensor.New(tensor.F32, 1, 0, 1, 2), nil)
+	rope.Fill(tensor.New(tensor.F32, 1, 0, 1, 2), tensor.New(tensor.F32, 1, 0, 1, 2), nil, nil)
 }
 
 // TestRopeBeyondFloat32 checks that neighbours have different angles where float32 has only even positions, and that
@@ -80,7 +80,7 @@ func TestRopeBeyondFloat32(t *testing.T) {
 	rope := NewRope(&hf.Config{HeadDim: 4, RopeTheta: 100})
 	positions := []int{1<<24 - 1, 1 << 24, 1<<24 + 1, 1<<31 + 1}
 	cos, sin := tensor.New(tensor.F64, 1, 4, 1, 2), tensor.New(tensor.F64, 1, 4, 1, 2)
-	rope.Fill(cos, sin, positions)
+	rope.Fill(cos, sin, positions, nil)
 	for i, p := range positions {
 		for j, f := range rope.InvFreq {
 			angle := float64(p) * float64(f)

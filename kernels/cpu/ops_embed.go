@@ -87,20 +87,21 @@ func embedBackward[T tensor.Float](c *Kernels, dtable, dy, ids tensor.View) {
 }
 
 // CrossEntropy adds the sum of -log softmax(logits)[target] over rows with target >= 0 to loss, a float64 scalar. With
-// grad, it replaces logits by scale times the gradient of that sum, and by 0 in rows without a target. targets: int32,
-// one per row. A target outside the vocabulary poisons the stream.
-func (c *Kernels) CrossEntropy(loss, logits, targets tensor.View, scale float64, grad bool) {
+// grad, it replaces logits by scale times the gradient of that sum, and by 0 in rows without a target. If softcap is
+// not 0, logits are the results of SoftCap, and the gradient is that of its arguments. targets: int32, one per row. A
+// target outside the vocabulary poisons the stream.
+func (c *Kernels) CrossEntropy(loss, logits, targets tensor.View, scale, softcap float64, grad bool) {
 	if isHalf(logits.DType()) {
-		c.halfCrossEntropy(loss, logits, targets, scale, grad)
+		c.halfCrossEntropy(loss, logits, targets, scale, softcap, grad)
 		return
 	}
 	dense("cross entropy", logits.DType(), logits)
 	shape.Must(loss.Size() == 1 && loss.DType() == tensor.F64 && targets.DType() == tensor.I32 &&
 		targets.IsDense() && targets.Size() == logits.Rows(), "cross entropy", loss, logits, targets)
-	forType(logits, crossEntropy[float64], crossEntropy[float32])(c, loss, logits, targets, scale, grad)
+	forType(logits, crossEntropy[float64], crossEntropy[float32])(c, loss, logits, targets, scale, softcap, grad)
 }
 
-func crossEntropy[T tensor.Float](c *Kernels, loss, logits, targets tensor.View, scale float64, grad bool) {
+func crossEntropy[T tensor.Float](c *Kernels, loss, logits, targets tensor.View, scale, softcap float64, grad bool) {
 	l, sum := simd.LoopsOf[T](c.level), tensor.Data[float64](loss)
 	ls, ts := tensor.Data[T](logits), tensor.Data[int32](targets)
 	n := logits.Cols()
@@ -109,10 +110,20 @@ func crossEntropy[T tensor.Float](c *Kernels, loss, logits, targets tensor.View,
 			return err
 		}
 		rows := grow(&c.ops.f64, len(ts)) // the losses, which are added in order below
-		c.blocks(len(ts), rowBlock(n), func(_, lo, hi int) {
-			for r := lo; r < hi; r++ {
+		size := rowBlock(n)
+		c.split((len(ts)+size-1)/size, func(s *scratch, block int) {
+			for r := block * size; r < min(len(ts), (block+1)*size); r++ {
 				row := ls[r*n : (r+1)*n]
 				switch {
+				case ts[r] >= 0 && grad && softcap > 0:
+					mem := open[T](s, n)
+					capped := mem.take(n)
+					copy(capped, row)
+					rows[r] = rowLoss(l, row, int(ts[r]), scale, grad)
+					for i, y := range capped {
+						tanh := float64(y) / softcap
+						row[i] *= T(1 - tanh*tanh)
+					}
 				case ts[r] >= 0:
 					rows[r] = rowLoss(l, row, int(ts[r]), scale, grad)
 				case grad:

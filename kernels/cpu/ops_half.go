@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/kernels/cpu/internal/simd"
 	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
@@ -132,7 +133,7 @@ func (c *Kernels) halfRope(y, inv, x, w, cos, sin tensor.View, eps float64) {
 		if w.IsZero() {
 			out = from
 		}
-		c.NormRope(out, b.of(inv, heads, 1), from, w, b.of(cos, 1, dim/2), b.of(sin, 1, dim/2), eps)
+		c.NormRope(out, b.of(inv, heads, 1), from, w, b.of(cos, 1, cos.Cols()), b.of(sin, 1, sin.Cols()), eps)
 		c.Copy(to, out)
 	})
 }
@@ -158,30 +159,42 @@ func (c *Kernels) halfRopeBackward(dx, dw, dy, x, inv, w, cos, sin tensor.View) 
 		if !w.IsZero() {
 			from = c.widened(2, b.of(x, heads, dim))
 		}
-		c.NormRopeBackward(out, dw, grad, from, b.of(inv, heads, 1), w, b.of(cos, 1, dim/2), b.of(sin, 1, dim/2))
+		c.NormRopeBackward(out, dw, grad, from, b.of(inv, heads, 1), w, b.of(cos, 1, cos.Cols()), b.of(sin, 1, sin.Cols()))
 		c.Copy(to, out)
 	})
 }
 
-func (c *Kernels) halfSwiGLU(y, gate, up tensor.View) {
-	denseHalves("swiglu", y, gate, up)
-	shape.Must(shape.SameShape(y, gate, up), "swiglu", y, gate, up)
+func (c *Kernels) halfDropout(y, x, tokens tensor.View, d kernels.Dropout) {
+	denseHalves("dropout", y, x)
+	checkDropout(y, x, tokens)
+	n := x.Cols()
+	halfRows(x.Rows(), n, func(b halfSpan) {
+		to := b.of(y, 1, n)
+		out := c.wide(0, to)
+		c.Dropout(out, c.widened(1, b.of(x, 1, n)), b.of(tokens, 1, 1), d)
+		c.Copy(to, out)
+	})
+}
+
+func (c *Kernels) halfGLU(y, gate, up tensor.View, act kernels.Activation) {
+	denseHalves("glu", y, gate, up)
+	shape.Must(shape.SameShape(y, gate, up), "glu", y, gate, up)
 	halfRows(y.Size(), 1, func(b halfSpan) {
 		to := b.of(y, 1, 1)
 		out := c.wide(0, to)
-		c.SwiGLU(out, c.widened(1, b.of(gate, 1, 1)), c.widened(2, b.of(up, 1, 1)))
+		c.GLU(out, c.widened(1, b.of(gate, 1, 1)), c.widened(2, b.of(up, 1, 1)), act)
 		c.Copy(to, out)
 	})
 }
 
-func (c *Kernels) halfSwiGLUBackward(dgate, dup, dy, gate, up tensor.View) {
-	denseHalves("swiglu backward", dgate, dup, dy, gate, up)
-	shape.Must(shape.SameShape(dgate, dup, dy, gate, up), "swiglu backward", dgate, dup, dy, gate, up)
+func (c *Kernels) halfGLUBackward(dgate, dup, dy, gate, up tensor.View, act kernels.Activation) {
+	denseHalves("glu backward", dgate, dup, dy, gate, up)
+	shape.Must(shape.SameShape(dgate, dup, dy, gate, up), "glu backward", dgate, dup, dy, gate, up)
 	halfRows(dy.Size(), 1, func(b halfSpan) {
 		toGate, toUp := b.of(dgate, 1, 1), b.of(dup, 1, 1)
 		outGate, outUp := c.wide(0, toGate), c.wide(1, toUp)
-		c.SwiGLUBackward(outGate, outUp, c.widened(2, b.of(dy, 1, 1)), c.widened(3, b.of(gate, 1, 1)),
-			c.widened(4, b.of(up, 1, 1)))
+		c.GLUBackward(outGate, outUp, c.widened(2, b.of(dy, 1, 1)), c.widened(3, b.of(gate, 1, 1)),
+			c.widened(4, b.of(up, 1, 1)), act)
 		c.Copy(toGate, outGate)
 		c.Copy(toUp, outUp)
 	})
@@ -203,7 +216,7 @@ func (c *Kernels) halfEmbedBackward(dtable, dy, ids tensor.View) {
 	})
 }
 
-func (c *Kernels) halfCrossEntropy(loss, logits, targets tensor.View, scale float64, grad bool) {
+func (c *Kernels) halfCrossEntropy(loss, logits, targets tensor.View, scale, softcap float64, grad bool) {
 	const op = "cross entropy"
 	denseHalves(op, logits)
 	shape.Must(targets.Size() == logits.Rows() && targets.DType() == tensor.I32 &&
@@ -213,7 +226,7 @@ func (c *Kernels) halfCrossEntropy(loss, logits, targets tensor.View, scale floa
 	halfRows(logits.Rows(), n, func(b halfSpan) {
 		to := b.of(logits, 1, n)
 		out := c.widened(0, to)
-		c.CrossEntropy(loss, out, b.of(targets, 1, 1), scale, grad)
+		c.CrossEntropy(loss, out, b.of(targets, 1, 1), scale, softcap, grad)
 		if grad {
 			c.Copy(to, out)
 		}

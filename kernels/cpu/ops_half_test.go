@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -75,8 +76,8 @@ func TestHalfBlocks(t *testing.T) {
 			x.NormRopeBackward(y, dw, b32, a, inv, w, cos, sin)
 			x.NormRopeBackward(y32, dw32, b32, a32, inv, w, cos, sin)
 			x.equal("rope backward", y, y32)
-			x.SwiGLU(y, a, b)
-			x.SwiGLU(y32, a32, b32)
+			x.GLU(y, a, b, kernels.SiLU)
+			x.GLU(y32, a32, b32, kernels.SiLU)
 			x.equal("swiglu", y, y32)
 			x.Add(a, b)
 			x.Add(a32, b32)
@@ -88,9 +89,9 @@ func TestHalfBlocks(t *testing.T) {
 			x.Copy(a32, a) // the norm is of the rounded sum
 			x.RMSNorm(y32, inv32, a32, w, eps)
 			x.equal("norm of a sum", y, y32)
-			x.SwiGLUBackward(a, b, y, a, b)
+			x.GLUBackward(a, b, y, a, b, kernels.SiLU)
 			x.Copy(y32, y)
-			x.SwiGLUBackward(a32, b32, y32, a32, b32)
+			x.GLUBackward(a32, b32, y32, a32, b32, kernels.SiLU)
 			x.equal("dgate", a, a32)
 			x.equal("dup", b, b32)
 			for i, got := range tensor.Data[float32](dw) { // each block adds a rounding error
@@ -122,8 +123,8 @@ func TestHalfTokens(t *testing.T) {
 		x.Embed(y, table, ids)
 		x.Embed(y32, table32, ids)
 		x.equal("rows", y, y32)
-		x.CrossEntropy(loss, logits, ids, 0.5, true)
-		x.CrossEntropy(loss32, logits32, ids, 0.5, true)
+		x.CrossEntropy(loss, logits, ids, 0.5, 0, true)
+		x.CrossEntropy(loss32, logits32, ids, 0.5, 0, true)
 		x.equal("gradient of logits", logits, logits32)
 		if got, want := tensor.Data[float64](loss)[0], tensor.Data[float64](loss32)[0]; got != want {
 			t.Errorf("%v: loss %v, want %v", dtype, got, want)
@@ -133,7 +134,7 @@ func TestHalfTokens(t *testing.T) {
 		for what, call := range map[string]func(c *Kernels){
 			"embed":          func(c *Kernels) { c.Embed(y, table, bad) },
 			"embed backward": func(c *Kernels) { c.EmbedBackward(grad, y, bad) },
-			"cross entropy":  func(c *Kernels) { c.CrossEntropy(loss, logits, bad, 1, true) },
+			"cross entropy":  func(c *Kernels) { c.CrossEntropy(loss, logits, bad, 1, 0, true) },
 		} {
 			c := newTestCPU(t)
 			call(c)
@@ -227,10 +228,10 @@ func TestHalfFaults(t *testing.T) {
 		"rope": func() {
 			c.NormRope(b(1, 2, 3, 4), tensor.View{}, h(1, 2, 3, 4), tensor.View{}, f(1, 2, 1, 2), f(1, 2, 1, 2), 0)
 		},
-		"swiglu": func() { c.SwiGLU(b(3), b(3), h(3)) },
-		"embed":  func() { c.Embed(b(1, 2, 1, 4), f(1, 9, 1, 4), tensor.New(tensor.I32, 1, 2, 1, 1)) },
+		"glu":   func() { c.GLU(b(3), b(3), h(3), kernels.SiLU) },
+		"embed": func() { c.Embed(b(1, 2, 1, 4), f(1, 9, 1, 4), tensor.New(tensor.I32, 1, 2, 1, 1)) },
 		"cross entropy": func() {
-			c.CrossEntropy(tensor.New(tensor.F64, 1), b(1, 2, 1, 4), tensor.New(tensor.I32, 1, 3, 1, 1), 1, false)
+			c.CrossEntropy(tensor.New(tensor.F64, 1), b(1, 2, 1, 4), tensor.New(tensor.I32, 1, 3, 1, 1), 1, 0, false)
 		},
 		"add":            func() { c.Add(b(3), h(3)) },
 		"sum of squares": func() { c.SumSquares(tensor.New(tensor.F64, 1), b(3)) },

@@ -105,8 +105,9 @@ func rmsNormBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w tensor.Vi
 }
 
 // NormRope sets y [batch, seq, heads, dim] to RoPE (arXiv:2104.09864) of RMSNorm(x), in Hugging Face's layout of
-// halves: (x1*cos - x2*sin, x2*cos + x1*sin). cos, sin: [batch, seq, 1, dim/2]; inv: [batch, seq, heads, 1], set as by
-// RMSNorm. If w is the zero View, there is no norm, and y may be x.
+// halves: (x1*cos - x2*sin, x2*cos + x1*sin). cos, sin: [batch, seq, 1, pairs]; inv: [batch, seq, heads, 1], set as by
+// RMSNorm. The halves are of the first 2*pairs elements of a head, and the others stay; cos and sin may be zero Views. If
+// w is the zero View, there is no norm, and y may be x.
 func (c *Kernels) NormRope(y, inv, x, w, cos, sin tensor.View, eps float64) {
 	if isHalf(x.DType()) {
 		c.halfRope(y, inv, x, w, cos, sin, eps)
@@ -121,10 +122,14 @@ func (c *Kernels) NormRope(y, inv, x, w, cos, sin tensor.View, eps float64) {
 
 func checkRope(op string, w, cos, sin tensor.View, xs ...tensor.View) {
 	x := xs[0]
+	dense(op, x.DType(), xs...)
 	all := append([]tensor.View{cos, sin}, xs...)
+	shape.Must(shape.SameShape(xs...) && x.Len(tensor.Dim)%2 == 0, op, all...)
+	if cos.IsZero() && sin.IsZero() {
+		return
+	}
 	dense(op, x.DType(), all...)
-	shape.Must(shape.SameShape(cos, sin) && shape.SameShape(xs...) && cos.Rows() == x.Rows() &&
-		2*cos.Cols() == x.Len(tensor.Dim), op, all...)
+	shape.Must(shape.SameShape(cos, sin) && cos.Rows() == x.Rows() && 2*cos.Cols() <= x.Len(tensor.Dim), op, all...)
 }
 
 func normRope[T tensor.Float](c *Kernels, y, inv, x, w, cos, sin tensor.View, eps float64) {
@@ -134,7 +139,7 @@ func normRope[T tensor.Float](c *Kernels, y, inv, x, w, cos, sin tensor.View, ep
 	if !w.IsZero() {
 		is, ws = tensor.Data[T](inv), tensor.Data[T](w)
 	}
-	n := 2 * r.half
+	n := r.dim
 	c.queue("norm and rope", func() {
 		c.blocks(x.Rows(), rowBlock(x.Cols()), func(_, lo, hi int) {
 			for row := lo; row < hi; row++ {
@@ -183,60 +188,143 @@ func normRopeBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w, cos, si
 
 // A rotation holds the angles of RoPE for the rows of a tensor.
 type rotation[T tensor.Float] struct {
-	loops       simd.Loops[T]
-	cos, sin    []T
-	heads, half int
+	loops             simd.Loops[T]
+	cos, sin          []T
+	heads, dim, pairs int
 }
 
 func newRotation[T tensor.Float](c *Kernels, x, cos, sin tensor.View) rotation[T] {
-	return rotation[T]{simd.LoopsOf[T](c.level), tensor.Data[T](cos), tensor.Data[T](sin), x.Len(tensor.Heads),
-		cos.Cols()}
+	r := rotation[T]{loops: simd.LoopsOf[T](c.level), heads: x.Len(tensor.Heads), dim: x.Len(tensor.Dim)}
+	if !cos.IsZero() {
+		r.cos, r.sin, r.pairs = tensor.Data[T](cos), tensor.Data[T](sin), cos.Cols()
+	}
+	return r
 }
 
 // turn rotates all heads of a row, x, into y: forward with sign 1, back with -1. y may be x.
 func (r rotation[T]) turn(y, x []T, row int, sign T) {
-	lo, hi := row*r.half, (row+1)*r.half
-	r.loops.Turn(y, x, r.cos[lo:hi], r.sin[lo:hi], sign)
-}
-
-// SwiGLU (arXiv:2002.05202) sets y = silu(gate) * up.
-func (c *Kernels) SwiGLU(y, gate, up tensor.View) {
-	if isHalf(y.DType()) {
-		c.halfSwiGLU(y, gate, up)
+	cos, sin := r.cos[row*r.pairs:(row+1)*r.pairs], r.sin[row*r.pairs:(row+1)*r.pairs]
+	turned := 2 * r.pairs
+	if turned == r.dim {
+		r.loops.Turn(y, x, cos, sin, sign)
 		return
 	}
-	dense("swiglu", y.DType(), y, gate, up)
-	shape.Must(shape.SameShape(y, gate, up), "swiglu", y, gate, up)
-	forType(y, swiGLU[float64], swiGLU[float32])(c, y, gate, up)
+	for lo := 0; lo < len(x); lo += r.dim {
+		r.loops.Turn(y[lo:lo+turned], x[lo:lo+turned], cos, sin, sign)
+		copy(y[lo+turned:lo+r.dim], x[lo+turned:lo+r.dim])
+	}
 }
 
-func swiGLU[T tensor.Float](c *Kernels, y, gate, up tensor.View) {
-	l, ys, gs, us := simd.LoopsOf[T](c.level), tensor.Data[T](y), tensor.Data[T](gate), tensor.Data[T](up)
-	c.queue("swiglu", func() {
-		c.blocks(len(ys), elementBlock, func(_, lo, hi int) {
-			l.SwiGLU(ys[lo:hi], gs[lo:hi], us[lo:hi])
+// SumRows adds the sum of the rows of x to sum, [1, 1, 1, n].
+func (c *Kernels) SumRows(sum, x tensor.View) {
+	n := x.Cols()
+	if isHalf(x.DType()) {
+		denseHalves("sum of rows", x)
+		halfRows(x.Rows(), n, func(b halfSpan) { c.SumRows(sum, c.widened(0, b.of(x, 1, n))) })
+		return
+	}
+	dense("sum of rows", x.DType(), sum, x)
+	shape.Must(sum.Size() == n, "sum of rows", sum, x)
+	forType(x, sumRows[float64], sumRows[float32])(c, sum, x)
+}
+
+func sumRows[T tensor.Float](c *Kernels, sum, x tensor.View) {
+	n, to, xs := x.Cols(), tensor.Data[T](sum), tensor.Data[T](x)
+	c.queue("sum of rows", func() {
+		c.blocks(n, rowSumBlock, func(_, lo, hi int) {
+			var sums [rowSumBlock]float64
+			for row := lo; row < len(xs); row += n {
+				for i, v := range xs[row : row+hi-lo] {
+					sums[i] += float64(v)
+				}
+			}
+			for i := lo; i < hi; i++ {
+				to[i] = T(float64(to[i]) + sums[i-lo])
+			}
 		})
 	})
 }
 
-// SwiGLUBackward sets dgate = dy * up * s * (1 + gate * (1 - s)), with s = sigmoid(gate), and dup = dy * silu(gate).
-// dgate may be gate, and dup may be up.
-func (c *Kernels) SwiGLUBackward(dgate, dup, dy, gate, up tensor.View) {
-	if isHalf(dy.DType()) {
-		c.halfSwiGLUBackward(dgate, dup, dy, gate, up)
+// rowSumBlock is the columns of a piece of SumRows.
+const rowSumBlock = 64
+
+// GLU (arXiv:2002.05202) sets y = act(gate) * up.
+func (c *Kernels) GLU(y, gate, up tensor.View, act kernels.Activation) {
+	if isHalf(y.DType()) {
+		c.halfGLU(y, gate, up, act)
 		return
 	}
-	dense("swiglu backward", dgate.DType(), dgate, dup, dy, gate, up)
-	shape.Must(shape.SameShape(dgate, dup, dy, gate, up), "swiglu backward", dgate, dup, dy, gate, up)
-	forType(dgate, swiGLUBackward[float64], swiGLUBackward[float32])(c, dgate, dup, dy, gate, up)
+	dense("glu", y.DType(), y, gate, up)
+	shape.Must(shape.SameShape(y, gate, up), "glu", y, gate, up)
+	forType(y, glu[float64], glu[float32])(c, y, gate, up, act)
 }
 
-func swiGLUBackward[T tensor.Float](c *Kernels, dgate, dup, dy, gate, up tensor.View) {
+func glu[T tensor.Float](c *Kernels, y, gate, up tensor.View, act kernels.Activation) {
+	ys, gs, us := tensor.Data[T](y), tensor.Data[T](gate), tensor.Data[T](up)
+	f := simd.LoopsOf[T](c.level).SwiGLU
+	if act == kernels.GELU {
+		f = geGLU[T]
+	}
+	c.queue("glu", func() {
+		c.blocks(len(ys), elementBlock, func(_, lo, hi int) {
+			f(ys[lo:hi], gs[lo:hi], us[lo:hi])
+		})
+	})
+}
+
+// GLUBackward sets dgate = dy * up * act'(gate) and dup = dy * act(gate). dgate may be gate, and dup may be up.
+func (c *Kernels) GLUBackward(dgate, dup, dy, gate, up tensor.View, act kernels.Activation) {
+	if isHalf(dy.DType()) {
+		c.halfGLUBackward(dgate, dup, dy, gate, up, act)
+		return
+	}
+	dense("glu backward", dgate.DType(), dgate, dup, dy, gate, up)
+	shape.Must(shape.SameShape(dgate, dup, dy, gate, up), "glu backward", dgate, dup, dy, gate, up)
+	forType(dgate, gluBackward[float64], gluBackward[float32])(c, dgate, dup, dy, gate, up, act)
+}
+
+func gluBackward[T tensor.Float](c *Kernels, dgate, dup, dy, gate, up tensor.View, act kernels.Activation) {
 	dgs, dus, dys := tensor.Data[T](dgate), tensor.Data[T](dup), tensor.Data[T](dy)
-	l, gs, us := simd.LoopsOf[T](c.level), tensor.Data[T](gate), tensor.Data[T](up)
-	c.queue("swiglu backward", func() {
+	gs, us := tensor.Data[T](gate), tensor.Data[T](up)
+	f := simd.LoopsOf[T](c.level).SwiGLUBackward
+	if act == kernels.GELU {
+		f = geGLUBackward[T]
+	}
+	c.queue("glu backward", func() {
 		c.blocks(len(dgs), elementBlock, func(_, lo, hi int) {
-			l.SwiGLUBackward(dgs[lo:hi], dus[lo:hi], dys[lo:hi], gs[lo:hi], us[lo:hi])
+			f(dgs[lo:hi], dus[lo:hi], dys[lo:hi], gs[lo:hi], us[lo:hi])
+		})
+	})
+}
+
+// Dropout sets y to d of x, given the numbers of the rows. y may be x.
+func (c *Kernels) Dropout(y, x, tokens tensor.View, d kernels.Dropout) {
+	if isHalf(y.DType()) {
+		c.halfDropout(y, x, tokens, d)
+		return
+	}
+	dense("dropout", y.DType(), y, x)
+	checkDropout(y, x, tokens)
+	forType(y, dropout[float64], dropout[float32])(c, y, x, tokens, d)
+}
+
+func checkDropout(y, x, tokens tensor.View) {
+	shape.Must(shape.SameShape(y, x) && tokens.Size() == x.Rows() && tokens.DType() == tensor.I32 && tokens.IsDense(),
+		"dropout", y, x, tokens)
+}
+
+func dropout[T tensor.Float](c *Kernels, y, x, tokens tensor.View, d kernels.Dropout) {
+	ys, xs, n, kept, least := tensor.Data[T](y), tensor.Data[T](x), x.Cols(), T(d.Kept()), d.Threshold()
+	numbers := tensor.Data[int32](tokens)
+	c.queue("dropout", func() {
+		c.blocks(x.Rows(), rowBlock(n), func(_, lo, hi int) {
+			for i := lo * n; i < hi*n; i++ {
+				if d.Random(numbers[i/n], i%n) < least {
+					ys[i] = 0
+				} else {
+					ys[i] = xs[i] * kept
+				}
+			}
 		})
 	})
 }

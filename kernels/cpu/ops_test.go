@@ -82,11 +82,11 @@ func TestShapeFaults(t *testing.T) {
 			[]string{"linear dw", "[1 5 1 4]"},
 		},
 		"not dense": {
-			func() { c.SwiGLU(strided, f(2, 4, 1, 3), f(2, 4, 1, 3)) },
-			[]string{"swiglu", "strides [24 6 6 1]"},
+			func() { c.GLU(strided, f(2, 4, 1, 3), f(2, 4, 1, 3), kernels.SiLU) },
+			[]string{"glu", "strides [24 6 6 1]"},
 		},
-		"type":        {func() { c.SwiGLU(tensor.New(tensor.BF16, 3), f(3), f(3)) }, []string{"swiglu", "bfloat16"}},
-		"mixed types": {func() { c.SwiGLU(f(3), tensor.New(tensor.F64, 3), f(3)) }, []string{"float32", "float64"}},
+		"type":        {func() { c.GLU(tensor.New(tensor.BF16, 3), f(3), f(3), kernels.SiLU) }, []string{"glu", "bfloat16"}},
+		"mixed types": {func() { c.GLU(f(3), tensor.New(tensor.F64, 3), f(3), kernels.SiLU) }, []string{"float32", "float64"}},
 		"norm weight": {
 			func() { c.RMSNorm(f(2, 4), f(2, 1), f(2, 4), f(3), 1) },
 			[]string{"rmsnorm", "[1 1 1 3]", "[1 1 2 4]"},
@@ -103,6 +103,10 @@ func TestShapeFaults(t *testing.T) {
 		"odd rope": {func() {
 			c.NormRope(f(1, 2, 3, 5), tensor.View{}, f(1, 2, 3, 5), tensor.View{}, f(1, 2, 1, 2), f(1, 2, 1, 2), 0)
 		}, []string{"rope", "[1 2 3 5]", "[1 2 1 2]"}},
+		"wide rope": {func() {
+			c.NormRope(f(1, 2, 3, 4), tensor.View{}, f(1, 2, 3, 4), tensor.View{}, f(1, 2, 1, 3), f(1, 2, 1, 3), 0)
+		}, []string{"rope", "[1 2 3 4]", "[1 2 1 3]"}},
+		"rows of a sum": {func() { c.SumRows(f(3), f(2, 4)) }, []string{"sum of rows", "[1 1 1 3]", "[1 1 2 4]"}},
 		"embed ids": {
 			func() { c.Embed(f(1, 2, 1, 4), f(1, 9, 1, 4), i32(1, 3, 1, 1)) },
 			[]string{"embed", "[1 3 1 1]"},
@@ -112,11 +116,11 @@ func TestShapeFaults(t *testing.T) {
 			[]string{"embed backward", "[1 2 1 1]"},
 		},
 		"loss type": {
-			func() { c.CrossEntropy(f(1), f(1, 2, 1, 4), i32(1, 2, 1, 1), 1, false) },
+			func() { c.CrossEntropy(f(1), f(1, 2, 1, 4), i32(1, 2, 1, 1), 1, 0, false) },
 			[]string{"cross entropy", "float32[1 1 1 1]"},
 		},
 		"targets": {
-			func() { c.CrossEntropy(loss, f(1, 2, 1, 4), i32(1, 3, 1, 1), 1, false) },
+			func() { c.CrossEntropy(loss, f(1, 2, 1, 4), i32(1, 3, 1, 1), 1, 0, false) },
 			[]string{"[1 2 1 4]", "[1 3 1 1]"},
 		},
 		"copy shape": {func() { c.Copy(f(2, 3), f(3, 2)) }, []string{"copy", "[1 1 2 3]", "[1 1 3 2]"}},
@@ -161,7 +165,7 @@ func TestOutsideVocabulary(t *testing.T) {
 		"embed":          {func(c *Kernels) { c.Embed(x, table, high) }, "token id 4 at position 2"},
 		"negative":       {func(c *Kernels) { c.Embed(x, table, low) }, "token id -1 at position 1"},
 		"embed backward": {func(c *Kernels) { c.EmbedBackward(table, x, high) }, "token id 4 at position 2"},
-		"target": {func(c *Kernels) { c.CrossEntropy(tensor.New(tensor.F64, 1), x, low, 1, true) },
+		"target": {func(c *Kernels) { c.CrossEntropy(tensor.New(tensor.F64, 1), x, low, 1, 0, true) },
 			"target 9 at position 2 of this rank is outside the vocabulary of 2"},
 	}
 	for name, test := range tests {
@@ -326,8 +330,8 @@ func lossPieces(t *testing.T) {
 		losses, targets := [2]tensor.View{}, tensor.FromSlice([]int32{int32(n - 1)}, 1, 1, 1, 1)
 		for i, v := range []tensor.View{x, wide} {
 			losses[i] = tensor.New(tensor.F64, 1)
-			c.CrossEntropy(losses[i], v, targets, 1, false)
-			c.CrossEntropy(losses[i], v, targets, 1, true)
+			c.CrossEntropy(losses[i], v, targets, 1, 0, false)
+			c.CrossEntropy(losses[i], v, targets, 1, 0, true)
 		}
 		settle(t, c)
 		got, want := tensor.Data[float64](losses[0])[0], tensor.Data[float64](losses[1])[0]

@@ -234,8 +234,8 @@ var farOps = []farCase{
 	}},
 	{"swiglu", 14336, false, nil, func(r *farRig, rows int) farResults {
 		gate, up, y := r.tensor(bf16, rows, 1, 14336), r.tensor(bf16, rows, 1, 14336), r.tensor(bf16, rows, 1, 14336)
-		r.SwiGLU(y, gate, up)
-		r.SwiGLUBackward(gate, up, y, gate, up)
+		r.GLU(y, gate, up, kernels.SiLU)
+		r.GLUBackward(gate, up, y, gate, up, kernels.SiLU)
 		return farResults{rows: []View{y, gate, up}}
 	}},
 	{"copy", 4096, false, nil, func(r *farRig, rows int) farResults {
@@ -279,8 +279,8 @@ var farOps = []farCase{
 		logits, targets := r.tensor(bf16, rows, 1, 128256), r.indices(rows, 0, 128256, -1)
 		loss := r.arena.Alloc(tensor.F64, 1)
 		r.Zero(loss)
-		r.CrossEntropy(loss, logits, targets, 1, false)
-		r.CrossEntropy(loss, logits, targets, 0.5, true)
+		r.CrossEntropy(loss, logits, targets, 1, 0, false)
+		r.CrossEntropy(loss, logits, targets, 0.5, 0, true)
 		return farResults{rows: []View{logits}, sums: []View{loss}}
 	}},
 	{"adamw", 4096, true, (*rand.Rand).ExpFloat64, func(r *farRig, rows int) farResults {

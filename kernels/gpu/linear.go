@@ -190,14 +190,15 @@ func adamStep(h kernels.AdamStep) source.AdamStep {
 }
 
 // NormRope sets y [batch, seq, heads, dim] to RoPE of RMSNorm(x), in the layout of halves:
-// (x1*cos - x2*sin, x2*cos + x1*sin). cos, sin: float32 [batch, seq, 1, dim/2]; inv: float32 [batch, seq, heads, 1]. If
-// w is the zero View, there is no norm, and inv is unused. y may be x.
+// (x1*cos - x2*sin, x2*cos + x1*sin). cos, sin: float32 [batch, seq, 1, pairs]; inv: float32 [batch, seq, heads, 1]. The
+// halves are of the first 2*pairs elements of a head, and the others stay; cos and sin may be zero Views. If w is the
+// zero View, there is no norm, and inv is unused. y may be x.
 func (c *Ops) NormRope(y, inv, x, w, cos, sin View, eps float64) {
 	checkCUDARope("rope", inv, w, cos, sin, y, x)
 	c.stream.Do("norm and rope", func() error {
 		var args cuda.Args
 		name := typeNames[x.DType()]
-		r := newRope(x, lanesOf(x.DType()), aligned16(y, x, w, cos, sin))
+		r := newRope(x, cos, lanesOf(x.DType()), aligned16(y, x, w, cos, sin))
 		switch {
 		case r.lanes == 0:
 			args.View(y).View(inv).View(x).View(w).View(cos).View(sin)
@@ -234,7 +235,7 @@ func (c *Ops) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
 		var args cuda.Args
 		name := typeNames[dx.DType()] + "_" + typeNames[dy.DType()]
 		lanes := lanesOf(dy.DType())
-		r := newRope(dx, lanes, aligned16(dx, dy, x, w, cos, sin))
+		r := newRope(dx, cos, lanes, aligned16(dx, dy, x, w, cos, sin))
 		if r.lanes > 0 && !norm {
 			args.View(dx).View(dy).View(cos).View(sin)
 			return c.launch("ops_rope", "rope_backward_"+name, r.grid(16/lanes), cuda.Dim{X: ropeThreads},
@@ -259,10 +260,13 @@ func (c *Ops) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
 
 func checkCUDARope(op string, inv, w, cos, sin View, xs ...View) {
 	denseActivations(op, xs...)
-	denseFloats(op, cos, sin)
 	x := xs[0]
-	shape.Must(shape.SameShape(cos, sin) && shape.SameShape(xs...) && cos.Rows() == x.Rows() &&
-		2*cos.Cols() == x.Len(tensor.Dim) && cos.Cols() > 0, op, append(xs, cos, sin)...)
+	shape.Must(shape.SameShape(xs...) && x.Len(tensor.Dim) > 0 && x.Len(tensor.Dim)%2 == 0, op, xs...)
+	if !cos.IsZero() || !sin.IsZero() {
+		denseFloats(op, cos, sin)
+		shape.Must(shape.SameShape(cos, sin) && cos.Rows() == x.Rows() && 2*cos.Cols() <= x.Len(tensor.Dim), op,
+			append(xs, cos, sin)...)
+	}
 	if !w.IsZero() {
 		checkCUDANorm(op, inv, w, xs...)
 	}
@@ -274,12 +278,12 @@ const (
 )
 
 // rope holds the fields of source.Rope. lanes 0 selects the kernels for any head dim.
-type rope struct{ tokens, heads, half, lanes int }
+type rope struct{ tokens, heads, half, turned, lanes int }
 
-// newRope uses vectors of lanes elements if they divide the halves of a head.
-func newRope(x View, lanes int, vectors bool) rope {
-	r := rope{tokens: x.Rows(), heads: x.Len(tensor.Heads), half: x.Len(tensor.Dim) / 2}
-	if vecs := r.half / lanes; vectors && r.half%lanes == 0 && vecs <= 32 {
+// newRope uses vectors of lanes elements if they divide the halves of a head and of its rotated part.
+func newRope(x, cos View, lanes int, vectors bool) rope {
+	r := rope{tokens: x.Rows(), heads: x.Len(tensor.Heads), half: x.Len(tensor.Dim) / 2, turned: cos.Cols()}
+	if vecs := r.half / lanes; vectors && r.half%lanes == 0 && r.turned%lanes == 0 && vecs <= 32 {
 		r.lanes = 1 << bits.Len(uint(vecs-1))
 	}
 	return r
@@ -287,7 +291,7 @@ func newRope(x View, lanes int, vectors bool) rope {
 
 func (r rope) args(a *cuda.Args) *cuda.Args {
 	return cuda.Struct(a, &source.Rope{Tokens: int32(r.tokens), Heads: int32(r.heads), Half: int32(r.half),
-		Lanes: int32(r.lanes)})
+		Turned: int32(r.turned), Lanes: int32(r.lanes)})
 }
 
 // grid returns the blocks, if a group of lanes processes that number of heads at once.
@@ -295,14 +299,42 @@ func (r rope) grid(heads int) cuda.Dim {
 	return cuda.Dim{X: ceilDiv(r.tokens*ceilDiv(r.heads, heads), ropeThreads/r.lanes)}
 }
 
-// SwiGLU sets y = silu(gate) * up.
-func (c *Ops) SwiGLU(y, gate, up View) {
-	denseActivations("swiglu", y, gate, up)
-	shape.Must(shape.SameShape(y, gate, up), "swiglu", y, gate, up)
-	name := typeNames[y.DType()]
-	k := flat{program: "ops_swiglu", name: "swiglu_" + name, any: "swiglu_any_" + name, lanes: lanesOf(y.DType()),
+// SumRows adds the sum of the rows of x to sum, float32 [1, 1, 1, n].
+func (c *Ops) SumRows(sum, x View) {
+	const op = "sum of rows"
+	denseActivations(op, x)
+	denseFloats(op, sum)
+	rows, n := x.Rows(), x.Cols()
+	shape.Must(sum.Size() == n, op, sum, x)
+	if rows == 0 || n == 0 {
+		return
+	}
+	c.stream.Do(op, func() error {
+		const threads = 256
+		name := "sum_rows_" + typeNames[x.DType()]
+		parts, err := c.parts("ops_optim", name, threads, rows, n)
+		if err != nil {
+			return err
+		}
+		args := new(cuda.Args).Addr(c.work()).View(x).Int(rows).Int(n)
+		if err := c.launch("ops_optim", name, cuda.Dim{X: parts}, cuda.Dim{X: threads}, args); err != nil {
+			return err
+		}
+		return c.addColumns(sum, parts)
+	})
+}
+
+// gluNames has the kernels' prefixes.
+var gluNames = map[kernels.Activation]string{kernels.SiLU: "swiglu_", kernels.GELU: "geglu_"}
+
+// GLU sets y = act(gate) * up.
+func (c *Ops) GLU(y, gate, up View, act kernels.Activation) {
+	denseActivations("glu", y, gate, up)
+	shape.Must(shape.SameShape(y, gate, up), "glu", y, gate, up)
+	prefix, name := gluNames[act], typeNames[y.DType()]
+	k := flat{program: "ops_glu", name: prefix + name, any: prefix + "any_" + name, lanes: lanesOf(y.DType()),
 		vectors: 4, anyElements: 1}
-	c.stream.Do("swiglu", func() error {
+	c.stream.Do("glu", func() error {
 		return c.flat(k, y.Size(), aligned16(y, gate, up), func(lo, n int) *cuda.Args {
 			return new(cuda.Args).Addr(elementOf(y, lo)).Addr(elementOf(gate, lo)).Addr(elementOf(up,
 				lo)).Int64(int64(n))
@@ -310,15 +342,14 @@ func (c *Ops) SwiGLU(y, gate, up View) {
 	})
 }
 
-// SwiGLUBackward sets dgate = dy * up * s * (1 + gate * (1 - s)), with s = sigmoid(gate), and dup = dy * silu(gate).
-// dgate may be gate, and dup may be up.
-func (c *Ops) SwiGLUBackward(dgate, dup, dy, gate, up View) {
-	denseActivations("swiglu backward", dgate, dup, dy, gate, up)
-	shape.Must(shape.SameShape(dgate, dup, dy, gate, up), "swiglu backward", dgate, dup, dy, gate, up)
-	name := typeNames[dy.DType()]
-	k := flat{program: "ops_swiglu", name: "swiglu_backward_" + name, any: "swiglu_backward_any_" + name,
-		lanes: lanesOf(dy.DType()), vectors: 2, anyElements: 1}
-	c.stream.Do("swiglu backward", func() error {
+// GLUBackward sets dgate = dy * up * act'(gate) and dup = dy * act(gate). dgate may be gate, and dup may be up.
+func (c *Ops) GLUBackward(dgate, dup, dy, gate, up View, act kernels.Activation) {
+	denseActivations("glu backward", dgate, dup, dy, gate, up)
+	shape.Must(shape.SameShape(dgate, dup, dy, gate, up), "glu backward", dgate, dup, dy, gate, up)
+	prefix, name := gluNames[act]+"backward_", typeNames[dy.DType()]
+	k := flat{program: "ops_glu", name: prefix + name, any: prefix + "any_" + name, lanes: lanesOf(dy.DType()),
+		vectors: 2, anyElements: 1}
+	c.stream.Do("glu backward", func() error {
 		return c.flat(k, dy.Size(), aligned16(dgate, dup, dy, gate, up), func(lo, n int) *cuda.Args {
 			return new(cuda.Args).Addr(elementOf(dgate, lo)).Addr(elementOf(dup, lo)).Addr(elementOf(dy,
 				lo)).Addr(elementOf(gate, lo)).Addr(elementOf(up, lo)).Int64(int64(n))

@@ -14,7 +14,7 @@ func TestLoader(t *testing.T) {
 	dev, err := cuda.Open(0)
 	check(t, err)
 	defer func() { check(t, dev.Close()) }()
-	names := []string{"fused", "gemm_simple", "ops_copy", "ops_swiglu"}
+	names := []string{"fused", "gemm_simple", "ops_copy", "ops_glu"}
 	for start, want := range []int{len(names), 0} {
 		l, err := NewLoader(dev)
 		check(t, err)
@@ -30,12 +30,12 @@ func TestLoader(t *testing.T) {
 		if _, err := l.Load("nothing"); err == nil {
 			t.Error("a program that does not exist was loaded")
 		}
-		f, err := l.Function("ops_swiglu", "swiglu_fp32", 0)
+		f, err := l.Function("ops_glu", "swiglu_fp32", 0)
 		check(t, err)
-		if again, _ := l.Function("ops_swiglu", "swiglu_fp32", 0); again != f {
+		if again, _ := l.Function("ops_glu", "swiglu_fp32", 0); again != f {
 			t.Error("a function was looked up twice")
 		}
-		for _, k := range []functionKey{{"ops_swiglu", "nothing", 0}, {"nothing", "swiglu_fp32", 0}} {
+		for _, k := range []functionKey{{"ops_glu", "nothing", 0}, {"nothing", "swiglu_fp32", 0}} {
 			if _, err := l.Function(k.program, k.name, k.shared); err == nil {
 				t.Errorf("%v, which does not exist, was found", k)
 			}

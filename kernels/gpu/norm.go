@@ -240,9 +240,10 @@ func (c *Ops) embedChunk(k keySplit, dtable View, dy, ids uint64, dtype tensor.D
 }
 
 // CrossEntropy adds the sum of -log softmax(logits)[target] over rows with target >= 0 to loss, a float64 scalar. With
-// grad, it replaces logits by scale times the gradient of that sum, and by 0 in rows without a target. targets: int32,
-// one per row. A target outside the vocabulary, which the data loader rejects, makes the loss NaN.
-func (c *Ops) CrossEntropy(loss, logits, targets View, scale float64, grad bool) {
+// grad, it replaces logits by scale times the gradient of that sum, and by 0 in rows without a target. If softcap is
+// not 0, logits are the results of SoftCap, and the gradient is that of its arguments. targets: int32, one per row. A
+// target outside the vocabulary, which the data loader rejects, makes the loss NaN.
+func (c *Ops) CrossEntropy(loss, logits, targets View, scale, softcap float64, grad bool) {
 	denseActivations("cross entropy", logits)
 	shape.Must(loss.Size() == 1 && loss.DType() == tensor.F64 && targets.DType() == tensor.I32 &&
 		targets.IsDense() && targets.Size() == logits.Rows(), "cross entropy", loss, logits, targets)
@@ -269,7 +270,7 @@ func (c *Ops) CrossEntropy(loss, logits, targets View, scale float64, grad bool)
 		for lo := 0; lo < rows; lo += chunk {
 			count := min(chunk, rows-lo)
 			row := new(cuda.Args).Addr(c.work()).Addr(elementOf(logits, lo*n)).Addr(elementOf(targets,
-				lo)).Int(n).Float(scale).Int(held)
+				lo)).Int(n).Float(scale).Int(held).Float(softcap)
 			c.stream.Launch(f, cuda.Launch{Grid: cuda.Dim{X: count}, Block: cuda.Dim{X: 1024}, Shared: held * 16}, row)
 			if err := c.addScalars(loss, count); err != nil {
 				return err

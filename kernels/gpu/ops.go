@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/kernels/gpu/internal/source"
 	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
@@ -40,7 +41,7 @@ func newCUDAOps(dev *cuda.Device) (cudaOps, error) {
 // program loads it.
 func (c *Ops) Preload() error {
 	return c.loader.Preload("gemm_simple", "ops_copy", "ops_embed", "ops_loss", "ops_norm", "ops_optim", "ops_rope",
-		"ops_swiglu")
+		"ops_glu")
 }
 
 // launch queues a kernel without dynamic shared memory.
@@ -198,6 +199,41 @@ func (c *Ops) Zero(vs ...View) {
 			return c.strided(fmt.Sprintf("move_strided_%d", v.DType().Size()), v, View{})
 		})
 	}
+}
+
+// Affine sets y = x * scale + shift, of the same type and shape. y may be x.
+func (c *Ops) Affine(y, x View, scale, shift float64) { c.mapped("affine", y, x, scale, shift) }
+
+// SoftCap replaces x by limit * tanh(x / limit).
+func (c *Ops) SoftCap(x View, limit float64) { c.mapped("softcap", x, x, limit, 1/limit) }
+
+// mapped queues a flat kernel of ops_copy.cu with two factors.
+func (c *Ops) mapped(op string, y, x View, a, b float64) {
+	denseActivations(op, y, x)
+	shape.Must(shape.SameShape(y, x), op, y, x)
+	name := op + "_" + typeNames[y.DType()]
+	k := flat{program: "ops_copy", name: name, any: name + "_any", lanes: lanesOf(y.DType()), vectors: 4}
+	c.stream.Do(op, func() error {
+		return c.flat(k, y.Size(), aligned16(y, x), func(lo, n int) *cuda.Args {
+			return new(cuda.Args).Addr(elementOf(y, lo)).Addr(elementOf(x, lo)).Int64(int64(n)).Float(a).Float(b)
+		})
+	})
+}
+
+// Dropout sets y to d of x, given the numbers of the rows. y may be x.
+func (c *Ops) Dropout(y, x, tokens View, d kernels.Dropout) {
+	denseActivations("dropout", y, x)
+	shape.Must(shape.SameShape(y, x) && tokens.Size() == x.Rows() && tokens.DType() == tensor.I32 && tokens.IsDense(),
+		"dropout", y, x, tokens)
+	name, columns := "dropout_"+typeNames[y.DType()], x.Cols()
+	k := flat{program: "ops_copy", name: name, any: name + "_any", lanes: lanesOf(y.DType()), vectors: 4}
+	vectors := aligned16(y, x) && columns%k.lanes == 0 // then one kernel processes all elements
+	c.stream.Do("dropout", func() error {
+		return c.flat(k, y.Size(), vectors, func(_, n int) *cuda.Args {
+			return new(cuda.Args).View(y).View(x).View(tokens).Int64(int64(n)).Int64(int64(columns)).
+				Int64(int64(d.Key)).Int64(int64(d.Threshold())).Float(d.Kept())
+		})
+	})
 }
 
 // pairwise queues a flat kernel of ops_copy.cu over dense views of the same size.

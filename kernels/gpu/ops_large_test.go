@@ -185,7 +185,7 @@ func TestCUDAUnknownIDs(t *testing.T) {
 	}
 	logits, _ := r.normal(tensor.F32, 1, 1, 1, 9)
 	loss := r.upload(tensor.New(tensor.F64, 1))
-	r.CrossEntropy(loss, logits, r.upload(tensor.FromSlice([]int32{9}, 1, 1, 1, 1)), 1, true)
+	r.CrossEntropy(loss, logits, r.upload(tensor.FromSlice([]int32{9}, 1, 1, 1, 1)), 1, 0, true)
 	if x := r.values(loss)[0]; !math.IsNaN(float64(x)) {
 		t.Errorf("loss of an unknown target is %g", x)
 	}
@@ -207,10 +207,10 @@ func TestCUDACrossEntropySizes(t *testing.T) {
 				tensor.Data[int32](targets)[3] = -100
 				logits, logitss := r.normal(dtype, 1, rows, 1, vocab)
 				loss, losses := r.upload(tensor.New(tensor.F64, 1)), tensor.New(tensor.F64, 1)
-				r.CrossEntropy(loss, logits, r.upload(targets), scale, false)
-				r.CrossEntropy(loss, logits, r.upload(targets), scale, true)
-				r.cpu.CrossEntropy(losses, logitss, targets, scale, false)
-				r.cpu.CrossEntropy(losses, logitss, targets, scale, true)
+				r.CrossEntropy(loss, logits, r.upload(targets), scale, 0, false)
+				r.CrossEntropy(loss, logits, r.upload(targets), scale, 0, true)
+				r.cpu.CrossEntropy(losses, logitss, targets, scale, 0, false)
+				r.cpu.CrossEntropy(losses, logitss, targets, scale, 0, true)
 				if dtype == tensor.F16 { // the smallest float16
 					want := tensor.Data[float32](logitss)
 					check(t, near.Each(r.values(logits), want, near.Finite, func(i int) float64 {

@@ -54,9 +54,9 @@ def randomise(model):
                 p.uniform_(0.5, 1.5)
 
 
-def tokens(n):
+def tokens(n, vocab=256):
     """Some tokens are frequent and many repeat with a period: there is something to learn, near and far."""
-    t = (torch.rand(n) ** 3 * 256).long()
+    t = (torch.rand(n) ** 3 * vocab).long()
     copy = torch.rand(n) < 0.6
     for i in range(37, n):
         if copy[i]:
@@ -69,13 +69,13 @@ def write_tokens(path, t):
     path.write_bytes(header + struct.pack(f"<{len(t)}H", *t.tolist()))
 
 
-def train(model, t, seq, weight_decay, grad_clip):
+def train(model, t, seq, weight_decay, grad_clip, steps=STEPS):
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     opt = torch.optim.AdamW([dict(params=matrices, weight_decay=weight_decay), dict(params=vectors, weight_decay=0.0)],
                             lr=LR, betas=BETAS, eps=EPS)
     losses, norms, first = [], [], None
-    for step in range(STEPS):
+    for step in range(steps):
         ids = t[step * seq:(step + 1) * seq][None]
         targets = t[step * seq + 1:(step + 1) * seq + 1]
         logits = model(input_ids=ids).logits[0]
@@ -119,11 +119,16 @@ def main(root):
         t = tokens(STEPS * run["seq"] + 1)
         write_tokens(out / "tokens.bin", t)
         losses, norms, first = train(model, t, run["seq"], run["weight_decay"], run["grad_clip"])
-        expect = dict(seq=run["seq"], steps=STEPS, lr=LR, betas=BETAS, eps=EPS, weight_decay=run["weight_decay"],
-                      decay="matrices only", grad_clip=run["grad_clip"], loss=losses, grad_norm=norms, first=first,
-                      torch=torch.__version__, transformers=transformers.__version__)
-        (out / "expect.json").write_text(json.dumps(expect, indent=1) + "\n")
-        print(name, [round(x, 4) for x in losses], [round(x, 3) for x in norms])
+        write_expect(out, run, STEPS, losses, norms, first)
 
 
-main(pathlib.Path(sys.argv[1]))
+def write_expect(out, run, steps, losses, norms, first):
+    expect = dict(seq=run["seq"], steps=steps, lr=LR, betas=BETAS, eps=EPS, weight_decay=run["weight_decay"],
+                  decay="matrices only", grad_clip=run["grad_clip"], loss=losses, grad_norm=norms, first=first,
+                  torch=torch.__version__, transformers=transformers.__version__)
+    (out / "expect.json").write_text(json.dumps(expect, indent=1) + "\n")
+    print(out.name, [round(x, 4) for x in losses], [round(x, 3) for x in norms])
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))

@@ -113,6 +113,7 @@ func Requests(cfg *config.Config) (list []Request) {
 			Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads,
 			HeadDim: cfg.Model.HeadDim, HeadDimV: cfg.Model.HeadDim,
 			Causal: true, Window: w, Documents: cfg.Data.PackDocuments,
+			Softcap:  cfg.Model.AttnLogitSoftcapping > 0,
 			Training: true, Deterministic: cfg.Train.Deterministic,
 			Ranks: cfg.Parallel.Context,
 		})

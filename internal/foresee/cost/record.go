@@ -62,6 +62,9 @@ func (r Recorder) LinearDX(dx, dy, _ View, _ bool) { r.product("linear dx", dy, 
 // LinearDW records the gradient of a product's weight.
 func (r Recorder) LinearDW(_, dy, x View) { r.product("linear dw", dy, x.Cols(), dy.Cols()) }
 
+// SumRows records the gradient of a bias.
+func (r Recorder) SumRows(_, x View) { r.pass("sum of rows", x.DType(), sizeOf(x)) }
+
 // RMSNorm records a norm.
 func (r Recorder) RMSNorm(y, _, x, _ View, _ float64) { r.pass("rmsnorm", x.DType(), sizeOf(y, x)) }
 
@@ -95,11 +98,13 @@ func (r Recorder) NormRopeBackward(dx, _, dy, x, _, w, cos, sin View) {
 	r.pass(op, dx.DType(), n)
 }
 
-// SwiGLU records the activation of an MLP.
-func (r Recorder) SwiGLU(y, gate, up View) { r.pass("swiglu", y.DType(), sizeOf(y, gate, up)) }
+// GLU records the gated activation of an MLP.
+func (r Recorder) GLU(y, gate, up View, _ kernels.Activation) {
+	r.pass("swiglu", y.DType(), sizeOf(y, gate, up))
+}
 
-// SwiGLUBackward records its gradients.
-func (r Recorder) SwiGLUBackward(dgate, dup, dy, gate, up View) {
+// GLUBackward records its gradients.
+func (r Recorder) GLUBackward(dgate, dup, dy, gate, up View, _ kernels.Activation) {
 	r.pass("swiglu backward", dy.DType(), sizeOf(dgate, dup, dy, gate, up))
 }
 
@@ -112,12 +117,23 @@ func (r Recorder) EmbedBackward(_, dy, _ View) {
 }
 
 // CrossEntropy records the loss of some tokens.
-func (r Recorder) CrossEntropy(_, logits, _ View, _ float64, grad bool) {
+func (r Recorder) CrossEntropy(_, logits, _ View, _, _ float64, grad bool) {
 	op, n := "cross entropy forward", sizeOf(logits)
 	if grad {
 		op, n = "cross entropy", 2*n
 	}
 	r.pass(op, logits.DType(), n)
+}
+
+// Affine records a scaled and shifted copy.
+func (r Recorder) Affine(y, x View, _, _ float64) { r.pass("copy", y.DType(), sizeOf(y, x)) }
+
+// SoftCap records a limit.
+func (r Recorder) SoftCap(x View, _ float64) { r.pass("copy", x.DType(), 2*sizeOf(x)) }
+
+// Dropout records a pass over activations.
+func (r Recorder) Dropout(y, x, _ View, _ kernels.Dropout) {
+	r.pass("dropout", x.DType(), sizeOf(y, x))
 }
 
 // Add records a sum.

@@ -120,6 +120,7 @@ func (s *search) over(list []config.Memory, chunks []int) error {
 type speed struct {
 	layers              int
 	products, attention float64 // seconds of a layer's forward pass
+	again               float64 // of the products that selective recompute repeats
 	gather, inside      float64 // seconds of gathering the weights of a layer, over all ranks and inside a host
 	micro               int     // passes in a step
 	host                float64 // bytes a second to and from the host
@@ -139,7 +140,11 @@ func speedOf(cfg *config.Config, ranks int, on machine.Machine, d *demand) speed
 		rate = reached * peak
 	}
 	tokens := float64(sequences(cfg) * d.tokens)
-	weights := model.NewLayout(m, 1).Buckets[model.Layer(0)].Size()
+	flat := model.NewLayout(m, 1)
+	weights := flat.Buckets[model.Layer(0)].Size()
+	if flat.Frozen != nil {
+		weights += flat.Frozen.Buckets[model.Layer(0)].Size()
+	}
 	pairs := 0.0
 	for l := range m.NumHiddenLayers {
 		pairs += model.VisiblePairs([]int{cfg.Data.SeqLen}, m.Window(l))
@@ -154,6 +159,7 @@ func speedOf(cfg *config.Config, ranks int, on machine.Machine, d *demand) speed
 	return speed{
 		layers:    m.NumHiddenLayers,
 		products:  2 * float64(weights) * tokens / rate,
+		again:     2 * float64(weights-int64(m.HiddenSize*m.IntermediateSize)) * tokens / rate, // all but Wdown's
 		attention: 4 * float64(m.NumAttentionHeads*m.HeadDim) * pairs / rate,
 		gather:    bytes * part(ranks) / link,
 		inside:    bytes * part(on.PerHost(ranks)) / cmp.Or(float64(on.Link), plainBus),
@@ -165,7 +171,7 @@ func speedOf(cfg *config.Config, ranks int, on machine.Machine, d *demand) speed
 // extra returns the seconds that a choice adds to a step.
 func (s *speed) extra(c *config.Memory, m *Memory) float64 {
 	forward := s.products + s.attention
-	again := map[string]float64{"selective": s.products, "full": forward}[c.Recompute]
+	again := map[string]float64{"selective": s.again, "full": forward}[c.Recompute]
 	backward := 2*s.products + 2.5*s.attention + again
 	layers := float64(s.layers)
 	t := layers*again + float64(m.Layers.Nothing)*forward

@@ -19,6 +19,7 @@ import (
 // Estimate is the work of one optimizer step, and its time by a cost table.
 type Estimate struct {
 	Parameters     int64   `json:"parameters"`
+	Trained        int64   `json:"trained_parameters"`
 	TokensPerStep  int     `json:"tokens_per_step"`
 	FLOPsPerStep   float64 `json:"flops_per_step"` // model FLOPs: causal halved, recompute not counted
 	AttentionShare float64 `json:"attention_share"`
@@ -71,7 +72,8 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
 	}
 	batch := float64(cfg.Train.GlobalBatchSize)
 	e := Estimate{
-		Parameters:    model.Count(model.Layout(&cfg.Model.Config)),
+		Parameters:    model.Parameters(&cfg.Model.Config),
+		Trained:       model.Count(model.Layout(&cfg.Model.Config)),
 		TokensPerStep: cfg.Data.SeqLen * cfg.Train.GlobalBatchSize,
 		FLOPsPerStep:  model.FLOPs(&cfg.Model.Config, docs) * batch,
 	}
@@ -207,6 +209,9 @@ func (s *step) state() {
 		copied = int64(dtype.Size())
 	}
 	for i, b := range flat.Buckets {
+		if f := flat.Frozen; f != nil && shard == state.ShardParameters && f.Buckets[i].Size() > 0 {
+			gather += s.costs.Reduce("all_gather", s.ranks/s.memory.Copies, int64(dtype.Size())*f.Buckets[i].Size())
+		}
 		if b.Size() == 0 {
 			continue
 		}

@@ -111,13 +111,15 @@ func (m *Memory) settle(cfg *config.Config, ranks int, on machine.Machine, d *de
 // offloading returns the seconds that copies to and from the host add to a step of micro passes. forward and backward
 // are the times of a layer.
 func (m *Memory) offloading(rate, forward, backward float64, layers, micro int) (t float64) {
-	if n := m.Layers.Host - model.HostSlots; n > 0 {
-		one := float64(m.HostActivations) / float64(n) / rate
-		t = float64(micro*n) * (exposedCopy(one, forward) + exposedCopy(one, backward))
+	moved, input := max(0, m.Layers.Host-model.HostSlots), 0.0 // input: seconds to move a layer's activations
+	if moved > 0 {
+		input = float64(m.HostActivations) / float64(moved) / rate
+		t = float64(micro*moved) * (exposedCopy(input, forward) + exposedCopy(input, backward))
 	}
-	if m.HostOptimizer > 0 { // updates run beside the next forward pass, which waits for the first
-		all := float64(m.HostOptimizer) / rate
-		t += max(exposedCopy(all, float64(layers)*forward), all/float64(layers+2))
+	if m.HostOptimizer > 0 { // beside one forward pass, which waits for the first update, on the link of the activations
+		update := float64(m.HostOptimizer) / rate / float64(layers+2)
+		t += update + float64(layers-moved)*exposedCopy(update, forward) +
+			float64(moved)*(exposedCopy(input+update, forward)-exposedCopy(input, forward))
 	}
 	return t
 }

@@ -22,6 +22,7 @@ import (
 type Memory struct {
 	Weights     int64 `json:"weights"`         // float32, updated by the optimizer
 	Compute     int64 `json:"compute_weights"` // copies in the compute type, read by the model; 0: it reads Weights
+	Frozen      int64 `json:"frozen_weights"`  // in the compute type, with the memory to gather them
 	Gradients   int64 `json:"gradients"`       // including those in transfer to other ranks
 	Optimizer   int64 `json:"optimizer"`
 	Activations int64 `json:"activations"`
@@ -52,7 +53,8 @@ type Memory struct {
 
 // Planned returns the bytes that a run allocates on the device itself.
 func (m *Memory) Planned() int64 {
-	return m.Weights + m.Compute + m.Gradients + m.Optimizer + m.Activations + m.RingBuffers + m.Batches + m.Workspace
+	return m.Weights + m.Compute + m.Frozen + m.Gradients + m.Optimizer + m.Activations + m.RingBuffers + m.Batches +
+		m.Workspace
 }
 
 type item struct {
@@ -62,12 +64,12 @@ type item struct {
 
 func (m *Memory) items() []item {
 	list := []item{
-		{"weights", m.Weights}, {"compute copy", m.Compute}, {"gradients", m.Gradients}, {"optimizer", m.Optimizer},
-		{"activations", m.Activations}, {"ring buffers", m.RingBuffers}, {"batches", m.Batches},
-		{"workspace", m.Workspace}, {"context", m.Context},
+		{"weights", m.Weights}, {"compute copy", m.Compute}, {"frozen weights", m.Frozen}, {"gradients", m.Gradients},
+		{"optimizer", m.Optimizer}, {"activations", m.Activations}, {"ring buffers", m.RingBuffers},
+		{"batches", m.Batches}, {"workspace", m.Workspace}, {"context", m.Context},
 	}
 	return slices.DeleteFunc(list, func(i item) bool {
-		return i.bytes == 0 && slices.Contains([]string{"compute copy", "workspace", "context"}, i.name)
+		return i.bytes == 0 && slices.Contains([]string{"compute copy", "frozen weights", "workspace", "context"}, i.name)
 	})
 }
 
@@ -134,7 +136,8 @@ const (
 // stagedBytes returns the size of the staging area for state: two host buffers of up to 1 MiB each (train.newStage).
 func stagedBytes(cfg *config.Config, ranks int) int64 {
 	const piece = 256 << 10 // elements
-	return 2 * 4 * min(model.NewLayout(&cfg.Model.Config, ranks).Size(), piece)
+	flat := model.NewLayout(&cfg.Model.Config, ranks)
+	return 2 * 4 * min(max(flat.Size(), flat.FrozenSize()), piece)
 }
 
 // packedSlack limits the imbalance of packed samples, which are cut document by document: a rank may
@@ -282,12 +285,12 @@ func (m *Memory) state(cfg *config.Config, ranks, batch int, dtype tensor.DType)
 	if err != nil {
 		return err
 	}
-	format := state.Format{Pairs: cfg.Model.HeadDim / 2, Packed: cfg.Data.PackDocuments}
+	format := state.FormatOf(&cfg.Model.Config, cfg.Data.PackDocuments)
 	if _, err := state.NewBatches(meter, format, batch); err != nil {
 		return err
 	}
 	m.Weights, m.Compute, m.Gradients = meter[state.Weights], meter[state.Compute], meter[state.Gradients]
-	m.Optimizer, m.Batches = meter[state.Moments], meter[state.Inputs]
+	m.Frozen, m.Optimizer, m.Batches = meter[state.Base], meter[state.Moments], meter[state.Inputs]
 	m.HostOptimizer = meter[state.OnHost+state.Weights] + meter[state.OnHost+state.Moments]
 	return nil
 }

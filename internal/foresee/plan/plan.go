@@ -7,6 +7,7 @@ import (
 	"github.com/cprun/cprun/internal/foresee/planner"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/partition"
 )
@@ -33,13 +34,18 @@ type Plan struct {
 // Data is how much training data there is.
 type Data struct {
 	Files            int64    `json:"files"`
-	Documents        *int64   `json:"documents"` // null: not counted yet, since that takes a pass over many tokens
-	Tokens           int64    `json:"tokens"`    // of all files
-	Targets          int64    `json:"targets"`   // of an epoch
-	Samples          int64    `json:"samples"`   // of an epoch
+	Documents        *int64   `json:"documents"`     // null: not counted yet, since that takes a pass over many tokens
+	Tokens           int64    `json:"tokens"`        // of all files
+	Targets          int64    `json:"targets"`       // of an epoch
+	Samples          int64    `json:"samples"`       // of an epoch
+	SampleTokens     int64    `json:"sample_tokens"` // of an epoch
 	DroppedDocuments int64    `json:"dropped_documents"`
 	StepsPerEpoch    int64    `json:"steps_per_epoch"`
 	Ignored          []string `json:"ignored_keys,omitempty"` // of records; they change nothing
+	Warnings         []string `json:"warnings,omitempty"`     // about records
+
+	// Retention has the shares of documents that other lengths of samples keep; none if none is dropped.
+	Retention []data.Share `json:"retention,omitempty"`
 }
 
 // Partition is one sequence over the ranks of a context group.
@@ -194,7 +200,8 @@ func partitionOf(cfg *config.Config, ranks int, shape partition.Shape) Partition
 // ring reduces or gathers n bytes by sending (ranks-1)/ranks of them.
 func stateBytes(cfg *config.Config, ranks int, micro int64) int64 {
 	flat := model.NewLayout(&cfg.Model.Config, ranks)
-	grads, weights := wireBytes(cfg)*flat.Size(), int64(backend.DType(cfg).Size())*flat.Size()
+	dtype := int64(backend.DType(cfg).Size())
+	grads, weights := wireBytes(cfg)*flat.Size(), dtype*flat.Size()
 	total := 2 * grads
 	switch cfg.Memory.Shard {
 	case "optimizer":
@@ -202,7 +209,7 @@ func stateBytes(cfg *config.Config, ranks int, micro int64) int64 {
 	case "gradients":
 		total = grads*micro + weights
 	case "parameters":
-		total = grads*micro + 2*weights*micro
+		total = grads*micro + 2*(weights+dtype*flat.FrozenSize())*micro
 	}
 	return total * int64(ranks-1) / int64(ranks)
 }

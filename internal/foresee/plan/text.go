@@ -55,7 +55,7 @@ func (p *Plan) Summary(w io.Writer, columns int, data []string) error {
 	fmt.Fprintf(&b, "backend     %s on %s: %s\n", p.Attention.Backend, p.machine, p.Attention.Reason)
 	fmt.Fprintf(&b, "ranks       %d (context %d x data %d): algorithm %s, layout %s, balance %.2f\n",
 		pt.Ranks, pt.Context, pt.Data, p.hopsBy, pt.Layout, pt.Balance)
-	fmt.Fprintf(&b, "model       %s parameters, %s tokens a sample\n", readable.Short(float64(e.Parameters)),
+	fmt.Fprintf(&b, "model       %s parameters%s, %s tokens a sample\n", readable.Short(float64(e.Parameters)), e.tuned(),
 		readable.Count(int64(pt.SeqLen)))
 	fmt.Fprintf(&b, "work        %s tokens a step, %.3g FLOPs, %.0f%% of them attention\n",
 		readable.Short(float64(e.TokensPerStep)), e.FLOPsPerStep, 100*e.AttentionShare)
@@ -74,6 +74,14 @@ func (p *Plan) Summary(w io.Writer, columns int, data []string) error {
 		e.times(&b)
 	}
 	return print(w, columns, &b)
+}
+
+// tuned returns the number of trained parameters, if some are frozen.
+func (e *Estimate) tuned() string {
+	if e.Trained == e.Parameters {
+		return ""
+	}
+	return fmt.Sprintf(" (%s of them trained)", readable.Short(float64(e.Trained)))
 }
 
 // keeps returns the choices of memory, and the places of saved activations.

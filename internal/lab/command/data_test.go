@@ -12,21 +12,25 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/data"
 )
 
 func TestDataLines(t *testing.T) {
 	cfg := &config.Config{Data: config.Data{SeqLen: 4096}}
 	one := int64(1)
-	d := plan.Data{Files: 1, Documents: &one, Tokens: 12345, Targets: 8192, Samples: 2, StepsPerEpoch: 1}
+	d := plan.Data{Files: 1, Documents: &one, Tokens: 12345, Targets: 8192, Samples: 2, SampleTokens: 8192,
+		StepsPerEpoch: 1}
 	want := []string{"data: 1 file, 1 document, 12,345 tokens",
 		"samples: 2 of 4,096 tokens, 8,192 targets; an epoch is 1 step"}
 	if got := dataLines(&d, cfg); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
+	d.Retention = []data.Share{{SeqLen: 4096, Kept: 0.3}, {SeqLen: 8192, Kept: 0.9999}, {SeqLen: 16384, Kept: 1}}
 	d.Documents, d.DroppedDocuments, d.Ignored = nil, 3, []string{"label", "position_ids"}
 	got := dataLines(&d, cfg)
-	if len(got) != 3 || !strings.Contains(got[0], "documents not counted yet") ||
-		!strings.HasSuffix(got[0], "3 documents dropped") || !strings.HasSuffix(got[2], "label, position_ids") {
+	if len(got) != 4 || !strings.Contains(got[0], "documents not counted yet") ||
+		!strings.HasSuffix(got[0], "3 documents dropped") || !strings.HasSuffix(got[3], "label, position_ids") ||
+		!strings.HasSuffix(got[2], ": 4K keeps 30 %, 8K 99.9 %, 16K 100 %") {
 		t.Errorf("got %q", got)
 	}
 	if got := dataLines(nil, cfg); got != nil {

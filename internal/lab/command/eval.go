@@ -118,12 +118,12 @@ func (o *EvalOptions) checkLogProbs() error {
 // sizeRecords adds the keys for log-probabilities. Samples have at least the rows of the longest record.
 func sizeRecords(ctx context.Context, name, base string, set []string) (sized []string, longest int,
 	err error) {
-	set = append(set, "data.pack_documents=true", "parallel.data=1")
+	set = append(set, "data.pack_documents=true", "data.overlong=drop", "parallel.data=1")
 	cfg, err := config.Parse(name, []byte(base), config.Options{Set: set})
 	if err != nil {
 		return nil, 0, once(err)
 	}
-	longest, total, err := train.RecordRows(ctx, cfg)
+	longest, total, err := train.RecordTokens(ctx, cfg)
 	if err != nil {
 		return nil, 0, inputf("--logprobs: %w", err)
 	}
@@ -168,8 +168,8 @@ func (o *EvalOptions) prepare(
 		return nil, nil, inputf("train.micro_batch_size %d: eval takes samples one by one; remove the key",
 			cfg.Train.MicroBatchSize)
 	}
-	if o.LogProbs != "" && (cfg.Parallel.Data > 1 || !cfg.Data.PackDocuments) {
-		return nil, nil, inputf("--logprobs needs parallel.data: 1 and data.pack_documents: true; remove the keys")
+	if o.LogProbs != "" && cfg.Parallel.Data > 1 {
+		return nil, nil, inputf("--logprobs needs parallel.data: 1; remove the key")
 	}
 	if cfg.Data.SeqLen < longest {
 		return nil, nil, inputf("data.seq_len %d: the longest record needs %d; remove the key", cfg.Data.SeqLen, longest)

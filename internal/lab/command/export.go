@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -26,6 +27,7 @@ type ExportOptions struct {
 	To     string
 	DType  string // fp32, bf16, fp16, or auto: as in model.from, else fp32
 	Step   int64  // of the checkpoint; 0: the newest one
+	Merge  bool   // write the model with its adapters added
 	Stdout io.Writer
 }
 
@@ -58,9 +60,24 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 		return 0, &InputError{err}
 	}
 	dtype := o.element(cfg)
-	params := model.Layout(&cfg.Model.Config)
-	if err := c.Fits(train.CheckpointParams(params)); err != nil {
+	if err := c.Fits(train.CheckpointParams(model.Layout(&cfg.Model.Config))); err != nil {
 		return 0, &InputError{err}
+	}
+	lora := cfg.Model.Tuning.LoRA != nil
+	if o.Merge && !lora {
+		return 0, inputf("--merge: the run has no adapters; leave it out")
+	}
+	initial, err := train.NewInitial(cfg, true)
+	if err != nil {
+		return 0, &InputError{err}
+	}
+	defer initial.Close()
+	if err := initial.Matches(ctx, c); err != nil {
+		return 0, &InputError{err}
+	}
+	read := initial.Saved(ctx, c, o.Merge)
+	if lora && !o.Merge {
+		return 0, o.adapter(cfg, c, read)
 	}
 	var brought []string
 	var without error // the reason if files are missing
@@ -70,15 +87,13 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 	err = hf.Export(o.To, hf.Model{
 		Config: exported(cfg), From: cfg.Model.From, Companions: brought, DType: dtype, Tensors: cfg.Model.Tensors(),
 		Bytes: ofBytes(cfg), EOS: cfg.Data.EOSTokenID,
-		Read: func(t hf.Tensor, off int64, dst []float32) error {
-			return c.Read(ctx, t.Name, checkpoint.FieldParam, off, dst)
-		},
+		Read: read,
 	}, hf.ShardLimit)
 	if err != nil {
 		return 0, err
 	}
 	fmt.Fprintf(o.Stdout, "wrote %s: %s of step %d, %d tensors in %s\n", terminal.Name(o.To), cfg.Model.Architecture,
-		c.Manifest.Step, len(params), dtype)
+		c.Manifest.Step, len(cfg.Model.Tensors()), dtype)
 	if len(brought) > 0 {
 		fmt.Fprintf(o.Stdout, "from %s: %s\n", terminal.Name(cfg.Model.From), strings.Join(brought, ", "))
 	}
@@ -86,10 +101,26 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 		fmt.Fprintf(o.Stdout, "note: the export lacks files of the tokenizer or generation_config.json: %v; "+
 			"copy them there from the model of model.from\n", without)
 	}
-	if caveat := cfg.Model.Caveat(); caveat != "" {
+	if caveat := cfg.Model.Caveat().Msg; caveat != "" {
 		fmt.Fprintf(o.Stdout, "note: %s\n", caveat)
 	}
 	return 0, nil
+}
+
+// adapter writes the adapter of a run.
+func (o *ExportOptions) adapter(cfg *config.Config, c *checkpoint.Checkpoint,
+	read func(hf.Tensor, int64, []float32) error) error {
+	dtype, list := safetensors.F32, cfg.Model.Adapters()
+	if t, ok := exportTypes[o.DType]; ok {
+		dtype = t
+	}
+	m := hf.Model{Config: &cfg.Model.Config, DType: dtype, From: cfg.Model.From, Tensors: list, Read: read}
+	if err := hf.ExportAdapter(o.To, m); err != nil {
+		return err
+	}
+	fmt.Fprintf(o.Stdout, "wrote %s: adapter of step %d, %d tensors in %s, for %s; --merge writes the whole model\n",
+		terminal.Name(o.To), c.Manifest.Step, len(list), dtype, cmp.Or(terminal.Name(cfg.Model.From), "random weights"))
+	return nil
 }
 
 func ofStep(ctx context.Context, run string, step int64) (c *checkpoint.Checkpoint, reasons []string, err error) {
@@ -126,10 +157,11 @@ func (o *ExportOptions) element(cfg *config.Config) safetensors.DType {
 	return safetensors.F32
 }
 
-// exported returns the config.json of the trained model, with the positions and the EOS of the run.
+// exported returns the config of the trained and merged model, with the positions and the EOS of the run.
 func exported(cfg *config.Config) *hf.Config {
 	const eos = "eos_token_id"
 	c := cfg.Model.Config
+	c.Tuning = hf.Tuning{}
 	if c.MaxPositionEmbedding == 0 {
 		c.MaxPositionEmbedding = c.Positions(cfg.Data.SeqLen)
 	}

@@ -228,6 +228,7 @@ func (o *GenerateOptions) open(w *source, tokens int) (dev *device.Device, end f
 			DType:    tensor.F32, Batch: 1, SeqQ: tokens, SeqKV: tokens,
 			Heads: w.cfg.NumAttentionHeads, KVHeads: w.cfg.NumKeyValueHeads,
 			HeadDim: w.cfg.HeadDim, HeadDimV: w.cfg.HeadDim, Causal: true, Window: w.cfg.Window(l), Ranks: 1,
+			Softcap: w.cfg.AttnLogitSoftcapping > 0,
 		})
 	}
 	answer, _, err := (&Options{Stderr: os.Stderr}).strategy(m, q)
@@ -321,7 +322,7 @@ func sourceOfModel(path string) (*source, error) {
 		w.close()
 		return nil, &InputError{err}
 	}
-	if caveat := cfg.Caveat(); caveat != "" {
+	if caveat := cfg.Caveat().Msg; caveat != "" {
 		w.notes = append(w.notes, caveat)
 	}
 	w.read = func(_ context.Context, p model.Param, dst []float32) error {
@@ -335,7 +336,7 @@ func sourceOfRun(ctx context.Context, path string, step int64) (*source, error) 
 	if err != nil {
 		return nil, err
 	}
-	w, err := sourceOf(c)
+	w, err := sourceOf(ctx, c)
 	if err != nil {
 		c.Close()
 		return nil, &InputError{err}
@@ -346,7 +347,19 @@ func sourceOfRun(ctx context.Context, path string, step int64) (*source, error) 
 	return w, nil
 }
 
-func sourceOf(c *checkpoint.Checkpoint) (*source, error) {
+// closers closes all of a list.
+type closers []io.Closer
+
+// Close implements io.Closer.
+func (c closers) Close() error {
+	var errs []error
+	for _, of := range c {
+		errs = append(errs, of.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func sourceOf(ctx context.Context, c *checkpoint.Checkpoint) (*source, error) {
 	cfg, err := checkpointConfig(c)
 	if err != nil {
 		return nil, err
@@ -354,7 +367,14 @@ func sourceOf(c *checkpoint.Checkpoint) (*source, error) {
 	if err := c.Fits(train.CheckpointParams(model.Layout(&cfg.Model.Config))); err != nil {
 		return nil, err
 	}
-	w := &source{what: terminal.Name(c.Dir), cfg: exported(cfg), tokenizer: tokenizerOf(cfg), from: c}
+	initial, err := train.NewInitial(cfg, true)
+	if err != nil {
+		return nil, err
+	}
+	if err := initial.Matches(ctx, c); err != nil {
+		return nil, errors.Join(err, initial.Close())
+	}
+	w := &source{what: terminal.Name(c.Dir), cfg: exported(cfg), tokenizer: tokenizerOf(cfg), from: closers{c, initial}}
 	w.positions = w.cfg.MaxPositionEmbedding
 	if id := cfg.Data.EOSTokenID; id >= 0 {
 		w.ends = append(w.ends, id)
@@ -365,9 +385,8 @@ func sourceOf(c *checkpoint.Checkpoint) (*source, error) {
 	if ends, err := hf.Ends(cfg.Model.From); err == nil && cfg.Model.From != "" { // it may be gone
 		w.own = append(w.own, ends...)
 	}
-	w.read = func(ctx context.Context, p model.Param, dst []float32) error {
-		return c.Read(ctx, p.Name, checkpoint.FieldParam, 0, dst)
-	}
+	saved := initial.Saved(ctx, c, true)
+	w.read = func(_ context.Context, p model.Param, dst []float32) error { return saved(p.Tensor, 0, dst) }
 	return w, nil
 }
 

@@ -2,6 +2,7 @@ package command
 
 import (
 	"fmt"
+	"math"
 	"runtime"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"github.com/cprun/cprun/internal/foresee/cost"
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/train"
 	"github.com/cprun/cprun/kernels/cpu"
@@ -44,7 +46,7 @@ func Plan(path string, o PlanOptions) (int, error) {
 		return 0, err
 	}
 	cfg, err := loadPlanned(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: machine.Hosts,
-		Device: machine.Device(), NoFiles: true, Decide: d.Decide})
+		Device: machine.Device(), NoFiles: true, Known: true, Decide: d.Decide})
 	if err != nil {
 		return 0, &InputError{err}
 	}
@@ -73,7 +75,11 @@ func Plan(path string, o PlanOptions) (int, error) {
 	if len(o.Assume) == 0 && o.JSON { // the text begins with it
 		p.Refused = append(p.Refused, lines(p.Memory.Check())...)
 	}
-	if err := o.write(path, cfg, p); err != nil {
+	counts := dataLines(p.Data, cfg)
+	if found == nil && refusal == nil {
+		counts = []string{"data: not counted yet; the first run encodes it"}
+	}
+	if err := o.write(path, cfg, p, counts); err != nil {
 		return 0, err
 	}
 	for _, w := range cfg.Warnings {
@@ -103,18 +109,37 @@ func dataLines(d *plan.Data, cfg *config.Config) []string {
 	if d.Documents != nil {
 		documents = count(*d.Documents, "document")
 	}
+	filled := ""
+	if room := d.Samples * int64(cfg.Data.SeqLen); d.SampleTokens < room {
+		filled = fmt.Sprintf(" (%.1f %% filled)", 100*float64(d.SampleTokens)/float64(room))
+	}
 	lines := []string{
 		fmt.Sprintf("data: %s, %s, %s", count(d.Files, "file"), documents, count(d.Tokens, "token")),
-		fmt.Sprintf("samples: %s of %s, %s; an epoch is %s", readable.Count(d.Samples),
-			count(int64(cfg.Data.SeqLen), "token"), count(d.Targets, "target"), count(d.StepsPerEpoch, "step")),
+		fmt.Sprintf("samples: %s of %s%s, %s; an epoch is %s", readable.Count(d.Samples),
+			count(int64(cfg.Data.SeqLen), "token"), filled, count(d.Targets, "target"), count(d.StepsPerEpoch, "step")),
 	}
 	if d.DroppedDocuments > 0 {
 		lines[0] += "; " + count(d.DroppedDocuments, "document") + " dropped"
+		lines = append(lines, "documents by data.seq_len: "+kept(d.Retention))
 	}
 	if len(d.Ignored) > 0 {
 		lines = append(lines, "data: "+unread(d.Ignored))
 	}
+	for _, w := range d.Warnings {
+		lines = append(lines, "data: warning: "+w)
+	}
 	return lines
+}
+
+// kept words the shares of documents that fit: "32K keeps 30 %, 64K 92.5 %".
+func kept(list []data.Share) string {
+	var words []string
+	for i, s := range list {
+		share := math.Floor(1000*s.Kept) / 10 // 100 % only if all are kept
+		words = append(words, fmt.Sprintf("%s %s%g %%", readable.Size(int64(s.SeqLen)),
+			map[bool]string{true: "keeps "}[i == 0], share))
+	}
+	return strings.Join(words, ", ")
 }
 
 func unread(keys []string) string {
@@ -140,11 +165,11 @@ func loadPlanned(path string, o config.Options) (*config.Config, error) {
 	return config.Load(path, o)
 }
 
-func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error {
+func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan, counts []string) error {
 	if o.JSON {
 		return printJSON(o.Stdout, p)
 	}
-	if err := p.Summary(o.Stdout, terminal.Columns(), dataLines(p.Data, cfg)); err != nil {
+	if err := p.Summary(o.Stdout, terminal.Columns(), counts); err != nil {
 		return err
 	}
 	if !o.Verbose {
@@ -162,7 +187,8 @@ func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error
 func (o *PlanOptions) refusal(
 	path string, ranks int, m machine.Machine,
 ) (whole *config.Config, found *train.Data, err error) {
-	whole, err = config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: m.Hosts, Device: m.Device()})
+	whole, err = config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: m.Hosts, Device: m.Device(),
+		Known: true})
 	if err == nil {
 		found, err = train.Check(whole)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -111,7 +112,7 @@ var (
 	// freeKeys do not change the model's results; dataKeys select the tokens of each sample.
 	freeKeys = []string{"model.from", "model.initializer_range", "model.max_position_embeddings"}
 	dataKeys = []string{"data.path", "data.tokenizer", "data.seq_len", "data.shuffle", "data.pack_documents",
-		"data.eos_token_id", "data.seed", "train.global_batch_size"}
+		"data.overlong", "data.eos_token_id", "data.seed", "train.global_batch_size"}
 )
 
 // compare compares a config with the checkpoint's. A different model is an error; different data and a jump of the
@@ -130,6 +131,8 @@ func compare(c *checkpoint.Checkpoint, cfg *config.Config) (notes []string, err 
 			moved = append(moved, line)
 		case d.Key == "train.steps" || d.Key == "optimizer.lr" || strings.HasPrefix(d.Key, "lr_schedule."):
 			paced = append(paced, fmt.Sprintf("%s %s -> %s", d.Key, d.Old, d.New))
+		case d.Key == "lora.alpha" || d.Key == "lora.rslora": // Fits compares the others
+			faults = append(faults, line)
 		case strings.HasPrefix(d.Key, "model.") && !slices.Contains(freeKeys, d.Key) &&
 			!alike(d.Key, &was.Model.Config, &cfg.Model.Config):
 			faults = append(faults, line)
@@ -178,7 +181,7 @@ func alike(key string, a, b *hf.Config) bool {
 		return a.NumHiddenLayers == b.NumHiddenLayers
 	case strings.HasPrefix(key, "model.rope_"):
 		ra, rb := model.NewRope(a), model.NewRope(b)
-		return slices.Equal(ra.InvFreq, rb.InvFreq) && ra.Factor == rb.Factor
+		return reflect.DeepEqual(ra, rb)
 	}
 	return false
 }

@@ -141,7 +141,7 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, d
 		return r, err
 	}
 	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: o.machine.Hosts, Device: device,
-		Decide: d.Decide})
+		Decide: d.Decide, Note: func(text string) { fmt.Fprintln(o.Stderr, terminal.Text(text)) }})
 	if err != nil {
 		return r, &InputError{err}
 	}

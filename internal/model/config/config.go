@@ -8,9 +8,12 @@ package config
 import (
 	"cmp"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
+	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/ring"
 )
@@ -44,19 +47,50 @@ type Model struct {
 
 // Data is the source of tokens.
 type Data struct {
-	Path          Files
-	Tokenizer     string // Bytes, or the absolute path of a tokenizer.json; "": none, and text is refused
-	SeqLen        int    // global tokens of one sample
-	Shuffle       bool
+	Path         Files
+	Format       string // of records: auto, text, messages, completion, tokens
+	ChatTemplate string // absolute path of a Jinja file; "": the tokenizer's own
+	TrainOn      string // of conversations: assistant, all
+	Tokenizer    string // Bytes, or the absolute path of a tokenizer.json; "": none, and text is refused
+	SeqLen       int    // global tokens of one sample
+	Shuffle      bool
+	Pack         *bool  // data.pack_documents; nil: auto, which depends on the files
+	Overlong     string // auto, split, drop
+	EOSTokenID   int    // -1: none
+	Cache        string // directory of the token cache, absolute; "": the user's cache directory
+	Seed         int64
+	Validation   Validation
+
+	// PackDocuments follows from the others: the mask and the positions depend on the documents of a sample.
 	PackDocuments bool
-	EOSTokenID    int // -1: none
-	Seed          int64
-	Validation    Validation
+
+	known bool         // Options.Known
+	note  func(string) // Options.Note
+}
+
+// uncached is the size of files below which the default cache is not used, in bytes.
+const uncached = 16 << 20
+
+// TokenCache returns the cache of encoded files.
+func (d *Data) TokenCache() data.Cache {
+	c := data.Cache{Dir: d.Cache, Known: d.known, Note: d.note}
+	if dir, err := os.UserCacheDir(); c.Dir == "" && err == nil {
+		c.Dir, c.Least = filepath.Join(dir, "cprun", "tokens"), uncached
+	}
+	return c
+}
+
+// Packs reports whether data.pack_documents is true.
+func (d *Data) Packs() bool { return d.Pack != nil && *d.Pack }
+
+// Whole reports whether documents of these files are never cut.
+func (d *Data) Whole(f Files) bool {
+	return d.Overlong == "drop" || d.Overlong == "auto" && f.conversations()
 }
 
 // Validation is the held-out loss: every N steps (0: never), over N samples (0: all).
 type Validation struct {
-	Path           string // glob of files, absolute; "" if Every is 0
+	Path           Files // none if Every is 0
 	Every, Samples int
 }
 

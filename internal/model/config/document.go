@@ -218,17 +218,15 @@ func (c *Config) visit(fn func(path string, value any)) {
 	for i := range keys {
 		k := &keys[i]
 		section, _ := split(k.path)
-		if section == ropeSection {
-			if r == nil {
-				if !opened[section] {
-					opened[section] = true
-					fn(section, nil)
-				}
-				continue
+		if c.lacks(section) {
+			if !opened[section] {
+				opened[section] = true
+				fn(section, nil)
 			}
-			if !hasType(k.rope, r.Type) {
-				continue
-			}
+			continue
+		}
+		if section == ropeSection && !hasType(k.rope, r.Type) {
+			continue
 		}
 		open(section)
 		fn(k.path, k.value(c))

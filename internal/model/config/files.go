@@ -1,11 +1,15 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/cprun/cprun/internal/model/data"
 )
 
 // Files are the sources of data: one glob, several in sequence, or several mixed by weight.
@@ -14,12 +18,56 @@ type Files []File
 // File is an absolute glob of files.
 type File struct {
 	Path   string
-	Weight float64 // share of the samples relative to the others; 0: not given
+	Weight float64 // share of the tokens relative to the others; 0: not given
+	Kind   string  // of the records (data.Kind); "" if unknown
+}
+
+// conversations reports whether some file has records that are never cut.
+func (f Files) conversations() bool {
+	return slices.ContainsFunc(f, func(e File) bool { return data.Conversation(e.Kind) })
 }
 
 // Mixed reports whether samples are drawn by weight.
 func (f Files) Mixed() bool {
 	return slices.ContainsFunc(f, func(e File) bool { return e.Weight > 0 })
+}
+
+// Sources returns the files in groups, each one sequence.
+func (f Files) Sources() []Files {
+	if f.Mixed() {
+		return slices.Collect(slices.Chunk(f, 1))
+	}
+	return []Files{f}
+}
+
+// Names returns a name for each path: its elements without wildcards after those that all have, such as code and prose
+// for code/*.bin and prose.jsonl.
+func (f Files) Names() (names []string) {
+	split := func(e File) []string { return strings.Split(strings.TrimPrefix(e.Path, "/"), "/") }
+	same := len(split(f[0]))
+	for _, e := range f {
+		for i, word := range split(e) {
+			if i < same && word != split(f[0])[i] {
+				same = i
+			}
+		}
+		same = min(same, len(split(e)))
+	}
+	seen := map[string]int{}
+	for _, e := range f {
+		var words []string
+		for _, word := range split(e)[same:] {
+			if word, _, _ = strings.Cut(word, "."); !strings.ContainsAny(word, "*?[{") && word != "" {
+				words = append(words, word)
+			}
+		}
+		name := cmp.Or(strings.Join(words, "/"), "source")
+		if seen[name]++; seen[name] > 1 {
+			name += fmt.Sprintf("-%d", seen[name])
+		}
+		names = append(names, name)
+	}
+	return names
 }
 
 // Globs lists the paths.

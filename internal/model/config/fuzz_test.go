@@ -31,7 +31,10 @@ func (d memDisk) glob(pattern string) (matches []string, err error) {
 	return matches, nil
 }
 
+func (d memDisk) kind(path string) string     { return "" }
 func (d memDisk) eos(dir string) (int, error) { return -1, nil }
+
+func (d memDisk) readAdapter(string) (*hf.LoRA, error) { return &hf.LoRA{R: 4, Alpha: 8}, nil }
 
 func (d memDisk) readConfig(dir string) (*hf.Config, error) {
 	c := *d[dir]

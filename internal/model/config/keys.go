@@ -66,6 +66,8 @@ var sections = []struct{ path, doc string }{
 	{"train", "The length and the batches of the run."},
 	{"train.early_stop", "An end before the last step, after a checkpoint and with exit status 0. The state survives a " +
 		"resume. A run that has ended early does not go on unless `patience` is raised or 0."},
+	{"lora", "Low-rank adapters (arXiv:2106.09685) in PEFT's format: the model stays frozen, and only adapters train. " +
+		"null, the default: none. A partial mapping takes the defaults below; `cprun export` writes the adapter."},
 	{"optimizer", "AdamW (arXiv:1711.05101): decay on every parameter of two or more axes (embeddings too), " +
 		"none on vectors."},
 	{"lr_schedule", "The learning rate over the steps."},
@@ -94,32 +96,53 @@ var modelKeys = []key{
 	{path: "model.head_dim", def: "null", word: "null", min: 2, max: maxHeads,
 		doc: "width of one head, even; null: hidden_size / num_attention_heads"},
 	{path: "model.rope_theta", def: "10000.0", within: "(1, inf)", doc: "base of the rotary frequencies"},
-	{path: "model.rope_scaling.rope_type", choices: []string{"linear", "llama3", "yarn", "default"},
-		rope: "linear llama3 yarn", needs: "linear llama3 yarn",
+	{path: "model.rope_scaling.rope_type", choices: []string{"linear", "llama3", "yarn", "longrope", "default"},
+		rope: "linear llama3 yarn longrope", needs: "linear llama3 yarn longrope",
 		at:  func(c *Config) any { return &c.Model.RopeScaling.Type },
-		doc: "yarn: arXiv:2309.00071; default: no scaling"},
+		doc: "yarn: arXiv:2309.00071; longrope: arXiv:2402.13753; default: no scaling"},
 	{path: "model.rope_scaling.factor", within: "[1, inf)",
-		rope: "linear llama3 yarn", needs: "linear llama3 yarn",
-		doc: "new length / trained length"},
+		rope: "linear llama3 yarn longrope", needs: "linear llama3 yarn",
+		doc: "new length / trained length; longrope: from max_position_embeddings"},
+	{path: "model.rope_scaling.short_factor", within: "(0, inf)", rope: "longrope", needs: "longrope",
+		doc: "divides the frequency of each pair of dimensions, in documents up to the trained length"},
+	{path: "model.rope_scaling.long_factor", within: "(0, inf)", rope: "longrope", needs: "longrope",
+		doc: "likewise in longer documents"},
 	{path: "model.rope_scaling.low_freq_factor", within: "(0, inf)", rope: "llama3", needs: "llama3",
 		doc: "wavelengths above trained length / this are stretched fully"},
 	{path: "model.rope_scaling.high_freq_factor", within: "(0, inf)", rope: "llama3", needs: "llama3",
 		doc: "wavelengths below trained length / this stay; above low_freq_factor"},
-	{path: "model.rope_scaling.original_max_position_embeddings", min: 1, rope: "llama3 yarn", needs: "llama3",
-		at:  func(c *Config) any { return &c.Model.RopeScaling.OriginalMax },
-		doc: "trained length, tokens; yarn: max_position_embeddings"},
+	{path: "model.rope_scaling.original_max_position_embeddings", min: 1, rope: "llama3 yarn longrope",
+		needs: "llama3 longrope",
+		at:    func(c *Config) any { return &c.Model.RopeScaling.OriginalMax },
+		doc:   "trained length, tokens; yarn: max_position_embeddings"},
 	{path: "model.rope_scaling.beta_fast", def: "32.0", within: "(0, inf)", rope: "yarn",
 		doc: "frequencies with more turns than this over the trained length stay"},
 	{path: "model.rope_scaling.beta_slow", def: "1.0", within: "(0, inf)", rope: "yarn",
 		doc: "frequencies with fewer turns than this are stretched fully"},
-	{path: "model.rope_scaling.attention_factor", def: "null", word: "null", within: "(0, inf)", rope: "yarn",
-		doc: "null: from mscale, else 0.1 ln(factor) + 1"},
+	{path: "model.rope_scaling.attention_factor", def: "null", word: "null", within: "(0, inf)",
+		rope: "yarn longrope",
+		doc:  "null: yarn: from mscale, else 0.1 ln(factor) + 1; longrope: sqrt(1 + ln(factor) / ln(trained length))"},
 	{path: "model.rope_scaling.mscale", def: "null", word: "null", within: "(0, inf)", rope: "yarn",
 		doc: "DeepSeek's form of attention_factor"},
 	{path: "model.rope_scaling.mscale_all_dim", def: "null", word: "null", within: "(0, inf)", rope: "yarn",
 		doc: "DeepSeek's form of attention_factor"},
 	{path: "model.rope_scaling.truncate", def: "null", word: "null", rope: "yarn",
 		doc: "round the ramp's bounds to whole dimensions"},
+	{path: "model.partial_rotary_factor", def: "null", word: "null", within: "(0, 1]",
+		doc: "share of a head's dimensions that rotate, the first; null: all; below 1 only in phi3"},
+	{path: "model.no_rope_layers", def: "null", word: "null", max: 1,
+		doc: "for each layer 1 if it rotates, or 0; only in smollm3, where null is 0 for every fourth layer"},
+	{path: "model.attention_bias", def: "false",
+		doc: "biases of the projections of attention; qwen2 has those of queries, keys and values in any case"},
+	{path: "model.mlp_bias", def: "false", doc: "biases of the projections of the MLP"},
+	{path: "model.rope_local_base_freq", def: "null", word: "null", within: "(1, inf)",
+		doc: "rope_theta of layers with a window, which rope_scaling leaves alone; only gemma3_text; null: rope_theta"},
+	{path: "model.query_pre_attn_scalar", def: "null", word: "null", within: "(0, inf)",
+		doc: "attention scores are divided by its root; only gemma2 and gemma3_text; null: head_dim"},
+	{path: "model.attn_logit_softcapping", def: "null", word: "null", within: "(0, inf)",
+		doc: "limit of attention scores, by tanh; only gemma2; null: none"},
+	{path: "model.final_logit_softcapping", def: "null", word: "null", within: "(0, inf)",
+		doc: "limit of logits, by tanh; only gemma2 and gemma3_text; null: none"},
 	{path: "model.rms_norm_eps", def: "1.0e-6", within: "(0, inf)", doc: "added to the mean square in RMSNorm"},
 	{path: "model.tie_word_embeddings", def: "false", doc: "the output matrix is the embedding"},
 	{path: "model.max_position_embeddings", def: "null", word: "null", min: 1, max: maxLen,
@@ -136,6 +159,12 @@ var runKeys = []key{
 	{path: "data.path",
 		doc: "file or glob: llm.c `.bin`, Megatron `.bin` with its `.idx`, raw text, or `.jsonl` with `text` or " +
 			"`input_ids`; or a list of globs, read one after the other, or of `{path: …, weight: …}`, mixed"},
+	{path: "data.format", def: "auto", choices: []string{"text", "messages", "completion", "tokens", "auto"},
+		doc: "kind of the records in `.jsonl`, `.parquet` and `.arrow` files; auto: each by its keys"},
+	{path: "data.chat_template", def: "null", word: "null",
+		doc: "Jinja file that renders conversations; null: the chat template of the tokenizer"},
+	{path: "data.train_on", def: "assistant", choices: []string{"assistant", "all"},
+		doc: "targets in conversations: assistant (the assistant's turns, or the completion of a prompt), or all"},
 	{path: "data.tokenizer", def: "auto", word: "auto",
 		doc: "for text: `bytes`, or the path of a Hugging Face `tokenizer.json` or its directory; auto: that of " +
 			"`model.from`, else `bytes`"},
@@ -143,15 +172,24 @@ var runKeys = []key{
 		doc: "tokens of one sample, over all ranks"},
 	{path: "data.shuffle", def: "true",
 		doc: "false: sample i is tokens [i*seq_len, (i+1)*seq_len], targets shifted by one"},
-	{path: "data.pack_documents", def: "false",
-		doc: "attention and positions stay inside documents. `.bin` files end them at eos_token_id, or where " +
-			"Megatron's `.idx` says; text at the end of a file or line"},
+	{path: "data.pack_documents", def: "auto", word: "auto", at: func(c *Config) any { return &c.Data.Pack },
+		doc: "true: attention and positions stay inside documents. `.bin` files end them at eos_token_id, or where " +
+			"Megatron's `.idx` says; text at the end of a file or line. Conversations are packed whole; false: one a " +
+			"sample. auto: true for messages and completions, else false"},
+	{path: "data.overlong", def: "auto", choices: []string{"auto", "split", "drop"},
+		doc: "documents longer than seq_len. split: cut them; drop: leave them out, and pack the others whole; auto: " +
+			"drop for conversations (messages, completions, tokens with masks or labels), else split"},
 	{path: "data.eos_token_id", def: "null", word: "null", wordIs: -1,
 		doc: "token that ends a document; below vocab_size; needed to pack documents of `.bin` files without an " +
 			"`.idx`; null: that of `model.from`, else none"},
+	{path: "data.cache", def: "null", word: "null",
+		doc: "directory for the tokens of text and records, which the first run encodes on all cores, once for all " +
+			"processes of a host; null: `cprun/tokens` in the user's cache directory, for files from 16 MiB; " +
+			"the tokens of smaller ones stay in memory"},
 	{path: "data.seed", def: "null", word: "null", wordIs: -1, max: maxSeed,
 		doc: "seed of the order of samples; null: train.seed, or the seed of the resumed checkpoint"},
-	{path: "data.validation.path", def: "null", word: "null", doc: "held-out file or glob; needed if every is above 0"},
+	{path: "data.validation.path", def: "null", word: "null",
+		doc: "held-out files, like data.path; a mixture is validated by source; needed if every is above 0"},
 	{path: "data.validation.every", def: "0", doc: "optimizer steps between two validations; 0: never"},
 	{path: "data.validation.samples", def: "0",
 		doc: "samples of one validation, the first of the files; 0: all"},
@@ -168,10 +206,27 @@ var runKeys = []key{
 	{path: "train.seed", def: "1", max: maxSeed,
 		doc: "seed of random weights, and of samples where data.seed is null"},
 	{path: "train.deterministic", def: "false", doc: "the same config on as many ranks gives the same bits"},
+	{path: "train.freeze", def: "[]", at: func(c *Config) any { return &c.Model.Tuning.Freeze },
+		doc: "globs over names of parameters, such as `[\"model.embed_tokens.*\"]`: these have no gradients and no " +
+			"state of the optimizer, and keep their values"},
 	{path: "train.early_stop.patience", def: "0",
 		doc: "validations in a row without a loss that is lower by more than min_delta than the lowest before, after " +
 			"which the run ends; 0: off; needs data.validation"},
 	{path: "train.early_stop.min_delta", def: "0.0", within: "[0, inf)", doc: "smallest improvement that counts"},
+
+	{path: "lora.r", def: "16", min: 1, max: maxHeads, at: func(c *Config) any { return &c.Model.Tuning.LoRA.R },
+		doc: "rank"},
+	{path: "lora.alpha", def: "null", word: "null", within: "(0, inf)",
+		at:  func(c *Config) any { return &c.Model.Tuning.LoRA.Alpha },
+		doc: "the product of an adapter is multiplied by alpha / r; null: 2 r"},
+	{path: "lora.dropout", def: "0.0", within: "[0, 1)", at: func(c *Config) any { return &c.Model.Tuning.LoRA.Dropout },
+		doc: "share of an adapter's inputs that is 0 in a training pass"},
+	{path: "lora.targets", def: "auto", word: "auto", at: func(c *Config) any { return &c.Model.Tuning.LoRA.Targets },
+		doc: "names of modules, such as `[q_proj, v_proj]`; auto or `all-linear`: all linear layers of the blocks"},
+	{path: "lora.rslora", def: "false", at: func(c *Config) any { return &c.Model.Tuning.LoRA.RSLoRA },
+		doc: "alpha / sqrt(r) in place of alpha / r (arXiv:2312.03732)"},
+	{path: "lora.from", def: "null", word: "null", at: func(c *Config) any { return &c.Model.Tuning.LoRA.From },
+		doc: "adapter directory of PEFT to continue; r, alpha, rslora and targets are its own; null: new adapters"},
 
 	{path: "optimizer.name", def: "adamw", choices: []string{"adamw"}, doc: "the algorithm"},
 	{path: "optimizer.lr", def: "3.0e-4", within: "[0, inf)", doc: "highest learning rate"},
@@ -339,8 +394,18 @@ func split(path string) (section, name string) {
 	return path[:max(i, 0)], path[i+1:]
 }
 
-// ropeSection is the only section that may be absent.
-const ropeSection = "model.rope_scaling"
+// These sections may be absent.
+const (
+	ropeSection = "model.rope_scaling"
+	loraSection = "lora"
+)
+
+func isOptional(section string) bool { return section == ropeSection || section == loraSection }
+
+// lacks reports whether an optional section is absent.
+func (c *Config) lacks(section string) bool {
+	return section == ropeSection && c.Model.RopeScaling == nil || section == loraSection && c.Model.Tuning.LoRA == nil
+}
 
 // hasType reports whether a list of types contains a type of rope scaling.
 func hasType(types, ropeType string) bool { return slices.Contains(strings.Fields(types), ropeType) }

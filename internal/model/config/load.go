@@ -31,6 +31,10 @@ type Options struct {
 	// config.yaml of a run. It is for plans and exports on another machine.
 	NoFiles bool
 
+	// Known forbids to encode data for the token cache; Note is called when that begins, unless nil.
+	Known bool
+	Note  func(text string)
+
 	// kept: cprun has written the config, so it may have keys without effect.
 	kept bool
 }
@@ -81,17 +85,21 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	src.chooseOne("train.steps", "train.epochs")
 	src.chooseOne("lr_schedule.warmup_steps", "lr_schedule.warmup_ratio")
 	l := &loader{source: src, paths: newPaths(name, disk), cfg: &Config{where: f.where}, opts: opts}
+	l.cfg.Data.known, l.cfg.Data.note = opts.Known, opts.Note
 	l.decodeFrom()
 	l.decodeRope()
 	for i := range keys {
-		if section, _ := split(keys[i].path); section != ropeSection && keys[i].path != "model.from" {
+		if section, _ := split(keys[i].path); !isOptional(section) && keys[i].path != "model.from" {
 			l.decodeKey(&keys[i])
 		}
 	}
+	l.decodeLoRA()
 	l.derive()
 	l.bounds()
 	l.resolvePaths()
+	l.findKinds()
 	l.resolveTokenizer()
+	l.resolveTemplate()
 	l.modelEOS()
 	rules(l.cfg, f)
 	open := l.cfg.Parallel.Algorithm == "auto"
@@ -283,6 +291,15 @@ func (l *loader) derive() {
 				"missing; rope_type yarn needs it, or max_position_embeddings")
 		}
 	}
+	if r := m.RopeScaling; r != nil && r.Type == "longrope" && r.Factor == 0 && r.OriginalMax > 0 {
+		if r.Factor = float64(m.MaxPositionEmbedding) / float64(r.OriginalMax); r.Factor == 0 {
+			l.add(ropeSection+".factor", "missing; rope_type longrope needs it, or max_position_embeddings")
+		}
+	}
+	if l.ok("model.architecture", "model.num_hidden_layers", "model.no_rope_layers") && m.NoRopeLayers == nil &&
+		slices.Contains(hf.Families(), m.Architecture) && m.Family().NoRope > 0 {
+		m.NoRopeLayers = hf.NoRopeLayers(m.NumHiddenLayers, m.Family().NoRope)
+	}
 	if s := &l.cfg.LRSchedule; s.MinLR < 0 && l.ok("optimizer.lr", "lr_schedule.min_lr") {
 		s.MinLR = tenth(l.cfg.Optimizer.LR)
 	}
@@ -306,7 +323,10 @@ func (l *loader) derive() {
 func (l *loader) bounds() {
 	for i := range keys {
 		k := &keys[i]
-		skip := k.rope != "" && (l.cfg.Model.RopeScaling == nil || !hasType(k.rope, l.cfg.Model.RopeScaling.Type)) ||
+		if section, _ := split(k.path); l.cfg.lacks(section) {
+			continue
+		}
+		skip := k.rope != "" && !hasType(k.rope, l.cfg.Model.RopeScaling.Type) ||
 			strings.HasPrefix(k.path, "model.") && !l.ok("model.from") && l.values[k.path] == nil
 		if skip || !l.ok(k.path) {
 			continue
@@ -326,14 +346,16 @@ func (l *loader) bounds() {
 // blankConfig returns a config in which every field of the table exists.
 func blankConfig() *Config {
 	c := &Config{}
-	c.Model.RopeScaling = &hf.RopeScaling{}
+	c.Model.RopeScaling, c.Model.Tuning.LoRA = &hf.RopeScaling{}, &hf.LoRA{}
 	return c
 }
 
 // Equal reports whether two configs have the same values, ignoring their files.
 func (c *Config) Equal(o *Config) bool {
 	a, b := *c, *o
-	a.Warnings, b.Warnings, a.where, b.where = nil, nil, nil, nil
+	for _, c := range []*Config{&a, &b} {
+		c.Warnings, c.where, c.Data.known, c.Data.note = nil, nil, false, nil
+	}
 	a.Model.LayerTypes, b.Model.LayerTypes = slices.Clip(a.Model.LayerTypes), slices.Clip(b.Model.LayerTypes)
 	return reflect.DeepEqual(a, b)
 }
@@ -387,6 +409,7 @@ const (
 	tokenizerFile = "tokenizer.json"
 	tokenizerKey  = "data.tokenizer"
 	eosKey        = "data.eos_token_id"
+	templateKey   = "data.chat_template"
 )
 
 // resolveTokenizer sets data.tokenizer to "bytes" or the path of a tokenizer.json. It stays empty if the model has
@@ -421,6 +444,18 @@ func (l *loader) resolveTokenizer() {
 			Nearest(given, []string{Bytes, "auto"}))
 	default:
 		l.add(tokenizerKey, "no tokenizer %s; name a tokenizer.json or its directory, or write bytes", tried)
+	}
+}
+
+// resolveTemplate makes the path of data.chat_template absolute.
+func (l *loader) resolveTemplate() {
+	t := &l.cfg.Data.ChatTemplate
+	if *t == "" || !l.ok(templateKey) {
+		return
+	}
+	abs, tried := l.find(*t, l.where.of(templateKey).line == 0, l.disk.isFile)
+	if *t = abs; tried != "" && !l.opts.NoFiles {
+		l.add(templateKey, "no file %s; name a Jinja file, or write null for the tokenizer's own template", tried)
 	}
 }
 

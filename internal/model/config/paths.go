@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/hf"
 )
 
@@ -20,9 +21,11 @@ type disk interface {
 	isDir(path string) bool
 	isFile(path string) bool
 	glob(pattern string) ([]string, error)
+	kind(path string) string // data.Kind; "" if it cannot be read
 	workDir() string
 	readConfig(dir string) (*hf.Config, error)
 	eos(dir string) (int, error)
+	readAdapter(dir string) (*hf.LoRA, error)
 }
 
 type osDisk struct{}
@@ -39,6 +42,11 @@ func (osDisk) isFile(path string) bool {
 
 func (osDisk) glob(pattern string) ([]string, error) { return files.Glob(pattern) }
 
+func (osDisk) kind(path string) string {
+	kind, _ := data.Kind(path) // the run reports the error
+	return kind
+}
+
 func (osDisk) workDir() string {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -48,6 +56,8 @@ func (osDisk) workDir() string {
 }
 
 func (osDisk) eos(dir string) (int, error) { return hf.EOS(dir) }
+
+func (osDisk) readAdapter(dir string) (*hf.LoRA, error) { return hf.ReadAdapter(dir) }
 
 func (osDisk) readConfig(dir string) (*hf.Config, error) { return hf.ReadConfig(dir) }
 
@@ -98,10 +108,11 @@ func (p paths) find(path string, flag bool, exists func(string) bool) (abs, trie
 // literal escapes a path for a glob.
 var literal = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `{`, `\{`, `}`, `\}`).Replace
 
-// findGlob resolves a pattern like find. If a file has that exact name, the pattern is literal. The directories in
-// front of it are always literal.
+// findGlob resolves a pattern like find. If a file, or a directory of datasets, has that exact name, the pattern is
+// literal. The directories in front of it are always literal.
 func (p paths) findGlob(pattern string, flag bool) (abs, tried string) {
-	if abs, tried = p.find(pattern, flag, p.disk.isFile); tried == "" {
+	exact := func(path string) bool { return p.disk.isFile(path) || p.isDataset(path) }
+	if abs, tried = p.find(pattern, flag, exact); tried == "" {
 		return literal(abs), ""
 	}
 	quoted := paths{disk: p.disk, fileDir: literal(p.fileDir), workDir: literal(p.workDir)}
@@ -117,15 +128,26 @@ func (p paths) files(pattern string) []string {
 	for _, m := range matches {
 		if p.disk.isFile(m) {
 			files = append(files, m)
+		} else if p.isDataset(m) {
+			saved, _ := p.disk.glob(literal(m) + "/*.arrow")
+			files = append(files, saved...)
 		}
 	}
 	return files
+}
+
+// isDataset reports whether the library datasets has saved a directory.
+func (p paths) isDataset(path string) bool {
+	return p.disk.isDir(path) && p.disk.isFile(filepath.Join(path, "state.json"))
 }
 
 var dataPaths = []string{"data.path", "data.validation.path"}
 
 // resolvePaths makes the paths of data absolute and reports missing files.
 func (l *loader) resolvePaths() {
+	if dir := &l.cfg.Data.Cache; *dir != "" && !filepath.IsAbs(*dir) {
+		*dir = filepath.Join(map[bool]string{true: l.workDir, false: l.fileDir}[l.where.of("data.cache").line == 0], *dir)
+	}
 	for _, path := range dataPaths {
 		for _, field := range l.globsOf(path) {
 			if !l.ok(path) {
@@ -144,17 +166,46 @@ func (l *loader) resolvePaths() {
 	}
 }
 
-func (l *loader) globsOf(path string) (globs []*string) {
-	if path != "data.path" {
-		if v := &l.cfg.Data.Validation.Path; *v != "" {
-			return []*string{v}
-		}
-		return nil
+func (l *loader) filesOf(path string) Files {
+	if path == "data.path" {
+		return l.cfg.Data.Path
 	}
-	for i := range l.cfg.Data.Path {
-		globs = append(globs, &l.cfg.Data.Path[i].Path)
+	return l.cfg.Data.Validation.Path
+}
+
+func (l *loader) globsOf(path string) (globs []*string) {
+	files := l.filesOf(path)
+	for i := range files {
+		globs = append(globs, &files[i].Path)
 	}
 	return globs
+}
+
+// findKinds reads the first record of each source, and sets what depends on it. data.pack_documents stays auto if a
+// source cannot be read, and data.overlong also if sources differ.
+func (l *loader) findKinds() {
+	d := &l.cfg.Data
+	auto, known, whole := false, true, map[bool]bool{}
+	for _, path := range dataPaths {
+		files := l.filesOf(path)
+		for i := range files {
+			for _, name := range l.files(files[i].Path) {
+				if files[i].Kind = l.disk.kind(name); files[i].Kind != "" {
+					break
+				}
+			}
+			kind := files[i].Kind
+			auto = auto || path == "data.path" && (kind == "messages" || kind == "completion")
+			known, whole[data.Conversation(kind)] = known && kind != "", true
+		}
+	}
+	if known && d.Pack == nil {
+		d.Pack = &auto
+	}
+	if known && len(whole) == 1 && d.Overlong == "auto" {
+		d.Overlong = map[bool]string{true: "drop", false: "split"}[whole[true]]
+	}
+	d.PackDocuments = d.Packs() || d.Whole(d.Path) || d.Whole(d.Validation.Path)
 }
 
 func (l *loader) globFault(given, abs, tried string) string {
@@ -164,6 +215,9 @@ func (l *loader) globFault(given, abs, tried string) string {
 		return fmt.Sprintf("the files of %s cannot be listed: %v", clipped(given), err)
 	}
 	for _, dir := range []string{abs, filepath.Join(l.fileDir, given)} {
+		if l.disk.isFile(filepath.Join(dir, "dataset_dict.json")) {
+			return clipped(given) + " has several splits; name one, such as " + clipped(filepath.Join(given, "train"))
+		}
 		if l.disk.isDir(dir) {
 			return clipped(given) + " is a directory; write a glob of its files, such as " + clipped(given) + "/*.bin"
 		}
@@ -196,6 +250,7 @@ func (l *loader) checkData() {
 			dataRules(l.cfg, l.faults, path, tokens, l.indexed(*pattern), text, l.fromRead)
 		}
 	}
+	recordRules(l.cfg, l.faults)
 }
 
 // indexed reports whether every .bin of a pattern has an .idx with the ends of documents (Megatron-LM). Without files

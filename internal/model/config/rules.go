@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/cprun/cprun/internal/model/data"
 )
 
 // rules checks combinations of keys, except those that depend on ranks or the device.
@@ -27,6 +29,10 @@ var dependsOn = map[string][]string{
 	"model.head_dim":                                  {"model.hidden_size", "model.num_attention_heads"},
 	"model.layer_types":                               {"model.num_hidden_layers"},
 	"model.sliding_window":                            {"model.layer_types"},
+	"model.no_rope_layers":                            {"model.num_hidden_layers"},
+	"model.partial_rotary_factor":                     {"model.head_dim"},
+	ropeSection + ".short_factor":                     {"model.head_dim", "model.partial_rotary_factor"},
+	ropeSection + ".long_factor":                      {"model.head_dim", "model.partial_rotary_factor"},
 	ropeSection + ".original_max_position_embeddings": {ropeSection + ".rope_type"},
 	ropeSection + ".factor":                           {ropeSection + ".rope_type"},
 	ropeSection + ".high_freq_factor":                 {ropeSection + ".low_freq_factor"},
@@ -42,6 +48,12 @@ func modelRules(c *Config, f *faults) {
 		if key := "model." + fault.Key; f.ok(key) && f.ok(dependsOn[key]...) {
 			f.add(key, "%s", fault.Msg)
 		}
+	}
+	if len(f.list) > 0 {
+		return
+	}
+	for _, fault := range c.Model.CheckTuning() {
+		f.add(fault.Key, "%s", fault.Msg)
 	}
 }
 
@@ -69,7 +81,7 @@ func trainRules(c *Config, f *faults) {
 	}
 	v := &d.Validation
 	if v.Every > 0 && f.ok("data.validation.every") {
-		if v.Path == "" && f.ok("data.validation.path") {
+		if len(v.Path) == 0 && f.ok("data.validation.path") {
 			f.add("data.validation.path",
 				"missing, since validation.every is %d; name held-out files, or set every to 0", v.Every)
 		}
@@ -102,13 +114,30 @@ func dataRules(c *Config, f *faults, path string, tokens, indexed, text, read bo
 	switch {
 	case text && read && c.Data.Tokenizer == "" && f.ok("model.from", tokenizerKey):
 		f.add(tokenizerKey, "%s", c.NoTokenizer())
-	case tokens && !indexed && c.Data.PackDocuments && c.Data.EOSTokenID < 0 &&
+	case tokens && !indexed && c.Data.Packs() && c.Data.EOSTokenID < 0 &&
 		f.ok("data.pack_documents", "data.eos_token_id"):
 		f.add("data.pack_documents", "documents of .bin files without an .idx end at data.eos_token_id, which is "+
 			"null; set it to the token's number")
 	case text && c.Data.Tokenizer == Bytes && c.Model.VocabSize < 256 &&
 		f.ok("model.from", "model.vocab_size", "data.tokenizer"):
 		f.add("model.vocab_size", "%d is too small for the text of %s; bytes need 256 tokens", c.Model.VocabSize, path)
+	}
+}
+
+// recordRules checks the keys that depend on the kinds of the records.
+func recordRules(c *Config, f *faults) {
+	const key = "data.overlong"
+	d := &c.Data
+	for _, e := range slices.Concat(d.Path, d.Validation.Path) {
+		whole := data.Conversation(e.Kind)
+		switch {
+		case !f.ok(key):
+		case whole && d.Overlong == "split":
+			f.add(key, "split would cut the conversations of %s; write auto, or drop", clipped(e.Path))
+		case !whole && d.Overlong == "drop" && !c.Data.Packs() && f.ok("data.pack_documents"):
+			f.add(key, "drop keeps the documents of %s whole, which needs data.pack_documents: true; set it, or write auto",
+				clipped(e.Path))
+		}
 	}
 }
 
@@ -125,11 +154,11 @@ func warnings(c *Config) Errors {
 	f := newFaults(c.where)
 	m := &c.Model
 	contextWarning(c, f)
-	if caveat := m.Caveat(); caveat != "" {
-		f.add("model.sliding_window", "%s", caveat)
+	if caveat := m.Caveat(); caveat.Msg != "" {
+		f.add("model."+caveat.Key, "%s", caveat.Msg)
 	}
 	groupWarnings(c, f)
-	if v := &c.Data.Validation; v.Every == 0 && (v.Path != "" || v.Samples > 0) {
+	if v := &c.Data.Validation; v.Every == 0 && (len(v.Path) > 0 || v.Samples > 0) {
 		f.add("data.validation.every", "is 0, so nothing is validated; give the steps between two validations")
 	}
 	if e := &c.Train.EarlyStop; e.Patience == 0 && e.MinDelta > 0 {

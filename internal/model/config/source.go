@@ -207,7 +207,7 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 	switch {
 	case !isSection[path]:
 		s.values[path] = value
-	case path == ropeSection:
+	case isOptional(path):
 		delete(s.values, path)
 		s.drop(path)
 		if IsNull(value) {
@@ -225,8 +225,8 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 			s.addAt(at, path, "found %s; want a mapping of %s", Describe(value), strings.Join(childrenOf[path], ", "))
 		}
 	}
-	if strings.HasPrefix(path, ropeSection+".") {
-		delete(s.values, ropeSection)
+	if section, _ := split(path); isOptional(section) {
+		delete(s.values, section)
 	}
 }
 

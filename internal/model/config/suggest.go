@@ -1,7 +1,6 @@
 package config
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -58,11 +57,6 @@ func Nearest(word string, choices []string) string {
 func unknownKey(section, name string) (msg string, meant []string) {
 	if keyAt[name] != nil && strings.Contains(name, ".") {
 		return "unknown key; write it nested: " + strings.ReplaceAll(name, ".", ": {") + ": ...}", []string{name}
-	}
-	for path := join(section, name); path != ""; path, _ = split(path) {
-		if instead, ok := unbuiltKeys[path]; ok {
-			return "not in this build; " + cmp.Or(instead, "remove it"), nil
-		}
 	}
 	said, ok := otherNames[join(section, name)]
 	if !ok && len(keysNamed[name]) == 0 {
@@ -134,13 +128,6 @@ var retired = map[string][]string{
 	"precision.fp8": {"off"}, "precision.kv_wire": {"auto", "bf16", "fp16", "fp32"},
 }
 
-// unbuiltKeys lists planned keys and sections that this build lacks, with the key to use instead.
-var unbuiltKeys = map[string]string{
-	"lora": "", "train.freeze": "", "data.format": "", "data.cache": "",
-	"data.chat_template": "", "data.train_on": "", "data.overlong": "", "model.partial_rotary_factor": "",
-	"model.no_rope_layers": "",
-}
-
 // byName reads lines "NAME… = MEANING" into a map by name.
 func byName(lines string) map[string]string {
 	of := map[string]string{}
@@ -177,14 +164,14 @@ warmup_stable_decay = wsd
 var otherNames = func() map[string]string {
 	hints := byName(`
 torch_dtype dtype mixed_precision = the type of computation is precision.compute
-attention_bias mlp_bias bias = projections have no bias here; remove the key
+bias qkv_bias = did you mean model.attention_bias or model.mlp_bias?
 hidden_act = the activation is always silu; remove the key
 attention_dropout dropout = there is no dropout; remove the key
 use_cache = training keeps no cache; remove the key
 transformers_version = nothing depends on it; remove the key
 bos_token_id = documents get no first token; remove the key
 pad_token_id = cprun does not pad; remove the key
-partial_rotary_factor = rope rotates the whole head; remove the key
+no_rope_layer_interval = no_rope_layers says which layers rotate
 use_sliding_window = sliding_window alone says it: null for none
 max_window_layers = layer_types says which layers slide
 tensor_parallel tp = there is no tensor parallelism; ranks are parallel.context x parallel.data

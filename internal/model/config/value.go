@@ -162,18 +162,44 @@ func (k *key) pair(n *yaml.Node) (v [2]float64, err error) {
 	return v, nil
 }
 
-func (k *key) list(n *yaml.Node) (list []string, err error) {
-	if n.Kind != yaml.SequenceNode {
-		return nil, k.mistyped(n)
-	}
-	for i, e := range n.Content {
-		word, err := k.text(e)
-		if err != nil {
-			return nil, fmt.Errorf("entry %d: %w", i+1, err)
+// listOf returns a reader of lists of a type.
+func listOf[T any](read func(*key, *yaml.Node) (T, error)) func(*key, *yaml.Node) ([]T, error) {
+	return func(k *key, n *yaml.Node) (list []T, err error) {
+		if n.Kind != yaml.SequenceNode {
+			return nil, k.mistyped(n)
 		}
-		list = append(list, word)
+		for i, e := range n.Content {
+			v, err := read(k, e)
+			if err != nil {
+				return nil, fmt.Errorf("entry %d: %w", i+1, err)
+			}
+			list = append(list, v)
+		}
+		return list, nil
 	}
-	return list, nil
+}
+
+// eachOf returns a check of lists of a type.
+func eachOf[T any](check func(*key, T) error) func(*key, []T) error {
+	return func(k *key, list []T) error {
+		for i, v := range list {
+			if err := check(k, v); err != nil {
+				return fmt.Errorf("entry %d: %w", i+1, err)
+			}
+		}
+		return nil
+	}
+}
+
+// listValue returns a list for JSON.
+func listValue[T any](value func(T) any) func([]T) any {
+	return func(list []T) any {
+		all := make([]any, len(list))
+		for i, v := range list {
+			all[i] = value(v)
+		}
+		return all
+	}
 }
 
 func (k *key) mistyped(n *yaml.Node) error {
@@ -187,7 +213,7 @@ func (k *key) wanted() string {
 	kind, words := k.kind(k.at(blankConfig())).name, strings.Join(k.allowed(), ", ")
 	switch {
 	case kind == "list":
-		kind += " of " + words
+		kind += " of " + cmp.Or(words, "names")
 	case kind == "text" && words != "":
 		return "one of " + words
 	case strings.HasPrefix(kind, "a share"), strings.HasPrefix(kind, "text or"):
@@ -232,7 +258,7 @@ func (k *key) checkTime(d time.Duration) error {
 func (k *key) checkFloat(v float64) error {
 	lo, hi, _ := strings.Cut(strings.Trim(k.within, "[()]"), ", ")
 	low, high := mustFloat(lo), mustFloat(hi)
-	inside := (v > low || v == low && k.within[0] == '[') && v < high
+	inside := (v > low || v == low && k.within[0] == '[') && (v < high || v == high && strings.HasSuffix(k.within, "]"))
 	if !inside || math.IsInf(v, 0) || math.IsNaN(v) {
 		return fmt.Errorf("%g is out of range; want a number in %s", v, k.within)
 	}
@@ -347,8 +373,12 @@ func optional[T any](name string, read func(*key, *yaml.Node) (T, error), check 
 func identity[T any](v T) any { return v }
 
 func init() {
-	addKind("integer", func(k *key, n *yaml.Node) (int, error) { v, err := k.integer(n); return int(v), err },
-		func(k *key, v int) error { return k.checkInt(int64(v)) }, func(v int) any { return int64(v) })
+	readInt := func(k *key, n *yaml.Node) (int, error) { v, err := k.integer(n); return int(v), err }
+	checkInt := func(k *key, v int) error { return k.checkInt(int64(v)) }
+	asInt := func(v int) any { return int64(v) }
+	addKind("integer", readInt, checkInt, asInt)
+	addKind("list of integers", listOf(readInt), eachOf(checkInt), listValue(asInt))
+	addKind("list of numbers", listOf((*key).number), eachOf((*key).checkFloat), listValue(identity[float64]))
 	addKind("integer", (*key).integer, (*key).checkInt, identity[int64])
 	addKind("number", (*key).number, (*key).checkFloat, identity[float64])
 	optional("number", (*key).number, (*key).checkFloat)
@@ -363,20 +393,7 @@ func init() {
 	addKind("list of two numbers", (*key).pair, func(k *key, v [2]float64) error {
 		return cmp.Or(k.checkFloat(v[0]), k.checkFloat(v[1]))
 	}, func(v [2]float64) any { return []any{v[0], v[1]} })
-	addKind("list", (*key).list, func(k *key, list []string) error {
-		for i, word := range list {
-			if err := k.choose(word); err != nil {
-				return fmt.Errorf("entry %d: %w", i+1, err)
-			}
-		}
-		return nil
-	}, func(list []string) any {
-		all := make([]any, len(list))
-		for i, s := range list {
-			all[i] = s
-		}
-		return all
-	})
+	addKind("list", listOf((*key).text), eachOf((*key).checkWord), listValue(identity[string]))
 	addKind("a share such as 3%, a size, or auto", (*key).reserve, nil, func(r Reserve) any { return string(r) })
 	addKind("text or a list of texts or of {path, weight}", (*key).files, nil, Files.value)
 }

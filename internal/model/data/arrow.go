@@ -143,7 +143,7 @@ func (m boundedMemory) Allocate(size int) []byte {
 	return m.Allocator.Allocate(size)
 }
 
-// appendArrow appends a string, an integer, a list of integers or null as JSON.
+// appendArrow appends a value as JSON.
 func appendArrow(b []byte, a arrow.Array, i int) []byte {
 	if _, null := a.(*array.Null); null || a.IsNull(i) {
 		return append(b, "null"...)
@@ -157,6 +157,20 @@ func appendArrow(b []byte, a arrow.Array, i int) []byte {
 		return strconv.AppendInt(b, a.Value(i), 10)
 	case *array.Int32:
 		return strconv.AppendInt(b, int64(a.Value(i)), 10)
+	case *array.Struct:
+		var line rowLine
+		for k := range a.NumField() {
+			line.put(a.DataType().(*arrow.StructType).Field(k).Name, func(b []byte) []byte {
+				return appendArrow(b, a.Field(k), i)
+			})
+		}
+		return append(b, line.end()...)
+	case *array.Boolean:
+		return strconv.AppendBool(b, a.Value(i))
+	case *array.Float64:
+		return appendFloat(b, a.Value(i))
+	case *array.Float32:
+		return appendFloat(b, float64(a.Value(i)))
 	case array.ListLike:
 		from, to := a.ValueOffsets(i)
 		b = append(b, '[')

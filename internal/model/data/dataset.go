@@ -16,19 +16,35 @@ import (
 type Dataset struct {
 	source Source
 	parts  []part
+	files  int64
 	open   func(path string) (file, error)
 
 	ignored Keys
+	notes   Keys
 	cut     int64 // number of packed documents; -1: not packed
 }
 
 // Ignored lists the record keys without effect, such as token_type_ids.
 func (d *Dataset) Ignored() []string { return d.ignored.Sorted() }
 
+// Notes lists warnings about the records.
+func (d *Dataset) Notes() []string { return d.notes.Sorted() }
+
+// A part is a file.
 type part struct {
-	path  string
-	start int64 // tokens before it
-	codec codec
+	path   string
+	start  int64 // tokens before it
+	codec  codec
+	labels *labels // nil: each token is its own label
+	whole  bool    // the codec knows the ends of documents; EOS marks none
+}
+
+// A labels has the labels of a part, and the number of targets of each document.
+type labels struct {
+	path    string
+	from    int64 // tokens before it are their own labels
+	codec   codec
+	targets []int32
 }
 
 func (p part) end() int64 { return p.start + p.codec.tokens() }
@@ -68,36 +84,46 @@ func (d *Dataset) each(dst []int32, at int64, read func(p part, dst []int32, at 
 
 // labelled reports whether some token has a label other than itself.
 func (d *Dataset) labelled() bool {
-	return slices.ContainsFunc(d.parts, func(p part) bool {
-		h, ok := p.codec.(*encodedFile)
-		return ok && h.labels != nil
-	})
+	return slices.ContainsFunc(d.parts, func(p part) bool { return p.labels != nil })
 }
 
 // readLabels fills dst with the labels from index at.
 func (d *Dataset) readLabels(dst []int32, at int64) error {
 	return d.each(dst, at, func(p part, dst []int32, at int64) error {
-		if h, ok := p.codec.(*encodedFile); ok && h.labels != nil {
-			copy(dst, h.labels[at:])
-			return nil
+		own := int64(len(dst))
+		if l := p.labels; l != nil {
+			own = min(own, max(0, l.from-at))
+			err := d.readFile(l.path, l.codec, dst[own:], at+own-l.from, func(io.ReaderAt) error { return nil })
+			if err != nil {
+				return err
+			}
 		}
-		return d.readPart(p, dst, at)
+		return d.readPart(p, dst[:own], at)
 	})
 }
 
 // readPart reads and checks tokens of one part.
 func (d *Dataset) readPart(p part, dst []int32, at int64) error {
-	if h, ok := p.codec.(*encodedFile); ok { // checked when they were encoded
+	return d.readFile(p.path, p.codec, dst, at, func(f io.ReaderAt) error { return d.checkIDs(f, p, dst, at) })
+}
+
+// readFile reads values of a codec, and calls check with the file if they were not encoded by this process.
+func (d *Dataset) readFile(path string, c codec, dst []int32, at int64, check func(io.ReaderAt) error) error {
+	if h, ok := c.(*encodedFile); ok {
 		return h.read(nil, dst, at)
 	}
-	f, err := d.open(p.path)
+	f, err := d.open(path)
 	if err != nil {
 		return cause(err)
 	}
 	defer f.Close()
-	if err := p.codec.read(f, dst, at); err != nil {
+	if err := c.read(f, dst, at); err != nil {
 		return err
 	}
+	return check(f)
+}
+
+func (d *Dataset) checkIDs(f io.ReaderAt, p part, dst []int32, at int64) error {
 	for i, id := range dst {
 		if id < 0 || int(id) >= d.source.Vocab {
 			return d.outside(f, p, at+int64(i), id)
@@ -141,7 +167,7 @@ func (d *Dataset) eachEOS(p part, f func(end int64)) error {
 }
 
 // Files returns the number of files.
-func (d *Dataset) Files() int64 { return int64(len(d.parts)) }
+func (d *Dataset) Files() int64 { return d.files }
 
 // Check counts the documents. With read it also reads every token once, which finds ids outside the vocabulary and
 // unreadable files before training. It counts packed documents, if they were packed; else records (files, lines of
@@ -180,37 +206,55 @@ func (d *Dataset) Check(read bool) (documents int64, err error) {
 	return documents, nil
 }
 
-// documents returns the ends of documents: the tokens up to and including the last of each. It cuts files at the EOS
-// token, in one pass over them. Without that token, documents are files or lines of text, or those of Megatron's index;
-// encoded text always has its own. Tokens after the last end are one more document.
-func (d *Dataset) documents() ([]int64, error) {
-	var ends []int64
+// documents returns the ends of documents: the tokens up to and including the last of each, and the targets of each if
+// there are labels. It cuts files at the EOS token, in one pass over them. Without that token, documents are files or
+// lines of text, or those of Megatron's index; encoded text always has its own. Tokens after the last end are one more
+// document.
+func (d *Dataset) documents() (ends []int64, targets []int32, err error) {
 	for _, p := range d.parts {
 		t, tokens := p.codec.(tokenFile)
 		if tokens && t.docs == nil && d.source.EOS < 0 {
-			return nil, fmt.Errorf(
+			return nil, nil, fmt.Errorf(
 				"data file %s: pack_documents needs eos_token_id: token files are cut into documents at "+
 					"that token", p.path)
 		}
 		known := len(ends)
-		if _, whole := p.codec.(*encodedFile); !whole && d.source.EOS >= 0 {
+		if !p.whole && d.source.EOS >= 0 {
 			// Raw bytes also have the token, appended to each document.
 			if err := d.eachEOS(p, func(end int64) { ends = append(ends, end) }); err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 		}
-		if len(ends) > known {
-			continue
+		if len(ends) == known {
+			for end := range p.codec.ends() {
+				ends = append(ends, p.start+end)
+			}
 		}
-		for end := range p.codec.ends() {
-			ends = append(ends, p.start+end)
+		if d.labelled() { // documents with labels do not go on in the next file
+			ends, targets = d.countTargets(p, ends, targets)
 		}
 	}
 	d.cut = int64(len(ends))
 	if len(ends) == 0 || ends[len(ends)-1] < d.Len() {
 		d.cut++
 	}
-	return ends, nil
+	return ends, targets, nil
+}
+
+// countTargets appends the targets of a part's documents, those after the ones counted so far.
+func (d *Dataset) countTargets(p part, ends []int64, targets []int32) ([]int64, []int32) {
+	if p.labels != nil {
+		return ends, append(targets, p.labels.targets...)
+	}
+	if n := len(ends); p.end() > p.start && (n == len(targets) || ends[n-1] < p.end()) {
+		ends = append(ends, p.end())
+	}
+	at := p.start
+	for _, end := range ends[len(targets):] {
+		targets = append(targets, int32(end-at-1))
+		at = end
+	}
+	return ends, targets
 }
 
 // readFull fills p. A ReaderAt may return io.EOF with the last bytes.
@@ -269,39 +313,45 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// An encodedFile is a file of text encoded once, with its ids in memory, 4 bytes each.
+// An encodedFile is a file of text encoded once, with its ids or labels in memory, 4 bytes each.
 type encodedFile struct {
-	ids    []int32
-	labels []int32 // of ids; nil: each token is its own label
-	docs   []int64 // ends of documents
+	ids  []int32
+	docs []int64 // ends of documents; none of labels
 }
 
 // encodeFiles encodes files of text.
-func (d *Dataset) encodeFiles(paths []string) ([]*encodedFile, error) {
-	files := make([]*encodedFile, len(paths))
-	for i := range files {
-		files[i] = &encodedFile{}
+func (d *Dataset) encodeFiles(paths []string) error {
+	parts := make([]part, len(paths))
+	for i, path := range paths {
+		parts[i] = part{path: path, codec: &encodedFile{}, labels: &labels{from: -1, codec: &encodedFile{}}, whole: true}
 	}
-	e := Encoding{Tokenizer: d.source.Tokenizer, EOS: d.source.EOS, Vocab: d.source.Vocab, Ignored: &d.ignored}
-	err := e.Each(context.Background(), paths, func(file int, doc Document) error {
-		files[file].add(doc)
+	err := d.encoding().Each(context.Background(), paths, func(file int, doc Document) error {
+		p := parts[file]
+		h, l := p.codec.(*encodedFile), p.labels.codec.(*encodedFile)
+		if doc.Labels != nil && p.labels.from < 0 {
+			p.labels.from = h.tokens()
+		}
+		if p.labels.from >= 0 {
+			l.ids = append(l.ids, doc.labels()...)
+		}
+		h.ids = append(h.ids, doc.IDs...)
+		h.docs = append(h.docs, int64(len(h.ids)))
+		p.labels.targets = append(p.labels.targets, doc.targets())
 		return nil
 	})
-	return files, err
+	for _, p := range parts {
+		if p.start = d.Len(); p.labels.from < 0 {
+			p.labels = nil
+		}
+		d.parts = append(d.parts, p)
+	}
+	d.files += int64(len(paths))
+	return err
 }
 
-func (h *encodedFile) add(doc Document) {
-	if doc.Labels != nil && h.labels == nil {
-		h.labels = append(make([]int32, 0, len(doc.IDs)), h.ids...) // never nil
-	}
-	h.ids = append(h.ids, doc.IDs...)
-	if h.labels != nil {
-		if doc.Labels == nil {
-			doc.Labels = doc.IDs
-		}
-		h.labels = append(h.labels, doc.Labels...)
-	}
-	h.docs = append(h.docs, int64(len(h.ids)))
+func (d *Dataset) encoding() *Encoding {
+	return &Encoding{Tokenizer: d.source.Tokenizer, EOS: d.source.EOS, Vocab: d.source.Vocab, Ignored: &d.ignored,
+		Format: d.source.Format, Chat: d.source.Chat, Notes: &d.notes}
 }
 
 func (h *encodedFile) tokens() int64 { return int64(len(h.ids)) }

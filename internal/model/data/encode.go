@@ -21,6 +21,12 @@ type Encoding struct {
 	EOS int
 	// Vocab bounds the ids; 0: any id.
 	Vocab int
+	// Format is that of all records; "": each by its keys.
+	Format string
+	// Chat encodes conversations; nil: they are refused.
+	Chat *Chat
+	// Notes collects warnings; nil: not collected.
+	Notes *Keys
 	// Ignored collects the record keys without effect; nil: not collected.
 	Ignored *Keys
 	// Read is called with the number of bytes read since the last call, unless nil.
@@ -225,10 +231,10 @@ func readLine(r *bufio.Reader, buf []byte) ([]byte, error) {
 
 // work encodes batches until none are left. A batch carries its error to the reader.
 func (e *Encoding) work(jobs <-chan *batch) error {
-	var text encoder
+	var encoders encoders
 	for b := range jobs {
 		for i, line := range b.lines {
-			d, err := e.document(&text, b, line)
+			d, err := e.document(&encoders, b, line)
 			if err != nil {
 				if b.err = err; b.first > 0 {
 					b.err = fmt.Errorf("%s %d: %w", b.unit, b.first+i, err)
@@ -245,13 +251,30 @@ func (e *Encoding) work(jobs <-chan *batch) error {
 	return nil
 }
 
-func (e *Encoding) document(text *encoder, b *batch, line []byte) (d Document, err error) {
+// encoders of one goroutine are made on first use.
+type encoders struct {
+	text encoder
+	chat *chatEncoder
+}
+
+func (e *Encoding) document(made *encoders, b *batch, line []byte) (d Document, err error) {
 	r := record{}
 	if b.first == 0 {
 		r.text, b.text = b.text, ""
 	} else if len(bytes.TrimSpace(line)) == 0 {
 		return d, nil
-	} else if r, err = parseRecord(line, e.Vocab, e.Ignored); err != nil {
+	} else if r, err = parseRecord(line, e.Format, e.Vocab, e.Ignored); err != nil {
+		return d, err
+	}
+	if r.chat != nil {
+		if made.chat == nil {
+			if made.chat, err = e.newChatEncoder(); err != nil {
+				return d, err
+			}
+		}
+		if d, err = made.chat.document(r.chat, e.EOS); err == nil {
+			err = e.check(d.IDs)
+		}
 		return d, err
 	}
 	if r.ids != nil {
@@ -260,12 +283,12 @@ func (e *Encoding) document(text *encoder, b *batch, line []byte) (d Document, e
 	if r.text == "" {
 		return d, nil
 	}
-	if *text == nil {
-		if *text, err = e.Tokenizer.encoder(); err != nil {
+	if made.text == nil {
+		if made.text, err = e.Tokenizer.encoder(); err != nil {
 			return d, err
 		}
 	}
-	if d.IDs, err = (*text)(make([]int32, 0, len(r.text)/4+8), r.text); err != nil {
+	if d.IDs, err = made.text(make([]int32, 0, len(r.text)/4+8), r.text); err != nil {
 		return d, err
 	}
 	if n := len(d.IDs); e.EOS >= 0 && (n == 0 || int(d.IDs[n-1]) != e.EOS || e.Tokenizer.bytes()) {

@@ -80,7 +80,7 @@ func TestTextIsWhatTheTokenizerMakesOfIt(t *testing.T) {
 	if got := all(t, d); !slices.Equal(got, want) {
 		t.Errorf("%d ids, want %d, or others", len(got), len(want))
 	}
-	if got, err := d.documents(); err != nil || !slices.Equal(got, docs) {
+	if got, _, err := d.documents(); err != nil || !slices.Equal(got, docs) {
 		t.Errorf("documents end at %v (%v), want %v", got, err, docs)
 	}
 	if _, err := d.Check(true); err != nil {
@@ -105,7 +105,7 @@ func TestTextThatCannotBeEncodedIsExplained(t *testing.T) {
 	for _, tc := range []struct{ name, content, want string }{
 		{"a.txt", "caf\xe9", "a.txt: not UTF-8 at byte 3; convert it"},
 		{"a.jsonl", `{"text":"x"}` + "\n" + `{"text":2}`, `a.jsonl: line 2: the value of "text" is not a string`},
-		{"a.jsonl", `{"tokens":[1]}`, `line 1: no key "text", and no "input_ids"`},
+		{"a.jsonl", `{"tokens":[1]}`, `line 1: no key "text", "input_ids", "messages", or`},
 		{"a.jsonl", `{"text":"x","input_ids":[1]}`, `both "text" and "input_ids"`},
 		{"a.jsonl", `{"text":"x","labels":[1]}`, `"labels" without "input_ids"`},
 		{"a.jsonl", `{"input_ids":[1,603]}`, "input_ids[1] is 603; want an id below vocab_size 603"},
@@ -175,19 +175,19 @@ func TestLabelsAreTheTargets(t *testing.T) {
 		targets string // of both samples
 		valid   [2]int
 	}{
-		{false, "[-1 3 4 5 -1] [9 8 9 10 11]", [2]int{3, 5}},
-		{true, "[-1 3 4 -1 -1] [9 -1 9 10 11]", [2]int{2, 4}},
+		{false, "[-1 3 4 -1 -1 -1 -1 -1] [-1 9 -1 -1 -1 -1 -1 -1]", [2]int{2, 1}},
+		{true, "[-1 3 4 -1 -1 -1 -1 -1] [-1 9 -1 9 10 11 12 -1]", [2]int{2, 5}},
 	} {
 		d, err := Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, Tokenizer: NewTokenizer("", 0), EOS: -1,
 			Vocab: 20})
 		if err != nil {
 			t.Fatal(err)
 		}
-		l, err := New(d, Plan{SeqLen: 5, PackDocuments: tc.pack})
+		l, err := New(d, Plan{SeqLen: 8, PackDocuments: tc.pack, Whole: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if l.Samples() != 2 || l.Valid(0) != tc.valid[0] || l.Valid(1) != tc.valid[1] || l.Alike() {
+		if want := map[bool]int64{true: 2, false: 3}[tc.pack]; l.Samples() != want || l.Valid(0) != tc.valid[0] || l.Valid(1) != tc.valid[1] || l.Alike() {
 			t.Errorf("pack %v: %d samples, %d and %d targets, alike %v", tc.pack, l.Samples(), l.Valid(0), l.Valid(1),
 				l.Alike())
 		}
@@ -209,7 +209,7 @@ func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`{"input_ids":[1,2],"labels":[-100,2]}`))
 	f.Add([]byte(`{"input_ids":[1e2]}`))
 	f.Fuzz(func(t *testing.T, line []byte) {
-		r, err := parseRecord(line, 1000, nil)
+		r, err := parseRecord(line, "", 1000, nil)
 		if err != nil {
 			return
 		}

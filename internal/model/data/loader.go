@@ -9,12 +9,15 @@ import (
 
 // Plan selects how a dataset is cut into samples, and their order.
 type Plan struct {
-	SeqLen  int // global tokens of a sample
+	SeqLen  int // global tokens of a sample, at most
 	Shuffle bool
 	Seed    int64
 	// PackDocuments separates documents inside a sample: positions restart in each, and the last token of each has no
 	// target.
 	PackDocuments bool
+	// Whole drops documents longer than SeqLen, and cuts none: they are packed, or without PackDocuments, each is one
+	// sample. Documents with labels need it.
+	Whole bool
 }
 
 // Loader reads samples. Its methods may be called concurrently.
@@ -22,8 +25,11 @@ type Loader struct {
 	data    *Dataset
 	plan    Plan
 	samples int64
-	ends    []int64 // of documents, ascending; only with PackDocuments
-	valid   []int32 // targets of each sample; nil: all tokens, except at ends of documents
+	ends    []int64 // of documents, ascending; only with PackDocuments, if not Whole
+	pack    *pack   // nil if not Whole
+	valid   []int32 // targets of each sample; nil if not Whole
+	dropped int64
+	lengths Lengths // of all documents, if Whole
 }
 
 // New cuts a dataset into samples. With PackDocuments and an EOS token it reads the dataset once to find the ends of
@@ -33,22 +39,26 @@ func New(d *Dataset, p Plan) (*Loader, error) {
 		return nil, fmt.Errorf("data %s: seq_len %d is not positive", d.source.name(), p.SeqLen)
 	}
 	l := &Loader{data: d, plan: p, samples: (d.Len() - 1) / int64(p.SeqLen)}
+	var err error
+	var targets []int32
+	if p.Whole || p.PackDocuments {
+		if l.ends, targets, err = d.documents(); err != nil {
+			return nil, err
+		}
+	}
+	if p.Whole {
+		if err := l.packWhole(targets); err != nil {
+			return nil, err
+		}
+	} else if d.labelled() {
+		return nil, fmt.Errorf("data %s: a record has labels or a mask, and the first has none; write "+
+			"data.overlong: drop and data.pack_documents: true, so that no record is cut", d.source.name())
+	}
 	if l.samples < 1 {
 		return nil, fmt.Errorf(
 			"data %s: %d tokens make no sample of seq_len %d, which needs %d (one more, for the last "+
 				"target); lower data.seq_len or add data",
 			d.source.name(), d.Len(), p.SeqLen, int64(p.SeqLen)+1)
-	}
-	if p.PackDocuments {
-		var err error
-		if l.ends, err = d.documents(); err != nil {
-			return nil, err
-		}
-	}
-	if d.labelled() {
-		if err := l.countTargets(); err != nil {
-			return nil, err
-		}
 	}
 	if l.Targets() == 0 {
 		return nil, fmt.Errorf("data %s: none of the %d tokens is a target: every label is %d, every mask is 0, or "+
@@ -57,31 +67,91 @@ func New(d *Dataset, p Plan) (*Loader, error) {
 	return l, nil
 }
 
-// countTargets counts the unmasked labels of each sample.
-func (l *Loader) countTargets() error {
-	l.valid = make([]int32, l.samples)
-	labels := make([]int32, l.plan.SeqLen)
-	for s := range l.samples {
-		first := s*int64(l.plan.SeqLen) + 1 // the first target
-		if err := l.data.readLabels(labels, first); err != nil {
-			return err
-		}
-		for _, end := range l.docEnds(s) { // the first token of a document is no target
-			labels[end-first] = Ignore
-		}
-		for _, label := range labels {
-			if label != Ignore {
-				l.valid[s]++
+// packWhole packs whole documents, given the targets of each; nil: all their tokens except the first.
+func (l *Loader) packWhole(targets []int32) error {
+	var starts []int64
+	var lens, valid []int32
+	at, most := int64(0), int64(l.plan.SeqLen)
+	ends := l.ends
+	if n := l.data.Len(); n > 0 && (len(ends) == 0 || ends[len(ends)-1] < n) {
+		ends = append(ends, n)
+	}
+	for i, end := range ends {
+		if l.lengths.add(end - at); end-at > most {
+			l.dropped++
+		} else {
+			starts, lens = append(starts, at), append(lens, int32(end-at))
+			if targets == nil {
+				valid = append(valid, int32(end-at-1))
+			} else {
+				valid = append(valid, targets[i])
 			}
+		}
+		at = end
+	}
+	if l.dropped > 0 && len(lens) == 0 {
+		return fmt.Errorf("data %s: all %d documents are longer than seq_len %d, and none is cut; raise data.seq_len",
+			l.data.source.name(), l.dropped, l.plan.SeqLen)
+	}
+	l.ends, l.pack = nil, newPack(starts, lens, l.plan)
+	l.samples = int64(len(l.pack.first) - 1)
+	l.valid = make([]int32, l.samples)
+	for s := range l.samples {
+		for _, doc := range l.pack.of(s) {
+			l.valid[s] += valid[doc]
 		}
 	}
 	return nil
 }
 
-// Alike reports whether all samples have the same documents and number of targets.
-func (l *Loader) Alike() bool { return !l.plan.PackDocuments && l.valid == nil }
+// A piece is a range of tokens in a sample with positions from 0.
+type piece struct {
+	start int64
+	n     int
+	open  bool // the token after it is the target of the last
+}
 
-// Samples returns the number of samples of an epoch. It leaves out an incomplete last one.
+// pieces returns the documents of a sample, or their parts in it.
+func (l *Loader) pieces(sample int64) (list []piece) {
+	if sample < 0 || sample >= l.samples {
+		panic(fmt.Sprintf("data: sample %d of %d", sample, l.samples))
+	}
+	if k := l.pack; k != nil {
+		for _, doc := range k.of(sample) {
+			list = append(list, piece{start: k.starts[doc], n: int(k.lens[doc])})
+		}
+		return list
+	}
+	at := sample * int64(l.plan.SeqLen)
+	stop := at + int64(l.plan.SeqLen)
+	for _, end := range l.docEnds(sample) {
+		list = append(list, piece{start: at, n: int(end - at)})
+		at = end
+	}
+	if at < stop {
+		list = append(list, piece{start: at, n: int(stop - at), open: true})
+	}
+	return list
+}
+
+// Alike reports whether all samples have the same documents and number of targets.
+func (l *Loader) Alike() bool { return !l.plan.PackDocuments && l.pack == nil }
+
+// Dropped returns the number of documents left out because of their length, and the lengths of all.
+func (l *Loader) Dropped() (documents int64, of Lengths) { return l.dropped, l.lengths }
+
+// Tokens returns the tokens of all samples.
+func (l *Loader) Tokens() (n int64) {
+	if l.pack == nil {
+		return l.samples * int64(l.plan.SeqLen)
+	}
+	for _, len := range l.pack.lens {
+		n += int64(len)
+	}
+	return n
+}
+
+// Samples returns the number of samples of an epoch. Unless documents are whole, it leaves out an incomplete last one.
 func (l *Loader) Samples() int64 { return l.samples }
 
 // Epoch returns the same.
@@ -99,36 +169,26 @@ func (l *Loader) Index(n int64) int64 {
 	return newPermutation(l.samples, l.plan.Seed, epoch).at(i)
 }
 
-// docEnds returns the document ends inside the sample.
+// docEnds returns the document ends inside a sample that cuts documents.
 func (l *Loader) docEnds(sample int64) []int64 {
-	if sample < 0 || sample >= l.samples {
-		panic(fmt.Sprintf("data: sample %d of %d", sample, l.samples))
-	}
 	s := int64(l.plan.SeqLen)
 	lo, _ := slices.BinarySearch(l.ends, sample*s+1)
 	hi, _ := slices.BinarySearch(l.ends, sample*s+s+1)
 	return l.ends[lo:hi]
 }
 
-// Docs returns the lengths of the documents in a sample, cut at its borders; they sum to SeqLen. It reads no file, so
-// every rank can call it for every sample. Without PackDocuments a sample is one document.
-func (l *Loader) Docs(sample int64) []int {
-	var docs []int
-	at := sample * int64(l.plan.SeqLen)
-	stop := at + int64(l.plan.SeqLen)
-	for _, end := range l.docEnds(sample) {
-		docs = append(docs, int(end-at))
-		at = end
-	}
-	if at < stop {
-		docs = append(docs, int(stop-at))
+// Docs returns the lengths of the documents in a sample, cut at its borders; they sum to SeqLen, or less if they are
+// whole. It reads no file, so every rank can call it for every sample. Without PackDocuments a sample is one document.
+func (l *Loader) Docs(sample int64) (docs []int) {
+	for _, p := range l.pieces(sample) {
+		docs = append(docs, p.n)
 	}
 	return docs
 }
 
 // Valid returns the number of targets of a whole sample, over all ranks. It reads no file.
 func (l *Loader) Valid(sample int64) int {
-	if l.valid != nil {
+	if l.pack != nil {
 		return int(l.valid[sample])
 	}
 	return l.plan.SeqLen - len(l.docEnds(sample))
@@ -136,7 +196,7 @@ func (l *Loader) Valid(sample int64) int {
 
 // Targets returns the number of targets of an epoch.
 func (l *Loader) Targets() (n int64) {
-	if l.valid == nil {
+	if l.pack == nil {
 		used := l.samples * int64(l.plan.SeqLen)
 		ends, _ := slices.BinarySearch(l.ends, used+1)
 		return used - int64(ends)
@@ -149,8 +209,8 @@ func (l *Loader) Targets() (n int64) {
 
 // Load reads one rank's shard of a sample: the tokens at spans in that order, the next token of each as its target, and
 // their positions for rotary embeddings. With PackDocuments positions count from 0 in each document, and the last token
-// of a document has the target -1. A masked target is also -1. ids, targets and positions have the length of the spans
-// (partition.Count).
+// of a document has the target -1. A masked target is also -1. After the documents of a sample come tokens 0 without
+// targets. ids, targets and positions have the length of the spans (partition.Count).
 func (l *Loader) Load(sample int64, spans []partition.Span, ids, targets []int32, positions []int) error {
 	n := partition.Count(spans)
 	if len(ids) != n || len(targets) != n || len(positions) != n {
@@ -158,56 +218,77 @@ func (l *Loader) Load(sample int64, spans []partition.Span, ids, targets []int32
 			len(positions), n))
 	}
 	buf := make([]int32, min(scanChunk, l.plan.SeqLen+1))
-	var labels []int32
-	if l.valid != nil {
+	labels := buf
+	if l.data.labelled() {
 		labels = make([]int32, len(buf))
 	}
+	pieces := l.pieces(sample)
 	for _, s := range spans {
 		if s.Start < 0 || s.Len < 1 || s.Stride < 1 || s.Start+(s.Len-1)*s.Stride >= l.plan.SeqLen {
 			panic(fmt.Sprintf("data: span %+v in a sample of %d tokens", s, l.plan.SeqLen))
 		}
-		if err := l.loadSpan(sample, s, buf, labels, ids, targets, positions); err != nil {
-			return err
+		r := spanRows{span: s, ids: ids, targets: targets, positions: positions}
+		for _, p := range pieces {
+			if err := l.loadPiece(p, &r, buf, labels); err != nil {
+				return err
+			}
 		}
+		r.pad()
 		ids, targets, positions = ids[s.Len:], targets[s.Len:], positions[s.Len:]
 	}
 	return nil
 }
 
-// loadSpan reads one span through buf and, if the data have labels, through labels. It reads the whole range of a
-// strided span, since a read for each token would be slower.
-func (l *Loader) loadSpan(sample int64, s partition.Span, buf, labels, ids, targets []int32, positions []int) error {
-	base := sample * int64(l.plan.SeqLen)
-	ends := l.docEnds(sample)
-	doc := 0         // documents that end at or before the token
-	docStart := base // start of the token's document, or of its part in the sample
-	for done := 0; done < s.Len; {
-		n := min(s.Len-done, 1+(len(buf)-2)/s.Stride)
-		from := base + int64(s.Start) + int64(done)*int64(s.Stride)
-		tokens := buf[:(n-1)*s.Stride+2]
-		if err := l.data.ReadTokens(tokens, from); err != nil {
+// A spanRows is the rows of a span, filled in order.
+type spanRows struct {
+	span         partition.Span
+	ids, targets []int32
+	positions    []int
+	done         int // rows
+	before       int // tokens of earlier pieces
+}
+
+// at returns the place of the next row after the earlier pieces.
+func (r *spanRows) at() int { return r.span.Start + r.done*r.span.Stride - r.before }
+
+func (r *spanRows) put(id, target int32) {
+	r.ids[r.done], r.targets[r.done], r.positions[r.done] = id, target, r.at()
+	r.done++
+}
+
+// loadPiece fills the rows in a piece, through buf and labels, which are the same if the data have none. It reads the
+// whole range of a strided span, since a read for each token would be slower.
+func (l *Loader) loadPiece(p piece, r *spanRows, buf, labels []int32) error {
+	stride := r.span.Stride
+	for r.done < r.span.Len && r.at() < p.n {
+		n := min(r.span.Len-r.done, 1+(p.n-1-r.at())/stride, 1+(len(buf)-2)/stride)
+		from, asked := p.start+int64(r.at()), (n-1)*stride+1
+		if last := r.at() + asked; last < p.n || p.open { // the target of the last
+			asked++
+		}
+		if err := l.data.ReadTokens(buf[:asked], from); err != nil {
 			return err
 		}
-		asked := tokens
-		if labels != nil {
-			asked = labels[:len(tokens)]
-			if err := l.data.readLabels(asked, from); err != nil {
+		if &labels[0] != &buf[0] {
+			if err := l.data.readLabels(labels[:asked], from); err != nil {
 				return err
 			}
 		}
 		for i := range n {
-			at := from + int64(i)*int64(s.Stride)
-			for doc < len(ends) && ends[doc] <= at {
-				docStart = ends[doc]
-				doc++
+			target := int32(-1)
+			if k := i*stride + 1; k < asked && labels[k] != Ignore {
+				target = labels[k]
 			}
-			k := done + i
-			ids[k], targets[k], positions[k] = tokens[i*s.Stride], asked[i*s.Stride+1], int(at-docStart)
-			if targets[k] == Ignore || doc < len(ends) && ends[doc] == at+1 {
-				targets[k] = -1
-			}
+			r.put(buf[i*stride], target)
 		}
-		done += n
 	}
+	r.before += p.n
 	return nil
+}
+
+// pad fills the rows after all pieces.
+func (r *spanRows) pad() {
+	for r.done < r.span.Len {
+		r.put(0, -1)
+	}
 }

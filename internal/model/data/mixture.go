@@ -9,13 +9,13 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// Mixture draws samples from several loaders by weight. Like a Loader it computes the n-th sample from n alone: samples
-// come in blocks, each with the shares of the weights, in an order given by the seed. A loader that runs out begins its
-// next epoch.
+// Mixture draws samples from several loaders, with shares of the tokens by weight. Like a Loader it computes the n-th
+// sample from n alone: samples come in blocks, each with the same shares, in an order given by the seed. A loader that
+// runs out begins its next epoch.
 type Mixture struct {
 	parts  []*Loader
 	starts []int64   // number of each part's first sample; last, the number of all samples
-	shares []float64 // of the weights; they sum to 1
+	shares []float64 // of the samples; they sum to 1
 	most   int       // the part with the largest share
 	block  int64
 	seed   int64
@@ -35,9 +35,11 @@ func Mix(parts []*Loader, weights []float64, seed int64) (*Mixture, error) {
 		if !(w > 0) || math.IsInf(w, 0) {
 			return nil, fmt.Errorf("data: the weight %v of part %d", w, k)
 		}
-		sum += w
-		m.starts = append(m.starts, m.starts[k]+parts[k].Samples())
-		if w > weights[m.most] {
+		n, p := parts[k].Samples(), parts[k].plan
+		m.shares[k] *= float64(n*int64(p.SeqLen)) / float64(parts[k].Tokens()) // whole documents leave places empty
+		sum += m.shares[k]
+		m.starts = append(m.starts, m.starts[k]+n)
+		if m.shares[k] > m.shares[m.most] {
 			m.most = k
 		}
 	}
@@ -56,7 +58,7 @@ func (m *Mixture) Samples() int64 { return m.starts[len(m.parts)] }
 func (m *Mixture) Epoch() int64 {
 	largest := 0
 	for k, l := range m.parts {
-		if l.Samples() > m.parts[largest].Samples() {
+		if l.Tokens() > m.parts[largest].Tokens() {
 			largest = k
 		}
 	}
@@ -116,12 +118,31 @@ func (m *Mixture) Valid(sample int64) int {
 	return l.Valid(s)
 }
 
+// Tokens returns the number of tokens of all samples.
+func (m *Mixture) Tokens() (n int64) {
+	for _, l := range m.parts {
+		n += l.Tokens()
+	}
+	return n
+}
+
 // Targets returns the number of targets of all samples.
 func (m *Mixture) Targets() (n int64) {
 	for _, l := range m.parts {
 		n += l.Targets()
 	}
 	return n
+}
+
+// Dropped returns what Loader.Dropped does, over all loaders.
+func (m *Mixture) Dropped() (documents int64, of Lengths) {
+	for _, l := range m.parts {
+		documents += l.dropped
+		for i, n := range l.lengths {
+			of[i] += n
+		}
+	}
+	return documents, of
 }
 
 // Alike reports whether all samples have the same documents and number of targets.

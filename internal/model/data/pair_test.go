@@ -53,7 +53,7 @@ func TestPairsReadAsTheyWereWritten(t *testing.T) {
 		if got := all(t, d); !slices.Equal(got, want) {
 			t.Errorf("vocabulary %d: %v, want %v", vocab, got, want)
 		}
-		if ends, err := d.documents(); err != nil || !slices.Equal(ends, []int64{3, 4, 6}) {
+		if ends, _, err := d.documents(); err != nil || !slices.Equal(ends, []int64{3, 4, 6}) {
 			t.Errorf("documents end at %v, %v", ends, err)
 		}
 		st, err := os.Stat(filepath.Join(dir, "out.bin"))

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -13,17 +14,20 @@ import (
 	"github.com/parquet-go/parquet-go/format"
 )
 
-// A parquetColumn is the first leaf of a key. Levels count the optional and repeated nodes on the path to it that have
-// a value.
-type parquetColumn struct {
-	key     string // "": a further leaf of the same key
-	plain   bool   // a scalar, or a list of scalars
-	lists   int
-	present int // the level from which the key is not null
-	filled  int // the level from which its list has an entry
-	full    int // the level of a value
-	text    bool
-	kind    parquet.Kind
+// A parquetNode is a node of the schema. Levels count the optional and repeated nodes on the path to it that have a
+// value.
+type parquetNode struct {
+	name     string
+	fields   []*parquetNode // of a map
+	list     *parquetNode   // the element of a list
+	optional bool
+	present  int // the level from which it is not null
+	filled   int // the level from which a list has an element
+	repeated int // the lists around an element
+	first    int // the columns below are [first, end)
+	end      int
+	text     bool
+	kind     parquet.Kind
 }
 
 // maxFooter bounds the footer, or the schema of Arrow, which is held at its claimed size.
@@ -54,7 +58,9 @@ func openParquet(f *os.File, size int64) (rowReader, error) {
 			}
 		}
 	}
-	columns, groups := parquetColumns(file.Schema()), file.RowGroups()
+	columns := 0
+	root, groups := newParquetNode(file.Schema(), "", 0, 0, &columns), file.RowGroups()
+	values := make([][]parquet.Value, columns)
 	var open parquet.Rows
 	read, buf := int64(0), make([]parquet.Row, someRows)
 	return func() (lines [][]byte, err error) {
@@ -69,7 +75,15 @@ func openParquet(f *os.File, size int64) (rowReader, error) {
 		}
 		n, err := open.ReadRows(buf)
 		for _, row := range buf[:n] {
-			lines = append(lines, parquetLine(columns, row))
+			row.Range(func(i int, column []parquet.Value) bool {
+				values[i] = column
+				return true
+			})
+			var line rowLine
+			for _, key := range root.fields {
+				line.add(key.name, func(b []byte) []byte { return key.append(b, values) })
+			}
+			lines = append(lines, line.end())
 		}
 		read += int64(n)
 		if n == 0 && err == nil { // it would return this again
@@ -82,80 +96,78 @@ func openParquet(f *os.File, size int64) (rowReader, error) {
 	}, nil
 }
 
-func parquetColumns(schema *parquet.Schema) (columns []parquetColumn) {
-	last := -1 // the first leaf of the key before
-	for i, path := range schema.Columns() {
-		if last >= 0 && columns[last].key == path[0] {
-			columns[last].plain = false
-			columns = append(columns, parquetColumn{})
-			continue
-		}
-		c := parquetColumn{key: path[0]}
-		node := parquet.Node(schema)
-		for depth, name := range path {
-			for _, field := range node.Fields() {
-				if field.Name() == name {
-					node = field
-					break
-				}
-			}
-			if !node.Required() {
-				c.full++
-			}
-			if node.Repeated() {
-				c.lists++
-				c.filled = c.full
-			}
-			if depth == 0 && node.Optional() {
-				c.present = 1
-			}
-		}
-		c.kind, c.text = node.Type().Kind(), node.Type().String() == "STRING"
-		c.plain = c.lists == 1 || len(path) == 1
-		columns, last = append(columns, c), i
+func newParquetNode(node parquet.Node, name string, level, lists int, column *int) *parquetNode {
+	n := &parquetNode{name: name, optional: node.Optional(), first: *column}
+	if n.optional {
+		level++
 	}
-	return columns
-}
-
-func parquetLine(columns []parquetColumn, row parquet.Row) []byte {
-	var line rowLine
-	row.Range(func(i int, values []parquet.Value) bool {
-		if c := &columns[i]; c.key != "" {
-			line.add(c.key, func(b []byte) []byte { return c.append(b, values) })
-		}
-		return true
-	})
-	return line.end()
-}
-
-func (c *parquetColumn) append(b []byte, values []parquet.Value) []byte {
+	n.present, n.filled, n.repeated = level, level+1, lists+1
 	switch {
-	case values[0].DefinitionLevel() < c.present:
+	case node.Repeated():
+		n.list = newParquetNode(parquet.Required(node), name, level+1, lists+1, column)
+	case node.Leaf():
+		n.kind = node.Type().Kind()
+		n.text = slices.Contains([]string{"STRING", "JSON", "ENUM"}, node.Type().String())
+		*column++
+	default:
+		for _, field := range node.Fields() {
+			n.fields = append(n.fields, newParquetNode(field, field.Name(), level, lists, column))
+		}
+		if len(n.fields) == 1 && name != "" && node.Fields()[0].Repeated() { // a LIST: a group of its elements
+			n.list, n.fields = n.fields[0].list, nil
+			if len(n.list.fields) == 1 {
+				n.list = n.list.fields[0]
+			}
+		}
+	}
+	n.end = *column
+	return n
+}
+
+// append appends the JSON of the next value, and removes it from its columns.
+func (n *parquetNode) append(b []byte, columns [][]parquet.Value) []byte {
+	level := columns[n.first][0].DefinitionLevel()
+	switch {
+	case n.optional && level < n.present:
+		n.skip(columns)
 		return append(b, "null"...)
-	case !c.plain:
-		return append(b, "true"...)
-	case c.lists == 0:
-		return c.value(b, values[0])
-	case values[0].DefinitionLevel() < c.filled:
+	case n.list != nil && level < n.filled:
+		n.skip(columns)
 		return append(b, "[]"...)
+	case n.list != nil:
+		b = n.list.append(append(b, '['), columns)
+		for len(columns[n.first]) > 0 && columns[n.first][0].RepetitionLevel() >= n.repeated {
+			b = n.list.append(append(b, ','), columns)
+		}
+		return append(b, ']')
+	case n.fields != nil:
+		var line rowLine
+		for _, field := range n.fields {
+			line.put(field.name, func(b []byte) []byte { return field.append(b, columns) })
+		}
+		return append(b, line.end()...)
 	}
-	for i, v := range values {
-		b = append(b, "[,"[min(i, 1)])
-		b = c.value(b, v)
-	}
-	return append(b, ']')
-}
-
-func (c *parquetColumn) value(b []byte, v parquet.Value) []byte {
+	v := columns[n.first][0]
+	n.skip(columns)
 	switch {
-	case v.DefinitionLevel() < c.full:
-		return append(b, "null"...)
-	case c.text:
+	case n.text:
 		return appendString(b, string(v.ByteArray()))
-	case c.kind == parquet.Int32:
+	case n.kind == parquet.Int32:
 		return strconv.AppendInt(b, int64(v.Int32()), 10)
-	case c.kind == parquet.Int64:
+	case n.kind == parquet.Int64:
 		return strconv.AppendInt(b, v.Int64(), 10)
+	case n.kind == parquet.Boolean:
+		return strconv.AppendBool(b, v.Boolean())
+	case n.kind == parquet.Float:
+		return appendFloat(b, float64(v.Float()))
+	case n.kind == parquet.Double:
+		return appendFloat(b, v.Double())
 	}
 	return append(b, "true"...)
+}
+
+func (n *parquetNode) skip(columns [][]parquet.Value) {
+	for i := n.first; i < n.end; i++ {
+		columns[i] = columns[i][1:]
+	}
 }

@@ -16,11 +16,12 @@ import (
 // Ignore is the label of a token that is not a target, as in Hugging Face's data.
 const Ignore = -100
 
-// A record is a line of .jsonl: a text, or ids with labels.
+// A record is a line of .jsonl: a text, ids with labels, or a conversation.
 type record struct {
 	text   string
 	ids    []int32 // nil: it has text
 	labels []int32 // nil: each token is its own label
+	chat   *conversation
 }
 
 // A Document is the ids of one record.
@@ -28,6 +29,24 @@ type Document struct {
 	IDs []int32
 	// Labels has one entry for each of IDs: the target of the previous place, or Ignore. Nil: every token is a target.
 	Labels []int32
+}
+
+// labels returns the label of each token.
+func (d Document) labels() []int32 {
+	if d.Labels == nil {
+		return d.IDs
+	}
+	return d.Labels
+}
+
+// targets counts the targets. Nothing predicts the first token.
+func (d Document) targets() (n int32) {
+	for _, label := range d.labels()[1:] {
+		if label != Ignore {
+			n++
+		}
+	}
+	return n
 }
 
 // Keys is a set of record keys, safe for concurrent use. A nil set stays empty.
@@ -105,18 +124,25 @@ func fields(line []byte, ignored *Keys) (map[string]json.RawMessage, error) {
 	return keys, nil
 }
 
-// parseRecord reads a line. vocab bounds the ids; 0: any int32.
-func parseRecord(line []byte, vocab int, ignored *Keys) (r record, err error) {
+// parseRecord reads a line. format is "" for any; vocab bounds the ids, 0: any int32.
+func parseRecord(line []byte, format string, vocab int, ignored *Keys) (r record, err error) {
 	keys, err := fields(line, ignored)
 	if err != nil || keys == nil {
 		return r, err
 	}
-	_, hasText := keys[keyText]
-	if _, ok := keys[keyIDs]; !ok {
+	if format, err = formatOf(keys, format); err != nil {
+		return r, err
+	}
+	switch format {
+	case FormatText:
 		r.text, err = textOf(keys)
 		return r, err
-	} else if hasText {
-		return r, fmt.Errorf("both %q and %q; leave one out", keyText, keyIDs)
+	case FormatMessages, FormatCompletion:
+		r.chat, err = parseConversation(keys, format)
+		return r, err
+	}
+	if keys[keyIDs] == nil {
+		return r, fmt.Errorf("no key %q", keyIDs)
 	}
 	if r.ids, err = readIDs(keys, keyIDs, vocab, false); err != nil {
 		return r, err
@@ -187,7 +213,7 @@ func (r *record) mask(keys map[string]json.RawMessage) error {
 func textOf(keys map[string]json.RawMessage) (string, error) {
 	raw, ok := keys[keyText]
 	if !ok {
-		return "", noContent(keys)
+		return "", fmt.Errorf("no key %q", keyText)
 	}
 	var s *string
 	if err := json.Unmarshal(raw, &s); err != nil || s == nil {
@@ -197,22 +223,11 @@ func textOf(keys map[string]json.RawMessage) (string, error) {
 }
 
 func noContent(keys map[string]json.RawMessage) error {
-	has := func(key string) bool { return keys[key] != nil }
-	for _, key := range []string{"messages", "conversations"} {
-		if has(key) {
-			return fmt.Errorf("%q is not in this build; write the %s and assistant_masks of each record, by "+
-				"transformers: tokenizer.apply_chat_template(messages, return_dict=True, "+
-				"return_assistant_tokens_mask=True)", key, keyIDs)
-		}
+	if keys["instruction"] != nil && keys["output"] != nil {
+		return fmt.Errorf("%q and %q are not read; rename them to %q and %q", "instruction", "output", keyPrompt,
+			keyCompletion)
 	}
-	for _, pair := range [][2]string{{"prompt", "completion"}, {"instruction", "output"}} {
-		if has(pair[0]) && has(pair[1]) {
-			return fmt.Errorf("%q and %q are not in this build; tokenize both, by the tokenizer's chat template if it "+
-				"has one, and write them as %s, with a completion_mask of 0 for the first and 1 for the second",
-				pair[0], pair[1], keyIDs)
-		}
-	}
-	return fmt.Errorf("no key %q, and no %q", keyText, keyIDs)
+	return fmt.Errorf("no key %q, %q, %q, or %q with %q", keyText, keyIDs, keyMessages, keyPrompt, keyCompletion)
 }
 
 // readIDs reads a list of ids; labels may be Ignore.

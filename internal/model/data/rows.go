@@ -1,19 +1,22 @@
 package data
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"iter"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"unicode/utf8"
 )
 
 // A rowReader returns some rows of a file as lines of .jsonl, so that record.go checks them like other records; io.EOF
-// at the end. These formats have every key in each row, so nulls are left out. A value that no record can have, or that
-// no key in use has, is true.
+// at the end. These formats have every key in each row, and in each map of a list, so nulls are left out. A value that
+// no record can have, or that no key in use has, is true.
 type rowReader func() (lines [][]byte, err error)
 
 // someRows is the number of rows in one call of a rowReader.
@@ -49,6 +52,19 @@ func rows(f *os.File, path string, size int64) iter.Seq2[[]byte, error] {
 	}
 }
 
+// Rows yields the rows of a .parquet or .arrow file as lines of .jsonl.
+func Rows(path string) iter.Seq2[[]byte, error] {
+	return func(yield func([]byte, error) bool) {
+		f, size, err := openSized(path)
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		defer f.Close()
+		rows(f, path, size)(yield)
+	}
+}
+
 // guard turns the panics of a library on damaged files into errors.
 func guard[T any](call func() (T, error)) (t T, err error) {
 	defer func() {
@@ -62,8 +78,23 @@ func guard[T any](call func() (T, error)) (t T, err error) {
 // A rowLine builds a line of .jsonl.
 type rowLine []byte
 
-// add adds the value that put appends, unless it is null. Only keys of records have their value.
-func (l *rowLine) add(key string, put func(b []byte) []byte) {
+// add adds a key of a record with the value that value appends, unless it is null. Only keys of records have a value.
+func (l *rowLine) add(key string, value func(b []byte) []byte) {
+	if isRecordKey(key) {
+		l.put(key, value)
+		return
+	}
+	l.put(key, func(b []byte) []byte {
+		at := len(b)
+		if b = value(b); string(b[at:]) == "null" {
+			return b
+		}
+		return append(b[:at], "true"...)
+	})
+}
+
+// put adds a key with the value that value appends, unless it is null.
+func (l *rowLine) put(key string, value func(b []byte) []byte) {
 	before := len(*l)
 	b := append(*l, ","...)
 	if before == 0 {
@@ -71,10 +102,8 @@ func (l *rowLine) add(key string, put func(b []byte) []byte) {
 	}
 	b = append(appendString(b, key), ':')
 	at := len(b)
-	if b = put(b); string(b[at:]) == "null" {
+	if b = value(b); string(b[at:]) == "null" {
 		b = b[:before]
-	} else if !isRecordKey(key) {
-		b = append(b[:at], "true"...)
 	}
 	*l = b
 }
@@ -88,7 +117,19 @@ func (l rowLine) end() []byte {
 
 func isRecordKey(key string) bool {
 	return slices.Contains([]string{keyText, keyIDs, keyLabels, keyAttention, keyPositions}, key) ||
-		slices.Contains(masks, key)
+		slices.Contains(masks, key) || slices.Contains(chatKeys, key)
+}
+
+// appendFloat appends a float that no parser takes for an integer; null for a NaN or an infinity.
+func appendFloat(b []byte, f float64) []byte {
+	if math.IsNaN(f) || math.IsInf(f, 0) {
+		return append(b, "null"...)
+	}
+	at := len(b)
+	if b = strconv.AppendFloat(b, f, 'g', -1, 64); !bytes.ContainsAny(b[at:], ".e") {
+		b = append(b, ".0"...)
+	}
+	return b
 }
 
 // appendString appends a JSON string. Bytes outside UTF-8 stay as they are, so that the record is refused.

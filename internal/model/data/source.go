@@ -27,6 +27,12 @@ type Source struct {
 	EOS int
 	// Vocab is the number of token ids. Larger ids are an error.
 	Vocab int
+	// Format is that of all records; "": each by its keys.
+	Format string
+	// Chat encodes conversations; nil: they are refused.
+	Chat *Chat
+	// Cache keeps the tokens of text and records.
+	Cache Cache
 }
 
 // A codec reads the tokens of one file. Its methods may be called concurrently.
@@ -75,14 +81,16 @@ func (d *Dataset) addAll(paths []string, kind string) error {
 		}
 		return nil
 	}
-	files, err := d.encodeFiles(paths)
-	if err != nil {
-		return err
+	size := int64(0)
+	for _, path := range paths {
+		if st, err := os.Stat(path); err == nil {
+			size += st.Size()
+		}
 	}
-	for i, h := range files {
-		d.parts = append(d.parts, part{paths[i], d.Len(), h})
+	if d.source.Cache.Dir == "" || size < d.source.Cache.Least {
+		return d.encodeFiles(paths)
 	}
-	return nil
+	return d.cached(paths)
 }
 
 // Find lists the files of a glob, sorted by name. text: they are text, not tokens.
@@ -179,7 +187,8 @@ func (d *Dataset) add(path, kind string) error {
 	if err != nil {
 		return err
 	}
-	d.parts = append(d.parts, part{path, d.Len(), c})
+	d.parts = append(d.parts, part{path: path, start: d.Len(), codec: c})
+	d.files++
 	return nil
 }
 

@@ -40,7 +40,7 @@ func opened(t testing.TB, path string, tok *Tokenizer, eos, vocab int) (string, 
 	if err := d.readLabels(labels, 0); err != nil {
 		t.Fatal(err)
 	}
-	docs, err := d.documents()
+	docs, _, err := d.documents()
 	return fmt.Sprint(all(t, d), labels, docs), err
 }
 

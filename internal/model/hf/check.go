@@ -49,9 +49,80 @@ func (c *Config) Check() []Fault {
 	if !(c.RopeTheta > 1) || math.IsInf(c.RopeTheta, 0) {
 		f.add("rope_theta", "%v is not above 1", c.RopeTheta)
 	}
+	c.checkFamily(&f)
 	c.checkRope(&f)
 	c.checkWindow(&f)
 	return f
+}
+
+// checkFamily finds keys that the family does not have.
+func (c *Config) checkFamily(f *faults) {
+	c.checkFamilyKeys(f)
+	family := families[c.Architecture]
+	if family == nil {
+		return
+	}
+	if c.AttentionBias && family.Tensors[QueryBias] == "" {
+		f.add("attention_bias", "true is not supported: %s has no bias in attention", family.Name)
+	}
+	if c.MLPBias && family.Tensors[GateBias] == "" {
+		f.add("mlp_bias", "true is not supported: %s has no bias in the MLP", family.Name)
+	}
+	switch other := func(v int) bool { return v != 0 && v != 1 }; {
+	case len(c.NoRopeLayers) == 0:
+	case family.NoRope == 0:
+		f.add("no_rope_layers", "not supported: every layer of %s rotates", family.Name)
+	case len(c.NoRopeLayers) != c.NumHiddenLayers:
+		f.add("no_rope_layers", "length %d differs from num_hidden_layers %d; write one entry for each layer",
+			len(c.NoRopeLayers), c.NumHiddenLayers)
+	case slices.ContainsFunc(c.NoRopeLayers, other):
+		f.add("no_rope_layers", "%d is neither 1 (the layer rotates) nor 0", c.NoRopeLayers[slices.IndexFunc(
+			c.NoRopeLayers, other)])
+	}
+	switch p := c.PartialRotaryFactor; {
+	case p == 0:
+	case !family.Partial:
+		f.add("partial_rotary_factor", "%v is not supported; %s rotates all dimensions of a head", p, family.Name)
+	case !(p > 0 && p <= 1):
+		f.add("partial_rotary_factor", "%v is not above 0 and at most 1", p)
+	case c.RotaryDim() < 2 || c.RotaryDim()%2 != 0:
+		f.add("partial_rotary_factor", "%v of head_dim %d are %d dimensions; they rotate in pairs", p, c.HeadDim,
+			c.RotaryDim())
+	}
+}
+
+// A familyKey is a key of config.json that not all families have: its value, and its default in the family.
+type familyKey struct {
+	value   *float64
+	missing float64
+}
+
+func (c *Config) familyKeys() map[string]familyKey {
+	var missing Defaults
+	if f := families[c.Architecture]; f != nil {
+		missing = f.Defaults
+	}
+	return map[string]familyKey{
+		"query_pre_attn_scalar":   {&c.QueryPreAttnScalar, missing.QueryPreAttnScalar},
+		"attn_logit_softcapping":  {&c.AttnLogitSoftcapping, missing.AttnSoftcap},
+		"final_logit_softcapping": {&c.FinalLogitSoftcapping, missing.FinalSoftcap},
+		localKey:                  {&c.RopeLocalBaseFreq, missing.RopeLocal},
+	}
+}
+
+func (c *Config) checkFamilyKeys(f *faults) {
+	for key, x := range c.familyKeys() {
+		family := families[c.Architecture]
+		switch {
+		case *x.value == 0 || family == nil:
+		case !slices.Contains(family.Keys, key):
+			f.add(key, "%v is not supported in %s: transformers ignores it there; set it to null", *x.value, family.Name)
+		case !(*x.value > 0) || math.IsInf(*x.value, 0):
+			f.add(key, "%v is not positive", *x.value)
+		case key == localKey && *x.value <= 1:
+			f.add(key, "%v is not above 1", *x.value)
+		}
+	}
 }
 
 func (c *Config) checkRope(f *faults) {
@@ -79,6 +150,21 @@ func (c *Config) checkRope(f *faults) {
 		if !(s.HighFreqFactor > s.LowFreqFactor) || math.IsInf(s.HighFreqFactor, 0) {
 			add("high_freq_factor", "%v is not above low_freq_factor %v; raise it", s.HighFreqFactor, s.LowFreqFactor)
 		}
+	case "longrope":
+		if s.AttentionFactor != nil && !(*s.AttentionFactor > 0) {
+			add("attention_factor", "%v is not positive", *s.AttentionFactor)
+		}
+		for i, list := range [][]float64{s.ShortFactor, s.LongFactor} {
+			key := []string{"short_factor", "long_factor"}[i]
+			if want := c.RotaryDim() / 2; len(list) != want {
+				add(key, "%d numbers, but %d pairs of dimensions rotate; write one for each", len(list), want)
+			}
+			for _, x := range list {
+				if !(x > 0) || math.IsInf(x, 0) {
+					add(key, "%v is not positive", x)
+				}
+			}
+		}
 	case "yarn":
 		if s.AttentionFactor != nil && !(*s.AttentionFactor > 0) {
 			add("attention_factor", "%v is not positive", *s.AttentionFactor)
@@ -98,6 +184,9 @@ func (c *Config) checkWindow(f *faults) {
 		f.add("layer_types", "length %d differs from num_hidden_layers %d; write one entry for each layer",
 			len(c.LayerTypes), c.NumHiddenLayers)
 	}
+	if a := families[c.Architecture]; a != nil && a.Windows.Uniform && slices.Contains(c.LayerTypes, FullAttention) {
+		f.add("layer_types", "all layers of %s slide or none; remove it", a.Name)
+	}
 	for i, t := range c.LayerTypes {
 		if f.has("layer_types") {
 			break // one fault is enough
@@ -111,11 +200,16 @@ func (c *Config) checkWindow(f *faults) {
 	}
 }
 
-// Caveat returns how transformers would compute an export of this config differently from cprun, or "".
-func (c *Config) Caveat() string {
-	if f := c.Family(); f.Windows.Foreign && c.SlidingWindow > 0 {
-		return fmt.Sprintf("transformers has no sliding window in its %s and will ignore sliding_window %d; cprun "+
-			"reads it", f.Name, c.SlidingWindow)
+// Caveat returns a key, and how an export of this config differs for transformers from the model that cprun reads; ""
+// if it does not.
+func (c *Config) Caveat() Fault {
+	if c.Wrapper != "" {
+		return Fault{"from", fmt.Sprintf("the language model of a %s: cprun skips its other tensors, such as those of "+
+			"images, and exports a %s", c.Wrapper, c.Architecture)}
 	}
-	return ""
+	if f := c.Family(); f.Windows.Foreign && c.SlidingWindow > 0 {
+		return Fault{"sliding_window", fmt.Sprintf("transformers has no sliding window in its %s and will ignore sliding_window %d; cprun "+
+			"reads it", f.Name, c.SlidingWindow)}
+	}
+	return Fault{}
 }

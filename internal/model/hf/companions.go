@@ -225,16 +225,7 @@ func (d *dir) eosOfTokenizer() (int, error) {
 	if ok, err := d.decode("tokenizer_config.json", maxConfig, maxConfigValues, &c); !ok || err != nil {
 		return -1, err
 	}
-	var text string
-	if json.Unmarshal(c.Token, &text) != nil {
-		var o struct {
-			Content string `json:"content"`
-		}
-		if json.Unmarshal(c.Token, &o) != nil {
-			return -1, nil
-		}
-		text = o.Content
-	}
+	text := tokenText(c.Token)
 	var t struct {
 		Added []struct {
 			ID      int    `json:"id"`

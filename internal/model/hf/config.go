@@ -8,6 +8,7 @@
 package hf
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -34,10 +35,23 @@ type Config struct {
 	HeadDim              int     `json:"head_dim"`
 	RopeTheta            float64 `json:"rope_theta"`
 	RopeScaling          *RopeScaling
-	RMSNormEps           float64 `json:"rms_norm_eps"`
-	TieWordEmbeddings    bool    `json:"tie_word_embeddings"`
-	MaxPositionEmbedding int     `json:"max_position_embeddings"` // 0: unknown
-	InitializerRange     float64 `json:"initializer_range"`       // standard deviation of random weights
+	RopeLocalBaseFreq    float64 // RopeTheta of layers with a window, unscaled; 0: RopeTheta
+	QueryPreAttnScalar   float64 // scores are divided by its root; 0: HeadDim
+	AttnLogitSoftcapping float64 // limits scores to +-this by tanh; 0: no limit
+	// FinalLogitSoftcapping limits logits in the same way.
+	FinalLogitSoftcapping float64
+	RMSNormEps            float64 `json:"rms_norm_eps"`
+	TieWordEmbeddings     bool    `json:"tie_word_embeddings"`
+	MaxPositionEmbedding  int     `json:"max_position_embeddings"` // 0: unknown
+	InitializerRange      float64 `json:"initializer_range"`       // standard deviation of random weights
+
+	AttentionBias bool `json:"attention_bias"` // the projections of attention have biases
+	MLPBias       bool `json:"mlp_bias"`       // likewise of the MLP
+
+	// NoRopeLayers has 1 for each layer that rotates and 0 for the others; empty: all rotate.
+	NoRopeLayers []int `json:"no_rope_layers"`
+	// PartialRotaryFactor is the rotated part of a head; 0: all of it.
+	PartialRotaryFactor float64 `json:"partial_rotary_factor"`
 
 	// SlidingWindow is the tokens that a token sees, itself included; 0 for all of them.
 	SlidingWindow int
@@ -48,6 +62,12 @@ type Config struct {
 	// TokenIDs are bos_token_id, eos_token_id and pad_token_id as written in config.json. Training ignores them; an
 	// export repeats them.
 	TokenIDs map[string]json.RawMessage
+
+	// Tuning selects the parameters to train; not in config.json.
+	Tuning Tuning
+
+	// Wrapper is the model_type of config.json if that describes a larger model around this one; else "".
+	Wrapper string
 
 	// DType is the element type of the weights in config.json, such as "bfloat16"; "" if absent. Training ignores it;
 	// an export uses it.
@@ -62,24 +82,62 @@ const (
 
 // RopeScaling stretches rotary frequencies beyond the trained length.
 type RopeScaling struct {
-	Type   string  `json:"rope_type"` // "linear", "llama3" or "yarn"
+	Type   string  `json:"rope_type"` // "linear", "llama3", "yarn" or "longrope"
 	Factor float64 `json:"factor"`
 
 	LowFreqFactor  float64 `json:"low_freq_factor"`  // llama3
 	HighFreqFactor float64 `json:"high_freq_factor"` // llama3
-	// OriginalMax is the trained length: llama3 and yarn.
+	// OriginalMax is the trained length: llama3, yarn and longrope.
 	OriginalMax int `json:"original_max_position_embeddings"`
 
 	BetaFast        float64  `json:"beta_fast"`        // yarn, 32
 	BetaSlow        float64  `json:"beta_slow"`        // yarn, 1
-	AttentionFactor *float64 `json:"attention_factor"` // yarn; nil: 0.1 ln(factor) + 1
+	AttentionFactor *float64 `json:"attention_factor"` // yarn and longrope; nil: from factor
 	MScale          float64  `json:"mscale"`           // yarn, DeepSeek's form; 0: absent
 	MScaleAllDim    float64  `json:"mscale_all_dim"`   // yarn, likewise
 	Truncate        *bool    `json:"truncate"`         // yarn; nil: true
+
+	// ShortFactor and LongFactor, of longrope, divide the frequencies: of each pair that rotates, in documents up to
+	// OriginalMax tokens and in longer ones.
+	ShortFactor []float64 `json:"short_factor"`
+	LongFactor  []float64 `json:"long_factor"`
 }
 
-// SoftmaxScale returns the factor of scores before the softmax.
-func (c *Config) SoftmaxScale() float64 { return 1 / math.Sqrt(float64(c.HeadDim)) }
+// Rotates reports whether a layer has rotary embeddings.
+func (c *Config) Rotates(layer int) bool {
+	return len(c.NoRopeLayers) == 0 || c.NoRopeLayers[layer] != 0
+}
+
+// RotaryDim returns the elements of a head that rotate, the first of it.
+func (c *Config) RotaryDim() int {
+	if c.PartialRotaryFactor == 0 {
+		return c.HeadDim
+	}
+	return int(float64(c.HeadDim) * c.PartialRotaryFactor)
+}
+
+// SoftmaxScale returns the factor of scores before the soft cap and the softmax.
+func (c *Config) SoftmaxScale() float64 {
+	return 1 / math.Sqrt(cmp.Or(c.QueryPreAttnScalar, float64(c.HeadDim)))
+}
+
+// Ropes returns the number of rotary tables: 2 if layers with a window have their own.
+func (c *Config) Ropes() int {
+	if f := families[c.Architecture]; f != nil && slices.Contains(f.Keys, localKey) {
+		return 2
+	}
+	return 1
+}
+
+const localKey = "rope_local_base_freq"
+
+// Rope returns the rotary table of a layer.
+func (c *Config) Rope(layer int) int {
+	if c.Ropes() > 1 && c.Window(layer) >= 0 {
+		return 1
+	}
+	return 0
+}
 
 // Windows lists the windows of the layers, each once, in order.
 func (c *Config) Windows() []int {

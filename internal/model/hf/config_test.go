@@ -25,6 +25,19 @@ const llama = `"model_type":"llama","vocab_size":64,"hidden_size":32,"intermedia
 
 const qwen3 = `"model_type":"qwen3","vocab_size":64,"hidden_size":32,"intermediate_size":48,"num_hidden_layers":3,"num_attention_heads":4,"num_key_value_heads":2`
 
+const (
+	shape   = `"vocab_size":64,"hidden_size":32,"intermediate_size":48,"num_hidden_layers":3,"num_attention_heads":4`
+	mistral = `"model_type":"mistral",` + shape
+	phi3    = `"model_type":"phi3",` + shape
+	smollm3 = `"model_type":"smollm3",` + shape
+)
+
+// longrope returns the end of a phi3 with stretched rotations.
+func longrope(short, long string) string {
+	return `,"original_max_position_embeddings":1024,"rope_scaling":{"type":"su","short_factor":` + short +
+		`,"long_factor":` + long + `}}`
+}
+
 // base returns the config of llama without further keys.
 func base() Config {
 	return Config{Architecture: Llama, VocabSize: 64, HiddenSize: 32, IntermediateSize: 48, NumHiddenLayers: 3,
@@ -107,6 +120,41 @@ func TestConfigResolvesAsTransformersDoes(t *testing.T) {
 				c.Architecture, c.NumKeyValueHeads, c.MaxPositionEmbedding = Qwen3, 2, 32768
 				c.SlidingWindow, c.LayerTypes = 4096, []string{FullAttention, SlidingAttention, SlidingAttention}
 			}},
+		{"qwen2", `{"model_type":"qwen2","attention_bias":false,` + shape + `,"num_key_value_heads":2}`,
+			func(c *Config) {
+				c.Architecture, c.NumKeyValueHeads, c.MaxPositionEmbedding = "qwen2", 2, 32768
+			}},
+		{"biases", `{` + llama + `,"attention_bias":true,"mlp_bias":true}`,
+			func(c *Config) { c.AttentionBias, c.MLPBias = true, true }},
+		{"mistral", `{` + mistral + `,"num_key_value_heads":2}`, func(c *Config) {
+			c.Architecture, c.NumKeyValueHeads, c.MaxPositionEmbedding, c.SlidingWindow = "mistral", 2, 131072, 4096
+		}},
+		{"mistral without a window", `{` + mistral + `,"num_key_value_heads":2,"sliding_window":null}`,
+			func(c *Config) {
+				c.Architecture, c.NumKeyValueHeads, c.MaxPositionEmbedding = "mistral", 2, 131072
+			}},
+		{"smollm3", `{` + smollm3 + `}`, func(c *Config) {
+			c.Architecture, c.MaxPositionEmbedding, c.RopeTheta, c.TieWordEmbeddings = "smollm3", 32768, 2e6, true
+			c.NoRopeLayers = []int{1, 1, 1}
+		}},
+		{"smollm3 window", `{` + smollm3 +
+			`,"no_rope_layer_interval":2,"use_sliding_window":true,"sliding_window":8}`, func(c *Config) {
+			c.Architecture, c.MaxPositionEmbedding, c.RopeTheta, c.TieWordEmbeddings = "smollm3", 32768, 2e6, true
+			c.NoRopeLayers, c.SlidingWindow = []int{1, 0, 1}, 8
+			c.LayerTypes = []string{FullAttention, SlidingAttention, FullAttention}
+		}},
+		{"smollm3 list", `{` + smollm3 + `,"no_rope_layers":[0,1,1,0]}`, func(c *Config) {
+			c.Architecture, c.MaxPositionEmbedding, c.RopeTheta, c.TieWordEmbeddings = "smollm3", 32768, 2e6, true
+			c.NoRopeLayers = []int{0, 1, 1}
+		}},
+		{"phi3", `{` + phi3 + `,"use_sliding_window":false,"sliding_window":9}`, func(c *Config) {
+			c.Architecture, c.MaxPositionEmbedding, c.RMSNormEps, c.SlidingWindow = "phi3", 4096, 1e-5, 9
+		}},
+		{"longrope", `{` + phi3 + `,"partial_rotary_factor":0.5` + longrope(`[1,2]`, `[3,4]`), func(c *Config) {
+			c.Architecture, c.MaxPositionEmbedding, c.RMSNormEps, c.PartialRotaryFactor = "phi3", 4096, 1e-5, 0.5
+			c.RopeScaling = &RopeScaling{Type: "longrope", Factor: 4, OriginalMax: 1024, ShortFactor: []float64{1, 2},
+				LongFactor: []float64{3, 4}}
+		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := readText(t, tc.text)
@@ -131,8 +179,8 @@ func TestConfigsOfTransformers(t *testing.T) {
 			return c.TieWordEmbeddings && c.Window(0) == -1 && c.Window(1) == 7 && c.Window(2) == 7
 		},
 		"llama3-rope": func(c *Config) bool {
-			return c.RopeTheta == 500000 && *c.RopeScaling == RopeScaling{Type: "llama3", Factor: 8, LowFreqFactor: 1,
-				HighFreqFactor: 4, OriginalMax: 8192}
+			return c.RopeTheta == 500000 && reflect.DeepEqual(*c.RopeScaling, RopeScaling{Type: "llama3", Factor: 8,
+				LowFreqFactor: 1, HighFreqFactor: 4, OriginalMax: 8192})
 		},
 		"llama-yarn": func(c *Config) bool {
 			s := c.RopeScaling
@@ -173,16 +221,31 @@ func TestWrongConfigsAreRefused(t *testing.T) {
 		{"not object", `[]`, []string{"not a JSON object"}},
 		{"no model", `{}`, []string{"model_type: missing"}},
 		{"other model", `{"model_type":"gpt2"}`, []string{`model_type: "gpt2" is not supported`}},
-		{"mistral", `{"model_type":"mistral"}`, []string{`"mistral" is not supported`, "sliding_window 4096"}},
 		{"other head", `{` + llama + `,"architectures":["LlamaForSequenceClassification"]}`,
 			[]string{"architectures: ", "cprun trains the language model"}},
 		{"unknown class", `{"architectures":["X"]}`, []string{"architectures: "}},
 		{"missing keys", `{"model_type":"llama"}`, []string{"vocab_size: missing", "hidden_size: missing",
 			"intermediate_size: missing", "num_hidden_layers: missing", "num_attention_heads: missing"}},
 		{"many at once", `{` + llama +
-			`,"attention_bias":true,"mlp_bias":true,"hidden_act":"gelu","num_local_experts":8,"quantization_config":{"bits":4},"attention_dropout":0.1}`,
-			[]string{"attention_bias: true", "mlp_bias: true", `hidden_act: "gelu"`, "num_local_experts: mixtures",
+			`,"lm_head_bias":true,"resid_pdrop":0.2,"hidden_act":"gelu","num_local_experts":8,"quantization_config":{"bits":4},"attention_dropout":0.1}`,
+			[]string{"lm_head_bias: true", "resid_pdrop: 0.2", `hidden_act: "gelu"`, "num_local_experts: mixtures",
 				"quantization_config: ", "attention_dropout: 0.1"}},
+		{"no biases", `{` + phi3 + `,"attention_bias":true,"mlp_bias":true}`,
+			[]string{"attention_bias: true is not supported: phi3", "mlp_bias: true is not supported: phi3"}},
+		{"no layer without rotation", `{` + llama + `,"no_rope_layers":[1,0,1]}`,
+			[]string{"no_rope_layers: not supported: every layer of llama rotates"}},
+		{"few rotations", `{` + smollm3 + `,"no_rope_layers":[1,0]}`, []string{"no_rope_layers: length 2 differs"}},
+		{"odd rotations", `{` + smollm3 + `,"no_rope_layers":[1,0,2]}`, []string{"no_rope_layers: 2 is neither"}},
+		{"interval", `{` + smollm3 + `,"no_rope_layer_interval":0}`, []string{"no_rope_layer_interval: 0 is not"}},
+		{"part", `{` + phi3 + `,"partial_rotary_factor":1.5}`, []string{"partial_rotary_factor: 1.5 is not above"}},
+		{"odd part", `{` + phi3 + `,"partial_rotary_factor":0.4}`,
+			[]string{"partial_rotary_factor: 0.4 of head_dim 8 are 3 dimensions"}},
+		{"longrope of another length", `{` + phi3 + longrope(`[1,1]`, `[1,0,1,1]`),
+			[]string{"rope_scaling.short_factor: 2 numbers, but 4 pairs", "rope_scaling.long_factor: 0 is not"}},
+		{"linear phi3", `{` + phi3 + `,"rope_scaling":{"type":"linear","factor":2}}`,
+			[]string{`rope_scaling.rope_type: "linear" is not supported; cprun has default and longrope`}},
+		{"windows by layer", `{` + mistral + `,"layer_types":["full_attention","sliding_attention","full_attention"]}`,
+			[]string{"layer_types: all layers of mistral slide or none"}},
 		{"softcap", `{` + llama + `,"attn_logit_softcapping":30.0}`, []string{"attn_logit_softcapping: "}},
 		{"partial rotary", `{` + llama + `,"partial_rotary_factor":0.5}`, []string{"partial_rotary_factor: 0.5"}},
 		{"wrong types", `{` + llama +
@@ -199,7 +262,7 @@ func TestWrongConfigsAreRefused(t *testing.T) {
 		{"dynamic", `{` + llama + `,"rope_scaling":{"type":"dynamic","factor":2}}`,
 			[]string{`rope_scaling.type: "dynamic" is not supported`}},
 		{"longrope", `{` + llama + `,"rope_parameters":{"rope_type":"longrope","rope_theta":1e4}}`,
-			[]string{`rope_parameters.rope_type: "longrope"`}},
+			[]string{"rope_parameters.short_factor: 0 numbers, but 4 pairs", "rope_parameters.long_factor: 0 numbers"}},
 		{"no factor", `{` + llama + `,"rope_parameters":{"rope_type":"linear"}}`,
 			[]string{"rope_parameters.factor: missing"}},
 		{"llama3 order", `{` + llama +
@@ -245,11 +308,11 @@ func TestWrongConfigsAreRefused(t *testing.T) {
 
 func TestCaveatOfAWindowThatTransformersIgnores(t *testing.T) {
 	c := base()
-	if c.Caveat() != "" {
+	if c.Caveat().Msg != "" {
 		t.Error("caveat of a plain llama")
 	}
 	c.SlidingWindow = 8
-	if c.Caveat() == "" {
+	if c.Caveat().Msg == "" {
 		t.Error("no caveat of a llama with a window")
 	}
 }

@@ -10,11 +10,13 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/kernels"
 )
 
 // ShardLimit bounds a file of weights: 5 GB, as in huggingface_hub.
@@ -41,21 +43,8 @@ type Model struct {
 // Export writes a model directory that transformers loads: config.json, the companions, and model.safetensors, or
 // shards of at most limit bytes with their index. The directory appears complete or not at all. Export refuses a
 // directory with files in it.
-func Export(path string, m Model, limit int64) (err error) {
-	if empty, err := files.Empty(path); err != nil {
-		return fmt.Errorf("export directory: %w", err)
-	} else if !empty {
-		return fmt.Errorf("export directory %s: has files in it; name another or empty it", terminal.Name(path))
-	}
-	if path, err = filepath.Abs(path); err != nil {
-		return fmt.Errorf("export directory: %w", err)
-	}
-	parent, err := files.Make(filepath.Dir(path))
-	if err != nil {
-		return fmt.Errorf("export directory: %w", err)
-	}
-	defer parent.Close()
-	err = files.WriteDir(parent, filepath.Base(path), func(dir *os.Root) error {
+func Export(path string, m Model, limit int64) error {
+	return writeExport(path, func(dir *os.Root) error {
 		if err := WriteConfig(dir, m.Config, m.DType); err != nil {
 			return err
 		}
@@ -69,6 +58,25 @@ func Export(path string, m Model, limit int64) (err error) {
 		}
 		return m.write(dir, limit)
 	})
+}
+
+// writeExport creates a directory that write fills.
+func writeExport(path string, write func(dir *os.Root) error) error {
+	if empty, err := files.Empty(path); err != nil {
+		return fmt.Errorf("export directory: %w", err)
+	} else if !empty {
+		return fmt.Errorf("export directory %s: has files in it; name another or empty it", terminal.Name(path))
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return fmt.Errorf("export directory: %w", err)
+	}
+	parent, err := files.Make(filepath.Dir(path))
+	if err != nil {
+		return fmt.Errorf("export directory: %w", err)
+	}
+	defer parent.Close()
+	err = files.WriteDir(parent, filepath.Base(path), write)
 	if err != nil {
 		return fmt.Errorf("export directory %s: %w", terminal.Name(path), err)
 	}
@@ -88,7 +96,7 @@ func (m Model) write(dir *os.Root, limit int64) error {
 		for _, t := range shard {
 			entries = append(entries, m.entry(t))
 			weightMap[t.Name] = name
-			total += m.bytes(t)
+			total += m.bytes(t.Tensor)
 		}
 		// Older transformers refuse a file without this metadata.
 		meta := map[string]string{"format": "pt"}
@@ -115,12 +123,12 @@ func (m Model) elements(t Tensor) int64 {
 func (m Model) bytes(t Tensor) int64 { return m.elements(t) * m.DType.Bits() / 8 }
 
 // shards fills the files in order. A tensor longer than the limit gets its own file.
-func (m Model) shards(limit int64) [][]Tensor {
-	var all [][]Tensor
-	var now []Tensor
+func (m Model) shards(limit int64) [][]filed {
+	var all [][]filed
+	var now []filed
 	size := int64(0)
-	for _, t := range m.Tensors {
-		n := m.bytes(t)
+	for _, t := range m.inFiles() {
+		n := m.bytes(t.Tensor)
 		if len(now) > 0 && n > limit-size {
 			all, now, size = append(all, now), nil, 0
 		}
@@ -131,22 +139,51 @@ func (m Model) shards(limit int64) [][]Tensor {
 
 const pieceSize = 4 << 20
 
+// A filed is a tensor in files: a parameter, or several in the order of their rows.
+type filed struct {
+	Tensor
+	parts []Tensor
+}
+
+func (m Model) inFiles() (list []filed) {
+	at := map[string]int{}
+	for _, t := range m.Tensors {
+		whole, _ := t.inFiles()
+		i, ok := at[whole.Name]
+		if !ok {
+			i, list = len(list), append(list, filed{Tensor: whole})
+			at[whole.Name] = i
+		}
+		list[i].parts = append(list[i].parts, t)
+	}
+	return list
+}
+
 // entry reads a tensor's elements when the file reaches it.
-func (m Model) entry(t Tensor) safetensors.Entry {
-	return safetensors.Entry{Name: t.Name, DType: m.DType, Shape: t.Shape, Data: func(w io.Writer) error {
-		total := m.elements(t)
-		data := make([]float32, min(total, pieceSize))
-		for off := int64(0); off < total; off += int64(len(data)) {
-			data = data[:min(int64(len(data)), total-off)]
-			if err := m.Read(t, off, data); err != nil {
-				return err
-			}
-			if err := safetensors.Floats(t.Name, m.DType, t.Shape, data).Data(w); err != nil {
+func (m Model) entry(f filed) safetensors.Entry {
+	return safetensors.Entry{Name: f.Name, DType: m.DType, Shape: f.Shape, Data: func(w io.Writer) error {
+		for _, t := range f.parts {
+			if err := m.copy(w, t); err != nil {
 				return err
 			}
 		}
 		return nil
 	}}
+}
+
+func (m Model) copy(w io.Writer, t Tensor) error {
+	total := m.elements(t)
+	data := make([]float32, min(total, pieceSize))
+	for off := int64(0); off < total; off += int64(len(data)) {
+		data = data[:min(int64(len(data)), total-off)]
+		if err := m.Read(t, off, data); err != nil {
+			return err
+		}
+		if err := safetensors.Floats(t.Name, m.DType, t.Shape, data).Data(w); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 var torchNames = map[safetensors.DType]string{
@@ -179,14 +216,35 @@ func WriteConfig(dir *os.Root, c *Config, dtype safetensors.DType) error {
 		"dtype": name, "torch_dtype": name,
 		"vocab_size": c.VocabSize, "hidden_size": c.HiddenSize, "intermediate_size": c.IntermediateSize,
 		"num_hidden_layers": c.NumHiddenLayers, "num_attention_heads": c.NumAttentionHeads,
-		"num_key_value_heads": c.NumKeyValueHeads, "head_dim": c.HeadDim, "hidden_act": "silu",
+		"num_key_value_heads": c.NumKeyValueHeads, "head_dim": c.HeadDim,
 		"rms_norm_eps": number(c.RMSNormEps), "initializer_range": number(c.InitializerRange),
-		"tie_word_embeddings": c.TieWordEmbeddings, "attention_bias": false, "attention_dropout": number(0),
+		"tie_word_embeddings": c.TieWordEmbeddings, "attention_dropout": number(0),
 		// A null id is better than the default of transformers, which would end a text at byte 2.
 		"bos_token_id": nil, "eos_token_id": nil, "pad_token_id": nil,
 		"use_cache": true,
 	}
+	m[cmp.Or(f.ActivationKey, "hidden_act")] = cmp.Or(f.Activation, kernels.SiLU)
+	for key, x := range c.familyKeys() {
+		if !slices.Contains(f.Keys, key) {
+			continue
+		}
+		if m[key] = nil; *x.value != 0 {
+			m[key] = number(*x.value)
+		}
+	}
 	maps.Copy(m, f.Export)
+	if f.Tensors[QueryBias] != "" && !f.Biased {
+		m["attention_bias"] = c.AttentionBias
+	}
+	if f.Tensors[GateBias] != "" {
+		m["mlp_bias"] = c.MLPBias
+	}
+	if f.NoRope > 0 {
+		m["no_rope_layers"] = c.NoRopeLayers
+		if len(c.NoRopeLayers) == 0 {
+			m["no_rope_layers"] = slices.Repeat([]int{1}, c.NumHiddenLayers)
+		}
+	}
 	if c.MaxPositionEmbedding > 0 {
 		m["max_position_embeddings"] = c.MaxPositionEmbedding
 	}
@@ -201,9 +259,21 @@ func WriteConfig(dir *os.Root, c *Config, dtype safetensors.DType) error {
 func writeRope(m map[string]any, c *Config) {
 	v5 := map[string]any{"rope_type": "default", "rope_theta": number(c.RopeTheta)}
 	m["rope_theta"], m["rope_parameters"], m["rope_scaling"] = number(c.RopeTheta), v5, nil
-	s := c.RopeScaling
+	f, s := c.Family(), c.RopeScaling
+	if f.Partial {
+		part := number(cmp.Or(c.PartialRotaryFactor, 1))
+		m["partial_rotary_factor"], v5["partial_rotary_factor"] = part, part
+	}
+	if local := number(cmp.Or(c.RopeLocalBaseFreq, c.RopeTheta)); c.Ropes() > 1 {
+		m[localKey] = local
+		m["rope_parameters"] = map[string]any{FullAttention: v5,
+			SlidingAttention: map[string]any{"rope_type": "default", "rope_theta": local}}
+	}
 	if s == nil {
 		return
+	}
+	if f.Defaults.Trained > 0 {
+		m["original_max_position_embeddings"] = s.OriginalMax
 	}
 	v4 := map[string]any{"rope_type": s.Type, "factor": number(s.Factor)}
 	m["rope_scaling"] = v4
@@ -211,6 +281,12 @@ func writeRope(m map[string]any, c *Config) {
 	case "llama3":
 		v4["low_freq_factor"], v4["high_freq_factor"] = number(s.LowFreqFactor), number(s.HighFreqFactor)
 		v4["original_max_position_embeddings"] = s.OriginalMax
+	case "longrope":
+		v4["original_max_position_embeddings"] = s.OriginalMax
+		v4["short_factor"], v4["long_factor"] = s.ShortFactor, s.LongFactor
+		if s.AttentionFactor != nil {
+			v4["attention_factor"] = number(*s.AttentionFactor)
+		}
 	case "yarn":
 		v4["original_max_position_embeddings"] = s.OriginalMax
 		v4["beta_fast"], v4["beta_slow"] = number(cmp.Or(s.BetaFast, 32)), number(cmp.Or(s.BetaSlow, 1))
@@ -228,12 +304,25 @@ func writeRope(m map[string]any, c *Config) {
 		}
 	}
 	maps.Copy(v5, v4)
+	if implied := float64(c.MaxPositionEmbedding) / float64(s.OriginalMax); f.Defaults.Trained > 0 &&
+		s.AttentionFactor == nil && s.Factor == implied { // transformers 4 accepts no other keys
+		m["rope_scaling"] = map[string]any{"type": s.Type, "short_factor": s.ShortFactor, "long_factor": s.LongFactor}
+		delete(v5, "factor")
+	}
 }
 
 // writeWindow writes the window. layer_types is for newer transformers, max_window_layers approximates it for older
 // ones.
 func writeWindow(m map[string]any, c *Config) {
-	if c.SlidingWindow == 0 && c.Family().Windows.Default == 0 {
+	windows := c.Family().Windows
+	if c.SlidingWindow == 0 && windows.Default == 0 {
+		return
+	}
+	m["sliding_window"] = nil
+	if c.SlidingWindow > 0 {
+		m["sliding_window"] = c.SlidingWindow
+	}
+	if windows.Uniform {
 		return
 	}
 	types, full := make([]string, c.NumHiddenLayers), 0
@@ -245,10 +334,7 @@ func writeWindow(m map[string]any, c *Config) {
 		}
 	}
 	m["layer_types"], m["max_window_layers"] = types, full
-	m["use_sliding_window"], m["sliding_window"] = c.SlidingWindow > 0, nil
-	if c.SlidingWindow > 0 {
-		m["sliding_window"] = c.SlidingWindow
-	}
+	m["use_sliding_window"] = c.SlidingWindow > 0
 }
 
 // number returns a float that Python reads as a float, not an integer.

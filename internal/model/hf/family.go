@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/cprun/cprun/kernels"
 )
 
 // Family describes one kind of model: its config.json, the names of its weights and the blocks of its layers. To add a
@@ -18,8 +20,28 @@ type Family struct {
 	Layer    string // prefix of a layer's tensors; %d is its number, from 0
 	Defaults Defaults
 	Windows  Windows
+	// Biased: the biases of attention in Tensors always exist; else they follow attention_bias.
+	Biased bool
+	// Fused lists the parameters of a layer that files hold in one tensor.
+	Fused []Fused
+	// NoRope is the default of no_rope_layer_interval: each layer of a number that it divides, counted from 1, does not
+	// rotate. 0: every layer rotates.
+	NoRope int
+	// Partial: partial_rotary_factor may be below 1.
+	Partial bool
 	// Ropes lists the supported kinds of rope scaling; nil: all.
 	Ropes []string
+	// Activation is that of the MLP; "": SiLU. ActivationKey is its key in config.json; "": hidden_act.
+	Activation    kernels.Activation
+	ActivationKey string
+	// ZeroCentred norms multiply by 1 + weight.
+	ZeroCentred bool
+	// ScaledEmbedding is multiplied by the root of hidden_size, rounded to the type of activations.
+	ScaledEmbedding bool
+	// Wrapper is the model_type of a larger model with this one, described under text_config; "" for none.
+	Wrapper string
+	// Keys lists supported keys of config.json that not all families have.
+	Keys []string
 	// Export holds keys of config.json for an export, added to the common ones.
 	Export map[string]any
 }
@@ -35,27 +57,63 @@ const (
 
 	InputNorm // [hidden]: before attention
 	PostNorm  // [hidden]: before the MLP
-	Query     // [heads * head dim, hidden]
-	Key       // [key and value heads * head dim, hidden]
-	Value     // like Key
-	Output    // [hidden, heads * head dim]
-	QueryNorm // [head dim]: of RMSNorms over each head, before rotation; not in all families
-	KeyNorm   // like QueryNorm
-	Gate      // [intermediate, hidden]
-	Up        // [intermediate, hidden]
-	Down      // [hidden, intermediate]
-	Roles     = int(Down) + 1
+	// AttentionNorm and MLPNorm are of the results of attention and of the MLP, before the sums; not in all families.
+	AttentionNorm // [hidden]
+	MLPNorm       // [hidden]
+	QueryNorm     // [head dim]: of RMSNorms over each head, before rotation; not in all families
+	KeyNorm       // like QueryNorm
+
+	Query  // [heads * head dim, hidden]
+	Key    // [key and value heads * head dim, hidden]
+	Value  // like Key
+	Output // [hidden, heads * head dim]
+	Gate   // [intermediate, hidden]
+	Up     // [intermediate, hidden]
+	Down   // [hidden, intermediate]
+
+	QueryBias // [out]: added to the projection; not in all families
+	KeyBias
+	ValueBias
+	OutputBias
+	GateBias
+	UpBias
+	DownBias
+	Roles = int(DownBias) + 1
 )
+
+// Bias returns the role of a projection's bias.
+func (r Role) Bias() Role { return r - Query + QueryBias }
+
+// IsBias reports whether a role is the bias of a projection.
+func (r Role) IsBias() bool { return r >= QueryBias && r <= DownBias }
 
 // Names are a family's tensor names in files, by Role; "" if the family lacks the tensor.
 type Names [Roles]string
 
+// Fused is a tensor in files with the rows of several parameters, one after the other.
+type Fused struct {
+	Name  string
+	Roles []Role
+}
+
 // Tensor is a parameter of a model. Layer is -1 outside the layers.
 type Tensor struct {
-	Name  string // in files
+	Name  string // in files, unless it is a part of Whole
 	Shape []int  // [out, in] of a matrix, [n] of a norm
 	Role  Role
 	Layer int
+
+	Whole     string // the tensor in files with its rows and others; "" for none
+	Row, Rows int    // its first row in Whole, and the rows of Whole
+}
+
+// inFiles returns the tensor in files that holds t, and the elements before t in it.
+func (t Tensor) inFiles() (whole Tensor, before int64) {
+	if t.Whole == "" {
+		return t, 0
+	}
+	cols := t.Shape[1]
+	return Tensor{Name: t.Whole, Shape: []int{t.Rows, cols}}, int64(t.Row) * int64(cols)
 }
 
 // Tensors lists the parameters of a model: the embedding, the matrices of each layer, the head, then all vectors.
@@ -65,13 +123,15 @@ func (c *Config) Tensors() []Tensor {
 	add := func(layer int, roles ...Role) {
 		for _, r := range roles {
 			name := f.Tensors[r]
-			if name == "" {
+			if name == "" || !c.has(r) {
 				continue
 			}
+			t := Tensor{Name: name, Shape: c.shape(r), Role: r, Layer: layer}
 			if layer >= 0 {
-				name = fmt.Sprintf(f.Layer, layer) + name
+				t.Name = fmt.Sprintf(f.Layer, layer) + name
+				c.fuse(&t)
 			}
-			list = append(list, Tensor{name, c.shape(r), r, layer})
+			list = append(list, t)
 		}
 	}
 	add(-1, Embedding)
@@ -82,10 +142,39 @@ func (c *Config) Tensors() []Tensor {
 		add(-1, Head)
 	}
 	for layer := range c.NumHiddenLayers {
-		add(layer, InputNorm, QueryNorm, KeyNorm, PostNorm)
+		add(layer, InputNorm, QueryNorm, KeyNorm, AttentionNorm, PostNorm, MLPNorm)
+		add(layer, QueryBias, KeyBias, ValueBias, OutputBias, GateBias, UpBias, DownBias)
 	}
 	add(-1, Norm)
 	return list
+}
+
+// fuse finds the place of t in a fused tensor.
+func (c *Config) fuse(t *Tensor) {
+	f := c.Family()
+	for _, fused := range f.Fused {
+		for _, r := range fused.Roles {
+			if r == t.Role {
+				t.Whole, t.Row = fmt.Sprintf(f.Layer, t.Layer)+fused.Name, t.Rows
+			}
+			t.Rows += c.shape(r)[0]
+		}
+		if t.Whole != "" {
+			return
+		}
+		t.Rows = 0
+	}
+}
+
+// has reports whether the model has a tensor of its family.
+func (c *Config) has(r Role) bool {
+	switch r {
+	case QueryBias, KeyBias, ValueBias, OutputBias:
+		return c.AttentionBias || c.Family().Biased
+	case GateBias, UpBias, DownBias:
+		return c.MLPBias
+	}
+	return true
 }
 
 func (c *Config) shape(r Role) []int {
@@ -105,16 +194,29 @@ func (c *Config) shape(r Role) []int {
 		return []int{c.HiddenSize, c.IntermediateSize}
 	case QueryNorm, KeyNorm:
 		return []int{c.HeadDim}
+	case QueryBias:
+		return []int{q}
+	case KeyBias, ValueBias:
+		return []int{kv}
+	case GateBias, UpBias:
+		return []int{c.IntermediateSize}
 	}
 	return []int{c.HiddenSize}
 }
 
 // Defaults are the values of transformers for keys absent from config.json.
 type Defaults struct {
-	KVHeads           int // num_key_value_heads; 0: as many as heads
-	HeadDim           int // 0: hidden_size / num_attention_heads
-	Positions         int // max_position_embeddings
+	Vocab, Heads int // vocab_size and num_attention_heads; 0: a file without them is refused
+	KVHeads      int // num_key_value_heads; 0: as many as heads
+	HeadDim      int // 0: hidden_size / num_attention_heads
+	Positions    int // max_position_embeddings
+	// Trained is original_max_position_embeddings, a key outside rope_scaling; 0: it is inside.
+	Trained           int
+	Eps               float64 // rms_norm_eps; 0: 1e-6
 	TieWordEmbeddings bool
+	RopeTheta         float64 // 0: 10000
+
+	QueryPreAttnScalar, AttnSoftcap, FinalSoftcap, RopeLocal float64 // of Family.Keys
 }
 
 // Windows describes the keys of config.json for sliding windows.
@@ -124,9 +226,20 @@ type Windows struct {
 	// From is the default of max_window_layers: without layer_types, earlier layers see everything. 0: the key is
 	// ignored.
 	From int
+	// NoRope: without layer_types, the layers that do not rotate slide.
+	NoRope bool
+	// Uniform: all layers slide or none; sliding_window is the only key.
+	Uniform bool
+	// Every is the default of sliding_window_pattern: without layer_types, every so many layers one sees everything. 0:
+	// the key is ignored.
+	Every int
 	// Foreign: transformers has no window in this family, and ignores the keys.
 	Foreign bool
 }
+
+// optional has the roles that a family may lack.
+var optional = map[Role]bool{QueryNorm: true, KeyNorm: true, AttentionNorm: true, MLPNorm: true,
+	QueryBias: true, KeyBias: true, ValueBias: true, OutputBias: true, GateBias: true, UpBias: true, DownBias: true}
 
 var families = map[string]*Family{}
 
@@ -134,7 +247,7 @@ var families = map[string]*Family{}
 func Register(f Family) {
 	missing := f.Name == "" || f.Class == "" || f.Layer == ""
 	for role, name := range f.Tensors {
-		missing = missing || name == "" && Role(role) != QueryNorm && Role(role) != KeyNorm
+		missing = missing || name == "" && !optional[Role(role)]
 	}
 	if missing {
 		panic(fmt.Sprintf("hf: family %q lacks a name", f.Name))
@@ -171,8 +284,11 @@ func (c *Config) Family() *Family {
 // HasHeadNorms reports whether query and key heads have a norm.
 func (f *Family) HasHeadNorms() bool { return f.Tensors[QueryNorm] != "" }
 
+// HasBranchNorms reports whether the results of attention and of the MLP have a norm before they are added.
+func (f *Family) HasBranchNorms() bool { return f.Tensors[AttentionNorm] != "" }
+
 // ropes lists the supported kinds of rope scaling, in the order of errors.
-var ropes = []string{"linear", "llama3", "yarn"}
+var ropes = []string{"linear", "llama3", "longrope", "yarn"}
 
 // ropes returns the kinds of a family; of an unknown one all.
 func (f *Family) ropes() []string {
@@ -191,13 +307,6 @@ func wordList(words ...string) string {
 	return strings.Join(words[:last], ", ") + " and " + words[last]
 }
 
-// adviceFor maps unsupported families to a way to train their models as another family.
-var adviceFor = map[string]string{
-	"mistral": "Its tensors are named like llama's, but its " +
-		"defaults differ (sliding_window 4096 on every layer where the key is absent). To train it, copy the " +
-		"directory and set model_type llama, architectures [LlamaForCausalLM], and every key that it left out",
-}
-
 // Llama is the name of llama's family.
 const Llama = "llama"
 
@@ -213,12 +322,20 @@ var llamaNames = Names{
 // llamaLayer prefixes a layer's tensors in llama.
 const llamaLayer = "model.layers.%d."
 
+// biases returns the names with those of the biases of some projections.
+func (n Names) biases(roles ...Role) Names {
+	for _, r := range roles {
+		n[r.Bias()] = strings.TrimSuffix(n[r], "weight") + "bias"
+	}
+	return n
+}
+
 func init() {
 	Register(Family{
-		Name: Llama, Class: "LlamaForCausalLM", Tensors: llamaNames, Layer: llamaLayer,
+		Name: Llama, Class: "LlamaForCausalLM", Layer: llamaLayer,
+		Tensors:  llamaNames.biases(Query, Key, Value, Output, Gate, Up, Down),
 		Defaults: Defaults{Positions: 2048},
 		Windows:  Windows{Foreign: true},
-		Export:   map[string]any{"mlp_bias": false},
 	})
 }
 
@@ -226,12 +343,44 @@ func init() {
 const Qwen3 = "qwen3"
 
 func init() {
-	names := llamaNames
+	names := llamaNames.biases(Query, Key, Value, Output)
 	names[QueryNorm], names[KeyNorm] = "self_attn.q_norm.weight", "self_attn.k_norm.weight"
+	windows := Windows{Default: 4096, Asked: true, From: 28}
 	Register(Family{
 		Name: Qwen3, Class: "Qwen3ForCausalLM", About: "qwen3 is llama with an RMSNorm on each query and key " +
 			"head", Tensors: names, Layer: llamaLayer,
 		Defaults: Defaults{KVHeads: 32, HeadDim: 128, Positions: 32768},
-		Windows:  Windows{Default: 4096, Asked: true, From: 28},
+		Windows:  windows,
+	})
+	Register(Family{
+		Name: "qwen2", Class: "Qwen2ForCausalLM", About: "qwen2 is llama with biases of queries, keys and values",
+		Tensors: llamaNames.biases(Query, Key, Value), Layer: llamaLayer, Biased: true,
+		Defaults: Defaults{KVHeads: 32, Positions: 32768},
+		Windows:  windows,
+	})
+}
+
+func init() {
+	Register(Family{
+		Name: "mistral", Class: "MistralForCausalLM", Tensors: llamaNames, Layer: llamaLayer,
+		Defaults: Defaults{KVHeads: 8, Positions: 128 << 10},
+		Windows:  Windows{Default: 4096, Uniform: true},
+	})
+	Register(Family{
+		Name: "smollm3", Class: "SmolLM3ForCausalLM", About: "smollm3 is llama with layers that do not rotate",
+		Tensors: llamaNames.biases(Query, Key, Value, Output, Gate, Up, Down), Layer: llamaLayer, NoRope: 4,
+		Defaults: Defaults{KVHeads: 4, Positions: 32768, RopeTheta: 2e6, TieWordEmbeddings: true},
+		Windows:  Windows{Asked: true, NoRope: true},
+	})
+	Register(Family{
+		Name: "phi3", Class: "Phi3ForCausalLM", About: "phi3 is llama with partial rotation and longrope; its files " +
+			"hold q, k, v as one tensor, gate and up as another", Tensors: llamaNames, Layer: llamaLayer,
+		Fused: []Fused{
+			{"self_attn.qkv_proj.weight", []Role{Query, Key, Value}}, {"mlp.gate_up_proj.weight", []Role{Gate, Up}},
+		},
+		Partial: true, Ropes: []string{"longrope"},
+		Defaults: Defaults{Positions: 4096, Trained: 4096, Eps: 1e-5},
+		Windows:  Windows{Uniform: true},
+		Export:   map[string]any{"resid_pdrop": number(0), "embd_pdrop": number(0)},
 	})
 }

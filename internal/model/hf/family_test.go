@@ -6,7 +6,8 @@ import (
 )
 
 func TestFamiliesAreRegisteredOnceAndWhole(t *testing.T) {
-	if got := Families(); !slices.Equal(got, []string{Llama, Qwen3}) {
+	if got := Families(); !slices.Equal(got, []string{Gemma2, Gemma3, Llama, "mistral", "phi3", "qwen2", Qwen3,
+		"smollm3"}) {
 		t.Errorf("families are %v", got)
 	}
 	nameless := *families[Llama]

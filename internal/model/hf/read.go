@@ -17,6 +17,7 @@ import (
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/model/tokenizer"
+	"github.com/cprun/cprun/kernels"
 )
 
 // These bounds of config.json (some kilobytes) and of the index of weights (a few megabytes) are their bytes and
@@ -78,12 +79,15 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 	if err := json.Unmarshal(raw, &o.keys); err != nil {
 		return nil, []Fault{{"", fmt.Sprintf("not a JSON object: %v", err)}}
 	}
-	c := &Config{Architecture: architecture(o)}
+	o, wrapper := unwrapped(o)
+	c := &Config{Architecture: architecture(o), Wrapper: wrapper}
 	if c.Architecture == "" {
 		return nil, faults // every other rule depends on it
 	}
-	refuse(o)
+	refuse(c.Family(), o)
 	readShape(c, o)
+	readFamily(c, o)
+	readNoRope(c, o)
 	rope := readRope(c, o)
 	readWindow(c, o)
 	for _, key := range []string{"bos_token_id", "eos_token_id", "pad_token_id"} {
@@ -112,6 +116,29 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 	return c, nil
 }
 
+// unwrapped returns the description of the language model in a larger one, such as of text and images. The keys outside
+// have priority, as in transformers.
+func unwrapped(o object) (_ object, wrapper string) {
+	for _, f := range families {
+		if kind := ""; f.Wrapper == "" || json.Unmarshal(o.keys["model_type"], &kind) != nil || kind != f.Wrapper {
+			continue
+		}
+		text := o.object("text_config")
+		if text.keys == nil {
+			text.keys = map[string]json.RawMessage{}
+		}
+		text.keys["model_type"], _ = json.Marshal(f.Name)
+		for _, key := range []string{"bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype",
+			"tie_word_embeddings", "quantization_config"} {
+			if raw, ok := o.keys[key]; ok {
+				text.keys[key] = raw
+			}
+		}
+		return text, f.Wrapper
+	}
+	return o, ""
+}
+
 // architecture returns the family of a file. If unknown, it adds a fault and returns "".
 func architecture(o object) string {
 	kind := o.text("model_type", "")
@@ -137,8 +164,6 @@ func architecture(o object) string {
 			classes = append(classes, families[name].Class)
 		}
 		o.fault("architectures", "%.64q is not supported; cprun trains %s", few(names), wordList(classes...))
-	case f == nil && adviceFor[kind] != "":
-		o.fault("model_type", "%.64q is not supported; cprun trains %s. %s", kind, known, adviceFor[kind])
 	case f == nil:
 		o.fault("model_type", "%.64q is not supported; cprun trains %s", kind, known)
 	case len(names) > 0 && !slices.Contains(names, f.Class):
@@ -152,20 +177,21 @@ func architecture(o object) string {
 func few[T any](list []T) []T { return list[:min(len(list), 8)] }
 
 // refuse reports keys of unsupported computations.
-func refuse(o object) {
-	for _, key := range []string{"attention_bias", "mlp_bias"} {
-		if o.boolean(key, false) {
-			o.fault(key, "true is not supported: cprun has no bias in projections")
+func refuse(f *Family, o object) {
+	if o.boolean("lm_head_bias", false) {
+		o.fault("lm_head_bias", "true is not supported: cprun has no bias in the head")
+	}
+	key, want := cmp.Or(f.ActivationKey, "hidden_act"), string(cmp.Or(f.Activation, kernels.SiLU))
+	if act := o.text(key, want); act != want {
+		o.fault(key, "%.64q is not supported; cprun has %s in %s", act, want, f.Name)
+	}
+	if o.boolean("use_bidirectional_attention", false) {
+		o.fault("use_bidirectional_attention", "true is not supported; cprun has causal attention")
+	}
+	for _, key := range []string{"attention_dropout", "resid_pdrop", "embd_pdrop"} {
+		if p := o.number(key, 0); p != 0 {
+			o.fault(key, "%v is not supported; set it to 0", p)
 		}
-	}
-	if act := o.text("hidden_act", "silu"); act != "silu" {
-		o.fault("hidden_act", "%.64q is not supported; cprun has silu", act)
-	}
-	if p := o.number("attention_dropout", 0); p != 0 {
-		o.fault("attention_dropout", "%v is not supported; set it to 0", p)
-	}
-	if p := o.number("partial_rotary_factor", 1); p != 1 {
-		o.fault("partial_rotary_factor", "%v is not supported; cprun rotates all dimensions of a head", p)
 	}
 	const experts = "num_experts num_local_experts n_routed_experts num_experts_per_tok moe_intermediate_size"
 	for key := range strings.FieldsSeq(experts) {
@@ -173,34 +199,42 @@ func refuse(o object) {
 			o.fault(key, "mixtures of experts are not supported")
 		}
 	}
-	for _, key := range []string{"attn_logit_softcapping", "final_logit_softcapping"} {
-		if o.number(key, 0) != 0 {
-			o.fault(key, "softcapping in a model is not supported")
-		}
-	}
 	if o.has("quantization_config") {
 		o.fault("quantization_config", "quantised weights are not read; convert them to bfloat16 first")
 	}
 }
 
+// readFamily reads the keys that not all families have, with the defaults of transformers. Check refuses the others.
+func readFamily(c *Config, o object) {
+	for key, x := range c.familyKeys() {
+		missing := 0.0
+		if _, ok := o.keys[key]; !ok { // null turns a soft cap off
+			missing = x.missing
+		}
+		*x.value = o.number(key, missing)
+	}
+}
+
 // readShape reads the sizes, with the defaults of transformers for the family.
 func readShape(c *Config, o object) {
+	missing := c.Family().Defaults
 	for _, f := range []struct {
-		key string
-		to  *int
+		key     string
+		to      *int
+		missing int
 	}{
-		{"vocab_size", &c.VocabSize}, {"hidden_size", &c.HiddenSize}, {"intermediate_size", &c.IntermediateSize},
-		{"num_hidden_layers", &c.NumHiddenLayers}, {"num_attention_heads", &c.NumAttentionHeads},
+		{"vocab_size", &c.VocabSize, missing.Vocab}, {"hidden_size", &c.HiddenSize, 0},
+		{"intermediate_size", &c.IntermediateSize, 0}, {"num_hidden_layers", &c.NumHiddenLayers, 0},
+		{"num_attention_heads", &c.NumAttentionHeads, missing.Heads},
 	} {
-		// transformers also has defaults here, of one model of 2023. A file without these keys is more likely a
-		// mistake.
-		if !o.has(f.key) {
+		// transformers has defaults for all of them, of one model of 2023. A file without these keys is more likely a
+		// mistake, unless published models omit them.
+		if !o.has(f.key) && f.missing == 0 {
 			o.fault(f.key, "missing")
 		}
-		*f.to = o.integer(f.key, 0)
+		*f.to = o.integer(f.key, f.missing)
 	}
 	c.NumKeyValueHeads = o.integer("num_key_value_heads", c.NumAttentionHeads)
-	missing := c.Family().Defaults
 	if _, ok := o.keys["num_key_value_heads"]; !ok && missing.KVHeads > 0 { // null means as many as heads
 		c.NumKeyValueHeads = missing.KVHeads
 	}
@@ -213,13 +247,43 @@ func readShape(c *Config, o object) {
 		}
 	}
 	c.HeadDim = o.integer("head_dim", headDim)
-	c.RMSNormEps = o.number("rms_norm_eps", 1e-6)
+	c.RMSNormEps = o.number("rms_norm_eps", cmp.Or(missing.Eps, 1e-6))
 	c.InitializerRange = o.number("initializer_range", 0.02)
 	c.MaxPositionEmbedding = o.integer("max_position_embeddings", missing.Positions)
 	if c.MaxPositionEmbedding == 0 {
 		o.fault("max_position_embeddings", "0 is not positive")
 	}
 	c.TieWordEmbeddings = o.boolean("tie_word_embeddings", missing.TieWordEmbeddings)
+	c.MLPBias = o.boolean("mlp_bias", false)
+	if !c.Family().Biased { // others ignore the key, as in transformers
+		c.AttentionBias = o.boolean("attention_bias", false)
+	}
+}
+
+// readNoRope finds the layers that do not rotate.
+func readNoRope(c *Config, o object) {
+	o.get("no_rope_layers", "a list of integers", &c.NoRopeLayers)
+	missing := c.Family().NoRope
+	if n := o.integer("no_rope_layer_interval", missing); c.NoRopeLayers == nil && n > 0 {
+		c.NoRopeLayers = NoRopeLayers(min(c.NumHiddenLayers, maxLayers), n)
+	} else if c.NoRopeLayers == nil && missing > 0 {
+		o.fault("no_rope_layer_interval", "0 is not positive")
+	}
+	if n := c.NumHiddenLayers; len(c.NoRopeLayers) > n { // transformers ignores the others
+		c.NoRopeLayers = c.NoRopeLayers[:n]
+	}
+	if missing == 0 && !slices.ContainsFunc(c.NoRopeLayers, func(v int) bool { return v != 1 }) {
+		c.NoRopeLayers = nil // as without the key
+	}
+}
+
+// NoRopeLayers returns Config.NoRopeLayers with a layer that does not rotate in each interval.
+func NoRopeLayers(layers, interval int) []int {
+	list := slices.Repeat([]int{1}, layers)
+	for i := interval - 1; i < layers; i += interval {
+		list[i] = 0
+	}
+	return list
 }
 
 // readWindow finds the layers with a sliding window. cprun also obeys the key in a llama, which transformers ignores;
@@ -236,11 +300,25 @@ func readWindow(c *Config, o object) {
 	if _, ok := o.keys["sliding_window"]; !ok {
 		window = family.Default
 	}
-	if family.From > 0 && c.LayerTypes == nil && use && window > 0 && !o.faults.has("num_hidden_layers") {
+	if family.Uniform {
+		use = true // transformers ignores the other keys
+	}
+	if (family.From > 0 || family.NoRope) && c.LayerTypes == nil && use && window > 0 && len(*o.faults) == 0 {
 		for i := range min(c.NumHiddenLayers, maxLayers) {
 			kind := FullAttention
-			if i >= from {
+			if family.From > 0 && i >= from || family.NoRope && !c.Rotates(i) {
 				kind = SlidingAttention
+			}
+			c.LayerTypes = append(c.LayerTypes, kind)
+		}
+	}
+	if every := o.integer("sliding_window_pattern", family.Every); family.Every > 0 && every == 0 {
+		o.fault("sliding_window_pattern", "0 is not positive")
+	} else if family.Every > 0 && c.LayerTypes == nil && window > 0 {
+		for i := range min(c.NumHiddenLayers, maxLayers) {
+			kind := SlidingAttention
+			if (i+1)%every == 0 {
+				kind = FullAttention
 			}
 			c.LayerTypes = append(c.LayerTypes, kind)
 		}
@@ -337,9 +415,13 @@ var maxBytesLength = json.Number("1000000000000000019884624838656")
 // readRope reads the rotary settings in either form. As in transformers, rope_scaling has priority over
 // rope_parameters, and a rope_theta inside over one outside. It returns the prefix of the keys in this file.
 func readRope(c *Config, o object) string {
-	r := o.object("rope_scaling")
+	r, all := o.object("rope_scaling"), o.object("rope_parameters")
+	theta := o.number("rope_theta", cmp.Or(c.Family().Defaults.RopeTheta, 10000))
+	if c.Ropes() > 1 {
+		all, theta = readLocalRope(c, all, theta)
+	}
 	if len(r.keys) == 0 {
-		r = o.object("rope_parameters")
+		r = all
 	}
 	for _, kind := range []string{FullAttention, SlidingAttention} {
 		if r.has(kind) {
@@ -347,16 +429,20 @@ func readRope(c *Config, o object) string {
 			return r.prefix
 		}
 	}
-	c.RopeTheta = r.number("rope_theta", o.number("rope_theta", 10000))
-	if p := r.number("partial_rotary_factor", 1); p != 1 {
-		r.fault("partial_rotary_factor", "%v is not supported; cprun rotates all dimensions of a head", p)
+	missing := c.Family().Defaults
+	c.RopeTheta = r.number("rope_theta", theta)
+	if p := r.number("partial_rotary_factor", o.number("partial_rotary_factor", 1)); p != 1 {
+		c.PartialRotaryFactor = p
 	}
 	if r.has("mrope_section") {
 		r.fault("mrope_section", "rotation by image coordinates is not supported")
 	}
 	s := &RopeScaling{Type: r.text("rope_type", r.text("type", "default"))}
-	trained := o.integer("original_max_position_embeddings", r.integer("original_max_position_embeddings",
-		c.MaxPositionEmbedding))
+	trained := o.integer("original_max_position_embeddings", cmp.Or(missing.Trained,
+		r.integer("original_max_position_embeddings", c.MaxPositionEmbedding)))
+	if old := s.Type == "su" || s.Type == "yarn"; old && slices.Equal(c.Family().Ropes, []string{"longrope"}) {
+		s.Type = "longrope" // earlier names
+	}
 	switch s.Type {
 	case "default":
 		return r.prefix
@@ -368,6 +454,10 @@ func readRope(c *Config, o object) string {
 		s.OriginalMax = trained
 	case "yarn":
 		readYarn(c, s, r, trained)
+	case "longrope":
+		s.readFactor(c, r, trained)
+		r.get("short_factor", "a list of numbers", &s.ShortFactor)
+		r.get("long_factor", "a list of numbers", &s.LongFactor)
 	default:
 		key := "rope_type"
 		if !r.has(key) {
@@ -381,18 +471,36 @@ func readRope(c *Config, o object) string {
 	return r.prefix
 }
 
-func readYarn(c *Config, s *RopeScaling, r object, trained int) {
+// readLocalRope reads the rotary settings of layers with a window. It returns those of the other layers, and their base
+// if rope_scaling has none.
+func readLocalRope(c *Config, o object, theta float64) (full object, _ float64) {
+	full, local := o.object(FullAttention), o.object(SlidingAttention)
+	if len(o.keys) > 0 && len(full.keys)+len(local.keys) == 0 {
+		o.fault(FullAttention, "missing: settings are by kind of layer in a %s", c.Architecture)
+	}
+	if kind := local.text("rope_type", "default"); kind != "default" {
+		local.fault("rope_type", "%.64q is not supported; cprun scales no layers with a window", kind)
+	}
+	c.RopeLocalBaseFreq = local.number("rope_theta", c.RopeLocalBaseFreq)
+	return full, full.number("rope_theta", theta)
+}
+
+func (s *RopeScaling) readFactor(c *Config, r object, trained int) {
 	s.OriginalMax = trained
 	s.Factor = r.number("factor", 0)
-	if !r.has("factor") && trained > 0 { // DeepSeek's form: the ratio of the lengths
+	if !r.has("factor") && trained > 0 { // DeepSeek's and Phi's form: the ratio of the lengths
 		s.Factor = float64(c.MaxPositionEmbedding) / float64(trained)
 	}
-	// As in transformers, 0 is the default.
-	s.BetaFast, s.BetaSlow = cmp.Or(r.number("beta_fast", 0), 32), cmp.Or(r.number("beta_slow", 0), 1)
 	if r.has("attention_factor") {
 		f := r.number("attention_factor", 0)
 		s.AttentionFactor = &f
 	}
+}
+
+func readYarn(c *Config, s *RopeScaling, r object, trained int) {
+	s.readFactor(c, r, trained)
+	// As in transformers, 0 is the default.
+	s.BetaFast, s.BetaSlow = cmp.Or(r.number("beta_fast", 0), 32), cmp.Or(r.number("beta_slow", 0), 1)
 	s.MScale, s.MScaleAllDim = r.number("mscale", 0), r.number("mscale_all_dim", 0)
 	if r.has("truncate") {
 		t := r.boolean("truncate", true)

@@ -1,14 +1,22 @@
 package hf
 
 import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/base/terminal"
@@ -25,6 +33,7 @@ type Weights struct {
 	files []*os.File
 	where map[string]*safetensors.File // by tensor
 	names []string
+	inner map[string]string // names in the files of tensors of a language model in a larger one, by their own names
 
 	headers int64 // bytes of all headers
 	tensors int   // in all files
@@ -32,7 +41,10 @@ type Weights struct {
 
 // OpenWeights opens model.safetensors, or the shards of model.safetensors.index.json, and reads their headers. The
 // caller closes it.
-func OpenWeights(path string) (*Weights, error) {
+func OpenWeights(path string) (*Weights, error) { return openWeights(path, singleFile) }
+
+// openWeights opens a file of a directory; without model.safetensors, the shards.
+func openWeights(path, single string) (*Weights, error) {
 	d, err := openDir(path)
 	if err != nil {
 		return nil, err
@@ -40,8 +52,8 @@ func OpenWeights(path string) (*Weights, error) {
 	defer d.Close()
 	w := &Weights{path: d.path, where: map[string]*safetensors.File{}}
 	switch {
-	case d.exists(singleFile):
-		err = w.openFile(d)
+	case single != singleFile || d.exists(single):
+		err = w.openFile(d, single)
 	case d.exists(indexFile):
 		err = w.openShards(d)
 	default:
@@ -56,12 +68,41 @@ func OpenWeights(path string) (*Weights, error) {
 		w.Close()
 		return nil, err
 	}
-	for name := range w.where {
-		w.names = append(w.names, name)
-	}
-	slices.Sort(w.names)
+	w.unwrap()
+	w.names = slices.Sorted(maps.Keys(w.where))
 	return w, nil
 }
+
+// unwrap renames the tensors of a language model in a larger one, and drops the others. transformers 4 and 5 have
+// different names: language_model.model.norm.weight and model.language_model.norm.weight.
+func (w *Weights) unwrap() {
+	w.inner = map[string]string{}
+	for stored := range w.where {
+		own, newer := strings.CutPrefix(stored, "model.language_model.")
+		if newer {
+			own = "model." + own
+		} else if own, newer = strings.CutPrefix(stored, "language_model."); !newer {
+			continue
+		}
+		w.inner[own] = stored
+	}
+	if len(w.inner) == 0 {
+		return
+	}
+	for own, stored := range w.inner {
+		w.where[own] = w.where[stored]
+	}
+	maps.DeleteFunc(w.where, func(name string, _ *safetensors.File) bool {
+		part, _, _ := strings.Cut(strings.TrimPrefix(name, "model."), ".")
+		return outer[part]
+	})
+}
+
+// outer has the parts of larger models beside and around the language model.
+var outer = map[string]bool{"language_model": true, "vision_tower": true, "multi_modal_projector": true}
+
+// stored returns the name of a tensor in its file.
+func (w *Weights) stored(name string) string { return cmp.Or(w.inner[name], name) }
 
 // These bounds of a sharded model, which may link to one file many times, are descriptors and the memory of all
 // headers. The largest known models have 200 shards and 10 MB of headers.
@@ -95,8 +136,8 @@ func (w *Weights) openShard(d *dir, name string) (*safetensors.File, error) {
 	return s, nil
 }
 
-func (w *Weights) openFile(d *dir) error {
-	s, err := w.openShard(d, singleFile)
+func (w *Weights) openFile(d *dir, name string) error {
+	s, err := w.openShard(d, name)
 	if err != nil {
 		return err
 	}
@@ -189,6 +230,41 @@ func (w *Weights) Close() error {
 	return errors.Join(errs...)
 }
 
+// checksumPiece is the number of bytes that one goroutine hashes at a time.
+const checksumPiece = 32 << 20
+
+// Checksum returns the SHA-256 of the SHA-256 sums of the files' pieces, which it computes in parallel.
+func (w *Weights) Checksum(ctx context.Context) (string, error) {
+	whole := sha256.New()
+	for _, f := range w.files {
+		st, err := f.Stat()
+		if err != nil {
+			return "", err
+		}
+		sums := make([][sha256.Size]byte, (st.Size()+checksumPiece-1)/checksumPiece)
+		g, ctx := errgroup.WithContext(ctx)
+		g.SetLimit(runtime.GOMAXPROCS(0))
+		for i := range sums {
+			g.Go(func() error {
+				if ctx.Err() != nil {
+					return context.Cause(ctx)
+				}
+				h := sha256.New()
+				_, err := io.Copy(h, io.NewSectionReader(f, int64(i)*checksumPiece, checksumPiece))
+				h.Sum(sums[i][:0])
+				return err
+			})
+		}
+		if err := g.Wait(); err != nil {
+			return "", fmt.Errorf("checksum of %s: %w", w.path, err)
+		}
+		for _, s := range sums {
+			whole.Write(s[:])
+		}
+	}
+	return hex.EncodeToString(whole.Sum(nil)), nil
+}
+
 // Check compares the files with the tensors of a model. The error lists missing and unknown tensors, wrong shapes and
 // unsupported types, the first of each kind by name. Two unused tensors are allowed: rotary_emb.inv_freq of old files,
 // and the head of a model that is tied to its embeddings.
@@ -197,6 +273,10 @@ func (w *Weights) Check(f *Family, want []Tensor) error {
 	known := map[string]bool{head: true}
 	var missing, shapes, types, more, out []string
 	for _, t := range want {
+		t, _ := t.inFiles()
+		if known[t.Name] && t.Name != head {
+			continue
+		}
 		known[t.Name] = true
 		i, err := w.check(t)
 		switch {
@@ -258,7 +338,7 @@ func (w *Weights) check(t Tensor) (*safetensors.Info, error) {
 		return nil, fmt.Errorf("model directory %s: tensor %q: missing; config.json needs it with shape %v", w.path,
 			t.Name, t.Shape)
 	}
-	i, _ := s.Info(t.Name)
+	i, _ := s.Info(w.stored(t.Name))
 	if !slices.Equal(i.Shape, t.Shape) {
 		return &i, fmt.Errorf("model directory %s: tensor %q: shape %v, but config.json needs %v", w.path, t.Name,
 			i.Shape, t.Shape)
@@ -274,10 +354,12 @@ func (w *Weights) check(t Tensor) (*safetensors.Info, error) {
 // Read fills dst with the elements of a tensor, row-major, from element off. The file must have t.Shape, and every
 // element must be finite.
 func (w *Weights) Read(t Tensor, dst []float32, off int64) error {
+	t, before := t.inFiles()
+	off += before
 	if _, err := w.check(t); err != nil {
 		return err
 	}
-	if err := w.where[t.Name].ReadFloat32(t.Name, dst, off); err != nil {
+	if err := w.where[t.Name].ReadFloat32(w.stored(t.Name), dst, off); err != nil {
 		return err
 	}
 	for i, x := range dst {

@@ -3,10 +3,14 @@
 package metrics
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"math"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -97,6 +101,46 @@ type Step struct {
 	AttentionBytes Float  `json:"attention_bytes"`
 	ValLoss        *Float `json:"val_loss,omitempty"`   // nil on steps without validation
 	EarlyStop      bool   `json:"early_stop,omitempty"` // the run ends with this step, before its last
+
+	// ValLosses has the validation loss of each source if there are several, as val_loss/<name>.
+	ValLosses map[string]Float `json:"-"`
+}
+
+const ofSource = "val_loss/"
+
+// MarshalJSON writes the fields, and after them the losses of sources by name.
+func (s Step) MarshalJSON() ([]byte, error) {
+	type plain Step
+	line, err := json.Marshal(plain(s))
+	if err != nil || len(s.ValLosses) == 0 {
+		return line, err
+	}
+	by := make(map[string]Float, len(s.ValLosses))
+	for name, loss := range s.ValLosses {
+		by[ofSource+name] = loss
+	}
+	more, err := json.Marshal(by)
+	return slices.Concat(line[:len(line)-1], []byte(","), more[1:]), err
+}
+
+// UnmarshalJSON reads what MarshalJSON writes. Absent fields keep their values.
+func (s *Step) UnmarshalJSON(line []byte) error {
+	type plain Step
+	err := json.Unmarshal(line, (*plain)(s))
+	if err != nil || !bytes.Contains(line, []byte(`"`+ofSource)) {
+		return err
+	}
+	var all map[string]json.RawMessage
+	err = json.Unmarshal(line, &all)
+	s.ValLosses = map[string]Float{}
+	for key, value := range all {
+		if name, ok := strings.CutPrefix(key, ofSource); ok && err == nil {
+			var loss Float
+			err = json.Unmarshal(value, &loss)
+			s.ValLosses[name] = loss
+		}
+	}
+	return err
 }
 
 // Writer takes the steps of a run in ascending order. It is not safe for concurrent use.

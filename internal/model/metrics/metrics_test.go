@@ -45,6 +45,7 @@ func TestStepJSON(t *testing.T) {
 	nan := Absent
 	full := step(3)
 	full.ValLoss, full.Epoch = &val, 0.75
+	full.ValLosses = map[string]Float{"prose": 2, "code/go": Float(math.NaN())}
 	diverged := step(4)
 	diverged.Loss, diverged.GradNorm, diverged.ValLoss = Float(math.NaN()), Float(math.Inf(1)), &nan
 	tiny := step(5)
@@ -56,7 +57,7 @@ func TestStepJSON(t *testing.T) {
 	}{
 		{"plain", step(1), `{"time":"2023-11-14T22:13:20.250Z","step":1,"epoch":null,"loss":5.375,"grad_norm":1.25,"lr":0.0003,"tokens":4096,"step_seconds":0.5,"tokens_per_second":8192,"tokens_per_second_per_device":2048,"tflops_per_device":0.125,"mfu":null,"memory_bytes":3221225472,"comm_wait_seconds":0.0625,"attention_imbalance":1.25,"attention_bytes":1048576}`},
 		{"validation", full,
-			`{"time":"2023-11-14T22:13:20.250Z","step":3,"epoch":0.75,"loss":5.125,"grad_norm":1.25,"lr":0.0003,"tokens":12288,"step_seconds":0.5,"tokens_per_second":8192,"tokens_per_second_per_device":2048,"tflops_per_device":0.125,"mfu":null,"memory_bytes":3221225472,"comm_wait_seconds":0.0625,"attention_imbalance":1.25,"attention_bytes":1048576,"val_loss":2.5}`},
+			`{"time":"2023-11-14T22:13:20.250Z","step":3,"epoch":0.75,"loss":5.125,"grad_norm":1.25,"lr":0.0003,"tokens":12288,"step_seconds":0.5,"tokens_per_second":8192,"tokens_per_second_per_device":2048,"tflops_per_device":0.125,"mfu":null,"memory_bytes":3221225472,"comm_wait_seconds":0.0625,"attention_imbalance":1.25,"attention_bytes":1048576,"val_loss":2.5,"val_loss/code/go":null,"val_loss/prose":2}`},
 		{"diverged", diverged,
 			`{"time":"2023-11-14T22:13:20.250Z","step":4,"epoch":null,"loss":null,"grad_norm":null,"lr":0.0003,"tokens":16384,"step_seconds":0.5,"tokens_per_second":8192,"tokens_per_second_per_device":2048,"tflops_per_device":0.125,"mfu":null,"memory_bytes":3221225472,"comm_wait_seconds":0.0625,"attention_imbalance":1.25,"attention_bytes":1048576,"val_loss":null}`},
 		{"tiny", tiny, `{"time":"2023-11-14T22:13:20.250Z","step":5,"epoch":null,"loss":4.875,"grad_norm":1.25,"lr":1e-09,"tokens":20480,"step_seconds":0.5,"tokens_per_second":8192,"tokens_per_second_per_device":2048,"tflops_per_device":0.125,"mfu":0.5,"memory_bytes":3221225472,"comm_wait_seconds":0.0625,"attention_imbalance":1.25,"attention_bytes":1048576}`},

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -83,7 +85,7 @@ type scalar struct {
 
 func scalars(s Step) []scalar {
 	if s.Step == 0 { // the validation before the first step has no other value
-		return []scalar{{"validation_metrics/loss", *s.ValLoss}}
+		return validated(s)
 	}
 	var all []scalar
 	if blank := !s.Loss.Known() && s.GradNorm == 0; !blank { // no targets; a diverged loss is drawn as NaN
@@ -109,8 +111,15 @@ func scalars(s Step) []scalar {
 			all = append(all, v)
 		}
 	}
+	return append(all, validated(s)...)
+}
+
+func validated(s Step) (all []scalar) {
 	if s.ValLoss != nil {
 		all = append(all, scalar{"validation_metrics/loss", *s.ValLoss})
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.ValLosses)) {
+		all = append(all, scalar{"validation_metrics/loss/" + name, s.ValLosses[name]})
 	}
 	return all
 }

@@ -3,6 +3,7 @@ package opstest
 import (
 	"math"
 
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -25,6 +26,8 @@ func testLinear(r *rig) {
 		y = r.garbage(r.act, s.batch, s.seq, 1, s.out)
 		r.ops.Linear(y, x, w, add)
 		r.close("y with a residual", y, plus(adds, want))
+		r.ops.Linear(add, x, w, add)
+		r.close("y in place of the residual", add, plus(adds, want))
 
 		wantDX, wantDW := refLinearBackward(dys, xs, ws, rows, in, s.out)
 		dx := r.garbage(r.act, s.batch, s.seq, s.heads, s.in)
@@ -65,6 +68,9 @@ func testNorm(r *rig) {
 		dx, before = r.random(r.act, s[0], s[1], s[2], n)
 		r.ops.RMSNormBackward(dx, dw, dy, x, inv, w, true)
 		r.close("dx added", dx, plus(before, wantDX))
+		own, _ := r.put(r.act, xs, s[0], s[1], s[2], n)
+		r.ops.RMSNormBackward(own, dw, dy, own, inv, w, false)
+		r.close("dx in place of x", own, wantDX)
 
 		r.addNorm(s, x, xs, b, bs, w, ws, eps)
 	})
@@ -85,16 +91,25 @@ func (r *rig) addNorm(s [4]int, a View, as []float64, b View, bs []float64, w Vi
 	r.equal("b", b, bs)
 }
 
-// ropeShapes lists [batch, seq, heads, dim]: one pair, no rows, odd sizes, a head of many lanes.
-var ropeShapes = [][4]int{{1, 1, 1, 2}, {1, 0, 2, 4}, {2, 3, 5, 6}, {1, 131, 3, 66}, {1, 37, 4, 128}}
+// ropeShapes lists [batch, seq, heads, dim, pairs]: one pair, no rows, odd sizes, a head of many lanes, and heads that
+// rotate in part or not at all.
+var ropeShapes = [][5]int{{1, 1, 1, 2, 1}, {1, 0, 2, 4, 2}, {2, 3, 5, 6, 3}, {1, 131, 3, 66, 33}, {1, 37, 4, 128, 64},
+	{2, 3, 5, 6, 2}, {1, 7, 3, 96, 32}, {1, 37, 4, 128, 48}, {1, 5, 2, 66, 0}, {1, 37, 5, 128, 0}}
+
+// angles returns random cos and sin of some rows; zero Views for no pairs.
+func (r *rig) angles(s [5]int) (cos, sin View, coss, sins []float64) {
+	if s[4] > 0 {
+		cos, coss = r.random(r.par, s[0], s[1], 1, s[4])
+		sin, sins = r.random(r.par, s[0], s[1], 1, s[4])
+	}
+	return cos, sin, coss, sins
+}
 
 func testRope(r *rig) {
-	each(r, ropeShapes, func(r *rig, s [4]int) {
-		half := s[3] / 2
-		cos, coss := r.random(r.par, s[0], s[1], 1, half)
-		sin, sins := r.random(r.par, s[0], s[1], 1, half)
+	each(r, ropeShapes, func(r *rig, s [5]int) {
+		cos, sin, coss, sins := r.angles(s)
 		x, xs := r.random(r.act, s[0], s[1], s[2], s[3])
-		want := refRope(xs, coss, sins, s[0]*s[1], s[2], half, false)
+		want := refRope(xs, coss, sins, s[0]*s[1], s[2], s[3], false)
 		y := r.garbage(r.act, s[0], s[1], s[2], s[3])
 		r.ops.NormRope(y, View{}, x, View{}, cos, sin, 0)
 		r.close("y", y, want)
@@ -107,7 +122,7 @@ func testRope(r *rig) {
 				dx = r.garbage(r.act, s[0], s[1], s[2], s[3])
 			}
 			r.ops.NormRopeBackward(dx, View{}, dy, View{}, View{}, View{}, cos, sin)
-			r.close("dx of "+dtype.String(), dx, refRope(dys, coss, sins, s[0]*s[1], s[2], half, true))
+			r.close("dx of "+dtype.String(), dx, refRope(dys, coss, sins, s[0]*s[1], s[2], s[3], true))
 		}
 	})
 }
@@ -115,16 +130,14 @@ func testRope(r *rig) {
 // testNormRope compares the fused norm and rotation with the two operations in sequence.
 func testNormRope(r *rig) {
 	const eps = 1e-5
-	each(r, ropeShapes, func(r *rig, s [4]int) {
-		half := s[3] / 2
-		cos, coss := r.random(r.par, s[0], s[1], 1, half)
-		sin, sins := r.random(r.par, s[0], s[1], 1, half)
+	each(r, ropeShapes, func(r *rig, s [5]int) {
+		cos, sin, coss, sins := r.angles(s)
 		x, xs := r.random(r.act, s[0], s[1], s[2], s[3])
 		w, ws := r.random(r.par, 1, 1, 1, s[3])
 		y, inv := r.garbage(r.act, s[0], s[1], s[2], s[3]), r.garbage(r.par, s[0], s[1], s[2], 1)
 		r.ops.NormRope(y, inv, x, w, cos, sin, eps)
 		normed, wantInv := refNorm(xs, ws, eps)
-		r.close("y", y, refRope(normed, coss, sins, s[0]*s[1], s[2], half, false))
+		r.close("y", y, refRope(normed, coss, sins, s[0]*s[1], s[2], s[3], false))
 		r.close("inv", inv, wantInv)
 		for _, dtype := range []tensor.DType{r.par, r.act} {
 			dy, dys := r.random(dtype, s[0], s[1], s[2], s[3])
@@ -134,10 +147,31 @@ func testNormRope(r *rig) {
 				dx = r.garbage(r.act, s[0], s[1], s[2], s[3])
 			}
 			r.ops.NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin)
-			wantDX, wantDW := refNormBackward(refRope(dys, coss, sins, s[0]*s[1], s[2], half, true), xs, ws, eps)
+			wantDX, wantDW := refNormBackward(refRope(dys, coss, sins, s[0]*s[1], s[2], s[3], true), xs, ws, eps)
 			r.close("dx of "+dtype.String(), dx, wantDX)
 			r.close("dw of "+dtype.String(), dw, plus(before, wantDW))
 		}
+	})
+}
+
+// testBias covers the gradient of a bias, and the copy of a bias to all rows, a view that repeats one.
+func testBias(r *rig) {
+	shapes := [][4]int{{1, 1, 1, 1}, {1, 0, 1, 5}, {2, 3, 1, 37}, {1, 300, 2, 65}, {1, 70, 1, 515}}
+	each(r, shapes, func(r *rig, s [4]int) {
+		x, xs := r.random(r.act, s[0], s[1], s[2], s[3])
+		n, rows := s[2]*s[3], s[0]*s[1]
+		sum, before := r.random(r.par, 1, 1, 1, n)
+		want, repeated := clone(before), []float64(nil)
+		for row := range rows {
+			want = plus(want, xs[row*n:(row+1)*n])
+			repeated = append(repeated, before...)
+		}
+		y := r.garbage(r.act, 1, rows, 1, n)
+		bias := tensor.NewView(sum.Memory(), sum.DType(), sum.Offset(), [4]int{1, rows, 1, n}, [4]int64{0, 0, 0, 1})
+		r.ops.Copy(y, bias)
+		r.close("bias of every row", y, repeated)
+		r.ops.SumRows(sum, x)
+		r.close("sum", sum, want)
 	})
 }
 
@@ -180,34 +214,62 @@ func testRopeTranspose(r *rig) {
 	}
 }
 
-func testSwiGLU(r *rig) {
-	shapes := [][4]int{{1, 1, 1, 1}, {1, 0, 1, 9}, {2, 3, 1, 37}, {1, 130, 1, 257}}
+func testGLU(r *rig) {
+	for _, act := range []kernels.Activation{kernels.SiLU, kernels.GELU} {
+		shapes := [][4]int{{1, 1, 1, 1}, {1, 0, 1, 9}, {2, 3, 1, 37}, {1, 130, 1, 257}}
+		each(r, shapes, func(r *rig, s [4]int) {
+			gate, gates := r.random(r.act, s[0], s[1], s[2], s[3])
+			up, ups := r.random(r.act, s[0], s[1], s[2], s[3])
+			dy, dys := r.random(r.act, s[0], s[1], s[2], s[3])
+			y := r.garbage(r.act, s[0], s[1], s[2], s[3])
+			r.ops.GLU(y, gate, up, act)
+			r.close("y", y, refGLU(gates, ups, act))
+			wantGate, wantUp := refGLUBackward(dys, gates, ups, act)
+			dgate, dup := r.garbage(r.act, s[0], s[1], s[2], s[3]), r.garbage(r.act, s[0], s[1], s[2], s[3])
+			r.ops.GLUBackward(dgate, dup, dy, gate, up, act)
+			r.close("dgate", dgate, wantGate)
+			r.close("dup", dup, wantUp)
+			r.ops.GLUBackward(gate, up, dy, gate, up, act)
+			r.close("dgate in place of gate", gate, wantGate)
+			r.close("dup in place of up", up, wantUp)
+		})
+		// These gates make exponentials infinite or 0, and their cubes infinite in float32.
+		gate, _ := r.put(r.act, []float64{-1000, 1000, 0, -40000, 40000}, 1, 5, 1, 1)
+		one, _ := r.put(r.act, []float64{1, 1, 1, 1, 1}, 1, 5, 1, 1)
+		y := r.garbage(r.act, 1, 5, 1, 1)
+		r.ops.GLU(y, gate, one, act)
+		values := r.read(gate)
+		r.close("y of large gates", y, []float64{0, values[1], 0, 0, values[4]})
+		dup := r.garbage(r.act, 1, 5, 1, 1)
+		r.ops.GLUBackward(gate, dup, one, gate, one, act)
+		r.close("dgate of large gates", gate, []float64{0, 1, 0.5, 0, 1})
+		r.close("dup of large gates", dup, []float64{0, values[1], 0, 0, values[4]})
+	}
+}
+
+// testMaps covers Affine and SoftCap, in place and not.
+func testMaps(r *rig) {
+	shapes := [][4]int{{1, 1, 1, 1}, {1, 0, 1, 9}, {2, 3, 5, 7}, {1, 130, 1, 257}}
 	each(r, shapes, func(r *rig, s [4]int) {
-		gate, gates := r.random(r.act, s[0], s[1], s[2], s[3])
-		up, ups := r.random(r.act, s[0], s[1], s[2], s[3])
-		dy, dys := r.random(r.act, s[0], s[1], s[2], s[3])
-		y := r.garbage(r.act, s[0], s[1], s[2], s[3])
-		r.ops.SwiGLU(y, gate, up)
-		r.close("y", y, refSwiGLU(gates, ups))
-		wantGate, wantUp := refSwiGLUBackward(dys, gates, ups)
-		dgate, dup := r.garbage(r.act, s[0], s[1], s[2], s[3]), r.garbage(r.act, s[0], s[1], s[2], s[3])
-		r.ops.SwiGLUBackward(dgate, dup, dy, gate, up)
-		r.close("dgate", dgate, wantGate)
-		r.close("dup", dup, wantUp)
-		r.ops.SwiGLUBackward(gate, up, dy, gate, up)
-		r.close("dgate in place of gate", gate, wantGate)
-		r.close("dup in place of up", up, wantUp)
+		for _, dtype := range []tensor.DType{r.act, r.par} {
+			x, xs := r.random(dtype, s[0], s[1], s[2], s[3])
+			y := r.garbage(dtype, s[0], s[1], s[2], s[3])
+			want := refMap(xs, func(x float64) float64 { return 5.5*x - 1 })
+			r.ops.Affine(y, x, 5.5, -1)
+			r.close("y", y, want)
+			r.equal("x", x, xs)
+			r.ops.Affine(x, x, 5.5, -1)
+			r.close("y in place of x", x, want)
+			// Twice the limit is far from linear.
+			xs = r.read(x)
+			r.ops.SoftCap(x, 2.5)
+			r.close("capped", x, refMap(xs, func(x float64) float64 { return 2.5 * math.Tanh(x/2.5) }))
+		}
 	})
-	// These gates make exp(-gate) infinite or 0.
-	gate, _ := r.put(r.act, []float64{-1000, 1000, 0}, 1, 3, 1, 1)
-	one, _ := r.put(r.act, []float64{1, 1, 1}, 1, 3, 1, 1)
-	y := r.garbage(r.act, 1, 3, 1, 1)
-	r.ops.SwiGLU(y, gate, one)
-	r.close("y of large gates", y, []float64{0, 1000, 0})
-	dup := r.garbage(r.act, 1, 3, 1, 1)
-	r.ops.SwiGLUBackward(gate, dup, one, gate, one)
-	r.close("dgate of large gates", gate, []float64{0, 1, 0.5})
-	r.close("dup of large gates", dup, []float64{0, 1000, 0})
+	nan, inf := math.NaN(), math.Inf(1)
+	x, _ := r.put(r.act, []float64{inf, -inf, nan, 10000}, 1, 1, 1, 4)
+	r.ops.SoftCap(x, 30)
+	r.equal("capped", x, []float64{30, -30, nan, 30})
 }
 
 func testEmbed(r *rig) {
@@ -282,15 +344,28 @@ func testCrossEntropy(r *rig) {
 		want, grad := refCrossEntropy(values, targets, s.vocab)
 		const before, scale = 2.5, 0.125
 		loss, _ := r.put(tensor.F64, []float64{before}, 1, 1, 1, 1)
-		r.ops.CrossEntropy(loss, logits, at, scale, false)
+		r.ops.CrossEntropy(loss, logits, at, scale, 0, false)
 		r.close("loss", loss, []float64{before + want})
 		r.equal("logits without grad", logits, values)
-		r.ops.CrossEntropy(loss, logits, at, scale, true)
+		r.ops.CrossEntropy(loss, logits, at, scale, 0, true)
 		r.close("loss added twice", loss, []float64{before + 2*want})
 		for i := range grad {
 			grad[i] *= scale
 		}
 		r.close("grad", logits, grad)
+
+		const softcap = 2.5
+		logits, values = r.random(r.act, s.batch, s.seq, 1, s.vocab)
+		r.ops.SoftCap(logits, softcap)
+		values = r.read(logits)
+		want, grad = refCrossEntropy(values, targets, s.vocab)
+		for i, y := range values {
+			grad[i] *= scale * (1 - y*y/softcap/softcap)
+		}
+		loss, _ = r.put(tensor.F64, []float64{before}, 1, 1, 1, 1)
+		r.ops.CrossEntropy(loss, logits, at, scale, softcap, true)
+		r.close("loss of capped logits", loss, []float64{before + want})
+		r.close("grad through the soft cap", logits, grad)
 	})
 }
 
@@ -301,9 +376,9 @@ func testCrossEntropyIgnored(r *rig) {
 	logits, _ := r.put(r.act, []float64{nan, nan, nan, 0, 0, 0, inf, -inf, nan}, 1, 3, 1, 3)
 	loss, _ := r.put(tensor.F64, []float64{0}, 1, 1, 1, 1)
 	at := r.ints([]int32{-1, 2, -100}, 1, 3, 1, 1)
-	r.ops.CrossEntropy(loss, logits, at, 3, false)
+	r.ops.CrossEntropy(loss, logits, at, 3, 0, false)
 	r.close("loss", loss, []float64{math.Log(3)})
-	r.ops.CrossEntropy(loss, logits, at, 3, true)
+	r.ops.CrossEntropy(loss, logits, at, 3, 0, true)
 	r.close("loss with grad", loss, []float64{2 * math.Log(3)})
 	r.close("grad", logits, []float64{0, 0, 0, 1, 1, -2, 0, 0, 0})
 	got := r.read(logits)
@@ -314,7 +389,7 @@ func testCrossEntropyIgnored(r *rig) {
 	}
 	// No row has a target: the loss keeps its bits.
 	loss, _ = r.put(tensor.F64, []float64{0.1}, 1, 1, 1, 1)
-	r.ops.CrossEntropy(loss, logits, r.ints([]int32{-1, -1, -1}, 1, 3, 1, 1), 3, true)
+	r.ops.CrossEntropy(loss, logits, r.ints([]int32{-1, -1, -1}, 1, 3, 1, 1), 3, 0, true)
 	r.equal("loss without targets", loss, []float64{0.1})
 }
 
@@ -327,13 +402,44 @@ func testCrossEntropyExtreme(r *rig) {
 	logits, values := r.put(r.act, values, 1, 3, 1, 3)
 	loss, _ := r.put(tensor.F64, []float64{0}, 1, 1, 1, 1)
 	want, grad := refCrossEntropy(values, targets, 3)
-	r.ops.CrossEntropy(loss, logits, at, 1, true)
+	r.ops.CrossEntropy(loss, logits, at, 1, 0, true)
 	r.close("loss", loss, []float64{want})
 	r.close("grad", logits, grad)
 
 	logits, _ = r.put(r.act, []float64{0, math.NaN()}, 1, 1, 1, 2)
-	r.ops.CrossEntropy(loss, logits, r.ints([]int32{0}, 1, 1, 1, 1), 1, false)
+	r.ops.CrossEntropy(loss, logits, r.ints([]int32{0}, 1, 1, 1, 1), 1, 0, false)
 	if got := r.read(loss)[0]; !math.IsNaN(got) {
 		r.t.Errorf("loss of a NaN logit is %g", got)
+	}
+}
+
+// testDropout compares the dropped elements with the definition, in place and not, and their share with P.
+func testDropout(r *rig) {
+	for _, c := range []struct {
+		s [4]int
+		p float64
+	}{{[4]int{1, 0, 1, 9}, 0.5}, {[4]int{2, 3, 1, 37}, 0.3}, {[4]int{1, 130, 2, 64}, 0.1}, {[4]int{1, 5, 1, 8}, 0}} {
+		d, rows := kernels.Dropout{P: c.p, Key: 1<<63 + 12345}, c.s[0]*c.s[1]
+		x, xs := r.random(r.act, c.s[0], c.s[1], c.s[2], c.s[3])
+		numbers := make([]int32, rows)
+		for i := range numbers {
+			numbers[i] = int32(i*i*i*4099 - 77)
+		}
+		tokens := r.ints(numbers, c.s[0], c.s[1], 1, 1)
+		dropped, columns := 0, c.s[2]*c.s[3]
+		for i := range xs {
+			if xs[i] /= 1 - c.p; d.Random(numbers[i/columns], i%columns) < uint64(c.p*(1<<32)) {
+				xs[i] = 0
+				dropped++
+			}
+		}
+		y := r.garbage(r.act, c.s[0], c.s[1], c.s[2], c.s[3])
+		r.ops.Dropout(y, x, tokens, d)
+		r.close("y", y, xs)
+		r.ops.Dropout(x, x, tokens, d)
+		r.close("y in place", x, xs)
+		if n := float64(len(xs)); math.Abs(float64(dropped)-c.p*n) > 4*math.Sqrt(n) {
+			r.t.Errorf("%d of %v elements were dropped with probability %v", dropped, n, c.p)
+		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cprun/cprun/internal/base/near"
 	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -35,12 +36,15 @@ func TestOps(t *testing.T, newDevice func(t *testing.T) Device, activations ...t
 		run  func(*rig)
 	}{
 		{"Linear", testLinear},
+		{"Bias", testBias},
 		{"RMSNorm", testNorm},
 		{"Rope", testRope},
 		{"NormRope", testNormRope},
 		{"RopeConvention", testRopeConvention},
 		{"RopeTranspose", testRopeTranspose},
-		{"SwiGLU", testSwiGLU},
+		{"GLU", testGLU},
+		{"Maps", testMaps},
+		{"Dropout", testDropout},
 		{"Embed", testEmbed},
 		{"CrossEntropy", testCrossEntropy},
 		{"CrossEntropyIgnored", testCrossEntropyIgnored},
@@ -227,14 +231,15 @@ func Digest(t *testing.T, dev Device, activations tensor.DType) [sha256.Size]byt
 	heads := y.Reshape([4]int{1, seq, 13, 10})
 	r.ops.NormRope(heads, View{}, heads, View{}, cos, sin, 0)
 	r.ops.Linear(gate, y, w, View{})
-	r.ops.SwiGLU(dy, gate, up)
-	r.ops.SwiGLUBackward(gate, up, dy, gate, up)
+	r.ops.GLU(dy, gate, up, kernels.SiLU)
+	r.ops.GLUBackward(gate, up, dy, gate, up, kernels.SiLU)
 	r.ops.LinearDX(dx, up, w, true)
 	r.ops.LinearDW(dw, up, x)
+	r.ops.SumRows(dnorm, x)
 	r.ops.RMSNormBackward(y, dnorm, dx, x, inv, norm, true)
 	r.ops.EmbedBackward(dtable, dx, at)
 	r.ops.Linear(logits, y, table, View{})
-	r.ops.CrossEntropy(loss, logits, r.ints(targets, 1, seq, 1, 1), 0.5, true)
+	r.ops.CrossEntropy(loss, logits, r.ints(targets, 1, seq, 1, 1), 0.5, 0, true)
 
 	h := sha256.New()
 	for _, v := range []View{x, y, inv, gate, up, dy, dx, dw, dnorm, dtable, logits, loss} {

@@ -1,6 +1,10 @@
 package opstest
 
-import "math"
+import (
+	"math"
+
+	"github.com/cprun/cprun/kernels"
+)
 
 // The references compute row-major matrices in float64, with one loop over each definition. They return new slices and
 // change nothing.
@@ -67,41 +71,62 @@ func refNormBackward(dy, x, w []float64, eps float64) (dx, dw []float64) {
 	return dx, dw
 }
 
-// refRope rotates x [rows, heads, 2*half] by cos, sin [rows, half], or by the transpose.
-func refRope(x, cos, sin []float64, rows, heads, half int, inverse bool) []float64 {
+// refRope rotates the first 2*pairs of the elements of x [rows, heads, dim] by cos, sin [rows, pairs], or by the
+// transpose.
+func refRope(x, cos, sin []float64, rows, heads, dim int, inverse bool) []float64 {
 	y := clone(x)
 	for r := range rows {
+		pairs := len(cos) / rows
 		for h := range heads {
-			for i := range half {
-				c, s := cos[r*half+i], sin[r*half+i]
+			for i := range pairs {
+				c, s := cos[r*pairs+i], sin[r*pairs+i]
 				if inverse {
 					s = -s
 				}
-				at := (r*heads + h) * 2 * half
-				y[at+i] = x[at+i]*c - x[at+half+i]*s
-				y[at+half+i] = x[at+half+i]*c + x[at+i]*s
+				at := (r*heads + h) * dim
+				y[at+i] = x[at+i]*c - x[at+pairs+i]*s
+				y[at+pairs+i] = x[at+pairs+i]*c + x[at+i]*s
 			}
 		}
 	}
 	return y
 }
 
-func refSwiGLU(gate, up []float64) []float64 {
+// refActivation returns an activation and its derivative.
+func refActivation(x float64, act kernels.Activation) (y, dy float64) {
+	if act == kernels.SiLU {
+		s := 1 / (1 + math.Exp(-x))
+		return x * s, s + x*s*(1-s)
+	}
+	slope := math.Sqrt(2 / math.Pi)
+	t := math.Tanh(slope * (x + 0.044715*math.Pow(x, 3)))
+	return x / 2 * (1 + t), (1+t)/2 + x/2*(1-t*t)*slope*(1+3*0.044715*x*x)
+}
+
+func refGLU(gate, up []float64, act kernels.Activation) []float64 {
 	y := zeros(len(gate))
 	for i, g := range gate {
-		y[i] = g / (1 + math.Exp(-g)) * up[i]
+		a, _ := refActivation(g, act)
+		y[i] = a * up[i]
 	}
 	return y
 }
 
-func refSwiGLUBackward(dy, gate, up []float64) (dgate, dup []float64) {
+func refGLUBackward(dy, gate, up []float64, act kernels.Activation) (dgate, dup []float64) {
 	dgate, dup = zeros(len(dy)), zeros(len(dy))
 	for i, g := range gate {
-		s := 1 / (1 + math.Exp(-g))
-		dgate[i] = dy[i] * up[i] * (s + g*s*(1-s))
-		dup[i] = dy[i] * g * s
+		a, slope := refActivation(g, act)
+		dgate[i], dup[i] = dy[i]*up[i]*slope, dy[i]*a
 	}
 	return dgate, dup
+}
+
+func refMap(xs []float64, f func(float64) float64) []float64 {
+	ys := zeros(len(xs))
+	for i, x := range xs {
+		ys[i] = f(x)
+	}
+	return ys
 }
 
 // refEmbed returns the rows ids of table [vocab, n].

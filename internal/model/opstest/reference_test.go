@@ -4,6 +4,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+
+	"github.com/cprun/cprun/kernels"
 )
 
 // TestReferenceGradients compares each backward reference with central differences of the forward one: the derivative
@@ -30,13 +32,15 @@ func TestReferenceGradients(t *testing.T) {
 	differences(t, "rmsnorm dw", w, dw, norm)
 
 	cos, sin, x4, dy4 := normal(2*2), normal(2*2), normal(2*3*4), normal(2*3*4)
-	differences(t, "rope", x4, refRope(dy4, cos, sin, 2, 3, 2, true),
-		func() float64 { return dot(dy4, refRope(x4, cos, sin, 2, 3, 2, false)) })
+	differences(t, "rope", x4, refRope(dy4, cos, sin, 2, 3, 4, true),
+		func() float64 { return dot(dy4, refRope(x4, cos, sin, 2, 3, 4, false)) })
 
 	gate, up, dy := normal(9), normal(9), normal(9)
-	dgate, dup := refSwiGLUBackward(dy, gate, up)
-	differences(t, "swiglu dgate", gate, dgate, func() float64 { return dot(dy, refSwiGLU(gate, up)) })
-	differences(t, "swiglu dup", up, dup, func() float64 { return dot(dy, refSwiGLU(gate, up)) })
+	for _, act := range []kernels.Activation{kernels.SiLU, kernels.GELU} {
+		dgate, dup := refGLUBackward(dy, gate, up, act)
+		differences(t, "glu dgate", gate, dgate, func() float64 { return dot(dy, refGLU(gate, up, act)) })
+		differences(t, "glu dup", up, dup, func() float64 { return dot(dy, refGLU(gate, up, act)) })
+	}
 
 	table, ids, dy := normal(4*3), []int32{3, 1, 3}, normal(3*3)
 	differences(t, "embed", table, refEmbedBackward(dy, ids, 4, 3),

@@ -27,6 +27,7 @@ type Allocator interface {
 const (
 	Weights   = "weights"         // float32, for the optimizer
 	Compute   = "compute weights" // for the model, if in other memory
+	Base      = "frozen weights"  // for the model
 	Gradients = "gradients"       // also in transfers to other ranks
 	Moments   = "moments"         // float32, of the optimizer
 	Inputs    = "batches"         // tokens, targets and the tables of rotary embeddings

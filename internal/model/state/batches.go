@@ -2,22 +2,40 @@ package state
 
 import (
 	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/tensor"
 )
 
-// A Format describes a batch: ids and targets and, with packed documents, cos and sin of each token, in that order.
+// A Format describes a batch: ids and targets and, with dropout, numbers of the tokens, and with packed documents cos
+// and sin of each token, in that order.
 type Format struct {
-	Pairs  int  // of a head: columns of cos and sin
-	Packed bool // samples are packed documents
+	Pairs    int  // of a head: columns of cos and sin
+	Ropes    int  // rotary tables, each with cos and sin of all tokens
+	Packed   bool // samples are packed documents
+	Numbered bool // dropout needs the numbers of the tokens
 }
 
-const partAlign = 64 // words of four bytes: alignment of each of the four
+// FormatOf returns the format for a model.
+func FormatOf(cfg *hf.Config, packed bool) Format {
+	l := cfg.Tuning.LoRA
+	return Format{Pairs: cfg.RotaryDim() / 2, Ropes: cfg.Ropes(), Packed: packed, Numbered: l != nil && l.Dropout > 0}
+}
 
-// parts returns the words of ids or targets, and of cos or sin.
+// lists returns the number of lists of a word for each token.
+func (f Format) lists() int {
+	if f.Numbered {
+		return 3
+	}
+	return 2
+}
+
+const partAlign = 64 // words of four bytes: alignment of each part
+
+// parts returns the words of a list, and of cos or sin.
 func (f Format) parts(tokens int) (list, table int) {
 	list = (tokens + partAlign - 1) / partAlign * partAlign
 	if f.Packed {
-		table = list * f.Pairs
+		table = list * f.Pairs * f.Ropes
 	}
 	return list, table
 }
@@ -25,19 +43,23 @@ func (f Format) parts(tokens int) (list, table int) {
 // Words returns the four-byte words of a batch of that many tokens.
 func (f Format) Words(tokens int) int {
 	list, table := f.parts(tokens)
-	return 2*list + 2*table
+	return f.lists()*list + 2*table
 }
 
 // Views returns the parts of a batch of count samples of n tokens, starting at mem; cos and sin only with packed
 // documents.
 func (f Format) Views(mem tensor.Memory, count, n int) model.Batch {
 	list, table := f.parts(count * n)
-	view := func(t tensor.DType, off, dim int) View {
-		return tensor.Dense(mem, t, int64(off), [4]int{count, n, 1, dim})
+	view := func(t tensor.DType, off, rows, dim int) View {
+		return tensor.Dense(mem, t, int64(off), [4]int{rows, n, 1, dim})
 	}
-	out := model.Batch{IDs: view(tensor.I32, 0, 1), Targets: view(tensor.I32, list, 1)}
-	if f.Packed {
-		out.Cos, out.Sin = view(tensor.F32, 2*list, f.Pairs), view(tensor.F32, 2*list+table, f.Pairs)
+	out := model.Batch{IDs: view(tensor.I32, 0, count, 1), Targets: view(tensor.I32, list, count, 1)}
+	if f.Numbered {
+		out.Tokens = view(tensor.I32, 2*list, count, 1)
+	}
+	if at := f.lists() * list; f.Packed {
+		out.Cos = view(tensor.F32, at, f.Ropes*count, f.Pairs)
+		out.Sin = view(tensor.F32, at+table, f.Ropes*count, f.Pairs)
 	}
 	return out
 }
@@ -89,7 +111,7 @@ func (b *Batches) Grow(block, tokens int) error {
 
 // GrowTables allocates the tables for that many tokens. Their content is lost.
 func (b *Batches) GrowTables(tokens int) error {
-	n := tokens * b.Pairs
+	n := tokens * b.Pairs * b.Ropes
 	for _, v := range []*View{&b.Cos, &b.Sin} {
 		if !v.IsZero() && v.Size() >= n {
 			continue

@@ -75,6 +75,11 @@ type State struct {
 	// Gathered weights of each bucket, in memory shared by StageOf; nil if compute holds all.
 	buffers []View
 
+	// Base holds the weights that training does not change, without masters, moments and gradients; nil: none. With
+	// ShardParameters it is in parts too. Its vectors are whole, in float32.
+	Base   *State
+	unread View // of Base; see model.Params
+
 	groups []Group
 	parts  []model.Bucket // this rank's part of each bucket in a buffer of parts
 	copies int            // the parts of each bucket in compute, if that holds no whole buckets
@@ -100,8 +105,56 @@ func New(a Allocator, o Options) (*State, error) {
 	if !o.Frozen {
 		s.takeTraining(t, o)
 	}
+	if o.Layout.Frozen != nil {
+		if err := s.takeBase(t, o); err != nil {
+			return nil, err
+		}
+	}
 	s.all = t.device
 	return s, t.err
+}
+
+// takeBase allocates the base. Each copy of the model divides it over its own ranks.
+func (s *State) takeBase(t *taking, o Options) error {
+	b := &State{Flat: o.Layout.Frozen, copies: 1}
+	longest := 1
+	for _, p := range b.Flat.Params {
+		if len(p.Shape) == 1 {
+			longest = max(longest, p.Size())
+		}
+	}
+	for _, g := range o.Groups {
+		n := 1
+		if o.Shard == ShardParameters {
+			n = g.Size / max(1, g.Copies)
+		}
+		b.groups = append(b.groups, Group{Rank: g.Rank / max(1, g.Copies) % n, Size: n})
+	}
+	if err := b.divide(); err != nil {
+		return err
+	}
+	read := int(b.owned())
+	if int64(read) < b.Flat.Size() {
+		b.shard = ShardParameters
+	}
+	b.compute = t.vector(Base, o.Compute, read)
+	b.vectors = t.vector(Base, tensor.F32, int(b.Flat.Buckets[b.Flat.Vectors()].Size()))
+	if !o.Frozen {
+		b.unread = t.vector(Base, tensor.F32, longest)
+	}
+	if b.shard == ShardParameters {
+		b.buffers = stages(b.Flat, b.vectors, func(n int) View { return t.vector(Base, o.Compute, n) })
+	}
+	s.Base = b
+	return nil
+}
+
+// Place returns the view of this rank's part of a bucket of the base, and its range in the flat space.
+func (s *State) Place(bucket int) (View, model.Bucket) {
+	if bucket == s.Flat.Vectors() {
+		return s.vectors, s.Flat.Buckets[bucket]
+	}
+	return s.Held(s.compute, bucket), s.HeldRange(bucket)
 }
 
 // takeWeights allocates masters, the model's copy, and memory to gather it.
@@ -189,6 +242,11 @@ func (s *State) Params() model.Params {
 	if s.Staging != nil {
 		p.Grads, p.BucketGrads = View{}, s.Staging
 	}
+	if s.Base != nil {
+		base := s.Base.Params()
+		base.Unread = s.Base.unread
+		p.Frozen = &base
+	}
 	return p
 }
 
@@ -245,7 +303,7 @@ func (s *State) CopyCompute(ops model.Elementwise, bucket int) {
 // holds all. Buckets with the same Slot have the same destination.
 func (s *State) Gathered(bucket int) (dst, src View) {
 	switch {
-	case s.shard == ShardNone || s.Flat.Buckets[bucket].Size() == 0:
+	case s.shard == ShardNone || s.Flat.Buckets[bucket].Size() == 0 || s.Masters.IsZero() && bucket == s.Flat.Vectors():
 		return View{}, View{}
 	case bucket == s.Flat.Vectors() && s.OnHost:
 		return s.vectors, s.Copied(bucket, 0, int(s.parts[bucket].Size()))

@@ -67,8 +67,8 @@ func (f *finder) find(text string, at int) (t *addedToken, from, to int) {
 	return nil, 0, 0
 }
 
-// each calls token for each added token in a text, and stretch for the text between them.
-func (f *finder) each(p piece, token func(id int32), stretch func(piece) error) error {
+// each calls token for each added token in a text, with its place, and stretch for the text between them.
+func (f *finder) each(p piece, token func(id int32, from, to int), stretch func(piece) error) error {
 	give := func(from, to int) error {
 		if from >= to {
 			return nil
@@ -99,7 +99,7 @@ func (f *finder) each(p piece, token func(id int32), stretch func(piece) error) 
 			return err
 		}
 		if from < to {
-			token(t.ID)
+			token(t.ID, from, to)
 		}
 		done = to
 	}

@@ -63,6 +63,16 @@ var ErrUTF8 = errors.New("not UTF-8")
 
 // Append appends the ids of a text to dst, with the special tokens around it.
 func (e *Encoder) Append(dst []int32, text string) ([]int32, error) {
+	e.out = append(dst, e.t.head...)
+	out, err := e.finish(dst, e.each(text, e.added, e.stretch))
+	if err != nil {
+		return dst, err
+	}
+	return append(out, e.t.tail...), nil
+}
+
+// each calls token for each added token of a text, with its place, and stretch for the text between them.
+func (e *Encoder) each(text string, token func(id int32, from, to int), stretch func(piece) error) error {
 	if !utf8.ValidString(text) {
 		at := 0
 		for r, n := rune(0), 0; ; at += n {
@@ -70,25 +80,31 @@ func (e *Encoder) Append(dst []int32, text string) ([]int32, error) {
 				break
 			}
 		}
-		return dst, fmt.Errorf("%w at byte %d", ErrUTF8, at)
+		return fmt.Errorf("%w at byte %d", ErrUTF8, at)
 	}
-	e.out = append(dst, e.t.head...)
-	token := func(id int32) { e.out = append(e.out, id) }
-	err := e.t.raw.each(piece{text, true}, token, func(p piece) error {
-		if e.t.normalizer != nil {
-			var err error
-			if p, err = e.t.normalizer.normalize(&e.work.matcher, p); err != nil {
-				return err
-			}
-		}
-		return e.t.normal.each(p, token, e.cut)
-	})
+	return e.t.raw.each(piece{text, true}, token, stretch)
+}
+
+// finish returns the ids since the start of a call; dst after an error.
+func (e *Encoder) finish(dst []int32, err error) ([]int32, error) {
 	out := e.out
 	e.out = nil
 	if err != nil {
 		return dst, err
 	}
-	return append(out, e.t.tail...), nil
+	return out, nil
+}
+
+func (e *Encoder) added(id int32, _, _ int) { e.out = append(e.out, id) }
+
+// stretch encodes text without added tokens.
+func (e *Encoder) stretch(p piece) (err error) {
+	if e.t.normalizer != nil {
+		if p, err = e.t.normalizer.normalize(&e.work.matcher, p); err != nil {
+			return err
+		}
+	}
+	return e.t.normal.each(p, e.added, e.cut)
 }
 
 func (e *Encoder) cut(p piece) error {

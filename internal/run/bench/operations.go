@@ -8,6 +8,7 @@ import (
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/internal/model/optim"
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -246,11 +247,11 @@ func (b *opsRun) rest() []func() operation {
 	return []func() operation{
 		func() operation {
 			y, gate, up := x(), x(), x()
-			return operation{"swiglu", mlp, func() { b.ops.SwiGLU(y, gate, up) }}
+			return operation{"swiglu", mlp, func() { b.ops.GLU(y, gate, up, kernels.SiLU) }}
 		},
 		func() operation {
 			dgate, dup, dy, gate, up := x(), x(), x(), x(), x()
-			return operation{"swiglu backward", mlp, func() { b.ops.SwiGLUBackward(dgate, dup, dy, gate, up) }}
+			return operation{"swiglu backward", mlp, func() { b.ops.GLUBackward(dgate, dup, dy, gate, up, kernels.SiLU) }}
 		},
 		func() operation {
 			y, table, ids := b.act(s.Tokens, 1, s.Hidden), b.noise(b.t, 1, s.Vocab, 1, s.Hidden), b.ids(s.Tokens)
@@ -264,7 +265,7 @@ func (b *opsRun) rest() []func() operation {
 		func() operation {
 			loss, y, ids := b.scalar(), b.act(s.Chunk, 1, s.Vocab), b.ids(s.Chunk)
 			return operation{"cross entropy", dims(s.Chunk, s.Vocab),
-				func() { b.ops.CrossEntropy(loss, y, ids, 1, true) }}
+				func() { b.ops.CrossEntropy(loss, y, ids, 1, 0, true) }}
 		},
 	}
 }

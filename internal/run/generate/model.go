@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/model"
@@ -64,6 +65,7 @@ func New(ctx context.Context, cfg *hf.Config, dev *device.Device, tokens int,
 			return nil, err
 		}
 	}
+	angles := cfg.Ropes() * cfg.RotaryDim() / 2 // of a token
 	m = &Model{cfg: cfg, dev: dev, rope: model.NewRope(cfg)}
 	if m.cache, err = newCache(cfg, dev, tokens); err != nil {
 		return nil, err
@@ -74,7 +76,7 @@ func New(ctx context.Context, cfg *hf.Config, dev *device.Device, tokens int,
 		n  int
 	}{
 		{&m.logits, tensor.F32, cfg.VocabSize}, {&m.ids, tensor.I32, pieceRows},
-		{&m.cos, tensor.F32, pieceRows * cfg.HeadDim / 2}, {&m.sin, tensor.F32, pieceRows * cfg.HeadDim / 2},
+		{&m.cos, tensor.F32, pieceRows * angles}, {&m.sin, tensor.F32, pieceRows * angles},
 	} {
 		if v.to.dev, err = dev.Vector("tokens", v.t, v.n); err == nil {
 			v.to.host, err = dev.HostVector("inputs", v.t, v.n)
@@ -108,7 +110,7 @@ func load(ctx context.Context, dev *device.Device, dst View, read func([]float32
 }
 
 func first(v View, shape [4]int) View {
-	return v.Slice(tensor.Dim, 0, shape[1]*shape[3]).Reshape(shape)
+	return v.Slice(tensor.Dim, 0, shape[0]*shape[1]*shape[3]).Reshape(shape)
 }
 
 // Len returns the number of tokens read.
@@ -123,9 +125,9 @@ func (m *Model) Read(ctx context.Context, ids []int32) ([]float32, error) {
 	if len(ids) == 0 || len(ids) > m.Room()-m.Len() {
 		return nil, fmt.Errorf("%d more tokens after %d do not fit in %d", len(ids), m.Len(), m.Room())
 	}
-	for len(ids) > 0 {
+	for total := m.Len() + len(ids); len(ids) > 0; {
 		n := min(len(ids), pieceRows)
-		if err := m.pass(ctx, ids[:n]); err != nil {
+		if err := m.pass(ctx, ids[:n], total); err != nil {
 			return nil, err
 		}
 		ids = ids[n:]
@@ -133,16 +135,17 @@ func (m *Model) Read(ctx context.Context, ids []int32) ([]float32, error) {
 	return tensor.Data[float32](m.logits.host), nil
 }
 
-func (m *Model) pass(ctx context.Context, ids []int32) (err error) {
+// pass reads some tokens, of a text that has total after the call of Read.
+func (m *Model) pass(ctx context.Context, ids []int32, total int) (err error) {
 	defer device.Caught(&err)
-	n, half := len(ids), m.cfg.HeadDim/2
+	n, half := len(ids), m.cfg.RotaryDim()/2
 	positions := make([]int, n)
 	for i := range positions {
 		positions[i] = m.cache.read + i
 	}
 	copy(tensor.Data[int32](m.ids.host), ids)
-	rows := func(v View) View { return first(v, [4]int{1, n, 1, half}) }
-	m.rope.Fill(rows(m.cos.host), rows(m.sin.host), positions)
+	rows := func(v View) View { return first(v, [4]int{m.cfg.Ropes(), n, 1, half}) }
+	m.rope.Fill(rows(m.cos.host), rows(m.sin.host), positions, slices.Repeat([]int{total}, n))
 	b := model.Batch{IDs: first(m.ids.dev, [4]int{1, n, 1, 1}), Cos: rows(m.cos.dev), Sin: rows(m.sin.dev)}
 	m.dev.Store.Upload(b.IDs, first(m.ids.host, [4]int{1, n, 1, 1}))
 	m.dev.Store.Upload(b.Cos, rows(m.cos.host))
@@ -191,7 +194,7 @@ func (c *cache) Forward(layer int, out attention.Partial, q, k, v View) error {
 		return err
 	}
 	shape := partition.Shape{SeqQ: rows, SeqKV: seen, Size: 1, Layout: partition.Contiguous{}, Mask: mask}
-	pass, err := c.dev.Kernel.Forward(out.O, out, q, attention.Softmax{Scale: c.cfg.SoftmaxScale()})
+	pass, err := c.dev.Kernel.Forward(out.O, out, q, model.Softmax(c.cfg))
 	if err != nil {
 		return err
 	}

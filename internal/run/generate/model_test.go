@@ -38,7 +38,7 @@ func (w whole) Forward(layer int, out attention.Partial, q, k, v View) error {
 		band.Lo = -n
 	}
 	r := partition.Range{Hi: q.Len(tensor.Seq)}
-	pass, err := w.kernel.Forward(out.O, out, q, attention.Softmax{Scale: w.cfg.SoftmaxScale()})
+	pass, err := w.kernel.Forward(out.O, out, q, model.Softmax(w.cfg))
 	if err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ type recorder struct {
 	logits *[][]float32
 }
 
-func (r recorder) CrossEntropy(loss, logits, targets View, scale float64, grad bool) {
+func (r recorder) CrossEntropy(loss, logits, targets View, scale, softcap float64, grad bool) {
 	r.Stream().Do("record", func() error {
 		data, n := tensor.Data[float32](logits), logits.Cols()
 		for lo := 0; lo < len(data); lo += n {
@@ -77,13 +77,14 @@ func trained(t *testing.T, cfg *hf.Config, weights View, ids []int32) (logits []
 	n := len(ids)
 	b := model.Batch{
 		IDs: tensor.FromSlice(ids, 1, n, 1, 1), Targets: tensor.New(tensor.I32, 1, n, 1, 1),
-		Cos: tensor.New(tensor.F32, 1, n, 1, cfg.HeadDim/2), Sin: tensor.New(tensor.F32, 1, n, 1, cfg.HeadDim/2),
+		Cos: tensor.New(tensor.F32, cfg.Ropes(), n, 1, cfg.RotaryDim()/2),
+		Sin: tensor.New(tensor.F32, cfg.Ropes(), n, 1, cfg.RotaryDim()/2),
 	}
 	positions := make([]int, n)
 	for i := range positions {
 		positions[i] = i
 	}
-	model.NewRope(cfg).Fill(b.Cos, b.Sin, positions)
+	model.NewRope(cfg).Fill(b.Cos, b.Sin, positions, slices.Repeat([]int{n}, n))
 	ops := recorder{cpu.New(stream), &logits}
 	m := model.New(cfg, ops, whole{cfg, attention.NewReference[float64](stream.Do)}, model.Params{Weights: weights,
 		Compute: weights}, model.Options{})

@@ -18,6 +18,7 @@ const (
 	RoleAttention Role = "attention"
 	RoleBench     Role = "bench"
 	RoleEval      Role = "eval"
+	RoleVerify    Role = "verify"
 )
 
 // Train is the task of the workers of a training run or an evaluation.
@@ -42,6 +43,10 @@ type Train struct {
 
 	NoSave   bool `json:"no_save,omitempty"`  // write no checkpoint
 	LogProbs bool `json:"logprobs,omitempty"` // an evaluation of the tokens of records
+
+	// Whole is the length of the samples of a verification; data.seq_len is the length of their checked prefix.
+	Whole int  `json:"whole,omitempty"`
+	Leak  bool `json:"leak,omitempty"` // a verification probes the masks
 }
 
 // EventNotice carries a line for the user, EventValidation a validation loss before training, EventOutput a piece of
@@ -75,5 +80,5 @@ type BenchRow struct {
 	Calibrate *cost.Set           `json:"calibrate,omitempty"`
 }
 
-// EventReport carries an attend.Report or a train.Evaluation from rank 0.
+// EventReport carries an attend.Report, a train.Evaluation or a train.Verified from rank 0.
 const EventReport = "report"

@@ -34,7 +34,7 @@ func newAttend(r *ring.Ring, cfg *config.Config, layout partition.Layout, rank i
 			partition.Shape{SeqQ: n, SeqKV: n, Size: cfg.Parallel.Context, Layout: layout},
 			m.NumAttentionHeads, m.NumKeyValueHeads,
 		),
-		softmax:   attention.Softmax{Scale: m.SoftmaxScale()},
+		softmax:   model.Softmax(m),
 		schedules: make(map[int]*ring.Schedule),
 		cache:     ring.NewCache(ring.CacheBytes),
 	}
@@ -73,13 +73,19 @@ func (t *Trainer) rehearse(o *Options) error {
 }
 
 // begin sets the layout of the sequences of the next batch. It keeps schedules of an unchanged shape.
-func (a *attend) begin(layout partition.Layout, docs []int) {
+func (a *attend) begin(b *microBatch) {
 	// without documents, neither the layout nor the mask changes
-	if a.spec.Layout != nil && len(docs) == 0 && len(a.spec.Mask.Docs) == 0 {
+	if a.spec.Layout != nil && len(b.docs) == 0 && len(a.spec.Mask.Docs) == 0 {
 		return
 	}
-	a.spec.Layout, a.spec.Mask.Docs = layout, docs
+	a.spec = a.specOf(b.layout, b.docs, b.seqLen)
 	clear(a.schedules)
+}
+
+func (a *attend) specOf(layout partition.Layout, docs []int, seqLen int) ring.Spec {
+	s := a.spec
+	s.Layout, s.Mask.Docs, s.SeqQ, s.SeqKV = layout, docs, seqLen, seqLen
+	return s
 }
 
 func (a *attend) schedule(layer int) (*ring.Schedule, error) {
@@ -110,9 +116,8 @@ func masked(shape partition.Shape, window int) (partition.Shape, error) {
 }
 
 // prepare makes the schedules of the next batch, while the device computes the present one.
-func (a *attend) prepare(layout partition.Layout, docs []int) error {
-	spec := a.spec
-	spec.Layout, spec.Mask.Docs = layout, docs
+func (a *attend) prepare(l laid) error {
+	spec := a.specOf(l.layout, l.docs, l.seqLen)
 	for _, window := range a.cfg.Windows() {
 		if _, err := a.scheduleOf(spec, window); err != nil {
 			return err

@@ -3,6 +3,7 @@ package train
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/cprun/cprun/internal/model"
@@ -26,12 +27,16 @@ type feed struct {
 	rank   int
 	inputs *inputs
 	next   laid // made in advance by prepare
+
+	seen func(b *microBatch, spans []partition.Span, ids []int32) // called with each batch, unless nil
 }
 
 // A laid is a sample with its layout over the ranks.
 type laid struct {
 	sample int64
-	docs   []int
+	docs   []int // with the end that they leave empty
+	tokens int   // in documents
+	seqLen int
 	layout partition.Layout // nil: none
 }
 
@@ -63,6 +68,8 @@ func (f *feed) total(cfg *config.Config) int64 {
 type microBatch struct {
 	model.Batch
 	layout partition.Layout
+	seqLen int   // global rows of a sample
+	tokens int   // of them, the others follow
 	docs   []int // documents of the only sample; none if they are not separate
 
 	// The positions and targets of the rows, on the host, valid until done.
@@ -90,7 +97,33 @@ func (f *feed) lay(sample int64) laid {
 		return f.next
 	}
 	docs := f.loader.Docs(sample)
-	return laid{sample, docs, partition.Ready(f.layout.Layout(docs, f.bands...), f.seqLen, f.size)}
+	n, tokens := rowsFor(docs, f.seqLen, f.size), total(docs)
+	docs = filled(docs, n)
+	return laid{sample, docs, tokens, n, partition.Ready(f.layout.Layout(docs, f.bands...), n, f.size)}
+}
+
+// rowsFor returns the rows in which the ranks compute a sample of these documents, at most seqLen. There are at most
+// lengths different ones, since some kernels prepare for each.
+func rowsFor(docs []int, seqLen, ranks int) int {
+	const lengths = 64
+	unit := 2 * ranks // zigzag gives each rank two pieces
+	unit *= max(1, (seqLen+lengths*unit-1)/(lengths*unit))
+	return min(seqLen, (total(docs)+unit-1)/unit*unit)
+}
+
+func total(docs []int) (tokens int) {
+	for _, n := range docs {
+		tokens += n
+	}
+	return tokens
+}
+
+// filled adds the rows after the documents of a sample as one more document.
+func filled(docs []int, rows int) []int {
+	if n := rows - total(docs); n > 0 {
+		return append(docs, n)
+	}
+	return docs
 }
 
 func (f *feed) prepare(sample int64) { f.next = f.lay(sample) }
@@ -100,11 +133,11 @@ func (f *feed) prepare(sample int64) { f.next = f.lay(sample) }
 func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) {
 	b := &microBatch{}
 	laid := f.lay(samples[0])
-	b.layout = laid.layout
+	b.layout, b.tokens, b.seqLen = laid.layout, laid.tokens, laid.seqLen
 	if f.packed {
 		b.docs = laid.docs
 	}
-	spans := b.layout.Spans(f.seqLen, f.size, f.rank)
+	spans := b.layout.Spans(b.seqLen, f.size, f.rank)
 	n, count := partition.Count(spans), len(samples)
 	var err error
 	if b.slot, err = f.inputs.take(ctx, count*n); err != nil {
@@ -120,15 +153,53 @@ func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) 
 		}
 	}
 	b.positions, b.targets = positions, targets
+	if !h.Tokens.IsZero() {
+		number(tensor.Data[int32](h.Tokens), samples, spans, f.seqLen)
+	}
+	if f.seen != nil {
+		f.seen(b, spans, ids)
+	}
 	if f.packed {
-		f.rope.Fill(h.Cos, h.Sin, positions)
+		f.rope.Fill(h.Cos, h.Sin, positions, f.lengths(laid.docs, spans, 1))
 	}
 	f.inputs.upload(b.slot, count*n)
 	b.Batch = f.inputs.mem.Views(f.inputs.mem.Blocks[b.slot.block].Memory(), count, n)
 	if !f.packed {
-		b.Cos, b.Sin, err = f.inputs.tables(f.rope, count, n, positions)
+		b.Cos, b.Sin, err = f.inputs.tables(f.rope, count, n, positions, f.lengths(laid.docs, spans, count))
 	}
 	return b, err
+}
+
+// lengths returns the length of the document of each token in the spans of count samples; nil if the rotation does not
+// depend on it.
+func (f *feed) lengths(docs []int, spans []partition.Span, count int) []int {
+	if f.rope.Long == nil {
+		return nil
+	}
+	var of, out []int
+	for _, n := range docs {
+		of = append(of, slices.Repeat([]int{n}, n)...)
+	}
+	for _, s := range spans {
+		for i := range s.Len {
+			out = append(out, of[s.Start+i*s.Stride])
+		}
+	}
+	return slices.Repeat(out, count)
+}
+
+// number sets the numbers of tokens, which do not depend on the ranks. They may wrap, since they only choose random
+// numbers.
+func number(dst []int32, samples []int64, spans []partition.Span, seqLen int) {
+	i := 0
+	for _, sample := range samples {
+		for _, s := range spans {
+			for k := range s.Len {
+				dst[i] = int32(sample*int64(seqLen) + int64(s.Start+k*s.Stride))
+				i++
+			}
+		}
+	}
 }
 
 // inputs is a double buffer for batches: while the device computes one, the host reads and uploads the next.
@@ -149,8 +220,7 @@ type slot struct {
 }
 
 func newInputs(dev *Device, cfg *config.Config, tokens int) (*inputs, error) {
-	mem, err := state.NewBatches(dev, state.Format{Pairs: cfg.Model.HeadDim / 2, Packed: cfg.Data.PackDocuments},
-		tokens)
+	mem, err := state.NewBatches(dev, state.FormatOf(&cfg.Model.Config, cfg.Data.PackDocuments), tokens)
 	return &inputs{dev: dev, mem: mem, slots: [2]slot{{dev: dev, block: 0}, {dev: dev, block: 1}}}, err
 }
 
@@ -191,24 +261,23 @@ func (in *inputs) upload(s *slot, tokens int) {
 }
 
 // tables returns cos and sin for count samples of n tokens with equal positions.
-func (in *inputs) tables(r *model.Rope, count, n int, positions []int) (cos, sin View, err error) {
-	tokens, pairs := count*n, in.mem.Pairs
-	shape := [4]int{count, n, 1, pairs}
+func (in *inputs) tables(r *model.Rope, count, n int, positions, lengths []int) (cos, sin View, err error) {
+	tokens, pairs, ropes := count*n, in.mem.Pairs, in.mem.Ropes
+	shape, size := [4]int{ropes * count, n, 1, pairs}, ropes*count*n*pairs
 	if tokens > in.tabled || in.mem.Cos.IsZero() {
 		if err := in.mem.GrowTables(tokens); err != nil {
 			return cos, sin, err
 		}
 	}
-	cos, sin = state.Part(in.mem.Cos, 0, tokens*pairs).Reshape(shape), state.Part(in.mem.Sin, 0,
-		tokens*pairs).Reshape(shape)
-	if tokens > in.tabled {
-		host, err := in.dev.HostVector("rotary tables", tensor.F32, 2*tokens*pairs)
+	cos, sin = state.Part(in.mem.Cos, 0, size).Reshape(shape), state.Part(in.mem.Sin, 0, size).Reshape(shape)
+	if tokens > in.tabled || ropes > 1 && tokens != in.tabled { // the second table is after the tokens of the first
+		host, err := in.dev.HostVector("rotary tables", tensor.F32, 2*size)
 		if err != nil {
 			return cos, sin, err
 		}
 		c, s := state.Part(host, 0, cos.Size()).Reshape(shape),
 			state.Part(host, cos.Size(), 2*cos.Size()).Reshape(shape)
-		r.Fill(c, s, positions)
+		r.Fill(c, s, positions, lengths)
 		in.dev.Store.Upload(cos, c)
 		in.dev.Store.Upload(sin, s)
 		in.tabled = tokens
@@ -224,12 +293,16 @@ type samples interface {
 	Epoch() int64
 	// Index returns the n-th sample of the run.
 	Index(n int64) int64
-	// Docs returns the lengths of a sample's documents.
+	// Docs returns the lengths of a sample's documents, which may leave an end empty.
 	Docs(sample int64) []int
 	// Valid returns the number of a sample's targets.
 	Valid(sample int64) int
+	// Tokens returns the number of tokens of all samples.
+	Tokens() int64
 	// Targets returns the number of targets of all samples.
 	Targets() int64
+	// Dropped returns the number of documents left out because of their length, and the lengths of all.
+	Dropped() (documents int64, of data.Lengths)
 	// Alike reports whether all samples have equal Docs and Valid.
 	Alike() bool
 	// Load reads one rank's shard of a sample.
@@ -240,19 +313,24 @@ func tokenizerOf(cfg *config.Config) *data.Tokenizer {
 	return data.NewTokenizer(cfg.Data.Tokenizer, cfg.Model.VocabSize)
 }
 
+func chatOf(cfg *config.Config) *data.Chat {
+	return data.NewChat(cfg.Data.Tokenizer, cfg.Data.ChatTemplate, cfg.Data.TrainOn == "all")
+}
+
+// formatOf returns data.format; "" for auto.
+func formatOf(cfg *config.Config) string {
+	if cfg.Data.Format == "auto" {
+		return ""
+	}
+	return cfg.Data.Format
+}
+
 // openData opens files as one dataset, or if they have weights, as one dataset each.
 func openData(cfg *config.Config, files config.Files, tok *data.Tokenizer) ([]*data.Dataset, error) {
-	groups := [][]string{files.Globs()}
-	if files.Mixed() {
-		groups = nil
-		for _, glob := range files.Globs() {
-			groups = append(groups, []string{glob})
-		}
-	}
 	var sources []*data.Dataset
-	for _, globs := range groups {
-		ds, err := data.Open(data.Source{Paths: globs, Tokenizer: tok, EOS: cfg.Data.EOSTokenID,
-			Vocab: cfg.Model.VocabSize})
+	for _, group := range files.Sources() {
+		ds, err := data.Open(data.Source{Paths: group.Globs(), Tokenizer: tok, EOS: cfg.Data.EOSTokenID,
+			Vocab: cfg.Model.VocabSize, Format: formatOf(cfg), Chat: chatOf(cfg), Cache: cfg.Data.TokenCache()})
 		if err != nil {
 			return nil, err
 		}
@@ -263,12 +341,13 @@ func openData(cfg *config.Config, files config.Files, tok *data.Tokenizer) ([]*d
 
 // cutData cuts the datasets of openData into samples.
 func cutData(cfg *config.Config, files config.Files, sources []*data.Dataset, shuffle bool) (samples, error) {
+	groups := files.Sources()
 	var parts []*data.Loader
 	var weights []float64
 	for k, ds := range sources {
 		l, err := data.New(ds, data.Plan{
 			SeqLen: cfg.Data.SeqLen, Shuffle: shuffle, Seed: cfg.Data.Seed + int64(k),
-			PackDocuments: cfg.Data.PackDocuments,
+			PackDocuments: cfg.Data.Packs(), Whole: cfg.Data.Whole(groups[k]),
 		})
 		if err != nil {
 			return nil, err
@@ -307,7 +386,7 @@ func (l *labels) part(pass string, bucket int) {
 	}
 	switch {
 	case bucket < 0:
-	case bucket == model.Embedding && pass == "backward" && l.flat.Buckets[l.flat.Head()].Size() == 0:
+	case bucket == model.Embedding && pass == "backward" && l.flat.Empty(l.flat.Head()):
 		pass += "/head" // tied weights
 	case bucket == model.Embedding:
 		pass += "/embedding"

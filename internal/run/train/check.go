@@ -19,14 +19,18 @@ type Data struct {
 	Tokens           int64  // in all files
 	Targets          int64  // of all samples
 	Samples          int64
+	SampleTokens     int64 // of all samples
 	DroppedDocuments int64
 	StepsPerEpoch    int64
 	Ignored          []string // keys of records that change nothing
+	Warnings         []string // about records
+	// Retention has the shares of documents that other lengths of samples keep, if some are dropped.
+	Retention []data.Share
 }
 
 // Check checks the files of a config before any process is spawned: too little data, tokens outside the vocabulary,
 // weights that do not fit. It reports all faults, each at the line of its key. Without faults it returns the amount of
-// data, and train.epochs has become train.steps.
+// data, nil if it is not in the token cache and may not be encoded, and train.epochs has become train.steps.
 func Check(cfg *config.Config) (*Data, error) {
 	var all config.Errors
 	note := func(key string, err error) {
@@ -38,6 +42,9 @@ func Check(cfg *config.Config) (*Data, error) {
 	tok := tokenizerOf(cfg)
 	check := func(key string, files config.Files, most int) *Data {
 		found, err := checkData(cfg, files, tok, int64(most))
+		if errors.Is(err, data.ErrNotCounted) {
+			return nil
+		}
 		if bad := (*data.TokenizerError)(nil); errors.As(err, &bad) {
 			key = "data.tokenizer"
 		} else if errors.Is(err, data.ErrNoTokenizer) {
@@ -48,16 +55,21 @@ func Check(cfg *config.Config) (*Data, error) {
 	}
 	found := check("data.path", cfg.Data.Path, 0)
 	ofTokenizer := func(f config.Fault) bool { return f.Key == "data.tokenizer" }
-	if v := cfg.Data.Validation; v.Every > 0 && v.Path != "" && !slices.ContainsFunc(all, ofTokenizer) {
-		check("data.validation.path", config.Files{{Path: v.Path}}, v.Samples)
+	if v := cfg.Data.Validation; v.Every > 0 && len(v.Path) > 0 && !slices.ContainsFunc(all, ofTokenizer) {
+		for i := range v.Path {
+			check("data.validation.path", v.Path[i:i+1], v.Samples)
+		}
 	}
 	if cfg.Model.From != "" {
 		note("model.from", checkWeights(cfg))
 	}
-	if len(all) == 0 {
-		return found, cfg.ResolveSteps(found.StepsPerEpoch)
+	if len(all) > 0 {
+		return nil, all
 	}
-	return nil, all
+	if found == nil {
+		return nil, nil
+	}
+	return found, cfg.ResolveSteps(found.StepsPerEpoch)
 }
 
 func checkWeights(cfg *config.Config) error {
@@ -69,13 +81,16 @@ func checkWeights(cfg *config.Config) error {
 	return w.Check(cfg.Model.Family(), cfg.Model.Tensors())
 }
 
-// FirstDocuments returns the document lengths of the first sample of a run; nil if documents are not separate. The
-// files of the config must have been checked.
+// FirstDocuments returns the document lengths of the first sample of a run; nil if documents are not separate, or not
+// known. The files of the config must have been checked.
 func FirstDocuments(cfg *config.Config) ([]int, error) {
 	if !cfg.Data.PackDocuments {
 		return nil, nil
 	}
 	sources, err := openData(cfg, cfg.Data.Path, tokenizerOf(cfg))
+	if errors.Is(err, data.ErrNotCounted) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +98,7 @@ func FirstDocuments(cfg *config.Config) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l.Docs(l.Index(0)), nil
+	return filled(l.Docs(l.Index(0)), cfg.Data.SeqLen), nil
 }
 
 // checkedTokens bounds the tokens that are checked before training, about a second's work. Training checks the rest.
@@ -108,9 +123,14 @@ func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most
 		return nil, fmt.Errorf("the first %d samples have no targets; use more", most)
 	}
 	batch := int64(cfg.Train.GlobalBatchSize)
-	found := &Data{Samples: l.Samples(), Targets: l.Targets(), StepsPerEpoch: (l.Epoch() + batch - 1) / batch}
+	found := &Data{Samples: l.Samples(), SampleTokens: l.Tokens(), Targets: l.Targets(),
+		StepsPerEpoch: (l.Epoch() + batch - 1) / batch}
+	var lengths data.Lengths
+	if found.DroppedDocuments, lengths = l.Dropped(); found.DroppedDocuments > 0 {
+		found.Retention = lengths.Kept(cfg.Data.SeqLen)
+	}
 	left, documents, counted := int64(checkedTokens), int64(0), true
-	var ignored data.Keys
+	var ignored, warnings data.Keys
 	for _, ds := range sources {
 		left -= ds.Len()
 		n, err := ds.Check(left >= 0)
@@ -120,11 +140,12 @@ func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most
 		counted, documents = counted && n >= 0, documents+n
 		found.Files, found.Tokens = found.Files+ds.Files(), found.Tokens+ds.Len()
 		ignored.Add(ds.Ignored()...)
+		warnings.Add(ds.Notes()...)
 	}
 	if counted {
 		found.Documents = &documents
 	}
-	found.Ignored = ignored.Sorted()
+	found.Ignored, found.Warnings = ignored.Sorted(), warnings.Sorted()
 	return found, nil
 }
 

@@ -3,6 +3,7 @@ package train_test
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -33,6 +34,28 @@ func counted(seqLen int, packed bool, docs ...[]int) (tokens, targets, samples i
 			targets++
 		}
 	}
+}
+
+// countedWhole counts documents with masks: each is in one sample, or dropped if it is too long.
+func countedWhole(seqLen int, packed bool, docs ...[]int) (c train.Data) {
+	room := 0
+	for _, d := range docs { // not longer than the ones before, so that the best fit is the last sample
+		c.Tokens += int64(len(d))
+		if len(d) > seqLen {
+			c.DroppedDocuments++
+			continue
+		}
+		if c.SampleTokens += int64(len(d)); !packed || room < len(d) {
+			c.Samples, room = c.Samples+1, seqLen
+		}
+		room -= len(d)
+		for _, label := range d[1:] {
+			if label != -100 {
+				c.Targets++
+			}
+		}
+	}
+	return c
 }
 
 // The numbers at the start of a run equal those of an independent count, for all kinds of files.
@@ -78,6 +101,7 @@ func TestDataIsCounted(t *testing.T) {
 	masked := write("d.jsonl",
 		`{"input_ids":[1,2,3,4,5,0],"attention_mask":[1,1,1,1,1,0],"completion_mask":[0,0,1,1,0,0]}`+"\n"+`{"input_ids":[6,7,8]}`+"\n"+`{"input_ids":[9],"labels":[-100]}`)
 	plain, indexed := write("e.bin", string(bin)), filepath.Join(dir, "pair.bin")
+	maskedDocs := [][]int{{-100, -100, 3, 4, -100}, {6, 7, 8}, {-100}}
 	pairDocs := [][]int{{1, 2, 3}, {4, 5}, {6, 7, 8, 9}}
 	for _, c := range []struct {
 		set       string
@@ -94,8 +118,10 @@ func TestDataIsCounted(t *testing.T) {
 		{"path: " + even + ", pack_documents: true", 1, 3, [][]int{bytesOf("abc"), bytesOf("def"), bytesOf("gh")}},
 		{"path: " + text + ", pack_documents: true, eos_token_id: 32", 1, 4,
 			[][]int{bytesOf("to "), bytesOf("be "), bytesOf("or "), bytesOf("not ")}}, // the last one is appended
-		{"path: " + masked, 1, 3, [][]int{{-100, -100, 3, 4, -100}, {6, 7, 8}, {-100}}},
-		{"path: " + masked + ", pack_documents: true", 1, 3, [][]int{{-100, -100, 3, 4, -100}, {6, 7, 8}, {-100}}},
+		{"path: " + masked, 1, 3, maskedDocs},
+		{"path: " + masked + ", pack_documents: true", 1, 3, maskedDocs},
+		{"path: " + masked + ", pack_documents: false, overlong: drop", 1, 3, maskedDocs},
+		{"path: " + lines + ", pack_documents: true, overlong: drop", 1, 2, [][]int{bytesOf("ab"), bytesOf("cdefg")}},
 		{"path: " + plain, 1, -1, [][]int{tokens}},
 		{"path: " + plain + ", eos_token_id: 256", 1, 3, [][]int{tokens}},
 		{"path: " + plain + ", eos_token_id: 256, pack_documents: true", 1, 3,
@@ -104,21 +130,32 @@ func TestDataIsCounted(t *testing.T) {
 		{"path: " + indexed + ", pack_documents: true", 1, 3, pairDocs},
 		{"path: [" + indexed + ", " + plain + "]", 2, -1, append(pairDocs[:3:3], tokens)},
 	} {
-		for _, seqLen := range []int{1, 3, 4} {
-			packed := strings.Contains(c.set, "pack_documents")
+		for _, seqLen := range []int{1, 3, 4, 5} {
+			packed := strings.Contains(c.set, "pack_documents: true")
 			cfg := load(t, tiny(t), 1, "data.eos_token_id=null",
 				fmt.Sprintf("data={tokenizer: bytes, seq_len: %d, %s}", seqLen, c.set), "train.global_batch_size=2")
+			want := countedWhole(seqLen, packed, c.docs...)
+			if !strings.Contains(c.set, masked) && !strings.Contains(c.set, "drop") {
+				want = train.Data{}
+				want.Tokens, want.Targets, want.Samples = counted(seqLen, packed, c.docs...)
+				want.SampleTokens = want.Samples * int64(seqLen)
+			}
+			want.Files = c.files
 			got, err := train.Check(cfg)
+			if err != nil && want.Targets == 0 {
+				continue
+			}
 			if err != nil {
 				t.Fatalf("%s: %v", c.set, err)
 			}
-			want := train.Data{Files: c.files}
-			want.Tokens, want.Targets, want.Samples = counted(seqLen, packed, c.docs...)
 			want.StepsPerEpoch = (want.Samples + 1) / 2
 			if c.documents >= 0 {
 				want.Documents = &c.documents
 			}
-			got.Ignored = nil
+			if (got.Retention != nil) != (want.DroppedDocuments > 0) {
+				t.Errorf("%s, seq_len %d: retention %v", c.set, seqLen, got.Retention)
+			}
+			got.Ignored, got.Retention = nil, nil
 			if !reflect.DeepEqual(*got, want) {
 				t.Errorf("%s, seq_len %d: %+v, want %+v", c.set, seqLen, *got, want)
 			}
@@ -142,9 +179,10 @@ func TestDataIsCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	aTokens, aTargets, aSamples := counted(3, false, bytesOf("to be or not"))
-	bTokens, bTargets, bSamples := counted(3, false, []int{-100, -100, 3, 4, -100}, []int{6, 7, 8}, []int{-100})
-	if got.Files != 2 || *got.Documents != 4 || got.Tokens != aTokens+bTokens || got.Targets != aTargets+bTargets ||
-		got.Samples != aSamples+bSamples || got.StepsPerEpoch != (4*aSamples+2)/3 || aSamples <= bSamples {
+	b := countedWhole(3, false, maskedDocs...)
+	share := 3.0 / (3 + 3/2.0) // the samples of b have 2 tokens on average
+	if got.Files != 2 || *got.Documents != 4 || got.Tokens != aTokens+b.Tokens || got.Targets != aTargets+b.Targets ||
+		got.Samples != aSamples+b.Samples || got.StepsPerEpoch != int64(math.Ceil(float64(aSamples)/share)) {
 		t.Errorf("a mixture: %+v", *got)
 	}
 	for set, want := range map[string][2]int{
@@ -168,5 +206,28 @@ func TestDataIsCounted(t *testing.T) {
 		load(t, tiny(t), 1, "data={path: "+lines+", seq_len: 3, tokenizer: bytes}")); err != nil ||
 		!reflect.DeepEqual(got.Ignored, []string{"label"}) {
 		t.Errorf("ignored keys: %+v, %v", got, err)
+	}
+}
+
+// A directory that datasets has saved is one source, under any name.
+func TestADirectoryOfDatasetsIsASource(t *testing.T) {
+	saved := os.DirFS("../../model/data/testdata/rows/ids-dataset")
+	for _, name := range []string{"set", "set[1]*"} {
+		dir := filepath.Join(t.TempDir(), name)
+		if err := os.CopyFS(dir, saved); err != nil {
+			t.Fatal(err)
+		}
+		want, err := train.Check(load(t, tiny(t), 1, "data={path: ../../model/data/testdata/rows/ids.jsonl, seq_len: 2}",
+			"model.vocab_size=300"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := train.Check(load(t, tiny(t), 1, "data={path: '"+dir+"', seq_len: 2}", "model.vocab_size=300"))
+		if got != nil {
+			got.Files = 1
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, %v, want %+v", name, got, err, want)
+		}
 	}
 }

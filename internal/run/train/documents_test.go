@@ -2,7 +2,11 @@ package train_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/cprun/cprun/internal/model/metrics"
@@ -54,6 +58,45 @@ func TestDocumentLayoutsTrainAlike(t *testing.T) {
 		}
 		if s := want[0]; s.AttentionImbalance != 1 || s.AttentionBytes != 0 {
 			t.Errorf("one rank: imbalance %v, %v bytes sent", s.AttentionImbalance, s.AttentionBytes)
+		}
+	}
+}
+
+// Whole conversations are packed alike for any data and context groups, and after a resume at any step. The last steps
+// are of the second epoch.
+func TestConversationsTrainAlike(t *testing.T) {
+	dir := t.TempDir()
+	var lines strings.Builder
+	for k, n := range []int{5, 16, 3, 9, 30, 1, 7, 12, 4, 4, 8, 2, 6, 11, 5, 13, 2, 3} {
+		ids, mask := make([]string, n), make([]string, n)
+		for i := range ids {
+			ids[i], mask[i] = strconv.Itoa((7*k+3*i)%256), strconv.Itoa(min(1, (k+i)%3))
+		}
+		fmt.Fprintf(&lines, "{\"input_ids\":[%s],\"loss_mask\":[%s]}\n", strings.Join(ids, ","), strings.Join(mask, ","))
+	}
+	path := filepath.Join(dir, "a.jsonl")
+	if err := os.WriteFile(path, []byte(lines.String()), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	set := []string{"data={path: " + path + ", seq_len: 24, pack_documents: true}", "train.global_batch_size=4",
+		"train.steps=4"}
+	want := mustRun(t, load(t, tiny(t), 1, set...), 1, train.Options{}).steps
+	for _, with := range [][]string{{"parallel.data=2"}, {"parallel.data=4"}, {"parallel.data=2", "parallel.context=2"},
+		{"parallel.data=1"}} {
+		ranks := 4
+		if with[0] == "parallel.data=2" && len(with) == 1 {
+			ranks = 2
+		}
+		closeTo(t, fmt.Sprint(with), mustRun(t, load(t, tiny(t), ranks, append(with, set...)...), ranks,
+			train.Options{}).steps, want, 2e-5)
+	}
+	for cut := 1; cut < 4; cut++ {
+		o := train.Options{RunDir: t.TempDir(), RunID: "a"}
+		mustRun(t, load(t, tiny(t), 1, append(set, fmt.Sprintf("train.steps=%d", cut))...), 1, o)
+		o.RunID, o.Resume = "b", true
+		rest := mustRun(t, load(t, tiny(t), 1, set...), 1, o).steps
+		if got, want := curve(rest), curve(want[cut:]); !reflect.DeepEqual(got, want) {
+			t.Errorf("steps after step %d: %v, want %v", cut, got, want)
 		}
 	}
 }

@@ -63,24 +63,29 @@ func Eval(ctx context.Context, cfg *config.Config, dev Device, world comm.Commun
 	}
 	t.dev.Ops.Zero(losses)
 	counts := make([]int64, len(hi))
-	began, total := time.Now(), t.val.total(cfg)
+	began, total := time.Now(), int64(0)
 	noticed := began
 	fewer := 0 // passes than group 0, which has the most
-	for s := range total {
-		rank := int(s) % t.mesh.dataSize
-		if rank == 0 {
-			fewer++
-		}
-		if rank == t.mesh.dataRank {
-			fewer--
-			if err := t.evaluate(ctx, s, losses, hi, counts); err != nil {
-				return e, err
+	for _, source := range t.sources {
+		t.val.loader = source.loader
+		of := t.val.total(cfg)
+		for s := range of {
+			rank := int(s) % t.mesh.dataSize
+			if rank == 0 {
+				fewer++
+			}
+			if rank == t.mesh.dataRank {
+				fewer--
+				if err := t.evaluate(ctx, s, losses, hi, counts); err != nil {
+					return e, err
+				}
+			}
+			if time.Since(noticed) > noticeEvery {
+				noticed = time.Now()
+				o.notice(fmt.Sprintf("%d of %d samples of %s", s+1, of, source.name))
 			}
 		}
-		if time.Since(noticed) > noticeEvery {
-			noticed = time.Now()
-			o.notice(fmt.Sprintf("%d of %d samples", s+1, total))
-		}
+		total += of
 	}
 	if err := t.share.idle(fewer); err != nil {
 		return e, err
@@ -119,7 +124,7 @@ func (t *Trainer) evaluate(ctx context.Context, sample int64, losses View, hi []
 			b.Parts = append(b.Parts, model.Part{Hi: row + 1, Sum: i})
 		}
 	}
-	t.att.begin(b.layout, b.docs)
+	t.att.begin(b)
 	if err := t.model.Forward(t.arena, b.Batch, losses); err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/internal/run/train"
 )
 
-// labelled writes a config with one sample of 12 tokens in two documents with labels.
+// labelled writes a config with one sample of 13 tokens in two documents with labels.
 func labelled(t *testing.T, labels []string) string {
 	t.Helper()
 	ids := strings.Fields("3 1 4 15 9 2 6 5 3 5 8 9 7")
@@ -26,7 +26,7 @@ func labelled(t *testing.T, labels []string) string {
 	}
 	return fmt.Sprintf(`
 model: {vocab_size: 20, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2}
-data: {path: %s, seq_len: 12, shuffle: false}
+data: {path: %s, seq_len: 13, shuffle: false}
 train: {steps: 3}
 optimizer: {lr: 1.0e-2}
 lr_schedule: {name: constant}
@@ -36,7 +36,7 @@ log: {tensorboard: false}
 }
 
 // The loss is the mean over the labelled tokens: the losses of runs with one label each sum to it. Layouts and ranks
-// have no effect on it, also in later steps, which depend on the gradients, with documents packed or not.
+// have no effect on it, also in later steps, which depend on the gradients, with documents packed or one a sample.
 func TestLabelsSayWhatIsLearned(t *testing.T) {
 	ids := strings.Fields("3 1 4 15 9 2 6 5 3 5 8 9 7")
 	none := func() []string { return strings.Fields(strings.Repeat("-100 ", len(ids))) }
@@ -45,33 +45,34 @@ func TestLabelsSayWhatIsLearned(t *testing.T) {
 		mask[at] = ids[at]
 	}
 	mask[9] = "11" // not the token itself
-	for _, pack := range []string{"data.pack_documents=false", "data.pack_documents=true"} {
-		sum, n := 0.0, 0
-		for at := range mask {
-			if mask[at] == "-100" || pack == "data.pack_documents=true" && at == 7 { // begins a document
-				continue
-			}
-			one := none()
-			one[at] = mask[at]
-			cfg := load(t, labelled(t, one), 1, pack, "train.steps=1")
-			sum += float64(mustRun(t, cfg, 1, train.Options{}).steps[0].Loss)
-			n++
+	sum, n := 0.0, 0
+	for at := range mask {
+		if mask[at] == "-100" || at == 7 { // begins a document
+			continue
 		}
-		var want []metrics.Step
+		one := none()
+		one[at] = mask[at]
+		cfg := load(t, labelled(t, one), 1, "data.pack_documents=true", "train.steps=1")
+		sum += float64(mustRun(t, cfg, 1, train.Options{}).steps[0].Loss)
+		n++
+	}
+	var want []metrics.Step
+	for _, set := range [][]string{{"data.pack_documents=true"}, {"data.pack_documents=true", "data.seq_len=40"},
+		{"train.global_batch_size=2"}, {"train.global_batch_size=2", "train.micro_batch_size=2", "data.seq_len=40"}} {
 		for _, r := range []struct {
 			ranks  int
 			layout string
 		}{{1, "auto"}, {2, "zigzag"}, {3, "striped"}, {4, "contiguous"}, {3, "auto"}} {
-			cfg := load(t, labelled(t, mask), r.ranks, pack, "parallel.layout="+r.layout)
+			cfg := load(t, labelled(t, mask), r.ranks, append(set, "parallel.layout="+r.layout)...)
 			got := mustRun(t, cfg, r.ranks, train.Options{}).steps
-			if loss := float64(got[0].Loss); !(math.Abs(loss-sum/float64(n)) <= 2e-6) {
-				t.Errorf("%s, %d ranks, %s: loss %v, want %v, the mean of %d places", pack, r.ranks, r.layout, loss,
-					sum/float64(n), n)
+			if loss := float64(got[0].Loss); !(math.Abs(loss-sum/float64(n)) <= 2e-6) || got[0].Tokens != 13 {
+				t.Errorf("%s, %d ranks, %s: loss %v, want %v, the mean of %d places; %d tokens", set, r.ranks, r.layout,
+					loss, sum/float64(n), n, got[0].Tokens)
 			}
 			if want == nil {
 				want = got
 			}
-			closeTo(t, fmt.Sprint(pack, r), got, want, 2e-5)
+			closeTo(t, fmt.Sprint(set, r), got, want, 2e-5)
 		}
 	}
 }
@@ -88,7 +89,7 @@ func TestDataWithoutTargetsAreRefused(t *testing.T) {
 	}
 	// The first sample has no target, the second has one.
 	path := filepath.Join(t.TempDir(), "val.jsonl")
-	record := `{"input_ids":[1,2,3,4,5,6,7,8],"loss_mask":[0,0,0,0,0,1,1,1]}`
+	record := `{"input_ids":[1,2,3],"loss_mask":[0,0,0]}` + "\n" + `{"input_ids":[1,2,3],"loss_mask":[0,0,1]}`
 	if err := os.WriteFile(path, []byte(record), 0o666); err != nil {
 		t.Fatal(err)
 	}

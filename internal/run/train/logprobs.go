@@ -28,9 +28,6 @@ type records struct {
 	seqLen int
 }
 
-// rowsOf returns the rows of a record in a sample. The last token needs none.
-func rowsOf(d data.Document) int { return max(1, len(d.IDs)-1) }
-
 // eachRecord reads the records of data.path.
 func eachRecord(ctx context.Context, cfg *config.Config, visit func(data.Document) error) error {
 	var paths []string
@@ -41,14 +38,15 @@ func eachRecord(ctx context.Context, cfg *config.Config, visit func(data.Documen
 		}
 		paths = append(paths, found...)
 	}
-	e := data.Encoding{Tokenizer: tokenizerOf(cfg), EOS: cfg.Data.EOSTokenID, Vocab: cfg.Model.VocabSize}
+	e := data.Encoding{Tokenizer: tokenizerOf(cfg), EOS: cfg.Data.EOSTokenID, Vocab: cfg.Model.VocabSize,
+		Format: formatOf(cfg), Chat: chatOf(cfg)}
 	return e.Each(ctx, paths, func(_ int, d data.Document) error { return visit(d) })
 }
 
-// RecordRows returns the rows of the longest record of data.path, and of all.
-func RecordRows(ctx context.Context, cfg *config.Config) (longest, total int, err error) {
+// RecordTokens returns the tokens of the longest record of data.path, and of all.
+func RecordTokens(ctx context.Context, cfg *config.Config) (longest, total int, err error) {
 	err = eachRecord(ctx, cfg, func(d data.Document) error {
-		longest, total = max(longest, rowsOf(d)), total+rowsOf(d)
+		longest, total = max(longest, len(d.IDs)), total+len(d.IDs)
 		return nil
 	})
 	return longest, total, err
@@ -57,7 +55,7 @@ func RecordRows(ctx context.Context, cfg *config.Config) (longest, total int, er
 func readRecords(ctx context.Context, cfg *config.Config) (*records, error) {
 	r, used := &records{seqLen: cfg.Data.SeqLen}, 0
 	err := eachRecord(ctx, cfg, func(d data.Document) error {
-		n := rowsOf(d)
+		n := len(d.IDs)
 		if len(r.bins) == 0 || used+n > r.seqLen {
 			r.bins, used = append(r.bins, nil), 0
 		}
@@ -69,12 +67,15 @@ func readRecords(ctx context.Context, cfg *config.Config) (*records, error) {
 	return r, err
 }
 
-func (r *records) Samples() int64      { return int64(len(r.bins)) }
-func (r *records) Epoch() int64        { return r.Samples() }
-func (r *records) Index(n int64) int64 { return n }
-func (r *records) Valid(int64) int     { return 0 } // unused: the sums are not divided
-func (r *records) Targets() int64      { return 0 }
-func (r *records) Alike() bool         { return false }
+func (r *records) Samples() int64                      { return int64(len(r.bins)) }
+func (r *records) Epoch() int64                        { return r.Samples() }
+func (r *records) Index(n int64) int64                 { return n }
+func (r *records) Valid(int64) int                     { return 0 } // unused: the sums are not divided
+func (r *records) Tokens() int64                       { return 0 }
+func (r *records) Targets() int64                      { return 0 }
+func (r *records) Dropped() (n int64, of data.Lengths) { return }
+
+func (r *records) Alike() bool { return false }
 func (r *records) target(k, i int) int32 { // of row i of record k; -1: none
 	d := r.docs[k]
 	switch {
@@ -88,15 +89,9 @@ func (r *records) target(k, i int) int32 { // of row i of record k; -1: none
 	return d.Labels[i+1]
 }
 
-// Docs returns the rows of the sample's records. The padding is a document too.
 func (r *records) Docs(sample int64) (docs []int) {
-	left := r.seqLen
 	for _, k := range r.bins[sample] {
-		n := rowsOf(r.docs[k])
-		docs, left = append(docs, n), left-n
-	}
-	if left > 0 {
-		docs = append(docs, left)
+		docs = append(docs, len(r.docs[k].IDs))
 	}
 	return docs
 }
@@ -109,7 +104,7 @@ func (r *records) Load(sample int64, spans []partition.Span, ids, targets []int3
 	}
 	all := make([]row, 0, r.seqLen)
 	for _, k := range r.bins[sample] {
-		for i := range rowsOf(r.docs[k]) {
+		for i := range r.docs[k].IDs {
 			all = append(all, row{r.docs[k].IDs[i], r.target(k, i), i})
 		}
 	}
@@ -128,7 +123,7 @@ func (r *records) Load(sample int64, spans []partition.Span, ids, targets []int3
 }
 
 // LogProbs computes the log-probabilities of the records of data.path, as Eval computes losses. The config packs
-// documents, has one group of ranks, and samples of at least RecordRows. emit gets the records in order, on rank 0.
+// documents, has one group of ranks, and samples of at least RecordTokens. emit gets the records in order, on rank 0.
 func LogProbs(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o Options,
 	emit func(Sequence) error) (err error) {
 	defer device.Caught(&err)
@@ -158,7 +153,7 @@ func LogProbs(ctx context.Context, cfg *config.Config, dev Device, world comm.Co
 			return err
 		}
 		for _, k := range r.bins[s] {
-			n := rowsOf(r.docs[k])
+			n := len(r.docs[k].IDs)
 			if t.mesh.world.Rank() == 0 {
 				if err := emit(r.sequence(k, losses[:n])); err != nil {
 					return err
@@ -178,7 +173,7 @@ func (t *Trainer) tokenLosses(ctx context.Context, sample int64, sums, host View
 	}
 	b.Each = true
 	t.dev.Ops.Zero(sums)
-	t.att.begin(b.layout, b.docs)
+	t.att.begin(b)
 	if err := t.model.Forward(t.arena, b.Batch, sums); err != nil {
 		return nil, err
 	}
@@ -189,7 +184,7 @@ func (t *Trainer) tokenLosses(ctx context.Context, sample int64, sums, host View
 	}
 	v := tensor.New(tensor.F64, t.val.seqLen)
 	own, all := tensor.Data[float64](host), tensor.Data[float64](v)
-	for _, s := range b.layout.Spans(t.val.seqLen, t.val.size, t.val.rank) {
+	for _, s := range b.layout.Spans(b.seqLen, t.val.size, t.val.rank) {
 		for i := range s.Len {
 			all[s.Start+i*s.Stride] = own[i]
 		}

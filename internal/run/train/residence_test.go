@@ -214,7 +214,7 @@ func (t *Trainer) reuse() {
 				slot == x.Slot(next) {
 				continue
 			}
-			arrive(&x.gathers[slot])
+			x.gathers[slot].arrive()
 			delete(x.holds, slot)
 			spoil(t.dev.Stream, v)
 		}

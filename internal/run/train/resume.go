@@ -1,18 +1,18 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"runtime"
+	"sort"
 	"strconv"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/checkpoint"
-	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -22,83 +22,62 @@ const (
 	fieldV = "exp_avg_sq"
 )
 
-// initialise sets new weights, from a Hugging Face directory or at random from the seed. Each rank sets its shard; the
-// model does not depend on the number of ranks.
-func (t *Trainer) initialise(ctx context.Context) error {
-	from := t.cfg.Model.From
-	if from == "" {
-		return t.fill(ctx, t.share.Masters, t.random())
-	}
-	w, err := hf.OpenWeights(from)
+// loadState sets this rank's shard of the model: the frozen weights, and the state of a checkpoint or new weights.
+func (t *Trainer) loadState(ctx context.Context) error {
+	from, err := NewInitial(t.cfg, t.from != "")
 	if err != nil {
 		return err
 	}
-	defer w.Close()
-	want := t.cfg.Model.Tensors()
-	if err := w.Check(t.cfg.Model.Family(), want); err != nil {
+	defer from.Close()
+	var identify errgroup.Group // beside the reads of the same files
+	if t.mesh.world.Rank() == 0 {
+		identify.Go(func() (err error) { t.base, err = from.identify(ctx); return err })
+	}
+	err = t.fillBase(ctx, from)
+	if err = cmp.Or(err, identify.Wait()); err != nil {
 		return err
 	}
-	return t.fill(ctx, t.share.Masters, func(i int, offset int64, dst []float32) error {
-		return w.Read(want[i], dst, offset)
-	})
-}
-
-// random returns a source of random weights. It generates whole blocks, even for a part of one.
-func (t *Trainer) random() source32 {
-	return func(i int, offset int64, dst []float32) error {
-		p := t.share.Flat.Params[i]
-		end := offset + int64(len(dst))
-		var g errgroup.Group
-		g.SetLimit(runtime.GOMAXPROCS(0))
-		for lo := offset / model.InitBlock * model.InitBlock; lo < end; lo += model.InitBlock {
-			g.Go(func() error {
-				hi := min(lo+model.InitBlock, int64(p.Size()))
-				if lo >= offset && hi <= end {
-					p.Init(dst[lo-offset:hi-offset], lo, t.cfg.Train.Seed)
-					return nil
-				}
-				block := make([]float32, hi-lo)
-				p.Init(block, lo, t.cfg.Train.Seed)
-				from := max(lo, offset)
-				copy(dst[from-offset:], block[from-lo:])
-				return nil
-			})
-		}
-		return g.Wait()
+	if t.from != "" {
+		return t.restore(ctx, t.from)
 	}
+	return t.fill(ctx, t.share.Masters, from.Read)
 }
 
-// A source32 sets dst to the elements of the i-th parameter from offset.
-type source32 func(i int, offset int64, dst []float32) error
+// A source32 sets dst to the elements of a parameter from offset.
+type source32 func(p model.Param, offset int64, dst []float32) error
 
-// fill sets this rank's shard of a flat buffer, with zeros between parameters.
+// fill sets this rank's shard of a flat buffer.
 func (t *Trainer) fill(ctx context.Context, v View, from source32) error {
-	params := t.share.Flat.Params
-	at := 0 // the first parameter that may be incomplete
 	for b := range t.share.Flat.Buckets {
-		held := t.share.HeldRange(b)
-		err := t.stage.write(ctx, t.share.Held(v, b), func(lo int, data []float32) error {
-			from64, to := held.Lo+int64(lo), held.Lo+int64(lo+len(data))
-			for ; at < len(params) && params[at].Offset+int64(params[at].Size()) <= from64; at++ {
-			}
-			set := from64 // end of the filled part
-			for i := at; i < len(params) && params[i].Offset < to; i++ {
-				p := params[i]
-				first, last := max(p.Offset, from64), min(p.Offset+int64(p.Size()), to)
-				clear(data[set-from64 : first-from64])
-				set = last
-				if err := from(i, first-p.Offset, data[first-from64:last-from64]); err != nil {
-					return err
-				}
-			}
-			clear(data[set-from64:])
-			return nil
-		})
+		err := t.fillBucket(ctx, t.share.Flat.Params, t.share.Held(v, b), t.share.HeldRange(b), from)
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// fillBucket sets v to a range of the flat space, with zeros between parameters.
+func (t *Trainer) fillBucket(ctx context.Context, params []model.Param, v View, held model.Bucket,
+	from source32) error {
+	at := sort.Search(len(params), func(i int) bool { return params[i].Offset+int64(params[i].Size()) > held.Lo })
+	return t.stage.write(ctx, v, func(lo int, data []float32) error {
+		from64, to := held.Lo+int64(lo), held.Lo+int64(lo+len(data))
+		for ; at < len(params) && params[at].Offset+int64(params[at].Size()) <= from64; at++ {
+		}
+		set := from64 // end of the filled part
+		for i := at; i < len(params) && params[i].Offset < to; i++ {
+			p := params[i]
+			first, last := max(p.Offset, from64), min(p.Offset+int64(p.Size()), to)
+			clear(data[set-from64 : first-from64])
+			set = last
+			if err := from(p, first-p.Offset, data[first-from64:last-from64]); err != nil {
+				return err
+			}
+		}
+		clear(data[set-from64:])
+		return nil
+	})
 }
 
 // CheckpointParams converts a layout to the parameters of a checkpoint.
@@ -117,13 +96,17 @@ func (t *Trainer) restore(ctx context.Context, dir string) error {
 		return err
 	}
 	defer c.Close()
-	params := t.share.Flat.Params
-	if err := c.Fits(CheckpointParams(params)); err != nil {
+	if err := c.Fits(CheckpointParams(t.share.Flat.Params)); err != nil {
 		return err
 	}
+	if t.base != nil {
+		if err := t.base.matches(c); err != nil {
+			return err
+		}
+	}
 	for _, f := range t.fields() {
-		err := t.fill(ctx, f.view, func(i int, offset int64, dst []float32) error {
-			return c.Read(ctx, params[i].Name, f.name, offset, dst)
+		err := t.fill(ctx, f.view, func(p model.Param, offset int64, dst []float32) error {
+			return c.Read(ctx, p.Name, f.name, offset, dst)
 		})
 		if err != nil {
 			return err
@@ -204,6 +187,11 @@ func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot
 	}
 	if extra == nil {
 		extra = map[string]json.RawMessage{}
+	}
+	if t.base != nil {
+		if extra[baseState], err = json.Marshal(t.base); err != nil {
+			return checkpoint.Snapshot{}, err
+		}
 	}
 	if t.blank > 0 {
 		extra[blankState] = json.RawMessage(strconv.Itoa(t.blank))

@@ -31,6 +31,7 @@ type Options struct {
 
 	NoSave bool // write no checkpoint
 	Frozen bool // evaluate only: no gradients and moments
+	Whole  int  // tokens of a sample, if data.seq_len is a prefix
 	Locked bool // the launcher holds the lock on the checkpoints
 	// Start numbers this start of the run directory; the zero value means the next one.
 	Start Start
@@ -255,14 +256,16 @@ func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 		steps = r.step
 	}
 	if r.val != nil && r.step < steps {
-		loss, err := r.validate(ctx)
+		v, err := r.validated(ctx)
 		if err != nil {
 			return false, err
 		}
-		r.opts.report(Report{Kind: Validated, Step: int64(r.step), Loss: loss})
-		r.opts.notice(fmt.Sprintf("validation loss at step %d: %.4f", r.step, loss))
+		r.opts.report(Report{Kind: Validated, Step: int64(r.step), Loss: v.Loss})
+		r.opts.notice(fmt.Sprintf("validation loss at step %d: %s", r.step, v))
 		if r.step == 0 && r.out != nil {
-			if err := r.out.Write(metrics.Untrained(time.Now(), loss, float64(r.dev.Store.MemoryBytes()))); err != nil {
+			m := metrics.Untrained(time.Now(), v.Loss, float64(r.dev.Store.MemoryBytes()))
+			m.ValLosses = v.Sources
+			if err := r.out.Write(m); err != nil {
 				return false, err
 			}
 		}
@@ -356,7 +359,7 @@ func (r *run) drains(n int) bool {
 	return r.validates(n) || r.saves(n) || r.trace != nil && n-r.began == r.cfg.Log.TraceSteps
 }
 
-func (r *run) validate(ctx context.Context) (float64, error) {
+func (r *run) validated(ctx context.Context) (Validation, error) {
 	r.opts.report(Report{Kind: Phase, Text: "validation", Step: int64(r.step)})
 	return r.Validate(ctx)
 }
@@ -369,15 +372,16 @@ func (r *run) after(ctx context.Context, res Result) error {
 	}
 	steps, world := r.cfg.Train.Steps, r.mesh.world
 	var val *metrics.Float
+	var v Validation
 	if r.validates(res.Step) {
-		loss, err := r.validate(ctx)
-		if err != nil {
+		var err error
+		if v, err = r.validated(ctx); err != nil {
 			return err
 		}
-		f := metrics.Float(loss)
+		f := metrics.Float(v.Loss)
 		val = &f
-		r.stop.add(loss, r.cfg.Train.EarlyStop.MinDelta)
-		if err := r.isBest(loss); err != nil {
+		r.stop.add(v.Loss, r.cfg.Train.EarlyStop.MinDelta)
+		if err := r.isBest(v.Loss); err != nil {
 			return err
 		}
 	}
@@ -430,7 +434,7 @@ func (r *run) after(ctx context.Context, res Result) error {
 		TokensPerSecondPerDevice: metrics.PerDevice(tps, world.Size()), TFLOPsPerDevice: tflops,
 		MFU: metrics.MFU(tflops, r.dev.PeakTFLOPs), MemoryBytes: int64(most[0]), CommWaitSeconds: wait,
 		AttentionImbalance: metrics.Float(most[3]), AttentionBytes: metrics.Float(most[4]), ValLoss: val,
-		EarlyStop: res.Step < steps && r.endsEarly(),
+		EarlyStop: res.Step < steps && r.endsEarly(), ValLosses: v.Sources,
 	}
 	if err := r.out.Write(m); err != nil {
 		return fmt.Errorf("metrics of step %d: %w", res.Step, err)

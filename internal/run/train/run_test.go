@@ -290,7 +290,7 @@ func TestCheckFindsWhatIsWrongWithTheFiles(t *testing.T) {
 func TestCheckNamesEveryPlace(t *testing.T) {
 	cfg := load(t, tiny(t), 1)
 	cfg.Data.SeqLen = 1 << 20
-	cfg.Data.Validation = config.Validation{Path: cfg.Data.Path[0].Path, Every: 1, Samples: 1}
+	cfg.Data.Validation = config.Validation{Path: cfg.Data.Path, Every: 1, Samples: 1}
 	var faults config.Errors
 	if _, err := train.Check(cfg); !errors.As(err, &faults) || len(faults) != 2 {
 		t.Fatalf("Check = %v, want two faults", err)

@@ -60,8 +60,8 @@ type narrow struct {
 	step   int // the present step, from 1
 }
 
-func (n *narrow) CrossEntropy(loss, logits, targets tensor.View, scale float64, grad bool) {
-	n.Ops.CrossEntropy(loss, logits, targets, scale, grad)
+func (n *narrow) CrossEntropy(loss, logits, targets tensor.View, scale, softcap float64, grad bool) {
+	n.Ops.CrossEntropy(loss, logits, targets, scale, softcap, grad)
 	if !grad {
 		return
 	}
@@ -314,8 +314,8 @@ type infinite struct {
 	stream *tensor.HostStream
 }
 
-func (n *infinite) CrossEntropy(loss, logits, targets tensor.View, scale float64, grad bool) {
-	n.Ops.CrossEntropy(loss, logits, targets, scale, grad)
+func (n *infinite) CrossEntropy(loss, logits, targets tensor.View, scale, softcap float64, grad bool) {
+	n.Ops.CrossEntropy(loss, logits, targets, scale, softcap, grad)
 	n.stream.Do("infinite", func() error {
 		tensor.Data[float64](loss)[0] = math.Inf(1)
 		return nil

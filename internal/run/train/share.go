@@ -28,7 +28,7 @@ type sharing struct {
 
 	residence
 	updater *updater       // nil: the optimizer's state is on the device
-	gathers []comm.Pending // by slot; nil if complete
+	gathers []pendings     // by slot
 	spreads []comm.Pending // by bucket: updated weights on their way between copies; nil if complete
 	reduces []reduction    // by bucket, or by staging buffer
 	first   bool           // first pass of the step
@@ -45,7 +45,7 @@ type reduction struct {
 
 func newSharing(d *Device, s *state.State) *sharing {
 	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat},
-		gathers: make([]comm.Pending, len(s.Flat.Buckets)), spreads: make([]comm.Pending, len(s.Flat.Buckets))}
+		gathers: make([]pendings, len(s.Flat.Buckets)), spreads: make([]comm.Pending, len(s.Flat.Buckets))}
 	x.residence = residence{slot: s.Slot, holds: map[int]int{}, gather: x.gather}
 	x.reduces = make([]reduction, len(s.Flat.Buckets))
 	if s.Staging != nil {
@@ -77,7 +77,7 @@ func (x *sharing) use(bucket, next int) error {
 		next = model.Embedding
 	}
 	err := x.residence.use(bucket, next)
-	arrive(&x.gathers[x.Slot(bucket)])
+	x.gathers[x.Slot(bucket)].arrive()
 	return err
 }
 
@@ -93,6 +93,15 @@ func (x *sharing) idle(passes int) error {
 	}
 	x.flush()
 	return nil
+}
+
+// pendings are the gathers of a bucket's weights, trained and frozen; nil if complete.
+type pendings [2]comm.Pending
+
+func (p *pendings) arrive() {
+	for i := range p {
+		arrive(&p[i])
+	}
 }
 
 // arrive makes the compute stream wait for a transfer.
@@ -173,7 +182,7 @@ func (x *sharing) waitAndAccumulate(at int) {
 func order(flat *model.FlatLayout) []int {
 	buckets := []int{model.Embedding, flat.Vectors()}
 	for b := model.Layer(0); b <= flat.Head(); b++ {
-		if flat.Buckets[b].Size() > 0 {
+		if !flat.Empty(b) {
 			buckets = append(buckets, b)
 		}
 	}
@@ -213,7 +222,9 @@ func (x *sharing) renew(set func(bucket int)) error {
 		begin = x.spread
 	}
 	for _, b := range order(x.Flat) {
-		set(b)
+		if x.Flat.Buckets[b].Size() > 0 {
+			set(b)
+		}
 		if x.updater != nil && x.across == nil {
 			continue
 		}
@@ -265,20 +276,25 @@ func (x *sharing) gather(bucket int) error {
 	if x.updater != nil {
 		x.updater.follow(bucket)
 	}
-	dst, src := x.Gathered(bucket)
-	if dst.IsZero() || dst == src {
-		return nil
-	}
 	arrive(&x.spreads[bucket])
-	if x.weights[bucket].Size() == 1 {
-		x.dev.Ops.Copy(dst, src)
-		return nil
+	for i, of := range []*state.State{x.State, x.Base} {
+		if of == nil {
+			continue
+		}
+		dst, src := of.Gathered(bucket)
+		if dst.IsZero() || dst == src {
+			continue
+		}
+		if x.weights[bucket].Size() == 1 {
+			x.dev.Ops.Copy(dst, src)
+			continue
+		}
+		p, err := x.weights[bucket].AllGather(dst, src)
+		if err != nil {
+			return fmt.Errorf("gathering weights: %w", err)
+		}
+		x.gathers[x.Slot(bucket)][i] = p
 	}
-	p, err := x.weights[bucket].AllGather(dst, src)
-	if err != nil {
-		return fmt.Errorf("gathering weights: %w", err)
-	}
-	x.gathers[x.Slot(bucket)] = p
 	return nil
 }
 
@@ -286,7 +302,7 @@ func (x *sharing) flush() {
 	x.label.part("weights", -1)
 	defer x.label.part("", -1)
 	for b := range x.gathers {
-		arrive(&x.gathers[b])
+		x.gathers[b].arrive()
 		arrive(&x.spreads[b])
 	}
 	if x.updater != nil {

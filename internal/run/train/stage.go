@@ -3,6 +3,7 @@ package train
 import (
 	"context"
 
+	"github.com/cprun/cprun/internal/base/half"
 	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/tensor"
 )
@@ -36,7 +37,16 @@ func newStage(dev *Device, most int, direct bool) (*stage, error) {
 	return s, nil
 }
 
-// write fills dst, a float32 vector on the device, piece by piece. fill sets data to the elements from index lo.
+// indirect calls f, whose state is on the device in any case.
+func (s *stage) indirect(f func() error) error {
+	direct := s.direct
+	s.direct = false
+	defer func() { s.direct = direct }()
+	return f()
+}
+
+// write fills dst, a vector on the device, piece by piece. fill sets data to the elements from index lo, which write
+// rounds to the type of dst.
 func (s *stage) write(ctx context.Context, dst View, fill func(lo int, data []float32) error) error {
 	if s.direct {
 		return fill(0, tensor.Data[float32](dst))
@@ -48,10 +58,26 @@ func (s *stage) write(ctx context.Context, dst View, fill func(lo int, data []fl
 		if err := fill(lo, tensor.Data[float32](host)); err != nil {
 			return err
 		}
-		s.dev.Store.Upload(part, host)
+		s.dev.Store.Upload(part, rounded(host, part.DType()))
 		s.busy[i] = s.dev.Stream.Record()
 		return nil
 	})
+}
+
+// rounded returns a float32 vector of the host in another type, in the same memory.
+func rounded(v View, to tensor.DType) View {
+	if to == tensor.F32 {
+		return v
+	}
+	out := tensor.Dense(v.Memory(), to, 0, v.Shape())
+	round, dst := half.ToBF16, tensor.Data[uint16](out)
+	if to == tensor.F16 {
+		round = half.ToF16
+	}
+	for i, x := range tensor.Data[float32](v) { // an element never reaches one that is still to be read
+		dst[i] = round(x)
+	}
+	return out
 }
 
 func (s *stage) read(ctx context.Context, dst []float32, src View) error {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/model/metrics"
 	"github.com/cprun/cprun/internal/model/optim"
 	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/ring"
@@ -37,7 +39,8 @@ type Trainer struct {
 	stage    *stage
 	saved    [][]float32 // the newest snapshot, by field
 	train    *feed
-	val      *feed // nil without validation
+	val      *feed    // nil without validation
+	sources  []source // that val reads in turn
 
 	// sums holds the sums of a step over all ranks: the loss, the ranks that want to stop or save, and the squared norm
 	// of the gradient.
@@ -45,6 +48,7 @@ type Trainer struct {
 	stepMem []stepSums // a ring over the queued steps
 
 	from     string // the checkpoint to resume from, or ""
+	base     *base  // of the frozen weights, on rank 0; nil: none
 	step     int    // queued optimizer steps
 	consumed int64  // samples in them; with the seed, the exact position in the data
 	tokens   int64  // tokens in them
@@ -134,7 +138,7 @@ func (t *Trainer) allocate(o *Options) error {
 	}
 	t.share = newSharing(t.dev, s)
 	t.share.updater = u
-	t.stage, err = newStage(t.dev, int(flat.Size()), s.OnHost)
+	t.stage, err = newStage(t.dev, int(max(flat.Size(), flat.FrozenSize())), s.OnHost)
 	return err
 }
 
@@ -149,10 +153,7 @@ func (t *Trainer) populate(ctx context.Context, o *Options) error {
 	g.Go(func() error {
 		defer o.timed("weights")()
 		return checkpoint.OnAllRanks(setting, t.mesh.saves, beat(t.cfg), 0, func() error {
-			if t.from != "" {
-				return t.restore(setting, t.from)
-			}
-			return t.initialise(setting)
+			return t.loadState(setting)
 		})
 	})
 	g.Go(func() error { return t.rehearse(o) })
@@ -176,15 +177,28 @@ func (t *Trainer) feeds(o *Options) (err error) {
 		return err
 	}
 	tok := tokenizerOf(cfg)
-	if t.train, err = newFeed(cfg, cfg.Data.Path, tok, cfg.Data.Shuffle, t.mesh, in); err != nil {
+	longer := *cfg
+	longer.Data.SeqLen = max(cfg.Data.SeqLen, o.Whole)
+	if t.train, err = newFeed(&longer, cfg.Data.Path, tok, cfg.Data.Shuffle, t.mesh, in); err != nil {
 		return err
 	}
-	if v := cfg.Data.Validation; v.Every > 0 && v.Path != "" {
-		if t.val, err = newFeed(cfg, config.Files{{Path: v.Path}}, tok, false, t.mesh, in); err != nil {
-			return fmt.Errorf("validation: %w", err)
+	t.train.seqLen = cfg.Data.SeqLen
+	if v := cfg.Data.Validation; v.Every > 0 && len(v.Path) > 0 {
+		names := v.Path.Names()
+		for i := range v.Path {
+			if t.val, err = newFeed(cfg, v.Path[i:i+1], tok, false, t.mesh, in); err != nil {
+				return fmt.Errorf("validation: %w", err)
+			}
+			t.sources = append(t.sources, source{names[i], t.val.loader})
 		}
 	}
 	return nil
+}
+
+// A source is the samples of an entry of data.validation.path.
+type source struct {
+	name   string
+	loader samples
 }
 
 func (t *Trainer) build(room state.Room) (err error) {
@@ -274,19 +288,21 @@ func (t *Trainer) samplesOf(micro int) []int64 {
 	return out
 }
 
-// totals counts the targets and FLOPs of the whole step over all groups. Every rank gets the same result without
-// reading the data of others.
-func (t *Trainer) totals() (valid int, flops float64) {
+// totals counts the targets, tokens and FLOPs of the whole step over all groups. Every rank gets the same result
+// without reading the data of others.
+func (t *Trainer) totals() (valid, tokens int, flops float64) {
 	n, loader := t.cfg.Train.GlobalBatchSize, t.train.loader
 	if loader.Alike() {
-		return n * loader.Valid(0), float64(n) * model.FLOPs(&t.cfg.Model.Config, loader.Docs(0))
+		docs := loader.Docs(0)
+		return n * loader.Valid(0), n * total(docs), float64(n) * model.FLOPs(&t.cfg.Model.Config, docs)
 	}
 	for i := range n {
 		sample := loader.Index(t.consumed + int64(i))
-		valid += loader.Valid(sample)
-		flops += model.FLOPs(&t.cfg.Model.Config, loader.Docs(sample))
+		docs := loader.Docs(sample)
+		valid, tokens = valid+loader.Valid(sample), tokens+total(docs)
+		flops += model.FLOPs(&t.cfg.Model.Config, docs)
 	}
-	return valid, flops
+	return valid, tokens, flops
 }
 
 // begin queues an optimizer step; at most RunAhead others may be unfinished. The host waits only for the memory of a
@@ -301,9 +317,10 @@ func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *inflight, err e
 		f.since = t.ends(t.step - 1)
 	}
 	t.clock.Mark(t.begins(t.step))
-	f.r = Result{Step: t.step + 1, LR: t.schedule(t.step), Tokens: t.cfg.Train.GlobalBatchSize * t.cfg.Data.SeqLen}
+	f.r = Result{Step: t.step + 1, LR: t.schedule(t.step)}
+	f.valid, f.r.Tokens, f.r.FLOPs = t.totals()
 	f.r.Trained = t.tokens + int64(f.r.Tokens)
-	if f.valid, f.r.FLOPs = t.totals(); f.valid == 0 {
+	if f.valid == 0 {
 		t.blank++
 		f.r.Blank, f.r.Tokens, f.r.FLOPs = t.blank, 0, 0 // for rates
 	}
@@ -382,7 +399,8 @@ func (t *Trainer) passes(ctx context.Context, scale float64) (total load, err er
 				return total, err
 			}
 			t.share.first, t.share.last = m == 0 && i == 0, m == micros-1 && i == len(groups)-1
-			t.att.begin(b.layout, b.docs)
+			t.att.begin(b)
+			b.Key = 0x9e3779b97f4a7c15*uint64(t.cfg.Train.Seed) + uint64(t.step)
 			if err := t.model.ForwardBackward(t.arena, b.Batch, loss, scale); err != nil {
 				return total, err
 			}
@@ -405,19 +423,55 @@ func (t *Trainer) prepare() error {
 		return nil
 	}
 	t.train.prepare(t.samplesOf(0)[0])
-	return t.att.prepare(t.train.next.layout, t.train.next.docs)
+	return t.att.prepare(t.train.next)
 }
 
-// Validate returns the mean loss over the first samples of the validation data, always the same ones; NaN without
-// targets. It distributes the samples over the data groups. No step may be queued.
-func (t *Trainer) Validate(ctx context.Context) (loss float64, err error) {
+// A Validation is the mean loss over the targets of all validation data.
+type Validation struct {
+	Loss    float64
+	Sources map[string]metrics.Float // the same of each source; nil of one
+}
+
+// String formats the loss, and those of sources.
+func (v Validation) String() string {
+	text := fmt.Sprintf("%.4f", v.Loss)
+	for _, name := range slices.Sorted(maps.Keys(v.Sources)) {
+		text += fmt.Sprintf("  %s %.4f", name, float64(v.Sources[name]))
+	}
+	return text
+}
+
+// Validate returns the loss over the first samples of each source of validation data, always the same ones; NaN without
+// targets. No step may be queued.
+func (t *Trainer) Validate(ctx context.Context) (v Validation, err error) {
 	defer device.Caught(&err)
 	t.share.label.begin("validation after step %d", t.step)
 	defer t.share.label.end()
+	all, targets := 0.0, 0
+	v.Sources = map[string]metrics.Float{}
+	for _, s := range t.sources {
+		t.val.loader = s.loader
+		sum, valid, err := t.validate(ctx)
+		if err != nil {
+			return v, err
+		}
+		all, targets = all+sum, targets+valid
+		v.Sources[s.name] = metrics.Float(sum / float64(valid))
+	}
+	if len(t.sources) == 1 {
+		v.Sources = nil
+	}
+	v.Loss = all / float64(targets)
+	return v, nil
+}
+
+// validate returns the sum of the losses over the samples of val, and the number of targets. It distributes the samples
+// over the data groups.
+func (t *Trainer) validate(ctx context.Context) (sum float64, valid int, err error) {
 	stepSums := t.stepMem[0]
 	clear(tensor.Data[float64](stepSums.in))
 	t.dev.Store.Upload(t.sums, stepSums.in)
-	size, valid := t.cfg.Train.MicroBatchSize, 0
+	size := t.cfg.Train.MicroBatchSize
 	fewer := 0 // passes than group 0, which has the most
 	total := t.val.total(t.cfg)
 	for first := int64(0); first < total; first += int64(size) {
@@ -437,26 +491,26 @@ func (t *Trainer) Validate(ctx context.Context) (loss float64, err error) {
 		for _, g := range groups {
 			b, err := t.val.batch(ctx, g)
 			if err != nil {
-				return 0, err
+				return 0, 0, err
 			}
-			t.att.begin(b.layout, b.docs)
+			t.att.begin(b)
 			if err := t.model.Forward(t.arena, b.Batch, state.Part(t.sums, sumLoss, sumLoss+1)); err != nil {
-				return 0, err
+				return 0, 0, err
 			}
 			b.done()
 		}
 	}
 	if err := t.share.idle(fewer); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	if err := t.share.sum(t.sums); err != nil {
-		return 0, fmt.Errorf("validation loss: %w", err)
+		return 0, 0, fmt.Errorf("validation loss: %w", err)
 	}
 	t.dev.Store.Download(stepSums.out, t.sums)
 	if err := t.dev.Stream.Sync(ctx); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	return tensor.Data[float64](stepSums.out)[sumLoss] / float64(valid), nil
+	return tensor.Data[float64](stepSums.out)[sumLoss], valid, nil
 }
 
 // flush waits for all work of the device, on all streams.

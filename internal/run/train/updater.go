@@ -54,6 +54,7 @@ func (u *updater) begin(norm2 View, step optim.Update) {
 	u.work.Wait(u.dev.Stream.Record())
 	u.dev.Store.Copy(u.work, u.norm2, norm2)
 	u.dev.Store.Follow(u.work.Record())
+	u.in.Wait(u.out.Record()) // the copies of the step before, of state that is read again
 	u.step, u.queued = step, 0
 }
 
@@ -106,8 +107,6 @@ func (u *updater) pieces(fields []View, f func(lo int, p []View) (end tensor.Eve
 		i := u.next
 		u.next = (u.next + 1) % state.PieceSlots
 		if u.free[i] != nil {
-			// A step has as many pieces as there are slots or more: embedding, layers, vectors. So this piece's copy to
-			// the host in the step before is no later than the slot's.
 			u.in.Wait(u.free[i])
 		}
 		p := make([]View, len(fields))

@@ -94,6 +94,32 @@ func (p *process) eval(ctx context.Context) (err error) {
 	return done()
 }
 
+// verify runs the part of this side in a comparison of one rank with several.
+func (p *process) verify(ctx context.Context) (err error) {
+	task, cfg, err := p.task()
+	if err != nil {
+		return err
+	}
+	mem, err := plan.MemoryOf(cfg, p.WorldSize, task.Machine)
+	if err != nil {
+		return err
+	}
+	defer func() { err = explain(err, cfg, p.WorldSize, task.Machine, &mem) }()
+	dev, world, done, err := p.device(ctx, p.deviceFor(task, cfg, &mem))
+	if err != nil {
+		return err
+	}
+	v, err := train.Verify(ctx, cfg, dev, world, train.Options{RunDir: task.RunDir, Room: mem.Room(), Report: p.report,
+		Timed: p.start.time, BoundGarbage: task.Machine.IsCPU()}, train.Probing{Whole: task.Whole, Leak: task.Leak})
+	if err == nil && p.Rank == 0 {
+		err = p.SendData(job.EventReport, 0, v)
+	}
+	if err != nil {
+		return err
+	}
+	return done()
+}
+
 // sendLine sends a line of JSON in pieces, each far below the largest event.
 func (p *process) sendLine(s train.Sequence) error {
 	line, err := json.Marshal(s)

@@ -114,6 +114,8 @@ func (p *process) run(role job.Role) (err error) {
 		return p.train(ctx)
 	case job.RoleEval:
 		return p.eval(ctx)
+	case job.RoleVerify:
+		return p.verify(ctx)
 	case job.RoleAttention:
 		return p.attention(ctx)
 	case job.RoleBench:

@@ -1,4 +1,4 @@
-// Converting copies, additions and zeros. Flat kernels process dense memory, in vectors or single elements.
+// Converting copies, maps, additions and zeros. Flat kernels process dense memory, in vectors or single elements.
 // Strided kernels process any views, one element per thread.
 #include "ops.cuh"
 
@@ -110,6 +110,48 @@ ADD(fp16_fp16, fp16_t, fp16_t)
 ADD(fp32_bf16, float, bf16_t)
 ADD(fp32_fp16, float, fp16_t)
 
+struct Affine {
+  __device__ __forceinline__ static float at(float x, float scale, float shift) { return x * scale + shift; }
+};
+
+struct SoftCap {
+  __device__ __forceinline__ static float at(float x, float limit, float inverse) {
+    return limit * tanhf(x * inverse);
+  }
+};
+
+// map sets y to F of x.
+template <class F, class T, int L>
+__device__ __forceinline__ void map(T* y, const T* x, long long n, float a, float b) {
+  long long at = ((long long)blockIdx.x * COPIES * blockDim.x + threadIdx.x) * L, step = blockDim.x * L;
+#pragma unroll
+  for (int i = 0; i < COPIES; i++) {
+    if (at + i * step >= n) continue;
+    float v[L];
+    load(v, x + at + i * step);
+#pragma unroll
+    for (int k = 0; k < L; k++) v[k] = F::at(v[k], a, b);
+    store(y + at + i * step, v);
+  }
+}
+
+#define MAP(NAME, F, T)                                                                                   \
+  extern "C" __global__ void __launch_bounds__(256) NAME(T* y, const T* x, long long n, float a, float b) { \
+    map<F, T, LANES<T>>(y, x, n, a, b);                                                                \
+  }                                                                                                       \
+  extern "C" __global__ void __launch_bounds__(256) NAME##_any(T* y, const T* x, long long n, float a,    \
+      float b) {                                                                                          \
+    map<F, T, 1>(y, x, n, a, b);                                                                       \
+  }
+
+#define MAPS(NAME, T)             \
+  MAP(affine_##NAME, Affine, T)   \
+  MAP(softcap_##NAME, SoftCap, T)
+
+MAPS(bf16, bf16_t)
+MAPS(fp16, fp16_t)
+MAPS(fp32, float)
+
 // Elements of the same type move as words of their size, which keeps every bit. Without src, they
 // become 0.
 typedef unsigned long long u64;
@@ -129,3 +171,46 @@ MOVE(8, u64)
 MOVE(4, unsigned)
 MOVE(2, u16)
 MOVE(1, u8)
+
+// kept_by returns the factor of an element: 0 if it is dropped. The random number is that of kernels.Dropout.
+__device__ __forceinline__ float kept_by(u64 key, u64 least, float kept, int token, int column) {
+  u64 x = key + 0x9e3779b97f4a7c15ull * ((u64)(unsigned)token << 32 | (unsigned)column);
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+  return (x ^ x >> 31) >> 32 < least ? 0.0f : kept;
+}
+
+// dropout sets y to x with dropped elements. A vector lies in one row of columns elements.
+template <class T, int L>
+__device__ __forceinline__ void dropout(T* y, const T* x, const int* tokens, long long n, long long columns, u64 key,
+    u64 least, float kept) {
+  long long at = ((long long)blockIdx.x * COPIES * blockDim.x + threadIdx.x) * L, step = blockDim.x * L;
+#pragma unroll
+  for (int i = 0; i < COPIES; i++) {
+    long long e = at + i * step;
+    if (e >= n) continue;
+    int token = tokens[e / columns], column = int(e % columns);
+    float v[L];
+    load(v, x + e);
+#pragma unroll
+    for (int k = 0; k < L; k++) {
+      float f = kept_by(key, least, kept, token, column + k);
+      v[k] = f == 0.0f ? 0.0f : v[k] * f;
+    }
+    store(y + e, v);
+  }
+}
+
+#define DROPOUT(NAME, T)                                                                                   \
+  extern "C" __global__ void __launch_bounds__(256) dropout_##NAME(T* y, const T* x, const int* tokens,    \
+      long long n, long long columns, u64 key, u64 least, float kept) {                                    \
+    dropout<T, LANES<T>>(y, x, tokens, n, columns, key, least, kept);                                      \
+  }                                                                                                        \
+  extern "C" __global__ void __launch_bounds__(256) dropout_##NAME##_any(T* y, const T* x,                 \
+      const int* tokens, long long n, long long columns, u64 key, u64 least, float kept) {                 \
+    dropout<T, 1>(y, x, tokens, n, columns, key, least, kept);                                             \
+  }
+
+DROPOUT(bf16, bf16_t)
+DROPOUT(fp16, fp16_t)
+DROPOUT(fp32, float)

@@ -40,12 +40,19 @@ template <class T> struct Row {
   __device__ __forceinline__ T* one(int i) const { return at + (i < head ? i : i + vecs * LANES<T>); }
 };
 
+// slope returns the derivative of softcap * tanh(z / softcap) from its value y; 1 without a soft cap.
+__device__ __forceinline__ float slope(float y, float softcap) {
+  float tanh = y / softcap;
+  return softcap > 0 ? 1.0f - tanh * tanh : 1.0f;
+}
+
 // cross_entropy has one block per row. It writes the loss to losses: -log softmax(logits)[target], 0 for a negative
-// target, NaN for n or more. With GRAD, the row becomes scale * (softmax - onehot(target)), or 0. Shared memory
+// target, NaN for n or more. With GRAD, the row becomes scale * (softmax - onehot(target)), or 0, times the derivative
+// of the soft cap that made the logits, unless that is 0. Shared memory
 // keeps the first `held` vectors of the row between the two passes, each for the thread that loaded it.
 template <class T, bool GRAD>
 __device__ __forceinline__ void cross_entropy(double* losses, T* logits, const int* targets, int n,
-    float scale, int held) {
+    float scale, int held, float softcap) {
   constexpr int L = LANES<T>, U = 4;
   extern __shared__ uint4 hold[];
   __shared__ float tops[32];
@@ -103,27 +110,32 @@ __device__ __forceinline__ void cross_entropy(double* losses, T* logits, const i
       float x[L];
       v.get(x);
 #pragma unroll
-      for (int k = 0; k < L; k++) x[k] = exp2_fast((x[k] - top) * LOG2E) * factor;
+      for (int k = 0; k < L; k++) x[k] = exp2_fast((x[k] - top) * LOG2E) * factor * slope(x[k], softcap);
       v.set(x);
       put(row.vec(i), v);
     }
     for (int i = threadIdx.x; i < row.loose(); i += step) {
-      *row.one(i) = from_float<T>(exp2_fast((to_float(*row.one(i)) - top) * LOG2E) * factor);
+      float x = to_float(*row.one(i));
+      *row.one(i) = from_float<T>(exp2_fast((x - top) * LOG2E) * factor * slope(x, softcap));
     }
     __syncthreads();
     // softmax - 1 is expm1 of the logarithm, which keeps its digits for a likely target.
-    if (threadIdx.x == 0 && target < n) row.at[target] = from_float<T>(scale * expm1f((float)-loss));
+    if (threadIdx.x == 0 && target < n) {
+      row.at[target] = from_float<T>(scale * expm1f((float)-loss) * slope(hit, softcap));
+    }
   }
 }
 
 #define CROSS_ENTROPY(NAME, T)                                                                                 \
   extern "C" __global__ void __launch_bounds__(1024)                                                           \
-      cross_entropy_##NAME(double* losses, T* logits, const int* targets, int n, float scale, int held) {      \
-    cross_entropy<T, false>(losses, logits, targets, n, scale, held);                                          \
+      cross_entropy_##NAME(double* losses, T* logits, const int* targets, int n, float scale, int held,        \
+          float softcap) {                                                                                     \
+    cross_entropy<T, false>(losses, logits, targets, n, scale, held, softcap);                                 \
   }                                                                                                            \
   extern "C" __global__ void __launch_bounds__(1024)                                                           \
-      cross_entropy_grad_##NAME(double* losses, T* logits, const int* targets, int n, float scale, int held) { \
-    cross_entropy<T, true>(losses, logits, targets, n, scale, held);                                           \
+      cross_entropy_grad_##NAME(double* losses, T* logits, const int* targets, int n, float scale, int held,   \
+          float softcap) {                                                                                     \
+    cross_entropy<T, true>(losses, logits, targets, n, scale, held, softcap);                                  \
   }
 
 CROSS_ENTROPY(bf16, bf16_t)

@@ -140,3 +140,23 @@ extern "C" __global__ void __launch_bounds__(1024) add_columns(float* sum, const
   c = blockIdx.x * 32 + threadIdx.y;
   if (threadIdx.x == 0 && c < n) sum[c] += x;
 }
+
+// sum_rows writes sums of the rows of x [rows, n] to partial [blocks, n]. A thread has some columns.
+template <class T> __device__ __forceinline__ void sum_rows(float* partial, const T* x, int rows, int n) {
+  for (int c = threadIdx.x; c < n; c += blockDim.x) {
+    float sum = 0;
+#pragma unroll 4
+    for (long long row = blockIdx.x; row < rows; row += gridDim.x) sum += to_float(x[row * n + c]);
+    partial[(long long)blockIdx.x * n + c] = sum;
+  }
+}
+
+#define SUM_ROWS(NAME, T)                                                                           \
+  extern "C" __global__ void __launch_bounds__(256) sum_rows_##NAME(float* partial, const T* x, int rows, \
+      int n) {                                                                                      \
+    sum_rows<T>(partial, x, rows, n);                                                               \
+  }
+
+SUM_ROWS(bf16, bf16_t)
+SUM_ROWS(fp16, fp16_t)
+SUM_ROWS(fp32, float)

@@ -196,7 +196,7 @@ type AdamStep struct {
 	Keep, Rate, Root, New1, Old2, New2, Eps, Unscale float32
 }
 
-// Rope is struct Rope of ops_rope.cu. Lanes is the number of lanes of a head.
+// Rope is struct Rope of ops_rope.cu: the pairs of a head, those that rotate, and the lanes of a head.
 type Rope struct {
-	Tokens, Heads, Half, Lanes int32
+	Tokens, Heads, Half, Turned, Lanes int32
 }

@@ -133,7 +133,7 @@ var ops = []Program{
 	{Name: "ops_norm", File: "ops_norm.cu"},
 	{Name: "ops_optim", File: "ops_optim.cu"},
 	{Name: "ops_rope", File: "ops_rope.cu"},
-	{Name: "ops_swiglu", File: "ops_swiglu.cu"},
+	{Name: "ops_glu", File: "ops_glu.cu"},
 }
 
 // topics lists all programs.

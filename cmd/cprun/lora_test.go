@@ -1,0 +1,80 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/model/hf"
+)
+
+// A run with adapters has one loss in its validation, in eval of the run, and in eval of its merged export. Its adapter
+// continues as lora.from. generate reads the run and the merged model alike.
+func TestAdaptersEndToEnd(t *testing.T) {
+	text, err := filepath.Abs("../../examples/data/gettysburg.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	in := func(name string) string { return filepath.Join(root, name) }
+	must(t, "--run-dir", in("pretrained"), small(t, 1))
+	must(t, "export", in("pretrained"), "--to", in("base"))
+	tuned := []string{"--set", "model.from=" + in("base"), "--set", "data.tokenizer=bytes", "--set",
+		fmt.Sprintf("data.validation={path: %s, every: 4, samples: 2}", text)}
+	run := append([]string{"--nproc", "2", "--run-dir", in("run"), "--set", "lora={r: 4, targets: [q_proj, down_proj]}"},
+		tuned...)
+	must(t, append(run, "--set", "optimizer.lr=0.05", small(t, 4))...)
+	steps := metricsOf(t, in("run"))
+	want, err := strconv.ParseFloat(string(steps[len(steps)-1]["val_loss"]), 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, _ := must(t, "export", in("run"), "--to", in("adapter")); !strings.Contains(out, "8 tensors in F32") {
+		t.Errorf("export printed\n%s", out)
+	}
+	must(t, "export", in("run"), "--merge", "--to", in("merged"))
+	for _, path := range []string{in("run"), in("merged")} {
+		e := evaluate(t, path, "--data", text, "--samples", "2", "--seq-len", "200")
+		if d := math.Abs(e.Loss - want); !(d <= 2e-5) {
+			t.Errorf("%s has loss %v, want %v", path, e.Loss, want)
+		}
+	}
+	first, _ := must(t, "generate", in("run"), "--prompt", "Four", "--max-tokens", "8", "--temperature", "0")
+	if again, _ := must(t, "generate", in("merged"), "--prompt", "Four", "--max-tokens", "8", "--temperature",
+		"0"); again != first {
+		t.Errorf("generated %q, and by the merged model %q", first, again)
+	}
+	l, err := hf.ReadAdapter(in("adapter"))
+	if err != nil || l.R != 4 || l.Alpha != 8 || fmt.Sprint(l.Targets) != "[down_proj q_proj]" {
+		t.Errorf("the adapter is %+v, %v", l, err)
+	}
+	_, out := must(t, append([]string{"--run-dir", in("second"), "--set", "lora.from=" + in("adapter"), small(t, 1)},
+		tuned...)...)
+	if loss := fmt.Sprintf("validation loss at step 0: %.4f", want); !strings.Contains(out, loss) {
+		t.Errorf("it printed\n%s\nwant %s", out, loss)
+	}
+
+	weights := filepath.Join(in("base"), "model.safetensors")
+	bytes, err := os.ReadFile(weights)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bytes[len(bytes)-1] ^= 1
+	if err := os.WriteFile(weights, bytes, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"export", in("run"), "--to", in("other")}, {"generate", in("run"), "--prompt", "a"},
+		append(run, small(t, 6))} {
+		if code, _, stderr := cprun(t, args...); code == 0 || !strings.Contains(stderr, "model.from to an unchanged") {
+			t.Errorf("cprun %v with another base: exit status %d\n%s", args, code, stderr)
+		}
+	}
+	if code, _, stderr := cprun(t, "export", in("pretrained"), "--merge", "--to", in("other")); code != 2 ||
+		!strings.Contains(stderr, "no adapters") {
+		t.Errorf("a merge without adapters: exit status %d\n%s", code, stderr)
+	}
+}

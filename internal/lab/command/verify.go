@@ -1,0 +1,271 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sort"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/foresee/plan"
+	"github.com/cprun/cprun/internal/lab/verify"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/run/job"
+	"github.com/cprun/cprun/internal/run/train"
+)
+
+// VerifyOptions are the flags of `cprun verify`.
+type VerifyOptions struct {
+	Options
+	Set  []string
+	JSON string // file for the report; "": none
+}
+
+// A verified is one side of a verification: one rank, or several.
+type verified struct {
+	ranks  int
+	cfg    *config.Config
+	choice chosen
+	memory plan.Memory
+}
+
+// Verify compares the first step of a config on one rank with that on several, and returns the exit status.
+func Verify(ctx context.Context, path string, o VerifyOptions) (int, error) {
+	one, many, notes, err := o.sides(path)
+	if err != nil {
+		return 0, err
+	}
+	if o.JSON != "" {
+		if st, err := os.Stat(filepath.Dir(o.JSON)); err != nil || !st.IsDir() {
+			return 0, inputf("--json: %s is not a directory", terminal.Name(filepath.Dir(o.JSON)))
+		}
+	}
+	whole := many.cfg.Data.SeqLen
+	if one, many, err = o.shorten(path, one, many); err != nil {
+		return 0, err
+	}
+	p := many.cfg.Parallel
+	batch := many.cfg.Train.GlobalBatchSize
+	r := &verify.Report{Config: path, Device: o.machine.Device(), Ranks: many.ranks,
+		Compute:       many.cfg.Precision.Compute,
+		Strategy:      fmt.Sprintf("%s, %s, context %d, data %d", p.Algorithm, p.Layout, p.Context, p.Data),
+		CheckedTokens: batch * many.cfg.Data.SeqLen, BatchTokens: batch * whole}
+	dir, err := newScratch("cprun-verify-")
+	if err != nil {
+		return 0, err
+	}
+	code, err := o.compare(ctx, r, dir, whole, one, many, notes)
+	if err != nil && r.OK == nil {
+		r.Error = err.Error()
+	}
+	return code, errors.Join(err, o.present(r), dir.end(launch.ExitDone))
+}
+
+// sides returns the configs of both sides.
+func (o *VerifyOptions) sides(path string) (one, many verified, notes []string, err error) {
+	ranks, device, note, err := o.ranks(path)
+	if err != nil {
+		return one, many, nil, err
+	}
+	if note != "" {
+		notes = append(notes, note)
+	}
+	o.Set = append(slices.Clone(o.Set), "data.validation={every: 0}")
+	if many, err = o.load(path, ranks, device); err != nil {
+		return one, many, nil, err
+	}
+	if _, err := train.Check(many.cfg); err != nil {
+		return one, many, nil, &InputError{err}
+	}
+	if err := many.memory.Check(); err != nil {
+		return one, many, nil, &InputError{err}
+	}
+	one, err = o.load(path, 1, device, alone...)
+	return one, many, append(notes, many.choice.notes...), err
+}
+
+// alone holds the keys of one rank.
+var alone = []string{"parallel.context=auto", "parallel.data=auto", "parallel.algorithm=auto", "parallel.layout=auto",
+	"parallel.ulysses_degree=auto", "parallel.transport=auto"}
+
+// frugal holds the keys of a rank that needs the least memory.
+const frugal = "memory={recompute: full, loss_chunk: auto, shard: auto, offload: both}"
+
+// ranks returns the number of ranks of the larger side. On one GPU both sides run on the CPU, with a note.
+func (o *VerifyOptions) ranks(path string) (ranks int, device, note string, err error) {
+	if m, err := found(o.Device); err == nil && m.GPUs == 1 && o.Device == "auto" {
+		o.Device, note = "cpu", "both sides run on the CPU, since this machine has one GPU"
+		o.Set = append(slices.Clone(o.Set), "parallel.transport=auto", "attention.sm_margin=0", "attention.backend=auto")
+	}
+	if ranks, device, err = o.spawns(); err != nil {
+		return 0, "", "", err
+	}
+	if o.NProc != "auto" && ranks < 2 {
+		return 0, "", "", inputf("--nproc %s: one rank is compared with several; want 2 or more", o.NProc)
+	}
+	if o.NProc == "auto" && ranks < 2 {
+		cfg, err := config.Load(path, config.Options{Set: o.Set, Device: device})
+		if err != nil {
+			return 0, "", "", &InputError{err}
+		}
+		ranks = max(2, cfg.Parallel.Context*max(1, cfg.Parallel.Data), cfg.Parallel.Data)
+	}
+	return ranks, device, note, nil
+}
+
+func (o *VerifyOptions) load(path string, ranks int, device string, set ...string) (v verified, err error) {
+	d, err := o.decider(o.machine)
+	if err != nil {
+		return v, err
+	}
+	v.ranks = ranks
+	v.cfg, err = config.Load(path, config.Options{Set: slices.Concat(o.Set, set), Ranks: ranks, Hosts: o.machine.Hosts,
+		Device: device, Decide: d.Decide})
+	if err != nil {
+		return v, &InputError{err}
+	}
+	if v.choice, err = choose(v.cfg, o.machine); err != nil {
+		return v, err
+	}
+	if v.memory, err = plan.Fit(v.cfg, ranks, o.machine); err != nil {
+		return v, &InputError{err}
+	}
+	return v, nil
+}
+
+// shorten saves memory on one rank if it lacks memory. If that is not enough, both sides take the longest prefix of the
+// samples that fits: whole documents if it holds several.
+func (o *VerifyOptions) shorten(path string, one, many verified) (verified, verified, error) {
+	device := o.machine.Device()
+	if one.memory.Fits {
+		return one, many, nil
+	}
+	less := append(slices.Clone(alone), frugal)
+	short, err := o.load(path, 1, device, less...)
+	if err != nil || short.memory.Fits {
+		return short, many, err
+	}
+	docs, err := train.FirstDocuments(many.cfg)
+	if err != nil {
+		return one, many, &InputError{err}
+	}
+	lengths := prefixes(docs, many.cfg.Data.SeqLen)
+	try := func(i int) (a, b verified, err error) {
+		length := fmt.Sprintf("data.seq_len=%d", lengths[i])
+		if b, err = o.load(path, many.ranks, device, length); err == nil {
+			a, err = o.load(path, 1, device, append(slices.Clone(less), length)...)
+		}
+		if err == nil {
+			err = errors.Join(a.memory.Check(), b.memory.Check())
+		}
+		return a, b, err
+	}
+	n := sort.Search(len(lengths), func(i int) bool {
+		_, _, err := try(i)
+		return err != nil
+	})
+	one, many, err = try(max(0, n-1))
+	if err != nil {
+		return one, many, inputf("one rank has not even the memory for %d tokens: %w", lengths[0], err)
+	}
+	return one, many, nil
+}
+
+// prefixes returns the lengths to try, ascending: parts of the first document, and the ends of the others.
+func prefixes(docs []int, length int) (list []int) {
+	if len(docs) == 0 {
+		docs = []int{length}
+	}
+	const parts = 64
+	for i := 1; i < parts; i++ {
+		if n := docs[0] * i / parts; n > 0 && !slices.Contains(list, n) {
+			list = append(list, n)
+		}
+	}
+	end := 0
+	for _, n := range docs {
+		end += n
+		list = append(list, end)
+	}
+	return slices.DeleteFunc(list, func(n int) bool { return n >= length })
+}
+
+// compare runs both sides and compares their results.
+func (o *VerifyOptions) compare(ctx context.Context, r *verify.Report, dir *scratch, whole int, one, many verified,
+	notes []string) (int, error) {
+	var results [2]*verify.Side
+	for i, v := range []verified{one, many} {
+		side := filepath.Join(dir.path, fmt.Sprintf("side-%d", i))
+		root, err := files.Make(side)
+		if err != nil {
+			return launch.ExitFailed, err
+		}
+		root.Close()
+		task := job.Train{Config: string(v.cfg.YAML()), RunDir: side, Version: o.Version, Machine: o.machine,
+			Remedies: v.choice.Kinds(), Whole: whole, Leak: i == 1}
+		res, found, err := o.side(ctx, task, v.ranks, notes)
+		if err != nil || res.ExitCode != launch.ExitDone {
+			return max(res.ExitCode, launch.ExitFailed), errors.Join(err, res.Err)
+		}
+		if results[i], err = verify.Open(side, v.ranks, found, v.cfg.Data.SeqLen); err != nil {
+			return launch.ExitFailed, err
+		}
+		defer results[i].Close()
+		notes = nil
+	}
+	if err := verify.Compare(r, many.cfg, whole, results[0], results[1]); err != nil {
+		return launch.ExitFailed, err
+	}
+	if !*r.OK {
+		return launch.ExitFailed, nil
+	}
+	return launch.ExitDone, nil
+}
+
+// side runs the workers of one side.
+func (o *VerifyOptions) side(ctx context.Context, task job.Train, ranks int, notes []string) (res launch.Result,
+	v train.Verified, err error) {
+	notes = append(slices.Clone(notes), fmt.Sprintf("verify: the first step on %d rank%s", ranks,
+		map[bool]string{true: "s"}[ranks > 1]))
+	var report []byte
+	res, err = o.runWorkers(ctx, job.RoleVerify, ranks, notes, func(string) any { return task },
+		func(out *progress.Printer, e launch.Event) {
+			var text string
+			switch {
+			case e.Kind == job.EventReport:
+				report = e.Data
+			case e.Kind == job.EventNotice && json.Unmarshal(e.Data, &text) == nil:
+				out.Note(text)
+			}
+		})
+	if err == nil && res.ExitCode == launch.ExitDone {
+		if err = json.Unmarshal(report, &v); err != nil {
+			err = fmt.Errorf("rank 0's report: %w", err)
+		}
+	}
+	return res, v, err
+}
+
+// present prints the tables, and writes the JSON of --json.
+func (o *VerifyOptions) present(r *verify.Report) error {
+	if r.OK != nil {
+		if err := r.Print(o.Stdout); err != nil {
+			return err
+		}
+	}
+	if o.JSON == "" {
+		return nil
+	}
+	err := files.WriteTo(o.JSON, func(f *files.Draft) error { return printJSON(f, r) })
+	if err != nil {
+		return fmt.Errorf("--json %s: %w", terminal.Name(o.JSON), err)
+	}
+	return nil
+}

@@ -1,0 +1,120 @@
+package verify
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/internal/base/terminal"
+)
+
+// Print prints a report for people.
+func (r *Report) Print(w io.Writer) error {
+	many := fmt.Sprintf("%d ranks", r.Ranks)
+	counts := readable.Table{
+		Title: fmt.Sprintf("%s: %s of %s tokens, on %s in %s; %d ranks: %s", terminal.Name(r.Config),
+			readable.Count(int64(r.CheckedTokens)), readable.Count(int64(r.BatchTokens)), r.Device, r.Compute, r.Ranks,
+			r.Strategy),
+		Head: []string{"first batch", "records", "1 rank", many},
+	}
+	if d := r.Documents; d != nil {
+		counts.Add("documents", fmt.Sprint(d.Records), "", fmt.Sprint(d.Batch))
+	}
+	for _, c := range []struct {
+		name string
+		*Counts
+	}{{"tokens", r.Tokens}, {"targets", r.Targets}} {
+		if c.Counts != nil {
+			counts.Add(c.name, fmt.Sprint(c.Records), fmt.Sprint(c.One), fmt.Sprint(c.Many))
+		}
+	}
+	if r.Loss != nil {
+		counts.Add("loss", "", fmt.Sprintf("%.7g", float64(r.Loss.One)), fmt.Sprintf("%.7g", float64(r.Loss.Many)))
+	}
+	tables := []readable.Table{counts}
+	if len(r.Gradients) > 0 {
+		tables = append(tables, r.gradients())
+	}
+	if r.Leak != nil {
+		tables = append(tables, r.leak())
+	}
+	tables = append(tables, r.kernels())
+	for _, t := range tables {
+		if _, err := t.WriteTo(w); err != nil {
+			return err
+		}
+		fmt.Fprintln(w)
+	}
+	return r.verdict(w)
+}
+
+// shownGradients bounds the rows of the table.
+const shownGradients = 5
+
+func (r *Report) gradients() readable.Table {
+	t := readable.Table{Head: []string{"gradient, the largest errors", "relative error"},
+		Notes: []string{fmt.Sprintf("%d parameters; tolerance %g", len(r.Gradients), r.Tolerance)}}
+	sorted := slices.Clone(r.Gradients)
+	slices.SortStableFunc(sorted, func(a, b Gradient) int {
+		switch { // NaN first
+		case a.Error > b.Error || a.Error != a.Error && b.Error == b.Error:
+			return -1
+		case a.Error < b.Error || b.Error != b.Error && a.Error == a.Error:
+			return 1
+		}
+		return 0
+	})
+	for _, g := range sorted[:min(shownGradients, len(sorted))] {
+		t.Add(g.Name, fmt.Sprintf("%.2g", float64(g.Error)))
+	}
+	return t
+}
+
+func (r *Report) leak() readable.Table {
+	t := readable.Table{Head: []string{"changed token", "document", "rows allowed", "changed", "wrong"}}
+	for _, p := range r.Leak.Probes {
+		name := fmt.Sprint(p.Position)
+		if p.Shard >= 0 {
+			name += fmt.Sprintf(" (rank %d)", p.Shard)
+		}
+		t.Add(name, fmt.Sprint(p.Document), fmt.Sprint(p.Allowed), fmt.Sprint(p.Changed), fmt.Sprint(p.Wrong))
+	}
+	return t
+}
+
+func (r *Report) kernels() readable.Table {
+	t := readable.Table{Head: []string{"attention", "layers", "backend", "kernel"}}
+	for _, k := range r.Kernels {
+		kind := "full"
+		if k.Window >= 0 {
+			kind = fmt.Sprintf("window %d", k.Window+1)
+		}
+		t.Add(kind, fmt.Sprint(len(k.Layers)), k.Backend, k.Kernel)
+	}
+	return t
+}
+
+func (r *Report) verdict(w io.Writer) (err error) {
+	var text strings.Builder
+	for part, reason := range r.Reasons {
+		fmt.Fprintf(&text, "not checked: %s: %s\n", part, reason)
+	}
+	if *r.OK {
+		text.WriteString("right\n")
+	} else {
+		text.WriteString("WRONG\n")
+	}
+	for _, d := range r.Differences[:min(shownDifferences, len(r.Differences))] {
+		fmt.Fprintf(&text, "  %s\n", d)
+	}
+	if n := len(r.Differences) - shownDifferences; n > 0 {
+		fmt.Fprintf(&text, "  and %d more\n", n)
+	}
+	_, err = io.WriteString(w, text.String())
+	return err
+}
+
+// shownDifferences bounds the differences on the terminal.
+const shownDifferences = 12

@@ -1,0 +1,515 @@
+// Package verify decides whether a run is right. It compares the first step of one rank with that of several, and both
+// with the records of the data and with the masks of the layers. The ranks write their results in train.Verify:
+//
+//	one, err := verify.Open(dir1, 1, result1, layout)
+//	report, err := verify.Compare(cfg, one, many)
+package verify
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/cprun/cprun/internal/base/safetensors"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/metrics"
+	"github.com/cprun/cprun/internal/run/train"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Float is a number or absent; see package metrics.
+type Float = metrics.Float
+
+// A Report is the result of a verification. A nil field could not be checked; Reasons has its JSON name.
+type Report struct {
+	// OK is false if there are Differences, and nil after a crash, which Error describes. docs/formats.md lists
+	// the fields.
+	OK            *bool             `json:"ok"`
+	Error         string            `json:"error,omitempty"`
+	Config        string            `json:"config"`
+	Device        string            `json:"device"`
+	Ranks         int               `json:"ranks"`
+	Compute       string            `json:"compute"`
+	Strategy      string            `json:"strategy"`
+	CheckedTokens int               `json:"checked_tokens"`
+	BatchTokens   int               `json:"batch_tokens"`
+	Documents     *Documents        `json:"documents"`
+	Tokens        *Counts           `json:"tokens"`
+	Targets       *Counts           `json:"targets"`
+	Tolerance     float64           `json:"tolerance"`
+	Loss          *Sides            `json:"loss"`
+	Gradients     []Gradient        `json:"gradients"`
+	Leak          *Leak             `json:"leak"`
+	Kernels       []train.KernelUse `json:"kernels"`
+	Differences   []string          `json:"differences"`
+	Reasons       map[string]string `json:"reasons"`
+}
+
+// Documents counts the documents of the batch by the records and by the ranks, and those that are in the batch more
+// often than in the records.
+type Documents struct {
+	// These are numbers of documents.
+	Records  int `json:"records"`
+	Batch    int `json:"batch"`
+	Repeated int `json:"repeated"`
+}
+
+// Counts counts tokens or targets of the batch by the records, on one rank, and on several.
+type Counts struct {
+	// These are the three counts.
+	Records int `json:"records"`
+	One     int `json:"one"`
+	Many    int `json:"many"`
+}
+
+// Sides is a value on one rank and on several.
+type Sides struct {
+	// These are the two values.
+	One  Float `json:"one"`
+	Many Float `json:"many"`
+}
+
+// A Gradient compares the gradient of a parameter.
+type Gradient struct {
+	// Name is the parameter's, and Error the norm of the difference over the norm of one rank's gradient.
+	Name  string `json:"name"`
+	Error Float  `json:"relative_error"`
+}
+
+// A Leak counts logits that differ after changes of tokens, over all probes.
+type Leak struct {
+	// These are sums over Probes.
+	Allowed int     `json:"rows_allowed"`
+	Changed int     `json:"rows_changed"`
+	Wrong   int     `json:"rows_wrong"`
+	Probes  []Probe `json:"probes"`
+}
+
+// A Probe is a change of one token of the first sample.
+type Probe struct {
+	// Position and Document place the token. Shard is the rank whose shard it was picked from, or -1. The others count
+	// rows.
+	Position int `json:"position"`
+	Document int `json:"document"`
+	Shard    int `json:"shard"`
+	Allowed  int `json:"rows_allowed"`
+	Changed  int `json:"rows_changed"`
+	Wrong    int `json:"rows_wrong"`
+}
+
+// A Side is the results of one rank, or of several.
+type Side struct {
+	train.Verified
+	files     []*safetensors.File
+	batch     [][]Row // by sample of the batch
+	gradients map[int][]part
+}
+
+// A part is elements of a gradient in a file, from index lo.
+type part struct {
+	file *safetensors.File
+	name string
+	lo   int64
+}
+
+// Open opens the results of ranks in a directory. The caller closes them.
+func Open(dir string, ranks int, v train.Verified, length int) (*Side, error) {
+	s := &Side{Verified: v, gradients: map[int][]part{}}
+	for range v.Samples {
+		s.batch = append(s.batch, slices.Repeat([]Row{{ID: missing}}, length))
+	}
+	for r := range ranks {
+		f, err := safetensors.Open(train.VerifiedFile(dir, r))
+		if err == nil {
+			s.files = append(s.files, f)
+			err = s.read(f)
+		}
+		if err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+	}
+	for i, rows := range s.batch { // documents may leave an end empty
+		for len(rows) > 0 && rows[len(rows)-1].ID == missing {
+			rows = rows[:len(rows)-1]
+		}
+		s.batch[i] = rows
+	}
+	return s, nil
+}
+
+// missing is the id of a token that no rank has loaded.
+const missing = -1
+
+func (s *Side) read(f *safetensors.File) error {
+	for _, name := range f.Names() {
+		var parameter int
+		var lo int64
+		if _, err := fmt.Sscanf(name, "gradient/%d/%d", &parameter, &lo); err == nil {
+			s.gradients[parameter] = append(s.gradients[parameter], part{f, name, lo})
+		}
+	}
+	info, ok := f.Info(train.BatchTensor)
+	if !ok || len(info.Shape) != 2 || info.Shape[1] != train.VerifiedRow {
+		return fmt.Errorf("%s: no rows of the batch", f.Name())
+	}
+	v := tensor.New(tensor.I32, info.Shape[0], info.Shape[1])
+	if err := f.ReadBytes(train.BatchTensor, tensor.Bytes(v), 0); err != nil {
+		return err
+	}
+	rows := tensor.Data[int32](v)
+	for r := range slices.Chunk(rows, train.VerifiedRow) {
+		n, at := int(r[0]), int(r[1])
+		if n < 0 || n >= len(s.batch) || at < 0 || at >= len(s.batch[n]) || s.batch[n][at].ID != missing {
+			return fmt.Errorf("%s: token %d of sample %d is outside the batch, or loaded twice", f.Name(), at, n)
+		}
+		s.batch[n][at] = Row{ID: r[2], Target: r[3], Position: r[4], Document: r[5]}
+	}
+	return nil
+}
+
+// Close closes the files.
+func (s *Side) Close() error {
+	var errs []error
+	for _, f := range s.files {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (s *Side) tokens() int {
+	return s.count(func(r Row) bool { return r.ID != missing })
+}
+
+func (s *Side) targets() int {
+	return s.count(func(r Row) bool { return r.ID != missing && r.Target >= 0 })
+}
+
+func (s *Side) count(is func(Row) bool) (n int) { return count(s.batch, is) }
+
+func count(batch [][]Row, is func(Row) bool) (n int) {
+	for _, rows := range batch {
+		for _, r := range rows {
+			if is(r) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// Compare compares one rank with several. whole is the length of samples; data.seq_len may be the length of a prefix.
+// It fills the parts of a report that depend on results.
+func Compare(r *Report, cfg *config.Config, whole int, one, many *Side) error {
+	r.Reasons, r.Differences, r.Kernels = map[string]string{}, []string{}, many.Kernels
+	r.Tolerance = Tolerance(cfg, r.Compute)
+	expected, err := expect(cfg, whole, many)
+	switch {
+	case errors.Is(err, errRendered), errors.Is(err, errMixture):
+		for _, part := range []string{"documents", "tokens", "targets"} {
+			r.Reasons[part] = err.Error()
+		}
+		expected = nil
+	case err != nil:
+		return fmt.Errorf("reading the records a second time: %w", err)
+	default:
+		r.compareRecords(expected, one, many)
+	}
+	r.compareSides(one, many)
+	if one.Blank || many.Blank {
+		r.Reasons["loss"], r.Reasons["gradients"] = blank, blank
+	} else {
+		r.compareLoss(one, many)
+		if err := r.compareGradients(cfg, one, many); err != nil {
+			return err
+		}
+	}
+	if expected == nil {
+		expected = many.batch // of its first sample alone, so its documents
+	}
+	r.compareLeak(cfg, expected[0], many)
+	ok := len(r.Differences) == 0
+	r.OK = &ok
+	return nil
+}
+
+const blank = "the batch has no targets"
+
+// Tolerance returns the largest relative error between right results in a type.
+func Tolerance(cfg *config.Config, compute string) float64 {
+	if compute == "fp32" && cfg.Precision.GradWire != "bf16" {
+		return 1e-5
+	}
+	return 2e-2
+}
+
+func (r *Report) differ(format string, args ...any) {
+	r.Differences = append(r.Differences, fmt.Sprintf(format, args...))
+}
+
+func expect(cfg *config.Config, whole int, many *Side) (batch [][]Row, err error) {
+	wholes, others := wholes(cfg)
+	var by map[int64][]Row
+	switch {
+	case wholes > 0 && others > 0:
+		err = errMixture
+	case wholes > 0:
+		by, err = wholeRecords(cfg, whole, many.Samples, many.batch)
+	default:
+		by, err = Records(cfg, whole, many.Samples)
+	}
+	for _, s := range many.Samples {
+		batch = append(batch, by[s][:min(len(by[s]), cfg.Data.SeqLen)])
+	}
+	return batch, err
+}
+
+func (r *Report) compareRecords(expected [][]Row, one, many *Side) {
+	all := func(Row) bool { return true }
+	r.Tokens = &Counts{count(expected, all), one.tokens(), many.tokens()}
+	r.Targets = &Counts{count(expected, func(r Row) bool { return r.Target >= 0 }), one.targets(), many.targets()}
+	r.Documents = &Documents{documents(expected), documents(many.batch), repeated(expected, many)}
+	for _, c := range []struct {
+		what string
+		*Counts
+	}{{"tokens", r.Tokens}, {"targets", r.Targets}} {
+		if c.One != c.Records || c.Many != c.Records {
+			r.differ("%s: the records have %d, one rank %d, %d ranks %d", c.what, c.Records, c.One, r.Ranks, c.Many)
+		}
+	}
+	if d := r.Documents; d.Batch != d.Records || d.Repeated > 0 {
+		r.differ("documents: the records have %d, the batch %d; %d are repeated", d.Records, d.Batch, d.Repeated)
+	}
+	r.compareRows("one rank", "the records", one.batch, expected)
+	r.compareRows(fmt.Sprintf("%d ranks", r.Ranks), "the records", many.batch, expected)
+}
+
+// compareSides compares the rows of both sides, which the records may not tell.
+func (r *Report) compareSides(one, many *Side) {
+	if r.Tokens == nil {
+		r.compareRows(fmt.Sprintf("%d ranks", r.Ranks), "one rank", many.batch, one.batch)
+	}
+}
+
+// compareRows reports the first row that differs, by column.
+func (r *Report) compareRows(side, other string, have, want [][]Row) {
+	columns := []struct {
+		name string
+		of   func(Row) int32
+	}{
+		{"id", func(r Row) int32 { return r.ID }}, {"target", func(r Row) int32 { return r.Target }},
+		{"position", func(r Row) int32 { return r.Position }}, {"document", func(r Row) int32 { return r.Document }},
+	}
+	for s := range have {
+		if a, b := len(have[s]), len(want[s]); a != b {
+			r.differ("sample %d has %d tokens on %s, and %d by %s", s, a, side, b, other)
+		}
+	}
+	for _, c := range columns {
+		n, first := 0, ""
+		for s := range have {
+			for i := range min(len(have[s]), len(want[s])) {
+				if a, b := c.of(have[s][i]), c.of(want[s][i]); a != b {
+					if n++; n == 1 {
+						first = fmt.Sprintf("token %d of sample %d has %d in place of %d", i, s, a, b)
+					}
+				}
+			}
+		}
+		if n > 0 {
+			r.differ("%s of tokens on %s: %d differ from %s; %s", c.name, side, n, other, first)
+		}
+	}
+}
+
+func documents(batch [][]Row) (n int) {
+	for _, rows := range batch {
+		n += len(cut(rows))
+	}
+	return n
+}
+
+// cut divides the rows of a sample into documents.
+func cut(rows []Row) (docs [][]Row) {
+	for lo, hi := 0, 1; lo < len(rows); hi++ {
+		if hi == len(rows) || rows[hi].Document != rows[lo].Document {
+			docs, lo = append(docs, rows[lo:hi]), hi
+		}
+	}
+	return docs
+}
+
+// repeated counts documents that are in the batch more often than in the records of its samples. A batch larger than an
+// epoch repeats samples.
+func repeated(expected [][]Row, many *Side) (n int) {
+	most := (len(many.Samples) + int(many.All) - 1) / int(many.All)
+	left, seen := map[string]int{}, map[int64]int{}
+	for i, s := range many.Samples {
+		if seen[s]++; seen[s] > most {
+			continue
+		}
+		for _, d := range cut(expected[i]) {
+			left[text(d)]++
+		}
+	}
+	have := map[string]int{}
+	for _, rows := range many.batch {
+		for _, d := range cut(rows) {
+			t := text(d)
+			if have[t]++; have[t] > max(1, left[t]) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// text returns the ids of a document as a key.
+func text(rows []Row) string {
+	var b strings.Builder
+	for _, r := range rows {
+		fmt.Fprintf(&b, "%x ", r.ID)
+	}
+	return b.String()
+}
+
+func (r *Report) compareLoss(one, many *Side) {
+	r.Loss = &Sides{one.Loss, many.Loss}
+	a, b := float64(one.Loss), float64(many.Loss)
+	if !(math.Abs(a-b) <= r.Tolerance*math.Abs(a)) { // also NaN
+		r.differ("loss: %v on one rank, %v on %d", a, b, r.Ranks)
+	}
+}
+
+func (r *Report) compareGradients(cfg *config.Config, one, many *Side) error {
+	params := model.Layout(&cfg.Model.Config)
+	squares, diffs, all := make([]float64, len(params)), make([]float64, len(params)), 0.0
+	for i, p := range params {
+		err := difference(one.gradients[i], many.gradients[i], p.Size(), &squares[i], &diffs[i])
+		if err != nil {
+			return fmt.Errorf("gradient of %s: %w", p.Name, err)
+		}
+		all += squares[i]
+	}
+	for i, p := range params {
+		g := Gradient{p.Name, Float(math.Sqrt(diffs[i]) / max(math.Sqrt(squares[i]), 1e-6*math.Sqrt(all)))}
+		if diffs[i] == 0 { // also where all gradients are 0
+			g.Error = 0
+		}
+		r.Gradients = append(r.Gradients, g)
+		if !(float64(g.Error) <= r.Tolerance) { // also NaN
+			r.differ("gradient of %s: relative error %.3g", p.Name, float64(g.Error))
+		}
+	}
+	return nil
+}
+
+// gradientPiece is the number of elements of a gradient in memory at once.
+const gradientPiece = 1 << 20
+
+// difference adds the squares of one side's elements, and of the differences.
+func difference(one, many []part, size int, squares, diff *float64) error {
+	a, b := make([]float32, min(size, gradientPiece)), make([]float32, min(size, gradientPiece))
+	for lo := 0; lo < size; lo += len(a) {
+		n := min(len(a), size-lo)
+		for _, side := range []struct {
+			parts []part
+			dst   []float32
+		}{{one, a[:n]}, {many, b[:n]}} {
+			if err := elements(side.parts, side.dst, int64(lo)); err != nil {
+				return err
+			}
+		}
+		for i := range n {
+			x, y := float64(a[i]), float64(b[i])
+			*squares, *diff = *squares+x*x, *diff+(x-y)*(x-y)
+		}
+	}
+	return nil
+}
+
+// elements reads elements from index lo. Every element is in one part.
+func elements(parts []part, dst []float32, lo int64) error {
+	left := len(dst)
+	for _, p := range parts {
+		info, _ := p.file.Info(p.name)
+		from, to := max(lo, p.lo), min(lo+int64(len(dst)), p.lo+int64(info.Shape[0]))
+		if from >= to {
+			continue
+		}
+		if err := p.file.ReadFloat32(p.name, dst[from-lo:to-lo], from-p.lo); err != nil {
+			return err
+		}
+		left -= int(to - from)
+	}
+	if left != 0 {
+		return fmt.Errorf("%d elements too few in the files of the ranks", left)
+	}
+	return nil
+}
+
+func (r *Report) compareLeak(cfg *config.Config, rows []Row, many *Side) {
+	if many.Noisy {
+		r.Reasons["leak"] = "two equal forward passes gave other bits"
+		return
+	}
+	r.Leak = &Leak{}
+	for _, p := range many.Probes {
+		if p.Position >= len(rows) { // reported by compareRecords
+			continue
+		}
+		lo, hi := Reach(cfg, rows, p.Position)
+		x := Probe{Position: p.Position, Document: int(rows[p.Position].Document), Shard: p.Shard, Allowed: hi - lo}
+		own := false
+		for _, c := range p.Changed {
+			x.Changed += c[1] - c[0]
+			x.Wrong += c[1] - c[0] - max(0, min(c[1], hi)-max(c[0], lo))
+			own = own || c[0] <= p.Position && p.Position < c[1]
+		}
+		if x.Wrong > 0 {
+			r.differ("leak: token %d of document %d changes %d rows that its masks hide, such as %d", x.Position,
+				x.Document, x.Wrong, hidden(p.Changed, lo, hi))
+		}
+		if !own {
+			r.differ("leak: another token at position %d changes no logits there", x.Position)
+		}
+		l := r.Leak
+		l.Allowed, l.Changed, l.Wrong = l.Allowed+x.Allowed, l.Changed+x.Changed, l.Wrong+x.Wrong
+		l.Probes = append(l.Probes, x)
+	}
+}
+
+// hidden returns a position of the ranges outside [lo, hi).
+func hidden(ranges [][2]int, lo, hi int) int {
+	for _, c := range ranges {
+		switch {
+		case c[0] < lo:
+			return c[0]
+		case c[1] > hi:
+			return max(c[0], hi)
+		}
+	}
+	return -1
+}
+
+// Reach returns the rows whose logits may depend on a token: [at, hi) after all layers. In each layer a query sees keys
+// of its document, not after itself, and within the window of the layer.
+func Reach(cfg *config.Config, rows []Row, at int) (lo, hi int) {
+	end := at
+	for end < len(rows) && rows[end].Document == rows[at].Document {
+		end++
+	}
+	m := &cfg.Model
+	hi = at + 1
+	for layer := range m.NumHiddenLayers {
+		windowed := m.SlidingWindow > 0 && (len(m.LayerTypes) == 0 || m.LayerTypes[layer] == "sliding_attention")
+		if windowed {
+			hi = min(end, hi+m.SlidingWindow-1)
+		} else {
+			hi = end
+		}
+	}
+	return at, hi
+}

@@ -1,0 +1,428 @@
+package verify
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/base/safetensors"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/data"
+	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/internal/run/train"
+	"github.com/cprun/cprun/partition"
+)
+
+// sources writes files of several kinds and returns them by name.
+func sources(t *testing.T) map[string][]string {
+	t.Helper()
+	dir, rng := t.TempDir(), rand.New(rand.NewPCG(1, 2))
+	write := func(name string, content []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, content, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	text := func(n int) []byte {
+		b := make([]byte, n)
+		for i := range b {
+			b[i] = byte('a' + rng.IntN(20))
+		}
+		return b
+	}
+	var lines, masked, ids bytes.Buffer
+	for i := range 40 {
+		fmt.Fprintf(&lines, "{\"text\": \"%s\"}\n\n", text(1+rng.IntN(60)))
+		n := 2 + rng.IntN(40)
+		id, label, mask := make([]string, n), make([]string, n), make([]string, n)
+		for j := range n {
+			id[j], label[j] = fmt.Sprint(rng.IntN(99)), fmt.Sprint(rng.IntN(99))
+			mask[j] = fmt.Sprint(rng.IntN(2))
+			if rng.IntN(3) == 0 {
+				label[j] = "-100"
+			}
+		}
+		list := func(x []string) string { return "[" + strings.Join(x, ",") + "]" }
+		fmt.Fprintf(&masked, "{\"input_ids\": %s, \"labels\": %s, \"completion_mask\": %s}\n", list(id), list(label), list(mask))
+		padding := strings.Repeat(",1", n-1) + strings.Repeat(",0", i%3)
+		fmt.Fprintf(&ids, "{\"input_ids\": %s, \"attention_mask\": [1%s]}\n", list(append(id, make([]string, 0)...)),
+			padding[:2*(n-1)])
+	}
+	var zipped bytes.Buffer
+	z := gzip.NewWriter(&zipped)
+	z.Write(lines.Bytes())
+	z.Close()
+	llmc := make([]byte, 1024+2*700)
+	le := binary.LittleEndian
+	le.PutUint32(llmc, 20240520)
+	le.PutUint32(llmc[4:], 1)
+	le.PutUint32(llmc[8:], 700)
+	for i := range 700 {
+		le.PutUint16(llmc[1024+2*i:], uint16(rng.IntN(30)))
+	}
+	pair := func(name string, least int) string {
+		p, err := data.NewPair(filepath.Join(dir, name), 256)
+		for range 30 {
+			doc := make([]int32, rng.IntN(50))
+			for i := range doc {
+				doc[i] = int32(least + rng.IntN(90))
+			}
+			if err == nil && len(doc) > 0 {
+				err = p.Add(doc)
+			}
+		}
+		if err == nil {
+			err = p.Close()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return filepath.Join(dir, name+".bin")
+	}
+	return map[string][]string{
+		"text":             {write("a.txt", text(500)), write("b.txt", text(300))},
+		"an empty file":    {write("c.txt", nil), write("d.txt", text(90))},
+		"lines":            {write("a.jsonl", lines.Bytes())},
+		"compressed lines": {write("z.jsonl.gz", zipped.Bytes())},
+		"labels and masks": {write("masked.jsonl", masked.Bytes())},
+		"ids":              {write("ids.jsonl", ids.Bytes())},
+		"llm.c":            {write("llm.bin", llmc)},
+		"several":          {write("more.jsonl", lines.Bytes()), write("more.txt", text(200)), write("llm2.bin", llmc)},
+		"Megatron's index": {pair("pair", 1)}, "Megatron's EOS": {pair("eos", 0)},
+	}
+}
+
+// The rows of every sample equal those that a loader cuts for training.
+func TestRecordsEqualTheLoader(t *testing.T) {
+	for name, paths := range sources(t) {
+		if name == "labels and masks" {
+			continue // never cut
+		}
+		for _, packed := range []bool{false, true} {
+			for _, eos := range []int{-1, 0, 99} { // 99 is also inside texts
+				if eos < 0 && packed && slices.Contains([]string{"llm.c", "several", "an empty file"}, name) {
+					continue // refused: nothing ends a document
+				}
+				cfg := &config.Config{}
+				cfg.Model.VocabSize, cfg.Data.Tokenizer = 256, data.Bytes
+				cfg.Data.SeqLen, cfg.Data.PackDocuments, cfg.Data.EOSTokenID = 37, packed, eos
+				for _, p := range paths {
+					cfg.Data.Path = append(cfg.Data.Path, config.File{Path: p})
+				}
+				ds, err := data.Open(data.Source{Paths: paths, Tokenizer: data.NewTokenizer(data.Bytes, 256), EOS: eos, Vocab: 256})
+				if err != nil {
+					t.Fatal(err)
+				}
+				l, err := data.New(ds, data.Plan{SeqLen: 37, PackDocuments: packed})
+				if err != nil {
+					t.Fatalf("%s: %v", name, err)
+				}
+				equalLoader(t, fmt.Sprintf("%s, packed %t, eos %d", name, packed, eos), cfg, l)
+			}
+		}
+	}
+}
+
+// The rows of whole documents equal those that a loader packs, also of a prefix of the samples.
+func TestWholeRecordsEqualTheLoader(t *testing.T) {
+	all := sources(t)
+	for _, name := range []string{"labels and masks", "lines", "ids", "several", "Megatron's index", "Megatron's EOS"} {
+		for _, packed := range []bool{false, true} {
+			cfg := &config.Config{}
+			cfg.Model.VocabSize, cfg.Data.Tokenizer, cfg.Data.Overlong = 256, data.Bytes, "drop"
+			for _, p := range all[name] {
+				cfg.Data.Path = append(cfg.Data.Path, config.File{Path: p})
+			}
+			ds, err := data.Open(data.Source{Paths: all[name], Tokenizer: data.NewTokenizer(data.Bytes, 256), Vocab: 256})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l, err := data.New(ds, data.Plan{SeqLen: 37, PackDocuments: packed, Whole: true})
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			var samples []int64
+			var batch [][]Row
+			for s := range l.Samples() {
+				samples, batch = append(samples, s), append(batch, loaded(t, cfg, l, s))
+			}
+			for _, length := range []int{37, 20} {
+				cfg.Data.SeqLen = length
+				for i, rows := range batch {
+					batch[i] = rows[:min(len(rows), length)]
+				}
+				got, err := wholeRecords(cfg, 37, samples, batch)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for s, rows := range got {
+					for i := range rows[:min(len(rows), length)] {
+						if want := batch[s][i]; rows[i].ID != want.ID || rows[i].Position != want.Position ||
+							rows[i].Document != want.Document || rows[i].Target != want.Target {
+							t.Fatalf("%s, packed %t, sample %d:\n%v\nthe loader has\n%v", name, packed, s, rows, batch[s])
+						}
+					}
+					if len(rows) != len(batch[s]) {
+						t.Fatalf("%s, packed %t, sample %d: %d rows, want %d", name, packed, s, len(rows), len(batch[s]))
+					}
+				}
+			}
+			twice := append(slices.Clone(batch[0]), batch[1]...) // a document is twice in the batch
+			if got, err := wholeRecords(cfg, 37, samples[:2], [][]Row{twice, batch[1]}); err != nil || name != "several" &&
+				len(got[0])+len(got[1]) >= len(twice)+len(batch[1]) {
+				t.Errorf("%s: a repeated document has as many records: %v", name, err)
+			}
+		}
+	}
+}
+
+type loader interface {
+	Samples() int64
+	Docs(int64) []int
+	Load(int64, []partition.Span, []int32, []int32, []int) error
+}
+
+func equalLoader(t *testing.T, name string, cfg *config.Config, l loader) {
+	t.Helper()
+	var samples []int64
+	for s := range l.Samples() {
+		samples = append(samples, s)
+	}
+	got, err := Records(cfg, cfg.Data.SeqLen, samples)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	for _, s := range samples {
+		if want := loaded(t, cfg, l, s); !slices.Equal(got[s], want) {
+			t.Fatalf("%s, sample %d:\n%v\nthe loader has\n%v", name, s, got[s], want)
+		}
+	}
+}
+
+// loaded returns the rows of a sample by a loader.
+func loaded(t *testing.T, cfg *config.Config, l loader, sample int64) (rows []Row) {
+	t.Helper()
+	docs, n := l.Docs(sample), 0
+	for _, length := range docs {
+		n += length
+	}
+	ids, targets, positions := make([]int32, n), make([]int32, n), make([]int, n)
+	if err := l.Load(sample, []partition.Span{{Len: n, Stride: 1}}, ids, targets, positions); err != nil {
+		t.Fatal(err)
+	}
+	at := 0
+	for d, length := range docs {
+		for range length {
+			rows = append(rows, Row{ids[at], targets[at], int32(positions[at]), int32(d)})
+			at++
+		}
+	}
+	return rows
+}
+
+// In a mixture, each source has its own samples.
+func TestRecordsOfAMixture(t *testing.T) {
+	all := sources(t)
+	cfg := &config.Config{}
+	cfg.Model.VocabSize, cfg.Data.Tokenizer, cfg.Data.SeqLen, cfg.Data.EOSTokenID = 256, data.Bytes, 29, 0
+	cfg.Data.PackDocuments = true
+	var parts []*data.Loader
+	for _, p := range []string{all["lines"][0], all["llm.c"][0], all["text"][0]} {
+		cfg.Data.Path = append(cfg.Data.Path, config.File{Path: p, Weight: 1})
+		ds, err := data.Open(data.Source{Paths: []string{p}, Tokenizer: data.NewTokenizer(data.Bytes, 256), Vocab: 256})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := data.New(ds, data.Plan{SeqLen: 29, PackDocuments: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		parts = append(parts, l)
+	}
+	m, err := data.Mix(parts, []float64{1, 1, 1}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equalLoader(t, "mixture", cfg, m)
+}
+
+// Reach equals reachability in the graph of all visible pairs of all layers.
+func TestReach(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for range 300 {
+		cfg := &config.Config{Model: config.Model{Config: hf.Config{NumHiddenLayers: 1 + rng.IntN(4)}}}
+		m := &cfg.Model
+		if rng.IntN(3) > 0 {
+			m.SlidingWindow = 1 + rng.IntN(6)
+		}
+		for range m.NumHiddenLayers * rng.IntN(2) {
+			m.LayerTypes = append(m.LayerTypes, []string{"full_attention", "sliding_attention"}[rng.IntN(4)/3])
+		}
+		rows, doc := make([]Row, 1+rng.IntN(30)), int32(0)
+		for i := range rows {
+			if rng.IntN(8) == 0 {
+				doc++
+			}
+			rows[i].Document = doc
+		}
+		at := rng.IntN(len(rows))
+		reached := make([]bool, len(rows))
+		reached[at] = true
+		for layer := range m.NumHiddenLayers {
+			next := slices.Clone(reached)
+			for q := range rows {
+				for k := 0; k <= q; k++ {
+					near := m.Window(layer) < 0 || q-k <= m.Window(layer)
+					next[q] = next[q] || reached[k] && near && rows[q].Document == rows[k].Document
+				}
+			}
+			reached = next
+		}
+		lo, hi := Reach(cfg, rows, at)
+		for i, want := range reached {
+			if got := lo <= i && i < hi; got != want {
+				t.Fatalf("%d layers, window %d %v, documents %v: from %d to %d: %t, want %t", m.NumHiddenLayers,
+					m.SlidingWindow, m.LayerTypes, rows, at, i, got, want)
+			}
+		}
+	}
+}
+
+// side returns a side with gradients of the parameters of a small model, all but the first scaled.
+func side(t *testing.T, cfg *config.Config, scale float32, batch [][]Row, samples ...int64) *Side {
+	t.Helper()
+	var entries []safetensors.Entry
+	for i, p := range cfg.Model.Tensors() {
+		n := 1
+		for _, s := range p.Shape {
+			n *= s
+		}
+		values := make([]float32, n)
+		for j := range values {
+			values[j] = float32(1 + (i+j)%7)
+			if i > 0 {
+				values[j] *= scale
+			}
+		}
+		for lo := 0; lo < n; lo += n/2 + 1 { // in two parts
+			hi := min(n, lo+n/2+1)
+			entries = append(entries, safetensors.Floats(train.GradientPart(i, int64(lo)), safetensors.F32, []int{hi - lo},
+				values[lo:hi]))
+		}
+	}
+	rows := []int32{}
+	for n, list := range batch {
+		for i, r := range list {
+			rows = append(rows, int32(n), int32(i), r.ID, r.Target, r.Position, r.Document)
+		}
+	}
+	raw, err := binary.Append(nil, binary.LittleEndian, rows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries = append(entries, safetensors.Entry{Name: train.BatchTensor, DType: safetensors.I32,
+		Shape: []int{len(rows) / train.VerifiedRow, train.VerifiedRow},
+		Data:  func(w io.Writer) error { _, err := w.Write(raw); return err }})
+	dir := t.TempDir()
+	if err := safetensors.WriteFile(train.VerifiedFile(dir, 0), nil, entries); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(dir, 1, train.Verified{Samples: samples, All: 9, Loss: 2}, len(batch[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// compared returns the differences of a run on eight tokens of text, after a change of the many side.
+func compared(t *testing.T, change func(cfg *config.Config, batch [][]Row, many *Side) *Side) *Report {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "a.txt")
+	if err := os.WriteFile(path, []byte("abcd\x00efgh\x00ijkl\x00mno"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	cfg := &config.Config{}
+	cfg.Model.Config = hf.Config{Architecture: "llama", VocabSize: 256, HiddenSize: 4, IntermediateSize: 8,
+		NumHiddenLayers: 1, NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 2}
+	cfg.Data = config.Data{Path: config.Files{{Path: path}}, Tokenizer: data.Bytes, SeqLen: 8, PackDocuments: true}
+	samples := []int64{0, 1}
+	all, err := Records(cfg, 8, samples)
+	if err != nil {
+		t.Fatal(err)
+	}
+	batch := [][]Row{all[0], all[1]}
+	one := side(t, cfg, 1, batch, samples...)
+	other := [][]Row{slices.Clone(all[0]), slices.Clone(all[1])}
+	many := one
+	if change != nil {
+		many = change(cfg, other, side(t, cfg, 1, batch, samples...))
+	}
+	r := &Report{Compute: "fp32", Ranks: 2}
+	if err := Compare(r, cfg, 8, one, many); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// Each difference between the sides, the records and the masks is found, and named.
+func TestCompare(t *testing.T) {
+	if r := compared(t, nil); !*r.OK || len(r.Differences) > 0 || r.Targets.Records != 13 || r.Documents.Records != 5 {
+		t.Errorf("equal sides: %+v, %+v, %v", r.Targets, r.Documents, r.Differences)
+	}
+	rows := func(edit func(batch [][]Row)) func(*config.Config, [][]Row, *Side) *Side {
+		return func(cfg *config.Config, batch [][]Row, _ *Side) *Side {
+			edit(batch)
+			return side(t, cfg, 1, batch, 0, 1)
+		}
+	}
+	result := func(edit func(s *Side)) func(*config.Config, [][]Row, *Side) *Side {
+		return func(_ *config.Config, _ [][]Row, s *Side) *Side { edit(s); return s }
+	}
+	for _, c := range []struct {
+		want   string
+		change func(cfg *config.Config, batch [][]Row, many *Side) *Side
+	}{
+		{"targets: the records have 13, one rank 13, 2 ranks 14", rows(func(b [][]Row) { b[0][4].Target = 9 })},
+		{"target of tokens on 2 ranks: 1 differ", rows(func(b [][]Row) { b[0][0].Target = 9 })},
+		{"position of tokens on 2 ranks: 1 differ", rows(func(b [][]Row) { b[1][1].Position++ })},
+		{"document of tokens on 2 ranks: 1 differ", rows(func(b [][]Row) { b[1][7].Document++ })},
+		{"id of tokens on 2 ranks: 8 differ", rows(func(b [][]Row) { b[1] = b[0] })},
+		{"documents: the records have 5, the batch 4; 2 are repeated", rows(func(b [][]Row) { b[1] = b[0] })},
+		{"tokens: the records have 16, one rank 16, 2 ranks 15", rows(func(b [][]Row) { b[0] = append(b[0][:7:7], Row{ID: -1}) })},
+		{"loss: 2 on one rank, 2.1 on 2", result(func(s *Side) { s.Loss = 2.1 })},
+		{"loss: 2 on one rank, NaN on 2", result(func(s *Side) { s.Loss = Float(math.NaN()) })},
+		{"gradient of model.layers.0.self_attn.q_proj.weight: relative error 0.5",
+			func(cfg *config.Config, batch [][]Row, _ *Side) *Side { return side(t, cfg, 0.5, batch, 0, 1) }},
+		{"gradient of model.norm.weight: relative error NaN", func(cfg *config.Config, batch [][]Row, _ *Side) *Side {
+			return side(t, cfg, float32(math.NaN()), batch, 0, 1)
+		}},
+		{"leak: token 2 of document 0 changes 2 rows that its masks hide, such as 5",
+			result(func(s *Side) { s.Probes = []train.Probed{{Position: 2, Changed: [][2]int{{2, 7}}}} })},
+		{"leak: another token at position 2 changes no logits there",
+			result(func(s *Side) { s.Probes = []train.Probed{{Position: 2, Changed: [][2]int{{3, 5}}}} })},
+	} {
+		r := compared(t, c.change)
+		if all := strings.Join(r.Differences, "\n"); *r.OK || !strings.Contains(all, c.want) {
+			t.Errorf("ok %t, without %q:\n%s", *r.OK, c.want, all)
+		}
+	}
+}
+
+// A probe that could not run, and a batch without targets, are reasons and no differences.
+func TestReasons(t *testing.T) {
+	r := compared(t, func(_ *config.Config, _ [][]Row, s *Side) *Side { s.Noisy, s.Blank = true, true; return s })
+	if !*r.OK || r.Leak != nil || r.Loss != nil || r.Gradients != nil || len(r.Reasons) != 3 {
+		t.Errorf("%+v", r)
+	}
+}

@@ -1,0 +1,172 @@
+package chat
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ardanlabs/jinja"
+)
+
+// now is the time of the expected texts.
+var now = time.Date(2026, 7, 4, 5, 6, 7, 0, time.UTC)
+
+func read(t testing.TB, name string) []byte {
+	raw, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
+
+func decoded(t testing.TB, raw string) Vars {
+	v, err := Decode([]byte(raw))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v.AsDict().Data
+}
+
+func rendered(t testing.TB, source string, vars Vars) (string, []Span, error) {
+	c, err := Compile(source)
+	if err != nil {
+		return "", nil, err
+	}
+	c.Now = now
+	return c.Render(vars)
+}
+
+// transformers rendered the same templates and conversations (scripts/oracle/chat.py).
+func TestRendersEqualTransformers(t *testing.T) {
+	var file struct {
+		Cases   map[string]json.RawMessage
+		Renders []struct {
+			Template, Case, Text, Refused string
+			Spans                         []Span
+		}
+	}
+	if err := json.Unmarshal(read(t, "renders.json"), &file); err != nil {
+		t.Fatal(err)
+	}
+	if len(file.Renders) < 80 {
+		t.Fatalf("only %d renders", len(file.Renders))
+	}
+	for _, r := range file.Renders {
+		text, spans, err := rendered(t, string(read(t, r.Template)), decoded(t, string(file.Cases[r.Case])))
+		switch {
+		case r.Refused != "" && err == nil:
+			t.Errorf("%s, %s: %q; transformers refuses it: %s", r.Template, r.Case, text, r.Refused)
+		case r.Refused == "" && (err != nil || text != r.Text || !slices.Equal(spans, r.Spans)):
+			t.Errorf("%s, %s: %v\n%q %v, want\n%q %v", r.Template, r.Case, err, text, spans, r.Text, r.Spans)
+		}
+	}
+}
+
+func TestKeysKeepTheirOrder(t *testing.T) {
+	raw := `{"z": 1, "a": {"y": [1.0, 2e3, null], "b": "<ü>"}, "m": 9007199254740993}`
+	text, _, err := rendered(t, "{{ x | tojson }}", Vars{"x": decoded(t, `{"x": `+raw+`}`)["x"]})
+	if want := strings.Replace(raw, "2e3", "2000.0", 1); err != nil || text != want {
+		t.Errorf("%s, %v, want %s", text, err, want)
+	}
+}
+
+func TestWrongTemplatesAreExplained(t *testing.T) {
+	for source, want := range map[string]string{
+		"{% if x %}":                          "line 1: endif is missing",
+		"\n{{ x | nosuch }}":                  `line 2: the filter "nosuch" is not read`,
+		"{{ x is nosuch }}":                   `the test "nosuch" is not read`,
+		"{% include 'a' %}":                   `the statement "include" is not read`,
+		"{{ x ":                               "the tag has no end",
+		"{{ 'x }}":                            "a string has no end",
+		"{{ a b }}":                           "b follows a value",
+		"{{ 1 < 2 < 3 }}":                     "a chain of comparisons",
+		"{{ __out('x') }}":                    `the name "__out" is not allowed`,
+		"{{ x.__class__ }}":                   `the attribute "__class__" is not allowed`,
+		"{% set __x = 1 %}":                   "set takes one name",
+		"{% set a, b = 1, 2 %}":               "a tuple",
+		"{% for a, b, c in x %}{% endfor %}":  "one or two variables",
+		"{% break %}":                         "break is not in a loop",
+		"{{ '\ufdd0' }}":                      "U+FDD0",
+		strings.Repeat("(", 100):              "",
+		"{{ " + strings.Repeat("(", 99) + "1": "the tag has no end",
+		"{{ " + strings.Repeat("[", 99) + strings.Repeat("]", 99) + " }}":              "inside each other",
+		strings.Repeat("{% if x %}", 99) + strings.Repeat("{% endif %}", 99):           "inside each other",
+		"{{ 1" + strings.Repeat(" + 1", maxTokens) + " }}":                             "a tag with more than",
+		strings.Repeat("x", maxTemplate+1):                                             "bytes",
+		"{% for x in [1] %}{% generation %}{% break %}{% endgeneration %}{% endfor %}": "break is not in a loop",
+		"{% generation %}{% generation %}x{% endgeneration %}{% endgeneration %}":      "inside each other",
+		"{% set x %}{% generation %}ab{% endgeneration %}{% endset %}{{ x[:2] }}":      "cuts the text",
+		"{% set x = namespace() %}{% set x.y = x %}":                                   "a namespace inside a namespace",
+		"{% set d = {} %}{% set d.y = 1 %}":                                            "not a namespace",
+		"{{ {}.update({}) }}":                                                          "cannot change a map",
+		"{{ [].append(1) }}":                                                           "no method append",
+		"{{ none + 'a' }}":                                                             "add of None and a text",
+		"{{ 'a' + ['b'] }}":                                                            "add of a text and a list",
+		"{{ '%s' % 'a' }}":                                                             "mod of a text",
+		"{{ nosuch.a }}":                                                               "is not defined",
+		"{{ nosuch() }}":                                                               "nosuch is not callable",
+		"{{ 1 // 0 }}":                                                                 "a division by 0",
+		"{{ raise_exception('no ' ~ 2) }}":                                             "the template refuses: no 2",
+		"{{ strftime_now('%Q') }}":                                                     `"%Q" is not read`,
+		"{% for k, v in ['ab'] %}{% endfor %}":                                         "not a list of 2",
+		"{{ range(100001) }}":                                                          "a range of more than",
+		"{{ 'a' * 99999999999999 }}":                                                   "a value of more than",
+		"{{ ('a' * 4000000) * 4000000 }}":                                              "a value of more than",
+		"{{ ('a' * 4000000).replace('a', 'bcd') }}":                                    "a value of more than",
+		"{{ 'x'.split('x', nosuch=1) }}":                                               `the argument "nosuch" is not read`,
+		"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}":                              "macros inside each other",
+		"{% macro f(x) %}{{ f(x + x) }}{% endmacro %}{{ f('abcdefgh') }}":              "a value of more than",
+		"{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}":        "a value of more than",
+		"{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = [n.x, n.x] %}{% endfor %}":        "too many steps",
+		"{% set n = namespace(x='ab') %}{% for i in [1, 2, n] %}{% set n.l = loop %}{% endfor %}{{ n == n }}": "inside a namespace",
+		"{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}":                        "too many steps",
+	} {
+		if want == "" {
+			continue
+		}
+		text, _, err := rendered(t, source, nil)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.80s: %.80q, %v, want %s", source, text, err, want)
+		}
+	}
+	_, _, err := rendered(t, "{{ x }}", Vars{"x": jinja.NewString("a\ufdd1")})
+	if err == nil || !strings.Contains(err.Error(), "x: the characters U+FDD0") {
+		t.Errorf("a mark in a value: %v", err)
+	}
+	deep := strings.Repeat("[", 300) + strings.Repeat("]", 300)
+	for _, raw := range []string{deep, "1e999", "12345678901234567890", "1 2", "{", `{"a" 1}`, ""} {
+		if v, err := Decode([]byte(raw)); err == nil {
+			t.Errorf("%.20s: %v", raw, v)
+		}
+	}
+}
+
+// A rendering ends within its bounds, whatever the template and the values.
+func FuzzTemplate(f *testing.F) {
+	for _, name := range []string{"constructs.jinja", "space.jinja", "numbers.jinja", "plain.jinja"} {
+		f.Add(string(read(f, name)), `[{"role":"user","content":"a"},{"role":"assistant","content":null}]`)
+	}
+	f.Add("{% set n = namespace(a=[1]) %}{% for x in range(9) %}{% set n.a = n.a + n.a %}{% endfor %}{{ n.a }}", `{"a":1}`)
+	f.Fuzz(func(t *testing.T, source, messages string) {
+		v, err := Decode([]byte(messages))
+		if err != nil {
+			return
+		}
+		text, spans, err := rendered(t, source, Vars{"messages": v, "tools": jinja.None()})
+		if err != nil {
+			return
+		}
+		end := 0
+		for _, s := range spans {
+			if s.From < end || s.To < s.From || s.To > len(text) {
+				t.Fatal(fmt.Sprint(spans, len(text)))
+			}
+			end = s.To
+		}
+	})
+}

@@ -1,0 +1,179 @@
+package data
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// view describes what a training run reads.
+func view(t *testing.T, d *Dataset, p Plan) string {
+	t.Helper()
+	l, err := New(d, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	labels := make([]int32, d.Len())
+	if err := d.readLabels(labels, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, of := l.Dropped()
+	documents, err := d.Check(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintln(d.Files(), documents, all(t, d), labels, d.labelled(), d.Ignored(), l.Targets(), n, of.Kept(4))
+	for s := range l.Samples() {
+		text += fmt.Sprintln(l.Docs(s), l.Valid(s))
+	}
+	return text
+}
+
+// A dataset read through the cache equals the encoded one, when it is written and when it is there.
+func TestCachedFilesEqualEncodedOnes(t *testing.T) {
+	for name, lines := range map[string][]string{
+		"text":   {`{"text":"ab","label":1}`, `{"text":"cdefg"}`},
+		"ids":    {`{"input_ids":[1,2,256,3]}`, `{"text":"ab"}`},
+		"masked": {`{"input_ids":[1,2,3],"loss_mask":[0,1,1]}`, `{"input_ids":[4,5]}`},
+		"late":   {`{"text":"abc"}`, `{"input_ids":[4,5,6],"labels":[-100,9,-100]}`, `{"input_ids":[1,256,3]}`},
+	} {
+		dir := put(t, map[string]string{"1.jsonl": strings.Join(lines, "\n"), "2.jsonl": `{"text":"xyz"}`, "3.jsonl": ""})
+		s := Source{Paths: []string{filepath.Join(dir, "*.jsonl")}, Tokenizer: asBytes, EOS: 256, Vocab: 70000}
+		for _, p := range []Plan{{SeqLen: 6, Whole: true, PackDocuments: true}, {SeqLen: 3, PackDocuments: true}} {
+			if !p.Whole && (name == "masked" || name == "late") {
+				continue
+			}
+			plain, err := Open(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := view(t, plain, p)
+			s.Cache = Cache{Dir: filepath.Join(t.TempDir(), "a", "b")}
+			for range 2 {
+				d, err := Open(s)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := view(t, d, p); got != want {
+					t.Errorf("%s: %s, want %s", name, got, want)
+				}
+			}
+			s.Cache = Cache{}
+		}
+	}
+}
+
+// Processes that begin together encode once. A changed file, tokenizer key or vocabulary makes another entry.
+func TestFilesAreEncodedOnce(t *testing.T) {
+	dir := put(t, map[string]string{"a.jsonl": `{"text":"abc"}`})
+	path, notes := filepath.Join(dir, "a.jsonl"), []string(nil)
+	var mu sync.Mutex
+	s := Source{Paths: []string{path}, Tokenizer: asBytes, EOS: -1, Vocab: 256, Cache: Cache{Dir: t.TempDir(),
+		Note: func(text string) {
+			mu.Lock()
+			notes = append(notes, text)
+			mu.Unlock()
+		}}}
+	open := func(s Source, want int) {
+		t.Helper()
+		if _, err := Open(s); err != nil {
+			t.Error(err)
+		}
+		if len(notes) != want {
+			t.Errorf("%d passes, want %d: %q", len(notes), want, notes)
+		}
+	}
+	known := s
+	known.Cache.Known = true
+	if _, err := Open(known); !errors.Is(err, ErrNotCounted) {
+		t.Errorf("no entry yet: %v", err)
+	}
+	var together sync.WaitGroup
+	for range 8 {
+		together.Go(func() {
+			if _, err := Open(s); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	together.Wait()
+	open(known, 1)
+	large := s
+	large.Cache.Least = 1 << 20
+	large.Vocab = 999
+	open(large, 1) // too small for the cache
+	template := filepath.Join(t.TempDir(), "template.jinja")
+	for i, change := range []func(){
+		func() { s.Vocab = 300 }, func() { s.EOS = 9 }, func() { s.Format = "text" },
+		func() { s.Chat = NewChat("", template, false) }, func() { s.Chat.All = true },
+		func() {
+			if err := os.WriteFile(template, []byte("{{ messages }}"), 0o666); err != nil {
+				t.Fatal(err)
+			}
+		},
+		func() {
+			if err := os.WriteFile(path, []byte(`{"text":"abcd"}`), 0o666); err != nil {
+				t.Fatal(err)
+			}
+		}} {
+		change()
+		open(s, i+2)
+		open(s, i+2)
+	}
+	entries, err := os.ReadDir(s.Cache.Dir)
+	if err != nil || len(entries) != 16 || slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+		return strings.HasPrefix(e.Name(), ".")
+	}) {
+		t.Errorf("%v, %v: want an entry and a lock for each of 8", entries, err)
+	}
+}
+
+// An entry that is cut short is encoded again, and so is one left by a killed process.
+func TestDamagedEntriesAreEncodedAgain(t *testing.T) {
+	dir := put(t, map[string]string{"a.jsonl": `{"input_ids":[1,2,3],"loss_mask":[0,1,1]}`})
+	s := Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, Tokenizer: asBytes, EOS: -1, Vocab: 256,
+		Cache: Cache{Dir: t.TempDir()}}
+	d, err := Open(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := all(t, d)
+	entry := filepath.Dir(d.parts[0].path)
+	left := filepath.Join(s.Cache.Dir, "."+filepath.Base(entry)+".tmp-0123456789abcdef")
+	for _, name := range []string{"tokens.bin", "tokens.idx", "labels", "targets", "entry.json"} {
+		for _, remove := range []bool{true, false} {
+			path := filepath.Join(entry, name)
+			if remove {
+				err = os.Remove(path)
+			} else {
+				err = os.Truncate(path, 1)
+			}
+			if err == nil {
+				err = os.MkdirAll(left, 0o777)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			d, err := Open(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := all(t, d); !reflect.DeepEqual(got, want) || !d.labelled() {
+				t.Errorf("%s: %v, want %v", name, got, want)
+			}
+			if _, err := os.Stat(left); err == nil {
+				t.Errorf("%s is left", left)
+			}
+		}
+	}
+	s.Cache.Dir = filepath.Join(dir, "a.jsonl")
+	if _, err := Open(s); err == nil || !strings.Contains(err.Error(), "data.cache") {
+		t.Errorf("a file as the directory of the cache: %v", err)
+	}
+}

@@ -1,0 +1,413 @@
+package data
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/ardanlabs/jinja"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/model/chat"
+	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/internal/model/tokenizer"
+)
+
+// Formats of records.
+const (
+	FormatText       = "text"
+	FormatTokens     = "tokens"
+	FormatMessages   = "messages"
+	FormatCompletion = "completion"
+)
+
+// Chat selects how conversations become tokens and targets.
+type Chat struct {
+	All   bool     // every token is a target, not only those of the assistant
+	files []string // that decide the tokens; some may be absent
+	read  func() (*templates, error)
+}
+
+// templates renders conversations.
+type templates struct {
+	plain, tools *chat.Template // tools: of conversations with tools; nil: plain
+	path         string         // of the templates, for messages
+	tokens       chat.Vars      // special tokens, such as bos_token
+}
+
+// NewChat names the chat template beside a tokenizer.json, or a file of Jinja in its place if template is not "". The
+// first conversation reads it, since other records need none. all makes every token a target.
+func NewChat(tokenizer, template string, all bool) *Chat {
+	dir := filepath.Dir(tokenizer)
+	var paths []string
+	for _, name := range []string{"special_tokens_map.json", "tokenizer_config.json", "chat_template.jinja"} {
+		paths = append(paths, filepath.Join(dir, name))
+	}
+	return &Chat{all, append(paths, template), sync.OnceValues(func() (*templates, error) {
+		found, err := hf.ReadChat(dir)
+		if err != nil {
+			return nil, err
+		}
+		if template != "" {
+			raw, err := files.Read(template, maxTemplate)
+			if err != nil {
+				return nil, fmt.Errorf("data.chat_template: %w", err)
+			}
+			found.Templates = map[string]string{"default": string(raw)}
+			found.Paths = map[string]string{"default": template}
+		}
+		t := &templates{tokens: chat.Vars{}, path: found.Paths["default"]}
+		for name, text := range found.Tokens {
+			t.tokens[name] = jinja.NewString(text)
+		}
+		for name, to := range map[string]**chat.Template{"default": &t.plain, "tool_use": &t.tools} {
+			if source, ok := found.Templates[name]; ok {
+				if *to, err = chat.Compile(source); err != nil {
+					return nil, fmt.Errorf("%s: %w", found.Paths[name], err)
+				}
+			}
+		}
+		if t.plain == nil {
+			return nil, fmt.Errorf("%s has no default chat_template; name one by data.chat_template",
+				filepath.Dir(tokenizer))
+		}
+		return t, nil
+	})}
+}
+
+// maxTemplate bounds a file of Jinja.
+const maxTemplate = 1 << 20
+
+const (
+	keyMessages      = "messages"
+	keyConversations = "conversations" // ShareGPT
+	keyPrompt        = "prompt"
+	keyCompletion    = "completion"
+	keyTools         = "tools"
+	keyKwargs        = "chat_template_kwargs"
+	keyDocuments     = "documents"
+)
+
+// chatKeys lists the keys of conversations.
+var chatKeys = []string{keyMessages, keyConversations, keyPrompt, keyCompletion, keyTools, keyKwargs, keyDocuments}
+
+// formatOf returns the format of a record by its keys, unless it is given.
+func formatOf(keys map[string]json.RawMessage, given string) (string, error) {
+	if given != "" {
+		return given, nil
+	}
+	var found, formats []string
+	for _, f := range [][2]string{{keyText, FormatText}, {keyIDs, FormatTokens}, {keyMessages, FormatMessages},
+		{keyConversations, FormatMessages}, {keyCompletion, FormatCompletion}} {
+		if keys[f[0]] != nil && (f[0] != keyCompletion || keys[keyPrompt] != nil) {
+			found, formats = append(found, strconv.Quote(f[0])), append(formats, f[1])
+		}
+	}
+	switch len(found) {
+	case 0:
+		return "", noContent(keys)
+	case 1:
+		return formats[0], nil
+	}
+	return "", fmt.Errorf("both %s; leave one out, or choose by data.format", strings.Join(found, " and "))
+}
+
+// A conversation is a record of messages or of a prompt and completion.
+type conversation struct {
+	vars               chat.Vars
+	messages           []jinja.Value
+	prompt, completion string // as text
+	split              int    // messages of the prompt; -1: none
+}
+
+// parseConversation reads the keys of a record.
+func parseConversation(keys map[string]json.RawMessage, format string) (c *conversation, err error) {
+	c = &conversation{split: -1, vars: chat.Vars{keyTools: jinja.None(), keyDocuments: jinja.None()}}
+	if format == FormatCompletion {
+		if err := c.parts(keys); err != nil || c.messages == nil {
+			return c, err
+		}
+	} else {
+		key := keyMessages
+		if keys[key] == nil {
+			key = keyConversations
+		}
+		if c.messages, err = messages(keys, key); err != nil {
+			return nil, err
+		}
+	}
+	for _, key := range []string{keyTools, keyDocuments, keyKwargs} {
+		if keys[key] == nil {
+			continue
+		}
+		v, err := chat.Decode(keys[key])
+		if err == nil && v.IsString() { // as datasets holds tools of several shapes
+			v, err = chat.Decode([]byte(v.AsString()))
+		}
+		if err == nil && key == keyKwargs && v.IsDict() {
+			for _, name := range v.AsDict().Keys {
+				c.vars[name] = v.AsDict().Data[name]
+			}
+		} else if err == nil && (key == keyKwargs || !v.IsList() && !v.IsNone()) {
+			err = errors.New("want a list, or for chat_template_kwargs a map")
+		} else {
+			c.vars[key] = v
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%q: %w", key, err)
+		}
+	}
+	return c, nil
+}
+
+// parts reads prompt and completion, both as text or both as messages.
+func (c *conversation) parts(keys map[string]json.RawMessage) error {
+	a, b := json.Unmarshal(keys[keyPrompt], &c.prompt), json.Unmarshal(keys[keyCompletion], &c.completion)
+	if a == nil && b == nil {
+		return nil
+	}
+	if a == nil || b == nil {
+		return fmt.Errorf("%q and %q are both texts or both lists of messages", keyPrompt, keyCompletion)
+	}
+	prompt, err := messages(keys, keyPrompt)
+	if err != nil {
+		return err
+	}
+	completion, err := messages(keys, keyCompletion)
+	c.messages, c.split = slices.Concat(prompt, completion), len(prompt)
+	return err
+}
+
+// messages reads a list of messages. Keys of ShareGPT get the names of the others, and reasoning its other name, as in
+// transformers.
+func messages(keys map[string]json.RawMessage, key string) ([]jinja.Value, error) {
+	v, err := chat.Decode(keys[key])
+	if err != nil {
+		return nil, fmt.Errorf("%q: %w", key, err)
+	}
+	if !v.IsList() || v.AsList().Len() == 0 {
+		return nil, fmt.Errorf("%q is not a list of messages, or is empty", key)
+	}
+	list := v.AsList().Items
+	shareGPT := map[string]string{"human": "user", "gpt": "assistant"}
+	for i, m := range list {
+		if !m.IsDict() {
+			return nil, fmt.Errorf("%s[%d] is not a map with role and content", key, i)
+		}
+		d := m.AsDict()
+		rename(d, "from", "role")
+		rename(d, "value", "content")
+		role, _ := d.Get("role")
+		if !role.IsString() {
+			return nil, fmt.Errorf("%s[%d] has no role", key, i)
+		}
+		if name := shareGPT[role.AsString()]; name != "" && key == keyConversations {
+			d.Set("role", jinja.NewString(name))
+		}
+		for _, name := range []string{"reasoning_content", "thinking", "reasoning"} {
+			if v, ok := d.Get(name); ok && !v.IsNone() {
+				d.Set("reasoning_content", v)
+				if !d.Has("thinking") {
+					d.Set("thinking", v)
+				}
+				break
+			}
+		}
+	}
+	return list, nil
+}
+
+func rename(d *jinja.Dict, from, to string) {
+	v, ok := d.Get(from)
+	if !ok || d.Has(to) {
+		return
+	}
+	d.Keys[slices.Index(d.Keys, from)] = to
+	delete(d.Data, from)
+	d.Data[to] = v
+}
+
+// chatEncoder encodes conversations. It is for one goroutine.
+type chatEncoder struct {
+	*Chat
+	*templates // nil until one has messages
+	tok        *tokenizer.Encoder
+	ends       []string // special tokens
+	notes      *Keys
+}
+
+func (e *Encoding) newChatEncoder() (*chatEncoder, error) {
+	if e.Chat == nil || e.Tokenizer == nil || e.Tokenizer.path == "" || e.Tokenizer.bytes() {
+		return nil, errors.New("conversations need the tokenizer of a model; name one by data.tokenizer")
+	}
+	t, err := e.Tokenizer.read()
+	if err != nil {
+		return nil, err
+	}
+	return &chatEncoder{e.Chat, nil, t.NewEncoder(), t.Specials(), e.Notes}, nil
+}
+
+// document renders and encodes a conversation. Its labels are never nil.
+func (e *chatEncoder) document(c *conversation, eos int) (d Document, err error) {
+	if c.messages == nil {
+		return e.texts(c, eos)
+	}
+	if e.templates == nil {
+		if e.templates, err = e.read(); err != nil {
+			return d, err
+		}
+	}
+	whole, spans, err := e.render(c, len(c.messages), false)
+	if err != nil {
+		return d, fmt.Errorf("%s: %w", e.path, err)
+	}
+	switch {
+	case e.All:
+		spans = []chat.Span{{From: 0, To: len(whole)}}
+	case c.split >= 0:
+		return e.completed(c, whole)
+	case !e.template(c).Spans:
+		if spans, err = e.turns(c, whole); err != nil {
+			return d, err
+		}
+	}
+	marks := make([]tokenizer.Mark, 0, 2*len(spans))
+	for _, s := range spans {
+		marks = append(marks, tokenizer.Mark{At: s.From}, tokenizer.Mark{At: s.To})
+	}
+	if d.IDs, err = e.tok.AppendMarked(nil, whole, marks); err != nil {
+		return d, err
+	}
+	d.Labels = slices.Repeat([]int32{Ignore}, len(d.IDs))
+	for i, s := range spans {
+		if from, to := marks[2*i].Before, marks[2*i+1].After; s.From < s.To {
+			copy(d.Labels[from:to], d.IDs[from:to])
+		}
+	}
+	if len(spans) > 0 && !e.All && !slices.ContainsFunc(e.ends, func(end string) bool {
+		return slices.ContainsFunc(spans, func(s chat.Span) bool { return strings.Contains(whole[s.From:s.To], end) })
+	}) {
+		e.notes.Add(fmt.Sprintf("no target of some conversations is a special token, so the model does not learn where its "+
+			"turn ends; put that token into {%% generation %%} of %s", e.path))
+	}
+	return d, nil
+}
+
+// template returns the template of a conversation.
+func (e *chatEncoder) template(c *conversation) *chat.Template {
+	if e.templates.tools != nil && !c.vars[keyTools].IsNone() {
+		return e.templates.tools
+	}
+	return e.plain
+}
+
+// render renders the first n messages.
+func (e *chatEncoder) render(c *conversation, n int, prompt bool) (string, []chat.Span, error) {
+	vars := make(chat.Vars, len(e.tokens)+len(c.vars)+2)
+	for name, v := range e.tokens {
+		vars[name] = v
+	}
+	for name, v := range c.vars {
+		vars[name] = v
+	}
+	vars[keyMessages] = jinja.NewList(c.messages[:n])
+	vars["add_generation_prompt"] = jinja.NewBool(prompt)
+	return e.template(c).Render(vars)
+}
+
+// turns finds the assistant's turns of a template without {% generation %}, by rendering the messages before and up to
+// each.
+func (e *chatEncoder) turns(c *conversation, whole string) (spans []chat.Span, err error) {
+	for i, m := range c.messages {
+		if role, _ := m.AsDict().Get("role"); !slices.Contains(assistants, role.AsString()) {
+			continue
+		}
+		before, _, err := e.render(c, i, true)
+		if err == nil {
+			var upTo string
+			if upTo, _, err = e.render(c, i+1, false); err == nil {
+				turn, ok := strings.CutPrefix(upTo, before)
+				if !ok || !strings.HasPrefix(whole, upTo) {
+					err = errors.New("the messages up to it do not render as the start of the whole conversation")
+				}
+				spans = append(spans, chat.Span{From: len(before), To: len(before) + e.turnEnd(m, turn)})
+			}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("turn %d: %w, so %s does not show which tokens the assistant writes; mark them by "+
+				"{%% generation %%} in a copy, and name it by data.chat_template", i+1, err, e.path)
+		}
+	}
+	return spans, nil
+}
+
+// assistants lists the roles that the model writes.
+var assistants = []string{"assistant", "model"}
+
+// turnEnd returns the end of the content and of the special token after it, in the text of a turn.
+func (e *chatEncoder) turnEnd(m jinja.Value, turn string) int {
+	at := 0
+	if content, _ := m.AsDict().Get("content"); content.IsString() && !m.AsDict().Has("tool_calls") {
+		text := strings.TrimSpace(content.AsString())
+		at = strings.LastIndex(turn, text) + len(text)
+	}
+	first, last := len(turn)+1, 0
+	for _, special := range e.ends {
+		if k := strings.Index(turn[max(at, 0):], special); k >= 0 {
+			first = min(first, at+k+len(special))
+		}
+		if k := strings.LastIndex(turn, special); k >= 0 {
+			last = max(last, k+len(special))
+		}
+	}
+	switch {
+	case at > 0 && first <= len(turn):
+		return first
+	case last > 0 && strings.TrimSpace(turn[last:]) == "":
+		return last
+	}
+	return len(turn)
+}
+
+// completed marks the tokens after those of the rendered prompt, like TRL.
+func (e *chatEncoder) completed(c *conversation, whole string) (d Document, err error) {
+	prompt, _, err := e.render(c, c.split, true)
+	if err != nil {
+		return d, fmt.Errorf("%s: the prompt: %w", e.path, err)
+	}
+	ids, err := e.tok.AppendMarked(nil, prompt, nil)
+	if err == nil {
+		d.IDs, err = e.tok.AppendMarked(nil, whole, nil)
+	}
+	d.Labels = after(d.IDs, ids)
+	return d, err
+}
+
+// texts encodes a prompt and completion of text. EOS ends the completion.
+func (e *chatEncoder) texts(c *conversation, eos int) (d Document, err error) {
+	prompt, err := e.tok.Append(nil, c.prompt)
+	if err == nil {
+		d.IDs, err = e.tok.Append(nil, c.prompt+c.completion)
+	}
+	if n := len(d.IDs); err == nil && eos >= 0 && (n == 0 || int(d.IDs[n-1]) != eos) {
+		d.IDs = append(d.IDs, int32(eos))
+	}
+	if d.Labels = after(d.IDs, prompt); e.All {
+		d.Labels = slices.Clone(d.IDs)
+	}
+	return d, err
+}
+
+// after returns the labels of ids that begin where they differ from the prompt.
+func after(ids, prompt []int32) []int32 {
+	labels := slices.Clone(ids)
+	for i := 0; i < min(len(ids), len(prompt)) && ids[i] == prompt[i]; i++ {
+		labels[i] = Ignore
+	}
+	return labels
+}

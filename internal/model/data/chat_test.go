@@ -1,0 +1,178 @@
+package data
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const chatDir = "testdata/chat/"
+
+// documents encodes a file of records by the tokenizer of testdata/chat.
+func documents(t testing.TB, path, template string, all bool) (docs []Document, notes []string, err error) {
+	var keys Keys
+	e := Encoding{Tokenizer: NewTokenizer(chatDir+"tokenizer.json", 0), EOS: 2, Notes: &keys,
+		Chat: NewChat(chatDir+"tokenizer.json", template, all)}
+	err = e.Each(t.Context(), []string{path}, func(_ int, d Document) error {
+		docs = append(docs, d)
+		return nil
+	})
+	return docs, keys.Sorted(), err
+}
+
+func expected(t testing.TB, name string) (docs []Document) {
+	raw, err := os.ReadFile(chatDir + name + ".expect.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for lines := bufio.NewScanner(bytes.NewReader(raw)); lines.Scan(); {
+		var d Document
+		if err := json.Unmarshal(lines.Bytes(), &d); err != nil {
+			t.Fatal(err)
+		}
+		docs = append(docs, d)
+	}
+	return docs
+}
+
+// TRL's SFTTrainer made the ids and labels (scripts/oracle/chat.py).
+func TestConversationsEqualTRL(t *testing.T) {
+	for name, kinds := range map[string][]string{
+		"messages": {"jsonl", "parquet"}, "tools": {"jsonl", "parquet", "arrow"}, "prompts": {"jsonl", "parquet"},
+		"texts": {"jsonl", "parquet"}, "share": {"jsonl", "parquet"}, "all": {"jsonl"}, "shapes": {"parquet", "arrow"},
+	} {
+		want := expected(t, name)
+		for _, kind := range kinds {
+			got, notes, err := documents(t, chatDir+name+"."+kind, "", name == "all")
+			if err != nil || len(notes) > 0 || len(got) != len(want) {
+				t.Fatalf("%s.%s: %d documents, %q, %v, want %d", name, kind, len(got), notes, err, len(want))
+			}
+			for i, d := range got {
+				if !slices.Equal(d.IDs, want[i].IDs) || !slices.Equal(d.Labels, want[i].Labels) {
+					t.Errorf("%s.%s, record %d:\n%v\n%v, want\n%v\n%v", name, kind, i+1, d.IDs, d.Labels, want[i].IDs,
+						want[i].Labels)
+				}
+			}
+		}
+	}
+}
+
+// Without {% generation %}, a template that renders each turn alike gives the same targets.
+func TestTurnsAreFoundByPrefixes(t *testing.T) {
+	for _, name := range []string{"messages", "tools"} {
+		got, notes, err := documents(t, chatDir+name+".jsonl", "../chat/testdata/plain.jinja", false)
+		if err != nil || len(notes) > 0 {
+			t.Fatal(notes, err)
+		}
+		for i, want := range expected(t, name) {
+			if !slices.Equal(got[i].IDs, want.IDs) || !slices.Equal(got[i].Labels, want.Labels) {
+				t.Errorf("%s, record %d:\n%v\n%v, want\n%v\n%v", name, i+1, got[i].IDs, got[i].Labels, want.IDs, want.Labels)
+			}
+		}
+	}
+}
+
+const turn = `{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}`
+
+func TestWrongConversationsAreExplained(t *testing.T) {
+	two := strings.Replace(turn, `"b"}]`, `"b"},{"role":"user","content":"c"},{"role":"assistant","content":"d"}]`, 1)
+	for _, tc := range []struct{ template, record, want string }{
+		{"{{ messages | length }}", turn, "turn 2: the messages up to it do not render as the start of the whole"},
+		{"{% for m in messages %}{{ m.content }}{% if loop.last %}!{% endif %}{% endfor %}", two, "turn 2: "},
+		{"{{ nosuch.x }}", turn, "is not defined"},
+		{"{% if %}", turn, "t.jinja: line 1: endif is missing"},
+		{"x", `{"messages":[]}`, `"messages" is not a list of messages, or is empty`},
+		{"x", `{"messages":"a"}`, "not a list of messages"},
+		{"x", `{"messages":[{"content":"a"}]}`, "messages[0] has no role"},
+		{"x", `{"messages":[1]}`, "messages[0] is not a map"},
+		{"x", `{"messages":[{"role":"user"}],"text":"a"}`, `both "text" and "messages"; leave one out`},
+		{"x", `{"prompt":"a","completion":[]}`, "both texts or both lists"},
+		{"x", `{"prompt":"a"}`, `or "prompt" with "completion"`},
+		{"x", `{"messages":[{"role":"user"}],"tools":"[1"}`, `"tools": `},
+		{"x", `{"messages":[{"role":"user"}],"chat_template_kwargs":[]}`, `"chat_template_kwargs": want a list, or`},
+		{"x", `{"messages":[{"role":"user"}],"my_mask":[1]}`, `key "my_mask" is not read`},
+		{"x", `{"messages":[{"role":"user"}],"chosen":[1]}`, `key "chosen": preference pairs`},
+	} {
+		dir := put(t, map[string]string{"t.jinja": tc.template, "a.jsonl": turn + "\n" + tc.record})
+		if tc.template != "x" {
+			dir = put(t, map[string]string{"t.jinja": tc.template, "a.jsonl": "\n" + tc.record})
+		}
+		_, _, err := documents(t, filepath.Join(dir, "a.jsonl"), filepath.Join(dir, "t.jinja"), tc.template == "x")
+		if err == nil || !strings.Contains(err.Error(), "a.jsonl: line 2: ") || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s, %s: %v, want %s", tc.template, tc.record, err, tc.want)
+		}
+	}
+}
+
+func TestATemplateWithoutAnEndOfTurnWarns(t *testing.T) {
+	dir := put(t, map[string]string{"a.jsonl": turn, "t.jinja": "{% for m in messages %}{% generation %}{{ m.content }}" +
+		"{% endgeneration %}{{ eos_token }}{% endfor %}"})
+	docs, notes, err := documents(t, filepath.Join(dir, "a.jsonl"), filepath.Join(dir, "t.jinja"), false)
+	if err != nil || len(docs) != 1 || len(notes) != 1 || !strings.Contains(notes[0], "where its turn ends") {
+		t.Errorf("%v, %q, %v", docs, notes, err)
+	}
+}
+
+// Nulls of .jsonl stay; those that Parquet and Arrow add are left out. Other variables reach the template.
+func TestVariablesOfTemplates(t *testing.T) {
+	template := "{{ messages | tojson }}{{ tools | tojson }}{{ a }}{{ b is defined }}"
+	for record, want := range map[string]string{
+		`{"messages":[{"role":"user","content":null,"reasoning":"r"}],"tools":"[{\"b\":null,\"a\":1}]",` +
+			`"chat_template_kwargs":{"a":2}}`: `[{"role": "user", "content": null, "reasoning": "r", "reasoning_content": "r", ` +
+			`"thinking": "r"}][{"b": null, "a": 1}]2False`,
+		`{"conversations":[{"from":"gpt","value":"x"},{"from":"other","value":"y"}],"tools":null}`: `[{"role": "assistant", ` +
+			`"content": "x"}, {"role": "other", "content": "y"}]nullFalse`,
+	} {
+		dir := put(t, map[string]string{"t.jinja": template, "a.jsonl": record})
+		docs, _, err := documents(t, filepath.Join(dir, "a.jsonl"), filepath.Join(dir, "t.jinja"), true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := decodeIDs(t, docs[0].IDs); got != want {
+			t.Errorf("%s:\n%s, want\n%s", record, got, want)
+		}
+	}
+}
+
+func decodeIDs(t testing.TB, ids []int32) string {
+	d, err := NewTokenizer(chatDir+"tokenizer.json", 0).NewDecoder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b []byte
+	for _, id := range ids {
+		b = d.Append(b, id)
+	}
+	return string(d.Flush(b))
+}
+
+// A template named tool_use renders conversations with tools, as in transformers.
+func TestTemplatesByName(t *testing.T) {
+	raw, err := os.ReadFile(chatDir + "tokenizer.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := put(t, map[string]string{"tokenizer.json": string(raw), "tokenizer_config.json": `{"eos_token": {"content": "E"},` +
+		`"chat_template": [{"name": "default", "template": "plain{{ eos_token }}"}, {"name": "tool_use", "template": "tools"}]}`,
+		"a.jsonl": turn + "\n" + strings.Replace(turn, "{", `{"tools":[],`, 1)})
+	for want := range strings.FieldsSeq("plainE,tools file,tools") {
+		e := Encoding{Tokenizer: NewTokenizer(filepath.Join(dir, "tokenizer.json"), 0), EOS: -1,
+			Chat: NewChat(filepath.Join(dir, "tokenizer.json"), "", true)}
+		var got []string
+		err := e.Each(t.Context(), []string{filepath.Join(dir, "a.jsonl")}, func(_ int, d Document) error {
+			got = append(got, decodeIDs(t, d.IDs))
+			return nil
+		})
+		if err != nil || strings.Join(got, ",") != want {
+			t.Errorf("%q, %v, want %s", got, err, want)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "chat_template.jinja"), []byte("file"), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

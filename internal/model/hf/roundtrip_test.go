@@ -1,0 +1,88 @@
+package hf
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"github.com/cprun/cprun/internal/base/safetensors"
+)
+
+// The export of a family has the keys, names, shapes and bytes of the files that transformers wrote.
+func TestFamiliesAreExportedAsTheyWereRead(t *testing.T) {
+	for _, name := range []string{"llama-bias", "mistral", "phi3", "qwen2", "smollm3"} {
+		dir, out := filepath.Join("../testdata/families", name), filepath.Join(t.TempDir(), name)
+		c, err := ReadConfig(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, err := OpenWeights(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		if err := w.Check(c.Family(), c.Tensors()); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		err = Export(out, Model{Config: c, DType: safetensors.BF16, Tensors: c.Tensors(),
+			Read: func(t Tensor, off int64, dst []float32) error { return w.Read(t, dst, off) }}, ShardLimit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sameKeys(t, dir, out)
+		sameTensors(t, dir, out)
+	}
+}
+
+// unwritten lists keys that do not describe the model, or follow from others.
+var unwritten = map[string]bool{"use_cache": true, "transformers_version": true, "no_rope_layer_interval": true,
+	"pretraining_tp": true}
+
+func sameKeys(t *testing.T, dir, out string) {
+	t.Helper()
+	var keys [2]map[string]any
+	for i, d := range []string{dir, out} {
+		text, err := os.ReadFile(filepath.Join(d, "config.json"))
+		if err == nil {
+			err = json.Unmarshal(text, &keys[i])
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for key, want := range keys[0] {
+		if got := keys[1][key]; !unwritten[key] && !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %s is %v, exported %v", dir, key, want, got)
+		}
+	}
+}
+
+func sameTensors(t *testing.T, dir, out string) {
+	t.Helper()
+	type stored struct {
+		dtype  safetensors.DType
+		shape  []int
+		values []float32
+	}
+	all := [2]map[string]stored{{}, {}}
+	for i, d := range []string{dir, out} {
+		f, err := safetensors.Open(filepath.Join(d, singleFile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		for _, name := range f.Names() {
+			info, _ := f.Info(name)
+			values := make([]float32, info.Elements())
+			if err := f.ReadFloat32(name, values, 0); err != nil {
+				t.Fatal(err)
+			}
+			all[i][name] = stored{info.DType, info.Shape, values}
+		}
+	}
+	if !reflect.DeepEqual(all[0], all[1]) {
+		t.Errorf("%s: the tensors of the export differ", dir)
+	}
+}

@@ -1,0 +1,213 @@
+package train_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/base/near"
+	"github.com/cprun/cprun/internal/model/checkpoint"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/internal/model/metrics"
+	"github.com/cprun/cprun/internal/run/train"
+)
+
+const (
+	loraDir  = "../../model/testdata/lora"
+	loraBase = "tiny-llama3-gqa"
+)
+
+// A tuned is a run of the fixtures, with its flags.
+type tuned struct {
+	name string // of the curve
+	set  []string
+}
+
+// loraCurves returns the curves of scripts/oracle/lora.py.
+func loraCurves(t *testing.T) (runs []tuned, curve func(name string) expect) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(loraDir, "curves.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all map[string]json.RawMessage
+	var common expect
+	var frozen struct{ Frozen []string }
+	for _, v := range []any{&all, &common, &frozen} {
+		if err := json.Unmarshal(text, v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"all", "subset"} {
+		runs = append(runs, tuned{name, []string{"lora.from=" + absolute(filepath.Join(loraDir, name))}})
+	}
+	globs, err := json.Marshal(frozen.Frozen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(runs, tuned{"freeze", []string{"train.freeze=" + string(globs)}}), func(name string) expect {
+		e := common
+		if err := json.Unmarshal(all[name], &e); err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+}
+
+func loadTuned(t *testing.T, run tuned, e expect, ranks int, set ...string) *config.Config {
+	t.Helper()
+	return load(t, parityYAML(loraBase, e), ranks, slices.Concat(run.set, set)...)
+}
+
+// Adapters of PEFT, of all linear layers and of a subset with rslora, and a model with frozen parameters follow the
+// curves of plain PyTorch training within 1e-5 of the loss, with the state of the model whole, in parts and on the host.
+func TestAdaptersFollowPEFT(t *testing.T) {
+	runs, curve := loraCurves(t)
+	for _, run := range runs {
+		e := curve(run.name)
+		for _, c := range []struct {
+			ranks int
+			set   []string
+		}{
+			{1, []string{"memory.recompute=full"}},
+			{4, nil},
+			{4, []string{"memory.shard=parameters", "memory.recompute=selective"}},
+			{2, []string{"memory.shard=parameters", "memory.offload=both"}},
+		} {
+			cfg := loadTuned(t, run, e, c.ranks, c.set...)
+			what := fmt.Sprintf("%s, %d ranks, %v", run.name, c.ranks, c.set)
+			got := mustRun(t, cfg, c.ranks, train.Options{}).steps
+			follows(t, what, got, e, "fp32")
+			for i, s := range got {
+				if off := float64(s.Loss)/e.Loss[i] - 1; !(off < 1e-5 && off > -1e-5) {
+					t.Errorf("%s: step %d has loss %v, want %v", what, i+1, s.Loss, e.Loss[i])
+				}
+			}
+		}
+	}
+}
+
+// Dropout drops the same elements on any number of ranks, in any layout, and in recomputed layers.
+func TestDropoutOfRanks(t *testing.T) {
+	runs, curve := loraCurves(t)
+	e := curve("all").begin()
+	curveOf := func(ranks int, set ...string) []metrics.Step {
+		set = append([]string{"lora.dropout=0.3", "data.seq_len=128"}, set...)
+		return mustRun(t, loadTuned(t, runs[0], e, ranks, set...), ranks, train.Options{}).steps
+	}
+	want := curveOf(1)
+	for _, got := range [][]metrics.Step{
+		curveOf(4, "parallel.layout=zigzag", "memory.recompute=full"),
+		curveOf(3, "parallel.layout=striped", "memory.shard=parameters"),
+	} {
+		for i, s := range got {
+			if off := float64(s.Loss/want[i].Loss) - 1; !(math.Abs(off) < 1e-6) {
+				t.Errorf("step %d: loss %v, want %v of one rank", i+1, s.Loss, want[i].Loss)
+			}
+		}
+	}
+	plain := curveOf(1, "lora.dropout=0")
+	if plain[0].Loss == want[0].Loss {
+		t.Errorf("loss %v with and without dropout", plain[0].Loss)
+	}
+}
+
+// A run resumes with the same bits, trained and frozen, and its merged weights are W + scale * B A.
+func TestTunedRunsResumeAndMerge(t *testing.T) {
+	runs, curve := loraCurves(t)
+	for _, run := range runs {
+		e := curve(run.name)
+		for _, c := range []struct {
+			ranks int
+			set   []string
+		}{{1, nil}, {2, []string{"memory.shard=parameters", "memory.offload=optimizer"}}} {
+			cfg := loadTuned(t, run, e, c.ranks, append(c.set, "checkpoint.every=2", "train.deterministic=true")...)
+			dir := t.TempDir()
+			e.Steps = 4
+			cfg.Train.Steps = 2
+			first := mustRun(t, cfg, c.ranks, train.Options{RunDir: dir, RunID: "a", ConfigYAML: string(cfg.YAML())}).steps
+			cfg.Train.Steps = 4
+			rest := mustRun(t, cfg, c.ranks, train.Options{RunDir: dir, RunID: "b", Resume: true,
+				ConfigYAML: string(cfg.YAML())}).steps
+			want := mustRun(t, cfg, c.ranks, train.Options{}).steps
+			if got := losses(append(first, rest...)); got != losses(want) {
+				t.Errorf("%s, %d ranks: losses\n%s\nof a resumed run, want\n%s", run.name, c.ranks, got, losses(want))
+			}
+			checkMerged(t, cfg, dir)
+		}
+	}
+}
+
+// checkMerged compares the merged matrices of a run with its base and the adapters of its checkpoint, in float64.
+func checkMerged(t *testing.T, cfg *config.Config, dir string) {
+	t.Helper()
+	c, _, err := checkpoint.Latest(t.Context(), filepath.Join(dir, "checkpoints"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	initial, err := train.NewInitial(cfg, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer initial.Close()
+	if err := initial.Matches(t.Context(), c); err != nil {
+		t.Error(err)
+	}
+	base, err := hf.OpenWeights(cfg.Model.From)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer base.Close()
+	merged := initial.Saved(t.Context(), c, true)
+	saved := map[string]bool{}
+	for _, p := range c.Manifest.Params {
+		saved[p.Name] = true
+	}
+	for _, m := range cfg.Model.Tensors() {
+		n := 1
+		for _, d := range m.Shape {
+			n *= d
+		}
+		got, want := make([]float32, n), make([]float32, n)
+		for lo := 0; lo < n; lo += 100 { // not at the ends of rows
+			if err := merged(m, int64(lo), got[lo:min(n, lo+100)]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := base.Read(m, want, 0); err != nil {
+			t.Fatal(err)
+		}
+		if saved[m.Name] {
+			if err := c.Read(t.Context(), m.Name, checkpoint.FieldParam, 0, want); err != nil {
+				t.Fatal(err)
+			}
+		}
+		module := "base_model.model." + strings.TrimSuffix(m.Name, "weight")
+		if l := cfg.Model.Tuning.LoRA; l != nil && saved[module+"lora_A.weight"] {
+			in, out := m.Shape[1], m.Shape[0]
+			a, b := make([]float32, l.R*in), make([]float32, out*l.R)
+			for name, to := range map[string][]float32{"lora_A.weight": a, "lora_B.weight": b} {
+				if err := c.Read(t.Context(), module+name, checkpoint.FieldParam, 0, to); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for i := range want {
+				sum := 0.0
+				for k := range l.R {
+					sum += l.Scale() * float64(b[i/in*l.R+k]) * float64(a[k*in+i%in])
+				}
+				want[i] = float32(float64(want[i]) + sum)
+			}
+		}
+		if err := near.Within(got, want, near.Finite, 1e-7); err != nil {
+			t.Errorf("%s: %v", m.Name, err)
+		}
+	}
+}

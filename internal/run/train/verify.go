@@ -1,0 +1,427 @@
+package train
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"hash/maphash"
+	"io"
+	"path/filepath"
+	"slices"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/base/safetensors"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/model/state"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Probing selects the checks of Verify.
+type Probing struct {
+	Whole int  // tokens of a sample; the config's seq_len may be a prefix of it
+	Leak  bool // change tokens, and compare logits
+}
+
+// Verified is the result of one side of a verification. The files of the ranks, by VerifiedFile, have the rest.
+type Verified struct {
+	Samples []int64     `json:"samples"` // of the batch, in order
+	All     int64       `json:"all"`     // samples of an epoch
+	Blank   bool        `json:"blank"`   // the batch has no targets
+	Loss    Float       `json:"loss"`
+	Probes  []Probed    `json:"probes"`
+	Noisy   bool        `json:"noisy"` // equal forward passes differ, so nothing was probed
+	Kernels []KernelUse `json:"kernels"`
+}
+
+// Probed is the effect of another token at a position of the first sample.
+type Probed struct {
+	Position int      `json:"position"`
+	Shard    int      `json:"shard"`   // the rank whose shard the position was picked from; -1: picked from a document
+	Changed  [][2]int `json:"changed"` // ranges of positions with other logits
+}
+
+// KernelUse is the attention kernel of layers of one kind.
+type KernelUse struct {
+	Layers  []int  `json:"layers"`
+	Window  int    `json:"window"` // earlier keys that a query sees; -1: all
+	Backend string `json:"backend"`
+	Kernel  string `json:"kernel"`
+}
+
+// BatchTensor names the tensor with the tokens of the batch in a VerifiedFile: a row of int32 for each token, with
+// VerifiedRow columns. GradientPart names the others.
+const BatchTensor = "batch"
+
+// VerifiedRow counts the columns of BatchTensor: sample of the batch, position in the sample, id, target, position in
+// the document, number of the document.
+const VerifiedRow = 6
+
+// VerifiedFile returns the path of a rank's results.
+func VerifiedFile(dir string, rank int) string {
+	return filepath.Join(dir, fmt.Sprintf("rank-%04d.safetensors", rank))
+}
+
+// GradientPart names the elements of a parameter's gradient from lo, given the parameter's number.
+func GradientPart(parameter int, lo int64) string {
+	return fmt.Sprintf("gradient/%d/%d", parameter, lo)
+}
+
+// Verify runs the first step of a config with a learning rate of 0. Every rank writes its part of the batch and of the
+// gradients to its file in o.RunDir. With p.Leak, Verify first changes some tokens of the first sample, one at a time,
+// and finds the logits that differ. Every rank gets the result.
+func Verify(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o Options,
+	p Probing) (v Verified, err error) {
+	defer device.Caught(&err)
+	o.report(Report{Kind: Phase, Text: "setup"})
+	o.Whole = p.Whole
+	t, err := newTrainer(ctx, cfg, dev, world, &o)
+	if err != nil {
+		return v, err
+	}
+	if p.Whole > cfg.Data.SeqLen {
+		if err := t.shorten(); err != nil {
+			return v, err
+		}
+	}
+	v.All, v.Kernels = t.train.loader.Samples(), t.kernels()
+	for i := range cfg.Train.GlobalBatchSize {
+		v.Samples = append(v.Samples, t.train.loader.Index(int64(i)))
+	}
+	if p.Leak {
+		o.report(Report{Kind: Phase, Text: "leak probes"})
+		if err := t.probe(ctx, v.Samples[0], &v); err != nil {
+			return v, fmt.Errorf("leak probe: %w", err)
+		}
+	}
+	o.report(Report{Kind: Phase, Text: "step"})
+	rows, scale, err := t.firstStep(ctx, &v)
+	if err != nil {
+		return v, err
+	}
+	if err := t.writeVerified(ctx, o.RunDir, rows, scale); err != nil {
+		return v, err
+	}
+	return v, t.clock.Close()
+}
+
+// shorten makes the samples prefixes of those of Options.Whole tokens.
+func (t *Trainer) shorten() (err error) {
+	l := t.train.loader
+	p := prefix{samples: l, n: t.cfg.Data.SeqLen, valid: map[int64]int{}}
+	for i := range t.cfg.Train.GlobalBatchSize {
+		s := l.Index(int64(i))
+		if p.valid[s], err = p.count(s); err != nil {
+			return err
+		}
+	}
+	t.train.loader = p
+	return nil
+}
+
+// A prefix is the first n tokens of each sample of the first batch.
+type prefix struct {
+	samples
+	n     int
+	valid map[int64]int
+}
+
+func (p prefix) count(sample int64) (valid int, err error) {
+	targets := make([]int32, p.n)
+	whole := []partition.Span{{Len: p.n, Stride: 1}}
+	if err := p.Load(sample, whole, make([]int32, p.n), targets, make([]int, p.n)); err != nil {
+		return 0, err
+	}
+	for _, target := range targets {
+		if target >= 0 {
+			valid++
+		}
+	}
+	return valid, nil
+}
+
+func (p prefix) Docs(sample int64) (docs []int) {
+	left := p.n
+	for _, n := range p.samples.Docs(sample) {
+		if n = min(n, left); n > 0 {
+			docs, left = append(docs, n), left-n
+		}
+	}
+	return docs
+}
+
+func (p prefix) Valid(sample int64) int { return p.valid[sample] }
+func (p prefix) Alike() bool            { return false }
+
+// A changed is samples with another token at one position.
+type changed struct {
+	samples
+	at, vocab int
+}
+
+// Load replaces the token by another one of the shard, so by one that the model knows.
+func (c changed) Load(sample int64, spans []partition.Span, ids, targets []int32, positions []int) error {
+	if err := c.samples.Load(sample, spans, ids, targets, positions); err != nil {
+		return err
+	}
+	row := slices.Index(positionsOf(spans), c.at)
+	if row < 0 {
+		return nil
+	}
+	old := ids[row]
+	ids[row] = (old + 1) % int32(c.vocab)
+	if i := slices.IndexFunc(ids, func(id int32) bool { return id != old }); i != row {
+		ids[row] = ids[i]
+	}
+	return nil
+}
+
+// positionsOf lists the positions of rows.
+func positionsOf(spans []partition.Span) (list []int) {
+	for _, s := range spans {
+		for i := range s.Len {
+			list = append(list, s.Start+i*s.Stride)
+		}
+	}
+	return list
+}
+
+// A kernelNamer names the kernels of its passes.
+type kernelNamer interface {
+	KernelName(t tensor.DType, dim int) string
+}
+
+func (t *Trainer) kernels() (uses []KernelUse) {
+	m, name := &t.cfg.Model.Config, ""
+	if k, ok := t.dev.Kernel.(kernelNamer); ok {
+		name = k.KernelName(t.dev.Compute, m.HeadDim)
+	}
+	for _, window := range m.Windows() {
+		u := KernelUse{Window: window, Backend: t.cfg.Parallel.Backend, Kernel: name}
+		for layer := range m.NumHiddenLayers {
+			if m.Window(layer) == window {
+				u.Layers = append(u.Layers, layer)
+			}
+		}
+		uses = append(uses, u)
+	}
+	return uses
+}
+
+// probe fills v.Probes. All groups of ranks compute the same sample.
+func (t *Trainer) probe(ctx context.Context, sample int64, v *Verified) error {
+	h := &rowHashes{seed: maphash.MakeSeed()}
+	before, b, err := t.hashRows(ctx, h, sample)
+	if err != nil {
+		return err
+	}
+	again, _, err := t.hashRows(ctx, h, sample)
+	if err != nil {
+		return err
+	}
+	if noise, err := t.differing(ctx, b, before, again); err != nil || len(noise) > 0 {
+		v.Noisy = true
+		return err
+	}
+	loader := t.train.loader
+	defer func() { t.train.loader = loader }()
+	for _, p := range t.places(sample, b) {
+		t.train.loader = changed{loader, p.Position, t.cfg.Model.VocabSize}
+		after, _, err := t.hashRows(ctx, h, sample)
+		if err != nil {
+			return err
+		}
+		if p.Changed, err = t.differing(ctx, b, before, after); err != nil {
+			return err
+		}
+		v.Probes = append(v.Probes, p)
+	}
+	return t.share.idle(0)
+}
+
+// places returns the positions to probe: the middle of the second document, or of the only one, and a position of each
+// shard.
+func (t *Trainer) places(sample int64, b *microBatch) (list []Probed) {
+	docs, first := []int{b.tokens}, 0
+	if t.train.packed {
+		docs = t.train.loader.Docs(sample)
+	}
+	if len(docs) > 1 {
+		first, docs = docs[0], docs[1:]
+	}
+	list = []Probed{{Position: first + docs[0]/2, Shard: -1}}
+	for rank := range t.train.size {
+		at := positionsOf(b.layout.Spans(b.seqLen, t.train.size, rank))
+		at = slices.DeleteFunc(at, func(n int) bool { return n >= b.tokens })
+		if len(at) > 0 {
+			list = append(list, Probed{Position: at[len(at)/2], Shard: rank})
+		}
+	}
+	return list
+}
+
+// rowHashes hashes rows of logits with host memory of its own.
+type rowHashes struct {
+	seed maphash.Seed
+	host View
+}
+
+// hashRows returns a hash of the logits of each of this rank's rows of a sample.
+func (t *Trainer) hashRows(ctx context.Context, h *rowHashes, sample int64) (sums []uint64, _ *microBatch,
+	err error) {
+	b, err := t.train.batch(ctx, []int64{sample})
+	if err != nil {
+		return nil, nil, err
+	}
+	sums = make([]uint64, len(b.positions))
+	var failed error
+	b.Rows = func(lo int, logits View) {
+		rows, err := h.read(ctx, t.dev, logits)
+		failed = cmp.Or(failed, err)
+		for i := range rows {
+			sums[lo+i] = maphash.Bytes(h.seed, rows[i])
+		}
+	}
+	t.att.begin(b)
+	if err := t.model.Forward(t.arena, b.Batch, t.sums); err != nil {
+		return nil, nil, err
+	}
+	b.done()
+	return sums, b, cmp.Or(failed, t.dev.Stream.Sync(ctx))
+}
+
+// read waits for logits, and returns the bytes of each row.
+func (h *rowHashes) read(ctx context.Context, dev *Device, logits View) (rows [][]byte, err error) {
+	if h.host.IsZero() || h.host.Size() < logits.Size() {
+		if !h.host.IsZero() {
+			dev.FreeHostVector(h.host)
+		}
+		if h.host, err = dev.HostVector("logits", logits.DType(), logits.Size()); err != nil {
+			return nil, err
+		}
+	}
+	to := state.Part(h.host, 0, logits.Size())
+	dev.Store.Download(to, logits.Reshape([4]int{1, 1, 1, logits.Size()}))
+	if err := dev.Stream.Sync(ctx); err != nil {
+		return nil, err
+	}
+	all := tensor.Bytes(to)
+	return slices.Collect(slices.Chunk(all, len(all)/logits.Rows())), nil
+}
+
+// differing returns the ranges of positions whose hashes differ on their rank.
+func (t *Trainer) differing(ctx context.Context, of *microBatch, a, b []uint64) (ranges [][2]int, err error) {
+	v := tensor.New(tensor.I64, of.seqLen)
+	flags := tensor.Data[int64](v)
+	for row, at := range positionsOf(of.layout.Spans(of.seqLen, t.train.size, t.train.rank)) {
+		if a[row] != b[row] {
+			flags[at] = 1
+		}
+	}
+	p, err := t.mesh.world.AllReduce(v, comm.Sum)
+	if err == nil {
+		err = p.Sync(ctx)
+	}
+	for at, n := range flags {
+		if last := len(ranges) - 1; n > 0 && last >= 0 && ranges[last][1] == at {
+			ranges[last][1]++
+		} else if n > 0 {
+			ranges = append(ranges, [2]int{at, at + 1})
+		}
+	}
+	return ranges, err
+}
+
+// firstStep runs the first step until its gradients do not overflow in float16. It returns the rank's rows of
+// BatchTensor and the loss scale of the gradients.
+func (t *Trainer) firstStep(ctx context.Context, v *Verified) (rows []int32, scale float64, err error) {
+	t.schedule = func(int) float64 { return 0 }
+	size := t.cfg.Train.MicroBatchSize
+	for {
+		rows = rows[:0]
+		k := 0 // samples of this rank so far
+		t.train.seen = func(b *microBatch, spans []partition.Span, ids []int32) {
+			at := positionsOf(spans)
+			for i := range len(ids) / max(1, len(at)) {
+				n := (k/size*t.mesh.dataSize+t.mesh.dataRank)*size + k%size
+				rows, k = appendRows(rows, n, b, at, ids, i*len(at)), k+1
+			}
+		}
+		f, err := t.begin(ctx, false, false)
+		if err != nil {
+			return nil, 0, err
+		}
+		res, err := t.finish(ctx, f)
+		if err != nil {
+			return nil, 0, err
+		}
+		if v.Loss, v.Blank = Float(res.Loss), res.Blank > 0; !res.Skipped || f.scale <= leastScale {
+			return rows, cmp.Or(f.scale, 1), t.flush(ctx)
+		}
+		t.consumed = 0
+	}
+}
+
+// appendRows appends the rows of sample n of the batch. Its tokens follow index first of ids.
+func appendRows(rows []int32, n int, b *microBatch, at []int, ids []int32, first int) []int32 {
+	end, doc, ends := 0, 0, []int(nil)
+	for _, length := range b.docs {
+		end += length
+		ends = append(ends, end)
+	}
+	for row, position := range at {
+		if position >= b.tokens { // after the documents
+			continue
+		}
+		if len(ends) > 0 {
+			doc, _ = slices.BinarySearch(ends, position+1)
+		}
+		j := first + row
+		rows = append(rows, int32(n), int32(position), ids[j], b.targets[j], int32(b.positions[j]), int32(doc))
+	}
+	return rows
+}
+
+// writeVerified writes this rank's file. It divides gradients by the loss scale.
+func (t *Trainer) writeVerified(ctx context.Context, dir string, rows []int32, scale float64) error {
+	batch := tensor.FromSlice(rows, len(rows))
+	entries := []safetensors.Entry{{Name: BatchTensor, DType: safetensors.I32,
+		Shape: []int{len(rows) / VerifiedRow, VerifiedRow},
+		Data:  func(w io.Writer) error { _, err := w.Write(tensor.Bytes(batch)); return err }}}
+	s := t.share.State
+	down, err := newStage(t.dev, int(s.Flat.Size()), false)
+	if err != nil {
+		return err
+	}
+	for i, p := range s.Flat.Params {
+		bucket := s.Flat.Of(i)
+		share := s.Share(bucket)
+		lo, hi := max(share.Lo, p.Offset), min(share.Hi, p.Offset+int64(p.Size()))
+		if lo >= hi {
+			continue
+		}
+		own := state.Part(s.Own(s.Grads, bucket), int(lo-share.Lo), int(hi-share.Lo))
+		name, shape := GradientPart(i, lo-p.Offset), []int{own.Size()}
+		entries = append(entries, safetensors.Entry{Name: name, DType: safetensors.F32, Shape: shape,
+			Data: func(w io.Writer) error {
+				for lo := 0; lo < own.Size(); lo += verifyPiece {
+					piece := make([]float32, min(verifyPiece, own.Size()-lo))
+					if err := down.read(ctx, piece, state.Part(own, lo, lo+len(piece))); err != nil {
+						return err
+					}
+					for i := range piece {
+						piece[i] /= float32(scale)
+					}
+					if err := safetensors.Floats(name, safetensors.F32, shape, piece).Data(w); err != nil {
+						return err
+					}
+				}
+				return nil
+			}})
+	}
+	return safetensors.WriteFile(VerifiedFile(dir, t.mesh.world.Rank()), nil, entries)
+}
+
+// verifyPiece is the number of elements of a gradient in memory at once.
+const verifyPiece = 4 << 20

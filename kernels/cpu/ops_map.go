@@ -1,0 +1,59 @@
+package cpu
+
+import (
+	"math"
+
+	"github.com/cprun/cprun/kernels/internal/shape"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Affine sets y = x * scale + shift. y may be x.
+func (c *Kernels) Affine(y, x tensor.View, scale, shift float64) {
+	c.pointwise("affine", y, x, func(x float64) float64 { return x*scale + shift })
+}
+
+// SoftCap replaces x by limit * tanh(x / limit).
+func (c *Kernels) SoftCap(x tensor.View, limit float64) {
+	c.pointwise("soft cap", x, x, func(x float64) float64 { return limit * math.Tanh(x/limit) })
+}
+
+// pointwise sets y to f of x. It computes in float64.
+func (c *Kernels) pointwise(op string, y, x tensor.View, f func(float64) float64) {
+	denseActivations(op, y, x)
+	shape.Must(shape.SameShape(y, x), op, y, x)
+	load, store := loader(x), storer(y)
+	c.queue(op, func() {
+		c.blocks(y.Size(), elementBlock, func(_, lo, hi int) {
+			for i := int64(lo); i < int64(hi); i++ {
+				store(i, f(load(i)))
+			}
+		})
+	})
+}
+
+// A curve is a value and its derivative.
+type curve struct{ value, slope float64 }
+
+// gelu returns x * s with s = sigmoid(2u) and u = sqrt(2/pi) * (x + cubic * x^3), since 1 + tanh(u) = 2 sigmoid(2u).
+func gelu(x float64) curve {
+	const cubic, twice = 0.044715, 2 * 0.797884560802865355879892119869
+	near := min(max(x, -geluReach), geluReach)
+	s := 1 / (1 + math.Exp(-twice*near*(1+cubic*near*near)))
+	return curve{x * s, s + near*s*(1-s)*twice*(1+3*cubic*near*near)}
+}
+
+// geluReach is beyond the x with s between 0 and 1 in float64. x^3 stays finite.
+const geluReach = 64
+
+func geGLU[T tensor.Float](y, gate, up []T) {
+	for i, g := range gate {
+		y[i] = T(gelu(float64(g)).value * float64(up[i]))
+	}
+}
+
+func geGLUBackward[T tensor.Float](dgate, dup, dy, gate, up []T) {
+	for i, g := range gate {
+		c, d := gelu(float64(g)), float64(dy[i])
+		dgate[i], dup[i] = T(d*float64(up[i])*c.slope), T(d*c.value)
+	}
+}

@@ -1,0 +1,76 @@
+"""Writes a small model of each family with the loss curve of plain PyTorch training in float32.
+
+Usage: python scripts/oracle/families.py internal/model/testdata/families [name ...]
+Needs torch and transformers; the versions are in the output. The files are as in parity.py, with weights in
+bfloat16, which training begins with.
+"""
+
+import copy
+import pathlib
+import sys
+
+import torch
+from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Phi3Config,
+                          Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
+
+import parity
+
+STEPS, VOCAB = 10, 96
+COMMON = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=40, num_attention_heads=4, num_key_value_heads=2,
+              num_hidden_layers=2, max_position_embeddings=256, use_cache=False, attn_implementation="eager",
+              bos_token_id=1, eos_token_id=2, pad_token_id=None)
+RUN = dict(seq=128, weight_decay=0.1, grad_clip=1.0)
+LONGROPE = dict(rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=0.75,
+                short_factor=[1.0, 1.1, 1.3], long_factor=[1.5, 2.25, 4.0])
+GEMMA = dict(COMMON, head_dim=12, sliding_window=24,
+             layer_types=["sliding_attention", "full_attention"])
+PLAIN = dict(rope_type="default", rope_theta=10000.0)
+BY_LAYER = dict(full_attention=dict(rope_type="linear", rope_theta=50000.0, factor=4.0),
+                sliding_attention=dict(rope_type="default", rope_theta=100.0))
+
+# Windows and trained lengths are shorter than the sequences, so that each key moves the loss.
+FAMILIES = {
+    "llama-bias": (LlamaForCausalLM, LlamaConfig(**COMMON, attention_bias=True, mlp_bias=True), RUN),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**COMMON, use_sliding_window=True, sliding_window=24,
+                                            max_window_layers=1, tie_word_embeddings=True), RUN),
+    "mistral": (MistralForCausalLM, MistralConfig(**COMMON, head_dim=12, sliding_window=40), RUN),
+    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config(**{**COMMON, "num_hidden_layers": 3}, no_rope_layer_interval=2,
+                                                  use_sliding_window=True, sliding_window=30), RUN),
+    "phi3": (Phi3ForCausalLM, Phi3Config(**COMMON, original_max_position_embeddings=64, sliding_window=100,
+                                         rope_parameters=LONGROPE), RUN),
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config(**GEMMA, query_pre_attn_scalar=20, attn_logit_softcapping=3.0,
+                                               final_logit_softcapping=4.0, rope_parameters=PLAIN), RUN),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**GEMMA, query_pre_attn_scalar=20, final_logit_softcapping=6.0,
+                                                   rope_parameters=BY_LAYER), RUN),
+}
+
+
+def randomise(model):
+    """Biases are around 0, and so are norms that add 1. All other vectors are around 1. Every value is one of
+    bfloat16."""
+    parity.randomise(model)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith(".bias") or "gemma" in model.config.model_type and p.dim() == 1:
+                p.normal_(0, 0.3)
+            p.copy_(p.bfloat16().float())
+
+
+def main(root, names):
+    for i, (name, (cls, cfg, run)) in enumerate(FAMILIES.items()):
+        if names and name not in names:
+            continue
+        torch.manual_seed(2026 + i)
+        out = root / name
+        model = cls(cfg).float()
+        randomise(model)
+        copy.deepcopy(model).bfloat16().save_pretrained(out)
+        (out / "model.safetensors").chmod(0o644)
+        (out / "generation_config.json").unlink(missing_ok=True)
+        t = parity.tokens(STEPS * run["seq"] + 1, VOCAB)
+        parity.write_tokens(out / "tokens.bin", t)
+        parity.write_expect(out, run, STEPS, *parity.train(model, t, **run, steps=STEPS))
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]), sys.argv[2:])
