@@ -209,8 +209,8 @@ func (c *Config) Caveat() Fault {
 			"images, and exports a %s", c.Wrapper, c.Architecture)}
 	}
 	if f := c.Family(); f.Windows.Foreign && c.SlidingWindow > 0 {
-		return Fault{"sliding_window", fmt.Sprintf("transformers has no sliding window in its %s and will ignore sliding_window %d; cprun "+
-			"reads it", f.Name, c.SlidingWindow)}
+		return Fault{"sliding_window", fmt.Sprintf("transformers has no sliding window in its %s and will ignore "+
+			"sliding_window %d; cprun reads it", f.Name, c.SlidingWindow)}
 	}
 	return Fault{}
 }

@@ -7,9 +7,11 @@ import (
 	"github.com/cprun/cprun/internal/run/train"
 )
 
+var families = []string{"gemma2", "gemma3", "llama-bias", "mistral", "phi3", "qwen2", "smollm3"}
+
 // A small model of each family follows ten steps of transformers, on one rank and on several with three layouts.
 func TestFamiliesFollowTransformers(t *testing.T) {
-	for _, name := range []string{"gemma2", "gemma3", "llama-bias", "mistral", "phi3", "qwen2", "smollm3"} {
+	for _, name := range families {
 		dir := "../families/" + name
 		e := readExpect(t, dir)
 		for _, v := range []struct {
