@@ -2,16 +2,28 @@ package train_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/cprun/cprun/internal/run/train"
 )
 
-var families = []string{"gemma2", "gemma3", "llama-bias", "mistral", "phi3", "qwen2", "smollm3"}
+// families lists the fixtures of families, written by scripts/oracle/families.py.
+func families(t *testing.T) (names []string) {
+	entries, err := os.ReadDir(filepath.Join(parityDir, "../families"))
+	if err != nil || len(entries) < 7 {
+		t.Fatalf("%d families, %v", len(entries), err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
 
 // A small model of each family follows ten steps of transformers, on one rank and on several with three layouts.
 func TestFamiliesFollowTransformers(t *testing.T) {
-	for _, name := range families {
+	for _, name := range families(t) {
 		dir := "../families/" + name
 		e := readExpect(t, dir)
 		for _, v := range []struct {
@@ -28,5 +40,21 @@ func TestFamiliesFollowTransformers(t *testing.T) {
 			what := fmt.Sprintf("%s, %d ranks, %s", name, v.ranks, v.set)
 			follows(t, what, mustRun(t, cfg, v.ranks, train.Options{}).steps, e, "fp32")
 		}
+	}
+}
+
+// The length of a token's document selects longrope's factors on any rank: some documents are longer than the trained
+// length, others beside them in a sample are not.
+func TestLongropeOfDocuments(t *testing.T) {
+	dir := "../families/phi3"
+	e := readExpect(t, dir).begin()
+	set := []string{"data.pack_documents=true", "data.eos_token_id=60"}
+	e.Loss, e.GradNorm = nil, nil
+	for _, s := range mustRun(t, load(t, parityYAML(dir, e), 1, set...), 1, train.Options{}).steps {
+		e.Loss, e.GradNorm = append(e.Loss, float64(s.Loss)), append(e.GradNorm, float64(s.GradNorm))
+	}
+	for _, layout := range []string{"striped", "document"} {
+		cfg := load(t, parityYAML(dir, e), 4, append(set, "parallel={layout: "+layout+", algorithm: allgather}")...)
+		follows(t, layout, mustRun(t, cfg, 4, train.Options{}).steps, e, "fp32")
 	}
 }
