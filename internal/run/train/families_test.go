@@ -2,10 +2,12 @@ package train_test
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"testing"
 
+	"github.com/cprun/cprun/internal/model/metrics"
 	"github.com/cprun/cprun/internal/run/train"
 )
 
@@ -56,5 +58,26 @@ func TestLongropeOfDocuments(t *testing.T) {
 	for _, layout := range []string{"striped", "document"} {
 		cfg := load(t, parityYAML(dir, e), 4, append(set, "parallel={layout: "+layout+", algorithm: allgather}")...)
 		follows(t, layout, mustRun(t, cfg, 4, train.Options{}).steps, e, "fp32")
+	}
+}
+
+// Batches of another size, such as the last of a validation, have their own second rotary table.
+func TestTwoRotaryTablesForAnyBatch(t *testing.T) {
+	dir := "../families/gemma3"
+	e := readExpect(t, dir)
+	e.Steps = 3
+	var want []metrics.Step
+	for _, size := range []string{"1", "2"} {
+		path := absolute(filepath.Join(parityDir, dir, "tokens.bin"))
+		cfg := load(t, parityYAML(dir, e), 1, "train.global_batch_size=2", "train.micro_batch_size="+size,
+			"data.validation={path: "+path+", every: 1, samples: 3}")
+		got := mustRun(t, cfg, 1, train.Options{}).steps
+		for i := range want {
+			off := math.Abs(float64(got[i].Loss-want[i].Loss)) + math.Abs(float64(*got[i].ValLoss-*want[i].ValLoss))
+			if len(got) != len(want) || !(off <= 1e-5) {
+				t.Errorf("micro batches of %s: step %+v, want %+v", size, got[i], want[i])
+			}
+		}
+		want = got
 	}
 }
