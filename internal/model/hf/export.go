@@ -232,6 +232,9 @@ func WriteConfig(dir *os.Root, c *Config, dtype safetensors.DType) error {
 			m[key] = number(*x.value)
 		}
 	}
+	if _, ok := m["query_pre_attn_scalar"]; ok { // transformers wants an integer
+		m["query_pre_attn_scalar"] = cmp.Or(c.QueryPreAttnScalar, float64(c.HeadDim))
+	}
 	maps.Copy(m, f.Export)
 	if f.Tensors[QueryBias] != "" && !f.Biased {
 		m["attention_bias"] = c.AttentionBias

@@ -2,14 +2,28 @@ package train_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/cprun/cprun/internal/run/train"
 )
 
+// families lists the fixtures of families, written by scripts/oracle/families.py.
+func families(t *testing.T) (names []string) {
+	entries, err := os.ReadDir(filepath.Join(parityDir, "../families"))
+	if err != nil || len(entries) < 7 {
+		t.Fatalf("%d families, %v", len(entries), err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
 // A small model of each family follows ten steps of transformers, on one rank and on several with three layouts.
 func TestFamiliesFollowTransformers(t *testing.T) {
-	for _, name := range []string{"gemma2", "gemma3", "llama-bias", "mistral", "phi3", "qwen2", "smollm3"} {
+	for _, name := range families(t) {
 		dir := "../families/" + name
 		e := readExpect(t, dir)
 		for _, v := range []struct {
