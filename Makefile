@@ -9,7 +9,7 @@ export CGO_ENABLED ?= 0
 # Additional build tags, as in TAGS=netgo.
 TAGS ?=
 
-.PHONY: all help build run test test-full test-portable vet-darwin mutate test-ring test-crash test-nfs test-hostile test-slurm test-cluster test-network simulate-cluster check-kubernetes test-report examples race fuzz lint staticcheck asm bench cuda vet-cuda test-kernels test-gpu gpu-pack install dist check-dist clean
+.PHONY: all help build run test test-full test-portable vet-darwin mutate test-ring test-crash test-nfs test-hostile test-verify test-slurm test-cluster test-network simulate-cluster check-kubernetes test-report examples race fuzz lint staticcheck asm bench cuda vet-cuda test-kernels test-gpu gpu-pack install dist check-dist clean
 
 all: build
 
@@ -98,6 +98,11 @@ NETWORK ?= -test.run Network -test.v
 test-network: ## run ranks over a bad network (user namespaces)
 	$(GO) test -c -tags netns -o bin/network.test ./comm
 	unshare --user --map-root-user --net bin/network.test -test.timeout 15m $(NETWORK)
+
+# Builds cprun with each of the defects in cmd/cprun/verify_test.go, one line each. cprun verify must find it. Takes two
+# minutes of CPU time.
+test-verify: ## plant defects that cprun verify must find
+	$(GO) test -count 1 -vet=off -timeout 60m -v -run TestVerifyFindsDefects ./cmd/cprun -verify.all
 
 # Tries every malicious input; `make test` tries a share of each kind. Takes minutes.
 test-hostile: ## try all malicious inputs

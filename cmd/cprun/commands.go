@@ -284,13 +284,13 @@ func oneArg(what string) cobra.PositionalArgs {
 func generateCommand() *cobra.Command {
 	o, prompt := command.GenerateOptions{}, ""
 	c := &cobra.Command{
-		Use:   "generate RUN|HF-DIR --prompt TEXT",
+		Use:   "generate RUN|HF-DIR --prompt TEXT | --chat FILE|TEXT",
 		Short: "print text that a trained model writes",
 		Long: `Writes only the text to standard output, on one device in float32. It ends at the model's end-of-text token,
 after --max-tokens, or at the model's last position. Ctrl-C ends it with status 130.`,
 		Example: "  cprun generate runs/opticks-20261120-101500 --prompt \"The Rays of Light\"\n  cprun generate " +
 			"Llama-3.2-1B --prompt-file start.txt --max-tokens 400 --temperature 0\n  echo \"Let there be\" | cprun " +
-			"generate Llama-3.2-1B --prompt - --seed 7 --quiet >text.txt",
+			"generate Llama-3.2-1B --prompt - --seed 7 --quiet >text.txt\n  cprun generate Qwen3-0.6B --chat \"What is light?\"",
 		Args: oneArg("a run directory, a checkpoint or a Hugging Face directory"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if c.Flags().Changed("prompt") {
@@ -303,6 +303,7 @@ after --max-tokens, or at the model's last position. Ctrl-C ends it with status 
 	f := c.Flags()
 	f.StringVar(&prompt, "prompt", "", "`text` to continue; - reads it from standard input")
 	f.StringVar(&o.PromptFile, "prompt-file", "", "`file` with the prompt; a final line break is dropped")
+	f.StringVar(&o.Chat, "chat", "", "`message` to answer by the chat template, or a file with messages (JSON) or text")
 	f.IntVar(&o.MaxTokens, "max-tokens", 200, "at most `N` new tokens")
 	f.Float64Var(&o.Sampling.Temperature, "temperature", 0.8, "divisor of the logits; 0: always the likeliest token")
 	f.Float64Var(&o.Sampling.TopP, "top-p", 0.95, "draw from the fewest tokens of this total probability")

@@ -222,7 +222,7 @@ func TestLogProbs(t *testing.T) {
 		want string
 		args []string
 	}{
-		{`"messages" is not in this build`, []string{"--logprobs", messages}},
+		{`conversations need the tokenizer of a model`, []string{"--logprobs", messages}},
 		{"remove --data", []string{"--logprobs", path, "--data", path}},
 		{"want a .jsonl", []string{"--logprobs", "a.bin"}},
 		{"the longest record needs 3000", []string{"--logprobs", path, "--set", "data.seq_len=100"}},

@@ -33,6 +33,11 @@ type Kernels struct {
 	backward backwardPass
 }
 
+// KernelName returns the name of attention's inner loops.
+func (c *Kernels) KernelName(t tensor.DType, _ int) string {
+	return fmt.Sprintf("cpu %v (%v)", t, c.level)
+}
+
 // New returns kernels that compute on stream, with the instructions that Use selected. The caller closes stream.
 func New(stream *tensor.HostStream) *Kernels {
 	return &Kernels{stream: stream, level: current(), cores: ownCores()}

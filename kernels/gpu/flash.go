@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strings"
 	"unsafe"
 
 	"github.com/cprun/cprun/attention"
@@ -66,23 +67,41 @@ func NewFlash(stream *cuda.Stream, loader *Loader, o FlashOptions) (*Flash, erro
 // Preload loads the programs for inputs of type t, head dim dim of q and k, and dimV of v. It compiles them if they are
 // not on disk.
 func (f *Flash) Preload(t tensor.DType, dim, dimV int) error {
-	forward, err := f.shapeFor("flash attention forward", t, dim, dimV, source.FlashShape.ForwardShared)
+	names, err := f.programs(t, dim, dimV)
 	if err != nil {
 		return err
+	}
+	return f.loader.Preload(append(names, commonProgram)...)
+}
+
+// KernelName returns the programs of both passes. Tensors that TMA cannot copy take others on Hopper.
+func (f *Flash) KernelName(t tensor.DType, dim int) string {
+	names, err := f.programs(t, dim, dim)
+	if err != nil {
+		return err.Error()
+	}
+	return strings.Join(names, ", ")
+}
+
+// programs returns the names of the programs of both passes.
+func (f *Flash) programs(t tensor.DType, dim, dimV int) ([]string, error) {
+	forward, err := f.shapeFor("flash attention forward", t, dim, dimV, source.FlashShape.ForwardShared)
+	if err != nil {
+		return nil, err
 	}
 	backward, err := f.shapeFor("flash attention backward", t, dim, dimV, f.backwardShared)
 	if err != nil {
-		return err
-	}
-	first, second := forward.Forward().Name, []string{backward.Backward().Name}
-	if f.deterministic {
-		second = append(second, backward.DQ().Name)
+		return nil, err
 	}
 	// Tensors that TMA cannot copy are rare, so their first use loads their programs.
 	if s, ok := source.HopperShapeFor(dim, dimV); ok && f.hopper != nil && t != tensor.F32 {
-		first, second = s.Forward(false).Name, []string{s.Backward(false, f.deterministic).Name}
+		return []string{s.Backward(false, f.deterministic).Name, s.Forward(false).Name}, nil
 	}
-	return f.loader.Preload(append(second, commonProgram, first)...)
+	names := []string{backward.Backward().Name, forward.Forward().Name}
+	if f.deterministic {
+		names = append(names, backward.DQ().Name)
+	}
+	return names, nil
 }
 
 // shapeFor returns the shape for a pass. needs returns the shared memory of a block.

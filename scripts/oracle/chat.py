@@ -4,9 +4,11 @@
     python scripts/oracle/chat.py
 
 internal/model/chat/testdata/renders.json has the texts and generation spans of our templates by transformers;
-internal/model/data/testdata/chat has a tokenizer and records, with the ids and labels of TRL's SFTTrainer.
+internal/model/data/testdata/chat has a tokenizer and records, with the ids and labels of TRL's SFTTrainer;
+internal/model/tokenizer/testdata/marks.json has the tokens around each place of a text.
 """
 
+import gzip
 import json
 import pathlib
 import shutil
@@ -110,7 +112,24 @@ def records():
                 w.write_table(table)
 
 
+MARKED = ("Hi<|im_end|>\n<|start|>assistant\n\n  The rain in Spain isn't 123456 cafés: naïve 日本語 👩‍👩‍👧!\n\nresults==[1,  2];\t\tend</s> \n"
+          "[INST] one two[/INST]three  four\u00a0x \n\n\n")
+
+
+def marks():
+    """For each place between two characters: the tokens that end before it, and those that begin before it."""
+    out = {}
+    for name in ("deepseek", "gemma", "gpt2", "llama2", "llama3", "mistral", "o200k", "qwen"):
+        with gzip.open(ROOT / f"tokenizer/testdata/{name}.json.gz") as f:
+            raw = json.dumps(json.load(f)["tokenizer"]).replace('"trim_offsets": true', '"trim_offsets": false')
+        offsets = Tokenizer.from_str(raw).encode(MARKED, add_special_tokens=False).offsets
+        out[name] = [[sum(e <= p for _, e in offsets), sum(s < p for s, _ in offsets)] for p in range(len(MARKED) + 1)]
+    lines = ",\n".join(f'"{k}": {json.dumps(v, separators=(",", ":"))}' for k, v in out.items())
+    (ROOT / "tokenizer/testdata/marks.json").write_text(f'{{"text": {json.dumps(MARKED)}, "marks": {{\n{lines}\n}}}}\n')
+
+
 if __name__ == "__main__":
+    marks()
     shutil.rmtree(DATA, ignore_errors=True)
     DATA.mkdir()
     renders()

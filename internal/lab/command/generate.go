@@ -36,6 +36,7 @@ import (
 type GenerateOptions struct {
 	Prompt     *string // "-": standard input; nil: there is none
 	PromptFile string  // in its place
+	Chat       string  // in its place: a message to answer, or a file with messages
 	MaxTokens  int     // new ones
 	Sampling   generate.Sampling
 	Step       int64  // of the checkpoint of a run; 0: the newest one
@@ -125,11 +126,11 @@ func (o *GenerateOptions) generate(ctx context.Context, path, text string) error
 
 func (o *GenerateOptions) check() error {
 	switch {
-	case o.Prompt == nil && o.PromptFile == "":
+	case o.Prompt == nil && o.PromptFile == "" && o.Chat == "":
 		return inputf("--prompt is missing: cprun generate RUN --prompt TEXT; - reads it from standard input, " +
-			"--prompt-file from a file")
-	case o.Prompt != nil && o.PromptFile != "":
-		return inputf("--prompt and --prompt-file: pass one of them")
+			"--prompt-file from a file; --chat takes a message to answer")
+	case o.Prompt != nil && o.PromptFile != "" || o.Chat != "" && (o.Prompt != nil || o.PromptFile != ""):
+		return inputf("--prompt, --prompt-file and --chat: pass one of them")
 	case o.MaxTokens < 1:
 		return inputf("--max-tokens %d: want 1 or more", o.MaxTokens)
 	case o.Step < 0:
@@ -146,6 +147,13 @@ func (o *GenerateOptions) prompt() (string, error) {
 	var text []byte
 	var err error
 	switch {
+	case o.Chat != "":
+		if st, err := os.Stat(o.Chat); err != nil || st.IsDir() {
+			return o.Chat, nil
+		}
+		if text, err = files.Read(o.Chat, maxPrompt); err != nil {
+			return "", inputf("--chat: %w", err)
+		}
 	case o.PromptFile != "":
 		if text, err = files.Read(o.PromptFile, maxPrompt); err != nil {
 			return "", inputf("--prompt-file: %w", err)
@@ -165,7 +173,16 @@ func (o *GenerateOptions) prompt() (string, error) {
 
 func (w *source) request(text string, o *GenerateOptions) (req generate.Request, d *tokenizer.Decoder, err error) {
 	t := data.NewTokenizer(w.tokenizer, w.cfg.VocabSize)
-	if req.Prompt, err = t.Encode(text); err == nil {
+	ends := w.ends
+	if o.Chat == "" {
+		req.Prompt, err = t.Encode(text)
+	} else {
+		var end int
+		if req.Prompt, end, err = data.NewChat(w.tokenizer, w.template, false).Prompt(t, text); end >= 0 {
+			ends = append(slices.Clone(ends), end)
+		}
+	}
+	if err == nil {
 		d, err = t.NewDecoder()
 	}
 	if faulty := (*data.TokenizerError)(nil); errors.As(err, &faulty) {
@@ -197,7 +214,7 @@ func (w *source) request(text string, o *GenerateOptions) (req generate.Request,
 	d.Flush(nil)
 	req.MaxTokens, req.Sampling = o.MaxTokens, o.Sampling
 	if !o.IgnoreEOS {
-		req.Ends = w.ends
+		req.Ends = ends
 	}
 	return req, d, nil
 }
@@ -247,6 +264,7 @@ type source struct {
 	cfg       *hf.Config
 	positions int    // maximum length of prompt and text
 	tokenizer string // bytes, or the path of a tokenizer.json
+	template  string // a Jinja file; "": the tokenizer's own
 	begin     int    // the token that replaces an empty prompt; -1: none
 	ends      []int  // the tokens that end a text, own included
 	own       []int  // end tokens from the model's config
@@ -374,7 +392,8 @@ func sourceOf(ctx context.Context, c *checkpoint.Checkpoint) (*source, error) {
 	if err := initial.Matches(ctx, c); err != nil {
 		return nil, errors.Join(err, initial.Close())
 	}
-	w := &source{what: terminal.Name(c.Dir), cfg: exported(cfg), tokenizer: tokenizerOf(cfg), from: closers{c, initial}}
+	w := &source{what: terminal.Name(c.Dir), cfg: exported(cfg), tokenizer: tokenizerOf(cfg),
+		template: cfg.Data.ChatTemplate, from: closers{c, initial}}
 	w.positions = w.cfg.MaxPositionEmbedding
 	if id := cfg.Data.EOSTokenID; id >= 0 {
 		w.ends = append(w.ends, id)

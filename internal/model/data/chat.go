@@ -134,7 +134,7 @@ func parseConversation(keys map[string]json.RawMessage, format string) (c *conve
 		}
 	} else {
 		key := keyMessages
-		if keys[key] == nil {
+		if keys[keyConversations] != nil {
 			key = keyConversations
 		}
 		if c.messages, err = messages(keys, key); err != nil {
@@ -186,6 +186,9 @@ func (c *conversation) parts(keys map[string]json.RawMessage) error {
 // messages reads a list of messages. Keys of ShareGPT get the names of the others, and reasoning its other name, as in
 // transformers.
 func messages(keys map[string]json.RawMessage, key string) ([]jinja.Value, error) {
+	if keys[key] == nil {
+		return nil, fmt.Errorf("no key %q", key)
+	}
 	v, err := chat.Decode(keys[key])
 	if err != nil {
 		return nil, fmt.Errorf("%q: %w", key, err)
@@ -372,6 +375,62 @@ func (e *chatEncoder) turnEnd(m jinja.Value, turn string) int {
 		return last
 	}
 	return len(turn)
+}
+
+// Prompt returns the ids of a conversation up to the assistant's answer, and the token that ends an answer; -1 if the
+// template has none. The text is one message of the user, a list of messages as JSON, or a record with them.
+func (c *Chat) Prompt(t *Tokenizer, text string) (ids []int32, end int, err error) {
+	e, err := (&Encoding{Tokenizer: t, Chat: c}).newChatEncoder()
+	if err == nil {
+		e.templates, err = e.read()
+	}
+	if err != nil {
+		return nil, -1, err
+	}
+	keys := map[string]json.RawMessage{}
+	trimmed := strings.TrimSpace(text)
+	switch {
+	case strings.HasPrefix(trimmed, "["):
+		keys[keyMessages] = json.RawMessage(trimmed)
+	case strings.HasPrefix(trimmed, "{"):
+		if keys, err = fields([]byte(trimmed), nil); err != nil {
+			return nil, -1, err
+		}
+	default:
+		keys[keyMessages] = fmt.Appendf(nil, `[{"role":"user","content":%s}]`, appendString(nil, text))
+	}
+	talk, err := parseConversation(keys, FormatMessages)
+	if err != nil {
+		return nil, -1, err
+	}
+	prompt, _, err := e.render(talk, len(talk.messages), true)
+	if err != nil {
+		return nil, -1, fmt.Errorf("%s: %w", e.path, err)
+	}
+	ids, err = e.tok.AppendMarked(nil, prompt, nil)
+	return ids, e.endToken(talk, t), err
+}
+
+// endToken returns the special token after an answer; -1: none.
+func (e *chatEncoder) endToken(talk *conversation, t *Tokenizer) int {
+	const answer = "(the answer)"
+	m := jinja.NewDict()
+	m.AsDict().Set("role", jinja.NewString("assistant"))
+	m.AsDict().Set("content", jinja.NewString(answer))
+	talk.messages = append(talk.messages, m)
+	whole, _, err := e.render(talk, len(talk.messages), false)
+	at := strings.LastIndex(whole, answer)
+	tok, unread := t.read()
+	if err != nil || at < 0 || unread != nil {
+		return -1
+	}
+	turn := whole[at : at+e.turnEnd(m, whole[at:])]
+	for _, special := range e.ends {
+		if id, ok := tok.ID(special); ok && strings.HasSuffix(turn, special) {
+			return id
+		}
+	}
+	return -1
 }
 
 // completed marks the tokens after those of the rendered prompt, like TRL.

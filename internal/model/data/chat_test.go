@@ -176,3 +176,33 @@ func TestTemplatesByName(t *testing.T) {
 		}
 	}
 }
+
+func TestPromptsOfChats(t *testing.T) {
+	tok, chat := NewTokenizer(chatDir+"tokenizer.json", 0), NewChat(chatDir+"tokenizer.json", "", false)
+	for text, want := range map[string]string{
+		"hi \"you\"":                         "<|im_start|>user\nhi \"you\"<|im_end|>\n<|im_start|>assistant\n",
+		` [{"role":"system","content":"s"}]`: "<|im_start|>system\ns<|im_end|>\n<|im_start|>assistant\n",
+		`{"conversations":[{"from":"human","value":"a"}]}` + "\n": "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n",
+	} {
+		ids, end, err := chat.Prompt(tok, text)
+		wanted, _ := tok.Encode(want)
+		if err != nil || end != 2 || !slices.Equal(ids, wanted[1:]) { // Encode adds <s>
+			t.Errorf("%s: %v, end %d, %v, want %v", text, ids, end, err, wanted[1:])
+		}
+	}
+	for text, want := range map[string]string{`{"text":"a"}`: `no key "messages"`, "[1]": "is not a map",
+		"{": "not a JSON object"} {
+		if _, _, err := chat.Prompt(tok, text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", text, err, want)
+		}
+	}
+	if _, _, err := NewChat(Bytes, "", false).Prompt(NewTokenizer(Bytes, 0), "a"); err == nil ||
+		!strings.Contains(err.Error(), "need the tokenizer of a model") {
+		t.Error(err)
+	}
+	dir := put(t, map[string]string{"t.jinja": "{{ messages[-1].content }}"})
+	if _, end, err := NewChat(chatDir+"tokenizer.json", filepath.Join(dir, "t.jinja"), false).Prompt(tok, "a"); err != nil ||
+		end != -1 {
+		t.Error("a template without an end of turn", end, err)
+	}
+}

@@ -45,7 +45,12 @@ func namesModule(target, module string) bool {
 }
 
 // Matrix returns the matrix in files with the rows of t, its first row there, and the rows of the matrix.
-func (t Tensor) Matrix() (name string, row, rows int) { return t.Name, 0, t.Shape[0] }
+func (t Tensor) Matrix() (name string, row, rows int) {
+	if t.Whole != "" {
+		return t.Whole, t.Row, t.Rows
+	}
+	return t.Name, 0, t.Shape[0]
+}
 
 // moduleOf returns the module of a matrix in files.
 func moduleOf(t Tensor) string {

@@ -184,8 +184,9 @@ func (c *Config) checkWindow(f *faults) {
 		f.add("layer_types", "length %d differs from num_hidden_layers %d; write one entry for each layer",
 			len(c.LayerTypes), c.NumHiddenLayers)
 	}
-	if a := families[c.Architecture]; a != nil && a.Windows.Uniform && slices.Contains(c.LayerTypes, FullAttention) {
-		f.add("layer_types", "all layers of %s slide or none; remove it", a.Name)
+	family := families[c.Architecture]
+	if family != nil && family.Windows.Uniform && slices.Contains(c.LayerTypes, FullAttention) {
+		f.add("layer_types", "all layers of %s slide or none; remove it", family.Name)
 	}
 	for i, t := range c.LayerTypes {
 		if f.has("layer_types") {

@@ -1,6 +1,9 @@
 package tokenizer
 
-import "unicode/utf8"
+import (
+	"strings"
+	"unicode/utf8"
+)
 
 // Specials lists the texts of special tokens.
 func (t *Tokenizer) Specials() (list []string) {
@@ -94,21 +97,47 @@ func (e *Encoder) place(p piece, m *Mark, k int, ids []int32, base int) error {
 		return err
 	}
 	m.After++
-	for i, tried := k, 0; i > 0 && tried < near; tried++ {
-		_, size := utf8.DecodeLastRuneInString(p.text[:i])
-		i -= size
-		if n, border, err = common(i); err != nil || border {
+	left, right := k, k
+	for tried, found := 0, false; !found && left > 0 && tried < near; tried++ {
+		_, size := utf8.DecodeLastRuneInString(p.text[:left])
+		left -= size
+		if n, found, err = common(left); err != nil {
+			return err
+		} else if found {
 			m.Before = base + n
-			break
 		}
 	}
-	for i, tried := k, 0; err == nil && i < len(p.text) && tried < near; tried++ {
-		_, size := utf8.DecodeRuneInString(p.text[i:])
-		i += size
-		if n, border, err = common(i); err == nil && border {
+	for tried, found := 0, false; !found && right < len(p.text) && tried < near; tried++ {
+		_, size := utf8.DecodeRuneInString(p.text[right:])
+		right += size
+		if n, found, err = common(right); err != nil {
+			return err
+		} else if found {
 			m.After = max(base+n, m.Before+1)
-			break
 		}
 	}
-	return err
+	e.t.narrow(m, k-left, right-left, ids, base)
+	return nil
+}
+
+// narrow finds the mark among the tokens around it, k bytes after the start of the first. Their texts must have the
+// length of the text that they cover: the pre-tokenizer cut it in another way than the text before the mark alone.
+func (t *Tokenizer) narrow(m *Mark, k, length int, ids []int32, base int) {
+	texts, at, before, after := t.texts(), 0, m.Before, m.Before
+	for i := m.Before; i < m.After; i++ {
+		text := texts.of[ids[i-base]]
+		size := len(strings.ReplaceAll(text, "▁", " "))
+		if t.visible {
+			size = utf8.RuneCountInString(text)
+		}
+		if at < k {
+			after++
+		}
+		if at += size; at <= k {
+			before++
+		}
+	}
+	if at == length {
+		m.Before, m.After = before, after
+	}
 }

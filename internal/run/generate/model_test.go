@@ -130,7 +130,25 @@ func randomModel(r *rand.Rand) *hf.Config {
 			}
 		}
 	}
+	chooseOfFamily(c, r)
 	return c
+}
+
+// chooseOfFamily sets random options that few families have.
+func chooseOfFamily(c *hf.Config, r *rand.Rand) {
+	f := c.Family()
+	c.AttentionBias = f.Tensors[hf.QueryBias] != "" && r.IntN(2) == 0
+	c.MLPBias = f.Tensors[hf.GateBias] != "" && r.IntN(2) == 0
+	if f.NoRope > 0 {
+		c.NoRopeLayers = hf.NoRopeLayers(c.NumHiddenLayers, 1+r.IntN(3))
+	}
+	if f.Partial && r.IntN(2) == 0 {
+		c.HeadDim, c.PartialRotaryFactor = 12, 0.5
+	}
+	if pairs := c.RotaryDim() / 2; f.Partial && r.IntN(2) == 0 {
+		c.RopeScaling = &hf.RopeScaling{Type: "longrope", Factor: 4, OriginalMax: 16,
+			ShortFactor: slices.Repeat([]float64{1.5}, pairs), LongFactor: slices.Repeat([]float64{4}, pairs)}
+	}
 }
 
 // randomWeights returns weights large enough that attention is far from uniform.
@@ -189,7 +207,11 @@ func TestReadingOnIsReadingTheWhole(t *testing.T) {
 			ids[i] = int32(r.IntN(cfg.VocabSize))
 		}
 		want, m := trained(t, cfg, weights, ids), loaded(t, cfg, weights, n)
-		for lo, size := 0, 1+r.IntN(n); lo < n; lo, size = lo+size, 1+r.IntN(3)*r.IntN(3) {
+		first := 1 + r.IntN(n)
+		if s := cfg.RopeScaling; s != nil && s.Type == "longrope" {
+			first = n // as in transformers, the length of the prompt selects the factors
+		}
+		for lo, size := 0, first; lo < n; lo, size = lo+size, 1+r.IntN(3)*r.IntN(3) {
 			size = min(size, n-lo)
 			got, err := m.Read(t.Context(), ids[lo:lo+size])
 			if err != nil {

@@ -217,6 +217,9 @@ func (t *Trainer) reuse() {
 			x.gathers[slot].arrive()
 			delete(x.holds, slot)
 			spoil(t.dev.Stream, v)
+			if params.Frozen != nil {
+				spoil(t.dev.Stream, params.Frozen.BucketCompute[b])
+			}
 		}
 		return nil
 	}
@@ -286,8 +289,9 @@ func TestDelaysLeaveNoTrace(t *testing.T) {
 			{"model.num_hidden_layers=4", "model.tie_word_embeddings=false", "precision.compute=bf16"},
 			{"model.num_hidden_layers=3"},
 			{"model.num_hidden_layers=1", "model.tie_word_embeddings=false"},
+			{"model.num_hidden_layers=3", "model.tie_word_embeddings=false", "precision.compute=bf16", "lora={r: 4}"},
 		} {
-			if testing.Short() && shard != "parameters" && i != j {
+			if (testing.Short() || j == 3) && shard != "parameters" && i != j {
 				continue
 			}
 			cfg := delayConfig(t, 2, append(set, "memory.shard="+shard)...)
@@ -326,12 +330,16 @@ func lossOf(t *testing.T, line string) float64 {
 // Copies change only the order of sums.
 func TestCopiesLeaveNoTrace(t *testing.T) {
 	none := func(*Trainer, <-chan struct{}) {}
-	for _, compute := range []string{"fp32", "bf16"} {
+	for _, compute := range []string{"fp32", "bf16", "fp32 adapters"} {
 		for _, copies := range []int{2, 4} {
-			if testing.Short() && (compute == "bf16") != (copies == 4) {
+			if (testing.Short() || strings.Contains(compute, "adapters")) && (compute == "bf16") != (copies == 4) {
 				continue
 			}
-			set := []string{"model.num_hidden_layers=3", "precision.compute=" + compute}
+			kind, adapters, _ := strings.Cut(compute, " ")
+			set := []string{"model.num_hidden_layers=3", "precision.compute=" + kind}
+			if adapters != "" {
+				set = append(set, "lora={r: 4}", "optimizer.lr=0.1")
+			}
 			whole := delayConfig(t, 4, append(set, "memory.shard=gradients")...)
 			parts := delayConfig(t, 4, append(set, "memory.shard=parameters")...)
 			want := trained(t, 4, copies, whole, none)

@@ -64,14 +64,15 @@ func slowCPU(t *testing.T, slow string) *Device {
 }
 
 // An optimizer on the host gives the bits of one on the device, in fewer and in more pieces than slots, whichever
-// stream is late.
+// stream is late. The adapter of a layer is one piece.
 func TestUpdaterGivesTheSameBits(t *testing.T) {
 	defer func(size int) { state.PieceSize = size }(state.PieceSize)
 	state.PieceSize = 1 << 13
-	for _, vocab := range []int{8, 1 << 9} {
+	for vocab, tuning := range map[int]hf.Tuning{8: {}, 1 << 9: {}, 9: {LoRA: &hf.LoRA{R: 8, Alpha: 1}}} {
 		flat := model.NewLayout(&hf.Config{
 			Architecture: hf.Llama, VocabSize: vocab, HiddenSize: 1 << 6, IntermediateSize: 8, NumHiddenLayers: 1,
 			NumAttentionHeads: 1, NumKeyValueHeads: 1, HeadDim: 2, RMSNormEps: 1e-6, TieWordEmbeddings: true,
+			Tuning: tuning,
 		}, 1)
 		want := updated(t, slowCPU(t, ""), flat, false)
 		for _, slow := range []string{"", "compute", "state in", "update", "state out"} {

@@ -193,7 +193,7 @@ type kernelNamer interface {
 }
 
 func (t *Trainer) kernels() (uses []KernelUse) {
-	m, name := &t.cfg.Model.Config, ""
+	m, name := &t.cfg.Model.Config, t.cfg.Parallel.Backend
 	if k, ok := t.dev.Kernel.(kernelNamer); ok {
 		name = k.KernelName(t.dev.Compute, m.HeadDim)
 	}

@@ -1,0 +1,248 @@
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var verifyAll = flag.Bool("verify.all", false, "build cprun with each defect that cprun verify must find")
+
+// A defect is a change of one line, as other stacks have had it, and a part of its report by verify.
+type defect struct {
+	name, file, old, new string
+	config               string // of verifyConfigs
+	want                 string
+}
+
+var defects = []defect{
+	{"leak across documents", "internal/run/train/attend.go",
+		"a.spec.Layout, a.spec.Mask.Docs = layout, docs", "a.spec.Layout, a.spec.Mask.Docs = layout, nil",
+		"documents", "rows that its masks hide"},
+	{"window ignored", "internal/run/train/attend.go",
+		"	window := a.cfg.Window(layer)\n	if s, ok", "	window := -1\n	if s, ok",
+		"windows", "rows that its masks hide"},
+	{"labels shifted inside a shard", "internal/model/data/loader.go",
+		"asked[i*s.Stride+1]", "asked[(i*s.Stride+1)%(len(asked)-1)]", "windows", "target of tokens on 2 ranks"},
+	{"loss over local targets", "internal/run/train/trainer.go",
+		"f.r.Loss = out[sumLoss] / float64(f.valid)", "f.r.Loss = out[sumLoss] / float64(f.valid/t.mesh.world.Size())",
+		"windows", "loss: "},
+	{"positions restarted", "internal/model/data/loader.go", "int(at-docStart)", "int(at-docStart)%s.Len",
+		"windows", "position of tokens on 2 ranks"},
+	{"gradient scaled by ranks", "internal/run/train/trainer.go",
+		"cmp.Or(f.scale, 1)/float64(f.valid)", "float64(t.mesh.world.Size())*cmp.Or(f.scale, 1)/float64(f.valid)",
+		"windows", "gradient of model.layers.0.self_attn.q_proj.weight"},
+	{"a dropped tile", "ring/ring.go", "Tiles: hop.Tiles,", "Tiles: hop.Tiles[len(hop.Tiles)/2:],",
+		"windows", "loss: "},
+	{"a masked token trained", "internal/model/data/dataset.go", "copy(dst, h.labels[at:])", "copy(dst, h.ids[at:])",
+		"documents", "targets: "},
+	{"a duplicated document", "internal/model/data/loader.go", "epoch, i := n/l.samples, n%l.samples",
+		"epoch, i := n/l.samples, n/2*2%l.samples", "documents", "are repeated"},
+}
+
+// verifyConfigs writes the configs of the defects: packed records with masks, and text with a window in one layer.
+func verifyConfigs(t *testing.T) map[string]string {
+	t.Helper()
+	dir, records := t.TempDir(), ""
+	for i := range 40 {
+		ids, labels := make([]int, 5+7*i%31), make([]int, 5+7*i%31)
+		for j := range ids {
+			ids[j] = (i*i + 3*j + j*j*i) % 61
+			if labels[j] = ids[j]; j%5 == 2 {
+				labels[j] = -100
+			}
+		}
+		line, err := json.Marshal(map[string][]int{"input_ids": ids, "labels": labels})
+		if err != nil {
+			t.Fatal(err)
+		}
+		records += string(line) + "\n"
+	}
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	text, err := filepath.Abs("../../examples/data/gettysburg.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	yaml := func(model, data string) string {
+		return fmt.Sprintf("model: {vocab_size: 256, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, "+
+			"num_attention_heads: 2%s}\ndata: {seq_len: 96, %s}\ntrain: {steps: 1, global_batch_size: 2}\n"+
+			"optimizer: {lr: 1.0e-3}\nparallel: {algorithm: ring, layout: zigzag}\n", model, data)
+	}
+	return map[string]string{
+		"documents": write("documents.yaml", yaml("", "pack_documents: true, eos_token_id: 60, path: "+
+			write("records.jsonl", records))),
+		"windows": write("windows.yaml", yaml(", sliding_window: 9, "+
+			"layer_types: [sliding_attention, sliding_attention]", "path: "+text)),
+	}
+}
+
+// A verification is the JSON of cprun verify.
+type verification struct {
+	OK        *bool
+	Error     string
+	Documents struct{ Records, Batch, Repeated *int }
+	Targets   struct{ Records, One, Many *int }
+	Loss      struct{ One, Many *float64 }
+	Gradients []struct {
+		Name  string
+		Error *float64 `json:"relative_error"`
+	}
+	Leak struct {
+		Allowed int `json:"rows_allowed"`
+		Changed int `json:"rows_changed"`
+		Wrong   int `json:"rows_wrong"`
+		Probes  []struct{ Position int }
+	}
+	Kernels       []struct{ Backend, Kernel string }
+	CheckedTokens int `json:"checked_tokens"`
+	BatchTokens   int `json:"batch_tokens"`
+	Differences   []string
+}
+
+// verified runs a program's verify, and returns its status and its report.
+func verified(t *testing.T, program *exec.Cmd) (code int, r verification, output string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "verify.json")
+	program.Args = append(program.Args, "--json", path)
+	out, err := program.CombinedOutput()
+	if exit := (*exec.ExitError)(nil); err != nil && !asExit(err, &exit) {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(raw, &r)
+	}
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return program.ProcessState.ExitCode(), r, string(out)
+}
+
+func asExit(err error, exit **exec.ExitError) (ok bool) {
+	*exit, ok = err.(*exec.ExitError)
+	return ok
+}
+
+// userCache is the user's cache before testAll replaces it: it has the compiled packages.
+var userCache = os.Getenv("XDG_CACHE_HOME")
+
+// build builds cprun with some defects, without changing any file of the tree.
+func build(t *testing.T, list ...defect) string {
+	t.Helper()
+	dir, overlay := t.TempDir(), map[string]string{}
+	for _, d := range list {
+		path, err := filepath.Abs(filepath.Join("../..", d.file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		from := path
+		if overlay[path] != "" {
+			from = overlay[path]
+		}
+		text, err := os.ReadFile(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(string(text), d.old); n != 1 {
+			t.Fatalf("%s: %s has %d places with %q; change the table of defects", d.name, d.file, n, d.old)
+		}
+		overlay[path] = filepath.Join(dir, filepath.Base(d.file))
+		if err := os.WriteFile(overlay[path], []byte(strings.Replace(string(text), d.old, d.new, 1)), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	replace, err := json.Marshal(map[string]any{"Replace": overlay})
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "overlay.json"), replace, 0o666)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(dir, "cprun")
+	c := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-overlay", filepath.Join(dir, "overlay.json"),
+		"-o", program, ".")
+	c.Env = append(c.Environ(), "XDG_CACHE_HOME="+userCache)
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return program
+}
+
+// finds fails unless a program with a defect ends with 1 and names it.
+func finds(t *testing.T, program string, d *defect, config string) {
+	t.Helper()
+	code, r, out := verified(t, exec.Command(program, "verify", "--nproc", "2", config))
+	if all := strings.Join(r.Differences, "\n"); code != 1 || r.OK == nil || *r.OK || !strings.Contains(all, d.want) {
+		t.Errorf("%s: status %d, without %q:\n%s", d.name, code, d.want, out)
+	}
+}
+
+// Defects of masks give equal losses and gradients on one rank and on several. Two of them, in one program, each show
+// with another config. -verify.all builds all defects, one by one.
+func TestVerifyFindsDefects(t *testing.T) {
+	configs := verifyConfigs(t)
+	for name, config := range configs {
+		code, r, out := verified(t, process(t, "verify", "--nproc", "2", config))
+		if code != 0 || r.OK == nil || !*r.OK {
+			t.Errorf("%s without a defect: status %d\n%s", name, code, out)
+		}
+		if r.Leak.Changed == 0 || r.Leak.Changed > r.Leak.Allowed || len(r.Leak.Probes) != 3 ||
+			*r.Targets.Records != *r.Targets.Many || len(r.Gradients) != 21 || r.CheckedTokens != 2*96 ||
+			r.BatchTokens != 2*96 || r.Kernels[0].Backend != "flash" || r.Kernels[0].Kernel == "" {
+			t.Errorf("%s: %+v\n%s", name, r, out)
+		}
+	}
+	if !*verifyAll {
+		program := build(t, defects[:2]...)
+		for i := range defects[:2] {
+			finds(t, program, &defects[i], configs[defects[i].config])
+		}
+		return
+	}
+	for i := range defects {
+		t.Run(defects[i].name, func(t *testing.T) {
+			finds(t, build(t, defects[i]), &defects[i], configs[defects[i].config])
+		})
+	}
+}
+
+// A config that cannot run ends with status 2.
+func TestVerifyFails(t *testing.T) {
+	config := verifyConfigs(t)["windows"]
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--nproc", "1"}, "--nproc 1: one rank is compared with several"},
+		{[]string{"--set", "data.seq_len=1M"}, "seq_len"},
+		{[]string{"--set", "data.seqlen=1"}, "data.seqlen"},
+		{[]string{"--nproc", "2", "--json", "/nonexistent/v.json"}, "--json: /nonexistent is not a directory"},
+	} {
+		code, _, text := cprun(t, slices.Concat([]string{"verify", config}, c.args)...)
+		if code != 2 || !strings.Contains(text, c.want) {
+			t.Errorf("%v: status %d, %s", c.args, code, text)
+		}
+	}
+}
+
+// --verify verifies, then trains. After a difference it does not train.
+func TestVerifyThenTrain(t *testing.T) {
+	config := verifyConfigs(t)["documents"]
+	dir := filepath.Join(t.TempDir(), "run")
+	out, _ := must(t, "--verify", "--nproc", "2", "--run-dir", dir, config)
+	if !strings.Contains(out, "right\n") || len(metricsOf(t, dir)) == 0 {
+		t.Errorf("%s", out)
+	}
+}
