@@ -40,24 +40,8 @@ func TestFamiliesFollowTransformers(t *testing.T) {
 		} {
 			cfg := load(t, parityYAML(dir, e), v.ranks, v.set)
 			what := fmt.Sprintf("%s, %d ranks, %s", name, v.ranks, v.set)
-			follows(t, what, mustRun(t, cfg, v.ranks, train.Options{}).steps, e, "fp32")
+			follows(t, what, mustRun(t, cfg, v.ranks, train.Options{}).steps, e, "families")
 		}
-	}
-}
-
-// The length of a token's document selects longrope's factors on any rank: some documents are longer than the trained
-// length, others beside them in a sample are not.
-func TestLongropeOfDocuments(t *testing.T) {
-	dir := "../families/phi3"
-	e := readExpect(t, dir).begin()
-	set := []string{"data.pack_documents=true", "data.eos_token_id=60"}
-	e.Loss, e.GradNorm = nil, nil
-	for _, s := range mustRun(t, load(t, parityYAML(dir, e), 1, set...), 1, train.Options{}).steps {
-		e.Loss, e.GradNorm = append(e.Loss, float64(s.Loss)), append(e.GradNorm, float64(s.GradNorm))
-	}
-	for _, layout := range []string{"striped", "document"} {
-		cfg := load(t, parityYAML(dir, e), 4, append(set, "parallel={layout: "+layout+", algorithm: allgather}")...)
-		follows(t, layout, mustRun(t, cfg, 4, train.Options{}).steps, e, "fp32")
 	}
 }
 
@@ -79,5 +63,27 @@ func TestTwoRotaryTablesForAnyBatch(t *testing.T) {
 			}
 		}
 		want = got
+	}
+}
+
+// The length of a token's document selects longrope's factors on any rank: some documents are longer than the trained
+// length, others beside them in a sample are not. The second table of gemma3 restarts with each document.
+func TestRotaryTablesOfDocuments(t *testing.T) {
+	for _, name := range []string{"phi3", "gemma3"} {
+		t.Run(name, func(t *testing.T) { testDocuments(t, "../families/"+name) })
+	}
+}
+
+// testDocuments compares four ranks with one.
+func testDocuments(t *testing.T, dir string) {
+	e := readExpect(t, dir).begin()
+	set := []string{"data.pack_documents=true", "data.eos_token_id=60"}
+	e.Loss, e.GradNorm = nil, nil
+	for _, s := range mustRun(t, load(t, parityYAML(dir, e), 1, set...), 1, train.Options{}).steps {
+		e.Loss, e.GradNorm = append(e.Loss, float64(s.Loss)), append(e.GradNorm, float64(s.GradNorm))
+	}
+	for _, layout := range []string{"striped", "document"} {
+		cfg := load(t, parityYAML(dir, e), 4, append(set, "parallel={layout: "+layout+", algorithm: allgather}")...)
+		follows(t, layout, mustRun(t, cfg, 4, train.Options{}).steps, e, "fp32")
 	}
 }
