@@ -245,7 +245,10 @@ type chatEncoder struct {
 }
 
 func (e *Encoding) newChatEncoder() (*chatEncoder, error) {
-	if e.Chat == nil || e.Tokenizer == nil || e.Tokenizer.path == "" || e.Tokenizer.bytes() {
+	if e.Chat == nil {
+		return nil, errors.New("a conversation cannot be written as tokens alone, without its targets; train on the records")
+	}
+	if e.Tokenizer == nil || e.Tokenizer.path == "" || e.Tokenizer.bytes() {
 		return nil, errors.New("conversations need the tokenizer of a model; name one by data.tokenizer")
 	}
 	t, err := e.Tokenizer.read()
