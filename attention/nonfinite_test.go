@@ -14,7 +14,7 @@ import (
 func TestReferenceNonFinite(t *testing.T) {
 	attentiontest.TestNonFinite(t, func(testing.TB) attentiontest.Rig {
 		return attentiontest.Rig{Kernel: attention.NewReference[float32](nil)}
-	}, attentiontest.Options{DTypes: []tensor.DType{tensor.F32}})
+	}, attentiontest.Options{DTypes: []tensor.DType{tensor.F32}, Half: testing.Short()})
 }
 
 // The definition itself: an element depends on the visible pairs of its row and on nothing else. Two documents of four

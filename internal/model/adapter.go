@@ -22,8 +22,8 @@ func nameHash(name string) uint64 {
 	return h.Sum64()
 }
 
-// adapt gives each matrix its adapter, by the name of the matrix in files. If files join several matrices, these share A,
-// and each has its rows of B.
+// adapt gives each matrix its adapter, by the name of the matrix in files. If files join several matrices, these share
+// A, and each has its rows of B.
 func (m *Model) adapt(adapters map[string]*adapter) {
 	if len(adapters) == 0 {
 		return

@@ -209,10 +209,11 @@ func TestAttentionNonFinite(t *testing.T) {
 	atLevels(t, func(t *testing.T) {
 		opts := attentiontest.Options{DTypes: []tensor.DType{tensor.F32}}
 		if used, best := Instructions(); used != best {
-			opts.Leaves = twoOfThree()
+			opts.Leaves, opts.Half = twoOfThree(), testing.Short()
 		}
 		attentiontest.TestNonFinite(t, newRig, opts)
 	})
 	others := []tensor.DType{tensor.BF16, tensor.F64, tensor.F16}
-	attentiontest.TestNonFinite(t, newRig, attentiontest.Options{DTypes: others, Leaves: twoOfThree()})
+	attentiontest.TestNonFinite(t, newRig, attentiontest.Options{DTypes: others, Leaves: twoOfThree(),
+		Half: testing.Short()})
 }

@@ -106,8 +106,8 @@ func rmsNormBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w tensor.Vi
 
 // NormRope sets y [batch, seq, heads, dim] to RoPE (arXiv:2104.09864) of RMSNorm(x), in Hugging Face's layout of
 // halves: (x1*cos - x2*sin, x2*cos + x1*sin). cos, sin: [batch, seq, 1, pairs]; inv: [batch, seq, heads, 1], set as by
-// RMSNorm. The halves are of the first 2*pairs elements of a head, and the others stay; cos and sin may be zero Views. If
-// w is the zero View, there is no norm, and y may be x.
+// RMSNorm. The halves are of the first 2*pairs elements of a head, and the others stay; cos and sin may be zero Views.
+// If w is the zero View, there is no norm, and y may be x.
 func (c *Kernels) NormRope(y, inv, x, w, cos, sin tensor.View, eps float64) {
 	if isHalf(x.DType()) {
 		c.halfRope(y, inv, x, w, cos, sin, eps)

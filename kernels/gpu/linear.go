@@ -190,9 +190,9 @@ func adamStep(h kernels.AdamStep) source.AdamStep {
 }
 
 // NormRope sets y [batch, seq, heads, dim] to RoPE of RMSNorm(x), in the layout of halves:
-// (x1*cos - x2*sin, x2*cos + x1*sin). cos, sin: float32 [batch, seq, 1, pairs]; inv: float32 [batch, seq, heads, 1]. The
-// halves are of the first 2*pairs elements of a head, and the others stay; cos and sin may be zero Views. If w is the
-// zero View, there is no norm, and inv is unused. y may be x.
+// (x1*cos - x2*sin, x2*cos + x1*sin). cos, sin: float32 [batch, seq, 1, pairs]; inv: float32 [batch, seq, heads, 1].
+// The halves are of the first 2*pairs elements of a head, and the others stay; cos and sin may be zero Views. If w is
+// the zero View, there is no norm, and inv is unused. y may be x.
 func (c *Ops) NormRope(y, inv, x, w, cos, sin View, eps float64) {
 	checkCUDARope("rope", inv, w, cos, sin, y, x)
 	c.stream.Do("norm and rope", func() error {

@@ -10,8 +10,9 @@ import pathlib
 import sys
 
 import torch
-from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Phi3Config,
-                          Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
+from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig,
+                          LlamaForCausalLM, MistralConfig, MistralForCausalLM, Phi3Config, Phi3ForCausalLM,
+                          Qwen2Config, Qwen2ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
 
 import parity
 
@@ -22,8 +23,7 @@ COMMON = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=40, num_attent
 RUN = dict(seq=128, weight_decay=0.1, grad_clip=1.0)
 LONGROPE = dict(rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=0.75,
                 short_factor=[1.0, 1.1, 1.3], long_factor=[1.5, 2.25, 4.0])
-GEMMA = dict(COMMON, head_dim=12, sliding_window=24,
-             layer_types=["sliding_attention", "full_attention"])
+GEMMA = dict(COMMON, head_dim=16, sliding_window=24, layer_types=["sliding_attention", "full_attention"])
 PLAIN = dict(rope_type="default", rope_theta=10000.0)
 BY_LAYER = dict(full_attention=dict(rope_type="linear", rope_theta=50000.0, factor=4.0),
                 sliding_attention=dict(rope_type="default", rope_theta=100.0))

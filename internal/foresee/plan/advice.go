@@ -61,7 +61,8 @@ func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Ma
 	}
 	_, most := m.largest(on, ranks)
 	m.advice = fmt.Sprintf("; the largest item is %s with %s", most.name, readable.Bytes(most.bytes))
-	whole := most.name == "compute copy" || most.name == "weights" && (m.Compute == 0 || cfg.Memory.Shard == "none")
+	whole := most.name == "compute copy" || most.name == "frozen weights" ||
+		most.name == "weights" && (m.Compute == 0 || cfg.Memory.Shard == "none")
 	if whole && cfg.Memory.Shard != "parameters" {
 		m.advice += ", whole on every rank"
 	}

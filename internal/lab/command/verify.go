@@ -52,11 +52,9 @@ func Verify(ctx context.Context, path string, o VerifyOptions) (int, error) {
 		return 0, err
 	}
 	p := many.cfg.Parallel
-	batch := many.cfg.Train.GlobalBatchSize
 	r := &verify.Report{Config: path, Device: o.machine.Device(), Ranks: many.ranks,
-		Compute:       many.cfg.Precision.Compute,
-		Strategy:      fmt.Sprintf("%s, %s, context %d, data %d", p.Algorithm, p.Layout, p.Context, p.Data),
-		CheckedTokens: batch * many.cfg.Data.SeqLen, BatchTokens: batch * whole}
+		Compute:  many.cfg.Precision.Compute,
+		Strategy: fmt.Sprintf("%s, %s, context %d, data %d", p.Algorithm, p.Layout, p.Context, p.Data)}
 	dir, err := newScratch("cprun-verify-")
 	if err != nil {
 		return 0, err

@@ -3,6 +3,7 @@ package verify
 import (
 	"bufio"
 	"compress/gzip"
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -125,10 +126,16 @@ func (r *reader) file(path string) error {
 	switch filepath.Ext(name) {
 	case ".bin":
 		return r.tokens(path)
-	case ".jsonl":
-		return r.lines(path)
-	case ".parquet", ".arrow":
-		return r.each(data.Rows(path))
+	case ".jsonl", ".parquet", ".arrow":
+		before, read := r.at, r.lines
+		if filepath.Ext(name) != ".jsonl" {
+			read = func(path string) error { return r.each(data.Rows(path)) }
+		}
+		err := read(path)
+		if errors.Is(err, errRendered) && r.at == before {
+			return r.rendered(path)
+		}
+		return err
 	}
 	text, err := unpacked(path, io.ReadAll)
 	if err != nil || len(text) == 0 {
@@ -223,6 +230,20 @@ func unpacked[T any](path string, read func(io.Reader) (T, error)) (t T, err err
 	return read(f)
 }
 
+// rendered adds conversations. Package data renders them, and finds their targets.
+func (r *reader) rendered(path string) error {
+	d := &r.cfg.Data
+	e := data.Encoding{Tokenizer: r.tok, EOS: d.EOSTokenID, Vocab: r.cfg.Model.VocabSize,
+		Chat: data.NewChat(d.Tokenizer, d.ChatTemplate, d.TrainOn == "all")}
+	if d.Format != "auto" {
+		e.Format = d.Format
+	}
+	return e.Each(context.Background(), []string{path}, func(_ int, doc data.Document) error {
+		r.add(doc.IDs, doc.Labels, func(i int) bool { return i == 0 })
+		return nil
+	})
+}
+
 func (r *reader) lines(path string) error {
 	_, err := unpacked(path, func(in io.Reader) (struct{}, error) {
 		b := bufio.NewReader(in)
@@ -267,8 +288,8 @@ type tokenRecord struct {
 	Text       *string `json:"text"`
 }
 
-// errRendered reports records whose tokens come from a template, which this file does not render.
-var errRendered = errors.New("records of messages and completions are not counted a second time")
+// errRendered reports a conversation, whose tokens come from a template.
+var errRendered = errors.New("records of text or ids before conversations are not counted a second time")
 
 // record adds a record of text or of ids.
 func (r *reader) record(line []byte) error {

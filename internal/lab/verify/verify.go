@@ -217,6 +217,7 @@ func Compare(r *Report, cfg *config.Config, whole int, one, many *Side) error {
 	default:
 		r.compareRecords(expected, one, many)
 	}
+	r.CheckedTokens, r.BatchTokens = many.tokens(), many.Tokens
 	r.compareSides(one, many)
 	if one.Blank || many.Blank {
 		r.Reasons["loss"], r.Reasons["gradients"] = blank, blank

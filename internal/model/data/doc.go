@@ -7,6 +7,9 @@
 // to i*S+S, one more than S: the targets are the tokens shifted by one. They are shifted before the sequence is cut for
 // the ranks, since the target of a rank's last token is on another rank.
 //
+// Documents that are never cut, such as conversations, are packed into samples of at most S tokens instead, best-fit
+// decreasing within windows of the shuffled documents. The packing depends on the seed and the lengths alone.
+//
 // The position in the data is one integer: the number of samples consumed since the start of training. Loader.Index
 // maps it to a sample, for any number of ranks. A checkpoint stores this integer alone.
 //

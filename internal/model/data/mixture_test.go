@@ -134,3 +134,34 @@ func TestWrongMixturesAreExplained(t *testing.T) {
 		}
 	}
 }
+
+// Weights are shares of tokens, also where whole documents leave places empty.
+func TestWeightsAreSharesOfTokens(t *testing.T) {
+	text := loaders(t, 40)[0]
+	lens := make([]int, 60)
+	for i := range lens {
+		lens[i] = 1 + i%text.plan.SeqLen
+	}
+	whole := packed(t, Plan{SeqLen: text.plan.SeqLen}, lens...)
+	m, err := Mix([]*Loader{text, whole}, []float64{1, 3}, 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tokens [2]float64
+	for n := range int64(20 * minBlock) {
+		s := m.Index(n)
+		part := 0
+		if s >= m.starts[1] {
+			part = 1
+		}
+		for _, d := range m.Docs(s) {
+			tokens[part] += float64(d)
+		}
+	}
+	if share := tokens[1] / (tokens[0] + tokens[1]); !(math.Abs(share-0.75) < 1e-3) {
+		t.Errorf("%v of the tokens, want 0.75", share)
+	}
+	if got, want := m.Epoch(), int64(math.Ceil(float64(text.Samples())/m.shares[0])); got != want {
+		t.Errorf("an epoch has %d samples, want %d", got, want)
+	}
+}

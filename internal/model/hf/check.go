@@ -184,8 +184,9 @@ func (c *Config) checkWindow(f *faults) {
 		f.add("layer_types", "length %d differs from num_hidden_layers %d; write one entry for each layer",
 			len(c.LayerTypes), c.NumHiddenLayers)
 	}
-	if a := families[c.Architecture]; a != nil && a.Windows.Uniform && slices.Contains(c.LayerTypes, FullAttention) {
-		f.add("layer_types", "all layers of %s slide or none; remove it", a.Name)
+	family := families[c.Architecture]
+	if family != nil && family.Windows.Uniform && slices.Contains(c.LayerTypes, FullAttention) {
+		f.add("layer_types", "all layers of %s slide or none; remove it", family.Name)
 	}
 	for i, t := range c.LayerTypes {
 		if f.has("layer_types") {
@@ -208,8 +209,8 @@ func (c *Config) Caveat() Fault {
 			"images, and exports a %s", c.Wrapper, c.Architecture)}
 	}
 	if f := c.Family(); f.Windows.Foreign && c.SlidingWindow > 0 {
-		return Fault{"sliding_window", fmt.Sprintf("transformers has no sliding window in its %s and will ignore sliding_window %d; cprun "+
-			"reads it", f.Name, c.SlidingWindow)}
+		return Fault{"sliding_window", fmt.Sprintf("transformers has no sliding window in its %s and will ignore "+
+			"sliding_window %d; cprun reads it", f.Name, c.SlidingWindow)}
 	}
 	return Fault{}
 }

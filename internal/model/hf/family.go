@@ -92,8 +92,8 @@ type Names [Roles]string
 
 // Fused is a tensor in files with the rows of several parameters, one after the other.
 type Fused struct {
-	Name  string
-	Roles []Role
+	Name  string // without the prefix of the layer
+	Roles []Role // in the order of their rows
 }
 
 // Tensor is a parameter of a model. Layer is -1 outside the layers.

@@ -1,6 +1,8 @@
 package hf
 
 import (
+	"fmt"
+	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -63,6 +65,11 @@ func TestConfigsOfGemma(t *testing.T) {
 		out := t.TempDir()
 		if err := WriteConfig(opened(t, out), c, safetensors.BF16); err != nil {
 			t.Fatal(err)
+		}
+		text, err := os.ReadFile(filepath.Join(out, "config.json"))
+		if scalar := fmt.Sprintf(`"query_pre_attn_scalar": %v,`, c.QueryPreAttnScalar); err != nil ||
+			!strings.Contains(string(text), scalar) {
+			t.Errorf("%s, %v: want the integer of %s", text, err, scalar) // transformers refuses 144.0
 		}
 		c.Wrapper = "" // of the file, not of the model
 		if again, err := ReadConfig(out); err != nil || !reflect.DeepEqual(again.tokenless(), c.tokenless()) {

@@ -28,7 +28,7 @@ type feed struct {
 	inputs *inputs
 	next   laid // made in advance by prepare
 
-	seen func(b *microBatch, spans []partition.Span, ids []int32) // called with each batch, unless nil
+	seen func(b *microBatch, samples int, spans []partition.Span, ids []int32) // called with each batch, unless nil
 }
 
 // A laid is a sample with its layout over the ranks.
@@ -157,7 +157,7 @@ func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) 
 		number(tensor.Data[int32](h.Tokens), samples, spans, f.seqLen)
 	}
 	if f.seen != nil {
-		f.seen(b, spans, ids)
+		f.seen(b, count, spans, ids)
 	}
 	if f.packed {
 		f.rope.Fill(h.Cos, h.Sin, positions, f.lengths(laid.docs, spans, 1))

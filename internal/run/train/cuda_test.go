@@ -178,6 +178,23 @@ func ranksOf(m machine.Machine) (ranks []int) {
 	return ranks
 }
 
+// A small model of each family on one GPU and on two ranks, in float32 and bfloat16.
+func TestFamiliesOnGPUs(t *testing.T) {
+	m := here(t)
+	for _, name := range families(t) {
+		dir := "../families/" + name
+		e := readExpect(t, dir)
+		for _, ranks := range []int{1, 2} {
+			for _, compute := range []string{"fp32", "bf16"} {
+				t.Run(fmt.Sprintf("%s/%d/%s", name, ranks, compute), func(t *testing.T) {
+					cfg := loadGPU(t, m, parityYAML(dir, e), ranks, "precision.compute="+compute)
+					follows(t, cfg.Parallel.Backend, runGPU(t, m, cfg, ranks, train.Options{}).steps, e, compute)
+				})
+			}
+		}
+	}
+}
+
 // Every fixture on every number of GPUs, in float32, bfloat16 and float16, with every sharding and every backend that
 // supports its head dim.
 func TestParityOnGPUs(t *testing.T) {

@@ -1,6 +1,7 @@
 package train_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,8 +10,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/base/safetensors"
+	"github.com/cprun/cprun/internal/foresee/plan"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/metrics"
 	"github.com/cprun/cprun/internal/run/train"
+	"github.com/cprun/cprun/tensor"
 )
 
 // curve returns the losses and gradient norms of steps.
@@ -65,21 +72,7 @@ func TestDocumentLayoutsTrainAlike(t *testing.T) {
 // Whole conversations are packed alike for any data and context groups, and after a resume at any step. The last steps
 // are of the second epoch.
 func TestConversationsTrainAlike(t *testing.T) {
-	dir := t.TempDir()
-	var lines strings.Builder
-	for k, n := range []int{5, 16, 3, 9, 30, 1, 7, 12, 4, 4, 8, 2, 6, 11, 5, 13, 2, 3} {
-		ids, mask := make([]string, n), make([]string, n)
-		for i := range ids {
-			ids[i], mask[i] = strconv.Itoa((7*k+3*i)%256), strconv.Itoa(min(1, (k+i)%3))
-		}
-		fmt.Fprintf(&lines, "{\"input_ids\":[%s],\"loss_mask\":[%s]}\n", strings.Join(ids, ","), strings.Join(mask, ","))
-	}
-	path := filepath.Join(dir, "a.jsonl")
-	if err := os.WriteFile(path, []byte(lines.String()), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	set := []string{"data={path: " + path + ", seq_len: 24, pack_documents: true}", "train.global_batch_size=4",
-		"train.steps=4"}
+	set := []string{conversations(t), "train.global_batch_size=4", "train.steps=4"}
 	want := mustRun(t, load(t, tiny(t), 1, set...), 1, train.Options{}).steps
 	for _, with := range [][]string{{"parallel.data=2"}, {"parallel.data=4"}, {"parallel.data=2", "parallel.context=2"},
 		{"parallel.data=1"}} {
@@ -101,6 +94,24 @@ func TestConversationsTrainAlike(t *testing.T) {
 	}
 }
 
+// conversations writes records with masks, and returns the key that packs them.
+func conversations(t *testing.T) string {
+	t.Helper()
+	var lines strings.Builder
+	for k, n := range []int{5, 16, 3, 9, 30, 1, 7, 12, 4, 4, 8, 2, 6, 11, 5, 13, 2, 3} {
+		ids, mask := make([]string, n), make([]string, n)
+		for i := range ids {
+			ids[i], mask[i] = strconv.Itoa((7*k+3*i)%256), strconv.Itoa(min(1, (k+i)%3))
+		}
+		fmt.Fprintf(&lines, "{\"input_ids\":[%s],\"loss_mask\":[%s]}\n", strings.Join(ids, ","), strings.Join(mask, ","))
+	}
+	path := filepath.Join(t.TempDir(), "a.jsonl")
+	if err := os.WriteFile(path, []byte(lines.String()), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return "data={path: " + path + ", seq_len: 24, pack_documents: true}"
+}
+
 // A run resumed from a checkpoint has the bits of an uninterrupted one.
 func TestDocumentsGoOnFromACheckpoint(t *testing.T) {
 	set := []string{"data.pack_documents=true", "parallel.layout=document", "parallel.algorithm=allgather",
@@ -113,5 +124,34 @@ func TestDocumentsGoOnFromACheckpoint(t *testing.T) {
 	rest := mustRun(t, cfg, 3, train.Options{RunDir: dir, RunID: "b", Resume: true}).steps
 	if got, want := curve(rest), curve(whole[2:]); !reflect.DeepEqual(got, want) {
 		t.Errorf("steps after a checkpoint: %v, want %v", got, want)
+	}
+}
+
+// A verification may take prefixes of samples of whole documents, which cut the last one.
+func TestPrefixesOfConversationsAreVerified(t *testing.T) {
+	cfg := load(t, tiny(t), 1, conversations(t), "data.seq_len=12", "train.global_batch_size=2")
+	mem, err := plan.MemoryOf(cfg, 1, machine.Machine{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream := tensor.NewHostStream("compute")
+	defer stream.Close()
+	world := comm.NewLocal(1, []tensor.Stream{stream}, comm.Options{})
+	defer world[0].Close()
+	dev := device.CPU(stream, "flash", tensor.F32)
+	defer dev.Close()
+	dir := t.TempDir()
+	v, err := train.Verify(context.Background(), cfg, dev, world[0], train.Options{RunDir: dir, Room: mem.Room()},
+		train.Probing{Whole: 24, Leak: true})
+	if err != nil || len(v.Samples) != 2 || v.Blank || !(v.Loss > 0) || len(v.Probes) != 2 {
+		t.Fatalf("%+v, %v", v, err)
+	}
+	f, err := safetensors.Open(train.VerifiedFile(dir, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if info, _ := f.Info(train.BatchTensor); info.Shape[0] != 24 {
+		t.Errorf("%d rows of two samples of 12", info.Shape[0])
 	}
 }

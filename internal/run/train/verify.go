@@ -28,6 +28,7 @@ type Probing struct {
 type Verified struct {
 	Samples []int64     `json:"samples"` // of the batch, in order
 	All     int64       `json:"all"`     // samples of an epoch
+	Tokens  int         `json:"tokens"`  // of the batch, without cuts to a prefix
 	Blank   bool        `json:"blank"`   // the batch has no targets
 	Loss    Float       `json:"loss"`
 	Probes  []Probed    `json:"probes"`
@@ -79,6 +80,9 @@ func Verify(ctx context.Context, cfg *config.Config, dev Device, world comm.Comm
 	t, err := newTrainer(ctx, cfg, dev, world, &o)
 	if err != nil {
 		return v, err
+	}
+	for i := range cfg.Train.GlobalBatchSize {
+		v.Tokens += total(t.train.loader.Docs(t.train.loader.Index(int64(i))))
 	}
 	if p.Whole > cfg.Data.SeqLen {
 		if err := t.shorten(); err != nil {
@@ -341,9 +345,9 @@ func (t *Trainer) firstStep(ctx context.Context, v *Verified) (rows []int32, sca
 	for {
 		rows = rows[:0]
 		k := 0 // samples of this rank so far
-		t.train.seen = func(b *microBatch, spans []partition.Span, ids []int32) {
+		t.train.seen = func(b *microBatch, samples int, spans []partition.Span, ids []int32) {
 			at := positionsOf(spans)
-			for i := range len(ids) / max(1, len(at)) {
+			for i := range samples {
 				n := (k/size*t.mesh.dataSize+t.mesh.dataRank)*size + k%size
 				rows, k = appendRows(rows, n, b, at, ids, i*len(at)), k+1
 			}

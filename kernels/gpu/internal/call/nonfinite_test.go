@@ -40,6 +40,7 @@ func TestNonFiniteOnHost(t *testing.T) {
 			h.t = t
 			attentiontest.TestNonFinite(t, func(testing.TB) attentiontest.Rig { return rig }, attentiontest.Options{
 				DTypes: []tensor.DType{x.dtype}, NoScores: x.name != "reference", Leaves: x.leaves, Block: x.block,
+				Half: testing.Short(),
 			})
 		})
 	}
