@@ -360,11 +360,13 @@ func (e *chatEncoder) turnEnd(m jinja.Value, turn string) int {
 	at := 0
 	if content, _ := m.AsDict().Get("content"); content.IsString() && !m.AsDict().Has("tool_calls") {
 		text := strings.TrimSpace(content.AsString())
-		at = strings.LastIndex(turn, text) + len(text)
+		if k := strings.LastIndex(turn, text); k >= 0 {
+			at = k + len(text)
+		}
 	}
 	first, last := len(turn)+1, 0
 	for _, special := range e.ends {
-		if k := strings.Index(turn[max(at, 0):], special); k >= 0 {
+		if k := strings.Index(turn[at:], special); k >= 0 {
 			first = min(first, at+k+len(special))
 		}
 		if k := strings.LastIndex(turn, special); k >= 0 {
