@@ -33,7 +33,7 @@ FAMILIES = {
     "llama-bias": (LlamaForCausalLM, LlamaConfig(**COMMON, attention_bias=True, mlp_bias=True), RUN),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**COMMON, use_sliding_window=True, sliding_window=24,
                                             max_window_layers=1, tie_word_embeddings=True), RUN),
-    "mistral": (MistralForCausalLM, MistralConfig(**COMMON, head_dim=12, sliding_window=40), RUN),
+    "mistral": (MistralForCausalLM, MistralConfig(**COMMON, head_dim=16, sliding_window=40), RUN),
     "smollm3": (SmolLM3ForCausalLM, SmolLM3Config(**{**COMMON, "num_hidden_layers": 3}, no_rope_layer_interval=2,
                                                   use_sliding_window=True, sliding_window=30), RUN),
     "phi3": (Phi3ForCausalLM, Phi3Config(**COMMON, original_max_position_embeddings=64, sliding_window=100,

@@ -31,8 +31,27 @@ func TestFamiliesAreExportedAsTheyWereRead(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if again, err := ReadConfig(out); err != nil || !reflect.DeepEqual(again, c) {
+			t.Errorf("%s written and read: %v\n%+v\nwant\n%+v", name, err, again, c)
+		}
 		sameKeys(t, dir, out)
 		sameTensors(t, dir, out)
+	}
+}
+
+// transformers 4 accepts three keys in phi3's rope_scaling. A factor that does not follow from the lengths needs more.
+func TestLongropeIsWrittenForBothVersions(t *testing.T) {
+	c, err := ReadConfig("../testdata/families/phi3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for factor, keys := range map[float64]int{4: 3, 5: 5} {
+		c.RopeScaling.Factor = factor
+		m := map[string]any{}
+		writeRope(m, c)
+		if old := m["rope_scaling"].(map[string]any); len(old) != keys {
+			t.Errorf("factor %v: rope_scaling is %v", factor, old)
+		}
 	}
 }
 
