@@ -43,6 +43,9 @@ func TestConfigsOfGemma(t *testing.T) {
 			func(c *Config) bool { return c.AttnLogitSoftcapping == 0 }},
 		{strings.Replace(gemma2File, `"attn_logit_softcapping":50.0,`, ``, 1),
 			func(c *Config) bool { return c.AttnLogitSoftcapping == 50 }},
+		// transformers ignores both keys in gemma2
+		{strings.Replace(gemma2File, "{", `{"use_sliding_window":false,"sliding_window_pattern":3,`, 1),
+			func(c *Config) bool { return c.Window(0) == 4095 && c.Window(1) == -1 && c.Window(2) == 4095 }},
 		{gemma3Text, func(c *Config) bool {
 			return c.RopeTheta == 1e6 && c.RopeLocalBaseFreq == 1e4 && c.Ropes() == 2 && c.Rope(0) == 1 && c.Rope(2) == 0 &&
 				c.Window(1) == 511 && c.Window(2) == -1 && c.Window(5) == -1 && c.FinalLogitSoftcapping == 0
