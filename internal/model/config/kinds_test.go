@@ -92,3 +92,31 @@ func TestSourcesHaveNames(t *testing.T) {
 		}
 	}
 }
+
+// data.cache is relative to the config, or as a flag to the working directory. By default small files are not cached.
+func TestTheTokenCacheHasADirectory(t *testing.T) {
+	dir, user := t.TempDir(), t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", user)
+	for _, tc := range []struct {
+		yaml, flag, want string
+		least            int64
+	}{
+		{"", "", filepath.Join(user, "cprun", "tokens"), uncached},
+		{", cache: c", "", filepath.Join(dir, "c"), 0},
+		{"", "data.cache=c", "/work/c", 0},
+		{", cache: /c", "", "/c", 0},
+	} {
+		var o Options
+		if tc.flag != "" {
+			o.Set = []string{tc.flag}
+		}
+		o.NoFiles, o.Known = true, true
+		c, err := load(filepath.Join(dir, "t.yaml"), []byte(leastModel+"data: {path: a.txt"+tc.yaml+"}\n"), o, fuzzDisk())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.Data.TokenCache(); got.Dir != tc.want || got.Least != tc.least || !got.Known {
+			t.Errorf("%q, flag %q: %+v, want %s", tc.yaml, tc.flag, got, tc.want)
+		}
+	}
+}

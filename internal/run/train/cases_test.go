@@ -31,6 +31,8 @@ var gpuCases = []gpuCase{
 	{name: "qwen3", ranks: 1, set: []string{"model.architecture=qwen3"}},
 	{name: "packed documents", ranks: 1, flash: true, set: []string{"data.pack_documents=true",
 		"train.micro_batch_size=2", "train.global_batch_size=2"}},
+	{name: "whole documents", ranks: 1, flash: true, set: []string{"data.pack_documents=true", "data.overlong=drop",
+		"data.seq_len=64", "train.global_batch_size=2"}},
 	{name: "sliding window", ranks: 1, set: []string{"model.sliding_window=9"}},
 	{name: "micro batches with sharded gradients", ranks: 2,
 		set: []string{"train.global_batch_size=4", "memory.shard=gradients"}},
