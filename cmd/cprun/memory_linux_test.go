@@ -16,7 +16,7 @@ import (
 // without sharding and without a limit. The limit is the state itself, 16 bytes a parameter: of the data of each process
 // (ulimit -d), and of all processes together (a control group) if this user can make one.
 func TestStateBeyondTheMemoryLimit(t *testing.T) {
-	const parameters = 18*(4*256*256+3*256*688+2*256) + 2*256*256 + 256
+	const parameters = 28*(4*256*256+3*256*688+2*256) + 2*256*256 + 256
 	const ranks, state = 4, 16 * parameters
 	config := filepath.Join(t.TempDir(), "train.yaml")
 	text, err := filepath.Abs("../../examples/data/gettysburg.txt")
@@ -24,7 +24,7 @@ func TestStateBeyondTheMemoryLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	yaml := fmt.Sprintf(`
-model: {vocab_size: 256, hidden_size: 256, intermediate_size: 688, num_hidden_layers: 18, num_attention_heads: 8}
+model: {vocab_size: 256, hidden_size: 256, intermediate_size: 688, num_hidden_layers: 28, num_attention_heads: 8}
 data: {path: %s, seq_len: 64}
 train: {steps: 2, deterministic: true}
 optimizer: {grad_clip: 0} # the norm's order of sums differs

@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cprun/cprun/internal/model/hf"
@@ -79,16 +80,17 @@ func TestAdaptersAreAddedToTheMatrix(t *testing.T) {
 				}
 			}
 			l := tuning.LoRA
-			for a, as := range values {
-				matrix, isB, ok := hf.Adapted(a)
-				if !ok || isB {
+			for _, tensor := range c.cfg.Tensors() {
+				matrix, row, _ := tensor.Matrix() // in files, which may join several
+				prefix := "base_model.model." + strings.TrimSuffix(matrix, "weight")
+				as, bs := values[prefix+"lora_A.weight"], values[prefix+"lora_B.weight"]
+				if as == nil {
 					continue
 				}
-				w, bs := values[matrix], values["base_model.model."+matrix[:len(matrix)-len("weight")]+"lora_B.weight"]
-				in := len(as) / l.R
+				w, in := values[tensor.Name], len(as)/l.R
 				for i := range w {
 					for k := range l.R {
-						w[i] += l.Scale() * bs[i/in*l.R+k] * as[k*in+i%in]
+						w[i] += l.Scale() * bs[(row+i/in)*l.R+k] * as[k*in+i%in]
 					}
 				}
 			}

@@ -74,7 +74,7 @@ func (m *Model) angles(b Batch, layer int) (cos, sin View) {
 		return View{}, View{}
 	}
 	n := b.IDs.Len(tensor.Batch)
-	lo := n * m.cfg.Rope(layer)
+	lo := b.Cos.Len(tensor.Batch) / m.cfg.Ropes() * m.cfg.Rope(layer)
 	return b.Cos.Slice(tensor.Batch, lo, lo+n), b.Sin.Slice(tensor.Batch, lo, lo+n)
 }
 

@@ -96,7 +96,18 @@ var tinyModels = map[string]*hf.Config{
 	"llama tied": {
 		Architecture: "llama", VocabSize: 13, HiddenSize: 10, IntermediateSize: 14, NumHiddenLayers: 2,
 		NumAttentionHeads: 4, NumKeyValueHeads: 2, HeadDim: 6, RopeTheta: 100, RMSNormEps: 1e-5, TieWordEmbeddings: true,
-		RopeScaling: &hf.RopeScaling{Type: "linear", Factor: 2},
+		RopeScaling: &hf.RopeScaling{Type: "linear", Factor: 2}, AttentionBias: true, MLPBias: true,
+	},
+	"smollm3": {
+		Architecture: "smollm3", VocabSize: 7, HiddenSize: 6, IntermediateSize: 10, NumHiddenLayers: 2,
+		NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 4, RopeTheta: 30, RMSNormEps: 1e-5,
+		NoRopeLayers: []int{0, 1},
+	},
+	"phi3": {
+		Architecture: "phi3", VocabSize: 9, HiddenSize: 6, IntermediateSize: 8, NumHiddenLayers: 2,
+		NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 10, RopeTheta: 40, RMSNormEps: 1e-5,
+		PartialRotaryFactor: 0.4, RopeScaling: &hf.RopeScaling{Type: "longrope", Factor: 3, OriginalMax: 5,
+			ShortFactor: []float64{1, 2}, LongFactor: []float64{3, 5}},
 	},
 	"qwen3 sliding": {
 		Architecture: "qwen3", VocabSize: 11, HiddenSize: 8, IntermediateSize: 12, NumHiddenLayers: 3,

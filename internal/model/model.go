@@ -71,7 +71,7 @@ const DefaultLossChunk = 1024
 type Batch struct {
 	IDs     View // int32 [batch, seq, 1, 1]
 	Targets View // int32 [batch, seq, 1, 1]; negative: no target
-	Cos     View // float32 [ropes * batch, seq, 1, headDim/2], one rotary table after the other; see Rope.Fill
+	Cos     View // float32 [ropes * batch or more, seq, 1, pairs], one rotary table after the other; see Rope.Fill
 	Sin     View // likewise
 
 	// Parts, if given, divide the rows of the batch. Forward then sums the losses of each part separately.

@@ -37,6 +37,18 @@ func TestLayoutHasNoOverlapAndIsAligned(t *testing.T) {
 	}
 }
 
+// Gemma's factor of embeddings is rounded to the type of activations: 55.4256... is 55.5 in bfloat16.
+func TestTheFactorOfEmbeddingsIsRounded(t *testing.T) {
+	root := math.Sqrt(3072)
+	for dtype, want := range map[tensor.DType]float64{
+		tensor.BF16: 55.5, tensor.F16: 55.4375, tensor.F32: float64(float32(root)), tensor.F64: root,
+	} {
+		if got := rounded(root, dtype); got != want {
+			t.Errorf("%v: %v, want %v", dtype, got, want)
+		}
+	}
+}
+
 // The parameters of a model have the names and shapes of its Hugging Face file.
 func TestLayoutIsThatOfTheFile(t *testing.T) {
 	for _, name := range fixtures {

@@ -19,6 +19,9 @@ func deep(name string, layers int) *hf.Config {
 	if len(cfg.LayerTypes) > 0 {
 		cfg.LayerTypes = slices.Repeat(cfg.LayerTypes, layers)[:layers]
 	}
+	if len(cfg.NoRopeLayers) > 0 {
+		cfg.NoRopeLayers = slices.Repeat(cfg.NoRopeLayers, layers)[:layers]
+	}
 	return &cfg
 }
 

@@ -17,9 +17,11 @@ func TestRopeEqualsTransformers(t *testing.T) {
 			HeadDim         int            `json:"head_dim"`
 			RopeTheta       float64        `json:"rope_theta"`
 			Longest         int            `json:"max_position_embeddings"`
+			Partial         float64        `json:"partial_rotary_factor"`
 			RopeScaling     hf.RopeScaling `json:"rope_scaling"`
 			AttentionFactor float64        `json:"attention_factor"`
-			InvFreq         []float64      `json:"inv_freq"`
+			ShortInvFreq    []float64      `json:"short_inv_freq"` // of short texts
+			InvFreq         []float64      `json:"inv_freq"`       // of the positions
 			Cos, Sin        [][]float64
 		}
 	}
@@ -29,37 +31,53 @@ func TestRopeEqualsTransformers(t *testing.T) {
 	}
 	for name, want := range oracle.Cases {
 		t.Run(name, func(t *testing.T) {
+			if s := &want.RopeScaling; s.Type == "longrope" && s.Factor == 0 { // as hf.ReadConfig
+				s.Factor = float64(want.Longest) / float64(s.OriginalMax)
+			}
 			rope := NewRope(&hf.Config{
 				HeadDim: want.HeadDim, RopeTheta: want.RopeTheta, MaxPositionEmbedding: want.Longest,
-				RopeScaling: &want.RopeScaling,
+				PartialRotaryFactor: want.Partial, RopeScaling: &want.RopeScaling,
 			})
 			near(t, "attention factor", rope.Factor, want.AttentionFactor, 1e-8)
-			if len(rope.InvFreq) != len(want.InvFreq) {
-				t.Fatalf("%d frequencies, want %d", len(rope.InvFreq), len(want.InvFreq))
+			long := rope.InvFreq
+			if rope.Long != nil {
+				long = rope.Long
 			}
-			for i, f := range want.InvFreq {
+			for i, f := range want.ShortInvFreq {
 				// The power of torch may differ in the last bit, and so may each of the following roundings.
 				near(t, "frequency", float64(rope.InvFreq[i]), f, f*4e-7)
+				near(t, "frequency of a long text", float64(long[i]), want.InvFreq[i], want.InvFreq[i]*4e-7)
 			}
 
-			n := len(oracle.Positions)
-			cos, sin := tensor.New(tensor.F32, 1, n, 1, want.HeadDim/2), tensor.New(tensor.F32, 1, n, 1, want.HeadDim/2)
-			rope.Fill(cos, sin, oracle.Positions, nil)
+			n, pairs := len(oracle.Positions), len(want.InvFreq)
+			cos, sin := tensor.New(tensor.F32, 1, n, 1, pairs), tensor.New(tensor.F32, 1, n, 1, pairs)
+			longest := oracle.Positions[n-1] + 1
+			rope.Fill(cos, sin, oracle.Positions, slices.Repeat([]int{longest}, n))
 			c, s := get(cos), get(sin)
 			for j, p := range oracle.Positions {
 				for i, f := range want.InvFreq {
 					// This is the effect of the last bits of the frequency and of the angle.
 					angle := float64(p) * math.Abs(f)
 					tolerance := 2e-7 + 4e-7*angle
-					if rope.InvFreq[i] == float32(f) {
+					if long[i] == float32(f) {
 						tolerance = 3e-7
 					}
-					k := j*want.HeadDim/2 + i
-					near(t, "cos", c[k], want.Cos[j][i], tolerance)
-					near(t, "sin", s[k], want.Sin[j][i], tolerance)
+					near(t, "cos", c[j*pairs+i], want.Cos[j][i], tolerance*rope.Factor)
+					near(t, "sin", s[j*pairs+i], want.Sin[j][i], tolerance*rope.Factor)
 				}
 			}
 		})
+	}
+}
+
+// A document of the trained length has longrope's short factors, a longer one beside it the long factors.
+func TestLongropeChoosesByDocument(t *testing.T) {
+	cfg := &hf.Config{HeadDim: 2, RopeTheta: 100, RopeScaling: &hf.RopeScaling{Type: "longrope", Factor: 1,
+		OriginalMax: 4, ShortFactor: []float64{2}, LongFactor: []float64{8}}}
+	cos, sin := tensor.New(tensor.F64, 1, 3, 1, 1), tensor.New(tensor.F64, 1, 3, 1, 1)
+	NewRope(cfg).Fill(cos, sin, []int{3, 3, 3}, []int{4, 5, 3})
+	for i, want := range []float64{1.5, 0.375, 1.5} {
+		near(t, "sin", get(sin)[i], math.Sin(want), 1e-15)
 	}
 }
 

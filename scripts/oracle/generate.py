@@ -17,7 +17,8 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 SLIDING = dict(use_sliding_window=True, sliding_window=16, layer_types=["sliding_attention", "full_attention"])
-CASES = [("tiny-llama", {}), ("tiny-llama-tied-clip", {}), ("tiny-llama3-gqa", {}), ("tiny-qwen3-yarn", {}), ("tiny-qwen3-yarn", SLIDING)]
+CASES = [("tiny-llama", {}), ("tiny-llama-tied-clip", {}), ("tiny-llama3-gqa", {}), ("tiny-qwen3-yarn", {}), ("tiny-qwen3-yarn", SLIDING),
+         ("../families/gemma2", {}), ("../families/gemma3", {})]
 NEW, LENGTHS, MARGIN = 40, (1, 7, 40, 90), 1e-3
 
 
@@ -37,7 +38,7 @@ def main(models, path):
         for n in LENGTHS:
             margin = 0
             while margin < MARGIN:
-                prompt = [r.randrange(256) for _ in range(n)]
+                prompt = [r.randrange(config.vocab_size) for _ in range(n)]
                 tokens, margin = greedy(model, prompt)
             cases.append(dict(model=name, change=change, prompt=prompt, tokens=tokens, margin=round(margin, 5)))
             print(name, change, n, round(margin, 5), len(set(tokens)), tokens[:8])

@@ -1,10 +1,11 @@
 """Writes PEFT adapters of a small model with the loss curves of plain PyTorch training in float32.
 
-Usage: python scripts/oracle/lora.py internal/model/testdata/parity/tiny-llama3-gqa internal/model/testdata/lora
+Usage: python scripts/oracle/lora.py internal/model/testdata
        python scripts/oracle/lora.py --check MODEL ADAPTER MERGED
 Needs torch, transformers and peft; the versions are in the output.
 
-The first form writes a directory for each adapter (adapter_config.json, adapter_model.safetensors) and curves.json:
+The first form reads models of parity and families. It writes to lora a directory for each adapter
+(adapter_config.json, adapter_model.safetensors) and curves.json:
 AdamW on the trained parameters, constant learning rate, decay on matrices only, clipping by global norm. The second
 form loads an adapter that cprun exported, and its merged model, and compares their logits.
 """
@@ -23,12 +24,15 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LLAMA = "parity/tiny-llama3-gqa"
 ADAPTERS = {
-    "all": dict(r=4, lora_alpha=6, target_modules=ALL),
-    "subset": dict(r=3, lora_alpha=5, target_modules=["v_proj", "layers.1.mlp.down_proj"], use_rslora=True),
+    "all": (LLAMA, 256, dict(r=4, lora_alpha=6, target_modules=ALL)),
+    "subset": (LLAMA, 256, dict(r=3, lora_alpha=5, target_modules=["v_proj", "layers.1.mlp.down_proj"], use_rslora=True)),
+    # files join q, k and v, and gate and up, which then share A
+    "phi3": ("families/phi3", 128, dict(r=2, lora_alpha=4, target_modules=["qkv_proj", "gate_up_proj", "o_proj"])),
 }
 FREEZE = ["model.embed_tokens.*", "model.layers.0.*", "*.k_proj.weight", "*norm.weight"]
-STEPS, SEQ, LR, BETAS, EPS, DECAY, CLIP = 10, 256, 3e-3, (0.9, 0.95), 1e-8, 0.1, 0.7
+STEPS, LR, BETAS, EPS, DECAY, CLIP = 10, 3e-3, (0.9, 0.95), 1e-8, 0.1, 0.7
 
 
 def tokens(path):
@@ -36,33 +40,33 @@ def tokens(path):
     return torch.tensor(struct.unpack(f"<{len(raw) // 2}H", raw))
 
 
-def train(model, t):
+def train(model, t, base, seq):
     trained = [p for p in model.parameters() if p.requires_grad]
     opt = torch.optim.AdamW([dict(params=[p for p in trained if p.dim() > 1], weight_decay=DECAY),
                              dict(params=[p for p in trained if p.dim() <= 1], weight_decay=0.0)],
                             lr=LR, betas=BETAS, eps=EPS)
     losses, norms = [], []
     for step in range(STEPS):
-        ids = t[step * SEQ:(step + 1) * SEQ][None]
+        ids = t[step * seq:(step + 1) * seq][None]
         logits = model(input_ids=ids).logits[0]
-        loss = F.cross_entropy(logits, t[step * SEQ + 1:(step + 1) * SEQ + 1])
+        loss = F.cross_entropy(logits, t[step * seq + 1:(step + 1) * seq + 1])
         opt.zero_grad()
         loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(trained, CLIP).item())
         opt.step()
         losses.append(loss.item())
-    return {"loss": losses, "grad_norm": norms, "trained": sum(p.numel() for p in trained)}
+    return {"base": base, "seq": seq, "loss": losses, "grad_norm": norms, "trained": sum(p.numel() for p in trained)}
 
 
 def load(base):
     return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
 
 
-def write(base, out):
-    t, curves = tokens(base / "tokens.bin"), {}
-    for i, (name, config) in enumerate(ADAPTERS.items()):
+def write(root):
+    curves, out = {}, root / "lora"
+    for i, (name, (base, seq, config)) in enumerate(ADAPTERS.items()):
         torch.manual_seed(7 + i)
-        model = get_peft_model(load(base), LoraConfig(task_type="CAUSAL_LM", **config))
+        model = get_peft_model(load(root / base), LoraConfig(task_type="CAUSAL_LM", **config))
         for n, p in model.named_parameters():
             if "lora_" in n:  # both parts, so that every product counts
                 torch.nn.init.normal_(p, 0, 0.1)
@@ -71,15 +75,15 @@ def write(base, out):
         (out / name / "adapter_model.safetensors").chmod(0o644)
         file = out / name / "adapter_config.json"
         config = json.loads(file.read_text())
-        config["base_model_name_or_path"] = base.name
+        config["base_model_name_or_path"] = base
         config["target_modules"].sort()
         file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-        curves[name] = train(model, t)
-    model = load(base)
+        curves[name] = train(model, tokens(root / base / "tokens.bin"), base, seq)
+    model = load(root / LLAMA)
     for n, p in model.named_parameters():
         p.requires_grad = not any(fnmatch.fnmatch(n, g) for g in FREEZE)
-    curves["freeze"] = train(model, t)
-    curves.update(seq=SEQ, steps=STEPS, lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY, grad_clip=CLIP, frozen=FREEZE,
+    curves["freeze"] = train(model, tokens(root / LLAMA / "tokens.bin"), LLAMA, 256)
+    curves.update(steps=STEPS, lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY, grad_clip=CLIP, frozen=FREEZE,
                   versions=dict(torch=torch.__version__, transformers=transformers.__version__, peft=peft.__version__))
     (out / "curves.json").write_text(json.dumps(curves, indent=1) + "\n")
 
@@ -98,4 +102,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "--check":
         check(*sys.argv[2:])
     else:
-        write(*map(pathlib.Path, sys.argv[1:]))
+        write(pathlib.Path(sys.argv[1]))

@@ -66,6 +66,20 @@ func TestWindowsOfLayers(t *testing.T) {
 	}
 }
 
+// A soft cap of scores leaves cuDNN out.
+func TestSoftCapIsOfTheRun(t *testing.T) {
+	m := gpu(90, backends.V(9, 10, 2))
+	cfg := load(t, "cases/windows.yaml", 8, m, "model.architecture=gemma2", "model.attn_logit_softcapping=50",
+		"attention.backend=fused")
+	if _, err := Choose(cfg, m, 0); err == nil || !strings.Contains(err.Error(), "soft cap") {
+		t.Errorf("fused with a soft cap: %v", err)
+	}
+	cfg.Parallel.Backend = "auto"
+	if c, err := Choose(cfg, m, 0); err != nil || c.Backend != backends.Flash {
+		t.Errorf("auto with a soft cap: %v, %v", c, err)
+	}
+}
+
 // One backend serves all layers. If cuDNN cannot run the windowed layers, the others use another backend too, and the
 // rejection names the layers.
 func TestLayersShareABackend(t *testing.T) {

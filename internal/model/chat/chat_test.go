@@ -13,7 +13,7 @@ import (
 	"github.com/ardanlabs/jinja"
 )
 
-// now is the time of the expected texts.
+// The expected texts have this time.
 var now = time.Date(2026, 7, 4, 5, 6, 7, 0, time.UTC)
 
 func read(t testing.TB, name string) []byte {

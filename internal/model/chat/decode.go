@@ -12,7 +12,7 @@ import (
 	"github.com/ardanlabs/jinja"
 )
 
-// Decode parses JSON into a value whose maps keep their order.
+// Decode parses JSON. Maps keep the order of their keys.
 func Decode(raw []byte) (jinja.Value, error) {
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.UseNumber()

@@ -31,8 +31,8 @@ func (d memDisk) glob(pattern string) (matches []string, err error) {
 	return matches, nil
 }
 
-func (d memDisk) kind(path string) string     { return "" }
-func (d memDisk) eos(dir string) (int, error) { return -1, nil }
+func (d memDisk) kind(path, format string) string { return "" }
+func (d memDisk) eos(dir string) (int, error)     { return -1, nil }
 
 func (d memDisk) readAdapter(string) (*hf.LoRA, error) { return &hf.LoRA{R: 4, Alpha: 8}, nil }
 

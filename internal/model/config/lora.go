@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/internal/model/hf"
 )
 
-// decodeLoRA sets the adapters if the section was given.
+// decodeLoRA sets the adapters of a given section.
 func (l *loader) decodeLoRA() {
 	given := l.where.given(loraSection)
 	for path := range l.values {
@@ -36,7 +36,7 @@ func (l *loader) decodeLoRA() {
 	}
 }
 
-// decodeAdapter sets the adapters to those of a directory. Another value in the config is a fault.
+// decodeAdapter reads the adapters of a directory. Another value in the config is a fault.
 func (l *loader) decodeAdapter(a *hf.LoRA) {
 	dir, tried := l.find(a.From, l.where.of("lora.from").line == 0, l.disk.isDir)
 	if a.From = dir; tried != "" {

@@ -21,7 +21,7 @@ type disk interface {
 	isDir(path string) bool
 	isFile(path string) bool
 	glob(pattern string) ([]string, error)
-	kind(path string) string // data.Kind; "" if it cannot be read
+	kind(path, format string) string // data.Kind; "" if it cannot be read
 	workDir() string
 	readConfig(dir string) (*hf.Config, error)
 	eos(dir string) (int, error)
@@ -42,8 +42,8 @@ func (osDisk) isFile(path string) bool {
 
 func (osDisk) glob(pattern string) ([]string, error) { return files.Glob(pattern) }
 
-func (osDisk) kind(path string) string {
-	kind, _ := data.Kind(path) // the run reports the error
+func (osDisk) kind(path, format string) string {
+	kind, _ := data.Kind(path, format) // the run reports the error
 	return kind
 }
 
@@ -185,17 +185,18 @@ func (l *loader) globsOf(path string) (globs []*string) {
 // source cannot be read, and data.overlong also if sources differ.
 func (l *loader) findKinds() {
 	d := &l.cfg.Data
+	format := strings.TrimPrefix(d.Format, "auto")
 	auto, known, whole := false, true, map[bool]bool{}
 	for _, path := range dataPaths {
 		files := l.filesOf(path)
 		for i := range files {
 			for _, name := range l.files(files[i].Path) {
-				if files[i].Kind = l.disk.kind(name); files[i].Kind != "" {
+				if files[i].Kind = l.disk.kind(name, format); files[i].Kind != "" {
 					break
 				}
 			}
 			kind := files[i].Kind
-			auto = auto || path == "data.path" && (kind == "messages" || kind == "completion")
+			auto = auto || path == "data.path" && (kind == data.FormatMessages || kind == data.FormatCompletion)
 			known, whole[data.Conversation(kind)] = known && kind != "", true
 		}
 	}

@@ -47,6 +47,7 @@ const (
 type Entry struct {
 	Paths   []string `json:"paths"`   // of the files
 	Ignored []string `json:"ignored"` // keys of records
+	Notes   []string `json:"notes"`   // warnings about the records
 	Masked  int64    `json:"masked"`  // the first token with a label of its own; -1: none
 }
 
@@ -165,7 +166,7 @@ func (d *Dataset) encodeTo(to *os.Root, paths []string) error {
 	if err != nil {
 		return err
 	}
-	e.Ignored = d.ignored.Sorted()
+	e.Ignored, e.Notes = d.ignored.Sorted(), d.notes.Sorted()
 	text, err := json.Marshal(&e)
 	if err != nil {
 		return err
@@ -215,6 +216,7 @@ func (d *Dataset) addEntry(dir string) error {
 	d.parts = append(d.parts, p)
 	d.files += int64(len(e.Paths))
 	d.ignored.Add(e.Ignored...)
+	d.notes.Add(e.Notes...)
 	return nil
 }
 

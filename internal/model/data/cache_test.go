@@ -28,7 +28,7 @@ func view(t *testing.T, d *Dataset, p Plan) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := fmt.Sprintln(d.Files(), documents, all(t, d), labels, d.labelled(), d.Ignored(), l.Targets(), n, of.Kept(4))
+	text := fmt.Sprintln(d.Files(), documents, all(t, d), labels, d.labelled(), d.Ignored(), d.Notes(), l.Targets(), n, of.Kept(4))
 	for s := range l.Samples() {
 		text += fmt.Sprintln(l.Docs(s), l.Valid(s))
 	}
@@ -66,6 +66,35 @@ func TestCachedFilesEqualEncodedOnes(t *testing.T) {
 			}
 			s.Cache = Cache{}
 		}
+	}
+}
+
+// Conversations are cached with their targets and warnings.
+func TestCachedConversationsEqualEncodedOnes(t *testing.T) {
+	dir := put(t, map[string]string{
+		"t.jinja": "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}" +
+			"{% else %}{{ m.content }}{% endif %}{% endfor %}",
+		"a.jsonl": `{"messages":[{"role":"user","content":"what"},{"role":"assistant","content":"that"}]}`,
+	})
+	tok := NewTokenizer(chatDir+"tokenizer.json", 0)
+	s := Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, Tokenizer: tok, EOS: 2, Vocab: 2000,
+		Chat: NewChat(chatDir+"tokenizer.json", filepath.Join(dir, "t.jinja"), false)}
+	var views []string
+	for _, cache := range []string{"", t.TempDir()} {
+		for range 2 {
+			s.Cache.Dir = cache
+			d, err := Open(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(d.Notes()) != 1 || !d.labelled() {
+				t.Errorf("notes %q, labels %t", d.Notes(), d.labelled())
+			}
+			views = append(views, view(t, d, Plan{SeqLen: 100, Whole: true, PackDocuments: true}))
+		}
+	}
+	if views[0] != views[2] || views[0] != views[3] {
+		t.Errorf("%q", views)
 	}
 }
 

@@ -245,7 +245,10 @@ type chatEncoder struct {
 }
 
 func (e *Encoding) newChatEncoder() (*chatEncoder, error) {
-	if e.Chat == nil || e.Tokenizer == nil || e.Tokenizer.path == "" || e.Tokenizer.bytes() {
+	if e.Chat == nil {
+		return nil, errors.New("a conversation cannot be written as tokens alone, without its targets; train on the records")
+	}
+	if e.Tokenizer == nil || e.Tokenizer.path == "" || e.Tokenizer.bytes() {
 		return nil, errors.New("conversations need the tokenizer of a model; name one by data.tokenizer")
 	}
 	t, err := e.Tokenizer.read()
@@ -357,11 +360,13 @@ func (e *chatEncoder) turnEnd(m jinja.Value, turn string) int {
 	at := 0
 	if content, _ := m.AsDict().Get("content"); content.IsString() && !m.AsDict().Has("tool_calls") {
 		text := strings.TrimSpace(content.AsString())
-		at = strings.LastIndex(turn, text) + len(text)
+		if k := strings.LastIndex(turn, text); k >= 0 {
+			at = k + len(text)
+		}
 	}
 	first, last := len(turn)+1, 0
 	for _, special := range e.ends {
-		if k := strings.Index(turn[max(at, 0):], special); k >= 0 {
+		if k := strings.Index(turn[at:], special); k >= 0 {
 			first = min(first, at+k+len(special))
 		}
 		if k := strings.LastIndex(turn, special); k >= 0 {

@@ -118,6 +118,36 @@ func TestATemplateWithoutAnEndOfTurnWarns(t *testing.T) {
 	}
 }
 
+// The first special token after the content ends a turn; without the content, the last one with only space after it.
+func TestEndsOfTurns(t *testing.T) {
+	const long = `{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"bcdefghijklmnop"}]}`
+	for turn, want := range map[string]string{
+		"{{ m.content }}<|im_end|>\n<s>":          "bcdefghijklmnop<|im_end|>",
+		"{{ m.content[:3] }}<s><|im_end|> \n":     "bcd<s><|im_end|>",
+		"<|im_start|>{{ m.content }}x<|im_end|>y": "<|im_start|>bcdefghijklmnopx<|im_end|>",
+		"{{ m.content }} the end":                 "bcdefghijklmnop the end",
+		"<s>{{ m.content[:3] }}.":                 "<s>bcd.",
+	} {
+		dir := put(t, map[string]string{"a.jsonl": long, "t.jinja": "{% for m in messages %}{{ '[' }}" +
+			"{%- if m.role == 'assistant' %}" + turn + "{% else %}{{ m.content }}]{% endif %}{% endfor %}" +
+			"{% if add_generation_prompt %}{{ '[' }}{% endif %}"})
+		docs, _, err := documents(t, filepath.Join(dir, "a.jsonl"), filepath.Join(dir, "t.jinja"), false)
+		if err != nil {
+			t.Fatal(turn, err)
+		}
+		var got []int32
+		for _, label := range docs[0].Labels {
+			if label != Ignore {
+				got = append(got, label)
+			}
+		}
+		wanted, err := NewTokenizer(chatDir+"tokenizer.json", 0).Encode(want)
+		if err != nil || !slices.Equal(got, wanted[1:]) { // Encode adds <s>
+			t.Errorf("%s: %v, %v, want %v", turn, got, err, wanted[1:])
+		}
+	}
+}
+
 // Nulls of .jsonl stay; those that Parquet and Arrow add are left out. Other variables reach the template.
 func TestVariablesOfTemplates(t *testing.T) {
 	template := "{{ messages | tojson }}{{ tools | tojson }}{{ a }}{{ b is defined }}"

@@ -208,9 +208,17 @@ func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`{"text":"a"}`))
 	f.Add([]byte(`{"input_ids":[1,2],"labels":[-100,2]}`))
 	f.Add([]byte(`{"input_ids":[1e2]}`))
+	f.Add([]byte(`{"messages":[{"role":"user","content":[{"type":"text"}]}],"tools":"[]","chat_template_kwargs":{"a":1}}`))
+	f.Add([]byte(`{"prompt":[{"from":"human","value":null}],"completion":[{"role":"assistant"}]}`))
 	f.Fuzz(func(t *testing.T, line []byte) {
 		r, err := parseRecord(line, "", 1000, nil)
 		if err != nil {
+			return
+		}
+		if c := r.chat; c != nil {
+			if c.messages == nil && c.split >= 0 || c.split > len(c.messages) {
+				t.Fatalf("%+v", c)
+			}
 			return
 		}
 		if r.ids != nil && r.text != "" || r.labels != nil && len(r.labels) != len(r.ids) {

@@ -2,9 +2,12 @@ package data
 
 import "slices"
 
-// Kind returns the kind of a file's records by the keys of the first: text, tokens, masked (tokens with labels or
-// masks), messages or completion. It is empty if there is no record.
-func Kind(path string) (kind string, err error) {
+// masked is the kind of tokens with labels or masks.
+const masked = "masked"
+
+// Kind returns the kind of a file's records: their format, which is by the keys of the first unless it is given, or
+// masked. It is empty if there is no record.
+func Kind(path, format string) (kind string, err error) {
 	switch kind = kindOf(path); kind {
 	case "jsonl", "parquet", "arrow":
 	default:
@@ -32,23 +35,17 @@ func Kind(path string) (kind string, err error) {
 		if keys == nil {
 			continue
 		}
+		format, bad = formatOf(keys, format)
 		has := func(key string) bool { return keys[key] != nil }
-		switch {
-		case has(keyIDs) && (has(keyLabels) || slices.ContainsFunc(masks, has)):
-			return "masked", nil
-		case has(keyIDs):
-			return "tokens", nil
-		case has("messages"), has("conversations"):
-			return "messages", nil
-		case has("prompt") && has("completion"):
-			return "completion", nil
+		if format == FormatTokens && (has(keyLabels) || slices.ContainsFunc(masks, has)) {
+			return masked, nil
 		}
-		return "text", nil
+		return format, bad
 	}
 	return "", nil
 }
 
 // Conversation reports whether records of a kind are never cut.
 func Conversation(kind string) bool {
-	return slices.Contains([]string{"masked", "messages", "completion"}, kind)
+	return slices.Contains([]string{masked, FormatMessages, FormatCompletion}, kind)
 }

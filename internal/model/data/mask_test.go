@@ -67,8 +67,8 @@ func TestKeysThatWouldChangeTargetsAreRefused(t *testing.T) {
 		`{"text":"a","special_tokens_mask":[1]}`:           `"special_tokens_mask"`,
 		`{"prompt":"a","chosen":"b","rejected":"c"}`:       `"chosen"`,
 		`{"text":"a","rejected":"c"}`:                      `"rejected"`,
-		`{"messages":[{"role":"user","content":"a"}]}`:     "need the tokenizer of a model",
-		`{"conversations":[{"from":"human","value":"a"}]}`: "need the tokenizer of a model",
+		`{"messages":[{"role":"user","content":"a"}]}`:     "without its targets",
+		`{"conversations":[{"from":"human","value":"a"}]}`: "without its targets",
 		`{"instruction":"a","input":"","output":"b"}`:      `rename them to "prompt" and "completion"`,
 		`{"content":"a"}`:                                  `no key "text", "input_ids", "messages"`,
 	} {

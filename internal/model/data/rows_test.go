@@ -42,7 +42,7 @@ func TestWrongRowsAreExplained(t *testing.T) {
 		"nested":   `record 1: the value of "input_ids" is not a list of integers`,
 		"binary":   `record 1: the value of "text" is not a string`,
 		"chosen":   `record 1: key "chosen": preference pairs`,
-		"messages": `record 1: conversations need the tokenizer of a model`,
+		"messages": `record 1: a conversation cannot be written`,
 		"mask":     `record 1: key "my_mask" is not read`,
 		"outside":  `record 2: input_ids[0] is 1000; want an id below vocab_size 300`,
 	} {

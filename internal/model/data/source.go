@@ -17,7 +17,7 @@ import (
 type Source struct {
 	// Paths are files or globs (files.Glob), read in order, each of one kind. The extension selects the kind: .bin is
 	// an llm.c token file, or Megatron's if an .idx of the same name exists; .jsonl, .parquet and .arrow have a document
-	// in each record, its "text" or its "input_ids" with labels and masks; other files are raw text. A directory of
+	// in each record: a text, ids with labels and masks, or a conversation; other files are raw text. A directory of
 	// datasets stands for its .arrow files.
 	Paths []string
 	// Tokenizer encodes text. Token files need none.

@@ -117,12 +117,6 @@ func (c *Config) CheckTuning() (faults []Fault) {
 	base := c.Tensors()
 	all := slices.Concat(base, c.Adapters())
 	if l := c.Tuning.LoRA; l != nil {
-		if i := slices.IndexFunc(base, func(t Tensor) bool {
-			return linears(t) && t.Whole != "" && l.targets(moduleOf(t))
-		}); i >= 0 {
-			add("lora.targets", "%s is a part of %s in files of %s, which has no adapters of parts; name other layers",
-				moduleOf(base[i]), base[i].Whole, c.Architecture)
-		}
 		for _, target := range l.Targets {
 			if !slices.ContainsFunc(base, func(t Tensor) bool { return linears(t) && namesModule(target, moduleOf(t)) }) {
 				add("lora.targets", "%.255q names no linear layer of the blocks; %s has %s", target, c.Architecture,

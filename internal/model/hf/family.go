@@ -230,8 +230,7 @@ type Windows struct {
 	NoRope bool
 	// Uniform: all layers slide or none; sliding_window is the only key.
 	Uniform bool
-	// Every is the default of sliding_window_pattern: without layer_types, every so many layers one sees everything. 0:
-	// the key is ignored.
+	// Every: without layer_types, every so many layers one sees everything, and the others slide. 0: none.
 	Every int
 	// Foreign: transformers has no window in this family, and ignores the keys.
 	Foreign bool

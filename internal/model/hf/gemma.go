@@ -33,6 +33,6 @@ func init() {
 		QueryPreAttnScalar: 256, RopeTheta: 1e6, RopeLocal: 1e4,
 	}
 	f.Windows.Every, f.Wrapper = 6, "gemma3"
-	f.Keys = []string{"query_pre_attn_scalar", "final_logit_softcapping", "rope_local_base_freq"}
+	f.Keys = []string{"query_pre_attn_scalar", "final_logit_softcapping", "rope_local_base_freq", patternKey}
 	Register(f)
 }

@@ -1,6 +1,8 @@
 package hf
 
 import (
+	"fmt"
+	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -41,6 +43,9 @@ func TestConfigsOfGemma(t *testing.T) {
 			func(c *Config) bool { return c.AttnLogitSoftcapping == 0 }},
 		{strings.Replace(gemma2File, `"attn_logit_softcapping":50.0,`, ``, 1),
 			func(c *Config) bool { return c.AttnLogitSoftcapping == 50 }},
+		// transformers ignores both keys in gemma2
+		{strings.Replace(gemma2File, "{", `{"use_sliding_window":false,"sliding_window_pattern":3,`, 1),
+			func(c *Config) bool { return c.Window(0) == 4095 && c.Window(1) == -1 && c.Window(2) == 4095 }},
 		{gemma3Text, func(c *Config) bool {
 			return c.RopeTheta == 1e6 && c.RopeLocalBaseFreq == 1e4 && c.Ropes() == 2 && c.Rope(0) == 1 && c.Rope(2) == 0 &&
 				c.Window(1) == 511 && c.Window(2) == -1 && c.Window(5) == -1 && c.FinalLogitSoftcapping == 0
@@ -63,6 +68,11 @@ func TestConfigsOfGemma(t *testing.T) {
 		out := t.TempDir()
 		if err := WriteConfig(opened(t, out), c, safetensors.BF16); err != nil {
 			t.Fatal(err)
+		}
+		text, err := os.ReadFile(filepath.Join(out, "config.json"))
+		if scalar := fmt.Sprintf(`"query_pre_attn_scalar": %v,`, c.QueryPreAttnScalar); err != nil ||
+			!strings.Contains(string(text), scalar) {
+			t.Errorf("%s, %v: want the integer of %s", text, err, scalar) // transformers refuses 144.0
 		}
 		c.Wrapper = "" // of the file, not of the model
 		if again, err := ReadConfig(out); err != nil || !reflect.DeepEqual(again.tokenless(), c.tokenless()) {

@@ -286,6 +286,9 @@ func NoRopeLayers(layers, interval int) []int {
 	return list
 }
 
+// patternKey replaces Windows.Every in families that list it.
+const patternKey = "sliding_window_pattern"
+
 // readWindow finds the layers with a sliding window. cprun also obeys the key in a llama, which transformers ignores;
 // Caveat reports the difference.
 func readWindow(c *Config, o object) {
@@ -300,25 +303,21 @@ func readWindow(c *Config, o object) {
 	if _, ok := o.keys["sliding_window"]; !ok {
 		window = family.Default
 	}
-	if family.Uniform {
+	if family.Uniform || family.Every > 0 {
 		use = true // transformers ignores the other keys
 	}
-	if (family.From > 0 || family.NoRope) && c.LayerTypes == nil && use && window > 0 && len(*o.faults) == 0 {
-		for i := range min(c.NumHiddenLayers, maxLayers) {
-			kind := FullAttention
-			if family.From > 0 && i >= from || family.NoRope && !c.Rotates(i) {
-				kind = SlidingAttention
-			}
-			c.LayerTypes = append(c.LayerTypes, kind)
+	every := family.Every
+	if slices.Contains(c.Family().Keys, patternKey) {
+		if every = o.integer(patternKey, every); every == 0 {
+			o.fault(patternKey, "0 is not positive")
 		}
 	}
-	if every := o.integer("sliding_window_pattern", family.Every); family.Every > 0 && every == 0 {
-		o.fault("sliding_window_pattern", "0 is not positive")
-	} else if family.Every > 0 && c.LayerTypes == nil && window > 0 {
+	kinds := family.From > 0 || family.NoRope || every > 0
+	if kinds && c.LayerTypes == nil && use && window > 0 && len(*o.faults) == 0 {
 		for i := range min(c.NumHiddenLayers, maxLayers) {
-			kind := SlidingAttention
-			if (i+1)%every == 0 {
-				kind = FullAttention
+			kind := FullAttention
+			if family.From > 0 && i >= from || family.NoRope && !c.Rotates(i) || every > 0 && (i+1)%every > 0 {
+				kind = SlidingAttention
 			}
 			c.LayerTypes = append(c.LayerTypes, kind)
 		}

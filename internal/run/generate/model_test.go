@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -107,6 +108,12 @@ func randomModel(r *rand.Rand) *hf.Config {
 			2*r.IntN(7),
 		RopeTheta: 100, RMSNormEps: 1e-5, TieWordEmbeddings: r.IntN(2) == 0,
 	}
+	if strings.HasPrefix(c.Architecture, "gemma") {
+		c.QueryPreAttnScalar, c.FinalLogitSoftcapping = 3, 4
+		if c.Architecture == hf.Gemma2 {
+			c.AttnLogitSoftcapping = 2
+		}
+	}
 	switch r.IntN(4) {
 	case 0:
 		c.RopeScaling = &hf.RopeScaling{Type: "yarn", Factor: 4, OriginalMax: 32}
@@ -123,7 +130,25 @@ func randomModel(r *rand.Rand) *hf.Config {
 			}
 		}
 	}
+	chooseOfFamily(c, r)
 	return c
+}
+
+// chooseOfFamily sets random options that few families have.
+func chooseOfFamily(c *hf.Config, r *rand.Rand) {
+	f := c.Family()
+	c.AttentionBias = f.Tensors[hf.QueryBias] != "" && r.IntN(2) == 0
+	c.MLPBias = f.Tensors[hf.GateBias] != "" && r.IntN(2) == 0
+	if f.NoRope > 0 {
+		c.NoRopeLayers = hf.NoRopeLayers(c.NumHiddenLayers, 1+r.IntN(3))
+	}
+	if f.Partial && r.IntN(2) == 0 {
+		c.HeadDim, c.PartialRotaryFactor = 12, 0.5
+	}
+	if pairs := c.RotaryDim() / 2; f.Partial && r.IntN(2) == 0 {
+		c.RopeScaling = &hf.RopeScaling{Type: "longrope", Factor: 4, OriginalMax: 16,
+			ShortFactor: slices.Repeat([]float64{1.5}, pairs), LongFactor: slices.Repeat([]float64{4}, pairs)}
+	}
 }
 
 // randomWeights returns weights large enough that attention is far from uniform.
@@ -182,7 +207,11 @@ func TestReadingOnIsReadingTheWhole(t *testing.T) {
 			ids[i] = int32(r.IntN(cfg.VocabSize))
 		}
 		want, m := trained(t, cfg, weights, ids), loaded(t, cfg, weights, n)
-		for lo, size := 0, 1+r.IntN(n); lo < n; lo, size = lo+size, 1+r.IntN(3)*r.IntN(3) {
+		first := 1 + r.IntN(n)
+		if s := cfg.RopeScaling; s != nil && s.Type == "longrope" {
+			first = n // as in transformers, the length of the prompt selects the factors
+		}
+		for lo, size := 0, first; lo < n; lo, size = lo+size, 1+r.IntN(3)*r.IntN(3) {
 			size = min(size, n-lo)
 			got, err := m.Read(t.Context(), ids[lo:lo+size])
 			if err != nil {
@@ -264,7 +293,9 @@ func TestGreedyTextIsThatOfTransformers(t *testing.T) {
 		t.Run(fmt.Sprintf("%s window %d prompt %d", c.Model, c.Change.SlidingWindow, len(c.Prompt)),
 			func(t *testing.T) {
 				m := fixture(t, c.Model, len(c.Prompt)+len(c.Tokens), func(cfg *hf.Config) {
-					cfg.SlidingWindow, cfg.LayerTypes = c.Change.SlidingWindow, c.Change.LayerTypes
+					if w := c.Change.SlidingWindow; w > 0 {
+						cfg.SlidingWindow, cfg.LayerTypes = w, c.Change.LayerTypes
+					}
 				})
 				got := written(t, m, Request{Prompt: c.Prompt, MaxTokens: len(c.Tokens), Sampling: Sampling{TopP: 1}},
 					EndTokens)

@@ -260,29 +260,31 @@ func (in *inputs) upload(s *slot, tokens int) {
 	}
 }
 
-// tables returns cos and sin for count samples of n tokens with equal positions.
+// tables returns cos and sin for count samples of n tokens with equal positions. They may have room for more samples.
 func (in *inputs) tables(r *model.Rope, count, n int, positions, lengths []int) (cos, sin View, err error) {
-	tokens, pairs, ropes := count*n, in.mem.Pairs, in.mem.Ropes
-	shape, size := [4]int{ropes * count, n, 1, pairs}, ropes*count*n*pairs
-	if tokens > in.tabled || in.mem.Cos.IsZero() {
-		if err := in.mem.GrowTables(tokens); err != nil {
+	rows := in.mem.Ropes * in.mem.Pairs // elements of a token
+	part := func(v View, at, samples int) View {
+		size := samples * n * rows
+		return state.Part(v, at*size, (at+1)*size).Reshape([4]int{in.mem.Ropes * samples, n, 1, in.mem.Pairs})
+	}
+	if count*n > in.tabled || in.mem.Cos.IsZero() {
+		if err := in.mem.GrowTables(count * n); err != nil {
 			return cos, sin, err
 		}
-	}
-	cos, sin = state.Part(in.mem.Cos, 0, size).Reshape(shape), state.Part(in.mem.Sin, 0, size).Reshape(shape)
-	if tokens > in.tabled || ropes > 1 && tokens != in.tabled { // the second table is after the tokens of the first
-		host, err := in.dev.HostVector("rotary tables", tensor.F32, 2*size)
+		host, err := in.dev.HostVector("rotary tables", tensor.F32, 2*count*n*rows)
 		if err != nil {
 			return cos, sin, err
 		}
-		c, s := state.Part(host, 0, cos.Size()).Reshape(shape),
-			state.Part(host, cos.Size(), 2*cos.Size()).Reshape(shape)
+		c, s := part(host, 0, count), part(host, 1, count)
 		r.Fill(c, s, positions, lengths)
-		in.dev.Store.Upload(cos, c)
-		in.dev.Store.Upload(sin, s)
-		in.tabled = tokens
+		in.dev.Store.Upload(part(in.mem.Cos, 0, count), c)
+		in.dev.Store.Upload(part(in.mem.Sin, 0, count), s)
+		in.tabled = count * n
 	}
-	return cos, sin, nil
+	if n > 0 {
+		count = in.tabled / n // where a table ends
+	}
+	return part(in.mem.Cos, 0, count), part(in.mem.Sin, 0, count), nil
 }
 
 // A samples is a data.Loader, or a data.Mixture of several.

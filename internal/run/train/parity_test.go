@@ -227,8 +227,9 @@ func mustRunAhead(t *testing.T, cfg *config.Config, ranks int, o train.Options, 
 type curveError struct{ loss, norm float64 }
 
 // within bounds the errors of curves against PyTorch's in float32 on any device, by the element type of the run. Each
-// bound is two to three times the largest measured error.
-var within = map[string]curveError{"fp32": {6e-5, 4e-5}, "bf16": {1.3e-2, 5e-2}, "fp16": {2e-3, 5e-3}}
+// bound is two to three times the largest measured error; of the small models of families in fp32, ten times.
+var within = map[string]curveError{"fp32": {6e-5, 4e-5}, "bf16": {1.3e-2, 5e-2}, "fp16": {2e-3, 5e-3},
+	"families": {1e-5, 1e-5}}
 
 // worst holds the largest errors in follows since a test cleared it, by type.
 var worst = map[string]curveError{}

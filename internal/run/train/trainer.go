@@ -91,7 +91,7 @@ func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.
 	if err := t.populate(ctx, o); err != nil {
 		return nil, err
 	}
-	if err := t.feeds(o); err != nil {
+	if err := t.feeds(ctx, o); err != nil {
 		return nil, err
 	}
 	if t.schedule, err = Schedule(cfg); err != nil {
@@ -169,13 +169,18 @@ func (t *Trainer) populate(ctx context.Context, o *Options) error {
 	return t.share.join(t.mesh.state, all(t.mesh.state), weights, t.mesh.across)
 }
 
-func (t *Trainer) feeds(o *Options) (err error) {
+// feeds opens the data. Ranks of another host may encode it for minutes.
+func (t *Trainer) feeds(ctx context.Context, o *Options) error {
 	defer o.timed("data")()
-	cfg := t.cfg
-	in, err := newInputs(t.dev, cfg, o.Room.Tokens)
+	in, err := newInputs(t.dev, t.cfg, o.Room.Tokens)
 	if err != nil {
 		return err
 	}
+	return checkpoint.OnAllRanks(ctx, t.mesh.saves, beat(t.cfg), 0, func() error { return t.openFeeds(o, in) })
+}
+
+func (t *Trainer) openFeeds(o *Options, in *inputs) (err error) {
+	cfg := t.cfg
 	tok := tokenizerOf(cfg)
 	longer := *cfg
 	longer.Data.SeqLen = max(cfg.Data.SeqLen, o.Whole)
