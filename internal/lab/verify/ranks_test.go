@@ -1,0 +1,92 @@
+package verify
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/foresee/plan"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/internal/run/train"
+	"github.com/cprun/cprun/tensor"
+)
+
+// runSide runs one side on ranks of this process.
+func runSide(t *testing.T, path string, ranks, whole int, set ...string) (*Side, *config.Config) {
+	t.Helper()
+	cfg, err := config.Load(path, config.Options{Set: set, Ranks: ranks, Device: "cpu"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem, err := plan.Fit(cfg, ranks, machine.Machine{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	compute := make([]tensor.Stream, ranks)
+	for r := range ranks {
+		compute[r] = tensor.NewHostStream("compute")
+	}
+	world, dir := comm.NewLocal(ranks, compute, comm.Options{}), t.TempDir()
+	results := make([]train.Verified, ranks)
+	var g errgroup.Group
+	for r := range ranks {
+		g.Go(func() (err error) {
+			stream := compute[r].(*tensor.HostStream)
+			defer stream.Close()
+			defer world[r].Close()
+			dev := device.CPU(stream, "flash", tensor.F32)
+			defer dev.Close()
+			results[r], err = train.Verify(context.Background(), cfg, dev, world[r],
+				train.Options{RunDir: dir, Room: mem.Room()}, train.Probing{Whole: whole, Leak: ranks > 1})
+			if err != nil {
+				world[r].Abort(err)
+				return err
+			}
+			return world[r].Barrier(context.Background())
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(dir, ranks, results[0], cfg.Data.SeqLen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s, cfg
+}
+
+// Both sides may take prefixes of the samples, and groups of ranks whole batches of their own.
+func TestPrefixesOfSamples(t *testing.T) {
+	text, err := filepath.Abs("../../../examples/data/gettysburg.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "train.yaml")
+	yaml := fmt.Sprintf("model: {vocab_size: 256, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "+
+		"num_attention_heads: 2}\ndata: {path: %s, seq_len: 96}\ntrain: {steps: 1, global_batch_size: 4}\n"+
+		"optimizer: {lr: 1.0e-3}\n", text)
+	if err := os.WriteFile(path, []byte(yaml), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ length, tokens int }{{96, 384}, {40, 160}} {
+		length := fmt.Sprintf("data.seq_len=%d", c.length)
+		one, _ := runSide(t, path, 1, 96, length)
+		many, cfg := runSide(t, path, 4, 96, length, "parallel.context=2", "memory.shard=gradients")
+		r := &Report{Compute: "fp32", Ranks: 4}
+		if err := Compare(r, cfg, 96, one, many); err != nil {
+			t.Fatal(err)
+		}
+		if !*r.OK || r.CheckedTokens != c.tokens || r.BatchTokens != 384 || r.Targets.Records != c.tokens ||
+			len(r.Leak.Probes) != 3 || r.Leak.Changed == 0 {
+			t.Errorf("%d tokens of a sample: %+v, %+v", c.length, r, r.Leak)
+		}
+	}
+}
