@@ -210,6 +210,9 @@ func (o *VerifyOptions) compare(ctx context.Context, r *verify.Report, dir *scra
 			Remedies: v.choice.Kinds(), Whole: whole, Leak: i == 1}
 		res, found, err := o.side(ctx, task, v.ranks, notes)
 		if err != nil || res.ExitCode != launch.ExitDone {
+			if res.First != nil {
+				r.Error = res.First.Error()
+			}
 			return max(res.ExitCode, launch.ExitFailed), errors.Join(err, res.Err)
 		}
 		if results[i], err = verify.Open(side, v.ranks, found, v.cfg.Data.SeqLen); err != nil {
