@@ -1,8 +1,8 @@
 // Package verify decides whether a run is right. It compares the first step of one rank with that of several, and both
 // with the records of the data and with the masks of the layers. The ranks write their results in train.Verify:
 //
-//	one, err := verify.Open(dir1, 1, result1, layout)
-//	report, err := verify.Compare(cfg, one, many)
+//	one, err := verify.Open(dir, 1, verified, seqLen) // and many likewise
+//	err = verify.Compare(report, cfg, whole, one, many)
 package verify
 
 import (
@@ -25,8 +25,8 @@ type Float = metrics.Float
 
 // A Report is the result of a verification. A nil field could not be checked; Reasons has its JSON name.
 type Report struct {
-	// OK is false if there are Differences, and nil after a crash, which Error describes. docs/formats.md lists
-	// the fields.
+	// OK is false if there are Differences, and nil after a crash, which Error describes. docs/verify.md lists the
+	// fields.
 	OK            *bool             `json:"ok"`
 	Error         string            `json:"error,omitempty"`
 	Config        string            `json:"config"`
@@ -48,8 +48,7 @@ type Report struct {
 	Reasons       map[string]string `json:"reasons"`
 }
 
-// Documents counts the documents of the batch by the records and by the ranks, and those that are in the batch more
-// often than in the records.
+// Documents counts the documents of the batch by the records and by the ranks, and repeated ones beyond the records.
 type Documents struct {
 	// These are numbers of documents.
 	Records  int `json:"records"`

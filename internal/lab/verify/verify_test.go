@@ -102,7 +102,7 @@ func sources(t *testing.T) map[string][]string {
 	}
 }
 
-// The rows of every sample equal those that a loader cuts for training.
+// Every sample has the rows of the training loader.
 func TestRecordsEqualTheLoader(t *testing.T) {
 	for name, paths := range sources(t) {
 		if name == "labels and masks" {
@@ -133,7 +133,7 @@ func TestRecordsEqualTheLoader(t *testing.T) {
 	}
 }
 
-// The rows of whole documents equal those that a loader packs, also of a prefix of the samples.
+// Whole documents have the rows of the packing loader, also in a prefix of the samples.
 func TestWholeRecordsEqualTheLoader(t *testing.T) {
 	all := sources(t)
 	for _, name := range []string{"labels and masks", "lines", "ids", "several", "Megatron's index", "Megatron's EOS"} {

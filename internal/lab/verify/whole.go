@@ -21,14 +21,14 @@ type place struct {
 type finder struct {
 	most    int // tokens of a sample; longer records are dropped
 	places  map[string][]*place
-	cut     []*place // those that the end of a prefix may cut
+	cut     []*place // the end of a prefix may cut these
 	present []Row    // the rows of the present record; their targets are labels
 }
 
-// errMixture reports a mixture with some sources whose documents are whole.
+// errMixture reports a mixture of sources with whole documents and others.
 var errMixture = errors.New("mixtures of conversations with other data are not counted a second time")
 
-// wholes counts the sources whose documents are whole, and the others.
+// wholes counts the sources with whole documents, and the others.
 func wholes(cfg *config.Config) (whole, others int) {
 	for _, s := range cfg.Data.Path.Sources() {
 		if cfg.Data.Whole(s) {
@@ -40,7 +40,7 @@ func wholes(cfg *config.Config) (whole, others int) {
 	return whole, others
 }
 
-// wholeRecords returns the rows of samples, given those of the batch. length is the tokens of a sample.
+// wholeRecords returns the rows of samples by the records, given the rows of the batch. A sample has length tokens.
 func wholeRecords(cfg *config.Config, length int, samples []int64, batch [][]Row) (map[int64][]Row, error) {
 	f := &finder{most: length, places: map[string][]*place{}}
 	bySample := map[int64][]*place{}

@@ -80,7 +80,7 @@ func (o object) targets() (list []string) {
 	return slices.Compact(list)
 }
 
-// refuseAdapter adds a fault for each key with a value that is not implemented.
+// refuseAdapter adds a fault for each key with an unsupported value.
 func (o object) refuseAdapter() {
 	known := append([]string{"r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules"}, adapterNotes...)
 	plain := map[string][]string{"peft_type": {`"LORA"`}, "bias": {`"none"`},

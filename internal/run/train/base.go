@@ -109,7 +109,7 @@ func (s *Initial) identify(ctx context.Context) (b *base, err error) {
 	return b, err
 }
 
-// Matches returns an error if the frozen weights are not those of a checkpoint.
+// Matches returns an error if a checkpoint belongs to other frozen weights.
 func (s *Initial) Matches(ctx context.Context, c *checkpoint.Checkpoint) error {
 	have, err := s.identify(ctx)
 	if err == nil && have != nil {
