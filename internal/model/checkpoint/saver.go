@@ -85,6 +85,7 @@ type Saver struct {
 
 	generation int64 // of this start, on rank 0
 	released   bool
+	hung       bool // a write of this rank was left behind
 	failed     bool // the last save returned a RetryError
 
 	// Tests inject faults here: at is called at named points, and wrap wraps the shard's file.
@@ -234,9 +235,10 @@ func (s *Saver) Close() error {
 	return errors.Join(s.Wait(), s.release())
 }
 
-// release closes the directories and the lock, once. A hanging write may return later, and then finds its files closed.
+// release closes the directories and the lock, once. If a write hangs, it leaves them to the end of the process: the
+// write may continue and still use them.
 func (s *Saver) release() error {
-	if s.released {
+	if s.released || s.hung {
 		return nil
 	}
 	s.released = true
@@ -266,10 +268,9 @@ func (s *Saver) stage(ctx context.Context, snap Snapshot) (report, error) {
 // error.
 func (s *Saver) reportWork(ctx context.Context, work func() report) (report, error) {
 	var done atomic.Pointer[report]
-	err := OnAllRanks(ctx, s.group, s.o.Beat, s.o.Limit, func() error {
+	err := s.onAllRanks(ctx, func() {
 		r := work()
 		done.Store(&r)
-		return nil
 	})
 	r := done.Load()
 	if r == nil {
@@ -279,6 +280,18 @@ func (s *Saver) reportWork(ctx context.Context, work func() report) (report, err
 		err = r.err
 	}
 	return *r, err
+}
+
+// onAllRanks calls OnAllRanks, and records whether it left this rank's work behind.
+func (s *Saver) onAllRanks(ctx context.Context, work func()) error {
+	var ended atomic.Bool
+	err := OnAllRanks(ctx, s.group, s.o.Beat, s.o.Limit, func() error {
+		defer ended.Store(true)
+		work()
+		return nil
+	})
+	s.hung = s.hung || !ended.Load()
+	return err
 }
 
 // finish makes a checkpoint of all shards, unless staging has failed.
@@ -317,12 +330,11 @@ func (s *Saver) gatherAndCommit(ctx context.Context, snap Snapshot, r report) (f
 		return false, fmt.Errorf("gather of what the ranks wrote: %w", err)
 	}
 	var result verdict
-	err = OnAllRanks(ctx, s.group, s.o.Beat, s.o.Limit, func() error {
+	err = s.onAllRanks(ctx, func() {
 		if s.group.Rank() == 0 {
 			result.Faults = s.commit(ctx, snap, r, blobs)
 			result.Final = errors.Is(result.Faults.seenBy(0), ErrSuperseded)
 		}
-		return nil
 	})
 	if err != nil {
 		return false, fmt.Errorf("waiting for rank 0 to complete it: %w", err)
