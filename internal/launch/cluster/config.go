@@ -50,6 +50,10 @@ type Config struct {
 	// ends the job; a *launch.Over gives the exit status. The leader's Next returns the error itself, the other agents'
 	// Next returns its text. The Assignment is complete.
 	Prepare func(context.Context, Assignment) ([]byte, error)
+	// Claim records a decision under its number in the run directory of a start with that payload, unless there is one
+	// with that or a later number, and returns the newest. A nil decision only reads; a nil result means that there is
+	// none. After an error, Claim is called again; a *launch.Over ends the job. nil: there is one agent.
+	Claim func(ctx context.Context, payload []byte, number int, decision []byte) (newest []byte, err error)
 	// Log prints a line for the user; nil: no output.
 	Log func(format string, args ...any)
 
@@ -95,6 +99,9 @@ func (c *Config) resolve() error {
 	}
 	if c.Prepare == nil {
 		c.Prepare = func(context.Context, Assignment) ([]byte, error) { return nil, nil }
+	}
+	if c.Claim == nil {
+		c.Claim = func(_ context.Context, _ []byte, _ int, d []byte) ([]byte, error) { return d, nil }
 	}
 	switch ip := net.ParseIP(c.Listen); {
 	case c.Job == "":

@@ -7,10 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -81,7 +78,7 @@ func decodeHello(raw []byte) (*hello, error) {
 // onRefused logs refused connections. The acceptor's goroutines call it.
 func (m *Membership) onRefused(err error) {
 	if refusal := (*wire.Refusal)(nil); errors.As(err, &refusal) && !refusal.Theirs && !refusal.Both {
-		m.calls.put(func() { m.coord.logForeign(refusal) })
+		m.calls.put(func() { m.coord.search.logForeign(refusal, m.coord.now) })
 	}
 }
 
@@ -221,6 +218,34 @@ func (m *Membership) prepare(w Assignment) {
 	})
 }
 
+func (m *Membership) claim(payload []byte, d *decision) {
+	m.group.Go(func() {
+		newest, err := m.claimNow(payload, d)
+		m.calls.put(func() { m.coord.claimed(d, newest, err) })
+	})
+}
+
+func (m *Membership) claimNow(payload []byte, d *decision) (*decision, error) {
+	var raw []byte
+	index := 0
+	if d != nil {
+		var err error
+		if raw, err = json.Marshal(d); err != nil {
+			return nil, err
+		}
+		index = d.Index
+	}
+	raw, err := m.cfg.Claim(m.ctx, payload, index, raw)
+	if err != nil || raw == nil {
+		return nil, err
+	}
+	newest := new(decision)
+	if err := launch.DecodeStrict(raw, newest); err != nil {
+		return nil, fmt.Errorf("newest decision of the job: %w", err)
+	}
+	return newest, newest.check()
+}
+
 func (m *Membership) begin(d *decision) {
 	const room = 64 // more than an agent sends
 	ch := make(chan launch.News, room)
@@ -256,145 +281,6 @@ func (tcp) Listen(addr string) (net.Listener, error) { return net.Listen("tcp", 
 
 func (tcp) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "tcp", addr)
-}
-
-// Connections, and the coordinator's reactions to their changes.
-
-// A peer is a connected agent.
-type peer struct {
-	Member
-	via    string // the address that this agent dialed; "": the peer dialed
-	status status
-	joined int       // order of joining, from 1; 0: not joined
-	since  time.Time // connected
-	held   *join     // its pending request, if another agent may have its rank
-}
-
-// setRole changes the role, and informs all connected agents.
-func (c *coordinator) setRole(r role, leader string) {
-	if c.role == r && c.leader == leader {
-		return
-	}
-	if r == seeking && (c.role == following || c.role == leading) {
-		c.seekingSince = c.now
-	}
-	c.role, c.leader = r, leader
-	if r != leading {
-		c.record, c.regroup = nil, nil
-	}
-	if r == following || r == seeking {
-		c.proposal = nil
-	}
-	s := c.status()
-	msg := &message{Status: &s}
-	for _, p := range c.sorted() {
-		if p.Name != leader {
-			c.effects.send(msg, p.Name)
-		}
-	}
-}
-
-func (c *coordinator) up(h hello, via string) {
-	p := &peer{Member: h.Member, via: via, status: h.Status, since: c.now}
-	c.peers[p.Name] = p
-	delete(c.suspects, p.Name)
-	delete(c.dials, p.Addr)
-	c.sendDecision(p)
-	if c.over {
-		c.effects.hangUp(p.Name)
-		delete(c.peers, p.Name)
-		return
-	}
-	// The status in the handshake may be outdated.
-	s := c.status()
-	c.effects.send(&message{Status: &s}, p.Name)
-	c.onStatus(p, &h.Status)
-	c.solicit(p)
-}
-
-// sorted lists the connected agents by name, so that simulations are reproducible.
-func (c *coordinator) sorted() []*peer {
-	return slices.SortedFunc(maps.Values(c.peers), func(a, b *peer) int { return strings.Compare(a.Name, b.Name) })
-}
-
-func (c *coordinator) sendDecision(p *peer) {
-	if p.status.Index < c.register.index {
-		c.effects.send(&message{Decided: c.register.last}, p.Name)
-		p.status.Index = c.register.index
-	}
-}
-
-func (c *coordinator) down(name, why string) {
-	p := c.peers[name]
-	if p == nil {
-		return
-	}
-	delete(c.peers, name)
-	if c.over {
-		return
-	}
-	c.suspects[name] = c.now.Add(2 * c.cfg.Silence)
-	switch {
-	case c.role == leading:
-		c.confirmEnd(name)
-		c.onPeerLost(p, why)
-	case c.role == following && name == c.leader:
-		c.lostLeader(p, why)
-	}
-}
-
-// lostLeader handles the loss of the leader, or the end of its leadership.
-func (c *coordinator) lostLeader(p *peer, why string) {
-	c.setRole(seeking, "")
-	if at := c.assignment().index(p.Name); at >= 0 {
-		a := c.assignment().Members[at]
-		c.leaderLoss, c.leaderLossAt = a.lost(why, 1), c.register.index
-	}
-	c.abortStart(describeMember(p.Member, c.assignment())+", the leader, is lost: "+why, c.firstRank(p.Name))
-}
-
-// abortStart ends the start that runs here, since this agent cannot report to the others, or they do not wait for it.
-func (c *coordinator) abortStart(why string, rank int) {
-	if c.caller.running {
-		n := launch.News{Lost: why}
-		if rank >= 0 {
-			n.Failed = &rank
-		}
-		c.effects.news(n)
-	}
-}
-
-func (c *coordinator) assignment() *Assignment {
-	if c.register.last == nil {
-		return new(Assignment)
-	}
-	return &c.register.last.Assignment
-}
-
-// firstRank returns an agent's first rank in the last assignment, or -1.
-func (c *coordinator) firstRank(name string) int {
-	if at := c.assignment().index(name); at >= 0 {
-		return c.assignment().Members[at].FirstRank
-	}
-	return -1
-}
-
-// describeMember returns an agent with its ranks, for messages.
-func describeMember(a Member, w *Assignment) string {
-	if at := w.index(a.Name); at >= 0 {
-		a = w.Members[at]
-		return fmt.Sprintf("node %s (%s)", a.Host, launch.RanksOf(a.FirstRank, a.NProc))
-	}
-	return "node " + a.Host
-}
-
-// logForeign logs a refused connection, with a limited rate.
-func (c *coordinator) logForeign(r *wire.Refusal) {
-	const quiet = 10 * time.Second
-	if text := r.Error(); text != c.lastForeign || c.now.Sub(c.lastForeignAt) > quiet {
-		c.lastForeign, c.lastForeignAt = text, c.now
-		c.effects.log("%s", text)
-	}
 }
 
 // errClosed is the result of calls after Close.

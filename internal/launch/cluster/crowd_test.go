@@ -26,6 +26,7 @@ var crowdKey = []byte("a key of thirty-two bytes, or so")
 type crowd struct {
 	t      *testing.T
 	net    *netsim.Network
+	runDir cluster.RunDir
 	loss   float64
 	agents []*agent
 	finish chan struct{} // closed when the workers are done
@@ -78,7 +79,7 @@ func (c *crowd) start(i, n int) {
 		Min: (n*3 + 3) / 4, Max: n, NProc: 8,
 		Host: fmt.Sprintf("node%04d", i), Listen: h.Addr().String(), Seeds: []string{"10.0.0.0:4000"}, MaxRestarts: 5,
 		Prepare: func(context.Context, cluster.Assignment) ([]byte, error) { return make([]byte, 8<<10), nil },
-		Network: h, Discovery: a.discover,
+		Claim:   c.runDir.Claim, Network: h, Discovery: a.discover,
 	}
 	if i == 0 {
 		cfg.Port, cfg.Meets = 4000, true

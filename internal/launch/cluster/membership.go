@@ -133,7 +133,7 @@ func (m *Membership) loop() {
 	var changed <-chan struct{}
 	if m.discovery != nil {
 		changed = m.discovery.Changed()
-		m.coord.hints = m.discovery.Peers()
+		m.coord.search.hints = m.discovery.Peers()
 	}
 	for {
 		select {
@@ -146,7 +146,7 @@ func (m *Membership) loop() {
 		case <-tick.C:
 			m.step(m.coord.tick)
 		case <-changed:
-			m.step(func() { m.coord.hints = m.discovery.Peers() })
+			m.step(func() { m.coord.search.hints = m.discovery.Peers() })
 		case <-m.ctx.Done():
 			return
 		}

@@ -48,7 +48,7 @@ type host struct {
 // last returns the agent's last decision; nil after it has left.
 func (h *host) last() *decision {
 	got := make(chan *decision, 1)
-	h.calls.put(func() { got <- h.coord.register.last })
+	h.calls.put(func() { got <- h.coord.last })
 	select {
 	case d := <-got:
 		return d
@@ -82,6 +82,7 @@ func joinOne(t *testing.T, port, i, n int, change func(i int, c *Config)) *host 
 	cfg.Prepare = func(_ context.Context, w Assignment) ([]byte, error) {
 		return fmt.Appendf(nil, "payload %d", w.Generation), nil
 	}
+	cfg.Claim = runDirOf(port).Claim
 	cfg.Log = func(format string, args ...any) { t.Logf(cfg.Host+": "+format, args...) }
 	if change != nil {
 		change(i, &cfg)
@@ -347,7 +348,7 @@ func TestSpares(t *testing.T) {
 	if other.leads() {
 		leader, other = other, leader
 	}
-	waitFor(t, leader, func(m *coordinator) bool { return m.joins == 3 })
+	waitFor(t, leader, func(m *coordinator) bool { return m.leader != nil && m.leader.joins == 3 })
 	other.die()
 	if n := leader.hears(t); n.Lost == "" {
 		t.Errorf("news %+v", n)
@@ -450,7 +451,7 @@ func TestNoQuorum(t *testing.T) {
 // TestStopBeforeTheStart checks that a stop between starts ends the job for all with status 75.
 func TestStopBeforeTheStart(t *testing.T) {
 	hosts := joinAll(t, 2, func(i int, c *Config) { c.Min, c.Max = 3, 3 })
-	waitFor(t, hosts[0], func(m *coordinator) bool { return m.joins == 1 })
+	waitFor(t, hosts[0], func(m *coordinator) bool { return m.leader != nil && m.leader.joins == 1 })
 	go hosts[1].Close(launch.ExitStopped, "")
 	_, err := hosts[0].Next(t.Context())
 	if over := (*launch.Over)(nil); !errors.As(err, &over) || over.ExitCode != launch.ExitStopped ||

@@ -26,11 +26,6 @@ type message struct {
 	Join         *join     `json:"join,omitempty"`
 	Refuse       *string   `json:"refuse,omitempty"` // the leader refuses the agent: why
 	Note         *string   `json:"note,omitempty"`   // a line for the user of another node
-	Prepare      *prepare  `json:"prepare,omitempty"`
-	Promise      *promise  `json:"promise,omitempty"`
-	Accept       *accept   `json:"accept,omitempty"`
-	Accepted     *accepted `json:"accepted,omitempty"`
-	Nack         *nack     `json:"nack,omitempty"`
 	Decided      *decision `json:"decided,omitempty"`
 	News         *relayed  `json:"news,omitempty"`
 	Ended        *ended    `json:"ended,omitempty"`
@@ -39,11 +34,12 @@ type message struct {
 	Bye          *bye      `json:"bye,omitempty"`
 }
 
-// A status contains the index of the last decision and the leader.
+// A status contains the index of the last decision and the leader that the sender follows, or itself.
 type status struct {
-	Index  int      `json:"index"`
-	Leader PeerAddr `json:"leader"` // Name "": unknown
-	Ballot ballot   `json:"ballot"` // under which the sender leads
+	Index     int      `json:"index"`
+	Leader    PeerAddr `json:"leader"` // Name "": unknown
+	Term      int      `json:"term"`   // of the sender's leadership; else the highest that it knows
+	Candidate bool     `json:"candidate,omitempty"`
 }
 
 // A join asks the leader to admit an agent, or to admit it again.
@@ -78,7 +74,7 @@ type bye struct {
 	All    bool   `json:"all,omitempty"` // its followers end as well
 }
 
-// A decision is one entry of the job's log of decisions: its next start, or its end. propose.go describes agreement.
+// A decision is the job's next start, or its end. Decisions are numbered from 1; the run directory keeps the newest.
 type decision struct {
 	Index      int        `json:"index"`
 	Leader     PeerAddr   `json:"leader"` // the proposer
@@ -164,6 +160,15 @@ func (w *Assignment) index(name string) int {
 	return slices.IndexFunc(w.Members, func(m Member) bool { return m.Name == name })
 }
 
+// describe returns an agent with its ranks, for messages.
+func (w *Assignment) describe(m Member) string {
+	if at := w.index(m.Name); at >= 0 {
+		m = w.Members[at]
+		return fmt.Sprintf("node %s (%s)", m.Host, launch.RanksOf(m.FirstRank, m.NProc))
+	}
+	return "node " + m.Host
+}
+
 // assignRanks orders agents and numbers their workers. Agents of one host are adjacent. Hosts follow the order of their
 // lowest node rank.
 func assignRanks(agents []Member) (placed []Member, size int) {
@@ -199,17 +204,6 @@ func (j *join) check() error {
 	return j.Ended.check()
 }
 
-func (p *promise) check() error {
-	if p.Accepted == nil {
-		return nil
-	}
-	return p.Accepted.check()
-}
-
-func (a *accept) check() error { return a.Decision.check() }
-
-func (n *nack) check() error { return n.Leader.check() }
-
 func (b *bye) check() error { return checkText(b.Why) }
 
 func checkText(s string) error {
@@ -220,8 +214,8 @@ func checkText(s string) error {
 }
 
 func (s *status) check() error {
-	if s.Index < 0 {
-		return fmt.Errorf("decision %d: must be at least 0", s.Index)
+	if s.Index < 0 || s.Term < 0 {
+		return fmt.Errorf("decision %d of term %d: must be at least 0", s.Index, s.Term)
 	}
 	return s.Leader.check()
 }

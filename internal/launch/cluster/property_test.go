@@ -76,6 +76,9 @@ func chaos(seed uint64, trace func(string, ...any)) error {
 		})
 	}
 	s.silence()
+	if r.IntN(3) == 0 {
+		s.diskFaults = 2 + r.IntN(10)
+	}
 	faults := r.IntN(6)
 	for range faults {
 		s.after(s.between(0, 3*time.Minute), s.injectFault)
@@ -89,7 +92,7 @@ func chaos(seed uint64, trace func(string, ...any)) error {
 		}
 	}
 	s.after(4*time.Minute, func() { // no faults from now on
-		s.cut, s.duringDecision = nil, nil
+		s.cut, s.duringDecision, s.diskFaults = nil, nil, 0
 		for _, a := range s.agents {
 			a.resume()
 		}

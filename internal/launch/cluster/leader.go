@@ -1,0 +1,630 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cprun/cprun/internal/launch"
+)
+
+const (
+	// confirmTime bounds the leader's wait for all agents to confirm the end of the job.
+	confirmTime = 2 * time.Second
+	// rejoinTime bounds a restart's wait for lost agents or spares when fewer agents are enough.
+	rejoinTime = 2 * time.Second
+	// prepareTime bounds Config.Prepare, which may hang on a disk.
+	prepareTime = 30 * time.Minute
+	// claimPause separates two claims of a decision after an error of the file system.
+	claimPause = time.Second
+)
+
+// A leadership is an agent's part as leader: it admits agents, records how a start ends on each, and makes the next
+// decision. A candidate is a leader without enough followers: it only admits.
+type leadership struct {
+	*coordinator
+	term       int
+	joins      int
+	record     *record        // the start of the last decision; nil: none
+	regroup    *regroup       // between a verdict and the next decision; nil: a start runs
+	claim      *claim         // the next decision, until the run directory has it
+	confirming *confirmations // the end is decided, and agents confirm it; nil: not yet
+	verdict    *launch.Verdict
+	prepareErr error // of Prepare, which ended the job
+	probedAt   time.Time
+}
+
+// A regroup is the wait for the agents of the next start.
+type regroup struct {
+	since        time.Time   // when it began
+	lastJoin     time.Time   // when the last new agent joined
+	again        *again      // the preceding verdict; nil: none
+	preparing    *Assignment // the assignment in Prepare; nil: none
+	prepareBegan time.Time
+	reported     int // number of agents last logged
+	reportedAt   time.Time
+}
+
+// A claim is a decision on its way to the run directory.
+type claim struct {
+	value *decision
+	since time.Time
+	busy  bool      // the run directory is asked
+	next  time.Time // earliest time of the next attempt
+	fault error     // of the last one
+}
+
+// campaign dials the members of the last world, and leads once a quorum has joined.
+func (l *leadership) campaign() {
+	if !l.quorum() {
+		for _, m := range l.assignment().Members {
+			l.dial(m.Addr)
+		}
+		return
+	}
+	l.setRole(leading, "")
+	l.effects.log("this node now leads the job")
+	l.record = newRecord(l.assignment(), l.now)
+	for name, p := range l.record.members {
+		p.absent = name != l.self.Name
+	}
+	l.admitHeld()
+	if e := l.caller.endingOf(l.index); e != nil {
+		l.onEnded(l.self.Name, e)
+	}
+	l.serve()
+	l.judge()
+}
+
+// quorum reports whether enough members of the last world have joined to decide for all. Before the first decision,
+// the agent at the rendezvous decides alone.
+func (l *leadership) quorum() bool {
+	return l.index == 0 || quorum(l.assignment().Members, func(name string) bool {
+		return name == l.self.Name || l.peers.joined(name)
+	})
+}
+
+// quorum reports whether the members for which has is true decide for all: more than half, or half including the first.
+func quorum(members []Member, has func(name string) bool) bool {
+	n := 0
+	for _, m := range members {
+		if has(m.Name) {
+			n++
+		}
+	}
+	return 2*n > len(members) || len(members) > 0 && 2*n == len(members) && has(members[0].Name)
+}
+
+// lead performs the leader's periodic work.
+func (l *leadership) lead() {
+	l.tryClaim()
+	l.confirmEnd("")
+	l.checkOverdue()
+	if g := l.regroup; g != nil && g.preparing != nil && l.now.Sub(g.prepareBegan) > prepareTime {
+		g.preparing = nil
+		l.proposeEnd(launch.Result{ExitCode: launch.ExitFailed}, fmt.Sprintf("node %s has not prepared the start in "+
+			"%v: check the disks of the config, the data and the run directory there", l.self.Host, prepareTime))
+	}
+	l.admitHeld()
+	l.tryStart()
+	every := probeInterval
+	if l.idle() { // agents may be looking for this job
+		every = idleProbeInterval
+	}
+	if l.over || l.index == 0 || l.now.Sub(l.probedAt) < every {
+		return
+	}
+	l.probedAt = l.now
+	for _, seed := range l.cfg.Seeds {
+		l.dial(seed)
+	}
+	if l.idle() { // missing members may be back
+		for _, m := range l.assignment().Members {
+			if l.peers[m.Name] == nil {
+				l.dial(m.Addr)
+			}
+		}
+	}
+}
+
+// Admission.
+
+// onJoin admits an agent, for the first time or again.
+func (l *leadership) onJoin(p *peer, j *join) {
+	if p.joined == 0 {
+		if why := l.refusal(p); why != "" {
+			l.hold(p, j, why)
+			return
+		}
+		l.joins++
+		p.joined = l.joins
+		if l.regroup != nil {
+			l.regroup.lastJoin = l.now
+		}
+	}
+	if l.role == campaigning {
+		p.held = j
+		l.campaign()
+		return
+	}
+	p.held = nil
+	if r := l.record; r != nil && r.members[p.Name] != nil {
+		r.members[p.Name].absent = false
+		l.resendNews(p)
+	} else if l.index > 0 {
+		l.note(p.Name, "this node is a spare: it waits for the next start of the workers")
+	}
+	if j.Ended != nil {
+		l.onEnded(p.Name, j.Ended)
+	}
+	l.tryStart()
+}
+
+func (l *leadership) admitHeld() {
+	for _, p := range l.peers.sorted() {
+		if p.held != nil && l.role == leading {
+			l.onJoin(p, p.held)
+		}
+	}
+}
+
+// hold keeps an agent waiting whose rank belongs to another agent, since that one may be lost but not yet detected.
+// After two timeouts it refuses the agent: the key alone gives no right to a rank.
+func (l *leadership) hold(p *peer, j *join, why string) {
+	p.held = j
+	if l.now.Sub(p.since) < 2*l.cfg.Silence {
+		return
+	}
+	l.effects.log("node %s at %s is refused: %s", p.Host, p.Addr, why)
+	l.effects.send(&message{Refuse: &why}, p.Name)
+	l.effects.hangUp(p.Name)
+	delete(l.peers, p.Name)
+}
+
+// refusal returns the reason to refuse an agent, or "".
+func (l *leadership) refusal(p *peer) string {
+	if p.NodeRank < 0 {
+		return ""
+	}
+	if p.NodeRank >= l.cfg.Max {
+		return fmt.Sprintf("it requests node rank %d of at most %d nodes", p.NodeRank, l.cfg.Max)
+	}
+	for _, q := range l.joined() {
+		if q.Name != p.Name && q.NodeRank == p.NodeRank {
+			return fmt.Sprintf("node rank %d belongs to the live agent at %s on %s", p.NodeRank, q.Addr, q.Host)
+		}
+	}
+	return ""
+}
+
+// joined lists this agent and those that have joined.
+func (l *leadership) joined() []candidate {
+	all := []candidate{{Member: l.self}}
+	for _, p := range l.peers.sorted() {
+		if p.joined > 0 {
+			all = append(all, candidate{p.Member, p.joined})
+		}
+	}
+	return all
+}
+
+// resendNews sends a returning agent the news of the current start that it missed.
+func (l *leadership) resendNews(p *peer) {
+	r := l.record
+	switch {
+	case r.over && l.regroup != nil && l.regroup.again != nil:
+		l.effects.send(&message{Again: l.regroup.again}, p.Name)
+	case r.over || r.firstFailed.IsZero():
+	default:
+		for _, m := range r.world.Members {
+			if part := r.members[m.Name]; part.failed == 1 {
+				n := launch.News{Failed: &part.FirstRank, Lost: part.lost}
+				l.effects.send(&message{News: &relayed{l.index, n}}, p.Name)
+			}
+		}
+	}
+}
+
+func (l *leadership) note(to, text string) { l.effects.send(&message{Note: &text}, to) }
+
+// A start, and what happens during it.
+
+// relay passes news to all agents of the start except one.
+func (l *leadership) relay(except string, n launch.News) {
+	for _, m := range l.assignment().Members {
+		if m.Name != except {
+			l.tell(m.Name, n)
+		}
+	}
+}
+
+func (l *leadership) tell(name string, n launch.News) {
+	if name == l.self.Name {
+		l.caller.news(l.index, n)
+	} else if l.peers.joined(name) {
+		l.effects.send(&message{News: &relayed{l.index, n}}, name)
+	}
+}
+
+// onNews handles news of the start from one of its agents.
+func (l *leadership) onNews(from string, n *relayed) {
+	r := l.record
+	if n.Index != l.index || r == nil || r.over || r.members[from] == nil {
+		return
+	}
+	p := r.members[from]
+	switch {
+	case n.News.Addrs != nil:
+		if len(n.News.Addrs) == p.NProc {
+			p.addrs = n.News.Addrs
+		}
+		if all := r.addrs(); all != nil {
+			l.relay("", launch.News{Addrs: all})
+		}
+	case n.News.Failed != nil:
+		l.failed(p, n.News)
+	case n.News.Stop != "" && r.stop == "":
+		r.stop = n.News.Stop + " at node " + p.Host
+		l.relay(from, launch.News{Stop: r.stop})
+	case n.News.Kill:
+		l.relay(from, n.News)
+	case n.News.Ask: // for the wait states of all ranks: all agents answer, and the answers go to the askers
+		if !slices.Contains(r.askers, from) {
+			r.askers = append(r.askers, from)
+		}
+		l.relay(from, n.News)
+	case n.News.WaitStates != nil:
+		for _, name := range r.askers {
+			if name != from {
+				l.tell(name, n.News)
+			}
+		}
+	}
+}
+
+// onEnded records how the start ended on an agent. A candidate keeps it until it leads.
+func (l *leadership) onEnded(from string, e *ended) {
+	if l.role == campaigning && l.peers[from] != nil && l.peers[from].held != nil {
+		l.peers[from].held.Ended = e
+	}
+	if l.record == nil || e.Index != l.index {
+		return
+	}
+	if p := l.record.end(from, e, l.now); p != nil {
+		if p.faulty() {
+			l.failed(p, launch.News{Failed: &p.FirstRank})
+		}
+		l.judge()
+	}
+}
+
+// lost handles the loss of an agent's connection.
+func (l *leadership) lost(p *peer, why string) {
+	l.confirmEnd(p.Name)
+	if r := l.record; r != nil && !r.over && r.members[p.Name].open() {
+		l.markLost(r.members[p.Name], why)
+		l.judge()
+	}
+}
+
+// markLost records an agent as lost to the start, and informs the others.
+func (l *leadership) markLost(p *part, why string) {
+	p.lost = why
+	l.failed(p, launch.News{Failed: &p.FirstRank, Lost: l.assignment().describe(p.Member) + " is lost: " + why})
+}
+
+// failed records an agent's failure. The job's first failure goes to the other agents, since their workers may wait for
+// dead ranks.
+func (l *leadership) failed(p *part, n launch.News) {
+	if l.record.fail(p, l.now) {
+		l.relay(p.Name, n)
+	}
+}
+
+// checkOverdue marks late agents as lost. If this agent's own ranks are late, its launcher has to end them.
+func (l *leadership) checkOverdue() {
+	r := l.record
+	if r == nil || r.over {
+		return
+	}
+	for _, m := range r.world.Members {
+		grace := 2 * l.cfg.Silence
+		if l.search.avoids(m.Name, l.now) { // it was just lost
+			grace = time.Second
+		}
+		p := r.members[m.Name]
+		switch why := r.overdue(p, grace, l.now); {
+		case why == "":
+		case m.Name != l.self.Name:
+			l.markLost(p, why)
+		case p.failed == 0:
+			n := launch.News{Failed: &p.FirstRank, Lost: l.assignment().describe(p.Member) + " is late: " + why}
+			l.failed(p, n)
+			l.caller.news(l.index, n)
+		}
+	}
+	l.judge()
+}
+
+// judge gives the verdict once the start has ended on all agents.
+func (l *leadership) judge() {
+	r := l.record
+	if r == nil || r.over || !r.complete() {
+		return
+	}
+	r.over = true
+	e := r.merge(l.self.Name, l.caller.knowsError)
+	t := l.tally
+	t.record(r.cause(e), r.lostKeys())
+	v := r.verdict(&t, e)
+	l.tally = t
+	l.regroup = &regroup{since: l.now, lastJoin: l.now}
+	if !v.Again {
+		l.proposeVerdict(v)
+		return
+	}
+	l.regroup.again = &again{l.index, t, int64(v.After)}
+	msg := &message{Again: l.regroup.again}
+	for _, m := range r.world.Members {
+		if l.peers.joined(m.Name) {
+			l.effects.send(msg, m.Name)
+		}
+	}
+	l.caller.answer(v)
+	l.tryStart()
+}
+
+// The next start.
+
+// idle reports whether this leader is waiting for the next start.
+func (l *leadership) idle() bool { return l.regroup != nil && (l.record == nil || l.record.over) }
+
+// tryStart prepares the next start once enough agents have joined and the leader's own launcher waits for it: launchers
+// pause between restarts.
+func (l *leadership) tryStart() {
+	g := l.regroup
+	if l.role != leading || !l.idle() || l.claim != nil || g.preparing != nil || !l.caller.waiting ||
+		l.goodbye != nil || l.over {
+		return
+	}
+	joined := l.joined()
+	l.logWaiting(len(joined))
+	if !l.enough(min(len(joined), l.cfg.Max)) {
+		return
+	}
+	agents, left := chooseMembers(joined, l.assignment(), &l.tally, l.cfg.Min, l.cfg.Max)
+	for _, text := range left {
+		l.effects.log("%s", text)
+		for _, p := range l.peers.sorted() {
+			if p.joined > 0 {
+				l.note(p.Name, text)
+			}
+		}
+	}
+	w := Assignment{Generation: l.index + 1, Restart: l.tally.Retries.Done}
+	w.Members, w.Size = assignRanks(agents)
+	g.preparing, g.prepareBegan = &w, l.now
+	l.effects.prepare(w)
+}
+
+// logWaiting prints the number of joined agents, at most every 5 seconds.
+func (l *leadership) logWaiting(n int) {
+	const pause = 5 * time.Second
+	g := l.regroup
+	if n == g.reported || l.now.Sub(g.reportedAt) < pause || n >= l.cfg.Max && g.reported == 0 {
+		return
+	}
+	g.reported, g.reportedAt = n, l.now
+	want := fmt.Sprint(l.cfg.Max)
+	if l.cfg.Min < l.cfg.Max {
+		want = fmt.Sprintf("%d to %d", l.cfg.Min, l.cfg.Max)
+	}
+	l.effects.log("%d of %s nodes have joined", n, want)
+}
+
+// enough reports whether n agents may start now. After the timeout it ends the job.
+func (l *leadership) enough(n int) bool {
+	g, cfg := l.regroup, l.cfg
+	waited, limit, ready := l.now.Sub(g.since), cfg.RegroupTimeout, false
+	if l.index == 0 {
+		limit = cfg.JoinTimeout
+		ready = n >= cfg.Max || n >= cfg.Min && cfg.Min < cfg.Max && l.now.Sub(g.lastJoin) >= cfg.LastCall
+	} else {
+		want := max(cfg.Min, min(l.tally.Target, cfg.Max))
+		ready = n >= want || n >= cfg.Min && waited >= rejoinTime
+	}
+	if !ready && waited >= limit {
+		l.proposeEnd(launch.Result{ExitCode: launch.ExitFailed}, l.missing(n, limit))
+	}
+	return ready
+}
+
+// missing explains that too few nodes have joined.
+func (l *leadership) missing(n int, after time.Duration) string {
+	var hosts []string
+	have := map[int]bool{}
+	for _, m := range l.joined() {
+		hosts = append(hosts, m.Host)
+		have[m.NodeRank] = true
+	}
+	slices.Sort(hosts)
+	why := fmt.Sprintf("only %d of at least %d nodes joined in %v: %s", n, l.cfg.Min, after,
+		strings.Join(hosts[:min(len(hosts), 16)], ", "))
+	var missing []string
+	for r := range l.cfg.Min {
+		if !have[r] && !have[-1] && len(missing) < 16 {
+			missing = append(missing, fmt.Sprint(r))
+		}
+	}
+	if len(missing) > 0 {
+		why += "; missing node ranks: " + strings.Join(missing, ", ")
+	}
+	return why
+}
+
+// prepared handles the result of Prepare for an assignment.
+func (l *leadership) prepared(generation int, payload, secret []byte, err error) {
+	g := l.regroup
+	if g == nil || g.preparing == nil || g.preparing.Generation != generation {
+		return
+	}
+	w := *g.preparing
+	g.preparing = nil
+	if err != nil {
+		l.prepareErr = err
+		r := launch.Result{ExitCode: launch.ExitFailed}
+		if said := (*launch.Over)(nil); errors.As(err, &said) {
+			r, l.prepareErr = said.Result, said.Err
+		}
+		l.proposeEnd(r, err.Error())
+		return
+	}
+	for _, m := range w.Members {
+		if m.Name != l.self.Name && !l.peers.joined(m.Name) {
+			return // lost meanwhile; tryStart chooses again
+		}
+	}
+	t := l.tally
+	if l.index == 0 {
+		t.Target = len(w.Members)
+	}
+	l.propose(&decision{Assignment: w, Payload: payload, Secret: secret, Tally: t})
+}
+
+// Decisions.
+
+// propose makes d the next decision. The run directory decides between leaders that cannot reach each other.
+func (l *leadership) propose(d *decision) {
+	if l.claim != nil {
+		return
+	}
+	d.Index, d.Leader = l.index+1, PeerAddr{l.self.Name, l.self.Addr}
+	l.claim = &claim{value: d, since: l.now}
+	l.tryClaim()
+}
+
+// tryClaim records the decision in the run directory while a quorum follows this leader, and gives up after
+// RegroupTimeout.
+func (l *leadership) tryClaim() {
+	p := l.claim
+	if p == nil {
+		return
+	}
+	waited := l.now.Sub(p.since)
+	switch end := p.value.End; {
+	case l.index == 0 && end != nil: // without a first start, there is no run directory
+		l.decided(p.value)
+	case end != nil && waited >= confirmTime && !l.quorum() && !p.busy:
+		// The others may continue without this side. The job ends here in any case.
+		l.caller.answer(l.finalVerdict(end))
+		l.farewell(&bye{Status: end.ExitCode, Why: end.Why, All: true})
+		l.endJob(over(end.result(), end.Why))
+	case waited >= l.cfg.RegroupTimeout:
+		why := l.noQuorum()
+		if p.busy || p.fault != nil {
+			why = fmt.Sprintf("the run directory does not take the decision about the next start: no answer in %v", waited)
+		}
+		if p.fault != nil {
+			why = fmt.Sprintf("the run directory does not take the decision about the next start: %v", p.fault)
+		}
+		l.fail(why)
+	case !p.busy && !l.now.Before(p.next) && l.quorum():
+		p.busy = true
+		payload := p.value.Payload
+		if end != nil {
+			payload = l.last.Payload
+		}
+		l.effects.claim(payload, p.value)
+	}
+}
+
+// decided handles a decision that this agent has claimed, and informs the others.
+func (l *leadership) decided(d *decision) {
+	if !l.learn(d) {
+		return
+	}
+	l.regroup, l.claim = nil, nil
+	msg := &message{Decided: d}
+	for _, p := range l.peers.sorted() {
+		l.effects.send(msg, p.Name)
+		p.status.Index = d.Index
+	}
+	if d.End != nil { // wait a moment for the others to confirm it
+		l.confirming = &confirmations{until: l.now.Add(confirmTime), missing: map[string]bool{}}
+		for name := range l.peers {
+			l.confirming.missing[name] = true
+		}
+		l.confirmEnd("")
+		return
+	}
+	l.record = newRecord(&d.Assignment, l.now)
+	for _, m := range d.Assignment.Members {
+		if m.Name != l.self.Name && !l.peers.joined(m.Name) {
+			l.record.stillborn = true
+			l.markLost(l.record.members[m.Name], "it was lost before the start")
+		}
+	}
+	l.serve()
+	l.judge()
+}
+
+// proposeVerdict proposes to end the job with verdict v.
+func (l *leadership) proposeVerdict(v launch.Verdict) {
+	l.verdict = &v
+	o := &outcome{ExitCode: v.ExitCode, Stopped: v.Stopped, Restarts: v.Restarts}
+	if v.First != nil {
+		f := *v.First
+		f.Tail = nil
+		o.First = &f
+	}
+	if v.Err != nil {
+		o.Why = clip(v.Err.Error())
+	}
+	l.propose(&decision{Assignment: *l.assignment(), Tally: l.tally, End: o})
+}
+
+func (l *leadership) proposeEnd(r launch.Result, why string) {
+	if l.claim != nil {
+		return
+	}
+	l.verdict = nil
+	l.propose(&decision{Assignment: *l.assignment(), Tally: l.tally, End: &outcome{
+		ExitCode: r.ExitCode, Stopped: r.Stopped, Restarts: l.tally.Retries.Done, Why: clip(why),
+	}})
+}
+
+func (l *leadership) proposeStop(host string) {
+	l.proposeEnd(launch.Result{ExitCode: launch.ExitStopped, Stopped: true},
+		fmt.Sprintf("node %s was asked to stop before the next start", host))
+}
+
+// A confirmations value records which agents have not confirmed the end of the job.
+type confirmations struct {
+	until   time.Time
+	missing map[string]bool
+}
+
+// confirmEnd records that an agent knows the end, or is lost. After the last one, or the deadline, it finishes the job.
+func (l *leadership) confirmEnd(name string) {
+	t := l.confirming
+	if t == nil {
+		return
+	}
+	delete(t.missing, name)
+	if len(t.missing) > 0 && l.now.Before(t.until) {
+		return
+	}
+	l.confirming = nil
+	l.finish(l.finalVerdict(l.last.End), l.prepareErr)
+}
+
+// finalVerdict returns the job's verdict: with all failures if this agent proposed the end, else as the outcome
+// records it.
+func (l *leadership) finalVerdict(o *outcome) launch.Verdict {
+	if l.verdict != nil {
+		return *l.verdict
+	}
+	return launch.Verdict{Result: o.result()}
+}
