@@ -125,7 +125,7 @@ func leader(t *testing.T, change ...func(*Config)) *isolatedAgent {
 	if len(l.prepares) != 1 {
 		t.Fatalf("%d starts were prepared", len(l.prepares))
 	}
-	l.m.prepared(1, []byte("payload"), nil, nil)
+	l.m.leader.prepared(1, []byte("payload"), nil, nil)
 	l.grant()
 	if !slices.Equal(l.begun, []int{1}) {
 		t.Fatalf("begun %v", l.begun)

@@ -71,6 +71,15 @@ func (l *caller) again(restarts int, after time.Duration) {
 	})
 }
 
+// onAgain handles the leader's announcement of another start.
+func (l *caller) onAgain(a *again) {
+	if l.ending && l.start == a.Index {
+		l.again(a.Tally.Retries.Done, time.Duration(a.After))
+	} else {
+		l.abort("the other nodes have ended this start", -1)
+	}
+}
+
 // news gives the launcher news of the start with that index, once it has begun that start.
 func (l *caller) news(index int, n launch.News) {
 	const most = 8

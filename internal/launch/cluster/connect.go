@@ -22,7 +22,7 @@ import (
 const dialTimeout = 3 * time.Second
 
 func (m *Membership) renewHello() {
-	raw, err := json.Marshal(m.coord.hello())
+	raw, err := json.Marshal(helloOf(m.coord))
 	if err == nil {
 		m.helloFrame.Store(&raw)
 	}
@@ -214,7 +214,7 @@ func (m *Membership) prepare(w Assignment) {
 			err = fmt.Errorf("a start of %d nodes with a payload of %d bytes exceeds the message limit of %d",
 				len(w.Members), len(payload), wire.MaxFrame)
 		}
-		m.calls.put(func() { m.coord.prepared(w.Generation, payload, secret, err) })
+		m.calls.put(func() { m.coord.leader.prepared(w.Generation, payload, secret, err) })
 	})
 }
 

@@ -27,9 +27,7 @@ type coordinator struct {
 	since  time.Time   // of the role
 	term   int         // the highest term seen
 
-	index        int       // of the newest known decision; 0: none
-	last         *decision // that decision
-	tally        tally
+	decisions
 	peers        peers
 	search       search
 	caller       caller
@@ -77,8 +75,48 @@ type effects interface {
 func newCoordinator(cfg *Config, self Member, fx effects, now time.Time) *coordinator {
 	return &coordinator{
 		cfg: cfg, self: self, effects: fx, now: now, seekingSince: now, peers: peers{}, search: newSearch(cfg, now),
-		caller: caller{effects: fx, host: self.Host}, tally: tally{Retries: launch.Retries{Max: cfg.MaxRestarts}},
+		caller:    caller{effects: fx, host: self.Host},
+		decisions: decisions{tally: tally{Retries: launch.Retries{Max: cfg.MaxRestarts}}},
 	}
+}
+
+// decisions is what an agent knows of the job's decisions.
+type decisions struct {
+	index int       // of the newest known one; 0: none
+	last  *decision // that one
+	tally tally
+}
+
+func (ds *decisions) learn(d *decision) (is bool) {
+	if d.Index <= ds.index {
+		return false
+	}
+	ds.index, ds.last, ds.tally = d.Index, d, d.Tally
+	return true
+}
+
+// world returns the last assignment; before the first start it is empty.
+func (ds *decisions) world() *Assignment {
+	if ds.last == nil {
+		return new(Assignment)
+	}
+	return &ds.last.Assignment
+}
+
+// noQuorum returns the error of a side without a quorum.
+func (ds *decisions) noQuorum(self string, peers peers) string {
+	members := ds.world().Members
+	n := 0
+	var missing []string
+	for _, m := range members {
+		if m.Name == self || peers[m.Name] != nil {
+			n++
+		} else if len(missing) < 8 {
+			missing = append(missing, m.Host)
+		}
+	}
+	return fmt.Sprintf("this side has %d of %d nodes: not enough to go on, since the others may do so. "+
+		"Not connected: %s", n, len(members), strings.Join(missing, ", "))
 }
 
 // A peer is a connected agent.
@@ -108,6 +146,16 @@ func (all peers) connected(addr string) bool {
 	return false
 }
 
+// leave sends the last message to all and closes their connections.
+func (all peers) leave(fx effects, b *bye) {
+	msg := &message{Bye: b}
+	for _, p := range all.sorted() {
+		fx.send(msg, p.Name)
+		fx.hangUp(p.Name)
+	}
+	clear(all)
+}
+
 // joined reports whether a peer is connected and admitted.
 func (all peers) joined(name string) bool { return all[name] != nil && all[name].joined > 0 }
 
@@ -122,10 +170,6 @@ func (c *coordinator) status() status {
 	return s
 }
 
-func (c *coordinator) hello() hello {
-	return hello{Member: c.self, Program: c.cfg.Program, Inputs: c.cfg.Inputs, Status: c.status()}
-}
-
 func (c *coordinator) receive(from string, msg *message) {
 	p := c.peers[from]
 	if p == nil || c.over {
@@ -135,8 +179,11 @@ func (c *coordinator) receive(from string, msg *message) {
 	switch {
 	case msg.Status != nil:
 		c.onStatus(p, msg.Status)
+	case msg.Join != nil && c.leader != nil:
+		c.leader.onJoin(p, msg.Join)
 	case msg.Join != nil:
-		c.onJoin(p, msg.Join)
+		s := c.status()
+		c.effects.send(&message{Status: &s}, from)
 	case msg.Refuse != nil && leads:
 		c.fail(fmt.Sprintf("the leader, node %s at %s, refuses this node: %s", p.Host, p.Addr, *msg.Refuse))
 	case msg.Note != nil:
@@ -151,7 +198,8 @@ func (c *coordinator) receive(from string, msg *message) {
 	case msg.Ended != nil && c.leader != nil:
 		c.leader.onEnded(from, msg.Ended)
 	case msg.Again != nil && leads && msg.Again.Index == c.index:
-		c.onAgain(msg.Again)
+		c.tally = msg.Again.Tally
+		c.caller.onAgain(msg.Again)
 	case msg.EndConfirmed != nil && *msg.EndConfirmed == c.index && c.leader != nil:
 		c.leader.confirmEnd(from)
 	case msg.Bye != nil:
@@ -255,10 +303,10 @@ func (c *coordinator) lostLeader(p *peer, why string) {
 		return
 	}
 	c.seekingSince = c.now
-	if at := c.assignment().index(p.Name); at >= 0 {
-		c.caller.leaderLoss, c.caller.lossAt = c.assignment().Members[at].lost(why, 1), c.index
+	if at := c.world().index(p.Name); at >= 0 {
+		c.caller.leaderLoss, c.caller.lossAt = c.world().Members[at].lost(why, 1), c.index
 	}
-	c.caller.abort(c.assignment().describe(p.Member)+", the leader, is lost: "+why, c.firstRank(p.Name))
+	c.caller.abort(c.world().describe(p.Member)+", the leader, is lost: "+why, c.world().firstRank(p.Name))
 }
 
 // checkFollowed leaves a candidate that does not come to lead, and closes connections that led to the leader.
@@ -274,21 +322,6 @@ func (c *coordinator) checkFollowed() {
 			c.effects.hangUp(name)
 		}
 	}
-}
-
-func (c *coordinator) assignment() *Assignment {
-	if c.last == nil {
-		return new(Assignment)
-	}
-	return &c.last.Assignment
-}
-
-// firstRank returns an agent's first rank in the last assignment, or -1.
-func (c *coordinator) firstRank(name string) int {
-	if at := c.assignment().index(name); at >= 0 {
-		return c.assignment().Members[at].FirstRank
-	}
-	return -1
 }
 
 // Following a leader.
@@ -311,7 +344,7 @@ func (c *coordinator) onStatus(p *peer, s *status) {
 		c.tryFollow(p)
 	case c.role == seeking:
 		c.tryFollow(p)
-	case c.leader != nil && c.yields(p):
+	case c.leader.yields(p):
 		led := c.role == leading
 		c.setRole(seeking, "")
 		if led {
@@ -323,19 +356,6 @@ func (c *coordinator) onStatus(p *peer, s *status) {
 	case c.leader != nil && s.Leader.Name != c.self.Name:
 		p.joined = 0 // it has left
 	}
-}
-
-// yields reports whether this leader or candidate gives way to p: to a leader of a later term, since the others followed
-// it while they could not reach this one; of two candidates, to the one that comes first in the last world.
-func (c *coordinator) yields(p *peer) bool {
-	s := &p.status
-	switch {
-	case c.index == 0 || s.Index != c.index || s.Leader.Name != p.Name:
-		return false
-	case c.role == leading:
-		return !s.Candidate && c.leader.term < s.Term
-	}
-	return !s.Candidate || c.assignment().index(p.Name) < c.assignment().index(c.self.Name)
 }
 
 // tryFollow takes p as the leader if it leads, or wants to, and knows all decisions of this agent. Otherwise it dials
@@ -375,10 +395,10 @@ func (c *coordinator) onDecided(p *peer, d *decision) {
 
 // learn stores a decision, and reports whether it is new. A new start ends an older one that still runs here.
 func (c *coordinator) learn(d *decision) bool {
-	if d.Index <= c.index {
+	if !c.decisions.learn(d) {
 		return false
 	}
-	c.index, c.last, c.tally, c.caller.pending = d.Index, d, d.Tally, nil
+	c.caller.pending = nil
 	if d.End == nil {
 		c.caller.abort("the other nodes continued without this one", -1)
 	}
@@ -402,7 +422,7 @@ func (c *coordinator) claimed(d, newest *decision, err error) {
 	case err == nil && newest != nil && newest.Index > c.index:
 		c.onDecided(nil, newest)
 	case d == nil:
-		c.fail(c.noQuorum())
+		c.fail(c.noQuorum(c.self.Name, c.peers))
 	case mine != nil && err != nil:
 		mine.fault, mine.next = err, c.now.Add(claimPause)
 		if said := (*launch.Over)(nil); errors.As(err, &said) {
@@ -411,45 +431,19 @@ func (c *coordinator) claimed(d, newest *decision, err error) {
 	}
 }
 
-// prepared handles the result of Prepare for an assignment.
-func (c *coordinator) prepared(generation int, payload, secret []byte, err error) {
-	if c.leader != nil && !c.over {
-		c.leader.prepared(generation, payload, secret, err)
-	}
-}
-
-func (c *coordinator) onJoin(p *peer, j *join) {
-	if c.leader == nil {
-		s := c.status()
-		c.effects.send(&message{Status: &s}, p.Name)
-		return
-	}
-	c.leader.onJoin(p, j)
-}
-
 func (c *coordinator) onBye(p *peer, b *bye) {
 	why := cmp.Or(b.Why, fmt.Sprintf("its agent exited with status %d", b.Status))
 	if c.role == following && p.Name == c.follow && (b.All || c.index == 0) {
-		c.farewell(&bye{Status: b.Status, Why: why})
 		c.endJob(over(launch.Result{ExitCode: b.Status, Stopped: b.Status == launch.ExitStopped},
-			fmt.Sprintf("node %s, the leader, has ended the job: %s", p.Host, why)))
+			fmt.Sprintf("node %s, the leader, has ended the job: %s", p.Host, why)), &bye{Status: b.Status, Why: why})
 		return
 	}
 	if c.role == leading && b.Status == launch.ExitStopped && c.leader.idle() && p.joined > 0 &&
-		(c.index == 0 || c.firstRank(p.Name) >= 0) {
-		c.leader.proposeStop(p.Host)
+		(c.index == 0 || c.world().firstRank(p.Name) >= 0) {
+		c.leader.proposeEnd(askedToStop(p.Host))
 	}
 	c.down(p.Name, why)
 	c.effects.hangUp(p.Name)
-}
-
-func (c *coordinator) onAgain(a *again) {
-	c.tally = a.Tally
-	if c.caller.ending && c.caller.start == a.Index {
-		c.caller.again(a.Tally.Retries.Done, time.Duration(a.After))
-		return
-	}
-	c.caller.abort("the other nodes have ended this start", -1)
 }
 
 // Looking for a leader.
@@ -481,7 +475,7 @@ func (c *coordinator) dialed(addr string, err error) {
 		}
 		return
 	}
-	for _, m := range c.assignment().Members {
+	for _, m := range c.world().Members {
 		if m.Addr == addr {
 			c.search.avoid(m.Name, c.now)
 		}
@@ -533,7 +527,7 @@ func (c *coordinator) seek() {
 
 // elect looks for the member of the last world that should lead. If that is this agent, it becomes a candidate.
 func (c *coordinator) elect() {
-	for i, m := range c.search.alive(c.assignment().Members, c.self.Name, c.peers, c.now) {
+	for i, m := range c.search.alive(c.world().Members, c.self.Name, c.peers, c.now) {
 		if m.Name == c.self.Name && i == 0 {
 			c.term++
 			c.leader = &leadership{coordinator: c, term: c.term}
@@ -565,24 +559,8 @@ func (c *coordinator) giveUp() {
 		c.asked = c.now
 		c.effects.claim(c.last.Payload, nil)
 	case c.now.Sub(c.asked) > 2*c.cfg.Silence: // no answer
-		c.fail(c.noQuorum())
+		c.fail(c.noQuorum(c.self.Name, c.peers))
 	}
-}
-
-// noQuorum returns the error of a side without a quorum.
-func (c *coordinator) noQuorum() string {
-	w := c.assignment()
-	n := 0
-	var missing []string
-	for _, m := range w.Members {
-		if m.Name == c.self.Name || c.peers[m.Name] != nil {
-			n++
-		} else if len(missing) < 8 {
-			missing = append(missing, m.Host)
-		}
-	}
-	return fmt.Sprintf("this side has %d of %d nodes: not enough to go on, since the others may do so. "+
-		"Not connected: %s", n, len(w.Members), strings.Join(missing, ", "))
 }
 
 // This agent's launcher, and the end.
@@ -637,33 +615,27 @@ func (c *coordinator) finish(v launch.Verdict, own error) {
 	if own != nil {
 		end.Why, end.Err = "", own
 	}
-	c.endJob(end)
+	c.endJob(end, nil)
 	c.leave()
 }
 
+// fail ends the job for this agent and those that follow it.
 func (c *coordinator) fail(why string) {
-	if c.over {
-		return
+	if !c.over {
+		last := &bye{Status: launch.ExitFailed, Why: why, All: true}
+		c.endJob(over(launch.Result{ExitCode: launch.ExitFailed}, why), last)
 	}
-	c.farewell(&bye{Status: launch.ExitFailed, Why: why, All: true})
-	c.endJob(over(launch.Result{ExitCode: launch.ExitFailed}, why))
 }
 
-// endJob ends the job for this agent: running workers end, and its launcher gets the reason.
-func (c *coordinator) endJob(why *launch.Over) {
+// endJob ends the job for this agent: running workers end, and its launcher gets the reason. last goes to the peers,
+// unless they know.
+func (c *coordinator) endJob(why *launch.Over, last *bye) {
+	if last != nil {
+		c.peers.leave(c.effects, last)
+	}
 	c.over, c.caller.fatal = true, why
 	c.caller.abort("the job has ended", -1)
 	c.serve()
-}
-
-// farewell sends the last message to all peers and closes their connections.
-func (c *coordinator) farewell(b *bye) {
-	msg := &message{Bye: b}
-	for _, p := range c.peers.sorted() {
-		c.effects.send(msg, p.Name)
-		c.effects.hangUp(p.Name)
-	}
-	clear(c.peers)
 }
 
 // close begins to leave the job with the launcher's exit status and optional reason.
@@ -674,7 +646,7 @@ func (c *coordinator) close(status int, why string) {
 	c.goodbye, c.goodbyeBy = &bye{Status: status, Why: clip(why)}, c.now
 	if c.role == leading && c.leader.idle() && status == launch.ExitStopped && !c.over {
 		c.goodbyeBy = c.now.Add(2 * confirmTime)
-		c.leader.proposeStop(c.self.Host)
+		c.leader.proposeEnd(askedToStop(c.self.Host))
 	}
 	c.leave()
 }
@@ -684,6 +656,6 @@ func (c *coordinator) leave() {
 		return
 	}
 	c.over = true
-	c.farewell(c.goodbye)
+	c.peers.leave(c.effects, c.goodbye)
 	c.effects.gone()
 }

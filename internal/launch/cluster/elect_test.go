@@ -178,7 +178,7 @@ func elects(t *testing.T) *isolatedAgent {
 	if len(l.prepares) != 1 {
 		t.Fatalf("prepared %+v", l.prepares)
 	}
-	l.m.prepared(2, []byte("own"), nil, nil)
+	l.m.leader.prepared(2, []byte("own"), nil, nil)
 	if d := l.claimed(); d == nil || string(d.Payload) != "own" || l.decidedTo("c") != nil {
 		t.Fatalf("claimed %+v, decided %+v", d, l.decidedTo("c"))
 	}
@@ -254,7 +254,7 @@ func TestClaimNeedsAQuorum(t *testing.T) {
 	if len(l.prepares) != 2 {
 		t.Fatalf("%d prepared", len(l.prepares))
 	}
-	l.m.prepared(2, nil, nil, nil)
+	l.m.leader.prepared(2, nil, nil, nil)
 	if l.claimed() != nil {
 		t.Fatal("one of three claims a decision")
 	}

@@ -31,8 +31,8 @@ type leadership struct {
 	regroup    *regroup       // between a verdict and the next decision; nil: a start runs
 	claim      *claim         // the next decision, until the run directory has it
 	confirming *confirmations // the end is decided, and agents confirm it; nil: not yet
-	verdict    *launch.Verdict
-	prepareErr error // of Prepare, which ended the job
+	verdict    launch.Verdict // of the end in claim, for this agent's launcher
+	prepareErr error          // of Prepare, which ended the job
 	probedAt   time.Time
 }
 
@@ -59,14 +59,14 @@ type claim struct {
 // campaign dials the members of the last world, and leads once a quorum has joined.
 func (l *leadership) campaign() {
 	if !l.quorum() {
-		for _, m := range l.assignment().Members {
+		for _, m := range l.world().Members {
 			l.dial(m.Addr)
 		}
 		return
 	}
 	l.setRole(leading, "")
 	l.effects.log("this node now leads the job")
-	l.record = newRecord(l.assignment(), l.now)
+	l.record = newRecord(l.world(), l.now)
 	for name, p := range l.record.members {
 		p.absent = name != l.self.Name
 	}
@@ -78,10 +78,24 @@ func (l *leadership) campaign() {
 	l.judge()
 }
 
+// yields reports whether this leader or candidate gives way to p: to a leader of a later term, since the others followed
+// it while they could not reach this one; of two candidates, to the one that comes first in the last world. l may be
+// nil.
+func (l *leadership) yields(p *peer) bool {
+	s := &p.status
+	switch {
+	case l == nil || l.index == 0 || s.Index != l.index || s.Leader.Name != p.Name:
+		return false
+	case l.role == leading:
+		return !s.Candidate && l.term < s.Term
+	}
+	return !s.Candidate || l.world().index(p.Name) < l.world().index(l.self.Name)
+}
+
 // quorum reports whether enough members of the last world have joined to decide for all. Before the first decision,
 // the agent at the rendezvous decides alone.
 func (l *leadership) quorum() bool {
-	return l.index == 0 || quorum(l.assignment().Members, func(name string) bool {
+	return l.index == 0 || quorum(l.world().Members, func(name string) bool {
 		return name == l.self.Name || l.peers.joined(name)
 	})
 }
@@ -121,7 +135,7 @@ func (l *leadership) lead() {
 		l.dial(seed)
 	}
 	if l.idle() { // missing members may be back
-		for _, m := range l.assignment().Members {
+		for _, m := range l.world().Members {
 			if l.peers[m.Name] == nil {
 				l.dial(m.Addr)
 			}
@@ -134,7 +148,7 @@ func (l *leadership) lead() {
 // onJoin admits an agent, for the first time or again.
 func (l *leadership) onJoin(p *peer, j *join) {
 	if p.joined == 0 {
-		if why := l.refusal(p); why != "" {
+		if why := refusal(p, l.joined(), l.cfg.Max); why != "" {
 			l.hold(p, j, why)
 			return
 		}
@@ -184,15 +198,12 @@ func (l *leadership) hold(p *peer, j *join, why string) {
 }
 
 // refusal returns the reason to refuse an agent, or "".
-func (l *leadership) refusal(p *peer) string {
-	if p.NodeRank < 0 {
-		return ""
+func refusal(p *peer, joined []candidate, most int) string {
+	if p.NodeRank >= most {
+		return fmt.Sprintf("it requests node rank %d of at most %d nodes", p.NodeRank, most)
 	}
-	if p.NodeRank >= l.cfg.Max {
-		return fmt.Sprintf("it requests node rank %d of at most %d nodes", p.NodeRank, l.cfg.Max)
-	}
-	for _, q := range l.joined() {
-		if q.Name != p.Name && q.NodeRank == p.NodeRank {
+	for _, q := range joined {
+		if p.NodeRank >= 0 && q.Name != p.Name && q.NodeRank == p.NodeRank {
 			return fmt.Sprintf("node rank %d belongs to the live agent at %s on %s", p.NodeRank, q.Addr, q.Host)
 		}
 	}
@@ -233,7 +244,7 @@ func (l *leadership) note(to, text string) { l.effects.send(&message{Note: &text
 
 // relay passes news to all agents of the start except one.
 func (l *leadership) relay(except string, n launch.News) {
-	for _, m := range l.assignment().Members {
+	for _, m := range l.world().Members {
 		if m.Name != except {
 			l.tell(m.Name, n)
 		}
@@ -312,7 +323,7 @@ func (l *leadership) lost(p *peer, why string) {
 // markLost records an agent as lost to the start, and informs the others.
 func (l *leadership) markLost(p *part, why string) {
 	p.lost = why
-	l.failed(p, launch.News{Failed: &p.FirstRank, Lost: l.assignment().describe(p.Member) + " is lost: " + why})
+	l.failed(p, launch.News{Failed: &p.FirstRank, Lost: l.world().describe(p.Member) + " is lost: " + why})
 }
 
 // failed records an agent's failure. The job's first failure goes to the other agents, since their workers may wait for
@@ -340,7 +351,7 @@ func (l *leadership) checkOverdue() {
 		case m.Name != l.self.Name:
 			l.markLost(p, why)
 		case p.failed == 0:
-			n := launch.News{Failed: &p.FirstRank, Lost: l.assignment().describe(p.Member) + " is late: " + why}
+			n := launch.News{Failed: &p.FirstRank, Lost: l.world().describe(p.Member) + " is late: " + why}
 			l.failed(p, n)
 			l.caller.news(l.index, n)
 		}
@@ -390,11 +401,11 @@ func (l *leadership) tryStart() {
 		return
 	}
 	joined := l.joined()
-	l.logWaiting(len(joined))
+	g.report(len(joined), l.cfg, l.now)
 	if !l.enough(min(len(joined), l.cfg.Max)) {
 		return
 	}
-	agents, left := chooseMembers(joined, l.assignment(), &l.tally, l.cfg.Min, l.cfg.Max)
+	agents, left := chooseMembers(joined, l.world(), &l.tally, l.cfg.Min, l.cfg.Max)
 	for _, text := range left {
 		l.effects.log("%s", text)
 		for _, p := range l.peers.sorted() {
@@ -409,19 +420,18 @@ func (l *leadership) tryStart() {
 	l.effects.prepare(w)
 }
 
-// logWaiting prints the number of joined agents, at most every 5 seconds.
-func (l *leadership) logWaiting(n int) {
+// report prints the number of joined agents, at most every 5 seconds.
+func (g *regroup) report(n int, cfg *Config, now time.Time) {
 	const pause = 5 * time.Second
-	g := l.regroup
-	if n == g.reported || l.now.Sub(g.reportedAt) < pause || n >= l.cfg.Max && g.reported == 0 {
+	if n == g.reported || now.Sub(g.reportedAt) < pause || n >= cfg.Max && g.reported == 0 {
 		return
 	}
-	g.reported, g.reportedAt = n, l.now
-	want := fmt.Sprint(l.cfg.Max)
-	if l.cfg.Min < l.cfg.Max {
-		want = fmt.Sprintf("%d to %d", l.cfg.Min, l.cfg.Max)
+	g.reported, g.reportedAt = n, now
+	want := fmt.Sprint(cfg.Max)
+	if cfg.Min < cfg.Max {
+		want = fmt.Sprintf("%d to %d", cfg.Min, cfg.Max)
 	}
-	l.effects.log("%d of %s nodes have joined", n, want)
+	cfg.Log("%d of %s nodes have joined", n, want)
 }
 
 // enough reports whether n agents may start now. After the timeout it ends the job.
@@ -436,24 +446,23 @@ func (l *leadership) enough(n int) bool {
 		ready = n >= want || n >= cfg.Min && waited >= rejoinTime
 	}
 	if !ready && waited >= limit {
-		l.proposeEnd(launch.Result{ExitCode: launch.ExitFailed}, l.missing(n, limit))
+		l.proposeEnd(launch.Result{ExitCode: launch.ExitFailed}, tooFew(l.joined(), cfg.Min, limit))
 	}
 	return ready
 }
 
-// missing explains that too few nodes have joined.
-func (l *leadership) missing(n int, after time.Duration) string {
-	var hosts []string
+// tooFew explains that too few nodes have joined.
+func tooFew(joined []candidate, least int, after time.Duration) string {
+	var hosts, missing []string
 	have := map[int]bool{}
-	for _, m := range l.joined() {
+	for _, m := range joined {
 		hosts = append(hosts, m.Host)
 		have[m.NodeRank] = true
 	}
 	slices.Sort(hosts)
-	why := fmt.Sprintf("only %d of at least %d nodes joined in %v: %s", n, l.cfg.Min, after,
+	why := fmt.Sprintf("only %d of at least %d nodes joined in %v: %s", len(joined), least, after,
 		strings.Join(hosts[:min(len(hosts), 16)], ", "))
-	var missing []string
-	for r := range l.cfg.Min {
+	for r := range least {
 		if !have[r] && !have[-1] && len(missing) < 16 {
 			missing = append(missing, fmt.Sprint(r))
 		}
@@ -464,8 +473,11 @@ func (l *leadership) missing(n int, after time.Duration) string {
 	return why
 }
 
-// prepared handles the result of Prepare for an assignment.
+// prepared handles the result of Prepare for an assignment. l may be nil.
 func (l *leadership) prepared(generation int, payload, secret []byte, err error) {
+	if l == nil || l.over {
+		return
+	}
 	g := l.regroup
 	if g == nil || g.preparing == nil || g.preparing.Generation != generation {
 		return
@@ -518,18 +530,17 @@ func (l *leadership) tryClaim() {
 		l.decided(p.value)
 	case end != nil && waited >= confirmTime && !l.quorum() && !p.busy:
 		// The others may continue without this side. The job ends here in any case.
-		l.caller.answer(l.finalVerdict(end))
-		l.farewell(&bye{Status: end.ExitCode, Why: end.Why, All: true})
-		l.endJob(over(end.result(), end.Why))
+		l.caller.answer(l.verdict)
+		l.endJob(over(end.result(), end.Why), &bye{Status: end.ExitCode, Why: end.Why, All: true})
 	case waited >= l.cfg.RegroupTimeout:
-		why := l.noQuorum()
-		if p.busy || p.fault != nil {
-			why = fmt.Sprintf("the run directory does not take the decision about the next start: no answer in %v", waited)
+		switch why := "the run directory does not take the decision about the next start: "; {
+		case p.fault != nil:
+			l.fail(why + p.fault.Error())
+		case p.busy:
+			l.fail(fmt.Sprintf("%sno answer in %v", why, waited.Round(time.Second)))
+		default:
+			l.fail(l.noQuorum(l.self.Name, l.peers))
 		}
-		if p.fault != nil {
-			why = fmt.Sprintf("the run directory does not take the decision about the next start: %v", p.fault)
-		}
-		l.fail(why)
 	case !p.busy && !l.now.Before(p.next) && l.quorum():
 		p.busy = true
 		payload := p.value.Payload
@@ -572,7 +583,6 @@ func (l *leadership) decided(d *decision) {
 
 // proposeVerdict proposes to end the job with verdict v.
 func (l *leadership) proposeVerdict(v launch.Verdict) {
-	l.verdict = &v
 	o := &outcome{ExitCode: v.ExitCode, Stopped: v.Stopped, Restarts: v.Restarts}
 	if v.First != nil {
 		f := *v.First
@@ -582,22 +592,25 @@ func (l *leadership) proposeVerdict(v launch.Verdict) {
 	if v.Err != nil {
 		o.Why = clip(v.Err.Error())
 	}
-	l.propose(&decision{Assignment: *l.assignment(), Tally: l.tally, End: o})
+	l.end(o, v)
+}
+
+func (l *leadership) end(o *outcome, v launch.Verdict) {
+	if l.claim == nil {
+		l.verdict = v
+		l.propose(&decision{Assignment: *l.world(), Tally: l.tally, End: o})
+	}
 }
 
 func (l *leadership) proposeEnd(r launch.Result, why string) {
-	if l.claim != nil {
-		return
-	}
-	l.verdict = nil
-	l.propose(&decision{Assignment: *l.assignment(), Tally: l.tally, End: &outcome{
-		ExitCode: r.ExitCode, Stopped: r.Stopped, Restarts: l.tally.Retries.Done, Why: clip(why),
-	}})
+	o := &outcome{ExitCode: r.ExitCode, Stopped: r.Stopped, Restarts: l.tally.Retries.Done, Why: clip(why)}
+	l.end(o, launch.Verdict{Result: o.result()})
 }
 
-func (l *leadership) proposeStop(host string) {
-	l.proposeEnd(launch.Result{ExitCode: launch.ExitStopped, Stopped: true},
-		fmt.Sprintf("node %s was asked to stop before the next start", host))
+// askedToStop is the end of a job that the user of a node has stopped between two starts.
+func askedToStop(host string) (launch.Result, string) {
+	return launch.Result{ExitCode: launch.ExitStopped, Stopped: true},
+		fmt.Sprintf("node %s was asked to stop before the next start", host)
 }
 
 // A confirmations value records which agents have not confirmed the end of the job.
@@ -617,14 +630,5 @@ func (l *leadership) confirmEnd(name string) {
 		return
 	}
 	l.confirming = nil
-	l.finish(l.finalVerdict(l.last.End), l.prepareErr)
-}
-
-// finalVerdict returns the job's verdict: with all failures if this agent proposed the end, else as the outcome
-// records it.
-func (l *leadership) finalVerdict(o *outcome) launch.Verdict {
-	if l.verdict != nil {
-		return *l.verdict
-	}
-	return launch.Verdict{Result: o.result()}
+	l.finish(l.verdict, l.prepareErr)
 }

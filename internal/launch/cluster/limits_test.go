@@ -146,7 +146,7 @@ func TestLateLeaderEndsItsOwnRanks(t *testing.T) {
 func TestOneNodeDoesNotListen(t *testing.T) {
 	l := newIsolatedAgent(t, "a", func(c *Config) { c.Max = 1 })
 	l.advance(time.Second)
-	l.m.prepared(1, nil, nil, nil)
+	l.m.leader.prepared(1, nil, nil, nil)
 	l.grant()
 	l.advance(2 * listenTime)
 	if len(l.begun) != 1 || l.aborted() {
@@ -176,7 +176,7 @@ func TestPrepareHangs(t *testing.T) {
 	if len(l.ends) != 1 {
 		t.Errorf("the caller's wait ends %d times", len(l.ends))
 	}
-	l.m.prepared(1, []byte("late"), nil, nil)
+	l.m.leader.prepared(1, []byte("late"), nil, nil)
 	if len(l.begun) > 0 || len(l.ends) != 1 || len(l.prepares) != 1 {
 		t.Errorf("a payload that comes too late begins %v, %d are prepared", l.begun, len(l.prepares))
 	}

@@ -20,6 +20,10 @@ type hello struct {
 	Status  status `json:"status"`
 }
 
+func helloOf(c *coordinator) hello {
+	return hello{Member: c.self, Program: c.cfg.Program, Inputs: c.cfg.Inputs, Status: c.status()}
+}
+
 // A message is sent between agents after the hello. Exactly one field is set.
 type message struct {
 	Status       *status   `json:"status,omitempty"`
@@ -158,6 +162,14 @@ type Member struct {
 // index returns the index in Members of the agent with that name, or -1.
 func (w *Assignment) index(name string) int {
 	return slices.IndexFunc(w.Members, func(m Member) bool { return m.Name == name })
+}
+
+// firstRank returns an agent's first rank, or -1.
+func (w *Assignment) firstRank(name string) int {
+	if at := w.index(name); at >= 0 {
+		return w.Members[at].FirstRank
+	}
+	return -1
 }
 
 // describe returns an agent with its ranks, for messages.

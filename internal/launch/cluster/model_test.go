@@ -21,8 +21,9 @@ var modelDepth = flag.Int("model.depth", 5, "events in a row that TestAllInterle
 // directory, and no agent begins another start.
 func TestAllInterleavings(t *testing.T) {
 	type path []string
-	claimed := path{"arrive c a", "arrive a b", "arrive b a", "arrive a b", "arrive a c", "tick a"} // the next start, by a
-	lost := append(slices.Clone(claimed), "disk a", "die a", "tick b", "arrive c b")                // nobody else knows it
+	// a has claimed the next start; then the run directory has it, and nobody else knows it.
+	claimed := path{"arrive c a", "arrive a b", "arrive b a", "arrive a b", "arrive a c", "tick a"}
+	lost := append(slices.Clone(claimed), "disk a", "die a", "tick b", "arrive c b")
 	layer, seen := []path{nil, claimed, lost}, map[string]bool{}
 	most := *modelDepth
 	if testing.Short() {
@@ -111,7 +112,7 @@ func newModel() *model {
 		}
 	}
 	c := w.agents["c"].coord
-	rank := c.firstRank("c")
+	rank := c.world().firstRank("c")
 	c.publish(launch.News{Failed: &rank})
 	w.agents["c"].news(launch.News{Failed: &rank})
 	w.settle()
@@ -268,7 +269,7 @@ func (a *modelAgent) dial(addr string) {
 	a.later = append(a.later, func() {
 		for name, b := range a.agents {
 			if addrOf(name) == addr && !b.dead && !a.dead && !a.cut[pair(self.Name, name)] && !b.coord.over {
-				if mine, theirs := a.coord.hello(), b.coord.hello(); !a.linked[pair(self.Name, name)] {
+				if mine, theirs := helloOf(a.coord), helloOf(b.coord); !a.linked[pair(self.Name, name)] {
 					a.linked[pair(self.Name, name)] = true
 					a.coord.up(theirs, addr)
 					b.coord.up(mine, "")
@@ -307,7 +308,7 @@ func (a *modelAgent) send(m *message, names ...string) {
 }
 
 func (a *modelAgent) prepare(w Assignment) {
-	a.later = append(a.later, func() { a.coord.prepared(w.Generation, []byte(a.coord.self.Name), nil, nil) })
+	a.later = append(a.later, func() { a.coord.leader.prepared(w.Generation, []byte(a.coord.self.Name), nil, nil) })
 }
 
 func (a *modelAgent) claim(_ []byte, d *decision) { a.claims = append(a.claims, &modelClaim{d: d}) }
@@ -320,7 +321,7 @@ func (a *modelAgent) news(n launch.News) {
 		return
 	}
 	a.later = append(a.later, func() {
-		rank := a.coord.firstRank(a.coord.self.Name)
+		rank := a.coord.world().firstRank(a.coord.self.Name)
 		a.coord.onLocalEnd(launch.Ending{Step: int64(a.coord.index),
 			Failures: []launch.Failure{{Rank: rank, Remote: true, Class: 3, Order: 1}}})
 	})

@@ -135,7 +135,8 @@ func TestQuorum(t *testing.T) {
 	}
 }
 
-// TestQuorumsShareAnAgent checks that any two quorums share an agent, so that one side of a split network at most goes on.
+// TestQuorumsShareAnAgent checks that any two quorums share an agent, so that at most one side of a split network goes
+// on.
 func TestQuorumsShareAnAgent(t *testing.T) {
 	for n := 1; n <= 7; n++ {
 		var voters []Member

@@ -318,7 +318,7 @@ func (a *simAgent) dial(addr string) {
 }
 
 func (a *simAgent) connect(b *simAgent, addr string) {
-	mine, theirs := a.coord.hello(), b.coord.hello()
+	mine, theirs := helloOf(a.coord), helloOf(b.coord)
 	for _, pair := range [][2]*simAgent{{a, b}, {b, a}} {
 		x, y := pair[0], pair[1]
 		if old := x.links[y.coord.self.Name]; old != nil {
@@ -415,7 +415,7 @@ func (a *simAgent) claim(_ []byte, d *decision) {
 
 func (a *simAgent) prepare(w Assignment) {
 	a.after(time.Millisecond, func() {
-		a.do(func() { a.coord.prepared(w.Generation, []byte("payload"), []byte("secret"), nil) })
+		a.do(func() { a.coord.leader.prepared(w.Generation, []byte("payload"), []byte("secret"), nil) })
 	})
 }
 
@@ -486,7 +486,7 @@ func (a *simAgent) news(n launch.News) {
 			run,
 			launch.Ending{
 				Step: int64(run),
-				Failures: []launch.Failure{{Rank: a.coord.firstRank(a.coord.self.Name), Remote: true, Class: 3,
+				Failures: []launch.Failure{{Rank: a.coord.world().firstRank(a.coord.self.Name), Remote: true, Class: 3,
 					Order: 1}},
 			},
 		)

@@ -160,16 +160,16 @@ func TestPayloadIsOfItsWorld(t *testing.T) {
 		l.connect(name, status{})
 		l.receive(name, &message{Join: &join{}})
 	}
-	l.m.prepared(2, []byte("of another"), nil, nil)
+	l.m.leader.prepared(2, []byte("of another"), nil, nil)
 	if l.decidedTo("b") != nil {
 		t.Fatal("decided with the payload of another world")
 	}
 	l.m.down("c", "no word")
-	l.m.prepared(1, []byte("of three"), nil, nil)
+	l.m.leader.prepared(1, []byte("of three"), nil, nil)
 	if l.decidedTo("b") != nil {
 		t.Fatal("decided about an agent that is gone")
 	}
-	l.m.prepared(1, []byte("again"), nil, nil)
+	l.m.leader.prepared(1, []byte("again"), nil, nil)
 	if l.decidedTo("b") != nil {
 		t.Fatal("decided with a payload of before")
 	}
@@ -177,7 +177,7 @@ func TestPayloadIsOfItsWorld(t *testing.T) {
 	if n := len(l.prepares); n != 2 || len(l.prepares[1].Members) != 2 {
 		t.Fatalf("prepared %+v", l.prepares)
 	}
-	l.m.prepared(1, []byte("of two"), nil, nil)
+	l.m.leader.prepared(1, []byte("of two"), nil, nil)
 	l.grant()
 	if d := l.decidedTo("b"); d == nil || string(d.Payload) != "of two" || len(d.Assignment.Members) != 2 ||
 		d.Tally.Target != 2 {
@@ -216,7 +216,7 @@ func TestStartWithoutAnAgentDoesNotCount(t *testing.T) {
 		l.connect(name, status{})
 		l.receive(name, &message{Join: &join{}})
 	}
-	l.m.prepared(1, nil, nil, nil)
+	l.m.leader.prepared(1, nil, nil, nil)
 	l.m.down("c", "no word") // while the run directory is asked
 	l.grant()
 	if !slices.Equal(l.begun, []int{1}) || !l.aborted() {
@@ -270,7 +270,7 @@ func TestEndOfTheJobEndsTheRanks(t *testing.T) {
 	}
 	l.m.next()
 	l.advance(time.Second)
-	l.m.prepared(2, nil, nil, nil)
+	l.m.leader.prepared(2, nil, nil, nil)
 	l.advance(2 * l.m.cfg.RegroupTimeout)
 	if len(l.ends) != 1 || !strings.Contains(l.ends[0].Error(), "1 of 3 nodes") {
 		t.Errorf("without a quorum: ends %v", l.ends)
