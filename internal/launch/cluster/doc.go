@@ -9,8 +9,9 @@
 // docs/cluster-protocol.md specifies states, messages, decisions, times and threats.
 package cluster
 
-// The type coordinator has the states of an agent, and leadership its work as leader. It has no goroutines, connections, disk or clock, so tests run thousands of jobs
-// with faults in simulated time. Membership connects it to the network and the launcher.
+// The type coordinator has the states of an agent, leadership its work as leader. They have no goroutines, connections,
+// disk or clock, so tests run thousands of jobs with faults in simulated time. Membership connects them to the network
+// and the launcher.
 //
 // Goroutines of a Membership, in addition to those of the packages wire and gossip:
 //
