@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/cluster/gossip"
 )
 
 // A coordinator is an agent's part in the job without goroutines, connections or clock. Its caller passes events and
@@ -32,7 +33,7 @@ type coordinator struct {
 	joins        int
 	dials        map[string]*dialing
 	suspects     map[string]time.Time // agents that may be lost, and until when to avoid them
-	hints        []PeerAddr           // from the discovery
+	hints        []gossip.Peer        // agents that seem alive
 	caller       caller
 	confirming   *confirmations  // the end is decided, and agents confirm it; nil: not yet
 	verdict      *launch.Verdict // all failures, if this agent proposed the end

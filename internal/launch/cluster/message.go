@@ -150,7 +150,7 @@ type Assignment struct {
 
 // Member is one agent of an assignment.
 type Member struct {
-	Name      string `json:"name"` // unique: the host, and a digest of the agent's key
+	Name      string `json:"name"` // unique: the host and a random text
 	Host      string `json:"host"`
 	HostID    string `json:"host_id"` // equal on all agents of one host
 	NodeRank  int    `json:"node_rank"`

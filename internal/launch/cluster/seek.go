@@ -96,7 +96,7 @@ func (c *coordinator) dialed(addr string, err error) {
 // foreign process at the rendezvous, unless it leaves: the previous job may still use the port.
 func (c *coordinator) seekFailed(rendezvous bool, err error) {
 	refusal := (*wire.Refusal)(nil)
-	refused := errors.As(err, &refusal) && !refusal.Both
+	refused := errors.As(err, &refusal) && !errors.Is(err, wire.ErrBoth)
 	switch {
 	case refused && refusal.Proven:
 		c.fail(err.Error())
