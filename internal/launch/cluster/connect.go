@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"crypto/ed25519"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -29,8 +28,8 @@ func (m *Membership) renewHello() {
 }
 
 // checkInbound checks the hello of an inbound connection. The acceptor's goroutines call it.
-func (m *Membership) checkInbound(from net.Addr, key ed25519.PublicKey, raw []byte) error {
-	h, err := m.checkHello(key, raw)
+func (m *Membership) checkInbound(raw []byte) error {
+	h, err := m.checkHello(raw)
 	if err != nil {
 		return err
 	}
@@ -40,14 +39,14 @@ func (m *Membership) checkInbound(from net.Addr, key ed25519.PublicKey, raw []by
 	return nil
 }
 
-// checkHello refuses an agent of another job, or with another identity than its key's.
-func (m *Membership) checkHello(key ed25519.PublicKey, raw []byte) (*hello, error) {
+// checkHello refuses an agent with other inputs, and this agent itself.
+func (m *Membership) checkHello(raw []byte) (*hello, error) {
 	h, err := decodeHello(raw)
 	switch {
 	case err != nil:
 		return nil, err
-	case h.Member.Name != wire.Name(h.Member.Host, key):
-		return nil, fmt.Errorf("its name %s does not match its key", h.Member.Name)
+	case h.Member.Name == m.self.Name:
+		return nil, wire.ErrSelf
 	case h.Program != m.cfg.Program:
 		return nil, fmt.Errorf("node %s runs cprun version %s, and node %s version %s: "+
 			"install the same version on all nodes",
@@ -67,17 +66,16 @@ func decodeHello(raw []byte) (*hello, error) {
 	if err := launch.DecodeStrict(raw, h); err != nil {
 		return nil, fmt.Errorf("hello: %w", err)
 	}
-	for _, err := range []error{h.Member.check(), h.Status.check(), checkText(h.Program), checkText(h.Inputs)} {
-		if err != nil {
-			return nil, fmt.Errorf("hello: %w", err)
-		}
+	if err := h.Member.check(); err != nil {
+		return nil, fmt.Errorf("hello: %w", err)
 	}
 	return h, nil
 }
 
 // onRefused logs refused connections. The acceptor's goroutines call it.
 func (m *Membership) onRefused(err error) {
-	if refusal := (*wire.Refusal)(nil); errors.As(err, &refusal) && !refusal.Theirs && !refusal.Both {
+	refusal := (*wire.Refusal)(nil)
+	if errors.As(err, &refusal) && !errors.Is(err, wire.ErrBoth) && !errors.Is(err, wire.ErrSelf) {
 		m.calls.put(func() { m.coord.search.logForeign(refusal, m.coord.now) })
 	}
 }
@@ -119,6 +117,9 @@ func (m *Membership) linkUp(l *wire.Link, h *hello, via string) {
 	}
 	m.links[name], m.linkedAt[name] = l, time.Now()
 	m.group.Go(func() { m.read(l, name) })
+	if via != "" {
+		m.gossip.Meet(h.Member.Addr)
+	}
 	m.coord.up(*h, via)
 }
 
@@ -170,11 +171,20 @@ func (m *Membership) connect(addr string) (*wire.Link, error) {
 		return nil, err
 	}
 	p := m.wireConfig
-	p.Check = func(_ net.Addr, key ed25519.PublicKey, raw []byte) error {
-		_, err := m.checkHello(key, raw)
+	p.Check = func(raw []byte) error {
+		_, err := m.checkHello(raw)
 		return err
 	}
 	return wire.Dial(m.ctx, conn, &p)
+}
+
+// dialGossip opens a stream for gossip.
+func (m *Membership) dialGossip(ctx context.Context, addr string) (net.Conn, error) {
+	conn, err := m.cfg.Network.Dial(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	return wire.DialStream(ctx, conn, &m.wireConfig)
 }
 
 func (m *Membership) hangUp(name string) {
@@ -275,9 +285,20 @@ func (m *Membership) gone() { m.leaveOnce.Do(func() { close(m.goodbyeSent) }) }
 
 func (m *Membership) log(format string, args ...any) { m.cfg.Log(format, args...) }
 
+// packetQueue is the requested size of the kernel's packet queue. Agents read slowly while ranks compute.
+const packetQueue = 2 << 20
+
 type tcp struct{}
 
 func (tcp) Listen(addr string) (net.Listener, error) { return net.Listen("tcp", addr) }
+
+func (tcp) ListenPacket(addr string) (net.PacketConn, error) {
+	conn, err := net.ListenPacket("udp", addr)
+	if err == nil {
+		_ = conn.(*net.UDPConn).SetReadBuffer(packetQueue) // best effort
+	}
+	return conn, err
+}
 
 func (tcp) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "tcp", addr)

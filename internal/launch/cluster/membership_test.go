@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"crypto/ed25519"
 	"errors"
 	"fmt"
 	"net"
@@ -14,7 +13,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cprun/cprun/internal/launch"
-	"github.com/cprun/cprun/internal/launch/cluster/wire"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -499,20 +497,11 @@ func TestPrepareThatHangsIsLeft(t *testing.T) {
 	}
 }
 
-// TestNameIsOfTheKey checks that the job's key does not give an agent the name of another.
-func TestNameIsOfTheKey(t *testing.T) {
-	h := joinOne(t, freePort(t), 0, 1, nil)
-	raw := *h.helloFrame.Load()
-	other, err := wire.NewIdentity()
-	if err != nil {
-		t.Fatal(err)
-	}
-	public := ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)).Public().(ed25519.PublicKey)
-	if _, err := h.checkHello(public, raw); err == nil || !strings.Contains(err.Error(), h.self.Name) {
-		t.Errorf("error %v", err)
-	}
-	if other.Name("a") == h.self.Name {
-		t.Error("two agents have one name")
+// TestNamesDiffer checks that two agents of one host have different names.
+func TestNamesDiffer(t *testing.T) {
+	a, b := joinOne(t, freePort(t), 0, 1, nil), joinOne(t, freePort(t), 0, 1, nil)
+	if a.self.Host != b.self.Host || a.self.Name == b.self.Name {
+		t.Errorf("agents %+v and %+v", a.self, b.self)
 	}
 }
 

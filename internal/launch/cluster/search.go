@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cprun/cprun/internal/launch/cluster/gossip"
 	"github.com/cprun/cprun/internal/launch/cluster/wire"
 )
 
@@ -30,7 +31,7 @@ type search struct {
 	began    time.Time
 	dials    map[string]*dialing
 	suspects map[string]time.Time // agents that may be lost, and until when to avoid them
-	hints    []PeerAddr           // from the discovery
+	hints    []gossip.Peer        // agents that seem alive
 
 	lastRefusal  string    // error of the last dial of the rendezvous
 	foreignSince time.Time // since when a foreign process answers there; zero: none does
@@ -85,7 +86,7 @@ func (s *search) rendezvous(addr string) bool { return len(s.cfg.Seeds) > 0 && a
 // refuses it, or a foreign process stays at the rendezvous. The previous job may still use the port for a while.
 func (s *search) failed(addr string, err error, now time.Time) (end bool) {
 	refusal := (*wire.Refusal)(nil)
-	refused := errors.As(err, &refusal) && !refusal.Both
+	refused := errors.As(err, &refusal) && !errors.Is(err, wire.ErrBoth)
 	switch {
 	case refused && refusal.Proven:
 		return true
