@@ -356,6 +356,9 @@ func (c *coordinator) onBye(p *peer, b *bye) {
 			fmt.Sprintf("node %s, the leader, has ended the job: %s", p.Host, why)), &bye{Status: b.Status, Why: why})
 		return
 	}
+	if c.role == leading && b.Status == launch.ExitInput && p.joined > 0 { // another start would not help
+		c.leader.proposeEnd(launch.Result{ExitCode: launch.ExitInput}, "node "+p.Host+": "+why)
+	}
 	if c.role == leading && b.Status == launch.ExitStopped && c.leader.idle() && p.joined > 0 &&
 		(c.index == 0 || c.world().firstRank(p.Name) >= 0) {
 		c.leader.proposeEnd(askedToStop(p.Host))

@@ -420,6 +420,23 @@ func TestWhoEndsTheJob(t *testing.T) {
 	}
 }
 
+// TestWrongInputEndsTheJob checks that an agent with wrong input ends the job for all, even if restarts are left.
+func TestWrongInputEndsTheJob(t *testing.T) {
+	l := leader(t)
+	l.receive("b", &message{Bye: &bye{Status: launch.ExitInput, Why: "no such directory"}})
+	d := l.claimed()
+	if d == nil || d.End == nil || d.End.ExitCode != launch.ExitInput || !l.aborted() {
+		t.Fatalf("claimed %+v, news %v", d, l.heard)
+	}
+	l.grant()
+	l.advance(confirmTime + time.Second)
+	l.endsHere(0)
+	if len(l.verdicts) != 1 || l.verdicts[0].ExitCode != launch.ExitInput ||
+		!slices.Equal(l.verdicts[0].Notes, []string{"node b: no such directory"}) {
+		t.Errorf("verdicts %+v", l.verdicts)
+	}
+}
+
 // TestRankIsHeld checks that the leader refuses an agent that requests the rank of a live agent.
 func TestRankIsHeld(t *testing.T) {
 	l := leader(t)
