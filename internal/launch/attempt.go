@@ -17,13 +17,6 @@ import (
 // launcher names it and ends without it.
 const abandonTime = 20 * time.Second
 
-// A worker may take exitGraces times Job.Grace to exit after it is done.
-const exitGraces = 6
-
-// LastTime bounds the wait for the other workers after the first is done. The last collective is complete by then, so
-// no peer reports a worker that hangs in a disk or a driver.
-const LastTime = 5 * time.Minute
-
 // An attempt runs one start of all workers until none is left. Its methods run on loop.
 type attempt struct {
 	*nodeLauncher
@@ -42,11 +35,9 @@ type attempt struct {
 	peersSent bool // the workers have all addresses
 	failing   bool // a rank failed, here or elsewhere, and the others are being ended
 
-	polling   bool      // the workers were asked for their status for Job.OnStatus
-	waitTable waitTable // the table in progress
 	timedOut  bool      // a rank has waited for too long
-
-	stopped <-chan time.Time // when to check for stopped workers; nil: none must end
+	failedAt  time.Time // the first sign of a failure; the workers were asked for their waits then
+	waitTable waitTable // the table in progress
 
 	// escalation runs when the timer fires.
 	escalation func()
@@ -54,10 +45,7 @@ type attempt struct {
 }
 
 func (l *nodeLauncher) attempt(ctx context.Context, s Start) *attempt {
-	t := &attempt{nodeLauncher: l, Start: s, inbox: make(chan message), oom: -1}
-	if n, ok := oomKills("/proc/self/cgroup", "/sys/fs/cgroup"); ok {
-		t.oom = n
-	}
+	t := &attempt{nodeLauncher: l, Start: s, inbox: make(chan message), oom: oomKills("/proc/self/cgroup", cgroupRoot)}
 	t.start()
 	if t.asked != "" { // a signal that arrived with the start
 		t.membership.Publish(News{Stop: t.asked})
@@ -76,8 +64,6 @@ func (l *nodeLauncher) attempt(ctx context.Context, s Start) *attempt {
 			t.onNews(n)
 		case <-t.timer:
 			t.escalation()
-		case <-t.stopped:
-			t.killStopped()
 		case <-t.waitTable.timer:
 			t.showTable()
 		case <-look:
@@ -103,7 +89,7 @@ func (t *attempt) start() {
 			return
 		}
 		t.children = append(t.children, c)
-		if err := t.spawn.do(func() error { return c.start(greeting, t.inbox) }); err != nil {
+		if err := c.start(greeting, t.inbox); err != nil {
 			c.relay.log.Close()
 			close(c.relay.done)
 			c.ended, c.evidence.startErr = true, err
@@ -124,26 +110,17 @@ func (t *attempt) handle(m message) {
 		t.onFailed(c)
 	default:
 		t.live--
-		c.ended, c.evidence.exit = true, *m.exit
+		c.evidence.exit, c.ended = c.reap(), true
 		close(c.commands)
-		c.evidence.endedByUs = t.endedByUs(c)
+		c.evidence.endedByUs = c.endedByUs(c.evidence.exit)
 		_, c.evidence.crash = c.relay.ended()
-		if m.exit.signal == unix.SIGKILL && !c.evidence.endedByUs && t.oom >= 0 {
-			n, ok := oomKills("/proc/self/cgroup", "/sys/fs/cgroup")
-			c.evidence.oomKilled = ok && n > t.oom
+		if c.evidence.exit.signal == unix.SIGKILL && !c.evidence.endedByUs && t.oom >= 0 {
+			c.evidence.oomKilled = oomKills("/proc/self/cgroup", cgroupRoot) > t.oom
 		}
 		if judge(c.evidence).class != classNone {
 			t.onFailed(c)
 		}
 	}
-}
-
-// endedByUs reports whether the launcher killed the worker, or asked it to end before it exited with an error.
-func (t *attempt) endedByUs(c *child) bool {
-	if sig := c.evidence.exit.signal; sig != 0 {
-		return c.sentSignal(sig)
-	}
-	return c.evidence.exit.code != 0 && c.sentSignal(unix.SIGTERM)
 }
 
 func (t *attempt) onEvent(c *child, e Event) {
@@ -152,6 +129,8 @@ func (t *attempt) onEvent(c *child, e Event) {
 		t.maxStep = max(t.maxStep, e.Step)
 	}
 	switch e.Kind {
+	case EventReady:
+		c.attached = true
 	case EventListening:
 		t.listening(c, e)
 	case EventDone, EventStopped:
@@ -167,14 +146,14 @@ func (t *attempt) onEvent(c *child, e Event) {
 			report.WaitState.Clean()
 		}
 		c.evidence.report = report
-		t.timeOut(report)
+		t.onTimeout(report.TimedOut)
 		t.onFailed(c)
 	case EventStatus:
 		t.onStatus(c, e)
 		return
 	}
 	if call := t.job.OnEvent; call != nil {
-		t.mail.put(e.Kind == EventProgress, func() { call(c.rank, e) })
+		t.con.put(e.Kind == EventProgress, func() { call(c.rank, e) })
 	}
 }
 
@@ -197,23 +176,21 @@ func (t *attempt) abort(rank int, why string) {
 		return
 	}
 	t.failing = true
-	if !t.timedOut {
-		t.requestFreshStatus(false) // a hanging worker reports its status only on request
-	}
+	t.onFault(false) // a hanging worker reports its waits only on request
 	t.broadcast(command{Kind: commandFailed, Rank: rank, Reason: why})
 	t.killStopped()
-	t.after(t.job.Settle, func() {
+	t.after(t.job.times.settle, func() {
 		t.signalAll(unix.SIGTERM)
-		t.after(t.job.Grace, t.killAll)
+		t.after(t.job.times.grace, t.killAll)
 	})
 }
 
-// broadcast sends a command to the live workers. Each kind is sent at most once, and its queue has room.
+// broadcast sends a command to the live workers.
 func (t *attempt) broadcast(c command) {
 	frame, err := encodeFrame(c)
 	for _, to := range t.children {
-		if err == nil && !to.ended {
-			to.commands <- frame
+		if err == nil {
+			to.post(frame)
 		}
 	}
 }
@@ -226,14 +203,14 @@ func (t *attempt) awaitExits() {
 	}
 	if slices.ContainsFunc(t.children, (*child).working) {
 		if t.timer == nil {
-			t.after(t.job.Last, t.endUnfinished)
+			t.after(t.job.times.last, t.endUnfinished)
 		}
 		return
 	}
-	t.after(exitGraces*t.job.Grace, func() {
+	t.after(t.job.times.exit, func() {
 		for _, c := range t.children {
 			if !c.ended {
-				c.evidence.overLimit = exitGraces * t.job.Grace
+				c.evidence.overLimit = t.job.times.exit
 			}
 		}
 		t.killAll()
@@ -244,11 +221,10 @@ func (c *child) working() bool { return !c.ended && c.evidence.finished == "" }
 
 // endUnfinished ends the workers that are not done at the limit.
 func (t *attempt) endUnfinished() {
-	t.timedOut = true
-	t.requestFreshStatus(true)
+	t.onTimeout(true)
 	for _, c := range t.children {
 		if c.working() {
-			c.evidence.overLimit = t.job.Last
+			c.evidence.overLimit = t.job.times.last
 			t.onFailed(c)
 		}
 	}
@@ -259,12 +235,12 @@ func (t *attempt) after(d time.Duration, then func()) {
 }
 
 func (t *attempt) killAll() {
+	t.killStopped()
 	t.signalAll(unix.SIGKILL)
 	t.after(abandonTime, func() {
 		for _, c := range t.children {
 			if !c.ended {
-				t.say(fmt.Sprintf("cprun: rank %d (pid %d) does not end after SIGKILL: it hangs in the kernel\n",
-					c.rank, c.pid))
+				t.say("rank %d (pid %d) does not end after SIGKILL: it hangs in the kernel", c.rank, c.pid)
 			}
 		}
 		t.gaveUp = true
@@ -273,9 +249,7 @@ func (t *attempt) killAll() {
 
 func (t *attempt) signalAll(sig syscall.Signal) {
 	for _, c := range t.children {
-		if !c.ended {
-			c.signal(sig, true)
-		}
+		c.signal(sig)
 	}
 }
 
@@ -311,5 +285,5 @@ func cleanPhase(s string) string {
 		return ""
 	}
 	line, _, _ := strings.Cut(cleanText(s), "\n")
-	return string(clip([]byte(line), 64))
+	return clip(line, 64)
 }

@@ -14,8 +14,6 @@ import (
 // maxFrame is the longest frame, with its newline, that either side sends or accepts.
 const maxFrame = 1 << 20
 
-var errFrameLength = fmt.Errorf("frame is longer than %d bytes", maxFrame)
-
 // Kinds of events that the launcher handles. It passes all other kinds to Job.OnEvent.
 const (
 	EventReady      = "ready"      // attached; sent by Attach
@@ -79,100 +77,28 @@ type hello struct {
 	Secret    []byte `json:"secret"`
 }
 
-func (h *hello) check() error {
-	switch {
-	case h.RunID == "" || h.SocketDir == "":
-		return errors.New("hello has no run id or no socket directory")
-	case h.Rank < 0 || h.Rank >= h.WorldSize:
-		return fmt.Errorf("hello with rank %d of %d", h.Rank, h.WorldSize)
-	case h.LocalRank < 0 || h.LocalRank >= h.LocalWorldSize || h.LocalWorldSize > h.WorldSize:
-		return fmt.Errorf("hello with local rank %d of %d in a world of %d", h.LocalRank, h.LocalWorldSize, h.WorldSize)
-	case h.NodeRank < 0 || h.Restart < 0:
-		return fmt.Errorf("hello with node rank %d, restart %d", h.NodeRank, h.Restart)
-	case h.Core != nil && (*h.Core < 0 || *h.Core >= maxCores):
-		return fmt.Errorf("hello with core %d, of at most %d", *h.Core, maxCores)
-	case len(h.Secret) != secretSize:
-		return fmt.Errorf("hello with a secret of %d bytes, %d are needed", len(h.Secret), secretSize)
-	}
-	return nil
-}
-
 func encodeFrame(v any) ([]byte, error) {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return nil, fmt.Errorf("encode frame: %w", err)
 	}
 	if len(b)+1 > maxFrame {
-		return nil, fmt.Errorf("frame of %d bytes: %w", len(b)+1, errFrameLength)
+		return nil, fmt.Errorf("frame of %d bytes, at most %d: %w", len(b)+1, maxFrame, bufio.ErrTooLong)
 	}
 	return append(b, '\n'), nil
 }
 
-// A frameReader splits a stream into lines and buffers at most maxFrame bytes.
-type frameReader struct{ r *bufio.Reader }
-
-func newFrameReader(r io.Reader) *frameReader {
-	return &frameReader{bufio.NewReaderSize(r, 4096)}
-}
-
-// next returns the next line without its newline; the caller owns it. io.EOF is an end between frames,
-// io.ErrUnexpectedEOF one inside a frame.
-func (f *frameReader) next() ([]byte, error) {
-	var line []byte
-	for {
-		part, err := f.r.ReadSlice('\n')
-		if len(line)+len(part) > maxFrame {
-			return nil, errFrameLength
+// newFrames returns a scanner of a stream's frames. A frame without its newline, at the end, does not count.
+func newFrames(r io.Reader) *bufio.Scanner {
+	s := bufio.NewScanner(r)
+	s.Buffer(nil, maxFrame)
+	s.Split(func(data []byte, _ bool) (advance int, frame []byte, err error) {
+		if i := bytes.IndexByte(data, '\n'); i >= 0 {
+			return i + 1, data[:i], nil
 		}
-		line = append(line, part...)
-		switch {
-		case err == nil:
-			return line[:len(line)-1], nil
-		case errors.Is(err, bufio.ErrBufferFull):
-		case errors.Is(err, io.EOF) && len(line) > 0:
-			return nil, io.ErrUnexpectedEOF
-		default:
-			return nil, err
-		}
-	}
-}
-
-func decodeEvent(line []byte) (Event, error) {
-	var e Event
-	if err := DecodeStrict(line, &e); err != nil {
-		return Event{}, fmt.Errorf("event frame: %w", err)
-	}
-	if err := e.check(); err != nil {
-		return Event{}, fmt.Errorf("event frame: %w", err)
-	}
-	return e, nil
-}
-
-func (e *Event) check() error {
-	if e.Kind == "" || len(e.Kind) > 64 || e.Step < 0 {
-		return fmt.Errorf("kind of %d bytes (1 to 64 are allowed), step %d", len(e.Kind), e.Step)
-	}
-	return nil
-}
-
-func decodeCommand(line []byte) (command, error) {
-	var c command
-	if err := DecodeStrict(line, &c); err != nil {
-		return command{}, fmt.Errorf("command frame: %w", err)
-	}
-	switch c.Kind {
-	case commandHello:
-		if c.Hello == nil {
-			return command{}, errors.New("command frame: hello without its body")
-		}
-		if err := c.Hello.check(); err != nil {
-			return command{}, fmt.Errorf("command frame: %w", err)
-		}
-	case commandStop, commandFailed, commandPeers, commandStatus:
-	default:
-		return command{}, fmt.Errorf("command frame: unknown kind %q", c.Kind)
-	}
-	return c, nil
+		return 0, nil, nil
+	})
+	return s
 }
 
 // DecodeStrict decodes exactly one JSON value and refuses unknown fields.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -76,13 +77,20 @@ type Job struct {
 	// Signals were caught before the job and stay caught: a signal after Run's return ends the program, with the status
 	// that Run returned. nil: Run catches them.
 	Signals *Signals
-	// Settle is the time for the other ranks to end by themselves, and to report reasons, after the first failure; 0: 2
-	// s.
-	Settle time.Duration
-	// Grace is the time between SIGTERM and SIGKILL after Settle; 0: 5 s.
-	Grace time.Duration
-	// Last bounds the wait for the other workers after the first is done; 0: LastTime.
-	Last time.Duration
+
+	times times
+}
+
+// LastTime bounds the wait for the other workers after the first is done. The last collective is complete by then, so
+// no peer reports a worker that hangs in a disk or a driver.
+const LastTime = 5 * time.Minute
+
+// A times value bounds the waits for workers that end; 0: the default. Tests change it.
+type times struct {
+	settle time.Duration // for the other ranks to end and to report reasons, after the first failure
+	grace  time.Duration // between SIGTERM and SIGKILL, after that
+	last   time.Duration // until all are done, after the first
+	exit   time.Duration // until all exit, after the last is done
 }
 
 // Result is how a job ended.
@@ -179,9 +187,9 @@ func (j *Job) resolve() error {
 	if j.Stderr == nil {
 		j.Stderr = io.Discard
 	}
-	j.Settle = cmp.Or(j.Settle, 2*time.Second)
-	j.Grace = cmp.Or(j.Grace, 5*time.Second)
-	j.Last = cmp.Or(j.Last, LastTime)
+	t := &j.times
+	t.settle, t.grace = cmp.Or(t.settle, 2*time.Second), cmp.Or(t.grace, time.Second)
+	t.last, t.exit = cmp.Or(t.last, LastTime), cmp.Or(t.exit, 30*time.Second)
 	if j.Ranks.WorldSize == 0 {
 		j.Ranks.WorldSize = j.Ranks.FirstRank + j.NProc
 	}
@@ -222,6 +230,8 @@ func (j *Job) fits(s *Start) error {
 // kills the workers.
 func Run(ctx context.Context, job Job) Result {
 	followParent()
+	runtime.LockOSThread() // the kernel sends the parent death signal when the thread that forked a worker ends
+	defer runtime.UnlockOSThread()
 	a, err := newNodeLauncher(job)
 	if err != nil {
 		if job.Stderr != nil {

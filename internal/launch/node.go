@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -22,8 +23,6 @@ type nodeLauncher struct {
 	membership Membership
 	dir        *jobDir
 	con        *console
-	mail       *mailbox
-	spawn      *spawner
 	signals    *Signals
 	policy     stopPolicy
 	asked      string // the signal that asked the workers to stop; "": none
@@ -52,8 +51,6 @@ func newNodeLauncher(job Job) (*nodeLauncher, error) {
 		l.membership = newSingleNode(&l.job)
 	}
 	l.con = newConsole(job.Stderr)
-	l.mail = newMailbox()
-	l.spawn = newSpawner()
 	if l.signals = job.Signals; l.signals == nil {
 		l.signals = CatchSignals()
 	}
@@ -64,7 +61,6 @@ func newNodeLauncher(job Job) (*nodeLauncher, error) {
 // close ends newNodeLauncher's goroutines after the last worker. It removes the private directory and releases the
 // signals before it waits for the console, so that a blocked terminal delays neither.
 func (l *nodeLauncher) close(status int) {
-	l.spawn.close()
 	if l.job.Signals == nil {
 		l.signals.Release()
 	} else {
@@ -73,19 +69,23 @@ func (l *nodeLauncher) close(status int) {
 	if err := l.dir.close(); err != nil {
 		l.notice("private directory %s: %v", l.dir.path, err)
 	}
-	l.mail.close()
 	l.con.close()
 }
 
-// say queues text for the console, after earlier events, without terminal control characters.
-func (l *nodeLauncher) say(text string) {
-	l.mail.put(false, func() { l.con.write([]byte(terminal.Text(text)), nil) })
+// print queues text for the console, after earlier events, without terminal control characters.
+func (l *nodeLauncher) print(text string) {
+	l.con.put(false, func() { io.WriteString(l.con.w, terminal.Text(text)) })
+}
+
+// say prints a line.
+func (l *nodeLauncher) say(format string, args ...any) {
+	l.print(fmt.Sprintf("cprun: "+format+"\n", args...))
 }
 
 // notice prints a line, except with --quiet.
 func (l *nodeLauncher) notice(format string, args ...any) {
 	if l.job.Show != ShowNone {
-		l.say(fmt.Sprintf("cprun: "+format+"\n", args...))
+		l.say(format, args...)
 	}
 }
 
@@ -104,7 +104,7 @@ func (l *nodeLauncher) run(ctx context.Context) Result {
 			return v.Result
 		}
 		if err := l.renewDir(); err != nil {
-			l.say(fmt.Sprintf("cprun: %v\n", err))
+			l.say("%v", err)
 			v.Err = err
 			return v.Result
 		}
@@ -150,7 +150,7 @@ func (l *nodeLauncher) next(ctx context.Context, after time.Duration) (Start, er
 			case actKill:
 				cancel(errStop)
 			case actStatus:
-				l.say("cprun: SIGQUIT: no worker runs yet\n")
+				l.say("SIGQUIT: no worker runs yet")
 			case actNone:
 			}
 		}
@@ -182,7 +182,7 @@ func (l *nodeLauncher) notStarted(v Verdict, err error) Result {
 	}
 	if over := (*Over)(nil); errors.As(err, &over) {
 		if over.Why != "" {
-			l.say(fmt.Sprintf("cprun: %s\n", over.Why))
+			l.say("%s", over.Why)
 		}
 		return over.Result
 	}

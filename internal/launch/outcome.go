@@ -44,12 +44,13 @@ func (t *attempt) failures() []Failure {
 			ExitCode: c.evidence.exit.code, Signal: c.evidence.exit.signal,
 			Cause: v.cause, Hint: v.hint, Log: c.log,
 			Remote: v.class == classRemote || v.class == classOurs,
-			Class:  v.class, Order: c.evidence.order, Tail: c.lastLines(),
+			Class:  v.class, Order: c.evidence.order,
 			// Only some ranks report steps; the others were at about the same one.
 			Step: cmp.Or(c.lastStep, t.maxStep),
 		}
-		s := t.waitState(c)
+		s := t.waitState(c, t.failedAt)
 		f.WaitState = &s
+		f.Tail, _ = c.relay.ended()
 		if r := c.evidence.report; r != nil {
 			f.TimedOut = r.TimedOut
 			f.Phase, f.Step = r.Phase, cmp.Or(r.Step, f.Step)
@@ -63,22 +64,10 @@ func (t *attempt) failures() []Failure {
 	return fs
 }
 
-// lastLines returns the end of the worker's output, unless it was already printed.
-func (c *child) lastLines() (lines []string) {
-	if c.relay.show {
-		return nil
-	}
-	tail, _ := c.relay.ended()
-	for _, line := range tail {
-		lines = append(lines, string(line))
-	}
-	return lines
-}
-
 // report prints how a start ended. The block about the first failed rank comes last.
 func (t *attempt) report(v Verdict) {
 	for _, note := range v.Notes {
-		t.say("cprun: " + note + "\n")
+		t.say("%s", note)
 	}
 	switch {
 	case v.ReportedElsewhere && v.ExitCode == ExitFailed && v.First != nil:
@@ -89,17 +78,17 @@ func (t *attempt) report(v Verdict) {
 	case v.Err != nil && t.ended:
 		t.notice("ended by its caller")
 	case v.Err != nil:
-		t.say(fmt.Sprintf("cprun: %v\n", v.Err))
+		t.say("%v", v.Err)
 	case v.ExitCode == ExitInterrupted:
 		if !v.First.Remote {
-			t.say(v.First.lastLines() + v.First.Report())
+			t.print(v.First.lastLines() + v.First.Report())
 		}
-		t.say("cprun: interrupted twice: all workers were ended at once\n")
+		t.say("interrupted twice: all workers were ended at once")
 	case v.ExitCode == ExitFailed:
-		t.say(timeoutTable(v.Failures) + others(v.Failures[1:]) + v.First.lastLines() + v.First.Report())
+		t.print(timeoutTable(v.Failures) + others(v.Failures[1:]) + v.First.lastLines() + v.First.Report())
 	}
 	for _, note := range v.Last {
-		t.say("cprun: " + note + "\n")
+		t.say("%s", note)
 	}
 }
 
@@ -139,10 +128,15 @@ type evidence struct {
 	report    *FailureReport
 	finished  string // EventDone, EventStopped or ""
 	exit      exitState
-	endedByUs bool          // it ended after a signal of the launcher
+	endedByUs bool          // it ended by a signal of the launcher
 	overLimit time.Duration // the exceeded time limit, counted from its own or another rank's end of work; 0: none
 	crash     string        // first line of a crash in its output
 	oomKilled bool          // the out-of-memory count of this control group has risen
+}
+
+type exitState struct {
+	code   int            // -1: ended by a signal
+	signal syscall.Signal // 0: exited
 }
 
 // Class orders failures, likely causes first.
@@ -260,7 +254,7 @@ func cleanText(s string) string {
 	const most = 16
 	var lines []string
 	for line := range strings.Lines(s) {
-		text := strings.TrimRight(string(clip(terminal.Line([]byte(line)), maxTail)), " ")
+		text := strings.TrimRight(clip(string(terminal.Line([]byte(line))), maxTail), " ")
 		if text != "" {
 			lines = append(lines, text)
 		}

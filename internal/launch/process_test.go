@@ -41,7 +41,7 @@ func TestAllDone(t *testing.T) {
 // it.
 func TestLastRankHangs(t *testing.T) {
 	t.Parallel()
-	r := play(t, "last", 2, func(j *Job) { j.Last = 200 * time.Millisecond })
+	r := play(t, "last", 2, func(j *Job) { j.times.last = 200 * time.Millisecond })
 	if r.ExitCode != ExitFailed || r.First == nil || r.First.Rank != 1 || !strings.Contains(r.First.Cause, "200ms") ||
 		r.First.Remote {
 		t.Errorf("%+v", r.First)
@@ -77,7 +77,7 @@ func TestFailures(t *testing.T) {
 			t.Parallel()
 			r := play(t, c.scenario, c.n, func(j *Job) {
 				if c.end {
-					j.Settle = time.Minute // not reached: all ranks end by themselves
+					j.times.settle = time.Minute // not reached: all ranks end by themselves
 				}
 			})
 			if r.ExitCode != ExitFailed || r.First == nil {
@@ -97,9 +97,18 @@ func TestFailures(t *testing.T) {
 
 // TestAStoppedRankIsKilled checks that a stopped rank is killed without a grace period, since it cannot end by itself.
 func TestAStoppedRankIsKilled(t *testing.T) {
-	r := play(t, "stopped", 3, func(j *Job) { j.Settle = time.Hour })
+	r := play(t, "stopped", 3, func(j *Job) { j.times.settle = time.Hour })
 	if r.ExitCode != ExitFailed || r.First == nil || !strings.Contains(r.First.Cause, "rank 1 stands still") {
 		t.Errorf("%+v", r.Result)
+	}
+}
+
+// TestARankThatIsStoppedLater checks that the report knows it.
+func TestARankThatIsStoppedLater(t *testing.T) {
+	t.Parallel()
+	r := play(t, "stopped-later", 2, func(j *Job) { j.times.grace = time.Second })
+	if n := len(r.Failures); n != 2 || r.Failures[1].Rank != 1 || r.Failures[1].WaitState.State != stateStopped {
+		t.Errorf("%+v", r.Failures)
 	}
 }
 

@@ -18,11 +18,14 @@ import (
 // maxKernelFile bounds the bytes read from a kernel file.
 const maxKernelFile = 1 << 20
 
+// cgroupRoot is the directory of control groups.
+const cgroupRoot = "/sys/fs/cgroup"
+
 // HostMemory returns this node's memory in bytes, and the part that a job may use within its control groups (a
 // container, a job step); 0: unknown.
 func HostMemory() (total, usable int64) {
 	total = totalMemory()
-	usable = memoryLimit("/proc/self/cgroup", "/sys/fs/cgroup")
+	usable = memoryLimit("/proc/self/cgroup", cgroupRoot)
 	if usable == 0 || total > 0 && usable > total {
 		usable = total
 	}
@@ -113,8 +116,8 @@ func checkSpace(limit uint64, limited bool) error {
 }
 
 // oomKills returns the number of processes of this control group that the kernel killed for lack of memory, from cgroup
-// v2 (memory.events) or v1 (memory.oom_control). ok is false if neither can be read.
-func oomKills(selfCgroup, root string) (n int64, ok bool) {
+// v2 (memory.events) or v1 (memory.oom_control); -1: unknown.
+func oomKills(selfCgroup, root string) int64 {
 	for _, g := range memoryGroups(selfCgroup, root) {
 		file := "memory.events"
 		if g.v1 {
@@ -123,11 +126,11 @@ func oomKills(selfCgroup, root string) (n int64, ok bool) {
 		// In a container the path may be the host's. The container's own group is then mounted at the root.
 		for _, path := range []string{filepath.Join(g.mount, g.path, file), filepath.Join(g.mount, file)} {
 			if n, ok := keyValue(path, "oom_kill"); ok {
-				return n, true
+				return n
 			}
 		}
 	}
-	return 0, false
+	return -1
 }
 
 // keyValue reads one "key number" line of a file.

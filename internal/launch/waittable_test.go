@@ -162,8 +162,8 @@ func TestQuitShowsTheRanksOfOtherNodes(t *testing.T) {
 		results[i] = make(chan Result, 1)
 		job := Job{
 			NProc: 2, Argv: []string{"worker", "chain"}, Logs: logsIn(t, t.TempDir()),
-			Node:   []string{"node-a", "node-b"}[i],
-			Settle: 300 * time.Millisecond, Grace: 300 * time.Millisecond,
+			Node:  []string{"node-a", "node-b"}[i],
+			times: quick,
 		}
 		if i == 0 {
 			job.Stderr, job.Signals = f, signals
