@@ -21,6 +21,7 @@ const abandonTime = 20 * time.Second
 type attempt struct {
 	*nodeLauncher
 	Start
+	dir      *jobDir // its own: that of another start has old sockets, or was removed, like XDG_RUNTIME_DIR after a logout
 	children []*child
 	inbox    chan message
 	live     int  // workers that have not ended
@@ -54,6 +55,7 @@ func (l *nodeLauncher) attempt(ctx context.Context, s Start) *attempt {
 	end, news := ctx.Done(), l.membership.News()
 	look, unwatch := t.watch()
 	defer unwatch()
+	defer t.removeDir()
 	for t.live > 0 && !t.gaveUp {
 		select {
 		case m := <-t.inbox:
@@ -81,8 +83,11 @@ func (l *nodeLauncher) attempt(ctx context.Context, s Start) *attempt {
 
 // start starts the workers, up to the first one that cannot be started.
 func (t *attempt) start() {
+	if t.dir, t.err = newJobDir(runtimeBases()...); t.err != nil {
+		return
+	}
 	for local := range t.job.NProc {
-		c, greeting, err := t.newChild(local, &t.Start)
+		c, greeting, err := t.newChild(local)
 		if err != nil {
 			t.err = err
 			t.killAll()
@@ -97,6 +102,15 @@ func (t *attempt) start() {
 			return
 		}
 		t.live++
+	}
+}
+
+func (t *attempt) removeDir() {
+	if t.dir == nil {
+		return
+	}
+	if err := t.dir.close(); err != nil {
+		t.notice("private directory %s: %v", t.dir.path, err)
 	}
 }
 

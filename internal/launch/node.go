@@ -21,7 +21,6 @@ type nodeLauncher struct {
 	job        Job
 	program    string
 	membership Membership
-	dir        *jobDir
 	con        *console
 	signals    *Signals
 	policy     stopPolicy
@@ -33,41 +32,31 @@ func newNodeLauncher(job Job) (*nodeLauncher, error) {
 	if err := job.resolve(); err != nil {
 		return nil, err
 	}
-	if job.RunID == "" {
-		job.RunID = NewRunID(time.Now())
-	}
 	path, err := program()
 	if err != nil {
 		return nil, fmt.Errorf("path of this program: %w", err)
 	}
-	dir, err := newJobDir(runtimeBases()...)
-	if err != nil {
-		return nil, err
-	}
 	l := &nodeLauncher{
-		job: job, program: path, membership: job.Membership, dir: dir, policy: stopPolicy{patient: job.Patient},
+		job: job, program: path, membership: job.Membership, policy: stopPolicy{patient: job.Patient},
+		con: newConsole(job.Stderr), signals: job.Signals,
 	}
 	if l.membership == nil {
-		l.membership = newSingleNode(&l.job)
+		l.membership = &singleNode{job: &l.job, retries: Retries{Max: job.MaxRestarts}}
 	}
-	l.con = newConsole(job.Stderr)
-	if l.signals = job.Signals; l.signals == nil {
+	if l.signals == nil {
 		l.signals = CatchSignals()
 	}
 	signal.Notify(l.signals.c, syscall.SIGQUIT)
 	return l, nil
 }
 
-// close ends newNodeLauncher's goroutines after the last worker. It removes the private directory and releases the
-// signals before it waits for the console, so that a blocked terminal delays neither.
+// close ends newNodeLauncher's goroutines after the last worker. It releases the signals before it waits for the
+// console, so that a blocked terminal does not delay that.
 func (l *nodeLauncher) close(status int) {
 	if l.job.Signals == nil {
 		l.signals.Release()
 	} else {
 		l.signals.Conclude(status, os.Exit)
-	}
-	if err := l.dir.close(); err != nil {
-		l.notice("private directory %s: %v", l.dir.path, err)
 	}
 	l.con.close()
 }
@@ -101,11 +90,6 @@ func (l *nodeLauncher) run(ctx context.Context) Result {
 		v = l.membership.End(ctx, t.ending(ctx))
 		t.report(v)
 		if !v.Again {
-			return v.Result
-		}
-		if err := l.renewDir(); err != nil {
-			l.say("%v", err)
-			v.Err = err
 			return v.Result
 		}
 	}
@@ -190,25 +174,14 @@ func (l *nodeLauncher) notStarted(v Verdict, err error) Result {
 	return r
 }
 
-// renewDir makes the directory of the next attempt. The old one contains the old sockets, or was removed, like
-// XDG_RUNTIME_DIR after a logout.
-func (l *nodeLauncher) renewDir() error {
-	dir, err := newJobDir(runtimeBases()...)
-	if err != nil {
-		return err
-	}
-	old := l.dir
-	l.dir = dir
-	return old.close()
-}
-
 // newChild prepares a worker. An error is the launcher's own.
-func (l *nodeLauncher) newChild(local int, s *Start) (*child, []byte, error) {
+func (t *attempt) newChild(local int) (*child, []byte, error) {
+	l, s := t.nodeLauncher, &t.Start
 	h := hello{
 		Process: Process{
 			RunID: cmp.Or(s.RunID, l.job.RunID), Rank: s.Ranks.FirstRank + local, WorldSize: s.Ranks.WorldSize,
 			LocalRank: local, LocalWorldSize: l.job.NProc, NodeRank: s.Ranks.NodeRank, Node: l.job.Node,
-			Device: l.job.Device + local, Restart: s.Number, SocketDir: l.dir.path, Listen: s.Listen, Hosts: s.Hosts,
+			Device: l.job.Device + local, Restart: s.Number, SocketDir: t.dir.path, Listen: s.Listen, Hosts: s.Hosts,
 			Payload: s.Payload,
 		},
 		Interface: l.job.Interface, Secret: s.Secret,

@@ -75,10 +75,10 @@ func (t *attempt) report(v Verdict) {
 	case v.ReportedElsewhere:
 	case v.ExitCode == ExitStopped:
 		t.notice("all workers have ended after a checkpoint")
-	case v.Err != nil && t.ended:
-		t.notice("ended by its caller")
-	case v.Err != nil:
-		t.say("%v", v.Err)
+	case v.Err != nil: // its caller prints it
+		if t.ended {
+			t.notice("ended by its caller")
+		}
 	case v.ExitCode == ExitInterrupted:
 		if !v.First.Remote {
 			t.print(v.First.lastLines() + v.First.Report())

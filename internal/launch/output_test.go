@@ -105,7 +105,7 @@ func TestLogRefusesLinks(t *testing.T) {
 		}
 	}
 	r := play(t, "done", 2, func(j *Job) { j.Logs = logsIn(t, dir) })
-	if r.ExitCode != ExitFailed || r.Err == nil || r.First != nil || !strings.Contains(r.stderr, "log of rank 0") {
+	if r.ExitCode != ExitFailed || r.Err == nil || r.First != nil || !strings.HasPrefix(r.Err.Error(), "log of rank 0") || r.stderr != "" {
 		t.Errorf("%+v %q", r.Result, r.stderr)
 	}
 }

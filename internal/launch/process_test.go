@@ -178,7 +178,10 @@ func TestPlace(t *testing.T) {
 		return ps
 	}
 	payload := func(j *Job) { j.Payload = []byte("\x00opaque\xff") }
-	a := read(payload, func(j *Job) { j.Ranks = RankRange{NodeRank: 1, FirstRank: 2, WorldSize: 6} })
+	a := read(payload, func(j *Job) {
+		own := *j
+		j.Membership = &placed{singleNode{job: &own}, RankRange{NodeRank: 1, FirstRank: 2, WorldSize: 6}}
+	})
 	slices.SortFunc(a, func(x, y place) int { return strings.Compare(x.Env[envRank], y.Env[envRank]) })
 	for i, p := range a {
 		want := map[string]string{

@@ -170,7 +170,7 @@ func (t *attempt) waitState(c *child, since time.Time) waits.WaitState {
 	switch {
 	case c.evidence.report != nil && c.evidence.report.WaitState != nil:
 		s = *c.evidence.report.WaitState
-	case c.answeredSince(since):
+	case c.answeredSince(since) && !c.killed:
 		s = *c.answer
 	default:
 		s.State = c.observe()

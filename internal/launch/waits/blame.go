@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/cprun/cprun/internal/base/readable"
 )
 
 // maxBlamed bounds the named ranks, and the named cycles.
@@ -343,7 +345,7 @@ func (g *graph) cells(s *WaitState) []string {
 		row[2] = ""
 	}
 	if r.Waits {
-		row[9] = grouped(r.Bytes)
+		row[9] = readable.Count(r.Bytes)
 	}
 	if r.Known {
 		row[10] = seconds(r.For)

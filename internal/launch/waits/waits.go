@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
@@ -124,9 +125,9 @@ func (s *WaitState) String() string {
 		case w.Unresolved:
 			text += fmt.Sprintf("; with rank %d", o.Peer)
 		case o.Send:
-			text += fmt.Sprintf("; %s bytes to rank %d for %s s", grouped(o.Bytes), o.Peer, seconds(o.Stalled))
+			text += fmt.Sprintf("; %s bytes to rank %d for %s s", readable.Count(o.Bytes), o.Peer, seconds(o.Stalled))
 		default:
-			text += fmt.Sprintf("; %s bytes from rank %d for %s s", grouped(o.Bytes), o.Peer, seconds(o.Stalled))
+			text += fmt.Sprintf("; %s bytes from rank %d for %s s", readable.Count(o.Bytes), o.Peer, seconds(o.Stalled))
 		}
 		if i == maxListed-1 && len(w.Open)+w.More > maxListed {
 			return text + fmt.Sprintf("; %d more", len(w.Open)+w.More-maxListed)
@@ -225,11 +226,3 @@ func (s *WaitState) activity() (what string, took time.Duration) {
 }
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f", d.Seconds()) }
-
-func grouped(n int64) string {
-	s := strconv.FormatInt(n, 10)
-	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
-}

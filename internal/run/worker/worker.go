@@ -199,8 +199,8 @@ func nodes(hosts []string) []int {
 // abortTime is the wait for the cause of a failure from the other ranks.
 const abortTime = time.Second
 
-// untilFailure returns a context for joining the ranks. It ends when the launcher reports a failed rank or node. Once the
-// ranks are connected, that ends the world instead, unless the ranks end it first.
+// untilFailure returns a context for joining the ranks. It ends when the launcher reports a failed rank or node. Once
+// the ranks are connected, that ends the world instead, unless the ranks end it first.
 func (p *process) untilFailure(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() { // ends with the process
