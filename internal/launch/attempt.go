@@ -191,7 +191,7 @@ func (t *attempt) abort(rank int, why string) {
 	}
 	t.failing = true
 	t.onFault(false) // a hanging worker reports its waits only on request
-	t.broadcast(command{Kind: commandFailed, Rank: rank, Reason: why})
+	t.broadcast(command{Failed: &Failed{rank, why}})
 	t.killStopped()
 	t.after(t.job.times.settle, func() {
 		t.signalAll(unix.SIGTERM)
@@ -289,7 +289,7 @@ func (t *attempt) stop(by string) {
 		return
 	}
 	t.stopSent, t.asked = true, by
-	t.broadcast(command{Kind: commandStop, Reason: by})
+	t.broadcast(command{Stop: by})
 	t.notice("%s: the workers are asked for a checkpoint and a clean end; Ctrl-C ends them at once", by)
 }
 

@@ -94,6 +94,11 @@ func Environment() []Variable {
 		{Name: envNCCLFamily, changes: true, Meaning: "IPv4 or IPv6 there; set together with it"},
 		{Name: EnvHostID, changes: true, Meaning: "agents with different values count as different hosts; also read " +
 			"by NCCL"},
+		{Name: envFlashAttn, changes: true, Meaning: "0: attention.backend flash is not chosen; 1 is the default"},
+		{Name: envFusedAttn, changes: true, Meaning: "0: attention.backend fused (cuDNN) is not chosen; 1 is the default"},
+		{Name: envDebug, changes: true, Meaning: "1: NVTE_DEBUG_LEVEL has an effect"},
+		{Name: envDebugLevel, changes: true, Meaning: "with NVTE_DEBUG=1: least detail about the choice of a backend, as " +
+			"attention.debug 0, 1 or 2"},
 		{Name: envCacheDir, Meaning: "folder of cprun/kernels with compiled GPU kernels; default ~/.cache"},
 		{Name: EnvKeyFile, Meaning: "file with the secret of a job of several nodes; no other user may read it; " +
 			"default: .key in the run directory"},
@@ -106,9 +111,6 @@ func Environment() []Variable {
 		if v.Name != envVisible { // which has other meanings too
 			vars = append(vars, Variable{Name: v.Name, Meaning: v.Meaning})
 		}
-	}
-	for _, v := range nvteVariables {
-		vars = append(vars, Variable{Name: v.name, Meaning: v.meaning, changes: true})
 	}
 	for i := range vars {
 		vars[i].Value, vars[i].Set = os.LookupEnv(vars[i].Name)
@@ -245,46 +247,24 @@ type AttentionEnv struct {
 	Debug            int // NVTE_DEBUG times NVTE_DEBUG_LEVEL: 0, 1 or 2
 }
 
-var nvteVariables = []struct {
-	name, meaning string
-	set           func(e *AttentionEnv, n int)
-}{
-	{envFlashAttn, "0: attention.backend flash is not chosen; 1 is the default",
-		func(e *AttentionEnv, n int) { e.NoFlash = n == 0 }},
-	{envFusedAttn, "0: attention.backend fused (cuDNN) is not chosen; 1 is the default",
-		func(e *AttentionEnv, n int) { e.NoFused = n == 0 }},
-	{envDebug, "1: NVTE_DEBUG_LEVEL has an effect", func(e *AttentionEnv, n int) { e.Debug = n }},
-	{envDebugLevel, "with NVTE_DEBUG=1: least detail about the choice of a backend, as attention.debug 0, 1 or 2",
-		func(e *AttentionEnv, n int) {
-			if e.Debug *= n; e.Debug != 0 && e.Debug != 1 {
-				e.Debug = 2
-			}
-		}},
-}
-
 // Attention reads the variables for the choice of a backend. The error names every variable with an invalid value.
 func Attention() (AttentionEnv, error) { return attentionEnv(os.LookupEnv) }
 
-func attentionEnv(lookup func(string) (string, bool)) (AttentionEnv, error) {
-	var e AttentionEnv
+func attentionEnv(lookup func(string) (string, bool)) (e AttentionEnv, err error) {
 	var faults []error
-	level := false
-	for _, v := range nvteVariables {
-		text, ok := lookup(v.name)
-		if !ok {
-			continue
+	read := func(name string, n int64) int64 { // n is the default, as in TransformerEngine
+		if text, ok := lookup(name); ok {
+			var err error
+			if n, err = strconv.ParseInt(text, 10, 32); err != nil {
+				faults = append(faults, fmt.Errorf("environment: %s=%.60q: want an integer such as 0 or 1, or unset %s",
+					name, text, name))
+			}
 		}
-		level = level || v.name == envDebugLevel
-		n, err := strconv.ParseInt(text, 10, 32)
-		if err != nil {
-			faults = append(faults, fmt.Errorf("environment: %s=%.60q: want an integer such as 0 or 1, or unset %s",
-				v.name, text, v.name))
-			continue
-		}
-		v.set(&e, int(n))
+		return n
 	}
-	if !level {
-		e.Debug = 0 // the level's default is 0, as in TransformerEngine
+	e.NoFlash, e.NoFused = read(envFlashAttn, 1) == 0, read(envFusedAttn, 1) == 0
+	if e.Debug = int(read(envDebug, 0) * read(envDebugLevel, 0)); e.Debug != 0 && e.Debug != 1 {
+		e.Debug = 2
 	}
 	return e, errors.Join(faults...)
 }

@@ -46,25 +46,17 @@ type FailureReport struct {
 	WaitState *waits.WaitState `json:"standing,omitempty"`
 }
 
-// A command is the launcher's message to a worker: first one hello, later at most one of each kind, and any number of
-// status requests.
+// A command is the launcher's message to a worker. One of the first five fields is set: first the hello, then at most
+// one of each, and any number of requests to tell.
 type command struct {
-	Kind  string `json:"kind"`
-	Hello *hello `json:"hello,omitempty"`
-	// of a stop: the name of the signal; of failed: why, if ranks cannot learn it from each other
-	Reason string   `json:"reason,omitempty"`
-	Rank   int      `json:"rank,omitempty"`   // of failed: which
-	Addrs  []string `json:"addrs,omitempty"`  // of peers: by rank; "": of this node
-	Stacks bool     `json:"stacks,omitempty"` // of status: also the stacks of all goroutines
-}
+	Hello  *hello   `json:"hello,omitempty"`
+	Stop   string   `json:"stop,omitempty"` // asks for a checkpoint and an end; the name of the signal
+	Failed *Failed  `json:"failed,omitempty"`
+	Peers  []string `json:"peers,omitempty"` // the addresses of all ranks; "": of this node
+	Tell   bool     `json:"tell,omitempty"`  // asks for the worker's work and waits
 
-const (
-	commandHello  = "hello"
-	commandStop   = "stop"
-	commandFailed = "failed"
-	commandPeers  = "peers"
-	commandStatus = "tell" // asks for the worker's work and waits
-)
+	Stacks bool `json:"stacks,omitempty"` // with Tell: also the stacks of all goroutines
+}
 
 // commandKinds is the number of commands that a worker gets at most once.
 const commandKinds = 4

@@ -109,12 +109,13 @@ func (l *nodeLauncher) next(ctx context.Context, after time.Duration) (Start, er
 	}
 	got := make(chan next, 1)
 	go func() { // ended by cancel
-		if !pause(ctx, after) {
+		select {
+		case <-time.After(after):
+			s, err := l.membership.Next(ctx)
+			got <- next{s, err}
+		case <-ctx.Done():
 			got <- next{err: context.Cause(ctx)}
-			return
 		}
-		s, err := l.membership.Next(ctx)
-		got <- next{s, err}
 	}()
 	for {
 		select {
@@ -138,21 +139,6 @@ func (l *nodeLauncher) next(ctx context.Context, after time.Duration) (Start, er
 			case actNone:
 			}
 		}
-	}
-}
-
-// pause waits for d, and returns false if ctx ended before.
-func pause(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return true
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 
@@ -187,7 +173,7 @@ func (t *attempt) newChild(local int) (*child, []byte, error) {
 		Interface: l.job.Interface, Secret: s.Secret,
 	}
 	h.Core = h.chooseCore(os.Getenv(envMaxProcs) != "")
-	greeting, err := encodeFrame(command{Kind: commandHello, Hello: &h})
+	greeting, err := encodeFrame(command{Hello: &h})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -22,12 +22,12 @@ func FuzzFrame(f *testing.F) {
 		Process: Process{RunID: "r", WorldSize: 2, LocalWorldSize: 2, SocketDir: "/d"},
 		Secret:  make([]byte, secretSize),
 	}
-	greeting, err := encodeFrame(command{Kind: commandHello, Hello: &h})
+	greeting, err := encodeFrame(command{Hello: &h})
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(greeting)
-	f.Add([]byte(`{"kind":"stop","reason":"SIGTERM"}` + "\n"))
+	f.Add([]byte(`{"stop":"SIGTERM"}` + "\n"))
 	f.Add([]byte(`{"kind":"progress","step":3,"data":{"loss":1}}` + "\n" + `{"kind":"done"}`))
 	f.Add([]byte("{}\n\n[]\n{\"kind\":\"x\",\"step\":-1}\n{\"kind\":\"x\"} {}\n"))
 	f.Add(bytes.Repeat([]byte("["), 20000))
@@ -79,14 +79,14 @@ func TestDecodeRefuses(t *testing.T) {
 // TestGreetRefuses checks that a worker accepts the hello of its own run alone.
 func TestGreetRefuses(t *testing.T) {
 	h := func(run string, secret int) command {
-		return command{Kind: commandHello, Hello: &hello{Process: Process{RunID: run}, Secret: make([]byte, secret)}}
+		return command{Hello: &hello{Process: Process{RunID: run}, Secret: make([]byte, secret)}}
 	}
 	for _, c := range []struct {
 		first command
 		want  string
 	}{
 		{h("r", secretSize), ""}, {h("other", secretSize), "run"}, {h("r", 3), "secret"},
-		{command{Kind: commandStop}, "before the hello"},
+		{command{Stop: "SIGTERM"}, "before the hello"},
 	} {
 		ours, theirs := net.Pipe()
 		go func() {

@@ -27,7 +27,7 @@ const (
 // ask asks the workers for their waits and, optionally, the stacks of all goroutines. Requests must not pile up at a
 // stopped worker.
 func (t *attempt) ask(stacks bool) {
-	frame, err := encodeFrame(command{Kind: commandStatus, Stacks: stacks})
+	frame, err := encodeFrame(command{Tell: true, Stacks: stacks})
 	for _, c := range t.children {
 		if err == nil && len(c.commands) == 0 && (stacks || !c.awaiting) {
 			c.awaiting = true
@@ -281,5 +281,5 @@ func (t *attempt) sendPeers(addrs []string) {
 	for r := range t.job.NProc {
 		addrs[t.Ranks.FirstRank+r] = ""
 	}
-	t.broadcast(command{Kind: commandPeers, Addrs: addrs})
+	t.broadcast(command{Peers: addrs})
 }

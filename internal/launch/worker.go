@@ -145,7 +145,7 @@ func greet(conn net.Conn, runID string) (*Worker, *bufio.Scanner, error) {
 	case err != nil:
 		return nil, nil, fmt.Errorf("command frame: %w", err)
 	case h == nil:
-		return nil, nil, fmt.Errorf("%q before the hello", c.Kind)
+		return nil, nil, fmt.Errorf("%q before the hello", frames.Bytes())
 	case h.RunID != runID || len(h.Secret) != secretSize:
 		return nil, nil, fmt.Errorf("hello of run %q, with a secret of %d bytes, in a process of run %q", h.RunID,
 			len(h.Secret), runID)
@@ -166,15 +166,15 @@ func (w *Worker) receive(frames *bufio.Scanner, lost func(error)) {
 			lost(fmt.Errorf("command frame of the launcher: %w", err))
 			return
 		}
-		switch c.Kind {
-		case commandStop:
+		switch {
+		case c.Stop != "":
 			w.requestStop()
-		case commandStatus:
+		case c.Tell:
 			go w.answer(c) // ends by itself
-		case commandPeers:
-			w.peers <- c.Addrs
-		case commandFailed:
-			w.failed <- Failed{c.Rank, c.Reason}
+		case c.Peers != nil:
+			w.peers <- c.Peers
+		case c.Failed != nil:
+			w.failed <- *c.Failed
 		}
 	}
 	lost(fmt.Errorf("launcher is gone: %w", cmp.Or(frames.Err(), errors.New("it has ended"))))
@@ -186,8 +186,8 @@ func (w *Worker) Stop() <-chan struct{} { return w.stop.Done() }
 
 // Failed describes the first failed rank known to the launcher.
 type Failed struct {
-	Rank   int    // -1: no single rank
-	Reason string // "": the ranks learn it from each other
+	Rank   int    `json:"rank"`             // -1: no single rank
+	Reason string `json:"reason,omitempty"` // "": the ranks learn it from each other
 }
 
 // Failed returns a channel that gets the first failed rank. Connected ranks learn of it from each other, and sooner.

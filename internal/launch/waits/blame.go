@@ -243,24 +243,12 @@ func (g *graph) cycles(held map[int]bool) (all [][]int) {
 	return all
 }
 
-type column struct {
-	name  string
-	right bool // numbers
-}
-
-var columns = []column{
-	{"rank", true},
-	{"host", false},
-	{"pid", true},
-	{"step", true},
-	{"pass", false},
-	{"layer", true},
-	{"hop", true},
-	{"operation", false},
-	{"waits for", false},
-	{"bytes", true},
-	{"s", true},
-}
+// columns are the table's headings. Numbers are aligned right.
+var columns = []struct {
+	name string
+	side int // 1: right, -1: left
+}{{"rank", 1}, {"host", -1}, {"pid", 1}, {"step", 1}, {"pass", -1}, {"layer", 1}, {"hop", 1}, {"operation", -1},
+	{"waits for", -1}, {"bytes", 1}, {"s", 1}}
 
 // Table returns one row for each rank, and below them lines that name the ranks that hold up others.
 func Table(all []WaitState) string {
@@ -368,17 +356,8 @@ func alignColumns(rows [][]string) []string {
 	for _, row := range rows {
 		var parts []string
 		for i, text := range row {
-			if widths[i] == 0 {
-				continue
-			}
-			if text == "" {
-				text = "-"
-			}
-			space := strings.Repeat(" ", max(widths[i]-utf8.RuneCountInString(text), 0))
-			if columns[i].right {
-				parts = append(parts, space+text)
-			} else {
-				parts = append(parts, text+space)
+			if widths[i] > 0 {
+				parts = append(parts, fmt.Sprintf("%*s", columns[i].side*widths[i], cmp.Or(text, "-")))
 			}
 		}
 		lines = append(lines, strings.TrimRight(strings.Join(parts, "  "), " "))
