@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 // abandonTime bounds the wait for a killed worker. The kernel cannot end one in a call to a dead disk or device; the
@@ -155,7 +156,7 @@ func (t *attempt) onEvent(c *child, e Event) {
 		if err := json.Unmarshal(e.Data, report); err != nil {
 			report = &FailureReport{Error: fmt.Sprintf("failure report: %v", err)}
 		}
-		report.Error, report.Phase = cleanText(report.Error), cleanPhase(report.Phase)
+		report.Error, report.Phase = cleanText(report.Error), waits.Word(report.Phase)
 		if report.WaitState != nil {
 			report.WaitState.Clean()
 		}
@@ -171,8 +172,7 @@ func (t *attempt) onEvent(c *child, e Event) {
 	}
 }
 
-// onFailed records a worker's first sign of failure. After the job's first failure, the others get Settle to end by
-// themselves, since they lose their connections and report reasons. Then they get SIGTERM, and after Grace SIGKILL.
+// onFailed records a worker's first sign of failure.
 func (t *attempt) onFailed(c *child) {
 	if c.evidence.order != 0 {
 		return
@@ -184,7 +184,7 @@ func (t *attempt) onFailed(c *child) {
 }
 
 // abort ends the live workers, since a rank has failed, here or elsewhere. why is the cause if the ranks cannot learn
-// it from each other.
+// it from each other. First they get time to end by themselves, since they lose their connections and report reasons.
 func (t *attempt) abort(rank int, why string) {
 	if t.failing {
 		return
@@ -291,13 +291,4 @@ func (t *attempt) stop(by string) {
 	t.stopSent, t.asked = true, by
 	t.broadcast(command{Stop: by})
 	t.notice("%s: the workers are asked for a checkpoint and a clean end; Ctrl-C ends them at once", by)
-}
-
-// cleanPhase shortens a phase to one line.
-func cleanPhase(s string) string {
-	if s == "" {
-		return ""
-	}
-	line, _, _ := strings.Cut(cleanText(s), "\n")
-	return clip(line, 64)
 }

@@ -205,7 +205,7 @@ func judge(s evidence) verdict {
 
 func crashHint(crash string) string {
 	const hint = "the stack is in its log"
-	if limit, ok := addressSpace(); ok && strings.Contains(crash, "out of memory") {
+	if limit, ok := limitOf(unix.RLIMIT_AS); ok && strings.Contains(crash, "out of memory") {
 		return fmt.Sprintf("the limit of address space is %d KiB: raise it (ulimit -v unlimited); %s", limit>>10, hint)
 	}
 	return hint

@@ -86,26 +86,21 @@ func memoryGroups(selfCgroup, root string) (groups []group) {
 // in the middle of work.
 const leastSpace = 1 << 30
 
-// addressSpace returns this process's limit of address space in bytes, if there is one.
-func addressSpace() (limit uint64, ok bool) {
+// limitOf returns a limit of this process, if there is one.
+func limitOf(resource int) (limit uint64, ok bool) {
 	var r unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_AS, &r); err != nil || r.Cur == unix.RLIM_INFINITY {
-		return 0, false
-	}
-	return r.Cur, true
+	err := unix.Getrlimit(resource, &r)
+	return r.Cur, err == nil && r.Cur < math.MaxInt64
 }
 
 // LockedMemory returns this process's limit of locked memory in bytes, if there is one. Root has none.
 func LockedMemory() (limit int64, ok bool) {
-	var r unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &r); err != nil || os.Geteuid() == 0 || r.Cur > math.MaxInt64 {
-		return 0, false
-	}
-	return int64(r.Cur), true
+	n, ok := limitOf(unix.RLIMIT_MEMLOCK)
+	return int64(n), ok && os.Geteuid() != 0
 }
 
 // CheckLimits returns an error if a limit of this process is too low for any job.
-func CheckLimits() error { return checkSpace(addressSpace()) }
+func CheckLimits() error { return checkSpace(limitOf(unix.RLIMIT_AS)) }
 
 func checkSpace(limit uint64, limited bool) error {
 	if limited && limit < leastSpace {
