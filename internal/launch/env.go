@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"runtime"
 	"slices"
@@ -123,58 +124,43 @@ func Terminal(f *os.File) bool {
 	return term.IsTerminal(int(f.Fd())) && os.Getenv(envTerm) != "dumb"
 }
 
-// workerEnv returns the environment of one worker: the launcher's, with the worker's ranks. It contains no secret.
+// workerEnv returns the environment of one worker: the launcher's, with the worker's ranks, and values for libraries
+// unless the user has set them. It contains no secret.
 func workerEnv(base []string, h hello) []string {
-	set := map[string]string{
-		envRank:           strconv.Itoa(h.Rank),
-		envWorldSize:      strconv.Itoa(h.WorldSize),
-		envLocalRank:      strconv.Itoa(h.LocalRank),
-		envLocalWorldSize: strconv.Itoa(h.LocalWorldSize),
-		envNodeRank:       strconv.Itoa(h.NodeRank),
-		envRunID:          h.RunID,
-		envRestartCount:   strconv.Itoa(h.Restart),
+	env := map[string]string{}
+	for _, v := range base {
+		name, value, _ := strings.Cut(v, "=")
+		env[name] = value
 	}
-	given := func(name string) bool {
-		return slices.ContainsFunc(base, func(v string) bool {
-			value, ok := strings.CutPrefix(v, name+"=")
-			return ok && value != ""
-		})
+	for name, n := range map[string]int{envRank: h.Rank, envWorldSize: h.WorldSize, envLocalRank: h.LocalRank,
+		envLocalWorldSize: h.LocalWorldSize, envNodeRank: h.NodeRank, envRestartCount: h.Restart} {
+		env[name] = strconv.Itoa(n)
 	}
-	if !given(envMulticast) {
-		// Multicast objects are a resource of the whole fabric, and every communicator makes new ones. If it cannot,
-		// NCCL's initialization fails instead of continuing without them.
-		set[envMulticast] = "0"
-	}
-	if !given(envQueues) {
-		// A worker has more streams than the driver's 8 queues. A stream that waits for another device blocks all
-		// streams of its queue.
-		set[envQueues] = "32"
-	}
-	if !given(envMaxProcs) {
-		// Otherwise each worker would start a thread for each core of the node. At least two, so that transfers overlap
-		// with kernels: with one thread, a transfer starts only after the kernel.
-		set[envMaxProcs] = strconv.Itoa(max(2, runtime.GOMAXPROCS(0)/h.ranksSharingCores()))
-	}
-	if h.Interface != "" && !given(envNCCLNetwork) {
+	env[envRunID] = h.RunID
+	unlessSet := func(name, value string) { env[name] = cmp.Or(env[name], value) }
+	// Multicast objects are a resource of the whole fabric, and every communicator makes new ones. If it cannot, NCCL's
+	// initialization fails instead of continuing without them.
+	unlessSet(envMulticast, "0")
+	// A worker has more streams than the driver's 8 queues. A stream that waits for another device blocks all streams of
+	// its queue.
+	unlessSet(envQueues, "32")
+	// Otherwise each worker would start a thread for each core of the node. At least two, so that transfers overlap with
+	// kernels: with one thread, a transfer starts only after the kernel.
+	unlessSet(envMaxProcs, strconv.Itoa(max(2, runtime.GOMAXPROCS(0)/h.ranksSharingCores())))
+	if h.Interface != "" && env[envNCCLNetwork] == "" {
 		// By default NCCL uses the first interface by name, which may not reach the other hosts.
-		set[envNCCLNetwork] = "=" + h.Interface
-		if !given(envNCCLFamily) {
-			set[envNCCLFamily] = "AF_INET"
-			if strings.Contains(h.Listen, ":") {
-				set[envNCCLFamily] = "AF_INET6"
-			}
+		env[envNCCLNetwork] = "=" + h.Interface
+		family := "AF_INET"
+		if strings.Contains(h.Listen, ":") {
+			family = "AF_INET6"
 		}
+		unlessSet(envNCCLFamily, family)
 	}
-	env := slices.DeleteFunc(slices.Clone(base), func(v string) bool {
-		name, _, _ := strings.Cut(v, "=")
-		_, ours := set[name]
-		return ours
-	})
-	for name, value := range set {
-		env = append(env, name+"="+value)
+	var list []string
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		list = append(list, name+"="+env[name])
 	}
-	slices.Sort(env)
-	return env
+	return list
 }
 
 // ranksSharingCores counts the ranks that share the launcher's cores: its own workers, or all ranks of this host if a

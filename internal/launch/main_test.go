@@ -156,7 +156,7 @@ func chainedState(w *Worker) waits.WaitState {
 	if w.Rank < 2 {
 		s.Waits = []waits.Wait{{
 			Op: "exchange", Label: "step 7/forward/layer 3/hop 1 owner 0", Bytes: 4096, Stalled: 30 * time.Second,
-			Open: []waits.Open{{Peer: w.Rank + 1, Bytes: 4096, Stalled: 30 * time.Second}},
+			Open: []waits.Open{{Peer: w.Rank + 1, Bytes: 4096}},
 		}}
 	}
 	return s

@@ -74,8 +74,7 @@ type Worker struct {
 	failed      chan Failed   // capacity 1: the launcher sends one
 	peers       chan []string // as failed
 
-	status  atomic.Pointer[func() waits.WaitState] // set by OnStatus
-	dumping atomic.Bool                            // stacks are being sent
+	status atomic.Pointer[func() waits.WaitState] // set by OnStatus
 
 	mu   sync.Mutex
 	conn net.Conn // writes are guarded by mu
@@ -250,10 +249,9 @@ func (w *Worker) answer(c command) {
 	if f := w.status.Load(); f != nil {
 		s = (*f)()
 	}
-	if w.SendData(EventStatus, 0, s) != nil || !c.Stacks || !w.dumping.CompareAndSwap(false, true) {
+	if w.SendData(EventStatus, 0, s) != nil || !c.Stacks {
 		return
 	}
-	defer w.dumping.Store(false)
 	buf := make([]byte, maxStacks)
 	buf = buf[:runtime.Stack(buf, true)]
 	_ = w.SendData(EventStacks, 0, string(bytes.ToValidUTF8(buf, nil)))

@@ -27,10 +27,7 @@ type WaitState struct {
 	Phase     string        `json:"phase,omitempty"` // the current phase: "step", "checkpoint"
 	PhaseTime time.Duration `json:"in,omitempty"`    // time in that phase
 	Work      *Work         `json:"work,omitempty"`  // its device's work; nil: none, or unknown
-	// Waits are the calls that block the rank.
-	Waits []Wait `json:"waits,omitempty"`
-	// Background counts the calls in progress that do not block it.
-	Background int `json:"beside,omitempty"`
+	Waits     []Wait        `json:"waits,omitempty"` // the calls that block the rank
 }
 
 // Work is a kernel or host computation in progress.
@@ -58,11 +55,9 @@ type Wait struct {
 
 // Open is an incomplete message.
 type Open struct {
-	Peer    int           `json:"peer"` // world rank
-	Send    bool          `json:"send,omitempty"`
-	Bytes   int64         `json:"bytes,omitempty"`
-	Moved   bool          `json:"moved,omitempty"` // partly transferred: the peer has reached the call
-	Stalled time.Duration `json:"stood"`           // time without progress
+	Peer  int   `json:"peer"` // world rank
+	Send  bool  `json:"send,omitempty"`
+	Bytes int64 `json:"bytes,omitempty"`
 }
 
 // Bounds of a WaitState.
@@ -83,7 +78,7 @@ func Decode(data []byte) (s WaitState, err error) {
 
 // Clean bounds a state received from another process, and removes control characters.
 func (s *WaitState) Clean() {
-	s.Rank, s.PID, s.Step, s.Background = max(s.Rank, 0), max(s.PID, 0), max(s.Step, 0), max(s.Background, 0)
+	s.Rank, s.PID, s.Step = max(s.Rank, 0), max(s.PID, 0), max(s.Step, 0)
 	s.Host, s.State, s.Phase, s.PhaseTime = Word(s.Host), Word(s.State), Word(s.Phase), max(s.PhaseTime, 0)
 	if w := s.Work; w != nil {
 		w.Name, w.Label, w.For = Word(w.Name), Word(w.Label), max(w.For, 0)
@@ -96,7 +91,7 @@ func (s *WaitState) Clean() {
 		w.Open = w.Open[:min(len(w.Open), MaxOpen)]
 		for j := range w.Open {
 			o := &w.Open[j]
-			o.Peer, o.Bytes, o.Stalled = max(o.Peer, 0), max(o.Bytes, 0), max(o.Stalled, 0)
+			o.Peer, o.Bytes = max(o.Peer, 0), max(o.Bytes, 0)
 		}
 	}
 }
@@ -125,9 +120,9 @@ func (s *WaitState) String() string {
 		case w.Unresolved:
 			text += fmt.Sprintf("; with rank %d", o.Peer)
 		case o.Send:
-			text += fmt.Sprintf("; %s bytes to rank %d for %s s", readable.Count(o.Bytes), o.Peer, seconds(o.Stalled))
+			text += fmt.Sprintf("; %s bytes to rank %d", readable.Count(o.Bytes), o.Peer)
 		default:
-			text += fmt.Sprintf("; %s bytes from rank %d for %s s", readable.Count(o.Bytes), o.Peer, seconds(o.Stalled))
+			text += fmt.Sprintf("; %s bytes from rank %d", readable.Count(o.Bytes), o.Peer)
 		}
 		if i == maxListed-1 && len(w.Open)+w.More > maxListed {
 			return text + fmt.Sprintf("; %d more", len(w.Open)+w.More-maxListed)

@@ -29,7 +29,7 @@ import (
 type process struct {
 	*launch.Worker
 	world  *comm.Group
-	joined chan struct{} // closed when world is set
+	joined chan struct{}     // closed when world is set
 	gpus   *commdevice.Group // nil on CPUs
 	moves  string            // transport between GPUs, as in commdevice.Options
 	stream *tensor.HostStream
@@ -159,14 +159,12 @@ func (p *process) join(ctx context.Context, opts comm.Options) (*comm.Group, err
 
 // addresses waits for the addresses of all ranks, which the launchers exchange.
 func (p *process) addresses(ctx context.Context, limit time.Duration) ([]string, error) {
-	late := time.NewTimer(limit)
-	defer late.Stop()
 	select {
 	case addrs := <-p.Peers():
 		return addrs, nil
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
-	case <-late.C:
+	case <-time.After(limit):
 	}
 	first := p.Rank - p.LocalRank // the first rank of this node
 	var others []string
