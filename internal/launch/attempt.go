@@ -192,9 +192,15 @@ func (t *attempt) abort(rank int, why string) {
 	t.failing = true
 	t.onFault(false) // a hanging worker reports its waits only on request
 	t.broadcast(command{Failed: &Failed{rank, why}})
-	t.killStopped()
+	for _, c := range t.children {
+		if !c.ended && c.observe() == stateStopped { // it cannot end by itself
+			c.kill()
+		}
+	}
 	t.after(t.job.times.settle, func() {
-		t.signalAll(unix.SIGTERM)
+		for _, c := range t.children {
+			c.signal(unix.SIGTERM)
+		}
 		t.after(t.job.times.grace, t.killAll)
 	})
 }
@@ -249,8 +255,9 @@ func (t *attempt) after(d time.Duration, then func()) {
 }
 
 func (t *attempt) killAll() {
-	t.killStopped()
-	t.signalAll(unix.SIGKILL)
+	for _, c := range t.children {
+		c.kill()
+	}
 	t.after(abandonTime, func() {
 		for _, c := range t.children {
 			if !c.ended {
@@ -259,12 +266,6 @@ func (t *attempt) killAll() {
 		}
 		t.gaveUp = true
 	})
-}
-
-func (t *attempt) signalAll(sig syscall.Signal) {
-	for _, c := range t.children {
-		c.signal(sig)
-	}
 }
 
 func (t *attempt) onSignal(sig os.Signal) {

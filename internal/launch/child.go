@@ -2,6 +2,7 @@ package launch
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -43,7 +44,7 @@ type child struct {
 	ended    bool   // reaped, or never started
 	sent     []syscall.Signal
 	attached bool
-	killed   bool             // while it was stopped
+	killed   string           // its state when the launcher killed it; "": it did not
 	awaiting bool             // asked for its waits, and has not answered
 	answer   *waits.WaitState // its last answer
 	answered time.Time
@@ -195,6 +196,12 @@ func (c *child) signal(sig syscall.Signal) {
 		c.sent = append(c.sent, sig)
 		unix.Kill(-c.pid, sig)
 	}
+}
+
+// kill ends a worker, and keeps its state for the table of waits.
+func (c *child) kill() {
+	c.killed = cmp.Or(c.killed, c.observe())
+	c.signal(unix.SIGKILL)
 }
 
 // endedByUs reports whether the launcher killed the worker, or asked it to end before it exited with an error.

@@ -222,6 +222,10 @@ var scenarios = map[string]func(*Worker) int{
 	"stopped-later": at(1, func(w *Worker) int {
 		return wait(w, func(w *Worker) int { <-w.Failed(); return kill(syscall.SIGSTOP)(w) })
 	}, func(w *Worker) int { waiting(w); return fail("wrong shape", false, 0)(w) }),
+	"mute": at(1, func(w *Worker) int {
+		w.OnStatus(func() waits.WaitState { select {} })
+		return wait(w, hang)
+	}, func(w *Worker) int { waiting(w); return fail("wrong shape", false, 0)(w) }),
 	"sigsys": at(1, kill(syscall.SIGSYS), hang),
 	"late-kill": at(
 		2,

@@ -103,12 +103,16 @@ func TestAStoppedRankIsKilled(t *testing.T) {
 	}
 }
 
-// TestARankThatIsStoppedLater checks that the report knows it.
-func TestARankThatIsStoppedLater(t *testing.T) {
-	t.Parallel()
-	r := play(t, "stopped-later", 2, func(j *Job) { j.times.grace = time.Second })
-	if n := len(r.Failures); n != 2 || r.Failures[1].Rank != 1 || r.Failures[1].WaitState.State != stateStopped {
-		t.Errorf("%+v", r.Failures)
+// TestTheStateOfAKilledRankIsKept checks that the report knows how a rank was before the launcher killed it.
+func TestTheStateOfAKilledRankIsKept(t *testing.T) {
+	for scenario, want := range map[string]string{"stopped-later": stateStopped, "mute": stateSilent} {
+		t.Run(scenario, func(t *testing.T) {
+			t.Parallel()
+			r := play(t, scenario, 2, func(j *Job) { j.times.grace = time.Second })
+			if n := len(r.Failures); n != 2 || r.Failures[1].Rank != 1 || r.Failures[1].WaitState.State != want {
+				t.Errorf("%+v", r.Failures)
+			}
+		})
 	}
 }
 

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/launch/waits"
@@ -170,7 +168,7 @@ func (t *attempt) waitState(c *child, since time.Time) waits.WaitState {
 	switch {
 	case c.evidence.report != nil && c.evidence.report.WaitState != nil:
 		s = *c.evidence.report.WaitState
-	case c.answeredSince(since) && !c.killed:
+	case c.answeredSince(since) && c.killed != stateStopped:
 		s = *c.answer
 	default:
 		s.State = c.observe()
@@ -182,7 +180,9 @@ func (t *attempt) waitState(c *child, since time.Time) waits.WaitState {
 // observe returns why a worker may not answer.
 func (c *child) observe() string {
 	switch state := state(c.pid); {
-	case c.killed || state == 'T' || state == 't':
+	case c.killed != "":
+		return c.killed
+	case state == 'T' || state == 't':
 		return stateStopped
 	case c.ended || state == 'Z' || state == 'X':
 		return stateEnded
@@ -202,16 +202,6 @@ func state(pid int) byte {
 		return 0
 	}
 	return state[0]
-}
-
-// killStopped kills the stopped workers, since they cannot end by themselves.
-func (t *attempt) killStopped() {
-	for _, c := range t.children {
-		if !c.ended && c.observe() == stateStopped {
-			c.killed = true
-			c.signal(unix.SIGKILL)
-		}
-	}
 }
 
 // timeoutTable returns the table of a start in which a rank waited for too long, else "".
