@@ -199,7 +199,11 @@ func (t *attempt) abort(rank int, why string) {
 	}
 	t.after(t.job.times.settle, func() {
 		for _, c := range t.children {
-			c.signal(unix.SIGTERM)
+			if c.answeredSince(t.failedAt) {
+				c.signal(unix.SIGTERM)
+			} else { // it had time enough: it hangs, and would not handle the signal
+				c.kill()
+			}
 		}
 		t.after(t.job.times.grace, t.killAll)
 	})
