@@ -129,7 +129,7 @@ func (t *attempt) handle(m message) {
 		close(c.commands)
 		c.evidence.endedByUs = c.endedByUs(c.evidence.exit)
 		_, c.evidence.crash = c.relay.ended()
-		if c.evidence.exit.signal == unix.SIGKILL && !c.evidence.endedByUs && t.oom >= 0 {
+		if c.evidence.exit.Signal() == unix.SIGKILL && !c.evidence.endedByUs && t.oom >= 0 {
 			c.evidence.oomKilled = oomKills("/proc/self/cgroup", cgroupRoot) > t.oom
 		}
 		if judge(c.evidence).class != classNone {
@@ -152,11 +152,11 @@ func (t *attempt) onEvent(c *child, e Event) {
 		c.evidence.finished = e.Kind
 		t.awaitExits()
 	case EventFailed:
-		report := new(FailureReport)
+		report := new(Failure)
 		if err := json.Unmarshal(e.Data, report); err != nil {
-			report = &FailureReport{Error: fmt.Sprintf("failure report: %v", err)}
+			report = &Failure{Cause: fmt.Sprintf("failure report: %v", err)}
 		}
-		report.Error, report.Phase = cleanText(report.Error), waits.Word(report.Phase)
+		report.Cause, report.Phase = cleanText(report.Cause), waits.Word(report.Phase)
 		if report.WaitState != nil {
 			report.WaitState.Clean()
 		}

@@ -181,13 +181,9 @@ func (c *child) flush() {
 }
 
 // reap returns how the process ended. Its id and group were its own until now.
-func (c *child) reap() exitState {
+func (c *child) reap() syscall.WaitStatus {
 	_ = c.cmd.Wait() // awaitExit may have done so
-	status := c.cmd.ProcessState.Sys().(syscall.WaitStatus)
-	if status.Signaled() {
-		return exitState{code: -1, signal: status.Signal()}
-	}
-	return exitState{code: status.ExitStatus()}
+	return c.cmd.ProcessState.Sys().(syscall.WaitStatus)
 }
 
 // signal sends sig to the worker's process group.
@@ -205,9 +201,9 @@ func (c *child) kill() {
 }
 
 // endedByUs reports whether the launcher killed the worker, or asked it to end before it exited with an error.
-func (c *child) endedByUs(exit exitState) bool {
-	return exit.signal != 0 && slices.Contains(c.sent, exit.signal) ||
-		exit.code > 0 && slices.Contains(c.sent, unix.SIGTERM)
+func (c *child) endedByUs(exit syscall.WaitStatus) bool {
+	return exit.Signaled() && slices.Contains(c.sent, exit.Signal()) ||
+		exit.ExitStatus() > 0 && slices.Contains(c.sent, unix.SIGTERM)
 }
 
 // post sends a frame to a live worker. Each kind but the status is sent at most once, so there is room.

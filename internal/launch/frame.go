@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-
-	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 // maxFrame is the longest frame, with its newline, that either side sends or accepts.
@@ -22,7 +20,7 @@ const (
 	EventCheckpoint = "checkpoint" // a checkpoint of Step is complete
 	EventStopped    = "stopped"    // about to exit on request, with a checkpoint
 	EventDone       = "done"       // about to exit, all work done
-	EventFailed     = "failed"     // about to exit; Data is a FailureReport
+	EventFailed     = "failed"     // about to exit; Data is a Failure as its worker knows it
 	EventStatus     = "standing"   // Data is a waits.WaitState, for the launcher
 	EventStacks     = "stacks"     // Data is text for the worker's log, for the launcher
 )
@@ -32,18 +30,6 @@ type Event struct {
 	Kind string          `json:"kind"`
 	Step int64           `json:"step,omitempty"` // counted from 1; 0: not about a step
 	Data json.RawMessage `json:"data,omitempty"`
-}
-
-// FailureReport is the data of EventFailed.
-type FailureReport struct {
-	Error  string `json:"error"`
-	Remote bool   `json:"remote"` // the cause came from another rank
-	Phase  string `json:"phase,omitempty"`
-	Step   int64  `json:"step,omitempty"`
-	// TimedOut reports that a rank waited for another for too long. WaitState is then this rank's work and waits; nil:
-	// unknown.
-	TimedOut  bool             `json:"timed_out,omitempty"`
-	WaitState *waits.WaitState `json:"standing,omitempty"`
 }
 
 // A command is the launcher's message to a worker. One of the first five fields is set: first the hello, then at most

@@ -143,7 +143,7 @@ func kill(sig syscall.Signal) func(*Worker) int {
 func fail(text string, remote bool, wait time.Duration) func(*Worker) int {
 	return func(w *Worker) int {
 		time.Sleep(wait)
-		if w.Fail(FailureReport{Error: text, Remote: remote, Phase: "backward", Step: 12}) != nil {
+		if w.Fail(Failure{Cause: text, Remote: remote, Phase: "backward", Step: 12}) != nil {
 			return 3
 		}
 		return 1
@@ -193,7 +193,7 @@ func awaitStopped(pid int) {
 func timesOut(w *Worker) int {
 	s := chainedState(w)
 	if w.Fail(
-		FailureReport{Error: "rank 2: no progress", Remote: true, Phase: "step", Step: 7, TimedOut: true,
+		Failure{Cause: "rank 2: no progress", Remote: true, Phase: "step", Step: 7, TimedOut: true,
 			WaitState: &s},
 	) != nil {
 		return 3
@@ -326,7 +326,7 @@ var scenarios = map[string]func(*Worker) int{
 		if err := w.Send(Event{Kind: "big", Data: data}); !errors.Is(err, bufio.ErrTooLong) {
 			return 3
 		}
-		w.Fail(FailureReport{Error: strings.Repeat("e", maxFrame)})
+		w.Fail(Failure{Cause: strings.Repeat("e", maxFrame)})
 		return 1
 	},
 }

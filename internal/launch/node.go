@@ -109,13 +109,18 @@ func (l *nodeLauncher) next(ctx context.Context, after time.Duration) (Start, er
 	}
 	got := make(chan next, 1)
 	go func() { // ended by cancel
-		select {
-		case <-time.After(after):
-			s, err := l.membership.Next(ctx)
-			got <- next{s, err}
-		case <-ctx.Done():
-			got <- next{err: context.Cause(ctx)}
+		var n next
+		if after > 0 {
+			select {
+			case <-time.After(after):
+			case <-ctx.Done():
+				n.err = context.Cause(ctx)
+			}
 		}
+		if n.err == nil {
+			n.Start, n.err = l.membership.Next(ctx)
+		}
+		got <- n
 	}()
 	for {
 		select {

@@ -41,7 +41,7 @@ func (t *attempt) failures() []Failure {
 		}
 		f := Failure{
 			Rank: c.rank, LocalRank: c.localRank, Host: t.job.Node, PID: c.pid,
-			ExitCode: c.evidence.exit.code, Signal: c.evidence.exit.signal,
+			ExitCode: c.evidence.exit.ExitStatus(), Signal: max(0, c.evidence.exit.Signal()),
 			Cause: v.cause, Hint: v.hint, Log: c.log,
 			Remote: v.class == classRemote || v.class == classOurs,
 			Class:  v.class, Order: c.evidence.order,
@@ -124,19 +124,14 @@ func (f *Failure) lastLines() string {
 type evidence struct {
 	order     int // of the first sign of failure among the ranks, from 1; 0: none
 	startErr  error
-	fault     error // of its channel
-	report    *FailureReport
-	finished  string // EventDone, EventStopped or ""
-	exit      exitState
+	fault     error    // of its channel
+	report    *Failure // as its worker knows it
+	finished  string   // EventDone, EventStopped or ""
+	exit      syscall.WaitStatus
 	endedByUs bool          // it ended by a signal of the launcher
 	overLimit time.Duration // the exceeded time limit, counted from its own or another rank's end of work; 0: none
 	crash     string        // first line of a crash in its output
 	oomKilled bool          // the out-of-memory count of this control group has risen
-}
-
-type exitState struct {
-	code   int            // -1: ended by a signal
-	signal syscall.Signal // 0: exited
 }
 
 // Class orders failures, likely causes first.
@@ -159,16 +154,16 @@ type verdict struct {
 
 // judge returns whether, why and in which class a worker failed.
 func judge(s evidence) verdict {
-	sig := s.exit.signal
+	sig, code := max(0, s.exit.Signal()), s.exit.ExitStatus()
 	switch {
 	case s.startErr != nil:
 		return verdict{classOwn, s.startErr.Error(), startHint(s.startErr)}
-	case sig == 0 && s.exit.code == 0 && s.finished != "" && s.fault == nil && s.report == nil:
+	case sig == 0 && code == 0 && s.finished != "" && s.fault == nil && s.report == nil:
 		return verdict{class: classNone}
 	case sig != 0 && !s.endedByUs:
 		cause, hint := explainSignal(sig, s.oomKilled)
 		if s.report != nil { // it reported before it was killed
-			cause += "; before that: " + s.report.Error
+			cause += "; before that: " + s.report.Cause
 		}
 		return verdict{classSignal, cause, hint}
 	case s.overLimit > 0 && s.finished == "":
@@ -178,12 +173,12 @@ func judge(s evidence) verdict {
 		}
 	case s.report != nil && s.report.Remote && s.report.TimedOut:
 		return verdict{
-			classRemote, s.report.Error, "the table above names the rank that held up the others; see its log",
+			classRemote, s.report.Cause, "the table above names the rank that held up the others; see its log",
 		}
 	case s.report != nil && s.report.Remote:
-		return verdict{classRemote, s.report.Error, "the cause is in another rank; see the logs of the other ranks"}
+		return verdict{classRemote, s.report.Cause, "the cause is in another rank; see the logs of the other ranks"}
 	case s.report != nil:
-		return verdict{classOwn, s.report.Error, ""}
+		return verdict{classOwn, s.report.Cause, ""}
 	case s.fault != nil:
 		return verdict{classOwn, "channel to the launcher: " + s.fault.Error(),
 			"launcher and worker must be the same build"}
@@ -197,10 +192,10 @@ func judge(s evidence) verdict {
 		return verdict{classOurs, "ended by the launcher after another rank had failed", ""}
 	case s.crash != "":
 		return verdict{classOwn, s.crash, crashHint(s.crash)}
-	case s.exit.code == 0:
+	case code == 0:
 		return verdict{classOwn, "exit status 0 before its work was done", "see the last lines of its log"}
 	}
-	return verdict{classOwn, fmt.Sprintf("exit status %d", s.exit.code), "see the last lines of its log"}
+	return verdict{classOwn, fmt.Sprintf("exit status %d", code), "see the last lines of its log"}
 }
 
 func crashHint(crash string) string {

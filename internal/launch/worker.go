@@ -223,10 +223,11 @@ func (w *Worker) SendData(kind string, step int64, data any) error {
 	return w.Send(Event{Kind: kind, Step: step, Data: raw})
 }
 
-// Fail reports why this worker is about to exit with a status other than 0.
-func (w *Worker) Fail(r FailureReport) error {
-	r.Error = clip(r.Error, maxReport)
-	return w.SendData(EventFailed, r.Step, r)
+// Fail reports why this worker is about to exit with a status other than 0: Cause, Remote, TimedOut, Phase, Step and
+// WaitState. The launcher adds the rest.
+func (w *Worker) Fail(f Failure) error {
+	f.Cause = clip(f.Cause, maxReport)
+	return w.SendData(EventFailed, f.Step, f)
 }
 
 // Done reports that all work is done: the worker is about to exit with status 0.

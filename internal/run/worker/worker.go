@@ -83,9 +83,9 @@ func (p *process) fail(err error) {
 		s.Clean()
 		fmt.Fprintf(os.Stderr, "cprun worker: %s\n", &s)
 	}
-	r := launch.FailureReport{Error: err.Error(), Remote: comm.IsRemote(err), TimedOut: late, WaitState: &s}
-	r.Phase, r.Step = p.where.at()
-	if err := p.Fail(r); err != nil {
+	f := launch.Failure{Cause: err.Error(), Remote: comm.IsRemote(err), TimedOut: late, WaitState: &s}
+	f.Phase, f.Step = p.where.at()
+	if err := p.Fail(f); err != nil {
 		fmt.Fprintf(os.Stderr, "cprun worker: %v\n", err)
 	}
 }
