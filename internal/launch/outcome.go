@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 // ending returns how the start ended here.
@@ -105,8 +106,7 @@ func others(fs []Failure) string {
 	}
 	if len(victims) > 0 {
 		slices.Sort(victims)
-		list := strings.Trim(strings.ReplaceAll(fmt.Sprint(victims), " ", ", "), "[]")
-		fmt.Fprintf(&b, "cprun: ended because of it: rank %s\n", list)
+		fmt.Fprintf(&b, "cprun: ended because of it: %s\n", waits.Ranks(victims))
 	}
 	return b.String()
 }

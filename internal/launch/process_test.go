@@ -123,7 +123,7 @@ func TestTheStateOfAKilledRankIsKept(t *testing.T) {
 func TestFailureBlock(t *testing.T) {
 	r := play(t, "exit3", 3)
 	for _, want := range []string{
-		"cprun: ended because of it: rank 0, 2\n", "[rank 1] so long\n", "cprun: rank 1 failed on host ",
+		"cprun: ended because of it: ranks 0, 2\n", "[rank 1] so long\n", "cprun: rank 1 failed on host ",
 		"): exit status 3\n", "  log:   " + filepath.Join(r.logs, "rank-0001.log"), "  hint:  ",
 	} {
 		if !strings.Contains(r.stderr, want) {

@@ -134,16 +134,16 @@ func (s *WaitState) String() string {
 // maxListed bounds the messages in that line.
 const maxListed = 8
 
-// A position is a rank's position in a run. A part is "" if unknown or absent.
-type position struct {
-	step, pass, layer, hop string
+// Position is a rank's position in a run. A part is "" if unknown or absent.
+type Position struct {
+	Step, Pass, Layer, Hop string
 }
 
 // phaseStep is the phase of a training rank: its calls and its work are more precise.
 const phaseStep = "step"
 
 // position returns the position of the call that blocks the rank, else of its work, else of its phase.
-func (s *WaitState) position() position {
+func (s *WaitState) position() Position {
 	label := ""
 	switch {
 	case len(s.Waits) > 0:
@@ -152,44 +152,44 @@ func (s *WaitState) position() position {
 		label = s.Work.Label
 	}
 	p := parsePosition(label)
-	if s.Phase != phaseStep && p.step == "" {
-		p.pass = s.Phase
+	if s.Phase != phaseStep && p.Step == "" {
+		p.Pass = s.Phase
 	}
-	if p.step == "" && (s.Step > 0 || s.Phase == phaseStep) {
+	if p.Step == "" && (s.Step > 0 || s.Phase == phaseStep) {
 		at := s.Step
 		if s.Phase == phaseStep {
 			at++ // the next step
 		}
-		p.step = strconv.FormatInt(at, 10)
+		p.Step = strconv.FormatInt(at, 10)
 	}
 	return p
 }
 
 // parsePosition parses a label such as "step 7/forward/layer 3/hop 2 owner 1". Parts other than the step may be
 // missing; an unknown part is the pass.
-func parsePosition(label string) (p position) {
+func parsePosition(label string) (p Position) {
 	for part := range strings.SplitSeq(label, "/") {
-		if n, ok := strings.CutPrefix(part, "step "); ok && p.step == "" {
-			p.step = n
-		} else if n, ok := strings.CutPrefix(part, "validation after step "); ok && p.step == "" {
-			p.step, p.pass = n, "validation"
+		if n, ok := strings.CutPrefix(part, "step "); ok && p.Step == "" {
+			p.Step = n
+		} else if n, ok := strings.CutPrefix(part, "validation after step "); ok && p.Step == "" {
+			p.Step, p.Pass = n, "validation"
 		} else if n, ok := strings.CutPrefix(part, "layer "); ok {
-			p.layer = n
+			p.Layer = n
 		} else if n, ok := strings.CutPrefix(part, "hop "); ok {
-			p.hop, _, _ = strings.Cut(n, " ")
+			p.Hop, _, _ = strings.Cut(n, " ")
 		} else if part == "gradients home" {
-			p.hop = "home"
+			p.Hop = "home"
 		} else if part == "embedding" || part == "head" {
-			p.layer = part
-		} else if p.pass != "validation" {
-			p.pass = part
+			p.Layer = part
+		} else if p.Pass != "validation" {
+			p.Pass = part
 		}
 	}
 	return p
 }
 
 // String returns the position in words: "step 7, forward, layer 3, hop 2".
-func (p position) String() string {
+func (p Position) String() string {
 	var parts []string
 	add := func(before, text string) {
 		if text != "" {
@@ -199,13 +199,13 @@ func (p position) String() string {
 			parts = append(parts, text)
 		}
 	}
-	add("step ", p.step)
-	add("", p.pass)
-	add("layer ", p.layer)
-	if p.hop == "home" {
-		p.hop = "gradients home"
+	add("step ", p.Step)
+	add("", p.Pass)
+	add("layer ", p.Layer)
+	if p.Hop == "home" {
+		p.Hop = "gradients home"
 	}
-	add("hop ", p.hop)
+	add("hop ", p.Hop)
 	return strings.Join(parts, ", ")
 }
 

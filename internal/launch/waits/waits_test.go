@@ -166,7 +166,7 @@ func TestALongTable(t *testing.T) {
 }
 
 func TestPlaces(t *testing.T) {
-	for label, want := range map[string]position{
+	for label, want := range map[string]Position{
 		"step 7/forward/layer 3/hop 2 owner 1":    {"7", "forward", "3", "2"},
 		"step 7/backward/layer 3/gradients home":  {"7", "backward", "3", "home"},
 		"step 7/forward/layer 3/hop 1 all others": {"7", "forward", "3", "1"},
