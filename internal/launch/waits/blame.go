@@ -137,8 +137,8 @@ func newGraph(all []WaitState) *graph {
 	return g
 }
 
-// awaited returns the peers that have not reached a rank's calls, as far as known. If all have, the link between them is
-// at fault, and it returns all.
+// awaited returns the peers that have not reached a rank's calls, as far as known. If all have, the link between them
+// is at fault, and it returns all.
 func (g *graph) awaited(rank int, calls []Wait) []int {
 	peers := map[int]bool{}
 	for i := range calls {

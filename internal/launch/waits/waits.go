@@ -136,7 +136,7 @@ const maxListed = 8
 
 // Position is a rank's position in a run. A part is "" if unknown or absent.
 type Position struct {
-	Step, Pass, Layer, Hop string
+	Step, Pass, Layer, Hop string // numbers, or words such as "head" and "home"
 }
 
 // phaseStep is the phase of a training rank: its calls and its work are more precise.
