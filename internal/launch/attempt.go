@@ -225,34 +225,24 @@ func (t *attempt) awaitExits() {
 	if t.failing || t.forced || t.ended {
 		return // these cases have limits of their own
 	}
-	if slices.ContainsFunc(t.children, (*child).working) {
-		if t.timer == nil {
-			t.after(t.job.times.last, t.endUnfinished)
+	working, limit := slices.ContainsFunc(t.children, (*child).working), t.job.times.exit
+	if working {
+		if limit = t.job.times.last; t.timer != nil {
+			return
 		}
-		return
 	}
-	t.after(t.job.times.exit, func() {
+	t.after(limit, func() {
+		t.onTimeout(true)
 		for _, c := range t.children {
-			if !c.ended {
-				c.evidence.overLimit = t.job.times.exit
+			if !c.ended && c.working() == working {
+				c.evidence.overLimit = limit
+				t.onFailed(c)
 			}
 		}
-		t.killAll()
 	})
 }
 
 func (c *child) working() bool { return !c.ended && c.evidence.finished == "" }
-
-// endUnfinished ends the workers that are not done at the limit.
-func (t *attempt) endUnfinished() {
-	t.onTimeout(true)
-	for _, c := range t.children {
-		if c.working() {
-			c.evidence.overLimit = t.job.times.last
-			t.onFailed(c)
-		}
-	}
-}
 
 func (t *attempt) after(d time.Duration, then func()) {
 	t.timer, t.escalation = time.After(d), then

@@ -158,7 +158,7 @@ func judge(s evidence) verdict {
 	switch {
 	case s.startErr != nil:
 		return verdict{classOwn, s.startErr.Error(), startHint(s.startErr)}
-	case sig == 0 && code == 0 && s.finished != "" && s.fault == nil && s.report == nil:
+	case sig == 0 && code == 0 && s.finished != "" && s.fault == nil && s.report == nil && s.overLimit == 0:
 		return verdict{class: classNone}
 	case sig != 0 && !s.endedByUs:
 		cause, hint := explainSignal(sig, s.oomKilled)
@@ -182,11 +182,11 @@ func judge(s evidence) verdict {
 	case s.fault != nil:
 		return verdict{classOwn, "channel to the launcher: " + s.fault.Error(),
 			"launcher and worker must be the same build"}
-	case s.overLimit > 0 && s.endedByUs:
+	case s.overLimit > 0:
 		return verdict{
 			classOwn,
 			fmt.Sprintf("did not exit after it was done, and was ended by the launcher %v later", s.overLimit),
-			"its work is complete; send SIGQUIT to such a process to see where it hangs",
+			"its work is complete; its log has the stacks of that time",
 		}
 	case s.endedByUs:
 		return verdict{classOurs, "ended by the launcher after another rank had failed", ""}

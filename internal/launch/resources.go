@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -35,17 +36,12 @@ func HostMemory() (total, usable int64) {
 // memoryLimit returns the smallest limit of this control group and its parents; 0: none.
 func memoryLimit(selfCgroup, root string) (least int64) {
 	for _, g := range memoryGroups(selfCgroup, root) {
-		file := "memory.max"
-		if g.v1 {
-			file = "memory.limit_in_bytes"
-		}
 		for path := g.path; ; path = filepath.Dir(path) {
-			text, err := files.Read(filepath.Join(g.mount, path, file), maxKernelFile)
-			if err == nil { // in a container that sees the host's path, its own group is at the root
-				n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64) // or "max"
-				if err == nil && n > 0 && (least == 0 || n < least) {
-					least = n
-				}
+			// In a container that sees the host's path, its own group is at the root.
+			text, _ := files.Read(filepath.Join(g.mount, path, g.limit), maxKernelFile)
+			n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64) // or "max"
+			if err == nil && n > 0 && (least == 0 || n < least) {
+				least = n
 			}
 			if path == filepath.Dir(path) {
 				break
@@ -55,28 +51,24 @@ func memoryLimit(selfCgroup, root string) (least int64) {
 	return least
 }
 
-// A group is a control group of this process that may limit memory.
+// A group is a control group of this process that may limit memory, and the names of its files.
 type group struct {
-	mount, path string
-	v1          bool
+	mount, path   string
+	limit, events string
 }
 
 func memoryGroups(selfCgroup, root string) (groups []group) {
-	text, err := files.Read(selfCgroup, maxKernelFile)
-	if err != nil {
-		return nil
-	}
+	text, _ := files.Read(selfCgroup, maxKernelFile)
 	for line := range strings.Lines(string(text)) {
 		// hierarchy-ID:controllers:path, with an empty list of controllers for v2.
 		part := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(part) != 3 {
-			continue
-		}
-		switch part[1] {
-		case "":
-			groups = append(groups, group{mount: root, path: part[2]})
-		case "memory":
-			groups = append(groups, group{mount: filepath.Join(root, "memory"), path: part[2], v1: true})
+		switch {
+		case len(part) != 3:
+		case part[1] == "":
+			groups = append(groups, group{root, part[2], "memory.max", "memory.events"})
+		case part[1] == "memory":
+			groups = append(groups, group{filepath.Join(root, "memory"), part[2], "memory.limit_in_bytes",
+				"memory.oom_control"})
 		}
 	}
 	return groups
@@ -110,37 +102,22 @@ func checkSpace(limit uint64, limited bool) error {
 	return nil
 }
 
-// oomKills returns the number of processes of this control group that the kernel killed for lack of memory, from cgroup
-// v2 (memory.events) or v1 (memory.oom_control); -1: unknown.
+var oomKillLine = regexp.MustCompile(`(?m)^oom_kill (\d{1,18})$`)
+
+// oomKills returns the number of processes of this control group that the kernel killed for lack of memory; -1:
+// unknown.
 func oomKills(selfCgroup, root string) int64 {
 	for _, g := range memoryGroups(selfCgroup, root) {
-		file := "memory.events"
-		if g.v1 {
-			file = "memory.oom_control"
-		}
 		// In a container the path may be the host's. The container's own group is then mounted at the root.
-		for _, path := range []string{filepath.Join(g.mount, g.path, file), filepath.Join(g.mount, file)} {
-			if n, ok := keyValue(path, "oom_kill"); ok {
+		for _, path := range []string{g.path, "."} {
+			text, _ := files.Read(filepath.Join(g.mount, path, g.events), maxKernelFile)
+			if m := oomKillLine.FindSubmatch(text); m != nil {
+				n, _ := strconv.ParseInt(string(m[1]), 10, 64)
 				return n
 			}
 		}
 	}
 	return -1
-}
-
-// keyValue reads one "key number" line of a file.
-func keyValue(path, key string) (int64, bool) {
-	text, err := files.Read(path, maxKernelFile)
-	if err != nil {
-		return 0, false
-	}
-	for line := range strings.Lines(string(text)) {
-		if name, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && name == key {
-			n, err := strconv.ParseInt(value, 10, 64)
-			return n, err == nil
-		}
-	}
-	return 0, false
 }
 
 // shortOfMemory contains the texts in failure reports that indicate a lack of memory: from this package, Go, the
