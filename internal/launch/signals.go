@@ -66,16 +66,19 @@ type Signals struct {
 	release  func()
 }
 
-// CatchSignals catches requests to stop, for Before and for a Job. SIGHUP stays ignored if it was ignored at the start
-// (nohup).
+// stopSignals returns the requests to stop. SIGHUP stays ignored if it was ignored at the start (nohup).
+func stopSignals(more ...os.Signal) []os.Signal {
+	if !signal.Ignored(syscall.SIGHUP) {
+		more = append(more, syscall.SIGHUP)
+	}
+	return append(more, syscall.SIGTERM, syscall.SIGUSR1)
+}
+
+// CatchSignals catches requests to stop, for Before and for a Job.
 func CatchSignals() *Signals {
 	s := &Signals{c: make(chan os.Signal, 16)}
 	s.released, s.release = context.WithCancel(context.Background())
-	sigs := []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1}
-	if !signal.Ignored(syscall.SIGHUP) {
-		sigs = append(sigs, syscall.SIGHUP)
-	}
-	signal.Notify(s.c, sigs...)
+	signal.Notify(s.c, stopSignals(syscall.SIGINT)...)
 	// Ctrl-C also ends the tee of "cprun | tee". A write to the broken pipe would then kill the launcher by SIGPIPE in
 	// the middle of the checkpoint. With this Notify the write only fails. It is never undone, for the same reason.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)

@@ -104,12 +104,8 @@ func Attach(lost func(cause error)) (*Worker, error) {
 		return nil, fmt.Errorf("channel to the launcher: %w", err)
 	}
 	signal.Ignore(syscall.SIGINT)
-	sigs := []os.Signal{syscall.SIGTERM, syscall.SIGUSR1}
-	if !signal.Ignored(syscall.SIGHUP) {
-		sigs = append(sigs, syscall.SIGHUP)
-	}
 	stop := make(chan os.Signal, 4)
-	signal.Notify(stop, sigs...)
+	signal.Notify(stop, stopSignals()...)
 	go func() { // ends with the process, as receive does
 		for range stop {
 			w.requestStop()

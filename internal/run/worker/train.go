@@ -35,12 +35,14 @@ type session struct {
 // session opens the device for a config and its memory, and calls run.
 func (p *process) session(ctx context.Context, trains bool, run func(context.Context, *session) error) error {
 	p.where.enter("setup")
-	p.start = &start{began: time.Now()}
+	timed := &start{began: time.Now()}
 	var s session
 	if err := p.payload(&s.Train); err != nil {
 		return err
 	}
-	p.started = s.Machine.IsCPU() // on a CPU the line on the start is of no interest
+	if !s.Machine.IsCPU() { // on a CPU the line on the start is of no interest
+		p.start = timed
+	}
 	var err error
 	s.cfg, err = config.Parse(filepath.Join(s.RunDir, "config.yaml"), []byte(s.Config),
 		config.Options{Ranks: p.WorldSize, Device: s.Machine.Device()})
@@ -60,10 +62,10 @@ func (p *process) session(ctx context.Context, trains bool, run func(context.Con
 		Backend: s.cfg.Parallel.Backend, Remedies: s.Remedies, Compute: backend.DType(s.cfg), Machine: s.Machine,
 		Reserve: mem.Planned(), Workspace: mem.Fused(), HeadDim: s.cfg.Model.HeadDim,
 		Deterministic: s.cfg.Train.Deterministic, Packed: s.cfg.Data.PackDocuments, SMMargin: s.cfg.Attention.SMMargin,
-		Timed: p.start.time,
+		Timed: timed.time,
 	})
 	if err == nil {
-		s.options = train.Options{Room: mem.Room(), Report: p.report, Timed: p.start.time, BoundGarbage: s.Machine.IsCPU()}
+		s.options = train.Options{Room: mem.Room(), Report: p.report, Timed: timed.time, BoundGarbage: s.Machine.IsCPU()}
 		err = run(ctx, &s)
 	}
 	if trains {
@@ -143,7 +145,7 @@ func (p *process) report(r train.Report) {
 	case train.Phase:
 		p.where.enter(r.Text)
 		p.where.reach(r.Step)
-		if r.Text == "step" && p.first == nil {
+		if r.Text == "step" && p.start != nil && p.first == nil {
 			p.first = p.start.time("first step")
 		}
 	case train.Validated:
@@ -152,10 +154,10 @@ func (p *process) report(r train.Report) {
 		}
 	case train.Advanced:
 		p.where.reach(r.Step)
-		if !p.started {
-			p.started = true
+		if p.start != nil {
 			p.first()
 			fmt.Fprintln(os.Stderr, p.start)
+			p.start = nil
 		}
 		_ = p.Send(launch.Event{Kind: launch.EventProgress, Step: r.Step})
 	case train.Saved:

@@ -35,9 +35,8 @@ type process struct {
 	stream *tensor.HostStream
 	where  activity
 
-	start   *start // times of the start of a training run
-	first   func() // called at the end of the first step
-	started bool   // the times of the start were printed
+	start *start // times of the start of a training run on GPUs; nil after its first step
+	first func() // called at the end of that
 
 	stopped bool // the role ended on request
 	// atEnd closes what the role opened, the last first. After a failure, the process ends without.
