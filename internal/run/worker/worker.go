@@ -92,7 +92,8 @@ func (p *process) fail(err error) {
 func (p *process) run(role job.Role) (err error) {
 	ctx := context.Background()
 	var joining history
-	if p.world, err = p.join(p.untilFailure(ctx), comm.Options{Deadline: config.Deadline, Log: joining.add}); err != nil {
+	options := comm.Options{Deadline: config.Deadline, Log: joining.add}
+	if p.world, err = p.join(p.untilFailure(ctx, p.Failed()), options); err != nil {
 		joining.print()
 		return fmt.Errorf("connecting %d ranks: %w", p.WorldSize, err)
 	}
@@ -198,10 +199,10 @@ const abortTime = time.Second
 
 // untilFailure returns a context for joining the ranks. It ends when the launcher reports a failed rank or node. Once
 // the ranks are connected, that ends the world instead, unless the ranks end it first.
-func (p *process) untilFailure(ctx context.Context) context.Context {
+func (p *process) untilFailure(ctx context.Context, reported <-chan launch.Failed) context.Context {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() { // ends with the process
-		failed := <-p.Failed()
+		failed := <-reported
 		peer := comm.PeerError{Rank: failed.Rank, Name: fmt.Sprintf("rank %d", failed.Rank), Op: "connect",
 			Cause: errors.New("it failed before the ranks were connected")}
 		cancel(&peer)
