@@ -145,7 +145,7 @@ var found = []struct {
 	},
 	{
 		name: "MASTER_ADDR of a script",
-		env:  taskANode + "MASTER_ADDR=node01-ib MASTER_PORT=1234",
+		env:  taskANode + "MASTER_ADDR=node01-ib MASTER_PORT=1234 SLURM_HET_SIZE=1",
 		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node02 [node01 node02] at " +
 			"node01-ib:1234",
 	},
@@ -230,9 +230,9 @@ var found = []struct {
 		want: "openmpi openmpi:h:29500 rank 2 of 4:4 workers 1 local 1 of 2 here at h:29500",
 	},
 	{
-		name: "MPICH",
-		env:  pmi + "MASTER_ADDR=head",
-		want: "pmi pmi:head:29500 rank 1 of 2:2 workers 0 local 0 of 1 here at head:29500",
+		name: "MPICH", env: pmi + "MASTER_ADDR=head",
+		flags: func(f *Flags) { f.Nodes = "2" },
+		want:  "pmi pmi:head:29500 rank 1 of 2:2 workers 0 local 0 of 1 here at head:29500",
 	},
 	{
 		name: "MVAPICH",

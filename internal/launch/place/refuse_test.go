@@ -206,6 +206,11 @@ var refused = []struct {
 		want: []string{"WORLD_SIZE=3", "PET_NPROC_PER_NODE=2"},
 	},
 	{
+		name: "a rank beyond the processes' nodes",
+		env:  strings.Replace(pyTorchJob, "SIZE=3", "SIZE=4", 1) + "PET_NPROC_PER_NODE=2",
+		want: []string{"RANK=2", "WORLD_SIZE=4, PET_NPROC_PER_NODE=2"},
+	},
+	{
 		name: "processes that are none",
 		env:  trainer + "PET_NPROC_PER_NODE=many",
 		want: []string{"PET_NPROC_PER_NODE=many"},
