@@ -148,3 +148,14 @@ case_cprun_scale() {
 128,2,2,3,refused"
   is "run again" "$("$cprun" scale --slurm --out "$dir" "$file" | tail -n 1)" "results     $dir"
 }
+
+# On a node with two networks cprun takes the faster one, though its own name means loopback; --interface and MASTER_ADDR win.
+case_cprun_networks() {
+  [ "$SITE" = nets ] || return 0
+  short -N2 -n2 -- --run-dir runs/nets || fail "status $?: $(cat "$JOBS/short.out")"
+  has "the fastest" "$(cat "$JOBS/short.out")" "network of this node: fast0 10.78.0.1 (10 Gbit/s), towards node02"
+  short -N2 -n2 -- --run-dir runs/nets-named --interface mgmt0 || fail "status $?: $(cat "$JOBS/short.out")"
+  has "--interface" "$(cat "$JOBS/short.out")" "network of this node: mgmt0 10.77.0.1"
+  MASTER_ADDR=10.77.0.1 short -N2 -n2 -- --run-dir runs/nets-meeting || fail "status $?: $(cat "$JOBS/short.out")"
+  has "MASTER_ADDR" "$(cat "$JOBS/short.out")" "network of this node: mgmt0 10.77.0.1, towards 10.77.0.1"
+}

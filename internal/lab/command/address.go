@@ -55,7 +55,7 @@ func localAddresses(sys string) (list []localAddr) {
 	all, _ := net.Interfaces() // on an error, none
 	for _, i := range all {
 		read := func(file string) int {
-			text, _ := files.Read(filepath.Join(sys, i.Name, file), 64)
+			text, _ := files.Read(filepath.Join(sys, i.Name, file), maxSysFile)
 			n, _ := strconv.Atoi(strings.TrimSpace(string(text)))
 			return max(0, n) // some drivers report -1
 		}
@@ -76,7 +76,10 @@ func localAddresses(sys string) (list []localAddr) {
 	return list
 }
 
-const sysNet = "/sys/class/net"
+const (
+	sysNet     = "/sys/class/net"
+	maxSysFile = 1 << 16 // the kernel reports a page as the size of each file
+)
 
 // reachable lists this host's usable addresses on the networks of peers, the fastest first; of equally fast ones,
 // route. If peers contain addresses of this host, it lists only those, since others dial them.
@@ -106,6 +109,15 @@ type surroundings struct {
 	route  func(peers []netip.Addr) netip.Addr                          // the local address towards a peer; may be none
 }
 
+// addresses looks up a host, without its loopback addresses if it has others.
+func (s surroundings) addresses(ctx context.Context, host string) ([]netip.Addr, error) {
+	all, err := s.lookup(ctx, host)
+	if others := slices.DeleteFunc(slices.Clone(all), netip.Addr.IsLoopback); len(others) > 0 {
+		return others, err
+	}
+	return all, err
+}
+
 // choose returns this host's address for the other nodes, and a line about the choice. --interface decides. Else the
 // fastest interface on a network of the rendezvous host does; if there is none, the route to it. A name that means
 // loopback on its own host does not count: another node of the step, or the fastest interface, decides.
@@ -120,7 +132,7 @@ func (s surroundings) choose(ctx context.Context, iface string, at *place.Placem
 		}
 		return l.addr, line, err
 	}
-	peers, err := s.lookup(ctx, host)
+	peers, err := s.addresses(ctx, host)
 	if err != nil {
 		return addr, "", inputf("rendezvous %s: %w; correct it, or name the network between the nodes with --interface",
 			terminal.Name(at.Rendezvous), err)
@@ -132,7 +144,7 @@ func (s surroundings) choose(ctx context.Context, iface string, at *place.Placem
 		if !peers[0].IsLoopback() {
 			break
 		}
-		if more, err := s.lookup(ctx, other); err == nil {
+		if more, err := s.addresses(ctx, other); err == nil {
 			host, peers = other, more
 		}
 	}
@@ -161,6 +173,17 @@ func (s surroundings) choose(ctx context.Context, iface string, at *place.Placem
 		"--interface", terminal.Name(at.Rendezvous))
 }
 
+// meeting returns the rendezvous as this host reaches it. If its name means loopback here, this is the host of the
+// rendezvous, and all agents of a host choose the same address.
+func (s surroundings) meeting(ctx context.Context, addr netip.Addr, rendezvous string) string {
+	host, port, _ := net.SplitHostPort(rendezvous)
+	peers, err := s.addresses(ctx, host)
+	if err == nil && peers[0].IsLoopback() && !addr.IsLoopback() {
+		return net.JoinHostPort(addr.String(), port)
+	}
+	return rendezvous
+}
+
 // chosenLine names the chosen interface, and a faster one elsewhere.
 func (s surroundings) chosenLine(best localAddr, host string) string {
 	line := fmt.Sprintf("network of this node: %s, towards %s", best, terminal.Name(host))
@@ -179,7 +202,7 @@ func (s surroundings) chosenLine(best localAddr, host string) string {
 // namedLine names the user's interface on rank 0's node, and warns if the other nodes look for it elsewhere.
 func (s surroundings) namedLine(ctx context.Context, l localAddr, host, port string) string {
 	line := "network of this node: " + l.String()
-	peers, err := s.lookup(ctx, host)
+	peers, err := s.addresses(ctx, host)
 	if err != nil || slices.Contains(peers, l.addr) {
 		return line
 	}

@@ -51,6 +51,7 @@ func TestInterfaceSpeed(t *testing.T) {
 	sys := t.TempDir()
 	dir := filepath.Join(sys, lo.iface)
 	write := func(file, text string) {
+		text += strings.Repeat("\n", 4096-len(text)) // the kernel's files have the size of a page
 		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600)); err != nil {
 			t.Fatal(err)
 		}
@@ -59,8 +60,8 @@ func TestInterfaceSpeed(t *testing.T) {
 		{"32", "200000", " (InfiniBand, 200 Gbit/s)"}, {"32", "-1", " (InfiniBand)"}, {"1", "2500", " (2.5 Gbit/s)"},
 		{"1", "-1", ""}, {"", "", ""},
 	} {
-		write("type", c.kind+"\n")
-		write("speed", c.speed+"\n")
+		write("type", c.kind)
+		write("speed", c.speed)
 		if l := localAddresses(sys)[0]; l.String() != lo.iface+" 127.0.0.1"+c.want || l.physical {
 			t.Errorf("type %s, speed %s: %v, physical %v", c.kind, c.speed, l, l.physical)
 		}
@@ -89,7 +90,7 @@ func TestChooseAddress(t *testing.T) {
 	names := map[string]string{
 		"mgmt02": "192.168.0.2", "eth02": "10.0.0.2", "all02": "192.168.0.2 10.1.0.2 10.2.0.2", "fast02": "10.1.0.2 10.0.0.2",
 		"node01": "10.0.0.1", "both01": "192.168.0.1 10.0.1.1", "far": "203.0.113.7", "debian01": "127.0.1.1",
-		"zone02": "fe80::2",
+		"zone02": "fe80::2", "mixed01": "127.0.1.1 10.0.0.1",
 	}
 	routes := map[string]string{"10.0.0.2": "10.0.1.1", "203.0.113.7": "192.168.0.1", "127.0.1.1": "127.0.0.1",
 		"127.0.0.1": "127.0.0.1", "fe80::2": "fe80::1"}
@@ -104,6 +105,7 @@ func TestChooseAddress(t *testing.T) {
 		{name: "equal speeds: the route", host: "eth02", want: "10.0.1.1", line: "eth1"},
 		{name: "an address of its own", host: "node01", want: "10.0.0.1", line: "eth0"},
 		{name: "several of its own", host: "both01", want: "10.0.1.1", line: "eth1"},
+		{name: "loopback and an address of its own", host: "mixed01", want: "10.0.0.1", line: "eth0"},
 		{name: "a router between", host: "far", want: "192.168.0.1", line: "mgmt"},
 		{name: "link-local", host: "zone02", want: "fe80::1"},
 		{name: "loopback", host: "127.0.0.1", want: "127.0.0.1"},
@@ -133,6 +135,13 @@ func TestChooseAddress(t *testing.T) {
 		addr, line, err := s.choose(t.Context(), c.iface, &c.at)
 		if addr.String() != c.want || err != nil || !strings.Contains(line, c.line) || c.line == "" && line != "" {
 			t.Errorf("%s: %v, %q, %v; want %s, %q", c.name, addr, line, err, c.want, c.line)
+		}
+		meeting := c.at.Rendezvous
+		if c.host == "debian01" && c.want != "127.0.1.1" {
+			meeting = c.want + ":29400"
+		}
+		if got := s.meeting(t.Context(), addr, c.at.Rendezvous); got != meeting {
+			t.Errorf("%s: they meet at %s, want %s", c.name, got, meeting)
 		}
 		if strings.Contains(line, "docker") || strings.Contains(line, "warning") != strings.Contains(c.line, "MASTER") {
 			t.Errorf("%s: %s", c.name, line)

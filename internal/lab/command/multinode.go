@@ -41,6 +41,7 @@ type multiNode struct {
 
 	firstDevice int        // the number of the first worker's GPU
 	addr        netip.Addr // of this host, for the others
+	meeting     string     // the rendezvous, as this host reaches it
 	secret      []byte     // the key of the job
 
 	dir        string // of the run; like the next two, empty until the first start
@@ -84,11 +85,16 @@ const nameTime = 30 * time.Second
 func (t *multiNode) chooseAddress() error {
 	ctx, cancel := context.WithTimeout(t.ctx, nameTime)
 	defer cancel()
-	addr, line, err := surroundings{localAddresses(sysNet), lookup, routeTo}.choose(ctx, t.Interface, t.at)
-	if t.addr = addr; line != "" && t.at.Rank <= 0 && t.show() != launch.ShowNone {
+	s := surroundings{localAddresses(sysNet), lookup, routeTo}
+	addr, line, err := s.choose(ctx, t.Interface, t.at)
+	if err != nil {
+		return err
+	}
+	t.addr, t.meeting = addr, s.meeting(ctx, addr, t.at.Rendezvous)
+	if line != "" && t.at.Rank <= 0 && t.show() != launch.ShowNone {
 		t.out.Note(line)
 	}
-	return err
+	return nil
 }
 
 // check checks the input for the largest number of agents, then for the smallest.
@@ -171,7 +177,7 @@ func (t *multiNode) join() (*cluster.Membership, error) {
 	c := cluster.Config{
 		Job: t.at.Job, Key: t.secret, Program: t.Version, Inputs: inputs,
 		NodeRank: t.at.Rank, Min: t.at.MinAgents, Max: t.at.MaxAgents, NProc: t.workers,
-		Host: t.at.Node, HostID: id, Listen: t.addr.String(), Meets: t.at.Rank == 0, Seeds: []string{t.at.Rendezvous},
+		Host: t.at.Node, HostID: id, Listen: t.addr.String(), Meets: t.at.Rank == 0, Seeds: []string{t.meeting},
 		MaxRestarts: t.MaxRestarts, Prepare: t.prepare, Log: t.note,
 	}
 	if t.at.Rank <= 0 { // this may be the node of the rendezvous
