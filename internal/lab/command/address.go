@@ -82,7 +82,8 @@ const (
 )
 
 // reachable lists this host's usable addresses on the networks of peers, the fastest first; of equally fast ones,
-// route. If peers contain addresses of this host, it lists only those, since others dial them.
+// route, then those of its family. If peers contain addresses of this host, it lists only those, since others dial
+// them.
 func reachable(locals []localAddr, route netip.Addr, peers []netip.Addr) (list []localAddr) {
 	mine := func(l localAddr) bool { return l.usable && slices.Contains(peers, l.addr) }
 	own := slices.ContainsFunc(locals, mine)
@@ -92,14 +93,20 @@ func reachable(locals []localAddr, route netip.Addr, peers []netip.Addr) (list [
 		}
 	}
 	slices.SortStableFunc(list, func(a, b localAddr) int {
-		return cmp.Or(cmp.Compare(b.rank(), a.rank()), trueFirst(a.addr == route, b.addr == route))
+		return cmp.Or(cmp.Compare(b.rank(), a.rank()), trueFirst(a.addr == route, b.addr == route),
+			trueFirst(a.addr.Is4() == route.Is4(), b.addr.Is4() == route.Is4()))
 	})
 	return list
 }
 
 func trueFirst(a, b bool) int {
-	order := map[bool]int{true: 0, false: 1}
-	return order[a] - order[b]
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return -1
+	}
+	return 1
 }
 
 // A surroundings value is the network as this host sees it.
@@ -203,7 +210,7 @@ func (s surroundings) chosenLine(best localAddr, host string) string {
 func (s surroundings) namedLine(ctx context.Context, l localAddr, host, port string) string {
 	line := "network of this node: " + l.String()
 	peers, err := s.addresses(ctx, host)
-	if err != nil || slices.Contains(peers, l.addr) {
+	if err != nil || peers[0].IsLoopback() || slices.Contains(peers, l.addr) {
 		return line
 	}
 	return line + fmt.Sprintf("; warning: %s means %s, so the other nodes may not find this one: on all nodes, pass "+

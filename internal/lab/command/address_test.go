@@ -86,14 +86,16 @@ func TestChooseAddress(t *testing.T) {
 		local("eth0", "10.0.0.1/16", 25000, false), local("eth1", "10.0.1.1/16", 25000, false),
 		local("eth2", "10.1.0.1/16", 400000, false), local("ib0", "10.2.0.1/16", 200000, true),
 		local("docker0", "172.17.0.1/16", 500000, false), local("eth0", "fe80::1/64", 25000, false),
+		local("eth2", "fd00::1/64", 400000, false), local("mgmt", "fd01::1/64", 1000, false),
 	}
 	names := map[string]string{
 		"mgmt02": "192.168.0.2", "eth02": "10.0.0.2", "all02": "192.168.0.2 10.1.0.2 10.2.0.2", "fast02": "10.1.0.2 10.0.0.2",
 		"node01": "10.0.0.1", "both01": "192.168.0.1 10.0.1.1", "far": "203.0.113.7", "debian01": "127.0.1.1",
 		"zone02": "fe80::2", "mixed01": "127.0.1.1 10.0.0.1",
+		"dual02": "fd01::2 192.168.0.2 10.1.0.2 fd00::2",
 	}
 	routes := map[string]string{"10.0.0.2": "10.0.1.1", "203.0.113.7": "192.168.0.1", "127.0.1.1": "127.0.0.1",
-		"127.0.0.1": "127.0.0.1", "fe80::2": "fe80::1"}
+		"127.0.0.1": "127.0.0.1", "fe80::2": "fe80::1", "fd01::2": "fd01::1"}
 	for _, c := range []struct {
 		name, iface, host string
 		at                place.Placement
@@ -116,6 +118,8 @@ func TestChooseAddress(t *testing.T) {
 			at: place.Placement{Hosts: []string{"debian01", "eth02", "all02"}}, want: "10.0.1.1", line: "towards eth02"},
 		{name: "the user's interface", iface: "mgmt", host: "all02", at: place.Placement{Rank: 1}, want: "192.168.0.1"},
 		{name: "the user's, and the name", iface: "10.0.0.0/24", host: "node01", want: "10.0.0.1", line: "eth0"},
+		{name: "the user's, and loopback", iface: "ib0", host: "debian01", want: "10.2.0.1", line: "ib0"},
+		{name: "the family of the route", host: "dual02", want: "fd00::1", line: "(400 Gbit/s)"},
 		{name: "the user's, against the name", iface: "ib0", host: "node01", want: "10.2.0.1",
 			line: "--rendezvous 10.2.0.1:29400 or set MASTER_ADDR=10.2.0.1"},
 	} {
