@@ -112,9 +112,8 @@ test-hostile: ## try all malicious inputs
 # Injects faults of nodes and networks into a run on four hosts (network namespaces). Needs root.
 FAULTS ?= 40
 test-cluster: ## inject faults of nodes and networks (root)
-	$(GO) vet -tags cluster,$(TAGS) ./cmd/cprun ./internal/launch/lan
-	$(GO) test -count 1 -tags cluster,$(TAGS) -vet off -v -timeout 60m -run 'TestCluster|TestNodes' ./cmd/cprun -cluster.faults=$(FAULTS) -cluster.seed=$(SEED)
-	$(GO) test -count 1 -tags cluster,$(TAGS) -vet off ./internal/launch/lan
+	$(GO) vet -tags cluster,$(TAGS) ./cmd/cprun
+	$(GO) test -count 1 -tags cluster,$(TAGS) -vet off -v -timeout 60m -run 'TestCluster|TestNodes|TestLAN' ./cmd/cprun -cluster.faults=$(FAULTS) -cluster.seed=$(SEED)
 
 # Tests batch scripts, steps and signals on a real Slurm of two nodes, in namespaces on this machine. Needs root.
 test-slurm: ## test the batch scripts on a real Slurm (root)

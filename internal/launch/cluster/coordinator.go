@@ -118,8 +118,6 @@ func (c *coordinator) receive(from string, msg *message) {
 	case msg.Again != nil && leads && msg.Again.Index == c.index:
 		c.tally = msg.Again.Tally
 		c.caller.onAgain(msg.Again)
-	case msg.EndConfirmed != nil && *msg.EndConfirmed == c.index && c.leader != nil:
-		c.leader.confirmEnd(from)
 	case msg.Bye != nil:
 		c.onBye(p, msg.Bye)
 	}
@@ -296,9 +294,6 @@ func (c *coordinator) onDecided(p *peer, d *decision) {
 		return
 	}
 	if d.End != nil {
-		if p != nil {
-			c.effects.send(&message{EndConfirmed: &d.Index}, p.Name)
-		}
 		c.finish(launch.Verdict{Result: d.End.result(), ReportedElsewhere: true}, nil)
 		return
 	}
@@ -355,6 +350,9 @@ func (c *coordinator) onBye(p *peer, b *bye) {
 		c.endJob(over(launch.Result{ExitCode: b.Status, Stopped: b.Status == launch.ExitStopped},
 			fmt.Sprintf("node %s, the leader, has ended the job: %s", p.Host, why)), &bye{Status: b.Status, Why: why})
 		return
+	}
+	if c.role == leading && b.Status == launch.ExitInput && p.joined > 0 { // another start would not help
+		c.leader.proposeEnd(launch.Result{ExitCode: launch.ExitInput}, "node "+p.Host+": "+why)
 	}
 	if c.role == leading && b.Status == launch.ExitStopped && c.leader.idle() && p.joined > 0 &&
 		(c.index == 0 || c.world().firstRank(p.Name) >= 0) {
@@ -563,7 +561,7 @@ func (c *coordinator) close(status int, why string) {
 	}
 	c.goodbye, c.goodbyeBy = &bye{Status: status, Why: clip(why)}, c.now
 	if c.role == leading && c.leader.idle() && status == launch.ExitStopped && !c.over {
-		c.goodbyeBy = c.now.Add(2 * confirmTime)
+		c.goodbyeBy = c.now.Add(2 * endTime)
 		c.leader.proposeEnd(askedToStop(c.self.Host))
 	}
 	c.leave()
