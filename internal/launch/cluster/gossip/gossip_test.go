@@ -9,6 +9,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,6 +30,8 @@ type agent struct {
 	addr string
 	stop func() // ends its listener
 	gone bool
+
+	accepted atomic.Int32 // streams
 }
 
 // start starts an agent of a job on a simulated host. The streams are plain.
@@ -54,6 +57,7 @@ func start(t *testing.T, h *netsim.Host, job string, wrap func(net.PacketConn) n
 			if err != nil {
 				return
 			}
+			a.accepted.Add(1)
 			a.Accept(conn)
 		}
 	})
@@ -130,7 +134,8 @@ func TestAgentsFindEachOther(t *testing.T) {
 	})
 }
 
-// TestMeetTriesAgain checks that an agent meets another that starts later.
+// TestMeetTriesAgain checks that an agent meets another that starts later, and then exchanges full state with random
+// agents while there are some.
 func TestMeetTriesAgain(t *testing.T) {
 	simulated(t, func(t *testing.T, n *netsim.Network) {
 		early := start(t, n.Host(1), "job", nil)
@@ -138,9 +143,18 @@ func TestMeetTriesAgain(t *testing.T) {
 		early.Meet("10.0.0.2:4000")
 		time.Sleep(syncPause)
 		late := start(t, n.Host(2), "job", nil)
-		defer late.leave(t)
 		late.await(t, 1)
 		early.await(t, 2)
+		late.leave(t)
+		early.await(t)
+		time.Sleep(randomSyncs * 2 * syncPause)
+		again := start(t, n.Host(2), "job", nil)
+		defer again.leave(t)
+		early.Meet(again.addr)
+		time.Sleep(randomSyncs * 2 * syncPause)
+		if got := again.accepted.Load(); got < 1+randomSyncs {
+			t.Errorf("%d exchanges, not %d", got, 1+randomSyncs)
+		}
 	})
 }
 
