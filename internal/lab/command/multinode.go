@@ -23,6 +23,7 @@ import (
 	"github.com/cprun/cprun/internal/launch/place"
 	"github.com/cprun/cprun/internal/launch/place/key"
 	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/run/job"
 )
@@ -178,7 +179,7 @@ func (t *multiNode) join() (*cluster.Membership, error) {
 		Job: t.at.Job, Key: t.secret, Program: t.Version, Inputs: inputs,
 		NodeRank: t.at.Rank, Min: t.at.MinAgents, Max: t.at.MaxAgents, NProc: t.workers,
 		Host: t.at.Node, HostID: id, Listen: t.addr.String(), Meets: t.at.Rank == 0, Seeds: []string{t.meeting},
-		MaxRestarts: t.MaxRestarts, Prepare: t.prepare, Log: t.note,
+		MaxRestarts: t.MaxRestarts, Prepare: t.prepare, Claim: claim, Log: t.note,
 	}
 	if t.at.Rank <= 0 { // this may be the node of the rendezvous
 		_, port, err := net.SplitHostPort(t.at.Rendezvous)
@@ -254,6 +255,25 @@ func (t *multiNode) prepare(ctx context.Context, w cluster.Assignment) ([]byte, 
 	t.dir = r.dir
 	t.lead.task.RunID, t.lead.task.Generation, t.lead.task.World = t.runID, t.generation, int64(w.Generation)
 	return payload(t.lead.task), nil
+}
+
+// claim records a decision of the agents as a start of the run, whose task is in payload. A newer job ends this one.
+func claim(ctx context.Context, payload []byte, number int, decision []byte) (newest []byte, err error) {
+	var task job.Train
+	if err := json.Unmarshal(payload, &task); err != nil {
+		return nil, fmt.Errorf("task of the workers: %w", err)
+	}
+	dir, err := files.OpenDir(filepath.Join(task.RunDir, checkpointsName))
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	newest, err = checkpoint.Claim(ctx, dir, checkpoint.Start{Job: task.RunID, First: task.Generation,
+		Generation: task.Generation + int64(number)}, decision)
+	if errors.Is(err, checkpoint.ErrSuperseded) {
+		err = &launch.Over{Result: launch.Result{ExitCode: launch.ExitFailed}, Why: err.Error()}
+	}
+	return newest, err
 }
 
 // open opens the leader's run directory for this agent's workers.

@@ -42,7 +42,7 @@ func (p *process) train(ctx context.Context) (err error) {
 		}
 	}()
 	start := train.Start{Job: p.RunID, First: job.Generation, Generation: job.Generation + cmp.Or(job.World,
-		int64(p.Restart))}
+		int64(p.Restart)), Claimed: job.World > 0}
 	stopped, err := train.Run(ctx, cfg, dev, world, train.Options{
 		RunDir: job.RunDir, RunID: fmt.Sprintf("%s-%d", p.RunID, start.Generation), Version: job.Version,
 		ConfigYAML: string(cfg.YAML()),
