@@ -87,10 +87,10 @@ test-crash: ## inject faults at random moments into whole runs
 test-ring: ## run ten times the random cases of package ring
 	$(GO) test -count 1 -timeout 60m ./ring -ring.full
 
-# Saves and restores on a simulated network file system, for some minutes.
+# Saves, restores and claims decisions on a simulated network file system, for some minutes.
 NFS_TRIALS ?= 3000
-test-nfs: ## save and restore on a simulated network file system
-	$(GO) test -count 1 -timeout 60m -run TestNetworkFileSystem ./internal/model/checkpoint -nfs.trials=$(NFS_TRIALS) -nfs.seed=$(SEED)
+test-nfs: ## save, restore and claim on a simulated network file system
+	$(GO) test -count 1 -timeout 60m -run 'NetworkFileSystem' ./internal/model/checkpoint -nfs.trials=$(NFS_TRIALS) -nfs.seed=$(SEED) -claim.trials=10000
 
 # Connects two network namespaces by a network that is cut, one-way, lossy or slow. The user needs the right to make user
 # namespaces and to open /dev/net/tun. Takes three minutes.
@@ -141,6 +141,7 @@ simulate-cluster: ## simulate the agents of a job of many nodes
 	$(GO) test -count 1 -v -timeout 3h -run 'TestSimulation$$' ./internal/launch/cluster/gossip -gossip.agents $(AGENTS)
 	$(GO) test -count 1 -v -timeout 3h -run 'TestSimulation$$' ./internal/launch/cluster -cluster.agents $(AGENTS)
 	$(GO) test -count 1 -timeout 3h -run TestRandomFaults ./internal/launch/cluster -seeds $(JOBS)
+	$(GO) test -count 1 -timeout 3h -v -run TestAllInterleavings ./internal/launch/cluster -model.depth 8
 
 FUZZTIME ?= 30s
 fuzz: ## run every fuzzer for FUZZTIME

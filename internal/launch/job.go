@@ -19,6 +19,7 @@ import (
 const (
 	ExitDone        = 0   // every worker reported that it was done
 	ExitFailed      = 1   // a rank failed
+	ExitInput       = 2   // wrong input, on any node
 	ExitStopped     = 75  // stopped on request after a checkpoint; the same command resumes (EX_TEMPFAIL)
 	ExitInterrupted = 130 // interrupted twice: ended at once
 )

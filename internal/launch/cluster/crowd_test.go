@@ -13,7 +13,6 @@ import (
 
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/cluster"
-	"github.com/cprun/cprun/internal/launch/cluster/gossip"
 	"github.com/cprun/cprun/internal/launch/cluster/netsim"
 )
 
@@ -26,6 +25,7 @@ var crowdKey = []byte("a key of thirty-two bytes, or so")
 type crowd struct {
 	t      *testing.T
 	net    *netsim.Network
+	runDir cluster.RunDir
 	loss   float64
 	agents []*agent
 	finish chan struct{} // closed when the workers are done
@@ -78,7 +78,7 @@ func (c *crowd) start(i, n int) {
 		Min: (n*3 + 3) / 4, Max: n, NProc: 8,
 		Host: fmt.Sprintf("node%04d", i), Listen: h.Addr().String(), Seeds: []string{"10.0.0.0:4000"}, MaxRestarts: 5,
 		Prepare: func(context.Context, cluster.Assignment) ([]byte, error) { return make([]byte, 8<<10), nil },
-		Network: h, Discovery: a.discover,
+		Claim:   c.runDir.Claim, Network: h,
 	}
 	if i == 0 {
 		cfg.Port, cfg.Meets = 4000, true
@@ -89,21 +89,6 @@ func (c *crowd) start(i, n int) {
 	}
 	c.agents = append(c.agents, a)
 	c.wait.Go(a.run)
-}
-
-func (a *agent) discover(self cluster.PeerAddr) (cluster.Discovery, error) {
-	p, err := a.host.Packets(7946)
-	if err != nil {
-		return nil, err
-	}
-	m, err := gossip.Join(context.Background(), gossip.Config{
-		Job: "simulation", Key: crowdKey, Transport: p, Seeds: []string{"10.0.0.0:7946"},
-		Self: gossip.Peer{Name: self.Name, Control: self.Addr},
-	})
-	if err != nil {
-		return nil, err
-	}
-	return cluster.Hints(m, self), nil
 }
 
 // run performs the agent's loop, as in launch.Run.

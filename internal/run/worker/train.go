@@ -77,7 +77,7 @@ func (p *process) session(ctx context.Context, trains bool, run func(context.Con
 func (p *process) train(ctx context.Context, s *session) (err error) {
 	o := s.options
 	o.Start = train.Start{Job: p.RunID, First: s.Generation, Generation: s.Generation + cmp.Or(s.World,
-		int64(p.Restart))}
+		int64(p.Restart)), Claimed: s.World > 0}
 	o.RunDir, o.RunID, o.Version = s.RunDir, fmt.Sprintf("%s-%d", p.RunID, o.Start.Generation), s.Version
 	o.ConfigYAML = string(s.cfg.YAML())
 	// The launcher chose the first checkpoint. A restart resumes from the run's own.

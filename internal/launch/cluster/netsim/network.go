@@ -10,15 +10,11 @@
 package netsim
 
 import (
-	"context"
-	"fmt"
+	"io"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"sync"
 	"time"
-
-	"github.com/hashicorp/memberlist"
 )
 
 // Conditions are the faults and delays of every link between two hosts.
@@ -29,221 +25,133 @@ type Conditions struct {
 	Delay, Jitter time.Duration
 }
 
-const (
-	resend    = 200 * time.Millisecond
-	dialAgain = time.Second // between two attempts to open a stream
-)
-
 // Network connects hosts.
 type Network struct {
-	mu         sync.Mutex
-	rand       *rand.Rand                // guarded by mu
-	conditions Conditions                // guarded by mu
-	open       func(from, to *Host) bool // guarded by mu; nil: all links are open
-	hosts      map[netip.Addr]*Host      // guarded by mu
-	held       map[*half]bool            // guarded by mu; streams that wait for a closed link
+	conditions Conditions
+
+	mu       sync.Mutex // guards all below, and the hosts
+	rand     *rand.Rand
+	open     func(from, to *Host) bool // nil: all links are open
+	relinked chan struct{}             // closed by SetLinks
+	hosts    map[netip.Addr]*Host
 }
 
 // New returns a network without hosts. seed determines its random numbers.
 func New(seed uint64, c Conditions) *Network {
-	return &Network{rand: rand.New(rand.NewPCG(seed, 1)), conditions: c, hosts: map[netip.Addr]*Host{},
-		held: map[*half]bool{}}
-}
-
-// SetConditions changes the conditions of later packets.
-func (n *Network) SetConditions(c Conditions) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.conditions = c
+	return &Network{rand: rand.New(rand.NewPCG(seed, 1)), conditions: c, relinked: make(chan struct{}),
+		hosts: map[netip.Addr]*Host{}}
 }
 
 // SetLinks sets which links are open, for each direction; nil: all. open must not block. Packets on a closed link are
 // lost. Streams wait until it is open again.
 func (n *Network) SetLinks(open func(from, to *Host) bool) {
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	n.open = open
-	held := n.held
-	n.held = map[*half]bool{}
-	n.mu.Unlock()
-	for h := range held {
-		h.arrive()
-	}
+	close(n.relinked)
+	n.relinked = make(chan struct{})
 }
+
+// links returns a channel that is closed when the links change.
+func (n *Network) links() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.relinked
+}
+
+// carries reports whether the link is open and neither host has crashed.
+func (n *Network) carries(from, to *Host) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return !from.silent && !to.silent && (n.open == nil || n.open(from, to))
+}
+
+// latency returns the travel time of a packet, and how often it is lost before.
+func (n *Network) latency() (d, losses time.Duration) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	d = n.conditions.Delay
+	if n.conditions.Jitter > 0 {
+		d += time.Duration(n.rand.Int64N(int64(n.conditions.Jitter)))
+	}
+	for losses < 10 && n.rand.Float64() < n.conditions.Loss {
+		losses++
+	}
+	return d, losses
+}
+
+// A Host has the address 10.x.y.z; x.y.z is its number.
+type Host struct {
+	Number int
+
+	net      *Network
+	addr     netip.Addr
+	down     bool // after Kill or Crash
+	silent   bool // after Crash
+	lastPort uint16
+	ports    map[string]*port   // by network and address
+	sockets  map[io.Closer]bool // the open ports and streams
+	sent     Traffic
+}
+
+// Traffic counts a host's sent packets, and the bytes of packets and streams without headers.
+type Traffic struct{ Packets, PacketBytes, StreamBytes int64 }
 
 // Host returns the host with this number, from 0 to 2^24 − 1, and creates it at the first call.
 func (n *Network) Host(number int) *Host {
 	at := netip.AddrFrom4([4]byte{10, byte(number >> 16), byte(number >> 8), byte(number)})
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	h := n.hosts[at]
-	if h == nil {
-		h = &Host{net: n, addr: at, Number: number, ports: map[uint16]*Listener{}, inboxes: map[uint16]*Packets{},
-			conns: map[*conn]bool{}}
-		n.hosts[at] = h
+	if n.hosts[at] == nil {
+		n.hosts[at] = &Host{Number: number, net: n, addr: at, lastPort: 1 << 15, ports: map[string]*port{},
+			sockets: map[io.Closer]bool{}}
 	}
-	return h
+	return n.hosts[at]
 }
 
-// find returns the host and port of an address.
-func (n *Network) find(address string) (*Host, uint16, error) {
-	at, err := netip.ParseAddrPort(address)
-	if err != nil {
-		return nil, 0, err
+// Addr returns the address of the host.
+func (h *Host) Addr() netip.Addr { return h.addr }
+
+// Sent returns the traffic that the host has sent so far.
+func (h *Host) Sent() Traffic {
+	h.net.mu.Lock()
+	defer h.net.mu.Unlock()
+	return h.sent
+}
+
+// Crash silences the host, as a power failure does: peers get no notice.
+func (h *Host) Crash() { h.end(true) }
+
+// Kill closes all sockets of the host, as the kernel does for killed programs: peers see their streams end. Nothing
+// can be opened afterwards.
+func (h *Host) Kill() { h.end(false) }
+
+func (h *Host) end(silent bool) {
+	h.net.mu.Lock()
+	h.down, h.silent = true, h.silent || silent
+	sockets := h.sockets
+	h.sockets = map[io.Closer]bool{}
+	h.net.mu.Unlock()
+	for s := range sockets {
+		s.Close()
 	}
+}
+
+func (h *Host) count(t Traffic) {
+	h.net.mu.Lock()
+	defer h.net.mu.Unlock()
+	h.sent.Packets += t.Packets
+	h.sent.PacketBytes += t.PacketBytes
+	h.sent.StreamBytes += t.StreamBytes
+}
+
+// find returns the host and the port of an address; they are nil if there are none.
+func (n *Network) find(network, address string) (*Host, *port) {
+	at, _ := netip.ParseAddrPort(address)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	h := n.hosts[at.Addr().Unmap()]
-	if h == nil {
-		return nil, 0, fmt.Errorf("no host %s", at.Addr())
+	if h := n.hosts[at.Addr()]; h != nil {
+		return h, h.ports[network+address]
 	}
-	return h, at.Port(), nil
-}
-
-// carries reports whether the link is open and both hosts are alive.
-func (n *Network) carries(from, to *Host) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.carriesLocked(from, to)
-}
-
-func (n *Network) carriesLocked(from, to *Host) bool {
-	return !from.silent.Load() && !to.silent.Load() && (n.open == nil || n.open(from, to))
-}
-
-// hold records that h waits for its link. It returns false if the link is open again.
-func (n *Network) hold(h *half) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.carriesLocked(h.from, h.to) {
-		return false
-	}
-	n.held[h] = true
-	return true
-}
-
-// packet returns a packet's latency, and whether it is lost.
-func (n *Network) packet() (delay time.Duration, lost bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.delayLocked(), n.rand.Float64() < n.conditions.Loss
-}
-
-// part returns the latency of a segment, including resends.
-func (n *Network) part() time.Duration {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	d := n.delayLocked()
-	for tries := 0; tries < 10 && n.rand.Float64() < n.conditions.Loss; tries++ {
-		d += resend
-	}
-	return d
-}
-
-func (n *Network) delayLocked() time.Duration {
-	d := n.conditions.Delay
-	if n.conditions.Jitter > 0 {
-		d += time.Duration(n.rand.Int64N(int64(n.conditions.Jitter)))
-	}
-	return d
-}
-
-// inbox bounds the packets that wait at a port. Further packets are lost, as with a full kernel buffer.
-const inbox = 1024
-
-// Packets is a port for packets and streams. It implements memberlist.Transport.
-type Packets struct {
-	host   *Host
-	addr   *net.UDPAddr
-	arrive chan *memberlist.Packet
-	*Listener
-
-	ctx  context.Context // ended by Close
-	stop context.CancelFunc
-	once sync.Once
-}
-
-// Packets opens a port for both; 0 is any.
-func (h *Host) Packets(port uint16) (*Packets, error) {
-	l, err := h.listen(port)
-	if err != nil {
-		return nil, err
-	}
-	at := netip.AddrPortFrom(h.addr, uint16(l.addr.Port))
-	p := &Packets{host: h, addr: net.UDPAddrFromAddrPort(at), arrive: make(chan *memberlist.Packet, inbox), Listener: l}
-	p.ctx, p.stop = context.WithCancel(context.Background())
-	h.mu.Lock()
-	h.inboxes[at.Port()] = p
-	h.mu.Unlock()
-	return p, nil
-}
-
-// FinalAdvertiseAddr returns the address of the port.
-func (p *Packets) FinalAdvertiseAddr(string, int) (net.IP, int, error) {
-	return p.addr.IP.To4(), p.addr.Port, nil
-}
-
-// WriteTo sends a packet, which may be lost.
-func (p *Packets) WriteTo(b []byte, address string) (time.Time, error) {
-	now := time.Now()
-	if p.ctx.Err() != nil {
-		return now, &net.OpError{Op: "write", Net: "udp", Addr: p.addr, Err: net.ErrClosed}
-	}
-	p.host.count(func(t *Traffic) { t.Packets, t.PacketBytes = t.Packets+1, t.PacketBytes+int64(len(b)) })
-	to, port, err := p.host.net.find(address)
-	if err != nil {
-		return now, nil // an unknown address is no error in UDP
-	}
-	delay, lost := p.host.net.packet()
-	if lost || !p.host.net.carries(p.host, to) {
-		return now, nil
-	}
-	packet := &memberlist.Packet{Buf: append([]byte(nil), b...), From: p.addr}
-	time.AfterFunc(delay, func() { to.take(port, packet) })
-	return now, nil
-}
-
-// take puts a packet into the inbox of its port.
-func (h *Host) take(port uint16, packet *memberlist.Packet) {
-	h.mu.Lock()
-	p := h.inboxes[port]
-	h.mu.Unlock()
-	if p == nil || h.silent.Load() {
-		return
-	}
-	packet.Timestamp = time.Now()
-	select {
-	case p.arrive <- packet:
-	default:
-	}
-}
-
-// PacketCh returns the received packets.
-func (p *Packets) PacketCh() <-chan *memberlist.Packet { return p.arrive }
-
-// StreamCh returns the inbound streams.
-func (p *Packets) StreamCh() <-chan net.Conn { return p.queue }
-
-// DialTimeout opens a stream.
-func (p *Packets) DialTimeout(address string, timeout time.Duration) (net.Conn, error) {
-	ctx, stop := context.WithTimeout(p.ctx, timeout)
-	defer stop()
-	conn, err := p.host.Dial(ctx, address)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", address, err)
-	}
-	return conn, nil
-}
-
-// Shutdown closes the port.
-func (p *Packets) Shutdown() error { return p.Close() }
-
-// Close closes the port.
-func (p *Packets) Close() error {
-	p.once.Do(func() {
-		p.host.mu.Lock()
-		delete(p.host.inboxes, uint16(p.addr.Port))
-		p.host.mu.Unlock()
-		p.stop()
-	})
-	return p.Listener.Close()
+	return nil, nil
 }
