@@ -139,7 +139,7 @@ AGENTS ?= 1024
 JOBS   ?= 40000
 simulate-cluster: ## simulate the agents of a job of many nodes
 	$(GO) test -count 1 -v -timeout 3h -run 'TestSimulation$$' ./internal/launch/cluster/gossip -gossip.agents $(AGENTS)
-	$(GO) test -count 1 -v -timeout 3h -run 'TestSimulation$$' ./internal/launch/cluster -cluster.agents $(AGENTS)
+	$(GO) test -count 1 -v -timeout 3h -run TestJobs ./internal/launch/cluster/gossip -cluster.agents $(AGENTS)
 	$(GO) test -count 1 -timeout 3h -run TestRandomFaults ./internal/launch/cluster -seeds $(JOBS)
 	$(GO) test -count 1 -timeout 3h -v -run TestAllInterleavings ./internal/launch/cluster -model.depth 8
 

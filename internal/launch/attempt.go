@@ -1,16 +1,20 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/launch/waits"
 )
 
@@ -156,7 +160,8 @@ func (t *attempt) onEvent(c *child, e Event) {
 		if err := json.Unmarshal(e.Data, report); err != nil {
 			report = &Failure{Cause: fmt.Sprintf("failure report: %v", err)}
 		}
-		report.Cause, report.Phase = cleanText(report.Cause), waits.Word(report.Phase)
+		report.Cause = terminal.Message(errors.New(cmp.Or(strings.TrimSpace(report.Cause), "no reason given")))
+		report.Phase = waits.Word(report.Phase)
 		if report.WaitState != nil {
 			report.WaitState.Clean()
 		}

@@ -3,6 +3,7 @@ package launch
 import (
 	"bufio"
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -173,10 +174,13 @@ func (c *child) flush() {
 	c.relay.src.SetReadDeadline(now.Add(2 * flushTime))
 	late := time.AfterFunc(flushTime, func() { close(c.relay.abandon) })
 	defer late.Stop()
-	<-c.received
-	select {
-	case <-c.relay.done:
-	case <-time.After(3 * flushTime): // the disk of the log hangs
+	ctx, cancel := context.WithDeadline(context.Background(), now.Add(3*flushTime))
+	defer cancel()
+	for _, ended := range []chan struct{}{c.received, c.relay.done} {
+		select {
+		case <-ended:
+		case <-ctx.Done(): // the disk of the log hangs
+		}
 	}
 }
 

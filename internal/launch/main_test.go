@@ -237,13 +237,14 @@ var scenarios = map[string]func(*Worker) int{
 		fail("corpus.bin: short read\n\x1b[31mat byte 12", false, 100*time.Millisecond),
 		fail("lost rank 1", true, 0),
 	),
-	"stubborn": at(0, fail("wrong shape", false, 0), hang),
-	"early":    at(1, func(*Worker) int { return 0 }, hang),
-	"exit3":    at(1, func(*Worker) int { fmt.Println("so long"); return 3 }, hang),
-	"panic":    at(1, func(w *Worker) int { var p *Worker; return p.Rank }, hang),
-	"garbage":  at(1, func(w *Worker) int { w.conn.Write([]byte("{\"kind\":3}\n")); return hang(w) }, hang),
-	"last":     at(1, hang, done),
-	"linger":   at(1, func(w *Worker) int { w.Done(); return hang(w) }, done),
+	"no-reason": fail("\n", false, 0),
+	"stubborn":  at(0, fail("wrong shape", false, 0), hang),
+	"early":     at(1, func(*Worker) int { return 0 }, hang),
+	"exit3":     at(1, func(*Worker) int { fmt.Println("so long"); return 3 }, hang),
+	"panic":     at(1, func(w *Worker) int { var p *Worker; return p.Rank }, hang),
+	"garbage":   at(1, func(w *Worker) int { w.conn.Write([]byte("{\"kind\":3}\n")); return hang(w) }, hang),
+	"last":      at(1, hang, done),
+	"linger":    at(1, func(w *Worker) int { w.Done(); return hang(w) }, done),
 	"chain": func(w *Worker) int {
 		w.OnStatus(func() waits.WaitState { return chainedState(w) })
 		return awaitStop(w)

@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/launch/waits"
 )
 
@@ -242,23 +241,4 @@ func sortFailures(fs []Failure) {
 	slices.SortStableFunc(fs, func(a, b Failure) int {
 		return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(a.Order, b.Order))
 	})
-}
-
-// cleanText fits a worker's text into a report: few lines, none empty, without control characters.
-func cleanText(s string) string {
-	const most = 16
-	var lines []string
-	for line := range strings.Lines(s) {
-		text := strings.TrimRight(clip(string(terminal.Line([]byte(line))), maxTail), " ")
-		if text != "" {
-			lines = append(lines, text)
-		}
-	}
-	if len(lines) > most {
-		lines = append(lines[:most], fmt.Sprintf("(%d more lines)", len(lines)-most))
-	}
-	if len(lines) == 0 {
-		return "no reason given"
-	}
-	return strings.Join(lines, "\n")
 }

@@ -183,7 +183,7 @@ func (r *relay) incomplete(err error) {
 // pass passes a line to the console or the tail.
 func (r *relay) pass(text string) {
 	if r.crash == "" && crashLine.MatchString(text) {
-		r.crash = clip(text, maxTail)
+		r.crash = terminal.Clip(text, maxTail)
 	}
 	if strings.HasPrefix(text, reported) {
 		return
@@ -192,7 +192,7 @@ func (r *relay) pass(text string) {
 		r.con.write(fmt.Sprintf("[%s] %s\n", r.prefix, text), r.abandon)
 		return
 	}
-	r.tail = append(r.tail, clip(text, maxTail))
+	r.tail = append(r.tail, terminal.Clip(text, maxTail))
 	if len(r.tail) > tailLines {
 		r.tail = r.tail[1:]
 	}
@@ -206,12 +206,4 @@ func (r *relay) ended() (tail []string, crash string) {
 	default:
 		return nil, ""
 	}
-}
-
-// clip returns at most n bytes of s.
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	return strings.ToValidUTF8(s[:n], "")
 }

@@ -72,6 +72,7 @@ func TestFailures(t *testing.T) {
 		{"linger", 2, 1, "did not exit after it was done", "", false},
 		{"late-done", 2, 1, "exit status 5", "", true},
 		{"big", 1, 0, "eeeeee", "", true},
+		{"no-reason", 1, 0, "no reason given", "backward", true},
 	} {
 		t.Run(c.scenario, func(t *testing.T) {
 			t.Parallel()

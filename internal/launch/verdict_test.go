@@ -112,18 +112,6 @@ func TestReport(t *testing.T) {
 	}
 }
 
-func TestCleanText(t *testing.T) {
-	for in, want := range map[string]string{
-		"":                        "no reason given",
-		"\x1b[31mred\n\n a \n":    "red\n a",
-		strings.Repeat("x\n", 20): strings.Repeat("x\n", 16) + "(4 more lines)",
-	} {
-		if got := cleanText(in); got != want {
-			t.Errorf("cleanText(%q) = %q, want %q", in, got, want)
-		}
-	}
-}
-
 func TestStopPolicy(t *testing.T) {
 	const ms = time.Millisecond
 	type at struct {

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/launch/waits"
 )
 
@@ -222,7 +223,7 @@ func (w *Worker) SendData(kind string, step int64, data any) error {
 // Fail reports why this worker is about to exit with a status other than 0: Cause, Remote, TimedOut, Phase, Step and
 // WaitState. The launcher adds the rest.
 func (w *Worker) Fail(f Failure) error {
-	f.Cause = clip(f.Cause, maxReport)
+	f.Cause = terminal.Clip(f.Cause, maxReport)
 	return w.SendData(EventFailed, f.Step, f)
 }
 

@@ -100,8 +100,7 @@ func (c *coordinator) receive(from string, msg *message) {
 	case msg.Join != nil && c.leader != nil:
 		c.leader.onJoin(p, msg.Join)
 	case msg.Join != nil:
-		s := c.status()
-		c.effects.send(&message{Status: &s}, from)
+		c.sendStatus(from)
 	case msg.Refuse != nil && leads:
 		c.fail(fmt.Sprintf("the leader, node %s at %s, refuses this node: %s", p.Host, p.Addr, *msg.Refuse))
 	case msg.Note != nil:
@@ -138,9 +137,12 @@ func (c *coordinator) tick() {
 	case following:
 		c.checkFollowed()
 	}
-	if c.goodbye != nil {
-		c.leave()
-	}
+	c.leave()
+}
+
+func (c *coordinator) sendStatus(to ...string) {
+	s := c.status()
+	c.effects.send(&message{Status: &s}, to...)
 }
 
 // setRole changes the role, and informs all connected agents.
@@ -161,13 +163,13 @@ func (c *coordinator) setRole(r role, follow string) {
 		}
 	}
 	c.role, c.follow, c.since = r, follow, c.now
-	s := c.status()
-	msg := &message{Status: &s}
+	var others []string
 	for _, p := range c.peers.sorted() {
 		if p.Name != follow {
-			c.effects.send(msg, p.Name)
+			others = append(others, p.Name)
 		}
 	}
+	c.sendStatus(others...)
 }
 
 func (c *coordinator) up(h hello, via string) {
@@ -181,8 +183,7 @@ func (c *coordinator) up(h hello, via string) {
 		delete(c.peers, p.Name)
 		return
 	}
-	s := c.status() // the one in the handshake may be outdated
-	c.effects.send(&message{Status: &s}, p.Name)
+	c.sendStatus(p.Name) // the one in the handshake may be outdated
 	c.onStatus(p, &h.Status)
 }
 
@@ -267,10 +268,11 @@ func (c *coordinator) onStatus(p *peer, s *status) {
 			c.caller.abort("the other nodes follow another leader", -1)
 		}
 		c.tryFollow(p)
-	case c.role == campaigning && s.Leader.Name != p.Name && s.Leader.Name != c.self.Name:
-		c.dial(s.Leader.Addr)
 	case c.leader != nil && s.Leader.Name != c.self.Name:
 		p.joined = 0 // it has left
+		if c.role == campaigning && s.Leader.Name != "" && s.Leader.Name != p.Name {
+			c.dial(s.Leader.Addr)
+		}
 	}
 }
 

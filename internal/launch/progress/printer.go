@@ -208,8 +208,9 @@ type Step struct {
 	GradNorm        Number  `json:"grad_norm"`
 	LR              Number  `json:"lr"`
 	TokensPerSecond Number  `json:"tokens_per_second"`  // over all ranks
-	ETASeconds      Number  `json:"eta_seconds"`        // until the last step; negative: unknown
 	ValLoss         *Number `json:"val_loss,omitempty"` // nil without a validation after this step
+
+	ETA time.Duration `json:"eta"` // until the last step; negative: unknown
 }
 
 // Number is a float64 with a JSON form for NaN and infinities, which occur in the loss of a diverging run: a string.
@@ -237,8 +238,8 @@ func (s *Step) text(all bool) string {
 	if all && s.ValLoss != nil {
 		parts = append(parts, "val_loss "+loss(*s.ValLoss))
 	}
-	if s.ETASeconds >= 0 {
-		parts = append(parts, "eta "+readable.Duration(seconds(s.ETASeconds)))
+	if s.ETA >= 0 {
+		parts = append(parts, "eta "+readable.Duration(s.ETA))
 	}
 	return strings.Join(parts, "  ")
 }
@@ -260,15 +261,6 @@ func (s *Step) loss() string {
 
 func loss(n Number) string { return strconv.FormatFloat(float64(n), 'f', 4, 64) }
 
-// seconds converts n to a duration, at most the longest one.
-func seconds(n Number) time.Duration {
-	const most = math.MaxInt64 / int64(time.Second)
-	if !(float64(n) < float64(most)) { // or NaN
-		return time.Duration(most) * time.Second
-	}
-	return time.Duration(float64(n) * float64(time.Second))
-}
-
 // Meter prints the progress of a task in bytes: one bar on a terminal, a line from time to time elsewhere. Its methods
 // may be called from any goroutine.
 type Meter struct {
@@ -279,20 +271,16 @@ type Meter struct {
 	total int64
 	done  int64 // guarded by mu
 	start time.Time
-	next  time.Time // guarded by mu; of the next output
+	every time.Duration // least time between two outputs
+	next  time.Time     // guarded by mu; of the next output
 }
-
-// The least times between two outputs of a Meter, on a terminal and elsewhere.
-const (
-	meterRedraw = 100 * time.Millisecond
-	meterEvery  = 10 * time.Second
-)
 
 // NewMeter returns a meter for the task named what, of total bytes.
 func NewMeter(w io.Writer, opts Options, what string, total int64) *Meter {
 	m := &Meter{line: line{w: w}, opts: opts, what: what, total: total, start: time.Now()}
-	if !opts.Terminal {
-		m.next = m.start.Add(meterEvery)
+	if m.every = 100 * time.Millisecond; !opts.Terminal {
+		m.every = 10 * time.Second
+		m.next = m.start.Add(m.every)
 	}
 	return m
 }
@@ -306,14 +294,12 @@ func (m *Meter) Add(n int64) {
 	if m.opts.Quiet || now.Before(m.next) {
 		return
 	}
-	text := meterLine(m.what, m.done, m.total, now.Sub(m.start))
-	if m.opts.Terminal {
-		m.next = now.Add(meterRedraw)
+	m.next = now.Add(m.every)
+	if text := meterLine(m.what, m.done, m.total, now.Sub(m.start)); m.opts.Terminal {
 		m.line.draw(text, m.done, m.total)
-		return
+	} else {
+		fmt.Fprintln(m.line.w, text)
 	}
-	m.next = now.Add(meterEvery)
-	fmt.Fprintln(m.line.w, text)
 }
 
 func meterLine(what string, done, total int64, took time.Duration) string {

@@ -174,7 +174,7 @@ func (p *process) report(r train.Report) {
 		s := progress.Step{
 			Step: r.Step, Steps: r.Steps, Loss: progress.Number(m.Loss), GradNorm: progress.Number(m.GradNorm),
 			LR: progress.Number(m.LR), TokensPerSecond: progress.Number(m.TokensPerSecond),
-			ETASeconds: progress.Number(r.Left.Seconds()),
+			ETA: r.Left,
 		}
 		if m.ValLoss != nil {
 			v := progress.Number(*m.ValLoss)

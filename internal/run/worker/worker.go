@@ -18,6 +18,7 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	commdevice "github.com/cprun/cprun/comm/device"
+	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/device"
@@ -91,10 +92,19 @@ func (p *process) fail(err error) {
 
 func (p *process) run(role job.Role) (err error) {
 	ctx := context.Background()
-	var joining history
-	options := comm.Options{Deadline: config.Deadline, Log: joining.add}
+	var mu sync.Mutex
+	var joining terminal.Faults // the log of connections, which is of interest if the ranks cannot connect
+	options := comm.Options{Deadline: config.Deadline, Log: func(format string, args ...any) {
+		mu.Lock()
+		defer mu.Unlock()
+		joining.Addf(format, args...)
+	}}
 	if p.world, err = p.join(p.untilFailure(ctx, p.Failed()), options); err != nil {
-		joining.print()
+		mu.Lock()
+		defer mu.Unlock()
+		if log := joining.Err(); log != nil {
+			fmt.Fprintln(os.Stderr, log)
+		}
 		return fmt.Errorf("connecting %d ranks: %w", p.WorldSize, err)
 	}
 	close(p.joined)
@@ -220,31 +230,6 @@ func (p *process) payload(v any) error {
 		return fmt.Errorf("payload of the launcher: %w", err)
 	}
 	return nil
-}
-
-// history keeps the communicator's log of connections, which run prints if the ranks cannot connect.
-type history struct {
-	mu    sync.Mutex
-	lines []string // guarded by mu
-}
-
-// historyLines bounds the memory that foreign connections can fill.
-const historyLines = 100
-
-func (h *history) add(format string, args ...any) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if len(h.lines) < historyLines {
-		h.lines = append(h.lines, fmt.Sprintf(format, args...))
-	}
-}
-
-func (h *history) print() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, line := range h.lines {
-		fmt.Fprintln(os.Stderr, line)
-	}
 }
 
 // start records the duration of the parts of a start, up to the first step. Parts may overlap.
