@@ -274,7 +274,7 @@ func TestSidesOfACutFindEachOther(t *testing.T) {
 		w := together(t, n, 8)
 		defer w.end()
 		n.SetLinks(func(from, to *Host) bool { return from.Number < 4 == (to.Number < 4) })
-		time.Sleep(10 * time.Minute)
+		time.Sleep(2 * time.Minute) // memberlist sends to the dead for 30 s
 		for i, a := range w.here {
 			if n := len(a.Peers()); n != 3 {
 				t.Errorf("agent %d knows %d others while it is cut off with 3", i, n)
@@ -289,7 +289,7 @@ func TestSidesOfACutFindEachOther(t *testing.T) {
 // TestPausedAgentsReturn checks that an agent that was paused and dropped returns, after a long pause once it meets
 // another.
 func TestPausedAgentsReturn(t *testing.T) {
-	for pause, meets := range map[time.Duration]bool{5 * time.Second: false, 5 * time.Minute: true} {
+	for pause, meets := range map[time.Duration]bool{5 * time.Second: false, 2 * time.Minute: true} {
 		t.Run(fmt.Sprint(pause), func(t *testing.T) {
 			simulated(t, func(t *testing.T, n *Network) {
 				w := together(t, n, 6)
