@@ -135,6 +135,9 @@ func (t *multiNode) train(signals *launch.Signals) (int, error) {
 		return t.runID, t.logs
 	})
 	res := launch.Run(t.ctx, spec)
+	if input := (*InputError)(nil); errors.As(res.Err, &input) {
+		res.ExitCode = launch.ExitInput
+	}
 	live.end(res)
 	why := ""
 	if res.Err != nil {
@@ -150,8 +153,6 @@ func (t *multiNode) train(signals *launch.Signals) (int, error) {
 	}
 	return res.ExitCode, t.log.note(res.Err)
 }
-
-const exitInput = 2
 
 // firstDevice returns the number of this agent's first GPU among the visible ones. If the agents of a node see all of
 // its GPUs, they share them out.
@@ -244,7 +245,7 @@ func (t *multiNode) prepare(ctx context.Context, w cluster.Assignment) ([]byte, 
 		t.lead.ready = r
 	}
 	if input := (*InputError)(nil); errors.As(err, &input) {
-		return nil, &launch.Over{Result: launch.Result{ExitCode: exitInput}, Why: err.Error()}
+		return nil, &launch.Over{Result: launch.Result{ExitCode: launch.ExitInput}, Why: err.Error()}
 	}
 	if err != nil {
 		return nil, err
@@ -324,8 +325,8 @@ func (t *multiNode) shared(task *job.Train) (*os.Root, error) {
 			}
 			root.Close()
 		}
-		if time.Now().After(end) {
-			return nil, fmt.Errorf("this node does not see the run directory of rank 0: %w; name a --run-dir on a "+
+		if time.Now().After(end) || !files.Remote(task.RunDir) {
+			return nil, inputf("this node does not see the run directory of rank 0: %w; name a --run-dir on a "+
 				"file system that all nodes share", err)
 		}
 		select {

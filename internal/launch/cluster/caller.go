@@ -32,6 +32,8 @@ func (l *caller) serve(d *decision, self string, may bool) {
 	case l.ending && l.fatal != nil:
 		v := launch.Verdict{Result: l.fatal.Result}
 		switch {
+		case v.ExitCode == launch.ExitInput:
+			v.Notes = []string{l.fatal.Error()}
 		case v.ExitCode != launch.ExitFailed || v.First != nil:
 		case l.start == l.lossAt: // the cause first
 			e := launch.Merge(l.ended.Ending, launch.Ending{Failures: []launch.Failure{l.leaderLoss}})

@@ -3,7 +3,6 @@ package cluster
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -71,9 +70,6 @@ type Network interface {
 // PeerAddr is an agent's name and control address.
 type PeerAddr struct{ Name, Addr string }
 
-// minKey is the least length of a key in bytes.
-const minKey = 16
-
 func (c *Config) resolve() error {
 	c.JoinTimeout = cmp.Or(c.JoinTimeout, 10*time.Minute)
 	c.RegroupTimeout = cmp.Or(c.RegroupTimeout, time.Minute)
@@ -95,11 +91,7 @@ func (c *Config) resolve() error {
 	if c.Claim == nil {
 		c.Claim = func(_ context.Context, _ []byte, _ int, d []byte) ([]byte, error) { return d, nil }
 	}
-	switch ip := net.ParseIP(c.Listen); {
-	case c.Job == "":
-		return errors.New("job: no name is given")
-	case len(c.Key) < minKey:
-		return fmt.Errorf("key of the job: %d bytes; at least %d are needed", len(c.Key), minKey)
+	switch {
 	case c.Min < 1 || c.Max < c.Min || c.Max > maxAgents:
 		return fmt.Errorf("nodes %d:%d: MIN must be at least 1, MAX at least MIN and at most %d", c.Min, c.Max,
 			maxAgents)
@@ -107,11 +99,6 @@ func (c *Config) resolve() error {
 		return fmt.Errorf("node rank %d: must be 0 to %d", c.NodeRank, c.Max-1)
 	case c.NProc < 1 || c.NProc > maxProcs:
 		return fmt.Errorf("processes of a node: %d; must be 1 to %d", c.NProc, maxProcs)
-	case ip == nil || ip.IsUnspecified():
-		return fmt.Errorf("listen address %q: give the IP address at which other nodes reach this host",
-			c.Listen)
-	case len(c.Host) > maxHost || len(c.HostID) > maxHost:
-		return fmt.Errorf("name of the host: longer than %d bytes", maxHost)
 	}
 	return nil
 }

@@ -100,8 +100,7 @@ func (c *coordinator) receive(from string, msg *message) {
 	case msg.Join != nil && c.leader != nil:
 		c.leader.onJoin(p, msg.Join)
 	case msg.Join != nil:
-		s := c.status()
-		c.effects.send(&message{Status: &s}, from)
+		c.sendStatus(from)
 	case msg.Refuse != nil && leads:
 		c.fail(fmt.Sprintf("the leader, node %s at %s, refuses this node: %s", p.Host, p.Addr, *msg.Refuse))
 	case msg.Note != nil:
@@ -118,8 +117,6 @@ func (c *coordinator) receive(from string, msg *message) {
 	case msg.Again != nil && leads && msg.Again.Index == c.index:
 		c.tally = msg.Again.Tally
 		c.caller.onAgain(msg.Again)
-	case msg.EndConfirmed != nil && *msg.EndConfirmed == c.index && c.leader != nil:
-		c.leader.confirmEnd(from)
 	case msg.Bye != nil:
 		c.onBye(p, msg.Bye)
 	}
@@ -140,9 +137,12 @@ func (c *coordinator) tick() {
 	case following:
 		c.checkFollowed()
 	}
-	if c.goodbye != nil {
-		c.leave()
-	}
+	c.leave()
+}
+
+func (c *coordinator) sendStatus(to ...string) {
+	s := c.status()
+	c.effects.send(&message{Status: &s}, to...)
 }
 
 // setRole changes the role, and informs all connected agents.
@@ -163,13 +163,13 @@ func (c *coordinator) setRole(r role, follow string) {
 		}
 	}
 	c.role, c.follow, c.since = r, follow, c.now
-	s := c.status()
-	msg := &message{Status: &s}
+	var others []string
 	for _, p := range c.peers.sorted() {
 		if p.Name != follow {
-			c.effects.send(msg, p.Name)
+			others = append(others, p.Name)
 		}
 	}
+	c.sendStatus(others...)
 }
 
 func (c *coordinator) up(h hello, via string) {
@@ -183,8 +183,7 @@ func (c *coordinator) up(h hello, via string) {
 		delete(c.peers, p.Name)
 		return
 	}
-	s := c.status() // the one in the handshake may be outdated
-	c.effects.send(&message{Status: &s}, p.Name)
+	c.sendStatus(p.Name) // the one in the handshake may be outdated
 	c.onStatus(p, &h.Status)
 }
 
@@ -269,10 +268,11 @@ func (c *coordinator) onStatus(p *peer, s *status) {
 			c.caller.abort("the other nodes follow another leader", -1)
 		}
 		c.tryFollow(p)
-	case c.role == campaigning && s.Leader.Name != p.Name && s.Leader.Name != c.self.Name:
-		c.dial(s.Leader.Addr)
 	case c.leader != nil && s.Leader.Name != c.self.Name:
 		p.joined = 0 // it has left
+		if c.role == campaigning && s.Leader.Name != "" && s.Leader.Name != p.Name {
+			c.dial(s.Leader.Addr)
+		}
 	}
 }
 
@@ -296,9 +296,6 @@ func (c *coordinator) onDecided(p *peer, d *decision) {
 		return
 	}
 	if d.End != nil {
-		if p != nil {
-			c.effects.send(&message{EndConfirmed: &d.Index}, p.Name)
-		}
 		c.finish(launch.Verdict{Result: d.End.result(), ReportedElsewhere: true}, nil)
 		return
 	}
@@ -355,6 +352,9 @@ func (c *coordinator) onBye(p *peer, b *bye) {
 		c.endJob(over(launch.Result{ExitCode: b.Status, Stopped: b.Status == launch.ExitStopped},
 			fmt.Sprintf("node %s, the leader, has ended the job: %s", p.Host, why)), &bye{Status: b.Status, Why: why})
 		return
+	}
+	if c.role == leading && b.Status == launch.ExitInput && p.joined > 0 { // another start would not help
+		c.leader.proposeEnd(launch.Result{ExitCode: launch.ExitInput}, "node "+p.Host+": "+why)
 	}
 	if c.role == leading && b.Status == launch.ExitStopped && c.leader.idle() && p.joined > 0 &&
 		(c.index == 0 || c.world().firstRank(p.Name) >= 0) {
@@ -563,7 +563,7 @@ func (c *coordinator) close(status int, why string) {
 	}
 	c.goodbye, c.goodbyeBy = &bye{Status: status, Why: clip(why)}, c.now
 	if c.role == leading && c.leader.idle() && status == launch.ExitStopped && !c.over {
-		c.goodbyeBy = c.now.Add(2 * confirmTime)
+		c.goodbyeBy = c.now.Add(2 * endTime)
 		c.leader.proposeEnd(askedToStop(c.self.Host))
 	}
 	c.leave()

@@ -37,7 +37,7 @@ func (l *leadership) tryClaim() {
 	switch end := p.value.End; {
 	case l.index == 0 && end != nil: // without a first start, there is no run directory
 		l.decided(p.value)
-	case end != nil && waited >= confirmTime && !l.quorum() && !p.busy:
+	case end != nil && waited >= endTime && !l.quorum() && !p.busy:
 		// The others may continue without this side. The job ends here in any case.
 		l.caller.answer(l.verdict)
 		l.endJob(over(end.result(), end.Why), &bye{Status: end.ExitCode, Why: end.Why, All: true})
@@ -71,12 +71,8 @@ func (l *leadership) decided(d *decision) {
 		l.effects.send(msg, p.Name)
 		p.status.Index = d.Index
 	}
-	if d.End != nil { // wait a moment for the others to confirm it
-		l.confirming = &confirmations{until: l.now.Add(confirmTime), missing: map[string]bool{}}
-		for name := range l.peers {
-			l.confirming.missing[name] = true
-		}
-		l.confirmEnd("")
+	if d.End != nil {
+		l.finish(l.verdict, l.prepareErr)
 		return
 	}
 	l.record = newRecord(&d.Assignment, l.now)
@@ -120,24 +116,4 @@ func (l *leadership) proposeEnd(r launch.Result, why string) {
 func askedToStop(host string) (launch.Result, string) {
 	return launch.Result{ExitCode: launch.ExitStopped, Stopped: true},
 		fmt.Sprintf("node %s was asked to stop before the next start", host)
-}
-
-// A confirmations value records which agents have not confirmed the end of the job.
-type confirmations struct {
-	until   time.Time
-	missing map[string]bool
-}
-
-// confirmEnd records that an agent knows the end, or is lost. After the last one, or the deadline, it finishes the job.
-func (l *leadership) confirmEnd(name string) {
-	t := l.confirming
-	if t == nil {
-		return
-	}
-	delete(t.missing, name)
-	if len(t.missing) > 0 && l.now.Before(t.until) {
-		return
-	}
-	l.confirming = nil
-	l.finish(l.verdict, l.prepareErr)
 }

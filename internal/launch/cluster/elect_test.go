@@ -267,7 +267,7 @@ func TestClaimNeedsAQuorum(t *testing.T) {
 		l.m.down(name, "no word")
 	}
 	l.endsHere(0)
-	l.advance(confirmTime + time.Second) // without a restart left, the job ends in any case
+	l.advance(endTime + time.Second) // without a restart left, the job ends in any case
 	if l.claimed() != nil || len(l.verdicts) != 1 || l.verdicts[0].Again {
 		t.Errorf("claims %v, verdicts %+v", l.claimed(), l.verdicts)
 	}
@@ -329,7 +329,7 @@ func TestDecisionsAreFinal(t *testing.T) {
 	if d := l.decidedTo("c"); d == nil || string(d.Payload) != "x" {
 		t.Errorf("c is told %+v", d)
 	}
-	if len(l.ends) > 0 || l.aborted() || last(l, "a", func(m *message) *int { return m.EndConfirmed }) != nil {
+	if len(l.ends) > 0 || l.aborted() {
 		t.Errorf("the job ends: %v, %v", l.ends, l.heard)
 	}
 	l = leader(t)
@@ -369,13 +369,10 @@ func TestLaterDecisionIsFollowed(t *testing.T) {
 	}
 }
 
-// TestEndIsConfirmed checks that an agent confirms the end, and that its launcher gets the end once.
-func TestEndIsConfirmed(t *testing.T) {
+// TestEndIsPassedOn checks that an agent ends with the decided end, and that its launcher gets it once.
+func TestEndIsPassedOn(t *testing.T) {
 	l := follower(t, "b")
 	l.receive("a", &message{Decided: endDecision(2, "a", 3)})
-	if told := last(l, "a", func(m *message) *int { return m.EndConfirmed }); told == nil || *told != 2 {
-		t.Errorf("told %v", told)
-	}
 	if len(l.heard) != 1 || l.heard[0].Lost == "" {
 		t.Errorf("news %+v", l.heard)
 	}

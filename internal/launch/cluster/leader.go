@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// confirmTime bounds the leader's wait for all agents to confirm the end of the job.
-	confirmTime = 2 * time.Second
+	// endTime bounds the wait for a quorum before the end of the job.
+	endTime = 2 * time.Second
 	// rejoinTime bounds a restart's wait for lost agents or spares when fewer agents are enough.
 	rejoinTime = 2 * time.Second
 	// prepareTime bounds Config.Prepare, which may hang on a disk.
@@ -30,7 +30,6 @@ type leadership struct {
 	record     *record        // the start of the last decision; nil: none
 	regroup    *regroup       // between a verdict and the next decision; nil: a start runs
 	claim      *claim         // the next decision, until the run directory has it
-	confirming *confirmations // the end is decided, and agents confirm it; nil: not yet
 	verdict    launch.Verdict // of the end in claim, for this agent's launcher
 	prepareErr error          // of Prepare, which ended the job
 	probedAt   time.Time
@@ -104,7 +103,6 @@ func quorum(members []Member, has func(name string) bool) bool {
 // lead performs the leader's periodic work.
 func (l *leadership) lead() {
 	l.tryClaim()
-	l.confirmEnd("")
 	l.checkOverdue()
 	if g := l.regroup; g != nil && g.preparing != nil && l.now.Sub(g.prepareBegan) > prepareTime {
 		g.preparing = nil
@@ -303,7 +301,6 @@ func (l *leadership) onEnded(from string, e *ended) {
 
 // lost handles the loss of an agent's connection.
 func (l *leadership) lost(p *peer, why string) {
-	l.confirmEnd(p.Name)
 	if r := l.record; r != nil && !r.over && r.members[p.Name].open() {
 		l.markLost(r.members[p.Name], why)
 		l.judge()

@@ -172,7 +172,7 @@ func TestPrepareHangs(t *testing.T) {
 	if !strings.Contains(d.End.Why, "node a") || !strings.Contains(d.End.Why, prepareTime.String()) {
 		t.Errorf("the job ends since %q", d.End.Why)
 	}
-	l.advance(confirmTime + time.Second)
+	l.advance(endTime + time.Second)
 	if len(l.ends) != 1 {
 		t.Errorf("the caller's wait ends %d times", len(l.ends))
 	}

@@ -21,7 +21,7 @@ const (
 	// tickInterval separates two checks of the coordinator's timeouts.
 	tickInterval = 200 * time.Millisecond
 	// closeTimeout bounds two waits of Close: for the peers to learn of the end, and for goroutines to end.
-	closeTimeout = 3 * confirmTime
+	closeTimeout = 3 * endTime
 	// portTries bounds the search for a port that is free for both TCP and UDP.
 	portTries = 16
 	// nameDigits is the length of the random part of an agent's name: 80 bits.

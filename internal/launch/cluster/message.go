@@ -26,16 +26,15 @@ func helloOf(c *coordinator) hello {
 
 // A message is sent between agents after the hello. Exactly one field is set.
 type message struct {
-	Status       *status   `json:"status,omitempty"`
-	Join         *join     `json:"join,omitempty"`
-	Refuse       *string   `json:"refuse,omitempty"` // the leader refuses the agent: why
-	Note         *string   `json:"note,omitempty"`   // a line for the user of another node
-	Decided      *decision `json:"decided,omitempty"`
-	News         *relayed  `json:"news,omitempty"`
-	Ended        *ended    `json:"ended,omitempty"`
-	Again        *again    `json:"again,omitempty"`
-	EndConfirmed *int      `json:"told,omitempty"` // the agent knows the end: index of the decision
-	Bye          *bye      `json:"bye,omitempty"`
+	Status  *status   `json:"status,omitempty"`
+	Join    *join     `json:"join,omitempty"`
+	Refuse  *string   `json:"refuse,omitempty"` // the leader refuses the agent: why
+	Note    *string   `json:"note,omitempty"`   // a line for the user of another node
+	Decided *decision `json:"decided,omitempty"`
+	News    *relayed  `json:"news,omitempty"`
+	Ended   *ended    `json:"ended,omitempty"`
+	Again   *again    `json:"again,omitempty"`
+	Bye     *bye      `json:"bye,omitempty"`
 }
 
 // A status contains the index of the last decision and the leader that the sender follows, or itself.

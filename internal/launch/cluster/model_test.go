@@ -359,7 +359,7 @@ func (w *model) key() string {
 			fmt.Fprintln(&b, string(raw), q.executed, q.newest)
 		}
 		if l := c.leader; l != nil {
-			fmt.Fprintln(&b, l.term, l.claim != nil, l.regroup != nil, l.confirming != nil)
+			fmt.Fprintln(&b, l.term, l.claim != nil, l.regroup != nil)
 			if r := l.record; r != nil {
 				for _, m := range r.world.Members {
 					p := r.members[m.Name]

@@ -5,15 +5,15 @@ import (
 	"sync"
 )
 
-// A RunDir keeps the newest decision of a job, as a shared directory does.
-type RunDir struct {
+// A runDir keeps the newest decision of a job, as a shared directory does.
+type runDir struct {
 	mu     sync.Mutex
 	number int
 	newest []byte
 }
 
 // Claim implements Config.Claim.
-func (r *RunDir) Claim(_ context.Context, _ []byte, number int, decision []byte) ([]byte, error) {
+func (r *runDir) Claim(_ context.Context, _ []byte, number int, decision []byte) ([]byte, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if decision != nil && number > r.number {
@@ -25,7 +25,7 @@ func (r *RunDir) Claim(_ context.Context, _ []byte, number int, decision []byte)
 // runDirs are those of the jobs of tests, by the port of the rendezvous.
 var runDirs sync.Map
 
-func runDirOf(port int) *RunDir {
-	r, _ := runDirs.LoadOrStore(port, new(RunDir))
-	return r.(*RunDir)
+func runDirOf(port int) *runDir {
+	r, _ := runDirs.LoadOrStore(port, new(runDir))
+	return r.(*runDir)
 }

@@ -137,15 +137,6 @@ func TestFaultOfAnAgentEndsTheJob(t *testing.T) {
 	if !strings.Contains(d.End.Why, "the disk is gone") {
 		t.Errorf("the job ends since %q", d.End.Why)
 	}
-	// The leader waits for both confirmations.
-	told := 2
-	l.receive("b", &message{EndConfirmed: &told})
-	other := 1
-	l.receive("c", &message{EndConfirmed: &other})
-	if len(l.verdicts) > 0 {
-		t.Fatal("the leader ends before c has heard of the end")
-	}
-	l.receive("c", &message{EndConfirmed: &told})
 	if len(l.verdicts) != 1 || l.verdicts[0].ExitCode != launch.ExitFailed || l.verdicts[0].Again {
 		t.Errorf("verdicts %+v", l.verdicts)
 	}
@@ -417,6 +408,23 @@ func TestWhoEndsTheJob(t *testing.T) {
 			(d.End == nil || d.End.ExitCode != launch.ExitStopped) {
 			t.Errorf("%s: decided %+v", c.name, d)
 		}
+	}
+}
+
+// TestWrongInputEndsTheJob checks that an agent with wrong input ends the job for all, even if restarts are left.
+func TestWrongInputEndsTheJob(t *testing.T) {
+	l := leader(t)
+	l.receive("b", &message{Bye: &bye{Status: launch.ExitInput, Why: "no such directory"}})
+	d := l.claimed()
+	if d == nil || d.End == nil || d.End.ExitCode != launch.ExitInput || !l.aborted() {
+		t.Fatalf("claimed %+v, news %v", d, l.heard)
+	}
+	l.grant()
+	l.advance(endTime + time.Second)
+	l.endsHere(0)
+	if len(l.verdicts) != 1 || l.verdicts[0].ExitCode != launch.ExitInput ||
+		!slices.Equal(l.verdicts[0].Notes, []string{"node b: no such directory"}) {
+		t.Errorf("verdicts %+v", l.verdicts)
 	}
 }
 

@@ -9,13 +9,12 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
-
-	"github.com/cprun/cprun/internal/launch/cluster/netsim"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -25,14 +24,16 @@ var key = []byte("a key of thirty-two bytes, or so")
 // An agent is a member and its host.
 type agent struct {
 	*Members
-	host *netsim.Host
+	host *Host
 	addr string
 	stop func() // ends its listener
 	gone bool
+
+	accepted atomic.Int32 // streams
 }
 
 // start starts an agent of a job on a simulated host. The streams are plain.
-func start(t *testing.T, h *netsim.Host, job string, wrap func(net.PacketConn) net.PacketConn) *agent {
+func start(t *testing.T, h *Host, job string, wrap func(net.PacketConn) net.PacketConn) *agent {
 	t.Helper()
 	a := &agent{host: h, addr: h.Addr().String() + ":4000"}
 	packets, err := h.ListenPacket(a.addr)
@@ -54,6 +55,7 @@ func start(t *testing.T, h *netsim.Host, job string, wrap func(net.PacketConn) n
 			if err != nil {
 				return
 			}
+			a.accepted.Add(1)
 			a.Accept(conn)
 		}
 	})
@@ -64,7 +66,7 @@ func start(t *testing.T, h *netsim.Host, job string, wrap func(net.PacketConn) n
 	return a
 }
 
-func name(h *netsim.Host) string { return fmt.Sprintf("n%d", h.Number) }
+func name(h *Host) string { return fmt.Sprintf("n%d", h.Number) }
 
 // leave ends an agent.
 func (a *agent) leave(t *testing.T) {
@@ -97,15 +99,15 @@ func (a *agent) await(t *testing.T, hosts ...int) {
 }
 
 // simulated runs a test in simulated time.
-func simulated(t *testing.T, test func(t *testing.T, n *netsim.Network)) {
+func simulated(t *testing.T, test func(t *testing.T, n *Network)) {
 	synctest.Test(t, func(t *testing.T) {
-		test(t, netsim.New(1, netsim.Conditions{Delay: time.Millisecond}))
+		test(t, NewNetwork(1, Conditions{Delay: time.Millisecond}))
 		time.Sleep(10 * time.Second) // pending waits time out
 	})
 }
 
 func TestAgentsFindEachOther(t *testing.T) {
-	simulated(t, func(t *testing.T, n *netsim.Network) {
+	simulated(t, func(t *testing.T, n *Network) {
 		var all []*agent
 		for i := range 8 {
 			all = append(all, start(t, n.Host(i), "job", nil))
@@ -130,22 +132,32 @@ func TestAgentsFindEachOther(t *testing.T) {
 	})
 }
 
-// TestMeetTriesAgain checks that an agent meets another that starts later.
+// TestMeetTriesAgain checks that an agent meets another that starts later, and then exchanges full state with random
+// agents while there are some.
 func TestMeetTriesAgain(t *testing.T) {
-	simulated(t, func(t *testing.T, n *netsim.Network) {
+	simulated(t, func(t *testing.T, n *Network) {
 		early := start(t, n.Host(1), "job", nil)
 		defer early.leave(t)
 		early.Meet("10.0.0.2:4000")
 		time.Sleep(syncPause)
 		late := start(t, n.Host(2), "job", nil)
-		defer late.leave(t)
 		late.await(t, 1)
 		early.await(t, 2)
+		late.leave(t)
+		early.await(t)
+		time.Sleep(randomSyncs * 2 * syncPause)
+		again := start(t, n.Host(2), "job", nil)
+		defer again.leave(t)
+		early.Meet(again.addr)
+		time.Sleep(randomSyncs * 2 * syncPause)
+		if got := again.accepted.Load(); got < 1+randomSyncs {
+			t.Errorf("%d exchanges, not %d", got, 1+randomSyncs)
+		}
 	})
 }
 
 func TestJobsDoNotMeet(t *testing.T) {
-	simulated(t, func(t *testing.T, n *netsim.Network) {
+	simulated(t, func(t *testing.T, n *Network) {
 		a, b := start(t, n.Host(1), "job", nil), start(t, n.Host(2), "another job", nil)
 		defer a.leave(t)
 		defer b.leave(t)
@@ -173,7 +185,7 @@ func (r *recorder) ReadFrom(b []byte) (int, net.Addr, error) {
 // TestForeignPacketsStopNothing sends random, replayed and changed packets to an agent. A departed agent may seem alive
 // for some seconds.
 func TestForeignPacketsStopNothing(t *testing.T) {
-	simulated(t, func(t *testing.T, n *netsim.Network) {
+	simulated(t, func(t *testing.T, n *Network) {
 		r := &recorder{got: make(chan []byte, 1000)}
 		a := start(t, n.Host(1), "job", func(c net.PacketConn) net.PacketConn { r.PacketConn = c; return r })
 		defer a.leave(t)
@@ -218,7 +230,7 @@ func TestForeignPacketsStopNothing(t *testing.T) {
 
 // TestPacketsAreSealed checks that an observer of the network reads no name.
 func TestPacketsAreSealed(t *testing.T) {
-	simulated(t, func(t *testing.T, n *netsim.Network) {
+	simulated(t, func(t *testing.T, n *Network) {
 		r := &recorder{got: make(chan []byte, 1000)}
 		a := start(t, n.Host(1), "job", func(c net.PacketConn) net.PacketConn { r.PacketConn = c; return r })
 		defer a.leave(t)
@@ -236,7 +248,7 @@ func TestPacketsAreSealed(t *testing.T) {
 
 // TestStreamsEndWithTheMember checks that a silent stream ends, and one after Close.
 func TestStreamsEndWithTheMember(t *testing.T) {
-	simulated(t, func(t *testing.T, n *netsim.Network) {
+	simulated(t, func(t *testing.T, n *Network) {
 		a := start(t, n.Host(1), "job", nil)
 		ends := func() time.Duration {
 			near, far := net.Pipe()
@@ -258,10 +270,10 @@ func TestStreamsEndWithTheMember(t *testing.T) {
 // TestSidesOfACutFindEachOther checks that both sides of a partition that have dropped each other know all after two of
 // their agents have met.
 func TestSidesOfACutFindEachOther(t *testing.T) {
-	simulated(t, func(t *testing.T, n *netsim.Network) {
+	simulated(t, func(t *testing.T, n *Network) {
 		w := together(t, n, 8)
 		defer w.end()
-		n.SetLinks(func(from, to *netsim.Host) bool { return from.Number < 4 == (to.Number < 4) })
+		n.SetLinks(func(from, to *Host) bool { return from.Number < 4 == (to.Number < 4) })
 		time.Sleep(10 * time.Minute)
 		for i, a := range w.here {
 			if n := len(a.Peers()); n != 3 {
@@ -279,10 +291,10 @@ func TestSidesOfACutFindEachOther(t *testing.T) {
 func TestPausedAgentsReturn(t *testing.T) {
 	for pause, meets := range map[time.Duration]bool{5 * time.Second: false, 5 * time.Minute: true} {
 		t.Run(fmt.Sprint(pause), func(t *testing.T) {
-			simulated(t, func(t *testing.T, n *netsim.Network) {
+			simulated(t, func(t *testing.T, n *Network) {
 				w := together(t, n, 6)
 				defer w.end()
-				n.SetLinks(func(from, to *netsim.Host) bool { return from.Number != 3 && to.Number != 3 })
+				n.SetLinks(func(from, to *Host) bool { return from.Number != 3 && to.Number != 3 })
 				time.Sleep(pause)
 				if n := len(w.here[0].Peers()); n != 4 {
 					t.Errorf("%d other agents are there", n)
@@ -299,7 +311,7 @@ func TestPausedAgentsReturn(t *testing.T) {
 
 // TestDialEndsWithTheMember checks that Close ends dials in progress.
 func TestDialEndsWithTheMember(t *testing.T) {
-	simulated(t, func(t *testing.T, n *netsim.Network) {
+	simulated(t, func(t *testing.T, n *Network) {
 		packets, err := n.Host(1).ListenPacket("10.0.0.1:4000")
 		if err != nil {
 			t.Fatal(err)

@@ -6,8 +6,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/cprun/cprun/internal/launch/cluster/netsim"
 )
 
 var simAgents = flag.Int("gossip.agents", 32, "agents that TestSimulation has")
@@ -15,7 +13,7 @@ var simAgents = flag.Int("gossip.agents", 32, "agents that TestSimulation has")
 // A crowd is agents on simulated hosts.
 type crowd struct {
 	t    *testing.T
-	net  *netsim.Network
+	net  *Network
 	here []*agent
 }
 
@@ -31,7 +29,7 @@ func (w *crowd) gather(n int) {
 }
 
 // together returns n agents that know each other.
-func together(t *testing.T, net *netsim.Network, n int) *crowd {
+func together(t *testing.T, net *Network, n int) *crowd {
 	w := &crowd{t: t, net: net}
 	w.gather(n)
 	w.agree(time.Minute)
@@ -148,9 +146,9 @@ func TestSimulation(t *testing.T) {
 func simulate(t *testing.T, agents int, loss float64) {
 	w := &crowd{
 		t: t,
-		net: netsim.New(
+		net: NewNetwork(
 			1,
-			netsim.Conditions{Loss: loss, Delay: 100 * time.Microsecond, Jitter: 400 * time.Microsecond},
+			Conditions{Loss: loss, Delay: 100 * time.Microsecond, Jitter: 400 * time.Microsecond},
 		),
 	}
 	defer w.end()

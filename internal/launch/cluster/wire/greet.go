@@ -8,7 +8,6 @@
 package wire
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/ed25519"
@@ -144,21 +143,21 @@ func (s *handshake) explain(err error) error {
 
 // greet exchanges the hellos and returns the peer's.
 func (s *handshake) greet(dialer bool) (hello []byte, err error) {
-	mine := func() error { return s.send(greeting{Job: s.Job, Hello: s.Hello()}) }
-	if dialer {
-		if err = mine(); err == nil {
-			hello, err = s.receiveHello()
+	mine := greeting{Job: s.Job, Hello: s.Hello()}
+	if !dialer {
+		if hello, err = s.receiveHello(); err == nil {
+			err = s.send(mine)
 		}
 		if err == nil {
-			err = s.send(greeting{Job: s.Job})
+			_, err = s.receive()
 		}
 		return hello, err
 	}
-	if hello, err = s.receiveHello(); err == nil {
-		err = mine()
+	if err = s.send(mine); err == nil {
+		hello, err = s.receiveHello()
 	}
 	if err == nil {
-		_, err = s.receive()
+		err = s.send(greeting{Job: s.Job})
 	}
 	return hello, err
 }
@@ -216,9 +215,7 @@ func readGreeting(r io.Reader) (*greeting, error) {
 		return nil, err
 	}
 	g := new(greeting)
-	dec := json.NewDecoder(bytes.NewReader(message))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(g); err != nil {
+	if err := json.Unmarshal(message, g); err != nil {
 		return nil, fmt.Errorf("greeting: %w", err)
 	}
 	return g, nil

@@ -177,7 +177,7 @@ func (a *Acceptor) Close() error {
 const (
 	// MaxFrame is the longest frame in bytes.
 	MaxFrame = 1 << 20
-	// maxGreeting bounds a frame before the peer has proved the key.
+	// maxGreeting bounds a frame of the handshake.
 	maxGreeting = 16 << 10
 	// header is the size of the length prefix.
 	header = 4

@@ -177,9 +177,9 @@ func TestSilence(t *testing.T) {
 	<-ended
 }
 
-// TestStreams checks that a port carries links and streams.
+// TestStreams checks that a port also carries streams, without hellos.
 func TestStreams(t *testing.T) {
-	m := open(t, testConfig(t, nil))
+	m := open(t, testConfig(t, func(p *Config) { p.Check = func([]byte) error { return errors.New("a hello") } }))
 	near, err := DialStream(t.Context(), dial(t, m.addr), testConfig(t, nil))
 	if err != nil {
 		t.Fatal(err)
@@ -232,7 +232,8 @@ func TestHandshakeRefuses(t *testing.T) {
 				refusal.Proven != c.proven {
 				t.Fatalf("the dialer got %v", err)
 			}
-			if strings.ContainsAny(refusal.Text, "\x1b\n") || !strings.Contains(err.Error(), m.addr) {
+			text := map[bool]string{false: "refused the agent at " + m.addr, true: "the agent at " + m.addr + " refuses"}
+			if strings.ContainsAny(refusal.Text, "\x1b\n") || !strings.HasPrefix(err.Error(), text[refusal.Theirs]) {
 				t.Errorf("text %q", err)
 			}
 			got := <-m.refused
@@ -355,11 +356,15 @@ func TestForeignCertificates(t *testing.T) {
 	for name, conf := range map[string]*tls.Config{
 		"RSA": {Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
 			InsecureSkipVerify: true},
-		"none":    {InsecureSkipVerify: true},
-		"TLS 1.2": {MaxVersion: tls.VersionTLS12, InsecureSkipVerify: true},
+		"none": {InsecureSkipVerify: true},
+		"TLS 1.2": {Certificates: []tls.Certificate{identity(t, "0123456789abcdef").cert},
+			MaxVersion: tls.VersionTLS12, InsecureSkipVerify: true},
 	} {
+		conf.NextProtos = []string{links, streams}
 		conn := tls.Client(dial(t, m.addr), conf)
 		conn.Handshake()
+		f, _ := NewFrame([]byte(`{"job":"job","hello":{}}`))
+		conn.Write(append(f, f...))
 		io.Copy(io.Discard, conn)
 		conn.Close()
 		select {

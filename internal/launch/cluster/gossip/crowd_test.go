@@ -1,4 +1,4 @@
-package cluster_test
+package gossip_test
 
 import (
 	"context"
@@ -13,10 +13,10 @@ import (
 
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/cluster"
-	"github.com/cprun/cprun/internal/launch/cluster/netsim"
+	"github.com/cprun/cprun/internal/launch/cluster/gossip"
 )
 
-var crowdAgents = flag.Int("cluster.agents", 20, "agents that TestSimulation has")
+var crowdAgents = flag.Int("cluster.agents", 20, "agents that TestJobs has")
 
 var crowdKey = []byte("a key of thirty-two bytes, or so")
 
@@ -24,8 +24,10 @@ var crowdKey = []byte("a key of thirty-two bytes, or so")
 // workers are missing.
 type crowd struct {
 	t      *testing.T
-	net    *netsim.Network
-	runDir cluster.RunDir
+	net    *gossip.Network
+	mu     sync.Mutex // guards the run directory
+	index  int        // of the newest decision there
+	newest []byte
 	loss   float64
 	agents []*agent
 	finish chan struct{} // closed when the workers are done
@@ -35,7 +37,7 @@ type crowd struct {
 // An agent of a crowd, with its observations.
 type agent struct {
 	*crowd
-	host       *netsim.Host
+	host       *gossip.Host
 	membership *cluster.Membership
 	ctx        context.Context // of run
 	stop       context.CancelFunc
@@ -61,11 +63,21 @@ func (c *crowd) end() {
 func newCrowd(t *testing.T, loss float64) *crowd {
 	return &crowd{
 		t: t, loss: loss, finish: make(chan struct{}),
-		net: netsim.New(
+		net: gossip.NewNetwork(
 			1,
-			netsim.Conditions{Loss: loss, Delay: 100 * time.Microsecond, Jitter: 400 * time.Microsecond},
+			gossip.Conditions{Loss: loss, Delay: 100 * time.Microsecond, Jitter: 400 * time.Microsecond},
 		),
 	}
+}
+
+// claim keeps the newest decision, as a run directory does.
+func (c *crowd) claim(_ context.Context, _ []byte, index int, decision []byte) ([]byte, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if decision != nil && index > c.index {
+		c.index, c.newest = index, decision
+	}
+	return c.newest, nil
 }
 
 // start starts agent i of n.
@@ -78,7 +90,7 @@ func (c *crowd) start(i, n int) {
 		Min: (n*3 + 3) / 4, Max: n, NProc: 8,
 		Host: fmt.Sprintf("node%04d", i), Listen: h.Addr().String(), Seeds: []string{"10.0.0.0:4000"}, MaxRestarts: 5,
 		Prepare: func(context.Context, cluster.Assignment) ([]byte, error) { return make([]byte, 8<<10), nil },
-		Claim:   c.runDir.Claim, Network: h,
+		Claim:   c.claim, Network: h,
 	}
 	if i == 0 {
 		cfg.Port, cfg.Meets = 4000, true
@@ -178,7 +190,7 @@ func (a *agent) crash() {
 }
 
 // sent returns each host's traffic so far.
-func (c *crowd) sent() (list []netsim.Traffic) {
+func (c *crowd) sent() (list []gossip.Traffic) {
 	for _, a := range c.agents {
 		list = append(list, a.host.Sent())
 	}
@@ -208,9 +220,9 @@ func (c *crowd) row(what string, part func()) {
 		packets/int64(n), bytes/int64(n)>>10, float64(most)/(1<<20))
 }
 
-// TestSimulation runs a job on a network that loses packets: the agents meet, lose every tenth host including the
+// TestJobs runs a job on a network that loses packets: the agents meet, lose every tenth host including the
 // leader's, continue, and end.
-func TestSimulation(t *testing.T) {
+func TestJobs(t *testing.T) {
 	losses := []float64{0.05, 0}
 	if testing.Short() {
 		losses = losses[:1]

@@ -1,4 +1,4 @@
-package netsim
+package gossip
 
 import (
 	"bytes"
@@ -16,7 +16,7 @@ import (
 
 // bubble runs a test on a network with a latency of 1 ms.
 func bubble(t *testing.T, test func(t *testing.T, n *Network)) {
-	synctest.Test(t, func(t *testing.T) { test(t, New(1, Conditions{Delay: time.Millisecond})) })
+	synctest.Test(t, func(t *testing.T) { test(t, NewNetwork(1, Conditions{Delay: time.Millisecond})) })
 }
 
 // meet opens a stream from host 1 to host 2.
@@ -39,7 +39,7 @@ func meet(t *testing.T, n *Network) (near, far net.Conn) {
 
 func TestStreamsCarryBytesInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := New(1, Conditions{Delay: time.Millisecond, Jitter: 20 * time.Millisecond, Loss: 0.3})
+		n := NewNetwork(1, Conditions{Delay: time.Millisecond, Jitter: 20 * time.Millisecond, Loss: 0.3})
 		near, far := meet(t, n)
 		want := make([]byte, 3*window*segment+5)
 		rand.NewChaCha8([32]byte{}).Read(want)
@@ -151,7 +151,7 @@ func TestKilledHostsEndStreamsAndCrashedOnesDoNot(t *testing.T) {
 func TestPacketsAreLost(t *testing.T) {
 	for loss, want := range map[float64][2]int{0: {1000, 1000}, 0.1: {850, 950}} {
 		synctest.Test(t, func(t *testing.T) {
-			n := New(1, Conditions{Loss: loss})
+			n := NewNetwork(1, Conditions{Loss: loss})
 			from, to := packets(t, n.Host(1)), packets(t, n.Host(2))
 			if _, err := n.Host(2).ListenPacket("10.0.0.2:7946"); !errors.Is(err, syscall.EADDRINUSE) {
 				t.Errorf("a port was given twice: %v", err)

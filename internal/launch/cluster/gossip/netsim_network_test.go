@@ -1,13 +1,14 @@
-// Package netsim simulates a network within one process, for tests of agents on many hosts. It loses packets, delays
-// streams, and kills, silences and partitions hosts.
+package gossip
+
+// A simulated network within one process, for tests of agents on many hosts. It loses packets, delays streams, and
+// kills, silences and partitions hosts.
 //
-//	net := netsim.New(seed, netsim.Conditions{Loss: 0.01, Delay: time.Millisecond})
+//	net := NewNetwork(seed, Conditions{Loss: 0.01, Delay: time.Millisecond})
 //	listener, err := net.Host(1).Listen("10.0.0.1:4000")
 //	conn, err := net.Host(2).Dial(ctx, "10.0.0.1:4000")
 //
 // All waits use the packages time and sync, so it runs in a bubble of testing/synctest: an hour of a thousand hosts
 // takes minutes. Random numbers come from a seed; the Go scheduler's order does not.
-package netsim
 
 import (
 	"io"
@@ -36,8 +37,8 @@ type Network struct {
 	hosts    map[netip.Addr]*Host
 }
 
-// New returns a network without hosts. seed determines its random numbers.
-func New(seed uint64, c Conditions) *Network {
+// NewNetwork returns a network without hosts. seed determines its random numbers.
+func NewNetwork(seed uint64, c Conditions) *Network {
 	return &Network{rand: rand.New(rand.NewPCG(seed, 1)), conditions: c, relinked: make(chan struct{}),
 		hosts: map[netip.Addr]*Host{}}
 }

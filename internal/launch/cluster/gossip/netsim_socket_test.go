@@ -1,4 +1,4 @@
-package netsim
+package gossip
 
 import (
 	"context"
