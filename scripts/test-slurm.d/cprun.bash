@@ -159,3 +159,9 @@ case_cprun_networks() {
   MASTER_ADDR=10.77.0.1 short -N2 -n2 -- --run-dir runs/nets-meeting || fail "status $?: $(cat "$JOBS/short.out")"
   has "MASTER_ADDR" "$(cat "$JOBS/short.out")" "network of this node: mgmt0 10.77.0.1, towards 10.77.0.1"
 }
+
+# Ranks that Slurm bound to too few cores are slow, so cprun warns.
+case_cprun_crowded() {
+  (cd "$JOBS" && srun --quiet --input=none -N1 -n1 taskset -c 0 "$cprun" --nproc 4 --set train.steps=2 --set data.seq_len=64 "$config") >"$JOBS/crowded.out" 2>&1 || fail "status $?"
+  has "warning" "$(cat "$JOBS/crowded.out")" "4 ranks of this node share 1 of its"
+}

@@ -21,7 +21,7 @@ const (
 
 const devices = "/sys/bus/pci/devices"
 
-// KeepNear binds all threads of this process, present and future, to those of its cores that are on the NUMA node of a
+// KeepNear binds all threads of this process, present and future, to the cores that it has on the NUMA node of a
 // PCI device, such as 0000:1b:00.0. It returns these cores. It returns none and does nothing if the node is unknown, or
 // all cores are on it, or it has too few of them for the goroutines that run at once.
 func KeepNear(device string) (bound []int, err error) { return keepNear(devices, device) }
