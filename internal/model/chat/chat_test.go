@@ -129,6 +129,7 @@ func TestWrongTemplatesAreExplained(t *testing.T) {
 		"{% set n = namespace(x=[1]) %}{% for i in range(999) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x == n.x }}":   "deep inside each other",
 		"{% set n = namespace(x=1) %}{% for i in range(99999) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x | tojson }}": "deep inside each other",
 		"{% set x = [1, 2] | select %}{{ x | list }}{{ x | list }}":                                                  "is read twice",
+		"{{ [1] | tojson(indent='x' * 101) }}":                                          "an indent of more than",
 		"{{ [1] | map('string') }}":      "cannot be printed",
 		"{{ ([1] * 5000000) | length }}": "a value of more than",
 		"{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}": "too many steps",

@@ -129,7 +129,7 @@ var mapMethods = map[string]*function{
 		if key, d := c.args[1], c.args[0].(*Dict); isString(key) && d.Has(key.(string)) {
 			return d.Data[key.(string)]
 		}
-		return choose(c.args[2] == Value(absent), nil, c.args[2])
+		return c.or(2, nil)
 	}),
 }
 
@@ -253,7 +253,10 @@ func toJSON(r *run, c *call) Value {
 		if text, ok := c.args[2].(string); ok {
 			s.indent = text
 		} else {
-			s.indent = strings.Repeat(" ", min(max(c.int(2, 0), 0), maxIndent))
+			s.indent = strings.Repeat(" ", min(max(c.int(2, 0), 0), maxIndent+1))
+		}
+		if len(s.indent) > maxIndent {
+			fail("an indent of more than %d", maxIndent)
 		}
 	}
 	if c.given(3) {
@@ -272,7 +275,7 @@ func byDefault(r *run, c *call) Value {
 	if !unset && (truthy(c.args[0]) || !truthy(c.args[2])) {
 		return c.args[0]
 	}
-	return choose[Value](c.args[1] == Value(absent), "", c.args[1])
+	return c.or(1, "")
 }
 
 func toInt(r *run, c *call) Value {
@@ -296,5 +299,5 @@ func toInt(r *run, c *call) Value {
 			return int(f)
 		}
 	}
-	return choose[Value](c.args[1] == Value(absent), 0, c.args[1])
+	return c.or(1, 0)
 }

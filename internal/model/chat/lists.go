@@ -75,7 +75,7 @@ func join(r *run, c *call) Value {
 	for i, x := range list {
 		list[i] = r.attribute(x, c.args[2], absent)
 	}
-	return r.join(list, choose(c.args[1] == Value(absent), "", r.text(c.args[1])))
+	return r.join(list, r.text(c.or(1, "")))
 }
 
 func joinMethod(r *run, c *call) Value {

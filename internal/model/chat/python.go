@@ -33,7 +33,7 @@ type style struct {
 	ascii, order bool
 }
 
-// maxIndent bounds an indent.
+// maxIndent bounds the bytes of an indent.
 const maxIndent = 100
 
 // written returns repr() or the JSON of a value.
