@@ -87,10 +87,10 @@ test-crash: ## inject faults at random moments into whole runs
 test-ring: ## run ten times the random cases of package ring
 	$(GO) test -count 1 -timeout 60m ./ring -ring.full
 
-# Saves and restores on a simulated network file system, for some minutes.
+# Saves, restores and claims decisions on a simulated network file system, for some minutes.
 NFS_TRIALS ?= 3000
-test-nfs: ## save and restore on a simulated network file system
-	$(GO) test -count 1 -timeout 60m -run TestNetworkFileSystem ./internal/model/checkpoint -nfs.trials=$(NFS_TRIALS) -nfs.seed=$(SEED)
+test-nfs: ## save, restore and claim on a simulated network file system
+	$(GO) test -count 1 -timeout 60m -run 'NetworkFileSystem' ./internal/model/checkpoint -nfs.trials=$(NFS_TRIALS) -nfs.seed=$(SEED) -claim.trials=10000
 
 # Connects two network namespaces by a network that is cut, one-way, lossy or slow. The user needs the right to make user
 # namespaces and to open /dev/net/tun. Takes three minutes.
@@ -112,9 +112,8 @@ test-hostile: ## try all malicious inputs
 # Injects faults of nodes and networks into a run on four hosts (network namespaces). Needs root.
 FAULTS ?= 40
 test-cluster: ## inject faults of nodes and networks (root)
-	$(GO) vet -tags cluster,$(TAGS) ./cmd/cprun ./internal/launch/lan
-	$(GO) test -count 1 -tags cluster,$(TAGS) -vet off -v -timeout 60m -run 'TestCluster|TestNodes' ./cmd/cprun -cluster.faults=$(FAULTS) -cluster.seed=$(SEED)
-	$(GO) test -count 1 -tags cluster,$(TAGS) -vet off ./internal/launch/lan
+	$(GO) vet -tags cluster,$(TAGS) ./cmd/cprun
+	$(GO) test -count 1 -tags cluster,$(TAGS) -vet off -v -timeout 60m -run 'TestCluster|TestNodes|TestLAN' ./cmd/cprun -cluster.faults=$(FAULTS) -cluster.seed=$(SEED)
 
 # Tests batch scripts, steps and signals on a real Slurm of two nodes, in namespaces on this machine. Needs root.
 test-slurm: ## test the batch scripts on a real Slurm (root)
@@ -140,8 +139,9 @@ AGENTS ?= 1024
 JOBS   ?= 40000
 simulate-cluster: ## simulate the agents of a job of many nodes
 	$(GO) test -count 1 -v -timeout 3h -run 'TestSimulation$$' ./internal/launch/cluster/gossip -gossip.agents $(AGENTS)
-	$(GO) test -count 1 -v -timeout 3h -run 'TestSimulation$$' ./internal/launch/cluster -cluster.agents $(AGENTS)
+	$(GO) test -count 1 -v -timeout 3h -run TestJobs ./internal/launch/cluster/gossip -cluster.agents $(AGENTS)
 	$(GO) test -count 1 -timeout 3h -run TestRandomFaults ./internal/launch/cluster -seeds $(JOBS)
+	$(GO) test -count 1 -timeout 3h -v -run TestAllInterleavings ./internal/launch/cluster -model.depth 8
 
 FUZZTIME ?= 30s
 fuzz: ## run every fuzzer for FUZZTIME

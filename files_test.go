@@ -32,7 +32,6 @@ var openExceptions = map[string]struct{ calls, why string }{
 	"internal/launch/jobdir.go":             {"os.Open os.WriteFile", "locks private directories of its user, and marks a new one"},
 	"internal/base/cuda/nvrtc/cache.go":     {"os.OpenFile", "locks a file in the user's own cache"},
 	"internal/model/data/parquet.go":        {"root.OpenFile", "parquet.OpenFile takes a file that is open already"},
-	"internal/launch/lan/host.go":           {"unix.Open", "opens /dev/net/tun, in tests"},
 	"comm/copyengine/setup.go":              {"os.OpenFile", "maps a file in /dev/shm that rank 0 created and named over the authenticated mesh"},
 }
 

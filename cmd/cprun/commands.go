@@ -75,7 +75,7 @@ func nodeFlags(f *pflag.FlagSet, o *command.Options) {
 	f.Lookup("node-rank").DefValue = "0" // as pflag shows none for it
 	f.StringVar(&o.Rendezvous, "rendezvous", "", "`host:port` of the first node, where all nodes meet")
 	f.StringVar(&o.Interface, "interface", "", "`network` between the nodes: an interface, an address of this host, "+
-		"or CIDR (default: the route to the rendezvous)")
+		"or CIDR (default: the fastest towards the rendezvous)")
 	f.IntVar(&o.MaxRestarts, "max-restarts", 0, "restarts from the newest checkpoint after a failure")
 }
 

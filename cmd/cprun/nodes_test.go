@@ -25,7 +25,7 @@ func agents(t *testing.T, flags ...[]string) (codes []int, said []string) {
 		args := append([]string{"--nnodes", fmt.Sprint(len(flags)), "--node-rank", fmt.Sprint(rank), "--rendezvous",
 			meet}, f...)
 		s := &started{Cmd: process(t, args...), t: t}
-		s.Stderr = &s.stderr
+		s.Stderr, s.Dir = &s.stderr, t.TempDir()
 		if err := s.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -75,6 +75,18 @@ func TestNodesRefuseTogether(t *testing.T) {
 	codes, said := agents(t, flags, flags)
 	for i, code := range codes {
 		if code != 2 || strings.Count(said[i], "not a directory") != 1 {
+			t.Errorf("node %d: status %d, want 2\n%s", i, code, said[i])
+		}
+	}
+}
+
+// Nodes that do not share the run directory end with status 2 and the fix.
+func TestNodesWithoutASharedDirectory(t *testing.T) {
+	t.Setenv("CPRUN_KEY_FILE", privateKey(t))
+	flags := []string{"--nproc", "1", "--max-restarts", "3", "--run-dir", "/proc/self/cwd/run", small(t, 600)}
+	codes, said := agents(t, flags, flags)
+	for i, code := range codes {
+		if code != 2 || strings.Count(said[i], "name a --run-dir on a file system that all nodes share") != 1 {
 			t.Errorf("node %d: status %d, want 2\n%s", i, code, said[i])
 		}
 	}

@@ -55,6 +55,18 @@ func TestTrainWritesTheRunDirectory(t *testing.T) {
 	}
 }
 
+// TestErrorOfTheLauncherIsPrintedOnce lets the launcher fail before it starts a worker.
+func TestErrorOfTheLauncherIsPrintedOnce(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	if err := os.MkdirAll(filepath.Join(dir, "logs", "rank-0000.log"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	code, _, stderr := cprun(t, "--run-dir", dir, small(t, 1))
+	if want := "cprun: log of rank 0: "; code != 1 || strings.Count(stderr, want) != 1 {
+		t.Errorf("status %d, %q not once in\n%s", code, want, stderr)
+	}
+}
+
 func TestKilledWorkerIsNamedAndNothingIsLeft(t *testing.T) {
 	s := start(t, filepath.Join(t.TempDir(), "run"), "--nproc", "4", small(t, endless))
 	s.afterStep(3)

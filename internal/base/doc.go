@@ -6,4 +6,5 @@
 //	admission    limits unproven connections    cuda, nccl   CUDA and its libraries
 //	half, heap   16-bit floats, host memory     ulimit       limits of open files
 //	near         compares floats in tests       hostile      tests of hostile inputs
+//	cores        binds a process to its GPU's NUMA node
 package base

@@ -1,8 +1,10 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -11,23 +13,20 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 // abandonTime bounds the wait for a killed worker. The kernel cannot end one in a call to a dead disk or device; the
 // launcher names it and ends without it.
 const abandonTime = 20 * time.Second
 
-// A worker may take exitGraces times Job.Grace to exit after it is done.
-const exitGraces = 6
-
-// LastTime bounds the wait for the other workers after the first is done. The last collective is complete by then, so
-// no peer reports a worker that hangs in a disk or a driver.
-const LastTime = 5 * time.Minute
-
 // An attempt runs one start of all workers until none is left. Its methods run on loop.
 type attempt struct {
 	*nodeLauncher
 	Start
+	dir      *jobDir // its own: that of another start has old sockets, or was removed, like XDG_RUNTIME_DIR after a logout
 	children []*child
 	inbox    chan message
 	live     int  // workers that have not ended
@@ -42,11 +41,9 @@ type attempt struct {
 	peersSent bool // the workers have all addresses
 	failing   bool // a rank failed, here or elsewhere, and the others are being ended
 
-	polling   bool      // the workers were asked for their status for Job.OnStatus
-	waitTable waitTable // the table in progress
 	timedOut  bool      // a rank has waited for too long
-
-	stopped <-chan time.Time // when to check for stopped workers; nil: none must end
+	failedAt  time.Time // the first sign of a failure; the workers were asked for their waits then
+	waitTable waitTable // the table in progress
 
 	// escalation runs when the timer fires.
 	escalation func()
@@ -54,10 +51,7 @@ type attempt struct {
 }
 
 func (l *nodeLauncher) attempt(ctx context.Context, s Start) *attempt {
-	t := &attempt{nodeLauncher: l, Start: s, inbox: make(chan message), oom: -1}
-	if n, ok := oomKills("/proc/self/cgroup", "/sys/fs/cgroup"); ok {
-		t.oom = n
-	}
+	t := &attempt{nodeLauncher: l, Start: s, inbox: make(chan message), oom: oomKills("/proc/self/cgroup", cgroupRoot)}
 	t.start()
 	if t.asked != "" { // a signal that arrived with the start
 		t.membership.Publish(News{Stop: t.asked})
@@ -66,6 +60,7 @@ func (l *nodeLauncher) attempt(ctx context.Context, s Start) *attempt {
 	end, news := ctx.Done(), l.membership.News()
 	look, unwatch := t.watch()
 	defer unwatch()
+	defer t.removeDir()
 	for t.live > 0 && !t.gaveUp {
 		select {
 		case m := <-t.inbox:
@@ -76,8 +71,6 @@ func (l *nodeLauncher) attempt(ctx context.Context, s Start) *attempt {
 			t.onNews(n)
 		case <-t.timer:
 			t.escalation()
-		case <-t.stopped:
-			t.killStopped()
 		case <-t.waitTable.timer:
 			t.showTable()
 		case <-look:
@@ -95,15 +88,18 @@ func (l *nodeLauncher) attempt(ctx context.Context, s Start) *attempt {
 
 // start starts the workers, up to the first one that cannot be started.
 func (t *attempt) start() {
+	if t.dir, t.err = newJobDir(runtimeBases()...); t.err != nil {
+		return
+	}
 	for local := range t.job.NProc {
-		c, greeting, err := t.newChild(local, &t.Start)
+		c, greeting, err := t.newChild(local)
 		if err != nil {
 			t.err = err
 			t.killAll()
 			return
 		}
 		t.children = append(t.children, c)
-		if err := t.spawn.do(func() error { return c.start(greeting, t.inbox) }); err != nil {
+		if err := c.start(greeting, t.inbox); err != nil {
 			c.relay.log.Close()
 			close(c.relay.done)
 			c.ended, c.evidence.startErr = true, err
@@ -111,6 +107,15 @@ func (t *attempt) start() {
 			return
 		}
 		t.live++
+	}
+}
+
+func (t *attempt) removeDir() {
+	if t.dir == nil {
+		return
+	}
+	if err := t.dir.close(); err != nil {
+		t.notice("private directory %s: %v", t.dir.path, err)
 	}
 }
 
@@ -124,26 +129,17 @@ func (t *attempt) handle(m message) {
 		t.onFailed(c)
 	default:
 		t.live--
-		c.ended, c.evidence.exit = true, *m.exit
+		c.evidence.exit, c.ended = c.reap(), true
 		close(c.commands)
-		c.evidence.endedByUs = t.endedByUs(c)
+		c.evidence.endedByUs = c.endedByUs(c.evidence.exit)
 		_, c.evidence.crash = c.relay.ended()
-		if m.exit.signal == unix.SIGKILL && !c.evidence.endedByUs && t.oom >= 0 {
-			n, ok := oomKills("/proc/self/cgroup", "/sys/fs/cgroup")
-			c.evidence.oomKilled = ok && n > t.oom
+		if c.evidence.exit.Signal() == unix.SIGKILL && !c.evidence.endedByUs && t.oom >= 0 {
+			c.evidence.oomKilled = oomKills("/proc/self/cgroup", cgroupRoot) > t.oom
 		}
 		if judge(c.evidence).class != classNone {
 			t.onFailed(c)
 		}
 	}
-}
-
-// endedByUs reports whether the launcher killed the worker, or asked it to end before it exited with an error.
-func (t *attempt) endedByUs(c *child) bool {
-	if sig := c.evidence.exit.signal; sig != 0 {
-		return c.sentSignal(sig)
-	}
-	return c.evidence.exit.code != 0 && c.sentSignal(unix.SIGTERM)
 }
 
 func (t *attempt) onEvent(c *child, e Event) {
@@ -152,34 +148,36 @@ func (t *attempt) onEvent(c *child, e Event) {
 		t.maxStep = max(t.maxStep, e.Step)
 	}
 	switch e.Kind {
+	case EventReady:
+		c.attached = true
 	case EventListening:
 		t.listening(c, e)
 	case EventDone, EventStopped:
 		c.evidence.finished = e.Kind
 		t.awaitExits()
 	case EventFailed:
-		report := new(FailureReport)
+		report := new(Failure)
 		if err := json.Unmarshal(e.Data, report); err != nil {
-			report = &FailureReport{Error: fmt.Sprintf("failure report: %v", err)}
+			report = &Failure{Cause: fmt.Sprintf("failure report: %v", err)}
 		}
-		report.Error, report.Phase = cleanText(report.Error), cleanPhase(report.Phase)
+		report.Cause = terminal.Message(errors.New(cmp.Or(strings.TrimSpace(report.Cause), "no reason given")))
+		report.Phase = waits.Word(report.Phase)
 		if report.WaitState != nil {
 			report.WaitState.Clean()
 		}
 		c.evidence.report = report
-		t.timeOut(report)
+		t.onTimeout(report.TimedOut)
 		t.onFailed(c)
 	case EventStatus:
 		t.onStatus(c, e)
 		return
 	}
 	if call := t.job.OnEvent; call != nil {
-		t.mail.put(e.Kind == EventProgress, func() { call(c.rank, e) })
+		t.con.put(e.Kind == EventProgress, func() { call(c.rank, e) })
 	}
 }
 
-// onFailed records a worker's first sign of failure. After the job's first failure, the others get Settle to end by
-// themselves, since they lose their connections and report reasons. Then they get SIGTERM, and after Grace SIGKILL.
+// onFailed records a worker's first sign of failure.
 func (t *attempt) onFailed(c *child) {
 	if c.evidence.order != 0 {
 		return
@@ -191,29 +189,37 @@ func (t *attempt) onFailed(c *child) {
 }
 
 // abort ends the live workers, since a rank has failed, here or elsewhere. why is the cause if the ranks cannot learn
-// it from each other.
+// it from each other. First they get time to end by themselves, since they lose their connections and report reasons.
 func (t *attempt) abort(rank int, why string) {
 	if t.failing {
 		return
 	}
 	t.failing = true
-	if !t.timedOut {
-		t.requestFreshStatus(false) // a hanging worker reports its status only on request
+	t.onFault(false) // a hanging worker reports its waits only on request
+	t.broadcast(command{Failed: &Failed{rank, why}})
+	for _, c := range t.children {
+		if !c.ended && c.observe() == stateStopped { // it cannot end by itself
+			c.kill()
+		}
 	}
-	t.broadcast(command{Kind: commandFailed, Rank: rank, Reason: why})
-	t.killStopped()
-	t.after(t.job.Settle, func() {
-		t.signalAll(unix.SIGTERM)
-		t.after(t.job.Grace, t.killAll)
+	t.after(t.job.times.settle, func() {
+		for _, c := range t.children {
+			if c.answeredSince(t.failedAt) {
+				c.signal(unix.SIGTERM)
+			} else { // it had time enough: it hangs, and would not handle the signal
+				c.kill()
+			}
+		}
+		t.after(t.job.times.grace, t.killAll)
 	})
 }
 
-// broadcast sends a command to the live workers. Each kind is sent at most once, and its queue has room.
+// broadcast sends a command to the live workers.
 func (t *attempt) broadcast(c command) {
 	frame, err := encodeFrame(c)
 	for _, to := range t.children {
-		if err == nil && !to.ended {
-			to.commands <- frame
+		if err == nil {
+			to.post(frame)
 		}
 	}
 }
@@ -224,59 +230,41 @@ func (t *attempt) awaitExits() {
 	if t.failing || t.forced || t.ended {
 		return // these cases have limits of their own
 	}
-	if slices.ContainsFunc(t.children, (*child).working) {
-		if t.timer == nil {
-			t.after(t.job.Last, t.endUnfinished)
+	working, limit := slices.ContainsFunc(t.children, (*child).working), t.job.times.exit
+	if working {
+		if limit = t.job.times.last; t.timer != nil {
+			return
 		}
-		return
 	}
-	t.after(exitGraces*t.job.Grace, func() {
+	t.after(limit, func() {
+		t.onTimeout(true)
 		for _, c := range t.children {
-			if !c.ended {
-				c.evidence.overLimit = exitGraces * t.job.Grace
+			if !c.ended && c.working() == working {
+				c.evidence.overLimit = limit
+				t.onFailed(c)
 			}
 		}
-		t.killAll()
 	})
 }
 
 func (c *child) working() bool { return !c.ended && c.evidence.finished == "" }
-
-// endUnfinished ends the workers that are not done at the limit.
-func (t *attempt) endUnfinished() {
-	t.timedOut = true
-	t.requestFreshStatus(true)
-	for _, c := range t.children {
-		if c.working() {
-			c.evidence.overLimit = t.job.Last
-			t.onFailed(c)
-		}
-	}
-}
 
 func (t *attempt) after(d time.Duration, then func()) {
 	t.timer, t.escalation = time.After(d), then
 }
 
 func (t *attempt) killAll() {
-	t.signalAll(unix.SIGKILL)
+	for _, c := range t.children {
+		c.kill()
+	}
 	t.after(abandonTime, func() {
 		for _, c := range t.children {
 			if !c.ended {
-				t.say(fmt.Sprintf("cprun: rank %d (pid %d) does not end after SIGKILL: it hangs in the kernel\n",
-					c.rank, c.pid))
+				t.say("rank %d (pid %d) does not end after SIGKILL: it hangs in the kernel", c.rank, c.pid)
 			}
 		}
 		t.gaveUp = true
 	})
-}
-
-func (t *attempt) signalAll(sig syscall.Signal) {
-	for _, c := range t.children {
-		if !c.ended {
-			c.signal(sig, true)
-		}
-	}
 }
 
 func (t *attempt) onSignal(sig os.Signal) {
@@ -301,15 +289,6 @@ func (t *attempt) stop(by string) {
 		return
 	}
 	t.stopSent, t.asked = true, by
-	t.broadcast(command{Kind: commandStop, Reason: by})
+	t.broadcast(command{Stop: by})
 	t.notice("%s: the workers are asked for a checkpoint and a clean end; Ctrl-C ends them at once", by)
-}
-
-// cleanPhase shortens a phase to one line.
-func cleanPhase(s string) string {
-	if s == "" {
-		return ""
-	}
-	line, _, _ := strings.Cut(cleanText(s), "\n")
-	return string(clip([]byte(line), 64))
 }

@@ -1,21 +1,22 @@
 package launch
 
 import (
-	"bytes"
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
-	"regexp"
-	"strings"
-	"sync"
+	"slices"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/launch/waits"
 )
@@ -35,38 +36,30 @@ type child struct {
 	commands        chan []byte   // read by send; a status command is sent only if it is empty, the others have room
 	received        chan struct{} // closed after the last event
 	relay           *relay
-
-	mu     sync.Mutex
-	reaped bool                    // guarded by mu: the system may have reused pid
-	sent   map[syscall.Signal]bool // guarded by mu: signals sent by the launcher
+	dead            atomic.Bool // it has ended, perhaps before the launcher's next signal
 
 	// Used by loop alone:
-	evidence     evidence
-	lastStep     int64
-	addr         string // for ranks of other nodes; "": unknown
-	ended        bool
-	state        string           // why it cannot report; "" if unknown
-	answer       *waits.WaitState // its answer to the current request
-	awaiting     bool             // asked by poll, and has not answered
-	lastAnswer   *waits.WaitState // its last answer to any request
-	lastAnswerAt time.Time        // when it arrived
+	evidence evidence
+	lastStep int64
+	addr     string // for ranks of other nodes; "": unknown
+	ended    bool   // reaped, or never started
+	sent     []syscall.Signal
+	attached bool
+	killed   string           // its state when the launcher killed it; "": it did not
+	awaiting bool             // asked for its waits, and has not answered
+	answer   *waits.WaitState // its last answer
+	answered time.Time
 }
 
-// A message passes from a child's goroutines to loop.
+// A message passes from a child's goroutines to loop. Without event and fault it is the last: the child has ended.
 type message struct {
 	child *child
 	event *Event
-	fault error      // of the channel
-	exit  *exitState // a child's last message
-}
-
-type exitState struct {
-	code   int            // -1: ended by a signal
-	signal syscall.Signal // 0: exited
+	fault error // of the channel
 }
 
 // start forks the worker on the caller's thread and starts its goroutines, which end with the process. The caller must
-// receive from inbox until exit.
+// receive from inbox until the last message.
 func (c *child) start(greeting []byte, inbox chan<- message) error {
 	ours, theirs, err := socketPair()
 	if err != nil {
@@ -79,8 +72,7 @@ func (c *child) start(greeting []byte, inbox chan<- message) error {
 		return fmt.Errorf("pipe: %w", err)
 	}
 	defer in.Close()
-	conn, err := net.FileConn(ours)
-	if err != nil {
+	if c.conn, err = net.FileConn(ours); err != nil {
 		out.Close()
 		return fmt.Errorf("socket pair: %w", err)
 	}
@@ -92,18 +84,17 @@ func (c *child) start(greeting []byte, inbox chan<- message) error {
 	}
 	if err := c.cmd.Start(); err != nil {
 		out.Close()
-		conn.Close()
+		c.conn.Close()
 		return fmt.Errorf("start process: %w", err)
 	}
-	c.pid, c.conn, c.relay.src = c.cmd.Process.Pid, conn, out
-	c.sent = map[syscall.Signal]bool{}
+	c.pid, c.relay.src = c.cmd.Process.Pid, out
 	c.received = make(chan struct{})
 	c.commands = make(chan []byte, commandKinds+1)
 	c.commands <- greeting
 	go c.relay.run()
 	go c.receive(inbox)
 	go c.send()
-	go c.reap(inbox)
+	go c.awaitEnd(inbox)
 	return nil
 }
 
@@ -120,27 +111,38 @@ func socketPair() (ours, theirs *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "launcher"), os.NewFile(uintptr(fds[1]), "worker"), nil
 }
 
-// receive passes the worker's events to loop, in order.
+// receive passes the worker's events to loop, in order, until the worker closes its end or is dead.
 func (c *child) receive(inbox chan<- message) {
 	defer close(c.received)
-	frames := newFrameReader(c.conn)
-	for {
-		line, err := frames.next()
+	frames := newFrames(c.conn)
+	for frames.Scan() {
 		var e Event
-		if err == nil {
-			e, err = decodeEvent(line)
+		if err := DecodeStrict(frames.Bytes(), &e); err != nil {
+			inbox <- message{child: c, fault: fmt.Errorf("event frame: %w", err)}
+			return
 		}
-		switch {
-		case err == nil && e.Kind == EventStacks:
+		if e.Kind == EventStacks {
 			c.keepStacks(e.Data) // here, so that loop does not wait for a disk
-		case err == nil:
+		} else {
 			inbox <- message{child: c, event: &e}
-		case errors.Is(err, errFrameLength) || line != nil:
-			inbox <- message{child: c, fault: err}
-			return
-		default: // the worker closed its end or is dead; reap reports it
-			return
 		}
+	}
+	if err := frames.Err(); errors.Is(err, bufio.ErrTooLong) {
+		inbox <- message{child: c, fault: fmt.Errorf("event frame of more than %d bytes: %w", maxFrame, err)}
+	}
+}
+
+// keepStacks appends a worker's goroutine stacks to its log.
+func (c *child) keepStacks(data json.RawMessage) {
+	var text string
+	if json.Unmarshal(data, &text) != nil {
+		return
+	}
+	_, err := fmt.Fprintf(c.relay.log, "--- stacks of rank %d, %s ---\n%s\n--- end of the stacks ---\n", c.rank,
+		time.Now().UTC().Format(time.RFC3339), terminal.Text(text))
+	if err != nil && !errors.Is(err, os.ErrClosed) {
+		c.relay.con.write(fmt.Sprintf("cprun: stacks of rank %d are not in its log: %v\n", c.rank, err),
+			c.relay.abandon)
 	}
 }
 
@@ -153,209 +155,64 @@ func (c *child) send() {
 	}
 }
 
-// reap waits for the process, then for the rest of its output and events. Only then may loop judge the worker, since
-// its reason may still be in the socket.
-func (c *child) reap(inbox chan<- message) {
+// awaitEnd waits for the end of the process, then for the rest of its output and events. Only then may loop judge the
+// worker, since its reason may still be in the socket.
+func (c *child) awaitEnd(inbox chan<- message) {
 	awaitExit(c.cmd)
-	c.mu.Lock()
+	c.dead.Store(true)
 	unix.Kill(-c.pid, unix.SIGKILL) // the worker's own subprocesses
-	c.cmd.Wait()
-	c.reaped = true
-	c.mu.Unlock()
-
 	c.flush()
 	c.conn.Close()
-	status := c.cmd.ProcessState.Sys().(syscall.WaitStatus)
-	exit := exitState{code: status.ExitStatus()}
-	if status.Signaled() {
-		exit = exitState{code: -1, signal: status.Signal()}
-	}
-	inbox <- message{child: c, exit: &exit}
+	inbox <- message{child: c}
 }
 
-// flush waits for the ends of the socket and the output. After the first deadline it stops copying to the console, so
-// that a stopped terminal costs no line of the log. After the second it closes both: a process outside the worker's
-// group must hold them.
+// flush waits for the ends of the socket and the output. After flushTime it stops copying to the console, so that a
+// stopped terminal costs no line of the log. Then it closes both: a process outside the worker's group must hold them.
 func (c *child) flush() {
-	wait := func(ended <-chan struct{}) bool {
-		deadline := time.NewTimer(flushTime)
-		defer deadline.Stop()
+	now := time.Now()
+	c.conn.SetReadDeadline(now.Add(flushTime))
+	c.relay.src.SetReadDeadline(now.Add(2 * flushTime))
+	late := time.AfterFunc(flushTime, func() { close(c.relay.abandon) })
+	defer late.Stop()
+	ctx, cancel := context.WithDeadline(context.Background(), now.Add(3*flushTime))
+	defer cancel()
+	for _, ended := range []chan struct{}{c.received, c.relay.done} {
 		select {
 		case <-ended:
-			return true
-		case <-deadline.C:
-			return false
-		}
-	}
-	if !wait(c.received) {
-		c.conn.Close()
-		<-c.received
-	}
-	if !wait(c.relay.done) {
-		close(c.relay.abandon)
-		if !wait(c.relay.done) {
-			c.relay.src.Close()
-			wait(c.relay.done)
+		case <-ctx.Done(): // the disk of the log hangs
 		}
 	}
 }
 
-// signal sends sig to the worker or its process group, unless it has been reaped.
-func (c *child) signal(sig syscall.Signal, group bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.reaped {
-		return
-	}
-	c.sent[sig] = true
-	pid := c.pid
-	if group {
-		pid = -pid
-	}
-	unix.Kill(pid, sig)
+// reap returns how the process ended. Its id and group were its own until now.
+func (c *child) reap() syscall.WaitStatus {
+	_ = c.cmd.Wait() // awaitExit may have done so
+	return c.cmd.ProcessState.Sys().(syscall.WaitStatus)
 }
 
-func (c *child) sentSignal(sig syscall.Signal) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.sent[sig]
-}
-
-const (
-	maxLine   = 1 << 20 // bytes of a line on the console; the log file has all
-	tailLines = 20      // of the first failed rank, printed at the end
-	maxTail   = 4 << 10 // bytes of one of those lines
-)
-
-// crashLine matches the first line of a Go crash: a panic, a runtime error, or a fatal signal such as "SIGSYS: bad
-// system call".
-var crashLine = regexp.MustCompile(`^(panic|fatal error|SIG[A-Z0-9]{2,8}): `)
-
-// reported starts lines for the log only: the launcher prints their text at the end of the job.
-const reported = "cprun worker: failed: "
-
-// LogFailure writes the reason of a failure to the worker's log only.
-func LogFailure(err error) {
-	fmt.Fprintln(os.Stderr, reported+strings.ReplaceAll(err.Error(), "\n", "\n"+reported))
-}
-
-// A relay copies one worker's output to its log file and, line by line, to the console or to the tail for a failure
-// report. It removes terminal control characters, since users also read logs on a terminal.
-type relay struct {
-	src    *os.File
-	log    *os.File
-	con    *console
-	prefix string
-	show   bool
-	// abandon is closed if the worker is dead and the console has not accepted its output. From then on only the log
-	// gets it.
-	abandon chan struct{}
-	done    chan struct{} // closed at the end of src; the fields below are then safe to read
-
-	tail   [][]byte
-	crash  string // first line of a Go crash
-	line   []byte // the current line, at most maxLine
-	cut    int    // further bytes of the current line
-	logErr error
-}
-
-// openLog opens a rank's log to append. Logs are private, since they may contain text of the corpus. A symbolic link is
-// refused, since it could point anywhere.
-func openLog(dir *os.Root, rank int) (*os.File, error) {
-	f, err := files.Append(dir, logName(rank))
-	if err != nil {
-		return nil, fmt.Errorf("log of rank %d: %w", rank, err)
-	}
-	return f, nil
-}
-
-func logName(rank int) string { return fmt.Sprintf("rank-%04d.log", rank) }
-
-// run copies until the end of the pipe. It never stops reading before, since a worker blocks when it cannot write.
-func (r *relay) run() {
-	defer close(r.done)
-	defer func() { r.incomplete(r.log.Close()) }() // a network file system may report write errors at close
-	defer r.src.Close()
-	log := terminal.NewWriter(r.log)
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := r.src.Read(buf)
-		if n > 0 {
-			_, e := log.Write(buf[:n])
-			r.incomplete(e)
-			r.split(buf[:n])
-		}
-		if err != nil {
-			break
-		}
-	}
-	r.incomplete(log.Flush())
-	if len(r.line)+r.cut > 0 {
-		r.flush()
+// signal sends sig to the worker's process group.
+func (c *child) signal(sig syscall.Signal) {
+	if !c.ended && !c.dead.Load() {
+		c.sent = append(c.sent, sig)
+		unix.Kill(-c.pid, sig)
 	}
 }
 
-// incomplete warns once that the log could not be written.
-func (r *relay) incomplete(err error) {
-	if err != nil && r.logErr == nil {
-		r.logErr = err
-		r.con.write(fmt.Appendf(nil, "cprun: log of %s is incomplete: %v\n", r.prefix, err), r.abandon)
-	}
+// kill ends a worker, and keeps its state for the table of waits.
+func (c *child) kill() {
+	c.killed = cmp.Or(c.killed, c.observe())
+	c.signal(unix.SIGKILL)
 }
 
-func (r *relay) split(b []byte) {
-	for {
-		i := bytes.IndexByte(b, '\n')
-		if i < 0 {
-			r.collect(b)
-			return
-		}
-		r.collect(b[:i])
-		r.flush()
-		b = b[i+1:]
-	}
+// endedByUs reports whether the launcher killed the worker, or asked it to end before it exited with an error.
+func (c *child) endedByUs(exit syscall.WaitStatus) bool {
+	return exit.Signaled() && slices.Contains(c.sent, exit.Signal()) ||
+		exit.ExitStatus() > 0 && slices.Contains(c.sent, unix.SIGTERM)
 }
 
-func (r *relay) collect(b []byte) {
-	n := min(len(b), maxLine-len(r.line))
-	r.line = append(r.line, b[:n]...)
-	r.cut += len(b) - n
-}
-
-func (r *relay) flush() {
-	text := terminal.Line(r.line)
-	if r.cut > 0 {
-		text = fmt.Appendf(text, " [%d more bytes in the log]", r.cut)
+// post sends a frame to a live worker. Each kind but the status is sent at most once, so there is room.
+func (c *child) post(frame []byte) {
+	if !c.ended {
+		c.commands <- frame
 	}
-	if r.crash == "" && crashLine.Match(text) {
-		r.crash = string(clip(text, maxTail))
-	}
-	r.line, r.cut = r.line[:0], 0
-	if bytes.HasPrefix(text, []byte(reported)) {
-		return
-	}
-	if r.show {
-		r.con.write(fmt.Appendf(nil, "[%s] %s\n", r.prefix, text), r.abandon)
-	}
-	r.tail = append(r.tail, bytes.Clone(clip(text, maxTail)))
-	if len(r.tail) > tailLines {
-		r.tail = r.tail[1:]
-	}
-}
-
-// ended returns the tail and the crash line, or nothing if the output was not read to its end.
-func (r *relay) ended() (tail [][]byte, crash string) {
-	select {
-	case <-r.done:
-		return r.tail, r.crash
-	default:
-		return nil, ""
-	}
-}
-
-func clip(b []byte, n int) []byte {
-	if len(b) <= n {
-		return b
-	}
-	return bytes.ToValidUTF8(b[:n], nil)
 }

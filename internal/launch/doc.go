@@ -13,10 +13,10 @@ package launch
 //
 // Goroutines of the launcher, and their ends:
 //
-//	loop      the caller of Run; ends when all workers of the last attempt are reaped
-//	spawner   keeps the OS thread that forks, to which the parent death signal is tied; closed by Run
+//	loop      the caller of Run; keeps its OS thread, to which the parent death signal is tied; ends when all workers of
+//	          the last attempt are reaped
 //	relay     one per worker, reads its output; ends at the end of the pipe
 //	receive   one per worker, reads its events; ends at the end of the socket
 //	send      one per worker, writes its commands; ends with the socket
-//	reap      one per worker, waits for its process; reports to loop after relay and receive have ended
-//	dispatch  calls Job.OnEvent, so that a slow terminal does not block loop; closed by Run
+//	awaitEnd  one per worker, waits for its process; tells loop after relay and receive have ended
+//	console   prints, and calls Job.OnEvent, so that a slow terminal does not block loop; closed by Run

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"runtime"
 	"slices"
@@ -94,6 +95,11 @@ func Environment() []Variable {
 		{Name: envNCCLFamily, changes: true, Meaning: "IPv4 or IPv6 there; set together with it"},
 		{Name: EnvHostID, changes: true, Meaning: "agents with different values count as different hosts; also read " +
 			"by NCCL"},
+		{Name: envFlashAttn, changes: true, Meaning: "0: attention.backend flash is not chosen; 1 is the default"},
+		{Name: envFusedAttn, changes: true, Meaning: "0: attention.backend fused (cuDNN) is not chosen; 1 is the default"},
+		{Name: envDebug, changes: true, Meaning: "1: NVTE_DEBUG_LEVEL has an effect"},
+		{Name: envDebugLevel, changes: true, Meaning: "with NVTE_DEBUG=1: least detail about the choice of a backend, as " +
+			"attention.debug 0, 1 or 2"},
 		{Name: envCacheDir, Meaning: "folder of cprun/kernels with compiled GPU kernels; default ~/.cache"},
 		{Name: EnvKeyFile, Meaning: "file with the secret of a job of several nodes; no other user may read it; " +
 			"default: .key in the run directory"},
@@ -107,9 +113,6 @@ func Environment() []Variable {
 			vars = append(vars, Variable{Name: v.Name, Meaning: v.Meaning})
 		}
 	}
-	for _, v := range nvteVariables {
-		vars = append(vars, Variable{Name: v.name, Meaning: v.meaning, changes: true})
-	}
 	for i := range vars {
 		vars[i].Value, vars[i].Set = os.LookupEnv(vars[i].Name)
 	}
@@ -121,58 +124,43 @@ func Terminal(f *os.File) bool {
 	return term.IsTerminal(int(f.Fd())) && os.Getenv(envTerm) != "dumb"
 }
 
-// workerEnv returns the environment of one worker: the launcher's, with the worker's ranks. It contains no secret.
+// workerEnv returns the environment of one worker: the launcher's, with the worker's ranks, and values for libraries
+// unless the user has set them. It contains no secret.
 func workerEnv(base []string, h hello) []string {
-	set := map[string]string{
-		envRank:           strconv.Itoa(h.Rank),
-		envWorldSize:      strconv.Itoa(h.WorldSize),
-		envLocalRank:      strconv.Itoa(h.LocalRank),
-		envLocalWorldSize: strconv.Itoa(h.LocalWorldSize),
-		envNodeRank:       strconv.Itoa(h.NodeRank),
-		envRunID:          h.RunID,
-		envRestartCount:   strconv.Itoa(h.Restart),
+	env := map[string]string{}
+	for _, v := range base {
+		name, value, _ := strings.Cut(v, "=")
+		env[name] = value
 	}
-	given := func(name string) bool {
-		return slices.ContainsFunc(base, func(v string) bool {
-			value, ok := strings.CutPrefix(v, name+"=")
-			return ok && value != ""
-		})
+	for name, n := range map[string]int{envRank: h.Rank, envWorldSize: h.WorldSize, envLocalRank: h.LocalRank,
+		envLocalWorldSize: h.LocalWorldSize, envNodeRank: h.NodeRank, envRestartCount: h.Restart} {
+		env[name] = strconv.Itoa(n)
 	}
-	if !given(envMulticast) {
-		// Multicast objects are a resource of the whole fabric, and every communicator makes new ones. If it cannot,
-		// NCCL's initialization fails instead of continuing without them.
-		set[envMulticast] = "0"
-	}
-	if !given(envQueues) {
-		// A worker has more streams than the driver's 8 queues. A stream that waits for another device blocks all
-		// streams of its queue.
-		set[envQueues] = "32"
-	}
-	if !given(envMaxProcs) {
-		// Otherwise each worker would start a thread for each core of the node. At least two, so that transfers overlap
-		// with kernels: with one thread, a transfer starts only after the kernel.
-		set[envMaxProcs] = strconv.Itoa(max(2, runtime.GOMAXPROCS(0)/h.ranksSharingCores()))
-	}
-	if h.Interface != "" && !given(envNCCLNetwork) {
+	env[envRunID] = h.RunID
+	unlessSet := func(name, value string) { env[name] = cmp.Or(env[name], value) }
+	// Multicast objects are a resource of the whole fabric, and every communicator makes new ones. If it cannot, NCCL's
+	// initialization fails instead of continuing without them.
+	unlessSet(envMulticast, "0")
+	// A worker has more streams than the driver's 8 queues. A stream that waits for another device blocks all streams of
+	// its queue.
+	unlessSet(envQueues, "32")
+	// Otherwise each worker would start a thread for each core of the node. At least two, so that transfers overlap with
+	// kernels: with one thread, a transfer starts only after the kernel.
+	unlessSet(envMaxProcs, strconv.Itoa(max(2, runtime.GOMAXPROCS(0)/h.ranksSharingCores())))
+	if h.Interface != "" && env[envNCCLNetwork] == "" {
 		// By default NCCL uses the first interface by name, which may not reach the other hosts.
-		set[envNCCLNetwork] = "=" + h.Interface
-		if !given(envNCCLFamily) {
-			set[envNCCLFamily] = "AF_INET"
-			if strings.Contains(h.Listen, ":") {
-				set[envNCCLFamily] = "AF_INET6"
-			}
+		env[envNCCLNetwork] = "=" + h.Interface
+		family := "AF_INET"
+		if strings.Contains(h.Listen, ":") {
+			family = "AF_INET6"
 		}
+		unlessSet(envNCCLFamily, family)
 	}
-	env := slices.DeleteFunc(slices.Clone(base), func(v string) bool {
-		name, _, _ := strings.Cut(v, "=")
-		_, ours := set[name]
-		return ours
-	})
-	for name, value := range set {
-		env = append(env, name+"="+value)
+	var list []string
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		list = append(list, name+"="+env[name])
 	}
-	slices.Sort(env)
-	return env
+	return list
 }
 
 // ranksSharingCores counts the ranks that share the launcher's cores: its own workers, or all ranks of this host if a
@@ -245,46 +233,24 @@ type AttentionEnv struct {
 	Debug            int // NVTE_DEBUG times NVTE_DEBUG_LEVEL: 0, 1 or 2
 }
 
-var nvteVariables = []struct {
-	name, meaning string
-	set           func(e *AttentionEnv, n int)
-}{
-	{envFlashAttn, "0: attention.backend flash is not chosen; 1 is the default",
-		func(e *AttentionEnv, n int) { e.NoFlash = n == 0 }},
-	{envFusedAttn, "0: attention.backend fused (cuDNN) is not chosen; 1 is the default",
-		func(e *AttentionEnv, n int) { e.NoFused = n == 0 }},
-	{envDebug, "1: NVTE_DEBUG_LEVEL has an effect", func(e *AttentionEnv, n int) { e.Debug = n }},
-	{envDebugLevel, "with NVTE_DEBUG=1: least detail about the choice of a backend, as attention.debug 0, 1 or 2",
-		func(e *AttentionEnv, n int) {
-			if e.Debug *= n; e.Debug != 0 && e.Debug != 1 {
-				e.Debug = 2
-			}
-		}},
-}
-
 // Attention reads the variables for the choice of a backend. The error names every variable with an invalid value.
 func Attention() (AttentionEnv, error) { return attentionEnv(os.LookupEnv) }
 
-func attentionEnv(lookup func(string) (string, bool)) (AttentionEnv, error) {
-	var e AttentionEnv
+func attentionEnv(lookup func(string) (string, bool)) (e AttentionEnv, err error) {
 	var faults []error
-	level := false
-	for _, v := range nvteVariables {
-		text, ok := lookup(v.name)
-		if !ok {
-			continue
+	read := func(name string, n int64) int64 { // n is the default, as in TransformerEngine
+		if text, ok := lookup(name); ok {
+			var err error
+			if n, err = strconv.ParseInt(text, 10, 32); err != nil {
+				faults = append(faults, fmt.Errorf("environment: %s=%.60q: want an integer such as 0 or 1, or unset %s",
+					name, text, name))
+			}
 		}
-		level = level || v.name == envDebugLevel
-		n, err := strconv.ParseInt(text, 10, 32)
-		if err != nil {
-			faults = append(faults, fmt.Errorf("environment: %s=%.60q: want an integer such as 0 or 1, or unset %s",
-				v.name, text, v.name))
-			continue
-		}
-		v.set(&e, int(n))
+		return n
 	}
-	if !level {
-		e.Debug = 0 // the level's default is 0, as in TransformerEngine
+	e.NoFlash, e.NoFused = read(envFlashAttn, 1) == 0, read(envFusedAttn, 1) == 0
+	if e.Debug = int(read(envDebug, 0) * read(envDebugLevel, 0)); e.Debug != 0 && e.Debug != 1 {
+		e.Debug = 2
 	}
 	return e, errors.Join(faults...)
 }

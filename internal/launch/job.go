@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
 
-	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/launch/waits"
 )
 
@@ -19,6 +19,7 @@ import (
 const (
 	ExitDone        = 0   // every worker reported that it was done
 	ExitFailed      = 1   // a rank failed
+	ExitInput       = 2   // wrong input, on any node
 	ExitStopped     = 75  // stopped on request after a checkpoint; the same command resumes (EX_TEMPFAIL)
 	ExitInterrupted = 130 // interrupted twice: ended at once
 )
@@ -33,18 +34,17 @@ const (
 	ShowNone // and no notices: errors only
 )
 
-// RankRange numbers the processes of this node among those of all nodes. The zero value is the only node.
+// RankRange numbers the processes of this node among those of all nodes.
 type RankRange struct {
 	NodeRank  int
 	FirstRank int // rank of the first process of this node
-	WorldSize int // over all nodes; 0: the processes of this node
+	WorldSize int // over all nodes
 }
 
 // Job describes the workers on this node.
 type Job struct {
-	RunID string // names the job in messages and in the environment; "": a random name
-	NProc int    // processes on this node
-	Ranks RankRange
+	RunID string   // names the job in messages and in the environment; "": a random name
+	NProc int      // processes on this node
 	Argv  []string // of the worker, without the program: []string{"worker", "train"}
 	// Payload is passed to every worker unchanged; at most 512 KiB.
 	Payload []byte
@@ -63,7 +63,7 @@ type Job struct {
 	// Node names this node in messages; "": the host name.
 	Node string
 	// Membership connects the nodes of the job; nil: there is one node, with MaxRestarts. With a Membership, each start
-	// brings Ranks and Payload.
+	// brings Logs and Payload.
 	Membership Membership
 	// Device is the number of the first worker's GPU among the visible GPUs.
 	Device int
@@ -76,13 +76,20 @@ type Job struct {
 	// Signals were caught before the job and stay caught: a signal after Run's return ends the program, with the status
 	// that Run returned. nil: Run catches them.
 	Signals *Signals
-	// Settle is the time for the other ranks to end by themselves, and to report reasons, after the first failure; 0: 2
-	// s.
-	Settle time.Duration
-	// Grace is the time between SIGTERM and SIGKILL after Settle; 0: 5 s.
-	Grace time.Duration
-	// Last bounds the wait for the other workers after the first is done; 0: LastTime.
-	Last time.Duration
+
+	times times
+}
+
+// LastTime bounds the wait for the other workers after the first is done. The last collective is complete by then, so
+// no peer reports a worker that hangs in a disk or a driver.
+const LastTime = 5 * time.Minute
+
+// A times value bounds the waits for workers that end; 0: the default. Tests change it.
+type times struct {
+	settle time.Duration // for the other ranks to end and to report reasons, after the first failure
+	grace  time.Duration // between SIGTERM and SIGKILL, after that
+	last   time.Duration // until all are done, after the first
+	exit   time.Duration // until all exit, after the last is done
 }
 
 // Result is how a job ended.
@@ -96,7 +103,7 @@ type Result struct {
 	Stopped bool
 	// Restarts counts the restarts of all workers.
 	Restarts int
-	// Err is an error of the launcher itself (no directory, no socket); no rank is to blame.
+	// Err is an error of the launcher itself (no directory, no socket), for the caller to print; no rank is to blame.
 	Err error
 }
 
@@ -179,11 +186,11 @@ func (j *Job) resolve() error {
 	if j.Stderr == nil {
 		j.Stderr = io.Discard
 	}
-	j.Settle = cmp.Or(j.Settle, 2*time.Second)
-	j.Grace = cmp.Or(j.Grace, 5*time.Second)
-	j.Last = cmp.Or(j.Last, LastTime)
-	if j.Ranks.WorldSize == 0 {
-		j.Ranks.WorldSize = j.Ranks.FirstRank + j.NProc
+	t := &j.times
+	t.settle, t.grace = cmp.Or(t.settle, 2*time.Second), cmp.Or(t.grace, time.Second)
+	t.last, t.exit = cmp.Or(t.last, LastTime), cmp.Or(t.exit, 30*time.Second)
+	if j.RunID == "" {
+		j.RunID = NewRunID(time.Now())
 	}
 	if j.Node == "" {
 		var err error
@@ -196,10 +203,8 @@ func (j *Job) resolve() error {
 		return fmt.Errorf("number of processes %d: at least 1 is needed", j.NProc)
 	case len(j.Argv) == 0:
 		return errors.New("arguments of the worker: none given")
-	case j.Membership != nil: // each start brings the rest
-		return nil
 	}
-	return j.fits(&Start{Ranks: j.Ranks, Payload: j.Payload, Logs: j.Logs})
+	return nil
 }
 
 // fits refuses a start in which this node has no valid ranks.
@@ -222,14 +227,13 @@ func (j *Job) fits(s *Start) error {
 // kills the workers.
 func Run(ctx context.Context, job Job) Result {
 	followParent()
-	a, err := newNodeLauncher(job)
+	runtime.LockOSThread() // the kernel sends the parent death signal when the thread that forked a worker ends
+	defer runtime.UnlockOSThread()
+	l, err := newNodeLauncher(job)
 	if err != nil {
-		if job.Stderr != nil {
-			fmt.Fprintf(job.Stderr, "cprun: %s\n", terminal.Message(err))
-		}
 		return Result{ExitCode: ExitFailed, Err: err}
 	}
-	r := a.run(ctx)
-	a.close(r.ExitCode)
+	r := l.run(ctx)
+	l.close(r.ExitCode)
 	return r
 }

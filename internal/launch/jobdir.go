@@ -85,16 +85,10 @@ func (d *jobDir) close() error {
 
 // removeStale removes this user's job directories without a live launcher. It ignores errors.
 func removeStale(base string) {
-	entries, err := os.ReadDir(base)
-	if err != nil {
-		return
-	}
+	entries, _ := os.ReadDir(base)
 	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), dirPrefix) || !e.IsDir() {
-			continue
-		}
 		path := filepath.Join(base, e.Name())
-		if !ownedPrivate(path) {
+		if !strings.HasPrefix(e.Name(), dirPrefix) || !ownedPrivate(path) {
 			continue
 		}
 		if _, err := os.Lstat(filepath.Join(path, markerName)); err != nil {

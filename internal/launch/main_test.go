@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -42,6 +43,9 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
+// quick bounds the waits for workers in tests.
+var quick = times{settle: 300 * time.Millisecond, grace: 300 * time.Millisecond, exit: 1800 * time.Millisecond}
+
 // agentMain runs a job like cprun, with the arguments SCENARIO NPROC LOGDIR.
 func agentMain(args []string) int {
 	n, err := strconv.Atoi(args[1])
@@ -54,7 +58,7 @@ func agentMain(args []string) int {
 	}
 	job := Job{
 		NProc: n, Argv: []string{"worker", args[0]}, Logs: logs, Stderr: os.Stderr,
-		Settle: 300 * time.Millisecond, Grace: 300 * time.Millisecond,
+		times:   quick,
 		OnEvent: func(rank int, e Event) { fmt.Printf("%d %s %s\n", rank, e.Kind, e.Data) },
 	}
 	return Run(context.Background(), job).ExitCode
@@ -139,7 +143,7 @@ func kill(sig syscall.Signal) func(*Worker) int {
 func fail(text string, remote bool, wait time.Duration) func(*Worker) int {
 	return func(w *Worker) int {
 		time.Sleep(wait)
-		if w.Fail(FailureReport{Error: text, Remote: remote, Phase: "backward", Step: 12}) != nil {
+		if w.Fail(Failure{Cause: text, Remote: remote, Phase: "backward", Step: 12}) != nil {
 			return 3
 		}
 		return 1
@@ -152,7 +156,7 @@ func chainedState(w *Worker) waits.WaitState {
 	if w.Rank < 2 {
 		s.Waits = []waits.Wait{{
 			Op: "exchange", Label: "step 7/forward/layer 3/hop 1 owner 0", Bytes: 4096, Stalled: 30 * time.Second,
-			Open: []waits.Open{{Peer: w.Rank + 1, Bytes: 4096, Stalled: 30 * time.Second}},
+			Open: []waits.Open{{Peer: w.Rank + 1, Bytes: 4096}},
 		}}
 	}
 	return s
@@ -178,11 +182,18 @@ func waiting(w *Worker) int {
 	}
 }
 
+// awaitStopped waits until a process is stopped. Another rank's failure may have killed it by then.
+func awaitStopped(pid int) {
+	for s := state(pid); s != 'T' && s != 'Z' && s != 0; s = state(pid) {
+		time.Sleep(time.Millisecond)
+	}
+}
+
 // timesOut fails because it waited for too long.
 func timesOut(w *Worker) int {
 	s := chainedState(w)
 	if w.Fail(
-		FailureReport{Error: "rank 2: no progress", Remote: true, Phase: "step", Step: 7, TimedOut: true,
+		Failure{Cause: "rank 2: no progress", Remote: true, Phase: "step", Step: 7, TimedOut: true,
 			WaitState: &s},
 	) != nil {
 		return 3
@@ -204,8 +215,18 @@ var scenarios = map[string]func(*Worker) int{
 	"meeting": at(1, kill(syscall.SIGKILL), func(w *Worker) int {
 		return fail(fmt.Sprintf("heard of rank %d", (<-w.Failed()).Rank), true, 0)(w)
 	}),
-	"stopped": at(1, kill(syscall.SIGSTOP), fail("rank 1 stands still", true, 0)), // before or after rank 1 has stopped
-	"sigsys":  at(1, kill(syscall.SIGSYS), hang),
+	"stopped": at(1, func(w *Worker) int { return wait(w, kill(syscall.SIGSTOP)) }, func(w *Worker) int {
+		awaitStopped(waiting(w))
+		return fail("rank 1 stands still", true, 0)(w)
+	}),
+	"stopped-later": at(1, func(w *Worker) int {
+		return wait(w, func(w *Worker) int { <-w.Failed(); return kill(syscall.SIGSTOP)(w) })
+	}, func(w *Worker) int { waiting(w); return fail("wrong shape", false, 0)(w) }),
+	"mute": at(1, func(w *Worker) int {
+		w.OnStatus(func() waits.WaitState { select {} })
+		return wait(w, hang)
+	}, func(w *Worker) int { waiting(w); return fail("wrong shape", false, 0)(w) }),
+	"sigsys": at(1, kill(syscall.SIGSYS), hang),
 	"late-kill": at(
 		2,
 		func(w *Worker) int { time.Sleep(100 * time.Millisecond); return kill(syscall.SIGKILL)(w) },
@@ -216,13 +237,14 @@ var scenarios = map[string]func(*Worker) int{
 		fail("corpus.bin: short read\n\x1b[31mat byte 12", false, 100*time.Millisecond),
 		fail("lost rank 1", true, 0),
 	),
-	"stubborn": at(0, fail("wrong shape", false, 0), hang),
-	"early":    at(1, func(*Worker) int { return 0 }, hang),
-	"exit3":    at(1, func(*Worker) int { fmt.Println("so long"); return 3 }, hang),
-	"panic":    at(1, func(w *Worker) int { var p *Worker; return p.Rank }, hang),
-	"garbage":  at(1, func(w *Worker) int { w.conn.Write([]byte("{\"kind\":3}\n")); return hang(w) }, hang),
-	"last":     at(1, hang, done),
-	"linger":   at(1, func(w *Worker) int { w.Done(); return hang(w) }, done),
+	"no-reason": fail("\n", false, 0),
+	"stubborn":  at(0, fail("wrong shape", false, 0), hang),
+	"early":     at(1, func(*Worker) int { return 0 }, hang),
+	"exit3":     at(1, func(*Worker) int { fmt.Println("so long"); return 3 }, hang),
+	"panic":     at(1, func(w *Worker) int { var p *Worker; return p.Rank }, hang),
+	"garbage":   at(1, func(w *Worker) int { w.conn.Write([]byte("{\"kind\":3}\n")); return hang(w) }, hang),
+	"last":      at(1, hang, done),
+	"linger":    at(1, func(w *Worker) int { w.Done(); return hang(w) }, done),
 	"chain": func(w *Worker) int {
 		w.OnStatus(func() waits.WaitState { return chainedState(w) })
 		return awaitStop(w)
@@ -233,11 +255,7 @@ var scenarios = map[string]func(*Worker) int{
 	}),
 	"timeout": at(2, func(w *Worker) int { return wait(w, kill(syscall.SIGSTOP)) }, func(w *Worker) int {
 		w.OnStatus(func() waits.WaitState { return chainedState(w) })
-		pid := waiting(w)
-		// another rank's failure may have killed it by then
-		for s := state(pid); s != 'T' && s != 'Z' && s != 0; s = state(pid) {
-			time.Sleep(time.Millisecond)
-		}
+		awaitStopped(waiting(w))
 		return timesOut(w)
 	}),
 	"stuck": at(2, func(w *Worker) int {
@@ -306,13 +324,10 @@ var scenarios = map[string]func(*Worker) int{
 	},
 	"big": func(w *Worker) int {
 		data := json.RawMessage(`"` + strings.Repeat("a", maxFrame) + `"`)
-		if err := w.Send(Event{Kind: "big", Data: data}); !errors.Is(err, errFrameLength) {
+		if err := w.Send(Event{Kind: "big", Data: data}); !errors.Is(err, bufio.ErrTooLong) {
 			return 3
 		}
-		if err := w.Send(Event{}); err == nil {
-			return 3
-		}
-		w.Fail(FailureReport{Error: strings.Repeat("e", maxFrame), Step: -1})
+		w.Fail(Failure{Cause: strings.Repeat("e", maxFrame)})
 		return 1
 	},
 }
@@ -335,7 +350,7 @@ func play(t *testing.T, scenario string, n int, change ...func(*Job)) *ran {
 	var out bytes.Buffer
 	job := Job{
 		NProc: n, Argv: []string{"worker", scenario}, Logs: logsIn(t, r.logs), Stderr: &out,
-		Settle: 300 * time.Millisecond, Grace: 300 * time.Millisecond,
+		times:   quick,
 		OnEvent: r.event,
 	}
 	for _, f := range change {

@@ -179,14 +179,10 @@ type singleNode struct {
 	retries Retries
 }
 
-func newSingleNode(job *Job) *singleNode {
-	return &singleNode{job: job, retries: Retries{Max: job.MaxRestarts}}
-}
-
 func (a *singleNode) Next(context.Context) (Start, error) {
 	a.starts++
-	return Start{Number: a.starts - 1, Ranks: a.job.Ranks, Secret: newSecret(), Payload: a.job.Payload,
-		Logs: a.job.Logs}, nil
+	return Start{Number: a.starts - 1, Ranks: RankRange{WorldSize: a.job.NProc}, Secret: newSecret(),
+		Payload: a.job.Payload, Logs: a.job.Logs}, nil
 }
 
 func (a *singleNode) News() <-chan News { return nil }

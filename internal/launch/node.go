@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -20,10 +21,7 @@ type nodeLauncher struct {
 	job        Job
 	program    string
 	membership Membership
-	dir        *jobDir
 	con        *console
-	mail       *mailbox
-	spawn      *spawner
 	signals    *Signals
 	policy     stopPolicy
 	asked      string // the signal that asked the workers to stop; "": none
@@ -34,58 +32,49 @@ func newNodeLauncher(job Job) (*nodeLauncher, error) {
 	if err := job.resolve(); err != nil {
 		return nil, err
 	}
-	if job.RunID == "" {
-		job.RunID = NewRunID(time.Now())
-	}
 	path, err := program()
 	if err != nil {
 		return nil, fmt.Errorf("path of this program: %w", err)
 	}
-	dir, err := newJobDir(runtimeBases()...)
-	if err != nil {
-		return nil, err
-	}
 	l := &nodeLauncher{
-		job: job, program: path, membership: job.Membership, dir: dir, policy: stopPolicy{patient: job.Patient},
+		job: job, program: path, membership: job.Membership, policy: stopPolicy{patient: job.Patient},
+		con: newConsole(job.Stderr), signals: job.Signals,
 	}
 	if l.membership == nil {
-		l.membership = newSingleNode(&l.job)
+		l.membership = &singleNode{job: &l.job, retries: Retries{Max: job.MaxRestarts}}
 	}
-	l.con = newConsole(job.Stderr)
-	l.mail = newMailbox()
-	l.spawn = newSpawner()
-	if l.signals = job.Signals; l.signals == nil {
+	if l.signals == nil {
 		l.signals = CatchSignals()
 	}
 	signal.Notify(l.signals.c, syscall.SIGQUIT)
 	return l, nil
 }
 
-// close ends newNodeLauncher's goroutines after the last worker. It removes the private directory and releases the
-// signals before it waits for the console, so that a blocked terminal delays neither.
+// close ends newNodeLauncher's goroutines after the last worker. It releases the signals before it waits for the
+// console, so that a blocked terminal does not delay that.
 func (l *nodeLauncher) close(status int) {
-	l.spawn.close()
 	if l.job.Signals == nil {
 		l.signals.Release()
 	} else {
 		l.signals.Conclude(status, os.Exit)
 	}
-	if err := l.dir.close(); err != nil {
-		l.notice("private directory %s: %v", l.dir.path, err)
-	}
-	l.mail.close()
 	l.con.close()
 }
 
-// say queues text for the console, after earlier events, without terminal control characters.
-func (l *nodeLauncher) say(text string) {
-	l.mail.put(false, func() { l.con.write([]byte(terminal.Text(text)), nil) })
+// print queues text for the console, after earlier events, without terminal control characters.
+func (l *nodeLauncher) print(text string) {
+	l.con.put(false, func() { io.WriteString(l.con.w, terminal.Text(text)) })
+}
+
+// say prints a line.
+func (l *nodeLauncher) say(format string, args ...any) {
+	l.print(fmt.Sprintf("cprun: "+format+"\n", args...))
 }
 
 // notice prints a line, except with --quiet.
 func (l *nodeLauncher) notice(format string, args ...any) {
 	if l.job.Show != ShowNone {
-		l.say(fmt.Sprintf("cprun: "+format+"\n", args...))
+		l.say(format, args...)
 	}
 }
 
@@ -101,11 +90,6 @@ func (l *nodeLauncher) run(ctx context.Context) Result {
 		v = l.membership.End(ctx, t.ending(ctx))
 		t.report(v)
 		if !v.Again {
-			return v.Result
-		}
-		if err := l.renewDir(); err != nil {
-			l.say(fmt.Sprintf("cprun: %v\n", err))
-			v.Err = err
 			return v.Result
 		}
 	}
@@ -125,12 +109,18 @@ func (l *nodeLauncher) next(ctx context.Context, after time.Duration) (Start, er
 	}
 	got := make(chan next, 1)
 	go func() { // ended by cancel
-		if !pause(ctx, after) {
-			got <- next{err: context.Cause(ctx)}
-			return
+		var n next
+		if after > 0 {
+			select {
+			case <-time.After(after):
+			case <-ctx.Done():
+				n.err = context.Cause(ctx)
+			}
 		}
-		s, err := l.membership.Next(ctx)
-		got <- next{s, err}
+		if n.err == nil {
+			n.Start, n.err = l.membership.Next(ctx)
+		}
+		got <- n
 	}()
 	for {
 		select {
@@ -150,25 +140,10 @@ func (l *nodeLauncher) next(ctx context.Context, after time.Duration) (Start, er
 			case actKill:
 				cancel(errStop)
 			case actStatus:
-				l.say("cprun: SIGQUIT: no worker runs yet\n")
+				l.say("SIGQUIT: no worker runs yet")
 			case actNone:
 			}
 		}
-	}
-}
-
-// pause waits for d, and returns false if ctx ended before.
-func pause(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return true
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 
@@ -182,7 +157,7 @@ func (l *nodeLauncher) notStarted(v Verdict, err error) Result {
 	}
 	if over := (*Over)(nil); errors.As(err, &over) {
 		if over.Why != "" {
-			l.say(fmt.Sprintf("cprun: %s\n", over.Why))
+			l.say("%s", over.Why)
 		}
 		return over.Result
 	}
@@ -190,31 +165,20 @@ func (l *nodeLauncher) notStarted(v Verdict, err error) Result {
 	return r
 }
 
-// renewDir makes the directory of the next attempt. The old one contains the old sockets, or was removed, like
-// XDG_RUNTIME_DIR after a logout.
-func (l *nodeLauncher) renewDir() error {
-	dir, err := newJobDir(runtimeBases()...)
-	if err != nil {
-		return err
-	}
-	old := l.dir
-	l.dir = dir
-	return old.close()
-}
-
 // newChild prepares a worker. An error is the launcher's own.
-func (l *nodeLauncher) newChild(local int, s *Start) (*child, []byte, error) {
+func (t *attempt) newChild(local int) (*child, []byte, error) {
+	l, s := t.nodeLauncher, &t.Start
 	h := hello{
 		Process: Process{
 			RunID: cmp.Or(s.RunID, l.job.RunID), Rank: s.Ranks.FirstRank + local, WorldSize: s.Ranks.WorldSize,
 			LocalRank: local, LocalWorldSize: l.job.NProc, NodeRank: s.Ranks.NodeRank, Node: l.job.Node,
-			Device: l.job.Device + local, Restart: s.Number, SocketDir: l.dir.path, Listen: s.Listen, Hosts: s.Hosts,
+			Device: l.job.Device + local, Restart: s.Number, SocketDir: t.dir.path, Listen: s.Listen, Hosts: s.Hosts,
 			Payload: s.Payload,
 		},
 		Interface: l.job.Interface, Secret: s.Secret,
 	}
 	h.Core = h.chooseCore(os.Getenv(envMaxProcs) != "")
-	greeting, err := encodeFrame(command{Kind: commandHello, Hello: &h})
+	greeting, err := encodeFrame(command{Hello: &h})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -55,8 +55,8 @@ func lookupIn(set string) func(string) (string, bool) {
 }
 
 func TestHonoured(t *testing.T) {
-	for _, v := range nvteVariables {
-		t.Setenv(v.name, "1")
+	for _, name := range []string{envFlashAttn, envFusedAttn, envDebug, envDebugLevel} {
+		t.Setenv(name, "1")
 	}
 	t.Setenv("NVTE_FUSED_ATTN", "0")
 	line := Honoured()

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 // ending returns how the start ended here.
@@ -41,15 +41,16 @@ func (t *attempt) failures() []Failure {
 		}
 		f := Failure{
 			Rank: c.rank, LocalRank: c.localRank, Host: t.job.Node, PID: c.pid,
-			ExitCode: c.evidence.exit.code, Signal: c.evidence.exit.signal,
+			ExitCode: c.evidence.exit.ExitStatus(), Signal: max(0, c.evidence.exit.Signal()),
 			Cause: v.cause, Hint: v.hint, Log: c.log,
 			Remote: v.class == classRemote || v.class == classOurs,
-			Class:  v.class, Order: c.evidence.order, Tail: c.lastLines(),
+			Class:  v.class, Order: c.evidence.order,
 			// Only some ranks report steps; the others were at about the same one.
 			Step: cmp.Or(c.lastStep, t.maxStep),
 		}
-		s := t.waitState(c)
+		s := t.waitState(c, t.failedAt)
 		f.WaitState = &s
+		f.Tail, _ = c.relay.ended()
 		if r := c.evidence.report; r != nil {
 			f.TimedOut = r.TimedOut
 			f.Phase, f.Step = r.Phase, cmp.Or(r.Step, f.Step)
@@ -63,22 +64,10 @@ func (t *attempt) failures() []Failure {
 	return fs
 }
 
-// lastLines returns the end of the worker's output, unless it was already printed.
-func (c *child) lastLines() (lines []string) {
-	if c.relay.show {
-		return nil
-	}
-	tail, _ := c.relay.ended()
-	for _, line := range tail {
-		lines = append(lines, string(line))
-	}
-	return lines
-}
-
 // report prints how a start ended. The block about the first failed rank comes last.
 func (t *attempt) report(v Verdict) {
 	for _, note := range v.Notes {
-		t.say("cprun: " + note + "\n")
+		t.say("%s", note)
 	}
 	switch {
 	case v.ReportedElsewhere && v.ExitCode == ExitFailed && v.First != nil:
@@ -86,20 +75,20 @@ func (t *attempt) report(v Verdict) {
 	case v.ReportedElsewhere:
 	case v.ExitCode == ExitStopped:
 		t.notice("all workers have ended after a checkpoint")
-	case v.Err != nil && t.ended:
-		t.notice("ended by its caller")
-	case v.Err != nil:
-		t.say(fmt.Sprintf("cprun: %v\n", v.Err))
+	case v.Err != nil: // its caller prints it
+		if t.ended {
+			t.notice("ended by its caller")
+		}
 	case v.ExitCode == ExitInterrupted:
 		if !v.First.Remote {
-			t.say(v.First.lastLines() + v.First.Report())
+			t.print(v.First.lastLines() + v.First.Report())
 		}
-		t.say("cprun: interrupted twice: all workers were ended at once\n")
+		t.say("interrupted twice: all workers were ended at once")
 	case v.ExitCode == ExitFailed:
-		t.say(timeoutTable(v.Failures) + others(v.Failures[1:]) + v.First.lastLines() + v.First.Report())
+		t.print(timeoutTable(v.Failures) + others(v.Failures[1:]) + v.First.lastLines() + v.First.Report())
 	}
 	for _, note := range v.Last {
-		t.say("cprun: " + note + "\n")
+		t.say("%s", note)
 	}
 }
 
@@ -116,8 +105,7 @@ func others(fs []Failure) string {
 	}
 	if len(victims) > 0 {
 		slices.Sort(victims)
-		list := strings.Trim(strings.ReplaceAll(fmt.Sprint(victims), " ", ", "), "[]")
-		fmt.Fprintf(&b, "cprun: ended because of it: rank %s\n", list)
+		fmt.Fprintf(&b, "cprun: ended because of it: %s\n", waits.Ranks(victims))
 	}
 	return b.String()
 }
@@ -135,11 +123,11 @@ func (f *Failure) lastLines() string {
 type evidence struct {
 	order     int // of the first sign of failure among the ranks, from 1; 0: none
 	startErr  error
-	fault     error // of its channel
-	report    *FailureReport
-	finished  string // EventDone, EventStopped or ""
-	exit      exitState
-	endedByUs bool          // it ended after a signal of the launcher
+	fault     error    // of its channel
+	report    *Failure // as its worker knows it
+	finished  string   // EventDone, EventStopped or ""
+	exit      syscall.WaitStatus
+	endedByUs bool          // it ended by a signal of the launcher
 	overLimit time.Duration // the exceeded time limit, counted from its own or another rank's end of work; 0: none
 	crash     string        // first line of a crash in its output
 	oomKilled bool          // the out-of-memory count of this control group has risen
@@ -165,16 +153,16 @@ type verdict struct {
 
 // judge returns whether, why and in which class a worker failed.
 func judge(s evidence) verdict {
-	sig := s.exit.signal
+	sig, code := max(0, s.exit.Signal()), s.exit.ExitStatus()
 	switch {
 	case s.startErr != nil:
 		return verdict{classOwn, s.startErr.Error(), startHint(s.startErr)}
-	case sig == 0 && s.exit.code == 0 && s.finished != "" && s.fault == nil && s.report == nil:
+	case sig == 0 && code == 0 && s.finished != "" && s.fault == nil && s.report == nil && s.overLimit == 0:
 		return verdict{class: classNone}
 	case sig != 0 && !s.endedByUs:
 		cause, hint := explainSignal(sig, s.oomKilled)
 		if s.report != nil { // it reported before it was killed
-			cause += "; before that: " + s.report.Error
+			cause += "; before that: " + s.report.Cause
 		}
 		return verdict{classSignal, cause, hint}
 	case s.overLimit > 0 && s.finished == "":
@@ -184,34 +172,34 @@ func judge(s evidence) verdict {
 		}
 	case s.report != nil && s.report.Remote && s.report.TimedOut:
 		return verdict{
-			classRemote, s.report.Error, "the table above names the rank that held up the others; see its log",
+			classRemote, s.report.Cause, "the table above names the rank that held up the others; see its log",
 		}
 	case s.report != nil && s.report.Remote:
-		return verdict{classRemote, s.report.Error, "the cause is in another rank; see the logs of the other ranks"}
+		return verdict{classRemote, s.report.Cause, "the cause is in another rank; see the logs of the other ranks"}
 	case s.report != nil:
-		return verdict{classOwn, s.report.Error, ""}
+		return verdict{classOwn, s.report.Cause, ""}
 	case s.fault != nil:
 		return verdict{classOwn, "channel to the launcher: " + s.fault.Error(),
 			"launcher and worker must be the same build"}
-	case s.overLimit > 0 && s.endedByUs:
+	case s.overLimit > 0:
 		return verdict{
 			classOwn,
 			fmt.Sprintf("did not exit after it was done, and was ended by the launcher %v later", s.overLimit),
-			"its work is complete; send SIGQUIT to such a process to see where it hangs",
+			"its work is complete; its log has the stacks of that time",
 		}
 	case s.endedByUs:
 		return verdict{classOurs, "ended by the launcher after another rank had failed", ""}
 	case s.crash != "":
 		return verdict{classOwn, s.crash, crashHint(s.crash)}
-	case s.exit.code == 0:
+	case code == 0:
 		return verdict{classOwn, "exit status 0 before its work was done", "see the last lines of its log"}
 	}
-	return verdict{classOwn, fmt.Sprintf("exit status %d", s.exit.code), "see the last lines of its log"}
+	return verdict{classOwn, fmt.Sprintf("exit status %d", code), "see the last lines of its log"}
 }
 
 func crashHint(crash string) string {
 	const hint = "the stack is in its log"
-	if limit, ok := addressSpace(); ok && strings.Contains(crash, "out of memory") {
+	if limit, ok := limitOf(unix.RLIMIT_AS); ok && strings.Contains(crash, "out of memory") {
 		return fmt.Sprintf("the limit of address space is %d KiB: raise it (ulimit -v unlimited); %s", limit>>10, hint)
 	}
 	return hint
@@ -253,23 +241,4 @@ func sortFailures(fs []Failure) {
 	slices.SortStableFunc(fs, func(a, b Failure) int {
 		return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(a.Order, b.Order))
 	})
-}
-
-// cleanText fits a worker's text into a report: few lines, none empty, without control characters.
-func cleanText(s string) string {
-	const most = 16
-	var lines []string
-	for line := range strings.Lines(s) {
-		text := strings.TrimRight(string(clip(terminal.Line([]byte(line)), maxTail)), " ")
-		if text != "" {
-			lines = append(lines, text)
-		}
-	}
-	if len(lines) > most {
-		lines = append(lines[:most], fmt.Sprintf("(%d more lines)", len(lines)-most))
-	}
-	if len(lines) == 0 {
-		return "no reason given"
-	}
-	return strings.Join(lines, "\n")
 }

@@ -41,7 +41,7 @@ func TestAllDone(t *testing.T) {
 // it.
 func TestLastRankHangs(t *testing.T) {
 	t.Parallel()
-	r := play(t, "last", 2, func(j *Job) { j.Last = 200 * time.Millisecond })
+	r := play(t, "last", 2, func(j *Job) { j.times.last = 200 * time.Millisecond })
 	if r.ExitCode != ExitFailed || r.First == nil || r.First.Rank != 1 || !strings.Contains(r.First.Cause, "200ms") ||
 		r.First.Remote {
 		t.Errorf("%+v", r.First)
@@ -72,12 +72,13 @@ func TestFailures(t *testing.T) {
 		{"linger", 2, 1, "did not exit after it was done", "", false},
 		{"late-done", 2, 1, "exit status 5", "", true},
 		{"big", 1, 0, "eeeeee", "", true},
+		{"no-reason", 1, 0, "no reason given", "backward", true},
 	} {
 		t.Run(c.scenario, func(t *testing.T) {
 			t.Parallel()
 			r := play(t, c.scenario, c.n, func(j *Job) {
 				if c.end {
-					j.Settle = time.Minute // not reached: all ranks end by themselves
+					j.times.settle = time.Minute // not reached: all ranks end by themselves
 				}
 			})
 			if r.ExitCode != ExitFailed || r.First == nil {
@@ -97,16 +98,33 @@ func TestFailures(t *testing.T) {
 
 // TestAStoppedRankIsKilled checks that a stopped rank is killed without a grace period, since it cannot end by itself.
 func TestAStoppedRankIsKilled(t *testing.T) {
-	r := play(t, "stopped", 3, func(j *Job) { j.Settle = time.Hour })
+	r := play(t, "stopped", 3, func(j *Job) { j.times.settle = time.Hour })
 	if r.ExitCode != ExitFailed || r.First == nil || !strings.Contains(r.First.Cause, "rank 1 stands still") {
 		t.Errorf("%+v", r.Result)
+	}
+}
+
+// TestTheStateOfAKilledRankIsKept checks that the report knows how a rank was before the launcher killed it.
+func TestTheStateOfAKilledRankIsKept(t *testing.T) {
+	for scenario, want := range map[string]string{"stopped-later": stateStopped, "mute": stateSilent} {
+		t.Run(scenario, func(t *testing.T) {
+			t.Parallel()
+			r := play(t, scenario, 2, func(j *Job) {
+				if j.times.grace = time.Second; scenario == "mute" {
+					j.times.grace = time.Hour // not reached
+				}
+			})
+			if n := len(r.Failures); n != 2 || r.Failures[1].Rank != 1 || r.Failures[1].WaitState.State != want {
+				t.Errorf("%+v", r.Failures)
+			}
+		})
 	}
 }
 
 func TestFailureBlock(t *testing.T) {
 	r := play(t, "exit3", 3)
 	for _, want := range []string{
-		"cprun: ended because of it: rank 0, 2\n", "[rank 1] so long\n", "cprun: rank 1 failed on host ",
+		"cprun: ended because of it: ranks 0, 2\n", "[rank 1] so long\n", "cprun: rank 1 failed on host ",
 		"): exit status 3\n", "  log:   " + filepath.Join(r.logs, "rank-0001.log"), "  hint:  ",
 	} {
 		if !strings.Contains(r.stderr, want) {
@@ -169,7 +187,10 @@ func TestPlace(t *testing.T) {
 		return ps
 	}
 	payload := func(j *Job) { j.Payload = []byte("\x00opaque\xff") }
-	a := read(payload, func(j *Job) { j.Ranks = RankRange{NodeRank: 1, FirstRank: 2, WorldSize: 6} })
+	a := read(payload, func(j *Job) {
+		own := *j
+		j.Membership = &placed{singleNode{job: &own}, RankRange{NodeRank: 1, FirstRank: 2, WorldSize: 6}}
+	})
 	slices.SortFunc(a, func(x, y place) int { return strings.Compare(x.Env[envRank], y.Env[envRank]) })
 	for i, p := range a {
 		want := map[string]string{

@@ -3,6 +3,7 @@ package launch
 import (
 	"bytes"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -23,7 +24,12 @@ func (h *heard) Write(b []byte) (int, error) {
 
 // TestProgramThatDoesNotEnd checks that Wait returns for a program that hangs in the kernel after SIGKILL.
 func TestProgramThatDoesNotEnd(t *testing.T) {
-	p := &Program{ended: make(chan struct{}), reaped: true} // signals have no effect
+	cmd := exec.Command("true")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	p := &Program{cmd: cmd, ended: make(chan struct{})} // as if it never ended
 	if status, late := p.Wait(time.Millisecond, time.Millisecond); status != -1 || !late {
 		t.Errorf("status %d, late %v", status, late)
 	}

@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -18,11 +19,14 @@ import (
 // maxKernelFile bounds the bytes read from a kernel file.
 const maxKernelFile = 1 << 20
 
+// cgroupRoot is the directory of control groups.
+const cgroupRoot = "/sys/fs/cgroup"
+
 // HostMemory returns this node's memory in bytes, and the part that a job may use within its control groups (a
 // container, a job step); 0: unknown.
 func HostMemory() (total, usable int64) {
 	total = totalMemory()
-	usable = memoryLimit("/proc/self/cgroup", "/sys/fs/cgroup")
+	usable = memoryLimit("/proc/self/cgroup", cgroupRoot)
 	if usable == 0 || total > 0 && usable > total {
 		usable = total
 	}
@@ -32,17 +36,12 @@ func HostMemory() (total, usable int64) {
 // memoryLimit returns the smallest limit of this control group and its parents; 0: none.
 func memoryLimit(selfCgroup, root string) (least int64) {
 	for _, g := range memoryGroups(selfCgroup, root) {
-		file := "memory.max"
-		if g.v1 {
-			file = "memory.limit_in_bytes"
-		}
 		for path := g.path; ; path = filepath.Dir(path) {
-			text, err := files.Read(filepath.Join(g.mount, path, file), maxKernelFile)
-			if err == nil { // in a container that sees the host's path, its own group is at the root
-				n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64) // or "max"
-				if err == nil && n > 0 && (least == 0 || n < least) {
-					least = n
-				}
+			// In a container that sees the host's path, its own group is at the root.
+			text, _ := files.Read(filepath.Join(g.mount, path, g.limit), maxKernelFile)
+			n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64) // or "max"
+			if err == nil && n > 0 && (least == 0 || n < least) {
+				least = n
 			}
 			if path == filepath.Dir(path) {
 				break
@@ -52,28 +51,24 @@ func memoryLimit(selfCgroup, root string) (least int64) {
 	return least
 }
 
-// A group is a control group of this process that may limit memory.
+// A group is a control group of this process that may limit memory, and the names of its files.
 type group struct {
-	mount, path string
-	v1          bool
+	mount, path   string
+	limit, events string
 }
 
 func memoryGroups(selfCgroup, root string) (groups []group) {
-	text, err := files.Read(selfCgroup, maxKernelFile)
-	if err != nil {
-		return nil
-	}
+	text, _ := files.Read(selfCgroup, maxKernelFile)
 	for line := range strings.Lines(string(text)) {
 		// hierarchy-ID:controllers:path, with an empty list of controllers for v2.
 		part := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(part) != 3 {
-			continue
-		}
-		switch part[1] {
-		case "":
-			groups = append(groups, group{mount: root, path: part[2]})
-		case "memory":
-			groups = append(groups, group{mount: filepath.Join(root, "memory"), path: part[2], v1: true})
+		switch {
+		case len(part) != 3:
+		case part[1] == "":
+			groups = append(groups, group{root, part[2], "memory.max", "memory.events"})
+		case part[1] == "memory":
+			groups = append(groups, group{filepath.Join(root, "memory"), part[2], "memory.limit_in_bytes",
+				"memory.oom_control"})
 		}
 	}
 	return groups
@@ -83,26 +78,21 @@ func memoryGroups(selfCgroup, root string) (groups []group) {
 // in the middle of work.
 const leastSpace = 1 << 30
 
-// addressSpace returns this process's limit of address space in bytes, if there is one.
-func addressSpace() (limit uint64, ok bool) {
+// limitOf returns a limit of this process, if there is one.
+func limitOf(resource int) (limit uint64, ok bool) {
 	var r unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_AS, &r); err != nil || r.Cur == unix.RLIM_INFINITY {
-		return 0, false
-	}
-	return r.Cur, true
+	err := unix.Getrlimit(resource, &r)
+	return r.Cur, err == nil && r.Cur < math.MaxInt64
 }
 
 // LockedMemory returns this process's limit of locked memory in bytes, if there is one. Root has none.
 func LockedMemory() (limit int64, ok bool) {
-	var r unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &r); err != nil || os.Geteuid() == 0 || r.Cur > math.MaxInt64 {
-		return 0, false
-	}
-	return int64(r.Cur), true
+	n, ok := limitOf(unix.RLIMIT_MEMLOCK)
+	return int64(n), ok && os.Geteuid() != 0
 }
 
 // CheckLimits returns an error if a limit of this process is too low for any job.
-func CheckLimits() error { return checkSpace(addressSpace()) }
+func CheckLimits() error { return checkSpace(limitOf(unix.RLIMIT_AS)) }
 
 func checkSpace(limit uint64, limited bool) error {
 	if limited && limit < leastSpace {
@@ -112,37 +102,22 @@ func checkSpace(limit uint64, limited bool) error {
 	return nil
 }
 
-// oomKills returns the number of processes of this control group that the kernel killed for lack of memory, from cgroup
-// v2 (memory.events) or v1 (memory.oom_control). ok is false if neither can be read.
-func oomKills(selfCgroup, root string) (n int64, ok bool) {
+var oomKillLine = regexp.MustCompile(`(?m)^oom_kill (\d{1,18})$`)
+
+// oomKills returns the number of processes of this control group that the kernel killed for lack of memory; -1:
+// unknown.
+func oomKills(selfCgroup, root string) int64 {
 	for _, g := range memoryGroups(selfCgroup, root) {
-		file := "memory.events"
-		if g.v1 {
-			file = "memory.oom_control"
-		}
 		// In a container the path may be the host's. The container's own group is then mounted at the root.
-		for _, path := range []string{filepath.Join(g.mount, g.path, file), filepath.Join(g.mount, file)} {
-			if n, ok := keyValue(path, "oom_kill"); ok {
-				return n, true
+		for _, path := range []string{g.path, "."} {
+			text, _ := files.Read(filepath.Join(g.mount, path, g.events), maxKernelFile)
+			if m := oomKillLine.FindSubmatch(text); m != nil {
+				n, _ := strconv.ParseInt(string(m[1]), 10, 64)
+				return n
 			}
 		}
 	}
-	return 0, false
-}
-
-// keyValue reads one "key number" line of a file.
-func keyValue(path, key string) (int64, bool) {
-	text, err := files.Read(path, maxKernelFile)
-	if err != nil {
-		return 0, false
-	}
-	for line := range strings.Lines(string(text)) {
-		if name, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && name == key {
-			n, err := strconv.ParseInt(value, 10, 64)
-			return n, err == nil
-		}
-	}
-	return 0, false
+	return -1
 }
 
 // shortOfMemory contains the texts in failure reports that indicate a lack of memory: from this package, Go, the

@@ -2,25 +2,19 @@ package launch
 
 import (
 	"cmp"
+	"context"
 	"fmt"
-	"math"
 	"os"
 	"os/signal"
-	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// A batch system may send a request twice: to the launcher and to its process group. Copies within these times count as
-// one.
-const (
-	sameTerm = 100 * time.Millisecond
-	// A program such as timeout signals the process and then its group, microseconds apart. Two key presses are never
-	// that close.
-	sameInt = 20 * time.Millisecond
-)
+// sameSignal is the time in which copies of a signal count as one: a batch system, or a program such as timeout,
+// signals the launcher and then its process group.
+const sameSignal = 100 * time.Millisecond
 
 type action int
 
@@ -46,17 +40,11 @@ func (p *stopPolicy) on(sig os.Signal, now time.Time) action {
 	again := p.asked
 	p.asked = true
 	if sig == syscall.SIGINT || sig == syscall.SIGTERM && !p.patient {
-		same := sameTerm
+		impatient := sig == syscall.SIGINT && p.first == syscall.SIGTERM // no copy
 		switch {
 		case p.first == nil:
 			p.first, p.forceable = sig, now
-			same = time.Duration(math.MaxInt64)
-		case sig == syscall.SIGINT && p.first == syscall.SIGTERM:
-			same = 0 // not a copy: the user is impatient
-		case sig == syscall.SIGINT:
-			same = sameInt
-		}
-		if now.Sub(p.forceable) >= same {
+		case impatient || now.Sub(p.forceable) >= sameSignal:
 			return actKill
 		}
 	}
@@ -74,19 +62,23 @@ func signalName(sig syscall.Signal) string {
 // Signals are a launcher's requests to stop: SIGINT, SIGTERM, SIGUSR1, SIGHUP.
 type Signals struct {
 	c        chan os.Signal
-	released chan struct{}
-	release  sync.Once
+	released context.Context
+	release  func()
 }
 
-// CatchSignals catches requests to stop, for Before and for a Job. SIGHUP stays ignored if it was ignored at the start
-// (nohup).
-func CatchSignals() *Signals {
-	s := &Signals{c: make(chan os.Signal, 16), released: make(chan struct{})}
-	sigs := []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1}
+// stopSignals returns the requests to stop. SIGHUP stays ignored if it was ignored at the start (nohup).
+func stopSignals(more ...os.Signal) []os.Signal {
 	if !signal.Ignored(syscall.SIGHUP) {
-		sigs = append(sigs, syscall.SIGHUP)
+		more = append(more, syscall.SIGHUP)
 	}
-	signal.Notify(s.c, sigs...)
+	return append(more, syscall.SIGTERM, syscall.SIGUSR1)
+}
+
+// CatchSignals catches requests to stop, for Before and for a Job.
+func CatchSignals() *Signals {
+	s := &Signals{c: make(chan os.Signal, 16)}
+	s.released, s.release = context.WithCancel(context.Background())
+	signal.Notify(s.c, stopSignals(syscall.SIGINT)...)
 	// Ctrl-C also ends the tee of "cprun | tee". A write to the broken pipe would then kill the launcher by SIGPIPE in
 	// the middle of the checkpoint. With this Notify the write only fails. It is never undone, for the same reason.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
@@ -95,10 +87,8 @@ func CatchSignals() *Signals {
 
 // Release restores the signals' default effects.
 func (s *Signals) Release() {
-	s.release.Do(func() {
-		signal.Stop(s.c)
-		close(s.released)
-	})
+	signal.Stop(s.c)
+	s.release()
 }
 
 // concludeTime bounds the end of a finished program after a signal.
@@ -109,21 +99,18 @@ const concludeTime = 2 * time.Second
 // Release undoes it.
 func (s *Signals) Conclude(status int, exit func(status int)) {
 	go func() { // ended by Release, or with the process
-		var late <-chan time.Time
-		for signals := 0; ; {
-			select {
-			case <-s.c:
-				if signals++; signals == 1 {
-					late = time.After(concludeTime)
-					continue
-				}
-			case <-late:
-			case <-s.released:
-				return
-			}
-			exit(status)
+		select {
+		case <-s.c:
+		case <-s.released.Done():
 			return
 		}
+		select {
+		case <-s.c:
+		case <-time.After(concludeTime):
+		case <-s.released.Done():
+			return
+		}
+		exit(status)
 	}()
 }
 

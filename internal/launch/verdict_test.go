@@ -12,8 +12,9 @@ import (
 )
 
 func TestJudge(t *testing.T) {
-	signalled := func(s syscall.Signal) exitState { return exitState{code: -1, signal: s} }
-	own, remote := &FailureReport{Error: "bad shape"}, &FailureReport{Error: "lost rank 1", Remote: true}
+	signalled := func(s syscall.Signal) syscall.WaitStatus { return syscall.WaitStatus(s) }
+	exit := func(code int) syscall.WaitStatus { return syscall.WaitStatus(code << 8) }
+	own, remote := &Failure{Cause: "bad shape"}, &Failure{Cause: "lost rank 1", Remote: true}
 	for _, c := range []struct {
 		name  string
 		seen  evidence
@@ -36,17 +37,17 @@ func TestJudge(t *testing.T) {
 			"before that: lost rank 1"},
 		{"ours", evidence{endedByUs: true, exit: signalled(syscall.SIGKILL)}, classOurs,
 			"after another rank had failed"},
-		{"error after the launcher's SIGTERM", evidence{endedByUs: true, exit: exitState{code: 1}}, classOurs,
+		{"error after the launcher's SIGTERM", evidence{endedByUs: true, exit: exit(1)}, classOurs,
 			"after another rank"},
 		{"own, then ours", evidence{endedByUs: true, report: own, exit: signalled(syscall.SIGKILL)}, classOwn,
 			"bad shape"},
-		{"own", evidence{report: own, exit: exitState{code: 1}}, classOwn, "bad shape"},
+		{"own", evidence{report: own, exit: exit(1)}, classOwn, "bad shape"},
 		{"own but exit 0", evidence{report: own, finished: EventDone}, classOwn, "bad shape"},
-		{"remote", evidence{report: remote, exit: exitState{code: 1}}, classRemote, "lost rank 1"},
-		{"panic", evidence{crash: "panic: x", exit: exitState{code: 2}}, classOwn, "panic: x"},
+		{"remote", evidence{report: remote, exit: exit(1)}, classRemote, "lost rank 1"},
+		{"panic", evidence{crash: "panic: x", exit: exit(2)}, classOwn, "panic: x"},
 		{"exit 0", evidence{}, classOwn, "exit status 0 before"},
-		{"exit 9", evidence{exit: exitState{code: 9}}, classOwn, "exit status 9"},
-		{"quit", evidence{crash: "SIGQUIT: quit", exit: exitState{code: 2}}, classOwn, "SIGQUIT: quit"},
+		{"exit 9", evidence{exit: exit(9)}, classOwn, "exit status 9"},
+		{"quit", evidence{crash: "SIGQUIT: quit", exit: exit(2)}, classOwn, "SIGQUIT: quit"},
 	} {
 		v := judge(c.seen)
 		if v.class != c.class || !strings.Contains(v.cause, c.cause) {
@@ -108,18 +109,6 @@ func TestReport(t *testing.T) {
 	f = Failure{Rank: 1, Host: "b", Cause: "start process: no memory"}
 	if got, want := f.Report(), "cprun: rank 1 failed on host b: start process: no memory\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
-	}
-}
-
-func TestCleanText(t *testing.T) {
-	for in, want := range map[string]string{
-		"":                        "no reason given",
-		"\x1b[31mred\n\n a \n":    "red\n a",
-		strings.Repeat("x\n", 20): strings.Repeat("x\n", 16) + "(4 more lines)",
-	} {
-		if got := cleanText(in); got != want {
-			t.Errorf("cleanText(%q) = %q, want %q", in, got, want)
-		}
 	}
 }
 

@@ -3,13 +3,9 @@ package launch
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
@@ -22,45 +18,78 @@ const (
 	answerTime = 1500 * time.Millisecond
 	// tableTime bounds the answers of other nodes.
 	tableTime = 2 * time.Second
+	// freshPeriods is the number of Job.Watch periods for which an answer is valid, since a busy worker may be late.
+	freshPeriods = 3
 )
 
-// A waitTable is a table in progress; the zero value is none.
-type waitTable struct {
-	timer         <-chan time.Time  // when to print an incomplete table
-	local, remote bool              // requested by this node's user; by another node, which gets the rows
-	remoteRows    []waits.WaitState // of other nodes' ranks
-}
-
-// requestStatus asks the workers for their waits and, optionally, the stacks of all goroutines. Any answer describes
-// the moment of the answer, whatever the request.
-func (t *attempt) requestStatus(stacks bool) {
-	frame, err := encodeFrame(command{Kind: commandStatus, Stacks: stacks})
+// ask asks the workers for their waits and, optionally, the stacks of all goroutines. Requests must not pile up at a
+// stopped worker.
+func (t *attempt) ask(stacks bool) {
+	frame, err := encodeFrame(command{Tell: true, Stacks: stacks})
 	for _, c := range t.children {
-		if err == nil && !c.ended && len(c.commands) == 0 { // a worker with an unread request gets no second one
-			c.commands <- frame
+		if err == nil && len(c.commands) == 0 && (stacks || !c.awaiting) {
+			c.awaiting = true
+			c.post(frame)
 		}
 	}
 }
 
-// requestFreshStatus discards the answers so far, and asks again.
-func (t *attempt) requestFreshStatus(stacks bool) {
-	for _, c := range t.children {
-		c.answer = nil
+// onStatus records a worker's answer about its waits. It describes the moment of the answer, whatever the request.
+func (t *attempt) onStatus(c *child, e Event) {
+	if s, err := waits.Decode(e.Data); err == nil {
+		c.awaiting, c.answer, c.answered = false, &s, time.Now()
+		t.showTableIfComplete()
 	}
-	t.requestStatus(stacks)
 }
 
-// timeOut also requests stacks, at the first report of a rank that waited for too long.
-func (t *attempt) timeOut(r *FailureReport) {
-	switch {
-	case !r.TimedOut || t.timedOut:
-		return
-	case t.failing:
-		t.requestStatus(true)
-	default:
-		t.requestFreshStatus(true)
+func (c *child) answeredSince(since time.Time) bool {
+	return c.answer != nil && !c.answered.Before(since)
+}
+
+// onFault asks for the waits at the first sign of a failure, and again if stacks are wanted.
+func (t *attempt) onFault(stacks bool) {
+	first := t.failedAt.IsZero()
+	if first {
+		t.failedAt = time.Now()
 	}
-	t.timedOut = true
+	if first || stacks {
+		t.ask(stacks)
+	}
+}
+
+// onTimeout asks for stacks after the first report of a rank that waited for too long.
+func (t *attempt) onTimeout(timedOut bool) {
+	if timedOut && !t.timedOut {
+		t.timedOut = true
+		t.onFault(true)
+	}
+}
+
+// watch starts to poll the workers if Job.OnStatus is set. end stops that, and reports that no worker is left.
+func (t *attempt) watch() (look <-chan time.Time, end func()) {
+	if t.job.OnStatus == nil || t.job.Watch <= 0 {
+		return nil, func() {}
+	}
+	ticker := time.NewTicker(t.job.Watch)
+	return ticker.C, func() {
+		ticker.Stop()
+		t.con.put(false, func() { t.job.OnStatus(nil) })
+	}
+}
+
+// poll publishes the latest answers, and asks again.
+func (t *attempt) poll() {
+	rows := t.waitStates(time.Now().Add(-freshPeriods * t.job.Watch))
+	t.con.put(true, func() { t.job.OnStatus(rows) })
+	t.ask(false)
+}
+
+// A waitTable is a table in progress; the zero value is none.
+type waitTable struct {
+	begun         time.Time
+	timer         <-chan time.Time  // when to print an incomplete table
+	local, remote bool              // requested by this node's user; by another node, which gets the rows
+	remoteRows    []waits.WaitState // of other nodes' ranks
 }
 
 // startTable requests the rows of a table, which is printed when all have arrived, or after a timeout.
@@ -72,21 +101,10 @@ func (t *attempt) startTable(ours bool) {
 			after = tableTime
 		}
 	}
-	begun := i.local || i.remote
 	i.local, i.remote = i.local || ours, i.remote || !ours
-	if !begun {
-		i.timer = time.After(after)
-		t.requestFreshStatus(true)
-	}
-}
-
-// onStatus records a worker's answer about its waits.
-func (t *attempt) onStatus(c *child, e Event) {
-	if s, err := waits.Decode(e.Data); err == nil {
-		c.answer, c.awaiting = &s, false
-		c.lastAnswer, c.lastAnswerAt = &s, time.Now()
-		t.publishIfComplete()
-		t.showTableIfComplete()
+	if i.timer == nil {
+		i.begun, i.timer = time.Now(), time.After(after)
+		t.ask(true)
 	}
 }
 
@@ -105,50 +123,102 @@ func (t *attempt) addRemoteRows(rows []waits.WaitState) {
 
 // showTableIfComplete prints the table once every live worker has answered.
 func (t *attempt) showTableIfComplete() {
-	if t.waitTable.timer == nil {
-		return
-	}
-	for _, c := range t.children {
-		if !c.ended && c.answer == nil {
-			return
-		}
-	}
-	if !t.waitTable.local || len(t.waitTable.remoteRows)+t.job.NProc >= t.Ranks.WorldSize {
+	i := &t.waitTable
+	silent := func(c *child) bool { return !c.ended && !c.answeredSince(i.begun) }
+	if i.timer != nil && !slices.ContainsFunc(t.children, silent) &&
+		(!i.local || len(i.remoteRows)+t.job.NProc >= t.Ranks.WorldSize) {
 		t.showTable()
 	}
 }
 
 // showTable prints the table with the rows so far, or sends this node's rows to the other node.
 func (t *attempt) showTable() {
-	var rows []waits.WaitState
-	for _, c := range t.children {
-		rows = append(rows, t.waitState(c))
-	}
 	i := t.waitTable
 	t.waitTable = waitTable{}
+	rows := t.waitStates(i.begun)
 	if i.remote {
 		t.membership.Publish(News{WaitStates: rows})
 	}
-	if !i.local {
-		return
+	if i.local {
+		t.print(fmt.Sprintf("cprun: what each rank waits for (stacks of all goroutines: %s)\n%s",
+			terminal.Name(t.Logs.Name()), waits.Table(append(rows, i.remoteRows...))))
 	}
-	rows = append(rows, i.remoteRows...)
-	t.say(fmt.Sprintf("cprun: what each rank waits for (stacks of all goroutines: %s)\n%s",
-		terminal.Name(t.Logs.Name()), waits.Table(rows)))
 }
 
-// keepStacks appends a worker's goroutine stacks to its log.
-func (c *child) keepStacks(data json.RawMessage) {
-	var text string
-	if json.Unmarshal(data, &text) != nil {
-		return
+// States of ranks that give no account of themselves.
+const (
+	stateStarts  = "starts"
+	stateStopped = "is stopped by a signal or a debugger"
+	stateKernel  = "does not answer, and waits in the kernel"
+	stateSilent  = "does not answer"
+	stateEnded   = "has ended"
+)
+
+func (t *attempt) waitStates(since time.Time) (rows []waits.WaitState) {
+	for _, c := range t.children {
+		rows = append(rows, t.waitState(c, since))
 	}
-	_, err := fmt.Fprintf(c.relay.log, "--- stacks of rank %d, %s ---\n%s\n--- end of the stacks ---\n", c.rank,
-		time.Now().UTC().Format(time.RFC3339), terminal.Text(text))
-	if err != nil && !errors.Is(err, os.ErrClosed) {
-		c.relay.con.write(fmt.Appendf(nil, "cprun: stacks of rank %d are not in its log: %v\n", c.rank, err),
-			c.relay.abandon)
+	return rows
+}
+
+// waitState returns a worker's own account, from its failure report or an answer since that time, else the launcher's
+// observation.
+func (t *attempt) waitState(c *child, since time.Time) waits.WaitState {
+	s := waits.WaitState{Step: c.lastStep}
+	switch {
+	case c.evidence.report != nil && c.evidence.report.WaitState != nil:
+		s = *c.evidence.report.WaitState
+	case c.answeredSince(since) && c.killed != stateStopped:
+		s = *c.answer
+	default:
+		s.State = c.observe()
 	}
+	s.Rank, s.Host, s.PID = c.rank, t.job.Node, c.pid
+	return s
+}
+
+// observe returns why a worker may not answer.
+func (c *child) observe() string {
+	switch state := state(c.pid); {
+	case c.killed != "":
+		return c.killed
+	case state == 'T' || state == 't':
+		return stateStopped
+	case c.ended || state == 'Z' || state == 'X':
+		return stateEnded
+	case state == 'D':
+		return stateKernel
+	case !c.attached:
+		return stateStarts
+	}
+	return stateSilent
+}
+
+// state returns the kernel's state of a process, such as 'T' for stopped; 0: unknown.
+func state(pid int) byte {
+	stat, err := files.Read(fmt.Sprintf("/proc/%d/stat", pid), maxKernelFile)
+	_, state, ok := bytes.Cut(stat, []byte(") ")) // after its name, which may contain anything
+	if err != nil || !ok || len(state) == 0 {
+		return 0
+	}
+	return state[0]
+}
+
+// timeoutTable returns the table of a start in which a rank waited for too long, else "".
+func timeoutTable(fs []Failure) string {
+	var rows []waits.WaitState
+	timedOut := false
+	for i := range fs {
+		timedOut = timedOut || fs[i].TimedOut
+		if s := fs[i].WaitState; s != nil {
+			s.Clean() // it may come from another node
+			rows = append(rows, *s)
+		}
+	}
+	if !timedOut || len(rows) == 0 {
+		return ""
+	}
+	return "cprun: what each rank waited for\n" + waits.Table(rows)
 }
 
 // News from the other nodes of a job, and the workers' addresses.
@@ -201,159 +271,5 @@ func (t *attempt) sendPeers(addrs []string) {
 	for r := range t.job.NProc {
 		addrs[t.Ranks.FirstRank+r] = ""
 	}
-	t.broadcast(command{Kind: commandPeers, Addrs: addrs})
-}
-
-// States of ranks that give no account of themselves.
-const (
-	stateStopped = "is stopped by a signal or a debugger"
-	stateKernel  = "does not answer, and waits in the kernel"
-	stateSilent  = "does not answer"
-	stateEnded   = "has ended"
-)
-
-// waitState returns a worker's own account, from its failure report or its answer, else the launcher's observation.
-func (t *attempt) waitState(c *child) waits.WaitState {
-	s := waits.WaitState{Step: c.lastStep, State: c.state}
-	switch {
-	case c.evidence.report != nil && c.evidence.report.WaitState != nil:
-		s = *c.evidence.report.WaitState
-	case c.answer != nil:
-		s = *c.answer
-	case s.State != "":
-	case c.ended:
-		s.State = stateEnded
-	default:
-		s.State = silentState(c.pid)
-	}
-	s.Rank, s.Host, s.PID = c.rank, t.job.Node, c.pid
-	return s
-}
-
-// silentState returns why a process may not answer.
-func silentState(pid int) string {
-	switch state(pid) {
-	case 'T', 't':
-		return stateStopped
-	case 'D':
-		return stateKernel
-	case 'Z', 'X':
-		return stateEnded
-	}
-	return stateSilent
-}
-
-// timeoutTable returns the table of a start in which a rank waited for too long, else "".
-func timeoutTable(fs []Failure) string {
-	var rows []waits.WaitState
-	timedOut := false
-	for i := range fs {
-		timedOut = timedOut || fs[i].TimedOut
-		if s := fs[i].WaitState; s != nil {
-			s.Clean() // it may come from another node
-			rows = append(rows, *s)
-		}
-	}
-	if !timedOut || len(rows) == 0 {
-		return ""
-	}
-	return "cprun: what each rank waited for\n" + waits.Table(rows)
-}
-
-// stoppedEvery separates two checks for stopped workers.
-const stoppedEvery = 50 * time.Millisecond
-
-// killStopped kills the stopped workers, since they cannot end by themselves. It checks again while workers live, since
-// one may be stopped later.
-func (t *attempt) killStopped() {
-	t.stopped = time.After(stoppedEvery)
-	for _, c := range t.children {
-		if !c.ended && c.state != stateStopped && silentState(c.pid) == stateStopped {
-			c.state = stateStopped
-			c.signal(unix.SIGKILL, true)
-		}
-	}
-}
-
-// state returns the kernel's state of a process, such as 'T' for stopped; 0: unknown.
-func state(pid int) byte {
-	stat, err := files.Read(fmt.Sprintf("/proc/%d/stat", pid), maxKernelFile)
-	_, state, ok := bytes.Cut(stat, []byte(") ")) // after its name, which may contain anything
-	if err != nil || !ok || len(state) == 0 {
-		return 0
-	}
-	return state[0]
-}
-
-// stateStarts is the state of a worker before its first answer.
-const stateStarts = "starts"
-
-// freshPeriods is the number of Job.Watch periods for which an answer is valid, since a busy worker may be late.
-const freshPeriods = 3
-
-// watch starts to poll the workers if Job.OnStatus is set. end stops that, and reports that no worker is left.
-func (t *attempt) watch() (look <-chan time.Time, end func()) {
-	if t.job.OnStatus == nil || t.job.Watch <= 0 {
-		return nil, func() {}
-	}
-	ticker := time.NewTicker(t.job.Watch)
-	return ticker.C, func() {
-		ticker.Stop()
-		t.mail.put(false, func() { t.job.OnStatus(nil) })
-	}
-}
-
-// poll publishes an incomplete status, and asks the workers again, except the silent ones, so that no requests pile up
-// at a stopped worker.
-func (t *attempt) poll() {
-	if t.polling {
-		t.publishStatus()
-	}
-	t.polling = true
-	frame, err := encodeFrame(command{Kind: commandStatus})
-	for _, c := range t.children {
-		if err == nil && !c.ended && !c.awaiting && len(c.commands) == 0 {
-			c.awaiting = true
-			c.commands <- frame
-		}
-	}
-}
-
-// publishIfComplete publishes the status once every live worker has answered.
-func (t *attempt) publishIfComplete() {
-	for _, c := range t.children {
-		if !c.ended && c.awaiting {
-			return
-		}
-	}
-	if t.polling {
-		t.publishStatus()
-	}
-}
-
-func (t *attempt) publishStatus() {
-	t.polling = false
-	rows := make([]waits.WaitState, 0, len(t.children))
-	for _, c := range t.children {
-		rows = append(rows, t.lastKnown(c))
-	}
-	t.mail.put(true, func() { t.job.OnStatus(rows) })
-}
-
-// lastKnown returns a worker's last answer, or the launcher's observation.
-func (t *attempt) lastKnown(c *child) waits.WaitState {
-	s := waits.WaitState{Step: c.lastStep, State: c.state}
-	switch {
-	case c.ended:
-		s.State = stateEnded
-	case c.lastAnswer != nil && time.Since(c.lastAnswerAt) <= freshPeriods*t.job.Watch:
-		s = *c.lastAnswer
-	case s.State != "":
-	default:
-		if s.State = silentState(c.pid); s.State == stateSilent && c.lastAnswer == nil {
-			s.State = stateStarts
-		}
-	}
-	s.Rank, s.Host, s.PID = c.rank, t.job.Node, c.pid
-	return s
+	t.broadcast(command{Peers: addrs})
 }

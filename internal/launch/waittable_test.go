@@ -128,17 +128,22 @@ func TestATimeOutShowsWhoWaitedForWhom(t *testing.T) {
 	}
 }
 
-// A halfJob is one of two nodes that exchange all news.
-type halfJob struct {
+// A placed is a node with other ranks.
+type placed struct {
 	singleNode
-	place     RankRange
-	news, say chan News
+	place RankRange
 }
 
-func (h *halfJob) Next(ctx context.Context) (Start, error) {
-	s, err := h.singleNode.Next(ctx)
-	s.Ranks = h.place
+func (p *placed) Next(ctx context.Context) (Start, error) {
+	s, err := p.singleNode.Next(ctx)
+	s.Ranks = p.place
 	return s, err
+}
+
+// A halfJob is one of two nodes that exchange all news.
+type halfJob struct {
+	placed
+	news, say chan News
 }
 
 func (h *halfJob) News() <-chan News { return h.news }
@@ -162,17 +167,16 @@ func TestQuitShowsTheRanksOfOtherNodes(t *testing.T) {
 		results[i] = make(chan Result, 1)
 		job := Job{
 			NProc: 2, Argv: []string{"worker", "chain"}, Logs: logsIn(t, t.TempDir()),
-			Node:   []string{"node-a", "node-b"}[i],
-			Settle: 300 * time.Millisecond, Grace: 300 * time.Millisecond,
+			Node:  []string{"node-a", "node-b"}[i],
+			times: quick,
 		}
 		if i == 0 {
 			job.Stderr, job.Signals = f, signals
 		}
 		h := &halfJob{
-			singleNode: *newSingleNode(&job),
-			place:      RankRange{NodeRank: i, FirstRank: 2 * i, WorldSize: 4},
-			news:       ways[i],
-			say:        ways[1-i],
+			placed: placed{singleNode{job: &job}, RankRange{NodeRank: i, FirstRank: 2 * i, WorldSize: 4}},
+			news:   ways[i],
+			say:    ways[1-i],
 		}
 		job.Membership = h
 		go func() { results[i] <- Run(t.Context(), job) }()

@@ -1,7 +1,10 @@
 package launch
 
 import (
+	"bufio"
 	"bytes"
+	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/launch/waits"
 )
 
@@ -65,19 +69,16 @@ type Worker struct {
 	Process
 	Secret Secret // authenticates the workers to each other
 
-	core     *int // to which it is pinned on a CPU, or nil
-	conn     net.Conn
-	stop     chan struct{}
-	failed   chan Failed   // capacity 1
-	peers    chan []string // capacity 1
-	stopOnce sync.Once
-	signals  chan os.Signal
+	core        *int // to which it is pinned on a CPU, or nil
+	stop        context.Context
+	requestStop func()
+	failed      chan Failed   // capacity 1: the launcher sends one
+	peers       chan []string // as failed
 
-	status  atomic.Pointer[func() waits.WaitState] // set by OnStatus
-	dumping atomic.Bool                            // stacks are being sent
+	status atomic.Pointer[func() waits.WaitState] // set by OnStatus
 
-	mu     sync.Mutex
-	closed bool // guarded by mu
+	mu   sync.Mutex
+	conn net.Conn // writes are guarded by mu
 }
 
 // Attach connects a worker to its launcher, and reports that it is ready.
@@ -88,9 +89,6 @@ type Worker struct {
 // From then on SIGINT is ignored (Ctrl-C is for the launcher). SIGTERM, SIGUSR1 and SIGHUP ask this worker to stop,
 // like the launcher's stop command.
 func Attach(lost func(cause error)) (*Worker, error) {
-	if lost == nil {
-		return nil, errors.New("attach: no function for the loss of the launcher")
-	}
 	runID := os.Getenv(envRunID)
 	if runID == "" || !isUnixStream(channelFD) {
 		return nil, ErrNotLaunched
@@ -107,17 +105,15 @@ func Attach(lost func(cause error)) (*Worker, error) {
 		return nil, fmt.Errorf("channel to the launcher: %w", err)
 	}
 	signal.Ignore(syscall.SIGINT)
-	sigs := []os.Signal{syscall.SIGTERM, syscall.SIGUSR1}
-	if !signal.Ignored(syscall.SIGHUP) {
-		sigs = append(sigs, syscall.SIGHUP)
-	}
-	signal.Notify(w.signals, sigs...)
-	go w.receive(frames, lost) // ended by the end of the channel
-	go w.onSignals()           // ended by Close
-	if err := w.Send(Event{Kind: EventReady}); err != nil {
-		return nil, errors.Join(err, w.Close())
-	}
-	return w, nil
+	stop := make(chan os.Signal, 4)
+	signal.Notify(stop, stopSignals()...)
+	go func() { // ends with the process, as receive does
+		for range stop {
+			w.requestStop()
+		}
+	}()
+	go w.receive(frames, lost)
+	return w, w.Send(Event{Kind: EventReady})
 }
 
 // isUnixStream distinguishes the launcher's socket from another use of the descriptor: the Go runtime opens descriptors
@@ -131,88 +127,63 @@ func isUnixStream(fd int) bool {
 	return err == nil && kind == unix.SOCK_STREAM
 }
 
-func greet(conn net.Conn, runID string) (*Worker, *frameReader, error) {
-	frames := newFrameReader(conn)
+// greet waits for the hello.
+func greet(conn net.Conn, runID string) (*Worker, *bufio.Scanner, error) {
+	frames := newFrames(conn)
 	conn.SetReadDeadline(time.Now().Add(helloTime))
-	line, err := frames.next()
-	if err != nil {
-		return nil, nil, fmt.Errorf("hello: %w", err)
+	if !frames.Scan() {
+		return nil, nil, fmt.Errorf("hello: %w", cmp.Or(frames.Err(), io.ErrUnexpectedEOF))
 	}
 	conn.SetReadDeadline(time.Time{})
-	c, err := decodeCommand(line)
-	switch {
+	var c command
+	err := DecodeStrict(frames.Bytes(), &c)
+	switch h := c.Hello; {
 	case err != nil:
-		return nil, nil, err
-	case c.Kind != commandHello:
-		return nil, nil, fmt.Errorf("%s before the hello", c.Kind)
-	case c.Hello.RunID != runID:
-		return nil, nil, fmt.Errorf("hello of run %q in a process of run %q", c.Hello.RunID, runID)
+		return nil, nil, fmt.Errorf("command frame: %w", err)
+	case h == nil:
+		return nil, nil, fmt.Errorf("%q before the hello", frames.Bytes())
+	case h.RunID != runID || len(h.Secret) != secretSize:
+		return nil, nil, fmt.Errorf("hello of run %q, with a secret of %d bytes, in a process of run %q", h.RunID,
+			len(h.Secret), runID)
 	}
-	h := c.Hello
-	return &Worker{
-		Process: h.Process, Secret: h.Secret, core: h.Core,
-		conn: conn, stop: make(chan struct{}), failed: make(chan Failed, 1), peers: make(chan []string, 1),
-		signals: make(chan os.Signal, 4),
-	}, frames, nil
+	w := &Worker{
+		Process: c.Hello.Process, Secret: c.Hello.Secret, core: c.Hello.Core, conn: conn,
+		failed: make(chan Failed, 1), peers: make(chan []string, 1),
+	}
+	w.stop, w.requestStop = context.WithCancel(context.Background())
+	return w, frames, nil
 }
 
-func (w *Worker) receive(frames *frameReader, lost func(error)) {
-	for {
-		line, err := frames.next()
+// receive handles the launcher's commands. It ends with the channel.
+func (w *Worker) receive(frames *bufio.Scanner, lost func(error)) {
+	for frames.Scan() {
 		var c command
-		if err == nil {
-			c, err = decodeCommand(line)
-		}
-		if err == nil && c.Kind == commandHello {
-			err = fmt.Errorf("second %s", c.Kind)
-		}
-		if err != nil {
-			w.mu.Lock()
-			closed := w.closed
-			w.mu.Unlock()
-			if errors.Is(err, io.EOF) {
-				err = errors.New("it has ended")
-			}
-			if !closed {
-				lost(fmt.Errorf("launcher is gone: %w", err))
-			}
+		if err := DecodeStrict(frames.Bytes(), &c); err != nil {
+			lost(fmt.Errorf("command frame of the launcher: %w", err))
 			return
 		}
-		switch c.Kind {
-		case commandStop:
+		switch {
+		case c.Stop != "":
 			w.requestStop()
-		case commandStatus:
+		case c.Tell:
 			go w.answer(c) // ends by itself
-		case commandPeers:
-			select {
-			case w.peers <- c.Addrs:
-			default: // one value is enough
-			}
-		case commandFailed:
-			select {
-			case w.failed <- Failed{c.Rank, c.Reason}:
-			default:
-			}
+		case c.Peers != nil:
+			w.peers <- c.Peers
+		case c.Failed != nil:
+			w.failed <- *c.Failed
 		}
 	}
+	lost(fmt.Errorf("launcher is gone: %w", cmp.Or(frames.Err(), errors.New("it has ended"))))
 }
-
-func (w *Worker) onSignals() {
-	for range w.signals {
-		w.requestStop()
-	}
-}
-
-func (w *Worker) requestStop() { w.stopOnce.Do(func() { close(w.stop) }) }
 
 // Stop returns a channel that is closed at the first request to write a checkpoint and end. The ranks see it at
 // different times and must agree on the step.
-func (w *Worker) Stop() <-chan struct{} { return w.stop }
+func (w *Worker) Stop() <-chan struct{} { return w.stop.Done() }
 
 // Failed describes the first failed rank known to the launcher.
 type Failed struct {
-	Rank   int    // -1: no single rank
-	Reason string // "": the ranks learn it from each other
+	Rank   int    `json:"rank"`             // -1: no single rank
+	Reason string `json:"reason,omitempty"` // "": the ranks learn it from each other
 }
 
 // Failed returns a channel that gets the first failed rank. Connected ranks learn of it from each other, and sooner.
@@ -228,11 +199,7 @@ func (w *Worker) Peers() <-chan []string { return w.peers }
 // Send sends an event to the launcher. It returns after the kernel has the event, so that it arrives even if the
 // process ends at once.
 func (w *Worker) Send(e Event) error {
-	err := e.check()
-	var frame []byte
-	if err == nil {
-		frame, err = encodeFrame(e)
-	}
+	frame, err := encodeFrame(e)
 	if err != nil {
 		return fmt.Errorf("event %q: %w", e.Kind, err)
 	}
@@ -253,10 +220,11 @@ func (w *Worker) SendData(kind string, step int64, data any) error {
 	return w.Send(Event{Kind: kind, Step: step, Data: raw})
 }
 
-// Fail reports why this worker is about to exit with a status other than 0.
-func (w *Worker) Fail(r FailureReport) error {
-	r.Error, r.Step = string(clip([]byte(r.Error), maxReport)), max(r.Step, 0)
-	return w.SendData(EventFailed, r.Step, r)
+// Fail reports why this worker is about to exit with a status other than 0: Cause, Remote, TimedOut, Phase, Step and
+// WaitState. The launcher adds the rest.
+func (w *Worker) Fail(f Failure) error {
+	f.Cause = terminal.Clip(f.Cause, maxReport)
+	return w.SendData(EventFailed, f.Step, f)
 }
 
 // Done reports that all work is done: the worker is about to exit with status 0.
@@ -264,19 +232,6 @@ func (w *Worker) Done() error { return w.Send(Event{Kind: EventDone}) }
 
 // Stopped reports a complete checkpoint of step: the worker is about to exit with status 0, on request.
 func (w *Worker) Stopped(step int64) error { return w.Send(Event{Kind: EventStopped, Step: step}) }
-
-// Close ends the connection; lost is not called afterwards. A worker that exits need not call it.
-func (w *Worker) Close() error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.closed {
-		return nil
-	}
-	w.closed = true
-	signal.Stop(w.signals)
-	close(w.signals)
-	return w.conn.Close()
-}
 
 // maxStacks bounds the sent stacks: some hundred goroutines, and half a frame when quoted.
 const maxStacks = 256 << 10
@@ -292,10 +247,9 @@ func (w *Worker) answer(c command) {
 	if f := w.status.Load(); f != nil {
 		s = (*f)()
 	}
-	if w.SendData(EventStatus, 0, s) != nil || !c.Stacks || !w.dumping.CompareAndSwap(false, true) {
+	if w.SendData(EventStatus, 0, s) != nil || !c.Stacks {
 		return
 	}
-	defer w.dumping.Store(false)
 	buf := make([]byte, maxStacks)
 	buf = buf[:runtime.Stack(buf, true)]
 	_ = w.SendData(EventStacks, 0, string(bytes.ToValidUTF8(buf, nil)))

@@ -4,7 +4,7 @@
 # The cluster is small: less time than the scripts ask for, and GPUs where there are any.
 small=(--time=5)
 small_node=("${small[@]}")
-[ "$SITE" = cpus ] || small_node+=(--gpus-per-node=2)
+[ "$SITE" != gpus ] || small_node+=(--gpus-per-node=2)
 stand_in=$TREE/scripts/test-slurm.d/stand-in
 
 # start PROGRAM SCRIPT CONFIG [FLAGS...] -- [ARGUMENTS OF SBATCH...] submits a script, and waits until it trains.

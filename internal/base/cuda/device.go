@@ -131,6 +131,11 @@ func (d *Device) Close() error {
 // Place returns the device of views.
 func (d *Device) Place() tensor.Device { return tensor.Device{Kind: "cuda", Index: d.Ordinal} }
 
+// Bus returns the device's name on the PCI bus, as in /sys/bus/pci/devices.
+func (d *Device) Bus() string {
+	return fmt.Sprintf("%04x:%02x:%02x.0", d.PCI>>32, d.PCI>>16&0xffff, d.PCI&0xffff)
+}
+
 func (d *Device) String() string { return fmt.Sprintf("cuda:%d (%s)", d.Ordinal, d.Name) }
 
 // With calls f with the device's context current on its thread, for libraries.

@@ -39,7 +39,7 @@ type Options struct {
 	NNodes     string // N or MIN:MAX; "": from another launcher such as srun, else 1
 	NodeRank   int    // -1: any
 	Rendezvous string // host:port; "": from the launcher
-	// Interface is an address of this host, a network, or an interface; "": the route to the rendezvous.
+	// Interface is an address of this host, a network, or an interface; "": the fastest towards the rendezvous.
 	Interface   string
 	MaxRestarts int
 	Quiet       bool

@@ -47,7 +47,7 @@ func TestTheLastLossIsTold(t *testing.T) {
 	}
 	defer root.Close()
 	tr := &tracker{out: progress.New(&b, progress.Options{}), root: root}
-	for _, text := range []string{`{"step":1,"steps":2,"loss":1.5}`, `{"step":2,"steps":2,"loss":"NaN"}`} {
+	for _, text := range []string{`{"step":1,"steps":2,"loss":"1.5"}`, `{"step":2,"steps":2,"loss":"NaN"}`} {
 		tr.event(0, launch.Event{Kind: launch.EventProgress, Data: json.RawMessage(text)})
 	}
 	tr.summary(launch.Result{ExitCode: launch.ExitDone})

@@ -14,9 +14,9 @@ import (
 
 // FuzzEvents checks that no event of a worker writes terminal control characters or stops the launcher.
 func FuzzEvents(f *testing.F) {
-	f.Add([]byte(`{"step":1,"steps":2,"loss":"NaN","val_loss":1}`), int64(1))
+	f.Add([]byte(`{"step":1,"steps":2,"loss":"NaN","val_loss":"1"}`), int64(1))
 	f.Add([]byte(`"a notice \u001b[31m\u009b2J\u202e"`), int64(0))
-	f.Add([]byte(`{"step":-9,"steps":-1,"loss":1e308,"eta_seconds":1e300}`), int64(-1))
+	f.Add([]byte(`{"step":-9,"steps":-1,"loss":"1e308","eta":9223372036854775807}`), int64(-1))
 	f.Fuzz(func(t *testing.T, data []byte, step int64) {
 		var b bytes.Buffer
 		root, err := os.OpenRoot(t.TempDir())

@@ -23,6 +23,7 @@ import (
 	"github.com/cprun/cprun/internal/launch/place"
 	"github.com/cprun/cprun/internal/launch/place/key"
 	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/run/job"
 )
@@ -41,6 +42,7 @@ type multiNode struct {
 
 	firstDevice int        // the number of the first worker's GPU
 	addr        netip.Addr // of this host, for the others
+	meeting     string     // the rendezvous, as this host reaches it
 	secret      []byte     // the key of the job
 
 	dir        string // of the run; like the next two, empty until the first start
@@ -70,11 +72,30 @@ func (o *TrainOptions) multiNode(
 	if t.firstDevice, err = firstDevice(at, t.workers, o.machine.GPUs); err != nil {
 		return nil, err
 	}
-	if t.addr, err = localAddress(o.Interface, at.Rendezvous); err != nil {
+	if err := t.chooseAddress(); err != nil {
 		return nil, err
 	}
 	t.secret, err = t.key(ctx)
 	return t, err
+}
+
+// nameTime bounds the wait until the name of the rendezvous has an address.
+const nameTime = 30 * time.Second
+
+// chooseAddress chooses this host's address. The first agent prints the choice.
+func (t *multiNode) chooseAddress() error {
+	ctx, cancel := context.WithTimeout(t.ctx, nameTime)
+	defer cancel()
+	s := surroundings{localAddresses(sysNet), lookup, routeTo}
+	addr, line, err := s.choose(ctx, t.Interface, t.at)
+	if err != nil {
+		return err
+	}
+	t.addr, t.meeting = addr, s.meeting(ctx, addr, t.at.Rendezvous)
+	if line != "" && t.at.Rank <= 0 && t.show() != launch.ShowNone {
+		t.out.Note(line)
+	}
+	return nil
 }
 
 // check checks the input for the largest number of agents, then for the smallest.
@@ -114,6 +135,9 @@ func (t *multiNode) train(signals *launch.Signals) (int, error) {
 		return t.runID, t.logs
 	})
 	res := launch.Run(t.ctx, spec)
+	if input := (*InputError)(nil); errors.As(res.Err, &input) {
+		res.ExitCode = launch.ExitInput
+	}
 	live.end(res)
 	why := ""
 	if res.Err != nil {
@@ -129,8 +153,6 @@ func (t *multiNode) train(signals *launch.Signals) (int, error) {
 	}
 	return res.ExitCode, t.log.note(res.Err)
 }
-
-const exitInput = 2
 
 // firstDevice returns the number of this agent's first GPU among the visible ones. If the agents of a node see all of
 // its GPUs, they share them out.
@@ -157,8 +179,8 @@ func (t *multiNode) join() (*cluster.Membership, error) {
 	c := cluster.Config{
 		Job: t.at.Job, Key: t.secret, Program: t.Version, Inputs: inputs,
 		NodeRank: t.at.Rank, Min: t.at.MinAgents, Max: t.at.MaxAgents, NProc: t.workers,
-		Host: t.at.Node, HostID: id, Listen: t.addr.String(), Meets: t.at.Rank == 0, Seeds: []string{t.at.Rendezvous},
-		MaxRestarts: t.MaxRestarts, Prepare: t.prepare, Log: t.note,
+		Host: t.at.Node, HostID: id, Listen: t.addr.String(), Meets: t.at.Rank == 0, Seeds: []string{t.meeting},
+		MaxRestarts: t.MaxRestarts, Prepare: t.prepare, Claim: claim, Log: t.note,
 	}
 	if t.at.Rank <= 0 { // this may be the node of the rendezvous
 		_, port, err := net.SplitHostPort(t.at.Rendezvous)
@@ -223,7 +245,7 @@ func (t *multiNode) prepare(ctx context.Context, w cluster.Assignment) ([]byte, 
 		t.lead.ready = r
 	}
 	if input := (*InputError)(nil); errors.As(err, &input) {
-		return nil, &launch.Over{Result: launch.Result{ExitCode: exitInput}, Why: err.Error()}
+		return nil, &launch.Over{Result: launch.Result{ExitCode: launch.ExitInput}, Why: err.Error()}
 	}
 	if err != nil {
 		return nil, err
@@ -234,6 +256,25 @@ func (t *multiNode) prepare(ctx context.Context, w cluster.Assignment) ([]byte, 
 	t.dir = r.dir
 	t.lead.task.RunID, t.lead.task.Generation, t.lead.task.World = t.runID, t.generation, int64(w.Generation)
 	return payload(t.lead.task), nil
+}
+
+// claim records a decision of the agents as a start of the run, whose task is in payload. A newer job ends this one.
+func claim(ctx context.Context, payload []byte, number int, decision []byte) (newest []byte, err error) {
+	var task job.Train
+	if err := json.Unmarshal(payload, &task); err != nil {
+		return nil, fmt.Errorf("task of the workers: %w", err)
+	}
+	dir, err := files.OpenDir(filepath.Join(task.RunDir, checkpointsName))
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	newest, err = checkpoint.Claim(ctx, dir, checkpoint.Start{Job: task.RunID, First: task.Generation,
+		Generation: task.Generation + int64(number)}, decision)
+	if errors.Is(err, checkpoint.ErrSuperseded) {
+		err = &launch.Over{Result: launch.Result{ExitCode: launch.ExitFailed}, Why: err.Error()}
+	}
+	return newest, err
 }
 
 // open opens the leader's run directory for this agent's workers.
@@ -284,8 +325,8 @@ func (t *multiNode) shared(task *job.Train) (*os.Root, error) {
 			}
 			root.Close()
 		}
-		if time.Now().After(end) {
-			return nil, fmt.Errorf("this node does not see the run directory of rank 0: %w; name a --run-dir on a "+
+		if time.Now().After(end) || !files.Remote(task.RunDir) {
+			return nil, inputf("this node does not see the run directory of rank 0: %w; name a --run-dir on a "+
 				"file system that all nodes share", err)
 		}
 		select {
@@ -343,87 +384,6 @@ func (o *Options) oneNode() error {
 
 // underSlurm reports whether this is a job of Slurm, which sends SIGTERM more than once.
 func underSlurm() bool { return launch.Getenv("SLURM_JOB_ID") != "" }
-
-// localAddress returns the address of this host for the other nodes: that of --interface, else the local address of the
-// route to a peer ("host:port").
-func localAddress(iface string, peers ...string) (netip.Addr, error) {
-	if iface != "" {
-		return namedAddress(iface)
-	}
-	var fallback netip.Addr
-	for _, peer := range peers {
-		conn, err := net.Dial("udp", peer) // sends nothing; the kernel chooses the route
-		if err != nil {
-			continue
-		}
-		addr := conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
-		conn.Close()
-		if !addr.IsLoopback() {
-			return addr, nil
-		}
-		fallback = addr
-	}
-	if !fallback.IsValid() {
-		return fallback, inputf("rendezvous %s: this host has no route to it; name the network between the nodes with "+
-			"--interface", terminal.Name(peers[0]))
-	}
-	return fallback, nil
-}
-
-type localAddr struct {
-	iface string
-	addr  netip.Addr
-}
-
-func localAddresses() (list []localAddr) {
-	all, _ := net.Interfaces() // on an error, none
-	for _, i := range all {
-		addrs, _ := i.Addrs() // on an error, none
-		for _, a := range addrs {
-			if prefix, err := netip.ParsePrefix(a.String()); err == nil {
-				list = append(list, localAddr{i.Name, prefix.Addr().Unmap()})
-			}
-		}
-	}
-	return list
-}
-
-// namedAddress returns the address of --interface, which is an address, a network or an interface. It prefers addresses
-// that are not link-local.
-func namedAddress(iface string) (netip.Addr, error) {
-	meant := func(netip.Addr) bool { return false }
-	if addr, err := netip.ParseAddr(iface); err == nil {
-		meant = func(a netip.Addr) bool { return a == addr.WithZone("").Unmap() }
-	} else if network, err := netip.ParsePrefix(iface); err == nil {
-		meant = network.Contains
-	}
-	var seen []string
-	var linkLocal netip.Addr
-	for _, o := range localAddresses() {
-		seen = append(seen, o.iface+" "+o.addr.String())
-		switch {
-		case o.iface != iface && !meant(o.addr):
-		case o.addr.IsLinkLocalUnicast():
-			linkLocal = o.addr.WithZone(o.iface)
-		default:
-			return o.addr, nil
-		}
-	}
-	if linkLocal.IsValid() {
-		return linkLocal, nil
-	}
-	return linkLocal, inputf("--interface %s: this host has no such interface or address; it has %v",
-		terminal.Name(iface), seen)
-}
-
-func interfaceOf(addr netip.Addr) string {
-	for _, o := range localAddresses() {
-		if o.addr == addr.WithZone("") {
-			return o.iface
-		}
-	}
-	return ""
-}
 
 // keyTime bounds the wait for the key of another node.
 const keyTime = 30 * time.Second

@@ -181,7 +181,7 @@ func (s *scale) outcome(code int, late bool, tail string) (experiment.Status, st
 		return experiment.Timeout, fmt.Sprintf("not finished within the limit of %s", config.FormatTime(s.e.Limit))
 	case launch.OutOfMemory(reason) || strings.Contains(reason, "does NOT fit"):
 		return experiment.OutOfMemory, why
-	case code == exitInput:
+	case code == launch.ExitInput:
 		return experiment.Refused, why
 	case code == launch.ExitStopped || code == launch.ExitInterrupted:
 		return experiment.Failed, "another process stopped it"

@@ -136,7 +136,7 @@ func node(rank int) status.Node {
 			}
 			r.Waits = []waits.Wait{{
 				Op: "exchange", Label: "step 151/backward/layer 1/hop 2 owner 1", Bytes: 3200, Stalled: 3 * time.Second,
-				Open: []waits.Open{{Peer: peer, Bytes: 3200, Stalled: 3 * time.Second}},
+				Open: []waits.Open{{Peer: peer, Bytes: 3200}},
 			}}
 		}
 		n.Rows = append(n.Rows, r)

@@ -25,7 +25,7 @@ type isolatedAgent struct {
 	ends     []error // results of its waits for a start
 	prepares []Assignment
 	left     bool
-	values   map[string]string // proposed values by decision and ballot: at most one each
+	claims   []*decision // asked of the run directory; nil: only to read
 }
 
 type sent struct {
@@ -70,7 +70,7 @@ func newIsolatedAgent(t *testing.T, name string, change ...func(*Config)) *isola
 	for _, f := range change {
 		f(&cfg)
 	}
-	l := &isolatedAgent{t: t, dials: map[string]int{}, hungUp: map[string]int{}, values: map[string]string{}}
+	l := &isolatedAgent{t: t, dials: map[string]int{}, hungUp: map[string]int{}}
 	self := Member{Name: name, Host: name, HostID: name, NodeRank: -1, NProc: 2, Addr: addrOf(name)}
 	l.m = newCoordinator(&cfg, self, l, time.Unix(0, 0))
 	l.m.next()
@@ -85,9 +85,9 @@ func follower(t *testing.T, name string) *isolatedAgent {
 	return l
 }
 
-// voter returns a member of a decided assignment that has lost its leader a, has not begun the start, and is connected
+// orphan returns a member of a decided assignment that has lost its leader a, has not begun the start, and is connected
 // to the other members.
-func voter(t *testing.T, name string, w Assignment, change ...func(*Config)) *isolatedAgent {
+func orphan(t *testing.T, name string, w Assignment, change ...func(*Config)) *isolatedAgent {
 	l := newIsolatedAgent(t, name, change...)
 	l.connect("a", status{})
 	l.receive("a", &message{Decided: start("a", w)})
@@ -100,17 +100,17 @@ func voter(t *testing.T, name string, w Assignment, change ...func(*Config)) *is
 	return l
 }
 
-// campaigner returns agent b of w after it asked the others for votes.
+// campaigner returns agent b of w as a candidate.
 func campaigner(t *testing.T, w Assignment, change ...func(*Config)) *isolatedAgent {
-	l := voter(t, "b", w, change...)
+	l := orphan(t, "b", w, change...)
 	l.advance(time.Second)
 	return l
 }
 
-// elected returns agent b of threeAgents as the leader by c's vote. c has accepted accepted under at.
-func elected(t *testing.T, accepted *decision, at ballot) *isolatedAgent {
+// elected returns agent b of threeAgents as the leader, whom c follows.
+func elected(t *testing.T) *isolatedAgent {
 	l := campaigner(t, threeAgents)
-	l.promise("c", l.prepareTo("c"), accepted, at)
+	l.receive("c", &message{Join: &join{}})
 	return l
 }
 
@@ -125,7 +125,8 @@ func leader(t *testing.T, change ...func(*Config)) *isolatedAgent {
 	if len(l.prepares) != 1 {
 		t.Fatalf("%d starts were prepared", len(l.prepares))
 	}
-	l.m.prepared(1, []byte("payload"), nil, nil)
+	l.m.leader.prepared(1, []byte("payload"), nil, nil)
+	l.grant()
 	if !slices.Equal(l.begun, []int{1}) {
 		t.Fatalf("begun %v", l.begun)
 	}
@@ -171,21 +172,6 @@ func last[T any](l *isolatedAgent, to string, kind func(*message) *T) *T {
 	return nil
 }
 
-func (l *isolatedAgent) prepareTo(of string) *prepare {
-	return last(l, of, func(m *message) *prepare { return m.Prepare })
-}
-func (l *isolatedAgent) acceptTo(to string) *accept {
-	return last(l, to, func(m *message) *accept { return m.Accept })
-}
-func (l *isolatedAgent) promiseTo(to string) *promise {
-	return last(l, to, func(m *message) *promise { return m.Promise })
-}
-func (l *isolatedAgent) acceptedTo(to string) *accepted {
-	return last(l, to, func(m *message) *accepted { return m.Accepted })
-}
-func (l *isolatedAgent) nackTo(to string) *nack {
-	return last(l, to, func(m *message) *nack { return m.Nack })
-}
 func (l *isolatedAgent) decidedTo(to string) *decision {
 	return last(l, to, func(m *message) *decision { return m.Decided })
 }
@@ -218,22 +204,29 @@ func (l *isolatedAgent) leads(to string) bool {
 	return s != nil && s.Leader.Name == l.m.self.Name
 }
 
-// promise passes in a peer's promise for p.
-func (l *isolatedAgent) promise(name string, p *prepare, accepted *decision, at ballot) {
+// grant answers the last claim as a run directory that takes it.
+func (l *isolatedAgent) grant() {
 	l.t.Helper()
-	if p == nil {
-		l.t.Fatalf("%s was not asked for a promise", name)
-	}
-	l.receive(name, &message{Promise: &promise{Index: p.Index, Ballot: p.Ballot, Accepted: accepted, At: at}})
+	l.answer(l.claimed(), nil)
 }
 
-// accept passes in a peer's acceptance of a.
-func (l *isolatedAgent) accept(name string, a *accept) {
+// answer answers the last claim.
+func (l *isolatedAgent) answer(newest *decision, err error) {
 	l.t.Helper()
-	if a == nil {
-		l.t.Fatalf("%s was offered nothing", name)
+	if len(l.claims) == 0 {
+		l.t.Fatal("the run directory was not asked")
 	}
-	l.receive(name, &message{Accepted: &accepted{Index: a.Decision.Index, Ballot: a.Ballot}})
+	d := l.claims[len(l.claims)-1]
+	l.claims = nil
+	l.m.claimed(d, newest, err)
+}
+
+// claimed returns the last claim that is not answered; nil: none.
+func (l *isolatedAgent) claimed() *decision {
+	if len(l.claims) == 0 {
+		return nil
+	}
+	return l.claims[len(l.claims)-1]
 }
 
 // failedAt returns the ending of a start with that failed rank.
@@ -257,15 +250,16 @@ func (l *isolatedAgent) endsHere(rank int) {
 
 // The effects.
 
-func (l *isolatedAgent) dial(addr string)         { l.dials[addr]++ }
-func (l *isolatedAgent) hangUp(name string)       { l.hungUp[name]++ }
-func (l *isolatedAgent) prepare(w Assignment)     { l.prepares = append(l.prepares, w) }
-func (l *isolatedAgent) begin(d *decision)        { l.begun = append(l.begun, d.Index) }
-func (l *isolatedAgent) over(err error)           { l.ends = append(l.ends, err) }
-func (l *isolatedAgent) gone()                    { l.left = true }
-func (l *isolatedAgent) news(n launch.News)       { l.heard = append(l.heard, n) }
-func (l *isolatedAgent) log(string, ...any)       {}
-func (l *isolatedAgent) verdict(v launch.Verdict) { l.verdicts = append(l.verdicts, v) }
+func (l *isolatedAgent) dial(addr string)            { l.dials[addr]++ }
+func (l *isolatedAgent) hangUp(name string)          { l.hungUp[name]++ }
+func (l *isolatedAgent) prepare(w Assignment)        { l.prepares = append(l.prepares, w) }
+func (l *isolatedAgent) claim(_ []byte, d *decision) { l.claims = append(l.claims, d) }
+func (l *isolatedAgent) begin(d *decision)           { l.begun = append(l.begun, d.Index) }
+func (l *isolatedAgent) over(err error)              { l.ends = append(l.ends, err) }
+func (l *isolatedAgent) gone()                       { l.left = true }
+func (l *isolatedAgent) news(n launch.News)          { l.heard = append(l.heard, n) }
+func (l *isolatedAgent) log(string, ...any)          {}
+func (l *isolatedAgent) verdict(v launch.Verdict)    { l.verdicts = append(l.verdicts, v) }
 
 func (l *isolatedAgent) send(m *message, names ...string) {
 	raw, err := json.Marshal(m)
@@ -275,13 +269,6 @@ func (l *isolatedAgent) send(m *message, names ...string) {
 	}
 	if err != nil {
 		l.t.Error(err)
-	}
-	if a := copied.Accept; a != nil {
-		k := fmt.Sprint(a.Decision.Index, a.Ballot)
-		if other, ok := l.values[k]; ok && other != string(raw) {
-			l.t.Errorf("decision and ballot %v carry both\n%s and\n%s", k, other, raw)
-		}
-		l.values[k] = string(raw)
 	}
 	for _, name := range names {
 		l.sent = append(l.sent, sent{name, copied})

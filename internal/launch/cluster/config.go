@@ -3,13 +3,10 @@ package cluster
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
 	"time"
-
-	"github.com/cprun/cprun/internal/launch/cluster/gossip"
 )
 
 // Config describes an agent and its job.
@@ -50,33 +47,28 @@ type Config struct {
 	// ends the job; a *launch.Over gives the exit status. The leader's Next returns the error itself, the other agents'
 	// Next returns its text. The Assignment is complete.
 	Prepare func(context.Context, Assignment) ([]byte, error)
+	// Claim records a decision under its number in the run directory of a start with that payload, unless there is one
+	// with that or a later number, and returns the newest. A nil decision only reads; a nil result means that there is
+	// none. After an error, Claim is called again; a *launch.Over ends the job. nil: there is one agent.
+	Claim func(ctx context.Context, payload []byte, number int, decision []byte) (newest []byte, err error)
 	// Log prints a line for the user; nil: no output.
 	Log func(format string, args ...any)
 
-	Network   Network                                // nil: TCP, with gossip on the same ports
-	Discovery func(self PeerAddr) (Discovery, error) // nil: only Seeds and the last assignment
+	Network Network // nil: TCP and UDP
 }
 
 // Network connects agents. Tests replace it.
 type Network interface {
 	// Listen listens at host:port; port 0 is any.
 	Listen(addr string) (net.Listener, error)
+	// ListenPacket opens a UDP socket at host:port.
+	ListenPacket(addr string) (net.PacketConn, error)
 	// Dial connects to host:port.
 	Dial(ctx context.Context, addr string) (net.Conn, error)
 }
 
 // PeerAddr is an agent's name and control address.
 type PeerAddr struct{ Name, Addr string }
-
-// Discovery finds agents. Its result is a hint: an agent may be gone, and must still prove that it has the key.
-type Discovery interface {
-	Peers() []PeerAddr        // agents that seem alive, except this one
-	Changed() <-chan struct{} // gets a value after Peers changed; capacity 1
-	Close() error
-}
-
-// minKey is the least length of a key in bytes.
-const minKey = 16
 
 func (c *Config) resolve() error {
 	c.JoinTimeout = cmp.Or(c.JoinTimeout, 10*time.Minute)
@@ -96,11 +88,10 @@ func (c *Config) resolve() error {
 	if c.Prepare == nil {
 		c.Prepare = func(context.Context, Assignment) ([]byte, error) { return nil, nil }
 	}
-	switch ip := net.ParseIP(c.Listen); {
-	case c.Job == "":
-		return errors.New("job: no name is given")
-	case len(c.Key) < minKey:
-		return fmt.Errorf("key of the job: %d bytes; at least %d are needed", len(c.Key), minKey)
+	if c.Claim == nil {
+		c.Claim = func(_ context.Context, _ []byte, _ int, d []byte) ([]byte, error) { return d, nil }
+	}
+	switch {
 	case c.Min < 1 || c.Max < c.Min || c.Max > maxAgents:
 		return fmt.Errorf("nodes %d:%d: MIN must be at least 1, MAX at least MIN and at most %d", c.Min, c.Max,
 			maxAgents)
@@ -108,11 +99,6 @@ func (c *Config) resolve() error {
 		return fmt.Errorf("node rank %d: must be 0 to %d", c.NodeRank, c.Max-1)
 	case c.NProc < 1 || c.NProc > maxProcs:
 		return fmt.Errorf("processes of a node: %d; must be 1 to %d", c.NProc, maxProcs)
-	case ip == nil || ip.IsUnspecified():
-		return fmt.Errorf("listen address %q: give the IP address at which other nodes reach this host",
-			c.Listen)
-	case len(c.Host) > maxHost || len(c.HostID) > maxHost:
-		return fmt.Errorf("name of the host: longer than %d bytes", maxHost)
 	}
 	return nil
 }
@@ -123,52 +109,3 @@ const (
 	maxProcs  = 1024
 	maxHost   = 255
 )
-
-// withGossip returns c with TCP and, on the same ports, gossip as its discovery. Seeds serve both.
-func withGossip(c Config) Config {
-	g := &gossiping{cfg: c}
-	c.Network, c.Discovery = g, g.discover
-	return c
-}
-
-// A gossiping is the network of an agent whose control port also carries gossip.
-type gossiping struct {
-	tcp
-	cfg  Config
-	port *gossip.Port // the last bound one
-}
-
-func (g *gossiping) Listen(addr string) (ln net.Listener, err error) {
-	if g.port, err = gossip.Bind(addr); err != nil {
-		return nil, err
-	}
-	return g.port, nil
-}
-
-func (g *gossiping) discover(self PeerAddr) (Discovery, error) {
-	m, err := gossip.Join(context.Background(), gossip.Config{
-		Job: g.cfg.Job, Key: g.cfg.Key, Seeds: g.cfg.Seeds, Transport: g.port,
-		Self: gossip.Peer{Name: self.Name, Control: self.Addr},
-	})
-	if err != nil {
-		return nil, err
-	}
-	return Hints(m, self), nil
-}
-
-// Hints returns the gossip members as self's Discovery.
-func Hints(m *gossip.Members, self PeerAddr) Discovery { return hints{m, self.Name} }
-
-type hints struct {
-	*gossip.Members
-	self string
-}
-
-func (h hints) Peers() (found []PeerAddr) {
-	for _, p := range h.Members.Peers() {
-		if p.Name != h.self {
-			found = append(found, PeerAddr{p.Name, p.Control})
-		}
-	}
-	return found
-}

@@ -2,15 +2,11 @@ package cluster
 
 import (
 	"context"
-	"crypto/ed25519"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -25,15 +21,15 @@ import (
 const dialTimeout = 3 * time.Second
 
 func (m *Membership) renewHello() {
-	raw, err := json.Marshal(m.coord.hello())
+	raw, err := json.Marshal(helloOf(m.coord))
 	if err == nil {
 		m.helloFrame.Store(&raw)
 	}
 }
 
 // checkInbound checks the hello of an inbound connection. The acceptor's goroutines call it.
-func (m *Membership) checkInbound(from net.Addr, key ed25519.PublicKey, raw []byte) error {
-	h, err := m.checkHello(key, raw)
+func (m *Membership) checkInbound(raw []byte) error {
+	h, err := m.checkHello(raw)
 	if err != nil {
 		return err
 	}
@@ -43,14 +39,14 @@ func (m *Membership) checkInbound(from net.Addr, key ed25519.PublicKey, raw []by
 	return nil
 }
 
-// checkHello refuses an agent of another job, or with another identity than its key's.
-func (m *Membership) checkHello(key ed25519.PublicKey, raw []byte) (*hello, error) {
+// checkHello refuses an agent with other inputs, and this agent itself.
+func (m *Membership) checkHello(raw []byte) (*hello, error) {
 	h, err := decodeHello(raw)
 	switch {
 	case err != nil:
 		return nil, err
-	case h.Member.Name != wire.Name(h.Member.Host, key):
-		return nil, fmt.Errorf("its name %s does not match its key", h.Member.Name)
+	case h.Member.Name == m.self.Name:
+		return nil, wire.ErrSelf
 	case h.Program != m.cfg.Program:
 		return nil, fmt.Errorf("node %s runs cprun version %s, and node %s version %s: "+
 			"install the same version on all nodes",
@@ -70,18 +66,17 @@ func decodeHello(raw []byte) (*hello, error) {
 	if err := launch.DecodeStrict(raw, h); err != nil {
 		return nil, fmt.Errorf("hello: %w", err)
 	}
-	for _, err := range []error{h.Member.check(), h.Status.check(), checkText(h.Program), checkText(h.Inputs)} {
-		if err != nil {
-			return nil, fmt.Errorf("hello: %w", err)
-		}
+	if err := h.Member.check(); err != nil {
+		return nil, fmt.Errorf("hello: %w", err)
 	}
 	return h, nil
 }
 
 // onRefused logs refused connections. The acceptor's goroutines call it.
 func (m *Membership) onRefused(err error) {
-	if refusal := (*wire.Refusal)(nil); errors.As(err, &refusal) && !refusal.Theirs && !refusal.Both {
-		m.calls.put(func() { m.coord.logForeign(refusal) })
+	refusal := (*wire.Refusal)(nil)
+	if errors.As(err, &refusal) && !errors.Is(err, wire.ErrBoth) && !errors.Is(err, wire.ErrSelf) {
+		m.calls.put(func() { m.coord.search.logForeign(refusal, m.coord.now) })
 	}
 }
 
@@ -122,6 +117,9 @@ func (m *Membership) linkUp(l *wire.Link, h *hello, via string) {
 	}
 	m.links[name], m.linkedAt[name] = l, time.Now()
 	m.group.Go(func() { m.read(l, name) })
+	if via != "" {
+		m.gossip.Meet(h.Member.Addr)
+	}
 	m.coord.up(*h, via)
 }
 
@@ -173,11 +171,20 @@ func (m *Membership) connect(addr string) (*wire.Link, error) {
 		return nil, err
 	}
 	p := m.wireConfig
-	p.Check = func(_ net.Addr, key ed25519.PublicKey, raw []byte) error {
-		_, err := m.checkHello(key, raw)
+	p.Check = func(raw []byte) error {
+		_, err := m.checkHello(raw)
 		return err
 	}
 	return wire.Dial(m.ctx, conn, &p)
+}
+
+// dialGossip opens a stream for gossip.
+func (m *Membership) dialGossip(ctx context.Context, addr string) (net.Conn, error) {
+	conn, err := m.cfg.Network.Dial(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	return wire.DialStream(ctx, conn, &m.wireConfig)
 }
 
 func (m *Membership) hangUp(name string) {
@@ -217,8 +224,36 @@ func (m *Membership) prepare(w Assignment) {
 			err = fmt.Errorf("a start of %d nodes with a payload of %d bytes exceeds the message limit of %d",
 				len(w.Members), len(payload), wire.MaxFrame)
 		}
-		m.calls.put(func() { m.coord.prepared(w.Generation, payload, secret, err) })
+		m.calls.put(func() { m.coord.leader.prepared(w.Generation, payload, secret, err) })
 	})
+}
+
+func (m *Membership) claim(payload []byte, d *decision) {
+	m.group.Go(func() {
+		newest, err := m.claimNow(payload, d)
+		m.calls.put(func() { m.coord.claimed(d, newest, err) })
+	})
+}
+
+func (m *Membership) claimNow(payload []byte, d *decision) (*decision, error) {
+	var raw []byte
+	index := 0
+	if d != nil {
+		var err error
+		if raw, err = json.Marshal(d); err != nil {
+			return nil, err
+		}
+		index = d.Index
+	}
+	raw, err := m.cfg.Claim(m.ctx, payload, index, raw)
+	if err != nil || raw == nil {
+		return nil, err
+	}
+	newest := new(decision)
+	if err := launch.DecodeStrict(raw, newest); err != nil {
+		return nil, fmt.Errorf("newest decision of the job: %w", err)
+	}
+	return newest, newest.check()
 }
 
 func (m *Membership) begin(d *decision) {
@@ -250,151 +285,23 @@ func (m *Membership) gone() { m.leaveOnce.Do(func() { close(m.goodbyeSent) }) }
 
 func (m *Membership) log(format string, args ...any) { m.cfg.Log(format, args...) }
 
+// packetQueue is the requested size of the kernel's packet queue. Agents read slowly while ranks compute.
+const packetQueue = 2 << 20
+
 type tcp struct{}
 
 func (tcp) Listen(addr string) (net.Listener, error) { return net.Listen("tcp", addr) }
 
+func (tcp) ListenPacket(addr string) (net.PacketConn, error) {
+	conn, err := net.ListenPacket("udp", addr)
+	if err == nil {
+		_ = conn.(*net.UDPConn).SetReadBuffer(packetQueue) // best effort
+	}
+	return conn, err
+}
+
 func (tcp) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "tcp", addr)
-}
-
-// Connections, and the coordinator's reactions to their changes.
-
-// A peer is a connected agent.
-type peer struct {
-	Member
-	via    string // the address that this agent dialed; "": the peer dialed
-	status status
-	joined int       // order of joining, from 1; 0: not joined
-	since  time.Time // connected
-	held   *join     // its pending request, if another agent may have its rank
-}
-
-// setRole changes the role, and informs all connected agents.
-func (c *coordinator) setRole(r role, leader string) {
-	if c.role == r && c.leader == leader {
-		return
-	}
-	if r == seeking && (c.role == following || c.role == leading) {
-		c.seekingSince = c.now
-	}
-	c.role, c.leader = r, leader
-	if r != leading {
-		c.record, c.regroup = nil, nil
-	}
-	if r == following || r == seeking {
-		c.proposal = nil
-	}
-	s := c.status()
-	msg := &message{Status: &s}
-	for _, p := range c.sorted() {
-		if p.Name != leader {
-			c.effects.send(msg, p.Name)
-		}
-	}
-}
-
-func (c *coordinator) up(h hello, via string) {
-	p := &peer{Member: h.Member, via: via, status: h.Status, since: c.now}
-	c.peers[p.Name] = p
-	delete(c.suspects, p.Name)
-	delete(c.dials, p.Addr)
-	c.sendDecision(p)
-	if c.over {
-		c.effects.hangUp(p.Name)
-		delete(c.peers, p.Name)
-		return
-	}
-	// The status in the handshake may be outdated.
-	s := c.status()
-	c.effects.send(&message{Status: &s}, p.Name)
-	c.onStatus(p, &h.Status)
-	c.solicit(p)
-}
-
-// sorted lists the connected agents by name, so that simulations are reproducible.
-func (c *coordinator) sorted() []*peer {
-	return slices.SortedFunc(maps.Values(c.peers), func(a, b *peer) int { return strings.Compare(a.Name, b.Name) })
-}
-
-func (c *coordinator) sendDecision(p *peer) {
-	if p.status.Index < c.register.index {
-		c.effects.send(&message{Decided: c.register.last}, p.Name)
-		p.status.Index = c.register.index
-	}
-}
-
-func (c *coordinator) down(name, why string) {
-	p := c.peers[name]
-	if p == nil {
-		return
-	}
-	delete(c.peers, name)
-	if c.over {
-		return
-	}
-	c.suspects[name] = c.now.Add(2 * c.cfg.Silence)
-	switch {
-	case c.role == leading:
-		c.confirmEnd(name)
-		c.onPeerLost(p, why)
-	case c.role == following && name == c.leader:
-		c.lostLeader(p, why)
-	}
-}
-
-// lostLeader handles the loss of the leader, or the end of its leadership.
-func (c *coordinator) lostLeader(p *peer, why string) {
-	c.setRole(seeking, "")
-	if at := c.assignment().index(p.Name); at >= 0 {
-		a := c.assignment().Members[at]
-		c.leaderLoss, c.leaderLossAt = a.lost(why, 1), c.register.index
-	}
-	c.abortStart(describeMember(p.Member, c.assignment())+", the leader, is lost: "+why, c.firstRank(p.Name))
-}
-
-// abortStart ends the start that runs here, since this agent cannot report to the others, or they do not wait for it.
-func (c *coordinator) abortStart(why string, rank int) {
-	if c.caller.running {
-		n := launch.News{Lost: why}
-		if rank >= 0 {
-			n.Failed = &rank
-		}
-		c.effects.news(n)
-	}
-}
-
-func (c *coordinator) assignment() *Assignment {
-	if c.register.last == nil {
-		return new(Assignment)
-	}
-	return &c.register.last.Assignment
-}
-
-// firstRank returns an agent's first rank in the last assignment, or -1.
-func (c *coordinator) firstRank(name string) int {
-	if at := c.assignment().index(name); at >= 0 {
-		return c.assignment().Members[at].FirstRank
-	}
-	return -1
-}
-
-// describeMember returns an agent with its ranks, for messages.
-func describeMember(a Member, w *Assignment) string {
-	if at := w.index(a.Name); at >= 0 {
-		a = w.Members[at]
-		return fmt.Sprintf("node %s (%s)", a.Host, launch.RanksOf(a.FirstRank, a.NProc))
-	}
-	return "node " + a.Host
-}
-
-// logForeign logs a refused connection, with a limited rate.
-func (c *coordinator) logForeign(r *wire.Refusal) {
-	const quiet = 10 * time.Second
-	if text := r.Error(); text != c.lastForeign || c.now.Sub(c.lastForeignAt) > quiet {
-		c.lastForeign, c.lastForeignAt = text, c.now
-		c.effects.log("%s", text)
-	}
 }
 
 // errClosed is the result of calls after Close.

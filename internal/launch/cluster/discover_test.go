@@ -7,21 +7,15 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// TestAgentsFindEachOtherByGossip checks that agents agree over ports that also carry gossip, and that gossip finds all
-// of them.
+// TestAgentsFindEachOtherByGossip checks that agents agree over ports that also carry gossip, and that each agent learns
+// of all others.
 func TestAgentsFindEachOtherByGossip(t *testing.T) {
 	hosts := joinAll(t, 3, nil)
 	forAll(t, hosts, func(h *host) error {
 		if _, err := h.starts(t.Context()); err != nil {
 			return err
 		}
-		for len(h.discovery.Peers()) < 2 {
-			select {
-			case <-h.discovery.Changed():
-			case <-t.Context().Done():
-				return t.Context().Err()
-			}
-		}
+		waitFor(t, h, func(c *coordinator) bool { return len(c.search.hints) == 2 })
 		v := h.End(t.Context(), launch.Ending{})
 		if v.ExitCode != launch.ExitDone {
 			return fmt.Errorf("verdict %+v", v)

@@ -6,15 +6,16 @@
 //	result := launch.Run(ctx, launch.Job{Membership: m, …})
 //	err = m.Close(result.ExitCode, "")
 //
-// docs/cluster-protocol.md describes messages, elections, timeouts and threats.
+// docs/cluster-protocol.md specifies states, messages, decisions, times and threats.
 package cluster
 
-// The type coordinator makes all decisions. It has no goroutines, connections or clock, so tests run thousands of jobs
-// with faults in simulated time. Membership connects it to the network and the launcher.
+// The type coordinator has the states of an agent, leadership its work as leader. They have no goroutines, connections,
+// disk or clock, so tests run thousands of jobs with faults in simulated time. Membership connects them to the network
+// and the launcher.
 //
 // Goroutines of a Membership, in addition to those of the packages wire and gossip:
 //
 //	loop     owns the coordinator; ended by Close
 //	read     one per connection, passes its messages to loop; ends with the connection
 //	dial     one per dialed address; ends with the handshake
-//	prepare  calls Config.Prepare; ends with it
+//	prepare  calls Config.Prepare or Config.Claim; ends with it

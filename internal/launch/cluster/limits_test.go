@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -9,26 +8,6 @@ import (
 
 	"github.com/cprun/cprun/internal/launch"
 )
-
-// TestNewLeaderEndsItsOlderStart checks a new leader that must decide the lost leader's value. If its launcher has
-// begun the previous start, it learns that this start is over.
-func TestNewLeaderEndsItsOlderStart(t *testing.T) {
-	l := elected(t, start("a", assignmentOf(2, "b:1 c:2")), initialBallot("a"))
-	l.accept("c", l.acceptTo("c"))
-	if d := l.decidedTo("c"); d == nil || d.Index != 2 {
-		t.Fatalf("decided %+v", d)
-	}
-	if len(l.begun) > 0 && l.begun[0] == 1 {
-		if !l.aborted() {
-			t.Fatal("its caller is not told that start 1 is over")
-		}
-		l.endsHere(2)
-		l.m.next()
-	}
-	if n := len(l.begun); n == 0 || l.begun[n-1] != 2 {
-		t.Errorf("begun %v, want start 2", l.begun)
-	}
-}
 
 // TestFailureOfAnEndingIsRelayed checks that a failure in an ending, or in a join to a new leader, ends the start
 // everywhere, including workers that have just begun.
@@ -38,7 +17,7 @@ func TestFailureOfAnEndingIsRelayed(t *testing.T) {
 		"alone":       {Ended: failedAt(1, 5)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := elected(t, nil, ballot{})
+			l := elected(t)
 			l.connect("a", status{Index: 1})
 			l.receive("a", &message{Join: &join{}})
 			if len(l.begun) != 1 || l.aborted() {
@@ -60,7 +39,7 @@ func TestFailureOfAnEndingIsRelayed(t *testing.T) {
 
 // TestFailureIsToldToWhoComesLater checks that a later agent also learns of the failure.
 func TestFailureIsToldToWhoComesLater(t *testing.T) {
-	l := elected(t, nil, ballot{})
+	l := elected(t)
 	l.receive("c", &message{Join: &join{Ended: failedAt(1, 5)}})
 	l.connect("a", status{Index: 1})
 	l.receive("a", &message{Join: &join{}})
@@ -167,7 +146,8 @@ func TestLateLeaderEndsItsOwnRanks(t *testing.T) {
 func TestOneNodeDoesNotListen(t *testing.T) {
 	l := newIsolatedAgent(t, "a", func(c *Config) { c.Max = 1 })
 	l.advance(time.Second)
-	l.m.prepared(1, nil, nil, nil)
+	l.m.leader.prepared(1, nil, nil, nil)
+	l.grant()
 	l.advance(2 * listenTime)
 	if len(l.begun) != 1 || l.aborted() {
 		t.Errorf("begun %v, news %v", l.begun, l.heard)
@@ -192,27 +172,12 @@ func TestPrepareHangs(t *testing.T) {
 	if !strings.Contains(d.End.Why, "node a") || !strings.Contains(d.End.Why, prepareTime.String()) {
 		t.Errorf("the job ends since %q", d.End.Why)
 	}
-	l.advance(confirmTime + time.Second)
+	l.advance(endTime + time.Second)
 	if len(l.ends) != 1 {
 		t.Errorf("the caller's wait ends %d times", len(l.ends))
 	}
-	l.m.prepared(1, []byte("late"), nil, nil)
+	l.m.leader.prepared(1, []byte("late"), nil, nil)
 	if len(l.begun) > 0 || len(l.ends) != 1 || len(l.prepares) != 1 {
 		t.Errorf("a payload that comes too late begins %v, %d are prepared", l.begun, len(l.prepares))
-	}
-}
-
-// TestCandidateGivesUp checks that a candidate without votes ends, and reports the size of its side.
-func TestCandidateGivesUp(t *testing.T) {
-	l := campaigner(t, quintet)
-	l.m.down("c", "no word")
-	l.advance(l.m.cfg.RegroupTimeout - 5*time.Second)
-	if len(l.ends) > 0 {
-		t.Fatalf("it ends too early: %v", l.ends)
-	}
-	l.advance(10 * time.Second)
-	over := (*launch.Over)(nil)
-	if len(l.ends) != 1 || !errors.As(l.ends[0], &over) || !strings.Contains(over.Why, "3 of 5 nodes") {
-		t.Errorf("ends %v", l.ends)
 	}
 }

@@ -3,6 +3,7 @@ package cluster
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"net"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/cluster/gossip"
 	"github.com/cprun/cprun/internal/launch/cluster/wire"
 )
 
@@ -19,7 +21,11 @@ const (
 	// tickInterval separates two checks of the coordinator's timeouts.
 	tickInterval = 200 * time.Millisecond
 	// closeTimeout bounds two waits of Close: for the peers to learn of the end, and for goroutines to end.
-	closeTimeout = 3 * confirmTime
+	closeTimeout = 3 * endTime
+	// portTries bounds the search for a port that is free for both TCP and UDP.
+	portTries = 16
+	// nameDigits is the length of the random part of an agent's name: 80 bits.
+	nameDigits = 16
 )
 
 // Membership is this agent's part in the job. It implements launch.Membership.
@@ -28,7 +34,7 @@ type Membership struct {
 	self       Member
 	wireConfig wire.Config // for inbound connections
 	acceptor   *wire.Acceptor
-	discovery  Discovery
+	gossip     *gossip.Members
 
 	ctx    context.Context // of all goroutines
 	cancel context.CancelFunc
@@ -62,18 +68,14 @@ type nextResult struct {
 // Join starts to look for the job's other agents and returns at once. Next waits for them. Call Leave or Close at the
 // end.
 func Join(ctx context.Context, cfg Config) (*Membership, error) {
-	plain := cfg.Network == nil && cfg.Discovery == nil
 	if err := cfg.resolve(); err != nil {
 		return nil, err
 	}
-	if plain {
-		cfg = withGossip(cfg)
-	}
-	id, err := wire.NewIdentity()
+	id, err := wire.NewIdentity(cfg.Key)
 	if err != nil {
 		return nil, err
 	}
-	ln, rendezvous, err := listen(&cfg)
+	ln, packets, rendezvous, err := listen(&cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -81,44 +83,57 @@ func Join(ctx context.Context, cfg Config) (*Membership, error) {
 		cfg: cfg, events: make(chan func()), links: map[string]*wire.Link{}, linkedAt: map[string]time.Time{},
 		next: make(chan nextResult, 1), verdicts: make(chan launch.Verdict, 1), goodbyeSent: make(chan struct{}),
 		self: Member{
-			Name: id.Name(cfg.Host), Host: cfg.Host, HostID: cfg.HostID, NodeRank: cfg.NodeRank, NProc: cfg.NProc,
-			Addr: ln.Addr().String(),
+			Name: cfg.Host + "-" + rand.Text()[:nameDigits], Host: cfg.Host, HostID: cfg.HostID,
+			NodeRank: cfg.NodeRank, NProc: cfg.NProc, Addr: ln.Addr().String(),
 		},
 	}
 	m.calls.ready = make(chan struct{}, 1)
 	m.wireConfig = wire.Config{
-		Identity: id, Job: cfg.Job, Key: cfg.Key, Silence: cfg.Silence,
+		Identity: id, Job: cfg.Job, Silence: cfg.Silence,
 		Hello: func() []byte { return *m.helloFrame.Load() }, Check: m.checkInbound,
 	}
 	m.ctx, m.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	if cfg.Discovery != nil {
-		if m.discovery, err = cfg.Discovery(PeerAddr{m.self.Name, m.self.Addr}); err != nil {
-			ln.Close()
-			m.cancel()
-			return nil, err
-		}
+	if m.gossip, err = gossip.Join(gossip.Config{
+		Job: cfg.Job, Key: cfg.Key, Name: m.self.Name, Packets: packets, Dial: m.dialGossip,
+	}); err != nil {
+		ln.Close()
+		m.cancel()
+		return nil, err
 	}
 	m.coord = newCoordinator(&m.cfg, m.self, m, time.Now())
 	m.coord.atRendezvous = cfg.Meets && rendezvous
 	m.renewHello()
-	m.acceptor = wire.Open(ln, &m.wireConfig, func(l *wire.Link) { m.admit(l, "") }, m.onRefused)
+	m.acceptor = wire.Open(ln, &m.wireConfig, func(l *wire.Link) { m.admit(l, "") }, m.gossip.Accept, m.onRefused)
 	m.group.Go(m.loop)
 	return m, nil
 }
 
-// listen opens the control port. rendezvous reports whether it is the port of the rendezvous.
-func listen(cfg *Config) (ln net.Listener, rendezvous bool, err error) {
+// listen opens the ports of this agent, TCP and UDP of one number. rendezvous reports whether it is the port of the
+// rendezvous.
+func listen(cfg *Config) (ln net.Listener, packets net.PacketConn, rendezvous bool, err error) {
 	if cfg.Port != 0 {
-		ln, err = cfg.Network.Listen(net.JoinHostPort(cfg.Listen, strconv.Itoa(cfg.Port)))
-		if err == nil {
-			return ln, true, nil
+		if ln, packets, err = cfg.listen(cfg.Port); err == nil {
+			return ln, packets, true, nil
 		}
 	}
-	ln, err = cfg.Network.Listen(net.JoinHostPort(cfg.Listen, "0"))
-	if err != nil {
-		return nil, false, fmt.Errorf("control connections of the job's nodes: %w", err)
+	for range portTries {
+		if ln, packets, err = cfg.listen(0); err == nil {
+			return ln, packets, false, nil
+		}
 	}
-	return ln, false, nil
+	return nil, nil, false, fmt.Errorf("control connections of the job's nodes: %w", err)
+}
+
+func (c *Config) listen(port int) (net.Listener, net.PacketConn, error) {
+	ln, err := c.Network.Listen(net.JoinHostPort(c.Listen, strconv.Itoa(port)))
+	if err != nil {
+		return nil, nil, err
+	}
+	packets, err := c.Network.ListenPacket(ln.Addr().String())
+	if err != nil {
+		ln.Close()
+	}
+	return ln, packets, err
 }
 
 // loop owns the coordinator.
@@ -130,11 +145,6 @@ func (m *Membership) loop() {
 			l.Close()
 		}
 	}()
-	var changed <-chan struct{}
-	if m.discovery != nil {
-		changed = m.discovery.Changed()
-		m.coord.hints = m.discovery.Peers()
-	}
 	for {
 		select {
 		case f := <-m.events:
@@ -145,8 +155,8 @@ func (m *Membership) loop() {
 			}
 		case <-tick.C:
 			m.step(m.coord.tick)
-		case <-changed:
-			m.step(func() { m.coord.hints = m.discovery.Peers() })
+		case <-m.gossip.Changed():
+			m.step(func() { m.coord.search.hints = m.gossip.Peers() })
 		case <-m.ctx.Done():
 			return
 		}
@@ -264,8 +274,5 @@ func (m *Membership) shut() error {
 		err = cmp.Or(err, fmt.Errorf("this agent left the job, but Prepare or a connection still hung after %v: "+
 			"check the disks of this host", closeTimeout))
 	}
-	if m.discovery != nil {
-		err = cmp.Or(err, m.discovery.Close())
-	}
-	return err
+	return cmp.Or(err, m.gossip.Close())
 }

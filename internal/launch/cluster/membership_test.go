@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"crypto/ed25519"
 	"errors"
 	"fmt"
 	"net"
@@ -14,7 +13,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cprun/cprun/internal/launch"
-	"github.com/cprun/cprun/internal/launch/cluster/wire"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -48,7 +46,7 @@ type host struct {
 // last returns the agent's last decision; nil after it has left.
 func (h *host) last() *decision {
 	got := make(chan *decision, 1)
-	h.calls.put(func() { got <- h.coord.register.last })
+	h.calls.put(func() { got <- h.coord.last })
 	select {
 	case d := <-got:
 		return d
@@ -82,6 +80,7 @@ func joinOne(t *testing.T, port, i, n int, change func(i int, c *Config)) *host 
 	cfg.Prepare = func(_ context.Context, w Assignment) ([]byte, error) {
 		return fmt.Appendf(nil, "payload %d", w.Generation), nil
 	}
+	cfg.Claim = runDirOf(port).Claim
 	cfg.Log = func(format string, args ...any) { t.Logf(cfg.Host+": "+format, args...) }
 	if change != nil {
 		change(i, &cfg)
@@ -347,7 +346,7 @@ func TestSpares(t *testing.T) {
 	if other.leads() {
 		leader, other = other, leader
 	}
-	waitFor(t, leader, func(m *coordinator) bool { return m.joins == 3 })
+	waitFor(t, leader, func(m *coordinator) bool { return m.leader != nil && m.leader.joins == 3 })
 	other.die()
 	if n := leader.hears(t); n.Lost == "" {
 		t.Errorf("news %+v", n)
@@ -450,7 +449,7 @@ func TestNoQuorum(t *testing.T) {
 // TestStopBeforeTheStart checks that a stop between starts ends the job for all with status 75.
 func TestStopBeforeTheStart(t *testing.T) {
 	hosts := joinAll(t, 2, func(i int, c *Config) { c.Min, c.Max = 3, 3 })
-	waitFor(t, hosts[0], func(m *coordinator) bool { return m.joins == 1 })
+	waitFor(t, hosts[0], func(m *coordinator) bool { return m.leader != nil && m.leader.joins == 1 })
 	go hosts[1].Close(launch.ExitStopped, "")
 	_, err := hosts[0].Next(t.Context())
 	if over := (*launch.Over)(nil); !errors.As(err, &over) || over.ExitCode != launch.ExitStopped ||
@@ -498,20 +497,11 @@ func TestPrepareThatHangsIsLeft(t *testing.T) {
 	}
 }
 
-// TestNameIsOfTheKey checks that the job's key does not give an agent the name of another.
-func TestNameIsOfTheKey(t *testing.T) {
-	h := joinOne(t, freePort(t), 0, 1, nil)
-	raw := *h.helloFrame.Load()
-	other, err := wire.NewIdentity()
-	if err != nil {
-		t.Fatal(err)
-	}
-	public := ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)).Public().(ed25519.PublicKey)
-	if _, err := h.checkHello(public, raw); err == nil || !strings.Contains(err.Error(), h.self.Name) {
-		t.Errorf("error %v", err)
-	}
-	if other.Name("a") == h.self.Name {
-		t.Error("two agents have one name")
+// TestNamesDiffer checks that two agents of one host have different names.
+func TestNamesDiffer(t *testing.T) {
+	a, b := joinOne(t, freePort(t), 0, 1, nil), joinOne(t, freePort(t), 0, 1, nil)
+	if a.self.Host != b.self.Host || a.self.Name == b.self.Name {
+		t.Errorf("agents %+v and %+v", a.self, b.self)
 	}
 }
 

@@ -20,30 +20,29 @@ type hello struct {
 	Status  status `json:"status"`
 }
 
-// A message is sent between agents after the hello. Exactly one field is set.
-type message struct {
-	Status       *status   `json:"status,omitempty"`
-	Join         *join     `json:"join,omitempty"`
-	Refuse       *string   `json:"refuse,omitempty"` // the leader refuses the agent: why
-	Note         *string   `json:"note,omitempty"`   // a line for the user of another node
-	Prepare      *prepare  `json:"prepare,omitempty"`
-	Promise      *promise  `json:"promise,omitempty"`
-	Accept       *accept   `json:"accept,omitempty"`
-	Accepted     *accepted `json:"accepted,omitempty"`
-	Nack         *nack     `json:"nack,omitempty"`
-	Decided      *decision `json:"decided,omitempty"`
-	News         *relayed  `json:"news,omitempty"`
-	Ended        *ended    `json:"ended,omitempty"`
-	Again        *again    `json:"again,omitempty"`
-	EndConfirmed *int      `json:"told,omitempty"` // the agent knows the end: index of the decision
-	Bye          *bye      `json:"bye,omitempty"`
+func helloOf(c *coordinator) hello {
+	return hello{Member: c.self, Program: c.cfg.Program, Inputs: c.cfg.Inputs, Status: c.status()}
 }
 
-// A status contains the index of the last decision and the leader.
+// A message is sent between agents after the hello. Exactly one field is set.
+type message struct {
+	Status  *status   `json:"status,omitempty"`
+	Join    *join     `json:"join,omitempty"`
+	Refuse  *string   `json:"refuse,omitempty"` // the leader refuses the agent: why
+	Note    *string   `json:"note,omitempty"`   // a line for the user of another node
+	Decided *decision `json:"decided,omitempty"`
+	News    *relayed  `json:"news,omitempty"`
+	Ended   *ended    `json:"ended,omitempty"`
+	Again   *again    `json:"again,omitempty"`
+	Bye     *bye      `json:"bye,omitempty"`
+}
+
+// A status contains the index of the last decision and the leader that the sender follows, or itself.
 type status struct {
-	Index  int      `json:"index"`
-	Leader PeerAddr `json:"leader"` // Name "": unknown
-	Ballot ballot   `json:"ballot"` // under which the sender leads
+	Index     int      `json:"index"`
+	Leader    PeerAddr `json:"leader"` // Name "": unknown
+	Term      int      `json:"term"`   // of the sender's leadership; else the highest that it knows
+	Candidate bool     `json:"candidate,omitempty"`
 }
 
 // A join asks the leader to admit an agent, or to admit it again.
@@ -78,7 +77,7 @@ type bye struct {
 	All    bool   `json:"all,omitempty"` // its followers end as well
 }
 
-// A decision is one entry of the job's log of decisions: its next start, or its end. propose.go describes agreement.
+// A decision is the job's next start, or its end. Decisions are numbered from 1; the run directory keeps the newest.
 type decision struct {
 	Index      int        `json:"index"`
 	Leader     PeerAddr   `json:"leader"` // the proposer
@@ -121,23 +120,19 @@ func decodeMessage(raw []byte) (*message, error) {
 	if err := launch.DecodeStrict(raw, m); err != nil {
 		return nil, fmt.Errorf("message: %w", err)
 	}
-	set, err := 0, error(nil)
+	set := 0
 	for _, f := range reflect.ValueOf(m).Elem().Fields() {
-		if f.IsNil() {
-			continue
-		}
-		set++
-		switch v := f.Interface().(type) {
-		case interface{ check() error }:
-			err = v.check()
-		case *string:
-			err = checkText(*v)
+		if !f.IsNil() {
+			set++
 		}
 	}
 	if set != 1 {
 		return nil, fmt.Errorf("message: %d fields are set, want one", set)
 	}
-	return m, err
+	if m.Decided != nil {
+		return m, m.Decided.check()
+	}
+	return m, nil
 }
 
 // Assignment lists the agents of one start, with their ranks.
@@ -150,7 +145,7 @@ type Assignment struct {
 
 // Member is one agent of an assignment.
 type Member struct {
-	Name      string `json:"name"` // unique: the host, and a digest of the agent's key
+	Name      string `json:"name"` // unique: the host and a random text
 	Host      string `json:"host"`
 	HostID    string `json:"host_id"` // equal on all agents of one host
 	NodeRank  int    `json:"node_rank"`
@@ -162,6 +157,23 @@ type Member struct {
 // index returns the index in Members of the agent with that name, or -1.
 func (w *Assignment) index(name string) int {
 	return slices.IndexFunc(w.Members, func(m Member) bool { return m.Name == name })
+}
+
+// firstRank returns an agent's first rank, or -1.
+func (w *Assignment) firstRank(name string) int {
+	if at := w.index(name); at >= 0 {
+		return w.Members[at].FirstRank
+	}
+	return -1
+}
+
+// describe returns an agent with its ranks, for messages.
+func (w *Assignment) describe(m Member) string {
+	if at := w.index(m.Name); at >= 0 {
+		m = w.Members[at]
+		return fmt.Sprintf("node %s (%s)", m.Host, launch.RanksOf(m.FirstRank, m.NProc))
+	}
+	return "node " + m.Host
 }
 
 // assignRanks orders agents and numbers their workers. Agents of one host are adjacent. Hosts follow the order of their
@@ -185,57 +197,11 @@ func assignRanks(agents []Member) (placed []Member, size int) {
 	return placed, size
 }
 
-// Messages are validated once on receipt; the handshake authenticates the sender.
+// The handshake authenticates the sender, whom the agents trust, and wire bounds a message. So only the ranks and names
+// of agents are checked, once, on receipt.
 
-const (
-	maxText     = 8 << 10 // of a reason
-	maxFailures = maxAgents * 8
-)
-
-func (j *join) check() error {
-	if j.Ended == nil {
-		return nil
-	}
-	return j.Ended.check()
-}
-
-func (p *promise) check() error {
-	if p.Accepted == nil {
-		return nil
-	}
-	return p.Accepted.check()
-}
-
-func (a *accept) check() error { return a.Decision.check() }
-
-func (n *nack) check() error { return n.Leader.check() }
-
-func (b *bye) check() error { return checkText(b.Why) }
-
-func checkText(s string) error {
-	if len(s) > maxText {
-		return fmt.Errorf("text of %d bytes: at most %d are allowed", len(s), maxText)
-	}
-	return nil
-}
-
-func (s *status) check() error {
-	if s.Index < 0 {
-		return fmt.Errorf("decision %d: must be at least 0", s.Index)
-	}
-	return s.Leader.check()
-}
-
-// check allows an empty value.
-func (f *PeerAddr) check() error {
-	if *f == (PeerAddr{}) {
-		return nil
-	}
-	if err := checkName(f.Name); err != nil {
-		return err
-	}
-	return checkAddr(f.Addr)
-}
+// maxText bounds a text that an agent sends.
+const maxText = 8 << 10
 
 func checkName(s string) error {
 	if s == "" || len(s) > maxHost+32 || slices.ContainsFunc([]rune(s), unicode.IsControl) {
@@ -291,54 +257,8 @@ func (d *decision) check() error {
 	if d.Index < 1 || d.Leader.Name == "" || d.End == nil && len(d.Assignment.Members) == 0 {
 		return fmt.Errorf("decision %d of leader %q for %d agents", d.Index, d.Leader.Name, len(d.Assignment.Members))
 	}
-	if d.End != nil {
-		if err := checkText(d.End.Why); err != nil {
-			return err
-		}
-	} else if d.Assignment.Generation != d.Index {
+	if d.End == nil && d.Assignment.Generation != d.Index {
 		return fmt.Errorf("decision %d: assignment %d", d.Index, d.Assignment.Generation)
 	}
-	for _, err := range []error{d.Leader.check(), d.Assignment.check(), d.Tally.check()} {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (e *ended) check() error {
-	if len(e.Ending.Failures) > maxFailures {
-		return errors.New("too many failures")
-	}
-	return checkText(e.Fault)
-}
-
-func (a *again) check() error {
-	if a.After < 0 {
-		return errors.New("negative wait")
-	}
-	return a.Tally.check()
-}
-
-func (t *tally) check() error {
-	if t.Retries.Max < 0 || t.Retries.Done < 0 || t.Target < 0 || len(t.Lost) > 4*maxAgents {
-		return errors.New("tally out of bounds")
-	}
-	return nil
-}
-
-func (r *relayed) check() error {
-	n := &r.News
-	if len(n.Addrs) > maxAgents*maxProcs {
-		return errors.New("too many addresses")
-	}
-	if len(n.WaitStates) > maxProcs {
-		return errors.New("wait states of too many ranks")
-	}
-	for _, s := range []string{n.Stop, n.Lost} {
-		if err := checkText(s); err != nil {
-			return err
-		}
-	}
-	return nil
+	return d.Assignment.check()
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cprun/cprun/internal/launch"
 )
@@ -136,7 +135,8 @@ func TestQuorum(t *testing.T) {
 	}
 }
 
-// TestQuorumsShareAnAgent checks that any two quorums share an agent, the basis of agreement in propose.go.
+// TestQuorumsShareAnAgent checks that any two quorums share an agent, so that at most one side of a split network goes
+// on.
 func TestQuorumsShareAnAgent(t *testing.T) {
 	for n := 1; n <= 7; n++ {
 		var voters []Member
@@ -172,32 +172,30 @@ func TestMergeBlames(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name  string
-		parts map[string]*memberRecord
+		parts map[string]*part
 		want  int
 	}{
-		{"the one that was lost", map[string]*memberRecord{
+		{"the one that was lost", map[string]*part{
 			"a": {failed: 2, ended: &ended{Ending: launch.Ending{Failures: fail(1, 2, "lost rank 4")}}},
 			"b": {failed: 3, ended: &ended{Ending: launch.Ending{Failures: fail(2, 2, "lost rank 4")}}},
 			"c": {failed: 1, lost: "no word for 5s"},
 		}, 4},
-		{"its own error before those of others", map[string]*memberRecord{
+		{"its own error before those of others", map[string]*part{
 			"a": {failed: 1, ended: &ended{Ending: launch.Ending{Failures: fail(0, 2, "lost rank 3")}}},
 			"b": {failed: 2, ended: &ended{Ending: launch.Ending{Failures: fail(3, 1, "loss is not finite")}}},
 			"c": {failed: 3, ended: &ended{Ending: launch.Ending{Failures: fail(4, 3, "ended")}}},
 		}, 3},
-		{"of two equals the one heard of first", map[string]*memberRecord{
+		{"of two equals the one heard of first", map[string]*part{
 			"a": {failed: 2, ended: &ended{Ending: launch.Ending{Failures: fail(0, 1, "x")}}},
 			"b": {ended: &ended{}},
 			"c": {failed: 1, ended: &ended{Ending: launch.Ending{Failures: fail(5, 1, "y")}}},
 		}, 5},
 	} {
-		m := newCoordinator(&Config{}, w.Members[0], nil, time.Time{})
-		m.register.last = &decision{Index: 1, Assignment: w}
-		m.record = &startRecord{members: c.parts}
+		r := &record{world: &w, members: c.parts}
 		for i := range w.Members {
 			c.parts[w.Members[i].Name].Member = w.Members[i]
 		}
-		e := m.merge()
+		e := r.merge("a", false)
 		if len(e.Failures) == 0 || e.Failures[0].Rank != c.want {
 			t.Errorf("%s: %+v", c.name, e.Failures)
 		}

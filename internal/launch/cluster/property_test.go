@@ -76,6 +76,9 @@ func chaos(seed uint64, trace func(string, ...any)) error {
 		})
 	}
 	s.silence()
+	if r.IntN(3) == 0 {
+		s.diskFaults = 2 + r.IntN(10)
+	}
 	faults := r.IntN(6)
 	for range faults {
 		s.after(s.between(0, 3*time.Minute), s.injectFault)
@@ -89,7 +92,7 @@ func chaos(seed uint64, trace func(string, ...any)) error {
 		}
 	}
 	s.after(4*time.Minute, func() { // no faults from now on
-		s.cut, s.duringDecision = nil, nil
+		s.cut, s.duringDecision, s.diskFaults = nil, nil, 0
 		for _, a := range s.agents {
 			a.resume()
 		}
@@ -165,7 +168,7 @@ func (s *sim) divide(cut func(x, y *simAgent) bool) {
 
 func (a *simAgent) workerFails() {
 	a.do(func() {
-		if rank := a.coord.firstRank(a.coord.self.Name); a.coord.caller.running {
+		if rank := a.coord.world().firstRank(a.coord.self.Name); a.coord.caller.running {
 			n := news(rank)
 			a.coord.publish(n)
 			a.news(n)
@@ -273,7 +276,7 @@ func TestNodeThatFailsIsLeftOut(t *testing.T) {
 	s.after(2*time.Second, fails)
 	s.until(10*time.Minute, s.everyone)
 	for _, a := range s.agents {
-		last := a.coord.assignment()
+		last := a.coord.world()
 		if a.status != 0 || len(last.Members) != 2 || last.index(bad.coord.self.Name) >= 0 {
 			t.Errorf("%s ended with %d (%s) in a world of %d", a.coord.self.Name, a.status, a.why, len(last.Members))
 		}

@@ -26,6 +26,9 @@ type sim struct {
 	starts         map[int]*simStart             // by generation
 	faults         []error
 	duringDecision func() // called while a decision is made; nil: not called
+	newest         []byte // decision in the run directory
+	newestIndex    int
+	diskFaults     int // one claim in diskFaults fails; 0: none
 	trace          func(format string, args ...any)
 }
 
@@ -170,17 +173,17 @@ func (a *simAgent) do(f func()) {
 		return
 	}
 	a.coord.now = a.now
-	before := a.coord.register.index
+	before := a.coord.index
 	f()
-	if a.coord.register.index != before {
+	if a.coord.index != before {
 		a.learned()
 	}
 }
 
 // learned checks that all agents agree on each decision.
 func (a *simAgent) learned() {
-	raw, _ := json.Marshal(a.coord.register.last)
-	d := a.coord.register.last
+	raw, _ := json.Marshal(a.coord.last)
+	d := a.coord.last
 	a.trace(
 		"%v %s learns decision %d: end %v, %d agents by %s",
 		a.now.Unix(),
@@ -315,7 +318,7 @@ func (a *simAgent) dial(addr string) {
 }
 
 func (a *simAgent) connect(b *simAgent, addr string) {
-	mine, theirs := a.coord.hello(), b.coord.hello()
+	mine, theirs := helloOf(a.coord), helloOf(b.coord)
 	for _, pair := range [][2]*simAgent{{a, b}, {b, a}} {
 		x, y := pair[0], pair[1]
 		if old := x.links[y.coord.self.Name]; old != nil {
@@ -348,8 +351,8 @@ func (a *simAgent) send(m *message, names ...string) {
 		a.fault("%s: %v", raw, err)
 		return
 	}
-	if a.duringDecision != nil && (m.Accept != nil || m.Promise != nil || m.Decided != nil) && a.rand.IntN(10) == 0 {
-		a.after(a.between(0, 6*time.Millisecond), a.duringDecision) // at the worst moment
+	if m.Decided != nil {
+		a.atDecision()
 	}
 	for _, name := range names {
 		l := a.links[name]
@@ -365,9 +368,54 @@ func (a *simAgent) send(m *message, names ...string) {
 	}
 }
 
+// atDecision injects a fault at the worst moment.
+func (a *simAgent) atDecision() {
+	if a.duringDecision != nil && a.rand.IntN(10) == 0 {
+		a.after(a.between(0, 6*time.Millisecond), a.duringDecision)
+	}
+}
+
+// claim asks the run directory. A request and its reply are lost sometimes; a dead agent's request still arrives.
+func (a *simAgent) claim(_ []byte, d *decision) {
+	raw, index := []byte(nil), 0
+	if d != nil {
+		var err error
+		if raw, err = json.Marshal(d); err != nil {
+			a.fault("%v", err)
+		}
+		index = d.Index
+	}
+	a.atDecision()
+	lost := a.diskFaults > 0 && a.rand.IntN(a.diskFaults) == 0
+	executed := !lost || a.rand.IntN(2) == 0
+	a.after(a.between(time.Millisecond, 30*time.Millisecond), func() {
+		if executed && index > a.newestIndex {
+			if index != a.newestIndex+1 {
+				a.fault("decision %d follows %d", index, a.newestIndex)
+			}
+			a.newest, a.newestIndex = raw, index
+		}
+		newest := new(decision)
+		if a.newest == nil {
+			newest = nil
+		} else if err := json.Unmarshal(a.newest, newest); err != nil {
+			a.fault("%v", err)
+		}
+		a.after(a.between(time.Millisecond, 30*time.Millisecond), func() {
+			a.do(func() {
+				if lost {
+					a.coord.claimed(d, nil, errors.New("input/output error"))
+				} else {
+					a.coord.claimed(d, newest, nil)
+				}
+			})
+		})
+	})
+}
+
 func (a *simAgent) prepare(w Assignment) {
 	a.after(time.Millisecond, func() {
-		a.do(func() { a.coord.prepared(w.Generation, []byte("payload"), []byte("secret"), nil) })
+		a.do(func() { a.coord.leader.prepared(w.Generation, []byte("payload"), []byte("secret"), nil) })
 	})
 }
 
@@ -438,7 +486,7 @@ func (a *simAgent) news(n launch.News) {
 			run,
 			launch.Ending{
 				Step: int64(run),
-				Failures: []launch.Failure{{Rank: a.coord.firstRank(a.coord.self.Name), Remote: true, Class: 3,
+				Failures: []launch.Failure{{Rank: a.coord.world().firstRank(a.coord.self.Name), Remote: true, Class: 3,
 					Order: 1}},
 			},
 		)
@@ -484,13 +532,12 @@ func (s *sim) states() (out []string) {
 			out = append(
 				out,
 				fmt.Sprintf(
-					"%s %v of %q, decision %d, local %+v, prop %+v",
+					"%s %v of %q, decision %d, local %+v",
 					a.coord.self.Name,
 					a.coord.role,
-					a.coord.leader,
-					a.coord.register.index,
+					a.coord.follow,
+					a.coord.index,
 					a.coord.caller,
-					a.coord.proposal,
 				),
 			)
 		}

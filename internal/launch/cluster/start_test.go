@@ -129,7 +129,7 @@ func TestFaultOfAnAgentEndsTheJob(t *testing.T) {
 	}
 	l.receive("c", &message{Ended: &ended{Index: 1}})
 	l.endsHere(-1)
-	l.accept("b", l.acceptTo("b"))
+	l.grant()
 	d := l.decidedTo("c")
 	if d == nil || d.End == nil || d.End.ExitCode != launch.ExitFailed {
 		t.Fatalf("decided %+v", d)
@@ -137,15 +137,6 @@ func TestFaultOfAnAgentEndsTheJob(t *testing.T) {
 	if !strings.Contains(d.End.Why, "the disk is gone") {
 		t.Errorf("the job ends since %q", d.End.Why)
 	}
-	// The leader waits for both confirmations.
-	told := 2
-	l.receive("b", &message{EndConfirmed: &told})
-	other := 1
-	l.receive("c", &message{EndConfirmed: &other})
-	if len(l.verdicts) > 0 {
-		t.Fatal("the leader ends before c has heard of the end")
-	}
-	l.receive("c", &message{EndConfirmed: &told})
 	if len(l.verdicts) != 1 || l.verdicts[0].ExitCode != launch.ExitFailed || l.verdicts[0].Again {
 		t.Errorf("verdicts %+v", l.verdicts)
 	}
@@ -160,16 +151,16 @@ func TestPayloadIsOfItsWorld(t *testing.T) {
 		l.connect(name, status{})
 		l.receive(name, &message{Join: &join{}})
 	}
-	l.m.prepared(2, []byte("of another"), nil, nil)
+	l.m.leader.prepared(2, []byte("of another"), nil, nil)
 	if l.decidedTo("b") != nil {
 		t.Fatal("decided with the payload of another world")
 	}
 	l.m.down("c", "no word")
-	l.m.prepared(1, []byte("of three"), nil, nil)
+	l.m.leader.prepared(1, []byte("of three"), nil, nil)
 	if l.decidedTo("b") != nil {
 		t.Fatal("decided about an agent that is gone")
 	}
-	l.m.prepared(1, []byte("again"), nil, nil)
+	l.m.leader.prepared(1, []byte("again"), nil, nil)
 	if l.decidedTo("b") != nil {
 		t.Fatal("decided with a payload of before")
 	}
@@ -177,7 +168,8 @@ func TestPayloadIsOfItsWorld(t *testing.T) {
 	if n := len(l.prepares); n != 2 || len(l.prepares[1].Members) != 2 {
 		t.Fatalf("prepared %+v", l.prepares)
 	}
-	l.m.prepared(1, []byte("of two"), nil, nil)
+	l.m.leader.prepared(1, []byte("of two"), nil, nil)
+	l.grant()
 	if d := l.decidedTo("b"); d == nil || string(d.Payload) != "of two" || len(d.Assignment.Members) != 2 ||
 		d.Tally.Target != 2 {
 		t.Errorf("decided %+v", d)
@@ -196,11 +188,11 @@ func TestStartIsOfItsWorld(t *testing.T) {
 	if !slices.Equal(l.begun, []int{2}) {
 		t.Errorf("begun %v", l.begun)
 	}
-	l = voter(t, "b", threeAgents)
+	l = orphan(t, "b", threeAgents)
 	if len(l.begun) > 0 {
 		t.Errorf("begun %v without a leader", l.begun)
 	}
-	l.connect("a", status{1, peerAddr("a"), initialBallot("a")})
+	l.connect("a", status{1, peerAddr("a"), 0, false})
 	if !slices.Equal(l.begun, []int{1}) {
 		t.Errorf("begun %v", l.begun)
 	}
@@ -209,19 +201,19 @@ func TestStartIsOfItsWorld(t *testing.T) {
 // TestStartWithoutAnAgentDoesNotCount checks that a start with a member lost before the decision is repeated, and does
 // not count as a restart.
 func TestStartWithoutAnAgentDoesNotCount(t *testing.T) {
-	d := start("a", assignmentOf(2, "b:0 a:1"))
-	d.Tally.Retries.Max = 0
-	l := elected(t, d, initialBallot("a"))
-	l.accept("c", l.acceptTo("c")) // decided with the lost member a
-	if l.begun[len(l.begun)-1] != 2 {
-		l.endsHere(-1)
-		l.forget()
-		l.m.next()
+	l := newIsolatedAgent(t, "a", func(c *Config) { c.MaxRestarts = 0 })
+	l.advance(time.Second)
+	for _, name := range []string{"b", "c"} {
+		l.connect(name, status{})
+		l.receive(name, &message{Join: &join{}})
 	}
-	l.verdicts = nil
-	if !l.aborted() {
-		t.Error("its ranks wait for those of a")
+	l.m.leader.prepared(1, nil, nil, nil)
+	l.m.down("c", "no word") // while the run directory is asked
+	l.grant()
+	if !slices.Equal(l.begun, []int{1}) || !l.aborted() {
+		t.Errorf("begun %v, news %v: its ranks wait for those of c", l.begun, l.heard)
 	}
+	l.receive("b", &message{Ended: failedAt(1, 2)})
 	l.endsHere(0)
 	if len(l.verdicts) != 1 || !l.verdicts[0].Again || l.verdicts[0].Restarts != 0 {
 		t.Errorf("verdicts %+v", l.verdicts)
@@ -236,12 +228,12 @@ func TestNewLeaderCountsItsOwnEnding(t *testing.T) {
 	l.m.down("a", "no word")
 	l.connect("c", status{Index: 1})
 	l.advance(time.Second)
-	l.promise("c", l.prepareTo("c"), nil, ballot{})
+	l.receive("c", &message{Join: &join{}})
 	l.advance(2 * l.m.cfg.Silence) // a does not return
 	if len(l.verdicts) > 0 {
 		t.Fatalf("a verdict without the ending of c: %+v", l.verdicts)
 	}
-	l.receive("c", &message{Join: &join{Ended: &ended{Index: 1}}})
+	l.receive("c", &message{Ended: &ended{Index: 1}})
 	l.advance(time.Second)
 	if len(l.verdicts) != 1 || !l.verdicts[0].Again || len(l.verdicts[0].Failures) != 2 {
 		t.Errorf("verdicts %+v", l.verdicts)
@@ -260,12 +252,19 @@ func TestEndOfTheJobEndsTheRanks(t *testing.T) {
 	if len(l.verdicts) != 1 || l.verdicts[0].Again || l.verdicts[0].ExitCode != launch.ExitFailed {
 		t.Errorf("verdicts %+v", l.verdicts)
 	}
-	l = elected(t, second("x"), initialBallot("a")) // which may have begun start 1
+	l = elected(t)
 	l.m.down("c", "no word")
-	l.forget()
-	l.advance(l.m.cfg.RegroupTimeout + time.Second)
-	if len(l.begun) > 0 && !l.aborted() {
-		t.Error("ranks go on after the agent has given up")
+	l.endsHere(1)
+	l.advance(2 * l.m.cfg.RegroupTimeout)
+	if len(l.verdicts) != 1 || !l.verdicts[0].Again || len(l.ends) != 0 {
+		t.Errorf("verdicts %+v, ends %v", l.verdicts, l.ends)
+	}
+	l.m.next()
+	l.advance(time.Second)
+	l.m.leader.prepared(2, nil, nil, nil)
+	l.advance(2 * l.m.cfg.RegroupTimeout)
+	if len(l.ends) != 1 || !strings.Contains(l.ends[0].Error(), "1 of 3 nodes") {
+		t.Errorf("without a quorum: ends %v", l.ends)
 	}
 }
 
@@ -310,7 +309,7 @@ func TestJoinTellsTheLastEnding(t *testing.T) {
 	l := follower(t, "b")
 	l.endsHere(2)
 	l.m.down("a", "no word")
-	l.connect("c", status{1, peerAddr("c"), ballot{1, "c"}})
+	l.connect("c", status{1, peerAddr("c"), 1, false})
 	if j := joins(l); j == nil || j.Ended == nil || j.Ended.Index != 1 {
 		t.Errorf("join %+v", j)
 	}
@@ -318,7 +317,7 @@ func TestJoinTellsTheLastEnding(t *testing.T) {
 	l.endsHere(2)
 	l.receive("a", &message{Decided: start("a", assignmentOf(2, "a:0 c:1"))}) // a spare now
 	l.m.down("a", "no word")
-	l.connect("c", status{2, peerAddr("c"), ballot{1, "c"}})
+	l.connect("c", status{2, peerAddr("c"), 1, false})
 	if j := joins(l); j == nil || j.Ended != nil {
 		t.Errorf("join %+v", j)
 	}
@@ -330,8 +329,8 @@ func TestWhoIsFollowed(t *testing.T) {
 	joins := func(l *isolatedAgent, to string) bool {
 		return last(l, to, func(m *message) *join { return m.Join }) != nil
 	}
-	l := voter(t, "b", threeAgents)
-	l.connect("d", status{0, peerAddr("d"), ballot{}}) // starts another job, or has fewer decisions
+	l := orphan(t, "b", threeAgents)
+	l.connect("d", status{0, peerAddr("d"), 0, false}) // starts another job, or has fewer decisions
 	if joins(l, "d") || l.decidedTo("d") == nil {
 		t.Errorf("it follows one that is behind: %v, and tells it %+v", joins(l, "d"), l.decidedTo("d"))
 	}
@@ -343,7 +342,7 @@ func TestWhoIsFollowed(t *testing.T) {
 	if joins(l, "c") || l.dials[addrOf("b")] > 0 {
 		t.Errorf("it follows itself: %v", l.dials)
 	}
-	l.connect("e", status{1, peerAddr("e"), ballot{1, "e"}})
+	l.connect("e", status{1, peerAddr("e"), 1, false})
 	if !joins(l, "e") {
 		t.Error("it does not follow who leads")
 	}
@@ -402,13 +401,30 @@ func TestWhoEndsTheJob(t *testing.T) {
 		}
 		l.forget()
 		l.receive(c.from, c.msg)
-		if a := l.acceptTo("c"); a != nil {
-			l.accept("c", a)
+		if l.claimed() != nil {
+			l.grant()
 		}
 		if d := l.decidedTo("c"); d != nil != c.ends || c.ends &&
 			(d.End == nil || d.End.ExitCode != launch.ExitStopped) {
 			t.Errorf("%s: decided %+v", c.name, d)
 		}
+	}
+}
+
+// TestWrongInputEndsTheJob checks that an agent with wrong input ends the job for all, even if restarts are left.
+func TestWrongInputEndsTheJob(t *testing.T) {
+	l := leader(t)
+	l.receive("b", &message{Bye: &bye{Status: launch.ExitInput, Why: "no such directory"}})
+	d := l.claimed()
+	if d == nil || d.End == nil || d.End.ExitCode != launch.ExitInput || !l.aborted() {
+		t.Fatalf("claimed %+v, news %v", d, l.heard)
+	}
+	l.grant()
+	l.advance(endTime + time.Second)
+	l.endsHere(0)
+	if len(l.verdicts) != 1 || l.verdicts[0].ExitCode != launch.ExitInput ||
+		!slices.Equal(l.verdicts[0].Notes, []string{"node b: no such directory"}) {
+		t.Errorf("verdicts %+v", l.verdicts)
 	}
 }
 

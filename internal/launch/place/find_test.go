@@ -22,12 +22,9 @@ func typed() Flags { return Flags{NodeRank: -1, Hostname: "here"} }
 // summary formats a placement in one line.
 func summary(p Placement) string {
 	s := fmt.Sprintf("%s %s rank %d of %d:%d", p.Source, p.Job, p.Rank, p.MinAgents, p.MaxAgents)
-	if p.Restart > 0 {
-		s += fmt.Sprintf(" restart %d", p.Restart)
-	}
-	s += fmt.Sprintf(" workers %d local %d of %d node %d %s", p.Workers, p.LocalRank, p.LocalAgents, p.NodeRank, p.Node)
+	s += fmt.Sprintf(" workers %d local %d of %d %s", p.Workers, p.LocalRank, p.LocalAgents, p.Node)
 	if p.Hosts != nil {
-		s += fmt.Sprint(" ", p.Hosts, p.Tasks)
+		s += fmt.Sprint(" ", p.Hosts)
 	}
 	if p.Rendezvous != "" {
 		s += " at " + p.Rendezvous
@@ -70,232 +67,232 @@ var found = []struct {
 	want      string
 	note      string // a part of a note; "": no note
 }{
-	{name: "nothing", want: "alone  rank 0 of 1:1 workers 0 local 0 of 1 node 0 here"},
+	{name: "nothing", want: "alone  rank 0 of 1:1 workers 0 local 0 of 1 here"},
 	{
 		name:  "one node by flag",
 		flags: func(f *Flags) { f.Nodes, f.NodeRank = "1", 0 },
-		want:  "alone  rank 0 of 1:1 workers 0 local 0 of 1 node 0 here",
+		want:  "alone  rank 0 of 1:1 workers 0 local 0 of 1 here",
 	},
 
 	{
 		name: "shell of sbatch",
 		env:  batchShell,
-		want: "alone slurm:7:0 rank 0 of 1:1 workers 0 local 0 of 1 node 0 here",
+		want: "alone slurm:7:0 rank 0 of 1:1 workers 0 local 0 of 1 here",
 		note: "start it with srun",
 	},
 	{
 		name: "shell of salloc on a login node",
 		env:  "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 SLURM_NTASKS=4",
-		want: "alone slurm:7:0 rank 0 of 1:1 workers 0 local 0 of 1 node 0 here",
+		want: "alone slurm:7:0 rank 0 of 1:1 workers 0 local 0 of 1 here",
 		note: "SLURMD_NODENAME is not set",
 	},
 	{
 		name: "interactive step",
 		env:  batchShell + "SLURM_STEP_ID=4294967290",
-		want: "alone slurm:7:0 rank 0 of 1:1 workers 0 local 0 of 1 node 0 here",
+		want: "alone slurm:7:0 rank 0 of 1:1 workers 0 local 0 of 1 here",
 		note: "start it with srun",
 	},
 	{
 		name: "one task", env: "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 SLURM_STEP_ID=2 SLURM_STEP_NUM_TASKS=1 " +
 			"SLURM_PROCID=0 SLURMD_NODENAME=node01",
-		want: "alone slurm:7.2:0 rank 0 of 1:1 workers 0 local 0 of 1 node 0 node01",
+		want: "alone slurm:7.2:0 rank 0 of 1:1 workers 0 local 0 of 1 node01",
 	},
 	{
 		name: "a task on each node",
 		env:  taskANode,
-		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at " +
+		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node02 [node01 node02] at " +
 			"node01:21016",
 	},
 	{
 		name: "requeued", env: taskANode + "SLURM_RESTART_COUNT=2",
-		want: "slurm slurm:7.1:2 rank 1 of 2:2 restart 2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] " +
+		want: "slurm slurm:7.1:2 rank 1 of 2:2 workers 0 local 0 of 1 node02 [node01 node02] " +
 			"at node01:21016",
 	},
 	{
 		name: "a task for each GPU",
 		env:  taskAGPU,
-		want: "slurm slurm:7.0:0 rank 3 of 7:7 workers 1 local 1 of 2 node 1 node02 [node01 node02 node03 node04] " +
-			"[2 2 2 1] at node01:20007",
+		want: "slurm slurm:7.0:0 rank 3 of 7:7 workers 1 local 1 of 2 node02 [node01 node02 node03 node04] " +
+			"at node01:20007",
 	},
 	{
 		name: "a task of an array", env: taskANode + "SLURM_ARRAY_JOB_ID=5 SLURM_ARRAY_TASK_ID=2",
-		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at " +
+		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node02 [node01 node02] at " +
 			"node01:21016",
 	},
 	{
 		name: "a GPU bound to each task",
-		env:  taskAGPU + "CUDA_VISIBLE_DEVICES=0 SLURM_GPUS_PER_TASK=1",
+		env:  taskAGPU + "CUDA_VISIBLE_DEVICES=0",
 		note: "--gpu-bind=none",
-		want: "slurm slurm:7.0:0 rank 3 of 7:7 workers 1 local 1 of 2 node 1 node02 [node01 node02 node03 node04] " +
-			"[2 2 2 1] at node01:20007",
+		want: "slurm slurm:7.0:0 rank 3 of 7:7 workers 1 local 1 of 2 node02 [node01 node02 node03 node04] " +
+			"at node01:20007",
 	},
 	{
 		name: "cyclic distribution", env: strings.Replace(taskAGPU, "SLURM_PROCID=3", "SLURM_PROCID=5", 1),
 		note: "--distribution=block",
-		want: "slurm slurm:7.0:0 rank 3 of 7:7 workers 1 local 1 of 2 node 1 node02 [node01 node02 node03 node04] " +
-			"[2 2 2 1] at node01:20007",
+		want: "slurm slurm:7.0:0 rank 3 of 7:7 workers 1 local 1 of 2 node02 [node01 node02 node03 node04] " +
+			"at node01:20007",
 	},
 	{
 		name: "tasks of one node",
 		env:  oneNode,
-		want: "slurm slurm:7.0:0 rank 1 of 2:2 workers 1 local 1 of 2 node 0 node01 [node01] [2] at 127.0.0.1:20007",
+		want: "slurm slurm:7.0:0 rank 1 of 2:2 workers 1 local 1 of 2 node01 [node01] at 127.0.0.1:20007",
 	},
 	{
 		name: "reserved ports",
 		env:  taskANode + "SLURM_STEP_RESV_PORTS=[12005-12006,12010]",
-		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at " +
+		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node02 [node01 node02] at " +
 			"node01:12005",
 	},
 	{
 		name: "MASTER_ADDR of a script",
-		env:  taskANode + "MASTER_ADDR=node01-ib MASTER_PORT=1234",
-		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at " +
+		env:  taskANode + "MASTER_ADDR=node01-ib MASTER_PORT=1234 SLURM_HET_SIZE=1",
+		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node02 [node01 node02] at " +
 			"node01-ib:1234",
 	},
 	{
 		name: "MASTER_ADDR that leads nowhere",
 		env:  taskANode + "MASTER_ADDR=localhost",
 		note: "MASTER_ADDR=localhost",
-		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at " +
+		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node02 [node01 node02] at " +
 			"node01:21016",
 	},
 	{
 		name: "flags beside Slurm", env: taskANode,
 		flags: func(f *Flags) { f.Nodes, f.NodeRank, f.Rendezvous, f.NProc = "1:4", 1, "node01:99", 8 },
-		want: "slurm slurm:7.1:0 rank 1 of 1:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at " +
+		want: "slurm slurm:7.1:0 rank 1 of 1:2 workers 0 local 0 of 1 node02 [node01 node02] at " +
 			"node01:99",
 	},
 	{
 		name: "torchrun's variables made from Slurm's",
 		env:  taskANode + "RANK=1 LOCAL_RANK=0 WORLD_SIZE=2",
-		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at " +
+		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node02 [node01 node02] at " +
 			"node01:21016",
 	},
 	{
 		name: "srun's PMI",
 		env:  taskANode + "PMI_RANK=1 PMI_SIZE=2 PMIX_RANK=1",
-		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node 1 node02 [node01 node02] [1 1] at " +
+		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node02 [node01 node02] at " +
 			"node01:21016",
 	},
 	{
 		name: "a task that stands alone on request",
 		env:  strings.ReplaceAll(taskANode, "SLURM_PROCID=1 ", ""),
-		want: "alone slurm:7:0 rank 0 of 1:1 workers 0 local 0 of 1 node 0 here",
+		want: "alone slurm:7:0 rank 0 of 1:1 workers 0 local 0 of 1 here",
 		note: "start it with srun",
 	},
 
 	{
 		name: "torchrun",
 		env:  torchWorker,
-		want: "torchrun torchrun:head:29500 rank 3 of 4:4 workers 1 local 1 of 2 node 1 here at head:29500",
+		want: "torchrun torchrun:head:29500 rank 3 of 4:4 workers 1 local 1 of 2 here at head:29500",
 	},
 	{
-		name: "torchrun with a store", env: torchWorker + "TORCHELASTIC_RUN_ID=r7 TORCHELASTIC_RESTART_COUNT=1 " +
+		name: "torchrun with a store", env: torchWorker + "TORCHELASTIC_RUN_ID=r7 " +
 			"TORCHELASTIC_USE_AGENT_STORE=True",
-		want: "torchrun torchrun:r7 rank 3 of 4:4 restart 1 workers 1 local 1 of 2 node 1 here at head:25716",
+		want: "torchrun torchrun:r7 rank 3 of 4:4 workers 1 local 1 of 2 here at head:25716",
 	},
 	{
 		name: "torchrun under srun",
 		env:  taskANode + torchWorker + "TORCHELASTIC_RUN_ID=r7",
-		want: "torchrun torchrun:r7 rank 3 of 4:4 workers 1 local 1 of 2 node 1 node02 at head:29500",
+		want: "torchrun torchrun:r7 rank 3 of 4:4 workers 1 local 1 of 2 node02 at head:29500",
 	},
 	{
 		name: "torchrun on one node",
 		env:  "RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=1",
-		want: "torchrun torchrun:localhost:1 rank 1 of 2:2 workers 1 local 1 of 2 node 0 here at localhost:1",
+		want: "torchrun torchrun:localhost:1 rank 1 of 2:2 workers 1 local 1 of 2 here at localhost:1",
 	},
 	{
 		name: "torchrun with one worker",
 		env:  "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1",
-		want: "alone  rank 0 of 1:1 workers 0 local 0 of 1 node 0 here",
+		want: "alone  rank 0 of 1:1 workers 0 local 0 of 1 here",
 	},
 
 	{
 		name:  "Open MPI",
 		env:   openMPI,
 		flags: func(f *Flags) { f.Rendezvous = "head:1" },
-		want:  "openmpi openmpi:head:1 rank 2 of 4:4 workers 1 local 0 of 2 node 1 here at head:1",
+		want:  "openmpi openmpi:head:1 rank 2 of 4:4 workers 1 local 0 of 2 here at head:1",
 	},
 	{
 		name: "Open MPI on one host",
 		env: "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 " +
 			"OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=prte-1@1 PMIX_RANK=1",
-		want: "openmpi openmpi:prte-1@1 rank 1 of 2:2 workers 1 local 1 of 2 node 0 here at 127.0.0.1:20121",
+		want: "openmpi openmpi:prte-1@1 rank 1 of 2:2 workers 1 local 1 of 2 here at 127.0.0.1:20121",
 	},
 	{
 		name: "Open MPI in a job of Slurm",
 		env:  batchShell + openMPI + "MASTER_ADDR=node01",
-		want: "openmpi openmpi:node01:29500 rank 2 of 4:4 workers 1 local 0 of 2 node 1 here at node01:29500",
+		want: "openmpi openmpi:node01:29500 rank 2 of 4:4 workers 1 local 0 of 2 here at node01:29500",
 	},
 	{
 		name: "ranks that alternate",
 		env:  openMPI + "MASTER_ADDR=h OMPI_COMM_WORLD_LOCAL_RANK=1",
-		want: "openmpi openmpi:h:29500 rank 2 of 4:4 workers 1 local 1 of 2 node -1 here at h:29500",
+		want: "openmpi openmpi:h:29500 rank 2 of 4:4 workers 1 local 1 of 2 here at h:29500",
 	},
 	{
-		name: "MPICH",
-		env:  pmi + "MASTER_ADDR=head",
-		want: "pmi pmi:head:29500 rank 1 of 2:2 workers 0 local 0 of 1 node 1 here at head:29500",
+		name: "MPICH", env: pmi + "MASTER_ADDR=head",
+		flags: func(f *Flags) { f.Nodes = "2" },
+		want:  "pmi pmi:head:29500 rank 1 of 2:2 workers 0 local 0 of 1 here at head:29500",
 	},
 	{
 		name: "MVAPICH",
 		env:  mvapich + "MASTER_ADDR=127.0.0.1",
-		want: "mvapich mvapich:127.0.0.1:29500 rank 1 of 2:2 workers 1 local 1 of 2 node 0 here at 127.0.0.1:29500",
+		want: "mvapich mvapich:127.0.0.1:29500 rank 1 of 2:2 workers 1 local 1 of 2 here at 127.0.0.1:29500",
 	},
 
 	{
 		name: "Kubernetes' Trainer",
 		env:  trainer,
-		want: "kubernetes kubernetes:job-node-0-0.job:29400 rank 2 of 3:3 workers 0 local 0 of 1 node 2 here at " +
+		want: "kubernetes kubernetes:job-node-0-0.job:29400 rank 2 of 3:3 workers 0 local 0 of 1 here at " +
 			"job-node-0-0.job:29400",
 	},
 	{
 		name: "PyTorchJob",
 		env:  pyTorchJob,
-		want: "kubernetes kubernetes:job-master-0:23456 rank 2 of 3:3 workers 0 local 0 of 1 node 2 here at " +
+		want: "kubernetes kubernetes:job-master-0:23456 rank 2 of 3:3 workers 0 local 0 of 1 here at " +
 			"job-master-0:23456",
 	},
 	{
 		name: "PyTorchJob that counts processes",
 		env:  strings.Replace(pyTorchJob, "SIZE=3", "SIZE=24", 1) + "PET_NPROC_PER_NODE=8",
-		want: "kubernetes kubernetes:job-master-0:23456 rank 2 of 3:3 workers 8 local 0 of 1 node 2 here at " +
+		want: "kubernetes kubernetes:job-master-0:23456 rank 2 of 3:3 workers 8 local 0 of 1 here at " +
 			"job-master-0:23456",
 	},
 	{
 		name: "elastic PyTorchJob",
 		env:  "PET_NNODES=2:4 PET_RDZV_ENDPOINT=job-worker-0 PET_NPROC_PER_NODE=4 KUBERNETES_SERVICE_HOST=10.0.0.1",
-		want: "kubernetes kubernetes:job-worker-0:29400 rank -1 of 2:4 workers 4 local 0 of 1 node -1 here at " +
+		want: "kubernetes kubernetes:job-worker-0:29400 rank -1 of 2:4 workers 4 local 0 of 1 here at " +
 			"job-worker-0:29400",
 	},
 	{
 		name: "indexed Job", env: "JOB_COMPLETION_INDEX=1",
 		flags: func(f *Flags) { f.Nodes, f.Rendezvous = "2", "job-0.job:29400" },
-		want:  "flags flags:job-0.job:29400 rank 1 of 2:2 workers 0 local 0 of 1 node 1 here at job-0.job:29400",
+		want:  "flags flags:job-0.job:29400 rank 1 of 2:2 workers 0 local 0 of 1 here at job-0.job:29400",
 	},
 	{
 		name: "indexed Job of single runs",
 		env:  "JOB_COMPLETION_INDEX=1",
-		want: "alone  rank 0 of 1:1 workers 0 local 0 of 1 node 0 here",
+		want: "alone  rank 0 of 1:1 workers 0 local 0 of 1 here",
 		note: "pass --nnodes N",
 	},
 
 	{
 		name: "variables of scripts",
 		env:  "NNODES=2 NODE_RANK=1 MASTER_ADDR=fe80::1",
-		want: "torchrun torchrun:[fe80::1]:29500 rank 1 of 2:2 workers 0 local 0 of 1 node 1 here at [fe80::1]:29500",
+		want: "torchrun torchrun:[fe80::1]:29500 rank 1 of 2:2 workers 0 local 0 of 1 here at [fe80::1]:29500",
 	},
 	{
 		name: "flags", flags: func(f *Flags) { f.Nodes, f.NodeRank, f.Rendezvous = "4", 3, "10.1.2.3:29400" },
-		want: "flags flags:10.1.2.3:29400 rank 3 of 4:4 workers 0 local 0 of 1 node 3 here at 10.1.2.3:29400",
+		want: "flags flags:10.1.2.3:29400 rank 3 of 4:4 workers 0 local 0 of 1 here at 10.1.2.3:29400",
 	},
 	{
 		name: "flags without a rank", flags: func(f *Flags) { f.Nodes, f.Rendezvous = "2:4", "head:29400" },
-		want: "flags flags:head:29400 rank -1 of 2:4 workers 0 local 0 of 1 node -1 here at head:29400",
+		want: "flags flags:head:29400 rank -1 of 2:4 workers 0 local 0 of 1 here at head:29400",
 	},
 	{
 		name: "flags beat variables", env: "NNODES=9 NODE_RANK=8 MASTER_ADDR=other",
 		flags: func(f *Flags) { f.Nodes, f.NodeRank, f.Rendezvous = "2", 1, "head:1" },
-		want:  "flags flags:head:1 rank 1 of 2:2 workers 0 local 0 of 1 node 1 here at head:1",
+		want:  "flags flags:head:1 rank 1 of 2:2 workers 0 local 0 of 1 here at head:1",
 	},
 }
 

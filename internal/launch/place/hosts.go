@@ -3,6 +3,7 @@ package place
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -15,112 +16,74 @@ const (
 	maxHostList = 1 << 20 // bytes of its text
 	maxHostName = 255     // bytes, as in DNS
 	maxDigits   = 18      // of a number in brackets, so that it fits 64 bits
+	maxTasks    = 1 << 20
 )
 
-// errTooMany is the error for a list of more hosts than any job has.
-var errTooMany = fmt.Errorf("it contains more than %d hosts", maxHosts)
+var (
+	errTooMany  = fmt.Errorf("it contains more than %d hosts", maxHosts)
+	errHostList = errors.New("want names with numbers in brackets, such as node[01-03,07]")
+)
+
+// hostTerm matches the first name of a list: printable characters, and brackets.
+var hostTerm = regexp.MustCompile(`^(?:[!-+\--Z\\^-~]|\[[0-9,-]+\])+`)
 
 // Hosts expands a host list of Slurm, such as node[01-03,07],login1. It keeps order and duplicates, like `scontrol show
 // hostnames`.
-func Hosts(list string) ([]string, error) {
+func Hosts(list string) (hosts []string, err error) {
 	if len(list) > maxHostList {
 		return nil, fmt.Errorf("a host list of %d bytes; at most %d are read", len(list), maxHostList)
 	}
-	var hosts []string
-	for rest := list; rest != ""; {
-		term, after, err := nextTerm(rest)
-		if err == nil {
-			rest = after
+	for rest := list; ; {
+		if rest = strings.TrimLeft(rest, ", \t\n"); rest == "" {
+			return hosts, nil
+		}
+		term := hostTerm.FindString(rest)
+		if rest = rest[len(term):]; term == "" {
+			err = errHostList
+		} else {
 			hosts, err = expand(hosts, term)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("host list %s: %w", terminal.Name(list), err)
 		}
 	}
-	return hosts, nil
 }
 
-// nextTerm splits off the first term of a list. Separators inside brackets do not count.
-func nextTerm(list string) (term, rest string, err error) {
-	open := false
-	for i := range len(list) {
-		switch c := list[i]; {
-		case c == '[' && open:
-			return "", "", errors.New("brackets are nested")
-		case c == ']' && !open:
-			return "", "", errors.New("a closing bracket has no opening one")
-		case c == '[' || c == ']':
-			open = !open
-		case open:
-		case strings.IndexByte(", \t\n", c) >= 0:
-			return list[:i], list[i+1:], nil
-		case c <= ' ' || c >= 0x7f:
-			return "", "", fmt.Errorf("%q is not allowed in a host name", c)
+// expand appends the hosts of a term, such as a[1-2]b[3-4].
+func expand(hosts []string, term string) ([]string, error) {
+	text := strings.Split(strings.ReplaceAll(term, "]", "["), "[") // names and numbers in turn
+	numbers := make([][]string, len(text)/2)
+	count := 1
+	for i := range numbers {
+		var err error
+		if numbers[i], err = expandNumbers(text[2*i+1]); err != nil {
+			return nil, err
+		}
+		if count *= len(numbers[i]); count > maxHosts {
+			return nil, errTooMany
 		}
 	}
-	if open {
-		return "", "", errors.New("a bracket is not closed")
-	}
-	return list, "", nil
-}
-
-// A term is the text before, between and after the brackets, and the numbers in each bracket.
-type term struct {
-	text    []string // one more than brackets
-	numbers [][]string
-}
-
-func expand(hosts []string, text string) ([]string, error) {
-	if text == "" {
-		return hosts, nil
-	}
-	t, count, err := parseTerm(text)
-	if err != nil {
-		return nil, err
-	}
-	if count > maxHosts-len(hosts) {
-		return nil, errTooMany
-	}
-	at := make([]int, len(t.numbers)) // index into each bracket, as an odometer
-	for range count {
-		name := t.name(at)
+	for at := range count {
+		// In Slurm's order the last bracket changes fastest, then the first, the second and so on.
+		for i := range numbers {
+			j := (i + len(numbers) - 1) % len(numbers)
+			text[2*j+1] = numbers[j][at%len(numbers[j])]
+			at /= len(numbers[j])
+		}
+		name := strings.Join(text, "")
 		if len(name) > maxHostName {
 			return nil, fmt.Errorf("a name of %d bytes; a host has at most %d", len(name), maxHostName)
 		}
+		if len(hosts) == maxHosts {
+			return nil, errTooMany
+		}
 		hosts = append(hosts, name)
-		t.advance(at)
 	}
 	return hosts, nil
 }
 
-// parseTerm parses a term, and counts its hosts.
-func parseTerm(text string) (t term, count int, err error) {
-	for count = 1; ; {
-		before, rest, has := strings.Cut(text, "[")
-		t.text = append(t.text, before)
-		if !has {
-			return t, count, nil
-		}
-		if len(t.text) > maxHostName {
-			return term{}, 0, fmt.Errorf("more than %d brackets for one name", maxHostName)
-		}
-		inside, after, _ := strings.Cut(rest, "]")
-		numbers, err := expandNumbers(inside)
-		if err != nil {
-			return term{}, 0, err
-		}
-		if count > maxHosts/len(numbers) {
-			return term{}, 0, errTooMany
-		}
-		count *= len(numbers)
-		t.numbers = append(t.numbers, numbers)
-		text = after
-	}
-}
-
 // expandNumbers expands the numbers in brackets. A range keeps the digits of its first number.
-func expandNumbers(text string) ([]string, error) {
-	var numbers []string
+func expandNumbers(text string) (numbers []string, err error) {
 	for entry := range strings.SplitSeq(text, ",") {
 		lo, hi, isRange := strings.Cut(entry, "-")
 		if !isRange {
@@ -129,8 +92,7 @@ func expandNumbers(text string) ([]string, error) {
 		first, err1 := digits(lo)
 		last, err2 := digits(hi)
 		if err1 != nil || err2 != nil || last < first {
-			return nil, fmt.Errorf("[%s]: want numbers and ranges, such as [01-03,07]",
-				terminal.Name(terminal.Clip(text, 40)))
+			return nil, fmt.Errorf("[%s]: %w", terminal.Clip(text, 40), errHostList)
 		}
 		if last-first >= uint64(maxHosts-len(numbers)) {
 			return nil, errTooMany
@@ -149,65 +111,25 @@ func digits(text string) (uint64, error) {
 	return strconv.ParseUint(text, 10, 64)
 }
 
-// name returns the host with those indices into the brackets.
-func (t *term) name(at []int) string {
-	var b strings.Builder
-	for i, n := range at {
-		b.WriteString(t.text[i])
-		b.WriteString(t.numbers[i][n])
-	}
-	b.WriteString(t.text[len(at)])
-	return b.String()
-}
-
-// advance moves to the next host. In Slurm's order the last bracket changes fastest, then the first, the second and so
-// on.
-func (t *term) advance(at []int) {
-	last := len(at) - 1
-	for i := range at {
-		j := i - 1
-		if i == 0 {
-			j = last
-		}
-		if at[j]++; at[j] < len(t.numbers[j]) {
-			return
-		}
-		at[j] = 0
-	}
-}
-
-const maxTasks = 1 << 20
-
 // Counts expands Slurm's tasks per node, such as 2(x3),1.
-func Counts(text string) ([]int, error) {
-	fail := func() ([]int, error) {
-		return nil, fmt.Errorf("tasks on the nodes %s: want counts such as 2(x3),1, of at most %d nodes and %d tasks",
-			terminal.Name(text), maxHosts, maxTasks)
-	}
-	if len(text) > maxHostList {
-		return fail()
-	}
-	var counts []int
+func Counts(text string) (counts []int, err error) {
 	sum := 0
 	for entry := range strings.SplitSeq(text, ",") {
-		number, times, repeated := strings.Cut(entry, "(x")
-		repeat := uint64(1)
-		if repeated {
-			inner, closed := strings.CutSuffix(times, ")")
-			n, err := digits(inner)
-			if !closed || err != nil || n < 1 {
-				return fail()
-			}
-			repeat = n
+		number, repeat, repeated := strings.Cut(strings.TrimSuffix(entry, ")"), "(x")
+		if !repeated {
+			repeat = "1"
 		}
-		n, err := digits(number)
-		if err != nil || repeat > uint64(maxHosts-len(counts)) || n > uint64(maxTasks-sum)/repeat {
-			return fail()
+		n, err1 := digits(number)
+		times, err2 := digits(repeat)
+		if err1 != nil || err2 != nil || repeated != strings.HasSuffix(entry, ")") || times < 1 ||
+			times > uint64(maxHosts-len(counts)) || n > uint64(maxTasks-sum)/times {
+			return nil, fmt.Errorf("tasks on the nodes %s: want counts such as 2(x3),1, of at most %d nodes and %d tasks",
+				terminal.Name(terminal.Clip(text, maxText)), maxHosts, maxTasks)
 		}
-		for range repeat {
+		for range times {
 			counts = append(counts, int(n))
 		}
-		sum += int(n * repeat)
+		sum += int(n * times)
 	}
 	return counts, nil
 }

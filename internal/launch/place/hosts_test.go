@@ -40,7 +40,7 @@ func TestHosts(t *testing.T) {
 		"n[1-70000]", "n[3-1]", "n[]", "n[a-c]", "n[1-3", "n[1,]", "n[,1]", "n[ 1-2 " +
 			"]", "n[-2]", "n[1--2]", "n[1-2-3]", "n]1", "n[1]]", "n[[1]]",
 		"n[+1-2]", "n[1-65535],m[1-2]", "a[1-300]b[1-300]", "a[1-2]b[1-65536]", "n\x1b[1]", "n\x00", "nö",
-		"n[1234567890123456789]", strings.Repeat("[1]", 256), strings.Repeat("n", 256), strings.Repeat("n,", 1<<20),
+		"n[1234567890123456789]", strings.Repeat("[1]", 256), strings.Repeat("n", 256), strings.Repeat("n,", 1<<20), strings.Repeat(",", 1<<21),
 	} {
 		if got, err := Hosts(list); err == nil {
 			t.Errorf("Hosts(%.40q) = %d hosts, want an error", list, len(got))

@@ -37,12 +37,9 @@ type Placement struct {
 	Source string
 	// Job names the job: equal for all its agents, and different after a requeue by Slurm. It is public.
 	Job string
-	// Restart counts the launcher's restarts of the job.
-	Restart int
 	// SlurmJob names the job for `scontrol requeue`; "" outside of Slurm. If it is set, a second SIGTERM does not end
 	// the job at once: Slurm sends two.
 	SlurmJob string
-
 	// Rank is the rank of this agent; -1: the agents agree on it at the rendezvous. Rank 0 is at the rendezvous.
 	Rank int
 	// MinAgents and MaxAgents bound the number of agents.
@@ -54,18 +51,10 @@ type Placement struct {
 	// the agent uses the device with that number.
 	LocalRank, LocalAgents int
 
-	// NodeRank is the rank of this node; -1: unknown.
-	NodeRank int
-	// Node is the name of this node: Slurm's, or else the host name.
-	Node string
-	// Hosts are the names of all nodes by rank, and Tasks the agents on each; nil: unknown.
-	Hosts []string
-	Tasks []int
-
-	// Rendezvous is the address host:port at which the agents meet; "": there is one agent.
-	Rendezvous string
-	// Notes are lines for the user.
-	Notes []string
+	Node       string   // name of this node: Slurm's, or else the host name
+	Hosts      []string // names of all nodes by rank; nil: unknown
+	Rendezvous string   // the address host:port at which the agents meet; "": there is one agent
+	Notes      []string // lines for the user
 }
 
 // Several reports whether the job may have other agents.
@@ -82,59 +71,42 @@ func (p *Placement) note(format string, args ...any) {
 // Slurm, then variables for a whole node, then flags alone. A launcher's tasks exist, so a flag that contradicts them
 // is an error. A flag overrides a variable that only requests a value.
 func Find(getenv func(name string) string, flags Flags) (Placement, error) {
-	e := env{getenv}
 	want, err := flags.parse()
 	if err != nil {
 		return Placement{}, err
 	}
-	a, err := findAllocation(e)
-	if err != nil {
-		return Placement{}, err
+	e := &env{get: getenv}
+	a := e.allocation()
+	t := e.started()
+	if e.err == nil && a.step != nil {
+		t = e.innermost(t, a.step)
 	}
-	p, err := e.find(want, a.step)
-	if err != nil {
-		return Placement{}, err
+	var p Placement
+	switch {
+	case e.err != nil:
+	case t != nil:
+		p = e.placeTask(t, want)
+	default:
+		p = e.placeNode(want)
+	}
+	if e.err != nil {
+		return Placement{}, e.err
 	}
 	a.annotate(&p)
 	return p, nil
 }
 
-// find tries one launcher after the other.
-func (e env) find(want request, s *step) (Placement, error) {
-	t, err := e.tasks()
-	if err != nil {
-		return Placement{}, err
-	}
-	if t != nil && s != nil {
-		if t, err = innermost(e, t, s); err != nil {
-			return Placement{}, err
-		}
-	}
-	switch {
-	case t != nil:
-		return t.place(e, want)
-	case s != nil && s.tasks > 1:
-		return s.place(e, want)
-	}
-	return e.wholeNode(want)
-}
-
 // Ports derived from the name of a job. They are below the ports that systems assign to programs
 // (net.ipv4.ip_local_port_range, the node ports of Kubernetes) and below torchrun's, which start at 29400.
 const (
-	firstPort = 20000
-	ports     = 9000
-	maxPort   = 65535
-)
+	firstPort  = 20000
+	ports      = 9000
+	stepStride = 1009 // separates the steps of a job from the next jobs; coprime to ports
+	maxPort    = 65535
 
-// Default ports of torchrun.
-const (
-	masterPort     = 29500
+	masterPort     = 29500 // torchrun's default ports
 	rendezvousPort = 29400
 )
-
-// stepStride is coprime to ports. It separates the steps of a job from the next jobs.
-const stepStride = 1009
 
 // stepPort returns the port of a Slurm step. Jobs with close numbers have different ports, since the jobs of an array
 // may share a node.
@@ -171,15 +143,8 @@ func hostName(name string) bool {
 	if _, err := netip.ParseAddr(name); err == nil {
 		return true
 	}
-	if name == "" || len(name) > maxHostName {
-		return false
-	}
-	for _, c := range []byte(name) {
-		if c <= ' ' || c >= 0x7f || strings.IndexByte(`[]/\,:@'"%`, c) >= 0 {
-			return false
-		}
-	}
-	return true
+	bad := func(c rune) bool { return c <= ' ' || c >= 0x7f || strings.ContainsRune(`[]/\,:@'"%`, c) }
+	return name != "" && len(name) <= maxHostName && !strings.ContainsFunc(name, bad)
 }
 
 func loopback(addr string) bool {
@@ -188,36 +153,29 @@ func loopback(addr string) bool {
 	return strings.EqualFold(host, "localhost") || err == nil && (ip.IsLoopback() || ip.IsUnspecified())
 }
 
-// The variables with a rendezvous address.
-const (
-	envMasterAddr    = "MASTER_ADDR"
-	envMasterPort    = "MASTER_PORT"
-	envPetMasterAddr = "PET_MASTER_ADDR"
-	envPetMasterPort = "PET_MASTER_PORT"
-	envPetRendezvous = "PET_RDZV_ENDPOINT"
-)
-
-// master returns the address in the first set variable, and the variable for messages; "": none is set.
-func (e env) master(names ...string) (addr, from string, err error) {
+// meet returns the address of --rendezvous, else that of the first set variable, and its source; "": there is none.
+func (e *env) meet(want request, names ...string) (addr, from string) {
+	if want.Rendezvous != "" {
+		return want.Rendezvous, "--rendezvous " + want.Rendezvous
+	}
 	name, text := e.first(names...)
 	if name == "" {
-		return "", "", nil
+		return "", ""
 	}
 	from = show(name, text)
-	if name == envPetRendezvous {
-		if addr, err = address(text, rendezvousPort); err != nil {
-			return "", "", fmt.Errorf("%s: %w", from, err)
+	if name == "PET_RDZV_ENDPOINT" {
+		addr, err := address(text, rendezvousPort)
+		if err != nil {
+			e.fail("%s: %w", from, err)
 		}
-		return addr, from, nil
+		return addr, from
 	}
 	if !hostName(text) {
-		return "", "", fmt.Errorf("%s: want the name or address of the host with rank 0", from)
+		e.fail("%s: want the name or address of the host with rank 0", from)
 	}
 	port := masterPort
-	if number, text := e.first(strings.TrimSuffix(name, "ADDR")+"PORT", envMasterPort); text != "" {
-		if port, err = e.number(number, 1, maxPort); err != nil {
-			return "", "", err
-		}
+	if number, _ := e.first(strings.TrimSuffix(name, "ADDR")+"PORT", "MASTER_PORT"); number != "" {
+		port = e.number(number, 1, maxPort)
 	}
-	return join(text, port), from, nil
+	return join(text, port), from
 }

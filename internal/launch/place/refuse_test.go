@@ -159,6 +159,18 @@ var refused = []struct {
 		want:  []string{"--nnodes 4", "2 nodes"},
 	},
 	{
+		name:  "MPI and the rank of another node",
+		env:   openMPI + "MASTER_ADDR=h",
+		flags: func(f *Flags) { f.NodeRank = 0 },
+		want:  []string{"--node-rank 0", "rank, 1"},
+	},
+	{
+		name:  "torchrun and the rank of another node",
+		env:   strings.Replace(torchWorker, "GROUP_RANK=1", "GROUP_RANK=3", 1),
+		flags: func(f *Flags) { f.NodeRank = 1 },
+		want:  []string{"--node-rank 1", "rank, 3"},
+	},
+	{
 		name:  "MPI with uneven nodes",
 		env:   openMPI + "MASTER_ADDR=h OMPI_COMM_WORLD_LOCAL_SIZE=3",
 		flags: func(f *Flags) { f.Nodes = "2" },
@@ -192,6 +204,11 @@ var refused = []struct {
 		name: "processes that do not divide",
 		env:  pyTorchJob + "PET_NPROC_PER_NODE=2",
 		want: []string{"WORLD_SIZE=3", "PET_NPROC_PER_NODE=2"},
+	},
+	{
+		name: "a rank beyond the processes' nodes",
+		env:  strings.Replace(pyTorchJob, "SIZE=3", "SIZE=4", 1) + "PET_NPROC_PER_NODE=2",
+		want: []string{"RANK=2", "WORLD_SIZE=4, PET_NPROC_PER_NODE=2"},
 	},
 	{
 		name: "processes that are none",
@@ -329,9 +346,9 @@ func checkPlace(t *testing.T, p Placement) {
 	switch {
 	case p.MinAgents < 1 || p.MaxAgents < p.MinAgents || p.Rank < -1 || p.Rank >= p.MaxAgents:
 		t.Fatalf("rank %d of %d:%d", p.Rank, p.MinAgents, p.MaxAgents)
-	case p.LocalRank < 0 || p.LocalRank >= p.LocalAgents || p.Workers < 0 || p.Restart < 0:
+	case p.LocalRank < 0 || p.LocalRank >= p.LocalAgents || p.Workers < 0:
 		t.Fatalf("local %d of %d, %d workers", p.LocalRank, p.LocalAgents, p.Workers)
-	case p.Several() != (p.Rendezvous != ""), p.Several() && p.Job == "", len(p.Hosts) != len(p.Tasks):
+	case p.Several() != (p.Rendezvous != ""), p.Several() && p.Job == "", p.Hosts != nil && p.Source != Slurm:
 		t.Fatalf("%s", summary(p))
 	}
 	if p.Several() {

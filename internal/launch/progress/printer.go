@@ -7,7 +7,6 @@
 package progress
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"math"
@@ -53,14 +52,14 @@ func New(w io.Writer, opts Options) *Printer { return &Printer{w: w, opts: opts,
 func (p *Printer) Step(s Step) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.record(Line(s) + "\n")
+	p.record(s.text(true) + "\n")
 	switch {
 	case p.opts.Quiet:
 	case !p.opts.Terminal:
-		fmt.Fprintln(p.w, Line(s))
+		fmt.Fprintln(p.w, s.text(true))
 	case s.ValLoss != nil: // rare, and worth keeping
 		p.line.clear()
-		fmt.Fprintln(p.w, Line(s))
+		fmt.Fprintln(p.w, s.text(true))
 		p.draw(s)
 	default:
 		p.draw(s)
@@ -109,7 +108,7 @@ func (p *Printer) draw(s Step) {
 		fmt.Fprintln(p.w)
 		p.partial = false
 	}
-	p.line.draw(bar(s), s.Step, s.Steps)
+	p.line.draw(s.text(false), s.Step, s.Steps)
 }
 
 // The bar takes the available width, at most barWidth. besideBar is the width of its frame and percentage.
@@ -209,64 +208,43 @@ type Step struct {
 	GradNorm        Number  `json:"grad_norm"`
 	LR              Number  `json:"lr"`
 	TokensPerSecond Number  `json:"tokens_per_second"`  // over all ranks
-	ETASeconds      Number  `json:"eta_seconds"`        // until the last step; negative: unknown
 	ValLoss         *Number `json:"val_loss,omitempty"` // nil without a validation after this step
+
+	ETA time.Duration `json:"eta"` // until the last step; negative: unknown
 }
 
-// Number is a float64 with a JSON form for NaN and infinities, which occur in the loss of a diverging run.
+// Number is a float64 with a JSON form for NaN and infinities, which occur in the loss of a diverging run: a string.
 type Number float64
 
-// MarshalJSON writes a number, or one of the strings "NaN", "+Inf" and "-Inf".
-func (n Number) MarshalJSON() ([]byte, error) {
-	f := float64(n)
-	if math.IsNaN(f) || math.IsInf(f, 0) {
-		return json.Marshal(strconv.FormatFloat(f, 'g', -1, 64))
-	}
-	return json.Marshal(f)
+// MarshalText returns the shortest form that reads back as the same number.
+func (n Number) MarshalText() ([]byte, error) {
+	return strconv.AppendFloat(nil, float64(n), 'g', -1, 64), nil
 }
 
-// UnmarshalJSON parses MarshalJSON's output.
-func (n *Number) UnmarshalJSON(b []byte) error {
-	var f float64
-	err := json.Unmarshal(b, &f)
-	if err != nil {
-		var s string
-		if json.Unmarshal(b, &s) != nil || s != "NaN" && s != "+Inf" && s != "-Inf" {
-			return fmt.Errorf("number %.40q: %w", b, err)
-		}
-		f, err = strconv.ParseFloat(s, 64)
-	}
+// UnmarshalText parses MarshalText's output.
+func (n *Number) UnmarshalText(b []byte) error {
+	f, err := strconv.ParseFloat(string(b), 64)
 	*n = Number(f)
 	return err
 }
 
-// Line returns a step as one plain line, whose fields are separated by two spaces.
-func Line(s Step) string {
-	parts := []string{
-		"step " + count(s), "loss " + s.loss(),
-		fmt.Sprintf("grad_norm %.3g", float64(s.GradNorm)), fmt.Sprintf("lr %.1e", float64(s.LR)),
-		readable.Rate(float64(s.TokensPerSecond)),
+// text returns a step as one plain line, whose fields are separated by two spaces. The bar leaves room for few of them.
+func (s *Step) text(all bool) string {
+	parts := []string{"step " + s.count(), "loss " + s.loss(), fmt.Sprintf("grad_norm %.3g", float64(s.GradNorm))}
+	if all {
+		parts = append(parts, fmt.Sprintf("lr %.1e", float64(s.LR)))
 	}
-	if s.ValLoss != nil {
+	parts = append(parts, readable.Rate(float64(s.TokensPerSecond)))
+	if all && s.ValLoss != nil {
 		parts = append(parts, "val_loss "+loss(*s.ValLoss))
 	}
-	if s.ETASeconds >= 0 {
-		parts = append(parts, "eta "+readable.Duration(seconds(s.ETASeconds)))
+	if s.ETA >= 0 {
+		parts = append(parts, "eta "+readable.Duration(s.ETA))
 	}
 	return strings.Join(parts, "  ")
 }
 
-// bar returns the text before the bar, which is short.
-func bar(s Step) string {
-	text := fmt.Sprintf("step %s  loss %s  grad_norm %.3g  %s",
-		count(s), s.loss(), float64(s.GradNorm), readable.Rate(float64(s.TokensPerSecond)))
-	if s.ETASeconds >= 0 {
-		text += "  eta " + readable.Duration(seconds(s.ETASeconds))
-	}
-	return text
-}
-
-func count(s Step) string {
+func (s *Step) count() string {
 	if s.Steps <= 0 {
 		return strconv.FormatInt(s.Step, 10)
 	}
@@ -283,15 +261,6 @@ func (s *Step) loss() string {
 
 func loss(n Number) string { return strconv.FormatFloat(float64(n), 'f', 4, 64) }
 
-// seconds converts n to a duration, at most the longest one.
-func seconds(n Number) time.Duration {
-	const most = math.MaxInt64 / int64(time.Second)
-	if !(float64(n) < float64(most)) { // or NaN
-		return time.Duration(most) * time.Second
-	}
-	return time.Duration(float64(n) * float64(time.Second))
-}
-
 // Meter prints the progress of a task in bytes: one bar on a terminal, a line from time to time elsewhere. Its methods
 // may be called from any goroutine.
 type Meter struct {
@@ -302,20 +271,16 @@ type Meter struct {
 	total int64
 	done  int64 // guarded by mu
 	start time.Time
-	next  time.Time // guarded by mu; of the next output
+	every time.Duration // least time between two outputs
+	next  time.Time     // guarded by mu; of the next output
 }
-
-// The least times between two outputs of a Meter, on a terminal and elsewhere.
-const (
-	meterRedraw = 100 * time.Millisecond
-	meterEvery  = 10 * time.Second
-)
 
 // NewMeter returns a meter for the task named what, of total bytes.
 func NewMeter(w io.Writer, opts Options, what string, total int64) *Meter {
 	m := &Meter{line: line{w: w}, opts: opts, what: what, total: total, start: time.Now()}
-	if !opts.Terminal {
-		m.next = m.start.Add(meterEvery)
+	if m.every = 100 * time.Millisecond; !opts.Terminal {
+		m.every = 10 * time.Second
+		m.next = m.start.Add(m.every)
 	}
 	return m
 }
@@ -329,14 +294,12 @@ func (m *Meter) Add(n int64) {
 	if m.opts.Quiet || now.Before(m.next) {
 		return
 	}
-	text := meterLine(m.what, m.done, m.total, now.Sub(m.start))
-	if m.opts.Terminal {
-		m.next = now.Add(meterRedraw)
+	m.next = now.Add(m.every)
+	if text := meterLine(m.what, m.done, m.total, now.Sub(m.start)); m.opts.Terminal {
 		m.line.draw(text, m.done, m.total)
-		return
+	} else {
+		fmt.Fprintln(m.line.w, text)
 	}
-	m.next = now.Add(meterEvery)
-	fmt.Fprintln(m.line.w, text)
 }
 
 func meterLine(what string, done, total int64, took time.Duration) string {

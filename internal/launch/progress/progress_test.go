@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/cprun/cprun/internal/base/readable"
 )
 
 func TestLine(t *testing.T) {
@@ -16,27 +14,21 @@ func TestLine(t *testing.T) {
 		step Step
 		want string
 	}{
-		{Step{Step: 20, Steps: 300, Loss: 3.12341, GradNorm: 0.8104, LR: 3e-4, TokensPerSecond: 5312.4, ETASeconds: 83},
+		{Step{Step: 20, Steps: 300, Loss: 3.12341, GradNorm: 0.8104, LR: 3e-4, TokensPerSecond: 5312.4, ETA: 83 * time.Second},
 			"step 20/300  loss 3.1234  grad_norm 0.81  lr 3.0e-04  5,312 tok/s  eta 1m23s"},
-		{Step{Step: 300, Steps: 300, Loss: 1, GradNorm: 12345, LR: 0, TokensPerSecond: 7.25, ETASeconds: 0,
+		{Step{Step: 300, Steps: 300, Loss: 1, GradNorm: 12345, LR: 0, TokensPerSecond: 7.25, ETA: 0,
 			ValLoss: &val},
 			"step 300/300  loss 1.0000  grad_norm 1.23e+04  lr 0.0e+00  7.2 tok/s  val_loss 2.5000  eta 0s"},
 		{Step{Step: 1, Loss: Number(math.NaN()), GradNorm: Number(math.Inf(1)),
-			TokensPerSecond: Number(math.NaN()), ETASeconds: -1},
+			TokensPerSecond: Number(math.NaN()), ETA: -1},
 			"step 1  loss NaN  grad_norm +Inf  lr 0.0e+00  ? tok/s"},
 		// without targets
-		{Step{Step: 1, Loss: Number(math.NaN()), ETASeconds: -1},
+		{Step{Step: 1, Loss: Number(math.NaN()), ETA: -1},
 			"step 1  loss none  grad_norm 0  lr 0.0e+00  0.0 tok/s"},
 	} {
-		if got := Line(c.step); got != c.want {
-			t.Errorf("Line(%+v)\n got %q\nwant %q", c.step, got, c.want)
+		if got := c.step.text(true); got != c.want {
+			t.Errorf("%+v\n got %q\nwant %q", c.step, got, c.want)
 		}
-	}
-}
-
-func TestEndlessTimeIsWritten(t *testing.T) {
-	if got := readable.Duration(seconds(1e300)); got != "106751d23h" {
-		t.Errorf("1e300 s are %q", got)
 	}
 }
 
@@ -53,7 +45,7 @@ func TestStepJSON(t *testing.T) {
 	if !math.IsNaN(float64(out.Loss)) || out.GradNorm != in.GradNorm || out.LR != in.LR || out.Step != 3 {
 		t.Errorf("%s became %+v", b, out)
 	}
-	for _, bad := range []string{`{"loss":"nan"}`, `{"loss":"1.5"}`, `{"loss":[]}`} {
+	for _, bad := range []string{`{"loss":"no"}`, `{"loss":"1.5 "}`, `{"loss":[]}`} {
 		if err := json.Unmarshal([]byte(bad), &out); err == nil {
 			t.Errorf("%s was accepted", bad)
 		}
@@ -63,7 +55,7 @@ func TestStepJSON(t *testing.T) {
 func TestPrinterPlain(t *testing.T) {
 	var b strings.Builder
 	p := New(&b, Options{})
-	p.Step(Step{Step: 1, Steps: 2, Loss: 1, ETASeconds: 4})
+	p.Step(Step{Step: 1, Steps: 2, Loss: 1, ETA: 4 * time.Second})
 	p.Note("checkpoint at step 1")
 	p.Write([]byte("[rank 0] hello\n"))
 	p.Close()
@@ -89,9 +81,9 @@ func TestPrinterQuiet(t *testing.T) {
 func TestPrinterTerminal(t *testing.T) {
 	var b strings.Builder
 	p := New(&b, Options{Terminal: true})
-	p.Step(Step{Step: 1, Steps: 2, Loss: 3, TokensPerSecond: 100, ETASeconds: 9})
+	p.Step(Step{Step: 1, Steps: 2, Loss: 3, TokensPerSecond: 100, ETA: 9 * time.Second})
 	p.Note("a checkpoint")
-	p.Step(Step{Step: 2, Steps: 2, Loss: 2.5, TokensPerSecond: 100, ETASeconds: 0})
+	p.Step(Step{Step: 2, Steps: 2, Loss: 2.5, TokensPerSecond: 100, ETA: 0})
 	if got := screen(b.String()); len(got) != 2 || got[0] != "a checkpoint" ||
 		!strings.HasPrefix(got[1], "step 2/2  loss 2.5000  grad_norm 0  100 tok/s  eta 0s") {
 		t.Errorf("screen is %q", got)
@@ -108,14 +100,14 @@ func TestPrinterTerminalManySteps(t *testing.T) {
 	var b strings.Builder
 	p := New(&b, Options{Terminal: true})
 	for i := range int64(3) { // all at the same percentage
-		p.Step(Step{Step: 50001 + i, Steps: 100000, Loss: Number(i), ETASeconds: -1})
+		p.Step(Step{Step: 50001 + i, Steps: 100000, Loss: Number(i), ETA: -1})
 	}
 	got := screen(b.String())
 	if len(got) != 1 || !strings.HasPrefix(got[0], "step 50003/100000  loss 2.0000") ||
 		!strings.Contains(got[0], "50%") {
 		t.Errorf("screen is %q", got)
 	}
-	p.Step(Step{Step: 2, Steps: 3, Loss: 1, ETASeconds: -1}) // another run on the same printer
+	p.Step(Step{Step: 2, Steps: 3, Loss: 1, ETA: -1}) // another run on the same printer
 	if got := screen(b.String()); len(got) != 1 || !strings.HasPrefix(got[0], "step 2/3 ") ||
 		!strings.Contains(got[0], "66%") {
 		t.Errorf("screen is %q", got)

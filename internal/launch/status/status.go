@@ -95,13 +95,13 @@ func Write(logs *os.Root, n *Node) error {
 // Read returns the nodes of the run with the newest file, by rank; none without files. It skips an unreadable file if
 // there are others.
 func Read(logs *os.Root) ([]Node, error) {
-	names, err := list(logs)
+	names, err := fs.Glob(logs.FS(), "status-*.json")
 	if err != nil {
 		return nil, err
 	}
 	var nodes []Node
 	var faults []error
-	for _, name := range names {
+	for _, name := range names[:min(len(names), maxNodes)] {
 		text, err := files.ReadIn(logs, name, maxFile)
 		if err == nil {
 			var n Node
@@ -118,23 +118,6 @@ func Read(logs *os.Root) ([]Node, error) {
 		return nil, errors.Join(faults...)
 	}
 	return latest(nodes), nil
-}
-
-func list(logs *os.Root) ([]string, error) {
-	dir, err := logs.Open(".")
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	all, err := dir.Readdirnames(-1)
-	if err != nil {
-		return nil, err
-	}
-	all = slices.DeleteFunc(all, func(s string) bool {
-		return !strings.HasPrefix(s, "status-") || !strings.HasSuffix(s, ".json")
-	})
-	slices.Sort(all)
-	return all[:min(len(all), maxNodes)], nil
 }
 
 // latest keeps the nodes of the run with the newest file. A node outside the newest start stays, without ranks.

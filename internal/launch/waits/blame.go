@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/cprun/cprun/internal/base/readable"
 )
 
 // maxBlamed bounds the named ranks, and the named cycles.
@@ -16,21 +18,17 @@ const maxBlamed = 4
 // blame returns lines that name the ranks that hold up others.
 func (g *graph) blame() (lines []string) {
 	holders, cycles := g.holders()
-	for i, h := range holders {
-		if i == maxBlamed {
-			lines = append(lines, fmt.Sprintf("%d more ranks hold up others", len(holders)-i))
-			break
-		}
-		line := fmt.Sprintf("rank %d holds up %s", h.rank, rankList(h.direct))
+	for _, h := range holders[:min(len(holders), maxBlamed)] {
+		line := fmt.Sprintf("rank %d holds up %s", h.rank, Ranks(h.direct))
 		if len(h.through) > 0 {
-			line += ", and by that " + rankList(h.through)
+			line += ", and by that " + Ranks(h.through)
 		}
-		lines = append(lines, line+": "+g.reasonFor(h.rank))
+		lines = append(lines, line+": it "+g.reasonFor(h.rank))
 	}
-	for i, c := range cycles {
-		if i == maxBlamed {
-			break
-		}
+	if n := len(holders) - maxBlamed; n > 0 {
+		lines = append(lines, fmt.Sprintf("%d more ranks hold up others", n))
+	}
+	for _, c := range cycles[:min(len(cycles), maxBlamed)] {
 		lines = append(lines, g.describeCycle(c))
 	}
 	if len(lines) == 0 {
@@ -49,11 +47,11 @@ func (g *graph) describeCycle(cycle []int) string {
 	for _, r := range cycle {
 		least = min(least, g.rows[r].Waits[0].Stalled)
 	}
+	cause := "they are in different calls, or the link between them is broken"
 	if least < cycleTolerance {
-		return fmt.Sprintf("%s wait for each other, for %s s: data may be in transit", cycleText(cycle), seconds(least))
+		cause = "data may be in transit"
 	}
-	return fmt.Sprintf("%s wait for each other, for %s s: they are in different calls, or the link between them is "+
-		"broken", cycleText(cycle), seconds(least))
+	return fmt.Sprintf("%s wait for each other, for %s s: %s", cycleText(cycle), seconds(least), cause)
 }
 
 // reasonFor returns why a rank that waits for no other has not reached the call.
@@ -61,17 +59,16 @@ func (g *graph) reasonFor(rank int) string {
 	s := g.rows[rank]
 	switch {
 	case s == nil:
-		return "its state is unknown"
+		return "gives no account"
 	case s.State != "":
-		return "it " + s.State
+		return s.State
+	case len(s.Waits) > 0:
+		return fmt.Sprintf("is in %s, and waits for no rank there", s.Waits[0].Op)
 	}
 	what, since := s.activity()
-	text := fmt.Sprintf("it is at %s for %s s", what, seconds(since))
+	text := fmt.Sprintf("is at %s for %s s", what, seconds(since))
 	if p := s.position().String(); p != "" && p != what {
-		text = fmt.Sprintf("it is at %s for %s s (%s)", what, seconds(since), p)
-	}
-	if len(s.Waits) > 0 {
-		text = fmt.Sprintf("it is in %s, and waits for no rank there", s.Waits[0].Op)
+		text += " (" + p + ")"
 	}
 	return text
 }
@@ -91,37 +88,32 @@ func cycleText(c []int) string {
 	return "ranks " + strings.Join(append(parts, fmt.Sprint(c[0])), " -> ")
 }
 
-// rankList returns "rank 3", or "ranks 0-2, 5".
-func rankList(rs []int) string {
+// Ranks returns "rank 3", or "ranks 0-2, 5".
+func Ranks(rs []int) string {
 	if len(rs) == 1 {
 		return fmt.Sprintf("rank %d", rs[0])
 	}
-	return "ranks " + ranks(rs)
+	return "ranks " + ranges(rs)
 }
 
 // maxRanges bounds the listed ranges of ranks.
 const maxRanges = 6
 
-// ranks lists ranks in order, consecutive ones as a range: "0-2, 5".
-func ranks(rs []int) string {
+// ranges lists ranks in order, three or more consecutive ones as a range: "0-2, 5".
+func ranges(rs []int) string {
 	var parts []string
-	for i := 0; i < len(rs); {
-		j := i
-		for j+1 < len(rs) && rs[j+1] == rs[j]+1 {
-			j++
-		}
+	for i := 0; i < len(rs); i++ {
 		if len(parts) == maxRanges {
 			return strings.Join(parts, ", ") + fmt.Sprintf(", %d more", len(rs)-i)
 		}
-		switch j - i {
-		case 0:
-			parts = append(parts, fmt.Sprint(rs[i]))
-		case 1:
-			parts = append(parts, fmt.Sprint(rs[i]), fmt.Sprint(rs[j]))
-		default:
-			parts = append(parts, fmt.Sprintf("%d-%d", rs[i], rs[j]))
+		part, j := fmt.Sprint(rs[i]), i
+		for j+1 < len(rs) && rs[j+1] == rs[j]+1 {
+			j++
 		}
-		i = j + 1
+		if j > i+1 {
+			part, i = fmt.Sprintf("%s-%d", part, rs[j]), j
+		}
+		parts = append(parts, part)
 	}
 	return strings.Join(parts, ", ")
 }
@@ -138,36 +130,29 @@ func newGraph(all []WaitState) *graph {
 		g.rows[all[i].Rank] = &all[i]
 	}
 	for r, s := range g.rows {
-		set := map[int]bool{}
-		for i := range s.Waits {
-			for _, o := range g.missing(r, &s.Waits[i]) {
-				set[o.Peer] = true
-			}
-		}
-		if len(set) > 0 {
-			g.waits[r] = slices.Sorted(maps.Keys(set))
+		if peers := g.awaited(r, s.Waits); len(peers) > 0 {
+			g.waits[r] = peers
 		}
 	}
 	return g
 }
 
-// missing returns the messages of a call whose peers have not reached it, as far as known. If all have, the link
-// between them is at fault, and it returns all messages.
-func (g *graph) missing(rank int, w *Wait) (out []Open) {
-	for _, o := range w.Open {
-		if o.Peer != rank && !(w.Unresolved && g.hasReached(o.Peer, rank, w)) {
-			out = append(out, o)
+// awaited returns the peers that have not reached a rank's calls, as far as known. If all have, the link between them
+// is at fault, and it returns all.
+func (g *graph) awaited(rank int, calls []Wait) []int {
+	peers := map[int]bool{}
+	for i := range calls {
+		w := &calls[i]
+		open := slices.DeleteFunc(slices.Clone(w.Open), func(o Open) bool { return o.Peer == rank })
+		late := func(o Open) bool { return !w.Unresolved || !g.hasReached(o.Peer, rank, w) }
+		some := slices.ContainsFunc(open, late)
+		for _, o := range open {
+			if !some || late(o) {
+				peers[o.Peer] = true
+			}
 		}
 	}
-	if len(out) > 0 || !w.Unresolved {
-		return out
-	}
-	for _, o := range w.Open {
-		if o.Peer != rank {
-			out = append(out, o)
-		}
-	}
-	return out
+	return slices.Sorted(maps.Keys(peers))
 }
 
 // hasReached reports whether a peer waits in the same call of the same group. Ranks may make different numbers of
@@ -241,24 +226,12 @@ func (g *graph) cycles(held map[int]bool) (all [][]int) {
 	return all
 }
 
-type column struct {
-	name  string
-	right bool // numbers
-}
-
-var columns = []column{
-	{"rank", true},
-	{"host", false},
-	{"pid", true},
-	{"step", true},
-	{"pass", false},
-	{"layer", true},
-	{"hop", true},
-	{"operation", false},
-	{"waits for", false},
-	{"bytes", true},
-	{"s", true},
-}
+// columns are the table's headings. Numbers are aligned right.
+var columns = []struct {
+	name string
+	side int // 1: right, -1: left
+}{{"rank", 1}, {"host", -1}, {"pid", 1}, {"step", 1}, {"pass", -1}, {"layer", 1}, {"hop", 1}, {"operation", -1},
+	{"waits for", -1}, {"bytes", 1}, {"s", 1}}
 
 // Table returns one row for each rank, and below them lines that name the ranks that hold up others.
 func Table(all []WaitState) string {
@@ -284,14 +257,13 @@ func Table(all []WaitState) string {
 
 // Row is one rank's account in words. A part is "" if unknown or absent.
 type Row struct {
-	// Step to Hop are the rank's position in the run.
-	Step, Pass, Layer, Hop string
-	Operation              string        // the call that blocks it, or its own work
-	WaitsFor               string        // ranks that have not reached that call: "0-2, 5"
-	Waits                  bool          // Operation is a call between ranks
-	Known                  bool          // it gave an account; otherwise Operation is why not
-	Bytes                  int64         // incomplete bytes of the call
-	For                    time.Duration // without progress of the call, or in its own work
+	Position
+	Operation string        // the call that blocks it, or its own work
+	WaitsFor  string        // ranks that have not reached that call: "0-2, 5"
+	Waits     bool          // Operation is a call between ranks
+	Known     bool          // it gave an account; otherwise Operation is why not
+	Bytes     int64         // incomplete bytes of the call
+	For       time.Duration // without progress of the call, or in its own work
 }
 
 // Rows returns each rank's activity, in the order of all. A waiting rank shows the first call that blocks it.
@@ -315,8 +287,7 @@ func Blame(all []WaitState, least time.Duration) []string {
 
 // describe returns a rank's row.
 func (g *graph) describe(s *WaitState) Row {
-	p := s.position()
-	r := Row{Step: p.step, Pass: p.pass, Layer: p.layer, Hop: p.hop, Known: s.State == "", Operation: s.State}
+	r := Row{Position: s.position(), Known: s.State == "", Operation: s.State}
 	if !r.Known {
 		return r
 	}
@@ -326,11 +297,7 @@ func (g *graph) describe(s *WaitState) Row {
 	}
 	w := &s.Waits[0]
 	r.Operation, r.Waits, r.Bytes, r.For = w.Op, true, w.Bytes, w.Stalled
-	peers := map[int]bool{}
-	for _, o := range g.missing(s.Rank, w) {
-		peers[o.Peer] = true
-	}
-	r.WaitsFor = ranks(slices.Sorted(maps.Keys(peers)))
+	r.WaitsFor = ranges(g.awaited(s.Rank, s.Waits[:1]))
 	return r
 }
 
@@ -343,7 +310,7 @@ func (g *graph) cells(s *WaitState) []string {
 		row[2] = ""
 	}
 	if r.Waits {
-		row[9] = grouped(r.Bytes)
+		row[9] = readable.Count(r.Bytes)
 	}
 	if r.Known {
 		row[10] = seconds(r.For)
@@ -366,17 +333,8 @@ func alignColumns(rows [][]string) []string {
 	for _, row := range rows {
 		var parts []string
 		for i, text := range row {
-			if widths[i] == 0 {
-				continue
-			}
-			if text == "" {
-				text = "-"
-			}
-			space := strings.Repeat(" ", max(widths[i]-utf8.RuneCountInString(text), 0))
-			if columns[i].right {
-				parts = append(parts, space+text)
-			} else {
-				parts = append(parts, text+space)
+			if widths[i] > 0 {
+				parts = append(parts, fmt.Sprintf("%*s", columns[i].side*widths[i], cmp.Or(text, "-")))
 			}
 		}
 		lines = append(lines, strings.TrimRight(strings.Join(parts, "  "), " "))

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/base/terminal"
 )
 
@@ -26,10 +27,7 @@ type WaitState struct {
 	Phase     string        `json:"phase,omitempty"` // the current phase: "step", "checkpoint"
 	PhaseTime time.Duration `json:"in,omitempty"`    // time in that phase
 	Work      *Work         `json:"work,omitempty"`  // its device's work; nil: none, or unknown
-	// Waits are the calls that block the rank.
-	Waits []Wait `json:"waits,omitempty"`
-	// Background counts the calls in progress that do not block it.
-	Background int `json:"beside,omitempty"`
+	Waits     []Wait        `json:"waits,omitempty"` // the calls that block the rank
 }
 
 // Work is a kernel or host computation in progress.
@@ -57,11 +55,9 @@ type Wait struct {
 
 // Open is an incomplete message.
 type Open struct {
-	Peer    int           `json:"peer"` // world rank
-	Send    bool          `json:"send,omitempty"`
-	Bytes   int64         `json:"bytes,omitempty"`
-	Moved   bool          `json:"moved,omitempty"` // partly transferred: the peer has reached the call
-	Stalled time.Duration `json:"stood"`           // time without progress
+	Peer  int   `json:"peer"` // world rank
+	Send  bool  `json:"send,omitempty"`
+	Bytes int64 `json:"bytes,omitempty"`
 }
 
 // Bounds of a WaitState.
@@ -82,7 +78,7 @@ func Decode(data []byte) (s WaitState, err error) {
 
 // Clean bounds a state received from another process, and removes control characters.
 func (s *WaitState) Clean() {
-	s.Rank, s.PID, s.Step, s.Background = max(s.Rank, 0), max(s.PID, 0), max(s.Step, 0), max(s.Background, 0)
+	s.Rank, s.PID, s.Step = max(s.Rank, 0), max(s.PID, 0), max(s.Step, 0)
 	s.Host, s.State, s.Phase, s.PhaseTime = Word(s.Host), Word(s.State), Word(s.Phase), max(s.PhaseTime, 0)
 	if w := s.Work; w != nil {
 		w.Name, w.Label, w.For = Word(w.Name), Word(w.Label), max(w.For, 0)
@@ -95,7 +91,7 @@ func (s *WaitState) Clean() {
 		w.Open = w.Open[:min(len(w.Open), MaxOpen)]
 		for j := range w.Open {
 			o := &w.Open[j]
-			o.Peer, o.Bytes, o.Stalled = max(o.Peer, 0), max(o.Bytes, 0), max(o.Stalled, 0)
+			o.Peer, o.Bytes = max(o.Peer, 0), max(o.Bytes, 0)
 		}
 	}
 }
@@ -124,9 +120,9 @@ func (s *WaitState) String() string {
 		case w.Unresolved:
 			text += fmt.Sprintf("; with rank %d", o.Peer)
 		case o.Send:
-			text += fmt.Sprintf("; %s bytes to rank %d for %s s", grouped(o.Bytes), o.Peer, seconds(o.Stalled))
+			text += fmt.Sprintf("; %s bytes to rank %d", readable.Count(o.Bytes), o.Peer)
 		default:
-			text += fmt.Sprintf("; %s bytes from rank %d for %s s", grouped(o.Bytes), o.Peer, seconds(o.Stalled))
+			text += fmt.Sprintf("; %s bytes from rank %d", readable.Count(o.Bytes), o.Peer)
 		}
 		if i == maxListed-1 && len(w.Open)+w.More > maxListed {
 			return text + fmt.Sprintf("; %d more", len(w.Open)+w.More-maxListed)
@@ -138,16 +134,16 @@ func (s *WaitState) String() string {
 // maxListed bounds the messages in that line.
 const maxListed = 8
 
-// A position is a rank's position in a run. A part is "" if unknown or absent.
-type position struct {
-	step, pass, layer, hop string
+// Position is a rank's position in a run. A part is "" if unknown or absent.
+type Position struct {
+	Step, Pass, Layer, Hop string // numbers, or words such as "head" and "home"
 }
 
 // phaseStep is the phase of a training rank: its calls and its work are more precise.
 const phaseStep = "step"
 
 // position returns the position of the call that blocks the rank, else of its work, else of its phase.
-func (s *WaitState) position() position {
+func (s *WaitState) position() Position {
 	label := ""
 	switch {
 	case len(s.Waits) > 0:
@@ -156,44 +152,44 @@ func (s *WaitState) position() position {
 		label = s.Work.Label
 	}
 	p := parsePosition(label)
-	if s.Phase != phaseStep && p.step == "" {
-		p.pass = s.Phase
+	if s.Phase != phaseStep && p.Step == "" {
+		p.Pass = s.Phase
 	}
-	if p.step == "" && (s.Step > 0 || s.Phase == phaseStep) {
+	if p.Step == "" && (s.Step > 0 || s.Phase == phaseStep) {
 		at := s.Step
 		if s.Phase == phaseStep {
 			at++ // the next step
 		}
-		p.step = strconv.FormatInt(at, 10)
+		p.Step = strconv.FormatInt(at, 10)
 	}
 	return p
 }
 
 // parsePosition parses a label such as "step 7/forward/layer 3/hop 2 owner 1". Parts other than the step may be
 // missing; an unknown part is the pass.
-func parsePosition(label string) (p position) {
+func parsePosition(label string) (p Position) {
 	for part := range strings.SplitSeq(label, "/") {
-		if n, ok := strings.CutPrefix(part, "step "); ok && p.step == "" {
-			p.step = n
-		} else if n, ok := strings.CutPrefix(part, "validation after step "); ok && p.step == "" {
-			p.step, p.pass = n, "validation"
+		if n, ok := strings.CutPrefix(part, "step "); ok && p.Step == "" {
+			p.Step = n
+		} else if n, ok := strings.CutPrefix(part, "validation after step "); ok && p.Step == "" {
+			p.Step, p.Pass = n, "validation"
 		} else if n, ok := strings.CutPrefix(part, "layer "); ok {
-			p.layer = n
+			p.Layer = n
 		} else if n, ok := strings.CutPrefix(part, "hop "); ok {
-			p.hop, _, _ = strings.Cut(n, " ")
+			p.Hop, _, _ = strings.Cut(n, " ")
 		} else if part == "gradients home" {
-			p.hop = "home"
+			p.Hop = "home"
 		} else if part == "embedding" || part == "head" {
-			p.layer = part
-		} else if p.pass != "validation" {
-			p.pass = part
+			p.Layer = part
+		} else if p.Pass != "validation" {
+			p.Pass = part
 		}
 	}
 	return p
 }
 
 // String returns the position in words: "step 7, forward, layer 3, hop 2".
-func (p position) String() string {
+func (p Position) String() string {
 	var parts []string
 	add := func(before, text string) {
 		if text != "" {
@@ -203,13 +199,13 @@ func (p position) String() string {
 			parts = append(parts, text)
 		}
 	}
-	add("step ", p.step)
-	add("", p.pass)
-	add("layer ", p.layer)
-	if p.hop == "home" {
-		p.hop = "gradients home"
+	add("step ", p.Step)
+	add("", p.Pass)
+	add("layer ", p.Layer)
+	if p.Hop == "home" {
+		p.Hop = "gradients home"
 	}
-	add("hop ", p.hop)
+	add("hop ", p.Hop)
 	return strings.Join(parts, ", ")
 }
 
@@ -225,11 +221,3 @@ func (s *WaitState) activity() (what string, took time.Duration) {
 }
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f", d.Seconds()) }
-
-func grouped(n int64) string {
-	s := strconv.FormatInt(n, 10)
-	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
-}

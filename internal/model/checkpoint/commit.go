@@ -38,7 +38,7 @@ func (s *Saver) complete(ctx context.Context, tmp string, snap Snapshot, written
 	if err := s.writeManifest(ctx, tmp, snap, written); err != nil {
 		return errors.Join(err, s.dir.RemoveAll(tmp))
 	}
-	if err := s.checkNewest(); err != nil {
+	if err := s.fence.check(); err != nil {
 		return errors.Join(err, s.dir.RemoveAll(tmp))
 	}
 	name := dirName(snap.Meta.Step)
@@ -63,7 +63,7 @@ func (s *Saver) complete(ctx context.Context, tmp string, snap Snapshot, written
 
 func (s *Saver) writeManifest(ctx context.Context, tmp string, snap Snapshot, written []FileInfo) error {
 	m := newManifest(snap.Meta, snap.Params, snap.Fields)
-	m.Files, m.Generation = written, s.generation
+	m.Files, m.Generation = written, s.fence.start.Generation
 	if _, err := m.index(); err != nil {
 		return fmt.Errorf("the ranks' parts do not make the whole state: %w", err)
 	}
@@ -201,7 +201,7 @@ func (s *Saver) rename(tmp, final string) error {
 // point makes a file, latest or best, name a checkpoint.
 func (s *Saver) point(pointer, name string) error {
 	err := s.writeSynced(s.dir, pointer, []byte(name+"\n"), func() error {
-		return errors.Join(s.checkNewest(), s.at(pointer+" written"))
+		return errors.Join(s.fence.check(), s.at(pointer+" written"))
 	})
 	if err != nil {
 		return err

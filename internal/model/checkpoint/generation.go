@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -22,8 +23,7 @@ import (
 // ErrSuperseded reports that a newer start of the run exists. This start commits nothing more.
 var ErrSuperseded = errors.New("a newer start of this run has begun")
 
-// Rank 0 of each start creates a file such as .generation-00000003. The server decides O_EXCL, so caches of hosts do
-// not matter.
+// Each start creates a file such as .generation-00000003, by rank 0 or, on several nodes, by the leading launcher.
 var generationPattern = regexp.MustCompile(`^\.generation-(\d{8,18})$`)
 
 func generationName(n int64) string { return fmt.Sprintf(".generation-%08d", n) }
@@ -35,9 +35,14 @@ type origin struct {
 	PID   int       `json:"pid"`
 	Time  time.Time `json:"time"`
 	Token string    `json:"token"`
+	// Decision of the launchers of several nodes: the world of the start, with the secret of its workers.
+	Decision json.RawMessage `json:"decision,omitempty"`
 }
 
-const maxOrigin = 4 << 10
+const (
+	maxOrigin = 4 << 10  // without a decision
+	maxRecord = 16 << 20 // a decision fits one message between launchers
+)
 
 func newOrigin() origin {
 	host, err := os.Hostname()
@@ -119,44 +124,111 @@ func NextGeneration(dir *os.Root) (int64, error) {
 	return last(all) + 1, err
 }
 
-// claimGeneration records this start, which must be the newest. Generation 0 takes the next number.
-func (s *Saver) claimGeneration() error {
-	all, err := generations(s.dir)
+// Claim records the decision of a job's launchers as start.Generation, and returns it. If another launcher has recorded
+// that number or a later one, it returns the newest decision instead. So two launchers that cannot reach each other do
+// not decide the same start. A nil decision records nothing; the result is nil if there is none yet. The error is
+// ErrSuperseded if a newer job has begun.
+//
+// The server decides O_EXCL, so the result does not depend on the caches of the hosts.
+func Claim(ctx context.Context, dir *os.Root, start Start, decision []byte) (newest []byte, err error) {
+	d, err := reopen(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	f := newFence(d, start)
+	newest, err = f.decide(ctx, decision)
+	return newest, withFix(err)
+}
+
+// A fence keeps the processes of older starts from writing checkpoints.
+type fence struct {
+	dir   store
+	own   origin
+	start Start
+}
+
+func newFence(dir store, start Start) fence {
+	f := fence{dir: dir, own: newOrigin(), start: start}
+	f.own.Job = start.Job
+	return f
+}
+
+func (f *fence) decide(ctx context.Context, decision []byte) ([]byte, error) {
+	if decision != nil {
+		err := f.claim(decision)
+		if err == nil {
+			_ = f.removeOlder() // the next start tries again
+			return decision, nil
+		}
+		if !errors.Is(err, ErrSuperseded) && !errors.Is(err, fs.ErrExist) {
+			return nil, err
+		}
+	}
+	for {
+		all, err := generations(f.dir)
+		n := last(all)
+		if err != nil || n < f.start.First {
+			return nil, err
+		}
+		o, err := f.await(ctx, n)
+		if err == nil && o.Job != f.own.Job {
+			err = f.superseded(n)
+		}
+		again, seen := generations(f.dir)
+		if seen != nil || err != nil && last(again) == n {
+			return nil, cmp.Or(seen, err)
+		}
+		if last(again) == n { // else n may have been removed, and recorded again by a launcher that was late
+			return o.Decision, nil
+		}
+	}
+}
+
+// claim records this start, which must be the newest. Generation 0 takes the next number.
+func (f *fence) claim(decision []byte) error {
+	all, err := generations(f.dir)
 	if err != nil {
 		return err
 	}
-	next := s.generation == 0
+	f.own.Decision = decision
+	next := f.start.Generation == 0
 	for n := last(all); ; n++ {
 		if next {
-			s.generation = n + 1
-		} else if n > s.generation || s.ofNewerJob(n) {
-			return s.superseded(n)
+			f.start.Generation = n + 1
+		} else if newer, err := f.ofNewerJob(n); err != nil {
+			return err
+		} else if newer || n > f.start.Generation {
+			return f.superseded(n)
 		}
-		err := s.createRecord()
+		err := f.create()
 		if next && errors.Is(err, fs.ErrExist) {
 			continue
 		}
 		if err != nil {
 			return fmt.Errorf("record of this start: %w", err)
 		}
-		return s.checkNewest() // if two starts race, each checks after its record
+		return f.check() // if two starts race, each checks after its record
 	}
 }
 
 // ofNewerJob reports whether generation n is of a job that began after this one.
-func (s *Saver) ofNewerJob(n int64) bool {
-	first := s.o.Start.First
-	return first > 0 && n >= first && s.originOf(n).Job != s.own.Job
+func (f *fence) ofNewerJob(n int64) (bool, error) {
+	if f.start.First == 0 || n < f.start.First {
+		return false, nil
+	}
+	o, err := f.await(context.Background(), n)
+	return o.Job != f.own.Job, err
 }
 
-// createRecord creates the file of a generation. It fails if the file exists.
-func (s *Saver) createRecord() error {
-	name := generationName(s.generation)
-	err := retry(s.dir, func() error { return s.dir.Exclusive(name, append(encode(s.own), '\n')) })
+// create creates the file of the generation. It fails if the file exists.
+func (f *fence) create() error {
+	name := generationName(f.start.Generation)
+	err := retry(f.dir, func() error { return f.dir.Exclusive(name, append(encode(f.own), '\n')) })
 	if errors.Is(err, fs.ErrExist) {
-		made := s.originOf(s.generation)
-		if made.Token != s.own.Token { // else the client sent the request twice
-			return fmt.Errorf("generation %d has been taken by %s: %w; start the run again", s.generation, made,
+		made := f.originOf(f.start.Generation)
+		if made.Token != f.own.Token { // else the client sent the request twice
+			return fmt.Errorf("generation %d has been taken by %s: %w; start the run again", f.start.Generation, made,
 				fs.ErrExist)
 		}
 		err = nil
@@ -164,52 +236,71 @@ func (s *Saver) createRecord() error {
 	if err != nil {
 		return err
 	}
-	return s.dir.Sync()
+	return f.dir.Sync()
 }
 
-// checkNewest returns an error unless this start is the newest. It reopens the directory, so that it sees every earlier
-// record.
-func (s *Saver) checkNewest() error {
-	all, err := generations(s.dir)
+// check returns an error unless this start is the newest. It reopens the directory, so that it sees every earlier
+// record, whatever the host caches.
+func (f *fence) check() error {
+	all, err := generations(f.dir)
 	if err != nil {
 		return err
 	}
 	switch n := last(all); {
-	case n > s.generation:
-		return s.superseded(n)
-	case n < s.generation:
+	case n > f.start.Generation:
+		return f.superseded(n)
+	case n < f.start.Generation:
 		return fmt.Errorf("%s, which records this start: %v: %w, or somebody has removed it; start the run again",
-			terminal.Name(pathOf(s.dir, generationName(s.generation))), syscall.ENOENT, ErrSuperseded)
+			terminal.Name(pathOf(f.dir, generationName(f.start.Generation))), syscall.ENOENT, ErrSuperseded)
 	}
 	return nil
 }
 
 // superseded returns the error that names the newer start.
-func (s *Saver) superseded(by int64) error {
+func (f *fence) superseded(by int64) error {
 	return fmt.Errorf("%w: number %d, by %s; this one is number %d, and commits nothing more", ErrSuperseded, by,
-		s.originOf(by), s.generation)
+		f.originOf(by), f.start.Generation)
 }
 
 // originOf returns the origin of a generation, if readable.
-func (s *Saver) originOf(n int64) origin {
-	data, err := readIn(s.dir, generationName(n), maxOrigin)
-	if err != nil {
-		return origin{}
-	}
-	o, _ := parseOrigin(data)
+func (f *fence) originOf(n int64) origin {
+	o, _ := f.read(n)
 	return o
 }
 
-func (s *Saver) removeOldRecords() {
-	all, err := generations(s.dir)
+// await reads a record once this host sees it.
+func (f *fence) await(ctx context.Context, n int64) (o origin, err error) {
+	err = awaitVisible(ctx, f.dir, longWait, func() (err error) {
+		o, err = f.read(n)
+		return err
+	})
+	return o, err
+}
+
+func (f *fence) read(n int64) (origin, error) {
+	data, err := readIn(f.dir, generationName(n), maxRecord)
+	if err != nil {
+		return origin{}, err
+	}
+	o, err := parseOrigin(data)
+	if err != nil {
+		err = fmt.Errorf("%s: %w: %w", terminal.Name(pathOf(f.dir, generationName(n))), err, errStale)
+	}
+	return o, err
+}
+
+// removeOlder removes the records of earlier starts.
+func (f *fence) removeOlder() error {
+	all, err := generations(f.dir)
 	for _, n := range all {
-		if n < s.generation && err == nil {
-			err = s.dir.RemoveAll(generationName(n))
+		if n < f.start.Generation && err == nil {
+			err = f.dir.RemoveAll(generationName(n))
 		}
 	}
 	if err != nil {
-		s.o.Warn(fmt.Errorf("records of earlier starts: %w", err))
+		err = fmt.Errorf("records of earlier starts: %w", err)
 	}
+	return err
 }
 
 const tries = 4

@@ -85,8 +85,8 @@ func TestGenerations(t *testing.T) {
 			t.Errorf("a start with number %d: %v, want %q", generation, err, want)
 		}
 	}
-	if s := beginner(t, dir, "second", 0).savers[0]; s.generation != 4 {
-		t.Errorf("the start after 3 is number %d", s.generation)
+	if s := beginner(t, dir, "second", 0).savers[0]; s.fence.start.Generation != 4 {
+		t.Errorf("the start after 3 is number %d", s.fence.start.Generation)
 	}
 	if _, err := os.Stat(filepath.Join(dir, generationName(3))); err == nil {
 		t.Error("the record of an older start was left")

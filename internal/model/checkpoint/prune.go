@@ -25,7 +25,7 @@ func (s *Saver) entries() (names []string, err error) {
 		return err
 	})
 	if err == nil {
-		err = s.checkNewest()
+		err = s.fence.check()
 	}
 	return names, err
 }
@@ -87,7 +87,7 @@ func (s *Saver) prune(step int64) {
 	}
 	all, err := list(s.dir)
 	if err == nil {
-		err = s.checkNewest()
+		err = s.fence.check()
 	}
 	best := ""
 	if err == nil {
@@ -176,5 +176,5 @@ func (s *Saver) ofNewerStart(name string) bool {
 		return false
 	}
 	defer c.Close()
-	return c.Manifest.Generation > s.generation
+	return c.Manifest.Generation > s.fence.start.Generation
 }

@@ -94,7 +94,7 @@ func recorded(t *testing.T, dir string, generation int64) {
 	}
 	s := newSaver(world(1)[0], Options{Dir: rooted(dir), RunID: "newer",
 		Start: Start{Job: "newer", First: generation, Generation: generation}}, d)
-	if err := s.claimGeneration(); err != nil {
+	if err := s.fence.claim(nil); err != nil {
 		t.Fatal(err)
 	}
 }

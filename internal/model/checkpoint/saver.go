@@ -52,6 +52,7 @@ type Options struct {
 type Start struct {
 	Job               string
 	First, Generation int64
+	Claimed           bool // the launchers of the job have called Claim
 }
 
 // Snapshot is the state of one rank at one step. Meta, Params and the names of Fields are the same on every rank; the
@@ -76,17 +77,16 @@ type Snapshot struct {
 type Saver struct {
 	o       Options
 	group   ranks
-	dir     store // o.Dir, reopened
-	own     origin
+	dir     store                // o.Dir, reopened
+	fence   fence                // of this start, on rank 0
 	local   *localDir            // nil for none
 	lock    *os.File             // rank 0 holds it until Close
 	pending chan error           // result of the background save; nil for none
 	buffers map[string][]float32 // the copy for the background save, by field
 
-	generation int64 // of this start, on rank 0
-	released   bool
-	hung       bool // a write of this rank was left behind
-	failed     bool // the last save returned a RetryError
+	released bool
+	hung     bool // a write of this rank was left behind
+	failed   bool // the last save returned a RetryError
 
 	// Tests inject faults here: at is called at named points, and wrap wraps the shard's file.
 	at   func(point string) error
@@ -139,22 +139,29 @@ func NewSaver(group comm.Communicator, o Options) (*Saver, error) {
 
 func newSaver(group comm.Communicator, o Options, dir store) *Saver {
 	o.Beat, o.Limit = cmp.Or(o.Beat, defaultBeat), cmp.Or(o.Limit, defaultLimit)
-	s := &Saver{o: o, group: ranks{group}, dir: dir, generation: o.Start.Generation, buffers: map[string][]float32{},
-		own: newOrigin()}
-	s.own.Job = cmp.Or(o.Start.Job, o.RunID)
+	o.Start.Job = cmp.Or(o.Start.Job, o.RunID)
+	s := &Saver{o: o, group: ranks{group}, dir: dir, fence: newFence(dir, o.Start), buffers: map[string][]float32{}}
 	s.at, s.wrap = func(string) error { return nil }, Disk
 	return s
 }
 
 // begin makes this start the newest, and removes uncommitted files of older starts.
 func (s *Saver) begin() error {
-	if err := s.claimGeneration(); err != nil {
+	var err error
+	if s.o.Start.Claimed {
+		err = awaitVisible(context.Background(), s.dir, longWait, s.fence.check)
+	} else {
+		err = s.fence.claim(nil)
+	}
+	if err != nil {
 		return err
 	}
 	if err := s.clean(false); err != nil {
 		return err
 	}
-	s.removeOldRecords()
+	if err := s.fence.removeOlder(); err != nil {
+		s.o.Warn(err)
+	}
 	return nil
 }
 

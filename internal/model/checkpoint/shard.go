@@ -47,7 +47,7 @@ func (s *Saver) tryShard(ctx context.Context, snap Snapshot) (string, *FileInfo,
 		return "", nil, err
 	}
 	if s.group.Rank() == 0 {
-		if err := s.checkNewest(); err != nil { // before the other ranks write for nothing
+		if err := s.fence.check(); err != nil { // before the other ranks write for nothing
 			return "", nil, err
 		}
 	}

@@ -3,13 +3,41 @@
 package device
 
 import (
+	"os"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/tensor"
 )
+
+// TestKeepNear checks that the process of a GPU runs on cores next to it, as the kernel lists them under the GPU's name
+// on the bus, and on all its cores if they are too few.
+func TestKeepNear(t *testing.T) {
+	var before, after unix.CPUSet
+	var notes []string
+	if err := unix.SchedGetaffinity(0, &before); err != nil {
+		t.Fatal(err)
+	}
+	var closers []func() error
+	s, err := openGPU(CUDAOptions{Note: func(text string) { notes = append(notes, text) }}, &closers)
+	defer closeAll(closers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.SchedGetaffinity(0, &after); err != nil {
+		t.Fatal(err)
+	}
+	list, err := os.ReadFile("/sys/bus/pci/devices/" + s.dev.Bus() + "/local_cpulist")
+	t.Logf("%s: cores %s of %d; notes %q; %v", s.dev.Bus(), strings.TrimSpace(string(list)), before.Count(), notes, err)
+	if bound := len(notes) == 1; bound != (after.Count() < before.Count()) || len(notes) > 1 {
+		t.Errorf("%d cores before, %d after, notes %q", before.Count(), after.Count(), notes)
+	}
+}
 
 // gpuRig returns the rig of the first GPU.
 func gpuRig(t *testing.T) (rig, *cudaStore) {

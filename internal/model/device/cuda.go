@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/base/cores"
 	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/internal/base/cuda/blas"
 	"github.com/cprun/cprun/internal/base/cuda/dnn"
@@ -82,6 +83,7 @@ func openGPU(o CUDAOptions, closers *[]func() error) (*cudaStore, error) {
 	if err != nil {
 		return nil, err
 	}
+	keepNear(&o, gpu)
 	s := newCUDAStore(gpu)
 	*closers = append(*closers, gpu.Close, s.free)
 	if o.Reserve > 0 {
@@ -99,6 +101,17 @@ func openGPU(o CUDAOptions, closers *[]func() error) (*cudaStore, error) {
 	}
 	*closers = append(*closers, s.copies.close, s.further.close)
 	return s, nil
+}
+
+// keepNear binds this process to the NUMA node of its GPU, before it allocates host memory there.
+func keepNear(o *CUDAOptions, gpu *cuda.Device) {
+	bound, err := cores.KeepNear(gpu.Bus())
+	switch {
+	case err != nil: // costs only speed
+		o.note("%s: this process may run far from it: %v", gpu, err)
+	case len(bound) > 0:
+		o.note("%s: this process runs on the %d cores next to it, from core %d", gpu, len(bound), bound[0])
+	}
 }
 
 // cudaOps returns the operations and the attention of a step, loaded in parallel.

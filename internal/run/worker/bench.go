@@ -17,7 +17,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-func (p *process) bench(ctx context.Context) (err error) {
+func (p *process) bench(ctx context.Context) error {
 	var task job.Bench
 	if err := p.payload(&task); err != nil {
 		return err
@@ -26,15 +26,10 @@ func (p *process) bench(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	dev, world, done, err := p.device(ctx, o)
+	dev, world, err := p.device(ctx, o)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err == nil {
-			err = done()
-		}
-	}()
 	p.where.enter("benchmark")
 	r := &bench.Rank{Device: dev, World: world, Control: world}
 	switch {
@@ -79,50 +74,41 @@ func benchDevice(task *job.Bench, ranks int) (o device.CUDAOptions, err error) {
 }
 
 func (p *process) benchComm(ctx context.Context, r *bench.Rank, task job.Bench) error {
-	transports, end, err := p.transports(ctx, r)
-	if err != nil {
+	var err error
+	if r.Transports, err = p.transports(ctx, r); err != nil {
 		return err
 	}
-	r.Transports = transports
 	if peak, ok := machine.CardFor(task.Machine.Arch); ok {
 		r.LinkGBps = peak.Link / 1e9
 	}
-	err = r.Comm(ctx, *task.Comm, func(row bench.Transfer) error {
+	return r.Comm(ctx, *task.Comm, func(row bench.Transfer) error {
 		return p.SendData(job.EventBench, 0, job.BenchRow{Comm: &row})
 	})
-	if err != nil {
-		return err // the process closes all groups
-	}
-	return end()
 }
 
 func (p *process) calibrate(ctx context.Context, r *bench.Rank, s bench.CalibrateSpec) error {
-	end := func() error { return nil }
 	if p.WorldSize > 1 && s.Operations {
 		var err error
-		if r.Transports, end, err = p.transports(ctx, r); err != nil {
+		if r.Transports, err = p.transports(ctx, r); err != nil {
 			return err
 		}
 	}
-	err := r.Calibrate(ctx, s, func(set cost.Set) error {
+	return r.Calibrate(ctx, s, func(set cost.Set) error {
 		return p.SendData(job.EventBench, 0, job.BenchRow{Calibrate: &set})
 	})
-	if err != nil {
-		return err // the process closes all groups
-	}
-	return end()
 }
 
-// transports returns the transports between the ranks. end closes those opened by this call.
-func (p *process) transports(ctx context.Context, r *bench.Rank) (t []bench.Transport, end func() error, err error) {
-	if t, end, err = p.gpuTransports(ctx, r); err != nil || len(t) > 0 {
-		return t, end, err
+// transports returns the transports between the ranks.
+func (p *process) transports(ctx context.Context, r *bench.Rank) ([]bench.Transport, error) {
+	if t, err := p.gpuTransports(ctx, r); err != nil || len(t) > 0 {
+		return t, err
 	}
 	tcp, err := p.tcp(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return []bench.Transport{{Name: "unix", Comm: p.world}, {Name: "tcp", Comm: tcp}}, tcp.Close, nil
+	p.closing(tcp.Close)
+	return []bench.Transport{{Name: "unix", Comm: p.world}, {Name: "tcp", Comm: tcp}}, nil
 }
 
 // tcp connects the ranks a second time, over TCP on the loopback interface, like ranks of several nodes.

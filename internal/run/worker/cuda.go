@@ -4,7 +4,6 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 
@@ -16,9 +15,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// gpu opens this rank's GPU and connects it with the others. done closes both.
-func (p *process) gpu(ctx context.Context, o device.CUDAOptions) (dev device.Device, world comm.Communicator,
-	done func() error, err error) {
+// gpu opens this rank's GPU and connects it with the others.
+func (p *process) gpu(ctx context.Context, o device.CUDAOptions) (device.Device, comm.Communicator, error) {
 	o.Ordinal = p.Device
 	o.Note = func(text string) { fmt.Fprintln(os.Stderr, text) }
 	var d *commdevice.Group
@@ -38,38 +36,41 @@ func (p *process) gpu(ctx context.Context, o device.CUDAOptions) (dev device.Dev
 		}
 		return func(cause error) { d.Abort(cause); d.Close() }, nil
 	}
-	if dev, err = device.CUDA(o); err != nil {
-		return dev, nil, nil, err
+	dev, err := device.CUDA(o)
+	if err != nil {
+		return dev, nil, err
 	}
 	p.gpus = d
-	return dev, d, func() error { return errors.Join(d.Close(), dev.Close()) }, nil
+	p.closing(dev.Close)
+	p.closing(d.Close)
+	return dev, d, nil
 }
 
 // gpuTransports returns NCCL and the copy engines, or nothing on a CPU. If copy engines are not available, it logs that
 // and omits them.
-func (p *process) gpuTransports(ctx context.Context, r *bench.Rank) (t []bench.Transport, end func() error, err error) {
+func (p *process) gpuTransports(ctx context.Context, r *bench.Rank) ([]bench.Transport, error) {
 	world := p.gpus
 	if world == nil {
-		return nil, nil, nil
+		return nil, nil
 	}
 	mine, other := world.Transport(), commdevice.TransportNCCL
 	if mine == commdevice.TransportNCCL {
 		other = commdevice.TransportCopy
 	}
 	// Copy engines cannot add: such a group reduces with NCCL, which has its own row.
-	t = []bench.Transport{{Name: mine, Comm: world, NoReduce: mine != commdevice.TransportNCCL}}
+	t := []bench.Transport{{Name: mine, Comm: world, NoReduce: mine != commdevice.TransportNCCL}}
 	host, err := world.Host().Subgroup(ctx, 0, world.Rank(), world.Host().Compute())
 	if err != nil {
-		return nil, nil, fmt.Errorf("second group of all ranks: %w", err)
+		return nil, fmt.Errorf("second group of all ranks: %w", err)
 	}
 	second, err := commdevice.New(ctx, host, r.Device.Stream.(*cuda.Stream), commdevice.Options{Transport: other})
 	if err != nil {
 		if other != commdevice.TransportCopy {
-			return nil, nil, err
+			return nil, err
 		}
 		fmt.Fprintf(os.Stderr, "cprun worker: copy engines are not available: %v\n", err)
-		return t, func() error { return nil }, nil
+		return t, nil
 	}
-	return append(t, bench.Transport{Name: other, Comm: second, NoReduce: other == commdevice.TransportCopy}),
-		second.Close, nil
+	p.closing(second.Close)
+	return append(t, bench.Transport{Name: other, Comm: second, NoReduce: other == commdevice.TransportCopy}), nil
 }

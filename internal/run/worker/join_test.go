@@ -32,3 +32,24 @@ func TestAddressesThatDoNotCome(t *testing.T) {
 		t.Errorf("%v, want what ended the wait", err)
 	}
 }
+
+// A failure that the launcher reports before the ranks are connected ends the wait for them, and later the world.
+func TestAFailureWhileRanksConnect(t *testing.T) {
+	world := comm.NewLocal(2, nil, comm.Options{})
+	p := &process{joined: make(chan struct{}), world: world[0]}
+	reported := make(chan launch.Failed, 1)
+	reported <- launch.Failed{Rank: 1, Reason: "its node is lost"}
+	ctx := p.untilFailure(t.Context(), reported)
+	<-ctx.Done()
+	var peer *comm.PeerError
+	if err := context.Cause(ctx); !errors.As(err, &peer) || peer.Rank != 1 || peer.Op != "connect" {
+		t.Errorf("the wait for the ranks ends with %v", err)
+	}
+	close(p.joined)
+	if err := world[1].Barrier(t.Context()); err == nil || !strings.Contains(err.Error(), "its node is lost") {
+		t.Errorf("the world ends with %v", err)
+	}
+	for _, g := range world {
+		g.Close()
+	}
+}

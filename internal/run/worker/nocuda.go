@@ -11,13 +11,12 @@ import (
 )
 
 // gpu returns an error: this binary was built without the tag cuda.
-func (p *process) gpu(_ context.Context, o device.CUDAOptions) (dev device.Device, world comm.Communicator,
-	done func() error, err error) {
-	dev, err = device.CUDA(o)
-	return dev, nil, nil, err
+func (p *process) gpu(_ context.Context, o device.CUDAOptions) (device.Device, comm.Communicator, error) {
+	dev, err := device.CUDA(o)
+	return dev, nil, err
 }
 
 // gpuTransports returns none: this binary was built without the tag cuda.
-func (p *process) gpuTransports(context.Context, *bench.Rank) ([]bench.Transport, func() error, error) {
-	return nil, nil, nil
+func (p *process) gpuTransports(context.Context, *bench.Rank) ([]bench.Transport, error) {
+	return nil, nil
 }

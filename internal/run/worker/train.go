@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/launch"
@@ -22,37 +23,67 @@ import (
 	"github.com/cprun/cprun/internal/run/train"
 )
 
-func (p *process) train(ctx context.Context) (err error) {
-	job, cfg, err := p.task()
+// A session is a run of the trainer on this rank.
+type session struct {
+	job.Train
+	cfg     *config.Config
+	dev     device.Device
+	world   comm.Communicator
+	options train.Options
+}
+
+// session opens the device for a config and its memory, and calls run.
+func (p *process) session(ctx context.Context, trains bool, run func(context.Context, *session) error) error {
+	p.where.enter("setup")
+	timed := &start{began: time.Now()}
+	var s session
+	if err := p.payload(&s.Train); err != nil {
+		return err
+	}
+	if !s.Machine.IsCPU() { // on a CPU the line on the start is of no interest
+		p.start = timed
+	}
+	var err error
+	s.cfg, err = config.Parse(filepath.Join(s.RunDir, "config.yaml"), []byte(s.Config),
+		config.Options{Ranks: p.WorldSize, Device: s.Machine.Device()})
 	if err != nil {
 		return err
 	}
-	mem, err := plan.MemoryOf(cfg, p.WorldSize, job.Machine)
+	p.moves = s.cfg.Parallel.Transport
+	memory := plan.MemoryOf
+	if !trains {
+		memory = plan.EvalMemoryOf
+	}
+	mem, err := memory(s.cfg, p.WorldSize, s.Machine)
 	if err != nil {
 		return err
 	}
-	defer func() { err = explain(err, cfg, p.WorldSize, job.Machine, &mem) }()
-	dev, world, done, err := p.device(ctx, p.deviceFor(job, cfg, &mem))
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err == nil {
-			err = done()
-		}
-	}()
-	start := train.Start{Job: p.RunID, First: job.Generation, Generation: job.Generation + cmp.Or(job.World,
-		int64(p.Restart))}
-	stopped, err := train.Run(ctx, cfg, dev, world, train.Options{
-		RunDir: job.RunDir, RunID: fmt.Sprintf("%s-%d", p.RunID, start.Generation), Version: job.Version,
-		ConfigYAML: string(cfg.YAML()),
-		// The launcher chose the first checkpoint. A restart resumes from the run's own.
-		Resume: p.Restart > 0, From: job.From, Locked: true,
-		Start: start,
-		Room:  mem.Room(),
-		Stop:  p.Stop(), Report: p.report, NoSave: job.NoSave, Timed: p.start.time, BoundGarbage: job.Machine.IsCPU(),
+	s.dev, s.world, err = p.device(ctx, device.CUDAOptions{
+		Backend: s.cfg.Parallel.Backend, Remedies: s.Remedies, Compute: backend.DType(s.cfg), Machine: s.Machine,
+		Reserve: mem.Planned(), Workspace: mem.Fused(), HeadDim: s.cfg.Model.HeadDim,
+		Deterministic: s.cfg.Train.Deterministic, Packed: s.cfg.Data.PackDocuments, SMMargin: s.cfg.Attention.SMMargin,
+		Timed: timed.time,
 	})
-	p.quiet = stopped
+	if err == nil {
+		s.options = train.Options{Room: mem.Room(), Report: p.report, Timed: timed.time, BoundGarbage: s.Machine.IsCPU()}
+		err = run(ctx, &s)
+	}
+	if trains {
+		err = explain(err, s.cfg, p.WorldSize, s.Machine, &mem)
+	}
+	return err
+}
+
+func (p *process) train(ctx context.Context, s *session) (err error) {
+	o := s.options
+	o.Start = train.Start{Job: p.RunID, First: s.Generation, Generation: s.Generation + cmp.Or(s.World,
+		int64(p.Restart)), Claimed: s.World > 0}
+	o.RunDir, o.RunID, o.Version = s.RunDir, fmt.Sprintf("%s-%d", p.RunID, o.Start.Generation), s.Version
+	o.ConfigYAML = string(s.cfg.YAML())
+	// The launcher chose the first checkpoint. A restart resumes from the run's own.
+	o.Resume, o.From, o.Locked = p.Restart > 0, s.From, true
+	o.Stop, o.NoSave = p.Stop(), s.NoSave
+	p.stopped, err = train.Run(ctx, s.cfg, s.dev, s.world, o)
 	return err
 }
 
@@ -65,59 +96,28 @@ func explain(err error, cfg *config.Config, ranks int, on machine.Machine, mem *
 	return fmt.Errorf("%w\n%s", err, mem.Shortage(cfg, ranks, on, lack.Free, lack.Host))
 }
 
-func (p *process) eval(ctx context.Context) (err error) {
-	task, cfg, err := p.task()
-	if err != nil {
-		return err
+func (p *process) eval(ctx context.Context, s *session) error {
+	o := s.options
+	o.From = s.From
+	if s.LogProbs {
+		return train.LogProbs(ctx, s.cfg, s.dev, s.world, o, p.sendLine)
 	}
-	mem, err := plan.EvalMemoryOf(cfg, p.WorldSize, task.Machine)
-	if err != nil {
-		return err
+	e, err := train.Eval(ctx, s.cfg, s.dev, s.world, o)
+	if err == nil && p.Rank == 0 {
+		err = p.SendData(job.EventReport, 0, e)
 	}
-	dev, world, done, err := p.device(ctx, p.deviceFor(task, cfg, &mem))
-	if err != nil {
-		return err
-	}
-	o := train.Options{From: task.From, Room: mem.Room(), Report: p.report, Timed: p.start.time,
-		BoundGarbage: task.Machine.IsCPU()}
-	if task.LogProbs {
-		err = train.LogProbs(ctx, cfg, dev, world, o, p.sendLine)
-	} else {
-		var e train.Evaluation
-		if e, err = train.Eval(ctx, cfg, dev, world, o); err == nil && p.Rank == 0 {
-			err = p.SendData(job.EventReport, 0, e)
-		}
-	}
-	if err != nil {
-		return err
-	}
-	return done()
+	return err
 }
 
 // verify runs the part of this side in a comparison of one rank with several.
-func (p *process) verify(ctx context.Context) (err error) {
-	task, cfg, err := p.task()
-	if err != nil {
-		return err
-	}
-	mem, err := plan.MemoryOf(cfg, p.WorldSize, task.Machine)
-	if err != nil {
-		return err
-	}
-	defer func() { err = explain(err, cfg, p.WorldSize, task.Machine, &mem) }()
-	dev, world, done, err := p.device(ctx, p.deviceFor(task, cfg, &mem))
-	if err != nil {
-		return err
-	}
-	v, err := train.Verify(ctx, cfg, dev, world, train.Options{RunDir: task.RunDir, Room: mem.Room(), Report: p.report,
-		Timed: p.start.time, BoundGarbage: task.Machine.IsCPU()}, train.Probing{Whole: task.Whole, Leak: task.Leak})
+func (p *process) verify(ctx context.Context, s *session) error {
+	o := s.options
+	o.RunDir = s.RunDir
+	v, err := train.Verify(ctx, s.cfg, s.dev, s.world, o, train.Probing{Whole: s.Whole, Leak: s.Leak})
 	if err == nil && p.Rank == 0 {
 		err = p.SendData(job.EventReport, 0, v)
 	}
-	if err != nil {
-		return err
-	}
-	return done()
+	return err
 }
 
 // sendLine sends a line of JSON in pieces, each far below the largest event.
@@ -134,30 +134,6 @@ func (p *process) sendLine(s train.Sequence) error {
 	return nil
 }
 
-func (p *process) task() (task job.Train, cfg *config.Config, err error) {
-	p.where.enter("setup")
-	p.start = &start{began: time.Now()}
-	if err := p.payload(&task); err != nil {
-		return task, nil, err
-	}
-	p.started = task.Machine.IsCPU() // on a CPU the line on the start is of no interest
-	cfg, err = config.Parse(filepath.Join(task.RunDir, "config.yaml"), []byte(task.Config),
-		config.Options{Ranks: p.WorldSize, Device: task.Machine.Device()})
-	if err == nil {
-		p.moves = cfg.Parallel.Transport
-	}
-	return task, cfg, err
-}
-
-func (p *process) deviceFor(task job.Train, cfg *config.Config, mem *plan.Memory) device.CUDAOptions {
-	return device.CUDAOptions{
-		Backend: cfg.Parallel.Backend, Remedies: task.Remedies, Compute: backend.DType(cfg), Machine: task.Machine,
-		Reserve: mem.Planned(), Workspace: mem.Fused(), HeadDim: cfg.Model.HeadDim,
-		Deterministic: cfg.Train.Deterministic, Packed: cfg.Data.PackDocuments, SMMargin: cfg.Attention.SMMargin,
-		Timed: p.start.time,
-	}
-}
-
 // report sends the trainer's reports to the launcher. It ignores errors: they mean that the launcher is gone, which
 // ends this process anyway.
 func (p *process) report(r train.Report) {
@@ -169,7 +145,7 @@ func (p *process) report(r train.Report) {
 	case train.Phase:
 		p.where.enter(r.Text)
 		p.where.reach(r.Step)
-		if r.Text == "step" && p.first == nil {
+		if r.Text == "step" && p.start != nil && p.first == nil {
 			p.first = p.start.time("first step")
 		}
 	case train.Validated:
@@ -178,10 +154,10 @@ func (p *process) report(r train.Report) {
 		}
 	case train.Advanced:
 		p.where.reach(r.Step)
-		if !p.started {
-			p.started = true
+		if p.start != nil {
 			p.first()
 			fmt.Fprintln(os.Stderr, p.start)
+			p.start = nil
 		}
 		_ = p.Send(launch.Event{Kind: launch.EventProgress, Step: r.Step})
 	case train.Saved:
@@ -198,7 +174,7 @@ func (p *process) report(r train.Report) {
 		s := progress.Step{
 			Step: r.Step, Steps: r.Steps, Loss: progress.Number(m.Loss), GradNorm: progress.Number(m.GradNorm),
 			LR: progress.Number(m.LR), TokensPerSecond: progress.Number(m.TokensPerSecond),
-			ETASeconds: progress.Number(r.Left.Seconds()),
+			ETA: r.Left,
 		}
 		if m.ValLoss != nil {
 			v := progress.Number(*m.ValLoss)

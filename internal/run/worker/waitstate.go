@@ -72,7 +72,6 @@ func (p *process) waitState() waits.WaitState {
 	for _, w := range blocking(pending, s.Work != nil) {
 		s.Waits = append(s.Waits, waitOf(w))
 	}
-	s.Background = len(pending) - len(s.Waits)
 	s.Waits = s.Waits[:min(len(s.Waits), waits.MaxWaits)]
 	return s
 }
@@ -118,8 +117,7 @@ func waitOf(w comm.Wait) waits.Wait {
 		More: w.More, Unresolved: w.Vague, Bytes: w.Bytes, Stalled: elapsed(w.Since),
 	}
 	for _, o := range w.Open {
-		t.Open = append(t.Open, waits.Open{Peer: o.Peer, Send: o.Send, Bytes: o.Bytes, Moved: o.Moved,
-			Stalled: elapsed(o.Since)})
+		t.Open = append(t.Open, waits.Open{Peer: o.Peer, Send: o.Send, Bytes: o.Bytes})
 	}
 	return t
 }

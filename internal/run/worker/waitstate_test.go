@@ -74,7 +74,7 @@ func TestWaitState(t *testing.T) {
 	p.where.reach(7)
 	p.where.join(groupOf{needed(call(1, 4, true, time.Minute)), call(1, 5, false, 0)})
 	s := p.waitState()
-	if s.Rank != 3 || s.Step != 7 || s.Phase != "step" || s.Work != nil || len(s.Waits) != 1 || s.Background != 1 ||
+	if s.Rank != 3 || s.Step != 7 || s.Phase != "step" || s.Work != nil || len(s.Waits) != 1 ||
 		s.Waits[0].Call != 4 || s.Waits[0].Stalled < time.Minute || s.Waits[0].Open[0].Peer != 1 {
 		t.Errorf("%+v", s)
 	}

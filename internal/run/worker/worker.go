@@ -5,17 +5,20 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/cprun/cprun/comm"
 	commdevice "github.com/cprun/cprun/comm/device"
+	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/device"
@@ -27,16 +30,18 @@ import (
 type process struct {
 	*launch.Worker
 	world  *comm.Group
+	joined chan struct{}     // closed when world is set
 	gpus   *commdevice.Group // nil on CPUs
 	moves  string            // transport between GPUs, as in commdevice.Options
 	stream *tensor.HostStream
 	where  activity
 
-	start   *start // times of the start of a training run
-	first   func() // called at the end of the first step
-	started bool   // the times of the start were printed
+	start *start // times of the start of a training run on GPUs; nil after its first step
+	first func() // called at the end of that
 
-	quiet bool // the role stopped on request, and reported it
+	stopped bool // the role ended on request
+	// atEnd closes what the role opened, the last first. After a failure, the process ends without.
+	atEnd []func() error
 }
 
 // Run runs a worker and returns its exit status. If the launcher is gone, it calls exit, which ends the process.
@@ -49,7 +54,7 @@ func Run(role string, exit func(status int)) int {
 		fmt.Fprintf(os.Stderr, "cprun: %v\n", err)
 		return 2
 	}
-	p := &process{Worker: w, stream: tensor.NewHostStream("compute")}
+	p := &process{Worker: w, stream: tensor.NewHostStream("compute"), joined: make(chan struct{})}
 	p.where.enter("joining the ranks")
 	w.OnStatus(p.waitState)
 	if err := p.run(job.Role(role)); err != nil {
@@ -57,11 +62,10 @@ func Run(role string, exit func(status int)) int {
 		p.fail(err)
 		return launch.ExitFailed
 	}
-	if !p.quiet {
-		err = w.Done()
-	} else {
-		_, step := p.where.at()
+	if _, step := p.where.at(); p.stopped {
 		err = w.Stopped(step)
+	} else {
+		err = w.Done()
 	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "cprun worker: %v\n", err)
@@ -79,43 +83,58 @@ func (p *process) fail(err error) {
 		s.Clean()
 		fmt.Fprintf(os.Stderr, "cprun worker: %s\n", &s)
 	}
-	r := launch.FailureReport{Error: err.Error(), Remote: comm.IsRemote(err), TimedOut: late, WaitState: &s}
-	r.Phase, r.Step = p.where.at()
-	if err := p.Fail(r); err != nil {
+	f := launch.Failure{Cause: err.Error(), Remote: comm.IsRemote(err), TimedOut: late, WaitState: &s}
+	f.Phase, f.Step = p.where.at()
+	if err := p.Fail(f); err != nil {
 		fmt.Fprintf(os.Stderr, "cprun worker: %v\n", err)
 	}
 }
 
 func (p *process) run(role job.Role) (err error) {
 	ctx := context.Background()
-	var joining history
-	meeting, met := p.meeting(ctx)
-	p.world, err = p.join(meeting, comm.Options{Deadline: config.Deadline, Log: joining.add})
-	met()
-	if err != nil {
-		joining.print()
+	var mu sync.Mutex
+	var joining terminal.Faults // the log of connections, which is of interest if the ranks cannot connect
+	options := comm.Options{Deadline: config.Deadline, Log: func(format string, args ...any) {
+		mu.Lock()
+		defer mu.Unlock()
+		joining.Addf(format, args...)
+	}}
+	if p.world, err = p.join(p.untilFailure(ctx, p.Failed()), options); err != nil {
+		mu.Lock()
+		defer mu.Unlock()
+		if log := joining.Err(); log != nil {
+			fmt.Fprintln(os.Stderr, log)
+		}
 		return fmt.Errorf("connecting %d ranks: %w", p.WorldSize, err)
 	}
+	close(p.joined)
 	if err := comm.SharesMemory(); err != nil && p.LocalRank == 1 { // one rank logs it
 		fmt.Fprintf(os.Stderr, "ranks of this node use sockets, since they cannot share memory: %v\n", err)
 	}
 	p.where.join(p.world)
-	go p.abort() // ends with the process
-	defer func() {
-		if err != nil {
-			// send the cause to the other ranks
-			p.world.Abort(err)
-			return
+	err = p.play(ctx, role)
+	for _, closing := range slices.Backward(p.atEnd) {
+		if err == nil {
+			err = closing()
 		}
-		err = errors.Join(p.world.Close(), p.stream.Close())
-	}()
+	}
+	if err != nil {
+		p.world.Abort(err) // sends the cause to the other ranks
+		return err
+	}
+	return errors.Join(p.world.Close(), p.stream.Close())
+}
+
+func (p *process) closing(f func() error) { p.atEnd = append(p.atEnd, f) }
+
+func (p *process) play(ctx context.Context, role job.Role) error {
 	switch role {
 	case job.RoleTrain:
-		return p.train(ctx)
+		return p.session(ctx, true, p.train)
 	case job.RoleEval:
-		return p.eval(ctx)
+		return p.session(ctx, false, p.eval)
 	case job.RoleVerify:
-		return p.verify(ctx)
+		return p.session(ctx, true, p.verify)
 	case job.RoleAttention:
 		return p.attention(ctx)
 	case job.RoleBench:
@@ -150,14 +169,12 @@ func (p *process) join(ctx context.Context, opts comm.Options) (*comm.Group, err
 
 // addresses waits for the addresses of all ranks, which the launchers exchange.
 func (p *process) addresses(ctx context.Context, limit time.Duration) ([]string, error) {
-	late := time.NewTimer(limit)
-	defer late.Stop()
 	select {
 	case addrs := <-p.Peers():
 		return addrs, nil
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
-	case <-late.C:
+	case <-time.After(limit):
 	}
 	first := p.Rank - p.LocalRank // the first rank of this node
 	var others []string
@@ -190,32 +207,22 @@ func nodes(hosts []string) []int {
 // abortTime is the wait for the cause of a failure from the other ranks.
 const abortTime = time.Second
 
-// abort ends the world after the launcher reports a failure, such as a lost node, unless the ranks end it first.
-func (p *process) abort() {
-	failed := <-p.Failed()
-	time.Sleep(abortTime)
-	cause := errors.New("it failed, as the launcher reports")
-	if failed.Reason != "" {
-		cause = errors.New(failed.Reason)
-	}
-	p.world.Abort(&comm.PeerError{Rank: failed.Rank, Name: fmt.Sprintf("rank %d", failed.Rank), Op: "wait",
-		Cause: cause})
-}
-
-var errFailedJoining = errors.New("it failed before the ranks were connected")
-
-// meeting returns a context that ends when the launcher reports a failed rank. met ends the watch.
-func (p *process) meeting(ctx context.Context) (_ context.Context, met func()) {
+// untilFailure returns a context for joining the ranks. It ends when the launcher reports a failed rank or node. Once
+// the ranks are connected, that ends the world instead, unless the ranks end it first.
+func (p *process) untilFailure(ctx context.Context, reported <-chan launch.Failed) context.Context {
 	ctx, cancel := context.WithCancelCause(ctx)
-	go func() { // ended by met
-		select {
-		case f := <-p.Failed():
-			cancel(&comm.PeerError{Rank: f.Rank, Name: fmt.Sprintf("rank %d", f.Rank), Op: "connect",
-				Cause: errFailedJoining})
-		case <-ctx.Done():
-		}
+	go func() { // ends with the process
+		failed := <-reported
+		peer := comm.PeerError{Rank: failed.Rank, Name: fmt.Sprintf("rank %d", failed.Rank), Op: "connect",
+			Cause: errors.New("it failed before the ranks were connected")}
+		cancel(&peer)
+		<-p.joined
+		time.Sleep(abortTime)
+		wait := peer
+		wait.Op, wait.Cause = "wait", errors.New(cmp.Or(failed.Reason, "it failed, as the launcher reports"))
+		p.world.Abort(&wait)
 	}()
-	return ctx, func() { cancel(nil) }
+	return ctx
 }
 
 func (p *process) payload(v any) error {
@@ -223,31 +230,6 @@ func (p *process) payload(v any) error {
 		return fmt.Errorf("payload of the launcher: %w", err)
 	}
 	return nil
-}
-
-// history keeps the communicator's log of connections, which run prints if the ranks cannot connect.
-type history struct {
-	mu    sync.Mutex
-	lines []string // guarded by mu
-}
-
-// historyLines bounds the memory that foreign connections can fill.
-const historyLines = 100
-
-func (h *history) add(format string, args ...any) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if len(h.lines) < historyLines {
-		h.lines = append(h.lines, fmt.Sprintf(format, args...))
-	}
-}
-
-func (h *history) print() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, line := range h.lines {
-		fmt.Fprintln(os.Stderr, line)
-	}
 }
 
 // start records the duration of the parts of a start, up to the first step. Parts may overlap.
@@ -303,7 +285,7 @@ func (p *process) attention(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	dev, world, done, err := p.device(ctx, device.CUDAOptions{
+	dev, world, err := p.device(ctx, device.CUDAOptions{
 		Backend: spec.Backend, Remedies: spec.Remedies, Compute: dtype, Machine: spec.Machine,
 		Packed: c.Masks.Docs != nil,
 	})
@@ -315,15 +297,11 @@ func (p *process) attention(ctx context.Context) error {
 	if err == nil && p.Rank == 0 {
 		err = p.SendData(job.EventReport, 0, report)
 	}
-	if err != nil {
-		return err
-	}
-	return done()
+	return err
 }
 
-// device opens this rank's device, and the group of all ranks whose calls are ordered with it. done closes both.
-func (p *process) device(ctx context.Context, o device.CUDAOptions) (dev device.Device, world comm.Communicator,
-	done func() error, err error) {
+// device opens this rank's device, and the group of all ranks whose calls are ordered with it.
+func (p *process) device(ctx context.Context, o device.CUDAOptions) (device.Device, comm.Communicator, error) {
 	if !o.Machine.IsCPU() {
 		p.where.enter("opening the GPU")
 		return p.gpu(ctx, o)
@@ -335,6 +313,7 @@ func (p *process) device(ctx context.Context, o device.CUDAOptions) (dev device.
 	case core >= 0 && p.LocalRank > 0: // rank 0 prints to the terminal
 		fmt.Fprintf(os.Stderr, "rank %d runs on core %d only\n", p.Rank, core)
 	}
-	dev = device.CPU(p.stream, o.Backend, o.Compute)
-	return dev, p.world, dev.Close, nil
+	dev := device.CPU(p.stream, o.Backend, o.Compute)
+	p.closing(dev.Close)
+	return dev, p.world, nil
 }

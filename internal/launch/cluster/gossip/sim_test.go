@@ -1,14 +1,11 @@
 package gossip
 
 import (
-	"context"
 	"flag"
 	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/cprun/cprun/internal/launch/cluster/netsim"
 )
 
 var simAgents = flag.Int("gossip.agents", 32, "agents that TestSimulation has")
@@ -16,50 +13,27 @@ var simAgents = flag.Int("gossip.agents", 32, "agents that TestSimulation has")
 // A crowd is agents on simulated hosts.
 type crowd struct {
 	t    *testing.T
-	net  *netsim.Network
+	net  *Network
 	here []*agent
 }
 
-// An agent is a member and its host.
-type agent struct {
-	*Members
-	host *netsim.Host
-	gone bool
-}
-
-// gather starts n agents within a second. The first is the seed of all.
+// gather starts n agents within a second. All meet the first.
 func (w *crowd) gather(n int) {
-	w.here = make([]*agent, 0, n)
 	for i := range n {
-		w.start(i)
+		w.here = append(w.here, start(w.t, w.net.Host(i), "simulation", nil))
+		if i > 0 {
+			w.here[i].Meet(w.here[0].addr)
+		}
 		time.Sleep(time.Second / time.Duration(n))
 	}
 }
 
 // together returns n agents that know each other.
-func together(t *testing.T, n int) *crowd {
-	w := &crowd{t: t, net: netsim.New(1, netsim.Conditions{Delay: time.Millisecond})}
+func together(t *testing.T, net *Network, n int) *crowd {
+	w := &crowd{t: t, net: net}
 	w.gather(n)
 	w.agree(time.Minute)
 	return w
-}
-
-// start starts agent i.
-func (w *crowd) start(i int) {
-	h := w.net.Host(i)
-	p, err := h.Packets(7946)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	name := fmt.Sprintf("node%04d-0", i)
-	m, err := Join(context.Background(), Config{
-		Job: "simulation", Key: key, Transport: p, Seeds: []string{"10.0.0.0:7946"},
-		Self: Peer{Name: name, Control: h.Addr().String() + ":4000"},
-	})
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.here = append(w.here, &agent{Members: m, host: h})
 }
 
 // agree waits until all agents know exactly the live ones.
@@ -91,7 +65,7 @@ func (w *crowd) agreed() bool {
 func (a *agent) knowsOnly(here []*agent, there int) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(a.peers) != there {
+	if len(a.peers) != there-1 {
 		return false
 	}
 	for _, b := range here {
@@ -130,10 +104,8 @@ func (w *crowd) end() {
 	for _, a := range w.here {
 		a.host.Kill()
 		a.list.Shutdown()
-		a.stop()
-	}
-	for _, a := range w.here {
 		a.wait.Wait()
+		a.stop()
 	}
 	time.Sleep(5 * time.Second) // pending waits time out
 }
@@ -174,9 +146,9 @@ func TestSimulation(t *testing.T) {
 func simulate(t *testing.T, agents int, loss float64) {
 	w := &crowd{
 		t: t,
-		net: netsim.New(
+		net: NewNetwork(
 			1,
-			netsim.Conditions{Loss: loss, Delay: 100 * time.Microsecond, Jitter: 400 * time.Microsecond},
+			Conditions{Loss: loss, Delay: 100 * time.Microsecond, Jitter: 400 * time.Microsecond},
 		),
 	}
 	defer w.end()

@@ -1,29 +1,28 @@
-// Package wire connects the agents of a job with authenticated streams of messages. A Link is a connection: TLS 1.3
-// between self-made keys, a proof on both sides of the job's key, bounded frames, and keepalives.
+// Package wire connects the agents of a job with authenticated connections: TLS 1.3 with a key pair that all agents
+// derive from the job's key. Whoever completes the handshake has the key. A connection is a Link, with greetings,
+// bounded frames and keepalives, or a plain stream for gossip.
 //
-//	config := &wire.Config{Identity: id, Job: "7", Key: key, Hello: hello, Check: check, Silence: 5 * time.Second}
-//	acceptor := wire.Open(listener, config, func(l *wire.Link) { … }, func(err error) { … })
+//	config := &wire.Config{Identity: id, Job: "7", Hello: hello, Check: check, Silence: 5 * time.Second}
+//	acceptor := wire.Open(listener, config, func(l *wire.Link) { … }, gossip.Accept, func(err error) { … })
 //	link, err := wire.Dial(ctx, conn, config)
 package wire
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/ed25519"
 	"crypto/hkdf"
-	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math/big"
 	"net"
+	"strings"
 	"time"
 )
 
@@ -31,11 +30,10 @@ import (
 type Config struct {
 	Identity *Identity
 	Job      string
-	Key      []byte
-	// Hello returns this agent's description for peers that have proved the key: at most 12 KiB.
+	// Hello returns this agent's description for peers with the key: at most 12 KiB.
 	Hello func() []byte
 	// Check validates a peer's hello. An error refuses the peer and is sent to it.
-	Check func(from net.Addr, key ed25519.PublicKey, hello []byte) error
+	Check func(hello []byte) error
 	// Silence is the time without a message or keepalive after which a peer is lost.
 	Silence time.Duration
 }
@@ -48,8 +46,7 @@ type Refusal struct {
 	Peer   string // its address
 	Text   string
 	Theirs bool // the peer refused this agent
-	Proven bool // after it had proved the key
-	Both   bool // both agents dialed, and the other connection stays
+	Proven bool // the peer has the key and belongs to the job
 }
 
 func (r *Refusal) Error() string {
@@ -59,139 +56,110 @@ func (r *Refusal) Error() string {
 	return fmt.Sprintf("refused the agent at %s: %s", r.Peer, r.Text)
 }
 
-// ErrSelf is the error of an agent's handshake with itself.
-var ErrSelf = errors.New("this agent dialed itself")
+// Is reports whether the refusing side's Check returned the error target.
+func (r *Refusal) Is(target error) bool { return r.Proven && r.Text == target.Error() }
 
-// ErrBoth is the error of Check if two agents dial each other at the same time. It ends one of the two connections.
-var ErrBoth = errors.New("both agents dialed each other")
-
-// A greeting is a frame of the handshake. After TLS, the dialer sends its proof, then the acceptor. Then each sends its
-// hello, and the dialer confirms. A side that refuses sends the reason instead and closes the connection.
-type greeting struct {
-	Job     string          `json:"job,omitempty"`
-	Proof   []byte          `json:"proof,omitempty"`
-	Hello   json.RawMessage `json:"hello,omitempty"`
-	Refused string          `json:"refused,omitempty"`
-	Both    bool            `json:"both,omitempty"`
-}
-
-// The roles. A proof contains its sender's role, so that it cannot be reflected.
-const (
-	dialer   = "dials"
-	acceptor = "accepts"
+// Errors of Check.
+var (
+	ErrSelf = errors.New("this agent dialed itself")
+	// ErrBoth ends one of two connections if two agents dial each other at the same time.
+	ErrBoth = errors.New("both agents dialed each other")
 )
 
-// Dial performs the dialer's side of the handshake. It closes conn on failure.
+// errKeys refuses a peer without the key.
+var errKeys = errors.New("its certificate is not of this job, or the keys of the two differ: give all nodes the same " +
+	"key file, by CPRUN_KEY_FILE or by a shared --run-dir")
+
+// A greeting is a frame of the handshake of a link. After TLS, the dialer sends its hello, then the acceptor; then the
+// dialer confirms. A side that refuses sends the reason instead and closes the connection.
+type greeting struct {
+	Job     string          `json:"job"`
+	Hello   json.RawMessage `json:"hello,omitempty"`
+	Refused string          `json:"refused,omitempty"`
+}
+
+// The protocols that TLS negotiates on the port of an agent.
+const (
+	links   = "cprun-agent"
+	streams = "cprun-gossip"
+)
+
+// Dial performs the dialer's side of the handshake of a link. It closes conn on failure.
 func Dial(ctx context.Context, conn net.Conn, p *Config) (*Link, error) {
-	return p.handshake(ctx, tls.Client(conn, p.Identity.tls()), dialer, acceptor)
+	secured := tls.Client(conn, p.Identity.tls(links))
+	hello, err := p.handshake(ctx, secured, true)
+	if err != nil {
+		return nil, err
+	}
+	return newLink(secured, hello, p.Silence), nil
 }
 
-// Accept performs the acceptor's side of the handshake. It closes conn on failure.
-func Accept(ctx context.Context, conn net.Conn, p *Config) (*Link, error) {
-	return p.handshake(ctx, tls.Server(conn, p.Identity.tls()), acceptor, dialer)
+// DialStream returns a stream for gossip over conn. It closes conn on failure.
+func DialStream(ctx context.Context, conn net.Conn, p *Config) (net.Conn, error) {
+	secured := tls.Client(conn, p.Identity.tls(streams))
+	_, err := p.handshake(ctx, secured, true)
+	return secured, err
 }
 
-func (p *Config) handshake(ctx context.Context, conn *tls.Conn, mine, theirs string) (*Link, error) {
+// handshake returns the peer's hello, or nil for a stream.
+func (p *Config) handshake(ctx context.Context, conn *tls.Conn, dialer bool) (hello []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, HandshakeTimeout)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { conn.NetConn().Close() })
-	l, err := p.exchange(ctx, conn, mine, theirs)
+	s := handshake{p, conn, conn.RemoteAddr().String()}
+	if !dialer { // without the dialer's random port, so that repeated log lines are equal
+		s.from, _, _ = net.SplitHostPort(s.from)
+	}
+	if err = conn.HandshakeContext(ctx); err != nil {
+		err = s.explain(err)
+	} else if conn.ConnectionState().NegotiatedProtocol != streams {
+		hello, err = s.greet(dialer)
+	}
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
 		conn.NetConn().Close()
 		if refusal := (*Refusal)(nil); !errors.As(err, &refusal) {
-			err = fmt.Errorf("agent at %s: handshake: %w", conn.RemoteAddr(), cmp.Or(context.Cause(ctx), err))
-		}
-		return nil, err
-	}
-	return newLink(conn, l, p.Silence), nil
-}
-
-// A peer has proved its key and described itself.
-type peer struct {
-	key   ed25519.PublicKey
-	hello []byte
-}
-
-func (p *Config) exchange(ctx context.Context, conn *tls.Conn, mine, theirs string) (peer, error) {
-	if err := conn.HandshakeContext(ctx); err != nil {
-		return peer{}, err
-	}
-	state := conn.ConnectionState()
-	key, err := publicKey(state)
-	if err != nil {
-		return peer{}, err
-	}
-	if key.Equal(p.Identity.public) {
-		return peer{}, ErrSelf
-	}
-	s := handshake{p, conn, state, conn.RemoteAddr().String()}
-	if mine == acceptor { // without the dialer's random port, so that repeated log lines are equal
-		s.from, _, _ = net.SplitHostPort(s.from)
-	}
-	var got greeting
-	steps := []func() error{
-		func() error { return s.send(greeting{Job: p.Job, Proof: p.proof(state, mine, p.Job)}) },
-		func() error { return s.receive(&got, false, func() error { return p.verify(state, theirs, &got) }) },
-		func() error { return s.send(greeting{Hello: p.Hello()}) },
-		func() error {
-			return s.receive(&got, true, func() error { return p.Check(conn.RemoteAddr(), key, got.Hello) })
-		},
-	}
-	// The dialer sends first and last.
-	order := []int{0, 1, 2, 3}
-	if mine == acceptor {
-		order = []int{1, 0, 3, 2}
-	}
-	for _, i := range order {
-		if err := steps[i](); err != nil {
-			return peer{}, err
+			err = fmt.Errorf("agent at %s: handshake: %w", s.from, cmp.Or(context.Cause(ctx), err))
 		}
 	}
-	var yes greeting
-	if mine == dialer {
-		err = s.send(greeting{})
-	} else {
-		err = s.receive(&yes, true, func() error { return nil })
-	}
-	return peer{key, got.Hello}, err
-}
-
-// proof returns an HMAC that proves the job's key for this connection and role only.
-func (p *Config) proof(state tls.ConnectionState, role, job string) []byte {
-	bound, err := state.ExportKeyingMaterial("EXPORTER-cprun-agents", nil, 32)
-	if err != nil {
-		return nil // never in TLS 1.3; verify refuses it
-	}
-	key, err := hkdf.Key(sha256.New, p.Key, nil, "cprun agents: proof of the key", 32)
-	if err != nil {
-		return nil
-	}
-	mac := hmac.New(sha256.New, key)
-	fmt.Fprintf(mac, "%s\x00%d\x00%s\x00", role, len(job), job)
-	mac.Write(bound)
-	return mac.Sum(nil)
-}
-
-func (p *Config) verify(state tls.ConnectionState, role string, g *greeting) error {
-	want := p.proof(state, role, g.Job)
-	switch {
-	case len(want) == 0 || !hmac.Equal(want, g.Proof):
-		return errors.New("the keys of the two differ: give all nodes the same key file, by CPRUN_KEY_FILE or " +
-			"by a shared --run-dir")
-	case g.Job != p.Job:
-		return fmt.Errorf("it belongs to job %q, this agent to job %q", g.Job, p.Job)
-	}
-	return nil
+	return hello, err
 }
 
 type handshake struct {
 	*Config
-	conn  *tls.Conn
-	state tls.ConnectionState
-	from  string // the peer's address
+	conn *tls.Conn
+	from string // the peer's address
+}
+
+// explain returns a Refusal if a side lacks the job's key.
+func (s *handshake) explain(err error) error {
+	if text := err.Error(); strings.Contains(text, "certificate") {
+		return &Refusal{Peer: s.from, Text: errKeys.Error(), Theirs: strings.HasPrefix(text, "remote error")}
+	}
+	return err
+}
+
+// greet exchanges the hellos and returns the peer's.
+func (s *handshake) greet(dialer bool) (hello []byte, err error) {
+	mine := greeting{Job: s.Job, Hello: s.Hello()}
+	if !dialer {
+		if hello, err = s.receiveHello(); err == nil {
+			err = s.send(mine)
+		}
+		if err == nil {
+			_, err = s.receive()
+		}
+		return hello, err
+	}
+	if err = s.send(mine); err == nil {
+		hello, err = s.receiveHello()
+	}
+	if err == nil {
+		err = s.send(greeting{Job: s.Job})
+	}
+	return hello, err
 }
 
 func (s *handshake) send(g greeting) error {
@@ -207,65 +175,80 @@ func (s *handshake) send(g greeting) error {
 	return err
 }
 
-// receive reads a greeting and checks it. The peer also gets check's error.
-func (s *handshake) receive(g *greeting, proven bool, check func() error) error {
-	if err := readGreeting(s.conn, g); err != nil {
-		return err
+// receiveHello reads the peer's hello and checks it. The peer also gets the error.
+func (s *handshake) receiveHello() ([]byte, error) {
+	g, err := s.receive()
+	if err != nil {
+		return nil, err
 	}
-	if g.Refused != "" {
-		return &Refusal{Peer: s.from, Text: clean(g.Refused), Theirs: true, Proven: proven, Both: g.Both}
+	var fault error
+	if g.Job != s.Job {
+		fault = fmt.Errorf("it belongs to job %q, this agent to job %q", g.Job, s.Job)
+	} else {
+		fault = s.Check(g.Hello)
 	}
-	if fault := check(); fault != nil {
-		both := errors.Is(fault, ErrBoth)
-		s.send(greeting{Refused: fault.Error(), Both: both}) // best effort
-		return &Refusal{Peer: s.from, Text: clean(fault.Error()), Proven: proven, Both: both}
+	if fault != nil {
+		s.send(greeting{Job: s.Job, Refused: fault.Error()}) // best effort
+		return nil, s.refusal(g, fault.Error())
 	}
-	return nil
+	return g.Hello, nil
 }
 
-func readGreeting(r io.Reader, g *greeting) error {
+// receive reads a greeting. It returns an error if the peer refuses.
+func (s *handshake) receive() (*greeting, error) {
+	g, err := readGreeting(s.conn)
+	if err == nil && g.Refused != "" {
+		refusal := s.refusal(g, g.Refused)
+		refusal.Theirs = true
+		err = refusal
+	}
+	return g, err
+}
+
+func (s *handshake) refusal(g *greeting, text string) *Refusal {
+	return &Refusal{Peer: s.from, Text: clean(text), Proven: g.Job == s.Job}
+}
+
+func readGreeting(r io.Reader) (*greeting, error) {
 	message, err := readFrame(r, maxGreeting)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	*g = greeting{}
-	dec := json.NewDecoder(bytes.NewReader(message))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(g); err != nil {
-		return fmt.Errorf("greeting: %w", err)
+	g := new(greeting)
+	if err := json.Unmarshal(message, g); err != nil {
+		return nil, fmt.Errorf("greeting: %w", err)
 	}
-	return nil
+	return g, nil
 }
 
 // clean fits a peer's text into one line of a message.
 func clean(text string) string {
 	const most = 512
-	out := make([]rune, 0, min(len(text), most))
-	for _, r := range text {
-		if len(out) == most {
-			break
-		}
+	out := []rune(text)
+	out = out[:min(len(out), most)]
+	for i, r := range out {
 		if r < ' ' || r == 0x7f {
-			r = ' '
+			out[i] = ' '
 		}
-		out = append(out, r)
 	}
 	return string(out)
 }
 
-// Identity is an agent's key pair, made at its start and never stored. A restarted agent has another one.
+// Identity is the key pair of all agents of a job.
 type Identity struct {
 	cert   tls.Certificate
 	public ed25519.PublicKey
 }
 
-// NewIdentity makes a key pair.
-func NewIdentity() (*Identity, error) {
-	public, private, err := ed25519.GenerateKey(rand.Reader)
+// NewIdentity derives the key pair from the job's key.
+func NewIdentity(key []byte) (*Identity, error) {
+	seed, err := hkdf.Key(sha256.New, key, nil, "cprun agents: identity", ed25519.SeedSize)
 	if err != nil {
-		return nil, fmt.Errorf("key of this agent: %w", err)
+		return nil, fmt.Errorf("key of the job: %w", err)
 	}
-	// The times are not checked: the handshake proves the key.
+	private := ed25519.NewKeyFromSeed(seed)
+	public := private.Public().(ed25519.PublicKey)
+	// Peers compare the public key alone, not the times.
 	form := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Unix(0, 0),
 		NotAfter: time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)}
 	der, err := x509.CreateCertificate(rand.Reader, form, form, public, private)
@@ -275,36 +258,19 @@ func NewIdentity() (*Identity, error) {
 	return &Identity{tls.Certificate{Certificate: [][]byte{der}, PrivateKey: private}, public}, nil
 }
 
-// Name returns this agent's name on that host.
-func (id *Identity) Name(host string) string { return Name(host, id.public) }
-
-// Name returns the name of the agent on that host with that public key. No agent without the key can use it.
-func Name(host string, public ed25519.PublicKey) string {
-	sum := sha256.Sum256(public)
-	return host + "-" + hex.EncodeToString(sum[:8])
-}
-
-// tls returns this agent's TLS configuration, for both roles.
-func (id *Identity) tls() *tls.Config {
+// tls returns a TLS configuration for both roles. TLS 1.3 signs the whole handshake under the name of the role, so a
+// relayed, reflected or replayed handshake fails.
+func (id *Identity) tls(protocols ...string) *tls.Config {
 	return &tls.Config{
-		Certificates: []tls.Certificate{id.cert}, MinVersion: tls.VersionTLS13,
+		Certificates: []tls.Certificate{id.cert}, MinVersion: tls.VersionTLS13, NextProtos: protocols,
 		ClientAuth: tls.RequireAnyClientCert, SessionTicketsDisabled: true,
-		// There is no certificate authority. The greetings after the TLS handshake prove that the key's owner also has
-		// the job's key.
+		// VerifyConnection replaces the check of a certificate authority.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(s tls.ConnectionState) error {
-			_, err := publicKey(s)
-			return err
+			if len(s.PeerCertificates) != 1 || !id.public.Equal(s.PeerCertificates[0].PublicKey) {
+				return errKeys
+			}
+			return nil
 		},
 	}
-}
-
-// publicKey returns the peer's public key.
-func publicKey(s tls.ConnectionState) (ed25519.PublicKey, error) {
-	if len(s.PeerCertificates) == 1 {
-		if key, ok := s.PeerCertificates[0].PublicKey.(ed25519.PublicKey); ok {
-			return key, nil
-		}
-	}
-	return nil, errors.New("it is not an agent of cprun")
 }

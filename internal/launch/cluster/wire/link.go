@@ -2,7 +2,6 @@ package wire
 
 import (
 	"context"
-	"crypto/ed25519"
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
@@ -32,8 +31,7 @@ const (
 // Link is an authenticated connection to another agent. Receive has one caller at a time; the other methods may be
 // called from any goroutine.
 type Link struct {
-	Key   ed25519.PublicKey // of the peer
-	Hello []byte            // received from the peer
+	Hello []byte // received from the peer
 
 	conn    *tls.Conn
 	silence time.Duration
@@ -43,9 +41,9 @@ type Link struct {
 	sent    chan struct{} // closed when send has ended
 }
 
-func newLink(conn *tls.Conn, p peer, silence time.Duration) *Link {
+func newLink(conn *tls.Conn, hello []byte, silence time.Duration) *Link {
 	l := &Link{
-		Key: p.key, Hello: p.hello, conn: conn, silence: silence,
+		Hello: hello, conn: conn, silence: silence,
 		frames: make(chan Frame, maxQueued), closing: make(chan struct{}), sent: make(chan struct{}),
 	}
 	go l.send()
@@ -145,17 +143,20 @@ type Acceptor struct {
 	group     sync.WaitGroup
 }
 
-// Open starts to accept agents. up gets the links of admitted agents, refused the errors of the others. Both are called
-// from several goroutines.
-func Open(ln net.Listener, p *Config, up func(*Link), refused func(error)) *Acceptor {
+// Open starts to accept agents. up gets the links of admitted agents, stream their streams, and refused the errors of
+// the others. All are called from several goroutines.
+func Open(ln net.Listener, p *Config, up func(*Link), stream func(net.Conn), refused func(error)) *Acceptor {
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &Acceptor{ln: ln, admission: admission.New(handshakeLimits), cancel: cancel}
 	greet := func(conn net.Conn) {
-		l, err := Accept(ctx, conn, p)
+		secured := tls.Server(conn, p.Identity.tls(links, streams))
+		hello, err := p.handshake(ctx, secured, false)
 		known := a.admission.Leave(conn)
 		switch {
+		case err == nil && secured.ConnectionState().NegotiatedProtocol == streams:
+			stream(secured)
 		case err == nil:
-			up(l)
+			up(newLink(secured, hello, p.Silence))
 		case known: // not closed to make room for others
 			refused(err)
 		}
@@ -176,7 +177,7 @@ func (a *Acceptor) Close() error {
 const (
 	// MaxFrame is the longest frame in bytes.
 	MaxFrame = 1 << 20
-	// maxGreeting bounds a frame before the peer has proved the key.
+	// maxGreeting bounds a frame of the handshake.
 	maxGreeting = 16 << 10
 	// header is the size of the length prefix.
 	header = 4

@@ -3,6 +3,7 @@ package wire
 import (
 	"bytes"
 	"context"
+	"crypto"
 	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/rsa"
@@ -23,17 +24,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// testConfig returns the config of a test's agent.
+// testConfig returns the config of a test's agent, with the job's key.
 func testConfig(t testing.TB, change func(*Config)) *Config {
 	t.Helper()
-	id, err := NewIdentity()
-	if err != nil {
-		t.Fatal(err)
-	}
 	p := &Config{
-		Identity: id, Job: "job", Key: []byte("0123456789abcdef"), Silence: 2 * time.Second,
+		Identity: identity(t, "0123456789abcdef"), Job: "job", Silence: 2 * time.Second,
 		Hello: func() []byte { return []byte(`{"i":"am"}`) },
-		Check: func(net.Addr, ed25519.PublicKey, []byte) error { return nil },
+		Check: func([]byte) error { return nil },
 	}
 	if change != nil {
 		change(p)
@@ -41,10 +38,20 @@ func testConfig(t testing.TB, change func(*Config)) *Config {
 	return p
 }
 
+func identity(t testing.TB, key string) *Identity {
+	t.Helper()
+	id, err := NewIdentity([]byte(key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
 // A meeting is an acceptor with its results.
 type meeting struct {
 	addr    string
 	links   chan *Link
+	streams chan net.Conn
 	refused chan error
 }
 
@@ -54,8 +61,9 @@ func open(t testing.TB, p *Config) *meeting {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &meeting{ln.Addr().String(), make(chan *Link, 256), make(chan error, 256)}
-	d := Open(ln, p, func(l *Link) { m.links <- l }, func(err error) { m.refused <- err })
+	m := &meeting{ln.Addr().String(), make(chan *Link, 256), make(chan net.Conn, 256), make(chan error, 256)}
+	d := Open(ln, p, func(l *Link) { m.links <- l }, func(c net.Conn) { m.streams <- c },
+		func(err error) { m.refused <- err })
 	t.Cleanup(func() {
 		if err := d.Close(); err != nil {
 			t.Error(err)
@@ -93,10 +101,10 @@ func meet(t *testing.T, a, b *Config) (*Link, *Link) {
 }
 
 func TestLinkCarriesMessages(t *testing.T) {
-	a, b := testConfig(t, nil), testConfig(t, nil)
-	near, far := meet(t, a, b)
-	if !near.Key.Equal(b.Identity.public) || !far.Key.Equal(a.Identity.public) || string(near.Hello) != `{"i":"am"}` {
-		t.Error("the peer is not who it is")
+	near, far := meet(t, testConfig(t, func(p *Config) { p.Hello = func() []byte { return []byte(`{"i":"a"}`) } }),
+		testConfig(t, func(p *Config) { p.Hello = func() []byte { return []byte(`{"i":"b"}`) } }))
+	if string(near.Hello) != `{"i":"b"}` || string(far.Hello) != `{"i":"a"}` {
+		t.Errorf("the hellos are %s and %s", near.Hello, far.Hello)
 	}
 	for _, size := range []int{1, 1000, MaxFrame} {
 		want := bytes.Repeat([]byte{'x'}, size)
@@ -169,22 +177,52 @@ func TestSilence(t *testing.T) {
 	<-ended
 }
 
+// TestStreams checks that a port also carries streams, without hellos.
+func TestStreams(t *testing.T) {
+	m := open(t, testConfig(t, func(p *Config) { p.Check = func([]byte) error { return errors.New("a hello") } }))
+	near, err := DialStream(t.Context(), dial(t, m.addr), testConfig(t, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	far := <-m.streams
+	defer far.Close()
+	go func() {
+		near.Write([]byte("hello"))
+		near.Close()
+	}()
+	if got, err := io.ReadAll(far); string(got) != "hello" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	other := testConfig(t, func(p *Config) { p.Identity = identity(t, "another key, as long") })
+	if _, err := DialStream(t.Context(), dial(t, m.addr), other); !refusedFor(err, "keys of the two differ") {
+		t.Errorf("with another key: %v", err)
+	}
+	if err := <-m.refused; !refusedFor(err, "keys of the two differ") {
+		t.Errorf("the acceptor got %v", err)
+	}
+}
+
+// refusedFor reports whether an agent was refused for a reason.
+func refusedFor(err error, reason string) bool {
+	refusal := (*Refusal)(nil)
+	return errors.As(err, &refusal) && strings.Contains(refusal.Text, reason)
+}
+
 func TestHandshakeRefuses(t *testing.T) {
 	says := func(text string) func(*Config) {
-		return func(p *Config) {
-			p.Check = func(net.Addr, ed25519.PublicKey, []byte) error { return errors.New(text) }
-		}
+		return func(p *Config) { p.Check = func([]byte) error { return errors.New(text) } }
 	}
 	for name, c := range map[string]struct {
 		dialer, acceptor func(*Config)
 		want             string
 		proven           bool
 	}{
-		"another key": {func(p *Config) { p.Key = []byte("another key, as long") }, nil,
+		"another key": {func(p *Config) { p.Identity = identity(t, "another key, as long") }, nil,
 			"keys of the two differ", false},
-		"another job":         {func(p *Config) { p.Job = "other\x1b[2Jjob" }, nil, "belongs to job", false},
+		"another job":         {func(p *Config) { p.Job = "other\x1b[2Jjob" }, nil, `"job"`, false},
 		"the acceptor checks": {nil, says("other config"), "other config", true},
-		"the dialer checks":   {says("other version"), nil, "other version", true},
+		"the dialer checks":   {says("other\x1bversion"), nil, "other version", true},
+		"itself":              {nil, func(p *Config) { p.Check = func([]byte) error { return ErrSelf } }, ErrSelf.Error(), true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := open(t, testConfig(t, c.acceptor))
@@ -194,94 +232,82 @@ func TestHandshakeRefuses(t *testing.T) {
 				refusal.Proven != c.proven {
 				t.Fatalf("the dialer got %v", err)
 			}
-			if strings.ContainsAny(refusal.Text, "\x1b\n") || !strings.Contains(err.Error(), m.addr) {
+			text := map[bool]string{false: "refused the agent at " + m.addr, true: "the agent at " + m.addr + " refuses"}
+			if strings.ContainsAny(refusal.Text, "\x1b\n") || !strings.HasPrefix(err.Error(), text[refusal.Theirs]) {
 				t.Errorf("text %q", err)
 			}
-			err = <-m.refused
+			got := <-m.refused
 			other := (*Refusal)(nil)
-			if !errors.As(err, &other) || !strings.Contains(other.Text, c.want) || other.Theirs == refusal.Theirs ||
-				other.Peer != "127.0.0.1" {
-				t.Errorf("the acceptor got %v", err)
+			if !errors.As(got, &other) || !strings.Contains(other.Text, c.want) || other.Theirs == refusal.Theirs ||
+				other.Peer != "127.0.0.1" || other.Proven != c.proven {
+				t.Errorf("the acceptor got %v", got)
+			}
+			if is := name == "itself"; errors.Is(err, ErrSelf) != is || errors.Is(got, ErrSelf) != is {
+				t.Errorf("%v or %v is %v, or is not", err, got, ErrSelf)
 			}
 		})
 	}
 }
 
-func TestAgentMeetsItself(t *testing.T) {
-	p := testConfig(t, nil)
-	m := open(t, p)
-	if _, err := Dial(t.Context(), dial(t, m.addr), p); !errors.Is(err, ErrSelf) {
-		t.Errorf("error %v", err)
+// TestForeignTextIsNoErrorOfCheck checks that an agent of another job cannot end a dial as ErrSelf.
+func TestForeignTextIsNoErrorOfCheck(t *testing.T) {
+	if errors.Is(&Refusal{Text: ErrSelf.Error(), Theirs: true}, ErrSelf) {
+		t.Error("an agent of another job is this agent")
 	}
 }
 
-// TestRelayIsFoundOut checks that a relay without the key, which speaks TLS with both sides and forwards their messages
-// and proofs, is detected.
+// TestRelayIsFoundOut checks that a relay without the key, which presents each side the certificate of the other, gets
+// no connection.
 func TestRelayIsFoundOut(t *testing.T) {
 	m := open(t, testConfig(t, nil))
-	between, err := NewIdentity()
-	if err != nil {
-		t.Fatal(err)
-	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	done := make(chan struct{})
+	stolen := stolenIdentity(t)
+	a, b := net.Pipe()
+	done := make(chan error, 1)
 	go func() {
-		defer close(done)
-		conn, err := ln.Accept()
-		if err != nil {
-			return
-		}
-		one, two := tls.Server(conn, between.tls()), tls.Client(dial(t, m.addr), between.tls())
-		both := make(chan struct{}, 2)
-		hand := func(to, from *tls.Conn) {
-			io.Copy(to, from)
-			to.Close()
-			both <- struct{}{}
-		}
-		go hand(one, two)
-		hand(two, one)
-		<-both
-		<-both
+		server := tls.Server(b, stolen.tls(links))
+		err := server.Handshake()
+		b.Close()
+		done <- err
 	}()
-	_, err = Dial(t.Context(), dial(t, ln.Addr().String()), testConfig(t, nil))
-	if refusal := (*Refusal)(nil); !errors.As(err, &refusal) || !strings.Contains(refusal.Text, "keys") {
-		t.Errorf("error %v", err)
+	if l, err := Dial(t.Context(), a, testConfig(t, nil)); l != nil || !refusedFor(err, "keys of the two differ") {
+		t.Errorf("the dialer got %v", err)
 	}
-	if err := <-m.refused; !strings.Contains(err.Error(), "keys") {
-		t.Errorf("the other side: %v", err)
+	if err := <-done; err == nil {
+		t.Error("the relay's handshake with the dialer has succeeded")
 	}
-	<-done
+	client := tls.Client(dial(t, m.addr), stolen.tls(links))
+	defer client.Close()
+	client.Handshake() // ends before the acceptor has checked it
+	if n, err := client.Read(make([]byte, 1)); n != 0 || err == nil {
+		t.Errorf("the relay read %d bytes from the acceptor, %v", n, err)
+	}
+	if err := <-m.refused; !refusedFor(err, "keys of the two differ") {
+		t.Errorf("the acceptor got %v", err)
+	}
 }
 
-// TestProofIsOfARole checks that a proof reflected to its sender proves nothing.
-func TestProofIsOfARole(t *testing.T) {
-	p := testConfig(t, nil)
-	var state tls.ConnectionState
+// stolenIdentity returns the certificate of the job, which anyone who connects can see, with another private key.
+func stolenIdentity(t *testing.T) *Identity {
+	id := *identity(t, "0123456789abcdef")
+	id.cert.PrivateKey = stolenKey{identity(t, "another key, as long").cert.PrivateKey.(ed25519.PrivateKey), id.public}
+	return &id
+}
+
+// A stolenKey signs with another key than it claims.
+type stolenKey struct {
+	ed25519.PrivateKey
+	public ed25519.PublicKey
+}
+
+func (k stolenKey) Public() crypto.PublicKey { return k.public }
+
+// TestReflectionIsFoundOut checks that an agent's own messages, sent back to it, prove nothing.
+func TestReflectionIsFoundOut(t *testing.T) {
 	a, b := net.Pipe()
-	defer a.Close()
+	go io.Copy(b, b)
 	defer b.Close()
-	other := tls.Server(b, testConfig(t, nil).Identity.tls())
-	go other.Handshake()
-	c := tls.Client(a, p.Identity.tls())
-	if err := c.Handshake(); err != nil {
-		t.Fatal(err)
-	}
-	state = c.ConnectionState()
-	if bytes.Equal(p.proof(state, dialer, "job"), p.proof(state, acceptor, "job")) {
-		t.Error("the proofs of both roles are the same")
-	}
-	if p.verify(state, acceptor, &greeting{Job: "job", Proof: p.proof(state, dialer, "job")}) == nil {
-		t.Error("a proof of another role is taken")
-	}
-	if p.verify(state, dialer, &greeting{Job: "job"}) == nil {
-		t.Error("no proof is taken")
-	}
-	if bytes.Equal(p.proof(state, dialer, "job"), p.proof(state, dialer, "jo")) {
-		t.Error("the proofs of two jobs are the same")
+	if l, err := Dial(t.Context(), a, testConfig(t, nil)); l != nil || err == nil {
+		t.Errorf("a mirror is an agent: %v", err)
 	}
 }
 
@@ -330,16 +356,20 @@ func TestForeignCertificates(t *testing.T) {
 	for name, conf := range map[string]*tls.Config{
 		"RSA": {Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
 			InsecureSkipVerify: true},
-		"none":    {InsecureSkipVerify: true},
-		"TLS 1.2": {MaxVersion: tls.VersionTLS12, InsecureSkipVerify: true},
+		"none": {InsecureSkipVerify: true},
+		"TLS 1.2": {Certificates: []tls.Certificate{identity(t, "0123456789abcdef").cert},
+			MaxVersion: tls.VersionTLS12, InsecureSkipVerify: true},
 	} {
+		conf.NextProtos = []string{links, streams}
 		conn := tls.Client(dial(t, m.addr), conf)
 		conn.Handshake()
+		f, _ := NewFrame([]byte(`{"job":"job","hello":{}}`))
+		conn.Write(append(f, f...))
 		io.Copy(io.Discard, conn)
 		conn.Close()
 		select {
 		case l := <-m.links:
-			t.Errorf("%s: taken as %x", name, l.Key)
+			t.Errorf("%s: taken as %s", name, l.Hello)
 		case <-m.refused:
 		}
 	}
@@ -367,16 +397,15 @@ func TestReadFrame(t *testing.T) {
 }
 
 func FuzzReadGreeting(f *testing.F) {
-	for _, s := range []string{`{}`, `{"job":"j","proof":"AAAA"}`, `{"hello":{"a":[1,2]}}`,
-		`{"refused":"x","both":true}`, `{"x":1}`} {
+	for _, s := range []string{`{}`, `{"job":"j"}`, `{"job":"j","hello":{"a":[1,2]}}`, `{"refused":"x"}`, `{"x":1}`} {
 		f.Add(append(binary.BigEndian.AppendUint32(nil, uint32(len(s))), s...))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		var g greeting
-		if readGreeting(bytes.NewReader(raw), &g) != nil {
+		g, err := readGreeting(bytes.NewReader(raw))
+		if err != nil {
 			return
 		}
-		if len(g.Job)+len(g.Proof)+len(g.Hello)+len(g.Refused) > 2*maxGreeting {
+		if len(g.Job)+len(g.Hello)+len(g.Refused) > 2*maxGreeting {
 			t.Errorf("%d bytes of greeting", len(raw))
 		}
 		if text := clean(g.Refused); strings.ContainsAny(text, "\x1b\n\r") {

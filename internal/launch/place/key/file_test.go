@@ -41,6 +41,11 @@ func TestFile(t *testing.T) {
 	if k, err := File("-", strings.NewReader(secret+"\n")); err != nil || k != want {
 		t.Errorf("stdin: another key, %v", err)
 	}
+	for _, text := range []string{secret[:minSecret], strings.Repeat("01234567", 4), strings.Repeat(secret, maxSecret/len(secret))} {
+		if _, err := File("-", strings.NewReader(text)); err != nil {
+			t.Errorf("a secret at a limit: %v", err)
+		}
+	}
 	if k, err := File(write("other", secret+"0", 0o600), nil); err != nil || k == want {
 		t.Errorf("another file is the same key, %v", err)
 	}

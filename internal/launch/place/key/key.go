@@ -50,14 +50,14 @@ const Fix = "make one with (umask 077; openssl rand -hex 32 >cprun.key), have th
 // File reads a key from a file that no other user can read; the path - is stdin.
 func File(path string, stdin io.Reader) (Key, error) {
 	secret, err := readSecret(path, stdin)
+	var k Key
 	if err == nil {
-		var k Key
-		if k, err = fromSecret(secret); err == nil {
-			return k, nil
-		}
+		k, err = fromSecret(secret)
 	}
-	name := "CPRUN_KEY_FILE=" + terminal.Name(path)
-	return Key{}, fmt.Errorf("%s: %w; %s", name, cause(err), Fix)
+	if err != nil {
+		return Key{}, fmt.Errorf("CPRUN_KEY_FILE=%s: %w; %s", terminal.Name(path), cause(err), Fix)
+	}
+	return k, nil
 }
 
 func readSecret(path string, stdin io.Reader) ([]byte, error) {
@@ -74,10 +74,10 @@ func readSecret(path string, stdin io.Reader) ([]byte, error) {
 	}
 	defer f.Close()
 	st, err := f.Stat()
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = private(st, os.Geteuid())
 	}
-	if err := private(st, os.Geteuid()); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	return files.All(f, maxSecret)
@@ -86,10 +86,9 @@ func readSecret(path string, stdin io.Reader) ([]byte, error) {
 // private refuses a file that other users can read or write. A file of root may be readable for a group: Kubernetes
 // mounts secrets so for pods without root.
 func private(st fs.FileInfo, uid int) error {
-	owner := st.Sys().(*syscall.Stat_t).Uid
 	mode, open := st.Mode().Perm(), fs.FileMode(0o077)
-	switch {
-	case int(owner) == uid:
+	switch owner := ownerOf(st); {
+	case owner == uid:
 	case owner == 0:
 		open = 0o027
 	default:
@@ -100,6 +99,8 @@ func private(st fs.FileInfo, uid int) error {
 	}
 	return nil
 }
+
+func ownerOf(st fs.FileInfo) int { return int(st.Sys().(*syscall.Stat_t).Uid) }
 
 // fromSecret derives a key from the text of a file, in any format. It ignores a final line break, since editors add
 // one.
@@ -118,11 +119,11 @@ func fromSecret(secret []byte) (Key, error) {
 	return sha256.Sum256(append([]byte("cprun key file 1\n"), secret...)), nil
 }
 
-// madeSize is the length of a file made by cprun: a line of hexadecimal digits.
-const madeSize = 2*Size + 1
-
-// pause separates two looks for a file that another host has made but this host does not see yet.
-const pause = 100 * time.Millisecond
+const (
+	madeSize  = 2*Size + 1             // of a file made by cprun: a line of hexadecimal digits
+	pause     = 100 * time.Millisecond // between two looks for a file that this host does not see yet
+	draftMark = ".tmp-"                // between the name of a key and the random part of a draft's name
+)
 
 // Shared returns the key in the file at path, which all agents of a job pass. The first agent makes the file and its
 // directory; an existing file is used again. Until ctx ends, it waits for a file made by another host.
@@ -132,62 +133,48 @@ func Shared(ctx context.Context, path string) (Key, error) {
 		if err == nil {
 			return k, nil
 		}
-		if errors.Is(err, fs.ErrNotExist) && sleep(ctx) {
-			continue
-		}
-		return Key{},
-			fmt.Errorf("key of the job %s: %w; all nodes must share this directory, and the user of the job must own "+
-				"the file: remove it and start again, name another --run-dir, or set CPRUN_KEY_FILE",
+		if ctx.Err() != nil || !errors.Is(err, fs.ErrNotExist) {
+			return Key{}, fmt.Errorf("key of the job %s: %w; all nodes must share this directory, and the user of the "+
+				"job must own the file: remove it and start again, name another --run-dir, or set CPRUN_KEY_FILE",
 				terminal.Name(path), cause(err))
-	}
-}
-
-// sleep waits for pause, and returns false if ctx has ended.
-func sleep(ctx context.Context) bool {
-	select {
-	case <-time.After(pause):
-		return true
-	case <-ctx.Done():
-		return false
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
 	}
 }
 
 // try reads the key, and makes it if there is none. It opens the directory by its path, since a network file system
 // then asks its server; it answers lookups in an open directory from its cache.
-func try(dir, name string) (Key, error) {
+func try(dir, name string) (k Key, err error) {
 	root, err := files.Make(dir)
 	if err != nil {
-		return Key{}, err
+		return k, err
 	}
 	defer root.Close()
-	k, err := read(root, name)
-	if errors.Is(err, fs.ErrNotExist) {
-		failed := create(root, name)
+	if k, err = read(root, name); errors.Is(err, fs.ErrNotExist) {
+		temp, failed := draft(root, name)
+		if failed == nil {
+			failed = publish(root, temp, name)
+		}
 		// A server that gets a request twice reports a failure of the second. So the file decides, not the error.
 		if k, err = read(root, name); errors.Is(err, fs.ErrNotExist) && failed != nil {
 			err = failed
 		}
 	}
-	if err == nil {
-		sweep(root, name)
+	if err == nil { // drafts of killed agents go; an agent whose draft is removed uses the published key
+		drafts, _ := fs.Glob(root.FS(), name+draftMark+"*")
+		for _, draft := range drafts {
+			_ = root.Remove(draft)
+		}
 	}
 	return k, err
 }
 
-// create makes a new key, unless another agent is faster.
-func create(root *os.Root, name string) error {
-	temp, err := draft(root, name)
-	if err != nil {
-		return err
-	}
-	return publish(root, temp, name)
-}
-
-func drafts(name string) string { return name + ".tmp-" }
-
 // draft writes a new key to a file with a random name, and syncs it.
 func draft(root *os.Root, name string) (temp string, err error) {
-	temp = drafts(name) + rand.Text()
+	temp = name + draftMark + rand.Text()
 	secret := make([]byte, Size)
 	rand.Read(secret)
 	return temp, files.Secret(root, temp, append(hex.AppendEncode(nil, secret), '\n'))
@@ -202,28 +189,11 @@ func publish(root *os.Root, temp, name string) error {
 	return errors.Join(err, root.Remove(temp))
 }
 
-// sweep removes the drafts of killed agents. An agent whose draft is removed uses the published key.
-func sweep(root *os.Root, name string) {
-	dir, err := root.Open(".")
-	if err != nil {
-		return
-	}
-	defer dir.Close()
-	all, _ := dir.Readdirnames(-1)
-	for _, other := range all {
-		if strings.HasPrefix(other, drafts(name)) {
-			_ = root.Remove(other)
-		}
-	}
-}
-
 // read reads a published key. It refuses a symbolic link, which another user may have made.
 func read(root *os.Root, name string) (k Key, err error) {
-	st, err := root.Lstat(name)
-	if err != nil {
+	if st, err := root.Lstat(name); err != nil {
 		return k, err
-	}
-	if !st.Mode().IsRegular() {
+	} else if !st.Mode().IsRegular() {
 		return k, files.ErrIrregular
 	}
 	f, err := files.OpenIn(root, name)
@@ -231,13 +201,14 @@ func read(root *os.Root, name string) (k Key, err error) {
 		return k, err
 	}
 	defer f.Close()
-	if st, err = f.Stat(); err != nil {
+	st, err := f.Stat()
+	if err != nil {
 		return k, err
 	}
-	if owner := st.Sys().(*syscall.Stat_t).Uid; int(owner) != os.Geteuid() {
+	switch owner, mode := ownerOf(st), st.Mode().Perm(); {
+	case owner != os.Geteuid():
 		return k, fmt.Errorf("it belongs to user %d, and this is user %d", owner, os.Geteuid())
-	}
-	if mode := st.Mode().Perm(); mode != 0o600 {
+	case mode != 0o600:
 		return k, fmt.Errorf("its mode is %#o, not 0600", mode)
 	}
 	text, err := files.All(f, madeSize)

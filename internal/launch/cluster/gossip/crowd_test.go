@@ -1,4 +1,4 @@
-package cluster_test
+package gossip_test
 
 import (
 	"context"
@@ -14,10 +14,9 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/cluster"
 	"github.com/cprun/cprun/internal/launch/cluster/gossip"
-	"github.com/cprun/cprun/internal/launch/cluster/netsim"
 )
 
-var crowdAgents = flag.Int("cluster.agents", 20, "agents that TestSimulation has")
+var crowdAgents = flag.Int("cluster.agents", 20, "agents that TestJobs has")
 
 var crowdKey = []byte("a key of thirty-two bytes, or so")
 
@@ -25,7 +24,10 @@ var crowdKey = []byte("a key of thirty-two bytes, or so")
 // workers are missing.
 type crowd struct {
 	t      *testing.T
-	net    *netsim.Network
+	net    *gossip.Network
+	mu     sync.Mutex // guards the run directory
+	index  int        // of the newest decision there
+	newest []byte
 	loss   float64
 	agents []*agent
 	finish chan struct{} // closed when the workers are done
@@ -35,7 +37,7 @@ type crowd struct {
 // An agent of a crowd, with its observations.
 type agent struct {
 	*crowd
-	host       *netsim.Host
+	host       *gossip.Host
 	membership *cluster.Membership
 	ctx        context.Context // of run
 	stop       context.CancelFunc
@@ -61,11 +63,21 @@ func (c *crowd) end() {
 func newCrowd(t *testing.T, loss float64) *crowd {
 	return &crowd{
 		t: t, loss: loss, finish: make(chan struct{}),
-		net: netsim.New(
+		net: gossip.NewNetwork(
 			1,
-			netsim.Conditions{Loss: loss, Delay: 100 * time.Microsecond, Jitter: 400 * time.Microsecond},
+			gossip.Conditions{Loss: loss, Delay: 100 * time.Microsecond, Jitter: 400 * time.Microsecond},
 		),
 	}
+}
+
+// claim keeps the newest decision, as a run directory does.
+func (c *crowd) claim(_ context.Context, _ []byte, index int, decision []byte) ([]byte, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if decision != nil && index > c.index {
+		c.index, c.newest = index, decision
+	}
+	return c.newest, nil
 }
 
 // start starts agent i of n.
@@ -78,7 +90,7 @@ func (c *crowd) start(i, n int) {
 		Min: (n*3 + 3) / 4, Max: n, NProc: 8,
 		Host: fmt.Sprintf("node%04d", i), Listen: h.Addr().String(), Seeds: []string{"10.0.0.0:4000"}, MaxRestarts: 5,
 		Prepare: func(context.Context, cluster.Assignment) ([]byte, error) { return make([]byte, 8<<10), nil },
-		Network: h, Discovery: a.discover,
+		Claim:   c.claim, Network: h,
 	}
 	if i == 0 {
 		cfg.Port, cfg.Meets = 4000, true
@@ -89,21 +101,6 @@ func (c *crowd) start(i, n int) {
 	}
 	c.agents = append(c.agents, a)
 	c.wait.Go(a.run)
-}
-
-func (a *agent) discover(self cluster.PeerAddr) (cluster.Discovery, error) {
-	p, err := a.host.Packets(7946)
-	if err != nil {
-		return nil, err
-	}
-	m, err := gossip.Join(context.Background(), gossip.Config{
-		Job: "simulation", Key: crowdKey, Transport: p, Seeds: []string{"10.0.0.0:7946"},
-		Self: gossip.Peer{Name: self.Name, Control: self.Addr},
-	})
-	if err != nil {
-		return nil, err
-	}
-	return cluster.Hints(m, self), nil
 }
 
 // run performs the agent's loop, as in launch.Run.
@@ -193,7 +190,7 @@ func (a *agent) crash() {
 }
 
 // sent returns each host's traffic so far.
-func (c *crowd) sent() (list []netsim.Traffic) {
+func (c *crowd) sent() (list []gossip.Traffic) {
 	for _, a := range c.agents {
 		list = append(list, a.host.Sent())
 	}
@@ -223,9 +220,9 @@ func (c *crowd) row(what string, part func()) {
 		packets/int64(n), bytes/int64(n)>>10, float64(most)/(1<<20))
 }
 
-// TestSimulation runs a job on a network that loses packets: the agents meet, lose every tenth host including the
+// TestJobs runs a job on a network that loses packets: the agents meet, lose every tenth host including the
 // leader's, continue, and end.
-func TestSimulation(t *testing.T) {
+func TestJobs(t *testing.T) {
 	losses := []float64{0.05, 0}
 	if testing.Short() {
 		losses = losses[:1]

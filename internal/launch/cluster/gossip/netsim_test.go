@@ -1,4 +1,4 @@
-package netsim
+package gossip
 
 import (
 	"bytes"
@@ -16,7 +16,7 @@ import (
 
 // bubble runs a test on a network with a latency of 1 ms.
 func bubble(t *testing.T, test func(t *testing.T, n *Network)) {
-	synctest.Test(t, func(t *testing.T) { test(t, New(1, Conditions{Delay: time.Millisecond})) })
+	synctest.Test(t, func(t *testing.T) { test(t, NewNetwork(1, Conditions{Delay: time.Millisecond})) })
 }
 
 // meet opens a stream from host 1 to host 2.
@@ -38,10 +38,10 @@ func meet(t *testing.T, n *Network) (near, far net.Conn) {
 }
 
 func TestStreamsCarryBytesInOrder(t *testing.T) {
-	bubble(t, func(t *testing.T, n *Network) {
-		n.SetConditions(Conditions{Delay: time.Millisecond, Jitter: 20 * time.Millisecond, Loss: 0.3})
+	synctest.Test(t, func(t *testing.T) {
+		n := NewNetwork(1, Conditions{Delay: time.Millisecond, Jitter: 20 * time.Millisecond, Loss: 0.3})
 		near, far := meet(t, n)
-		want := make([]byte, 3*window+5)
+		want := make([]byte, 3*window*segment+5)
 		rand.NewChaCha8([32]byte{}).Read(want)
 		go func() {
 			near.Write(want)
@@ -51,10 +51,10 @@ func TestStreamsCarryBytesInOrder(t *testing.T) {
 		if err != nil || !bytes.Equal(got, want) {
 			t.Errorf("%d bytes of %d, %v", len(got), len(want), err)
 		}
-		if sent := n.Host(1).Sent(); sent.StreamBytes != int64(len(want)) || sent.Streams != 1 {
+		if sent := n.Host(1).Sent(); sent.StreamBytes != int64(len(want)) {
 			t.Errorf("counted %+v", sent)
 		}
-		if _, err := far.Write([]byte("x")); !errors.Is(err, syscall.EPIPE) {
+		if _, err := far.Write([]byte("x")); !errors.Is(err, io.ErrClosedPipe) {
 			t.Errorf("a write to a stream whose end was read: %v", err)
 		}
 	})
@@ -87,7 +87,7 @@ func TestDeadlines(t *testing.T) {
 			t.Errorf("read: %v after %v", err, time.Since(begin))
 		}
 		near.SetDeadline(time.Now().Add(time.Second))
-		if _, err := near.Write(make([]byte, 2*window)); !errors.Is(err, os.ErrDeadlineExceeded) ||
+		if _, err := near.Write(make([]byte, 2*window*segment)); !errors.Is(err, os.ErrDeadlineExceeded) ||
 			time.Since(begin) != 2*time.Second {
 			t.Errorf("write to one who does not read: %v after %v", err, time.Since(begin))
 		}
@@ -114,7 +114,7 @@ func TestClosedLinksHoldStreamsUp(t *testing.T) {
 		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 		defer stop()
 		n.SetLinks(func(from, to *Host) bool { return from.Number != 2 })
-		if _, err := n.Host(1).Dial(ctx, "10.0.0.2:1"); !errors.Is(err, syscall.ETIMEDOUT) {
+		if _, err := n.Host(1).Dial(ctx, "10.0.0.2:1"); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("opened over a closed link: %v", err)
 		}
 		n.SetLinks(nil)
@@ -131,7 +131,7 @@ func TestKilledHostsEndStreamsAndCrashedOnesDoNot(t *testing.T) {
 		if _, err := far.Read(make([]byte, 1)); err != io.EOF {
 			t.Errorf("of a killed host: %v", err)
 		}
-		if _, err := near.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {
+		if _, err := near.Read(make([]byte, 1)); !errors.Is(err, io.ErrClosedPipe) {
 			t.Errorf("on a killed host: %v", err)
 		}
 		if _, err := n.Host(1).Listen("10.0.0.1:0"); err == nil {
@@ -149,45 +149,52 @@ func TestKilledHostsEndStreamsAndCrashedOnesDoNot(t *testing.T) {
 }
 
 func TestPacketsAreLost(t *testing.T) {
-	bubble(t, func(t *testing.T, n *Network) {
-		from, err := n.Host(1).Packets(0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer from.Shutdown()
-		to, err := n.Host(2).Packets(7946)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer to.Shutdown()
-		if _, err := n.Host(2).Packets(7946); !errors.Is(err, syscall.EADDRINUSE) {
-			t.Errorf("a port was given twice: %v", err)
-		}
-		arrived := func() (packets int) {
-			const all = 1000
-			for i := range all {
-				from.WriteTo([]byte{byte(i)}, "10.0.0.2:7946")
+	for loss, want := range map[float64][2]int{0: {1000, 1000}, 0.1: {850, 950}} {
+		synctest.Test(t, func(t *testing.T) {
+			n := NewNetwork(1, Conditions{Loss: loss})
+			from, to := packets(t, n.Host(1)), packets(t, n.Host(2))
+			if _, err := n.Host(2).ListenPacket("10.0.0.2:7946"); !errors.Is(err, syscall.EADDRINUSE) {
+				t.Errorf("a port was given twice: %v", err)
 			}
-			time.Sleep(time.Second)
-			for len(to.PacketCh()) > 0 {
-				<-to.PacketCh()
-				packets++
+			arrived := 0
+			go func() {
+				for b := make([]byte, 8); ; arrived++ {
+					if k, at, err := to.ReadFrom(b); err != nil {
+						return
+					} else if k != 1 || at.String() != "10.0.0.1:7946" {
+						t.Errorf("%d bytes from %v", k, at)
+					}
+				}
+			}()
+			send := func() (packets int) {
+				before := arrived
+				for range 1000 {
+					from.WriteTo([]byte{1}, to.LocalAddr())
+				}
+				time.Sleep(time.Second)
+				synctest.Wait()
+				return arrived - before
 			}
-			return packets
-		}
-		if got := arrived(); got != 1000 {
-			t.Errorf("%d of 1000 packets arrived", got)
-		}
-		n.SetConditions(Conditions{Loss: 0.1})
-		if got := arrived(); got < 850 || got > 950 {
-			t.Errorf("%d of 1000 packets arrived, where 1 in 10 is lost", got)
-		}
-		n.SetLinks(func(from, to *Host) bool { return false })
-		if got := arrived(); got != 0 {
-			t.Errorf("%d packets arrived over a closed link", got)
-		}
-		if sent := n.Host(1).Sent(); sent.Packets != 3000 || sent.PacketBytes != 3000 {
-			t.Errorf("counted %+v", sent)
-		}
-	})
+			if got := send(); got < want[0] || got > want[1] {
+				t.Errorf("%d of 1000 packets arrived with a loss of %v", got, loss)
+			}
+			n.SetLinks(func(from, to *Host) bool { return false })
+			if got := send(); got != 0 {
+				t.Errorf("%d packets arrived over a closed link", got)
+			}
+			if sent := n.Host(1).Sent(); sent.Packets != 2000 || sent.PacketBytes != 2000 {
+				t.Errorf("counted %+v", sent)
+			}
+		})
+	}
+}
+
+// packets opens port 7946 of a host until the end of the test.
+func packets(t *testing.T, h *Host) net.PacketConn {
+	p, err := h.ListenPacket(h.Addr().String() + ":7946")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
 }

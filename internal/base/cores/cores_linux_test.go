@@ -1,0 +1,128 @@
+package cores
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+var as = flag.String("as", "", "keep: bind this process next to device 0 in the directory of the argument")
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if *as == "" {
+		os.Exit(m.Run())
+	}
+	bound, err := keepNear(flag.Arg(0), "0")
+	fmt.Println(bound, err, threadsOf())
+}
+
+// threadsOf returns the distinct masks of this process's threads, old and new.
+func threadsOf() string {
+	var threads, end sync.WaitGroup
+	end.Add(1)
+	for range 4 {
+		threads.Add(1)
+		go func() {
+			runtime.LockOSThread()
+			threads.Done()
+			end.Wait()
+		}()
+	}
+	threads.Wait()
+	defer end.Done()
+	masks := map[string]bool{}
+	entries, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return err.Error()
+	}
+	for _, e := range entries {
+		id, _ := strconv.Atoi(e.Name())
+		var set unix.CPUSet
+		if unix.SchedGetaffinity(id, &set) == nil {
+			masks[coresOf(&set)] = true
+		}
+	}
+	list := ""
+	for m := range masks {
+		list += m
+	}
+	return list
+}
+
+func coresOf(set *unix.CPUSet) string {
+	var list []int
+	for i := range maxCores {
+		if set.IsSet(i) {
+			list = append(list, i)
+		}
+	}
+	return fmt.Sprint(list)
+}
+
+// TestKeepNear checks a process on a host whose kernel reports each list of cores as next to the device. GOMAXPROCS is
+// the number of goroutines that it runs at once.
+func TestKeepNear(t *testing.T) {
+	var own unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &own); err != nil {
+		t.Fatal(err)
+	}
+	all, first := coresOf(&own), 0
+	for !own.IsSet(first) {
+		first++
+	}
+	one, absent := strconv.Itoa(first), ""
+	for i := range maxCores {
+		if !own.IsSet(i) {
+			absent = strconv.Itoa(i)
+			break
+		}
+	}
+	nothing := "[] <nil> " + all
+	bound := fmt.Sprintf("[%s] <nil> [%[1]s]", one)
+	if own.Count() == 1 {
+		bound = nothing
+	}
+	for name, c := range map[string]struct{ list, procs, want string }{
+		"one core":              {one, "1", bound},
+		"too few cores":         {one, "2", nothing},
+		"cores of the host":     {"0-1023", "1", nothing},
+		"cores not in the mask": {absent, "1", nothing},
+		"a mask cuts the node":  {one + "," + absent, "1", bound},
+		"no list":               {"", "1", `cores is ""`},
+		"no such list":          {"0-1024", "1", `cores is "0-1024"`},
+	} {
+		dir := t.TempDir()
+		if err := os.Mkdir(filepath.Join(dir, "0"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "0", "local_cpulist"), []byte(c.list+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := run(t, dir, c.procs); !strings.Contains(got, c.want) || strings.HasPrefix(c.want, "[") && got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+	if got := run(t, t.TempDir(), "1"); got != nothing {
+		t.Errorf("without the device in /sys: %s, want %s", got, nothing)
+	}
+}
+
+func run(t *testing.T, dir, procs string) string {
+	c := exec.Command("/proc/self/exe", "-as", "keep", dir)
+	c.Env = append(os.Environ(), "GOMAXPROCS="+procs)
+	out, err := c.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
