@@ -45,11 +45,7 @@ func main() {
 			if derr != nil {
 				panic(derr)
 			}
-			vars := chat.Vars{}
-			for k, x := range v.AsDict().Data {
-				vars[k] = x
-			}
-			result.Text, result.Spans, err = t.Render(vars)
+			result.Text, result.Spans, err = t.Render(v.(*chat.Dict).Data)
 		}
 		if err != nil {
 			result.Error = err.Error()

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/ardanlabs/jinja"
 )
 
 // The expected texts have this time.
@@ -29,7 +27,7 @@ func decoded(t testing.TB, raw string) Vars {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return v.AsDict().Data
+	return v.(*Dict).Data
 }
 
 func rendered(t testing.TB, source string, vars Vars) (string, []Span, error) {
@@ -77,19 +75,24 @@ func TestKeysKeepTheirOrder(t *testing.T) {
 
 func TestWrongTemplatesAreExplained(t *testing.T) {
 	for source, want := range map[string]string{
-		"{% if x %}":                          "line 1: endif is missing",
-		"\n{{ x | nosuch }}":                  `line 2: the filter "nosuch" is not read`,
-		"{{ x is nosuch }}":                   `the test "nosuch" is not read`,
-		"{% include 'a' %}":                   `the statement "include" is not read`,
-		"{{ x ":                               "the tag has no end",
-		"{{ 'x }}":                            "a string has no end",
-		"{{ a b }}":                           "b follows a value",
-		"{{ 1 < 2 < 3 }}":                     "a chain of comparisons",
-		"{{ __out('x') }}":                    `the name "__out" is not allowed`,
-		"{{ x.__class__ }}":                   `the attribute "__class__" is not allowed`,
-		"{% set __x = 1 %}":                   "set takes one name",
-		"{% set a, b = 1, 2 %}":               "a tuple",
-		"{% for a, b, c in x %}{% endfor %}":  "one or two variables",
+		"{% if x %}":                 "line 1: endif is missing",
+		"\n{{ x | nosuch }}":         `line 2: the filter "nosuch" is not read`,
+		"{{ x is nosuch }}":          `the test "nosuch" is not read`,
+		"{% include 'a' %}":          `the statement "include" is not read`,
+		"{{ x ":                      "the tag has no end",
+		"{{ 'x }}":                   "a string in it",
+		"{{ a b }}":                  `"b" in place of an operator`,
+		"{{ 1 < 2 < 3 }}":            "a chain of comparisons",
+		"{{ x.__class__ }}":          `the attribute "__class__" is not allowed`,
+		"{{ '\\x4' }}":               `the escape \x is not read`,
+		"{{ x[] }}":                  "an index is missing",
+		"{{ f(a=1, 2) }}":            "an argument follows",
+		"{{ {1: 2} }}":               "a key of a map is not a text",
+		"{{ 99999999999999999999 }}": "is too large",
+		"{% set true = 1 %}":         `"true" in place of a variable`,
+		"{% set a, b = 1, 2 %}":      `"," in place of`,
+		"{% set a, b = [1] %}":       "2 variables, and a list",
+		"{% macro f(x) %}{% endmacro %}{{ f(1, 2) }}": "1 arguments too many",
 		"{% break %}":                         "break is not in a loop",
 		"{{ '\ufdd0' }}":                      "U+FDD0",
 		strings.Repeat("(", 100):              "",
@@ -101,15 +104,15 @@ func TestWrongTemplatesAreExplained(t *testing.T) {
 		"{% for x in [1] %}{% generation %}{% break %}{% endgeneration %}{% endfor %}": "break is not in a loop",
 		"{% generation %}{% generation %}x{% endgeneration %}{% endgeneration %}":      "inside each other",
 		"{% set x %}{% generation %}ab{% endgeneration %}{% endset %}{{ x[:2] }}":      "cuts the text",
-		"{% set x = namespace() %}{% set x.y = x %}":                                   "a namespace inside a namespace",
+		"{% set x = namespace() %}{% set x.y = x %}{{ x }}":                            "a namespace cannot be printed",
 		"{% set d = {} %}{% set d.y = 1 %}":                                            "not a namespace",
-		"{{ {}.update({}) }}":                                                          "cannot change a map",
-		"{{ [].append(1) }}":                                                           "no method append",
-		"{{ none + 'a' }}":                                                             "add of None and a text",
-		"{{ 'a' + ['b'] }}":                                                            "add of a text and a list",
-		"{{ '%s' % 'a' }}":                                                             "mod of a text",
+		"{{ {}.update({}) }}":                                                          "update is not defined",
+		"{{ [].append(1) }}":                                                           "append is not defined",
+		"{{ none + 'a' }}":                                                             "+ of None and a text",
+		"{{ 'a' + ['b'] }}":                                                            "+ of a text and a list",
+		"{{ '%s' % 'a' }}":                                                             "% of a text",
 		"{{ nosuch.a }}":                                                               "is not defined",
-		"{{ nosuch() }}":                                                               "nosuch is not callable",
+		"{{ nosuch() }}":                                                               "nosuch is not defined",
 		"{{ 1 // 0 }}":                                                                 "a division by 0",
 		"{{ raise_exception('no ' ~ 2) }}":                                             "the template refuses: no 2",
 		"{{ strftime_now('%Q') }}":                                                     `"%Q" is not read`,
@@ -121,10 +124,58 @@ func TestWrongTemplatesAreExplained(t *testing.T) {
 		"{{ 'x'.split('x', nosuch=1) }}":                                               `the argument "nosuch" is not read`,
 		"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}":                              "macros inside each other",
 		"{% macro f(x) %}{{ f(x + x) }}{% endmacro %}{{ f('abcdefgh') }}":              "a value of more than",
-		"{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}":        "a value of more than",
-		"{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = [n.x, n.x] %}{% endfor %}":        "too many steps",
-		"{% set n = namespace(x='ab') %}{% for i in [1, 2, n] %}{% set n.l = loop %}{% endfor %}{{ n == n }}": "inside a namespace",
-		"{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}":                        "too many steps",
+		"{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}":               "a value of more than",
+		"{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}":      "too many steps",
+		"{% set n = namespace(x=[1]) %}{% for i in range(999) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x == n.x }}":   "deep inside each other",
+		"{% set n = namespace(x=1) %}{% for i in range(99999) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x | tojson }}": "deep inside each other",
+		"{% set x = [1, 2] | select %}{{ x | list }}{{ x | list }}":                                                  "is read twice",
+		"{{ [1] | tojson(indent='x' * 101) }}":                                                                       "an indent of more than",
+		"{{ 'ab'[::0] }}":                                                                                            "a slice of step 0",
+		"{{ none[1:] }}":                                                                                             "a slice of None",
+		"{{ range(1, 2, 0) }}":                                                                                       "a range of step 0",
+		"{{ range(99999999999) }}":                                                                                   "not a small integer",
+		"{{ 'a'.split('') }}":                                                                                        "the separator of split is empty",
+		"{{ 'a b'.split(none, 1) }}":                                                                                 "takes a separator",
+		"{{ [1] | tojson(separators=',') }}":                                                                         "separators are not two texts",
+		"{{ nosuch | tojson }}":                                                                                      "nosuch is not defined",
+		"{{ {} | dictsort(by='size') }}":                                                                             "by key or by value",
+		"{{ ','.join([1]) }}":                                                                                        "join of a number",
+		"{{ [1] | select('nosuch') | list }}":                                                                        `the test "nosuch" is not read`,
+		"{{ [1] | map('nosuch') }}":                                                                                  "the name of a filter",
+		"{{ [1] | map(attribute='a', b=1) }}":                                                                        `the argument "b" is not read`,
+		"{% for x in [1] %}{{ loop.cycle() }}{% endfor %}":                                                           "cycle takes values",
+		"{{ 'a'.b() }}":                                                                                              "b is not defined",
+		"{{ 1() }}":                                                                                                  "a number cannot be called",
+		"{{ 1 | length }}":                                                                                           "a number has no length",
+		"{{ 1 | list }}":                                                                                             "a number has no items",
+		"{{ 1 | items }}":                                                                                            "a number has no items",
+		"{{ 1 < 'a' }}":                                                                                              "have no order",
+		"{{ 1 in 'a' }}":                                                                                             "a number in a text",
+		"{{ 2 ** -1 }}":                                                                                              "a negative exponent",
+		"{{ 9007199254740993 * 3 }}":                                                                                 "above 2^53",
+		"{{ 1.5 is odd }}":                                                                                           "not a small integer",
+		"{{ dict(1, 2) }}":                                                                                           "a map of 2 values",
+		"{{ nosuch | int }}":                                                                                         "nosuch, which is not defined",
+		"{{ 'a'.upper(1) }}":                                                                                         "1 arguments too many",
+		"{{ 'a'.startswith(1) }}":                                                                                    "argument 1 is not a text but a number",
+		"{{ dict }}":                                                                                                 "a function cannot be printed",
+		"{{ 'a'[1:2:3:4] }}":                                                                                         "in place of ]",
+		"{{ \xff }}":                                                                                                 "not UTF-8",
+		"{# x":                                                                                                       "the comment has no end",
+		"{% raw %}":                                                                                                  "the raw block has no end",
+		"{% 1 %}":                                                                                                    "in place of a name",
+		"{% if x %}{% endif x %}":                                                                                    `"x" in place of`,
+		"{{ (['a' * 4000000] * 9) | join }}":                                                                         "a value of more than",
+		"{{ ['a' * 4000000, 'b' * 4000000] }}":                                                                       "a value of more than",
+		"{% for x in [1, 2] %}{{ 'a' * 4000000 }}{% endfor %}":                                                       "a value of more than",
+		"{% for x in range(99999) %}{% set y = range(99999) | list %}{% endfor %}":                           "too many steps",
+		"{% set y = 'a' * 4000000 %}{% for x in range(99999) %}{% set z = 'b' in y %}{% endfor %}":           "too many steps",
+		"{% set y = 'a' * 4000000 %}{% for x in range(99999) %}{% set z = y == y ~ '' %}{% endfor %}":        "too many steps",
+		"{% set y = 'a' * 4000000 %}{% for x in range(99999) %}{% set z = y[0] %}{% endfor %}":               "too many steps",
+		"{% set y = 'a' * 4000000 %}{% for x in range(99999) %}{% set z = y.strip() | length %}{% endfor %}": "too many steps",
+		"{{ [1] | map('string') }}":      "cannot be printed",
+		"{{ ([1] * 5000000) | length }}": "a value of more than",
+		"{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}": "too many steps",
 	} {
 		if want == "" {
 			continue
@@ -134,7 +185,7 @@ func TestWrongTemplatesAreExplained(t *testing.T) {
 			t.Errorf("%.80s: %.80q, %v, want %s", source, text, err, want)
 		}
 	}
-	_, _, err := rendered(t, "{{ x }}", Vars{"x": jinja.NewString("a\ufdd1")})
+	_, _, err := rendered(t, "{% generation %}{{ x }}{% endgeneration %}", Vars{"x": "a\ufdd1"})
 	if err == nil || !strings.Contains(err.Error(), "x: the characters U+FDD0") {
 		t.Errorf("a mark in a value: %v", err)
 	}
@@ -157,7 +208,10 @@ func FuzzTemplate(f *testing.F) {
 		if err != nil {
 			return
 		}
-		text, spans, err := rendered(t, source, Vars{"messages": v, "tools": jinja.None()})
+		text, spans, err := rendered(t, source, Vars{"messages": v, "tools": nil})
+		if err != nil && strings.Contains(err.Error(), "internal error") {
+			t.Fatal(err)
+		}
 		if err != nil {
 			return
 		}

@@ -1,298 +1,297 @@
 package chat
 
 import (
-	"cmp"
-	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 )
 
-// words lists the names that are operators or literals.
-var words = []string{"and", "or", "not", "in", "is", "if", "else", "true", "false", "none", "True", "False", "None",
-	"null"}
+func constant(v Value) expr { return func(*run, *scope) Value { return v } }
 
-// A binary is an operator with its level of precedence. It becomes a call with the left side before |.
-type binary struct {
-	level    int
-	function string
-}
-
-var binaries = map[string]binary{
-	"==": {1, "eq"}, "!=": {1, "ne"}, "<": {1, "lt"}, ">": {1, "gt"}, "<=": {1, "le"}, ">=": {1, "ge"}, "in": {1, "in"},
-	"not in": {1, "not_in"}, "+": {2, "add"}, "-": {2, "sub"}, "~": {3, "concat"}, "*": {4, "mul"}, "/": {4, "div"},
-	"//": {4, "floordiv"}, "%": {4, "mod"}, "**": {5, "pow"},
-}
-
-// signLevel is the level of a sign, which binds before binary operators, filters and tests.
-const signLevel = 6
-
-// literal returns a string in the engine's quotes.
-func literal(s string) string {
-	return "'" + strings.ReplaceAll(strings.ReplaceAll(s, `\`, `\\`), "'", `\'`) + "'"
-}
-
-// expr returns an expression without a comma outside brackets.
-func (t *translator) expr(toks []tok) (string, error) {
-	if len(toks) == 0 {
-		return "", fmt.Errorf("an expression is missing")
-	}
-	if find(toks, ",") >= 0 {
-		return "", fmt.Errorf("a tuple without parentheses")
-	}
-	return t.list(toks)
-}
-
-// list returns expressions with commas, colons or = between them.
-func (t *translator) list(toks []tok) (string, error) {
-	if t.depth++; t.depth > maxNesting {
-		return "", fmt.Errorf("more than %d brackets inside each other", maxNesting)
-	}
-	defer func() { t.depth-- }()
-	e := &expression{t: t, toks: toks}
-	for e.at < len(toks) {
-		if err := e.next(); err != nil {
-			return "", err
+// list parses expressions with commas between them, up to the end.
+func (p *parser) list(end string, item func() expr) (list []expr) {
+	for !p.skip(end) {
+		list = append(list, item())
+		if !p.is(end) {
+			p.expect(",")
 		}
 	}
-	e.close(0)
-	return e.out.String(), nil
+	return list
 }
 
-// An expression is rewritten from left to right.
-type expression struct {
-	t       *translator
-	toks    []tok
-	at      int
-	out     strings.Builder
-	operand bool  // the last token ends an operand
-	open    []int // levels of the operators whose call is open
+// expr parses an expression, also with if and else.
+func (p *parser) expr() expr {
+	defer p.enter()()
+	value := p.binary(0)
+	for p.skip("if") {
+		yes, cond, no := value, p.binary(0), constant(undefined("the value of an if without else"))
+		if p.skip("else") {
+			no = p.expr()
+		}
+		value = func(r *run, s *scope) Value {
+			if truthy(cond(r, s)) {
+				return yes(r, s)
+			}
+			return no(r, s)
+		}
+	}
+	return value
 }
 
-// close ends the calls of operators of at least a level.
-func (e *expression) close(level int) {
-	for n := len(e.open); n > 0 && e.open[n-1] >= level; n-- {
-		e.out.WriteByte(')')
-		e.open = e.open[:n-1]
+// levels lists the precedence of the operators. The sign not has notLevel, not in has compareLevel.
+var levels = map[string]int{"or": 1, "and": 2, "==": 4, "!=": 4, "<": 4, ">": 4, "<=": 4, ">=": 4, "in": 4, "not": 4,
+	"+": 5, "-": 5, "~": 6, "*": 7, "/": 7, "//": 7, "%": 7, "**": 8}
+
+const (
+	notLevel     = 3
+	compareLevel = 4
+)
+
+// binary parses operators that bind more than a level.
+func (p *parser) binary(above int) expr {
+	var left expr
+	if p.is("not") && above <= notLevel {
+		p.take()
+		x := p.binary(notLevel - 1)
+		left = func(r *run, s *scope) Value { return !truthy(x(r, s)) }
+	} else {
+		left = p.unary(true)
+	}
+	for compared := false; p.toks[0].kind == 'n' || p.toks[0].kind == 'o'; {
+		op := p.toks[0].text
+		level := levels[op]
+		if level <= above {
+			break
+		}
+		if p.take(); op == "not" {
+			p.expect("in")
+			op = "not in"
+		}
+		if compared && level == compareLevel {
+			fail("a chain of comparisons; write and between them")
+		}
+		compared = level == compareLevel
+		left = operation(op, left, p.binary(level))
+	}
+	return left
+}
+
+func operation(op string, a, b expr) expr {
+	return func(r *run, s *scope) Value {
+		x := a(r, s)
+		switch {
+		case op != "and" && op != "or":
+			return r.binary(op, x, b(r, s))
+		case truthy(x) == (op == "or"):
+			return x
+		}
+		return b(r, s)
 	}
 }
 
-func (e *expression) next() error {
-	x := e.toks[e.at]
-	e.at++
+// unary parses a sign or a value with its attributes, calls, filters and tests. A sign binds before filters and tests.
+func (p *parser) unary(filters bool) (x expr) {
+	if p.is("-") || p.is("+") {
+		x = operation(p.take(), constant(0), p.unary(false))
+	} else {
+		x = p.primary()
+	}
+	for x = p.postfix(x); filters; {
+		switch {
+		case p.skip("|"):
+			x = p.filter(x)
+		case p.skip("is"):
+			x = p.test(x)
+		default:
+			return x
+		}
+	}
+	return x
+}
+
+func (p *parser) primary() expr {
 	switch {
-	case x.kind == 's':
-		return e.value(literal(x.text))
-	case x.kind == '0':
-		v, err := decodeNumber(x.text)
-		if err == nil && v.IsFloat() {
-			s := strconv.FormatFloat(v.AsFloat(), 'f', -1, 64)
-			return e.value(choose(strings.Contains(s, "."), s, s+".0"))
+	case p.toks[0].kind == 's':
+		return constant(p.take())
+	case p.toks[0].kind == '0':
+		return constant(parseNumber(p.take()))
+	case p.skip("("):
+		return p.parentheses()
+	case p.skip("["):
+		return values(p.list("]", p.expr))
+	case p.skip("{"):
+		return p.dict()
+	}
+	literals := map[string]Value{"true": true, "True": true, "false": false, "False": false, "none": nil, "None": nil}
+	if p.toks[0].kind == 'n' {
+		if v, ok := literals[p.toks[0].text]; ok {
+			p.take()
+			return constant(v)
 		}
-		return cmp.Or(err, e.value(x.text))
-	case x.kind == 'n':
-		return e.name(x.text)
-	case x.is("("), x.is("["), x.is("{"):
-		return e.bracket(x.text)
-	case x.is("."):
-		return e.attribute()
-	case x.is("|"):
-		e.close(signLevel)
-		name, err := e.word("a filter")
-		if err == nil && filters[name] == nil {
-			err = fmt.Errorf("the filter %q is not read", name)
+	}
+	name := p.target()
+	return func(r *run, s *scope) Value { return s.get(name) }
+}
+
+// parentheses parses an expression or a tuple. Tuples become lists.
+func (p *parser) parentheses() expr {
+	if p.skip(")") {
+		return values(nil)
+	}
+	x := p.expr()
+	if p.skip(")") {
+		return x
+	}
+	p.expect(",")
+	return values(append([]expr{x}, p.list(")", p.expr)...))
+}
+
+func values(list []expr) expr {
+	return func(r *run, s *scope) Value {
+		all := make([]Value, len(list))
+		for i, x := range list {
+			all[i] = x(r, s)
 		}
-		e.out.WriteString("|__filter_" + name)
-		return err
+		return all
 	}
-	return e.operator(x.text)
 }
 
-func (e *expression) value(text string) error {
-	if e.operand {
-		return fmt.Errorf("%.40s follows a value", text)
-	}
-	e.out.WriteString(text)
-	e.operand = true
-	return nil
-}
-
-// word reads a name after an operand.
-func (e *expression) word(what string) (string, error) {
-	if !e.operand || e.at == len(e.toks) || e.toks[e.at].kind != 'n' {
-		return "", fmt.Errorf("%s is missing, or the value before it", what)
-	}
-	e.at++
-	return e.toks[e.at-1].text, nil
-}
-
-func (e *expression) name(name string) error {
-	switch name {
-	case "is":
-		return e.test()
-	case "not":
-		if e.operand { // not in
-			if e.at == len(e.toks) || !e.toks[e.at].is("in") {
-				return fmt.Errorf("not follows a value")
+func (p *parser) dict() expr {
+	var keys []expr
+	values := p.list("}", func() expr {
+		keys = append(keys, p.expr())
+		p.expect(":")
+		return p.expr()
+	})
+	return func(r *run, s *scope) Value {
+		d := NewDict()
+		for i, key := range keys {
+			name, ok := key(r, s).(string)
+			if !ok {
+				fail("a key of a map is not a text")
 			}
-			e.at++
-			return e.operator("not in")
+			d.Set(name, values[i](r, s))
 		}
-		if len(e.open) > 0 {
-			return fmt.Errorf("not inside an operator; write parentheses around it")
-		}
-		e.out.WriteString(" not ")
-		return nil
-	case "and", "or", "in", "if", "else":
-		return e.operator(name)
+		return d
 	}
-	if strings.HasPrefix(name, "__") || name == "null" {
-		return fmt.Errorf("the name %q is not allowed", name)
-	}
-	return e.value(name)
 }
 
-// operator begins a call, or writes an operator of the engine.
-func (e *expression) operator(op string) error {
-	if !e.operand && (op == "-" || op == "+") {
-		e.out.WriteString(choose(op == "-", "__negative(", "__positive("))
-		e.open = append(e.open, signLevel)
-		return nil
-	}
-	if !e.operand {
-		return fmt.Errorf("%q has no value to its left", op)
-	}
-	e.operand = false
-	b, ok := binaries[op]
-	if b.level == 1 && slices.Contains(e.open, 1) {
-		return fmt.Errorf("a chain of comparisons")
-	}
-	if e.close(b.level); ok {
-		e.out.WriteString("|__" + b.function + "(")
-		e.open = append(e.open, b.level)
-		return nil
-	}
-	e.out.WriteString(" " + op + " ")
-	return nil
-}
-
-// bracket reads a call, an index, a slice, or a list, tuple or map.
-func (e *expression) bracket(open string) error {
-	end := match(e.toks, e.at-1)
-	if end < 0 {
-		return fmt.Errorf("%q is not closed", open)
-	}
-	inner, after := e.toks[e.at:end], e.operand
-	e.at, e.operand = end+1, true
-	if after && open == "{" {
-		return fmt.Errorf("{ follows a value")
-	}
-	if after && open == "[" {
-		return e.index(inner)
-	}
-	text, err := e.t.list(inner)
-	if err == nil && after {
-		e.out.WriteString("(" + text + ")")
-		return nil
-	}
-	// The space keeps two braces apart, which would end the tag.
-	e.out.WriteString(open + text + map[string]string{"(": ")", "[": "]", "{": " }"}[open])
-	return err
-}
-
-func (e *expression) index(inner []tok) error {
-	first := find(inner, ":")
-	if first < 0 {
-		key, err := e.t.expr(inner)
-		e.out.WriteString("|__item(" + key + ")")
-		return err
-	}
-	e.out.WriteString("|__slice(")
-	for i := range 3 {
-		part, end := "none", find(inner, ":")
-		if end < 0 {
-			end = len(inner)
+// postfix parses attributes, indices and calls of a value.
+func (p *parser) postfix(x expr) expr {
+	for {
+		switch v := x; {
+		case p.skip("("):
+			args := p.arguments()
+			x = func(r *run, s *scope) Value { return r.call(v(r, s), args(r, s)) }
+		case p.skip("["):
+			x = p.index(v)
+		case p.skip("."):
+			x = p.attribute(v)
+		default:
+			return x
 		}
-		if end > 0 {
-			var err error
-			if part, err = e.t.expr(inner[:end]); err != nil {
-				return err
-			}
-		}
-		e.out.WriteString(part + ", "[2*(i/2):])
-		inner = inner[min(end+1, len(inner)):]
 	}
-	e.out.WriteString(")")
-	if len(inner) > 0 {
-		return fmt.Errorf("a slice has at most three parts")
-	}
-	return nil
 }
 
-func (e *expression) attribute() error {
-	if e.operand && e.at < len(e.toks) && e.toks[e.at].kind == '0' {
-		e.out.WriteString("|__item(" + e.toks[e.at].text + ")")
-		e.at++
-		return nil
+func (p *parser) attribute(x expr) expr {
+	if p.toks[0].kind == '0' {
+		key := parseNumber(p.take())
+		return func(r *run, s *scope) Value { return r.item(x(r, s), key, false) }
 	}
-	name, err := e.word("an attribute")
+	name := p.name()
 	if strings.HasPrefix(name, "_") {
-		return fmt.Errorf("the attribute %q is not allowed", name)
+		fail("the attribute %q is not allowed", name)
 	}
-	if e.at < len(e.toks) && e.toks[e.at].is("(") {
-		args := ""
-		end := match(e.toks, e.at)
-		if end < 0 {
-			return fmt.Errorf("( is not closed")
-		}
-		if inner := e.toks[e.at+1 : end]; len(inner) > 0 {
-			if args, err = e.t.list(inner); err != nil {
-				return err
-			}
-			args = ", " + args
-		}
-		e.at = end + 1
-		e.out.WriteString("|__method(" + literal(name) + args + ")")
-		return err
-	}
-	e.out.WriteString("|__attr(" + literal(name) + ")")
-	return err
+	key := Value(name)
+	return func(r *run, s *scope) Value { return r.item(x(r, s), key, true) }
 }
 
-// test reads the name of a test, and its argument.
-func (e *expression) test() error {
-	prefix := "|__is_"
-	if e.at < len(e.toks) && e.toks[e.at].is("not") {
-		e.at++
-		prefix = "|__isnt_"
-	}
-	e.close(signLevel)
-	name, err := e.word("a test")
-	if err != nil {
-		return err
-	}
-	if tests[name] == nil {
-		return fmt.Errorf("the test %q is not read", name)
-	}
-	e.out.WriteString(prefix + name)
-	if e.at == len(e.toks) {
-		return nil
-	}
-	switch x := e.toks[e.at]; {
-	case x.kind == 's' || x.kind == '0' || x.kind == 'n' && !slices.Contains(words[:7], x.text):
-		arg, err := e.t.expr(e.toks[e.at : e.at+1])
-		e.out.WriteString("(" + arg + ")")
-		e.at++
-		return err
-	case x.is("["):
-		end := match(e.toks, e.at)
-		if end < 0 {
-			return fmt.Errorf("[ is not closed")
+// index parses an index or a slice.
+func (p *parser) index(x expr) expr {
+	parts := []expr{nil}
+	for !p.skip("]") {
+		switch last := len(parts) - 1; {
+		case last < 2 && p.skip(":"):
+			parts = append(parts, nil)
+		case parts[last] == nil:
+			parts[last] = p.expr()
+		default:
+			p.wrong("]")
 		}
-		arg, err := e.t.list(e.toks[e.at : end+1])
-		e.out.WriteString("(" + arg + ")")
-		e.at = end + 1
-		return err
 	}
-	return nil
+	if len(parts) == 1 && parts[0] == nil {
+		fail("an index is missing")
+	}
+	return func(r *run, s *scope) Value {
+		v := x(r, s)
+		if len(parts) == 1 {
+			return r.item(v, parts[0](r, s), false)
+		}
+		bounds := make([]Value, 3)
+		for i, part := range parts {
+			if part != nil {
+				bounds[i] = part(r, s)
+			}
+		}
+		return r.slice(v, &call{args: bounds})
+	}
+}
+
+// arguments parses the arguments of a call. The result evaluates them, with others before them.
+func (p *parser) arguments() func(r *run, s *scope, before ...Value) *call {
+	var names []string
+	list := p.list(")", func() expr {
+		name := ""
+		if p.toks[0].kind == 'n' && p.toks[1].text == "=" {
+			name = p.target()
+			p.expect("=")
+		}
+		if after := len(names) > 0 && names[len(names)-1] != ""; after && (name == "" || slices.Contains(names, name)) {
+			fail("an argument follows others with names, or has the name of another")
+		}
+		names = append(names, name)
+		return p.expr()
+	})
+	return func(r *run, s *scope, before ...Value) *call {
+		c := &call{args: slices.Grow(before, len(list))}
+		for i, x := range list {
+			if v := x(r, s); names[i] == "" {
+				c.args = append(c.args, v)
+			} else {
+				c.kw = append(c.kw, keyword{names[i], v})
+			}
+		}
+		return c
+	}
+}
+
+func noArguments(_ *run, _ *scope, before ...Value) *call { return &call{args: before} }
+
+func (p *parser) filter(x expr) expr {
+	name := p.name()
+	f, args := filters[name], noArguments
+	if f == nil {
+		fail("the filter %q is not read", name)
+	}
+	if p.skip("(") {
+		args = p.arguments()
+	}
+	return func(r *run, s *scope) Value { return r.call(f, args(r, s, x(r, s))) }
+}
+
+// test parses the name of a test, and its argument.
+func (p *parser) test(x expr) expr {
+	negated, name := p.skip("not"), p.name()
+	f, args := tests[name], noArguments
+	if f == nil {
+		fail("the test %q is not read", name)
+	}
+	switch {
+	case p.skip("("):
+		args = p.arguments()
+	case p.toks[0].kind == 's' || p.toks[0].kind == '0' || p.is("[") || p.is("{") ||
+		p.toks[0].kind == 'n' && !slices.Contains(words[:7], p.toks[0].text):
+		arg := p.postfix(p.primary())
+		args = func(r *run, s *scope, before ...Value) *call { return &call{args: append(before, arg(r, s))} }
+	}
+	return func(r *run, s *scope) Value { return truthy(r.call(f, args(r, s, x(r, s)))) != negated }
 }

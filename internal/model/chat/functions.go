@@ -1,125 +1,158 @@
 package chat
 
 import (
-	"fmt"
+	"reflect"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
-
-	"github.com/ardanlabs/jinja"
+	"unicode/utf8"
 )
 
-// filters, tests and methods have the semantics of Jinja2 and Python. They are filled in init, since some call others.
-var (
-	filters, methods map[string]function
-	tests            map[string]func(c *call) bool
-)
-
-func init() {
-	filters = map[string]function{
-		"string":     one(func(c *call, s string) value { return text(s) }),
-		"trim":       printed(strip(true, true)),
-		"upper":      one(func(c *call, s string) value { return text(strings.ToUpper(s)) }),
-		"lower":      one(func(c *call, s string) value { return text(strings.ToLower(s)) }),
-		"capitalize": one(func(c *call, s string) value { return text(capitalize(s)) }),
-		"title":      one(func(c *call, s string) value { return text(title(s)) }),
-		"safe":       func(r *run, c *call) (value, error) { return c.args[0], nil },
-		"tojson":     toJSON, "default": byDefault, "d": byDefault, "length": length, "count": length, "items": items,
-		"dictsort": dictSort, "join": join, "list": list, "first": edge(0), "last": edge(-1), "reverse": reverse,
-		"int": toInt, "map": mapped, "sort": sorted,
-		"select": selected(false, true), "reject": selected(false, false), "selectattr": selected(true, true),
-		"rejectattr": selected(true, false),
-		"replace":    printed(replace),
-	}
-	methods = map[string]function{
-		"strip": strip(true, true), "lstrip": strip(true, false), "rstrip": strip(false, true), "split": split(false),
-		"rsplit": split(true), "splitlines": splitLines, "replace": replace, "join": joinMethod,
-		"upper": filters["upper"], "lower": filters["lower"], "title": filters["title"],
-		"capitalize": filters["capitalize"], "startswith": affix(strings.HasPrefix),
-		"endswith":     affix(strings.HasSuffix),
-		"removeprefix": two(func(s, x string) value { return text(strings.TrimPrefix(s, x)) }),
-		"removesuffix": two(func(s, x string) value { return text(strings.TrimSuffix(s, x)) }),
-		"count":        two(func(s, x string) value { return whole(strings.Count(s, x)) }),
-		"find":         two(func(s, x string) value { return whole(place(s, strings.Index(s, x))) }),
-		"rfind":        two(func(s, x string) value { return whole(place(s, strings.LastIndex(s, x))) }),
-	}
-	tests = map[string]func(c *call) bool{
-		"defined":   func(c *call) bool { return !c.args[0].IsUndefined() },
-		"undefined": func(c *call) bool { return c.args[0].IsUndefined() },
-		"none":      func(c *call) bool { return c.args[0].IsNone() },
-		"boolean":   func(c *call) bool { return c.args[0].IsBool() },
-		"true":      func(c *call) bool { return c.args[0].IsBool() && c.args[0].AsBool() },
-		"false":     func(c *call) bool { return c.args[0].IsBool() && !c.args[0].AsBool() },
-		"integer":   func(c *call) bool { return c.args[0].IsInt() },
-		"float":     func(c *call) bool { return c.args[0].IsFloat() },
-		"number":    func(c *call) bool { return c.args[0].IsNumber() || c.args[0].IsBool() },
-		"string":    func(c *call) bool { return c.args[0].IsString() },
-		"mapping":   func(c *call) bool { return c.args[0].IsDict() },
-		"callable":  func(c *call) bool { return c.args[0].IsCallable() },
-		"iterable":  isContainer, "sequence": isContainer,
-		"eq": isEqual, "equalto": isEqual, "sameas": isEqual,
-		"ne": func(c *call) bool { return !isEqual(c) },
-		"in": func(c *call) bool {
-			in, err := c.contains(c.args[0], append(c.args, jinja.Undefined())[1])
-			if err != nil {
-				c.fail("%w", err)
-			}
-			return in
-		},
-		"odd":         func(c *call) bool { return c.int(0, "", 0)%2 != 0 },
-		"even":        func(c *call) bool { return c.int(0, "", 0)%2 == 0 },
-		"divisibleby": func(c *call) bool { return c.int(0, "", 0)%max(1, c.int(1, "num", 1)) == 0 },
-		"lower":       func(c *call) bool { return c.str(0) == strings.ToLower(c.str(0)) },
-		"upper":       func(c *call) bool { return c.str(0) == strings.ToUpper(c.str(0)) },
-	}
+// def makes a function with the names of its parameters.
+func def(params string, do func(r *run, c *call) Value) *function {
+	return &function{strings.Fields(params), do}
 }
 
-// printed makes a filter of a method: its value becomes a text first.
-func printed(f function) function {
-	return func(r *run, c *call) (value, error) {
-		s, err := r.text(c.args[0])
-		if err != nil {
-			return none(), err
-		}
-		c.args[0] = text(s)
-		return f(r, c)
-	}
-}
-
-// one makes a function of a text alone.
-func one(f func(c *call, s string) value) function {
-	return func(r *run, c *call) (value, error) {
-		c.only(1)
-		s, err := r.text(c.args[0])
-		if err != nil {
-			return none(), err
-		}
-		return f(c, s), r.fits(len(s))
-	}
+// printed makes a function of one text. Other values are printed first.
+func printed[T any](f func(string) T) *function {
+	return def("s", func(r *run, c *call) Value { return f(r.text(c.args[0])) })
 }
 
 // two makes a function of two texts.
-func two(f func(s, x string) value) function {
-	return func(r *run, c *call) (value, error) {
-		c.only(2)
-		if s, x := c.str(0), c.str(1); c.err == nil {
-			return f(s, x), nil
+func two[T any](f func(s, x string) T) *function {
+	return def("s x", func(r *run, c *call) Value { return f(c.str(0), c.str(1)) })
+}
+
+// each makes a function of the items of a value.
+func each(f func([]Value) Value) *function {
+	return def("value", func(r *run, c *call) Value { return f(r.items(c.args[0])) })
+}
+
+// is makes a test of a value.
+func is(test func(Value) bool) *function {
+	return def("value", func(r *run, c *call) Value { return test(c.args[0]) })
+}
+
+// holds makes a test of a type.
+func holds[T any]() *function {
+	return is(func(v Value) bool {
+		_, ok := v.(T)
+		return ok
+	})
+}
+
+// filters, tests and methods have the semantics of Jinja2 and Python. init fills those that call others.
+var filters, tests, textMethods map[string]*function
+
+func init() {
+	lower, upper, capital := printed(strings.ToLower), printed(strings.ToUpper), printed(capitalize)
+	filters = map[string]*function{
+		"string": printed(strings.Clone), "safe": printed(strings.Clone),
+		"upper": upper, "lower": lower, "capitalize": capital,
+		"title":  printed(func(s string) string { return title(s, beginsWord) }),
+		"trim":   strip(strings.TrimFunc),
+		"tojson": def("x ensure_ascii indent separators sort_keys", toJSON), "int": def("value default", toInt),
+		"default": def("value default_value boolean", byDefault), "d": def("value default_value boolean", byDefault),
+		"length": def("value", length), "count": def("value", length),
+		"items": def("value", func(r *run, c *call) Value {
+			if _, unset := c.args[0].(undefined); unset {
+				return &iterator{once: true}
+			}
+			return &iterator{items: pairs(c.args[0]), once: true}
+		}),
+		"dictsort": def("value case_sensitive by reverse", dictSort), "join": def("value d attribute", join),
+		"list":  each(func(list []Value) Value { return slices.Clone(list) }),
+		"first": each(func(list []Value) Value { return edge(list, 0) }),
+		"last":  each(func(list []Value) Value { return edge(list, -1) }),
+		"sort": def("value reverse case_sensitive attribute", func(r *run, c *call) Value {
+			return r.sorted(r.items(c.args[0]), c.args[1], c.args[2], c.args[3])
+		}),
+		"reverse": def("value", reverse),
+		"replace": def("s old new count", replace), "map": {do: mapped},
+		"select": selected(false, true), "selectattr": selected(true, true),
+		"reject": selected(false, false), "rejectattr": selected(true, false),
+	}
+	textMethods = map[string]*function{
+		"upper": upper, "lower": lower, "capitalize": capital,
+		"title": printed(func(s string) string { return title(s, func(c rune) bool { return !unicode.IsLetter(c) }) }),
+		"strip": strip(strings.TrimFunc), "lstrip": strip(strings.TrimLeftFunc), "rstrip": strip(strings.TrimRightFunc),
+		"split": def("s sep maxsplit", split(false)), "rsplit": def("s sep maxsplit", split(true)),
+		"splitlines": printed(splitLines), "replace": def("s old new count", replace), "join": def("d list", joinMethod),
+		"startswith": affix(strings.HasPrefix), "endswith": affix(strings.HasSuffix),
+		"removeprefix": two(strings.TrimPrefix), "removesuffix": two(strings.TrimSuffix), "count": two(strings.Count),
+		"find":  two(func(s, x string) int { return place(s, strings.Index(s, x)) }),
+		"rfind": two(func(s, x string) int { return place(s, strings.LastIndex(s, x)) }),
+	}
+	tests = map[string]*function{
+		"undefined": holds[undefined](), "boolean": holds[bool](), "integer": holds[int](), "float": holds[float64](),
+		"string": holds[string](), "mapping": holds[*Dict](),
+		"callable": is(func(v Value) bool { return kind(v) == "a function" || kind(v) == "an undefined value" }),
+		"defined":  is(func(v Value) bool { _, not := v.(undefined); return !not }),
+		"none":     is(func(v Value) bool { return v == nil }),
+		"true":     is(func(v Value) bool { return v == Value(true) }),
+		"false":    is(func(v Value) bool { return v == Value(false) }),
+		"number":   is(func(v Value) bool { _, ok := number(v); return ok }), "sequence": is(isSequence),
+		"iterable": is(func(v Value) bool { return isSequence(v) || kind(v) == "a iterator" }),
+		"odd":      is(func(v Value) bool { return small(v)%2 != 0 }),
+		"even":     is(func(v Value) bool { return small(v)%2 == 0 }),
+		"sameas": def("value other", func(r *run, c *call) Value {
+			return reflect.TypeOf(c.args[0]) == reflect.TypeOf(c.args[1]) && r.equal(c.args[0], c.args[1], 0)
+		}),
+		"divisibleby": def("value num", func(r *run, c *call) Value {
+			return r.equal(arithmetic("%", c.args[0], c.args[1]), 0, 0)
+		}),
+		"lower": printed(func(s string) bool { return s == strings.ToLower(s) && s != strings.ToUpper(s) }),
+		"upper": printed(func(s string) bool { return s == strings.ToUpper(s) && s != strings.ToLower(s) }),
+	}
+	names := map[string]string{"==": "eq equalto", "!=": "ne", "<": "lt lessthan", "<=": "le",
+		">": "gt greaterthan", ">=": "ge", "in": "in"}
+	for op, words := range names {
+		for _, name := range append(strings.Fields(words), op) {
+			tests[name] = def("value other", func(r *run, c *call) Value { return r.binary(op, c.args[0], c.args[1]) })
 		}
-		return none(), c.err
 	}
 }
 
-func isContainer(c *call) bool {
-	v := c.args[0]
-	return v.IsList() || v.IsDict() || v.IsString() || v.IsUndefined()
+var mapMethods = map[string]*function{
+	"keys":  def("d", func(r *run, c *call) Value { return &iterator{items: r.items(c.args[0])} }),
+	"items": def("d", func(r *run, c *call) Value { return &iterator{items: pairs(c.args[0])} }),
+	"values": def("d", func(r *run, c *call) Value {
+		list := pairs(c.args[0])
+		for i, pair := range list {
+			list[i] = pair.([]Value)[1]
+		}
+		return &iterator{items: list}
+	}),
+	"get": def("d key default", func(r *run, c *call) Value {
+		if key, d := c.args[1], c.args[0].(*Dict); isString(key) && d.Has(key.(string)) {
+			return d.Data[key.(string)]
+		}
+		return c.or(2, nil)
+	}),
 }
 
-func isEqual(c *call) bool {
-	if len(c.args) != 2 {
-		c.fail("the test takes one argument")
-		return false
+// method returns a method of a text or map; nil: none.
+func method(v Value, name string) Value {
+	var f *function
+	switch v.(type) {
+	case string:
+		f = textMethods[name]
+	case *Dict:
+		f = mapMethods[name]
 	}
-	return equal(c.args[0], c.args[1])
+	if f == nil {
+		return nil
+	}
+	return &function{do: func(r *run, c *call) Value {
+		return r.call(f, &call{append([]Value{v}, c.args...), c.kw})
+	}}
+}
+
+func isSequence(v Value) bool {
+	_, not := v.(*iterator)
+	return size(v) >= 0 && !not
 }
 
 // place turns an index in bytes into one in characters.
@@ -127,213 +160,144 @@ func place(s string, at int) int {
 	if at < 0 {
 		return at
 	}
-	return len([]rune(s[:at]))
+	return utf8.RuneCountInString(s[:at])
 }
 
 func capitalize(s string) string {
-	for i := range s {
-		if i > 0 {
-			return strings.ToUpper(s[:i]) + strings.ToLower(s[i:])
-		}
-	}
-	return strings.ToUpper(s)
+	_, n := utf8.DecodeRuneInString(s)
+	return strings.ToUpper(s[:n]) + strings.ToLower(s[n:])
 }
 
-func title(s string) string {
-	inside := false
-	return strings.Map(func(r rune) rune {
-		before := inside
-		if inside = unicode.IsLetter(r); !inside {
-			return r
-		}
-		return choose(before, unicode.ToLower(r), unicode.ToTitle(r))
+// title writes a capital after each character that begins reports, and small letters elsewhere.
+func title(s string, begins func(rune) bool) string {
+	begin := true
+	return strings.Map(func(c rune) rune {
+		now := begin
+		begin = begins(c)
+		return choose(now, unicode.ToTitle(c), unicode.ToLower(c))
 	}, s)
 }
 
-func strip(left, right bool) function {
-	return func(r *run, c *call) (value, error) {
-		c.only(2, "chars")
-		s, cut := c.str(0), isSpace
-		if v, ok := c.arg(1, "chars"); ok && !v.IsNone() {
-			if !v.IsString() {
-				c.fail("the characters to strip are %s", kind(v))
-				return none(), c.err
-			}
-			cut = func(x rune) bool { return strings.ContainsRune(v.AsString(), x) }
+// beginsWord reports the characters before a word for the filter title.
+func beginsWord(c rune) bool { return isSpace(c) || strings.ContainsRune("-({[<", c) }
+
+func strip(trim func(string, func(rune) bool) string) *function {
+	return def("s chars", func(r *run, c *call) Value {
+		cut := isSpace
+		if c.given(1) {
+			chars := c.str(1)
+			cut = func(x rune) bool { return strings.ContainsRune(chars, x) }
 		}
-		if left {
-			s = strings.TrimLeftFunc(s, cut)
-		}
-		if right {
-			s = strings.TrimRightFunc(s, cut)
-		}
-		return text(s), c.err
-	}
+		return trim(r.text(c.args[0]), cut)
+	})
 }
 
 // split makes split(), or rsplit(), which counts from the end.
-func split(last bool) function {
-	return func(r *run, c *call) (value, error) {
-		c.only(3, "sep", "maxsplit")
-		s, n := c.str(0), c.int(2, "maxsplit", -1)
-		sep, ok := c.arg(1, "sep")
-		if ok && !sep.IsNone() && (!sep.IsString() || sep.AsString() == "") {
-			c.fail("the separator of split is empty or %s", kind(sep))
-		}
-		if c.err != nil {
-			return none(), c.err
-		}
-		if ok && !sep.IsNone() {
-			parts := strings.Split(s, sep.AsString())
-			if n >= 0 && len(parts) > n+1 {
-				if last {
-					k := len(parts) - n
-					parts = append([]string{strings.Join(parts[:k], sep.AsString())}, parts[k:]...)
-				} else {
-					parts = append(parts[:n:n], strings.Join(parts[n:], sep.AsString()))
-				}
+func split(last bool) func(r *run, c *call) Value {
+	return func(r *run, c *call) Value {
+		s, n := c.str(0), c.int(2, -1)
+		if !c.given(1) {
+			if n >= 0 {
+				fail("split with a limit takes a separator")
 			}
-			return texts(parts), r.spend(len(parts))
+			return texts(strings.FieldsFunc(s, isSpace))
 		}
-		if n >= 0 {
-			return none(), fmt.Errorf("split with a limit takes a separator")
+		sep := c.str(1)
+		if sep == "" {
+			fail("the separator of split is empty")
 		}
-		parts := strings.FieldsFunc(s, isSpace)
-		return texts(parts), r.spend(len(parts))
+		parts := strings.Split(s, sep)
+		if k := len(parts) - n; n >= 0 && k > 1 && last {
+			parts = append([]string{strings.Join(parts[:k], sep)}, parts[k:]...)
+		} else if n >= 0 && k > 1 {
+			parts = strings.SplitN(s, sep, n+1)
+		}
+		return texts(parts)
 	}
 }
 
-func splitLines(r *run, c *call) (value, error) {
-	c.only(1)
-	s := strings.ReplaceAll(strings.ReplaceAll(c.str(0), "\r\n", "\n"), "\r", "\n")
-	if s = strings.TrimSuffix(s, "\n"); s == "" && c.str(0) == "" {
-		return array(nil), c.err
+// lineEnd matches the ends of lines in Python.
+var lineEnd = regexp.MustCompile(`\r\n|[\n\r\v\f\x1c-\x1e\x{85}\x{2028}\x{2029}]`)
+
+func splitLines(s string) Value {
+	parts := lineEnd.Split(s, -1)
+	if last := len(parts) - 1; parts[last] == "" {
+		parts = parts[:last]
 	}
-	parts := strings.Split(s, "\n")
-	return texts(parts), r.spend(len(parts))
+	return texts(parts)
 }
 
-func replace(r *run, c *call) (value, error) {
-	c.only(4, "count")
-	s, old, by, n := c.str(0), c.str(1), c.str(2), c.int(3, "count", -1)
-	if c.err == nil {
-		times := strings.Count(s, old)
-		if n >= 0 {
-			times = min(times, n)
-		}
-		c.err = r.fits(len(s) + times*len(by))
+func replace(r *run, c *call) Value {
+	s, old, by, n := r.text(c.args[0]), r.text(c.args[1]), r.text(c.args[2]), c.int(3, -1)
+	times := strings.Count(s, old)
+	if n >= 0 {
+		times = min(times, n)
 	}
-	if c.err != nil {
-		return none(), c.err
-	}
-	return text(strings.Replace(s, old, by, n)), nil
+	r.fits(len(s) + times*len(by))
+	return strings.Replace(s, old, by, n)
 }
 
-func affix(has func(s, x string) bool) function {
-	return func(r *run, c *call) (value, error) {
-		c.only(2)
-		if len(c.args) == 2 && c.args[1].IsList() {
-			for _, x := range c.args[1].AsList().Items {
-				if x.IsString() && has(c.str(0), x.AsString()) {
-					return truth(true), c.err
-				}
-			}
-			return truth(false), c.err
+func affix(has func(s, x string) bool) *function {
+	return def("s x", func(r *run, c *call) Value {
+		if list, ok := c.args[1].([]Value); ok {
+			return slices.ContainsFunc(list, func(x Value) bool { return isString(x) && has(c.str(0), x.(string)) })
 		}
-		s, x := c.str(0), c.str(1)
-		return truth(has(s, x)), c.err
-	}
+		return has(c.str(0), c.str(1))
+	})
 }
 
-func toJSON(r *run, c *call) (value, error) {
-	c.only(2, "ensure_ascii", "indent", "separators", "sort_keys")
-	s := style{item: ", ", key: ": ", ascii: c.flag(1, "ensure_ascii"), order: c.flag(9, "sort_keys")}
-	if v, ok := c.kw["indent"]; ok && v.IsString() {
-		s.indent = v.AsString()
-	} else if n := c.int(9, "indent", 0); n > 0 {
-		s.indent = strings.Repeat(" ", min(n, 100))
-	}
-	if s.indent != "" {
-		s.item = ","
-	}
-	if v, ok := c.kw["separators"]; ok && !v.IsNone() {
-		if !v.IsList() || v.AsList().Len() != 2 || !v.AsList().Items[0].IsString() || !v.AsList().Items[1].IsString() {
-			return none(), fmt.Errorf("separators are not two texts")
+func toJSON(r *run, c *call) Value {
+	s := style{item: ", ", key: ": ", ascii: c.given(1) && truthy(c.args[1]), order: truthy(c.args[4])}
+	if c.given(2) {
+		s.lines, s.item = true, ","
+		if text, ok := c.args[2].(string); ok {
+			s.indent = text
+		} else {
+			s.indent = strings.Repeat(" ", min(max(c.int(2, 0), 0), maxIndent+1))
 		}
-		s.item, s.key = v.AsList().Items[0].AsString(), v.AsList().Items[1].AsString()
+		if len(s.indent) > maxIndent {
+			fail("an indent of more than %d", maxIndent)
+		}
 	}
-	var b strings.Builder
-	if c.err == nil {
-		c.err = r.write(&b, c.args[0], s, 0)
+	if c.given(3) {
+		list, _ := c.args[3].([]Value)
+		if len(list) != 2 {
+			fail("separators are not two texts")
+		}
+		two := &call{args: list}
+		s.item, s.key = two.str(0), two.str(1)
 	}
-	return text(b.String()), c.err
+	return r.written(c.args[0], s)
 }
 
-func byDefault(r *run, c *call) (value, error) {
-	c.only(3, "default_value", "boolean")
-	if v := c.args[0]; !v.IsUndefined() && (v.IsTruthy() || !c.flag(2, "boolean")) {
-		return v, c.err
+func byDefault(r *run, c *call) Value {
+	_, unset := c.args[0].(undefined)
+	if !unset && (truthy(c.args[0]) || !truthy(c.args[2])) {
+		return c.args[0]
 	}
-	if v, ok := c.arg(1, "default_value"); ok {
-		return v, c.err
-	}
-	return text(""), c.err
+	return c.or(1, "")
 }
 
-func toInt(r *run, c *call) (value, error) {
-	c.only(2, "default")
-	switch v := c.args[0]; {
-	case v.IsInt():
-		return v, c.err
-	case v.IsFloat() && v.AsFloat() > -1e18 && v.AsFloat() < 1e18:
-		return jinja.NewInt(int64(v.AsFloat())), c.err
-	case v.IsString():
-		if n, err := strconv.ParseInt(strings.TrimFunc(v.AsString(), isSpace), 10, 64); err == nil {
-			return jinja.NewInt(n), c.err
+func toInt(r *run, c *call) Value {
+	switch v := c.args[0].(type) {
+	case undefined:
+		fail("int of %s, which is not defined", string(v))
+	case int:
+		return v
+	case bool:
+		return small(v)
+	case float64:
+		if v > -1e18 && v < 1e18 {
+			return int(v)
 		}
-		if f, err := strconv.ParseFloat(strings.TrimFunc(v.AsString(), isSpace), 64); err == nil && f > -1e18 && f < 1e18 {
-			return jinja.NewInt(int64(f)), c.err
+	case string:
+		s := strings.TrimFunc(v, isSpace)
+		if n, err := strconv.Atoi(s); err == nil {
+			return n
+		}
+		if f, err := strconv.ParseFloat(s, 64); err == nil && f > -1e18 && f < 1e18 {
+			return int(f)
 		}
 	}
-	return whole(c.int(1, "default", 0)), c.err
+	return c.or(1, 0)
 }
-
-// global functions of a template.
-var globals = map[string]function{
-	"namespace": func(r *run, c *call) (value, error) {
-		v, err := dict(r, c)
-		if err == nil {
-			r.spaces[v.AsDict()] = true
-		}
-		return v, err
-	},
-	"dict": dict,
-	"range": func(r *run, c *call) (value, error) {
-		c.only(3)
-		from, to, step := 0, c.int(0, "", 0), c.int(2, "", 1)
-		if len(c.args) > 1 {
-			from, to = to, c.int(1, "", 0)
-		}
-		if len(c.args) == 0 || step == 0 {
-			c.fail("range takes an end, and a step that is not 0")
-		}
-		var list []value
-		for i := from; c.err == nil && (step > 0 && i < to || step < 0 && i > to); i += step {
-			if list = append(list, whole(i)); len(list) > maxRange {
-				c.fail("a range of more than %d", maxRange)
-			}
-		}
-		return array(list), choose(c.err != nil, c.err, r.spend(len(list)))
-	},
-	"raise_exception": func(r *run, c *call) (value, error) {
-		s, err := r.text(append(c.args, text(""))[0])
-		return none(), choose(err != nil, err, fmt.Errorf("the template refuses: %s", s))
-	},
-	"strftime_now": func(r *run, c *call) (value, error) {
-		s, err := strftime(r.now, c.str(0))
-		return text(s), choose(c.err != nil, c.err, err)
-	},
-}
-
-// maxRange bounds a range, as in Jinja2's sandbox.
-const maxRange = 100_000

@@ -1,240 +1,204 @@
 package chat
 
 import (
-	"fmt"
-	"maps"
 	"slices"
-	"sort"
+	"strconv"
 	"strings"
-
-	"github.com/ardanlabs/jinja"
 )
 
-func length(r *run, c *call) (value, error) {
-	switch v := c.args[0]; {
-	case v.IsString():
-		return whole(len([]rune(v.AsString()))), nil
-	case v.IsList():
-		return whole(v.AsList().Len()), nil
-	case v.IsDict():
-		return whole(v.AsDict().Len()), nil
-	case v.IsUndefined():
-		return whole(0), nil
-	default:
-		return none(), fmt.Errorf("%s has no length", kind(v))
+func length(r *run, c *call) Value {
+	n := size(c.args[0])
+	if n < 0 {
+		fail("%s has no length", kind(c.args[0]))
 	}
+	return n
 }
 
-func items(r *run, c *call) (value, error) {
-	if c.args[0].IsUndefined() {
-		return array(nil), nil
+// pairs returns the keys of a map with their values.
+func pairs(v Value) []Value {
+	d, ok := v.(*Dict)
+	if !ok {
+		fail("%s has no items", kind(v))
 	}
-	if !c.args[0].IsDict() {
-		return none(), fmt.Errorf("%s has no items()", kind(c.args[0]))
+	list := make([]Value, len(d.Keys))
+	for i, k := range d.Keys {
+		list[i] = []Value{k, d.Data[k]}
 	}
-	d := c.args[0].AsDict()
-	return pairs(d, d.Keys), nil
+	return list
 }
 
-func pairs(d *jinja.Dict, keys []string) value {
-	list := make([]value, len(keys))
-	for i, k := range keys {
-		list[i] = array([]value{text(k), d.Data[k]})
+func dictSort(r *run, c *call) Value {
+	if by := c.args[2]; c.given(2) && by != Value("key") && by != Value("value") {
+		fail("dictsort sorts by key or by value")
 	}
-	return array(list)
+	path := Value(choose(c.args[2] == Value("value"), 1, 0))
+	return r.sorted(pairs(c.args[0]), c.args[3], c.args[1], path)
 }
 
-func dictSort(r *run, c *call) (value, error) {
-	c.only(2, "case_sensitive", "reverse")
-	if !c.args[0].IsDict() {
-		return none(), fmt.Errorf("dictsort of %s", kind(c.args[0]))
+// sorted sorts by an attribute. Texts are compared without regard to case unless it matters.
+func (r *run) sorted(list []Value, reverse, matters, path Value) Value {
+	key := func(v Value) Value {
+		v = r.attribute(v, path, absent)
+		if s, ok := v.(string); ok && !truthy(matters) {
+			return strings.ToLower(s)
+		}
+		return v
 	}
-	d := c.args[0].AsDict()
-	keys := slices.Clone(d.Keys)
-	fold := choose(c.flag(1, "case_sensitive"), func(s string) string { return s }, strings.ToLower)
-	slices.SortStableFunc(keys, func(a, b string) int {
-		return choose(c.flag(9, "reverse"), -1, 1) * strings.Compare(fold(a), fold(b))
+	list = slices.Clone(list)
+	slices.SortStableFunc(list, func(a, b Value) int {
+		return choose(truthy(reverse), -1, 1) * r.compare(key(a), key(b))
 	})
-	return pairs(d, keys), c.err
+	return list
 }
 
-func join(r *run, c *call) (value, error) {
-	c.only(2, "d", "attribute")
-	sep := ""
-	if v, ok := c.arg(1, "d"); ok {
-		if sep = v.String(); v.IsString() {
-			sep = v.AsString()
-		}
+// attribute returns an attribute by a path such as "function.name"; v itself without a path. unset replaces undefined
+// values.
+func (r *run) attribute(v, path, unset Value) Value {
+	if path == nil || path == Value(absent) {
+		return v
 	}
-	var b strings.Builder
-	for i, x := range c.items(c.args[0]) {
-		if name, ok := c.kw["attribute"]; ok {
-			x = c.get(x, name)
+	for part := range strings.SplitSeq(r.text(path), ".") {
+		key := Value(part)
+		if n, err := strconv.Atoi(part); err == nil {
+			key = n
 		}
-		s, err := r.text(x)
-		if err == nil {
-			err = r.fits(b.Len() + len(sep) + len(s))
+		v = r.item(v, key, false)
+		if _, ok := v.(undefined); ok && unset != Value(absent) {
+			v = unset
 		}
-		if err != nil {
-			return none(), err
-		}
-		b.WriteString(choose(i > 0, sep, "") + s)
-	}
-	return text(b.String()), c.err
-}
-
-func joinMethod(r *run, c *call) (value, error) {
-	c.only(2)
-	if len(c.args) != 2 {
-		return none(), fmt.Errorf("join takes a list")
-	}
-	for _, x := range c.items(c.args[1]) {
-		if !x.IsString() {
-			c.fail("join of %s", kind(x))
-		}
-	}
-	c.args[0], c.args[1] = c.args[1], c.args[0]
-	return join(r, c)
-}
-
-func list(r *run, c *call) (value, error) { return array(c.items(c.args[0])), c.err }
-
-func edge(at int) function {
-	return func(r *run, c *call) (value, error) {
-		all := c.items(c.args[0])
-		if len(all) == 0 {
-			return jinja.Undefined(), c.err
-		}
-		return all[(len(all)+at)%len(all)], c.err
-	}
-}
-
-func reverse(r *run, c *call) (value, error) {
-	all := slices.Clone(c.items(c.args[0]))
-	slices.Reverse(all)
-	if c.args[0].IsString() {
-		c.args[0] = array(all)
-		return join(r, c)
-	}
-	return array(all), c.err
-}
-
-func mapped(r *run, c *call) (value, error) {
-	list := slices.Clone(c.items(c.args[0]))
-	if name, ok := c.kw["attribute"]; ok {
-		c.only(1, "attribute", "default")
-		for i, x := range list {
-			list[i] = c.get(x, name)
-			if v, ok := c.kw["default"]; ok && list[i].IsUndefined() {
-				list[i] = v
-			}
-		}
-		return array(list), c.err
-	}
-	f := filters[c.str(1)]
-	if f == nil || c.err != nil {
-		return none(), fmt.Errorf("map takes a filter's name, or attribute=")
-	}
-	for i, x := range list {
-		var err error
-		if list[i], err = r.call(f, &call{args: append([]value{x}, c.args[2:]...), kw: c.kw}); err != nil {
-			return none(), err
-		}
-	}
-	return array(list), nil
-}
-
-// selected makes select and its relatives. attr: they test an attribute; keep: they keep what passes.
-func selected(attr, keep bool) function {
-	return func(r *run, c *call) (value, error) {
-		args := slices.Clone(c.args[1:])
-		name := text("")
-		if attr && len(args) > 0 {
-			name, args = args[0], args[1:]
-		}
-		test := func(c *call) bool { return c.args[0].IsTruthy() }
-		if len(args) > 0 {
-			if test = nil; args[0].IsString() {
-				test = tests[args[0].AsString()]
-			}
-			args = args[1:]
-		}
-		if test == nil {
-			return none(), fmt.Errorf("the test is not read")
-		}
-		var list []value
-		for _, x := range c.items(c.args[0]) {
-			v := x
-			if attr {
-				v = c.get(x, name)
-			}
-			inner := &call{run: r, args: append([]value{v}, args...)}
-			if test(inner) == keep {
-				list = append(list, x)
-			}
-			if inner.err != nil {
-				return none(), inner.err
-			}
-		}
-		return array(list), c.err
-	}
-}
-
-func sorted(r *run, c *call) (value, error) {
-	c.only(1, "reverse", "case_sensitive", "attribute")
-	list := slices.Clone(c.items(c.args[0]))
-	key := func(v value) value { return v }
-	if name, ok := c.kw["attribute"]; ok {
-		key = func(v value) value { return c.get(v, name) }
-	}
-	sort.SliceStable(list, func(i, k int) bool {
-		n := c.compare(key(list[i]), key(list[k]))
-		return choose(c.flag(9, "reverse"), n > 0, n < 0)
-	})
-	return array(list), c.err
-}
-
-func dict(r *run, c *call) (value, error) {
-	c.only(1, slices.Collect(maps.Keys(c.kw))...)
-	v := jinja.NewDict()
-	d := v.AsDict()
-	if len(c.args) > 0 {
-		if !c.args[0].IsDict() {
-			return none(), fmt.Errorf("a map of %s", kind(c.args[0]))
-		}
-		for _, k := range c.args[0].AsDict().Keys {
-			d.Set(k, c.args[0].AsDict().Data[k])
-		}
-	}
-	for _, k := range slices.Sorted(maps.Keys(c.kw)) { // the engine has lost their order
-		d.Set(k, c.kw[k])
-	}
-	return v, c.err
-}
-
-// get returns an attribute by its name, with dots for inner ones.
-func (c *call) get(v value, name value) value {
-	if !name.IsString() {
-		c.fail("an attribute is named by %s", kind(name))
-		return none()
-	}
-	for part := range strings.SplitSeq(name.AsString(), ".") {
-		if !v.IsDict() {
-			return jinja.Undefined()
-		}
-		v, _ = v.AsDict().Get(part) // undefined if absent
 	}
 	return v
 }
 
-// compare orders numbers, and texts without regard to case unless the arguments ask for it.
-func (c *call) compare(a, b value) int {
-	if a.IsString() && b.IsString() && !c.flag(9, "case_sensitive") {
-		a, b = text(strings.ToLower(a.AsString())), text(strings.ToLower(b.AsString()))
+func join(r *run, c *call) Value {
+	list := slices.Clone(r.items(c.args[0]))
+	for i, x := range list {
+		list[i] = r.attribute(x, c.args[2], absent)
 	}
-	n, err := compare(a, b)
-	if err != nil {
-		c.fail("%w", err)
+	return r.join(list, r.text(c.or(1, "")))
+}
+
+func joinMethod(r *run, c *call) Value {
+	list := r.items(c.args[1])
+	for _, x := range list {
+		if _, ok := x.(string); !ok {
+			fail("join of %s", kind(x))
+		}
 	}
-	return n
+	return r.join(list, c.str(0))
+}
+
+// edge returns the first or last value, at 0 or -1.
+func edge(list []Value, at int) Value {
+	if len(list) == 0 {
+		return undefined("the first or last value of nothing")
+	}
+	return list[(len(list)+at)%len(list)]
+}
+
+func reverse(r *run, c *call) Value {
+	list := slices.Clone(r.items(c.args[0]))
+	slices.Reverse(list)
+	if _, ok := c.args[0].(string); ok {
+		return r.join(list, "")
+	}
+	return &iterator{items: list, once: true}
+}
+
+func mapped(r *run, c *call) Value {
+	list := slices.Clone(r.items(c.args[0]))
+	if path := c.take("attribute"); path != Value(absent) && len(c.args) == 1 {
+		unset := c.take("default")
+		c.named(0)
+		for i, x := range list {
+			list[i] = r.attribute(x, path, unset)
+		}
+		return &iterator{items: list, once: true}
+	}
+	var f *function
+	if len(c.args) > 1 {
+		f = filters[c.str(1)]
+	}
+	if f == nil {
+		fail("map takes the name of a filter, or attribute=")
+	}
+	for i, x := range list {
+		list[i] = r.call(f, &call{append([]Value{x}, c.args[2:]...), c.kw})
+	}
+	return &iterator{items: list, once: true}
+}
+
+// selected makes select and its relatives. attr: they test an attribute; keep: they keep what passes.
+func selected(attr, keep bool) *function {
+	return &function{do: func(r *run, c *call) Value {
+		c.named(0)
+		args, path := c.args[1:], Value(absent)
+		if attr && len(args) > 0 {
+			path, args = args[0], args[1:]
+		}
+		test := is(truthy)
+		if len(args) > 0 {
+			name := r.text(args[0])
+			if test = tests[name]; test == nil {
+				fail("the test %q is not read", name)
+			}
+			args = args[1:]
+		}
+		var list []Value
+		for _, x := range r.items(c.args[0]) {
+			v := r.attribute(x, path, absent)
+			if truthy(r.call(test, &call{args: append([]Value{v}, args...)})) == keep {
+				list = append(list, x)
+			}
+		}
+		return &iterator{items: list, once: true}
+	}}
+}
+
+// globals lists the functions of a template.
+var globals = &scope{vars: map[string]Value{
+	"dict":      &function{do: func(r *run, c *call) Value { return dict(c) }},
+	"namespace": &function{do: func(r *run, c *call) Value { return &namespace{dict(c)} }},
+	"range":     def("a b step", numbers),
+	"raise_exception": def("message", func(r *run, c *call) Value {
+		fail("the template refuses: %s", r.text(c.args[0]))
+		return nil
+	}),
+	"strftime_now": def("format", func(r *run, c *call) Value { return strftime(r.now, c.str(0)) }),
+}}
+
+func dict(c *call) *Dict {
+	d := NewDict()
+	if len(c.args) > 1 {
+		fail("a map of %d values", len(c.args))
+	}
+	for _, v := range c.args {
+		for _, pair := range pairs(v) {
+			d.Set(pair.([]Value)[0].(string), pair.([]Value)[1])
+		}
+	}
+	for _, k := range c.kw {
+		d.Set(k.name, k.value)
+	}
+	return d
+}
+
+// maxRange bounds a range, as in Jinja2's sandbox.
+const maxRange = 100_000
+
+func numbers(r *run, c *call) Value {
+	from, to, step := 0, small(c.args[0]), c.int(2, 1)
+	if c.given(1) {
+		from, to = to, small(c.args[1])
+	}
+	if step == 0 {
+		fail("a range of step 0")
+	}
+	list := []Value{}
+	for i := from; step > 0 && i < to || step < 0 && i > to; i += step {
+		if list = append(list, i); len(list) > maxRange {
+			fail("a range of more than %d", maxRange)
+		}
+	}
+	return list
 }

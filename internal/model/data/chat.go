@@ -4,13 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-
-	"github.com/ardanlabs/jinja"
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/model/chat"
@@ -63,7 +62,7 @@ func NewChat(tokenizer, template string, all bool) *Chat {
 		}
 		t := &templates{tokens: chat.Vars{}, path: found.Paths["default"]}
 		for name, text := range found.Tokens {
-			t.tokens[name] = jinja.NewString(text)
+			t.tokens[name] = text
 		}
 		for name, to := range map[string]**chat.Template{"default": &t.plain, "tool_use": &t.tools} {
 			if source, ok := found.Templates[name]; ok {
@@ -120,14 +119,14 @@ func formatOf(keys map[string]json.RawMessage, given string) (string, error) {
 // A conversation is a record of messages or of a prompt and completion.
 type conversation struct {
 	vars               chat.Vars
-	messages           []jinja.Value
+	messages           []chat.Value
 	prompt, completion string // as text
 	split              int    // messages of the prompt; -1: none
 }
 
 // parseConversation reads the keys of a record.
 func parseConversation(keys map[string]json.RawMessage, format string) (c *conversation, err error) {
-	c = &conversation{split: -1, vars: chat.Vars{keyTools: jinja.None(), keyDocuments: jinja.None()}}
+	c = &conversation{split: -1, vars: chat.Vars{keyTools: nil, keyDocuments: nil}}
 	if format == FormatCompletion {
 		if err := c.parts(keys); err != nil || c.messages == nil {
 			return c, err
@@ -146,17 +145,19 @@ func parseConversation(keys map[string]json.RawMessage, format string) (c *conve
 			continue
 		}
 		v, err := chat.Decode(keys[key])
-		if err == nil && v.IsString() { // as datasets holds tools of several shapes
-			v, err = chat.Decode([]byte(v.AsString()))
+		if text, ok := v.(string); ok { // as datasets holds tools of several shapes
+			v, err = chat.Decode([]byte(text))
 		}
-		if err == nil && key == keyKwargs && v.IsDict() {
-			for _, name := range v.AsDict().Keys {
-				c.vars[name] = v.AsDict().Data[name]
-			}
-		} else if err == nil && (key == keyKwargs || !v.IsList() && !v.IsNone()) {
-			err = errors.New("want a list, or for chat_template_kwargs a map")
-		} else {
+		kwargs, _ := v.(*chat.Dict)
+		_, list := v.([]chat.Value)
+		switch {
+		case err != nil:
+		case key == keyKwargs && kwargs != nil:
+			maps.Copy(c.vars, kwargs.Data)
+		case key != keyKwargs && (list || v == nil):
 			c.vars[key] = v
+		default:
+			err = errors.New("want a list, or for chat_template_kwargs a map")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%q: %w", key, err)
@@ -185,7 +186,7 @@ func (c *conversation) parts(keys map[string]json.RawMessage) error {
 
 // messages reads a list of messages. Keys of ShareGPT get the names of the others, and reasoning its other name, as in
 // transformers.
-func messages(keys map[string]json.RawMessage, key string) ([]jinja.Value, error) {
+func messages(keys map[string]json.RawMessage, key string) ([]chat.Value, error) {
 	if keys[key] == nil {
 		return nil, fmt.Errorf("no key %q", key)
 	}
@@ -193,27 +194,27 @@ func messages(keys map[string]json.RawMessage, key string) ([]jinja.Value, error
 	if err != nil {
 		return nil, fmt.Errorf("%q: %w", key, err)
 	}
-	if !v.IsList() || v.AsList().Len() == 0 {
+	list, _ := v.([]chat.Value)
+	if len(list) == 0 {
 		return nil, fmt.Errorf("%q is not a list of messages, or is empty", key)
 	}
-	list := v.AsList().Items
 	shareGPT := map[string]string{"human": "user", "gpt": "assistant"}
 	for i, m := range list {
-		if !m.IsDict() {
+		d, ok := m.(*chat.Dict)
+		if !ok {
 			return nil, fmt.Errorf("%s[%d] is not a map with role and content", key, i)
 		}
-		d := m.AsDict()
 		rename(d, "from", "role")
 		rename(d, "value", "content")
-		role, _ := d.Get("role")
-		if !role.IsString() {
+		role, ok := d.Data["role"].(string)
+		if !ok {
 			return nil, fmt.Errorf("%s[%d] has no role", key, i)
 		}
-		if name := shareGPT[role.AsString()]; name != "" && key == keyConversations {
-			d.Set("role", jinja.NewString(name))
+		if name := shareGPT[role]; name != "" && key == keyConversations {
+			d.Set("role", name)
 		}
 		for _, name := range []string{"reasoning_content", "thinking", "reasoning"} {
-			if v, ok := d.Get(name); ok && !v.IsNone() {
+			if v := d.Data[name]; v != nil {
 				d.Set("reasoning_content", v)
 				if !d.Has("thinking") {
 					d.Set("thinking", v)
@@ -225,14 +226,13 @@ func messages(keys map[string]json.RawMessage, key string) ([]jinja.Value, error
 	return list, nil
 }
 
-func rename(d *jinja.Dict, from, to string) {
-	v, ok := d.Get(from)
-	if !ok || d.Has(to) {
+func rename(d *chat.Dict, from, to string) {
+	if !d.Has(from) || d.Has(to) {
 		return
 	}
 	d.Keys[slices.Index(d.Keys, from)] = to
+	d.Data[to] = d.Data[from]
 	delete(d.Data, from)
-	d.Data[to] = v
 }
 
 // chatEncoder encodes conversations. It is for one goroutine.
@@ -306,7 +306,7 @@ func (e *chatEncoder) document(c *conversation, eos int) (d Document, err error)
 
 // template returns the template of a conversation.
 func (e *chatEncoder) template(c *conversation) *chat.Template {
-	if e.templates.tools != nil && !c.vars[keyTools].IsNone() {
+	if e.templates.tools != nil && c.vars[keyTools] != nil {
 		return e.templates.tools
 	}
 	return e.plain
@@ -315,14 +315,10 @@ func (e *chatEncoder) template(c *conversation) *chat.Template {
 // render renders the first n messages.
 func (e *chatEncoder) render(c *conversation, n int, prompt bool) (string, []chat.Span, error) {
 	vars := make(chat.Vars, len(e.tokens)+len(c.vars)+2)
-	for name, v := range e.tokens {
-		vars[name] = v
-	}
-	for name, v := range c.vars {
-		vars[name] = v
-	}
-	vars[keyMessages] = jinja.NewList(c.messages[:n])
-	vars["add_generation_prompt"] = jinja.NewBool(prompt)
+	maps.Copy(vars, e.tokens)
+	maps.Copy(vars, c.vars)
+	vars[keyMessages] = c.messages[:n]
+	vars["add_generation_prompt"] = prompt
 	return e.template(c).Render(vars)
 }
 
@@ -330,7 +326,8 @@ func (e *chatEncoder) render(c *conversation, n int, prompt bool) (string, []cha
 // each.
 func (e *chatEncoder) turns(c *conversation, whole string) (spans []chat.Span, err error) {
 	for i, m := range c.messages {
-		if role, _ := m.AsDict().Get("role"); !slices.Contains(assistants, role.AsString()) {
+		m := m.(*chat.Dict)
+		if !slices.Contains(assistants, m.Data["role"].(string)) {
 			continue
 		}
 		before, _, err := e.render(c, i, true)
@@ -356,10 +353,11 @@ func (e *chatEncoder) turns(c *conversation, whole string) (spans []chat.Span, e
 var assistants = []string{"assistant", "model"}
 
 // turnEnd returns the end of the content and of the special token after it, in the text of a turn.
-func (e *chatEncoder) turnEnd(m jinja.Value, turn string) int {
+func (e *chatEncoder) turnEnd(m *chat.Dict, turn string) int {
 	at := 0
-	if content, _ := m.AsDict().Get("content"); content.IsString() && !m.AsDict().Has("tool_calls") {
-		text := strings.TrimSpace(content.AsString())
+	content, ok := m.Data["content"].(string)
+	if ok && !m.Has("tool_calls") {
+		text := strings.TrimSpace(content)
 		if k := strings.LastIndex(turn, text); k >= 0 {
 			at = k + len(text)
 		}
@@ -419,9 +417,9 @@ func (c *Chat) Prompt(t *Tokenizer, text string) (ids []int32, end int, err erro
 // endToken returns the special token after an answer; -1: none.
 func (e *chatEncoder) endToken(talk *conversation, t *Tokenizer) int {
 	const answer = "(the answer)"
-	m := jinja.NewDict()
-	m.AsDict().Set("role", jinja.NewString("assistant"))
-	m.AsDict().Set("content", jinja.NewString(answer))
+	m := chat.NewDict()
+	m.Set("role", "assistant")
+	m.Set("content", answer)
 	talk.messages = append(talk.messages, m)
 	whole, _, err := e.render(talk, len(talk.messages), false)
 	at := strings.LastIndex(whole, answer)

@@ -85,7 +85,7 @@ func TestWrongConversationsAreExplained(t *testing.T) {
 		{"{{ messages | length }}", turn, "turn 2: the messages up to it do not render as the start of the whole"},
 		{"{% for m in messages %}{{ m.content }}{% if loop.last %}!{% endif %}{% endfor %}", two, "turn 2: "},
 		{"{{ nosuch.x }}", turn, "is not defined"},
-		{"{% if %}", turn, "t.jinja: line 1: endif is missing"},
+		{"{% if x %}", turn, "t.jinja: line 1: endif is missing"},
 		{"x", `{"messages":[]}`, `"messages" is not a list of messages, or is empty`},
 		{"x", `{"messages":"a"}`, "not a list of messages"},
 		{"x", `{"messages":[{"content":"a"}]}`, "messages[0] has no role"},
