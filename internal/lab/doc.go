@@ -4,4 +4,5 @@
 //	experiment                            grids of runs and their results
 //	report                                pages of runs and experiments
 //	top                                   a live view of a run
+//	status                                the state of a run in a file, for top
 package lab

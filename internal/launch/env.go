@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/term"
 
-	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/cores"
 	"github.com/cprun/cprun/internal/launch/place"
 )
 
@@ -166,7 +166,7 @@ func workerEnv(base []string, h hello) []string {
 // ranksSharingCores counts the ranks that share the launcher's cores: its own workers, or all ranks of this host if a
 // batch system started one launcher per rank and bound none of them to cores.
 func (h *hello) ranksSharingCores() int {
-	if h.Rank >= len(h.Hosts) || runtime.NumCPU() < hostCores() {
+	if h.Rank >= len(h.Hosts) || runtime.NumCPU() < cores.Online() {
 		return h.LocalWorldSize
 	}
 	n := 0
@@ -174,24 +174,6 @@ func (h *hello) ranksSharingCores() int {
 		if host == h.Hosts[h.Rank] {
 			n++
 		}
-	}
-	return n
-}
-
-// hostCores counts the host's online cores in the kernel's list, such as 0-3,6; 0: unknown.
-func hostCores() (n int) {
-	text, err := files.Read("/sys/devices/system/cpu/online", maxKernelFile)
-	if err != nil {
-		return 0
-	}
-	for part := range strings.SplitSeq(strings.TrimSpace(string(text)), ",") {
-		first, last, _ := strings.Cut(part, "-")
-		a, err := strconv.Atoi(first)
-		b, err2 := strconv.Atoi(cmp.Or(last, first))
-		if err != nil || err2 != nil {
-			return 0
-		}
-		n += b - a + 1
 	}
 	return n
 }

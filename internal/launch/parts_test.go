@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cprun/cprun/internal/base/cores"
 )
 
 func FuzzFrame(f *testing.F) {
@@ -293,7 +295,7 @@ func TestSharers(t *testing.T) {
 	}
 	h := hello{Process: Process{LocalWorldSize: 1, Rank: 2, Hosts: []string{"a", "a", "b", "b", "b"}}}
 	want := 3
-	if runtime.NumCPU() < hostCores() {
+	if runtime.NumCPU() < cores.Online() {
 		want = 1 // this process is bound
 	}
 	if n := h.ranksSharingCores(); n != want {

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cprun/cprun/internal/base/cores"
 	"github.com/cprun/cprun/internal/base/files"
 )
 
@@ -139,9 +140,6 @@ func OutOfMemory(report string) bool {
 // ranks, cprun pins each rank to one core. With a core each, training measured 1.1 times as fast on two cores, and
 // 0.9 times beside another user's process that computes all the time.
 
-// maxCores is the number of cores in the system's mask. On larger hosts cprun pins no ranks.
-const maxCores = 1024
-
 // coreForRank returns the core to which a rank of a node is pinned, or nil. It is nil if there are more cores than
 // ranks, if the ranks do not divide evenly, or if a limit on processor time (procs at once) leaves fewer cores, since
 // the limit does not name them.
@@ -187,7 +185,7 @@ func (l *nodeLauncher) warnOversubscribed(s *Start) {
 		ranks = len(slices.DeleteFunc(slices.Clone(s.Hosts), func(h string) bool { return h != s.Hosts[0] }))
 	}
 	given, _ := strconv.Atoi(os.Getenv(envSlurmCPUs)) // 0: not under Slurm
-	host := hostCores()
+	host := cores.Online()
 	if n, cores := oversubscribed(len(ownCores()), host, given, l.job.NProc, ranks); n > 0 {
 		l.notice("warning: %d ranks of this node share %d of its %d cores, and will be slow; under Slurm, submit "+
 			"with --exclusive or "+

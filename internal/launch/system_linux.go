@@ -4,14 +4,13 @@ package launch
 
 import (
 	"errors"
-	"fmt"
-	"os"
 	"os/exec"
-	"strconv"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cprun/cprun/internal/base/cores"
 )
 
 // grouped puts a child process into its own process group, so that Ctrl-C reaches the launcher only. The kernel kills
@@ -38,48 +37,9 @@ func awaitExit(cmd *exec.Cmd) {
 	}
 }
 
-// ownCores lists the cores that this process may use, or nil if unknown.
-func ownCores() (cores []int) {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return nil
-	}
-	for i := range maxCores {
-		if set.IsSet(i) {
-			cores = append(cores, i)
-		}
-	}
-	return cores
-}
+func ownCores() []int { return cores.Own() }
 
-// pin pins all threads of this process, present and future, to one core.
-func pin(core int) error {
-	var set unix.CPUSet
-	set.Set(core)
-	// A thread inherits the cores of its creator, so the first pass that finds no new thread is the last.
-	seen := map[string]bool{}
-	for fresh := true; fresh; {
-		threads, err := os.ReadDir("/proc/self/task")
-		if err != nil {
-			return err
-		}
-		fresh = false
-		for _, t := range threads {
-			if seen[t.Name()] {
-				continue
-			}
-			seen[t.Name()], fresh = true, true
-			id, err := strconv.Atoi(t.Name())
-			if err == nil {
-				err = unix.SchedSetaffinity(id, &set)
-			}
-			if err != nil && !errors.Is(err, unix.ESRCH) { // it may have ended meanwhile
-				return fmt.Errorf("thread %s: %w", t.Name(), err)
-			}
-		}
-	}
-	return nil
-}
+func pin(core int) error { return cores.Pin(core) }
 
 // timerSlack bounds the kernel's delay of a sleep, to save wakeups, for ranks that share a core: twenty times the
 // default. Go's monitor (sysmon) sleeps for 20 microseconds repeatedly while goroutines run, and each wakeup preempts

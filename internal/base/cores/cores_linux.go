@@ -6,17 +6,12 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/cprun/cprun/internal/base/files"
-)
-
-const (
-	maxCores = 1024 // of the system's mask; KeepNear does nothing on larger hosts
-	maxFile  = 1 << 16
 )
 
 const devices = "/sys/bus/pci/devices"
@@ -31,46 +26,46 @@ func keepNear(devices, device string) (bound []int, err error) {
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil // a virtual machine or a container without this part of /sys
 	}
-	var local, own unix.CPUSet
+	var local []int
 	if err == nil {
-		err = parse(&local, string(text))
-	}
-	if err == nil {
-		err = unix.SchedGetaffinity(0, &own)
+		local, err = parse(string(text))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cores next to %s: %w", device, err)
 	}
+	own := Own()
 	var near unix.CPUSet
-	for i := range maxCores {
-		if own.IsSet(i) && local.IsSet(i) {
+	for _, i := range local {
+		if slices.Contains(own, i) {
 			near.Set(i)
 			bound = append(bound, i)
 		}
 	}
-	if near == own || len(bound) < runtime.GOMAXPROCS(0) {
+	if len(bound) == len(own) || len(bound) < runtime.GOMAXPROCS(0) {
 		return nil, nil
 	}
 	return bound, keep(&near)
 }
 
-// parse adds the cores of a kernel's list, such as 0-3,6, to a set.
-func parse(set *unix.CPUSet, list string) error {
-	for part := range strings.SplitSeq(strings.TrimSpace(list), ",") {
-		first, last, isRange := strings.Cut(part, "-")
-		if !isRange {
-			last = first
-		}
-		a, err := strconv.Atoi(first)
-		b, err2 := strconv.Atoi(last)
-		if err != nil || err2 != nil || a < 0 || b >= maxCores {
-			return fmt.Errorf("the kernel's list of cores is %q", strings.TrimSpace(list))
-		}
-		for i := a; i <= b; i++ {
-			set.Set(i)
+// Own lists the cores that this process may use, or nil if they are unknown.
+func Own() (own []int) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return nil
+	}
+	for i := range maxCores {
+		if set.IsSet(i) {
+			own = append(own, i)
 		}
 	}
-	return nil
+	return own
+}
+
+// Pin binds all threads of this process, present and future, to one core.
+func Pin(core int) error {
+	var set unix.CPUSet
+	set.Set(core)
+	return keep(&set)
 }
 
 // keep binds all threads. A thread inherits the cores of its creator, so the first pass that finds no new thread is the

@@ -10,7 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cprun/cprun/internal/launch"
-	"github.com/cprun/cprun/internal/launch/status"
+	"github.com/cprun/cprun/internal/lab/status"
 	"github.com/cprun/cprun/internal/launch/waits"
 )
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/cprun/cprun/internal/base/readable"
-	"github.com/cprun/cprun/internal/launch/status"
+	"github.com/cprun/cprun/internal/lab/status"
 	"github.com/cprun/cprun/internal/launch/waits"
 )
 

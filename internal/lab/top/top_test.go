@@ -14,7 +14,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/cprun/cprun/internal/launch/status"
+	"github.com/cprun/cprun/internal/lab/status"
 	"github.com/cprun/cprun/internal/launch/waits"
 	"github.com/cprun/cprun/internal/model/metrics"
 )

@@ -11,7 +11,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/cprun/cprun/internal/launch/status"
+	"github.com/cprun/cprun/internal/lab/status"
 	"github.com/cprun/cprun/internal/model/metrics"
 )
 

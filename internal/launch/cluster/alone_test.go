@@ -198,12 +198,6 @@ func (l *isolatedAgent) againTo(to string) *again {
 // forget discards the messages so far.
 func (l *isolatedAgent) forget() { l.sent, l.heard = nil, nil }
 
-// leads reports whether the agent told a peer that it leads.
-func (l *isolatedAgent) leads(to string) bool {
-	s := l.statusTo(to)
-	return s != nil && s.Leader.Name == l.m.self.Name
-}
-
 // grant answers the last claim as a run directory that takes it.
 func (l *isolatedAgent) grant() {
 	l.t.Helper()
