@@ -27,10 +27,10 @@ func (m *Membership) renewHello() {
 	}
 }
 
-// checkInbound checks the hello of an inbound connection. The acceptor's goroutines call it.
-func (m *Membership) checkInbound(raw []byte) error {
+// check checks a peer's hello. The goroutines of handshakes call it.
+func (m *Membership) check(raw []byte, dialed bool) error {
 	h, err := m.checkHello(raw)
-	if err != nil {
+	if err != nil || dialed {
 		return err
 	}
 	if _, both := m.dialing.Load(h.Member.Addr); both && m.self.Name < h.Member.Name {
@@ -170,12 +170,7 @@ func (m *Membership) connect(addr string) (*wire.Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := m.wireConfig
-	p.Check = func(raw []byte) error {
-		_, err := m.checkHello(raw)
-		return err
-	}
-	return wire.Dial(m.ctx, conn, &p)
+	return wire.Dial(m.ctx, conn, &m.wireConfig)
 }
 
 // dialGossip opens a stream for gossip.

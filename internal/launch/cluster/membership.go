@@ -32,7 +32,7 @@ const (
 type Membership struct {
 	cfg        Config
 	self       Member
-	wireConfig wire.Config // for inbound connections
+	wireConfig wire.Config
 	acceptor   *wire.Acceptor
 	gossip     *gossip.Members
 
@@ -90,7 +90,7 @@ func Join(ctx context.Context, cfg Config) (*Membership, error) {
 	m.calls.ready = make(chan struct{}, 1)
 	m.wireConfig = wire.Config{
 		Identity: id, Job: cfg.Job, Silence: cfg.Silence,
-		Hello: func() []byte { return *m.helloFrame.Load() }, Check: m.checkInbound,
+		Hello: func() []byte { return *m.helloFrame.Load() }, Check: m.check,
 	}
 	m.ctx, m.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if m.gossip, err = gossip.Join(gossip.Config{

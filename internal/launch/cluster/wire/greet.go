@@ -32,8 +32,8 @@ type Config struct {
 	Job      string
 	// Hello returns this agent's description for peers with the key: at most 12 KiB.
 	Hello func() []byte
-	// Check validates a peer's hello. An error refuses the peer and is sent to it.
-	Check func(hello []byte) error
+	// Check validates a peer's hello; dialed: this agent dialed. An error refuses the peer and is sent to it.
+	Check func(hello []byte, dialed bool) error
 	// Silence is the time without a message or keepalive after which a peer is lost.
 	Silence time.Duration
 }
@@ -145,7 +145,7 @@ func (s *handshake) explain(err error) error {
 func (s *handshake) greet(dialer bool) (hello []byte, err error) {
 	mine := greeting{Job: s.Job, Hello: s.Hello()}
 	if !dialer {
-		if hello, err = s.receiveHello(); err == nil {
+		if hello, err = s.receiveHello(dialer); err == nil {
 			err = s.send(mine)
 		}
 		if err == nil {
@@ -154,7 +154,7 @@ func (s *handshake) greet(dialer bool) (hello []byte, err error) {
 		return hello, err
 	}
 	if err = s.send(mine); err == nil {
-		hello, err = s.receiveHello()
+		hello, err = s.receiveHello(dialer)
 	}
 	if err == nil {
 		err = s.send(greeting{Job: s.Job})
@@ -176,7 +176,7 @@ func (s *handshake) send(g greeting) error {
 }
 
 // receiveHello reads the peer's hello and checks it. The peer also gets the error.
-func (s *handshake) receiveHello() ([]byte, error) {
+func (s *handshake) receiveHello(dialer bool) ([]byte, error) {
 	g, err := s.receive()
 	if err != nil {
 		return nil, err
@@ -185,7 +185,7 @@ func (s *handshake) receiveHello() ([]byte, error) {
 	if g.Job != s.Job {
 		fault = fmt.Errorf("it belongs to job %q, this agent to job %q", g.Job, s.Job)
 	} else {
-		fault = s.Check(g.Hello)
+		fault = s.Check(g.Hello, dialer)
 	}
 	if fault != nil {
 		s.send(greeting{Job: s.Job, Refused: fault.Error()}) // best effort

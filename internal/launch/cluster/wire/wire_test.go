@@ -11,6 +11,7 @@ import (
 	"crypto/x509"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"math/big"
 	"net"
@@ -30,7 +31,7 @@ func testConfig(t testing.TB, change func(*Config)) *Config {
 	p := &Config{
 		Identity: identity(t, "0123456789abcdef"), Job: "job", Silence: 2 * time.Second,
 		Hello: func() []byte { return []byte(`{"i":"am"}`) },
-		Check: func([]byte) error { return nil },
+		Check: func([]byte, bool) error { return nil },
 	}
 	if change != nil {
 		change(p)
@@ -179,7 +180,7 @@ func TestSilence(t *testing.T) {
 
 // TestStreams checks that a port also carries streams, without hellos.
 func TestStreams(t *testing.T) {
-	m := open(t, testConfig(t, func(p *Config) { p.Check = func([]byte) error { return errors.New("a hello") } }))
+	m := open(t, testConfig(t, func(p *Config) { p.Check = func([]byte, bool) error { return errors.New("a hello") } }))
 	near, err := DialStream(t.Context(), dial(t, m.addr), testConfig(t, nil))
 	if err != nil {
 		t.Fatal(err)
@@ -210,7 +211,7 @@ func refusedFor(err error, reason string) bool {
 
 func TestHandshakeRefuses(t *testing.T) {
 	says := func(text string) func(*Config) {
-		return func(p *Config) { p.Check = func([]byte) error { return errors.New(text) } }
+		return func(p *Config) { p.Check = func([]byte, bool) error { return errors.New(text) } }
 	}
 	for name, c := range map[string]struct {
 		dialer, acceptor func(*Config)
@@ -222,7 +223,13 @@ func TestHandshakeRefuses(t *testing.T) {
 		"another job":         {func(p *Config) { p.Job = "other\x1b[2Jjob" }, nil, `"job"`, false},
 		"the acceptor checks": {nil, says("other config"), "other config", true},
 		"the dialer checks":   {says("other\x1bversion"), nil, "other version", true},
-		"itself":              {nil, func(p *Config) { p.Check = func([]byte) error { return ErrSelf } }, ErrSelf.Error(), true},
+		"the acceptor checks as such": {nil, func(p *Config) {
+			p.Check = func(_ []byte, dialed bool) error { return fmt.Errorf("dialed: %v", dialed) }
+		}, "dialed: false", true},
+		"the dialer checks as such": {func(p *Config) {
+			p.Check = func(_ []byte, dialed bool) error { return fmt.Errorf("dialed: %v", dialed) }
+		}, nil, "dialed: true", true},
+		"itself": {nil, func(p *Config) { p.Check = func([]byte, bool) error { return ErrSelf } }, ErrSelf.Error(), true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := open(t, testConfig(t, c.acceptor))
