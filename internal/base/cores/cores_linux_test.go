@@ -69,8 +69,8 @@ func coresOf(set *unix.CPUSet) string {
 	return fmt.Sprint(list)
 }
 
-// TestKeepNear checks a process on a host whose kernel reports each list of cores as next to the device. GOMAXPROCS
-// limits the goroutines that run at once.
+// TestKeepNear checks a process for each list of cores that a kernel may report as next to the device. GOMAXPROCS limits
+// the goroutines that run at once.
 func TestKeepNear(t *testing.T) {
 	var own unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &own); err != nil {
