@@ -60,7 +60,11 @@ func (l *nodeLauncher) attempt(ctx context.Context, s Start) *attempt {
 	end, news := ctx.Done(), l.membership.News()
 	look, unwatch := t.watch()
 	defer unwatch()
-	defer t.removeDir()
+	defer func() {
+		if err := t.dir.close(); err != nil {
+			t.notice("private directory %s: %v", t.dir.path, err)
+		}
+	}()
 	for t.live > 0 && !t.gaveUp {
 		select {
 		case m := <-t.inbox:
@@ -107,15 +111,6 @@ func (t *attempt) start() {
 			return
 		}
 		t.live++
-	}
-}
-
-func (t *attempt) removeDir() {
-	if t.dir == nil {
-		return
-	}
-	if err := t.dir.close(); err != nil {
-		t.notice("private directory %s: %v", t.dir.path, err)
 	}
 }
 

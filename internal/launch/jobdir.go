@@ -75,7 +75,11 @@ func lockedDir(base string) (*jobDir, error) {
 	return d, nil
 }
 
+// close removes the directory. d may be nil.
 func (d *jobDir) close() error {
+	if d == nil {
+		return nil
+	}
 	err := os.RemoveAll(d.path)
 	if d.lock != nil {
 		d.lock.Close()

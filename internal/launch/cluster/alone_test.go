@@ -252,7 +252,6 @@ func (l *isolatedAgent) begin(d *decision)           { l.begun = append(l.begun,
 func (l *isolatedAgent) over(err error)              { l.ends = append(l.ends, err) }
 func (l *isolatedAgent) gone()                       { l.left = true }
 func (l *isolatedAgent) news(n launch.News)          { l.heard = append(l.heard, n) }
-func (l *isolatedAgent) log(string, ...any)          {}
 func (l *isolatedAgent) verdict(v launch.Verdict)    { l.verdicts = append(l.verdicts, v) }
 
 func (l *isolatedAgent) send(m *message, names ...string) {

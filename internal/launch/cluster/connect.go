@@ -278,8 +278,6 @@ func put[T any](ch chan T, v T) {
 
 func (m *Membership) gone() { m.leaveOnce.Do(func() { close(m.goodbyeSent) }) }
 
-func (m *Membership) log(format string, args ...any) { m.cfg.Log(format, args...) }
-
 // packetQueue is the requested size of the kernel's packet queue. Agents read slowly while ranks compute.
 const packetQueue = 2 << 20
 

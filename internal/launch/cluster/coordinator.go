@@ -66,7 +66,6 @@ type effects interface {
 	verdict(v launch.Verdict)
 	news(n launch.News)
 	gone() // Close may continue
-	log(format string, args ...any)
 }
 
 func newCoordinator(cfg *Config, self Member, fx effects, now time.Time) *coordinator {
@@ -104,7 +103,7 @@ func (c *coordinator) receive(from string, msg *message) {
 	case msg.Refuse != nil && leads:
 		c.fail(fmt.Sprintf("the leader, node %s at %s, refuses this node: %s", p.Host, p.Addr, *msg.Refuse))
 	case msg.Note != nil:
-		c.effects.log("%s", *msg.Note)
+		c.cfg.Log("%s", *msg.Note)
 	case msg.Decided != nil:
 		p.status.Index = max(p.status.Index, msg.Decided.Index)
 		c.onDecided(p, msg.Decided)
@@ -177,7 +176,7 @@ func (c *coordinator) up(h hello, via string) {
 	c.peers[p.Name] = p
 	delete(c.search.suspects, p.Name)
 	delete(c.search.dials, p.Addr)
-	c.sendDecision(p)
+	c.decisions.send(c.effects, p)
 	if c.over {
 		c.effects.hangUp(p.Name)
 		delete(c.peers, p.Name)
@@ -185,13 +184,6 @@ func (c *coordinator) up(h hello, via string) {
 	}
 	c.sendStatus(p.Name) // the one in the handshake may be outdated
 	c.onStatus(p, &h.Status)
-}
-
-func (c *coordinator) sendDecision(p *peer) {
-	if p.status.Index < c.index {
-		c.effects.send(&message{Decided: c.last}, p.Name)
-		p.status.Index = c.index
-	}
 }
 
 func (c *coordinator) down(name, why string) {
@@ -247,7 +239,7 @@ func (c *coordinator) onStatus(p *peer, s *status) {
 	p.status = *s
 	c.term = max(c.term, s.Term)
 	if s.Index < c.index {
-		c.sendDecision(p)
+		c.decisions.send(c.effects, p)
 		return
 	}
 	switch {

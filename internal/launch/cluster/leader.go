@@ -55,7 +55,7 @@ func (l *leadership) campaign() {
 		return
 	}
 	l.setRole(leading, "")
-	l.effects.log("this node now leads the job")
+	l.cfg.Log("this node now leads the job")
 	l.record = newRecord(l.world(), l.now)
 	for name, p := range l.record.members {
 		p.absent = name != l.self.Name
@@ -179,7 +179,7 @@ func (l *leadership) hold(p *peer, j *join, why string) {
 	if l.now.Sub(p.since) < 2*l.cfg.Silence {
 		return
 	}
-	l.effects.log("node %s at %s is refused: %s", p.Host, p.Addr, why)
+	l.cfg.Log("node %s at %s is refused: %s", p.Host, p.Addr, why)
 	l.effects.send(&message{Refuse: &why}, p.Name)
 	l.effects.hangUp(p.Name)
 	delete(l.peers, p.Name)
@@ -394,7 +394,7 @@ func (l *leadership) tryStart() {
 	}
 	agents, left := chooseMembers(joined, l.world(), &l.tally, l.cfg.Min, l.cfg.Max)
 	for _, text := range left {
-		l.effects.log("%s", text)
+		l.cfg.Log("%s", text)
 		for _, p := range l.peers.sorted() {
 			if p.joined > 0 {
 				l.note(p.Name, text)

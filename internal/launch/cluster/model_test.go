@@ -333,9 +333,8 @@ func (a *modelAgent) verdict(v launch.Verdict) {
 	}
 }
 
-func (a *modelAgent) over(error)         {}
-func (a *modelAgent) gone()              {}
-func (a *modelAgent) log(string, ...any) {}
+func (a *modelAgent) over(error) {}
+func (a *modelAgent) gone()      {}
 
 // key identifies a state, but for times: agents have their numbers of ticks instead.
 func (w *model) key() string {

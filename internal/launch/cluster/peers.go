@@ -23,6 +23,14 @@ func (ds *decisions) learn(d *decision) (is bool) {
 	return true
 }
 
+// send sends the last decision to a peer that does not know it.
+func (ds *decisions) send(fx effects, p *peer) {
+	if p.status.Index < ds.index {
+		fx.send(&message{Decided: ds.last}, p.Name)
+		p.status.Index = ds.index
+	}
+}
+
 // world returns the last assignment; before the first start it is empty.
 func (ds *decisions) world() *Assignment {
 	if ds.last == nil {

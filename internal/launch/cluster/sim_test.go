@@ -132,6 +132,9 @@ func (s *sim) add(cfg Config, change func(*Config)) *simAgent {
 	if change != nil {
 		change(&a.cfg)
 	}
+	a.cfg.Log = func(format string, args ...any) {
+		s.trace("%v %s: "+format, append([]any{s.now.Unix(), a.coord.self.Name}, args...)...)
+	}
 	if a.cfg.Port != 0 {
 		addr = a.cfg.Seeds[0]
 	}
@@ -420,10 +423,6 @@ func (a *simAgent) prepare(w Assignment) {
 }
 
 func (a *simAgent) gone() {}
-
-func (a *simAgent) log(format string, args ...any) {
-	a.trace("%v %s: "+format, append([]any{a.now.Unix(), a.coord.self.Name}, args...)...)
-}
 
 // begin starts the workers. They are done some time after all agents' workers were started, if no fault occurs.
 func (a *simAgent) begin(d *decision) {
