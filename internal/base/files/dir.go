@@ -361,6 +361,21 @@ func Secret(root *os.Root, name string, data []byte) error {
 	return lead(root, name, root.Chmod(name, mode))
 }
 
+// Publish does what Secret does, and the file appears with its whole content, even if this process ends in the middle.
+// On a file system without hard links it only does what Secret does.
+func Publish(root *os.Root, name string, data []byte) error {
+	temp := temporary(name)
+	if err := Secret(root, temp, data); err != nil {
+		return err
+	}
+	err := root.Link(temp, name)
+	_ = root.Remove(temp) // harmless if it stays
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return Secret(root, name, data)
+	}
+	return lead(root, name, err)
+}
+
 func exclusive(root *os.Root, name string, data []byte, mode fs.FileMode) error {
 	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {

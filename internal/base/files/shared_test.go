@@ -45,14 +45,21 @@ func TestExclusive(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer root.Close()
-	if err := Exclusive(root, "mine", []byte("first")); err != nil {
-		t.Fatal(err)
+	for name, create := range map[string]func(*os.Root, string, []byte) error{
+		"exclusive": Exclusive, "secret": Secret, "published": Publish,
+	} {
+		if err := create(root, name, []byte("first")); err != nil {
+			t.Fatal(err)
+		}
+		if err := create(root, name, []byte("second")); !errors.Is(err, fs.ErrExist) {
+			t.Errorf("%s: a second file of that name: %v", name, err)
+		}
+		if data, err := ReadIn(root, name, 100); err != nil || string(data) != "first" {
+			t.Errorf("%s: it holds %q, %v", name, data, err)
+		}
 	}
-	if err := Exclusive(root, "mine", []byte("second")); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("a second file of that name: %v", err)
-	}
-	if data, err := ReadIn(root, "mine", 100); err != nil || string(data) != "first" {
-		t.Errorf("it holds %q, %v", data, err)
+	if all, err := fs.ReadDir(root.FS(), "."); err != nil || len(all) != 3 {
+		t.Errorf("the directory has %v, %v", all, err)
 	}
 }
 

@@ -16,9 +16,9 @@ import (
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/lab/status"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
-	"github.com/cprun/cprun/internal/lab/status"
 	"github.com/cprun/cprun/internal/launch/waits"
 	"github.com/cprun/cprun/internal/run/job"
 )

@@ -9,8 +9,8 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/lab/status"
+	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/waits"
 )
 

@@ -16,8 +16,8 @@ import (
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
-	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/lab/status"
+	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/metrics"
 )

@@ -239,7 +239,9 @@ func (c *call) named(n int) {
 // given reports an argument that is neither absent nor None.
 func (c *call) given(i int) bool { return c.args[i] != nil && c.args[i] != Value(absent) }
 
-func (c *call) or(i int, unset Value) Value { return choose(c.args[i] == Value(absent), unset, c.args[i]) }
+func (c *call) or(i int, unset Value) Value {
+	return choose(c.args[i] == Value(absent), unset, c.args[i])
+}
 
 func (c *call) str(i int) string {
 	s, ok := c.args[i].(string)

@@ -5,6 +5,8 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -44,6 +46,9 @@ func TestClaim(t *testing.T) {
 		Start: Start{Job: "mine", First: 5, Generation: 6, Claimed: true}}); !errors.Is(err, ErrSuperseded) {
 		t.Errorf("workers of an older decision: %v", err)
 	}
+	if err := os.WriteFile(filepath.Join(dir.Name(), ".generation-00000007.tmp-1"), nil, 0o600); err != nil {
+		t.Fatal(err) // of a launcher that was killed before it published
+	}
 	s, err := NewSaver(world(1)[0], Options{Dir: dir, RunID: "r", Locked: true,
 		Start: Start{Job: "mine", First: 5, Generation: 7, Claimed: true}})
 	if err != nil {
@@ -51,6 +56,13 @@ func TestClaim(t *testing.T) {
 	}
 	if err := s.Close(); err != nil {
 		t.Error(err)
+	}
+	all, err := filepath.Glob(filepath.Join(dir.Name(), ".generation-*"))
+	if err != nil || len(all) != 1 || filepath.Base(all[0]) != generationName(7) {
+		t.Errorf("the directory has %q, %v", all, err)
+	}
+	if st, err := os.Stat(all[0]); err != nil || st.Mode() != 0o600 {
+		t.Errorf("the record: %v, %v", st, err)
 	}
 }
 

@@ -129,7 +129,7 @@ func NextGeneration(dir *os.Root) (int64, error) {
 // not decide the same start. A nil decision records nothing; the result is nil if there is none yet. The error is
 // ErrSuperseded if a newer job has begun.
 //
-// The server decides O_EXCL, so the result does not depend on the caches of the hosts.
+// The file server decides which of two new files exists, so the result does not depend on the caches of the hosts.
 func Claim(ctx context.Context, dir *os.Root, start Start, decision []byte) (newest []byte, err error) {
 	d, err := reopen(dir)
 	if err != nil {

@@ -42,7 +42,8 @@ func (s *Saver) clean(own bool) error {
 		run, _, _ := strings.Cut(owner, ".")
 		var err error
 		switch {
-		case tmp && (base == latestName || base == bestName || dirPattern.MatchString(base)):
+		case tmp && (base == latestName || base == bestName || dirPattern.MatchString(base) ||
+			generationPattern.MatchString(base)):
 			// Other ranks of this run may already write to their first directory.
 			if own || run != s.o.RunID {
 				err = s.discard(name)

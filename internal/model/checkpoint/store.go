@@ -32,7 +32,7 @@ type store interface {
 	Sub(name string) (store, error) // created if absent
 
 	Create(temp, name string) (draft, error)  // temp must not exist
-	Exclusive(name string, data []byte) error // mode 0600; name must not exist on any host
+	Exclusive(name string, data []byte) error // mode 0600, all or nothing; name must not exist on any host
 	Rename(from, to string) error             // of a directory
 	RemoveAll(name string) error              // no error if absent
 	Sync() error                              // makes names durable
@@ -110,7 +110,7 @@ func (d *disk) Create(temp, name string) (draft, error) {
 	return f, nil
 }
 
-func (d *disk) Exclusive(name string, data []byte) error { return files.Secret(d.root, name, data) }
+func (d *disk) Exclusive(name string, data []byte) error { return files.Publish(d.root, name, data) }
 
 func (d *disk) Rename(from, to string) error { return files.Rename(d.root, from, to) }
 
