@@ -324,7 +324,7 @@ func (c *coordinator) claimed(d, newest *decision, err error) {
 		mine.busy = false
 	}
 	switch {
-	case err == nil && mine != nil && newest.Index == d.Index && newest.Leader == d.Leader:
+	case err == nil && mine != nil && newest != nil && newest.Index == d.Index && newest.Leader == d.Leader:
 		c.leader.decided(newest)
 	case err == nil && newest != nil && newest.Index > c.index:
 		c.onDecided(nil, newest)

@@ -37,8 +37,8 @@ func (l *leadership) tryClaim() {
 	switch end := p.value.End; {
 	case l.index == 0 && end != nil: // without a first start, there is no run directory
 		l.decided(p.value)
-	case end != nil && waited >= endTime && !l.quorum() && !p.busy:
-		// The others may continue without this side. The job ends here in any case.
+	case end != nil && waited >= endTime && (p.busy || p.fault != nil || !l.quorum()):
+		// The job ends here in any case, whether others continue or the run directory fails.
 		l.caller.answer(l.verdict)
 		l.endJob(over(end.result(), end.Why), &bye{Status: end.ExitCode, Why: end.Why, All: true})
 	case waited >= l.cfg.RegroupTimeout:

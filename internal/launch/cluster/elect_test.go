@@ -242,6 +242,34 @@ func TestRunDirectoryFails(t *testing.T) {
 	}
 }
 
+// TestEndNeedsNoRunDirectory checks that a job keeps its result if the run directory does not take the end, and that a
+// claim without a result is repeated.
+func TestEndNeedsNoRunDirectory(t *testing.T) {
+	for name, answer := range map[string]func(l *isolatedAgent){
+		"an error":  func(l *isolatedAgent) { l.answer(nil, errors.New("no space")) },
+		"no answer": func(*isolatedAgent) {},
+	} {
+		l := leader(t)
+		l.receive("b", &message{Ended: &ended{Index: 1}})
+		l.receive("c", &message{Ended: &ended{Index: 1}})
+		l.endsHere(-1)
+		answer(l)
+		l.advance(endTime + time.Second)
+		bye := last(l, "b", func(m *message) *bye { return m.Bye })
+		if len(l.verdicts) != 1 || l.verdicts[0].ExitCode != launch.ExitDone || bye == nil || !bye.All ||
+			bye.Status != launch.ExitDone {
+			t.Errorf("%s: verdicts %+v, b hears %+v", name, l.verdicts, bye)
+		}
+	}
+	l := elects(t)
+	l.answer(nil, nil) // somebody has removed the records
+	l.advance(time.Second)
+	l.grant()
+	if l.decidedTo("c") == nil {
+		t.Error("the claim is not repeated")
+	}
+}
+
 // TestClaimNeedsAQuorum checks that a leader without a quorum claims nothing, and then ends here.
 func TestClaimNeedsAQuorum(t *testing.T) {
 	l := leader(t, func(c *Config) { c.MaxRestarts = 5 })

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// endTime bounds the wait for a quorum before the end of the job.
+	// endTime bounds the wait for a quorum, and for the run directory, before the end of the job.
 	endTime = 2 * time.Second
 	// rejoinTime bounds a restart's wait for lost agents or spares when fewer agents are enough.
 	rejoinTime = 2 * time.Second
