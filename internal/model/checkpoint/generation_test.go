@@ -3,10 +3,12 @@ package checkpoint
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -171,4 +173,40 @@ func TestLockNamesItsHolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	again.Close()
+}
+
+// A lostReply is a directory on a file server whose reply to the first rename is lost.
+type lostReply struct {
+	store
+	renames int
+}
+
+func (d *lostReply) Rename(from, to string) error {
+	err := d.store.Rename(from, to)
+	if d.renames++; err == nil && d.renames == 1 {
+		err = &fs.PathError{Op: "rename", Path: from, Err: syscall.EIO}
+	}
+	return err
+}
+
+// An old start that removes a checkpoint of its own finds that a newer start has replaced it, also if the reply of the
+// file server is lost. It puts it back.
+func TestRemovalPutsBackANewerCheckpoint(t *testing.T) {
+	dir := t.TempDir()
+	old := beginner(t, dir, "old", 1)
+	if err := beginner(t, dir, "new", 2).save(t, 1); err != nil {
+		t.Fatal(err)
+	}
+	s := old.savers[0]
+	for _, lost := range []bool{false, true} {
+		if lost {
+			s.dir = &lostReply{store: s.dir}
+		}
+		if err := s.remove(dirName(1)); err != nil {
+			t.Errorf("reply lost: %t: %v", lost, err)
+		}
+		if step, reasons := latestStep(t, dir, old.params); step != 1 {
+			t.Errorf("reply lost: %t: latest step is %d (passed over: %q)", lost, step, reasons)
+		}
+	}
 }

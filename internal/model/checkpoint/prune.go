@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -139,11 +140,16 @@ func (s *Saver) remove(name string) error {
 	if errors.Is(err, fs.ErrNotExist) { // another start was faster
 		err = nil
 	}
+	if err != nil && s.dir.Refresh() == nil { // the reply alone may be lost
+		if _, there := s.dir.Lstat(gone); there == nil {
+			moved, err = true, nil
+		}
+	}
 	if err != nil || !moved {
 		return err // the next save tries again
 	}
-	if s.ofNewerStart(gone) {
-		return s.dir.Rename(gone, name)
+	if newer, err := s.ofNewerStart(gone); newer || transient(err) {
+		return errors.Join(err, retry(s.dir, func() error { return s.dir.Rename(gone, name) }))
 	}
 	if err := s.at("pruning"); err != nil {
 		return err
@@ -170,12 +176,16 @@ func (s *Saver) renameUnlessOpen(name, gone string) (moved bool, err error) {
 	return err == nil, err
 }
 
-// ofNewerStart reports whether a checkpoint is from a newer start, which may have replaced the checkpoint to remove.
-func (s *Saver) ofNewerStart(name string) bool {
-	c, err := openIn(s.dir, name)
-	if err != nil {
-		return false
-	}
-	defer c.Close()
-	return c.Manifest.Generation > s.fence.start.Generation
+// ofNewerStart reports whether a checkpoint is from a newer start, which may have replaced the checkpoint to remove. An
+// error that is not transient means that the checkpoint is damaged.
+func (s *Saver) ofNewerStart(name string) (newer bool, err error) {
+	err = awaitVisible(context.Background(), s.dir, shortWait, func() error {
+		c, err := openIn(s.dir, name)
+		if err == nil {
+			newer = c.Manifest.Generation > s.fence.start.Generation
+			c.Close()
+		}
+		return err
+	})
+	return newer, err
 }
