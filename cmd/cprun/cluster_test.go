@@ -213,7 +213,7 @@ func TestCluster(t *testing.T) {
 	top := 0
 	for f := range *clusterFaults {
 		kind, node := &kinds[f%len(kinds)], rng.IntN(clusterNodes)
-		// A start without a step beyond those of the start before would end the job.
+		// A start without a further step than the start before would end the job.
 		most := n.step() + 1 + rng.IntN(3)
 		n.until("progress", watchdog, func() bool { return n.step() > max(top, most) })
 		top = n.step()

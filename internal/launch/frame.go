@@ -44,7 +44,7 @@ type command struct {
 	Stacks bool `json:"stacks,omitempty"` // with Tell: also the stacks of all goroutines
 }
 
-// commandKinds is the number of commands that a worker gets at most once.
+// commandKinds counts the commands that a worker gets at most once.
 const commandKinds = 4
 
 // A hello is the first frame for a worker.

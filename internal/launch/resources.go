@@ -20,7 +20,7 @@ import (
 // maxKernelFile bounds the bytes read from a kernel file.
 const maxKernelFile = 1 << 20
 
-// cgroupRoot is the directory of control groups.
+// cgroupRoot holds the control groups.
 const cgroupRoot = "/sys/fs/cgroup"
 
 // HostMemory returns this node's memory in bytes, and the part that a job may use within its control groups (a

@@ -99,7 +99,7 @@ func (m *Membership) post(f func()) bool {
 	}
 }
 
-// simultaneous is the age up to which a second connection with a peer counts as simultaneous dialing.
+// simultaneous bounds the age of a first connection beside which a second one counts as simultaneous dialing.
 const simultaneous = 2 * time.Second
 
 // linkUp replaces an older connection with the same peer, unless both agents dialed at the same time.
@@ -278,7 +278,7 @@ func put[T any](ch chan T, v T) {
 
 func (m *Membership) gone() { m.leaveOnce.Do(func() { close(m.goodbyeSent) }) }
 
-// packetQueue is the requested size of the kernel's packet queue. Agents read slowly while ranks compute.
+// packetQueue sets the size of the kernel's packet queue. Agents read slowly while ranks compute.
 const packetQueue = 2 << 20
 
 type tcp struct{}
@@ -297,7 +297,7 @@ func (tcp) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "tcp", addr)
 }
 
-// errClosed is the result of calls after Close.
+// errClosed results from calls after Close.
 var errClosed = errors.New("this agent has left the job")
 
 // A mailbox queues calls without blocking the caller. Each start has few.

@@ -16,12 +16,12 @@ import (
 var modelDepth = flag.Int("model.depth", 5, "events in a row that TestAllInterleavings tries")
 
 // TestAllInterleavings tries all orders of events in a job of three agents after the first start has failed on one of
-// them, up to a number of events: messages arrive, links are lost and come back, agents die, time passes, the run
-// directory takes claims and answers. In every state, all agents that know a decision know the one in the run
-// directory, and no agent begins another start.
+// them, up to a number of events: messages arrive, links break and heal, agents die, time passes, the run directory takes
+// claims and answers. In every state, all agents that know a decision know the one in the run directory, and no agent
+// begins another start.
 func TestAllInterleavings(t *testing.T) {
 	type path []string
-	// a has claimed the next start; then the run directory has it, and nobody else knows it.
+	// Agent a claims the next start; then the run directory has it, unknown to b and c.
 	claimed := path{"arrive c a", "arrive a b", "arrive b a", "arrive a b", "arrive a c", "tick a"}
 	lost := append(slices.Clone(claimed), "disk a", "die a", "tick b", "arrive c b")
 	layer, seen := []path{nil, claimed, lost}, map[string]bool{}
@@ -128,7 +128,7 @@ func (w *model) begun() bool {
 	return true
 }
 
-// events lists what may happen next.
+// events lists the possible next events.
 func (w *model) events() (all []string) {
 	for _, x := range modelNames {
 		a := w.agents[x]
@@ -336,7 +336,7 @@ func (a *modelAgent) verdict(v launch.Verdict) {
 func (a *modelAgent) over(error) {}
 func (a *modelAgent) gone()      {}
 
-// key identifies a state, but for times: agents have their numbers of ticks instead.
+// key identifies a state. In place of times it has the agents' numbers of ticks.
 func (w *model) key() string {
 	var b strings.Builder
 	fmt.Fprint(&b, w.linked, w.cut, len(w.disk), w.losses, w.deaths, w.disk)

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// decisions keeps what an agent knows of the job's decisions.
+// decisions keeps an agent's knowledge of the job's decisions.
 type decisions struct {
 	index int       // of the newest known one; 0: none
 	last  *decision // that one
@@ -65,7 +65,7 @@ type peer struct {
 	held   *join     // its pending request, if it cannot be admitted yet
 }
 
-// peers are the connected agents by name.
+// peers lists the connected agents by name.
 type peers map[string]*peer
 
 // sorted lists them by name, so that simulations are reproducible.

@@ -22,7 +22,7 @@ func (r *runDir) Claim(_ context.Context, _ []byte, number int, decision []byte)
 	return r.newest, nil
 }
 
-// runDirs are those of the jobs of tests, by the port of the rendezvous.
+// runDirs holds a directory for each test's job, by the port of its rendezvous.
 var runDirs sync.Map
 
 func runDirOf(port int) *runDir {

@@ -43,7 +43,7 @@ func holds[T any]() *function {
 	})
 }
 
-// filters, tests and methods have the semantics of Jinja2 and Python. init fills those that call others.
+// filters, tests and methods have the semantics of Jinja2 and Python. init fills them, since some call others.
 var filters, tests, textMethods map[string]*function
 
 func init() {

@@ -18,7 +18,7 @@ import (
 // A Template is compiled. Its methods may be called concurrently.
 type Template struct {
 	body node
-	// Now is the time of strftime_now: that of Compile.
+	// Now is the time of strftime_now; Compile sets its own.
 	Now time.Time
 	// Spans reports whether the template has {% generation %}.
 	Spans bool

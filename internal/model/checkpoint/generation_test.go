@@ -175,7 +175,7 @@ func TestLockNamesItsHolder(t *testing.T) {
 	again.Close()
 }
 
-// A lostReply is a directory on a file server whose reply to the first rename is lost.
+// A lostReply is a directory on a file server that loses its reply to the first rename.
 type lostReply struct {
 	store
 	renames int

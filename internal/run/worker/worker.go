@@ -204,7 +204,7 @@ func nodes(hosts []string) []int {
 	return by
 }
 
-// abortTime is the wait for the cause of a failure from the other ranks.
+// abortTime bounds the wait for the cause of a failure from the other ranks.
 const abortTime = time.Second
 
 // untilFailure returns a context for joining the ranks. It ends when the launcher reports a failed rank or node. Once
