@@ -346,10 +346,10 @@ func (l *leadership) checkOverdue() {
 	l.judge()
 }
 
-// judge gives the verdict once the start has ended on all agents.
+// judge gives the verdict once the start has ended on all agents. A claim to end the job precedes it.
 func (l *leadership) judge() {
 	r := l.record
-	if r == nil || r.over || !r.complete() {
+	if r == nil || r.over || !r.complete() || l.claim != nil {
 		return
 	}
 	r.over = true

@@ -411,20 +411,29 @@ func TestWhoEndsTheJob(t *testing.T) {
 	}
 }
 
-// TestWrongInputEndsTheJob checks that an agent with wrong input ends the job for all, even if restarts are left.
+// TestWrongInputEndsTheJob checks that an agent with wrong input ends the job for all, even if restarts are left and
+// the ranks end before the run directory answers.
 func TestWrongInputEndsTheJob(t *testing.T) {
-	l := leader(t)
-	l.receive("b", &message{Bye: &bye{Status: launch.ExitInput, Why: "no such directory"}})
-	d := l.claimed()
-	if d == nil || d.End == nil || d.End.ExitCode != launch.ExitInput || !l.aborted() {
-		t.Fatalf("claimed %+v, news %v", d, l.heard)
-	}
-	l.grant()
-	l.advance(endTime + time.Second)
-	l.endsHere(0)
-	if len(l.verdicts) != 1 || l.verdicts[0].ExitCode != launch.ExitInput ||
-		!slices.Equal(l.verdicts[0].Notes, []string{"node b: no such directory"}) {
-		t.Errorf("verdicts %+v", l.verdicts)
+	for _, first := range []bool{false, true} {
+		l := leader(t, func(c *Config) { c.MaxRestarts = 3 })
+		l.receive("b", &message{Bye: &bye{Status: launch.ExitInput, Why: "no such directory"}})
+		d := l.claimed()
+		if d == nil || d.End == nil || d.End.ExitCode != launch.ExitInput || !l.aborted() {
+			t.Fatalf("claimed %+v, news %v", d, l.heard)
+		}
+		if first {
+			l.receive("c", &message{Ended: failedAt(1, 4)})
+			l.endsHere(0)
+		}
+		l.grant()
+		l.advance(endTime + time.Second)
+		if !first {
+			l.endsHere(0)
+		}
+		if len(l.verdicts) != 1 || l.verdicts[0].ExitCode != launch.ExitInput || l.verdicts[0].Again ||
+			!slices.Equal(l.verdicts[0].Notes, []string{"node b: no such directory"}) {
+			t.Errorf("ends first: %t: verdicts %+v", first, l.verdicts)
+		}
 	}
 }
 
