@@ -17,6 +17,7 @@ import (
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/train"
 	"github.com/cprun/cprun/kernels/cpu"
+	"github.com/cprun/cprun/ring"
 )
 
 // PlanOptions are the flags of `cprun plan`.
@@ -99,27 +100,21 @@ func dataLines(d *plan.Data, cfg *config.Config) []string {
 	if d == nil {
 		return nil
 	}
-	count := func(n int64, what string) string {
-		if n != 1 {
-			what += "s"
-		}
-		return readable.Count(n) + " " + what
-	}
 	documents := "documents not counted yet"
 	if d.Documents != nil {
-		documents = count(*d.Documents, "document")
+		documents = quantity(*d.Documents, "document")
 	}
 	filled := ""
 	if room := d.Samples * int64(cfg.Data.SeqLen); d.SampleTokens < room {
 		filled = fmt.Sprintf(" (%.1f %% filled)", 100*float64(d.SampleTokens)/float64(room))
 	}
 	lines := []string{
-		fmt.Sprintf("data: %s, %s, %s", count(d.Files, "file"), documents, count(d.Tokens, "token")),
+		fmt.Sprintf("data: %s, %s, %s", quantity(d.Files, "file"), documents, quantity(d.Tokens, "token")),
 		fmt.Sprintf("samples: %s of %s%s, %s; an epoch is %s", readable.Count(d.Samples),
-			count(int64(cfg.Data.SeqLen), "token"), filled, count(d.Targets, "target"), count(d.StepsPerEpoch, "step")),
+			quantity(int64(cfg.Data.SeqLen), "token"), filled, quantity(d.Targets, "target"), quantity(d.StepsPerEpoch, "step")),
 	}
 	if d.DroppedDocuments > 0 {
-		lines[0] += "; " + count(d.DroppedDocuments, "document") + " dropped"
+		lines[0] += "; " + quantity(d.DroppedDocuments, "document") + " dropped"
 		lines = append(lines, "documents by data.seq_len: "+kept(d.Retention))
 	}
 	if len(d.Ignored) > 0 {
@@ -129,6 +124,14 @@ func dataLines(d *plan.Data, cfg *config.Config) []string {
 		lines = append(lines, "data: warning: "+w)
 	}
 	return lines
+}
+
+// quantity formats a number of things: "1 file", "1,024 tokens".
+func quantity(n int64, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return readable.Count(n) + " " + what
 }
 
 // kept words the shares of documents that fit: "32K keeps 30 %, 64K 92.5 %".
@@ -149,6 +152,9 @@ func unread(keys []string) string {
 // maxPlanned bounds the ranks that share a sequence: the plan lists a hop for every pair of them.
 const maxPlanned = 1024
 
+// maxExchanged bounds the ranks that exchange heads: each of them exchanges with every other in every layer.
+const maxExchanged = 256
+
 // loadPlanned loads a config for a plan. It refuses more than maxPlanned ranks before the slow choice of a strategy.
 func loadPlanned(path string, o config.Options) (*config.Config, error) {
 	decide := o.Decide
@@ -160,6 +166,10 @@ func loadPlanned(path string, o config.Options) (*config.Config, error) {
 	if n := cfg.Parallel.Context; n > maxPlanned {
 		return nil, cfg.Fault("parallel.context", fmt.Errorf("%d ranks share a sequence, and cprun plans at most %d; "+
 			"lower it, or raise parallel.data", n, maxPlanned))
+	}
+	if n := ring.UlyssesDegree(cfg.Parallel.Algorithm, cfg.Parallel.Context, cfg.Parallel.Inner); n > maxExchanged {
+		return nil, cfg.Fault("parallel.algorithm", fmt.Errorf("%d ranks exchange heads, and cprun plans at most %d; "+
+			"write hierarchical with parallel.ulysses_degree, or ring", n, maxExchanged))
 	}
 	o.Decide = decide
 	return config.Load(path, o)
