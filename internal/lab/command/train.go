@@ -359,8 +359,9 @@ func (o *TrainOptions) dry(ctx context.Context, path string, out *progress.Print
 		}
 	}
 	p := &r.cfg.Parallel
-	out.Note(fmt.Sprintf("dry run ok: %d steps on %d ranks (context %d x data %d)\n  algorithm %s, layout %s, "+
+	out.Note(fmt.Sprintf("dry run ok: %s on %s (context %d x data %d)\n  algorithm %s, layout %s, "+
 		"backend %s, from %s; details: cprun plan",
-		r.cfg.Train.Steps, r.ranks, p.Context, p.Data, p.Algorithm, p.Layout, r.cfg.Parallel.Backend, begin))
+		quantity(int64(r.cfg.Train.Steps), "step"), quantity(int64(r.ranks), "rank"), p.Context, p.Data, p.Algorithm,
+		p.Layout, p.Backend, begin))
 	return 0, nil
 }
