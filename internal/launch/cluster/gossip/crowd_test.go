@@ -118,7 +118,6 @@ func (a *agent) run() {
 			a.note(func() { a.verdict = &v })
 			break
 		}
-		time.Sleep(v.After)
 	}
 	if err := a.membership.Close(status, ""); err != nil && !a.dead {
 		a.note(func() { a.err = errors.Join(a.err, err) })
