@@ -116,9 +116,6 @@ func (l *nodeLauncher) next(ctx context.Context) (Start, error) {
 	for {
 		select {
 		case n := <-got:
-			if n.err == nil && l.job.OnStart != nil {
-				n.err = l.job.OnStart(&n.Start)
-			}
 			if n.err == nil {
 				n.err = l.job.fits(&n.Start)
 			}

@@ -211,7 +211,7 @@ func (m *Membership) send(msg *message, names ...string) {
 
 func (m *Membership) prepare(w Assignment) {
 	m.group.Go(func() {
-		payload, err := m.cfg.Prepare(m.ctx, w)
+		payload, err := m.cfg.RunDir.Prepare(m.ctx, w)
 		secret := make([]byte, 32)
 		rand.Read(secret)
 		if raw, _ := json.Marshal(&message{Decided: &decision{Assignment: w, Payload: payload}}); err == nil &&
@@ -240,7 +240,7 @@ func (m *Membership) claimNow(payload []byte, d *decision) (*decision, error) {
 		}
 		index = d.Index
 	}
-	raw, err := m.cfg.Claim(m.ctx, payload, index, raw)
+	raw, err := m.cfg.RunDir.Claim(m.ctx, payload, index, raw)
 	if err != nil || raw == nil {
 		return nil, err
 	}

@@ -15,7 +15,7 @@ const (
 	endTime = 2 * time.Second
 	// rejoinTime bounds a restart's wait for lost agents or spares when fewer agents are enough.
 	rejoinTime = 2 * time.Second
-	// prepareTime bounds Config.Prepare, which may hang on a disk.
+	// prepareTime bounds RunDir.Prepare, which may hang on a disk.
 	prepareTime = 30 * time.Minute
 	// claimPause separates two claims of a decision after an error of the file system.
 	claimPause = time.Second
