@@ -192,11 +192,8 @@ func (m *Membership) hangUp(name string) {
 // send encodes a message once for consecutive recipients.
 func (m *Membership) send(msg *message, names ...string) {
 	if m.sending != msg {
-		raw, err := json.Marshal(msg)
-		if err == nil {
-			m.frame, err = wire.NewFrame(raw)
-		}
-		if err != nil {
+		var err error
+		if m.frame, err = wire.NewFrame(msg); err != nil {
 			m.cfg.Log("message to the other nodes: %v", err)
 			return
 		}
