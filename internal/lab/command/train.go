@@ -188,7 +188,7 @@ func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer
 	}
 	var live *statusWriter
 	if !o.Scratch {
-		live = startStatus(&spec, 1, func() (string, *os.Root) { return spec.RunID, b.logs })
+		live = startStatus(&spec, 1)
 	}
 	res := launch.Run(ctx, spec)
 	live.end(res)

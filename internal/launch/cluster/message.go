@@ -68,7 +68,6 @@ type ended struct {
 type again struct {
 	Index int   `json:"index"` // of the ended start
 	Tally tally `json:"tally"`
-	After int64 `json:"after"` // ns
 }
 
 type bye struct {
