@@ -157,7 +157,7 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *de
 		return nil, err
 	}
 	slowest := tensor.FromSlice([]float64{took.Seconds()}, 1)
-	if err := wait(ctx)(world.AllReduce(slowest, comm.Max)); err != nil {
+	if err := comm.Finish(ctx)(world.AllReduce(slowest, comm.Max)); err != nil {
 		return nil, err
 	}
 	if err := c.write(ctx, s, shape, world, l); err != nil {
@@ -220,16 +220,6 @@ func (c *Case) compute(ctx context.Context, world comm.Communicator, dev *device
 		dev.Store.Download(r.host, r.wide)
 	}
 	return took, dev.Stream.Sync(ctx)
-}
-
-// wait waits for a transfer that was just begun.
-func wait(ctx context.Context) func(comm.Pending, error) error {
-	return func(p comm.Pending, err error) error {
-		if err != nil {
-			return err
-		}
-		return p.Sync(ctx)
-	}
 }
 
 type local struct {
@@ -410,7 +400,7 @@ func gather(ctx context.Context, world comm.Communicator, shape partition.Shape,
 		if v.Size() > 0 {
 			send = []comm.Message{{Peer: 0, View: v}}
 		}
-		return View{}, wait(ctx)(world.Exchange(send, nil))
+		return View{}, comm.Finish(ctx)(world.Exchange(send, nil))
 	}
 	parts := []View{v}
 	var recv []comm.Message
@@ -422,7 +412,7 @@ func gather(ctx context.Context, world comm.Communicator, shape partition.Shape,
 			recv = append(recv, comm.Message{Peer: r, View: part})
 		}
 	}
-	if err := wait(ctx)(world.Exchange(nil, recv)); err != nil {
+	if err := comm.Finish(ctx)(world.Exchange(nil, recv)); err != nil {
 		return View{}, err
 	}
 	whole := tensor.New(v.DType(), v.Len(tensor.Batch), seq, v.Len(tensor.Heads), v.Len(tensor.Dim))

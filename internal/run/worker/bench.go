@@ -119,10 +119,7 @@ func (p *process) tcp(ctx context.Context) (*comm.Group, error) {
 	}
 	ports := tensor.New(tensor.I64, p.WorldSize)
 	tensor.Data[int64](ports)[p.Rank] = int64(listener.Addr().(*net.TCPAddr).Port)
-	pending, err := p.world.AllGather(ports, ports.Slice(tensor.Dim, p.Rank, p.Rank+1))
-	if err == nil {
-		err = pending.Sync(ctx)
-	}
+	err = comm.Finish(ctx)(p.world.AllGather(ports, ports.Slice(tensor.Dim, p.Rank, p.Rank+1)))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("mesh: ports of all ranks: %w", err), listener.Close())
 	}
