@@ -10,7 +10,6 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/base/safetensors"
-	rules "github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/partition"
@@ -25,8 +24,6 @@ type Spec struct {
 	DType         string // element type of the computation: fp64, fp32, bf16, fp16
 	Device        string // cpu or cuda
 	Machine       machine.Machine
-	// Remedies are needed by the chosen Backend.
-	Remedies []rules.RemedyKind `json:",omitempty"`
 }
 
 // A Report is the result of rank 0, which `cprun attention --json` prints.

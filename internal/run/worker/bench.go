@@ -59,12 +59,11 @@ func benchDevice(task *job.Bench, ranks int) (o device.CUDAOptions, err error) {
 	case task.Attention != nil:
 		s := task.Attention
 		matrix := backends.KeepsMatrix(task.Machine.Arch, task.Machine.CUDNN)
-		o.Remedies = task.Remedies
 		o.Backend, o.Deterministic, o.Workspace = s.Backend, s.Deterministic, s.Workspace(ranks, matrix)
 		o.Compute, err = bench.DType(s.DType, cpu)
 	case task.Calibrate != nil:
 		s := task.Calibrate
-		o.Remedies, o.Backend, o.Deterministic = task.Remedies, s.Backend, s.Deterministic
+		o.Backend, o.Deterministic = s.Backend, s.Deterministic
 		o.Workspace = s.Workspace(backends.KeepsMatrix(task.Machine.Arch, task.Machine.CUDNN))
 		o.Compute, err = bench.DType(s.DType, cpu)
 	case task.Ops != nil:
