@@ -158,6 +158,6 @@ func (o *Options) chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes
 	if err != nil {
 		return nil, err
 	}
-	spec.Strategy, spec.Remedies = answer.Strategy, answer.Choice.Kinds()
+	spec.Strategy = answer.Strategy
 	return notes, spec.Check(c, ranks)
 }

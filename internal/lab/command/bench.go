@@ -204,7 +204,7 @@ func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) err
 	if err != nil {
 		return err
 	}
-	task.Remedies, s.Layouts, s.Algorithms = nil, nil, nil
+	s.Layouts, s.Algorithms = nil, nil
 	for i, a := range answers {
 		s.Rows[i].Strategy, s.Backend = a.Strategy, a.Backend
 		if l := string(a.Layout); !slices.Contains(s.Layouts, l) {
@@ -216,13 +216,10 @@ func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) err
 		if a.Algorithm == "allgather" && len(a.Ranked) > 0 {
 			s.Rows[i].Gather = a.When()
 		}
-		task.Remedies = append(task.Remedies, a.Choice.Kinds()...)
 	}
 	if len(answers) == 1 {
 		s.Predicted = answers[0].Ranked
 	}
-	slices.Sort(task.Remedies)
-	task.Remedies = slices.Compact(task.Remedies)
 	return nil
 }
 
@@ -478,7 +475,7 @@ func (o *BenchOptions) calibrate(ctx context.Context, ranks int, s *bench.Calibr
 	if err != nil {
 		return 0, &InputError{err}
 	}
-	choice, err := backend.Select(o.machine, 0, backend.Request{
+	_, err = backend.Select(o.machine, 0, backend.Request{
 		Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: s.Backend},
 		Of:       "calibration", DType: dtype, Batch: 1, SeqQ: s.Sizes[0], SeqKV: s.Sizes[0],
 		Heads: s.Heads, KVHeads: s.KVHeads,
@@ -487,7 +484,6 @@ func (o *BenchOptions) calibrate(ctx context.Context, ranks int, s *bench.Calibr
 	if err != nil {
 		return 0, &InputError{err}
 	}
-	task.Remedies = choice.Kinds()
 	res, err := o.runWorkers(ctx, job.RoleBench, ranks, nil, func(string) any { return task },
 		func(out *progress.Printer, e launch.Event) {
 			var row job.BenchRow

@@ -181,7 +181,6 @@ func (o *EvalOptions) prepare(
 	if err != nil {
 		return nil, nil, err
 	}
-	task.Remedies = choice.Kinds()
 	if _, err := plan.Fit(cfg, ranks, o.machine); err != nil {
 		return nil, nil, &InputError{err}
 	}

@@ -253,7 +253,7 @@ func (o *GenerateOptions) open(w *source, tokens int) (dev *device.Device, end f
 		return nil, nil, err
 	}
 	d, err := device.CUDA(device.CUDAOptions{
-		Backend: answer.Backend, Remedies: answer.Choice.Kinds(), Compute: tensor.F32, Machine: m,
+		Backend: answer.Backend, Compute: tensor.F32, Machine: m,
 		HeadDim: w.cfg.HeadDim, Note: o.note,
 	})
 	return &d, d.Close, err

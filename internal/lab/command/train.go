@@ -223,7 +223,7 @@ func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error
 	}
 	b.task = job.Train{
 		Config: string(r.cfg.YAML()), RunDir: r.dir, Version: o.Version, NoSave: o.NoSave, Machine: o.machine,
-		Remedies: r.choice.Kinds(), Generation: r.generation,
+		Generation: r.generation,
 	}
 	for _, w := range r.cfg.Warnings {
 		out.Note("warning: " + w.String())

@@ -207,7 +207,7 @@ func (o *VerifyOptions) compare(ctx context.Context, r *verify.Report, dir *scra
 		}
 		root.Close()
 		task := job.Train{Config: string(v.cfg.YAML()), RunDir: side, Version: o.Version, Machine: o.machine,
-			Remedies: v.choice.Kinds(), Whole: whole, Leak: i == 1}
+			Whole: whole, Leak: i == 1}
 		res, found, err := o.side(ctx, task, v.ranks, notes)
 		if err != nil || res.ExitCode != launch.ExitDone {
 			if res.First != nil {

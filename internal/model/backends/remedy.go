@@ -7,32 +7,14 @@ import (
 )
 
 // RemedyKind is a way to make a backend run a rejected call.
-type RemedyKind uint8
+type RemedyKind string
 
 // The remedies.
 const (
-	SplitCall      RemedyKind = iota // several calls, merged by their LSE
-	ZeroWorkspace                    // the library's workspace cleared before each backward call
-	GrantWorkspace                   // a workspace of the square of the length, if memory allows
+	SplitCall      RemedyKind = "split-call"      // several calls, merged by their LSE
+	ZeroWorkspace  RemedyKind = "zero-workspace"  // the library's workspace cleared before each backward call
+	GrantWorkspace RemedyKind = "grant-workspace" // a workspace of the square of the length, if memory allows
 )
-
-func (k RemedyKind) String() string {
-	return [...]string{"split-call", "zero-workspace", "grant-workspace"}[k]
-}
-
-// MarshalText encodes the name, for the workers of a run.
-func (k RemedyKind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
-
-// UnmarshalText decodes the name.
-func (k *RemedyKind) UnmarshalText(text []byte) error {
-	for x := SplitCall; x <= GrantWorkspace; x++ {
-		if x.String() == string(text) {
-			*k = x
-			return nil
-		}
-	}
-	return fmt.Errorf("no remedy %q", text)
-}
 
 // Remedy makes a backend run a rejected call.
 type Remedy struct {
@@ -74,8 +56,8 @@ type verdict struct {
 func (v verdict) cures() string {
 	var s []string
 	for _, a := range v.applied {
-		if !slices.Contains(s, a.Kind.String()) {
-			s = append(s, a.Kind.String())
+		if !slices.Contains(s, string(a.Kind)) {
+			s = append(s, string(a.Kind))
 		}
 	}
 	return strings.Join(s, ", ")
