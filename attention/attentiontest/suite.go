@@ -85,7 +85,7 @@ func TestKernel(t *testing.T, newRig func(testing.TB) Rig, opts Options) {
 // Check runs one case with inputs of one type.
 func Check(t *testing.T, rig Rig, c Case, dtype tensor.DType) {
 	t.Helper()
-	check(t, rig, c, dtype, false, answerOf(t, c, dtype))
+	CheckWith(t, rig, c, dtype, Options{})
 }
 
 // CheckWith does what Check does, for a kernel of those capabilities.
@@ -144,7 +144,7 @@ func check(t *testing.T, rig Rig, c Case, dtype tensor.DType, noDelta bool, want
 	device, err := tested.upload(rig)
 	must(t, err)
 	must(t, c.run(rig, device))
-	must(t, tested.download(rig, device))
+	must(t, rig.fetch(tested.views(), device.views()))
 
 	floor := c.floor(in, dtype)
 	touchedQ, touchedK := c.touched()
