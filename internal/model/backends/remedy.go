@@ -193,8 +193,7 @@ func (j *evaluation) apply(r *Rule, c *Call, calls []Call) {
 	j.applied = append(j.applied, a)
 }
 
-// cut splits a call as the cuDNN kernel does. Rectangles run one by one. The parts share no rows. cut returns nil if the
-// kernel does not split the call.
+// cut splits a call as the cuDNN kernel does; nil if it does not. Rectangles run one by one. The parts share no rows.
 func (c Call) cut() (parts []Call) {
 	if c.Documents {
 		return nil
