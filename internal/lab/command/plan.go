@@ -100,21 +100,22 @@ func dataLines(d *plan.Data, cfg *config.Config) []string {
 	if d == nil {
 		return nil
 	}
+	count := readable.Counted[int64]
 	documents := "documents not counted yet"
 	if d.Documents != nil {
-		documents = quantity(*d.Documents, "document")
+		documents = count(*d.Documents, "document")
 	}
 	filled := ""
 	if room := d.Samples * int64(cfg.Data.SeqLen); d.SampleTokens < room {
 		filled = fmt.Sprintf(" (%.1f %% filled)", 100*float64(d.SampleTokens)/float64(room))
 	}
 	lines := []string{
-		fmt.Sprintf("data: %s, %s, %s", quantity(d.Files, "file"), documents, quantity(d.Tokens, "token")),
+		fmt.Sprintf("data: %s, %s, %s", count(d.Files, "file"), documents, count(d.Tokens, "token")),
 		fmt.Sprintf("samples: %s of %s%s, %s; an epoch is %s", readable.Count(d.Samples),
-			quantity(int64(cfg.Data.SeqLen), "token"), filled, quantity(d.Targets, "target"), quantity(d.StepsPerEpoch, "step")),
+			count(int64(cfg.Data.SeqLen), "token"), filled, count(d.Targets, "target"), count(d.StepsPerEpoch, "step")),
 	}
 	if d.DroppedDocuments > 0 {
-		lines[0] += "; " + quantity(d.DroppedDocuments, "document") + " dropped"
+		lines[0] += "; " + count(d.DroppedDocuments, "document") + " dropped"
 		lines = append(lines, "documents by data.seq_len: "+kept(d.Retention))
 	}
 	if len(d.Ignored) > 0 {
@@ -124,14 +125,6 @@ func dataLines(d *plan.Data, cfg *config.Config) []string {
 		lines = append(lines, "data: warning: "+w)
 	}
 	return lines
-}
-
-// quantity formats a number of things: "1 file", "1,024 tokens".
-func quantity(n int64, what string) string {
-	if n != 1 {
-		what += "s"
-	}
-	return readable.Count(n) + " " + what
 }
 
 // kept words the shares of documents that fit: "32K keeps 30 %, 64K 92.5 %".
