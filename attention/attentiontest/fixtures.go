@@ -121,7 +121,7 @@ func TestFixtures(t *testing.T, newRig func(testing.TB) Rig) {
 			device, err := s.upload(rig)
 			must(t, err)
 			must(t, c.run(rig, device))
-			must(t, s.download(rig, device))
+			must(t, rig.fetch(s.views(), device.views()))
 			f.Check(t, attention.Partial{O: s.out, LSE: s.acc.LSE}, s.grads)
 		})
 	}

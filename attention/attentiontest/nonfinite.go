@@ -266,7 +266,7 @@ func (c Case) poisoned(t *testing.T, rig Rig, dtype tensor.DType, p poison, opts
 	device, err := tested.upload(rig)
 	must(t, err)
 	must(t, c.run(rig, device))
-	must(t, tested.download(rig, device))
+	must(t, rig.fetch(tested.views(), device.views()))
 
 	forward, backward := c.tainted(p, tested, max(opts.Block-1, 0))
 	for n, r := range tested.results() {

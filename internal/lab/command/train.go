@@ -223,24 +223,30 @@ func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error
 	}
 	b.task = job.Train{
 		Config: string(r.cfg.YAML()), RunDir: r.dir, Version: o.Version, NoSave: o.NoSave, Machine: o.machine,
-		Remedies: r.choice.Kinds(), Generation: r.generation,
-	}
-	for _, w := range r.cfg.Warnings {
-		out.Note("warning: " + w.String())
-	}
-	if !o.NoSave {
-		out.Note("run directory " + terminal.Name(r.dir))
-	}
-	for _, line := range slices.Concat(changes, dataLines(r.data, r.cfg), r.choice.notes) {
-		out.Note(line)
+		Generation: r.generation,
 	}
 	if r.from != nil {
 		b.task.From = r.from.dir
-		for _, line := range r.from.notes {
-			out.Note(line)
-		}
 	}
+	if !o.NoSave {
+		changes = slices.Insert(changes, 0, "run directory "+terminal.Name(r.dir))
+	}
+	r.note(out, changes...)
 	return b, nil
+}
+
+// note prints the warnings of a run, some lines, and notes on its data, its choices and its checkpoint.
+func (r *ready) note(out *progress.Printer, lines ...string) {
+	for _, w := range r.cfg.Warnings {
+		out.Note("warning: " + w.String())
+	}
+	lines = slices.Concat(lines, dataLines(r.data, r.cfg), r.choice.notes)
+	if r.from != nil {
+		lines = append(lines, r.from.notes...)
+	}
+	for _, line := range lines {
+		out.Note(line)
+	}
 }
 
 func (b *begun) merge(out *progress.Printer) {
@@ -342,21 +348,13 @@ func (o *TrainOptions) dry(ctx context.Context, path string, out *progress.Print
 	} else if own != nil {
 		r.from = own
 	}
-	for _, w := range r.cfg.Warnings {
-		out.Note("warning: " + w.String())
-	}
-	for _, line := range slices.Concat(dataLines(r.data, r.cfg), r.choice.notes) {
-		out.Note(line)
-	}
+	r.note(out)
 	begin := "random weights"
 	if r.cfg.Model.From != "" {
 		begin = "the weights of " + terminal.Name(r.cfg.Model.From)
 	}
 	if r.from != nil {
 		begin = "the checkpoint " + terminal.Name(r.from.dir)
-		for _, line := range r.from.notes {
-			out.Note(line)
-		}
 	}
 	p := &r.cfg.Parallel
 	out.Note(fmt.Sprintf("dry run ok: %d steps on %d ranks (context %d x data %d)\n  algorithm %s, layout %s, "+

@@ -107,6 +107,15 @@ func (o *outcome) result() launch.Result {
 	return r
 }
 
+// verdict returns the verdict for an agent whose start has ended. Wrong input is a note: an error gives status 1.
+func (o *outcome) verdict() launch.Verdict {
+	v := launch.Verdict{Result: o.result()}
+	if o.ExitCode == launch.ExitInput {
+		v.Err, v.Notes = nil, []string{o.Why}
+	}
+	return v
+}
+
 // over returns the error for an agent that waits for a start of an ended job.
 func over(r launch.Result, why string) *launch.Over {
 	r.Err = nil

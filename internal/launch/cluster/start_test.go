@@ -429,10 +429,31 @@ func TestWrongInputEndsTheJob(t *testing.T) {
 		if !first {
 			l.endsHere(0)
 		}
-		if len(l.verdicts) != 1 || l.verdicts[0].ExitCode != launch.ExitInput || l.verdicts[0].Again ||
-			!slices.Equal(l.verdicts[0].Notes, []string{"node b: no such directory"}) {
-			t.Errorf("ends first: %t: verdicts %+v", first, l.verdicts)
+		wrongInput(t, l)
+
+		f := follower(t, "c")
+		if first {
+			f.endsHere(4)
 		}
+		d.Index, d.Leader = 2, peerAddr("a")
+		f.receive("a", &message{Decided: d})
+		if !first {
+			f.endsHere(4)
+		}
+		wrongInput(t, f)
+	}
+}
+
+// wrongInput checks that the launcher ends with status 2 and prints the reason once.
+func wrongInput(t *testing.T, l *isolatedAgent) {
+	t.Helper()
+	if len(l.verdicts) != 1 {
+		t.Fatalf("verdicts %+v", l.verdicts)
+	}
+	v := l.verdicts[0]
+	if v.ExitCode != launch.ExitInput || v.Err != nil || v.Again ||
+		!slices.Equal(v.Notes, []string{"node b: no such directory"}) {
+		t.Errorf("verdict %+v", v)
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/base/safetensors"
-	rules "github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/partition"
@@ -25,8 +24,6 @@ type Spec struct {
 	DType         string // element type of the computation: fp64, fp32, bf16, fp16
 	Device        string // cpu or cuda
 	Machine       machine.Machine
-	// Remedies are needed by the chosen Backend.
-	Remedies []rules.RemedyKind `json:",omitempty"`
 }
 
 // A Report is the result of rank 0, which `cprun attention --json` prints.
@@ -157,7 +154,7 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *de
 		return nil, err
 	}
 	slowest := tensor.FromSlice([]float64{took.Seconds()}, 1)
-	if err := wait(ctx)(world.AllReduce(slowest, comm.Max)); err != nil {
+	if err := comm.Finish(ctx)(world.AllReduce(slowest, comm.Max)); err != nil {
 		return nil, err
 	}
 	if err := c.write(ctx, s, shape, world, l); err != nil {
@@ -220,16 +217,6 @@ func (c *Case) compute(ctx context.Context, world comm.Communicator, dev *device
 		dev.Store.Download(r.host, r.wide)
 	}
 	return took, dev.Stream.Sync(ctx)
-}
-
-// wait waits for a transfer that was just begun.
-func wait(ctx context.Context) func(comm.Pending, error) error {
-	return func(p comm.Pending, err error) error {
-		if err != nil {
-			return err
-		}
-		return p.Sync(ctx)
-	}
 }
 
 type local struct {
@@ -410,7 +397,7 @@ func gather(ctx context.Context, world comm.Communicator, shape partition.Shape,
 		if v.Size() > 0 {
 			send = []comm.Message{{Peer: 0, View: v}}
 		}
-		return View{}, wait(ctx)(world.Exchange(send, nil))
+		return View{}, comm.Finish(ctx)(world.Exchange(send, nil))
 	}
 	parts := []View{v}
 	var recv []comm.Message
@@ -422,7 +409,7 @@ func gather(ctx context.Context, world comm.Communicator, shape partition.Shape,
 			recv = append(recv, comm.Message{Peer: r, View: part})
 		}
 	}
-	if err := wait(ctx)(world.Exchange(nil, recv)); err != nil {
+	if err := comm.Finish(ctx)(world.Exchange(nil, recv)); err != nil {
 		return View{}, err
 	}
 	whole := tensor.New(v.DType(), v.Len(tensor.Batch), seq, v.Len(tensor.Heads), v.Len(tensor.Dim))

@@ -241,7 +241,7 @@ func (c *Case) writeTerms(ctx context.Context, world comm.Communicator, shape pa
 	x *terms) (entries []safetensors.Entry, err error) {
 	reduced := func(name string, v View, op comm.Op, dims ...int) {
 		if err == nil {
-			err = wait(ctx)(world.AllReduce(v, op))
+			err = comm.Finish(ctx)(world.AllReduce(v, op))
 		}
 		if err != nil {
 			err = fmt.Errorf("gathering %s: %w", name, err)

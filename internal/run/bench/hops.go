@@ -232,23 +232,13 @@ func broadcastJSON[T any](ctx context.Context, c comm.Communicator, root int, va
 		}
 		tensor.Data[int64](size)[0] = int64(len(text))
 	}
-	if err := synced(ctx)(c.Broadcast(size, root)); err != nil {
+	if err := comm.Finish(ctx)(c.Broadcast(size, root)); err != nil {
 		return out, err
 	}
 	buf := tensor.New(tensor.U8, int(tensor.Data[int64](size)[0]))
 	copy(tensor.Bytes(buf), text)
-	if err := synced(ctx)(c.Broadcast(buf, root)); err != nil {
+	if err := comm.Finish(ctx)(c.Broadcast(buf, root)); err != nil {
 		return out, err
 	}
 	return out, json.Unmarshal(tensor.Bytes(buf), &out)
-}
-
-// synced waits for a transfer that was just begun.
-func synced(ctx context.Context) func(comm.Pending, error) error {
-	return func(p comm.Pending, err error) error {
-		if err != nil {
-			return err
-		}
-		return p.Sync(ctx)
-	}
 }

@@ -146,11 +146,7 @@ func (t *Trainer) total(ctx context.Context, losses View, counts []int64) ([]flo
 		return nil, err
 	}
 	v := tensor.FromSlice(counts, len(counts))
-	p, err := t.mesh.world.AllReduce(v, comm.Sum)
-	if err == nil {
-		err = p.Sync(ctx)
-	}
-	if err != nil {
+	if err := comm.Finish(ctx)(t.mesh.world.AllReduce(v, comm.Sum)); err != nil {
 		return nil, fmt.Errorf("targets: %w", err)
 	}
 	copy(counts, tensor.Data[int64](v))

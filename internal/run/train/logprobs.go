@@ -190,11 +190,7 @@ func (t *Trainer) tokenLosses(ctx context.Context, sample int64, sums, host View
 		}
 		own = own[s.Len:]
 	}
-	p, err := t.mesh.world.AllReduce(v, comm.Sum)
-	if err == nil {
-		err = p.Sync(ctx)
-	}
-	return all, err
+	return all, comm.Finish(ctx)(t.mesh.world.AllReduce(v, comm.Sum))
 }
 
 func (r *records) sequence(k int, losses []float64) Sequence {

@@ -143,23 +143,22 @@ func (t *Trainer) fields() []field {
 	return []field{{checkpoint.FieldParam, t.share.Masters}, {fieldM, t.share.M}, {fieldV, t.share.V}}
 }
 
-// find names the checkpoint to go on from: the newest whole one of the run itself, or the one
-// that it was told. Rank 0 looks, since finding reads every shard.
-func (t *Trainer) find(ctx context.Context, o Options) (string, error) {
+// fromRank0 returns the result of rank 0's call of read to every rank. The others wait for its disk.
+func (t *Trainer) fromRank0(ctx context.Context, read func(context.Context) ([]byte, error)) (text []byte, err error) {
 	group := t.mesh.saves
-	var name []byte
-	err := checkpoint.OnAllRanks(ctx, group, beat(t.cfg), 0, func() (err error) {
+	err = checkpoint.OnAllRanks(ctx, group, beat(t.cfg), 0, func() (err error) {
 		if group.Rank() == 0 {
-			name, err = o.newest(ctx)
+			text, err = read(ctx)
 		}
 		return err
 	})
 	if err == nil {
-		name, err = checkpoint.Broadcast(ctx, group, name)
+		text, err = checkpoint.Broadcast(ctx, group, text)
 	}
-	return string(name), err
+	return text, err
 }
 
+// newest names the checkpoint to resume from: the newest complete one of the run itself, or From. It reads every shard.
 func (o *Options) newest(ctx context.Context) ([]byte, error) {
 	if o.Resume {
 		c, reasons, err := checkpoint.Latest(ctx, o.checkpoints())

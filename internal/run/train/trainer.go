@@ -82,9 +82,11 @@ func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.
 		return nil, err
 	}
 	t.mesh.setDeadline(cfg.Parallel.TransferTimeout())
-	if t.from, err = t.find(ctx, *o); err != nil {
+	from, err := t.fromRank0(ctx, o.newest)
+	if err != nil {
 		return nil, fmt.Errorf("checkpoint to resume from: %w", err)
 	}
+	t.from = string(from)
 	if err := t.allocate(o); err != nil {
 		return nil, err
 	}
@@ -548,12 +550,6 @@ var errDiverged = errors.New("training diverged")
 
 func maximum(ctx context.Context, world comm.Communicator, xs ...float64) ([]float64, error) {
 	v := tensor.FromSlice(xs, len(xs))
-	p, err := world.AllReduce(v, comm.Max)
-	if err != nil {
-		return nil, err
-	}
-	if err := p.Sync(ctx); err != nil {
-		return nil, err
-	}
-	return tensor.Data[float64](v), nil
+	err := comm.Finish(ctx)(world.AllReduce(v, comm.Max))
+	return tensor.Data[float64](v), err
 }

@@ -323,10 +323,7 @@ func (t *Trainer) differing(ctx context.Context, of *microBatch, a, b []uint64) 
 			flags[at] = 1
 		}
 	}
-	p, err := t.mesh.world.AllReduce(v, comm.Sum)
-	if err == nil {
-		err = p.Sync(ctx)
-	}
+	err = comm.Finish(ctx)(t.mesh.world.AllReduce(v, comm.Sum))
 	for at, n := range flags {
 		if last := len(ranges) - 1; n > 0 && last >= 0 && ranges[last][1] == at {
 			ranges[last][1]++

@@ -59,12 +59,11 @@ func benchDevice(task *job.Bench, ranks int) (o device.CUDAOptions, err error) {
 	case task.Attention != nil:
 		s := task.Attention
 		matrix := backends.KeepsMatrix(task.Machine.Arch, task.Machine.CUDNN)
-		o.Remedies = task.Remedies
 		o.Backend, o.Deterministic, o.Workspace = s.Backend, s.Deterministic, s.Workspace(ranks, matrix)
 		o.Compute, err = bench.DType(s.DType, cpu)
 	case task.Calibrate != nil:
 		s := task.Calibrate
-		o.Remedies, o.Backend, o.Deterministic = task.Remedies, s.Backend, s.Deterministic
+		o.Backend, o.Deterministic = s.Backend, s.Deterministic
 		o.Workspace = s.Workspace(backends.KeepsMatrix(task.Machine.Arch, task.Machine.CUDNN))
 		o.Compute, err = bench.DType(s.DType, cpu)
 	case task.Ops != nil:
@@ -119,10 +118,7 @@ func (p *process) tcp(ctx context.Context) (*comm.Group, error) {
 	}
 	ports := tensor.New(tensor.I64, p.WorldSize)
 	tensor.Data[int64](ports)[p.Rank] = int64(listener.Addr().(*net.TCPAddr).Port)
-	pending, err := p.world.AllGather(ports, ports.Slice(tensor.Dim, p.Rank, p.Rank+1))
-	if err == nil {
-		err = pending.Sync(ctx)
-	}
+	err = comm.Finish(ctx)(p.world.AllGather(ports, ports.Slice(tensor.Dim, p.Rank, p.Rank+1)))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("mesh: ports of all ranks: %w", err), listener.Close())
 	}
