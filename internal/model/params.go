@@ -47,15 +47,6 @@ const Align = 64
 // layer, the head, then all vectors.
 func Layout(cfg *hf.Config) []Param { return NewLayout(cfg, 1).Params }
 
-// FlatSize returns the elements of a flat buffer for a layout, a multiple of Align.
-func FlatSize(params []Param) int64 {
-	if len(params) == 0 {
-		return 0
-	}
-	last := params[len(params)-1]
-	return roundUp(last.Offset+int64(last.Size()), Align)
-}
-
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
 
 // Parameters returns the number of parameters of a model, trained and frozen.

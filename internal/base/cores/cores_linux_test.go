@@ -124,8 +124,29 @@ func TestKeepNear(t *testing.T) {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
 	}
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "0", "local_cpulist"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got := run(t, "1", "keep", dir); !strings.Contains(got, "not a regular file") {
+		t.Errorf("a directory in place of the list: %s", got)
+	}
 	if got := run(t, "1", "keep", t.TempDir()); got != nothing {
 		t.Errorf("without the device in /sys: %s, want %s", got, nothing)
+	}
+}
+
+func TestParse(t *testing.T) {
+	if got, err := parse("0-1,4\n"); fmt.Sprint(got) != "[0 1 4]" || err != nil {
+		t.Errorf("%v, %v", got, err)
+	}
+	for _, list := range []string{"", "x", "0-x", "x-1", "-1", "0,", "0-1024"} {
+		if got, err := parse(list); err == nil {
+			t.Errorf("%q: %v", list, got)
+		}
+	}
+	if n := Online(); n < len(Own()) {
+		t.Errorf("%d cores are online, and this process has %d", n, len(Own()))
 	}
 }
 
