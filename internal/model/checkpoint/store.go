@@ -159,15 +159,20 @@ type stepDir struct {
 	old  bool
 }
 
-// list returns the checkpoints in dir by name, newest step first. They may be damaged.
-func list(dir store) ([]stepDir, error) {
-	var entries []fs.DirEntry
-	err := retry(dir, func() (err error) {
-		if err = dir.Refresh(); err == nil {
-			entries, err = dir.List()
+// listed returns the entries of a directory, past any cache.
+func listed(d store) (entries []fs.DirEntry, err error) {
+	err = retry(d, func() (err error) {
+		if err = d.Refresh(); err == nil {
+			entries, err = d.List()
 		}
 		return err
 	})
+	return entries, err
+}
+
+// list returns the checkpoints in dir by name, newest step first. They may be damaged.
+func list(dir store) ([]stepDir, error) {
+	entries, err := listed(dir)
 	if err != nil {
 		return nil, err
 	}
