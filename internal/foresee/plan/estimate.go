@@ -308,7 +308,7 @@ func (s *step) attention() (*charged, error) {
 	of.Backend = s.kernel
 	byWindow := map[int]layerTimes{}
 	for i := range q.Attentions {
-		window := q.Attentions[i].Window
+		window := q.Attentions[i].WindowLeft
 		shape, err := shapeOf(cfg, s.docs, window)
 		if err != nil {
 			return nil, err

@@ -99,12 +99,7 @@ func dataLines(d *plan.Data, cfg *config.Config) []string {
 	if d == nil {
 		return nil
 	}
-	count := func(n int64, what string) string {
-		if n != 1 {
-			what += "s"
-		}
-		return readable.Count(n) + " " + what
-	}
+	count := readable.Counted[int64]
 	documents := "documents not counted yet"
 	if d.Documents != nil {
 		documents = count(*d.Documents, "document")

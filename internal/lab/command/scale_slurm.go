@@ -53,7 +53,7 @@ exec {{.Command}} --gather
 `))
 
 func (s *scale) submit() (int, error) {
-	left := s.e.Order(s.cells, func(int) float64 { return 0 })
+	left := s.order()
 	if len(left) == 0 {
 		return s.finish()
 	}

@@ -188,7 +188,7 @@ func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer
 	}
 	var live *statusWriter
 	if !o.Scratch {
-		live = startStatus(&spec, 1, func() (string, *os.Root) { return spec.RunID, b.logs })
+		live = startStatus(&spec, 1)
 	}
 	res := launch.Run(ctx, spec)
 	live.end(res)
@@ -225,22 +225,28 @@ func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error
 		Config: string(r.cfg.YAML()), RunDir: r.dir, Version: o.Version, NoSave: o.NoSave, Machine: o.machine,
 		Generation: r.generation,
 	}
+	if r.from != nil {
+		b.task.From = r.from.dir
+	}
+	if !o.NoSave {
+		changes = slices.Insert(changes, 0, "run directory "+terminal.Name(r.dir))
+	}
+	r.note(out, changes...)
+	return b, nil
+}
+
+// note prints the warnings of a run, some lines, and notes on its data, its choices and its checkpoint.
+func (r *ready) note(out *progress.Printer, lines ...string) {
 	for _, w := range r.cfg.Warnings {
 		out.Note("warning: " + w.String())
 	}
-	if !o.NoSave {
-		out.Note("run directory " + terminal.Name(r.dir))
+	lines = slices.Concat(lines, dataLines(r.data, r.cfg), r.choice.notes)
+	if r.from != nil {
+		lines = append(lines, r.from.notes...)
 	}
-	for _, line := range slices.Concat(changes, dataLines(r.data, r.cfg), r.choice.notes) {
+	for _, line := range lines {
 		out.Note(line)
 	}
-	if r.from != nil {
-		b.task.From = r.from.dir
-		for _, line := range r.from.notes {
-			out.Note(line)
-		}
-	}
-	return b, nil
 }
 
 func (b *begun) merge(out *progress.Printer) {
@@ -342,21 +348,13 @@ func (o *TrainOptions) dry(ctx context.Context, path string, out *progress.Print
 	} else if own != nil {
 		r.from = own
 	}
-	for _, w := range r.cfg.Warnings {
-		out.Note("warning: " + w.String())
-	}
-	for _, line := range slices.Concat(dataLines(r.data, r.cfg), r.choice.notes) {
-		out.Note(line)
-	}
+	r.note(out)
 	begin := "random weights"
 	if r.cfg.Model.From != "" {
 		begin = "the weights of " + terminal.Name(r.cfg.Model.From)
 	}
 	if r.from != nil {
 		begin = "the checkpoint " + terminal.Name(r.from.dir)
-		for _, line := range r.from.notes {
-			out.Note(line)
-		}
 	}
 	p := &r.cfg.Parallel
 	out.Note(fmt.Sprintf("dry run ok: %d steps on %d ranks (context %d x data %d)\n  algorithm %s, layout %s, "+

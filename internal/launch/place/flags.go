@@ -73,7 +73,9 @@ func (e *env) leastAgents(t *task, want request) int {
 		fix = "start equally many tasks on every node: otherwise the number of nodes is unknown"
 	case want.least > t.nodes || want.most < t.nodes:
 		flag, fix = fmt.Sprintf("%s, where there are %d nodes,", flag, t.nodes), "start tasks on that many nodes"
-	case want.least < t.nodes && !t.even:
+	case want.least == t.nodes:
+		return t.size
+	case !t.even:
 		fix = "start equally many tasks on every node, so that the size without a node is known"
 	default:
 		return want.least * (t.size / t.nodes)

@@ -14,7 +14,7 @@ import (
 // entries lists the directory. If it succeeds, this start may remove any of it: a newer start would record itself
 // before it creates files, and there is no such record.
 func (s *Saver) entries() (names []string, err error) {
-	all, err := listed(s.dir)
+	all, err := entriesOf(s.dir)
 	for _, e := range all {
 		names = append(names, e.Name())
 	}

@@ -159,11 +159,12 @@ type stepDir struct {
 	old  bool
 }
 
-// listed returns the entries of a directory, past any cache.
-func listed(d store) (entries []fs.DirEntry, err error) {
-	err = retry(d, func() (err error) {
-		if err = d.Refresh(); err == nil {
-			entries, err = d.List()
+// entriesOf lists a directory, past any cache.
+func entriesOf(dir store) (entries []fs.DirEntry, err error) {
+	err = retry(dir, func() error {
+		err := dir.Refresh()
+		if err == nil {
+			entries, err = dir.List()
 		}
 		return err
 	})
@@ -172,7 +173,7 @@ func listed(d store) (entries []fs.DirEntry, err error) {
 
 // list returns the checkpoints in dir by name, newest step first. They may be damaged.
 func list(dir store) ([]stepDir, error) {
-	entries, err := listed(dir)
+	entries, err := entriesOf(dir)
 	if err != nil {
 		return nil, err
 	}

@@ -65,12 +65,9 @@ func newTransport(c *Config) (*transport, error) {
 func (t *transport) listen() {
 	buf := make([]byte, packetSize)
 	for {
-		n, from, err := t.conn.ReadFrom(buf)
-		switch {
-		case errors.Is(err, net.ErrClosed):
+		n, from, err := t.conn.ReadFrom(buf) // another error may be that of an earlier packet
+		if errors.Is(err, net.ErrClosed) {
 			return
-		case err != nil:
-			continue // it may be the error of an earlier packet
 		}
 		packet, err := t.seal.Open(nil, nil, buf[:n], nil)
 		if err != nil {
