@@ -69,9 +69,14 @@ func TestTerminalLines(t *testing.T) {
 	val := Number(2)
 	p.Step(Step{Step: 1, Steps: 2, Loss: 3, ETA: -1})
 	p.Step(Step{Step: 2, Steps: 2, Loss: 3, ValLoss: &val, ETA: -1})
+	bar := "step 2/2  loss 3.0000  grad_norm 0  0.0 tok/s 100%"
+	if got := screen(b.String()); len(got) != 2 || !strings.HasPrefix(got[1], bar) {
+		t.Errorf("the screen is %q", got)
+	}
 	p.Note("\x1b[31mred\x1b[0m")
 	p.Write([]byte("no newline"))
 	p.Write(nil)
+	p.Step(Step{Step: 2, Loss: 1, ETA: -1})
 	p.Step(Step{Step: 3, Loss: 1, ETA: -1})
 	p.Close()
 	p.Close()
