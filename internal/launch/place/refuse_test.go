@@ -318,6 +318,14 @@ func TestFindRefuses(t *testing.T) {
 	}
 }
 
+func TestNameWithABlank(t *testing.T) {
+	env := environment(openMPI + "MASTER_ADDR=h")
+	env["PMIX_NAMESPACE"] = "a b"
+	if p, err := Find(func(name string) string { return env[name] }, typed()); err == nil {
+		t.Errorf("%s", summary(p))
+	}
+}
+
 // TestVariablesAreListed checks that cprun doctor lists exactly the variables that Find reads.
 func TestVariablesAreListed(t *testing.T) {
 	listed := map[string]bool{}
