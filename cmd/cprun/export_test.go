@@ -82,6 +82,13 @@ func TestExportOfAStepInTheModelsType(t *testing.T) {
 	if code != 2 || !strings.Contains(stderr, "no checkpoint of step 3; there are those of 2, 4") {
 		t.Errorf("status %d: %s", code, stderr)
 	}
+	none := filepath.Join(root, "none")
+	for want, args := range map[string][]string{"name a run": {"export", none, "--to", none},
+		"auto, never": {"--run-dir", filepath.Join(root, "third"), "--resume", none, config}} {
+		if code, _, stderr := cprun(t, args...); code != 2 || !strings.Contains(stderr, want) {
+			t.Errorf("%q: status %d: %s", args, code, stderr)
+		}
+	}
 	must(t, "--run-dir", second, "--set", "model.from="+hf, "--set", "data.tokenizer=bytes", config)
 	for flag, want := range map[string]string{"auto": "bfloat16", "fp32": "float32"} {
 		to := filepath.Join(root, flag)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -49,6 +50,9 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 		return 0, inputf("--dtype %q: want fp32, bf16, fp16 or auto", o.DType)
 	}
 	c, skipped, err := ofStep(ctx, run, o.Step)
+	if errors.Is(err, checkpoint.ErrNone) || errors.Is(err, fs.ErrNotExist) {
+		err = inputf("%w; name a run directory or a checkpoint", err)
+	}
 	if err != nil {
 		return 0, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -29,6 +30,9 @@ func (o *TrainOptions) namedCheckpoint(ctx context.Context, cfg *config.Config) 
 		return nil, nil
 	}
 	c, reasons, err := checkpoint.Find(ctx, o.Resume)
+	if errors.Is(err, checkpoint.ErrNone) || errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w; write auto, never, or the path of a checkpoint or run", err)
+	}
 	if err != nil {
 		return nil, inputf("--resume %s: %w%s", terminal.Name(o.Resume), err, because(reasons))
 	}
