@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -42,6 +43,9 @@ func (s *AttentionSpec) Load() (err error) {
 	text, err := files.Read(s.Documents, maxPacks)
 	if err == nil {
 		err = json.Unmarshal(text, &s.Packs)
+	}
+	if err == nil && len(s.Packs) == 0 {
+		err = errors.New("it has no list")
 	}
 	if err != nil {
 		return fmt.Errorf("--documents: want %s or a JSON file with lists of lengths: %w", MagiName, err)

@@ -65,6 +65,7 @@ func TestPacksAreChecked(t *testing.T) {
 		"document 1 has":      "[[3,0,4]]",
 		"document 0 has -3":   "[[-3,4]]",
 		"unexpected end":      "[[3,",
+		"it has no list":      "[]",
 	} {
 		s := AttentionSpec{Documents: packsFile(t, text), PackCount: 20, Algorithms: []string{"ring"}, Causal: true,
 			Window: -1}
