@@ -63,7 +63,7 @@ func read(path string, f *safetensors.File) (*Case, error) {
 	if err := errors.Join(c.understood(), c.tensors()); err != nil {
 		return nil, err
 	}
-	return c, errors.Join(c.metadata(), c.scores())
+	return c, errors.Join(c.metadata(), c.sink(), c.slopes(), c.bias(), c.maxLogit())
 }
 
 // Needs estimates the bytes of tensors and results over all ranks. It is a float, since the product of lengths in the
