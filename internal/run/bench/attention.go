@@ -87,6 +87,8 @@ func (s *AttentionSpec) Default(device string, ranks int) {
 // Check reports faults of a spec before any process is spawned.
 func (s *AttentionSpec) Check(ranks int) error {
 	switch {
+	case s.Documents != "" && len(s.Packs) == 0:
+		return fmt.Errorf("--documents %s: it has no packs", terminal.Name(s.Documents))
 	case len(s.Seq) == 0:
 		return fmt.Errorf("--seq: no length given")
 	case s.Heads < 1 || s.KVHeads < 1 || s.Heads%s.KVHeads != 0:
@@ -106,9 +108,6 @@ func (s *AttentionSpec) Check(ranks int) error {
 		if !slices.Contains(ring.Gathers, g) {
 			return fmt.Errorf("--gather %q is none of %v", g, ring.Gathers)
 		}
-	}
-	if s.Documents != "" && len(s.Packs) == 0 {
-		return fmt.Errorf("--documents %s: it has no packs", terminal.Name(s.Documents))
 	}
 	for _, w := range s.rows() {
 		if err := w.Layout.Check(); err != nil {
