@@ -29,8 +29,9 @@ func TestStillbornStart(t *testing.T) {
 		if v.Again != c.again || v.Restarts != 2 || tl.Retries.Done != 2 || c.again && v.ExitCode != launch.ExitFailed {
 			t.Errorf("%s: %+v after %+v", name, v, tl)
 		}
-		if first := v.First; (first != nil) != (len(c.e.Failures) > 0 && v.Err == nil) || first != nil && first.Rank != 4 {
-			t.Errorf("%s: first %+v", name, first)
+		f := v.First
+		if (f != nil) != (len(c.e.Failures) > 0 && v.Err == nil) || f != nil && f.Rank != 4 {
+			t.Errorf("%s: first %+v", name, f)
 		}
 	}
 }
@@ -40,12 +41,13 @@ func TestMergeKeepsTheEndings(t *testing.T) {
 	own := errors.New("its own")
 	w := assignmentOf(1, "a:0 b:1")
 	r := newRecord(&w, time.Unix(0, 0))
-	r.end("a", &ended{Ending: launch.Ending{Err: own, Failures: []launch.Failure{{Rank: 0, Order: 1}}}, Fault: "node a"},
-		time.Unix(1, 0))
+	a := launch.Ending{Err: own, Failures: []launch.Failure{{Rank: 0, Order: 1}}}
+	r.end("a", &ended{Ending: a, Fault: "node a"}, time.Unix(1, 0))
 	r.end("b", &ended{Ending: launch.Ending{Failures: []launch.Failure{{Rank: 2, Order: 1}}}}, time.Unix(2, 0))
 	for range 2 {
 		e := r.merge("a", true)
-		if e.Err != own || !e.Quiet || len(e.Failures) != 2 || e.Failures[0].Order != 1<<32+1 {
+		if e.Err != own || !e.Quiet ||
+			len(e.Failures) != 2 || e.Failures[0].Order != 1<<32+1 {
 			t.Errorf("%+v", e)
 		}
 	}
