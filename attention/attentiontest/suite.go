@@ -122,29 +122,38 @@ func answerOf(t *testing.T, c Case, dtype tensor.DType) answer {
 	t.Helper()
 	hash := fnv.New64a()
 	hash.Write([]byte(c.Name))
-	a := answer{in: c.inputs(rand.New(rand.NewPCG(hash.Sum64(), 1)), dtype), oracle: newSet(c, Dense, tensor.F64)}
-	a.oracle.fill(a.in)
-	whole := c
-	whole.Calls = 1
-	must(t, whole.run(Rig{Kernel: attention.NewReference[float64](nil)}, a.oracle))
+	a := answer{in: c.inputs(rand.New(rand.NewPCG(hash.Sum64(), 1)), dtype)}
+	a.oracle = c.exact(t, a.in)
 	a.plain = a.oracle
 	if attention.AccumulatorType(dtype) == tensor.F32 {
-		a.plain = newSet(c, Dense, dtype)
-		a.plain.fill(a.in)
-		must(t, c.run(Rig{Kernel: attention.NewReference[float32](nil)}, a.plain))
+		a.plain = c.computed(t, Rig{Kernel: attention.NewReference[float32](nil)}, Dense, dtype, a.in)
 	}
 	return a
+}
+
+// exact returns the results in float64, from one call.
+func (c Case) exact(t *testing.T, in inputs) *set {
+	t.Helper()
+	c.Calls = 1
+	return c.computed(t, Rig{Kernel: attention.NewReference[float64](nil)}, Dense, tensor.F64, in)
+}
+
+// computed returns the tensors of the case after a training step of the rig.
+func (c Case) computed(t *testing.T, rig Rig, l Layout, dtype tensor.DType, in inputs) *set {
+	t.Helper()
+	s := newSet(c, l, dtype)
+	s.fill(in)
+	device, err := s.upload(rig)
+	must(t, err)
+	must(t, c.run(rig, device))
+	must(t, rig.fetch(s.views(), device.views()))
+	return s
 }
 
 func check(t *testing.T, rig Rig, c Case, dtype tensor.DType, noDelta bool, want answer) {
 	t.Helper()
 	in, oracle, plain := want.in, want.oracle, want.plain
-	tested := newSet(c, c.Layout, dtype)
-	tested.fill(in)
-	device, err := tested.upload(rig)
-	must(t, err)
-	must(t, c.run(rig, device))
-	must(t, rig.fetch(tested.views(), device.views()))
+	tested := c.computed(t, rig, c.Layout, dtype, in)
 
 	floor := c.floor(in, dtype)
 	touchedQ, touchedK := c.touched()
