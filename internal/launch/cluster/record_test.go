@@ -9,8 +9,8 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// TestStillbornStart checks that a start whose members were lost before it is repeated without a count, unless a user
-// or a launcher ends the job.
+// TestStillbornStart checks that a start with members lost before it is repeated without a count, unless a user or a
+// launcher ends the job.
 func TestStillbornStart(t *testing.T) {
 	failures := []launch.Failure{{Rank: 4, Cause: "lost"}}
 	for name, c := range map[string]struct {
@@ -85,8 +85,8 @@ func TestFirstAgentThatIsDone(t *testing.T) {
 	}
 }
 
-// TestEndOfAJobIsTold checks what the launchers of a job hear of its end: the first failure without its last lines,
-// which one node prints.
+// TestEndOfAJobIsTold checks the end of a job at its launchers: the first failure without its last lines, and one node
+// that prints it.
 func TestEndOfAJobIsTold(t *testing.T) {
 	l := leader(t, func(c *Config) { c.MaxRestarts = 0 })
 	f := launch.Failure{Rank: 2, Host: "node-b", Cause: "killed", Order: 1, Tail: []string{"last"}}
