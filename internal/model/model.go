@@ -184,7 +184,8 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 	return m
 }
 
-// lowest returns the lowest layer with a trained parameter; -1: the embedding is trained, the number of layers: none is.
+// lowest returns the lowest layer with a trained parameter; -1 if the embedding is trained, the number of layers if
+// none is.
 func lowest(cfg *hf.Config, flat *FlatLayout) int {
 	low := cfg.NumHiddenLayers
 	for _, p := range flat.Params {
