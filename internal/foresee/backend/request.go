@@ -18,7 +18,7 @@ type Request struct {
 	Strategy        ring.Strategy // a Backend of "auto" or "" is open
 	Of              string        // names it among several: "layers without a window"
 	Layers          int           // that run it; 0: one
-	backends.Params               // but for the fields of the machine and of Strategy, which Select fills
+	backends.Params               // Select fills the fields of the machine and of Strategy
 }
 
 // Plain reports whether r is causal self-attention of a training run, which cost tables are of.

@@ -141,13 +141,13 @@ func checkReport(path string) error {
 	return nil
 }
 
-// writeReport writes the file of a --json, if it is given.
-func writeReport(path string, encode func(io.Writer) error) error {
+// writeFile writes the file of a flag, if it is given.
+func writeFile(flag, path string, write func(io.Writer) error) error {
 	if path == "" {
 		return nil
 	}
-	if err := files.WriteTo(path, func(f *files.Draft) error { return encode(f) }); err != nil {
-		return fmt.Errorf("--json %s: %w", terminal.Name(path), err)
+	if err := files.WriteTo(path, func(f *files.Draft) error { return write(f) }); err != nil {
+		return fmt.Errorf("%s %s: %w", flag, terminal.Name(path), err)
 	}
 	return nil
 }
@@ -170,7 +170,7 @@ func (o *BenchOptions) output(encode func(io.Writer) error, tables []readable.Ta
 			return err
 		}
 	}
-	return writeReport(o.JSON, encode)
+	return writeFile("--json", o.JSON, encode)
 }
 
 // chooseRows chooses the strategy of every row as for a training run of that length. All rows get the same backend: the
@@ -396,14 +396,10 @@ func move(from, to string) error {
 		return fmt.Errorf("--trace: %w", err)
 	}
 	defer src.Close()
-	err = files.WriteTo(to, func(f *files.Draft) error {
-		_, err := io.Copy(f, src)
+	return writeFile("--trace", to, func(w io.Writer) error {
+		_, err := io.Copy(w, src)
 		return err
 	})
-	if err != nil {
-		return fmt.Errorf("--trace: %w", err)
-	}
-	return nil
 }
 
 // Calibrate measures this machine's cost table, prints and stores it, and returns the exit status.

@@ -73,7 +73,7 @@ func (s *scale) recordRefused() error {
 	return nil
 }
 
-// order returns the indices of this task's pending cells, those that take least time first.
+// order returns the indices of this task's pending cells, in the order of their predicted time.
 func (s *scale) order() (list []int) {
 	for i := range s.cells {
 		if s.cells[i].Status == experiment.Pending && s.mine(i) {

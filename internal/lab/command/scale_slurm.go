@@ -59,7 +59,7 @@ func (s *scale) submit() (int, error) {
 	}
 	shares := make([][]string, min(maxTasks, len(left)))
 	nodes := 1
-	for k, i := range left { // in turn, so that the first results cover the grid
+	for k, i := range left { // in turn, so that every share has cells of each kind
 		shares[k%len(shares)] = append(shares[k%len(shares)], s.cells[i].ID)
 		if n, ok := s.cells[i].Number("nnodes"); ok {
 			nodes = max(nodes, int(n))

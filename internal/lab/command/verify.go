@@ -241,5 +241,5 @@ func (o *VerifyOptions) present(r *verify.Report) error {
 			return err
 		}
 	}
-	return writeReport(o.JSON, func(w io.Writer) error { return printJSON(w, r) })
+	return writeFile("--json", o.JSON, func(w io.Writer) error { return printJSON(w, r) })
 }

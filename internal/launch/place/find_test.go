@@ -249,6 +249,16 @@ var found = []struct {
 	},
 
 	{
+		name: "halves of one process",
+		env:  "RANK=0 OMPI_COMM_WORLD_SIZE=1",
+		want: "alone  rank 0 of 1:1 workers 0 local 0 of 1 here",
+	},
+	{
+		name: "a rank beside --nnodes 1",
+		env:  "RANK=1", flags: func(f *Flags) { f.Nodes = "1" },
+		want: "alone  rank 0 of 1:1 workers 0 local 0 of 1 here",
+	},
+	{
 		name:  "Open MPI",
 		env:   openMPI,
 		flags: func(f *Flags) { f.Rendezvous = "head:1" },

@@ -50,9 +50,9 @@ func nodeRange(text string) (least, most int, err error) {
 	if !isRange {
 		last = first
 	}
-	least, err1 := strconv.Atoi(first)
-	most, err2 := strconv.Atoi(last)
-	if err1 != nil || err2 != nil || least < 1 || most < least || most > maxNodes {
+	least, _ = strconv.Atoi(first) // 0 on an error
+	most, _ = strconv.Atoi(last)
+	if least < 1 || most < least || most > maxNodes {
 		return 0, 0, fmt.Errorf("want a number of nodes from 1 to %d, or MIN:MAX", maxNodes)
 	}
 	return least, most, nil

@@ -20,6 +20,9 @@ func (e *env) placeNode(want request) Placement {
 		if want.NodeRank > 0 {
 			e.fail("--node-rank %d: there is one node; also pass --nnodes N with the number of nodes", want.NodeRank)
 		}
+		if want.Nodes == "" {
+			e.refuseHalf()
+		}
 		if e.has("JOB_COMPLETION_INDEX") && want.Nodes == "" {
 			p.note("%s, and nothing says how many pods train together: this pod trains alone. To train on all, pass "+
 				"--nnodes N and --rendezvous HOST:PORT", e.show("JOB_COMPLETION_INDEX"))

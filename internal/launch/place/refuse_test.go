@@ -260,6 +260,13 @@ var refused = []struct {
 		env:  trainer + "PET_NPROC_PER_NODE=many",
 		want: []string{"PET_NPROC_PER_NODE=many"},
 	},
+	{name: "a rank of no world", env: "RANK=1", want: []string{"RANK=1", "WORLD_SIZE", "env -u RANK"}},
+	{name: "a world without a rank", env: "WORLD_SIZE=2", want: []string{"WORLD_SIZE=2", "RANK", "env -u WORLD_SIZE"}},
+	{
+		name: "a task of MPI without their number",
+		env:  "OMPI_COMM_WORLD_RANK=1",
+		want: []string{"OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE"},
+	},
 	{name: "a world that is none", env: "RANK=0 WORLD_SIZE=x", want: []string{"WORLD_SIZE=x"}},
 
 	{
@@ -308,6 +315,14 @@ func TestFindRefuses(t *testing.T) {
 				t.Errorf("%s: %v\nwant %q", c.name, err, part)
 			}
 		}
+	}
+}
+
+func TestNameWithABlank(t *testing.T) {
+	env := environment(openMPI + "MASTER_ADDR=h")
+	env["PMIX_NAMESPACE"] = "a b"
+	if p, err := Find(func(name string) string { return env[name] }, typed()); err == nil {
+		t.Errorf("%s", summary(p))
 	}
 }
 
