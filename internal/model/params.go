@@ -68,15 +68,6 @@ func Count(params []Param) int64 {
 	return n
 }
 
-// Size returns the number of elements.
-func (p Param) Size() int {
-	n := 1
-	for _, s := range p.Shape {
-		n *= s
-	}
-	return n
-}
-
 // View returns the parameter's window onto a flat buffer: [1, out, 1, in], or [1, 1, 1, n].
 func (p Param) View(flat View) View {
 	v := flat.Reshape([4]int{1, 1, 1, flat.Size()}).Slice(tensor.Dim, int(p.Offset), int(p.Offset)+p.Size())

@@ -31,7 +31,7 @@ func TestLayoutHasNoOverlapAndIsAligned(t *testing.T) {
 		if names["lm_head.weight"] == cfg.TieWordEmbeddings {
 			t.Errorf("%s: tied %t, lm_head %t", name, cfg.TieWordEmbeddings, names["lm_head.weight"])
 		}
-		if heads := cfg.Family().HasHeadNorms(); names["model.layers.1.self_attn.q_norm.weight"] != heads {
+		if heads := cfg.Family().Tensors[hf.QueryNorm] != ""; names["model.layers.1.self_attn.q_norm.weight"] != heads {
 			t.Errorf("%s: q_norm is there: %t", name, !heads)
 		}
 	}

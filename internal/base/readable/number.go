@@ -92,6 +92,8 @@ func Size[N int64 | float64](n N) string {
 // Seconds formats a time in a suitable unit: 12.3 ms or 2 min 05 s.
 func Seconds(s float64) string {
 	switch {
+	case s >= 1e7:
+		return Number(s/86400) + " days"
 	case s >= 3600:
 		return fmt.Sprintf("%d h %02d min", int(s)/3600, int(s)/60%60)
 	case s >= 60:

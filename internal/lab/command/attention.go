@@ -38,7 +38,7 @@ func Attention(ctx context.Context, spec attend.Spec, asJSON bool, o Options) (i
 		return 0, printJSON(o.Stdout, report)
 	}
 	if !o.Quiet {
-		fmt.Fprintf(o.Stdout, "%s: tensor layout %s (%s)\n%d ranks, layout %s, algorithm %s, backend %s in %s: %.3f s, "+
+		fmt.Fprintf(o.Stdout, "%s: tensor layout %s (%s)\nranks %d, layout %s, algorithm %s, backend %s in %s: %.3f s, "+
 			"balance %.2f\nwrote %s\n",
 			terminal.Name(report.In), report.QKVLayout, map[bool]string{true: "declared",
 				false: "detected"}[report.QKVLayoutDeclared], report.Ranks, report.Layout, report.Algorithm,

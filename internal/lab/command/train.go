@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/launch"
@@ -357,8 +358,9 @@ func (o *TrainOptions) dry(ctx context.Context, path string, out *progress.Print
 		begin = "the checkpoint " + terminal.Name(r.from.dir)
 	}
 	p := &r.cfg.Parallel
-	out.Note(fmt.Sprintf("dry run ok: %d steps on %d ranks (context %d x data %d)\n  algorithm %s, layout %s, "+
+	out.Note(fmt.Sprintf("dry run ok: %s on %s (context %d x data %d)\n  algorithm %s, layout %s, "+
 		"backend %s, from %s; details: cprun plan",
-		r.cfg.Train.Steps, r.ranks, p.Context, p.Data, p.Algorithm, p.Layout, r.cfg.Parallel.Backend, begin))
+		readable.Counted(r.cfg.Train.Steps, "step"), readable.Counted(r.ranks, "rank"), p.Context, p.Data, p.Algorithm,
+		p.Layout, p.Backend, begin))
 	return 0, nil
 }

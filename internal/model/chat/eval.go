@@ -84,6 +84,11 @@ func (r *run) item(v, key Value, dotted bool) Value {
 		}
 	case *loop:
 		if f := loopAttributes[name]; f != nil {
+			if name == "last" || name == "nextitem" {
+				r.see(v.items, v.at+2)
+			} else if name == "length" || strings.HasPrefix(name, "rev") {
+				r.see(v.items, everything)
+			}
 			return f(v, v.at, len(v.items))
 		}
 	case string:
@@ -93,7 +98,8 @@ func (r *run) item(v, key Value, dotted bool) Value {
 			return string(list[i])
 		}
 	case []Value:
-		if i, ok := index(key, len(v)); ok {
+		if i, ok := index(key, len(v)); ok { // else a shorter list has none either
+			r.see(v, choose(key.(int) < 0, everything, i+1))
 			return v[i]
 		}
 	}

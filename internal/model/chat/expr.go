@@ -129,7 +129,37 @@ func (p *parser) primary() expr {
 		}
 	}
 	name := p.target()
-	return func(r *run, s *scope) Value { return s.get(name) }
+	if p.skip("[") {
+		return p.index(func(_ *run, s *scope) Value { return s.get(name) })
+	}
+	return func(r *run, s *scope) Value {
+		v := s.get(name)
+		r.see(v, everything)
+		if name == promptVar {
+			r.seen = everything
+		}
+		return v
+	}
+}
+
+// tail returns the expression of the tokens that x has parsed. A variable or its slice [N:] may be the last messages;
+// their number is not seen.
+func (p *parser) tail(toks []tok, x expr) expr {
+	from, n := 0, len(toks)-len(p.toks)
+	if n == 5 && toks[1].text == "[" && toks[2].kind == '0' && toks[3].text == ":" {
+		from, _ = parseNumber(toks[2].text).(int)
+	}
+	if toks[0].kind != 'n' || n != 1 && from == 0 {
+		return x
+	}
+	name := toks[0].text
+	return func(r *run, s *scope) Value {
+		if list, ok := s.get(name).([]Value); ok && from <= len(list) {
+			r.see(list, from)
+			return list[from:]
+		}
+		return x(r, s)
+	}
 }
 
 // parentheses parses an expression or a tuple. Tuples become lists.
@@ -226,6 +256,7 @@ func (p *parser) index(x expr) expr {
 		if len(parts) == 1 {
 			return r.item(v, parts[0](r, s), false)
 		}
+		r.see(v, everything)
 		bounds := make([]Value, 3)
 		for i, part := range parts {
 			if part != nil {

@@ -37,9 +37,13 @@ func (p *parser) body(until ...string) (node, string) {
 	defer p.enter()()
 	var nodes []node
 	var lines []int
+	top := len(until) == 0
 	all := func(r *run, s *scope) string {
 		for i, node := range nodes {
-			r.line = lines[i]
+			if top && i < r.start {
+				continue
+			}
+			r.line, r.node = lines[i], choose(top, i, -1)
 			r.spend(1)
 			if jump := node(r, s); jump != "" {
 				return jump
@@ -147,7 +151,8 @@ func (p *parser) ifBlock() node {
 func (p *parser) forBlock() node {
 	l := &forLoop{targets: p.targets()}
 	p.expect("in")
-	l.items = p.binary(0)
+	toks := p.toks
+	l.items = p.tail(toks, p.binary(0))
 	if p.skip("if") {
 		l.filter = p.expr()
 	}
@@ -171,7 +176,11 @@ func (p *parser) set() node {
 		body := p.inner("endset")
 		return func(r *run, s *scope) string { return s.unpack(targets, r.capture(body, newScope(s))) }
 	}
+	toks := p.toks
 	value := p.expr()
+	if len(targets) == 1 && member == "" {
+		value = p.tail(toks, value)
+	}
 	p.expect("")
 	return func(r *run, s *scope) string {
 		v := value(r, s)

@@ -41,12 +41,17 @@ func Compile(source string) (t *Template, err error) {
 
 // A run is one rendering.
 type run struct {
-	steps int // left
-	limit int // bytes of a value
-	depth int // of macros
-	line  int
-	now   time.Time
-	out   *strings.Builder
+	steps   int // left
+	limit   int // bytes of a value
+	depth   int // of macros
+	line    int
+	now     time.Time
+	out     *strings.Builder
+	node    int // of the template; -1: inside one
+	start   int // the first node
+	resumed int // the first iteration of its loop
+	trace   *Trace
+	seen    int // a prefix of at least as many messages renders the same so far
 }
 
 // These bounds of a rendering are its steps, the bytes of a value and the depth of macros. The first two grow with the
@@ -65,19 +70,31 @@ const (
 
 // Render renders the template. spans lists the text of generation blocks.
 func (t *Template) Render(vars Vars) (out string, spans []Span, err error) {
-	r := &run{now: t.Now, out: &strings.Builder{}}
+	c, err := t.Trace(vars)
+	return c.Text, c.Spans, err
+}
+
+// Trace renders the template, also for prefixes of the messages.
+func (t *Template) Trace(vars Vars) (c *Trace, err error) {
+	c = &Trace{t: t, vars: vars}
+	r := &run{}
 	defer caught(&err, &r.line)
-	root, size := newScope(globals), 0
 	for name, v := range vars {
-		size += t.size(name, v, 0)
-		root.set(name, v)
+		c.size += t.size(name, v, 0)
 	}
-	r.steps, r.limit = baseSteps+16*size, baseLimit+8*size
-	t.body(r, root)
-	if out = r.out.String(); t.Spans {
-		out, spans = cut(out)
+	*r = *t.newRun(c.size, c)
+	c.messages, _ = vars[messagesVar].([]Value)
+	c.root = newScope(&scope{vars, globals})
+	t.body(r, c.root)
+	if c.Text = r.out.String(); t.Spans {
+		c.Text, c.Spans = cut(c.Text)
 	}
-	return out, spans, nil
+	return c, nil
+}
+
+// newRun bounds a rendering of variables of a size.
+func (t *Template) newRun(size int, c *Trace) *run {
+	return &run{steps: baseSteps + 16*size, limit: baseLimit + 8*size, now: t.Now, out: &strings.Builder{}, trace: c}
 }
 
 // size returns about the bytes of a variable, and refuses marks.
@@ -212,6 +229,7 @@ func (l *forLoop) run(r *run, s *scope) string {
 	list := r.items(l.items(r, s))
 	inner := newScope(s)
 	if l.filter != nil {
+		r.see(list, everything)
 		all := list
 		list = nil
 		for _, x := range all {
@@ -224,11 +242,14 @@ func (l *forLoop) run(r *run, s *scope) string {
 		return l.other(r, newScope(s))
 	}
 	state := &loop{items: list}
-	for i, x := range list {
+	for i := r.enter(list); i < len(list); i++ {
+		if r.trace.ends(list) && r.seen < everything {
+			r.trace.points = append(r.trace.points, point{r.out.Len(), r.seen})
+		}
 		state.at = i
 		clear(inner.vars)
 		inner.set("loop", state)
-		inner.unpack(l.targets, x)
+		inner.unpack(l.targets, list[i])
 		if l.body(r, inner) == "break" {
 			break
 		}

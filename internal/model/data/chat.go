@@ -268,17 +268,18 @@ func (e *chatEncoder) document(c *conversation, eos int) (d Document, err error)
 			return d, err
 		}
 	}
-	whole, spans, err := e.render(c, len(c.messages), false)
+	trace, err := e.render(c, len(c.messages), false)
 	if err != nil {
 		return d, fmt.Errorf("%s: %w", e.path, err)
 	}
+	whole, spans := trace.Text, trace.Spans
 	switch {
 	case e.All:
 		spans = []chat.Span{{From: 0, To: len(whole)}}
 	case c.split >= 0:
 		return e.completed(c, whole)
 	case !e.template(c).Spans:
-		if spans, err = e.turns(c, whole); err != nil {
+		if spans, err = e.turns(c, trace); err != nil {
 			return d, err
 		}
 	}
@@ -313,38 +314,41 @@ func (e *chatEncoder) template(c *conversation) *chat.Template {
 }
 
 // render renders the first n messages.
-func (e *chatEncoder) render(c *conversation, n int, prompt bool) (string, []chat.Span, error) {
+func (e *chatEncoder) render(c *conversation, n int, prompt bool) (*chat.Trace, error) {
 	vars := make(chat.Vars, len(e.tokens)+len(c.vars)+2)
 	maps.Copy(vars, e.tokens)
 	maps.Copy(vars, c.vars)
 	vars[keyMessages] = c.messages[:n]
 	vars["add_generation_prompt"] = prompt
-	return e.template(c).Render(vars)
+	return e.template(c).Trace(vars)
 }
 
 // turns finds the assistant's turns of a template without {% generation %}, by rendering the messages before and up to
 // each.
-func (e *chatEncoder) turns(c *conversation, whole string) (spans []chat.Span, err error) {
+func (e *chatEncoder) turns(c *conversation, whole *chat.Trace) (spans []chat.Span, err error) {
+	// prefix returns the length of a prefix, and whether the whole text begins with it.
+	prefix := func(n int, prompt bool) (int, bool, error) {
+		same, rest, err := whole.Prefix(n, prompt)
+		return same + len(rest), strings.HasPrefix(whole.Text[same:], rest), err
+	}
 	for i, m := range c.messages {
 		m := m.(*chat.Dict)
 		if !slices.Contains(assistants, m.Data["role"].(string)) {
 			continue
 		}
-		before, _, err := e.render(c, i, true)
+		from, before, err := prefix(i, true)
+		to, upTo := 0, false
 		if err == nil {
-			var upTo string
-			if upTo, _, err = e.render(c, i+1, false); err == nil {
-				turn, ok := strings.CutPrefix(upTo, before)
-				if !ok || !strings.HasPrefix(whole, upTo) {
-					err = errors.New("the messages up to it do not render as the start of the whole conversation")
-				}
-				spans = append(spans, chat.Span{From: len(before), To: len(before) + e.turnEnd(m, turn)})
-			}
+			to, upTo, err = prefix(i+1, false)
+		}
+		if err == nil && (!before || !upTo || from > to) {
+			err = errors.New("the messages up to it do not render as the start of the whole conversation")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("turn %d: %w, so %s does not show which tokens the assistant writes; mark them by "+
 				"{%% generation %%} in a copy, and name it by data.chat_template", i+1, err, e.path)
 		}
+		spans = append(spans, chat.Span{From: from, To: from + e.turnEnd(m, whole.Text[from:to])})
 	}
 	return spans, nil
 }
@@ -406,11 +410,11 @@ func (c *Chat) Prompt(t *Tokenizer, text string) (ids []int32, end int, err erro
 	if err != nil {
 		return nil, -1, err
 	}
-	prompt, _, err := e.render(talk, len(talk.messages), true)
+	prompt, err := e.render(talk, len(talk.messages), true)
 	if err != nil {
 		return nil, -1, fmt.Errorf("%s: %w", e.path, err)
 	}
-	ids, err = e.tok.AppendMarked(nil, prompt, nil)
+	ids, err = e.tok.AppendMarked(nil, prompt.Text, nil)
 	return ids, e.endToken(talk, t), err
 }
 
@@ -421,7 +425,8 @@ func (e *chatEncoder) endToken(talk *conversation, t *Tokenizer) int {
 	m.Set("role", "assistant")
 	m.Set("content", answer)
 	talk.messages = append(talk.messages, m)
-	whole, _, err := e.render(talk, len(talk.messages), false)
+	trace, err := e.render(talk, len(talk.messages), false)
+	whole := trace.Text
 	at := strings.LastIndex(whole, answer)
 	tok, unread := t.read()
 	if err != nil || at < 0 || unread != nil {
@@ -438,11 +443,11 @@ func (e *chatEncoder) endToken(talk *conversation, t *Tokenizer) int {
 
 // completed marks the tokens after those of the rendered prompt, like TRL.
 func (e *chatEncoder) completed(c *conversation, whole string) (d Document, err error) {
-	prompt, _, err := e.render(c, c.split, true)
+	prompt, err := e.render(c, c.split, true)
 	if err != nil {
 		return d, fmt.Errorf("%s: the prompt: %w", e.path, err)
 	}
-	ids, err := e.tok.AppendMarked(nil, prompt, nil)
+	ids, err := e.tok.AppendMarked(nil, prompt.Text, nil)
 	if err == nil {
 		d.IDs, err = e.tok.AppendMarked(nil, whole, nil)
 	}
@@ -450,13 +455,13 @@ func (e *chatEncoder) completed(c *conversation, whole string) (d Document, err 
 	return d, err
 }
 
-// texts encodes a prompt and completion of text. EOS ends the completion.
+// texts encodes a prompt and completion of text. EOS ends the completion; one of the prompt does not count.
 func (e *chatEncoder) texts(c *conversation, eos int) (d Document, err error) {
 	prompt, err := e.tok.Append(nil, c.prompt)
 	if err == nil {
 		d.IDs, err = e.tok.Append(nil, c.prompt+c.completion)
 	}
-	if n := len(d.IDs); err == nil && eos >= 0 && (n == 0 || int(d.IDs[n-1]) != eos) {
+	if n := len(d.IDs); err == nil && eos >= 0 && (c.completion == "" || int(d.IDs[n-1]) != eos) {
 		d.IDs = append(d.IDs, int32(eos))
 	}
 	if d.Labels = after(d.IDs, prompt); e.All {

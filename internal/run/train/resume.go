@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"sort"
-	"strconv"
 
 	"golang.org/x/sync/errgroup"
 
@@ -180,24 +179,22 @@ func (o *Options) newest(ctx context.Context) ([]byte, error) {
 // queued.
 func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot, error) {
 	p := t.cfg.Parallel
-	extra, err := t.scaler.save()
-	if err != nil {
-		return checkpoint.Snapshot{}, err
-	}
-	if extra == nil {
-		extra = map[string]json.RawMessage{}
-	}
-	if t.base != nil {
-		if extra[baseState], err = json.Marshal(t.base); err != nil {
-			return checkpoint.Snapshot{}, err
+	extra := map[string]json.RawMessage{}
+	scales := t.scaler.save()
+	for _, x := range []struct {
+		name  string
+		has   bool
+		value any
+	}{
+		{scalerState, scales != nil, scales}, {baseState, t.base != nil, t.base}, {blankState, t.blank > 0, t.blank},
+		{earlyStopState, t.stop != (earlyStop{}), t.stop},
+	} {
+		var err error
+		if !x.has {
+			continue
 		}
-	}
-	if t.blank > 0 {
-		extra[blankState] = json.RawMessage(strconv.Itoa(t.blank))
-	}
-	if t.stop != (earlyStop{}) {
-		if extra[earlyStopState], err = json.Marshal(t.stop); err != nil {
-			return checkpoint.Snapshot{}, err
+		if extra[x.name], err = json.Marshal(x.value); err != nil {
+			return checkpoint.Snapshot{}, fmt.Errorf("%s: %w", x.name, err)
 		}
 	}
 	s := checkpoint.Snapshot{
@@ -209,7 +206,7 @@ func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot
 			Seeds: map[string]int64{"train": t.cfg.Train.Seed, "data": t.cfg.Data.Seed},
 			Extra: extra,
 		},
-		Params: CheckpointParams(t.share.Flat.Params), Owned: true,
+		Params: CheckpointParams(t.share.Flat.Params),
 	}
 	for b, bucket := range t.share.Flat.Buckets {
 		if bucket.Size() > 0 {

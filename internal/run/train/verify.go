@@ -274,24 +274,20 @@ type rowHashes struct {
 // hashRows returns a hash of the logits of each of this rank's rows of a sample.
 func (t *Trainer) hashRows(ctx context.Context, h *rowHashes, sample int64) (sums []uint64, _ *microBatch,
 	err error) {
-	b, err := t.train.batch(ctx, []int64{sample})
+	var failed error
+	b, err := t.forward(ctx, t.train, []int64{sample}, t.sums, func(b *microBatch) {
+		sums = make([]uint64, len(b.positions))
+		b.Rows = func(lo int, logits View) {
+			rows, err := h.read(ctx, t.dev, logits)
+			failed = cmp.Or(failed, err)
+			for i := range rows {
+				sums[lo+i] = maphash.Bytes(h.seed, rows[i])
+			}
+		}
+	})
 	if err != nil {
 		return nil, nil, err
 	}
-	sums = make([]uint64, len(b.positions))
-	var failed error
-	b.Rows = func(lo int, logits View) {
-		rows, err := h.read(ctx, t.dev, logits)
-		failed = cmp.Or(failed, err)
-		for i := range rows {
-			sums[lo+i] = maphash.Bytes(h.seed, rows[i])
-		}
-	}
-	t.att.begin(b)
-	if err := t.model.Forward(t.arena, b.Batch, t.sums); err != nil {
-		return nil, nil, err
-	}
-	b.done()
 	return sums, b, cmp.Or(failed, t.dev.Stream.Sync(ctx))
 }
 

@@ -265,6 +265,47 @@ func TestForeignPacketsAreDropped(t *testing.T) {
 	})
 }
 
+// A counted stream is open until its first Close.
+type counted struct {
+	net.Conn
+	close func()
+}
+
+func (c *counted) Close() error {
+	c.close()
+	return c.Conn.Close()
+}
+
+// TestBrokenStreamsAreClosed checks that no stream stays open whose other end is gone before the first message.
+func TestBrokenStreamsAreClosed(t *testing.T) {
+	simulated(t, func(t *testing.T, n *Network) {
+		packets, err := n.Host(1).ListenPacket("10.0.0.1:4000")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var dialed, open atomic.Int32
+		dial := func(context.Context, string) (net.Conn, error) {
+			near, far := net.Pipe()
+			far.Close()
+			dialed.Add(1)
+			open.Add(1)
+			return &counted{near, sync.OnceFunc(func() { open.Add(-1) })}, nil
+		}
+		m, err := Join(Config{Job: "job", Key: key, Name: "n1", Packets: packets, Dial: dial})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Meet("10.0.0.2:4000")
+		time.Sleep(time.Minute)
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+		if dialed.Load() == 0 || open.Load() != 0 {
+			t.Errorf("%d of %d streams are open", open.Load(), dialed.Load())
+		}
+	})
+}
+
 func TestJobsDoNotMeet(t *testing.T) {
 	simulated(t, func(t *testing.T, n *Network) {
 		a, b := start(t, n.Host(1), "job", nil), start(t, n.Host(2), "another job", nil)

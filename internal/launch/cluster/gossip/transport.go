@@ -93,7 +93,22 @@ func (t *transport) WriteTo(b []byte, addr string) (time.Time, error) {
 func (t *transport) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
 	ctx, stop := context.WithTimeout(t.ctx, timeout)
 	defer stop()
-	return t.dial(ctx, addr)
+	conn, err := t.dial(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	return stream{conn}, nil
+}
+
+// A stream closes itself after a failed write: memberlist 0.7.0 drops a stream to which it cannot write the label.
+type stream struct{ net.Conn }
+
+func (s stream) Write(b []byte) (int, error) {
+	n, err := s.Conn.Write(b)
+	if err != nil {
+		s.Close()
+	}
+	return n, err
 }
 
 // PacketCh returns the received packets.

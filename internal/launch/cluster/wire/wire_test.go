@@ -157,8 +157,7 @@ func TestLinkToOneThatReadsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for near.Send(f) {
-		time.Sleep(time.Microsecond)
+	for near.Send(f) { // until the queue is full
 	}
 	<-near.Closed()
 }
@@ -430,11 +429,12 @@ func TestForeignCertificates(t *testing.T) {
 // connection.
 func TestHandshakeEnds(t *testing.T) {
 	for name, c := range map[string]struct {
-		answer string // after TLS; "-": no TLS, "": an end
+		answer string // after TLS; with "-": in place of TLS, "": an end
 		is     error
 		says   string
 	}{
-		"no TLS":      {answer: "-", is: context.DeadlineExceeded},
+		"no answer":   {answer: "-", is: context.DeadlineExceeded},
+		"no TLS":      {answer: "-HTTP/1.1 400 Bad Request", says: "does not look like a TLS handshake"},
 		"silence":     {answer: "\x00", is: context.DeadlineExceeded},
 		"an end":      {is: io.EOF},
 		"no JSON":     {answer: "\x00\x00\x00\x01{", says: "greeting: "},
@@ -451,8 +451,12 @@ func TestHandshakeEnds(t *testing.T) {
 		go func() {
 			defer b.Close()
 			server := tls.Server(b, testConfig(t, nil).Identity.tls(links))
-			if c.answer == "-" || server.Handshake() != nil {
+			if text, ok := strings.CutPrefix(c.answer, "-"); ok {
+				go b.Write([]byte(text)) // ends with b
 				io.Copy(io.Discard, b)
+				return
+			}
+			if server.Handshake() != nil {
 				return
 			}
 			readGreeting(server)
@@ -463,7 +467,7 @@ func TestHandshakeEnds(t *testing.T) {
 		}()
 		_, err := Dial(ctx, a, testConfig(t, nil))
 		if err == nil || !strings.Contains(err.Error(), "agent at pipe: ") || !strings.Contains(err.Error(), c.says) ||
-			c.is != nil && !errors.Is(err, c.is) {
+			c.is != nil && !errors.Is(err, c.is) || errors.As(err, new(*Refusal)) != (name == "another job") {
 			t.Errorf("%s: error %v", name, err)
 		}
 		if _, err := a.Read(make([]byte, 1)); err != io.ErrClosedPipe {
@@ -513,10 +517,10 @@ func TestCloseEndsHandshakes(t *testing.T) {
 // TestHelloThatCannotBeSent checks that a dial fails if this agent's own hello is invalid.
 func TestHelloThatCannotBeSent(t *testing.T) {
 	m := open(t, testConfig(t, nil))
-	for _, hello := range []string{"{", `"` + strings.Repeat("x", MaxFrame) + `"`} {
+	for hello, want := range map[string]string{"{": "JSON", `"` + strings.Repeat("x", MaxFrame) + `"`: "bytes: at most"} {
 		bad := testConfig(t, func(p *Config) { p.Hello = func() []byte { return []byte(hello) } })
-		if _, err := Dial(t.Context(), dial(t, m.addr), bad); err == nil || errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%.9s: error %v", hello, err)
+		if _, err := Dial(t.Context(), dial(t, m.addr), bad); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.9s: error %v, want %q", hello, err, want)
 		}
 	}
 }
