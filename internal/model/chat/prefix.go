@@ -8,8 +8,8 @@ const (
 	promptVar   = "add_generation_prompt"
 )
 
-// A Trace renders messages, and then prefixes of them without starting again. It records the state before each iteration
-// of a loop over the messages, and the messages that decided this state. Only one goroutine may use it.
+// A Trace renders messages, and then prefixes of them without starting again. It records the state before each
+// iteration of a loop over the messages, and the messages that decided this state. Only one goroutine may use it.
 type Trace struct {
 	// Text is the rendering of all messages, and Spans that of generation blocks.
 	Text  string
