@@ -383,8 +383,8 @@ func (r *Report) compareLoss(one, many *Side) {
 	}
 }
 
-// rounding is the difference, as a share of the norm of all gradients, that float32 sums may have. The gradient of a key
-// bias without rotation cancels, except for it.
+// rounding is the difference, as a share of the norm of all gradients, that float32 sums may have. The gradient of a
+// key bias without rotation cancels, except for it.
 const rounding = 1e-7
 
 func (r *Report) compareGradients(cfg *config.Config, one, many *Side) error {
